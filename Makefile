@@ -1,0 +1,162 @@
+# mptrain: GNU make 3.81 and a C compiler are enough. The targets:
+#   make               the library object, the examples
+#   make mnist         trains the MNIST classifier;  ARGS="--precision bf16 --epochs 2"  OFFLINE=1
+#   make examples      the other examples, in build/
+#   make test          everything the suite has;  RELEASE=1 tests mptrain.h instead of src/
+#   make tests         builds the suite without running it
+#   make amalgamate    writes mptrain.h from src/
+#   make check-header  fails unless mptrain.h is what src/ generates
+#   make lint          the rules of the house: floors, rooms, forbidden calls
+#   make header-test   what a user's compiler sees of mptrain.h (warnings, symbols, sizes)
+#   make bench         the benchmarks in tools/bench/
+#   make install       header and pkg-config file;  PREFIX=/usr/local  DESTDIR=
+#   make clean
+# CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours. BUILD=dir keeps builds apart; RUN="qemu-x -L y"
+# and EXE=.exe run what a cross compiler made; STD and WARN replace the language and warning flags;
+# V=1 shows the commands.
+
+ifeq ($(origin CC),default)
+CC := $(shell command -v cc >/dev/null 2>&1 && echo cc || echo gcc)
+endif
+HOSTCC ?= $(shell command -v cc >/dev/null 2>&1 && echo cc || echo gcc)
+LINK ?= $(CC)
+STD ?= -std=c11
+WARN ?= -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wcast-qual
+ifeq ($(origin CFLAGS),undefined)
+CFLAGS := -O2
+TEST_CFLAGS ?= -O1
+endif
+TEST_CFLAGS ?= $(CFLAGS)
+LDLIBS ?= -lm -lpthread
+EXE ?=
+RUN ?=
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+
+ifeq ($(RELEASE),1)
+BUILD ?= build/release
+HEADER := mptrain.h
+INCLUDES := -I.
+else
+BUILD ?= build
+HEADER := src/mptrain.h
+INCLUDES := -Isrc -I.
+endif
+
+ROOMS := $(sort $(wildcard src/[0-9][0-9]_*.[ch]))
+EXAMPLES := $(sort $(wildcard examples/*.c))
+TESTS := $(sort $(wildcard tests/test_*.c tests/api_*.c))
+BENCHES := $(sort $(wildcard tools/bench/*.c))
+
+# These hold the implementation themselves; everything else links the one object.
+SELF := $(shell grep -l '^.define MPTRAIN_IMPLEMENTATION' \
+    $(EXAMPLES) $(TESTS) $(BENCHES) tests/tool_*.c /dev/null 2>/dev/null)
+library = $(if $(filter $(1),$(SELF)),,$(BUILD)/mptrain.o)
+
+LOGS := $(patsubst tests/%.c,$(BUILD)/tests/%.log,$(TESTS)) \
+    $(if $(EXAMPLES),$(BUILD)/tests/examples.log)
+TEST_PROGRAMS := $(patsubst tests/%.c,$(BUILD)/tests/%$(EXE),$(TESTS))
+EXAMPLE_PROGRAMS := $(patsubst examples/%.c,$(BUILD)/%$(EXE),$(EXAMPLES))
+
+COMPILE = $(CC) $(STD) $(INCLUDES) -DMPTRAIN_HEADER='"$(HEADER)"' -DMPTRAIN_HEADER_FILE='"$(HEADER)"' $(WARN) $(CPPFLAGS)
+Q := $(if $(V),,@)
+DEPS = -MMD -MP -MF $@.d
+
+all: $(BUILD)/mptrain.o examples
+
+mnist: $(BUILD)/mnist$(EXE)
+	@if [ ! -d data/mnist ] && [ "$(OFFLINE)" != 1 ] && [ -z "$(findstring --data,$(ARGS))" ]; \
+	then sh tools/get_mnist.sh data/mnist || true; fi
+	@$(RUN) $(BUILD)/mnist$(EXE) $(ARGS)
+
+examples: $(EXAMPLE_PROGRAMS)
+
+tests: $(TEST_PROGRAMS)
+
+test: $(LOGS)
+	@sh tests/run.sh sum $(LOGS)
+
+amalgamate: $(BUILD)/amalgamate
+	$(BUILD)/amalgamate src/mptrain.h mptrain.h
+
+check-header: $(BUILD)/amalgamate
+	@$(BUILD)/amalgamate src/mptrain.h $(BUILD)/generated.h
+	@cmp $(BUILD)/generated.h mptrain.h || \
+	    { echo "mptrain.h is not what src/ generates: run 'make amalgamate'"; exit 1; }
+	@echo "mptrain.h is what src/ generates"
+
+lint: $(BUILD)/lint
+	@$(BUILD)/lint src/mptrain.h $(ROOMS) $(EXAMPLES) $(wildcard examples/*.h tests/*.[ch] \
+	    tests/*/*.[ch] tools/*.c tools/*.sh tools/bench/*.[ch])
+	@for room in $(ROOMS); do \
+	    $(CC) $(STD) -fsyntax-only -Isrc -DMPTRAIN_IMPLEMENTATION \
+	        -Werror=implicit-function-declaration -x c $$room 2>$(BUILD)/room.log || \
+	        { echo "$$room does not compile alone"; grep error: $(BUILD)/room.log; exit 1; }; \
+	done
+	@echo "lint: $(words $(ROOMS)) rooms are clean and compile alone"
+
+header-test:
+	@CC='$(CC)' BUILD='$(BUILD)' bash tests/header/run.sh
+
+bench: $(patsubst tools/bench/%.c,$(BUILD)/bench/%$(EXE),$(BENCHES))
+	@for program in $^; do echo "== $$program"; $(RUN) $$program $(ARGS) || exit 1; done
+
+VERSION = $(shell awk '/define MPTRAIN_VERSION_(MAJOR|MINOR|PATCH) / { v = v dot $$3; dot = "." } \
+    END { print v }' mptrain.h)
+
+install:
+	mkdir -p $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig
+	cp mptrain.h $(wildcard mptrain_cuda.cu) $(DESTDIR)$(PREFIX)/include
+	printf '%s\n' 'prefix=$(PREFIX)' 'includedir=$${prefix}/include' '' 'Name: mptrain' \
+	    'Description: mixed-precision neural network training in one C header' \
+	    'Version: $(VERSION)' 'Cflags: -I$${includedir}' 'Libs: -lm -lpthread' \
+	    > $(DESTDIR)$(LIBDIR)/pkgconfig/mptrain.pc
+
+clean:
+	rm -rf $(BUILD)
+
+# A change of compiler or flags rebuilds.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(BUILD)/tests/tmp $(BUILD)/bench
+	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS))' | \
+	    cmp -s - $@ || \
+	    printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS))' > $@
+
+$(BUILD)/amalgamate $(BUILD)/lint: $(BUILD)/%: tools/%.c
+	@mkdir -p $(BUILD)
+	@echo "  CC    $@"
+	$(Q)$(HOSTCC) -std=c11 -O1 -Wall -Wextra -o $@ $<
+
+$(BUILD)/mptrain.c: $(BUILD)/flags
+	@printf '#define MPTRAIN_IMPLEMENTATION\n#include MPTRAIN_HEADER_FILE\n' > $@
+
+$(BUILD)/mptrain.o: $(BUILD)/mptrain.c
+	@echo "  CC    $@"
+	$(Q)$(COMPILE) $(CFLAGS) $(DEPS) -c -o $@ $<
+
+define program_rules
+$(2).o: $(1) $$(BUILD)/flags
+	@echo "  CC    $$@"
+	$$(Q)$$(COMPILE) $(3) $$(DEPS) -c -o $$@ $$<
+$(2)$$(EXE): $(2).o $(call library,$(1))
+	@echo "  LINK  $$@"
+	$$(Q)$$(LINK) $(3) $$(LDFLAGS) -o $$@ $$^ $$(LDLIBS)
+endef
+$(foreach s,$(EXAMPLES),$(eval $(call program_rules,$(s),$(s:examples/%.c=$(BUILD)/%),$$(CFLAGS))))
+$(foreach s,$(BENCHES),\
+    $(eval $(call program_rules,$(s),$(s:tools/bench/%.c=$(BUILD)/bench/%),$$(CFLAGS))))
+$(foreach s,$(TESTS) $(wildcard tests/tool_*.c),\
+    $(eval $(call program_rules,$(s),$(s:tests/%.c=$(BUILD)/tests/%),$$(TEST_CFLAGS))))
+
+$(BUILD)/tests/examples.log: $(EXAMPLE_PROGRAMS) FORCE
+	@EXE='$(EXE)' sh tests/run.sh examples $@ '$(abspath $(BUILD))' '$(RUN)' $(EXAMPLES)
+
+$(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
+	@MPTRAIN_TEST_TMP='$(BUILD)/tests/tmp' sh tests/run.sh one $* $@ $(RUN) $<
+
+-include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/bench/*.d)
+
+FORCE:
+.PHONY: all mnist examples tests test amalgamate check-header lint header-test bench install clean FORCE
+.SECONDARY:
+.DELETE_ON_ERROR:

@@ -1,0 +1,154 @@
+/* common.h - what the examples share: options, data, progress, reports, and how they fail. */
+#ifndef COMMON_H
+#define COMMON_H
+
+#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
+#define _POSIX_C_SOURCE 200809L
+#endif
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#ifdef _WIN32
+#include <io.h>
+#else
+#include <unistd.h>
+#endif
+
+#include "data.h"
+#include "mptrain.h"
+#include "options.h"
+#include "report.h"
+
+/* ==== Failing ==== */
+
+enum { EXIT_BAD_INPUT = 2 }; /* a bad option or a bad file; 1 is a training run that failed */
+
+/* One line on stderr; the status that main shall return. */
+static inline int fail(const char *program, int status, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "%s: ", program);
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n");
+    va_end(arguments);
+    return status;
+}
+
+/* The same from the error of a context, or, if it is NULL, of the last mpt_create. */
+static inline int fail_with_error(const char *program, mpt_context *ctx) {
+    mpt_status status = ctx ? mpt_error_code(ctx) : MPT_ERROR_ARGUMENT;
+    bool training = status == MPT_ERROR_NUMERIC || status == MPT_ERROR_MEMORY;
+    return fail(program, training ? 1 : EXIT_BAD_INPUT, "%s", mpt_error(ctx));
+}
+
+/* ==== Time and terminal ==== */
+
+/* Seconds from some start. */
+static inline double seconds_now(void) {
+#ifdef _WIN32
+    return (double)clock() / CLOCKS_PER_SEC; /* elapsed time, there */
+#else
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+#endif
+}
+
+static inline bool stdout_is_terminal(void) {
+#ifdef _WIN32
+    return _isatty(_fileno(stdout)) != 0;
+#else
+    return isatty(fileno(stdout)) != 0;
+#endif
+}
+
+/* ==== Progress ==== */
+
+enum { PROGRESS_WIDTH = 79, PROGRESS_BAR = 8, PROGRESS_LINES = 4 };
+
+/* A line that is drawn over itself on a terminal; a few plain lines per epoch elsewhere. */
+typedef struct progress {
+    const char *label; /* "", or "fp16@64 " for one of many runs: no bar, fewer plain lines */
+    bool on, terminal;
+    int64_t epoch, epochs, batches; /* epoch from 1 */
+    int64_t steps;                  /* done */
+    int64_t printed;                /* lines of this epoch */
+    double started, drawn;
+    double epoch_started, fastest; /* seconds of the fastest epoch, 0 before the first */
+} progress;
+
+static inline progress progress_begin(const char *label, bool on, int64_t epochs, int64_t batches) {
+    progress p;
+    memset(&p, 0, sizeof p);
+    p.label = label;
+    p.on = on;
+    p.terminal = stdout_is_terminal();
+    p.epochs = epochs;
+    p.batches = batches;
+    p.started = p.epoch_started = seconds_now();
+    return p;
+}
+
+static inline void progress_line(const progress *p, int64_t batch, double loss, double scale,
+                                 int64_t skipped, char *text, size_t size) {
+    char bar[PROGRESS_BAR + 4] = "", total[24];
+    double elapsed = seconds_now() - p->started;
+    double left = elapsed / (double)p->steps * (double)(p->epochs * p->batches - p->steps);
+    int filled = (int)(batch * PROGRESS_BAR / p->batches);
+    int digits = snprintf(total, sizeof total, "%lld", (long long)p->batches);
+    if (!*p->label) {
+        memset(bar, '-', PROGRESS_BAR + 2);
+        memset(bar + 1, '#', (size_t)filled);
+        bar[0] = '[', bar[PROGRESS_BAR + 1] = ']', bar[PROGRESS_BAR + 2] = ' ';
+        bar[PROGRESS_BAR + 3] = '\0';
+    }
+    snprintf(text, size,
+             "%s%lld/%lld %s%*lld/%s loss %.4f %.0f steps/s scale %.0f skipped %lld ETA %.0f s",
+             p->label, (long long)p->epoch, (long long)p->epochs, bar, digits, (long long)batch,
+             total, loss, (double)p->steps / elapsed, scale, (long long)skipped, left);
+}
+
+/* After a step; `batch` counts from 1. Waits for nothing. */
+static inline void progress_step(progress *p, mpt_context *ctx, mpt_scaler scaler, int64_t batch) {
+    char text[256];
+    double now = seconds_now();
+    p->steps++;
+    if (!p->on) return;
+    bool due = p->terminal ? now - p->drawn > 0.05 || batch == p->batches
+                           : !*p->label && batch * PROGRESS_LINES / p->batches > p->printed;
+    if (!due) return;
+    mpt_scaler_stats stats = mpt_scaler_statistics(scaler);
+    progress_line(p, batch, mpt_metric_mean(ctx, "loss", false), stats.scale, stats.skipped, text,
+                  sizeof text);
+    if (p->terminal)
+        printf("\r%-*.*s", PROGRESS_WIDTH, PROGRESS_WIDTH, text);
+    else
+        printf("%s\n", text);
+    fflush(stdout);
+    p->printed = batch * PROGRESS_LINES / p->batches;
+    p->drawn = now;
+}
+
+/* Takes the line off a terminal. */
+static inline void progress_clear(const progress *p) {
+    if (p->on && p->terminal) printf("\r%*s\r", PROGRESS_WIDTH, "");
+    fflush(stdout);
+}
+
+/* Ends the line of an epoch with a report that stays. */
+static inline void progress_epoch(progress *p, double loss) {
+    double now = seconds_now(), seconds = now - p->epoch_started;
+    if (p->fastest == 0.0 || seconds < p->fastest) p->fastest = seconds;
+    p->epoch_started = now;
+    p->printed = 0;
+    if (!p->on) return;
+    progress_clear(p);
+    printf("%sEpoch %lld/%lld - Loss: %.4f\n", p->label, (long long)p->epoch, (long long)p->epochs,
+           loss);
+    fflush(stdout);
+}
+
+#endif

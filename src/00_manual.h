@@ -1,0 +1,261 @@
+/* mptrain.h 0.1.0: neural network training in mixed precision, in one C header.
+ *
+ * Tensors, autograd, autocast to fp16 and bf16, loss scaling, layers, optimizers, data loading and
+ * weights files, with nothing but libc and threads. C11 and C++17; the declarations also C++11.
+ * Public domain or MIT-0, as you choose; see the end of the file.
+ *
+ * CONTENTS   (search for "MANUAL n" or for the banners "==== Name" of the API below)
+ *     MANUAL 1   quick start
+ *     MANUAL 2   building, options
+ *     MANUAL 3   memory and lifetime
+ *     MANUAL 4   errors
+ *     MANUAL 5   threads and determinism
+ *     MANUAL 6   precision: autocast, pure half
+ *     MANUAL 7   loss scaling
+ *     MANUAL 8   modules, ops and optimizers of your own
+ *     MANUAL 9   data
+ *     MANUAL 10  files
+ *     MANUAL 11  finding out what happens
+ *     MANUAL 12  small machines; limits
+ *     then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
+ *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Fit;
+ *     then, where MPTRAIN_IMPLEMENTATION is defined, the implementation; changelog and licence.
+
+==== MANUAL 1: quick start =====================================================================
+
+    #include <stdio.h>
+    #define MPTRAIN_IMPLEMENTATION
+    #include "mptrain.h"
+    int main(void) {
+        const float x[] = {0, 0, 0, 1, 1, 0, 1, 1}; // four samples of two inputs
+        const int64_t y[] = {0, 1, 1, 0};           // and their classes: exclusive or
+        mpt_context *ctx = mpt_create(NULL);
+        mpt_memory_dataset_config data = mpt_memory_dataset_config_default();
+        data.count = 4, data.dtype = MPT_F32, data.shape = MPT_SHAPE(2);
+        data.inputs = x, data.targets = y;
+        mpt_module net = mpt_sequential(ctx, mpt_nn_linear(ctx, 2, 16), mpt_nn_tanh(ctx),
+                             mpt_nn_linear(ctx, 16, 2), mpt_nn_log_softmax(ctx, -1), MPT_END);
+        mpt_loader loader = mpt_loader_create(ctx, mpt_memory_dataset(ctx, &data), NULL);
+        mpt_fit_config fit = mpt_fit_config_default();
+        fit.epochs = 2000, fit.precision = MPT_F16; // autocast to fp16, and loss scaling
+        mpt_fit_result result = mpt_fit(net, mpt_adamw(net, NULL), loader, &fit);
+        printf("loss %.4f %s\n", result.train_loss, mpt_error(ctx));
+        mpt_destroy(ctx); // frees everything
+        return 0;
+    }
+    cc main.c -lm -lpthread
+
+mpt_fit is the short road. The loop that it stands for, in full:
+
+    mpt_scaler scaler = mpt_grad_scaler(ctx, NULL);
+    mpt_batch b;
+    while (mpt_loader_next(loader, &b)) {          // one epoch
+        mpt_step_begin(ctx);                       // tensors made from here die at mpt_step_end
+        mpt_autocast_begin(ctx, MPT_F16);
+        mpt_tensor loss = mpt_nll_loss(mpt_forward(net, b.x), b.y, NULL);
+        mpt_autocast_end(ctx);
+        mpt_zero_grad(optimizer);
+        mpt_backward(mpt_scale_loss(scaler, loss));
+        mpt_unscale(scaler, optimizer);            // only needed to clip:
+        mpt_clip_grad_norm(optimizer, 1.0);
+        mpt_scaler_step(scaler, optimizer);        // skips the step if a gradient overflowed
+        mpt_scaler_update(scaler);
+        mpt_metric_push(ctx, "loss", loss);        // a running mean, without waiting
+        mpt_step_end(ctx);
+    }
+    if (mpt_failed(ctx)) ...mpt_error(ctx)...      // one check is enough: errors stick
+
+For bf16 or fp32 leave the scaler out, or make it with enabled = false, and call mpt_step instead.
+Configs come from xxx_config_default(); NULL for a config means those defaults.
+
+==== MANUAL 2: building, options ===============================================================
+
+In exactly one C or C++ file of a program:
+
+    #define MPTRAIN_IMPLEMENTATION
+    #include "mptrain.h"
+
+Everywhere else include it without the define. The order of includes does not matter. Link with
+-lm -lpthread on POSIX systems, with nothing on Windows. No -march is needed: the CPU is asked at
+run time. Compiler flags such as -Ofast do not change results.
+
+    define where the implementation is compiled
+    MPTRAIN_STATIC       all functions static; every file that wants it has its own copy. Define it
+                         wherever mptrain.h is included in that file
+    MPTRAIN_NO_THREADS   the calling thread does all work; loaders have no workers
+    MPTRAIN_NO_STDIO     no file access of its own; give callbacks in mpt_config.io for files
+    MPTRAIN_NO_FILES     the same, and without readers of MNIST and idx files
+    MPTRAIN_NO_SIMD      portable kernels only
+    MPTRAIN_NO_FP8       without the two 8-bit float dtypes
+    MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate, which then return an error
+
+    environment
+    MPTRAIN_ISA          ref, avx2, avx512: the default of mpt_config.isa
+    MPTRAIN_DEBUG        any value: mpt_config.debug is true
+
+No macro changes the layout of a public struct. mpt_version() is the version of the implementation,
+MPTRAIN_VERSION that of the header.
+
+==== MANUAL 3: memory and lifetime =============================================================
+
+A context owns all it makes; mpt_destroy frees everything. Handles are small values: copy them
+freely; using one whose object is gone is an error, not a crash.
+
+    lives until                    what
+    mpt_destroy, or its own
+      xxx_destroy                  modules, parameters, optimizers, scalers, schedules, datasets,
+                                   loaders, recordings
+    mpt_step_end, mpt_scope_end    every tensor made inside the step or scope
+    mpt_release                    any tensor, early; tensors made outside steps and scopes
+    the next mpt_loader_next       the tensors of a batch
+    mpt_zero_grad                  gradients of parameters (a step's end does not touch them)
+    mpt_backward                   what forward saved, unless mpt_backward_from retains it
+
+mpt_keep gives a handle that outlives its step. mpt_wrap borrows memory, everything else copies.
+Memory returns to a pool; once each shape has been seen, a training step makes no call to the
+allocator. mpt_memory counts live bytes and peaks by kind (parameter, master, form, gradient,
+moment, activation, data, batch, workspace, host). mpt_config.memory_limit makes a limit an error
+like any other; mpt_clear_error and a smaller batch go on from there. All memory comes from
+mpt_config.allocator, which is only called by the thread that uses the context.
+
+==== MANUAL 4: errors ==========================================================================
+
+The first error sticks in its context: mpt_error(ctx) says what was wrong, where (function, number
+of the call, step), and which call would help. From then on every call does nothing and returns an
+error or a null handle, so a loop needs one check. An error never changes weights: a step is applied
+whole or not at all. Targets and indices out of range are found on the device and reported at the
+next call that waits.
+
+mpt_clear_error ends the error and goes back to the last completed optimizer step: tape, open step
+and gradients are dropped, the random counters restored. mpt_create returns NULL on failure and
+mpt_error(NULL) says why. mpt_config.log hears errors and warnings. The library never exits, aborts,
+prints, installs signal handlers, touches the locale or calls qsort.
+
+Overflow in fp16 is no error; see MANUAL 7. Not detected: handles that were never initialised, and
+handles used after mpt_destroy of their context.
+
+==== MANUAL 5: threads and determinism =========================================================
+
+One thread uses a context at a time; several contexts may run side by side. A context used in a
+child after fork is an error. mpt_config.threads counts the threads that compute, the caller
+included; mpt_loader_config.workers are threads of a loader. Both can be made by your own callbacks
+(mpt_config.thread).
+
+Results depend on mpt_config.seed and on the calls made, not on the number of threads or workers,
+not on timing, not on compiler or flags. Initial weights depend on (seed, number of the tree in its
+context or its label, path such as "0.weight") and are the same everywhere. With isa = MPT_ISA_REF
+(or MPTRAIN_NO_SIMD) every platform computes the same bits. The SIMD levels give the same bits for
+any thread count and every run, but differ from one another in the last places.
+
+Because C evaluates arguments in any order, nothing depends on the order in which the arguments of
+mpt_sequential are made.
+
+==== MANUAL 6: precision =======================================================================
+
+Between mpt_autocast_begin(ctx, MPT_F16 or MPT_BF16) and mpt_autocast_end, each op runs in the
+precision of one table, the same on every device (mpt_autocast_policy prints it):
+
+    low          matmul, linear
+    fp32         exp, log, softmax, log_softmax, sum, mean, all losses
+    as input     everything else; inputs of different dtypes meet in fp32
+
+Kernels compute and accumulate in fp32 whatever the storage is, and round once when they store. A
+cast copy of the weights is made once per optimizer step and shared by forward and backward; inputs
+of a matmul are rounded on the way in, without a copy. Parameters, their gradients and the
+optimizer's state stay fp32. Regions nest; MPT_F32 opens one without casting.
+mpt_set_dtype_policy(module, MPT_F32) keeps one module out. Run mpt_backward outside the region.
+
+Where torch.autocast differs (its CPU and CUDA lists also differ from each other):
+
+    op                             here           CUDA           CPU
+    matmul, linear                 low            low            low
+    exp, log                       fp32           fp32           as input
+    softmax, log_softmax, sum      fp32           fp32           as input
+    mean                           fp32           as input       as input
+    losses                         fp32           fp32           fp32
+    cat of mixed inputs            fp32           fp32           fp32
+    add, mul, relu, gelu, tanh,
+      dropout, views               as input       as input       as input
+
+Outside a region mixed float inputs are an error that names both sides; PyTorch promotes some.
+
+Pure half: mpt_half(net, MPT_F16 or MPT_BF16) before the optimizer is made. Parameters, activations
+and inputs (mpt_loader_config.dtype) are then 16 bits wide; the optimizer keeps fp32 masters, its
+moments and all gradients of parameters are fp32. A weight that fp16 cannot hold is an error.
+
+What to take: bf16 where its 8 bits of precision do; fp16 with a scaler where they do not. Mixed
+precision pays where activations and batches dominate. It adds 2 bytes per parameter for the cast
+copy, so a small net at a small batch needs more memory than in fp32; `make mnist ARGS=--compare`
+shows both cases.
+
+==== MANUAL 7: loss scaling ====================================================================
+
+fp16 has no number between 0 and 6.0e-8, and gradients are often smaller: they become 0 and the net
+stops learning (examples/underflow.c shows it). The scaler multiplies the loss, and so every
+gradient, by a power of two and divides again in fp32 before the update. If a gradient is not finite
+the step is skipped and the scale halved; after growth_interval clean steps it doubles. So a first
+few skipped steps, or one now and then, are normal.
+
+As torch.amp.GradScaler, with these differences:
+  - scale and flags stay on the device; nothing waits. mpt_scaler_statistics reads the numbers as
+    they are, mpt_step_outcome waits for the last step's.
+  - The scale stays within [min_scale 1, max_scale 2^24]; 0 lifts a bound.
+  - After `patience` skips in a row the context fails with a diagnosis: loss or gradients, and the
+    first op that made a value that is not finite.
+  - Gradients are checked before and after the division.
+  - mpt_scaler_skip leaves an optimizer out of an update; a step without gradients does nothing.
+  - fixed = true keeps the scale; overflow still skips.
+Several losses: scale each. Several optimizers: mpt_scaler_step for each, one mpt_scaler_update.
+Accumulation: backward several times, then step and update once. bf16 needs no scaler.
+
+==== MANUAL 8: modules, ops and optimizers =====================================================
+
+Modules form trees; names are paths of child names, as in PyTorch's state_dict ("0.weight"). A tree
+is frozen when it is first used (forward, optimizer, save, value read): parameters then have their
+memory and first values, and no child can be added. mpt_set_init before that is a recipe; after it
+values are drawn at once. A module of your own is an mpt_module_class with a forward function;
+mpt_add_child and mpt_add_parameter build it, mpt_parameter(self, "name") reads it in forward. A
+module used twice is shared and counted once. mpt_train and mpt_eval switch dropout.
+
+An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
+autocast class. Gradients of gradients are not available.
+
+SGD, Adam and AdamW follow torch.optim's order of operations. mpt_optimizer_add makes parameter
+groups. A parameter whose gradient is none is left alone by the step. Schedules per step are indexed
+by applied steps, so skipped steps do not advance them; those per epoch by mpt_schedule_step.
+
+==== MANUAL 9: data ============================================================================
+
+A dataset is samples from memory, idx files (MNIST; plain or .gz) or a callback; mpt_normalize,
+mpt_subset and mpt_random_split work on all of them. u8 samples stay u8 in memory and arrive as
+value / 255, normalised, in the loader's dtype: fp32, fp16 or bf16. With workers, batches are made
+ahead by threads; order and values depend on seed, epoch and index only. An error in a worker
+arrives with its batch and names the sample.
+
+==== MANUAL 10: files ==========================================================================
+
+mpt_save writes safetensors, which Python's safetensors package reads; mpt_load checks all names,
+shapes and sizes before it changes anything, converts dtypes, and with strict = false takes what
+matches. Files appear whole or not at all: written beside their place, flushed, renamed. Paths are
+UTF-8. Contents are never trusted: sizes are checked before memory is taken. mpt_load_memory reads
+from memory; mpt_config.io replaces file access.
+
+==== MANUAL 11: finding out what happens =======================================================
+
+mpt_print_launches shows every kernel with its operands. mpt_trace_nan finds the first op, module
+and step whose output is not finite; the scaler switches it on by itself for the step after an
+overflow. mpt_get_counters counts calls, kernels, casts and the work of each thread.
+mpt_record_begin and mpt_replay execute a step again. mpt_summary, mpt_format, mpt_module_hash and
+mpt_optimizer_hash help to compare. MPT_ISA_NULL executes nothing and so measures what calls cost.
+
+==== MANUAL 12: small machines; limits =========================================================
+
+Where there is no file system, no thread and no heap: define MPTRAIN_NO_STDIO, MPTRAIN_NO_THREADS
+and MPTRAIN_NO_SIMD, give an allocator over a static array, and set threads = 1;
+examples/embedded.c does. A 32-bit CPU with IEEE floats and 64-bit integers will do.
+
+This version: CPU only (x86-64 with AVX2 or AVX-512, portable C elsewhere). No convolution,
+recurrence, attention or batch norm, no gradients of gradients, no resuming of optimizer state from
+files. fp8 and fp64 are dtypes of storage. Tensors have at most 8 dimensions. On a build with clang
+for another CPU than x86, -ffast-math is refused by an #error.
+*/

@@ -1,0 +1,903 @@
+/* ---------------------------------------------------------------------------------------------
+ * 01_api.h: the public API.
+ *
+ * Shapes stand in brackets, [N, C]; dtypes are those of mpt_dtype; bytes are bytes, elements are
+ * elements. A function that can fail records the first error in its context (mpt_error) and
+ * returns a status, or an error null that later calls pass on in silence: a loop checks once.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPTRAIN_H
+#define MPTRAIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MPTRAIN_VERSION_MAJOR 0
+#define MPTRAIN_VERSION_MINOR 1
+#define MPTRAIN_VERSION_PATCH 0
+/* One number that grows with every release: 1000000 * major + 1000 * minor + patch. */
+#define MPTRAIN_VERSION \
+    (MPTRAIN_VERSION_MAJOR * 1000000 + MPTRAIN_VERSION_MINOR * 1000 + MPTRAIN_VERSION_PATCH)
+
+#ifndef MPTRAIN_API
+#ifdef MPTRAIN_STATIC
+#if defined(__GNUC__) || defined(__clang__)
+#define MPTRAIN_API static __attribute__((unused))
+#else
+#define MPTRAIN_API static
+#endif
+#else
+#define MPTRAIN_API extern
+#endif
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== Basic types ============================================================================ */
+
+typedef struct mpt_context mpt_context;
+
+/* Handles are values. A stale one (its object is gone) or a foreign one (another context's) is an
+   error in every build. Two misuses cannot be caught: a handle that was never initialised, and a
+   handle used after mpt_destroy of its context. */
+typedef struct mpt_tensor {
+    mpt_context *context;
+    uint32_t slot, generation;
+} mpt_tensor;
+typedef struct mpt_module {
+    mpt_context *context;
+    uint32_t slot, generation;
+} mpt_module;
+typedef struct mpt_optimizer {
+    mpt_context *context;
+    uint32_t slot, generation;
+} mpt_optimizer;
+typedef struct mpt_scaler {
+    mpt_context *context;
+    uint32_t slot, generation;
+} mpt_scaler;
+typedef struct mpt_schedule {
+    mpt_context *context;
+    uint32_t slot, generation;
+} mpt_schedule;
+typedef struct mpt_dataset {
+    mpt_context *context;
+    uint32_t slot, generation;
+} mpt_dataset;
+typedef struct mpt_loader {
+    mpt_context *context;
+    uint32_t slot, generation;
+} mpt_loader;
+typedef struct mpt_recording {
+    mpt_context *context;
+    uint32_t slot, generation;
+} mpt_recording;
+typedef struct mpt_op {
+    mpt_context *context;
+    uint32_t slot, generation;
+} mpt_op;
+
+typedef enum mpt_status {
+    MPT_OK = 0,
+    MPT_ERROR_ARGUMENT,    /* a value out of its range, a null pointer, an unknown name */
+    MPT_ERROR_SHAPE,       /* shapes that do not fit together */
+    MPT_ERROR_DTYPE,       /* dtypes that do not fit together or cannot be computed in */
+    MPT_ERROR_HANDLE,      /* null, stale or foreign handle */
+    MPT_ERROR_STATE,       /* calls in an order that has no meaning */
+    MPT_ERROR_MEMORY,      /* the allocator or the limit said no */
+    MPT_ERROR_IO,          /* a file could not be opened, read or written */
+    MPT_ERROR_FORMAT,      /* a file's content is not what it claims to be */
+    MPT_ERROR_INDEX,       /* a target or an index out of range */
+    MPT_ERROR_NUMERIC,     /* training cannot go on: the loss scaler gave up, weights overflow */
+    MPT_ERROR_UNSUPPORTED, /* not in this build, or out of scope */
+    MPT_ERROR_DEVICE,      /* the device failed or does not exist */
+    MPT_ERROR_THREAD       /* a thread could not be made; a context used after fork */
+} mpt_status;
+
+typedef enum mpt_dtype {
+    MPT_DTYPE_NONE = 0,
+    MPT_F32,
+    MPT_F16,
+    MPT_BF16,
+    MPT_F8E4M3,
+    MPT_F8E5M2,
+    MPT_F64, /* storage only: read, write, cast */
+    MPT_I64,
+    MPT_I32,
+    MPT_U8,
+    MPT_BOOL,
+    MPT_DTYPE_COUNT
+} mpt_dtype;
+
+#define MPT_MAX_RANK 8
+
+/* A shape by value. Dimensions past `rank` are ignored. */
+typedef struct mpt_shape {
+    int rank;
+    int64_t dim[MPT_MAX_RANK];
+} mpt_shape;
+
+static inline mpt_shape mpt_shape_make(int rank, int64_t a, int64_t b, int64_t c, int64_t d,
+                                       int64_t e, int64_t f, int64_t g, int64_t h) {
+    mpt_shape shape;
+    shape.rank = rank;
+    shape.dim[0] = a, shape.dim[1] = b, shape.dim[2] = c, shape.dim[3] = d;
+    shape.dim[4] = e, shape.dim[5] = f, shape.dim[6] = g, shape.dim[7] = h;
+    return shape;
+}
+#define MPT__SHAPE_PICK(a, b, c, d, e, f, g, h, n, ...) mpt_shape_make(n, a, b, c, d, e, f, g, h)
+/* MPT_SHAPE(64, 784): one to eight dimensions. MPT_SCALAR: the shape of a 0-d tensor. */
+#define MPT_SHAPE(...) MPT__SHAPE_PICK(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+#define MPT_SCALAR mpt_shape_make(0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+/* ==== Context ================================================================================ */
+
+typedef enum mpt_device { MPT_DEVICE_AUTO = 0, MPT_DEVICE_CPU, MPT_DEVICE_CUDA } mpt_device;
+
+/* Instruction set levels of the CPU backend. AUTO takes the best that this CPU has; asking for one
+   that it lacks is an error of mpt_create. NULL executes nothing: it measures what calls cost. */
+typedef enum mpt_isa {
+    MPT_ISA_AUTO = 0,
+    MPT_ISA_NULL,
+    MPT_ISA_REF,
+    MPT_ISA_AVX2,
+    MPT_ISA_AVX512,
+    MPT_ISA_AMX,
+    MPT_ISA_NEON
+} mpt_isa;
+
+/* All memory of the library comes from here. Alignment is a power of two <= 4096. `release` gets
+   the size and alignment that were asked for. Called only by the thread that owns the context. */
+typedef struct mpt_allocator {
+    void *(*allocate)(void *user, size_t bytes, size_t alignment);
+    void (*release)(void *user, void *pointer, size_t bytes, size_t alignment);
+    void *user;
+} mpt_allocator;
+
+typedef enum mpt_log_level {
+    MPT_LOG_DEBUG,
+    MPT_LOG_INFO,
+    MPT_LOG_WARNING,
+    MPT_LOG_ERROR
+} mpt_log_level;
+
+typedef struct mpt_logger {
+    void (*write)(void *user, mpt_log_level level, const char *message);
+    void *user;
+} mpt_logger;
+
+/* Seconds from any fixed start, monotonic. */
+typedef struct mpt_clock {
+    double (*now)(void *user);
+    void *user;
+} mpt_clock;
+
+/* Files. `open` returns NULL on failure; mode is 'r' (read) or 'w' (create or truncate). `read` and
+   `write` return the bytes moved, fewer only at the end or on error. `size` is -1 if unknown.
+   `commit` makes the file durable and moves it from `temporary` to `path` in one step. Paths are
+   UTF-8 on every system. May be called from loader workers (read side only). */
+typedef struct mpt_io {
+    void *(*open)(void *user, const char *path, char mode);
+    size_t (*read)(void *user, void *file, void *buffer, size_t bytes);
+    size_t (*write)(void *user, void *file, const void *buffer, size_t bytes);
+    bool (*seek)(void *user, void *file, int64_t position);
+    int64_t (*size)(void *user, void *file);
+    bool (*flush)(void *user, void *file); /* to the medium */
+    bool (*close)(void *user, void *file);
+    bool (*commit)(void *user, const char *temporary, const char *path);
+    bool (*remove)(void *user, const char *path);
+    void *user;
+} mpt_io;
+
+/* Threads. All return 0 on success. Objects are opaque to the library and made by its owner
+   thread. `create` runs entry(argument) on a new thread. */
+typedef struct mpt_threads {
+    int (*create)(void *user, void **thread, void (*entry)(void *argument), void *argument);
+    int (*join)(void *user, void *thread);
+    int (*mutex_create)(void *user, void **mutex);
+    void (*mutex_destroy)(void *user, void *mutex);
+    void (*mutex_lock)(void *user, void *mutex);
+    void (*mutex_unlock)(void *user, void *mutex);
+    int (*condition_create)(void *user, void **condition);
+    void (*condition_destroy)(void *user, void *condition);
+    void (*condition_wait)(void *user, void *condition, void *mutex);
+    void (*condition_broadcast)(void *user, void *condition);
+    void *user;
+} mpt_threads;
+
+typedef struct mpt_config {
+    mpt_device device;       /* AUTO: CUDA if built in and present, else CPU */
+    int device_index;        /* 0 */
+    uint64_t seed;           /* 0; every random draw of the context derives from it */
+    int threads;             /* 0 = one per core; 1 = the calling thread only */
+    mpt_isa isa;             /* AUTO, or what the environment variable MPTRAIN_ISA names */
+    bool amx;                /* true: ask the system for AMX tiles where the CPU has them */
+    bool debug;              /* false, or MPTRAIN_DEBUG is set: checks the bounds of launches */
+    int64_t memory_limit;    /* bytes; 0 = none */
+    /* All-null groups mean the built-in ones. Allocator and threads are replaced as a whole; a
+       function of io that is missing fails when it is needed. */
+    mpt_allocator allocator;
+    mpt_logger log;
+    mpt_clock clock;
+    mpt_io io;
+    mpt_threads thread;
+} mpt_config;
+
+MPTRAIN_API mpt_config mpt_config_default(void);
+
+/* Makes a context; NULL config means defaults. Returns NULL on failure; mpt_error(NULL) says why.
+   One thread uses a context at a time; several contexts run side by side. */
+MPTRAIN_API mpt_context *mpt_create(const mpt_config *config);
+/* Frees everything that the context ever made. NULL is allowed. */
+MPTRAIN_API void mpt_destroy(mpt_context *context);
+
+MPTRAIN_API int mpt_version(void); /* MPTRAIN_VERSION of the implementation */
+MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context);
+MPTRAIN_API const char *mpt_isa_name(mpt_isa isa);
+MPTRAIN_API int mpt_get_threads(mpt_context *context);
+MPTRAIN_API mpt_device mpt_get_device(mpt_context *context);
+MPTRAIN_API const char *mpt_device_name(mpt_context *context);
+MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype);
+MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype); /* bytes per element */
+/* Waits until the device has done all that was asked of it. */
+MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context);
+
+/* ==== Errors ================================================================================= */
+
+MPTRAIN_API bool mpt_failed(mpt_context *context);
+/* The first error since the last mpt_clear_error, in one line: what, where, expected, got, and the
+   call that would fix it. Empty if there is none. Valid until the next call on the context. */
+MPTRAIN_API const char *mpt_error(mpt_context *context);
+MPTRAIN_API mpt_status mpt_error_code(mpt_context *context);
+/* Ends the poison: discards tape, open step and scopes, accumulated gradients; restores step and
+   random counters to the last completed optimizer step. Weights are never touched by an error. */
+MPTRAIN_API void mpt_clear_error(mpt_context *context);
+MPTRAIN_API const char *mpt_status_name(mpt_status status);
+
+/* ==== Memory ================================================================================= */
+
+typedef enum mpt_memory_kind {
+    MPT_MEMORY_PARAMETER = 0,
+    MPT_MEMORY_MASTER, /* fp32 copies of half parameters */
+    MPT_MEMORY_FORM,   /* casts and packed forms of weights */
+    MPT_MEMORY_GRADIENT,
+    MPT_MEMORY_MOMENT,     /* optimizer state */
+    MPT_MEMORY_ACTIVATION, /* every other tensor */
+    MPT_MEMORY_DATA,       /* resident datasets */
+    MPT_MEMORY_BATCH,      /* loader slots */
+    MPT_MEMORY_WORKSPACE,  /* scratch of kernels */
+    MPT_MEMORY_HOST,       /* tables, records, names */
+    MPT_MEMORY_KINDS
+} mpt_memory_kind;
+
+typedef struct mpt_memory_stats {
+    int64_t current[MPT_MEMORY_KINDS]; /* bytes in live use */
+    int64_t peak[MPT_MEMORY_KINDS];    /* the highest that current[kind] has been */
+    int64_t total_current, total_peak; /* of the sums */
+    int64_t held;                      /* bytes taken from the allocator, idle pool included */
+    int64_t allocations, releases;     /* calls of the allocator so far */
+} mpt_memory_stats;
+
+MPTRAIN_API mpt_memory_stats mpt_memory(mpt_context *context);
+MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context);
+MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind);
+/* Gives idle pool memory back to the allocator. */
+MPTRAIN_API void mpt_memory_trim(mpt_context *context);
+
+/* ==== Lifetime =============================================================================== */
+
+/* Every tensor made between begin and end dies at end, except gradients of parameters and what
+   mpt_keep returned. Steps do not nest; scopes do, also inside steps. */
+MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context);
+MPTRAIN_API mpt_status mpt_step_end(mpt_context *context);
+MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context);
+MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context);
+/* The number of the current or last step, from 1; 0 before the first. */
+MPTRAIN_API int64_t mpt_step_number(mpt_context *context);
+/* A detached handle on the same values that outlives steps and scopes, until mpt_release. */
+MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor);
+/* Ends a tensor early. Its memory returns when no view and no pending backward needs it. */
+MPTRAIN_API void mpt_release(mpt_tensor tensor);
+/* True for a live handle; never records an error. */
+MPTRAIN_API bool mpt_valid(mpt_tensor tensor);
+
+/* ==== Tensors ================================================================================ */
+
+MPTRAIN_API mpt_tensor mpt_zeros(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
+MPTRAIN_API mpt_tensor mpt_ones(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
+MPTRAIN_API mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
+                                double value);
+MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count);
+/* Uniform in [0, 1) and standard normal, from the context's seed and a count of such calls. */
+MPTRAIN_API mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
+MPTRAIN_API mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
+/* Copies `data`, row-major elements of `dtype`, in. */
+MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
+                                const void *data);
+/* Borrows `data` (CPU memory that the caller keeps alive and unmoved while the tensor lives). */
+MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape shape, void *data);
+
+MPTRAIN_API mpt_shape mpt_get_shape(mpt_tensor tensor); /* rank -1 on error */
+MPTRAIN_API mpt_dtype mpt_get_dtype(mpt_tensor tensor); /* MPT_DTYPE_NONE on error */
+MPTRAIN_API int64_t mpt_numel(mpt_tensor tensor);       /* -1 on error */
+MPTRAIN_API bool mpt_is_contiguous(mpt_tensor tensor);
+/* The value of a one-element tensor, as double; NaN on error. Waits for the device. */
+MPTRAIN_API double mpt_item(mpt_tensor tensor);
+/* Copies all elements out in row-major order, unconverted; `bytes` must be exactly their size. */
+MPTRAIN_API mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t bytes);
+/* The same, converted to fp32; `count` must be the number of elements. */
+MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64_t count);
+/* Copies in, over the values of a tensor; counts as an in-place change. */
+MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes);
+/* Text of a tensor into `text` (always terminated); returns the length it needs without the
+   terminator. `digits` significant digits, at most `edge` entries at each end of a dimension. */
+typedef struct mpt_print_config {
+    int digits; /* 4 */
+    int edge;   /* 3 */
+} mpt_print_config;
+MPTRAIN_API mpt_print_config mpt_print_config_default(void);
+MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config, char *text,
+                              size_t size);
+/* |a - b| <= atol + rtol |b| everywhere, NaN equal to nothing. Waits for the device. */
+MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double atol);
+/* An error that names `what` unless the shape fits; -1 fits any size. */
+MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, const char *what);
+
+/* Views: share the storage, no copy. reshape copies if strides forbid a view; one -1 is
+   inferred. */
+MPTRAIN_API mpt_tensor mpt_reshape(mpt_tensor x, mpt_shape shape);
+MPTRAIN_API mpt_tensor mpt_permute(mpt_tensor x, mpt_shape order);
+MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b);
+/* Elements [start, stop) of a dimension, every step-th; negative start/stop count from the end. */
+MPTRAIN_API mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step);
+MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape); /* size-1 and new leading dims */
+MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim);
+
+MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x); /* x itself if it already is */
+MPTRAIN_API mpt_tensor mpt_clone(mpt_tensor x);      /* differentiable copy */
+MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x);     /* same values, no history */
+MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype);
+/* Concatenates `count` tensors that agree in all other dimensions. */
+MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim);
+
+/* ==== Operations ============================================================================= */
+
+/* Elementwise with broadcasting. Two float inputs of different dtype promote to fp32 inside an
+   autocast region and are an error outside. */
+MPTRAIN_API mpt_tensor mpt_add(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_sub(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_mul(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_div(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_add_scalar(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_mul_scalar(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_neg(mpt_tensor x);
+MPTRAIN_API mpt_tensor mpt_exp(mpt_tensor x);
+MPTRAIN_API mpt_tensor mpt_log(mpt_tensor x);
+MPTRAIN_API mpt_tensor mpt_sqrt(mpt_tensor x);
+MPTRAIN_API mpt_tensor mpt_relu(mpt_tensor x);
+MPTRAIN_API mpt_tensor mpt_gelu(mpt_tensor x);      /* exact: x/2 (1 + erf(x/sqrt 2)) */
+MPTRAIN_API mpt_tensor mpt_gelu_tanh(mpt_tensor x); /* the tanh approximation */
+MPTRAIN_API mpt_tensor mpt_tanh(mpt_tensor x);
+MPTRAIN_API mpt_tensor mpt_sigmoid(mpt_tensor x);
+MPTRAIN_API mpt_tensor mpt_isnan(mpt_tensor x);               /* bool */
+MPTRAIN_API mpt_tensor mpt_isinf(mpt_tensor x);               /* bool */
+MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b); /* bool, elementwise */
+
+/* [.., M, K] x [.., K, N] -> [.., M, N]; leading dimensions broadcast; 1-d operands as in PyTorch.
+   fp32 accumulation whatever the dtype. */
+MPTRAIN_API mpt_tensor mpt_matmul(mpt_tensor a, mpt_tensor b);
+
+typedef enum mpt_activation {
+    MPT_ACTIVATION_NONE = 0,
+    MPT_ACTIVATION_RELU,
+    MPT_ACTIVATION_GELU,
+    MPT_ACTIVATION_GELU_TANH,
+    MPT_ACTIVATION_TANH,
+    MPT_ACTIVATION_SIGMOID
+} mpt_activation;
+/* y = activation(x w^T + bias): x [.., in], w [out, in], bias [out] or a null handle. */
+MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  mpt_activation activation);
+
+/* Reductions over one dimension (negative counts from the end), or over all with MPT_ALL_DIMS.
+   Accumulated in fp32 by a fixed tree. sum and mean give fp32 inside autocast. */
+#define MPT_ALL_DIMS INT32_MIN
+MPTRAIN_API mpt_tensor mpt_sum(mpt_tensor x, int dim, bool keep_dim);
+MPTRAIN_API mpt_tensor mpt_mean(mpt_tensor x, int dim, bool keep_dim);
+MPTRAIN_API mpt_tensor mpt_max(mpt_tensor x, int dim, bool keep_dim); /* NaN wins; first of ties */
+MPTRAIN_API mpt_tensor mpt_argmax(mpt_tensor x, int dim, bool keep_dim); /* i64 */
+
+MPTRAIN_API mpt_tensor mpt_softmax(mpt_tensor x, int dim);
+MPTRAIN_API mpt_tensor mpt_log_softmax(mpt_tensor x, int dim);
+/* Zeroes with probability p and scales the rest by 1/(1-p) while the context trains; identity in
+   eval mode of the calling module, inside inference mode, and for p = 0. */
+MPTRAIN_API mpt_tensor mpt_dropout(mpt_tensor x, double p);
+
+typedef enum mpt_reduction { MPT_MEAN = 0, MPT_SUM, MPT_NONE } mpt_reduction;
+
+typedef struct mpt_nll_config {
+    mpt_reduction reduction; /* MPT_MEAN: over the kept samples, by weight */
+    int64_t ignore_index;    /* -100 */
+    mpt_tensor weight;       /* [C] or a null handle */
+    double label_smoothing;  /* 0; cross_entropy only */
+} mpt_nll_config;
+MPTRAIN_API mpt_nll_config mpt_nll_config_default(void);
+/* log-probabilities [N, C] or [C], targets i64 [N] or 0-d -> fp32. A target outside [0, C) that is
+   not ignore_index is an error that names the sample; weights stay untouched. */
+MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
+                                    const mpt_nll_config *config);
+/* The same from logits, log-softmax fused in fp32. */
+MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
+                                         const mpt_nll_config *config);
+MPTRAIN_API mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction);
+
+/* ==== Autograd =============================================================================== */
+
+/* Leaves only: a floating tensor whose gradient mpt_backward shall leave in mpt_grad. */
+MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on);
+/* Backward from a one-element tensor. Gradients add up until zero_grad. */
+MPTRAIN_API mpt_status mpt_backward(mpt_tensor loss);
+/* From any tensor, with the gradient that enters it (null handle = ones for one element);
+   `retain` keeps the saved tensors for another pass. */
+MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain);
+/* The gradient of a leaf (fp32 for parameters); an error if it has none, see mpt_has_grad. */
+MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor);
+MPTRAIN_API bool mpt_has_grad(mpt_tensor tensor);
+MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor); /* to none */
+/* No history inside; nestable. Inference mode keeps nothing at all: its tensors cannot take part
+   in a later backward. */
+MPTRAIN_API mpt_status mpt_no_grad_begin(mpt_context *context);
+MPTRAIN_API mpt_status mpt_no_grad_end(mpt_context *context);
+MPTRAIN_API mpt_status mpt_inference_begin(mpt_context *context);
+MPTRAIN_API mpt_status mpt_inference_end(mpt_context *context);
+
+/* ==== Autocast =============================================================================== */
+
+/* Until the matching end, ops run in the precision of the policy table: matmul-like ones in
+   `dtype` (MPT_F16 or MPT_BF16), losses, softmax and sums in fp32, the rest in its input's dtype.
+   MPT_F32 opens a region in which casting is off. Nestable. */
+MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype);
+MPTRAIN_API mpt_status mpt_autocast_end(mpt_context *context);
+/* The policy table as text, one op per line; returns the length it needs. */
+MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size);
+
+/* ==== Modules ================================================================================ */
+
+/* Layers. A module belongs to one context; parameters get their values when the tree's root is
+   first used (forward, optimizer, save, value read), from (seed, root, path) alone. */
+MPTRAIN_API mpt_module mpt_nn_linear(mpt_context *context, int64_t in_features,
+                                     int64_t out_features);
+MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in_features,
+                                             int64_t out_features);
+MPTRAIN_API mpt_module mpt_nn_relu(mpt_context *context);
+MPTRAIN_API mpt_module mpt_nn_gelu(mpt_context *context);
+MPTRAIN_API mpt_module mpt_nn_tanh(mpt_context *context);
+MPTRAIN_API mpt_module mpt_nn_sigmoid(mpt_context *context);
+MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p);
+MPTRAIN_API mpt_module mpt_nn_softmax(mpt_context *context, int dim);
+MPTRAIN_API mpt_module mpt_nn_log_softmax(mpt_context *context, int dim);
+MPTRAIN_API mpt_module mpt_nn_flatten(mpt_context *context); /* all but the first dimension */
+
+static inline mpt_module mpt_module_end(void) {
+    mpt_module end;
+    end.context = NULL, end.slot = UINT32_MAX, end.generation = UINT32_MAX;
+    return end;
+}
+/* Ends the list of mpt_sequential and mpt_nn_list. */
+#define MPT_END mpt_module_end()
+/* Children run in order; they are named "0", "1", ... */
+MPTRAIN_API mpt_module mpt_sequential(mpt_context *context, ...);
+MPTRAIN_API mpt_module mpt_sequential_array(mpt_context *context, const mpt_module *modules,
+                                            int count);
+/* A list only holds its children; mpt_child reaches them. */
+MPTRAIN_API mpt_module mpt_nn_list(mpt_context *context, ...);
+MPTRAIN_API mpt_module mpt_nn_list_array(mpt_context *context, const mpt_module *modules,
+                                         int count);
+
+/* How a parameter gets its first values. */
+typedef enum mpt_init_kind {
+    MPT_INIT_DEFAULT = 0, /* what PyTorch's layer of that name does */
+    MPT_INIT_ZEROS,
+    MPT_INIT_ONES,
+    MPT_INIT_CONSTANT,        /* a */
+    MPT_INIT_UNIFORM,         /* [a, b) */
+    MPT_INIT_NORMAL,          /* mean a, deviation b */
+    MPT_INIT_XAVIER_UNIFORM,  /* gain a */
+    MPT_INIT_XAVIER_NORMAL,   /* gain a */
+    MPT_INIT_KAIMING_UNIFORM, /* gain a, fan in */
+    MPT_INIT_KAIMING_NORMAL   /* gain a, fan in */
+} mpt_init_kind;
+typedef struct mpt_init {
+    mpt_init_kind kind;
+    double a, b;
+} mpt_init;
+MPTRAIN_API mpt_init mpt_init_make(mpt_init_kind kind, double a, double b);
+/* Before the first use: a recipe. After it: draws again at once. `name` is a parameter's path below
+   `module`, or NULL for every parameter of two or more dimensions. */
+MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_init init);
+
+/* User-defined modules. `forward` fills out[0..n_out) from in[0..n_in) with ops and children and
+   returns MPT_OK. Input and output names may be NULL. */
+typedef struct mpt_module_class {
+    const char *name;
+    mpt_status (*forward)(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                          mpt_tensor *out, int n_out);
+    void (*destroy)(void *user); /* may be NULL */
+    const char *const *input_names;
+    const char *const *output_names;
+    int n_inputs, n_outputs;
+} mpt_module_class;
+MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
+                                         void *user);
+MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child);
+MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
+                                         mpt_init init);
+
+/* A parameter's or child's handle by its path ("0.weight"). */
+MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path);
+MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path);
+MPTRAIN_API int mpt_parameter_count(mpt_module module);     /* tensors; shared ones count once */
+MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module); /* elements */
+/* Parameter number `index` in tree order; its path goes to `path` (truncated, terminated). */
+MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t path_size);
+
+MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x);
+MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
+                                     mpt_tensor *out, int n_out);
+MPTRAIN_API mpt_status mpt_train(mpt_module module); /* dropout on: the state after creation */
+MPTRAIN_API mpt_status mpt_eval(mpt_module module);
+MPTRAIN_API bool mpt_is_training(mpt_module module);
+/* A name that replaces the creation order in the key of the initial values. */
+MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label);
+/* Pure half: parameters become `dtype`; optimizers keep fp32 masters. A weight beyond the range of
+   `dtype` is an error that names it, and nothing changes. Before any optimizer. */
+MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype);
+/* Inside autocast, this module and its children run in `dtype` (MPT_F32: casting off). */
+MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
+/* Table of modules, shapes, parameters and bytes; returns the length it needs. */
+MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size);
+/* Copies parameter values between trees of the same shape, also between contexts. */
+MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source);
+/* Destroys a tree that is not part of another one, and its parameters. */
+MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root);
+/* A 64-bit hash over names, shapes, dtypes and bits of all parameters. */
+MPTRAIN_API uint64_t mpt_module_hash(mpt_module module);
+
+/* User-defined ops: forward and backward as compositions of ops, run without history. In forward,
+   read inputs, set outputs, save what backward needs; in backward, read saved tensors and output
+   gradients, set input gradients (null handle = none). */
+typedef struct mpt_op_call mpt_op_call;
+typedef enum mpt_autocast_class {
+    MPT_AUTOCAST_INPUT = 0, /* runs in its inputs' dtype */
+    MPT_AUTOCAST_LOW,
+    MPT_AUTOCAST_FP32
+} mpt_autocast_class;
+typedef struct mpt_op_class {
+    const char *name;
+    mpt_autocast_class autocast;
+    mpt_status (*forward)(mpt_op_call *call, void *user);
+    mpt_status (*backward)(mpt_op_call *call, void *user); /* NULL: not differentiable */
+    int n_inputs, n_outputs;
+} mpt_op_class;
+MPTRAIN_API mpt_op mpt_op_register(mpt_context *context, const mpt_op_class *cls, void *user);
+MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *out,
+                                    int n_out);
+MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index);
+MPTRAIN_API mpt_status mpt_op_set_output(mpt_op_call *call, int index, mpt_tensor value);
+MPTRAIN_API mpt_status mpt_op_save(mpt_op_call *call, int index, mpt_tensor value); /* 0..7 */
+MPTRAIN_API mpt_tensor mpt_op_saved(mpt_op_call *call, int index);
+MPTRAIN_API mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index);
+MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_tensor gradient);
+
+/* ==== Optimizers ============================================================================= */
+
+typedef struct mpt_sgd_config {
+    double lr;           /* 1e-3 */
+    double momentum;     /* 0 */
+    double dampening;    /* 0 */
+    double weight_decay; /* 0, added to the gradient */
+    bool nesterov;       /* false; needs momentum > 0 and dampening 0 */
+    bool allow_shared;   /* false; true: parameters may be in another optimizer too */
+} mpt_sgd_config;
+typedef struct mpt_adam_config {
+    double lr;           /* 1e-3 */
+    double beta1, beta2; /* 0.9, 0.999 */
+    double eps;          /* 1e-8, outside the root, after bias correction */
+    double weight_decay; /* Adam: 0, added to the gradient; AdamW: 1e-2, decoupled */
+    bool allow_shared;   /* false */
+} mpt_adam_config;
+typedef mpt_adam_config mpt_adamw_config;
+
+MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void);
+MPTRAIN_API mpt_adam_config mpt_adam_config_default(void);
+MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void);
+/* Over all parameters of a tree. Order of operations as in torch.optim (fused form); moments and
+   arithmetic are fp32, half parameters get fp32 masters, steps count in 64 bits. */
+MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config);
+MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config);
+MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config);
+
+/* Parameter groups. Group 0 holds what the creator got; mpt_optimizer_add makes another one of the
+   module's parameters (those already held move there), with its own lr and decay: all below
+   `module`, or the one at path `parameter` if that is not NULL. */
+typedef struct mpt_group_config {
+    double lr; /* absolute */
+    double weight_decay;
+} mpt_group_config;
+MPTRAIN_API int mpt_optimizer_add(mpt_optimizer optimizer, mpt_module module, const char *parameter,
+                                  const mpt_group_config *config); /* group index, -1 on error */
+MPTRAIN_API int mpt_optimizer_groups(mpt_optimizer optimizer);
+MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer optimizer, int group,
+                                  double lr);                      /* -1: all groups */
+MPTRAIN_API double mpt_get_lr(mpt_optimizer optimizer, int group); /* that of the next step */
+
+/* Gradients to none: parameters without a new gradient are then left alone by the step. */
+MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer optimizer);
+/* Multiplies the gradients so that their joint 2-norm is at most max_norm; returns the norm before,
+   0-d fp32, without a wait. After mpt_unscale if there is a scaler. */
+MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm);
+MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer optimizer, double limit);
+MPTRAIN_API mpt_status mpt_step(mpt_optimizer optimizer);
+/* Steps that were really applied so far (skipped ones do not count). Waits for the device. */
+MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer optimizer);
+MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer optimizer); /* moments, masters, counters */
+MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer optimizer);
+
+/* Schedules. Per step they are indexed on the device by the count of applied steps; per epoch they
+   move when mpt_schedule_step is called. One schedule per optimizer. */
+typedef enum mpt_schedule_unit { MPT_PER_STEP = 0, MPT_PER_EPOCH } mpt_schedule_unit;
+/* lr = eta_min + (base - eta_min)(1 + cos(pi t / t_max)) / 2 */
+MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t_max,
+                                              double eta_min, mpt_schedule_unit unit);
+/* lr = base (start + (1 - start) min(t, warmup) / warmup), then, if t_max > warmup, cosine
+   annealing to eta_min over the remaining t_max - warmup. */
+MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup,
+                                    int64_t t_max, double eta_min, mpt_schedule_unit unit);
+MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule schedule);
+MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule schedule);
+
+/* ==== Gradient scaler ======================================================================== */
+
+typedef struct mpt_scaler_config {
+    double init_scale;       /* 65536 */
+    double growth_factor;    /* 2; > 1 */
+    double backoff_factor;   /* 0.5; in (0, 1) */
+    int64_t growth_interval; /* 2000 clean steps; >= 1 */
+    double min_scale;        /* 1: the floor; 0 = none */
+    double max_scale;        /* 2^24: the ceiling; 0 = none */
+    bool enabled;            /* true; false: every call passes through */
+    bool fixed;              /* false; true: static loss scaling, overflow still skips */
+    int64_t patience;        /* 100 skips in a row end in an error with a diagnosis; 0 = never */
+    int64_t window; /* 1000 steps: skip rates of successive windows are compared; 0 = never */
+} mpt_scaler_config;
+MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void);
+MPTRAIN_API mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_config *config);
+/* loss * scale, fp32. */
+MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler scaler, mpt_tensor loss);
+/* Divides the optimizer's gradients by the scale and looks for non-finite values, before and after.
+   Once per optimizer and update. No wait. */
+MPTRAIN_API mpt_status mpt_unscale(mpt_scaler scaler, mpt_optimizer optimizer);
+/* mpt_unscale if it has not been called, then the optimizer's step unless a gradient was
+   non-finite. Queued; mpt_step_outcome tells. */
+MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler scaler, mpt_optimizer optimizer);
+/* Leaves this optimizer out of the current update on purpose. */
+MPTRAIN_API mpt_status mpt_scaler_skip(mpt_scaler scaler, mpt_optimizer optimizer);
+/* Grows or backs off the scale; once per iteration, after every optimizer's step. */
+MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler scaler);
+
+typedef enum mpt_outcome {
+    MPT_OUTCOME_NONE = 0,
+    MPT_OUTCOME_APPLIED,
+    MPT_OUTCOME_SKIPPED
+} mpt_outcome;
+typedef struct mpt_scaler_stats {
+    double scale;
+    int64_t growth_tracker; /* clean steps since the last change */
+    int64_t steps, skipped; /* updates with at least one optimizer step; of those, skipped */
+    int64_t skipped_in_a_row;
+    int64_t last_skipped_step; /* counted from 1; 0 = never */
+} mpt_scaler_stats;
+/* What became of the last update's step. Waits for the device. */
+MPTRAIN_API mpt_outcome mpt_step_outcome(mpt_scaler scaler);
+MPTRAIN_API double mpt_get_scale(mpt_scaler scaler);                   /* waits for the device */
+MPTRAIN_API mpt_status mpt_set_scale(mpt_scaler scaler, double scale); /* keeps the tracker */
+/* The numbers as of the last finished update; does not wait. */
+MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler scaler);
+MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler scaler);
+MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler scaler);
+
+/* Plain state of a scaler, as in GradScaler.state_dict(). */
+typedef struct mpt_scaler_state {
+    double scale, growth_factor, backoff_factor;
+    int64_t growth_interval, growth_tracker;
+} mpt_scaler_state;
+MPTRAIN_API mpt_scaler_state mpt_scaler_get_state(mpt_scaler scaler);
+MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler scaler, const mpt_scaler_state *state);
+
+/* ==== Data =================================================================================== */
+
+typedef enum mpt_split { MPT_TRAIN = 0, MPT_TEST } mpt_split;
+
+/* Samples in memory: `count` inputs of `shape` and `dtype` one after the other, and as many targets
+   (i64 class numbers, or float tensors). With copy = false the caller keeps both alive. */
+typedef struct mpt_memory_dataset_config {
+    int64_t count;
+    mpt_dtype dtype;
+    mpt_shape shape;
+    const void *inputs;
+    mpt_dtype target_dtype; /* MPT_I64 */
+    mpt_shape target_shape; /* MPT_SCALAR */
+    const void *targets;
+    bool copy; /* true */
+} mpt_memory_dataset_config;
+MPTRAIN_API mpt_memory_dataset_config mpt_memory_dataset_config_default(void);
+MPTRAIN_API mpt_dataset mpt_memory_dataset(mpt_context *context,
+                                           const mpt_memory_dataset_config *config);
+/* MNIST from a directory with the four idx files, plain or .gz, under their usual names. u8 inputs
+   [1, 28, 28], delivered as value / 255. */
+MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, mpt_split split);
+/* Any pair of idx files; targets_path may be NULL. */
+MPTRAIN_API mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path,
+                                const char *targets_path);
+/* Samples from a callback, which loader workers run side by side: it fills `input` and `target`
+   (sizes as declared) for sample `index`, or returns false with a message in `error`. */
+typedef struct mpt_user_dataset_config {
+    int64_t count;
+    mpt_dtype dtype;
+    mpt_shape shape;
+    mpt_dtype target_dtype;
+    mpt_shape target_shape;
+    bool (*sample)(void *user, int64_t index, uint64_t seed, void *input, void *target, char *error,
+                   size_t error_size);
+    void *user;
+} mpt_user_dataset_config;
+MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
+                                         const mpt_user_dataset_config *config);
+
+MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset); /* -1 on error */
+/* (value - mean) / deviation on delivery, u8 inputs after division by 255. */
+MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation);
+/* Mean and deviation over all elements, as delivered without normalisation. */
+MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean, double *deviation);
+/* Samples [first, first + count) as a dataset of their own. */
+MPTRAIN_API mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t count);
+/* Deals all samples out by a seeded permutation; fractions sum to 1; parts[] gets n datasets. */
+MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
+                                        uint64_t seed, mpt_dataset *parts);
+/* One sample, converted as a loader would: input to fp32, target as stored. */
+MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input,
+                                  int64_t *target);
+MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset);
+
+typedef struct mpt_loader_config {
+    int64_t batch;   /* 64 */
+    bool shuffle;    /* false */
+    bool drop_last;  /* false */
+    int workers;     /* 0: the calling thread loads */
+    int prefetch;    /* 2 batches per worker */
+    mpt_dtype dtype; /* MPT_F32; inputs arrive so: MPT_F16, MPT_BF16 */
+    uint64_t seed;   /* 0: derived from the context's */
+} mpt_loader_config;
+MPTRAIN_API mpt_loader_config mpt_loader_config_default(void);
+typedef struct mpt_batch {
+    mpt_tensor x, y; /* [batch, shape..], [batch, target shape..]; live until the next call */
+    int64_t size;    /* samples */
+    int64_t index;   /* number of the batch in its epoch */
+} mpt_batch;
+MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset dataset,
+                                         const mpt_loader_config *config);
+/* The next batch; false at the end of an epoch (the next call then starts another one) and on
+   error. Order and values depend on seed, epoch and index alone, never on the number of workers. */
+MPTRAIN_API bool mpt_loader_next(mpt_loader loader, mpt_batch *batch);
+MPTRAIN_API int64_t mpt_loader_batches(mpt_loader loader);  /* per epoch */
+MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader loader); /* to the start of a new epoch */
+typedef struct mpt_loader_stats {
+    int64_t batches;       /* delivered so far */
+    int64_t epoch;         /* from 0 */
+    double seconds_waited; /* the training thread waited for data */
+    int64_t by_worker[64]; /* samples made by each worker */
+} mpt_loader_stats;
+MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader loader);
+MPTRAIN_API mpt_status mpt_loader_destroy(mpt_loader loader);
+
+/* ==== Files ================================================================================== */
+
+typedef struct mpt_load_config {
+    bool strict; /* true: the same names on both sides; false: what matches by name */
+} mpt_load_config;
+MPTRAIN_API mpt_load_config mpt_load_config_default(void);
+/* All parameters as safetensors. The file appears whole or not at all. */
+MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path);
+/* Checks everything, then copies in; on error nothing changed. Values convert to the parameter's
+   dtype. Returns the status; *loaded (may be NULL) counts the tensors taken. */
+MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
+                                int *loaded);
+MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
+                                       const mpt_load_config *config, int *loaded);
+
+/* ==== Metrics, inspection ==================================================================== */
+
+/* Adds a 0-d tensor to a running mean without waiting for the device. Names are compared by text;
+   at most 16 of them. */
+MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, mpt_tensor value);
+/* Mean since the last reset, of what has arrived; waits if `wait`. NaN if nothing. */
+MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool wait);
+MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name);
+
+typedef struct mpt_counters {
+    int64_t calls;                  /* public calls */
+    int64_t launches;               /* kernels executed */
+    int64_t op_records;             /* ops recorded for backward */
+    int64_t form_hits, form_misses; /* derived forms of weights: reused, made */
+    int64_t parallel_runs;          /* kernels that used more than one thread */
+    int64_t by_thread[64];          /* chunks of work done by each pool thread, 0 = the caller */
+} mpt_counters;
+MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context);
+/* Every launch as one line of text to `write`; NULL ends it. */
+MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
+                                          void (*write)(void *user, const char *line), void *user);
+/* Checks every output for non-finite values and remembers the first: op, tensor, module, step. Also
+   switched on by the scaler for one step after an overflow. Waits at every launch. */
+MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on);
+/* Text about the first non-finite value found; empty if none. */
+MPTRAIN_API const char *mpt_nan_report(mpt_context *context);
+/* Records the launches from here to mpt_record_end; mpt_replay executes them again on the current
+   values of parameters, states and the recorded inputs. */
+MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context);
+MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context);
+MPTRAIN_API mpt_status mpt_replay(mpt_recording recording);
+MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording);
+MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording);
+
+/* ==== Fit ==================================================================================== */
+
+typedef struct mpt_progress {
+    int epoch, epochs;                           /* from 1 */
+    int64_t batch, batches;                      /* from 1 */
+    double loss;                                 /* mean of this epoch so far */
+    double validation_loss, validation_accuracy; /* NaN until there are some */
+    double scale;                                /* loss scale, 1 without a scaler */
+    int64_t skipped_steps;
+    double steps_per_second, seconds, eta_seconds;
+    bool epoch_end;
+    const char *text; /* the line the library would show: bar, figures, ETA */
+} mpt_progress;
+
+typedef struct mpt_fit_config {
+    int epochs;            /* 5 */
+    mpt_dtype precision;   /* MPT_F32; MPT_F16 and MPT_BF16 open an autocast region per step */
+    mpt_scaler scaler;     /* null handle: none, except for MPT_F16, where a default one is made */
+    mpt_loader validation; /* null handle: none */
+    double clip_norm;      /* 0: no clipping */
+    mpt_schedule schedule; /* stepped per epoch; null handle: none */
+    mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user); /* NULL: nll_loss */
+    /* Called after every step and epoch; false stops the training. */
+    bool (*progress)(void *user, const mpt_progress *progress);
+    void *user;
+    int patience;           /* 0; epochs without a better validation loss before stopping */
+    const char *checkpoint; /* NULL; weights of the best (or last) epoch go to this path */
+} mpt_fit_config;
+typedef struct mpt_fit_result {
+    mpt_status status;
+    int epochs;
+    double train_loss, validation_loss, validation_accuracy, seconds, steps_per_second;
+    int64_t steps, skipped_steps;
+    bool stopped_early;
+} mpt_fit_result;
+MPTRAIN_API mpt_fit_config mpt_fit_config_default(void);
+MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
+                                   const mpt_fit_config *config);
+/* Mean nll loss and accuracy (argmax over the last dimension) in inference mode and eval. */
+typedef struct mpt_evaluation {
+    mpt_status status;
+    double loss, accuracy;
+    int64_t samples;
+} mpt_evaluation;
+MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MPTRAIN_H */

@@ -1,0 +1,269 @@
+/* ---------------------------------------------------------------------------------------------
+ * 12_random.c: counter-based random numbers and 64-bit hashes.
+ *
+ * Pure functions. The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy
+ * as 1, 2, 3", SC 2011): a key and an element index give 32 random bits, whatever was drawn before,
+ * by however many threads, in chunks of whatever size, on whatever CPU.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__12_RANDOM_INCLUDED
+#define MPT__12_RANDOM_INCLUDED
+
+#include "10_base.c"
+
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+#include <immintrin.h>
+#endif
+
+/* ==== Hashes ==== */
+
+#define MPT__HASH_GOLDEN UINT64_C(0x9e3779b97f4a7c15) /* 2^64 / golden ratio */
+
+/* The finaliser of SplitMix64: a bijection in which every input bit reaches every output bit. */
+static MPT__INLINE uint64_t mpt__hash_mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+/* Hashes an ordered pair; with one of the two fixed it is a bijection of the other. */
+static MPT__INLINE uint64_t mpt__hash_u64(uint64_t a, uint64_t b) {
+    return mpt__hash_mix(mpt__hash_mix(a + MPT__HASH_GOLDEN) + b);
+}
+
+static MPT__INLINE uint64_t mpt__load_little_endian(const uint8_t *p, size_t bytes) {
+    uint64_t value = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        value |= (uint64_t)p[i] << (8 * i);
+    }
+    return value;
+}
+
+/* Hashes n bytes; the same on little and big endian machines. `seed` may be an earlier hash, which
+ * chains the two. */
+static uint64_t mpt__hash_bytes(uint64_t seed, const void *data, size_t n) {
+    const uint8_t *p = (const uint8_t *)data;
+    uint64_t hash = mpt__hash_u64(seed, (uint64_t)n);
+    for (; n >= 8; n -= 8, p += 8) {
+        hash = mpt__hash_mix(hash + mpt__load_little_endian(p, 8)) ^ MPT__HASH_GOLDEN;
+    }
+    return n > 0 ? mpt__hash_mix(hash + mpt__load_little_endian(p, n)) : hash;
+}
+
+/* ==== Philox 4x32-10 ==== */
+
+#define MPT__PHILOX_ROUNDS 10
+#define MPT__PHILOX_M0 0xd2511f53u
+#define MPT__PHILOX_M1 0xcd9e8d57u
+#define MPT__PHILOX_W0 0x9e3779b9u /* added to the key after each round */
+#define MPT__PHILOX_W1 0xbb67ae85u
+
+/* The bare generator, word by word as in the paper. */
+static void mpt__philox_block(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+    uint32_t k0 = key[0], k1 = key[1];
+    for (int round = 0; round < MPT__PHILOX_ROUNDS; round++) {
+        uint64_t p0 = (uint64_t)MPT__PHILOX_M0 * c0;
+        uint64_t p1 = (uint64_t)MPT__PHILOX_M1 * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)p0;
+        k0 += MPT__PHILOX_W0;
+        k1 += MPT__PHILOX_W1;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
+
+/* Names one sequence of random words: the seed of the context, a stream (say, the hash of a
+ * module's path) and the number of the call within it. Different keys give unrelated sequences;
+ * among n of them two are equal with probability n^2 / 2^65. */
+typedef struct mpt__rng_key {
+    uint64_t seed;
+    uint64_t stream;
+    uint64_t call;
+} mpt__rng_key;
+
+/* Block `block` of a sequence. The mapping gives seeds their meaning and may not change: the Philox
+ * key is the seed; counter words 0 and 1 are the block index, 2 and 3 the sequence, which is
+ * mpt__hash_u64(stream, call); low words first. */
+static void mpt__philox(uint64_t seed, uint64_t sequence, uint64_t block, uint32_t out[4]) {
+    uint32_t counter[4], key[2];
+    counter[0] = (uint32_t)block;
+    counter[1] = (uint32_t)(block >> 32);
+    counter[2] = (uint32_t)sequence;
+    counter[3] = (uint32_t)(sequence >> 32);
+    key[0] = (uint32_t)seed;
+    key[1] = (uint32_t)(seed >> 32);
+    mpt__philox_block(counter, key, out);
+}
+
+/* Writes words first .. first+n-1 of the key's sequence; word i is word i % 4 of block i / 4. */
+typedef void (*mpt__random_bits_fn)(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out);
+
+static void mpt__random_bits(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {
+    uint64_t sequence = mpt__hash_u64(key.stream, key.call);
+    while (n > 0) {
+        uint32_t words[4];
+        size_t skip = (size_t)(first & 3);
+        size_t take = 4 - skip < n ? 4 - skip : n;
+        mpt__philox(key.seed, sequence, first >> 2, words);
+        for (size_t i = 0; i < take; i++) {
+            out[i] = words[skip + i];
+        }
+        out += take;
+        first += take;
+        n -= take;
+    }
+}
+
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+/* Eight 32x32 -> 64 bit products, split into high and low words. */
+MPT__TARGET("avx2")
+static MPT__INLINE __m256i mpt__avx2_philox_multiply(__m256i a, __m256i m, __m256i *high) {
+    __m256i even = _mm256_mul_epu32(a, m);
+    __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), m);
+    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+    return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+}
+
+/* Writes the 32 words of blocks block .. block+7, whose low counter words must not wrap. */
+MPT__TARGET("avx2")
+static void mpt__avx2_philox8(uint64_t seed, uint64_t sequence, uint64_t block, uint32_t *out) {
+    const __m256i m0 = _mm256_set1_epi32((int)MPT__PHILOX_M0);
+    const __m256i m1 = _mm256_set1_epi32((int)MPT__PHILOX_M1);
+    const __m256i w0 = _mm256_set1_epi32((int)MPT__PHILOX_W0);
+    const __m256i w1 = _mm256_set1_epi32((int)MPT__PHILOX_W1);
+    __m256i k0 = _mm256_set1_epi32((int)(uint32_t)seed);
+    __m256i k1 = _mm256_set1_epi32((int)(uint32_t)(seed >> 32));
+    __m256i c0 = _mm256_add_epi32(_mm256_set1_epi32((int)(uint32_t)block),
+                                  _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    __m256i c1 = _mm256_set1_epi32((int)(uint32_t)(block >> 32));
+    __m256i c2 = _mm256_set1_epi32((int)(uint32_t)sequence);
+    __m256i c3 = _mm256_set1_epi32((int)(uint32_t)(sequence >> 32));
+    for (int round = 0; round < MPT__PHILOX_ROUNDS; round++) {
+        __m256i high0, high1;
+        __m256i low0 = mpt__avx2_philox_multiply(c0, m0, &high0);
+        __m256i low1 = mpt__avx2_philox_multiply(c2, m1, &high1);
+        c0 = _mm256_xor_si256(_mm256_xor_si256(high1, c1), k0);
+        c1 = low1;
+        c2 = _mm256_xor_si256(_mm256_xor_si256(high0, c3), k1);
+        c3 = low0;
+        k0 = _mm256_add_epi32(k0, w0);
+        k1 = _mm256_add_epi32(k1, w1);
+    }
+    /* Lane i of c0..c3 is block i; transposed, b04 holds blocks 0 and 4, and so on. */
+    __m256i t0 = _mm256_unpacklo_epi32(c0, c1), t1 = _mm256_unpackhi_epi32(c0, c1);
+    __m256i t2 = _mm256_unpacklo_epi32(c2, c3), t3 = _mm256_unpackhi_epi32(c2, c3);
+    __m256i b04 = _mm256_unpacklo_epi64(t0, t2), b15 = _mm256_unpackhi_epi64(t0, t2);
+    __m256i b26 = _mm256_unpacklo_epi64(t1, t3), b37 = _mm256_unpackhi_epi64(t1, t3);
+    __m256i *to = (__m256i *)(void *)out;
+    _mm256_storeu_si256(to + 0, _mm256_permute2x128_si256(b04, b15, 0x20));
+    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(b26, b37, 0x20));
+    _mm256_storeu_si256(to + 2, _mm256_permute2x128_si256(b04, b15, 0x31));
+    _mm256_storeu_si256(to + 3, _mm256_permute2x128_si256(b26, b37, 0x31));
+}
+
+/* Same bits as mpt__random_bits. */
+MPT__TARGET("avx2")
+static void mpt__avx2_random_bits(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {
+    uint64_t sequence = mpt__hash_u64(key.stream, key.call);
+    size_t head = (size_t)((4 - (first & 3)) & 3);
+    head = head < n ? head : n;
+    mpt__random_bits(key, first, head, out);
+    first += head;
+    out += head;
+    n -= head;
+    for (; n >= 32; n -= 32, first += 32, out += 32) {
+        uint64_t block = first >> 2;
+        if ((uint32_t)block > UINT32_MAX - 7) {
+            mpt__random_bits(key, first, 32, out);
+        } else {
+            mpt__avx2_philox8(key.seed, sequence, block, out);
+        }
+    }
+    mpt__random_bits(key, first, n, out);
+}
+#endif
+
+/* The fastest form of mpt__random_bits for a level that this CPU has. All give the same bits. */
+static MPT__INLINE mpt__random_bits_fn mpt__random_bits_for(mpt_isa isa) {
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+    if (isa == MPT_ISA_AVX2 || isa == MPT_ISA_AVX512 || isa == MPT_ISA_AMX) {
+        return mpt__avx2_random_bits;
+    }
+#endif
+    (void)isa;
+    return mpt__random_bits;
+}
+
+/* ==== Distributions (the normal one is in 15_math.c, which has its logarithm and sine) ==== */
+
+/* The top 24 bits as a float in [0, 1): a multiple of 2^-24. */
+static MPT__INLINE float mpt__uniform_from_bits(uint32_t bits) {
+    return (float)(bits >> 8) * (1.0f / 16777216.0f);
+}
+
+/* Elements first .. first+n-1 of a sequence uniform in [low, high). low < high; both and their
+ * difference are finite. Element i depends on word i of the key alone. */
+static void mpt__random_uniform(mpt__rng_key key, uint64_t first, size_t n, float low, float high,
+                                float *out) {
+    float range = high - low;
+    uint32_t words[64];
+    for (size_t done = 0; done < n;) {
+        size_t take = n - done < 64 ? n - done : 64;
+        mpt__random_bits(key, first + done, take, words);
+        for (size_t i = 0; i < take; i++) {
+            /* Assigned step by step: within an expression a compiler may keep more than float. */
+            float offset = range * mpt__uniform_from_bits(words[i]);
+            float value = low + offset;
+            /* The sum may round up to high, which is not in the interval. */
+            out[done + i] = value < high ? value : low;
+        }
+        done += take;
+    }
+}
+
+/* The low half of the 128-bit product of a and b, and its high half. */
+static MPT__INLINE uint64_t mpt__multiply_u64(uint64_t a, uint64_t b, uint64_t *high) {
+    uint64_t a0 = a & 0xffffffffu, a1 = a >> 32, b0 = b & 0xffffffffu, b1 = b >> 32;
+    uint64_t low = a0 * b0;
+    uint64_t middle = a1 * b0 + (low >> 32);
+    uint64_t middle2 = a0 * b1 + (middle & 0xffffffffu);
+    *high = a1 * b1 + (middle >> 32) + (middle2 >> 32);
+    return middle2 << 32 | (low & 0xffffffffu);
+}
+
+/* Element `index` of a sequence of integers in [0, bound), bound >= 1, each exactly equally likely
+ * (Lemire, "Fast random integer generation in an interval", 2019). Uses block `index` of the key,
+ * and that of further sequences derived from it in the rare case that both its tries are rejected.
+ */
+static uint64_t mpt__random_below(mpt__rng_key key, uint64_t index, uint64_t bound) {
+    uint64_t sequence = mpt__hash_u64(key.stream, key.call);
+    uint64_t rejected = (0 - bound) % bound; /* 2^64 mod bound */
+    for (;;) {
+        uint32_t words[4];
+        mpt__philox(key.seed, sequence, index, words);
+        for (int i = 0; i < 4; i += 2) {
+            uint64_t high, low;
+            low = mpt__multiply_u64((uint64_t)words[i + 1] << 32 | words[i], bound, &high);
+            if (low >= rejected) {
+                return high;
+            }
+        }
+        sequence = mpt__hash_u64(sequence, index);
+    }
+}
+
+/* A random order of 0 .. n-1, every one equally likely (Fisher and Yates, inside out). */
+static void mpt__random_permutation(mpt__rng_key key, int64_t n, int64_t *out) {
+    for (int64_t i = 0; i < n; i++) {
+        int64_t j = (int64_t)mpt__random_below(key, (uint64_t)i, (uint64_t)i + 1);
+        out[i] = out[j];
+        out[j] = i;
+    }
+}
+
+#endif

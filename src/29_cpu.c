@@ -1,0 +1,204 @@
+/* ---------------------------------------------------------------------------------------------
+ * 29_cpu.c: the CPU backend: one table of kernels per ISA level, filled by the rooms 30 to 35.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__29_CPU_INCLUDED
+#define MPT__29_CPU_INCLUDED
+
+#include "11_parallel.c"
+#include "12_random.c"
+#include "13_dtype.c"
+#include "20_launch.h"
+
+/* ==== Contract ==== */
+
+typedef struct mpt__cpu_kernel mpt__cpu_kernel;
+
+/* A launch with its operands resolved: data[i] points at operand i's element at its offset. */
+typedef struct mpt__cpu_call {
+    const mpt__launch *launch;
+    const mpt__cpu_kernel *kernel; /* the row under way, for mpt__cpu_fall_back */
+    void *data[MPT__MAX_OPERANDS]; /* NULL: absent */
+    mpt__scalar *scalars;
+    void *workspace;
+    mpt__pool *pool;
+} mpt__cpu_call;
+
+typedef void (*mpt__cpu_run)(const mpt__cpu_call *call);
+/* Bytes of workspace for a launch, per pool and problem; may be NULL for none. */
+typedef int64_t (*mpt__cpu_workspace)(const mpt__launch *launch, int threads);
+
+struct mpt__cpu_kernel {
+    mpt__cpu_run run;
+    mpt__cpu_workspace workspace;
+    const mpt__cpu_kernel *fallback; /* the row that this one replaced; NULL in ref */
+};
+
+#define MPT__CPU_LEVELS 4 /* the most that stand on each other: ref, AVX2, AVX-512, AMX */
+
+/* Each room adds its kernels over those of the rooms below it: ref fills every row, a SIMD room
+   replaces the rows it does better. A SIMD kernel that cannot take a launch (odd dtype, strides)
+   hands it to the row it replaced by mpt__cpu_fall_back. */
+typedef struct mpt__cpu {
+    mpt__base *base;
+    mpt__pool *pool;
+    mpt_isa isa;
+    mpt__backend *backend;
+    mpt__cpu_kernel kernel[MPT__KERNEL_COUNT];
+    mpt__cpu_kernel replaced[MPT__CPU_LEVELS - 1][MPT__KERNEL_COUNT];
+} mpt__cpu;
+
+/* Makes `run` the kernel of its row, over what stands there. */
+static void mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id, mpt__cpu_run run,
+                         mpt__cpu_workspace workspace) {
+    mpt__cpu_kernel *row = &cpu->kernel[id];
+    if (row->run != NULL) {
+        int level = 0;
+        while (level < MPT__CPU_LEVELS - 2 && cpu->replaced[level][id].run != NULL) level++;
+        cpu->replaced[level][id] = *row;
+        row->fallback = &cpu->replaced[level][id];
+    }
+    row->run = run;
+    row->workspace = workspace;
+}
+
+/* Runs a call by the row that the one under way replaced. */
+static MPT__UNUSED void mpt__cpu_fall_back(const mpt__cpu_call *call) {
+    mpt__cpu_call lower = *call;
+    lower.kernel = call->kernel->fallback;
+    lower.kernel->run(&lower);
+}
+
+/* Whether a gated kernel may write; found_inf_slot 0: only the error word decides. */
+static bool mpt__gate_open(const mpt__cpu_call *call, int found_inf_slot) {
+    if (call->scalars[MPT__SLOT_ERROR].i != 0) return false;
+    return found_inf_slot == 0 || call->scalars[found_inf_slot].i == 0;
+}
+
+/* The key of what a launch draws: (seed, stream, call), or, where slot[0] names a step,
+   (seed, hash_u64(stream, step), call). */
+static mpt__rng_key mpt__cpu_rng_key(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__rng_key key;
+    key.seed = launch->rng.seed;
+    key.stream = launch->rng.stream;
+    key.call = launch->rng.call;
+    if (launch->slot[0] != 0) {
+        key.stream = mpt__hash_u64(key.stream, (uint64_t)call->scalars[launch->slot[0]].i);
+    }
+    return key;
+}
+
+/* ==== Backend functions ==== */
+
+static bool mpt__cpu_implements(void *self, mpt__kernel kernel) {
+    const mpt__cpu *cpu = (const mpt__cpu *)self;
+    return cpu->isa == MPT_ISA_NULL || cpu->kernel[kernel].run != NULL;
+}
+
+/* Enough for the row and for those that it may fall back to. */
+static int64_t mpt__cpu_workspace_bytes(void *self, const mpt__launch *launch) {
+    const mpt__cpu *cpu = (const mpt__cpu *)self;
+    int threads = mpt__pool_threads(cpu->pool);
+    int64_t bytes = 0;
+    if (launch->kernel >= MPT__KERNEL_COUNT) return 0;
+    for (const mpt__cpu_kernel *row = &cpu->kernel[launch->kernel]; row; row = row->fallback) {
+        int64_t need = row->workspace != NULL ? row->workspace(launch, threads) : 0;
+        if (need > bytes) bytes = need;
+    }
+    return bytes;
+}
+
+static mpt_status mpt__cpu_launch(void *self, const mpt__execution *execution,
+                                  const mpt__launch *launch) {
+    const mpt__cpu *cpu = (const mpt__cpu *)self;
+    if (launch->kernel >= MPT__KERNEL_COUNT || cpu->kernel[launch->kernel].run == NULL) {
+        mpt__format_text(cpu->backend->error, sizeof cpu->backend->error,
+                         "the %s backend has no kernel number %d", cpu->backend->name,
+                         (int)launch->kernel);
+        return MPT_ERROR_UNSUPPORTED;
+    }
+    mpt__cpu_call call;
+    call.launch = launch;
+    call.kernel = &cpu->kernel[launch->kernel];
+    call.scalars = execution->scalars;
+    call.workspace = execution->workspace;
+    call.pool = cpu->pool;
+    for (int i = 0; i < MPT__MAX_OPERANDS; i++) {
+        call.data[i] = NULL;
+        if (i < launch->n_operands && launch->operand[i].storage != 0) {
+            const mpt__operand *o = &launch->operand[i];
+            char *base = (char *)execution->data[o->storage];
+            /* Storages of zero bytes have no memory, and no element is touched. */
+            call.data[i] = base != NULL ? base + o->offset * mpt__dtype_info[o->dtype].bytes : NULL;
+        }
+    }
+    /* Kernels start with denormals as IEEE has them, whatever the program set; those that flush
+       them say so themselves. */
+    uint32_t denormals = mpt__flush_denormals(false);
+    call.kernel->run(&call);
+    mpt__restore_denormals(denormals);
+    return MPT_OK;
+}
+
+static mpt_status mpt__cpu_launch_nothing(void *self, const mpt__execution *execution,
+                                          const mpt__launch *launch) {
+    (void)self;
+    (void)execution;
+    (void)launch;
+    return MPT_OK;
+}
+
+/* Uploads and downloads alike: device memory is host memory. */
+static mpt_status mpt__cpu_transfer(void *self, void *destination, const void *source,
+                                    size_t bytes) {
+    (void)self;
+    if (bytes > 0) memcpy(destination, source, bytes);
+    return MPT_OK;
+}
+
+static mpt_status mpt__cpu_synchronize(void *self) {
+    (void)self;
+    return MPT_OK;
+}
+
+static void mpt__cpu_counts(void *self, int64_t *parallel_runs, int64_t by_thread[64]) {
+    mpt__pool_counts(((const mpt__cpu *)self)->pool, parallel_runs, by_thread);
+}
+
+static void mpt__cpu_destroy(void *self) {
+    mpt__cpu *cpu = (mpt__cpu *)self;
+    mpt__pool_destroy(cpu->pool);
+    mpt__release(cpu->base, cpu, sizeof *cpu, MPT_MEMORY_HOST);
+}
+
+/* Fills `backend` with a CPU backend of this level that has a pool but no kernels yet. NULL, with
+   the error recorded in `base`, when memory or threads are out. `backend` must not move while it
+   lives. */
+static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name, int threads,
+                                 mpt__backend *backend) {
+    mpt__cpu *cpu = (mpt__cpu *)mpt__allocate(base, sizeof *cpu, MPT_MEMORY_HOST);
+    if (cpu == NULL) return NULL;
+    cpu->pool = mpt__pool_create(base, isa == MPT_ISA_NULL ? 1 : threads);
+    if (cpu->pool == NULL) {
+        mpt__release(base, cpu, sizeof *cpu, MPT_MEMORY_HOST);
+        return NULL;
+    }
+    cpu->base = base;
+    cpu->isa = isa;
+    cpu->backend = backend;
+    memset(backend, 0, sizeof *backend);
+    backend->name = name;
+    backend->self = cpu;
+    backend->synchronous = true;
+    backend->implements = mpt__cpu_implements;
+    backend->workspace = isa == MPT_ISA_NULL ? NULL : mpt__cpu_workspace_bytes;
+    backend->launch = isa == MPT_ISA_NULL ? mpt__cpu_launch_nothing : mpt__cpu_launch;
+    backend->upload = mpt__cpu_transfer;
+    backend->download = mpt__cpu_transfer;
+    backend->synchronize = mpt__cpu_synchronize;
+    backend->counts = mpt__cpu_counts;
+    backend->destroy = mpt__cpu_destroy;
+    return cpu;
+}
+
+#endif

@@ -1,0 +1,233 @@
+/* ---------------------------------------------------------------------------------------------
+ * 32_cpu_avx2.c: the vector layer of AVX2 + FMA + F16C, and the kernels that it makes.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__32_CPU_AVX2_INCLUDED
+#define MPT__32_CPU_AVX2_INCLUDED
+
+#include "32_cpu_simd.c"
+
+#ifdef MPT__SIMD_X86
+#define MPT__HAS_AVX2 1
+
+/* ==== Vector layer: 8 floats, in addition to the words of 15_math.c ==== */
+
+#define MPT__AVX2 MPT__TARGET("avx2,fma,f16c") static
+#define MPT__AVX2_OP MPT__TARGET("avx2,fma,f16c") static MPT__FORCE_INLINE
+
+MPT__AVX2_OP mpt__v8_f mpt__v8_zero(void) { return _mm256_setzero_ps(); }
+MPT__AVX2_OP mpt__v8_f mpt__v8_load(const float *p) { return _mm256_loadu_ps(p); }
+MPT__AVX2_OP void mpt__v8_store(float *p, mpt__v8_f v) { _mm256_storeu_ps(p, v); }
+MPT__AVX2_OP mpt__v8_f mpt__v8_sqrt(mpt__v8_f a) { return _mm256_sqrt_ps(a); }
+MPT__AVX2_OP mpt__v8_f mpt__v8_fma(mpt__v8_f a, mpt__v8_f b, mpt__v8_f c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+/* The first n lanes; none below 1, all from 8 up. */
+MPT__AVX2_OP mpt__v8_m mpt__v8_first(int64_t n) {
+    __m256i count = _mm256_set1_epi32((int)(n < 0 ? 0 : n > 8 ? 8 : n));
+    return _mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+/* Lanes left out read as 0 and touch no memory. */
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_lanes(const float *p, mpt__v8_m lanes) {
+    return _mm256_maskload_ps(p, lanes);
+}
+MPT__AVX2_OP void mpt__v8_store_lanes(float *p, mpt__v8_f v, mpt__v8_m lanes) {
+    _mm256_maskstore_ps(p, lanes, v);
+}
+MPT__AVX2_OP mpt__v8_m mpt__v8_greater(mpt__v8_f a, mpt__v8_f b) {
+    return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ));
+}
+MPT__AVX2_OP mpt__v8_m mpt__v8_equal(mpt__v8_f a, mpt__v8_f b) {
+    return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_EQ_OQ));
+}
+MPT__AVX2_OP mpt__v8_m mpt__v8_is_nan(mpt__v8_f a) {
+    return _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+}
+/* Lanes of random words >= threshold, unsigned. */
+MPT__AVX2_OP mpt__v8_m mpt__v8_words_from(const uint32_t *words, uint32_t threshold) {
+    __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)words);
+    __m256i t = _mm256_set1_epi32((int)threshold);
+    return _mm256_cmpeq_epi32(_mm256_max_epu32(w, t), w);
+}
+
+/* Rounds to MPT_F16 or MPT_BF16 and back; 0 leaves as is. */
+MPT__AVX2_OP mpt__v8_f mpt__v8_round(mpt__v8_f v, int dtype) {
+    if (dtype == MPT_F16) return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    if (dtype == MPT_BF16) {
+        __m256i half = mpt__avx2_round_bf16(_mm256_castps_si256(v));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(half, 16));
+    }
+    return v;
+}
+
+MPT__AVX2_OP mpt__v8_f mpt__v8_from_half(__m128i half, int dtype) {
+    if (dtype == MPT_F16) return _mm256_cvtph_ps(half);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+/* 8 elements of dtype F32, F16 or BF16 as floats. */
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_full(const void *p, int dtype) {
+    if (dtype == MPT_F32) return _mm256_loadu_ps((const float *)p);
+    return mpt__v8_from_half(_mm_loadu_si128((const __m128i *)p), dtype);
+}
+/* The first n of 8 elements, all from 8 up, none below 1; the rest 0. */
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_as(const void *p, int64_t n, int dtype) {
+    if (n >= 8) return mpt__v8_load_full(p, dtype);
+    if (dtype == MPT_F32) return _mm256_maskload_ps((const float *)p, mpt__v8_first(n));
+    uint16_t rest[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    for (int i = 0; i < n; i++) rest[i] = ((const uint16_t *)p)[i];
+    return mpt__v8_from_half(_mm_loadu_si128((const __m128i *)(const void *)rest), dtype);
+}
+
+/* Stores the first n (any number) of 8 lanes as elements of dtype F32, F16 or BF16. */
+MPT__AVX2_OP void mpt__v8_store_as(void *p, mpt__v8_f v, int64_t n, int dtype) {
+    __m128i half;
+    if (dtype == MPT_F32) {
+        if (n >= 8) {
+            _mm256_storeu_ps((float *)p, v);
+        } else {
+            _mm256_maskstore_ps((float *)p, mpt__v8_first(n), v);
+        }
+        return;
+    }
+    if (dtype == MPT_F16) {
+        half = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+    } else {
+        __m256i words = mpt__avx2_round_bf16(_mm256_castps_si256(v));
+        half = _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    }
+    if (n >= 8) {
+        _mm_storeu_si128((__m128i *)p, half);
+    } else {
+        uint16_t rest[8];
+        _mm_storeu_si128((__m128i *)(void *)rest, half);
+        for (int i = 0; i < n; i++) ((uint16_t *)p)[i] = rest[i];
+    }
+}
+
+/* Transposes 4 rows of 8: lane 4 l + j of row r becomes lane 4 l + r of column j. */
+MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2,
+                                       mpt__v8_f *r3) {
+    __m256 low01 = _mm256_unpacklo_ps(*r0, *r1), high01 = _mm256_unpackhi_ps(*r0, *r1);
+    __m256 low23 = _mm256_unpacklo_ps(*r2, *r3), high23 = _mm256_unpackhi_ps(*r2, *r3);
+    *r0 = _mm256_shuffle_ps(low01, low23, 0x44);
+    *r1 = _mm256_shuffle_ps(low01, low23, 0xee);
+    *r2 = _mm256_shuffle_ps(high01, high23, 0x44);
+    *r3 = _mm256_shuffle_ps(high01, high23, 0xee);
+}
+/* Stores quarter l (4 lanes) at p + l * step. */
+MPT__AVX2_OP void mpt__v8_store_quads(float *p, int64_t step, mpt__v8_f v) {
+    _mm_storeu_ps(p, _mm256_castps256_ps128(v));
+    _mm_storeu_ps(p + step, _mm256_extractf128_ps(v, 1));
+}
+
+/* Sums s0 .. s7 over their lanes. */
+MPT__AVX2_OP __m256 mpt__v8_sum8(__m256 s0, __m256 s1, __m256 s2, __m256 s3, __m256 s4, __m256 s5,
+                                 __m256 s6, __m256 s7) {
+    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(s0, s1), _mm256_hadd_ps(s2, s3));
+    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(s4, s5), _mm256_hadd_ps(s6, s7));
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+MPT__SIMD_WORDS(MPT__AVX2_OP, mpt__v8, MPT__NAME_AVX2)
+
+/* ==== Sums: 8 lanes on every level ==== */
+
+MPT__AVX2 void mpt__avx2_add_lanes(float *lane, int64_t first, const float *x, int64_t n) {
+    int64_t i = 0;
+    for (; i < n && (first + i) % MPT__SUM_LANES != 0; i++) {
+        lane[(first + i) % MPT__SUM_LANES] += x[i];
+    }
+    __m256 sum = _mm256_loadu_ps(lane);
+    for (; i + 8 <= n; i += 8) sum = mpt__v8_add(sum, _mm256_loadu_ps(x + i));
+    _mm256_storeu_ps(lane, sum);
+    for (; i < n; i++) lane[(first + i) % MPT__SUM_LANES] += x[i];
+}
+
+MPT__AVX2 void mpt__avx2_max_lanes(float *lane, int64_t first, const float *x, int64_t n) {
+    int64_t i = 0;
+    for (; i < n && (first + i) % MPT__SUM_LANES != 0; i++) {
+        float *to = &lane[(first + i) % MPT__SUM_LANES];
+        *to = mpt__real_max(*to, x[i]);
+    }
+    __m256 most = _mm256_loadu_ps(lane);
+    for (; i + 8 <= n; i += 8) most = mpt__v8_max_nan(most, _mm256_loadu_ps(x + i));
+    _mm256_storeu_ps(lane, most);
+    for (; i < n; i++) {
+        float *to = &lane[(first + i) % MPT__SUM_LANES];
+        *to = mpt__real_max(*to, x[i]);
+    }
+}
+
+/* Adds the squares of 4 floats to 4 sums. The square of a float is exact in double, so that fusing
+   it with the sum changes nothing. */
+MPT__AVX2_OP __m256d mpt__avx2_add_square(__m256d sum, __m128 x) {
+    __m256d wide = _mm256_cvtps_pd(x);
+    return _mm256_fmadd_pd(wide, wide, sum);
+}
+
+MPT__AVX2 bool mpt__avx2_add_squares(double *lane, const float *x, int64_t n, float multiplier) {
+    const __m256 by = _mm256_set1_ps(multiplier);
+    const __m256i exponent = _mm256_set1_epi32(0x7f800000);
+    __m256i bad = _mm256_setzero_si256();
+    __m256d low = _mm256_loadu_pd(lane), high = _mm256_loadu_pd(lane + 4);
+    for (int64_t i = 0; i < n; i += 8) {
+        __m256 v = mpt__v8_mul(mpt__v8_load_as(x + i, n - i, MPT_F32), by);
+        __m256i field = _mm256_and_si256(_mm256_castps_si256(v), exponent);
+        bad = _mm256_or_si256(bad, _mm256_cmpeq_epi32(field, exponent));
+        if (n - i < 8) v = _mm256_and_ps(v, _mm256_castsi256_ps(mpt__v8_first(n - i)));
+        low = mpt__avx2_add_square(low, _mm256_castps256_ps128(v));
+        high = mpt__avx2_add_square(high, _mm256_extractf128_ps(v, 1));
+    }
+    _mm256_storeu_pd(lane, low);
+    _mm256_storeu_pd(lane + 4, high);
+    return _mm256_testz_si256(bad, bad) != 0;
+}
+
+/* ==== The level ==== */
+
+MPT__SIMD_BLOCKS(MPT__AVX2, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2)
+MPT__SIMD_UPDATE(MPT__AVX2, mpt__avx2, mpt__v8, 8)
+
+#define MPT__ROW(id, value)                                                                        \
+    MPT__AVX2 void mpt__avx2_fn_##id(float *out, const float *x, int64_t n, float c) {             \
+        (void)c;                                                                                   \
+        MPT__SIMD_EACH1(mpt__v8, 8, value)                                                         \
+    }
+MPT__SIMD_UNARY(MPT__ROW, mpt__v8, MPT__NAME_AVX2)
+#undef MPT__ROW
+#define MPT__ROW(id, value)                                                                        \
+    MPT__AVX2 void mpt__avx2_fn_##id(float *out, const float *x, const float *y, int64_t n) {      \
+        MPT__SIMD_EACH2(mpt__v8, 8, value)                                                         \
+    }
+MPT__SIMD_BINARY(MPT__ROW, mpt__v8, MPT__NAME_AVX2)
+#undef MPT__ROW
+
+#define MPT__ROW(id, value)                                                                        \
+    case MPT__FN_##id: return mpt__avx2_fn_##id;
+static mpt__simd_unary_fn mpt__avx2_unary(int function) {
+    switch (function) {
+        MPT__SIMD_UNARY(MPT__ROW, mpt__v8, MPT__NAME_AVX2)
+    default: return NULL;
+    }
+}
+static mpt__simd_binary_fn mpt__avx2_binary(int function) {
+    switch (function) {
+        MPT__SIMD_BINARY(MPT__ROW, mpt__v8, MPT__NAME_AVX2)
+    default: return NULL;
+    }
+}
+#undef MPT__ROW
+
+static const mpt__simd_level mpt__avx2_level = {
+    &mpt__convert_avx2,      mpt__avx2_unary,         mpt__avx2_binary,
+    mpt__avx2_fn_ADD,        mpt__avx2_fn_MUL,        mpt__avx2_max,
+    mpt__avx2_exp_less,      mpt__avx2_divide,        mpt__avx2_clamp,
+    mpt__avx2_less_less,     mpt__avx2_maximum,       mpt__avx2_softmax_slope,
+    mpt__avx2_log_softmax_slope, mpt__avx2_add_lanes, mpt__avx2_max_lanes,
+    mpt__avx2_add_squares,   mpt__avx2_keep,          mpt__avx2_sgd,
+    mpt__avx2_adam};
+
+MPT__SIMD_RUN(MPT__SIMD_WRAPPER, mpt__avx2)
+
+#endif
+#endif

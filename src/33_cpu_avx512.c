@@ -1,0 +1,155 @@
+/* ---------------------------------------------------------------------------------------------
+ * 33_cpu_avx512.c: the vector layer of AVX-512 (F, BW, VL, DQ), and the kernels made of it.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__33_CPU_AVX512_INCLUDED
+#define MPT__33_CPU_AVX512_INCLUDED
+
+#include "32_cpu_avx2.c"
+
+#ifdef MPT__SIMD_X86
+#define MPT__HAS_AVX512 1
+
+/* ==== Vector layer: 16 floats; contracts as in 32_cpu_avx2.c ==== */
+
+#define MPT__AVX512 MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static
+#define MPT__AVX512_OP                                                                             \
+    MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static MPT__FORCE_INLINE
+
+MPT__AVX512_OP mpt__v16_f mpt__v16_zero(void) { return _mm512_setzero_ps(); }
+MPT__AVX512_OP mpt__v16_f mpt__v16_load(const float *p) { return _mm512_loadu_ps(p); }
+MPT__AVX512_OP void mpt__v16_store(float *p, mpt__v16_f v) { _mm512_storeu_ps(p, v); }
+MPT__AVX512_OP mpt__v16_f mpt__v16_sqrt(mpt__v16_f a) {
+    return _mm512_maskz_sqrt_ps((__mmask16)0xffff, a);
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_fma(mpt__v16_f a, mpt__v16_f b, mpt__v16_f c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+MPT__AVX512_OP mpt__v16_m mpt__v16_first(int64_t n) {
+    return (__mmask16)(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u);
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_lanes(const float *p, mpt__v16_m lanes) {
+    return _mm512_maskz_loadu_ps(lanes, p);
+}
+MPT__AVX512_OP void mpt__v16_store_lanes(float *p, mpt__v16_f v, mpt__v16_m lanes) {
+    _mm512_mask_storeu_ps(p, lanes, v);
+}
+MPT__AVX512_OP mpt__v16_m mpt__v16_greater(mpt__v16_f a, mpt__v16_f b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+}
+MPT__AVX512_OP mpt__v16_m mpt__v16_equal(mpt__v16_f a, mpt__v16_f b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
+MPT__AVX512_OP mpt__v16_m mpt__v16_is_nan(mpt__v16_f a) {
+    return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+}
+MPT__AVX512_OP mpt__v16_m mpt__v16_words_from(const uint32_t *words, uint32_t threshold) {
+    return _mm512_cmpge_epu32_mask(_mm512_loadu_si512(words), _mm512_set1_epi32((int)threshold));
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_from_half(__m256i half, int dtype) {
+    if (dtype == MPT_F16) return _mm512_maskz_cvtph_ps((__mmask16)0xffff, half);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+MPT__AVX512_OP __m256i mpt__v16_to_half(mpt__v16_f v, int dtype) {
+    if (dtype == MPT_F16) return mpt__avx512_round_f16(v);
+    return mpt__avx512_round_bf16(_mm512_castps_si512(v));
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_round(mpt__v16_f v, int dtype) {
+    if (dtype != MPT_F16 && dtype != MPT_BF16) return v;
+    return mpt__v16_from_half(mpt__v16_to_half(v, dtype), dtype);
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_full(const void *p, int dtype) {
+    if (dtype == MPT_F32) return _mm512_loadu_ps(p);
+    return mpt__v16_from_half(_mm256_loadu_si256((const __m256i *)p), dtype);
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_as(const void *p, int64_t n, int dtype) {
+    if (n >= 16) return mpt__v16_load_full(p, dtype);
+    __mmask16 lanes = mpt__v16_first(n);
+    if (dtype == MPT_F32) return _mm512_maskz_loadu_ps(lanes, p);
+    return mpt__v16_from_half(_mm256_maskz_loadu_epi16(lanes, p), dtype);
+}
+MPT__AVX512_OP void mpt__v16_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
+    if (n >= 16 && dtype == MPT_F32) {
+        _mm512_storeu_ps(p, v);
+        return;
+    }
+    __mmask16 lanes = mpt__v16_first(n);
+    if (dtype == MPT_F32) {
+        _mm512_mask_storeu_ps(p, lanes, v);
+    } else {
+        _mm256_mask_storeu_epi16(p, lanes, mpt__v16_to_half(v, dtype));
+    }
+}
+MPT__AVX512_OP void mpt__v16_transpose4(mpt__v16_f *r0, mpt__v16_f *r1, mpt__v16_f *r2,
+                                           mpt__v16_f *r3) {
+    __m512 low01 = _mm512_unpacklo_ps(*r0, *r1), high01 = _mm512_unpackhi_ps(*r0, *r1);
+    __m512 low23 = _mm512_unpacklo_ps(*r2, *r3), high23 = _mm512_unpackhi_ps(*r2, *r3);
+    *r0 = _mm512_shuffle_ps(low01, low23, 0x44);
+    *r1 = _mm512_shuffle_ps(low01, low23, 0xee);
+    *r2 = _mm512_shuffle_ps(high01, high23, 0x44);
+    *r3 = _mm512_shuffle_ps(high01, high23, 0xee);
+}
+MPT__AVX512_OP void mpt__v16_store_quads(float *p, int64_t step, mpt__v16_f v) {
+    _mm_storeu_ps(p, _mm512_castps512_ps128(v));
+    _mm_storeu_ps(p + step, _mm512_extractf32x4_ps(v, 1));
+    _mm_storeu_ps(p + 2 * step, _mm512_extractf32x4_ps(v, 2));
+    _mm_storeu_ps(p + 3 * step, _mm512_extractf32x4_ps(v, 3));
+}
+MPT__AVX512_OP __m256 mpt__v16_fold(mpt__v16_f v) {
+    return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+}
+MPT__AVX512_OP __m256 mpt__v16_sum8(__m512 s0, __m512 s1, __m512 s2, __m512 s3, __m512 s4,
+                                    __m512 s5, __m512 s6, __m512 s7) {
+    return mpt__v8_sum8(mpt__v16_fold(s0), mpt__v16_fold(s1), mpt__v16_fold(s2), mpt__v16_fold(s3),
+                        mpt__v16_fold(s4), mpt__v16_fold(s5), mpt__v16_fold(s6), mpt__v16_fold(s7));
+}
+
+MPT__SIMD_WORDS(MPT__AVX512_OP, mpt__v16, MPT__NAME_AVX512)
+
+/* ==== The level ==== */
+
+MPT__SIMD_BLOCKS(MPT__AVX512, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512)
+MPT__SIMD_UPDATE(MPT__AVX512, mpt__avx512, mpt__v16, 16)
+
+#define MPT__ROW(id, value)                                                                        \
+    MPT__AVX512 void mpt__avx512_fn_##id(float *out, const float *x, int64_t n, float c) {         \
+        (void)c;                                                                                   \
+        MPT__SIMD_EACH1(mpt__v16, 16, value)                                                       \
+    }
+MPT__SIMD_UNARY(MPT__ROW, mpt__v16, MPT__NAME_AVX512)
+#undef MPT__ROW
+#define MPT__ROW(id, value)                                                                        \
+    MPT__AVX512 void mpt__avx512_fn_##id(float *out, const float *x, const float *y, int64_t n) {  \
+        MPT__SIMD_EACH2(mpt__v16, 16, value)                                                       \
+    }
+MPT__SIMD_BINARY(MPT__ROW, mpt__v16, MPT__NAME_AVX512)
+#undef MPT__ROW
+
+#define MPT__ROW(id, value)                                                                        \
+    case MPT__FN_##id: return mpt__avx512_fn_##id;
+static mpt__simd_unary_fn mpt__avx512_unary(int function) {
+    switch (function) {
+        MPT__SIMD_UNARY(MPT__ROW, mpt__v16, MPT__NAME_AVX512)
+    default: return NULL;
+    }
+}
+static mpt__simd_binary_fn mpt__avx512_binary(int function) {
+    switch (function) {
+        MPT__SIMD_BINARY(MPT__ROW, mpt__v16, MPT__NAME_AVX512)
+    default: return NULL;
+    }
+}
+#undef MPT__ROW
+
+static const mpt__simd_level mpt__avx512_level = {
+    &mpt__convert_avx512,      mpt__avx512_unary,         mpt__avx512_binary,
+    mpt__avx512_fn_ADD,        mpt__avx512_fn_MUL,        mpt__avx512_max,
+    mpt__avx512_exp_less,      mpt__avx512_divide,        mpt__avx512_clamp,
+    mpt__avx512_less_less,     mpt__avx512_maximum,       mpt__avx512_softmax_slope,
+    mpt__avx512_log_softmax_slope, mpt__avx2_add_lanes, mpt__avx2_max_lanes,
+    mpt__avx2_add_squares,   mpt__avx512_keep,          mpt__avx512_sgd,
+    mpt__avx512_adam};
+
+MPT__SIMD_RUN(MPT__SIMD_WRAPPER, mpt__avx512)
+
+#endif
+#endif

@@ -1,0 +1,750 @@
+/* ---------------------------------------------------------------------------------------------
+ * 41_autograd.c: op calls, the tape, backward.
+ *
+ * Each op call that leads to a gradient leaves one record. Tensors hold their producer's record, a
+ * record holds its inputs' slots: the graph lives exactly as long as something can still use it.
+ * Backward walks it from the loss, depth first by input number, and so never depends on the order
+ * in which a compiler evaluated the arguments of a call.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__41_AUTOGRAD_INCLUDED
+#define MPT__41_AUTOGRAD_INCLUDED
+
+#include "40_tensor.c"
+
+/* ==== Op calls ==== */
+
+typedef enum mpt__policy {
+    MPT__POLICY_ANY,   /* any dtype; the op decides */
+    MPT__POLICY_INPUT, /* float; the dtype of its inputs */
+    MPT__POLICY_LOW,   /* matmul-like: the region's low dtype */
+    MPT__POLICY_FP32,  /* fp32 inside a region */
+    MPT__POLICY_LOSS   /* fp32 always */
+} mpt__policy;
+
+/* One call of an op, forward or backward, with everything that its functions work on. */
+typedef struct mpt__frame {
+    mpt_context *context;
+    int op;
+    int n_in, n_out, n_saved;
+    mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL: absent */
+    mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
+    mpt_shape out_shape[MPT__MAX_OUTPUTS];
+    mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
+    mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
+    mpt__attributes *attributes;
+    bool records; /* forward: backward will follow */
+    bool is_view; /* shape rule: output 0 views input 0 */
+    int64_t view_stride[MPT_MAX_RANK], view_offset;
+    mpt__tensor *save[MPT__MAX_SAVED];      /* forward: what backward needs, by position */
+    mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
+    int n_temporary;
+    /* backward */
+    mpt__record *record;
+    mpt__tensor *dy[MPT__MAX_OUTPUTS];   /* NULL: no gradient came */
+    mpt__tensor *saved[MPT__MAX_SAVED];  /* NULL: absent */
+    mpt__tensor target[MPT__MAX_INPUTS]; /* where mpt__gradient_into points */
+} mpt__frame;
+
+typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
+
+/* A row of the op table (50_ops.c). */
+typedef struct mpt__op_row {
+    const char *name;
+    const char *onnx; /* "" if there is no single equal */
+    mpt__policy policy;
+    mpt__op_fn shape, forward, backward; /* backward NULL: no gradient flows */
+    mpt__function function, backward_function;
+} mpt__op_row;
+
+static const mpt__op_row *mpt__op_row_of(int op);
+
+/* A tensor that lives until the end of the call; if forward saves it, until backward. */
+static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt_shape *shape) {
+    mpt__tensor *tensor = mpt__tensor_new(frame->context, dtype, shape, MPT_MEMORY_ACTIVATION);
+    if (tensor) frame->temporary[frame->n_temporary++] = tensor;
+    return tensor;
+}
+
+static void mpt__drop_temporaries(mpt__frame *frame) {
+    while (frame->n_temporary > 0)
+        mpt__tensor_drop(frame->context, frame->temporary[--frame->n_temporary]);
+}
+
+/* ==== Records ==== */
+
+static bool mpt__grad_enabled(const mpt_context *context) {
+    return context->no_grad_depth == 0 && context->inference_depth == 0;
+}
+
+/* A free record, its fields unset. */
+static uint32_t mpt__record_new(mpt_context *context) {
+    uint32_t id = context->free_record;
+    if (id) {
+        context->free_record = context->records[id].next_free;
+    } else {
+        if (context->record_count == 0) context->record_count = 1; /* record 0 is never used */
+        void *records = context->records;
+        bool ok = mpt__grow(&context->base, &records, &context->record_capacity,
+                            context->record_count + 1, sizeof(mpt__record), MPT_MEMORY_HOST);
+        context->records = (mpt__record *)records;
+        if (!ok) return 0;
+        id = (uint32_t)context->record_count++;
+    }
+    context->counters.op_records++;
+    return id;
+}
+
+static void mpt__record_unsave(mpt_context *context, mpt__record *record) {
+    for (int i = 0; i < record->n_saved; i++) {
+        if (!record->saved[i]) continue;
+        mpt__tensor *tensor = mpt__slot(context, record->saved[i]);
+        record->saved[i] = 0;
+        mpt__tensor_unsave(context, tensor);
+    }
+}
+
+/* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
+   long as a program ran without a scope. The list of records to do runs through next_free. */
+static void mpt__record_release(mpt_context *context, uint32_t id) {
+    mpt__record *record = &context->records[id];
+    if (--record->references > 0) return;
+    record->next_free = context->dying_record;
+    context->dying_record = id;
+    if (context->releasing_records) return;
+    context->releasing_records = true;
+    while (context->dying_record) {
+        uint32_t now = context->dying_record;
+        record = &context->records[now];
+        context->dying_record = record->next_free;
+        mpt__record_unsave(context, record);
+        if (record->attributes.user) mpt__user_op_release(context, record);
+        for (int i = 0; i < record->n_in; i++) {
+            if (!record->in[i]) continue;
+            mpt__tensor *input = mpt__slot(context, record->in[i]);
+            record->in[i] = 0;
+            mpt__tensor_unnode(context, input);
+        }
+        record->live = 0;
+        record->next_free = context->free_record;
+        context->free_record = now;
+    }
+    context->releasing_records = false;
+}
+
+/* Leaves the record of a finished forward call. */
+static mpt_status mpt__record_call(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    uint32_t id = mpt__record_new(context);
+    if (!id) return context->base.status;
+    mpt__record *record = &context->records[id];
+    record->op = (uint16_t)frame->op;
+    record->n_in = (uint8_t)frame->n_in;
+    record->n_out = (uint8_t)frame->n_out;
+    record->n_saved = record->done = record->cursor = 0;
+    record->live = 1;
+    record->compute_dtype = (uint8_t)frame->compute;
+    record->references = (uint32_t)frame->n_out;
+    record->next_free = record->mark = 0;
+    record->path = context->path;
+    record->step = context->now.step;
+    record->attributes = *frame->attributes;
+    for (int i = 0; i < frame->n_in; i++) {
+        record->in[i] = frame->in[i] ? frame->in[i]->slot : 0;
+        if (frame->in[i]) frame->in[i]->nodes++;
+    }
+    for (int i = 0; i < frame->n_out; i++) {
+        record->out[i] = frame->out[i]->slot;
+        record->grad[i] = 0;
+        frame->out[i]->record = id + 1;
+        frame->out[i]->output = (uint8_t)i;
+        frame->out[i]->flags |= MPT__REQUIRES_GRAD;
+    }
+    memset(record->saved, 0, sizeof record->saved);
+    for (int i = 0; i < MPT__MAX_SAVED; i++) {
+        if (!frame->save[i]) continue;
+        record->saved[i] = frame->save[i]->slot;
+        record->saved_version[i] = context->storages[frame->save[i]->storage].version;
+        record->n_saved = (uint8_t)(i + 1);
+        mpt__tensor_save(frame->save[i]);
+    }
+    return MPT_OK;
+}
+
+/* ==== The engine: one forward call ==== */
+
+static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_in) {
+    mpt_context *context = frame->context;
+    bool wants = false, inference = false;
+    for (int i = 0; i < n_in; i++) {
+        frame->in[i] = NULL;
+        if (!in[i].context && in[i].slot == 0) continue; /* an optional argument left out */
+        char argument[24];
+        mpt__tensor *tensor = NULL;
+        if (in[i].context == context && in[i].slot &&
+            in[i].slot < (uint64_t)context->tensor_count) {
+            tensor = mpt__slot(context, in[i].slot);
+            if (tensor->generation != in[i].generation || !tensor->handle || !tensor->storage)
+                tensor = NULL;
+        }
+        if (!tensor) {
+            mpt__format_text(argument, sizeof argument, "argument %d", i + 1);
+            mpt__stale(context, in[i], argument);
+            return false;
+        }
+        frame->in[i] = tensor;
+        wants |= (tensor->flags & MPT__REQUIRES_GRAD) != 0;
+        inference |= (tensor->flags & MPT__INFERENCE) != 0;
+    }
+    frame->n_in = n_in;
+    frame->records = wants && mpt__grad_enabled(context) && mpt__op_row_of(frame->op)->backward;
+    if (frame->records && inference) {
+        mpt__error(context, MPT_ERROR_STATE,
+                   "a tensor made in inference mode cannot take part in backward; make it outside, "
+                   "or mpt_clone it");
+        return false;
+    }
+    return true;
+}
+
+static bool mpt__make_outputs(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    for (int i = 0; i < frame->n_out; i++) {
+        if (frame->is_view && i == 0) {
+            frame->out[0] =
+                mpt__tensor_on(context, frame->in[0]->storage, (mpt_dtype)frame->in[0]->dtype,
+                               &frame->out_shape[0], frame->view_stride, frame->view_offset);
+        } else {
+            frame->out[i] = mpt__tensor_new(context, frame->out_dtype[i], &frame->out_shape[i],
+                                            MPT_MEMORY_ACTIVATION);
+        }
+        if (!frame->out[i]) {
+            while (i-- > 0) mpt__tensor_drop(context, frame->out[i]);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void mpt__outputs_null(mpt_context *context, mpt_tensor *out, int n_out) {
+    for (int i = 0; i < n_out; i++) out[i] = mpt__null(context);
+}
+
+/* Runs op on in[], leaves handles in out[]. `name` is the public call, for messages. The context is
+   that of the first input that has one. */
+static mpt_status mpt__apply(const char *name, int op, const mpt_tensor *in, int n_in,
+                             mpt__attributes *attributes, mpt_tensor *out, int n_out) {
+    mpt_context *context = NULL;
+    for (int i = 0; i < n_in && !context; i++) context = in[i].context;
+    mpt__outputs_null(context, out, n_out);
+    if (!mpt__enter(context, name)) return context ? context->base.status : MPT_ERROR_HANDLE;
+    mpt__frame frame; /* large: what is not set here, its readers do not reach */
+    memset(frame.save, 0, sizeof frame.save);
+    frame.context = context;
+    frame.op = op;
+    frame.n_in = frame.n_saved = 0;
+    frame.n_out = n_out;
+    frame.attributes = attributes;
+    frame.is_view = false;
+    frame.record = NULL;
+    frame.n_temporary = 0;
+    if (!mpt__resolve_inputs(&frame, in, n_in)) return context->base.status;
+    const mpt__op_row *row = mpt__op_row_of(op);
+    mpt_status status = mpt__decide_dtype(&frame, row);
+    if (status == MPT_OK) status = row->shape(&frame);
+    if (status != MPT_OK) return status;
+    if (!mpt__make_outputs(&frame)) return context->base.status;
+    context->launch_op = op;
+    context->launch_phase = MPT__FORWARD;
+    if (row->forward) status = row->forward(&frame);
+    if (status == MPT_OK && frame.records) status = mpt__record_call(&frame);
+    mpt__drop_temporaries(&frame);
+    context->launch_op = 0;
+    context->launch_phase = MPT__OTHER;
+    if (status != MPT_OK) {
+        for (int i = 0; i < n_out; i++) mpt__tensor_drop(context, frame.out[i]);
+        return status;
+    }
+    for (int i = 0; i < n_out; i++) out[i] = mpt__handle(context, frame.out[i]);
+    return MPT_OK;
+}
+
+/* The usual case: one output, given back as the handle or the error null. */
+static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
+                              mpt__attributes *attributes) {
+    mpt_tensor out;
+    mpt__apply(name, op, in, n_in, attributes, &out, 1);
+    return out;
+}
+
+/* ==== Gradients of parameters ==== */
+
+static uint32_t mpt__block_gradients(mpt_context *context, mpt__block *block) {
+    if (!block->gradients) {
+        block->gradients = mpt__storage_new(context, block->numel * 4, MPT_MEMORY_GRADIENT,
+                                            MPT__FROM_DEVICE, true);
+    }
+    return block->gradients;
+}
+
+static void mpt__materialise_gradients(mpt_context *context, mpt__block *block) {
+    if (!block->multiplier_slot) return;
+    uint16_t slot = (uint16_t)block->multiplier_slot;
+    block->multiplier_slot = 0;
+    if (!block->gradients) return;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_UNARY);
+    launch->function = MPT__FN_MUL_SLOT;
+    launch->slot[0] = slot;
+    mpt__operand_on(launch, 0, block->gradients, MPT_F32, 0, block->numel, MPT__READ);
+    mpt__operand_on(launch, 1, block->gradients, MPT_F32, 0, block->numel, MPT__WRITE);
+    mpt__submit(context, launch);
+}
+
+/* A view of a parameter's gradient as a tensor that is in no table. */
+static bool mpt__parameter_gradient(mpt_context *context, const mpt__tensor *tensor,
+                                    mpt__tensor *view) {
+    mpt__parameter *parameter = &context->parameters[tensor->parameter - 1];
+    mpt__block *block = &context->blocks[parameter->block];
+    uint32_t storage = mpt__block_gradients(context, block);
+    if (!storage) return false;
+    mpt__view_copy(view, tensor);
+    view->storage = storage;
+    view->dtype = MPT_F32;
+    return true;
+}
+
+/* ==== Where backward puts its results ==== */
+
+/* Whether input i of the record under way wants a gradient. */
+static bool mpt__wants(const mpt__frame *frame, int i) {
+    return i < frame->n_in && frame->in[i] && (frame->in[i]->flags & MPT__REQUIRES_GRAD);
+}
+
+/* The slot that collects the gradient of a tensor that is no parameter. */
+static uint32_t *mpt__gradient_slot(mpt_context *context, mpt__tensor *input) {
+    if (input->record) return &context->records[input->record - 1].grad[input->output];
+    return &input->gradient;
+}
+
+/* A tensor outside all scopes, owned by the backward pass or a leaf. */
+static mpt__tensor *mpt__gradient_new(mpt_context *context, mpt_dtype dtype,
+                                      const mpt_shape *shape) {
+    mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_GRADIENT);
+    if (tensor) tensor->flags = MPT__KEPT | MPT__GRADIENT;
+    return tensor;
+}
+
+/* Gradient number i's destination: NULL if it is not wanted or on error, else a tensor to write to
+   with *access: the first contribution overwrites, later ones accumulate. Parameters collect in
+   their fp32 block, others in a tensor of their own dtype. */
+static mpt__tensor *mpt__gradient_into(mpt__frame *frame, int i, mpt__access *access) {
+    mpt_context *context = frame->context;
+    if (!mpt__wants(frame, i)) return NULL;
+    mpt__tensor *input = frame->in[i];
+    if (input->parameter) {
+        mpt__parameter *parameter = &context->parameters[input->parameter - 1];
+        if (!mpt__parameter_gradient(context, input, &frame->target[i])) return NULL;
+        *access = parameter->has_grad ? MPT__ACCUMULATE : MPT__WRITE;
+        parameter->has_grad = true;
+        return &frame->target[i];
+    }
+    uint32_t *slot = mpt__gradient_slot(context, input);
+    if (!*slot) {
+        mpt_shape shape;
+        mpt__shape_copy(&shape, input);
+        mpt__tensor *fresh = mpt__gradient_new(context, (mpt_dtype)input->dtype, &shape);
+        if (!fresh) return NULL;
+        *slot = fresh->slot;
+        *access = MPT__WRITE;
+        return fresh;
+    }
+    mpt__tensor *old = mpt__slot(context, *slot);
+    *access = MPT__ACCUMULATE;
+    if (context->storages[old->storage].references == 1 && mpt__tensor_contiguous(old)) return old;
+    /* Passed on without a copy before, so others read it: leave theirs alone. */
+    mpt_shape shape = mpt__shape_of(input);
+    mpt__tensor *own = mpt__gradient_new(context, (mpt_dtype)input->dtype, &shape);
+    if (!own) return NULL;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__operand_of(launch, 0, old, MPT__READ);
+    mpt__operand_of(launch, 1, own, MPT__WRITE);
+    mpt__submit(context, launch);
+    *slot = own->slot;
+    mpt__tensor_drop(context, old);
+    return own;
+}
+
+/* Hands a gradient of the input's shape on: without a copy where nothing was collected yet. `view`
+   may be a tensor outside all tables (a view of dy). */
+static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor *view) {
+    mpt_context *context = frame->context;
+    if (!mpt__wants(frame, i)) return MPT_OK;
+    mpt__tensor *input = frame->in[i];
+    if (input->record && !input->parameter && input->dtype == view->dtype) {
+        uint32_t *slot = mpt__gradient_slot(context, input);
+        if (!*slot) {
+            mpt_shape shape = mpt__shape_of(input);
+            mpt__tensor *alias = mpt__tensor_on(context, view->storage, (mpt_dtype)view->dtype,
+                                                &shape, view->stride, view->offset);
+            if (!alias) return context->base.status;
+            alias->flags = MPT__KEPT;
+            *slot = alias->slot;
+            return MPT_OK;
+        }
+    }
+    mpt__access access;
+    mpt__tensor *target = mpt__gradient_into(frame, i, &access);
+    if (!target) return context->base.status;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__operand_of(launch, 0, view, MPT__READ);
+    mpt__operand_of(launch, 1, target, access);
+    return mpt__submit(context, launch);
+}
+
+/* ==== Backward ==== */
+
+static bool mpt__walk_push(mpt_context *context, int64_t *count, uint32_t value) {
+    if (*count == context->walk_capacity) {
+        void *walk = context->walk;
+        bool ok = mpt__grow(&context->base, &walk, &context->walk_capacity, *count + 1,
+                            sizeof(uint32_t), MPT_MEMORY_HOST);
+        context->walk = (uint32_t *)walk;
+        if (!ok) return false;
+    }
+    context->walk[(*count)++] = value;
+    return true;
+}
+
+/* The records below `root` in post-order, inputs in their order: walk[0..*n_order). The stack of
+   (record, next input) pairs grows behind the order; both share the scratch from opposite roles. */
+static mpt_status mpt__walk_order(mpt_context *context, uint32_t root, int64_t *n_order) {
+    uint32_t mark = ++context->walk_mark;
+    int64_t top = 0;
+    uint32_t head = root; /* the stack is threaded through next_free; the cursor through cursor */
+    context->records[root].mark = mark;
+    context->records[root].next_free = 0;
+    context->records[root].cursor = 0;
+    while (head) {
+        mpt__record *record = &context->records[head];
+        if (record->cursor == record->n_in) {
+            if (!mpt__walk_push(context, &top, head)) return context->base.status;
+            head = record->next_free;
+            continue;
+        }
+        uint32_t slot = record->in[record->cursor++];
+        if (!slot) continue;
+        const mpt__tensor *input = mpt__slot(context, slot);
+        if (!input->record || !(input->flags & MPT__REQUIRES_GRAD)) continue;
+        uint32_t below = input->record - 1;
+        if (context->records[below].mark == mark) continue;
+        context->records[below].mark = mark;
+        context->records[below].cursor = 0;
+        context->records[below].next_free = head;
+        head = below;
+    }
+    *n_order = top;
+    return MPT_OK;
+}
+
+static const char *mpt__path_text(const mpt_context *context, uint32_t path) {
+    return path ? context->paths[path] : "";
+}
+
+/* Saved tensors must still hold what forward saw. */
+static mpt_status mpt__check_saved(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__record *record = frame->record;
+    const char *name = mpt__op_row_of(record->op)->name;
+    if (record->done) {
+        return mpt__error(
+            context, MPT_ERROR_STATE,
+            "backward through %s for the second time, but its saved tensors are gone; pass "
+            "retain = true to the first mpt_backward_from",
+            name);
+    }
+    for (int i = 0; i < record->n_saved; i++) {
+        frame->saved[i] = record->saved[i] ? mpt__slot(context, record->saved[i]) : NULL;
+        if (!frame->saved[i]) continue;
+        if (context->storages[frame->saved[i]->storage].version != record->saved_version[i]) {
+            return mpt__error(
+                context, MPT_ERROR_STATE,
+                "a tensor that %s saved for backward was changed in place since (mpt_write "
+                "or an optimizer step between forward and backward); mpt_clone it first",
+                name);
+        }
+    }
+    return MPT_OK;
+}
+
+static mpt_status mpt__backward_record(mpt_context *context, uint32_t id, bool retain) {
+    mpt__record *record = &context->records[id];
+    mpt__frame frame;
+    memset(frame.saved, 0, sizeof frame.saved);
+    frame.n_temporary = 0;
+    frame.context = context;
+    frame.op = record->op;
+    frame.n_in = record->n_in;
+    frame.n_out = record->n_out;
+    frame.n_saved = record->n_saved;
+    frame.compute = (mpt_dtype)record->compute_dtype;
+    frame.attributes = &record->attributes;
+    frame.record = record;
+    bool any = false;
+    for (int i = 0; i < record->n_in; i++)
+        frame.in[i] = record->in[i] ? mpt__slot(context, record->in[i]) : NULL;
+    for (int i = 0; i < record->n_out; i++) {
+        frame.dy[i] = record->grad[i] ? mpt__slot(context, record->grad[i]) : NULL;
+        any |= frame.dy[i] != NULL;
+    }
+    mpt_status status = MPT_OK;
+    if (any) {
+        context->launch_op = record->op;
+        context->launch_record = id;
+        status = mpt__check_saved(&frame);
+        if (status == MPT_OK) status = mpt__op_row_of(record->op)->backward(&frame);
+        mpt__drop_temporaries(&frame);
+        record = &context->records[id]; /* user ops may have recorded and so moved the tape */
+        context->launch_op = 0;
+        context->launch_record = 0;
+        context->launch_phase = MPT__BACKWARD;
+    }
+    for (int i = 0; i < record->n_out; i++) {
+        if (!record->grad[i]) continue;
+        mpt__tensor *gradient = mpt__slot(context, record->grad[i]);
+        record->grad[i] = 0;
+        mpt__tensor_drop(context, gradient);
+    }
+    if (!retain && status == MPT_OK) {
+        record->done = 1;
+        mpt__record_unsave(context, record);
+    }
+    return status;
+}
+
+/* Gives up gradients that a failed pass left in records. */
+static void mpt__drop_record_gradients(mpt_context *context) {
+    for (int64_t r = 1; r < context->record_count; r++) {
+        mpt__record *record = &context->records[r];
+        if (!record->live) continue;
+        for (int i = 0; i < record->n_out; i++) {
+            if (!record->grad[i]) continue;
+            mpt__tensor *gradient = mpt__slot(context, record->grad[i]);
+            record->grad[i] = 0;
+            mpt__tensor_drop(context, gradient);
+        }
+    }
+}
+
+/* Pending multipliers belong to gradients of a finished pass: new ones add to their true values. */
+static void mpt__materialise_all(mpt_context *context) {
+    for (int64_t i = 0; i < context->block_count; i++) {
+        if (context->blocks[i].live && context->blocks[i].multiplier_slot)
+            mpt__materialise_gradients(context, &context->blocks[i]);
+    }
+}
+
+/* The gradient that enters: the caller's, or one. */
+static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor,
+                                     mpt_tensor gradient) {
+    mpt__tensor *seed = NULL;
+    mpt_shape shape = mpt__shape_of(tensor);
+    bool given = gradient.context || gradient.slot;
+    if (given) {
+        seed = mpt__at(context, gradient, "gradient");
+        if (!seed) return context->base.status;
+        bool same = seed->rank == tensor->rank;
+        for (int i = 0; same && i < tensor->rank; i++) same = seed->shape[i] == tensor->shape[i];
+        if (!same) {
+            mpt_shape got = mpt__shape_of(seed);
+            return mpt__error(context, MPT_ERROR_SHAPE, "gradient has shape %S, the tensor %S",
+                              &got, &shape);
+        }
+    } else if (mpt__tensor_numel(tensor) != 1) {
+        return mpt__error(context, MPT_ERROR_SHAPE,
+                          "backward needs a one-element tensor, this has shape %S; reduce it with "
+                          "mpt_mean or mpt_sum, or pass a gradient to mpt_backward_from",
+                          &shape);
+    }
+    mpt__frame frame; /* as if the tensor were an input: leaves collect it, results pass it on */
+    frame.context = context;
+    frame.n_in = 1;
+    frame.in[0] = tensor;
+    mpt__access access;
+    mpt__tensor *target = mpt__gradient_into(&frame, 0, &access);
+    if (!target) return context->base.status;
+    mpt__tensor *ones = NULL;
+    if (!given && access == MPT__ACCUMULATE) {
+        ones = mpt__gradient_new(context, (mpt_dtype)tensor->dtype, &shape);
+        if (!ones) return context->base.status;
+    }
+    if (!given) {
+        mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+        launch->imm[0] = 1.0;
+        mpt__operand_of(launch, 0, ones ? ones : target, MPT__WRITE);
+        mpt__submit(context, launch);
+    }
+    if (given || ones) {
+        mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+        mpt__operand_of(launch, 0, given ? seed : ones, MPT__READ);
+        mpt__operand_of(launch, 1, target, access);
+        mpt__submit(context, launch);
+    }
+    if (ones) mpt__tensor_drop(context, ones);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
+    mpt_context *context = tensor.context;
+    if (!mpt__enter_checked(context, "mpt_backward"))
+        return context ? context->base.status : MPT_ERROR_HANDLE;
+    mpt__tensor *root = mpt__at(context, tensor, "loss");
+    if (!root) return context->base.status;
+    if (!(root->flags & MPT__REQUIRES_GRAD)) {
+        return mpt__error(
+            context, MPT_ERROR_STATE,
+            "backward from a tensor without history: nothing it was computed from requires "
+            "a gradient, or it was made under mpt_no_grad_begin or mpt_inference_begin");
+    }
+    if (context->in_backward) {
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a backward pass is under way; a user op's backward is made of ops and "
+                          "cannot start another one");
+    }
+    int64_t count = 0;
+    context->in_backward = true;
+    context->launch_phase = MPT__BACKWARD;
+    mpt__materialise_all(context);
+    mpt_status status = mpt__seed_gradient(context, root, gradient);
+    if (status == MPT_OK && root->record)
+        status = mpt__walk_order(context, root->record - 1, &count);
+    context->no_grad_depth++;
+    for (int64_t i = count - 1; i >= 0 && status == MPT_OK; i--)
+        status = mpt__backward_record(context, context->walk[i], retain);
+    context->no_grad_depth--;
+    context->launch_phase = MPT__OTHER;
+    context->in_backward = false;
+    if (status != MPT_OK) mpt__drop_record_gradients(context);
+    return status;
+}
+
+MPTRAIN_API mpt_status mpt_backward(mpt_tensor loss) {
+    mpt_tensor none;
+    none.context = NULL, none.slot = 0, none.generation = 0;
+    return mpt_backward_from(loss, none, false);
+}
+
+/* ==== Leaves and their gradients ==== */
+
+MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
+    mpt_context *context = tensor.context;
+    if (!mpt__enter(context, "mpt_requires_grad"))
+        return context ? context->base.status : MPT_ERROR_HANDLE;
+    mpt__tensor *leaf = mpt__at(context, tensor, "tensor");
+    if (!leaf) return context->base.status;
+    if (leaf->record)
+        return mpt__error(
+            context, MPT_ERROR_STATE,
+            "only leaves collect gradients, this was computed from others; mpt_detach it");
+    if (on && !mpt__dtype_info[leaf->dtype].is_float)
+        return mpt__error(context, MPT_ERROR_DTYPE, "a tensor of dtype %s cannot have a gradient",
+                          mpt_dtype_name((mpt_dtype)leaf->dtype));
+    if (on && (leaf->flags & MPT__INFERENCE))
+        return mpt__error(context, MPT_ERROR_STATE, "made in inference mode; mpt_clone it outside");
+    if (on) {
+        leaf->flags |= MPT__REQUIRES_GRAD | MPT__LEAF;
+    } else {
+        leaf->flags &= (uint8_t) ~(MPT__REQUIRES_GRAD | MPT__LEAF);
+    }
+    return MPT_OK;
+}
+
+MPTRAIN_API bool mpt_has_grad(mpt_tensor tensor) {
+    mpt_context *context = tensor.context;
+    if (!mpt__enter(context, "mpt_has_grad")) return false;
+    mpt__tensor *leaf = mpt__at(context, tensor, "tensor");
+    if (!leaf) return false;
+    if (leaf->parameter) return context->parameters[leaf->parameter - 1].has_grad;
+    return leaf->gradient != 0;
+}
+
+MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
+    mpt_context *context = tensor.context;
+    if (!mpt__enter(context, "mpt_grad")) return mpt__null(context);
+    mpt__tensor *leaf = mpt__at(context, tensor, "tensor");
+    if (!leaf) return mpt__null(context);
+    if (!leaf->parameter) {
+        if (leaf->gradient) return mpt__handle(context, mpt__slot(context, leaf->gradient));
+    } else if (context->parameters[leaf->parameter - 1].has_grad) {
+        mpt__tensor view;
+        mpt__block *block = &context->blocks[context->parameters[leaf->parameter - 1].block];
+        mpt__materialise_gradients(context, block);
+        if (!mpt__parameter_gradient(context, leaf, &view)) return mpt__null(context);
+        mpt_shape shape = mpt__shape_of(&view);
+        return mpt__handle(context, mpt__tensor_on(context, view.storage, MPT_F32, &shape,
+                                                   view.stride, view.offset));
+    }
+    mpt__error(context, MPT_ERROR_STATE,
+               "the tensor has no gradient (none came since zero_grad); mpt_has_grad tells");
+    return mpt__null(context);
+}
+
+/* Ends the gradient of a leaf that is no parameter, if there is one. */
+static void mpt__gradient_drop(mpt_context *context, mpt__tensor *leaf) {
+    if (!leaf->gradient) return;
+    mpt__tensor *gradient = mpt__slot(context, leaf->gradient);
+    leaf->gradient = 0;
+    mpt__tensor_drop(context, gradient);
+}
+
+MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
+    mpt_context *context = tensor.context;
+    if (!mpt__enter(context, "mpt_clear_grad"))
+        return context ? context->base.status : MPT_ERROR_HANDLE;
+    mpt__tensor *leaf = mpt__at(context, tensor, "tensor");
+    if (!leaf) return context->base.status;
+    if (leaf->parameter) context->parameters[leaf->parameter - 1].has_grad = false;
+    mpt__gradient_drop(context, leaf);
+    return MPT_OK;
+}
+
+/* ==== Modes ==== */
+
+/* Counts a nesting depth up or down: the four calls below differ in nothing else. */
+static mpt_status mpt__nest(mpt_context *context, const char *name, int *depth, int change) {
+    if (!mpt__enter(context, name)) return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (*depth + change < 0)
+        return mpt__error(context, MPT_ERROR_STATE, "there is no open region that this could end");
+    *depth += change;
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_no_grad_begin(mpt_context *context) {
+    return mpt__nest(context, "mpt_no_grad_begin", context ? &context->no_grad_depth : NULL, 1);
+}
+
+MPTRAIN_API mpt_status mpt_no_grad_end(mpt_context *context) {
+    return mpt__nest(context, "mpt_no_grad_end", context ? &context->no_grad_depth : NULL, -1);
+}
+
+MPTRAIN_API mpt_status mpt_inference_begin(mpt_context *context) {
+    return mpt__nest(context, "mpt_inference_begin", context ? &context->inference_depth : NULL, 1);
+}
+
+MPTRAIN_API mpt_status mpt_inference_end(mpt_context *context) {
+    return mpt__nest(context, "mpt_inference_end", context ? &context->inference_depth : NULL, -1);
+}
+
+static void mpt__discard_history(mpt_context *context) {
+    mpt__drop_record_gradients(context);
+    mpt__scope_drop(context, 0);
+    context->scope_depth = context->step_depth = 0;
+    context->no_grad_depth = context->inference_depth = context->autocast_depth = 0;
+    context->launch_op = 0;
+    context->launch_record = 0;
+    context->launch_phase = MPT__OTHER;
+    for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].has_grad = false;
+    for (int64_t i = 0; i < context->block_count; i++) context->blocks[i].multiplier_slot = 0;
+    for (int64_t i = 1; i < context->tensor_count; i++)
+        mpt__gradient_drop(context, mpt__slot(context, (uint32_t)i));
+}
+
+#endif

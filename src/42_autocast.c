@@ -1,0 +1,170 @@
+/* ---------------------------------------------------------------------------------------------
+ * 42_autocast.c: which precision an op runs in, and the cast forms of weights.
+ *
+ * One policy for all devices. Kernels convert on load and round once on store, so a policy only has
+ * to choose two dtypes: the one that GEMM rounds its inputs to, and that of the result. No cast
+ * tensor is ever made for an activation, and the original is what backward saves.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__42_AUTOCAST_INCLUDED
+#define MPT__42_AUTOCAST_INCLUDED
+
+#include "41_autograd.c"
+
+static mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
+    int depth = context->autocast_depth;
+    return depth == 0 ? MPT_F32 : (mpt_dtype)context->autocast[depth - 1];
+}
+
+MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype) {
+    if (!mpt__enter(context, "mpt_autocast_begin"))
+        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
+        return mpt__error(
+            context, MPT_ERROR_DTYPE,
+            "expected MPT_F16, MPT_BF16, or MPT_F32 for a region without casting, got %s",
+            mpt_dtype_name(dtype));
+    if (context->autocast_depth == MPT__MAX_REGIONS)
+        return mpt__error(context, MPT_ERROR_STATE, "%d autocast regions are open; end some",
+                          (int)MPT__MAX_REGIONS);
+    context->autocast[context->autocast_depth++] = (uint8_t)dtype;
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_autocast_end(mpt_context *context) {
+    return mpt__nest(context, "mpt_autocast_end", context ? &context->autocast_depth : NULL, -1);
+}
+
+/* ==== The decision ==== */
+
+/* Dtypes that arithmetic runs in. fp64 is storage only, except in the double-precision test
+   build. */
+static bool mpt__dtype_computes(mpt_dtype dtype) {
+    if (dtype == MPT_F64) return sizeof(mpt__real) == sizeof(double);
+    return dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
+}
+
+/* Where an input's dtype comes from, for messages. */
+static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor, int number,
+                                char *text, size_t size) {
+    const char *dtype = mpt_dtype_name((mpt_dtype)tensor->dtype);
+    if (tensor->parameter) {
+        mpt__format_text(text, size, "argument %d (parameter %s) is %s", number,
+                         context->parameters[tensor->parameter - 1].path, dtype);
+    } else if (tensor->record) {
+        mpt__format_text(text, size, "argument %d (result of %s) is %s", number,
+                         mpt__op_row_of(context->records[tensor->record - 1].op)->name, dtype);
+    } else {
+        mpt__format_text(text, size, "argument %d is %s", number, dtype);
+    }
+}
+
+static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
+    char first[160], second[160];
+    mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
+    mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
+    return mpt__error(frame->context, MPT_ERROR_DTYPE,
+                      "%s, %s; open mpt_autocast_begin around the call or mpt_cast one of them",
+                      first, second);
+}
+
+/* The dtype that all inputs share, or fp32 where they differ inside a region. */
+static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *common) {
+    int first = -1;
+    *common = MPT_F32;
+    for (int i = 0; i < frame->n_in; i++) {
+        if (!frame->in[i]) continue;
+        mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
+        if (!mpt__dtype_computes(dtype)) {
+            char text[160];
+            mpt__describe_input(frame->context, frame->in[i], i + 1, text, sizeof text);
+            return mpt__error(frame->context, MPT_ERROR_DTYPE,
+                              "%s, which this op does not compute in; mpt_cast it to f32", text);
+        }
+        if (first < 0) {
+            first = i;
+            *common = dtype;
+        } else if (dtype != (mpt_dtype)frame->in[first]->dtype) {
+            if (!region) return mpt__dtype_mismatch(frame, first, i);
+            *common = MPT_F32;
+        }
+    }
+    return MPT_OK;
+}
+
+static mpt_status mpt__decide_dtype(mpt__frame *frame, const mpt__op_row *row) {
+    mpt_dtype low = mpt__autocast_dtype(frame->context);
+    bool region = low != MPT_F32;
+    mpt_dtype result = MPT_F32;
+    frame->compute = MPT_F32;
+    mpt_status status = MPT_OK;
+    switch (row->policy) {
+    case MPT__POLICY_ANY:
+        result = frame->in[0] ? (mpt_dtype)frame->in[0]->dtype : MPT_F32;
+        break;
+    case MPT__POLICY_INPUT:
+        status = mpt__common_dtype(frame, region, &result);
+        break;
+    case MPT__POLICY_LOW:
+        status = mpt__common_dtype(frame, region, &result);
+        if (region && result != MPT_F64) result = frame->compute = low;
+        break;
+    case MPT__POLICY_FP32:
+        status = mpt__common_dtype(frame, region, &result);
+        if (region && result != MPT_F64) result = MPT_F32;
+        break;
+    case MPT__POLICY_LOSS:
+        result = mpt__loss_dtype(frame);
+        break;
+    }
+    for (int i = 0; i < frame->n_out; i++) frame->out_dtype[i] = result;
+    return status;
+}
+
+/* ==== Forms of weights ==== */
+
+/* A form is a cast of a tree's whole block: one launch per optimizer step, made on first use,
+   shared by forward and backward of all its layers. The version of the values tells whether it
+   is stale. */
+static uint32_t mpt__parameter_form(mpt_context *context, mpt__block *block, mpt_dtype dtype) {
+    int which = dtype == MPT_BF16;
+    uint32_t version = context->storages[block->values].version;
+    if (block->form[which] && block->form_version[which] == version) {
+        context->counters.form_hits++;
+        return block->form[which];
+    }
+    context->counters.form_misses++;
+    if (!block->form[which]) {
+        block->form[which] =
+            mpt__storage_new(context, block->numel * 2, MPT_MEMORY_FORM, MPT__FROM_DEVICE, false);
+        if (!block->form[which]) return 0;
+    }
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__operand_on(launch, 0, block->values, (mpt_dtype)block->dtype, 0, block->numel, MPT__READ);
+    mpt__operand_on(launch, 1, block->form[which], dtype, 0, block->numel, MPT__WRITE);
+    if (mpt__submit(context, launch) != MPT_OK) return 0;
+    block->form_version[which] = version;
+    return block->form[which];
+}
+
+/* Where GEMM reads a tensor: a parameter from its cast form where the call rounds to one, at the
+   same offset and strides. Comes before the GEMM's launch is begun: making the form is another. */
+typedef struct mpt__source {
+    uint32_t storage;
+    uint8_t dtype;
+} mpt__source;
+
+static bool mpt__gemm_source(mpt_context *context, const mpt__tensor *tensor, mpt_dtype compute,
+                             mpt__source *source) {
+    source->storage = tensor->storage;
+    source->dtype = tensor->dtype;
+    if (!tensor->parameter || compute == MPT_F32 || (mpt_dtype)tensor->dtype != MPT_F32)
+        return true;
+    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
+    uint32_t form = mpt__parameter_form(context, block, compute);
+    if (!form) return false;
+    source->storage = form;
+    source->dtype = (uint8_t)compute;
+    return true;
+}
+
+#endif

@@ -1,0 +1,442 @@
+/* ---------------------------------------------------------------------------------------------
+ * 43_inspect.c: wrappers of the launch entry: printer, NaN tracer, recorder; metrics.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__43_INSPECT_INCLUDED
+#define MPT__43_INSPECT_INCLUDED
+
+#include "42_autocast.c"
+
+static const char *const mpt__kernel_names[] = {
+#define MPT__ROW(id, name, effect) name,
+    MPT__KERNELS(MPT__ROW)
+#undef MPT__ROW
+};
+
+static mpt_status mpt__hook_add(mpt_context *context,
+                                void (*after)(mpt_context *, void *, const mpt__launch *),
+                                void *user) {
+    if (context->hook_count == MPT__MAX_HOOKS)
+        return mpt__error(context, MPT_ERROR_STATE, "%d launch hooks are in use",
+                          (int)MPT__MAX_HOOKS);
+    context->hooks[context->hook_count].after = after;
+    context->hooks[context->hook_count++].user = user;
+    return MPT_OK;
+}
+
+static void mpt__hook_remove(mpt_context *context,
+                             void (*after)(mpt_context *, void *, const mpt__launch *)) {
+    int kept = 0;
+    for (int i = 0; i < context->hook_count; i++)
+        if (context->hooks[i].after != after) context->hooks[kept++] = context->hooks[i];
+    context->hook_count = kept;
+}
+
+/* ==== Printer ==== */
+
+typedef struct mpt__printer {
+    void (*write)(void *user, const char *line);
+    void *user;
+} mpt__printer;
+
+static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
+
+static void mpt__print_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+    const mpt__printer *printer = (const mpt__printer *)user;
+    char line[1024];
+    size_t n = mpt__format_text(line, sizeof line, "%lld %s %s.%s", (long long)launch->number,
+                                mpt__kernel_names[launch->kernel], mpt__phase_names[launch->phase],
+                                launch->op ? mpt__op_row_of(launch->op)->name : "-");
+    if (context->path && n < sizeof line)
+        n += mpt__format_text(line + n, sizeof line - n, " (%s)",
+                              mpt__path_text(context, context->path));
+    for (int i = 0; i < launch->n_operands && n < sizeof line; i++) {
+        const mpt__operand *operand = &launch->operand[i];
+        if (!operand->storage) continue;
+        static const char *const access[] = {"?", "r", "w", "rw", "a"};
+        mpt_shape shape;
+        shape.rank = operand->rank;
+        for (int d = 0; d < operand->rank; d++) shape.dim[d] = operand->shape[d];
+        n += mpt__format_text(line + n, sizeof line - n, " %s:%s%S@%d", access[operand->access],
+                              mpt_dtype_name((mpt_dtype)operand->dtype), &shape,
+                              (int)operand->storage);
+    }
+    printer->write(printer->user, line);
+}
+
+MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
+                                          void (*write)(void *user, const char *line), void *user) {
+    if (!mpt__enter(context, "mpt_print_launches"))
+        return context ? context->base.status : MPT_ERROR_HANDLE;
+    mpt__hook_remove(context, mpt__print_launch);
+    if (!write) return MPT_OK;
+    if (!context->printer) {
+        context->printer = (mpt__printer *)mpt__host_new(context, sizeof *context->printer);
+        if (!context->printer) return context->base.status;
+    }
+    context->printer->write = write;
+    context->printer->user = user;
+    return mpt__hook_add(context, mpt__print_launch, context->printer);
+}
+
+/* ==== NaN tracer ==== */
+
+typedef struct mpt__tracer {
+    bool busy; /* its own launches are not traced */
+    bool found;
+    bool on; /* asked for by the user, else by a scaler for one step */
+    char report[512];
+} mpt__tracer;
+
+static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
+                               int position) {
+    const mpt__operand *operand = &traced->operand[position];
+    mpt__launch probe;
+    memset(&probe, 0, sizeof probe);
+    probe.kernel = MPT__K_FIND_NONFINITE;
+    probe.n_operands = 1;
+    probe.slot[0] = MPT__SLOT_NONFINITE;
+    probe.operand[0] = *operand;
+    probe.operand[0].access = MPT__READ;
+    mpt__execution execution;
+    execution.data = context->data;
+    execution.scalars = context->scalars;
+    execution.workspace = NULL;
+    if (context->backend.launch(context->backend.self, &execution, &probe) != MPT_OK) return;
+    int64_t index = mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
+    if (index < 0) return;
+    mpt_shape shape;
+    shape.rank = operand->rank;
+    for (int d = 0; d < operand->rank; d++) shape.dim[d] = operand->shape[d];
+    const char *path = mpt__path_text(context, context->path);
+    if (traced->op_record) path = mpt__path_text(context, context->records[traced->op_record].path);
+    tracer->found = true;
+    mpt__format_text(
+        tracer->report, sizeof tracer->report,
+        "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
+        "a %s tensor %S",
+        (long long)context->now.step, mpt__phase_names[traced->phase],
+        traced->op ? mpt__op_row_of(traced->op)->name : "no op", *path ? ", module " : "", path,
+        mpt__kernel_names[traced->kernel], (long long)index,
+        mpt_dtype_name((mpt_dtype)operand->dtype), &shape);
+    mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
+}
+
+static void mpt__trace_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+    mpt__tracer *tracer = (mpt__tracer *)user;
+    if (tracer->busy || tracer->found || launch->phase == MPT__OTHER) return;
+    tracer->busy = true;
+    mpt__launch traced = *launch; /* the context's own record is used for nothing else meanwhile */
+    for (int i = 0; i < traced.n_operands && !tracer->found; i++) {
+        const mpt__operand *operand = &traced.operand[i];
+        if (operand->storage && operand->access != MPT__READ &&
+            mpt__dtype_info[operand->dtype].is_float)
+            mpt__trace_operand(context, tracer, &traced, i);
+    }
+    tracer->busy = false;
+}
+
+static mpt_status mpt__trace_start(mpt_context *context, bool on) {
+    if (!context->tracer) {
+        context->tracer = (mpt__tracer *)mpt__host_new(context, sizeof *context->tracer);
+        if (!context->tracer) return context->base.status;
+    }
+    context->tracer->on = on;
+    context->tracer->found = false;
+    mpt__hook_remove(context, mpt__trace_launch);
+    return mpt__hook_add(context, mpt__trace_launch, context->tracer);
+}
+
+MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on) {
+    if (!mpt__enter(context, "mpt_trace_nan"))
+        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (on) return mpt__trace_start(context, true);
+    mpt__hook_remove(context, mpt__trace_launch);
+    if (context->tracer) context->tracer->on = false;
+    return MPT_OK;
+}
+
+MPTRAIN_API const char *mpt_nan_report(mpt_context *context) {
+    return context && context->tracer && context->tracer->found ? context->tracer->report : "";
+}
+
+/* ==== Recorder ====
+ *
+ * A recording owns copies of launches. Storages that were there before it began are held by
+ * reference and replayed in place; storages made inside keep their ids for the recording alone, and
+ * replay gives
+ * them memory of its own. */
+
+typedef struct mpt__recorder {
+    mpt__launch *launches;
+    int64_t count, capacity;
+    uint32_t *retired; /* ids given back while recording */
+    int64_t retired_count, retired_capacity;
+    int64_t storages_before;
+    uint32_t *held; /* ids that outlive the recording, with a reference each */
+    int64_t held_count, held_capacity;
+    bool failed;
+    uint32_t slot;
+} mpt__recorder;
+
+static void mpt__recorder_push(mpt_context *context, mpt__recorder *recorder, uint32_t **ids,
+                               int64_t *count, int64_t *capacity, uint32_t id) {
+    void *rows = *ids;
+    if (mpt__grow(&context->base, &rows, capacity, *count + 1, sizeof(uint32_t), MPT_MEMORY_HOST)) {
+        *ids = (uint32_t *)rows;
+        (*ids)[(*count)++] = id;
+        return;
+    }
+    *ids = (uint32_t *)rows;
+    recorder->failed = true;
+}
+
+static void mpt__recorder_retire(mpt_context *context, uint32_t storage) {
+    mpt__recorder *recorder = context->recorder;
+    mpt__recorder_push(context, recorder, &recorder->retired, &recorder->retired_count,
+                       &recorder->retired_capacity, storage);
+}
+
+/* Takes a reference on every storage below id `limit` that a launch names and that is alive. */
+static void mpt__recorder_hold(mpt_context *context, mpt__recorder *recorder,
+                               const mpt__launch *launch, int64_t limit) {
+    for (int i = 0; i < launch->n_operands; i++) {
+        uint32_t id = launch->operand[i].storage;
+        bool known = !id || (int64_t)id >= limit || !context->storages[id].live;
+        for (int64_t h = 0; h < recorder->held_count && !known; h++)
+            known = recorder->held[h] == id;
+        if (known) continue;
+        mpt__recorder_push(context, recorder, &recorder->held, &recorder->held_count,
+                           &recorder->held_capacity, id);
+        if (!recorder->failed) mpt__storage_retain(context, id);
+    }
+}
+
+/* What was there before is held from its first use on: it must still be there at replay. */
+static void mpt__record_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+    mpt__recorder *recorder = (mpt__recorder *)user;
+    void *rows = recorder->launches;
+    if (!mpt__grow(&context->base, &rows, &recorder->capacity, recorder->count + 1,
+                   sizeof(mpt__launch), MPT_MEMORY_HOST)) {
+        recorder->failed = true;
+        return;
+    }
+    recorder->launches = (mpt__launch *)rows;
+    recorder->launches[recorder->count++] = *launch;
+    mpt__recorder_hold(context, recorder, launch, recorder->storages_before);
+}
+
+static void mpt__recorder_free(mpt_context *context, void *object) {
+    mpt__recorder *recorder = (mpt__recorder *)object;
+    for (int64_t i = 0; i < recorder->held_count; i++)
+        mpt__storage_release(context, recorder->held[i]);
+    for (int64_t i = 0; i < recorder->retired_count; i++) {
+        mpt__storage *storage = &context->storages[recorder->retired[i]];
+        storage->next_free = context->free_storage;
+        context->free_storage = recorder->retired[i];
+    }
+    mpt__host_free(context, recorder->launches, (size_t)recorder->capacity * sizeof(mpt__launch));
+    mpt__host_free(context, recorder->retired,
+                   (size_t)recorder->retired_capacity * sizeof(uint32_t));
+    mpt__host_free(context, recorder->held, (size_t)recorder->held_capacity * sizeof(uint32_t));
+    mpt__host_free(context, recorder, sizeof *recorder);
+}
+
+MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_record_begin"))
+        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (context->recorder)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a recording is under way; mpt_record_end ends it");
+    mpt__recorder *recorder = (mpt__recorder *)mpt__host_new(context, sizeof *recorder);
+    if (!recorder) return context->base.status;
+    recorder->storages_before = context->storage_count;
+    mpt_status status = mpt__hook_add(context, mpt__record_launch, recorder);
+    if (status != MPT_OK) {
+        mpt__host_free(context, recorder, sizeof *recorder);
+        return status;
+    }
+    context->recorder = recorder;
+    for (int64_t i = 0; i < context->block_count; i++) { /* so that the casts are recorded */
+        mpt__block *block = &context->blocks[i];
+        uint32_t version = block->live ? context->storages[block->values].version : 0;
+        block->form_version[0] = block->form_version[1] = version - 1;
+    }
+    /* From here on no id is used twice: the free ones wait until the end. */
+    context->recorded_free_storage = context->free_storage;
+    context->free_storage = 0;
+    return MPT_OK;
+}
+
+/* Stops recording; the free ids of before are free again. */
+static mpt__recorder *mpt__recorder_stop(mpt_context *context) {
+    mpt__recorder *recorder = context->recorder;
+    mpt__hook_remove(context, mpt__record_launch);
+    uint32_t *last = &context->free_storage;
+    while (*last) last = &context->storages[*last].next_free;
+    *last = context->recorded_free_storage;
+    context->recorder = NULL;
+    return recorder;
+}
+
+MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
+    mpt_recording recording;
+    recording.context = context, recording.slot = 0, recording.generation = 0;
+    if (!mpt__enter(context, "mpt_record_end")) return recording;
+    if (!context->recorder) {
+        mpt__error(context, MPT_ERROR_STATE,
+                   "no recording is under way; mpt_record_begin starts one");
+        return recording;
+    }
+    mpt__recorder *recorder = mpt__recorder_stop(context);
+    for (int64_t i = 0; i < recorder->count; i++)
+        mpt__recorder_hold(context, recorder, &recorder->launches[i], INT64_MAX);
+    if (!recorder->failed)
+        recording.slot = mpt__object_new(context, MPT__RECORDING, recorder, &recording.generation);
+    recorder->slot = recording.slot;
+    if (!recording.slot) mpt__recorder_free(context, recorder);
+    return recording;
+}
+
+static mpt__recorder *mpt__recording_at(mpt_recording recording, const char *call) {
+    if (!mpt__enter(recording.context, call)) return NULL;
+    return (mpt__recorder *)mpt__object_at(recording.context, MPT__RECORDING, recording.context,
+                                           recording.slot, recording.generation);
+}
+
+/* Gives every retired id memory again (`give` true) or takes it back. */
+static bool mpt__replay_memory(mpt_context *context, mpt__recorder *recorder, bool give) {
+    for (int64_t i = 0; i < recorder->retired_count; i++) {
+        uint32_t id = recorder->retired[i];
+        mpt__storage *storage = &context->storages[id];
+        int size_class = 0;
+        if (give) {
+            void *data = mpt__pool_take(context, storage->bytes > 0 ? storage->bytes : 1,
+                                        MPT_MEMORY_ACTIVATION, &size_class);
+            if (!data) return false;
+            context->data[id] = data;
+            storage->live = 1;
+            storage->size_class = (uint16_t)size_class;
+            mpt__account(&context->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(size_class));
+        } else if (context->data[id]) {
+            mpt__account(&context->base, MPT_MEMORY_ACTIVATION,
+                         -mpt__class_bytes(storage->size_class));
+            mpt__pool_give(context, context->data[id], storage->size_class);
+            context->data[id] = NULL;
+            storage->live = 0;
+        }
+    }
+    return true;
+}
+
+MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
+    mpt_context *context = recording.context;
+    mpt__recorder *recorder = mpt__recording_at(recording, "mpt_replay");
+    if (!recorder) return context ? context->base.status : MPT_ERROR_HANDLE;
+    bool ready = mpt__replay_memory(context, recorder, true);
+    for (int64_t i = 0; ready && i < recorder->count && context->base.status == MPT_OK; i++) {
+        mpt__launch launch = recorder->launches[i];
+        mpt__submit(context, &launch);
+    }
+    for (int64_t i = 0; i < recorder->held_count; i++) {
+        uint32_t before = context->storages[recorder->held[i]].version++;
+        mpt__values_replayed(context, recorder->held[i], before);
+    }
+    mpt__replay_memory(context, recorder, false);
+    return context->base.status;
+}
+
+MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording) {
+    mpt__recorder *recorder = mpt__recording_at(recording, "mpt_recording_launches");
+    return recorder ? recorder->count : -1;
+}
+
+MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording) {
+    mpt_context *context = recording.context;
+    if (mpt__recording_at(recording, "mpt_recording_destroy"))
+        mpt__object_free(context, MPT__RECORDING, recording.slot);
+    return context ? context->base.status : MPT_ERROR_HANDLE;
+}
+
+/* ==== Counters ==== */
+
+MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context) {
+    mpt_counters counters;
+    memset(&counters, 0, sizeof counters);
+    if (!context) return counters;
+    counters = context->counters;
+    counters.calls = context->base.call;
+    if (context->backend.counts)
+        context->backend.counts(context->backend.self, &counters.parallel_runs, counters.by_thread);
+    return counters;
+}
+
+/* ==== Metrics ==== */
+
+static mpt__metric *mpt__metric_find(mpt_context *context, const char *name) {
+    for (int i = 0; i < context->metric_count; i++)
+        if (strcmp(context->metrics[i].name, name) == 0) return &context->metrics[i];
+    return NULL;
+}
+
+static mpt__metric *mpt__metric_make(mpt_context *context, const char *name) {
+    int room = (int)(sizeof context->metrics / sizeof context->metrics[0]);
+    mpt__metric *metric = &context->metrics[context->metric_count];
+    if (context->metric_count == room || strlen(name) >= sizeof metric->name) {
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "metric \"%s\": at most %d metrics, names of at most %d "
+                   "characters",
+                   name, room, (int)sizeof metric->name - 1);
+        return NULL;
+    }
+    metric->sum_slot = mpt__scalar_new_f(context, 0.0);
+    metric->count_slot = metric->sum_slot ? mpt__scalar_new_i(context, 0) : 0;
+    if (!metric->count_slot) return NULL;
+    mpt__format_text(metric->name, sizeof metric->name, "%s", name);
+    context->metric_count++;
+    return metric;
+}
+
+MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, mpt_tensor value) {
+    if (!mpt__enter(context, "mpt_metric_push"))
+        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!name) return mpt__error(context, MPT_ERROR_ARGUMENT, "name is NULL");
+    const mpt__tensor *found = mpt__at(context, value, "value");
+    if (!found) return context->base.status;
+    if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float) {
+        mpt_shape shape = mpt__shape_of(found);
+        return mpt__error(context, MPT_ERROR_SHAPE, "expected one float element, got %s %S",
+                          mpt_dtype_name((mpt_dtype)found->dtype), &shape);
+    }
+    mpt__metric *metric = mpt__metric_find(context, name);
+    if (!metric) metric = mpt__metric_make(context, name);
+    if (!metric) return context->base.status;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_METRIC_ADD);
+    launch->slot[0] = metric->sum_slot;
+    launch->slot[1] = metric->count_slot;
+    mpt__operand_on(launch, 0, found->storage, (mpt_dtype)found->dtype, found->offset, 1,
+                    MPT__READ);
+    return mpt__submit(context, launch);
+}
+
+MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool wait) {
+    double none = MPT__NAN_F64;
+    if (!mpt__enter(context, "mpt_metric_mean") || !name) return none;
+    const mpt__metric *metric = mpt__metric_find(context, name);
+    if (!metric) return none;
+    if (wait) mpt__wait(context);
+    int64_t count = context->scalars[metric->count_slot].i;
+    return count > 0 ? context->scalars[metric->sum_slot].f / (double)count : none;
+}
+
+MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name) {
+    if (!mpt__enter(context, "mpt_metric_reset"))
+        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!name) return mpt__error(context, MPT_ERROR_ARGUMENT, "name is NULL");
+    const mpt__metric *metric = mpt__metric_find(context, name);
+    if (!metric) return MPT_OK;
+    mpt__scalar_set_f(context, metric->sum_slot, 0.0);
+    mpt__scalar_set_i(context, metric->count_slot, 0);
+    return context->base.status;
+}
+
+#endif

@@ -1,0 +1,828 @@
+/* ---------------------------------------------------------------------------------------------
+ * 51_ops_math.c: elementwise ops, matmul, linear, reductions, softmax, dropout.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__51_OPS_MATH_INCLUDED
+#define MPT__51_OPS_MATH_INCLUDED
+
+#include "50_ops.c"
+
+/* ==== Views outside all tables ==== */
+
+/* The same storage under another shape. */
+static mpt__tensor mpt__viewed(const mpt__tensor *tensor, int rank, const int64_t *shape,
+                               const int64_t *stride) {
+    mpt__tensor view = *tensor;
+    view.rank = (uint8_t)rank;
+    for (int i = 0; i < rank; i++) {
+        view.shape[i] = shape[i];
+        view.stride[i] = stride[i];
+    }
+    return view;
+}
+
+/* `tensor` as if it had `rank` dimensions of sizes `shape`, by strides of 0. */
+static mpt__tensor mpt__broadcast_view(const mpt__tensor *tensor, int rank, const int64_t *shape) {
+    int64_t stride[MPT_MAX_RANK];
+    int lead = rank - tensor->rank;
+    for (int i = 0; i < rank; i++) {
+        bool real = i >= lead && tensor->shape[i - lead] != 1;
+        stride[i] = real ? tensor->stride[i - lead] : 0;
+    }
+    return mpt__viewed(tensor, rank, shape, stride);
+}
+
+/* `tensor` with leading dimensions of size 1 up to `rank`. */
+static mpt__tensor mpt__padded_view(const mpt__tensor *tensor, int rank) {
+    int64_t shape[MPT_MAX_RANK], stride[MPT_MAX_RANK];
+    int lead = rank - tensor->rank;
+    for (int i = 0; i < rank; i++) {
+        shape[i] = i < lead ? 1 : tensor->shape[i - lead];
+        stride[i] = i < lead ? 0 : tensor->stride[i - lead];
+    }
+    return mpt__viewed(tensor, rank, shape, stride);
+}
+
+/* The last two dimensions swapped. */
+static mpt__tensor mpt__transposed_view(const mpt__tensor *tensor) {
+    mpt__tensor view = *tensor;
+    int a = tensor->rank - 2, b = tensor->rank - 1;
+    view.shape[a] = tensor->shape[b], view.shape[b] = tensor->shape[a];
+    view.stride[a] = tensor->stride[b], view.stride[b] = tensor->stride[a];
+    return view;
+}
+
+/* ==== Views as operands ====
+ *
+ * The same for a launch that has begun: an operand written once, where a view of a tensor would be
+ * copied twice. */
+
+/* Dimension i of an operand. */
+static void mpt__operand_dim(mpt__operand *operand, int i, int64_t size, int64_t stride) {
+    operand->shape[i] = size;
+    operand->stride[i] = stride;
+}
+
+/* An operand of this rank whose dimensions are still to be set. */
+static mpt__operand *mpt__operand_ranked(mpt__launch *launch, int position,
+                                         const mpt__tensor *tensor, int rank, mpt__access access) {
+    mpt__operand *operand =
+        mpt__operand_begin(launch, position, tensor->storage, (mpt_dtype)tensor->dtype, access);
+    operand->rank = (uint8_t)rank;
+    operand->offset = tensor->offset;
+    return operand;
+}
+
+/* A contiguous tensor as [outer, n, inner] around dimension `dim`. */
+static void mpt__operand_around(mpt__launch *launch, int position, const mpt__tensor *tensor,
+                                int dim, mpt__access access) {
+    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 3, access);
+    int64_t outer = 1, inner = 1, n = tensor->rank > 0 ? tensor->shape[dim] : 1;
+    for (int i = 0; i < dim; i++) outer *= tensor->shape[i];
+    for (int i = dim + 1; i < tensor->rank; i++) inner *= tensor->shape[i];
+    mpt__operand_dim(operand, 0, outer, n * inner);
+    mpt__operand_dim(operand, 1, n, inner);
+    mpt__operand_dim(operand, 2, inner, 1);
+}
+
+/* With leading dimensions of size 1 up to `rank`. */
+static void mpt__operand_padded(mpt__launch *launch, int position, const mpt__tensor *tensor,
+                                int rank, mpt__access access) {
+    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, rank, access);
+    int lead = rank - tensor->rank;
+    for (int i = 0; i < lead; i++) mpt__operand_dim(operand, i, 1, 0);
+    for (int i = lead; i < rank; i++)
+        mpt__operand_dim(operand, i, tensor->shape[i - lead], tensor->stride[i - lead]);
+}
+
+/* [.., n] as [rows, n], of a contiguous tensor (or any 1-d or 2-d one); transposed: [n, rows]. */
+static mpt__operand *mpt__operand_rows(mpt__launch *launch, int position, const mpt__tensor *tensor,
+                                       bool transposed, mpt__access access) {
+    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 2, access);
+    int last = tensor->rank - 1, row = transposed ? 1 : 0;
+    int64_t rows = tensor->shape[0], stride = tensor->stride[0];
+    if (last != 1) {
+        rows = 1, stride = last > 1 ? tensor->shape[last] : 0;
+        for (int i = 0; i < last; i++) rows *= tensor->shape[i];
+    }
+    mpt__operand_dim(operand, row, rows, stride);
+    mpt__operand_dim(operand, 1 - row, tensor->shape[last], tensor->stride[last]);
+    return operand;
+}
+
+static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
+                                   const mpt__tensor *to, mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__operand_of(launch, 0, from, MPT__READ);
+    mpt__operand_of(launch, 1, to, access);
+    return mpt__submit(context, launch);
+}
+
+/* The tensor itself, or a contiguous copy that lives until the end of the call. */
+static const mpt__tensor *mpt__contiguous_of(mpt__frame *frame, const mpt__tensor *tensor) {
+    if (mpt__tensor_contiguous(tensor)) return tensor;
+    mpt_shape shape = mpt__shape_of(tensor);
+    mpt__tensor *copy = mpt__temporary(frame, (mpt_dtype)tensor->dtype, &shape);
+    if (!copy) return NULL;
+    return mpt__launch_copy(frame->context, tensor, copy, MPT__WRITE) == MPT_OK ? copy : NULL;
+}
+
+/* ==== Elementwise, one input ==== */
+
+static mpt_status mpt__unary_shape(mpt__frame *frame) {
+    mpt__shape_copy(&frame->out_shape[0], frame->in[0]);
+    return MPT_OK;
+}
+
+static mpt_status mpt__predicate_shape(mpt__frame *frame) {
+    frame->out_dtype[0] = MPT_BOOL;
+    return mpt__unary_shape(frame);
+}
+
+static mpt_status mpt__launch_unary(mpt__frame *frame, mpt__function function,
+                                    const mpt__tensor *in, const mpt__tensor *out,
+                                    mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
+    launch->function = (uint8_t)function;
+    launch->imm[0] = frame->attributes->imm[0];
+    launch->slot[0] = (uint16_t)frame->attributes->index[0];
+    mpt__operand_of(launch, 0, in, MPT__READ);
+    mpt__operand_of(launch, 1, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__unary_forward(mpt__frame *frame) {
+    return mpt__launch_unary(frame, mpt__op_rows[frame->op].function, frame->in[0], frame->out[0],
+                             MPT__WRITE);
+}
+
+static mpt_status mpt__unary_keep_in_forward(mpt__frame *frame) {
+    frame->save[0] = frame->in[0];
+    return mpt__unary_forward(frame);
+}
+
+static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {
+    frame->save[0] = frame->out[0];
+    return mpt__unary_forward(frame);
+}
+
+static mpt_status mpt__launch_binary(mpt_context *context, mpt__function function,
+                                     const mpt__tensor *a, const mpt__tensor *b,
+                                     const mpt__tensor *out, mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_BINARY);
+    launch->function = (uint8_t)function;
+    mpt__operand_of(launch, 0, a, MPT__READ);
+    mpt__operand_of(launch, 1, b, MPT__READ);
+    mpt__operand_of(launch, 2, out, access);
+    return mpt__submit(context, launch);
+}
+
+/* dx = f(saved, dy); only log divides dy by what it saved, so its operands change places. */
+static mpt_status mpt__unary_backward(mpt__frame *frame) {
+    mpt__access access;
+    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (!dx) return frame->context->base.status;
+    mpt__function function = mpt__op_rows[frame->op].backward_function;
+    bool swapped = function == MPT__FN_DIV;
+    return mpt__launch_binary(frame->context, function, swapped ? frame->dy[0] : frame->saved[0],
+                              swapped ? frame->saved[0] : frame->dy[0], dx, access);
+}
+
+/* dx = f(dy) for functions that are linear. */
+static mpt_status mpt__linear_unary_backward(mpt__frame *frame) {
+    mpt__access access;
+    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (!dx) return frame->context->base.status;
+    return mpt__launch_unary(frame, mpt__op_rows[frame->op].backward_function, frame->dy[0], dx,
+                             access);
+}
+
+static mpt_status mpt__pass_backward(mpt__frame *frame) {
+    return mpt__gradient_pass(frame, 0, frame->dy[0]);
+}
+
+/* ==== Elementwise, two inputs ==== */
+
+static mpt_status mpt__binary_shape(mpt__frame *frame) {
+    const mpt__tensor *a = frame->in[0], *b = frame->in[1];
+    mpt_shape *out = &frame->out_shape[0];
+    out->rank = a->rank > b->rank ? a->rank : b->rank;
+    for (int i = 0; i < out->rank; i++) {
+        int ia = i - (out->rank - a->rank), ib = i - (out->rank - b->rank);
+        int64_t na = ia < 0 ? 1 : a->shape[ia], nb = ib < 0 ? 1 : b->shape[ib];
+        if (na != nb && na != 1 && nb != 1) {
+            mpt_shape sa = mpt__shape_of(a), sb = mpt__shape_of(b);
+            return mpt__error(
+                frame->context, MPT_ERROR_SHAPE,
+                "shapes %S and %S do not broadcast: dimension %d is %lld against %lld", &sa, &sb, i,
+                (long long)na, (long long)nb);
+        }
+        out->dim[i] = na == 1 ? nb : na;
+    }
+    return MPT_OK;
+}
+
+static mpt_status mpt__equal_shape(mpt__frame *frame) {
+    if (frame->in[0]->dtype != frame->in[1]->dtype) return mpt__dtype_mismatch(frame, 0, 1);
+    frame->out_dtype[0] = MPT_BOOL;
+    return mpt__binary_shape(frame);
+}
+
+static mpt_status mpt__binary_forward(mpt__frame *frame) {
+    const mpt__tensor *out = frame->out[0];
+    mpt__tensor a = mpt__broadcast_view(frame->in[0], out->rank, out->shape);
+    mpt__tensor b = mpt__broadcast_view(frame->in[1], out->rank, out->shape);
+    if (frame->op == MPT__OP_mul || frame->op == MPT__OP_div) {
+        frame->save[0] = frame->in[0];
+        frame->save[1] = frame->in[1];
+    }
+    if (frame->op == MPT__OP_div) frame->save[2] = frame->out[0];
+    return mpt__launch_binary(frame->context, mpt__op_rows[frame->op].function, &a, &b, out,
+                              MPT__WRITE);
+}
+
+static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b) {
+    if (a->rank != b->rank) return false;
+    for (int i = 0; i < a->rank; i++)
+        if (a->shape[i] != b->shape[i]) return false;
+    return true;
+}
+
+/* Sums `full` over the dimensions in which `part` was broadcast. */
+static mpt_status mpt__launch_reduce(mpt_context *context, mpt__function function,
+                                     const mpt__tensor *full, const mpt__tensor *part,
+                                     mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_REDUCE);
+    launch->function = (uint8_t)function;
+    mpt__operand_of(launch, 0, full, MPT__READ);
+    mpt__operand_padded(launch, 1, part, full->rank, access);
+    return mpt__submit(context, launch);
+}
+
+/* Gradient i is fn(a, b), both of the output's shape, summed to the input's shape. b NULL: a alone,
+   through a function of one input. */
+static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, mpt__function function,
+                                          const mpt__tensor *a, const mpt__tensor *b) {
+    mpt_context *context = frame->context;
+    if (!mpt__wants(frame, i)) return MPT_OK;
+    const mpt__tensor *dy = frame->dy[0];
+    bool whole = mpt__same_shape(frame->in[i], dy);
+    if (function == MPT__FN_NONE && whole) return mpt__gradient_pass(frame, i, a);
+    mpt__access access;
+    mpt__tensor *target = mpt__gradient_into(frame, i, &access);
+    if (!target) return context->base.status;
+    if (function == MPT__FN_NONE)
+        return mpt__launch_reduce(context, MPT__FN_SUM, a, target, access);
+    const mpt__tensor *product = target;
+    if (!whole) {
+        mpt_shape shape = mpt__shape_of(dy);
+        product = mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+        if (!product) return context->base.status;
+    }
+    mpt__access first = whole ? access : MPT__WRITE;
+    mpt_status status = b ? mpt__launch_binary(context, function, a, b, product, first)
+                          : mpt__launch_unary(frame, function, a, product, first);
+    if (status != MPT_OK || whole) return status;
+    return mpt__launch_reduce(context, MPT__FN_SUM, product, target, access);
+}
+
+static mpt_status mpt__add_backward(mpt__frame *frame) {
+    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, frame->dy[0], NULL);
+    if (status != MPT_OK) return status;
+    return mpt__broadcast_gradient(frame, 1, MPT__FN_NONE, frame->dy[0], NULL);
+}
+
+static mpt_status mpt__sub_backward(mpt__frame *frame) {
+    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, frame->dy[0], NULL);
+    if (status != MPT_OK) return status;
+    return mpt__broadcast_gradient(frame, 1, MPT__FN_NEG, frame->dy[0], NULL);
+}
+
+static mpt_status mpt__mul_backward(mpt__frame *frame) {
+    const mpt__tensor *dy = frame->dy[0];
+    mpt__tensor a = mpt__broadcast_view(frame->saved[0], dy->rank, dy->shape);
+    mpt__tensor b = mpt__broadcast_view(frame->saved[1], dy->rank, dy->shape);
+    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_MUL, dy, &b);
+    if (status != MPT_OK) return status;
+    return mpt__broadcast_gradient(frame, 1, MPT__FN_MUL, dy, &a);
+}
+
+/* y = a / b: da = dy / b, db = -(dy / b) y */
+static mpt_status mpt__div_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *dy = frame->dy[0];
+    mpt__tensor b = mpt__broadcast_view(frame->saved[1], dy->rank, dy->shape);
+    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_DIV, dy, &b);
+    if (status != MPT_OK || !mpt__wants(frame, 1)) return status;
+    mpt_shape shape = mpt__shape_of(dy);
+    mpt__tensor *quotient = mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+    if (!quotient) return context->base.status;
+    status = mpt__launch_binary(context, MPT__FN_DIV, dy, &b, quotient, MPT__WRITE);
+    if (status == MPT_OK)
+        status = mpt__launch_unary(frame, MPT__FN_NEG, quotient, quotient, MPT__WRITE);
+    if (status != MPT_OK) return status;
+    return mpt__broadcast_gradient(frame, 1, MPT__FN_MUL, quotient, frame->saved[2]);
+}
+
+/* ==== Matrix products ==== */
+
+/* out = act(a b + bias), views of equal rank >= 2. */
+static mpt_status mpt__launch_gemm(mpt__frame *frame, const mpt__tensor *a, const mpt__tensor *b,
+                                   const mpt__tensor *bias, const mpt__tensor *out,
+                                   mpt__access access, mpt_activation activation) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
+    launch->imm[0] = 1.0;
+    launch->compute_dtype = (uint8_t)frame->compute;
+    launch->activation = (uint8_t)activation;
+    mpt__operand_of(launch, 0, a, MPT__READ);
+    mpt__operand_of(launch, 1, b, MPT__READ);
+    if (bias) mpt__operand_of(launch, 2, bias, MPT__READ);
+    mpt__operand_of(launch, 3, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+/* Matmul operands with at least two dimensions: a 1-d a is a row, a 1-d b a column. */
+static mpt__tensor mpt__matrix_a(const mpt__tensor *a) {
+    return a->rank == 1 ? mpt__padded_view(a, 2) : *a;
+}
+static mpt__tensor mpt__matrix_b(const mpt__tensor *b) {
+    if (b->rank != 1) return *b;
+    mpt__tensor row = mpt__padded_view(b, 2);
+    return mpt__transposed_view(&row);
+}
+
+static mpt_status mpt__matmul_mismatch(mpt__frame *frame, const char *why) {
+    mpt_shape a = mpt__shape_of(frame->in[0]), b = mpt__shape_of(frame->in[1]);
+    return mpt__error(frame->context, MPT_ERROR_SHAPE, "%S x %S: %s", &a, &b, why);
+}
+
+static mpt_status mpt__matmul_shape(mpt__frame *frame) {
+    if (frame->in[0]->rank == 0 || frame->in[1]->rank == 0)
+        return mpt__matmul_mismatch(frame,
+                                    "both need at least one dimension; mpt_mul multiplies scalars");
+    mpt__tensor a = mpt__matrix_a(frame->in[0]), b = mpt__matrix_b(frame->in[1]);
+    int rank = a.rank > b.rank ? a.rank : b.rank;
+    if (a.shape[a.rank - 1] != b.shape[b.rank - 2])
+        return mpt__matmul_mismatch(frame,
+                                    "the last dimension of the first must equal the last but one "
+                                    "of the second; mpt_transpose one of them");
+    mpt_shape out;
+    out.rank = 0;
+    for (int i = 0; i < rank - 2; i++) {
+        int ia = i - (rank - a.rank), ib = i - (rank - b.rank);
+        int64_t na = ia < 0 ? 1 : a.shape[ia], nb = ib < 0 ? 1 : b.shape[ib];
+        if (na != nb && na != 1 && nb != 1)
+            return mpt__matmul_mismatch(frame, "leading dimensions do not broadcast");
+        out.dim[out.rank++] = na == 1 ? nb : na;
+    }
+    if (frame->in[0]->rank > 1) out.dim[out.rank++] = a.shape[a.rank - 2];
+    if (frame->in[1]->rank > 1) out.dim[out.rank++] = b.shape[b.rank - 1];
+    frame->out_shape[0] = out;
+    return MPT_OK;
+}
+
+/* Batch dimensions of `matrix` stretched to those of `shape` (rank dimensions, the last two
+   apart). */
+static mpt__tensor mpt__batched_view(const mpt__tensor *matrix, int rank, const int64_t *batch) {
+    int64_t shape[MPT_MAX_RANK];
+    for (int i = 0; i < rank - 2; i++) shape[i] = batch[i];
+    shape[rank - 2] = matrix->shape[matrix->rank - 2];
+    shape[rank - 1] = matrix->shape[matrix->rank - 1];
+    mpt__tensor view = mpt__broadcast_view(matrix, rank, shape);
+    view.stride[rank - 2] = matrix->stride[matrix->rank - 2];
+    view.stride[rank - 1] = matrix->stride[matrix->rank - 1];
+    return view;
+}
+
+/* An output or its gradient with the dimensions that 1-d operands dropped. */
+static mpt__tensor mpt__matmul_out(const mpt__frame *frame, const mpt__tensor *out) {
+    bool row = frame->in[0]->rank == 1, column = frame->in[1]->rank == 1;
+    int64_t shape[MPT_MAX_RANK], stride[MPT_MAX_RANK];
+    int rank = 0, batch = out->rank - (row ? 0 : 1) - (column ? 0 : 1);
+    for (int i = 0; i < batch; i++) shape[rank] = out->shape[i], stride[rank++] = out->stride[i];
+    shape[rank] = row ? 1 : out->shape[batch];
+    stride[rank] = row ? 0 : out->stride[batch];
+    rank++;
+    shape[rank] = column ? 1 : out->shape[out->rank - 1];
+    stride[rank] = column ? 0 : out->stride[out->rank - 1];
+    return mpt__viewed(out, rank + 1, shape, stride);
+}
+
+/* A tensor as GEMM reads it: a parameter in its cast form. */
+static bool mpt__matmul_source(mpt__frame *frame, const mpt__tensor *tensor, mpt__tensor *view) {
+    mpt__source source;
+    if (!mpt__gemm_source(frame->context, tensor, frame->compute, &source)) return false;
+    *view = *tensor;
+    view->storage = source.storage;
+    view->dtype = source.dtype;
+    return true;
+}
+
+static mpt_status mpt__matmul_forward(mpt__frame *frame) {
+    mpt__tensor pa, pb;
+    if (!mpt__matmul_source(frame, frame->in[0], &pa) ||
+        !mpt__matmul_source(frame, frame->in[1], &pb))
+        return frame->context->base.status;
+    frame->save[0] = frame->in[0];
+    frame->save[1] = frame->in[1];
+    mpt__tensor out = mpt__matmul_out(frame, frame->out[0]);
+    pa = mpt__matrix_a(&pa);
+    pb = mpt__matrix_b(&pb);
+    pa = mpt__batched_view(&pa, out.rank, out.shape);
+    pb = mpt__batched_view(&pb, out.rank, out.shape);
+    return mpt__launch_gemm(frame, &pa, &pb, NULL, &out, MPT__WRITE, MPT_ACTIVATION_NONE);
+}
+
+/* Gradient i = left right (batched), summed over the batches in which the input was broadcast. */
+static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tensor *left,
+                                       const mpt__tensor *right) {
+    mpt_context *context = frame->context;
+    mpt__access access;
+    mpt__tensor *target = mpt__gradient_into(frame, i, &access);
+    if (!target) return context->base.status;
+    mpt__tensor matrix = i == 0 ? mpt__matrix_a(target) : mpt__matrix_b(target);
+    int rank = left->rank;
+    mpt__tensor padded = mpt__padded_view(&matrix, rank);
+    bool summed = false;
+    for (int d = 0; d < rank - 2; d++) summed |= padded.shape[d] != left->shape[d];
+    if (!summed)
+        return mpt__launch_gemm(frame, left, right, NULL, &padded, access, MPT_ACTIVATION_NONE);
+    mpt_shape full = mpt__shape_of(left);
+    full.dim[rank - 1] = right->shape[rank - 1];
+    mpt__tensor *product = mpt__temporary(frame, mpt__loss_dtype(frame), &full);
+    if (!product) return context->base.status;
+    mpt_status status =
+        mpt__launch_gemm(frame, left, right, NULL, product, MPT__WRITE, MPT_ACTIVATION_NONE);
+    if (status != MPT_OK) return status;
+    return mpt__launch_reduce(context, MPT__FN_SUM, product, &padded, access);
+}
+
+static mpt_status mpt__matmul_backward(mpt__frame *frame) {
+    mpt__tensor a, b, dy = mpt__matmul_out(frame, frame->dy[0]);
+    if (!mpt__matmul_source(frame, frame->saved[0], &a) ||
+        !mpt__matmul_source(frame, frame->saved[1], &b))
+        return frame->context->base.status;
+    a = mpt__matrix_a(&a);
+    b = mpt__matrix_b(&b);
+    a = mpt__batched_view(&a, dy.rank, dy.shape);
+    b = mpt__batched_view(&b, dy.rank, dy.shape);
+    mpt__tensor at = mpt__transposed_view(&a), bt = mpt__transposed_view(&b);
+    if (mpt__wants(frame, 0)) {
+        mpt_status status = mpt__matmul_gradient(frame, 0, &dy, &bt);
+        if (status != MPT_OK) return status;
+    }
+    return mpt__wants(frame, 1) ? mpt__matmul_gradient(frame, 1, &at, &dy) : MPT_OK;
+}
+
+/* ==== Linear ==== */
+
+static mpt_status mpt__linear_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0], *w = frame->in[1], *bias = frame->in[2];
+    if (w->rank != 2 || x->rank < 1 || x->shape[x->rank - 1] != w->shape[1]) {
+        mpt_shape sx = mpt__shape_of(x), sw = mpt__shape_of(w);
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "input %S does not fit weight %S: expected [.., in] and [out, in]", &sx,
+                          &sw);
+    }
+    if (bias && (bias->rank != 1 || bias->shape[0] != w->shape[0])) {
+        mpt_shape sb = mpt__shape_of(bias), sw = mpt__shape_of(w);
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "bias %S does not fit weight %S: expected [%lld]", &sb, &sw,
+                          (long long)w->shape[0]);
+    }
+    mpt__shape_copy(&frame->out_shape[0], x);
+    frame->out_shape[0].dim[x->rank - 1] = w->shape[0];
+    return MPT_OK;
+}
+
+/* A GEMM launch of the linear layer; its operands are to be set. */
+static mpt__launch *mpt__linear_begin(mpt__frame *frame, mpt_activation activation) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
+    launch->imm[0] = 1.0;
+    launch->compute_dtype = (uint8_t)frame->compute;
+    launch->activation = (uint8_t)activation;
+    return launch;
+}
+
+/* The weight as operand 1, in the form that mpt__gemm_source chose. */
+static void mpt__linear_weight(mpt__launch *launch, const mpt__tensor *weight,
+                               const mpt__source *source, bool transposed) {
+    mpt__operand *operand = mpt__operand_rows(launch, 1, weight, transposed, MPT__READ);
+    operand->storage = source->storage;
+    operand->dtype = source->dtype;
+}
+
+static const mpt__tensor *mpt__rows_source(mpt__frame *frame, const mpt__tensor *tensor) {
+    return tensor->rank <= 2 ? tensor : mpt__contiguous_of(frame, tensor);
+}
+
+static mpt__function mpt__activation_function(mpt_activation activation, bool backward) {
+    static const uint8_t functions[][2] = {
+        {MPT__FN_NONE, MPT__FN_NONE},          {MPT__FN_RELU, MPT__FN_RELU_BACKWARD},
+        {MPT__FN_GELU, MPT__FN_GELU_BACKWARD}, {MPT__FN_GELU_TANH, MPT__FN_GELU_TANH_BACKWARD},
+        {MPT__FN_TANH, MPT__FN_TANH_BACKWARD}, {MPT__FN_SIGMOID, MPT__FN_SIGMOID_BACKWARD},
+    };
+    return (mpt__function)functions[activation][backward];
+}
+
+/* GELU's derivative needs its input, so training keeps it instead of fusing. */
+static bool mpt__activation_keeps_input(mpt_activation activation) {
+    return activation == MPT_ACTIVATION_GELU || activation == MPT_ACTIVATION_GELU_TANH;
+}
+
+static mpt_status mpt__linear_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt_activation activation = (mpt_activation)frame->attributes->activation;
+    const mpt__tensor *x = mpt__rows_source(frame, frame->in[0]), *bias = frame->in[2];
+    mpt__source w;
+    if (!x || !mpt__gemm_source(context, frame->in[1], frame->compute, &w))
+        return context->base.status;
+    frame->save[0] = frame->in[0];
+    frame->save[1] = frame->in[1];
+    bool split = frame->records && mpt__activation_keeps_input(activation);
+    mpt__tensor *before = frame->out[0];
+    if (split) {
+        before = mpt__temporary(frame, frame->out_dtype[0], &frame->out_shape[0]);
+        if (!before) return context->base.status;
+        frame->save[2] = before;
+    } else if (activation != MPT_ACTIVATION_NONE) {
+        frame->save[2] = frame->out[0];
+    }
+    mpt__launch *launch = mpt__linear_begin(frame, split ? MPT_ACTIVATION_NONE : activation);
+    mpt__operand *rows = mpt__operand_rows(launch, 0, x, false, MPT__READ);
+    mpt__linear_weight(launch, frame->in[1], &w, true);
+    if (bias) mpt__operand_rows(launch, 2, bias, false, MPT__READ)->shape[0] = rows->shape[0];
+    mpt__operand_rows(launch, 3, before, false, MPT__WRITE);
+    mpt_status status = mpt__submit(context, launch);
+    if (status != MPT_OK || !split) return status;
+    return mpt__launch_unary(frame, mpt__activation_function(activation, false), before,
+                             frame->out[0], MPT__WRITE);
+}
+
+static mpt_status mpt__linear_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt_activation activation = (mpt_activation)frame->attributes->activation;
+    const mpt__tensor *dy = mpt__rows_source(frame, frame->dy[0]);
+    if (!dy) return context->base.status;
+    if (activation != MPT_ACTIVATION_NONE) {
+        mpt_shape shape = mpt__shape_of(dy);
+        mpt__tensor *before = mpt__temporary(frame, (mpt_dtype)dy->dtype, &shape);
+        if (!before || mpt__launch_binary(context, mpt__activation_function(activation, true),
+                                          frame->saved[2], dy, before, MPT__WRITE) != MPT_OK)
+            return context->base.status;
+        dy = before;
+    }
+    mpt__access access;
+    mpt__launch *launch;
+    if (mpt__wants(frame, 0)) {
+        mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+        mpt__source w;
+        if (!dx || !mpt__gemm_source(context, frame->saved[1], frame->compute, &w))
+            return context->base.status;
+        launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+        mpt__operand_rows(launch, 0, dy, false, MPT__READ);
+        mpt__linear_weight(launch, frame->saved[1], &w, false);
+        mpt__operand_rows(launch, 3, dx, false, access);
+        if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
+    }
+    if (mpt__wants(frame, 1)) {
+        const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
+        mpt__tensor *dw = x ? mpt__gradient_into(frame, 1, &access) : NULL;
+        if (!dw) return context->base.status;
+        launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+        mpt__operand_rows(launch, 0, dy, true, MPT__READ);
+        mpt__operand_rows(launch, 1, x, false, MPT__READ);
+        mpt__operand_of(launch, 3, dw, access);
+        if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
+    }
+    if (mpt__wants(frame, 2)) {
+        mpt__tensor *db = mpt__gradient_into(frame, 2, &access);
+        if (!db) return context->base.status;
+        launch = mpt__launch_begin(context, MPT__K_REDUCE);
+        launch->function = MPT__FN_SUM;
+        mpt__operand_rows(launch, 0, dy, false, MPT__READ);
+        mpt__operand_rows(launch, 1, db, false, access);
+        return mpt__submit(context, launch);
+    }
+    return MPT_OK;
+}
+
+/* ==== Reductions ==== */
+
+/* Dimension index[0], or all when index[2]; index[1]: keep it as size 1. */
+static mpt_status mpt__reduce_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    mpt__attributes *a = frame->attributes;
+    mpt_shape *out = &frame->out_shape[0];
+    out->rank = 0;
+    if (!a->index[2]) {
+        int dim = mpt__dimension(frame->context, (int)a->index[0], x->rank);
+        if (dim < 0) return frame->context->base.status;
+        a->index[0] = dim;
+    }
+    int64_t reduced = 1;
+    for (int i = 0; i < x->rank; i++) {
+        bool gone = a->index[2] || i == a->index[0];
+        if (gone) reduced *= x->shape[i];
+        if (!gone || a->index[1]) out->dim[out->rank++] = gone ? 1 : x->shape[i];
+    }
+    a->index[3] = reduced;
+    return MPT_OK;
+}
+
+/* Strings of an output, or its gradient, with the reduced dimensions back in as size 1, stride
+   0. */
+static mpt__tensor mpt__unreduced_view(const mpt__frame *frame, const mpt__tensor *out) {
+    const mpt__tensor *x = frame->in[0];
+    const mpt__attributes *a = frame->attributes;
+    int64_t shape[MPT_MAX_RANK], stride[MPT_MAX_RANK];
+    int at = 0;
+    for (int i = 0; i < x->rank; i++) {
+        bool gone = a->index[2] || i == a->index[0];
+        shape[i] = gone ? 1 : x->shape[i];
+        stride[i] = gone ? 0 : out->stride[at];
+        if (!gone || a->index[1]) at++;
+    }
+    return mpt__viewed(out, x->rank, shape, stride);
+}
+
+static mpt_status mpt__reduce_forward(mpt__frame *frame) {
+    mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
+    return mpt__launch_reduce(frame->context, mpt__op_rows[frame->op].function, frame->in[0], &out,
+                              MPT__WRITE);
+}
+
+/* Every element of x gets dy (mean: dy / n) of its output. */
+static mpt_status mpt__reduce_backward(mpt__frame *frame) {
+    mpt__access access;
+    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (!dx) return frame->context->base.status;
+    mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
+    dy = mpt__broadcast_view(&dy, dx->rank, dx->shape);
+    if (mpt__op_rows[frame->op].function == MPT__FN_SUM)
+        return mpt__launch_copy(frame->context, &dy, dx, access);
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
+    launch->function = MPT__FN_MUL_SCALAR;
+    launch->imm[0] = 1.0 / (double)frame->attributes->index[3];
+    mpt__operand_of(launch, 0, &dy, MPT__READ);
+    mpt__operand_of(launch, 1, dx, access);
+    return mpt__submit(frame->context, launch);
+}
+
+/* x as seen by ARGMAX: itself, or flat when all dimensions go. */
+static bool mpt__argmax_views(mpt__frame *frame, const mpt__tensor *source, const mpt__tensor *out,
+                              mpt__tensor *x, mpt__tensor *view, int64_t *dim) {
+    if (!frame->attributes->index[2]) {
+        *x = *source;
+        *view = mpt__unreduced_view(frame, out);
+        *dim = frame->attributes->index[0];
+        return true;
+    }
+    const mpt__tensor *flat = mpt__contiguous_of(frame, source);
+    if (!flat) return false;
+    int64_t numel = mpt__tensor_numel(flat), one = 1;
+    *x = mpt__viewed(flat, 1, &numel, &one);
+    *view = mpt__viewed(out, 1, &one, &one);
+    *dim = 0;
+    return true;
+}
+
+/* The maximum of nothing does not exist. */
+static mpt_status mpt__check_not_empty(mpt__frame *frame) {
+    if (frame->attributes->index[3] > 0) return MPT_OK;
+    mpt_shape shape = mpt__shape_of(frame->in[0]);
+    return mpt__error(frame->context, MPT_ERROR_SHAPE, "no elements to choose from in shape %S",
+                      &shape);
+}
+
+static mpt_status mpt__max_forward(mpt__frame *frame) {
+    if (mpt__check_not_empty(frame) != MPT_OK) return frame->context->base.status;
+    mpt__tensor *index = NULL;
+    if (frame->records) {
+        index = mpt__temporary(frame, MPT_I64, &frame->out_shape[0]);
+        if (!index) return frame->context->base.status;
+        frame->save[0] = index;
+    }
+    mpt__tensor x, value, place;
+    int64_t dim;
+    if (!mpt__argmax_views(frame, frame->in[0], frame->out[0], &x, &value, &dim))
+        return frame->context->base.status;
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
+    launch->index[0] = dim;
+    mpt__operand_of(launch, 0, &x, MPT__READ);
+    if (index) {
+        place = value;
+        place.storage = index->storage;
+        place.dtype = MPT_I64;
+        mpt__operand_of(launch, 1, &place, MPT__WRITE);
+    }
+    mpt__operand_of(launch, 2, &value, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__max_backward(mpt__frame *frame) {
+    mpt__access access;
+    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (!dx) return frame->context->base.status;
+    mpt__tensor x = *dx, dy, place;
+    int64_t dim = frame->attributes->index[0], one = 1, numel = mpt__tensor_numel(dx);
+    if (frame->attributes->index[2]) { /* gradients that are collected are contiguous */
+        x = mpt__viewed(dx, 1, &numel, &one);
+        dy = mpt__viewed(frame->dy[0], 1, &one, &one);
+        place = mpt__viewed(frame->saved[0], 1, &one, &one);
+        dim = 0;
+    } else {
+        dy = mpt__unreduced_view(frame, frame->dy[0]);
+        place = mpt__unreduced_view(frame, frame->saved[0]);
+    }
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCATTER_AXIS);
+    launch->index[0] = dim;
+    mpt__operand_of(launch, 0, &place, MPT__READ);
+    mpt__operand_of(launch, 1, &dy, MPT__READ);
+    mpt__operand_of(launch, 2, &x, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__argmax_shape(mpt__frame *frame) {
+    frame->out_dtype[0] = MPT_I64;
+    return mpt__reduce_shape(frame);
+}
+
+static mpt_status mpt__argmax_forward(mpt__frame *frame) {
+    if (mpt__check_not_empty(frame) != MPT_OK) return frame->context->base.status;
+    mpt__tensor x, place;
+    int64_t dim;
+    if (!mpt__argmax_views(frame, frame->in[0], frame->out[0], &x, &place, &dim))
+        return frame->context->base.status;
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
+    launch->index[0] = dim;
+    mpt__operand_of(launch, 0, &x, MPT__READ);
+    mpt__operand_of(launch, 1, &place, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+/* ==== Softmax ==== */
+
+static mpt_status mpt__softmax_shape(mpt__frame *frame) {
+    mpt__shape_copy(&frame->out_shape[0], frame->in[0]);
+    if (frame->in[0]->rank == 0) { /* one element, whatever the dimension is called */
+        frame->attributes->index[0] = 0;
+        return MPT_OK;
+    }
+    int dim = mpt__dimension(frame->context, (int)frame->attributes->index[0], frame->in[0]->rank);
+    frame->attributes->index[0] = dim;
+    return dim < 0 ? frame->context->base.status : MPT_OK;
+}
+
+static mpt_status mpt__softmax_forward(mpt__frame *frame) {
+    const mpt__tensor *x = mpt__contiguous_of(frame, frame->in[0]);
+    if (!x) return frame->context->base.status;
+    frame->save[0] = frame->out[0];
+    int dim = (int)frame->attributes->index[0];
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX);
+    launch->function = (uint8_t)mpt__op_rows[frame->op].function;
+    mpt__operand_around(launch, 0, x, dim, MPT__READ);
+    mpt__operand_around(launch, 1, frame->out[0], dim, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__softmax_backward(mpt__frame *frame) {
+    mpt__access access;
+    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (!dx) return frame->context->base.status;
+    const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
+    if (!dy) return frame->context->base.status;
+    int dim = (int)frame->attributes->index[0];
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX_BACKWARD);
+    launch->function = (uint8_t)mpt__op_rows[frame->op].function;
+    mpt__operand_around(launch, 0, frame->saved[0], dim, MPT__READ);
+    mpt__operand_around(launch, 1, dy, dim, MPT__READ);
+    mpt__operand_around(launch, 2, dx, dim, access);
+    return mpt__submit(frame->context, launch);
+}
+
+/* ==== Dropout ==== */
+
+static mpt_status mpt__launch_dropout(mpt__frame *frame, const mpt__tensor *in,
+                                      const mpt__tensor *out, mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_DROPOUT);
+    launch->imm[0] = frame->attributes->imm[0];
+    launch->rng = frame->attributes->rng;
+    launch->slot[0] = MPT__SLOT_STEP;
+    mpt__operand_of(launch, 0, in, MPT__READ);
+    mpt__operand_of(launch, 1, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__dropout_forward(mpt__frame *frame) {
+    return mpt__launch_dropout(frame, frame->in[0], frame->out[0], MPT__WRITE);
+}
+
+/* The mask is drawn again from its key: nothing was kept. */
+static mpt_status mpt__dropout_backward(mpt__frame *frame) {
+    mpt__access access;
+    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (!dx) return frame->context->base.status;
+    return mpt__launch_dropout(frame, frame->dy[0], dx, access);
+}
+
+#endif

@@ -1,0 +1,296 @@
+/* ---------------------------------------------------------------------------------------------
+ * 52_ops_shape.c: views, copies, casts, concatenation.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__52_OPS_SHAPE_INCLUDED
+#define MPT__52_OPS_SHAPE_INCLUDED
+
+#include "51_ops_math.c"
+
+/* ==== Copies ==== */
+
+static mpt_status mpt__copy_forward(mpt__frame *frame) {
+    return mpt__launch_copy(frame->context, frame->in[0], frame->out[0], MPT__WRITE);
+}
+
+static mpt_status mpt__cast_shape(mpt__frame *frame) {
+    mpt_dtype dtype = (mpt_dtype)frame->attributes->index[0];
+    if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT)
+        return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "dtype %d is none of mpt_dtype",
+                          (int)dtype);
+    if (!mpt__dtype_info[dtype].is_float) frame->records = false;
+    frame->out_dtype[0] = dtype;
+    frame->out_shape[0] = mpt__shape_of(frame->in[0]);
+    return MPT_OK;
+}
+
+/* ==== Reshape ==== */
+
+/* Strides under which a tensor shows `shape` without a copy; false if there are none. Runs of
+   dimensions that lie evenly in memory can be cut anew, others cannot. */
+static bool mpt__reshape_strides(const mpt__tensor *tensor, const mpt_shape *shape,
+                                 int64_t *stride) {
+    int64_t step = 1;
+    for (int i = shape->rank - 1; i >= 0; i--) {
+        stride[i] = step;
+        step *= shape->dim[i] > 0 ? shape->dim[i] : 1;
+    }
+    if (mpt__tensor_contiguous(tensor)) return true;
+    int to = shape->rank - 1;
+    for (int from = tensor->rank - 1; from >= 0;) {
+        int64_t run = tensor->shape[from], base = tensor->stride[from];
+        while (from > 0 &&
+               (tensor->shape[from - 1] == 1 ||
+                tensor->stride[from - 1] == tensor->shape[from] * tensor->stride[from])) {
+            if (tensor->shape[from - 1] == 1) { /* its stride says nothing: look through it */
+                if (from == 1) {
+                    from--;
+                    break;
+                }
+                if (tensor->stride[from - 2] != run * base && tensor->shape[from - 2] != 1) break;
+            }
+            from--;
+            run *= tensor->shape[from];
+        }
+        int64_t filled = 1;
+        while (to >= 0 && filled < run) {
+            stride[to] = base * filled;
+            filled *= shape->dim[to--];
+        }
+        if (filled != run) return false;
+        while (to >= 0 && shape->dim[to] == 1) stride[to--] = base * filled;
+        from--;
+    }
+    return to < 0;
+}
+
+/* Fills in one -1 and checks the element count. */
+static mpt_status mpt__reshape_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    mpt_shape shape = frame->attributes->shape, asked = shape, from = mpt__shape_of(x);
+    int64_t numel = mpt__tensor_numel(x), known = 1;
+    int unknown = -1, unknowns = 0;
+    for (int i = 0; i < shape.rank; i++) {
+        if (shape.dim[i] == -1)
+            unknown = i, unknowns++;
+        else
+            known = shape.dim[i] < 0 || (shape.dim[i] && known > INT64_MAX / shape.dim[i])
+                        ? -1
+                        : known * shape.dim[i];
+        if (known < 0) break;
+    }
+    if (unknowns == 1 && known > 0 && numel % known == 0) {
+        shape.dim[unknown] = numel / known;
+        known = numel;
+        unknowns = 0;
+    }
+    if (unknowns > 0 || known != numel || mpt__shape_numel(&shape) != numel)
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "%S has %lld elements and cannot become %S", &from, (long long)numel,
+                          &asked);
+    frame->out_shape[0] = shape;
+    frame->is_view = mpt__reshape_strides(x, &shape, frame->view_stride);
+    frame->view_offset = x->offset;
+    return MPT_OK;
+}
+
+static mpt_status mpt__reshape_forward(mpt__frame *frame) {
+    if (frame->is_view) return MPT_OK;
+    mpt_shape shape = mpt__shape_of(frame->in[0]);
+    int64_t stride[MPT_MAX_RANK], step = 1;
+    for (int i = shape.rank - 1; i >= 0; i--) stride[i] = step, step *= shape.dim[i];
+    mpt__tensor out = mpt__viewed(frame->out[0], shape.rank, shape.dim, stride);
+    return mpt__launch_copy(frame->context, frame->in[0], &out, MPT__WRITE);
+}
+
+static mpt_status mpt__reshape_backward(mpt__frame *frame) {
+    const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
+    if (!dy) return frame->context->base.status;
+    const mpt__tensor *x = frame->in[0];
+    int64_t stride[MPT_MAX_RANK], step = 1;
+    for (int i = x->rank - 1; i >= 0; i--) stride[i] = step, step *= x->shape[i];
+    mpt__tensor view = mpt__viewed(dy, x->rank, x->shape, stride);
+    return mpt__gradient_pass(frame, 0, &view);
+}
+
+/* ==== Permute ==== */
+
+static mpt_status mpt__permute_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    mpt_shape *order = &frame->attributes->shape;
+    unsigned seen = 0;
+    bool good = order->rank == x->rank;
+    for (int i = 0; good && i < x->rank; i++) {
+        if (order->dim[i] < 0) order->dim[i] += x->rank;
+        good = order->dim[i] >= 0 && order->dim[i] < x->rank && !(seen >> order->dim[i] & 1u);
+        if (good) seen |= 1u << order->dim[i];
+    }
+    if (!good)
+        return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
+                          "%S is no order of the %d dimensions, each named once", order,
+                          (int)x->rank);
+    frame->is_view = true;
+    frame->view_offset = x->offset;
+    frame->out_shape[0].rank = x->rank;
+    for (int i = 0; i < x->rank; i++) {
+        frame->out_shape[0].dim[i] = x->shape[order->dim[i]];
+        frame->view_stride[i] = x->stride[order->dim[i]];
+    }
+    return MPT_OK;
+}
+
+static mpt_status mpt__permute_backward(mpt__frame *frame) {
+    const mpt_shape *order = &frame->attributes->shape;
+    mpt__tensor view = *frame->dy[0];
+    for (int i = 0; i < order->rank; i++) {
+        view.shape[order->dim[i]] = frame->dy[0]->shape[i];
+        view.stride[order->dim[i]] = frame->dy[0]->stride[i];
+    }
+    return mpt__gradient_pass(frame, 0, &view);
+}
+
+/* ==== Slice ==== */
+
+/* index: dimension, start, stop, step. Bounds clamp as in Python. */
+static mpt_status mpt__slice_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    int64_t *index = frame->attributes->index;
+    int dim = mpt__dimension(frame->context, (int)index[0], x->rank);
+    if (dim < 0) return frame->context->base.status;
+    if (index[3] < 1)
+        return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "step %lld: expected 1 or more",
+                          (long long)index[3]);
+    int64_t size = x->shape[dim], bound[2];
+    for (int i = 0; i < 2; i++) {
+        bound[i] = index[i + 1] < 0 ? index[i + 1] + size : index[i + 1];
+        if (index[i + 1] < 0 && bound[i] < 0) bound[i] = 0;
+        if (bound[i] > size) bound[i] = size;
+    }
+    int64_t count = bound[1] > bound[0] ? (bound[1] - bound[0] - 1) / index[3] + 1 : 0;
+    index[0] = dim;
+    index[1] = count > 0 ? bound[0] : 0;
+    if (count <= 1) index[3] = 1; /* any step would do, but strides must not overflow */
+    frame->is_view = true;
+    frame->out_shape[0] = mpt__shape_of(x);
+    frame->out_shape[0].dim[dim] = count;
+    for (int i = 0; i < x->rank; i++) frame->view_stride[i] = x->stride[i];
+    frame->view_stride[dim] *= index[3];
+    frame->view_offset = x->offset + index[1] * x->stride[dim];
+    return MPT_OK;
+}
+
+/* The part of `whole` that the slice took. */
+static mpt__tensor mpt__slice_view(const mpt__frame *frame, const mpt__tensor *whole,
+                                   int64_t count) {
+    const int64_t *index = frame->attributes->index;
+    mpt__tensor part = *whole;
+    part.shape[index[0]] = count;
+    part.stride[index[0]] *= index[3];
+    part.offset += index[1] * whole->stride[index[0]];
+    return part;
+}
+
+static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+    launch->imm[0] = value;
+    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
+    return mpt__submit(context, launch);
+}
+
+static mpt_status mpt__slice_backward(mpt__frame *frame) {
+    mpt__access access;
+    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (!dx) return frame->context->base.status;
+    if (access == MPT__WRITE && mpt__launch_fill(frame->context, dx, 0.0) != MPT_OK)
+        return frame->context->base.status;
+    const mpt__tensor *dy = frame->dy[0];
+    mpt__tensor part = mpt__slice_view(frame, dx, dy->shape[frame->attributes->index[0]]);
+    return mpt__launch_copy(frame->context, dy, &part, access);
+}
+
+/* ==== Expand ==== */
+
+static mpt_status mpt__expand_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    mpt_shape shape = frame->attributes->shape, from = mpt__shape_of(x);
+    int lead = shape.rank - x->rank;
+    bool good = lead >= 0 && shape.rank <= MPT_MAX_RANK;
+    for (int i = 0; good && i < shape.rank; i++) {
+        if (i < lead) {
+            good = shape.dim[i] >= 0;
+            continue;
+        }
+        if (shape.dim[i] == -1) shape.dim[i] = x->shape[i - lead];
+        good = shape.dim[i] == x->shape[i - lead] || (x->shape[i - lead] == 1 && shape.dim[i] >= 0);
+    }
+    if (!good || mpt__shape_numel(&shape) < 0)
+        return mpt__error(
+            frame->context, MPT_ERROR_SHAPE,
+            "%S does not expand to %S: only dimensions of size 1 and new leading ones grow", &from,
+            &frame->attributes->shape);
+    mpt__tensor view = mpt__broadcast_view(x, shape.rank, shape.dim);
+    frame->is_view = true;
+    frame->out_shape[0] = shape;
+    frame->view_offset = x->offset;
+    for (int i = 0; i < shape.rank; i++) frame->view_stride[i] = view.stride[i];
+    return MPT_OK;
+}
+
+static mpt_status mpt__expand_backward(mpt__frame *frame) {
+    return mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, frame->dy[0], NULL);
+}
+
+/* ==== Concatenation ==== */
+
+static mpt_status mpt__cat_shape(mpt__frame *frame) {
+    const mpt__tensor *first = frame->in[0];
+    mpt_shape shape = mpt__shape_of(first);
+    int dim = mpt__dimension(frame->context, (int)frame->attributes->index[0], first->rank);
+    if (dim < 0) return frame->context->base.status;
+    for (int n = 1; n < frame->n_in; n++) {
+        const mpt__tensor *x = frame->in[n];
+        bool good = x->rank == first->rank;
+        for (int i = 0; good && i < x->rank; i++) good = i == dim || x->shape[i] == first->shape[i];
+        if (!good) {
+            mpt_shape a = mpt__shape_of(first), b = mpt__shape_of(x);
+            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                              "%S and %S (tensor %d) differ outside dimension %d", &a, &b, n, dim);
+        }
+        shape.dim[dim] += x->shape[dim];
+    }
+    frame->attributes->index[0] = dim;
+    frame->out_shape[0] = shape;
+    return MPT_OK;
+}
+
+/* The part of `whole` that input n takes, which starts at *start; moves *start on. */
+static mpt__tensor mpt__cat_part(const mpt__frame *frame, const mpt__tensor *whole, int n,
+                                 int64_t *start) {
+    int64_t dim = frame->attributes->index[0];
+    mpt__tensor part = *whole;
+    part.shape[dim] = frame->in[n]->shape[dim];
+    part.offset += *start * whole->stride[dim];
+    *start += part.shape[dim];
+    return part;
+}
+
+static mpt_status mpt__cat_forward(mpt__frame *frame) {
+    int64_t start = 0;
+    mpt_status status = MPT_OK;
+    for (int n = 0; n < frame->n_in && status == MPT_OK; n++) {
+        mpt__tensor part = mpt__cat_part(frame, frame->out[0], n, &start);
+        status = mpt__launch_copy(frame->context, frame->in[n], &part, MPT__WRITE);
+    }
+    return status;
+}
+
+static mpt_status mpt__cat_backward(mpt__frame *frame) {
+    int64_t start = 0;
+    mpt_status status = MPT_OK;
+    for (int n = 0; n < frame->n_in && status == MPT_OK; n++) {
+        mpt__tensor part = mpt__cat_part(frame, frame->dy[0], n, &start);
+        status = mpt__gradient_pass(frame, n, &part);
+    }
+    return status;
+}
+
+#endif

@@ -1,0 +1,219 @@
+/* ---------------------------------------------------------------------------------------------
+ * 53_ops_loss.c: losses. Results are fp32 whatever goes in.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__53_OPS_LOSS_INCLUDED
+#define MPT__53_OPS_LOSS_INCLUDED
+
+#include "52_ops_shape.c"
+
+/* ==== Negative log-likelihood, cross-entropy ==== */
+
+/* in: [N, C] or [C]; targets [N] or 0-d; class weights [C] or none. imm[0]: label smoothing. */
+static mpt_status mpt__nll_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0], *t = frame->in[1], *w = frame->in[2];
+    if (!mpt__dtype_computes((mpt_dtype)x->dtype))
+        return mpt__error(context, MPT_ERROR_DTYPE, "input has dtype %s, expected a float dtype",
+                          mpt_dtype_name((mpt_dtype)x->dtype));
+    if (t->dtype != MPT_I64)
+        return mpt__error(
+            context, MPT_ERROR_DTYPE,
+            "targets have dtype %s, expected i64 class numbers; mpt_cast them to MPT_I64",
+            mpt_dtype_name((mpt_dtype)t->dtype));
+    bool good = (x->rank == 2 && t->rank == 1 && t->shape[0] == x->shape[0]) ||
+                (x->rank == 1 && t->rank == 0);
+    if (!good) {
+        mpt_shape sx = mpt__shape_of(x), st = mpt__shape_of(t);
+        return mpt__error(
+            context, MPT_ERROR_SHAPE,
+            "input %S and targets %S: expected [N, C] and [N], or [C] and a 0-d target", &sx, &st);
+    }
+    int64_t classes = x->shape[x->rank - 1];
+    if (w && (w->rank != 1 || w->shape[0] != classes || w->dtype != frame->out_dtype[0])) {
+        mpt_shape sw = mpt__shape_of(w);
+        return mpt__error(context, MPT_ERROR_SHAPE, "weight %s %S: expected %s [%lld]",
+                          mpt_dtype_name((mpt_dtype)w->dtype), &sw,
+                          mpt_dtype_name(frame->out_dtype[0]), (long long)classes);
+    }
+    if (!(frame->attributes->imm[0] >= 0.0 && frame->attributes->imm[0] <= 1.0))
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
+                          frame->attributes->imm[0]);
+    frame->out_shape[0].rank = 0;
+    if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], t);
+    return MPT_OK;
+}
+
+static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->reduction = frame->attributes->reduction;
+    launch->index[0] = frame->attributes->index[0];
+    launch->imm[0] = frame->attributes->imm[0];
+    return launch;
+}
+
+/* Saved: input (cross-entropy only), targets, weights, divisor, log-sum-exp of the rows. */
+enum { MPT__NLL_INPUT, MPT__NLL_TARGETS, MPT__NLL_WEIGHTS, MPT__NLL_DIVISOR, MPT__NLL_ROWS };
+
+static mpt_status mpt__nll_launch(mpt__frame *frame, mpt__kernel kernel) {
+    bool fused = kernel == MPT__K_CROSS_ENTROPY;
+    const mpt__tensor *x = frame->in[0];
+    mpt_shape one = MPT_SHAPE(1), rows = MPT_SHAPE(x->rank == 2 ? x->shape[0] : 1, 2);
+    mpt__tensor *sums = NULL;
+    mpt__tensor *divisor = mpt__temporary(frame, frame->out_dtype[0], &one);
+    if (!divisor) return frame->context->base.status;
+    if (fused) {
+        sums = mpt__temporary(frame, frame->out_dtype[0], &rows);
+        if (!sums) return frame->context->base.status;
+        frame->save[MPT__NLL_INPUT] = frame->in[0];
+        frame->save[MPT__NLL_ROWS] = sums;
+    }
+    frame->save[MPT__NLL_TARGETS] = frame->in[1];
+    frame->save[MPT__NLL_WEIGHTS] = frame->in[2];
+    frame->save[MPT__NLL_DIVISOR] = divisor;
+    mpt__launch *launch = mpt__loss_launch(frame, kernel);
+    mpt__operand_padded(launch, 0, x, 2, MPT__READ);
+    mpt__operand_padded(launch, 1, frame->in[1], 1, MPT__READ);
+    if (frame->in[2]) mpt__operand_of(launch, 2, frame->in[2], MPT__READ);
+    mpt__operand_padded(launch, 3, frame->out[0], 1, MPT__WRITE);
+    mpt__operand_of(launch, 4, divisor, MPT__WRITE);
+    if (fused) mpt__operand_of(launch, 5, sums, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__nll_forward(mpt__frame *frame) { return mpt__nll_launch(frame, MPT__K_NLL); }
+
+static mpt_status mpt__cross_entropy_forward(mpt__frame *frame) {
+    return mpt__nll_launch(frame, MPT__K_CROSS_ENTROPY);
+}
+
+/* Where the log-probabilities come straight from a log_softmax over classes that nothing else
+   reads, both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to the
+   log_softmax's own input. Its record then finds no gradient and does nothing. */
+static mpt_status mpt__nll_fused_backward(mpt__frame *frame, bool *taken) {
+    mpt_context *context = frame->context;
+    mpt__tensor *x = frame->in[0];
+    *taken = false;
+    if (!x->record) return MPT_OK;
+    mpt__record *below = &context->records[x->record - 1];
+    bool fits = below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->rank - 1 &&
+                x->nodes == 1 && !below->done && !below->grad[0] && below->saved[0] == x->slot &&
+                x->storage && mpt__tensor_contiguous(x);
+    if (!fits) return MPT_OK;
+    mpt__frame inner;
+    inner.context = context;
+    inner.n_in = 1;
+    inner.in[0] = mpt__slot(context, below->in[0]);
+    mpt__access access;
+    mpt__tensor *dx = mpt__gradient_into(&inner, 0, &access);
+    if (!dx) return context->base.status;
+    *taken = true;
+    mpt__launch *launch = mpt__loss_launch(frame, MPT__K_CROSS_ENTROPY_BACKWARD);
+    mpt__operand_padded(launch, 0, x, 2, MPT__READ);
+    mpt__operand_padded(launch, 1, frame->saved[MPT__NLL_TARGETS], 1, MPT__READ);
+    if (frame->saved[MPT__NLL_WEIGHTS])
+        mpt__operand_of(launch, 2, frame->saved[MPT__NLL_WEIGHTS], MPT__READ);
+    mpt__operand_of(launch, 3, frame->saved[MPT__NLL_DIVISOR], MPT__READ);
+    mpt__operand_padded(launch, 4, frame->dy[0], 1, MPT__READ);
+    mpt__operand_padded(launch, 6, dx, 2, access);
+    return mpt__submit(context, launch);
+}
+
+static mpt_status mpt__nll_backward(mpt__frame *frame) {
+    bool taken;
+    mpt_status status = mpt__nll_fused_backward(frame, &taken);
+    if (status != MPT_OK || taken) return status;
+    mpt__access access;
+    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (!dx) return frame->context->base.status;
+    mpt__launch *launch = mpt__loss_launch(frame, MPT__K_NLL_BACKWARD);
+    mpt__operand_padded(launch, 0, frame->saved[MPT__NLL_TARGETS], 1, MPT__READ);
+    if (frame->saved[MPT__NLL_WEIGHTS])
+        mpt__operand_of(launch, 1, frame->saved[MPT__NLL_WEIGHTS], MPT__READ);
+    mpt__operand_of(launch, 2, frame->saved[MPT__NLL_DIVISOR], MPT__READ);
+    mpt__operand_padded(launch, 3, frame->dy[0], 1, MPT__READ);
+    mpt__operand_padded(launch, 4, dx, 2, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
+    mpt__access access;
+    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (!dx) return frame->context->base.status;
+    mpt__launch *launch = mpt__loss_launch(frame, MPT__K_CROSS_ENTROPY_BACKWARD);
+    mpt__operand_padded(launch, 0, frame->saved[MPT__NLL_INPUT], 2, MPT__READ);
+    mpt__operand_padded(launch, 1, frame->saved[MPT__NLL_TARGETS], 1, MPT__READ);
+    if (frame->saved[MPT__NLL_WEIGHTS])
+        mpt__operand_of(launch, 2, frame->saved[MPT__NLL_WEIGHTS], MPT__READ);
+    mpt__operand_of(launch, 3, frame->saved[MPT__NLL_DIVISOR], MPT__READ);
+    mpt__operand_padded(launch, 4, frame->dy[0], 1, MPT__READ);
+    mpt__operand_of(launch, 5, frame->saved[MPT__NLL_ROWS], MPT__READ);
+    mpt__operand_padded(launch, 6, dx, 2, access);
+    return mpt__submit(frame->context, launch);
+}
+
+/* ==== Mean squared error ==== */
+
+static mpt_status mpt__mse_shape(mpt__frame *frame) {
+    mpt_shape a = mpt__shape_of(frame->in[0]), b = mpt__shape_of(frame->in[1]);
+    for (int i = 0; i < 2; i++) {
+        if (!mpt__dtype_computes((mpt_dtype)frame->in[i]->dtype))
+            return mpt__error(frame->context, MPT_ERROR_DTYPE,
+                              "argument %d has dtype %s, expected a float dtype", i + 1,
+                              mpt_dtype_name((mpt_dtype)frame->in[i]->dtype));
+    }
+    if (!mpt__same_shape(frame->in[0], frame->in[1]))
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "input %S and target %S: expected equal shapes", &a, &b);
+    frame->out_shape[0] = frame->attributes->reduction == MPT_NONE ? a : MPT_SCALAR;
+    return MPT_OK;
+}
+
+/* The difference of the inputs as an fp32 temporary. */
+static mpt__tensor *mpt__mse_difference(mpt__frame *frame, const mpt__tensor *a,
+                                        const mpt__tensor *b) {
+    mpt_shape shape = mpt__shape_of(a);
+    mpt__tensor *difference = mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+    if (!difference) return NULL;
+    return mpt__launch_binary(frame->context, MPT__FN_SUB, a, b, difference, MPT__WRITE) == MPT_OK
+               ? difference
+               : NULL;
+}
+
+static mpt_status mpt__mse_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    bool all = frame->attributes->reduction == MPT_NONE;
+    frame->save[0] = frame->in[0];
+    frame->save[1] = frame->in[1];
+    mpt__tensor *d = mpt__mse_difference(frame, frame->in[0], frame->in[1]);
+    if (!d) return context->base.status;
+    const mpt__tensor *square = all ? frame->out[0] : d;
+    mpt_status status = mpt__launch_binary(context, MPT__FN_MUL, d, d, square, MPT__WRITE);
+    if (status != MPT_OK || all) return status;
+    mpt__function function = frame->attributes->reduction == MPT_SUM ? MPT__FN_SUM : MPT__FN_MEAN;
+    return mpt__launch_reduce(context, function, d, frame->out[0], MPT__WRITE);
+}
+
+/* da = 2 (a - b) g, over the count for the mean; db = -da. */
+static mpt_status mpt__mse_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    double scale = 2.0;
+    if (frame->attributes->reduction == MPT_MEAN)
+        scale /= (double)mpt__tensor_numel(frame->saved[0]);
+    for (int i = 0; i < 2; i++) {
+        if (!mpt__wants(frame, i)) continue;
+        mpt__tensor *d = mpt__mse_difference(frame, frame->saved[i], frame->saved[1 - i]);
+        if (!d) return context->base.status;
+        frame->attributes->imm[0] = scale;
+        if (mpt__launch_unary(frame, MPT__FN_MUL_SCALAR, d, d, MPT__WRITE) != MPT_OK)
+            return context->base.status;
+        mpt__access access;
+        mpt__tensor *target = mpt__gradient_into(frame, i, &access);
+        if (!target) return context->base.status;
+        mpt__tensor dy = mpt__broadcast_view(frame->dy[0], d->rank, d->shape);
+        if (mpt__launch_binary(context, MPT__FN_MUL, d, &dy, target, access) != MPT_OK)
+            return context->base.status;
+    }
+    return MPT_OK;
+}
+
+#endif

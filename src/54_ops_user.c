@@ -1,0 +1,275 @@
+/* ---------------------------------------------------------------------------------------------
+ * 54_ops_user.c: ops that users define as compositions of ops.
+ *
+ * forward and backward run without history; the engine leaves one record for the whole, which holds
+ * what forward saved.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__54_OPS_USER_INCLUDED
+#define MPT__54_OPS_USER_INCLUDED
+
+#include "53_ops_loss.c"
+
+typedef struct mpt__user_op {
+    mpt_op_class cls;
+    void *user;
+    uint32_t slot;
+} mpt__user_op;
+
+/* What the user's functions get: the frame, and handles that they set. */
+struct mpt_op_call {
+    mpt__frame *frame;
+    mpt__user_op *op;
+    bool backward;
+    mpt_tensor outputs[MPT__MAX_OUTPUTS]; /* forward */
+    mpt_tensor saved[MPT__MAX_SAVED];
+    mpt_tensor gradients[MPT__MAX_INPUTS]; /* backward */
+};
+
+static void mpt__user_op_destroy(mpt_context *context, void *object) {
+    mpt__host_free(context, object, sizeof(mpt__user_op));
+}
+
+MPTRAIN_API mpt_op mpt_op_register(mpt_context *context, const mpt_op_class *cls, void *user) {
+    mpt_op handle;
+    handle.context = context, handle.slot = 0, handle.generation = 0;
+    if (!mpt__enter(context, "mpt_op_register")) return handle;
+    bool good = cls && cls->name && cls->forward && cls->n_inputs >= 1 &&
+                cls->n_inputs <= MPT__MAX_INPUTS && cls->n_outputs >= 1 &&
+                cls->n_outputs <= MPT__MAX_OUTPUTS;
+    if (!good) {
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "expected a class with a name, a forward, 1..%d inputs and 1..%d outputs",
+                   (int)MPT__MAX_INPUTS, (int)MPT__MAX_OUTPUTS);
+        return handle;
+    }
+    mpt__user_op *op = (mpt__user_op *)mpt__host_new(context, sizeof *op);
+    if (!op) return handle;
+    op->cls = *cls;
+    op->user = user;
+    handle.slot = mpt__object_new(context, MPT__USER_OP, op, &handle.generation);
+    op->slot = handle.slot;
+    if (!handle.slot) mpt__host_free(context, op, sizeof *op);
+    return handle;
+}
+
+/* ==== Calls of the user's functions ==== */
+
+static mpt_context *mpt__call_context(mpt_op_call *call) {
+    return call ? call->frame->context : NULL;
+}
+
+/* Whether `index` is below `count`, else an error. */
+static bool mpt__call_index(mpt_op_call *call, const char *name, int index, int count) {
+    mpt_context *context = mpt__call_context(call);
+    if (!mpt__enter(context, name)) return false;
+    if (index >= 0 && index < count) return true;
+    mpt__error(context, MPT_ERROR_ARGUMENT, "op %s: index %d is not in 0..%d", call->op->cls.name,
+               index, count - 1);
+    return false;
+}
+
+MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index) {
+    if (!mpt__call_index(call, "mpt_op_input", index, call ? call->frame->n_in : 0))
+        return mpt__null(mpt__call_context(call));
+    mpt__tensor *input = call->frame->in[index];
+    if (input && input->handle && input->storage) return mpt__handle(call->frame->context, input);
+    mpt__error(call->frame->context, MPT_ERROR_STATE,
+               "input %d of op %s is gone in backward; mpt_op_save it in forward", index,
+               call->op->cls.name);
+    return mpt__null(call->frame->context);
+}
+
+MPTRAIN_API mpt_status mpt_op_set_output(mpt_op_call *call, int index, mpt_tensor value) {
+    if (!mpt__call_index(call, "mpt_op_set_output", index, call ? call->frame->n_out : 0))
+        return call ? call->frame->context->base.status : MPT_ERROR_ARGUMENT;
+    mpt_context *context = call->frame->context;
+    if (call->backward)
+        return mpt__error(context, MPT_ERROR_STATE, "outputs are set in forward only");
+    if (!mpt__at(context, value, "value")) return context->base.status;
+    call->outputs[index] = value;
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_op_save(mpt_op_call *call, int index, mpt_tensor value) {
+    if (!mpt__call_index(call, "mpt_op_save", index, MPT__MAX_SAVED))
+        return call ? call->frame->context->base.status : MPT_ERROR_ARGUMENT;
+    mpt_context *context = call->frame->context;
+    if (call->backward)
+        return mpt__error(context, MPT_ERROR_STATE, "tensors are saved in forward only");
+    if (!mpt__at(context, value, "value")) return context->base.status;
+    call->saved[index] = value;
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_tensor mpt_op_saved(mpt_op_call *call, int index) {
+    if (!mpt__call_index(call, "mpt_op_saved", index, MPT__MAX_SAVED))
+        return mpt__null(mpt__call_context(call));
+    return call->saved[index];
+}
+
+MPTRAIN_API mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index) {
+    if (!mpt__call_index(call, "mpt_op_output_grad", index, call ? call->frame->n_out : 0))
+        return mpt__null(mpt__call_context(call));
+    return mpt__handle(call->frame->context, call->frame->dy[index]);
+}
+
+MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_tensor gradient) {
+    if (!mpt__call_index(call, "mpt_op_set_input_grad", index, call ? call->frame->n_in : 0))
+        return call ? call->frame->context->base.status : MPT_ERROR_ARGUMENT;
+    mpt_context *context = call->frame->context;
+    if (!call->backward)
+        return mpt__error(context, MPT_ERROR_STATE, "input gradients are set in backward only");
+    if (!mpt__at(context, gradient, "gradient")) return context->base.status;
+    call->gradients[index] = gradient;
+    return MPT_OK;
+}
+
+/* ==== The row of the op table ==== */
+
+/* The outputs' shapes are known once forward has run: the engine's shape rule does nothing, and
+   mpt_op_apply does what mpt__apply does for other rows. */
+static mpt_status mpt__user_shape(mpt__frame *frame) { return frame->context->base.status; }
+static mpt_status mpt__user_forward(mpt__frame *frame) { return frame->context->base.status; }
+
+static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__user_op *op,
+                                 bool backward) {
+    call->frame = frame;
+    call->op = op;
+    call->backward = backward;
+    for (int i = 0; i < MPT__MAX_OUTPUTS; i++) call->outputs[i] = mpt__null(frame->context);
+    for (int i = 0; i < MPT__MAX_SAVED; i++) call->saved[i] = mpt__null(frame->context);
+    for (int i = 0; i < MPT__MAX_INPUTS; i++) call->gradients[i] = mpt__null(frame->context);
+}
+
+/* The user's status, or the sticky one; a failure without a message gets one. */
+static mpt_status mpt__user_status(mpt_context *context, const mpt__user_op *op, const char *call,
+                                   mpt_status status) {
+    context->base.op = call; /* not the last one that the user's function made */
+    if (context->base.status != MPT_OK || status == MPT_OK) return context->base.status;
+    return mpt__error(context, status, "op %s reported: %s", op->cls.name, mpt_status_name(status));
+}
+
+static mpt_status mpt__user_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__user_op *op = (mpt__user_op *)mpt__object_slot(context, MPT__USER_OP,
+                                                        (uint32_t)frame->attributes->index[0]);
+    mpt_op_call call;
+    mpt__user_call_begin(&call, frame, op, true);
+    /* Saved tensors and gradients live in slots whose handles may have ended: show them as
+       views. */
+    if (mpt_scope_begin(context) != MPT_OK) return context->base.status;
+    for (int i = 0; i < MPT__MAX_SAVED; i++) {
+        const mpt__tensor *saved = frame->saved[i];
+        if (!saved) continue;
+        mpt_shape shape = mpt__shape_of(saved);
+        call.saved[i] =
+            mpt__handle(context, mpt__tensor_on(context, saved->storage, (mpt_dtype)saved->dtype,
+                                                &shape, saved->stride, saved->offset));
+    }
+    uint32_t record = (uint32_t)(frame->record - context->records);
+    mpt_status status =
+        mpt__user_status(context, op, "mpt_backward", op->cls.backward(&call, op->user));
+    frame->record = &context->records[record];
+    for (int i = 0; i < frame->n_in && status == MPT_OK; i++) {
+        if (call.gradients[i].slot == 0 || !mpt__wants(frame, i)) continue;
+        const mpt__tensor *gradient = mpt__at(context, call.gradients[i], "gradient");
+        if (!gradient) break;
+        if (!mpt__same_shape(gradient, frame->in[i])) {
+            mpt_shape got = mpt__shape_of(gradient), want = mpt__shape_of(frame->in[i]);
+            status = mpt__error(context, MPT_ERROR_SHAPE,
+                                "op %s gave input %d a gradient %S, expected %S", op->cls.name, i,
+                                &got, &want);
+            break;
+        }
+        status = mpt__gradient_pass(frame, i, gradient);
+    }
+    if (context->base.status == MPT_OK) mpt_scope_end(context);
+    return context->base.status;
+}
+
+static void mpt__user_op_release(mpt_context *context, mpt__record *record) {
+    (void)context;
+    record->attributes.user = NULL;
+}
+
+/* Casts inputs as the class asks; the casts are ops of their own and carry gradients. */
+static void mpt__user_cast_inputs(mpt_context *context, const mpt__user_op *op,
+                                  const mpt_tensor *in, int n_in, mpt_tensor *cast) {
+    mpt_dtype low = mpt__autocast_dtype(context);
+    mpt_dtype want = op->cls.autocast == MPT_AUTOCAST_LOW ? low : MPT_F32;
+    bool region = low != MPT_F32 && op->cls.autocast != MPT_AUTOCAST_INPUT;
+    for (int i = 0; i < n_in; i++) {
+        cast[i] = in[i];
+        if (!region || in[i].context != context || !mpt_valid(in[i])) continue;
+        mpt_dtype dtype = (mpt_dtype)mpt__slot(context, in[i].slot)->dtype;
+        if (mpt__dtype_computes(dtype) && dtype != want) cast[i] = mpt_cast(in[i], want);
+    }
+    context->base.op = "mpt_op_apply";
+}
+
+/* Runs forward without history and turns what it set into outputs of one record. */
+static mpt_status mpt__user_run(mpt__frame *frame, mpt__user_op *op, mpt_op_call *call) {
+    mpt_context *context = frame->context;
+    context->no_grad_depth++;
+    mpt_status status =
+        mpt__user_status(context, op, "mpt_op_apply", op->cls.forward(call, op->user));
+    context->no_grad_depth--;
+    if (status != MPT_OK) return status;
+    for (int i = 0; i < frame->n_out; i++) {
+        if (call->outputs[i].slot == 0)
+            return mpt__error(context, MPT_ERROR_STATE, "op %s did not set output %d", op->cls.name,
+                              i);
+        const mpt__tensor *value = mpt__at(context, call->outputs[i], "output");
+        if (!value) return context->base.status;
+        mpt_shape shape = mpt__shape_of(value);
+        frame->out[i] = mpt__tensor_on(context, value->storage, (mpt_dtype)value->dtype, &shape,
+                                       value->stride, value->offset);
+        if (!frame->out[i]) return context->base.status;
+    }
+    for (int i = 0; i < MPT__MAX_SAVED; i++)
+        if (call->saved[i].slot) frame->save[i] = mpt__at(context, call->saved[i], "saved tensor");
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *out,
+                                    int n_out) {
+    mpt_context *context = op.context;
+    if (out) mpt__outputs_null(context, out, n_out);
+    if (!mpt__enter(context, "mpt_op_apply"))
+        return context ? context->base.status : MPT_ERROR_HANDLE;
+    mpt__user_op *found =
+        (mpt__user_op *)mpt__object_at(context, MPT__USER_OP, op.context, op.slot, op.generation);
+    if (!found) return context->base.status;
+    if (!in || !out || n_in != found->cls.n_inputs || n_out != found->cls.n_outputs)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "op %s takes %d inputs and %d outputs, got %d and %d", found->cls.name,
+                          found->cls.n_inputs, found->cls.n_outputs, n_in, n_out);
+    mpt_tensor cast[MPT__MAX_INPUTS];
+    mpt__user_cast_inputs(context, found, in, n_in, cast);
+    mpt__attributes attributes;
+    mpt__attributes_clear(&attributes);
+    attributes.index[0] = (int64_t)op.slot;
+    mpt__frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.context = context;
+    frame.op = MPT__OP_user;
+    frame.n_out = n_out;
+    frame.attributes = &attributes;
+    frame.compute = MPT_F32;
+    if (context->base.status != MPT_OK || !mpt__resolve_inputs(&frame, cast, n_in))
+        return context->base.status;
+    frame.records = frame.records && found->cls.backward;
+    mpt_op_call call;
+    mpt__user_call_begin(&call, &frame, found, false);
+    mpt_status status = mpt__user_run(&frame, found, &call);
+    if (status == MPT_OK && frame.records) status = mpt__record_call(&frame);
+    for (int i = 0; i < n_out; i++) {
+        if (status == MPT_OK)
+            out[i] = mpt__handle(context, frame.out[i]);
+        else if (frame.out[i])
+            mpt__tensor_drop(context, frame.out[i]);
+    }
+    return status;
+}
+
+#endif

@@ -1,0 +1,346 @@
+/* ---------------------------------------------------------------------------------------------
+ * 55_ops_api.c: the public op functions: each fills attributes and applies a row of the table.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__55_OPS_API_INCLUDED
+#define MPT__55_OPS_API_INCLUDED
+
+#include "54_ops_user.c"
+
+/* ==== One input, no attributes; two inputs, no attributes ==== */
+
+#define MPT__DEFINE_UNARY(id)                                             \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x) {                       \
+        mpt__attributes attributes;                                       \
+        mpt__attributes_clear(&attributes);                               \
+        return mpt__apply1("mpt_" #id, MPT__OP_##id, &x, 1, &attributes); \
+    }
+MPT__DEFINE_UNARY(neg)
+MPT__DEFINE_UNARY(exp)
+MPT__DEFINE_UNARY(log)
+MPT__DEFINE_UNARY(sqrt)
+MPT__DEFINE_UNARY(relu)
+MPT__DEFINE_UNARY(gelu)
+MPT__DEFINE_UNARY(gelu_tanh)
+MPT__DEFINE_UNARY(tanh)
+MPT__DEFINE_UNARY(sigmoid)
+MPT__DEFINE_UNARY(isnan)
+MPT__DEFINE_UNARY(isinf)
+MPT__DEFINE_UNARY(clone)
+#undef MPT__DEFINE_UNARY
+
+/* A null handle where an argument must not be left out. */
+static bool mpt__given(mpt_context *context, const char *name, mpt_tensor tensor, int number) {
+    if (tensor.context || tensor.slot || !context) return true;
+    if (mpt__enter(context, name))
+        mpt__error(context, MPT_ERROR_HANDLE, "argument %d is a null handle", number);
+    return false;
+}
+
+/* The first context among the handles, so that an error finds its place. */
+static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
+    for (int i = 0; i < count; i++)
+        if (tensors[i].context) return tensors[i].context;
+    return NULL;
+}
+
+static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor b) {
+    mpt_tensor in[2];
+    in[0] = a, in[1] = b;
+    mpt_context *context = mpt__context_of(in, 2);
+    if (!mpt__given(context, name, a, 1) || !mpt__given(context, name, b, 2))
+        return mpt__null(context);
+    mpt__attributes attributes;
+    mpt__attributes_clear(&attributes);
+    return mpt__apply1(name, op, in, 2, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_add(mpt_tensor a, mpt_tensor b) {
+    return mpt__apply2("mpt_add", MPT__OP_add, a, b);
+}
+MPTRAIN_API mpt_tensor mpt_sub(mpt_tensor a, mpt_tensor b) {
+    return mpt__apply2("mpt_sub", MPT__OP_sub, a, b);
+}
+MPTRAIN_API mpt_tensor mpt_mul(mpt_tensor a, mpt_tensor b) {
+    return mpt__apply2("mpt_mul", MPT__OP_mul, a, b);
+}
+MPTRAIN_API mpt_tensor mpt_div(mpt_tensor a, mpt_tensor b) {
+    return mpt__apply2("mpt_div", MPT__OP_div, a, b);
+}
+MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b) {
+    return mpt__apply2("mpt_equal", MPT__OP_equal, a, b);
+}
+MPTRAIN_API mpt_tensor mpt_matmul(mpt_tensor a, mpt_tensor b) {
+    return mpt__apply2("mpt_matmul", MPT__OP_matmul, a, b);
+}
+
+/* ==== With numbers ==== */
+
+static mpt_tensor mpt__apply_number(const char *name, int op, mpt_tensor x, double value) {
+    mpt__attributes attributes;
+    mpt__attributes_clear(&attributes);
+    attributes.imm[0] = value;
+    return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_add_scalar(mpt_tensor x, double value) {
+    return mpt__apply_number("mpt_add_scalar", MPT__OP_add_scalar, x, value);
+}
+MPTRAIN_API mpt_tensor mpt_mul_scalar(mpt_tensor x, double value) {
+    return mpt__apply_number("mpt_mul_scalar", MPT__OP_mul_scalar, x, value);
+}
+
+static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim, bool keep_dim) {
+    mpt__attributes attributes;
+    mpt__attributes_clear(&attributes);
+    attributes.index[0] = dim;
+    attributes.index[1] = keep_dim;
+    attributes.index[2] = dim == MPT_ALL_DIMS;
+    return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_sum(mpt_tensor x, int dim, bool keep_dim) {
+    return mpt__apply_dim("mpt_sum", MPT__OP_sum, x, dim, keep_dim);
+}
+MPTRAIN_API mpt_tensor mpt_mean(mpt_tensor x, int dim, bool keep_dim) {
+    return mpt__apply_dim("mpt_mean", MPT__OP_mean, x, dim, keep_dim);
+}
+MPTRAIN_API mpt_tensor mpt_max(mpt_tensor x, int dim, bool keep_dim) {
+    return mpt__apply_dim("mpt_max", MPT__OP_max, x, dim, keep_dim);
+}
+MPTRAIN_API mpt_tensor mpt_argmax(mpt_tensor x, int dim, bool keep_dim) {
+    return mpt__apply_dim("mpt_argmax", MPT__OP_argmax, x, dim, keep_dim);
+}
+MPTRAIN_API mpt_tensor mpt_softmax(mpt_tensor x, int dim) {
+    return mpt__apply_dim("mpt_softmax", MPT__OP_softmax, x, dim, false);
+}
+MPTRAIN_API mpt_tensor mpt_log_softmax(mpt_tensor x, int dim) {
+    return mpt__apply_dim("mpt_log_softmax", MPT__OP_log_softmax, x, dim, false);
+}
+
+/* ==== Linear ==== */
+
+MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  mpt_activation activation) {
+    mpt_tensor in[3];
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (!mpt__given(context, "mpt_linear", x, 1) || !mpt__given(context, "mpt_linear", weight, 2))
+        return mpt__null(context);
+    if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID) {
+        if (mpt__enter(context, "mpt_linear"))
+            mpt__error(context, MPT_ERROR_ARGUMENT, "activation %d is none of mpt_activation",
+                       (int)activation);
+        return mpt__null(context);
+    }
+    mpt__attributes attributes;
+    mpt__attributes_clear(&attributes);
+    attributes.activation = (uint8_t)activation;
+    return mpt__apply1("mpt_linear", MPT__OP_linear, in, 3, &attributes);
+}
+
+/* ==== Dropout ==== */
+
+/* The draw of one call: `stream` names who draws, `call` counts its calls in a step. */
+static mpt_tensor mpt__dropout_call(mpt_tensor x, double p, uint64_t stream, uint64_t call) {
+    mpt_context *context = x.context;
+    if (context && !(p >= 0.0 && p <= 1.0)) {
+        if (mpt__enter(context, "mpt_dropout"))
+            mpt__error(context, MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
+        return mpt__null(context);
+    }
+    mpt__attributes attributes;
+    mpt__attributes_clear(&attributes);
+    attributes.imm[0] = p;
+    if (context) attributes.rng.seed = context->config.seed;
+    attributes.rng.stream = stream;
+    attributes.rng.call = call;
+    bool identity =
+        p == 0.0 || (context && (!context->module_training || context->inference_depth));
+    if (identity && context && mpt_valid(x)) return mpt_reshape(x, mpt_get_shape(x));
+    return mpt__apply1("mpt_dropout", MPT__OP_dropout, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_dropout(mpt_tensor x, double p) {
+    mpt_context *context = x.context;
+    uint64_t stream = context ? mpt__hash_u64(context->path_hash, 1) : 0;
+    return mpt__dropout_call(x, p, stream, context ? context->module_calls++ : 0);
+}
+
+/* ==== Shapes ==== */
+
+static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const mpt_shape *shape) {
+    mpt_context *context = x.context;
+    if (shape->rank < 0 || shape->rank > MPT_MAX_RANK) {
+        if (mpt__enter(context, name))
+            mpt__error(context, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank,
+                       MPT_MAX_RANK);
+        return mpt__null(context);
+    }
+    mpt__attributes attributes;
+    mpt__attributes_clear(&attributes);
+    attributes.shape = *shape;
+    return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_reshape(mpt_tensor x, mpt_shape shape) {
+    return mpt__apply_shape("mpt_reshape", MPT__OP_reshape, x, &shape);
+}
+MPTRAIN_API mpt_tensor mpt_permute(mpt_tensor x, mpt_shape order) {
+    return mpt__apply_shape("mpt_permute", MPT__OP_permute, x, &order);
+}
+MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape) {
+    return mpt__apply_shape("mpt_expand", MPT__OP_expand, x, &shape);
+}
+
+MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
+    mpt_context *context = x.context;
+    if (!mpt__enter(context, "mpt_transpose")) return mpt__null(context);
+    const mpt__tensor *tensor = mpt__at(context, x, "argument 1");
+    int a = tensor ? mpt__dimension(context, dim_a, tensor->rank) : -1;
+    int b = a >= 0 ? mpt__dimension(context, dim_b, tensor->rank) : -1;
+    if (b < 0) return mpt__null(context);
+    mpt_shape order;
+    order.rank = tensor->rank;
+    for (int i = 0; i < tensor->rank; i++) order.dim[i] = i == a ? b : i == b ? a : i;
+    return mpt_permute(x, order);
+}
+
+MPTRAIN_API mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
+    mpt__attributes attributes;
+    mpt__attributes_clear(&attributes);
+    attributes.index[0] = dim;
+    attributes.index[1] = start;
+    attributes.index[2] = stop;
+    attributes.index[3] = step;
+    return mpt__apply1("mpt_slice", MPT__OP_slice, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
+    mpt_context *context = x.context;
+    if (!mpt__enter(context, "mpt_flatten")) return mpt__null(context);
+    const mpt__tensor *tensor = mpt__at(context, x, "argument 1");
+    if (!tensor) return mpt__null(context);
+    if (tensor->rank == 0) return mpt_reshape(x, MPT_SHAPE(1));
+    int first = mpt__dimension(context, first_dim, tensor->rank);
+    int last = first >= 0 ? mpt__dimension(context, last_dim, tensor->rank) : -1;
+    if (last < 0) return mpt__null(context);
+    if (last < first) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "last_dim %d lies before first_dim %d", last_dim,
+                   first_dim);
+        return mpt__null(context);
+    }
+    mpt_shape shape;
+    shape.rank = 0;
+    for (int i = 0; i < tensor->rank; i++) {
+        if (i > first && i <= last)
+            shape.dim[shape.rank - 1] *= tensor->shape[i];
+        else
+            shape.dim[shape.rank++] = tensor->shape[i];
+    }
+    return mpt_reshape(x, shape);
+}
+
+MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
+    mpt_context *context = x.context;
+    if (!mpt__enter(context, "mpt_contiguous")) return mpt__null(context);
+    const mpt__tensor *tensor = mpt__at(context, x, "argument 1");
+    if (!tensor) return mpt__null(context);
+    return mpt__tensor_contiguous(tensor) ? x : mpt_clone(x);
+}
+
+MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
+    mpt__attributes attributes;
+    mpt__attributes_clear(&attributes);
+    attributes.index[0] = dtype;
+    return mpt__apply1("mpt_cast", MPT__OP_cast, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x) {
+    mpt_context *context = x.context;
+    if (!mpt__enter(context, "mpt_detach")) return mpt__null(context);
+    const mpt__tensor *tensor = mpt__at(context, x, "argument 1");
+    if (!tensor) return mpt__null(context);
+    mpt_shape shape = mpt__shape_of(tensor);
+    return mpt__handle(context, mpt__tensor_on(context, tensor->storage, (mpt_dtype)tensor->dtype,
+                                               &shape, tensor->stride, tensor->offset));
+}
+
+/* More tensors than a record holds are joined in groups. */
+MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
+    mpt_context *context = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
+    mpt_tensor group[MPT__MAX_INPUTS];
+    int in_group = 0;
+    for (int i = 0; i < count && context; i++) {
+        if (!mpt__given(context, "mpt_cat", tensors[i], i + 1)) return mpt__null(context);
+        group[in_group++] = tensors[i];
+        if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
+        mpt__attributes attributes;
+        mpt__attributes_clear(&attributes);
+        attributes.index[0] = dim;
+        group[0] = mpt__apply1("mpt_cat", MPT__OP_cat, group, in_group, &attributes);
+        in_group = 1;
+    }
+    return context ? group[0] : mpt__null(NULL);
+}
+
+/* ==== Losses ==== */
+
+MPTRAIN_API mpt_nll_config mpt_nll_config_default(void) {
+    mpt_nll_config config;
+    memset(&config, 0, sizeof config);
+    config.reduction = MPT_MEAN;
+    config.ignore_index = -100;
+    return config;
+}
+
+static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_reduction reduction) {
+    if (reduction >= MPT_MEAN && reduction <= MPT_NONE) return true;
+    if (mpt__enter(context, name))
+        mpt__error(context, MPT_ERROR_ARGUMENT, "reduction %d is none of mpt_reduction",
+                   (int)reduction);
+    return false;
+}
+
+static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt_tensor targets,
+                                 const mpt_nll_config *config) {
+    mpt_nll_config defaults = mpt_nll_config_default();
+    if (!config) config = &defaults;
+    mpt_tensor in[3];
+    in[0] = input, in[1] = targets, in[2] = config->weight;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (!mpt__given(context, name, input, 1) || !mpt__given(context, name, targets, 2))
+        return mpt__null(context);
+    if (!mpt__good_reduction(context, name, config->reduction)) return mpt__null(context);
+    mpt__attributes attributes;
+    mpt__attributes_clear(&attributes);
+    attributes.index[0] = config->ignore_index;
+    attributes.reduction = (uint8_t)config->reduction;
+    attributes.imm[0] = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
+    return mpt__apply1(name, op, in, 3, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
+                                    const mpt_nll_config *config) {
+    return mpt__apply_nll("mpt_nll_loss", MPT__OP_nll_loss, log_probabilities, targets, config);
+}
+
+MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
+                                         const mpt_nll_config *config) {
+    return mpt__apply_nll("mpt_cross_entropy", MPT__OP_cross_entropy, logits, targets, config);
+}
+
+MPTRAIN_API mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
+    mpt_tensor in[2];
+    in[0] = input, in[1] = target;
+    mpt_context *context = mpt__context_of(in, 2);
+    if (!mpt__given(context, "mpt_mse_loss", input, 1) ||
+        !mpt__given(context, "mpt_mse_loss", target, 2))
+        return mpt__null(context);
+    if (!mpt__good_reduction(context, "mpt_mse_loss", reduction)) return mpt__null(context);
+    mpt__attributes attributes;
+    mpt__attributes_clear(&attributes);
+    attributes.reduction = (uint8_t)reduction;
+    return mpt__apply1("mpt_mse_loss", MPT__OP_mse_loss, in, 2, &attributes);
+}
+
+#endif

@@ -1,0 +1,657 @@
+/* ---------------------------------------------------------------------------------------------
+ * 63_scaler.c: dynamic loss scaling, as torch.amp.GradScaler, with its scale, counters and
+ * found_inf on the device: no call of an iteration waits.
+ *
+ * Better than the original on purpose: gradients are tested after the multiplication as well; the
+ * scale has a floor and a ceiling; a run of skips ends in a diagnosis instead of a scale of 0;
+ * steps without gradients and updates without steps are harmless.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__63_SCALER_INCLUDED
+#define MPT__63_SCALER_INCLUDED
+
+#include "62_optim.c"
+
+/* How far an optimizer is in the current update; one without an entry has not begun. */
+typedef enum mpt__stage { MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
+
+typedef struct mpt__scaler_entry {
+    uint32_t slot, generation; /* of the optimizer */
+    mpt__stage stage;
+    bool checked; /* its gradients were looked at: found_inf means something */
+} mpt__scaler_entry;
+
+/* The device scalars of a scaler. */
+enum {
+    MPT__SCALER_SCALE,   /* f: a double that holds a float */
+    MPT__SCALER_TRACKER, /* i, as all that follow */
+    MPT__SCALER_FOUND,   /* any optimizer of this update found a non-finite gradient */
+    MPT__SCALER_UPDATES,
+    MPT__SCALER_SKIPPED,
+    MPT__SCALER_IN_A_ROW,
+    MPT__SCALER_LAST,
+    MPT__SCALER_OUTCOME,
+    MPT__SCALER_LOSS,      /* a scaled loss since the last look was not finite */
+    MPT__SCALER_SCRATCH,   /* takes the counters of updates that had no step */
+    MPT__SCALER_NONFINITE, /* index of the first non-finite element of a gradient */
+    MPT__SCALER_SLOTS
+};
+
+typedef struct mpt__scaler {
+    mpt_scaler_config config;
+    uint32_t slot, generation;
+    uint16_t slots[MPT__SCALER_SLOTS];
+    uint32_t loss_segment; /* storage: the one segment of a one-element loss */
+    bool scaled;           /* a loss was scaled at least once */
+    bool told_bf16, told_idle;
+    mpt__scaler_entry *entries;
+    int64_t entry_count, entry_capacity;
+    mpt_scaler_stats seen;                /* as of the last look at the device */
+    int64_t unseen;                       /* updates queued since */
+    int64_t lost_losses;                  /* skips in a row with a non-finite loss */
+    int64_t window_steps, window_skipped; /* counters at the begin of the window */
+    int64_t skipped_before;               /* skips of the window before; -1: none yet */
+    bool tracing;                         /* switched the NaN tracer on */
+    bool stepped;                         /* disabled: a step was made */
+    char culprit[128];                    /* parameter whose gradient overflowed at the last skip */
+} mpt__scaler;
+
+/* ==== Handles ==== */
+
+static mpt_scaler mpt__scaler_null(mpt_context *context) {
+    mpt_scaler null;
+    null.context = context, null.slot = 0, null.generation = 0;
+    return null;
+}
+
+/* Begins a public call on a scaler. NULL: the call ends here. */
+static mpt__scaler *mpt__scaler_enter(mpt_scaler handle, const char *name) {
+    mpt_context *context = handle.context;
+    if (!mpt__enter(context, name)) return NULL;
+    return (mpt__scaler *)mpt__object_at(context, MPT__SCALER, handle.context, handle.slot,
+                                         handle.generation);
+}
+
+/* ==== Making and destroying ==== */
+
+MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
+    mpt_scaler_config config;
+    memset(&config, 0, sizeof config);
+    config.init_scale = 65536;
+    config.growth_factor = 2;
+    config.backoff_factor = 0.5;
+    config.growth_interval = 2000;
+    config.min_scale = 1;
+    config.max_scale = 16777216;
+    config.enabled = true;
+    config.patience = 100;
+    config.window = 1000;
+    return config;
+}
+
+/* Whether `scale` stays a positive finite number in fp32. */
+static bool mpt__check_scale(mpt_context *context, const char *name, double scale) {
+    float single = (float)scale;
+    if (scale > 0 && single > 0 && mpt__f32_is_finite(single)) return true;
+    mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g; expected a positive number in fp32's range",
+               name, scale);
+    return false;
+}
+
+static bool mpt__check_factors(mpt_context *context, double growth, double backoff,
+                               int64_t interval) {
+    if (!(growth > 1 && growth < MPT__NO_LIMIT)) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "growth_factor = %g; expected more than 1", growth);
+    } else if (!(backoff > 0 && backoff < 1)) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "backoff_factor = %g is not in (0, 1)", backoff);
+    } else if (interval < 1) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "growth_interval = %lld; expected 1 or more",
+                   (long long)interval);
+    }
+    return context->base.status == MPT_OK;
+}
+
+static bool mpt__check_scaler_config(mpt_context *context, const mpt_scaler_config *c) {
+    if (!mpt__check_scale(context, "init_scale", c->init_scale) ||
+        !mpt__check_factors(context, c->growth_factor, c->backoff_factor, c->growth_interval) ||
+        !mpt__check_number(context, "min_scale", c->min_scale, 0, MPT__NO_LIMIT) ||
+        !mpt__check_number(context, "max_scale", c->max_scale, 0, MPT__NO_LIMIT))
+        return false;
+    if (c->max_scale > 0 && c->max_scale < c->min_scale) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "max_scale = %g is below min_scale = %g",
+                   c->max_scale, c->min_scale);
+    } else if (c->patience < 0 || c->window < 0) {
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "patience = %lld, window = %lld; expected 0 or more", (long long)c->patience,
+                   (long long)c->window);
+    }
+    return context->base.status == MPT_OK;
+}
+
+static void mpt__scaler_free(mpt_context *context, void *object) {
+    mpt__scaler *scaler = (mpt__scaler *)object;
+    for (int i = 0; i < MPT__SCALER_SLOTS; i++) mpt__scalar_free(context, scaler->slots[i]);
+    mpt__storage_forget(context, &scaler->loss_segment);
+    mpt__host_free(context, scaler->entries,
+                   (size_t)scaler->entry_capacity * sizeof *scaler->entries);
+    mpt__host_free(context, scaler, sizeof *scaler);
+}
+
+/* Called by mpt_create. */
+static void mpt__scaler_init(mpt_context *context) {
+    context->objects[MPT__SCALER].destroy = mpt__scaler_free;
+}
+
+/* Updates under way and runs of skips are given up: part of mpt_clear_error. */
+static void mpt__scaler_forget(mpt_context *context) {
+    const mpt__object_table *table = &context->objects[MPT__SCALER];
+    for (int64_t i = 1; i < table->count; i++) {
+        mpt__scaler *scaler = (mpt__scaler *)table->rows[i].object;
+        if (!scaler) continue;
+        scaler->entry_count = 0;
+        if (scaler->config.patience == 0 || scaler->seen.skipped_in_a_row < scaler->config.patience)
+            continue;
+        mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_IN_A_ROW], 0); /* it may try again */
+        scaler->seen.skipped_in_a_row = 0;
+    }
+}
+
+MPTRAIN_API mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_config *config) {
+    mpt_scaler_config c = config ? *config : mpt_scaler_config_default();
+    if (!mpt__enter_checked(context, "mpt_grad_scaler")) return mpt__scaler_null(context);
+    if (c.enabled && !mpt__check_scaler_config(context, &c)) return mpt__scaler_null(context);
+    mpt__scaler *scaler = (mpt__scaler *)mpt__host_new(context, sizeof *scaler);
+    if (!scaler) return mpt__scaler_null(context);
+    scaler->config = c;
+    scaler->skipped_before = -1;
+    scaler->slot = mpt__object_new(context, MPT__SCALER, scaler, &scaler->generation);
+    if (!scaler->slot) {
+        mpt__host_free(context, scaler, sizeof *scaler);
+        return mpt__scaler_null(context);
+    }
+    scaler->slots[MPT__SCALER_SCALE] = mpt__scalar_new_f(context, (double)(float)c.init_scale);
+    scaler->seen.scale = (double)(float)c.init_scale;
+    for (int i = MPT__SCALER_SCALE + 1; i < MPT__SCALER_SLOTS && context->base.status == MPT_OK;
+         i++)
+        scaler->slots[i] = mpt__scalar_new_i(context, 0);
+    const int64_t one[MPT__SEGMENT_FIELDS] = {0, 1, 0, 0};
+    scaler->loss_segment =
+        mpt__storage_new(context, MPT__ROW_BYTES, MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
+    if (scaler->loss_segment) mpt__upload(context, scaler->loss_segment, 0, one, MPT__ROW_BYTES);
+    if (context->base.status != MPT_OK) {
+        mpt__object_free(context, MPT__SCALER, scaler->slot);
+        return mpt__scaler_null(context);
+    }
+    mpt_scaler handle = mpt__scaler_null(context);
+    handle.slot = scaler->slot, handle.generation = scaler->generation;
+    return handle;
+}
+
+MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler handle) {
+    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_destroy");
+    if (scaler) mpt__object_free(handle.context, MPT__SCALER, scaler->slot);
+    return mpt__status_of(handle.context);
+}
+
+/* ==== Scaling the loss ==== */
+
+/* Notes on the device whether a scaled loss was finite: then a later overflow lies in backward. */
+static void mpt__watch_loss(mpt_context *context, const mpt__scaler *scaler, mpt_tensor scaled) {
+    if (context->base.status != MPT_OK) return;
+    const mpt__tensor *tensor = mpt__slot(context, scaled.slot);
+    if (mpt__tensor_numel(tensor) != 1 || tensor->dtype != MPT_F32) return;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_GRAD_NORM);
+    mpt__operand_on(launch, 0, tensor->storage, MPT_F32, tensor->offset, 1, MPT__READ);
+    mpt__operand *segment =
+        mpt__operand_on(launch, 1, scaler->loss_segment, MPT_I64, 0, 1, MPT__READ);
+    segment->rank = 2;
+    segment->shape[1] = MPT__SEGMENT_FIELDS;
+    segment->stride[0] = MPT__SEGMENT_FIELDS;
+    segment->stride[1] = 1;
+    launch->slot[1] = scaler->slots[MPT__SCALER_LOSS];
+    mpt__submit(context, launch);
+}
+
+/* bf16 has fp32's range; said once. */
+static void mpt__note_bf16(mpt_context *context, mpt__scaler *scaler) {
+    int depth = context->autocast_depth; /* 0: entry 0 is the region that was open last */
+    if (scaler->told_bf16 || context->autocast[depth ? depth - 1 : 0] != MPT_BF16) return;
+    scaler->told_bf16 = true;
+    mpt__log(
+        &context->base, MPT_LOG_INFO,
+        "mpt_scale_loss: bf16 has the range of fp32, so loss scaling is not needed; set enabled = "
+        "false in mpt_scaler_config to save its work");
+}
+
+MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scale_loss");
+    if (!scaler || !mpt__at(context, loss, "loss")) return mpt__null(context);
+    scaler->scaled = true;
+    if (!scaler->config.enabled) return loss;
+    mpt__note_bf16(context, scaler);
+    mpt__attributes attributes;
+    mpt__attributes_clear(&attributes);
+    attributes.index[0] = scaler->slots[MPT__SCALER_SCALE];
+    mpt_tensor scaled = mpt__apply1("mpt_scale_loss", MPT__OP_scale_loss, &loss, 1, &attributes);
+    mpt__watch_loss(context, scaler, scaled);
+    return scaled;
+}
+
+/* ==== Unscale, step, skip ==== */
+
+static mpt__scaler_entry *mpt__entry_of(const mpt__scaler *scaler,
+                                        const mpt__optimizer *optimizer) {
+    for (int64_t i = 0; i < scaler->entry_count; i++) {
+        mpt__scaler_entry *entry = &scaler->entries[i];
+        if (entry->slot == optimizer->slot && entry->generation == optimizer->generation)
+            return entry;
+    }
+    return NULL;
+}
+
+/* NULL with an error recorded when memory is out. */
+static mpt__scaler_entry *mpt__entry_new(mpt_context *context, mpt__scaler *scaler,
+                                         const mpt__optimizer *optimizer) {
+    void *rows = scaler->entries;
+    bool ok = mpt__grow(&context->base, &rows, &scaler->entry_capacity, scaler->entry_count + 1,
+                        sizeof *scaler->entries, MPT_MEMORY_HOST);
+    scaler->entries = (mpt__scaler_entry *)rows;
+    if (!ok) return NULL;
+    mpt__scaler_entry *entry = &scaler->entries[scaler->entry_count++];
+    entry->slot = optimizer->slot;
+    entry->generation = optimizer->generation;
+    entry->stage = MPT__UNSCALED;
+    entry->checked = false;
+    return entry;
+}
+
+static mpt_status mpt__check_scaled(mpt_context *context, const mpt__scaler *scaler) {
+    if (scaler->scaled) return MPT_OK;
+    return mpt__error(
+        context, MPT_ERROR_STATE,
+        "no loss was scaled yet; call mpt_backward(mpt_scale_loss(scaler, loss)) first");
+}
+
+/* Unscales what has a gradient and notes whether there was any. */
+static mpt_status mpt__entry_unscale(mpt_context *context, const mpt__scaler *scaler,
+                                     mpt__optimizer *optimizer, mpt__scaler_entry *entry) {
+    mpt_status status =
+        mpt__optimizer_unscale(context, optimizer, scaler->slots[MPT__SCALER_SCALE]);
+    entry->checked = optimizer->with_grad > 0;
+    return status;
+}
+
+MPTRAIN_API mpt_status mpt_unscale(mpt_scaler handle, mpt_optimizer optimizer_handle) {
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_unscale");
+    if (!scaler) return mpt__status_of(context);
+    mpt__optimizer *optimizer = mpt__optimizer_at(context, optimizer_handle);
+    if (!optimizer) return context->base.status;
+    if (!scaler->config.enabled) return MPT_OK;
+    if (mpt__check_scaled(context, scaler) != MPT_OK) return context->base.status;
+    mpt__scaler_entry *entry = mpt__entry_of(scaler, optimizer);
+    if (entry) {
+        static const char *const reasons[] = {
+            "mpt_unscale was called already; to leave an iteration early, call mpt_scaler_skip",
+            "mpt_unscale is called after mpt_scaler_step of this optimizer; call it before",
+            "mpt_scaler_skip left this optimizer out of the current update"};
+        return mpt__error(context, MPT_ERROR_STATE, "%s; mpt_scaler_update ends an update",
+                          reasons[entry->stage]);
+    }
+    entry = mpt__entry_new(context, scaler, optimizer);
+    if (!entry) return context->base.status;
+    return mpt__entry_unscale(context, scaler, optimizer, entry);
+}
+
+MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_step");
+    if (!scaler) return mpt__status_of(context);
+    mpt__optimizer *optimizer = mpt__optimizer_at(context, optimizer_handle);
+    if (!optimizer) return context->base.status;
+    if (!scaler->config.enabled) {
+        scaler->stepped = true;
+        return mpt__optimizer_update(context, optimizer, 0);
+    }
+    if (mpt__check_scaled(context, scaler) != MPT_OK) return context->base.status;
+    mpt__scaler_entry *entry = mpt__entry_of(scaler, optimizer);
+    if (entry && entry->stage == MPT__STEPPED)
+        return mpt__error(
+            context, MPT_ERROR_STATE,
+            "mpt_scaler_step has already been called on this optimizer since the last "
+            "mpt_scaler_update");
+    if (entry && entry->stage == MPT__SKIPPED)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "mpt_scaler_skip left this optimizer out of the current update; "
+                          "mpt_scaler_update ends it");
+    if (!entry) entry = mpt__entry_new(context, scaler, optimizer);
+    if (!entry) return context->base.status;
+    if (!entry->checked) mpt__entry_unscale(context, scaler, optimizer, entry);
+    entry->stage = MPT__STEPPED;
+    return mpt__optimizer_update(context, optimizer, optimizer->found_slot);
+}
+
+MPTRAIN_API mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimizer_handle) {
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_skip");
+    if (!scaler) return mpt__status_of(context);
+    const mpt__optimizer *optimizer = mpt__optimizer_at(context, optimizer_handle);
+    if (!optimizer) return context->base.status;
+    if (!scaler->config.enabled) return MPT_OK;
+    mpt__scaler_entry *entry = mpt__entry_of(scaler, optimizer);
+    if (entry && entry->stage == MPT__STEPPED)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "mpt_scaler_step has been called on this optimizer; skip it before");
+    if (!entry) entry = mpt__entry_new(context, scaler, optimizer);
+    if (entry) entry->stage = MPT__SKIPPED;
+    return context->base.status;
+}
+
+/* ==== Looking at the device ==== */
+
+static mpt_scaler_stats mpt__scaler_read(const mpt_context *context, const mpt__scaler *scaler) {
+    const mpt__scalar *scalars = context->scalars;
+    mpt_scaler_stats stats;
+    stats.scale = scalars[scaler->slots[MPT__SCALER_SCALE]].f;
+    stats.growth_tracker = scalars[scaler->slots[MPT__SCALER_TRACKER]].i;
+    stats.steps = scalars[scaler->slots[MPT__SCALER_UPDATES]].i;
+    stats.skipped = scalars[scaler->slots[MPT__SCALER_SKIPPED]].i;
+    stats.skipped_in_a_row = scalars[scaler->slots[MPT__SCALER_IN_A_ROW]].i;
+    stats.last_skipped_step = scalars[scaler->slots[MPT__SCALER_LAST]].i;
+    return stats;
+}
+
+/* Whether the gradient of an optimizer's item holds a non-finite value. */
+static bool mpt__gradient_overflowed(mpt_context *context, const mpt__scaler *scaler,
+                                     const mpt__optim_item *item) {
+    const mpt__parameter *parameter = &context->parameters[item->parameter];
+    const mpt__block *block = &context->blocks[parameter->block];
+    if (!parameter->live || !parameter->has_grad || !block->gradients) return false;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FIND_NONFINITE);
+    mpt__operand_on(launch, 0, block->gradients, MPT_F32, parameter->offset, parameter->numel,
+                    MPT__READ);
+    launch->slot[0] = scaler->slots[MPT__SCALER_NONFINITE];
+    mpt__submit(context, launch);
+    return mpt__scalar_get_i(context, scaler->slots[MPT__SCALER_NONFINITE]) >= 0;
+}
+
+/* Remembers the parameter nearest to the loss whose gradient overflowed: backward runs from there,
+   so its layer is where it began. */
+static void mpt__find_culprit(mpt_context *context, mpt__scaler *scaler) {
+    for (int64_t e = scaler->entry_count - 1; e >= 0; e--) {
+        const mpt__object *row = &context->objects[MPT__OPTIMIZER].rows[scaler->entries[e].slot];
+        const mpt__optimizer *optimizer = (const mpt__optimizer *)row->object;
+        if (!optimizer || row->generation != scaler->entries[e].generation) continue;
+        for (int64_t i = optimizer->item_count - 1; i >= 0; i--) {
+            if (!mpt__gradient_overflowed(context, scaler, &optimizer->items[i])) continue;
+            mpt__format_text(scaler->culprit, sizeof scaler->culprit, "%s",
+                             context->parameters[optimizer->items[i].parameter].path);
+            return;
+        }
+    }
+}
+
+/* The layer of the culprit: its path without the parameter's name. */
+static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[128]) {
+    memcpy(layer, scaler->culprit, 128);
+    char *dot = strrchr(layer, '.');
+    if (dot) *dot = '\0';
+    if (!layer[0]) mpt__format_text(layer, 128, "%s", "that overflows");
+}
+
+/* The NaN tracer looks at the step after an overflow, and at those after it until one is clean. */
+static void mpt__scaler_trace(mpt_context *context, mpt__scaler *scaler, bool on) {
+    if (on == scaler->tracing) return;
+    scaler->tracing = on;
+    if (context->tracer && context->tracer->on) return; /* the user's own: it stays */
+    if (on) {
+        mpt__trace_start(context, false);
+    } else {
+        mpt__hook_remove(context, mpt__trace_launch);
+    }
+}
+
+/* The end of a run of skips: says whether scaling can help at all, and where it began. */
+static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) {
+    const mpt_scaler_stats *now = &scaler->seen;
+    const char *report = mpt_nan_report(context);
+    char layer[128], cause[420];
+    mpt__culprit_layer(scaler, layer);
+    if (scaler->lost_losses > 0) {
+        mpt__format_text(
+            cause, sizeof cause,
+            "the loss itself was NaN or infinite in the last %lld of them, which no loss scale "
+            "can cure; check the learning rate, the data, and logarithms, divisions and "
+            "exponentials in the model",
+            (long long)scaler->lost_losses);
+    } else {
+        mpt__format_text(
+            cause, sizeof cause,
+            "the loss was finite but gradients overflowed in backward (%s); check the learning "
+            "rate, or keep layer %s in fp32 with mpt_set_dtype_policy",
+            scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
+    }
+    return mpt__error(
+        context, MPT_ERROR_NUMERIC,
+        "%lld steps in a row were skipped, the last at loss scale %g (floor %g): %s%s%s",
+        (long long)now->skipped_in_a_row, now->scale, scaler->config.min_scale, cause,
+        *report ? "; " : "", report);
+}
+
+enum {
+    MPT__RISE = 2,          /* a window with this many times the skips of the one before is worse */
+    MPT__RISE_PER_CENT = 2, /* but a rate below this is what a growing scale costs */
+    MPT__RISE_LEAST = 2     /* and a single skip is no rate */
+};
+
+/* At the end of a window: warns when skips have become frequent. */
+static void mpt__compare_windows(mpt_context *context, mpt__scaler *scaler) {
+    const mpt_scaler_stats *now = &scaler->seen;
+    int64_t steps = now->steps - scaler->window_steps;
+    if (scaler->config.window == 0 || steps < scaler->config.window) return;
+    int64_t skipped = now->skipped - scaler->window_skipped, before = scaler->skipped_before;
+    scaler->window_steps = now->steps;
+    scaler->window_skipped = now->skipped;
+    scaler->skipped_before = skipped;
+    if (before < 0 || skipped < MPT__RISE_LEAST || skipped < MPT__RISE * before ||
+        skipped * 100 < steps * MPT__RISE_PER_CENT)
+        return;
+    char layer[128];
+    mpt__culprit_layer(scaler, layer);
+    mpt__log(
+        &context->base, MPT_LOG_WARNING,
+        "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): check "
+        "learning rate or keep layer %s in fp32",
+        (long long)before, (long long)skipped, (long long)steps, now->scale, layer);
+}
+
+/* Reads the counters, which must be readable, and draws the conclusions. */
+static mpt_status mpt__scaler_look(mpt_context *context, mpt__scaler *scaler) {
+    mpt_scaler_stats before = scaler->seen;
+    scaler->seen = mpt__scaler_read(context, scaler);
+    scaler->unseen = 0;
+    bool lost = context->scalars[scaler->slots[MPT__SCALER_LOSS]].i != 0;
+    if (lost) mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_LOSS], 0);
+    bool skipped = scaler->seen.skipped > before.skipped;
+    scaler->lost_losses = lost && skipped ? scaler->lost_losses + 1 : 0;
+    if (skipped) mpt__find_culprit(context, scaler);
+    bool over =
+        scaler->config.patience > 0 && scaler->seen.skipped_in_a_row >= scaler->config.patience;
+    mpt__scaler_trace(context, scaler, skipped && !over);
+    if (over) return mpt__give_up(context, scaler);
+    mpt__compare_windows(context, scaler);
+    return context->base.status;
+}
+
+/* After an update. Where the device runs on its own, its counters are looked at only as often as
+   patience and window need it. */
+static mpt_status mpt__scaler_watch(mpt_context *context, mpt__scaler *scaler) {
+    const mpt_scaler_config *c = &scaler->config;
+    if (!context->backend.synchronous) {
+        int64_t patience = c->patience ? c->patience : INT64_MAX;
+        int64_t window = c->window ? c->window : INT64_MAX;
+        if (++scaler->unseen < (patience < window ? patience : window)) return MPT_OK;
+        mpt__wait(context);
+    }
+    if (context->base.status != MPT_OK) return context->base.status;
+    return mpt__scaler_look(context, scaler);
+}
+
+/* ==== Update ==== */
+
+/* The slot that tells whether any optimizer of this update overflowed; counts those that were
+   checked and those that made a step. */
+static uint16_t mpt__join_found(mpt_context *context, const mpt__scaler *scaler, int64_t *checked,
+                                int64_t *stepped) {
+    uint16_t found = 0;
+    *checked = *stepped = 0;
+    for (int64_t i = 0; i < scaler->entry_count; i++) {
+        const mpt__scaler_entry *entry = &scaler->entries[i];
+        const mpt__object *row = &context->objects[MPT__OPTIMIZER].rows[entry->slot];
+        const mpt__optimizer *optimizer = (const mpt__optimizer *)row->object;
+        bool gone = !optimizer || row->generation != entry->generation;
+        if (gone || !entry->checked || entry->stage == MPT__SKIPPED) continue;
+        *stepped += entry->stage == MPT__STEPPED;
+        if ((*checked)++ == 0) {
+            found = optimizer->found_slot;
+            continue;
+        }
+        uint16_t joined = scaler->slots[MPT__SCALER_FOUND];
+        if (found != joined) {
+            mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_COPY);
+            launch->slot[0] = joined;
+            launch->slot[1] = found;
+            mpt__submit(context, launch);
+            found = joined;
+        }
+        mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_OR);
+        launch->slot[0] = joined;
+        launch->slot[1] = optimizer->found_slot;
+        mpt__submit(context, launch);
+    }
+    return found;
+}
+
+static mpt_status mpt__launch_scaler_update(mpt_context *context, const mpt__scaler *scaler,
+                                            uint16_t found, bool counts) {
+    const mpt_scaler_config *c = &scaler->config;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALER_UPDATE);
+    launch->slot[0] = scaler->slots[MPT__SCALER_SCALE];
+    launch->slot[1] = scaler->slots[MPT__SCALER_TRACKER];
+    launch->slot[2] = found;
+    for (int i = 0; i < 5; i++) {
+        launch->slot[3 + i] =
+            scaler->slots[counts ? (int)MPT__SCALER_UPDATES + i : (int)MPT__SCALER_SCRATCH];
+    }
+    launch->imm[0] = c->growth_factor, launch->imm[1] = c->backoff_factor;
+    launch->imm[2] = c->min_scale, launch->imm[3] = c->max_scale;
+    launch->index[0] = c->growth_interval, launch->index[1] = c->fixed;
+    return mpt__submit(context, launch);
+}
+
+MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_update");
+    if (!scaler) return mpt__status_of(context);
+    if (!scaler->config.enabled) return MPT_OK;
+    if (mpt__check_scaled(context, scaler) != MPT_OK) return context->base.status;
+    int64_t checked, stepped;
+    uint16_t found = mpt__join_found(context, scaler, &checked, &stepped);
+    mpt_status status = context->base.status;
+    if (checked > 0 && status == MPT_OK)
+        status = mpt__launch_scaler_update(context, scaler, found, stepped > 0);
+    if (checked > 0 && status == MPT_OK) status = mpt__scaler_watch(context, scaler);
+    if (scaler->entry_count == 0 && !scaler->told_idle) {
+        scaler->told_idle = true;
+        mpt__log(
+            &context->base, MPT_LOG_WARNING,
+            "mpt_scaler_update: no optimizer was unscaled or stepped since the last update, so the "
+            "scale stays as it is; call mpt_scaler_step before");
+    }
+    scaler->entry_count = 0;
+    return status;
+}
+
+/* ==== Asking and setting ==== */
+
+MPTRAIN_API mpt_outcome mpt_step_outcome(mpt_scaler handle) {
+    mpt_context *context = handle.context;
+    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_step_outcome");
+    if (!scaler) return MPT_OUTCOME_NONE;
+    if (!scaler->config.enabled) return scaler->stepped ? MPT_OUTCOME_APPLIED : MPT_OUTCOME_NONE;
+    return (mpt_outcome)mpt__scalar_get_i(context, scaler->slots[MPT__SCALER_OUTCOME]);
+}
+
+MPTRAIN_API double mpt_get_scale(mpt_scaler handle) {
+    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_get_scale");
+    if (!scaler) return MPT__NAN_F64;
+    if (!scaler->config.enabled) return 1;
+    return mpt__scalar_get_f(handle.context, scaler->slots[MPT__SCALER_SCALE]);
+}
+
+MPTRAIN_API mpt_status mpt_set_scale(mpt_scaler handle, double scale) {
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_set_scale");
+    if (!scaler) return mpt__status_of(context);
+    if (!mpt__check_scale(context, "scale", scale)) return context->base.status;
+    if (!scaler->config.enabled) return MPT_OK;
+    scaler->seen.scale = (double)(float)scale;
+    mpt__scalar_set_f(context, scaler->slots[MPT__SCALER_SCALE], (double)(float)scale);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
+    mpt_context *context = handle.context;
+    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_statistics");
+    mpt_scaler_stats stats;
+    memset(&stats, 0, sizeof stats);
+    stats.scale = 1;
+    if (!scaler || !scaler->config.enabled) return stats;
+    return context->backend.synchronous ? mpt__scaler_read(context, scaler) : scaler->seen;
+}
+
+MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {
+    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_get_config");
+    return scaler ? scaler->config : mpt_scaler_config_default();
+}
+
+MPTRAIN_API mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
+    mpt_context *context = handle.context;
+    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_get_state");
+    mpt_scaler_state state;
+    memset(&state, 0, sizeof state);
+    if (!scaler) return state;
+    state.scale = mpt__scalar_get_f(context, scaler->slots[MPT__SCALER_SCALE]);
+    state.growth_factor = scaler->config.growth_factor;
+    state.backoff_factor = scaler->config.backoff_factor;
+    state.growth_interval = scaler->config.growth_interval;
+    state.growth_tracker = mpt__scalar_get_i(context, scaler->slots[MPT__SCALER_TRACKER]);
+    return state;
+}
+
+MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_state *state) {
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_set_state");
+    if (!scaler) return mpt__status_of(context);
+    if (!state)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "state is NULL; pass one of mpt_scaler_get_state");
+    if (!scaler->config.enabled) return MPT_OK;
+    if (!mpt__check_scale(context, "scale", state->scale) ||
+        !mpt__check_factors(context, state->growth_factor, state->backoff_factor,
+                            state->growth_interval))
+        return context->base.status;
+    if (state->growth_tracker < 0)
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "growth_tracker = %lld; expected 0 or more",
+                          (long long)state->growth_tracker);
+    scaler->config.growth_factor = state->growth_factor;
+    scaler->config.backoff_factor = state->backoff_factor;
+    scaler->config.growth_interval = state->growth_interval;
+    scaler->seen.scale = (double)(float)state->scale;
+    scaler->seen.growth_tracker = state->growth_tracker;
+    mpt__scalar_set_f(context, scaler->slots[MPT__SCALER_SCALE], scaler->seen.scale);
+    mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
+    return context->base.status;
+}
+
+#endif

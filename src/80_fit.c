@@ -1,0 +1,466 @@
+/* ---------------------------------------------------------------------------------------------
+ * 80_fit.c: the short road: the training loop and the evaluation loop as one call each.
+ *
+ * Nothing here can do what a loop by hand could not: only public calls are made. State lies on the
+ * stack, so a steady-state step makes no call to the allocator.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__80_FIT_INCLUDED
+#define MPT__80_FIT_INCLUDED
+
+#include "64_schedule.c"
+#include "65_init.c"
+#include "72_loader.c"
+#include "73_checkpoint.c"
+
+MPTRAIN_API mpt_fit_config mpt_fit_config_default(void) {
+    mpt_fit_config config;
+    memset(&config, 0, sizeof config);
+    config.epochs = 5;
+    config.precision = MPT_F32;
+    return config;
+}
+
+/* The context of the first handle that has one. */
+static mpt_context *mpt__fit_context(mpt_context *a, mpt_context *b, mpt_context *c) {
+    return a ? a : b ? b : c;
+}
+
+#ifdef MPTRAIN_NO_FIT
+
+static mpt_status mpt__fit_missing(mpt_context *context, const char *call) {
+    if (!context) return MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, call)) return context->base.status;
+    return mpt__error(context, MPT_ERROR_UNSUPPORTED,
+                      "built without fit (MPTRAIN_NO_FIT): write the loop by hand");
+}
+
+MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
+                                   const mpt_fit_config *config) {
+    mpt_fit_result result;
+    (void)config;
+    memset(&result, 0, sizeof result);
+    result.status = mpt__fit_missing(
+        mpt__fit_context(net.context, optimizer.context, train.context), "mpt_fit");
+    return result;
+}
+
+MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision) {
+    mpt_evaluation evaluation;
+    (void)precision;
+    memset(&evaluation, 0, sizeof evaluation);
+    evaluation.status =
+        mpt__fit_missing(mpt__fit_context(net.context, loader.context, NULL), "mpt_evaluate");
+    return evaluation;
+}
+
+#else
+
+#define MPT__FIT_METRIC "mpt_fit.loss" /* the running mean, beside the user's metrics */
+#define MPT__FIT_BAR 20                /* characters of the progress bar */
+
+/* The caller's loss, nll_loss if there is none. */
+typedef struct mpt__fit_loss {
+    mpt_tensor (*call)(mpt_tensor output, mpt_tensor target, void *user);
+    void *user;
+} mpt__fit_loss;
+
+static mpt_tensor mpt__fit_loss_of(const mpt__fit_loss *loss, mpt_tensor output,
+                                   mpt_tensor target) {
+    return loss->call ? loss->call(output, target, loss->user) : mpt_nll_loss(output, target, NULL);
+}
+
+static mpt_status mpt__fit_check_precision(mpt_context *context, mpt_dtype precision) {
+    if (precision == MPT_F32 || precision == MPT_F16 || precision == MPT_BF16) return MPT_OK;
+    return mpt__error(context, MPT_ERROR_DTYPE,
+                      "precision %s: expected MPT_F32, MPT_F16 or MPT_BF16",
+                      mpt_dtype_name(precision));
+}
+
+/* ==== Evaluation ==== */
+
+/* Whether `target` holds class numbers for the last dimension of `output`. */
+static bool mpt__fit_classifies(mpt_tensor output, mpt_tensor target) {
+    return mpt_get_dtype(target) == MPT_I64 &&
+           mpt_get_shape(output).rank == mpt_get_shape(target).rank + 1;
+}
+
+/* What batches add up to. `correct` counts among `labels`, which counts targets of classifiers. */
+typedef struct mpt__fit_sums {
+    double loss;
+    int64_t samples, correct, labels;
+} mpt__fit_sums;
+
+static void mpt__evaluate_batch(mpt_module net, const mpt_batch *batch, mpt_dtype precision,
+                                const mpt__fit_loss *loss, mpt__fit_sums *sums) {
+    mpt_context *context = net.context;
+    mpt_scope_begin(context);
+    mpt_autocast_begin(context, precision);
+    mpt_tensor output = mpt_forward(net, batch->x);
+    mpt_tensor value = mpt__fit_loss_of(loss, output, batch->y);
+    mpt_autocast_end(context);
+    sums->loss += mpt_item(value) * (double)batch->size;
+    sums->samples += batch->size;
+    if (mpt__fit_classifies(output, batch->y)) {
+        mpt_tensor hits = mpt_equal(mpt_argmax(output, -1, false), batch->y);
+        double correct = mpt_item(mpt_sum(mpt_cast(hits, MPT_F32), MPT_ALL_DIMS, false));
+        if (!mpt_failed(context)) sums->correct += (int64_t)correct;
+        sums->labels += mpt_numel(batch->y);
+    }
+    mpt_scope_end(context);
+}
+
+static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision,
+                                    const mpt__fit_loss *loss) {
+    mpt_context *context = net.context;
+    mpt_evaluation evaluation;
+    mpt__fit_sums sums;
+    mpt_batch batch;
+    memset(&sums, 0, sizeof sums);
+    bool training = mpt_is_training(net);
+    mpt_eval(net);
+    mpt_inference_begin(context);
+    while (mpt_loader_next(loader, &batch)) {
+        mpt__evaluate_batch(net, &batch, precision, loss, &sums);
+        if (mpt_failed(context)) break;
+    }
+    mpt_inference_end(context);
+    if (training) mpt_train(net);
+    bool any = !mpt_failed(context) && sums.samples > 0;
+    evaluation.status = context->base.status;
+    evaluation.samples = sums.samples;
+    evaluation.loss = any ? sums.loss / (double)sums.samples : MPT__NAN_F64;
+    evaluation.accuracy =
+        any && sums.labels > 0 ? (double)sums.correct / (double)sums.labels : MPT__NAN_F64;
+    return evaluation;
+}
+
+MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision) {
+    mpt_context *context = mpt__fit_context(net.context, loader.context, NULL);
+    mpt_evaluation evaluation;
+    mpt__fit_loss loss;
+    memset(&loss, 0, sizeof loss);
+    evaluation.status = MPT_ERROR_HANDLE;
+    evaluation.samples = 0;
+    evaluation.loss = evaluation.accuracy = MPT__NAN_F64;
+    if (!context) return evaluation;
+    if (mpt__enter(context, "mpt_evaluate") && mpt__module_at(context, net) &&
+        mpt__loader_at(context, loader) && mpt__fit_check_precision(context, precision) == MPT_OK)
+        return mpt__evaluate(net, loader, precision, &loss);
+    evaluation.status = context->base.status;
+    return evaluation;
+}
+
+/* ==== Progress as text ==== */
+
+typedef struct mpt__fit_line {
+    char text[224];
+    size_t length;
+} mpt__fit_line;
+
+static void mpt__fit_put(mpt__fit_line *line, const char *text) {
+    size_t room = sizeof line->text - line->length;
+    size_t length = mpt__format_text(line->text + line->length, room, "%s", text);
+    line->length += length < room ? length : room - 1;
+}
+
+static void mpt__fit_put_int(mpt__fit_line *line, int64_t value, int width) {
+    char digits[24], text[48];
+    size_t n = mpt__format_text(digits, sizeof digits, "%lld", (long long)value), pad = 0;
+    while (pad + n < (size_t)width) text[pad++] = ' ';
+    memcpy(text + pad, digits, n + 1);
+    mpt__fit_put(line, text);
+}
+
+/* Always `decimals` places (at most 6), so that a line which is drawn over itself does not jump. */
+static void mpt__fit_put_fixed(mpt__fit_line *line, double value, int decimals) {
+    char text[48];
+    double unit = 1.0;
+    for (int i = 0; i < decimals; i++) unit *= 10.0;
+    double magnitude = value < 0.0 ? -value : value;
+    if (!mpt__f64_is_finite(value) || magnitude >= 1e9) {
+        mpt__format_text(text, sizeof text, "%.5g", value);
+        mpt__fit_put(line, text);
+        return;
+    }
+    int64_t scaled = (int64_t)(magnitude * unit + 0.5), whole = (int64_t)unit;
+    mpt__format_text(text, sizeof text, "%s%lld.", value < 0.0 && scaled > 0 ? "-" : "",
+                     (long long)(scaled / whole));
+    mpt__fit_put(line, text);
+    for (int64_t place = whole / 10, rest = scaled % whole; place > 0; place /= 10) {
+        mpt__format_text(text, sizeof text, "%d", (int)(rest / place % 10));
+        mpt__fit_put(line, text);
+    }
+}
+
+/* 8 s, 1:05, 2:03:59. */
+static void mpt__fit_put_time(mpt__fit_line *line, double seconds) {
+    char text[64];
+    if (!mpt__f64_is_finite(seconds) || seconds < 0.0 || seconds > 1e12) {
+        mpt__fit_put(line, "-");
+        return;
+    }
+    int64_t s = (int64_t)(seconds + 0.5);
+    int seconds_tens = (int)(s / 10 % 6), seconds_ones = (int)(s % 10);
+    int minutes_tens = (int)(s / 600 % 6), minutes_ones = (int)(s / 60 % 10);
+    if (s < 60)
+        mpt__format_text(text, sizeof text, "%d s", (int)s);
+    else if (s < 3600)
+        mpt__format_text(text, sizeof text, "%d:%d%d", (int)(s / 60), seconds_tens, seconds_ones);
+    else
+        mpt__format_text(text, sizeof text, "%lld:%d%d:%d%d", (long long)(s / 3600), minutes_tens,
+                         minutes_ones, seconds_tens, seconds_ones);
+    mpt__fit_put(line, text);
+}
+
+static void mpt__fit_put_epoch(mpt__fit_line *line, const mpt_progress *progress) {
+    char text[64];
+    mpt__format_text(text, sizeof text, "Epoch %d/%d", progress->epoch, progress->epochs);
+    mpt__fit_put(line, text);
+}
+
+/* "Epoch 2/5 [########------------] 375/938 loss 0.1893 412 steps/s scale 65536 skipped 1
+   ETA 4 s" */
+static void mpt__fit_step_line(mpt__fit_line *line, const mpt_progress *progress, bool scaled) {
+    char bar[MPT__FIT_BAR + 5], count[24];
+    int64_t filled = progress->batch * MPT__FIT_BAR / progress->batches;
+    bar[0] = ' ', bar[1] = '[';
+    for (int i = 0; i < MPT__FIT_BAR; i++) bar[i + 2] = i < filled ? '#' : '-';
+    bar[MPT__FIT_BAR + 2] = ']', bar[MPT__FIT_BAR + 3] = ' ', bar[MPT__FIT_BAR + 4] = '\0';
+    mpt__fit_put_epoch(line, progress);
+    mpt__fit_put(line, bar);
+    int width = (int)mpt__format_text(count, sizeof count, "%lld", (long long)progress->batches);
+    mpt__fit_put_int(line, progress->batch, width);
+    mpt__fit_put(line, "/");
+    mpt__fit_put_int(line, progress->batches, 0);
+    mpt__fit_put(line, " loss ");
+    mpt__fit_put_fixed(line, progress->loss, 4);
+    mpt__fit_put(line, " ");
+    mpt__fit_put_int(line, (int64_t)(progress->steps_per_second + 0.5), 0);
+    mpt__fit_put(line, " steps/s");
+    if (scaled) {
+        char text[48];
+        mpt__format_text(text, sizeof text, " scale %.6g skipped %lld", progress->scale,
+                         (long long)progress->skipped_steps);
+        mpt__fit_put(line, text);
+    }
+    mpt__fit_put(line, " ETA ");
+    mpt__fit_put_time(line, progress->eta_seconds);
+}
+
+/* "Epoch 2/5 - Loss: 0.1893 - Validation loss: 0.1702 - Accuracy: 94.81 %" */
+static void mpt__fit_epoch_line(mpt__fit_line *line, const mpt_progress *progress) {
+    mpt__fit_put_epoch(line, progress);
+    mpt__fit_put(line, " - Loss: ");
+    mpt__fit_put_fixed(line, progress->loss, 4);
+    if (mpt__f64_is_finite(progress->validation_loss)) {
+        mpt__fit_put(line, " - Validation loss: ");
+        mpt__fit_put_fixed(line, progress->validation_loss, 4);
+    }
+    if (mpt__f64_is_finite(progress->validation_accuracy)) {
+        mpt__fit_put(line, " - Accuracy: ");
+        mpt__fit_put_fixed(line, 100.0 * progress->validation_accuracy, 2);
+        mpt__fit_put(line, " %");
+    }
+}
+
+/* ==== Training ==== */
+
+/* A training run. */
+typedef struct mpt__fit {
+    mpt_context *context;
+    mpt_module net;
+    mpt_optimizer optimizer;
+    mpt_loader train;
+    const mpt_fit_config *config;
+    mpt__fit_loss loss;
+    mpt_scaler scaler;      /* slot 0: none */
+    int64_t skipped_before; /* by the scaler, when the run began */
+    double started;         /* by the context's clock */
+    double trained;         /* seconds, without validation and callbacks */
+    double best;            /* validation loss, infinite before the first */
+    int epochs_without_better;
+    bool stop; /* asked for by the callback or by patience */
+    mpt_progress progress;
+    mpt_fit_result result;
+} mpt__fit;
+
+static double mpt__fit_now(const mpt__fit *fit) {
+    return fit->context->base.clock.now(fit->context->base.clock.user);
+}
+
+/* Fills what progress and result say about speed, loss and scale. Waits for nothing. */
+static void mpt__fit_measure(mpt__fit *fit) {
+    mpt_progress *progress = &fit->progress;
+    int64_t steps = fit->result.steps;
+    int64_t left = (int64_t)progress->epochs * progress->batches - steps;
+    progress->loss = mpt_metric_mean(fit->context, MPT__FIT_METRIC, false);
+    progress->scale = 1.0;
+    if (fit->scaler.slot) {
+        mpt_scaler_stats stats = mpt_scaler_statistics(fit->scaler);
+        progress->scale = stats.scale;
+        progress->skipped_steps = stats.skipped - fit->skipped_before;
+    }
+    progress->seconds = mpt__fit_now(fit) - fit->started;
+    progress->steps_per_second = fit->trained > 0.0 ? (double)steps / fit->trained : 0.0;
+    progress->eta_seconds =
+        steps > 0 ? (double)(left > 0 ? left : 0) * fit->trained / (double)steps : 0.0;
+}
+
+/* Tells the callback, if there is one; notes when it wants to stop. */
+static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
+    mpt__fit_line line;
+    if (!fit->config->progress) return;
+    line.length = 0;
+    line.text[0] = '\0';
+    mpt__fit_measure(fit);
+    fit->progress.epoch_end = epoch_end;
+    fit->progress.text = line.text;
+    if (epoch_end)
+        mpt__fit_epoch_line(&line, &fit->progress);
+    else
+        mpt__fit_step_line(&line, &fit->progress, fit->scaler.slot != 0);
+    if (fit->config->progress(fit->config->user, &fit->progress)) return;
+    fit->stop = true;
+    fit->result.stopped_early = true;
+}
+
+static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
+    mpt_context *context = fit->context;
+    bool scaled = fit->scaler.slot != 0;
+    mpt_step_begin(context);
+    mpt_autocast_begin(context, fit->config->precision);
+    mpt_tensor output = mpt_forward(fit->net, batch->x);
+    mpt_tensor loss = mpt__fit_loss_of(&fit->loss, output, batch->y);
+    mpt_autocast_end(context);
+    mpt_metric_push(context, MPT__FIT_METRIC, loss);
+    mpt_zero_grad(fit->optimizer);
+    mpt_backward(scaled ? mpt_scale_loss(fit->scaler, loss) : loss);
+    if (scaled && fit->config->clip_norm > 0.0) mpt_unscale(fit->scaler, fit->optimizer);
+    if (fit->config->clip_norm > 0.0) mpt_clip_grad_norm(fit->optimizer, fit->config->clip_norm);
+    if (scaled) {
+        mpt_scaler_step(fit->scaler, fit->optimizer);
+        mpt_scaler_update(fit->scaler);
+    } else {
+        mpt_step(fit->optimizer);
+    }
+    mpt_step_end(context);
+}
+
+/* All batches of an epoch, fewer when the callback stops it. */
+static void mpt__fit_batches(mpt__fit *fit) {
+    mpt_batch batch;
+    double before = mpt__fit_now(fit);
+    mpt_metric_reset(fit->context, MPT__FIT_METRIC);
+    fit->progress.batch = 0;
+    while (!fit->stop && mpt_loader_next(fit->train, &batch)) {
+        mpt__fit_step(fit, &batch);
+        if (mpt_failed(fit->context)) return;
+        fit->result.steps++;
+        fit->progress.batch++;
+        fit->trained += mpt__fit_now(fit) - before;
+        mpt__fit_tell(fit, false);
+        before = mpt__fit_now(fit);
+    }
+    if (fit->stop) mpt_loader_reset(fit->train);
+}
+
+/* Validates, keeps the best weights on file and counts epochs without progress. */
+static void mpt__fit_validate(mpt__fit *fit) {
+    const mpt_fit_config *config = fit->config;
+    bool better = true; /* without validation every epoch is the best so far */
+    if (config->validation.context) {
+        mpt_evaluation evaluation =
+            mpt__evaluate(fit->net, config->validation, config->precision, &fit->loss);
+        fit->progress.validation_loss = fit->result.validation_loss = evaluation.loss;
+        fit->progress.validation_accuracy = fit->result.validation_accuracy = evaluation.accuracy;
+        better = evaluation.loss < fit->best;
+        if (better) fit->best = evaluation.loss;
+    }
+    if (better && config->checkpoint) mpt_save(fit->net, config->checkpoint);
+    fit->epochs_without_better = better ? 0 : fit->epochs_without_better + 1;
+    if (config->patience > 0 && fit->epochs_without_better >= config->patience)
+        fit->stop = fit->result.stopped_early = true;
+}
+
+static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
+    fit->progress.epoch = epoch;
+    mpt__fit_batches(fit);
+    if (mpt_failed(fit->context)) return;
+    fit->result.train_loss = mpt_metric_mean(fit->context, MPT__FIT_METRIC, true);
+    if (fit->stop) { /* in the middle: the weights of now are the last ones */
+        if (fit->config->checkpoint && !fit->config->validation.context)
+            mpt_save(fit->net, fit->config->checkpoint);
+        return;
+    }
+    fit->result.epochs = epoch;
+    mpt__fit_validate(fit);
+    if (fit->config->schedule.context) mpt_schedule_step(fit->config->schedule);
+    if (!mpt_failed(fit->context)) mpt__fit_tell(fit, true);
+}
+
+/* Handles and settings before anything is made or changed. */
+static bool mpt__fit_check(mpt_context *context, const mpt__fit *fit) {
+    const mpt_fit_config *config = fit->config;
+    if (!mpt__enter(context, "mpt_fit") || !mpt__module_at(context, fit->net) ||
+        !mpt__optimizer_at(context, fit->optimizer) || !mpt__loader_at(context, fit->train) ||
+        mpt__fit_check_precision(context, config->precision) != MPT_OK)
+        return false;
+    if (config->validation.context && !mpt__loader_at(context, config->validation)) return false;
+    if (config->epochs < 1)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "epochs is %d; at least 1", config->epochs);
+    else if (!(config->clip_norm >= 0.0))
+        mpt__error(context, MPT_ERROR_ARGUMENT, "clip_norm is %g; 0 (no clipping) or more",
+                   config->clip_norm);
+    else if (config->patience < 0)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "patience is %d; 0 (never) or more",
+                   config->patience);
+    else if (config->patience > 0 && !config->validation.context)
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "patience counts validation losses: set config.validation to a loader");
+    return context->base.status == MPT_OK;
+}
+
+static void mpt__fit_run(mpt__fit *fit) {
+    mpt_context *context = fit->context;
+    bool own_scaler = !fit->config->scaler.context && fit->config->precision == MPT_F16;
+    fit->scaler = own_scaler ? mpt_grad_scaler(context, NULL) : fit->config->scaler;
+    fit->skipped_before = fit->scaler.slot ? mpt_scaler_statistics(fit->scaler).skipped : 0;
+    fit->started = mpt__fit_now(fit);
+    fit->best = mpt__f64_from_bits(UINT64_C(0x7ff0000000000000));
+    fit->progress.epochs = fit->config->epochs;
+    fit->progress.batches = mpt_loader_batches(fit->train);
+    mpt_train(fit->net);
+    for (int epoch = 1; epoch <= fit->config->epochs && !fit->stop && !mpt_failed(context); epoch++)
+        mpt__fit_epoch(fit, epoch);
+    if (!mpt_failed(context)) {
+        mpt_synchronize(context);
+        mpt__fit_measure(fit);
+    }
+    fit->result.skipped_steps = fit->progress.skipped_steps;
+    fit->result.seconds = mpt__fit_now(fit) - fit->started;
+    fit->result.steps_per_second =
+        fit->trained > 0.0 ? (double)fit->result.steps / fit->trained : 0.0;
+    if (own_scaler) mpt_scaler_destroy(fit->scaler);
+}
+
+MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
+                                   const mpt_fit_config *config) {
+    mpt_fit_config defaults = mpt_fit_config_default();
+    mpt__fit fit;
+    memset(&fit, 0, sizeof fit);
+    fit.context = mpt__fit_context(net.context, optimizer.context, train.context);
+    fit.net = net, fit.optimizer = optimizer, fit.train = train;
+    fit.config = config ? config : &defaults;
+    fit.loss.call = fit.config->loss;
+    fit.loss.user = fit.config->user;
+    fit.result.train_loss = fit.result.validation_loss = MPT__NAN_F64;
+    fit.result.validation_accuracy = MPT__NAN_F64;
+    fit.progress.validation_loss = fit.progress.validation_accuracy = MPT__NAN_F64;
+    if (fit.context && mpt__fit_check(fit.context, &fit)) mpt__fit_run(&fit);
+    fit.result.status = fit.context ? fit.context->base.status : MPT_ERROR_HANDLE;
+    return fit.result;
+}
+
+#endif /* MPTRAIN_NO_FIT */
+
+#endif

@@ -1,0 +1,267 @@
+/* ---------------------------------------------------------------------------------------------
+ * 90_context.c: contexts: made, asked, cleared of errors, destroyed.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__90_CONTEXT_INCLUDED
+#define MPT__90_CONTEXT_INCLUDED
+
+#include "80_fit.c"
+
+MPTRAIN_API int mpt_version(void) { return MPTRAIN_VERSION; }
+
+MPTRAIN_API mpt_config mpt_config_default(void) {
+    mpt_config config;
+    memset(&config, 0, sizeof config);
+    config.amx = true;
+    config.debug = mpt__environment("MPTRAIN_DEBUG") != NULL;
+    const char *isa = mpt__environment("MPTRAIN_ISA");
+    if (isa) {
+        int level = mpt__cpu_isa_of_name(isa);
+        if (level >= 0) config.isa = (mpt_isa)level;
+    }
+    return config;
+}
+
+/* ==== Names ==== */
+
+static const char *const mpt__status_names[] = {"ok",
+                                                "bad argument",
+                                                "shapes do not fit",
+                                                "dtypes do not fit",
+                                                "bad handle",
+                                                "wrong state",
+                                                "out of memory",
+                                                "input or output failed",
+                                                "bad format",
+                                                "index out of range",
+                                                "numeric",
+                                                "unsupported",
+                                                "device failed",
+                                                "thread"};
+
+MPTRAIN_API const char *mpt_status_name(mpt_status status) {
+    return status >= MPT_OK && status <= MPT_ERROR_THREAD ? mpt__status_names[status] : "unknown";
+}
+
+MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype) {
+    return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT ? mpt__dtype_info[dtype].name : "none";
+}
+
+MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype) {
+    return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT ? mpt__dtype_info[dtype].bytes : 0;
+}
+
+MPTRAIN_API const char *mpt_isa_name(mpt_isa isa) {
+    const mpt__cpu_level *level = mpt__cpu_find_level(isa);
+    return level ? level->name : "auto";
+}
+
+MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind) {
+    return kind >= MPT_MEMORY_PARAMETER && kind < MPT_MEMORY_KINDS ? mpt__memory_kind_text(kind)
+                                                                   : "unknown";
+}
+
+/* ==== Making ==== */
+
+static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
+    if (config->threads < 0 || config->threads > 1024) {
+        mpt__fail(base, MPT_ERROR_ARGUMENT, "threads = %d: expected 0 (one per core) to 1024",
+                  config->threads);
+    } else if (config->device < MPT_DEVICE_AUTO || config->device > MPT_DEVICE_CUDA) {
+        mpt__fail(base, MPT_ERROR_ARGUMENT, "device %d is none of mpt_device", (int)config->device);
+    } else if (config->device == MPT_DEVICE_CUDA) {
+        mpt__fail(base, MPT_ERROR_DEVICE,
+                  "this build has no CUDA backend; use MPT_DEVICE_AUTO or MPT_DEVICE_CPU");
+    } else if (config->memory_limit < 0) {
+        mpt__fail(base, MPT_ERROR_ARGUMENT, "memory_limit is negative; 0 means none");
+    }
+    return base->status == MPT_OK;
+}
+
+/* The parts that need the backend: device scalars and the tables' destructors. */
+static bool mpt__context_start(mpt_context *context) {
+    if (context->storage_count == 0) context->storage_count = 1; /* storage 0 means none */
+    context->scalar_storage =
+        mpt__storage_new(context, MPT__SLOT_COUNT * (int64_t)sizeof(mpt__scalar), MPT_MEMORY_HOST,
+                         MPT__FROM_DEVICE, false);
+    if (!context->scalar_storage) return false;
+    context->scalars = (mpt__scalar *)context->data[context->scalar_storage];
+    memset(context->scalars, 0, MPT__SLOT_COUNT * sizeof(mpt__scalar));
+    context->scalars[MPT__SLOT_ONE].f = 1.0;
+    context->module_training = true;
+    context->launch_phase = MPT__OTHER;
+    context->objects[MPT__MODULE].destroy = mpt__module_free;
+    context->objects[MPT__USER_OP].destroy = mpt__user_op_destroy;
+    context->objects[MPT__RECORDING].destroy = mpt__recorder_free;
+    mpt__optim_init(context);
+    mpt__scaler_init(context);
+    mpt__schedule_init(context);
+    mpt__data_init(context);
+    mpt__loader_init(context);
+    return context->base.status == MPT_OK;
+}
+
+MPTRAIN_API mpt_context *mpt_create(const mpt_config *config) {
+    mpt_config defaults = mpt_config_default();
+    if (!config) config = &defaults;
+    mpt__set_create_error("");
+    mpt__base base; /* until there is a context to hold it */
+    mpt__base_init(&base, config);
+    base.op = "mpt_create";
+    mpt_context *context = NULL;
+    if (base.status == MPT_OK && mpt__check_config(&base, config))
+        context = (mpt_context *)mpt__allocate(&base, sizeof *context, MPT_MEMORY_HOST);
+    if (!context) {
+        mpt__set_create_error(base.message);
+        return NULL;
+    }
+    mpt_memory_stats memory = base.memory;
+    mpt__base_init(&context->base, config);
+    context->base.memory = memory;
+    context->base.op = "mpt_create";
+    context->base.process = mpt__process_id();
+    context->config = *config;
+    mpt_status status =
+        mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
+                                &context->backend, &context->config.isa);
+    if (status == MPT_OK && mpt__context_start(context)) return context;
+    mpt__set_create_error(context->base.message);
+    mpt_destroy(context);
+    return NULL;
+}
+
+/* ==== Destroying ==== */
+
+/* In this order workers stop before what they read goes, and optimizers before parameters. */
+static const mpt__object_kind mpt__destroy_order[MPT__OBJECT_KINDS] = {
+    MPT__LOADER, MPT__DATASET,   MPT__RECORDING, MPT__SCHEDULE,
+    MPT__SCALER, MPT__OPTIMIZER, MPT__MODULE,    MPT__USER_OP};
+
+static void mpt__destroy_objects(mpt_context *context) {
+    for (int k = 0; k < MPT__OBJECT_KINDS; k++) {
+        mpt__object_table *table = &context->objects[mpt__destroy_order[k]];
+        for (int64_t i = 1; i < table->count; i++)
+            if (table->rows[i].object)
+                mpt__object_free(context, mpt__destroy_order[k], (uint32_t)i);
+        mpt__host_free(context, table->rows, (size_t)table->capacity * sizeof(mpt__object));
+    }
+}
+
+static void mpt__destroy_tensors(mpt_context *context) {
+    for (int64_t i = 1; i < context->tensor_count; i++) {
+        mpt__tensor *tensor = mpt__slot(context, (uint32_t)i);
+        if (tensor->handle) mpt__tensor_drop(context, tensor);
+    }
+    for (int64_t i = 1; i < context->storage_count; i++) {
+        if (!context->storages[i].live) continue;
+        context->storages[i].references = 1;
+        mpt__storage_release(context, (uint32_t)i);
+    }
+    mpt__pool_trim(context);
+    for (int i = 0; i < MPT__SIZE_CLASSES; i++) mpt__free_list_release(context, &context->pool[i]);
+}
+
+static void mpt__destroy_tables(mpt_context *context) {
+    for (int64_t i = 0; i < context->tensor_chunk_count; i++)
+        mpt__host_free(context, context->tensor_chunks[i], MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
+    mpt__host_free(context, context->tensor_chunks,
+                   (size_t)context->tensor_chunk_capacity * sizeof(mpt__tensor *));
+    for (int64_t i = 1; i < context->path_count; i++)
+        mpt__host_text_free(context, context->paths[i]);
+    mpt__host_free(context, context->paths, (size_t)context->path_capacity * sizeof(char *));
+    mpt__host_free(context, context->parameters,
+                   (size_t)context->parameter_capacity * sizeof(mpt__parameter));
+    mpt__host_free(context, context->blocks, (size_t)context->block_capacity * sizeof(mpt__block));
+    mpt__host_free(context, context->records,
+                   (size_t)context->record_capacity * sizeof(mpt__record));
+    mpt__host_free(context, context->walk, (size_t)context->walk_capacity * sizeof(uint32_t));
+    mpt__host_free(context, context->scoped,
+                   (size_t)context->scoped_capacity * sizeof(mpt__scoped));
+    mpt__host_free(context, context->storages,
+                   (size_t)context->storage_capacity * sizeof(mpt__storage));
+    mpt__host_free(context, context->data, (size_t)context->data_capacity * sizeof(void *));
+    mpt__host_free(context, context->printer, sizeof(mpt__printer));
+    mpt__host_free(context, context->tracer, sizeof(mpt__tracer));
+}
+
+MPTRAIN_API void mpt_destroy(mpt_context *context) {
+    if (!context) return;
+    if (context->recorder) mpt__recorder_free(context, mpt__recorder_stop(context));
+    mpt__destroy_objects(context);
+    mpt__destroy_tensors(context);
+    mpt__destroy_tables(context);
+    if (context->backend.destroy) context->backend.destroy(context->backend.self);
+    mpt__base base = context->base; /* outlives the memory it releases */
+    mpt__release(&base, context, sizeof *context, MPT_MEMORY_HOST);
+}
+
+/* ==== Asking ==== */
+
+MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context) {
+    return context ? context->config.isa : MPT_ISA_AUTO;
+}
+MPTRAIN_API int mpt_get_threads(mpt_context *context) {
+    return context ? mpt__pool_threads(((mpt__cpu *)context->backend.self)->pool) : 0;
+}
+MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
+    return context ? MPT_DEVICE_CPU : MPT_DEVICE_AUTO;
+}
+MPTRAIN_API const char *mpt_device_name(mpt_context *context) { return context ? "CPU" : "none"; }
+
+MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_synchronize"))
+        return context ? context->base.status : MPT_ERROR_HANDLE;
+    mpt__wait(context);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_memory_stats mpt_memory(mpt_context *context) {
+    mpt_memory_stats none;
+    memset(&none, 0, sizeof none);
+    return context ? context->base.memory : none;
+}
+
+MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context) {
+    if (!context) return;
+    mpt_memory_stats *memory = &context->base.memory;
+    for (int i = 0; i < MPT_MEMORY_KINDS; i++) memory->peak[i] = memory->current[i];
+    memory->total_peak = memory->total_current;
+}
+
+MPTRAIN_API void mpt_memory_trim(mpt_context *context) {
+    if (context) mpt__pool_trim(context);
+}
+
+/* ==== Errors ==== */
+
+MPTRAIN_API bool mpt_failed(mpt_context *context) {
+    return !context || context->base.status != MPT_OK;
+}
+
+MPTRAIN_API const char *mpt_error(mpt_context *context) {
+    if (!context) return mpt__create_error();
+    return context->base.status != MPT_OK ? context->base.message : "";
+}
+
+MPTRAIN_API mpt_status mpt_error_code(mpt_context *context) {
+    return context ? context->base.status : MPT_ERROR_HANDLE;
+}
+
+MPTRAIN_API void mpt_clear_error(mpt_context *context) {
+    if (!context || context->base.status == MPT_OK) return;
+    context->base.status = MPT_OK;
+    context->base.message[0] = '\0';
+    mpt__wait(context);
+    context->scalars[MPT__SLOT_ERROR].i = 0;
+    context->base.status = MPT_OK;
+    mpt__discard_history(context);
+    mpt__scaler_forget(context);
+    mpt__draws_forget(context);
+    if (context->recorder) mpt__recorder_free(context, mpt__recorder_stop(context));
+    context->now = context->committed;
+    context->base.step = context->now.step;
+    context->path = context->module = 0;
+    context->path_hash = 0;
+    context->module_training = true;
+}
+
+#endif

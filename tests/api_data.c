@@ -1,0 +1,984 @@
+/* api_data.c: datasets and loaders through the public API: values, orders, splits, workers, errors
+ * at their place, memory. */
+#include MPTRAIN_HEADER_FILE
+#include "harness.h"
+
+#include <math.h>
+
+/* ---- small helpers ---- */
+
+static mpt_context *make_context(void) {
+    mpt_config config = mpt_config_default();
+    config.threads = 1;
+    return mpt_create(&config);
+}
+
+/* A pixel that depends on sample and place. */
+static uint8_t pixel(int64_t sample, int64_t at) { return (uint8_t)(sample * 7 + at * 13 + 5); }
+
+/* Step by step, each rounded to float: some systems would compute the whole in double. */
+static float byte_value(uint8_t byte) {
+    float value = (float)byte / 255.0f;
+    return value;
+}
+
+static float normalised(uint8_t byte, float mean, float deviation) {
+    float centered = byte_value(byte) - mean;
+    float scaled = centered / deviation;
+    return scaled;
+}
+
+enum { COUNT = 50, PIXELS = 6 };
+
+/* u8 [2, 3] samples with class numbers index % 10. */
+static mpt_dataset make_bytes(mpt_context *context, int64_t count) {
+    uint8_t *inputs = (uint8_t *)malloc((size_t)count * PIXELS);
+    int64_t *targets = (int64_t *)malloc((size_t)count * sizeof *targets);
+    mpt_memory_dataset_config config = mpt_memory_dataset_config_default();
+    for (int64_t i = 0; i < count; i++) {
+        for (int64_t k = 0; k < PIXELS; k++) inputs[i * PIXELS + k] = pixel(i, k);
+        targets[i] = i % 10;
+    }
+    config.count = count;
+    config.dtype = MPT_U8;
+    config.shape = MPT_SHAPE(2, 3);
+    config.inputs = inputs;
+    config.targets = targets;
+    mpt_dataset dataset = mpt_memory_dataset(context, &config);
+    free(inputs);
+    free(targets);
+    return dataset;
+}
+
+static mpt_loader make_loader(mpt_context *context, mpt_dataset dataset, int64_t batch,
+                              bool shuffle, int workers) {
+    mpt_loader_config config = mpt_loader_config_default();
+    config.batch = batch;
+    config.shuffle = shuffle;
+    config.workers = workers;
+    return mpt_loader_create(context, dataset, &config);
+}
+
+static uint64_t hash_bytes(uint64_t hash, const void *data, size_t n) {
+    const uint8_t *p = (const uint8_t *)data;
+    for (size_t i = 0; i < n; i++) hash = (hash ^ p[i]) * UINT64_C(1099511628211);
+    return hash;
+}
+
+#define HASH_START UINT64_C(14695981039346656037)
+
+/* All that an epoch delivers: shapes and bits of x and y. */
+static uint64_t epoch_hash(mpt_loader loader, int64_t *samples) {
+    static uint8_t buffer[1 << 16];
+    uint64_t hash = HASH_START;
+    mpt_batch batch;
+    while (mpt_loader_next(loader, &batch)) {
+        size_t x = (size_t)mpt_numel(batch.x) * mpt_dtype_size(mpt_get_dtype(batch.x));
+        size_t y = (size_t)mpt_numel(batch.y) * mpt_dtype_size(mpt_get_dtype(batch.y));
+        mpt_read(batch.x, buffer, x);
+        hash = hash_bytes(hash, buffer, x);
+        mpt_read(batch.y, buffer, y);
+        hash = hash_bytes(hash, buffer, y);
+        hash = hash_bytes(hash, &batch.size, sizeof batch.size);
+        if (samples) *samples += batch.size;
+    }
+    return hash;
+}
+
+/* ---- datasets ---- */
+
+TEST(memory_samples) {
+    mpt_context *context = make_context();
+    mpt_dataset dataset = make_bytes(context, COUNT);
+    float input[PIXELS];
+    int64_t target = -1;
+    CHECK_EQ_INT(mpt_dataset_size(dataset), COUNT);
+    CHECK_EQ_INT(mpt_sample(dataset, 13, input, &target), MPT_OK);
+    CHECK_EQ_INT(target, 3);
+    for (int k = 0; k < PIXELS; k++) {
+        float want = byte_value(pixel(13, k));
+        CHECK_EQ_BITS(&input[k], &want, sizeof want);
+    }
+    CHECK_EQ_INT(mpt_normalize(dataset, 0.1307, 0.3081), MPT_OK);
+    CHECK_EQ_INT(mpt_sample(dataset, 49, input, NULL), MPT_OK);
+    for (int k = 0; k < PIXELS; k++) {
+        float want = normalised(pixel(49, k), 0.1307f, 0.3081f);
+        CHECK_EQ_BITS(&input[k], &want, sizeof want);
+    }
+    CHECK_EQ_INT(mpt_sample(dataset, 49, NULL, &target), MPT_OK);
+    CHECK_EQ_INT(target, 9);
+    CHECK_EQ_INT(mpt_sample(dataset, COUNT, input, NULL), MPT_ERROR_INDEX);
+    CHECK_CONTAINS(mpt_error(context), "sample 50 of a dataset of 50");
+    mpt_destroy(context);
+}
+
+TEST(statistics) {
+    mpt_context *context = make_context();
+    mpt_dataset dataset = make_bytes(context, COUNT);
+    double mean, deviation, sum = 0.0, squares = 0.0;
+    for (int64_t i = 0; i < COUNT; i++)
+        for (int64_t k = 0; k < PIXELS; k++) sum += pixel(i, k) / 255.0;
+    sum /= COUNT * PIXELS;
+    for (int64_t i = 0; i < COUNT; i++)
+        for (int64_t k = 0; k < PIXELS; k++)
+            squares += (pixel(i, k) / 255.0 - sum) * (pixel(i, k) / 255.0 - sum);
+    CHECK_EQ_INT(mpt_normalize(dataset, 9.0, 3.0), MPT_OK); /* makes no difference */
+    CHECK_EQ_INT(mpt_dataset_statistics(dataset, &mean, &deviation), MPT_OK);
+    CHECK_NEAR(mean, sum, 1e-12);
+    CHECK_NEAR(deviation, sqrt(squares / (COUNT * PIXELS)), 1e-12);
+
+    float values[4] = {1.0f, 2.0f, 3.0f, 6.0f};
+    mpt_memory_dataset_config config = mpt_memory_dataset_config_default();
+    config.count = 2;
+    config.shape = MPT_SHAPE(2);
+    config.inputs = values;
+    CHECK_EQ_INT(mpt_dataset_statistics(mpt_memory_dataset(context, &config), &mean, &deviation),
+                 MPT_OK);
+    CHECK_NEAR(mean, 3.0, 1e-12);
+    CHECK_NEAR(deviation, sqrt(14.0 / 4.0), 1e-12);
+    mpt_destroy(context);
+}
+
+/* Every dtype of inputs arrives as the batch's dtype; integers as they are. */
+TEST(input_dtypes) {
+    mpt_context *context = make_context();
+    static const float f32[2] = {0.5f, -3.0f};
+    static const double f64[2] = {0.5, -3.0};
+    static const uint16_t f16[2] = {0x3800, 0xc200}, bf16[2] = {0x3f00, 0xc040};
+    static const uint8_t bits[2] = {1, 0};
+    static const int64_t i64[2] = {123456789, -3};
+    static const int32_t i32[2] = {1234567, -3};
+    static const struct {
+        mpt_dtype dtype, arrives;
+        const void *values;
+        float want[2];
+    } rows[] = {{MPT_F32, MPT_F16, f32, {0.5f, -3.0f}},   {MPT_F64, MPT_F16, f64, {0.5f, -3.0f}},
+                {MPT_F16, MPT_F16, f16, {0.5f, -3.0f}},   {MPT_BF16, MPT_F16, bf16, {0.5f, -3.0f}},
+                {MPT_BOOL, MPT_F16, bits, {1.0f, 0.0f}},
+                {MPT_I64, MPT_I64, i64, {123456789.0f, -3.0f}},
+                {MPT_I32, MPT_I32, i32, {1234567.0f, -3.0f}}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        mpt_memory_dataset_config config = mpt_memory_dataset_config_default();
+        mpt_loader_config lc = mpt_loader_config_default();
+        mpt_batch batch;
+        float got[2] = {0.0f, 0.0f};
+        config.count = 2;
+        config.dtype = rows[i].dtype;
+        config.inputs = rows[i].values;
+        lc.dtype = MPT_F16;
+        mpt_dataset dataset = mpt_memory_dataset(context, &config);
+        mpt_loader loader = mpt_loader_create(context, dataset, &lc);
+        REQUIRE(mpt_loader_next(loader, &batch));
+        CHECK_EQ_INT(mpt_get_dtype(batch.x), rows[i].arrives);
+        CHECK_EQ_INT(mpt_get_shape(batch.x).rank, 1);
+        CHECK_EQ_INT(mpt_read_f32(batch.x, got, 2), MPT_OK);
+        CHECK_EQ_BITS(got, rows[i].want, sizeof got);
+        got[1] = 0.0f;
+        CHECK_EQ_INT(mpt_sample(dataset, 1, &got[1], NULL), MPT_OK);
+        CHECK_EQ_BITS(&got[1], &rows[i].want[1], sizeof(float));
+        mpt_loader_destroy(loader);
+        mpt_status whole = rows[i].arrives == MPT_F16 ? MPT_OK : MPT_ERROR_DTYPE;
+        CHECK_EQ_INT(mpt_normalize(dataset, 1.0, 2.0), whole);
+        mpt_clear_error(context);
+    }
+    mpt_destroy(context);
+}
+
+TEST(subsets_and_splits) {
+    mpt_context *context = make_context();
+    mpt_dataset whole = make_bytes(context, COUNT);
+    mpt_dataset middle = mpt_subset(whole, 10, 20), inner = mpt_subset(middle, 5, 3);
+    mpt_dataset parts[3];
+    double fractions[3] = {0.5, 0.3, 0.2}, bad[2] = {0.5, 0.4};
+    int64_t target = -1;
+    int seen[COUNT] = {0}, moved = 0;
+    CHECK_EQ_INT(mpt_dataset_size(middle), 20);
+    CHECK_EQ_INT(mpt_sample(inner, 2, NULL, &target), MPT_OK);
+    CHECK_EQ_INT(target, 17 % 10);
+
+    CHECK_EQ_INT(mpt_random_split(whole, fractions, 3, 42, parts), MPT_OK);
+    CHECK_EQ_INT(mpt_dataset_size(parts[0]), 25);
+    CHECK_EQ_INT(mpt_dataset_size(parts[1]), 15);
+    CHECK_EQ_INT(mpt_dataset_size(parts[2]), 10);
+    CHECK_EQ_INT(mpt_dataset_destroy(whole), MPT_OK); /* subsets keep the data */
+    CHECK_EQ_INT(mpt_dataset_destroy(middle), MPT_OK);
+    for (int p = 0; p < 3; p++) {
+        mpt_dataset tail = mpt_subset(parts[p], 1, mpt_dataset_size(parts[p]) - 1);
+        for (int64_t i = 0; i < mpt_dataset_size(parts[p]); i++) {
+            float input[PIXELS], again[PIXELS];
+            mpt_sample(parts[p], i, input, &target);
+            if (i > 0) {
+                mpt_sample(tail, i - 1, again, NULL);
+                CHECK_EQ_BITS(again, input, sizeof input);
+            }
+            for (int s = 0; s < COUNT; s++) {
+                if (input[0] != byte_value(pixel(s, 0)) || target != s % 10) continue;
+                seen[s]++;
+                moved += p == 0 && s != i;
+            }
+        }
+    }
+    for (int s = 0; s < COUNT; s++) CHECK_EQ_INT(seen[s], 1);
+    CHECK(moved > 5);
+
+    CHECK_EQ_INT(mpt_random_split(parts[0], bad, 2, 1, parts + 1), MPT_ERROR_ARGUMENT);
+    CHECK_CONTAINS(mpt_error(context), "sum to 0.9 instead of 1");
+    CHECK_EQ_INT(parts[1].slot, 0);
+    mpt_clear_error(context);
+    mpt_subset(parts[0], 20, 6);
+    CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_INDEX);
+    mpt_clear_error(context);
+    CHECK_EQ_INT(mpt_sample(whole, 0, NULL, &target), MPT_ERROR_HANDLE);
+    mpt_destroy(context);
+}
+
+/* ---- loaders ---- */
+
+TEST(batches_in_order) {
+    mpt_context *context = make_context();
+    mpt_dataset dataset = make_bytes(context, COUNT);
+    mpt_loader loader = make_loader(context, dataset, 16, false, 0);
+    CHECK_EQ_INT(mpt_loader_batches(loader), 4);
+    for (int epoch = 0; epoch < 2; epoch++) {
+        mpt_batch batch;
+        int64_t at = 0, number = 0;
+        while (mpt_loader_next(loader, &batch)) {
+            float x[16 * PIXELS];
+            int64_t y[16];
+            CHECK_EQ_INT(batch.index, number++);
+            CHECK_EQ_INT(batch.size, at + 16 <= COUNT ? 16 : COUNT - at);
+            mpt_shape shape = mpt_get_shape(batch.x);
+            CHECK_EQ_INT(shape.rank, 3);
+            CHECK_EQ_INT(shape.dim[0], batch.size);
+            CHECK_EQ_INT(shape.dim[1], 2);
+            CHECK_EQ_INT(shape.dim[2], 3);
+            CHECK_EQ_INT(mpt_get_shape(batch.y).rank, 1);
+            CHECK_EQ_INT(mpt_get_dtype(batch.y), MPT_I64);
+            mpt_read(batch.x, x, (size_t)batch.size * PIXELS * sizeof(float));
+            mpt_read(batch.y, y, (size_t)batch.size * sizeof(int64_t));
+            for (int64_t i = 0; i < batch.size; i++, at++) {
+                CHECK_EQ_INT(y[i], at % 10);
+                for (int64_t k = 0; k < PIXELS; k++) {
+                    float want = byte_value(pixel(at, k));
+                    CHECK_EQ_BITS(&x[i * PIXELS + k], &want, sizeof want);
+                }
+            }
+        }
+        CHECK_EQ_INT(at, COUNT);
+    }
+    CHECK_EQ_INT(mpt_loader_statistics(loader).batches, 8);
+    CHECK_EQ_INT(mpt_loader_statistics(loader).epoch, 2);
+    CHECK_EQ_INT(mpt_loader_statistics(loader).by_worker[0], 2 * COUNT);
+
+    mpt_loader_config config = mpt_loader_config_default();
+    config.batch = 16;
+    config.drop_last = true;
+    mpt_loader dropping = mpt_loader_create(context, dataset, &config);
+    int64_t samples = 0;
+    CHECK_EQ_INT(mpt_loader_batches(dropping), 3);
+    epoch_hash(dropping, &samples);
+    CHECK_EQ_INT(samples, 48);
+    CHECK(!mpt_failed(context));
+    mpt_destroy(context);
+}
+
+TEST(shuffle_by_seed_and_epoch) {
+    mpt_context *context = make_context();
+    mpt_dataset dataset = make_bytes(context, COUNT);
+    mpt_loader a = make_loader(context, dataset, 8, true, 0);
+    mpt_loader b = make_loader(context, dataset, 8, true, 0);
+    mpt_loader_config config = mpt_loader_config_default();
+    config.batch = 8;
+    config.shuffle = true;
+    config.seed = 77;
+    mpt_loader c = mpt_loader_create(context, dataset, &config);
+    uint64_t a0 = epoch_hash(a, NULL), a1 = epoch_hash(a, NULL);
+    CHECK(a0 != a1);
+    CHECK(epoch_hash(b, NULL) == a0);
+    CHECK(epoch_hash(c, NULL) != a0);
+    mpt_batch batch;
+    CHECK_EQ_INT(mpt_loader_reset(b), MPT_OK); /* at the start of an epoch already */
+    CHECK_EQ_INT(mpt_loader_statistics(b).epoch, 1);
+    CHECK(mpt_loader_next(b, &batch));
+    CHECK_EQ_INT(mpt_loader_reset(b), MPT_OK); /* leaves epoch 1 */
+    CHECK(epoch_hash(b, NULL) == epoch_hash(a, NULL));
+    mpt_destroy(context);
+}
+
+TEST(half_batches) {
+    static const mpt_dtype dtypes[2] = {MPT_F16, MPT_BF16};
+    mpt_context *context = make_context();
+    mpt_dataset dataset = make_bytes(context, COUNT);
+    mpt_normalize(dataset, 0.5, 0.5);
+    for (int d = 0; d < 2; d++) {
+        mpt_loader_config config = mpt_loader_config_default();
+        mpt_batch batch;
+        float got[COUNT * PIXELS];
+        uint16_t bits[COUNT * PIXELS], cast_bits[COUNT * PIXELS];
+        config.batch = COUNT;
+        config.dtype = dtypes[d];
+        mpt_loader loader = mpt_loader_create(context, dataset, &config);
+        REQUIRE(mpt_loader_next(loader, &batch));
+        CHECK_EQ_INT(mpt_get_dtype(batch.x), dtypes[d]);
+        CHECK_EQ_INT(mpt_read(batch.x, bits, sizeof bits), MPT_OK);
+        for (int64_t i = 0; i < COUNT * PIXELS; i++)
+            got[i] = normalised(pixel(i / PIXELS, i % PIXELS), 0.5f, 0.5f);
+        mpt_tensor exact = mpt_from(context, MPT_F32, MPT_SHAPE(COUNT * PIXELS), got);
+        CHECK_EQ_INT(mpt_read(mpt_cast(exact, dtypes[d]), cast_bits, sizeof cast_bits), MPT_OK);
+        CHECK_EQ_BITS(bits, cast_bits, sizeof bits);
+        mpt_loader_destroy(loader);
+    }
+    CHECK(!mpt_failed(context));
+    mpt_destroy(context);
+}
+
+/* Batches end with the next call, whatever scope is open, and with their loader. */
+TEST(batch_lifetime) {
+    mpt_context *context = make_context();
+    mpt_loader loader = make_loader(context, make_bytes(context, COUNT), 16, false, 0);
+    mpt_batch first, second;
+    mpt_scope_begin(context);
+    REQUIRE(mpt_loader_next(loader, &first));
+    mpt_scope_end(context);
+    CHECK(mpt_valid(first.x) && mpt_valid(first.y));
+    mpt_release(first.y);
+    REQUIRE(mpt_loader_next(loader, &second));
+    CHECK(!mpt_valid(first.x) && mpt_valid(second.x));
+    mpt_loader_reset(loader);
+    CHECK(!mpt_valid(second.x));
+    REQUIRE(mpt_loader_next(loader, &second));
+    mpt_loader_destroy(loader);
+    CHECK(!mpt_valid(second.x));
+    CHECK(!mpt_failed(context));
+    CHECK(!mpt_loader_next(loader, &second));
+    CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_HANDLE);
+    mpt_destroy(context);
+}
+
+/* Saved for backward, then overwritten by a later batch: an error, not wrong gradients. */
+TEST(backward_after_next_batch_is_an_error) {
+    mpt_context *context = make_context();
+    mpt_loader loader = make_loader(context, make_bytes(context, COUNT), 10, false, 0);
+    mpt_batch batch;
+    mpt_tensor weight = mpt_ones(context, MPT_F32, MPT_SHAPE(4, 6));
+    mpt_requires_grad(weight, true);
+    REQUIRE(mpt_loader_next(loader, &batch));
+    mpt_tensor no_bias;
+    memset(&no_bias, 0, sizeof no_bias);
+    mpt_tensor y = mpt_linear(mpt_reshape(batch.x, MPT_SHAPE(10, 6)), weight, no_bias,
+                              MPT_ACTIVATION_NONE);
+    mpt_tensor loss = mpt_sum(y, MPT_ALL_DIMS, false);
+    CHECK(!mpt_failed(context));
+    REQUIRE(mpt_loader_next(loader, &batch));
+    CHECK(mpt_backward(loss) != MPT_OK);
+    mpt_destroy(context);
+}
+
+/* ---- user datasets and workers ---- */
+
+typedef struct user_source {
+    int64_t fails;  /* index of the sample that cannot be made, -1 = none */
+    int silent;     /* without a message */
+    int spin;       /* work per sample, so that all workers get their share */
+} user_source;
+
+static bool user_sample(void *user, int64_t index, uint64_t seed, void *input, void *target,
+                        char *error, size_t error_size) {
+    const user_source *source = (const user_source *)user;
+    float *x = (float *)input;
+    int64_t *y = (int64_t *)target;
+    volatile uint64_t state = seed;
+    if (index == source->fails) {
+        if (!source->silent) snprintf(error, error_size, "image %d is torn", (int)index);
+        return false;
+    }
+    for (int i = 0; i < source->spin; i++) state = state * UINT64_C(6364136223846793005) + 1;
+    for (int k = 0; k < PIXELS; k++) x[k] = (float)((seed >> (8 * k)) & 255) + (float)index;
+    *y = index;
+    return true;
+}
+
+static mpt_dataset make_user(mpt_context *context, user_source *source) {
+    mpt_user_dataset_config config;
+    memset(&config, 0, sizeof config);
+    config.count = COUNT;
+    config.dtype = MPT_F32;
+    config.shape = MPT_SHAPE(6);
+    config.target_dtype = MPT_I64;
+    config.target_shape = MPT_SCALAR;
+    config.sample = user_sample;
+    config.user = source;
+    return mpt_user_dataset(context, &config);
+}
+
+static bool have_threads(mpt_context *context) {
+    mpt_loader loader = make_loader(context, make_bytes(context, 4), 1, false, 1);
+    bool built = mpt_error_code(context) != MPT_ERROR_UNSUPPORTED;
+    if (built) mpt_loader_destroy(loader);
+    else CHECK_CONTAINS(mpt_error(context), "MPTRAIN_NO_THREADS");
+    mpt_clear_error(context);
+    return built;
+}
+
+TEST(same_bits_for_0_1_4_workers) {
+    static const int workers[] = {0, 1, 4};
+    uint64_t want[3] = {0, 0, 0};
+    for (int w = 0; w < 3; w++) {
+        mpt_context *context = make_context();
+        if (!have_threads(context)) {
+            mpt_destroy(context);
+            SKIP("threads");
+        }
+        user_source source = {-1, 0, 200000};
+        mpt_dataset user = make_user(context, &source), bytes = make_bytes(context, COUNT);
+        mpt_normalize(bytes, 0.25, 0.125);
+        mpt_normalize(user, 100.0, 50.0);
+        mpt_loader_config config = mpt_loader_config_default();
+        config.batch = 3;
+        config.shuffle = true;
+        config.workers = workers[w];
+        config.dtype = MPT_BF16;
+        mpt_loader a = mpt_loader_create(context, user, &config);
+        mpt_loader b = mpt_loader_create(context, bytes, &config);
+        uint64_t got[3] = {epoch_hash(a, NULL), epoch_hash(a, NULL), epoch_hash(b, NULL)};
+        CHECK(!mpt_failed(context));
+        CHECK(got[0] != got[1]);
+        for (int i = 0; i < 3; i++) {
+            if (w == 0) want[i] = got[i];
+            CHECK(got[i] == want[i]);
+        }
+        /* A busy machine may leave a worker out of an epoch, but not out of all of them. */
+        int makers = workers[w] ? workers[w] : 1, epochs = 2, idle;
+        mpt_loader_stats stats;
+        for (;; epochs++) {
+            stats = mpt_loader_statistics(a);
+            idle = 0;
+            for (int i = 0; i < makers; i++) idle += stats.by_worker[i] == 0;
+            if (!idle || epochs == 500) break;
+            epoch_hash(a, NULL);
+        }
+        CHECK_EQ_INT(idle, 0);
+        int64_t sum = 0;
+        for (int i = 0; i < 64; i++) {
+            CHECK(i < makers || stats.by_worker[i] == 0);
+            sum += stats.by_worker[i];
+        }
+        CHECK_EQ_INT(sum, epochs * COUNT);
+        CHECK_EQ_INT(stats.batches, epochs * 17);
+        CHECK(stats.seconds_waited >= 0.0);
+        mpt_destroy(context);
+    }
+}
+
+/* The errors of workers arrive in order, and the loader goes on. */
+TEST(worker_errors_at_their_place) {
+    for (int workers = 0; workers <= 3; workers += 3) {
+        mpt_context *context = make_context();
+        if (workers && !have_threads(context)) {
+            mpt_destroy(context);
+            SKIP("threads");
+        }
+        user_source source = {22, 0, 0};
+        mpt_loader loader = make_loader(context, make_user(context, &source), 5, false, workers);
+        mpt_batch batch;
+        int64_t number = 0, last[5];
+        while (mpt_loader_next(loader, &batch)) CHECK_EQ_INT(batch.index, number++);
+        CHECK_EQ_INT(number, 4); /* batches 0 to 3, then sample 22 */
+        CHECK_CONTAINS(mpt_error(context), "sample 22 (batch 4 of epoch 0): image 22 is torn");
+        CHECK(!mpt_valid(batch.x));
+        CHECK(!mpt_loader_next(loader, &batch));
+        mpt_clear_error(context);
+        REQUIRE(mpt_loader_next(loader, &batch));
+        CHECK_EQ_INT(batch.index, 5);
+        mpt_read(batch.y, last, sizeof last);
+        CHECK_EQ_INT(last[0], 25);
+        source.silent = 1;
+        mpt_loader_reset(loader);
+        while (mpt_loader_next(loader, &batch)) {}
+        CHECK_CONTAINS(mpt_error(context), "sample 22 (batch 4 of epoch 1): the dataset gave no");
+        mpt_destroy(context);
+    }
+}
+
+TEST(statistics_and_samples_of_user_data) {
+    mpt_context *context = make_context();
+    user_source source = {49, 0, 0};
+    mpt_dataset dataset = make_user(context, &source);
+    double mean, deviation;
+    float x[PIXELS];
+    int64_t y = -1;
+    CHECK_EQ_INT(mpt_sample(dataset, 7, x, &y), MPT_OK);
+    CHECK_EQ_INT(y, 7);
+    CHECK_EQ_INT(mpt_sample(dataset, 8, NULL, &y), MPT_OK);
+    CHECK_EQ_INT(y, 8);
+    CHECK_EQ_INT(mpt_normalize(dataset, 1.0, 2.0), MPT_OK);
+    CHECK_EQ_INT(mpt_sample(dataset, 7, x, NULL), MPT_OK);
+    CHECK_EQ_INT(mpt_dataset_statistics(dataset, &mean, &deviation), MPT_ERROR_IO);
+    CHECK_CONTAINS(mpt_error(context), "sample 49: image 49 is torn");
+    mpt_clear_error(context);
+    CHECK_EQ_INT(mpt_dataset_statistics(mpt_subset(dataset, 0, 49), &mean, &deviation), MPT_OK);
+    CHECK_EQ_INT(mpt_sample(dataset, 49, x, &y), MPT_ERROR_IO);
+    mpt_destroy(context);
+}
+
+/* Loaders and contexts end while workers are busy, with datasets in any order. */
+TEST(end_while_workers_run) {
+    for (int round = 0; round < 20; round++) {
+        mpt_context *context = make_context();
+        user_source source = {-1, 0, 20000};
+        if (!have_threads(context)) {
+            mpt_destroy(context);
+            SKIP("threads");
+        }
+        mpt_dataset dataset = make_user(context, &source);
+        mpt_loader loader = make_loader(context, dataset, 4, true, 3);
+        mpt_batch batch;
+        for (int i = 0; i < round % 5; i++) CHECK(mpt_loader_next(loader, &batch));
+        if (round % 3 == 1) mpt_loader_reset(loader);
+        if (round % 2 == 1) mpt_dataset_destroy(dataset);
+        if (round % 4 == 3) mpt_loader_destroy(loader);
+        CHECK(!mpt_failed(context));
+        mpt_destroy(context);
+    }
+}
+
+/* ---- misuse ---- */
+
+static bool have_files(mpt_context *context) {
+    mpt_idx(context, "no such file", NULL);
+    bool built = strstr(mpt_error(context), "MPTRAIN_NO_FILES") == NULL;
+    mpt_clear_error(context);
+    return built;
+}
+
+TEST(misuse_is_named) {
+    mpt_context *context = make_context(), *other = make_context();
+    mpt_dataset dataset = make_bytes(context, COUNT), empty;
+    mpt_loader_config config;
+    mpt_batch batch;
+    memset(&empty, 0, sizeof empty);
+#define EXPECT(code, text)                                                                         \
+    CHECK_EQ_INT(mpt_error_code(context), code);                                                   \
+    CHECK_CONTAINS(mpt_error(context), text);                                                      \
+    mpt_clear_error(context)
+    config = mpt_loader_config_default(), config.batch = 0;
+    mpt_loader_create(context, dataset, &config);
+    EXPECT(MPT_ERROR_ARGUMENT, "batch is 0");
+    config = mpt_loader_config_default(), config.workers = -1;
+    mpt_loader_create(context, dataset, &config);
+    EXPECT(MPT_ERROR_ARGUMENT, "workers is -1");
+    config = mpt_loader_config_default(), config.workers = 1, config.prefetch = 0;
+    mpt_loader_create(context, dataset, &config);
+    EXPECT(MPT_ERROR_ARGUMENT, "prefetch is 0");
+    config = mpt_loader_config_default(), config.dtype = MPT_I64;
+    mpt_loader_create(context, dataset, &config);
+    EXPECT(MPT_ERROR_DTYPE, "MPT_F32, MPT_F16 or MPT_BF16");
+    config = mpt_loader_config_default(), config.drop_last = true;
+    mpt_loader_create(context, dataset, &config);
+    EXPECT(MPT_ERROR_ARGUMENT, "drop_last leaves nothing: batch 64 of 50 samples");
+    mpt_loader_create(context, empty, NULL);
+    EXPECT(MPT_ERROR_HANDLE, "null handle");
+    mpt_loader_create(context, make_bytes(other, 3), NULL);
+    EXPECT(MPT_ERROR_HANDLE, "another context");
+    mpt_normalize(dataset, 0.0, 0.0);
+    EXPECT(MPT_ERROR_ARGUMENT, "deviation");
+    mpt_loader loader = mpt_loader_create(context, dataset, NULL);
+    mpt_normalize(dataset, 0.0, 1.0);
+    EXPECT(MPT_ERROR_STATE, "before mpt_loader_create");
+    mpt_loader_next(loader, NULL);
+    EXPECT(MPT_ERROR_ARGUMENT, "batch is NULL");
+    mpt_memory_dataset_config mc = mpt_memory_dataset_config_default();
+    mpt_memory_dataset(context, &mc);
+    EXPECT(MPT_ERROR_ARGUMENT, "inputs");
+    mc.inputs = "1234567", mc.count = 1, mc.shape = MPT_SHAPE(0);
+    mpt_memory_dataset(context, &mc);
+    EXPECT(MPT_ERROR_SHAPE, "at least 1");
+    mc.shape = MPT_SHAPE(INT64_MAX / 2, 4);
+    mpt_memory_dataset(context, &mc);
+    EXPECT(MPT_ERROR_SHAPE, "more than memory holds");
+    mc.shape = MPT_SCALAR, mc.targets = "1234567", mc.target_dtype = MPT_U8;
+    mpt_memory_dataset(context, &mc);
+    EXPECT(MPT_ERROR_DTYPE, "targets are i64");
+    mpt_user_dataset(context, NULL);
+    EXPECT(MPT_ERROR_ARGUMENT, "config is NULL");
+    if (have_files(context)) {
+        mpt_mnist(context, NULL, MPT_TRAIN);
+        EXPECT(MPT_ERROR_ARGUMENT, "directory is NULL");
+    }
+#undef EXPECT
+    CHECK(!mpt_loader_next(mpt_loader_create(NULL, dataset, NULL), &batch));
+    CHECK_EQ_INT(mpt_dataset_size(empty), -1);
+    mpt_destroy(context);
+    mpt_destroy(other);
+}
+
+/* ---- memory ---- */
+
+typedef struct counted {
+    int64_t calls, live;
+    int64_t fail_after; /* calls until the allocator says no; -1 = never */
+} counted;
+
+static void *counted_allocate(void *user, size_t bytes, size_t alignment) {
+    counted *c = (counted *)user;
+    if (c->fail_after >= 0 && c->calls >= c->fail_after) return NULL;
+    c->calls++;
+    c->live += (int64_t)bytes;
+    char *block = (char *)malloc(bytes + alignment + sizeof(void *));
+    uintptr_t at = ((uintptr_t)block + sizeof(void *) + alignment - 1) / alignment * alignment;
+    memcpy((char *)at - sizeof block, &block, sizeof block);
+    return (void *)at;
+}
+
+static void counted_release(void *user, void *pointer, size_t bytes, size_t alignment) {
+    counted *c = (counted *)user;
+    char *block;
+    (void)alignment;
+    c->live -= (int64_t)bytes;
+    memcpy(&block, (char *)pointer - sizeof block, sizeof block);
+    free(block);
+}
+
+static mpt_context *counted_context(counted *c) {
+    mpt_config config = mpt_config_default();
+    memset(c, 0, sizeof *c);
+    c->fail_after = -1;
+    config.threads = 1;
+    config.allocator.allocate = counted_allocate;
+    config.allocator.release = counted_release;
+    config.allocator.user = c;
+    return mpt_create(&config);
+}
+
+TEST(no_allocation_after_the_first_batch) {
+    counted c;
+    mpt_context *context = counted_context(&c);
+    bool threads = have_threads(context);
+    for (int workers = 0; workers <= (threads ? 2 : 0); workers += 2) {
+        mpt_loader loader = make_loader(context, make_bytes(context, COUNT), 7, true, workers);
+        mpt_batch batch;
+        CHECK(mpt_loader_next(loader, &batch));
+        int64_t before = c.calls;
+        for (int i = 0; i < 40; i++) mpt_loader_next(loader, &batch);
+        CHECK_EQ_INT(c.calls - before, 0);
+        mpt_loader_destroy(loader);
+    }
+    mpt_memory_stats memory = mpt_memory(context);
+    CHECK_EQ_INT(memory.current[MPT_MEMORY_BATCH], 0);
+    CHECK(memory.peak[MPT_MEMORY_BATCH] >= 7 * (PIXELS * 4 + 8));
+    CHECK(memory.current[MPT_MEMORY_DATA] >= COUNT * (PIXELS + 8));
+    CHECK_EQ_INT(memory.held, c.live);
+    mpt_destroy(context);
+    CHECK_EQ_INT(c.live, 0);
+}
+
+/* Whatever allocation fails, nothing leaks and the same calls succeed afterwards. */
+TEST(out_of_memory_while_creating) {
+    for (int fail = 0; fail < 60; fail++) {
+        counted c;
+        mpt_context *context = counted_context(&c);
+        double halves[2] = {0.5, 0.5};
+        mpt_dataset parts[2];
+        int64_t samples = 0;
+        c.fail_after = c.calls + fail;
+        mpt_dataset dataset = make_bytes(context, COUNT);
+        mpt_random_split(dataset, halves, 2, 3, parts);
+        mpt_loader loader = make_loader(context, parts[1], 4, true, 0);
+        epoch_hash(loader, &samples);
+        bool failed = mpt_failed(context);
+        if (failed) CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_MEMORY);
+        else CHECK_EQ_INT(samples, COUNT / 2);
+        c.fail_after = -1;
+        mpt_clear_error(context);
+        samples = 0;
+        dataset = make_bytes(context, COUNT);
+        mpt_random_split(dataset, halves, 2, 3, parts);
+        epoch_hash(make_loader(context, parts[1], 4, true, 0), &samples);
+        CHECK_EQ_INT(samples, COUNT / 2);
+        CHECK(!mpt_failed(context));
+        mpt_destroy(context);
+        CHECK_EQ_INT(c.live, 0);
+        if (!failed) break;
+    }
+}
+
+/* ---- idx files ---- */
+
+static void write_file(const char *path, const void *bytes, size_t n) {
+    FILE *file = fopen(path, "wb");
+    if (!file) return;
+    fwrite(bytes, 1, n, file);
+    fclose(file);
+}
+
+static size_t put_header(uint8_t *out, int rank, const int *dims) {
+    size_t n = 0;
+    out[n++] = 0, out[n++] = 0, out[n++] = 8, out[n++] = (uint8_t)rank;
+    for (int i = 0; i < rank; i++) {
+        out[n++] = (uint8_t)(dims[i] >> 24), out[n++] = (uint8_t)(dims[i] >> 16);
+        out[n++] = (uint8_t)(dims[i] >> 8), out[n++] = (uint8_t)dims[i];
+    }
+    return n;
+}
+
+/* gzip without compression: one stored block. */
+static size_t put_gzip(uint8_t *out, const uint8_t *data, size_t n) {
+    static const uint8_t head[10] = {0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255};
+    uint32_t crc = 0xffffffffu;
+    size_t at = sizeof head;
+    memcpy(out, head, sizeof head);
+    out[at++] = 1;
+    out[at++] = (uint8_t)n, out[at++] = (uint8_t)(n >> 8);
+    out[at++] = (uint8_t)~n, out[at++] = (uint8_t)(~n >> 8);
+    memcpy(out + at, data, n);
+    at += n;
+    for (size_t i = 0; i < n; i++) {
+        crc ^= data[i];
+        for (int k = 0; k < 8; k++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0u);
+    }
+    crc = ~crc;
+    for (int k = 0; k < 4; k++) out[at++] = (uint8_t)(crc >> (8 * k));
+    for (int k = 0; k < 4; k++) out[at++] = (uint8_t)(n >> (8 * k));
+    return at;
+}
+
+static const int image_dims[3] = {5, 2, 3}, label_dims[1] = {5};
+
+static size_t make_images(uint8_t *out) {
+    size_t n = put_header(out, 3, image_dims);
+    for (int i = 0; i < 30; i++) out[n++] = pixel(i / 6, i % 6);
+    return n;
+}
+
+static size_t make_labels(uint8_t *out) {
+    size_t n = put_header(out, 1, label_dims);
+    for (int i = 0; i < 5; i++) out[n++] = (uint8_t)(9 - i);
+    return n;
+}
+
+TEST(idx_plain_and_gzip) {
+    uint8_t images[64], labels[32], packed[128];
+    size_t n_images = make_images(images), n_labels = make_labels(labels);
+    const char *plain = test_tmp_path("images"), *gz = test_tmp_path("labels.gz");
+    mpt_context *context = make_context();
+    if (!have_files(context)) {
+        mpt_destroy(context);
+        SKIP("files");
+    }
+    write_file(plain, images, n_images);
+    write_file(gz, packed, put_gzip(packed, labels, n_labels));
+    mpt_dataset dataset = mpt_idx(context, plain, gz);
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK_EQ_INT(mpt_dataset_size(dataset), 5);
+    CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_DATA], 35);
+    for (int i = 0; i < 5; i++) {
+        float x[6];
+        int64_t y;
+        CHECK_EQ_INT(mpt_sample(dataset, i, x, &y), MPT_OK);
+        CHECK_EQ_INT(y, 9 - i);
+        for (int k = 0; k < 6; k++) CHECK(x[k] == byte_value(pixel(i, k)));
+    }
+    write_file(gz, packed, put_gzip(packed, images, n_images));
+    mpt_dataset inputs_only = mpt_idx(context, gz, NULL);
+    mpt_batch batch;
+    REQUIRE(mpt_loader_next(make_loader(context, inputs_only, 3, false, 0), &batch));
+    CHECK_EQ_INT(mpt_get_shape(batch.x).dim[2], 3);
+    CHECK(!mpt_valid(batch.y));
+    CHECK(!mpt_failed(context));
+    mpt_mnist(context, test_tmp_path("nowhere"), MPT_TRAIN);
+    CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_IO);
+    CHECK_CONTAINS(mpt_error(context), "train-images-idx3-ubyte.gz");
+    remove(plain), remove(gz);
+    mpt_destroy(context);
+}
+
+/* One damaged byte sequence after the other, each refused with words that name the fault. */
+TEST(idx_damaged) {
+    uint8_t good[64], bytes[160], packed[160];
+    size_t n = make_images(good);
+    const char *path = test_tmp_path("damaged");
+    counted c;
+    mpt_context *context = counted_context(&c);
+    if (!have_files(context)) {
+        mpt_destroy(context);
+        SKIP("files");
+    }
+#define REFUSED(data, size, text)                                                                  \
+    write_file(path, data, size);                                                                  \
+    mpt_idx(context, path, NULL);                                                                  \
+    CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_FORMAT);                                       \
+    CHECK_CONTAINS(mpt_error(context), text);                                                      \
+    CHECK_CONTAINS(mpt_error(context), path);                                                      \
+    mpt_clear_error(context);                                                                      \
+    CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_DATA], 0)
+    REFUSED(good, 0, "expected");
+    REFUSED(good, 3, "expected");
+    REFUSED(good, 9, "expected");
+    REFUSED(good, n - 1, "shorter");
+    memcpy(bytes, good, n), bytes[n] = 0;
+    REFUSED(bytes, n + 1, "longer");
+    bytes[2] = 0x0d;
+    REFUSED(bytes, n, "float32");
+    memcpy(bytes, good, n), bytes[4] = 0x7f; /* two billion images */
+    REFUSED(bytes, n, "expected");
+    size_t size = put_gzip(packed, bytes, n);
+    REFUSED(packed, size, "gzip trailer");
+    size = put_gzip(packed, good, n);
+    for (size_t cut = 2; cut < size; cut++) {
+        write_file(path, packed, cut);
+        mpt_idx(context, path, NULL);
+        CHECK(mpt_failed(context));
+        mpt_clear_error(context);
+    }
+    CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_DATA], 0);
+    packed[size - 10] ^= 1;
+    REFUSED(packed, size, "checksum");
+    /* A header that asks for 4 GB and a trailer that agrees: refused before it is allocated. */
+    memcpy(bytes, good, n);
+    memset(bytes + 4, 0, 12);
+    bytes[5] = 0xff, bytes[11] = 4, bytes[14] = 4;
+    size = put_gzip(packed, bytes, n);
+    uint64_t claim = UINT64_C(0xff0000) * 4 * 1024 + 16;
+    for (int k = 0; k < 4; k++) packed[size - 4 + (size_t)k] = (uint8_t)(claim >> (8 * k));
+    int64_t peak = mpt_memory(context).peak[MPT_MEMORY_DATA];
+    REFUSED(packed, size, "compressed ones hold");
+    CHECK_EQ_INT(mpt_memory(context).peak[MPT_MEMORY_DATA], peak);
+#undef REFUSED
+    remove(path);
+    mpt_destroy(context);
+    CHECK_EQ_INT(c.live, 0);
+}
+
+/* ---- files that fail ---- */
+
+/* An io that serves one file from memory and fails at the n-th call of any kind. */
+typedef struct faulty {
+    const uint8_t *bytes;
+    int64_t size, position;
+    int calls, fails, open;
+} faulty;
+
+static bool faulty_fails(faulty *f) { return f->calls++ == f->fails; }
+
+static void *faulty_open(void *user, const char *path, char mode) {
+    faulty *f = (faulty *)user;
+    (void)path;
+    if (mode != 'r' || faulty_fails(f)) return NULL;
+    f->open++;
+    f->position = 0;
+    return f;
+}
+
+static size_t faulty_read(void *user, void *file, void *buffer, size_t bytes) {
+    faulty *f = (faulty *)user;
+    (void)file;
+    if (faulty_fails(f)) return 0;
+    if ((int64_t)bytes > f->size - f->position) bytes = (size_t)(f->size - f->position);
+    memcpy(buffer, f->bytes + f->position, bytes);
+    f->position += (int64_t)bytes;
+    return bytes;
+}
+
+static bool faulty_seek(void *user, void *file, int64_t position) {
+    faulty *f = (faulty *)user;
+    (void)file;
+    f->position = position;
+    return !faulty_fails(f);
+}
+
+static int64_t faulty_size(void *user, void *file) {
+    faulty *f = (faulty *)user;
+    (void)file;
+    return faulty_fails(f) ? -1 : f->size;
+}
+
+static bool faulty_close(void *user, void *file) {
+    (void)file;
+    ((faulty *)user)->open--;
+    return true;
+}
+
+TEST(idx_reading_fails_anywhere) {
+    uint8_t images[64], packed[128];
+    size_t n = make_images(images), n_packed = put_gzip(packed, images, n);
+    for (int gz = 0; gz < 2; gz++) {
+        int fails = 0;
+        for (bool failed = true; failed && fails < 50; fails++) {
+            faulty f;
+            memset(&f, 0, sizeof f);
+            f.bytes = gz ? packed : images;
+            f.size = (int64_t)(gz ? n_packed : n);
+            f.fails = fails;
+            mpt_config config = mpt_config_default();
+            config.threads = 1;
+            config.io.open = faulty_open;
+            config.io.read = faulty_read;
+            config.io.seek = faulty_seek;
+            config.io.size = faulty_size;
+            config.io.close = faulty_close;
+            config.io.user = &f;
+            mpt_context *context = mpt_create(&config);
+            if (!have_files(context)) {
+                mpt_destroy(context);
+                SKIP("files");
+            }
+            f.calls = f.open = 0;
+            mpt_dataset dataset = mpt_idx(context, "memory.idx", NULL);
+            failed = mpt_failed(context);
+            CHECK_EQ_INT(f.open, 0);
+            if (failed) {
+                CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_IO);
+                CHECK_CONTAINS(mpt_error(context), "memory.idx");
+                CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_DATA], 0);
+            } else {
+                CHECK_EQ_INT(mpt_dataset_size(dataset), 5);
+            }
+            mpt_destroy(context);
+        }
+        CHECK(fails > 4 && fails < 50);
+    }
+}
+
+/* ---- MNIST ---- */
+
+TEST(mnist) {
+    mpt_context *context = make_context();
+    mpt_dataset train = mpt_mnist(context, test_data_path("mnist"), MPT_TRAIN);
+    mpt_dataset test = mpt_mnist(context, test_data_path("mnist"), MPT_TEST);
+    double mean, deviation;
+    int64_t y, histogram[10] = {0};
+    mpt_batch batch;
+    if (mpt_failed(context)) {
+        mpt_destroy(context);
+        SKIP("mnist in MPTRAIN_DATA or data/");
+    }
+    CHECK_EQ_INT(mpt_dataset_size(train), 60000);
+    CHECK_EQ_INT(mpt_dataset_size(test), 10000);
+    CHECK_EQ_INT(mpt_dataset_statistics(train, &mean, &deviation), MPT_OK);
+    CHECK_NEAR(mean, 0.1306604762738429, 1e-12);
+    CHECK_NEAR(deviation, 0.30810780385646264, 1e-12);
+    CHECK_EQ_INT(mpt_sample(train, 0, NULL, &y), MPT_OK);
+    CHECK_EQ_INT(y, 5);
+    CHECK_EQ_INT(mpt_sample(test, 0, NULL, &y), MPT_OK);
+    CHECK_EQ_INT(y, 7);
+    mpt_loader loader = make_loader(context, test, 1000, true, 0);
+    while (mpt_loader_next(loader, &batch)) {
+        int64_t targets[1000];
+        CHECK_EQ_INT(mpt_expect_shape(batch.x, MPT_SHAPE(1000, 1, 28, 28), "x"), MPT_OK);
+        mpt_read(batch.y, targets, sizeof targets);
+        for (int i = 0; i < 1000; i++) histogram[targets[i]]++;
+    }
+    static const int64_t want[10] = {980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009};
+    CHECK_EQ_BITS(histogram, want, sizeof want);
+    CHECK(!mpt_failed(context));
+    mpt_destroy(context);
+}
+
+TEST_TABLE = {T(memory_samples), T(statistics), T(input_dtypes), T(subsets_and_splits),
+              T(batches_in_order), T(shuffle_by_seed_and_epoch), T(half_batches), T(batch_lifetime),
+              T(backward_after_next_batch_is_an_error), T(same_bits_for_0_1_4_workers),
+              T(worker_errors_at_their_place), T(statistics_and_samples_of_user_data),
+              T(end_while_workers_run), T(misuse_is_named), T(no_allocation_after_the_first_batch),
+              T(out_of_memory_while_creating), T(idx_plain_and_gzip), T(idx_damaged),
+              T(idx_reading_fails_anywhere), T(mnist)};
+TEST_MAIN

@@ -1,0 +1,493 @@
+/* mpt_fit and mpt_evaluate: the same bits as the loop by hand, progress, validation, early stop,
+   checkpoints, errors, no allocations. */
+#include MPTRAIN_HEADER_FILE
+#include "harness.h"
+
+#include <math.h>
+
+enum { SAMPLES = 96, INPUTS = 8, CLASSES = 3, BATCH = 16, STEPS = SAMPLES / BATCH };
+
+static float sample_inputs[SAMPLES * INPUTS];
+static int64_t sample_classes[SAMPLES];
+
+/* Three classes around three corners, never twice the same point. */
+static void make_samples(void) {
+    uint32_t state = 7;
+    for (int i = 0; i < SAMPLES; i++) {
+        sample_classes[i] = i % CLASSES;
+        for (int k = 0; k < INPUTS; k++) {
+            state = state * 1664525u + 1013904223u;
+            sample_inputs[i * INPUTS + k] =
+                (float)(state >> 8) / 16777216.0f + (k % CLASSES == i % CLASSES ? 1.0f : 0.0f);
+        }
+    }
+}
+
+static mpt_dataset make_dataset(mpt_context *ctx) {
+    mpt_memory_dataset_config config = mpt_memory_dataset_config_default();
+    make_samples();
+    config.count = SAMPLES;
+    config.dtype = MPT_F32;
+    config.shape = MPT_SHAPE(INPUTS);
+    config.inputs = sample_inputs;
+    config.targets = sample_classes;
+    return mpt_memory_dataset(ctx, &config);
+}
+
+typedef struct world {
+    mpt_context *ctx;
+    mpt_module net;
+    mpt_optimizer optimizer;
+    mpt_loader train, validation;
+} world;
+
+static world make_world_with(const mpt_config *config, double lr) {
+    world w;
+    mpt_loader_config lc = mpt_loader_config_default();
+    mpt_adamw_config ac = mpt_adamw_config_default();
+    w.ctx = mpt_create(config);
+    w.net = mpt_sequential(w.ctx, mpt_nn_linear(w.ctx, INPUTS, 16), mpt_nn_relu(w.ctx),
+                           mpt_nn_dropout(w.ctx, 0.1), mpt_nn_linear(w.ctx, 16, CLASSES),
+                           mpt_nn_log_softmax(w.ctx, -1), MPT_END);
+    ac.lr = lr;
+    w.optimizer = mpt_adamw(w.net, &ac);
+    lc.batch = BATCH;
+    w.validation = mpt_loader_create(w.ctx, make_dataset(w.ctx), &lc);
+    lc.shuffle = true;
+    w.train = mpt_loader_create(w.ctx, make_dataset(w.ctx), &lc);
+    return w;
+}
+
+static world make_world(double lr) { return make_world_with(NULL, lr); }
+
+/* What a callback saw. */
+typedef struct seen {
+    int64_t steps, epochs, stop_after; /* steps; 0: never */
+    int64_t calls_at_half;             /* of the allocator */
+    mpt_context *ctx;
+    double last_loss, last_eta, scale;
+    int64_t last_batch;
+    char step_text[256], epoch_text[256];
+} seen;
+
+static bool watch(void *user, const mpt_progress *progress) {
+    seen *s = (seen *)user;
+    if (progress->epoch_end) {
+        s->epochs++;
+        snprintf(s->epoch_text, sizeof s->epoch_text, "%s", progress->text);
+        return true;
+    }
+    s->steps++;
+    s->last_loss = progress->loss;
+    s->last_eta = progress->eta_seconds;
+    s->last_batch = progress->batch;
+    s->scale = progress->scale;
+    snprintf(s->step_text, sizeof s->step_text, "%s", progress->text);
+    if (s->ctx && s->steps == 2 * STEPS) s->calls_at_half = mpt_memory(s->ctx).allocations;
+    return s->stop_after == 0 || s->steps < s->stop_after;
+}
+
+TEST(defaults) {
+    mpt_fit_config config = mpt_fit_config_default();
+    CHECK_EQ_INT(config.epochs, 5);
+    CHECK_EQ_INT(config.precision, MPT_F32);
+    CHECK(config.scaler.context == NULL && config.validation.context == NULL);
+    CHECK(config.schedule.context == NULL && config.loss == NULL && config.progress == NULL);
+    CHECK(config.checkpoint == NULL && config.patience == 0 && config.clip_norm == 0.0);
+}
+
+/* The loop that mpt_fit promises to be. */
+static void train_by_hand(world *w, mpt_dtype precision, double clip, int epochs) {
+    mpt_scaler_config sc = mpt_scaler_config_default();
+    sc.enabled = precision == MPT_F16;
+    mpt_scaler scaler = mpt_grad_scaler(w->ctx, &sc);
+    for (int epoch = 0; epoch < epochs; epoch++) {
+        mpt_batch b;
+        while (mpt_loader_next(w->train, &b)) {
+            mpt_step_begin(w->ctx);
+            mpt_autocast_begin(w->ctx, precision);
+            mpt_tensor loss = mpt_nll_loss(mpt_forward(w->net, b.x), b.y, NULL);
+            mpt_autocast_end(w->ctx);
+            mpt_zero_grad(w->optimizer);
+            mpt_backward(mpt_scale_loss(scaler, loss));
+            if (clip > 0.0) {
+                mpt_unscale(scaler, w->optimizer);
+                mpt_clip_grad_norm(w->optimizer, clip);
+            }
+            mpt_scaler_step(scaler, w->optimizer);
+            mpt_scaler_update(scaler);
+            mpt_step_end(w->ctx);
+        }
+    }
+}
+
+static void check_same_bits(mpt_dtype precision, double clip) {
+    world by_hand = make_world(0.01), fitted = make_world(0.01);
+    mpt_fit_config config = mpt_fit_config_default();
+    config.epochs = 3;
+    config.precision = precision;
+    config.clip_norm = clip;
+    train_by_hand(&by_hand, precision, clip, 3);
+    mpt_fit_result result = mpt_fit(fitted.net, fitted.optimizer, fitted.train, &config);
+    CHECK_EQ_STR(mpt_error(by_hand.ctx), "");
+    CHECK_EQ_STR(mpt_error(fitted.ctx), "");
+    CHECK_EQ_INT(result.status, MPT_OK);
+    CHECK_EQ_INT(result.steps, 3 * STEPS);
+    CHECK(mpt_module_hash(by_hand.net) == mpt_module_hash(fitted.net));
+    CHECK(mpt_optimizer_hash(by_hand.optimizer) == mpt_optimizer_hash(fitted.optimizer));
+    mpt_destroy(by_hand.ctx);
+    mpt_destroy(fitted.ctx);
+}
+
+TEST(same_bits_as_the_loop_by_hand) {
+    check_same_bits(MPT_F32, 0.0);
+    check_same_bits(MPT_F16, 0.0);
+    check_same_bits(MPT_F16, 0.5);
+    check_same_bits(MPT_BF16, 0.5);
+}
+
+TEST(learns_and_reports) {
+    world w = make_world(0.02);
+    mpt_fit_config config = mpt_fit_config_default();
+    seen s;
+    memset(&s, 0, sizeof s);
+    config.epochs = 20;
+    config.precision = MPT_F16;
+    config.validation = w.validation;
+    config.progress = watch;
+    config.user = &s;
+    mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
+    CHECK_EQ_STR(mpt_error(w.ctx), "");
+    CHECK_EQ_INT(result.status, MPT_OK);
+    CHECK_EQ_INT(result.epochs, 20);
+    CHECK_EQ_INT(result.steps, 20 * STEPS);
+    CHECK_EQ_INT(s.steps, 20 * STEPS);
+    CHECK_EQ_INT(s.epochs, 20);
+    CHECK(!result.stopped_early);
+    CHECK(result.validation_accuracy > 0.95);
+    CHECK(result.validation_loss < 0.3);
+    CHECK(result.train_loss > 0.0 && result.train_loss < 0.5);
+    CHECK(result.seconds > 0.0 && result.steps_per_second > 0.0);
+    CHECK_EQ_INT(result.skipped_steps, 0);
+    CHECK_EQ_INT(s.last_batch, STEPS);
+    CHECK_NEAR(s.scale, 65536.0, 0.0);
+    CHECK_NEAR(s.last_eta, 0.0, 0.0);
+    CHECK(s.last_loss == result.train_loss);
+    CHECK(mpt_is_training(w.net));
+    CHECK_CONTAINS(s.step_text, "Epoch 20/20 [####################] 6/6 loss 0.");
+    CHECK_CONTAINS(s.step_text, " steps/s scale 65536 skipped 0 ETA 0 s");
+    CHECK_CONTAINS(s.epoch_text, "Epoch 20/20 - Loss: 0.");
+    CHECK_CONTAINS(s.epoch_text, " - Validation loss: 0.");
+    CHECK_CONTAINS(s.epoch_text, " - Accuracy: ");
+    mpt_evaluation evaluation = mpt_evaluate(w.net, w.validation, MPT_F16);
+    CHECK_EQ_INT(evaluation.status, MPT_OK);
+    CHECK_EQ_INT(evaluation.samples, SAMPLES);
+    CHECK_NEAR(evaluation.loss, result.validation_loss, 0.0);
+    CHECK_NEAR(evaluation.accuracy, result.validation_accuracy, 0.0);
+    mpt_destroy(w.ctx);
+}
+
+TEST(no_allocations_in_the_steady_state) {
+    world w = make_world(0.01);
+    mpt_fit_config config = mpt_fit_config_default();
+    seen s;
+    memset(&s, 0, sizeof s);
+    s.ctx = w.ctx;
+    config.epochs = 6;
+    config.precision = MPT_F16;
+    config.validation = w.validation;
+    config.progress = watch;
+    config.user = &s;
+    mpt_fit(w.net, w.optimizer, w.train, &config);
+    CHECK_EQ_STR(mpt_error(w.ctx), "");
+    CHECK(s.calls_at_half > 0);
+    CHECK_EQ_INT(mpt_memory(w.ctx).allocations, s.calls_at_half);
+    mpt_destroy(w.ctx);
+}
+
+/* The mean over samples, not over batches, and the accuracy, from the net's own outputs. */
+TEST(evaluate_against_the_definition) {
+    world w = make_world(0.01);
+    mpt_loader_config lc = mpt_loader_config_default();
+    float scores[SAMPLES * CLASSES];
+    double loss = 0.0;
+    int right = 0;
+    lc.batch = 36; /* 36 + 36 + 24 */
+    mpt_loader loader = mpt_loader_create(w.ctx, make_dataset(w.ctx), &lc);
+    mpt_evaluation evaluation = mpt_evaluate(w.net, loader, MPT_F32);
+    mpt_eval(w.net);
+    mpt_tensor x = mpt_from(w.ctx, MPT_F32, MPT_SHAPE(SAMPLES, INPUTS), sample_inputs);
+    mpt_read_f32(mpt_forward(w.net, x), scores, SAMPLES * CLASSES);
+    for (int i = 0; i < SAMPLES; i++) {
+        const float *row = &scores[i * CLASSES];
+        int best = row[1] > row[0] ? 1 : 0;
+        if (row[2] > row[best]) best = 2;
+        right += best == sample_classes[i];
+        loss -= (double)row[sample_classes[i]] / SAMPLES;
+    }
+    CHECK_EQ_STR(mpt_error(w.ctx), "");
+    CHECK_NEAR(evaluation.loss, loss, 1e-6);
+    CHECK_NEAR(evaluation.accuracy, (double)right / SAMPLES, 1e-12);
+    mpt_destroy(w.ctx);
+}
+
+TEST(stops_when_the_callback_says_so) {
+    world w = make_world(0.01);
+    mpt_fit_config config = mpt_fit_config_default();
+    seen s;
+    mpt_batch b;
+    int64_t batches = 0;
+    memset(&s, 0, sizeof s);
+    s.stop_after = STEPS + 2;
+    config.progress = watch;
+    config.user = &s;
+    mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
+    CHECK_EQ_INT(result.status, MPT_OK);
+    CHECK(result.stopped_early);
+    CHECK_EQ_INT(result.steps, STEPS + 2);
+    CHECK_EQ_INT(result.epochs, 1);
+    CHECK_EQ_INT(mpt_applied_steps(w.optimizer), STEPS + 2);
+    while (mpt_loader_next(w.train, &b)) batches++; /* the loader stands at a new epoch */
+    CHECK_EQ_INT(batches, STEPS);
+    mpt_destroy(w.ctx);
+}
+
+/* With a learning rate this large the validation loss gets worse; the best weights are on file. */
+TEST(patience_and_the_best_checkpoint) {
+    world w = make_world(3.0), loaded = make_world(0.01);
+    mpt_fit_config config = mpt_fit_config_default();
+    const char *path = test_tmp_path("best.safetensors");
+    config.epochs = 200;
+    config.validation = w.validation;
+    config.patience = 4;
+    config.checkpoint = path;
+    mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
+    CHECK_EQ_STR(mpt_error(w.ctx), "");
+    CHECK(result.stopped_early);
+    CHECK(result.epochs > 4 && result.epochs < 200);
+    CHECK_EQ_INT(result.steps, result.epochs * STEPS);
+    mpt_load(loaded.net, path, NULL, NULL);
+    mpt_evaluation best = mpt_evaluate(loaded.net, loaded.validation, MPT_F32);
+    CHECK_EQ_STR(mpt_error(loaded.ctx), "");
+    CHECK(best.loss <= result.validation_loss);
+    CHECK(mpt_module_hash(loaded.net) != mpt_module_hash(w.net));
+    mpt_destroy(w.ctx);
+    mpt_destroy(loaded.ctx);
+    remove(path);
+}
+
+TEST(last_checkpoint_without_validation) {
+    world w = make_world(0.01), loaded = make_world(0.01);
+    mpt_fit_config config = mpt_fit_config_default();
+    const char *path = test_tmp_path("last.safetensors");
+    config.epochs = 2;
+    config.checkpoint = path;
+    mpt_fit(w.net, w.optimizer, w.train, &config);
+    mpt_load(loaded.net, path, NULL, NULL);
+    CHECK_EQ_STR(mpt_error(w.ctx), "");
+    CHECK_EQ_STR(mpt_error(loaded.ctx), "");
+    CHECK(mpt_module_hash(loaded.net) == mpt_module_hash(w.net));
+    mpt_destroy(w.ctx);
+    mpt_destroy(loaded.ctx);
+    remove(path);
+}
+
+static int squared_calls;
+static mpt_tensor squared(mpt_tensor output, mpt_tensor target, void *user) {
+    (void)user, (void)target;
+    squared_calls++;
+    return mpt_mean(mpt_mul(output, output), MPT_ALL_DIMS, false);
+}
+
+TEST(own_loss_and_schedule_per_epoch) {
+    world w = make_world(0.01);
+    mpt_fit_config config = mpt_fit_config_default();
+    squared_calls = 0;
+    config.epochs = 4;
+    config.loss = squared;
+    config.schedule = mpt_cosine_annealing(w.optimizer, 4, 0.0, MPT_PER_EPOCH);
+    config.validation = w.validation;
+    mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
+    CHECK_EQ_STR(mpt_error(w.ctx), "");
+    CHECK_EQ_INT(squared_calls, 4 * 2 * STEPS);
+    CHECK(result.validation_loss > 0.0);
+    CHECK_NEAR(mpt_get_lr(w.optimizer, 0), 0.0, 1e-9); /* cos(pi) */
+    mpt_destroy(w.ctx);
+}
+
+/* The loss of step k is k, so the mean of the second epoch alone is known. */
+static mpt_tensor counted(mpt_tensor output, mpt_tensor target, void *user) {
+    int *calls = (int *)user;
+    (void)target;
+    mpt_tensor nothing = mpt_mul_scalar(mpt_mean(output, MPT_ALL_DIMS, false), 0.0);
+    return mpt_add_scalar(nothing, ++*calls);
+}
+
+TEST(loss_is_the_mean_of_the_epoch) {
+    world w = make_world(0.01);
+    mpt_fit_config config = mpt_fit_config_default();
+    int calls = 0;
+    config.epochs = 2;
+    config.loss = counted;
+    config.user = &calls;
+    mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
+    CHECK_EQ_STR(mpt_error(w.ctx), "");
+    CHECK_NEAR(result.train_loss, (STEPS + 1 + 2 * STEPS) / 2.0, 1e-6);
+    mpt_destroy(w.ctx);
+}
+
+/* Counts the forward calls that found it in training and in evaluation. */
+static mpt_status spy_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                              mpt_tensor *out, int n_out) {
+    int *calls = (int *)user;
+    (void)n_in, (void)n_out;
+    calls[mpt_is_training(self) ? 0 : 1]++;
+    out[0] = in[0];
+    return MPT_OK;
+}
+
+TEST(modules_are_told_training_from_evaluation) {
+    world w = make_world(0.01);
+    mpt_fit_config config = mpt_fit_config_default();
+    mpt_module_class spy;
+    int calls[2] = {0, 0};
+    memset(&spy, 0, sizeof spy);
+    spy.name = "spy";
+    spy.forward = spy_forward;
+    spy.n_inputs = spy.n_outputs = 1;
+    mpt_module net = mpt_sequential(w.ctx, mpt_nn_linear(w.ctx, INPUTS, CLASSES),
+                                    mpt_module_create(w.ctx, &spy, calls),
+                                    mpt_nn_log_softmax(w.ctx, -1), MPT_END);
+    config.epochs = 2;
+    config.validation = w.validation;
+    mpt_fit(net, mpt_sgd(net, NULL), w.train, &config);
+    CHECK_EQ_STR(mpt_error(w.ctx), "");
+    CHECK_EQ_INT(calls[0], 2 * STEPS);
+    CHECK_EQ_INT(calls[1], 2 * STEPS);
+    mpt_eval(net);
+    mpt_evaluate(net, w.validation, MPT_F32);
+    CHECK(!mpt_is_training(net));
+    mpt_destroy(w.ctx);
+}
+
+/* So large a scale overflows at once: the steps are skipped and counted. */
+TEST(counts_skipped_steps) {
+    world w = make_world(0.01);
+    mpt_scaler_config sc = mpt_scaler_config_default();
+    mpt_fit_config config = mpt_fit_config_default();
+    sc.init_scale = 16777216.0 * 65536.0;
+    sc.max_scale = 0.0;
+    config.epochs = 4;
+    config.precision = MPT_F16;
+    config.scaler = mpt_grad_scaler(w.ctx, &sc);
+    mpt_fit_result first = mpt_fit(w.net, w.optimizer, w.train, &config);
+    mpt_fit_result second = mpt_fit(w.net, w.optimizer, w.train, &config);
+    CHECK_EQ_STR(mpt_error(w.ctx), "");
+    CHECK(first.skipped_steps > 0 && first.skipped_steps < first.steps);
+    CHECK_EQ_INT(mpt_applied_steps(w.optimizer),
+                 first.steps + second.steps - first.skipped_steps - second.skipped_steps);
+    CHECK_EQ_INT(mpt_scaler_statistics(config.scaler).skipped,
+                 first.skipped_steps + second.skipped_steps);
+    mpt_destroy(w.ctx);
+}
+
+static void check_refused(const mpt_fit_config *config, world *w, const char *part) {
+    uint64_t before = mpt_module_hash(w->net);
+    mpt_fit_result result = mpt_fit(w->net, w->optimizer, w->train, config);
+    CHECK(result.status != MPT_OK);
+    CHECK_EQ_INT(result.status, mpt_error_code(w->ctx));
+    CHECK_EQ_INT(result.steps, 0);
+    CHECK_CONTAINS(mpt_error(w->ctx), part);
+    mpt_clear_error(w->ctx);
+    CHECK(mpt_module_hash(w->net) == before);
+}
+
+TEST(refuses_what_makes_no_sense) {
+    world w = make_world(0.01);
+    mpt_fit_config config = mpt_fit_config_default();
+    config.epochs = 0;
+    check_refused(&config, &w, "epochs is 0");
+    config = mpt_fit_config_default();
+    config.precision = MPT_I64;
+    check_refused(&config, &w, "precision int64");
+    config = mpt_fit_config_default();
+    config.clip_norm = -1.0;
+    check_refused(&config, &w, "clip_norm");
+    config = mpt_fit_config_default();
+    config.patience = 2;
+    check_refused(&config, &w, "config.validation");
+    config.patience = -1;
+    check_refused(&config, &w, "patience is -1");
+    CHECK_EQ_INT(mpt_evaluate(w.net, w.train, MPT_U8).status, MPT_ERROR_DTYPE);
+    mpt_clear_error(w.ctx);
+    mpt_fit_result good = mpt_fit(w.net, w.optimizer, w.train, NULL);
+    CHECK_EQ_INT(good.status, MPT_OK);
+    CHECK_EQ_INT(good.epochs, 5);
+    mpt_destroy(w.ctx);
+}
+
+TEST(null_and_stale_handles) {
+    world w = make_world(0.01);
+    mpt_module no_net;
+    mpt_loader no_loader;
+    mpt_optimizer no_optimizer;
+    memset(&no_net, 0, sizeof no_net);
+    memset(&no_loader, 0, sizeof no_loader);
+    memset(&no_optimizer, 0, sizeof no_optimizer);
+    CHECK_EQ_INT(mpt_fit(no_net, no_optimizer, no_loader, NULL).status, MPT_ERROR_HANDLE);
+    CHECK_EQ_INT(mpt_evaluate(no_net, no_loader, MPT_F32).status, MPT_ERROR_HANDLE);
+    CHECK_EQ_INT(mpt_fit(no_net, w.optimizer, w.train, NULL).status, MPT_ERROR_HANDLE);
+    mpt_clear_error(w.ctx);
+    CHECK_EQ_INT(mpt_fit(w.net, w.optimizer, no_loader, NULL).status, MPT_ERROR_HANDLE);
+    mpt_clear_error(w.ctx);
+    CHECK_EQ_INT(mpt_evaluate(w.net, no_loader, MPT_F32).status, MPT_ERROR_HANDLE);
+    mpt_clear_error(w.ctx);
+    mpt_loader_destroy(w.train);
+    CHECK_EQ_INT(mpt_fit(w.net, w.optimizer, w.train, NULL).status, MPT_ERROR_HANDLE);
+    mpt_destroy(w.ctx);
+}
+
+/* A bad target in the third batch: the error names the sample, weights of the steps before stay. */
+TEST(an_error_in_the_middle_leaves_weights_alone) {
+    world w = make_world(0.01), twin = make_world(0.01);
+    mpt_loader_config lc = mpt_loader_config_default();
+    mpt_memory_dataset_config bad = mpt_memory_dataset_config_default();
+    mpt_fit_config config = mpt_fit_config_default();
+    lc.batch = BATCH;
+    bad.count = SAMPLES;
+    bad.dtype = MPT_F32;
+    bad.shape = MPT_SHAPE(INPUTS);
+    bad.inputs = sample_inputs;
+    bad.targets = sample_classes;
+    make_samples();
+    mpt_loader good =
+        mpt_loader_create(twin.ctx, mpt_subset(make_dataset(twin.ctx), 0, 2 * BATCH), &lc);
+    sample_classes[2 * BATCH + 1] = 7;
+    mpt_loader loader = mpt_loader_create(w.ctx, mpt_memory_dataset(w.ctx, &bad), &lc);
+    config.epochs = 1;
+    mpt_fit_result result = mpt_fit(w.net, w.optimizer, loader, &config);
+    CHECK_EQ_INT(result.status, MPT_ERROR_INDEX);
+    mpt_clear_error(w.ctx);
+    mpt_fit(twin.net, twin.optimizer, good, &config);
+    CHECK_EQ_STR(mpt_error(twin.ctx), "");
+    CHECK(mpt_module_hash(w.net) == mpt_module_hash(twin.net));
+    mpt_destroy(w.ctx);
+    mpt_destroy(twin.ctx);
+}
+
+TEST_TABLE = {T(defaults),
+              T(same_bits_as_the_loop_by_hand),
+              T(learns_and_reports),
+              T(no_allocations_in_the_steady_state),
+              T(evaluate_against_the_definition),
+              T(stops_when_the_callback_says_so),
+              T(patience_and_the_best_checkpoint),
+              T(last_checkpoint_without_validation),
+              T(own_loss_and_schedule_per_epoch),
+              T(loss_is_the_mean_of_the_epoch),
+              T(modules_are_told_training_from_evaluation),
+              T(counts_skipped_steps),
+              T(refuses_what_makes_no_sense),
+              T(null_and_stale_handles),
+              T(an_error_in_the_middle_leaves_weights_alone)};
+TEST_MAIN

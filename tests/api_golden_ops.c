@@ -1,0 +1,429 @@
+/* api_golden_ops.c: every op against PyTorch: outputs, dtypes and gradients, in fp32, fp16 and bf16
+ * and inside autocast regions, over contiguous and strided inputs. */
+#include "golden.h"
+
+#define MAX_INPUTS 8
+
+static mpt_context *context;
+
+/* ---- one function per kind of call; ops with the same signature share one ---- */
+
+typedef mpt_tensor (*unary_fn)(mpt_tensor);
+typedef mpt_tensor (*binary_fn)(mpt_tensor, mpt_tensor);
+typedef mpt_tensor (*reduce_fn)(mpt_tensor, int, bool);
+typedef mpt_tensor (*loss_fn)(mpt_tensor, mpt_tensor, const mpt_nll_config *);
+
+typedef struct op_row {
+    const char *name;
+    mpt_tensor (*call)(const struct op_row *row, const golden_case *c, const mpt_tensor *in, int n);
+    unary_fn unary;
+    binary_fn binary;
+    reduce_fn reduce;
+    loss_fn loss;
+} op_row;
+
+static mpt_shape shape_of_ints(const golden_case *c) {
+    mpt_shape shape = MPT_SCALAR;
+    shape.rank = c->n_ints;
+    for (int d = 0; d < c->n_ints; d++) shape.dim[d] = c->ints[d];
+    return shape;
+}
+
+static int dim_of(int64_t dim) { return dim == INT32_MIN ? MPT_ALL_DIMS : (int)dim; }
+
+/* GCC and clang warn about a parameter that a signature forces on a function. */
+#define UNUSED(x) ((void)(x))
+
+static mpt_tensor call_unary(const op_row *row, const golden_case *c, const mpt_tensor *in, int n) {
+    UNUSED(c), UNUSED(n);
+    return row->unary(in[0]);
+}
+
+static mpt_tensor call_binary(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                              int n) {
+    UNUSED(c), UNUSED(n);
+    return row->binary(in[0], in[1]);
+}
+
+static mpt_tensor call_matmul(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                              int n) {
+    mpt_tensor a = in[0];
+    UNUSED(row), UNUSED(n);
+    if (c->n_ints) {
+        mpt_shape shape = mpt_get_shape(a);
+        shape.dim[shape.rank - 1] = c->ints[0];
+        a = mpt_expand(a, shape);
+    }
+    return mpt_matmul(a, in[1]);
+}
+
+static mpt_tensor call_reduce(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                              int n) {
+    UNUSED(n);
+    return row->reduce(in[0], dim_of(c->ints[0]), c->ints[1] != 0);
+}
+
+static mpt_tensor call_loss(const op_row *row, const golden_case *c, const mpt_tensor *in, int n) {
+    mpt_nll_config config = mpt_nll_config_default();
+    static const mpt_reduction reductions[] = {MPT_MEAN, MPT_SUM, MPT_NONE};
+    config.reduction = reductions[c->ints[0]];
+    config.ignore_index = c->ints[1];
+    config.label_smoothing = c->reals[0];
+    if (n > 2) config.weight = in[2];
+    return row->loss(in[0], in[1], &config);
+}
+
+static mpt_tensor call_scalar(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                              int n) {
+    UNUSED(n);
+    return strcmp(row->name, "add_scalar") == 0 ? mpt_add_scalar(in[0], c->reals[0])
+                                                : mpt_mul_scalar(in[0], c->reals[0]);
+}
+
+static mpt_tensor call_softmax(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                               int n) {
+    UNUSED(n);
+    return strcmp(row->name, "softmax") == 0 ? mpt_softmax(in[0], (int)c->ints[0])
+                                             : mpt_log_softmax(in[0], (int)c->ints[0]);
+}
+
+static mpt_tensor call_linear(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                              int n) {
+    static const mpt_activation activations[] = {MPT_ACTIVATION_NONE, MPT_ACTIVATION_RELU,
+                                                 MPT_ACTIVATION_GELU, MPT_ACTIVATION_GELU_TANH,
+                                                 MPT_ACTIVATION_TANH, MPT_ACTIVATION_SIGMOID};
+    mpt_tensor none;
+    UNUSED(row);
+    memset(&none, 0, sizeof none);
+    return mpt_linear(in[0], in[1], n > 2 ? in[2] : none, activations[c->ints[0]]);
+}
+
+static mpt_tensor call_mse(const op_row *row, const golden_case *c, const mpt_tensor *in, int n) {
+    static const mpt_reduction reductions[] = {MPT_MEAN, MPT_SUM, MPT_NONE};
+    UNUSED(row), UNUSED(n);
+    return mpt_mse_loss(in[0], in[1], reductions[c->ints[0]]);
+}
+
+static mpt_tensor call_cat(const op_row *row, const golden_case *c, const mpt_tensor *in, int n) {
+    UNUSED(row);
+    return mpt_cat(in, n, (int)c->ints[0]);
+}
+
+static mpt_tensor call_slice(const op_row *row, const golden_case *c, const mpt_tensor *in, int n) {
+    UNUSED(row), UNUSED(n);
+    return mpt_slice(in[0], (int)c->ints[0], c->ints[1], c->ints[2], c->ints[3]);
+}
+
+static mpt_tensor call_permute(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                               int n) {
+    UNUSED(row), UNUSED(n);
+    return mpt_permute(in[0], shape_of_ints(c));
+}
+
+static mpt_tensor call_transpose(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                                 int n) {
+    UNUSED(row), UNUSED(n);
+    return mpt_transpose(in[0], (int)c->ints[0], (int)c->ints[1]);
+}
+
+static mpt_tensor call_expand(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                              int n) {
+    UNUSED(row), UNUSED(n);
+    return mpt_expand(in[0], shape_of_ints(c));
+}
+
+static mpt_tensor call_reshape(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                               int n) {
+    UNUSED(row), UNUSED(n);
+    return mpt_reshape(in[0], shape_of_ints(c));
+}
+
+static mpt_tensor call_flatten(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                               int n) {
+    UNUSED(row), UNUSED(n);
+    return mpt_flatten(in[0], (int)c->ints[0], (int)c->ints[1]);
+}
+
+static mpt_tensor call_cast(const op_row *row, const golden_case *c, const mpt_tensor *in, int n) {
+    static const mpt_dtype dtypes[] = {MPT_DTYPE_NONE, MPT_F32, MPT_F16, MPT_BF16,
+                                       MPT_F64,        MPT_I64, MPT_U8,  MPT_BOOL};
+    UNUSED(row), UNUSED(n);
+    return mpt_cast(in[0], dtypes[c->ints[0]]);
+}
+
+#define UNARY(name) \
+    { #name, call_unary, mpt_##name, NULL, NULL, NULL }
+#define BINARY(name) \
+    { #name, call_binary, NULL, mpt_##name, NULL, NULL }
+#define REDUCE(name) \
+    { #name, call_reduce, NULL, NULL, mpt_##name, NULL }
+#define LOSS(name) \
+    { #name, call_loss, NULL, NULL, NULL, mpt_##name }
+#define OTHER(name, call) \
+    { #name, call, NULL, NULL, NULL, NULL }
+
+static const op_row op_rows[] = {
+    BINARY(add),
+    BINARY(sub),
+    BINARY(mul),
+    BINARY(div),
+    BINARY(equal),
+    OTHER(matmul, call_matmul),
+    UNARY(neg),
+    UNARY(exp),
+    UNARY(log),
+    UNARY(sqrt),
+    UNARY(relu),
+    UNARY(gelu),
+    UNARY(gelu_tanh),
+    UNARY(tanh),
+    UNARY(sigmoid),
+    UNARY(isnan),
+    UNARY(isinf),
+    UNARY(contiguous),
+    UNARY(clone),
+    REDUCE(sum),
+    REDUCE(mean),
+    REDUCE(max),
+    REDUCE(argmax),
+    LOSS(nll_loss),
+    LOSS(cross_entropy),
+    OTHER(add_scalar, call_scalar),
+    OTHER(mul_scalar, call_scalar),
+    OTHER(softmax, call_softmax),
+    OTHER(log_softmax, call_softmax),
+    OTHER(linear, call_linear),
+    OTHER(mse_loss, call_mse),
+    OTHER(cat, call_cat),
+    OTHER(slice, call_slice),
+    OTHER(permute, call_permute),
+    OTHER(transpose, call_transpose),
+    OTHER(expand, call_expand),
+    OTHER(reshape, call_reshape),
+    OTHER(flatten, call_flatten),
+    OTHER(cast, call_cast),
+};
+#define OP_ROWS (sizeof op_rows / sizeof *op_rows)
+
+/* ---- inputs in the layout that the case asks for ---- */
+
+typedef struct input {
+    mpt_tensor base; /* the dense leaf that holds the elements */
+    mpt_tensor view; /* what the op gets: the case's values in logical order */
+    int64_t count;   /* elements of base */
+} input;
+
+/* Where element i, counted in logical order, lies in the base. */
+static int64_t base_index(const golden_tensor *t, int64_t i) {
+    int rank = t->shape.rank;
+    if (t->layout == GOLDEN_TRANSPOSED) {
+        int64_t columns = t->shape.dim[rank - 1], rows = t->shape.dim[rank - 2];
+        int64_t matrix = i / (rows * columns), row = i / columns % rows, column = i % columns;
+        return matrix * rows * columns + column * rows + row;
+    }
+    return t->layout == GOLDEN_SLICED ? 2 * i + 1 : i;
+}
+
+/* Sliced bases hold NaN between the values: whoever reads them by mistake cannot miss it. */
+static void fill_between(const golden_tensor *t, unsigned char *data, int64_t count) {
+    static const float nan_single = NAN;
+    static const uint16_t nan_half = 0x7FFF;
+    size_t size = mpt_dtype_size(t->dtype);
+    memset(data, 0, (size_t)count * size);
+    for (int64_t i = 0; t->layout == GOLDEN_SLICED && i < count; i += 2) {
+        if (t->dtype == MPT_F32)
+            memcpy(data + (size_t)i * size, &nan_single, size);
+        else if (size == 2)
+            memcpy(data + (size_t)i * size, &nan_half, size);
+    }
+}
+
+static input make_input(const golden_tensor *t) {
+    input in;
+    mpt_shape shape = t->shape;
+    size_t size = mpt_dtype_size(t->dtype);
+    int last = shape.rank - 1;
+    in.count = t->count;
+    if (t->layout == GOLDEN_SLICED && last >= 0) {
+        shape.dim[last] *= 2;
+        in.count *= 2;
+    } else if (t->layout == GOLDEN_TRANSPOSED) {
+        shape.dim[last] = t->shape.dim[last - 1];
+        shape.dim[last - 1] = t->shape.dim[last];
+    }
+    unsigned char *data = (unsigned char *)malloc((size_t)in.count * size + 1);
+    fill_between(t, data, in.count);
+    for (int64_t i = 0; i < t->count; i++)
+        memcpy(data + (size_t)base_index(t, i) * size,
+               (const unsigned char *)t->data + (size_t)i * size, size);
+    in.base = mpt_from(context, t->dtype, shape, data);
+    free(data);
+    if (t->role == GOLDEN_LEAF) mpt_requires_grad(in.base, true);
+    in.view = t->layout == GOLDEN_SLICED       ? mpt_slice(in.base, last, 1, shape.dim[last], 2)
+              : t->layout == GOLDEN_TRANSPOSED ? mpt_transpose(in.base, last, last - 1)
+                                               : in.base;
+    return in;
+}
+
+/* ---- checks ---- */
+
+static int same_shape(mpt_shape a, mpt_shape b) {
+    if (a.rank != b.rank) return 0;
+    for (int d = 0; d < a.rank; d++)
+        if (a.dim[d] != b.dim[d]) return 0;
+    return 1;
+}
+
+/* Integers and bools come through fp32, which holds all that the cases use. */
+static int check_output(const golden_case *c, mpt_tensor out) {
+    const golden_tensor *want = golden_find(c, "out");
+    float *got;
+    if (mpt_failed(context)) {
+        TEST_FAIL_("%s: %s", c->label, mpt_error(context));
+        return 0;
+    }
+    if (mpt_get_dtype(out) != want->dtype) {
+        TEST_FAIL_("%s: output is %s, expected %s", c->label, mpt_dtype_name(mpt_get_dtype(out)),
+                   mpt_dtype_name(want->dtype));
+        return 0;
+    }
+    if (!same_shape(mpt_get_shape(out), want->shape)) {
+        TEST_FAIL_("%s: the output's shape is not PyTorch's", c->label);
+        return 0;
+    }
+    got = (float *)calloc((size_t)want->count + 1, sizeof *got);
+    if (mpt_read_f32(out, got, want->count) != MPT_OK)
+        TEST_FAIL_("%s: %s", c->label, mpt_error(context));
+    else
+        golden_compare(c->label, want, 0, got, want->count);
+    free(got);
+    return 1;
+}
+
+static void check_gradient(const golden_case *c, const golden_tensor *want, const input *in) {
+    float *base = (float *)calloc((size_t)in->count + 1, sizeof *base);
+    float *got = (float *)calloc((size_t)want->count + 1, sizeof *got);
+    int64_t between = 0;
+    if (mpt_read_f32(mpt_grad(in->base), base, in->count) != MPT_OK) {
+        TEST_FAIL_("%s: %s: %s", c->label, want->name, mpt_error(context));
+    } else {
+        for (int64_t i = 0; i < want->count; i++) got[i] = base[base_index(want, i)];
+        golden_compare(c->label, want, 0, got, want->count);
+        for (int64_t i = 0; want->layout == GOLDEN_SLICED && i < in->count; i += 2)
+            between += base[i] != 0;
+        if (between)
+            TEST_FAIL_("%s: %s: gradient flows into elements that were sliced away", c->label,
+                       want->name);
+    }
+    free(base);
+    free(got);
+}
+
+static void run_case(const golden_case *c) {
+    input in[MAX_INPUTS];
+    mpt_tensor views[MAX_INPUTS], out;
+    const golden_tensor *upstream = NULL;
+    const op_row *row = NULL;
+    int n = 0;
+    for (size_t i = 0; i < OP_ROWS; i++)
+        if (strcmp(op_rows[i].name, c->op) == 0) row = &op_rows[i];
+    if (!row) {
+        TEST_FAIL_("%s: no row for op %s", c->label, c->op);
+        return;
+    }
+    mpt_scope_begin(context);
+    for (int i = 0; i < c->n_tensors; i++) {
+        const golden_tensor *t = &c->tensors[i];
+        if (t->role == GOLDEN_UPSTREAM) upstream = t;
+        if (t->role > GOLDEN_LEAF || n == MAX_INPUTS) continue;
+        in[n] = make_input(t);
+        views[n] = in[n].view;
+        n++;
+    }
+    if (c->region != MPT_DTYPE_NONE) mpt_autocast_begin(context, c->region);
+    out = row->call(row, c, views, n);
+    if (c->region != MPT_DTYPE_NONE) mpt_autocast_end(context);
+    if (check_output(c, out) && upstream) {
+        mpt_tensor entering = mpt_from(context, upstream->dtype, upstream->shape, upstream->data);
+        if (mpt_backward_from(out, entering, false) != MPT_OK)
+            TEST_FAIL_("%s: backward: %s", c->label, mpt_error(context));
+        else
+            for (int i = 0; i < c->n_tensors; i++)
+                if (c->tensors[i].role == GOLDEN_GRADIENT)
+                    check_gradient(c, &c->tensors[i], &in[c->tensors[i].input]);
+    }
+    if (mpt_failed(context))
+        mpt_clear_error(context); /* ends the scope too */
+    else
+        mpt_scope_end(context);
+}
+
+/* ---- the tests: the cases of one dtype, or of all autocast regions ---- */
+
+static int belongs(const golden_case *c, mpt_dtype dtype) {
+    if (dtype == MPT_DTYPE_NONE || c->region != MPT_DTYPE_NONE)
+        return c->region != MPT_DTYPE_NONE && dtype == MPT_DTYPE_NONE;
+    return c->n_tensors > 0 && c->tensors[0].dtype == dtype;
+}
+
+static void run_cases(mpt_dtype dtype, int at_least) {
+    golden_file file;
+    static golden_case c;
+    int run = 0, failed = 0;
+    REQUIRE(golden_open(&file, "ops.bin"));
+    context = mpt_create(NULL);
+    if (!context) TEST_FAIL_("%s", mpt_error(NULL));
+    while (context && golden_next(&file, &c)) {
+        int before = test_failures;
+        if (!belongs(&c, dtype)) continue;
+        run_case(&c);
+        run++;
+        failed += test_failures != before;
+    }
+    if (failed) printf("\n  %d of %d cases differ from torch %s", failed, run, file.version);
+    CHECK(run >= at_least);
+    golden_close(&file);
+    mpt_destroy(context);
+}
+
+TEST(fp32) { run_cases(MPT_F32, 350); }
+
+TEST(fp16) { run_cases(MPT_F16, 350); }
+
+TEST(bf16) { run_cases(MPT_BF16, 350); }
+
+TEST(autocast) { run_cases(MPT_DTYPE_NONE, 150); }
+
+/* Whoever adds an op adds goldens: the rows above, the cases and the policy table, which has a line
+   for each op, name the same ones. Random ops and what has no values of its own stand apart. */
+static int is_covered(const char *name, const int seen[OP_ROWS]) {
+    static const char *const apart[] = {"dropout", "scale_loss", "user"};
+    for (size_t i = 0; i < sizeof apart / sizeof *apart; i++)
+        if (strcmp(apart[i], name) == 0) return 1;
+    for (size_t i = 0; i < OP_ROWS; i++)
+        if (strcmp(op_rows[i].name, name) == 0) return seen[i];
+    return 0;
+}
+
+TEST(every_op_has_cases) {
+    golden_file file;
+    static golden_case c;
+    char policy[8192], name[64];
+    int seen[OP_ROWS] = {0}, lines = 0;
+    REQUIRE(golden_open(&file, "ops.bin"));
+    while (golden_next(&file, &c))
+        for (size_t i = 0; i < OP_ROWS; i++) seen[i] |= strcmp(op_rows[i].name, c.op) == 0;
+    golden_close(&file);
+    for (size_t i = 0; i < OP_ROWS; i++)
+        if (!seen[i]) TEST_FAIL_("no case for op %s", op_rows[i].name);
+    CHECK(mpt_autocast_policy(policy, sizeof policy) < sizeof policy);
+    for (const char *line = strchr(policy, '\n'); line && line[1]; line = strchr(line + 1, '\n')) {
+        if (sscanf(line + 1, "%63[^:]", name) != 1) break;
+        lines++;
+        if (!is_covered(name, seen)) TEST_FAIL_("no case for op %s of the policy table", name);
+    }
+    CHECK(lines > 30);
+}
+
+TEST_TABLE = {T(fp32), T(fp16), T(bf16), T(autocast), T(every_op_has_cases)};
+TEST_MAIN

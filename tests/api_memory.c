@@ -1,0 +1,222 @@
+/* api_memory.c: what memory training takes: half precision against fp32 at a large batch, the table
+   by kind, the allocator's own count, and no allocation once every shape has been seen. */
+#include MPTRAIN_HEADER_FILE
+#include "harness.h"
+#include "training.h"
+
+enum { IMAGE = 784, LARGE = 4096, PARAMETERS = 784 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10 };
+
+typedef struct recipe {
+    const char *name;
+    mpt_dtype autocast, batch, parameters;
+    bool scaled;
+} recipe;
+
+static const recipe recipes[] = {{"fp32", MPT_F32, MPT_F32, MPT_F32, false},
+                                 {"fp16", MPT_F16, MPT_F16, MPT_F32, true},
+                                 {"bf16", MPT_BF16, MPT_BF16, MPT_F32, false},
+                                 {"half", MPT_F32, MPT_F16, MPT_F16, true}};
+enum { RECIPES = sizeof recipes / sizeof recipes[0] };
+
+/* The classifier of MNIST on images of noise, whose number a batch does not divide. */
+typedef struct classifier {
+    arena memory;
+    training t;
+    mpt_schedule schedule;
+} classifier;
+
+static mpt_dataset make_images(mpt_context *context, int64_t count) {
+    mpt_memory_dataset_config config = mpt_memory_dataset_config_default();
+    uint8_t *pixels = (uint8_t *)malloc((size_t)count * IMAGE);
+    int64_t *labels = (int64_t *)malloc((size_t)count * sizeof *labels);
+    uint32_t state = 1;
+    for (int64_t i = 0; i < count * IMAGE; i++) {
+        state = state * 1664525u + 1013904223u;
+        pixels[i] = (uint8_t)(state >> 24);
+    }
+    for (int64_t i = 0; i < count; i++) labels[i] = i % 10;
+    config.count = count;
+    config.dtype = MPT_U8;
+    config.shape = MPT_SHAPE(1, 28, 28);
+    config.inputs = pixels;
+    config.targets = labels;
+    mpt_dataset images = mpt_memory_dataset(context, &config);
+    free(pixels);
+    free(labels);
+    return images;
+}
+
+/* In place: the allocator's callback points to it. */
+static void make_classifier(classifier *c, const recipe *r, int64_t count, int64_t batch) {
+    mpt_config config = mpt_config_default();
+    arena_use(&c->memory, &config);
+    mpt_context *context = mpt_create(&config);
+    c->t.context = context;
+    c->t.precision = r->autocast;
+    c->t.loader = make_loader_of(context, make_images(context, count), batch, 0, r->batch);
+    c->t.net = mpt_sequential(
+        context, mpt_nn_flatten(context), mpt_nn_linear(context, IMAGE, 128), mpt_nn_relu(context),
+        mpt_nn_linear(context, 128, 64), mpt_nn_relu(context), mpt_nn_linear(context, 64, 10),
+        mpt_nn_log_softmax(context, -1), MPT_END);
+    if (r->parameters != MPT_F32) mpt_half(c->t.net, r->parameters);
+    c->t.optimizer = mpt_adamw(c->t.net, NULL);
+    mpt_scaler_config sc = mpt_scaler_config_default();
+    sc.enabled = r->scaled;
+    c->t.scaler = mpt_grad_scaler(context, &sc);
+    c->schedule = mpt_cosine_annealing(c->t.optimizer, 1000, 1e-5, MPT_PER_STEP);
+}
+
+static void train_epochs(classifier *c, int epochs) {
+    mpt_batch b;
+    for (int epoch = 0; epoch < epochs; epoch++)
+        while (mpt_loader_next(c->t.loader, &b)) train_on(&c->t, b);
+}
+
+static void end_classifier(classifier *c) {
+    CHECK_EQ_STR(mpt_error(c->t.context), "");
+    mpt_destroy(c->t.context);
+    CHECK_EQ_INT(c->memory.live, 0);
+    CHECK_EQ_INT(c->memory.torn, 0);
+}
+
+/* ---- half precision saves memory ---- */
+
+static int64_t least(const recipe *r, mpt_memory_kind kind) {
+    int64_t half_batch = LARGE * (IMAGE * 2 + 8), width = r->batch == MPT_F32 ? 4 : 2;
+    switch (kind) {
+    case MPT_MEMORY_PARAMETER: return PARAMETERS * (r->parameters == MPT_F32 ? 4 : 2);
+    case MPT_MEMORY_MASTER: return r->parameters == MPT_F32 ? 0 : PARAMETERS * 4;
+    case MPT_MEMORY_FORM: return r->autocast == MPT_F32 ? 0 : PARAMETERS * 2;
+    case MPT_MEMORY_GRADIENT: return PARAMETERS * 4;
+    case MPT_MEMORY_MOMENT: return PARAMETERS * 8;
+    case MPT_MEMORY_BATCH: return half_batch + LARGE * IMAGE * (width - 2);
+    /* what backward needs: both hidden layers, the logits' log-probabilities in fp32 */
+    case MPT_MEMORY_ACTIVATION: return LARGE * ((128 + 64) * width + 10 * 4);
+    default: return 0;
+    }
+}
+
+/* Peaks of one epoch at a large batch: none below what it must be. What parameters and optimizer
+   hold in the end is that and at most 1 KB for gaps and counters. */
+static mpt_memory_stats measure(const recipe *r) {
+    classifier c;
+    make_classifier(&c, r, LARGE + LARGE / 2, LARGE);
+    train_epochs(&c, 1);
+    mpt_memory_stats m = mpt_memory(c.t.context);
+    printf("\n  %-5s", r->name);
+    for (int kind = 0; kind < MPT_MEMORY_KINDS; kind++) {
+        int64_t need = least(r, (mpt_memory_kind)kind);
+        bool exact = kind == MPT_MEMORY_PARAMETER || kind == MPT_MEMORY_MASTER ||
+                     kind == MPT_MEMORY_FORM || kind == MPT_MEMORY_MOMENT;
+        printf(" %10lld", (long long)m.peak[kind]);
+        CHECK(m.peak[kind] >= need);
+        if (exact) CHECK(m.current[kind] <= (need == 0 ? 0 : need + 1024));
+    }
+    printf(" %10lld", (long long)(m.total_peak - m.peak[MPT_MEMORY_DATA]));
+    end_classifier(&c);
+    return m;
+}
+
+TEST(half_saves_memory) {
+    mpt_memory_stats m[RECIPES];
+    printf("\n       ");
+    for (int kind = 0; kind < MPT_MEMORY_KINDS; kind++)
+        printf(" %10s", mpt_memory_kind_name((mpt_memory_kind)kind));
+    printf("  but data");
+    for (int i = 0; i < RECIPES; i++) m[i] = measure(&recipes[i]);
+    double fp32 = (double)(m[0].total_peak - m[0].peak[MPT_MEMORY_DATA]);
+    for (int i = 1; i < RECIPES; i++) {
+        double ratio = (double)(m[i].total_peak - m[i].peak[MPT_MEMORY_DATA]) / fp32;
+        printf("\n  %s takes %.3f of fp32", recipes[i].name, ratio);
+        CHECK(ratio <= 0.65);
+        CHECK_EQ_INT(m[i].peak[MPT_MEMORY_DATA], m[0].peak[MPT_MEMORY_DATA]);
+        CHECK((double)m[i].peak[MPT_MEMORY_ACTIVATION] <
+              0.65 * (double)m[0].peak[MPT_MEMORY_ACTIVATION]);
+    }
+}
+
+/* Half tensors take two bytes an element, as do batches that a loader delivers in half. */
+TEST(half_is_sixteen_bits) {
+    static const mpt_dtype dtypes[] = {MPT_F32, MPT_F16, MPT_BF16};
+    for (int i = 0; i < 3; i++) {
+        int64_t width = i == 0 ? 4 : 2, numel = 1 << 20;
+        mpt_context *context = mpt_create(NULL);
+        CHECK_EQ_INT(mpt_dtype_size(dtypes[i]), width);
+        int64_t before = mpt_memory(context).current[MPT_MEMORY_ACTIVATION];
+        mpt_tensor x = mpt_ones(context, dtypes[i], MPT_SHAPE(1024, 1024));
+        int64_t taken = mpt_memory(context).current[MPT_MEMORY_ACTIVATION] - before;
+        CHECK_EQ_INT(taken, numel * width);
+        mpt_tensor y = mpt_mul(x, x);
+        CHECK_EQ_INT(mpt_get_dtype(y), dtypes[i]);
+        taken = mpt_memory(context).current[MPT_MEMORY_ACTIVATION] - before;
+        CHECK_EQ_INT(taken, 2 * numel * width);
+        mpt_release(x);
+        mpt_release(y);
+        CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_ACTIVATION], before);
+
+        before = mpt_memory(context).current[MPT_MEMORY_BATCH];
+        mpt_loader loader = make_loader_of(context, make_images(context, 512), 512, 0, dtypes[i]);
+        mpt_batch b;
+        CHECK(mpt_loader_next(loader, &b));
+        CHECK_EQ_INT(mpt_get_dtype(b.x), dtypes[i]);
+        taken = mpt_memory(context).current[MPT_MEMORY_BATCH] - before;
+        CHECK(taken >= 512 * (IMAGE * width + 8));
+        CHECK(taken <= 512 * (IMAGE * width + 8) + 4096);
+        CHECK_EQ_STR(mpt_error(context), "");
+        mpt_destroy(context);
+    }
+}
+
+/* ---- steady state ---- */
+
+/* After an epoch, its short last batch included, training calls the allocator no more, and the
+   context's books are the allocator's. Returns what is held, idle memory and all, per peak byte. */
+static double check_steady_state(const recipe *r, int64_t batch, int64_t last) {
+    classifier c;
+    make_classifier(&c, r, 3 * batch + last, batch);
+    train_epochs(&c, 1);
+    int64_t calls = c.memory.calls, blocks = c.memory.blocks;
+    train_epochs(&c, batch < 100 ? 20 : 2);
+    mpt_memory_stats m = mpt_memory(c.t.context);
+    CHECK_EQ_INT(c.memory.calls, calls);
+    CHECK_EQ_INT(c.memory.blocks, blocks);
+    CHECK_EQ_INT(m.allocations, calls);
+    CHECK_EQ_INT(m.allocations - m.releases, blocks);
+    CHECK_CLOSE(m.held, c.memory.live, 0.01, 0);
+    CHECK(m.total_current <= m.held && m.total_peak <= m.held);
+    int64_t sum = 0;
+    for (int kind = 0; kind < MPT_MEMORY_KINDS; kind++) sum += m.current[kind];
+    CHECK_EQ_INT(sum, m.total_current);
+    printf("\n  %s, batches of %lld and %lld: %lld calls, peak %.1f KB, held %.1f KB", r->name,
+           (long long)batch, (long long)last, (long long)calls, (double)m.total_peak / 1024,
+           (double)m.held / 1024);
+    end_classifier(&c);
+    return (double)m.held / (double)m.total_peak;
+}
+
+TEST(steady_state_allocates_nothing) {
+    static const int64_t batches[][2] = {{64, 64}, {64, 21}, {1024, 1024}, {1024, 341}, {1024, 1}};
+    for (int i = 0; i < RECIPES; i++)
+        for (int k = 0; k < 5; k++)
+            CHECK(check_steady_state(&recipes[i], batches[k][0], batches[k][1]) <= 1.25);
+}
+
+/* Idle memory goes back when asked for, and training goes on. */
+TEST(trim_gives_back) {
+    classifier c;
+    make_classifier(&c, &recipes[1], 200, 64);
+    train_epochs(&c, 1);
+    int64_t live = c.memory.live;
+    mpt_memory_trim(c.t.context);
+    CHECK(c.memory.live < live);
+    mpt_memory_stats m = mpt_memory(c.t.context);
+    CHECK_CLOSE(m.held, c.memory.live, 0.01, 0);
+    CHECK_CLOSE(m.total_current, c.memory.live, 0.01, 0);
+    train_epochs(&c, 1);
+    CHECK_CLOSE(c.memory.live, live, 0.01, 0);
+    end_classifier(&c);
+}
+
+TEST_TABLE = {T(half_saves_memory), T(half_is_sixteen_bits), T(steady_state_allocates_nothing),
+              T(trim_gives_back)};
+TEST_MAIN

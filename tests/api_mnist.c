@@ -1,0 +1,136 @@
+/* api_mnist.c: the main job on the real digits. 784-128-64-10, batch 64, 5 epochs, seeds 0 to 4, in
+   every precision, against the accuracies that PyTorch reached (tests/golden/mnist_reference.txt).
+   A heavy test: about 100,000 steps. It needs mnist/ in the folder that MPTRAIN_DATA names. */
+#include MPTRAIN_HEADER_FILE
+#include "golden.h"
+#include "harness.h"
+
+enum { SEEDS = 5, EPOCHS = 5, BATCH = 64 };
+
+/* In percent of the 10,000 test digits. */
+static const double mean_at_least = 97.2, each_at_least = 96.7, means_apart = 0.35;
+
+typedef struct recipe {
+    const char *name;
+    mpt_dtype autocast, batch, parameters;
+    bool scaled, adamw;
+} recipe;
+
+/* The first one is what the others are held against. */
+static const recipe recipes[] = {{"fp32", MPT_F32, MPT_F32, MPT_F32, false, true},
+                                 {"fp16", MPT_F16, MPT_F16, MPT_F32, true, true},
+                                 {"bf16", MPT_BF16, MPT_BF16, MPT_F32, false, true},
+                                 {"half", MPT_F32, MPT_F16, MPT_F16, true, true}};
+enum { RECIPES = sizeof recipes / sizeof recipes[0] };
+static const recipe plain = {"sgd", MPT_F32, MPT_F32, MPT_F32, false, false};
+
+static bool have_mnist(void) {
+    static const char *const names[] = {"mnist/train-images-idx3-ubyte",
+                                        "mnist/train-images-idx3-ubyte.gz"};
+    for (int i = 0; i < 2; i++) {
+        FILE *file = fopen(test_data_path(names[i]), "rb");
+        if (!file) continue;
+        fclose(file);
+        return true;
+    }
+    return false;
+}
+
+static mpt_loader open_digits(mpt_context *context, mpt_split split, mpt_dtype dtype) {
+    mpt_dataset digits = mpt_mnist(context, test_data_path("mnist"), split);
+    mpt_loader_config config = mpt_loader_config_default();
+    mpt_normalize(digits, 0.1307, 0.3081);
+    config.batch = BATCH;
+    config.shuffle = split == MPT_TRAIN;
+    config.dtype = dtype;
+    return mpt_loader_create(context, digits, &config);
+}
+
+static mpt_optimizer make_optimizer(mpt_module net, const recipe *r) {
+    mpt_adamw_config adamw = mpt_adamw_config_default();
+    mpt_sgd_config sgd = mpt_sgd_config_default();
+    adamw.lr = 1e-3;
+    sgd.lr = 0.01;
+    return r->adamw ? mpt_adamw(net, &adamw) : mpt_sgd(net, &sgd);
+}
+
+/* Test accuracy in percent; the seconds of training are added to *seconds. */
+static double train(const recipe *r, uint64_t seed, double *seconds, int64_t *skipped) {
+    mpt_config config = mpt_config_default();
+    config.seed = seed;
+    mpt_context *context = mpt_create(&config);
+    mpt_loader loader = open_digits(context, MPT_TRAIN, r->batch);
+    mpt_module net = mpt_sequential(
+        context, mpt_nn_flatten(context), mpt_nn_linear(context, 784, 128), mpt_nn_relu(context),
+        mpt_nn_linear(context, 128, 64), mpt_nn_relu(context), mpt_nn_linear(context, 64, 10),
+        mpt_nn_log_softmax(context, -1), MPT_END);
+    if (r->parameters != MPT_F32) mpt_half(net, r->parameters);
+    mpt_optimizer optimizer = make_optimizer(net, r);
+    mpt_scaler_config sc = mpt_scaler_config_default();
+    sc.enabled = r->scaled;
+    mpt_scaler scaler = mpt_grad_scaler(context, &sc);
+    mpt_fit_config fit = mpt_fit_config_default();
+    fit.epochs = EPOCHS;
+    fit.precision = r->autocast;
+    fit.scaler = scaler;
+    mpt_fit_result result = mpt_fit(net, optimizer, loader, &fit);
+    double accuracy =
+        100.0 * mpt_evaluate(net, open_digits(context, MPT_TEST, r->batch), r->autocast).accuracy;
+    *seconds += result.seconds;
+    *skipped += result.skipped_steps;
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK_EQ_INT(result.steps, EPOCHS * ((60000 + BATCH - 1) / BATCH));
+    mpt_destroy(context);
+    return accuracy;
+}
+
+/* Trains all seeds, prints a line of the table, returns the mean accuracy. */
+static double train_seeds(const recipe *r, double *lowest) {
+    double mean = 0, seconds = 0;
+    int64_t skipped = 0;
+    *lowest = 100;
+    printf("\n  %-6s", r->name);
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        double accuracy = train(r, seed, &seconds, &skipped);
+        printf(" %7.2f", accuracy);
+        fflush(stdout);
+        mean += accuracy / SEEDS;
+        if (accuracy < *lowest) *lowest = accuracy;
+    }
+    printf(" %8.3f %8lld %8.2f", mean, (long long)skipped, seconds / SEEDS);
+    return mean;
+}
+
+static void print_heading(void) {
+    printf("\n  seed  ");
+    for (int seed = 0; seed < SEEDS; seed++) printf(" %7d", seed);
+    printf(" %8s %8s %8s", "mean", "skipped", "seconds");
+}
+
+TEST(every_precision) {
+    double mean[RECIPES], lowest;
+    if (!have_mnist()) SKIP("mnist/ in the folder of MPTRAIN_DATA");
+    double reference = golden_mnist_mean("adamw", "statistics");
+    print_heading();
+    for (int i = 0; i < RECIPES; i++) {
+        mean[i] = train_seeds(&recipes[i], &lowest);
+        CHECK(mean[i] >= mean_at_least);
+        CHECK(lowest >= each_at_least);
+        CHECK_NEAR(mean[i], mean[0], means_apart);
+    }
+    printf("\n  PyTorch's mean: %.3f", reference);
+    CHECK_NEAR(mean[0], reference, means_apart);
+}
+
+TEST(plain_recipe) {
+    double lowest;
+    if (!have_mnist()) SKIP("mnist/ in the folder of MPTRAIN_DATA");
+    double reference = golden_mnist_mean("sgd", "statistics");
+    print_heading();
+    double mean = train_seeds(&plain, &lowest);
+    printf("\n  PyTorch's mean: %.3f", reference);
+    CHECK_NEAR(mean, reference, means_apart);
+}
+
+TEST_TABLE = {T(every_precision), T(plain_recipe)};
+TEST_MAIN

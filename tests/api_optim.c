@@ -1,0 +1,766 @@
+/* api_optim.c: optimizers, groups, clipping and schedules by their promises: who is left alone,
+ * what persists, what an error may not touch. Values against PyTorch: api_golden_train.c. */
+#include MPTRAIN_HEADER_FILE
+#include "harness.h"
+
+#include <math.h>
+
+#define OUT 3
+#define IN 5
+
+static char log_text[4096];
+
+static void keep_log(void *user, mpt_log_level level, const char *message) {
+    (void)user;
+    size_t length = strlen(log_text);
+    if (level >= MPT_LOG_INFO)
+        snprintf(log_text + length, sizeof log_text - length, "%s\n", message);
+}
+
+static mpt_context *new_context(void) {
+    mpt_config config = mpt_config_default();
+    config.log.write = keep_log;
+    log_text[0] = '\0';
+    return mpt_create(&config);
+}
+
+/* Two linear layers of the same shape, "0" and "1". */
+static mpt_module new_net(mpt_context *context) {
+    mpt_module first = mpt_nn_linear(context, IN, OUT), second = mpt_nn_linear(context, IN, OUT);
+    return mpt_sequential(context, first, second, MPT_END);
+}
+
+/* A loss whose gradient is `value` for every element of the parameters at `paths`. */
+static mpt_tensor loss_of(mpt_module net, const char *const *paths, int count, double value) {
+    mpt_tensor loss =
+        mpt_mul_scalar(mpt_sum(mpt_parameter(net, paths[0]), MPT_ALL_DIMS, false), value);
+    for (int i = 1; i < count; i++) {
+        mpt_tensor sum = mpt_sum(mpt_parameter(net, paths[i]), MPT_ALL_DIMS, false);
+        loss = mpt_add(loss, mpt_mul_scalar(sum, value));
+    }
+    return loss;
+}
+
+static const char *const all_paths[] = {"0.weight", "0.bias", "1.weight", "1.bias"};
+
+/* Adds gradients and steps. */
+static void train(mpt_module net, mpt_optimizer optimizer, const char *const *paths, int count,
+                  double value) {
+    mpt_context *context = net.context;
+    mpt_step_begin(context);
+    mpt_zero_grad(optimizer);
+    mpt_backward(loss_of(net, paths, count, value));
+    mpt_step(optimizer);
+    mpt_step_end(context);
+}
+
+static void check_ok(mpt_context *context) {
+    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
+}
+
+/* The error must contain `part`; then it is cleared. */
+static void check_error(mpt_context *context, mpt_status status, const char *part) {
+    CHECK_EQ_INT(mpt_error_code(context), status);
+    CHECK_CONTAINS(mpt_error(context), part);
+    mpt_clear_error(context);
+}
+
+/* ---- configurations ---- */
+
+TEST(bad_configurations_are_named) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_sgd_config sgd = mpt_sgd_config_default();
+    sgd.lr = -1;
+    mpt_sgd(net, &sgd);
+    check_error(context, MPT_ERROR_ARGUMENT, "lr = -1");
+    sgd = mpt_sgd_config_default();
+    sgd.momentum = NAN;
+    mpt_sgd(net, &sgd);
+    check_error(context, MPT_ERROR_ARGUMENT, "momentum");
+    sgd = mpt_sgd_config_default();
+    sgd.nesterov = true;
+    mpt_sgd(net, &sgd);
+    check_error(context, MPT_ERROR_ARGUMENT, "nesterov needs momentum > 0");
+    mpt_adam_config adam = mpt_adam_config_default();
+    adam.beta2 = 1;
+    mpt_adam(net, &adam);
+    check_error(context, MPT_ERROR_ARGUMENT, "beta2 = 1 is not in [0, 1)");
+    mpt_adamw_config adamw = mpt_adamw_config_default();
+    CHECK(adamw.weight_decay == 1e-2);
+    adamw.eps = -1;
+    mpt_adamw(net, &adamw);
+    check_error(context, MPT_ERROR_ARGUMENT, "eps");
+    mpt_sgd(mpt_nn_relu(context), NULL);
+    check_error(context, MPT_ERROR_ARGUMENT, "no parameters");
+    mpt_sgd(net, NULL);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+TEST(parameter_in_two_optimizers) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_optimizer first = mpt_sgd(mpt_child(net, "0"), NULL);
+    mpt_sgd(net, NULL);
+    check_error(context, MPT_ERROR_STATE, "0.weight is in another optimizer");
+    mpt_sgd_config config = mpt_sgd_config_default();
+    config.allow_shared = true;
+    config.lr = 1;
+    mpt_optimizer both = mpt_sgd(net, &config);
+    float before[OUT], after[OUT];
+    mpt_read_f32(mpt_parameter(net, "0.bias"), before, OUT);
+    train(net, both, all_paths, 4, 0.5);
+    mpt_step(first);
+    mpt_read_f32(mpt_parameter(net, "0.bias"), after, OUT);
+    for (int i = 0; i < OUT; i++) CHECK_NEAR(after[i], before[i] - 0.5f - 0.0005f, 1e-6);
+    mpt_optimizer_destroy(both);
+    mpt_optimizer_destroy(first);
+    mpt_sgd(net, NULL); /* free again */
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+/* ---- gradients that are none ---- */
+
+TEST(parameters_without_gradient_are_left_alone) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_adamw_config config = mpt_adamw_config_default();
+    config.weight_decay = 0.5;
+    mpt_optimizer optimizer = mpt_adamw(net, &config);
+    float before[OUT * IN], after[OUT * IN];
+    mpt_read_f32(mpt_parameter(net, "1.weight"), before, OUT * IN);
+    for (int i = 0; i < 3; i++) train(net, optimizer, all_paths, 2, 1);
+    mpt_read_f32(mpt_parameter(net, "1.weight"), after, OUT * IN);
+    CHECK_EQ_BITS(after, before, sizeof before);
+    CHECK(!mpt_has_grad(mpt_parameter(net, "1.weight")));
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+/* What joins every third step has its own step count: its bits are those of an optimizer that sees
+   these steps alone. */
+TEST(step_counts_are_per_parameter) {
+    mpt_context *context = new_context();
+    mpt_module mixed = new_net(context), alone = new_net(context);
+    mpt_copy_module(alone, mixed);
+    mpt_optimizer a = mpt_adam(mixed, NULL), b = mpt_adam(mpt_child(alone, "1"), NULL);
+    for (int i = 0; i < 12; i++) {
+        train(mixed, a, all_paths, i % 3 == 1 ? 4 : 2, 0.1 * (i + 1));
+        if (i % 3 == 1) train(alone, b, all_paths + 2, 2, 0.1 * (i + 1));
+    }
+    float x[OUT * IN], y[OUT * IN];
+    mpt_read_f32(mpt_parameter(mixed, "1.weight"), x, OUT * IN);
+    mpt_read_f32(mpt_parameter(alone, "1.weight"), y, OUT * IN);
+    CHECK_EQ_BITS(x, y, sizeof x);
+    CHECK_EQ_INT(mpt_applied_steps(a), 12);
+    CHECK_EQ_INT(mpt_applied_steps(b), 4);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+TEST(step_without_any_gradient_warns_once) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_optimizer optimizer = mpt_adamw(net, NULL);
+    uint64_t weights = mpt_module_hash(net), state = mpt_optimizer_hash(optimizer);
+    CHECK_EQ_INT(mpt_step(optimizer), MPT_OK);
+    CHECK_CONTAINS(log_text, "none of the optimizer's 4 parameters has a gradient");
+    CHECK_CONTAINS(log_text, "0.weight, 0.bias");
+    log_text[0] = '\0';
+    CHECK_EQ_INT(mpt_step(optimizer), MPT_OK);
+    CHECK_EQ_STR(log_text, "");
+    CHECK(mpt_module_hash(net) == weights && mpt_optimizer_hash(optimizer) == state);
+    CHECK_EQ_INT(mpt_applied_steps(optimizer), 0);
+    train(net, optimizer, all_paths, 4, 1);
+    mpt_zero_grad(optimizer);
+    mpt_step(optimizer);
+    CHECK_CONTAINS(log_text, "has a gradient");
+    mpt_destroy(context);
+}
+
+/* Gradients add up until zero_grad, also over steps. */
+TEST(gradients_accumulate_until_zero_grad) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_sgd_config config = mpt_sgd_config_default();
+    config.lr = 1;
+    mpt_optimizer optimizer = mpt_sgd(net, &config);
+    float before[OUT], after[OUT];
+    mpt_read_f32(mpt_parameter(net, "1.bias"), before, OUT);
+    for (int i = 0; i < 3; i++) {
+        mpt_step_begin(context);
+        mpt_backward(loss_of(net, all_paths, 4, 0.25));
+        mpt_step_end(context);
+    }
+    mpt_step(optimizer);
+    mpt_read_f32(mpt_parameter(net, "1.bias"), after, OUT);
+    for (int i = 0; i < OUT; i++) CHECK_NEAR(after[i], before[i] - 0.75f, 1e-6);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+/* ---- groups ---- */
+
+TEST(groups_have_their_own_rate_and_decay) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_sgd_config config = mpt_sgd_config_default();
+    config.lr = 1;
+    mpt_optimizer optimizer = mpt_sgd(net, &config);
+    mpt_group_config group;
+    group.lr = 0.125, group.weight_decay = 0.5;
+    CHECK_EQ_INT(mpt_optimizer_add(optimizer, mpt_child(net, "1"), "weight", &group), 1);
+    CHECK_EQ_INT(mpt_optimizer_groups(optimizer), 2);
+    CHECK(mpt_get_lr(optimizer, 0) == 1 && mpt_get_lr(optimizer, 1) == 0.125);
+    float w0[2][OUT * IN], w1[2][OUT * IN], b1[2][OUT];
+    for (int k = 0; k < 2; k++) {
+        mpt_read_f32(mpt_parameter(net, "0.weight"), w0[k], OUT * IN);
+        mpt_read_f32(mpt_parameter(net, "1.weight"), w1[k], OUT * IN);
+        mpt_read_f32(mpt_parameter(net, "1.bias"), b1[k], OUT);
+        if (k == 0) train(net, optimizer, all_paths, 4, 0.5);
+    }
+    for (int i = 0; i < OUT * IN; i++) {
+        CHECK_NEAR(w0[1][i], w0[0][i] - 0.5f, 1e-6);
+        CHECK_NEAR(w1[1][i], w1[0][i] - 0.125f * (0.5f + 0.5f * w1[0][i]), 1e-6);
+    }
+    for (int i = 0; i < OUT; i++) CHECK_NEAR(b1[1][i], b1[0][i] - 0.5f, 1e-6);
+    CHECK_EQ_INT(mpt_applied_steps(optimizer), 1);
+    mpt_set_lr(optimizer, -1, 0.5);
+    CHECK(mpt_get_lr(optimizer, 0) == 0.5 && mpt_get_lr(optimizer, 1) == 0.5);
+    mpt_set_lr(optimizer, 1, 0.25);
+    CHECK(mpt_get_lr(optimizer, 0) == 0.5 && mpt_get_lr(optimizer, 1) == 0.25);
+    check_ok(context);
+    CHECK(isnan(mpt_get_lr(optimizer, 2)));
+    check_error(context, MPT_ERROR_ARGUMENT, "there is no group 2");
+    mpt_set_lr(optimizer, 0, -1);
+    check_error(context, MPT_ERROR_ARGUMENT, "lr");
+    CHECK_EQ_INT(mpt_optimizer_add(optimizer, net, "2.weight", NULL), -1);
+    CHECK(mpt_failed(context));
+    mpt_clear_error(context);
+    CHECK_EQ_INT(mpt_optimizer_groups(optimizer), 2);
+    mpt_destroy(context);
+}
+
+/* A tree that comes later: its moments start from zero and its step count too, those held stay. */
+TEST(later_parameters_start_fresh) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context), late = new_net(context), alone = new_net(context);
+    mpt_copy_module(alone, late);
+    mpt_optimizer optimizer = mpt_adam(net, NULL), other = mpt_adam(alone, NULL);
+    for (int i = 0; i < 3; i++) train(net, optimizer, all_paths, 4, i + 1);
+    mpt_group_config group;
+    group.lr = 1e-3, group.weight_decay = 0;
+    CHECK_EQ_INT(mpt_optimizer_add(optimizer, late, NULL, &group), 1);
+    for (int i = 0; i < 3; i++) {
+        mpt_step_begin(context);
+        mpt_zero_grad(optimizer);
+        mpt_backward(mpt_add(loss_of(net, all_paths, 4, 1), loss_of(late, all_paths, 4, i - 0.5)));
+        mpt_step(optimizer);
+        mpt_step_end(context);
+        train(alone, other, all_paths, 4, i - 0.5);
+    }
+    CHECK_EQ_INT(mpt_applied_steps(optimizer), 6);
+    float x[OUT * IN], y[OUT * IN];
+    mpt_read_f32(mpt_parameter(late, "1.weight"), x, OUT * IN);
+    mpt_read_f32(mpt_parameter(alone, "1.weight"), y, OUT * IN);
+    CHECK_EQ_BITS(x, y, sizeof x);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+/* The second layer first, then the first one: the states must grow to the front. */
+TEST(states_grow_around_what_they_hold) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context), whole = new_net(context);
+    mpt_copy_module(whole, net);
+    mpt_optimizer a = mpt_adam(mpt_child(net, "1"), NULL), b = mpt_adam(whole, NULL);
+    for (int i = 0; i < 2; i++) {
+        train(net, a, all_paths + 2, 2, 1);
+        train(whole, b, all_paths + 2, 2, 1);
+    }
+    mpt_optimizer_add(a, mpt_child(net, "0"), NULL, NULL);
+    for (int i = 0; i < 2; i++) {
+        train(net, a, all_paths, 4, 2);
+        train(whole, b, all_paths, 4, 2);
+    }
+    for (int k = 0; k < 4; k++) {
+        float x[OUT * IN], y[OUT * IN];
+        int count = k % 2 ? OUT : OUT * IN;
+        mpt_read_f32(mpt_parameter(net, all_paths[k]), x, count);
+        mpt_read_f32(mpt_parameter(whole, all_paths[k]), y, count);
+        CHECK_EQ_BITS(x, y, (size_t)count * sizeof *x);
+    }
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+/* ---- clipping ---- */
+
+TEST(clip_by_norm) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    float g[OUT];
+    mpt_step_begin(context);
+    CHECK(mpt_item(mpt_clip_grad_norm(optimizer, 1)) == 0); /* of nothing */
+    mpt_backward(loss_of(net, all_paths, 4, 2));
+    double norm = 2 * sqrt(2.0 * (OUT * IN + OUT));
+    CHECK_CLOSE(mpt_item(mpt_clip_grad_norm(optimizer, 1)), norm, 1e-6, 0);
+    mpt_read_f32(mpt_grad(mpt_parameter(net, "0.bias")), g, OUT);
+    CHECK_CLOSE(g[0], 2 / norm, 1e-6, 0);
+    CHECK_CLOSE(mpt_item(mpt_clip_grad_norm(optimizer, 10)), 1, 1e-5, 0); /* below: as it was */
+    float again[OUT];
+    mpt_read_f32(mpt_grad(mpt_parameter(net, "0.bias")), again, OUT);
+    CHECK_EQ_BITS(again, g, sizeof g);
+    /* a further backward adds to the clipped values, and the norm is computed anew */
+    mpt_backward(loss_of(net, all_paths, 4, 2));
+    CHECK_CLOSE(mpt_item(mpt_clip_grad_norm(optimizer, INFINITY)), norm + 1, 1e-5, 0);
+    /* a gradient that was read is not multiplied twice */
+    mpt_zero_grad(optimizer);
+    mpt_backward(loss_of(net, all_paths, 4, 2));
+    mpt_clip_grad_norm(optimizer, norm / 2);
+    mpt_read_f32(mpt_grad(mpt_parameter(net, "0.bias")), g, OUT);
+    CHECK_CLOSE(g[0], 1, 1e-5, 0);
+    mpt_clip_grad_value(optimizer, 100);
+    mpt_read_f32(mpt_grad(mpt_parameter(net, "0.bias")), g, OUT);
+    CHECK_CLOSE(g[0], 1, 1e-5, 0);
+    /* the norm is over all groups */
+    mpt_optimizer_add(optimizer, mpt_child(net, "1"), NULL, NULL);
+    mpt_zero_grad(optimizer);
+    mpt_backward(loss_of(net, all_paths, 4, 2));
+    CHECK_CLOSE(mpt_item(mpt_clip_grad_norm(optimizer, 1)), norm, 1e-6, 0);
+    mpt_step_end(context);
+    check_ok(context);
+    mpt_clip_grad_norm(optimizer, -1);
+    check_error(context, MPT_ERROR_ARGUMENT, "max_norm = -1");
+    mpt_clip_grad_value(optimizer, NAN);
+    check_error(context, MPT_ERROR_ARGUMENT, "limit");
+    mpt_destroy(context);
+}
+
+/* Two optimizers over one tree: neither's clipping touches the other's gradients. */
+TEST(clip_leaves_other_gradients_alone) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_sgd_config config = mpt_sgd_config_default();
+    config.lr = 1;
+    mpt_optimizer a = mpt_sgd(mpt_child(net, "0"), &config),
+                  b = mpt_sgd(mpt_child(net, "1"), &config);
+    float before[2][OUT], after[2][OUT];
+    for (int k = 0; k < 2; k++)
+        mpt_read_f32(mpt_parameter(net, k ? "1.bias" : "0.bias"), before[k], OUT);
+    mpt_step_begin(context);
+    mpt_backward(loss_of(net, all_paths, 4, 2));
+    double norm = 2 * sqrt((double)(OUT * IN + OUT));
+    CHECK_CLOSE(mpt_item(mpt_clip_grad_norm(a, norm / 2)), norm, 1e-6, 0);
+    CHECK_CLOSE(mpt_item(mpt_clip_grad_norm(b, 2 * norm)), norm, 1e-6, 0);
+    mpt_clip_grad_value(b, 1.5);
+    mpt_step(a);
+    mpt_step(b);
+    mpt_step_end(context);
+    for (int k = 0; k < 2; k++)
+        mpt_read_f32(mpt_parameter(net, k ? "1.bias" : "0.bias"), after[k], OUT);
+    CHECK_NEAR(after[0][0], before[0][0] - 1, 1e-5);
+    CHECK_NEAR(after[1][0], before[1][0] - 1.5, 1e-6);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+/* ---- half parameters ---- */
+
+TEST(masters_keep_what_half_loses) {
+    mpt_context *context = new_context();
+    mpt_module net = mpt_nn_linear_no_bias(context, 1, 1);
+    mpt_half(net, MPT_F16);
+    mpt_tensor p = mpt_parameter(net, "weight");
+    uint16_t one = 0x3c00, bits;
+    mpt_write(p, &one, 2);
+    mpt_sgd_config config = mpt_sgd_config_default();
+    config.lr = 1e-5; /* far below half's spacing of 2^-11 at 1 */
+    mpt_optimizer optimizer = mpt_sgd(net, &config);
+    CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_MASTER], 4);
+    static const char *const path[] = {"weight"};
+    for (int i = 0; i < 200; i++) train(net, optimizer, path, 1, 1);
+    float value;
+    mpt_read_f32(p, &value, 1);
+    CHECK_NEAR(value, 0.998f, 5e-4);
+    mpt_write(p, &one, 2); /* what the user writes counts, not the old master */
+    train(net, optimizer, path, 1, 0);
+    mpt_read(p, &bits, 2);
+    CHECK_EQ_INT(bits, one);
+    check_ok(context);
+    mpt_half(net, MPT_BF16);
+    check_error(context, MPT_ERROR_STATE, "optimizer");
+    mpt_destroy(context);
+}
+
+/* ---- state ---- */
+
+TEST(hash_tells_states_apart) {
+    mpt_context *context = new_context();
+    mpt_module x = new_net(context), y = new_net(context);
+    mpt_copy_module(y, x);
+    mpt_optimizer a = mpt_adamw(x, NULL), b = mpt_adamw(y, NULL);
+    CHECK(mpt_optimizer_hash(a) == mpt_optimizer_hash(b));
+    train(x, a, all_paths, 4, 1);
+    CHECK(mpt_optimizer_hash(a) != mpt_optimizer_hash(b));
+    train(y, b, all_paths, 4, 1);
+    CHECK(mpt_optimizer_hash(a) == mpt_optimizer_hash(b));
+    CHECK(mpt_module_hash(x) == mpt_module_hash(y));
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+/* A bad target is found on the device: nothing of that step may count, and what follows has the
+   bits of a run in which it never was. */
+TEST(an_error_leaves_weights_and_state) {
+    uint64_t weights[2], state[2];
+    for (int run = 0; run < 2; run++) {
+        mpt_context *context = new_context();
+        mpt_module net = mpt_sequential(context, mpt_nn_linear(context, IN, OUT),
+                                        mpt_nn_log_softmax(context, -1), MPT_END);
+        mpt_optimizer optimizer = mpt_adamw(net, NULL);
+        float x[2 * IN] = {1, 2, 3, 4, 5, -1, -2, -3, -4, -5};
+        int64_t good[2] = {0, 2}, bad[2] = {1, OUT};
+        for (int step = 0; step < 4; step++) {
+            bool wrong = run == 1 && step == 2;
+            for (int again = wrong ? 0 : 1; again < 2; again++) {
+                uint64_t before = mpt_module_hash(net), moments = mpt_optimizer_hash(optimizer);
+                mpt_step_begin(context);
+                mpt_tensor input = mpt_from(context, MPT_F32, MPT_SHAPE(2, IN), x);
+                mpt_tensor target = mpt_from(context, MPT_I64, MPT_SHAPE(2), again ? good : bad);
+                mpt_zero_grad(optimizer);
+                mpt_backward(mpt_nll_loss(mpt_forward(net, input), target, NULL));
+                mpt_clip_grad_norm(optimizer, 0.5);
+                mpt_step(optimizer);
+                mpt_step_end(context);
+                if (again) continue;
+                check_error(context, MPT_ERROR_INDEX, "sample 1");
+                CHECK(mpt_module_hash(net) == before && mpt_optimizer_hash(optimizer) == moments);
+            }
+        }
+        check_ok(context);
+        weights[run] = mpt_module_hash(net);
+        state[run] = mpt_optimizer_hash(optimizer);
+        mpt_destroy(context);
+    }
+    CHECK(weights[0] == weights[1]);
+    CHECK(state[0] == state[1]);
+}
+
+/* An allocator that refuses one call, `left` calls from now. */
+typedef struct faulty {
+    int64_t left;
+    bool refused;
+} faulty;
+
+static void *faulty_allocate(void *user, size_t bytes, size_t alignment) {
+    faulty *state = (faulty *)user;
+    void *block = malloc(bytes + alignment + sizeof block);
+    if (state->left-- == 0) {
+        state->refused = true;
+        free(block);
+        return NULL;
+    }
+    if (!block) return NULL;
+    uintptr_t at = ((uintptr_t)block + sizeof block + alignment) & ~(uintptr_t)(alignment - 1);
+    memcpy((char *)at - sizeof block, &block, sizeof block);
+    return (void *)at;
+}
+
+static void faulty_release(void *user, void *pointer, size_t bytes, size_t alignment) {
+    void *block;
+    (void)user, (void)bytes, (void)alignment;
+    memcpy(&block, (char *)pointer - sizeof block, sizeof block);
+    free(block);
+}
+
+/* What makes an optimizer with all that belongs to it, and three steps. */
+static bool build_and_train(mpt_module net, mpt_optimizer *optimizer, mpt_scaler *scaler,
+                            int *steps) {
+    mpt_context *context = net.context;
+    if (!optimizer->slot) *optimizer = mpt_adamw(mpt_child(net, "1"), NULL);
+    if (mpt_failed(context)) return false;
+    if (mpt_optimizer_groups(*optimizer) < 2)
+        mpt_optimizer_add(*optimizer, mpt_child(net, "0"), NULL, NULL);
+    if (mpt_failed(context)) return false;
+    if (!scaler->slot) {
+        mpt_cosine_annealing(*optimizer, 10, 0, MPT_PER_STEP);
+        if (!mpt_failed(context)) *scaler = mpt_grad_scaler(context, NULL);
+        if (mpt_failed(context)) return false;
+    }
+    for (; *steps < 3; ++*steps) {
+        mpt_step_begin(context);
+        mpt_zero_grad(*optimizer);
+        mpt_tensor loss = loss_of(net, all_paths, *steps == 1 ? 2 : 4, 1 + *steps);
+        mpt_backward(mpt_scale_loss(*scaler, loss));
+        mpt_unscale(*scaler, *optimizer);
+        mpt_clip_grad_norm(*optimizer, 1);
+        mpt_scaler_step(*scaler, *optimizer);
+        if (mpt_failed(context)) return false;
+        mpt_scaler_update(*scaler);
+        mpt_step_end(context);
+    }
+    return !mpt_failed(context);
+}
+
+/* Whichever allocation fails: after mpt_clear_error the same calls end in the same bits. */
+TEST(out_of_memory_then_on) {
+    uint64_t want = 0, want_state = 0;
+    bool refused = true;
+    for (int64_t at = -1; refused && at < 200; at++) {
+        faulty state;
+        state.left = -1, state.refused = false;
+        mpt_config config = mpt_config_default();
+        config.allocator.allocate = faulty_allocate;
+        config.allocator.release = faulty_release;
+        config.allocator.user = &state;
+        mpt_context *context = mpt_create(&config);
+        mpt_module net = new_net(context);
+        mpt_parameter(net, "0.weight");
+        mpt_optimizer optimizer;
+        mpt_scaler scaler;
+        memset(&optimizer, 0, sizeof optimizer);
+        memset(&scaler, 0, sizeof scaler);
+        int steps = 0, failures = test_failures;
+        state.left = at;
+        bool done = build_and_train(net, &optimizer, &scaler, &steps);
+        refused = state.refused;
+        state.left = -1;
+        if (at < 0) {
+            want = mpt_module_hash(net), want_state = mpt_optimizer_hash(optimizer);
+            refused = true;
+        } else if (refused) {
+            if (!done) CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_MEMORY);
+            mpt_clear_error(context);
+            if (!scaler.slot && optimizer.slot) { /* whether the schedule was made is unknown */
+                mpt_optimizer_destroy(optimizer);
+                memset(&optimizer, 0, sizeof optimizer);
+            }
+            if (!done) CHECK(build_and_train(net, &optimizer, &scaler, &steps));
+        }
+        check_ok(context);
+        CHECK_EQ_INT(mpt_applied_steps(optimizer), 3);
+        CHECK(mpt_module_hash(net) == want && mpt_optimizer_hash(optimizer) == want_state);
+        mpt_destroy(context);
+        if (test_failures != failures) {
+            printf(" with allocation %d refused", (int)at);
+            break;
+        }
+    }
+    CHECK(!refused);
+}
+
+TEST(steady_state_allocates_nothing) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_optimizer optimizer = mpt_adamw(net, NULL);
+    mpt_cosine_annealing(optimizer, 100, 0, MPT_PER_STEP);
+    int64_t before = 0;
+    for (int i = 0; i < 20; i++) {
+        if (i == 10) before = mpt_memory(context).allocations;
+        mpt_step_begin(context);
+        mpt_zero_grad(optimizer);
+        mpt_backward(loss_of(net, all_paths, i % 2 ? 4 : 2, 1));
+        mpt_clip_grad_norm(optimizer, 1);
+        mpt_step(optimizer);
+        mpt_step_end(context);
+    }
+    CHECK_EQ_INT(mpt_memory(context).allocations, before);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+TEST(destroying) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_memory_stats before = mpt_memory(context);
+    mpt_optimizer optimizer = mpt_adamw(net, NULL);
+    mpt_schedule schedule = mpt_cosine_annealing(optimizer, 10, 0, MPT_PER_STEP);
+    mpt_step_begin(context);
+    mpt_backward(loss_of(net, all_paths, 4, 2));
+    mpt_clip_grad_norm(optimizer, 1);
+    mpt_step_end(context);
+    float clipped[OUT];
+    mpt_optimizer_destroy(optimizer); /* with a multiplier pending: the gradients keep it */
+    mpt_read_f32(mpt_grad(mpt_parameter(net, "0.bias")), clipped, OUT);
+    CHECK_CLOSE(clipped[0], 1 / sqrt(2.0 * (OUT * IN + OUT)), 1e-5, 0);
+    mpt_memory_stats after = mpt_memory(context);
+    CHECK_EQ_INT(after.current[MPT_MEMORY_MOMENT], before.current[MPT_MEMORY_MOMENT]);
+    check_ok(context);
+    mpt_step(optimizer);
+    check_error(context, MPT_ERROR_HANDLE, "the optimizer was destroyed");
+    mpt_schedule_step(schedule);
+    check_error(context, MPT_ERROR_STATE, "was destroyed");
+    mpt_schedule_destroy(schedule);
+    check_ok(context);
+    optimizer = mpt_adamw(net, NULL);
+    train(net, optimizer, all_paths, 4, 1);
+    mpt_module_destroy(net);
+    check_error(context, MPT_ERROR_STATE, "mpt_optimizer_destroy it first");
+    mpt_adamw_config config = mpt_adamw_config_default();
+    config.allow_shared = true;
+    mpt_optimizer second = mpt_adamw(net, &config);
+    mpt_optimizer_destroy(optimizer);
+    mpt_module_destroy(net); /* which nothing holds but the second one, as a guest */
+    check_ok(context);
+    mpt_step(second);
+    check_error(context, MPT_ERROR_STATE, "destroy the optimizer too");
+    mpt_optimizer_destroy(second);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+/* ---- schedules ---- */
+
+static const char *const bias_path[] = {"bias"};
+
+/* The bias of a layer that starts at 0 and has gradient -1 counts up by the rates. */
+static mpt_module new_counter(mpt_context *context) {
+    mpt_module net = mpt_nn_linear(context, 1, 1);
+    mpt_set_init(net, "bias", mpt_init_make(MPT_INIT_ZEROS, 0, 0));
+    return net;
+}
+
+static double cosine(double base, double eta, double t, double t_max) {
+    return eta + (base - eta) * (1 + cos(3.14159265358979323846 * t / t_max)) / 2;
+}
+
+/* Longer than any table on the device. */
+TEST(cosine_over_many_steps) {
+    mpt_context *context = new_context();
+    mpt_module net = new_counter(context);
+    mpt_sgd_config config = mpt_sgd_config_default();
+    config.lr = 1;
+    mpt_optimizer optimizer = mpt_sgd(net, &config);
+    mpt_cosine_annealing(optimizer, 2100, 0.25, MPT_PER_STEP);
+    float before = 0, after;
+    for (int t = 0; t < 2500; t++) {
+        double want = cosine(1, 0.25, t, 2100);
+        if (t % 100 == 0 || (t > 1020 && t < 1030))
+            CHECK_CLOSE(mpt_get_lr(optimizer, 0), want, 1e-12, 0);
+        mpt_step_begin(context);
+        mpt_zero_grad(optimizer);
+        mpt_backward(mpt_mul_scalar(mpt_sum(mpt_parameter(net, "bias"), 0, false), -1));
+        mpt_step(optimizer);
+        mpt_step_end(context);
+        mpt_read_f32(mpt_parameter(net, "bias"), &after, 1);
+        int failures = test_failures;
+        CHECK_NEAR(after - before, want, 2e-4);
+        if (test_failures != failures) break;
+        before = after;
+    }
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+TEST(warmup_by_epoch) {
+    mpt_context *context = new_context();
+    mpt_module net = new_counter(context);
+    mpt_sgd_config config = mpt_sgd_config_default();
+    config.lr = 0.05;
+    mpt_optimizer optimizer = mpt_sgd(net, &config);
+    mpt_schedule schedule = mpt_warmup(optimizer, 0.5, 4, 0, 0, MPT_PER_EPOCH);
+    static const double want[] = {.025, .03125, .0375, .04375, .05, .05};
+    for (int epoch = 0; epoch < 6; epoch++) {
+        CHECK_CLOSE(mpt_get_lr(optimizer, 0), want[epoch], 1e-12, 0);
+        train(net, optimizer, bias_path, 1, 1); /* steps do not move it */
+        mpt_schedule_step(schedule);
+    }
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+TEST(schedule_and_rates_by_hand) {
+    mpt_context *context = new_context();
+    mpt_module net = new_counter(context);
+    mpt_sgd_config config = mpt_sgd_config_default();
+    config.lr = 1;
+    mpt_optimizer optimizer = mpt_sgd(net, &config);
+    mpt_schedule schedule = mpt_cosine_annealing(optimizer, 4, 0, MPT_PER_STEP);
+    train(net, optimizer, bias_path, 1, 1);
+    mpt_set_lr(optimizer, 0, 2); /* what the schedule starts from */
+    CHECK_CLOSE(mpt_get_lr(optimizer, 0), cosine(2, 0, 1, 4), 1e-12, 0);
+    float before, after;
+    mpt_read_f32(mpt_parameter(net, "bias"), &before, 1);
+    train(net, optimizer, bias_path, 1, -1);
+    mpt_read_f32(mpt_parameter(net, "bias"), &after, 1);
+    CHECK_NEAR(after - before, cosine(2, 0, 1, 4), 1e-5);
+    mpt_group_config group;
+    group.lr = 8, group.weight_decay = 0;
+    CHECK_EQ_INT(mpt_optimizer_add(optimizer, net, "weight", &group), 1);
+    CHECK_CLOSE(mpt_get_lr(optimizer, 1), 4, 1e-12, 0);
+    log_text[0] = '\0';
+    mpt_schedule_step(schedule);
+    CHECK_CONTAINS(log_text, "moves by itself");
+    CHECK_CLOSE(mpt_get_lr(optimizer, 0), 1, 1e-12, 0);
+    check_ok(context);
+    mpt_cosine_annealing(optimizer, 4, 0, MPT_PER_STEP);
+    check_error(context, MPT_ERROR_STATE, "has a schedule already");
+    mpt_schedule_destroy(schedule); /* the rates stay where they are */
+    CHECK_CLOSE(mpt_get_lr(optimizer, 0), 1, 1e-12, 0);
+    mpt_read_f32(mpt_parameter(net, "bias"), &before, 1);
+    train(net, optimizer, bias_path, 1, -1);
+    mpt_read_f32(mpt_parameter(net, "bias"), &after, 1);
+    CHECK_NEAR(after - before, 1, 1e-5);
+    check_ok(context);
+    mpt_cosine_annealing(optimizer, 0, 0, MPT_PER_STEP);
+    check_error(context, MPT_ERROR_ARGUMENT, "t_max = 0");
+    mpt_warmup(optimizer, 2, 4, 0, 0, MPT_PER_STEP);
+    check_error(context, MPT_ERROR_ARGUMENT, "start = 2");
+    mpt_warmup(optimizer, 0.5, 0, 0, 0, MPT_PER_STEP);
+    check_error(context, MPT_ERROR_ARGUMENT, "warmup = 0");
+    mpt_cosine_annealing(optimizer, 4, NAN, MPT_PER_STEP);
+    check_error(context, MPT_ERROR_ARGUMENT, "eta_min");
+    mpt_destroy(context);
+}
+
+/* A skipped step does not move a schedule per step. */
+TEST(schedule_counts_applied_steps) {
+    mpt_context *context = new_context();
+    mpt_module net = new_counter(context);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    mpt_scaler scaler = mpt_grad_scaler(context, NULL);
+    mpt_cosine_annealing(optimizer, 10, 0, MPT_PER_STEP);
+    for (int i = 0; i < 6; i++) {
+        mpt_step_begin(context);
+        mpt_zero_grad(optimizer);
+        mpt_tensor bias = mpt_sum(mpt_parameter(net, "bias"), 0, false);
+        mpt_backward(mpt_scale_loss(scaler, mpt_mul_scalar(bias, i % 2 ? INFINITY : 1)));
+        mpt_scaler_step(scaler, optimizer);
+        mpt_scaler_update(scaler);
+        mpt_step_end(context);
+    }
+    CHECK_EQ_INT(mpt_applied_steps(optimizer), 3);
+    CHECK_CLOSE(mpt_get_lr(optimizer, 0), cosine(1e-3, 0, 3, 10), 1e-12, 0);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+TEST_TABLE = {
+    T(bad_configurations_are_named),
+    T(parameter_in_two_optimizers),
+    T(parameters_without_gradient_are_left_alone),
+    T(step_counts_are_per_parameter),
+    T(step_without_any_gradient_warns_once),
+    T(gradients_accumulate_until_zero_grad),
+    T(groups_have_their_own_rate_and_decay),
+    T(later_parameters_start_fresh),
+    T(states_grow_around_what_they_hold),
+    T(clip_by_norm),
+    T(clip_leaves_other_gradients_alone),
+    T(masters_keep_what_half_loses),
+    T(hash_tells_states_apart),
+    T(an_error_leaves_weights_and_state),
+    T(out_of_memory_then_on),
+    T(steady_state_allocates_nothing),
+    T(destroying),
+    T(cosine_over_many_steps),
+    T(warmup_by_epoch),
+    T(schedule_and_rates_by_hand),
+    T(schedule_counts_applied_steps),
+};
+
+TEST_MAIN

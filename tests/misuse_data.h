@@ -1,0 +1,214 @@
+/* misuse_data.h: the cases of test_misuse.c for data, files, inspection and fit. */
+
+/* ==== Data ==== */
+
+static bool no_sample(void *user, int64_t index, uint64_t seed, void *input, void *target,
+                      char *error, size_t error_size) {
+    (void)user, (void)seed, (void)target;
+    *(float *)input = (float)index;
+    if (index == 2) snprintf(error, error_size, "torn page");
+    return index != 2;
+}
+
+TEST(datasets) {
+    mpt_context *c = f.context;
+    mpt_dataset mine = f.t.data, parts[3];
+    float values[4] = {0, 1, 2, 3}, sample[FEATURES];
+    double mean, halves[2] = {0.5, 0.5}, odd[2] = {0.5, 0.6}, below[2] = {-0.5, 1.5};
+    int64_t target;
+    mpt_memory_dataset_config m = mpt_memory_dataset_config_default();
+    mpt_user_dataset_config u;
+    m.count = 4, m.shape = MPT_SHAPE(1), m.inputs = values;
+    QUIET(mpt_memory_dataset_config_default, mpt_memory_dataset_config_default().copy);
+    QUIET(mpt_memory_dataset, mpt_memory_dataset(NULL, &m).slot == 0);
+    CASE(mpt_memory_dataset, ARGUMENT, "config is NULL", mpt_memory_dataset(c, NULL));
+    m.inputs = NULL;
+    CASE(mpt_memory_dataset, ARGUMENT, "config->inputs is NULL", mpt_memory_dataset(c, &m));
+    m.inputs = values, m.count = 0;
+    CASE(mpt_memory_dataset, ARGUMENT, "count is 0", mpt_memory_dataset(c, &m));
+    m.count = 4, m.shape = MPT_SHAPE(-1);
+    CASE(mpt_memory_dataset, SHAPE, "at least 1", mpt_memory_dataset(c, &m));
+    m.shape.rank = 12;
+    CASE(mpt_memory_dataset, SHAPE, "rank", mpt_memory_dataset(c, &m));
+    m.shape = MPT_SHAPE(1), m.dtype = (mpt_dtype)90;
+    CASE(mpt_memory_dataset, DTYPE, "dtype", mpt_memory_dataset(c, &m));
+    m.dtype = MPT_F32, m.count = INT64_MAX;
+    CASE(mpt_memory_dataset, mpt_error_code(c), "", mpt_memory_dataset(c, &m));
+    memset(&u, 0, sizeof u);
+    u.count = 4, u.dtype = MPT_F32, u.shape = MPT_SHAPE(1);
+    QUIET(mpt_user_dataset, mpt_user_dataset(NULL, &u).slot == 0);
+    CASE(mpt_user_dataset, ARGUMENT, "config is NULL", mpt_user_dataset(c, NULL));
+    CASE(mpt_user_dataset, ARGUMENT, "config->sample is NULL", mpt_user_dataset(c, &u));
+    u.sample = no_sample, u.count = -1;
+    CASE(mpt_user_dataset, ARGUMENT, "count is -1", mpt_user_dataset(c, &u));
+    u.count = 4;
+    mpt_dataset torn = mpt_user_dataset(c, &u);
+    QUIET(mpt_mnist, mpt_mnist(NULL, ".", MPT_TRAIN).slot == 0);
+    CASE(mpt_mnist, ARGUMENT, "directory is NULL", mpt_mnist(c, NULL, MPT_TRAIN));
+    CASE(mpt_mnist, ARGUMENT, "split 4", mpt_mnist(c, ".", (mpt_split)4));
+    CASE(mpt_mnist, MPT_ERROR_IO, "no/such/place", mpt_mnist(c, "no/such/place", MPT_TEST));
+    QUIET(mpt_idx, mpt_idx(NULL, "a", "b").slot == 0);
+    CASE(mpt_idx, ARGUMENT, "inputs_path is NULL", mpt_idx(c, NULL, NULL));
+    CASE(mpt_idx, MPT_ERROR_IO, "cannot open no/such/file", mpt_idx(c, "no/such/file", NULL));
+    DATASET(mpt_dataset_size, CHECK_EQ_INT(mpt_dataset_size(h_), -1));
+    DATASET(mpt_normalize, mpt_normalize(h_, 0, 1));
+    CASE(mpt_normalize, ARGUMENT, "deviation 0", mpt_normalize(torn, 0, 0));
+    CASE(mpt_normalize, STATE, "before mpt_loader_create", mpt_normalize(mine, 0, 1));
+    DATASET(mpt_dataset_statistics, mpt_dataset_statistics(h_, &mean, &mean));
+    CASE(mpt_dataset_statistics, MPT_ERROR_IO, "sample 2: torn page",
+         mpt_dataset_statistics(torn, &mean, &mean));
+    QUIET(mpt_dataset_statistics, mpt_dataset_statistics(mine, NULL, NULL) == MPT_OK);
+    DATASET(mpt_subset, CHECK(mpt_subset(h_, 0, 1).slot == 0));
+    CASE(mpt_subset, MPT_ERROR_INDEX, "are not in a dataset of 40", mpt_subset(mine, 39, 2));
+    CASE(mpt_subset, MPT_ERROR_INDEX, "not empty", mpt_subset(mine, 3, 0));
+    CASE(mpt_subset, MPT_ERROR_INDEX, "dataset of 40", mpt_subset(mine, INT64_MAX, INT64_MAX));
+    CASE(mpt_subset, MPT_ERROR_INDEX, "dataset of 40", mpt_subset(mine, -1, 2));
+    DATASET(mpt_random_split, mpt_random_split(h_, halves, 2, 1, parts));
+    CASE(mpt_random_split, ARGUMENT, "sum to 1.1", mpt_random_split(mine, odd, 2, 1, parts));
+    CASE(mpt_random_split, ARGUMENT, "fraction 0 is -0.5",
+         mpt_random_split(mine, below, 2, 1, parts));
+    CASE(mpt_random_split, ARGUMENT, "needs fractions", mpt_random_split(mine, NULL, 2, 1, parts));
+    CASE(mpt_random_split, ARGUMENT, "parts", mpt_random_split(mine, halves, 2, 1, NULL));
+    CASE(mpt_random_split, ARGUMENT, "n is 0", mpt_random_split(mine, halves, 0, 1, parts));
+    DATASET(mpt_sample, mpt_sample(h_, 0, sample, &target));
+    CASE(mpt_sample, MPT_ERROR_INDEX, "sample 40 of a dataset of 40",
+         mpt_sample(mine, 40, sample, &target));
+    CASE(mpt_sample, MPT_ERROR_INDEX, "sample -1", mpt_sample(mine, -1, sample, &target));
+    CASE(mpt_sample, MPT_ERROR_IO, "sample 2: torn page", mpt_sample(torn, 2, sample, NULL));
+    QUIET(mpt_sample, mpt_sample(mine, 0, NULL, NULL) == MPT_OK);
+    DATASET(mpt_dataset_destroy, mpt_dataset_destroy(h_));
+}
+
+#define LOADER_SETTING(field, value, status, text)                          \
+    do {                                                                    \
+        mpt_loader_config c_ = mpt_loader_config_default();                 \
+        c_.workers = 1, c_.batch = 4;                                       \
+        c_.field = value;                                                   \
+        CASE(mpt_loader_create, status, text,                               \
+             CHECK(mpt_loader_create(f.context, f.t.data, &c_).slot == 0)); \
+    } while (0)
+
+TEST(loaders) {
+    mpt_batch b;
+    QUIET(mpt_loader_config_default, mpt_loader_config_default().batch == 64);
+    QUIET(mpt_loader_create, mpt_loader_create(NULL, f.t.data, NULL).slot == 0);
+    DATASET(mpt_loader_create, CHECK(mpt_loader_create(h_.context, h_, NULL).slot == 0));
+    CASE(mpt_loader_create, BAD_HANDLE, "another context",
+         mpt_loader_create(f.context, f.foreign_data, NULL));
+    LOADER_SETTING(batch, 0, ARGUMENT, "batch is 0; at least 1");
+    LOADER_SETTING(batch, -3, ARGUMENT, "batch is -3");
+    LOADER_SETTING(workers, -1, ARGUMENT, "workers is -1");
+    LOADER_SETTING(workers, 65, ARGUMENT, "workers is 65");
+    LOADER_SETTING(prefetch, 0, ARGUMENT, "prefetch is 0");
+    LOADER_SETTING(dtype, MPT_I64, DTYPE, "MPT_F32, MPT_F16 or MPT_BF16");
+    mpt_loader_config last = mpt_loader_config_default();
+    last.drop_last = true;
+    CASE(mpt_loader_create, ARGUMENT, "drop_last leaves nothing: batch 64 of 40",
+         mpt_loader_create(f.context, f.t.data, &last));
+    LOADER(mpt_loader_next, CHECK(!mpt_loader_next(h_, &b)));
+    CASE(mpt_loader_next, ARGUMENT, "batch is NULL", mpt_loader_next(f.t.loader, NULL));
+    LOADER(mpt_loader_batches, CHECK_EQ_INT(mpt_loader_batches(h_), -1));
+    LOADER(mpt_loader_reset, mpt_loader_reset(h_));
+    LOADER(mpt_loader_statistics, CHECK_EQ_INT(mpt_loader_statistics(h_).batches, 0));
+    LOADER(mpt_loader_destroy, mpt_loader_destroy(h_));
+}
+
+TEST(files) {
+    mpt_load_config l = mpt_load_config_default();
+    int loaded;
+    QUIET(mpt_load_config_default, l.strict);
+    MODULE(mpt_save, mpt_save(h_, "unused"));
+    CASE(mpt_save, ARGUMENT, "path is empty", mpt_save(f.net, NULL));
+    CASE(mpt_save, ARGUMENT, "path is empty", mpt_save(f.net, ""));
+    CASE(mpt_save, MPT_ERROR_IO, "no/such/place/file", mpt_save(f.net, "no/such/place/file"));
+    MODULE(mpt_load, mpt_load(h_, "unused", NULL, NULL));
+    CASE(mpt_load, ARGUMENT, "path is empty", mpt_load(f.net, NULL, &l, &loaded));
+    CASE(mpt_load, MPT_ERROR_IO, "cannot open no/such/file",
+         mpt_load(f.net, "no/such/file", NULL, NULL));
+    MODULE(mpt_load_memory, mpt_load_memory(h_, "0123456789", 10, NULL, NULL));
+    CASE(mpt_load_memory, ARGUMENT, "NULL", mpt_load_memory(f.net, NULL, 10, NULL, NULL));
+    CASE(mpt_load_memory, MPT_ERROR_FORMAT, "at least 10 expected",
+         mpt_load_memory(f.net, "123", 3, &l, NULL));
+    CASE(mpt_load_memory, MPT_ERROR_FORMAT, "header size",
+         mpt_load_memory(f.net, "0123456789abcdef", 16, &l, &loaded));
+}
+
+/* ==== Inspection, fit ==== */
+
+static void hear(void *user, const char *line) { (void)user, (void)line; }
+
+TEST(inspection) {
+    mpt_context *c = f.context;
+    char name[64];
+    memset(name, 'n', sizeof name);
+    name[63] = 0;
+    HANDLE(mpt_metric_push, "null handle", mpt_metric_push(t_.context, "loss", t_));
+    CASE(mpt_metric_push, ARGUMENT, "name is NULL", mpt_metric_push(c, NULL, f.scalar));
+    CASE(mpt_metric_push, SHAPE, "one float element, got float32 [4, 8]",
+         mpt_metric_push(c, "loss", f.x));
+    CASE(mpt_metric_push, SHAPE, "one float element", mpt_metric_push(c, "loss", f.longs));
+    CASE(mpt_metric_push, ARGUMENT, "at most 47 characters", mpt_metric_push(c, name, f.scalar));
+    CASE(
+        mpt_metric_push, ARGUMENT, "at most 16 metrics", for (int i = 0; i < 20; i++) {
+            snprintf(name, sizeof name, "metric %d", i);
+            mpt_metric_push(c, name, f.scalar);
+        });
+    double mean = mpt_metric_mean(NULL, "loss", true),
+           nothing = mpt_metric_mean(c, "nothing", true);
+    QUIET(mpt_metric_mean, mean != mean && nothing != nothing);
+    mean = mpt_metric_mean(c, NULL, false);
+    QUIET(mpt_metric_mean, mean != mean);
+    QUIET(mpt_metric_reset, mpt_metric_reset(NULL, "loss") == MPT_ERROR_HANDLE);
+    CASE(mpt_metric_reset, ARGUMENT, "name is NULL", mpt_metric_reset(c, NULL));
+    QUIET(mpt_metric_reset, mpt_metric_reset(c, "nothing") == MPT_OK);
+    QUIET(mpt_get_counters, mpt_get_counters(NULL).calls == 0);
+    QUIET(mpt_print_launches, mpt_print_launches(NULL, hear, NULL) == MPT_ERROR_HANDLE);
+    QUIET(mpt_print_launches, mpt_print_launches(c, NULL, NULL) == MPT_OK);
+    QUIET(mpt_trace_nan, mpt_trace_nan(NULL, true) == MPT_ERROR_HANDLE);
+    QUIET(mpt_trace_nan, mpt_trace_nan(c, false) == MPT_OK);
+    QUIET(mpt_nan_report, *mpt_nan_report(NULL) == 0 && *mpt_nan_report(c) == 0);
+    QUIET(mpt_record_begin, mpt_record_begin(NULL) == MPT_ERROR_HANDLE);
+    CASE(mpt_record_begin, STATE, "a recording is under way", mpt_record_begin(c);
+         mpt_record_begin(c));
+    CASE(mpt_record_end, STATE, "no recording is under way",
+         mpt_record_end(c)); /* cleared: it ended */
+    QUIET(mpt_record_end, mpt_record_end(NULL).slot == 0);
+    OBJECT(mpt_replay, mpt_recording, f.no_recording, f.stale_recording, mpt_replay(h_));
+    OBJECT(mpt_recording_launches, mpt_recording, f.no_recording, f.stale_recording,
+           CHECK_EQ_INT(mpt_recording_launches(h_), -1));
+    OBJECT(mpt_recording_destroy, mpt_recording, f.no_recording, f.stale_recording,
+           mpt_recording_destroy(h_));
+}
+
+#ifndef MPTRAIN_NO_FIT
+#define FIT_SETTING(field, value, code, text)                                                \
+    do {                                                                                     \
+        mpt_fit_config c_ = mpt_fit_config_default();                                        \
+        c_.field = value;                                                                    \
+        CASE(mpt_fit, code, text, CHECK(mpt_fit(f.net, own, loader, &c_).status != MPT_OK)); \
+    } while (0)
+
+TEST(fits) {
+    mpt_loader loader = make_loader_of(f.context, f.t.data, 8, 0, MPT_F32);
+    mpt_optimizer own = mpt_sgd(f.net, NULL);
+    QUIET(mpt_fit_config_default, mpt_fit_config_default().epochs == 5);
+    MODULE(mpt_fit, CHECK(mpt_fit(h_, f.no_optimizer, f.no_loader, NULL).status != MPT_OK));
+    CASE(mpt_fit, BAD_HANDLE, "is a null handle", mpt_fit(f.net, f.no_optimizer, loader, NULL));
+    CASE(mpt_fit, BAD_HANDLE, "was destroyed", mpt_fit(f.net, f.stale_optimizer, loader, NULL));
+    CASE(mpt_fit, BAD_HANDLE, "another context", mpt_fit(f.net, own, f.foreign_loader, NULL));
+    FIT_SETTING(epochs, 0, ARGUMENT, "epochs is 0");
+    FIT_SETTING(precision, MPT_I64, DTYPE, "precision int64");
+    FIT_SETTING(clip_norm, -1, ARGUMENT, "clip_norm is -1");
+    FIT_SETTING(patience, -1, ARGUMENT, "patience is -1");
+    FIT_SETTING(patience, 2, ARGUMENT, "config.validation");
+    FIT_SETTING(validation, f.foreign_loader, BAD_HANDLE, "another context");
+    MODULE(mpt_evaluate, CHECK(mpt_evaluate(h_, f.no_loader, MPT_F32).status != MPT_OK));
+    CASE(mpt_evaluate, BAD_HANDLE, "was destroyed", mpt_evaluate(f.net, f.stale_loader, MPT_F32));
+    CASE(mpt_evaluate, DTYPE, "precision uint8", mpt_evaluate(f.net, loader, MPT_U8));
+}
+#else
+TEST(fits) {
+    cover("mpt_fit"), cover("mpt_fit_config_default"), cover("mpt_evaluate");
+    SKIP("mpt_fit: built with MPTRAIN_NO_FIT");
+}
+#endif

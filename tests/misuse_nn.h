@@ -1,0 +1,490 @@
+/* misuse_nn.h: the cases of test_misuse.c for modules, user-defined ops, optimizers,
+   schedules and scalers. */
+
+/* The bad handles of an object argument; the statement uses h_. */
+#define OBJECT(function, type, null_handle, stale_handle, statement)          \
+    do {                                                                      \
+        type h_ = null_handle;                                                \
+        QUIET(function, ((void)(statement), true));                           \
+        h_.context = f.context;                                               \
+        CASE(function, BAD_HANDLE, "is a null handle", statement);            \
+        h_ = stale_handle;                                                    \
+        CASE(function, BAD_HANDLE, "was destroyed or never made", statement); \
+    } while (0)
+#define MODULE(function, statement) \
+    OBJECT(function, mpt_module, f.no_module, f.stale_module, statement)
+#define OPTIMIZER(function, statement) \
+    OBJECT(function, mpt_optimizer, f.no_optimizer, f.stale_optimizer, statement)
+#define SCALER(function, statement) \
+    OBJECT(function, mpt_scaler, f.no_scaler, f.stale_scaler, statement)
+#define DATASET(function, statement) \
+    OBJECT(function, mpt_dataset, f.no_data, f.stale_data, statement)
+#define LOADER(function, statement) \
+    OBJECT(function, mpt_loader, f.no_loader, f.stale_loader, statement)
+
+/* ==== Modules ==== */
+
+#define LAYER(function, made) QUIET(function, (made).slot == 0)
+
+static mpt_status pass_on(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                          mpt_tensor *out, int n_out) {
+    (void)self, (void)user;
+    for (int i = 0; i < n_out && i < n_in; i++) out[i] = mpt_add_scalar(in[i], 1.0);
+    return MPT_OK;
+}
+
+static mpt_status refuse(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                         mpt_tensor *out, int n_out) {
+    (void)self, (void)user, (void)in, (void)n_in, (void)out, (void)n_out;
+    return MPT_ERROR_NUMERIC;
+}
+
+static mpt_status set_nothing(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                              mpt_tensor *out, int n_out) {
+    (void)self, (void)user, (void)n_in, (void)n_out, (void)out;
+    mpt_neg(in[0]);
+    return MPT_OK;
+}
+
+static mpt_status destroys_itself(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                                  mpt_tensor *out, int n_out) {
+    (void)user, (void)n_in, (void)n_out;
+    out[0] = in[0];
+    return mpt_module_destroy(self);
+}
+
+static mpt_module_class class_of(mpt_status (*forward)(mpt_module, void *, const mpt_tensor *, int,
+                                                       mpt_tensor *, int)) {
+    mpt_module_class cls;
+    memset(&cls, 0, sizeof cls);
+    cls.name = "mine";
+    cls.forward = forward;
+    cls.n_inputs = cls.n_outputs = 1;
+    return cls;
+}
+
+TEST(modules) {
+    mpt_context *c = f.context;
+    QUIET(mpt_nn_linear, mpt_nn_linear(NULL, 2, 3).slot == 0);
+    CASE(mpt_nn_linear, ARGUMENT, "0 -> 3 features: expected 1 or more", mpt_nn_linear(c, 0, 3));
+    CASE(mpt_nn_linear, ARGUMENT, "3 -> -3 features", mpt_nn_linear(c, 3, -3));
+    CASE(mpt_nn_linear, SHAPE, "elements", mpt_nn_linear(c, INT64_MAX, INT64_MAX));
+    QUIET(mpt_nn_linear_no_bias, mpt_nn_linear_no_bias(NULL, 2, 3).slot == 0);
+    CASE(mpt_nn_linear_no_bias, ARGUMENT, "expected 1 or more", mpt_nn_linear_no_bias(c, -1, 3));
+    LAYER(mpt_nn_relu, mpt_nn_relu(NULL));
+    LAYER(mpt_nn_gelu, mpt_nn_gelu(NULL));
+    LAYER(mpt_nn_tanh, mpt_nn_tanh(NULL));
+    LAYER(mpt_nn_sigmoid, mpt_nn_sigmoid(NULL));
+    LAYER(mpt_nn_flatten, mpt_nn_flatten(NULL));
+    LAYER(mpt_nn_dropout, mpt_nn_dropout(NULL, 0.5));
+    LAYER(mpt_nn_softmax, mpt_nn_softmax(NULL, 1));
+    LAYER(mpt_nn_log_softmax, mpt_nn_log_softmax(NULL, 1));
+    CASE(mpt_nn_dropout, ARGUMENT, "p = 2 is not in [0, 1]", mpt_nn_dropout(c, 2));
+    CASE(mpt_softmax, ARGUMENT, "dimension 7", mpt_forward(mpt_nn_softmax(c, 7), f.x));
+    CASE(mpt_log_softmax, ARGUMENT, "dimension 7", mpt_forward(mpt_nn_log_softmax(c, 7), f.x));
+    CASE(mpt_flatten, ARGUMENT, "dimension 1 is out of range for a tensor of rank 1",
+         mpt_forward(mpt_nn_flatten(c), f.labels));
+    LAYER(mpt_sequential, mpt_sequential(NULL, MPT_END));
+    LAYER(mpt_nn_list, mpt_nn_list(NULL, MPT_END));
+    LAYER(mpt_sequential_array, mpt_sequential_array(NULL, NULL, 0));
+    LAYER(mpt_nn_list_array, mpt_nn_list_array(NULL, NULL, 0));
+    CASE(mpt_sequential, BAD_HANDLE, "null handle", mpt_sequential(c, f.no_module, MPT_END));
+    CASE(mpt_sequential, BAD_HANDLE, "was destroyed", mpt_sequential(c, f.stale_module, MPT_END));
+    CASE(mpt_sequential, BAD_HANDLE, "another context",
+         mpt_sequential(c, f.foreign_module, MPT_END));
+    CASE(mpt_nn_list, BAD_HANDLE, "null handle", mpt_nn_list(c, f.no_module, MPT_END));
+    CASE(mpt_nn_list, mpt_error_code(c), "no forward of its own",
+         mpt_forward(mpt_nn_list(c, mpt_nn_relu(c), MPT_END), f.x);
+         case_function = "mpt_forward");
+    CASE(mpt_sequential_array, ARGUMENT, "an array of modules", mpt_sequential_array(c, NULL, 2));
+    CASE(mpt_sequential_array, ARGUMENT, "its length", mpt_sequential_array(c, &f.net, -1));
+    CASE(mpt_nn_list_array, ARGUMENT, "an array of modules", mpt_nn_list_array(c, NULL, 2));
+    CASE(mpt_nn_list_array, BAD_HANDLE, "was destroyed", mpt_nn_list_array(c, &f.stale_module, 1));
+    QUIET(mpt_init_make, mpt_init_make((mpt_init_kind)99, 0, 0).kind == (mpt_init_kind)99);
+    mpt_init bad = mpt_init_make((mpt_init_kind)99, 0, 0);
+    MODULE(mpt_set_init, mpt_set_init(h_, NULL, mpt_init_make(MPT_INIT_ONES, 0, 0)));
+    CASE(mpt_set_init, ARGUMENT, "init kind 99 is none", mpt_set_init(f.net, NULL, bad));
+    bad = mpt_init_make(MPT_INIT_CONSTANT, 1e308 * 10, 0);
+    CASE(mpt_set_init, ARGUMENT, "must be finite", mpt_set_init(f.net, NULL, bad));
+    bad = mpt_init_make(MPT_INIT_ONES, 0, 0);
+    CASE(mpt_set_init, ARGUMENT, "has no parameter \"9.weight\"",
+         mpt_set_init(f.net, "9.weight", bad));
+    mpt_module_class cls = class_of(pass_on);
+    QUIET(mpt_module_create, mpt_module_create(NULL, &cls, NULL).slot == 0);
+    CASE(mpt_module_create, ARGUMENT, "a class with a name", mpt_module_create(c, NULL, NULL));
+    cls.forward = NULL;
+    CASE(mpt_module_create, ARGUMENT, "and a forward", mpt_module_create(c, &cls, NULL));
+}
+
+TEST(module_trees) {
+    mpt_context *c = f.context;
+    mpt_module_class cls = class_of(pass_on), no = class_of(refuse),
+                     gone = class_of(destroys_itself);
+    mpt_module_class sets_nothing = class_of(set_nothing);
+    mpt_module list = mpt_nn_list(c, mpt_nn_relu(c), MPT_END), shared = mpt_nn_linear(c, 8, 8);
+    mpt_init ones = mpt_init_make(MPT_INIT_ONES, 0, 0);
+    char path[8];
+    MODULE(mpt_add_child, mpt_add_child(h_, "a", f.net));
+    CASE(mpt_add_child, BAD_HANDLE, "null handle", mpt_add_child(list, "a", f.no_module));
+    CASE(mpt_add_child, BAD_HANDLE, "another context", mpt_add_child(list, "a", f.foreign_module));
+    CASE(mpt_add_child, ARGUMENT, "name of 1 to 199", mpt_add_child(list, "", shared));
+    CASE(mpt_add_child, ARGUMENT, "name of 1 to 199", mpt_add_child(list, NULL, shared));
+    CASE(mpt_add_child, ARGUMENT, "without a dot", mpt_add_child(list, "a.b", shared));
+    CASE(mpt_add_child, ARGUMENT, "already has a child 0", mpt_add_child(list, "0", shared));
+    CASE(mpt_add_child, ARGUMENT, "contains the module itself", mpt_add_child(list, "me", list));
+    CASE(mpt_add_child, STATE, "takes no more children", mpt_add_child(f.t.net, "more", shared));
+    CASE(mpt_add_child, STATE, "already in use", mpt_add_child(list, "net", f.t.net));
+    mpt_module left = mpt_nn_list(c, MPT_END), right = mpt_nn_list(c, MPT_END),
+               both = mpt_nn_list(c, MPT_END);
+    mpt_add_child(left, "both", both);
+    mpt_add_child(right, "both", both);
+    CASE(mpt_add_child, ARGUMENT, "contains the module itself", mpt_add_child(both, "up", left));
+    CASE(mpt_add_child, ARGUMENT, "contains the module itself", mpt_add_child(both, "up", right));
+    CASE(
+        mpt_add_child, ARGUMENT, "nest deeper than",
+        for (mpt_module deep = mpt_nn_relu(c); deep.slot;
+             deep = mpt_sequential_array(c, &deep, 1)) {} case_function = "mpt_sequential");
+    mpt_module one = mpt_sequential(c, shared, MPT_END), two = mpt_sequential(c, shared, MPT_END);
+    QUIET(mpt_forward, mpt_forward(one, f.x).slot != 0);
+    CASE(mpt_forward, STATE, "in use in another tree", mpt_forward(two, f.x));
+    QUIET(mpt_module_destroy, mpt_module_destroy(one) == MPT_OK); /* what it shared stays */
+    CASE(mpt_forward, STATE, "in use in another tree", mpt_forward(two, f.x));
+    QUIET(mpt_module_destroy, mpt_module_destroy(two) == MPT_OK);
+    MODULE(mpt_add_parameter, mpt_add_parameter(h_, "w", MPT_SHAPE(2), ones));
+    CASE(mpt_add_parameter, SHAPE, "negative", mpt_add_parameter(list, "w", MPT_SHAPE(-2), ones));
+    CASE(mpt_add_parameter, ARGUMENT, "without a dot",
+         mpt_add_parameter(list, ".", MPT_SHAPE(2), ones));
+    CASE(mpt_add_parameter, ARGUMENT, "init kind",
+         mpt_add_parameter(list, "w", MPT_SHAPE(2), mpt_init_make((mpt_init_kind)-1, 0, 0)));
+    CASE(mpt_add_parameter, ARGUMENT, "already has a parameter",
+         mpt_add_parameter(list, "w", MPT_SHAPE(2), ones);
+         mpt_add_parameter(list, "w", MPT_SHAPE(2), ones));
+    CASE(mpt_add_parameter, STATE, "no more parameters",
+         mpt_add_parameter(f.t.net, "w", MPT_SHAPE(2), ones));
+    MODULE(mpt_parameter, CHECK(mpt_parameter(h_, "0.weight").slot == 0));
+    CASE(mpt_parameter, ARGUMENT, "no parameter \"0.wait\"", mpt_parameter(f.net, "0.wait"));
+    CASE(mpt_parameter, ARGUMENT, "no parameter", mpt_parameter(f.net, NULL));
+    CASE(mpt_parameter, ARGUMENT, "no parameter", mpt_parameter(f.net, "...."));
+    MODULE(mpt_child, CHECK(mpt_child(h_, "0").slot == 0));
+    CASE(mpt_child, ARGUMENT, "no child \"7\"", mpt_child(f.net, "7"));
+    CASE(mpt_child, ARGUMENT, "no child", mpt_child(f.net, NULL));
+    MODULE(mpt_parameter_count, CHECK_EQ_INT(mpt_parameter_count(h_), -1));
+    MODULE(mpt_parameter_numel, CHECK_EQ_INT(mpt_parameter_numel(h_), -1));
+    MODULE(mpt_parameter_at, CHECK(mpt_parameter_at(h_, 0, NULL, 0).slot == 0));
+    CASE(mpt_parameter_at, ARGUMENT, "parameter 4: the module has 4",
+         mpt_parameter_at(f.net, 4, path, sizeof path));
+    CASE(mpt_parameter_at, ARGUMENT, "parameter -1", mpt_parameter_at(f.net, -1, NULL, 10));
+    MODULE(mpt_forward, CHECK(mpt_forward(h_, f.x).slot == 0));
+    CASE(mpt_forward, BAD_HANDLE, "input", mpt_forward(f.net, f.stale));
+    CASE(mpt_forward, BAD_HANDLE, "null handle", mpt_forward(f.net, f.nil));
+    CASE(mpt_forward, BAD_HANDLE, "another context", mpt_forward(f.net, f.foreign));
+    CASE(mpt_linear, SHAPE, "[3, 5]", mpt_forward(f.net, f.wide));
+    mpt_tensor out[2], in[2];
+    in[0] = in[1] = f.x;
+    mpt_module mine = mpt_module_create(c, &cls, NULL), fails = mpt_module_create(c, &no, NULL);
+    MODULE(mpt_forward_n, CHECK(mpt_forward_n(h_, in, 1, out, 1) != MPT_OK));
+    CASE(mpt_forward_n, ARGUMENT, "at least one input", mpt_forward_n(mine, in, 0, out, 1));
+    CASE(mpt_forward_n, ARGUMENT, "one output", mpt_forward_n(mine, in, 1, NULL, 1));
+    CASE(mpt_forward_n, ARGUMENT, "one output", mpt_forward_n(mine, in, 1, out, -1));
+    CASE(mpt_forward_n, ARGUMENT, "mine takes 1 inputs and 1 outputs, got 2 and 2",
+         mpt_forward_n(mine, in, 2, out, 2));
+    CASE(mpt_forward_n, ARGUMENT, "takes one input and one output",
+         mpt_forward_n(f.net, in, 2, out, 2));
+    CASE(mpt_forward_n, MPT_ERROR_NUMERIC, "forward of mine reported",
+         mpt_forward_n(fails, in, 1, out, 1));
+    mpt_module lazy = mpt_module_create(c, &sets_nothing, NULL);
+    CASE(mpt_forward, STATE, "forward of mine did not set output 0", mpt_forward(lazy, f.x));
+    MODULE(mpt_train, mpt_train(h_));
+    MODULE(mpt_eval, mpt_eval(h_));
+    MODULE(mpt_is_training, CHECK(!mpt_is_training(h_)));
+    MODULE(mpt_set_label, mpt_set_label(h_, "l"));
+    CASE(mpt_set_label, ARGUMENT, "label is NULL", mpt_set_label(list, NULL));
+    CASE(mpt_set_label, STATE, "before the tree is first used", mpt_set_label(f.t.net, "l"));
+    CASE(mpt_set_label, STATE, "the root of a tree", mpt_set_label(mpt_child(list, "0"), "l"));
+    MODULE(mpt_half, mpt_half(h_, MPT_F16));
+    CASE(mpt_half, DTYPE, "expected MPT_F16", mpt_half(f.net, MPT_U8));
+    CASE(mpt_half, STATE, "parameter 0.weight already belongs to an optimizer",
+         mpt_half(f.t.net, MPT_F16));
+    MODULE(mpt_set_dtype_policy, mpt_set_dtype_policy(h_, MPT_F32));
+    CASE(mpt_set_dtype_policy, DTYPE, "expected MPT_F16", mpt_set_dtype_policy(f.net, MPT_F64));
+    MODULE(mpt_summary, CHECK_EQ_INT(mpt_summary(h_, NULL, 0), 0));
+    QUIET(mpt_summary, mpt_summary(f.net, path, sizeof path) > 100 && strlen(path) == 7);
+    MODULE(mpt_copy_module, mpt_copy_module(h_, f.net));
+    CASE(mpt_copy_module, BAD_HANDLE, "the source is a null handle",
+         mpt_copy_module(f.net, f.no_module));
+    CASE(mpt_copy_module, BAD_HANDLE, "was destroyed", mpt_copy_module(f.net, f.stale_module));
+    CASE(mpt_copy_module, SHAPE, "the source has 0 parameters",
+         mpt_copy_module(f.net, mpt_nn_relu(c)));
+    CASE(mpt_copy_module, SHAPE, "parameter 0.weight is [16, 8] here and [3, 5]",
+         mpt_copy_module(
+             f.net, mpt_sequential(c, mpt_nn_linear(c, 5, 3), mpt_nn_linear(c, 3, 3), MPT_END)));
+    MODULE(mpt_module_destroy, mpt_module_destroy(h_));
+    CASE(mpt_module_destroy, STATE, "destroy the root", mpt_module_destroy(mpt_child(f.net, "0")));
+    CASE(mpt_module_destroy, STATE, "mpt_optimizer_destroy it first", mpt_module_destroy(f.t.net));
+    CASE(mpt_module_destroy, STATE, "a forward is under way",
+         mpt_forward(mpt_module_create(c, &gone, NULL), f.x));
+    MODULE(mpt_module_hash, CHECK_EQ_INT(mpt_module_hash(h_), 0));
+}
+
+/* ==== User-defined ops: misuse inside the callbacks ==== */
+
+static int op_misuse;
+
+static mpt_status op_forward(mpt_op_call *call, void *user) {
+    (void)user;
+    switch (op_misuse) {
+    case 1:
+        mpt_op_input(call, 1);
+        break;
+    case 2:
+        mpt_op_input(call, -1);
+        break;
+    case 3:
+        return mpt_op_set_output(call, 5, f.x);
+    case 4:
+        return mpt_op_set_output(call, 0, f.stale);
+    case 5:
+        return mpt_op_save(call, 8, f.x);
+    case 6:
+        return mpt_op_save(call, 0, f.none);
+    case 7:
+        mpt_op_saved(call, 9);
+        break;
+    case 8:
+        mpt_op_output_grad(call, 1);
+        break;
+    case 9:
+        return mpt_op_set_input_grad(call, 0, f.x);
+    case 10:
+        return MPT_OK; /* sets no output */
+    case 11:
+        return MPT_ERROR_NUMERIC;
+    default:
+        break;
+    }
+    return mpt_op_set_output(call, 0, mpt_add_scalar(mpt_op_input(call, 0), 1.0));
+}
+
+static mpt_status op_backward(mpt_op_call *call, void *user) {
+    (void)user;
+    switch (op_misuse) {
+    case 12:
+        return mpt_op_set_output(call, 0, f.x);
+    case 13:
+        return mpt_op_save(call, 0, f.x);
+    case 14:
+        return mpt_op_set_input_grad(call, 3, f.x);
+    case 15:
+        return mpt_op_set_input_grad(call, 0, f.wide);
+    case 16:
+        return mpt_op_set_input_grad(call, 0, f.none);
+    default:
+        return mpt_op_set_input_grad(call, 0, mpt_op_output_grad(call, 0));
+    }
+}
+
+static void op_run(mpt_op op, int misuse) {
+    mpt_tensor x = mpt_ones(f.context, MPT_F32, MPT_SHAPE(1)), out;
+    mpt_requires_grad(x, true);
+    op_misuse = misuse;
+    if (mpt_op_apply(op, &x, 1, &out, 1) == MPT_OK) mpt_backward(out);
+    op_misuse = 0;
+}
+
+TEST(user_ops) {
+    mpt_context *c = f.context;
+    mpt_op_class cls;
+    mpt_tensor x = f.x, out;
+    memset(&cls, 0, sizeof cls);
+    cls.name = "plus", cls.forward = op_forward, cls.backward = op_backward;
+    cls.n_inputs = cls.n_outputs = 1;
+    QUIET(mpt_op_register, mpt_op_register(NULL, &cls, NULL).slot == 0);
+    CASE(mpt_op_register, ARGUMENT, "a class with a name", mpt_op_register(c, NULL, NULL));
+    mpt_op op = mpt_op_register(c, &cls, NULL);
+    cls.n_inputs = 9;
+    CASE(mpt_op_register, ARGUMENT, "1..8 inputs", mpt_op_register(c, &cls, NULL));
+    cls.n_inputs = 1, cls.n_outputs = 0;
+    CASE(mpt_op_register, ARGUMENT, "1..4 outputs", mpt_op_register(c, &cls, NULL));
+    cls.n_outputs = 1, cls.forward = NULL;
+    CASE(mpt_op_register, ARGUMENT, "a forward", mpt_op_register(c, &cls, NULL));
+    cls.forward = op_forward, cls.backward = NULL;
+    OBJECT(mpt_op_apply, mpt_op, f.no_op, f.stale_op, mpt_op_apply(h_, &x, 1, &out, 1));
+    CASE(mpt_op_apply, ARGUMENT, "takes 1 inputs and 1 outputs, got 2 and 1",
+         mpt_op_apply(op, &x, 2, &out, 1));
+    CASE(mpt_op_apply, ARGUMENT, "takes 1 inputs", mpt_op_apply(op, NULL, 1, &out, 1));
+    CASE(mpt_op_apply, ARGUMENT, "takes 1 inputs", mpt_op_apply(op, &x, 1, NULL, 1));
+    CASE(mpt_op_apply, BAD_HANDLE, "argument 1", mpt_op_apply(op, &f.stale, 1, &out, 1));
+    CASE(mpt_op_apply, STATE, "did not set output 0", op_run(op, 10);
+         case_function = "mpt_op_apply");
+    CASE(mpt_op_apply, MPT_ERROR_NUMERIC, "op plus reported", op_run(op, 11));
+    QUIET(mpt_op_apply, (op_run(op, 0), true));
+    CASE(mpt_op_input, ARGUMENT, "op plus: index 1 is not in 0..0", op_run(op, 1));
+    CASE(mpt_op_input, ARGUMENT, "index -1", op_run(op, 2));
+    CASE(mpt_op_set_output, ARGUMENT, "index 5", op_run(op, 3));
+    CASE(mpt_op_set_output, BAD_HANDLE, "value: tensor made in step", op_run(op, 4));
+    CASE(mpt_op_save, ARGUMENT, "index 8 is not in 0..7", op_run(op, 5));
+    CASE(mpt_op_save, BAD_HANDLE, "value is a null handle", op_run(op, 6));
+    CASE(mpt_op_saved, ARGUMENT, "index 9", op_run(op, 7));
+    CASE(mpt_op_output_grad, ARGUMENT, "index 1", op_run(op, 8));
+    CASE(mpt_op_set_input_grad, STATE, "backward only", op_run(op, 9));
+    CASE(mpt_op_set_output, STATE, "forward only", op_run(op, 12));
+    CASE(mpt_op_save, STATE, "forward only", op_run(op, 13));
+    CASE(mpt_op_set_input_grad, ARGUMENT, "index 3", op_run(op, 14));
+    CASE(mpt_op_set_input_grad, SHAPE, "gave input 0 a gradient [3, 5], expected [1]",
+         op_run(op, 15);
+         case_function = "mpt_backward");
+    CASE(mpt_op_set_input_grad, BAD_HANDLE, "gradient is a null handle", op_run(op, 16));
+    QUIET(mpt_op_input, mpt_op_input(NULL, 0).slot == 0);
+    QUIET(mpt_op_set_output, mpt_op_set_output(NULL, 0, x) != MPT_OK);
+    QUIET(mpt_op_save, mpt_op_save(NULL, 0, x) != MPT_OK);
+    QUIET(mpt_op_saved, mpt_op_saved(NULL, 0).slot == 0);
+    QUIET(mpt_op_output_grad, mpt_op_output_grad(NULL, 0).slot == 0);
+    QUIET(mpt_op_set_input_grad, mpt_op_set_input_grad(NULL, 0, x) != MPT_OK);
+}
+
+/* ==== Optimizers and schedules ==== */
+
+#define SETTING(function, type, field, value, text)                            \
+    do {                                                                       \
+        type c_ = function##_config_default();                                 \
+        c_.field = value;                                                      \
+        CASE(function, ARGUMENT, text, CHECK(function(f.net, &c_).slot == 0)); \
+    } while (0)
+
+TEST(optimizers) {
+    double infinite = 1e308 * 10;
+    mpt_optimizer mine = f.t.optimizer;
+    mpt_group_config g;
+    g.lr = 0.1, g.weight_decay = 0;
+    QUIET(mpt_sgd_config_default, mpt_sgd_config_default().lr == 1e-3);
+    QUIET(mpt_adam_config_default, mpt_adam_config_default().lr == 1e-3);
+    QUIET(mpt_adamw_config_default, mpt_adamw_config_default().lr == 1e-3);
+    MODULE(mpt_sgd, CHECK(mpt_sgd(h_, NULL).slot == 0));
+    MODULE(mpt_adam, CHECK(mpt_adam(h_, NULL).slot == 0));
+    MODULE(mpt_adamw, CHECK(mpt_adamw(h_, NULL).slot == 0));
+    CASE(mpt_sgd, STATE, "parameter 0.weight is in another optimizer", mpt_sgd(f.t.net, NULL));
+    CASE(mpt_adam, STATE, "allow_shared", mpt_adam(f.t.net, NULL));
+    CASE(mpt_adamw, STATE, "allow_shared", mpt_adamw(f.t.net, NULL));
+    CASE(mpt_sgd, ARGUMENT, "no parameters", mpt_sgd(mpt_nn_relu(f.context), NULL));
+    SETTING(mpt_sgd, mpt_sgd_config, lr, -1, "lr = -1");
+    SETTING(mpt_sgd, mpt_sgd_config, lr, infinite, "finite");
+    SETTING(mpt_sgd, mpt_sgd_config, momentum, -0.5, "momentum = -0.5");
+    SETTING(mpt_sgd, mpt_sgd_config, weight_decay, -1, "weight_decay = -1");
+    SETTING(mpt_sgd, mpt_sgd_config, nesterov, true, "nesterov needs momentum > 0");
+    SETTING(mpt_adam, mpt_adam_config, beta1, 1, "beta1 = 1 is not in [0, 1)");
+    SETTING(mpt_adam, mpt_adam_config, beta2, -1, "beta2 = -1");
+    SETTING(mpt_adam, mpt_adam_config, eps, -1, "eps = -1");
+    SETTING(mpt_adamw, mpt_adamw_config, eps, infinite - infinite, "eps");
+    SETTING(mpt_adamw, mpt_adamw_config, weight_decay, infinite, "weight_decay");
+    OPTIMIZER(mpt_optimizer_add, CHECK_EQ_INT(mpt_optimizer_add(h_, f.net, NULL, NULL), -1));
+    CASE(mpt_optimizer_add, BAD_HANDLE, "null handle",
+         mpt_optimizer_add(mine, f.no_module, NULL, NULL));
+    CASE(mpt_optimizer_add, BAD_HANDLE, "another context",
+         mpt_optimizer_add(mine, f.foreign_module, NULL, NULL));
+    CASE(mpt_optimizer_add, ARGUMENT, "no parameter \"x\"",
+         mpt_optimizer_add(mine, f.net, "x", NULL));
+    g.lr = -1;
+    CASE(mpt_optimizer_add, ARGUMENT, "lr = -1", mpt_optimizer_add(mine, f.net, NULL, &g));
+    OPTIMIZER(mpt_optimizer_groups, CHECK_EQ_INT(mpt_optimizer_groups(h_), -1));
+    QUIET(mpt_optimizer_groups,
+          mpt_optimizer_groups(mine) == 1); /* none of the failures left one */
+    OPTIMIZER(mpt_set_lr, mpt_set_lr(h_, 0, 1));
+    CASE(mpt_set_lr, ARGUMENT, "there is no group 3", mpt_set_lr(mine, 3, 1));
+    CASE(mpt_set_lr, ARGUMENT, "there is no group -2", mpt_set_lr(mine, -2, 1));
+    CASE(mpt_set_lr, ARGUMENT, "lr = -3", mpt_set_lr(mine, 0, -3));
+    OPTIMIZER(mpt_get_lr, mpt_get_lr(h_, 0));
+    CASE(mpt_get_lr, ARGUMENT, "there is no group 8", mpt_get_lr(mine, 8));
+    OPTIMIZER(mpt_zero_grad, mpt_zero_grad(h_));
+    OPTIMIZER(mpt_clip_grad_norm, CHECK(mpt_clip_grad_norm(h_, 1).slot == 0));
+    CASE(mpt_clip_grad_norm, ARGUMENT, "max_norm = -1; expected 0 or more",
+         mpt_clip_grad_norm(mine, -1));
+    OPTIMIZER(mpt_clip_grad_value, mpt_clip_grad_value(h_, 1));
+    CASE(mpt_clip_grad_value, ARGUMENT, "limit", mpt_clip_grad_value(mine, infinite - infinite));
+    OPTIMIZER(mpt_step, mpt_step(h_));
+    OPTIMIZER(mpt_applied_steps, CHECK_EQ_INT(mpt_applied_steps(h_), -1));
+    OPTIMIZER(mpt_optimizer_hash, CHECK_EQ_INT(mpt_optimizer_hash(h_), 0));
+    OPTIMIZER(mpt_optimizer_destroy, mpt_optimizer_destroy(h_));
+    OPTIMIZER(mpt_cosine_annealing, CHECK(mpt_cosine_annealing(h_, 5, 0, MPT_PER_STEP).slot == 0));
+    CASE(mpt_cosine_annealing, ARGUMENT, "t_max = 0; expected 1",
+         mpt_cosine_annealing(mine, 0, 0, MPT_PER_STEP));
+    CASE(mpt_cosine_annealing, ARGUMENT, "eta_min",
+         mpt_cosine_annealing(mine, 5, -1, MPT_PER_STEP));
+    CASE(mpt_cosine_annealing, ARGUMENT, "unit 7",
+         mpt_cosine_annealing(mine, 5, 0, (mpt_schedule_unit)7));
+    OPTIMIZER(mpt_warmup, CHECK(mpt_warmup(h_, 0, 5, 10, 0, MPT_PER_STEP).slot == 0));
+    CASE(mpt_warmup, ARGUMENT, "warmup = 0", mpt_warmup(mine, 0, 0, 10, 0, MPT_PER_STEP));
+    CASE(mpt_warmup, ARGUMENT, "start = 2 is not in [0, 1]",
+         mpt_warmup(mine, 2, 5, 10, 0, MPT_PER_STEP));
+    CASE(mpt_warmup, ARGUMENT, "unit -1", mpt_warmup(mine, 0, 5, 10, 0, (mpt_schedule_unit)-1));
+    mpt_optimizer second = mpt_sgd(f.net, NULL);
+    mpt_schedule schedule = mpt_warmup(second, 0, 5, 10, 0, MPT_PER_EPOCH);
+    CASE(mpt_warmup, STATE, "has a schedule already",
+         mpt_warmup(second, 0, 5, 10, 0, MPT_PER_STEP));
+    CASE(mpt_cosine_annealing, STATE, "has a schedule already",
+         mpt_cosine_annealing(second, 5, 0, MPT_PER_STEP));
+    mpt_optimizer_destroy(second);
+    OBJECT(mpt_schedule_step, mpt_schedule, f.no_schedule, f.stale_schedule, mpt_schedule_step(h_));
+    OBJECT(mpt_schedule_destroy, mpt_schedule, f.no_schedule, f.stale_schedule,
+           mpt_schedule_destroy(h_));
+    CASE(mpt_schedule_step, STATE, "was destroyed", mpt_schedule_step(schedule));
+    mpt_schedule_destroy(schedule);
+}
+
+/* ==== Scalers ==== */
+
+#define SCALER_SETTING(field, value, text)                                                       \
+    do {                                                                                         \
+        mpt_scaler_config c_ = mpt_scaler_config_default();                                      \
+        c_.field = value;                                                                        \
+        CASE(mpt_grad_scaler, ARGUMENT, text, CHECK(mpt_grad_scaler(f.context, &c_).slot == 0)); \
+    } while (0)
+
+TEST(scalers) {
+    mpt_scaler s = f.t.scaler, fresh = mpt_grad_scaler(f.context, NULL);
+    mpt_optimizer mine = f.t.optimizer;
+    mpt_scaler_state state = mpt_scaler_get_state(s);
+    QUIET(mpt_scaler_config_default, mpt_scaler_config_default().init_scale == 65536);
+    QUIET(mpt_grad_scaler, mpt_grad_scaler(NULL, NULL).slot == 0);
+    SCALER_SETTING(init_scale, 0, "init_scale = 0");
+    SCALER_SETTING(init_scale, 1e300, "fp32's range");
+    SCALER_SETTING(growth_factor, 1, "growth_factor = 1; expected more than 1");
+    SCALER_SETTING(backoff_factor, 1, "backoff_factor = 1 is not in (0, 1)");
+    SCALER_SETTING(growth_interval, 0, "growth_interval = 0");
+    SCALER_SETTING(min_scale, -1, "min_scale = -1");
+    SCALER_SETTING(max_scale, 0.5, "is below min_scale");
+    SCALER_SETTING(patience, -1, "patience = -1");
+    SCALER_SETTING(window, -1, "window = -1");
+    SCALER(mpt_scale_loss, CHECK(mpt_scale_loss(h_, f.scalar).slot == 0));
+    CASE(mpt_scale_loss, BAD_HANDLE, "loss is a null handle", mpt_scale_loss(s, f.none));
+    CASE(mpt_scale_loss, BAD_HANDLE, "another context", mpt_scale_loss(s, f.foreign));
+    SCALER(mpt_unscale, mpt_unscale(h_, mine));
+    CASE(mpt_unscale, BAD_HANDLE, "another context", mpt_unscale(s, f.foreign_optimizer));
+    CASE(mpt_unscale, BAD_HANDLE, "was destroyed", mpt_unscale(s, f.stale_optimizer));
+    CASE(mpt_unscale, STATE, "no loss was scaled yet", mpt_unscale(fresh, mine));
+    CASE(mpt_unscale, STATE, "called", mpt_unscale(s, mine); mpt_unscale(s, mine));
+    CASE(mpt_unscale, STATE, "mpt_scaler_skip", mpt_scaler_skip(s, mine); mpt_unscale(s, mine));
+    SCALER(mpt_scaler_step, mpt_scaler_step(h_, mine));
+    CASE(mpt_scaler_step, BAD_HANDLE, "null handle", mpt_scaler_step(s, f.no_optimizer));
+    CASE(mpt_scaler_step, STATE, "no loss was scaled yet", mpt_scaler_step(fresh, mine));
+    CASE(mpt_scaler_step, STATE, "mpt_scaler_skip left", mpt_scaler_skip(s, mine);
+         mpt_scaler_step(s, mine));
+    SCALER(mpt_scaler_skip, mpt_scaler_skip(h_, mine));
+    CASE(mpt_scaler_skip, BAD_HANDLE, "null handle", mpt_scaler_skip(s, f.no_optimizer));
+    SCALER(mpt_scaler_update, mpt_scaler_update(h_));
+    CASE(mpt_scaler_update, STATE, "no loss was scaled yet", mpt_scaler_update(fresh));
+    SCALER(mpt_step_outcome, CHECK_EQ_INT(mpt_step_outcome(h_), MPT_OUTCOME_NONE));
+    SCALER(mpt_get_scale, mpt_get_scale(h_));
+    SCALER(mpt_set_scale, mpt_set_scale(h_, 2));
+    CASE(mpt_set_scale, ARGUMENT, "scale = 0", mpt_set_scale(s, 0));
+    CASE(mpt_set_scale, ARGUMENT, "scale = -2", mpt_set_scale(s, -2));
+    SCALER(mpt_scaler_statistics, CHECK_EQ_INT(mpt_scaler_statistics(h_).steps, 0));
+    SCALER(mpt_scaler_get_config, mpt_scaler_get_config(h_));
+    SCALER(mpt_scaler_get_state, CHECK(mpt_scaler_get_state(h_).scale == 0));
+    SCALER(mpt_scaler_set_state, mpt_scaler_set_state(h_, &state));
+    CASE(mpt_scaler_set_state, ARGUMENT, "state is NULL", mpt_scaler_set_state(s, NULL));
+    state.backoff_factor = 2;
+    CASE(mpt_scaler_set_state, ARGUMENT, "backoff_factor = 2", mpt_scaler_set_state(s, &state));
+    state = mpt_scaler_get_state(s), state.growth_tracker = -1;
+    CASE(mpt_scaler_set_state, ARGUMENT, "growth_tracker = -1", mpt_scaler_set_state(s, &state));
+    SCALER(mpt_scaler_destroy, mpt_scaler_destroy(h_));
+}

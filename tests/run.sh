@@ -1,0 +1,86 @@
+#!/bin/sh
+# How `make test` runs its programs and adds up what they say.
+#   run.sh one NAME LOG COMMAND...   runs one test program; the log's last line holds its counts
+#   run.sh examples LOG FOLDER RUN EXAMPLE.c...   runs each example, built in FOLDER
+#   run.sh sum LOG...                prints what was skipped and the closing line; fails on failures
+# A program that ends without its summary line, or badly after it, counts as one failure.
+set -u
+
+count_line='^[0-9][0-9]* passed, [0-9][0-9]* failed, [0-9][0-9]* skipped$'
+
+report() { # report NAME LOG: one line on the screen, and the whole log when something failed
+    echo "$1: $(tail -n 1 "$2")"
+    case $(tail -n 1 "$2") in
+        *' 0 failed'*) ;;
+        *) sed 's/^/    | /' "$2" ;;
+    esac
+}
+
+run_one() { # run_one NAME LOG COMMAND...
+    name=$1 log=$2
+    shift 2
+    "$@" >"$log.raw" 2>&1
+    status=$?
+    tr -d '\r' <"$log.raw" >"$log"
+    rm -f "$log.raw"
+    counts=$(grep "$count_line" "$log" | tail -n 1)
+    if [ -z "$counts" ]; then
+        echo "$name ended with status $status before its summary" >>"$log"
+        counts='0 passed, 1 failed, 0 skipped'
+    elif [ $status -ne 0 ] && [ "${counts#*, 0 failed}" != "$counts" ]; then
+        echo "$name ended with status $status after its summary" >>"$log"
+        counts="${counts%%, 0 failed*}, 1 failed${counts#*, 0 failed}"
+    fi
+    [ "$(tail -n 1 "$log")" = "$counts" ] || echo "$counts" >>"$log"
+    report "$name" "$log"
+}
+
+# An example passes when it ends with status 0. Its arguments stand in a line of its source,
+# "test arguments: ...". They run one after the other in one folder, mnist first, since others
+# read the file it saves.
+run_examples() { # run_examples LOG FOLDER RUN EXAMPLE.c...
+    log=$1 folder=$2 run=$3 passed=0 failed=0
+    shift 3
+    : >"$log"
+    here=$(pwd)
+    case $log in /*) ;; *) log=$here/$log ;; esac
+    rm -rf "$folder/run"
+    mkdir -p "$folder/run"
+    for source in $(printf '%s\n' "$@" | sed -n '/mnist\.c$/p') \
+                  $(printf '%s\n' "$@" | sed '/mnist\.c$/d'); do
+        name=$(basename "$source" .c)
+        args=$(sed -n 's/.*test arguments: *\(.*[^ ]\) *$/\1/p' "$source" | sed 's/ *\*\/$//')
+        echo "example $name $args" >>"$log"
+        # shellcheck disable=SC2086  # the runner and the arguments are lists of words
+        if (cd "$folder/run" && $run "$folder/$name${EXE:-}" $args) >>"$log" 2>&1 </dev/null; then
+            passed=$((passed + 1))
+        else
+            echo "FAIL example $name: status $?" >>"$log"
+            failed=$((failed + 1))
+        fi
+    done
+    echo "$passed passed, $failed failed, 0 skipped" >>"$log"
+    report examples "$log"
+}
+
+sum() {
+    for log in "$@"; do
+        sed -n "s|^skip |skipped: $(basename "$log" .log) |p" "$log"
+    done
+    for log in "$@"; do
+        tail -n 1 "$log"
+    done | awk '{ passed += $1; failed += $3; skipped += $5 }
+        END {
+            printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped
+            exit failed > 0 || passed + skipped == 0
+        }'
+}
+
+mode=$1
+shift
+case $mode in
+    one) run_one "$@" ;;
+    examples) run_examples "$@" ;;
+    sum) sum "$@" ;;
+    *) echo "run.sh: unknown mode $mode" >&2; exit 2 ;;
+esac

@@ -1,0 +1,364 @@
+/* test_gradcheck.c: every row of the op table against finite differences in double precision.
+   The reference kernels are built with double arithmetic. Each differentiable op runs in at least
+   five variants of shape and attributes, each once on contiguous inputs and once on transposed
+   views, with a random upstream gradient. A row without a case fails; rows without a gradient must
+   let none through. */
+#define MPTRAIN_IMPLEMENTATION
+#define MPT__REAL double
+#include "mptrain.h"
+
+#include "harness.h"
+
+enum { MAX_IN = 3, VARIANTS = 5, MAX_NUMEL = 256 };
+
+static mpt_context *context;
+static mpt_scaler scaler;
+static mpt_op square_op;
+static uint64_t state = 7;
+
+static double uniform(double low, double high) {
+    state += UINT64_C(0x9e3779b97f4a7c15);
+    return low + (high - low) * (double)(mpt__hash_mix(state) >> 11) / 9007199254740992.0;
+}
+
+/* ==== Cases ==== */
+
+typedef struct op_case {
+    const char *op;
+    mpt_tensor (*call)(const mpt_tensor *in, int variant);
+    int n_in;
+    double low, high; /* of the inputs' values */
+    mpt_shape shape[VARIANTS][MAX_IN];
+} op_case;
+
+static mpt_tensor none(void) {
+    mpt_tensor null = {NULL, 0, 0};
+    return null;
+}
+
+#define CALL(name, expression)                                   \
+    static mpt_tensor call_##name(const mpt_tensor *in, int v) { \
+        (void)v;                                                 \
+        return expression;                                       \
+    }
+static const int dims[VARIANTS] = {0, 1, -1, MPT_ALL_DIMS, 1};
+static const int axes[VARIANTS] = {0, 1, -1, -2, 0};
+CALL(add, mpt_add(in[0], in[1]))
+CALL(sub, mpt_sub(in[0], in[1]))
+CALL(mul, mpt_mul(in[0], in[1]))
+CALL(div, mpt_div(in[0], in[1]))
+CALL(add_scalar, mpt_add_scalar(in[0], 1.5 - v))
+CALL(mul_scalar, mpt_mul_scalar(in[0], 1.5 - v))
+CALL(neg, mpt_neg(in[0]))
+CALL(exp, mpt_exp(in[0]))
+CALL(log, mpt_log(in[0]))
+CALL(sqrt, mpt_sqrt(in[0]))
+CALL(relu, mpt_relu(in[0]))
+CALL(gelu, mpt_gelu(in[0]))
+CALL(gelu_tanh, mpt_gelu_tanh(in[0]))
+CALL(tanh, mpt_tanh(in[0]))
+CALL(sigmoid, mpt_sigmoid(in[0]))
+CALL(scale_loss, mpt_scale_loss(scaler, mpt_sum(in[0], MPT_ALL_DIMS, false)))
+CALL(matmul, mpt_matmul(in[0], in[1]))
+CALL(linear, mpt_linear(in[0], in[1], v == 4 ? none() : in[2], (mpt_activation)v))
+CALL(sum, mpt_sum(in[0], dims[v], v == 4))
+CALL(mean, mpt_mean(in[0], dims[v], v == 4))
+CALL(max, mpt_max(in[0], dims[v], v == 4))
+CALL(softmax, mpt_softmax(in[0], axes[v]))
+CALL(log_softmax, mpt_log_softmax(in[0], axes[v]))
+CALL(reshape, mpt_reshape(in[0], v & 1 ? MPT_SHAPE(-1) : MPT_SHAPE(1, -1, 1)))
+CALL(permute, mpt_permute(in[0], v & 1 ? MPT_SHAPE(1, 0) : MPT_SHAPE(-1, -2)))
+CALL(slice, mpt_slice(in[0], axes[v], v - 2, 5, 1 + v / 2))
+CALL(expand, mpt_expand(in[0], MPT_SHAPE(2, -1, 4)))
+CALL(clone, mpt_clone(in[0]))
+CALL(cast, mpt_cast(in[0], MPT_F64))
+CALL(cat, mpt_cat(in, 3, axes[v]))
+CALL(mse_loss, mpt_mse_loss(in[0], in[1], (mpt_reduction)(v % 3)))
+
+/* The mask is drawn from the call's number, which must be the same in every evaluation. */
+static mpt_tensor call_dropout(const mpt_tensor *in, int v) {
+    context->module_calls = (uint64_t)v;
+    return mpt_dropout(in[0], 0.1 + 0.2 * v);
+}
+
+static mpt_tensor losses(const mpt_tensor *in, int v, bool from_logits) {
+    static const int64_t targets[8] = {1, 0, 2, -100, 1, 2, 0, 1};
+    static const double weights[3] = {0.5, 2.0, 1.25};
+    mpt_nll_config config = mpt_nll_config_default();
+    int64_t n = mpt_get_shape(in[0]).rank == 1 ? 1 : mpt_get_shape(in[0]).dim[0];
+    config.reduction = (mpt_reduction)(v % 3);
+    if (v == 3) config.weight = mpt_from(context, MPT_F64, MPT_SHAPE(3), weights);
+    if (v >= 2) config.label_smoothing = from_logits ? 0.1 * v : 0.0;
+    mpt_shape shape = mpt_get_shape(in[0]).rank == 1 ? MPT_SCALAR : MPT_SHAPE(n);
+    mpt_tensor target = mpt_from(context, MPT_I64, shape, targets);
+    return from_logits ? mpt_cross_entropy(in[0], target, &config)
+                       : mpt_nll_loss(in[0], target, &config);
+}
+CALL(nll_loss, losses(in, v, false))
+CALL(cross_entropy, losses(in, v, true))
+
+static mpt_status square_forward(mpt_op_call *call, void *user) {
+    (void)user;
+    mpt_tensor x = mpt_op_input(call, 0);
+    mpt_op_save(call, 0, x);
+    return mpt_op_set_output(call, 0, mpt_mul(x, x));
+}
+static mpt_status square_backward(mpt_op_call *call, void *user) {
+    (void)user;
+    mpt_tensor twice = mpt_mul_scalar(mpt_op_saved(call, 0), 2.0);
+    return mpt_op_set_input_grad(call, 0, mpt_mul(twice, mpt_op_output_grad(call, 0)));
+}
+static mpt_tensor call_user(const mpt_tensor *in, int v) {
+    mpt_tensor out;
+    (void)v;
+    mpt_op_apply(square_op, in, 1, &out, 1);
+    return out;
+}
+
+#define S MPT_SHAPE
+static op_case cases[64];
+static int case_count;
+
+static void add_case(const char *op, mpt_tensor (*call)(const mpt_tensor *, int), int n_in,
+                     double low, double high, const mpt_shape shapes[VARIANTS][MAX_IN]) {
+    op_case *row = &cases[case_count++];
+    row->op = op, row->call = call, row->n_in = n_in, row->low = low, row->high = high;
+    memcpy(row->shape, shapes, sizeof row->shape);
+}
+
+static void make_cases(void) {
+    if (case_count) return;
+    const mpt_shape matrix[VARIANTS][MAX_IN] = {
+        {S(3, 4)}, {S(1, 5)}, {S(4, 1)}, {S(2, 3)}, {S(5, 3)}};
+    const mpt_shape broadcast[VARIANTS][MAX_IN] = {{S(3, 4), S(3, 4)},
+                                                   {S(3, 4), S(4)},
+                                                   {S(3, 1), S(1, 4)},
+                                                   {S(2, 1, 3), S(5, 1)},
+                                                   {MPT_SCALAR, S(2, 2)}};
+    const mpt_shape same[VARIANTS][MAX_IN] = {{S(3, 4), S(3, 4)},
+                                              {S(4), S(4)},
+                                              {S(1, 1), S(1, 1)},
+                                              {S(2, 3, 2), S(2, 3, 2)},
+                                              {MPT_SCALAR, MPT_SCALAR}};
+    const mpt_shape products[VARIANTS][MAX_IN] = {{S(3, 4), S(4, 2)},
+                                                  {S(4), S(4, 3)},
+                                                  {S(2, 3, 4), S(4)},
+                                                  {S(2, 1, 3, 2), S(3, 2, 4)},
+                                                  {S(1, 1), S(2, 1, 5)}};
+    const mpt_shape lines[VARIANTS][MAX_IN] = {{S(3, 4), S(2, 4), S(2)},
+                                               {S(4), S(3, 4), S(3)},
+                                               {S(2, 2, 3), S(4, 3), S(4)},
+                                               {S(1, 5), S(1, 5), S(1)},
+                                               {S(2, 3), S(2, 3), S(2)}};
+    const mpt_shape grown[VARIANTS][MAX_IN] = {
+        {S(3, 4)}, {S(3, 1)}, {S(1, 1)}, {S(1, 4)}, {S(2, 4)}};
+    const mpt_shape parts[VARIANTS][MAX_IN] = {{S(2, 3), S(1, 3), S(4, 3)},
+                                               {S(2, 3), S(2, 1), S(2, 2)},
+                                               {S(1, 1), S(1, 2), S(1, 1)},
+                                               {S(1, 2), S(3, 2), S(1, 2)},
+                                               {S(1, 4), S(1, 4), S(1, 4)}};
+    const mpt_shape classes[VARIANTS][MAX_IN] = {
+        {S(4, 3)}, {S(1, 3)}, {S(5, 3)}, {S(8, 3)}, {S(3)}};
+#define CASE(name, n, low, high, shapes) add_case(#name, call_##name, n, low, high, shapes)
+    CASE(add, 2, -2, 2, broadcast);
+    CASE(sub, 2, -2, 2, broadcast);
+    CASE(mul, 2, -2, 2, broadcast);
+    CASE(div, 2, 0.5, 2, broadcast);
+    CASE(add_scalar, 1, -2, 2, matrix);
+    CASE(mul_scalar, 1, -2, 2, matrix);
+    CASE(neg, 1, -2, 2, matrix);
+    CASE(exp, 1, -2, 2, matrix);
+    CASE(log, 1, 0.2, 3, matrix);
+    CASE(sqrt, 1, 0.2, 3, matrix);
+    CASE(relu, 1, -2, 2, matrix);
+    CASE(gelu, 1, -3, 3, matrix);
+    CASE(gelu_tanh, 1, -3, 3, matrix);
+    CASE(tanh, 1, -2, 2, matrix);
+    CASE(sigmoid, 1, -4, 4, matrix);
+    CASE(scale_loss, 1, -2, 2, matrix);
+    CASE(matmul, 2, -2, 2, products);
+    CASE(linear, 3, -2, 2, lines);
+    CASE(sum, 1, -2, 2, matrix);
+    CASE(mean, 1, -2, 2, matrix);
+    CASE(max, 1, -2, 2, matrix);
+    CASE(softmax, 1, -3, 3, matrix);
+    CASE(log_softmax, 1, -3, 3, matrix);
+    CASE(dropout, 1, -2, 2, matrix);
+    CASE(reshape, 1, -2, 2, matrix);
+    CASE(permute, 1, -2, 2, matrix);
+    CASE(slice, 1, -2, 2, matrix);
+    CASE(expand, 1, -2, 2, grown);
+    CASE(clone, 1, -2, 2, matrix);
+    CASE(cast, 1, -2, 2, matrix);
+    CASE(cat, 3, -2, 2, parts);
+    CASE(nll_loss, 1, -3, 0, classes);
+    CASE(cross_entropy, 1, -3, 3, classes);
+    CASE(mse_loss, 2, -2, 2, same);
+    CASE(user, 1, -2, 2, matrix);
+}
+
+/* ==== The check ==== */
+
+static mpt_tensor leaf[MAX_IN];
+static double values[MAX_IN][MAX_NUMEL];
+
+static int64_t numel_of(const mpt_shape *shape) { return mpt__shape_numel(shape); }
+
+static mpt_shape reversed(mpt_shape shape) {
+    for (int i = 0; i < shape.rank / 2; i++) {
+        int64_t kept = shape.dim[i];
+        shape.dim[i] = shape.dim[shape.rank - 1 - i];
+        shape.dim[shape.rank - 1 - i] = kept;
+    }
+    return shape;
+}
+
+/* The op on the leaves as they are, or on views that undo a reversal of their dimensions. */
+static mpt_tensor evaluate(const op_case *row, int variant, bool transposed) {
+    mpt_tensor in[MAX_IN] = {none(), none(), none()};
+    for (int i = 0; i < row->n_in; i++) {
+        in[i] = leaf[i];
+        mpt_shape order = mpt_get_shape(leaf[i]);
+        for (int d = 0; d < order.rank; d++) order.dim[d] = order.rank - 1 - d;
+        if (transposed) in[i] = mpt_permute(leaf[i], order);
+    }
+    return row->call(in, variant);
+}
+
+static double weighted(mpt_tensor out, const double *upstream, int64_t n) {
+    double read[MAX_NUMEL], sum = 0;
+    mpt_read(out, read, (size_t)n * sizeof(double));
+    for (int64_t i = 0; i < n; i++) sum += read[i] * upstream[i];
+    return sum;
+}
+
+static void check_input(const op_case *row, int variant, bool transposed, int i, int64_t n,
+                        const double *upstream, int64_t n_out) {
+    double gradient[MAX_NUMEL];
+    mpt_read(mpt_grad(leaf[i]), gradient, (size_t)n * sizeof(double));
+    for (int64_t e = 0; e < n; e++) {
+        const double eps = 1e-6;
+        double kept = values[i][e], side[2];
+        for (int s = 0; s < 2; s++) {
+            values[i][e] = kept + (s ? -eps : eps);
+            mpt_write(leaf[i], values[i], (size_t)n * sizeof(double));
+            mpt_scope_begin(context);
+            side[s] = weighted(evaluate(row, variant, transposed), upstream, n_out);
+            mpt_scope_end(context);
+        }
+        values[i][e] = kept;
+        double numeric = (side[0] - side[1]) / (2 * eps), off = numeric - gradient[e];
+        double allowed = 1e-6 + 1e-6 * (numeric < 0 ? -numeric : numeric);
+        if (off > allowed || off < -allowed || off != off) {
+            TEST_FAIL_("%s variant %d%s, input %d, element %d: %.9g, finite difference %.9g",
+                       row->op, variant, transposed ? " transposed" : "", i, (int)e, gradient[e],
+                       numeric);
+            break;
+        }
+    }
+    mpt_write(leaf[i], values[i], (size_t)n * sizeof(double));
+}
+
+static void check_variant(const op_case *row, int variant, bool transposed) {
+    double upstream[MAX_NUMEL];
+    mpt_scope_begin(context);
+    for (int i = 0; i < row->n_in; i++) {
+        mpt_shape shape = row->shape[variant][i];
+        for (int64_t e = 0; e < numel_of(&shape); e++) values[i][e] = uniform(row->low, row->high);
+        leaf[i] = mpt_from(context, MPT_F64, transposed ? reversed(shape) : shape, values[i]);
+        mpt_requires_grad(leaf[i], true);
+    }
+    mpt_tensor out = evaluate(row, variant, transposed);
+    int64_t n_out = mpt_numel(out);
+    for (int64_t e = 0; e < n_out; e++) upstream[e] = uniform(-1, 1);
+    mpt_backward_from(out, mpt_from(context, MPT_F64, mpt_get_shape(out), upstream), false);
+    for (int i = 0; i < row->n_in; i++) {
+        if (!mpt_has_grad(leaf[i])) {
+            CHECK(strcmp(row->op, "linear") == 0 && variant == 4 && i == 2); /* no bias there */
+            continue;
+        }
+        check_input(row, variant, transposed, i, numel_of(&row->shape[variant][i]), upstream,
+                    n_out);
+    }
+    mpt_scope_end(context);
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_clear_error(context);
+}
+
+static bool begin(void) {
+    mpt_config config = mpt_config_default();
+    config.isa = MPT_ISA_REF;
+    config.threads = 1;
+    config.debug = true; /* every launch stays within its storages */
+    context = mpt_create(&config);
+    if (!context) return false;
+    mpt_scaler_config fixed = mpt_scaler_config_default();
+    fixed.init_scale = 8;
+    scaler = mpt_grad_scaler(context, &fixed);
+    mpt_op_class square = {"square", MPT_AUTOCAST_INPUT, square_forward, square_backward, 1, 1};
+    square_op = mpt_op_register(context, &square, NULL);
+    make_cases();
+    return true;
+}
+
+TEST(every_differentiable_op) {
+    REQUIRE(begin());
+    for (int c = 0; c < case_count; c++) {
+        int before = test_failures;
+        for (int v = 0; v < VARIANTS && test_failures == before; v++) {
+            check_variant(&cases[c], v, false);
+            check_variant(&cases[c], v, true);
+        }
+    }
+    mpt_destroy(context);
+}
+
+TEST(no_row_is_left_out) {
+    REQUIRE(begin());
+    for (int op = 1; op < MPT__OP_COUNT; op++) {
+        int found = 0;
+        for (int c = 0; c < case_count; c++)
+            found += strcmp(cases[c].op, mpt__op_rows[op].name) == 0;
+        if (found != (mpt__op_rows[op].backward ? 1 : 0))
+            TEST_FAIL_("op %s has %d gradcheck cases", mpt__op_rows[op].name, found);
+    }
+    mpt_destroy(context);
+}
+
+/* Results of the other rows have no history. */
+TEST(other_rows_pass_no_gradient) {
+    REQUIRE(begin());
+    mpt_tensor x = mpt_ones(context, MPT_F64, MPT_SHAPE(2, 2));
+    mpt_requires_grad(x, true);
+    mpt_tensor results[4] = {mpt_isnan(x), mpt_isinf(x), mpt_equal(x, x), mpt_argmax(x, 0, false)};
+    int rows = 0;
+    for (int op = 1; op < MPT__OP_COUNT; op++) rows += mpt__op_rows[op].backward == NULL;
+    CHECK_EQ_INT(rows, 4);
+    for (int i = 0; i < 4; i++) {
+        CHECK(mpt_valid(results[i]));
+        CHECK_EQ_INT(mpt_backward_from(results[i], results[i], false), MPT_ERROR_STATE);
+        CHECK_CONTAINS(mpt_error(context), "without history");
+        mpt_clear_error(context);
+    }
+    mpt_destroy(context);
+}
+
+/* A tensor used twice, a diamond, and views of one storage: contributions add up. */
+TEST(shared_inputs_accumulate) {
+    REQUIRE(begin());
+    static const double two[2] = {3.0, -2.0};
+    mpt_tensor x = mpt_from(context, MPT_F64, MPT_SHAPE(2), two);
+    mpt_requires_grad(x, true);
+    mpt_tensor flat = mpt_reshape(x, MPT_SHAPE(2, 1)), y = mpt_add(flat, flat);
+    mpt_tensor z = mpt_add(mpt_mul(y, y), mpt_add(y, flat));
+    double got[2];
+    CHECK_EQ_INT(mpt_backward(mpt_sum(z, MPT_ALL_DIMS, false)), MPT_OK);
+    mpt_read(mpt_grad(x), got, sizeof got);
+    CHECK_NEAR(got[0], 8 * 3.0 + 3, 1e-12); /* d/dx (4 x^2 + 3 x) */
+    CHECK_NEAR(got[1], 8 * -2.0 + 3, 1e-12);
+    mpt_destroy(context);
+}
+
+TEST_TABLE = {T(every_differentiable_op), T(no_row_is_left_out), T(other_rows_pass_no_gradient),
+              T(shared_inputs_accumulate)};
+TEST_MAIN

@@ -1,0 +1,667 @@
+/* test_misuse.c: every function of the API called wrongly. The list of functions is read from the
+   header's declarations: one without a case fails. After each case the context holds one error that
+   names the function and what was expected, further calls change nothing, and after mpt_clear_error
+   training goes on with the bits of a twin that nobody misused. */
+#include MPTRAIN_HEADER_FILE
+#include "harness.h"
+#include "training.h"
+
+/* ==== What the cases work on ==== */
+
+typedef struct fixture {
+    mpt_context *context, *other;
+    training t, twin;                     /* misused, left alone */
+    mpt_tensor nil, none, stale, foreign; /* no context; slot 0; ended; of `other` */
+    mpt_tensor x, half, longs, scalar, wide, labels;
+    mpt_module no_module, stale_module, foreign_module, net;
+    mpt_optimizer no_optimizer, stale_optimizer, foreign_optimizer;
+    mpt_scaler no_scaler, stale_scaler;
+    mpt_schedule no_schedule, stale_schedule;
+    mpt_dataset no_data, stale_data, foreign_data;
+    mpt_loader no_loader, stale_loader, foreign_loader;
+    mpt_recording no_recording, stale_recording;
+    mpt_op no_op, stale_op;
+} fixture;
+
+static fixture f;
+
+static void make_tensors(void) {
+    int64_t labels[4] = {0, 1, 2, 3};
+    mpt_context *c = f.context;
+    memset(&f.nil, 0, sizeof f.nil);
+    f.none = f.nil;
+    f.none.context = c;
+    mpt_step_begin(c);
+    f.stale = mpt_ones(c, MPT_F32, MPT_SHAPE(2));
+    mpt_step_end(c);
+    f.foreign = mpt_ones(f.other, MPT_F32, MPT_SHAPE(4, 8));
+    f.x = mpt_randn(c, MPT_F32, MPT_SHAPE(4, 8));
+    f.half = mpt_cast(f.x, MPT_F16);
+    f.longs = mpt_cast(mpt_ones(c, MPT_F32, MPT_SHAPE(4, 8)), MPT_I64);
+    f.scalar = mpt_ones(c, MPT_F32, MPT_SCALAR);
+    f.wide = mpt_ones(c, MPT_F32, MPT_SHAPE(3, 5));
+    f.labels = mpt_from(c, MPT_I64, MPT_SHAPE(4), labels);
+}
+
+/* Objects of each kind that are null, gone, or another context's. */
+static void make_objects(void) {
+    mpt_context *c = f.context;
+    memset(&f.no_module, 0, sizeof f.no_module);
+    memset(&f.no_optimizer, 0, sizeof f.no_optimizer);
+    memset(&f.no_scaler, 0, sizeof f.no_scaler);
+    memset(&f.no_schedule, 0, sizeof f.no_schedule);
+    memset(&f.no_data, 0, sizeof f.no_data);
+    memset(&f.no_loader, 0, sizeof f.no_loader);
+    memset(&f.no_recording, 0, sizeof f.no_recording);
+    memset(&f.no_op, 0, sizeof f.no_op);
+    f.stale_op = f.no_op;
+    f.stale_op.context = c, f.stale_op.slot = 77, f.stale_op.generation = 3;
+    f.net = make_net(c);
+    mpt_set_label(f.net, "another");
+    f.stale_module = mpt_nn_relu(c);
+    f.stale_optimizer = mpt_sgd(f.net, NULL);
+    f.stale_schedule = mpt_cosine_annealing(f.stale_optimizer, 5, 0, MPT_PER_EPOCH);
+    mpt_schedule_destroy(f.stale_schedule);
+    mpt_optimizer_destroy(f.stale_optimizer);
+    mpt_module_destroy(f.stale_module);
+    f.stale_scaler = mpt_grad_scaler(c, NULL);
+    mpt_scaler_destroy(f.stale_scaler);
+    f.stale_data = make_data(c, 5);
+    f.stale_loader = make_loader_of(c, f.stale_data, 2, 0, MPT_F32);
+    mpt_loader_destroy(f.stale_loader);
+    mpt_dataset_destroy(f.stale_data);
+    mpt_record_begin(c);
+    f.stale_recording = mpt_record_end(c);
+    mpt_recording_destroy(f.stale_recording);
+    f.foreign_module = f.twin.net;
+    f.foreign_optimizer = f.twin.optimizer;
+    f.foreign_data = f.twin.data;
+    f.foreign_loader = f.twin.loader;
+}
+
+static void make_fixture(void) {
+    mpt_config config = mpt_config_default();
+    config.threads = 1;
+    config.memory_limit = 64 << 20;
+    memset(&f, 0, sizeof f);
+    f.context = mpt_create(&config);
+    f.other = mpt_create(&config);
+    make_training(&f.t, f.context, MPT_F16, 0);
+    make_training(&f.twin, f.other, MPT_F16, 0);
+    make_tensors();
+    mpt_step_begin(f.other); /* the same count of steps in both */
+    mpt_step_end(f.other);
+    make_objects();
+    train_step(&f.t);
+    train_step(&f.twin);
+}
+
+/* ==== Cases ==== */
+
+enum { MAX_NAMES = 400 };
+static char covered[MAX_NAMES][48];
+static int covered_count;
+static const char *case_function;
+static int64_t case_count;
+
+static void cover(const char *function) {
+    for (int i = 0; i < covered_count; i++)
+        if (strcmp(covered[i], function) == 0) return;
+    if (covered_count < MAX_NAMES)
+        snprintf(covered[covered_count++], sizeof covered[0], "%s", function);
+}
+
+static void complain(int line, const char *what) {
+    test_failures++;
+    printf("\n  line %d, %s: %s: \"%s\"", line, case_function, what, mpt_error(f.context));
+}
+
+/* Training after the case, beside the twin. */
+static void case_train(int line) {
+    train_step(&f.t);
+    train_step(&f.twin);
+    if (mpt_failed(f.context)) complain(line, "training afterwards fails");
+    mpt_clear_error(f.context);
+    if (training_hash(&f.t) != training_hash(&f.twin)) {
+        complain(line, "training afterwards has other bits");
+        mpt_copy_module(f.t.net, f.twin.net);
+    }
+}
+
+static void case_begin(const char *function) {
+    cover(function);
+    case_function = function;
+    case_count++;
+}
+
+/* The message starts with the function, or with a shorter name that its family goes by. */
+static bool names_function(const char *message, const char *function) {
+    size_t n = 0;
+    while (message[n] && message[n] != ' ') n++;
+    return n >= 7 && strncmp(message, function, n) == 0;
+}
+
+static void case_end(int line, mpt_status status, const char *text, const char *before) {
+    const char *message = mpt_error(f.context);
+    if (!mpt_failed(f.context))
+        complain(line, "no error");
+    else if (mpt_error_code(f.context) != status) {
+        complain(line, mpt_status_name(mpt_error_code(f.context)));
+    } else if (!strstr(message, text)) {
+        complain(line, "the message lacks what was expected");
+    } else if (!names_function(message, case_function)) {
+        complain(line, "the message does not name the function");
+    }
+    if (strcmp(message, before) != 0) complain(line, "a later call changed the error");
+    mpt_clear_error(f.context);
+    if (mpt_failed(f.context) || *mpt_error(f.context)) complain(line, "mpt_clear_error leaves it");
+    case_train(line);
+}
+
+/* The statement must end in this error; once poisoned, it does nothing. */
+#define CASE(function, status, text, ...)                              \
+    do {                                                               \
+        char before_[1024];                                            \
+        case_begin(#function);                                         \
+        { __VA_ARGS__; }                                               \
+        snprintf(before_, sizeof before_, "%s", mpt_error(f.context)); \
+        if (mpt_failed(f.context)) { __VA_ARGS__; }                    \
+        case_end(__LINE__, status, text, before_);                     \
+    } while (0)
+
+/* A call without a context to blame, or one that cannot fail: it only must hold. */
+#define QUIET(function, condition)                                                    \
+    do {                                                                              \
+        case_begin(#function);                                                        \
+        if (!(condition)) complain(__LINE__, #condition);                             \
+        if (mpt_failed(f.context)) complain(__LINE__, "an error where none belongs"); \
+        case_train(__LINE__);                                                         \
+    } while (0)
+
+/* The four bad handles of a tensor argument, called t_ in the expression, which makes a tensor. */
+#define TENSOR(function, expression)                                                     \
+    do {                                                                                 \
+        mpt_tensor t_ = f.none;                                                          \
+        CASE(function, MPT_ERROR_HANDLE, "null handle", CHECK((expression).slot == 0));  \
+        t_ = f.stale;                                                                    \
+        CASE(function, MPT_ERROR_HANDLE, "tensor made in step 1 used in",                \
+             CHECK((expression).slot == 0));                                             \
+        t_ = f.x, t_.slot = 123456789u;                                                  \
+        CASE(function, MPT_ERROR_HANDLE, "stale handle", CHECK((expression).slot == 0)); \
+        t_ = f.nil;                                                                      \
+        QUIET(function, (expression).slot == 0);                                         \
+    } while (0)
+
+/* The same for calls that give a status or a value. */
+#define HANDLE(function, null_handle, statement)                                      \
+    do {                                                                              \
+        mpt_tensor t_ = f.none;                                                       \
+        CASE(function, MPT_ERROR_HANDLE, null_handle, statement);                     \
+        t_ = f.stale;                                                                 \
+        CASE(function, MPT_ERROR_HANDLE, "tensor made in step 1 used in", statement); \
+        t_ = f.nil;                                                                   \
+        QUIET(function, ((void)(statement), true));                                   \
+    } while (0)
+
+#define ARGUMENT MPT_ERROR_ARGUMENT
+#define SHAPE MPT_ERROR_SHAPE
+#define DTYPE MPT_ERROR_DTYPE
+#define STATE MPT_ERROR_STATE
+#define BAD_HANDLE MPT_ERROR_HANDLE
+
+/* ==== Contexts ==== */
+
+static void no_context(const char *text) {
+    if (!strstr(mpt_error(NULL), text))
+        printf("\n  mpt_create says \"%s\"", mpt_error(NULL)), test_failures++;
+}
+
+TEST(contexts) {
+    mpt_config c = mpt_config_default();
+    make_fixture();
+    c.threads = -1;
+    QUIET(mpt_create, mpt_create(&c) == NULL);
+    no_context("threads = -1: expected 0");
+    c = mpt_config_default(), c.isa = (mpt_isa)99;
+    QUIET(mpt_create, mpt_create(&c) == NULL);
+    no_context("99");
+    c = mpt_config_default(), c.device = (mpt_device)7;
+    QUIET(mpt_create, mpt_create(&c) == NULL);
+    no_context("device 7");
+    c = mpt_config_default(), c.memory_limit = -1;
+    QUIET(mpt_create, mpt_create(&c) == NULL);
+    no_context("memory_limit");
+    c = mpt_config_default(), c.memory_limit = 10;
+    QUIET(mpt_create, mpt_create(&c) == NULL);
+    no_context("out of memory");
+    c = mpt_config_default(), c.allocator.allocate = arena_allocate;
+    QUIET(mpt_create, mpt_create(&c) == NULL);
+    no_context("allocator");
+    QUIET(mpt_config_default, mpt_config_default().threads == 0);
+    mpt_destroy(NULL);
+    cover("mpt_destroy");
+    QUIET(mpt_version, mpt_version() == MPTRAIN_VERSION);
+    QUIET(mpt_get_isa, mpt_get_isa(NULL) == MPT_ISA_AUTO);
+    QUIET(mpt_isa_name, mpt_isa_name((mpt_isa)99) != NULL);
+    QUIET(mpt_get_threads, mpt_get_threads(NULL) == 0);
+    QUIET(mpt_get_device, mpt_get_device(NULL) == MPT_DEVICE_AUTO);
+    QUIET(mpt_device_name, strcmp(mpt_device_name(NULL), "none") == 0);
+    QUIET(mpt_dtype_name, strcmp(mpt_dtype_name((mpt_dtype)-1), "none") == 0);
+    QUIET(mpt_dtype_name, strcmp(mpt_dtype_name(MPT_DTYPE_COUNT), "none") == 0);
+    QUIET(mpt_dtype_size, mpt_dtype_size((mpt_dtype)1000) == 0);
+    QUIET(mpt_status_name, strcmp(mpt_status_name((mpt_status)99), "unknown") == 0);
+    QUIET(mpt_memory_kind_name, strcmp(mpt_memory_kind_name((mpt_memory_kind)-1), "unknown") == 0);
+    QUIET(mpt_synchronize, mpt_synchronize(NULL) == MPT_ERROR_HANDLE);
+    QUIET(mpt_failed, mpt_failed(NULL));
+    QUIET(mpt_error, mpt_error(NULL) != NULL);
+    QUIET(mpt_error_code, mpt_error_code(NULL) == MPT_ERROR_HANDLE);
+    QUIET(mpt_clear_error, (mpt_clear_error(NULL), mpt_clear_error(f.context), true));
+    QUIET(mpt_memory, mpt_memory(NULL).held == 0);
+    QUIET(mpt_memory_reset_peak, (mpt_memory_reset_peak(NULL), true));
+    QUIET(mpt_memory_trim, (mpt_memory_trim(NULL), true));
+}
+
+TEST(steps_and_scopes) {
+    QUIET(mpt_step_begin, mpt_step_begin(NULL) == MPT_ERROR_HANDLE);
+    CASE(mpt_step_begin, STATE, "still open", mpt_step_begin(f.context); mpt_step_begin(f.context));
+    CASE(mpt_step_end, STATE, "mpt_step_begin opens one", mpt_step_end(f.context));
+    CASE(mpt_step_end, STATE, "scopes inside the step", mpt_step_begin(f.context);
+         mpt_scope_begin(f.context); mpt_step_end(f.context));
+    QUIET(mpt_step_end, mpt_step_end(NULL) == MPT_ERROR_HANDLE);
+    CASE(mpt_scope_begin, STATE, "scopes are open",
+         for (int i = 0; i < 100; i++) mpt_scope_begin(f.context));
+    QUIET(mpt_scope_begin, mpt_scope_begin(NULL) == MPT_ERROR_HANDLE);
+    CASE(mpt_scope_end, STATE, "mpt_scope_begin opens one", mpt_scope_end(f.context));
+    CASE(mpt_scope_end, STATE, "mpt_step_end", mpt_step_begin(f.context); mpt_scope_end(f.context));
+    QUIET(mpt_scope_end, mpt_scope_end(NULL) == MPT_ERROR_HANDLE);
+    QUIET(mpt_step_number, mpt_step_number(NULL) == 0);
+    TENSOR(mpt_keep, mpt_keep(t_));
+    CASE(mpt_release, STATE, "mpt_module_destroy", mpt_release(mpt_parameter(f.net, "0.weight")));
+    QUIET(mpt_release, (mpt_release(f.nil), mpt_release(f.none), mpt_release(f.stale), true));
+    CASE(mpt_release, STATE, "mpt_clear_grad",
+         mpt_tensor w = mpt_ones(f.context, MPT_F32, MPT_SHAPE(1));
+         mpt_requires_grad(w, true); mpt_backward(mpt_mul_scalar(w, 2)); mpt_release(mpt_grad(w)));
+    QUIET(mpt_valid, !mpt_valid(f.nil) && !mpt_valid(f.none) && !mpt_valid(f.stale));
+}
+
+/* ==== Tensors ==== */
+
+#define MAKER(function, call)                                                                 \
+    do {                                                                                      \
+        mpt_context *c_ = NULL;                                                               \
+        mpt_dtype d_ = MPT_F32;                                                               \
+        mpt_shape s_ = MPT_SHAPE(2, 3);                                                       \
+        QUIET(function, (call).slot == 0);                                                    \
+        c_ = f.context, s_.dim[0] = -2;                                                       \
+        CASE(function, SHAPE, "negative dimension", CHECK((call).slot == 0));                 \
+        s_.dim[0] = INT64_MAX / 2;                                                            \
+        CASE(function, SHAPE, "elements", CHECK((call).slot == 0));                           \
+        s_.dim[0] = 2, s_.rank = 9;                                                           \
+        CASE(function, SHAPE, "rank 9 is not in 0..8", CHECK((call).slot == 0));              \
+        s_.rank = -1;                                                                         \
+        CASE(function, SHAPE, "rank -1", CHECK((call).slot == 0));                            \
+        s_.rank = 2, d_ = (mpt_dtype)55;                                                      \
+        CASE(function, mpt_error_code(f.context), "dtype", CHECK((call).slot == 0));          \
+        d_ = MPT_DTYPE_NONE;                                                                  \
+        CASE(function, mpt_error_code(f.context), "dtype", CHECK((call).slot == 0));          \
+        s_ = MPT_SHAPE(INT64_C(1) << 45), d_ = MPT_F32;                                       \
+        if (many) CASE(function, MPT_ERROR_MEMORY, "out of memory", CHECK((call).slot == 0)); \
+    } while (0)
+
+TEST(making_tensors) {
+    static float data[6] = {0, 1, 2, 3, 4, 5};
+    bool many = true;
+    MAKER(mpt_zeros, mpt_zeros(c_, d_, s_));
+    MAKER(mpt_ones, mpt_ones(c_, d_, s_));
+    MAKER(mpt_full, mpt_full(c_, d_, s_, 3));
+    MAKER(mpt_rand, mpt_rand(c_, d_, s_));
+    MAKER(mpt_randn, mpt_randn(c_, d_, s_));
+    MAKER(mpt_from, mpt_from(c_, d_, s_, data));
+    many = false; /* it takes no memory of its own */
+    MAKER(mpt_wrap, mpt_wrap(c_, d_, s_, data));
+    CASE(mpt_rand, DTYPE, "float dtype", mpt_rand(f.context, MPT_I64, MPT_SHAPE(2)));
+    CASE(mpt_randn, DTYPE, "float dtype", mpt_randn(f.context, MPT_BOOL, MPT_SHAPE(2)));
+    CASE(mpt_from, ARGUMENT, "data is NULL", mpt_from(f.context, MPT_F32, MPT_SHAPE(2), NULL));
+    CASE(mpt_wrap, ARGUMENT, "data must be 8 bytes",
+         mpt_wrap(f.context, MPT_F32, MPT_SHAPE(2), NULL));
+    CASE(mpt_wrap, ARGUMENT, "aligned to 4",
+         mpt_wrap(f.context, MPT_F32, MPT_SHAPE(1), (char *)data + 1));
+    QUIET(mpt_arange, mpt_arange(NULL, MPT_F32, 3).slot == 0);
+    CASE(mpt_arange, ARGUMENT, "count -1", mpt_arange(f.context, MPT_F32, -1));
+    CASE(mpt_cast, ARGUMENT, "none of mpt_dtype", mpt_arange(f.context, (mpt_dtype)77, 3));
+    CASE(mpt_arange, MPT_ERROR_MEMORY, "out of memory",
+         mpt_arange(f.context, MPT_F32, INT64_C(1) << 50));
+}
+
+static bool is_nan(double value) { return value != value; }
+
+TEST(reading_tensors) {
+    float out[32], *nowhere = NULL;
+    char text[8];
+    HANDLE(mpt_get_shape, "null handle", CHECK_EQ_INT(mpt_get_shape(t_).rank, -1));
+    HANDLE(mpt_get_dtype, "null handle", CHECK_EQ_INT(mpt_get_dtype(t_), MPT_DTYPE_NONE));
+    HANDLE(mpt_numel, "null handle", CHECK_EQ_INT(mpt_numel(t_), -1));
+    HANDLE(mpt_is_contiguous, "null handle", CHECK(!mpt_is_contiguous(t_)));
+    HANDLE(mpt_item, "null handle", CHECK(is_nan(mpt_item(t_))));
+    CASE(mpt_item, SHAPE, "one element", mpt_item(f.x));
+    HANDLE(mpt_read, "null handle", CHECK(mpt_read(t_, out, 8) != MPT_OK));
+    CASE(mpt_read, ARGUMENT, "has 128 bytes, got room for 4", mpt_read(f.x, out, 4));
+    CASE(mpt_read, ARGUMENT, "has 128 bytes", mpt_read(f.x, nowhere, 128));
+    HANDLE(mpt_read_f32, "null handle", CHECK(mpt_read_f32(t_, out, 2) != MPT_OK));
+    CASE(mpt_read_f32, ARGUMENT, "has 32 elements, got room for 33", mpt_read_f32(f.x, out, 33));
+    CASE(mpt_read_f32, ARGUMENT, "has 32 elements", mpt_read_f32(f.x, nowhere, 32));
+    CASE(mpt_read_f32, ARGUMENT, "has 32 elements", mpt_read_f32(f.x, out, -1));
+    HANDLE(mpt_write, "null handle", CHECK(mpt_write(t_, out, 8) != MPT_OK));
+    CASE(mpt_write, ARGUMENT, "has 128 bytes, got 4", mpt_write(f.x, out, 4));
+    CASE(mpt_write, ARGUMENT, "has 128 bytes", mpt_write(f.x, nowhere, 128));
+    CASE(mpt_write, STATE, "mpt_clone", mpt_write(mpt_expand(f.scalar, MPT_SHAPE(3)), out, 12));
+    mpt_print_config p = mpt_print_config_default();
+    QUIET(mpt_print_config_default, p.digits == 4);
+    HANDLE(mpt_format, "null handle", CHECK_EQ_INT(mpt_format(t_, NULL, text, sizeof text), 0));
+    p.digits = 0;
+    CASE(mpt_format, ARGUMENT, "expected 1..17", mpt_format(f.x, &p, text, sizeof text));
+    p.digits = 3, p.edge = -1;
+    CASE(mpt_format, ARGUMENT, "edge -1", mpt_format(f.x, &p, text, sizeof text));
+    QUIET(mpt_format, mpt_format(f.x, NULL, NULL, 100) > 20);
+    QUIET(mpt_format, mpt_format(f.x, NULL, text, sizeof text) > 20 && strlen(text) == 7);
+    HANDLE(mpt_allclose, "null handle", CHECK(!mpt_allclose(t_, t_, 1e-5, 1e-8)));
+    CASE(mpt_allclose, SHAPE, "differ", mpt_allclose(f.x, f.wide, 0, 0));
+    mpt_tensor huge = mpt_expand(f.scalar, MPT_SHAPE(INT64_C(1) << 40));
+    CASE(mpt_allclose, MPT_ERROR_MEMORY, "out of memory", mpt_allclose(huge, huge, 0, 0));
+    CASE(mpt_read_f32, ARGUMENT, "has 1099511627776 elements", mpt_read_f32(huge, out, 1));
+    CASE(mpt_allclose, BAD_HANDLE, "another context", mpt_allclose(f.x, f.foreign, 0, 0));
+    HANDLE(mpt_expect_shape, "null handle",
+           CHECK(mpt_expect_shape(t_, MPT_SHAPE(1), "t") != MPT_OK));
+    CASE(mpt_expect_shape, SHAPE, "labels has shape [4, 8], expected [4, 9]",
+         mpt_expect_shape(f.x, MPT_SHAPE(4, 9), "labels"));
+    mpt_shape odd = MPT_SCALAR;
+    odd.rank = 100;
+    CASE(mpt_expect_shape, SHAPE, "rank 100", mpt_expect_shape(f.x, odd, NULL));
+}
+
+TEST(views) {
+    mpt_shape odd = MPT_SHAPE(2, 2);
+    odd.rank = 11;
+    TENSOR(mpt_reshape, mpt_reshape(t_, MPT_SHAPE(2)));
+    CASE(mpt_reshape, SHAPE, "cannot become [5, 7]", mpt_reshape(f.x, MPT_SHAPE(5, 7)));
+    CASE(mpt_reshape, SHAPE, "cannot become", mpt_reshape(f.x, MPT_SHAPE(-1, -1)));
+    CASE(mpt_reshape, SHAPE, "cannot become", mpt_reshape(f.x, MPT_SHAPE(-3, 4)));
+    CASE(mpt_reshape, SHAPE, "cannot become",
+         mpt_reshape(f.x, MPT_SHAPE(INT64_MAX, INT64_MAX, 4, 8)));
+    CASE(mpt_reshape, SHAPE, "rank 11 is not in 0..8", mpt_reshape(f.x, odd));
+    TENSOR(mpt_permute, mpt_permute(t_, MPT_SHAPE(0)));
+    CASE(mpt_permute, ARGUMENT, "each named once", mpt_permute(f.x, MPT_SHAPE(0, 0)));
+    CASE(mpt_permute, ARGUMENT, "each named once", mpt_permute(f.x, MPT_SHAPE(0)));
+    CASE(mpt_permute, ARGUMENT, "each named once", mpt_permute(f.x, MPT_SHAPE(0, INT64_MIN)));
+    CASE(mpt_permute, SHAPE, "rank 11", mpt_permute(f.x, odd));
+    TENSOR(mpt_transpose, mpt_transpose(t_, 0, 0));
+    CASE(mpt_transpose, ARGUMENT, "dimension 2 is out of range", mpt_transpose(f.x, 0, 2));
+    CASE(mpt_transpose, ARGUMENT, "dimension -3", mpt_transpose(f.x, -3, 0));
+    TENSOR(mpt_slice, mpt_slice(t_, 0, 0, 1, 1));
+    CASE(mpt_slice, ARGUMENT, "dimension 5 is out of range", mpt_slice(f.x, 5, 0, 1, 1));
+    CASE(mpt_slice, ARGUMENT, "step 0: expected 1", mpt_slice(f.x, 0, 0, 1, 0));
+    CASE(mpt_slice, ARGUMENT, "step -1", mpt_slice(f.x, 0, 0, 1, -1));
+    CASE(mpt_slice, ARGUMENT, "dimension 0", mpt_slice(f.scalar, 0, 0, 1, 1));
+    QUIET(mpt_slice, mpt_numel(mpt_slice(f.x, 0, INT64_MIN, INT64_MAX, INT64_MAX)) == 8);
+    TENSOR(mpt_expand, mpt_expand(t_, MPT_SHAPE(3, 2)));
+    CASE(mpt_expand, SHAPE, "does not expand to [4, 9]", mpt_expand(f.x, MPT_SHAPE(4, 9)));
+    CASE(mpt_expand, SHAPE, "does not expand", mpt_expand(f.x, MPT_SHAPE(8)));
+    CASE(mpt_expand, SHAPE, "does not expand", mpt_expand(f.x, MPT_SHAPE(-1, 4, 8)));
+    CASE(mpt_expand, SHAPE, "does not expand",
+         mpt_expand(f.x, MPT_SHAPE(INT64_MAX, INT64_MAX, 4, 8)));
+    CASE(mpt_expand, SHAPE, "rank 11", mpt_expand(f.x, odd));
+    TENSOR(mpt_flatten, mpt_flatten(t_, 0, -1));
+    CASE(mpt_flatten, ARGUMENT, "dimension 3", mpt_flatten(f.x, 3, 1));
+    CASE(mpt_flatten, ARGUMENT, "last_dim 0 lies before first_dim 1", mpt_flatten(f.x, 1, 0));
+    TENSOR(mpt_contiguous, mpt_contiguous(t_));
+    TENSOR(mpt_clone, mpt_clone(t_));
+    TENSOR(mpt_detach, mpt_detach(t_));
+    TENSOR(mpt_cast, mpt_cast(t_, MPT_F16));
+    CASE(mpt_cast, ARGUMENT, "dtype 42 is none of mpt_dtype", mpt_cast(f.x, (mpt_dtype)42));
+    CASE(mpt_cast, ARGUMENT, "dtype 0", mpt_cast(f.x, MPT_DTYPE_NONE));
+    mpt_tensor two[2];
+    two[0] = f.x, two[1] = f.wide;
+    CASE(mpt_cat, SHAPE, "[4, 8] and [3, 5] (tensor 1) differ", mpt_cat(two, 2, 0));
+    two[1] = f.foreign;
+    CASE(mpt_cat, BAD_HANDLE, "another context", mpt_cat(two, 2, 0));
+    two[1] = f.stale;
+    CASE(mpt_cat, BAD_HANDLE, "argument 2: tensor made in step", mpt_cat(two, 2, 0));
+    two[1] = f.nil;
+    CASE(mpt_cat, BAD_HANDLE, "argument 2 is a null handle", mpt_cat(two, 2, 0));
+    two[1] = f.half;
+    CASE(mpt_cat, DTYPE, "argument 1 is float32, argument 2 is float16", mpt_cat(two, 2, 0));
+    two[1] = f.x;
+    CASE(mpt_cat, ARGUMENT, "dimension 2", mpt_cat(two, 2, 2));
+    QUIET(mpt_cat, mpt_cat(NULL, 3, 0).slot == 0 && mpt_cat(two, 0, 0).slot == 0 &&
+                       mpt_cat(two, -1, 0).slot == 0);
+}
+
+/* ==== Ops ==== */
+
+#define UNARY(function)                                         \
+    do {                                                        \
+        TENSOR(function, function(t_));                         \
+        CASE(function, DTYPE, "argument 1", function(f.longs)); \
+    } while (0)
+
+#define BINARY(function)                                                                 \
+    do {                                                                                 \
+        TENSOR(function, function(t_, t_));                                              \
+        CASE(function, BAD_HANDLE, "argument 1 is a null handle", function(f.nil, f.x)); \
+        CASE(function, BAD_HANDLE, "argument 2 is a null handle", function(f.x, f.nil)); \
+        CASE(function, BAD_HANDLE, "argument 2: tensor made", function(f.x, f.stale));   \
+        CASE(function, BAD_HANDLE, "another context", function(f.x, f.foreign));         \
+        CASE(function, SHAPE, "[4, 8] ", function(f.x, f.wide));                         \
+        CASE(function, DTYPE, "argument 1 is float32, argument 2 is float16",            \
+             function(f.x, f.half));                                                     \
+    } while (0)
+
+#define REDUCTION(function)                                                                \
+    do {                                                                                   \
+        TENSOR(function, function(t_, 0, false));                                          \
+        CASE(function, ARGUMENT, "dimension 2 is out of range", function(f.x, 2, false));  \
+        CASE(function, ARGUMENT, "dimension -3 is out of range", function(f.x, -3, true)); \
+        CASE(function, DTYPE, "argument 1", function(f.longs, 0, false));                  \
+    } while (0)
+
+TEST(ops) {
+    BINARY(mpt_add);
+    BINARY(mpt_sub);
+    BINARY(mpt_mul);
+    BINARY(mpt_div);
+    BINARY(mpt_equal);
+    BINARY(mpt_matmul);
+    CASE(mpt_matmul, SHAPE, "at least one dimension", mpt_matmul(f.scalar, f.x));
+    CASE(mpt_matmul, DTYPE, "argument 1", mpt_matmul(f.longs, f.longs));
+    TENSOR(mpt_add_scalar, mpt_add_scalar(t_, 1));
+    TENSOR(mpt_mul_scalar, mpt_mul_scalar(t_, 1));
+    CASE(mpt_add_scalar, DTYPE, "mpt_cast it to f32", mpt_add_scalar(f.longs, 1));
+    CASE(mpt_mul_scalar, DTYPE, "mpt_cast it to f32", mpt_mul_scalar(f.longs, 1));
+    UNARY(mpt_neg);
+    UNARY(mpt_exp);
+    UNARY(mpt_log);
+    UNARY(mpt_sqrt);
+    UNARY(mpt_relu);
+    UNARY(mpt_gelu);
+    UNARY(mpt_gelu_tanh);
+    UNARY(mpt_tanh);
+    UNARY(mpt_sigmoid);
+    UNARY(mpt_isnan);
+    UNARY(mpt_isinf);
+    REDUCTION(mpt_sum);
+    REDUCTION(mpt_mean);
+    REDUCTION(mpt_max);
+    REDUCTION(mpt_argmax);
+    CASE(mpt_max, mpt_error_code(f.context), "mpt_max",
+         mpt_max(mpt_zeros(f.context, MPT_F32, MPT_SHAPE(0, 3)), 0, false));
+    TENSOR(mpt_softmax, mpt_softmax(t_, -1));
+    TENSOR(mpt_log_softmax, mpt_log_softmax(t_, -1));
+    CASE(mpt_softmax, ARGUMENT, "dimension 2", mpt_softmax(f.x, 2));
+    CASE(mpt_log_softmax, ARGUMENT, "dimension -3", mpt_log_softmax(f.x, -3));
+    TENSOR(mpt_dropout, mpt_dropout(t_, 0.5));
+    CASE(mpt_dropout, ARGUMENT, "p = 1.5 is not in [0, 1]", mpt_dropout(f.x, 1.5));
+    CASE(mpt_dropout, ARGUMENT, "is not in [0, 1]", mpt_dropout(f.x, -0.1));
+    mpt_tensor w = mpt_ones(f.context, MPT_F32, MPT_SHAPE(3, 8));
+    TENSOR(mpt_linear, mpt_linear(t_, t_, f.nil, MPT_ACTIVATION_NONE));
+    CASE(mpt_linear, BAD_HANDLE, "argument 2 is a null",
+         mpt_linear(f.x, f.nil, f.nil, MPT_ACTIVATION_NONE));
+    CASE(mpt_linear, BAD_HANDLE, "argument 3", mpt_linear(f.x, w, f.stale, MPT_ACTIVATION_NONE));
+    CASE(mpt_linear, SHAPE, "[4, 8]", mpt_linear(f.x, f.wide, f.nil, MPT_ACTIVATION_NONE));
+    CASE(mpt_linear, SHAPE, "[4, 8]", mpt_linear(f.x, f.scalar, f.nil, MPT_ACTIVATION_NONE));
+    CASE(mpt_linear, SHAPE, "[3, 5]", mpt_linear(f.x, w, f.wide, MPT_ACTIVATION_NONE));
+    CASE(mpt_linear, DTYPE, "argument 1 is float16, argument 2 is float32",
+         mpt_linear(f.half, w, f.nil, MPT_ACTIVATION_NONE));
+    CASE(mpt_linear, ARGUMENT, "activation 9 is none",
+         mpt_linear(f.x, w, f.nil, (mpt_activation)9));
+}
+
+#define CLASS_LOSS(function)                                                                 \
+    do {                                                                                     \
+        mpt_nll_config n_ = mpt_nll_config_default();                                        \
+        TENSOR(function, function(t_, t_, NULL));                                            \
+        CASE(function, BAD_HANDLE, "argument 1 is a null", function(f.nil, f.labels, NULL)); \
+        CASE(function, BAD_HANDLE, "argument 2 is a null", function(f.x, f.nil, NULL));      \
+        CASE(function, BAD_HANDLE, "argument 2", function(f.x, f.stale, NULL));              \
+        CASE(function, DTYPE, "expected i64 class numbers", function(f.x, f.x, NULL));       \
+        CASE(function, DTYPE, "expected a float", function(f.longs, f.labels, NULL));        \
+        CASE(function, SHAPE, "[N, C] and [N]", function(f.wide, f.labels, NULL));           \
+        n_.reduction = (mpt_reduction)9;                                                     \
+        CASE(function, ARGUMENT, "reduction", function(f.x, f.labels, &n_));                 \
+        n_.reduction = (mpt_reduction)256;                                                   \
+        CASE(function, ARGUMENT, "reduction", function(f.x, f.labels, &n_));                 \
+        n_.reduction = MPT_MEAN, n_.weight = f.wide;                                         \
+        CASE(function, SHAPE, "expected float32 [8]", function(f.x, f.labels, &n_));         \
+        n_.weight = f.foreign;                                                               \
+        CASE(function, BAD_HANDLE, "another context", function(f.x, f.labels, &n_));         \
+        int64_t bad_[4] = {0, 8, 1, 1};                                                      \
+        CASE(function, MPT_ERROR_INDEX, "sample 1",                                          \
+             function(f.x, mpt_from(f.context, MPT_I64, MPT_SHAPE(4), bad_), NULL);          \
+             mpt_synchronize(f.context));                                                    \
+    } while (0)
+
+TEST(losses) {
+    mpt_nll_config n = mpt_nll_config_default();
+    QUIET(mpt_nll_config_default, n.ignore_index == -100);
+    CLASS_LOSS(mpt_nll_loss);
+    CLASS_LOSS(mpt_cross_entropy);
+    n.label_smoothing = 1.5;
+    CASE(mpt_cross_entropy, ARGUMENT, "label_smoothing 1.5", mpt_cross_entropy(f.x, f.labels, &n));
+    TENSOR(mpt_mse_loss, mpt_mse_loss(t_, t_, MPT_MEAN));
+    CASE(mpt_mse_loss, BAD_HANDLE, "argument 2 is a null", mpt_mse_loss(f.x, f.nil, MPT_MEAN));
+    CASE(mpt_mse_loss, SHAPE, "expected equal shapes", mpt_mse_loss(f.x, f.wide, MPT_MEAN));
+    CASE(mpt_mse_loss, DTYPE, "argument 2 has dtype int64", mpt_mse_loss(f.x, f.longs, MPT_MEAN));
+    CASE(mpt_mse_loss, ARGUMENT, "reduction", mpt_mse_loss(f.x, f.x, (mpt_reduction)3));
+    CASE(mpt_mse_loss, ARGUMENT, "reduction", mpt_mse_loss(f.x, f.x, (mpt_reduction)512));
+}
+
+/* ==== Autograd and autocast ==== */
+
+TEST(autograd) {
+    mpt_tensor w = mpt_ones(f.context, MPT_F32, MPT_SHAPE(2));
+    mpt_requires_grad(w, true);
+    HANDLE(mpt_requires_grad, "null handle", CHECK(mpt_requires_grad(t_, true) != MPT_OK));
+    CASE(mpt_requires_grad, DTYPE, "dtype int64 cannot", mpt_requires_grad(f.longs, true));
+    CASE(mpt_requires_grad, STATE, "only leaves", mpt_requires_grad(mpt_neg(w), true));
+    CASE(mpt_requires_grad, STATE, "inference mode", mpt_inference_begin(f.context);
+         mpt_tensor i = mpt_neg(f.x); mpt_inference_end(f.context); mpt_requires_grad(i, true));
+    HANDLE(mpt_backward, "null handle", CHECK(mpt_backward(t_) != MPT_OK));
+    CASE(mpt_backward, STATE, "without history", mpt_backward(f.scalar));
+    CASE(mpt_backward, SHAPE, "one-element tensor, this has shape [2]", mpt_backward(mpt_neg(w)));
+    CASE(mpt_backward, STATE, "second time", mpt_tensor l = mpt_sum(mpt_mul(w, w), 0, false);
+         mpt_backward(l); mpt_backward(l));
+    HANDLE(mpt_backward_from, "null handle", CHECK(mpt_backward_from(t_, f.nil, false) != MPT_OK));
+    CASE(mpt_backward_from, SHAPE, "gradient has shape [4, 8], the tensor [2]",
+         mpt_backward_from(mpt_neg(w), f.x, false));
+    CASE(mpt_backward_from, BAD_HANDLE, "gradient", mpt_backward_from(mpt_neg(w), f.stale, false));
+    CASE(mpt_backward_from, BAD_HANDLE, "another context",
+         mpt_backward_from(mpt_neg(w), f.foreign, false));
+    TENSOR(mpt_grad, mpt_grad(t_));
+    CASE(mpt_grad, STATE, "has no gradient", mpt_grad(f.x));
+    CASE(mpt_grad, STATE, "mpt_has_grad tells", mpt_grad(mpt_parameter(f.net, "0.bias")));
+    HANDLE(mpt_has_grad, "null handle", CHECK(!mpt_has_grad(t_)));
+    HANDLE(mpt_clear_grad, "null handle", CHECK(mpt_clear_grad(t_) != MPT_OK));
+    QUIET(mpt_no_grad_begin, mpt_no_grad_begin(NULL) == MPT_ERROR_HANDLE);
+    QUIET(mpt_inference_begin, mpt_inference_begin(NULL) == MPT_ERROR_HANDLE);
+    QUIET(mpt_no_grad_end, mpt_no_grad_end(NULL) == MPT_ERROR_HANDLE);
+    CASE(mpt_no_grad_end, STATE, "no open region", mpt_no_grad_end(f.context));
+    CASE(mpt_inference_end, STATE, "no open region", mpt_inference_end(f.context));
+    QUIET(mpt_inference_end, mpt_inference_end(NULL) == MPT_ERROR_HANDLE);
+    CASE(mpt_autocast_begin, DTYPE, "expected MPT_F16, MPT_BF16",
+         mpt_autocast_begin(f.context, MPT_I64));
+    CASE(mpt_autocast_begin, DTYPE, "expected MPT_F16",
+         mpt_autocast_begin(f.context, (mpt_dtype)-4));
+    CASE(mpt_autocast_begin, STATE, "regions are open",
+         for (int i = 0; i < 100; i++) mpt_autocast_begin(f.context, MPT_BF16));
+    QUIET(mpt_autocast_begin, mpt_autocast_begin(NULL, MPT_F16) == MPT_ERROR_HANDLE);
+    CASE(mpt_autocast_end, STATE, "no open region", mpt_autocast_end(f.context));
+    QUIET(mpt_autocast_end, mpt_autocast_end(NULL) == MPT_ERROR_HANDLE);
+    char text[5] = "full";
+    QUIET(mpt_autocast_policy, mpt_autocast_policy(NULL, 0) == mpt_autocast_policy(NULL, 50));
+    QUIET(mpt_autocast_policy, mpt_autocast_policy(text, sizeof text) > 100 && strlen(text) == 4);
+}
+
+#include "misuse_nn.h"
+#include "misuse_data.h"
+
+/* ==== The list ==== */
+
+/* Names of the functions that the header declares, one after the other; NULL after the last. */
+static const char *declared(char *text, char **at) {
+    for (char *p = *at ? *at : text; (p = strstr(p, "MPTRAIN_API ")) != NULL; p++) {
+        char *line = p;
+        while (line > text && line[-1] != '\n') line--;
+        if (*line == '#' || *line == ' ') continue; /* its definition, or a mention */
+        char *open = strchr(p, '('), *name = open;
+        if (!open) return NULL;
+        while (name > p && (name[-1] == '_' || (name[-1] >= '0' && name[-1] <= '9') ||
+                            (name[-1] >= 'a' && name[-1] <= 'z')))
+            name--;
+        *open = '\0';
+        *at = open + 1;
+        return name;
+    }
+    return NULL;
+}
+
+TEST(every_function_has_a_case) {
+    FILE *file = fopen("src/01_api.h", "rb");
+    if (!file) SKIP("src/01_api.h: run it from the top directory");
+    static char text[1 << 18];
+    size_t bytes = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    REQUIRE(bytes > 10000 && bytes < sizeof text - 1);
+    char *at = NULL;
+    const char *name;
+    int functions = 0;
+    for (; (name = declared(text, &at)) != NULL; functions++) {
+        bool found = false;
+        for (int i = 0; i < covered_count && !found; i++) found = strcmp(covered[i], name) == 0;
+        if (!found) printf("\n  %s has no case of misuse", name), test_failures++;
+    }
+    CHECK(functions > 200);
+    CHECK(covered_count == functions); /* no case for what the header lacks */
+    CHECK(case_count > 600);
+    mpt_destroy(f.context);
+    mpt_destroy(f.other);
+}
+
+TEST_TABLE = {T(contexts),
+              T(steps_and_scopes),
+              T(making_tensors),
+              T(reading_tensors),
+              T(views),
+              T(ops),
+              T(losses),
+              T(autograd),
+              T(modules),
+              T(module_trees),
+              T(user_ops),
+              T(optimizers),
+              T(scalers),
+              T(datasets),
+              T(loaders),
+              T(files),
+              T(inspection),
+              T(fits),
+              T(every_function_has_a_case)};
+TEST_MAIN

@@ -1,0 +1,368 @@
+/* The thread pool: every chunk once, the same bits for any number of threads, no races. */
+#define MPTRAIN_IMPLEMENTATION
+#include MPTRAIN_HEADER
+#include "harness.h"
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/wait.h>
+#define HAVE_FORK 1
+#endif
+
+#define MANY 100000
+#define ALWAYS (INT64_MAX / 2) /* a cost above any threshold */
+
+static const int thread_counts[] = {1, 2, 3, 4, 7};
+#define COUNTS (sizeof thread_counts / sizeof thread_counts[0])
+
+#if defined(MPTRAIN_NO_THREADS)
+#define NEEDS_THREADS SKIP("threads (MPTRAIN_NO_THREADS)")
+#else
+#define NEEDS_THREADS (void)0
+#endif
+
+/* ==== Work ==== */
+
+typedef struct marks {
+    int32_t done[MANY];
+    int thread[MANY];
+} marks;
+
+static marks shared_marks;
+
+static void mark(void *work, int64_t chunk, int thread) {
+    marks *m = (marks *)work;
+    m->done[chunk]++;
+    m->thread[chunk] = thread;
+}
+
+/* A sum whose chunks are long enough for others to take their part. */
+typedef struct sums {
+    int64_t chunks;
+    float partial[64];
+} sums;
+
+static void sum_chunk(void *work, int64_t chunk, int thread) {
+    sums *s = (sums *)work;
+    float sum = 0.0f;
+    (void)thread;
+    for (int i = 1; i < 20000; i++) sum += 1.0f / (float)(i + (int)chunk);
+    s->partial[chunk] = sum;
+}
+
+/* ==== Tests ==== */
+
+TEST(every_chunk_runs_once) {
+    for (size_t c = 0; c < COUNTS; c++) {
+        mpt__base base;
+        mpt__pool *pool;
+        int64_t runs, by_thread[64], total = 0, wrong = 0;
+        mpt__base_init(&base, NULL);
+        pool = mpt__pool_create(&base, thread_counts[c]);
+        REQUIRE(pool != NULL);
+        memset(&shared_marks, 0, sizeof shared_marks);
+        for (int64_t count = 0, i = 0; i < 200; i++, count = i < 100 ? i : i * 400)
+            mpt__parallel(pool, count, ALWAYS, mark, &shared_marks);
+        mpt__pool_counts(pool, &runs, by_thread);
+        for (int i = 0; i < 64; i++) {
+            if (i >= mpt__pool_threads(pool)) CHECK_EQ_INT(by_thread[i], 0);
+            total += by_thread[i];
+        }
+        for (int64_t i = 0, want = 0; i < MANY; i++, want = 0) {
+            for (int64_t r = 0; r < 200; r++)
+                if ((r < 100 ? r : r * 400) > i) want++;
+            if (shared_marks.done[i] != want) wrong++;
+            if (shared_marks.thread[i] < 0 || shared_marks.thread[i] >= thread_counts[c]) wrong++;
+        }
+        CHECK_EQ_INT(wrong, 0);
+        CHECK_EQ_INT(total, 99 * 100 / 2 + 400 * (100 + 199) * 100 / 2);
+        mpt__pool_destroy(pool);
+        CHECK_EQ_INT(base.memory.held, 0);
+        CHECK_EQ_INT(base.memory.total_current, 0);
+    }
+}
+
+TEST(threads_take_part_and_bits_stay) {
+    static sums first, now;
+    NEEDS_THREADS;
+    first.chunks = 64;
+    for (size_t c = 0; c < COUNTS; c++) {
+        mpt__base base;
+        mpt__pool *pool;
+        int64_t runs = 0, by_thread[64];
+        int helpers = 0;
+        mpt__base_init(&base, NULL);
+        pool = mpt__pool_create(&base, thread_counts[c]);
+        REQUIRE(pool != NULL);
+        /* A busy machine may leave a thread out for a while. */
+        for (int run = 0; run < 2000 && helpers < thread_counts[c] - 1; run++) {
+            sums *s = c == 0 ? &first : &now;
+            mpt__parallel(pool, 64, ALWAYS, sum_chunk, s);
+            CHECK_EQ_BITS(s->partial, first.partial, sizeof first.partial);
+            mpt__pool_counts(pool, &runs, by_thread);
+            helpers = 0;
+            for (int i = 1; i < 64; i++) helpers += by_thread[i] > 0;
+        }
+        if (c == 0) mpt__parallel(pool, 64, ALWAYS, sum_chunk, &first);
+        CHECK_EQ_INT(helpers, thread_counts[c] - 1);
+        CHECK(thread_counts[c] > 1 ? runs > 0 : runs == 0);
+        mpt__pool_destroy(pool);
+    }
+}
+
+TEST(small_work_stays_with_the_caller) {
+    mpt__base base;
+    mpt__pool *pool;
+    int64_t runs, by_thread[64];
+    mpt__base_init(&base, NULL);
+    pool = mpt__pool_create(&base, 4);
+    REQUIRE(pool != NULL);
+    memset(&shared_marks, 0, sizeof shared_marks);
+    for (int i = 0; i < 1000; i++) mpt__parallel(pool, 50, 5000, mark, &shared_marks);
+    mpt__parallel(pool, 1, ALWAYS, mark, &shared_marks);
+    mpt__parallel(pool, 0, ALWAYS, mark, &shared_marks);
+    mpt__parallel(pool, -3, ALWAYS, mark, &shared_marks);
+    mpt__pool_counts(pool, &runs, by_thread);
+    CHECK_EQ_INT(runs, 0);
+    CHECK_EQ_INT(by_thread[0], 50001);
+    CHECK_EQ_INT(by_thread[1] + by_thread[2] + by_thread[3], 0);
+    mpt__parallel(NULL, 10, ALWAYS, mark, &shared_marks);
+    CHECK_EQ_INT(shared_marks.done[9], 1001);
+    mpt__pool_destroy(pool);
+    mpt__pool_destroy(NULL);
+}
+
+/* Keeps the calling thread busy. */
+static void rest(mpt__base *base, double seconds) {
+    const double start = base->clock.now(base->clock.user);
+    while (base->clock.now(base->clock.user) - start < seconds) mpt__spin_pause();
+}
+
+/* Short runs with pauses between them: the threads fall asleep and must wake. */
+TEST(sleepers_wake) {
+    mpt__base base;
+    mpt__pool *pool;
+    mpt__base_init(&base, NULL);
+    pool = mpt__pool_create(&base, 3);
+    REQUIRE(pool != NULL);
+    memset(&shared_marks, 0, sizeof shared_marks);
+    for (int i = 0; i < 3000; i++) {
+        mpt__parallel(pool, 4, ALWAYS, mark, &shared_marks);
+        rest(&base, 1e-6 * (i % 60));
+    }
+    for (int i = 0; i < 4; i++) CHECK_EQ_INT(shared_marks.done[i], 3000);
+    mpt__pool_destroy(pool);
+}
+
+/* Chunks of pool threads take long, so that the caller is always the first to be through. */
+typedef struct slow_work {
+    mpt__base *base;
+    int32_t done;
+} slow_work;
+
+static void slow_chunk(void *work, int64_t chunk, int thread) {
+    slow_work *w = (slow_work *)work;
+    (void)chunk;
+    rest(w->base, thread ? 200e-6 : 2e-6);
+    mpt__atomic_add32(&w->done, 1);
+}
+
+TEST(returns_when_all_is_done) {
+    mpt__base base;
+    mpt__pool *pool;
+    slow_work work;
+    mpt__base_init(&base, NULL);
+    pool = mpt__pool_create(&base, 3);
+    REQUIRE(pool != NULL);
+    work.base = &base;
+    for (int i = 0; i < 300; i++) {
+        mpt__atomic_store32(&work.done, 0);
+        mpt__parallel(pool, 40, ALWAYS, slow_chunk, &work);
+        CHECK_EQ_INT(mpt__atomic_load32(&work.done), 40);
+    }
+    mpt__pool_destroy(pool);
+}
+
+/* Each chunk notes the floating-point state that it finds. */
+static void note_state(void *work, int64_t chunk, int thread) {
+    uint32_t *states = (uint32_t *)work;
+    float sum = 0.0f;
+    for (int i = 1; i < 2000; i++) sum += 1.0f / (float)i;
+    states[chunk] = mpt__float_state() + (sum < 0.0f);
+    (void)thread;
+}
+
+TEST(float_state_reaches_the_threads) {
+    static uint32_t states[64];
+    mpt__base base;
+    mpt__pool *pool;
+    uint32_t before;
+    mpt__base_init(&base, NULL);
+    pool = mpt__pool_create(&base, 3);
+    REQUIRE(pool != NULL);
+    before = mpt__flush_denormals(true);
+    if (mpt__float_state() != mpt__float_state_flush(before, true)) {
+        mpt__pool_destroy(pool);
+        SKIP("flush-to-zero (valgrind has none)");
+    }
+    for (int run = 0; run < 100; run++) {
+        const uint32_t want = mpt__float_state_flush(before, run % 2 == 0);
+        int wrong = 0;
+        mpt__flush_denormals(run % 2 == 0);
+        mpt__parallel(pool, 64, ALWAYS, note_state, states);
+        for (int i = 0; i < 64; i++) wrong += states[i] != want;
+        CHECK_EQ_INT(wrong, 0);
+    }
+    mpt__restore_denormals(before);
+    CHECK_EQ_INT(mpt__float_state(), before);
+    mpt__pool_destroy(pool);
+}
+
+TEST(pool_clamps_threads) {
+    mpt__base base;
+    mpt__pool *pool;
+    mpt__base_init(&base, NULL);
+    pool = mpt__pool_create(&base, 0);
+    REQUIRE(pool != NULL);
+    CHECK_EQ_INT(mpt__pool_threads(pool), mpt__core_count() > 64 ? 64 : mpt__core_count());
+    mpt__pool_destroy(pool);
+    NEEDS_THREADS;
+    pool = mpt__pool_create(&base, 1000);
+    REQUIRE(pool != NULL);
+    CHECK_EQ_INT(mpt__pool_threads(pool), 64);
+    memset(&shared_marks, 0, sizeof shared_marks);
+    for (int i = 0; i < 20; i++) mpt__parallel(pool, 1000, ALWAYS, mark, &shared_marks);
+    CHECK_EQ_INT(shared_marks.done[999], 20);
+    mpt__pool_destroy(pool);
+    CHECK_EQ_INT(base.memory.held, 0);
+}
+
+/* ==== Failing callbacks ==== */
+
+static mpt_threads real;
+static int creations_left;
+
+static int create_or_fail(void *user, void **thread, void (*entry)(void *), void *argument) {
+    return creations_left-- > 0 ? real.create(user, thread, entry, argument) : -1;
+}
+
+static int mutex_or_fail(void *user, void **mutex) {
+    return creations_left-- > 0 ? real.mutex_create(user, mutex) : -1;
+}
+
+static int condition_or_fail(void *user, void **condition) {
+    return creations_left-- > 0 ? real.condition_create(user, condition) : -1;
+}
+
+TEST(failing_threads_are_an_error) {
+    NEEDS_THREADS;
+    /* A mutex, two conditions, three threads: six things that can fail. */
+    for (int allowed = 0; allowed <= 6; allowed++) {
+        mpt__base base;
+        mpt__pool *pool;
+        mpt__base_init(&base, NULL);
+        real = base.thread;
+        base.thread.create = create_or_fail;
+        base.thread.mutex_create = mutex_or_fail;
+        base.thread.condition_create = condition_or_fail;
+        creations_left = allowed;
+        pool = mpt__pool_create(&base, 4);
+        CHECK((pool != NULL) == (allowed == 6));
+        if (allowed < 6) {
+            CHECK_EQ_INT(base.status, MPT_ERROR_THREAD);
+            CHECK_CONTAINS(base.message, "set config.threads");
+        }
+        if (allowed == 4) CHECK_CONTAINS(base.message, "could not make thread 3 of 4");
+        mpt__pool_destroy(pool);
+        CHECK_EQ_INT(base.memory.held, 0);
+    }
+}
+
+TEST(pool_without_memory_is_an_error) {
+    for (int64_t limit = 64; limit < 8192; limit += 96) {
+        mpt_config config;
+        mpt__base base;
+        mpt__pool *pool;
+        memset(&config, 0, sizeof config);
+        config.memory_limit = limit;
+        mpt__base_init(&base, &config);
+        pool = mpt__pool_create(&base, 4);
+        CHECK((pool == NULL) == (base.status != MPT_OK));
+        if (!pool) CHECK_CONTAINS(base.message, "out of memory");
+        mpt__pool_destroy(pool);
+        CHECK_EQ_INT(base.memory.held, 0);
+    }
+}
+
+/* A child has none of the pool's threads: it must not wait for them. */
+TEST(pool_ends_in_a_forked_child) {
+#if defined(HAVE_FORK) && !defined(__SANITIZE_THREAD__)
+    mpt__base base;
+    mpt__pool *pool;
+    int status = 1;
+    pid_t child;
+    mpt__base_init(&base, NULL);
+    pool = mpt__pool_create(&base, 3);
+    REQUIRE(pool != NULL);
+    mpt__parallel(pool, 64, ALWAYS, mark, &shared_marks);
+    rest(&base, 5e-3); /* the threads fall asleep */
+    child = fork();
+    if (child == 0) {
+        mpt__pool_destroy(pool);
+        _exit(0);
+    }
+    /* Its locks and thread records are lost to the child, which is what valgrind ends it for. */
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    mpt__pool_destroy(pool);
+    CHECK_EQ_INT(base.memory.held, 0);
+#else
+    SKIP("fork");
+#endif
+}
+
+/* ==== Atomics ==== */
+
+typedef struct counters {
+    int32_t added32, swapped32;
+    int64_t added64, swapped64;
+} counters;
+
+static void count_up(void *work, int64_t chunk, int thread) {
+    counters *c = (counters *)work;
+    (void)chunk, (void)thread;
+    for (int i = 0; i < 1000; i++) {
+        int32_t old32;
+        int64_t old64;
+        mpt__atomic_add32(&c->added32, 1);
+        mpt__atomic_add64(&c->added64, (int64_t)1 << 32);
+        do old32 = mpt__atomic_load32(&c->swapped32);
+        while (!mpt__atomic_cas32(&c->swapped32, old32, old32 + 2));
+        do old64 = mpt__atomic_load64(&c->swapped64);
+        while (!mpt__atomic_cas64(&c->swapped64, old64, old64 + 3));
+    }
+}
+
+TEST(atomics_lose_nothing) {
+    static counters c;
+    mpt__base base;
+    mpt__pool *pool;
+    mpt__base_init(&base, NULL);
+    pool = mpt__pool_create(&base, 4);
+    REQUIRE(pool != NULL);
+    mpt__parallel(pool, 100, ALWAYS, count_up, &c);
+    CHECK_EQ_INT(c.added32, 100000);
+    CHECK_EQ_INT(c.added64, 100000 * ((int64_t)1 << 32));
+    CHECK_EQ_INT(c.swapped32, 200000);
+    CHECK_EQ_INT(c.swapped64, 300000);
+    mpt__atomic_store32(&c.added32, -5);
+    mpt__atomic_store64(&c.added64, INT64_MIN);
+    CHECK_EQ_INT(mpt__atomic_load32(&c.added32), -5);
+    CHECK_EQ_INT(mpt__atomic_load64(&c.added64), INT64_MIN);
+    CHECK(!mpt__atomic_cas32(&c.added32, 0, 1) && !mpt__atomic_cas64(&c.added64, 0, 1));
+    mpt__pool_destroy(pool);
+}
+
+TEST_TABLE = {T(every_chunk_runs_once), T(threads_take_part_and_bits_stay),
+    T(small_work_stays_with_the_caller), T(sleepers_wake), T(returns_when_all_is_done),
+    T(float_state_reaches_the_threads), T(pool_clamps_threads), T(failing_threads_are_an_error),
+    T(pool_without_memory_is_an_error), T(pool_ends_in_a_forked_child), T(atomics_lose_nothing)};
+TEST_MAIN

@@ -1,0 +1,773 @@
+/* test_simd.c: the vector kernels of every ISA level of this CPU against the reference kernels, bit
+   for bit (NaN: as a class), over random shapes, strides, offsets, dtypes and special values;
+   matrix products against double; and the same bits for any number of threads. */
+#define MPTRAIN_IMPLEMENTATION
+#include "mptrain.h"
+
+#include <math.h>
+
+#include "harness.h"
+
+#if defined(MPT__HAS_AVX2) && defined(MPT__HAS_AVX512)
+
+/* ==== Backends ==== */
+
+static mpt__base base;
+static const mpt_isa all_levels[] = {MPT_ISA_AVX2, MPT_ISA_AVX512};
+enum { LEVELS = 2, MAX_ELEMENTS = 1 << 20, SLOTS = 64 };
+
+static mpt_isa levels[LEVELS];
+static int level_count;
+
+/* One backend per level and number of threads, made on first use and kept. */
+static mpt__backend *backend_of(mpt_isa isa, int threads) {
+    static mpt__backend kept[8][8];
+    mpt__backend *backend = &kept[isa][threads];
+    mpt_isa chosen;
+    mpt__flush_denormals(false); /* programs linked with -ffast-math start with it on */
+    if (backend->launch == NULL) {
+        if (base.allocator.allocate == NULL) {
+            mpt_config config;
+            memset(&config, 0, sizeof config);
+            mpt__base_init(&base, &config);
+        }
+        if (mpt__cpu_backend_create(&base, isa, threads, false, backend, &chosen) != MPT_OK) {
+            printf("%s\n", base.message);
+            exit(1);
+        }
+    }
+    return backend;
+}
+
+static bool have_levels(void) {
+    if (level_count > 0) return true;
+    for (int i = 0; i < LEVELS; i++) {
+        if (mpt__isa_supported(all_levels[i], mpt__cpu_features())) {
+            levels[level_count++] = all_levels[i];
+        }
+    }
+    return level_count > 0;
+}
+#define NEEDS_LEVELS \
+    if (!have_levels()) SKIP("a CPU with AVX2")
+
+/* ==== Random problems ==== */
+
+static uint64_t state = 1;
+static uint32_t draw(void) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(state >> 33);
+}
+static int64_t below(int64_t n) { return (int64_t)(draw() % (uint32_t)n); }
+static float draw_value(float size) {
+    float sum = 0;
+    for (int i = 0; i < 4; i++) sum += (float)(draw() & 0xffff) / 65536.0f - 0.5f;
+    return sum * size;
+}
+static float draw_special(void) {
+    static const uint32_t bits[] = {0,          0x80000000, 0x7f800000, 0xff800000, 0x7fc00000,
+                                    0xffc12345, 1,          0x807fffff, 0x00800000, 0x7f7fffff,
+                                    0x33000000, 0x38ffffff, 0x477ff000, 0x42b17218, 0xc2cff1b5};
+    return mpt__f32_from_bits(bits[below((int64_t)(sizeof bits / sizeof *bits))]);
+}
+
+typedef struct storage {
+    int dtype;
+    size_t bytes;
+    char *first, *now; /* what a run begins with, and what it works on */
+} storage;
+
+typedef struct problem {
+    mpt__launch launch;
+    mpt__scalar scalars[SLOTS], first_scalars[SLOTS];
+    storage storages[MPT__MAX_OPERANDS + 1];
+} problem;
+
+static void problem_init(problem *p, mpt__kernel kernel) {
+    memset(p, 0, sizeof *p);
+    p->launch.kernel = (uint16_t)kernel;
+    p->launch.compute_dtype = MPT_F32;
+    p->launch.number = 7;
+}
+
+static void problem_free(problem *p) {
+    for (int i = 0; i <= MPT__MAX_OPERANDS; i++) {
+        free(p->storages[i].first);
+        free(p->storages[i].now);
+    }
+}
+
+static void store_value(storage *s, size_t i, float value) {
+    mpt__ref_store(s->first, (uint8_t)s->dtype, (int64_t)i, 1, &value, 1);
+}
+
+/* Storage `i` + 1 with room for n elements of about this size, now and then a special one. */
+static void add_storage(problem *p, int i, int dtype, int64_t n, float size, int special_in) {
+    storage *s = &p->storages[i + 1];
+    size_t elements = (size_t)n + 64;
+    s->dtype = dtype;
+    s->bytes = elements * mpt__dtype_info[dtype].bytes;
+    s->first = (char *)calloc(s->bytes, 1);
+    s->now = (char *)malloc(s->bytes);
+    for (size_t k = 0; k < elements; k++) {
+        bool special = special_in > 0 && below(special_in) == 0;
+        store_value(s, k, special ? draw_special() : draw_value(size));
+    }
+}
+
+/* Operand i with this shape: contiguous, with gaps, or with its dimensions in another order in
+   memory; `broadcast` bit d: stride 0 there. Begins at an odd offset. */
+static void add_operand(problem *p, int i, int dtype, int rank, const int64_t *shape, int access,
+                        unsigned broadcast, float size, int special_in) {
+    mpt__operand *o = &p->launch.operand[i];
+    int order[MPT_MAX_RANK];
+    int64_t stride = 1;
+    memset(o, 0, sizeof *o);
+    o->storage = (uint32_t)(i + 1);
+    o->dtype = (uint8_t)dtype;
+    o->rank = (uint8_t)rank;
+    o->access = (uint8_t)access;
+    o->offset = below(4);
+    for (int d = 0; d < rank; d++) order[d] = d;
+    if (below(3) == 0 && rank > 1) {
+        int a = (int)below(rank), b = (int)below(rank), t = order[a];
+        order[a] = order[b], order[b] = t;
+    }
+    for (int d = rank - 1; d >= 0; d--) {
+        int at = order[d];
+        o->shape[at] = shape[at];
+        o->stride[at] = broadcast >> at & 1 ? 0 : stride;
+        if (!(broadcast >> at & 1)) stride *= shape[at];
+        if (below(4) == 0) stride += below(3);
+        if (below(12) == 0 && d == rank - 1) stride = stride * 2;
+    }
+    add_storage(p, i, dtype, stride + 8, size, special_in);
+    if (p->launch.n_operands <= i) p->launch.n_operands = (uint8_t)(i + 1);
+}
+
+static void run_problem(problem *p, mpt_isa isa, int threads) {
+    mpt__backend *backend = backend_of(isa, threads);
+    mpt__execution execution;
+    void *data[MPT__MAX_OPERANDS + 1];
+    for (int i = 0; i <= MPT__MAX_OPERANDS; i++) {
+        data[i] = p->storages[i].now;
+        if (data[i]) memcpy(data[i], p->storages[i].first, p->storages[i].bytes);
+    }
+    memcpy(p->scalars, p->first_scalars, sizeof p->scalars);
+    int64_t bytes = backend->workspace(backend->self, &p->launch);
+    char *workspace = (char *)malloc((size_t)bytes + 128);
+    memset(workspace, 0xff, (size_t)bytes + 128);
+    execution.data = data;
+    execution.scalars = p->scalars;
+    execution.workspace = workspace + (64 - (uintptr_t)workspace % 64);
+    char *guard = (char *)execution.workspace + bytes;
+    CHECK(backend->launch(backend->self, &execution, &p->launch) == MPT_OK);
+    for (int i = 0; i < 64 - (int)((char *)execution.workspace - workspace); i++) {
+        CHECK((unsigned char)guard[i] == 0xff);
+    }
+    free(workspace);
+}
+
+static bool same_elements(const storage *s, const char *want, size_t *at) {
+    size_t n = s->bytes / mpt__dtype_info[s->dtype].bytes;
+    for (*at = 0; *at < n; (*at)++) {
+        size_t size = mpt__dtype_info[s->dtype].bytes;
+        float a = 0, b = 0;
+        if (memcmp(s->now + *at * size, want + *at * size, size) == 0) continue;
+        if (!mpt__dtype_info[s->dtype].is_float) return false;
+        mpt__ref_load(&a, s->now, (uint8_t)s->dtype, (int64_t)*at, 1, 1);
+        mpt__ref_load(&b, want, (uint8_t)s->dtype, (int64_t)*at, 1, 1);
+        if (!mpt__f32_is_nan(a) || !mpt__f32_is_nan(b)) return false;
+    }
+    return true;
+}
+
+/* Runs on ref and on every level; all storages and scalars must come out the same. */
+static bool same_as_ref(problem *p, const char *what) {
+    char *want[MPT__MAX_OPERANDS + 1];
+    mpt__scalar scalars[SLOTS];
+    bool good = true;
+    size_t at;
+    run_problem(p, MPT_ISA_REF, 1);
+    memcpy(scalars, p->scalars, sizeof scalars);
+    for (int i = 0; i <= MPT__MAX_OPERANDS; i++) {
+        want[i] = (char *)malloc(p->storages[i].bytes + 1);
+        if (p->storages[i].bytes) memcpy(want[i], p->storages[i].now, p->storages[i].bytes);
+    }
+    for (int l = 0; l < level_count; l++) {
+        run_problem(p, levels[l], 1);
+        for (int i = 1; i <= MPT__MAX_OPERANDS; i++) {
+            storage *s = &p->storages[i];
+            if (s->bytes == 0 || same_elements(s, want[i], &at)) continue;
+            float a = 0, b = 0;
+            mpt__ref_load(&a, s->now, (uint8_t)s->dtype, (int64_t)at, 1, 1);
+            mpt__ref_load(&b, want[i], (uint8_t)s->dtype, (int64_t)at, 1, 1);
+            TEST_FAIL_("%s, %s, function %d, operand %d, dtype %s: element %ld is %.9g (%08x), "
+                       "reference %.9g (%08x)",
+                       levels[l] == MPT_ISA_AVX2 ? "avx2" : "avx512", what, p->launch.function,
+                       i - 1, mpt__dtype_info[s->dtype].name, (long)at, (double)a,
+                       (unsigned)mpt__f32_bits(a), (double)b, (unsigned)mpt__f32_bits(b));
+            good = false;
+        }
+        for (int i = 0; i < SLOTS; i++) {
+            if (scalars[i].i == p->scalars[i].i) continue;
+            if (mpt__f64_is_nan(scalars[i].f) && mpt__f64_is_nan(p->scalars[i].f)) continue;
+            TEST_FAIL_("%s: scalar %d is %.17g, reference %.17g", what, i, p->scalars[i].f,
+                       scalars[i].f);
+            good = false;
+        }
+    }
+    for (int i = 0; i <= MPT__MAX_OPERANDS; i++) free(want[i]);
+    return good;
+}
+
+static const int float_dtypes[] = {MPT_F32, MPT_F16, MPT_BF16};
+static int draw_float(void) { return below(2) ? MPT_F32 : float_dtypes[below(3)]; }
+
+static int draw_shape(int64_t *shape, int64_t most) {
+    int rank = (int)below(4);
+    int64_t left = most;
+    for (int d = 0; d < rank; d++) {
+        int64_t limit = left < 2 ? 2 : left > 300 ? 300 : left;
+        shape[d] = below(40) == 0 ? 0 : 1 + below(below(3) ? limit : 20);
+        if (shape[d] > left && left > 0) shape[d] = left;
+        left /= shape[d] ? shape[d] : 1;
+    }
+    return rank;
+}
+
+/* ==== Tests against the reference ==== */
+
+TEST(copies) {
+    static const int dtypes[] = {MPT_F32, MPT_F16, MPT_BF16, MPT_F64, MPT_I64, MPT_U8, MPT_BOOL};
+    NEEDS_LEVELS;
+    for (int i = 0; i < 1500; i++) {
+        problem p;
+        int64_t shape[4];
+        int rank = draw_shape(shape, 4000), any = (int)below(4) == 0;
+        problem_init(&p, MPT__K_COPY);
+        add_operand(&p, 0, any ? dtypes[below(7)] : draw_float(), rank, shape, MPT__READ,
+                    below(5) ? 0u : draw() & 15, 8, 20);
+        add_operand(&p, 1, any ? dtypes[below(7)] : draw_float(), rank, shape,
+                    below(3) ? MPT__WRITE : MPT__ACCUMULATE, 0, 8, 20);
+        bool good = same_as_ref(&p, "copy");
+        problem_free(&p);
+        if (!good) return;
+    }
+}
+
+TEST(unary_functions) {
+    NEEDS_LEVELS;
+    for (int i = 0; i < 3000; i++) {
+        problem p;
+        int64_t shape[4];
+        int rank = draw_shape(shape, 3000), function = MPT__FN_NEG + i % 14;
+        bool to_bool = function == MPT__FN_ISNAN || function == MPT__FN_ISINF;
+        problem_init(&p, MPT__K_UNARY);
+        p.launch.function = (uint8_t)function;
+        p.launch.imm[0] = (double)draw_value(4);
+        p.launch.slot[0] = 9;
+        p.first_scalars[9].f = 1.5;
+        add_operand(&p, 0, draw_float(), rank, shape, MPT__READ, below(5) ? 0u : draw() & 15,
+                    below(2) ? 2.0f : 60.0f, 10);
+        add_operand(&p, 1, to_bool ? MPT_BOOL : draw_float(), rank, shape,
+                    to_bool || below(3) ? MPT__WRITE : MPT__ACCUMULATE, 0, 8, 0);
+        bool good = same_as_ref(&p, "unary");
+        problem_free(&p);
+        if (!good) return;
+    }
+}
+
+TEST(binary_functions) {
+    NEEDS_LEVELS;
+    for (int i = 0; i < 3000; i++) {
+        problem p;
+        int64_t shape[4];
+        int rank = draw_shape(shape, 3000), function = MPT__FN_ADD + i % 11;
+        bool to_bool = function == MPT__FN_EQUAL;
+        int dtype = draw_float();
+        if (to_bool && below(3) == 0) dtype = MPT_I64;
+        problem_init(&p, MPT__K_BINARY);
+        p.launch.function = (uint8_t)function;
+        for (int k = 0; k < 2; k++) {
+            add_operand(&p, k, k && below(2) ? draw_float() : dtype, rank, shape, MPT__READ,
+                        below(2) ? 0u : draw() & 15, to_bool ? 1.0f : 4.0f, 10);
+        }
+        add_operand(&p, 2, to_bool ? MPT_BOOL : draw_float(), rank, shape,
+                    to_bool || below(3) ? MPT__WRITE : MPT__ACCUMULATE, 0, 8, 0);
+        bool good = same_as_ref(&p, "binary");
+        problem_free(&p);
+        if (!good) return;
+    }
+}
+
+TEST(dropout) {
+    static const double ps[] = {0, 0.1, 0.5, 0.999, 1, 1.0 / 4294967296.0, 1 - 1e-9, 0.3};
+    NEEDS_LEVELS;
+    for (int i = 0; i < 400; i++) {
+        problem p;
+        int64_t shape[4];
+        int rank = draw_shape(shape, 10000);
+        problem_init(&p, MPT__K_DROPOUT);
+        p.launch.imm[0] = ps[i % 8];
+        p.launch.rng.seed = draw();
+        p.launch.rng.call = (uint64_t)i;
+        if (below(2)) p.launch.slot[0] = 8;
+        p.first_scalars[8].i = 41;
+        add_operand(&p, 0, draw_float(), rank, shape, MPT__READ, 0, 4, 20);
+        add_operand(&p, 1, draw_float(), rank, shape, below(3) ? MPT__WRITE : MPT__ACCUMULATE, 0, 1,
+                    0);
+        bool good = same_as_ref(&p, "dropout");
+        problem_free(&p);
+        if (!good) return;
+    }
+}
+
+TEST(reductions) {
+    NEEDS_LEVELS;
+    for (int i = 0; i < 1200; i++) {
+        problem p;
+        int64_t shape[4], out[4];
+        int rank = draw_shape(shape, below(3) ? 3000 : 30000);
+        problem_init(&p, MPT__K_REDUCE);
+        p.launch.function = (uint8_t)(MPT__FN_SUM + i % 3);
+        for (int d = 0; d < rank; d++) out[d] = below(2) ? 1 : shape[d];
+        add_operand(&p, 0, draw_float(), rank, shape, MPT__READ, below(8) ? 0u : draw() & 15, 4,
+                    below(2) ? 500 : 0);
+        add_operand(&p, 1, draw_float(), rank, out, below(3) ? MPT__WRITE : MPT__ACCUMULATE, 0, 4,
+                    0);
+        bool good = same_as_ref(&p, "reduce");
+        problem_free(&p);
+        if (!good) return;
+    }
+}
+
+TEST(softmax_and_backward) {
+    NEEDS_LEVELS;
+    for (int i = 0; i < 1200; i++) {
+        problem p;
+        int64_t shape[3];
+        bool backward = i % 2 != 0;
+        float size = below(3) ? 5.0f : 100.0f;
+        problem_init(&p, backward ? MPT__K_SOFTMAX_BACKWARD : MPT__K_SOFTMAX);
+        p.launch.function = (uint8_t)(below(2) ? MPT__FN_SOFTMAX : MPT__FN_LOG_SOFTMAX);
+        shape[0] = 1 + below(20);
+        shape[1] = below(5) == 0 ? 1 + below(2500) : 1 + below(40);
+        shape[2] = below(3) ? 1 : 1 + below(5);
+        for (int k = 0; k < (backward ? 3 : 2); k++) {
+            bool last = k == (backward ? 2 : 1);
+            int access = !last ? MPT__READ : MPT__WRITE;
+            if (last && backward && below(3) == 0) access = MPT__ACCUMULATE;
+            add_operand(&p, k, draw_float(), 3, shape, access, 0, size, below(6) ? 0 : 60);
+        }
+        bool good = same_as_ref(&p, "softmax");
+        problem_free(&p);
+        if (!good) return;
+    }
+}
+
+/* Operand i: segments over a block; operand i + 1: step counts. Returns the block's size. */
+static int64_t add_segments(problem *p, int i) {
+    int64_t n = 1 + below(4), rows[5 * MPT__SEGMENT_FIELDS], at = below(8);
+    for (int64_t s = 0; s < n; s++) {
+        int64_t *row = rows + s * MPT__SEGMENT_FIELDS;
+        row[MPT__SEGMENT_OFFSET] = at;
+        row[MPT__SEGMENT_COUNT] = below(4) ? below(700) : 4000 + below(9000);
+        row[MPT__SEGMENT_STEP] = s;
+        row[3] = 0;
+        at += row[MPT__SEGMENT_COUNT] + below(20);
+    }
+    for (int k = 0; k < 2; k++) {
+        mpt__operand *o = &p->launch.operand[i + k];
+        storage *s = &p->storages[i + k + 1];
+        memset(o, 0, sizeof *o);
+        o->storage = (uint32_t)(i + k + 1);
+        o->dtype = MPT_I64;
+        o->rank = k ? 1 : 2;
+        o->shape[0] = n;
+        o->shape[1] = MPT__SEGMENT_FIELDS;
+        o->stride[0] = k ? 1 : MPT__SEGMENT_FIELDS;
+        o->stride[1] = 1;
+        o->access = MPT__READ;
+        s->dtype = MPT_I64;
+        s->bytes = sizeof rows;
+        s->first = (char *)calloc(s->bytes, 1);
+        s->now = (char *)malloc(s->bytes);
+        if (k == 0) memcpy(s->first, rows, sizeof rows);
+        for (int64_t e = 0; k == 1 && e < n; e++) {
+            ((int64_t *)(void *)s->first)[e] = below(3) ? below(1000) : 0;
+        }
+        if (p->launch.n_operands <= i + k) p->launch.n_operands = (uint8_t)(i + k + 1);
+    }
+    return at;
+}
+
+/* A block of n contiguous elements. */
+static void add_block(problem *p, int i, int dtype, int64_t n, int access, float size,
+                      int special) {
+    mpt__operand *o = &p->launch.operand[i];
+    memset(o, 0, sizeof *o);
+    o->storage = (uint32_t)(i + 1);
+    o->dtype = (uint8_t)dtype;
+    o->rank = 1;
+    o->access = (uint8_t)access;
+    o->shape[0] = n;
+    o->stride[0] = 1;
+    add_storage(p, i, dtype, n, size, special);
+    if (p->launch.n_operands <= i) p->launch.n_operands = (uint8_t)(i + 1);
+}
+
+/* Moments as a second one is: not negative, and no denormals, which the optimizers flush. */
+static void make_plain(storage *s, bool positive) {
+    float *x = (float *)(void *)s->first;
+    for (size_t i = 0; i < s->bytes / 4; i++) {
+        if (positive) x[i] = x[i] < 0 ? -x[i] : x[i];
+        if (x[i] > -1e-30f && x[i] < 1e-30f) x[i] = 0;
+    }
+}
+
+TEST(optimizers) {
+    NEEDS_LEVELS;
+    for (int i = 0; i < 400; i++) {
+        problem p;
+        bool adam = i % 2 != 0, master = below(2) != 0;
+        int special = below(3) ? 0 : 300;
+        problem_init(&p, adam ? MPT__K_ADAM : MPT__K_SGD);
+        int64_t n = add_segments(&p, 4);
+        add_block(&p, 0, master || below(3) == 0 ? draw_float() : MPT_F32, n, MPT__READ_WRITE, 1,
+                  0);
+        if (master) add_block(&p, 1, MPT_F32, n, MPT__READ_WRITE, 1, 0);
+        add_block(&p, 2, MPT_F32, n, MPT__READ, 0.1f, special);
+        if (adam || below(2)) add_block(&p, 3, MPT_F32, n, MPT__READ_WRITE, 0.1f, 0);
+        if (adam) add_block(&p, 6, MPT_F32, n, MPT__READ_WRITE, 0.01f, 0);
+        for (int k = 1; k <= 6; k++) {
+            if (k != 4 && k != 5 && p.storages[k + 1].bytes) make_plain(&p.storages[k + 1], k == 6);
+        }
+        p.launch.slot[0] = 10, p.launch.slot[1] = below(2) ? 11 : 0, p.launch.slot[2] = 12;
+        p.first_scalars[10].f = 1e-3;
+        p.first_scalars[11].f = 1.0 / 1024;
+        p.first_scalars[12].i = below(10) == 0;
+        p.launch.imm[0] = 0.9;
+        p.launch.imm[1] = adam ? 0.999 : below(2) ? 0.1 : 0.0;
+        p.launch.imm[2] = adam ? 1e-8 : below(2) ? 0.01 : 0.0;
+        p.launch.imm[3] = below(2) ? 0.01 : 0.0;
+        p.launch.index[0] = below(2);
+        bool good = same_as_ref(&p, adam ? "adam" : "sgd");
+        problem_free(&p);
+        if (!good) return;
+    }
+}
+
+TEST(gradient_norm_and_scale) {
+    NEEDS_LEVELS;
+    for (int i = 0; i < 400; i++) {
+        problem p;
+        bool norm = i % 2 != 0;
+        problem_init(&p, norm ? MPT__K_GRAD_NORM : MPT__K_GRAD_SCALE);
+        int64_t n = add_segments(&p, 1);
+        add_block(&p, 0, MPT_F32, n, norm ? MPT__READ : MPT__READ_WRITE, 4,
+                  below(2) ? 0 : 10 + (int)below(3000));
+        p.launch.n_operands = 2;
+        p.launch.slot[0] = below(2) ? 10 : 0, p.launch.slot[1] = below(4) ? 11 : 0;
+        p.launch.slot[2] = below(4) ? 12 : 0;
+        p.first_scalars[10].f = 1.0 / 3;
+        p.launch.imm[0] = below(2) ? 0.5 : 0.0;
+        bool good = same_as_ref(&p, "gradients");
+        problem_free(&p);
+        if (!good) return;
+    }
+}
+
+TEST(first_nonfinite_element) {
+    NEEDS_LEVELS;
+    for (int i = 0; i < 400; i++) {
+        problem p;
+        int64_t shape[4];
+        int rank = draw_shape(shape, 4000);
+        problem_init(&p, MPT__K_FIND_NONFINITE);
+        p.launch.slot[0] = 10;
+        add_operand(&p, 0, draw_float(), rank, shape, MPT__READ, 0, 4, below(2) ? 0 : 1000);
+        bool good = same_as_ref(&p, "find_nonfinite");
+        problem_free(&p);
+        if (!good) return;
+    }
+}
+
+/* ==== Matrix products ==== */
+
+static float round_to(float x, int dtype) {
+    mpt__ref_store(&x, (uint8_t)dtype, 0, 1, &x, 1);
+    float y = 0;
+    mpt__ref_load(&y, &x, (uint8_t)dtype, 0, 1, 1);
+    return y;
+}
+
+static double activate(double x, int activation) {
+    switch (activation) {
+    case MPT_ACTIVATION_RELU: return x > 0 || isnan(x) ? x : 0;
+    case MPT_ACTIVATION_GELU: return 0.5 * x * (1 + erf(x * sqrt(0.5)));
+    case MPT_ACTIVATION_GELU_TANH:
+        return 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
+    case MPT_ACTIVATION_TANH: return tanh(x);
+    case MPT_ACTIVATION_SIGMOID: return 1 / (1 + exp(-x));
+    default: return x;
+    }
+}
+
+static float element(const problem *p, const char *data, int operand, int rank,
+                     const int64_t *index) {
+    const mpt__operand *o = &p->launch.operand[operand];
+    int64_t at = o->offset;
+    float x = 0;
+    for (int d = 0; d < rank; d++) at += index[d] * o->stride[d];
+    mpt__ref_load(&x, data, o->dtype, at, 1, 1);
+    return x;
+}
+
+/* Checks `samples` elements of the output, drawn at random, against sums in double. The bound is
+   that of gemm-notes with room for K to 10^4, plus the rounding of the output dtype. */
+static bool check_product(const problem *p, const char *what, int samples) {
+    const mpt__operand *o = p->launch.operand;
+    const storage *s = p->storages;
+    int rank = o[3].rank, compute = p->launch.compute_dtype, c_dtype = o[3].dtype;
+    double unit = c_dtype == MPT_F32 ? 6e-8 : c_dtype == MPT_F16 ? 4.9e-4 : 3.95e-3;
+    for (int n = 0; n < samples; n++) {
+        int64_t at[MPT_MAX_RANK], a[MPT_MAX_RANK], b[MPT_MAX_RANK], k = o[0].shape[rank - 1];
+        double sum = 0, size = 0;
+        for (int d = 0; d < rank; d++) {
+            if (o[3].shape[d] == 0) return true;
+            at[d] = a[d] = b[d] = below(o[3].shape[d]);
+        }
+        for (int64_t x = 0; x < k; x++) {
+            a[rank - 1] = b[rank - 2] = x;
+            double u = (double)round_to(element(p, s[1].first, 0, rank, a), compute);
+            double v = (double)round_to(element(p, s[2].first, 1, rank, b), compute);
+            sum += u * v;
+            size += fabs(u * v);
+        }
+        sum *= p->launch.imm[0], size *= fabs(p->launch.imm[0]);
+        if (o[2].storage) {
+            double bias = (double)round_to(element(p, s[3].first, 2, rank, at), compute);
+            sum += bias, size += fabs(bias);
+        }
+        double want = activate(sum, p->launch.activation);
+        if (o[3].access == MPT__ACCUMULATE) want += (double)element(p, s[4].first, 3, rank, at);
+        double got = (double)element(p, s[4].now, 3, rank, at);
+        double bound = 6e-7 * size + 3e-7 * fabs(want) + unit * fabs(want) +
+                       (c_dtype == MPT_F16 ? 6e-8 : 1e-37);
+        double most = c_dtype == MPT_F16 ? 65504 : 3.3e38;
+        if (isnan(want) ? isnan(got)
+            : isinf(got) ? (got > 0) == (want > 0) && fabs(want) + bound >= most
+                         : fabs(got - want) <= bound) {
+            continue;
+        }
+        TEST_FAIL_("%s: M %ld N %ld K %ld: got %.9g, expected %.9g, bound %.3g", what,
+                   (long)o[3].shape[rank - 2], (long)o[3].shape[rank - 1], (long)k, got, want,
+                   bound);
+        return false;
+    }
+    return true;
+}
+
+static int64_t draw_size(int64_t most) {
+    switch (below(4)) {
+    case 0: return 1 + below(4);
+    case 1: return 1 + below(20);
+    default: return 1 + below(most);
+    }
+}
+
+static void make_product(problem *p, int64_t m, int64_t n, int64_t k, int special_in) {
+    int rank = 2 + (int)below(3), dtype = draw_float();
+    int64_t shape[3][4];
+    unsigned shared[2] = {0, 0};
+    if (m * n * k > 100000) rank = 2;
+    problem_init(p, MPT__K_GEMM);
+    for (int d = 0; d < rank - 2; d++) {
+        shape[0][d] = shape[1][d] = shape[2][d] = 1 + below(4);
+        for (int x = 0; x < 2; x++) shared[x] |= below(3) == 0 ? 1u << d : 0u;
+    }
+    shape[0][rank - 2] = m, shape[0][rank - 1] = k;
+    shape[1][rank - 2] = k, shape[1][rank - 1] = n;
+    shape[2][rank - 2] = m, shape[2][rank - 1] = n;
+    p->launch.compute_dtype = (uint8_t)draw_float();
+    p->launch.imm[0] = below(2) ? 1.0 : 0.5;
+    add_operand(p, 0, below(4) ? dtype : draw_float(), rank, shape[0], MPT__READ, shared[0], 2,
+                special_in);
+    add_operand(p, 1, below(4) ? dtype : draw_float(), rank, shape[1], MPT__READ, shared[1], 2,
+                special_in);
+    if (below(2)) {
+        unsigned rows = below(3) ? (1u << (rank - 1)) - 1 : draw() & 15;
+        add_operand(p, 2, draw_float(), rank, shape[2], MPT__READ, rows, 1, 0);
+    }
+    bool accumulates = below(3) == 0;
+    p->launch.activation = (uint8_t)(accumulates || below(2) ? 0 : below(6));
+    add_operand(p, 3, draw_float(), rank, shape[2], accumulates ? MPT__ACCUMULATE : MPT__WRITE, 0,
+                1, 0);
+}
+
+/* Elements of C's storage that lie between its elements must stay as they were. */
+static void run_product(problem *p, int samples) {
+    for (int l = 0; l < level_count; l++) {
+        run_problem(p, levels[l], 1);
+        if (!check_product(p, levels[l] == MPT_ISA_AVX2 ? "avx2" : "avx512", samples)) return;
+    }
+}
+
+TEST(products_of_any_shape) {
+    NEEDS_LEVELS;
+    for (int i = 0; i < 1500 && test_failures == 0; i++) {
+        problem p;
+        make_product(&p, draw_size(80), draw_size(100), below(20) ? draw_size(150) : 0, 0);
+        run_product(&p, 40);
+        problem_free(&p);
+    }
+}
+
+TEST(products_beyond_one_block) {
+    static const int64_t sizes[][3] = {{30, 40, 1000},  {300, 500, 900}, {2100, 64, 40},
+                                       {20, 2100, 800}, {17, 33, 5000},  {200, 10, 4097},
+                                       {1, 3000, 700},  {500, 500, 385}};
+    NEEDS_LEVELS;
+    for (int i = 0; i < 48 && test_failures == 0; i++) {
+        problem p;
+        make_product(&p, sizes[i % 8][0], sizes[i % 8][1], sizes[i % 8][2], 0);
+        run_product(&p, 60);
+        problem_free(&p);
+    }
+}
+
+TEST(products_with_nan_and_infinity) {
+    NEEDS_LEVELS;
+    for (int i = 0; i < 600 && test_failures == 0; i++) {
+        problem p;
+        make_product(&p, draw_size(40), draw_size(60), draw_size(60), 200);
+        p.launch.activation = 0;
+        /* Sums that overflow in fp32 alone say nothing, and fp32 denormals count as zeros, which
+           makes NaN of their product with infinity. */
+        for (int x = 0; x < 2; x++) {
+            storage *s = &p.storages[x + 1];
+            for (size_t e = 0; e < s->bytes / mpt__dtype_info[s->dtype].bytes; e++) {
+                float v = 0;
+                mpt__ref_load(&v, s->first, (uint8_t)s->dtype, (int64_t)e, 1, 1);
+                float size = v < 0 ? -v : v;
+                if (mpt__f32_is_finite(v) && (size > 1e4f || (size > 0 && size < 1.2e-38f))) {
+                    store_value(s, e, 3.0f);
+                }
+            }
+        }
+        run_product(&p, 40);
+        problem_free(&p);
+    }
+}
+
+/* fp16 holds products with denormals exactly, whatever the mode of the SIMD unit. */
+TEST(products_of_fp16_denormals) {
+    static const int64_t sizes[][3] = {{3, 5, 7}, {40, 50, 60}, {1, 100, 100}, {64, 10, 64}};
+    NEEDS_LEVELS;
+    for (int i = 0; i < 4; i++) {
+        for (int l = 0; l < level_count; l++) {
+            problem p;
+            int64_t m = sizes[i][0], n = sizes[i][1], k = sizes[i][2], shape[2];
+            problem_init(&p, MPT__K_GEMM);
+            p.launch.imm[0] = 1;
+            p.launch.compute_dtype = MPT_F16;
+            shape[0] = m, shape[1] = k;
+            add_operand(&p, 0, MPT_F16, 2, shape, MPT__READ, 0, 0, 0);
+            shape[0] = k, shape[1] = n;
+            add_operand(&p, 1, MPT_F16, 2, shape, MPT__READ, 0, 0, 0);
+            shape[0] = m;
+            add_operand(&p, 3, MPT_F32, 2, shape, MPT__WRITE, 0, 0, 0);
+            for (size_t e = 0; e < p.storages[1].bytes / 2; e++) {
+                store_value(&p.storages[1], e, 5.9604645e-8f);
+            }
+            for (size_t e = 0; e < p.storages[2].bytes / 2; e++) store_value(&p.storages[2], e, 1);
+            run_problem(&p, levels[l], 1);
+            int64_t at[2] = {m - 1, n - 1};
+            CHECK(element(&p, p.storages[4].now, 3, 2, at) == (float)k * 5.9604645e-8f);
+            problem_free(&p);
+        }
+    }
+}
+
+/* ==== Threads ==== */
+
+static void same_for_all_threads(problem *p, const char *what) {
+    static const int counts[] = {2, 3, 7};
+    for (int l = 0; l < level_count; l++) {
+        char *want[MPT__MAX_OPERANDS + 1];
+        run_problem(p, levels[l], 1);
+        for (int i = 0; i <= MPT__MAX_OPERANDS; i++) {
+            want[i] = (char *)malloc(p->storages[i].bytes + 1);
+            if (p->storages[i].bytes) memcpy(want[i], p->storages[i].now, p->storages[i].bytes);
+        }
+        for (int t = 0; t < 3; t++) {
+            run_problem(p, levels[l], counts[t]);
+            for (int i = 0; i <= MPT__MAX_OPERANDS; i++) {
+                size_t bytes = p->storages[i].bytes;
+                if (bytes && memcmp(want[i], p->storages[i].now, bytes) != 0) {
+                    TEST_FAIL_("%s: %d threads give other bits than one", what, counts[t]);
+                }
+            }
+        }
+        for (int i = 0; i <= MPT__MAX_OPERANDS; i++) free(want[i]);
+    }
+}
+
+TEST(threads_do_not_change_bits) {
+    static const int64_t sizes[][3] = {{300, 500, 900}, {64, 784, 1500}, {8, 4000, 2000},
+                                       {5000, 10, 500}, {3000, 3000, 16}};
+    int64_t shape[3] = {300, 1000, 1}, columns[3] = {1, 1000, 1};
+    problem p;
+    NEEDS_LEVELS;
+    for (int i = 0; i < 10; i++) {
+        make_product(&p, sizes[i % 5][0], sizes[i % 5][1], sizes[i % 5][2], 0);
+        same_for_all_threads(&p, "gemm");
+        problem_free(&p);
+    }
+    problem_init(&p, MPT__K_UNARY);
+    p.launch.function = MPT__FN_GELU;
+    add_operand(&p, 0, MPT_F32, 2, shape, MPT__READ, 0, 2, 0);
+    add_operand(&p, 1, MPT_BF16, 2, shape, MPT__WRITE, 0, 2, 0);
+    same_for_all_threads(&p, "unary");
+    problem_free(&p);
+    problem_init(&p, MPT__K_REDUCE);
+    p.launch.function = MPT__FN_SUM;
+    shape[0] = 3000;
+    add_operand(&p, 0, MPT_F32, 2, shape, MPT__READ, 0, 2, 0);
+    add_operand(&p, 1, MPT_F32, 2, columns, MPT__WRITE, 0, 2, 0);
+    same_for_all_threads(&p, "reduce");
+    problem_free(&p);
+    problem_init(&p, MPT__K_SOFTMAX);
+    p.launch.function = MPT__FN_LOG_SOFTMAX;
+    add_operand(&p, 0, MPT_F32, 3, shape, MPT__READ, 0, 2, 0);
+    add_operand(&p, 1, MPT_F32, 3, shape, MPT__WRITE, 0, 2, 0);
+    same_for_all_threads(&p, "softmax");
+    problem_free(&p);
+}
+
+TEST_TABLE = {
+    T(copies),
+    T(unary_functions),
+    T(binary_functions),
+    T(dropout),
+    T(reductions),
+    T(softmax_and_backward),
+    T(optimizers),
+    T(gradient_norm_and_scale),
+    T(first_nonfinite_element),
+    T(products_of_any_shape),
+    T(products_beyond_one_block),
+    T(products_with_nan_and_infinity),
+    T(products_of_fp16_denormals),
+    T(threads_do_not_change_bits),
+};
+
+#else
+
+TEST(vector_kernels) { SKIP("vector kernels in this build (an x86-64 CPU, no MPTRAIN_NO_SIMD)"); }
+TEST_TABLE = {T(vector_kernels)};
+
+#endif
+
+TEST_MAIN

@@ -1,0 +1,167 @@
+/* amalgamate.c - writes the one-file mptrain.h from the rooms in src/.
+
+       amalgamate src/mptrain.h mptrain.h
+
+   The spine (the first argument) lists the rooms in order. Each quoted include of a file that
+   lies beside the spine is replaced by that file, once; later includes of it are left out. A room
+   may include only what the spine listed before it, so the order of the output is the order of
+   the spine. Everything else is copied as it is, with line ends turned to '\n': the output depends
+   on nothing but the input, so it can be committed and compared. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_ROOMS = 128, MAX_PATH_LENGTH = 512 };
+
+typedef struct {
+    char folder[MAX_PATH_LENGTH]; /* of the spine, with the '/' */
+    char seen[MAX_ROOMS][64];     /* names of the rooms already written */
+    int n_seen;
+    FILE *out;
+} amalgamation;
+
+static void fail(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "amalgamate: ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+    exit(1);
+}
+
+/* The whole file as a string without '\r' and ending in '\n'; NULL when it cannot be opened. */
+static char *read_file(const char *path) {
+    FILE *file = fopen(path, "rb");
+    char *text = NULL;
+    size_t size = 0, capacity = 0, kept = 0, i, got;
+    if (!file) return NULL;
+    do {
+        if (size + 4096 + 2 > capacity) {
+            capacity = capacity * 2 + 8192;
+            text = (char *)realloc(text, capacity);
+            if (!text) fail("out of memory reading %s", path);
+        }
+        got = fread(text + size, 1, 4096, file);
+        size += got;
+    } while (got > 0);
+    fclose(file);
+    for (i = 0; i < size; i++) {
+        if (text[i] != '\r') text[kept++] = text[i];
+    }
+    if (kept > 0 && text[kept - 1] != '\n') text[kept++] = '\n';
+    text[kept] = '\0';
+    return text;
+}
+
+/* Whether the end of this line lies in a block comment, given whether its start does. */
+static int ends_in_comment(const char *line, size_t length, int in_comment) {
+    size_t i;
+    char quote = 0;
+    for (i = 0; i < length; i++) {
+        char c = line[i], next = i + 1 < length ? line[i + 1] : '\0';
+        if (in_comment) {
+            if (c == '*' && next == '/') { in_comment = 0; i++; }
+        } else if (quote) {
+            if (c == '\\') i++;
+            else if (c == quote) quote = 0;
+        } else if (c == '/' && next == '/') {
+            return 0;
+        } else if (c == '/' && next == '*') {
+            in_comment = 1;
+            i++;
+        } else if (c == '"' || c == '\'') {
+            quote = c;
+        }
+    }
+    return in_comment;
+}
+
+/* Copies the name out of a line `#include "name"`; returns 0 for any other line. */
+static int parse_include(const char *line, size_t length, char *name, size_t capacity) {
+    static const char word[] = "include";
+    const char *end = line + length, *close;
+    size_t n;
+    while (line < end && (*line == ' ' || *line == '\t')) line++;
+    if (line == end || *line++ != '#') return 0;
+    while (line < end && (*line == ' ' || *line == '\t')) line++;
+    if ((size_t)(end - line) < sizeof word || memcmp(line, word, sizeof word - 1) != 0) return 0;
+    line += sizeof word - 1;
+    while (line < end && (*line == ' ' || *line == '\t')) line++;
+    if (line == end || *line++ != '"') return 0;
+    close = (const char *)memchr(line, '"', (size_t)(end - line));
+    if (!close) return 0;
+    n = (size_t)(close - line);
+    if (n == 0 || n >= capacity) return 0;
+    memcpy(name, line, n);
+    name[n] = '\0';
+    return 1;
+}
+
+static int was_seen(const amalgamation *a, const char *name) {
+    int i;
+    for (i = 0; i < a->n_seen; i++) {
+        if (strcmp(a->seen[i], name) == 0) return 1;
+    }
+    return 0;
+}
+
+static char *read_beside(const amalgamation *a, const char *name) {
+    char path[MAX_PATH_LENGTH + 64];
+    snprintf(path, sizeof path, "%s%s", a->folder, name);
+    return read_file(path);
+}
+
+/* Writes `text`, the file `name`; depth 0 is the spine, 1 a room. */
+static void expand(amalgamation *a, const char *name, const char *text, int depth) {
+    int in_comment = 0, line_number = 0;
+    while (*text) {
+        size_t length = strcspn(text, "\n") + 1;
+        char included[64];
+        char *inner = NULL;
+        line_number++;
+        if (!in_comment && parse_include(text, length, included, sizeof included)) {
+            if (was_seen(a, included)) {
+                text += length;
+                continue;
+            }
+            inner = read_beside(a, included);
+        }
+        if (inner) {
+            if (depth > 0)
+                fail("%s:%d includes %s, which the spine does not list before it", name,
+                     line_number, included);
+            if (a->n_seen == MAX_ROOMS) fail("more than %d rooms", (int)MAX_ROOMS);
+            strcpy(a->seen[a->n_seen++], included);
+            fprintf(a->out, "/* ==== src/%s ==== */\n", included);
+            expand(a, included, inner, depth + 1);
+            free(inner);
+        } else {
+            in_comment = ends_in_comment(text, length, in_comment);
+            fwrite(text, 1, length, a->out);
+        }
+        text += length;
+    }
+}
+
+int main(int argc, char **argv) {
+    static amalgamation a;
+    const char *slash, *spine_name;
+    char *spine;
+    if (argc != 3) fail("usage: amalgamate SPINE OUTPUT");
+    slash = strrchr(argv[1], '/');
+    spine_name = slash ? slash + 1 : argv[1];
+    if (strlen(argv[1]) >= MAX_PATH_LENGTH || strlen(spine_name) >= 64) fail("path too long");
+    memcpy(a.folder, argv[1], (size_t)(spine_name - argv[1]));
+    strcpy(a.seen[a.n_seen++], spine_name);
+    spine = read_file(argv[1]);
+    if (!spine) fail("cannot read %s", argv[1]);
+    a.out = fopen(argv[2], "wb");
+    if (!a.out) fail("cannot write %s", argv[2]);
+    fprintf(a.out, "/* generated from src/ by tools/amalgamate.c: edit there */\n");
+    expand(&a, spine_name, spine, 0);
+    free(spine);
+    if (ferror(a.out) | fclose(a.out)) fail("cannot write %s", argv[2]);
+    return 0;
+}

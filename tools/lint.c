@@ -1,0 +1,387 @@
+/* lint.c - the rules of the house that a compiler does not check.
+
+       lint src/mptrain.h FILE...
+
+   The first file is the spine. Files named NN_name.c or NN_name.h are rooms of the library and are
+   held to all rules; other files to those about layout and left-over markers. Prints one line
+   per finding and ends with status 1 when there is any. The rules are the tables below. */
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_COLUMNS = 100, MAX_ROOM_LINES = 1200, MAX_EXAMPLE_LINES = 149 };
+enum { NO_ROOM = -1, LAUNCH_ROOM = 20 };
+
+/* Where a word may stand: BASE is 10_base.c; SIMD the rooms with code per instruction set, which
+   are random, dtype, convert, math (12 to 15) and the kernels (31 to 39). */
+enum { NOWHERE, BASE, SIMD, BASE_AND_SIMD };
+
+/* How a word is matched: a whole identifier; one that is called, other than through a pointer in a
+   struct; the start of an identifier. */
+enum { WORD, CALL, PREFIX };
+
+typedef struct {
+    const char *words; /* separated by spaces */
+    int match, where;
+    const char *message;
+} rule;
+
+static const rule rules[] = {
+    {"printf fprintf sprintf snprintf vprintf vfprintf vsprintf vsnprintf dprintf puts fputs "
+     "putchar putc fputc perror scanf sscanf fscanf",
+     CALL, NOWHERE, "the library does not print or scan with the C library"},
+    {"exit _exit _Exit quick_exit abort assert atexit raise", CALL, NOWHERE,
+     "the library never ends the process"},
+    {"setlocale signal sigaction strtod strtof strtold atof qsort bsearch rand srand", CALL,
+     NOWHERE, "depends on the locale, on the process or on the platform"},
+    {"malloc calloc realloc free aligned_alloc posix_memalign strdup fopen fread fwrite fclose "
+     "fseek ftell remove rename getenv clock_gettime pthread_create pthread_join",
+     CALL, BASE, "the system is reached through the callbacks of 10_base.c"},
+    {"exp expf exp2 exp2f expm1 expm1f log logf log2 log2f log10 log10f log1p log1pf tanh tanhf "
+     "sinh cosh sin sinf cos cosf tan tanf asin acos atan atan2 pow powf erf erff erfc cbrt hypot "
+     "fma fmaf tgamma lgamma",
+     CALL, NOWHERE, "its bits differ between platforms: use the library's own"},
+    {"isnan isinf isfinite isnormal fpclassify", CALL, NOWHERE,
+     "broken by -ffast-math: test the bits"},
+    {"_Pragma __pragma", WORD, BASE, "pragmas live in 10_base.c"},
+    {"asm __asm __asm__", WORD, SIMD, "asm lives in the SIMD rooms, 12 to 15 and 31 to 39"},
+    {"target __target__ MPT__TARGET", CALL, BASE_AND_SIMD,
+     "target attributes live in the SIMD rooms, 12 to 15 and 31 to 39"},
+    {"_mm _tile_ __m128 __m256 __m512 __cpuid _xgetbv vld1 vst1 vcvt_ vfma float32x4 float16x",
+     PREFIX, SIMD, "intrinsics live in the SIMD rooms, 12 to 15 and 31 to 39"},
+    {"__atomic_ __sync_ Interlocked _Interlocked atomic_ _Atomic", PREFIX, BASE,
+     "atomics live in 10_base.c"},
+    {"restrict", WORD, NOWHERE, "not C++: write MPT__RESTRICT"},
+};
+
+static const char *const api_headers[] = {"stdbool.h", "stddef.h", "stdint.h"};
+
+/* Macros of the platform that 10_base.c may set. All others begin with MPT. */
+static const char *const platform_macros[] = {"_POSIX_C_SOURCE", "_DEFAULT_SOURCE",
+    "_DARWIN_C_SOURCE", "_GNU_SOURCE", "_FILE_OFFSET_BITS", "WIN32_LEAN_AND_MEAN", "NOMINMAX",
+    "_CRT_SECURE_NO_WARNINGS", "_WIN32_WINNT"};
+
+/* Written in halves so that this file does not find itself. */
+static const char *const markers[] = {"TO" "DO", "FIX" "ME", "XX" "X", "HA" "CK"};
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static int findings;
+static int broken[sizeof rules / sizeof rules[0]]; /* by the file: each rule is reported once */
+static const char *path; /* of the file under examination */
+static int line_number;
+
+static void report(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    printf("%s:%d: ", path, line_number);
+    vprintf(format, args);
+    printf("\n");
+    va_end(args);
+    findings++;
+}
+
+static char *read_file(const char *name) {
+    FILE *file = fopen(name, "rb");
+    char *text;
+    long size;
+    if (!file || fseek(file, 0, SEEK_END) != 0 || (size = ftell(file)) < 0) {
+        fprintf(stderr, "lint: cannot read %s\n", name);
+        exit(2);
+    }
+    rewind(file);
+    text = (char *)malloc((size_t)size + 1);
+    if (!text || fread(text, 1, (size_t)size, file) != (size_t)size) {
+        fprintf(stderr, "lint: cannot read %s\n", name);
+        exit(2);
+    }
+    fclose(file);
+    text[size] = '\0';
+    return text;
+}
+
+static const char *base_name(const char *name) {
+    const char *slash = strrchr(name, '/');
+    return slash ? slash + 1 : name;
+}
+
+/* The number of a room from its file name, NN_name.c or NN_name.h; NO_ROOM for other files. */
+static int room_number(const char *name) {
+    const char *base = base_name(name);
+    if (!isdigit((unsigned char)base[0]) || !isdigit((unsigned char)base[1]) || base[2] != '_')
+        return NO_ROOM;
+    return (base[0] - '0') * 10 + (base[1] - '0');
+}
+
+static int allowed(int where, int room) {
+    int simd = (room >= 12 && room <= 15) || (room >= 31 && room <= 39);
+    return where == BASE            ? room == 10
+           : where == SIMD          ? simd
+           : where == BASE_AND_SIMD ? simd || room == 10
+                                    : 0;
+}
+
+/* Overwrites comments and the inside of literals with spaces. The names in #include lines stay. */
+static void blank_comments_and_literals(char *text) {
+    enum { CODE, LINE_COMMENT, BLOCK_COMMENT, LITERAL } state = CODE;
+    char quote = 0;
+    int in_include = 0;
+    char *p;
+    for (p = text; *p; p++) {
+        if (*p == '\n') {
+            in_include = 0;
+            if (state == LINE_COMMENT) state = CODE;
+        } else if (state == CODE) {
+            if (*p == '#') {
+                char *word = p + 1 + strspn(p + 1, " \t");
+                in_include = strncmp(word, "include", 7) == 0;
+            }
+            if (*p == '/' && (p[1] == '/' || p[1] == '*')) {
+                state = p[1] == '/' ? LINE_COMMENT : BLOCK_COMMENT;
+                p[0] = p[1] = ' ';
+                p++;
+            } else if ((*p == '"' || *p == '\'') && !in_include) {
+                state = LITERAL;
+                quote = *p;
+            }
+        } else if (state == LITERAL && *p == quote) {
+            state = CODE;
+        } else if (state == BLOCK_COMMENT && *p == '*' && p[1] == '/') {
+            p[0] = p[1] = ' ';
+            p++;
+            state = CODE;
+        } else {
+            if (state == LITERAL && *p == '\\' && p[1] && p[1] != '\n') *p++ = ' ';
+            if (*p != '\n') *p = ' ';
+        }
+    }
+}
+
+static int is_name(char c) { return isalnum((unsigned char)c) || c == '_'; }
+
+/* Whether the list of words holds the identifier, or a start of it when `prefix` is set. */
+static int listed(const char *words, const char *name, size_t length, int prefix) {
+    while (*words) {
+        size_t n = strcspn(words, " ");
+        if ((prefix ? n <= length : n == length) && memcmp(words, name, n) == 0) return 1;
+        words += n;
+        words += strspn(words, " ");
+    }
+    return 0;
+}
+
+/* Examines the identifier at code[0..length), which stands in `line`. */
+static void check_identifier(const char *line, const char *name, size_t length, int room) {
+    const char *after = name + length, *before = name;
+    int called, member;
+    size_t i;
+    while (*after == ' ') after++;
+    while (before > line && before[-1] == ' ') before--;
+    called = *after == '(';
+    member = before > line && (before[-1] == '.' || (before - line >= 2 && before[-1] == '>' &&
+                                                     before[-2] == '-'));
+    for (i = 0; i < COUNT(rules); i++) {
+        const rule *r = &rules[i];
+        if (allowed(r->where, room) || (r->match == CALL && (!called || member))) continue;
+        if (!broken[i] && listed(r->words, name, length, r->match == PREFIX)) {
+            broken[i] = 1;
+            report("%.*s: %s", (int)length, name, r->message);
+        }
+    }
+    if (before > line && before[-1] == '.' && name == before) {
+        const char *p = before - 1;
+        while (p > line && p[-1] == ' ') p--;
+        if (p > line && (p[-1] == '{' || p[-1] == ',')) report("designated initialiser: not C++17");
+    }
+}
+
+static void check_code_line(const char *line, int room) {
+    const char *p = line;
+    while (*p) {
+        size_t length = 0;
+        while (is_name(p[length])) length++;
+        if (length == 0) {
+            p++;
+            continue;
+        }
+        if (!isdigit((unsigned char)*p)) check_identifier(line, p, length, room);
+        p += length;
+    }
+}
+
+static int in_list(const char *const *list, size_t count, const char *name, size_t length) {
+    size_t i;
+    for (i = 0; i < count; i++) {
+        if (strlen(list[i]) == length && memcmp(list[i], name, length) == 0) return 1;
+    }
+    return 0;
+}
+
+static void check_include(const char *rest, int room) {
+    const char *name = rest + 1;
+    size_t length = strcspn(name, "\">\n");
+    if (*rest == '<') {
+        if (room == 1 && !in_list(api_headers, COUNT(api_headers), name, length))
+            report("the API includes only stddef, stdint and stdbool");
+        if (length == 11 && memcmp(name, "stdatomic.h", 11) == 0)
+            report("stdatomic.h does not exist in C++17");
+        if ((length == 11 && memcmp(name, "immintrin.h", 11) == 0) ||
+            (length == 10 && memcmp(name, "arm_neon.h", 10) == 0)) {
+            if (!allowed(SIMD, room)) report("intrinsics live in the SIMD rooms");
+        }
+        return;
+    }
+    if (*rest != '"') return;
+    if (room_number(name) == NO_ROOM) return;
+    if (room_number(name) > room)
+        report("includes %.*s, which is a higher room", (int)length, name);
+    if (room == LAUNCH_ROOM && name[length - 1] == 'c')
+        report("includes %.*s, but backends read this room alone", (int)length, name);
+}
+
+static void check_directive(const char *line, int room) {
+    const char *p = line + strspn(line, " \t");
+    size_t length;
+    if (*p++ != '#') return;
+    p += strspn(p, " \t");
+    if (strncmp(p, "pragma", 6) == 0 && !allowed(BASE, room)) {
+        report("pragmas live in 10_base.c");
+    } else if (strncmp(p, "include", 7) == 0) {
+        p += 7;
+        check_include(p + strspn(p, " \t"), room);
+    } else if (strncmp(p, "define", 6) == 0) {
+        p += 6;
+        p += strspn(p, " \t");
+        for (length = 0; is_name(p[length]);) length++;
+        if (strncmp(p, "MPT", 3) != 0 && strncmp(p, "mpt__", 5) != 0 &&
+            !(allowed(BASE, room) && in_list(platform_macros, COUNT(platform_macros), p, length)))
+            report("macro %.*s lacks the prefix MPT", (int)length, p);
+    }
+}
+
+/* Layout and left-over markers: rules for every file. `line` has no '\n'. */
+static void check_layout(const char *line, int is_room) {
+    size_t length = strlen(line), columns = 0, i;
+    for (i = 0; i < length; i++) {
+        unsigned char c = (unsigned char)line[i];
+        if ((c & 0xC0) != 0x80) columns++;
+        if (c == '\t') report("tab");
+        if (c == '\r') report("carriage return");
+        if (is_room && c >= 0x80) {
+            report("not ASCII");
+            break;
+        }
+    }
+    if (columns > MAX_COLUMNS) report("%d columns, at most %d", (int)columns, (int)MAX_COLUMNS);
+    if (length > 0 && line[length - 1] == ' ') report("space at the end of the line");
+    for (i = 0; i < COUNT(markers); i++) {
+        const char *at = strstr(line, markers[i]);
+        size_t n = strlen(markers[i]);
+        if (at && (at == line || !is_name(at[-1])) && !is_name(at[n])) report("left-over marker");
+    }
+}
+
+/* Rooms but the manual, the API and the end are guarded by MPT__NN_NAME_INCLUDED. */
+static void check_guard(const char *text, int room) {
+    const char *base = base_name(path);
+    char guard[128];
+    size_t n = 0;
+    if (room <= 1 || room == 99) return;
+    n += (size_t)snprintf(guard, sizeof guard, "#ifndef MPT__");
+    for (; *base && *base != '.' && n < sizeof guard - 16; base++)
+        guard[n++] = (char)toupper((unsigned char)*base);
+    snprintf(guard + n, sizeof guard - n, "_INCLUDED\n");
+    line_number = 1;
+    if (!strstr(text, guard)) report("no guard %.*s", (int)strlen(guard) - 9, guard + 8);
+}
+
+static void check_length(int lines, int room) {
+    int is_example = strncmp(path, "examples/", 9) == 0 && strstr(path, ".c") != NULL;
+    if (room != NO_ROOM && lines > MAX_ROOM_LINES)
+        report("a room of %d lines, at most %d", lines, (int)MAX_ROOM_LINES);
+    if (is_example && lines > MAX_EXAMPLE_LINES)
+        report("an example of %d lines, at most %d", lines, (int)MAX_EXAMPLE_LINES);
+}
+
+/* Calls the checks for each line; blanked is NULL for files that are no rooms. */
+static void check_lines(char *text, char *blanked, int room) {
+    size_t total = strlen(text);
+    char *line = text;
+    if (total > 0 && text[total - 1] != '\n') report("no newline at the end of the file");
+    for (line_number = 1; *line; line_number++) {
+        size_t length = strcspn(line, "\n");
+        char *next = line + length + (line[length] == '\n');
+        line[length] = '\0';
+        check_layout(line, room != NO_ROOM);
+        if (blanked) {
+            char *code = blanked + (line - text);
+            code[length] = '\0';
+            check_directive(code, room);
+            check_code_line(code, room);
+        }
+        line = next;
+    }
+    line_number--;
+}
+
+static void check_file(const char *name) {
+    char *text = read_file(name), *blanked = NULL;
+    int room = room_number(name);
+    path = name;
+    line_number = 1;
+    memset(broken, 0, sizeof broken);
+    if (room != NO_ROOM) {
+        check_guard(text, room);
+        blanked = read_file(name);
+        blank_comments_and_literals(blanked);
+    }
+    check_lines(text, blanked, room);
+    check_length(line_number, room);
+    free(blanked);
+    free(text);
+}
+
+/* The spine lists every room once, by number; the launch header alone may come early, since
+   backends read it without the implementation. That a room includes only what is listed before it,
+   the amalgamator checks. */
+static void check_spine(const char *name, int n_files, char **files) {
+    char *text = read_file(name), *at = text;
+    int last = 0, i;
+    path = name;
+    blank_comments_and_literals(text);
+    for (line_number = 1; *at; line_number++) {
+        size_t length = strcspn(at, "\n");
+        char *quote = (char *)memchr(at, '"', length);
+        int room = quote ? room_number(quote + 1) : NO_ROOM;
+        if (at[0] == '#' && room != NO_ROOM && room != LAUNCH_ROOM) {
+            if (room < last) report("room %02d is listed after room %02d", room, last);
+            last = room;
+        }
+        at += length + (at[length] == '\n');
+    }
+    line_number = 1;
+    for (i = 0; i < n_files; i++) {
+        const char *base = base_name(files[i]);
+        char include[160], *first;
+        if (room_number(base) == NO_ROOM) continue;
+        snprintf(include, sizeof include, "#include \"%.100s\"\n", base);
+        first = strstr(text, include);
+        if (!first) report("does not list %s", base);
+        else if (strstr(first + 1, include)) report("lists %s twice", base);
+    }
+    free(text);
+}
+
+int main(int argc, char **argv) {
+    int i;
+    if (argc < 2) {
+        fprintf(stderr, "usage: lint SPINE FILE...\n");
+        return 2;
+    }
+    check_spine(argv[1], argc - 2, argv + 2);
+    for (i = 1; i < argc; i++) check_file(argv[i]);
+    if (findings) printf("lint: %d findings\n", findings);
+    return findings != 0;
+}
