@@ -8,6 +8,8 @@
 
 /* ==== Calls ==== */
 
+/* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
+   error). */
 static bool mpt__enter(mpt_context *context, const char *op) {
     if (!context) return false;
     context->base.call++;
@@ -25,6 +27,12 @@ static bool mpt__enter_checked(mpt_context *context, const char *op) {
     return false;
 }
 
+/* What a call gives that mpt__enter refused. */
+static mpt_status mpt__refused(const mpt_context *context) {
+    return context ? context->base.status : MPT_ERROR_HANDLE;
+}
+
+/* The error null; of no context: an argument left out. */
 static mpt_tensor mpt__null(mpt_context *context) {
     mpt_tensor null;
     null.context = context, null.slot = 0, null.generation = 0;
@@ -67,8 +75,7 @@ enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 8 };
 
 static int mpt__size_class(int64_t bytes) {
     int64_t units = (bytes + MPT__POOL_GRAIN - 1) / MPT__POOL_GRAIN;
-    if (units < 1) units = 1;
-    if (units <= 8) return (int)units - 1;
+    if (units <= 8) return units > 0 ? (int)units - 1 : 0;
     int log = 3;
     while (((units - 1) >> (log + 1)) != 0) log++;
     return 8 * (log - 2) + (int)((units - 1) >> (log - 3)) - 8;
@@ -118,8 +125,7 @@ static void mpt__device_free(mpt_context *context, void *pointer, int64_t bytes)
 }
 
 static void mpt__workspace_free(mpt_context *context) {
-    if (context->workspace)
-        mpt__device_free(context, context->workspace, context->workspace_bytes);
+    if (context->workspace) mpt__device_free(context, context->workspace, context->workspace_bytes);
     context->workspace = NULL;
     context->workspace_bytes = 0;
 }
@@ -187,6 +193,138 @@ static void mpt__pool_give(mpt_context *context, void *pointer, int size_class) 
     list->pointers[list->count++] = pointer;
 }
 
+/* ==== Launches ==== */
+
+/* The context's launch, cleared. */
+static mpt__launch *mpt__launch_begin(mpt_context *context, mpt__kernel kernel) {
+    mpt__launch *launch = &context->launch; /* field by field: a memset of it all costs more */
+    launch->kernel = (uint16_t)kernel;
+    launch->n_operands = launch->function = launch->activation = launch->reduction = 0;
+    launch->compute_dtype = MPT_F32;
+    launch->op_record = context->launch_record;
+    launch->op = (uint16_t)context->launch_op;
+    launch->phase = (uint8_t)context->launch_phase;
+    launch->number = launch->workspace = 0;
+    memset(launch->slot, 0, sizeof launch->slot);
+    memset(launch->imm, 0, sizeof launch->imm);
+    memset(launch->index, 0, sizeof launch->index);
+    memset(&launch->rng, 0, sizeof launch->rng);
+    return launch;
+}
+
+static MPT__INLINE mpt__operand *mpt__operand_begin(mpt__launch *launch, int position,
+                                                    uint32_t storage, mpt_dtype dtype,
+                                                    mpt__access access) {
+    mpt__operand *operand = &launch->operand[position];
+    for (; launch->n_operands < position; launch->n_operands++)
+        launch->operand[launch->n_operands].storage = 0;
+    if (launch->n_operands == position) launch->n_operands++;
+    operand->storage = storage;
+    operand->dtype = (uint8_t)dtype;
+    operand->access = (uint8_t)access;
+    operand->scale_slot = operand->amax_slot = -1;
+    return operand;
+}
+
+/* Copies at least `rank` of the MPT_MAX_RANK dimensions that both have room for. */
+static MPT__INLINE void mpt__copy_dims(int64_t *to, const int64_t *from, int rank) {
+    memcpy(to, from, 2 * sizeof *to);
+    if (rank > 2) memcpy(to + 2, from + 2, (MPT_MAX_RANK - 2) * sizeof *to);
+}
+
+/* An operand on a tensor, of a rank of its own; its dimensions are still to be set. */
+static MPT__INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, int position,
+                                                     const mpt__tensor *tensor, int rank,
+                                                     mpt__access access) {
+    mpt__operand *operand =
+        mpt__operand_begin(launch, position, tensor->storage, (mpt_dtype)tensor->dtype, access);
+    operand->rank = (uint8_t)rank;
+    operand->offset = tensor->offset;
+    return operand;
+}
+
+/* Describes a tensor; shape and strides may be changed afterwards. */
+static mpt__operand *mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor,
+                                     mpt__access access) {
+    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, tensor->rank, access);
+    mpt__copy_dims(operand->shape, tensor->shape, tensor->rank);
+    mpt__copy_dims(operand->stride, tensor->stride, tensor->rank);
+    return operand;
+}
+
+/* `count` elements of a storage in a row. */
+static mpt__operand *mpt__operand_on(mpt__launch *launch, int position, uint32_t storage,
+                                     mpt_dtype dtype, int64_t offset, int64_t count,
+                                     mpt__access access) {
+    mpt__operand *operand = mpt__operand_begin(launch, position, storage, dtype, access);
+    operand->rank = 1;
+    operand->offset = offset;
+    operand->shape[0] = count;
+    operand->stride[0] = 1;
+    return operand;
+}
+
+/* Turns the device error word, once it can be read, into the sticky error; gives the status. */
+static mpt_status mpt__check_device(mpt_context *context) {
+    const mpt__scalar *scalars = context->scalars;
+    if (!scalars || scalars[MPT__SLOT_ERROR].i == 0) return context->base.status;
+    return mpt__error(context, (mpt_status)scalars[MPT__SLOT_ERROR].i,
+                      "target of sample %lld is not a class number of the input's [N, C] (launch "
+                      "%lld); check the labels, or name them with ignore_index",
+                      (long long)scalars[MPT__SLOT_ERROR_INDEX].i,
+                      (long long)scalars[MPT__SLOT_ERROR_LAUNCH].i);
+}
+
+/* For config.debug: every element that an operand names lies in its storage. */
+static mpt_status mpt__check_operands(mpt_context *context, const mpt__launch *launch) {
+    for (int i = 0; i < launch->n_operands; i++) {
+        const mpt__operand *operand = &launch->operand[i];
+        if (!operand->storage) continue;
+        const mpt__storage *storage = &context->storages[operand->storage];
+        int64_t last = operand->offset;
+        bool empty = false;
+        for (int d = 0; d < operand->rank; d++) {
+            if (operand->shape[d] > 0) last += (operand->shape[d] - 1) * operand->stride[d];
+            empty |= operand->shape[d] == 0;
+        }
+        if (empty) continue;
+        int64_t width = mpt__dtype_info[operand->dtype].bytes;
+        bool inside = operand->offset >= 0 && (last + 1) * width <= storage->bytes;
+        if (storage->live && inside) continue;
+        return mpt__error(context, MPT_ERROR_DEVICE,
+                          "launch %lld (kernel %d): operand %d reaches element %lld of a storage "
+                          "of %lld bytes; this is a defect of mptrain",
+                          (long long)launch->number, (int)launch->kernel, i, (long long)last,
+                          (long long)storage->bytes);
+    }
+    return MPT_OK;
+}
+
+/* Runs a launch, its operands set. */
+static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
+    mpt__backend *backend = &context->backend;
+    if (context->base.status != MPT_OK) return context->base.status;
+    launch->number = ++context->counters.launches;
+    if (context->config.debug && mpt__check_operands(context, launch) != MPT_OK)
+        return context->base.status;
+    mpt__execution execution;
+    execution.data = context->data;
+    execution.scalars = context->scalars;
+    execution.workspace = NULL;
+    launch->workspace = backend->workspace ? backend->workspace(backend->self, launch) : 0;
+    if (launch->workspace > 0) {
+        execution.workspace = mpt__workspace(context, launch->workspace);
+        if (!execution.workspace) return context->base.status;
+        mpt__account(&context->base, MPT_MEMORY_WORKSPACE, launch->workspace); /* for the peak */
+        mpt__account(&context->base, MPT_MEMORY_WORKSPACE, -launch->workspace);
+    }
+    mpt_status status = backend->launch(backend->self, &execution, launch);
+    if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    for (int i = 0; i < context->hook_count; i++)
+        context->hooks[i].after(context, context->hooks[i].user, launch);
+    return backend->synchronous ? mpt__check_device(context) : context->base.status;
+}
+
 /* ==== Storages ==== */
 
 static uint32_t mpt__storage_row(mpt_context *context) {
@@ -208,6 +346,31 @@ static uint32_t mpt__storage_row(mpt_context *context) {
     return (uint32_t)context->storage_count++;
 }
 
+static void mpt__storage_retain(mpt_context *context, uint32_t storage) {
+    context->storages[storage].references++;
+}
+
+static void mpt__storage_release(mpt_context *context, uint32_t id) {
+    mpt__storage *storage = &context->storages[id];
+    if (--storage->references > 0) return;
+    void *data = context->data[id];
+    context->data[id] = NULL;
+    storage->live = 0;
+    if (storage->source != MPT__BORROWED)
+        mpt__account(&context->base, (mpt_memory_kind)storage->kind, -storage->held);
+    if (storage->source == MPT__FROM_POOL)
+        mpt__pool_give(context, data, storage->size_class);
+    else if (storage->source == MPT__FROM_DEVICE)
+        mpt__device_free(context, data, storage->held);
+    if (context->recorder) {
+        mpt__recorder_retire(context, id);
+        return;
+    }
+    storage->next_free = context->free_storage;
+    context->free_storage = id;
+}
+
+/* A storage of unset values with one reference (zero: set to 0). 0 on error. */
 static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
                                  mpt__storage_source source, bool zero) {
     uint32_t id = mpt__storage_row(context);
@@ -222,7 +385,6 @@ static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory
         data = mpt__device_new(context, held, kind);
     }
     mpt__storage *storage = &context->storages[id];
-    memset(storage, 0, sizeof *storage);
     if (!data) {
         storage->next_free = context->free_storage;
         context->free_storage = id;
@@ -232,9 +394,10 @@ static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory
     storage->bytes = bytes;
     storage->held = held;
     storage->references = 1;
+    storage->version = 0;
+    storage->size_class = (uint16_t)size_class;
     storage->source = (uint8_t)source;
     storage->kind = (uint8_t)kind;
-    storage->size_class = (uint16_t)size_class;
     storage->live = 1;
     mpt__account(&context->base, kind, held);
     if (zero && bytes > 0) {
@@ -248,6 +411,7 @@ static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory
     return id;
 }
 
+/* A storage over the caller's memory. */
 static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t bytes) {
     uint32_t id = mpt__storage_row(context);
     if (!id) return 0;
@@ -261,31 +425,7 @@ static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t byte
     return id;
 }
 
-static void mpt__storage_retain(mpt_context *context, uint32_t storage) {
-    context->storages[storage].references++;
-}
-
-static void mpt__storage_release(mpt_context *context, uint32_t id) {
-    mpt__storage *storage = &context->storages[id];
-    if (--storage->references > 0) return;
-    if (storage->source != MPT__BORROWED) {
-        mpt__account(&context->base, (mpt_memory_kind)storage->kind, -storage->held);
-        if (storage->source == MPT__FROM_POOL) {
-            mpt__pool_give(context, context->data[id], storage->size_class);
-        } else {
-            mpt__device_free(context, context->data[id], storage->held);
-        }
-    }
-    storage->live = 0;
-    context->data[id] = NULL;
-    if (context->recorder) { /* a recording names it: the id stays its own until the end */
-        mpt__recorder_retire(context, id);
-        return;
-    }
-    storage->next_free = context->free_storage;
-    context->free_storage = id;
-}
-
+/* Bytes of host memory into or out of a storage, in order with launches; downloads wait. */
 static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t byte_offset,
                               const void *source, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
@@ -309,7 +449,7 @@ static mpt_status mpt__download(mpt_context *context, void *destination, uint32_
 
 /* ==== Tensors ==== */
 
-static mpt__tensor *mpt__slot(mpt_context *context, uint32_t slot) {
+static MPT__INLINE mpt__tensor *mpt__slot(mpt_context *context, uint32_t slot) {
     return &context->tensor_chunks[slot / MPT__TENSOR_CHUNK][slot % MPT__TENSOR_CHUNK];
 }
 
@@ -348,112 +488,127 @@ static mpt__tensor *mpt__slot_take(mpt_context *context) {
     return tensor;
 }
 
-static void mpt__slot_give(mpt_context *context, mpt__tensor *tensor) {
-    tensor->generation++;
-    tensor->born_before = tensor->born;
-    tensor->next_free = context->free_tensor;
-    context->free_tensor = tensor->slot;
-}
-
 /* After a reference went: lets the producer's record, the storage and the slot go when nothing
    needs them. A record may have saved its own output; so what keeps it alive is handles on its
    outputs and records that consume them, not saves. */
 static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor) {
-    if (!tensor->handle && !tensor->nodes && tensor->record) {
+    if (tensor->handle) return;
+    if (!tensor->nodes && tensor->record) {
         uint32_t record = tensor->record - 1;
         tensor->record = 0;
         tensor->saves++;
         mpt__record_release(context, record);
         tensor->saves--;
     }
-    if (tensor->handle || tensor->saves) return;
+    if (tensor->saves) return;
     if (tensor->storage) {
-        uint32_t storage = tensor->storage;
+        mpt__storage_release(context, tensor->storage);
         tensor->storage = 0;
-        mpt__storage_release(context, storage);
     }
-    if (tensor->gradient && !tensor->nodes) {
+    if (tensor->nodes) return;
+    if (tensor->gradient) {
         mpt__tensor *gradient = mpt__slot(context, tensor->gradient);
         tensor->gradient = 0;
         mpt__tensor_drop(context, gradient);
     }
-    if (!tensor->nodes) mpt__slot_give(context, tensor);
+    tensor->generation++;
+    tensor->born_before = tensor->born;
+    tensor->next_free = context->free_tensor;
+    context->free_tensor = tensor->slot;
 }
 
+/* Ends the handle. */
 static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor) {
     if (!tensor->handle) return;
     tensor->handle = 0;
     mpt__tensor_settle(context, tensor);
 }
 
-static void mpt__tensor_save(mpt__tensor *tensor) { tensor->saves++; }
-
-static void mpt__tensor_unsave(mpt_context *context, mpt__tensor *tensor) {
-    tensor->saves--;
-    mpt__tensor_settle(context, tensor);
-}
-
-static void mpt__tensor_unnode(mpt_context *context, mpt__tensor *tensor) {
-    tensor->nodes--;
-    mpt__tensor_settle(context, tensor);
-}
-
-static bool mpt__scope_push(mpt_context *context, const mpt__tensor *tensor) {
-    if (context->scope_depth == 0) return true;
+/* Makes a new tensor end with the innermost scope; on error it ends now. */
+static mpt__tensor *mpt__scoped_tensor(mpt_context *context, mpt__tensor *tensor) {
+    if (context->scope_depth == 0) return tensor;
     if (context->scoped_count == context->scoped_capacity) {
         void *scoped = context->scoped;
         bool ok = mpt__grow(&context->base, &scoped, &context->scoped_capacity,
                             context->scoped_count + 1, sizeof *context->scoped, MPT_MEMORY_HOST);
         context->scoped = (mpt__scoped *)scoped;
-        if (!ok) return false;
+        if (!ok) {
+            mpt__tensor_drop(context, tensor);
+            return NULL;
+        }
     }
-    context->scoped[context->scoped_count].slot = tensor->slot;
-    context->scoped[context->scoped_count++].generation = tensor->generation;
-    return true;
+    mpt__scoped *entry = &context->scoped[context->scoped_count++];
+    entry->slot = tensor->slot;
+    entry->generation = tensor->generation;
+    return tensor;
 }
 
-/* mpt__tensor_on, but the caller's reference to the storage becomes the tensor's; on error it is
-   released. */
+/* The elements of a shape, and its contiguous strides; -1 if it has a negative dimension or
+   overflows. Dimensions of size 0 count as 1 in strides, which must not overflow either. */
+static int64_t mpt__shape_strides(const mpt_shape *shape, int64_t *stride) {
+    int64_t step = 1;
+    bool empty = false;
+    for (int i = shape->rank - 1; i >= 0; i--) {
+        int64_t dim = shape->dim[i];
+        stride[i] = step;
+        if (dim <= 0) {
+            if (dim < 0) return -1;
+            empty = true;
+            continue;
+        }
+        bool narrow = ((step | dim) >> 31) == 0; /* spares the division */
+        if (!narrow && step > INT64_MAX / dim) return -1;
+        step *= dim;
+    }
+    return empty ? 0 : step;
+}
+
+static int64_t mpt__shape_numel(const mpt_shape *shape) {
+    int64_t stride[MPT_MAX_RANK];
+    return mpt__shape_strides(shape, stride);
+}
+
+/* A new tensor over a storage, outside all scopes, with the strides still to be set. The caller's
+   reference to the storage becomes the tensor's; on error (NULL) it is released. */
 static mpt__tensor *mpt__tensor_over(mpt_context *context, uint32_t storage, mpt_dtype dtype,
-                                     const mpt_shape *shape, const int64_t *stride,
-                                     int64_t offset) {
+                                     const mpt_shape *shape, int64_t offset) {
     mpt__tensor *tensor = mpt__slot_take(context);
     if (!tensor) {
         mpt__storage_release(context, storage);
         return NULL;
     }
     tensor->storage = storage;
-    tensor->storage_version = 0;
     tensor->record = tensor->parameter = tensor->gradient = 0;
     tensor->handle = 1;
-    tensor->saves = tensor->nodes = 0;
+    tensor->saves = 0;
+    tensor->nodes = 0;
     tensor->dtype = (uint8_t)dtype;
     tensor->rank = (uint8_t)shape->rank;
     tensor->flags = context->inference_depth ? MPT__INFERENCE : 0;
     tensor->output = 0;
     tensor->born = context->now.step;
     tensor->offset = offset;
-    int64_t step = 1;
-    for (int i = shape->rank - 1; i >= 0; i--) {
-        tensor->shape[i] = shape->dim[i];
-        tensor->stride[i] = stride ? stride[i] : step;
-        step *= shape->dim[i] > 0 ? shape->dim[i] : 1;
-    }
-    if (!mpt__scope_push(context, tensor)) {
-        mpt__tensor_drop(context, tensor);
-        return NULL;
-    }
+    mpt__copy_dims(tensor->shape, shape->dim, shape->rank);
     return tensor;
 }
 
+/* A new tensor on a storage (retained): contiguous strides unless `stride` is given. */
 static mpt__tensor *mpt__tensor_on(mpt_context *context, uint32_t storage, mpt_dtype dtype,
                                    const mpt_shape *shape, const int64_t *stride, int64_t offset) {
     mpt__storage_retain(context, storage);
-    return mpt__tensor_over(context, storage, dtype, shape, stride, offset);
+    mpt__tensor *tensor = mpt__tensor_over(context, storage, dtype, shape, offset);
+    if (!tensor) return NULL;
+    if (stride)
+        mpt__copy_dims(tensor->stride, stride, shape->rank);
+    else
+        mpt__shape_strides(shape, tensor->stride);
+    return mpt__scoped_tensor(context, tensor);
 }
 
-/* -1 with an error recorded if the shape makes no sense or overflows. */
-static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape) {
+/* Bytes and contiguous strides of a new tensor; -1 with an error recorded if the shape makes no
+   sense or overflows. */
+static int64_t mpt__checked_strides(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
+                                    int64_t *stride) {
     if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "dtype %d is none of mpt_dtype", (int)dtype);
         return -1;
@@ -462,7 +617,7 @@ static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const m
         mpt__error(context, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank, MPT_MAX_RANK);
         return -1;
     }
-    int64_t numel = mpt__shape_numel(shape);
+    int64_t numel = mpt__shape_strides(shape, stride);
     if (numel < 0 || numel > INT64_MAX / 16) {
         mpt__error(context, MPT_ERROR_SHAPE,
                    "shape %S has a negative dimension or more than 2^59 elements", shape);
@@ -471,12 +626,29 @@ static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const m
     return numel * (int64_t)mpt__dtype_info[dtype].bytes;
 }
 
-static mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
-                                    mpt_memory_kind kind) {
-    int64_t bytes = mpt__checked_bytes(context, dtype, shape);
+static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape) {
+    int64_t stride[MPT_MAX_RANK];
+    return mpt__checked_strides(context, dtype, shape, stride);
+}
+
+/* A new contiguous tensor with its own storage, outside all scopes. NULL on error. */
+static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
+                                         const mpt_shape *shape, mpt_memory_kind kind) {
+    int64_t stride[MPT_MAX_RANK];
+    int64_t bytes = mpt__checked_strides(context, dtype, shape, stride);
     if (bytes < 0) return NULL;
     uint32_t storage = mpt__storage_new(context, bytes, kind, MPT__FROM_POOL, false);
-    return storage ? mpt__tensor_over(context, storage, dtype, shape, NULL, 0) : NULL;
+    if (!storage) return NULL;
+    mpt__tensor *tensor = mpt__tensor_over(context, storage, dtype, shape, 0);
+    if (tensor) mpt__copy_dims(tensor->stride, stride, shape->rank);
+    return tensor;
+}
+
+/* The same, in the current scope. */
+static mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
+                                    mpt_memory_kind kind) {
+    mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, shape, kind);
+    return tensor ? mpt__scoped_tensor(context, tensor) : NULL;
 }
 
 /* Outlives the scopes that are open. */
@@ -511,51 +683,37 @@ static void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argu
                argument);
 }
 
+/* The live tensor of a handle, else NULL. */
+static MPT__INLINE mpt__tensor *mpt__live(mpt_context *context, mpt_tensor handle) {
+    if (handle.context != context || handle.slot == 0 ||
+        handle.slot >= (uint64_t)context->tensor_count)
+        return NULL;
+    mpt__tensor *tensor = mpt__slot(context, handle.slot);
+    bool live = tensor->generation == handle.generation && tensor->handle && tensor->storage;
+    return live ? tensor : NULL;
+}
+
+/* The same, or an error recorded ("argument 1: tensor made in step 41 used in step 43 .."). */
 static mpt__tensor *mpt__at(mpt_context *context, mpt_tensor handle, const char *argument) {
-    if (handle.context == context && handle.slot != 0 &&
-        handle.slot < (uint64_t)context->tensor_count) {
-        mpt__tensor *tensor = mpt__slot(context, handle.slot);
-        if (tensor->generation == handle.generation && tensor->handle && tensor->storage)
-            return tensor;
-    }
-    mpt__stale(context, handle, argument);
-    return NULL;
+    mpt__tensor *tensor = mpt__live(context, handle);
+    if (!tensor) mpt__stale(context, handle, argument);
+    return tensor;
 }
 
-/* Copies at least `rank` of the MPT_MAX_RANK dimensions that both have room for. */
-static void mpt__copy_dims(int64_t *to, const int64_t *from, int rank) {
-    if (rank <= 2) {
-        memcpy(to, from, 2 * sizeof *to);
-    } else {
-        memcpy(to, from, MPT_MAX_RANK * sizeof *to);
-    }
+/* Begins a public call on one tensor; NULL: it ends here. */
+static mpt__tensor *mpt__enter_at(mpt_tensor handle, const char *op, const char *argument) {
+    return mpt__enter(handle.context, op) ? mpt__at(handle.context, handle, argument) : NULL;
 }
 
-static mpt_shape mpt__shape_of(const mpt__tensor *tensor) {
-    mpt_shape shape;
-    shape.rank = tensor->rank;
-    for (int i = 0; i < tensor->rank; i++) shape.dim[i] = tensor->shape[i];
-    return shape;
-}
-
-/* The same, written in place. */
 static void mpt__shape_copy(mpt_shape *shape, const mpt__tensor *tensor) {
     shape->rank = tensor->rank;
     mpt__copy_dims(shape->dim, tensor->shape, tensor->rank);
 }
 
-static int64_t mpt__shape_numel(const mpt_shape *shape) {
-    int64_t numel = 1; /* without dimensions of size 0: the strides must not overflow either */
-    bool empty = false;
-    for (int i = 0; i < shape->rank; i++) {
-        int64_t dim = shape->dim[i];
-        if (dim < 0) return -1;
-        bool narrow = ((numel | dim) >> 31) == 0; /* spares the division */
-        if (!narrow && dim > 0 && numel > INT64_MAX / dim) return -1;
-        if (dim > 0) numel *= dim;
-        empty |= dim == 0;
-    }
-    return empty ? 0 : numel;
+static mpt_shape mpt__shape_of(const mpt__tensor *tensor) {
+    mpt_shape shape;
+    mpt__shape_copy(&shape, tensor);
+    return shape;
 }
 
 static int64_t mpt__tensor_numel(const mpt__tensor *tensor) {
@@ -574,6 +732,14 @@ static bool mpt__tensor_contiguous(const mpt__tensor *tensor) {
     return true;
 }
 
+static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b) {
+    if (a->rank != b->rank) return false;
+    for (int i = 0; i < a->rank; i++)
+        if (a->shape[i] != b->shape[i]) return false;
+    return true;
+}
+
+/* Negative numbers count from the end; -1 with an error recorded if out of range. */
 static int mpt__dimension(mpt_context *context, int dim, int rank) {
     int counted = dim < 0 ? dim + rank : dim;
     if (counted >= 0 && counted < rank) return counted;
@@ -582,148 +748,9 @@ static int mpt__dimension(mpt_context *context, int dim, int rank) {
     return -1;
 }
 
-/* A view that is in no table: where the elements of `tensor` are, the other fields unset. */
-static void mpt__view_copy(mpt__tensor *view, const mpt__tensor *tensor) {
-    view->storage = tensor->storage;
-    view->parameter = tensor->parameter;
-    view->dtype = tensor->dtype;
-    view->rank = tensor->rank;
-    view->offset = tensor->offset;
-    mpt__copy_dims(view->shape, tensor->shape, tensor->rank);
-    mpt__copy_dims(view->stride, tensor->stride, tensor->rank);
-}
-
-/* ==== Launches ==== */
-
-static mpt__launch *mpt__launch_begin(mpt_context *context, mpt__kernel kernel) {
-    mpt__launch *launch = &context->launch; /* field by field: a memset of it all costs more */
-    launch->kernel = (uint16_t)kernel;
-    launch->n_operands = launch->queue = launch->function = 0;
-    launch->compute_dtype = MPT_F32;
-    launch->activation = launch->reduction = launch->unused = 0;
-    launch->wait_event = launch->signal_event = 0;
-    launch->op_record = context->launch_record;
-    launch->op = (uint16_t)context->launch_op;
-    launch->phase = (uint8_t)context->launch_phase;
-    launch->number = launch->workspace = 0;
-    memset(launch->slot, 0, sizeof launch->slot);
-    memset(launch->imm, 0, sizeof launch->imm);
-    memset(launch->index, 0, sizeof launch->index);
-    memset(&launch->rng, 0, sizeof launch->rng);
-    return launch;
-}
-
-static mpt__operand *mpt__operand_begin(mpt__launch *launch, int position, uint32_t storage,
-                                        mpt_dtype dtype, mpt__access access) {
-    mpt__operand *operand = &launch->operand[position];
-    while (launch->n_operands <= position) launch->operand[launch->n_operands++].storage = 0;
-    operand->storage = storage;
-    operand->dtype = (uint8_t)dtype;
-    operand->access = (uint8_t)access;
-    operand->unused = 0;
-    operand->unused_too = 0;
-    operand->scale_slot = operand->amax_slot = -1;
-    return operand;
-}
-
-static mpt__operand *mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor,
-                                     mpt__access access) {
-    mpt__operand *operand =
-        mpt__operand_begin(launch, position, tensor->storage, (mpt_dtype)tensor->dtype, access);
-    operand->rank = tensor->rank;
-    operand->offset = tensor->offset;
-    mpt__copy_dims(operand->shape, tensor->shape, tensor->rank);
-    mpt__copy_dims(operand->stride, tensor->stride, tensor->rank);
-    return operand;
-}
-
-static mpt__operand *mpt__operand_on(mpt__launch *launch, int position, uint32_t storage,
-                                     mpt_dtype dtype, int64_t offset, int64_t count,
-                                     mpt__access access) {
-    mpt__operand *operand = mpt__operand_begin(launch, position, storage, dtype, access);
-    operand->rank = 1;
-    operand->offset = offset;
-    operand->shape[0] = count;
-    operand->stride[0] = 1;
-    return operand;
-}
-
-/* Turns the device error word into the sticky error. */
-static mpt_status mpt__device_error(mpt_context *context) {
-    mpt_status status = (mpt_status)context->scalars[MPT__SLOT_ERROR].i;
-    int64_t index = context->scalars[MPT__SLOT_ERROR_INDEX].i;
-    int64_t launch = context->scalars[MPT__SLOT_ERROR_LAUNCH].i;
-    return mpt__error(context, status,
-                      "target of sample %lld is not a class number of the input's [N, C] (launch "
-                      "%lld); check the labels, or name them with ignore_index",
-                      (long long)index, (long long)launch);
-}
-
-static mpt_status mpt__check_device(mpt_context *context) {
-    if (!context->scalars || context->scalars[MPT__SLOT_ERROR].i == 0) return context->base.status;
-    return mpt__device_error(context);
-}
-
-/* For config.debug: every element that an operand names lies in its storage. */
-static mpt_status mpt__check_operands(mpt_context *context, const mpt__launch *launch) {
-    for (int i = 0; i < launch->n_operands; i++) {
-        const mpt__operand *operand = &launch->operand[i];
-        if (!operand->storage) continue;
-        const mpt__storage *storage = &context->storages[operand->storage];
-        int64_t last = operand->offset;
-        bool empty = false;
-        for (int d = 0; d < operand->rank; d++) {
-            if (operand->shape[d] > 0) last += (operand->shape[d] - 1) * operand->stride[d];
-            empty |= operand->shape[d] == 0;
-        }
-        if (empty) continue;
-        int64_t width = mpt__dtype_info[operand->dtype].bytes;
-        bool inside = operand->offset >= 0 && (last + 1) * width <= storage->bytes;
-        if (storage->live && inside) continue;
-        return mpt__error(context, MPT_ERROR_DEVICE,
-                          "launch %lld (kernel %d): operand %d reaches element %lld of a storage "
-                          "of %lld bytes; this is a defect of mptrain",
-                          (long long)launch->number, (int)launch->kernel, i, (long long)last,
-                          (long long)storage->bytes);
-    }
-    return MPT_OK;
-}
-
-/* Runs a launch that needs scratch memory. */
-static mpt_status mpt__launch_with_workspace(mpt_context *context, mpt__execution *execution,
-                                             mpt__launch *launch) {
-    mpt__backend *backend = &context->backend;
-    execution->workspace = mpt__workspace(context, launch->workspace);
-    if (!execution->workspace) return context->base.status;
-    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, launch->workspace);
-    mpt_status status = backend->launch(backend->self, execution, launch);
-    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, -launch->workspace);
-    return status;
-}
-
-static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
-    if (context->base.status != MPT_OK) return context->base.status;
-    mpt__backend *backend = &context->backend;
-    launch->number = ++context->counters.launches;
-    if (context->config.debug && mpt__check_operands(context, launch) != MPT_OK)
-        return context->base.status;
-    mpt__execution execution;
-    execution.data = context->data;
-    execution.scalars = context->scalars;
-    execution.workspace = NULL;
-    if (backend->workspace) launch->workspace = backend->workspace(backend->self, launch);
-    mpt_status status = launch->workspace > 0
-                            ? mpt__launch_with_workspace(context, &execution, launch)
-                            : backend->launch(backend->self, &execution, launch);
-    if (context->base.status != MPT_OK) return context->base.status;
-    if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
-    for (int i = 0; i < context->hook_count; i++)
-        context->hooks[i].after(context, context->hooks[i].user, launch);
-    return backend->synchronous ? mpt__check_device(context) : MPT_OK;
-}
-
 /* ==== Device scalars ==== */
 
+/* A slot; 0 with an error recorded when none is left. */
 static uint16_t mpt__scalar_take(mpt_context *context) {
     for (int i = MPT__SLOT_FIRST_FREE; i < MPT__SLOT_COUNT; i++) {
         if (!context->slot_used[i]) {
@@ -738,6 +765,28 @@ static uint16_t mpt__scalar_take(mpt_context *context) {
     return 0;
 }
 
+static void mpt__scalar_free(mpt_context *context, uint16_t slot) {
+    if (slot) context->slot_used[slot] = 0;
+}
+
+static void mpt__scalar_set(mpt_context *context, uint16_t slot, bool integer, double real,
+                            int64_t count) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_SET);
+    launch->slot[0] = slot;
+    launch->imm[0] = real;
+    launch->index[0] = integer;
+    launch->index[1] = count;
+    mpt__submit(context, launch);
+}
+
+static void mpt__scalar_set_f(mpt_context *context, uint16_t slot, double value) {
+    mpt__scalar_set(context, slot, false, value, 0);
+}
+
+static void mpt__scalar_set_i(mpt_context *context, uint16_t slot, int64_t value) {
+    mpt__scalar_set(context, slot, true, 0, value);
+}
+
 static uint16_t mpt__scalar_new_f(mpt_context *context, double value) {
     uint16_t slot = mpt__scalar_take(context);
     if (slot) mpt__scalar_set_f(context, slot, value);
@@ -750,25 +799,7 @@ static uint16_t mpt__scalar_new_i(mpt_context *context, int64_t value) {
     return slot;
 }
 
-static void mpt__scalar_free(mpt_context *context, uint16_t slot) {
-    if (slot) context->slot_used[slot] = 0;
-}
-
-static void mpt__scalar_set_f(mpt_context *context, uint16_t slot, double value) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_SET);
-    launch->slot[0] = slot;
-    launch->imm[0] = value;
-    mpt__submit(context, launch);
-}
-
-static void mpt__scalar_set_i(mpt_context *context, uint16_t slot, int64_t value) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_SET);
-    launch->slot[0] = slot;
-    launch->index[0] = 1;
-    launch->index[1] = value;
-    mpt__submit(context, launch);
-}
-
+/* Waits for the device and turns its error word into the sticky error. */
 static void mpt__wait(mpt_context *context) {
     mpt__backend *backend = &context->backend;
     if (backend->synchronous) return;
@@ -792,6 +823,7 @@ static int64_t mpt__scalar_get_i(mpt_context *context, uint16_t slot) {
 static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {
     "module", "optimizer", "scaler", "schedule", "dataset", "loader", "recording", "op"};
 
+/* A new row for `object`, owned by the table from here on; 0 on error. */
 static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, void *object,
                                 uint32_t *generation) {
     mpt__object_table *table = &context->objects[kind];
@@ -817,6 +849,7 @@ static void *mpt__object_slot(mpt_context *context, mpt__object_kind kind, uint3
     return context->objects[kind].rows[slot].object;
 }
 
+/* The object of a handle; NULL with an error recorded if there is none. */
 static void *mpt__object_at(mpt_context *context, mpt__object_kind kind, mpt_context *owner,
                             uint32_t slot, uint32_t generation) {
     mpt__object_table *table = &context->objects[kind];
@@ -858,8 +891,7 @@ static void mpt__scope_drop(mpt_context *context, int64_t start) {
 }
 
 MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_begin"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__refused(context);
     if (context->scope_depth == MPT__MAX_REGIONS) {
         return mpt__error(context, MPT_ERROR_STATE,
                           "%d scopes are open; close some with mpt_scope_end",
@@ -870,8 +902,7 @@ MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_end"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_scope_end")) return mpt__refused(context);
     if (context->scope_depth == 0)
         return mpt__error(context, MPT_ERROR_STATE, "no scope is open; mpt_scope_begin opens one");
     if (context->step_depth == context->scope_depth)
@@ -882,8 +913,7 @@ MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
-    if (!mpt__enter_checked(context, "mpt_step_begin"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter_checked(context, "mpt_step_begin")) return mpt__refused(context);
     if (context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE,
                           "step %lld is still open; end it with mpt_step_end",
@@ -899,8 +929,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_step_end"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_step_end")) return mpt__refused(context);
     if (!context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE, "no step is open; mpt_step_begin opens one");
     if (context->scope_depth > context->step_depth)

@@ -87,6 +87,8 @@ static bool mpt__context_start(mpt_context *context) {
     context->scalars = (mpt__scalar *)context->data[context->scalar_storage];
     memset(context->scalars, 0, MPT__SLOT_COUNT * sizeof(mpt__scalar));
     context->scalars[MPT__SLOT_ONE].f = 1.0;
+    const float one = 1.0f;
+    memcpy(&context->scalars[MPT__SLOT_ONE_F32], &one, sizeof one);
     context->module_training = true;
     context->launch_phase = MPT__OTHER;
     context->objects[MPT__MODULE].destroy = mpt__module_free;
@@ -208,8 +210,7 @@ MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
 MPTRAIN_API const char *mpt_device_name(mpt_context *context) { return context ? "CPU" : "none"; }
 
 MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_synchronize"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_synchronize")) return mpt__refused(context);
     mpt__wait(context);
     return context->base.status;
 }
