@@ -154,11 +154,6 @@ typedef struct mpt__object_table {
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
 #define MPT__MAX_HOOKS 4
 
-typedef struct mpt__free_list { /* idle memory of one size class */
-    void **pointers;
-    int64_t count, capacity;
-} mpt__free_list;
-
 typedef struct mpt__scoped {
     uint32_t slot, generation;
 } mpt__scoped;
@@ -189,16 +184,15 @@ struct mpt_context {
     mpt__storage *storages;
     int64_t storage_count, storage_capacity, data_capacity;
     uint32_t free_storage, recorded_free_storage;
-    mpt__free_list pool[MPT__SIZE_CLASSES];
-    void *workspace; /* scratch of launches, one at a time; grows */
+    uint32_t idle[MPT__SIZE_CLASSES]; /* the first storage that has only memory, by size class */
+    void *workspace;                  /* scratch of launches, one at a time; grows */
     int64_t workspace_bytes;
     uint32_t scalar_storage;
     mpt__scalar *scalars; /* host view; valid after synchronize on asynchronous backends */
     uint8_t slot_used[MPT__SLOT_COUNT];
 
-    mpt__tensor **tensor_chunks;
-    int64_t tensor_chunk_count, tensor_chunk_capacity;
-    int64_t tensor_count;
+    mpt__tensor **tensors; /* by slot; every MPT__TENSOR_CHUNK of them are one allocation */
+    int64_t tensor_count, tensor_capacity;
     uint32_t free_tensor;
 
     mpt__parameter *parameters;

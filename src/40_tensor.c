@@ -68,13 +68,14 @@ static void mpt__host_text_free(mpt_context *context, char *text) {
 
 /* ==== The pool ====
  *
- * Size classes: multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding
- * wastes at most an eighth. Idle memory serves its own class and requests down to half its size. */
+ * Idle memory stays with the storage row that had it last; rows are listed by size class. Classes:
+ * multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding wastes at most
+ * an eighth. Idle memory serves its own class and requests down to half its size. */
 
 enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 8 };
 
-static int mpt__size_class(int64_t bytes) {
-    int64_t units = (bytes + MPT__POOL_GRAIN - 1) / MPT__POOL_GRAIN;
+static MPT__FORCE_INLINE int mpt__size_class(int64_t bytes) {
+    uint64_t units = ((uint64_t)bytes + MPT__POOL_GRAIN - 1) / MPT__POOL_GRAIN;
     if (units <= 8) return units > 0 ? (int)units - 1 : 0;
     int log = 3;
     while (((units - 1) >> (log + 1)) != 0) log++;
@@ -140,63 +141,106 @@ static void *mpt__workspace(mpt_context *context, int64_t bytes) {
     return context->workspace;
 }
 
+static void mpt__storage_spare(mpt_context *context, uint32_t id) {
+    context->storages[id].next_free = context->free_storage;
+    context->free_storage = id;
+}
+
+/* Gives idle memory back. */
 static void mpt__pool_trim(mpt_context *context) {
     mpt__workspace_free(context);
     for (int i = 0; i < MPT__SIZE_CLASSES; i++) {
-        mpt__free_list *list = &context->pool[i];
-        while (list->count > 0) {
-            mpt__device_free(context, list->pointers[--list->count], mpt__class_bytes(i));
+        uint32_t id = context->idle[i];
+        for (uint32_t next; id; id = next) {
+            next = context->storages[id].next_free;
+            mpt__device_free(context, context->data[id], mpt__class_bytes(i));
+            context->data[id] = NULL;
+            mpt__storage_spare(context, id);
         }
+        context->idle[i] = 0;
     }
 }
 
-static void mpt__free_list_release(mpt_context *context, mpt__free_list *list) {
-    if (!list->pointers) return;
-    mpt__release(&context->base, list->pointers, (size_t)list->capacity * sizeof(void *),
-                 MPT_MEMORY_HOST);
-    list->pointers = NULL;
+/* A row of the table of storages that has no memory; 0 on error. */
+static MPT__FORCE_INLINE uint32_t mpt__storage_row(mpt_context *context) {
+    uint32_t id = context->free_storage;
+    if (id) {
+        context->free_storage = context->storages[id].next_free;
+        return id;
+    }
+    void *rows = context->storages, *data = context->data;
+    int64_t need = context->storage_count + 1;
+    bool ok = mpt__grow(&context->base, &rows, &context->storage_capacity, need,
+                        sizeof(mpt__storage), MPT_MEMORY_HOST);
+    context->storages = (mpt__storage *)rows;
+    ok = ok && mpt__grow(&context->base, &data, &context->data_capacity, need, sizeof(void *),
+                         MPT_MEMORY_HOST);
+    context->data = (void **)data;
+    return ok ? (uint32_t)context->storage_count++ : 0;
 }
 
-/* Memory for `bytes`: idle memory of this class or one little above, else new. */
-static void *mpt__pool_take(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
-                            int *size_class) {
+static MPT__FORCE_INLINE void mpt__idle_give(mpt_context *context, uint32_t id) {
+    uint32_t *list = &context->idle[context->storages[id].size_class];
+    context->storages[id].next_free = *list;
+    *list = id;
+}
+
+/* A row with new memory. */
+static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class,
+                                            mpt_memory_kind kind) {
+    uint32_t id = mpt__storage_row(context);
+    if (!id) return 0;
+    context->storages[id].size_class = (uint16_t)size_class;
+    context->storages[id].held = mpt__class_bytes(size_class);
+    context->data[id] = mpt__device_new(context, mpt__class_bytes(size_class), kind);
+    if (context->data[id]) return id;
+    mpt__storage_spare(context, id);
+    return 0;
+}
+
+/* A row with memory for `bytes`: idle memory of this class or one little above, else new. */
+static MPT__FORCE_INLINE uint32_t mpt__idle_take(mpt_context *context, int64_t bytes,
+                                                 mpt_memory_kind kind) {
     int wanted = mpt__size_class(bytes);
     for (int i = wanted; i <= wanted + MPT__POOL_REACH && i < MPT__SIZE_CLASSES; i++) {
-        mpt__free_list *list = &context->pool[i];
-        if (list->count > 0) {
-            *size_class = i;
-            return list->pointers[--list->count];
-        }
+        uint32_t id = context->idle[i];
+        if (!id) continue;
+        context->idle[i] = context->storages[id].next_free;
+        return id;
     }
-    *size_class = wanted;
-    return mpt__device_new(context, mpt__class_bytes(wanted), kind);
+    return mpt__idle_new(context, wanted, kind);
+}
+
+/* Memory without a row, for ids that a recording keeps; it must go back by mpt__pool_give, which
+   then finds the row that is spare meanwhile. */
+static void *mpt__pool_take(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
+                            int *size_class) {
+    uint32_t id = mpt__idle_take(context, bytes, kind);
+    if (!id) return NULL;
+    void *pointer = context->data[id];
+    *size_class = context->storages[id].size_class;
+    context->data[id] = NULL;
+    mpt__storage_spare(context, id);
+    return pointer;
 }
 
 static void mpt__pool_give(mpt_context *context, void *pointer, int size_class) {
-    mpt__free_list *list = &context->pool[size_class];
-    if (list->count < list->capacity) {
-        list->pointers[list->count++] = pointer;
-        return;
-    }
-    int64_t capacity = list->capacity ? list->capacity * 2 : 16;
-    size_t bytes = (size_t)capacity * sizeof(void *);
-    void **pointers = (void **)mpt__allocate_raw(&context->base, bytes);
-    if (!pointers) { /* no room to remember it, which is no error: it goes back */
+    uint32_t id = context->free_storage;
+    if (!id) {
         mpt__device_free(context, pointer, mpt__class_bytes(size_class));
         return;
     }
-    mpt__account(&context->base, MPT_MEMORY_HOST, (int64_t)bytes);
-    if (list->count > 0) memcpy(pointers, list->pointers, (size_t)list->count * sizeof(void *));
-    mpt__free_list_release(context, list);
-    list->pointers = pointers;
-    list->capacity = capacity;
-    list->pointers[list->count++] = pointer;
+    context->free_storage = context->storages[id].next_free;
+    context->data[id] = pointer;
+    context->storages[id].size_class = (uint16_t)size_class;
+    context->storages[id].held = mpt__class_bytes(size_class);
+    mpt__idle_give(context, id);
 }
 
 /* ==== Launches ==== */
 
 /* The context's launch, cleared. */
-static mpt__launch *mpt__launch_begin(mpt_context *context, mpt__kernel kernel) {
+static MPT__FORCE_INLINE mpt__launch *mpt__launch_begin(mpt_context *context, mpt__kernel kernel) {
     mpt__launch *launch = &context->launch; /* field by field: a memset of it all costs more */
     launch->kernel = (uint16_t)kernel;
     launch->n_operands = launch->function = launch->activation = launch->reduction = 0;
@@ -212,9 +256,9 @@ static mpt__launch *mpt__launch_begin(mpt_context *context, mpt__kernel kernel) 
     return launch;
 }
 
-static MPT__INLINE mpt__operand *mpt__operand_begin(mpt__launch *launch, int position,
-                                                    uint32_t storage, mpt_dtype dtype,
-                                                    mpt__access access) {
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_begin(mpt__launch *launch, int position,
+                                                          uint32_t storage, mpt_dtype dtype,
+                                                          mpt__access access) {
     mpt__operand *operand = &launch->operand[position];
     for (; launch->n_operands < position; launch->n_operands++)
         launch->operand[launch->n_operands].storage = 0;
@@ -227,15 +271,15 @@ static MPT__INLINE mpt__operand *mpt__operand_begin(mpt__launch *launch, int pos
 }
 
 /* Copies at least `rank` of the MPT_MAX_RANK dimensions that both have room for. */
-static MPT__INLINE void mpt__copy_dims(int64_t *to, const int64_t *from, int rank) {
+static MPT__FORCE_INLINE void mpt__copy_dims(int64_t *to, const int64_t *from, int rank) {
     memcpy(to, from, 2 * sizeof *to);
     if (rank > 2) memcpy(to + 2, from + 2, (MPT_MAX_RANK - 2) * sizeof *to);
 }
 
 /* An operand on a tensor, of a rank of its own; its dimensions are still to be set. */
-static MPT__INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, int position,
-                                                     const mpt__tensor *tensor, int rank,
-                                                     mpt__access access) {
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, int position,
+                                                           const mpt__tensor *tensor, int rank,
+                                                           mpt__access access) {
     mpt__operand *operand =
         mpt__operand_begin(launch, position, tensor->storage, (mpt_dtype)tensor->dtype, access);
     operand->rank = (uint8_t)rank;
@@ -244,8 +288,8 @@ static MPT__INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, int po
 }
 
 /* Describes a tensor; shape and strides may be changed afterwards. */
-static mpt__operand *mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor,
-                                     mpt__access access) {
+static MPT__FORCE_INLINE mpt__operand *
+mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
     mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, tensor->rank, access);
     mpt__copy_dims(operand->shape, tensor->shape, tensor->rank);
     mpt__copy_dims(operand->stride, tensor->stride, tensor->rank);
@@ -253,9 +297,10 @@ static mpt__operand *mpt__operand_of(mpt__launch *launch, int position, const mp
 }
 
 /* `count` elements of a storage in a row. */
-static mpt__operand *mpt__operand_on(mpt__launch *launch, int position, uint32_t storage,
-                                     mpt_dtype dtype, int64_t offset, int64_t count,
-                                     mpt__access access) {
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int position,
+                                                       uint32_t storage, mpt_dtype dtype,
+                                                       int64_t offset, int64_t count,
+                                                       mpt__access access) {
     mpt__operand *operand = mpt__operand_begin(launch, position, storage, dtype, access);
     operand->rank = 1;
     operand->offset = offset;
@@ -276,7 +321,8 @@ static mpt_status mpt__check_device(mpt_context *context) {
 }
 
 /* For config.debug: every element that an operand names lies in its storage. */
-static mpt_status mpt__check_operands(mpt_context *context, const mpt__launch *launch) {
+static MPT__NOINLINE mpt_status mpt__check_operands(mpt_context *context,
+                                                    const mpt__launch *launch) {
     for (int i = 0; i < launch->n_operands; i++) {
         const mpt__operand *operand = &launch->operand[i];
         if (!operand->storage) continue;
@@ -300,6 +346,20 @@ static mpt_status mpt__check_operands(mpt_context *context, const mpt__launch *l
     return MPT_OK;
 }
 
+/* The scratch memory of a launch, counted for the peak; NULL on error. */
+static MPT__NOINLINE void *mpt__launch_workspace(mpt_context *context, int64_t bytes) {
+    void *workspace = mpt__workspace(context, bytes);
+    if (!workspace) return NULL;
+    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, bytes);
+    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, -bytes);
+    return workspace;
+}
+
+static MPT__NOINLINE void mpt__launch_hooks(mpt_context *context, const mpt__launch *launch) {
+    for (int i = 0; i < context->hook_count; i++)
+        context->hooks[i].after(context, context->hooks[i].user, launch);
+}
+
 /* Runs a launch, its operands set. */
 static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
@@ -311,40 +371,18 @@ static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     execution.data = context->data;
     execution.scalars = context->scalars;
     execution.workspace = NULL;
-    launch->workspace = backend->workspace ? backend->workspace(backend->self, launch) : 0;
+    if (backend->workspace) launch->workspace = backend->workspace(backend->self, launch);
     if (launch->workspace > 0) {
-        execution.workspace = mpt__workspace(context, launch->workspace);
+        execution.workspace = mpt__launch_workspace(context, launch->workspace);
         if (!execution.workspace) return context->base.status;
-        mpt__account(&context->base, MPT_MEMORY_WORKSPACE, launch->workspace); /* for the peak */
-        mpt__account(&context->base, MPT_MEMORY_WORKSPACE, -launch->workspace);
     }
     mpt_status status = backend->launch(backend->self, &execution, launch);
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
-    for (int i = 0; i < context->hook_count; i++)
-        context->hooks[i].after(context, context->hooks[i].user, launch);
+    if (context->hook_count > 0) mpt__launch_hooks(context, launch);
     return backend->synchronous ? mpt__check_device(context) : context->base.status;
 }
 
 /* ==== Storages ==== */
-
-static uint32_t mpt__storage_row(mpt_context *context) {
-    if (context->free_storage) {
-        uint32_t id = context->free_storage;
-        context->free_storage = context->storages[id].next_free;
-        return id;
-    }
-    void *rows = context->storages;
-    bool ok = mpt__grow(&context->base, &rows, &context->storage_capacity,
-                        context->storage_count + 1, sizeof(mpt__storage), MPT_MEMORY_HOST);
-    context->storages = (mpt__storage *)rows;
-    if (!ok) return 0;
-    void *data = context->data;
-    ok = mpt__grow(&context->base, &data, &context->data_capacity, context->storage_count + 1,
-                   sizeof(void *), MPT_MEMORY_HOST);
-    context->data = (void **)data;
-    if (!ok) return 0;
-    return (uint32_t)context->storage_count++;
-}
 
 static void mpt__storage_retain(mpt_context *context, uint32_t storage) {
     context->storages[storage].references++;
@@ -353,53 +391,55 @@ static void mpt__storage_retain(mpt_context *context, uint32_t storage) {
 static void mpt__storage_release(mpt_context *context, uint32_t id) {
     mpt__storage *storage = &context->storages[id];
     if (--storage->references > 0) return;
-    void *data = context->data[id];
-    context->data[id] = NULL;
+    bool pooled = storage->source == MPT__FROM_POOL;
     storage->live = 0;
     if (storage->source != MPT__BORROWED)
         mpt__account(&context->base, (mpt_memory_kind)storage->kind, -storage->held);
-    if (storage->source == MPT__FROM_POOL)
+    if (pooled && !context->recorder) {
+        mpt__idle_give(context, id);
+        return;
+    }
+    void *data = context->data[id];
+    context->data[id] = NULL;
+    if (pooled)
         mpt__pool_give(context, data, storage->size_class);
     else if (storage->source == MPT__FROM_DEVICE)
         mpt__device_free(context, data, storage->held);
-    if (context->recorder) {
+    if (context->recorder)
         mpt__recorder_retire(context, id);
-        return;
-    }
-    storage->next_free = context->free_storage;
-    context->free_storage = id;
+    else
+        mpt__storage_spare(context, id);
 }
 
-/* A storage of unset values with one reference (zero: set to 0). 0 on error. */
-static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
-                                 mpt__storage_source source, bool zero) {
-    uint32_t id = mpt__storage_row(context);
-    if (!id) return 0;
-    int size_class = 0;
-    int64_t held = bytes > 0 ? bytes : 1;
-    void *data;
-    if (source == MPT__FROM_POOL) {
-        data = mpt__pool_take(context, held, kind, &size_class);
-        held = mpt__class_bytes(size_class);
-    } else {
-        data = mpt__device_new(context, held, kind);
-    }
+/* Counts a row's memory and makes it a storage with one reference. */
+static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *context, uint32_t id, int64_t bytes,
+                                                 mpt_memory_kind kind, mpt__storage_source source) {
     mpt__storage *storage = &context->storages[id];
-    if (!data) {
-        storage->next_free = context->free_storage;
-        context->free_storage = id;
-        return 0;
-    }
-    context->data[id] = data;
     storage->bytes = bytes;
-    storage->held = held;
     storage->references = 1;
     storage->version = 0;
-    storage->size_class = (uint16_t)size_class;
     storage->source = (uint8_t)source;
     storage->kind = (uint8_t)kind;
     storage->live = 1;
-    mpt__account(&context->base, kind, held);
+    mpt__account(&context->base, kind, storage->held);
+}
+
+/* A storage of unset values (zero: set to 0). 0 on error. */
+static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
+                                 mpt__storage_source source, bool zero) {
+    int64_t held = bytes > 0 ? bytes : 1;
+    bool pooled = source == MPT__FROM_POOL;
+    uint32_t id = pooled ? mpt__idle_take(context, held, kind) : mpt__storage_row(context);
+    if (!id) return 0;
+    if (!pooled) {
+        context->data[id] = mpt__device_new(context, held, kind);
+        context->storages[id].held = held;
+        if (!context->data[id]) {
+            mpt__storage_spare(context, id);
+            return 0;
+        }
+    }
+    mpt__storage_start(context, id, bytes, kind, source);
     if (zero && bytes > 0) {
         mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
         mpt__operand_on(launch, 0, id, MPT_U8, 0, bytes, MPT__WRITE);
@@ -449,8 +489,8 @@ static mpt_status mpt__download(mpt_context *context, void *destination, uint32_
 
 /* ==== Tensors ==== */
 
-static MPT__INLINE mpt__tensor *mpt__slot(mpt_context *context, uint32_t slot) {
-    return &context->tensor_chunks[slot / MPT__TENSOR_CHUNK][slot % MPT__TENSOR_CHUNK];
+static MPT__FORCE_INLINE mpt__tensor *mpt__slot(mpt_context *context, uint32_t slot) {
+    return context->tensors[slot];
 }
 
 static mpt_tensor mpt__handle(mpt_context *context, const mpt__tensor *tensor) {
@@ -461,31 +501,25 @@ static mpt_tensor mpt__handle(mpt_context *context, const mpt__tensor *tensor) {
     return handle;
 }
 
-/* A free slot, not yet live. Slots never move, so pointers to tensors stay good. */
-static mpt__tensor *mpt__slot_take(mpt_context *context) {
-    if (context->free_tensor) {
-        mpt__tensor *tensor = mpt__slot(context, context->free_tensor);
-        context->free_tensor = tensor->next_free;
-        return tensor;
+/* Makes more slots. They never move, so pointers to tensors stay good. */
+static MPT__NOINLINE bool mpt__slots_grow(mpt_context *context) {
+    void *tensors = context->tensors;
+    int64_t first = context->tensor_count;
+    bool ok = mpt__grow(&context->base, &tensors, &context->tensor_capacity,
+                        first + MPT__TENSOR_CHUNK, sizeof(mpt__tensor *), MPT_MEMORY_HOST);
+    context->tensors = (mpt__tensor **)tensors;
+    mpt__tensor *chunk =
+        ok ? (mpt__tensor *)mpt__host_new(context, MPT__TENSOR_CHUNK * sizeof(mpt__tensor)) : NULL;
+    if (!chunk) return false;
+    context->tensor_count += MPT__TENSOR_CHUNK;
+    for (int i = MPT__TENSOR_CHUNK - 1; i >= 0; i--) {
+        context->tensors[first + i] = &chunk[i];
+        chunk[i].slot = (uint32_t)(first + i);
+        chunk[i].generation = 1;
+        chunk[i].next_free = context->free_tensor;
+        if (chunk[i].slot) context->free_tensor = chunk[i].slot; /* slot 0 means none */
     }
-    if (context->tensor_count == context->tensor_chunk_count * MPT__TENSOR_CHUNK) {
-        void *chunks = context->tensor_chunks;
-        bool ok =
-            mpt__grow(&context->base, &chunks, &context->tensor_chunk_capacity,
-                      context->tensor_chunk_count + 1, sizeof(mpt__tensor *), MPT_MEMORY_HOST);
-        context->tensor_chunks = (mpt__tensor **)chunks;
-        if (!ok) return NULL;
-        mpt__tensor *chunk =
-            (mpt__tensor *)mpt__host_new(context, MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
-        if (!chunk) return NULL;
-        context->tensor_chunks[context->tensor_chunk_count++] = chunk;
-        if (context->tensor_count == 0) context->tensor_count = 1; /* slot 0 means none */
-    }
-    uint32_t slot = (uint32_t)context->tensor_count++;
-    mpt__tensor *tensor = mpt__slot(context, slot);
-    tensor->slot = slot;
-    tensor->generation = 1;
-    return tensor;
+    return true;
 }
 
 /* After a reference went: lets the producer's record, the storage and the slot go when nothing
@@ -545,7 +579,7 @@ static mpt__tensor *mpt__scoped_tensor(mpt_context *context, mpt__tensor *tensor
 
 /* The elements of a shape, and its contiguous strides; -1 if it has a negative dimension or
    overflows. Dimensions of size 0 count as 1 in strides, which must not overflow either. */
-static int64_t mpt__shape_strides(const mpt_shape *shape, int64_t *stride) {
+static MPT__FORCE_INLINE int64_t mpt__shape_strides(const mpt_shape *shape, int64_t *stride) {
     int64_t step = 1;
     bool empty = false;
     for (int i = shape->rank - 1; i >= 0; i--) {
@@ -570,13 +604,15 @@ static int64_t mpt__shape_numel(const mpt_shape *shape) {
 
 /* A new tensor over a storage, outside all scopes, with the strides still to be set. The caller's
    reference to the storage becomes the tensor's; on error (NULL) it is released. */
-static mpt__tensor *mpt__tensor_over(mpt_context *context, uint32_t storage, mpt_dtype dtype,
-                                     const mpt_shape *shape, int64_t offset) {
-    mpt__tensor *tensor = mpt__slot_take(context);
-    if (!tensor) {
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, uint32_t storage,
+                                                       mpt_dtype dtype, const mpt_shape *shape,
+                                                       int64_t offset) {
+    if (!context->free_tensor && !mpt__slots_grow(context)) {
         mpt__storage_release(context, storage);
         return NULL;
     }
+    mpt__tensor *tensor = mpt__slot(context, context->free_tensor);
+    context->free_tensor = tensor->next_free;
     tensor->storage = storage;
     tensor->record = tensor->parameter = tensor->gradient = 0;
     tensor->handle = 1;
@@ -607,8 +643,8 @@ static mpt__tensor *mpt__tensor_on(mpt_context *context, uint32_t storage, mpt_d
 
 /* Bytes and contiguous strides of a new tensor; -1 with an error recorded if the shape makes no
    sense or overflows. */
-static int64_t mpt__checked_strides(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
-                                    int64_t *stride) {
+static MPT__FORCE_INLINE int64_t mpt__checked_strides(mpt_context *context, mpt_dtype dtype,
+                                                      const mpt_shape *shape, int64_t *stride) {
     if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "dtype %d is none of mpt_dtype", (int)dtype);
         return -1;
@@ -637,8 +673,9 @@ static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
     int64_t stride[MPT_MAX_RANK];
     int64_t bytes = mpt__checked_strides(context, dtype, shape, stride);
     if (bytes < 0) return NULL;
-    uint32_t storage = mpt__storage_new(context, bytes, kind, MPT__FROM_POOL, false);
+    uint32_t storage = mpt__idle_take(context, bytes, kind);
     if (!storage) return NULL;
+    mpt__storage_start(context, storage, bytes, kind, MPT__FROM_POOL);
     mpt__tensor *tensor = mpt__tensor_over(context, storage, dtype, shape, 0);
     if (tensor) mpt__copy_dims(tensor->stride, stride, shape->rank);
     return tensor;
@@ -684,7 +721,7 @@ static void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argu
 }
 
 /* The live tensor of a handle, else NULL. */
-static MPT__INLINE mpt__tensor *mpt__live(mpt_context *context, mpt_tensor handle) {
+static MPT__FORCE_INLINE mpt__tensor *mpt__live(mpt_context *context, mpt_tensor handle) {
     if (handle.context != context || handle.slot == 0 ||
         handle.slot >= (uint64_t)context->tensor_count)
         return NULL;

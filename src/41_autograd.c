@@ -139,7 +139,7 @@ static mpt_status mpt__record_call(mpt__frame *frame) {
     record->op = (uint16_t)frame->op;
     record->n_in = (uint8_t)frame->n_in;
     record->n_out = (uint8_t)frame->n_out;
-    record->n_saved = record->done = 0;
+    record->done = 0;
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
     record->references = (uint32_t)frame->n_out;
@@ -156,18 +156,31 @@ static mpt_status mpt__record_call(mpt__frame *frame) {
         frame->out[i]->output = (uint8_t)i;
         frame->out[i]->flags |= MPT__REQUIRES_GRAD;
     }
-    for (int i = 0; i < MPT__MAX_SAVED; i++) {
+    int n_saved = MPT__MAX_SAVED;
+    while (n_saved > 0 && !frame->save[n_saved - 1]) n_saved--;
+    record->n_saved = (uint8_t)n_saved;
+    for (int i = 0; i < n_saved; i++) {
         mpt__tensor *save = frame->save[i];
         record->saved[i] = save ? save->slot : 0;
         if (!save) continue;
         record->saved_version[i] = context->storages[save->storage].version;
-        record->n_saved = (uint8_t)(i + 1);
         save->saves++;
     }
     return MPT_OK;
 }
 
 /* ==== The engine: one forward call ==== */
+
+static void mpt__outputs_null(mpt_context *context, mpt_tensor *out, int n_out) {
+    for (int i = 0; i < n_out; i++) out[i] = mpt__null(context);
+}
+
+/* The first context among the handles, so that an error finds its place. */
+static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
+    for (int i = 0; i < count; i++)
+        if (tensors[i].context) return tensors[i].context;
+    return NULL;
+}
 
 static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_in) {
     mpt_context *context = frame->context;
@@ -197,72 +210,46 @@ static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_i
     return true;
 }
 
-static bool mpt__make_outputs(mpt__frame *frame) {
+static mpt__tensor *mpt__output_new(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    for (int i = 0; i < frame->n_out; i++) {
-        if (frame->is_view && i == 0) {
-            frame->out[0] =
-                mpt__tensor_on(context, frame->in[0]->storage, (mpt_dtype)frame->in[0]->dtype,
-                               &frame->out_shape[0], frame->view_stride, frame->view_offset);
-        } else {
-            frame->out[i] = mpt__tensor_new(context, frame->out_dtype[i], &frame->out_shape[i],
-                                            MPT_MEMORY_ACTIVATION);
-        }
-        if (!frame->out[i]) {
-            while (i-- > 0) mpt__tensor_drop(context, frame->out[i]);
-            return false;
-        }
-    }
-    return true;
+    const mpt__tensor *in = frame->in[0];
+    if (!frame->is_view)
+        return mpt__tensor_new(context, frame->out_dtype[0], &frame->out_shape[0],
+                               MPT_MEMORY_ACTIVATION);
+    return mpt__tensor_on(context, in->storage, (mpt_dtype)in->dtype, &frame->out_shape[0],
+                          frame->view_stride, frame->view_offset);
 }
 
-static void mpt__outputs_null(mpt_context *context, mpt_tensor *out, int n_out) {
-    for (int i = 0; i < n_out; i++) out[i] = mpt__null(context);
-}
-
-/* Runs op on in[], leaves handles in out[]. `name` is the public call, for messages. The context is
-   that of the first input that has one. */
-static mpt_status mpt__apply(const char *name, int op, const mpt_tensor *in, int n_in,
-                             mpt__attributes *attributes, mpt_tensor *out, int n_out) {
-    mpt_context *context = NULL;
-    for (int i = 0; i < n_in && !context; i++) context = in[i].context;
-    mpt__outputs_null(context, out, n_out);
-    if (!mpt__enter(context, name)) return context ? context->base.status : MPT_ERROR_HANDLE;
+/* Runs an op of one output on in[] and gives the handle of that or the error null. `name` is the
+   public call, for messages. The context is that of the first input that has one. */
+static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
+                              mpt__attributes *attributes) {
+    mpt_context *context = mpt__context_of(in, n_in);
+    if (!mpt__enter(context, name)) return mpt__null(context);
+    const mpt__op_row *row = mpt__op_row_of(op);
     mpt__frame frame; /* large: what is not set here, its readers do not reach */
     memset(frame.save, 0, sizeof frame.save);
     frame.context = context;
     frame.op = op;
-    frame.n_out = n_out;
+    frame.n_out = 1;
     frame.attributes = attributes;
     frame.is_view = false;
     frame.n_temporary = 0;
-    if (!mpt__resolve_inputs(&frame, in, n_in)) return context->base.status;
-    const mpt__op_row *row = mpt__op_row_of(op);
-    mpt_status status = mpt__decide_dtype(&frame, row);
-    if (status == MPT_OK) status = row->shape(&frame);
-    if (status != MPT_OK) return status;
-    if (!mpt__make_outputs(&frame)) return context->base.status;
+    if (!mpt__resolve_inputs(&frame, in, n_in) || mpt__decide_dtype(&frame, row) != MPT_OK ||
+        row->shape(&frame) != MPT_OK)
+        return mpt__null(context);
+    frame.out[0] = mpt__output_new(&frame);
+    if (!frame.out[0]) return mpt__null(context);
     context->launch_op = op;
     context->launch_phase = MPT__FORWARD;
-    if (row->forward) status = row->forward(&frame);
+    mpt_status status = row->forward ? row->forward(&frame) : MPT_OK;
     if (status == MPT_OK && frame.records) status = mpt__record_call(&frame);
     mpt__drop_temporaries(&frame);
     context->launch_op = 0;
     context->launch_phase = MPT__OTHER;
-    if (status != MPT_OK) {
-        for (int i = 0; i < n_out; i++) mpt__tensor_drop(context, frame.out[i]);
-        return status;
-    }
-    for (int i = 0; i < n_out; i++) out[i] = mpt__handle(context, frame.out[i]);
-    return MPT_OK;
-}
-
-/* The usual case: one output, given back as the handle or the error null. */
-static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
-                              mpt__attributes *attributes) {
-    mpt_tensor out;
-    mpt__apply(name, op, in, n_in, attributes, &out, 1);
-    return out;
+    if (status == MPT_OK) return mpt__handle(context, frame.out[0]);
+    mpt__tensor_drop(context, frame.out[0]);
+    return mpt__null(context);
 }
 
 /* ==== Gradients of parameters ==== */

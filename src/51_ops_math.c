@@ -30,8 +30,8 @@ static mpt__tensor mpt__flat_view(const mpt__tensor *tensor) {
 }
 
 /* The strides of `tensor` as if it had `rank` dimensions of sizes `shape`. */
-static void mpt__broadcast_strides(const mpt__tensor *tensor, int rank, const int64_t *shape,
-                                   int64_t *stride) {
+static MPT__FORCE_INLINE void mpt__broadcast_strides(const mpt__tensor *tensor, int rank,
+                                                     const int64_t *shape, int64_t *stride) {
     int lead = rank - tensor->rank;
     for (int i = 0; i < lead; i++) stride[i] = 0;
     for (int i = lead; i < rank; i++)
@@ -70,8 +70,10 @@ static void mpt__operand_around(mpt__launch *launch, int position, const mpt__te
 /* With leading dimensions of size 1 up to `rank`. */
 static void mpt__operand_padded(mpt__launch *launch, int position, const mpt__tensor *tensor,
                                 int rank, mpt__access access) {
-    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, rank, access);
+    mpt__operand *operand = mpt__operand_of(launch, position, tensor, access);
     int lead = rank - tensor->rank;
+    if (lead == 0) return;
+    operand->rank = (uint8_t)rank;
     for (int i = 0; i < lead; i++) mpt__operand_dim(operand, i, 1, 0);
     for (int i = lead; i < rank; i++)
         mpt__operand_dim(operand, i, tensor->shape[i - lead], tensor->stride[i - lead]);
@@ -86,8 +88,9 @@ static void mpt__operand_spread(mpt__launch *launch, int position, const mpt__te
 }
 
 /* [.., n] as [rows, n], of a contiguous tensor (or any 1-d or 2-d one); transposed: [n, rows]. */
-static mpt__operand *mpt__operand_rows(mpt__launch *launch, int position, const mpt__tensor *tensor,
-                                       bool transposed, mpt__access access) {
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_rows(mpt__launch *launch, int position,
+                                                         const mpt__tensor *tensor, bool transposed,
+                                                         mpt__access access) {
     mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 2, access);
     int last = tensor->rank - 1, row = transposed ? 1 : 0;
     int64_t rows = tensor->shape[0], stride = tensor->stride[0];
@@ -453,7 +456,8 @@ static mpt_status mpt__linear_shape(mpt__frame *frame) {
 }
 
 /* A GEMM launch of the linear layer; its operands are to be set. */
-static mpt__launch *mpt__linear_begin(mpt__frame *frame, mpt_activation activation) {
+static MPT__FORCE_INLINE mpt__launch *mpt__linear_begin(mpt__frame *frame,
+                                                        mpt_activation activation) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
     launch->imm[0] = 1.0;
     launch->compute_dtype = (uint8_t)frame->compute;
@@ -462,8 +466,8 @@ static mpt__launch *mpt__linear_begin(mpt__frame *frame, mpt_activation activati
 }
 
 /* The weight as operand 1, in the form that mpt__gemm_source chose. */
-static void mpt__linear_weight(mpt__launch *launch, const mpt__tensor *weight,
-                               const mpt__source *source, bool transposed) {
+static MPT__FORCE_INLINE void mpt__linear_weight(mpt__launch *launch, const mpt__tensor *weight,
+                                                 const mpt__source *source, bool transposed) {
     mpt__operand *operand = mpt__operand_rows(launch, 1, weight, transposed, MPT__READ);
     operand->storage = source->storage;
     operand->dtype = source->dtype;

@@ -36,13 +36,6 @@ static bool mpt__given(mpt_context *context, const char *name, mpt_tensor tensor
     return false;
 }
 
-/* The first context among the handles, so that an error finds its place. */
-static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
-    for (int i = 0; i < count; i++)
-        if (tensors[i].context) return tensors[i].context;
-    return NULL;
-}
-
 static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor b) {
     mpt_tensor in[2];
     in[0] = a, in[1] = b;

@@ -159,14 +159,13 @@ static void mpt__destroy_tensors(mpt_context *context) {
         mpt__storage_release(context, (uint32_t)i);
     }
     mpt__pool_trim(context);
-    for (int i = 0; i < MPT__SIZE_CLASSES; i++) mpt__free_list_release(context, &context->pool[i]);
 }
 
 static void mpt__destroy_tables(mpt_context *context) {
-    for (int64_t i = 0; i < context->tensor_chunk_count; i++)
-        mpt__host_free(context, context->tensor_chunks[i], MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
-    mpt__host_free(context, context->tensor_chunks,
-                   (size_t)context->tensor_chunk_capacity * sizeof(mpt__tensor *));
+    for (int64_t i = 0; i < context->tensor_count; i += MPT__TENSOR_CHUNK)
+        mpt__host_free(context, context->tensors[i], MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
+    mpt__host_free(context, context->tensors,
+                   (size_t)context->tensor_capacity * sizeof(mpt__tensor *));
     for (int64_t i = 1; i < context->path_count; i++)
         mpt__host_text_free(context, context->paths[i]);
     mpt__host_free(context, context->paths, (size_t)context->path_capacity * sizeof(char *));
