@@ -270,9 +270,11 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_begin(mpt__launch *launch, i
     return operand;
 }
 
-/* Copies at least `rank` of the MPT_MAX_RANK dimensions that both have room for. */
+/* Copies at least `rank` of the MPT_MAX_RANK dimensions that both have room for. The first two one
+   by one: a vector load of what scalar stores have just written waits for them. */
 static MPT__FORCE_INLINE void mpt__copy_dims(int64_t *to, const int64_t *from, int rank) {
-    memcpy(to, from, 2 * sizeof *to);
+    if (rank > 0) to[0] = from[0];
+    if (rank > 1) to[1] = from[1];
     if (rank > 2) memcpy(to + 2, from + 2, (MPT_MAX_RANK - 2) * sizeof *to);
 }
 
@@ -742,6 +744,7 @@ static mpt__tensor *mpt__enter_at(mpt_tensor handle, const char *op, const char 
     return mpt__enter(handle.context, op) ? mpt__at(handle.context, handle, argument) : NULL;
 }
 
+/* What mpt__shape_of gives, written in place. */
 static void mpt__shape_copy(mpt_shape *shape, const mpt__tensor *tensor) {
     shape->rank = tensor->rank;
     mpt__copy_dims(shape->dim, tensor->shape, tensor->rank);
@@ -749,7 +752,8 @@ static void mpt__shape_copy(mpt_shape *shape, const mpt__tensor *tensor) {
 
 static mpt_shape mpt__shape_of(const mpt__tensor *tensor) {
     mpt_shape shape;
-    mpt__shape_copy(&shape, tensor);
+    shape.rank = tensor->rank;
+    for (int i = 0; i < tensor->rank; i++) shape.dim[i] = tensor->shape[i];
     return shape;
 }
 

@@ -278,7 +278,8 @@ static void mpt__materialise_gradients(mpt_context *context, mpt__block *block) 
 /* A tensor outside all scopes, owned by the backward pass or a leaf. */
 static mpt__tensor *mpt__gradient_new(mpt_context *context, mpt_dtype dtype,
                                       const mpt__tensor *like) {
-    mpt_shape shape = mpt__shape_of(like);
+    mpt_shape shape;
+    mpt__shape_copy(&shape, like);
     mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, &shape, MPT_MEMORY_GRADIENT);
     if (tensor) tensor->flags = MPT__KEPT | MPT__GRADIENT;
     return tensor;
@@ -286,7 +287,8 @@ static mpt__tensor *mpt__gradient_new(mpt_context *context, mpt_dtype dtype,
 
 /* Another tensor on the storage of `view`, which may be in no table; outside all scopes. */
 static mpt__tensor *mpt__gradient_alias(mpt_context *context, const mpt__tensor *view) {
-    mpt_shape shape = mpt__shape_of(view);
+    mpt_shape shape;
+    mpt__shape_copy(&shape, view);
     mpt__storage_retain(context, view->storage);
     mpt__tensor *tensor =
         mpt__tensor_over(context, view->storage, (mpt_dtype)view->dtype, &shape, view->offset);
@@ -526,21 +528,24 @@ static void mpt__materialise_all(mpt_context *context) {
 /* The gradient that enters, the caller's or one, as if the tensor were an op's input. */
 static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor,
                                      mpt_tensor gradient) {
-    mpt__tensor one = *tensor;
+    mpt__tensor one;
     const mpt__tensor *seed = &one;
     bool wide = tensor->dtype == MPT_F64;
+    one.rank = tensor->rank;
+    mpt__copy_dims(one.shape, tensor->shape, tensor->rank);
+    mpt__copy_dims(one.stride, tensor->stride, tensor->rank);
     one.storage = context->scalar_storage;
     one.dtype = wide ? MPT_F64 : MPT_F32;
     one.offset = wide ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
-    mpt_shape shape = mpt__shape_of(tensor);
     if (gradient.context || gradient.slot) {
         seed = mpt__at(context, gradient, "gradient");
         if (!seed) return context->base.status;
-        mpt_shape got = mpt__shape_of(seed);
+        mpt_shape got = mpt__shape_of(seed), shape = mpt__shape_of(tensor);
         if (!mpt__same_shape(seed, tensor))
             return mpt__error(context, MPT_ERROR_SHAPE, "gradient has shape %S, the tensor %S",
                               &got, &shape);
     } else if (mpt__tensor_numel(tensor) != 1) {
+        mpt_shape shape = mpt__shape_of(tensor);
         return mpt__error(context, MPT_ERROR_SHAPE,
                           "backward needs a one-element tensor, this has shape %S; reduce it with "
                           "mpt_mean or mpt_sum, or pass a gradient to mpt_backward_from",

@@ -33,9 +33,10 @@ static mpt__tensor mpt__flat_view(const mpt__tensor *tensor) {
 static MPT__FORCE_INLINE void mpt__broadcast_strides(const mpt__tensor *tensor, int rank,
                                                      const int64_t *shape, int64_t *stride) {
     int lead = rank - tensor->rank;
-    for (int i = 0; i < lead; i++) stride[i] = 0;
-    for (int i = lead; i < rank; i++)
-        stride[i] = tensor->shape[i - lead] == shape[i] ? tensor->stride[i - lead] : 0;
+    for (int i = 0; i < rank; i++) {
+        bool real = i >= lead && tensor->shape[i - lead] == shape[i];
+        stride[i] = real ? tensor->stride[i - lead] : 0;
+    }
 }
 
 static mpt__tensor mpt__broadcast_view(const mpt__tensor *tensor, int rank, const int64_t *shape) {
@@ -74,7 +75,7 @@ static void mpt__operand_padded(mpt__launch *launch, int position, const mpt__te
     int lead = rank - tensor->rank;
     if (lead == 0) return;
     operand->rank = (uint8_t)rank;
-    for (int i = 0; i < lead; i++) mpt__operand_dim(operand, i, 1, 0);
+    for (int i = 0; i < lead; i++) mpt__operand_dim(operand, i, 1, 1);
     for (int i = lead; i < rank; i++)
         mpt__operand_dim(operand, i, tensor->shape[i - lead], tensor->stride[i - lead]);
 }
