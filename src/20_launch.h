@@ -27,12 +27,10 @@ typedef enum mpt__access {
    only); strides are never negative. storage 0 means that an optional operand is absent. */
 typedef struct mpt__operand {
     uint32_t storage;
-    uint8_t dtype;  /* mpt_dtype */
-    uint8_t rank;   /* 0..8 */
-    uint8_t access; /* mpt__access */
-    uint8_t unused;
+    uint8_t dtype;                 /* mpt_dtype */
+    uint8_t rank;                  /* 0..8 */
+    uint8_t access;                /* mpt__access */
     int16_t scale_slot, amax_slot; /* fp8: slots of the scale and of the running maximum; -1 none */
-    int32_t unused_too;
     int64_t offset;
     int64_t shape[MPT_MAX_RANK];
     int64_t stride[MPT_MAX_RANK];
@@ -43,62 +41,70 @@ typedef struct mpt__operand {
  * MPT__KERNELS(K): K(ID, "name", effect) with effect 1 where the kernel changes state (weights,
  * moments, counters) and must not be repeated by a recompute.
  *
- * o0, o1 .. are positions in operand[]; an optional operand that is absent keeps its place (storage
- * 0). r: read, w: written, a: may accumulate instead. "gate": nothing is written while the error
- * word is set, nor, where a found_inf slot is given (slot > 0), while that scalar is non-zero.
+ * o0, o1 .. are positions in operand[]; an optional operand (?) that is absent keeps its place
+ * (storage 0). r: read, w: written, a: may accumulate instead. "gate": nothing is written while the
+ * error word is set, nor, where a found_inf slot is given (slot > 0), while that scalar is non-zero.
  * Arithmetic is fp32 on values converted on load and rounded once on store (integer dtypes of COPY
  * and EQUAL: exact). Elements are counted in logical row-major order. Sums have a fixed tree of
  * fixed chunks.
  *
- * FILL            o0 w = imm[0], any dtype. COPY            o1 wa = o0 r: any dtypes and strides,
- * equal shapes. Float to integer truncates and saturates, NaN gives 0; to fp8 saturates. UNARY
- * o1 wa = fn(o0 r), equal shapes; c = imm[0]; s = slot[0]. BINARY          o2 wa = fn(o0 r, o1 r),
- * equal shapes (broadcast by stride 0). REDUCE          o1 wa = fn over the dimensions of o0 r in
- * which o1 has size 1 (equal ranks): SUM, MEAN, MAX (NaN wins). ARGMAX          o1 w i64
- * (optional): index along dimension index[0] of the first maximum of o0 r, the first NaN before
- * all; o2 w (optional): that value. Both have size 1 there. SCATTER_AXIS    o2 wa = 0, but along
- * dimension index[0], at index o0 r (i64), the value of o1 r; o0 and o1 have size 1 there. GEMM
- * o3 wa [.., M, N] = act(imm[0] * o0 r [.., M, K] o1 r [.., K, N] + o2 r); equal ranks >= 2, any
- * strides, batch dimensions broadcast by stride 0; o2 (bias, optional) has the shape of o3 with
- * strides 0 where it broadcasts. compute_dtype F16 or BF16 rounds o0, o1, o2 to it on load;
- * accumulation is fp32; act only with w. K may be 0. SOFTMAX         [outer, n, inner] o0 r -> o1 w
- * along n; fn SOFTMAX or LOG_SOFTMAX. SOFTMAX_BACKWARD o0 r = y, o1 r = dy -> o2 wa = dx, all
- * [outer, n, inner]; fn as above. DROPOUT         o1 wa = kept ? o0 r * float(1 / (1 - p)) : 0 with
- * p = imm[0]; element i is kept when its 32 random bits >= p 2^32 (p = 1: none is). rng, with
- * slot[0] (step, i64) mixed in. RANDOM          o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0])
- * u, or NORMAL with mean imm[0] and deviation imm[1]; the same bits on every backend and ISA. NLL
- * o0 r log-probabilities [N, C], o1 r targets i64 [N], o2 r weights [C] f32 (optional) -> o3 w loss
- * f32 [1] (MEAN, SUM) or [N] (NONE), o4 w f32 [1]: the divisor, i.e. the sum of the kept weights (1
- * unless MEAN). index[0] = ignore_index. A bad target sets the error word {MPT_ERROR_INDEX, launch
- * number, sample} if it is clear, and counts as ignored. NLL_BACKWARD    o0 r targets, o1 r weights
- * (optional), o2 r divisor, o3 r dloss ([1] or [N]) -> o4 wa [N, C], every element. index[0],
- * reduction as above. CROSS_ENTROPY   as NLL, o0 r logits; o5 w f32 [N, 2]: log-sum-exp of each row
- * in two parts, the maximum and the rest, so that large logits lose no digits; imm[0] label
- * smoothing. CROSS_ENTROPY_BACKWARD o0 r logits, o1 r targets, o2 r weights (optional), o3 r
- * divisor, o4 r dloss, o5 r log-sum-exp (absent: o0 holds log-probabilities) -> o6 wa dlogits [N,
- * C]. GRAD_NORM       o0 r gradients f32 (a block), o1 r segments; slot[0] multiplier; slot[1]
- * found_inf: set to 1 when an element, or its product with the multiplier, is non-finite; slot[2]
- * out: 2-norm of the products (sum of squares in double); with index[0] = 1 joined to the norm that
- * stands there: sqrt(old^2 + sum). A slot 0 is left out. GRAD_SCALE      o0 rw gradients *=
- * slot[0], over o1 r segments; then clamped to +-imm[0] if > 0. SGD             o0 rw params (any
- * float dtype), o1 rw master f32 (optional), o2 r gradients f32, o3 rw momentum f32 (optional), o4
- * r segments, o5 r step counts i64. slot[0] lr, slot[1] multiplier of the gradients, slot[2]
- * found_inf; imm: momentum, dampening, decay; index[0]: Nesterov. Gate. A step count of 0 copies g
- * to momentum. ADAM            o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay;
- * index[0] = 1: decoupled decay. t = step count + 1. Gate. STEP_COMMIT     o0 r segments, o1 rw
- * step counts: each count named by a segment += 1, once; slot[0] applied steps (i64) += 1; slot[2]
- * found_inf. Gate. LR_LOOKUP       slot[0] lr = o0 r f64 table [n] at clamp(slot[1] - slot[2], 0, n
- * - 1) (both i64). CLIP            slot[0] multiplier *= min(1, imm[0] / (slot[1] norm + 1e-6)), in
- * fp32; o0 w f32 [1] (optional) = norm. SCALAR_SET      slot[0] = imm[0] as double if index[0] is
- * 0, else index[1] as integer. SCALAR_COPY     slot[0] = slot[1]. SCALAR_OR       slot[0] =
- * (slot[0] | slot[1]) != 0, integers. UNSCALE_BEGIN   slot[0] multiplier = float(1 / slot[1]
- * scale); slot[2] found_inf = 0. SCALER_UPDATE   slot[0] scale (a double that holds a float),
- * slot[1] tracker, slot[2] found_inf of this update, slot[3] updates, slot[4] skipped, slot[5]
- * skipped in a row, slot[6] last skipped update, slot[7] outcome; imm: growth, backoff, floor,
- * ceiling (0: none); index[0] interval, index[1]: fixed scale. amp-spec 2.3 with tracker >=
- * interval. While the error word is set nothing changes. METRIC_ADD      slot[0] sum += o0 r [1],
- * slot[1] count (i64) += 1. FIND_NONFINITE  slot[0] = index of the first non-finite element of o0
- * r, or -1.
+ * FILL      o0 w = imm[0], any dtype.
+ * COPY      o1 wa = o0 r: any dtypes and strides, equal shapes. Float to integer truncates and
+ *           saturates, NaN gives 0; to fp8 saturates.
+ * UNARY     o1 wa = fn(o0 r), equal shapes; c = imm[0]; s = slot[0].
+ * BINARY    o2 wa = fn(o0 r, o1 r), equal shapes (broadcast by stride 0).
+ * REDUCE    o1 wa = fn over the dimensions of o0 r in which o1 has size 1 (equal ranks): SUM, MEAN,
+ *           MAX (NaN wins).
+ * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum of o0 r, the first NaN
+ *           before all; o2? w: that value. Both have size 1 there.
+ * SCATTER_AXIS  o2 wa = 0, but along dimension index[0], at index o0 r (i64), the value of o1 r; o0
+ *           and o1 have size 1 there.
+ * GEMM      o3 wa [.., M, N] = act(imm[0] * o0 r [.., M, K] o1 r [.., K, N] + o2? r); equal ranks
+ *           >= 2, any strides, batch dimensions broadcast by stride 0; o2, the bias, has the shape of
+ *           o3 with strides 0 where it broadcasts. compute_dtype F16 or BF16 rounds o0, o1, o2 to it
+ *           on load; accumulation is fp32; act only with w. K may be 0.
+ * SOFTMAX   [outer, n, inner] o0 r -> o1 w along n; fn SOFTMAX or LOG_SOFTMAX.
+ * SOFTMAX_BACKWARD  o0 r = y, o1 r = dy -> o2 wa = dx, all [outer, n, inner]; fn as above.
+ * DROPOUT   o1 wa = kept ? o0 r * float(1 / (1 - p)) : 0 with p = imm[0]; element i is kept when its
+ *           32 random bits >= p 2^32 (p = 1: none is). rng, with slot[0] (step, i64) mixed in.
+ * RANDOM    o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0]) u, or NORMAL with mean imm[0] and
+ *           deviation imm[1]; the same bits on every backend and ISA.
+ * NLL       o0 r log-probabilities [N, C], o1 r targets i64 [N], o2? r weights [C] f32 -> o3 w loss
+ *           f32 [1] (MEAN, SUM) or [N] (NONE), o4 w f32 [1]: the divisor, i.e. the sum of the kept
+ *           weights (1 unless MEAN). index[0] = ignore_index. A bad target sets the error word
+ *           {MPT_ERROR_INDEX, launch number, sample} if it is clear, and counts as ignored.
+ * NLL_BACKWARD  o0 r targets, o1? r weights, o2 r divisor, o3 r dloss ([1] or [N]) -> o4 wa [N, C],
+ *           every element. index[0], reduction as above.
+ * CROSS_ENTROPY  as NLL, o0 r logits; o5 w f32 [N, 2]: log-sum-exp of each row in two parts, the
+ *           maximum and the rest, so that large logits lose no digits; imm[0] label smoothing.
+ * CROSS_ENTROPY_BACKWARD  o0 r logits, o1 r targets, o2? r weights, o3 r divisor, o4 r dloss, o5? r
+ *           log-sum-exp (absent: o0 holds log-probabilities) -> o6 wa dlogits [N, C].
+ * GRAD_NORM  o0 r gradients f32 (a block), o1 r segments; slot[0] multiplier; slot[1] found_inf: set
+ *           to 1 when an element, or its product with the multiplier, is non-finite; slot[2] out:
+ *           2-norm of the products (sum of squares in double); with index[0] = 1 joined to the norm
+ *           that stands there: sqrt(old^2 + sum). A slot 0 is left out.
+ * GRAD_SCALE  o0 rw gradients *= slot[0], over o1 r segments; then clamped to +-imm[0] if > 0.
+ * SGD       o0 rw params (any float dtype), o1? rw master f32, o2 r gradients f32, o3? rw momentum
+ *           f32, o4 r segments, o5 r step counts i64. slot[0] lr, slot[1] multiplier of the
+ *           gradients, slot[2] found_inf; imm: momentum, dampening, decay; index[0]: Nesterov. Gate.
+ *           A step count of 0 copies g to momentum.
+ * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
+ *           decoupled decay. t = step count + 1. Gate.
+ * STEP_COMMIT  o0 r segments, o1 rw step counts: each count named by a segment += 1, once; slot[0]
+ *           applied steps (i64) += 1; slot[2] found_inf. Gate.
+ * LR_LOOKUP  slot[0] lr = o0 r f64 table [n] at clamp(slot[1] - slot[2], 0, n - 1) (both i64).
+ * CLIP      slot[0] multiplier *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w f32 [1] =
+ *           norm.
+ * SCALAR_SET  slot[0] = imm[0] as double if index[0] is 0, else index[1] as integer.
+ * SCALAR_COPY  slot[0] = slot[1]. SCALAR_OR: slot[0] = (slot[0] | slot[1]) != 0, integers.
+ * UNSCALE_BEGIN  slot[0] multiplier = float(1 / slot[1] scale); slot[2] found_inf = 0.
+ * SCALER_UPDATE  slot[0] scale (a double that holds a float), slot[1] tracker, slot[2] found_inf of
+ *           this update, slot[3] updates, slot[4] skipped, slot[5] skipped in a row, slot[6] last
+ *           skipped update, slot[7] outcome; imm: growth, backoff, floor, ceiling (0: none);
+ *           index[0] interval, index[1]: fixed scale. amp-spec 2.3 with tracker >= interval. While
+ *           the error word is set nothing changes.
+ * METRIC_ADD  slot[0] sum += o0 r [1], slot[1] count (i64) += 1.
+ * FIND_NONFINITE  slot[0] = index of the first non-finite element of o0 r, or -1.
  */
 #define MPT__KERNELS(K)                                    \
     K(FILL, "fill", 0)                                     \
@@ -199,6 +205,7 @@ enum {
     MPT__SLOT_ERROR_INDEX,  /* i: the sample or element */
     MPT__SLOT_STEP,         /* i: step number, part of the dropout key */
     MPT__SLOT_ONE,          /* f: 1, a multiplier that does nothing */
+    MPT__SLOT_ONE_F32,      /* 1 as an fp32 in the first bytes: what backward starts from */
     MPT__SLOT_NONFINITE,    /* i: result of FIND_NONFINITE */
     MPT__SLOT_FIRST_FREE,
     MPT__SLOT_COUNT = 1024
@@ -221,16 +228,13 @@ typedef struct mpt__rng {
 typedef struct mpt__launch {
     uint16_t kernel; /* mpt__kernel */
     uint8_t n_operands;
-    uint8_t queue;                     /* 0; 1 = transfers */
-    uint8_t function;                  /* mpt__function */
-    uint8_t compute_dtype;             /* GEMM: MPT_F32, MPT_F16 or MPT_BF16 */
-    uint8_t activation;                /* GEMM: mpt_activation */
-    uint8_t reduction;                 /* losses: mpt_reduction */
-    uint32_t wait_event, signal_event; /* 0 = none */
-    uint32_t op_record;                /* origin: record number in the tape, 0 = none */
-    uint16_t op;                       /* origin: row of the op table */
-    uint8_t phase;                     /* origin: mpt__phase */
-    uint8_t unused;
+    uint8_t function;      /* mpt__function */
+    uint8_t compute_dtype; /* GEMM: MPT_F32, MPT_F16 or MPT_BF16 */
+    uint8_t activation;    /* GEMM: mpt_activation */
+    uint8_t reduction;     /* losses: mpt_reduction */
+    uint8_t phase;         /* origin: mpt__phase */
+    uint32_t op_record;    /* origin: record number in the tape, 0 = none */
+    uint16_t op;           /* origin: row of the op table */
     uint16_t slot[MPT__MAX_SLOTS];
     int64_t number;    /* of this launch in its context, from 1 */
     int64_t workspace; /* bytes that the backend asked for */

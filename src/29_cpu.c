@@ -31,6 +31,7 @@ struct mpt__cpu_kernel {
     mpt__cpu_run run;
     mpt__cpu_workspace workspace;
     const mpt__cpu_kernel *fallback; /* the row that this one replaced; NULL in ref */
+    bool scratch;                    /* this row or one that it falls back to asks for workspace */
 };
 
 #define MPT__CPU_LEVELS 4 /* the most that stand on each other: ref, AVX2, AVX-512, AMX */
@@ -59,6 +60,7 @@ static void mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id, mpt__cpu_run run,
     }
     row->run = run;
     row->workspace = workspace;
+    row->scratch = workspace != NULL || (row->fallback != NULL && row->fallback->scratch);
 }
 
 /* Runs a call by the row that the one under way replaced. */
@@ -98,14 +100,23 @@ static bool mpt__cpu_implements(void *self, mpt__kernel kernel) {
 /* Enough for the row and for those that it may fall back to. */
 static int64_t mpt__cpu_workspace_bytes(void *self, const mpt__launch *launch) {
     const mpt__cpu *cpu = (const mpt__cpu *)self;
-    int threads = mpt__pool_threads(cpu->pool);
     int64_t bytes = 0;
     if (launch->kernel >= MPT__KERNEL_COUNT) return 0;
-    for (const mpt__cpu_kernel *row = &cpu->kernel[launch->kernel]; row; row = row->fallback) {
-        int64_t need = row->workspace != NULL ? row->workspace(launch, threads) : 0;
+    const mpt__cpu_kernel *row = &cpu->kernel[launch->kernel];
+    for (; row != NULL && row->scratch; row = row->fallback) {
+        int64_t need =
+            row->workspace != NULL ? row->workspace(launch, mpt__pool_threads(cpu->pool)) : 0;
         if (need > bytes) bytes = need;
     }
     return bytes;
+}
+
+/* Whether this thread flushes denormals to zero, found by adding two: to read the control word would
+   wait for all arithmetic under way. */
+static MPT__NOINLINE bool mpt__flushes_denormals(void) {
+    static const volatile float tiny = 1e-40f;
+    volatile float sum = tiny + tiny;
+    return sum == 0.0f;
 }
 
 static mpt_status mpt__cpu_launch(void *self, const mpt__execution *execution,
@@ -123,20 +134,18 @@ static mpt_status mpt__cpu_launch(void *self, const mpt__execution *execution,
     call.scalars = execution->scalars;
     call.workspace = execution->workspace;
     call.pool = cpu->pool;
-    for (int i = 0; i < MPT__MAX_OPERANDS; i++) {
-        call.data[i] = NULL;
-        if (i < launch->n_operands && launch->operand[i].storage != 0) {
-            const mpt__operand *o = &launch->operand[i];
-            char *base = (char *)execution->data[o->storage];
-            /* Storages of zero bytes have no memory, and no element is touched. */
-            call.data[i] = base != NULL ? base + o->offset * mpt__dtype_info[o->dtype].bytes : NULL;
-        }
+    memset(call.data, 0, sizeof call.data);
+    for (int i = 0; i < launch->n_operands; i++) {
+        const mpt__operand *o = &launch->operand[i];
+        char *base = (char *)execution->data[o->storage]; /* storage 0 is NULL */
+        if (base != NULL) call.data[i] = base + o->offset * mpt__dtype_info[o->dtype].bytes;
     }
     /* Kernels start with denormals as IEEE has them, whatever the program set; those that flush
        them say so themselves. */
-    uint32_t denormals = mpt__flush_denormals(false);
+    bool flushes = mpt__flushes_denormals();
+    uint32_t denormals = flushes ? mpt__flush_denormals(false) : 0;
     call.kernel->run(&call);
-    mpt__restore_denormals(denormals);
+    if (flushes) mpt__restore_denormals(denormals);
     return MPT_OK;
 }
 

@@ -53,7 +53,7 @@ typedef struct mpt__tensor {
     uint32_t record;          /* producer in the tape + 1; 0 = none */
     int32_t nodes;            /* references by records, as graph node */
     uint32_t parameter;       /* index in context->parameters + 1; 0 = none */
-    uint32_t gradient;        /* leaf that is no parameter: slot of its gradient, 0 = none */
+    uint32_t gradient;        /* leaf: slot of its gradient (a parameter's: a view), 0 = none */
     uint32_t next_free;
     uint8_t dtype, rank, flags, output; /* output: index among its record's outputs */
     int64_t born, born_before; /* step numbers of this and the last occupant, for messages */
@@ -93,14 +93,11 @@ typedef struct mpt__parameter {
 #define MPT__MAX_OUTPUTS 4
 #define MPT__MAX_SAVED 8
 
-/* What an op call was told besides tensors. */
+/* What an op call was told besides tensors; index[0..rank) is a shape where the op takes one. */
 typedef struct mpt__attributes {
-    double imm[4];
-    int64_t index[4];
-    mpt_shape shape;
-    uint8_t function, activation, reduction;
-    mpt__rng rng;
-    void *user; /* user op: its mpt__user_op */
+    double imm[2];
+    int64_t index[MPT_MAX_RANK];
+    uint8_t rank, activation, reduction;
 } mpt__attributes;
 
 /* One op call. References: outputs' slots hold the record, the record holds its inputs' slots. */
@@ -157,11 +154,6 @@ typedef struct mpt__object_table {
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
 #define MPT__MAX_HOOKS 4
 
-typedef struct mpt__free_list { /* idle memory of one size class */
-    void **pointers;
-    int64_t count, capacity;
-} mpt__free_list;
-
 typedef struct mpt__scoped {
     uint32_t slot, generation;
 } mpt__scoped;
@@ -192,16 +184,15 @@ struct mpt_context {
     mpt__storage *storages;
     int64_t storage_count, storage_capacity, data_capacity;
     uint32_t free_storage, recorded_free_storage;
-    mpt__free_list pool[MPT__SIZE_CLASSES];
-    void *workspace; /* scratch of launches, one at a time; grows */
+    uint32_t idle[MPT__SIZE_CLASSES]; /* the first storage that has only memory, by size class */
+    void *workspace;                  /* scratch of launches, one at a time; grows */
     int64_t workspace_bytes;
     uint32_t scalar_storage;
     mpt__scalar *scalars; /* host view; valid after synchronize on asynchronous backends */
     uint8_t slot_used[MPT__SLOT_COUNT];
 
-    mpt__tensor **tensor_chunks;
-    int64_t tensor_chunk_count, tensor_chunk_capacity;
-    int64_t tensor_count;
+    mpt__tensor **tensors; /* by slot; every MPT__TENSOR_CHUNK of them are one allocation */
+    int64_t tensor_count, tensor_capacity;
     uint32_t free_tensor;
 
     mpt__parameter *parameters;
@@ -256,134 +247,24 @@ struct mpt_context {
     uint32_t module_mark; /* of the last walk over modules */
 };
 
-/* ==== Contract of floor 4 (40_tensor.c) ==== */
+/* ==== Called from below the room that defines it ==== */
 
-/* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
-   error, no fork). NULL context: false. */
-static bool mpt__enter(mpt_context *context, const char *op);
 #define mpt__error(context, ...) mpt__fail(&(context)->base, __VA_ARGS__)
-
-/* Storages. New ones have one reference and unset values (zero: set to 0). 0 on error. */
-static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
-                                 mpt__storage_source source, bool zero);
-static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t bytes);
-static void mpt__storage_retain(mpt_context *context, uint32_t storage);
-static void mpt__storage_release(mpt_context *context, uint32_t storage);
-/* Bytes of host memory into / out of a storage, in order with launches; downloads wait. */
-static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t byte_offset,
-                              const void *source, int64_t bytes);
-static mpt_status mpt__download(mpt_context *context, void *destination, uint32_t storage,
-                                int64_t byte_offset, int64_t bytes);
-
-/* Tensors. `at` gives the live tensor of a handle or records an error ("argument x of relu: tensor
-   made in step 41 used in step 43 ..") and gives NULL; an error null gives NULL in silence. */
-static mpt__tensor *mpt__at(mpt_context *context, mpt_tensor tensor, const char *argument);
-static mpt__tensor *mpt__slot(mpt_context *context, uint32_t slot); /* trusted */
-static mpt_tensor mpt__handle(mpt_context *context, const mpt__tensor *tensor);
-static mpt_tensor mpt__null(mpt_context *context); /* the error null */
-/* A new contiguous tensor with its own storage, in the current scope. NULL on error. */
-static mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
-                                    mpt_memory_kind kind);
-/* A new tensor on a storage (retained): contiguous strides unless `stride` is given. */
-static mpt__tensor *mpt__tensor_on(mpt_context *context, uint32_t storage, mpt_dtype dtype,
-                                   const mpt_shape *shape, const int64_t *stride, int64_t offset);
-static void mpt__tensor_keep(mpt__tensor *tensor);                       /* outlives scopes */
-static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor); /* ends the handle */
-static mpt_shape mpt__shape_of(const mpt__tensor *tensor);
-static int64_t mpt__shape_numel(const mpt_shape *shape); /* -1 on overflow */
-static int64_t mpt__tensor_numel(const mpt__tensor *tensor);
-static bool mpt__tensor_contiguous(const mpt__tensor *tensor);
-/* Negative numbers count from the end; -1 with an error recorded if out of range. */
-static int mpt__dimension(mpt_context *context, int dim, int rank);
-
-/* Launches. begin gives the context's launch, cleared; operands are set by position; submit runs
-   it. `mpt__operand_of` describes a tensor; change shape and strides of the operand as needed.
-   Slots 0. */
-static mpt__launch *mpt__launch_begin(mpt_context *context, mpt__kernel kernel);
-static mpt__operand *mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor,
-                                     mpt__access access);
-/* A 1-d operand over `count` elements of a storage. */
-static mpt__operand *mpt__operand_on(mpt__launch *launch, int position, uint32_t storage,
-                                     mpt_dtype dtype, int64_t offset, int64_t count,
-                                     mpt__access access);
-static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch);
-/* Turns the device error word, once it can be read, into the sticky error; gives the status. */
-static mpt_status mpt__check_device(mpt_context *context);
-
-/* Device scalars: a slot, initialised; 0 with an error recorded when none is left. */
-static uint16_t mpt__scalar_new_f(mpt_context *context, double value);
-static uint16_t mpt__scalar_new_i(mpt_context *context, int64_t value);
-static void mpt__scalar_free(mpt_context *context, uint16_t slot);
-static void mpt__scalar_set_f(mpt_context *context, uint16_t slot, double value); /* a launch */
-static void mpt__scalar_set_i(mpt_context *context, uint16_t slot, int64_t value);
-/* Reads wait for the device. */
-static double mpt__scalar_get_f(mpt_context *context, uint16_t slot);
-static int64_t mpt__scalar_get_i(mpt_context *context, uint16_t slot);
-
-/* Objects: a new row for `object` (owned by the table from here on), 0 on error. `object_at` gives
-   the object of a handle or records an error and gives NULL. */
-static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, void *object,
-                                uint32_t *generation);
-static void *mpt__object_at(mpt_context *context, mpt__object_kind kind, mpt_context *owner,
-                            uint32_t slot, uint32_t generation);
-static void *mpt__object_slot(mpt_context *context, mpt__object_kind kind, uint32_t slot);
-static void mpt__object_free(mpt_context *context, mpt__object_kind kind, uint32_t slot);
-
-/* Host memory for tables and names, MPT_MEMORY_HOST. */
-static void *mpt__host_new(mpt_context *context, size_t bytes);
-static void mpt__host_free(mpt_context *context, void *pointer, size_t bytes);
-static char *mpt__host_text(mpt_context *context, const char *text); /* copy; free strlen + 1 */
-
-/* ==== Contract of 41_autograd.c ==== */
-
-static bool mpt__grad_enabled(const mpt_context *context);
-/* One output of a record is gone: without outputs it lets go of its inputs. */
-static void mpt__record_release(mpt_context *context, uint32_t record);
-/* Makes pending multipliers real: called before anything but an optimizer reads a gradient. */
-static void mpt__materialise_gradients(mpt_context *context, mpt__block *block);
-/* The gradient storage of a block, made on first use; 0 on error. */
-static uint32_t mpt__block_gradients(mpt_context *context, mpt__block *block);
-/* Lets go of what a record of a user op holds (56_ops_user.c). */
-static void mpt__user_op_release(mpt_context *context, mpt__record *record);
-/* Drops tape, scopes, open step and gradients: part of mpt_clear_error. */
-static void mpt__discard_history(mpt_context *context);
-
-/* ==== Contract of 43_inspect.c, 44_values.c ==== */
-
-/* Row-major fp32 values over a tensor of any float dtype; counts as an in-place change. */
-static mpt_status mpt__write_f32(mpt_context *context, mpt__tensor *tensor, const float *values);
-/* Waits for the device and turns its error word into the sticky error. */
-static void mpt__wait(mpt_context *context);
-
-/* A storage that a recording names was given back: its id stays reserved until the recording
-   ends. */
-static void mpt__recorder_retire(mpt_context *context, uint32_t storage);
-
-/* ==== Contract of 42_autocast.c ==== */
 
 struct mpt__frame;
 struct mpt__op_row;
-/* fp32 for losses; fp64 in the double-precision test build. */
-static mpt_dtype mpt__loss_dtype(const struct mpt__frame *frame);
-static bool mpt__dtype_computes(mpt_dtype dtype);
-/* Sets the compute and result dtypes of a call by the policy of its row, or records an error. */
+/* 40_tensor.c: ends a tensor's handle. */
+static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor);
+/* 41_autograd.c: one output of a record is gone: without outputs it lets go of its inputs. */
+static void mpt__record_release(mpt_context *context, uint32_t record);
+/* 42_autocast.c: sets the compute and result dtypes of a call by the policy of its row. */
 static mpt_status mpt__decide_dtype(struct mpt__frame *frame, const struct mpt__op_row *row);
-
-/* The low dtype of the region that is open, MPT_F32 if none or off. */
-static mpt_dtype mpt__autocast_dtype(const mpt_context *context);
-/* The cast form of a parameter as an operand source: storage of the whole block in `dtype`, made or
-   refreshed if stale; offset and strides as in the block. 0 on error. */
-static uint32_t mpt__parameter_form(mpt_context *context, mpt__block *block, mpt_dtype dtype);
-
-/* ==== Contract of the floors above, called from below ==== */
-
-/* The path of a module, "" for 0 (41_autograd.c). */
-static const char *mpt__path_text(const mpt_context *context, uint32_t path);
+/* 43_inspect.c: a storage that a recording names was given back: its id stays reserved until the
+   recording ends. */
+static void mpt__recorder_retire(mpt_context *context, uint32_t storage);
+/* 50_ops.c: the dtype of losses: fp32, or fp64 in the double-precision test build. */
+static mpt_dtype mpt__loss_dtype(const struct mpt__frame *frame);
 /* 62_optim.c: a replay wrote a storage of version `before`; masters that agreed still do. */
 static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_t before);
-/* 61_module.c: indices into context->parameters of what is below a module, in tree order (name
-   NULL), or of the one at a path. Freezes the tree. The count, also for list NULL; -1 on error. */
-static int64_t mpt__module_parameters(mpt_context *context, mpt_module module, const char *name,
-                                      uint32_t *list, int64_t capacity);
 
 #endif

@@ -8,6 +8,8 @@
 
 /* ==== Calls ==== */
 
+/* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
+   error). */
 static bool mpt__enter(mpt_context *context, const char *op) {
     if (!context) return false;
     context->base.call++;
@@ -25,6 +27,12 @@ static bool mpt__enter_checked(mpt_context *context, const char *op) {
     return false;
 }
 
+/* What a call gives that mpt__enter refused. */
+static mpt_status mpt__refused(const mpt_context *context) {
+    return context ? context->base.status : MPT_ERROR_HANDLE;
+}
+
+/* The error null; of no context: an argument left out. */
 static mpt_tensor mpt__null(mpt_context *context) {
     mpt_tensor null;
     null.context = context, null.slot = 0, null.generation = 0;
@@ -60,15 +68,15 @@ static void mpt__host_text_free(mpt_context *context, char *text) {
 
 /* ==== The pool ====
  *
- * Size classes: multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding
- * wastes at most an eighth. Idle memory serves its own class and requests down to half its size. */
+ * Idle memory stays with the storage row that had it last; rows are listed by size class. Classes:
+ * multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding wastes at most
+ * an eighth. Idle memory serves its own class and requests down to half its size. */
 
 enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 8 };
 
-static int mpt__size_class(int64_t bytes) {
-    int64_t units = (bytes + MPT__POOL_GRAIN - 1) / MPT__POOL_GRAIN;
-    if (units < 1) units = 1;
-    if (units <= 8) return (int)units - 1;
+static MPT__FORCE_INLINE int mpt__size_class(int64_t bytes) {
+    uint64_t units = ((uint64_t)bytes + MPT__POOL_GRAIN - 1) / MPT__POOL_GRAIN;
+    if (units <= 8) return units > 0 ? (int)units - 1 : 0;
     int log = 3;
     while (((units - 1) >> (log + 1)) != 0) log++;
     return 8 * (log - 2) + (int)((units - 1) >> (log - 3)) - 8;
@@ -118,8 +126,7 @@ static void mpt__device_free(mpt_context *context, void *pointer, int64_t bytes)
 }
 
 static void mpt__workspace_free(mpt_context *context) {
-    if (context->workspace)
-        mpt__device_free(context, context->workspace, context->workspace_bytes);
+    if (context->workspace) mpt__device_free(context, context->workspace, context->workspace_bytes);
     context->workspace = NULL;
     context->workspace_bytes = 0;
 }
@@ -134,109 +141,307 @@ static void *mpt__workspace(mpt_context *context, int64_t bytes) {
     return context->workspace;
 }
 
+static void mpt__storage_spare(mpt_context *context, uint32_t id) {
+    context->storages[id].next_free = context->free_storage;
+    context->free_storage = id;
+}
+
+/* Gives idle memory back. */
 static void mpt__pool_trim(mpt_context *context) {
     mpt__workspace_free(context);
     for (int i = 0; i < MPT__SIZE_CLASSES; i++) {
-        mpt__free_list *list = &context->pool[i];
-        while (list->count > 0) {
-            mpt__device_free(context, list->pointers[--list->count], mpt__class_bytes(i));
+        uint32_t id = context->idle[i];
+        for (uint32_t next; id; id = next) {
+            next = context->storages[id].next_free;
+            mpt__device_free(context, context->data[id], mpt__class_bytes(i));
+            context->data[id] = NULL;
+            mpt__storage_spare(context, id);
         }
+        context->idle[i] = 0;
     }
 }
 
-static void mpt__free_list_release(mpt_context *context, mpt__free_list *list) {
-    if (!list->pointers) return;
-    mpt__release(&context->base, list->pointers, (size_t)list->capacity * sizeof(void *),
-                 MPT_MEMORY_HOST);
-    list->pointers = NULL;
+/* A row of the table of storages that has no memory; 0 on error. */
+static MPT__FORCE_INLINE uint32_t mpt__storage_row(mpt_context *context) {
+    uint32_t id = context->free_storage;
+    if (id) {
+        context->free_storage = context->storages[id].next_free;
+        return id;
+    }
+    void *rows = context->storages, *data = context->data;
+    int64_t need = context->storage_count + 1;
+    bool ok = mpt__grow(&context->base, &rows, &context->storage_capacity, need,
+                        sizeof(mpt__storage), MPT_MEMORY_HOST);
+    context->storages = (mpt__storage *)rows;
+    ok = ok && mpt__grow(&context->base, &data, &context->data_capacity, need, sizeof(void *),
+                         MPT_MEMORY_HOST);
+    context->data = (void **)data;
+    return ok ? (uint32_t)context->storage_count++ : 0;
 }
 
-/* Memory for `bytes`: idle memory of this class or one little above, else new. */
-static void *mpt__pool_take(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
-                            int *size_class) {
+static MPT__FORCE_INLINE void mpt__idle_give(mpt_context *context, uint32_t id) {
+    uint32_t *list = &context->idle[context->storages[id].size_class];
+    context->storages[id].next_free = *list;
+    *list = id;
+}
+
+/* A row with new memory. */
+static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class,
+                                            mpt_memory_kind kind) {
+    uint32_t id = mpt__storage_row(context);
+    if (!id) return 0;
+    context->storages[id].size_class = (uint16_t)size_class;
+    context->storages[id].held = mpt__class_bytes(size_class);
+    context->data[id] = mpt__device_new(context, mpt__class_bytes(size_class), kind);
+    if (context->data[id]) return id;
+    mpt__storage_spare(context, id);
+    return 0;
+}
+
+/* A row with memory for `bytes`: idle memory of this class or one little above, else new. */
+static MPT__FORCE_INLINE uint32_t mpt__idle_take(mpt_context *context, int64_t bytes,
+                                                 mpt_memory_kind kind) {
     int wanted = mpt__size_class(bytes);
     for (int i = wanted; i <= wanted + MPT__POOL_REACH && i < MPT__SIZE_CLASSES; i++) {
-        mpt__free_list *list = &context->pool[i];
-        if (list->count > 0) {
-            *size_class = i;
-            return list->pointers[--list->count];
-        }
+        uint32_t id = context->idle[i];
+        if (!id) continue;
+        context->idle[i] = context->storages[id].next_free;
+        return id;
     }
-    *size_class = wanted;
-    return mpt__device_new(context, mpt__class_bytes(wanted), kind);
+    return mpt__idle_new(context, wanted, kind);
+}
+
+/* Memory without a row, for ids that a recording keeps; it must go back by mpt__pool_give, which
+   then finds the row that is spare meanwhile. */
+static void *mpt__pool_take(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
+                            int *size_class) {
+    uint32_t id = mpt__idle_take(context, bytes, kind);
+    if (!id) return NULL;
+    void *pointer = context->data[id];
+    *size_class = context->storages[id].size_class;
+    context->data[id] = NULL;
+    mpt__storage_spare(context, id);
+    return pointer;
 }
 
 static void mpt__pool_give(mpt_context *context, void *pointer, int size_class) {
-    mpt__free_list *list = &context->pool[size_class];
-    if (list->count < list->capacity) {
-        list->pointers[list->count++] = pointer;
-        return;
-    }
-    int64_t capacity = list->capacity ? list->capacity * 2 : 16;
-    size_t bytes = (size_t)capacity * sizeof(void *);
-    void **pointers = (void **)mpt__allocate_raw(&context->base, bytes);
-    if (!pointers) { /* no room to remember it, which is no error: it goes back */
+    uint32_t id = context->free_storage;
+    if (!id) {
         mpt__device_free(context, pointer, mpt__class_bytes(size_class));
         return;
     }
-    mpt__account(&context->base, MPT_MEMORY_HOST, (int64_t)bytes);
-    if (list->count > 0) memcpy(pointers, list->pointers, (size_t)list->count * sizeof(void *));
-    mpt__free_list_release(context, list);
-    list->pointers = pointers;
-    list->capacity = capacity;
-    list->pointers[list->count++] = pointer;
+    context->free_storage = context->storages[id].next_free;
+    context->data[id] = pointer;
+    context->storages[id].size_class = (uint16_t)size_class;
+    context->storages[id].held = mpt__class_bytes(size_class);
+    mpt__idle_give(context, id);
+}
+
+/* ==== Launches ==== */
+
+/* The context's launch, cleared. */
+static MPT__FORCE_INLINE mpt__launch *mpt__launch_begin(mpt_context *context, mpt__kernel kernel) {
+    mpt__launch *launch = &context->launch; /* field by field: a memset of it all costs more */
+    launch->kernel = (uint16_t)kernel;
+    launch->n_operands = launch->function = launch->activation = launch->reduction = 0;
+    launch->compute_dtype = MPT_F32;
+    launch->op_record = context->launch_record;
+    launch->op = (uint16_t)context->launch_op;
+    launch->phase = (uint8_t)context->launch_phase;
+    launch->number = launch->workspace = 0;
+    memset(launch->slot, 0, sizeof launch->slot);
+    memset(launch->imm, 0, sizeof launch->imm);
+    memset(launch->index, 0, sizeof launch->index);
+    memset(&launch->rng, 0, sizeof launch->rng);
+    return launch;
+}
+
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_begin(mpt__launch *launch, int position,
+                                                          uint32_t storage, mpt_dtype dtype,
+                                                          mpt__access access) {
+    mpt__operand *operand = &launch->operand[position];
+    for (; launch->n_operands < position; launch->n_operands++)
+        launch->operand[launch->n_operands].storage = 0;
+    if (launch->n_operands == position) launch->n_operands++;
+    operand->storage = storage;
+    operand->dtype = (uint8_t)dtype;
+    operand->access = (uint8_t)access;
+    operand->scale_slot = operand->amax_slot = -1;
+    return operand;
+}
+
+/* Copies at least `rank` of the MPT_MAX_RANK dimensions that both have room for. The first two one
+   by one: a vector load of what scalar stores have just written waits for them. */
+static MPT__FORCE_INLINE void mpt__copy_dims(int64_t *to, const int64_t *from, int rank) {
+    if (rank > 0) to[0] = from[0];
+    if (rank > 1) to[1] = from[1];
+    if (rank > 2) memcpy(to + 2, from + 2, (MPT_MAX_RANK - 2) * sizeof *to);
+}
+
+/* An operand on a tensor, of a rank of its own; its dimensions are still to be set. */
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, int position,
+                                                           const mpt__tensor *tensor, int rank,
+                                                           mpt__access access) {
+    mpt__operand *operand =
+        mpt__operand_begin(launch, position, tensor->storage, (mpt_dtype)tensor->dtype, access);
+    operand->rank = (uint8_t)rank;
+    operand->offset = tensor->offset;
+    return operand;
+}
+
+/* Describes a tensor; shape and strides may be changed afterwards. */
+static MPT__FORCE_INLINE mpt__operand *
+mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
+    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, tensor->rank, access);
+    mpt__copy_dims(operand->shape, tensor->shape, tensor->rank);
+    mpt__copy_dims(operand->stride, tensor->stride, tensor->rank);
+    return operand;
+}
+
+/* `count` elements of a storage in a row. */
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int position,
+                                                       uint32_t storage, mpt_dtype dtype,
+                                                       int64_t offset, int64_t count,
+                                                       mpt__access access) {
+    mpt__operand *operand = mpt__operand_begin(launch, position, storage, dtype, access);
+    operand->rank = 1;
+    operand->offset = offset;
+    operand->shape[0] = count;
+    operand->stride[0] = 1;
+    return operand;
+}
+
+/* Turns the device error word, once it can be read, into the sticky error; gives the status. */
+static mpt_status mpt__check_device(mpt_context *context) {
+    const mpt__scalar *scalars = context->scalars;
+    if (!scalars || scalars[MPT__SLOT_ERROR].i == 0) return context->base.status;
+    return mpt__error(context, (mpt_status)scalars[MPT__SLOT_ERROR].i,
+                      "target of sample %lld is not a class number of the input's [N, C] (launch "
+                      "%lld); check the labels, or name them with ignore_index",
+                      (long long)scalars[MPT__SLOT_ERROR_INDEX].i,
+                      (long long)scalars[MPT__SLOT_ERROR_LAUNCH].i);
+}
+
+/* For config.debug: every element that an operand names lies in its storage. */
+static MPT__NOINLINE mpt_status mpt__check_operands(mpt_context *context,
+                                                    const mpt__launch *launch) {
+    for (int i = 0; i < launch->n_operands; i++) {
+        const mpt__operand *operand = &launch->operand[i];
+        if (!operand->storage) continue;
+        const mpt__storage *storage = &context->storages[operand->storage];
+        int64_t last = operand->offset;
+        bool empty = false;
+        for (int d = 0; d < operand->rank; d++) {
+            if (operand->shape[d] > 0) last += (operand->shape[d] - 1) * operand->stride[d];
+            empty |= operand->shape[d] == 0;
+        }
+        if (empty) continue;
+        int64_t width = mpt__dtype_info[operand->dtype].bytes;
+        bool inside = operand->offset >= 0 && (last + 1) * width <= storage->bytes;
+        if (storage->live && inside) continue;
+        return mpt__error(context, MPT_ERROR_DEVICE,
+                          "launch %lld (kernel %d): operand %d reaches element %lld of a storage "
+                          "of %lld bytes; this is a defect of mptrain",
+                          (long long)launch->number, (int)launch->kernel, i, (long long)last,
+                          (long long)storage->bytes);
+    }
+    return MPT_OK;
+}
+
+/* The scratch memory of a launch, counted for the peak; NULL on error. */
+static MPT__NOINLINE void *mpt__launch_workspace(mpt_context *context, int64_t bytes) {
+    void *workspace = mpt__workspace(context, bytes);
+    if (!workspace) return NULL;
+    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, bytes);
+    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, -bytes);
+    return workspace;
+}
+
+static MPT__NOINLINE void mpt__launch_hooks(mpt_context *context, const mpt__launch *launch) {
+    for (int i = 0; i < context->hook_count; i++)
+        context->hooks[i].after(context, context->hooks[i].user, launch);
+}
+
+/* Runs a launch, its operands set. */
+static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
+    mpt__backend *backend = &context->backend;
+    if (context->base.status != MPT_OK) return context->base.status;
+    launch->number = ++context->counters.launches;
+    if (context->config.debug && mpt__check_operands(context, launch) != MPT_OK)
+        return context->base.status;
+    mpt__execution execution;
+    execution.data = context->data;
+    execution.scalars = context->scalars;
+    execution.workspace = NULL;
+    if (backend->workspace) launch->workspace = backend->workspace(backend->self, launch);
+    if (launch->workspace > 0) {
+        execution.workspace = mpt__launch_workspace(context, launch->workspace);
+        if (!execution.workspace) return context->base.status;
+    }
+    mpt_status status = backend->launch(backend->self, &execution, launch);
+    if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    if (context->hook_count > 0) mpt__launch_hooks(context, launch);
+    return backend->synchronous ? mpt__check_device(context) : context->base.status;
 }
 
 /* ==== Storages ==== */
 
-static uint32_t mpt__storage_row(mpt_context *context) {
-    if (context->free_storage) {
-        uint32_t id = context->free_storage;
-        context->free_storage = context->storages[id].next_free;
-        return id;
-    }
-    void *rows = context->storages;
-    bool ok = mpt__grow(&context->base, &rows, &context->storage_capacity,
-                        context->storage_count + 1, sizeof(mpt__storage), MPT_MEMORY_HOST);
-    context->storages = (mpt__storage *)rows;
-    if (!ok) return 0;
-    void *data = context->data;
-    ok = mpt__grow(&context->base, &data, &context->data_capacity, context->storage_count + 1,
-                   sizeof(void *), MPT_MEMORY_HOST);
-    context->data = (void **)data;
-    if (!ok) return 0;
-    return (uint32_t)context->storage_count++;
+static void mpt__storage_retain(mpt_context *context, uint32_t storage) {
+    context->storages[storage].references++;
 }
 
-static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
-                                 mpt__storage_source source, bool zero) {
-    uint32_t id = mpt__storage_row(context);
-    if (!id) return 0;
-    int size_class = 0;
-    int64_t held = bytes > 0 ? bytes : 1;
-    void *data;
-    if (source == MPT__FROM_POOL) {
-        data = mpt__pool_take(context, held, kind, &size_class);
-        held = mpt__class_bytes(size_class);
-    } else {
-        data = mpt__device_new(context, held, kind);
-    }
+static void mpt__storage_release(mpt_context *context, uint32_t id) {
     mpt__storage *storage = &context->storages[id];
-    memset(storage, 0, sizeof *storage);
-    if (!data) {
-        storage->next_free = context->free_storage;
-        context->free_storage = id;
-        return 0;
+    if (--storage->references > 0) return;
+    bool pooled = storage->source == MPT__FROM_POOL;
+    storage->live = 0;
+    if (storage->source != MPT__BORROWED)
+        mpt__account(&context->base, (mpt_memory_kind)storage->kind, -storage->held);
+    if (pooled && !context->recorder) {
+        mpt__idle_give(context, id);
+        return;
     }
-    context->data[id] = data;
+    void *data = context->data[id];
+    context->data[id] = NULL;
+    if (pooled)
+        mpt__pool_give(context, data, storage->size_class);
+    else if (storage->source == MPT__FROM_DEVICE)
+        mpt__device_free(context, data, storage->held);
+    if (context->recorder)
+        mpt__recorder_retire(context, id);
+    else
+        mpt__storage_spare(context, id);
+}
+
+/* Counts a row's memory and makes it a storage with one reference. */
+static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *context, uint32_t id, int64_t bytes,
+                                                 mpt_memory_kind kind, mpt__storage_source source) {
+    mpt__storage *storage = &context->storages[id];
     storage->bytes = bytes;
-    storage->held = held;
     storage->references = 1;
+    storage->version = 0;
     storage->source = (uint8_t)source;
     storage->kind = (uint8_t)kind;
-    storage->size_class = (uint16_t)size_class;
     storage->live = 1;
-    mpt__account(&context->base, kind, held);
+    mpt__account(&context->base, kind, storage->held);
+}
+
+/* A storage of unset values (zero: set to 0). 0 on error. */
+static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
+                                 mpt__storage_source source, bool zero) {
+    int64_t held = bytes > 0 ? bytes : 1;
+    bool pooled = source == MPT__FROM_POOL;
+    uint32_t id = pooled ? mpt__idle_take(context, held, kind) : mpt__storage_row(context);
+    if (!id) return 0;
+    if (!pooled) {
+        context->data[id] = mpt__device_new(context, held, kind);
+        context->storages[id].held = held;
+        if (!context->data[id]) {
+            mpt__storage_spare(context, id);
+            return 0;
+        }
+    }
+    mpt__storage_start(context, id, bytes, kind, source);
     if (zero && bytes > 0) {
         mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
         mpt__operand_on(launch, 0, id, MPT_U8, 0, bytes, MPT__WRITE);
@@ -248,6 +453,7 @@ static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory
     return id;
 }
 
+/* A storage over the caller's memory. */
 static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t bytes) {
     uint32_t id = mpt__storage_row(context);
     if (!id) return 0;
@@ -261,31 +467,7 @@ static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t byte
     return id;
 }
 
-static void mpt__storage_retain(mpt_context *context, uint32_t storage) {
-    context->storages[storage].references++;
-}
-
-static void mpt__storage_release(mpt_context *context, uint32_t id) {
-    mpt__storage *storage = &context->storages[id];
-    if (--storage->references > 0) return;
-    if (storage->source != MPT__BORROWED) {
-        mpt__account(&context->base, (mpt_memory_kind)storage->kind, -storage->held);
-        if (storage->source == MPT__FROM_POOL) {
-            mpt__pool_give(context, context->data[id], storage->size_class);
-        } else {
-            mpt__device_free(context, context->data[id], storage->held);
-        }
-    }
-    storage->live = 0;
-    context->data[id] = NULL;
-    if (context->recorder) { /* a recording names it: the id stays its own until the end */
-        mpt__recorder_retire(context, id);
-        return;
-    }
-    storage->next_free = context->free_storage;
-    context->free_storage = id;
-}
-
+/* Bytes of host memory into or out of a storage, in order with launches; downloads wait. */
 static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t byte_offset,
                               const void *source, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
@@ -309,8 +491,8 @@ static mpt_status mpt__download(mpt_context *context, void *destination, uint32_
 
 /* ==== Tensors ==== */
 
-static mpt__tensor *mpt__slot(mpt_context *context, uint32_t slot) {
-    return &context->tensor_chunks[slot / MPT__TENSOR_CHUNK][slot % MPT__TENSOR_CHUNK];
+static MPT__FORCE_INLINE mpt__tensor *mpt__slot(mpt_context *context, uint32_t slot) {
+    return context->tensors[slot];
 }
 
 static mpt_tensor mpt__handle(mpt_context *context, const mpt__tensor *tensor) {
@@ -321,139 +503,150 @@ static mpt_tensor mpt__handle(mpt_context *context, const mpt__tensor *tensor) {
     return handle;
 }
 
-/* A free slot, not yet live. Slots never move, so pointers to tensors stay good. */
-static mpt__tensor *mpt__slot_take(mpt_context *context) {
-    if (context->free_tensor) {
-        mpt__tensor *tensor = mpt__slot(context, context->free_tensor);
-        context->free_tensor = tensor->next_free;
-        return tensor;
+/* Makes more slots. They never move, so pointers to tensors stay good. */
+static MPT__NOINLINE bool mpt__slots_grow(mpt_context *context) {
+    void *tensors = context->tensors;
+    int64_t first = context->tensor_count;
+    bool ok = mpt__grow(&context->base, &tensors, &context->tensor_capacity,
+                        first + MPT__TENSOR_CHUNK, sizeof(mpt__tensor *), MPT_MEMORY_HOST);
+    context->tensors = (mpt__tensor **)tensors;
+    mpt__tensor *chunk =
+        ok ? (mpt__tensor *)mpt__host_new(context, MPT__TENSOR_CHUNK * sizeof(mpt__tensor)) : NULL;
+    if (!chunk) return false;
+    context->tensor_count += MPT__TENSOR_CHUNK;
+    for (int i = MPT__TENSOR_CHUNK - 1; i >= 0; i--) {
+        context->tensors[first + i] = &chunk[i];
+        chunk[i].slot = (uint32_t)(first + i);
+        chunk[i].generation = 1;
+        chunk[i].next_free = context->free_tensor;
+        if (chunk[i].slot) context->free_tensor = chunk[i].slot; /* slot 0 means none */
     }
-    if (context->tensor_count == context->tensor_chunk_count * MPT__TENSOR_CHUNK) {
-        void *chunks = context->tensor_chunks;
-        bool ok =
-            mpt__grow(&context->base, &chunks, &context->tensor_chunk_capacity,
-                      context->tensor_chunk_count + 1, sizeof(mpt__tensor *), MPT_MEMORY_HOST);
-        context->tensor_chunks = (mpt__tensor **)chunks;
-        if (!ok) return NULL;
-        mpt__tensor *chunk =
-            (mpt__tensor *)mpt__host_new(context, MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
-        if (!chunk) return NULL;
-        context->tensor_chunks[context->tensor_chunk_count++] = chunk;
-        if (context->tensor_count == 0) context->tensor_count = 1; /* slot 0 means none */
-    }
-    uint32_t slot = (uint32_t)context->tensor_count++;
-    mpt__tensor *tensor = mpt__slot(context, slot);
-    tensor->slot = slot;
-    tensor->generation = 1;
-    return tensor;
-}
-
-static void mpt__slot_give(mpt_context *context, mpt__tensor *tensor) {
-    tensor->generation++;
-    tensor->born_before = tensor->born;
-    tensor->next_free = context->free_tensor;
-    context->free_tensor = tensor->slot;
+    return true;
 }
 
 /* After a reference went: lets the producer's record, the storage and the slot go when nothing
    needs them. A record may have saved its own output; so what keeps it alive is handles on its
    outputs and records that consume them, not saves. */
 static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor) {
-    if (!tensor->handle && !tensor->nodes && tensor->record) {
+    if (tensor->handle) return;
+    if (!tensor->nodes && tensor->record) {
         uint32_t record = tensor->record - 1;
         tensor->record = 0;
         tensor->saves++;
         mpt__record_release(context, record);
         tensor->saves--;
     }
-    if (tensor->handle || tensor->saves) return;
+    if (tensor->saves) return;
     if (tensor->storage) {
-        uint32_t storage = tensor->storage;
+        mpt__storage_release(context, tensor->storage);
         tensor->storage = 0;
-        mpt__storage_release(context, storage);
     }
-    if (tensor->gradient && !tensor->nodes) {
+    if (tensor->nodes) return;
+    if (tensor->gradient) {
         mpt__tensor *gradient = mpt__slot(context, tensor->gradient);
         tensor->gradient = 0;
         mpt__tensor_drop(context, gradient);
     }
-    if (!tensor->nodes) mpt__slot_give(context, tensor);
+    tensor->generation++;
+    tensor->born_before = tensor->born;
+    tensor->next_free = context->free_tensor;
+    context->free_tensor = tensor->slot;
 }
 
+/* Ends the handle. */
 static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor) {
     if (!tensor->handle) return;
     tensor->handle = 0;
     mpt__tensor_settle(context, tensor);
 }
 
-static void mpt__tensor_save(mpt__tensor *tensor) { tensor->saves++; }
-
-static void mpt__tensor_unsave(mpt_context *context, mpt__tensor *tensor) {
-    tensor->saves--;
-    mpt__tensor_settle(context, tensor);
-}
-
-static void mpt__tensor_unnode(mpt_context *context, mpt__tensor *tensor) {
-    tensor->nodes--;
-    mpt__tensor_settle(context, tensor);
-}
-
-static bool mpt__scope_push(mpt_context *context, const mpt__tensor *tensor) {
-    if (context->scope_depth == 0) return true;
+/* Makes a new tensor end with the innermost scope; on error it ends now. */
+static mpt__tensor *mpt__scoped_tensor(mpt_context *context, mpt__tensor *tensor) {
+    if (context->scope_depth == 0) return tensor;
     if (context->scoped_count == context->scoped_capacity) {
         void *scoped = context->scoped;
         bool ok = mpt__grow(&context->base, &scoped, &context->scoped_capacity,
                             context->scoped_count + 1, sizeof *context->scoped, MPT_MEMORY_HOST);
         context->scoped = (mpt__scoped *)scoped;
-        if (!ok) return false;
+        if (!ok) {
+            mpt__tensor_drop(context, tensor);
+            return NULL;
+        }
     }
-    context->scoped[context->scoped_count].slot = tensor->slot;
-    context->scoped[context->scoped_count++].generation = tensor->generation;
-    return true;
+    mpt__scoped *entry = &context->scoped[context->scoped_count++];
+    entry->slot = tensor->slot;
+    entry->generation = tensor->generation;
+    return tensor;
 }
 
-/* mpt__tensor_on, but the caller's reference to the storage becomes the tensor's; on error it is
-   released. */
-static mpt__tensor *mpt__tensor_over(mpt_context *context, uint32_t storage, mpt_dtype dtype,
-                                     const mpt_shape *shape, const int64_t *stride,
-                                     int64_t offset) {
-    mpt__tensor *tensor = mpt__slot_take(context);
-    if (!tensor) {
+/* The elements of a shape, and its contiguous strides; -1 if it has a negative dimension or
+   overflows. Dimensions of size 0 count as 1 in strides, which must not overflow either. */
+static MPT__FORCE_INLINE int64_t mpt__shape_strides(const mpt_shape *shape, int64_t *stride) {
+    int64_t step = 1;
+    bool empty = false;
+    for (int i = shape->rank - 1; i >= 0; i--) {
+        int64_t dim = shape->dim[i];
+        stride[i] = step;
+        if (dim <= 0) {
+            if (dim < 0) return -1;
+            empty = true;
+            continue;
+        }
+        bool narrow = ((step | dim) >> 31) == 0; /* spares the division */
+        if (!narrow && step > INT64_MAX / dim) return -1;
+        step *= dim;
+    }
+    return empty ? 0 : step;
+}
+
+static int64_t mpt__shape_numel(const mpt_shape *shape) {
+    int64_t stride[MPT_MAX_RANK];
+    return mpt__shape_strides(shape, stride);
+}
+
+/* A new tensor over a storage, outside all scopes, with the strides still to be set. The caller's
+   reference to the storage becomes the tensor's; on error (NULL) it is released. */
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, uint32_t storage,
+                                                       mpt_dtype dtype, const mpt_shape *shape,
+                                                       int64_t offset) {
+    if (!context->free_tensor && !mpt__slots_grow(context)) {
         mpt__storage_release(context, storage);
         return NULL;
     }
+    mpt__tensor *tensor = mpt__slot(context, context->free_tensor);
+    context->free_tensor = tensor->next_free;
     tensor->storage = storage;
-    tensor->storage_version = 0;
     tensor->record = tensor->parameter = tensor->gradient = 0;
     tensor->handle = 1;
-    tensor->saves = tensor->nodes = 0;
+    tensor->saves = 0;
+    tensor->nodes = 0;
     tensor->dtype = (uint8_t)dtype;
     tensor->rank = (uint8_t)shape->rank;
     tensor->flags = context->inference_depth ? MPT__INFERENCE : 0;
     tensor->output = 0;
     tensor->born = context->now.step;
     tensor->offset = offset;
-    int64_t step = 1;
-    for (int i = shape->rank - 1; i >= 0; i--) {
-        tensor->shape[i] = shape->dim[i];
-        tensor->stride[i] = stride ? stride[i] : step;
-        step *= shape->dim[i] > 0 ? shape->dim[i] : 1;
-    }
-    if (!mpt__scope_push(context, tensor)) {
-        mpt__tensor_drop(context, tensor);
-        return NULL;
-    }
+    mpt__copy_dims(tensor->shape, shape->dim, shape->rank);
     return tensor;
 }
 
+/* A new tensor on a storage (retained): contiguous strides unless `stride` is given. */
 static mpt__tensor *mpt__tensor_on(mpt_context *context, uint32_t storage, mpt_dtype dtype,
                                    const mpt_shape *shape, const int64_t *stride, int64_t offset) {
     mpt__storage_retain(context, storage);
-    return mpt__tensor_over(context, storage, dtype, shape, stride, offset);
+    mpt__tensor *tensor = mpt__tensor_over(context, storage, dtype, shape, offset);
+    if (!tensor) return NULL;
+    if (stride)
+        mpt__copy_dims(tensor->stride, stride, shape->rank);
+    else
+        mpt__shape_strides(shape, tensor->stride);
+    return mpt__scoped_tensor(context, tensor);
 }
 
-/* -1 with an error recorded if the shape makes no sense or overflows. */
-static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape) {
+/* Bytes and contiguous strides of a new tensor; -1 with an error recorded if the shape makes no
+   sense or overflows. */
+static MPT__FORCE_INLINE int64_t mpt__checked_strides(mpt_context *context, mpt_dtype dtype,
+                                                      const mpt_shape *shape, int64_t *stride) {
     if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "dtype %d is none of mpt_dtype", (int)dtype);
         return -1;
@@ -462,7 +655,7 @@ static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const m
         mpt__error(context, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank, MPT_MAX_RANK);
         return -1;
     }
-    int64_t numel = mpt__shape_numel(shape);
+    int64_t numel = mpt__shape_strides(shape, stride);
     if (numel < 0 || numel > INT64_MAX / 16) {
         mpt__error(context, MPT_ERROR_SHAPE,
                    "shape %S has a negative dimension or more than 2^59 elements", shape);
@@ -471,12 +664,30 @@ static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const m
     return numel * (int64_t)mpt__dtype_info[dtype].bytes;
 }
 
+static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape) {
+    int64_t stride[MPT_MAX_RANK];
+    return mpt__checked_strides(context, dtype, shape, stride);
+}
+
+/* A new contiguous tensor with its own storage, outside all scopes. NULL on error. */
+static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
+                                         const mpt_shape *shape, mpt_memory_kind kind) {
+    int64_t stride[MPT_MAX_RANK];
+    int64_t bytes = mpt__checked_strides(context, dtype, shape, stride);
+    if (bytes < 0) return NULL;
+    uint32_t storage = mpt__idle_take(context, bytes, kind);
+    if (!storage) return NULL;
+    mpt__storage_start(context, storage, bytes, kind, MPT__FROM_POOL);
+    mpt__tensor *tensor = mpt__tensor_over(context, storage, dtype, shape, 0);
+    if (tensor) mpt__copy_dims(tensor->stride, stride, shape->rank);
+    return tensor;
+}
+
+/* The same, in the current scope. */
 static mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
                                     mpt_memory_kind kind) {
-    int64_t bytes = mpt__checked_bytes(context, dtype, shape);
-    if (bytes < 0) return NULL;
-    uint32_t storage = mpt__storage_new(context, bytes, kind, MPT__FROM_POOL, false);
-    return storage ? mpt__tensor_over(context, storage, dtype, shape, NULL, 0) : NULL;
+    mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, shape, kind);
+    return tensor ? mpt__scoped_tensor(context, tensor) : NULL;
 }
 
 /* Outlives the scopes that are open. */
@@ -511,24 +722,32 @@ static void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argu
                argument);
 }
 
-static mpt__tensor *mpt__at(mpt_context *context, mpt_tensor handle, const char *argument) {
-    if (handle.context == context && handle.slot != 0 &&
-        handle.slot < (uint64_t)context->tensor_count) {
-        mpt__tensor *tensor = mpt__slot(context, handle.slot);
-        if (tensor->generation == handle.generation && tensor->handle && tensor->storage)
-            return tensor;
-    }
-    mpt__stale(context, handle, argument);
-    return NULL;
+/* The live tensor of a handle, else NULL. */
+static MPT__FORCE_INLINE mpt__tensor *mpt__live(mpt_context *context, mpt_tensor handle) {
+    if (handle.context != context || handle.slot == 0 ||
+        handle.slot >= (uint64_t)context->tensor_count)
+        return NULL;
+    mpt__tensor *tensor = mpt__slot(context, handle.slot);
+    bool live = tensor->generation == handle.generation && tensor->handle && tensor->storage;
+    return live ? tensor : NULL;
 }
 
-/* Copies at least `rank` of the MPT_MAX_RANK dimensions that both have room for. */
-static void mpt__copy_dims(int64_t *to, const int64_t *from, int rank) {
-    if (rank <= 2) {
-        memcpy(to, from, 2 * sizeof *to);
-    } else {
-        memcpy(to, from, MPT_MAX_RANK * sizeof *to);
-    }
+/* The same, or an error recorded ("argument 1: tensor made in step 41 used in step 43 .."). */
+static mpt__tensor *mpt__at(mpt_context *context, mpt_tensor handle, const char *argument) {
+    mpt__tensor *tensor = mpt__live(context, handle);
+    if (!tensor) mpt__stale(context, handle, argument);
+    return tensor;
+}
+
+/* Begins a public call on one tensor; NULL: it ends here. */
+static mpt__tensor *mpt__enter_at(mpt_tensor handle, const char *op, const char *argument) {
+    return mpt__enter(handle.context, op) ? mpt__at(handle.context, handle, argument) : NULL;
+}
+
+/* What mpt__shape_of gives, written in place. */
+static void mpt__shape_copy(mpt_shape *shape, const mpt__tensor *tensor) {
+    shape->rank = tensor->rank;
+    mpt__copy_dims(shape->dim, tensor->shape, tensor->rank);
 }
 
 static mpt_shape mpt__shape_of(const mpt__tensor *tensor) {
@@ -536,26 +755,6 @@ static mpt_shape mpt__shape_of(const mpt__tensor *tensor) {
     shape.rank = tensor->rank;
     for (int i = 0; i < tensor->rank; i++) shape.dim[i] = tensor->shape[i];
     return shape;
-}
-
-/* The same, written in place. */
-static void mpt__shape_copy(mpt_shape *shape, const mpt__tensor *tensor) {
-    shape->rank = tensor->rank;
-    mpt__copy_dims(shape->dim, tensor->shape, tensor->rank);
-}
-
-static int64_t mpt__shape_numel(const mpt_shape *shape) {
-    int64_t numel = 1; /* without dimensions of size 0: the strides must not overflow either */
-    bool empty = false;
-    for (int i = 0; i < shape->rank; i++) {
-        int64_t dim = shape->dim[i];
-        if (dim < 0) return -1;
-        bool narrow = ((numel | dim) >> 31) == 0; /* spares the division */
-        if (!narrow && dim > 0 && numel > INT64_MAX / dim) return -1;
-        if (dim > 0) numel *= dim;
-        empty |= dim == 0;
-    }
-    return empty ? 0 : numel;
 }
 
 static int64_t mpt__tensor_numel(const mpt__tensor *tensor) {
@@ -574,6 +773,14 @@ static bool mpt__tensor_contiguous(const mpt__tensor *tensor) {
     return true;
 }
 
+static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b) {
+    if (a->rank != b->rank) return false;
+    for (int i = 0; i < a->rank; i++)
+        if (a->shape[i] != b->shape[i]) return false;
+    return true;
+}
+
+/* Negative numbers count from the end; -1 with an error recorded if out of range. */
 static int mpt__dimension(mpt_context *context, int dim, int rank) {
     int counted = dim < 0 ? dim + rank : dim;
     if (counted >= 0 && counted < rank) return counted;
@@ -582,148 +789,9 @@ static int mpt__dimension(mpt_context *context, int dim, int rank) {
     return -1;
 }
 
-/* A view that is in no table: where the elements of `tensor` are, the other fields unset. */
-static void mpt__view_copy(mpt__tensor *view, const mpt__tensor *tensor) {
-    view->storage = tensor->storage;
-    view->parameter = tensor->parameter;
-    view->dtype = tensor->dtype;
-    view->rank = tensor->rank;
-    view->offset = tensor->offset;
-    mpt__copy_dims(view->shape, tensor->shape, tensor->rank);
-    mpt__copy_dims(view->stride, tensor->stride, tensor->rank);
-}
-
-/* ==== Launches ==== */
-
-static mpt__launch *mpt__launch_begin(mpt_context *context, mpt__kernel kernel) {
-    mpt__launch *launch = &context->launch; /* field by field: a memset of it all costs more */
-    launch->kernel = (uint16_t)kernel;
-    launch->n_operands = launch->queue = launch->function = 0;
-    launch->compute_dtype = MPT_F32;
-    launch->activation = launch->reduction = launch->unused = 0;
-    launch->wait_event = launch->signal_event = 0;
-    launch->op_record = context->launch_record;
-    launch->op = (uint16_t)context->launch_op;
-    launch->phase = (uint8_t)context->launch_phase;
-    launch->number = launch->workspace = 0;
-    memset(launch->slot, 0, sizeof launch->slot);
-    memset(launch->imm, 0, sizeof launch->imm);
-    memset(launch->index, 0, sizeof launch->index);
-    memset(&launch->rng, 0, sizeof launch->rng);
-    return launch;
-}
-
-static mpt__operand *mpt__operand_begin(mpt__launch *launch, int position, uint32_t storage,
-                                        mpt_dtype dtype, mpt__access access) {
-    mpt__operand *operand = &launch->operand[position];
-    while (launch->n_operands <= position) launch->operand[launch->n_operands++].storage = 0;
-    operand->storage = storage;
-    operand->dtype = (uint8_t)dtype;
-    operand->access = (uint8_t)access;
-    operand->unused = 0;
-    operand->unused_too = 0;
-    operand->scale_slot = operand->amax_slot = -1;
-    return operand;
-}
-
-static mpt__operand *mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor,
-                                     mpt__access access) {
-    mpt__operand *operand =
-        mpt__operand_begin(launch, position, tensor->storage, (mpt_dtype)tensor->dtype, access);
-    operand->rank = tensor->rank;
-    operand->offset = tensor->offset;
-    mpt__copy_dims(operand->shape, tensor->shape, tensor->rank);
-    mpt__copy_dims(operand->stride, tensor->stride, tensor->rank);
-    return operand;
-}
-
-static mpt__operand *mpt__operand_on(mpt__launch *launch, int position, uint32_t storage,
-                                     mpt_dtype dtype, int64_t offset, int64_t count,
-                                     mpt__access access) {
-    mpt__operand *operand = mpt__operand_begin(launch, position, storage, dtype, access);
-    operand->rank = 1;
-    operand->offset = offset;
-    operand->shape[0] = count;
-    operand->stride[0] = 1;
-    return operand;
-}
-
-/* Turns the device error word into the sticky error. */
-static mpt_status mpt__device_error(mpt_context *context) {
-    mpt_status status = (mpt_status)context->scalars[MPT__SLOT_ERROR].i;
-    int64_t index = context->scalars[MPT__SLOT_ERROR_INDEX].i;
-    int64_t launch = context->scalars[MPT__SLOT_ERROR_LAUNCH].i;
-    return mpt__error(context, status,
-                      "target of sample %lld is not a class number of the input's [N, C] (launch "
-                      "%lld); check the labels, or name them with ignore_index",
-                      (long long)index, (long long)launch);
-}
-
-static mpt_status mpt__check_device(mpt_context *context) {
-    if (!context->scalars || context->scalars[MPT__SLOT_ERROR].i == 0) return context->base.status;
-    return mpt__device_error(context);
-}
-
-/* For config.debug: every element that an operand names lies in its storage. */
-static mpt_status mpt__check_operands(mpt_context *context, const mpt__launch *launch) {
-    for (int i = 0; i < launch->n_operands; i++) {
-        const mpt__operand *operand = &launch->operand[i];
-        if (!operand->storage) continue;
-        const mpt__storage *storage = &context->storages[operand->storage];
-        int64_t last = operand->offset;
-        bool empty = false;
-        for (int d = 0; d < operand->rank; d++) {
-            if (operand->shape[d] > 0) last += (operand->shape[d] - 1) * operand->stride[d];
-            empty |= operand->shape[d] == 0;
-        }
-        if (empty) continue;
-        int64_t width = mpt__dtype_info[operand->dtype].bytes;
-        bool inside = operand->offset >= 0 && (last + 1) * width <= storage->bytes;
-        if (storage->live && inside) continue;
-        return mpt__error(context, MPT_ERROR_DEVICE,
-                          "launch %lld (kernel %d): operand %d reaches element %lld of a storage "
-                          "of %lld bytes; this is a defect of mptrain",
-                          (long long)launch->number, (int)launch->kernel, i, (long long)last,
-                          (long long)storage->bytes);
-    }
-    return MPT_OK;
-}
-
-/* Runs a launch that needs scratch memory. */
-static mpt_status mpt__launch_with_workspace(mpt_context *context, mpt__execution *execution,
-                                             mpt__launch *launch) {
-    mpt__backend *backend = &context->backend;
-    execution->workspace = mpt__workspace(context, launch->workspace);
-    if (!execution->workspace) return context->base.status;
-    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, launch->workspace);
-    mpt_status status = backend->launch(backend->self, execution, launch);
-    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, -launch->workspace);
-    return status;
-}
-
-static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
-    if (context->base.status != MPT_OK) return context->base.status;
-    mpt__backend *backend = &context->backend;
-    launch->number = ++context->counters.launches;
-    if (context->config.debug && mpt__check_operands(context, launch) != MPT_OK)
-        return context->base.status;
-    mpt__execution execution;
-    execution.data = context->data;
-    execution.scalars = context->scalars;
-    execution.workspace = NULL;
-    if (backend->workspace) launch->workspace = backend->workspace(backend->self, launch);
-    mpt_status status = launch->workspace > 0
-                            ? mpt__launch_with_workspace(context, &execution, launch)
-                            : backend->launch(backend->self, &execution, launch);
-    if (context->base.status != MPT_OK) return context->base.status;
-    if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
-    for (int i = 0; i < context->hook_count; i++)
-        context->hooks[i].after(context, context->hooks[i].user, launch);
-    return backend->synchronous ? mpt__check_device(context) : MPT_OK;
-}
-
 /* ==== Device scalars ==== */
 
+/* A slot; 0 with an error recorded when none is left. */
 static uint16_t mpt__scalar_take(mpt_context *context) {
     for (int i = MPT__SLOT_FIRST_FREE; i < MPT__SLOT_COUNT; i++) {
         if (!context->slot_used[i]) {
@@ -738,6 +806,28 @@ static uint16_t mpt__scalar_take(mpt_context *context) {
     return 0;
 }
 
+static void mpt__scalar_free(mpt_context *context, uint16_t slot) {
+    if (slot) context->slot_used[slot] = 0;
+}
+
+static void mpt__scalar_set(mpt_context *context, uint16_t slot, bool integer, double real,
+                            int64_t count) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_SET);
+    launch->slot[0] = slot;
+    launch->imm[0] = real;
+    launch->index[0] = integer;
+    launch->index[1] = count;
+    mpt__submit(context, launch);
+}
+
+static void mpt__scalar_set_f(mpt_context *context, uint16_t slot, double value) {
+    mpt__scalar_set(context, slot, false, value, 0);
+}
+
+static void mpt__scalar_set_i(mpt_context *context, uint16_t slot, int64_t value) {
+    mpt__scalar_set(context, slot, true, 0, value);
+}
+
 static uint16_t mpt__scalar_new_f(mpt_context *context, double value) {
     uint16_t slot = mpt__scalar_take(context);
     if (slot) mpt__scalar_set_f(context, slot, value);
@@ -750,25 +840,7 @@ static uint16_t mpt__scalar_new_i(mpt_context *context, int64_t value) {
     return slot;
 }
 
-static void mpt__scalar_free(mpt_context *context, uint16_t slot) {
-    if (slot) context->slot_used[slot] = 0;
-}
-
-static void mpt__scalar_set_f(mpt_context *context, uint16_t slot, double value) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_SET);
-    launch->slot[0] = slot;
-    launch->imm[0] = value;
-    mpt__submit(context, launch);
-}
-
-static void mpt__scalar_set_i(mpt_context *context, uint16_t slot, int64_t value) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_SET);
-    launch->slot[0] = slot;
-    launch->index[0] = 1;
-    launch->index[1] = value;
-    mpt__submit(context, launch);
-}
-
+/* Waits for the device and turns its error word into the sticky error. */
 static void mpt__wait(mpt_context *context) {
     mpt__backend *backend = &context->backend;
     if (backend->synchronous) return;
@@ -792,6 +864,7 @@ static int64_t mpt__scalar_get_i(mpt_context *context, uint16_t slot) {
 static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {
     "module", "optimizer", "scaler", "schedule", "dataset", "loader", "recording", "op"};
 
+/* A new row for `object`, owned by the table from here on; 0 on error. */
 static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, void *object,
                                 uint32_t *generation) {
     mpt__object_table *table = &context->objects[kind];
@@ -817,6 +890,7 @@ static void *mpt__object_slot(mpt_context *context, mpt__object_kind kind, uint3
     return context->objects[kind].rows[slot].object;
 }
 
+/* The object of a handle; NULL with an error recorded if there is none. */
 static void *mpt__object_at(mpt_context *context, mpt__object_kind kind, mpt_context *owner,
                             uint32_t slot, uint32_t generation) {
     mpt__object_table *table = &context->objects[kind];
@@ -858,8 +932,7 @@ static void mpt__scope_drop(mpt_context *context, int64_t start) {
 }
 
 MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_begin"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__refused(context);
     if (context->scope_depth == MPT__MAX_REGIONS) {
         return mpt__error(context, MPT_ERROR_STATE,
                           "%d scopes are open; close some with mpt_scope_end",
@@ -870,8 +943,7 @@ MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_end"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_scope_end")) return mpt__refused(context);
     if (context->scope_depth == 0)
         return mpt__error(context, MPT_ERROR_STATE, "no scope is open; mpt_scope_begin opens one");
     if (context->step_depth == context->scope_depth)
@@ -882,8 +954,7 @@ MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
-    if (!mpt__enter_checked(context, "mpt_step_begin"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter_checked(context, "mpt_step_begin")) return mpt__refused(context);
     if (context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE,
                           "step %lld is still open; end it with mpt_step_end",
@@ -899,8 +970,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_step_end"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_step_end")) return mpt__refused(context);
     if (!context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE, "no step is open; mpt_step_begin opens one");
     if (context->scope_depth > context->step_depth)

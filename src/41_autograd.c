@@ -25,7 +25,7 @@ typedef enum mpt__policy {
 typedef struct mpt__frame {
     mpt_context *context;
     int op;
-    int n_in, n_out, n_saved;
+    int n_in, n_out;
     mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL: absent */
     mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
     mpt_shape out_shape[MPT__MAX_OUTPUTS];
@@ -40,9 +40,8 @@ typedef struct mpt__frame {
     int n_temporary;
     /* backward */
     mpt__record *record;
-    mpt__tensor *dy[MPT__MAX_OUTPUTS];   /* NULL: no gradient came */
-    mpt__tensor *saved[MPT__MAX_SAVED];  /* NULL: absent */
-    mpt__tensor target[MPT__MAX_INPUTS]; /* where mpt__gradient_into points */
+    mpt__tensor *dy[MPT__MAX_OUTPUTS];  /* NULL: no gradient came */
+    mpt__tensor *saved[MPT__MAX_SAVED]; /* NULL: absent */
 } mpt__frame;
 
 typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
@@ -60,7 +59,7 @@ static const mpt__op_row *mpt__op_row_of(int op);
 
 /* A tensor that lives until the end of the call; if forward saves it, until backward. */
 static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt_shape *shape) {
-    mpt__tensor *tensor = mpt__tensor_new(frame->context, dtype, shape, MPT_MEMORY_ACTIVATION);
+    mpt__tensor *tensor = mpt__tensor_unscoped(frame->context, dtype, shape, MPT_MEMORY_ACTIVATION);
     if (tensor) frame->temporary[frame->n_temporary++] = tensor;
     return tensor;
 }
@@ -99,7 +98,8 @@ static void mpt__record_unsave(mpt_context *context, mpt__record *record) {
         if (!record->saved[i]) continue;
         mpt__tensor *tensor = mpt__slot(context, record->saved[i]);
         record->saved[i] = 0;
-        mpt__tensor_unsave(context, tensor);
+        tensor->saves--;
+        mpt__tensor_settle(context, tensor);
     }
 }
 
@@ -117,12 +117,11 @@ static void mpt__record_release(mpt_context *context, uint32_t id) {
         record = &context->records[now];
         context->dying_record = record->next_free;
         mpt__record_unsave(context, record);
-        if (record->attributes.user) mpt__user_op_release(context, record);
         for (int i = 0; i < record->n_in; i++) {
             if (!record->in[i]) continue;
             mpt__tensor *input = mpt__slot(context, record->in[i]);
-            record->in[i] = 0;
-            mpt__tensor_unnode(context, input);
+            input->nodes--;
+            mpt__tensor_settle(context, input);
         }
         record->live = 0;
         record->next_free = context->free_record;
@@ -140,37 +139,48 @@ static mpt_status mpt__record_call(mpt__frame *frame) {
     record->op = (uint16_t)frame->op;
     record->n_in = (uint8_t)frame->n_in;
     record->n_out = (uint8_t)frame->n_out;
-    record->n_saved = record->done = record->cursor = 0;
+    record->done = 0;
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
     record->references = (uint32_t)frame->n_out;
-    record->next_free = record->mark = 0;
+    record->mark = 0;
     record->path = context->path;
-    record->step = context->now.step;
     record->attributes = *frame->attributes;
     for (int i = 0; i < frame->n_in; i++) {
         record->in[i] = frame->in[i] ? frame->in[i]->slot : 0;
         if (frame->in[i]) frame->in[i]->nodes++;
     }
     for (int i = 0; i < frame->n_out; i++) {
-        record->out[i] = frame->out[i]->slot;
         record->grad[i] = 0;
         frame->out[i]->record = id + 1;
         frame->out[i]->output = (uint8_t)i;
         frame->out[i]->flags |= MPT__REQUIRES_GRAD;
     }
-    memset(record->saved, 0, sizeof record->saved);
-    for (int i = 0; i < MPT__MAX_SAVED; i++) {
-        if (!frame->save[i]) continue;
-        record->saved[i] = frame->save[i]->slot;
-        record->saved_version[i] = context->storages[frame->save[i]->storage].version;
-        record->n_saved = (uint8_t)(i + 1);
-        mpt__tensor_save(frame->save[i]);
+    int n_saved = MPT__MAX_SAVED;
+    while (n_saved > 0 && !frame->save[n_saved - 1]) n_saved--;
+    record->n_saved = (uint8_t)n_saved;
+    for (int i = 0; i < n_saved; i++) {
+        mpt__tensor *save = frame->save[i];
+        record->saved[i] = save ? save->slot : 0;
+        if (!save) continue;
+        record->saved_version[i] = context->storages[save->storage].version;
+        save->saves++;
     }
     return MPT_OK;
 }
 
 /* ==== The engine: one forward call ==== */
+
+static void mpt__outputs_null(mpt_context *context, mpt_tensor *out, int n_out) {
+    for (int i = 0; i < n_out; i++) out[i] = mpt__null(context);
+}
+
+/* The first context among the handles, so that an error finds its place. */
+static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
+    for (int i = 0; i < count; i++)
+        if (tensors[i].context) return tensors[i].context;
+    return NULL;
+}
 
 static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_in) {
     mpt_context *context = frame->context;
@@ -178,15 +188,9 @@ static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_i
     for (int i = 0; i < n_in; i++) {
         frame->in[i] = NULL;
         if (!in[i].context && in[i].slot == 0) continue; /* an optional argument left out */
-        char argument[24];
-        mpt__tensor *tensor = NULL;
-        if (in[i].context == context && in[i].slot &&
-            in[i].slot < (uint64_t)context->tensor_count) {
-            tensor = mpt__slot(context, in[i].slot);
-            if (tensor->generation != in[i].generation || !tensor->handle || !tensor->storage)
-                tensor = NULL;
-        }
+        mpt__tensor *tensor = mpt__live(context, in[i]);
         if (!tensor) {
+            char argument[24];
             mpt__format_text(argument, sizeof argument, "argument %d", i + 1);
             mpt__stale(context, in[i], argument);
             return false;
@@ -206,74 +210,46 @@ static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_i
     return true;
 }
 
-static bool mpt__make_outputs(mpt__frame *frame) {
+static mpt__tensor *mpt__output_new(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    for (int i = 0; i < frame->n_out; i++) {
-        if (frame->is_view && i == 0) {
-            frame->out[0] =
-                mpt__tensor_on(context, frame->in[0]->storage, (mpt_dtype)frame->in[0]->dtype,
-                               &frame->out_shape[0], frame->view_stride, frame->view_offset);
-        } else {
-            frame->out[i] = mpt__tensor_new(context, frame->out_dtype[i], &frame->out_shape[i],
-                                            MPT_MEMORY_ACTIVATION);
-        }
-        if (!frame->out[i]) {
-            while (i-- > 0) mpt__tensor_drop(context, frame->out[i]);
-            return false;
-        }
-    }
-    return true;
+    const mpt__tensor *in = frame->in[0];
+    if (!frame->is_view)
+        return mpt__tensor_new(context, frame->out_dtype[0], &frame->out_shape[0],
+                               MPT_MEMORY_ACTIVATION);
+    return mpt__tensor_on(context, in->storage, (mpt_dtype)in->dtype, &frame->out_shape[0],
+                          frame->view_stride, frame->view_offset);
 }
 
-static void mpt__outputs_null(mpt_context *context, mpt_tensor *out, int n_out) {
-    for (int i = 0; i < n_out; i++) out[i] = mpt__null(context);
-}
-
-/* Runs op on in[], leaves handles in out[]. `name` is the public call, for messages. The context is
-   that of the first input that has one. */
-static mpt_status mpt__apply(const char *name, int op, const mpt_tensor *in, int n_in,
-                             mpt__attributes *attributes, mpt_tensor *out, int n_out) {
-    mpt_context *context = NULL;
-    for (int i = 0; i < n_in && !context; i++) context = in[i].context;
-    mpt__outputs_null(context, out, n_out);
-    if (!mpt__enter(context, name)) return context ? context->base.status : MPT_ERROR_HANDLE;
+/* Runs an op of one output on in[] and gives the handle of that or the error null. `name` is the
+   public call, for messages. The context is that of the first input that has one. */
+static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
+                              mpt__attributes *attributes) {
+    mpt_context *context = mpt__context_of(in, n_in);
+    if (!mpt__enter(context, name)) return mpt__null(context);
+    const mpt__op_row *row = mpt__op_row_of(op);
     mpt__frame frame; /* large: what is not set here, its readers do not reach */
     memset(frame.save, 0, sizeof frame.save);
     frame.context = context;
     frame.op = op;
-    frame.n_in = frame.n_saved = 0;
-    frame.n_out = n_out;
+    frame.n_out = 1;
     frame.attributes = attributes;
     frame.is_view = false;
-    frame.record = NULL;
     frame.n_temporary = 0;
-    if (!mpt__resolve_inputs(&frame, in, n_in)) return context->base.status;
-    const mpt__op_row *row = mpt__op_row_of(op);
-    mpt_status status = mpt__decide_dtype(&frame, row);
-    if (status == MPT_OK) status = row->shape(&frame);
-    if (status != MPT_OK) return status;
-    if (!mpt__make_outputs(&frame)) return context->base.status;
+    if (!mpt__resolve_inputs(&frame, in, n_in) || mpt__decide_dtype(&frame, row) != MPT_OK ||
+        row->shape(&frame) != MPT_OK)
+        return mpt__null(context);
+    frame.out[0] = mpt__output_new(&frame);
+    if (!frame.out[0]) return mpt__null(context);
     context->launch_op = op;
     context->launch_phase = MPT__FORWARD;
-    if (row->forward) status = row->forward(&frame);
+    mpt_status status = row->forward ? row->forward(&frame) : MPT_OK;
     if (status == MPT_OK && frame.records) status = mpt__record_call(&frame);
     mpt__drop_temporaries(&frame);
     context->launch_op = 0;
     context->launch_phase = MPT__OTHER;
-    if (status != MPT_OK) {
-        for (int i = 0; i < n_out; i++) mpt__tensor_drop(context, frame.out[i]);
-        return status;
-    }
-    for (int i = 0; i < n_out; i++) out[i] = mpt__handle(context, frame.out[i]);
-    return MPT_OK;
-}
-
-/* The usual case: one output, given back as the handle or the error null. */
-static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
-                              mpt__attributes *attributes) {
-    mpt_tensor out;
-    mpt__apply(name, op, in, n_in, attributes, &out, 1);
-    return out;
+    if (status == MPT_OK) return mpt__handle(context, frame.out[0]);
+    mpt__tensor_drop(context, frame.out[0]);
+    return mpt__null(context);
 }
 
 /* ==== Gradients of parameters ==== */
@@ -299,17 +275,51 @@ static void mpt__materialise_gradients(mpt_context *context, mpt__block *block) 
     mpt__submit(context, launch);
 }
 
-/* A view of a parameter's gradient as a tensor that is in no table. */
-static bool mpt__parameter_gradient(mpt_context *context, const mpt__tensor *tensor,
-                                    mpt__tensor *view) {
-    mpt__parameter *parameter = &context->parameters[tensor->parameter - 1];
-    mpt__block *block = &context->blocks[parameter->block];
-    uint32_t storage = mpt__block_gradients(context, block);
-    if (!storage) return false;
-    mpt__view_copy(view, tensor);
-    view->storage = storage;
-    view->dtype = MPT_F32;
-    return true;
+/* A tensor outside all scopes, owned by the backward pass or a leaf. */
+static mpt__tensor *mpt__gradient_new(mpt_context *context, mpt_dtype dtype,
+                                      const mpt__tensor *like) {
+    mpt_shape shape;
+    mpt__shape_copy(&shape, like);
+    mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, &shape, MPT_MEMORY_GRADIENT);
+    if (tensor) tensor->flags = MPT__KEPT | MPT__GRADIENT;
+    return tensor;
+}
+
+/* Another tensor on the storage of `view`, which may be in no table; outside all scopes. */
+static mpt__tensor *mpt__gradient_alias(mpt_context *context, const mpt__tensor *view) {
+    mpt_shape shape;
+    mpt__shape_copy(&shape, view);
+    mpt__storage_retain(context, view->storage);
+    mpt__tensor *tensor =
+        mpt__tensor_over(context, view->storage, (mpt_dtype)view->dtype, &shape, view->offset);
+    if (!tensor) return NULL;
+    mpt__copy_dims(tensor->stride, view->stride, view->rank);
+    tensor->flags = MPT__KEPT | MPT__GRADIENT;
+    return tensor;
+}
+
+/* Ends the gradient tensor that a slot names, if there is one. */
+static void mpt__gradient_drop(mpt_context *context, uint32_t *slot) {
+    if (!*slot) return;
+    mpt__tensor *gradient = mpt__slot(context, *slot);
+    *slot = 0;
+    mpt__tensor_drop(context, gradient);
+}
+
+/* The gradient of a parameter: a view of its block's, made on first use. */
+static mpt__tensor *mpt__parameter_gradient(mpt_context *context, mpt__tensor *tensor) {
+    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
+    if (tensor->gradient) {
+        mpt__tensor *known = mpt__slot(context, tensor->gradient);
+        if (known->storage == block->gradients && known->offset == tensor->offset) return known;
+        mpt__gradient_drop(context, &tensor->gradient); /* the parameter has moved since */
+    }
+    mpt__tensor view = *tensor;
+    view.storage = mpt__block_gradients(context, block);
+    view.dtype = MPT_F32;
+    mpt__tensor *made = view.storage ? mpt__gradient_alias(context, &view) : NULL;
+    if (made) tensor->gradient = made->slot;
+    return made;
 }
 
 /* ==== Where backward puts its results ==== */
@@ -325,12 +335,17 @@ static uint32_t *mpt__gradient_slot(mpt_context *context, mpt__tensor *input) {
     return &input->gradient;
 }
 
-/* A tensor outside all scopes, owned by the backward pass or a leaf. */
-static mpt__tensor *mpt__gradient_new(mpt_context *context, mpt_dtype dtype,
-                                      const mpt_shape *shape) {
-    mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_GRADIENT);
-    if (tensor) tensor->flags = MPT__KEPT | MPT__GRADIENT;
-    return tensor;
+static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
+                                   const mpt__tensor *to, mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__operand_of(launch, 0, from, MPT__READ);
+    mpt__operand_of(launch, 1, to, access);
+    return mpt__submit(context, launch);
+}
+
+/* Whether nothing else reads a gradient, so that it may be changed in place. */
+static bool mpt__owned(const mpt_context *context, const mpt__tensor *gradient) {
+    return context->storages[gradient->storage].references == 1 && mpt__tensor_contiguous(gradient);
 }
 
 /* Gradient number i's destination: NULL if it is not wanted or on error, else a tensor to write to
@@ -342,34 +357,22 @@ static mpt__tensor *mpt__gradient_into(mpt__frame *frame, int i, mpt__access *ac
     mpt__tensor *input = frame->in[i];
     if (input->parameter) {
         mpt__parameter *parameter = &context->parameters[input->parameter - 1];
-        if (!mpt__parameter_gradient(context, input, &frame->target[i])) return NULL;
+        mpt__tensor *view = mpt__parameter_gradient(context, input);
         *access = parameter->has_grad ? MPT__ACCUMULATE : MPT__WRITE;
-        parameter->has_grad = true;
-        return &frame->target[i];
+        if (view) parameter->has_grad = true;
+        return view;
     }
     uint32_t *slot = mpt__gradient_slot(context, input);
-    if (!*slot) {
-        mpt_shape shape;
-        mpt__shape_copy(&shape, input);
-        mpt__tensor *fresh = mpt__gradient_new(context, (mpt_dtype)input->dtype, &shape);
-        if (!fresh) return NULL;
-        *slot = fresh->slot;
-        *access = MPT__WRITE;
-        return fresh;
-    }
-    mpt__tensor *old = mpt__slot(context, *slot);
-    *access = MPT__ACCUMULATE;
-    if (context->storages[old->storage].references == 1 && mpt__tensor_contiguous(old)) return old;
-    /* Passed on without a copy before, so others read it: leave theirs alone. */
-    mpt_shape shape = mpt__shape_of(input);
-    mpt__tensor *own = mpt__gradient_new(context, (mpt_dtype)input->dtype, &shape);
+    mpt__tensor *old = *slot ? mpt__slot(context, *slot) : NULL;
+    *access = old ? MPT__ACCUMULATE : MPT__WRITE;
+    if (old && mpt__owned(context, old)) return old;
+    mpt__tensor *own = mpt__gradient_new(context, (mpt_dtype)input->dtype, input);
     if (!own) return NULL;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-    mpt__operand_of(launch, 0, old, MPT__READ);
-    mpt__operand_of(launch, 1, own, MPT__WRITE);
-    mpt__submit(context, launch);
     *slot = own->slot;
-    mpt__tensor_drop(context, old);
+    if (old) { /* passed on without a copy before, so others read it: leave theirs alone */
+        mpt__launch_copy(context, old, own, MPT__WRITE);
+        mpt__tensor_drop(context, old);
+    }
     return own;
 }
 
@@ -379,25 +382,17 @@ static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor
     mpt_context *context = frame->context;
     if (!mpt__wants(frame, i)) return MPT_OK;
     mpt__tensor *input = frame->in[i];
-    if (input->record && !input->parameter && input->dtype == view->dtype) {
+    if (input->record && input->dtype == view->dtype) {
         uint32_t *slot = mpt__gradient_slot(context, input);
         if (!*slot) {
-            mpt_shape shape = mpt__shape_of(input);
-            mpt__tensor *alias = mpt__tensor_on(context, view->storage, (mpt_dtype)view->dtype,
-                                                &shape, view->stride, view->offset);
-            if (!alias) return context->base.status;
-            alias->flags = MPT__KEPT;
-            *slot = alias->slot;
-            return MPT_OK;
+            mpt__tensor *alias = mpt__gradient_alias(context, view);
+            if (alias) *slot = alias->slot;
+            return context->base.status;
         }
     }
     mpt__access access;
     mpt__tensor *target = mpt__gradient_into(frame, i, &access);
-    if (!target) return context->base.status;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-    mpt__operand_of(launch, 0, view, MPT__READ);
-    mpt__operand_of(launch, 1, target, access);
-    return mpt__submit(context, launch);
+    return target ? mpt__launch_copy(context, view, target, access) : context->base.status;
 }
 
 /* ==== Backward ==== */
@@ -452,24 +447,24 @@ static const char *mpt__path_text(const mpt_context *context, uint32_t path) {
 /* Saved tensors must still hold what forward saw. */
 static mpt_status mpt__check_saved(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    mpt__record *record = frame->record;
-    const char *name = mpt__op_row_of(record->op)->name;
+    const mpt__record *record = frame->record;
     if (record->done) {
         return mpt__error(
             context, MPT_ERROR_STATE,
             "backward through %s for the second time, but its saved tensors are gone; pass "
             "retain = true to the first mpt_backward_from",
-            name);
+            mpt__op_row_of(record->op)->name);
     }
+    memset(frame->saved, 0, sizeof frame->saved);
     for (int i = 0; i < record->n_saved; i++) {
-        frame->saved[i] = record->saved[i] ? mpt__slot(context, record->saved[i]) : NULL;
-        if (!frame->saved[i]) continue;
+        if (!record->saved[i]) continue;
+        frame->saved[i] = mpt__slot(context, record->saved[i]);
         if (context->storages[frame->saved[i]->storage].version != record->saved_version[i]) {
             return mpt__error(
                 context, MPT_ERROR_STATE,
                 "a tensor that %s saved for backward was changed in place since (mpt_write "
                 "or an optimizer step between forward and backward); mpt_clone it first",
-                name);
+                mpt__op_row_of(record->op)->name);
         }
     }
     return MPT_OK;
@@ -478,25 +473,23 @@ static mpt_status mpt__check_saved(mpt__frame *frame) {
 static mpt_status mpt__backward_record(mpt_context *context, uint32_t id, bool retain) {
     mpt__record *record = &context->records[id];
     mpt__frame frame;
-    memset(frame.saved, 0, sizeof frame.saved);
     frame.n_temporary = 0;
     frame.context = context;
     frame.op = record->op;
     frame.n_in = record->n_in;
     frame.n_out = record->n_out;
-    frame.n_saved = record->n_saved;
     frame.compute = (mpt_dtype)record->compute_dtype;
     frame.attributes = &record->attributes;
     frame.record = record;
     bool any = false;
-    for (int i = 0; i < record->n_in; i++)
-        frame.in[i] = record->in[i] ? mpt__slot(context, record->in[i]) : NULL;
     for (int i = 0; i < record->n_out; i++) {
         frame.dy[i] = record->grad[i] ? mpt__slot(context, record->grad[i]) : NULL;
         any |= frame.dy[i] != NULL;
     }
     mpt_status status = MPT_OK;
     if (any) {
+        for (int i = 0; i < record->n_in; i++)
+            frame.in[i] = record->in[i] ? mpt__slot(context, record->in[i]) : NULL;
         context->launch_op = record->op;
         context->launch_record = id;
         status = mpt__check_saved(&frame);
@@ -507,12 +500,7 @@ static mpt_status mpt__backward_record(mpt_context *context, uint32_t id, bool r
         context->launch_record = 0;
         context->launch_phase = MPT__BACKWARD;
     }
-    for (int i = 0; i < record->n_out; i++) {
-        if (!record->grad[i]) continue;
-        mpt__tensor *gradient = mpt__slot(context, record->grad[i]);
-        record->grad[i] = 0;
-        mpt__tensor_drop(context, gradient);
-    }
+    for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
     if (!retain && status == MPT_OK) {
         record->done = 1;
         mpt__record_unsave(context, record);
@@ -524,13 +512,8 @@ static mpt_status mpt__backward_record(mpt_context *context, uint32_t id, bool r
 static void mpt__drop_record_gradients(mpt_context *context) {
     for (int64_t r = 1; r < context->record_count; r++) {
         mpt__record *record = &context->records[r];
-        if (!record->live) continue;
-        for (int i = 0; i < record->n_out; i++) {
-            if (!record->grad[i]) continue;
-            mpt__tensor *gradient = mpt__slot(context, record->grad[i]);
-            record->grad[i] = 0;
-            mpt__tensor_drop(context, gradient);
-        }
+        for (int i = 0; record->live && i < record->n_out; i++)
+            mpt__gradient_drop(context, &record->grad[i]);
     }
 }
 
@@ -542,60 +525,42 @@ static void mpt__materialise_all(mpt_context *context) {
     }
 }
 
-/* The gradient that enters: the caller's, or one. */
+/* The gradient that enters, the caller's or one, as if the tensor were an op's input. */
 static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor,
                                      mpt_tensor gradient) {
-    mpt__tensor *seed = NULL;
-    mpt_shape shape = mpt__shape_of(tensor);
-    bool given = gradient.context || gradient.slot;
-    if (given) {
+    mpt__tensor one;
+    const mpt__tensor *seed = &one;
+    bool wide = tensor->dtype == MPT_F64;
+    one.rank = tensor->rank;
+    mpt__copy_dims(one.shape, tensor->shape, tensor->rank);
+    mpt__copy_dims(one.stride, tensor->stride, tensor->rank);
+    one.storage = context->scalar_storage;
+    one.dtype = wide ? MPT_F64 : MPT_F32;
+    one.offset = wide ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
+    if (gradient.context || gradient.slot) {
         seed = mpt__at(context, gradient, "gradient");
         if (!seed) return context->base.status;
-        bool same = seed->rank == tensor->rank;
-        for (int i = 0; same && i < tensor->rank; i++) same = seed->shape[i] == tensor->shape[i];
-        if (!same) {
-            mpt_shape got = mpt__shape_of(seed);
+        mpt_shape got = mpt__shape_of(seed), shape = mpt__shape_of(tensor);
+        if (!mpt__same_shape(seed, tensor))
             return mpt__error(context, MPT_ERROR_SHAPE, "gradient has shape %S, the tensor %S",
                               &got, &shape);
-        }
     } else if (mpt__tensor_numel(tensor) != 1) {
+        mpt_shape shape = mpt__shape_of(tensor);
         return mpt__error(context, MPT_ERROR_SHAPE,
                           "backward needs a one-element tensor, this has shape %S; reduce it with "
                           "mpt_mean or mpt_sum, or pass a gradient to mpt_backward_from",
                           &shape);
     }
-    mpt__frame frame; /* as if the tensor were an input: leaves collect it, results pass it on */
+    mpt__frame frame;
     frame.context = context;
     frame.n_in = 1;
     frame.in[0] = tensor;
-    mpt__access access;
-    mpt__tensor *target = mpt__gradient_into(&frame, 0, &access);
-    if (!target) return context->base.status;
-    mpt__tensor *ones = NULL;
-    if (!given && access == MPT__ACCUMULATE) {
-        ones = mpt__gradient_new(context, (mpt_dtype)tensor->dtype, &shape);
-        if (!ones) return context->base.status;
-    }
-    if (!given) {
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
-        launch->imm[0] = 1.0;
-        mpt__operand_of(launch, 0, ones ? ones : target, MPT__WRITE);
-        mpt__submit(context, launch);
-    }
-    if (given || ones) {
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-        mpt__operand_of(launch, 0, given ? seed : ones, MPT__READ);
-        mpt__operand_of(launch, 1, target, access);
-        mpt__submit(context, launch);
-    }
-    if (ones) mpt__tensor_drop(context, ones);
-    return context->base.status;
+    return mpt__gradient_pass(&frame, 0, seed);
 }
 
 MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter_checked(context, "mpt_backward"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter_checked(context, "mpt_backward")) return mpt__refused(context);
     mpt__tensor *root = mpt__at(context, tensor, "loss");
     if (!root) return context->base.status;
     if (!(root->flags & MPT__REQUIRES_GRAD)) {
@@ -627,19 +592,15 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
 }
 
 MPTRAIN_API mpt_status mpt_backward(mpt_tensor loss) {
-    mpt_tensor none;
-    none.context = NULL, none.slot = 0, none.generation = 0;
-    return mpt_backward_from(loss, none, false);
+    return mpt_backward_from(loss, mpt__null(NULL), false);
 }
 
 /* ==== Leaves and their gradients ==== */
 
 MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_requires_grad"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
-    mpt__tensor *leaf = mpt__at(context, tensor, "tensor");
-    if (!leaf) return context->base.status;
+    mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_requires_grad", "tensor");
+    if (!leaf) return mpt__refused(context);
     if (leaf->record)
         return mpt__error(
             context, MPT_ERROR_STATE,
@@ -657,52 +618,40 @@ MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
     return MPT_OK;
 }
 
+static bool mpt__leaf_has_grad(const mpt_context *context, const mpt__tensor *leaf) {
+    return leaf->parameter ? context->parameters[leaf->parameter - 1].has_grad
+                           : leaf->gradient != 0;
+}
+
 MPTRAIN_API bool mpt_has_grad(mpt_tensor tensor) {
-    mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_has_grad")) return false;
-    mpt__tensor *leaf = mpt__at(context, tensor, "tensor");
-    if (!leaf) return false;
-    if (leaf->parameter) return context->parameters[leaf->parameter - 1].has_grad;
-    return leaf->gradient != 0;
+    const mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_has_grad", "tensor");
+    return leaf && mpt__leaf_has_grad(tensor.context, leaf);
 }
 
 MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_grad")) return mpt__null(context);
-    mpt__tensor *leaf = mpt__at(context, tensor, "tensor");
+    mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_grad", "tensor");
     if (!leaf) return mpt__null(context);
-    if (!leaf->parameter) {
-        if (leaf->gradient) return mpt__handle(context, mpt__slot(context, leaf->gradient));
-    } else if (context->parameters[leaf->parameter - 1].has_grad) {
-        mpt__tensor view;
-        mpt__block *block = &context->blocks[context->parameters[leaf->parameter - 1].block];
-        mpt__materialise_gradients(context, block);
-        if (!mpt__parameter_gradient(context, leaf, &view)) return mpt__null(context);
-        mpt_shape shape = mpt__shape_of(&view);
-        return mpt__handle(context, mpt__tensor_on(context, view.storage, MPT_F32, &shape,
-                                                   view.stride, view.offset));
+    if (!mpt__leaf_has_grad(context, leaf)) {
+        mpt__error(context, MPT_ERROR_STATE,
+                   "the tensor has no gradient (none came since zero_grad); mpt_has_grad tells");
+        return mpt__null(context);
     }
-    mpt__error(context, MPT_ERROR_STATE,
-               "the tensor has no gradient (none came since zero_grad); mpt_has_grad tells");
-    return mpt__null(context);
-}
-
-/* Ends the gradient of a leaf that is no parameter, if there is one. */
-static void mpt__gradient_drop(mpt_context *context, mpt__tensor *leaf) {
-    if (!leaf->gradient) return;
-    mpt__tensor *gradient = mpt__slot(context, leaf->gradient);
-    leaf->gradient = 0;
-    mpt__tensor_drop(context, gradient);
+    if (!leaf->parameter) return mpt__handle(context, mpt__slot(context, leaf->gradient));
+    mpt__materialise_gradients(context,
+                               &context->blocks[context->parameters[leaf->parameter - 1].block]);
+    const mpt__tensor *view = mpt__parameter_gradient(context, leaf);
+    if (!view) return mpt__null(context);
+    mpt_shape shape = mpt__shape_of(view);
+    return mpt__handle(context, mpt__tensor_on(context, view->storage, MPT_F32, &shape,
+                                               view->stride, view->offset));
 }
 
 MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
-    mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_clear_grad"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
-    mpt__tensor *leaf = mpt__at(context, tensor, "tensor");
-    if (!leaf) return context->base.status;
-    if (leaf->parameter) context->parameters[leaf->parameter - 1].has_grad = false;
-    mpt__gradient_drop(context, leaf);
+    mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_clear_grad", "tensor");
+    if (!leaf) return mpt__refused(tensor.context);
+    if (leaf->parameter) tensor.context->parameters[leaf->parameter - 1].has_grad = false;
+    mpt__gradient_drop(tensor.context, &leaf->gradient);
     return MPT_OK;
 }
 
@@ -744,7 +693,7 @@ static void mpt__discard_history(mpt_context *context) {
     for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].has_grad = false;
     for (int64_t i = 0; i < context->block_count; i++) context->blocks[i].multiplier_slot = 0;
     for (int64_t i = 1; i < context->tensor_count; i++)
-        mpt__gradient_drop(context, mpt__slot(context, (uint32_t)i));
+        mpt__gradient_drop(context, &mpt__slot(context, (uint32_t)i)->gradient);
 }
 
 #endif

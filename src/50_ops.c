@@ -63,19 +63,25 @@ typedef enum mpt__op_id {
 } mpt__op_id;
 
 /* The functions of the table; each is defined in one of the rooms that follow. */
-#define MPT__SHAPES(F)                                                                           \
-    F(binary)                                                                                    \
-    F(unary) F(predicate) F(equal) F(matmul) F(linear) F(reduce) F(argmax) F(softmax) F(reshape) \
-        F(permute) F(slice) F(expand) F(cast) F(cat) F(nll) F(mse) F(user)
-#define MPT__FORWARDS(F)                                                                       \
+#define MPT__SHAPES(F)                                                                         \
     F(binary)                                                                                  \
-    F(unary) F(unary_keep_in) F(unary_keep_out) F(matmul) F(linear) F(reduce) F(max) F(argmax) \
-        F(softmax) F(dropout) F(reshape) F(copy) F(cat) F(nll) F(cross_entropy) F(mse) F(user)
-#define MPT__BACKWARDS(F)                                                                      \
-    F(add)                                                                                     \
-    F(sub) F(mul) F(div) F(pass) F(linear_unary) F(unary) F(matmul) F(linear) F(reduce) F(max) \
-        F(softmax) F(dropout) F(reshape) F(permute) F(slice) F(expand) F(cat) F(nll)           \
-            F(cross_entropy) F(mse) F(user)
+    F(unary)                                                                                   \
+    F(predicate)                                                                               \
+    F(equal) F(matmul) F(linear) F(reduce) F(argmax) F(softmax) F(reshape) F(permute) F(slice) \
+        F(expand) F(cast) F(cat) F(nll) F(mse) F(user)
+#define MPT__FORWARDS(F)                                                                   \
+    F(binary)                                                                              \
+    F(unary)                                                                               \
+    F(unary_keep_in)                                                                       \
+    F(unary_keep_out) F(matmul) F(linear) F(reduce) F(max) F(argmax) F(softmax) F(dropout) \
+        F(reshape) F(copy) F(cat) F(nll) F(cross_entropy) F(mse) F(user)
+#define MPT__BACKWARDS(F)                                                                         \
+    F(add)                                                                                        \
+    F(sub)                                                                                        \
+    F(mul)                                                                                        \
+    F(div) F(pass) F(linear_unary) F(unary) F(matmul) F(linear) F(reduce) F(max) F(softmax)       \
+        F(dropout) F(reshape) F(permute) F(slice) F(expand) F(cat) F(nll) F(cross_entropy) F(mse) \
+            F(user)
 #define MPT__DECLARE(name) static mpt_status mpt__##name##_shape(mpt__frame *frame);
 MPT__SHAPES(MPT__DECLARE)
 #undef MPT__DECLARE
@@ -121,17 +127,11 @@ MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size) {
     return need;
 }
 
-/* All but the dimensions of `shape`, which its ops set. */
 static void mpt__attributes_clear(mpt__attributes *attributes) {
-    memset(attributes->imm, 0, sizeof attributes->imm);
-    memset(attributes->index, 0, sizeof attributes->index);
-    attributes->shape.rank = 0;
-    attributes->function = attributes->activation = attributes->reduction = 0;
-    memset(&attributes->rng, 0, sizeof attributes->rng);
-    attributes->user = NULL;
+    static const mpt__attributes none = {{0.0, 0.0}, {0}, 0, 0, 0};
+    *attributes = none;
 }
 
-/* The dtype of losses: fp32, or fp64 in the double-precision test build. */
 static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
     return frame->in[0] && frame->in[0]->dtype == MPT_F64 ? MPT_F64 : MPT_F32;
 }

@@ -11,8 +11,11 @@
 /* The same storage under another shape. */
 static mpt__tensor mpt__viewed(const mpt__tensor *tensor, int rank, const int64_t *shape,
                                const int64_t *stride) {
-    mpt__tensor view = *tensor;
+    mpt__tensor view;
+    view.storage = tensor->storage;
+    view.dtype = tensor->dtype;
     view.rank = (uint8_t)rank;
+    view.offset = tensor->offset;
     for (int i = 0; i < rank; i++) {
         view.shape[i] = shape[i];
         view.stride[i] = stride[i];
@@ -20,56 +23,37 @@ static mpt__tensor mpt__viewed(const mpt__tensor *tensor, int rank, const int64_
     return view;
 }
 
-/* `tensor` as if it had `rank` dimensions of sizes `shape`, by strides of 0. */
-static mpt__tensor mpt__broadcast_view(const mpt__tensor *tensor, int rank, const int64_t *shape) {
-    int64_t stride[MPT_MAX_RANK];
+/* All elements of a contiguous tensor in one dimension. */
+static mpt__tensor mpt__flat_view(const mpt__tensor *tensor) {
+    int64_t numel = mpt__tensor_numel(tensor), one = 1;
+    return mpt__viewed(tensor, 1, &numel, &one);
+}
+
+/* The strides of `tensor` as if it had `rank` dimensions of sizes `shape`. */
+static MPT__FORCE_INLINE void mpt__broadcast_strides(const mpt__tensor *tensor, int rank,
+                                                     const int64_t *shape, int64_t *stride) {
     int lead = rank - tensor->rank;
     for (int i = 0; i < rank; i++) {
-        bool real = i >= lead && tensor->shape[i - lead] != 1;
+        bool real = i >= lead && tensor->shape[i - lead] == shape[i];
         stride[i] = real ? tensor->stride[i - lead] : 0;
     }
-    return mpt__viewed(tensor, rank, shape, stride);
 }
 
-/* `tensor` with leading dimensions of size 1 up to `rank`. */
-static mpt__tensor mpt__padded_view(const mpt__tensor *tensor, int rank) {
-    int64_t shape[MPT_MAX_RANK], stride[MPT_MAX_RANK];
-    int lead = rank - tensor->rank;
-    for (int i = 0; i < rank; i++) {
-        shape[i] = i < lead ? 1 : tensor->shape[i - lead];
-        stride[i] = i < lead ? 0 : tensor->stride[i - lead];
-    }
+static mpt__tensor mpt__broadcast_view(const mpt__tensor *tensor, int rank, const int64_t *shape) {
+    int64_t stride[MPT_MAX_RANK];
+    mpt__broadcast_strides(tensor, rank, shape, stride);
     return mpt__viewed(tensor, rank, shape, stride);
-}
-
-/* The last two dimensions swapped. */
-static mpt__tensor mpt__transposed_view(const mpt__tensor *tensor) {
-    mpt__tensor view = *tensor;
-    int a = tensor->rank - 2, b = tensor->rank - 1;
-    view.shape[a] = tensor->shape[b], view.shape[b] = tensor->shape[a];
-    view.stride[a] = tensor->stride[b], view.stride[b] = tensor->stride[a];
-    return view;
 }
 
 /* ==== Views as operands ====
  *
- * The same for a launch that has begun: an operand written once, where a view of a tensor would be
- * copied twice. */
+ * An operand written once, where a view of a tensor would be copied twice. */
 
 /* Dimension i of an operand. */
-static void mpt__operand_dim(mpt__operand *operand, int i, int64_t size, int64_t stride) {
+static MPT__INLINE void mpt__operand_dim(mpt__operand *operand, int i, int64_t size,
+                                         int64_t stride) {
     operand->shape[i] = size;
     operand->stride[i] = stride;
-}
-
-/* An operand of this rank whose dimensions are still to be set. */
-static mpt__operand *mpt__operand_ranked(mpt__launch *launch, int position,
-                                         const mpt__tensor *tensor, int rank, mpt__access access) {
-    mpt__operand *operand =
-        mpt__operand_begin(launch, position, tensor->storage, (mpt_dtype)tensor->dtype, access);
-    operand->rank = (uint8_t)rank;
-    operand->offset = tensor->offset;
-    return operand;
 }
 
 /* A contiguous tensor as [outer, n, inner] around dimension `dim`. */
@@ -87,16 +71,27 @@ static void mpt__operand_around(mpt__launch *launch, int position, const mpt__te
 /* With leading dimensions of size 1 up to `rank`. */
 static void mpt__operand_padded(mpt__launch *launch, int position, const mpt__tensor *tensor,
                                 int rank, mpt__access access) {
-    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, rank, access);
+    mpt__operand *operand = mpt__operand_of(launch, position, tensor, access);
     int lead = rank - tensor->rank;
-    for (int i = 0; i < lead; i++) mpt__operand_dim(operand, i, 1, 0);
+    if (lead == 0) return;
+    operand->rank = (uint8_t)rank;
+    for (int i = 0; i < lead; i++) mpt__operand_dim(operand, i, 1, 1);
     for (int i = lead; i < rank; i++)
         mpt__operand_dim(operand, i, tensor->shape[i - lead], tensor->stride[i - lead]);
 }
 
+/* Read with the shape of `to`, by strides of 0. */
+static void mpt__operand_spread(mpt__launch *launch, int position, const mpt__tensor *tensor,
+                                const mpt__tensor *to) {
+    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, to->rank, MPT__READ);
+    mpt__copy_dims(operand->shape, to->shape, to->rank);
+    mpt__broadcast_strides(tensor, to->rank, to->shape, operand->stride);
+}
+
 /* [.., n] as [rows, n], of a contiguous tensor (or any 1-d or 2-d one); transposed: [n, rows]. */
-static mpt__operand *mpt__operand_rows(mpt__launch *launch, int position, const mpt__tensor *tensor,
-                                       bool transposed, mpt__access access) {
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_rows(mpt__launch *launch, int position,
+                                                         const mpt__tensor *tensor, bool transposed,
+                                                         mpt__access access) {
     mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 2, access);
     int last = tensor->rank - 1, row = transposed ? 1 : 0;
     int64_t rows = tensor->shape[0], stride = tensor->stride[0];
@@ -107,14 +102,6 @@ static mpt__operand *mpt__operand_rows(mpt__launch *launch, int position, const 
     mpt__operand_dim(operand, row, rows, stride);
     mpt__operand_dim(operand, 1 - row, tensor->shape[last], tensor->stride[last]);
     return operand;
-}
-
-static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
-                                   const mpt__tensor *to, mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-    mpt__operand_of(launch, 0, from, MPT__READ);
-    mpt__operand_of(launch, 1, to, access);
-    return mpt__submit(context, launch);
 }
 
 /* The tensor itself, or a contiguous copy that lives until the end of the call. */
@@ -138,14 +125,15 @@ static mpt_status mpt__predicate_shape(mpt__frame *frame) {
     return mpt__unary_shape(frame);
 }
 
+/* out = fn(in), `in` broadcast to the shape of `out`. */
 static mpt_status mpt__launch_unary(mpt__frame *frame, mpt__function function,
                                     const mpt__tensor *in, const mpt__tensor *out,
                                     mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
     launch->function = (uint8_t)function;
-    launch->imm[0] = frame->attributes->imm[0];
     launch->slot[0] = (uint16_t)frame->attributes->index[0];
-    mpt__operand_of(launch, 0, in, MPT__READ);
+    launch->imm[0] = frame->attributes->imm[0];
+    mpt__operand_spread(launch, 0, in, out);
     mpt__operand_of(launch, 1, out, access);
     return mpt__submit(frame->context, launch);
 }
@@ -165,13 +153,14 @@ static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {
     return mpt__unary_forward(frame);
 }
 
+/* out = fn(a, b), both broadcast to the shape of `out`. */
 static mpt_status mpt__launch_binary(mpt_context *context, mpt__function function,
                                      const mpt__tensor *a, const mpt__tensor *b,
                                      const mpt__tensor *out, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_BINARY);
     launch->function = (uint8_t)function;
-    mpt__operand_of(launch, 0, a, MPT__READ);
-    mpt__operand_of(launch, 1, b, MPT__READ);
+    mpt__operand_spread(launch, 0, a, out);
+    mpt__operand_spread(launch, 1, b, out);
     mpt__operand_of(launch, 2, out, access);
     return mpt__submit(context, launch);
 }
@@ -202,23 +191,30 @@ static mpt_status mpt__pass_backward(mpt__frame *frame) {
 
 /* ==== Elementwise, two inputs ==== */
 
+/* Broadcasts the first `na` dimensions of a against the first `nb` of b; -1, or the dimension of
+   the result in which they do not fit. */
+static int mpt__broadcast_dims(const mpt__tensor *a, int na, const mpt__tensor *b, int nb,
+                               mpt_shape *out) {
+    out->rank = na > nb ? na : nb;
+    for (int i = 0; i < out->rank; i++) {
+        int ia = i - (out->rank - na), ib = i - (out->rank - nb);
+        int64_t sa = ia < 0 ? 1 : a->shape[ia], sb = ib < 0 ? 1 : b->shape[ib];
+        if (sa != sb && sa != 1 && sb != 1) return i;
+        out->dim[i] = sa == 1 ? sb : sa;
+    }
+    return -1;
+}
+
 static mpt_status mpt__binary_shape(mpt__frame *frame) {
     const mpt__tensor *a = frame->in[0], *b = frame->in[1];
-    mpt_shape *out = &frame->out_shape[0];
-    out->rank = a->rank > b->rank ? a->rank : b->rank;
-    for (int i = 0; i < out->rank; i++) {
-        int ia = i - (out->rank - a->rank), ib = i - (out->rank - b->rank);
-        int64_t na = ia < 0 ? 1 : a->shape[ia], nb = ib < 0 ? 1 : b->shape[ib];
-        if (na != nb && na != 1 && nb != 1) {
-            mpt_shape sa = mpt__shape_of(a), sb = mpt__shape_of(b);
-            return mpt__error(
-                frame->context, MPT_ERROR_SHAPE,
-                "shapes %S and %S do not broadcast: dimension %d is %lld against %lld", &sa, &sb, i,
-                (long long)na, (long long)nb);
-        }
-        out->dim[i] = na == 1 ? nb : na;
-    }
-    return MPT_OK;
+    int misfit = mpt__broadcast_dims(a, a->rank, b, b->rank, &frame->out_shape[0]);
+    if (misfit < 0) return MPT_OK;
+    mpt_shape sa = mpt__shape_of(a), sb = mpt__shape_of(b);
+    int back = frame->out_shape[0].rank - misfit;
+    return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                      "shapes %S and %S do not broadcast: dimension %d is %lld against %lld", &sa,
+                      &sb, misfit, (long long)a->shape[a->rank - back],
+                      (long long)b->shape[b->rank - back]);
 }
 
 static mpt_status mpt__equal_shape(mpt__frame *frame) {
@@ -228,23 +224,13 @@ static mpt_status mpt__equal_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__binary_forward(mpt__frame *frame) {
-    const mpt__tensor *out = frame->out[0];
-    mpt__tensor a = mpt__broadcast_view(frame->in[0], out->rank, out->shape);
-    mpt__tensor b = mpt__broadcast_view(frame->in[1], out->rank, out->shape);
     if (frame->op == MPT__OP_mul || frame->op == MPT__OP_div) {
         frame->save[0] = frame->in[0];
         frame->save[1] = frame->in[1];
     }
     if (frame->op == MPT__OP_div) frame->save[2] = frame->out[0];
-    return mpt__launch_binary(frame->context, mpt__op_rows[frame->op].function, &a, &b, out,
-                              MPT__WRITE);
-}
-
-static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b) {
-    if (a->rank != b->rank) return false;
-    for (int i = 0; i < a->rank; i++)
-        if (a->shape[i] != b->shape[i]) return false;
-    return true;
+    return mpt__launch_binary(frame->context, mpt__op_rows[frame->op].function, frame->in[0],
+                              frame->in[1], frame->out[0], MPT__WRITE);
 }
 
 /* Sums `full` over the dimensions in which `part` was broadcast. */
@@ -258,8 +244,8 @@ static mpt_status mpt__launch_reduce(mpt_context *context, mpt__function functio
     return mpt__submit(context, launch);
 }
 
-/* Gradient i is fn(a, b), both of the output's shape, summed to the input's shape. b NULL: a alone,
-   through a function of one input. */
+/* Gradient i is fn(a, b) in the output's shape, summed to the input's. b NULL: a alone, through a
+   function of one input. */
 static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, mpt__function function,
                                           const mpt__tensor *a, const mpt__tensor *b) {
     mpt_context *context = frame->context;
@@ -299,24 +285,21 @@ static mpt_status mpt__sub_backward(mpt__frame *frame) {
 
 static mpt_status mpt__mul_backward(mpt__frame *frame) {
     const mpt__tensor *dy = frame->dy[0];
-    mpt__tensor a = mpt__broadcast_view(frame->saved[0], dy->rank, dy->shape);
-    mpt__tensor b = mpt__broadcast_view(frame->saved[1], dy->rank, dy->shape);
-    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_MUL, dy, &b);
+    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_MUL, dy, frame->saved[1]);
     if (status != MPT_OK) return status;
-    return mpt__broadcast_gradient(frame, 1, MPT__FN_MUL, dy, &a);
+    return mpt__broadcast_gradient(frame, 1, MPT__FN_MUL, dy, frame->saved[0]);
 }
 
 /* y = a / b: da = dy / b, db = -(dy / b) y */
 static mpt_status mpt__div_backward(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    const mpt__tensor *dy = frame->dy[0];
-    mpt__tensor b = mpt__broadcast_view(frame->saved[1], dy->rank, dy->shape);
-    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_DIV, dy, &b);
+    const mpt__tensor *dy = frame->dy[0], *b = frame->saved[1];
+    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_DIV, dy, b);
     if (status != MPT_OK || !mpt__wants(frame, 1)) return status;
     mpt_shape shape = mpt__shape_of(dy);
     mpt__tensor *quotient = mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
     if (!quotient) return context->base.status;
-    status = mpt__launch_binary(context, MPT__FN_DIV, dy, &b, quotient, MPT__WRITE);
+    status = mpt__launch_binary(context, MPT__FN_DIV, dy, b, quotient, MPT__WRITE);
     if (status == MPT_OK)
         status = mpt__launch_unary(frame, MPT__FN_NEG, quotient, quotient, MPT__WRITE);
     if (status != MPT_OK) return status;
@@ -325,152 +308,131 @@ static mpt_status mpt__div_backward(mpt__frame *frame) {
 
 /* ==== Matrix products ==== */
 
-/* out = act(a b + bias), views of equal rank >= 2. */
-static mpt_status mpt__launch_gemm(mpt__frame *frame, const mpt__tensor *a, const mpt__tensor *b,
-                                   const mpt__tensor *bias, const mpt__tensor *out,
-                                   mpt__access access, mpt_activation activation) {
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
-    launch->imm[0] = 1.0;
-    launch->compute_dtype = (uint8_t)frame->compute;
-    launch->activation = (uint8_t)activation;
-    mpt__operand_of(launch, 0, a, MPT__READ);
-    mpt__operand_of(launch, 1, b, MPT__READ);
-    if (bias) mpt__operand_of(launch, 2, bias, MPT__READ);
-    mpt__operand_of(launch, 3, out, access);
-    return mpt__submit(frame->context, launch);
-}
-
-/* Matmul operands with at least two dimensions: a 1-d a is a row, a 1-d b a column. */
-static mpt__tensor mpt__matrix_a(const mpt__tensor *a) {
-    return a->rank == 1 ? mpt__padded_view(a, 2) : *a;
-}
-static mpt__tensor mpt__matrix_b(const mpt__tensor *b) {
-    if (b->rank != 1) return *b;
-    mpt__tensor row = mpt__padded_view(b, 2);
-    return mpt__transposed_view(&row);
-}
-
 static mpt_status mpt__matmul_mismatch(mpt__frame *frame, const char *why) {
     mpt_shape a = mpt__shape_of(frame->in[0]), b = mpt__shape_of(frame->in[1]);
     return mpt__error(frame->context, MPT_ERROR_SHAPE, "%S x %S: %s", &a, &b, why);
 }
 
+/* A 1-d a is a row, a 1-d b a column; the output drops the dimension that was not there. */
 static mpt_status mpt__matmul_shape(mpt__frame *frame) {
-    if (frame->in[0]->rank == 0 || frame->in[1]->rank == 0)
+    const mpt__tensor *a = frame->in[0], *b = frame->in[1];
+    mpt_shape *out = &frame->out_shape[0];
+    if (a->rank == 0 || b->rank == 0)
         return mpt__matmul_mismatch(frame,
                                     "both need at least one dimension; mpt_mul multiplies scalars");
-    mpt__tensor a = mpt__matrix_a(frame->in[0]), b = mpt__matrix_b(frame->in[1]);
-    int rank = a.rank > b.rank ? a.rank : b.rank;
-    if (a.shape[a.rank - 1] != b.shape[b.rank - 2])
+    if (a->shape[a->rank - 1] != b->shape[b->rank > 1 ? b->rank - 2 : 0])
         return mpt__matmul_mismatch(frame,
                                     "the last dimension of the first must equal the last but one "
                                     "of the second; mpt_transpose one of them");
-    mpt_shape out;
-    out.rank = 0;
-    for (int i = 0; i < rank - 2; i++) {
-        int ia = i - (rank - a.rank), ib = i - (rank - b.rank);
-        int64_t na = ia < 0 ? 1 : a.shape[ia], nb = ib < 0 ? 1 : b.shape[ib];
-        if (na != nb && na != 1 && nb != 1)
-            return mpt__matmul_mismatch(frame, "leading dimensions do not broadcast");
-        out.dim[out.rank++] = na == 1 ? nb : na;
-    }
-    if (frame->in[0]->rank > 1) out.dim[out.rank++] = a.shape[a.rank - 2];
-    if (frame->in[1]->rank > 1) out.dim[out.rank++] = b.shape[b.rank - 1];
-    frame->out_shape[0] = out;
+    if (mpt__broadcast_dims(a, a->rank > 1 ? a->rank - 2 : 0, b, b->rank > 1 ? b->rank - 2 : 0,
+                            out) >= 0)
+        return mpt__matmul_mismatch(frame, "leading dimensions do not broadcast");
+    if (a->rank > 1) out->dim[out->rank++] = a->shape[a->rank - 2];
+    if (b->rank > 1) out->dim[out->rank++] = b->shape[b->rank - 1];
     return MPT_OK;
 }
 
-/* Batch dimensions of `matrix` stretched to those of `shape` (rank dimensions, the last two
-   apart). */
-static mpt__tensor mpt__batched_view(const mpt__tensor *matrix, int rank, const int64_t *batch) {
-    int64_t shape[MPT_MAX_RANK];
-    for (int i = 0; i < rank - 2; i++) shape[i] = batch[i];
-    shape[rank - 2] = matrix->shape[matrix->rank - 2];
-    shape[rank - 1] = matrix->shape[matrix->rank - 1];
-    mpt__tensor view = mpt__broadcast_view(matrix, rank, shape);
-    view.stride[rank - 2] = matrix->stride[matrix->rank - 2];
-    view.stride[rank - 1] = matrix->stride[matrix->rank - 1];
+/* A tensor as [batch.., rows, columns] of a matmul; row, column: whether it has that dimension.
+   `batches` leading dimensions of sizes `batch`, by strides of 0; NULL: its own sizes or 1. */
+static mpt__tensor mpt__matrix(const mpt__tensor *tensor, bool row, bool column, int batches,
+                               const int64_t *batch) {
+    mpt__tensor view;
+    view.storage = tensor->storage;
+    view.dtype = tensor->dtype;
+    view.rank = (uint8_t)(batches + 2);
+    view.offset = tensor->offset;
+    int from = tensor->rank - 1;
+    for (int to = batches + 1; to >= 0; to--) {
+        bool there = to > batches ? column : to == batches ? row : from >= 0;
+        view.shape[to] = there ? tensor->shape[from] : 1;
+        view.stride[to] = there ? tensor->stride[from] : 0;
+        if (there) from--;
+        if (to >= batches || !batch) continue;
+        if (view.shape[to] != batch[to]) view.stride[to] = 0;
+        view.shape[to] = batch[to];
+    }
     return view;
 }
 
-/* An output or its gradient with the dimensions that 1-d operands dropped. */
-static mpt__tensor mpt__matmul_out(const mpt__frame *frame, const mpt__tensor *out) {
-    bool row = frame->in[0]->rank == 1, column = frame->in[1]->rank == 1;
-    int64_t shape[MPT_MAX_RANK], stride[MPT_MAX_RANK];
-    int rank = 0, batch = out->rank - (row ? 0 : 1) - (column ? 0 : 1);
-    for (int i = 0; i < batch; i++) shape[rank] = out->shape[i], stride[rank++] = out->stride[i];
-    shape[rank] = row ? 1 : out->shape[batch];
-    stride[rank] = row ? 0 : out->stride[batch];
-    rank++;
-    shape[rank] = column ? 1 : out->shape[out->rank - 1];
-    stride[rank] = column ? 0 : out->stride[out->rank - 1];
-    return mpt__viewed(out, rank + 1, shape, stride);
+/* The last two dimensions swapped. */
+static mpt__tensor mpt__transposed_view(const mpt__tensor *tensor) {
+    int a = tensor->rank - 2, b = tensor->rank - 1;
+    mpt__tensor view = mpt__viewed(tensor, tensor->rank, tensor->shape, tensor->stride);
+    view.shape[a] = tensor->shape[b], view.shape[b] = tensor->shape[a];
+    view.stride[a] = tensor->stride[b], view.stride[b] = tensor->stride[a];
+    return view;
 }
 
-/* A tensor as GEMM reads it: a parameter in its cast form. */
-static bool mpt__matmul_source(mpt__frame *frame, const mpt__tensor *tensor, mpt__tensor *view) {
-    mpt__source source;
-    if (!mpt__gemm_source(frame->context, tensor, frame->compute, &source)) return false;
-    *view = *tensor;
-    view->storage = source.storage;
-    view->dtype = source.dtype;
+/* out = a b, views of equal rank >= 2. */
+static mpt_status mpt__launch_gemm(mpt__frame *frame, const mpt__tensor *a, const mpt__tensor *b,
+                                   const mpt__tensor *out, mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
+    launch->imm[0] = 1.0;
+    launch->compute_dtype = (uint8_t)frame->compute;
+    mpt__operand_of(launch, 0, a, MPT__READ);
+    mpt__operand_of(launch, 1, b, MPT__READ);
+    mpt__operand_of(launch, 3, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+/* The three matrices of a call: a, b, and `y`, its output or the gradient of that. Parameters are
+   read in their cast form. */
+static bool mpt__matmul_views(mpt__frame *frame, mpt__tensor *const in[2], const mpt__tensor *y,
+                              mpt__tensor view[3]) {
+    bool row = frame->in[0]->rank > 1, column = frame->in[1]->rank > 1;
+    int batches = y->rank - row - column;
+    view[2] = mpt__matrix(y, row, column, batches, NULL);
+    for (int i = 0; i < 2; i++) {
+        mpt__source source;
+        if (!mpt__gemm_source(frame->context, in[i], frame->compute, &source)) return false;
+        view[i] = mpt__matrix(in[i], i == 1 || row, i == 0 || column, batches, view[2].shape);
+        view[i].storage = source.storage;
+        view[i].dtype = source.dtype;
+    }
     return true;
 }
 
 static mpt_status mpt__matmul_forward(mpt__frame *frame) {
-    mpt__tensor pa, pb;
-    if (!mpt__matmul_source(frame, frame->in[0], &pa) ||
-        !mpt__matmul_source(frame, frame->in[1], &pb))
-        return frame->context->base.status;
+    mpt__tensor view[3];
     frame->save[0] = frame->in[0];
     frame->save[1] = frame->in[1];
-    mpt__tensor out = mpt__matmul_out(frame, frame->out[0]);
-    pa = mpt__matrix_a(&pa);
-    pb = mpt__matrix_b(&pb);
-    pa = mpt__batched_view(&pa, out.rank, out.shape);
-    pb = mpt__batched_view(&pb, out.rank, out.shape);
-    return mpt__launch_gemm(frame, &pa, &pb, NULL, &out, MPT__WRITE, MPT_ACTIVATION_NONE);
+    if (!mpt__matmul_views(frame, frame->in, frame->out[0], view))
+        return frame->context->base.status;
+    return mpt__launch_gemm(frame, &view[0], &view[1], &view[2], MPT__WRITE);
 }
 
 /* Gradient i = left right (batched), summed over the batches in which the input was broadcast. */
 static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tensor *left,
                                        const mpt__tensor *right) {
-    mpt_context *context = frame->context;
     mpt__access access;
     mpt__tensor *target = mpt__gradient_into(frame, i, &access);
-    if (!target) return context->base.status;
-    mpt__tensor matrix = i == 0 ? mpt__matrix_a(target) : mpt__matrix_b(target);
-    int rank = left->rank;
-    mpt__tensor padded = mpt__padded_view(&matrix, rank);
-    bool summed = false;
-    for (int d = 0; d < rank - 2; d++) summed |= padded.shape[d] != left->shape[d];
-    if (!summed)
-        return mpt__launch_gemm(frame, left, right, NULL, &padded, access, MPT_ACTIVATION_NONE);
+    if (!target) return frame->context->base.status;
+    int batches = left->rank - 2;
+    bool vector = target->rank == 1, summed = false;
+    mpt__tensor matrix = mpt__matrix(target, i == 1 || !vector, i == 0 || !vector, batches, NULL);
+    for (int d = 0; d < batches; d++) summed |= matrix.shape[d] != left->shape[d];
+    if (!summed) return mpt__launch_gemm(frame, left, right, &matrix, access);
     mpt_shape full = mpt__shape_of(left);
-    full.dim[rank - 1] = right->shape[rank - 1];
+    full.dim[batches + 1] = right->shape[batches + 1];
     mpt__tensor *product = mpt__temporary(frame, mpt__loss_dtype(frame), &full);
-    if (!product) return context->base.status;
-    mpt_status status =
-        mpt__launch_gemm(frame, left, right, NULL, product, MPT__WRITE, MPT_ACTIVATION_NONE);
+    if (!product) return frame->context->base.status;
+    mpt_status status = mpt__launch_gemm(frame, left, right, product, MPT__WRITE);
     if (status != MPT_OK) return status;
-    return mpt__launch_reduce(context, MPT__FN_SUM, product, &padded, access);
+    return mpt__launch_reduce(frame->context, MPT__FN_SUM, product, &matrix, access);
 }
 
 static mpt_status mpt__matmul_backward(mpt__frame *frame) {
-    mpt__tensor a, b, dy = mpt__matmul_out(frame, frame->dy[0]);
-    if (!mpt__matmul_source(frame, frame->saved[0], &a) ||
-        !mpt__matmul_source(frame, frame->saved[1], &b))
+    mpt__tensor view[3], transposed;
+    mpt_status status = MPT_OK;
+    if (!mpt__matmul_views(frame, frame->saved, frame->dy[0], view))
         return frame->context->base.status;
-    a = mpt__matrix_a(&a);
-    b = mpt__matrix_b(&b);
-    a = mpt__batched_view(&a, dy.rank, dy.shape);
-    b = mpt__batched_view(&b, dy.rank, dy.shape);
-    mpt__tensor at = mpt__transposed_view(&a), bt = mpt__transposed_view(&b);
     if (mpt__wants(frame, 0)) {
-        mpt_status status = mpt__matmul_gradient(frame, 0, &dy, &bt);
-        if (status != MPT_OK) return status;
+        transposed = mpt__transposed_view(&view[1]);
+        status = mpt__matmul_gradient(frame, 0, &view[2], &transposed);
     }
-    return mpt__wants(frame, 1) ? mpt__matmul_gradient(frame, 1, &at, &dy) : MPT_OK;
+    if (status != MPT_OK || !mpt__wants(frame, 1)) return status;
+    transposed = mpt__transposed_view(&view[0]);
+    return mpt__matmul_gradient(frame, 1, &transposed, &view[2]);
 }
 
 /* ==== Linear ==== */
@@ -495,7 +457,8 @@ static mpt_status mpt__linear_shape(mpt__frame *frame) {
 }
 
 /* A GEMM launch of the linear layer; its operands are to be set. */
-static mpt__launch *mpt__linear_begin(mpt__frame *frame, mpt_activation activation) {
+static MPT__FORCE_INLINE mpt__launch *mpt__linear_begin(mpt__frame *frame,
+                                                        mpt_activation activation) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
     launch->imm[0] = 1.0;
     launch->compute_dtype = (uint8_t)frame->compute;
@@ -504,8 +467,8 @@ static mpt__launch *mpt__linear_begin(mpt__frame *frame, mpt_activation activati
 }
 
 /* The weight as operand 1, in the form that mpt__gemm_source chose. */
-static void mpt__linear_weight(mpt__launch *launch, const mpt__tensor *weight,
-                               const mpt__source *source, bool transposed) {
+static MPT__FORCE_INLINE void mpt__linear_weight(mpt__launch *launch, const mpt__tensor *weight,
+                                                 const mpt__source *source, bool transposed) {
     mpt__operand *operand = mpt__operand_rows(launch, 1, weight, transposed, MPT__READ);
     operand->storage = source->storage;
     operand->dtype = source->dtype;
@@ -558,19 +521,26 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
                              frame->out[0], MPT__WRITE);
 }
 
+/* dy times the derivative of the activation; in place where nobody else reads dy. */
+static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor *dy) {
+    mpt_activation activation = (mpt_activation)frame->attributes->activation;
+    if (!dy || activation == MPT_ACTIVATION_NONE) return dy;
+    const mpt__tensor *inner = dy;
+    if (!mpt__owned(frame->context, dy)) {
+        mpt_shape shape = mpt__shape_of(dy);
+        inner = mpt__temporary(frame, (mpt_dtype)dy->dtype, &shape);
+        if (!inner) return NULL;
+    }
+    mpt__function function = mpt__activation_function(activation, true);
+    mpt_status status =
+        mpt__launch_binary(frame->context, function, frame->saved[2], dy, inner, MPT__WRITE);
+    return status == MPT_OK ? inner : NULL;
+}
+
 static mpt_status mpt__linear_backward(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    mpt_activation activation = (mpt_activation)frame->attributes->activation;
-    const mpt__tensor *dy = mpt__rows_source(frame, frame->dy[0]);
+    const mpt__tensor *dy = mpt__linear_inner(frame, mpt__rows_source(frame, frame->dy[0]));
     if (!dy) return context->base.status;
-    if (activation != MPT_ACTIVATION_NONE) {
-        mpt_shape shape = mpt__shape_of(dy);
-        mpt__tensor *before = mpt__temporary(frame, (mpt_dtype)dy->dtype, &shape);
-        if (!before || mpt__launch_binary(context, mpt__activation_function(activation, true),
-                                          frame->saved[2], dy, before, MPT__WRITE) != MPT_OK)
-            return context->base.status;
-        dy = before;
-    }
     mpt__access access;
     mpt__launch *launch;
     if (mpt__wants(frame, 0)) {
@@ -599,8 +569,9 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
         if (!db) return context->base.status;
         launch = mpt__launch_begin(context, MPT__K_REDUCE);
         launch->function = MPT__FN_SUM;
-        mpt__operand_rows(launch, 0, dy, false, MPT__READ);
+        const mpt__operand *rows = mpt__operand_rows(launch, 0, dy, false, MPT__READ);
         mpt__operand_rows(launch, 1, db, false, access);
+        if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
         return mpt__submit(context, launch);
     }
     return MPT_OK;
@@ -657,13 +628,11 @@ static mpt_status mpt__reduce_backward(mpt__frame *frame) {
     mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
     if (!dx) return frame->context->base.status;
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
-    dy = mpt__broadcast_view(&dy, dx->rank, dx->shape);
-    if (mpt__op_rows[frame->op].function == MPT__FN_SUM)
-        return mpt__launch_copy(frame->context, &dy, dx, access);
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
-    launch->function = MPT__FN_MUL_SCALAR;
-    launch->imm[0] = 1.0 / (double)frame->attributes->index[3];
-    mpt__operand_of(launch, 0, &dy, MPT__READ);
+    bool sum = mpt__op_rows[frame->op].function == MPT__FN_SUM;
+    mpt__launch *launch = mpt__launch_begin(frame->context, sum ? MPT__K_COPY : MPT__K_UNARY);
+    launch->function = sum ? MPT__FN_NONE : MPT__FN_MUL_SCALAR;
+    launch->imm[0] = sum ? 0.0 : 1.0 / (double)frame->attributes->index[3];
+    mpt__operand_spread(launch, 0, &dy, dx);
     mpt__operand_of(launch, 1, dx, access);
     return mpt__submit(frame->context, launch);
 }
@@ -679,9 +648,8 @@ static bool mpt__argmax_views(mpt__frame *frame, const mpt__tensor *source, cons
     }
     const mpt__tensor *flat = mpt__contiguous_of(frame, source);
     if (!flat) return false;
-    int64_t numel = mpt__tensor_numel(flat), one = 1;
-    *x = mpt__viewed(flat, 1, &numel, &one);
-    *view = mpt__viewed(out, 1, &one, &one);
+    *x = mpt__flat_view(flat);
+    *view = mpt__flat_view(out);
     *dim = 0;
     return true;
 }
@@ -723,17 +691,12 @@ static mpt_status mpt__max_backward(mpt__frame *frame) {
     mpt__access access;
     mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
     if (!dx) return frame->context->base.status;
-    mpt__tensor x = *dx, dy, place;
-    int64_t dim = frame->attributes->index[0], one = 1, numel = mpt__tensor_numel(dx);
-    if (frame->attributes->index[2]) { /* gradients that are collected are contiguous */
-        x = mpt__viewed(dx, 1, &numel, &one);
-        dy = mpt__viewed(frame->dy[0], 1, &one, &one);
-        place = mpt__viewed(frame->saved[0], 1, &one, &one);
-        dim = 0;
-    } else {
-        dy = mpt__unreduced_view(frame, frame->dy[0]);
-        place = mpt__unreduced_view(frame, frame->saved[0]);
-    }
+    bool flat = frame->attributes->index[2] != 0; /* gradients that are collected are contiguous */
+    const mpt__tensor *value = frame->dy[0], *index = frame->saved[0];
+    mpt__tensor x = flat ? mpt__flat_view(dx) : *dx;
+    mpt__tensor dy = flat ? mpt__flat_view(value) : mpt__unreduced_view(frame, value);
+    mpt__tensor place = flat ? mpt__flat_view(index) : mpt__unreduced_view(frame, index);
+    int64_t dim = flat ? 0 : frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCATTER_AXIS);
     launch->index[0] = dim;
     mpt__operand_of(launch, 0, &place, MPT__READ);
@@ -806,7 +769,9 @@ static mpt_status mpt__launch_dropout(mpt__frame *frame, const mpt__tensor *in,
                                       const mpt__tensor *out, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_DROPOUT);
     launch->imm[0] = frame->attributes->imm[0];
-    launch->rng = frame->attributes->rng;
+    launch->rng.seed = frame->context->config.seed;
+    launch->rng.stream = (uint64_t)frame->attributes->index[0];
+    launch->rng.call = (uint64_t)frame->attributes->index[1];
     launch->slot[0] = MPT__SLOT_STEP;
     mpt__operand_of(launch, 0, in, MPT__READ);
     mpt__operand_of(launch, 1, out, access);

@@ -6,6 +6,14 @@
 
 #include "51_ops_math.c"
 
+/* The shape or order of dimensions that the call was given. */
+static mpt_shape mpt__asked_shape(const mpt__frame *frame) {
+    mpt_shape shape;
+    shape.rank = frame->attributes->rank;
+    mpt__copy_dims(shape.dim, frame->attributes->index, shape.rank);
+    return shape;
+}
+
 /* ==== Copies ==== */
 
 static mpt_status mpt__copy_forward(mpt__frame *frame) {
@@ -29,11 +37,7 @@ static mpt_status mpt__cast_shape(mpt__frame *frame) {
    dimensions that lie evenly in memory can be cut anew, others cannot. */
 static bool mpt__reshape_strides(const mpt__tensor *tensor, const mpt_shape *shape,
                                  int64_t *stride) {
-    int64_t step = 1;
-    for (int i = shape->rank - 1; i >= 0; i--) {
-        stride[i] = step;
-        step *= shape->dim[i] > 0 ? shape->dim[i] : 1;
-    }
+    mpt__shape_strides(shape, stride);
     if (mpt__tensor_contiguous(tensor)) return true;
     int to = shape->rank - 1;
     for (int from = tensor->rank - 1; from >= 0;) {
@@ -66,7 +70,7 @@ static bool mpt__reshape_strides(const mpt__tensor *tensor, const mpt_shape *sha
 /* Fills in one -1 and checks the element count. */
 static mpt_status mpt__reshape_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
-    mpt_shape shape = frame->attributes->shape, asked = shape, from = mpt__shape_of(x);
+    mpt_shape shape = mpt__asked_shape(frame), asked = shape, from = mpt__shape_of(x);
     int64_t numel = mpt__tensor_numel(x), known = 1;
     int unknown = -1, unknowns = 0;
     for (int i = 0; i < shape.rank; i++) {
@@ -96,8 +100,8 @@ static mpt_status mpt__reshape_shape(mpt__frame *frame) {
 static mpt_status mpt__reshape_forward(mpt__frame *frame) {
     if (frame->is_view) return MPT_OK;
     mpt_shape shape = mpt__shape_of(frame->in[0]);
-    int64_t stride[MPT_MAX_RANK], step = 1;
-    for (int i = shape.rank - 1; i >= 0; i--) stride[i] = step, step *= shape.dim[i];
+    int64_t stride[MPT_MAX_RANK];
+    mpt__shape_strides(&shape, stride);
     mpt__tensor out = mpt__viewed(frame->out[0], shape.rank, shape.dim, stride);
     return mpt__launch_copy(frame->context, frame->in[0], &out, MPT__WRITE);
 }
@@ -105,10 +109,10 @@ static mpt_status mpt__reshape_forward(mpt__frame *frame) {
 static mpt_status mpt__reshape_backward(mpt__frame *frame) {
     const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
     if (!dy) return frame->context->base.status;
-    const mpt__tensor *x = frame->in[0];
-    int64_t stride[MPT_MAX_RANK], step = 1;
-    for (int i = x->rank - 1; i >= 0; i--) stride[i] = step, step *= x->shape[i];
-    mpt__tensor view = mpt__viewed(dy, x->rank, x->shape, stride);
+    mpt_shape shape = mpt__shape_of(frame->in[0]);
+    int64_t stride[MPT_MAX_RANK];
+    mpt__shape_strides(&shape, stride);
+    mpt__tensor view = mpt__viewed(dy, shape.rank, shape.dim, stride);
     return mpt__gradient_pass(frame, 0, &view);
 }
 
@@ -116,34 +120,37 @@ static mpt_status mpt__reshape_backward(mpt__frame *frame) {
 
 static mpt_status mpt__permute_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
-    mpt_shape *order = &frame->attributes->shape;
+    int64_t *order = frame->attributes->index;
     unsigned seen = 0;
-    bool good = order->rank == x->rank;
+    bool good = frame->attributes->rank == x->rank;
     for (int i = 0; good && i < x->rank; i++) {
-        if (order->dim[i] < 0) order->dim[i] += x->rank;
-        good = order->dim[i] >= 0 && order->dim[i] < x->rank && !(seen >> order->dim[i] & 1u);
-        if (good) seen |= 1u << order->dim[i];
+        if (order[i] < 0) order[i] += x->rank;
+        good = order[i] >= 0 && order[i] < x->rank && !(seen >> order[i] & 1u);
+        if (good) seen |= 1u << order[i];
     }
-    if (!good)
+    if (!good) {
+        mpt_shape asked = mpt__asked_shape(frame);
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
-                          "%S is no order of the %d dimensions, each named once", order,
+                          "%S is no order of the %d dimensions, each named once", &asked,
                           (int)x->rank);
+    }
     frame->is_view = true;
     frame->view_offset = x->offset;
     frame->out_shape[0].rank = x->rank;
     for (int i = 0; i < x->rank; i++) {
-        frame->out_shape[0].dim[i] = x->shape[order->dim[i]];
-        frame->view_stride[i] = x->stride[order->dim[i]];
+        frame->out_shape[0].dim[i] = x->shape[order[i]];
+        frame->view_stride[i] = x->stride[order[i]];
     }
     return MPT_OK;
 }
 
 static mpt_status mpt__permute_backward(mpt__frame *frame) {
-    const mpt_shape *order = &frame->attributes->shape;
-    mpt__tensor view = *frame->dy[0];
-    for (int i = 0; i < order->rank; i++) {
-        view.shape[order->dim[i]] = frame->dy[0]->shape[i];
-        view.stride[order->dim[i]] = frame->dy[0]->stride[i];
+    const int64_t *order = frame->attributes->index;
+    const mpt__tensor *dy = frame->dy[0];
+    mpt__tensor view = *dy;
+    for (int i = 0; i < dy->rank; i++) {
+        view.shape[order[i]] = dy->shape[i];
+        view.stride[order[i]] = dy->stride[i];
     }
     return mpt__gradient_pass(frame, 0, &view);
 }
@@ -172,7 +179,7 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
     frame->is_view = true;
     frame->out_shape[0] = mpt__shape_of(x);
     frame->out_shape[0].dim[dim] = count;
-    for (int i = 0; i < x->rank; i++) frame->view_stride[i] = x->stride[i];
+    mpt__copy_dims(frame->view_stride, x->stride, x->rank);
     frame->view_stride[dim] *= index[3];
     frame->view_offset = x->offset + index[1] * x->stride[dim];
     return MPT_OK;
@@ -211,27 +218,23 @@ static mpt_status mpt__slice_backward(mpt__frame *frame) {
 
 static mpt_status mpt__expand_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
-    mpt_shape shape = frame->attributes->shape, from = mpt__shape_of(x);
+    mpt_shape shape = mpt__asked_shape(frame), asked = shape, from = mpt__shape_of(x);
     int lead = shape.rank - x->rank;
-    bool good = lead >= 0 && shape.rank <= MPT_MAX_RANK;
+    bool good = lead >= 0;
     for (int i = 0; good && i < shape.rank; i++) {
-        if (i < lead) {
-            good = shape.dim[i] >= 0;
-            continue;
-        }
-        if (shape.dim[i] == -1) shape.dim[i] = x->shape[i - lead];
-        good = shape.dim[i] == x->shape[i - lead] || (x->shape[i - lead] == 1 && shape.dim[i] >= 0);
+        int64_t size = i < lead ? 1 : x->shape[i - lead];
+        if (i >= lead && shape.dim[i] == -1) shape.dim[i] = size;
+        good = shape.dim[i] == size || (size == 1 && shape.dim[i] >= 0);
     }
     if (!good || mpt__shape_numel(&shape) < 0)
         return mpt__error(
             frame->context, MPT_ERROR_SHAPE,
             "%S does not expand to %S: only dimensions of size 1 and new leading ones grow", &from,
-            &frame->attributes->shape);
-    mpt__tensor view = mpt__broadcast_view(x, shape.rank, shape.dim);
+            &asked);
     frame->is_view = true;
     frame->out_shape[0] = shape;
     frame->view_offset = x->offset;
-    for (int i = 0; i < shape.rank; i++) frame->view_stride[i] = view.stride[i];
+    mpt__broadcast_strides(x, shape.rank, shape.dim, frame->view_stride);
     return MPT_OK;
 }
 

@@ -187,11 +187,6 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
     return context->base.status;
 }
 
-static void mpt__user_op_release(mpt_context *context, mpt__record *record) {
-    (void)context;
-    record->attributes.user = NULL;
-}
-
 /* Casts inputs as the class asks; the casts are ops of their own and carry gradients. */
 static void mpt__user_cast_inputs(mpt_context *context, const mpt__user_op *op,
                                   const mpt_tensor *in, int n_in, mpt_tensor *cast) {

@@ -36,13 +36,6 @@ static bool mpt__given(mpt_context *context, const char *name, mpt_tensor tensor
     return false;
 }
 
-/* The first context among the handles, so that an error finds its place. */
-static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
-    for (int i = 0; i < count; i++)
-        if (tensors[i].context) return tensors[i].context;
-    return NULL;
-}
-
 static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor b) {
     mpt_tensor in[2];
     in[0] = a, in[1] = b;
@@ -151,9 +144,8 @@ static mpt_tensor mpt__dropout_call(mpt_tensor x, double p, uint64_t stream, uin
     mpt__attributes attributes;
     mpt__attributes_clear(&attributes);
     attributes.imm[0] = p;
-    if (context) attributes.rng.seed = context->config.seed;
-    attributes.rng.stream = stream;
-    attributes.rng.call = call;
+    attributes.index[0] = (int64_t)stream;
+    attributes.index[1] = (int64_t)call;
     bool identity =
         p == 0.0 || (context && (!context->module_training || context->inference_depth));
     if (identity && context && mpt_valid(x)) return mpt_reshape(x, mpt_get_shape(x));
@@ -178,7 +170,8 @@ static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const
     }
     mpt__attributes attributes;
     mpt__attributes_clear(&attributes);
-    attributes.shape = *shape;
+    attributes.rank = (uint8_t)shape->rank;
+    for (int i = 0; i < shape->rank; i++) attributes.index[i] = shape->dim[i];
     return mpt__apply1(name, op, &x, 1, &attributes);
 }
 

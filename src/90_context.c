@@ -87,6 +87,8 @@ static bool mpt__context_start(mpt_context *context) {
     context->scalars = (mpt__scalar *)context->data[context->scalar_storage];
     memset(context->scalars, 0, MPT__SLOT_COUNT * sizeof(mpt__scalar));
     context->scalars[MPT__SLOT_ONE].f = 1.0;
+    const float one = 1.0f;
+    memcpy(&context->scalars[MPT__SLOT_ONE_F32], &one, sizeof one);
     context->module_training = true;
     context->launch_phase = MPT__OTHER;
     context->objects[MPT__MODULE].destroy = mpt__module_free;
@@ -157,14 +159,13 @@ static void mpt__destroy_tensors(mpt_context *context) {
         mpt__storage_release(context, (uint32_t)i);
     }
     mpt__pool_trim(context);
-    for (int i = 0; i < MPT__SIZE_CLASSES; i++) mpt__free_list_release(context, &context->pool[i]);
 }
 
 static void mpt__destroy_tables(mpt_context *context) {
-    for (int64_t i = 0; i < context->tensor_chunk_count; i++)
-        mpt__host_free(context, context->tensor_chunks[i], MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
-    mpt__host_free(context, context->tensor_chunks,
-                   (size_t)context->tensor_chunk_capacity * sizeof(mpt__tensor *));
+    for (int64_t i = 0; i < context->tensor_count; i += MPT__TENSOR_CHUNK)
+        mpt__host_free(context, context->tensors[i], MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
+    mpt__host_free(context, context->tensors,
+                   (size_t)context->tensor_capacity * sizeof(mpt__tensor *));
     for (int64_t i = 1; i < context->path_count; i++)
         mpt__host_text_free(context, context->paths[i]);
     mpt__host_free(context, context->paths, (size_t)context->path_capacity * sizeof(char *));
@@ -208,8 +209,7 @@ MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
 MPTRAIN_API const char *mpt_device_name(mpt_context *context) { return context ? "CPU" : "none"; }
 
 MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_synchronize"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_synchronize")) return mpt__refused(context);
     mpt__wait(context);
     return context->base.status;
 }
