@@ -1,5 +1,5 @@
 /* ---------------------------------------------------------------------------------------------
- * 29_cpu.c: the CPU backend: one table of kernels per ISA level, filled by the rooms 30 to 35.
+ * 29_cpu.c: the CPU backend: one table of kernels per ISA level, filled by the rooms 30 to 37.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__29_CPU_INCLUDED
 #define MPT__29_CPU_INCLUDED

@@ -1,19 +1,16 @@
 /* ---------------------------------------------------------------------------------------------
- * 35_gemm.c: matrix products, C = act(alpha A B + bias), in fp32 with FMA.
+ * 35_gemm.c: micro-kernels of matrix products, C = act(alpha A B + bias), in fp32 with FMA.
  *
- * Two roads. Packed: A and B are copied into panels (converted, rounded and transposed on the way)
- * that stay in cache, and a micro-kernel keeps a tile of C in registers. Direct: where a dimension
- * is so small that packing would cost more than it saves, kernels read fp32 operands in place.
- * The road, the K blocks and the order of every sum depend on the problem and the level alone.
- *
- * A level is a table of five functions, below; a new ISA adds a table.
+ * A level is a table of functions, mpt__gemm_level, that one macro makes of a vector layer; the
+ * driver in 37_gemm_run.c has the loops. A new ISA adds a line at the end of this room.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__35_GEMM_INCLUDED
 #define MPT__35_GEMM_INCLUDED
 
 #include "33_cpu_avx512.c"
 
-#ifdef MPT__SIMD_X86
+#if defined(MPT__HAS_AVX2) || defined(MPT__HAS_NEON)
+#define MPT__HAS_GEMM 1
 
 /* ==== One product ==== */
 
@@ -41,36 +38,52 @@ typedef struct mpt__gemm {
     int64_t batch_count, batch_size[MPT_MAX_RANK], batch_stride[MPT_MAX_RANK][4];
 } mpt__gemm;
 
+/* c[rows, columns] = or += A B, `depth` deep. */
+typedef void mpt__gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
+                            float *c, int64_t ldc, int rows, int columns, bool add);
+
 struct mpt__gemm_level {
     int rows, columns; /* of the micro-kernel's tile */
     int direct_rows;   /* of the direct one's; its columns are the same */
-    /* c[rows, columns] = or += the product of a panel of A and one of B, `depth` deep. */
-    void (*tile)(int64_t depth, const float *a, const float *b, float *c, int64_t ldc, int rows,
-                 int columns, bool add);
-    /* The same from fp32 matrices where they lie, with b.outer = 1; rows <= direct_rows. */
-    void (*direct)(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,
-                   int64_t ldc, int rows, int columns, bool add);
-    /* The same with a.inner = b.inner = 1; any rows, columns <= 4. */
-    void (*dot)(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,
-                int64_t ldc, int rows, int columns);
-    /* panel[k][0..width) = elements outer .. outer+count-1 at k .. k+depth-1, zeros from count on.
-       Writes up to 16 floats past the panel's end. depth > 0. */
-    void (*pack)(float *panel, int width, const mpt__gemm_side *side, int64_t outer, int64_t count,
+    int element, unit; /* bytes of an element in a panel; panels hold a multiple of `unit` k */
+    int depth;         /* the most K of one pass over a tile; measured */
+    int chunk_rows;    /* of C, that a thread computes in one go; a multiple of rows */
+    int rate;          /* products per ns of one core, about: where threads pay */
+    /* From panels of A and B. */
+    mpt__gemm_tile *tile;
+    /* From matrices where they lie: A of fp32, B of any dtype with b.outer = 1, no rounding; rows
+       <= direct_rows. NULL: this level only does packed products. */
+    mpt__gemm_tile *direct;
+    /* The same with a.inner = b.inner = 1; any rows, columns <= 4, any dtypes. */
+    mpt__gemm_tile *dot;
+    /* A panel of A or B: elements outer .. outer+count-1 at k .. k+depth-1, zeros from count on.
+       Writes up to MPT__GEMM_SLACK bytes past the panel's end. depth > 0. False where the values
+       are not for this level. */
+    bool (*pack)(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, int64_t count,
                  int64_t k, int64_t depth);
     /* to[0..n) = the n elements at `from`, `step` apart. */
     void (*load)(float *to, const char *from, int64_t step, int64_t n, int dtype, int round);
     /* C[i.., j..] = what the launch asks for, given the sums of products; sum may be C itself. */
     void (*finish)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,
                    int64_t rows, int64_t columns);
+    /* What a thread does before its first tile and after its last; NULL: nothing. */
+    void (*bracket)(bool begin);
+    /* The level for a product: this or a variant, NULL: none, the lower kernels. NULL: this. */
+    const mpt__gemm_level *(*choose)(const mpt__gemm *g);
+    bool refuses; /* pack may return false */
 };
 
-#define MPT__GEMM_KC 384       /* the most K of one pass over a tile; measured */
-#define MPT__GEMM_SLACK 16     /* floats that packing may write past a panel */
-#define MPT__GEMM_MAX_TILE 512 /* floats of the largest tile, 14 x 32 */
+#define MPT__GEMM_SLACK 64       /* bytes */
+#define MPT__GEMM_MAX_TILE 1024 /* floats of the largest tile, 32 x 32 */
 
 static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t inner) {
     return s->data + (outer * s->outer + inner * s->inner) * mpt__dtype_info[s->dtype].bytes;
 }
+static const float *mpt__gemm_floats_of(const mpt__gemm_side *s) {
+    return (const float *)(const void *)s->data;
+}
+static int64_t mpt__round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ==== Micro-kernels, for any vector layer ====
  *
@@ -81,17 +94,20 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
 #define MPT__ROWS_4(X, V, W) MPT__ROWS_2(X, V, W) X(2, V, W) X(3, V, W)
 #define MPT__ROWS_6(X, V, W) MPT__ROWS_4(X, V, W) X(4, V, W) X(5, V, W)
 #define MPT__ROWS_8(X, V, W) MPT__ROWS_6(X, V, W) X(6, V, W) X(7, V, W)
-#define MPT__ROWS_10(X, V, W) MPT__ROWS_8(X, V, W) X(8, V, W) X(9, V, W)
-#define MPT__ROWS_12(X, V, W) MPT__ROWS_10(X, V, W) X(10, V, W) X(11, V, W)
+#define MPT__ROWS_12(X, V, W) MPT__ROWS_8(X, V, W) X(8, V, W) X(9, V, W) X(10, V, W) X(11, V, W)
 #define MPT__ROWS_14(X, V, W) MPT__ROWS_12(X, V, W) X(12, V, W) X(13, V, W)
 
-/* x: the first vector of a row, y: the second one. */
+/* a: the elements of a row; x: its first vector, y: the second one. Rows of A past the last repeat
+   it, so that nothing outside is read. */
+#define MPT__ROW_OF_PANEL(i, V, W) const float *a##i = mpt__gemm_floats_of(a) + i;
+#define MPT__ROW_OF_MATRIX(i, V, W)                                                                \
+    const float *a##i = mpt__gemm_floats_of(a) + (i < rows ? i : rows - 1) * a->outer;
 #define MPT__TILE_ZERO1(i, V, W) V##_f x##i = V##_zero();
 #define MPT__TILE_ZERO2(i, V, W) MPT__TILE_ZERO1(i, V, W) V##_f y##i = V##_zero();
-#define MPT__TILE_STEP1(i, V, W) x##i = V##_fma(V##_set(a[i]), b0, x##i);
+#define MPT__TILE_STEP1(i, V, W) x##i = V##_fma(V##_set(a##i[at]), b0, x##i);
 #define MPT__TILE_STEP2(i, V, W)                                                                   \
     {                                                                                              \
-        V##_f s = V##_set(a[i]);                                                                   \
+        V##_f s = V##_set(a##i[at]);                                                               \
         x##i = V##_fma(s, b0, x##i);                                                               \
         y##i = V##_fma(s, b1, y##i);                                                               \
     }
@@ -109,49 +125,35 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
         V##_store(p, x##i);                                                                        \
         V##_store_as(p + W, y##i, columns - W, MPT_F32);                                           \
     }
-#define MPT__TILE_LOAD1(V, W) V##_f b0 = V##_load(b);
-#define MPT__TILE_LOAD2(V, W) MPT__TILE_LOAD1(V, W) V##_f b1 = V##_load(b + W);
+#define MPT__PANEL_LOAD1(V, W) V##_f b0 = V##_load((const float *)(const void *)from);
+#define MPT__PANEL_LOAD2(V, W)                                                                     \
+    MPT__PANEL_LOAD1(V, W) V##_f b1 = V##_load((const float *)(const void *)from + W);
+#define MPT__MATRIX_LOAD1(V, W) V##_f b0 = V##_load_as(from, columns, dtype);
+#define MPT__MATRIX_LOAD2(V, W)                                                                    \
+    V##_f b0 = V##_load_full(from, dtype), b1 = V##_load_as(from + W * bytes, columns - W, dtype);
 
-/* One tile of ROWS x (NV W), taken from panels MR and 2 W wide. */
-#define MPT__GEMM_TILE(FN, N, V, W, MR, ROWS, NV)                                                  \
-    FN void N##_tile##ROWS##x##NV(int64_t depth, const float *a, const float *b, float *c,         \
-                                  int64_t ldc, int rows, int columns, bool add) {                  \
+/* One tile of ROWS x (NV W) from a PANEL or a MATRIX, A_STEP and B_STEP elements from k to k. */
+#define MPT__GEMM_TILE(FN, NAME, V, W, FROM, A_STEP, B_STEP, ROWS, NV)                             \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
+                 int64_t ldc, int rows, int columns, bool add) {                                   \
+        const int dtype = b->dtype, bytes = dtype == MPT_F32 ? 4 : 2;                              \
+        const int64_t b_step = (B_STEP) * bytes;                                                   \
+        const char *from = b->data;                                                                \
+        int64_t at = 0; /* in a; p counts, since a broadcast a stands still */                     \
+        MPT__ROWS_##ROWS(MPT__ROW_OF_##FROM, V, W);                                                \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (; depth > 0; depth--, a += MR, b += 2 * W) {                                          \
-            MPT__TILE_LOAD##NV(V, W);                                                              \
+        for (int64_t p = 0; p < depth; p++, at += (A_STEP), from += b_step) {                      \
+            MPT__##FROM##_LOAD##NV(V, W);                                                          \
             MPT__ROWS_##ROWS(MPT__TILE_STEP##NV, V, W);                                            \
         }                                                                                          \
         MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                               \
     }
 
-/* Rows past the last one repeat it, so that nothing outside A is read. */
-#define MPT__DIRECT_ROW(i, V, W)                                                                   \
-    const float *a##i = (const float *)(const void *)a->data + (i < rows ? i : rows - 1) * a->outer;
-#define MPT__DIRECT_STEP1(i, V, W) x##i = V##_fma(V##_set(a##i[at]), b0, x##i);
-#define MPT__DIRECT_STEP2(i, V, W)                                                                 \
-    {                                                                                              \
-        V##_f s = V##_set(a##i[at]);                                                               \
-        x##i = V##_fma(s, b0, x##i);                                                               \
-        y##i = V##_fma(s, b1, y##i);                                                               \
-    }
-#define MPT__DIRECT_LOAD1(V, W) V##_f b0 = V##_load_lanes(from, last);
-#define MPT__DIRECT_LOAD2(V, W) V##_f b0 = V##_load(from), b1 = V##_load_lanes(from + W, last);
-
-#define MPT__GEMM_DIRECT(FN, N, V, W, ROWS, NV)                                                    \
-    FN void N##_direct##ROWS##x##NV(int64_t depth, const mpt__gemm_side *a,                        \
-                                    const mpt__gemm_side *b, float *c, int64_t ldc, int rows,      \
-                                    int columns, bool add) {                                       \
-        const float *from = (const float *)(const void *)b->data;                                  \
-        int64_t at = 0; /* in a; p counts, since a broadcast a stands still */                     \
-        const V##_m last = V##_first(columns - (NV - 1) * W);                                      \
-        MPT__ROWS_##ROWS(MPT__DIRECT_ROW, V, W);                                                   \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (int64_t p = 0; p < depth; p++, at += a->inner, from += b->inner) {                    \
-            MPT__DIRECT_LOAD##NV(V, W);                                                            \
-            MPT__ROWS_##ROWS(MPT__DIRECT_STEP##NV, V, W);                                          \
-        }                                                                                          \
-        MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                               \
-    }
+/* The tiles of R rows, one and two vectors wide, and the choice between two such functions. */
+#define MPT__GEMM_TILES(FN, N, V, W, FROM, A_STEP, B_STEP, R)                                      \
+    MPT__GEMM_TILE(FN, N##R##x1, V, W, FROM, A_STEP, B_STEP, R, 1)                                 \
+    MPT__GEMM_TILE(FN, N##R##x2, V, W, FROM, A_STEP, B_STEP, R, 2)
+#define MPT__GEMM_OF_WIDTH(N, W, R) (columns > W ? N##R##x2 : N##R##x1)
 
 #define MPT__GEMM_ACTIVATE(OP, V, F)                                                               \
     OP V##_f V##_activate(V##_f a, int activation) {                                               \
@@ -165,50 +167,46 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
         }                                                                                          \
     }
 
-#define MPT__GEMM_COMMON(FN, N, V, W)                                                              \
+
+#define MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                      \
     /* Columns past the end repeat the last one, and so does a row. */                             \
-    FN void N##_gemm_dot(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,          \
-                         float *c, int64_t ldc, int rows, int columns) {                           \
-        const float *a0 = (const float *)(const void *)a->data;                                    \
-        const float *b0 = (const float *)(const void *)b->data;                                    \
-        const float *b1 = b0 + (columns > 1 ? b->outer : 0);                                       \
-        const float *b2 = b1 + (columns > 2 ? b->outer : 0);                                       \
-        const float *b3 = b2 + (columns > 3 ? b->outer : 0);                                       \
-        const int64_t whole = depth / W * W;                                                       \
-        const V##_m rest = V##_first(depth - whole);                                               \
-        for (int i = 0; i < rows; i += 2, a0 += 2 * a->outer, c += 2 * ldc) {                      \
-            const float *a1 = a0 + (i + 1 < rows ? a->outer : 0);                                  \
+    OP void N##_gemm_dot_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,       \
+                            float *c, int64_t ldc, int rows, int columns, int u_dtype,             \
+                            int w_dtype) {                                                         \
+        const int u_bytes = u_dtype == MPT_F32 ? 4 : 2, w_bytes = w_dtype == MPT_F32 ? 4 : 2;      \
+        const int64_t a_row = a->outer * u_bytes, b_column = b->outer * w_bytes;                   \
+        const char *a0 = a->data, *b0 = b->data, *b1 = b0 + (columns > 1 ? b_column : 0);          \
+        const char *b2 = b1 + (columns > 2 ? b_column : 0);                                        \
+        const char *b3 = b2 + (columns > 3 ? b_column : 0);                                        \
+        for (int i = 0; i < rows; i += 2, a0 += 2 * a_row, c += 2 * ldc) {                         \
+            const char *a1 = a0 + (i + 1 < rows ? a_row : 0);                                      \
             V##_f s00 = V##_zero(), s01 = s00, s02 = s00, s03 = s00;                               \
             V##_f s10 = s00, s11 = s00, s12 = s00, s13 = s00;                                      \
+            for (int64_t k = 0; k < depth; k += W) {                                               \
+                const int64_t n = depth - k, ka = k * u_bytes, kb = k * w_bytes;                   \
+                V##_f u = V##_load_as(a0 + ka, n, u_dtype), v = V##_load_as(a1 + ka, n, u_dtype);  \
+                V##_f w = V##_load_as(b0 + kb, n, w_dtype), x = V##_load_as(b1 + kb, n, w_dtype);  \
+                V##_f y = V##_load_as(b2 + kb, n, w_dtype), z = V##_load_as(b3 + kb, n, w_dtype);  \
+                s00 = V##_fma(u, w, s00), s10 = V##_fma(v, w, s10);                                \
+                s01 = V##_fma(u, x, s01), s11 = V##_fma(v, x, s11);                                \
+                s02 = V##_fma(u, y, s02), s12 = V##_fma(v, y, s12);                                \
+                s03 = V##_fma(u, z, s03), s13 = V##_fma(v, z, s13);                                \
+            }                                                                                      \
             float sums[8];                                                                         \
-            for (int64_t k = 0; k < whole; k += W) {                                               \
-                V##_f u = V##_load(a0 + k), v = V##_load(a1 + k), w = V##_load(b0 + k);            \
-                V##_f x = V##_load(b1 + k), y = V##_load(b2 + k), z = V##_load(b3 + k);            \
-                s00 = V##_fma(u, w, s00), s10 = V##_fma(v, w, s10);                                \
-                s01 = V##_fma(u, x, s01), s11 = V##_fma(v, x, s11);                                \
-                s02 = V##_fma(u, y, s02), s12 = V##_fma(v, y, s12);                                \
-                s03 = V##_fma(u, z, s03), s13 = V##_fma(v, z, s13);                                \
-            }                                                                                      \
-            if (whole < depth) {                                                                   \
-                V##_f u = V##_load_lanes(a0 + whole, rest), v = V##_load_lanes(a1 + whole, rest);  \
-                V##_f w = V##_load_lanes(b0 + whole, rest), x = V##_load_lanes(b1 + whole, rest);  \
-                V##_f y = V##_load_lanes(b2 + whole, rest), z = V##_load_lanes(b3 + whole, rest);  \
-                s00 = V##_fma(u, w, s00), s10 = V##_fma(v, w, s10);                                \
-                s01 = V##_fma(u, x, s01), s11 = V##_fma(v, x, s11);                                \
-                s02 = V##_fma(u, y, s02), s12 = V##_fma(v, y, s12);                                \
-                s03 = V##_fma(u, z, s03), s13 = V##_fma(v, z, s13);                                \
-            }                                                                                      \
-            _mm256_storeu_ps(sums, V##_sum8(s00, s01, s02, s03, s10, s11, s12, s13));              \
-            if (columns == 4) {                                                                    \
-                _mm_storeu_ps(c, _mm_loadu_ps(sums));                                              \
-                if (i + 1 < rows) _mm_storeu_ps(c + ldc, _mm_loadu_ps(sums + 4));                  \
-                continue;                                                                          \
-            }                                                                                      \
+            V##_store_sums(sums, s00, s01, s02, s03, s10, s11, s12, s13);                          \
             for (int r = 0; r < 2 && i + r < rows; r++) {                                          \
-                c[r * ldc] = sums[4 * r];                                                          \
-                if (columns > 1) c[r * ldc + 1] = sums[4 * r + 1];                                 \
-                if (columns > 2) c[r * ldc + 2] = sums[4 * r + 2];                                 \
+                for (int j = 0; j < columns; j++) c[r * ldc + j] = sums[4 * r + j];                \
             }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    FN void N##_gemm_dot(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,          \
+                         float *c, int64_t ldc, int rows, int columns, bool add) {                 \
+        (void)add; /* all of K comes at once */                                                    \
+        if (a->dtype == MPT_F32 && b->dtype == MPT_F32) {                                          \
+            N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_F32);                 \
+        } else {                                                                                   \
+            N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, a->dtype, b->dtype);               \
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
@@ -279,7 +277,11 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
     FN void N##_gemm_load(float *to, const char *from, int64_t step, int64_t n, int dtype,         \
                           int round) {                                                             \
         const int bytes = dtype == MPT_F32 ? 4 : 2;                                                \
-        for (int64_t i = 0; i < n; i += W) {                                                       \
+        int64_t i = 0;                                                                             \
+        for (; step == 1 && round == 0 && i + W <= n; i += W) {                                    \
+            V##_store(to + i, V##_load_full(from + i * bytes, dtype));                             \
+        }                                                                                          \
+        for (; i < n; i += W) {                                                                    \
             V##_f v;                                                                               \
             if (step == 1) {                                                                       \
                 v = V##_load_as(from + i * bytes, n - i, dtype);                                   \
@@ -295,8 +297,10 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    FN void N##_gemm_pack(float *panel, int width, const mpt__gemm_side *side, int64_t outer,      \
+    FN bool N##_gemm_pack(void *to, bool b, const mpt__gemm_side *side, int64_t outer,             \
                           int64_t count, int64_t k, int64_t depth) {                               \
+        const int width = b ? 2 * W : MR;                                                          \
+        float *panel = (float *)to;                                                                \
         if (side->inner == 1 && side->outer != 1) {                                                \
             N##_pack_inner(panel, width, side, outer, count, k, depth);                            \
         } else if (side->outer == 1) {                                                             \
@@ -308,6 +312,7 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
                               side->dtype, side->round);                                           \
             }                                                                                      \
         }                                                                                          \
+        return true;                                                                               \
     }                                                                                              \
                                                                                                    \
     /* n of W elements, from 1 on, `step` apart. */                                                \
@@ -323,16 +328,6 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
         const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                       \
         const bool dense = g->c_column == 1, dense_bias = g->bias.inner == 1;                      \
         const V##_f alpha = V##_set(g->alpha);                                                     \
-        if (!scaled && !biased && !g->activation && !g->accumulate && dense && bytes == 2) {       \
-            for (int64_t r = 0; r < rows; r++, sum += ld) {                                        \
-                char *c = g->c + ((i + r) * g->c_row + j) * bytes;                                 \
-                for (int64_t x = 0; x < columns; x += W) {                                         \
-                    V##_f v = V##_load_as(sum + x, columns - x, MPT_F32);                          \
-                    V##_store_as(c + x * bytes, v, columns - x, dtype);                            \
-                }                                                                                  \
-            }                                                                                      \
-            return;                                                                                \
-        }                                                                                          \
         for (int64_t r = 0; r < rows; r++, sum += ld) {                                            \
             char *c = g->c + ((i + r) * g->c_row + j * g->c_column) * bytes;                       \
             const char *bias = biased ? mpt__gemm_at(&g->bias, i + r, j) : NULL;                   \
@@ -368,640 +363,52 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
 
 /* ==== Levels ==== */
 
-#define MPT__TILE_CALL(N, ROWS)                                                                    \
-    (columns > lanes ? N##_tile##ROWS##x2 : N##_tile##ROWS##x1)(depth, a, b, c, ldc, rows,         \
-                                                                        columns, add)
-#define MPT__DIRECT_CALL(N, ROWS)                                                                  \
-    (columns > lanes ? N##_direct##ROWS##x2 : N##_direct##ROWS##x1)(depth, a, b, c, ldc, rows,     \
-                                                                    columns, add)
+/* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
+   names of the functions in 15_math.c. */
+#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, RATE)                                  \
+    MPT__GEMM_ACTIVATE(OP, V, F)                                                                   \
+    MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, 2 * W, R1)                                      \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, 2 * W, R2)                                      \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, 2 * W, MR)                                      \
+    MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, 2)                           \
+    MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, DR)                          \
+    static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,     \
+                              float *c, int64_t ldc, int rows, int columns, bool add) {            \
+        mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                   \
+                               : rows > R1 ? MPT__GEMM_OF_WIDTH(N##_tile, W, R2)                   \
+                                           : MPT__GEMM_OF_WIDTH(N##_tile, W, R1);                  \
+        tile(depth, a, b, c, ldc, rows, columns, add);                                             \
+    }                                                                                              \
+    static void N##_gemm_direct(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,   \
+                                float *c, int64_t ldc, int rows, int columns, bool add) {          \
+        mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR)                    \
+                                        : MPT__GEMM_OF_WIDTH(N##_direct, W, 2);                    \
+        tile(depth, a, b, c, ldc, rows, columns, add);                                             \
+    }                                                                                              \
+    static const mpt__gemm_level N##_gemm_level = {                                                \
+        MR, 2 * W, DR, 4, 1, 384, 168, RATE, N##_gemm_tile, N##_gemm_direct, N##_gemm_dot,         \
+        N##_gemm_pack, N##_gemm_load, N##_gemm_finish, NULL, NULL, false};
 
-MPT__GEMM_ACTIVATE(MPT__AVX2_OP, mpt__v8, MPT__NAME_AVX2)
-MPT__GEMM_COMMON(MPT__AVX2, mpt__avx2, mpt__v8, 8)
-MPT__GEMM_TILE(MPT__AVX2, mpt__avx2, mpt__v8, 8, 6, 2, 1)
-MPT__GEMM_TILE(MPT__AVX2, mpt__avx2, mpt__v8, 8, 6, 2, 2)
-MPT__GEMM_TILE(MPT__AVX2, mpt__avx2, mpt__v8, 8, 6, 4, 1)
-MPT__GEMM_TILE(MPT__AVX2, mpt__avx2, mpt__v8, 8, 6, 4, 2)
-MPT__GEMM_TILE(MPT__AVX2, mpt__avx2, mpt__v8, 8, 6, 6, 1)
-MPT__GEMM_TILE(MPT__AVX2, mpt__avx2, mpt__v8, 8, 6, 6, 2)
-MPT__GEMM_DIRECT(MPT__AVX2, mpt__avx2, mpt__v8, 8, 2, 1)
-MPT__GEMM_DIRECT(MPT__AVX2, mpt__avx2, mpt__v8, 8, 2, 2)
-MPT__GEMM_DIRECT(MPT__AVX2, mpt__avx2, mpt__v8, 8, 6, 1)
-MPT__GEMM_DIRECT(MPT__AVX2, mpt__avx2, mpt__v8, 8, 6, 2)
-
-static void mpt__avx2_gemm_tile(int64_t depth, const float *a, const float *b, float *c,
-                                int64_t ldc, int rows, int columns, bool add) {
-    const int lanes = 8;
-    if (rows > 4) {
-        MPT__TILE_CALL(mpt__avx2, 6);
-    } else if (rows > 2) {
-        MPT__TILE_CALL(mpt__avx2, 4);
-    } else {
-        MPT__TILE_CALL(mpt__avx2, 2);
-    }
+#ifdef MPT__HAS_AVX2
+/* Sums of 8 vectors over their lanes. */
+MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt__v8_f s2,
+                                     mpt__v8_f s3, mpt__v8_f s4, mpt__v8_f s5, mpt__v8_f s6,
+                                     mpt__v8_f s7) {
+    _mm256_storeu_ps(to, mpt__v8_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
+MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 2, 4, 6, 6, 32)
+#endif
 
-static void mpt__avx2_gemm_direct(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                                  float *c, int64_t ldc, int rows, int columns, bool add) {
-    const int lanes = 8;
-    if (rows > 2) {
-        MPT__DIRECT_CALL(mpt__avx2, 6);
-    } else {
-        MPT__DIRECT_CALL(mpt__avx2, 2);
-    }
+#ifdef MPT__HAS_AVX512
+MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1, mpt__v16_f s2,
+                                        mpt__v16_f s3, mpt__v16_f s4, mpt__v16_f s5, mpt__v16_f s6,
+                                        mpt__v16_f s7) {
+    _mm256_storeu_ps(to, mpt__v16_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
-
-static const mpt__gemm_level mpt__avx2_gemm_level = {
-    6, 16, 6, mpt__avx2_gemm_tile, mpt__avx2_gemm_direct, mpt__avx2_gemm_dot,
-    mpt__avx2_gemm_pack, mpt__avx2_gemm_load, mpt__avx2_gemm_finish};
-
-MPT__GEMM_ACTIVATE(MPT__AVX512_OP, mpt__v16, MPT__NAME_AVX512)
-MPT__GEMM_COMMON(MPT__AVX512, mpt__avx512, mpt__v16, 16)
-MPT__GEMM_TILE(MPT__AVX512, mpt__avx512, mpt__v16, 16, 14, 4, 1)
-MPT__GEMM_TILE(MPT__AVX512, mpt__avx512, mpt__v16, 16, 14, 4, 2)
-MPT__GEMM_TILE(MPT__AVX512, mpt__avx512, mpt__v16, 16, 14, 8, 1)
-MPT__GEMM_TILE(MPT__AVX512, mpt__avx512, mpt__v16, 16, 14, 8, 2)
-MPT__GEMM_TILE(MPT__AVX512, mpt__avx512, mpt__v16, 16, 14, 12, 1)
-MPT__GEMM_TILE(MPT__AVX512, mpt__avx512, mpt__v16, 16, 14, 12, 2)
-MPT__GEMM_TILE(MPT__AVX512, mpt__avx512, mpt__v16, 16, 14, 14, 1)
-MPT__GEMM_TILE(MPT__AVX512, mpt__avx512, mpt__v16, 16, 14, 14, 2)
-MPT__GEMM_DIRECT(MPT__AVX512, mpt__avx512, mpt__v16, 16, 2, 1)
-MPT__GEMM_DIRECT(MPT__AVX512, mpt__avx512, mpt__v16, 16, 2, 2)
-MPT__GEMM_DIRECT(MPT__AVX512, mpt__avx512, mpt__v16, 16, 8, 1)
-MPT__GEMM_DIRECT(MPT__AVX512, mpt__avx512, mpt__v16, 16, 8, 2)
-
-static void mpt__avx512_gemm_tile(int64_t depth, const float *a, const float *b, float *c,
-                                  int64_t ldc, int rows, int columns, bool add) {
-    const int lanes = 16;
-    if (rows > 12) {
-        MPT__TILE_CALL(mpt__avx512, 14);
-    } else if (rows > 8) {
-        MPT__TILE_CALL(mpt__avx512, 12);
-    } else if (rows > 4) {
-        MPT__TILE_CALL(mpt__avx512, 8);
-    } else {
-        MPT__TILE_CALL(mpt__avx512, 4);
-    }
-}
-
-static void mpt__avx512_gemm_direct(int64_t depth, const mpt__gemm_side *a,
-                                    const mpt__gemm_side *b, float *c, int64_t ldc, int rows,
-                                    int columns, bool add) {
-    const int lanes = 16;
-    if (rows > 2) {
-        MPT__DIRECT_CALL(mpt__avx512, 8);
-    } else {
-        MPT__DIRECT_CALL(mpt__avx512, 2);
-    }
-}
-
-static const mpt__gemm_level mpt__avx512_gemm_level = {
-    14, 32, 8, mpt__avx512_gemm_tile, mpt__avx512_gemm_direct, mpt__avx512_gemm_dot,
-    mpt__avx512_gemm_pack, mpt__avx512_gemm_load, mpt__avx512_gemm_finish};
-
-/* ==== The packed road ==== */
-
-static int64_t mpt__round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
-
-#define MPT__GEMM_BLOCK_M 2016 /* rows of C under way at a time: multiples of 14 and 6 */
-#define MPT__GEMM_BLOCK_N 2048
-#define MPT__GEMM_PACKED (1 << 20) /* floats of both packed operands, about: they stay in cache */
-#define MPT__GEMM_CHUNK_M 168
-#define MPT__GEMM_CHUNK_MACS (1 << 20)
-
-/* Where the sums of products live until all of K has been seen. */
-typedef enum mpt__gemm_home {
-    MPT__GEMM_IN_C,    /* C is fp32, contiguous along N, and takes the plain sums */
-    MPT__GEMM_FINISH,  /* the same, but each tile is finished in place after the last K block */
-    MPT__GEMM_ON_STACK, /* one K block: in a tile that is finished at once */
-    MPT__GEMM_IN_PARTIAL
-} mpt__gemm_home;
-
-typedef struct mpt__gemm_layout {
-    int64_t m, n;         /* of a block of C */
-    int64_t depth;        /* of a K block */
-    int64_t pass;         /* K packed at a time: some K blocks */
-    int64_t a, b, partial; /* floats of workspace */
-    mpt__gemm_home home;
-} mpt__gemm_layout;
-
-static int64_t mpt__gemm_panel_floats(int64_t depth, int64_t width) {
-    return mpt__round_up(depth * width, 16) + MPT__GEMM_SLACK;
-}
-
-static bool mpt__gemm_is_plain(const mpt__gemm *g) {
-    return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE;
-}
-
-static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g) {
-    mpt__gemm_layout lay;
-    int64_t blocks = (g->k + MPT__GEMM_KC - 1) / MPT__GEMM_KC;
-    lay.m = mpt__smaller_of(g->m, MPT__GEMM_BLOCK_M);
-    lay.n = mpt__smaller_of(g->n, MPT__GEMM_BLOCK_N);
-    lay.depth = mpt__smaller_of(mpt__round_up((g->k + blocks - 1) / blocks, 16), g->k);
-    int64_t outer = mpt__round_up(lay.m, g->level->rows) + mpt__round_up(lay.n, g->level->columns);
-    int64_t at_once = MPT__GEMM_PACKED / outer / lay.depth;
-    lay.pass = mpt__smaller_of((at_once > 1 ? at_once : 1) * lay.depth, g->k);
-    int64_t k_blocks = (lay.pass + lay.depth - 1) / lay.depth;
-    lay.a = (lay.m + g->level->rows - 1) / g->level->rows * k_blocks;
-    lay.a *= mpt__gemm_panel_floats(lay.depth, g->level->rows);
-    lay.b = (lay.n + g->level->columns - 1) / g->level->columns * k_blocks;
-    lay.b *= mpt__gemm_panel_floats(lay.depth, g->level->columns);
-    bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1;
-    if (as_floats && mpt__gemm_is_plain(g)) {
-        lay.home = MPT__GEMM_IN_C;
-    } else if (blocks == 1) {
-        lay.home = MPT__GEMM_ON_STACK;
-    } else {
-        lay.home = as_floats && !g->accumulate ? MPT__GEMM_FINISH : MPT__GEMM_IN_PARTIAL;
-    }
-    lay.partial = lay.home == MPT__GEMM_IN_PARTIAL ? lay.m * lay.n : 0;
-    return lay;
-}
-
-/* One pass over a block of C. */
-typedef struct mpt__gemm_pass {
-    const mpt__gemm *g;
-    mpt__gemm_layout lay;
-    int64_t i, j, k, m, n, depth; /* the block, and the K of this pass */
-    int64_t a_panels, b_panels, k_blocks;
-    int64_t chunk_m, chunk_n;
-    float *a, *b, *partial;
-} mpt__gemm_pass;
-
-/* Where panel `panel` of K block `block` begins: all panels of one K block, then of the next. */
-static float *mpt__gemm_panel(const mpt__gemm_pass *p, float *packed, int64_t panels, int width,
-                              int64_t block, int64_t panel) {
-    int64_t depth = mpt__smaller_of(p->lay.depth, p->depth - block * p->lay.depth);
-    return packed + block * panels * mpt__gemm_panel_floats(p->lay.depth, width) +
-           panel * mpt__gemm_panel_floats(depth, width);
-}
-
-/* A chunk packs one panel of A or B over one K block. */
-static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
-    const mpt__gemm_level *level = p->g->level;
-    int64_t panels = p->a_panels + p->b_panels, block = chunk / panels, panel = chunk % panels;
-    int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
-    bool is_a = panel < p->a_panels;
-    int width = is_a ? level->rows : level->columns;
-    if (!is_a) panel -= p->a_panels;
-    int64_t begin = panel * width, count = mpt__smaller_of(width, (is_a ? p->m : p->n) - begin);
-    (void)thread;
-    level->pack(mpt__gemm_panel(p, is_a ? p->a : p->b, is_a ? p->a_panels : p->b_panels, width,
-                                block, panel),
-                width, is_a ? &p->g->a : &p->g->b, (is_a ? p->i : p->j) + begin, count, p->k + k,
-                depth);
-}
-
-static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i, int64_t j) {
-    const mpt__gemm *g = p->g;
-    const mpt__gemm_level *level = g->level;
-    int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
-    int rows = (int)mpt__smaller_of(level->rows, p->m - i);
-    int columns = (int)mpt__smaller_of(level->columns, p->n - j);
-    const float *a = mpt__gemm_panel(p, p->a, p->a_panels, level->rows, block, i / level->rows);
-    const float *b = mpt__gemm_panel(p, p->b, p->b_panels, level->columns, block,
-                                     j / level->columns);
-    bool add = p->k + k > 0, last = p->k + k + depth == g->k;
-    float tile[MPT__GEMM_MAX_TILE];
-    float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
-    int64_t ld = g->c_row;
-    if (p->lay.home == MPT__GEMM_ON_STACK) {
-        sum = tile;
-        ld = level->columns;
-    } else if (p->lay.home == MPT__GEMM_IN_PARTIAL) {
-        sum = p->partial + i * p->n + j;
-        ld = p->n;
-    }
-    if (p->lay.home == MPT__GEMM_IN_C) {
-        level->tile(depth, a, b, sum, ld, rows, columns, add || g->accumulate);
-        return;
-    }
-    level->tile(depth, a, b, sum, ld, rows, columns, add);
-    if (last) level->finish(g, sum, ld, p->i + i, p->j + j, rows, columns);
-}
-
-static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
-    int64_t across = (p->n + p->chunk_n - 1) / p->chunk_n;
-    int64_t i0 = chunk / across * p->chunk_m, j0 = chunk % across * p->chunk_n;
-    int64_t i1 = mpt__smaller_of(i0 + p->chunk_m, p->m);
-    int64_t j1 = mpt__smaller_of(j0 + p->chunk_n, p->n);
-    (void)thread;
-    for (int64_t block = 0; block < p->k_blocks; block++) {
-        for (int64_t j = j0; j < j1; j += p->g->level->columns) {
-            for (int64_t i = i0; i < i1; i += p->g->level->rows) mpt__gemm_run_tile(p, block, i, j);
-        }
-    }
-}
-
-/* mpt__parallel, or a plain loop where there is no pool. */
-static void mpt__gemm_for(mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn,
-                          void *work) {
-    if (pool != NULL) {
-        mpt__parallel(pool, count, cost, fn, work);
-    } else {
-        for (int64_t i = 0; i < count; i++) fn(work, i, 0);
-    }
-}
-
-static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, float *workspace) {
-    mpt__gemm_pass p;
-    p.g = g;
-    p.lay = mpt__gemm_lay_out(g);
-    p.a = workspace;
-    p.b = workspace + p.lay.a;
-    p.partial = workspace + p.lay.a + p.lay.b;
-    for (p.i = 0; p.i < g->m; p.i += p.lay.m) {
-        p.m = mpt__smaller_of(p.lay.m, g->m - p.i);
-        p.a_panels = (p.m + g->level->rows - 1) / g->level->rows;
-        p.chunk_m = mpt__smaller_of(mpt__round_up(MPT__GEMM_CHUNK_M, g->level->rows), p.m);
-        for (p.j = 0; p.j < g->n; p.j += p.lay.n) {
-            p.n = mpt__smaller_of(p.lay.n, g->n - p.j);
-            p.b_panels = (p.n + g->level->columns - 1) / g->level->columns;
-            for (p.k = 0; p.k < g->k; p.k += p.lay.pass) {
-                p.depth = mpt__smaller_of(p.lay.pass, g->k - p.k);
-                p.k_blocks = (p.depth + p.lay.depth - 1) / p.lay.depth;
-                p.chunk_n = mpt__round_up(MPT__GEMM_CHUNK_MACS / (p.chunk_m * p.depth) + 1,
-                                          g->level->columns);
-                int64_t chunks = (p.m + p.chunk_m - 1) / p.chunk_m;
-                chunks *= (p.n + p.chunk_n - 1) / p.chunk_n;
-                mpt__gemm_for(pool, (p.a_panels + p.b_panels) * p.k_blocks,
-                              (p.m + p.n) * p.depth / 4, mpt__gemm_pack_chunk, &p);
-                mpt__gemm_for(pool, chunks, p.m * p.n / 32 * p.depth, mpt__gemm_compute_chunk, &p);
-            }
-        }
-    }
-}
-
-/* ==== The direct road ==== */
-
-#define MPT__GEMM_DIRECT_DEPTH 4096 /* the most K of one pass */
-#define MPT__GEMM_DIRECT_FLOATS 32768 /* of a converted chunk, which stays in L2 */
-
-typedef struct mpt__gemm_direct {
-    const mpt__gemm *g;
-    bool dots, by_rows;        /* which kernel; which side is chunked: A by rows or B by columns */
-    int64_t chunk;             /* rows or columns of a chunk */
-    mpt__gemm_side a, b;       /* the side that is not chunked, converted where that is needed */
-    float *copies;             /* one chunk per thread */
-    int64_t copy_floats;
-} mpt__gemm_direct;
-
-static bool mpt__gemm_needs_copy(const mpt__gemm_side *s) {
-    return s->dtype != MPT_F32 || s->round != 0;
-}
-
-/* Whether the direct road is open and pays; measured. */
-static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
-    *dots = g->a.inner == 1 && g->b.inner == 1 && g->b.outer != 1;
-    if (g->k > MPT__GEMM_DIRECT_DEPTH) return false;
-    if (*dots) return g->m <= 16 || (g->n <= 16 && g->m <= 256);
-    if (g->b.outer != 1) return false;
-    return g->m <= 16 || g->n <= 16 || g->k <= 32;
-}
-
-/* Makes `side` an fp32 matrix of `count` outer elements from `outer` on: in place, or copied to
-   `to` with the contiguous direction kept. */
-static mpt__gemm_side mpt__gemm_as_floats(const mpt__gemm *g, const mpt__gemm_side *side,
-                                          int64_t outer, int64_t count, float *to) {
-    mpt__gemm_side out = *side;
-    out.data = mpt__gemm_at(side, outer, 0);
-    if (!mpt__gemm_needs_copy(side)) return out;
-    bool along_k = side->outer != 1;
-    int64_t lines = along_k ? count : g->k, length = along_k ? g->k : count;
-    int64_t step = along_k ? side->inner : side->outer;
-    if (step == 1 && (along_k ? side->outer : side->inner) == length) { /* all in one piece */
-        length *= lines;
-        lines = 1;
-    }
-    for (int64_t i = 0; i < lines; i++) {
-        const char *from = mpt__gemm_at(side, along_k ? outer + i : outer, along_k ? 0 : i);
-        g->level->load(to + i * length, from, step, length, side->dtype, side->round);
-    }
-    out.data = (const char *)to;
-    out.dtype = MPT_F32;
-    out.round = 0;
-    out.outer = along_k ? g->k : 1;
-    out.inner = along_k ? 1 : count;
-    return out;
-}
-
-/* One or two rows of C: K in short blocks over wide tiles, so that B is read along its rows. */
-static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
-                                  const mpt__gemm_side *b, int64_t i0, int64_t j0, int64_t m,
-                                  int64_t n) {
-    const mpt__gemm_level *level = g->level;
-    enum { WIDE = MPT__GEMM_MAX_TILE / 2, DEPTH = 16 };
-    float tile[MPT__GEMM_MAX_TILE];
-    for (int64_t wide = 0; wide < n; wide += WIDE) {
-        int64_t width = mpt__smaller_of(WIDE, n - wide);
-        for (int64_t k = 0; k < g->k; k += DEPTH) {
-            mpt__gemm_side a_tile = *a, b_tile = *b;
-            a_tile.data = mpt__gemm_at(a, 0, k);
-            for (int64_t j = 0; j < width; j += level->columns) {
-                b_tile.data = mpt__gemm_at(b, wide + j, k);
-                level->direct(mpt__smaller_of(DEPTH, g->k - k), &a_tile, &b_tile, tile + j, WIDE,
-                              (int)m, (int)mpt__smaller_of(level->columns, width - j), k > 0);
-            }
-        }
-        level->finish(g, tile, WIDE, i0, j0 + wide, m, width);
-    }
-}
-
-/* c[m, n] = the plain sums of products; m is any number, n too. */
-static void mpt__gemm_direct_sums(const mpt__gemm_direct *d, const mpt__gemm_side *a,
-                                  const mpt__gemm_side *b, float *c, int64_t ldc, int64_t m,
-                                  int64_t n) {
-    const mpt__gemm_level *level = d->g->level;
-    int64_t across = d->dots ? 4 : level->columns, down = d->dots ? 64 : level->direct_rows;
-    for (int64_t j = 0; j < n; j += across) {
-        int columns = (int)mpt__smaller_of(across, n - j);
-        mpt__gemm_side b_tile = *b;
-        b_tile.data = mpt__gemm_at(b, j, 0);
-        for (int64_t i = 0; i < m; i += down) {
-            int rows = (int)mpt__smaller_of(down, m - i);
-            mpt__gemm_side a_tile = *a;
-            a_tile.data = mpt__gemm_at(a, i, 0);
-            if (d->dots) {
-                level->dot(d->g->k, &a_tile, &b_tile, c + i * ldc + j, ldc, rows, columns);
-            } else {
-                level->direct(d->g->k, &a_tile, &b_tile, c + i * ldc + j, ldc, rows, columns,
-                              false);
-            }
-        }
-    }
-}
-
-static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__gemm_direct *d = (const mpt__gemm_direct *)work;
-    const mpt__gemm *g = d->g;
-    float *copy = d->copies + thread * d->copy_floats, tile[MPT__GEMM_MAX_TILE];
-    int64_t begin = chunk * d->chunk, size = d->by_rows ? g->m : g->n;
-    int64_t count = mpt__smaller_of(d->chunk, size - begin);
-    int64_t i0 = d->by_rows ? begin : 0, j0 = d->by_rows ? 0 : begin;
-    int64_t m = d->by_rows ? count : g->m, n = d->by_rows ? g->n : count;
-    mpt__gemm_side a = d->a, b = d->b;
-    if (d->by_rows) {
-        a = mpt__gemm_as_floats(g, &g->a, begin, count, copy);
-    } else {
-        b = mpt__gemm_as_floats(g, &g->b, begin, count, copy);
-    }
-    if (!d->dots && m <= 2 && g->k > 32) {
-        mpt__gemm_direct_wide(g, &a, &b, i0, j0, m, n);
-        return;
-    }
-    if (g->c_dtype == MPT_F32 && g->c_column == 1 && !g->accumulate && mpt__gemm_is_plain(g)) {
-        float *c = (float *)(void *)g->c + i0 * g->c_row + j0;
-        mpt__gemm_direct_sums(d, &a, &b, c, g->c_row, m, n);
-        return;
-    }
-    /* Tiles as wide as they may be, so that they are finished in whole vectors. */
-    int64_t across = mpt__smaller_of(n, 64), down = MPT__GEMM_MAX_TILE / across / 2 * 2;
-    for (int64_t j = 0; j < n; j += across) {
-        mpt__gemm_side b_tile = b;
-        b_tile.data = mpt__gemm_at(&b, j, 0);
-        for (int64_t i = 0; i < m; i += down) {
-            int64_t rows = mpt__smaller_of(down, m - i), columns = mpt__smaller_of(across, n - j);
-            mpt__gemm_side a_tile = a;
-            a_tile.data = mpt__gemm_at(&a, i, 0);
-            mpt__gemm_direct_sums(d, &a_tile, &b_tile, tile, across, rows, columns);
-            g->level->finish(g, tile, across, i0 + i, j0 + j, rows, columns);
-        }
-    }
-}
-
-/* Fills all but the pointers; returns the floats of workspace. */
-static int64_t mpt__gemm_direct_plan(const mpt__gemm *g, bool dots, int threads,
-                                     mpt__gemm_direct *d) {
-    d->g = g;
-    d->dots = dots;
-    d->by_rows = g->m >= g->n;
-    int64_t other = d->by_rows ? g->n : g->m, k = g->k > 0 ? g->k : 1;
-    int64_t macs = MPT__GEMM_CHUNK_MACS / 4 / (other * k) + 1;
-    int64_t floats = MPT__GEMM_DIRECT_FLOATS / k + 1;
-    d->chunk = mpt__round_up(mpt__smaller_of(macs, floats), d->by_rows ? 8 : g->level->columns);
-    d->copy_floats = 0;
-    if (mpt__gemm_needs_copy(d->by_rows ? &g->a : &g->b)) {
-        d->copy_floats = mpt__round_up(d->chunk * g->k, 16);
-    }
-    bool shared = mpt__gemm_needs_copy(d->by_rows ? &g->b : &g->a);
-    return threads * d->copy_floats + (shared ? mpt__round_up(other * g->k, 16) : 0);
-}
-
-static void mpt__gemm_run_direct(const mpt__gemm *g, bool dots, mpt__pool *pool, float *workspace) {
-    mpt__gemm_direct d;
-    int64_t all = mpt__gemm_direct_plan(g, dots, pool ? mpt__pool_threads(pool) : 1, &d);
-    int64_t per_thread = d.copy_floats * (pool ? mpt__pool_threads(pool) : 1);
-    int64_t size = d.by_rows ? g->m : g->n;
-    d.copies = workspace;
-    d.a = g->a;
-    d.b = g->b;
-    if (all > per_thread && d.by_rows) {
-        d.b = mpt__gemm_as_floats(g, &g->b, 0, g->n, workspace + per_thread);
-    } else if (all > per_thread) {
-        d.a = mpt__gemm_as_floats(g, &g->a, 0, g->m, workspace + per_thread);
-    }
-    mpt__gemm_for(pool, (size + d.chunk - 1) / d.chunk, g->m * g->n / 16 * g->k,
-                  mpt__gemm_direct_chunk, &d);
-}
-
-/* ==== The kernel ==== */
-
-static mpt__gemm_side mpt__gemm_read_side(const mpt__operand *o, const void *data, int compute,
-                                          int outer, int inner) {
-    mpt__gemm_side side;
-    side.data = (const char *)data;
-    side.dtype = o->dtype;
-    side.round = compute == MPT_F32 || compute == o->dtype ? 0 : compute;
-    side.outer = o->stride[outer];
-    side.inner = o->stride[inner];
-    return side;
-}
-
-/* Batch dimensions that A and C run through as if they were rows of one matrix are made so. */
-static void mpt__gemm_fold_batch(mpt__gemm *g) {
-    while (g->batch_rank > 0) {
-        int last = g->batch_rank - 1;
-        const int64_t *s = g->batch_stride[last];
-        if (g->batch_size[last] != 1 &&
-            (s[1] != 0 || s[0] != g->m * g->a.outer || s[3] != g->m * g->c_row ||
-             (g->bias.data != NULL && s[2] != g->m * g->bias.outer))) {
-            return;
-        }
-        g->m *= g->batch_size[last];
-        g->batch_count /= g->batch_size[last];
-        g->batch_rank--;
-    }
-}
-
-/* False where the launch is not for this room. data may be NULL: then only sizes count. */
-static bool mpt__gemm_read(mpt__gemm *g, const mpt__gemm_level *level, const mpt__launch *launch,
-                           void *const *data) {
-    const mpt__operand *o = launch->operand;
-    const int rank = o[3].rank, row = rank - 2, column = rank - 1;
-    const bool biased = o[2].storage != 0;
-    for (int i = 0; i < 4; i++) {
-        if (i == 2 && !biased) continue;
-        if (o[i].dtype != MPT_F32 && o[i].dtype != MPT_F16 && o[i].dtype != MPT_BF16) return false;
-    }
-    const void *none = launch;
-    g->level = level;
-    g->m = o[3].shape[row];
-    g->n = o[3].shape[column];
-    g->k = o[0].shape[column];
-    g->a = mpt__gemm_read_side(&o[0], data ? data[0] : none, launch->compute_dtype, row, column);
-    g->b = mpt__gemm_read_side(&o[1], data ? data[1] : none, launch->compute_dtype, column, row);
-    g->bias = mpt__gemm_read_side(&o[2], !biased ? NULL : data ? data[2] : none,
-                                  launch->compute_dtype, row, column);
-    g->c = data ? (char *)data[3] : NULL;
-    g->c_dtype = o[3].dtype;
-    g->c_row = o[3].stride[row];
-    g->c_column = o[3].stride[column];
-    g->activation = launch->activation;
-    g->accumulate = o[3].access == MPT__ACCUMULATE;
-    g->alpha = (float)launch->imm[0];
-    g->batch_rank = rank - 2;
-    g->batch_count = 1;
-    for (int i = 0; i < g->batch_rank; i++) {
-        g->batch_size[i] = o[3].shape[i];
-        g->batch_count *= o[3].shape[i];
-        for (int j = 0; j < 4; j++) {
-            g->batch_stride[i][j] = j == 2 && !biased ? 0 : o[j].stride[i];
-        }
-    }
-    if (g->m == 0 || g->n == 0 || g->batch_count == 0) {
-        g->batch_count = 0;
-        return true;
-    }
-    mpt__gemm_fold_batch(g);
-    if (g->c_column != 1 && g->c_row == 1) { /* C^T = B^T A^T */
-        mpt__gemm_side side = g->a;
-        int64_t size = g->m, stride = g->bias.outer;
-        g->a = g->b, g->b = side;
-        g->m = g->n, g->n = size;
-        g->bias.outer = g->bias.inner, g->bias.inner = stride;
-        g->c_row = g->c_column, g->c_column = 1;
-        for (int i = 0; i < g->batch_rank; i++) {
-            stride = g->batch_stride[i][0];
-            g->batch_stride[i][0] = g->batch_stride[i][1], g->batch_stride[i][1] = stride;
-        }
-    }
-    return true;
-}
-
-static void mpt__gemm_run_one(const mpt__gemm *g, mpt__pool *pool, float *workspace) {
-    bool dots;
-    if (g->k == 0) {
-        float zeros[64] = {0};
-        for (int64_t i = 0; i < g->m; i++) {
-            for (int64_t j = 0; j < g->n; j += 64) {
-                g->level->finish(g, zeros, 0, i, j, 1, mpt__smaller_of(64, g->n - j));
-            }
-        }
-    } else if (mpt__gemm_goes_direct(g, &dots)) {
-        mpt__gemm_run_direct(g, dots, pool, workspace);
-    } else {
-        mpt__gemm_packed(g, pool, workspace);
-    }
-}
-
-/* Floats of workspace for one product with this many threads. */
-static int64_t mpt__gemm_floats(const mpt__gemm *g, int threads) {
-    bool dots;
-    mpt__gemm_direct d;
-    if (g->k == 0) return 0;
-    if (mpt__gemm_goes_direct(g, &dots)) return mpt__gemm_direct_plan(g, dots, threads, &d);
-    mpt__gemm_layout lay = mpt__gemm_lay_out(g);
-    return lay.a + lay.b + mpt__round_up(lay.partial, 16);
-}
-
-/* Whether the products of a batch go to threads whole, rather than each one in pieces. */
-static bool mpt__gemm_splits_batch(const mpt__gemm *g) {
-    return g->batch_count > 1 && g->m * g->n * g->k <= 4 * MPT__GEMM_CHUNK_MACS;
-}
-
-typedef struct mpt__gemm_batch {
-    const mpt__gemm *g;
-    mpt__pool *pool;
-    float *workspace;
-    int64_t floats; /* of workspace per thread */
-} mpt__gemm_batch;
-
-static void mpt__gemm_batch_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__gemm_batch *batch = (const mpt__gemm_batch *)work;
-    mpt__gemm g = *batch->g;
-    for (int i = g.batch_rank - 1; i >= 0; i--) {
-        int64_t at = chunk % g.batch_size[i];
-        chunk /= g.batch_size[i];
-        g.a.data += at * g.batch_stride[i][0] * mpt__dtype_info[g.a.dtype].bytes;
-        g.b.data += at * g.batch_stride[i][1] * mpt__dtype_info[g.b.dtype].bytes;
-        if (g.bias.data != NULL) {
-            g.bias.data += at * g.batch_stride[i][2] * mpt__dtype_info[g.bias.dtype].bytes;
-        }
-        g.c += at * g.batch_stride[i][3] * mpt__dtype_info[g.c_dtype].bytes;
-    }
-    mpt__gemm_run_one(&g, batch->pool, batch->workspace + thread * batch->floats);
-}
-
-static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *call) {
-    mpt__gemm g;
-    mpt__gemm_batch batch;
-    if (!mpt__gemm_read(&g, level, call->launch, call->data)) {
-        mpt__cpu_fall_back(call);
-        return;
-    }
-    uint32_t state = mpt__flush_denormals(true);
-    batch.g = &g;
-    float nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
-    batch.workspace = call->workspace ? (float *)call->workspace : nothing;
-    if (mpt__gemm_splits_batch(&g)) {
-        batch.pool = NULL;
-        batch.floats = mpt__gemm_floats(&g, 1);
-        mpt__parallel(call->pool, g.batch_count, g.batch_count * (g.m * g.n / 16 * g.k + 1),
-                      mpt__gemm_batch_chunk, &batch);
-    } else {
-        batch.pool = call->pool;
-        batch.floats = 0;
-        for (int64_t i = 0; i < g.batch_count; i++) mpt__gemm_batch_chunk(&batch, i, 0);
-    }
-    mpt__restore_denormals(state);
-}
-
-static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__launch *launch,
-                                   int threads) {
-    mpt__gemm g;
-    if (!mpt__gemm_read(&g, level, launch, NULL) || g.batch_count == 0) return 0;
-    int64_t floats = mpt__gemm_splits_batch(&g) ? threads * mpt__gemm_floats(&g, 1)
-                                                : mpt__gemm_floats(&g, threads);
-    return floats * (int64_t)sizeof(float);
-}
-
-static void mpt__avx2_gemm(const mpt__cpu_call *call) {
-    mpt__gemm_run(&mpt__avx2_gemm_level, call);
-}
-static void mpt__avx512_gemm(const mpt__cpu_call *call) {
-    mpt__gemm_run(&mpt__avx512_gemm_level, call);
-}
-static int64_t mpt__avx2_gemm_workspace(const mpt__launch *launch, int threads) {
-    return mpt__gemm_workspace(&mpt__avx2_gemm_level, launch, threads);
-}
-static int64_t mpt__avx512_gemm_workspace(const mpt__launch *launch, int threads) {
-    return mpt__gemm_workspace(&mpt__avx512_gemm_level, launch, threads);
-}
-
-/* ==== The tables ==== */
-
-static void mpt__cpu_add_avx2(mpt__cpu *cpu) {
-    MPT__SIMD_RUN(MPT__SIMD_ADD, mpt__avx2)
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx2_gemm, mpt__avx2_gemm_workspace);
-}
-
-static void mpt__cpu_add_avx512(mpt__cpu *cpu) {
-    MPT__SIMD_RUN(MPT__SIMD_ADD, mpt__avx512)
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx512_gemm, mpt__avx512_gemm_workspace);
-}
+MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, 4, 8, 14,
+                8, 32)
+#endif
 
 #endif
 #endif

@@ -7,7 +7,7 @@
 #define MPT__40_CONTEXT_INCLUDED
 
 #include "20_launch.h"
-#include "36_cpu_table.c"
+#include "39_cpu_table.c"
 
 /* ==== Storages ==== */
 

@@ -1,11 +1,11 @@
 /* ---------------------------------------------------------------------------------------------
- * 36_cpu_table.c: the ISA levels of this build, and the making of a CPU backend.
+ * 39_cpu_table.c: the ISA levels of this build, and the making of a CPU backend.
  * ------------------------------------------------------------------------------------------- */
-#ifndef MPT__36_CPU_TABLE_INCLUDED
-#define MPT__36_CPU_TABLE_INCLUDED
+#ifndef MPT__39_CPU_TABLE_INCLUDED
+#define MPT__39_CPU_TABLE_INCLUDED
 
 #include "31_cpu_train.c"
-#include "35_gemm.c"
+#include "37_gemm_run.c"
 
 /* ==== Levels ==== */
 
@@ -73,6 +73,22 @@ static mpt_isa mpt__cpu_best(uint32_t features, bool amx) {
 
 /* ==== Backend ==== */
 
+/* What this process may use of the CPU's features. AMX counts if the system grants its tiles, for
+   which it is asked only where they may be wanted: it is for the life of the process. */
+static uint32_t mpt__cpu_granted_features(bool amx) {
+    uint32_t features = mpt__cpu_features();
+    const uint32_t tiles = MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
+#ifdef MPTRAIN_EMULATE_AMX
+    if (amx && (features & MPT__CPU_AVX2)) return features | tiles | MPT__CPU_AVX512;
+#endif
+#ifdef MPT__HAS_AMX
+    const uint32_t needed = tiles | MPT__CPU_AVX512_BF16;
+    if (amx && (features & needed) == needed && mpt__amx_request()) return features;
+#endif
+    (void)amx;
+    return features & ~tiles;
+}
+
 /* Whether a backend of `isa` can be made here; records why not. */
 static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features, bool amx) {
     const mpt__cpu_level *level = mpt__cpu_find_level(isa);
@@ -89,14 +105,14 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
                   level->name, best);
         return false;
     }
+    if (isa == MPT_ISA_AMX && !amx) {
+        mpt__fail(base, MPT_ERROR_ARGUMENT, "isa asks for amx, but amx is off in the config");
+        return false;
+    }
     if (!mpt__isa_supported(isa, features)) {
         mpt__fail(base, MPT_ERROR_DEVICE,
                   "this CPU cannot run the %s kernels; the best that it can is %s (MPT_ISA_AUTO)",
                   level->name, best);
-        return false;
-    }
-    if (isa == MPT_ISA_AMX && !amx) {
-        mpt__fail(base, MPT_ERROR_ARGUMENT, "isa asks for amx, but amx is off in the config");
         return false;
     }
     return true;
@@ -106,15 +122,16 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
    best there is) and a pool of `threads` (0: one per core). *chosen is the level taken. */
 static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
                                           mpt__backend *backend, mpt_isa *chosen) {
-    uint32_t features = mpt__cpu_features();
+    uint32_t features =
+        mpt__cpu_granted_features(amx && (isa == MPT_ISA_AUTO || isa == MPT_ISA_AMX));
     if (isa == MPT_ISA_AUTO) isa = mpt__cpu_best(features, amx);
     if (!mpt__cpu_check_level(base, isa, features, amx)) return base->status;
-    mpt__cpu *cpu =
-        mpt__cpu_create(base, isa, mpt__cpu_find_level(isa)->name, threads, backend);
+    mpt__cpu *cpu = mpt__cpu_create(base, isa, mpt__cpu_find_level(isa)->name, threads, backend);
     if (cpu == NULL) return base->status;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT && isa != MPT_ISA_NULL; i++) {
         const mpt__cpu_level *level = &mpt__cpu_levels[i];
-        if (level->add != NULL) level->add(cpu);
+        bool runs = level->isa == isa || mpt__isa_supported(level->isa, mpt__cpu_features());
+        if (level->add != NULL && runs) level->add(cpu);
         if (level->isa == isa) break;
     }
     *chosen = isa;

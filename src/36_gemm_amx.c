@@ -1,0 +1,417 @@
+/* ---------------------------------------------------------------------------------------------
+ * 36_gemm_amx.c: matrix products of bf16 and fp16 on AMX tiles (TDPBF16PS), 16 times the rate of
+ * AVX-512 in fp32. Operands in fp32 take part where the launch rounds them to one of the two.
+ *
+ * What is promised: fp32 sums of exact products, as on all levels, in another order. Infinity and
+ * NaN come out as IEEE says. As with FMA kernels denormals count as zero, here also those sums of
+ * pairs of products that are. A value of fp16 is split exactly into two of bf16, hi + lo (11 bits
+ * into 8 + 3; its denormals are normal in bf16), and four products are summed; infinity has no such
+ * parts, so a launch that holds one is left to AVX-512 as a whole.
+ *
+ * MPTRAIN_EMULATE_AMX, for tests: tiles and packing in portable C on an AVX2 level, with the bits
+ * of the instructions (but for products below the smallest normal number, by one ulp of a sum).
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__36_GEMM_AMX_INCLUDED
+#define MPT__36_GEMM_AMX_INCLUDED
+
+#include "35_gemm.c"
+
+#if defined(MPT__HAS_AVX512) && !defined(MPTRAIN_NO_AMX)
+#if defined(MPTRAIN_EMULATE_AMX)
+#define MPT__HAS_AMX 1
+#elif defined(__linux__) && defined(__LP64__) && \
+    ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
+#define MPT__HAS_AMX 1
+#endif
+#endif
+
+#ifdef MPT__HAS_AMX
+
+#ifdef MPTRAIN_EMULATE_AMX
+#define MPT__AMX_BASE(name) mpt__avx2_gemm_##name
+#else
+#define MPT__AMX_BASE(name) mpt__avx512_gemm_##name
+#endif
+
+/* ==== Panels ====
+ *
+ * 32 rows of A or columns of B in tiles of 1 KB, zero-padded: per 32 k, per part (hi, lo), those of
+ * outer 0..15 and 16..31; the second ones are left out of use where there are at most 16. A tile of
+ * A has 16 rows of 32 k; one of B has 16 rows of 2 k for 16 columns. */
+
+enum { MPT__AMX_TILE = 1024, MPT__AMX_WIDTH = 32, MPT__AMX_K = 32 };
+
+/* The dtype that the values of a side have when they get here. */
+static int mpt__amx_dtype(const mpt__gemm_side *side) {
+    return side->round != 0 ? side->round : side->dtype;
+}
+
+#ifdef MPTRAIN_EMULATE_AMX
+
+static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                             int64_t count, int64_t k, int64_t depth, int parts) {
+    memset(panel, 0, (size_t)(mpt__round_up(depth, MPT__AMX_K) * MPT__AMX_WIDTH * 2 * parts));
+    for (int64_t o = 0; o < count; o++) {
+        for (int64_t i = 0; i < depth; i++) {
+            float value;
+            mpt__ref_load(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
+                          1);
+            if (side->round == MPT_F16) value = mpt__f16_to_f32(mpt__f32_to_f16(value));
+            if (parts == 2 && !mpt__f32_is_finite(value)) return false;
+            for (int part = 0; part < parts; part++) {
+                uint16_t bits = mpt__f32_to_bf16(value);
+                if (parts == 2) bits = (uint16_t)(mpt__f32_bits(value) >> 16);
+                int64_t tile = (i / MPT__AMX_K * parts + part) * 2 + o / 16;
+                int64_t row = b ? i % MPT__AMX_K / 2 : o % 16;
+                int64_t column = b ? o % 16 * 2 + i % 2 : i % MPT__AMX_K;
+                ((uint16_t *)panel)[tile * 512 + row * 32 + column] = bits;
+                value -= mpt__bf16_to_f32(bits);
+            }
+        }
+    }
+    return true;
+}
+
+#else
+
+#define MPT__AMX MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") static
+#define MPT__AMX_OP                                                       \
+    MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") \
+    static MPT__FORCE_INLINE
+
+/* 32 words of bf16 as dwords of (word i, word 16 + i). */
+MPT__AMX_OP __m512i mpt__amx_interleave(__m512i words) {
+    const __m512i order =
+        _mm512_add_epi32(_mm512_set1_epi32(0x00100000),
+                         _mm512_mullo_epi32(_mm512_set1_epi32(0x00010001),
+                                            _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
+                                                              12, 13, 14, 15)));
+    return _mm512_permutexvar_epi16(order, words);
+}
+
+/* Row `i` of a tile of each part, from 16 elements at p and 16 at q, of which n and m count: to[0]
+   the first part. Infinite and NaN lanes of fp16 are noted in *bad. */
+MPT__AMX_OP void mpt__amx_row(__m512i *to, const char *p, int64_t n, const char *q, int64_t m,
+                              int dtype, int round, int parts, __mmask16 *bad) {
+    if (parts == 1 && dtype == MPT_BF16 && round == 0) {
+        __m256i x = _mm256_maskz_loadu_epi16(mpt__v16_first(n), p);
+        __m256i y = _mm256_maskz_loadu_epi16(mpt__v16_first(m), q);
+        to[0] = _mm512_inserti64x4(_mm512_castsi256_si512(x), y, 1);
+        return;
+    }
+    mpt__v16_f x = mpt__v16_load_as(p, n, dtype), y = mpt__v16_load_as(q, m, dtype);
+    if (parts == 1) {
+        to[0] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+        return;
+    }
+    const __m512 high = _mm512_castsi512_ps(_mm512_set1_epi32((int)0xffff0000));
+    x = mpt__v16_round(x, round), y = mpt__v16_round(y, round);
+    *bad |= (__mmask16)(_mm512_fpclass_ps_mask(x, 0x99) | _mm512_fpclass_ps_mask(y, 0x99));
+    mpt__v16_f x_high = _mm512_and_ps(x, high), y_high = _mm512_and_ps(y, high);
+    to[0] = (__m512i)_mm512_cvtne2ps_pbh(y_high, x_high);
+    to[1] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(y, y_high), _mm512_sub_ps(x, x_high));
+}
+
+/* 16 bytes of four rows, `step` bytes apart. */
+MPT__AMX_OP mpt__v16_f mpt__amx_quarters(const char *from, int64_t step) {
+    __m512i low = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)from));
+    from += step;
+    low = _mm512_inserti32x4(low, _mm_loadu_si128((const __m128i *)(const void *)from), 1);
+    from += step;
+    low = _mm512_inserti32x4(low, _mm_loadu_si128((const __m128i *)(const void *)from), 2);
+    from += step;
+    low = _mm512_inserti32x4(low, _mm_loadu_si128((const __m128i *)(const void *)from), 3);
+    return _mm512_castsi512_ps(low);
+}
+
+/* to = a tile as a 16 x 16 matrix of dwords, transposed. */
+MPT__AMX_OP void mpt__amx_transpose(char *to, const char *from) {
+    for (int j = 0; j < 4; j++, to += 256, from += 16) {
+        mpt__v16_f r0 = mpt__amx_quarters(from, 256), r1 = mpt__amx_quarters(from + 64, 256);
+        mpt__v16_f r2 = mpt__amx_quarters(from + 128, 256);
+        mpt__v16_f r3 = mpt__amx_quarters(from + 192, 256);
+        mpt__v16_transpose4(&r0, &r1, &r2, &r3);
+        _mm512_storeu_ps(to, r0);
+        _mm512_storeu_ps(to + 64, r1);
+        _mm512_storeu_ps(to + 128, r2);
+        _mm512_storeu_ps(to + 192, r3);
+    }
+}
+
+/* The tiles of both parts from `count` outer elements at `from` by n k; `gap` bytes from the tile
+   of a part to that of the next. */
+MPT__AMX_OP bool mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from, int64_t outer,
+                                    int64_t inner, int64_t count, int64_t n, int dtype, int round,
+                                    int parts) {
+    MPT__ALIGN(64) char staged[2 * MPT__AMX_TILE];
+    const int bytes = dtype == MPT_F32 ? 4 : 2;
+    const bool along_k = inner == 1 && outer != 1, transposed = along_k == b;
+    char *rows = transposed ? staged : to;
+    const int64_t part = transposed ? MPT__AMX_TILE : gap;
+    __mmask16 bad = 0;
+    for (int64_t i = 0; i < 16; i++, rows += 64) {
+        __m512i row[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+        if (along_k && i < count) {
+            const char *p = from + i * outer * bytes;
+            mpt__amx_row(row, p, n, p + 16 * bytes, n - 16, dtype, round, parts, &bad);
+        } else if (!along_k && 2 * i < n) {
+            const char *p = from + 2 * i * inner * bytes;
+            mpt__amx_row(row, p, count, p + inner * bytes, 2 * i + 1 < n ? count : 0, dtype, round,
+                         parts, &bad);
+            row[0] = mpt__amx_interleave(row[0]);
+            if (parts == 2) row[1] = mpt__amx_interleave(row[1]);
+        }
+        _mm512_storeu_si512(rows, row[0]);
+        if (parts == 2) _mm512_storeu_si512(rows + part, row[1]);
+    }
+    if (transposed) mpt__amx_transpose(to, staged);
+    if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE);
+    return bad == 0;
+}
+
+MPT__AMX_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                                  int64_t count, int64_t k, int64_t depth, int dtype, int parts) {
+    const bool dense = side->inner == 1 || side->outer == 1;
+    const int64_t o_step = dense ? side->outer : MPT__AMX_K, k_step = dense ? side->inner : 1;
+    bool good = true;
+    for (int64_t at = 0; at < depth; at += MPT__AMX_K, panel += 2 * parts * MPT__AMX_TILE) {
+        for (int64_t half = 0; half * 16 < count; half++) {
+            float gathered[16 * MPT__AMX_K];
+            int64_t n = depth - at, outers = count - half * 16;
+            const char *from = mpt__gemm_at(side, outer + half * 16, k + at);
+            for (int64_t i = 0; !dense && i < 16 && i < outers; i++) {
+                MPT__AMX_BASE(load)
+                (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + half * 16 + i, k + at),
+                 side->inner, mpt__smaller_of(n, MPT__AMX_K), side->dtype, 0);
+            }
+            good &= mpt__amx_pack_tile(panel + half * MPT__AMX_TILE, 2 * MPT__AMX_TILE, b,
+                                       dense ? from : (const char *)gathered, o_step, k_step,
+                                       outers, n, dense ? dtype : MPT_F32, side->round, parts);
+        }
+    }
+    return good;
+}
+
+MPT__AMX bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                               int64_t count, int64_t k, int64_t depth, int parts) {
+    char *to = (char *)panel;
+    if (parts == 2) {
+        return mpt__amx_pack_as(to, b, side, outer, count, k, depth, side->dtype, 2);
+    }
+    if (side->dtype == MPT_BF16) {
+        return mpt__amx_pack_as(to, b, side, outer, count, k, depth, MPT_BF16, 1);
+    }
+    return mpt__amx_pack_as(to, b, side, outer, count, k, depth, side->dtype, 1);
+}
+
+#endif
+
+/* ==== Tiles ====
+ *
+ * Tiles 0 to 3 are C (two by two), 4 and 5 of A, 6 and 7 of B. */
+
+#ifdef MPTRAIN_EMULATE_AMX
+
+static MPT__THREAD_LOCAL uint32_t mpt__amx_tiles[8][256];
+
+static void mpt__amx_bracket(bool begin) { (void)begin; }
+static bool mpt__amx_request(void) { return true; }
+
+static float mpt__amx_flush(float x) {
+    uint32_t bits = mpt__f32_bits(x);
+    return mpt__f32_from_bits((bits & 0x7f800000u) != 0 ? bits : bits & 0x80000000u);
+}
+/* What one half of a dword holds. */
+static float mpt__amx_value(uint32_t dword, int half) {
+    return mpt__amx_flush(mpt__f32_from_bits(half ? dword & 0xffff0000u : dword << 16));
+}
+/* As Intel's manual has it: sums over the even and over the odd k, then these two, then C. */
+static void mpt__amx_multiply(int c, int a, int b) {
+    for (int i = 0; i < 16; i++) {
+        for (int j = 0; j < 16; j++) {
+            float sum[2] = {0, 0};
+            for (int k = 0; k < 32; k++) {
+                float product = mpt__amx_value(mpt__amx_tiles[a][i * 16 + k / 2], k % 2) *
+                                mpt__amx_value(mpt__amx_tiles[b][k / 2 * 16 + j], k % 2);
+                sum[k % 2] = mpt__amx_flush(sum[k % 2] + product); /* products are exact */
+            }
+            uint32_t *to = &mpt__amx_tiles[c][i * 16 + j];
+            float before = mpt__amx_flush(mpt__f32_from_bits(*to));
+            *to = mpt__f32_bits(mpt__amx_flush(before + mpt__amx_flush(sum[0] + sum[1])));
+        }
+    }
+}
+
+#define MPT__TILE_CLEAR(t) memset(mpt__amx_tiles[t], 0, MPT__AMX_TILE)
+#define MPT__TILE_LOAD(t, p, step)                                              \
+    for (int64_t r = 0; r < 16; r++) {                                          \
+        memcpy(mpt__amx_tiles[t] + r * 16, (const char *)(p) + r * (step), 64); \
+    }
+#define MPT__TILE_SAVE(t, p, step)                                        \
+    for (int64_t r = 0; r < 16; r++) {                                    \
+        memcpy((char *)(p) + r * (step), mpt__amx_tiles[t] + r * 16, 64); \
+    }
+#define MPT__TILE_MULTIPLY(c, a, b) mpt__amx_multiply(c, a, b)
+
+#else
+
+/* All tiles have 16 rows of 64 bytes. Compilers' own intrinsics let stores to what is loaded here
+   move behind the load. Loading the configuration and releasing the tiles takes 135 ns. */
+static void mpt__amx_bracket(bool begin) {
+    struct {
+        uint8_t palette, start, unused[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } config;
+    if (!begin) {
+        __asm__ volatile("tilerelease" ::: "memory");
+        return;
+    }
+    memset(&config, 0, sizeof config);
+    config.palette = 1;
+    for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.rows[i] = 16;
+    __asm__ volatile("ldtilecfg %0" ::"m"(config));
+}
+
+/* Asks Linux for the tile registers: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). Counts
+   for the process, and must come before the threads that will use them. */
+static bool mpt__amx_request(void) {
+    long result = 158;
+    __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023l), "S"(18l) : "rcx", "r11", "memory");
+    return result == 0;
+}
+
+#define MPT__TILE_CLEAR(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
+#define MPT__TILE_LOAD(t, p, step)                                                             \
+    __asm__ volatile("{tileloadd (%0,%1), %%tmm" #t "|tileloadd tmm" #t ", [%0+%1]}" ::"r"(p), \
+                     "r"((int64_t)(step))                                                      \
+                     : "memory")
+#define MPT__TILE_SAVE(t, p, step)                                                               \
+    __asm__ volatile("{tilestored %%tmm" #t ", (%0,%1)|tilestored [%0+%1], tmm" #t "}" ::"r"(p), \
+                     "r"((int64_t)(step))                                                        \
+                     : "memory")
+#define MPT__TILE_MULTIPLY(c, a, b)                                                      \
+    __asm__ volatile("{tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c "|tdpbf16ps tmm" #c \
+                     ", tmm" #a ", tmm" #b "}" ::                                        \
+                         : "memory")
+#endif
+
+/* C += A B for the tiles of A and B that are loaded. */
+#define MPT__AMX_PRODUCT                     \
+    MPT__TILE_MULTIPLY(0, 4, 6);             \
+    if (across) MPT__TILE_MULTIPLY(1, 4, 7); \
+    if (down) MPT__TILE_MULTIPLY(2, 5, 6);   \
+    if (across && down) MPT__TILE_MULTIPLY(3, 5, 7);
+#define MPT__AMX_LOAD_A(part)                            \
+    MPT__TILE_LOAD(4, a + (part)*2 * MPT__AMX_TILE, 64); \
+    if (down) MPT__TILE_LOAD(5, a + ((part)*2 + 1) * MPT__AMX_TILE, 64);
+#define MPT__AMX_LOAD_B(part)                            \
+    MPT__TILE_LOAD(6, b + (part)*2 * MPT__AMX_TILE, 64); \
+    if (across) MPT__TILE_LOAD(7, b + ((part)*2 + 1) * MPT__AMX_TILE, 64);
+
+static void mpt__amx_sums(int64_t depth, const char *a, const char *b, bool down, bool across,
+                          int parts) {
+    const int64_t step = 2 * MPT__AMX_TILE * parts;
+    for (; depth > 0; depth -= MPT__AMX_K, a += step, b += step) {
+        if (parts == 2) { /* from the smallest products on */
+            MPT__AMX_LOAD_A(1)
+            MPT__AMX_LOAD_B(1)
+            MPT__AMX_PRODUCT
+            MPT__AMX_LOAD_B(0)
+            MPT__AMX_PRODUCT
+            MPT__AMX_LOAD_A(0)
+            MPT__AMX_LOAD_B(1)
+            MPT__AMX_PRODUCT
+        } else {
+            MPT__AMX_LOAD_A(0)
+        }
+        MPT__AMX_LOAD_B(0)
+        MPT__AMX_PRODUCT
+    }
+}
+
+/* A whole tile is summed in C itself; others beside it, as tiles reach past their edges. */
+static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
+                             float *c, int64_t ldc, int rows, int columns, bool add, int parts) {
+    MPT__ALIGN(64) float beside[MPT__AMX_WIDTH * MPT__AMX_WIDTH];
+    const bool down = rows > 16, across = columns > 16, whole = rows == 32 && columns == 32;
+    float *to = whole ? c : beside;
+    const int64_t ld = whole ? ldc : MPT__AMX_WIDTH, step = ld * (int64_t)sizeof(float);
+    if (whole && add) {
+        MPT__TILE_LOAD(0, to, step);
+        MPT__TILE_LOAD(1, to + 16, step);
+        MPT__TILE_LOAD(2, to + 16 * ld, step);
+        MPT__TILE_LOAD(3, to + 16 * ld + 16, step);
+    } else {
+        MPT__TILE_CLEAR(0);
+        MPT__TILE_CLEAR(1);
+        MPT__TILE_CLEAR(2);
+        MPT__TILE_CLEAR(3);
+    }
+    mpt__amx_sums(depth, a->data, b->data, down, across, parts);
+    MPT__TILE_SAVE(0, to, step);
+    if (across) MPT__TILE_SAVE(1, to + 16, step);
+    if (down) MPT__TILE_SAVE(2, to + 16 * ld, step);
+    if (across && down) MPT__TILE_SAVE(3, to + 16 * ld + 16, step);
+    if (whole) return;
+    const mpt__gemm_side none = {NULL, MPT_F32, 0, 0, 0};
+    mpt__gemm plain;
+    plain.bias = none;
+    plain.c = (char *)c;
+    plain.c_dtype = MPT_F32;
+    plain.c_row = ldc;
+    plain.c_column = 1;
+    plain.alpha = 1.0f;
+    plain.activation = MPT_ACTIVATION_NONE;
+    plain.accumulate = add;
+    MPT__AMX_BASE(finish)(&plain, beside, MPT__AMX_WIDTH, 0, 0, rows, columns);
+}
+
+/* ==== The level ==== */
+
+/* Below this many products FMA kernels are faster: packing costs more than it saves; measured. */
+#ifdef MPTRAIN_EMULATE_AMX
+enum { MPT__AMX_LEAST = 1, MPT__AMX_RATE = 4 };
+#else
+enum { MPT__AMX_LEAST = 16 * 16 * 32, MPT__AMX_RATE = 400 };
+#endif
+
+#define MPT__AMX_VARIANT(N, PARTS, DEPTH, RATE)                                           \
+    static void N##_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                         float *c, int64_t ldc, int rows, int columns, bool add) {        \
+        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, add, PARTS);                 \
+    }                                                                                     \
+    static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,  \
+                         int64_t count, int64_t k, int64_t depth) {                       \
+        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth, PARTS);           \
+    }                                                                                     \
+    static const mpt__gemm_level N##_gemm_level = {32,                                    \
+                                                   32,                                    \
+                                                   0,                                     \
+                                                   2 * (PARTS),                           \
+                                                   MPT__AMX_K,                            \
+                                                   DEPTH,                                 \
+                                                   256,                                   \
+                                                   RATE,                                  \
+                                                   N##_tile,                              \
+                                                   NULL,                                  \
+                                                   NULL,                                  \
+                                                   N##_pack,                              \
+                                                   MPT__AMX_BASE(load),                   \
+                                                   MPT__AMX_BASE(finish),                 \
+                                                   mpt__amx_bracket,                      \
+                                                   mpt__amx_choose,                       \
+                                                   (PARTS) == 2};
+
+static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
+MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
+MPT__AMX_VARIANT(mpt__amx_split, 2, 512, MPT__AMX_RATE / 3)
+
+static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
+    const int a = mpt__amx_dtype(&g->a), b = mpt__amx_dtype(&g->b);
+    if (a == MPT_F32 || b == MPT_F32 || g->m * g->n * g->k < MPT__AMX_LEAST) return NULL;
+    return a == MPT_F16 || b == MPT_F16 ? &mpt__amx_split_gemm_level : &mpt__amx_gemm_level;
+}
+
+#endif
+#endif

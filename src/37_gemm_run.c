@@ -1,0 +1,611 @@
+/* ---------------------------------------------------------------------------------------------
+ * 37_gemm_run.c: matrix products from launches: blocks, threads, batches.
+ *
+ * Two roads. Packed: A and B are copied into panels (converted, rounded and transposed on the way)
+ * that stay in cache, and a micro-kernel keeps a tile of C in registers. Direct: where a dimension
+ * is so small that packing would cost more than it saves, kernels read operands in place.
+ * The road, the K blocks and the order of every sum depend on the problem and the level alone.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__37_GEMM_RUN_INCLUDED
+#define MPT__37_GEMM_RUN_INCLUDED
+
+#include "36_gemm_amx.c"
+
+#ifdef MPT__HAS_GEMM
+
+/* ==== The packed road ==== */
+
+#define MPT__GEMM_BLOCK_M 2016 /* rows of C under way at a time: multiples of 14 and 6 */
+#define MPT__GEMM_BLOCK_N 2048
+#define MPT__GEMM_PACKED (4 << 20) /* bytes of both packed operands, about: they stay in cache */
+#define MPT__GEMM_CHUNK_COST 32768 /* ns of one core, about */
+
+/* Where the sums of products live until all of K has been seen. */
+typedef enum mpt__gemm_home {
+    MPT__GEMM_IN_C,     /* C is fp32, contiguous along N, and takes the plain sums */
+    MPT__GEMM_FINISH,   /* the same, but each tile is finished in place after the last K block */
+    MPT__GEMM_ON_STACK, /* one K block: in a tile that is finished at once */
+    MPT__GEMM_IN_PARTIAL
+} mpt__gemm_home;
+
+typedef struct mpt__gemm_layout {
+    int64_t m, n;          /* of a block of C */
+    int64_t depth;         /* of a K block */
+    int64_t pass;          /* K packed at a time: some K blocks */
+    int64_t a, b, partial; /* bytes of workspace */
+    mpt__gemm_home home;
+} mpt__gemm_layout;
+
+/* What the threads of a launch share. */
+typedef struct mpt__gemm_watch {
+    int32_t refused; /* 1 once the level has refused a value: nothing more is computed */
+    bool dry;        /* only see whether it does */
+} mpt__gemm_watch;
+
+static int64_t mpt__gemm_panel_bytes(const mpt__gemm_level *level, int64_t depth, bool b) {
+    int64_t elements = mpt__round_up(depth, level->unit) * (b ? level->columns : level->rows);
+    return mpt__round_up(elements * level->element, 64) + MPT__GEMM_SLACK;
+}
+
+static int64_t mpt__gemm_panels(int64_t size, int64_t width) { return (size + width - 1) / width; }
+
+static bool mpt__gemm_is_plain(const mpt__gemm *g) {
+    return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE;
+}
+
+static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g) {
+    const mpt__gemm_level *level = g->level;
+    mpt__gemm_layout lay;
+    int64_t blocks = mpt__gemm_panels(g->k, level->depth);
+    lay.m = mpt__smaller_of(g->m, MPT__GEMM_BLOCK_M);
+    lay.n = mpt__smaller_of(g->n, MPT__GEMM_BLOCK_N);
+    lay.depth = mpt__smaller_of(mpt__round_up(mpt__gemm_panels(g->k, blocks), 32), g->k);
+    int64_t outer = mpt__round_up(lay.m, level->rows) + mpt__round_up(lay.n, level->columns);
+    int64_t at_once = MPT__GEMM_PACKED / level->element / outer / lay.depth;
+    lay.pass = mpt__smaller_of((at_once > 1 ? at_once : 1) * lay.depth, g->k);
+    int64_t k_blocks = mpt__gemm_panels(lay.pass, lay.depth);
+    lay.a = mpt__gemm_panels(lay.m, level->rows) * k_blocks;
+    lay.a *= mpt__gemm_panel_bytes(level, lay.depth, false);
+    lay.b = mpt__gemm_panels(lay.n, level->columns) * k_blocks;
+    lay.b *= mpt__gemm_panel_bytes(level, lay.depth, true);
+    bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1;
+    if (as_floats && mpt__gemm_is_plain(g)) {
+        lay.home = MPT__GEMM_IN_C;
+    } else if (blocks == 1) {
+        lay.home = MPT__GEMM_ON_STACK;
+    } else {
+        lay.home = as_floats && !g->accumulate ? MPT__GEMM_FINISH : MPT__GEMM_IN_PARTIAL;
+    }
+    lay.partial = lay.home == MPT__GEMM_IN_PARTIAL ? lay.m * lay.n * (int64_t)sizeof(float) : 0;
+    return lay;
+}
+
+/* One pass over a block of C. */
+typedef struct mpt__gemm_pass {
+    const mpt__gemm *g;
+    mpt__gemm_watch *watch;
+    mpt__gemm_layout lay;
+    int64_t i, j, k, m, n, depth; /* the block, and the K of this pass */
+    int64_t a_panels, b_panels, k_blocks;
+    int64_t chunk_m, chunk_n;
+    char *a, *b;
+    float *partial;
+} mpt__gemm_pass;
+
+/* Where a panel of A or B in a K block begins: all panels of one K block, then of the next. */
+static char *mpt__gemm_panel(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel) {
+    const mpt__gemm_level *level = p->g->level;
+    int64_t depth = mpt__smaller_of(p->lay.depth, p->depth - block * p->lay.depth);
+    int64_t before = block * (b ? p->b_panels : p->a_panels);
+    return (b ? p->b : p->a) + before * mpt__gemm_panel_bytes(level, p->lay.depth, b) +
+           panel * mpt__gemm_panel_bytes(level, depth, b);
+}
+
+/* A chunk packs one panel of A or B over one K block. */
+static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
+    const mpt__gemm_level *level = p->g->level;
+    int64_t panels = p->a_panels + p->b_panels, block = chunk / panels, panel = chunk % panels;
+    int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
+    bool b = panel >= p->a_panels;
+    int width = b ? level->columns : level->rows;
+    if (b) panel -= p->a_panels;
+    int64_t begin = panel * width, count = mpt__smaller_of(width, (b ? p->n : p->m) - begin);
+    (void)thread;
+    if (!level->pack(mpt__gemm_panel(p, b, block, panel), b, b ? &p->g->b : &p->g->a,
+                     (b ? p->j : p->i) + begin, count, p->k + k, depth)) {
+        mpt__atomic_store32(&p->watch->refused, 1);
+    }
+}
+
+static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i, int64_t j) {
+    const mpt__gemm *g = p->g;
+    const mpt__gemm_level *level = g->level;
+    int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
+    int rows = (int)mpt__smaller_of(level->rows, p->m - i);
+    int columns = (int)mpt__smaller_of(level->columns, p->n - j);
+    mpt__gemm_side a = {mpt__gemm_panel(p, false, block, i / level->rows), MPT_F32, 0, 0, 0};
+    mpt__gemm_side b = {mpt__gemm_panel(p, true, block, j / level->columns), MPT_F32, 0, 0, 0};
+    bool add = p->k + k > 0, last = p->k + k + depth == g->k;
+    MPT__ALIGN(64) float tile[MPT__GEMM_MAX_TILE];
+    float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
+    int64_t ld = g->c_row;
+    if (p->lay.home == MPT__GEMM_ON_STACK) {
+        sum = tile;
+        ld = level->columns;
+    } else if (p->lay.home == MPT__GEMM_IN_PARTIAL) {
+        sum = p->partial + i * p->n + j;
+        ld = p->n;
+    }
+    if (p->lay.home == MPT__GEMM_IN_C) {
+        add = add || g->accumulate;
+        last = false;
+    }
+    level->tile(depth, &a, &b, sum, ld, rows, columns, add);
+    if (last) level->finish(g, sum, ld, p->i + i, p->j + j, rows, columns);
+}
+
+/* The bracket of thread 0, the one that called, stands around the whole product. */
+static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
+    const mpt__gemm_level *level = p->g->level;
+    int64_t across = mpt__gemm_panels(p->n, p->chunk_n);
+    int64_t i0 = chunk / across * p->chunk_m, j0 = chunk % across * p->chunk_n;
+    int64_t i1 = mpt__smaller_of(i0 + p->chunk_m, p->m);
+    int64_t j1 = mpt__smaller_of(j0 + p->chunk_n, p->n);
+    if (thread > 0 && level->bracket != NULL) level->bracket(true);
+    for (int64_t block = 0; block < p->k_blocks; block++) {
+        for (int64_t j = j0; j < j1; j += level->columns) {
+            for (int64_t i = i0; i < i1; i += level->rows) mpt__gemm_run_tile(p, block, i, j);
+        }
+    }
+    if (thread > 0 && level->bracket != NULL) level->bracket(false);
+}
+
+/* mpt__parallel, or a plain loop where there is no pool. */
+static void mpt__gemm_for(mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn,
+                          void *work) {
+    if (pool != NULL) {
+        mpt__parallel(pool, count, cost, fn, work);
+    } else {
+        for (int64_t i = 0; i < count; i++) fn(work, i, 0);
+    }
+}
+
+/* One pass; false where nothing more is to be done because a value was refused. */
+static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
+    const mpt__gemm_level *level = p->g->level;
+    p->depth = mpt__smaller_of(p->lay.pass, p->g->k - p->k);
+    p->k_blocks = mpt__gemm_panels(p->depth, p->lay.depth);
+    int64_t chunk = level->rate * (int64_t)MPT__GEMM_CHUNK_COST / (p->chunk_m * p->depth);
+    p->chunk_n = mpt__round_up(chunk + 1, level->columns);
+    mpt__gemm_for(pool, (p->a_panels + p->b_panels) * p->k_blocks, (p->m + p->n) * p->depth / 4,
+                  mpt__gemm_pack_chunk, p);
+    if (mpt__atomic_load32(&p->watch->refused)) return false;
+    if (p->watch->dry) return true;
+    int64_t chunks = mpt__gemm_panels(p->m, p->chunk_m) * mpt__gemm_panels(p->n, p->chunk_n);
+    mpt__gemm_for(pool, chunks, p->m * p->n / level->rate * p->depth, mpt__gemm_compute_chunk, p);
+    return true;
+}
+
+static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspace,
+                             mpt__gemm_watch *watch) {
+    mpt__gemm_pass p;
+    p.g = g;
+    p.watch = watch;
+    p.lay = mpt__gemm_lay_out(g);
+    p.a = workspace;
+    p.b = workspace + p.lay.a;
+    p.partial = (float *)(void *)(workspace + p.lay.a + p.lay.b);
+    if (g->level->bracket != NULL) g->level->bracket(true);
+    for (p.i = 0; p.i < g->m; p.i += p.lay.m) {
+        p.m = mpt__smaller_of(p.lay.m, g->m - p.i);
+        p.a_panels = mpt__gemm_panels(p.m, g->level->rows);
+        p.chunk_m = mpt__smaller_of(g->level->chunk_rows, p.m);
+        for (p.j = 0; p.j < g->n; p.j += p.lay.n) {
+            p.n = mpt__smaller_of(p.lay.n, g->n - p.j);
+            p.b_panels = mpt__gemm_panels(p.n, g->level->columns);
+            for (p.k = 0; p.k < g->k; p.k += p.lay.pass) {
+                if (!mpt__gemm_run_pass(&p, pool)) break;
+            }
+        }
+    }
+    if (g->level->bracket != NULL) g->level->bracket(false);
+}
+
+/* ==== The direct road ==== */
+
+#define MPT__GEMM_DIRECT_DEPTH 4096   /* the most K of one pass */
+#define MPT__GEMM_DIRECT_FLOATS 32768 /* of a converted chunk, which stays in L2 */
+
+typedef struct mpt__gemm_direct {
+    const mpt__gemm *g;
+    bool dots, by_rows;  /* which kernel; which side is chunked: A by rows or B by columns */
+    int64_t chunk;       /* rows or columns of a chunk */
+    mpt__gemm_side a, b; /* the side that is not chunked, converted where that is needed */
+    float *copies;       /* one chunk per thread */
+    int64_t copy_floats;
+} mpt__gemm_direct;
+
+/* in_place: the kernel converts what it loads. Sides that it loads often are converted once. */
+static bool mpt__gemm_needs_copy(const mpt__gemm_side *s, bool in_place) {
+    return s->round != 0 || (s->dtype != MPT_F32 && !in_place);
+}
+
+/* Whether the direct road is open and pays; measured. */
+static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
+    *dots = g->a.inner == 1 && g->b.inner == 1 && g->b.outer != 1;
+    if (g->level->direct == NULL || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
+    if (*dots) return g->m <= 16 || (g->n <= 16 && g->m <= 256);
+    if (g->b.outer != 1) return false;
+    return g->m <= 16 || g->n <= 16 || g->k <= 32;
+}
+
+/* Makes `side` an fp32 matrix of `count` outer elements from `outer` on: in place, or copied to
+   `to` with the contiguous direction kept. */
+static mpt__gemm_side mpt__gemm_as_floats(const mpt__gemm *g, const mpt__gemm_side *side,
+                                          bool in_place, int64_t outer, int64_t count, float *to) {
+    mpt__gemm_side out = *side;
+    out.data = mpt__gemm_at(side, outer, 0);
+    if (!mpt__gemm_needs_copy(side, in_place)) return out;
+    bool along_k = side->outer != 1;
+    int64_t lines = along_k ? count : g->k, length = along_k ? g->k : count;
+    int64_t step = along_k ? side->inner : side->outer;
+    if (step == 1 && (along_k ? side->outer : side->inner) == length) { /* all in one piece */
+        length *= lines;
+        lines = 1;
+    }
+    for (int64_t i = 0; i < lines; i++) {
+        const char *from = mpt__gemm_at(side, along_k ? outer + i : outer, along_k ? 0 : i);
+        g->level->load(to + i * length, from, step, length, side->dtype, side->round);
+    }
+    out.data = (const char *)to;
+    out.dtype = MPT_F32;
+    out.round = 0;
+    out.outer = along_k ? g->k : 1;
+    out.inner = along_k ? 1 : count;
+    return out;
+}
+
+/* One or two rows of C: K in short blocks over wide tiles, so that B is read along its rows. */
+static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
+                                  const mpt__gemm_side *b, int64_t i0, int64_t j0, int64_t m,
+                                  int64_t n) {
+    const mpt__gemm_level *level = g->level;
+    enum { WIDE = MPT__GEMM_MAX_TILE / 2, DEPTH = 16 };
+    float tile[MPT__GEMM_MAX_TILE];
+    for (int64_t wide = 0; wide < n; wide += WIDE) {
+        int64_t width = mpt__smaller_of(WIDE, n - wide);
+        for (int64_t k = 0; k < g->k; k += DEPTH) {
+            mpt__gemm_side a_tile = *a, b_tile = *b;
+            a_tile.data = mpt__gemm_at(a, 0, k);
+            for (int64_t j = 0; j < width; j += level->columns) {
+                b_tile.data = mpt__gemm_at(b, wide + j, k);
+                level->direct(mpt__smaller_of(DEPTH, g->k - k), &a_tile, &b_tile, tile + j, WIDE,
+                              (int)m, (int)mpt__smaller_of(level->columns, width - j), k > 0);
+            }
+        }
+        level->finish(g, tile, WIDE, i0, j0 + wide, m, width);
+    }
+}
+
+/* c[m, n] = the plain sums of products; m is any number, n too. */
+static void mpt__gemm_direct_sums(const mpt__gemm_direct *d, const mpt__gemm_side *a,
+                                  const mpt__gemm_side *b, float *c, int64_t ldc, int64_t m,
+                                  int64_t n) {
+    const mpt__gemm_level *level = d->g->level;
+    int64_t across = d->dots ? 4 : level->columns, down = d->dots ? 64 : level->direct_rows;
+    for (int64_t j = 0; j < n; j += across) {
+        int columns = (int)mpt__smaller_of(across, n - j);
+        mpt__gemm_side b_tile = *b;
+        b_tile.data = mpt__gemm_at(b, j, 0);
+        for (int64_t i = 0; i < m; i += down) {
+            int rows = (int)mpt__smaller_of(down, m - i);
+            mpt__gemm_side a_tile = *a;
+            a_tile.data = mpt__gemm_at(a, i, 0);
+            (d->dots ? level->dot : level->direct)(d->g->k, &a_tile, &b_tile, c + i * ldc + j, ldc,
+                                                   rows, columns, false);
+        }
+    }
+}
+
+static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__gemm_direct *d = (const mpt__gemm_direct *)work;
+    const mpt__gemm *g = d->g;
+    float *copy = d->copies + thread * d->copy_floats, tile[MPT__GEMM_MAX_TILE];
+    int64_t begin = chunk * d->chunk, size = d->by_rows ? g->m : g->n;
+    int64_t count = mpt__smaller_of(d->chunk, size - begin);
+    int64_t i0 = d->by_rows ? begin : 0, j0 = d->by_rows ? 0 : begin;
+    int64_t m = d->by_rows ? count : g->m, n = d->by_rows ? g->n : count;
+    mpt__gemm_side a = d->a, b = d->b;
+    if (d->by_rows) {
+        a = mpt__gemm_as_floats(g, &g->a, d->dots, begin, count, copy);
+    } else {
+        b = mpt__gemm_as_floats(g, &g->b, true, begin, count, copy);
+    }
+    if (!d->dots && m <= 2 && g->k > 32) {
+        mpt__gemm_direct_wide(g, &a, &b, i0, j0, m, n);
+        return;
+    }
+    if (g->c_dtype == MPT_F32 && g->c_column == 1 && !g->accumulate && mpt__gemm_is_plain(g)) {
+        float *c = (float *)(void *)g->c + i0 * g->c_row + j0;
+        mpt__gemm_direct_sums(d, &a, &b, c, g->c_row, m, n);
+        return;
+    }
+    /* Tiles as wide as they may be, so that they are finished in whole vectors. */
+    int64_t across = mpt__smaller_of(n, 64), down = MPT__GEMM_MAX_TILE / across / 2 * 2;
+    for (int64_t j = 0; j < n; j += across) {
+        mpt__gemm_side b_tile = b;
+        b_tile.data = mpt__gemm_at(&b, j, 0);
+        for (int64_t i = 0; i < m; i += down) {
+            int64_t rows = mpt__smaller_of(down, m - i), columns = mpt__smaller_of(across, n - j);
+            mpt__gemm_side a_tile = a;
+            a_tile.data = mpt__gemm_at(&a, i, 0);
+            mpt__gemm_direct_sums(d, &a_tile, &b_tile, tile, across, rows, columns);
+            g->level->finish(g, tile, across, i0 + i, j0 + j, rows, columns);
+        }
+    }
+}
+
+/* Fills all but the pointers; returns the floats of workspace. */
+static int64_t mpt__gemm_direct_plan(const mpt__gemm *g, bool dots, int threads,
+                                     mpt__gemm_direct *d) {
+    d->g = g;
+    d->dots = dots;
+    d->by_rows = g->m >= g->n;
+    int64_t other = d->by_rows ? g->n : g->m, k = g->k > 0 ? g->k : 1;
+    int64_t macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST / 4 / (other * k) + 1;
+    int64_t floats = MPT__GEMM_DIRECT_FLOATS / k + 1;
+    d->chunk = mpt__round_up(mpt__smaller_of(macs, floats), d->by_rows ? 8 : g->level->columns);
+    d->copy_floats = 0;
+    if (mpt__gemm_needs_copy(d->by_rows ? &g->a : &g->b, dots || !d->by_rows)) {
+        d->copy_floats = mpt__round_up(d->chunk * g->k, 16);
+    }
+    bool shared = mpt__gemm_needs_copy(d->by_rows ? &g->b : &g->a, false);
+    return threads * d->copy_floats + (shared ? mpt__round_up(other * g->k, 16) : 0);
+}
+
+static void mpt__gemm_run_direct(const mpt__gemm *g, bool dots, mpt__pool *pool, float *workspace) {
+    mpt__gemm_direct d;
+    int threads = pool ? mpt__pool_threads(pool) : 1;
+    mpt__gemm_direct_plan(g, dots, threads, &d);
+    int64_t size = d.by_rows ? g->m : g->n;
+    float *shared = workspace + d.copy_floats * threads;
+    d.copies = workspace;
+    d.a = g->a;
+    d.b = g->b;
+    if (d.by_rows) {
+        d.b = mpt__gemm_as_floats(g, &g->b, false, 0, g->n, shared);
+    } else {
+        d.a = mpt__gemm_as_floats(g, &g->a, false, 0, g->m, shared);
+    }
+    mpt__gemm_for(pool, mpt__gemm_panels(size, d.chunk), g->m * g->n / 16 * g->k,
+                  mpt__gemm_direct_chunk, &d);
+}
+
+/* ==== The kernel ==== */
+
+static mpt__gemm_side mpt__gemm_read_side(const mpt__operand *o, const void *data, int compute,
+                                          int outer, int inner) {
+    mpt__gemm_side side;
+    side.data = (const char *)data;
+    side.dtype = o->dtype;
+    side.round = compute == MPT_F32 || compute == o->dtype ? 0 : compute;
+    side.outer = o->stride[outer];
+    side.inner = o->stride[inner];
+    return side;
+}
+
+/* Batch dimensions that A and C run through as if they were rows of one matrix are made so. */
+static void mpt__gemm_fold_batch(mpt__gemm *g) {
+    while (g->batch_rank > 0) {
+        int last = g->batch_rank - 1;
+        const int64_t *s = g->batch_stride[last];
+        if (g->batch_size[last] != 1 &&
+            (s[1] != 0 || s[0] != g->m * g->a.outer || s[3] != g->m * g->c_row ||
+             (g->bias.data != NULL && s[2] != g->m * g->bias.outer))) {
+            return;
+        }
+        g->m *= g->batch_size[last];
+        g->batch_count /= g->batch_size[last];
+        g->batch_rank--;
+    }
+}
+
+/* False where the launch is not for this level. data may be NULL: then only sizes count. */
+static bool mpt__gemm_read(mpt__gemm *g, const mpt__gemm_level *level, const mpt__launch *launch,
+                           void *const *data) {
+    const mpt__operand *o = launch->operand;
+    const int rank = o[3].rank, row = rank - 2, column = rank - 1;
+    const bool biased = o[2].storage != 0;
+    for (int i = 0; i < 4; i++) {
+        if (i == 2 && !biased) continue;
+        if (o[i].dtype != MPT_F32 && o[i].dtype != MPT_F16 && o[i].dtype != MPT_BF16) return false;
+    }
+    const void *none = launch;
+    g->m = o[3].shape[row];
+    g->n = o[3].shape[column];
+    g->k = o[0].shape[column];
+    g->a = mpt__gemm_read_side(&o[0], data ? data[0] : none, launch->compute_dtype, row, column);
+    g->b = mpt__gemm_read_side(&o[1], data ? data[1] : none, launch->compute_dtype, column, row);
+    g->bias = mpt__gemm_read_side(&o[2],
+                                  !biased ? NULL
+                                  : data  ? data[2]
+                                          : none,
+                                  launch->compute_dtype, row, column);
+    g->c = data ? (char *)data[3] : NULL;
+    g->c_dtype = o[3].dtype;
+    g->c_row = o[3].stride[row];
+    g->c_column = o[3].stride[column];
+    g->activation = launch->activation;
+    g->accumulate = o[3].access == MPT__ACCUMULATE;
+    g->alpha = (float)launch->imm[0];
+    g->batch_rank = rank - 2;
+    g->batch_count = 1;
+    for (int i = 0; i < g->batch_rank; i++) {
+        g->batch_size[i] = o[3].shape[i];
+        g->batch_count *= o[3].shape[i];
+        for (int j = 0; j < 4; j++) {
+            g->batch_stride[i][j] = j == 2 && !biased ? 0 : o[j].stride[i];
+        }
+    }
+    if (g->m == 0 || g->n == 0 || g->batch_count == 0) {
+        g->batch_count = 0;
+        g->level = level;
+        return true;
+    }
+    mpt__gemm_fold_batch(g);
+    if (g->c_column != 1 && g->c_row == 1) { /* C^T = B^T A^T */
+        mpt__gemm_side side = g->a;
+        int64_t size = g->m, stride = g->bias.outer;
+        g->a = g->b, g->b = side;
+        g->m = g->n, g->n = size;
+        g->bias.outer = g->bias.inner, g->bias.inner = stride;
+        g->c_row = g->c_column, g->c_column = 1;
+        for (int i = 0; i < g->batch_rank; i++) {
+            stride = g->batch_stride[i][0];
+            g->batch_stride[i][0] = g->batch_stride[i][1], g->batch_stride[i][1] = stride;
+        }
+    }
+    g->level = level->choose != NULL ? level->choose(g) : level;
+    return g->level != NULL;
+}
+
+static void mpt__gemm_run_one(const mpt__gemm *g, mpt__pool *pool, char *workspace,
+                              mpt__gemm_watch *watch) {
+    bool dots;
+    if (g->k == 0) {
+        float zeros[64] = {0};
+        for (int64_t i = 0; i < g->m; i++) {
+            for (int64_t j = 0; j < g->n; j += 64) {
+                g->level->finish(g, zeros, 0, i, j, 1, mpt__smaller_of(64, g->n - j));
+            }
+        }
+    } else if (mpt__gemm_goes_direct(g, &dots)) {
+        mpt__gemm_run_direct(g, dots, pool, (float *)(void *)workspace);
+    } else {
+        mpt__gemm_packed(g, pool, workspace, watch);
+    }
+}
+
+/* Bytes of workspace for one product with this many threads; a multiple of 64. */
+static int64_t mpt__gemm_bytes(const mpt__gemm *g, int threads) {
+    bool dots;
+    mpt__gemm_direct d;
+    if (g->k == 0) return 0;
+    if (mpt__gemm_goes_direct(g, &dots)) {
+        return mpt__gemm_direct_plan(g, dots, threads, &d) * (int64_t)sizeof(float);
+    }
+    mpt__gemm_layout lay = mpt__gemm_lay_out(g);
+    return lay.a + lay.b + mpt__round_up(lay.partial, 64);
+}
+
+/* Whether the products of a batch go to threads whole, rather than each one in pieces. */
+static bool mpt__gemm_splits_batch(const mpt__gemm *g) {
+    return g->batch_count > 1 &&
+           g->m * g->n * g->k <= g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 4;
+}
+
+typedef struct mpt__gemm_batch {
+    const mpt__gemm *g;
+    mpt__pool *pool;
+    char *workspace;
+    int64_t bytes; /* of workspace per thread */
+    mpt__gemm_watch *watch;
+} mpt__gemm_batch;
+
+static void mpt__gemm_batch_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__gemm_batch *batch = (const mpt__gemm_batch *)work;
+    mpt__gemm g = *batch->g;
+    for (int i = g.batch_rank - 1; i >= 0; i--) {
+        int64_t at = chunk % g.batch_size[i];
+        chunk /= g.batch_size[i];
+        g.a.data += at * g.batch_stride[i][0] * mpt__dtype_info[g.a.dtype].bytes;
+        g.b.data += at * g.batch_stride[i][1] * mpt__dtype_info[g.b.dtype].bytes;
+        if (g.bias.data != NULL) {
+            g.bias.data += at * g.batch_stride[i][2] * mpt__dtype_info[g.bias.dtype].bytes;
+        }
+        g.c += at * g.batch_stride[i][3] * mpt__dtype_info[g.c_dtype].bytes;
+    }
+    mpt__gemm_run_one(&g, batch->pool, batch->workspace + thread * batch->bytes, batch->watch);
+}
+
+static void mpt__gemm_run_batch(const mpt__gemm *g, mpt__pool *pool, mpt__gemm_batch *batch) {
+    batch->g = g;
+    if (mpt__gemm_splits_batch(g)) {
+        batch->pool = NULL;
+        batch->bytes = mpt__gemm_bytes(g, 1);
+        mpt__parallel(pool, g->batch_count,
+                      g->batch_count * (g->m * g->n / g->level->rate * g->k + 1),
+                      mpt__gemm_batch_chunk, batch);
+    } else {
+        batch->pool = pool;
+        batch->bytes = 0;
+        for (int64_t i = 0; i < g->batch_count; i++) mpt__gemm_batch_chunk(batch, i, 0);
+    }
+}
+
+static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *call) {
+    mpt__gemm g;
+    mpt__gemm_watch watch = {0, false};
+    mpt__gemm_batch batch;
+    char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
+    if (!mpt__gemm_read(&g, level, call->launch, call->data)) {
+        mpt__cpu_fall_back(call);
+        return;
+    }
+    uint32_t state = mpt__flush_denormals(true);
+    batch.workspace = call->workspace ? (char *)call->workspace : nothing;
+    batch.watch = &watch;
+    /* A launch that adds to C cannot be begun again by another level. */
+    watch.dry = g.level->refuses && g.accumulate;
+    mpt__gemm_run_batch(&g, call->pool, &batch);
+    if (watch.dry && !watch.refused) {
+        watch.dry = false;
+        mpt__gemm_run_batch(&g, call->pool, &batch);
+    }
+    mpt__restore_denormals(state);
+    if (watch.refused) mpt__cpu_fall_back(call);
+}
+
+static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__launch *launch,
+                                   int threads) {
+    mpt__gemm g;
+    if (!mpt__gemm_read(&g, level, launch, NULL) || g.batch_count == 0) return 0;
+    return mpt__gemm_splits_batch(&g) ? threads * mpt__gemm_bytes(&g, 1)
+                                      : mpt__gemm_bytes(&g, threads);
+}
+
+/* ==== The tables ==== */
+
+#define MPT__GEMM_KERNEL(N)                                                                   \
+    static void N##_gemm(const mpt__cpu_call *call) { mpt__gemm_run(&N##_gemm_level, call); } \
+    static int64_t N##_gemm_workspace(const mpt__launch *launch, int threads) {               \
+        return mpt__gemm_workspace(&N##_gemm_level, launch, threads);                         \
+    }
+
+#ifdef MPT__HAS_AVX2
+MPT__GEMM_KERNEL(mpt__avx2)
+static void mpt__cpu_add_avx2(mpt__cpu *cpu) {
+    MPT__SIMD_RUN(MPT__SIMD_ADD, mpt__avx2)
+    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx2_gemm, mpt__avx2_gemm_workspace);
+}
+#endif
+
+#ifdef MPT__HAS_AVX512
+MPT__GEMM_KERNEL(mpt__avx512)
+static void mpt__cpu_add_avx512(mpt__cpu *cpu) {
+    MPT__SIMD_RUN(MPT__SIMD_ADD, mpt__avx512)
+    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx512_gemm, mpt__avx512_gemm_workspace);
+}
+#endif
+
+#ifdef MPT__HAS_AMX
+MPT__GEMM_KERNEL(mpt__amx)
+static void mpt__cpu_add_amx(mpt__cpu *cpu) {
+    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__amx_gemm, mpt__amx_gemm_workspace);
+}
+#endif
+
+#endif
+#endif
