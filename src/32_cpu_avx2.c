@@ -105,8 +105,7 @@ MPT__AVX2_OP void mpt__v8_store_as(void *p, mpt__v8_f v, int64_t n, int dtype) {
 }
 
 /* Transposes 4 rows of 8: lane 4 l + j of row r becomes lane 4 l + r of column j. */
-MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2,
-                                       mpt__v8_f *r3) {
+MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2, mpt__v8_f *r3) {
     __m256 low01 = _mm256_unpacklo_ps(*r0, *r1), high01 = _mm256_unpackhi_ps(*r0, *r1);
     __m256 low23 = _mm256_unpacklo_ps(*r2, *r3), high23 = _mm256_unpackhi_ps(*r2, *r3);
     *r0 = _mm256_shuffle_ps(low01, low23, 0x44);
@@ -130,33 +129,7 @@ MPT__AVX2_OP __m256 mpt__v8_sum8(__m256 s0, __m256 s1, __m256 s2, __m256 s3, __m
 
 MPT__SIMD_WORDS(MPT__AVX2_OP, mpt__v8, MPT__NAME_AVX2)
 
-/* ==== Sums: 8 lanes on every level ==== */
-
-MPT__AVX2 void mpt__avx2_add_lanes(float *lane, int64_t first, const float *x, int64_t n) {
-    int64_t i = 0;
-    for (; i < n && (first + i) % MPT__SUM_LANES != 0; i++) {
-        lane[(first + i) % MPT__SUM_LANES] += x[i];
-    }
-    __m256 sum = _mm256_loadu_ps(lane);
-    for (; i + 8 <= n; i += 8) sum = mpt__v8_add(sum, _mm256_loadu_ps(x + i));
-    _mm256_storeu_ps(lane, sum);
-    for (; i < n; i++) lane[(first + i) % MPT__SUM_LANES] += x[i];
-}
-
-MPT__AVX2 void mpt__avx2_max_lanes(float *lane, int64_t first, const float *x, int64_t n) {
-    int64_t i = 0;
-    for (; i < n && (first + i) % MPT__SUM_LANES != 0; i++) {
-        float *to = &lane[(first + i) % MPT__SUM_LANES];
-        *to = mpt__real_max(*to, x[i]);
-    }
-    __m256 most = _mm256_loadu_ps(lane);
-    for (; i + 8 <= n; i += 8) most = mpt__v8_max_nan(most, _mm256_loadu_ps(x + i));
-    _mm256_storeu_ps(lane, most);
-    for (; i < n; i++) {
-        float *to = &lane[(first + i) % MPT__SUM_LANES];
-        *to = mpt__real_max(*to, x[i]);
-    }
-}
+/* ==== The level ==== */
 
 /* Adds the squares of 4 floats to 4 sums. The square of a float is exact in double, so that fusing
    it with the sum changes nothing. */
@@ -183,51 +156,10 @@ MPT__AVX2 bool mpt__avx2_add_squares(double *lane, const float *x, int64_t n, fl
     return _mm256_testz_si256(bad, bad) != 0;
 }
 
-/* ==== The level ==== */
-
-MPT__SIMD_BLOCKS(MPT__AVX2, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2)
-MPT__SIMD_UPDATE(MPT__AVX2, mpt__avx2, mpt__v8, 8)
-
-#define MPT__ROW(id, value)                                                                        \
-    MPT__AVX2 void mpt__avx2_fn_##id(float *out, const float *x, int64_t n, float c) {             \
-        (void)c;                                                                                   \
-        MPT__SIMD_EACH1(mpt__v8, 8, value)                                                         \
-    }
-MPT__SIMD_UNARY(MPT__ROW, mpt__v8, MPT__NAME_AVX2)
-#undef MPT__ROW
-#define MPT__ROW(id, value)                                                                        \
-    MPT__AVX2 void mpt__avx2_fn_##id(float *out, const float *x, const float *y, int64_t n) {      \
-        MPT__SIMD_EACH2(mpt__v8, 8, value)                                                         \
-    }
-MPT__SIMD_BINARY(MPT__ROW, mpt__v8, MPT__NAME_AVX2)
-#undef MPT__ROW
-
-#define MPT__ROW(id, value)                                                                        \
-    case MPT__FN_##id: return mpt__avx2_fn_##id;
-static mpt__simd_unary_fn mpt__avx2_unary(int function) {
-    switch (function) {
-        MPT__SIMD_UNARY(MPT__ROW, mpt__v8, MPT__NAME_AVX2)
-    default: return NULL;
-    }
-}
-static mpt__simd_binary_fn mpt__avx2_binary(int function) {
-    switch (function) {
-        MPT__SIMD_BINARY(MPT__ROW, mpt__v8, MPT__NAME_AVX2)
-    default: return NULL;
-    }
-}
-#undef MPT__ROW
-
-static const mpt__simd_level mpt__avx2_level = {
-    &mpt__convert_avx2,      mpt__avx2_unary,         mpt__avx2_binary,
-    mpt__avx2_fn_ADD,        mpt__avx2_fn_MUL,        mpt__avx2_max,
-    mpt__avx2_exp_less,      mpt__avx2_divide,        mpt__avx2_clamp,
-    mpt__avx2_less_less,     mpt__avx2_maximum,       mpt__avx2_softmax_slope,
-    mpt__avx2_log_softmax_slope, mpt__avx2_add_lanes, mpt__avx2_max_lanes,
-    mpt__avx2_add_squares,   mpt__avx2_keep,          mpt__avx2_sgd,
-    mpt__avx2_adam};
-
-MPT__SIMD_RUN(MPT__SIMD_WRAPPER, mpt__avx2)
+MPT__SIMD_LANES(MPT__AVX2, mpt__avx2, mpt__v8, 8, add, mpt__v8_add)
+MPT__SIMD_LANES(MPT__AVX2, mpt__avx2, mpt__v8, 8, max, mpt__v8_max_nan)
+MPT__SIMD_LEVEL(MPT__AVX2, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__avx2, &mpt__convert_avx2,
+                0.15)
 
 #endif
 #endif

@@ -107,49 +107,8 @@ MPT__SIMD_WORDS(MPT__AVX512_OP, mpt__v16, MPT__NAME_AVX512)
 
 /* ==== The level ==== */
 
-MPT__SIMD_BLOCKS(MPT__AVX512, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512)
-MPT__SIMD_UPDATE(MPT__AVX512, mpt__avx512, mpt__v16, 16)
-
-#define MPT__ROW(id, value)                                                                        \
-    MPT__AVX512 void mpt__avx512_fn_##id(float *out, const float *x, int64_t n, float c) {         \
-        (void)c;                                                                                   \
-        MPT__SIMD_EACH1(mpt__v16, 16, value)                                                       \
-    }
-MPT__SIMD_UNARY(MPT__ROW, mpt__v16, MPT__NAME_AVX512)
-#undef MPT__ROW
-#define MPT__ROW(id, value)                                                                        \
-    MPT__AVX512 void mpt__avx512_fn_##id(float *out, const float *x, const float *y, int64_t n) {  \
-        MPT__SIMD_EACH2(mpt__v16, 16, value)                                                       \
-    }
-MPT__SIMD_BINARY(MPT__ROW, mpt__v16, MPT__NAME_AVX512)
-#undef MPT__ROW
-
-#define MPT__ROW(id, value)                                                                        \
-    case MPT__FN_##id: return mpt__avx512_fn_##id;
-static mpt__simd_unary_fn mpt__avx512_unary(int function) {
-    switch (function) {
-        MPT__SIMD_UNARY(MPT__ROW, mpt__v16, MPT__NAME_AVX512)
-    default: return NULL;
-    }
-}
-static mpt__simd_binary_fn mpt__avx512_binary(int function) {
-    switch (function) {
-        MPT__SIMD_BINARY(MPT__ROW, mpt__v16, MPT__NAME_AVX512)
-    default: return NULL;
-    }
-}
-#undef MPT__ROW
-
-static const mpt__simd_level mpt__avx512_level = {
-    &mpt__convert_avx512,      mpt__avx512_unary,         mpt__avx512_binary,
-    mpt__avx512_fn_ADD,        mpt__avx512_fn_MUL,        mpt__avx512_max,
-    mpt__avx512_exp_less,      mpt__avx512_divide,        mpt__avx512_clamp,
-    mpt__avx512_less_less,     mpt__avx512_maximum,       mpt__avx512_softmax_slope,
-    mpt__avx512_log_softmax_slope, mpt__avx2_add_lanes, mpt__avx2_max_lanes,
-    mpt__avx2_add_squares,   mpt__avx512_keep,          mpt__avx512_sgd,
-    mpt__avx512_adam};
-
-MPT__SIMD_RUN(MPT__SIMD_WRAPPER, mpt__avx512)
+MPT__SIMD_LEVEL(MPT__AVX512, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, mpt__avx2,
+                &mpt__convert_avx512, 0.15)
 
 #endif
 #endif

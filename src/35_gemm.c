@@ -994,12 +994,12 @@ static int64_t mpt__avx512_gemm_workspace(const mpt__launch *launch, int threads
 /* ==== The tables ==== */
 
 static void mpt__cpu_add_avx2(mpt__cpu *cpu) {
-    MPT__SIMD_RUN(MPT__SIMD_ADD, mpt__avx2)
+    cpu->words = &mpt__avx2_words;
     mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx2_gemm, mpt__avx2_gemm_workspace);
 }
 
 static void mpt__cpu_add_avx512(mpt__cpu *cpu) {
-    MPT__SIMD_RUN(MPT__SIMD_ADD, mpt__avx512)
+    cpu->words = &mpt__avx512_words;
     mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx512_gemm, mpt__avx512_gemm_workspace);
 }
 

@@ -698,7 +698,7 @@ TEST(sums_follow_the_documented_tree) {
     mpt__real want = ((chunk[0] + chunk[1]) + (chunk[2] + chunk[3])) + (chunk[4] + chunk[5]);
     CHECK(at(1, 0) == (double)(float)want);
     mpt__ref_sum sum;
-    mpt__ref_sum_init(&sum);
+    mpt__ref_sum_init(&sum, &mpt__ref_words);
     for (int64_t i = 0; i < n; i += 100) {
         mpt__real x[100];
         int64_t take = n - i < 100 ? n - i : 100;
