@@ -35,10 +35,10 @@ typedef MPT__REAL mpt__real;
 
 /* The tree of every sum, the same on all levels: the elements in logical order are cut into chunks
    of MPT__SUM_CHUNK; within a chunk, element i goes to lane i % MPT__SUM_LANES, in order; the lanes
-   fold in halves (i and i + 4, i and i + 2, 0 and 1); the chunks' sums add up in pairs, pairs of
+   fold in halves (i and i + 8, i and i + 4, i and i + 2, 0 and 1); the chunks' sums add up in pairs, pairs of
    pairs and so on, an odd last one passing on unchanged. */
 #define MPT__SUM_CHUNK 1024
-#define MPT__SUM_LANES 8
+#define MPT__SUM_LANES 16
 #define MPT__SUM_LEVELS 54 /* log2 of the most chunks that fit an int64 count of elements */
 
 /* ==== The functions ==== */
@@ -61,7 +61,8 @@ typedef MPT__REAL mpt__real;
     R(ISNAN, 2, mpt__real_is_nan(a) ? 1 : 0)                                            \
     R(ISINF, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? 0 : 1)                  \
     R(DIV_SCALAR, 3, a / c)                                                             \
-    R(CLAMP, 2, a > c ? c : a < -c ? -c : a)
+    R(CLAMP, 2, a > c ? c : a < -c ? -c : a)                                            \
+    R(SPLAT, 1, ((void)a, c))
 
 #define MPT__REF_BINARY(R)                                    \
     R(ADD, 2, a + b)                                          \
@@ -310,7 +311,7 @@ static void mpt__ref_get(const mpt__ref_view *view, int64_t offset, int64_t stri
         return;
     }
     mpt__ref_load(x, view->data, view->dtype, offset, stride, stride == 0 && n > 1 ? 1 : n);
-    for (int64_t i = 1; stride == 0 && i < n; i++) x[i] = x[0];
+    if (stride == 0 && n > 1) view->words->unary[MPT__UNARY_SPLAT](x, x, n, x[0]);
 }
 
 /* The same, without a copy where that is possible; otherwise in `block`. */
@@ -509,11 +510,16 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
 
 /* ==== Sums ==== */
 
-static mpt__real mpt__ref_fold_lanes(const mpt__real lane[MPT__SUM_LANES]) {
-    mpt__real a = (lane[0] + lane[4]) + (lane[2] + lane[6]);
-    mpt__real b = (lane[1] + lane[5]) + (lane[3] + lane[7]);
-    return a + b;
-}
+#define MPT__DEFINE_FOLD(name, type)                                \
+    static type name(const type lane[MPT__SUM_LANES]) {             \
+        type sum[MPT__SUM_LANES / 2];                               \
+        for (int l = 0; l < 8; l++) sum[l] = lane[l] + lane[l + 8]; \
+        type a = (sum[0] + sum[4]) + (sum[2] + sum[6]);             \
+        type b = (sum[1] + sum[5]) + (sum[3] + sum[7]);             \
+        return a + b;                                               \
+    }
+MPT__DEFINE_FOLD(mpt__ref_fold_lanes, mpt__real)
+MPT__DEFINE_FOLD(mpt__ref_fold_squares, double)
 
 /* A sum under way: the tree that MPT__SUM_CHUNK describes, fed in any portions. level[k] holds the
    sum of 2^k chunks where bit k of `chunks` is set. */
@@ -940,7 +946,7 @@ typedef struct mpt__ref_reduce_work {
 
 /* Reduces one chunk for n neighbouring outputs whose elements begin at `offset`. By columns, the
    outputs are the inner loop, which is faster where they lie closer together than what they sum:
-   lane l of output j is lane[l n + j], else lane[8 j + l]. The order of additions is the same. */
+   lane l of output j is lane[l n + j], else lane[16 j + l]. The order of additions is the same. */
 static void mpt__ref_reduce_outputs(const mpt__ref_reduce_work *w, int64_t chunk, int64_t offset,
                                     int64_t n, mpt__real *result) {
     enum { LANES = MPT__SUM_LANES };

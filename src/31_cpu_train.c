@@ -503,7 +503,7 @@ static mpt__real mpt__ref_factor(const mpt__cpu_call *call, int slot) {
 }
 
 /* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
-   eight lanes and their fold as in MPT__SUM_CHUNK, all chunks of all segments added up in pairs. */
+   lanes and their fold as in MPT__SUM_CHUNK, all chunks of all segments added up in pairs. */
 typedef struct mpt__ref_norm_part {
     double squares;
     int64_t nonfinite;
@@ -522,7 +522,7 @@ static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
     const mpt__words *words = w->gradients.words;
     int64_t begin = chunk * MPT__CHUNK, nonfinite = 0;
     int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
-    double lane[MPT__SUM_LANES] = {0, 0, 0, 0, 0, 0, 0, 0};
+    double lane[MPT__SUM_LANES] = {0};
     mpt__real block[MPT__BLOCK];
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
@@ -530,8 +530,7 @@ static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
         const mpt__real *x = mpt__ref_in(&w->gradients, offset, 1, block, n);
         if (!words->add_squares(lane, x, n, w->multiplier)) nonfinite = 1;
     }
-    w->part[chunk].squares =
-        ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+    w->part[chunk].squares = mpt__ref_fold_squares(lane);
     w->part[chunk].nonfinite = nonfinite;
 }
 

@@ -52,7 +52,8 @@
                  V##_set(1.0f), V##_zero()),                                       \
       FN, N, V, W)                                                                 \
     R(DIV_SCALAR, V##_div(a, V##_set(c)), FN, N, V, W)                             \
-    R(CLAMP, V##_larger(V##_set(-c), V##_smaller(V##_set(c), a)), FN, N, V, W)
+    R(CLAMP, V##_larger(V##_set(-c), V##_smaller(V##_set(c), a)), FN, N, V, W)     \
+    R(SPLAT, ((void)a, V##_set(c)), FN, N, V, W)
 
 #define MPT__SIMD_BINARY(R, FN, N, V, W, F)                                                       \
     R(ADD, V##_add(a, b), FN, N, V, W)                                                            \
@@ -159,41 +160,107 @@
             V##_store(out + i, V##_select(V##_words_from(words + i, threshold), v, V##_zero())); \
         }                                                                                        \
         for (; i < n; i++) out[i] = words[i] >= threshold ? x[i] * factor : 0.0f;                \
-    }                                                                                            \
-    FN void N##_transpose(float *to, int64_t to_step, const float *from, int64_t from_step,      \
-                          int64_t rows, int64_t columns) {                                       \
-        const int64_t whole = columns / W * W;                                                   \
-        int64_t i = 0;                                                                           \
-        for (; i + 4 <= rows; i += 4, from += 4 * from_step) {                                   \
-            for (int64_t j = 0; j < whole; j += W) {                                             \
-                float *at = to + j * to_step + i;                                                \
-                V##_f r0 = V##_load(from + j), r1 = V##_load(from + from_step + j);              \
-                V##_f r2 = V##_load(from + 2 * from_step + j);                                   \
-                V##_f r3 = V##_load(from + 3 * from_step + j);                                   \
-                V##_transpose4(&r0, &r1, &r2, &r3);                                              \
-                V##_store_quads(at, 4 * to_step, r0);                                            \
-                V##_store_quads(at + to_step, 4 * to_step, r1);                                  \
-                V##_store_quads(at + 2 * to_step, 4 * to_step, r2);                              \
-                V##_store_quads(at + 3 * to_step, 4 * to_step, r3);                              \
-            }                                                                                    \
-            mpt__ref_transpose(to + whole * to_step + i, to_step, from + whole, from_step, 4,    \
-                               columns - whole);                                                 \
-        }                                                                                        \
-        mpt__ref_transpose(to + i, to_step, from, from_step, rows - i, columns);                 \
     }
 
-/* Sums and maxima in 8 lanes, for levels whose vectors have 8 lanes or fewer. */
-#define MPT__SIMD_LANES(FN, N, V, W, word, combine)                                        \
-    FN void N##_##word##_lanes(float *lane, int64_t first, const float *x, int64_t n) {    \
-        int64_t head = mpt__ref_min(n, (8 - first % 8) % 8);                               \
-        V##_f sum[8 / W];                                                                  \
-        mpt__ref_##word##_lanes(lane, first, x, head);                                     \
-        for (int k = 0; k < 8 / W; k++) sum[k] = V##_load(lane + k * W);                   \
-        for (x += head, n -= head; n >= 8; x += 8, n -= 8) {                               \
-            for (int k = 0; k < 8 / W; k++) sum[k] = combine(sum[k], V##_load(x + k * W)); \
-        }                                                                                  \
-        for (int k = 0; k < 8 / W; k++) V##_store(lane + k * W, sum[k]);                   \
-        mpt__ref_##word##_lanes(lane, first + head, x, n);                                 \
+#define MPT__SIMD_TRANSPOSE(FN, N, V, W)                                                      \
+    FN void N##_transpose(float *to, int64_t to_step, const float *from, int64_t from_step,   \
+                          int64_t rows, int64_t columns) {                                    \
+        const int64_t whole = columns / W * W;                                                \
+        int64_t i = 0;                                                                        \
+        for (; i + 4 <= rows; i += 4, from += 4 * from_step) {                                \
+            for (int64_t j = 0; j < whole; j += W) {                                          \
+                float *at = to + j * to_step + i;                                             \
+                V##_f r0 = V##_load(from + j), r1 = V##_load(from + from_step + j);           \
+                V##_f r2 = V##_load(from + 2 * from_step + j);                                \
+                V##_f r3 = V##_load(from + 3 * from_step + j);                                \
+                V##_transpose4(&r0, &r1, &r2, &r3);                                           \
+                V##_store_quads(at, 4 * to_step, r0);                                         \
+                V##_store_quads(at + to_step, 4 * to_step, r1);                               \
+                V##_store_quads(at + 2 * to_step, 4 * to_step, r2);                           \
+                V##_store_quads(at + 3 * to_step, 4 * to_step, r3);                           \
+            }                                                                                 \
+            mpt__ref_transpose(to + whole * to_step + i, to_step, from + whole, from_step, 4, \
+                               columns - whole);                                              \
+        }                                                                                     \
+        mpt__ref_transpose(to + i, to_step, from, from_step, rows - i, columns);              \
+    }
+
+/* X(k) for the vectors of W lanes that make MPT__SUM_LANES. */
+#define MPT__SIMD_VECTORS_16(X, V) X(0, V, 16)
+#define MPT__SIMD_VECTORS_8(X, V) X(0, V, 8) X(1, V, 8)
+#define MPT__SIMD_VECTORS_4(X, V) X(0, V, 4) X(1, V, 4) X(2, V, 4) X(3, V, 4)
+
+#define MPT__LANES_LOAD(k, V, W) V##_f s##k = V##_load(lane + k * W);
+#define MPT__LANES_ADD(k, V, W) s##k = V##_add(s##k, V##_load(x + k * W));
+#define MPT__LANES_MAX(k, V, W) s##k = V##_max_nan(s##k, V##_load(x + k * W));
+#define MPT__LANES_STORE(k, V, W) V##_store(lane + k * W, s##k);
+#define MPT__SIMD_LANES(FN, N, V, W, word, STEP)                                              \
+    FN void N##_##word##_lanes(float *lane, int64_t first, const float *x, int64_t n) {       \
+        const int64_t head = mpt__ref_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16); \
+        mpt__ref_##word##_lanes(lane, first, x, head);                                        \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                                            \
+        for (x += head, n -= head; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) {                \
+            MPT__SIMD_VECTORS_##W(STEP, V);                                                   \
+            x += MPT__SUM_LANES;                                                              \
+        }                                                                                     \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V);                                           \
+        mpt__ref_##word##_lanes(lane, first + head, x, n);                                    \
+    }
+
+/* The square of a float is exact in double, so that fusing it with the sum changes nothing. An
+   exponent of nothing but ones carries into the sign. */
+#define MPT__SQUARES_LOAD(k, V, W) V##_d s##k = V##_load_doubles(lane + k * W);
+#define MPT__SQUARES_ADD(k, V, W)                                                         \
+    v = V##_mul(V##_load(x + k * W), by);                                                 \
+    worst = V##_ior(worst, V##_iadd(V##_iand(V##_bits(v), field), V##_iset(0x00800000))); \
+    s##k = V##_add_squares(s##k, v);
+#define MPT__SQUARES_STORE(k, V, W) V##_store_doubles(lane + k * W, s##k);
+#define MPT__SIMD_SQUARES(FN, N, V, W)                                                    \
+    FN bool N##_add_squares(double *lane, const float *x, int64_t n, float multiplier) {  \
+        const V##_f by = V##_set(multiplier);                                             \
+        const V##_i field = V##_iset(0x7f800000);                                         \
+        V##_i worst = V##_iset(0);                                                        \
+        V##_f v;                                                                          \
+        float seen[W];                                                                    \
+        MPT__SIMD_VECTORS_##W(MPT__SQUARES_LOAD, V);                                      \
+        for (; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES, x += MPT__SUM_LANES) {           \
+            MPT__SIMD_VECTORS_##W(MPT__SQUARES_ADD, V);                                   \
+        }                                                                                 \
+        MPT__SIMD_VECTORS_##W(MPT__SQUARES_STORE, V);                                     \
+        V##_store(seen, V##_float(worst));                                                \
+        bool finite = mpt__ref_add_squares(lane, x, n, multiplier);                       \
+        for (int i = 0; i < W; i++) finite = finite && mpt__f32_bits(seen[i]) >> 31 == 0; \
+        return finite;                                                                    \
+    }
+
+/* Philox 4x32-10 (12_random.c) in 64-bit lanes of which the low words count: W / 2 blocks in each
+   of two sets of counters, a and b. */
+#define MPT__PHILOX_ROUND(V, c)                        \
+    p = V##_umul(c##0, m0), q = V##_umul(c##2, m1);    \
+    c##0 = V##_uxor(V##_uhigh(q), c##1, k0), c##1 = q; \
+    c##2 = V##_uxor(V##_uhigh(p), c##3, k1), c##3 = p;
+#define MPT__SIMD_RANDOM(FN, N, V, W)                                                       \
+    FN void N##_random_words(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {   \
+        const uint64_t sequence = mpt__hash_u64(key.stream, key.call);                      \
+        const V##_u m0 = V##_uset(MPT__PHILOX_M0), m1 = V##_uset(MPT__PHILOX_M1);           \
+        const size_t rest = (size_t)((0 - first) & 3), head = rest < n ? rest : n;          \
+        mpt__random_bits(key, first, head, out);                                            \
+        for (first += head, out += head, n -= head; n >= 4 * W; n -= 4 * W, out += 4 * W) { \
+            V##_u a0 = V##_ucount(first >> 2), b0 = V##_ucount((first >> 2) + W / 2), p, q; \
+            V##_u a1 = V##_uhigh(a0), b1 = V##_uhigh(b0);                                   \
+            V##_u a2 = V##_uset(sequence), a3 = V##_uset(sequence >> 32), b2 = a2, b3 = a3; \
+            uint32_t key0 = (uint32_t)key.seed, key1 = (uint32_t)(key.seed >> 32);          \
+            for (int round = 0; round < MPT__PHILOX_ROUNDS; round++) {                      \
+                const V##_u k0 = V##_uset(key0), k1 = V##_uset(key1);                       \
+                MPT__PHILOX_ROUND(V, a)                                                     \
+                MPT__PHILOX_ROUND(V, b)                                                     \
+                key0 += MPT__PHILOX_W0, key1 += MPT__PHILOX_W1;                             \
+            }                                                                               \
+            V##_ustore(out, a0, a1, a2, a3);                                                \
+            V##_ustore(out + 2 * W, b0, b1, b2, b3);                                        \
+            first += 4 * W;                                                                 \
+        }                                                                                   \
+        mpt__random_bits(key, first, n, out);                                               \
     }
 
 #define MPT__SIMD_UPDATE(FN, N, V, W)                                                        \
@@ -247,27 +314,31 @@
         }                                                                                    \
     }
 
-/* The words; those that do not depend on the width of vectors come from level L. */
+/* The words; `transpose` is that of level T. */
 #define MPT__SIMD_UNARY_NAME(id, value, FN, N, V, W) N##_unary_##id,
 #define MPT__SIMD_BINARY_NAME(id, value, FN, N, V, W) N##_binary_##id,
-#define MPT__SIMD_LEVEL(FN, N, V, W, F, L, convert, slowness)      \
+#define MPT__SIMD_LEVEL(FN, N, V, W, F, T, convert, slowness)      \
     MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, FN, N, V, W, F)           \
     MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, FN, N, V, W, F)         \
     MPT__SIMD_BLOCKS(FN, N, V, W)                                  \
+    MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)              \
+    MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)              \
+    MPT__SIMD_SQUARES(FN, N, V, W)                                 \
+    MPT__SIMD_RANDOM(FN, N, V, W)                                  \
     MPT__SIMD_UPDATE(FN, N, V, W)                                  \
     static const mpt__words N##_words = {                          \
         slowness,                                                  \
         true,                                                      \
         convert,                                                   \
-        L##_random_bits,                                           \
+        N##_random_words,                                          \
         {MPT__SIMD_UNARY(MPT__SIMD_UNARY_NAME, FN, N, V, W, F)},   \
         {MPT__SIMD_BINARY(MPT__SIMD_BINARY_NAME, FN, N, V, W, F)}, \
         N##_maximum,                                               \
-        L##_add_lanes,                                             \
-        L##_max_lanes,                                             \
-        L##_add_squares,                                           \
+        N##_add_lanes,                                             \
+        N##_max_lanes,                                             \
+        N##_add_squares,                                           \
         N##_keep,                                                  \
-        N##_transpose,                                             \
+        T##_transpose,                                             \
         N##_sgd,                                                   \
         N##_adam};
 

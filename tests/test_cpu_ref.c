@@ -687,9 +687,9 @@ TEST(sums_follow_the_documented_tree) {
     for (int c = 0; c < 6; c++) {
         memset(lane, 0, sizeof lane);
         for (int64_t i = 0; i < MPT__SUM_CHUNK && c * MPT__SUM_CHUNK + i < n; i++) {
-            lane[i % 8] += (mpt__real)at(0, c * MPT__SUM_CHUNK + i);
+            lane[i % 16] += (mpt__real)at(0, c * MPT__SUM_CHUNK + i);
         }
-        for (int half = 4; half > 0; half /= 2) {
+        for (int half = 8; half > 0; half /= 2) {
             for (int l = 0; l < half; l++) lane[l] += lane[l + half];
         }
         chunk[c] = lane[0];
