@@ -12,11 +12,13 @@
 /* ==== Contract ==== */
 
 typedef struct mpt__cpu_kernel mpt__cpu_kernel;
+struct mpt__words; /* what a level computes with; 30_cpu_ref.c */
 
 /* A launch with its operands resolved: data[i] points at operand i's element at its offset. */
 typedef struct mpt__cpu_call {
     const mpt__launch *launch;
     const mpt__cpu_kernel *kernel; /* the row under way, for mpt__cpu_fall_back */
+    const struct mpt__words *words;
     void *data[MPT__MAX_OPERANDS]; /* NULL: absent */
     mpt__scalar *scalars;
     void *workspace;
@@ -36,14 +38,15 @@ struct mpt__cpu_kernel {
 
 #define MPT__CPU_LEVELS 4 /* the most that stand on each other: ref, AVX2, AVX-512, AMX */
 
-/* Each room adds its kernels over those of the rooms below it: ref fills every row, a SIMD room
-   replaces the rows it does better. A SIMD kernel that cannot take a launch (odd dtype, strides)
-   hands it to the row it replaced by mpt__cpu_fall_back. */
+/* ref fills every row with kernels that compute in the words of a level; a SIMD room puts its words
+   in their place, and replaces the rows that take more than words. Such a kernel hands a launch
+   that it cannot take (odd dtype, strides) to the row it replaced by mpt__cpu_fall_back. */
 typedef struct mpt__cpu {
     mpt__base *base;
     mpt__pool *pool;
     mpt_isa isa;
     mpt__backend *backend;
+    const struct mpt__words *words; /* of the highest level */
     mpt__cpu_kernel kernel[MPT__KERNEL_COUNT];
     mpt__cpu_kernel replaced[MPT__CPU_LEVELS - 1][MPT__KERNEL_COUNT];
 } mpt__cpu;
@@ -131,6 +134,7 @@ static mpt_status mpt__cpu_launch(void *self, const mpt__execution *execution,
     mpt__cpu_call call;
     call.launch = launch;
     call.kernel = &cpu->kernel[launch->kernel];
+    call.words = cpu->words;
     call.scalars = execution->scalars;
     call.workspace = execution->workspace;
     call.pool = cpu->pool;

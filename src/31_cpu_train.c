@@ -1,11 +1,224 @@
 /* ---------------------------------------------------------------------------------------------
- * 31_cpu_train.c: the reference kernels of training: losses, gradients, optimizers, loss scaler and
- * device scalars. Built of the loads, stores and sums of 30_cpu_ref.c.
+ * 31_cpu_train.c: the kernels of training: matrix products of the reference level, softmax, losses,
+ * gradients, optimizers, loss scaler and device scalars; and the words of the reference level.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__31_CPU_TRAIN_INCLUDED
 #define MPT__31_CPU_TRAIN_INCLUDED
 
 #include "30_cpu_ref.c"
+
+/* ==== GEMM ==== */
+
+/* A chunk is one tile of the output; K is walked in panels, converted once per tile. */
+#define MPT__GEMM_M 32
+#define MPT__GEMM_N 64
+#define MPT__GEMM_K 64
+
+typedef struct mpt__ref_gemm_work {
+    const mpt__launch *launch;
+    mpt__ref_view view[4]; /* a, b, bias, out */
+    mpt__real alpha;
+    int64_t m, n, k, tiles_m, tiles_n;
+    int64_t row_stride[4];    /* between neighbours in a row */
+    mpt__unary_fn activation; /* NULL: none */
+} mpt__ref_gemm_work;
+
+/* Loads a run of an input of the GEMM and rounds it to the compute dtype. */
+static void mpt__ref_gemm_get(const mpt__ref_gemm_work *w, int operand, int64_t offset,
+                              mpt__real *x, int64_t n) {
+    const mpt__ref_view *view = &w->view[operand];
+    mpt__ref_get(view, offset, w->row_stride[operand], x, n);
+    if (view->dtype == w->launch->compute_dtype) return;
+    for (int64_t i = 0; w->launch->compute_dtype == MPT_F16 && i < n; i++) {
+        x[i] = (mpt__real)mpt__f16_to_f32(mpt__f32_to_f16((float)x[i]));
+    }
+    for (int64_t i = 0; w->launch->compute_dtype == MPT_BF16 && i < n; i++) {
+        x[i] = (mpt__real)mpt__bf16_to_f32(mpt__f32_to_bf16((float)x[i]));
+    }
+}
+
+/* Where element [batch, row, column] of an operand lies. */
+static int64_t mpt__ref_gemm_at(const mpt__ref_gemm_work *w, int operand, int64_t batch,
+                                int64_t row, int64_t column) {
+    const mpt__operand *o = &w->launch->operand[operand], *out = &w->launch->operand[3];
+    int64_t offset = row * o->stride[out->rank - 2] + column * o->stride[out->rank - 1];
+    for (int d = out->rank - 3; d >= 0; d--) {
+        offset += batch % out->shape[d] * o->stride[d];
+        batch /= out->shape[d];
+    }
+    return offset;
+}
+
+/* sum += a[rows, k] b[k, columns], k ascending. */
+static void mpt__ref_gemm_panel(mpt__real sum[MPT__GEMM_M][MPT__GEMM_N],
+                                mpt__real a[MPT__GEMM_M][MPT__GEMM_K],
+                                mpt__real b[MPT__GEMM_K][MPT__GEMM_N], int64_t rows,
+                                int64_t columns, int64_t k) {
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t p = 0; p < k; p++) {
+            const mpt__real factor = a[i][p];
+            for (int64_t j = 0; j < columns; j++) sum[i][j] += factor * b[p][j];
+        }
+    }
+}
+
+static void mpt__ref_gemm_tile(void *work, int64_t tile, int thread) {
+    const mpt__ref_gemm_work *w = (const mpt__ref_gemm_work *)work;
+    mpt__real sum[MPT__GEMM_M][MPT__GEMM_N], a[MPT__GEMM_M][MPT__GEMM_K];
+    mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N];
+    int64_t n0 = tile % w->tiles_n * MPT__GEMM_N, m0 = tile / w->tiles_n % w->tiles_m * MPT__GEMM_M;
+    int64_t batch = tile / (w->tiles_n * w->tiles_m);
+    int64_t rows = mpt__ref_min(MPT__GEMM_M, w->m - m0);
+    int64_t columns = mpt__ref_min(MPT__GEMM_N, w->n - n0);
+    (void)thread;
+    memset(sum, 0, sizeof sum);
+    for (int64_t k0 = 0; k0 < w->k; k0 += MPT__GEMM_K) {
+        int64_t k = mpt__ref_min(MPT__GEMM_K, w->k - k0);
+        for (int64_t i = 0; i < rows; i++) {
+            mpt__ref_gemm_get(w, 0, mpt__ref_gemm_at(w, 0, batch, m0 + i, k0), a[i], k);
+        }
+        for (int64_t p = 0; p < k; p++) {
+            mpt__ref_gemm_get(w, 1, mpt__ref_gemm_at(w, 1, batch, k0 + p, n0), b[p], columns);
+        }
+        mpt__ref_gemm_panel(sum, a, b, rows, columns, k);
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) sum[i][j] *= w->alpha;
+        if (w->view[2].data != NULL) {
+            mpt__ref_gemm_get(w, 2, mpt__ref_gemm_at(w, 2, batch, m0 + i, n0), bias, columns);
+            for (int64_t j = 0; j < columns; j++) sum[i][j] += bias[j];
+        }
+        if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0);
+        mpt__ref_put(&w->view[3], mpt__ref_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
+                     sum[i], columns);
+    }
+}
+
+static void mpt__ref_gemm(const mpt__cpu_call *call) {
+    /* Indexed by mpt_activation. */
+    static const uint8_t activation[] = {0,
+                                         MPT__UNARY_RELU,
+                                         MPT__UNARY_GELU,
+                                         MPT__UNARY_GELU_TANH,
+                                         MPT__UNARY_TANH,
+                                         MPT__UNARY_SIGMOID};
+    const mpt__launch *launch = call->launch;
+    const mpt__operand *out = &launch->operand[3];
+    mpt__ref_gemm_work w;
+    w.launch = launch;
+    for (int x = 0; x < 4; x++) {
+        w.view[x] = mpt__ref_view_of(call, x);
+        w.row_stride[x] = launch->operand[x].stride[out->rank - 1];
+    }
+    w.alpha = (mpt__real)launch->imm[0];
+    w.m = out->shape[out->rank - 2];
+    w.n = out->shape[out->rank - 1];
+    w.k = launch->operand[0].shape[out->rank - 1];
+    w.tiles_m = mpt__ref_chunks(w.m, MPT__GEMM_M);
+    w.tiles_n = mpt__ref_chunks(w.n, MPT__GEMM_N);
+    w.activation = NULL;
+    if (launch->activation != MPT_ACTIVATION_NONE) {
+        w.activation = call->words->unary[activation[launch->activation]];
+    }
+    int64_t batches = 1;
+    for (int d = 0; d < out->rank - 2; d++) batches *= out->shape[d];
+    /* About 2 multiplications and additions per nanosecond, and 2 ns for each output. */
+    double cost = (double)batches * (double)w.m * (double)w.n * ((double)w.k * 0.5 + 2);
+    mpt__parallel(call->pool, batches * w.tiles_m * w.tiles_n, (int64_t)cost, mpt__ref_gemm_tile,
+                  &w);
+}
+
+/* ==== Softmax ==== */
+
+/* The maximum of a line and the sum of exp(x - maximum) over it; leaves exp(x - maximum) of a line
+   of one block in e. A NaN anywhere, and a line of nothing but -infinity, make the sum NaN. */
+static void mpt__ref_line_sum(const mpt__ref_view *view, int64_t offset, int64_t stride,
+                              int64_t count, mpt__real *maximum, mpt__real *total, mpt__real *e) {
+    const mpt__words *words = view->words;
+    mpt__real block[MPT__BLOCK], most = -mpt__real_infinity();
+    const mpt__real *x = block;
+    mpt__ref_sum sum;
+    for (int64_t at = 0; at < count; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, count - at);
+        x = mpt__ref_in(view, offset + at * stride, stride, block, n);
+        most = words->maximum(x, n, most);
+    }
+    mpt__ref_sum_init(&sum, words);
+    for (int64_t at = 0; at < count; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, count - at);
+        if (count > MPT__BLOCK) x = mpt__ref_in(view, offset + at * stride, stride, block, n);
+        words->unary[MPT__UNARY_ADD_SCALAR](e, x, n, -most);
+        words->unary[MPT__UNARY_EXP](e, e, n, 0);
+        mpt__ref_sum_add(&sum, e, n);
+    }
+    *maximum = most;
+    *total = mpt__ref_sum_total(&sum);
+}
+
+static void mpt__ref_softmax_line(const mpt__ref_axis_work *w, const int64_t *offset) {
+    const mpt__unary_fn *unary = w->words->unary;
+    const mpt__ref_view *to = &w->walk[1].view;
+    mpt__real most, sum, in[MPT__BLOCK], block[MPT__BLOCK], e[MPT__BLOCK];
+    mpt__ref_line_sum(&w->walk[0].view, offset[0], w->stride[0], w->n, &most, &sum, e);
+    mpt__real log_sum = w->log ? mpt__real_log(sum) : 0;
+    for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at), place = offset[1] + at * w->stride[1];
+        mpt__real *out = mpt__ref_out(to, place, w->stride[1], block);
+        if (w->log || w->n > MPT__BLOCK) {
+            unary[MPT__UNARY_ADD_SCALAR](out, mpt__ref_line_in(w, 0, offset, at, in, n), n, -most);
+        }
+        if (w->log) {
+            unary[MPT__UNARY_ADD_SCALAR](out, out, n, -log_sum);
+        } else {
+            if (w->n > MPT__BLOCK) unary[MPT__UNARY_EXP](e, out, n, 0);
+            unary[MPT__UNARY_DIV_SCALAR](out, e, n, sum);
+        }
+        mpt__ref_put(to, place, w->stride[1], out, n);
+    }
+}
+
+/* softmax: dx = y (dy - sum(dy y)); log_softmax: dx = dy - exp(y) sum(dy) */
+static void mpt__ref_softmax_backward_line(const mpt__ref_axis_work *w, const int64_t *offset) {
+    const mpt__words *words = w->words;
+    mpt__real a[MPT__BLOCK], b[MPT__BLOCK], c[MPT__BLOCK];
+    mpt__ref_sum sum;
+    mpt__ref_sum_init(&sum, words);
+    for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
+        const mpt__real *dy = mpt__ref_line_in(w, 1, offset, at, b, n);
+        if (!w->log) {
+            words->binary[MPT__BINARY_MUL](c, dy, mpt__ref_line_in(w, 0, offset, at, a, n), n);
+        }
+        mpt__ref_sum_add(&sum, w->log ? dy : c, n);
+    }
+    mpt__real total = mpt__ref_sum_total(&sum);
+    for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at), place = offset[2] + at * w->stride[2];
+        const mpt__real *y = mpt__ref_line_in(w, 0, offset, at, a, n);
+        const mpt__real *dy = mpt__ref_line_in(w, 1, offset, at, b, n);
+        mpt__real *out = mpt__ref_out(&w->walk[2].view, place, w->stride[2], c);
+        if (w->log) {
+            words->unary[MPT__UNARY_EXP](a, y, n, 0);
+            words->unary[MPT__UNARY_MUL_SCALAR](a, a, n, total);
+            words->binary[MPT__BINARY_SUB](out, dy, a, n);
+        } else {
+            words->unary[MPT__UNARY_ADD_SCALAR](b, dy, n, -total);
+            words->binary[MPT__BINARY_MUL](out, y, b, n);
+        }
+        mpt__ref_put(&w->walk[2].view, place, w->stride[2], out, n);
+    }
+}
+
+static void mpt__ref_softmax_run(const mpt__cpu_call *call, int operands, double ns) {
+    mpt__ref_axis_work w;
+    w.log = call->launch->function == MPT__FN_LOG_SOFTMAX;
+    w.line = operands == 2 ? mpt__ref_softmax_line : mpt__ref_softmax_backward_line;
+    mpt__ref_axis_run(&w, call, operands, 0, 1, ns);
+}
+static void mpt__ref_softmax(const mpt__cpu_call *call) { mpt__ref_softmax_run(call, 2, 25.0); }
+static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
+    mpt__ref_softmax_run(call, 3, 15.0);
+}
 
 /* ==== Losses ==== */
 
@@ -13,25 +226,25 @@
 typedef struct mpt__ref_loss_work {
     const mpt__cpu_call *call;
     mpt__ref_view x, target, weight, divisor, gradient, log_sum, out;
-    const mpt__operand *x_operand, *out_operand;
+    int64_t x_stride[2], out_stride[2], log_sum_stride[2]; /* log_sum: maximum, and the rest */
     int64_t target_stride, weight_stride, gradient_stride;
-    int64_t log_sum_row, log_sum_part; /* strides of [N, 2]: maximum, and the rest of it */
     int64_t rows, classes;
     mpt__real smoothing, weight_sum;
     mpt__real *row_loss, *row_weight; /* [rows] */
     bool from_logits;
 } mpt__ref_loss_work;
 
-/* The stride of a [N] or [1] operand; 0 if absent. */
-static int64_t mpt__ref_vector_stride(const mpt__cpu_call *call, int operand) {
+/* An operand of rank 1 or 2, or an absent one; returns its first stride. */
+static int64_t mpt__ref_loss_operand(const mpt__cpu_call *call, int operand, mpt__ref_view *view,
+                                     int64_t stride[2]) {
     const mpt__operand *o = &call->launch->operand[operand];
-    return call->data[operand] != NULL && o->rank > 0 ? o->stride[0] : 0;
-}
-
-static void mpt__ref_log_sum_strides(mpt__ref_loss_work *w, const mpt__cpu_call *call) {
-    const mpt__operand *o = &call->launch->operand[5];
-    w->log_sum_row = call->data[5] != NULL ? o->stride[0] : 0;
-    w->log_sum_part = call->data[5] != NULL ? o->stride[1] : 0;
+    bool present = call->data[operand] != NULL && o->rank > 0;
+    *view = mpt__ref_view_of(call, operand);
+    if (stride != NULL) {
+        stride[0] = present ? o->stride[0] : 0;
+        stride[1] = present ? o->stride[1] : 0;
+    }
+    return present ? o->stride[0] : 0;
 }
 
 /* The class of a sample, or -1 where it is ignored or bad. */
@@ -44,22 +257,28 @@ static mpt__real mpt__ref_class_weight(const mpt__ref_loss_work *w, int64_t c) {
     return w->weight.data != NULL ? mpt__ref_get_one(&w->weight, c * w->weight_stride) : 1;
 }
 
-/* sum over classes of weight (log_sum - x), with log_sum given relative to `most`. */
-static mpt__real mpt__ref_smooth_row(const mpt__ref_loss_work *w, int64_t row, mpt__real most,
-                                     mpt__real log_sum) {
-    const mpt__operand *o = w->x_operand;
+/* Adds up, over the classes, weight (log_sum - x) with log_sum given relative to `most`; or, where
+   x is NULL, the weights. */
+static mpt__real mpt__ref_weighted_sum(const mpt__ref_loss_work *w, const mpt__ref_view *view,
+                                       int64_t offset, mpt__real most, mpt__real log_sum) {
+    const mpt__words *words = w->call->words;
     mpt__real x[MPT__BLOCK], weight[MPT__BLOCK];
     mpt__ref_sum sum;
-    mpt__ref_sum_init(&sum);
+    mpt__ref_sum_init(&sum, words);
     for (int64_t at = 0; at < w->classes; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, w->classes - at);
-        mpt__ref_get(&w->x, row * o->stride[0] + at * o->stride[1], o->stride[1], x, n);
-        for (int64_t i = 0; i < n; i++) x[i] = log_sum - (x[i] - most);
+        const mpt__real *by = weight, *addend = x;
         if (w->weight.data != NULL) {
-            mpt__ref_get(&w->weight, at * w->weight_stride, w->weight_stride, weight, n);
-            for (int64_t i = 0; i < n; i++) x[i] *= weight[i];
+            by = mpt__ref_in(&w->weight, at * w->weight_stride, w->weight_stride, weight, n);
         }
-        mpt__ref_sum_add(&sum, x, n);
+        if (view != NULL) {
+            mpt__ref_get(view, offset + at * w->x_stride[1], w->x_stride[1], x, n);
+            for (int64_t i = 0; i < n; i++) x[i] = log_sum - (x[i] - most);
+            if (w->weight.data != NULL) words->binary[MPT__BINARY_MUL](x, x, by, n);
+        } else {
+            addend = by;
+        }
+        mpt__ref_sum_add(&sum, addend, n);
     }
     return mpt__ref_sum_total(&sum);
 }
@@ -67,21 +286,22 @@ static mpt__real mpt__ref_smooth_row(const mpt__ref_loss_work *w, int64_t row, m
 /* Loss and weight of one sample. From logits: (1 - e) w (lse - x[t]) + e / C sum_c w_c (lse - x_c),
    the maximum kept apart so that large logits lose no digits. */
 static void mpt__ref_loss_row(const mpt__ref_loss_work *w, int64_t row) {
-    const mpt__operand *o = w->x_operand;
-    int64_t t = mpt__ref_target(w, row);
+    int64_t t = mpt__ref_target(w, row), offset = row * w->x_stride[0];
     mpt__real most = 0, log_sum = 0, weight = 0, loss = 0;
     if (w->from_logits) {
-        mpt__ref_line_sum(&w->x, row * o->stride[0], o->stride[1], w->classes, &most, &log_sum);
+        mpt__real e[MPT__BLOCK];
+        int64_t to = row * w->log_sum_stride[0];
+        mpt__ref_line_sum(&w->x, offset, w->x_stride[1], w->classes, &most, &log_sum, e);
         log_sum = mpt__real_log(log_sum);
-        mpt__ref_put_one(&w->log_sum, row * w->log_sum_row, most);
-        mpt__ref_put_one(&w->log_sum, row * w->log_sum_row + w->log_sum_part, log_sum);
+        mpt__ref_put_one(&w->log_sum, to, most);
+        mpt__ref_put_one(&w->log_sum, to + w->log_sum_stride[1], log_sum);
     }
     if (t >= 0) {
-        mpt__real x = mpt__ref_get_one(&w->x, row * o->stride[0] + t * o->stride[1]);
+        mpt__real x = mpt__ref_get_one(&w->x, offset + t * w->x_stride[1]);
         weight = mpt__ref_class_weight(w, t);
         loss = weight * (log_sum - (x - most));
         if (w->smoothing != 0) {
-            mpt__real all = mpt__ref_smooth_row(w, row, most, log_sum);
+            mpt__real all = mpt__ref_weighted_sum(w, &w->x, offset, most, log_sum);
             loss = (1 - w->smoothing) * loss + w->smoothing / (mpt__real)w->classes * all;
         }
     }
@@ -112,46 +332,43 @@ static void mpt__ref_check_targets(const mpt__ref_loss_work *w) {
 /* Operands as NLL has them; those of CROSS_ENTROPY begin alike. */
 static void mpt__ref_loss(const mpt__cpu_call *call, bool from_logits) {
     const mpt__launch *launch = call->launch;
-    mpt__ref_view out = mpt__ref_view_of(call, 3), divisor = mpt__ref_view_of(call, 4);
+    mpt__ref_view divisor = mpt__ref_view_of(call, 4);
     mpt__ref_loss_work w;
     memset(&w, 0, sizeof w);
     w.call = call;
-    w.x = mpt__ref_view_of(call, 0);
-    w.target = mpt__ref_view_of(call, 1);
-    w.weight = mpt__ref_view_of(call, 2);
-    w.x_operand = &launch->operand[0];
-    w.target_stride = mpt__ref_vector_stride(call, 1);
-    w.weight_stride = mpt__ref_vector_stride(call, 2);
     w.rows = launch->operand[0].shape[0];
     w.classes = launch->operand[0].shape[1];
+    mpt__ref_loss_operand(call, 0, &w.x, w.x_stride);
+    w.target_stride = mpt__ref_loss_operand(call, 1, &w.target, NULL);
+    w.weight_stride = mpt__ref_loss_operand(call, 2, &w.weight, NULL);
+    int64_t out_stride = mpt__ref_loss_operand(call, 3, &w.out, NULL);
     w.row_loss = (mpt__real *)call->workspace;
     w.row_weight = w.rows > 0 ? w.row_loss + w.rows : NULL; /* no rows: no workspace */
     w.from_logits = from_logits;
     if (from_logits) {
-        w.log_sum = mpt__ref_view_of(call, 5);
-        mpt__ref_log_sum_strides(&w, call);
+        mpt__ref_loss_operand(call, 5, &w.log_sum, w.log_sum_stride);
         w.smoothing = (mpt__real)launch->imm[0];
     }
     mpt__ref_check_targets(&w);
     mpt__parallel(call->pool, mpt__ref_chunks(w.rows, MPT__CHUNK_ROWS),
-                  w.rows * (from_logits ? w.classes * 15 + 30 : 30), mpt__ref_loss_chunk, &w);
+                  w.rows * (30 + mpt__ref_cost(call, w.classes, from_logits ? 15.0 : 0.0)),
+                  mpt__ref_loss_chunk, &w);
 
     if (launch->reduction == MPT_NONE) {
-        int64_t stride = mpt__ref_vector_stride(call, 3);
         for (int64_t at = 0; at < w.rows; at += MPT__BLOCK) {
-            mpt__ref_put(&out, at * stride, stride, w.row_loss + at,
+            mpt__ref_put(&w.out, at * out_stride, out_stride, w.row_loss + at,
                          mpt__ref_min(MPT__BLOCK, w.rows - at));
         }
         mpt__ref_put_one(&divisor, 0, 1);
         return;
     }
     mpt__ref_sum loss, weight;
-    mpt__ref_sum_init(&loss);
-    mpt__ref_sum_init(&weight);
+    mpt__ref_sum_init(&loss, call->words);
+    mpt__ref_sum_init(&weight, call->words);
     mpt__ref_sum_add(&loss, w.row_loss, w.rows);
     mpt__ref_sum_add(&weight, w.row_weight, w.rows);
     mpt__real by = launch->reduction == MPT_MEAN ? mpt__ref_sum_total(&weight) : 1;
-    mpt__ref_put_one(&out, 0, mpt__ref_sum_total(&loss) / by);
+    mpt__ref_put_one(&w.out, 0, mpt__ref_sum_total(&loss) / by);
     mpt__ref_put_one(&divisor, 0, by);
 }
 
@@ -166,38 +383,67 @@ static void mpt__ref_cross_entropy(const mpt__cpu_call *call) { mpt__ref_loss(ca
 /* What a sample's loss gets of the gradient: dloss, divided where the loss was a mean. */
 static mpt__real mpt__ref_row_gradient(const mpt__ref_loss_work *w, int64_t row) {
     uint8_t reduction = w->call->launch->reduction;
-    mpt__real g = mpt__ref_get_one(&w->gradient,
-                                   reduction == MPT_NONE ? row * w->gradient_stride : 0);
+    int64_t at = reduction == MPT_NONE ? row * w->gradient_stride : 0;
+    mpt__real g = mpt__ref_get_one(&w->gradient, at);
     return reduction == MPT_MEAN ? g / mpt__ref_get_one(&w->divisor, 0) : g;
 }
 
-/* One row of the gradient. NLL: -g w at the target. From logits, with p = softmax(x):
-   g ((1 - e) w_t (p - onehot) + e / C (p sum(w) - w)). Ignored samples get 0. */
-static void mpt__ref_loss_backward_row(const mpt__ref_loss_work *w, int64_t row) {
-    const mpt__operand *in = w->x_operand, *out = w->out_operand;
-    int64_t t = mpt__ref_target(w, row);
-    mpt__real g = t >= 0 ? mpt__ref_row_gradient(w, row) : 0, dx[MPT__BLOCK], p[MPT__BLOCK];
-    mpt__real target = t >= 0 ? (1 - w->smoothing) * mpt__ref_class_weight(w, t) : 0;
+/* Elements at .. at+n-1 of g ((1 - e) w_t p + e / C (p sum(w) - w)), with p = softmax(x); what the
+   target adds, -g (1 - e) w_t, is left out. `scale` is (1 - e) w_t. Zeros stay zeros whatever g. */
+static void mpt__ref_logit_slopes(const mpt__ref_loss_work *w, int64_t row, int64_t at, int64_t n,
+                                  mpt__real scale, mpt__real *dx) {
+    const mpt__words *words = w->call->words;
     mpt__real smooth = w->smoothing / (mpt__real)w->classes, most = 0, log_sum = 0;
+    mpt__real p[MPT__BLOCK], weight[MPT__BLOCK];
     if (w->log_sum.data != NULL) {
-        most = mpt__ref_get_one(&w->log_sum, row * w->log_sum_row);
-        log_sum = mpt__ref_get_one(&w->log_sum, row * w->log_sum_row + w->log_sum_part);
+        int64_t from = row * w->log_sum_stride[0];
+        most = mpt__ref_get_one(&w->log_sum, from);
+        log_sum = mpt__ref_get_one(&w->log_sum, from + w->log_sum_stride[1]);
     }
+    mpt__ref_get(&w->x, row * w->x_stride[0] + at * w->x_stride[1], w->x_stride[1], p, n);
+    if (w->log_sum.data != NULL) {
+        words->unary[MPT__UNARY_ADD_SCALAR](p, p, n, -most);
+        words->unary[MPT__UNARY_ADD_SCALAR](p, p, n, -log_sum);
+    }
+    words->unary[MPT__UNARY_EXP](p, p, n, 0);
+    words->unary[MPT__UNARY_MUL_SCALAR](dx, p, n, scale);
+    if (smooth == 0) return;
+    words->unary[MPT__UNARY_MUL_SCALAR](p, p, n, w->weight_sum);
+    if (w->weight.data != NULL) {
+        mpt__ref_get(&w->weight, at * w->weight_stride, w->weight_stride, weight, n);
+        words->binary[MPT__BINARY_SUB](p, p, weight, n);
+    } else {
+        words->unary[MPT__UNARY_ADD_SCALAR](p, p, n, -1);
+    }
+    words->unary[MPT__UNARY_MUL_SCALAR](p, p, n, smooth);
+    words->binary[MPT__BINARY_ADD](dx, dx, p, n);
+}
+
+/* One row of the gradient. NLL: -g w at the target. From logits, with p = softmax(x):
+   g ((1 - e) w_t (p - onehot) + e / C (p sum(w) - w)). Ignored samples get 0, and so does every
+   class whose factor of g is 0, whatever g is. */
+static void mpt__ref_loss_backward_row(const mpt__ref_loss_work *w, int64_t row) {
+    int64_t t = mpt__ref_target(w, row);
+    mpt__real g = t >= 0 ? mpt__ref_row_gradient(w, row) : 0, dx[MPT__BLOCK];
+    mpt__real target = t >= 0 ? (1 - w->smoothing) * mpt__ref_class_weight(w, t) : 0;
+    bool slopes = w->from_logits && t >= 0;
     for (int64_t at = 0; at < w->classes; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, w->classes - at);
-        for (int64_t i = 0; i < n; i++) dx[i] = t == at + i ? -target : 0;
-        if (w->from_logits && t >= 0) {
-            mpt__ref_get(&w->x, row * in->stride[0] + at * in->stride[1], in->stride[1], p, n);
-            for (int64_t i = 0; i < n; i++) {
-                p[i] = mpt__real_exp((p[i] - most) - log_sum);
-                dx[i] += target * p[i];
-                if (smooth != 0) {
-                    dx[i] += smooth * (p[i] * w->weight_sum - mpt__ref_class_weight(w, at + i));
-                }
-            }
+        bool here = t >= at && t < at + n;
+        if (slopes) {
+            mpt__ref_logit_slopes(w, row, at, n, target, dx);
+        } else {
+            memset(dx, 0, (size_t)n * sizeof *dx);
         }
-        for (int64_t i = 0; i < n; i++) dx[i] = dx[i] != 0 ? g * dx[i] : 0;
-        mpt__ref_put(&w->out, row * out->stride[0] + at * out->stride[1], out->stride[1], dx, n);
+        if (here) dx[t - at] -= target;
+        if (slopes && mpt__real_is_finite(g)) {
+            w->call->words->unary[MPT__UNARY_MUL_SCALAR](dx, dx, n, g);
+        } else {
+            int64_t from = slopes || !here ? 0 : t - at, to = slopes ? n : here ? from + 1 : 0;
+            for (int64_t i = from; i < to; i++) dx[i] = dx[i] != 0 ? g * dx[i] : 0;
+        }
+        mpt__ref_put(&w->out, row * w->out_stride[0] + at * w->out_stride[1], w->out_stride[1], dx,
+                     n);
     }
 }
 
@@ -211,51 +457,36 @@ static void mpt__ref_loss_backward_chunk(void *work, int64_t chunk, int thread) 
 }
 
 /* `first` is the operand of the targets; weights, divisor and dloss follow it. */
-static void mpt__ref_loss_backward(const mpt__cpu_call *call, mpt__ref_loss_work *w, int first,
-                                   int out, double ns) {
-    w->call = call;
-    w->target = mpt__ref_view_of(call, first);
-    w->weight = mpt__ref_view_of(call, first + 1);
-    w->divisor = mpt__ref_view_of(call, first + 2);
-    w->gradient = mpt__ref_view_of(call, first + 3);
-    w->out = mpt__ref_view_of(call, out);
-    w->out_operand = &call->launch->operand[out];
-    w->target_stride = mpt__ref_vector_stride(call, first);
-    w->weight_stride = mpt__ref_vector_stride(call, first + 1);
-    w->gradient_stride = mpt__ref_vector_stride(call, first + 3);
-    w->rows = w->out_operand->shape[0];
-    w->classes = w->out_operand->shape[1];
-    w->weight_sum = (mpt__real)w->classes;
-    if (w->weight.data != NULL) {
-        mpt__ref_sum sum;
-        mpt__ref_sum_init(&sum);
-        for (int64_t c = 0; c < w->classes; c++) {
-            mpt__real weight = mpt__ref_class_weight(w, c);
-            mpt__ref_sum_add(&sum, &weight, 1);
-        }
-        w->weight_sum = mpt__ref_sum_total(&sum);
+static void mpt__ref_loss_backward(const mpt__cpu_call *call, bool from_logits) {
+    const int first = from_logits ? 1 : 0, out = from_logits ? 6 : 4;
+    mpt__ref_loss_work w;
+    memset(&w, 0, sizeof w);
+    w.call = call;
+    w.from_logits = from_logits;
+    w.rows = call->launch->operand[out].shape[0];
+    w.classes = call->launch->operand[out].shape[1];
+    w.target_stride = mpt__ref_loss_operand(call, first, &w.target, NULL);
+    w.weight_stride = mpt__ref_loss_operand(call, first + 1, &w.weight, NULL);
+    w.divisor = mpt__ref_view_of(call, first + 2);
+    w.gradient_stride = mpt__ref_loss_operand(call, first + 3, &w.gradient, NULL);
+    mpt__ref_loss_operand(call, out, &w.out, w.out_stride);
+    if (from_logits) {
+        mpt__ref_loss_operand(call, 0, &w.x, w.x_stride);
+        mpt__ref_loss_operand(call, 5, &w.log_sum, w.log_sum_stride);
+        w.smoothing = (mpt__real)call->launch->imm[0];
     }
-    mpt__parallel(call->pool, mpt__ref_chunks(w->rows, MPT__CHUNK_ROWS),
-                  (int64_t)((double)w->rows * ((double)w->classes * ns + 30)),
-                  mpt__ref_loss_backward_chunk, w);
+    w.weight_sum =
+        w.weight.data != NULL ? mpt__ref_weighted_sum(&w, NULL, 0, 0, 0) : (mpt__real)w.classes;
+    mpt__parallel(call->pool, mpt__ref_chunks(w.rows, MPT__CHUNK_ROWS),
+                  w.rows * (30 + mpt__ref_cost(call, w.classes, from_logits ? 12.0 : 2.0)),
+                  mpt__ref_loss_backward_chunk, &w);
 }
 
 static void mpt__ref_nll_backward(const mpt__cpu_call *call) {
-    mpt__ref_loss_work w;
-    memset(&w, 0, sizeof w);
-    mpt__ref_loss_backward(call, &w, 0, 4, 2.0);
+    mpt__ref_loss_backward(call, false);
 }
-
 static void mpt__ref_cross_entropy_backward(const mpt__cpu_call *call) {
-    mpt__ref_loss_work w;
-    memset(&w, 0, sizeof w);
-    w.from_logits = true;
-    w.x = mpt__ref_view_of(call, 0);
-    w.x_operand = &call->launch->operand[0];
-    w.log_sum = mpt__ref_view_of(call, 5);
-    mpt__ref_log_sum_strides(&w, call);
-    w.smoothing = (mpt__real)call->launch->imm[0];
-    mpt__ref_loss_backward(call, &w, 1, 6, 12.0);
+    mpt__ref_loss_backward(call, true);
 }
 
 /* ==== Gradients ==== */
@@ -272,39 +503,34 @@ static mpt__real mpt__ref_factor(const mpt__cpu_call *call, int slot) {
 }
 
 /* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
-   eight lanes and their fold as in MPT__SUM_CHUNK, all chunks of all segments added up in pairs. */
+   lanes and their fold as in MPT__SUM_CHUNK, all chunks of all segments added up in pairs. */
 typedef struct mpt__ref_norm_part {
     double squares;
     int64_t nonfinite;
 } mpt__ref_norm_part;
 
-typedef struct mpt__ref_norm_work {
+/* What GRAD_NORM and GRAD_SCALE do to one segment. */
+typedef struct mpt__ref_gradient_work {
     mpt__ref_view gradients;
-    mpt__real multiplier;
+    mpt__real multiplier, limit;
     const int64_t *segment;
     mpt__ref_norm_part *part; /* of the segment's first chunk */
-} mpt__ref_norm_work;
+} mpt__ref_gradient_work;
 
 static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_norm_work *w = (const mpt__ref_norm_work *)work;
-    int64_t begin = chunk * MPT__CHUNK;
+    const mpt__ref_gradient_work *w = (const mpt__ref_gradient_work *)work;
+    const mpt__words *words = w->gradients.words;
+    int64_t begin = chunk * MPT__CHUNK, nonfinite = 0;
     int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
-    double lane[MPT__SUM_LANES] = {0, 0, 0, 0, 0, 0, 0, 0};
-    mpt__real x[MPT__BLOCK];
-    int64_t nonfinite = 0;
+    double lane[MPT__SUM_LANES] = {0};
+    mpt__real block[MPT__BLOCK];
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, end - at);
-        mpt__ref_get(&w->gradients, w->segment[MPT__SEGMENT_OFFSET] + at, 1, x, n);
-        for (int64_t i = 0; i < n; i++) {
-            /* The product shows every non-finite element too: infinity times 0 is NaN. */
-            mpt__real product = x[i] * w->multiplier;
-            if (!mpt__real_is_finite(product)) nonfinite = 1;
-            lane[i % MPT__SUM_LANES] += (double)product * (double)product;
-        }
+        int64_t n = mpt__ref_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
+        const mpt__real *x = mpt__ref_in(&w->gradients, offset, 1, block, n);
+        if (!words->add_squares(lane, x, n, w->multiplier)) nonfinite = 1;
     }
-    w->part[chunk].squares = ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
-                             ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+    w->part[chunk].squares = mpt__ref_fold_squares(lane);
     w->part[chunk].nonfinite = nonfinite;
 }
 
@@ -333,64 +559,51 @@ static void mpt__ref_norm_finish(const mpt__cpu_call *call, mpt__ref_norm_part *
     }
 }
 
-static void mpt__ref_grad_norm(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    mpt__ref_norm_part *parts = (mpt__ref_norm_part *)call->workspace;
-    mpt__ref_norm_work w;
+/* Runs `chunk_fn` over all segments; returns the number of chunks. */
+static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn chunk_fn) {
+    mpt__ref_gradient_work w;
     int64_t chunks = 0;
-    w.gradients = mpt__ref_view_of(call, 0);
-    w.multiplier = mpt__ref_factor(call, launch->slot[0]);
-    for (int64_t s = 0; s < launch->operand[1].shape[0]; s++) {
-        w.segment = mpt__ref_segment(call, 1, s);
-        w.part = parts + chunks;
-        int64_t count = w.segment[MPT__SEGMENT_COUNT], n = mpt__ref_chunks(count, MPT__CHUNK);
-        mpt__parallel(call->pool, n, count * 2, mpt__ref_norm_chunk, &w);
-        chunks += n;
-    }
-    mpt__ref_norm_finish(call, parts, chunks);
-}
-
-typedef struct mpt__ref_scale_work {
-    mpt__ref_view gradients;
-    mpt__real multiplier, limit;
-    const int64_t *segment;
-} mpt__ref_scale_work;
-
-static void mpt__ref_grad_scale_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_scale_work *w = (const mpt__ref_scale_work *)work;
-    int64_t begin = chunk * MPT__CHUNK;
-    int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
-    mpt__real x[MPT__BLOCK];
-    (void)thread;
-    for (int64_t at = begin; at < end; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
-        mpt__ref_get(&w->gradients, offset, 1, x, n);
-        for (int64_t i = 0; i < n; i++) {
-            x[i] *= w->multiplier;
-            if (w->limit > 0 && x[i] > w->limit) x[i] = w->limit;
-            if (w->limit > 0 && x[i] < -w->limit) x[i] = -w->limit;
-        }
-        mpt__ref_put(&w->gradients, offset, 1, x, n);
-    }
-}
-
-static void mpt__ref_grad_scale(const mpt__cpu_call *call) {
-    mpt__ref_scale_work w;
     w.gradients = mpt__ref_view_of(call, 0);
     w.multiplier = mpt__ref_factor(call, call->launch->slot[0]);
     w.limit = (mpt__real)call->launch->imm[0];
     for (int64_t s = 0; s < call->launch->operand[1].shape[0]; s++) {
         w.segment = mpt__ref_segment(call, 1, s);
-        int64_t count = w.segment[MPT__SEGMENT_COUNT];
-        mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK), count * 2,
-                      mpt__ref_grad_scale_chunk, &w);
+        w.part = (mpt__ref_norm_part *)call->workspace + chunks;
+        int64_t count = w.segment[MPT__SEGMENT_COUNT], n = mpt__ref_chunks(count, MPT__CHUNK);
+        mpt__parallel(call->pool, n, mpt__ref_cost(call, count, 2.0), chunk_fn, &w);
+        chunks += n;
     }
+    return chunks;
+}
+
+static void mpt__ref_grad_norm(const mpt__cpu_call *call) {
+    int64_t chunks = mpt__ref_gradient_run(call, mpt__ref_norm_chunk);
+    mpt__ref_norm_finish(call, (mpt__ref_norm_part *)call->workspace, chunks);
+}
+
+static void mpt__ref_grad_scale_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_gradient_work *w = (const mpt__ref_gradient_work *)work;
+    const mpt__unary_fn *unary = w->gradients.words->unary;
+    int64_t begin = chunk * MPT__CHUNK;
+    int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
+    mpt__real block[MPT__BLOCK];
+    (void)thread;
+    for (int64_t at = begin; at < end; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
+        mpt__real *x = mpt__ref_edit(&w->gradients, offset, block, n);
+        unary[MPT__UNARY_MUL_SCALAR](x, x, n, w->multiplier);
+        if (w->limit > 0) unary[MPT__UNARY_CLAMP](x, x, n, w->limit);
+        mpt__ref_put(&w->gradients, offset, 1, x, n);
+    }
+}
+
+static void mpt__ref_grad_scale(const mpt__cpu_call *call) {
+    mpt__ref_gradient_run(call, mpt__ref_grad_scale_chunk);
 }
 
 /* ==== Optimizers ==== */
 
 /* One segment of one update. What depends on the step count alone is computed once, in double. */
-typedef struct mpt__ref_update mpt__ref_update;
 struct mpt__ref_update {
     mpt__ref_view param, master, gradient, first, second; /* moments; absent where there are none */
     const int64_t *segment;
@@ -398,22 +611,20 @@ struct mpt__ref_update {
     mpt__real multiplier, lr, decay;
     mpt__real momentum, keep; /* SGD: momentum, 1 - dampening */
     bool nesterov, decoupled;
-    mpt__real beta1, rest1, beta2, rest2, eps; /* Adam; rest = 1 - beta */
+    mpt__real beta1, rest1, beta2, rest2, eps;    /* Adam; rest = 1 - beta */
     mpt__real step_size, root_correction, shrink; /* lr / c1, sqrt(c2), lr decay */
-    /* p, g, m, v of n <= MPT__BLOCK elements: updates p, m, v */
-    void (*update)(const mpt__ref_update *w, mpt__real *p, mpt__real *g, mpt__real *m,
-                   mpt__real *v, int64_t n);
+    mpt__update_fn update;
 };
 
 /* g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
    p -= lr (g + momentum m). */
-static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g, mpt__real *m,
-                               mpt__real *v, int64_t n) {
+static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
+                               mpt__real *m, mpt__real *v, int64_t n) {
     (void)v;
     for (int64_t i = 0; i < n; i++) {
         mpt__real direction = g[i] * w->multiplier;
         if (w->decay != 0) direction += w->decay * p[i];
-        if (w->first.data != NULL) {
+        if (m != NULL) {
             m[i] = w->step == 0 ? direction : w->momentum * m[i] + w->keep * direction;
             direction = w->nesterov ? direction + w->momentum * m[i] : m[i];
         }
@@ -422,8 +633,8 @@ static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, mpt__real
 }
 
 /* PyTorch's fused form: m and v as written, p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps). */
-static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g, mpt__real *m,
-                                mpt__real *v, int64_t n) {
+static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
+                                mpt__real *m, mpt__real *v, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         mpt__real gradient = g[i] * w->multiplier;
         if (w->decoupled) {
@@ -441,21 +652,21 @@ static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_update *w = (const mpt__ref_update *)work;
     int64_t begin = chunk * MPT__CHUNK;
     int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
+    bool first = w->first.data != NULL, second = w->second.data != NULL;
     const mpt__ref_view *weights = w->master.data != NULL ? &w->master : &w->param;
-    mpt__real p[MPT__BLOCK], g[MPT__BLOCK], m[MPT__BLOCK], v[MPT__BLOCK];
+    mpt__real block[4][MPT__BLOCK], *m = NULL, *v = NULL;
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, end - at);
         int64_t offset = w->segment[MPT__SEGMENT_OFFSET] + at;
-        mpt__ref_get(weights, offset, 1, p, n);
-        mpt__ref_get(&w->gradient, offset, 1, g, n);
-        if (w->first.data != NULL) mpt__ref_get(&w->first, offset, 1, m, n);
-        if (w->second.data != NULL) mpt__ref_get(&w->second, offset, 1, v, n);
-        w->update(w, p, g, m, v, n);
-        if (w->master.data != NULL) mpt__ref_put(&w->master, offset, 1, p, n);
+        mpt__real *p = mpt__ref_edit(weights, offset, block[0], n);
+        if (first) m = mpt__ref_edit(&w->first, offset, block[1], n);
+        if (second) v = mpt__ref_edit(&w->second, offset, block[2], n);
+        w->update(w, p, mpt__ref_in(&w->gradient, offset, 1, block[3], n), m, v, n);
+        if (weights != &w->param) mpt__ref_put(weights, offset, 1, p, n);
         mpt__ref_put(&w->param, offset, 1, p, n);
-        if (w->first.data != NULL) mpt__ref_put(&w->first, offset, 1, m, n);
-        if (w->second.data != NULL) mpt__ref_put(&w->second, offset, 1, v, n);
+        if (first) mpt__ref_put(&w->first, offset, 1, m, n);
+        if (second) mpt__ref_put(&w->second, offset, 1, v, n);
     }
 }
 
@@ -468,6 +679,7 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
     const mpt__launch *launch = call->launch;
     const int64_t *steps = (const int64_t *)call->data[5];
     double lr = call->scalars[launch->slot[0]].f;
+    uint32_t denormals = mpt__flush_denormals(call->words->flushes);
     w->param = mpt__ref_view_of(call, 0);
     w->master = mpt__ref_view_of(call, 1);
     w->gradient = mpt__ref_view_of(call, 2);
@@ -480,8 +692,9 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
         if (prepare != NULL) prepare(launch, w, lr);
         int64_t count = w->segment[MPT__SEGMENT_COUNT];
         mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK),
-                      (int64_t)((double)count * ns), mpt__ref_update_chunk, w);
+                      mpt__ref_cost(call, count, ns), mpt__ref_update_chunk, w);
     }
+    mpt__restore_denormals(denormals);
 }
 
 static void mpt__ref_sgd(const mpt__cpu_call *call) {
@@ -489,7 +702,7 @@ static void mpt__ref_sgd(const mpt__cpu_call *call) {
     mpt__ref_update w;
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
-    w.update = mpt__ref_sgd_block;
+    w.update = call->words->sgd;
     w.momentum = (mpt__real)launch->imm[0];
     w.keep = (mpt__real)(1 - launch->imm[1]);
     w.decay = (mpt__real)launch->imm[2];
@@ -510,7 +723,7 @@ static void mpt__ref_adam(const mpt__cpu_call *call) {
     mpt__ref_update w;
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
-    w.update = mpt__ref_adam_block;
+    w.update = call->words->adam;
     w.second = mpt__ref_view_of(call, 6);
     w.beta1 = (mpt__real)launch->imm[0];
     w.rest1 = (mpt__real)(1 - launch->imm[0]);
@@ -649,59 +862,134 @@ static void mpt__ref_metric_add(const mpt__cpu_call *call) {
     call->scalars[slot[1]].i++;
 }
 
+/* Looks for it only in blocks that are not finite as a whole. */
 static void mpt__ref_find_nonfinite(const mpt__cpu_call *call) {
-    mpt__ref_loop loop = mpt__ref_loop_over(call->launch, 1);
+    const mpt__convert_table *convert = call->words->convert;
     mpt__scalar *found = &call->scalars[call->launch->slot[0]];
+    mpt__ref_walk walk;
+    mpt__ref_cursor at;
     double x[MPT__BLOCK];
-    mpt__ref_cursor run;
+    walk.view = mpt__ref_view_of(call, 0);
+    mpt__ref_loop_over(&walk.loop, &call->launch->operand[0]);
+    mpt__ref_start(&at, &walk.loop, 0);
     found->i = -1;
-    mpt__ref_cursor_start(&run, &loop, 0, loop.count);
-    while (found->i < 0 && mpt__ref_cursor_next(&run, &loop)) {
-        mpt__ref_load_f64(x, call->data[0], call->launch->operand[0].dtype, run.offset[0],
-                          loop.stride[0][loop.rank - 1], run.n);
-        for (int64_t i = 0; i < run.n && found->i < 0; i++) {
-            if (!mpt__f64_is_finite(x[i])) found->i = run.at + i;
+    int64_t step = mpt__ref_inner(&walk.loop), n = 0;
+    int dtype = walk.view.dtype;
+    for (int64_t done = 0; found->i < 0 && done < walk.loop.count; done += n) {
+        const char *p = (const char *)walk.view.data + at.offset * mpt__dtype_info[dtype].bytes;
+        const void *data = p;
+        n = mpt__ref_min(mpt__ref_room(&at, &walk.loop), MPT__BLOCK);
+        bool finite =
+            step == 1 &&
+            ((dtype == MPT_F32 && convert->all_finite_f32((const float *)data, (size_t)n)) ||
+             (dtype == MPT_F16 && convert->all_finite_f16((const uint16_t *)data, (size_t)n)) ||
+             (dtype == MPT_BF16 && convert->all_finite_bf16((const uint16_t *)data, (size_t)n)));
+        if (!finite) mpt__ref_load_f64(x, walk.view.data, walk.view.dtype, at.offset, step, n);
+        for (int64_t i = 0; !finite && i < n && found->i < 0; i++) {
+            if (!mpt__f64_is_finite(x[i])) found->i = done + i;
         }
+        mpt__ref_advance(&at, &walk.loop, n);
     }
 }
+
+/* ==== The words of the reference level ==== */
+
+static mpt__real mpt__ref_maximum(const mpt__real *x, int64_t n, mpt__real start) {
+    for (int64_t i = 0; i < n; i++) start = mpt__real_max(start, x[i]);
+    return start;
+}
+
+static void mpt__ref_add_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) lane[(first + i) % MPT__SUM_LANES] += x[i];
+}
+
+static void mpt__ref_max_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        mpt__real *to = &lane[(first + i) % MPT__SUM_LANES];
+        *to = mpt__real_max(*to, x[i]);
+    }
+}
+
+static bool mpt__ref_add_squares(double *lane, const mpt__real *x, int64_t n,
+                                 mpt__real multiplier) {
+    bool finite = true;
+    for (int64_t i = 0; i < n; i++) {
+        mpt__real product = x[i] * multiplier;
+        if (!mpt__real_is_finite(product)) finite = false;
+        lane[i % MPT__SUM_LANES] += (double)product * (double)product;
+    }
+    return finite;
+}
+
+static void mpt__ref_keep(mpt__real *out, const mpt__real *x, const uint32_t *words, int64_t n,
+                          uint32_t threshold, mpt__real factor) {
+    for (int64_t i = 0; i < n; i++) out[i] = words[i] >= threshold ? x[i] * factor : 0;
+}
+
+static void mpt__ref_transpose(mpt__real *to, int64_t to_step, const mpt__real *from,
+                               int64_t from_step, int64_t rows, int64_t columns) {
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) to[j * to_step + i] = from[i * from_step + j];
+    }
+}
+
+static const mpt__words mpt__ref_words = {1.0,
+                                          false,
+                                          &mpt__convert_portable,
+                                          mpt__random_bits,
+#define MPT__ROW(id, ns, value) mpt__ref_unary_##id,
+                                          {MPT__REF_UNARY(MPT__ROW)},
+#undef MPT__ROW
+#define MPT__ROW(id, ns, value) mpt__ref_binary_##id,
+                                          {MPT__REF_BINARY(MPT__ROW)},
+#undef MPT__ROW
+                                          mpt__ref_maximum,
+                                          mpt__ref_add_lanes,
+                                          mpt__ref_max_lanes,
+                                          mpt__ref_add_squares,
+                                          mpt__ref_keep,
+                                          mpt__ref_transpose,
+                                          mpt__ref_sgd_block,
+                                          mpt__ref_adam_block};
 
 /* ==== The table ==== */
 
 /* R(ID, function, workspace): every kernel of MPT__KERNELS. */
-#define MPT__REF_KERNELS(R)                                                                        \
-    R(FILL, fill, NULL)                                                                            \
-    R(COPY, copy, NULL)                                                                            \
-    R(UNARY, unary, NULL)                                                                          \
-    R(BINARY, binary, NULL)                                                                        \
-    R(REDUCE, reduce, mpt__ref_reduce_workspace)                                                   \
-    R(ARGMAX, argmax, NULL)                                                                        \
-    R(SCATTER_AXIS, scatter_axis, NULL)                                                            \
-    R(GEMM, gemm, NULL)                                                                            \
-    R(SOFTMAX, softmax, NULL)                                                                      \
-    R(SOFTMAX_BACKWARD, softmax_backward, NULL)                                                    \
-    R(DROPOUT, dropout, NULL)                                                                      \
-    R(RANDOM, random, NULL)                                                                        \
-    R(NLL, nll, mpt__ref_loss_workspace)                                                           \
-    R(NLL_BACKWARD, nll_backward, NULL)                                                            \
-    R(CROSS_ENTROPY, cross_entropy, mpt__ref_loss_workspace)                                       \
-    R(CROSS_ENTROPY_BACKWARD, cross_entropy_backward, NULL)                                        \
-    R(GRAD_NORM, grad_norm, mpt__ref_grad_norm_workspace)                                          \
-    R(GRAD_SCALE, grad_scale, NULL)                                                                \
-    R(SGD, sgd, NULL)                                                                              \
-    R(ADAM, adam, NULL)                                                                            \
-    R(STEP_COMMIT, step_commit, NULL)                                                              \
-    R(LR_LOOKUP, lr_lookup, NULL)                                                                  \
-    R(CLIP, clip, NULL)                                                                            \
-    R(SCALAR_SET, scalar_set, NULL)                                                                \
-    R(SCALAR_COPY, scalar_copy, NULL)                                                              \
-    R(SCALAR_OR, scalar_or, NULL)                                                                  \
-    R(UNSCALE_BEGIN, unscale_begin, NULL)                                                          \
-    R(SCALER_UPDATE, scaler_update, NULL)                                                          \
-    R(METRIC_ADD, metric_add, NULL)                                                                \
+#define MPT__REF_KERNELS(R)                                  \
+    R(FILL, fill, NULL)                                      \
+    R(COPY, copy, NULL)                                      \
+    R(UNARY, unary, NULL)                                    \
+    R(BINARY, binary, NULL)                                  \
+    R(REDUCE, reduce, mpt__ref_reduce_workspace)             \
+    R(ARGMAX, argmax, NULL)                                  \
+    R(SCATTER_AXIS, scatter_axis, NULL)                      \
+    R(GEMM, gemm, NULL)                                      \
+    R(SOFTMAX, softmax, NULL)                                \
+    R(SOFTMAX_BACKWARD, softmax_backward, NULL)              \
+    R(DROPOUT, dropout, NULL)                                \
+    R(RANDOM, random, NULL)                                  \
+    R(NLL, nll, mpt__ref_loss_workspace)                     \
+    R(NLL_BACKWARD, nll_backward, NULL)                      \
+    R(CROSS_ENTROPY, cross_entropy, mpt__ref_loss_workspace) \
+    R(CROSS_ENTROPY_BACKWARD, cross_entropy_backward, NULL)  \
+    R(GRAD_NORM, grad_norm, mpt__ref_grad_norm_workspace)    \
+    R(GRAD_SCALE, grad_scale, NULL)                          \
+    R(SGD, sgd, NULL)                                        \
+    R(ADAM, adam, NULL)                                      \
+    R(STEP_COMMIT, step_commit, NULL)                        \
+    R(LR_LOOKUP, lr_lookup, NULL)                            \
+    R(CLIP, clip, NULL)                                      \
+    R(SCALAR_SET, scalar_set, NULL)                          \
+    R(SCALAR_COPY, scalar_copy, NULL)                        \
+    R(SCALAR_OR, scalar_or, NULL)                            \
+    R(UNSCALE_BEGIN, unscale_begin, NULL)                    \
+    R(SCALER_UPDATE, scaler_update, NULL)                    \
+    R(METRIC_ADD, metric_add, NULL)                          \
     R(FIND_NONFINITE, find_nonfinite, NULL)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {
-#define MPT__ROW(id, function, workspace)                                                          \
+    cpu->words = &mpt__ref_words;
+#define MPT__ROW(id, function, workspace) \
     mpt__cpu_add(cpu, MPT__K_##id, mpt__ref_##function, workspace);
     MPT__REF_KERNELS(MPT__ROW)
 #undef MPT__ROW

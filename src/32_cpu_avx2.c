@@ -105,8 +105,7 @@ MPT__AVX2_OP void mpt__v8_store_as(void *p, mpt__v8_f v, int64_t n, int dtype) {
 }
 
 /* Transposes 4 rows of 8: lane 4 l + j of row r becomes lane 4 l + r of column j. */
-MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2,
-                                       mpt__v8_f *r3) {
+MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2, mpt__v8_f *r3) {
     __m256 low01 = _mm256_unpacklo_ps(*r0, *r1), high01 = _mm256_unpackhi_ps(*r0, *r1);
     __m256 low23 = _mm256_unpacklo_ps(*r2, *r3), high23 = _mm256_unpackhi_ps(*r2, *r3);
     *r0 = _mm256_shuffle_ps(low01, low23, 0x44);
@@ -130,104 +129,52 @@ MPT__AVX2_OP __m256 mpt__v8_sum8(__m256 s0, __m256 s1, __m256 s2, __m256 s3, __m
 
 MPT__SIMD_WORDS(MPT__AVX2_OP, mpt__v8, MPT__NAME_AVX2)
 
-/* ==== Sums: 8 lanes on every level ==== */
-
-MPT__AVX2 void mpt__avx2_add_lanes(float *lane, int64_t first, const float *x, int64_t n) {
-    int64_t i = 0;
-    for (; i < n && (first + i) % MPT__SUM_LANES != 0; i++) {
-        lane[(first + i) % MPT__SUM_LANES] += x[i];
-    }
-    __m256 sum = _mm256_loadu_ps(lane);
-    for (; i + 8 <= n; i += 8) sum = mpt__v8_add(sum, _mm256_loadu_ps(x + i));
-    _mm256_storeu_ps(lane, sum);
-    for (; i < n; i++) lane[(first + i) % MPT__SUM_LANES] += x[i];
+/* Doubles made of the floats of a vector. */
+typedef struct mpt__v8_d {
+    __m256d low, high;
+} mpt__v8_d;
+MPT__AVX2_OP mpt__v8_d mpt__v8_load_doubles(const double *p) {
+    mpt__v8_d v = {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)};
+    return v;
+}
+MPT__AVX2_OP void mpt__v8_store_doubles(double *p, mpt__v8_d v) {
+    _mm256_storeu_pd(p, v.low);
+    _mm256_storeu_pd(p + 4, v.high);
+}
+MPT__AVX2_OP mpt__v8_d mpt__v8_add_squares(mpt__v8_d sum, mpt__v8_f x) {
+    __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+    __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+    sum.low = _mm256_fmadd_pd(low, low, sum.low);
+    sum.high = _mm256_fmadd_pd(high, high, sum.high);
+    return sum;
 }
 
-MPT__AVX2 void mpt__avx2_max_lanes(float *lane, int64_t first, const float *x, int64_t n) {
-    int64_t i = 0;
-    for (; i < n && (first + i) % MPT__SUM_LANES != 0; i++) {
-        float *to = &lane[(first + i) % MPT__SUM_LANES];
-        *to = mpt__real_max(*to, x[i]);
-    }
-    __m256 most = _mm256_loadu_ps(lane);
-    for (; i + 8 <= n; i += 8) most = mpt__v8_max_nan(most, _mm256_loadu_ps(x + i));
-    _mm256_storeu_ps(lane, most);
-    for (; i < n; i++) {
-        float *to = &lane[(first + i) % MPT__SUM_LANES];
-        *to = mpt__real_max(*to, x[i]);
-    }
+/* 64-bit integers. umul multiplies low words; ucount is at, at + 1 and so on. */
+typedef __m256i mpt__v8_u;
+MPT__AVX2_OP mpt__v8_u mpt__v8_uset(uint64_t a) { return _mm256_set1_epi64x((long long)a); }
+MPT__AVX2_OP mpt__v8_u mpt__v8_ucount(uint64_t at) {
+    return _mm256_add_epi64(mpt__v8_uset(at), _mm256_setr_epi64x(0, 1, 2, 3));
 }
-
-/* Adds the squares of 4 floats to 4 sums. The square of a float is exact in double, so that fusing
-   it with the sum changes nothing. */
-MPT__AVX2_OP __m256d mpt__avx2_add_square(__m256d sum, __m128 x) {
-    __m256d wide = _mm256_cvtps_pd(x);
-    return _mm256_fmadd_pd(wide, wide, sum);
+MPT__AVX2_OP mpt__v8_u mpt__v8_umul(mpt__v8_u a, mpt__v8_u b) { return _mm256_mul_epu32(a, b); }
+MPT__AVX2_OP mpt__v8_u mpt__v8_uhigh(mpt__v8_u a) { return _mm256_srli_epi64(a, 32); }
+MPT__AVX2_OP mpt__v8_u mpt__v8_uxor(mpt__v8_u a, mpt__v8_u b, mpt__v8_u c) {
+    return _mm256_xor_si256(_mm256_xor_si256(a, b), c);
 }
-
-MPT__AVX2 bool mpt__avx2_add_squares(double *lane, const float *x, int64_t n, float multiplier) {
-    const __m256 by = _mm256_set1_ps(multiplier);
-    const __m256i exponent = _mm256_set1_epi32(0x7f800000);
-    __m256i bad = _mm256_setzero_si256();
-    __m256d low = _mm256_loadu_pd(lane), high = _mm256_loadu_pd(lane + 4);
-    for (int64_t i = 0; i < n; i += 8) {
-        __m256 v = mpt__v8_mul(mpt__v8_load_as(x + i, n - i, MPT_F32), by);
-        __m256i field = _mm256_and_si256(_mm256_castps_si256(v), exponent);
-        bad = _mm256_or_si256(bad, _mm256_cmpeq_epi32(field, exponent));
-        if (n - i < 8) v = _mm256_and_ps(v, _mm256_castsi256_ps(mpt__v8_first(n - i)));
-        low = mpt__avx2_add_square(low, _mm256_castps256_ps128(v));
-        high = mpt__avx2_add_square(high, _mm256_extractf128_ps(v, 1));
-    }
-    _mm256_storeu_pd(lane, low);
-    _mm256_storeu_pd(lane + 4, high);
-    return _mm256_testz_si256(bad, bad) != 0;
+/* The low words of lane 0 of a, b, c, d, then those of lane 1 and so on. */
+MPT__AVX2_OP void mpt__v8_ustore(uint32_t *p, mpt__v8_u a, mpt__v8_u b, mpt__v8_u c, mpt__v8_u d) {
+    __m256i ab = _mm256_blend_epi32(a, _mm256_slli_epi64(b, 32), 0xaa);
+    __m256i cd = _mm256_blend_epi32(c, _mm256_slli_epi64(d, 32), 0xaa);
+    __m256i even = _mm256_unpacklo_epi64(ab, cd), odd = _mm256_unpackhi_epi64(ab, cd);
+    __m256i *to = (__m256i *)(void *)p;
+    _mm256_storeu_si256(to, _mm256_permute2x128_si256(even, odd, 0x20));
+    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
 }
 
 /* ==== The level ==== */
 
-MPT__SIMD_BLOCKS(MPT__AVX2, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2)
-MPT__SIMD_UPDATE(MPT__AVX2, mpt__avx2, mpt__v8, 8)
-
-#define MPT__ROW(id, value)                                                                        \
-    MPT__AVX2 void mpt__avx2_fn_##id(float *out, const float *x, int64_t n, float c) {             \
-        (void)c;                                                                                   \
-        MPT__SIMD_EACH1(mpt__v8, 8, value)                                                         \
-    }
-MPT__SIMD_UNARY(MPT__ROW, mpt__v8, MPT__NAME_AVX2)
-#undef MPT__ROW
-#define MPT__ROW(id, value)                                                                        \
-    MPT__AVX2 void mpt__avx2_fn_##id(float *out, const float *x, const float *y, int64_t n) {      \
-        MPT__SIMD_EACH2(mpt__v8, 8, value)                                                         \
-    }
-MPT__SIMD_BINARY(MPT__ROW, mpt__v8, MPT__NAME_AVX2)
-#undef MPT__ROW
-
-#define MPT__ROW(id, value)                                                                        \
-    case MPT__FN_##id: return mpt__avx2_fn_##id;
-static mpt__simd_unary_fn mpt__avx2_unary(int function) {
-    switch (function) {
-        MPT__SIMD_UNARY(MPT__ROW, mpt__v8, MPT__NAME_AVX2)
-    default: return NULL;
-    }
-}
-static mpt__simd_binary_fn mpt__avx2_binary(int function) {
-    switch (function) {
-        MPT__SIMD_BINARY(MPT__ROW, mpt__v8, MPT__NAME_AVX2)
-    default: return NULL;
-    }
-}
-#undef MPT__ROW
-
-static const mpt__simd_level mpt__avx2_level = {
-    &mpt__convert_avx2,      mpt__avx2_unary,         mpt__avx2_binary,
-    mpt__avx2_fn_ADD,        mpt__avx2_fn_MUL,        mpt__avx2_max,
-    mpt__avx2_exp_less,      mpt__avx2_divide,        mpt__avx2_clamp,
-    mpt__avx2_less_less,     mpt__avx2_maximum,       mpt__avx2_softmax_slope,
-    mpt__avx2_log_softmax_slope, mpt__avx2_add_lanes, mpt__avx2_max_lanes,
-    mpt__avx2_add_squares,   mpt__avx2_keep,          mpt__avx2_sgd,
-    mpt__avx2_adam};
-
-MPT__SIMD_RUN(MPT__SIMD_WRAPPER, mpt__avx2)
+MPT__SIMD_TRANSPOSE(MPT__AVX2, mpt__avx2, mpt__v8, 8)
+MPT__SIMD_LEVEL(MPT__AVX2, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__avx2, &mpt__convert_avx2,
+                0.15)
 
 #endif
 #endif

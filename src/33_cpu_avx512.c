@@ -105,51 +105,54 @@ MPT__AVX512_OP __m256 mpt__v16_sum8(__m512 s0, __m512 s1, __m512 s2, __m512 s3, 
 
 MPT__SIMD_WORDS(MPT__AVX512_OP, mpt__v16, MPT__NAME_AVX512)
 
+typedef struct mpt__v16_d {
+    __m512d low, high;
+} mpt__v16_d;
+MPT__AVX512_OP mpt__v16_d mpt__v16_load_doubles(const double *p) {
+    mpt__v16_d v = {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)};
+    return v;
+}
+MPT__AVX512_OP void mpt__v16_store_doubles(double *p, mpt__v16_d v) {
+    _mm512_storeu_pd(p, v.low);
+    _mm512_storeu_pd(p + 8, v.high);
+}
+MPT__AVX512_OP mpt__v16_d mpt__v16_add_squares(mpt__v16_d sum, mpt__v16_f x) {
+    __m512d low = _mm512_maskz_cvtps_pd((__mmask8)0xff, _mm512_castps512_ps256(x));
+    __m512d high = _mm512_maskz_cvtps_pd((__mmask8)0xff, _mm512_extractf32x8_ps(x, 1));
+    sum.low = _mm512_fmadd_pd(low, low, sum.low);
+    sum.high = _mm512_fmadd_pd(high, high, sum.high);
+    return sum;
+}
+typedef __m512i mpt__v16_u;
+MPT__AVX512_OP mpt__v16_u mpt__v16_uset(uint64_t a) { return _mm512_set1_epi64((long long)a); }
+MPT__AVX512_OP mpt__v16_u mpt__v16_ucount(uint64_t at) {
+    return _mm512_add_epi64(mpt__v16_uset(at), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+}
+MPT__AVX512_OP mpt__v16_u mpt__v16_umul(mpt__v16_u a, mpt__v16_u b) {
+    return _mm512_maskz_mul_epu32((__mmask8)0xff, a, b);
+}
+MPT__AVX512_OP mpt__v16_u mpt__v16_uhigh(mpt__v16_u a) {
+    return _mm512_maskz_srli_epi64((__mmask8)0xff, a, 32);
+}
+MPT__AVX512_OP mpt__v16_u mpt__v16_uxor(mpt__v16_u a, mpt__v16_u b, mpt__v16_u c) {
+    return _mm512_ternarylogic_epi64(a, b, c, 0x96);
+}
+MPT__AVX512_OP void mpt__v16_ustore(uint32_t *p, mpt__v16_u a, mpt__v16_u b, mpt__v16_u c,
+                                    mpt__v16_u d) {
+    const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    const __m512i second = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+    __m512i ab = _mm512_mask_slli_epi64(a, (__mmask8)0xff, b, 32);
+    __m512i cd = _mm512_mask_slli_epi64(c, (__mmask8)0xff, d, 32);
+    ab = _mm512_mask_blend_epi32((__mmask16)0xaaaa, a, ab);
+    cd = _mm512_mask_blend_epi32((__mmask16)0xaaaa, c, cd);
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi64(ab, first, cd));
+    _mm512_storeu_si512(p + 16, _mm512_permutex2var_epi64(ab, second, cd));
+}
+
 /* ==== The level ==== */
 
-MPT__SIMD_BLOCKS(MPT__AVX512, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512)
-MPT__SIMD_UPDATE(MPT__AVX512, mpt__avx512, mpt__v16, 16)
-
-#define MPT__ROW(id, value)                                                                        \
-    MPT__AVX512 void mpt__avx512_fn_##id(float *out, const float *x, int64_t n, float c) {         \
-        (void)c;                                                                                   \
-        MPT__SIMD_EACH1(mpt__v16, 16, value)                                                       \
-    }
-MPT__SIMD_UNARY(MPT__ROW, mpt__v16, MPT__NAME_AVX512)
-#undef MPT__ROW
-#define MPT__ROW(id, value)                                                                        \
-    MPT__AVX512 void mpt__avx512_fn_##id(float *out, const float *x, const float *y, int64_t n) {  \
-        MPT__SIMD_EACH2(mpt__v16, 16, value)                                                       \
-    }
-MPT__SIMD_BINARY(MPT__ROW, mpt__v16, MPT__NAME_AVX512)
-#undef MPT__ROW
-
-#define MPT__ROW(id, value)                                                                        \
-    case MPT__FN_##id: return mpt__avx512_fn_##id;
-static mpt__simd_unary_fn mpt__avx512_unary(int function) {
-    switch (function) {
-        MPT__SIMD_UNARY(MPT__ROW, mpt__v16, MPT__NAME_AVX512)
-    default: return NULL;
-    }
-}
-static mpt__simd_binary_fn mpt__avx512_binary(int function) {
-    switch (function) {
-        MPT__SIMD_BINARY(MPT__ROW, mpt__v16, MPT__NAME_AVX512)
-    default: return NULL;
-    }
-}
-#undef MPT__ROW
-
-static const mpt__simd_level mpt__avx512_level = {
-    &mpt__convert_avx512,      mpt__avx512_unary,         mpt__avx512_binary,
-    mpt__avx512_fn_ADD,        mpt__avx512_fn_MUL,        mpt__avx512_max,
-    mpt__avx512_exp_less,      mpt__avx512_divide,        mpt__avx512_clamp,
-    mpt__avx512_less_less,     mpt__avx512_maximum,       mpt__avx512_softmax_slope,
-    mpt__avx512_log_softmax_slope, mpt__avx2_add_lanes, mpt__avx2_max_lanes,
-    mpt__avx2_add_squares,   mpt__avx512_keep,          mpt__avx512_sgd,
-    mpt__avx512_adam};
-
-MPT__SIMD_RUN(MPT__SIMD_WRAPPER, mpt__avx512)
+MPT__SIMD_LEVEL(MPT__AVX512, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, mpt__avx2,
+                &mpt__convert_avx512, 0.15)
 
 #endif
 #endif

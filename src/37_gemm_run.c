@@ -587,7 +587,7 @@ static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__laun
 #ifdef MPT__HAS_AVX2
 MPT__GEMM_KERNEL(mpt__avx2)
 static void mpt__cpu_add_avx2(mpt__cpu *cpu) {
-    MPT__SIMD_RUN(MPT__SIMD_ADD, mpt__avx2)
+    cpu->words = &mpt__avx2_words;
     mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx2_gemm, mpt__avx2_gemm_workspace);
 }
 #endif
@@ -595,7 +595,7 @@ static void mpt__cpu_add_avx2(mpt__cpu *cpu) {
 #ifdef MPT__HAS_AVX512
 MPT__GEMM_KERNEL(mpt__avx512)
 static void mpt__cpu_add_avx512(mpt__cpu *cpu) {
-    MPT__SIMD_RUN(MPT__SIMD_ADD, mpt__avx512)
+    cpu->words = &mpt__avx512_words;
     mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx512_gemm, mpt__avx512_gemm_workspace);
 }
 #endif

@@ -687,9 +687,9 @@ TEST(sums_follow_the_documented_tree) {
     for (int c = 0; c < 6; c++) {
         memset(lane, 0, sizeof lane);
         for (int64_t i = 0; i < MPT__SUM_CHUNK && c * MPT__SUM_CHUNK + i < n; i++) {
-            lane[i % 8] += (mpt__real)at(0, c * MPT__SUM_CHUNK + i);
+            lane[i % 16] += (mpt__real)at(0, c * MPT__SUM_CHUNK + i);
         }
-        for (int half = 4; half > 0; half /= 2) {
+        for (int half = 8; half > 0; half /= 2) {
             for (int l = 0; l < half; l++) lane[l] += lane[l + half];
         }
         chunk[c] = lane[0];
@@ -698,7 +698,7 @@ TEST(sums_follow_the_documented_tree) {
     mpt__real want = ((chunk[0] + chunk[1]) + (chunk[2] + chunk[3])) + (chunk[4] + chunk[5]);
     CHECK(at(1, 0) == (double)(float)want);
     mpt__ref_sum sum;
-    mpt__ref_sum_init(&sum);
+    mpt__ref_sum_init(&sum, &mpt__ref_words);
     for (int64_t i = 0; i < n; i += 100) {
         mpt__real x[100];
         int64_t take = n - i < 100 ? n - i : 100;
