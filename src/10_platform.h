@@ -159,8 +159,9 @@ static int32_t mpt__atomic_add32(int32_t *at, int32_t value);
 static int64_t mpt__atomic_add64(int64_t *at, int64_t value);
 static bool mpt__atomic_cas32(int32_t *at, int32_t expected, int32_t desired);
 static bool mpt__atomic_cas64(int64_t *at, int64_t expected, int64_t desired);
-/* Tells the core that this is a spin loop. */
+/* Tells the core that this is a spin loop; offers the core to another thread. */
 static void mpt__spin_pause(void);
+static void mpt__yield(void);
 
 /* The calling thread's floating-point control: rounding, flushing of denormals. */
 static uint32_t mpt__float_state(void);
@@ -294,6 +295,14 @@ static MPT__INLINE void mpt__spin_pause(void) {
     __builtin_arm_yield();
 #elif !defined(MPTRAIN_NO_THREADS)
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
+static MPT__INLINE void mpt__yield(void) {
+#if defined(_WIN32)
+    SwitchToThread();
+#elif !defined(MPTRAIN_NO_THREADS)
+    sched_yield();
 #endif
 }
 

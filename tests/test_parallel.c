@@ -117,7 +117,8 @@ TEST(small_work_stays_with_the_caller) {
     pool = mpt__pool_create(&base, 4);
     REQUIRE(pool != NULL);
     memset(&shared_marks, 0, sizeof shared_marks);
-    for (int i = 0; i < 1000; i++) mpt__parallel(pool, 50, 5000, mark, &shared_marks);
+    for (int i = 0; i < 1000; i++)
+        mpt__parallel(pool, 50, MPT__PARALLEL_COST - 1, mark, &shared_marks);
     mpt__parallel(pool, 1, ALWAYS, mark, &shared_marks);
     mpt__parallel(pool, 0, ALWAYS, mark, &shared_marks);
     mpt__parallel(pool, -3, ALWAYS, mark, &shared_marks);
@@ -179,6 +180,119 @@ TEST(returns_when_all_is_done) {
         mpt__parallel(pool, 40, ALWAYS, slow_chunk, &work);
         CHECK_EQ_INT(mpt__atomic_load32(&work.done), 40);
     }
+    mpt__pool_destroy(pool);
+}
+
+/* Lasts until `wanted` threads are at work, and leaves time for one more to come. */
+typedef struct meeting {
+    int32_t wanted, here, marked[64];
+} meeting;
+
+static void meet(void *work, int64_t chunk, int thread) {
+    meeting *m = (meeting *)work;
+    const double start = mpt__system_now(NULL);
+    (void)chunk;
+    if (m->marked[thread]) return;
+    m->marked[thread] = 1;
+    mpt__atomic_add32(&m->here, 1);
+    while (mpt__atomic_load32(&m->here) < m->wanted && mpt__system_now(NULL) - start < 10)
+        mpt__yield();
+    for (int i = 0; i < 1000; i++) mpt__yield();
+}
+
+static void check_meeting(mpt__pool *pool, int64_t cost, int32_t wanted) {
+    meeting m;
+    memset(&m, 0, sizeof m);
+    m.wanted = wanted;
+    mpt__parallel(pool, 64, cost, meet, &m);
+    CHECK_EQ_INT(m.here, wanted);
+    mpt__parallel(pool, 2, ALWAYS, mark, &shared_marks); /* pays for what the caller waited */
+}
+
+TEST(as_many_threads_as_there_is_work_for) {
+    enum { HELPERS = MPT__WAKE_COST / MPT__PARALLEL_COST };
+    mpt__base base;
+    mpt__pool *pool;
+    NEEDS_THREADS;
+    mpt__base_init(&base, NULL);
+    pool = mpt__pool_create(&base, HELPERS + 20);
+    REQUIRE(pool != NULL);
+    check_meeting(pool, MPT__WAKE_COST, HELPERS + 1);
+    check_meeting(pool, ALWAYS, HELPERS + 20);
+    mpt__pool_destroy(pool);
+}
+
+/* Threads that are awake take work that would wake none; left alone, they sleep. */
+TEST(threads_stay_awake_for_a_while) {
+    mpt__base base;
+    mpt__pool *pool;
+    double start;
+    int64_t runs, by_thread[64], before = 0;
+    bool helped = false;
+    NEEDS_THREADS;
+    if (mpt__core_count() < 2) SKIP("a second core");
+    mpt__base_init(&base, NULL);
+    pool = mpt__pool_create(&base, 2);
+    REQUIRE(pool != NULL);
+    start = mpt__system_now(NULL);
+    while (!helped && mpt__system_now(NULL) - start < 20) {
+        static sums s;
+        mpt__parallel(pool, 64, ALWAYS, sum_chunk, &s);
+        mpt__pool_counts(pool, &runs, by_thread);
+        before = by_thread[1];
+        mpt__parallel(pool, 64, MPT__WAKE_COST - 1, sum_chunk, &s);
+        mpt__pool_counts(pool, &runs, by_thread);
+        helped = by_thread[1] > before;
+    }
+    CHECK(helped);
+    start = mpt__system_now(NULL);
+    while (mpt__atomic_load32(&pool->sleepers) < 1 && mpt__system_now(NULL) - start < 10)
+        mpt__yield();
+    CHECK_EQ_INT(mpt__atomic_load32(&pool->sleepers), 1);
+    before = by_thread[1];
+    for (int i = 0; i < 100; i++)
+        mpt__parallel(pool, 64, MPT__WAKE_COST - 1, mark, &shared_marks);
+    mpt__pool_counts(pool, &runs, by_thread);
+    CHECK_EQ_INT(by_thread[1], before);
+    mpt__pool_destroy(pool);
+}
+
+/* The caller's chunks end as soon as the other thread has one, which is long. */
+static void late_chunk(void *work, int64_t chunk, int thread) {
+    slow_work *w = (slow_work *)work;
+    const double start = mpt__system_now(NULL);
+    (void)chunk;
+    if (thread) {
+        mpt__atomic_store32(&w->done, 1);
+        rest(w->base, 20e-3);
+    }
+    while (!mpt__atomic_load32(&w->done) && mpt__system_now(NULL) - start < 10) mpt__yield();
+}
+
+/* A thread that keeps the caller waiting is not asked again for a while. */
+TEST(a_slow_thread_is_left_alone) {
+    const int64_t cost = 1000000;
+    mpt__base base;
+    mpt__pool *pool;
+    slow_work work;
+    int64_t runs, by_thread[64], before;
+    NEEDS_THREADS;
+    mpt__base_init(&base, NULL);
+    pool = mpt__pool_create(&base, 2);
+    REQUIRE(pool != NULL);
+    work.base = &base;
+    for (int run = 0; run < 100 && pool->alone <= 0; run++) {
+        work.done = 0;
+        mpt__parallel(pool, 2, ALWAYS, late_chunk, &work);
+    }
+    REQUIRE(pool->alone >= MPT__POOL_SPIN * 1e9 * MPT__POOL_DISTRUST);
+    mpt__pool_counts(pool, &runs, by_thread);
+    before = by_thread[1];
+    CHECK(before > 0);
+    while (pool->alone > 0)
+        mpt__parallel(pool, 40, cost, mark, &shared_marks);
+    mpt__pool_counts(pool, &runs, by_thread);
+    CHECK_EQ_INT(by_thread[1], before);
     mpt__pool_destroy(pool);
 }
 
@@ -363,6 +477,8 @@ TEST(atomics_lose_nothing) {
 
 TEST_TABLE = {T(every_chunk_runs_once), T(threads_take_part_and_bits_stay),
     T(small_work_stays_with_the_caller), T(sleepers_wake), T(returns_when_all_is_done),
+    T(as_many_threads_as_there_is_work_for), T(threads_stay_awake_for_a_while),
+    T(a_slow_thread_is_left_alone),
     T(float_state_reaches_the_threads), T(pool_clamps_threads), T(failing_threads_are_an_error),
     T(pool_without_memory_is_an_error), T(pool_ends_in_a_forked_child), T(atomics_lose_nothing)};
 TEST_MAIN
