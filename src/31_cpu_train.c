@@ -271,6 +271,17 @@ static mpt__real mpt__ref_factor(const mpt__cpu_call *call, int slot) {
     return slot != 0 ? (mpt__real)call->scalars[slot].f : 1;
 }
 
+/* Starts a norm: with slot[3], a loss scale, the multiplier becomes 1 / scale, found_inf 0. Gives
+   the multiplier. */
+static mpt__real mpt__ref_norm_begin(const mpt__cpu_call *call) {
+    const uint16_t *slot = call->launch->slot;
+    if (slot[3] != 0) {
+        call->scalars[slot[0]].f = (double)(float)(1 / call->scalars[slot[3]].f);
+        if (slot[1] != 0) call->scalars[slot[1]].i = 0;
+    }
+    return mpt__ref_factor(call, slot[0]);
+}
+
 /* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
    eight lanes and their fold as in MPT__SUM_CHUNK, all chunks of all segments added up in pairs. */
 typedef struct mpt__ref_norm_part {
@@ -339,7 +350,7 @@ static void mpt__ref_grad_norm(const mpt__cpu_call *call) {
     mpt__ref_norm_work w;
     int64_t chunks = 0;
     w.gradients = mpt__ref_view_of(call, 0);
-    w.multiplier = mpt__ref_factor(call, launch->slot[0]);
+    w.multiplier = mpt__ref_norm_begin(call);
     for (int64_t s = 0; s < launch->operand[1].shape[0]; s++) {
         w.segment = mpt__ref_segment(call, 1, s);
         w.part = parts + chunks;
@@ -459,6 +470,28 @@ static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
     }
 }
 
+/* The rate of an update: slot[0], or what a table of rates has for the steps applied. */
+static double mpt__ref_rate(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    if (launch->n_operands < 8 || call->data[7] == NULL) return call->scalars[launch->slot[0]].f;
+    int64_t n = launch->operand[7].shape[0];
+    int64_t at = call->scalars[launch->slot[3]].i - call->scalars[launch->slot[4]].i;
+    return ((const double *)call->data[7])[at < 0 ? 0 : at < n ? at : n - 1];
+}
+
+/* The end of an update: its steps are counted. */
+static void mpt__ref_commit(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    int64_t *steps = (int64_t *)call->data[5];
+    if (launch->index[1] == 0) return;
+    for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
+        const int64_t *segment = mpt__ref_segment(call, 4, s);
+        for (int64_t i = 0; i < segment[MPT__SEGMENT_STEPS]; i++)
+            steps[segment[MPT__SEGMENT_STEP] + i]++;
+    }
+    if (launch->index[1] == 2) call->scalars[launch->slot[3]].i++;
+}
+
 /* Fills what both optimizers have and goes through the segments; `prepare` (or NULL) computes what
    depends on the step count. */
 static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
@@ -467,7 +500,7 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
                                 double ns) {
     const mpt__launch *launch = call->launch;
     const int64_t *steps = (const int64_t *)call->data[5];
-    double lr = call->scalars[launch->slot[0]].f;
+    double lr = mpt__ref_rate(call);
     w->param = mpt__ref_view_of(call, 0);
     w->master = mpt__ref_view_of(call, 1);
     w->gradient = mpt__ref_view_of(call, 2);
@@ -482,6 +515,7 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
         mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK),
                       (int64_t)((double)count * ns), mpt__ref_update_chunk, w);
     }
+    mpt__ref_commit(call);
 }
 
 static void mpt__ref_sgd(const mpt__cpu_call *call) {
@@ -522,43 +556,6 @@ static void mpt__ref_adam(const mpt__cpu_call *call) {
     mpt__ref_update_run(call, &w, mpt__ref_adam_prepare, 12.0);
 }
 
-/* Whether a segment before this one names the same step count. */
-static bool mpt__ref_counted_before(const mpt__cpu_call *call, int64_t segment) {
-    int64_t step = mpt__ref_segment(call, 0, segment)[MPT__SEGMENT_STEP];
-    for (int64_t s = segment - 1; s >= 0; s--) {
-        if (mpt__ref_segment(call, 0, s)[MPT__SEGMENT_STEP] == step) return true;
-    }
-    return false;
-}
-
-static void mpt__ref_step_commit(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    int64_t *steps = (int64_t *)call->data[1], highest = -1;
-    if (!mpt__gate_open(call, launch->slot[2])) return;
-    for (int64_t s = 0; s < launch->operand[0].shape[0]; s++) {
-        int64_t step = mpt__ref_segment(call, 0, s)[MPT__SEGMENT_STEP];
-        if (step > highest) { /* as in sorted segments: no earlier one can name it */
-            highest = step;
-        } else if (mpt__ref_counted_before(call, s)) {
-            continue;
-        }
-        steps[step]++;
-    }
-    if (launch->slot[0] != 0) call->scalars[launch->slot[0]].i++;
-}
-
-static void mpt__ref_lr_lookup(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    const double *table = (const double *)call->data[0];
-    int64_t n = launch->operand[0].shape[0];
-    int64_t start = launch->slot[2] != 0 ? call->scalars[launch->slot[2]].i : 0;
-    int64_t at = call->scalars[launch->slot[1]].i - start;
-    if (n == 0) return;
-    if (at > n - 1) at = n - 1;
-    if (at < 0) at = 0;
-    call->scalars[launch->slot[0]].f = table[at];
-}
-
 /* A NaN norm makes the multiplier NaN, as in PyTorch. */
 static void mpt__ref_clip(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
@@ -583,19 +580,9 @@ static void mpt__ref_scalar_set(const mpt__cpu_call *call) {
     }
 }
 
-static void mpt__ref_scalar_copy(const mpt__cpu_call *call) {
-    call->scalars[call->launch->slot[0]] = call->scalars[call->launch->slot[1]];
-}
-
 static void mpt__ref_scalar_or(const mpt__cpu_call *call) {
-    mpt__scalar *to = &call->scalars[call->launch->slot[0]];
-    to->i = (to->i | call->scalars[call->launch->slot[1]].i) != 0;
-}
-
-static void mpt__ref_unscale_begin(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
-    call->scalars[slot[0]].f = (double)(float)(1 / call->scalars[slot[1]].f);
-    call->scalars[slot[2]].i = 0;
+    call->scalars[slot[0]].i = (call->scalars[slot[1]].i | call->scalars[slot[2]].i) != 0;
 }
 
 /* The scale after an overflow. The floor stops the way down; it never lifts a scale that a user has
@@ -649,20 +636,30 @@ static void mpt__ref_metric_add(const mpt__cpu_call *call) {
     call->scalars[slot[1]].i++;
 }
 
-static void mpt__ref_find_nonfinite(const mpt__cpu_call *call) {
+/* The index of the first non-finite element of operand 0, or -1. */
+static int64_t mpt__ref_first_nonfinite(const mpt__cpu_call *call) {
     mpt__ref_loop loop = mpt__ref_loop_over(call->launch, 1);
-    mpt__scalar *found = &call->scalars[call->launch->slot[0]];
     double x[MPT__BLOCK];
     mpt__ref_cursor run;
-    found->i = -1;
     mpt__ref_cursor_start(&run, &loop, 0, loop.count);
-    while (found->i < 0 && mpt__ref_cursor_next(&run, &loop)) {
+    while (mpt__ref_cursor_next(&run, &loop)) {
         mpt__ref_load_f64(x, call->data[0], call->launch->operand[0].dtype, run.offset[0],
                           loop.stride[0][loop.rank - 1], run.n);
-        for (int64_t i = 0; i < run.n && found->i < 0; i++) {
-            if (!mpt__f64_is_finite(x[i])) found->i = run.at + i;
+        for (int64_t i = 0; i < run.n; i++) {
+            if (!mpt__f64_is_finite(x[i])) return run.at + i;
         }
     }
+    return -1;
+}
+
+static void mpt__ref_find_nonfinite(const mpt__cpu_call *call) {
+    call->scalars[call->launch->slot[0]].i = mpt__ref_first_nonfinite(call);
+}
+
+/* A finite loss may overflow by the scale: what counts is the loss. */
+static void mpt__ref_scale_loss(const mpt__cpu_call *call) {
+    mpt__ref_unary(call);
+    if (mpt__ref_first_nonfinite(call) >= 0) call->scalars[call->launch->slot[1]].i = 1;
 }
 
 /* ==== The table ==== */
@@ -689,13 +686,10 @@ static void mpt__ref_find_nonfinite(const mpt__cpu_call *call) {
     R(GRAD_SCALE, grad_scale, NULL)                                                                \
     R(SGD, sgd, NULL)                                                                              \
     R(ADAM, adam, NULL)                                                                            \
-    R(STEP_COMMIT, step_commit, NULL)                                                              \
-    R(LR_LOOKUP, lr_lookup, NULL)                                                                  \
     R(CLIP, clip, NULL)                                                                            \
     R(SCALAR_SET, scalar_set, NULL)                                                                \
-    R(SCALAR_COPY, scalar_copy, NULL)                                                              \
     R(SCALAR_OR, scalar_or, NULL)                                                                  \
-    R(UNSCALE_BEGIN, unscale_begin, NULL)                                                          \
+    R(SCALE_LOSS, scale_loss, NULL)                                                                \
     R(SCALER_UPDATE, scaler_update, NULL)                                                          \
     R(METRIC_ADD, metric_add, NULL)                                                                \
     R(FIND_NONFINITE, find_nonfinite, NULL)

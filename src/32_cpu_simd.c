@@ -494,7 +494,7 @@ static void mpt__simd_grad_norm(const mpt__simd_level *level, const mpt__cpu_cal
     int64_t chunks = 0;
     w.level = level;
     w.ref.gradients = mpt__ref_view_of(call, 0);
-    w.ref.multiplier = mpt__ref_factor(call, launch->slot[0]);
+    w.ref.multiplier = mpt__ref_norm_begin(call);
     for (int64_t s = 0; s < launch->operand[1].shape[0]; s++) {
         w.ref.segment = mpt__ref_segment(call, 1, s);
         w.ref.part = parts + chunks;
@@ -605,7 +605,7 @@ static void mpt__simd_update_run(const mpt__cpu_call *call, mpt__simd_update_wor
                                  double ns) {
     const mpt__launch *launch = call->launch;
     const int64_t *steps = (const int64_t *)call->data[5];
-    double lr = call->scalars[launch->slot[0]].f;
+    double lr = mpt__ref_rate(call);
     uint32_t state = mpt__flush_denormals(true);
     w->ref.param = mpt__ref_view_of(call, 0);
     w->ref.master = mpt__ref_view_of(call, 1);
@@ -622,6 +622,7 @@ static void mpt__simd_update_run(const mpt__cpu_call *call, mpt__simd_update_wor
                       mpt__simd_update_chunk, w);
     }
     mpt__restore_denormals(state);
+    mpt__ref_commit(call);
 }
 
 static void mpt__simd_sgd(const mpt__simd_level *level, const mpt__cpu_call *call) {

@@ -31,7 +31,7 @@
     O(isnan, INPUT, predicate, unary, none, ISNAN, NONE, "IsNaN")                           \
     O(isinf, INPUT, predicate, unary, none, ISINF, NONE, "IsInf")                           \
     O(equal, ANY, equal, binary, none, EQUAL, NONE, "Equal")                                \
-    O(scale_loss, LOSS, unary, unary, linear_unary, MUL_SLOT, MUL_SLOT, "Mul")              \
+    O(scale_loss, LOSS, unary, scale_loss, linear_unary, MUL_SLOT, MUL_SLOT, "Mul")         \
     O(matmul, LOW, matmul, matmul, matmul, NONE, NONE, "MatMul")                            \
     O(linear, LOW, linear, linear, linear, NONE, NONE, "Gemm")                              \
     O(sum, FP32, reduce, reduce, reduce, SUM, NONE, "ReduceSum")                            \
@@ -70,7 +70,8 @@ typedef enum mpt__op_id {
 #define MPT__FORWARDS(F)                                                                       \
     F(binary)                                                                                  \
     F(unary) F(unary_keep_in) F(unary_keep_out) F(matmul) F(linear) F(reduce) F(max) F(argmax) \
-        F(softmax) F(dropout) F(reshape) F(copy) F(cat) F(nll) F(cross_entropy) F(mse) F(user)
+        F(softmax) F(dropout) F(reshape) F(copy) F(cat) F(nll) F(cross_entropy) F(mse) F(user) \
+        F(scale_loss)
 #define MPT__BACKWARDS(F)                                                                      \
     F(add)                                                                                     \
     F(sub) F(mul) F(div) F(pass) F(linear_unary) F(unary) F(matmul) F(linear) F(reduce) F(max) \
