@@ -82,27 +82,27 @@ typedef struct mpt__operand {
  * GRAD_NORM  o0 r gradients f32 (a block), o1 r segments; slot[0] multiplier; slot[1] found_inf: set
  *           to 1 when an element, or its product with the multiplier, is non-finite; slot[2] out:
  *           2-norm of the products (sum of squares in double); with index[0] = 1 joined to the norm
- *           that stands there: sqrt(old^2 + sum). A slot 0 is left out.
+ *           that stands there: sqrt(old^2 + sum); slot[3] loss scale: first multiplier =
+ *           float(1 / scale) and found_inf = 0. A slot 0 is left out.
  * GRAD_SCALE  o0 rw gradients *= slot[0], over o1 r segments; then clamped to +-imm[0] if > 0.
  * SGD       o0 rw params (any float dtype), o1? rw master f32, o2 r gradients f32, o3? rw momentum
- *           f32, o4 r segments, o5 r step counts i64. slot[0] lr, slot[1] multiplier of the
- *           gradients, slot[2] found_inf; imm: momentum, dampening, decay; index[0]: Nesterov. Gate.
- *           A step count of 0 copies g to momentum.
+ *           f32, o4 r segments, o5 rw step counts i64, o7? r f64 table [n] of rates. slot[0] lr,
+ *           with a table instead its entry at clamp(slot[3] - slot[4], 0, n - 1) (both i64); slot[1]
+ *           multiplier of the gradients, slot[2] found_inf; imm: momentum, dampening, decay;
+ *           index[0]: Nesterov. With index[1] = 1 the step counts of all segments += 1 at the end,
+ *           with 2 also slot[3], the applied steps. Gate. A step count of 0 copies g to momentum.
  * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
  *           decoupled decay. t = step count + 1. Gate.
- * STEP_COMMIT  o0 r segments, o1 rw step counts: each count named by a segment += 1, once; slot[0]
- *           applied steps (i64) += 1; slot[2] found_inf. Gate.
- * LR_LOOKUP  slot[0] lr = o0 r f64 table [n] at clamp(slot[1] - slot[2], 0, n - 1) (both i64).
  * CLIP      slot[0] multiplier *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w f32 [1] =
  *           norm.
  * SCALAR_SET  slot[0] = imm[0] as double if index[0] is 0, else index[1] as integer.
- * SCALAR_COPY  slot[0] = slot[1]. SCALAR_OR: slot[0] = (slot[0] | slot[1]) != 0, integers.
- * UNSCALE_BEGIN  slot[0] multiplier = float(1 / slot[1] scale); slot[2] found_inf = 0.
+ * SCALAR_OR  slot[0] = (slot[1] | slot[2]) != 0, integers.
+ * SCALE_LOSS  UNARY MUL_SLOT, and slot[1] = 1 when an element of o0 is not finite.
  * SCALER_UPDATE  slot[0] scale (a double that holds a float), slot[1] tracker, slot[2] found_inf of
  *           this update, slot[3] updates, slot[4] skipped, slot[5] skipped in a row, slot[6] last
- *           skipped update, slot[7] outcome; imm: growth, backoff, floor, ceiling (0: none);
- *           index[0] interval, index[1]: fixed scale. amp-spec 2.3 with tracker >= interval. While
- *           the error word is set nothing changes.
+ *           skipped update, slot[7] outcome, where slots from 3 on may be 0: not counted; imm:
+ *           growth, backoff, floor, ceiling (0: none); index[0] interval, index[1]: fixed scale.
+ *           amp-spec 2.3 with tracker >= interval. While the error word is set nothing changes.
  * METRIC_ADD  slot[0] sum += o0 r [1], slot[1] count (i64) += 1.
  * FIND_NONFINITE  slot[0] = index of the first non-finite element of o0 r, or -1.
  */
@@ -127,13 +127,10 @@ typedef struct mpt__operand {
     K(GRAD_SCALE, "grad_scale", 1)                         \
     K(SGD, "sgd", 1)                                       \
     K(ADAM, "adam", 1)                                     \
-    K(STEP_COMMIT, "step_commit", 1)                       \
-    K(LR_LOOKUP, "lr_lookup", 1)                           \
     K(CLIP, "clip", 1)                                     \
     K(SCALAR_SET, "scalar_set", 1)                         \
-    K(SCALAR_COPY, "scalar_copy", 1)                       \
     K(SCALAR_OR, "scalar_or", 1)                           \
-    K(UNSCALE_BEGIN, "unscale_begin", 1)                   \
+    K(SCALE_LOSS, "scale_loss", 1)                         \
     K(SCALER_UPDATE, "scaler_update", 1)                   \
     K(METRIC_ADD, "metric_add", 1)                         \
     K(FIND_NONFINITE, "find_nonfinite", 0)
@@ -214,8 +211,15 @@ enum {
 /* ==== Segments ==== */
 
 /* Optimizer kernels run over segments of a block: an i64 storage of rows {offset, count, step count
-   index, 0}; the operand's shape is [n, 4]. Gaps between segments are left alone. */
-enum { MPT__SEGMENT_OFFSET, MPT__SEGMENT_COUNT, MPT__SEGMENT_STEP, MPT__SEGMENT_FIELDS = 4 };
+   index, how many step counts from there on are its own}; the operand's shape is [n, 4]. Gaps
+   between segments are left alone. */
+enum {
+    MPT__SEGMENT_OFFSET,
+    MPT__SEGMENT_COUNT,
+    MPT__SEGMENT_STEP,
+    MPT__SEGMENT_STEPS,
+    MPT__SEGMENT_FIELDS
+};
 
 /* ==== Launches ==== */
 

@@ -502,6 +502,14 @@ static mpt__real mpt__ref_factor(const mpt__cpu_call *call, int slot) {
     return slot != 0 ? (mpt__real)call->scalars[slot].f : 1;
 }
 
+/* Starts a norm: with slot[3], a loss scale, the multiplier becomes 1 / scale, found_inf 0. */
+static void mpt__ref_norm_begin(const mpt__cpu_call *call) {
+    const uint16_t *slot = call->launch->slot;
+    if (slot[3] == 0) return;
+    call->scalars[slot[0]].f = (double)(float)(1 / call->scalars[slot[3]].f);
+    if (slot[1] != 0) call->scalars[slot[1]].i = 0;
+}
+
 /* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
    lanes and their fold as in MPT__SUM_CHUNK, all chunks of all segments added up in pairs. */
 typedef struct mpt__ref_norm_part {
@@ -577,6 +585,7 @@ static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn ch
 }
 
 static void mpt__ref_grad_norm(const mpt__cpu_call *call) {
+    mpt__ref_norm_begin(call);
     int64_t chunks = mpt__ref_gradient_run(call, mpt__ref_norm_chunk);
     mpt__ref_norm_finish(call, (mpt__ref_norm_part *)call->workspace, chunks);
 }
@@ -670,6 +679,28 @@ static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
     }
 }
 
+/* The rate of an update: slot[0], or what a table of rates has for the steps applied. */
+static double mpt__ref_rate(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    if (launch->n_operands < 8 || call->data[7] == NULL) return call->scalars[launch->slot[0]].f;
+    int64_t n = launch->operand[7].shape[0];
+    int64_t at = call->scalars[launch->slot[3]].i - call->scalars[launch->slot[4]].i;
+    return ((const double *)call->data[7])[at < 0 ? 0 : at < n ? at : n - 1];
+}
+
+/* The end of an update: its steps are counted. */
+static void mpt__ref_commit(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    int64_t *steps = (int64_t *)call->data[5];
+    if (launch->index[1] == 0) return;
+    for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
+        const int64_t *segment = mpt__ref_segment(call, 4, s);
+        for (int64_t i = 0; i < segment[MPT__SEGMENT_STEPS]; i++)
+            steps[segment[MPT__SEGMENT_STEP] + i]++;
+    }
+    if (launch->index[1] == 2) call->scalars[launch->slot[3]].i++;
+}
+
 /* Fills what both optimizers have and goes through the segments; `prepare` (or NULL) computes what
    depends on the step count. */
 static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
@@ -678,7 +709,7 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
                                 double ns) {
     const mpt__launch *launch = call->launch;
     const int64_t *steps = (const int64_t *)call->data[5];
-    double lr = call->scalars[launch->slot[0]].f;
+    double lr = mpt__ref_rate(call);
     uint32_t denormals = mpt__flush_denormals(call->words->flushes);
     w->param = mpt__ref_view_of(call, 0);
     w->master = mpt__ref_view_of(call, 1);
@@ -695,6 +726,7 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
                       mpt__ref_cost(call, count, ns), mpt__ref_update_chunk, w);
     }
     mpt__restore_denormals(denormals);
+    mpt__ref_commit(call);
 }
 
 static void mpt__ref_sgd(const mpt__cpu_call *call) {
@@ -735,43 +767,6 @@ static void mpt__ref_adam(const mpt__cpu_call *call) {
     mpt__ref_update_run(call, &w, mpt__ref_adam_prepare, 12.0);
 }
 
-/* Whether a segment before this one names the same step count. */
-static bool mpt__ref_counted_before(const mpt__cpu_call *call, int64_t segment) {
-    int64_t step = mpt__ref_segment(call, 0, segment)[MPT__SEGMENT_STEP];
-    for (int64_t s = segment - 1; s >= 0; s--) {
-        if (mpt__ref_segment(call, 0, s)[MPT__SEGMENT_STEP] == step) return true;
-    }
-    return false;
-}
-
-static void mpt__ref_step_commit(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    int64_t *steps = (int64_t *)call->data[1], highest = -1;
-    if (!mpt__gate_open(call, launch->slot[2])) return;
-    for (int64_t s = 0; s < launch->operand[0].shape[0]; s++) {
-        int64_t step = mpt__ref_segment(call, 0, s)[MPT__SEGMENT_STEP];
-        if (step > highest) { /* as in sorted segments: no earlier one can name it */
-            highest = step;
-        } else if (mpt__ref_counted_before(call, s)) {
-            continue;
-        }
-        steps[step]++;
-    }
-    if (launch->slot[0] != 0) call->scalars[launch->slot[0]].i++;
-}
-
-static void mpt__ref_lr_lookup(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    const double *table = (const double *)call->data[0];
-    int64_t n = launch->operand[0].shape[0];
-    int64_t start = launch->slot[2] != 0 ? call->scalars[launch->slot[2]].i : 0;
-    int64_t at = call->scalars[launch->slot[1]].i - start;
-    if (n == 0) return;
-    if (at > n - 1) at = n - 1;
-    if (at < 0) at = 0;
-    call->scalars[launch->slot[0]].f = table[at];
-}
-
 /* A NaN norm makes the multiplier NaN, as in PyTorch. */
 static void mpt__ref_clip(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
@@ -796,19 +791,9 @@ static void mpt__ref_scalar_set(const mpt__cpu_call *call) {
     }
 }
 
-static void mpt__ref_scalar_copy(const mpt__cpu_call *call) {
-    call->scalars[call->launch->slot[0]] = call->scalars[call->launch->slot[1]];
-}
-
 static void mpt__ref_scalar_or(const mpt__cpu_call *call) {
-    mpt__scalar *to = &call->scalars[call->launch->slot[0]];
-    to->i = (to->i | call->scalars[call->launch->slot[1]].i) != 0;
-}
-
-static void mpt__ref_unscale_begin(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
-    call->scalars[slot[0]].f = (double)(float)(1 / call->scalars[slot[1]].f);
-    call->scalars[slot[2]].i = 0;
+    call->scalars[slot[0]].i = (call->scalars[slot[1]].i | call->scalars[slot[2]].i) != 0;
 }
 
 /* The scale after an overflow. The floor stops the way down; it never lifts a scale that a user has
@@ -863,19 +848,18 @@ static void mpt__ref_metric_add(const mpt__cpu_call *call) {
 }
 
 /* Looks for it only in blocks that are not finite as a whole. */
-static void mpt__ref_find_nonfinite(const mpt__cpu_call *call) {
+/* The index of the first non-finite element of operand 0, or -1. */
+static int64_t mpt__ref_first_nonfinite(const mpt__cpu_call *call) {
     const mpt__convert_table *convert = call->words->convert;
-    mpt__scalar *found = &call->scalars[call->launch->slot[0]];
     mpt__ref_walk walk;
     mpt__ref_cursor at;
     double x[MPT__BLOCK];
     walk.view = mpt__ref_view_of(call, 0);
     mpt__ref_loop_over(&walk.loop, &call->launch->operand[0]);
     mpt__ref_start(&at, &walk.loop, 0);
-    found->i = -1;
     int64_t step = mpt__ref_inner(&walk.loop), n = 0;
     int dtype = walk.view.dtype;
-    for (int64_t done = 0; found->i < 0 && done < walk.loop.count; done += n) {
+    for (int64_t done = 0; done < walk.loop.count; done += n) {
         const char *p = (const char *)walk.view.data + at.offset * mpt__dtype_info[dtype].bytes;
         const void *data = p;
         n = mpt__ref_min(mpt__ref_room(&at, &walk.loop), MPT__BLOCK);
@@ -885,11 +869,22 @@ static void mpt__ref_find_nonfinite(const mpt__cpu_call *call) {
              (dtype == MPT_F16 && convert->all_finite_f16((const uint16_t *)data, (size_t)n)) ||
              (dtype == MPT_BF16 && convert->all_finite_bf16((const uint16_t *)data, (size_t)n)));
         if (!finite) mpt__ref_load_f64(x, walk.view.data, walk.view.dtype, at.offset, step, n);
-        for (int64_t i = 0; !finite && i < n && found->i < 0; i++) {
-            if (!mpt__f64_is_finite(x[i])) found->i = done + i;
+        for (int64_t i = 0; !finite && i < n; i++) {
+            if (!mpt__f64_is_finite(x[i])) return done + i;
         }
         mpt__ref_advance(&at, &walk.loop, n);
     }
+    return -1;
+}
+
+static void mpt__ref_find_nonfinite(const mpt__cpu_call *call) {
+    call->scalars[call->launch->slot[0]].i = mpt__ref_first_nonfinite(call);
+}
+
+/* A finite loss may overflow by the scale: what counts is the loss. */
+static void mpt__ref_scale_loss(const mpt__cpu_call *call) {
+    mpt__ref_unary(call);
+    if (mpt__ref_first_nonfinite(call) >= 0) call->scalars[call->launch->slot[1]].i = 1;
 }
 
 /* ==== The words of the reference level ==== */
@@ -976,13 +971,10 @@ static const mpt__words mpt__ref_words = {1.0,
     R(GRAD_SCALE, grad_scale, NULL)                          \
     R(SGD, sgd, NULL)                                        \
     R(ADAM, adam, NULL)                                      \
-    R(STEP_COMMIT, step_commit, NULL)                        \
-    R(LR_LOOKUP, lr_lookup, NULL)                            \
     R(CLIP, clip, NULL)                                      \
     R(SCALAR_SET, scalar_set, NULL)                          \
-    R(SCALAR_COPY, scalar_copy, NULL)                        \
     R(SCALAR_OR, scalar_or, NULL)                            \
-    R(UNSCALE_BEGIN, unscale_begin, NULL)                    \
+    R(SCALE_LOSS, scale_loss, NULL)                          \
     R(SCALER_UPDATE, scaler_update, NULL)                    \
     R(METRIC_ADD, metric_add, NULL)                          \
     R(FIND_NONFINITE, find_nonfinite, NULL)

@@ -143,6 +143,16 @@ static mpt_status mpt__unary_forward(mpt__frame *frame) {
                              MPT__WRITE);
 }
 
+/* Notes on the device whether the loss was finite: then a later overflow lies in backward. */
+static mpt_status mpt__scale_loss_forward(mpt__frame *frame) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCALE_LOSS);
+    launch->function = MPT__FN_MUL_SLOT;
+    for (int i = 0; i < 2; i++) launch->slot[i] = (uint16_t)frame->attributes->index[i];
+    mpt__operand_of(launch, 0, frame->in[0], MPT__READ);
+    mpt__operand_of(launch, 1, frame->out[0], MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
 static mpt_status mpt__unary_keep_in_forward(mpt__frame *frame) {
     frame->save[0] = frame->in[0];
     return mpt__unary_forward(frame);

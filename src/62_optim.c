@@ -2,10 +2,9 @@
  * 62_optim.c: SGD, Adam and AdamW; groups, clipping, the segments that their kernels run over.
  *
  * An optimizer owns state only: moments and fp32 masters that mirror the part of each block that it
- * covers, and counts of steps. What an update runs over is a list of segments, built on the host
- * from which parameters have a gradient and uploaded again only when that pattern changes.
- * Unscaling and clipping leave a pending multiplier, so that norm and update are the only passes
- * over gradients.
+ * covers, and counts of steps. Its kernels run over segments of that part, built on the host from
+ * which parameters have a gradient and uploaded again only when that pattern changes. Unscaling and
+ * clipping leave a pending multiplier, so that norm and update are the only passes over gradients.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__62_OPTIM_INCLUDED
 #define MPT__62_OPTIM_INCLUDED
@@ -14,64 +13,84 @@
 
 /* ==== Contract ==== */
 
+enum { MPT__MOMENTS = 2, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+
+/* What one kind of optimizer is. Settings are checked to lie in [low, below) and go to imm[0..] of
+   the kernel, weight decay behind them; the variant goes to index[0]. */
+typedef struct mpt__rule {
+    mpt__kernel kernel;
+    const char *moment[MPT__MOMENTS]; /* their names in state; NULL = none */
+    bool optional;                    /* there are moments only where the first setting is not 0 */
+    struct {
+        const char *name;
+        double low, below;
+    } setting[MPT__SETTINGS]; /* the last ones may be missing */
+} mpt__rule;
+
+/* Where an object stands in the table of its kind: its first member. */
+typedef struct mpt__id {
+    uint32_t slot, generation;
+} mpt__id;
+
 typedef struct mpt__group {
     double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
     double weight_decay;
-    uint16_t lr_slot; /* what the kernels read */
+    uint16_t lr_slot; /* what the kernels read where there is no table */
     uint32_t table;   /* storage of a per-step schedule's window; 0 = none */
 } mpt__group;
 
-/* What mirrors elements [first, first + count) of a block. Storages f32; 0 = none. */
+/* What mirrors elements [first, first + count) of a block. */
 typedef struct mpt__optim_state {
     uint32_t block;
-    uint8_t dtype; /* of the block */
-    uint32_t first_moment, second_moment, master;
-    uint32_t version; /* of the block's values when the master last agreed with them */
+    uint32_t mirror[MPT__MIRRORS]; /* storages f32: moments, master; 0 = none */
+    uint32_t agreed;               /* mpt__foreign_writes when the master was loaded */
     int64_t first, count;
+    int64_t held;      /* parameters of the block that are in the optimizer */
+    int64_t row, rows; /* its segments; rows 0: no gradient in this pattern */
 } mpt__optim_state;
 
-/* One parameter. Items are sorted by state, group and offset. */
+/* One parameter; its step count has the same index. */
 typedef struct mpt__optim_item {
     uint32_t parameter; /* index in context->parameters */
     uint32_t group, state;
-    uint32_t steps; /* index of its step count: parameters of equal history share one */
-    bool had_grad;  /* in the pattern that the segments were built of */
+    bool had_grad;    /* in the pattern that the segments were built of */
+    uint64_t history; /* hash of the patterns in which it had one: equal where step counts are */
 } mpt__optim_item;
 
-/* The segments of one state and group: one launch. */
-typedef struct mpt__optim_part {
-    uint32_t state, group;
-    int64_t row, rows;
-} mpt__optim_part;
+/* The device scalars of an optimizer. */
+enum {
+    MPT__OPTIM_APPLIED,    /* i: steps */
+    MPT__OPTIM_FOUND,      /* i: found_inf of the last unscale */
+    MPT__OPTIM_NORM,       /* f */
+    MPT__OPTIM_MULTIPLIER, /* f: means something while it is pending on blocks */
+    MPT__OPTIM_SLOTS
+};
 
-/* The norm of the gradients holds as long as none of this changed. */
-typedef struct mpt__norm_key {
-    bool valid;
-    uint32_t backwards, changes;
-} mpt__norm_key;
+/* How far an optimizer is in the current update of its scaler. */
+typedef enum mpt__stage { MPT__READY, MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
 
 struct mpt__schedule;
 
 typedef struct mpt__optimizer {
-    bool adam, decoupled, nesterov, shared;
-    double momentum, dampening, beta1, beta2, eps;
-    uint32_t slot, generation; /* of the object */
+    mpt__id id;
+    const mpt__rule *rule;
+    double setting[MPT__SETTINGS];
+    bool variant, shared, warned_no_grad, warned_unscaled;
+    bool pattern_valid, norm_valid;
     mpt__group *groups;
     int64_t group_count, group_capacity;
     mpt__optim_state *states;
     int64_t state_count, state_capacity;
     mpt__optim_item *items;
-    mpt__optim_part *parts;
-    uint32_t *split; /* scratch: by step count, its new index */
-    int64_t *rows; /* host copy of the segments: of the parts, then one for each count to commit */
     int64_t item_count, item_capacity;
-    int64_t part_count, commit_row, commit_rows;
-    int64_t step_counts; /* counts in use */
-    int64_t with_grad;   /* parameters with a gradient in the pattern */
-    bool pattern_valid, warned_no_grad, warned_unscaled;
+    int64_t *rows;             /* host copy of the segments, behind it the group of each */
     uint32_t segments, counts; /* storages */
-    uint16_t applied_slot, multiplier_slot, found_slot, norm_slot;
-    mpt__norm_key norm;
+    int64_t with_grad;         /* parameters with a gradient in the pattern */
+    uint64_t patterns;         /* so far */
+    uint16_t slot[MPT__OPTIM_SLOTS];
+    uint32_t scaler; /* slot of the scaler in whose current update it takes part; 0 = none */
+    mpt__stage stage;
+    bool checked;                   /* its gradients were looked at: found_inf means something */
     struct mpt__schedule *schedule; /* NULL = none */
 } mpt__optimizer;
 
@@ -89,6 +108,9 @@ typedef mpt_status (*mpt__state_visitor)(mpt_context *context, void *user,
 
 /* 64_schedule.c. Before an update: sees to it that the device finds its rates. */
 static mpt_status mpt__schedule_before_step(mpt_context *context, mpt__optimizer *optimizer);
+/* The operand and slots by which an update finds the rate of a group. */
+static void mpt__schedule_operand(mpt__launch *launch, const mpt__optimizer *optimizer,
+                                  const mpt__group *group);
 /* The rate of the next step; waits for the device where it depends on the steps applied. */
 static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
                                const mpt__group *group);
@@ -98,10 +120,21 @@ static void mpt__schedule_detach(struct mpt__schedule *schedule);
 
 /* ==== Handles ==== */
 
-static mpt_optimizer mpt__optimizer_null(mpt_context *context) {
-    mpt_optimizer null;
-    null.context = context, null.slot = 0, null.generation = 0;
-    return null;
+/* A zeroed object with a row in the table of its kind. NULL on error. */
+static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_t bytes) {
+    mpt__id *id = (mpt__id *)mpt__host_new(context, bytes);
+    if (!id) return NULL;
+    id->slot = mpt__object_new(context, kind, id, &id->generation);
+    if (id->slot) return id;
+    mpt__host_free(context, id, bytes);
+    return NULL;
+}
+
+/* NULL gives the error null. */
+static mpt_optimizer mpt__optimizer_handle(mpt_context *context, const mpt__optimizer *optimizer) {
+    mpt_optimizer handle = {context, 0, 0};
+    if (optimizer) handle.slot = optimizer->id.slot, handle.generation = optimizer->id.generation;
+    return handle;
 }
 
 static mpt__optimizer *mpt__optimizer_at(mpt_context *context, mpt_optimizer handle) {
@@ -113,6 +146,10 @@ static mpt__optimizer *mpt__optimizer_at(mpt_context *context, mpt_optimizer han
 static mpt__optimizer *mpt__optimizer_enter(mpt_optimizer handle, const char *name) {
     if (!mpt__enter(handle.context, name)) return NULL;
     return mpt__optimizer_at(handle.context, handle);
+}
+
+static mpt__block *mpt__block_of(const mpt_context *context, const mpt__optim_state *state) {
+    return &context->blocks[state->block];
 }
 
 /* ==== States ==== */
@@ -131,85 +168,74 @@ static mpt_status mpt__copy_elements(mpt_context *context, uint32_t from, mpt_dt
     return mpt__submit(context, launch);
 }
 
+static bool mpt__wants_mirror(const mpt_context *context, const mpt__optimizer *optimizer,
+                              const mpt__optim_state *state, int k) {
+    if (k == MPT__MASTER) return mpt__block_of(context, state)->dtype != MPT_F32;
+    return optimizer->rule->moment[k] && !(optimizer->rule->optional && optimizer->setting[0] == 0);
+}
+
 /* Lets a state cover [first, end) as well; new elements are 0. On error it keeps what it had. */
 static mpt_status mpt__state_cover(mpt_context *context, const mpt__optimizer *optimizer,
                                    mpt__optim_state *state, int64_t first, int64_t end) {
-    mpt__optim_state old = *state;
-    if (old.count > 0 && old.first < first) first = old.first;
-    if (old.count > 0 && old.first + old.count > end) end = old.first + old.count;
-    if (old.count == end - first) return MPT_OK;
-    bool wanted[3] = {optimizer->adam || optimizer->momentum != 0, optimizer->adam,
-                      state->dtype != MPT_F32};
-    uint32_t *mirror[3] = {&state->first_moment, &state->second_moment, &state->master};
-    uint32_t larger[3] = {0, 0, 0};
-    for (int i = 0; i < 3 && context->base.status == MPT_OK; i++) {
-        if (!wanted[i]) continue;
-        larger[i] = mpt__storage_new(context, (end - first) * 4,
-                                     i == 2 ? MPT_MEMORY_MASTER : MPT_MEMORY_MOMENT,
-                                     MPT__FROM_DEVICE, true);
-        if (larger[i] && *mirror[i])
-            mpt__copy_elements(context, *mirror[i], MPT_F32, 0, larger[i], MPT_F32,
-                               old.first - first, old.count);
+    mpt__optim_state larger = *state;
+    if (state->count > 0 && state->first < first) first = state->first;
+    if (state->count > 0 && state->first + state->count > end) end = state->first + state->count;
+    larger.first = first, larger.count = end - first;
+    memset(larger.mirror, 0, sizeof larger.mirror);
+    for (int k = 0; k < MPT__MIRRORS && context->base.status == MPT_OK; k++) {
+        if (!mpt__wants_mirror(context, optimizer, state, k)) continue;
+        mpt_memory_kind kind = k == MPT__MASTER ? MPT_MEMORY_MASTER : MPT_MEMORY_MOMENT;
+        larger.mirror[k] =
+            mpt__storage_new(context, larger.count * 4, kind, MPT__FROM_DEVICE, true);
+        if (larger.mirror[k] && state->mirror[k])
+            mpt__copy_elements(context, state->mirror[k], MPT_F32, 0, larger.mirror[k], MPT_F32,
+                               state->first - first, state->count);
     }
     bool made = context->base.status == MPT_OK;
-    for (int i = 0; i < 3; i++) {
-        mpt__storage_forget(context, made ? mirror[i] : &larger[i]);
-        if (made) *mirror[i] = larger[i];
-    }
-    if (!made) return context->base.status;
-    state->first = first;
-    state->count = end - first;
-    return MPT_OK;
-}
-
-/* Masters of elements [offset, offset + count) of the block from its half values. */
-static mpt_status mpt__master_load(mpt_context *context, mpt__optim_state *state, int64_t offset,
-                                   int64_t count) {
-    const mpt__block *block = &context->blocks[state->block];
-    return mpt__copy_elements(context, block->values, (mpt_dtype)block->dtype, offset,
-                              state->master, MPT_F32, offset - state->first, count);
-}
-
-/* The values of a block were written by others (mpt_write, mpt_load): what they wrote counts. */
-static mpt_status mpt__masters_refresh(mpt_context *context, mpt__optimizer *optimizer) {
-    for (int64_t i = 0; i < optimizer->state_count; i++) {
-        mpt__optim_state *state = &optimizer->states[i];
-        uint32_t version = context->storages[context->blocks[state->block].values].version;
-        if (!state->master || state->version == version) continue;
-        if (mpt__master_load(context, state, state->first, state->count) != MPT_OK) break;
-        state->version = version;
-    }
+    for (int k = 0; k < MPT__MIRRORS; k++)
+        mpt__storage_forget(context, made ? &state->mirror[k] : &larger.mirror[k]);
+    if (made) *state = larger;
     return context->base.status;
 }
 
-/* The optimizer wrote a block's values: forms and saved tensors notice by the version. Masters of
-   optimizers over other parameters of the block agree with theirs as before. */
-static void mpt__values_changed(mpt_context *context, const mpt__optimizer *writer,
+/* Masters of elements [offset, offset + count) of the block from its half values. */
+static mpt_status mpt__master_load(mpt_context *context, const mpt__optim_state *state,
+                                   int64_t offset, int64_t count) {
+    const mpt__block *block = mpt__block_of(context, state);
+    return mpt__copy_elements(context, block->values, (mpt_dtype)block->dtype, offset,
+                              state->mirror[MPT__MASTER], MPT_F32, offset - state->first, count);
+}
+
+/* Counts the changes of a block's values by others than updates: mpt_write, mpt_load, and, where
+   parameters may be shared, other optimizers. */
+static uint32_t mpt__foreign_writes(const mpt_context *context, const mpt__optimizer *optimizer,
+                                    const mpt__optim_state *state) {
+    const mpt__block *block = mpt__block_of(context, state);
+    return context->storages[block->values].version - (optimizer->shared ? 0 : block->updates);
+}
+
+/* What others wrote counts: the master is loaded again. */
+static mpt_status mpt__master_refresh(mpt_context *context, const mpt__optimizer *optimizer,
+                                      mpt__optim_state *state) {
+    uint32_t now = mpt__foreign_writes(context, optimizer, state);
+    if (!state->mirror[MPT__MASTER] || state->agreed == now) return MPT_OK;
+    state->agreed = now;
+    return mpt__master_load(context, state, state->first, state->count);
+}
+
+/* Forms and saved tensors notice an update by the version. */
+static void mpt__values_updated(mpt_context *context, const mpt__optimizer *optimizer,
                                 mpt__optim_state *state) {
-    uint32_t block = state->block;
-    uint32_t before = context->storages[context->blocks[block].values].version++;
-    state->version = before + 1;
-    const mpt__object_table *table = &context->objects[MPT__OPTIMIZER];
-    for (int64_t i = 1; i < table->count; i++) {
-        mpt__optimizer *other = (mpt__optimizer *)table->rows[i].object;
-        if (!other || other == writer || other->shared || writer->shared) continue;
-        for (int64_t k = 0; k < other->state_count; k++) {
-            if (other->states[k].block == block && other->states[k].version == before)
-                other->states[k].version = before + 1;
-        }
-    }
+    mpt__block *block = mpt__block_of(context, state);
+    context->storages[block->values].version++;
+    if (!optimizer->shared) block->updates++;
+    state->agreed = mpt__foreign_writes(context, optimizer, state);
 }
 
 static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_t before) {
-    const mpt__object_table *table = &context->objects[MPT__OPTIMIZER];
-    for (int64_t i = 1; i < table->count; i++) {
-        mpt__optimizer *optimizer = (mpt__optimizer *)table->rows[i].object;
-        for (int64_t k = 0; optimizer && k < optimizer->state_count; k++) {
-            mpt__optim_state *state = &optimizer->states[k];
-            if (context->blocks[state->block].values == storage && state->version == before)
-                state->version = before + 1;
-        }
-    }
+    (void)before;
+    for (int64_t i = 0; i < context->block_count; i++)
+        context->blocks[i].updates += context->blocks[i].values == storage;
 }
 
 /* ==== Taking parameters ==== */
@@ -226,9 +252,29 @@ static uint32_t mpt__state_of(mpt_context *context, mpt__optimizer *optimizer, u
     mpt__optim_state *state = &optimizer->states[optimizer->state_count];
     memset(state, 0, sizeof *state);
     state->block = block;
-    state->dtype = context->blocks[block].dtype;
-    state->version = context->storages[context->blocks[block].values].version;
+    state->agreed = mpt__foreign_writes(context, optimizer, state);
     return (uint32_t)optimizer->state_count++;
+}
+
+/* Makes the states cover the listed parameters, each state in one go. */
+static mpt_status mpt__states_prepare(mpt_context *context, mpt__optimizer *optimizer,
+                                      const uint32_t *list, int64_t count) {
+    for (int64_t i = 0; i < count && context->base.status == MPT_OK; i++) {
+        const mpt__parameter *parameter = &context->parameters[list[i]];
+        uint32_t index = mpt__state_of(context, optimizer, parameter->block);
+        if (index == UINT32_MAX) break;
+        mpt__optim_state *state = &optimizer->states[index];
+        int64_t first = parameter->offset, end = first + parameter->numel;
+        if (first >= state->first && end <= state->first + state->count) continue;
+        for (int64_t k = i + 1; k < count; k++) {
+            const mpt__parameter *other = &context->parameters[list[k]];
+            if (other->block != parameter->block) continue;
+            if (other->offset < first) first = other->offset;
+            if (other->offset + other->numel > end) end = other->offset + other->numel;
+        }
+        mpt__state_cover(context, optimizer, state, first, end);
+    }
+    return context->base.status;
 }
 
 /* NULL if the optimizer does not hold the parameter. */
@@ -242,7 +288,8 @@ static mpt_status mpt__check_free(mpt_context *context, const mpt__optimizer *op
                                   const uint32_t *list, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         const mpt__parameter *parameter = &context->parameters[list[i]];
-        if (!parameter->optimizer || parameter->optimizer == optimizer->slot || optimizer->shared)
+        if (!parameter->optimizer || parameter->optimizer == optimizer->id.slot ||
+            optimizer->shared)
             continue;
         return mpt__error(context, MPT_ERROR_STATE,
                           "parameter %s is in another optimizer already; destroy that one, or set "
@@ -252,130 +299,72 @@ static mpt_status mpt__check_free(mpt_context *context, const mpt__optimizer *op
     return MPT_OK;
 }
 
-static void *mpt__host_enlarge(mpt_context *context, void *old, int64_t before, int64_t after,
-                               size_t size) {
-    void *larger = mpt__host_new(context, (size_t)after * size);
-    if (larger && old) memcpy(larger, old, (size_t)before * size);
-    return larger;
-}
-
-/* A larger storage with the same content in front, zeros behind. */
-static uint32_t mpt__counts_enlarge(mpt_context *context, uint32_t old, int64_t before,
-                                    int64_t after) {
-    uint32_t larger =
-        mpt__storage_new(context, after * 8, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
-    if (larger && old && before > 0)
-        mpt__copy_elements(context, old, MPT_I64, 0, larger, MPT_I64, 0, before);
-    return larger;
-}
-
 enum { MPT__ROW_BYTES = MPT__SEGMENT_FIELDS * 8 };
 
-/* The tables by item, which have one capacity. */
 static void mpt__items_free(mpt_context *context, mpt__optimizer *optimizer) {
     size_t n = (size_t)optimizer->item_capacity;
     mpt__host_free(context, optimizer->items, n * sizeof *optimizer->items);
-    mpt__host_free(context, optimizer->parts, n * sizeof *optimizer->parts);
-    mpt__host_free(context, optimizer->split, n * sizeof *optimizer->split);
-    mpt__host_free(context, optimizer->rows, 2 * n * MPT__ROW_BYTES);
+    mpt__host_free(context, optimizer->rows, n * (MPT__ROW_BYTES + 8));
     mpt__storage_forget(context, &optimizer->segments);
     mpt__storage_forget(context, &optimizer->counts);
 }
 
-/* Room for `count` more items, in all tables by item. On error nothing changed. */
-static mpt_status mpt__items_reserve(mpt_context *context, mpt__optimizer *optimizer,
-                                     int64_t count) {
-    int64_t n = optimizer->item_count + count;
+/* Room for n items, in all tables by item. On error nothing changed. */
+static mpt_status mpt__items_reserve(mpt_context *context, mpt__optimizer *optimizer, int64_t n) {
     if (n <= optimizer->item_capacity) return MPT_OK;
     mpt__optimizer larger = *optimizer;
+    int64_t held = optimizer->item_count;
+    size_t size = sizeof *larger.items;
     larger.item_capacity = n;
-    larger.items = (mpt__optim_item *)mpt__host_enlarge(
-        context, optimizer->items, optimizer->item_count, n, sizeof *optimizer->items);
-    larger.parts = (mpt__optim_part *)mpt__host_new(context, (size_t)n * sizeof *optimizer->parts);
-    larger.split = (uint32_t *)mpt__host_new(context, (size_t)n * sizeof *optimizer->split);
-    larger.rows = (int64_t *)mpt__host_new(context, 2 * (size_t)n * MPT__ROW_BYTES);
-    larger.segments = mpt__storage_new(context, 2 * n * MPT__ROW_BYTES, MPT_MEMORY_WORKSPACE,
+    larger.items = (mpt__optim_item *)mpt__host_new(context, (size_t)n * size);
+    larger.rows = (int64_t *)mpt__host_new(context, (size_t)n * (MPT__ROW_BYTES + 8));
+    larger.segments = mpt__storage_new(context, n * MPT__ROW_BYTES, MPT_MEMORY_WORKSPACE,
                                        MPT__FROM_DEVICE, false);
-    larger.counts = mpt__counts_enlarge(context, optimizer->counts, optimizer->step_counts, n);
-    if (context->base.status != MPT_OK) {
-        mpt__items_free(context, &larger);
-        return context->base.status;
+    larger.counts = mpt__storage_new(context, n * 8, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
+    if (context->base.status == MPT_OK && held > 0) {
+        memcpy(larger.items, optimizer->items, (size_t)held * size);
+        mpt__copy_elements(context, optimizer->counts, MPT_I64, 0, larger.counts, MPT_I64, 0, held);
     }
-    mpt__items_free(context, optimizer);
-    *optimizer = larger;
-    return MPT_OK;
+    bool made = context->base.status == MPT_OK;
+    mpt__items_free(context, made ? optimizer : &larger);
+    if (made) *optimizer = larger;
+    return context->base.status;
 }
 
-static bool mpt__item_before(const mpt_context *context, const mpt__optim_item *a,
-                             const mpt__optim_item *b) {
-    if (a->state != b->state) return a->state < b->state;
-    if (a->group != b->group) return a->group < b->group;
-    return context->parameters[a->parameter].offset < context->parameters[b->parameter].offset;
-}
-
-/* Insertion: trees come in the order of their offsets. */
-static void mpt__items_sort(const mpt_context *context, mpt__optimizer *optimizer) {
-    for (int64_t i = 1; i < optimizer->item_count; i++) {
-        mpt__optim_item item = optimizer->items[i];
-        int64_t at = i;
-        for (; at > 0 && mpt__item_before(context, &item, &optimizer->items[at - 1]); at--)
-            optimizer->items[at] = optimizer->items[at - 1];
-        optimizer->items[at] = item;
-    }
-}
-
-/* Makes the states cover the listed parameters. */
-static mpt_status mpt__states_prepare(mpt_context *context, mpt__optimizer *optimizer,
-                                      const uint32_t *list, int64_t count) {
-    for (int64_t i = 0; i < count;) {
-        uint32_t block = context->parameters[list[i]].block;
-        int64_t first = INT64_MAX, end = 0;
-        for (; i < count && context->parameters[list[i]].block == block; i++) {
-            const mpt__parameter *parameter = &context->parameters[list[i]];
-            if (parameter->offset < first) first = parameter->offset;
-            if (parameter->offset + parameter->numel > end)
-                end = parameter->offset + parameter->numel;
-        }
-        uint32_t state = mpt__state_of(context, optimizer, block);
-        if (state == UINT32_MAX) return context->base.status;
-        mpt_status status =
-            mpt__state_cover(context, optimizer, &optimizer->states[state], first, end);
-        if (status != MPT_OK) return status;
-    }
-    return MPT_OK;
+static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint32_t index,
+                          uint32_t group) {
+    mpt__parameter *parameter = &context->parameters[index];
+    mpt__optim_item *item = &optimizer->items[optimizer->item_count++];
+    if (!parameter->optimizer) parameter->optimizer = optimizer->id.slot;
+    memset(item, 0, sizeof *item);
+    item->parameter = index;
+    item->group = group;
+    item->state = mpt__state_of(context, optimizer, parameter->block);
+    item->history = optimizer->patterns; /* no other one joined since this pattern but its peers */
+    mpt__optim_state *state = &optimizer->states[item->state];
+    state->held++;
+    if (state->mirror[MPT__MASTER])
+        mpt__master_load(context, state, parameter->offset, parameter->numel);
 }
 
 /* The listed parameters become members of `group`; what is new starts with a step count of 0. */
 static mpt_status mpt__take(mpt_context *context, mpt__optimizer *optimizer, const uint32_t *list,
                             int64_t count, uint32_t group) {
     mpt_status status = mpt__check_free(context, optimizer, list, count);
-    if (status == MPT_OK) status = mpt__items_reserve(context, optimizer, count);
+    if (status == MPT_OK)
+        status = mpt__items_reserve(context, optimizer, optimizer->item_count + count);
     if (status == MPT_OK) status = mpt__states_prepare(context, optimizer, list, count);
     if (status != MPT_OK) return status;
-    bool fresh = false;
-    for (int64_t i = 0; i < count; i++) {
-        mpt__parameter *parameter = &context->parameters[list[i]];
-        bool held = parameter->optimizer == optimizer->slot || optimizer->shared;
-        mpt__optim_item *item = held ? mpt__item_of(optimizer, list[i]) : NULL;
-        if (item) {
-            item->group = group;
-            continue;
-        }
-        if (!parameter->optimizer) parameter->optimizer = optimizer->slot;
-        item = &optimizer->items[optimizer->item_count++];
-        item->parameter = list[i];
-        item->group = group;
-        item->state = mpt__state_of(context, optimizer, parameter->block);
-        item->steps = (uint32_t)optimizer->step_counts;
-        item->had_grad = false;
-        fresh = true;
-        mpt__optim_state *state = &optimizer->states[item->state];
-        if (state->master) mpt__master_load(context, state, parameter->offset, parameter->numel);
-    }
-    if (fresh) optimizer->step_counts++;
-    mpt__items_sort(context, optimizer);
     optimizer->pattern_valid = false;
-    optimizer->norm.valid = false;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t owner = context->parameters[list[i]].optimizer;
+        bool held = owner == optimizer->id.slot || optimizer->shared;
+        mpt__optim_item *item = held ? mpt__item_of(optimizer, list[i]) : NULL;
+        if (item)
+            item->group = group;
+        else
+            mpt__item_add(context, optimizer, list[i], group);
+    }
     return context->base.status;
 }
 
@@ -412,6 +401,11 @@ static int64_t mpt__group_new(mpt_context *context, mpt__optimizer *optimizer, d
     return group->lr_slot ? optimizer->group_count++ : -1;
 }
 
+static void mpt__group_free(mpt_context *context, mpt__group *group) {
+    mpt__scalar_free(context, group->lr_slot);
+    mpt__storage_forget(context, &group->table);
+}
+
 /* ==== Making and destroying ==== */
 
 static void mpt__optimizer_free(mpt_context *context, void *object) {
@@ -419,25 +413,18 @@ static void mpt__optimizer_free(mpt_context *context, void *object) {
     if (optimizer->schedule) mpt__schedule_detach(optimizer->schedule);
     for (int64_t i = 0; i < optimizer->item_count; i++) {
         mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
-        if (parameter->live && parameter->optimizer == optimizer->slot) parameter->optimizer = 0;
+        if (parameter->live && parameter->optimizer == optimizer->id.slot) parameter->optimizer = 0;
     }
     for (int64_t i = 0; i < optimizer->state_count; i++) {
         mpt__optim_state *state = &optimizer->states[i];
-        mpt__block *block = &context->blocks[state->block];
-        if (block->live && block->multiplier_slot == optimizer->multiplier_slot)
+        mpt__block *block = mpt__block_of(context, state);
+        if (block->live && block->multiplier_slot == optimizer->slot[MPT__OPTIM_MULTIPLIER])
             mpt__materialise_gradients(context, block);
-        mpt__storage_forget(context, &state->first_moment);
-        mpt__storage_forget(context, &state->second_moment);
-        mpt__storage_forget(context, &state->master);
+        for (int k = 0; k < MPT__MIRRORS; k++) mpt__storage_forget(context, &state->mirror[k]);
     }
-    for (int64_t i = 0; i < optimizer->group_count; i++) {
-        mpt__scalar_free(context, optimizer->groups[i].lr_slot);
-        mpt__storage_forget(context, &optimizer->groups[i].table);
-    }
-    mpt__scalar_free(context, optimizer->applied_slot);
-    mpt__scalar_free(context, optimizer->multiplier_slot);
-    mpt__scalar_free(context, optimizer->found_slot);
-    mpt__scalar_free(context, optimizer->norm_slot);
+    for (int64_t i = 0; i < optimizer->group_count; i++)
+        mpt__group_free(context, &optimizer->groups[i]);
+    for (int i = 0; i < MPT__OPTIM_SLOTS; i++) mpt__scalar_free(context, optimizer->slot[i]);
     mpt__items_free(context, optimizer);
     mpt__host_free(context, optimizer->states,
                    (size_t)optimizer->state_capacity * sizeof *optimizer->states);
@@ -449,65 +436,6 @@ static void mpt__optimizer_free(mpt_context *context, void *object) {
 /* Called by mpt_create. */
 static void mpt__optim_init(mpt_context *context) {
     context->objects[MPT__OPTIMIZER].destroy = mpt__optimizer_free;
-}
-
-/* An optimizer over all parameters of a tree; `rule` holds what its kernel needs. */
-static mpt_optimizer mpt__optimizer_new(mpt_module module, const mpt__optimizer *rule, double lr,
-                                        double weight_decay) {
-    mpt_context *context = module.context;
-    mpt__optimizer *optimizer = (mpt__optimizer *)mpt__host_new(context, sizeof *optimizer);
-    if (!optimizer) return mpt__optimizer_null(context);
-    *optimizer = *rule;
-    optimizer->slot = mpt__object_new(context, MPT__OPTIMIZER, optimizer, &optimizer->generation);
-    if (!optimizer->slot) {
-        mpt__host_free(context, optimizer, sizeof *optimizer);
-        return mpt__optimizer_null(context);
-    }
-    optimizer->applied_slot = mpt__scalar_new_i(context, 0);
-    optimizer->multiplier_slot = mpt__scalar_new_f(context, 1.0);
-    optimizer->found_slot = mpt__scalar_new_i(context, 0);
-    optimizer->norm_slot = mpt__scalar_new_f(context, 0.0);
-    if (context->base.status == MPT_OK && mpt__group_new(context, optimizer, lr, weight_decay) == 0)
-        mpt__take_module(context, optimizer, module, NULL, 0);
-    if (context->base.status != MPT_OK) {
-        mpt__object_free(context, MPT__OPTIMIZER, optimizer->slot);
-        return mpt__optimizer_null(context);
-    }
-    mpt_optimizer handle = mpt__optimizer_null(context);
-    handle.slot = optimizer->slot;
-    handle.generation = optimizer->generation;
-    return handle;
-}
-
-MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_destroy");
-    if (optimizer) mpt__object_free(handle.context, MPT__OPTIMIZER, optimizer->slot);
-    return mpt__status_of(handle.context);
-}
-
-/* ==== The three optimizers ==== */
-
-MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
-    mpt_sgd_config config;
-    memset(&config, 0, sizeof config);
-    config.lr = 1e-3;
-    return config;
-}
-
-MPTRAIN_API mpt_adam_config mpt_adam_config_default(void) {
-    mpt_adam_config config;
-    memset(&config, 0, sizeof config);
-    config.lr = 1e-3;
-    config.beta1 = 0.9;
-    config.beta2 = 0.999;
-    config.eps = 1e-8;
-    return config;
-}
-
-MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void) {
-    mpt_adamw_config config = mpt_adam_config_default();
-    config.weight_decay = 1e-2;
-    return config;
 }
 
 #define MPT__NO_LIMIT 1e300 /* what no setting reaches: infinities and NaN are refused */
@@ -526,62 +454,113 @@ static bool mpt__check_number(mpt_context *context, const char *name, double val
     return false;
 }
 
+static bool mpt__check_count(mpt_context *context, const char *name, int64_t value, int least) {
+    if (value >= least) return true;
+    mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name,
+               (long long)value, least);
+    return false;
+}
+
 static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay) {
     return mpt__check_number(context, "lr", lr, 0, MPT__NO_LIMIT) &&
            mpt__check_number(context, "weight_decay", weight_decay, 0, MPT__NO_LIMIT);
 }
 
+/* What the configs of all kinds of optimizers say, settings in the order of the rule. */
+typedef struct mpt__plan {
+    double lr, weight_decay, setting[MPT__SETTINGS];
+    bool variant, shared;
+} mpt__plan;
+
+/* An optimizer over all parameters of a tree. */
+static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, const mpt__rule *rule,
+                                        const mpt__plan *plan) {
+    mpt_context *context = module.context;
+    bool ok =
+        mpt__enter_checked(context, name) && mpt__check_rate(context, plan->lr, plan->weight_decay);
+    for (int i = 0; ok && i < MPT__SETTINGS && rule->setting[i].name; i++)
+        ok = mpt__check_number(context, rule->setting[i].name, plan->setting[i],
+                               rule->setting[i].low, rule->setting[i].below);
+    mpt__optimizer *optimizer =
+        ok ? (mpt__optimizer *)mpt__object_make(context, MPT__OPTIMIZER, sizeof *optimizer) : NULL;
+    if (!optimizer) return mpt__optimizer_handle(context, NULL);
+    optimizer->rule = rule;
+    memcpy(optimizer->setting, plan->setting, sizeof plan->setting);
+    optimizer->variant = plan->variant;
+    optimizer->shared = plan->shared;
+    for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(context, 0);
+    if (context->base.status == MPT_OK &&
+        mpt__group_new(context, optimizer, plan->lr, plan->weight_decay) == 0)
+        mpt__take_module(context, optimizer, module, NULL, 0);
+    if (context->base.status == MPT_OK) return mpt__optimizer_handle(context, optimizer);
+    mpt__object_free(context, MPT__OPTIMIZER, optimizer->id.slot);
+    return mpt__optimizer_handle(context, NULL);
+}
+
+MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_destroy");
+    if (optimizer) mpt__object_free(handle.context, MPT__OPTIMIZER, optimizer->id.slot);
+    return mpt__status_of(handle.context);
+}
+
+/* ==== The three optimizers ==== */
+
+static const mpt__rule mpt__sgd_rule = {
+    MPT__K_SGD,
+    {"momentum_buffer", NULL},
+    true,
+    {{"momentum", 0, MPT__NO_LIMIT}, {"dampening", -MPT__NO_LIMIT, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+static const mpt__rule mpt__adam_rule = {
+    MPT__K_ADAM,
+    {"exp_avg", "exp_avg_sq"},
+    false,
+    {{"beta1", 0, 1}, {"beta2", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
+
+MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
+    mpt_sgd_config config;
+    memset(&config, 0, sizeof config);
+    config.lr = 1e-3;
+    return config;
+}
+
+MPTRAIN_API mpt_adam_config mpt_adam_config_default(void) {
+    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void) {
+    mpt_adamw_config config = mpt_adam_config_default();
+    config.weight_decay = 1e-2;
+    return config;
+}
+
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
     mpt_context *context = module.context;
     mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
-    if (!mpt__enter_checked(context, "mpt_sgd")) return mpt__optimizer_null(context);
-    if (!mpt__check_rate(context, c.lr, c.weight_decay) ||
-        !mpt__check_number(context, "momentum", c.momentum, 0, MPT__NO_LIMIT) ||
-        !mpt__check_number(context, "dampening", c.dampening, -MPT__NO_LIMIT, MPT__NO_LIMIT))
-        return mpt__optimizer_null(context);
-    if (c.nesterov && (c.momentum == 0 || c.dampening != 0)) {
+    mpt__plan plan = {
+        c.lr, c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov, c.allow_shared};
+    if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
+        return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
+    if (mpt__enter(context, "mpt_sgd"))
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
                    c.dampening);
-        return mpt__optimizer_null(context);
-    }
-    mpt__optimizer rule;
-    memset(&rule, 0, sizeof rule);
-    rule.momentum = c.momentum;
-    rule.dampening = c.dampening;
-    rule.nesterov = c.nesterov;
-    rule.shared = c.allow_shared;
-    return mpt__optimizer_new(module, &rule, c.lr, c.weight_decay);
+    return mpt__optimizer_handle(context, NULL);
 }
 
-static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, const mpt_adam_config *c,
+static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, mpt_adam_config c,
                                    bool decoupled) {
-    mpt_context *context = module.context;
-    if (!mpt__enter_checked(context, name)) return mpt__optimizer_null(context);
-    if (!mpt__check_rate(context, c->lr, c->weight_decay) ||
-        !mpt__check_number(context, "beta1", c->beta1, 0, 1) ||
-        !mpt__check_number(context, "beta2", c->beta2, 0, 1) ||
-        !mpt__check_number(context, "eps", c->eps, 0, MPT__NO_LIMIT))
-        return mpt__optimizer_null(context);
-    mpt__optimizer rule;
-    memset(&rule, 0, sizeof rule);
-    rule.adam = true;
-    rule.decoupled = decoupled;
-    rule.beta1 = c->beta1;
-    rule.beta2 = c->beta2;
-    rule.eps = c->eps;
-    rule.shared = c->allow_shared;
-    return mpt__optimizer_new(module, &rule, c->lr, c->weight_decay);
+    mpt__plan plan = {c.lr, c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled, c.allow_shared};
+    return mpt__optimizer_new(name, module, &mpt__adam_rule, &plan);
 }
 
 MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config) {
-    mpt_adam_config c = config ? *config : mpt_adam_config_default();
-    return mpt__adam_new("mpt_adam", module, &c, false);
+    return mpt__adam_new("mpt_adam", module, config ? *config : mpt_adam_config_default(), false);
 }
 
 MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config) {
-    mpt_adamw_config c = config ? *config : mpt_adamw_config_default();
-    return mpt__adam_new("mpt_adamw", module, &c, true);
+    return mpt__adam_new("mpt_adamw", module, config ? *config : mpt_adamw_config_default(), true);
 }
 
 /* ==== Groups and rates ==== */
@@ -599,8 +578,7 @@ MPTRAIN_API int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const
     mpt_status status = mpt__take_module(context, optimizer, module, parameter, (uint32_t)group);
     if (status == MPT_OK) status = mpt__schedule_rebase(context, optimizer);
     if (status == MPT_OK) return (int)group;
-    mpt__scalar_free(context, optimizer->groups[group].lr_slot);
-    mpt__storage_forget(context, &optimizer->groups[group].table);
+    mpt__group_free(context, &optimizer->groups[group]);
     for (int64_t i = 0; i < optimizer->item_count; i++)
         if (optimizer->items[i].group == (uint32_t)group) optimizer->items[i].group = 0;
     optimizer->group_count--;
@@ -643,78 +621,44 @@ MPTRAIN_API double mpt_get_lr(mpt_optimizer handle, int group) {
 
 /* ==== Segments ==== */
 
-/* Parameters that had a gradient in other steps than the rest have a step count of their own from
-   then on: those of each count that lack one now move to a copy of it. */
-static mpt_status mpt__counts_split(mpt_context *context, mpt__optimizer *optimizer) {
-    int64_t before = optimizer->step_counts;
-    memset(optimizer->split, 0, (size_t)before * sizeof *optimizer->split);
-    for (int64_t i = 0; i < optimizer->item_count; i++)
-        if (optimizer->items[i].had_grad) optimizer->split[optimizer->items[i].steps] = UINT32_MAX;
-    for (int64_t i = 0; i < optimizer->item_count; i++) {
-        mpt__optim_item *item = &optimizer->items[i];
-        if (item->had_grad || item->steps >= before || !optimizer->split[item->steps]) continue;
-        uint32_t *moved = &optimizer->split[item->steps];
-        if (*moved == UINT32_MAX) {
-            mpt_status status =
-                mpt__copy_elements(context, optimizer->counts, MPT_I64, item->steps,
-                                   optimizer->counts, MPT_I64, optimizer->step_counts, 1);
-            if (status != MPT_OK) return status;
-            *moved = (uint32_t)optimizer->step_counts++;
+/* The group of each segment. */
+static int64_t *mpt__row_groups(const mpt__optimizer *optimizer) {
+    return optimizer->rows + optimizer->item_capacity * MPT__SEGMENT_FIELDS;
+}
+
+/* Segments of all parameters with a gradient, by state and group; returns their number. Only
+   parameters without a gap between them merge: what stands in a gap is nobody's, and a multiplier
+   that is not finite would leave NaN there for every later norm. */
+static int64_t mpt__build_rows(const mpt_context *context, mpt__optimizer *optimizer) {
+    int64_t rows = 0, groups = optimizer->group_count;
+    for (int64_t part = 0; part < optimizer->state_count * groups; part++) {
+        mpt__optim_state *state = &optimizer->states[part / groups];
+        int64_t *last = NULL;
+        uint64_t history = 0; /* of the items in `last` */
+        if (part % groups == 0) state->row = rows;
+        for (int64_t i = 0; i < optimizer->item_count; i++) {
+            const mpt__optim_item *item = &optimizer->items[i];
+            if (!item->had_grad || item->state * groups + item->group != part) continue;
+            const mpt__parameter *parameter = &context->parameters[item->parameter];
+            int64_t offset = parameter->offset - state->first;
+            if (last && last[MPT__SEGMENT_OFFSET] + last[MPT__SEGMENT_COUNT] == offset &&
+                last[MPT__SEGMENT_STEP] + last[MPT__SEGMENT_STEPS] == i &&
+                item->history == history) {
+                last[MPT__SEGMENT_COUNT] += parameter->numel;
+                last[MPT__SEGMENT_STEPS]++;
+                continue;
+            }
+            history = item->history;
+            mpt__row_groups(optimizer)[rows] = item->group;
+            last = &optimizer->rows[rows++ * MPT__SEGMENT_FIELDS];
+            last[MPT__SEGMENT_OFFSET] = offset;
+            last[MPT__SEGMENT_COUNT] = parameter->numel;
+            last[MPT__SEGMENT_STEP] = i;
+            last[MPT__SEGMENT_STEPS] = 1;
         }
-        item->steps = *moved;
+        state->rows = rows - state->row;
     }
-    return MPT_OK;
-}
-
-static int64_t *mpt__row_set(mpt__optimizer *optimizer, int64_t row, int64_t offset, int64_t count,
-                             int64_t steps) {
-    int64_t *fields = &optimizer->rows[row * MPT__SEGMENT_FIELDS];
-    fields[MPT__SEGMENT_OFFSET] = offset;
-    fields[MPT__SEGMENT_COUNT] = count;
-    fields[MPT__SEGMENT_STEP] = steps;
-    fields[MPT__SEGMENT_FIELDS - 1] = 0;
-    return fields;
-}
-
-/* Rows of all parts. Only parameters without a gap between them merge: what stands in a gap is
-   nobody's, and a multiplier that is not finite would leave NaN there for every later norm. */
-static int64_t mpt__build_parts(const mpt_context *context, mpt__optimizer *optimizer) {
-    int64_t row = 0;
-    optimizer->part_count = 0;
-    for (int64_t i = 0; i < optimizer->item_count; i++) {
-        const mpt__optim_item *item = &optimizer->items[i];
-        if (!item->had_grad) continue;
-        const mpt__parameter *parameter = &context->parameters[item->parameter];
-        int64_t offset = parameter->offset - optimizer->states[item->state].first;
-        mpt__optim_part *part =
-            optimizer->part_count ? &optimizer->parts[optimizer->part_count - 1] : NULL;
-        if (!part || part->state != item->state || part->group != item->group) {
-            part = &optimizer->parts[optimizer->part_count++];
-            part->state = item->state, part->group = item->group;
-            part->row = row, part->rows = 0;
-        }
-        int64_t *last = part->rows ? &optimizer->rows[(row - 1) * MPT__SEGMENT_FIELDS] : NULL;
-        if (last && last[MPT__SEGMENT_STEP] == (int64_t)item->steps &&
-            last[MPT__SEGMENT_OFFSET] + last[MPT__SEGMENT_COUNT] == offset) {
-            last[MPT__SEGMENT_COUNT] += parameter->numel;
-            continue;
-        }
-        mpt__row_set(optimizer, row++, offset, parameter->numel, item->steps);
-        part->rows++;
-    }
-    return row;
-}
-
-/* Rows that name each count to commit once, in ascending order. */
-static int64_t mpt__build_commit(mpt__optimizer *optimizer, int64_t row) {
-    memset(optimizer->split, 0, (size_t)optimizer->step_counts * sizeof *optimizer->split);
-    for (int64_t i = 0; i < optimizer->item_count; i++)
-        if (optimizer->items[i].had_grad) optimizer->split[optimizer->items[i].steps] = 1;
-    optimizer->commit_row = row;
-    for (int64_t i = 0; i < optimizer->step_counts; i++)
-        if (optimizer->split[i]) mpt__row_set(optimizer, row++, 0, 0, i);
-    optimizer->commit_rows = row - optimizer->commit_row;
-    return row;
+    return rows;
 }
 
 /* Brings the segments up to date with which parameters have a gradient now. */
@@ -734,14 +678,15 @@ static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) 
         optimizer->with_grad += parameter->has_grad;
     }
     if (same) return MPT_OK;
-    optimizer->pattern_valid = false;
-    optimizer->norm.valid = false;
-    optimizer->part_count = 0;
-    if (optimizer->with_grad == 0) return MPT_OK;
-    mpt_status status = mpt__counts_split(context, optimizer);
-    if (status != MPT_OK) return status;
-    int64_t rows = mpt__build_commit(optimizer, mpt__build_parts(context, optimizer));
-    status = mpt__upload(context, optimizer->segments, 0, optimizer->rows, rows * MPT__ROW_BYTES);
+    optimizer->pattern_valid = optimizer->norm_valid = false;
+    optimizer->patterns++;
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        mpt__optim_item *item = &optimizer->items[i];
+        if (item->had_grad) item->history = mpt__hash_u64(item->history, optimizer->patterns);
+    }
+    int64_t rows = mpt__build_rows(context, optimizer);
+    mpt_status status =
+        mpt__upload(context, optimizer->segments, 0, optimizer->rows, rows * MPT__ROW_BYTES);
     optimizer->pattern_valid = status == MPT_OK;
     return status;
 }
@@ -756,111 +701,89 @@ static void mpt__segments_operand(mpt__launch *launch, int position,
     operand->stride[1] = 1;
 }
 
-static mpt__block *mpt__part_block(mpt_context *context, const mpt__optimizer *optimizer,
-                                   const mpt__optim_part *part) {
-    return &context->blocks[optimizer->states[part->state].block];
+/* A launch over all gradients of a state. */
+static mpt__launch *mpt__gradients_launch(mpt_context *context, const mpt__optimizer *optimizer,
+                                          const mpt__optim_state *state, mpt__kernel kernel,
+                                          mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(context, kernel);
+    mpt__operand_on(launch, 0, mpt__block_of(context, state)->gradients, MPT_F32, state->first,
+                    state->count, access);
+    mpt__segments_operand(launch, 1, optimizer, state->row, state->rows);
+    return launch;
 }
 
 /* ==== The pending multiplier ==== */
 
-/* Whether all gradients in the blocks of this pattern are the optimizer's own: only then may a
-   multiplier of its own be pending there. */
-static bool mpt__exclusive(const mpt_context *context, const mpt__optimizer *optimizer) {
-    int64_t all = 0;
-    for (int64_t p = 0; p < context->parameter_count; p++) {
-        const mpt__parameter *parameter = &context->parameters[p];
-        if (!parameter->live || !parameter->has_grad) continue;
-        for (int64_t i = 0; i < optimizer->state_count; i++) {
-            if (optimizer->states[i].block == parameter->block) {
-                all++;
-                break;
-            }
-        }
-    }
-    return all == optimizer->with_grad;
-}
-
-/* Multiplies all gradients by the optimizer's multiplier, then clamps to +-limit if that is > 0. */
-static mpt_status mpt__scale_gradients(mpt_context *context, mpt__optimizer *optimizer,
-                                       double limit) {
-    for (int64_t i = 0; i < optimizer->part_count; i++) {
-        const mpt__optim_part *part = &optimizer->parts[i];
-        const mpt__optim_state *state = &optimizer->states[part->state];
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_GRAD_SCALE);
-        mpt__operand_on(launch, 0, context->blocks[state->block].gradients, MPT_F32, state->first,
-                        state->count, MPT__READ_WRITE);
-        mpt__segments_operand(launch, 1, optimizer, part->row, part->rows);
-        launch->slot[0] = optimizer->multiplier_slot;
+/* Multiplies all gradients by a scalar, then clamps to +-limit if that is > 0. */
+static mpt_status mpt__scale_gradients(mpt_context *context, const mpt__optimizer *optimizer,
+                                       uint16_t slot, double limit) {
+    for (int64_t i = 0; i < optimizer->state_count; i++) {
+        const mpt__optim_state *state = &optimizer->states[i];
+        if (!state->rows) continue;
+        mpt__launch *launch =
+            mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_SCALE, MPT__READ_WRITE);
+        launch->slot[0] = slot;
         launch->imm[0] = limit;
         mpt__submit(context, launch);
+        mpt__block_of(context, state)->multiplier_slot = 0;
     }
-    for (int64_t i = 0; i < optimizer->part_count; i++)
-        mpt__part_block(context, optimizer, &optimizer->parts[i])->multiplier_slot = 0;
-    mpt__scalar_set_f(context, optimizer->multiplier_slot, 1.0);
     return context->base.status;
 }
 
-/* Makes pending multipliers of the optimizer's blocks real; its own starts again from 1. */
-static mpt_status mpt__settle(mpt_context *context, mpt__optimizer *optimizer) {
-    for (int64_t i = 0; i < optimizer->part_count; i++)
-        mpt__materialise_gradients(context,
-                                   mpt__part_block(context, optimizer, &optimizer->parts[i]));
-    mpt__scalar_set_f(context, optimizer->multiplier_slot, 1.0);
-    return context->base.status;
-}
-
-/* Whether the optimizer's multiplier is pending on all its gradients. */
+/* Whether the optimizer's multiplier is pending on all its gradients; if not, then afterwards no
+   multiplier is pending on any of them. */
 static bool mpt__is_pending(mpt_context *context, const mpt__optimizer *optimizer) {
-    for (int64_t i = 0; i < optimizer->part_count; i++) {
-        const mpt__block *block = mpt__part_block(context, optimizer, &optimizer->parts[i]);
-        if (block->multiplier_slot != optimizer->multiplier_slot) return false;
+    bool pending = true;
+    for (int64_t i = 0; i < optimizer->state_count; i++) {
+        const mpt__optim_state *state = &optimizer->states[i];
+        if (state->rows && mpt__block_of(context, state)->multiplier_slot !=
+                               optimizer->slot[MPT__OPTIM_MULTIPLIER])
+            pending = false;
     }
-    return optimizer->part_count > 0;
+    for (int64_t i = 0; i < optimizer->state_count && !pending; i++)
+        if (optimizer->states[i].rows)
+            mpt__materialise_gradients(context, mpt__block_of(context, &optimizer->states[i]));
+    return pending;
 }
 
-/* The optimizer's multiplier is set: it stays pending where it can. */
-static mpt_status mpt__hold(mpt_context *context, mpt__optimizer *optimizer) {
-    if (!mpt__exclusive(context, optimizer)) return mpt__scale_gradients(context, optimizer, 0);
-    for (int64_t i = 0; i < optimizer->part_count; i++) {
-        mpt__part_block(context, optimizer, &optimizer->parts[i])->multiplier_slot =
-            optimizer->multiplier_slot;
+/* The optimizer's multiplier is set: it stays pending, unless a block with gradients of its own
+   holds parameters of others, whose gradients it must not touch. */
+static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimizer) {
+    for (int64_t i = 0; i < optimizer->state_count; i++) {
+        const mpt__optim_state *state = &optimizer->states[i];
+        if (state->rows && state->held != mpt__block_of(context, state)->parameters)
+            return mpt__scale_gradients(context, optimizer, optimizer->slot[MPT__OPTIM_MULTIPLIER],
+                                        0);
     }
+    for (int64_t i = 0; i < optimizer->state_count; i++)
+        if (optimizer->states[i].rows)
+            mpt__block_of(context, &optimizer->states[i])->multiplier_slot =
+                optimizer->slot[MPT__OPTIM_MULTIPLIER];
     return context->base.status;
 }
 
 /* ==== Norm and clipping ==== */
 
-static mpt__norm_key mpt__norm_now(mpt_context *context, const mpt__optimizer *optimizer) {
-    mpt__norm_key key;
-    key.valid = true;
-    key.backwards = context->walk_mark;
-    key.changes = 0;
-    for (int64_t i = 0; i < optimizer->part_count; i++) {
-        const mpt__block *block = mpt__part_block(context, optimizer, &optimizer->parts[i]);
-        key.changes += context->storages[block->gradients].version;
-    }
-    return key;
-}
-
-/* 2-norm of gradients times multiplier into the norm slot; found_slot (0: none) is set to 1 where
-   an element or its product is not finite. */
-static mpt_status mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer,
-                                   uint16_t found_slot) {
-    for (int64_t i = 0; i < optimizer->part_count; i++) {
-        const mpt__optim_part *part = &optimizer->parts[i];
-        const mpt__optim_state *state = &optimizer->states[part->state];
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_GRAD_NORM);
-        mpt__operand_on(launch, 0, context->blocks[state->block].gradients, MPT_F32, state->first,
-                        state->count, MPT__READ);
-        mpt__segments_operand(launch, 1, optimizer, part->row, part->rows);
-        launch->slot[0] = optimizer->multiplier_slot;
+/* 2-norm of gradients times multiplier into the norm slot. scale_slot (0: none): the multiplier is
+   1 / scale from here on. found_slot (0: none) tells whether an element or its product is not
+   finite. */
+static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, uint16_t scale_slot,
+                             uint16_t found_slot) {
+    bool first = true;
+    for (int64_t i = 0; i < optimizer->state_count; i++) {
+        const mpt__optim_state *state = &optimizer->states[i];
+        if (!state->rows) continue;
+        mpt__launch *launch =
+            mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_NORM, MPT__READ);
+        launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
         launch->slot[1] = found_slot;
-        launch->slot[2] = optimizer->norm_slot;
-        launch->index[0] = i > 0;
+        launch->slot[2] = optimizer->slot[MPT__OPTIM_NORM];
+        if (first) launch->slot[3] = scale_slot;
+        launch->index[0] = !first;
+        first = false;
         mpt__submit(context, launch);
     }
-    optimizer->norm = mpt__norm_now(context, optimizer);
-    return context->base.status;
+    optimizer->norm_valid = true;
 }
 
 /* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf. Without any
@@ -869,15 +792,10 @@ static mpt_status mpt__optimizer_unscale(mpt_context *context, mpt__optimizer *o
                                          uint16_t scale_slot) {
     mpt_status status = mpt__pattern(context, optimizer);
     if (status != MPT_OK || optimizer->with_grad == 0) return status;
-    for (int64_t i = 0; i < optimizer->part_count; i++)
-        mpt__materialise_gradients(context,
-                                   mpt__part_block(context, optimizer, &optimizer->parts[i]));
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_UNSCALE_BEGIN);
-    launch->slot[0] = optimizer->multiplier_slot;
-    launch->slot[1] = scale_slot;
-    launch->slot[2] = optimizer->found_slot;
-    mpt__submit(context, launch);
-    mpt__norm_launch(context, optimizer, optimizer->found_slot);
+    for (int64_t i = 0; i < optimizer->state_count; i++)
+        if (optimizer->states[i].rows)
+            mpt__materialise_gradients(context, mpt__block_of(context, &optimizer->states[i]));
+    mpt__norm_launch(context, optimizer, scale_slot, optimizer->slot[MPT__OPTIM_FOUND]);
     return mpt__hold(context, optimizer);
 }
 
@@ -894,22 +812,21 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm)
     if (mpt__pattern(context, optimizer) == MPT_OK)
         norm = mpt__tensor_new(context, MPT_F32, &shape, MPT_MEMORY_ACTIVATION);
     if (!norm) return mpt__null(context);
-    if (optimizer->with_grad > 0) {
-        if (!mpt__is_pending(context, optimizer)) mpt__settle(context, optimizer);
-        mpt__norm_key now = mpt__norm_now(context, optimizer), *key = &optimizer->norm;
-        if (!key->valid || key->backwards != now.backwards || key->changes != now.changes)
-            mpt__norm_launch(context, optimizer, 0);
-    }
     bool any = optimizer->with_grad > 0; /* the norm of nothing is 0 */
+    if (any) {
+        bool pending = mpt__is_pending(context, optimizer);
+        if (!pending || !optimizer->norm_valid)
+            mpt__norm_launch(context, optimizer, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0);
+    }
     mpt__launch *launch = mpt__launch_begin(context, any ? MPT__K_CLIP : MPT__K_FILL);
     mpt__operand_on(launch, 0, norm->storage, MPT_F32, norm->offset, 1, MPT__WRITE);
     if (any) {
-        launch->slot[0] = optimizer->multiplier_slot;
-        launch->slot[1] = optimizer->norm_slot;
+        launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
+        launch->slot[1] = optimizer->slot[MPT__OPTIM_NORM];
         launch->imm[0] = max_norm;
     }
     mpt__submit(context, launch);
-    optimizer->norm.valid = false;
+    optimizer->norm_valid = false;
     if (any) mpt__hold(context, optimizer);
     if (context->base.status == MPT_OK) return mpt__handle(context, norm);
     mpt__tensor_drop(context, norm);
@@ -924,12 +841,13 @@ MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
         return mpt__error(context, MPT_ERROR_ARGUMENT, "limit = %g; expected 0 or more", limit);
     if (mpt__pattern(context, optimizer) != MPT_OK || optimizer->with_grad == 0)
         return context->base.status;
-    if (!mpt__is_pending(context, optimizer)) mpt__settle(context, optimizer);
-    optimizer->norm.valid = false;
-    if (limit > 0) return mpt__scale_gradients(context, optimizer, limit);
-    mpt__scale_gradients(context, optimizer, 1.0); /* infinities times 0 would be NaN */
-    mpt__scalar_set_f(context, optimizer->multiplier_slot, 0.0);
-    return mpt__scale_gradients(context, optimizer, 0);
+    uint16_t slot = mpt__is_pending(context, optimizer) ? optimizer->slot[MPT__OPTIM_MULTIPLIER]
+                                                        : (uint16_t)MPT__SLOT_ONE;
+    optimizer->norm_valid = false;
+    if (limit > 0) return mpt__scale_gradients(context, optimizer, slot, limit);
+    mpt__scale_gradients(context, optimizer, slot, 1.0); /* infinities times 0 would be NaN */
+    mpt__scalar_set_f(context, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0.0);
+    return mpt__scale_gradients(context, optimizer, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0);
 }
 
 /* ==== The update ==== */
@@ -941,44 +859,67 @@ MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
     for (int64_t i = 0; i < optimizer->item_count; i++)
         context->parameters[optimizer->items[i].parameter].has_grad = false;
     for (int64_t i = 0; i < optimizer->state_count; i++) {
-        mpt__block *block = &context->blocks[optimizer->states[i].block];
-        if (block->multiplier_slot == optimizer->multiplier_slot) block->multiplier_slot = 0;
+        mpt__block *block = mpt__block_of(context, &optimizer->states[i]);
+        if (block->multiplier_slot == optimizer->slot[MPT__OPTIM_MULTIPLIER])
+            block->multiplier_slot = 0;
     }
     return MPT_OK;
 }
 
+/* Segments [row, row + rows) of a state, which are of one group. */
 static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer *optimizer,
-                                     const mpt__optim_part *part, uint16_t found_slot) {
-    const mpt__optim_state *state = &optimizer->states[part->state];
-    const mpt__group *group = &optimizer->groups[part->group];
-    mpt__block *block = &context->blocks[state->block];
-    if (block->multiplier_slot != optimizer->multiplier_slot)
+                                     const mpt__optim_state *state, int64_t row, int64_t rows,
+                                     uint16_t found_slot, bool last) {
+    static const int position[MPT__MIRRORS] = {3, 6, 1};
+    const mpt__rule *rule = optimizer->rule;
+    const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
+    mpt__block *block = mpt__block_of(context, state);
+    if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
         mpt__materialise_gradients(context, block);
-    mpt__launch *launch = mpt__launch_begin(context, optimizer->adam ? MPT__K_ADAM : MPT__K_SGD);
-    int64_t n = state->count;
-    mpt__operand_on(launch, 0, block->values, (mpt_dtype)block->dtype, state->first, n,
+    mpt__launch *launch = mpt__launch_begin(context, rule->kernel);
+    mpt__operand_on(launch, 0, block->values, (mpt_dtype)block->dtype, state->first, state->count,
                     MPT__READ_WRITE);
-    if (state->master) mpt__operand_on(launch, 1, state->master, MPT_F32, 0, n, MPT__READ_WRITE);
-    mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, n, MPT__READ);
-    if (state->first_moment)
-        mpt__operand_on(launch, 3, state->first_moment, MPT_F32, 0, n, MPT__READ_WRITE);
-    mpt__segments_operand(launch, 4, optimizer, part->row, part->rows);
-    mpt__operand_on(launch, 5, optimizer->counts, MPT_I64, 0, optimizer->step_counts, MPT__READ);
-    if (state->second_moment)
-        mpt__operand_on(launch, 6, state->second_moment, MPT_F32, 0, n, MPT__READ_WRITE);
-    launch->slot[0] = group->lr_slot;
-    launch->slot[1] = block->multiplier_slot ? optimizer->multiplier_slot : (uint16_t)MPT__SLOT_ONE;
+    mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, state->count, MPT__READ);
+    mpt__segments_operand(launch, 4, optimizer, row, rows);
+    mpt__operand_on(launch, 5, optimizer->counts, MPT_I64, 0, optimizer->item_count,
+                    MPT__READ_WRITE);
+    for (int k = 0; k < MPT__MIRRORS; k++)
+        if (state->mirror[k])
+            mpt__operand_on(launch, position[k], state->mirror[k], MPT_F32, 0, state->count,
+                            MPT__READ_WRITE);
+    launch->slot[1] =
+        block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE;
     launch->slot[2] = found_slot;
-    if (optimizer->adam) {
-        launch->imm[0] = optimizer->beta1, launch->imm[1] = optimizer->beta2;
-        launch->imm[2] = optimizer->eps, launch->imm[3] = group->weight_decay;
-        launch->index[0] = optimizer->decoupled;
-    } else {
-        launch->imm[0] = optimizer->momentum, launch->imm[1] = optimizer->dampening;
-        launch->imm[2] = group->weight_decay;
-        launch->index[0] = optimizer->nesterov;
-    }
+    mpt__schedule_operand(launch, optimizer, group);
+    int settings = 0;
+    for (; settings < MPT__SETTINGS && rule->setting[settings].name; settings++)
+        launch->imm[settings] = optimizer->setting[settings];
+    launch->imm[settings] = group->weight_decay;
+    launch->index[0] = optimizer->variant;
+    launch->index[1] = last ? 2 : 1;
     return mpt__submit(context, launch);
+}
+
+/* One launch per state and group; each commits its step counts, the last one the step. */
+static mpt_status mpt__launch_updates(mpt_context *context, mpt__optimizer *optimizer,
+                                      uint16_t found_slot) {
+    const int64_t *group = mpt__row_groups(optimizer);
+    int64_t left = 0;
+    mpt_status status = MPT_OK;
+    for (int64_t i = 0; i < optimizer->state_count; i++) left += optimizer->states[i].rows;
+    for (int64_t i = 0; i < optimizer->state_count && status == MPT_OK; i++) {
+        mpt__optim_state *state = &optimizer->states[i];
+        int64_t row = state->row, end = row + state->rows, rows;
+        if (!state->rows) continue;
+        status = mpt__master_refresh(context, optimizer, state);
+        for (; row < end && status == MPT_OK; row += rows, left -= rows) {
+            for (rows = 1; row + rows < end && group[row + rows] == group[row];) rows++;
+            status =
+                mpt__launch_update(context, optimizer, state, row, rows, found_slot, left == rows);
+        }
+        mpt__values_updated(context, optimizer, state);
+    }
+    return status;
 }
 
 /* A warning that names parameters without a gradient; once, until there is one again. */
@@ -1014,24 +955,8 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
     int phase = context->launch_phase;
     context->launch_phase = MPT__UPDATE;
     status = mpt__schedule_before_step(context, optimizer);
-    if (status == MPT_OK) status = mpt__masters_refresh(context, optimizer);
-    for (int64_t i = 0; i < optimizer->part_count && status == MPT_OK; i++)
-        status = mpt__launch_update(context, optimizer, &optimizer->parts[i], found_slot);
-    if (status == MPT_OK) {
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_STEP_COMMIT);
-        mpt__segments_operand(launch, 0, optimizer, optimizer->commit_row, optimizer->commit_rows);
-        mpt__operand_on(launch, 1, optimizer->counts, MPT_I64, 0, optimizer->step_counts,
-                        MPT__READ_WRITE);
-        launch->slot[0] = optimizer->applied_slot;
-        launch->slot[2] = found_slot;
-        status = mpt__submit(context, launch);
-    }
+    if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
     context->launch_phase = phase;
-    for (int64_t i = 0; i < optimizer->part_count; i++) {
-        uint32_t state = optimizer->parts[i].state;
-        if (i == 0 || optimizer->parts[i - 1].state != state)
-            mpt__values_changed(context, optimizer, &optimizer->states[state]);
-    }
     if (status == MPT_OK) context->committed = context->now;
     return status;
 }
@@ -1057,7 +982,7 @@ MPTRAIN_API mpt_status mpt_step(mpt_optimizer handle) {
 
 MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer handle) {
     const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_applied_steps");
-    return optimizer ? mpt__scalar_get_i(handle.context, optimizer->applied_slot) : -1;
+    return optimizer ? mpt__scalar_get_i(handle.context, optimizer->slot[MPT__OPTIM_APPLIED]) : -1;
 }
 
 /* ==== State ==== */
@@ -1066,9 +991,6 @@ MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer handle) {
    applied steps. */
 static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimizer *optimizer,
                                        mpt__state_visitor visit, void *user) {
-    static const char *const sgd_names[] = {"momentum_buffer", "", "master"};
-    static const char *const adam_names[] = {"exp_avg", "exp_avg_sq", "master"};
-    const char *const *names = optimizer->adam ? adam_names : sgd_names;
     char name[512];
     mpt__state_item item;
     memset(&item, 0, sizeof item);
@@ -1078,30 +1000,31 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
         const mpt__optim_item *row = &optimizer->items[i];
         const mpt__parameter *parameter = &context->parameters[row->parameter];
         const mpt__optim_state *state = &optimizer->states[row->state];
-        uint32_t mirrors[3] = {state->first_moment, state->second_moment, state->master};
         if (!parameter->live) continue;
-        for (int k = 0; k < 3 && status == MPT_OK; k++) {
-            if (!mirrors[k]) continue;
-            mpt__format_text(name, sizeof name, "%s.%s", parameter->path, names[k]);
-            item.storage = mirrors[k];
-            item.dtype = MPT_F32;
-            item.offset = parameter->offset - state->first;
-            item.count = parameter->numel;
+        item.dtype = MPT_F32;
+        item.offset = parameter->offset - state->first;
+        item.count = parameter->numel;
+        for (int k = 0; k < MPT__MIRRORS && status == MPT_OK; k++) {
+            if (!state->mirror[k]) continue;
+            mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
+                             k == MPT__MASTER ? "master" : optimizer->rule->moment[k]);
+            item.storage = state->mirror[k];
             status = visit(context, user, &item);
         }
         if (status != MPT_OK) break;
         mpt__format_text(name, sizeof name, "%s.step", parameter->path);
         item.storage = optimizer->counts;
         item.dtype = MPT_I64;
-        item.offset = row->steps;
+        item.offset = i;
         item.count = 1;
         status = visit(context, user, &item);
     }
     if (status != MPT_OK) return status;
     mpt__format_text(name, sizeof name, "applied_steps");
     item.storage = 0;
+    item.dtype = MPT_I64;
     item.count = 1;
-    item.slot = optimizer->applied_slot;
+    item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
     return visit(context, user, &item);
 }
 
@@ -1109,22 +1032,14 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
 static mpt_status mpt__hash_item(mpt_context *context, void *user, const mpt__state_item *item) {
     uint64_t *hash = (uint64_t *)user;
     *hash = mpt__hash_bytes(*hash, item->name, strlen(item->name));
-    if (!item->storage) {
-        int64_t bits = mpt__scalar_get_i(context, item->slot);
-        *hash = mpt__hash_u64(*hash, (uint64_t)bits);
-        return context->base.status;
+    if (item->storage) {
+        int64_t size = (int64_t)mpt_dtype_size(item->dtype);
+        *hash = mpt__hash_storage(context, *hash, item->storage, item->offset * size,
+                                  item->count * size);
+    } else {
+        *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(context, item->slot));
     }
-    uint8_t chunk[4096];
-    int64_t size = (int64_t)mpt_dtype_size(item->dtype);
-    int64_t at = item->offset * size, end = at + item->count * size;
-    while (at < end) {
-        int64_t bytes = end - at < (int64_t)sizeof chunk ? end - at : (int64_t)sizeof chunk;
-        mpt_status status = mpt__download(context, chunk, item->storage, at, bytes);
-        if (status != MPT_OK) return status;
-        *hash = mpt__hash_bytes(*hash, chunk, (size_t)bytes);
-        at += bytes;
-    }
-    return MPT_OK;
+    return context->base.status;
 }
 
 MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer handle) {

@@ -11,56 +11,43 @@
 
 #include "62_optim.c"
 
-/* How far an optimizer is in the current update; one without an entry has not begun. */
-typedef enum mpt__stage { MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
-
-typedef struct mpt__scaler_entry {
-    uint32_t slot, generation; /* of the optimizer */
-    mpt__stage stage;
-    bool checked; /* its gradients were looked at: found_inf means something */
-} mpt__scaler_entry;
-
 /* The device scalars of a scaler. */
 enum {
     MPT__SCALER_SCALE,   /* f: a double that holds a float */
     MPT__SCALER_TRACKER, /* i, as all that follow */
-    MPT__SCALER_FOUND,   /* any optimizer of this update found a non-finite gradient */
+    MPT__SCALER_FOUND,   /* of several optimizers, any found a non-finite gradient */
     MPT__SCALER_UPDATES,
     MPT__SCALER_SKIPPED,
     MPT__SCALER_IN_A_ROW,
     MPT__SCALER_LAST,
     MPT__SCALER_OUTCOME,
-    MPT__SCALER_LOSS,      /* a scaled loss since the last look was not finite */
-    MPT__SCALER_SCRATCH,   /* takes the counters of updates that had no step */
-    MPT__SCALER_NONFINITE, /* index of the first non-finite element of a gradient */
+    MPT__SCALER_LOSS, /* a loss since the last look was not finite */
     MPT__SCALER_SLOTS
 };
 
 typedef struct mpt__scaler {
+    mpt__id id;
     mpt_scaler_config config;
-    uint32_t slot, generation;
     uint16_t slots[MPT__SCALER_SLOTS];
-    uint32_t loss_segment; /* storage: the one segment of a one-element loss */
-    bool scaled;           /* a loss was scaled at least once */
+    bool scaled;  /* a loss was scaled at least once */
+    bool stepped; /* disabled: a step was made */
+    bool tracing; /* switched the NaN tracer on */
     bool told_bf16, told_idle;
-    mpt__scaler_entry *entries;
-    int64_t entry_count, entry_capacity;
     mpt_scaler_stats seen;                /* as of the last look at the device */
     int64_t unseen;                       /* updates queued since */
     int64_t lost_losses;                  /* skips in a row with a non-finite loss */
     int64_t window_steps, window_skipped; /* counters at the begin of the window */
     int64_t skipped_before;               /* skips of the window before; -1: none yet */
-    bool tracing;                         /* switched the NaN tracer on */
-    bool stepped;                         /* disabled: a step was made */
     char culprit[128];                    /* parameter whose gradient overflowed at the last skip */
 } mpt__scaler;
 
 /* ==== Handles ==== */
 
-static mpt_scaler mpt__scaler_null(mpt_context *context) {
-    mpt_scaler null;
-    null.context = context, null.slot = 0, null.generation = 0;
-    return null;
+/* NULL gives the error null. */
+static mpt_scaler mpt__scaler_handle(mpt_context *context, const mpt__scaler *scaler) {
+    mpt_scaler handle = {context, 0, 0};
+    if (scaler) handle.slot = scaler->id.slot, handle.generation = scaler->id.generation;
+    return handle;
 }
 
 /* Begins a public call on a scaler. NULL: the call ends here. */
@@ -71,20 +58,31 @@ static mpt__scaler *mpt__scaler_enter(mpt_scaler handle, const char *name) {
                                          handle.generation);
 }
 
+/* The first optimizer behind row *i that takes part in the current update of a scaler, 0: of any.
+   NULL: none is left. */
+static mpt__optimizer *mpt__next_member(const mpt_context *context, uint32_t scaler, int64_t *i) {
+    const mpt__object_table *table = &context->objects[MPT__OPTIMIZER];
+    while (++*i < table->count) {
+        mpt__optimizer *optimizer = (mpt__optimizer *)table->rows[*i].object;
+        if (optimizer && optimizer->scaler && (!scaler || optimizer->scaler == scaler))
+            return optimizer;
+    }
+    return NULL;
+}
+
+/* The current update of a scaler ends, 0: of all. Returns how many optimizers took part. */
+static int64_t mpt__dismiss_members(const mpt_context *context, uint32_t scaler) {
+    int64_t count = 0, i = 0;
+    mpt__optimizer *optimizer;
+    for (; (optimizer = mpt__next_member(context, scaler, &i)) != NULL; count++)
+        optimizer->scaler = 0;
+    return count;
+}
+
 /* ==== Making and destroying ==== */
 
 MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
-    mpt_scaler_config config;
-    memset(&config, 0, sizeof config);
-    config.init_scale = 65536;
-    config.growth_factor = 2;
-    config.backoff_factor = 0.5;
-    config.growth_interval = 2000;
-    config.min_scale = 1;
-    config.max_scale = 16777216;
-    config.enabled = true;
-    config.patience = 100;
-    config.window = 1000;
+    mpt_scaler_config config = {65536, 2, 0.5, 2000, 1, 16777216, true, false, 100, 1000};
     return config;
 }
 
@@ -103,36 +101,28 @@ static bool mpt__check_factors(mpt_context *context, double growth, double backo
         mpt__error(context, MPT_ERROR_ARGUMENT, "growth_factor = %g; expected more than 1", growth);
     } else if (!(backoff > 0 && backoff < 1)) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "backoff_factor = %g is not in (0, 1)", backoff);
-    } else if (interval < 1) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "growth_interval = %lld; expected 1 or more",
-                   (long long)interval);
     }
-    return context->base.status == MPT_OK;
+    return context->base.status == MPT_OK &&
+           mpt__check_count(context, "growth_interval", interval, 1);
 }
 
 static bool mpt__check_scaler_config(mpt_context *context, const mpt_scaler_config *c) {
-    if (!mpt__check_scale(context, "init_scale", c->init_scale) ||
-        !mpt__check_factors(context, c->growth_factor, c->backoff_factor, c->growth_interval) ||
-        !mpt__check_number(context, "min_scale", c->min_scale, 0, MPT__NO_LIMIT) ||
-        !mpt__check_number(context, "max_scale", c->max_scale, 0, MPT__NO_LIMIT))
-        return false;
-    if (c->max_scale > 0 && c->max_scale < c->min_scale) {
+    if (c->max_scale > 0 && c->max_scale < c->min_scale)
         mpt__error(context, MPT_ERROR_ARGUMENT, "max_scale = %g is below min_scale = %g",
                    c->max_scale, c->min_scale);
-    } else if (c->patience < 0 || c->window < 0) {
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "patience = %lld, window = %lld; expected 0 or more", (long long)c->patience,
-                   (long long)c->window);
-    }
-    return context->base.status == MPT_OK;
+    return context->base.status == MPT_OK &&
+           mpt__check_scale(context, "init_scale", c->init_scale) &&
+           mpt__check_factors(context, c->growth_factor, c->backoff_factor, c->growth_interval) &&
+           mpt__check_number(context, "min_scale", c->min_scale, 0, MPT__NO_LIMIT) &&
+           mpt__check_number(context, "max_scale", c->max_scale, 0, MPT__NO_LIMIT) &&
+           mpt__check_count(context, "patience", c->patience, 0) &&
+           mpt__check_count(context, "window", c->window, 0);
 }
 
 static void mpt__scaler_free(mpt_context *context, void *object) {
     mpt__scaler *scaler = (mpt__scaler *)object;
+    mpt__dismiss_members(context, scaler->id.slot);
     for (int i = 0; i < MPT__SCALER_SLOTS; i++) mpt__scalar_free(context, scaler->slots[i]);
-    mpt__storage_forget(context, &scaler->loss_segment);
-    mpt__host_free(context, scaler->entries,
-                   (size_t)scaler->entry_capacity * sizeof *scaler->entries);
     mpt__host_free(context, scaler, sizeof *scaler);
 }
 
@@ -144,72 +134,47 @@ static void mpt__scaler_init(mpt_context *context) {
 /* Updates under way and runs of skips are given up: part of mpt_clear_error. */
 static void mpt__scaler_forget(mpt_context *context) {
     const mpt__object_table *table = &context->objects[MPT__SCALER];
+    mpt__dismiss_members(context, 0);
     for (int64_t i = 1; i < table->count; i++) {
         mpt__scaler *scaler = (mpt__scaler *)table->rows[i].object;
-        if (!scaler) continue;
-        scaler->entry_count = 0;
-        if (scaler->config.patience == 0 || scaler->seen.skipped_in_a_row < scaler->config.patience)
+        if (!scaler || scaler->config.patience == 0 ||
+            scaler->seen.skipped_in_a_row < scaler->config.patience)
             continue;
         mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_IN_A_ROW], 0); /* it may try again */
         scaler->seen.skipped_in_a_row = 0;
     }
 }
 
+static mpt_status mpt__put_scale(mpt_context *context, mpt__scaler *scaler, double scale) {
+    scaler->seen.scale = (double)(float)scale;
+    mpt__scalar_set_f(context, scaler->slots[MPT__SCALER_SCALE], scaler->seen.scale);
+    return context->base.status;
+}
+
 MPTRAIN_API mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_config *config) {
     mpt_scaler_config c = config ? *config : mpt_scaler_config_default();
-    if (!mpt__enter_checked(context, "mpt_grad_scaler")) return mpt__scaler_null(context);
-    if (c.enabled && !mpt__check_scaler_config(context, &c)) return mpt__scaler_null(context);
-    mpt__scaler *scaler = (mpt__scaler *)mpt__host_new(context, sizeof *scaler);
-    if (!scaler) return mpt__scaler_null(context);
+    if (!mpt__enter_checked(context, "mpt_grad_scaler") ||
+        (c.enabled && !mpt__check_scaler_config(context, &c)))
+        return mpt__scaler_handle(context, NULL);
+    mpt__scaler *scaler =
+        (mpt__scaler *)mpt__object_make(context, MPT__SCALER, sizeof(mpt__scaler));
+    if (!scaler) return mpt__scaler_handle(context, NULL);
     scaler->config = c;
     scaler->skipped_before = -1;
-    scaler->slot = mpt__object_new(context, MPT__SCALER, scaler, &scaler->generation);
-    if (!scaler->slot) {
-        mpt__host_free(context, scaler, sizeof *scaler);
-        return mpt__scaler_null(context);
-    }
-    scaler->slots[MPT__SCALER_SCALE] = mpt__scalar_new_f(context, (double)(float)c.init_scale);
-    scaler->seen.scale = (double)(float)c.init_scale;
-    for (int i = MPT__SCALER_SCALE + 1; i < MPT__SCALER_SLOTS && context->base.status == MPT_OK;
-         i++)
-        scaler->slots[i] = mpt__scalar_new_i(context, 0);
-    const int64_t one[MPT__SEGMENT_FIELDS] = {0, 1, 0, 0};
-    scaler->loss_segment =
-        mpt__storage_new(context, MPT__ROW_BYTES, MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
-    if (scaler->loss_segment) mpt__upload(context, scaler->loss_segment, 0, one, MPT__ROW_BYTES);
-    if (context->base.status != MPT_OK) {
-        mpt__object_free(context, MPT__SCALER, scaler->slot);
-        return mpt__scaler_null(context);
-    }
-    mpt_scaler handle = mpt__scaler_null(context);
-    handle.slot = scaler->slot, handle.generation = scaler->generation;
-    return handle;
+    for (int i = 0; i < MPT__SCALER_SLOTS; i++) scaler->slots[i] = mpt__scalar_new_i(context, 0);
+    if (mpt__put_scale(context, scaler, c.init_scale) == MPT_OK)
+        return mpt__scaler_handle(context, scaler);
+    mpt__object_free(context, MPT__SCALER, scaler->id.slot);
+    return mpt__scaler_handle(context, NULL);
 }
 
 MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler handle) {
     const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_destroy");
-    if (scaler) mpt__object_free(handle.context, MPT__SCALER, scaler->slot);
+    if (scaler) mpt__object_free(handle.context, MPT__SCALER, scaler->id.slot);
     return mpt__status_of(handle.context);
 }
 
 /* ==== Scaling the loss ==== */
-
-/* Notes on the device whether a scaled loss was finite: then a later overflow lies in backward. */
-static void mpt__watch_loss(mpt_context *context, const mpt__scaler *scaler, mpt_tensor scaled) {
-    if (context->base.status != MPT_OK) return;
-    const mpt__tensor *tensor = mpt__slot(context, scaled.slot);
-    if (mpt__tensor_numel(tensor) != 1 || tensor->dtype != MPT_F32) return;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_GRAD_NORM);
-    mpt__operand_on(launch, 0, tensor->storage, MPT_F32, tensor->offset, 1, MPT__READ);
-    mpt__operand *segment =
-        mpt__operand_on(launch, 1, scaler->loss_segment, MPT_I64, 0, 1, MPT__READ);
-    segment->rank = 2;
-    segment->shape[1] = MPT__SEGMENT_FIELDS;
-    segment->stride[0] = MPT__SEGMENT_FIELDS;
-    segment->stride[1] = 1;
-    launch->slot[1] = scaler->slots[MPT__SCALER_LOSS];
-    mpt__submit(context, launch);
-}
 
 /* bf16 has fp32's range; said once. */
 static void mpt__note_bf16(mpt_context *context, mpt__scaler *scaler) {
@@ -232,38 +197,11 @@ MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
     mpt__attributes attributes;
     mpt__attributes_clear(&attributes);
     attributes.index[0] = scaler->slots[MPT__SCALER_SCALE];
-    mpt_tensor scaled = mpt__apply1("mpt_scale_loss", MPT__OP_scale_loss, &loss, 1, &attributes);
-    mpt__watch_loss(context, scaler, scaled);
-    return scaled;
+    attributes.index[1] = scaler->slots[MPT__SCALER_LOSS];
+    return mpt__apply1("mpt_scale_loss", MPT__OP_scale_loss, &loss, 1, &attributes);
 }
 
 /* ==== Unscale, step, skip ==== */
-
-static mpt__scaler_entry *mpt__entry_of(const mpt__scaler *scaler,
-                                        const mpt__optimizer *optimizer) {
-    for (int64_t i = 0; i < scaler->entry_count; i++) {
-        mpt__scaler_entry *entry = &scaler->entries[i];
-        if (entry->slot == optimizer->slot && entry->generation == optimizer->generation)
-            return entry;
-    }
-    return NULL;
-}
-
-/* NULL with an error recorded when memory is out. */
-static mpt__scaler_entry *mpt__entry_new(mpt_context *context, mpt__scaler *scaler,
-                                         const mpt__optimizer *optimizer) {
-    void *rows = scaler->entries;
-    bool ok = mpt__grow(&context->base, &rows, &scaler->entry_capacity, scaler->entry_count + 1,
-                        sizeof *scaler->entries, MPT_MEMORY_HOST);
-    scaler->entries = (mpt__scaler_entry *)rows;
-    if (!ok) return NULL;
-    mpt__scaler_entry *entry = &scaler->entries[scaler->entry_count++];
-    entry->slot = optimizer->slot;
-    entry->generation = optimizer->generation;
-    entry->stage = MPT__UNSCALED;
-    entry->checked = false;
-    return entry;
-}
 
 static mpt_status mpt__check_scaled(mpt_context *context, const mpt__scaler *scaler) {
     if (scaler->scaled) return MPT_OK;
@@ -272,79 +210,74 @@ static mpt_status mpt__check_scaled(mpt_context *context, const mpt__scaler *sca
         "no loss was scaled yet; call mpt_backward(mpt_scale_loss(scaler, loss)) first");
 }
 
-/* Unscales what has a gradient and notes whether there was any. */
-static mpt_status mpt__entry_unscale(mpt_context *context, const mpt__scaler *scaler,
-                                     mpt__optimizer *optimizer, mpt__scaler_entry *entry) {
+/* Begins a call that takes an optimizer to stage `to` of the scaler's current update. NULL: the
+   call ends here. */
+static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_handle,
+                                     const char *name, mpt__stage to, mpt__optimizer **optimizer) {
+#define MPT__LEFT_OUT "mpt_scaler_skip left this optimizer out of the current update"
+    static const char *const misuse[4][4] = {
+        /* [to][from], in the order of mpt__stage */
+        {NULL, NULL, NULL, NULL},
+        {NULL, "mpt_unscale was called already; to leave an iteration early, call mpt_scaler_skip",
+         "mpt_unscale is called after mpt_scaler_step of this optimizer; call it before",
+         MPT__LEFT_OUT},
+        {NULL, NULL, "mpt_scaler_step has already been called on this optimizer", MPT__LEFT_OUT},
+        {NULL, NULL, "mpt_scaler_step has been called on this optimizer; skip it before", NULL}};
+#undef MPT__LEFT_OUT
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, name);
+    mpt__optimizer *found = scaler ? mpt__optimizer_at(context, optimizer_handle) : NULL;
+    *optimizer = found;
+    if (!found) return NULL;
+    if (!scaler->config.enabled) return scaler;
+    if (to != MPT__SKIPPED && mpt__check_scaled(context, scaler) != MPT_OK) return NULL;
+    if (found->scaler != scaler->id.slot) found->stage = MPT__READY, found->checked = false;
+    found->scaler = scaler->id.slot;
+    if (misuse[to][found->stage]) {
+        mpt__error(context, MPT_ERROR_STATE, "%s; mpt_scaler_update ends an update",
+                   misuse[to][found->stage]);
+        return NULL;
+    }
+    found->stage = to;
+    return scaler;
+}
+
+/* Unscales what has a gradient and notes whether there was any: only then found_inf means
+   something. */
+static mpt_status mpt__scaler_unscale(mpt_context *context, const mpt__scaler *scaler,
+                                      mpt__optimizer *optimizer) {
     mpt_status status =
         mpt__optimizer_unscale(context, optimizer, scaler->slots[MPT__SCALER_SCALE]);
-    entry->checked = optimizer->with_grad > 0;
+    optimizer->checked = optimizer->with_grad > 0;
     return status;
 }
 
 MPTRAIN_API mpt_status mpt_unscale(mpt_scaler handle, mpt_optimizer optimizer_handle) {
-    mpt_context *context = handle.context;
-    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_unscale");
-    if (!scaler) return mpt__status_of(context);
-    mpt__optimizer *optimizer = mpt__optimizer_at(context, optimizer_handle);
-    if (!optimizer) return context->base.status;
-    if (!scaler->config.enabled) return MPT_OK;
-    if (mpt__check_scaled(context, scaler) != MPT_OK) return context->base.status;
-    mpt__scaler_entry *entry = mpt__entry_of(scaler, optimizer);
-    if (entry) {
-        static const char *const reasons[] = {
-            "mpt_unscale was called already; to leave an iteration early, call mpt_scaler_skip",
-            "mpt_unscale is called after mpt_scaler_step of this optimizer; call it before",
-            "mpt_scaler_skip left this optimizer out of the current update"};
-        return mpt__error(context, MPT_ERROR_STATE, "%s; mpt_scaler_update ends an update",
-                          reasons[entry->stage]);
-    }
-    entry = mpt__entry_new(context, scaler, optimizer);
-    if (!entry) return context->base.status;
-    return mpt__entry_unscale(context, scaler, optimizer, entry);
+    mpt__optimizer *optimizer;
+    const mpt__scaler *scaler =
+        mpt__scaler_take(handle, optimizer_handle, "mpt_unscale", MPT__UNSCALED, &optimizer);
+    if (!scaler) return mpt__status_of(handle.context);
+    return scaler->config.enabled ? mpt__scaler_unscale(handle.context, scaler, optimizer) : MPT_OK;
 }
 
 MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
     mpt_context *context = handle.context;
-    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_step");
+    mpt__optimizer *optimizer;
+    mpt__scaler *scaler =
+        mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_step", MPT__STEPPED, &optimizer);
     if (!scaler) return mpt__status_of(context);
-    mpt__optimizer *optimizer = mpt__optimizer_at(context, optimizer_handle);
-    if (!optimizer) return context->base.status;
     if (!scaler->config.enabled) {
         scaler->stepped = true;
         return mpt__optimizer_update(context, optimizer, 0);
     }
-    if (mpt__check_scaled(context, scaler) != MPT_OK) return context->base.status;
-    mpt__scaler_entry *entry = mpt__entry_of(scaler, optimizer);
-    if (entry && entry->stage == MPT__STEPPED)
-        return mpt__error(
-            context, MPT_ERROR_STATE,
-            "mpt_scaler_step has already been called on this optimizer since the last "
-            "mpt_scaler_update");
-    if (entry && entry->stage == MPT__SKIPPED)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "mpt_scaler_skip left this optimizer out of the current update; "
-                          "mpt_scaler_update ends it");
-    if (!entry) entry = mpt__entry_new(context, scaler, optimizer);
-    if (!entry) return context->base.status;
-    if (!entry->checked) mpt__entry_unscale(context, scaler, optimizer, entry);
-    entry->stage = MPT__STEPPED;
-    return mpt__optimizer_update(context, optimizer, optimizer->found_slot);
+    if (!optimizer->checked) mpt__scaler_unscale(context, scaler, optimizer);
+    return mpt__optimizer_update(context, optimizer, optimizer->slot[MPT__OPTIM_FOUND]);
 }
 
 MPTRAIN_API mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimizer_handle) {
-    mpt_context *context = handle.context;
-    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_skip");
-    if (!scaler) return mpt__status_of(context);
-    const mpt__optimizer *optimizer = mpt__optimizer_at(context, optimizer_handle);
-    if (!optimizer) return context->base.status;
-    if (!scaler->config.enabled) return MPT_OK;
-    mpt__scaler_entry *entry = mpt__entry_of(scaler, optimizer);
-    if (entry && entry->stage == MPT__STEPPED)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "mpt_scaler_step has been called on this optimizer; skip it before");
-    if (!entry) entry = mpt__entry_new(context, scaler, optimizer);
-    if (entry) entry->stage = MPT__SKIPPED;
-    return context->base.status;
+    mpt__optimizer *optimizer;
+    mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_skip", MPT__SKIPPED, &optimizer);
+    return mpt__status_of(handle.context);
 }
 
 /* ==== Looking at the device ==== */
@@ -361,31 +294,27 @@ static mpt_scaler_stats mpt__scaler_read(const mpt_context *context, const mpt__
     return stats;
 }
 
-/* Whether the gradient of an optimizer's item holds a non-finite value. */
-static bool mpt__gradient_overflowed(mpt_context *context, const mpt__scaler *scaler,
-                                     const mpt__optim_item *item) {
-    const mpt__parameter *parameter = &context->parameters[item->parameter];
+/* Whether the gradient of a parameter holds a non-finite value. */
+static bool mpt__gradient_overflowed(mpt_context *context, const mpt__parameter *parameter) {
     const mpt__block *block = &context->blocks[parameter->block];
     if (!parameter->live || !parameter->has_grad || !block->gradients) return false;
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_FIND_NONFINITE);
     mpt__operand_on(launch, 0, block->gradients, MPT_F32, parameter->offset, parameter->numel,
                     MPT__READ);
-    launch->slot[0] = scaler->slots[MPT__SCALER_NONFINITE];
+    launch->slot[0] = MPT__SLOT_NONFINITE;
     mpt__submit(context, launch);
-    return mpt__scalar_get_i(context, scaler->slots[MPT__SCALER_NONFINITE]) >= 0;
+    return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE) >= 0;
 }
 
 /* Remembers the parameter nearest to the loss whose gradient overflowed: backward runs from there,
    so its layer is where it began. */
 static void mpt__find_culprit(mpt_context *context, mpt__scaler *scaler) {
-    for (int64_t e = scaler->entry_count - 1; e >= 0; e--) {
-        const mpt__object *row = &context->objects[MPT__OPTIMIZER].rows[scaler->entries[e].slot];
-        const mpt__optimizer *optimizer = (const mpt__optimizer *)row->object;
-        if (!optimizer || row->generation != scaler->entries[e].generation) continue;
+    const mpt__optimizer *optimizer;
+    for (int64_t m = 0; (optimizer = mpt__next_member(context, scaler->id.slot, &m)) != NULL;) {
         for (int64_t i = optimizer->item_count - 1; i >= 0; i--) {
-            if (!mpt__gradient_overflowed(context, scaler, &optimizer->items[i])) continue;
-            mpt__format_text(scaler->culprit, sizeof scaler->culprit, "%s",
-                             context->parameters[optimizer->items[i].parameter].path);
+            const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+            if (!mpt__gradient_overflowed(context, parameter)) continue;
+            mpt__format_text(scaler->culprit, sizeof scaler->culprit, "%s", parameter->path);
             return;
         }
     }
@@ -417,20 +346,17 @@ static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) 
     const char *report = mpt_nan_report(context);
     char layer[128], cause[420];
     mpt__culprit_layer(scaler, layer);
-    if (scaler->lost_losses > 0) {
-        mpt__format_text(
-            cause, sizeof cause,
-            "the loss itself was NaN or infinite in the last %lld of them, which no loss scale "
-            "can cure; check the learning rate, the data, and logarithms, divisions and "
-            "exponentials in the model",
-            (long long)scaler->lost_losses);
-    } else {
-        mpt__format_text(
-            cause, sizeof cause,
-            "the loss was finite but gradients overflowed in backward (%s); check the learning "
-            "rate, or keep layer %s in fp32 with mpt_set_dtype_policy",
-            scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
-    }
+    if (scaler->lost_losses > 0)
+        mpt__format_text(cause, sizeof cause,
+                         "the loss itself was NaN or infinite in the last %lld of them, which no "
+                         "loss scale can cure; check the learning rate, the data, and logarithms, "
+                         "divisions and exponentials in the model",
+                         (long long)scaler->lost_losses);
+    else
+        mpt__format_text(cause, sizeof cause,
+                         "the loss was finite but gradients overflowed in backward (%s); check "
+                         "the learning rate, or keep layer %s in fp32 with mpt_set_dtype_policy",
+                         scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
     return mpt__error(
         context, MPT_ERROR_NUMERIC,
         "%lld steps in a row were skipped, the last at loss scale %g (floor %g): %s%s%s",
@@ -504,30 +430,20 @@ static mpt_status mpt__scaler_watch(mpt_context *context, mpt__scaler *scaler) {
 static uint16_t mpt__join_found(mpt_context *context, const mpt__scaler *scaler, int64_t *checked,
                                 int64_t *stepped) {
     uint16_t found = 0;
+    const mpt__optimizer *optimizer;
     *checked = *stepped = 0;
-    for (int64_t i = 0; i < scaler->entry_count; i++) {
-        const mpt__scaler_entry *entry = &scaler->entries[i];
-        const mpt__object *row = &context->objects[MPT__OPTIMIZER].rows[entry->slot];
-        const mpt__optimizer *optimizer = (const mpt__optimizer *)row->object;
-        bool gone = !optimizer || row->generation != entry->generation;
-        if (gone || !entry->checked || entry->stage == MPT__SKIPPED) continue;
-        *stepped += entry->stage == MPT__STEPPED;
-        if ((*checked)++ == 0) {
-            found = optimizer->found_slot;
-            continue;
-        }
-        uint16_t joined = scaler->slots[MPT__SCALER_FOUND];
-        if (found != joined) {
-            mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_COPY);
-            launch->slot[0] = joined;
-            launch->slot[1] = found;
+    for (int64_t i = 0; (optimizer = mpt__next_member(context, scaler->id.slot, &i)) != NULL;) {
+        if (!optimizer->checked || optimizer->stage == MPT__SKIPPED) continue;
+        *stepped += optimizer->stage == MPT__STEPPED;
+        uint16_t own = optimizer->slot[MPT__OPTIM_FOUND];
+        if ((*checked)++ > 0) {
+            mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_OR);
+            launch->slot[0] = scaler->slots[MPT__SCALER_FOUND];
+            launch->slot[1] = found, launch->slot[2] = own;
             mpt__submit(context, launch);
-            found = joined;
+            own = scaler->slots[MPT__SCALER_FOUND];
         }
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_OR);
-        launch->slot[0] = joined;
-        launch->slot[1] = optimizer->found_slot;
-        mpt__submit(context, launch);
+        found = own;
     }
     return found;
 }
@@ -539,10 +455,8 @@ static mpt_status mpt__launch_scaler_update(mpt_context *context, const mpt__sca
     launch->slot[0] = scaler->slots[MPT__SCALER_SCALE];
     launch->slot[1] = scaler->slots[MPT__SCALER_TRACKER];
     launch->slot[2] = found;
-    for (int i = 0; i < 5; i++) {
-        launch->slot[3 + i] =
-            scaler->slots[counts ? (int)MPT__SCALER_UPDATES + i : (int)MPT__SCALER_SCRATCH];
-    }
+    for (int i = 0; i < 5 && counts; i++)
+        launch->slot[3 + i] = scaler->slots[MPT__SCALER_UPDATES + i];
     launch->imm[0] = c->growth_factor, launch->imm[1] = c->backoff_factor;
     launch->imm[2] = c->min_scale, launch->imm[3] = c->max_scale;
     launch->index[0] = c->growth_interval, launch->index[1] = c->fixed;
@@ -561,14 +475,13 @@ MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
     if (checked > 0 && status == MPT_OK)
         status = mpt__launch_scaler_update(context, scaler, found, stepped > 0);
     if (checked > 0 && status == MPT_OK) status = mpt__scaler_watch(context, scaler);
-    if (scaler->entry_count == 0 && !scaler->told_idle) {
+    if (mpt__dismiss_members(context, scaler->id.slot) == 0 && !scaler->told_idle) {
         scaler->told_idle = true;
         mpt__log(
             &context->base, MPT_LOG_WARNING,
             "mpt_scaler_update: no optimizer was unscaled or stepped since the last update, so the "
             "scale stays as it is; call mpt_scaler_step before");
     }
-    scaler->entry_count = 0;
     return status;
 }
 
@@ -595,9 +508,7 @@ MPTRAIN_API mpt_status mpt_set_scale(mpt_scaler handle, double scale) {
     if (!scaler) return mpt__status_of(context);
     if (!mpt__check_scale(context, "scale", scale)) return context->base.status;
     if (!scaler->config.enabled) return MPT_OK;
-    scaler->seen.scale = (double)(float)scale;
-    mpt__scalar_set_f(context, scaler->slots[MPT__SCALER_SCALE], (double)(float)scale);
-    return context->base.status;
+    return mpt__put_scale(context, scaler, scale);
 }
 
 MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
@@ -639,19 +550,15 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
     if (!scaler->config.enabled) return MPT_OK;
     if (!mpt__check_scale(context, "scale", state->scale) ||
         !mpt__check_factors(context, state->growth_factor, state->backoff_factor,
-                            state->growth_interval))
+                            state->growth_interval) ||
+        !mpt__check_count(context, "growth_tracker", state->growth_tracker, 0))
         return context->base.status;
-    if (state->growth_tracker < 0)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "growth_tracker = %lld; expected 0 or more",
-                          (long long)state->growth_tracker);
     scaler->config.growth_factor = state->growth_factor;
     scaler->config.backoff_factor = state->backoff_factor;
     scaler->config.growth_interval = state->growth_interval;
-    scaler->seen.scale = (double)(float)state->scale;
     scaler->seen.growth_tracker = state->growth_tracker;
-    mpt__scalar_set_f(context, scaler->slots[MPT__SCALER_SCALE], scaler->seen.scale);
     mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
-    return context->base.status;
+    return mpt__put_scale(context, scaler, state->scale);
 }
 
 #endif

@@ -29,87 +29,67 @@ static bool mpt__check_init(mpt_context *context, mpt_init init) {
     return true;
 }
 
-/* What is really drawn: uniform in [a, b), normal of mean a and deviation b, or the constant a. */
-typedef struct mpt__draw {
-    mpt__function function; /* NONE: constant */
-    double a, b;
-} mpt__draw;
-
-static mpt__draw mpt__draw_make(mpt__function function, double a, double b) {
-    mpt__draw draw;
-    draw.function = function, draw.a = a, draw.b = b;
-    return draw;
-}
-
-/* Fans as torch.nn.init counts them: dimension 0 is out, 1 is in, the rest a receptive field. */
-static mpt__draw mpt__resolve_init(const mpt__module_parameter *row) {
+/* What is really drawn: uniform in [*a, *b), normal of mean *a and deviation *b, or (FN_NONE) the
+   constant *a. Fans as torch.nn.init counts them: dimension 0 is out, 1 is in, the rest a receptive
+   field. */
+static mpt__function mpt__resolve_init(const mpt__module_parameter *row, double *a, double *b) {
     mpt_init init = row->init;
     const mpt_shape *shape = &row->shape;
-    double field = 1.0;
+    double field = 1.0, deviation = 0.0;
     for (int i = 2; i < shape->rank; i++) field *= (double)shape->dim[i];
     double fan_in = shape->rank > 1 ? (double)shape->dim[1] * field : 1.0;
     double fan_out = shape->rank > 0 ? (double)shape->dim[0] * field : 1.0;
     double layer = row->fan_in > 0 ? (double)row->fan_in : shape->rank > 1 ? fan_in : 0.0;
-    double bound = layer > 0 ? 1.0 / sqrt(layer) : 0.0; /* kaiming_uniform with a = sqrt(5) */
-    double xavier = fan_in + fan_out > 0 ? init.a * sqrt(2.0 / (fan_in + fan_out)) : 0.0;
-    double kaiming = fan_in > 0 ? init.a / sqrt(fan_in) : 0.0;
-    double root3 = sqrt(3.0);
+    bool xavier = init.kind == MPT_INIT_XAVIER_UNIFORM || init.kind == MPT_INIT_XAVIER_NORMAL;
+    *a = init.a, *b = init.b;
     switch (init.kind) {
-    case MPT_INIT_DEFAULT:
-        return mpt__draw_make(MPT__FN_UNIFORM, -bound, bound);
-    case MPT_INIT_ONES:
-        return mpt__draw_make(MPT__FN_NONE, 1.0, 0.0);
-    case MPT_INIT_CONSTANT:
-        return mpt__draw_make(MPT__FN_NONE, init.a, 0.0);
-    case MPT_INIT_UNIFORM:
-        return mpt__draw_make(MPT__FN_UNIFORM, init.a, init.b);
-    case MPT_INIT_NORMAL:
-        return mpt__draw_make(MPT__FN_NORMAL, init.a, init.b);
-    case MPT_INIT_XAVIER_UNIFORM:
-        return mpt__draw_make(MPT__FN_UNIFORM, -xavier * root3, xavier * root3);
-    case MPT_INIT_XAVIER_NORMAL:
-        return mpt__draw_make(MPT__FN_NORMAL, 0.0, xavier);
-    case MPT_INIT_KAIMING_UNIFORM:
-        return mpt__draw_make(MPT__FN_UNIFORM, -kaiming * root3, kaiming * root3);
-    case MPT_INIT_KAIMING_NORMAL:
-        return mpt__draw_make(MPT__FN_NORMAL, 0.0, kaiming);
     case MPT_INIT_ZEROS:
-        break;
-    }
-    return mpt__draw_make(MPT__FN_NONE, 0.0, 0.0);
-}
-
-static void mpt__draw_values(mpt__rng_key key, const mpt__draw *draw, float *values,
-                             int64_t count) {
-    float a = (float)draw->a, b = (float)draw->b;
-    switch (draw->function) {
-    case MPT__FN_UNIFORM:
-        mpt__random_uniform(key, 0, (size_t)count, a, b, values);
-        break;
-    case MPT__FN_NORMAL:
-        mpt__random_normal(key, 0, (size_t)count, a, b, values);
+    case MPT_INIT_ONES:
+        *a = init.kind == MPT_INIT_ONES;
+        return MPT__FN_NONE;
+    case MPT_INIT_CONSTANT:
+        return MPT__FN_NONE;
+    case MPT_INIT_UNIFORM:
+        return MPT__FN_UNIFORM;
+    case MPT_INIT_NORMAL:
+        return MPT__FN_NORMAL;
+    case MPT_INIT_DEFAULT:
+        *b = layer > 0 ? 1.0 / sqrt(layer) : 0.0; /* kaiming_uniform with a = sqrt(5) */
         break;
     default:
-        for (int64_t i = 0; i < count; i++) values[i] = a;
+        if (xavier && fan_in + fan_out > 0) deviation = init.a * sqrt(2.0 / (fan_in + fan_out));
+        if (!xavier && fan_in > 0) deviation = init.a / sqrt(fan_in);
+        *a = 0.0, *b = deviation;
+        if (init.kind == MPT_INIT_XAVIER_NORMAL || init.kind == MPT_INIT_KAIMING_NORMAL)
+            return MPT__FN_NORMAL;
+        *b = deviation * sqrt(3.0);
         break;
     }
+    *a = -*b;
+    return MPT__FN_UNIFORM;
 }
 
 static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i) {
     const mpt__module_parameter *row = &module->parameters[i];
     const mpt__parameter *parameter = &context->parameters[row->parameter - 1];
-    if (parameter->numel == 0) return MPT_OK;
-    size_t bytes = (size_t)parameter->numel * sizeof(float);
-    float *values = (float *)mpt__host_new(context, bytes);
+    size_t count = (size_t)parameter->numel;
+    if (count == 0) return MPT_OK;
+    float *values = (float *)mpt__host_new(context, count * sizeof(float));
     if (!values) return context->base.status;
+    double a, b;
+    mpt__function function = mpt__resolve_init(row, &a, &b);
     mpt__rng_key key;
     key.seed = context->config.seed;
     key.stream = mpt__hash_bytes(module->path_hash, row->name, strlen(row->name));
     key.call = 0;
-    mpt__draw draw = mpt__resolve_init(row);
-    mpt__draw_values(key, &draw, values, parameter->numel);
+    if (function == MPT__FN_UNIFORM)
+        mpt__random_uniform(key, 0, count, (float)a, (float)b, values);
+    else if (function == MPT__FN_NORMAL)
+        mpt__random_normal(key, 0, count, (float)a, (float)b, values);
+    else
+        for (size_t k = 0; k < count; k++) values[k] = (float)a;
     mpt_status status = mpt__write_f32(context, mpt__slot(context, parameter->tensor), values);
-    mpt__host_free(context, values, bytes);
+    mpt__host_free(context, values, count * sizeof(float));
     return status;
 }
 

@@ -157,100 +157,70 @@ typedef struct mpt__fit_line {
     size_t length;
 } mpt__fit_line;
 
-static void mpt__fit_put(mpt__fit_line *line, const char *text) {
+static void mpt__fit_put(mpt__fit_line *line, const char *format, ...) {
     size_t room = sizeof line->text - line->length;
-    size_t length = mpt__format_text(line->text + line->length, room, "%s", text);
+    va_list arguments;
+    va_start(arguments, format);
+    size_t length = mpt__format_text_v(line->text + line->length, room, format, arguments);
+    va_end(arguments);
     line->length += length < room ? length : room - 1;
-}
-
-static void mpt__fit_put_int(mpt__fit_line *line, int64_t value, int width) {
-    char digits[24], text[48];
-    size_t n = mpt__format_text(digits, sizeof digits, "%lld", (long long)value), pad = 0;
-    while (pad + n < (size_t)width) text[pad++] = ' ';
-    memcpy(text + pad, digits, n + 1);
-    mpt__fit_put(line, text);
 }
 
 /* Always `decimals` places (at most 6), so that a line which is drawn over itself does not jump. */
 static void mpt__fit_put_fixed(mpt__fit_line *line, double value, int decimals) {
-    char text[48];
-    double unit = 1.0;
-    for (int i = 0; i < decimals; i++) unit *= 10.0;
+    char places[32]; /* behind a 1 that keeps their zeros */
+    int64_t unit = 1;
+    for (int i = 0; i < decimals; i++) unit *= 10;
     double magnitude = value < 0.0 ? -value : value;
     if (!mpt__f64_is_finite(value) || magnitude >= 1e9) {
-        mpt__format_text(text, sizeof text, "%.5g", value);
-        mpt__fit_put(line, text);
+        mpt__fit_put(line, "%.5g", value);
         return;
     }
-    int64_t scaled = (int64_t)(magnitude * unit + 0.5), whole = (int64_t)unit;
-    mpt__format_text(text, sizeof text, "%s%lld.", value < 0.0 && scaled > 0 ? "-" : "",
-                     (long long)(scaled / whole));
-    mpt__fit_put(line, text);
-    for (int64_t place = whole / 10, rest = scaled % whole; place > 0; place /= 10) {
-        mpt__format_text(text, sizeof text, "%d", (int)(rest / place % 10));
-        mpt__fit_put(line, text);
-    }
+    int64_t scaled = (int64_t)(magnitude * (double)unit + 0.5);
+    mpt__format_text(places, sizeof places, "%lld", (long long)(unit + scaled % unit));
+    mpt__fit_put(line, "%s%lld.%s", value < 0.0 && scaled > 0 ? "-" : "",
+                 (long long)(scaled / unit), places + 1);
 }
 
 /* 8 s, 1:05, 2:03:59. */
 static void mpt__fit_put_time(mpt__fit_line *line, double seconds) {
-    char text[64];
     if (!mpt__f64_is_finite(seconds) || seconds < 0.0 || seconds > 1e12) {
         mpt__fit_put(line, "-");
         return;
     }
     int64_t s = (int64_t)(seconds + 0.5);
-    int seconds_tens = (int)(s / 10 % 6), seconds_ones = (int)(s % 10);
-    int minutes_tens = (int)(s / 600 % 6), minutes_ones = (int)(s / 60 % 10);
-    if (s < 60)
-        mpt__format_text(text, sizeof text, "%d s", (int)s);
-    else if (s < 3600)
-        mpt__format_text(text, sizeof text, "%d:%d%d", (int)(s / 60), seconds_tens, seconds_ones);
-    else
-        mpt__format_text(text, sizeof text, "%lld:%d%d:%d%d", (long long)(s / 3600), minutes_tens,
-                         minutes_ones, seconds_tens, seconds_ones);
-    mpt__fit_put(line, text);
-}
-
-static void mpt__fit_put_epoch(mpt__fit_line *line, const mpt_progress *progress) {
-    char text[64];
-    mpt__format_text(text, sizeof text, "Epoch %d/%d", progress->epoch, progress->epochs);
-    mpt__fit_put(line, text);
+    bool hours = s >= 3600;
+    if (s < 60) {
+        mpt__fit_put(line, "%d s", (int)s);
+        return;
+    }
+    if (hours) mpt__fit_put(line, "%lld:%d", (long long)(s / 3600), (int)(s / 600 % 6));
+    mpt__fit_put(line, "%d:%d%d", (int)(s / 60 % (hours ? 10 : 60)), (int)(s / 10 % 6),
+                 (int)(s % 10));
 }
 
 /* "Epoch 2/5 [########------------] 375/938 loss 0.1893 412 steps/s scale 65536 skipped 1
    ETA 4 s" */
 static void mpt__fit_step_line(mpt__fit_line *line, const mpt_progress *progress, bool scaled) {
-    char bar[MPT__FIT_BAR + 5], count[24];
     int64_t filled = progress->batch * MPT__FIT_BAR / progress->batches;
-    bar[0] = ' ', bar[1] = '[';
-    for (int i = 0; i < MPT__FIT_BAR; i++) bar[i + 2] = i < filled ? '#' : '-';
-    bar[MPT__FIT_BAR + 2] = ']', bar[MPT__FIT_BAR + 3] = ' ', bar[MPT__FIT_BAR + 4] = '\0';
-    mpt__fit_put_epoch(line, progress);
-    mpt__fit_put(line, bar);
-    int width = (int)mpt__format_text(count, sizeof count, "%lld", (long long)progress->batches);
-    mpt__fit_put_int(line, progress->batch, width);
-    mpt__fit_put(line, "/");
-    mpt__fit_put_int(line, progress->batches, 0);
-    mpt__fit_put(line, " loss ");
+    mpt__fit_put(line, "Epoch %d/%d [", progress->epoch, progress->epochs);
+    for (int i = 0; i < MPT__FIT_BAR; i++) mpt__fit_put(line, i < filled ? "#" : "-");
+    mpt__fit_put(line, "] ");
+    for (int64_t power = 10; power <= progress->batches; power *= 10)
+        if (progress->batch < power) mpt__fit_put(line, " ");
+    mpt__fit_put(line, "%lld/%lld loss ", (long long)progress->batch, (long long)progress->batches);
     mpt__fit_put_fixed(line, progress->loss, 4);
-    mpt__fit_put(line, " ");
-    mpt__fit_put_int(line, (int64_t)(progress->steps_per_second + 0.5), 0);
-    mpt__fit_put(line, " steps/s");
-    if (scaled) {
-        char text[48];
-        mpt__format_text(text, sizeof text, " scale %.6g skipped %lld", progress->scale,
-                         (long long)progress->skipped_steps);
-        mpt__fit_put(line, text);
-    }
+    mpt__fit_put(line, " %lld steps/s", (long long)(progress->steps_per_second + 0.5));
+    if (scaled)
+        mpt__fit_put(line, " scale %.6g skipped %lld", progress->scale,
+                     (long long)progress->skipped_steps);
     mpt__fit_put(line, " ETA ");
     mpt__fit_put_time(line, progress->eta_seconds);
 }
 
 /* "Epoch 2/5 - Loss: 0.1893 - Validation loss: 0.1702 - Accuracy: 94.81 %" */
 static void mpt__fit_epoch_line(mpt__fit_line *line, const mpt_progress *progress) {
-    mpt__fit_put_epoch(line, progress);
-    mpt__fit_put(line, " - Loss: ");
+    mpt__fit_put(line, "Epoch %d/%d - Loss: ", progress->epoch, progress->epochs);
     mpt__fit_put_fixed(line, progress->loss, 4);
     if (mpt__f64_is_finite(progress->validation_loss)) {
         mpt__fit_put(line, " - Validation loss: ");
@@ -259,7 +229,7 @@ static void mpt__fit_epoch_line(mpt__fit_line *line, const mpt_progress *progres
     if (mpt__f64_is_finite(progress->validation_accuracy)) {
         mpt__fit_put(line, " - Accuracy: ");
         mpt__fit_put_fixed(line, 100.0 * progress->validation_accuracy, 2);
-        mpt__fit_put(line, " %");
+        mpt__fit_put(line, " %%");
     }
 }
 

@@ -1190,7 +1190,7 @@ static bool in_segment(int64_t i, int64_t *step) {
 
 TEST(grad_norm_and_scale) {
     REQUIRE(have_backends());
-    for (int round = 0; round < 8; round++) {
+    for (int round = 0; round < 9; round++) {
         int64_t n = 15000, step;
         double sum = 0, multiplier = round == 1 ? 1e30 : 0.25;
         begin(MPT__K_GRAD_NORM);
@@ -1207,15 +1207,22 @@ TEST(grad_norm_and_scale) {
         if (round == 4) set_at(0, 0, (double)INFINITY); /* in a gap */
         if (round == 5) launch.slot[1] = 0;
         if (round == 6) launch.slot[2] = 0;
+        if (round == 8) { /* a loss scale: whatever stood there before */
+            launch.slot[3] = START;
+            scalars[START].f = 3;
+            scalars[FOUND_INF].i = 1;
+            multiplier = (double)(float)(1.0 / 3);
+        }
         for (int64_t i = 0; i < n; i++) {
             if (in_segment(i, &step)) sum += at(0, i) * at(0, i) * multiplier * multiplier;
         }
         run();
         bool overflow = round == 1 && sizeof(mpt__real) == 4;
         CHECK_EQ_INT(scalars[FOUND_INF].i, overflow || round == 2 || round == 3);
-        if (round == 0 || round == 4 || round == 5 || round == 7) {
+        if (round == 0 || round == 4 || round == 5 || round == 7 || round == 8) {
             CHECK_CLOSE(scalars[NORM].f, sqrt(sum), 1e-6, 0.0);
         }
+        if (round == 8) CHECK(scalars[MULTIPLIER].f == multiplier);
         if (round == 6) CHECK(scalars[NORM].f == 0);
     }
     for (int round = 0; round < 2; round++) {
@@ -1365,20 +1372,14 @@ TEST(optimizers_keep_masters_and_gaps) {
 TEST(gates) {
     REQUIRE(have_backends());
     static const int64_t rows[8] = {0, 10, 0, 0, 10, 5, 1, 0};
-    for (int kernel = 0; kernel < 3; kernel++) {
+    for (int kernel = 0; kernel < 2; kernel++) {
         for (int gate = 0; gate < 3; gate++) {
-            if (kernel < 2) {
-                add_update(&traces[kernel == 0 ? 0 : 3], 20, MPT_F16, true, true);
-                add_segments(rows, 2);
-                add1(MPT_I64, MPT__READ, 2);
-                if (kernel == 0) add1(MPT_F32, MPT__READ_WRITE, 20);
-            } else {
-                begin(MPT__K_STEP_COMMIT);
-                add_segments(rows, 2);
-                add1(MPT_I64, MPT__READ_WRITE, 2);
-                launch.slot[0] = APPLIED;
-                launch.slot[2] = FOUND_INF;
-            }
+            add_update(&traces[kernel == 0 ? 0 : 3], 20, MPT_F16, true, true);
+            add_segments(rows, 2);
+            add1(MPT_I64, MPT__READ_WRITE, 2);
+            if (kernel == 0) add1(MPT_F32, MPT__READ_WRITE, 20);
+            launch.index[1] = 2;
+            launch.slot[3] = APPLIED;
             if (gate == 1) scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
             if (gate == 2) scalars[FOUND_INF].i = 2;
             run();
@@ -1391,35 +1392,47 @@ TEST(gates) {
     }
 }
 
-TEST(step_commit) {
+/* The counts that segments name go up after the update, with the last launch the steps too. */
+TEST(updates_commit) {
     REQUIRE(have_backends());
-    static const int64_t rows[] = {0, 1, 2, 0, 1, 1, 2, 0, 2, 1, 0, 0, 3, 1, 4, 0, 4, 1, 0, 0};
-    begin(MPT__K_STEP_COMMIT);
-    add_segments(rows, 5);
-    add1(MPT_I64, MPT__READ_WRITE, 5);
-    launch.slot[0] = APPLIED;
-    scalars[APPLIED].i = 9;
-    for (int64_t i = 0; i < 5; i++) set_at(1, i, 10);
-    run();
-    CHECK(at(1, 0) == 11 && at(1, 1) == 10 && at(1, 2) == 11 && at(1, 3) == 10 && at(1, 4) == 11);
-    CHECK_EQ_INT(scalars[APPLIED].i, 10);
+    static const int64_t rows[] = {0, 1, 4, 1, 1, 1, 0, 2, 2, 1, 2, 1};
+    for (int adam = 0; adam < 2; adam++) {
+        for (int commit = 0; commit < 3; commit++) {
+            add_update(&traces[adam ? 0 : 3], 3, MPT_F32, false, true);
+            add_segments(rows, 3);
+            add1(MPT_I64, MPT__READ_WRITE, 5);
+            if (adam) add1(MPT_F32, MPT__READ_WRITE, 3);
+            launch.index[1] = commit;
+            launch.slot[3] = APPLIED;
+            scalars[APPLIED].i = 9;
+            for (int64_t i = 0; i < 5; i++) set_at(5, i, 10);
+            run();
+            for (int64_t i = 0; i < 5; i++) CHECK(at(5, i) == 10 + (commit > 0 && i != 3));
+            CHECK_EQ_INT(scalars[APPLIED].i, commit == 2 ? 10 : 9);
+        }
+    }
 }
 
-TEST(lr_lookup_and_clip) {
+TEST(rates_from_a_table_and_clip) {
     REQUIRE(have_backends());
-    static const int64_t counts[] = {5, 6, 7, 100, 0};
+    static const int64_t one[4] = {0, 1, 0, 1}, counts[] = {5, 6, 7, 100, 0};
     static const double want[] = {.5, .25, .125, .125, .5};
     for (int i = 0; i < 5; i++) {
-        begin(MPT__K_LR_LOOKUP);
+        add_update(&traces[3], 1, MPT_F32, false, false);
+        add_segments(one, 1);
+        add1(MPT_I64, MPT__READ_WRITE, 1);
+        add_absent();
         add1(MPT_F64, MPT__READ, 3);
-        for (int64_t k = 0; k < 3; k++) set_at(0, k, want[k]);
-        launch.slot[0] = LR;
-        launch.slot[1] = APPLIED;
-        launch.slot[2] = START;
+        for (int64_t k = 0; k < 3; k++) set_at(7, k, want[k]);
+        set_at(0, 0, 1);
+        set_at(2, 0, 1);
+        launch.imm[0] = 0;
+        launch.slot[3] = APPLIED;
+        launch.slot[4] = START;
         scalars[APPLIED].i = counts[i];
         scalars[START].i = 5;
         run();
-        CHECK(scalars[LR].f == want[i]);
+        CHECK(at(0, 0) == 1 - want[i]);
     }
     static const double norms[] = {10, 0.5, 0};
     for (int i = 0; i < 4; i++) {
@@ -1529,29 +1542,30 @@ TEST(scalar_kernels) {
     launch.index[1] = -7;
     run();
     CHECK_EQ_INT(scalars[30].i, -7);
-    begin(MPT__K_SCALAR_COPY);
-    launch.slot[0] = 30;
-    launch.slot[1] = 31;
-    scalars[31].f = 4.5;
-    run();
-    CHECK(scalars[30].f == 4.5);
     for (int i = 0; i < 4; i++) {
         begin(MPT__K_SCALAR_OR);
         launch.slot[0] = 30;
         launch.slot[1] = 31;
-        scalars[30].i = i & 1 ? 4 : 0;
-        scalars[31].i = i & 2 ? 8 : 0;
+        launch.slot[2] = 32;
+        scalars[31].i = i & 1 ? 4 : 0;
+        scalars[32].i = i & 2 ? 8 : 0;
         run();
         CHECK_EQ_INT(scalars[30].i, i != 0);
     }
-    begin(MPT__K_UNSCALE_BEGIN);
-    launch.slot[0] = 30;
-    launch.slot[1] = 31;
-    launch.slot[2] = 32;
-    scalars[31].f = 3;
-    scalars[32].i = 1;
-    run();
-    CHECK(scalars[30].f == (double)(float)(1.0 / 3) && scalars[32].i == 0);
+    for (int i = 0; i < 4; i++) {
+        static const double losses[] = {20, INFINITY, -INFINITY, NAN};
+        begin(MPT__K_SCALE_LOSS);
+        launch.function = MPT__FN_MUL_SLOT;
+        add1(MPT_F32, MPT__READ, 1);
+        add1(MPT_F32, MPT__WRITE, 1);
+        set_at(0, 0, losses[i]);
+        launch.slot[0] = 30;
+        launch.slot[1] = 31;
+        scalars[30].f = 1e38; /* that the product overflows does not count */
+        run();
+        CHECK(i > 0 || at(1, 0) == (double)INFINITY);
+        CHECK_EQ_INT(scalars[31].i, i > 0);
+    }
     begin(MPT__K_METRIC_ADD);
     add1(MPT_F16, MPT__READ, 1);
     set_at(0, 0, 1.5);
@@ -1734,8 +1748,8 @@ TEST_TABLE = {
     T(optimizer_traces),
     T(optimizers_keep_masters_and_gaps),
     T(gates),
-    T(step_commit),
-    T(lr_lookup_and_clip),
+    T(updates_commit),
+    T(rates_from_a_table_and_clip),
     T(scaler_update),
     T(scalar_kernels),
     T(find_nonfinite),
