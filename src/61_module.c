@@ -6,17 +6,10 @@
 
 #include "60_nn.c"
 
-/* The module of a handle, its tree frozen; NULL with an error recorded. */
+/* Begins a public call on a module whose tree is frozen for it; NULL with an error recorded. */
 static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
-    mpt_context *context = module.context;
-    if (!mpt__enter(context, call)) return NULL;
-    mpt__module *found = mpt__module_at(context, module);
-    if (!found || mpt__freeze(context, found) != MPT_OK) return NULL;
-    return found;
-}
-
-static mpt_status mpt__status_of(mpt_context *context) {
-    return context ? context->base.status : MPT_ERROR_HANDLE;
+    mpt__module *found = mpt__module_call(module, call);
+    return found && mpt__freeze(module.context, found) == MPT_OK ? found : NULL;
 }
 
 /* ==== Finding ==== */
@@ -67,21 +60,21 @@ MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path) {
 
 MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
     mpt_context *context = module.context;
-    if (!mpt__enter(context, "mpt_child")) return mpt__module_null(context);
-    mpt__module *found = mpt__module_at(context, module);
+    mpt__module *found = mpt__module_call(module, "mpt_child");
     if (!found) return mpt__module_null(context);
-    mpt__module *child = path && *path ? mpt__module_find(context, found, path, NULL) : NULL;
-    if (child) return mpt__module_handle(context, child);
-    mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them",
-               found->cls.name, path ? path : "(null)");
-    return mpt__module_null(context);
+    const mpt__module *child = path && *path ? mpt__module_find(context, found, path, NULL) : NULL;
+    if (!child)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them",
+                   found->cls.name, path ? path : "(null)");
+    return mpt__module_handle(context, child);
 }
 
 /* ==== Listing ==== */
 
 typedef struct mpt__listing {
-    uint32_t *list; /* may be NULL */
-    int64_t capacity, count, numel;
+    uint32_t *list; /* of parameters number `first` on, as far as there is room; may be NULL */
+    int64_t first, room;
+    int64_t count, numel; /* of all */
 } mpt__listing;
 
 static mpt_status mpt__list_module(mpt_context *context, mpt__module *module, const char *path,
@@ -89,49 +82,46 @@ static mpt_status mpt__list_module(mpt_context *context, mpt__module *module, co
     mpt__listing *listing = (mpt__listing *)user;
     (void)context, (void)path;
     for (int64_t i = 0; i < module->parameter_count; i++) {
-        if (listing->list && listing->count < listing->capacity)
-            listing->list[listing->count] = module->parameters[i].parameter - 1;
-        listing->count++;
+        int64_t at = listing->count++ - listing->first;
+        if (at >= 0 && at < listing->room) listing->list[at] = module->parameters[i].parameter - 1;
         listing->numel += mpt__shape_numel(&module->parameters[i].shape);
     }
     return MPT_OK;
+}
+
+/* Goes through the parameters below a module; the count, -1 on error. */
+static int64_t mpt__list_parameters(mpt_context *context, mpt__module *module, int64_t first,
+                                    uint32_t *list, int64_t room, int64_t *numel) {
+    mpt__listing listing;
+    memset(&listing, 0, sizeof listing);
+    listing.list = list, listing.first = first, listing.room = list ? room : 0;
+    if (mpt__walk_modules(context, module, mpt__list_module, &listing) != MPT_OK) return -1;
+    if (numel) *numel = listing.numel;
+    return listing.count;
 }
 
 static int64_t mpt__module_parameters(mpt_context *context, mpt_module module, const char *name,
                                       uint32_t *list, int64_t capacity) {
     mpt__module *found = mpt__module_at(context, module), *holder;
     if (!found || mpt__freeze(context, found) != MPT_OK) return -1;
-    if (name) {
-        int64_t i = mpt__find_parameter(context, found, name, &holder);
-        if (i < 0) return -1;
-        if (list && capacity > 0) list[0] = holder->parameters[i].parameter - 1;
-        return 1;
-    }
-    mpt__listing listing;
-    memset(&listing, 0, sizeof listing);
-    listing.list = list;
-    listing.capacity = capacity;
-    if (mpt__walk_modules(context, found, mpt__list_module, &listing) != MPT_OK) return -1;
-    return listing.count;
+    if (!name) return mpt__list_parameters(context, found, 0, list, capacity, NULL);
+    int64_t i = mpt__find_parameter(context, found, name, &holder);
+    if (i < 0) return -1;
+    if (list && capacity > 0) list[0] = holder->parameters[i].parameter - 1;
+    return 1;
 }
 
-/* Counts without freezing the tree. */
-static bool mpt__module_count(mpt_module module, const char *call, mpt__listing *listing) {
-    mpt_context *context = module.context;
-    memset(listing, 0, sizeof *listing);
-    if (!mpt__enter(context, call)) return false;
-    mpt__module *found = mpt__module_at(context, module);
-    return found && mpt__walk_modules(context, found, mpt__list_module, listing) == MPT_OK;
-}
-
+/* These two count without freezing the tree. */
 MPTRAIN_API int mpt_parameter_count(mpt_module module) {
-    mpt__listing listing;
-    return mpt__module_count(module, "mpt_parameter_count", &listing) ? (int)listing.count : -1;
+    mpt__module *found = mpt__module_call(module, "mpt_parameter_count");
+    return found ? (int)mpt__list_parameters(module.context, found, 0, NULL, 0, NULL) : -1;
 }
 
 MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module) {
-    mpt__listing listing;
-    return mpt__module_count(module, "mpt_parameter_numel", &listing) ? listing.numel : -1;
+    mpt__module *found = mpt__module_call(module, "mpt_parameter_numel");
+    int64_t numel = -1;
+    if (found) mpt__list_parameters(module.context, found, 0, NULL, 0, &numel);
+    return numel;
 }
 
 /* All parameters below a module, in memory that mpt__parameter_list_free takes back. */
@@ -140,20 +130,19 @@ typedef struct mpt__parameter_list {
     int64_t count;
 } mpt__parameter_list;
 
-static bool mpt__parameter_list_make(mpt_context *context, mpt_module module,
+static bool mpt__parameter_list_make(mpt_context *context, mpt__module *module,
                                      mpt__parameter_list *list) {
     list->index = NULL;
-    list->count = mpt__module_parameters(context, module, NULL, NULL, 0);
+    list->count = mpt__list_parameters(context, module, 0, NULL, 0, NULL);
     if (list->count <= 0) return list->count == 0;
     list->index = (uint32_t *)mpt__host_new(context, (size_t)list->count * sizeof(uint32_t));
     if (!list->index) return false;
-    mpt__module_parameters(context, module, NULL, list->index, list->count);
+    mpt__list_parameters(context, module, 0, list->index, list->count, NULL);
     return true;
 }
 
 static void mpt__parameter_list_free(mpt_context *context, mpt__parameter_list *list) {
     mpt__host_free(context, list->index, (size_t)list->count * sizeof(uint32_t));
-    list->index = NULL;
 }
 
 /* The path of a parameter as seen from `module`, whose own path is a prefix of it. */
@@ -169,23 +158,19 @@ static const char *mpt__relative_path(mpt_context *context, const mpt__module *m
 MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path,
                                         size_t path_size) {
     mpt_context *context = module.context;
-    if (path && path_size) path[0] = '\0';
+    mpt__prose prose = mpt__prose_make(path, path_size);
     mpt__module *found = mpt__module_frozen(module, "mpt_parameter_at");
-    if (!found) return mpt__null(context);
-    mpt__parameter_list list;
-    mpt_tensor tensor = mpt__null(context);
-    if (!mpt__parameter_list_make(context, module, &list)) return tensor;
-    if (index < 0 || index >= list.count) {
+    uint32_t number = 0;
+    int64_t count = found ? mpt__list_parameters(context, found, index, &number, 1, NULL) : -1;
+    if (count < 0) return mpt__null(context);
+    if (index < 0 || index >= count) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "parameter %d: the module has %lld of them", index,
-                   (long long)list.count);
-    } else {
-        const mpt__parameter *parameter = &context->parameters[list.index[index]];
-        tensor = mpt__handle(context, mpt__slot(context, parameter->tensor));
-        if (path && path_size)
-            mpt__format_text(path, path_size, "%s", mpt__relative_path(context, found, parameter));
+                   (long long)count);
+        return mpt__null(context);
     }
-    mpt__parameter_list_free(context, &list);
-    return tensor;
+    const mpt__parameter *parameter = &context->parameters[number];
+    mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter));
+    return mpt__handle(context, mpt__slot(context, parameter->tensor));
 }
 
 /* ==== Modes and policies ==== */
@@ -198,11 +183,9 @@ static mpt_status mpt__set_training(mpt_context *context, mpt__module *module, c
 }
 
 static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
-    mpt_context *context = module.context;
-    if (!mpt__enter(context, call)) return mpt__status_of(context);
-    mpt__module *found = mpt__module_at(context, module);
-    if (!found) return context->base.status;
-    return mpt__walk_modules(context, found, mpt__set_training, &on);
+    mpt__module *found = mpt__module_call(module, call);
+    if (found) mpt__walk_modules(module.context, found, mpt__set_training, &on);
+    return mpt__status_of(module.context);
 }
 
 MPTRAIN_API mpt_status mpt_train(mpt_module module) {
@@ -211,17 +194,14 @@ MPTRAIN_API mpt_status mpt_train(mpt_module module) {
 MPTRAIN_API mpt_status mpt_eval(mpt_module module) { return mpt__train(module, "mpt_eval", false); }
 
 MPTRAIN_API bool mpt_is_training(mpt_module module) {
-    mpt_context *context = module.context;
-    if (!mpt__enter(context, "mpt_is_training")) return false;
-    mpt__module *found = mpt__module_at(context, module);
+    const mpt__module *found = mpt__module_call(module, "mpt_is_training");
     return found && found->training;
 }
 
 MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
     mpt_context *context = root.context;
-    if (!mpt__enter(context, "mpt_set_label")) return mpt__status_of(context);
-    mpt__module *found = mpt__module_at(context, root);
-    if (!found) return context->base.status;
+    mpt__module *found = mpt__module_call(root, "mpt_set_label");
+    if (!found) return mpt__status_of(context);
     if (!label) return mpt__error(context, MPT_ERROR_ARGUMENT, "label is NULL");
     if (found->parent || found->frozen)
         return mpt__error(context, MPT_ERROR_STATE,
@@ -234,13 +214,11 @@ MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
 }
 
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
-    mpt_context *context = module.context;
-    if (!mpt__enter(context, "mpt_set_dtype_policy")) return mpt__status_of(context);
-    mpt__module *found = mpt__module_at(context, module);
-    if (!found) return context->base.status;
+    mpt__module *found = mpt__module_call(module, "mpt_set_dtype_policy");
+    if (!found) return mpt__status_of(module.context);
     if (dtype != MPT_F32 && dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_DTYPE_NONE)
         return mpt__error(
-            context, MPT_ERROR_DTYPE,
+            module.context, MPT_ERROR_DTYPE,
             "expected MPT_F16, MPT_BF16, MPT_F32 (casting off) or MPT_DTYPE_NONE, got %s",
             mpt_dtype_name(dtype));
     found->policy = (uint8_t)dtype;
@@ -257,8 +235,7 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
             context, MPT_ERROR_STATE,
             "parameter %s already belongs to an optimizer; call mpt_half before it is made",
             parameter->path);
-    if (mpt_read_f32(mpt__handle(context, tensor), values, parameter->numel) != MPT_OK)
-        return context->base.status;
+    if (mpt__read_as(context, tensor, MPT_F32, values) != MPT_OK) return context->base.status;
     float limit = (float)mpt__dtype_info[dtype].max_finite;
     for (int64_t i = 0; i < parameter->numel; i++) {
         if (mpt__f32_is_finite(values[i]) && (values[i] > limit || values[i] < -limit))
@@ -275,22 +252,20 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
 /* Moves the listed parameters into a new block of `dtype`. */
 static mpt_status mpt__move_parameters(mpt_context *context, const mpt__parameter_list *list,
                                        mpt_dtype dtype) {
-    int64_t numel = 0;
+    int64_t numel = 0, offset = 0, grain = mpt__block_grain(dtype);
     for (int64_t i = 0; i < list->count; i++)
-        numel = mpt__aligned_up(numel + context->parameters[list->index[i]].numel,
-                                mpt__block_grain(dtype));
+        numel = mpt__aligned_up(numel + context->parameters[list->index[i]].numel, grain);
     uint32_t index = mpt__block_new(context, dtype);
     if (index == UINT32_MAX) return context->base.status;
     uint32_t values = mpt__storage_new(context, numel * mpt__dtype_info[dtype].bytes,
                                        MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
     mpt__block *block = &context->blocks[index];
-    if (!values) {
-        memset(block, 0, sizeof *block);
-        return context->base.status;
-    }
     block->values = values;
     block->numel = numel;
-    int64_t offset = 0;
+    if (!values) {
+        mpt__block_free(context, block);
+        return context->base.status;
+    }
     for (int64_t i = 0; i < list->count; i++) {
         mpt__parameter *parameter = &context->parameters[list->index[i]];
         mpt__tensor *tensor = mpt__slot(context, parameter->tensor), moved = *tensor;
@@ -306,14 +281,8 @@ static mpt_status mpt__move_parameters(mpt_context *context, const mpt__paramete
         parameter->offset = offset;
         parameter->has_grad = false;
         block->parameters++;
-        offset = mpt__aligned_up(offset + parameter->numel, mpt__block_grain(dtype));
-        if (--old->parameters == 0) {
-            mpt__storage_release(context, old->values);
-            if (old->gradients) mpt__storage_release(context, old->gradients);
-            for (int f = 0; f < 2; f++)
-                if (old->form[f]) mpt__storage_release(context, old->form[f]);
-            memset(old, 0, sizeof *old);
-        }
+        offset = mpt__aligned_up(offset + parameter->numel, grain);
+        if (--old->parameters == 0) mpt__block_free(context, old);
     }
     return context->base.status;
 }
@@ -326,7 +295,7 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
         return mpt__error(context, MPT_ERROR_DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %s",
                           mpt_dtype_name(dtype));
     mpt__parameter_list list;
-    if (!mpt__parameter_list_make(context, module, &list)) return context->base.status;
+    if (!mpt__parameter_list_make(context, found, &list)) return context->base.status;
     int64_t largest = 0;
     for (int64_t i = 0; i < list.count; i++) {
         int64_t numel = context->parameters[list.index[i]].numel;
@@ -346,43 +315,30 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
 /* ==== Summary ==== */
 
 typedef struct mpt__summary {
-    char *text;
-    size_t size, need;
+    mpt__prose out;
     int64_t parameters, bytes;
 } mpt__summary;
 
-/* Appends a text, cut where the line ends, and blanks up to column `to`. Returns the length. */
-static size_t mpt__summary_column(char *line, size_t size, size_t length, const char *text,
-                                  size_t to) {
-    size_t room = size - length;
-    size_t more = mpt__format_text(line + length, room, "%s%s", length ? " " : "", text);
-    length += more < room ? more : room - 1;
-    while (length < to) line[length++] = ' ';
-    return length;
-}
-
-static void mpt__summary_line(mpt__summary *summary, const char *name, const char *kind,
-                              const char *shape, int64_t numel) {
-    char line[512];
-    size_t length = mpt__summary_column(line, sizeof line, 0, name, 26);
-    length = mpt__summary_column(line, sizeof line, length, kind, 44);
-    length = mpt__summary_column(line, sizeof line, length, shape, 64);
-    char number[24] = "";
-    if (numel >= 0) mpt__format_text(number, sizeof number, "%lld", (long long)numel);
-    length = mpt__summary_column(line, sizeof line, length, number, 0);
-    while (length > 0 && line[length - 1] == ' ') length--;
-    line[length] = '\0';
-    char *at = summary->need < summary->size ? summary->text + summary->need : NULL;
-    summary->need += mpt__format_text(at, at ? summary->size - summary->need : 0, "%s\n", line);
+/* One line: columns begin at 0, 27, 45 and 65, or one blank after a longer one. */
+static void mpt__summary_line(mpt__prose *out, const char *const column[4]) {
+    static const size_t starts[] = {0, 27, 45, 65};
+    size_t line = out->length;
+    for (int i = 0; i < 4 && *column[i]; i++) {
+        if (i > 0) mpt__write_text(out, " ");
+        while (out->length - line < starts[i]) mpt__write_text(out, " ");
+        mpt__write_text(out, "%s", column[i]);
+    }
+    mpt__write_text(out, "\n");
 }
 
 static mpt_status mpt__summary_module(mpt_context *context, mpt__module *module, const char *path,
                                       void *user) {
     mpt__summary *summary = (mpt__summary *)user;
-    mpt__summary_line(summary, *path ? path : "(root)", module->cls.name, "", -1);
+    const char *head[4] = {*path ? path : "(root)", module->cls.name, "", ""};
+    mpt__summary_line(&summary->out, head);
     for (int64_t i = 0; i < module->parameter_count; i++) {
         const mpt__module_parameter *row = &module->parameters[i];
-        char name[256], shape[128];
+        char name[256], shape[192], number[24];
         mpt_dtype dtype = MPT_F32;
         if (row->parameter) {
             const mpt__parameter *parameter = &context->parameters[row->parameter - 1];
@@ -391,7 +347,9 @@ static mpt_status mpt__summary_module(mpt_context *context, mpt__module *module,
         int64_t numel = mpt__shape_numel(&row->shape);
         mpt__format_text(name, sizeof name, "  %s", row->name);
         mpt__format_text(shape, sizeof shape, "%S", &row->shape);
-        mpt__summary_line(summary, name, mpt_dtype_name(dtype), shape, numel);
+        mpt__format_text(number, sizeof number, "%lld", (long long)numel);
+        const char *columns[4] = {name, mpt_dtype_name(dtype), shape, number};
+        mpt__summary_line(&summary->out, columns);
         summary->parameters += numel;
         summary->bytes += numel * mpt__dtype_info[dtype].bytes;
     }
@@ -399,20 +357,15 @@ static mpt_status mpt__summary_module(mpt_context *context, mpt__module *module,
 }
 
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
-    mpt_context *context = module.context;
     mpt__summary summary;
     memset(&summary, 0, sizeof summary);
-    summary.text = text;
-    summary.size = text ? size : 0;
-    if (summary.size) text[0] = '\0';
-    if (!mpt__enter(context, "mpt_summary")) return 0;
-    mpt__module *found = mpt__module_at(context, module);
+    summary.out = mpt__prose_make(text, size);
+    mpt__module *found = mpt__module_call(module, "mpt_summary");
     if (!found) return 0;
-    mpt__walk_modules(context, found, mpt__summary_module, &summary);
-    char *at = summary.need < summary.size ? text + summary.need : NULL;
-    return summary.need + mpt__format_text(at, at ? summary.size - summary.need : 0,
-                                           "total: %lld parameters, %lld bytes\n",
-                                           (long long)summary.parameters, (long long)summary.bytes);
+    mpt__walk_modules(module.context, found, mpt__summary_module, &summary);
+    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes\n",
+                    (long long)summary.parameters, (long long)summary.bytes);
+    return summary.out.length;
 }
 
 /* ==== Copying, hashing, destroying ==== */
@@ -431,7 +384,7 @@ static mpt_status mpt__copy_parameter(mpt_context *to, uint32_t to_index, mpt_co
     if (bytes == 0) return MPT_OK;
     float *values = (float *)mpt__host_new(to, bytes);
     if (!values) return to->base.status;
-    if (mpt_read_f32(mpt__handle(from, b), values, source->numel) == MPT_OK)
+    if (mpt__read_as(from, b, MPT_F32, values) == MPT_OK)
         mpt__write_f32(to, a, values);
     else
         mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
@@ -450,16 +403,16 @@ MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source
         return mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
     }
     mpt__parameter_list a, b;
-    bool ok = mpt__parameter_list_make(to, destination, &a);
-    if (!ok) return to->base.status;
-    ok = mpt__parameter_list_make(from, source, &b);
-    if (ok && a.count != b.count)
+    if (!mpt__parameter_list_make(to, target, &a)) return to->base.status;
+    if (!mpt__parameter_list_make(from, origin, &b))
+        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+    else if (a.count != b.count)
         mpt__error(to, MPT_ERROR_SHAPE, "the source has %lld parameters, the destination %lld",
                    (long long)b.count, (long long)a.count);
-    for (int64_t i = 0; ok && i < a.count && to->base.status == MPT_OK; i++)
+    for (int64_t i = 0; i < a.count && to->base.status == MPT_OK; i++)
         mpt__copy_parameter(to, a.index[i], from, b.index[i]);
     mpt__parameter_list_free(to, &a);
-    if (ok) mpt__parameter_list_free(from, &b);
+    mpt__parameter_list_free(from, &b);
     return to->base.status;
 }
 
@@ -479,7 +432,7 @@ MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_frozen(module, "mpt_module_hash");
     mpt__parameter_list list;
-    if (!found || !mpt__parameter_list_make(context, module, &list)) return 0;
+    if (!found || !mpt__parameter_list_make(context, found, &list)) return 0;
     uint64_t hash = 0;
     for (int64_t i = 0; i < list.count; i++) {
         const mpt__parameter *parameter = &context->parameters[list.index[i]];
@@ -512,43 +465,19 @@ static mpt_status mpt__check_unowned(mpt_context *context, mpt__module *module, 
     return MPT_OK;
 }
 
-/* Slot of another module that holds `child`; 0 if there is none. */
-static uint32_t mpt__other_parent(mpt_context *context, const mpt__module *parent,
-                                  const mpt__module *child) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count; i++) {
-        const mpt__module *other = (const mpt__module *)table->rows[i].object;
-        for (int64_t k = 0; other && other != parent && k < other->child_count; k++)
-            if (other->children[k].slot == child->slot) return other->slot;
-    }
-    return 0;
-}
-
-static void mpt__destroy_tree(mpt_context *context, mpt__module *module) {
-    for (int64_t i = 0; i < module->child_count; i++) {
-        mpt__module *child = mpt__module_slot(context, module->children[i].slot);
-        if (--child->parents == 0) mpt__destroy_tree(context, child);
-        else if (child->parent == module->slot)
-            child->parent = mpt__other_parent(context, module, child);
-    }
-    mpt__object_free(context, MPT__MODULE, module->slot);
-}
-
 MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
     mpt_context *context = root.context;
-    if (!mpt__enter(context, "mpt_module_destroy")) return mpt__status_of(context);
-    mpt__module *found = mpt__module_at(context, root);
-    if (!found) return context->base.status;
+    mpt__module *found = mpt__module_call(root, "mpt_module_destroy");
+    if (!found) return mpt__status_of(context);
     if (found->parent)
         return mpt__error(context, MPT_ERROR_STATE,
                           "the module is part of another one; destroy the root");
     if (context->module)
         return mpt__error(context, MPT_ERROR_STATE,
                           "a forward is under way; destroy modules after it");
-    if (mpt__walk_modules(context, found, mpt__check_unowned, NULL) != MPT_OK)
-        return context->base.status;
-    mpt__destroy_tree(context, found);
-    return MPT_OK;
+    if (mpt__walk_modules(context, found, mpt__check_unowned, NULL) == MPT_OK)
+        mpt__module_end(context, found, true);
+    return context->base.status;
 }
 
 #endif

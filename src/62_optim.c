@@ -1032,8 +1032,10 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
         if (i == 0 || optimizer->parts[i - 1].state != state)
             mpt__values_changed(context, optimizer, &optimizer->states[state]);
     }
-    if (status == MPT_OK) context->committed = context->now;
-    return status;
+    if (status != MPT_OK) return status;
+    context->now.updates++;
+    context->committed = context->now;
+    return MPT_OK;
 }
 
 /* fp16 without a scaler loses small gradients in silence: said once per optimizer. */
