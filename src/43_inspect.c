@@ -13,6 +13,9 @@ static mpt_status mpt__status_of(const mpt_context *context) {
     return context ? context->base.status : MPT_ERROR_HANDLE;
 }
 
+/* Records an error; the error null. */
+#define mpt__refuse(context, ...) (mpt__error(context, __VA_ARGS__), mpt__null(context))
+
 /* Begins a public call on a tensor; NULL with an error recorded. */
 static mpt__tensor *mpt__tensor_call(mpt_tensor tensor, const char *call) {
     return mpt__enter(tensor.context, call) ? mpt__at(tensor.context, tensor, "tensor") : NULL;
@@ -276,11 +279,15 @@ static void mpt__recorder_free(mpt_context *context, void *object) {
     mpt__host_free(context, recorder, sizeof *recorder);
 }
 
+static bool mpt__recorder_idle(mpt_context *context) {
+    if (context->recorder)
+        mpt__error(context, MPT_ERROR_STATE, "a recording is under way; mpt_record_end ends it");
+    return !context->recorder;
+}
+
 MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
     if (!mpt__enter(context, "mpt_record_begin")) return mpt__status_of(context);
-    if (context->recorder)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "a recording is under way; mpt_record_end ends it");
+    if (!mpt__recorder_idle(context)) return context->base.status;
     mpt__recorder *recorder = (mpt__recorder *)mpt__host_new(context, sizeof *recorder);
     if (!recorder) return context->base.status;
     recorder->storages_before = context->storage_count;
@@ -363,7 +370,7 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recorder *recorder, bo
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     mpt_context *context = recording.context;
     mpt__recorder *recorder = mpt__recording_at(recording, "mpt_replay");
-    if (!recorder) return mpt__status_of(context);
+    if (!recorder || !mpt__recorder_idle(context)) return mpt__status_of(context);
     bool ready = mpt__replay_memory(context, recorder, true);
     for (int64_t i = 0; ready && i < recorder->count && context->base.status == MPT_OK; i++) {
         mpt__launch launch = recorder->launches[i];
@@ -384,7 +391,7 @@ MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording) {
 
 MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording) {
     mpt_context *context = recording.context;
-    if (mpt__recording_at(recording, "mpt_recording_destroy"))
+    if (mpt__recording_at(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
         mpt__object_free(context, MPT__RECORDING, recording.slot);
     return mpt__status_of(context);
 }

@@ -45,11 +45,9 @@ MPTRAIN_API mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape
 static mpt_tensor mpt__random(mpt_context *context, const char *call, mpt_dtype dtype,
                               const mpt_shape *shape, mpt__function function) {
     if (!mpt__enter(context, call)) return mpt__null(context);
-    if (!mpt__dtype_info[MPT_DTYPE_NONE < dtype && dtype < MPT_DTYPE_COUNT ? dtype : 0].is_float) {
-        mpt__error(context, MPT_ERROR_DTYPE, "dtype %s: expected a float dtype",
-                   mpt_dtype_name(dtype));
-        return mpt__null(context);
-    }
+    if (!mpt__dtype_info[MPT_DTYPE_NONE < dtype && dtype < MPT_DTYPE_COUNT ? dtype : 0].is_float)
+        return mpt__refuse(context, MPT_ERROR_DTYPE, "dtype %s: expected a float dtype",
+                           mpt_dtype_name(dtype));
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_RANDOM);
@@ -74,13 +72,11 @@ MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape
     if (!mpt__enter(context, "mpt_from")) return mpt__null(context);
     int64_t bytes = mpt__checked_bytes(context, dtype, &shape);
     if (bytes < 0) return mpt__null(context);
-    if (!data && bytes > 0) {
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "data is NULL, expected %lld bytes; mpt_zeros makes a "
-                   "tensor without data",
-                   (long long)bytes);
-        return mpt__null(context);
-    }
+    if (!data && bytes > 0)
+        return mpt__refuse(
+            context, MPT_ERROR_ARGUMENT,
+            "data is NULL, expected %lld bytes; mpt_zeros makes a tensor without data",
+            (long long)bytes);
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
     return mpt__tensor_done(context, tensor, mpt__upload(context, tensor->storage, 0, data, bytes));
@@ -88,11 +84,9 @@ MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape
 
 MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count) {
     if (!mpt__enter(context, "mpt_arange")) return mpt__null(context);
-    if (count < 0 || count > INT64_MAX / 16) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "count %lld is negative or beyond 2^59",
-                   (long long)count);
-        return mpt__null(context);
-    }
+    if (count < 0 || count > INT64_MAX / 16)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "count %lld is negative or beyond 2^59",
+                           (long long)count);
     int64_t *values = (int64_t *)mpt__host_array(context, count + 1, sizeof *values);
     if (!values) return mpt__null(context);
     for (int64_t i = 0; i < count; i++) values[i] = i;
@@ -109,17 +103,13 @@ MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape
     if (!mpt__enter(context, "mpt_wrap")) return mpt__null(context);
     int64_t bytes = mpt__checked_bytes(context, dtype, &shape);
     if (bytes < 0) return mpt__null(context);
-    if (!context->backend.synchronous) {
-        mpt__error(context, MPT_ERROR_UNSUPPORTED,
-                   "only CPU contexts can borrow memory; use mpt_from");
-        return mpt__null(context);
-    }
+    if (!context->backend.synchronous)
+        return mpt__refuse(context, MPT_ERROR_UNSUPPORTED,
+                           "only CPU contexts can borrow memory; use mpt_from");
     size_t width = mpt__dtype_info[dtype].bytes;
-    if ((!data && bytes > 0) || ((uintptr_t)data % width) != 0) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "data must be %lld bytes aligned to %lld",
-                   (long long)bytes, (long long)width);
-        return mpt__null(context);
-    }
+    if ((!data && bytes > 0) || ((uintptr_t)data % width) != 0)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "data must be %lld bytes aligned to %lld",
+                           (long long)bytes, (long long)width);
     uint32_t storage = mpt__storage_wrap(context, data, bytes);
     if (!storage) return mpt__null(context);
     mpt__tensor *tensor = mpt__tensor_on(context, storage, dtype, &shape, NULL, 0);

@@ -107,8 +107,8 @@ static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const
 }
 
 /* Whether the log-probabilities come straight from a log_softmax over classes that nothing else
-   reads. Then both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to the
-   log_softmax's own input. Its record finds no gradient and does nothing. */
+   reads. Then both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to
+   the log_softmax's own input. Its record finds no gradient and does nothing. */
 static bool mpt__nll_fuses(mpt_context *context, const mpt__tensor *x) {
     if (!x->record || x->nodes != 1 || !x->storage || !mpt__tensor_contiguous(x)) return false;
     const mpt__record *below = &context->records[x->record - 1];

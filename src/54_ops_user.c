@@ -91,10 +91,9 @@ MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index) {
     mpt_context *context = call->frame->context;
     const mpt__tensor *input = call->frame->in[index];
     if (input && input->handle && input->storage) return mpt__handle(context, input);
-    mpt__error(context, MPT_ERROR_STATE,
-               "input %d of op %s is gone in backward; mpt_op_save it in forward", index,
-               call->op->cls.name);
-    return mpt__null(context);
+    return mpt__refuse(context, MPT_ERROR_STATE,
+                       "input %d of op %s is gone in backward; mpt_op_save it in forward", index,
+                       call->op->cls.name);
 }
 
 MPTRAIN_API mpt_status mpt_op_set_output(mpt_op_call *call, int index, mpt_tensor value) {
@@ -205,11 +204,18 @@ static void mpt__user_cast_inputs(mpt_context *context, const mpt__user_op *op,
 /* Runs forward without history and turns what it set into outputs of one record. */
 static mpt_status mpt__user_run(mpt__frame *frame, mpt__user_op *op, mpt_op_call *call) {
     mpt_context *context = frame->context;
+    for (int i = 0; i < frame->n_in; i++)
+        if (frame->in[i]) mpt__tensor_save(frame->in[i]);
     context->no_grad_depth++;
-    mpt_status status =
-        mpt__user_status(context, op, "mpt_op_apply", op->cls.forward(call, op->user));
+    mpt__user_status(context, op, "mpt_op_apply", op->cls.forward(call, op->user));
     context->no_grad_depth--;
-    if (status != MPT_OK) return status;
+    for (int i = 0; i < frame->n_in; i++) {
+        if (!frame->in[i]) continue;
+        if (!frame->in[i]->handle)
+            mpt__error(context, MPT_ERROR_STATE, "op %s ended its input %d", op->cls.name, i);
+        mpt__tensor_unsave(context, frame->in[i]);
+    }
+    if (context->base.status != MPT_OK) return context->base.status;
     for (int i = 0; i < frame->n_out; i++) {
         mpt_tensor output = call->slot[MPT__CALL_OUTPUT][i];
         if (output.slot == 0)

@@ -10,8 +10,6 @@
 
 #include "55_ops_api.c"
 
-#define MPT__MAX_DEPTH 200 /* of nested modules: walks recurse */
-
 typedef struct mpt__module_child {
     char *name;
     uint32_t slot;
@@ -142,9 +140,16 @@ static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row
     mpt__parameter *parameter = &context->parameters[row->parameter - 1];
     mpt__block *block = &context->blocks[parameter->block];
     row->parameter = 0;
-    if (parameter->tensor) mpt__tensor_drop(context, mpt__slot(context, parameter->tensor));
+    if (parameter->tensor) {
+        mpt__tensor *tensor = mpt__slot(context, parameter->tensor);
+        tensor->parameter = 0; /* a backward to come finds nothing to collect in */
+        tensor->flags = MPT__KEPT;
+        mpt__tensor_drop(context, tensor);
+    }
     mpt__host_text_free(context, parameter->path);
     memset(parameter, 0, sizeof *parameter);
+    while (context->parameter_count > 0 && !context->parameters[context->parameter_count - 1].live)
+        context->parameter_count--;
     if (--block->parameters == 0) mpt__block_free(context, block);
 }
 
@@ -191,51 +196,79 @@ static void mpt__module_end(mpt_context *context, mpt__module *module, bool belo
 
 /* ==== Walks ==== */
 
+#define MPT__MAX_DEPTH 200 /* of nested modules */
 #define MPT__PATH_BYTES 1024
 
-typedef mpt_status (*mpt__visit_module)(mpt_context *context, mpt__module *module, const char *path,
-                                        void *user);
+typedef struct mpt__level {
+    uint32_t slot, length; /* a module on the way down, the length of its path */
+    int64_t next;          /* its next child */
+} mpt__level;
 
+/* A module and all below it, in the order of their children, each once: a shared module under its
+   first path. Ends early with an error recorded if the tree is too deep. */
 typedef struct mpt__walk {
     mpt_context *context;
-    mpt__visit_module visit;
-    void *user;
+    mpt__module *module; /* the current one */
+    int64_t row;         /* its next parameter */
+    uint32_t mark;
     int depth;
-    size_t length; /* of the path */
-    char path[MPT__PATH_BYTES];
+    mpt__level level[MPT__MAX_DEPTH];
+    char path[MPT__PATH_BYTES]; /* of the current one */
 } mpt__walk;
 
-static mpt_status mpt__walk_below(mpt__walk *walk, mpt__module *module) {
-    mpt_context *context = walk->context;
-    if (module->mark == context->module_mark) return MPT_OK;
-    module->mark = context->module_mark;
-    if (++walk->depth > MPT__MAX_DEPTH)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
-                          MPT__MAX_DEPTH);
-    mpt_status status = walk->visit(context, module, walk->path, walk->user);
-    size_t length = walk->length;
-    for (int64_t i = 0; i < module->child_count && status == MPT_OK; i++) {
-        walk->length += mpt__format_text(walk->path + length, MPT__PATH_BYTES - length, "%s%s",
-                                         length ? "." : "", module->children[i].name);
-        if (walk->length >= MPT__PATH_BYTES)
-            return mpt__error(context, MPT_ERROR_ARGUMENT, "path %s is too long", walk->path);
-        status = mpt__walk_below(walk, mpt__module_slot(context, module->children[i].slot));
-        walk->length = length;
-        walk->path[length] = '\0';
-    }
-    walk->depth--;
-    return status;
+static mpt__module *mpt__walk_to(mpt__walk *walk, mpt__module *module, uint32_t length) {
+    mpt__level *level = &walk->level[walk->depth++];
+    level->slot = module->slot, level->length = length, level->next = 0;
+    module->mark = walk->mark;
+    walk->module = module;
+    walk->row = 0;
+    return module;
 }
 
-/* Calls visit for a module and all below it, in the order of their children, each once: a shared
-   module under its first path. */
-static mpt_status mpt__walk_modules(mpt_context *context, mpt__module *module,
-                                    mpt__visit_module visit, void *user) {
-    mpt__walk walk;
-    walk.context = context, walk.visit = visit, walk.user = user;
-    walk.depth = 0, walk.length = 0, walk.path[0] = '\0';
-    context->module_mark++;
-    return mpt__walk_below(&walk, module);
+/* Gives the root; mpt__walk_next the others, NULL at the end. */
+static mpt__module *mpt__walk_begin(mpt__walk *walk, mpt_context *context, mpt__module *root) {
+    walk->context = context;
+    walk->mark = ++context->module_mark;
+    walk->depth = 0;
+    walk->path[0] = '\0';
+    return mpt__walk_to(walk, root, 0);
+}
+
+static mpt__module *mpt__walk_down(mpt__walk *walk, mpt__module *child, const char *name) {
+    uint32_t length = walk->level[walk->depth - 1].length, room = MPT__PATH_BYTES - length;
+    length +=
+        (uint32_t)mpt__format_text(&walk->path[length], room, "%s%s", length ? "." : "", name);
+    if (length >= MPT__PATH_BYTES)
+        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "path %s is too long", walk->path);
+    else if (walk->depth == MPT__MAX_DEPTH)
+        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
+                   MPT__MAX_DEPTH);
+    else
+        return mpt__walk_to(walk, child, length);
+    return NULL;
+}
+
+static mpt__module *mpt__walk_next(mpt__walk *walk) {
+    while (walk->depth > 0) {
+        mpt__level *level = &walk->level[walk->depth - 1];
+        const mpt__module *above = mpt__module_slot(walk->context, level->slot);
+        walk->path[level->length] = '\0';
+        if (level->next == above->child_count) {
+            walk->depth--;
+            continue;
+        }
+        const mpt__module_child *row = &above->children[level->next++];
+        mpt__module *child = mpt__module_slot(walk->context, row->slot);
+        if (child->mark != walk->mark) return mpt__walk_down(walk, child, row->name);
+    }
+    return NULL;
+}
+
+/* The next parameter, of the current module or the next that has one; NULL at the end. */
+static mpt__module_parameter *mpt__walk_parameter(mpt__walk *walk) {
+    while (walk->row == walk->module->parameter_count)
+        if (!mpt__walk_next(walk)) return NULL;
+    return &walk->module->parameters[walk->row++];
 }
 
 /* ==== Numbers ====
@@ -274,22 +307,24 @@ static void mpt__number(mpt_context *context, mpt__module *root) {
 
 /* ==== Building ==== */
 
-static mpt_status mpt__check_other(mpt_context *context, mpt__module *module, const char *path,
-                                   void *user) {
-    (void)path;
-    if (module != (const mpt__module *)user) return MPT_OK;
-    return mpt__error(context, MPT_ERROR_ARGUMENT, "the child contains the module itself");
+static bool mpt__check_open(mpt_context *context, const mpt__module *module, const char *what) {
+    if (module->frozen)
+        mpt__error(context, MPT_ERROR_STATE,
+                   "the tree is in use (forward, optimizer, save or a value was read) and takes no "
+                   "more %s; add all of them first",
+                   what);
+    return !module->frozen;
 }
 
 static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, const char *name,
                                  mpt__module *child) {
-    if (module->frozen)
-        return mpt__error(
-            context, MPT_ERROR_STATE,
-            "the tree is in use (forward, optimizer, save or a value was read) and takes no "
-            "more children; add all of them first");
-    if (mpt__walk_modules(context, child, mpt__check_other, module) != MPT_OK)
-        return context->base.status;
+    if (!mpt__check_open(context, module, "children")) return context->base.status;
+    mpt__walk walk;
+    for (const mpt__module *below = mpt__walk_begin(&walk, context, child); below;
+         below = mpt__walk_next(&walk))
+        if (below == module)
+            return mpt__error(context, MPT_ERROR_ARGUMENT, "the child contains the module itself");
+    if (context->base.status != MPT_OK) return context->base.status;
     if (child->frozen)
         return mpt__error(context, MPT_ERROR_STATE,
                           "child %s is already in use in a tree of its own", name);
@@ -320,10 +355,9 @@ static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, cons
 
 static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, const char *name,
                                      const mpt_shape *shape, mpt_init init, int64_t fan_in) {
-    if (module->frozen)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "the tree is in use and takes no more parameters; add all of them first");
-    if (mpt__checked_bytes(context, MPT_F32, shape) < 0) return context->base.status;
+    if (!mpt__check_open(context, module, "parameters") ||
+        mpt__checked_bytes(context, MPT_F32, shape) < 0)
+        return context->base.status;
     for (int64_t i = 0; i < module->parameter_count; i++) {
         if (strcmp(module->parameters[i].name, name) == 0)
             return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a parameter %s",
@@ -468,27 +502,22 @@ MPTRAIN_API mpt_module mpt_nn_list_array(mpt_context *context, const mpt_module 
     return mpt__container_new(context, "mpt_nn_list", MPT__LAYER_list, modules, count);
 }
 
-#define MPT__MAX_LISTED 1024
-
 /* A container of the arguments up to MPT_END. Too many of them look like a missing MPT_END. */
 static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt__layer layer,
                                     va_list arguments) {
-    size_t bytes = MPT__MAX_LISTED * sizeof(mpt_module);
-    mpt_module *modules = context ? (mpt_module *)mpt__host_new(context, bytes) : NULL;
-    if (!modules) return mpt__module_null(context);
-    int count = 0;
-    for (; count <= MPT__MAX_LISTED; count++) {
+    enum { MOST = 255 }; /* compilers need not take more arguments */
+    mpt_module modules[MOST];
+    for (int count = 0; count <= MOST; count++) {
         mpt_module module = va_arg(arguments, mpt_module);
-        if (!module.context && module.slot == UINT32_MAX) break;
-        if (count < MPT__MAX_LISTED) modules[count] = module;
+        if (!module.context && module.slot == UINT32_MAX)
+            return mpt__container_new(context, call, layer, modules, count);
+        if (count < MOST) modules[count] = module;
     }
-    if (count > MPT__MAX_LISTED && mpt__enter(context, call))
-        mpt__error(context, MPT_ERROR_ARGUMENT, "more than %d modules; is MPT_END missing?",
-                   MPT__MAX_LISTED);
-    mpt_module made = mpt__container_new(context, call, layer, modules,
-                                         count > MPT__MAX_LISTED ? MPT__MAX_LISTED : count);
-    mpt__host_free(context, modules, bytes);
-    return made;
+    if (mpt__enter(context, call))
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "more than %d modules; is MPT_END missing? else use the form with an array",
+                   (int)MOST);
+    return mpt__module_null(context);
 }
 
 MPTRAIN_API mpt_module mpt_sequential(mpt_context *context, ...) {
@@ -567,43 +596,29 @@ static uint32_t mpt__path_new(mpt_context *context, const char *text) {
     return paths[context->path_count] ? (uint32_t)context->path_count++ : 0;
 }
 
-typedef struct mpt__freezing {
-    uint64_t key;  /* of the root, in the key of the initial values */
-    int64_t numel; /* of the block so far */
-    uint32_t block;
-    bool watched; /* a user-defined module is in the tree */
-} mpt__freezing;
-
-static mpt_status mpt__freeze_module(mpt_context *context, mpt__module *module, const char *path,
-                                     void *user) {
-    mpt__freezing *freezing = (mpt__freezing *)user;
-    freezing->watched |= module->layer == MPT__LAYER_user;
-    module->path = mpt__path_new(context, *path ? path : module->cls.name);
-    if (!module->path) return context->base.status;
-    module->path_hash = mpt__hash_bytes(freezing->key, path, strlen(path));
-    for (int64_t i = 0; i < module->parameter_count; i++) {
-        mpt__module_parameter *row = &module->parameters[i];
-        mpt__parameter *rows =
-            (mpt__parameter *)mpt__rows(context, context->parameters, &context->parameter_capacity,
-                                        context->parameter_count + 1, sizeof *rows);
-        if (!rows) return context->base.status;
-        context->parameters = rows;
-        char text[MPT__PATH_BYTES + 256];
-        mpt__format_text(text, sizeof text, "%s%s%s", path, *path ? "." : "", row->name);
-        mpt__parameter *parameter = &rows[context->parameter_count];
-        memset(parameter, 0, sizeof *parameter);
-        parameter->path = mpt__host_text(context, text);
-        if (!parameter->path) return context->base.status;
-        parameter->live = true;
-        parameter->block = freezing->block;
-        parameter->module = module->slot;
-        parameter->offset = freezing->numel;
-        parameter->numel = mpt__shape_numel(&row->shape);
-        freezing->numel =
-            mpt__aligned_up(freezing->numel + parameter->numel, mpt__block_grain(MPT_F32));
-        row->parameter = (uint32_t)++context->parameter_count;
-        context->blocks[freezing->block].parameters++;
-    }
+/* A place in the block for a parameter of the current module of a walk. */
+static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row, uint32_t block) {
+    mpt_context *context = walk->context;
+    mpt__parameter *rows =
+        (mpt__parameter *)mpt__rows(context, context->parameters, &context->parameter_capacity,
+                                    context->parameter_count + 1, sizeof *rows);
+    if (!rows) return context->base.status;
+    context->parameters = rows;
+    char text[MPT__PATH_BYTES + 256];
+    mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "", row->name);
+    mpt__parameter *parameter = &rows[context->parameter_count];
+    memset(parameter, 0, sizeof *parameter);
+    parameter->path = mpt__host_text(context, text);
+    if (!parameter->path) return context->base.status;
+    parameter->live = true;
+    parameter->block = block;
+    parameter->module = walk->module->slot;
+    parameter->offset = context->blocks[block].numel;
+    parameter->numel = mpt__shape_numel(&row->shape);
+    row->parameter = (uint32_t)++context->parameter_count;
+    context->blocks[block].parameters++;
+    context->blocks[block].numel =
+        mpt__aligned_up(parameter->offset + parameter->numel, mpt__block_grain(MPT_F32));
     return MPT_OK;
 }
 
@@ -621,29 +636,6 @@ static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
     return MPT_OK;
 }
 
-static mpt_status mpt__freeze_values(mpt_context *context, mpt__module *module, const char *path,
-                                     void *user) {
-    (void)path;
-    mpt_status status = MPT_OK;
-    for (int64_t i = 0; i < module->parameter_count && status == MPT_OK; i++) {
-        uint32_t index = module->parameters[i].parameter - 1;
-        status = mpt__parameter_tensor(context, index, &module->parameters[i].shape);
-        if (status == MPT_OK) status = mpt__draw_parameter(context, module, i);
-    }
-    module->frozen = status == MPT_OK;
-    module->watched = ((const mpt__freezing *)user)->watched;
-    return status;
-}
-
-static mpt_status mpt__unfreeze_module(mpt_context *context, mpt__module *module, const char *path,
-                                       void *user) {
-    (void)path, (void)user;
-    module->frozen = false;
-    for (int64_t i = 0; i < module->parameter_count; i++)
-        mpt__parameter_drop(context, &module->parameters[i]);
-    return MPT_OK;
-}
-
 static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
     uint32_t index = 0;
     while ((int64_t)index < context->block_count && context->blocks[index].live) index++;
@@ -658,42 +650,70 @@ static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
     return index;
 }
 
-/* A module that another tree uses has its parameters there. */
-static mpt_status mpt__check_fresh(mpt_context *context, mpt__module *module, const char *path,
-                                   void *user) {
-    (void)user;
-    if (!module->frozen) return MPT_OK;
-    return mpt__error(context, MPT_ERROR_STATE,
-                      "module %s is already in use in another tree; only one tree can share it",
-                      path);
+/* Paths and places for all modules and parameters of a tree. */
+static mpt_status mpt__freeze_places(mpt_context *context, mpt__module *root, uint32_t block) {
+    uint64_t key = root->label ? mpt__hash_bytes(1, root->label, strlen(root->label))
+                               : mpt__hash_u64(2, (uint64_t)root->creation);
+    bool watched = false;
+    mpt__walk walk;
+    mpt__module *module = mpt__walk_begin(&walk, context, root);
+    for (; module; module = mpt__walk_next(&walk)) {
+        watched |= module->layer == MPT__LAYER_user;
+        module->path = mpt__path_new(context, *walk.path ? walk.path : module->cls.name);
+        if (!module->path) return context->base.status;
+        module->path_hash = mpt__hash_bytes(key, walk.path, strlen(walk.path));
+        for (int64_t i = 0; i < module->parameter_count; i++)
+            if (mpt__parameter_new(&walk, &module->parameters[i], block) != MPT_OK)
+                return context->base.status;
+    }
+    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk))
+        module->watched = watched;
+    return context->base.status;
+}
+
+/* Memory and first values for parameters that have their places. */
+static mpt_status mpt__freeze_values(mpt_context *context, mpt__module *root, uint32_t block) {
+    int64_t numel = context->blocks[block].numel;
+    if (numel > 0) {
+        uint32_t values =
+            mpt__storage_new(context, numel * 4, MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
+        context->blocks[block].values = values;
+    }
+    mpt__walk walk;
+    mpt__module_parameter *row;
+    mpt__walk_begin(&walk, context, root);
+    while (context->base.status == MPT_OK && (row = mpt__walk_parameter(&walk)) != NULL) {
+        if (mpt__parameter_tensor(context, row->parameter - 1, &row->shape) == MPT_OK)
+            mpt__draw_parameter(context, walk.module, walk.row - 1);
+    }
+    return context->base.status;
 }
 
 /* Gives a tree's parameters their places and values; all or nothing. */
 static mpt_status mpt__freeze(mpt_context *context, mpt__module *module) {
     mpt__module *root = mpt__module_root(context, module);
     if (root->frozen) return MPT_OK;
-    if (mpt__walk_modules(context, root, mpt__check_fresh, NULL) != MPT_OK)
-        return context->base.status;
-    mpt__number(context, root);
-    mpt__freezing freezing;
-    memset(&freezing, 0, sizeof freezing);
-    freezing.key = root->label ? mpt__hash_bytes(1, root->label, strlen(root->label))
-                               : mpt__hash_u64(2, (uint64_t)root->creation);
-    freezing.block = mpt__block_new(context, MPT_F32);
-    if (freezing.block == UINT32_MAX) return context->base.status;
-    mpt_status status = mpt__walk_modules(context, root, mpt__freeze_module, &freezing);
-    if (status == MPT_OK && freezing.numel > 0) {
-        uint32_t values = mpt__storage_new(context, freezing.numel * 4, MPT_MEMORY_PARAMETER,
-                                           MPT__FROM_DEVICE, true);
-        context->blocks[freezing.block].numel = freezing.numel;
-        context->blocks[freezing.block].values = values;
-        status = context->base.status;
+    mpt__walk walk;
+    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
+        if (module->frozen) /* its parameters are there */
+            return mpt__error(
+                context, MPT_ERROR_STATE,
+                "module %s is already in use in another tree; only one tree can share it",
+                walk.path);
     }
-    if (status == MPT_OK) status = mpt__walk_modules(context, root, mpt__freeze_values, &freezing);
-    if (status != MPT_OK) mpt__walk_modules(context, root, mpt__unfreeze_module, NULL);
-    mpt__block *block = &context->blocks[freezing.block];
-    if (block->live && !block->values) mpt__block_free(context, block);
-    return status;
+    if (context->base.status != MPT_OK) return context->base.status;
+    uint32_t block = mpt__block_new(context, MPT_F32);
+    if (block == UINT32_MAX) return context->base.status;
+    mpt__number(context, root);
+    bool good = mpt__freeze_places(context, root, block) == MPT_OK &&
+                mpt__freeze_values(context, root, block) == MPT_OK;
+    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
+        module->frozen = good;
+        for (int64_t i = 0; i < module->parameter_count && !good; i++)
+            mpt__parameter_drop(context, &module->parameters[i]);
+    }
+    if (context->blocks[block].parameters == 0) mpt__block_free(context, &context->blocks[block]);
+    return context->base.status;
 }
 
 /* ==== Forward ==== */
