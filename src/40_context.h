@@ -172,8 +172,9 @@ typedef struct mpt__metric {
 
 /* Counters that mpt_clear_error takes back to the last completed optimizer step. */
 typedef struct mpt__counters_state {
-    int64_t step;
-    uint64_t draws; /* mpt_rand, mpt_randn, functional dropout outside modules */
+    int64_t step, updates; /* steps begun; optimizer steps completed */
+    uint64_t draws;        /* mpt_rand, mpt_randn */
+    uint64_t module_calls; /* mpt_dropout, in this step */
 } mpt__counters_state;
 
 struct mpt_context {
@@ -225,7 +226,6 @@ struct mpt_context {
     uint32_t path;         /* of the module whose forward runs; 0 = none */
     uint32_t module;       /* its slot */
     uint64_t path_hash;    /* key part of dropout */
-    uint64_t module_calls; /* dropout calls in this step by modules without a path */
     bool module_training;  /* of the module whose forward runs; true outside */
     char **paths;
     int64_t path_count, path_capacity;

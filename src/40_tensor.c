@@ -964,7 +964,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     context->step_depth = context->scope_depth;
     context->now.step++;
     context->base.step = context->now.step;
-    context->module_calls = 0;
+    context->now.module_calls = 0;
     mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
     return context->base.status;
 }

@@ -6,6 +6,58 @@
 
 #include "42_autocast.c"
 
+/* ==== What this room and those above share ==== */
+
+/* The status of a call whose context may be NULL. */
+static mpt_status mpt__status_of(const mpt_context *context) {
+    return context ? context->base.status : MPT_ERROR_HANDLE;
+}
+
+/* Records an error; the error null. */
+#define mpt__refuse(context, ...) (mpt__error(context, __VA_ARGS__), mpt__null(context))
+
+/* Begins a public call on a tensor; NULL with an error recorded. */
+static mpt__tensor *mpt__tensor_call(mpt_tensor tensor, const char *call) {
+    return mpt__enter(tensor.context, call) ? mpt__at(tensor.context, tensor, "tensor") : NULL;
+}
+
+/* A host array with room for `need` > 0 rows, moved if it has to; NULL on error, `rows` stays. */
+static void *mpt__rows(mpt_context *context, void *rows, int64_t *capacity, int64_t need,
+                       size_t size) {
+    return mpt__grow(&context->base, &rows, capacity, need, size, MPT_MEMORY_HOST) ? rows : NULL;
+}
+
+/* Text that grows in a caller's buffer: `length` counts what all of it needs. */
+typedef struct mpt__prose {
+    char *text;
+    size_t size, length;
+} mpt__prose;
+
+static mpt__prose mpt__prose_make(char *text, size_t size) {
+    mpt__prose prose;
+    prose.text = text, prose.size = text ? size : 0, prose.length = 0;
+    if (prose.size) text[0] = '\0';
+    return prose;
+}
+
+static void mpt__write_text(mpt__prose *prose, const char *format, ...) {
+    char *at = prose->length < prose->size ? prose->text + prose->length : NULL;
+    va_list arguments;
+    va_start(arguments, format);
+    prose->length +=
+        mpt__format_text_v(at, at ? prose->size - prose->length : 0, format, arguments);
+    va_end(arguments);
+}
+
+static mpt_shape mpt__operand_shape(const mpt__operand *operand) {
+    mpt_shape shape;
+    shape.rank = operand->rank;
+    for (int d = 0; d < operand->rank; d++) shape.dim[d] = operand->shape[d];
+    return shape;
+}
+
+/* ==== Hooks ==== */
+
 static const char *const mpt__kernel_names[] = {
 #define MPT__ROW(id, name, effect) name,
     MPT__KERNELS(MPT__ROW)
@@ -41,32 +93,27 @@ typedef struct mpt__printer {
 static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
 
 static void mpt__print_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+    static const char *const access[] = {"?", "r", "w", "rw", "a"};
     const mpt__printer *printer = (const mpt__printer *)user;
-    char line[1024];
-    size_t n = mpt__format_text(line, sizeof line, "%lld %s %s.%s", (long long)launch->number,
-                                mpt__kernel_names[launch->kernel], mpt__phase_names[launch->phase],
-                                launch->op ? mpt__op_row_of(launch->op)->name : "-");
-    if (context->path && n < sizeof line)
-        n += mpt__format_text(line + n, sizeof line - n, " (%s)",
-                              mpt__path_text(context, context->path));
-    for (int i = 0; i < launch->n_operands && n < sizeof line; i++) {
+    char text[1024];
+    mpt__prose line = mpt__prose_make(text, sizeof text);
+    mpt__write_text(&line, "%lld %s %s.%s", (long long)launch->number,
+                    mpt__kernel_names[launch->kernel], mpt__phase_names[launch->phase],
+                    launch->op ? mpt__op_row_of(launch->op)->name : "-");
+    if (context->path) mpt__write_text(&line, " (%s)", mpt__path_text(context, context->path));
+    for (int i = 0; i < launch->n_operands; i++) {
         const mpt__operand *operand = &launch->operand[i];
         if (!operand->storage) continue;
-        static const char *const access[] = {"?", "r", "w", "rw", "a"};
-        mpt_shape shape;
-        shape.rank = operand->rank;
-        for (int d = 0; d < operand->rank; d++) shape.dim[d] = operand->shape[d];
-        n += mpt__format_text(line + n, sizeof line - n, " %s:%s%S@%d", access[operand->access],
-                              mpt_dtype_name((mpt_dtype)operand->dtype), &shape,
-                              (int)operand->storage);
+        mpt_shape shape = mpt__operand_shape(operand);
+        mpt__write_text(&line, " %s:%s%S@%d", access[operand->access],
+                        mpt_dtype_name((mpt_dtype)operand->dtype), &shape, (int)operand->storage);
     }
-    printer->write(printer->user, line);
+    printer->write(printer->user, text);
 }
 
 MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
                                           void (*write)(void *user, const char *line), void *user) {
-    if (!mpt__enter(context, "mpt_print_launches"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_print_launches")) return mpt__status_of(context);
     mpt__hook_remove(context, mpt__print_launch);
     if (!write) return MPT_OK;
     if (!context->printer) {
@@ -81,15 +128,13 @@ MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
 /* ==== NaN tracer ==== */
 
 typedef struct mpt__tracer {
-    bool busy; /* its own launches are not traced */
     bool found;
     bool on; /* asked for by the user, else by a scaler for one step */
     char report[512];
 } mpt__tracer;
 
 static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
-                               int position) {
-    const mpt__operand *operand = &traced->operand[position];
+                               const mpt__operand *operand) {
     mpt__launch probe;
     memset(&probe, 0, sizeof probe);
     probe.kernel = MPT__K_FIND_NONFINITE;
@@ -104,11 +149,10 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     if (context->backend.launch(context->backend.self, &execution, &probe) != MPT_OK) return;
     int64_t index = mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
     if (index < 0) return;
-    mpt_shape shape;
-    shape.rank = operand->rank;
-    for (int d = 0; d < operand->rank; d++) shape.dim[d] = operand->shape[d];
-    const char *path = mpt__path_text(context, context->path);
-    if (traced->op_record) path = mpt__path_text(context, context->records[traced->op_record].path);
+    mpt_shape shape = mpt__operand_shape(operand);
+    uint32_t record = traced->op_record;
+    const char *path =
+        mpt__path_text(context, record ? context->records[record].path : context->path);
     tracer->found = true;
     mpt__format_text(
         tracer->report, sizeof tracer->report,
@@ -123,16 +167,13 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
 
 static void mpt__trace_launch(mpt_context *context, void *user, const mpt__launch *launch) {
     mpt__tracer *tracer = (mpt__tracer *)user;
-    if (tracer->busy || tracer->found || launch->phase == MPT__OTHER) return;
-    tracer->busy = true;
-    mpt__launch traced = *launch; /* the context's own record is used for nothing else meanwhile */
-    for (int i = 0; i < traced.n_operands && !tracer->found; i++) {
-        const mpt__operand *operand = &traced.operand[i];
+    if (launch->phase == MPT__OTHER) return;
+    for (int i = 0; i < launch->n_operands && !tracer->found; i++) {
+        const mpt__operand *operand = &launch->operand[i];
         if (operand->storage && operand->access != MPT__READ &&
             mpt__dtype_info[operand->dtype].is_float)
-            mpt__trace_operand(context, tracer, &traced, i);
+            mpt__trace_operand(context, tracer, launch, operand);
     }
-    tracer->busy = false;
 }
 
 static mpt_status mpt__trace_start(mpt_context *context, bool on) {
@@ -147,8 +188,7 @@ static mpt_status mpt__trace_start(mpt_context *context, bool on) {
 }
 
 MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on) {
-    if (!mpt__enter(context, "mpt_trace_nan"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_trace_nan")) return mpt__status_of(context);
     if (on) return mpt__trace_start(context, true);
     mpt__hook_remove(context, mpt__trace_launch);
     if (context->tracer) context->tracer->on = false;
@@ -163,37 +203,34 @@ MPTRAIN_API const char *mpt_nan_report(mpt_context *context) {
  *
  * A recording owns copies of launches. Storages that were there before it began are held by
  * reference and replayed in place; storages made inside keep their ids for the recording alone, and
- * replay gives
- * them memory of its own. */
+ * replay gives them memory of its own. */
+
+typedef struct mpt__ids {
+    uint32_t *id;
+    int64_t count, capacity;
+} mpt__ids;
+
+static bool mpt__ids_add(mpt_context *context, mpt__ids *ids, uint32_t id) {
+    uint32_t *rows =
+        (uint32_t *)mpt__rows(context, ids->id, &ids->capacity, ids->count + 1, sizeof *rows);
+    if (!rows) return false;
+    ids->id = rows;
+    rows[ids->count++] = id;
+    return true;
+}
 
 typedef struct mpt__recorder {
     mpt__launch *launches;
     int64_t count, capacity;
-    uint32_t *retired; /* ids given back while recording */
-    int64_t retired_count, retired_capacity;
     int64_t storages_before;
-    uint32_t *held; /* ids that outlive the recording, with a reference each */
-    int64_t held_count, held_capacity;
+    mpt__ids retired; /* given back while recording */
+    mpt__ids held;    /* outlive the recording, with a reference each */
     bool failed;
-    uint32_t slot;
 } mpt__recorder;
-
-static void mpt__recorder_push(mpt_context *context, mpt__recorder *recorder, uint32_t **ids,
-                               int64_t *count, int64_t *capacity, uint32_t id) {
-    void *rows = *ids;
-    if (mpt__grow(&context->base, &rows, capacity, *count + 1, sizeof(uint32_t), MPT_MEMORY_HOST)) {
-        *ids = (uint32_t *)rows;
-        (*ids)[(*count)++] = id;
-        return;
-    }
-    *ids = (uint32_t *)rows;
-    recorder->failed = true;
-}
 
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage) {
     mpt__recorder *recorder = context->recorder;
-    mpt__recorder_push(context, recorder, &recorder->retired, &recorder->retired_count,
-                       &recorder->retired_capacity, storage);
+    if (!mpt__ids_add(context, &recorder->retired, storage)) recorder->failed = true;
 }
 
 /* Takes a reference on every storage below id `limit` that a launch names and that is alive. */
@@ -202,58 +239,61 @@ static void mpt__recorder_hold(mpt_context *context, mpt__recorder *recorder,
     for (int i = 0; i < launch->n_operands; i++) {
         uint32_t id = launch->operand[i].storage;
         bool known = !id || (int64_t)id >= limit || !context->storages[id].live;
-        for (int64_t h = 0; h < recorder->held_count && !known; h++)
-            known = recorder->held[h] == id;
+        for (int64_t h = 0; h < recorder->held.count && !known; h++)
+            known = recorder->held.id[h] == id;
         if (known) continue;
-        mpt__recorder_push(context, recorder, &recorder->held, &recorder->held_count,
-                           &recorder->held_capacity, id);
-        if (!recorder->failed) mpt__storage_retain(context, id);
+        if (mpt__ids_add(context, &recorder->held, id))
+            mpt__storage_retain(context, id);
+        else
+            recorder->failed = true;
     }
 }
 
 /* What was there before is held from its first use on: it must still be there at replay. */
 static void mpt__record_launch(mpt_context *context, void *user, const mpt__launch *launch) {
     mpt__recorder *recorder = (mpt__recorder *)user;
-    void *rows = recorder->launches;
-    if (!mpt__grow(&context->base, &rows, &recorder->capacity, recorder->count + 1,
-                   sizeof(mpt__launch), MPT_MEMORY_HOST)) {
+    mpt__launch *launches = (mpt__launch *)mpt__rows(
+        context, recorder->launches, &recorder->capacity, recorder->count + 1, sizeof *launches);
+    if (!launches) {
         recorder->failed = true;
         return;
     }
-    recorder->launches = (mpt__launch *)rows;
-    recorder->launches[recorder->count++] = *launch;
+    recorder->launches = launches;
+    launches[recorder->count++] = *launch;
     mpt__recorder_hold(context, recorder, launch, recorder->storages_before);
 }
 
 static void mpt__recorder_free(mpt_context *context, void *object) {
     mpt__recorder *recorder = (mpt__recorder *)object;
-    for (int64_t i = 0; i < recorder->held_count; i++)
-        mpt__storage_release(context, recorder->held[i]);
-    for (int64_t i = 0; i < recorder->retired_count; i++) {
-        mpt__storage *storage = &context->storages[recorder->retired[i]];
-        storage->next_free = context->free_storage;
-        context->free_storage = recorder->retired[i];
+    for (int64_t i = 0; i < recorder->held.count; i++)
+        mpt__storage_release(context, recorder->held.id[i]);
+    for (int64_t i = 0; i < recorder->retired.count; i++) {
+        context->storages[recorder->retired.id[i]].next_free = context->free_storage;
+        context->free_storage = recorder->retired.id[i];
     }
-    mpt__host_free(context, recorder->launches, (size_t)recorder->capacity * sizeof(mpt__launch));
-    mpt__host_free(context, recorder->retired,
-                   (size_t)recorder->retired_capacity * sizeof(uint32_t));
-    mpt__host_free(context, recorder->held, (size_t)recorder->held_capacity * sizeof(uint32_t));
+    mpt__host_free(context, recorder->launches,
+                   (size_t)recorder->capacity * sizeof *recorder->launches);
+    mpt__host_free(context, recorder->retired.id,
+                   (size_t)recorder->retired.capacity * sizeof(uint32_t));
+    mpt__host_free(context, recorder->held.id, (size_t)recorder->held.capacity * sizeof(uint32_t));
     mpt__host_free(context, recorder, sizeof *recorder);
 }
 
-MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_record_begin"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+static bool mpt__recorder_idle(mpt_context *context) {
     if (context->recorder)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "a recording is under way; mpt_record_end ends it");
+        mpt__error(context, MPT_ERROR_STATE, "a recording is under way; mpt_record_end ends it");
+    return !context->recorder;
+}
+
+MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_record_begin")) return mpt__status_of(context);
+    if (!mpt__recorder_idle(context)) return context->base.status;
     mpt__recorder *recorder = (mpt__recorder *)mpt__host_new(context, sizeof *recorder);
     if (!recorder) return context->base.status;
     recorder->storages_before = context->storage_count;
-    mpt_status status = mpt__hook_add(context, mpt__record_launch, recorder);
-    if (status != MPT_OK) {
+    if (mpt__hook_add(context, mpt__record_launch, recorder) != MPT_OK) {
         mpt__host_free(context, recorder, sizeof *recorder);
-        return status;
+        return context->base.status;
     }
     context->recorder = recorder;
     for (int64_t i = 0; i < context->block_count; i++) { /* so that the casts are recorded */
@@ -292,7 +332,6 @@ MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
         mpt__recorder_hold(context, recorder, &recorder->launches[i], INT64_MAX);
     if (!recorder->failed)
         recording.slot = mpt__object_new(context, MPT__RECORDING, recorder, &recording.generation);
-    recorder->slot = recording.slot;
     if (!recording.slot) mpt__recorder_free(context, recorder);
     return recording;
 }
@@ -305,8 +344,8 @@ static mpt__recorder *mpt__recording_at(mpt_recording recording, const char *cal
 
 /* Gives every retired id memory again (`give` true) or takes it back. */
 static bool mpt__replay_memory(mpt_context *context, mpt__recorder *recorder, bool give) {
-    for (int64_t i = 0; i < recorder->retired_count; i++) {
-        uint32_t id = recorder->retired[i];
+    for (int64_t i = 0; i < recorder->retired.count; i++) {
+        uint32_t id = recorder->retired.id[i];
         mpt__storage *storage = &context->storages[id];
         int size_class = 0;
         if (give) {
@@ -331,15 +370,15 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recorder *recorder, bo
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     mpt_context *context = recording.context;
     mpt__recorder *recorder = mpt__recording_at(recording, "mpt_replay");
-    if (!recorder) return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!recorder || !mpt__recorder_idle(context)) return mpt__status_of(context);
     bool ready = mpt__replay_memory(context, recorder, true);
     for (int64_t i = 0; ready && i < recorder->count && context->base.status == MPT_OK; i++) {
         mpt__launch launch = recorder->launches[i];
         mpt__submit(context, &launch);
     }
-    for (int64_t i = 0; i < recorder->held_count; i++) {
-        uint32_t before = context->storages[recorder->held[i]].version++;
-        mpt__values_replayed(context, recorder->held[i], before);
+    for (int64_t i = 0; i < recorder->held.count; i++) {
+        uint32_t before = context->storages[recorder->held.id[i]].version++;
+        mpt__values_replayed(context, recorder->held.id[i], before);
     }
     mpt__replay_memory(context, recorder, false);
     return context->base.status;
@@ -352,9 +391,9 @@ MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording) {
 
 MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording) {
     mpt_context *context = recording.context;
-    if (mpt__recording_at(recording, "mpt_recording_destroy"))
+    if (mpt__recording_at(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
         mpt__object_free(context, MPT__RECORDING, recording.slot);
-    return context ? context->base.status : MPT_ERROR_HANDLE;
+    return mpt__status_of(context);
 }
 
 /* ==== Counters ==== */
@@ -397,8 +436,7 @@ static mpt__metric *mpt__metric_make(mpt_context *context, const char *name) {
 }
 
 MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, mpt_tensor value) {
-    if (!mpt__enter(context, "mpt_metric_push"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_metric_push")) return mpt__status_of(context);
     if (!name) return mpt__error(context, MPT_ERROR_ARGUMENT, "name is NULL");
     const mpt__tensor *found = mpt__at(context, value, "value");
     if (!found) return context->base.status;
@@ -429,8 +467,7 @@ MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool 
 }
 
 MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name) {
-    if (!mpt__enter(context, "mpt_metric_reset"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_metric_reset")) return mpt__status_of(context);
     if (!name) return mpt__error(context, MPT_ERROR_ARGUMENT, "name is NULL");
     const mpt__metric *metric = mpt__metric_find(context, name);
     if (!metric) return MPT_OK;

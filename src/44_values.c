@@ -6,7 +6,19 @@
 
 #include "43_inspect.c"
 
+/* 51_ops_math.c */
+static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
+                                   const mpt__tensor *to, mpt__access access);
+static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b);
+
 /* ==== Making ==== */
+
+/* A tensor's handle once its values are in, the error null if that failed. */
+static mpt_tensor mpt__tensor_done(mpt_context *context, mpt__tensor *tensor, mpt_status status) {
+    if (status == MPT_OK) return mpt__handle(context, tensor);
+    mpt__tensor_drop(context, tensor);
+    return mpt__null(context);
+}
 
 static mpt_tensor mpt__filled(mpt_context *context, const char *call, mpt_dtype dtype,
                               const mpt_shape *shape, double value) {
@@ -16,9 +28,7 @@ static mpt_tensor mpt__filled(mpt_context *context, const char *call, mpt_dtype 
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
     launch->imm[0] = value;
     mpt__operand_of(launch, 0, tensor, MPT__WRITE);
-    if (mpt__submit(context, launch) == MPT_OK) return mpt__handle(context, tensor);
-    mpt__tensor_drop(context, tensor);
-    return mpt__null(context);
+    return mpt__tensor_done(context, tensor, mpt__submit(context, launch));
 }
 
 MPTRAIN_API mpt_tensor mpt_zeros(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
@@ -35,24 +45,19 @@ MPTRAIN_API mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape
 static mpt_tensor mpt__random(mpt_context *context, const char *call, mpt_dtype dtype,
                               const mpt_shape *shape, mpt__function function) {
     if (!mpt__enter(context, call)) return mpt__null(context);
-    if (!mpt__dtype_info[MPT_DTYPE_NONE < dtype && dtype < MPT_DTYPE_COUNT ? dtype : 0].is_float) {
-        mpt__error(context, MPT_ERROR_DTYPE, "dtype %s: expected a float dtype",
-                   mpt_dtype_name(dtype));
-        return mpt__null(context);
-    }
+    if (!mpt__dtype_info[MPT_DTYPE_NONE < dtype && dtype < MPT_DTYPE_COUNT ? dtype : 0].is_float)
+        return mpt__refuse(context, MPT_ERROR_DTYPE, "dtype %s: expected a float dtype",
+                           mpt_dtype_name(dtype));
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_RANDOM);
     launch->function = (uint8_t)function;
-    launch->imm[0] = 0.0;
-    launch->imm[1] = 1.0;
+    launch->imm[1] = 1.0; /* from 0 to 1; mean 0, deviation 1 */
     launch->rng.seed = context->config.seed;
     launch->rng.stream = 1; /* module paths hash elsewhere with all but certainty */
     launch->rng.call = context->now.draws++;
     mpt__operand_of(launch, 0, tensor, MPT__WRITE);
-    if (mpt__submit(context, launch) == MPT_OK) return mpt__handle(context, tensor);
-    mpt__tensor_drop(context, tensor);
-    return mpt__null(context);
+    return mpt__tensor_done(context, tensor, mpt__submit(context, launch));
 }
 
 MPTRAIN_API mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
@@ -67,37 +72,26 @@ MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape
     if (!mpt__enter(context, "mpt_from")) return mpt__null(context);
     int64_t bytes = mpt__checked_bytes(context, dtype, &shape);
     if (bytes < 0) return mpt__null(context);
-    if (!data && bytes > 0) {
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "data is NULL, expected %lld bytes; mpt_zeros makes a "
-                   "tensor without data",
-                   (long long)bytes);
-        return mpt__null(context);
-    }
+    if (!data && bytes > 0)
+        return mpt__refuse(
+            context, MPT_ERROR_ARGUMENT,
+            "data is NULL, expected %lld bytes; mpt_zeros makes a tensor without data",
+            (long long)bytes);
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
-    if (mpt__upload(context, tensor->storage, 0, data, bytes) == MPT_OK)
-        return mpt__handle(context, tensor);
-    mpt__tensor_drop(context, tensor);
-    return mpt__null(context);
+    return mpt__tensor_done(context, tensor, mpt__upload(context, tensor->storage, 0, data, bytes));
 }
 
 MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count) {
     if (!mpt__enter(context, "mpt_arange")) return mpt__null(context);
-    if (count < 0 || count > INT64_MAX / 16) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "count %lld is negative or beyond 2^59",
-                   (long long)count);
-        return mpt__null(context);
-    }
-    mpt_shape shape = MPT_SHAPE(count);
-    size_t bytes = (size_t)count * sizeof(int64_t);
-    int64_t *values =
-        count ? (int64_t *)mpt__host_array(context, count, sizeof(int64_t)) : NULL;
-    if (!values && count) return mpt__null(context);
+    if (count < 0 || count > INT64_MAX / 16)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "count %lld is negative or beyond 2^59",
+                           (long long)count);
+    int64_t *values = (int64_t *)mpt__host_array(context, count + 1, sizeof *values);
+    if (!values) return mpt__null(context);
     for (int64_t i = 0; i < count; i++) values[i] = i;
-    mpt_tensor counted =
-        count ? mpt_from(context, MPT_I64, shape, values) : mpt_zeros(context, MPT_I64, shape);
-    mpt__host_free(context, values, bytes);
+    mpt_tensor counted = mpt_from(context, MPT_I64, MPT_SHAPE(count), values);
+    mpt__host_free(context, values, (size_t)(count + 1) * sizeof *values);
     if (dtype == MPT_I64) return counted;
     mpt_tensor cast = mpt_cast(counted, dtype);
     mpt_release(counted);
@@ -109,17 +103,13 @@ MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape
     if (!mpt__enter(context, "mpt_wrap")) return mpt__null(context);
     int64_t bytes = mpt__checked_bytes(context, dtype, &shape);
     if (bytes < 0) return mpt__null(context);
-    if (!context->backend.synchronous) {
-        mpt__error(context, MPT_ERROR_UNSUPPORTED,
-                   "only CPU contexts can borrow memory; use mpt_from");
-        return mpt__null(context);
-    }
+    if (!context->backend.synchronous)
+        return mpt__refuse(context, MPT_ERROR_UNSUPPORTED,
+                           "only CPU contexts can borrow memory; use mpt_from");
     size_t width = mpt__dtype_info[dtype].bytes;
-    if ((!data && bytes > 0) || ((uintptr_t)data % width) != 0) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "data must be %lld bytes aligned to %lld",
-                   (long long)bytes, (long long)width);
-        return mpt__null(context);
-    }
+    if ((!data && bytes > 0) || ((uintptr_t)data % width) != 0)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "data must be %lld bytes aligned to %lld",
+                           (long long)bytes, (long long)width);
     uint32_t storage = mpt__storage_wrap(context, data, bytes);
     if (!storage) return mpt__null(context);
     mpt__tensor *tensor = mpt__tensor_on(context, storage, dtype, &shape, NULL, 0);
@@ -130,32 +120,24 @@ MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape
 /* ==== Asking ==== */
 
 MPTRAIN_API mpt_shape mpt_get_shape(mpt_tensor tensor) {
-    mpt_context *context = tensor.context;
+    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_get_shape");
     mpt_shape none = MPT_SCALAR;
     none.rank = -1;
-    if (!mpt__enter(context, "mpt_get_shape")) return none;
-    const mpt__tensor *found = mpt__at(context, tensor, "tensor");
     return found ? mpt__shape_of(found) : none;
 }
 
 MPTRAIN_API mpt_dtype mpt_get_dtype(mpt_tensor tensor) {
-    mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_get_dtype")) return MPT_DTYPE_NONE;
-    const mpt__tensor *found = mpt__at(context, tensor, "tensor");
+    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_get_dtype");
     return found ? (mpt_dtype)found->dtype : MPT_DTYPE_NONE;
 }
 
 MPTRAIN_API int64_t mpt_numel(mpt_tensor tensor) {
-    mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_numel")) return -1;
-    const mpt__tensor *found = mpt__at(context, tensor, "tensor");
+    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_numel");
     return found ? mpt__tensor_numel(found) : -1;
 }
 
 MPTRAIN_API bool mpt_is_contiguous(mpt_tensor tensor) {
-    mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_is_contiguous")) return false;
-    const mpt__tensor *found = mpt__at(context, tensor, "tensor");
+    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_is_contiguous");
     return found && mpt__tensor_contiguous(found);
 }
 
@@ -169,8 +151,7 @@ MPTRAIN_API bool mpt_valid(mpt_tensor tensor) {
 
 MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, const char *what) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_expect_shape"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_expect_shape")) return mpt__status_of(context);
     const char *name = what ? what : "tensor";
     const mpt__tensor *found = mpt__at(context, tensor, name);
     if (!found) return context->base.status;
@@ -188,18 +169,34 @@ MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, cons
 
 /* ==== Lifetime of single tensors ==== */
 
+/* A new tensor on the same elements, without history. */
+static mpt__tensor *mpt__tensor_alias(mpt_context *context, const mpt__tensor *tensor) {
+    mpt_shape shape = mpt__shape_of(tensor);
+    return mpt__tensor_on(context, tensor->storage, (mpt_dtype)tensor->dtype, &shape,
+                          tensor->stride, tensor->offset);
+}
+
+/* mpt__tensor_on, but outside all scopes and modes. */
+static mpt__tensor *mpt__tensor_outside(mpt_context *context, uint32_t storage, mpt_dtype dtype,
+                                        const mpt_shape *shape, const int64_t *stride,
+                                        int64_t offset) {
+    int depth = context->scope_depth, inference = context->inference_depth;
+    context->scope_depth = context->inference_depth = 0;
+    mpt__tensor *tensor = mpt__tensor_on(context, storage, dtype, shape, stride, offset);
+    context->scope_depth = depth;
+    context->inference_depth = inference;
+    if (tensor) tensor->flags = MPT__KEPT;
+    return tensor;
+}
+
 MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_keep")) return mpt__null(context);
-    const mpt__tensor *found = mpt__at(context, tensor, "tensor");
+    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_keep");
     if (!found) return mpt__null(context);
     mpt_shape shape = mpt__shape_of(found);
-    int depth = context->scope_depth;
-    context->scope_depth = 0;
-    mpt__tensor *kept = mpt__tensor_on(context, found->storage, (mpt_dtype)found->dtype, &shape,
-                                       found->stride, found->offset);
-    context->scope_depth = depth;
-    if (kept) kept->flags |= MPT__KEPT;
+    mpt__tensor *kept = mpt__tensor_outside(context, found->storage, (mpt_dtype)found->dtype,
+                                            &shape, found->stride, found->offset);
+    if (kept && context->inference_depth) kept->flags |= MPT__INFERENCE;
     return mpt__handle(context, kept);
 }
 
@@ -230,62 +227,56 @@ static mpt_status mpt__read_as(mpt_context *context, const mpt__tensor *tensor, 
     mpt_shape shape = mpt__shape_of(tensor);
     mpt__tensor *copy = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_WORKSPACE);
     if (!copy) return context->base.status;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-    mpt__operand_of(launch, 0, tensor, MPT__READ);
-    mpt__operand_of(launch, 1, copy, MPT__WRITE);
-    mpt_status status = mpt__submit(context, launch);
+    mpt_status status = mpt__launch_copy(context, tensor, copy, MPT__WRITE);
     if (status == MPT_OK)
         status = mpt__download(context, destination, copy->storage, 0, numel * width);
     mpt__tensor_drop(context, copy);
     return status;
 }
 
+/* Whether the caller's room (NULL: none) is what the tensor needs, else an error. */
+static bool mpt__check_room(mpt_context *context, int64_t need, const void *room, uint64_t got,
+                            const char *unit, const char *verb) {
+    if ((room || need == 0) && (uint64_t)need == got) return true;
+    mpt__error(context, MPT_ERROR_ARGUMENT, "the tensor has %lld %s, got %s%llu", (long long)need,
+               unit, verb, (unsigned long long)(room ? got : 0));
+    return false;
+}
+
+static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
+    return mpt__tensor_numel(tensor) * mpt__dtype_info[tensor->dtype].bytes;
+}
+
 MPTRAIN_API mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t bytes) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_read")) return context ? context->base.status : MPT_ERROR_HANDLE;
-    const mpt__tensor *found = mpt__at(context, tensor, "tensor");
-    if (!found) return context->base.status;
-    int64_t need = mpt__tensor_numel(found) * mpt__dtype_info[found->dtype].bytes;
-    if ((!destination && need > 0) || (uint64_t)need != bytes)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "the tensor has %lld bytes, got room for %llu", (long long)need,
-                          (unsigned long long)(destination ? bytes : 0));
+    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_read");
+    if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), destination, bytes, "bytes",
+                                   "room for "))
+        return mpt__status_of(context);
     return mpt__read_as(context, found, (mpt_dtype)found->dtype, destination);
 }
 
 MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64_t count) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_read_f32"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
-    const mpt__tensor *found = mpt__at(context, tensor, "tensor");
-    if (!found) return context->base.status;
-    int64_t need = mpt__tensor_numel(found);
-    if ((!destination && need > 0) || need != count)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "the tensor has %lld elements, got room for %lld", (long long)need,
-                          (long long)(destination ? count : 0));
+    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_read_f32");
+    if (!found || !mpt__check_room(context, mpt__tensor_numel(found), destination, (uint64_t)count,
+                                   "elements", "room for "))
+        return mpt__status_of(context);
     return mpt__read_as(context, found, MPT_F32, destination);
 }
 
 MPTRAIN_API double mpt_item(mpt_tensor tensor) {
-    double value = MPT__NAN_F64;
     mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_item")) return value;
-    const mpt__tensor *found = mpt__at(context, tensor, "tensor");
-    if (!found) return value;
+    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_item");
+    if (!found) return MPT__NAN_F64;
     if (mpt__tensor_numel(found) != 1) {
         mpt_shape shape = mpt__shape_of(found);
         mpt__error(context, MPT_ERROR_SHAPE, "expected one element, the tensor has shape %S",
                    &shape);
-        return value;
+        return MPT__NAN_F64;
     }
-    if (found->dtype == MPT_I64) {
-        int64_t integer = 0;
-        if (mpt__read_as(context, found, MPT_I64, &integer) == MPT_OK) value = (double)integer;
-        return value;
-    }
-    double wide;
-    return mpt__read_as(context, found, MPT_F64, &wide) == MPT_OK ? wide : value;
+    double value = 0.0;
+    return mpt__read_as(context, found, MPT_F64, &value) == MPT_OK ? value : MPT__NAN_F64;
 }
 
 /* Elements in row-major order over a tensor, which may be strided; converts from `dtype`. */
@@ -299,10 +290,7 @@ static mpt_status mpt__write_as(mpt_context *context, mpt__tensor *tensor, mpt_d
     if (!copy) return context->base.status;
     mpt_status status = mpt__upload(context, copy->storage, 0, source, numel * width);
     if (status == MPT_OK) {
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-        mpt__operand_of(launch, 0, copy, MPT__READ);
-        mpt__operand_of(launch, 1, tensor, MPT__WRITE);
-        status = mpt__submit(context, launch);
+        status = mpt__launch_copy(context, copy, tensor, MPT__WRITE);
         context->storages[tensor->storage].version++;
     }
     mpt__tensor_drop(context, copy);
@@ -315,13 +303,9 @@ static mpt_status mpt__write_f32(mpt_context *context, mpt__tensor *tensor, cons
 
 MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_write")) return context ? context->base.status : MPT_ERROR_HANDLE;
-    mpt__tensor *found = mpt__at(context, tensor, "tensor");
-    if (!found) return context->base.status;
-    int64_t need = mpt__tensor_numel(found) * mpt__dtype_info[found->dtype].bytes;
-    if ((!source && need > 0) || (uint64_t)need != bytes)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "the tensor has %lld bytes, got %llu",
-                          (long long)need, (unsigned long long)(source ? bytes : 0));
+    mpt__tensor *found = mpt__tensor_call(tensor, "mpt_write");
+    if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
+        return mpt__status_of(context);
     for (int i = 0; i < found->rank; i++) {
         if (found->stride[i] == 0 && found->shape[i] > 1)
             return mpt__error(
@@ -337,14 +321,12 @@ MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double at
     const mpt__tensor *ta = mpt__at(context, a, "argument 1");
     const mpt__tensor *tb = ta ? mpt__at(context, b, "argument 2") : NULL;
     if (!tb) return false;
-    mpt_shape sa = mpt__shape_of(ta), sb = mpt__shape_of(tb);
-    int64_t numel = mpt__tensor_numel(ta);
-    bool same = ta->rank == tb->rank;
-    for (int i = 0; same && i < ta->rank; i++) same = ta->shape[i] == tb->shape[i];
-    if (!same) {
+    if (!mpt__same_shape(ta, tb)) {
+        mpt_shape sa = mpt__shape_of(ta), sb = mpt__shape_of(tb);
         mpt__error(context, MPT_ERROR_SHAPE, "shapes %S and %S differ", &sa, &sb);
         return false;
     }
+    int64_t numel = mpt__tensor_numel(ta);
     size_t bytes = (size_t)numel * sizeof(double);
     if (numel == 0) return true;
     double *va = (double *)mpt__host_array(context, numel, sizeof(double));
@@ -375,32 +357,24 @@ typedef struct mpt__printing {
     mpt_context *context;
     const mpt__tensor *tensor;
     mpt_print_config config;
-    char *text;
-    size_t size, need;
+    mpt__prose out;
 } mpt__printing;
-
-static void mpt__print_text(mpt__printing *printing, const char *piece) {
-    char *at = printing->need < printing->size ? printing->text + printing->need : NULL;
-    printing->need += mpt__format_text(at, at ? printing->size - printing->need : 0, "%s", piece);
-}
 
 static void mpt__print_value(mpt__printing *printing, int64_t offset) {
     mpt__tensor element = *printing->tensor;
     element.rank = 0;
     element.offset = offset;
-    char piece[48];
     if (mpt__dtype_info[element.dtype].is_float) {
         double value = 0;
         char format[8];
         mpt__format_text(format, sizeof format, "%%.%dg", printing->config.digits);
         if (mpt__read_as(printing->context, &element, MPT_F64, &value) != MPT_OK) return;
-        mpt__format_text(piece, sizeof piece, format, value);
+        mpt__write_text(&printing->out, format, value);
     } else {
         int64_t value = 0;
         if (mpt__read_as(printing->context, &element, MPT_I64, &value) != MPT_OK) return;
-        mpt__format_text(piece, sizeof piece, "%lld", (long long)value);
+        mpt__write_text(&printing->out, "%lld", (long long)value);
     }
-    mpt__print_text(printing, piece);
 }
 
 static void mpt__print_dimension(mpt__printing *printing, int dim, int64_t offset) {
@@ -410,47 +384,42 @@ static void mpt__print_dimension(mpt__printing *printing, int dim, int64_t offse
         return;
     }
     int64_t size = tensor->shape[dim], edge = printing->config.edge;
-    mpt__print_text(printing, "[");
+    mpt__write_text(&printing->out, "[");
     for (int64_t i = 0; i < size && printing->context->base.status == MPT_OK; i++) {
         if (i > 0) {
-            mpt__print_text(printing, dim + 1 == tensor->rank ? ", " : ",\n");
-            for (int d = 0; d <= dim && dim + 1 < tensor->rank; d++) mpt__print_text(printing, " ");
+            mpt__write_text(&printing->out, dim + 1 == tensor->rank ? ", " : ",\n");
+            for (int d = 0; d <= dim && dim + 1 < tensor->rank; d++)
+                mpt__write_text(&printing->out, " ");
         }
         if (i == edge && size > 2 * edge) {
-            mpt__print_text(printing, "...");
+            mpt__write_text(&printing->out, "...");
             i = size - edge - 1;
             continue;
         }
         mpt__print_dimension(printing, dim + 1, offset + i * tensor->stride[dim]);
     }
-    mpt__print_text(printing, "]");
+    mpt__write_text(&printing->out, "]");
 }
 
 MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config, char *text,
                               size_t size) {
-    mpt_context *context = tensor.context;
     mpt__printing printing;
-    printing.context = context;
+    printing.context = tensor.context;
     printing.config = config ? *config : mpt_print_config_default();
-    printing.text = text;
-    printing.size = text ? size : 0;
-    printing.need = 0;
-    if (printing.size) text[0] = '\0';
-    if (!mpt__enter(context, "mpt_format")) return 0;
-    printing.tensor = mpt__at(context, tensor, "tensor");
+    printing.out = mpt__prose_make(text, size);
+    printing.tensor = mpt__tensor_call(tensor, "mpt_format");
     if (!printing.tensor) return 0;
     if (printing.config.digits < 1 || printing.config.digits > 17 || printing.config.edge < 1) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "digits %d, edge %d: expected 1..17 and 1 or more",
-                   printing.config.digits, printing.config.edge);
+        mpt__error(tensor.context, MPT_ERROR_ARGUMENT,
+                   "digits %d, edge %d: expected 1..17 and 1 or more", printing.config.digits,
+                   printing.config.edge);
         return 0;
     }
     mpt__print_dimension(&printing, 0, printing.tensor->offset);
     mpt_shape shape = mpt__shape_of(printing.tensor);
-    char piece[160];
-    mpt__format_text(piece, sizeof piece, " %s %S",
-                     mpt_dtype_name((mpt_dtype)printing.tensor->dtype), &shape);
-    mpt__print_text(&printing, piece);
-    return printing.need;
+    mpt__write_text(&printing.out, " %s %S", mpt_dtype_name((mpt_dtype)printing.tensor->dtype),
+                    &shape);
+    return printing.out.length;
 }
 
 #endif

@@ -6,15 +6,21 @@
 
 #include "52_ops_shape.c"
 
+static bool mpt__check_float(mpt__frame *frame, int i) {
+    mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
+    if (mpt__dtype_computes(dtype)) return true;
+    mpt__error(frame->context, MPT_ERROR_DTYPE, "argument %d has dtype %s, expected a float dtype",
+               i + 1, mpt_dtype_name(dtype));
+    return false;
+}
+
 /* ==== Negative log-likelihood, cross-entropy ==== */
 
 /* in: [N, C] or [C]; targets [N] or 0-d; class weights [C] or none. imm[0]: label smoothing. */
 static mpt_status mpt__nll_shape(mpt__frame *frame) {
     mpt_context *context = frame->context;
     const mpt__tensor *x = frame->in[0], *t = frame->in[1], *w = frame->in[2];
-    if (!mpt__dtype_computes((mpt_dtype)x->dtype))
-        return mpt__error(context, MPT_ERROR_DTYPE, "input has dtype %s, expected a float dtype",
-                          mpt_dtype_name((mpt_dtype)x->dtype));
+    if (!mpt__check_float(frame, 0)) return context->base.status;
     if (t->dtype != MPT_I64)
         return mpt__error(
             context, MPT_ERROR_DTYPE,
@@ -58,18 +64,14 @@ static mpt_status mpt__nll_launch(mpt__frame *frame, mpt__kernel kernel) {
     bool fused = kernel == MPT__K_CROSS_ENTROPY;
     const mpt__tensor *x = frame->in[0];
     mpt_shape one = MPT_SHAPE(1), rows = MPT_SHAPE(x->rank == 2 ? x->shape[0] : 1, 2);
-    mpt__tensor *sums = NULL;
     mpt__tensor *divisor = mpt__temporary(frame, frame->out_dtype[0], &one);
-    if (!divisor) return frame->context->base.status;
-    if (fused) {
-        sums = mpt__temporary(frame, frame->out_dtype[0], &rows);
-        if (!sums) return frame->context->base.status;
-        frame->save[MPT__NLL_INPUT] = frame->in[0];
-        frame->save[MPT__NLL_ROWS] = sums;
-    }
+    mpt__tensor *sums = fused ? mpt__temporary(frame, frame->out_dtype[0], &rows) : NULL;
+    if (!divisor || (fused && !sums)) return frame->context->base.status;
+    frame->save[MPT__NLL_INPUT] = fused ? frame->in[0] : NULL;
     frame->save[MPT__NLL_TARGETS] = frame->in[1];
     frame->save[MPT__NLL_WEIGHTS] = frame->in[2];
     frame->save[MPT__NLL_DIVISOR] = divisor;
+    frame->save[MPT__NLL_ROWS] = sums;
     mpt__launch *launch = mpt__loss_launch(frame, kernel);
     mpt__operand_padded(launch, 0, x, 2, MPT__READ);
     mpt__operand_padded(launch, 1, frame->in[1], 1, MPT__READ);
@@ -86,81 +88,66 @@ static mpt_status mpt__cross_entropy_forward(mpt__frame *frame) {
     return mpt__nll_launch(frame, MPT__K_CROSS_ENTROPY);
 }
 
-/* Where the log-probabilities come straight from a log_softmax over classes that nothing else
-   reads, both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to the
-   log_softmax's own input. Its record then finds no gradient and does nothing. */
-static mpt_status mpt__nll_fused_backward(mpt__frame *frame, bool *taken) {
-    mpt_context *context = frame->context;
-    mpt__tensor *x = frame->in[0];
-    *taken = false;
-    if (!x->record) return MPT_OK;
-    mpt__record *below = &context->records[x->record - 1];
-    bool fits = below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->rank - 1 &&
-                x->nodes == 1 && !below->done && !below->grad[0] && below->saved[0] == x->slot &&
-                x->storage && mpt__tensor_contiguous(x);
-    if (!fits) return MPT_OK;
-    mpt__frame inner;
-    inner.context = context;
-    inner.n_in = 1;
-    inner.in[0] = mpt__slot(context, below->in[0]);
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(&inner, 0, &access);
-    if (!dx) return context->base.status;
-    *taken = true;
-    mpt__launch *launch = mpt__loss_launch(frame, MPT__K_CROSS_ENTROPY_BACKWARD);
-    mpt__operand_padded(launch, 0, x, 2, MPT__READ);
-    mpt__operand_padded(launch, 1, frame->saved[MPT__NLL_TARGETS], 1, MPT__READ);
-    if (frame->saved[MPT__NLL_WEIGHTS])
-        mpt__operand_of(launch, 2, frame->saved[MPT__NLL_WEIGHTS], MPT__READ);
-    mpt__operand_of(launch, 3, frame->saved[MPT__NLL_DIVISOR], MPT__READ);
-    mpt__operand_padded(launch, 4, frame->dy[0], 1, MPT__READ);
-    mpt__operand_padded(launch, 6, dx, 2, access);
-    return mpt__submit(context, launch);
+/* dx of the losses above: NLL_BACKWARD from the targets alone, CROSS_ENTROPY_BACKWARD from its
+   input x, or from log-probabilities where the sums of the rows are NULL. */
+static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const mpt__tensor *x,
+                                    const mpt__tensor *rows, const mpt__tensor *dx,
+                                    mpt__access access) {
+    int at = 0;
+    const mpt__tensor *weights = frame->saved[MPT__NLL_WEIGHTS];
+    mpt__launch *launch = mpt__loss_launch(frame, kernel);
+    if (x) mpt__operand_padded(launch, at++, x, 2, MPT__READ);
+    mpt__operand_padded(launch, at++, frame->saved[MPT__NLL_TARGETS], 1, MPT__READ);
+    if (weights) mpt__operand_of(launch, at, weights, MPT__READ);
+    mpt__operand_of(launch, at + 1, frame->saved[MPT__NLL_DIVISOR], MPT__READ);
+    mpt__operand_padded(launch, at + 2, frame->dy[0], 1, MPT__READ);
+    if (rows) mpt__operand_of(launch, at + 3, rows, MPT__READ);
+    mpt__operand_padded(launch, x ? at + 4 : at + 3, dx, 2, access);
+    return mpt__submit(frame->context, launch);
+}
+
+/* Whether the log-probabilities come straight from a log_softmax over classes that nothing else
+   reads. Then both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to
+   the log_softmax's own input. Its record finds no gradient and does nothing. */
+static bool mpt__nll_fuses(mpt_context *context, const mpt__tensor *x) {
+    if (!x->record || x->nodes != 1 || !x->storage || !mpt__tensor_contiguous(x)) return false;
+    const mpt__record *below = &context->records[x->record - 1];
+    return below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->rank - 1 &&
+           !below->done && !below->grad[0] && below->saved[0] == x->slot;
 }
 
 static mpt_status mpt__nll_backward(mpt__frame *frame) {
-    bool taken;
-    mpt_status status = mpt__nll_fused_backward(frame, &taken);
-    if (status != MPT_OK || taken) return status;
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    bool fuses = mpt__nll_fuses(context, x);
+    mpt__frame below, *target = frame;
+    if (fuses) {
+        below.context = context;
+        below.n_in = 1;
+        below.in[0] = mpt__slot(context, context->records[x->record - 1].in[0]);
+        target = &below;
+    }
     mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    mpt__launch *launch = mpt__loss_launch(frame, MPT__K_NLL_BACKWARD);
-    mpt__operand_padded(launch, 0, frame->saved[MPT__NLL_TARGETS], 1, MPT__READ);
-    if (frame->saved[MPT__NLL_WEIGHTS])
-        mpt__operand_of(launch, 1, frame->saved[MPT__NLL_WEIGHTS], MPT__READ);
-    mpt__operand_of(launch, 2, frame->saved[MPT__NLL_DIVISOR], MPT__READ);
-    mpt__operand_padded(launch, 3, frame->dy[0], 1, MPT__READ);
-    mpt__operand_padded(launch, 4, dx, 2, access);
-    return mpt__submit(frame->context, launch);
+    mpt__tensor *dx = mpt__gradient_into(target, 0, &access);
+    if (!dx) return context->base.status;
+    return mpt__nll_gradient(frame, fuses ? MPT__K_CROSS_ENTROPY_BACKWARD : MPT__K_NLL_BACKWARD,
+                             fuses ? x : NULL, NULL, dx, access);
 }
 
 static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
     mpt__access access;
     mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
     if (!dx) return frame->context->base.status;
-    mpt__launch *launch = mpt__loss_launch(frame, MPT__K_CROSS_ENTROPY_BACKWARD);
-    mpt__operand_padded(launch, 0, frame->saved[MPT__NLL_INPUT], 2, MPT__READ);
-    mpt__operand_padded(launch, 1, frame->saved[MPT__NLL_TARGETS], 1, MPT__READ);
-    if (frame->saved[MPT__NLL_WEIGHTS])
-        mpt__operand_of(launch, 2, frame->saved[MPT__NLL_WEIGHTS], MPT__READ);
-    mpt__operand_of(launch, 3, frame->saved[MPT__NLL_DIVISOR], MPT__READ);
-    mpt__operand_padded(launch, 4, frame->dy[0], 1, MPT__READ);
-    mpt__operand_of(launch, 5, frame->saved[MPT__NLL_ROWS], MPT__READ);
-    mpt__operand_padded(launch, 6, dx, 2, access);
-    return mpt__submit(frame->context, launch);
+    return mpt__nll_gradient(frame, MPT__K_CROSS_ENTROPY_BACKWARD, frame->saved[MPT__NLL_INPUT],
+                             frame->saved[MPT__NLL_ROWS], dx, access);
 }
 
 /* ==== Mean squared error ==== */
 
 static mpt_status mpt__mse_shape(mpt__frame *frame) {
     mpt_shape a = mpt__shape_of(frame->in[0]), b = mpt__shape_of(frame->in[1]);
-    for (int i = 0; i < 2; i++) {
-        if (!mpt__dtype_computes((mpt_dtype)frame->in[i]->dtype))
-            return mpt__error(frame->context, MPT_ERROR_DTYPE,
-                              "argument %d has dtype %s, expected a float dtype", i + 1,
-                              mpt_dtype_name((mpt_dtype)frame->in[i]->dtype));
-    }
+    for (int i = 0; i < 2; i++)
+        if (!mpt__check_float(frame, i)) return frame->context->base.status;
     if (!mpt__same_shape(frame->in[0], frame->in[1]))
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
                           "input %S and target %S: expected equal shapes", &a, &b);

@@ -15,14 +15,15 @@ typedef struct mpt__user_op {
     uint32_t slot;
 } mpt__user_op;
 
-/* What the user's functions get: the frame, and handles that they set. */
+/* What the user's functions get: the frame, and slots for the handles that they set. */
+enum { MPT__CALL_OUTPUT, MPT__CALL_SAVED, MPT__CALL_GRADIENT, MPT__CALL_KINDS };
+enum { MPT__CALL_SLOTS = 8 }; /* the largest of the three maxima */
+
 struct mpt_op_call {
     mpt__frame *frame;
     mpt__user_op *op;
     bool backward;
-    mpt_tensor outputs[MPT__MAX_OUTPUTS]; /* forward */
-    mpt_tensor saved[MPT__MAX_SAVED];
-    mpt_tensor gradients[MPT__MAX_INPUTS]; /* backward */
+    mpt_tensor slot[MPT__CALL_KINDS][MPT__CALL_SLOTS];
 };
 
 static void mpt__user_op_destroy(mpt_context *context, void *object) {
@@ -54,74 +55,70 @@ MPTRAIN_API mpt_op mpt_op_register(mpt_context *context, const mpt_op_class *cls
 
 /* ==== Calls of the user's functions ==== */
 
-static mpt_context *mpt__call_context(mpt_op_call *call) {
-    return call ? call->frame->context : NULL;
+/* Begins a call on slot `index` of a kind; NULL with an error recorded. */
+static mpt_tensor *mpt__call_slot(mpt_op_call *call, const char *name, int kind, int index) {
+    if (!call || !mpt__enter(call->frame->context, name)) return NULL;
+    int count = kind == MPT__CALL_OUTPUT  ? call->frame->n_out
+                : kind == MPT__CALL_SAVED ? MPT__MAX_SAVED
+                                          : call->frame->n_in;
+    if (index >= 0 && index < count) return &call->slot[kind][index];
+    mpt__error(call->frame->context, MPT_ERROR_ARGUMENT, "op %s: index %d is not in 0..%d",
+               call->op->cls.name, index, count - 1);
+    return NULL;
 }
 
-/* Whether `index` is below `count`, else an error. */
-static bool mpt__call_index(mpt_op_call *call, const char *name, int index, int count) {
-    mpt_context *context = mpt__call_context(call);
-    if (!mpt__enter(context, name)) return false;
-    if (index >= 0 && index < count) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "op %s: index %d is not in 0..%d", call->op->cls.name,
-               index, count - 1);
-    return false;
+static mpt_status mpt__call_set(mpt_op_call *call, const char *name, int kind, int index,
+                                mpt_tensor value) {
+    mpt_tensor *slot = mpt__call_slot(call, name, kind, index);
+    if (!call) return MPT_ERROR_ARGUMENT;
+    mpt_context *context = call->frame->context;
+    bool backward = kind == MPT__CALL_GRADIENT;
+    if (slot && call->backward != backward)
+        mpt__error(context, MPT_ERROR_STATE, "to be called in %s only",
+                   backward ? "backward" : "forward");
+    else if (slot && mpt__at(context, value, backward ? "gradient" : "value"))
+        *slot = value;
+    return context->base.status;
+}
+
+static mpt_tensor mpt__call_null(const mpt_op_call *call) {
+    return mpt__null(call ? call->frame->context : NULL);
 }
 
 MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index) {
-    if (!mpt__call_index(call, "mpt_op_input", index, call ? call->frame->n_in : 0))
-        return mpt__null(mpt__call_context(call));
-    mpt__tensor *input = call->frame->in[index];
-    if (input && input->handle && input->storage) return mpt__handle(call->frame->context, input);
-    mpt__error(call->frame->context, MPT_ERROR_STATE,
-               "input %d of op %s is gone in backward; mpt_op_save it in forward", index,
-               call->op->cls.name);
-    return mpt__null(call->frame->context);
+    if (!mpt__call_slot(call, "mpt_op_input", MPT__CALL_GRADIENT, index))
+        return mpt__call_null(call);
+    mpt_context *context = call->frame->context;
+    const mpt__tensor *input = call->frame->in[index];
+    if (input && input->handle && input->storage) return mpt__handle(context, input);
+    return mpt__refuse(context, MPT_ERROR_STATE,
+                       "input %d of op %s is gone in backward; mpt_op_save it in forward", index,
+                       call->op->cls.name);
 }
 
 MPTRAIN_API mpt_status mpt_op_set_output(mpt_op_call *call, int index, mpt_tensor value) {
-    if (!mpt__call_index(call, "mpt_op_set_output", index, call ? call->frame->n_out : 0))
-        return call ? call->frame->context->base.status : MPT_ERROR_ARGUMENT;
-    mpt_context *context = call->frame->context;
-    if (call->backward)
-        return mpt__error(context, MPT_ERROR_STATE, "outputs are set in forward only");
-    if (!mpt__at(context, value, "value")) return context->base.status;
-    call->outputs[index] = value;
-    return MPT_OK;
+    return mpt__call_set(call, "mpt_op_set_output", MPT__CALL_OUTPUT, index, value);
 }
 
 MPTRAIN_API mpt_status mpt_op_save(mpt_op_call *call, int index, mpt_tensor value) {
-    if (!mpt__call_index(call, "mpt_op_save", index, MPT__MAX_SAVED))
-        return call ? call->frame->context->base.status : MPT_ERROR_ARGUMENT;
-    mpt_context *context = call->frame->context;
-    if (call->backward)
-        return mpt__error(context, MPT_ERROR_STATE, "tensors are saved in forward only");
-    if (!mpt__at(context, value, "value")) return context->base.status;
-    call->saved[index] = value;
-    return MPT_OK;
+    return mpt__call_set(call, "mpt_op_save", MPT__CALL_SAVED, index, value);
 }
 
 MPTRAIN_API mpt_tensor mpt_op_saved(mpt_op_call *call, int index) {
-    if (!mpt__call_index(call, "mpt_op_saved", index, MPT__MAX_SAVED))
-        return mpt__null(mpt__call_context(call));
-    return call->saved[index];
+    const mpt_tensor *slot = mpt__call_slot(call, "mpt_op_saved", MPT__CALL_SAVED, index);
+    return slot ? *slot : mpt__call_null(call);
 }
 
 MPTRAIN_API mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index) {
-    if (!mpt__call_index(call, "mpt_op_output_grad", index, call ? call->frame->n_out : 0))
-        return mpt__null(mpt__call_context(call));
-    return mpt__handle(call->frame->context, call->frame->dy[index]);
+    if (!mpt__call_slot(call, "mpt_op_output_grad", MPT__CALL_OUTPUT, index))
+        return mpt__call_null(call);
+    mpt_context *context = call->frame->context;
+    const mpt__tensor *dy = call->frame->dy[index];
+    return dy ? mpt__handle(context, mpt__tensor_alias(context, dy)) : mpt__null(context);
 }
 
 MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_tensor gradient) {
-    if (!mpt__call_index(call, "mpt_op_set_input_grad", index, call ? call->frame->n_in : 0))
-        return call ? call->frame->context->base.status : MPT_ERROR_ARGUMENT;
-    mpt_context *context = call->frame->context;
-    if (!call->backward)
-        return mpt__error(context, MPT_ERROR_STATE, "input gradients are set in backward only");
-    if (!mpt__at(context, gradient, "gradient")) return context->base.status;
-    call->gradients[index] = gradient;
-    return MPT_OK;
+    return mpt__call_set(call, "mpt_op_set_input_grad", MPT__CALL_GRADIENT, index, gradient);
 }
 
 /* ==== The row of the op table ==== */
@@ -136,9 +133,8 @@ static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__user
     call->frame = frame;
     call->op = op;
     call->backward = backward;
-    for (int i = 0; i < MPT__MAX_OUTPUTS; i++) call->outputs[i] = mpt__null(frame->context);
-    for (int i = 0; i < MPT__MAX_SAVED; i++) call->saved[i] = mpt__null(frame->context);
-    for (int i = 0; i < MPT__MAX_INPUTS; i++) call->gradients[i] = mpt__null(frame->context);
+    for (int kind = 0; kind < MPT__CALL_KINDS; kind++)
+        mpt__outputs_null(frame->context, call->slot[kind], MPT__CALL_SLOTS);
 }
 
 /* The user's status, or the sticky one; a failure without a message gets one. */
@@ -161,18 +157,16 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
     for (int i = 0; i < MPT__MAX_SAVED; i++) {
         const mpt__tensor *saved = frame->saved[i];
         if (!saved) continue;
-        mpt_shape shape = mpt__shape_of(saved);
-        call.saved[i] =
-            mpt__handle(context, mpt__tensor_on(context, saved->storage, (mpt_dtype)saved->dtype,
-                                                &shape, saved->stride, saved->offset));
+        call.slot[MPT__CALL_SAVED][i] = mpt__handle(context, mpt__tensor_alias(context, saved));
     }
     uint32_t record = (uint32_t)(frame->record - context->records);
     mpt_status status =
         mpt__user_status(context, op, "mpt_backward", op->cls.backward(&call, op->user));
     frame->record = &context->records[record];
     for (int i = 0; i < frame->n_in && status == MPT_OK; i++) {
-        if (call.gradients[i].slot == 0 || !mpt__wants(frame, i)) continue;
-        const mpt__tensor *gradient = mpt__at(context, call.gradients[i], "gradient");
+        mpt_tensor given = call.slot[MPT__CALL_GRADIENT][i];
+        if (given.slot == 0 || !mpt__wants(frame, i)) continue;
+        const mpt__tensor *gradient = mpt__at(context, given, "gradient");
         if (!gradient) break;
         if (!mpt__same_shape(gradient, frame->in[i])) {
             mpt_shape got = mpt__shape_of(gradient), want = mpt__shape_of(frame->in[i]);
@@ -205,24 +199,33 @@ static void mpt__user_cast_inputs(mpt_context *context, const mpt__user_op *op,
 /* Runs forward without history and turns what it set into outputs of one record. */
 static mpt_status mpt__user_run(mpt__frame *frame, mpt__user_op *op, mpt_op_call *call) {
     mpt_context *context = frame->context;
+    for (int i = 0; i < frame->n_in; i++)
+        if (frame->in[i]) frame->in[i]->saves++;
     context->no_grad_depth++;
-    mpt_status status =
-        mpt__user_status(context, op, "mpt_op_apply", op->cls.forward(call, op->user));
+    mpt__user_status(context, op, "mpt_op_apply", op->cls.forward(call, op->user));
     context->no_grad_depth--;
-    if (status != MPT_OK) return status;
+    for (int i = 0; i < frame->n_in; i++) {
+        if (!frame->in[i]) continue;
+        if (!frame->in[i]->handle)
+            mpt__error(context, MPT_ERROR_STATE, "op %s ended its input %d", op->cls.name, i);
+        frame->in[i]->saves--;
+        mpt__tensor_settle(context, frame->in[i]);
+    }
+    if (context->base.status != MPT_OK) return context->base.status;
     for (int i = 0; i < frame->n_out; i++) {
-        if (call->outputs[i].slot == 0)
+        mpt_tensor output = call->slot[MPT__CALL_OUTPUT][i];
+        if (output.slot == 0)
             return mpt__error(context, MPT_ERROR_STATE, "op %s did not set output %d", op->cls.name,
                               i);
-        const mpt__tensor *value = mpt__at(context, call->outputs[i], "output");
+        const mpt__tensor *value = mpt__at(context, output, "output");
         if (!value) return context->base.status;
-        mpt_shape shape = mpt__shape_of(value);
-        frame->out[i] = mpt__tensor_on(context, value->storage, (mpt_dtype)value->dtype, &shape,
-                                       value->stride, value->offset);
+        frame->out[i] = mpt__tensor_alias(context, value);
         if (!frame->out[i]) return context->base.status;
     }
-    for (int i = 0; i < MPT__MAX_SAVED; i++)
-        if (call->saved[i].slot) frame->save[i] = mpt__at(context, call->saved[i], "saved tensor");
+    for (int i = 0; i < MPT__MAX_SAVED; i++) {
+        mpt_tensor saved = call->slot[MPT__CALL_SAVED][i];
+        if (saved.slot) frame->save[i] = mpt__at(context, saved, "saved tensor");
+    }
     return context->base.status;
 }
 
@@ -230,8 +233,7 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
                                     int n_out) {
     mpt_context *context = op.context;
     if (out) mpt__outputs_null(context, out, n_out);
-    if (!mpt__enter(context, "mpt_op_apply"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, "mpt_op_apply")) return mpt__status_of(context);
     mpt__user_op *found =
         (mpt__user_op *)mpt__object_at(context, MPT__USER_OP, op.context, op.slot, op.generation);
     if (!found) return context->base.status;

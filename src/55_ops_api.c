@@ -155,7 +155,7 @@ static mpt_tensor mpt__dropout_call(mpt_tensor x, double p, uint64_t stream, uin
 MPTRAIN_API mpt_tensor mpt_dropout(mpt_tensor x, double p) {
     mpt_context *context = x.context;
     uint64_t stream = context ? mpt__hash_u64(context->path_hash, 1) : 0;
-    return mpt__dropout_call(x, p, stream, context ? context->module_calls++ : 0);
+    return mpt__dropout_call(x, p, stream, context ? context->now.module_calls++ : 0);
 }
 
 /* ==== Shapes ==== */

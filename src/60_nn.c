@@ -10,8 +10,6 @@
 
 #include "55_ops_api.c"
 
-#define MPT__MAX_DEPTH 200 /* of nested modules: walks recurse */
-
 typedef struct mpt__module_child {
     char *name;
     uint32_t slot;
@@ -25,40 +23,66 @@ typedef struct mpt__module_parameter {
     uint32_t parameter; /* index in context->parameters + 1; 0 before the tree is frozen */
 } mpt__module_parameter;
 
+/* The built-in layers, L(name, op, inputs, activation): one that is a single op says which, and
+   gets x, then the module's parameters, then absent ones as that many inputs. `activation`: what a
+   linear layer before it takes into its own call. A new layer is a row here and a constructor. */
+#define MPT__LAYERS(L)                   \
+    L(user, none, 0, NONE)               \
+    L(sequential, none, 0, NONE)         \
+    L(list, none, 0, NONE)               \
+    L(linear, linear, 3, NONE)           \
+    L(relu, relu, 1, RELU)               \
+    L(gelu, gelu, 1, GELU)               \
+    L(tanh, tanh, 1, TANH)               \
+    L(sigmoid, sigmoid, 1, SIGMOID)      \
+    L(softmax, softmax, 1, NONE)         \
+    L(log_softmax, log_softmax, 1, NONE) \
+    L(dropout, none, 0, NONE)            \
+    L(flatten, none, 0, NONE)
+
 typedef enum mpt__layer {
-    MPT__LAYER_USER,
-    MPT__LAYER_LINEAR,
-    MPT__LAYER_ACTIVATION,
-    MPT__LAYER_DROPOUT,
-    MPT__LAYER_SOFTMAX,
-    MPT__LAYER_FLATTEN,
-    MPT__LAYER_SEQUENTIAL,
-    MPT__LAYER_LIST
+#define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,
+    MPT__LAYERS(MPT__ROW)
+#undef MPT__ROW
 } mpt__layer;
+
+static const struct {
+    const char *name, *call;
+    int op, inputs;
+    mpt_activation activation;
+} mpt__layer_rows[] = {
+#define MPT__ROW(name, op, inputs, activation) \
+    {#name, "mpt_" #op, MPT__OP_##op, inputs, MPT_ACTIVATION_##activation},
+    MPT__LAYERS(MPT__ROW)
+#undef MPT__ROW
+};
+
+typedef struct mpt__draws {
+    int64_t step;   /* dropout calls are counted per step */
+    uint64_t count; /* in it */
+} mpt__draws;
 
 typedef struct mpt__module {
     mpt_module_class cls;
     void *user;
     mpt__layer layer;
-    mpt_activation activation;
-    double p;       /* dropout */
-    int dim;        /* softmax */
-    bool logarithm; /* log_softmax */
+    mpt__attributes attributes; /* of the layer's op */
     uint32_t slot, generation;
     uint32_t parent; /* the first one, 0 = root */
-    int parents, height;
-    int64_t creation;
+    int parents;
+    int64_t creation;       /* number in its context; 0 = given back, see mpt__number_back */
+    int64_t first, numbers; /* the least in the tree, how many it has */
     mpt__module_child *children;
     int64_t child_count, child_capacity;
     mpt__module_parameter *parameters;
     int64_t parameter_count, parameter_capacity;
     bool training, frozen;
-    bool watched;         /* once frozen: a user's forward runs somewhere in the tree */
+    bool watched;   /* once frozen: a user's forward runs somewhere in the tree */
     uint8_t policy; /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
     uint32_t path;  /* index in context->paths, once frozen */
     uint64_t path_hash;
-    int64_t draw_step; /* dropout calls are counted per step */
-    uint64_t draws;
+    mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
+    int64_t updates;
     uint32_t mark;
     char *label;
 } mpt__module;
@@ -85,9 +109,14 @@ static mpt__module *mpt__module_at(mpt_context *context, mpt_module module) {
 }
 
 static mpt_module mpt__module_handle(mpt_context *context, const mpt__module *module) {
-    mpt_module handle;
-    handle.context = context, handle.slot = module->slot, handle.generation = module->generation;
+    mpt_module handle = mpt__module_null(context);
+    if (module) handle.slot = module->slot, handle.generation = module->generation;
     return handle;
+}
+
+/* Begins a public call on a module; NULL with an error recorded. */
+static mpt__module *mpt__module_call(mpt_module module, const char *call) {
+    return mpt__enter(module.context, call) ? mpt__module_at(module.context, module) : NULL;
 }
 
 static mpt__module *mpt__module_root(mpt_context *context, mpt__module *module) {
@@ -95,37 +124,33 @@ static mpt__module *mpt__module_root(mpt_context *context, mpt__module *module) 
     return module;
 }
 
-/* ==== Making and destroying ==== */
+/* ==== Destroying ==== */
 
-static mpt__module *mpt__module_new(mpt_context *context, const char *name, mpt__layer layer) {
-    mpt__module *module = (mpt__module *)mpt__host_new(context, sizeof *module);
-    if (!module) return NULL;
-    module->layer = layer;
-    module->cls.name = name;
-    module->cls.n_inputs = module->cls.n_outputs = 1;
-    module->training = true;
-    module->creation = (int64_t)++context->module_creations;
-    module->slot = mpt__object_new(context, MPT__MODULE, module, &module->generation);
-    if (module->slot) return module;
-    mpt__host_free(context, module, sizeof *module);
-    return NULL;
-}
-
-/* Everything a parameter holds, once no module names it any more. */
-static void mpt__parameter_drop(mpt_context *context, uint32_t index) {
-    mpt__parameter *parameter = &context->parameters[index];
-    mpt__block *block = &context->blocks[parameter->block];
-    mpt__tensor *tensor = mpt__slot(context, parameter->tensor);
-    mpt__host_text_free(context, parameter->path);
-    parameter->path = NULL;
-    parameter->live = false;
-    mpt__tensor_drop(context, tensor);
-    if (--block->parameters > 0) return;
-    mpt__storage_release(context, block->values);
+static void mpt__block_free(mpt_context *context, mpt__block *block) {
+    if (block->values) mpt__storage_release(context, block->values);
     if (block->gradients) mpt__storage_release(context, block->gradients);
     for (int i = 0; i < 2; i++)
         if (block->form[i]) mpt__storage_release(context, block->form[i]);
     memset(block, 0, sizeof *block);
+}
+
+/* Everything a parameter holds, once no module names it any more. */
+static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row) {
+    if (!row->parameter) return;
+    mpt__parameter *parameter = &context->parameters[row->parameter - 1];
+    mpt__block *block = &context->blocks[parameter->block];
+    row->parameter = 0;
+    if (parameter->tensor) {
+        mpt__tensor *tensor = mpt__slot(context, parameter->tensor);
+        tensor->parameter = 0; /* a backward to come finds nothing to collect in */
+        tensor->flags = MPT__KEPT;
+        mpt__tensor_drop(context, tensor);
+    }
+    mpt__host_text_free(context, parameter->path);
+    memset(parameter, 0, sizeof *parameter);
+    while (context->parameter_count > 0 && !context->parameters[context->parameter_count - 1].live)
+        context->parameter_count--;
+    if (--block->parameters == 0) mpt__block_free(context, block);
 }
 
 static void mpt__module_free(mpt_context *context, void *object) {
@@ -135,8 +160,7 @@ static void mpt__module_free(mpt_context *context, void *object) {
         mpt__host_text_free(context, module->children[i].name);
     for (int64_t i = 0; i < module->parameter_count; i++) {
         mpt__host_text_free(context, module->parameters[i].name);
-        if (module->parameters[i].parameter)
-            mpt__parameter_drop(context, module->parameters[i].parameter - 1);
+        mpt__parameter_drop(context, &module->parameters[i]);
     }
     mpt__host_text_free(context, module->label);
     mpt__host_free(context, module->children,
@@ -146,57 +170,161 @@ static void mpt__module_free(mpt_context *context, void *object) {
     mpt__host_free(context, module, sizeof *module);
 }
 
-/* ==== Walks ==== */
-
-/* Calls visit for a module and all below it, in the order of their children, each once: a shared
-   module under its first path. `path` is a buffer of MPT__PATH_BYTES. */
-#define MPT__PATH_BYTES 1024
-typedef mpt_status (*mpt__visit_module)(mpt_context *context, mpt__module *module, const char *path,
-                                        void *user);
-
-static mpt_status mpt__walk_below(mpt_context *context, mpt__module *module, char *path,
-                                  size_t length, mpt__visit_module visit, void *user) {
-    if (module->mark == context->module_mark) return MPT_OK;
-    module->mark = context->module_mark;
-    mpt_status status = visit(context, module, path, user);
-    for (int64_t i = 0; i < module->child_count && status == MPT_OK; i++) {
-        size_t more = mpt__format_text(path + length, MPT__PATH_BYTES - length, "%s%s",
-                                       length ? "." : "", module->children[i].name);
-        if (length + more >= MPT__PATH_BYTES)
-            return mpt__error(context, MPT_ERROR_ARGUMENT, "path %s is too long", path);
-        mpt__module *child = mpt__module_slot(context, module->children[i].slot);
-        status = mpt__walk_below(context, child, path, length + more, visit, user);
-        path[length] = '\0';
+/* Slot of another module that holds `child`; 0 if there is none. */
+static uint32_t mpt__other_parent(mpt_context *context, const mpt__module *parent,
+                                  const mpt__module *child) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count; i++) {
+        const mpt__module *other = (const mpt__module *)table->rows[i].object;
+        for (int64_t k = 0; other && other != parent && k < other->child_count; k++)
+            if (other->children[k].slot == child->slot) return other->slot;
     }
-    return status;
+    return 0;
 }
 
-static mpt_status mpt__walk_modules(mpt_context *context, mpt__module *module,
-                                    mpt__visit_module visit, void *user) {
-    char path[MPT__PATH_BYTES];
-    path[0] = '\0';
-    context->module_mark++;
-    return mpt__walk_below(context, module, path, 0, visit, user);
+/* Frees a module; `below`: and all below it that no other module holds. */
+static void mpt__module_end(mpt_context *context, mpt__module *module, bool below) {
+    for (int64_t i = 0; i < module->child_count; i++) {
+        mpt__module *child = mpt__module_slot(context, module->children[i].slot);
+        if (--child->parents == 0 && below)
+            mpt__module_end(context, child, true);
+        else if (child->parent == module->slot)
+            child->parent = mpt__other_parent(context, module, child);
+    }
+    mpt__object_free(context, MPT__MODULE, module->slot);
+}
+
+/* ==== Walks ==== */
+
+#define MPT__MAX_DEPTH 200 /* of nested modules */
+#define MPT__PATH_BYTES 1024
+
+typedef struct mpt__level {
+    uint32_t slot, length; /* a module on the way down, the length of its path */
+    int64_t next;          /* its next child */
+} mpt__level;
+
+/* A module and all below it, in the order of their children, each once: a shared module under its
+   first path. Ends early with an error recorded if the tree is too deep. */
+typedef struct mpt__walk {
+    mpt_context *context;
+    mpt__module *module; /* the current one */
+    int64_t row;         /* its next parameter */
+    uint32_t mark;
+    int depth;
+    mpt__level level[MPT__MAX_DEPTH];
+    char path[MPT__PATH_BYTES]; /* of the current one */
+} mpt__walk;
+
+static mpt__module *mpt__walk_to(mpt__walk *walk, mpt__module *module, uint32_t length) {
+    mpt__level *level = &walk->level[walk->depth++];
+    level->slot = module->slot, level->length = length, level->next = 0;
+    module->mark = walk->mark;
+    walk->module = module;
+    walk->row = 0;
+    return module;
+}
+
+/* Gives the root; mpt__walk_next the others, NULL at the end. */
+static mpt__module *mpt__walk_begin(mpt__walk *walk, mpt_context *context, mpt__module *root) {
+    walk->context = context;
+    walk->mark = ++context->module_mark;
+    walk->depth = 0;
+    walk->path[0] = '\0';
+    return mpt__walk_to(walk, root, 0);
+}
+
+static mpt__module *mpt__walk_down(mpt__walk *walk, mpt__module *child, const char *name) {
+    uint32_t length = walk->level[walk->depth - 1].length, room = MPT__PATH_BYTES - length;
+    length +=
+        (uint32_t)mpt__format_text(&walk->path[length], room, "%s%s", length ? "." : "", name);
+    if (length >= MPT__PATH_BYTES)
+        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "path %s is too long", walk->path);
+    else if (walk->depth == MPT__MAX_DEPTH)
+        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
+                   MPT__MAX_DEPTH);
+    else
+        return mpt__walk_to(walk, child, length);
+    return NULL;
+}
+
+static mpt__module *mpt__walk_next(mpt__walk *walk) {
+    while (walk->depth > 0) {
+        mpt__level *level = &walk->level[walk->depth - 1];
+        const mpt__module *above = mpt__module_slot(walk->context, level->slot);
+        walk->path[level->length] = '\0';
+        if (level->next == above->child_count) {
+            walk->depth--;
+            continue;
+        }
+        const mpt__module_child *row = &above->children[level->next++];
+        mpt__module *child = mpt__module_slot(walk->context, row->slot);
+        if (child->mark != walk->mark) return mpt__walk_down(walk, child, row->name);
+    }
+    return NULL;
+}
+
+/* The next parameter, of the current module or the next that has one; NULL at the end. */
+static mpt__module_parameter *mpt__walk_parameter(mpt__walk *walk) {
+    while (walk->row == walk->module->parameter_count)
+        if (!mpt__walk_next(walk)) return NULL;
+    return &walk->module->parameters[walk->row++];
+}
+
+/* ==== Numbers ====
+ *
+ * The number of a tree's root is in the key of its initial values. What a failed creation was to be
+ * made of stays, but gives its numbers back if they are the last ones, so that a second try draws
+ * the same values. What is used after all gets the next ones. */
+
+static bool mpt__number_is_free(const mpt__module *module) {
+    return module && module->creation && !module->parent && !module->frozen;
+}
+
+static void mpt__number_back(mpt_context *context, const mpt_module *modules, int count) {
+    int64_t first = INT64_MAX, numbers = 0;
+    for (int i = 0; i < count; i++) {
+        const mpt__module *module = mpt__module_at(context, modules[i]);
+        if (!mpt__number_is_free(module)) continue;
+        numbers += module->numbers;
+        if (module->first < first) first = module->first;
+    }
+    if (first + numbers != (int64_t)context->module_creations + 1) return;
+    context->module_creations = (uint64_t)(first - 1);
+    for (int i = 0; i < count; i++) {
+        mpt__module *module = mpt__module_at(context, modules[i]);
+        if (mpt__number_is_free(module)) module->creation = 0;
+    }
+}
+
+/* The next numbers for a tree that has none, the last of them for the root. */
+static void mpt__number(mpt_context *context, mpt__module *root) {
+    if (root->creation) return;
+    root->first = (int64_t)context->module_creations + 1;
+    context->module_creations += (uint64_t)root->numbers;
+    root->creation = (int64_t)context->module_creations;
 }
 
 /* ==== Building ==== */
 
-static mpt_status mpt__check_other(mpt_context *context, mpt__module *module, const char *path,
-                                   void *user) {
-    (void)path;
-    if (module != (const mpt__module *)user) return MPT_OK;
-    return mpt__error(context, MPT_ERROR_ARGUMENT, "the child contains the module itself");
+static bool mpt__check_open(mpt_context *context, const mpt__module *module, const char *what) {
+    if (module->frozen)
+        mpt__error(context, MPT_ERROR_STATE,
+                   "the tree is in use (forward, optimizer, save or a value was read) and takes no "
+                   "more %s; add all of them first",
+                   what);
+    return !module->frozen;
 }
 
 static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, const char *name,
                                  mpt__module *child) {
-    if (module->frozen)
-        return mpt__error(
-            context, MPT_ERROR_STATE,
-            "the tree is in use (forward, optimizer, save or a value was read) and takes no "
-            "more children; add all of them first");
-    if (mpt__walk_modules(context, child, mpt__check_other, module) != MPT_OK)
-        return context->base.status;
+    if (!mpt__check_open(context, module, "children")) return context->base.status;
+    mpt__walk walk;
+    for (const mpt__module *below = mpt__walk_begin(&walk, context, child); below;
+         below = mpt__walk_next(&walk))
+        if (below == module)
+            return mpt__error(context, MPT_ERROR_ARGUMENT, "the child contains the module itself");
+    if (context->base.status != MPT_OK) return context->base.status;
     if (child->frozen)
         return mpt__error(context, MPT_ERROR_STATE,
                           "child %s is already in use in a tree of its own", name);
@@ -205,91 +333,101 @@ static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, cons
             return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a child %s",
                               name);
     }
-    int height = child->height + 1, depth = 0;
-    for (mpt__module *above = module; above->parent; depth++)
-        above = mpt__module_slot(context, above->parent);
-    if (depth + height > MPT__MAX_DEPTH)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
-                          MPT__MAX_DEPTH);
-    char *copy = mpt__host_text(context, name);
-    void *children = module->children;
-    bool ok = copy && mpt__grow(&context->base, &children, &module->child_capacity,
-                                module->child_count + 1, sizeof *module->children, MPT_MEMORY_HOST);
-    module->children = (mpt__module_child *)children;
-    if (!ok) {
-        mpt__host_text_free(context, copy);
-        return context->base.status;
-    }
-    module->children[module->child_count].name = copy;
-    module->children[module->child_count++].slot = child->slot;
+    mpt__module_child *rows = (mpt__module_child *)mpt__rows(
+        context, module->children, &module->child_capacity, module->child_count + 1, sizeof *rows);
+    if (!rows) return context->base.status;
+    module->children = rows;
+    rows += module->child_count;
+    rows->name = mpt__host_text(context, name);
+    rows->slot = child->slot;
+    if (!rows->name) return context->base.status;
+    module->child_count++;
     if (!child->parent) child->parent = module->slot;
     child->parents++;
-    for (mpt__module *above = module; above; height++) {
-        if (above->height < height) above->height = height;
-        above = above->parent ? mpt__module_slot(context, above->parent) : NULL;
+    mpt__number(context, child);
+    for (mpt__module *above = module;;) {
+        above->numbers += child->numbers;
+        if (above->first > child->first) above->first = child->first;
+        if (!above->parent) return MPT_OK;
+        above = mpt__module_slot(context, above->parent);
     }
-    return MPT_OK;
 }
 
 static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, const char *name,
                                      const mpt_shape *shape, mpt_init init, int64_t fan_in) {
-    if (module->frozen)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "the tree is in use and takes no more parameters; add all of them first");
-    if (mpt__checked_bytes(context, MPT_F32, shape) < 0) return context->base.status;
+    if (!mpt__check_open(context, module, "parameters") ||
+        mpt__checked_bytes(context, MPT_F32, shape) < 0)
+        return context->base.status;
     for (int64_t i = 0; i < module->parameter_count; i++) {
         if (strcmp(module->parameters[i].name, name) == 0)
             return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a parameter %s",
                               name);
     }
-    char *copy = mpt__host_text(context, name);
-    void *rows = module->parameters;
-    bool ok =
-        copy && mpt__grow(&context->base, &rows, &module->parameter_capacity,
-                          module->parameter_count + 1, sizeof *module->parameters, MPT_MEMORY_HOST);
-    module->parameters = (mpt__module_parameter *)rows;
-    if (!ok) {
-        mpt__host_text_free(context, copy);
-        return context->base.status;
-    }
-    mpt__module_parameter *row = &module->parameters[module->parameter_count++];
-    memset(row, 0, sizeof *row);
-    row->name = copy;
-    row->shape = *shape;
-    row->init = init;
-    row->fan_in = fan_in;
-    return MPT_OK;
+    mpt__module_parameter *rows =
+        (mpt__module_parameter *)mpt__rows(context, module->parameters, &module->parameter_capacity,
+                                           module->parameter_count + 1, sizeof *rows);
+    if (!rows) return context->base.status;
+    module->parameters = rows;
+    rows += module->parameter_count;
+    memset(rows, 0, sizeof *rows);
+    rows->name = mpt__host_text(context, name);
+    rows->shape = *shape;
+    rows->init = init;
+    rows->fan_in = fan_in;
+    if (rows->name) module->parameter_count++;
+    return context->base.status;
 }
 
 /* ==== Layers ==== */
 
-static mpt_module mpt__layer_new(mpt_context *context, const char *call, const char *name,
-                                 mpt__layer layer, mpt__module **made) {
-    *made = NULL;
-    if (!mpt__enter(context, call)) return mpt__module_null(context);
-    *made = mpt__module_new(context, name, layer);
-    return *made ? mpt__module_handle(context, *made) : mpt__module_null(context);
+/* A module without a number: mpt__layer_made follows. NULL with an error recorded. */
+static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__layer layer) {
+    if (!mpt__enter(context, call)) return NULL;
+    mpt__module *module = (mpt__module *)mpt__host_new(context, sizeof *module);
+    if (!module) return NULL;
+    mpt__attributes_clear(&module->attributes);
+    module->layer = layer;
+    module->cls.name = mpt__layer_rows[layer].name;
+    module->cls.n_inputs = module->cls.n_outputs = 1;
+    module->training = true;
+    module->first = INT64_MAX;
+    module->numbers = 1;
+    module->slot = mpt__object_new(context, MPT__MODULE, module, &module->generation);
+    if (module->slot) return module;
+    mpt__host_free(context, module, sizeof *module);
+    return NULL;
+}
+
+/* Ends a constructor: the handle and the number, or on error neither. */
+static mpt_module mpt__layer_made(mpt_context *context, mpt__module *module) {
+    if (!module) return mpt__module_null(context);
+    if (context->base.status != MPT_OK) {
+        mpt__module_end(context, module, false);
+        return mpt__module_null(context);
+    }
+    module->creation = (int64_t)++context->module_creations;
+    if (module->first > module->creation) module->first = module->creation;
+    return mpt__module_handle(context, module);
+}
+
+/* A parameter of PyTorch's default values by `fan_in`. */
+static void mpt__layer_parameter(mpt_context *context, mpt__module *module, const char *name,
+                                 mpt_shape shape, int64_t fan_in) {
+    mpt_init init = mpt_init_make(MPT_INIT_DEFAULT, 0, 0);
+    if (context->base.status == MPT_OK)
+        mpt__add_parameter(context, module, name, &shape, init, fan_in);
 }
 
 static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_t in, int64_t out,
                                   bool bias) {
-    mpt__module *module;
-    mpt_module handle = mpt__layer_new(context, call, "linear", MPT__LAYER_LINEAR, &module);
-    if (!module) return handle;
-    mpt_init init = mpt_init_make(MPT_INIT_DEFAULT, 0, 0);
-    mpt_shape weight = MPT_SHAPE(out, in), vector = MPT_SHAPE(out);
-    if (in < 1 || out < 1) {
+    mpt__module *module = mpt__layer_new(context, call, MPT__LAYER_linear);
+    if (!module) return mpt__module_null(context);
+    if (in < 1 || out < 1)
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more",
                    (long long)in, (long long)out);
-        mpt__object_free(context, MPT__MODULE, module->slot);
-        return mpt__module_null(context);
-    }
-    mpt_status status = mpt__add_parameter(context, module, "weight", &weight, init, in);
-    if (status == MPT_OK && bias)
-        status = mpt__add_parameter(context, module, "bias", &vector, init, in);
-    if (status == MPT_OK) return handle;
-    mpt__object_free(context, MPT__MODULE, module->slot);
-    return mpt__module_null(context);
+    mpt__layer_parameter(context, module, "weight", MPT_SHAPE(out, in), in);
+    if (bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), in);
+    return mpt__layer_made(context, module);
 }
 
 MPTRAIN_API mpt_module mpt_nn_linear(mpt_context *context, int64_t in_features,
@@ -302,122 +440,91 @@ MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in_fe
     return mpt__linear_new(context, "mpt_nn_linear_no_bias", in_features, out_features, false);
 }
 
-static mpt_module mpt__activation_new(mpt_context *context, const char *call, const char *name,
-                                      mpt_activation activation) {
-    mpt__module *module;
-    mpt_module handle = mpt__layer_new(context, call, name, MPT__LAYER_ACTIVATION, &module);
-    if (module) module->activation = activation;
-    return handle;
-}
-
-MPTRAIN_API mpt_module mpt_nn_relu(mpt_context *context) {
-    return mpt__activation_new(context, "mpt_nn_relu", "relu", MPT_ACTIVATION_RELU);
-}
-MPTRAIN_API mpt_module mpt_nn_gelu(mpt_context *context) {
-    return mpt__activation_new(context, "mpt_nn_gelu", "gelu", MPT_ACTIVATION_GELU);
-}
-MPTRAIN_API mpt_module mpt_nn_tanh(mpt_context *context) {
-    return mpt__activation_new(context, "mpt_nn_tanh", "tanh", MPT_ACTIVATION_TANH);
-}
-MPTRAIN_API mpt_module mpt_nn_sigmoid(mpt_context *context) {
-    return mpt__activation_new(context, "mpt_nn_sigmoid", "sigmoid", MPT_ACTIVATION_SIGMOID);
-}
+/* Layers that nothing need be told. */
+#define MPT__DEFINE_LAYER(name)                                                              \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context) {                             \
+        return mpt__layer_made(context,                                                      \
+                               mpt__layer_new(context, "mpt_nn_" #name, MPT__LAYER_##name)); \
+    }
+MPT__DEFINE_LAYER(relu)
+MPT__DEFINE_LAYER(gelu)
+MPT__DEFINE_LAYER(tanh)
+MPT__DEFINE_LAYER(sigmoid)
+MPT__DEFINE_LAYER(flatten)
+#undef MPT__DEFINE_LAYER
 
 MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p) {
-    mpt__module *module;
-    mpt_module handle =
-        mpt__layer_new(context, "mpt_nn_dropout", "dropout", MPT__LAYER_DROPOUT, &module);
-    if (!module) return handle;
-    module->p = p;
-    if (p >= 0.0 && p <= 1.0) return handle;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
-    mpt__object_free(context, MPT__MODULE, module->slot);
-    return mpt__module_null(context);
+    mpt__module *module = mpt__layer_new(context, "mpt_nn_dropout", MPT__LAYER_dropout);
+    if (module) module->attributes.imm[0] = p;
+    if (module && !(p >= 0.0 && p <= 1.0))
+        mpt__error(context, MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
+    return mpt__layer_made(context, module);
 }
 
-static mpt_module mpt__softmax_new(mpt_context *context, const char *call, const char *name,
-                                   int dim, bool logarithm) {
-    mpt__module *module;
-    mpt_module handle = mpt__layer_new(context, call, name, MPT__LAYER_SOFTMAX, &module);
-    if (!module) return handle;
-    module->dim = dim;
-    module->logarithm = logarithm;
-    return handle;
+static mpt_module mpt__dim_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                 int dim) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    if (module) module->attributes.index[0] = dim;
+    return mpt__layer_made(context, module);
 }
 
 MPTRAIN_API mpt_module mpt_nn_softmax(mpt_context *context, int dim) {
-    return mpt__softmax_new(context, "mpt_nn_softmax", "softmax", dim, false);
+    return mpt__dim_layer(context, "mpt_nn_softmax", MPT__LAYER_softmax, dim);
 }
 MPTRAIN_API mpt_module mpt_nn_log_softmax(mpt_context *context, int dim) {
-    return mpt__softmax_new(context, "mpt_nn_log_softmax", "log_softmax", dim, true);
+    return mpt__dim_layer(context, "mpt_nn_log_softmax", MPT__LAYER_log_softmax, dim);
 }
 
-MPTRAIN_API mpt_module mpt_nn_flatten(mpt_context *context) {
-    mpt__module *module;
-    return mpt__layer_new(context, "mpt_nn_flatten", "flatten", MPT__LAYER_FLATTEN, &module);
-}
-
-static mpt_module mpt__container_new(mpt_context *context, const char *call, const char *name,
-                                     mpt__layer layer, const mpt_module *modules, int count) {
-    mpt__module *container;
-    mpt_module handle = mpt__layer_new(context, call, name, layer, &container);
-    if (!container) return handle;
-    if (count < 0 || (count > 0 && !modules))
+static mpt_module mpt__container_new(mpt_context *context, const char *call, mpt__layer layer,
+                                     const mpt_module *modules, int count) {
+    mpt__module *container = mpt__layer_new(context, call, layer);
+    bool given = count == 0 || (count > 0 && modules);
+    if (container && !given)
         mpt__error(context, MPT_ERROR_ARGUMENT, "expected an array of modules and its length");
-    for (int i = 0; i < count && context->base.status == MPT_OK; i++) {
+    for (int i = 0; i < count && container && context->base.status == MPT_OK; i++) {
         char text[16];
         mpt__format_text(text, sizeof text, "%d", i);
         mpt__module *child = mpt__module_at(context, modules[i]);
         if (child) mpt__add_child(context, container, text, child);
     }
-    return context->base.status == MPT_OK ? handle : mpt__module_null(context);
+    mpt_module made = mpt__layer_made(context, container);
+    if (context && !made.slot && given) mpt__number_back(context, modules, count);
+    return made;
 }
 
 MPTRAIN_API mpt_module mpt_sequential_array(mpt_context *context, const mpt_module *modules,
                                             int count) {
-    return mpt__container_new(context, "mpt_sequential", "sequential", MPT__LAYER_SEQUENTIAL,
-                              modules, count);
+    return mpt__container_new(context, "mpt_sequential", MPT__LAYER_sequential, modules, count);
 }
 
 MPTRAIN_API mpt_module mpt_nn_list_array(mpt_context *context, const mpt_module *modules,
                                          int count) {
-    return mpt__container_new(context, "mpt_nn_list", "list", MPT__LAYER_LIST, modules, count);
+    return mpt__container_new(context, "mpt_nn_list", MPT__LAYER_list, modules, count);
 }
 
-#define MPT__MAX_LISTED 1024
-
-/* Modules up to MPT_END; -1 if there are too many, which a missing MPT_END looks like as well. */
-static int mpt__gather(mpt_module *modules, va_list arguments) {
-    for (int count = 0; count <= MPT__MAX_LISTED; count++) {
+/* A container of the arguments up to MPT_END. Too many of them look like a missing MPT_END. */
+static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt__layer layer,
+                                    va_list arguments) {
+    enum { MOST = 255 }; /* compilers need not take more arguments */
+    mpt_module modules[MOST];
+    for (int count = 0; count <= MOST; count++) {
         mpt_module module = va_arg(arguments, mpt_module);
-        if (!module.context && module.slot == UINT32_MAX) return count;
-        if (count < MPT__MAX_LISTED) modules[count] = module;
+        if (!module.context && module.slot == UINT32_MAX)
+            return mpt__container_new(context, call, layer, modules, count);
+        if (count < MOST) modules[count] = module;
     }
-    return -1;
-}
-
-static mpt_module mpt__gathered_new(mpt_context *context, mpt__layer layer, va_list arguments) {
-    bool list = layer == MPT__LAYER_LIST;
-    size_t bytes = MPT__MAX_LISTED * sizeof(mpt_module);
-    mpt_module *modules = context ? (mpt_module *)mpt__host_new(context, bytes) : NULL;
-    if (!modules) return mpt__module_null(context);
-    int count = mpt__gather(modules, arguments);
-    mpt_module made = mpt__module_null(context);
-    if (count >= 0) {
-        made = list ? mpt_nn_list_array(context, modules, count)
-                    : mpt_sequential_array(context, modules, count);
-    } else if (mpt__enter(context, list ? "mpt_nn_list" : "mpt_sequential")) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "more than %d modules; is MPT_END missing?",
-                   MPT__MAX_LISTED);
-    }
-    mpt__host_free(context, modules, bytes);
-    return made;
+    if (mpt__enter(context, call))
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "more than %d modules; is MPT_END missing? else use the form with an array",
+                   (int)MOST);
+    return mpt__module_null(context);
 }
 
 MPTRAIN_API mpt_module mpt_sequential(mpt_context *context, ...) {
     va_list arguments;
     va_start(arguments, context);
-    mpt_module made = mpt__gathered_new(context, MPT__LAYER_SEQUENTIAL, arguments);
+    mpt_module made =
+        mpt__gathered_new(context, "mpt_sequential", MPT__LAYER_sequential, arguments);
     va_end(arguments);
     return made;
 }
@@ -425,25 +532,22 @@ MPTRAIN_API mpt_module mpt_sequential(mpt_context *context, ...) {
 MPTRAIN_API mpt_module mpt_nn_list(mpt_context *context, ...) {
     va_list arguments;
     va_start(arguments, context);
-    mpt_module made = mpt__gathered_new(context, MPT__LAYER_LIST, arguments);
+    mpt_module made = mpt__gathered_new(context, "mpt_nn_list", MPT__LAYER_list, arguments);
     va_end(arguments);
     return made;
 }
 
 MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
                                          void *user) {
-    mpt__module *module;
-    if (context && (!cls || !cls->name || !cls->forward)) {
-        if (mpt__enter(context, "mpt_module_create"))
-            mpt__error(context, MPT_ERROR_ARGUMENT, "expected a class with a name and a forward");
-        return mpt__module_null(context);
+    mpt__module *module = mpt__layer_new(context, "mpt_module_create", MPT__LAYER_user);
+    if (!module) return mpt__module_null(context);
+    if (cls && cls->name && cls->forward) {
+        module->cls = *cls;
+        module->user = user;
+    } else {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "expected a class with a name and a forward");
     }
-    mpt_module handle = mpt__layer_new(context, "mpt_module_create", cls ? cls->name : "",
-                                       MPT__LAYER_USER, &module);
-    if (!module) return handle;
-    module->cls = *cls;
-    module->user = user;
-    return handle;
+    return mpt__layer_made(context, module);
 }
 
 /* A name that paths can be made of. */
@@ -455,22 +559,18 @@ static bool mpt__check_name(mpt_context *context, const char *name) {
 
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
     mpt_context *context = module.context;
-    if (!mpt__enter(context, "mpt_add_child"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
-    mpt__module *above = mpt__module_at(context, module);
+    mpt__module *above = mpt__module_call(module, "mpt_add_child");
     mpt__module *below = above ? mpt__module_at(context, child) : NULL;
-    if (!below || !mpt__check_name(context, name)) return context->base.status;
-    return mpt__add_child(context, above, name, below);
+    if (below && mpt__check_name(context, name)) mpt__add_child(context, above, name, below);
+    return mpt__status_of(context);
 }
 
 MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
                                          mpt_init init) {
     mpt_context *context = module.context;
-    if (!mpt__enter(context, "mpt_add_parameter"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
-    mpt__module *found = mpt__module_at(context, module);
+    mpt__module *found = mpt__module_call(module, "mpt_add_parameter");
     if (!found || !mpt__check_name(context, name) || !mpt__check_init(context, init))
-        return context->base.status;
+        return mpt__status_of(context);
     return mpt__add_parameter(context, found, name, &shape, init, 0);
 }
 
@@ -488,54 +588,37 @@ static int64_t mpt__aligned_up(int64_t value, int64_t grain) {
 /* A path kept for the life of the context; 0 on error. */
 static uint32_t mpt__path_new(mpt_context *context, const char *text) {
     if (context->path_count == 0) context->path_count = 1; /* 0 means none */
-    void *paths = context->paths;
-    bool ok = mpt__grow(&context->base, &paths, &context->path_capacity, context->path_count + 1,
-                        sizeof(char *), MPT_MEMORY_HOST);
-    context->paths = (char **)paths;
-    char *copy = ok ? mpt__host_text(context, text) : NULL;
-    if (!copy) return 0;
-    context->paths[context->path_count] = copy;
-    return (uint32_t)context->path_count++;
+    char **paths = (char **)mpt__rows(context, context->paths, &context->path_capacity,
+                                      context->path_count + 1, sizeof *paths);
+    if (!paths) return 0;
+    context->paths = paths;
+    paths[context->path_count] = mpt__host_text(context, text);
+    return paths[context->path_count] ? (uint32_t)context->path_count++ : 0;
 }
 
-typedef struct mpt__freezing {
-    uint64_t key;   /* of the root, in the key of the initial values */
-    uint32_t first; /* parameter made first */
-    int64_t numel;  /* of the block so far */
-    uint32_t block;
-    bool watched;   /* a user-defined module is in the tree */
-} mpt__freezing;
-
-static mpt_status mpt__freeze_module(mpt_context *context, mpt__module *module, const char *path,
-                                     void *user) {
-    mpt__freezing *freezing = (mpt__freezing *)user;
-    freezing->watched |= module->layer == MPT__LAYER_USER;
-    module->path = mpt__path_new(context, *path ? path : module->cls.name);
-    if (!module->path) return context->base.status;
-    module->path_hash = mpt__hash_bytes(freezing->key, path, strlen(path));
-    for (int64_t i = 0; i < module->parameter_count; i++) {
-        void *rows = context->parameters;
-        bool ok = mpt__grow(&context->base, &rows, &context->parameter_capacity,
-                            context->parameter_count + 1, sizeof(mpt__parameter), MPT_MEMORY_HOST);
-        context->parameters = (mpt__parameter *)rows;
-        if (!ok) return context->base.status;
-        char text[MPT__PATH_BYTES + 256];
-        mpt__format_text(text, sizeof text, "%s%s%s", path, *path ? "." : "",
-                         module->parameters[i].name);
-        mpt__parameter *parameter = &context->parameters[context->parameter_count];
-        memset(parameter, 0, sizeof *parameter);
-        parameter->path = mpt__host_text(context, text);
-        if (!parameter->path) return context->base.status;
-        parameter->live = true;
-        parameter->block = freezing->block;
-        parameter->module = module->slot;
-        parameter->offset = freezing->numel;
-        parameter->numel = mpt__shape_numel(&module->parameters[i].shape);
-        freezing->numel =
-            mpt__aligned_up(freezing->numel + parameter->numel, mpt__block_grain(MPT_F32));
-        module->parameters[i].parameter = (uint32_t)++context->parameter_count;
-        context->blocks[freezing->block].parameters++;
-    }
+/* A place in the block for a parameter of the current module of a walk. */
+static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row, uint32_t block) {
+    mpt_context *context = walk->context;
+    mpt__parameter *rows =
+        (mpt__parameter *)mpt__rows(context, context->parameters, &context->parameter_capacity,
+                                    context->parameter_count + 1, sizeof *rows);
+    if (!rows) return context->base.status;
+    context->parameters = rows;
+    char text[MPT__PATH_BYTES + 256];
+    mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "", row->name);
+    mpt__parameter *parameter = &rows[context->parameter_count];
+    memset(parameter, 0, sizeof *parameter);
+    parameter->path = mpt__host_text(context, text);
+    if (!parameter->path) return context->base.status;
+    parameter->live = true;
+    parameter->block = block;
+    parameter->module = walk->module->slot;
+    parameter->offset = context->blocks[block].numel;
+    parameter->numel = mpt__shape_numel(&row->shape);
+    row->parameter = (uint32_t)++context->parameter_count;
+    context->blocks[block].parameters++;
+    context->blocks[block].numel =
+        mpt__aligned_up(parameter->offset + parameter->numel, mpt__block_grain(MPT_F32));
     return MPT_OK;
 }
 
@@ -543,13 +626,9 @@ static mpt_status mpt__freeze_module(mpt_context *context, mpt__module *module, 
 static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
                                         const mpt_shape *shape) {
     mpt__parameter *parameter = &context->parameters[index];
-    mpt__block *block = &context->blocks[parameter->block];
-    int depth = context->scope_depth, inference = context->inference_depth;
-    context->scope_depth = context->inference_depth = 0;
-    mpt__tensor *tensor = mpt__tensor_on(context, block->values, (mpt_dtype)block->dtype, shape,
-                                         NULL, parameter->offset);
-    context->scope_depth = depth;
-    context->inference_depth = inference;
+    const mpt__block *block = &context->blocks[parameter->block];
+    mpt__tensor *tensor = mpt__tensor_outside(context, block->values, (mpt_dtype)block->dtype,
+                                              shape, NULL, parameter->offset);
     if (!tensor) return context->base.status;
     tensor->flags = MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF;
     tensor->parameter = index + 1;
@@ -557,225 +636,203 @@ static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
     return MPT_OK;
 }
 
-static mpt_status mpt__freeze_values(mpt_context *context, mpt__module *module, const char *path,
-                                     void *user) {
-    (void)path;
-    mpt_status status = MPT_OK;
-    for (int64_t i = 0; i < module->parameter_count && status == MPT_OK; i++) {
-        uint32_t index = module->parameters[i].parameter - 1;
-        status = mpt__parameter_tensor(context, index, &module->parameters[i].shape);
-        if (status == MPT_OK) status = mpt__draw_parameter(context, module, i);
-    }
-    module->frozen = status == MPT_OK;
-    module->watched = ((const mpt__freezing *)user)->watched;
-    return status;
-}
-
-static mpt_status mpt__unfreeze_module(mpt_context *context, mpt__module *module, const char *path,
-                                       void *user) {
-    (void)path, (void)user;
-    module->frozen = false;
-    for (int64_t i = 0; i < module->parameter_count; i++) {
-        uint32_t index = module->parameters[i].parameter;
-        module->parameters[i].parameter = 0;
-        if (!index) continue;
-        mpt__parameter *parameter = &context->parameters[index - 1];
-        if (parameter->tensor) mpt__tensor_drop(context, mpt__slot(context, parameter->tensor));
-        mpt__host_text_free(context, parameter->path);
-        memset(parameter, 0, sizeof *parameter);
-    }
-    return MPT_OK;
-}
-
 static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
     uint32_t index = 0;
     while ((int64_t)index < context->block_count && context->blocks[index].live) index++;
-    void *rows = context->blocks;
-    bool ok = mpt__grow(&context->base, &rows, &context->block_capacity, (int64_t)index + 1,
-                        sizeof(mpt__block), MPT_MEMORY_HOST);
-    context->blocks = (mpt__block *)rows;
-    if (!ok) return UINT32_MAX;
+    mpt__block *rows = (mpt__block *)mpt__rows(context, context->blocks, &context->block_capacity,
+                                               (int64_t)index + 1, sizeof *rows);
+    if (!rows) return UINT32_MAX;
+    context->blocks = rows;
     if ((int64_t)index == context->block_count) context->block_count++;
-    memset(&context->blocks[index], 0, sizeof(mpt__block));
-    context->blocks[index].live = 1;
-    context->blocks[index].dtype = (uint8_t)dtype;
+    memset(&rows[index], 0, sizeof *rows);
+    rows[index].live = 1;
+    rows[index].dtype = (uint8_t)dtype;
     return index;
 }
 
-/* A module that another tree uses has its parameters there. */
-static mpt_status mpt__check_fresh(mpt_context *context, mpt__module *module, const char *path,
-                                   void *user) {
-    (void)user;
-    if (!module->frozen) return MPT_OK;
-    return mpt__error(context, MPT_ERROR_STATE,
-                      "module %s is already in use in another tree; only one tree can share it",
-                      path);
+/* Paths and places for all modules and parameters of a tree. */
+static mpt_status mpt__freeze_places(mpt_context *context, mpt__module *root, uint32_t block) {
+    uint64_t key = root->label ? mpt__hash_bytes(1, root->label, strlen(root->label))
+                               : mpt__hash_u64(2, (uint64_t)root->creation);
+    bool watched = false;
+    mpt__walk walk;
+    mpt__module *module = mpt__walk_begin(&walk, context, root);
+    for (; module; module = mpt__walk_next(&walk)) {
+        watched |= module->layer == MPT__LAYER_user;
+        module->path = mpt__path_new(context, *walk.path ? walk.path : module->cls.name);
+        if (!module->path) return context->base.status;
+        module->path_hash = mpt__hash_bytes(key, walk.path, strlen(walk.path));
+        for (int64_t i = 0; i < module->parameter_count; i++)
+            if (mpt__parameter_new(&walk, &module->parameters[i], block) != MPT_OK)
+                return context->base.status;
+    }
+    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk))
+        module->watched = watched;
+    return context->base.status;
+}
+
+/* Memory and first values for parameters that have their places. */
+static mpt_status mpt__freeze_values(mpt_context *context, mpt__module *root, uint32_t block) {
+    int64_t numel = context->blocks[block].numel;
+    if (numel > 0) {
+        uint32_t values =
+            mpt__storage_new(context, numel * 4, MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
+        context->blocks[block].values = values;
+    }
+    mpt__walk walk;
+    mpt__module_parameter *row;
+    mpt__walk_begin(&walk, context, root);
+    while (context->base.status == MPT_OK && (row = mpt__walk_parameter(&walk)) != NULL) {
+        if (mpt__parameter_tensor(context, row->parameter - 1, &row->shape) == MPT_OK)
+            mpt__draw_parameter(context, walk.module, walk.row - 1);
+    }
+    return context->base.status;
 }
 
 /* Gives a tree's parameters their places and values; all or nothing. */
 static mpt_status mpt__freeze(mpt_context *context, mpt__module *module) {
     mpt__module *root = mpt__module_root(context, module);
     if (root->frozen) return MPT_OK;
-    mpt__freezing freezing;
-    freezing.key = root->label ? mpt__hash_bytes(1, root->label, strlen(root->label))
-                               : mpt__hash_u64(2, (uint64_t)root->creation);
-    freezing.numel = 0;
-    freezing.watched = false;
-    if (mpt__walk_modules(context, root, mpt__check_fresh, NULL) != MPT_OK)
-        return context->base.status;
-    freezing.block = mpt__block_new(context, MPT_F32);
-    if (freezing.block == UINT32_MAX) return context->base.status;
-    mpt_status status = mpt__walk_modules(context, root, mpt__freeze_module, &freezing);
-    mpt__block *block = &context->blocks[freezing.block];
-    if (status == MPT_OK && freezing.numel > 0) {
-        block->numel = freezing.numel;
-        uint32_t values = mpt__storage_new(context, freezing.numel * 4, MPT_MEMORY_PARAMETER,
-                                           MPT__FROM_DEVICE, true);
-        block = &context->blocks[freezing.block];
-        block->values = values;
-        if (!values) status = context->base.status;
+    mpt__walk walk;
+    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
+        if (module->frozen) /* its parameters are there */
+            return mpt__error(
+                context, MPT_ERROR_STATE,
+                "module %s is already in use in another tree; only one tree can share it",
+                walk.path);
     }
-    if (status == MPT_OK) status = mpt__walk_modules(context, root, mpt__freeze_values, &freezing);
-    if (status == MPT_OK && freezing.numel > 0) return MPT_OK;
-    if (status != MPT_OK) mpt__walk_modules(context, root, mpt__unfreeze_module, NULL);
-    if (block->values) mpt__storage_release(context, block->values);
-    memset(block, 0, sizeof *block);
-    return status;
+    if (context->base.status != MPT_OK) return context->base.status;
+    uint32_t block = mpt__block_new(context, MPT_F32);
+    if (block == UINT32_MAX) return context->base.status;
+    mpt__number(context, root);
+    bool good = mpt__freeze_places(context, root, block) == MPT_OK &&
+                mpt__freeze_values(context, root, block) == MPT_OK;
+    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
+        module->frozen = good;
+        for (int64_t i = 0; i < module->parameter_count && !good; i++)
+            mpt__parameter_drop(context, &module->parameters[i]);
+    }
+    if (context->blocks[block].parameters == 0) mpt__block_free(context, &context->blocks[block]);
+    return context->base.status;
 }
 
 /* ==== Forward ==== */
 
-typedef struct mpt__module_state {
-    uint32_t path, module;
-    uint64_t path_hash;
-    bool training;
-    int autocast_depth;
-} mpt__module_state;
+/* Number of a dropout call of the module in this step. What the count was at the last completed
+   optimizer step is remembered for mpt_clear_error. */
+static uint64_t mpt__dropout_count(mpt_context *context, mpt__module *module) {
+    if (module->updates != context->now.updates) {
+        module->updates = context->now.updates;
+        module->committed = module->draws;
+    }
+    if (module->draws.step != context->now.step) {
+        module->draws.step = context->now.step;
+        module->draws.count = 0;
+    }
+    return module->draws.count++;
+}
 
-static mpt__module_state mpt__module_enter(mpt_context *context, const mpt__module *module) {
-    mpt__module_state before;
-    before.path = context->path;
-    before.module = context->module;
-    before.path_hash = context->path_hash;
-    before.training = context->module_training;
-    before.autocast_depth = context->autocast_depth;
+/* Takes back the dropout calls since the last completed optimizer step: part of mpt_clear_error. */
+static void mpt__draws_forget(mpt_context *context) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count; i++) {
+        mpt__module *module = (mpt__module *)table->rows[i].object;
+        if (module && module->updates == context->committed.updates)
+            module->draws = module->committed;
+    }
+}
+
+static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module *module,
+                                        int64_t i) {
+    uint32_t index = module->parameters[i].parameter - 1;
+    return mpt__handle(context, mpt__slot(context, context->parameters[index].tensor));
+}
+
+/* A layer that is one op. */
+static mpt_tensor mpt__op_layer_forward(mpt_context *context, const mpt__module *module,
+                                        mpt_tensor x, mpt_activation activation) {
+    mpt_tensor in[MPT__MAX_INPUTS];
+    int n_in = mpt__layer_rows[module->layer].inputs;
+    in[0] = x;
+    for (int i = 1; i < n_in; i++)
+        in[i] = i <= module->parameter_count ? mpt__parameter_handle(context, module, i - 1)
+                                             : mpt__null(NULL);
+    mpt__attributes attributes = module->attributes;
+    attributes.activation = (uint8_t)activation;
+    return mpt__apply1(mpt__layer_rows[module->layer].call, mpt__layer_rows[module->layer].op, in,
+                       n_in, &attributes);
+}
+
+static mpt_tensor mpt__sequential_forward(mpt_context *context, const mpt__module *module,
+                                          mpt_tensor x);
+
+/* A built-in layer of one input and one output. */
+static mpt_tensor mpt__layer_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+                                     mpt_activation activation) {
+    if (mpt__layer_rows[module->layer].op)
+        return mpt__op_layer_forward(context, module, x, activation);
+    switch (module->layer) {
+    case MPT__LAYER_dropout:
+        return mpt__dropout_call(x, module->attributes.imm[0], module->path_hash,
+                                 mpt__dropout_count(context, module));
+    case MPT__LAYER_flatten:
+        return mpt_flatten(x, 1, -1);
+    case MPT__LAYER_sequential:
+        return mpt__sequential_forward(context, module, x);
+    default:
+        mpt__error(context, MPT_ERROR_UNSUPPORTED,
+                   "a list has no forward of its own; call its children, see mpt_child");
+        return mpt__null(context);
+    }
+}
+
+static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *module,
+                                         const mpt_tensor *in, int n_in, mpt_tensor *out,
+                                         int n_out) {
+    const mpt_module_class *cls = &module->cls;
+    if ((cls->n_inputs && n_in != cls->n_inputs) || (cls->n_outputs && n_out != cls->n_outputs))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%s takes %d inputs and %d outputs, got %d and %d", cls->name,
+                          cls->n_inputs, cls->n_outputs, n_in, n_out);
+    mpt_status status =
+        cls->forward(mpt__module_handle(context, module), module->user, in, n_in, out, n_out);
+    context->base.op = "mpt_forward"; /* not the last call that the user's function made */
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (status != MPT_OK)
+        return mpt__error(context, status, "forward of %s reported: %s", cls->name,
+                          mpt_status_name(status));
+    if (out[0].slot == 0)
+        return mpt__error(context, MPT_ERROR_STATE, "forward of %s did not set output 0",
+                          cls->name);
+    return MPT_OK;
+}
+
+/* Runs a module with its path, mode and policy in force; `activation` follows a linear layer. */
+static mpt_status mpt__module_forward(mpt_context *context, mpt__module *module,
+                                      const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out,
+                                      mpt_activation activation) {
+    uint32_t path = context->path, above = context->module;
+    uint64_t path_hash = context->path_hash;
+    bool training = context->module_training;
+    int autocast_depth = context->autocast_depth;
     context->path = module->path;
     context->module = module->slot;
     context->path_hash = module->path_hash;
     context->module_training = module->training;
     if (module->policy && mpt__autocast_dtype(context) != MPT_F32)
         mpt_autocast_begin(context, (mpt_dtype)module->policy);
-    return before;
-}
-
-static void mpt__module_leave(mpt_context *context, const mpt__module_state *before) {
-    context->path = before->path;
-    context->module = before->module;
-    context->path_hash = before->path_hash;
-    context->module_training = before->training;
-    context->autocast_depth = before->autocast_depth;
-}
-
-static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module *module,
-                                        int64_t i) {
-    if (i >= module->parameter_count) {
-        mpt_tensor none;
-        none.context = NULL, none.slot = 0, none.generation = 0;
-        return none;
-    }
-    uint32_t index = module->parameters[i].parameter - 1;
-    return mpt__handle(context, mpt__slot(context, context->parameters[index].tensor));
-}
-
-static mpt_tensor mpt__linear_call(mpt_context *context, const mpt__module *module, mpt_tensor x,
-                                   mpt_activation activation) {
-    return mpt_linear(x, mpt__parameter_handle(context, module, 0),
-                      mpt__parameter_handle(context, module, 1), activation);
-}
-
-static mpt_tensor mpt__dropout_module(mpt_context *context, mpt__module *module, mpt_tensor x) {
-    if (module->draw_step != context->now.step) {
-        module->draw_step = context->now.step;
-        module->draws = 0;
-    }
-    return mpt__dropout_call(x, module->p, module->path_hash, module->draws++);
-}
-
-/* Dropout calls of a step that was given up do not count: part of mpt_clear_error. */
-static void mpt__draws_forget(mpt_context *context) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count; i++) {
-        mpt__module *module = (mpt__module *)table->rows[i].object;
-        if (module && module->draw_step > context->committed.step) module->draw_step = -1;
-    }
-}
-
-static mpt_tensor mpt__activation_call(mpt_tensor x, mpt_activation activation) {
-    static mpt_tensor (*const functions[])(mpt_tensor) = {mpt_clone,     mpt_relu, mpt_gelu,
-                                                          mpt_gelu_tanh, mpt_tanh, mpt_sigmoid};
-    return functions[activation](x);
-}
-
-static mpt_tensor mpt__sequential_call(mpt_context *context, mpt__module *module, mpt_tensor x);
-
-/* A built-in layer of one input and one output. */
-static mpt_tensor mpt__layer_call(mpt_context *context, mpt__module *module, mpt_tensor x) {
-    switch (module->layer) {
-    case MPT__LAYER_LINEAR:
-        return mpt__linear_call(context, module, x, MPT_ACTIVATION_NONE);
-    case MPT__LAYER_ACTIVATION:
-        return mpt__activation_call(x, module->activation);
-    case MPT__LAYER_DROPOUT:
-        return mpt__dropout_module(context, module, x);
-    case MPT__LAYER_SOFTMAX:
-        return module->logarithm ? mpt_log_softmax(x, module->dim) : mpt_softmax(x, module->dim);
-    case MPT__LAYER_FLATTEN:
-        return mpt_flatten(x, 1, -1);
-    case MPT__LAYER_SEQUENTIAL:
-        return mpt__sequential_call(context, module, x);
-    case MPT__LAYER_LIST:
-        mpt__error(context, MPT_ERROR_UNSUPPORTED,
-                   "a list has no forward of its own; call its children, see mpt_child");
-        break;
-    case MPT__LAYER_USER:
-        break;
-    }
-    return mpt__null(context);
-}
-
-static mpt_status mpt__user_module_call(mpt_context *context, mpt__module *module,
-                                        const mpt_tensor *in, int n_in, mpt_tensor *out,
-                                        int n_out) {
-    if ((module->cls.n_inputs && n_in != module->cls.n_inputs) ||
-        (module->cls.n_outputs && n_out != module->cls.n_outputs))
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "%s takes %d inputs and %d outputs, got %d and %d", module->cls.name,
-                          module->cls.n_inputs, module->cls.n_outputs, n_in, n_out);
-    mpt_status status = module->cls.forward(mpt__module_handle(context, module), module->user, in,
-                                            n_in, out, n_out);
-    context->base.op = "mpt_forward"; /* not the last call that the user's function made */
-    if (context->base.status != MPT_OK) return context->base.status;
-    if (status != MPT_OK)
-        return mpt__error(context, status, "forward of %s reported: %s", module->cls.name,
-                          mpt_status_name(status));
-    if (out[0].slot == 0)
-        return mpt__error(context, MPT_ERROR_STATE, "forward of %s did not set output 0",
-                          module->cls.name);
-    return MPT_OK;
-}
-
-static mpt_status mpt__module_call(mpt_context *context, mpt__module *module, const mpt_tensor *in,
-                                   int n_in, mpt_tensor *out, int n_out) {
-    mpt__module_state before = mpt__module_enter(context, module);
-    if (module->layer == MPT__LAYER_USER) {
-        mpt__user_module_call(context, module, in, n_in, out, n_out);
-    } else if (n_in != 1 || n_out != 1) {
+    if (module->layer == MPT__LAYER_user)
+        mpt__user_forward_call(context, module, in, n_in, out, n_out);
+    else if (n_in != 1 || n_out != 1)
         mpt__error(context, MPT_ERROR_ARGUMENT, "%s takes one input and one output, got %d and %d",
                    module->cls.name, n_in, n_out);
-    } else {
-        out[0] = mpt__layer_call(context, module, in[0]);
-    }
-    mpt__module_leave(context, &before);
+    else
+        out[0] = mpt__layer_forward(context, module, in[0], activation);
+    context->path = path;
+    context->module = above;
+    context->path_hash = path_hash;
+    context->module_training = training;
+    context->autocast_depth = autocast_depth;
     return context->base.status;
 }
 
@@ -786,23 +843,19 @@ static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
 /* Children in order. A linear layer takes an activation that follows it into its own call. What
    passes between children is given up as soon as the next one has it, unless a user's forward in
    the tree may have put a handle of it by. */
-static mpt_tensor mpt__sequential_call(mpt_context *context, mpt__module *module, mpt_tensor x) {
+static mpt_tensor mpt__sequential_forward(mpt_context *context, const mpt__module *module,
+                                          mpt_tensor x) {
     mpt_tensor now = x;
     for (int64_t i = 0; i < module->child_count && context->base.status == MPT_OK; i++) {
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
-        mpt__module *next = i + 1 < module->child_count
-                                ? mpt__module_slot(context, module->children[i + 1].slot)
-                                : NULL;
-        mpt_tensor out = mpt__null(context);
-        if (child->layer == MPT__LAYER_LINEAR && next && next->layer == MPT__LAYER_ACTIVATION &&
-            next->policy == child->policy) {
-            mpt__module_state before = mpt__module_enter(context, child);
-            out = mpt__linear_call(context, child, now, next->activation);
-            mpt__module_leave(context, &before);
-            i++;
-        } else {
-            mpt__module_call(context, child, &now, 1, &out, 1);
+        mpt_activation activation = MPT_ACTIVATION_NONE;
+        if (child->layer == MPT__LAYER_linear && i + 1 < module->child_count) {
+            const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
+            if (next->policy == child->policy) activation = mpt__layer_rows[next->layer].activation;
         }
+        mpt_tensor out = mpt__null(context);
+        mpt__module_forward(context, child, &now, 1, &out, 1, activation);
+        if (activation != MPT_ACTIVATION_NONE) i++;
         if (!module->watched && !mpt__same_handle(now, x) && !mpt__same_handle(now, out))
             mpt_release(now);
         now = out;
@@ -813,18 +866,16 @@ static mpt_tensor mpt__sequential_call(mpt_context *context, mpt__module *module
 MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
                                      mpt_tensor *out, int n_out) {
     mpt_context *context = module.context;
-    for (int i = 0; out && i < n_out; i++) out[i] = mpt__null(context);
-    if (!mpt__enter(context, "mpt_forward"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
-    mpt__module *found = mpt__module_at(context, module);
-    if (!found) return context->base.status;
+    if (out) mpt__outputs_null(context, out, n_out);
+    mpt__module *found = mpt__module_call(module, "mpt_forward");
+    if (!found) return mpt__status_of(context);
     if (!in || !out || n_in < 1 || n_out < 1)
         return mpt__error(context, MPT_ERROR_ARGUMENT,
                           "expected at least one input and one output");
     for (int i = 0; i < n_in; i++)
         if (!mpt__at(context, in[i], "input")) return context->base.status;
     if (mpt__freeze(context, found) != MPT_OK) return context->base.status;
-    return mpt__module_call(context, found, in, n_in, out, n_out);
+    return mpt__module_forward(context, found, in, n_in, out, n_out, MPT_ACTIVATION_NONE);
 }
 
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {

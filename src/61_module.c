@@ -6,17 +6,10 @@
 
 #include "60_nn.c"
 
-/* The module of a handle, its tree frozen; NULL with an error recorded. */
+/* Begins a public call on a module whose tree is frozen for it; NULL with an error recorded. */
 static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
-    mpt_context *context = module.context;
-    if (!mpt__enter(context, call)) return NULL;
-    mpt__module *found = mpt__module_at(context, module);
-    if (!found || mpt__freeze(context, found) != MPT_OK) return NULL;
-    return found;
-}
-
-static mpt_status mpt__status_of(mpt_context *context) {
-    return context ? context->base.status : MPT_ERROR_HANDLE;
+    mpt__module *found = mpt__module_call(module, call);
+    return found && mpt__freeze(module.context, found) == MPT_OK ? found : NULL;
 }
 
 /* ==== Finding ==== */
@@ -67,35 +60,16 @@ MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path) {
 
 MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
     mpt_context *context = module.context;
-    if (!mpt__enter(context, "mpt_child")) return mpt__module_null(context);
-    mpt__module *found = mpt__module_at(context, module);
+    mpt__module *found = mpt__module_call(module, "mpt_child");
     if (!found) return mpt__module_null(context);
-    mpt__module *child = path && *path ? mpt__module_find(context, found, path, NULL) : NULL;
-    if (child) return mpt__module_handle(context, child);
-    mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them",
-               found->cls.name, path ? path : "(null)");
-    return mpt__module_null(context);
+    const mpt__module *child = path && *path ? mpt__module_find(context, found, path, NULL) : NULL;
+    if (!child)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them",
+                   found->cls.name, path ? path : "(null)");
+    return mpt__module_handle(context, child);
 }
 
 /* ==== Listing ==== */
-
-typedef struct mpt__listing {
-    uint32_t *list; /* may be NULL */
-    int64_t capacity, count, numel;
-} mpt__listing;
-
-static mpt_status mpt__list_module(mpt_context *context, mpt__module *module, const char *path,
-                                   void *user) {
-    mpt__listing *listing = (mpt__listing *)user;
-    (void)context, (void)path;
-    for (int64_t i = 0; i < module->parameter_count; i++) {
-        if (listing->list && listing->count < listing->capacity)
-            listing->list[listing->count] = module->parameters[i].parameter - 1;
-        listing->count++;
-        listing->numel += mpt__shape_numel(&module->parameters[i].shape);
-    }
-    return MPT_OK;
-}
 
 static int64_t mpt__module_parameters(mpt_context *context, mpt_module module, const char *name,
                                       uint32_t *list, int64_t capacity) {
@@ -103,57 +77,43 @@ static int64_t mpt__module_parameters(mpt_context *context, mpt_module module, c
     if (!found || mpt__freeze(context, found) != MPT_OK) return -1;
     if (name) {
         int64_t i = mpt__find_parameter(context, found, name, &holder);
-        if (i < 0) return -1;
-        if (list && capacity > 0) list[0] = holder->parameters[i].parameter - 1;
-        return 1;
+        if (i >= 0 && list && capacity > 0) list[0] = holder->parameters[i].parameter - 1;
+        return i < 0 ? -1 : 1;
     }
-    mpt__listing listing;
-    memset(&listing, 0, sizeof listing);
-    listing.list = list;
-    listing.capacity = capacity;
-    if (mpt__walk_modules(context, found, mpt__list_module, &listing) != MPT_OK) return -1;
-    return listing.count;
+    int64_t count = 0;
+    const mpt__module_parameter *row;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    for (; (row = mpt__walk_parameter(&walk)) != NULL; count++)
+        if (list && count < capacity) list[count] = row->parameter - 1;
+    return count;
 }
 
-/* Counts without freezing the tree. */
-static bool mpt__module_count(mpt_module module, const char *call, mpt__listing *listing) {
-    mpt_context *context = module.context;
-    memset(listing, 0, sizeof *listing);
-    if (!mpt__enter(context, call)) return false;
-    mpt__module *found = mpt__module_at(context, module);
-    return found && mpt__walk_modules(context, found, mpt__list_module, listing) == MPT_OK;
+/* Counts without freezing the tree: elements, or tensors; -1 on error. */
+static int64_t mpt__count_parameters(mpt_module module, const char *call, bool elements) {
+    mpt__module *found = mpt__module_call(module, call);
+    if (!found) return -1;
+    int64_t count = 0;
+    const mpt__module_parameter *row;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, module.context, found);
+    while ((row = mpt__walk_parameter(&walk)) != NULL)
+        count += elements ? mpt__shape_numel(&row->shape) : 1;
+    return module.context->base.status == MPT_OK ? count : -1;
 }
 
 MPTRAIN_API int mpt_parameter_count(mpt_module module) {
-    mpt__listing listing;
-    return mpt__module_count(module, "mpt_parameter_count", &listing) ? (int)listing.count : -1;
+    return (int)mpt__count_parameters(module, "mpt_parameter_count", false);
 }
 
 MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module) {
-    mpt__listing listing;
-    return mpt__module_count(module, "mpt_parameter_numel", &listing) ? listing.numel : -1;
+    return mpt__count_parameters(module, "mpt_parameter_numel", true);
 }
 
-/* All parameters below a module, in memory that mpt__parameter_list_free takes back. */
-typedef struct mpt__parameter_list {
-    uint32_t *index;
-    int64_t count;
-} mpt__parameter_list;
-
-static bool mpt__parameter_list_make(mpt_context *context, mpt_module module,
-                                     mpt__parameter_list *list) {
-    list->index = NULL;
-    list->count = mpt__module_parameters(context, module, NULL, NULL, 0);
-    if (list->count <= 0) return list->count == 0;
-    list->index = (uint32_t *)mpt__host_new(context, (size_t)list->count * sizeof(uint32_t));
-    if (!list->index) return false;
-    mpt__module_parameters(context, module, NULL, list->index, list->count);
-    return true;
-}
-
-static void mpt__parameter_list_free(mpt_context *context, mpt__parameter_list *list) {
-    mpt__host_free(context, list->index, (size_t)list->count * sizeof(uint32_t));
-    list->index = NULL;
+/* The next parameter of a tree that is in use; NULL at the end. */
+static mpt__parameter *mpt__walk_values(mpt__walk *walk) {
+    const mpt__module_parameter *row = mpt__walk_parameter(walk);
+    return row ? &walk->context->parameters[row->parameter - 1] : NULL;
 }
 
 /* The path of a parameter as seen from `module`, whose own path is a prefix of it. */
@@ -169,40 +129,31 @@ static const char *mpt__relative_path(mpt_context *context, const mpt__module *m
 MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path,
                                         size_t path_size) {
     mpt_context *context = module.context;
-    if (path && path_size) path[0] = '\0';
+    mpt__prose prose = mpt__prose_make(path, path_size);
     mpt__module *found = mpt__module_frozen(module, "mpt_parameter_at");
     if (!found) return mpt__null(context);
-    mpt__parameter_list list;
-    mpt_tensor tensor = mpt__null(context);
-    if (!mpt__parameter_list_make(context, module, &list)) return tensor;
-    if (index < 0 || index >= list.count) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "parameter %d: the module has %lld of them", index,
-                   (long long)list.count);
-    } else {
-        const mpt__parameter *parameter = &context->parameters[list.index[index]];
-        tensor = mpt__handle(context, mpt__slot(context, parameter->tensor));
-        if (path && path_size)
-            mpt__format_text(path, path_size, "%s", mpt__relative_path(context, found, parameter));
+    const mpt__parameter *parameter;
+    int count = 0;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    for (; (parameter = mpt__walk_values(&walk)) != NULL; count++) {
+        if (count != index) continue;
+        mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter));
+        return mpt__handle(context, mpt__slot(context, parameter->tensor));
     }
-    mpt__parameter_list_free(context, &list);
-    return tensor;
+    return mpt__refuse(context, MPT_ERROR_ARGUMENT, "parameter %d: the module has %d of them",
+                       index, count);
 }
 
 /* ==== Modes and policies ==== */
 
-static mpt_status mpt__set_training(mpt_context *context, mpt__module *module, const char *path,
-                                    void *user) {
-    (void)context, (void)path;
-    module->training = *(const bool *)user;
-    return MPT_OK;
-}
-
 static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
-    mpt_context *context = module.context;
-    if (!mpt__enter(context, call)) return mpt__status_of(context);
-    mpt__module *found = mpt__module_at(context, module);
-    if (!found) return context->base.status;
-    return mpt__walk_modules(context, found, mpt__set_training, &on);
+    mpt__module *found = mpt__module_call(module, call);
+    if (!found) return mpt__status_of(module.context);
+    mpt__walk walk;
+    found = mpt__walk_begin(&walk, module.context, found);
+    for (; found; found = mpt__walk_next(&walk)) found->training = on;
+    return module.context->base.status;
 }
 
 MPTRAIN_API mpt_status mpt_train(mpt_module module) {
@@ -211,17 +162,14 @@ MPTRAIN_API mpt_status mpt_train(mpt_module module) {
 MPTRAIN_API mpt_status mpt_eval(mpt_module module) { return mpt__train(module, "mpt_eval", false); }
 
 MPTRAIN_API bool mpt_is_training(mpt_module module) {
-    mpt_context *context = module.context;
-    if (!mpt__enter(context, "mpt_is_training")) return false;
-    mpt__module *found = mpt__module_at(context, module);
+    const mpt__module *found = mpt__module_call(module, "mpt_is_training");
     return found && found->training;
 }
 
 MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
     mpt_context *context = root.context;
-    if (!mpt__enter(context, "mpt_set_label")) return mpt__status_of(context);
-    mpt__module *found = mpt__module_at(context, root);
-    if (!found) return context->base.status;
+    mpt__module *found = mpt__module_call(root, "mpt_set_label");
+    if (!found) return mpt__status_of(context);
     if (!label) return mpt__error(context, MPT_ERROR_ARGUMENT, "label is NULL");
     if (found->parent || found->frozen)
         return mpt__error(context, MPT_ERROR_STATE,
@@ -234,13 +182,11 @@ MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
 }
 
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
-    mpt_context *context = module.context;
-    if (!mpt__enter(context, "mpt_set_dtype_policy")) return mpt__status_of(context);
-    mpt__module *found = mpt__module_at(context, module);
-    if (!found) return context->base.status;
+    mpt__module *found = mpt__module_call(module, "mpt_set_dtype_policy");
+    if (!found) return mpt__status_of(module.context);
     if (dtype != MPT_F32 && dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_DTYPE_NONE)
         return mpt__error(
-            context, MPT_ERROR_DTYPE,
+            module.context, MPT_ERROR_DTYPE,
             "expected MPT_F16, MPT_BF16, MPT_F32 (casting off) or MPT_DTYPE_NONE, got %s",
             mpt_dtype_name(dtype));
     found->policy = (uint8_t)dtype;
@@ -249,73 +195,58 @@ MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) 
 
 /* ==== Pure half ==== */
 
+/* The values of a parameter as fp32, in memory that the caller frees; NULL on error. *bytes > 0. */
+static float *mpt__parameter_values(mpt_context *context, const mpt__parameter *parameter,
+                                    size_t *bytes) {
+    *bytes = ((size_t)parameter->numel + 1) * sizeof(float);
+    float *values = (float *)mpt__host_new(context, *bytes);
+    if (values &&
+        mpt__read_as(context, mpt__slot(context, parameter->tensor), MPT_F32, values) == MPT_OK)
+        return values;
+    mpt__host_free(context, values, *bytes);
+    return NULL;
+}
+
 static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *parameter,
-                                  mpt_dtype dtype, float *values) {
-    const mpt__tensor *tensor = mpt__slot(context, parameter->tensor);
+                                  mpt_dtype dtype) {
     if (parameter->optimizer)
         return mpt__error(
             context, MPT_ERROR_STATE,
             "parameter %s already belongs to an optimizer; call mpt_half before it is made",
             parameter->path);
-    if (mpt_read_f32(mpt__handle(context, tensor), values, parameter->numel) != MPT_OK)
-        return context->base.status;
+    size_t bytes;
+    float *values = mpt__parameter_values(context, parameter, &bytes);
     float limit = (float)mpt__dtype_info[dtype].max_finite;
-    for (int64_t i = 0; i < parameter->numel; i++) {
-        if (mpt__f32_is_finite(values[i]) && (values[i] > limit || values[i] < -limit))
-            return mpt__error(
-                context, MPT_ERROR_NUMERIC,
-                "parameter %s: element %lld is %g, beyond the largest %s, %g; scale the "
-                "weights down, use MPT_BF16, or train with autocast instead",
-                parameter->path, (long long)i, (double)values[i], mpt_dtype_name(dtype),
-                (double)limit);
+    for (int64_t i = 0; values && i < parameter->numel; i++) {
+        if (!mpt__f32_is_finite(values[i]) || (values[i] <= limit && values[i] >= -limit)) continue;
+        mpt__error(context, MPT_ERROR_NUMERIC,
+                   "parameter %s: element %lld is %g, beyond the largest %s, %g; scale the "
+                   "weights down, use MPT_BF16, or train with autocast instead",
+                   parameter->path, (long long)i, (double)values[i], mpt_dtype_name(dtype),
+                   (double)limit);
+        break;
     }
-    return MPT_OK;
+    mpt__host_free(context, values, bytes);
+    return context->base.status;
 }
 
-/* Moves the listed parameters into a new block of `dtype`. */
-static mpt_status mpt__move_parameters(mpt_context *context, const mpt__parameter_list *list,
-                                       mpt_dtype dtype) {
-    int64_t numel = 0;
-    for (int64_t i = 0; i < list->count; i++)
-        numel = mpt__aligned_up(numel + context->parameters[list->index[i]].numel,
-                                mpt__block_grain(dtype));
-    uint32_t index = mpt__block_new(context, dtype);
-    if (index == UINT32_MAX) return context->base.status;
-    uint32_t values = mpt__storage_new(context, numel * mpt__dtype_info[dtype].bytes,
-                                       MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
-    mpt__block *block = &context->blocks[index];
-    if (!values) {
-        memset(block, 0, sizeof *block);
-        return context->base.status;
-    }
-    block->values = values;
-    block->numel = numel;
-    int64_t offset = 0;
-    for (int64_t i = 0; i < list->count; i++) {
-        mpt__parameter *parameter = &context->parameters[list->index[i]];
-        mpt__tensor *tensor = mpt__slot(context, parameter->tensor), moved = *tensor;
-        mpt__block *old = &context->blocks[parameter->block];
-        moved.storage = values;
-        moved.dtype = (uint8_t)dtype;
-        moved.offset = offset;
-        mpt__launch_copy(context, tensor, &moved, MPT__WRITE);
-        mpt__storage_retain(context, values);
-        mpt__storage_release(context, tensor->storage);
-        *tensor = moved;
-        parameter->block = index;
-        parameter->offset = offset;
-        parameter->has_grad = false;
-        block->parameters++;
-        offset = mpt__aligned_up(offset + parameter->numel, mpt__block_grain(dtype));
-        if (--old->parameters == 0) {
-            mpt__storage_release(context, old->values);
-            if (old->gradients) mpt__storage_release(context, old->gradients);
-            for (int f = 0; f < 2; f++)
-                if (old->form[f]) mpt__storage_release(context, old->form[f]);
-            memset(old, 0, sizeof *old);
-        }
-    }
-    return context->base.status;
+/* Converts a parameter into its place in another block. */
+static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter, uint32_t index,
+                                int64_t offset) {
+    mpt__block *block = &context->blocks[index], *old = &context->blocks[parameter->block];
+    mpt__tensor *tensor = mpt__slot(context, parameter->tensor), moved = *tensor;
+    moved.storage = block->values;
+    moved.dtype = block->dtype;
+    moved.offset = offset;
+    mpt__launch_copy(context, tensor, &moved, MPT__WRITE);
+    mpt__storage_retain(context, block->values);
+    mpt__storage_release(context, tensor->storage);
+    *tensor = moved;
+    parameter->block = index;
+    parameter->offset = offset;
+    parameter->has_grad = false;
+    block->parameters++;
+    if (--old->parameters == 0) mpt__block_free(context, old);
 }
 
 MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
@@ -325,117 +256,102 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
         return mpt__error(context, MPT_ERROR_DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %s",
                           mpt_dtype_name(dtype));
-    mpt__parameter_list list;
-    if (!mpt__parameter_list_make(context, module, &list)) return context->base.status;
-    int64_t largest = 0;
-    for (int64_t i = 0; i < list.count; i++) {
-        int64_t numel = context->parameters[list.index[i]].numel;
-        if (numel > largest) largest = numel;
+    int64_t numel = 0, offset = 0, grain = mpt__block_grain(dtype);
+    mpt__parameter *parameter;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    while ((parameter = mpt__walk_values(&walk)) != NULL) {
+        numel = mpt__aligned_up(numel + parameter->numel, grain);
+        if (mpt__check_half(context, parameter, dtype) != MPT_OK) return context->base.status;
     }
-    size_t bytes = (size_t)largest * sizeof(float);
-    float *values = largest > 0 ? (float *)mpt__host_new(context, bytes) : NULL;
-    for (int64_t i = 0; i < list.count && values && context->base.status == MPT_OK; i++)
-        mpt__check_half(context, &context->parameters[list.index[i]], dtype, values);
-    mpt__host_free(context, values, bytes);
-    if (context->base.status == MPT_OK && list.count > 0)
-        mpt__move_parameters(context, &list, dtype);
-    mpt__parameter_list_free(context, &list);
+    uint32_t block = numel > 0 ? mpt__block_new(context, dtype) : UINT32_MAX;
+    if (block == UINT32_MAX) return context->base.status;
+    uint32_t values = mpt__storage_new(context, numel * mpt__dtype_info[dtype].bytes,
+                                       MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
+    context->blocks[block].values = values;
+    context->blocks[block].numel = numel;
+    if (!values) mpt__block_free(context, &context->blocks[block]);
+    mpt__walk_begin(&walk, context, found);
+    while (values && (parameter = mpt__walk_values(&walk)) != NULL) {
+        mpt__move_parameter(context, parameter, block, offset);
+        offset = mpt__aligned_up(offset + parameter->numel, grain);
+    }
     return context->base.status;
 }
 
 /* ==== Summary ==== */
 
 typedef struct mpt__summary {
-    char *text;
-    size_t size, need;
+    mpt__prose out;
     int64_t parameters, bytes;
 } mpt__summary;
 
-/* Appends a text, cut where the line ends, and blanks up to column `to`. Returns the length. */
-static size_t mpt__summary_column(char *line, size_t size, size_t length, const char *text,
-                                  size_t to) {
-    size_t room = size - length;
-    size_t more = mpt__format_text(line + length, room, "%s%s", length ? " " : "", text);
-    length += more < room ? more : room - 1;
-    while (length < to) line[length++] = ' ';
-    return length;
-}
-
-static void mpt__summary_line(mpt__summary *summary, const char *name, const char *kind,
-                              const char *shape, int64_t numel) {
-    char line[512];
-    size_t length = mpt__summary_column(line, sizeof line, 0, name, 26);
-    length = mpt__summary_column(line, sizeof line, length, kind, 44);
-    length = mpt__summary_column(line, sizeof line, length, shape, 64);
-    char number[24] = "";
-    if (numel >= 0) mpt__format_text(number, sizeof number, "%lld", (long long)numel);
-    length = mpt__summary_column(line, sizeof line, length, number, 0);
-    while (length > 0 && line[length - 1] == ' ') length--;
-    line[length] = '\0';
-    char *at = summary->need < summary->size ? summary->text + summary->need : NULL;
-    summary->need += mpt__format_text(at, at ? summary->size - summary->need : 0, "%s\n", line);
-}
-
-static mpt_status mpt__summary_module(mpt_context *context, mpt__module *module, const char *path,
-                                      void *user) {
-    mpt__summary *summary = (mpt__summary *)user;
-    mpt__summary_line(summary, *path ? path : "(root)", module->cls.name, "", -1);
-    for (int64_t i = 0; i < module->parameter_count; i++) {
-        const mpt__module_parameter *row = &module->parameters[i];
-        char name[256], shape[128];
-        mpt_dtype dtype = MPT_F32;
-        if (row->parameter) {
-            const mpt__parameter *parameter = &context->parameters[row->parameter - 1];
-            dtype = (mpt_dtype)context->blocks[parameter->block].dtype;
-        }
-        int64_t numel = mpt__shape_numel(&row->shape);
-        mpt__format_text(name, sizeof name, "  %s", row->name);
-        mpt__format_text(shape, sizeof shape, "%S", &row->shape);
-        mpt__summary_line(summary, name, mpt_dtype_name(dtype), shape, numel);
-        summary->parameters += numel;
-        summary->bytes += numel * mpt__dtype_info[dtype].bytes;
+/* One line: columns begin at 0, 27, 45 and 65, or one blank after a longer one. */
+static void mpt__summary_line(mpt__prose *out, const char *name, const char *kind,
+                              const char *shape, const char *numel) {
+    static const size_t starts[] = {0, 27, 45, 65};
+    const char *column[] = {name, kind, shape, numel};
+    size_t line = out->length;
+    for (int i = 0; i < 4 && *column[i]; i++) {
+        if (i > 0) mpt__write_text(out, " ");
+        while (out->length - line < starts[i]) mpt__write_text(out, " ");
+        mpt__write_text(out, "%s", column[i]);
     }
-    return MPT_OK;
+    mpt__write_text(out, "\n");
+}
+
+static void mpt__summary_parameter(mpt_context *context, mpt__summary *summary,
+                                   const mpt__module_parameter *row) {
+    char name[256], shape[192], number[24];
+    mpt_dtype dtype = MPT_F32;
+    if (row->parameter)
+        dtype = (mpt_dtype)context->blocks[context->parameters[row->parameter - 1].block].dtype;
+    int64_t numel = mpt__shape_numel(&row->shape);
+    mpt__format_text(name, sizeof name, "  %s", row->name);
+    mpt__format_text(shape, sizeof shape, "%S", &row->shape);
+    mpt__format_text(number, sizeof number, "%lld", (long long)numel);
+    mpt__summary_line(&summary->out, name, mpt_dtype_name(dtype), shape, number);
+    summary->parameters += numel;
+    summary->bytes += numel * mpt__dtype_info[dtype].bytes;
 }
 
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
-    mpt_context *context = module.context;
     mpt__summary summary;
     memset(&summary, 0, sizeof summary);
-    summary.text = text;
-    summary.size = text ? size : 0;
-    if (summary.size) text[0] = '\0';
-    if (!mpt__enter(context, "mpt_summary")) return 0;
-    mpt__module *found = mpt__module_at(context, module);
+    summary.out = mpt__prose_make(text, size);
+    mpt__module *found = mpt__module_call(module, "mpt_summary");
     if (!found) return 0;
-    mpt__walk_modules(context, found, mpt__summary_module, &summary);
-    char *at = summary.need < summary.size ? text + summary.need : NULL;
-    return summary.need + mpt__format_text(at, at ? summary.size - summary.need : 0,
-                                           "total: %lld parameters, %lld bytes\n",
-                                           (long long)summary.parameters, (long long)summary.bytes);
+    mpt__walk walk;
+    found = mpt__walk_begin(&walk, module.context, found);
+    for (; found; found = mpt__walk_next(&walk)) {
+        mpt__summary_line(&summary.out, *walk.path ? walk.path : "(root)", found->cls.name, "", "");
+        for (int64_t i = 0; i < found->parameter_count; i++)
+            mpt__summary_parameter(module.context, &summary, &found->parameters[i]);
+    }
+    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes\n",
+                    (long long)summary.parameters, (long long)summary.bytes);
+    return summary.out.length;
 }
 
 /* ==== Copying, hashing, destroying ==== */
 
 /* Values of one parameter into another of the same shape, through host memory. */
-static mpt_status mpt__copy_parameter(mpt_context *to, uint32_t to_index, mpt_context *from,
-                                      uint32_t from_index) {
-    mpt__parameter *target = &to->parameters[to_index], *source = &from->parameters[from_index];
-    mpt__tensor *a = mpt__slot(to, target->tensor), *b = mpt__slot(from, source->tensor);
+static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *target,
+                                      mpt_context *from, const mpt__parameter *source) {
+    mpt__tensor *a = mpt__slot(to, target->tensor);
+    const mpt__tensor *b = mpt__slot(from, source->tensor);
     if (!mpt__same_shape(a, b)) {
         mpt_shape sa = mpt__shape_of(a), sb = mpt__shape_of(b);
         return mpt__error(to, MPT_ERROR_SHAPE, "parameter %s is %S here and %S in the source (%s)",
                           target->path, &sa, &sb, source->path);
     }
-    size_t bytes = (size_t)target->numel * sizeof(float);
-    if (bytes == 0) return MPT_OK;
-    float *values = (float *)mpt__host_new(to, bytes);
-    if (!values) return to->base.status;
-    if (mpt_read_f32(mpt__handle(from, b), values, source->numel) == MPT_OK)
+    size_t bytes;
+    float *values = mpt__parameter_values(from, source, &bytes);
+    if (values)
         mpt__write_f32(to, a, values);
     else
         mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
-    mpt__host_free(to, values, bytes);
+    mpt__host_free(from, values, bytes);
     return to->base.status;
 }
 
@@ -446,20 +362,21 @@ MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source
     if (!from) return mpt__error(to, MPT_ERROR_HANDLE, "the source is a null handle");
     mpt__module *origin = mpt__module_frozen(source, "mpt_copy_module");
     if (!origin) {
-        if (from == to) return to->base.status;
-        return mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+        return to->base.status;
     }
-    mpt__parameter_list a, b;
-    bool ok = mpt__parameter_list_make(to, destination, &a);
-    if (!ok) return to->base.status;
-    ok = mpt__parameter_list_make(from, source, &b);
-    if (ok && a.count != b.count)
-        mpt__error(to, MPT_ERROR_SHAPE, "the source has %lld parameters, the destination %lld",
-                   (long long)b.count, (long long)a.count);
-    for (int64_t i = 0; ok && i < a.count && to->base.status == MPT_OK; i++)
-        mpt__copy_parameter(to, a.index[i], from, b.index[i]);
-    mpt__parameter_list_free(to, &a);
-    if (ok) mpt__parameter_list_free(from, &b);
+    int64_t here = mpt__module_parameters(to, destination, NULL, NULL, 0);
+    int64_t there = mpt__module_parameters(from, source, NULL, NULL, 0);
+    if (here != there)
+        return mpt__error(to, MPT_ERROR_SHAPE,
+                          "the source has %lld parameters, the destination %lld", (long long)there,
+                          (long long)here);
+    const mpt__parameter *a, *b;
+    mpt__walk walk_a, walk_b;
+    mpt__walk_begin(&walk_a, to, target);
+    mpt__walk_begin(&walk_b, from, origin);
+    while ((a = mpt__walk_values(&walk_a)) != NULL && (b = mpt__walk_values(&walk_b)) != NULL)
+        if (mpt__copy_parameter(to, a, from, b) != MPT_OK) break;
     return to->base.status;
 }
 
@@ -478,11 +395,12 @@ static uint64_t mpt__hash_storage(mpt_context *context, uint64_t hash, uint32_t 
 MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_frozen(module, "mpt_module_hash");
-    mpt__parameter_list list;
-    if (!found || !mpt__parameter_list_make(context, module, &list)) return 0;
+    if (!found) return 0;
     uint64_t hash = 0;
-    for (int64_t i = 0; i < list.count; i++) {
-        const mpt__parameter *parameter = &context->parameters[list.index[i]];
+    const mpt__parameter *parameter;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    while ((parameter = mpt__walk_values(&walk)) != NULL) {
         const mpt__tensor *tensor = mpt__slot(context, parameter->tensor);
         const char *path = mpt__relative_path(context, found, parameter);
         int64_t width = mpt__dtype_info[tensor->dtype].bytes;
@@ -493,62 +411,31 @@ MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
         hash = mpt__hash_storage(context, hash, tensor->storage, tensor->offset * width,
                                  parameter->numel * width);
     }
-    mpt__parameter_list_free(context, &list);
     return hash;
-}
-
-static mpt_status mpt__check_unowned(mpt_context *context, mpt__module *module, const char *path,
-                                     void *user) {
-    (void)path, (void)user;
-    for (int64_t i = 0; i < module->parameter_count; i++) {
-        if (!module->parameters[i].parameter) continue;
-        const mpt__parameter *parameter = &context->parameters[module->parameters[i].parameter - 1];
-        if (parameter->optimizer)
-            return mpt__error(
-                context, MPT_ERROR_STATE,
-                "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
-                parameter->path);
-    }
-    return MPT_OK;
-}
-
-/* Slot of another module that holds `child`; 0 if there is none. */
-static uint32_t mpt__other_parent(mpt_context *context, const mpt__module *parent,
-                                  const mpt__module *child) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count; i++) {
-        const mpt__module *other = (const mpt__module *)table->rows[i].object;
-        for (int64_t k = 0; other && other != parent && k < other->child_count; k++)
-            if (other->children[k].slot == child->slot) return other->slot;
-    }
-    return 0;
-}
-
-static void mpt__destroy_tree(mpt_context *context, mpt__module *module) {
-    for (int64_t i = 0; i < module->child_count; i++) {
-        mpt__module *child = mpt__module_slot(context, module->children[i].slot);
-        if (--child->parents == 0) mpt__destroy_tree(context, child);
-        else if (child->parent == module->slot)
-            child->parent = mpt__other_parent(context, module, child);
-    }
-    mpt__object_free(context, MPT__MODULE, module->slot);
 }
 
 MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
     mpt_context *context = root.context;
-    if (!mpt__enter(context, "mpt_module_destroy")) return mpt__status_of(context);
-    mpt__module *found = mpt__module_at(context, root);
-    if (!found) return context->base.status;
+    mpt__module *found = mpt__module_call(root, "mpt_module_destroy");
+    if (!found) return mpt__status_of(context);
     if (found->parent)
         return mpt__error(context, MPT_ERROR_STATE,
                           "the module is part of another one; destroy the root");
     if (context->module)
         return mpt__error(context, MPT_ERROR_STATE,
                           "a forward is under way; destroy modules after it");
-    if (mpt__walk_modules(context, found, mpt__check_unowned, NULL) != MPT_OK)
-        return context->base.status;
-    mpt__destroy_tree(context, found);
-    return MPT_OK;
+    const mpt__module_parameter *row;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    while ((row = mpt__walk_parameter(&walk)) != NULL) {
+        if (row->parameter && context->parameters[row->parameter - 1].optimizer)
+            return mpt__error(
+                context, MPT_ERROR_STATE,
+                "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
+                context->parameters[row->parameter - 1].path);
+    }
+    if (context->base.status == MPT_OK) mpt__module_end(context, found, true);
+    return context->base.status;
 }
 
 #endif

@@ -957,8 +957,10 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
     status = mpt__schedule_before_step(context, optimizer);
     if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
     context->launch_phase = phase;
-    if (status == MPT_OK) context->committed = context->now;
-    return status;
+    if (status != MPT_OK) return status;
+    context->now.updates++;
+    context->committed = context->now;
+    return MPT_OK;
 }
 
 /* fp16 without a scaler loses small gradients in silence: said once per optimizer. */

@@ -100,23 +100,19 @@ static mpt_status mpt__apply_init(mpt_context *context, mpt__module *module, int
     return module->frozen ? mpt__draw_parameter(context, module, i) : MPT_OK;
 }
 
-static mpt_status mpt__init_module(mpt_context *context, mpt__module *module, const char *path,
-                                   void *user) {
-    mpt_status status = MPT_OK;
-    (void)path;
-    for (int64_t i = 0; i < module->parameter_count && status == MPT_OK; i++) {
-        if (module->parameters[i].shape.rank >= 2)
-            status = mpt__apply_init(context, module, i, *(const mpt_init *)user);
-    }
-    return status;
-}
-
 MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_init init) {
     mpt_context *context = module.context;
     if (!mpt__enter(context, "mpt_set_init")) return mpt__status_of(context);
     mpt__module *found = mpt__module_at(context, module), *holder;
     if (!found || !mpt__check_init(context, init)) return context->base.status;
-    if (!name) return mpt__walk_modules(context, found, mpt__init_module, &init);
+    if (!name) {
+        const mpt__module_parameter *row;
+        mpt__walk walk;
+        mpt__walk_begin(&walk, context, found);
+        while ((row = mpt__walk_parameter(&walk)) != NULL && context->base.status == MPT_OK)
+            if (row->shape.rank >= 2) mpt__apply_init(context, walk.module, walk.row - 1, init);
+        return context->base.status;
+    }
     int64_t i = mpt__find_parameter(context, found, name, &holder);
     return i < 0 ? context->base.status : mpt__apply_init(context, holder, i, init);
 }

@@ -62,7 +62,7 @@ static void scenario_make(scenario *s, mpt_context *context) {
         t->loader =
             make_loader_of(context, t->data, 8, 0, s->precision == MPT_BF16 ? MPT_BF16 : MPT_F32);
     while (again(s, &tries));
-    do t->net = make_net(context);
+    do t->net = make_unnamed_net(context);
     while (again(s, &tries));
     if (s->precision == MPT_BF16) do
             mpt_half(t->net, MPT_BF16);
@@ -137,7 +137,7 @@ static void every_allocation_fails(mpt_dtype precision, int64_t failures) {
         if (test_failures) printf("\n  with allocation %lld refused", (long long)n);
     }
     CHECK_EQ_INT(refused, (int)calls); /* each of them was reached */
-    CHECK(failed * 10 > refused * 8);  /* a pool may do without a few */
+    CHECK(failed * 10 > refused * 7);  /* a pool may do without a few */
     free(saved);
     disk_free(&d);
 }

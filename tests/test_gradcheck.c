@@ -77,7 +77,7 @@ CALL(mse_loss, mpt_mse_loss(in[0], in[1], (mpt_reduction)(v % 3)))
 
 /* The mask is drawn from the call's number, which must be the same in every evaluation. */
 static mpt_tensor call_dropout(const mpt_tensor *in, int v) {
-    context->module_calls = (uint64_t)v;
+    context->now.module_calls = (uint64_t)v;
     return mpt_dropout(in[0], 0.1 + 0.2 * v);
 }
 

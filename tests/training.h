@@ -230,15 +230,19 @@ static MAYBE_UNUSED mpt_dataset make_data(mpt_context *context, int64_t count) {
     return data;
 }
 
-static MAYBE_UNUSED mpt_module make_net(mpt_context *context) {
-    mpt_module layers[6];
+static MAYBE_UNUSED mpt_module make_unnamed_net(mpt_context *context) {
+    mpt_module layers[5];
     layers[0] = mpt_nn_linear(context, FEATURES, 16);
     layers[1] = mpt_nn_relu(context);
     layers[2] = mpt_nn_dropout(context, 0.25);
     layers[3] = mpt_nn_linear(context, 16, CLASSES);
     layers[4] = mpt_nn_log_softmax(context, -1);
-    mpt_module net = mpt_sequential_array(context, layers, 5);
-    mpt_set_label(net, "net"); /* a second try starts from the same values */
+    return mpt_sequential_array(context, layers, 5);
+}
+
+static MAYBE_UNUSED mpt_module make_net(mpt_context *context) {
+    mpt_module net = make_unnamed_net(context);
+    mpt_set_label(net, "net"); /* the same values wherever it is made */
     return net;
 }
 

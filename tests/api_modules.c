@@ -1,0 +1,268 @@
+/* api_modules.c: module trees and user-defined ops at the edges: creations that fail and are tried
+   again, dropout and mpt_clear_error, trees destroyed while others use them, handles released where
+   the library still needs what they name. */
+#include MPTRAIN_HEADER_FILE
+#include "harness.h"
+#include "training.h"
+
+static mpt_context *make_context(arena *a) {
+    mpt_config config = mpt_config_default();
+    config.threads = 1;
+    config.seed = 5;
+    if (a) arena_use(a, &config);
+    return mpt_create(&config);
+}
+
+/* ==== Creations that fail ==== */
+
+/* Arguments in any order, a tree within a tree. */
+static mpt_module nested(mpt_context *c) {
+    return mpt_sequential(
+        c, mpt_nn_linear(c, 3, 5), mpt_nn_relu(c),
+        mpt_sequential(c, mpt_nn_linear(c, 5, 4), mpt_nn_tanh(c), mpt_nn_dropout(c, 0.5), MPT_END),
+        mpt_nn_list(c, mpt_nn_linear_no_bias(c, 4, 2), MPT_END), MPT_END);
+}
+
+/* Two nets of one context, the first after a failure of allocation number `fail_at`. */
+static void two_nets(int64_t fail_at, uint64_t hash[2], int64_t *calls, int *failures) {
+    arena a;
+    mpt_context *c = make_context(&a);
+    int64_t before = a.calls;
+    a.fail_at = fail_at ? before + fail_at : 0, a.failures = 1;
+    *failures = 0;
+    mpt_module net = nested(c);
+    *calls = a.calls - before;
+    if (mpt_failed(c)) {
+        CHECK_EQ_INT(mpt_error_code(c), MPT_ERROR_MEMORY);
+        CHECK_EQ_INT(net.slot, 0);
+        mpt_clear_error(c);
+        net = nested(c);
+        ++*failures;
+    }
+    hash[0] = mpt_module_hash(net);
+    hash[1] = mpt_module_hash(nested(c));
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+    CHECK_EQ_INT(a.live, 0);
+}
+
+TEST(a_second_try_draws_the_same_values) {
+    uint64_t clean[2], hash[2];
+    int64_t calls, count;
+    int failures, failed = 0;
+    two_nets(0, clean, &calls, &failures);
+    CHECK(clean[0] != clean[1]);
+    REQUIRE(calls > 20);
+    for (int64_t n = 1; n <= calls; n++) {
+        two_nets(n, hash, &count, &failures);
+        CHECK(hash[0] == clean[0] && hash[1] == clean[1]);
+        failed += failures;
+    }
+    CHECK_EQ_INT(failed, (int)calls);
+}
+
+/* What was given to a failed creation can be given to the next one, or be used alone. */
+TEST(parts_of_a_failed_creation_stay) {
+    mpt_context *c = make_context(NULL), *d = make_context(NULL);
+    mpt_module parts[3], same[2];
+    parts[0] = mpt_nn_linear(c, 3, 3), parts[1] = mpt_nn_linear(c, 3, 3);
+    parts[2] = mpt_nn_linear(c, 3, 0);
+    CHECK_EQ_INT(mpt_sequential_array(c, parts, 3).slot, 0);
+    CHECK_CONTAINS(mpt_error(c), "3 -> 0 features");
+    mpt_clear_error(c);
+    mpt_module list = mpt_nn_list(c, MPT_END);
+    CHECK_EQ_INT(mpt_add_child(list, "a", parts[2]), MPT_ERROR_HANDLE);
+    mpt_clear_error(c);
+    CHECK_EQ_INT(mpt_module_destroy(list), MPT_OK);
+    mpt_module net = mpt_sequential_array(c, parts, 2);
+    mpt_module loose = mpt_nn_linear(c, 3, 3), bad = parts[2];
+    CHECK_EQ_INT(mpt_sequential(c, loose, bad, MPT_END).slot, 0);
+    mpt_clear_error(c);
+    mpt_module other = mpt_nn_linear(c, 3, 3);
+    same[0] = mpt_nn_linear(d, 3, 3), same[1] = mpt_nn_linear(d, 3, 3);
+    mpt_nn_list(d, MPT_END);
+    CHECK(mpt_module_hash(net) == mpt_module_hash(mpt_sequential_array(d, same, 2)));
+    CHECK_EQ_INT(mpt_forward(net, mpt_ones(c, MPT_F32, MPT_SHAPE(1, 3))).slot != 0, 1);
+    CHECK(mpt_valid(mpt_parameter(parts[1], "weight"))); /* its root is the net, nothing older */
+    CHECK(mpt_module_hash(other) == mpt_module_hash(mpt_nn_linear(d, 3, 3)));
+    CHECK(mpt_module_hash(loose) != mpt_module_hash(other)); /* numbers are never used twice */
+    CHECK_EQ_STR(mpt_error(c), "");
+    CHECK_EQ_STR(mpt_error(d), "");
+    mpt_destroy(c);
+    mpt_destroy(d);
+}
+
+TEST(a_missing_end_is_found) {
+    mpt_context *c = make_context(NULL);
+    mpt_module many[400];
+    for (int i = 0; i < 400; i++) many[i] = mpt_nn_relu(c);
+    mpt_module net = mpt_sequential_array(c, many, 400);
+    float x = -1;
+    CHECK_NEAR(mpt_item(mpt_forward(net, mpt_from(c, MPT_F32, MPT_SHAPE(1), &x))), 0, 0);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+}
+
+/* ==== Dropout and mpt_clear_error ==== */
+
+enum { WIDTH = 64 };
+
+static uint64_t kept(mpt_tensor y) {
+    float values[WIDTH];
+    uint64_t mask = 0;
+    CHECK_EQ_INT(mpt_read_f32(y, values, WIDTH), MPT_OK);
+    for (int i = 0; i < WIDTH; i++) mask |= (uint64_t)(values[i] != 0) << i;
+    return mask;
+}
+
+/* Masks of a module and of the function, outside steps and inside one. `at` says where an error
+   comes and is cleared: 1 before the first optimizer step, 2 after it, 3 inside a step, 0 nowhere;
+   dropout runs before it, in vain. */
+static uint64_t masks(int at) {
+    mpt_context *c = make_context(NULL);
+    mpt_module drop = mpt_nn_dropout(c, 0.5), net = mpt_nn_linear_no_bias(c, WIDTH, 1);
+    mpt_optimizer opt = mpt_sgd(net, NULL);
+    mpt_tensor ones = mpt_ones(c, MPT_F32, MPT_SHAPE(WIDTH));
+    uint64_t hash = 0;
+    for (int round = 1; round <= 3; round++) {
+        if (at == round) {
+            if (at == 3) mpt_step_begin(c);
+            mpt_forward(drop, ones);
+            mpt_forward(drop, ones);
+            mpt_dropout(ones, 0.5);
+            mpt_rand(c, MPT_F32, MPT_SHAPE(2));
+            mpt_reshape(ones, MPT_SHAPE(7));
+            CHECK(mpt_failed(c));
+            mpt_clear_error(c);
+        }
+        hash = hash * UINT64_C(31) + kept(mpt_forward(drop, ones));
+        hash = hash * UINT64_C(31) + kept(mpt_dropout(ones, 0.5));
+        hash = hash * UINT64_C(31) + kept(mpt_forward(drop, ones));
+        if (round == 2) mpt_step_begin(c);
+        mpt_zero_grad(opt);
+        mpt_backward(mpt_sum(mpt_forward(net, mpt_forward(drop, ones)), 0, false));
+        mpt_step(opt);
+        if (round == 2) mpt_step_end(c);
+    }
+    hash ^= mpt_module_hash(net);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+    return hash;
+}
+
+TEST(clear_error_takes_dropout_back) {
+    uint64_t clean = masks(0);
+    CHECK(masks(1) == clean);
+    CHECK(masks(2) == clean);
+    CHECK(masks(3) == clean);
+}
+
+/* ==== Trees that go while others use them ==== */
+
+TEST(backward_after_a_tree_is_destroyed) {
+    arena a;
+    mpt_context *c = make_context(&a);
+    mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(1, 3));
+    mpt_requires_grad(x, true);
+    mpt_module first = mpt_nn_linear(c, 3, 1), second = mpt_nn_linear(c, 3, 4096);
+    mpt_backward(mpt_sum(mpt_forward(first, x), MPT_ALL_DIMS, false));
+    mpt_clear_grad(x);
+    mpt_tensor loss = mpt_sum(mpt_forward(second, x), MPT_ALL_DIMS, false);
+    CHECK_EQ_INT(mpt_module_destroy(second), MPT_OK);
+    CHECK_EQ_INT(mpt_backward(loss), MPT_OK);
+    CHECK(mpt_has_grad(x));
+    float g[3];
+    CHECK_EQ_INT(mpt_read_f32(mpt_grad(mpt_parameter(first, "weight")), g, 3), MPT_OK);
+    CHECK(g[0] == 1 && g[1] == 1 && g[2] == 1); /* nothing of the second came here */
+    for (int i = 0; i < 100; i++) {             /* destroyed trees leave no rows behind */
+        mpt_module net = mpt_nn_linear(c, 2, 2);
+        CHECK(mpt_module_hash(net) != 0);
+        mpt_module_destroy(net);
+        if (i == 9) a.refused = a.live;
+    }
+    CHECK(a.live - a.refused < 2048);
+    mpt_destroy(c);
+    CHECK_EQ_INT(a.live, 0);
+}
+
+/* ==== Handles released inside user-defined ops ==== */
+
+static int release_what;
+
+static mpt_status doubles(mpt_op_call *call, void *user) {
+    (void)user;
+    mpt_tensor x = mpt_op_input(call, 0), y = mpt_mul_scalar(x, 2);
+    mpt_op_save(call, 0, x);
+    mpt_op_set_output(call, 0, y);
+    if (release_what == 1) mpt_release(x);
+    if (release_what == 2) mpt_release(y);
+    return MPT_OK;
+}
+
+static mpt_status doubles_back(mpt_op_call *call, void *user) {
+    (void)user;
+    mpt_tensor dy = mpt_op_output_grad(call, 0), dx = mpt_mul_scalar(dy, 2);
+    mpt_op_set_input_grad(call, 0, dx);
+    if (release_what == 3) mpt_release(dy);
+    if (release_what == 3) mpt_zeros(call ? dy.context : NULL, MPT_F32, MPT_SHAPE(5));
+    if (release_what == 4) mpt_release(mpt_op_saved(call, 0));
+    return MPT_OK;
+}
+
+TEST(releases_inside_user_ops) {
+    mpt_context *c = make_context(NULL);
+    mpt_op_class cls;
+    memset(&cls, 0, sizeof cls);
+    cls.name = "doubles", cls.forward = doubles, cls.backward = doubles_back;
+    cls.n_inputs = cls.n_outputs = 1;
+    mpt_op op = mpt_op_register(c, &cls, NULL);
+    for (release_what = 0; release_what <= 4; release_what++) {
+        mpt_tensor w = mpt_ones(c, MPT_F32, MPT_SHAPE(5)), y;
+        mpt_requires_grad(w, true);
+        mpt_tensor x = mpt_add_scalar(w, 1);
+        mpt_status status = mpt_op_apply(op, &x, 1, &y, 1);
+        CHECK_EQ_INT(status, release_what == 1   ? MPT_ERROR_STATE
+                             : release_what == 2 ? MPT_ERROR_HANDLE
+                                                 : MPT_OK);
+        if (status == MPT_OK) {
+            mpt_tensor sum = mpt_sum(mpt_add(y, mpt_mul_scalar(y, 1)), 0, false);
+            CHECK_EQ_INT(mpt_backward(sum), MPT_OK);
+            CHECK_NEAR(mpt_item(mpt_slice(mpt_grad(w), 0, 4, 5, 1)), 4, 0);
+        }
+        mpt_clear_error(c);
+    }
+    mpt_destroy(c);
+}
+
+/* ==== Recordings ==== */
+
+TEST(recordings_do_not_nest) {
+    arena a;
+    mpt_context *c = make_context(&a);
+    mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(4));
+    mpt_record_begin(c);
+    mpt_release(mpt_add_scalar(mpt_mul_scalar(x, 2), 1));
+    mpt_recording recording = mpt_record_end(c);
+    CHECK_EQ_INT(mpt_recording_launches(recording), 2);
+    mpt_record_begin(c);
+    CHECK_EQ_INT(mpt_replay(recording), MPT_ERROR_STATE);
+    CHECK_CONTAINS(mpt_error(c), "mpt_record_end");
+    mpt_clear_error(c);
+    mpt_record_begin(c);
+    CHECK_EQ_INT(mpt_recording_destroy(recording), MPT_ERROR_STATE);
+    mpt_clear_error(c);
+    CHECK_EQ_INT(mpt_replay(recording), MPT_OK);
+    CHECK_EQ_INT(mpt_recording_destroy(recording), MPT_OK);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+    CHECK_EQ_INT(a.live, 0);
+}
+
+TEST_TABLE = {T(a_second_try_draws_the_same_values),
+              T(parts_of_a_failed_creation_stay),
+              T(a_missing_end_is_found),
+              T(clear_error_takes_dropout_back),
+              T(backward_after_a_tree_is_destroyed),
+              T(releases_inside_user_ops),
+              T(recordings_do_not_nest)};
+TEST_MAIN
