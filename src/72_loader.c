@@ -15,16 +15,19 @@
 #define MPT__MAX_WORKERS 64
 #define MPT__MAX_PREFETCH 1024
 
-#define MPT__LOADER_STREAM UINT64_C(0x6f72646572) /* "order" */
+#define MPT__LOADER_STREAM UINT64_C(0x6f72646572)   /* "order" */
 #define MPT__SAMPLE_STREAM UINT64_C(0x73616d706c65) /* "sample" */
+
+/* Inputs and targets of a batch. */
+enum { MPT__BATCH_X, MPT__BATCH_Y, MPT__BATCH_PARTS };
 
 /* Room for one batch. Between claim and ready it belongs to a worker, else to the owner. */
 typedef struct mpt__loader_slot {
-    uint32_t x_storage, y_storage; /* y: 0 without targets */
-    void *x, *y;                   /* where workers write: the storage's memory, or staging */
+    uint32_t storage[MPT__BATCH_PARTS]; /* 0: a part that there is not */
+    void *memory[MPT__BATCH_PARTS];     /* where workers write: the storage's own, or staging */
     bool ready;
     int64_t failed; /* sample that could not be made, -1 = none */
-    char error[256];
+    char error[MPT__SAMPLE_ERROR];
 } mpt__loader_slot;
 
 typedef struct mpt__loader mpt__loader;
@@ -32,7 +35,7 @@ typedef struct mpt__loader mpt__loader;
 typedef struct mpt__worker {
     mpt__loader *loader;
     void *thread;
-    void *scratch;
+    uint8_t *scratch;
     int64_t samples; /* under the mutex */
 } mpt__worker;
 
@@ -41,34 +44,34 @@ struct mpt__loader {
     mpt__dataset *dataset; /* referenced */
     mpt_loader_config config;
     mpt__delivery delivery;
-    int64_t batches;      /* per epoch */
-    int64_t *order;       /* of the epoch; NULL without shuffling */
-    size_t x_sample, y_sample, scratch_bytes; /* bytes */
-    bool staged;          /* the device cannot be written to: batches are uploaded */
+    int64_t batches;                       /* per epoch */
+    int64_t *order;                        /* of the epoch; NULL without shuffling */
+    size_t sample_bytes[MPT__BATCH_PARTS]; /* 0: a part that there is not */
+    bool staged;                           /* the device cannot be written to: upload */
 
     mpt__loader_slot *slots;
     int64_t slot_count;
-    mpt__worker *workers; /* at least one row; row 0 is the caller when config.workers is 0 */
-    int thread_count;     /* workers that run */
+    mpt__worker *workers; /* row 0 is the caller when config.workers is 0 */
+    int rows;
+    int thread_count; /* workers that run */
 
     /* Owner only. */
-    bool open;            /* an epoch is under way */
-    int64_t epoch;        /* of the next batch */
-    int64_t next;         /* number of the next batch in it */
-    bool held;            /* batch next - 1 is in the user's hands */
+    bool open;           /* an epoch is under way */
+    int64_t epoch;       /* of the next batch */
+    uint64_t epoch_seed; /* of its samples' seeds */
+    int64_t next;        /* number of the next batch in it */
+    bool held;           /* batch next - 1 is in the user's hands */
     int64_t delivered;
     double seconds_waited;
-    mpt_tensor x, y;      /* handles of the batch in use; slot 0 = none */
+    mpt_tensor batch[MPT__BATCH_PARTS]; /* handles of the batch in use; slot 0 = none */
 
     /* Under the mutex when there are workers. */
     void *mutex, *work, *ready;
     bool stop;
-    int64_t claimed;      /* batches of the epoch that someone makes or has made */
-    int64_t limit;        /* and may be claimed */
+    int64_t claimed; /* batches of the epoch that someone makes or has made */
+    int64_t limit;   /* and may be claimed */
     int busy;
 };
-
-static void mpt__loader_init(mpt_context *context);
 
 /* ==== Making batches ==== */
 
@@ -78,28 +81,26 @@ static int64_t mpt__batch_size(const mpt__loader *loader, int64_t number) {
     return left < loader->config.batch ? left : loader->config.batch;
 }
 
-static uint64_t mpt__sample_seed(const mpt__loader *loader, int64_t index) {
-    uint64_t seed = mpt__hash_u64(loader->config.seed, MPT__SAMPLE_STREAM);
-    return mpt__hash_u64(mpt__hash_u64(seed, (uint64_t)loader->epoch), (uint64_t)index);
+/* Where sample i of a batch goes; NULL for a part that there is not. */
+static void *mpt__slot_sample(const mpt__loader *loader, const mpt__loader_slot *slot, int part,
+                              int64_t i) {
+    uint8_t *memory = (uint8_t *)slot->memory[part];
+    return memory ? memory + (size_t)i * loader->sample_bytes[part] : NULL;
 }
 
 /* Fills a slot, up to the first sample that fails. Any thread. */
 static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, int64_t number,
-                            void *scratch) {
+                            uint8_t *scratch) {
     int64_t first = number * loader->config.batch, size = mpt__batch_size(loader, number);
     uint32_t state = mpt__flush_denormals(false);
     slot->failed = -1;
-    for (int64_t i = 0; i < size; i++) {
+    for (int64_t i = 0; i < size && slot->failed < 0; i++) {
         int64_t index = loader->order ? loader->order[first + i] : first + i;
-        uint8_t *x = (uint8_t *)slot->x + (size_t)i * loader->x_sample;
-        uint8_t *y = slot->y ? (uint8_t *)slot->y + (size_t)i * loader->y_sample : NULL;
-        if (mpt__dataset_fetch(loader->dataset, &loader->delivery, index,
-                               mpt__sample_seed(loader, index), scratch, x, y, slot->error,
-                               sizeof slot->error))
-            continue;
-        slot->error[sizeof slot->error - 1] = 0;
-        slot->failed = index;
-        break;
+        if (!mpt__dataset_fetch(loader->dataset, &loader->delivery, index,
+                                mpt__hash_u64(loader->epoch_seed, (uint64_t)index), scratch,
+                                mpt__slot_sample(loader, slot, MPT__BATCH_X, i),
+                                mpt__slot_sample(loader, slot, MPT__BATCH_Y, i), slot->error))
+            slot->failed = index;
     }
     mpt__restore_denormals(state);
 }
@@ -159,13 +160,10 @@ static void mpt__loader_close_epoch(mpt__loader *loader) {
 }
 
 static void mpt__loader_open_epoch(mpt__loader *loader) {
-    if (loader->order) {
-        mpt__rng_key key;
-        key.seed = loader->config.seed;
-        key.stream = MPT__LOADER_STREAM;
-        key.call = (uint64_t)loader->epoch;
-        mpt__random_permutation(key, loader->dataset->count, loader->order);
-    }
+    uint64_t seed = loader->config.seed, epoch = (uint64_t)loader->epoch;
+    mpt__rng_key key = {seed, MPT__LOADER_STREAM, epoch};
+    if (loader->order) mpt__random_permutation(key, loader->dataset->count, loader->order);
+    loader->epoch_seed = mpt__hash_u64(mpt__hash_u64(seed, MPT__SAMPLE_STREAM), epoch);
     loader->open = true;
     mpt__loader_lock(loader);
     loader->claimed = 0;
@@ -177,8 +175,9 @@ static void mpt__loader_open_epoch(mpt__loader *loader) {
 /* The next batch of the epoch, made by a worker or here and now. */
 static mpt__loader_slot *mpt__loader_wait(mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
+    const mpt_clock *clock = &loader->base->clock;
     mpt__loader_slot *slot = &loader->slots[loader->next % loader->slot_count];
-    double start = loader->base->clock.now(loader->base->clock.user);
+    double start = clock->now(clock->user);
     if (loader->thread_count == 0) {
         mpt__batch_make(loader, slot, loader->next, loader->workers[0].scratch);
         loader->workers[0].samples += mpt__batch_size(loader, loader->next);
@@ -187,26 +186,21 @@ static mpt__loader_slot *mpt__loader_wait(mpt__loader *loader) {
         while (!slot->ready) thread->condition_wait(thread->user, loader->ready, loader->mutex);
         mpt__loader_unlock(loader);
     }
-    loader->seconds_waited += loader->base->clock.now(loader->base->clock.user) - start;
+    loader->seconds_waited += clock->now(clock->user) - start;
     return slot;
 }
 
 /* ==== Delivery ==== */
 
-static mpt_batch mpt__batch_none(mpt_context *context) {
-    mpt_batch batch;
-    memset(&batch, 0, sizeof batch);
-    batch.x.context = batch.y.context = context;
-    return batch;
-}
-
-/* Ends a handle that the user may have ended already. */
-static void mpt__batch_end(mpt_context *context, mpt_tensor *handle) {
-    if (handle->slot != 0) {
-        mpt__tensor *tensor = mpt__slot(context, handle->slot);
-        if (tensor->generation == handle->generation) mpt__tensor_drop(context, tensor);
+/* Ends the handles of a batch, those that the user has not ended already. */
+static void mpt__batch_end(mpt_context *context, mpt__loader *loader) {
+    for (int part = 0; part < MPT__BATCH_PARTS; part++) {
+        mpt_tensor *handle = &loader->batch[part];
+        mpt__tensor *tensor = handle->slot ? mpt__slot(context, handle->slot) : NULL;
+        if (tensor && tensor->generation == handle->generation) mpt__tensor_drop(context, tensor);
+        *handle = mpt__null(context);
     }
-    handle->slot = 0;
+    loader->held = false;
 }
 
 /* Ends the batch in use and gives its slot back to the workers. What backward saved of it counts as
@@ -214,52 +208,33 @@ static void mpt__batch_end(mpt_context *context, mpt_tensor *handle) {
 static void mpt__loader_take_back(mpt_context *context, mpt__loader *loader) {
     if (!loader->held) return;
     mpt__loader_slot *slot = &loader->slots[(loader->next - 1) % loader->slot_count];
-    mpt__batch_end(context, &loader->x);
-    mpt__batch_end(context, &loader->y);
-    context->storages[slot->x_storage].version++;
-    if (slot->y_storage) context->storages[slot->y_storage].version++;
-    loader->held = false;
+    mpt__batch_end(context, loader);
+    for (int part = 0; part < MPT__BATCH_PARTS; part++)
+        if (slot->storage[part]) context->storages[slot->storage[part]].version++;
     mpt__loader_lock(loader);
     slot->ready = false;
     mpt__loader_allow(loader, loader->next + loader->slot_count);
     mpt__loader_unlock(loader);
 }
 
-/* A tensor over the front of a storage that only the loader ends. */
-static mpt_tensor mpt__batch_tensor(mpt_context *context, uint32_t storage, mpt_dtype dtype,
-                                    const mpt_shape *sample, int64_t size) {
+/* A part of a slot as a tensor that only the loader ends: the error null on failure. */
+static mpt_tensor mpt__batch_tensor(mpt_context *context, const mpt__loader *loader,
+                                    const mpt__loader_slot *slot, int part, int64_t size) {
+    const mpt__dataset *dataset = loader->dataset;
+    const mpt_shape *sample = part == MPT__BATCH_X ? &dataset->shape : &dataset->target_shape;
+    mpt_dtype dtype = part == MPT__BATCH_X ? loader->delivery.to : dataset->target_dtype;
     mpt_shape shape;
     shape.rank = sample->rank + 1;
     shape.dim[0] = size;
     for (int i = 0; i < sample->rank; i++) shape.dim[i + 1] = sample->dim[i];
-    mpt__tensor *tensor = mpt__tensor_on(context, storage, dtype, &shape, NULL, 0);
+    if (loader->staged && mpt__upload(context, slot->storage[part], 0, slot->memory[part],
+                                      size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
+        return mpt__null(context);
+    mpt__tensor *tensor = mpt__tensor_on(context, slot->storage[part], dtype, &shape, NULL, 0);
     if (!tensor) return mpt__null(context);
     mpt__tensor_keep(tensor);
     tensor->flags &= (uint8_t)~MPT__INFERENCE; /* data, wherever it was asked for */
     return mpt__handle(context, tensor);
-}
-
-/* Hands a slot out as tensors; false with an error recorded. */
-static bool mpt__batch_hand_out(mpt_context *context, mpt__loader *loader,
-                                const mpt__loader_slot *slot, int64_t size, mpt_batch *batch) {
-    const mpt__dataset *dataset = loader->dataset;
-    if (loader->staged) {
-        mpt__upload(context, slot->x_storage, 0, slot->x, size * (int64_t)loader->x_sample);
-        if (slot->y_storage)
-            mpt__upload(context, slot->y_storage, 0, slot->y, size * (int64_t)loader->y_sample);
-        if (context->base.status != MPT_OK) return false;
-    }
-    loader->x = mpt__batch_tensor(context, slot->x_storage, loader->delivery.to, &dataset->shape,
-                                  size);
-    if (slot->y_storage) {
-        loader->y = mpt__batch_tensor(context, slot->y_storage, dataset->target_dtype,
-                                      &dataset->target_shape, size);
-    }
-    if (context->base.status != MPT_OK) return false;
-    batch->x = loader->x;
-    batch->y = loader->y;
-    batch->size = size;
-    return true;
 }
 
 static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_batch *batch) {
@@ -277,20 +252,25 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     if (slot->failed >= 0) {
         mpt__error(context, MPT_ERROR_IO,
                    "sample %lld (batch %lld of epoch %lld): %s; after mpt_clear_error the loader "
-                   "goes on with the next batch", slot->failed, number, loader->epoch,
+                   "goes on with the next batch",
+                   slot->failed, number, loader->epoch,
                    slot->error[0] ? slot->error : "the dataset gave no message");
         mpt__loader_take_back(context, loader);
         return false;
     }
-    if (mpt__batch_hand_out(context, loader, slot, size, batch)) {
-        loader->delivered++;
-        return true;
+    for (int part = 0; part < MPT__BATCH_PARTS; part++)
+        if (slot->storage[part])
+            loader->batch[part] = mpt__batch_tensor(context, loader, slot, part, size);
+    if (context->base.status != MPT_OK) { /* out of memory: the same batch is the next one again */
+        mpt__batch_end(context, loader);
+        loader->next--;
+        return false;
     }
-    mpt__batch_end(context, &loader->x); /* out of memory: the same batch is the next one again */
-    mpt__batch_end(context, &loader->y);
-    loader->held = false;
-    loader->next--;
-    return false;
+    batch->x = loader->batch[MPT__BATCH_X];
+    batch->y = loader->batch[MPT__BATCH_Y];
+    batch->size = size;
+    loader->delivered++;
+    return true;
 }
 
 static mpt__loader *mpt__loader_at(mpt_context *context, mpt_loader handle) {
@@ -298,22 +278,24 @@ static mpt__loader *mpt__loader_at(mpt_context *context, mpt_loader handle) {
                                          handle.generation);
 }
 
+/* The same at the start of a public call. */
+static mpt__loader *mpt__loader_enter(mpt_loader handle, const char *op) {
+    return mpt__enter(handle.context, op) ? mpt__loader_at(handle.context, handle) : NULL;
+}
+
 MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     mpt_context *context = handle.context;
-    if (batch) *batch = mpt__batch_none(context);
-    if (!mpt__enter(context, "mpt_loader_next")) return false;
-    mpt__loader *loader = mpt__loader_at(context, handle);
+    if (batch) {
+        memset(batch, 0, sizeof *batch);
+        batch->x.context = batch->y.context = context;
+    }
+    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_next");
     if (!loader) return false;
-    if (!batch) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "batch is NULL");
-        return false;
-    }
-    if (loader->thread_count > 0 && context->base.process != mpt__process_id()) {
-        mpt__error(context, MPT_ERROR_THREAD,
-                   "this loader's workers stayed behind in the parent process; make a new context "
-                   "after fork");
-        return false;
-    }
+    if (!batch) return mpt__refuse(context, MPT_ERROR_ARGUMENT, "batch is NULL");
+    if (loader->thread_count > 0 && context->base.process != mpt__process_id())
+        return mpt__refuse(context, MPT_ERROR_THREAD,
+                           "this loader's workers stayed behind in the parent process; make a new "
+                           "context after fork");
     return mpt__loader_advance(context, loader, batch);
 }
 
@@ -331,61 +313,38 @@ MPTRAIN_API mpt_loader_config mpt_loader_config_default(void) {
 /* Ends and joins the workers (after a fork there are none); safe at any stage of creation. */
 static void mpt__loader_stop(mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
-    if (loader->base->process != mpt__process_id()) {
-        loader->thread_count = 0;
-        return;
-    }
-    if (loader->thread_count > 0) {
-        thread->mutex_lock(thread->user, loader->mutex);
-        loader->stop = true;
-        thread->condition_broadcast(thread->user, loader->work);
-        thread->mutex_unlock(thread->user, loader->mutex);
-    }
+    if (loader->base->process != mpt__process_id()) return;
+    mpt__loader_lock(loader);
+    loader->stop = true;
+    if (loader->thread_count > 0) thread->condition_broadcast(thread->user, loader->work);
+    mpt__loader_unlock(loader);
     for (int i = 0; i < loader->thread_count; i++)
         thread->join(thread->user, loader->workers[i].thread);
-    loader->thread_count = 0;
     if (loader->ready) thread->condition_destroy(thread->user, loader->ready);
     if (loader->work) thread->condition_destroy(thread->user, loader->work);
     if (loader->mutex) thread->mutex_destroy(thread->user, loader->mutex);
 }
 
-static int mpt__worker_rows(const mpt__loader *loader) {
-    return loader->config.workers > 0 ? loader->config.workers : 1;
-}
-
-/* Elements of the widest batch. */
-static int64_t mpt__loader_capacity(const mpt__loader *loader) {
-    int64_t batch = loader->config.batch, count = loader->dataset->count;
-    return batch < count ? batch : count;
-}
-
-static void mpt__slot_drop(mpt_context *context, const mpt__loader *loader,
-                           mpt__loader_slot *slot) {
-    size_t capacity = (size_t)mpt__loader_capacity(loader);
-    if (slot->x_storage) mpt__storage_release(context, slot->x_storage);
-    if (slot->y_storage) mpt__storage_release(context, slot->y_storage);
-    if (!loader->staged) return;
-    mpt__release(&context->base, slot->x, capacity * loader->x_sample, MPT_MEMORY_BATCH);
-    mpt__release(&context->base, slot->y, capacity * loader->y_sample, MPT_MEMORY_BATCH);
-}
-
 /* Frees a loader in any stage of creation. */
 static void mpt__loader_free(mpt_context *context, mpt__loader *loader) {
     mpt__base *base = &context->base;
+    const mpt__dataset *dataset = loader->dataset;
     mpt__loader_stop(loader);
-    mpt__batch_end(context, &loader->x);
-    mpt__batch_end(context, &loader->y);
-    for (int64_t i = 0; loader->slots && i < loader->slot_count; i++)
-        mpt__slot_drop(context, loader, &loader->slots[i]);
-    mpt__host_free(context, loader->slots, (size_t)loader->slot_count * sizeof *loader->slots);
-    for (int i = 0; loader->workers && i < mpt__worker_rows(loader); i++)
-        mpt__release(base, loader->workers[i].scratch, loader->scratch_bytes, MPT_MEMORY_BATCH);
-    mpt__host_free(context, loader->workers,
-                   (size_t)mpt__worker_rows(loader) * sizeof *loader->workers);
-    if (loader->order) {
-        mpt__release(base, loader->order, (size_t)loader->dataset->count * sizeof(int64_t),
-                     MPT_MEMORY_BATCH);
+    mpt__batch_end(context, loader);
+    for (int64_t i = 0; loader->slots && i < loader->slot_count; i++) {
+        for (int part = 0; part < MPT__BATCH_PARTS; part++) {
+            mpt__loader_slot *slot = &loader->slots[i];
+            size_t bytes = (size_t)loader->config.batch * loader->sample_bytes[part];
+            if (slot->storage[part]) mpt__storage_release(context, slot->storage[part]);
+            if (loader->staged) mpt__release(base, slot->memory[part], bytes, MPT_MEMORY_BATCH);
+        }
     }
+    for (int i = 0; loader->workers && i < loader->rows; i++)
+        mpt__release(base, loader->workers[i].scratch, mpt__scratch_bytes(dataset),
+                     MPT_MEMORY_BATCH);
+    mpt__host_free(context, loader->slots, (size_t)loader->slot_count * sizeof *loader->slots);
+    mpt__host_free(context, loader->workers, (size_t)loader->rows * sizeof *loader->workers);
+    mpt__release(base, loader->order, (size_t)dataset->count * sizeof(int64_t), MPT_MEMORY_BATCH);
     loader->dataset->loaders--;
     mpt__dataset_release(context, loader->dataset);
     mpt__host_free(context, loader, sizeof *loader);
@@ -399,45 +358,36 @@ static void mpt__loader_init(mpt_context *context) {
     context->objects[MPT__LOADER].destroy = mpt__loader_destroy;
 }
 
-/* Storage and, for devices, staging memory of one part of a slot. */
-static bool mpt__slot_part(mpt_context *context, const mpt__loader *loader, size_t sample,
-                           uint32_t *storage, void **memory) {
-    size_t bytes = (size_t)mpt__loader_capacity(loader) * sample;
-    *storage = mpt__storage_new(context, (int64_t)bytes, MPT_MEMORY_BATCH, MPT__FROM_DEVICE, false);
-    if (!*storage) return false;
-    *memory = loader->staged ? mpt__allocate(&context->base, bytes, MPT_MEMORY_BATCH)
-                             : context->data[*storage];
-    return *memory != NULL;
-}
-
+/* All memory of a loader; false with an error recorded. */
 static bool mpt__loader_allocate(mpt_context *context, mpt__loader *loader) {
     mpt__base *base = &context->base;
-    int64_t count = loader->dataset->count;
-    int rows = mpt__worker_rows(loader);
-    loader->workers = (mpt__worker *)mpt__host_new(context, (size_t)rows * sizeof *loader->workers);
-    loader->slots = (mpt__loader_slot *)mpt__host_new(
-        context, (size_t)loader->slot_count * sizeof *loader->slots);
-    if (!loader->workers || !loader->slots) return false;
-    for (int i = 0; i < rows; i++) {
-        loader->workers[i].loader = loader;
-        if (loader->scratch_bytes == 0) continue;
-        loader->workers[i].scratch = mpt__allocate(base, loader->scratch_bytes, MPT_MEMORY_BATCH);
-        if (!loader->workers[i].scratch) return false;
-    }
-    if (loader->config.shuffle) {
-        loader->order = (int64_t *)mpt__allocate(base, (size_t)count * sizeof(int64_t),
+    const mpt__dataset *dataset = loader->dataset;
+    loader->workers =
+        (mpt__worker *)mpt__host_new(context, (size_t)loader->rows * sizeof *loader->workers);
+    loader->slots = (mpt__loader_slot *)mpt__host_new(context, (size_t)loader->slot_count *
+                                                                   sizeof *loader->slots);
+    if (loader->config.shuffle)
+        loader->order = (int64_t *)mpt__allocate(base, (size_t)dataset->count * sizeof(int64_t),
                                                  MPT_MEMORY_BATCH);
-        if (!loader->order) return false;
+    if (base->status != MPT_OK) return false;
+    for (int i = 0; i < loader->rows; i++) {
+        loader->workers[i].loader = loader;
+        loader->workers[i].scratch =
+            (uint8_t *)mpt__allocate(base, mpt__scratch_bytes(dataset), MPT_MEMORY_BATCH);
     }
     for (int64_t i = 0; i < loader->slot_count; i++) {
-        mpt__loader_slot *slot = &loader->slots[i];
-        if (!mpt__slot_part(context, loader, loader->x_sample, &slot->x_storage, &slot->x))
-            return false;
-        if (loader->y_sample &&
-            !mpt__slot_part(context, loader, loader->y_sample, &slot->y_storage, &slot->y))
-            return false;
+        for (int part = 0; part < MPT__BATCH_PARTS; part++) {
+            mpt__loader_slot *slot = &loader->slots[i];
+            size_t bytes = (size_t)loader->config.batch * loader->sample_bytes[part];
+            if (bytes == 0) continue;
+            slot->storage[part] = mpt__storage_new(context, (int64_t)bytes, MPT_MEMORY_BATCH,
+                                                   MPT__FROM_DEVICE, false);
+            if (base->status != MPT_OK) return false;
+            slot->memory[part] = loader->staged ? mpt__allocate(base, bytes, MPT_MEMORY_BATCH)
+                                                : context->data[slot->storage[part]];
+        }
     }
-    return true;
+    return base->status == MPT_OK;
 }
 
 static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
@@ -447,18 +397,13 @@ static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
     if (thread->mutex_create(thread->user, &loader->mutex) != 0) loader->mutex = NULL;
     if (thread->condition_create(thread->user, &loader->work) != 0) loader->work = NULL;
     if (thread->condition_create(thread->user, &loader->ready) != 0) loader->ready = NULL;
-    if (!loader->mutex || !loader->work || !loader->ready) {
-        mpt__error(context, MPT_ERROR_THREAD, "no mutex or condition could be made");
-        return false;
-    }
-    for (int i = 0; i < wanted; i++) {
+    if (!loader->mutex || !loader->work || !loader->ready)
+        return mpt__refuse(context, MPT_ERROR_THREAD, "no mutex or condition could be made");
+    for (int i = 0; i < wanted; loader->thread_count = ++i) {
         mpt__worker *worker = &loader->workers[i];
-        if (thread->create(thread->user, &worker->thread, mpt__worker_run, worker) != 0) {
-            mpt__error(context, MPT_ERROR_THREAD, "only %d of %d workers could be started", i,
-                       wanted);
-            return false;
-        }
-        loader->thread_count = i + 1;
+        if (thread->create(thread->user, &worker->thread, mpt__worker_run, worker) != 0)
+            return mpt__refuse(context, MPT_ERROR_THREAD, "only %d of %d workers could be started",
+                               i, wanted);
     }
     return true;
 }
@@ -487,7 +432,8 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
     if (config->workers > 0) {
         mpt__error(context, MPT_ERROR_UNSUPPORTED,
                    "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); 0 loads "
-                   "on the calling thread", config->workers);
+                   "on the calling thread",
+                   config->workers);
     }
 #endif
     return context->base.status == MPT_OK;
@@ -497,6 +443,7 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
 static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dataset *dataset,
                              const mpt_loader_config *config) {
     int64_t ring = config->workers > 0 ? (int64_t)config->prefetch * config->workers + 1 : 1;
+    mpt_dtype to = mpt__dataset_whole(dataset) ? dataset->dtype : config->dtype;
     loader->base = &context->base;
     loader->dataset = dataset;
     dataset->references++;
@@ -505,15 +452,14 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     if (config->batch > dataset->count) loader->config.batch = dataset->count;
     if (config->seed == 0)
         loader->config.seed = mpt__hash_u64(context->config.seed, MPT__LOADER_STREAM);
-    mpt__delivery_begin(context, &loader->delivery, dataset, config->dtype);
+    mpt__delivery_begin(context, &loader->delivery, dataset, to);
     loader->batches = dataset->count / loader->config.batch;
     if (!config->drop_last && dataset->count % loader->config.batch != 0) loader->batches++;
     loader->slot_count = ring < loader->batches ? ring : loader->batches;
-    loader->x_sample = (size_t)dataset->numel * mpt__dtype_info[loader->delivery.to].bytes;
-    loader->y_sample = dataset->target_bytes;
-    loader->scratch_bytes = mpt__fetch_scratch(dataset, &loader->delivery);
+    loader->rows = config->workers > 0 ? config->workers : 1;
+    loader->sample_bytes[MPT__BATCH_X] = (size_t)dataset->numel * mpt__dtype_info[to].bytes;
+    loader->sample_bytes[MPT__BATCH_Y] = dataset->target_bytes;
     loader->staged = context->backend.allocate != NULL || !context->backend.synchronous;
-    loader->x = loader->y = mpt__null(context);
 }
 
 MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset dataset,
@@ -535,36 +481,28 @@ MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset datas
 }
 
 MPTRAIN_API int64_t mpt_loader_batches(mpt_loader handle) {
-    mpt_context *context = handle.context;
-    if (!mpt__enter(context, "mpt_loader_batches")) return -1;
-    const mpt__loader *loader = mpt__loader_at(context, handle);
+    const mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_batches");
     return loader ? loader->batches : -1;
 }
 
 MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
-    mpt_context *context = handle.context;
-    if (!mpt__enter(context, "mpt_loader_reset"))
-        return context ? context->base.status : MPT_ERROR_HANDLE;
-    mpt__loader *loader = mpt__loader_at(context, handle);
-    if (!loader) return context->base.status;
-    mpt__loader_take_back(context, loader);
+    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_reset");
+    if (!loader) return mpt__call_status(handle.context);
+    mpt__loader_take_back(handle.context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
     return MPT_OK;
 }
 
 MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
-    mpt_context *context = handle.context;
     mpt_loader_stats stats;
     memset(&stats, 0, sizeof stats);
-    if (!mpt__enter(context, "mpt_loader_statistics")) return stats;
-    const mpt__loader *loader = mpt__loader_at(context, handle);
+    const mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_statistics");
     if (!loader) return stats;
     stats.batches = loader->delivered;
     stats.epoch = loader->epoch;
     stats.seconds_waited = loader->seconds_waited;
     mpt__loader_lock(loader);
-    for (int i = 0; i < mpt__worker_rows(loader); i++)
-        stats.by_worker[i] = loader->workers[i].samples;
+    for (int i = 0; i < loader->rows; i++) stats.by_worker[i] = loader->workers[i].samples;
     mpt__loader_unlock(loader);
     return stats;
 }

@@ -1108,7 +1108,7 @@ MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_l
     mpt_context *context = weights.context;
     if (mpt__no_files(context)) return context->base.status;
     if (!path || !*path) return mpt__error(context, MPT_ERROR_ARGUMENT, "path is empty");
-    if (!mpt__reader_open(&file, &context->base, path)) return context->base.status;
+    if (!mpt__reader_open(&file, context, path)) return context->base.status;
     memset(&archive, 0, sizeof archive);
     archive.context = context;
     archive.name = path;

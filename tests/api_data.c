@@ -770,7 +770,7 @@ TEST(idx_plain_and_gzip) {
     mpt_dataset dataset = mpt_idx(context, plain, gz);
     CHECK_EQ_STR(mpt_error(context), "");
     CHECK_EQ_INT(mpt_dataset_size(dataset), 5);
-    CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_DATA], 35);
+    CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_DATA], 16 + 30 + 8 + 5);
     for (int i = 0; i < 5; i++) {
         float x[6];
         int64_t y;
