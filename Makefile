@@ -8,7 +8,9 @@
 #   make check-header  fails unless mptrain.h is what src/ generates
 #   make lint          the rules of the house: floors, rooms, forbidden calls
 #   make header-test   what a user's compiler sees of mptrain.h (warnings, symbols, sizes)
-#   make bench         the benchmarks in tools/bench/
+#   make bench         the benchmarks in tools/bench/: ours against ceilings
+#   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder
+#   make check-instructions  instruction counts against committed figures;  UPDATE=1 writes them
 #   make install       header and pkg-config file;  PREFIX=/usr/local  DESTDIR=
 #   make clean
 # CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours. BUILD=dir keeps builds apart; RUN="qemu-x -L y"
@@ -49,7 +51,7 @@ TESTS := $(sort $(wildcard tests/test_*.c tests/api_*.c))
 BENCHES := $(sort $(wildcard tools/bench/*.c))
 
 # These hold the implementation themselves; everything else links the one object.
-SELF := $(shell grep -l '^.define MPTRAIN_IMPLEMENTATION' \
+SELF := $(shell grep -lE '^.(define MPTRAIN_IMPLEMENTATION|include "bench.h")' \
     $(EXAMPLES) $(TESTS) $(BENCHES) tests/tool_*.c /dev/null 2>/dev/null)
 library = $(if $(filter $(1),$(SELF)),,$(BUILD)/mptrain.o)
 
@@ -98,8 +100,18 @@ lint: $(BUILD)/lint
 header-test:
 	@CC='$(CC)' BUILD='$(BUILD)' bash tests/header/run.sh
 
-bench: $(patsubst tools/bench/%.c,$(BUILD)/bench/%$(EXE),$(BENCHES))
+bench: $(patsubst tools/bench/%.c,$(BUILD)/bench/%$(EXE),$(wildcard tools/bench/bench_*.c))
 	@for program in $^; do echo "== $$program"; $(RUN) $$program $(ARGS) || exit 1; done
+
+PYTHON ?= python3
+bench-peers: $(BUILD)/bench/bench_shapes $(BUILD)/bench/bench_mlp $(BUILD)/mnist
+	@$(PYTHON) tools/bench/peers.py --build '$(BUILD)' --rows '$(ROWS)' --cc '$(CC)' \
+	    --data '$(or $(wildcard data/mnist),$(abspath $(wildcard $(MPTRAIN_DATA)/mnist)))' \
+	    --prototype '$(PROTOTYPE)' $(if $(WRITE),--write)
+
+check-instructions: $(BUILD)/bench/count_steps
+	@sh tools/bench/check_instructions.sh $< tools/bench/instructions.txt '$(CC)' '$(CFLAGS)' \
+	    $(if $(UPDATE),update)
 
 VERSION = $(shell awk '/define MPTRAIN_VERSION_(MAJOR|MINOR|PATCH) / { v = v dot $$3; dot = "." } \
     END { print v }' mptrain.h)
@@ -157,6 +169,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/bench/*.d)
 
 FORCE:
-.PHONY: all mnist examples tests test amalgamate check-header lint header-test bench install clean FORCE
+.PHONY: all mnist examples tests test amalgamate check-header lint header-test bench bench-peers \
+    check-instructions install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
