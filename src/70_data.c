@@ -16,7 +16,7 @@
 #include "40_context.h"
 
 /* Records an error; false, for what checks to return. */
-#define mpt__refuse(context, ...) (mpt__error(context, __VA_ARGS__) == MPT_OK)
+#define mpt__reject(context, ...) (mpt__error(context, __VA_ARGS__) == MPT_OK)
 
 /* What a call returns when it ends early. */
 static mpt_status mpt__call_status(const mpt_context *context) {
@@ -26,7 +26,7 @@ static mpt_status mpt__call_status(const mpt_context *context) {
 /* True if this build has no files; the error is recorded. */
 static bool mpt__no_files(mpt_context *context) {
 #ifdef MPTRAIN_NO_FILES
-    return !mpt__refuse(context, MPT_ERROR_UNSUPPORTED, "built without files (MPTRAIN_NO_FILES)");
+    return !mpt__reject(context, MPT_ERROR_UNSUPPORTED, "built without files (MPTRAIN_NO_FILES)");
 #else
     return (void)context, false;
 #endif
@@ -166,16 +166,16 @@ static bool mpt__sample_size(mpt_context *context, const char *what, mpt_dtype d
                              const mpt_shape *shape, int64_t count, int64_t *numel, size_t *bytes) {
     int64_t size = mpt__dtype_info[dtype].bytes;
     if (shape->rank < 0 || shape->rank >= MPT_MAX_RANK)
-        return mpt__refuse(context, MPT_ERROR_SHAPE,
+        return mpt__reject(context, MPT_ERROR_SHAPE,
                            "%s shape of rank %d: samples have rank 0 to %d, a batch has one more",
                            what, shape->rank, MPT_MAX_RANK - 1);
     for (int i = 0; i < shape->rank; i++)
         if (shape->dim[i] < 1)
-            return mpt__refuse(context, MPT_ERROR_SHAPE,
+            return mpt__reject(context, MPT_ERROR_SHAPE,
                                "%s shape %S: every dimension must be at least 1", what, shape);
     *numel = mpt__shape_numel(shape);
     if (*numel < 0 || *numel > PTRDIFF_MAX / size / count)
-        return mpt__refuse(context, MPT_ERROR_SHAPE,
+        return mpt__reject(context, MPT_ERROR_SHAPE,
                            "%s: %lld samples of shape %S are more than memory holds", what, count,
                            shape);
     *bytes = (size_t)(*numel * size);
@@ -454,7 +454,7 @@ static bool mpt__split_sizes(mpt_context *context, int64_t total, const double *
     int64_t left = total;
     for (int i = 0; i < n; i++) {
         if (!(fractions[i] > 0.0 && fractions[i] <= 1.0))
-            return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+            return mpt__reject(context, MPT_ERROR_ARGUMENT,
                                "fraction %d is %g; fractions lie in (0, 1]", i, fractions[i]);
         sum += fractions[i];
         sizes[i] = (int64_t)((double)total * fractions[i]);
@@ -462,12 +462,12 @@ static bool mpt__split_sizes(mpt_context *context, int64_t total, const double *
         left -= sizes[i];
     }
     if (!(sum > 1.0 - 1e-6 && sum < 1.0 + 1e-6))
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "the fractions sum to %g instead of 1",
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "the fractions sum to %g instead of 1",
                            sum);
     for (int i = 0; left > 0; i = (i + 1) % n, left--) sizes[i]++;
     for (int i = 0; i < n; i++)
         if (sizes[i] == 0)
-            return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+            return mpt__reject(context, MPT_ERROR_ARGUMENT,
                                "part %d (fraction %g) of %lld samples is empty", i, fractions[i],
                                total);
     return true;
@@ -574,7 +574,7 @@ static bool mpt__tally_pass(mpt_context *context, const mpt__dataset *dataset, u
     tally->sum = tally->squares = 0.0;
     for (int64_t i = 0; i < dataset->count; i++) {
         const void *values = mpt__sample_read(dataset, i, 0, scratch, target, error);
-        if (!values) return mpt__refuse(context, MPT_ERROR_IO, "sample %lld: %s", i, error);
+        if (!values) return mpt__reject(context, MPT_ERROR_IO, "sample %lld: %s", i, error);
         mpt__tally_add(tally, dataset->dtype, values, (size_t)dataset->numel);
     }
     return true;
@@ -659,12 +659,12 @@ static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char
     file->position = 0;
     file->handle = io->open(io->user, path, 'r');
     if (!file->handle)
-        return mpt__refuse(context, MPT_ERROR_IO, "cannot open %s: %s", path,
+        return mpt__reject(context, MPT_ERROR_IO, "cannot open %s: %s", path,
                            mpt__io_reason(&context->base));
     file->size = io->size(io->user, file->handle);
     if (file->size >= 0) return true;
     mpt__reader_close(file);
-    return mpt__refuse(context, MPT_ERROR_IO,
+    return mpt__reject(context, MPT_ERROR_IO,
                        "the size of %s is not known, so nothing can be allocated for it", path);
 }
 
@@ -675,7 +675,7 @@ static bool mpt__reader_read(mpt__reader *file, void *to, size_t bytes) {
     int64_t at = file->position;
     file->position += (int64_t)got;
     if (got == bytes) return true;
-    return mpt__refuse(file->context, MPT_ERROR_IO,
+    return mpt__reject(file->context, MPT_ERROR_IO,
                        "%s: reading %lld bytes at byte %lld gave %lld: %s", file->path,
                        (int64_t)bytes, at, (int64_t)got, mpt__io_reason(base));
 }
@@ -706,13 +706,13 @@ typedef struct mpt__idx_file {
 } mpt__idx_file;
 
 static bool mpt__idx_refuse(const mpt__reader *file, const mpt__idx *idx) {
-    return mpt__refuse(file->context, MPT_ERROR_FORMAT,
+    return mpt__reject(file->context, MPT_ERROR_FORMAT,
                        "%s: %s: expected %lld, got %lld (header, bytes 0 to %d)", file->path,
                        idx->error, idx->expected, idx->got, MPT__IDX_MAX_HEADER - 1);
 }
 
 static bool mpt__inflate_refuse(const mpt__reader *file, const mpt__inflate *z) {
-    return mpt__refuse(file->context, MPT_ERROR_FORMAT, "%s: %s (compressed byte %lld)", file->path,
+    return mpt__reject(file->context, MPT_ERROR_FORMAT, "%s: %s (compressed byte %lld)", file->path,
                        z->error ? z->error
                                 : "not the amount of data that its idx header stands for",
                        z->error ? (int64_t)z->error_offset : file->size);
@@ -731,12 +731,12 @@ static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt_
     const int64_t size = out->idx.header_bytes + out->idx.data_bytes;
     const uint32_t announced = mpt__load_u32(packed + n - 4);
     if ((uint32_t)((uint64_t)size & 0xffffffffu) != announced)
-        return mpt__refuse(file->context, MPT_ERROR_FORMAT,
+        return mpt__reject(file->context, MPT_ERROR_FORMAT,
                            "%s: its idx header stands for %lld bytes, its gzip trailer (byte %lld) "
                            "for %lld",
                            file->path, size, file->size - 4, (int64_t)announced);
     if (size / MPT__DEFLATE_RATIO > file->size)
-        return mpt__refuse(file->context, MPT_ERROR_FORMAT,
+        return mpt__reject(file->context, MPT_ERROR_FORMAT,
                            "%s: its idx header stands for %lld bytes, more than %lld compressed "
                            "ones hold",
                            file->path, size, file->size);
@@ -761,7 +761,7 @@ static bool mpt__idx_read(mpt__reader *file, mpt__idx_file *out) {
         return out->bytes != NULL;
     }
     if (file->size < MPT__GZIP_LEAST)
-        return mpt__refuse(context, MPT_ERROR_FORMAT,
+        return mpt__reject(context, MPT_ERROR_FORMAT,
                            "%s: a gzip file of %lld bytes, at least %d expected", file->path,
                            file->size, MPT__GZIP_LEAST);
     mpt__inflate *z = (mpt__inflate *)mpt__host_new(context, sizeof *z);
@@ -797,13 +797,13 @@ static bool mpt__idx_read_pair(mpt_context *context, const char *const paths[2],
     if (!mpt__idx_open(context, paths[0], &files[0])) return false;
     mpt_shape got = mpt__idx_shape(inputs, inputs->shape[0]);
     if (image > 0 && (got.rank != 3 || got.dim[1] != image || got.dim[2] != image))
-        return mpt__refuse(context, MPT_ERROR_FORMAT, "%s: expected images [N, %lld, %lld], got %S",
+        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: expected images [N, %lld, %lld], got %S",
                            paths[0], image, image, &got);
     if (!paths[1]) return true;
     if (!mpt__idx_open(context, paths[1], &files[1])) return false;
     got = mpt__idx_shape(targets, targets->shape[0]);
     if (got.dim[0] == inputs->shape[0] && (image == 0 || got.rank == 1)) return true;
-    return mpt__refuse(context, MPT_ERROR_FORMAT, "%s: expected %lld targets as in %s, got %S",
+    return mpt__reject(context, MPT_ERROR_FORMAT, "%s: expected %lld targets as in %s, got %S",
                        paths[1], inputs->shape[0], paths[0], &got);
 }
 
@@ -862,14 +862,14 @@ static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_spl
     for (int i = 0; i < 4; i++) {
         if (mpt__format_text(path, MPT__PATH_SIZE, "%s/%s-%s%cidx%d-ubyte%s", directory, set, part,
                              i < 2 ? '-' : '.', rank, i % 2 ? ".gz" : "") >= MPT__PATH_SIZE)
-            return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+            return mpt__reject(context, MPT_ERROR_ARGUMENT,
                                "the path of the directory is too long");
         void *handle = base->io.open(base->io.user, path, 'r');
         if (!handle) continue;
         base->io.close(base->io.user, handle);
         return true;
     }
-    return mpt__refuse(context, MPT_ERROR_IO,
+    return mpt__reject(context, MPT_ERROR_IO,
                        "%s has no %s-%s-idx%d-ubyte.gz or %s-%s.idx%d-ubyte.gz, nor one of them "
                        "unpacked, that can be opened: %s",
                        directory, set, part, rank, set, part, rank, mpt__io_reason(base));

@@ -291,9 +291,9 @@ MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     }
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_next");
     if (!loader) return false;
-    if (!batch) return mpt__refuse(context, MPT_ERROR_ARGUMENT, "batch is NULL");
+    if (!batch) return mpt__reject(context, MPT_ERROR_ARGUMENT, "batch is NULL");
     if (loader->thread_count > 0 && context->base.process != mpt__process_id())
-        return mpt__refuse(context, MPT_ERROR_THREAD,
+        return mpt__reject(context, MPT_ERROR_THREAD,
                            "this loader's workers stayed behind in the parent process; make a new "
                            "context after fork");
     return mpt__loader_advance(context, loader, batch);
@@ -398,11 +398,11 @@ static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
     if (thread->condition_create(thread->user, &loader->work) != 0) loader->work = NULL;
     if (thread->condition_create(thread->user, &loader->ready) != 0) loader->ready = NULL;
     if (!loader->mutex || !loader->work || !loader->ready)
-        return mpt__refuse(context, MPT_ERROR_THREAD, "no mutex or condition could be made");
+        return mpt__reject(context, MPT_ERROR_THREAD, "no mutex or condition could be made");
     for (int i = 0; i < wanted; loader->thread_count = ++i) {
         mpt__worker *worker = &loader->workers[i];
         if (thread->create(thread->user, &worker->thread, mpt__worker_run, worker) != 0)
-            return mpt__refuse(context, MPT_ERROR_THREAD, "only %d of %d workers could be started",
+            return mpt__reject(context, MPT_ERROR_THREAD, "only %d of %d workers could be started",
                                i, wanted);
     }
     return true;
