@@ -344,7 +344,7 @@ static uint32_t mpt__flush_denormals(bool on) {
 }
 
 static void mpt__restore_denormals(uint32_t state) {
-    if (mpt__float_state() != state) mpt__set_float_state(state);
+    mpt__set_float_state(state);
 }
 
 #endif

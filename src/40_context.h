@@ -99,6 +99,7 @@ typedef struct mpt__attributes {
     double imm[2];
     int64_t index[MPT_MAX_RANK];
     uint8_t rank, activation, reduction;
+    uint8_t required; /* inputs that cannot be left out */
 } mpt__attributes;
 
 /* One op call. References: outputs' slots hold the record, the record holds its inputs' slots. */

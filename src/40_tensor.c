@@ -724,12 +724,9 @@ static void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argu
 
 /* The live tensor of a handle, else NULL. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__live(mpt_context *context, mpt_tensor handle) {
-    if (handle.context != context || handle.slot == 0 ||
-        handle.slot >= (uint64_t)context->tensor_count)
-        return NULL;
-    mpt__tensor *tensor = mpt__slot(context, handle.slot);
-    bool live = tensor->generation == handle.generation && tensor->handle && tensor->storage;
-    return live ? tensor : NULL;
+    if (handle.context != context || handle.slot >= (uint64_t)context->tensor_count) return NULL;
+    mpt__tensor *tensor = mpt__slot(context, handle.slot); /* slot 0 has no handle */
+    return tensor->generation == handle.generation && tensor->handle ? tensor : NULL;
 }
 
 /* The same, or an error recorded ("argument 1: tensor made in step 41 used in step 43 .."). */

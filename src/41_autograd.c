@@ -26,6 +26,7 @@ typedef struct mpt__frame {
     mpt_context *context;
     int op;
     int n_in, n_out;
+    unsigned dtypes;                    /* of the inputs, a bit each */
     mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL: absent */
     mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
     mpt_shape out_shape[MPT__MAX_OUTPUTS];
@@ -94,10 +95,11 @@ static uint32_t mpt__record_new(mpt_context *context) {
 }
 
 static void mpt__record_unsave(mpt_context *context, mpt__record *record) {
-    for (int i = 0; i < record->n_saved; i++) {
+    int n_saved = record->n_saved;
+    record->n_saved = 0;
+    for (int i = 0; i < n_saved; i++) {
         if (!record->saved[i]) continue;
         mpt__tensor *tensor = mpt__slot(context, record->saved[i]);
-        record->saved[i] = 0;
         tensor->saves--;
         mpt__tensor_settle(context, tensor);
     }
@@ -156,14 +158,13 @@ static mpt_status mpt__record_call(mpt__frame *frame) {
         frame->out[i]->output = (uint8_t)i;
         frame->out[i]->flags |= MPT__REQUIRES_GRAD;
     }
-    int n_saved = MPT__MAX_SAVED;
-    while (n_saved > 0 && !frame->save[n_saved - 1]) n_saved--;
-    record->n_saved = (uint8_t)n_saved;
-    for (int i = 0; i < n_saved; i++) {
+    record->n_saved = 0;
+    for (int i = 0; i < MPT__MAX_SAVED; i++) {
         mpt__tensor *save = frame->save[i];
         record->saved[i] = save ? save->slot : 0;
         if (!save) continue;
         record->saved_version[i] = context->storages[save->storage].version;
+        record->n_saved = (uint8_t)(i + 1);
         save->saves++;
     }
     return MPT_OK;
@@ -182,32 +183,32 @@ static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
     return NULL;
 }
 
+/* Finds the inputs of a call, and whether backward will follow it. */
 static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_in) {
     mpt_context *context = frame->context;
-    bool wants = false, inference = false;
+    unsigned flags = 0, dtypes = 0;
+    frame->n_in = n_in;
     for (int i = 0; i < n_in; i++) {
-        frame->in[i] = NULL;
-        if (!in[i].context && in[i].slot == 0) continue; /* an optional argument left out */
         mpt__tensor *tensor = mpt__live(context, in[i]);
-        if (!tensor) {
+        frame->in[i] = tensor;
+        if (tensor) {
+            flags |= tensor->flags;
+            dtypes |= 1u << tensor->dtype;
+        } else if (in[i].context || in[i].slot || i < frame->attributes->required) {
             char argument[24];
             mpt__format_text(argument, sizeof argument, "argument %d", i + 1);
             mpt__stale(context, in[i], argument);
             return false;
         }
-        frame->in[i] = tensor;
-        wants |= (tensor->flags & MPT__REQUIRES_GRAD) != 0;
-        inference |= (tensor->flags & MPT__INFERENCE) != 0;
     }
-    frame->n_in = n_in;
-    frame->records = wants && mpt__grad_enabled(context) && mpt__op_row_of(frame->op)->backward;
-    if (frame->records && inference) {
-        mpt__error(context, MPT_ERROR_STATE,
-                   "a tensor made in inference mode cannot take part in backward; make it outside, "
-                   "or mpt_clone it");
-        return false;
-    }
-    return true;
+    frame->dtypes = dtypes;
+    frame->records = (flags & MPT__REQUIRES_GRAD) && mpt__grad_enabled(context) &&
+                     mpt__op_row_of(frame->op)->backward;
+    if (!frame->records || !(flags & MPT__INFERENCE)) return true;
+    mpt__error(context, MPT_ERROR_STATE,
+               "a tensor made in inference mode cannot take part in backward; make it outside, "
+               "or mpt_clone it");
+    return false;
 }
 
 static mpt__tensor *mpt__output_new(mpt__frame *frame) {

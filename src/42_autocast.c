@@ -70,6 +70,7 @@ static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
 static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *common) {
     int first = -1;
     *common = MPT_F32;
+    if (frame->dtypes == 1u << MPT_F32) return MPT_OK;
     for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i]) continue;
         mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;

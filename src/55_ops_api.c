@@ -28,22 +28,12 @@ MPT__DEFINE_UNARY(isinf)
 MPT__DEFINE_UNARY(clone)
 #undef MPT__DEFINE_UNARY
 
-/* A null handle where an argument must not be left out. */
-static bool mpt__given(mpt_context *context, const char *name, mpt_tensor tensor, int number) {
-    if (tensor.context || tensor.slot || !context) return true;
-    if (mpt__enter(context, name))
-        mpt__error(context, MPT_ERROR_HANDLE, "argument %d is a null handle", number);
-    return false;
-}
-
 static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor b) {
     mpt_tensor in[2];
     in[0] = a, in[1] = b;
-    mpt_context *context = mpt__context_of(in, 2);
-    if (!mpt__given(context, name, a, 1) || !mpt__given(context, name, b, 2))
-        return mpt__null(context);
     mpt__attributes attributes;
     mpt__attributes_clear(&attributes);
+    attributes.required = 2;
     return mpt__apply1(name, op, in, 2, &attributes);
 }
 
@@ -116,10 +106,8 @@ MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bi
                                   mpt_activation activation) {
     mpt_tensor in[3];
     in[0] = x, in[1] = weight, in[2] = bias;
-    mpt_context *context = mpt__context_of(in, 3);
-    if (!mpt__given(context, "mpt_linear", x, 1) || !mpt__given(context, "mpt_linear", weight, 2))
-        return mpt__null(context);
     if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID) {
+        mpt_context *context = mpt__context_of(in, 3);
         if (mpt__enter(context, "mpt_linear"))
             mpt__error(context, MPT_ERROR_ARGUMENT, "activation %d is none of mpt_activation",
                        (int)activation);
@@ -128,6 +116,7 @@ MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bi
     mpt__attributes attributes;
     mpt__attributes_clear(&attributes);
     attributes.activation = (uint8_t)activation;
+    attributes.required = 2;
     return mpt__apply1("mpt_linear", MPT__OP_linear, in, 3, &attributes);
 }
 
@@ -264,7 +253,11 @@ MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
     mpt_tensor group[MPT__MAX_INPUTS];
     int in_group = 0;
     for (int i = 0; i < count && context; i++) {
-        if (!mpt__given(context, "mpt_cat", tensors[i], i + 1)) return mpt__null(context);
+        if (!tensors[i].context && !tensors[i].slot) {
+            if (mpt__enter(context, "mpt_cat"))
+                mpt__error(context, MPT_ERROR_HANDLE, "argument %d is a null handle", i + 1);
+            return mpt__null(context);
+        }
         group[in_group++] = tensors[i];
         if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
         mpt__attributes attributes;
@@ -301,13 +294,12 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     mpt_tensor in[3];
     in[0] = input, in[1] = targets, in[2] = config->weight;
     mpt_context *context = mpt__context_of(in, 3);
-    if (!mpt__given(context, name, input, 1) || !mpt__given(context, name, targets, 2))
-        return mpt__null(context);
     if (!mpt__good_reduction(context, name, config->reduction)) return mpt__null(context);
     mpt__attributes attributes;
     mpt__attributes_clear(&attributes);
     attributes.index[0] = config->ignore_index;
     attributes.reduction = (uint8_t)config->reduction;
+    attributes.required = 2;
     attributes.imm[0] = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
     return mpt__apply1(name, op, in, 3, &attributes);
 }
@@ -326,13 +318,11 @@ MPTRAIN_API mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_red
     mpt_tensor in[2];
     in[0] = input, in[1] = target;
     mpt_context *context = mpt__context_of(in, 2);
-    if (!mpt__given(context, "mpt_mse_loss", input, 1) ||
-        !mpt__given(context, "mpt_mse_loss", target, 2))
-        return mpt__null(context);
     if (!mpt__good_reduction(context, "mpt_mse_loss", reduction)) return mpt__null(context);
     mpt__attributes attributes;
     mpt__attributes_clear(&attributes);
     attributes.reduction = (uint8_t)reduction;
+    attributes.required = 2;
     return mpt__apply1("mpt_mse_loss", MPT__OP_mse_loss, in, 2, &attributes);
 }
 
