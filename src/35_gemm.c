@@ -11,9 +11,9 @@
 #ifndef MPT__35_GEMM_INCLUDED
 #define MPT__35_GEMM_INCLUDED
 
-#include "33_cpu_avx512.c"
+#include "34_cpu_neon.c"
 
-#ifdef MPT__SIMD_X86
+#ifdef MPT__SIMD
 
 /* ==== One product ==== */
 
@@ -134,8 +134,9 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
         x##i = V##_fma(s, b0, x##i);                                                               \
         y##i = V##_fma(s, b1, y##i);                                                               \
     }
-#define MPT__DIRECT_LOAD1(V, W) V##_f b0 = V##_load_lanes(from, last);
-#define MPT__DIRECT_LOAD2(V, W) V##_f b0 = V##_load(from), b1 = V##_load_lanes(from + W, last);
+#define MPT__DIRECT_LOAD1(V, W) V##_f b0 = V##_load_as(from, columns, MPT_F32);
+#define MPT__DIRECT_LOAD2(V, W)                                                                    \
+    V##_f b0 = V##_load(from), b1 = V##_load_as(from + W, columns - W, MPT_F32);
 
 #define MPT__GEMM_DIRECT(FN, N, V, W, ROWS, NV)                                                    \
     FN void N##_direct##ROWS##x##NV(int64_t depth, const mpt__gemm_side *a,                        \
@@ -143,7 +144,6 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
                                     int columns, bool add) {                                       \
         const float *from = (const float *)(const void *)b->data;                                  \
         int64_t at = 0; /* in a; p counts, since a broadcast a stands still */                     \
-        const V##_m last = V##_first(columns - (NV - 1) * W);                                      \
         MPT__ROWS_##ROWS(MPT__DIRECT_ROW, V, W);                                                   \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
         for (int64_t p = 0; p < depth; p++, at += a->inner, from += b->inner) {                    \
@@ -175,7 +175,7 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
         const float *b2 = b1 + (columns > 2 ? b->outer : 0);                                       \
         const float *b3 = b2 + (columns > 3 ? b->outer : 0);                                       \
         const int64_t whole = depth / W * W;                                                       \
-        const V##_m rest = V##_first(depth - whole);                                               \
+        const int64_t rest = depth - whole;                                                        \
         for (int i = 0; i < rows; i += 2, a0 += 2 * a->outer, c += 2 * ldc) {                      \
             const float *a1 = a0 + (i + 1 < rows ? a->outer : 0);                                  \
             V##_f s00 = V##_zero(), s01 = s00, s02 = s00, s03 = s00;                               \
@@ -190,24 +190,17 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
                 s03 = V##_fma(u, z, s03), s13 = V##_fma(v, z, s13);                                \
             }                                                                                      \
             if (whole < depth) {                                                                   \
-                V##_f u = V##_load_lanes(a0 + whole, rest), v = V##_load_lanes(a1 + whole, rest);  \
-                V##_f w = V##_load_lanes(b0 + whole, rest), x = V##_load_lanes(b1 + whole, rest);  \
-                V##_f y = V##_load_lanes(b2 + whole, rest), z = V##_load_lanes(b3 + whole, rest);  \
+                V##_f u = V##_load_as(a0 + whole, rest, MPT_F32), v = V##_load_as(a1 + whole, rest, MPT_F32);  \
+                V##_f w = V##_load_as(b0 + whole, rest, MPT_F32), x = V##_load_as(b1 + whole, rest, MPT_F32);  \
+                V##_f y = V##_load_as(b2 + whole, rest, MPT_F32), z = V##_load_as(b3 + whole, rest, MPT_F32);  \
                 s00 = V##_fma(u, w, s00), s10 = V##_fma(v, w, s10);                                \
                 s01 = V##_fma(u, x, s01), s11 = V##_fma(v, x, s11);                                \
                 s02 = V##_fma(u, y, s02), s12 = V##_fma(v, y, s12);                                \
                 s03 = V##_fma(u, z, s03), s13 = V##_fma(v, z, s13);                                \
             }                                                                                      \
-            _mm256_storeu_ps(sums, V##_sum8(s00, s01, s02, s03, s10, s11, s12, s13));              \
-            if (columns == 4) {                                                                    \
-                _mm_storeu_ps(c, _mm_loadu_ps(sums));                                              \
-                if (i + 1 < rows) _mm_storeu_ps(c + ldc, _mm_loadu_ps(sums + 4));                  \
-                continue;                                                                          \
-            }                                                                                      \
+            V##_store_sums(sums, s00, s01, s02, s03, s10, s11, s12, s13);                          \
             for (int r = 0; r < 2 && i + r < rows; r++) {                                          \
-                c[r * ldc] = sums[4 * r];                                                          \
-                if (columns > 1) c[r * ldc + 1] = sums[4 * r + 1];                                 \
-                if (columns > 2) c[r * ldc + 2] = sums[4 * r + 2];                                 \
+                for (int j = 0; j < columns; j++) c[r * ldc + j] = sums[4 * r + j];                \
             }                                                                                      \
         }                                                                                          \
     }                                                                                              \
@@ -375,6 +368,18 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
     (columns > lanes ? N##_direct##ROWS##x2 : N##_direct##ROWS##x1)(depth, a, b, c, ldc, rows,     \
                                                                     columns, add)
 
+#ifdef MPT__SIMD_X86
+/* Sums of 8 vectors over their lanes. */
+MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt__v8_f s2,
+                                     mpt__v8_f s3, mpt__v8_f s4, mpt__v8_f s5, mpt__v8_f s6,
+                                     mpt__v8_f s7) {
+    _mm256_storeu_ps(to, mpt__v8_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
+}
+MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1, mpt__v16_f s2,
+                                        mpt__v16_f s3, mpt__v16_f s4, mpt__v16_f s5, mpt__v16_f s6,
+                                        mpt__v16_f s7) {
+    _mm256_storeu_ps(to, mpt__v16_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
+}
 MPT__GEMM_ACTIVATE(MPT__AVX2_OP, mpt__v8, MPT__NAME_AVX2)
 MPT__GEMM_COMMON(MPT__AVX2, mpt__avx2, mpt__v8, 8)
 MPT__GEMM_TILE(MPT__AVX2, mpt__avx2, mpt__v8, 8, 6, 2, 1)
@@ -457,6 +462,44 @@ static void mpt__avx512_gemm_direct(int64_t depth, const mpt__gemm_side *a,
 static const mpt__gemm_level mpt__avx512_gemm_level = {
     14, 32, 8, mpt__avx512_gemm_tile, mpt__avx512_gemm_direct, mpt__avx512_gemm_dot,
     mpt__avx512_gemm_pack, mpt__avx512_gemm_load, mpt__avx512_gemm_finish};
+#endif
+
+#ifdef MPT__HAS_NEON
+MPT__GEMM_ACTIVATE(MPT__NEON_OP, mpt__v4, MPT__NAME_NEON)
+MPT__GEMM_COMMON(MPT__NEON, mpt__neon, mpt__v4, 4)
+MPT__GEMM_TILE(MPT__NEON, mpt__neon, mpt__v4, 4, 10, 4, 1)
+MPT__GEMM_TILE(MPT__NEON, mpt__neon, mpt__v4, 4, 10, 4, 2)
+MPT__GEMM_TILE(MPT__NEON, mpt__neon, mpt__v4, 4, 10, 10, 1)
+MPT__GEMM_TILE(MPT__NEON, mpt__neon, mpt__v4, 4, 10, 10, 2)
+MPT__GEMM_DIRECT(MPT__NEON, mpt__neon, mpt__v4, 4, 2, 1)
+MPT__GEMM_DIRECT(MPT__NEON, mpt__neon, mpt__v4, 4, 2, 2)
+MPT__GEMM_DIRECT(MPT__NEON, mpt__neon, mpt__v4, 4, 8, 1)
+MPT__GEMM_DIRECT(MPT__NEON, mpt__neon, mpt__v4, 4, 8, 2)
+
+static void mpt__neon_gemm_tile(int64_t depth, const float *a, const float *b, float *c,
+                                int64_t ldc, int rows, int columns, bool add) {
+    const int lanes = 4;
+    if (rows > 4) {
+        MPT__TILE_CALL(mpt__neon, 10);
+    } else {
+        MPT__TILE_CALL(mpt__neon, 4);
+    }
+}
+
+static void mpt__neon_gemm_direct(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
+                                  float *c, int64_t ldc, int rows, int columns, bool add) {
+    const int lanes = 4;
+    if (rows > 2) {
+        MPT__DIRECT_CALL(mpt__neon, 8);
+    } else {
+        MPT__DIRECT_CALL(mpt__neon, 2);
+    }
+}
+
+static const mpt__gemm_level mpt__neon_gemm_level = {
+    10, 8, 8, mpt__neon_gemm_tile, mpt__neon_gemm_direct, mpt__neon_gemm_dot,
+    mpt__neon_gemm_pack, mpt__neon_gemm_load, mpt__neon_gemm_finish};
+#endif
 
 /* ==== The packed road ==== */
 
@@ -978,6 +1021,7 @@ static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__laun
     return floats * (int64_t)sizeof(float);
 }
 
+#ifdef MPT__SIMD_X86
 static void mpt__avx2_gemm(const mpt__cpu_call *call) {
     mpt__gemm_run(&mpt__avx2_gemm_level, call);
 }
@@ -1002,6 +1046,20 @@ static void mpt__cpu_add_avx512(mpt__cpu *cpu) {
     cpu->words = &mpt__avx512_words;
     mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx512_gemm, mpt__avx512_gemm_workspace);
 }
+#endif
+
+#ifdef MPT__HAS_NEON
+static void mpt__neon_gemm(const mpt__cpu_call *call) {
+    mpt__gemm_run(&mpt__neon_gemm_level, call);
+}
+static int64_t mpt__neon_gemm_workspace(const mpt__launch *launch, int threads) {
+    return mpt__gemm_workspace(&mpt__neon_gemm_level, launch, threads);
+}
+static void mpt__cpu_add_neon(mpt__cpu *cpu) {
+    cpu->words = &mpt__neon_words;
+    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__neon_gemm, mpt__neon_gemm_workspace);
+}
+#endif
 
 #endif
 #endif
