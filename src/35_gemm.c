@@ -7,7 +7,7 @@
 #ifndef MPT__35_GEMM_INCLUDED
 #define MPT__35_GEMM_INCLUDED
 
-#include "33_cpu_avx512.c"
+#include "34_cpu_neon.c"
 
 #if defined(MPT__HAS_AVX2) || defined(MPT__HAS_NEON)
 #define MPT__HAS_GEMM 1
@@ -408,6 +408,10 @@ MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1,
 }
 MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, 4, 8, 14,
                 8, 32)
+#endif
+
+#ifdef MPT__HAS_NEON
+MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 16)
 #endif
 
 #endif

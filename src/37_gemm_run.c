@@ -600,6 +600,14 @@ static void mpt__cpu_add_avx512(mpt__cpu *cpu) {
 }
 #endif
 
+#ifdef MPT__HAS_NEON
+MPT__GEMM_KERNEL(mpt__neon)
+static void mpt__cpu_add_neon(mpt__cpu *cpu) {
+    cpu->words = &mpt__neon_words;
+    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__neon_gemm, mpt__neon_gemm_workspace);
+}
+#endif
+
 #ifdef MPT__HAS_AMX
 MPT__GEMM_KERNEL(mpt__amx)
 static void mpt__cpu_add_amx(mpt__cpu *cpu) {

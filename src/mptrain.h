@@ -23,6 +23,7 @@
 #include "32_cpu_simd.c"
 #include "32_cpu_avx2.c"
 #include "33_cpu_avx512.c"
+#include "34_cpu_neon.c"
 #include "35_gemm.c"
 #include "36_gemm_amx.c"
 #include "37_gemm_run.c"

@@ -8,13 +8,13 @@
 
 #include "harness.h"
 
-#if defined(MPT__HAS_AVX2) && defined(MPT__HAS_AVX512)
+#ifdef MPT__SIMD
 
 /* ==== Backends ==== */
 
 static mpt__base base;
-static const mpt_isa all_levels[] = {MPT_ISA_AVX2, MPT_ISA_AVX512};
-enum { LEVELS = 2, MAX_ELEMENTS = 1 << 20, SLOTS = 64 };
+static const mpt_isa all_levels[] = {MPT_ISA_AVX2, MPT_ISA_AVX512, MPT_ISA_NEON};
+enum { LEVELS = 3, MAX_ELEMENTS = 1 << 20, SLOTS = 64 };
 
 static mpt_isa levels[LEVELS];
 static int level_count;
@@ -49,7 +49,7 @@ static bool have_levels(void) {
     return level_count > 0;
 }
 #define NEEDS_LEVELS \
-    if (!have_levels()) SKIP("a CPU with AVX2")
+    if (!have_levels()) SKIP("a CPU with AVX2 or NEON")
 
 /* ==== Random problems ==== */
 
@@ -204,7 +204,7 @@ static bool same_as_ref(problem *p, const char *what) {
             mpt__ref_load(&b, want[i], (uint8_t)s->dtype, (int64_t)at, 1, 1);
             TEST_FAIL_("%s, %s, function %d, operand %d, dtype %s: element %ld is %.9g (%08x), "
                        "reference %.9g (%08x)",
-                       levels[l] == MPT_ISA_AVX2 ? "avx2" : "avx512", what, p->launch.function,
+                       mpt_isa_name(levels[l]), what, p->launch.function,
                        i - 1, mpt__dtype_info[s->dtype].name, (long)at, (double)a,
                        (unsigned)mpt__f32_bits(a), (double)b, (unsigned)mpt__f32_bits(b));
             good = false;
@@ -610,7 +610,7 @@ static void make_product(problem *p, int64_t m, int64_t n, int64_t k, int specia
 static void run_product(problem *p, int samples) {
     for (int l = 0; l < level_count; l++) {
         run_problem(p, levels[l], 1);
-        if (!check_product(p, levels[l] == MPT_ISA_AVX2 ? "avx2" : "avx512", samples)) return;
+        if (!check_product(p, mpt_isa_name(levels[l]), samples)) return;
     }
 }
 
@@ -765,7 +765,7 @@ TEST_TABLE = {
 
 #else
 
-TEST(vector_kernels) { SKIP("vector kernels in this build (an x86-64 CPU, no MPTRAIN_NO_SIMD)"); }
+TEST(vector_kernels) { SKIP("vector kernels in this build (no MPTRAIN_NO_SIMD)"); }
 TEST_TABLE = {T(vector_kernels)};
 
 #endif
