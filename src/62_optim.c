@@ -607,11 +607,8 @@ MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
     if (!optimizer) return mpt__status_of(context);
     if (!mpt__check_group(context, optimizer, group, -1) || !mpt__check_rate(context, lr, 0))
         return context->base.status;
-    for (int64_t i = 0; i < optimizer->group_count; i++) {
-        if (group >= 0 && i != group) continue;
-        optimizer->groups[i].lr = lr;
-        if (!optimizer->schedule) mpt__scalar_set_f(context, optimizer->groups[i].lr_slot, lr);
-    }
+    for (int64_t i = 0; i < optimizer->group_count; i++)
+        if (group < 0 || i == group) optimizer->groups[i].lr = lr;
     return mpt__schedule_rebase(context, optimizer);
 }
 
@@ -991,28 +988,22 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
     memset(&item, 0, sizeof item);
     item.name = name;
     mpt_status status = MPT_OK;
-    for (int64_t i = 0; i < optimizer->item_count && status == MPT_OK; i++) {
-        const mpt__optim_item *row = &optimizer->items[i];
-        const mpt__parameter *parameter = &context->parameters[row->parameter];
-        const mpt__optim_state *state = &optimizer->states[row->state];
-        if (!parameter->live) continue;
-        item.dtype = MPT_F32;
-        item.offset = parameter->offset - state->first;
-        item.count = parameter->numel;
-        for (int k = 0; k < MPT__MIRRORS && status == MPT_OK; k++) {
-            if (!state->mirror[k]) continue;
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+        const mpt__optim_state *state = &optimizer->states[optimizer->items[i].state];
+        for (int k = 0; k <= MPT__MIRRORS && parameter->live && status == MPT_OK; k++) {
+            bool step = k == MPT__MIRRORS;
+            item.storage = step ? optimizer->counts : state->mirror[k];
+            if (!item.storage) continue;
+            item.dtype = step ? MPT_I64 : MPT_F32;
+            item.offset = step ? i : parameter->offset - state->first;
+            item.count = step ? 1 : parameter->numel;
             mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
-                             k == MPT__MASTER ? "master" : optimizer->rule->moment[k]);
-            item.storage = state->mirror[k];
+                             step               ? "step"
+                             : k == MPT__MASTER ? "master"
+                                                : optimizer->rule->moment[k]);
             status = visit(context, user, &item);
         }
-        if (status != MPT_OK) break;
-        mpt__format_text(name, sizeof name, "%s.step", parameter->path);
-        item.storage = optimizer->counts;
-        item.dtype = MPT_I64;
-        item.offset = i;
-        item.count = 1;
-        status = visit(context, user, &item);
     }
     if (status != MPT_OK) return status;
     mpt__format_text(name, sizeof name, "applied_steps");

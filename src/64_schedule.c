@@ -93,9 +93,11 @@ static void mpt__schedule_operand(mpt__launch *launch, const mpt__optimizer *opt
 
 static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *optimizer) {
     mpt__schedule *schedule = optimizer->schedule;
-    for (int64_t i = 0; schedule && i < optimizer->group_count; i++) {
+    for (int64_t i = 0; i < optimizer->group_count; i++) {
         mpt__group *group = &optimizer->groups[i];
-        if (schedule->unit == MPT_PER_EPOCH)
+        if (!schedule)
+            mpt__scalar_set_f(context, group->lr_slot, group->lr);
+        else if (schedule->unit == MPT_PER_EPOCH)
             mpt__scalar_set_f(context, group->lr_slot,
                               mpt__schedule_rate(schedule, group->lr, schedule->epoch));
         else if (!group->table)
@@ -227,13 +229,10 @@ MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule handle) {
     mpt__schedule *schedule = mpt__schedule_enter(handle, "mpt_schedule_destroy");
     if (!schedule) return mpt__status_of(context);
     mpt__optimizer *optimizer = schedule->optimizer;
-    for (int64_t i = 0; optimizer && i < optimizer->group_count; i++) { /* the rates stay */
-        mpt__group *group = &optimizer->groups[i];
-        group->lr = mpt__schedule_lr(context, optimizer, group);
-        mpt__scalar_set_f(context, group->lr_slot, group->lr);
-    }
+    for (int64_t i = 0; optimizer && i < optimizer->group_count; i++) /* the rates stay */
+        optimizer->groups[i].lr = mpt__schedule_lr(context, optimizer, &optimizer->groups[i]);
     mpt__object_free(context, MPT__SCHEDULE, schedule->id.slot);
-    return context->base.status;
+    return optimizer ? mpt__schedule_rebase(context, optimizer) : context->base.status;
 }
 
 #endif
