@@ -131,23 +131,24 @@ static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_
     return NULL;
 }
 
-/* NULL gives the error null. */
-static mpt_optimizer mpt__optimizer_handle(mpt_context *context, const mpt__optimizer *optimizer) {
-    mpt_optimizer handle = {context, 0, 0};
-    if (optimizer) handle.slot = optimizer->id.slot, handle.generation = optimizer->id.generation;
-    return handle;
-}
+/* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
+   the object of a handle, NULL with an error recorded if there is none; _enter begins a public call
+   on an object, which ends where it gives NULL. */
+#define MPT__HANDLES(kind, KIND)                                                                   \
+    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) {      \
+        mpt_##kind handle = {context, 0, 0};                                                       \
+        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation;      \
+        return handle;                                                                             \
+    }                                                                                              \
+    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) {                \
+        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot,           \
+                                             handle.generation);                                   \
+    }                                                                                              \
+    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) {                 \
+        return mpt__enter(handle.context, name) ? mpt__##kind##_at(handle.context, handle) : NULL; \
+    }
 
-static mpt__optimizer *mpt__optimizer_at(mpt_context *context, mpt_optimizer handle) {
-    return (mpt__optimizer *)mpt__object_at(context, MPT__OPTIMIZER, handle.context, handle.slot,
-                                            handle.generation);
-}
-
-/* Begins a public call on an optimizer. NULL: the call ends here. */
-static mpt__optimizer *mpt__optimizer_enter(mpt_optimizer handle, const char *name) {
-    if (!mpt__enter(handle.context, name)) return NULL;
-    return mpt__optimizer_at(handle.context, handle);
-}
+MPT__HANDLES(optimizer, MPT__OPTIMIZER)
 
 static mpt__block *mpt__block_of(const mpt_context *context, const mpt__optim_state *state) {
     return &context->blocks[state->block];
@@ -626,8 +627,9 @@ static int64_t *mpt__row_groups(const mpt__optimizer *optimizer) {
     return optimizer->rows + optimizer->item_capacity * MPT__SEGMENT_FIELDS;
 }
 
-/* Segments of all parameters with a gradient, by state and group. Only parameters without a gap between them merge: what stands in a gap is nobody's, and a multiplier
-   that is not finite would leave NaN there for every later norm. */
+/* Segments of all parameters with a gradient, by state and group. Only parameters without a gap
+   between them merge: what stands in a gap is nobody's, and a multiplier that is not finite would
+   leave NaN there for every later norm. */
 static void mpt__build_rows(const mpt_context *context, mpt__optimizer *optimizer) {
     int64_t rows = 0, groups = optimizer->group_count;
     for (int64_t part = 0; part < optimizer->state_count * groups; part++) {

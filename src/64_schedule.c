@@ -27,6 +27,8 @@ typedef struct mpt__schedule {
     double *window;      /* host side of an upload */
 } mpt__schedule;
 
+MPT__HANDLES(schedule, MPT__SCHEDULE)
+
 /* The rate at time t, for a group that starts from `base`. Past t_max the cosine rises again, as
    PyTorch's CosineAnnealingLR does. */
 static double mpt__schedule_rate(const mpt__schedule *schedule, double base, int64_t t) {
@@ -130,13 +132,6 @@ static void mpt__schedule_init(mpt_context *context) {
     context->objects[MPT__SCHEDULE].destroy = mpt__schedule_free;
 }
 
-/* NULL gives the error null. */
-static mpt_schedule mpt__schedule_handle(mpt_context *context, const mpt__schedule *schedule) {
-    mpt_schedule handle = {context, 0, 0};
-    if (schedule) handle.slot = schedule->id.slot, handle.generation = schedule->id.generation;
-    return handle;
-}
-
 static bool mpt__check_plan(mpt_context *context, const mpt__schedule *plan, int least_warmup,
                             int least_t_max) {
     if (!mpt__check_count(context, "warmup", plan->warmup, least_warmup) ||
@@ -195,14 +190,6 @@ MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64
 }
 
 /* ==== Calls ==== */
-
-/* Begins a public call on a schedule. NULL: the call ends here. */
-static mpt__schedule *mpt__schedule_enter(mpt_schedule handle, const char *name) {
-    mpt_context *context = handle.context;
-    if (!mpt__enter(context, name)) return NULL;
-    return (mpt__schedule *)mpt__object_at(context, MPT__SCHEDULE, handle.context, handle.slot,
-                                           handle.generation);
-}
 
 MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
     mpt_context *context = handle.context;
