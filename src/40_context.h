@@ -74,7 +74,8 @@ typedef struct mpt__block {
     uint32_t form[2];         /* casts of the whole block to F16 and BF16; 0 = none */
     uint32_t form_version[2]; /* version of `values` that the form was made of */
     uint32_t multiplier_slot; /* pending multiplier of the gradients; 0 = none */
-    uint32_t updates;         /* how many changes of values' version were optimizer updates */
+    uint32_t updates[2]; /* changes of values' version that masters know of: replays; replays and
+                            optimizers that share nothing */
 } mpt__block;
 
 typedef struct mpt__parameter {

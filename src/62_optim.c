@@ -83,6 +83,7 @@ typedef struct mpt__optimizer {
     int64_t state_count, state_capacity;
     mpt__optim_item *items;
     int64_t item_count, item_capacity;
+    int64_t row_count;
     int64_t *rows;             /* host copy of the segments, behind it the group of each */
     uint32_t segments, counts; /* storages */
     int64_t with_grad;         /* parameters with a gradient in the pattern */
@@ -130,23 +131,24 @@ static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_
     return NULL;
 }
 
-/* NULL gives the error null. */
-static mpt_optimizer mpt__optimizer_handle(mpt_context *context, const mpt__optimizer *optimizer) {
-    mpt_optimizer handle = {context, 0, 0};
-    if (optimizer) handle.slot = optimizer->id.slot, handle.generation = optimizer->id.generation;
-    return handle;
-}
+/* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
+   the object of a handle, NULL with an error recorded if there is none; _enter begins a public call
+   on an object, which ends where it gives NULL. */
+#define MPT__HANDLES(kind, KIND)                                                                   \
+    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) {      \
+        mpt_##kind handle = {context, 0, 0};                                                       \
+        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation;      \
+        return handle;                                                                             \
+    }                                                                                              \
+    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) {                \
+        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot,           \
+                                             handle.generation);                                   \
+    }                                                                                              \
+    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) {                 \
+        return mpt__enter(handle.context, name) ? mpt__##kind##_at(handle.context, handle) : NULL; \
+    }
 
-static mpt__optimizer *mpt__optimizer_at(mpt_context *context, mpt_optimizer handle) {
-    return (mpt__optimizer *)mpt__object_at(context, MPT__OPTIMIZER, handle.context, handle.slot,
-                                            handle.generation);
-}
-
-/* Begins a public call on an optimizer. NULL: the call ends here. */
-static mpt__optimizer *mpt__optimizer_enter(mpt_optimizer handle, const char *name) {
-    if (!mpt__enter(handle.context, name)) return NULL;
-    return mpt__optimizer_at(handle.context, handle);
-}
+MPT__HANDLES(optimizer, MPT__OPTIMIZER)
 
 static mpt__block *mpt__block_of(const mpt_context *context, const mpt__optim_state *state) {
     return &context->blocks[state->block];
@@ -211,7 +213,7 @@ static mpt_status mpt__master_load(mpt_context *context, const mpt__optim_state 
 static uint32_t mpt__foreign_writes(const mpt_context *context, const mpt__optimizer *optimizer,
                                     const mpt__optim_state *state) {
     const mpt__block *block = mpt__block_of(context, state);
-    return context->storages[block->values].version - (optimizer->shared ? 0 : block->updates);
+    return context->storages[block->values].version - block->updates[!optimizer->shared];
 }
 
 /* What others wrote counts: the master is loaded again. */
@@ -228,14 +230,16 @@ static void mpt__values_updated(mpt_context *context, const mpt__optimizer *opti
                                 mpt__optim_state *state) {
     mpt__block *block = mpt__block_of(context, state);
     context->storages[block->values].version++;
-    if (!optimizer->shared) block->updates++;
+    if (!optimizer->shared) block->updates[1]++;
     state->agreed = mpt__foreign_writes(context, optimizer, state);
 }
 
 static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_t before) {
     (void)before;
-    for (int64_t i = 0; i < context->block_count; i++)
-        context->blocks[i].updates += context->blocks[i].values == storage;
+    for (int64_t i = 0; i < context->block_count; i++) {
+        mpt__block *block = &context->blocks[i];
+        if (block->values == storage) block->updates[0]++, block->updates[1]++;
+    }
 }
 
 /* ==== Taking parameters ==== */
@@ -340,7 +344,7 @@ static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint3
     item->parameter = index;
     item->group = group;
     item->state = mpt__state_of(context, optimizer, parameter->block);
-    item->history = optimizer->patterns; /* no other one joined since this pattern but its peers */
+    item->history = optimizer->patterns; /* as its peers, and nobody from before */
     mpt__optim_state *state = &optimizer->states[item->state];
     state->held++;
     if (state->mirror[MPT__MASTER])
@@ -604,11 +608,8 @@ MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
     if (!optimizer) return mpt__status_of(context);
     if (!mpt__check_group(context, optimizer, group, -1) || !mpt__check_rate(context, lr, 0))
         return context->base.status;
-    for (int64_t i = 0; i < optimizer->group_count; i++) {
-        if (group >= 0 && i != group) continue;
-        optimizer->groups[i].lr = lr;
-        if (!optimizer->schedule) mpt__scalar_set_f(context, optimizer->groups[i].lr_slot, lr);
-    }
+    for (int64_t i = 0; i < optimizer->group_count; i++)
+        if (group < 0 || i == group) optimizer->groups[i].lr = lr;
     return mpt__schedule_rebase(context, optimizer);
 }
 
@@ -626,10 +627,10 @@ static int64_t *mpt__row_groups(const mpt__optimizer *optimizer) {
     return optimizer->rows + optimizer->item_capacity * MPT__SEGMENT_FIELDS;
 }
 
-/* Segments of all parameters with a gradient, by state and group; returns their number. Only
-   parameters without a gap between them merge: what stands in a gap is nobody's, and a multiplier
-   that is not finite would leave NaN there for every later norm. */
-static int64_t mpt__build_rows(const mpt_context *context, mpt__optimizer *optimizer) {
+/* Segments of all parameters with a gradient, by state and group. Only parameters without a gap
+   between them merge: what stands in a gap is nobody's, and a multiplier that is not finite would
+   leave NaN there for every later norm. */
+static void mpt__build_rows(const mpt_context *context, mpt__optimizer *optimizer) {
     int64_t rows = 0, groups = optimizer->group_count;
     for (int64_t part = 0; part < optimizer->state_count * groups; part++) {
         mpt__optim_state *state = &optimizer->states[part / groups];
@@ -658,7 +659,7 @@ static int64_t mpt__build_rows(const mpt_context *context, mpt__optimizer *optim
         }
         state->rows = rows - state->row;
     }
-    return rows;
+    optimizer->row_count = rows;
 }
 
 /* Brings the segments up to date with which parameters have a gradient now. */
@@ -684,9 +685,9 @@ static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) 
         mpt__optim_item *item = &optimizer->items[i];
         if (item->had_grad) item->history = mpt__hash_u64(item->history, optimizer->patterns);
     }
-    int64_t rows = mpt__build_rows(context, optimizer);
-    mpt_status status =
-        mpt__upload(context, optimizer->segments, 0, optimizer->rows, rows * MPT__ROW_BYTES);
+    mpt__build_rows(context, optimizer);
+    mpt_status status = mpt__upload(context, optimizer->segments, 0, optimizer->rows,
+                                    optimizer->row_count * MPT__ROW_BYTES);
     optimizer->pattern_valid = status == MPT_OK;
     return status;
 }
@@ -714,12 +715,16 @@ static mpt__launch *mpt__gradients_launch(mpt_context *context, const mpt__optim
 
 /* ==== The pending multiplier ==== */
 
+/* For each state of an optimizer that has gradients now. */
+#define MPT__EACH_STATE(state, optimizer)                                 \
+    for (mpt__optim_state *state = (optimizer)->states;                   \
+         state < (optimizer)->states + (optimizer)->state_count; state++) \
+        if (state->rows)
+
 /* Multiplies all gradients by a scalar, then clamps to +-limit if that is > 0. */
 static mpt_status mpt__scale_gradients(mpt_context *context, const mpt__optimizer *optimizer,
                                        uint16_t slot, double limit) {
-    for (int64_t i = 0; i < optimizer->state_count; i++) {
-        const mpt__optim_state *state = &optimizer->states[i];
-        if (!state->rows) continue;
+    MPT__EACH_STATE(state, optimizer) {
         mpt__launch *launch =
             mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_SCALE, MPT__READ_WRITE);
         launch->slot[0] = slot;
@@ -730,35 +735,34 @@ static mpt_status mpt__scale_gradients(mpt_context *context, const mpt__optimize
     return context->base.status;
 }
 
-/* Whether the optimizer's multiplier is pending on all its gradients; if not, then afterwards no
-   multiplier is pending on any of them. */
-static bool mpt__is_pending(mpt_context *context, const mpt__optimizer *optimizer) {
-    bool pending = true;
-    for (int64_t i = 0; i < optimizer->state_count; i++) {
-        const mpt__optim_state *state = &optimizer->states[i];
-        if (state->rows && mpt__block_of(context, state)->multiplier_slot !=
-                               optimizer->slot[MPT__OPTIM_MULTIPLIER])
-            pending = false;
+static void mpt__materialise(mpt_context *context, const mpt__optimizer *optimizer) {
+    MPT__EACH_STATE(state, optimizer) {
+        mpt__materialise_gradients(context, mpt__block_of(context, state));
     }
-    for (int64_t i = 0; i < optimizer->state_count && !pending; i++)
-        if (optimizer->states[i].rows)
-            mpt__materialise_gradients(context, mpt__block_of(context, &optimizer->states[i]));
-    return pending;
 }
 
-/* The optimizer's multiplier is set: it stays pending, unless a block with gradients of its own
-   holds parameters of others, whose gradients it must not touch. */
-static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimizer) {
-    for (int64_t i = 0; i < optimizer->state_count; i++) {
-        const mpt__optim_state *state = &optimizer->states[i];
-        if (state->rows && state->held != mpt__block_of(context, state)->parameters)
-            return mpt__scale_gradients(context, optimizer, optimizer->slot[MPT__OPTIM_MULTIPLIER],
-                                        0);
+/* The optimizer's multiplier if it is pending on all its gradients; else 0, and afterwards no
+   multiplier is pending on any of them. */
+static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimizer) {
+    uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
+    MPT__EACH_STATE(state, optimizer) {
+        if (mpt__block_of(context, state)->multiplier_slot == slot) continue;
+        mpt__materialise(context, optimizer);
+        return 0;
     }
-    for (int64_t i = 0; i < optimizer->state_count; i++)
-        if (optimizer->states[i].rows)
-            mpt__block_of(context, &optimizer->states[i])->multiplier_slot =
-                optimizer->slot[MPT__OPTIM_MULTIPLIER];
+    return slot;
+}
+
+/* The optimizer's multiplier is set: it stays pending, unless somebody else would see it: a block
+   holds parameters of others as well, or there are handles on gradients. */
+static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimizer) {
+    uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
+    MPT__EACH_STATE(state, optimizer) {
+        const mpt__block *block = mpt__block_of(context, state);
+        if (state->held != block->parameters || context->storages[block->gradients].references > 1)
+            return mpt__scale_gradients(context, optimizer, slot, 0);
+    }
+    MPT__EACH_STATE(state, optimizer) { mpt__block_of(context, state)->multiplier_slot = slot; }
     return context->base.status;
 }
 
@@ -770,15 +774,13 @@ static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimize
 static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, uint16_t scale_slot,
                              uint16_t found_slot) {
     bool first = true;
-    for (int64_t i = 0; i < optimizer->state_count; i++) {
-        const mpt__optim_state *state = &optimizer->states[i];
-        if (!state->rows) continue;
+    MPT__EACH_STATE(state, optimizer) {
         mpt__launch *launch =
             mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_NORM, MPT__READ);
         launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
         launch->slot[1] = found_slot;
         launch->slot[2] = optimizer->slot[MPT__OPTIM_NORM];
-        if (first) launch->slot[3] = scale_slot;
+        launch->slot[3] = first ? scale_slot : (uint16_t)MPT__SLOT_NONE;
         launch->index[0] = !first;
         first = false;
         mpt__submit(context, launch);
@@ -792,9 +794,7 @@ static mpt_status mpt__optimizer_unscale(mpt_context *context, mpt__optimizer *o
                                          uint16_t scale_slot) {
     mpt_status status = mpt__pattern(context, optimizer);
     if (status != MPT_OK || optimizer->with_grad == 0) return status;
-    for (int64_t i = 0; i < optimizer->state_count; i++)
-        if (optimizer->states[i].rows)
-            mpt__materialise_gradients(context, mpt__block_of(context, &optimizer->states[i]));
+    mpt__materialise(context, optimizer);
     mpt__norm_launch(context, optimizer, scale_slot, optimizer->slot[MPT__OPTIM_FOUND]);
     return mpt__hold(context, optimizer);
 }
@@ -814,7 +814,7 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm)
     if (!norm) return mpt__null(context);
     bool any = optimizer->with_grad > 0; /* the norm of nothing is 0 */
     if (any) {
-        bool pending = mpt__is_pending(context, optimizer);
+        uint16_t pending = mpt__pending(context, optimizer);
         if (!pending || !optimizer->norm_valid)
             mpt__norm_launch(context, optimizer, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0);
     }
@@ -841,8 +841,8 @@ MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
         return mpt__error(context, MPT_ERROR_ARGUMENT, "limit = %g; expected 0 or more", limit);
     if (mpt__pattern(context, optimizer) != MPT_OK || optimizer->with_grad == 0)
         return context->base.status;
-    uint16_t slot = mpt__is_pending(context, optimizer) ? optimizer->slot[MPT__OPTIM_MULTIPLIER]
-                                                        : (uint16_t)MPT__SLOT_ONE;
+    uint16_t pending = mpt__pending(context, optimizer);
+    uint16_t slot = pending ? pending : (uint16_t)MPT__SLOT_ONE;
     optimizer->norm_valid = false;
     if (limit > 0) return mpt__scale_gradients(context, optimizer, slot, limit);
     mpt__scale_gradients(context, optimizer, slot, 1.0); /* infinities times 0 would be NaN */
@@ -869,7 +869,7 @@ MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
 /* Segments [row, row + rows) of a state, which are of one group. */
 static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer *optimizer,
                                      const mpt__optim_state *state, int64_t row, int64_t rows,
-                                     uint16_t found_slot, bool last) {
+                                     uint16_t found_slot) {
     static const int position[MPT__MIRRORS] = {3, 6, 1};
     const mpt__rule *rule = optimizer->rule;
     const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
@@ -896,7 +896,7 @@ static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer 
         launch->imm[settings] = optimizer->setting[settings];
     launch->imm[settings] = group->weight_decay;
     launch->index[0] = optimizer->variant;
-    launch->index[1] = last ? 2 : 1;
+    launch->index[1] = row + rows == optimizer->row_count ? 2 : 1;
     return mpt__submit(context, launch);
 }
 
@@ -904,22 +904,16 @@ static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer 
 static mpt_status mpt__launch_updates(mpt_context *context, mpt__optimizer *optimizer,
                                       uint16_t found_slot) {
     const int64_t *group = mpt__row_groups(optimizer);
-    int64_t left = 0;
-    mpt_status status = MPT_OK;
-    for (int64_t i = 0; i < optimizer->state_count; i++) left += optimizer->states[i].rows;
-    for (int64_t i = 0; i < optimizer->state_count && status == MPT_OK; i++) {
-        mpt__optim_state *state = &optimizer->states[i];
+    MPT__EACH_STATE(state, optimizer) {
         int64_t row = state->row, end = row + state->rows, rows;
-        if (!state->rows) continue;
-        status = mpt__master_refresh(context, optimizer, state);
-        for (; row < end && status == MPT_OK; row += rows, left -= rows) {
+        mpt__master_refresh(context, optimizer, state);
+        for (; row < end; row += rows) {
             for (rows = 1; row + rows < end && group[row + rows] == group[row];) rows++;
-            status =
-                mpt__launch_update(context, optimizer, state, row, rows, found_slot, left == rows);
+            mpt__launch_update(context, optimizer, state, row, rows, found_slot);
         }
         mpt__values_updated(context, optimizer, state);
     }
-    return status;
+    return context->base.status;
 }
 
 /* A warning that names parameters without a gradient; once, until there is one again. */
@@ -998,28 +992,22 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
     memset(&item, 0, sizeof item);
     item.name = name;
     mpt_status status = MPT_OK;
-    for (int64_t i = 0; i < optimizer->item_count && status == MPT_OK; i++) {
-        const mpt__optim_item *row = &optimizer->items[i];
-        const mpt__parameter *parameter = &context->parameters[row->parameter];
-        const mpt__optim_state *state = &optimizer->states[row->state];
-        if (!parameter->live) continue;
-        item.dtype = MPT_F32;
-        item.offset = parameter->offset - state->first;
-        item.count = parameter->numel;
-        for (int k = 0; k < MPT__MIRRORS && status == MPT_OK; k++) {
-            if (!state->mirror[k]) continue;
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+        const mpt__optim_state *state = &optimizer->states[optimizer->items[i].state];
+        for (int k = 0; k <= MPT__MIRRORS && parameter->live && status == MPT_OK; k++) {
+            bool step = k == MPT__MIRRORS;
+            item.storage = step ? optimizer->counts : state->mirror[k];
+            if (!item.storage) continue;
+            item.dtype = step ? MPT_I64 : MPT_F32;
+            item.offset = step ? i : parameter->offset - state->first;
+            item.count = step ? 1 : parameter->numel;
             mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
-                             k == MPT__MASTER ? "master" : optimizer->rule->moment[k]);
-            item.storage = state->mirror[k];
+                             step               ? "step"
+                             : k == MPT__MASTER ? "master"
+                                                : optimizer->rule->moment[k]);
             status = visit(context, user, &item);
         }
-        if (status != MPT_OK) break;
-        mpt__format_text(name, sizeof name, "%s.step", parameter->path);
-        item.storage = optimizer->counts;
-        item.dtype = MPT_I64;
-        item.offset = i;
-        item.count = 1;
-        status = visit(context, user, &item);
     }
     if (status != MPT_OK) return status;
     mpt__format_text(name, sizeof name, "applied_steps");

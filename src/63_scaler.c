@@ -41,22 +41,9 @@ typedef struct mpt__scaler {
     char culprit[128];                    /* parameter whose gradient overflowed at the last skip */
 } mpt__scaler;
 
-/* ==== Handles ==== */
+MPT__HANDLES(scaler, MPT__SCALER)
 
-/* NULL gives the error null. */
-static mpt_scaler mpt__scaler_handle(mpt_context *context, const mpt__scaler *scaler) {
-    mpt_scaler handle = {context, 0, 0};
-    if (scaler) handle.slot = scaler->id.slot, handle.generation = scaler->id.generation;
-    return handle;
-}
-
-/* Begins a public call on a scaler. NULL: the call ends here. */
-static mpt__scaler *mpt__scaler_enter(mpt_scaler handle, const char *name) {
-    mpt_context *context = handle.context;
-    if (!mpt__enter(context, name)) return NULL;
-    return (mpt__scaler *)mpt__object_at(context, MPT__SCALER, handle.context, handle.slot,
-                                         handle.generation);
-}
+/* ==== The optimizers of an update ==== */
 
 /* The first optimizer behind row *i that takes part in the current update of a scaler, 0: of any.
    NULL: none is left. */

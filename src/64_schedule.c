@@ -27,6 +27,8 @@ typedef struct mpt__schedule {
     double *window;      /* host side of an upload */
 } mpt__schedule;
 
+MPT__HANDLES(schedule, MPT__SCHEDULE)
+
 /* The rate at time t, for a group that starts from `base`. Past t_max the cosine rises again, as
    PyTorch's CosineAnnealingLR does. */
 static double mpt__schedule_rate(const mpt__schedule *schedule, double base, int64_t t) {
@@ -93,9 +95,11 @@ static void mpt__schedule_operand(mpt__launch *launch, const mpt__optimizer *opt
 
 static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *optimizer) {
     mpt__schedule *schedule = optimizer->schedule;
-    for (int64_t i = 0; schedule && i < optimizer->group_count; i++) {
+    for (int64_t i = 0; i < optimizer->group_count; i++) {
         mpt__group *group = &optimizer->groups[i];
-        if (schedule->unit == MPT_PER_EPOCH)
+        if (!schedule)
+            mpt__scalar_set_f(context, group->lr_slot, group->lr);
+        else if (schedule->unit == MPT_PER_EPOCH)
             mpt__scalar_set_f(context, group->lr_slot,
                               mpt__schedule_rate(schedule, group->lr, schedule->epoch));
         else if (!group->table)
@@ -126,13 +130,6 @@ static void mpt__schedule_free(mpt_context *context, void *object) {
 /* Called by mpt_create. */
 static void mpt__schedule_init(mpt_context *context) {
     context->objects[MPT__SCHEDULE].destroy = mpt__schedule_free;
-}
-
-/* NULL gives the error null. */
-static mpt_schedule mpt__schedule_handle(mpt_context *context, const mpt__schedule *schedule) {
-    mpt_schedule handle = {context, 0, 0};
-    if (schedule) handle.slot = schedule->id.slot, handle.generation = schedule->id.generation;
-    return handle;
 }
 
 static bool mpt__check_plan(mpt_context *context, const mpt__schedule *plan, int least_warmup,
@@ -194,14 +191,6 @@ MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64
 
 /* ==== Calls ==== */
 
-/* Begins a public call on a schedule. NULL: the call ends here. */
-static mpt__schedule *mpt__schedule_enter(mpt_schedule handle, const char *name) {
-    mpt_context *context = handle.context;
-    if (!mpt__enter(context, name)) return NULL;
-    return (mpt__schedule *)mpt__object_at(context, MPT__SCHEDULE, handle.context, handle.slot,
-                                           handle.generation);
-}
-
 MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
     mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_enter(handle, "mpt_schedule_step");
@@ -227,13 +216,10 @@ MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule handle) {
     mpt__schedule *schedule = mpt__schedule_enter(handle, "mpt_schedule_destroy");
     if (!schedule) return mpt__status_of(context);
     mpt__optimizer *optimizer = schedule->optimizer;
-    for (int64_t i = 0; optimizer && i < optimizer->group_count; i++) { /* the rates stay */
-        mpt__group *group = &optimizer->groups[i];
-        group->lr = mpt__schedule_lr(context, optimizer, group);
-        mpt__scalar_set_f(context, group->lr_slot, group->lr);
-    }
+    for (int64_t i = 0; optimizer && i < optimizer->group_count; i++) /* the rates stay */
+        optimizer->groups[i].lr = mpt__schedule_lr(context, optimizer, &optimizer->groups[i]);
     mpt__object_free(context, MPT__SCHEDULE, schedule->id.slot);
-    return context->base.status;
+    return optimizer ? mpt__schedule_rebase(context, optimizer) : context->base.status;
 }
 
 #endif

@@ -59,14 +59,10 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
 #define MPT__FIT_BAR 20                /* characters of the progress bar */
 
 /* The caller's loss, nll_loss if there is none. */
-typedef struct mpt__fit_loss {
-    mpt_tensor (*call)(mpt_tensor output, mpt_tensor target, void *user);
-    void *user;
-} mpt__fit_loss;
-
-static mpt_tensor mpt__fit_loss_of(const mpt__fit_loss *loss, mpt_tensor output,
-                                   mpt_tensor target) {
-    return loss->call ? loss->call(output, target, loss->user) : mpt_nll_loss(output, target, NULL);
+static mpt_tensor mpt__fit_loss(const mpt_fit_config *config, mpt_tensor output,
+                                mpt_tensor target) {
+    return config->loss ? config->loss(output, target, config->user)
+                        : mpt_nll_loss(output, target, NULL);
 }
 
 static mpt_status mpt__fit_check_precision(mpt_context *context, mpt_dtype precision) {
@@ -84,70 +80,61 @@ static bool mpt__fit_classifies(mpt_tensor output, mpt_tensor target) {
            mpt_get_shape(output).rank == mpt_get_shape(target).rank + 1;
 }
 
-/* What batches add up to. `correct` counts among `labels`, which counts targets of classifiers. */
-typedef struct mpt__fit_sums {
-    double loss;
-    int64_t samples, correct, labels;
-} mpt__fit_sums;
-
-static void mpt__evaluate_batch(mpt_module net, const mpt_batch *batch, mpt_dtype precision,
-                                const mpt__fit_loss *loss, mpt__fit_sums *sums) {
+/* The loss of a batch times its samples; its correct answers are added up where it has labels. */
+static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
+                                  const mpt_fit_config *config, int64_t *correct, int64_t *labels) {
     mpt_context *context = net.context;
     mpt_scope_begin(context);
-    mpt_autocast_begin(context, precision);
+    mpt_autocast_begin(context, config->precision);
     mpt_tensor output = mpt_forward(net, batch->x);
-    mpt_tensor value = mpt__fit_loss_of(loss, output, batch->y);
+    mpt_tensor loss = mpt__fit_loss(config, output, batch->y);
     mpt_autocast_end(context);
-    sums->loss += mpt_item(value) * (double)batch->size;
-    sums->samples += batch->size;
+    double sum = mpt_item(loss) * (double)batch->size;
     if (mpt__fit_classifies(output, batch->y)) {
         mpt_tensor hits = mpt_equal(mpt_argmax(output, -1, false), batch->y);
-        double correct = mpt_item(mpt_sum(mpt_cast(hits, MPT_F32), MPT_ALL_DIMS, false));
-        if (!mpt_failed(context)) sums->correct += (int64_t)correct;
-        sums->labels += mpt_numel(batch->y);
+        double count = mpt_item(mpt_sum(mpt_cast(hits, MPT_F32), MPT_ALL_DIMS, false));
+        if (!mpt_failed(context)) *correct += (int64_t)count;
+        *labels += mpt_numel(batch->y);
     }
     mpt_scope_end(context);
+    return sum;
 }
 
-static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision,
-                                    const mpt__fit_loss *loss) {
+/* Precision and loss are the config's. */
+static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader,
+                                    const mpt_fit_config *config) {
     mpt_context *context = net.context;
     mpt_evaluation evaluation;
-    mpt__fit_sums sums;
     mpt_batch batch;
-    memset(&sums, 0, sizeof sums);
+    int64_t correct = 0, labels = 0;
+    double loss = 0;
+    evaluation.samples = 0;
     bool training = mpt_is_training(net);
     mpt_eval(net);
     mpt_inference_begin(context);
-    while (mpt_loader_next(loader, &batch)) {
-        mpt__evaluate_batch(net, &batch, precision, loss, &sums);
-        if (mpt_failed(context)) break;
+    while (mpt_loader_next(loader, &batch) && !mpt_failed(context)) {
+        loss += mpt__evaluate_batch(net, &batch, config, &correct, &labels);
+        evaluation.samples += batch.size;
     }
     mpt_inference_end(context);
     if (training) mpt_train(net);
-    bool any = !mpt_failed(context) && sums.samples > 0;
+    bool any = !mpt_failed(context) && evaluation.samples > 0;
     evaluation.status = context->base.status;
-    evaluation.samples = sums.samples;
-    evaluation.loss = any ? sums.loss / (double)sums.samples : MPT__NAN_F64;
-    evaluation.accuracy =
-        any && sums.labels > 0 ? (double)sums.correct / (double)sums.labels : MPT__NAN_F64;
+    evaluation.loss = any ? loss / (double)evaluation.samples : MPT__NAN_F64;
+    evaluation.accuracy = any && labels > 0 ? (double)correct / (double)labels : MPT__NAN_F64;
     return evaluation;
 }
 
 MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision) {
     mpt_context *context = mpt__fit_context(net.context, loader.context, NULL);
-    mpt_evaluation evaluation;
-    mpt__fit_loss loss;
-    memset(&loss, 0, sizeof loss);
-    evaluation.status = MPT_ERROR_HANDLE;
-    evaluation.samples = 0;
-    evaluation.loss = evaluation.accuracy = MPT__NAN_F64;
-    if (!context) return evaluation;
-    if (mpt__enter(context, "mpt_evaluate") && mpt__module_at(context, net) &&
+    mpt_fit_config config = mpt_fit_config_default();
+    config.precision = precision;
+    if (context && mpt__enter(context, "mpt_evaluate") && mpt__module_at(context, net) &&
         mpt__loader_at(context, loader) && mpt__fit_check_precision(context, precision) == MPT_OK)
-        return mpt__evaluate(net, loader, precision, &loss);
-    evaluation.status = context->base.status;
-    return evaluation;
+        return mpt__evaluate(net, loader, &config);
+    mpt_evaluation none = {MPT_ERROR_HANDLE, MPT__NAN_F64, MPT__NAN_F64, 0};
+    if (context) none.status = context->base.status;
+    return none;
 }
 
 /* ==== Progress as text ==== */
@@ -242,7 +229,6 @@ typedef struct mpt__fit {
     mpt_optimizer optimizer;
     mpt_loader train;
     const mpt_fit_config *config;
-    mpt__fit_loss loss;
     mpt_scaler scaler;      /* slot 0: none */
     int64_t skipped_before; /* by the scaler, when the run began */
     double started;         /* by the context's clock */
@@ -300,7 +286,7 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
     mpt_step_begin(context);
     mpt_autocast_begin(context, fit->config->precision);
     mpt_tensor output = mpt_forward(fit->net, batch->x);
-    mpt_tensor loss = mpt__fit_loss_of(&fit->loss, output, batch->y);
+    mpt_tensor loss = mpt__fit_loss(fit->config, output, batch->y);
     mpt_autocast_end(context);
     mpt_metric_push(context, MPT__FIT_METRIC, loss);
     mpt_zero_grad(fit->optimizer);
@@ -339,8 +325,7 @@ static void mpt__fit_validate(mpt__fit *fit) {
     const mpt_fit_config *config = fit->config;
     bool better = true; /* without validation every epoch is the best so far */
     if (config->validation.context) {
-        mpt_evaluation evaluation =
-            mpt__evaluate(fit->net, config->validation, config->precision, &fit->loss);
+        mpt_evaluation evaluation = mpt__evaluate(fit->net, config->validation, config);
         fit->progress.validation_loss = fit->result.validation_loss = evaluation.loss;
         fit->progress.validation_accuracy = fit->result.validation_accuracy = evaluation.accuracy;
         better = evaluation.loss < fit->best;
@@ -421,8 +406,6 @@ MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_
     fit.context = mpt__fit_context(net.context, optimizer.context, train.context);
     fit.net = net, fit.optimizer = optimizer, fit.train = train;
     fit.config = config ? config : &defaults;
-    fit.loss.call = fit.config->loss;
-    fit.loss.user = fit.config->user;
     fit.result.train_loss = fit.result.validation_loss = MPT__NAN_F64;
     fit.result.validation_accuracy = MPT__NAN_F64;
     fit.progress.validation_loss = fit.progress.validation_accuracy = MPT__NAN_F64;

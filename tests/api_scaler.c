@@ -161,7 +161,11 @@ TEST(gradients_read_after_unscale) {
     mpt_backward(mpt_scale_loss(net.scaler, loss_of(&net, 0.375)));
     mpt_read_f32(mpt_grad(mpt_parameter(net.module, "0.bias")), g, OUT);
     CHECK(g[0] == 0.375f * 65536);
+    mpt_tensor before = mpt_grad(mpt_parameter(net.module, "0.bias"));
     mpt_unscale(net.scaler, net.optimizer);
+    mpt_read_f32(before, g, OUT);
+    CHECK(g[0] == 0.375f); /* by an old handle too */
+    mpt_release(before);
     mpt_read_f32(mpt_grad(mpt_parameter(net.module, "0.bias")), g, OUT);
     CHECK(g[0] == 0.375f);
     double norm = 0.375 * sqrt(2.0 * (OUT * IN + OUT));

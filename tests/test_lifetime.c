@@ -403,8 +403,7 @@ TEST(accounting_equals_the_allocator) {
 
 /* Steps of MLP, AdamW, scaler and loader, with a smaller last batch: once every shape was seen
    there is no call of the allocator, and the peak is near what lives. */
-static void steady_state(mpt_dtype precision, int64_t batch, int threads, int workers,
-                         double most) {
+static void steady_state(mpt_dtype precision, int64_t batch, int threads, int workers) {
     arena a;
     mpt_context *c = make_context(&a, threads);
     training t;
@@ -426,17 +425,19 @@ static void steady_state(mpt_dtype precision, int64_t batch, int threads, int wo
     CHECK_EQ_INT(a.calls, calls);
     CHECK_EQ_INT(a.blocks, blocks);
     mpt_memory_stats m = mpt_memory(c);
-    CHECK((double)live <= most * (double)m.total_peak); /* the pool holds little beyond the need */
+    CHECK((double)live <= 1.25 * (double)m.total_peak); /* the pool holds little beyond the need */
     mpt_destroy(c);
     CHECK_EQ_INT(a.live, 0);
 }
 
 TEST(steady_steps_allocate_nothing) {
-    steady_state(MPT_F32, 250, 1, 0, 1.25);
-    steady_state(MPT_F16, 250, 1, 0, 1.25);
-    steady_state(MPT_BF16, 250, 2, 2, 1.25);
-    steady_state(MPT_F32, 300, 1, 0, 1.4); /* with a last batch of 100 */
-    steady_state(MPT_F16, 300, 2, 0, 1.4);
+    steady_state(MPT_F32, 250, 1, 0);
+    steady_state(MPT_F16, 250, 1, 0);
+    steady_state(MPT_BF16, 250, 2, 2);
+    steady_state(MPT_F32, 300, 1, 0); /* with a last batch of 100 */
+    steady_state(MPT_F16, 300, 2, 0);
+    steady_state(MPT_F32, 450, 1, 0); /* of 100 too, but less than a quarter */
+    steady_state(MPT_F32, 700, 1, 0); /* of 300: less than half */
 }
 
 /* The pool: what one shape left serves a smaller one. */
