@@ -222,11 +222,12 @@ static mpt_status mpt__expand_shape(mpt__frame *frame) {
         if (shape.dim[i] == -1) shape.dim[i] = x->shape[i - lead];
         good = shape.dim[i] == x->shape[i - lead] || (x->shape[i - lead] == 1 && shape.dim[i] >= 0);
     }
-    if (!good || mpt__shape_numel(&shape) < 0)
-        return mpt__error(
-            frame->context, MPT_ERROR_SHAPE,
-            "%S does not expand to %S: only dimensions of size 1 and new leading ones grow", &from,
-            &frame->attributes->shape);
+    int64_t numel = good ? mpt__shape_numel(&shape) : -1;
+    if (numel < 0 || numel > INT64_MAX / 16)
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "%S does not expand to %S: only dimensions of size 1 and new leading "
+                          "ones grow, to at most 2^59 elements",
+                          &from, &frame->attributes->shape);
     mpt__tensor view = mpt__broadcast_view(x, shape.rank, shape.dim);
     frame->is_view = true;
     frame->out_shape[0] = shape;
