@@ -143,7 +143,8 @@ included; mpt_loader_config.workers are threads of a loader. Both can be made by
 
 Results depend on mpt_config.seed and on the calls made, not on the number of threads or workers,
 not on timing, not on compiler or flags. Initial weights depend on (seed, number of the tree in its
-context or its label, path such as "0.weight") and are the same everywhere. With isa = MPT_ISA_REF
+context or its label, path such as "0.weight") and are the same everywhere; a creation that failed
+does not count. With isa = MPT_ISA_REF
 (or MPTRAIN_NO_SIMD) every platform computes the same bits. The SIMD levels give the same bits for
 any thread count and every run, but differ from one another in the last places.
 
@@ -245,8 +246,9 @@ from memory; mpt_config.io replaces file access.
 mpt_print_launches shows every kernel with its operands. mpt_trace_nan finds the first op, module
 and step whose output is not finite; the scaler switches it on by itself for the step after an
 overflow. mpt_get_counters counts calls, kernels, casts and the work of each thread.
-mpt_record_begin and mpt_replay execute a step again. mpt_summary, mpt_format, mpt_module_hash and
-mpt_optimizer_hash help to compare. MPT_ISA_NULL executes nothing and so measures what calls cost.
+mpt_record_begin and mpt_replay execute a step again, on inputs made before the recording.
+mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. MPT_ISA_NULL
+executes nothing and so measures what calls cost.
 
 ==== MANUAL 12: small machines; limits =========================================================
 

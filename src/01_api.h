@@ -42,42 +42,20 @@ typedef struct mpt_context mpt_context;
 /* Handles are values. A stale one (its object is gone) or a foreign one (another context's) is an
    error in every build. Two misuses cannot be caught: a handle that was never initialised, and a
    handle used after mpt_destroy of its context. */
-typedef struct mpt_tensor {
-    mpt_context *context;
-    uint32_t slot, generation;
-} mpt_tensor;
-typedef struct mpt_module {
-    mpt_context *context;
-    uint32_t slot, generation;
-} mpt_module;
-typedef struct mpt_optimizer {
-    mpt_context *context;
-    uint32_t slot, generation;
-} mpt_optimizer;
-typedef struct mpt_scaler {
-    mpt_context *context;
-    uint32_t slot, generation;
-} mpt_scaler;
-typedef struct mpt_schedule {
-    mpt_context *context;
-    uint32_t slot, generation;
-} mpt_schedule;
-typedef struct mpt_dataset {
-    mpt_context *context;
-    uint32_t slot, generation;
-} mpt_dataset;
-typedef struct mpt_loader {
-    mpt_context *context;
-    uint32_t slot, generation;
-} mpt_loader;
-typedef struct mpt_recording {
-    mpt_context *context;
-    uint32_t slot, generation;
-} mpt_recording;
-typedef struct mpt_op {
-    mpt_context *context;
-    uint32_t slot, generation;
-} mpt_op;
+#define MPT__HANDLE(name)          \
+    typedef struct name {          \
+        mpt_context *context;      \
+        uint32_t slot, generation; \
+    } name
+MPT__HANDLE(mpt_tensor);
+MPT__HANDLE(mpt_module);
+MPT__HANDLE(mpt_optimizer);
+MPT__HANDLE(mpt_scaler);
+MPT__HANDLE(mpt_schedule);
+MPT__HANDLE(mpt_dataset);
+MPT__HANDLE(mpt_loader);
+MPT__HANDLE(mpt_recording);
+MPT__HANDLE(mpt_op);
 
 typedef enum mpt_status {
     MPT_OK = 0,
@@ -113,7 +91,7 @@ typedef enum mpt_dtype {
 
 #define MPT_MAX_RANK 8
 
-/* A shape by value. Dimensions past `rank` are ignored. */
+/* A shape by value; rank 0 has one element. Dimensions past `rank` are ignored. */
 typedef struct mpt_shape {
     int rank;
     int64_t dim[MPT_MAX_RANK];
@@ -208,14 +186,14 @@ typedef struct mpt_threads {
 } mpt_threads;
 
 typedef struct mpt_config {
-    mpt_device device;       /* AUTO: CUDA if built in and present, else CPU */
-    int device_index;        /* 0 */
-    uint64_t seed;           /* 0; every random draw of the context derives from it */
-    int threads;             /* 0 = one per core; 1 = the calling thread only */
-    mpt_isa isa;             /* AUTO, or what the environment variable MPTRAIN_ISA names */
-    bool amx;                /* true: ask the system for AMX tiles where the CPU has them */
-    bool debug;              /* false, or MPTRAIN_DEBUG is set: checks the bounds of launches */
-    int64_t memory_limit;    /* bytes; 0 = none */
+    mpt_device device;    /* AUTO: CUDA if built in and present, else CPU */
+    int device_index;     /* 0 */
+    uint64_t seed;        /* 0; every random draw of the context derives from it */
+    int threads;          /* 0 = one per core; 1 = the calling thread only */
+    mpt_isa isa;          /* AUTO, or what the environment variable MPTRAIN_ISA names */
+    bool amx;             /* true: ask the system for AMX tiles where the CPU has them */
+    bool debug;           /* false, or MPTRAIN_DEBUG is set: checks the bounds of launches */
+    int64_t memory_limit; /* bytes; 0 = none */
     /* All-null groups mean the built-in ones. Allocator and threads are replaced as a whole; a
        function of io that is missing fails when it is needed. */
     mpt_allocator allocator;
@@ -225,7 +203,7 @@ typedef struct mpt_config {
     mpt_threads thread;
 } mpt_config;
 
-MPTRAIN_API mpt_config mpt_config_default(void);
+MPTRAIN_API mpt_config mpt_config_default(void); /* as above; the environment is read here */
 
 /* Makes a context; NULL config means defaults. Returns NULL on failure; mpt_error(NULL) says why.
    One thread uses a context at a time; several contexts run side by side. */
@@ -233,28 +211,29 @@ MPTRAIN_API mpt_context *mpt_create(const mpt_config *config);
 /* Frees everything that the context ever made. NULL is allowed. */
 MPTRAIN_API void mpt_destroy(mpt_context *context);
 
-MPTRAIN_API int mpt_version(void); /* MPTRAIN_VERSION of the implementation */
-MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context);
-MPTRAIN_API const char *mpt_isa_name(mpt_isa isa);
-MPTRAIN_API int mpt_get_threads(mpt_context *context);
-MPTRAIN_API mpt_device mpt_get_device(mpt_context *context);
+MPTRAIN_API int mpt_version(void);                     /* MPTRAIN_VERSION of the implementation */
+MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context); /* the level in use, never AUTO */
+MPTRAIN_API const char *mpt_isa_name(mpt_isa isa);     /* "avx2" */
+MPTRAIN_API int mpt_get_threads(mpt_context *context); /* that compute, the caller included */
+MPTRAIN_API mpt_device mpt_get_device(mpt_context *context); /* the one in use, never AUTO */
 MPTRAIN_API const char *mpt_device_name(mpt_context *context);
-MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype);
-MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype); /* bytes per element */
+MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype); /* "float16"; "none" if it is none */
+MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype);      /* bytes per element; 0 if it is none */
 /* Waits until the device has done all that was asked of it. */
 MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context);
 
 /* ==== Errors ================================================================================= */
 
-MPTRAIN_API bool mpt_failed(mpt_context *context);
+MPTRAIN_API bool mpt_failed(mpt_context *context); /* true for NULL, too */
 /* The first error since the last mpt_clear_error, in one line: what, where, expected, got, and the
    call that would fix it. Empty if there is none. Valid until the next call on the context. */
 MPTRAIN_API const char *mpt_error(mpt_context *context);
-MPTRAIN_API mpt_status mpt_error_code(mpt_context *context);
-/* Ends the poison: discards tape, open step and scopes, accumulated gradients; restores step and
-   random counters to the last completed optimizer step. Weights are never touched by an error. */
+MPTRAIN_API mpt_status mpt_error_code(mpt_context *context); /* MPT_OK if there is none */
+/* Ends the error, if there is one: discards tape, open step, scopes and regions, gradients and a
+   recording under way; step and random counters, dropout's too, go back to the last completed
+   optimizer step. Weights are never touched by an error. */
 MPTRAIN_API void mpt_clear_error(mpt_context *context);
-MPTRAIN_API const char *mpt_status_name(mpt_status status);
+MPTRAIN_API const char *mpt_status_name(mpt_status status); /* "out of memory" */
 
 /* ==== Memory ================================================================================= */
 
@@ -280,9 +259,9 @@ typedef struct mpt_memory_stats {
     int64_t allocations, releases;     /* calls of the allocator so far */
 } mpt_memory_stats;
 
-MPTRAIN_API mpt_memory_stats mpt_memory(mpt_context *context);
-MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context);
-MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind);
+MPTRAIN_API mpt_memory_stats mpt_memory(mpt_context *context); /* zeros for NULL */
+MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context);  /* peaks to what is in use now */
+MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind); /* "activation" */
 /* Gives idle pool memory back to the allocator. */
 MPTRAIN_API void mpt_memory_trim(mpt_context *context);
 
@@ -296,27 +275,32 @@ MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context);
 /* The number of the current or last step, from 1; 0 before the first. */
 MPTRAIN_API int64_t mpt_step_number(mpt_context *context);
-/* A detached handle on the same values that outlives steps and scopes, until mpt_release. */
+/* A detached handle on the same values, no copy, that outlives steps and scopes until
+   mpt_release. */
 MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor);
-/* Ends a tensor early. Its memory returns when no view and no pending backward needs it. */
+/* Ends a tensor early; a dead handle is fine, a parameter or a gradient an error. The memory
+   returns when no view and no pending backward needs it. */
 MPTRAIN_API void mpt_release(mpt_tensor tensor);
-/* True for a live handle; never records an error. */
+/* Whether the handle is live; never records an error. */
 MPTRAIN_API bool mpt_valid(mpt_tensor tensor);
 
 /* ==== Tensors ================================================================================ */
 
+/* New contiguous tensors of any dtype, of 0, 1 or `value`; arange: [count], 0 to count - 1. */
 MPTRAIN_API mpt_tensor mpt_zeros(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 MPTRAIN_API mpt_tensor mpt_ones(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 MPTRAIN_API mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
                                 double value);
 MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count);
-/* Uniform in [0, 1) and standard normal, from the context's seed and a count of such calls. */
+/* Uniform in [0, 1) and standard normal, of a float dtype, from the context's seed and a count of
+   such calls. */
 MPTRAIN_API mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 MPTRAIN_API mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 /* Copies `data`, row-major elements of `dtype`, in. */
 MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
                                 const void *data);
-/* Borrows `data` (CPU memory that the caller keeps alive and unmoved while the tensor lives). */
+/* Borrows `data`, CPU memory aligned to an element, which the caller keeps alive and unmoved while
+   a tensor or a pending backward uses it. */
 MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape shape, void *data);
 
 MPTRAIN_API mpt_shape mpt_get_shape(mpt_tensor tensor); /* rank -1 on error */
@@ -329,7 +313,8 @@ MPTRAIN_API double mpt_item(mpt_tensor tensor);
 MPTRAIN_API mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t bytes);
 /* The same, converted to fp32; `count` must be the number of elements. */
 MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64_t count);
-/* Copies in, over the values of a tensor; counts as an in-place change. */
+/* Copies in over all values, row-major elements of the tensor's dtype; `bytes` must be exactly
+   their size. Counts as an in-place change: a backward that saved the old values is an error. */
 MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes);
 /* Text of a tensor into `text` (always terminated); returns the length it needs without the
    terminator. `digits` significant digits, at most `edge` entries at each end of a dimension. */
@@ -345,27 +330,33 @@ MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double at
 /* An error that names `what` unless the shape fits; -1 fits any size. */
 MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, const char *what);
 
-/* Views: share the storage, no copy. reshape copies if strides forbid a view; one -1 is
-   inferred. */
+/* Views: share the storage, no copy; differentiable, of any dtype. Dimensions may be negative and
+   then count from the end. reshape copies if strides forbid a view; one size may be -1 and is
+   inferred. Dimension i of permute's result is dimension order.dim[i] of x. */
 MPTRAIN_API mpt_tensor mpt_reshape(mpt_tensor x, mpt_shape shape);
 MPTRAIN_API mpt_tensor mpt_permute(mpt_tensor x, mpt_shape order);
 MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b);
-/* Elements [start, stop) of a dimension, every step-th; negative start/stop count from the end. */
+/* Elements [start, stop) of a dimension, every step-th, step >= 1; negative bounds count from the
+   end, bounds beyond it are cut, as in Python. */
 MPTRAIN_API mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step);
-MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape); /* size-1 and new leading dims */
+/* Stretches dimensions of size 1 and adds leading ones; -1 keeps a size. */
+MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape);
+/* Merges dimensions first_dim to last_dim into one; a 0-d tensor becomes [1]. */
 MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim);
 
 MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x); /* x itself if it already is */
 MPTRAIN_API mpt_tensor mpt_clone(mpt_tensor x);      /* differentiable copy */
-MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x);     /* same values, no history */
+MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x);     /* a view without history */
+/* A copy in any dtype: floats to nearest even, overflow to infinity; integers truncated, as near as
+   the dtype has them, NaN to 0. */
 MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype);
-/* Concatenates `count` tensors that agree in all other dimensions. */
+/* Concatenates `count` >= 1 float tensors of one dtype that agree in all other dimensions. */
 MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim);
 
 /* ==== Operations ============================================================================= */
 
-/* Elementwise with broadcasting. Two float inputs of different dtype promote to fp32 inside an
-   autocast region and are an error outside. */
+/* Elementwise with NumPy's broadcasting, on f32, f16 or bf16. Inputs of different dtypes meet in
+   fp32 inside an autocast region and are an error outside. */
 MPTRAIN_API mpt_tensor mpt_add(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_sub(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_mul(mpt_tensor a, mpt_tensor b);
@@ -383,7 +374,7 @@ MPTRAIN_API mpt_tensor mpt_tanh(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_sigmoid(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_isnan(mpt_tensor x);               /* bool */
 MPTRAIN_API mpt_tensor mpt_isinf(mpt_tensor x);               /* bool */
-MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b); /* bool, elementwise */
+MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b); /* bool; any dtype, the same one */
 
 /* [.., M, K] x [.., K, N] -> [.., M, N]; leading dimensions broadcast; 1-d operands as in PyTorch.
    fp32 accumulation whatever the dtype. */
@@ -397,7 +388,8 @@ typedef enum mpt_activation {
     MPT_ACTIVATION_TANH,
     MPT_ACTIVATION_SIGMOID
 } mpt_activation;
-/* y = activation(x w^T + bias): x [.., in], w [out, in], bias [out] or a null handle. */
+/* y = activation(x w^T + bias): x [.., in], w [out, in], bias [out] or a null handle -> [.., out];
+   as torch.nn.functional.linear. */
 MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
                                   mpt_activation activation);
 
@@ -407,12 +399,14 @@ MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bi
 MPTRAIN_API mpt_tensor mpt_sum(mpt_tensor x, int dim, bool keep_dim);
 MPTRAIN_API mpt_tensor mpt_mean(mpt_tensor x, int dim, bool keep_dim);
 MPTRAIN_API mpt_tensor mpt_max(mpt_tensor x, int dim, bool keep_dim); /* NaN wins; first of ties */
-MPTRAIN_API mpt_tensor mpt_argmax(mpt_tensor x, int dim, bool keep_dim); /* i64 */
+MPTRAIN_API mpt_tensor mpt_argmax(mpt_tensor x, int dim, bool keep_dim); /* i64, as mpt_max */
 
+/* Over one dimension, the largest value subtracted first; fp32 inside autocast. */
 MPTRAIN_API mpt_tensor mpt_softmax(mpt_tensor x, int dim);
 MPTRAIN_API mpt_tensor mpt_log_softmax(mpt_tensor x, int dim);
-/* Zeroes with probability p and scales the rest by 1/(1-p) while the context trains; identity in
-   eval mode of the calling module, inside inference mode, and for p = 0. */
+/* Zeroes with probability p in [0, 1] and scales the rest by 1/(1-p); identity in the forward of a
+   module in eval mode, in inference mode, and for p = 0. Drawn from (seed, step, module path,
+   number of the call in the step). */
 MPTRAIN_API mpt_tensor mpt_dropout(mpt_tensor x, double p);
 
 typedef enum mpt_reduction { MPT_MEAN = 0, MPT_SUM, MPT_NONE } mpt_reduction;
@@ -424,25 +418,28 @@ typedef struct mpt_nll_config {
     double label_smoothing;  /* 0; cross_entropy only */
 } mpt_nll_config;
 MPTRAIN_API mpt_nll_config mpt_nll_config_default(void);
-/* log-probabilities [N, C] or [C], targets i64 [N] or 0-d -> fp32. A target outside [0, C) that is
-   not ignore_index is an error that names the sample; weights stay untouched. */
+/* torch.nn.functional.nll_loss: log-probabilities [N, C] or [C], targets i64 [N] or 0-d -> fp32,
+   0-d, or like the targets with MPT_NONE. A target outside [0, C) that is not ignore_index is an
+   error that names the sample; weights stay untouched. */
 MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
                                     const mpt_nll_config *config);
 /* The same from logits, log-softmax fused in fp32. */
 MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
                                          const mpt_nll_config *config);
+/* (input - target)^2 in fp32, of equal shapes. */
 MPTRAIN_API mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction);
 
 /* ==== Autograd =============================================================================== */
 
 /* Leaves only: a floating tensor whose gradient mpt_backward shall leave in mpt_grad. */
 MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on);
-/* Backward from a one-element tensor. Gradients add up until zero_grad. */
+/* Backward from a one-element tensor; its history is used up. Gradients add up until zero_grad. */
 MPTRAIN_API mpt_status mpt_backward(mpt_tensor loss);
 /* From any tensor, with the gradient that enters it (null handle = ones for one element);
    `retain` keeps the saved tensors for another pass. */
 MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain);
-/* The gradient of a leaf (fp32 for parameters); an error if it has none, see mpt_has_grad. */
+/* The gradient of a leaf: fp32 for parameters, else of the leaf's dtype; an error if it has none,
+   see mpt_has_grad. */
 MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor);
 MPTRAIN_API bool mpt_has_grad(mpt_tensor tensor);
 MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor); /* to none */
@@ -466,7 +463,10 @@ MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size);
 /* ==== Modules ================================================================================ */
 
 /* Layers. A module belongs to one context; parameters get their values when the tree's root is
-   first used (forward, optimizer, save, value read), from (seed, root, path) alone. */
+   first used (forward, optimizer, save, value read), from (seed, root, path) alone: root is the
+   number of the tree in its context, which failed creations do not change, or its label. */
+/* "weight" [out, in] and "bias" [out]: mpt_linear. An activation that follows it in a sequential
+   runs in the same kernel. */
 MPTRAIN_API mpt_module mpt_nn_linear(mpt_context *context, int64_t in_features,
                                      int64_t out_features);
 MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in_features,
@@ -487,7 +487,7 @@ static inline mpt_module mpt_module_end(void) {
 }
 /* Ends the list of mpt_sequential and mpt_nn_list. */
 #define MPT_END mpt_module_end()
-/* Children run in order; they are named "0", "1", ... */
+/* Children run in order; they are named "0", "1", ... At most 255 by the variadic form. */
 MPTRAIN_API mpt_module mpt_sequential(mpt_context *context, ...);
 MPTRAIN_API mpt_module mpt_sequential_array(mpt_context *context, const mpt_module *modules,
                                             int count);
@@ -519,7 +519,8 @@ MPTRAIN_API mpt_init mpt_init_make(mpt_init_kind kind, double a, double b);
 MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_init init);
 
 /* User-defined modules. `forward` fills out[0..n_out) from in[0..n_in) with ops and children and
-   returns MPT_OK. Input and output names may be NULL. */
+   returns MPT_OK. The class is copied, its strings are not; n_inputs or n_outputs 0: any number.
+   Input and output names may be NULL. `destroy` runs when the module goes. */
 typedef struct mpt_module_class {
     const char *name;
     mpt_status (*forward)(mpt_module self, void *user, const mpt_tensor *in, int n_in,
@@ -531,6 +532,8 @@ typedef struct mpt_module_class {
 } mpt_module_class;
 MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
                                          void *user);
+/* Before the tree's first use; names of 1 to 199 bytes without a dot, copied. A child may be added
+   in several places of one tree: it is shared. */
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child);
 MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
                                          mpt_init init);
@@ -543,13 +546,15 @@ MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module); /* elements */
 /* Parameter number `index` in tree order; its path goes to `path` (truncated, terminated). */
 MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t path_size);
 
+/* Runs a module on one input for one output, or on n_in for n_out. */
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x);
 MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
                                      mpt_tensor *out, int n_out);
-MPTRAIN_API mpt_status mpt_train(mpt_module module); /* dropout on: the state after creation */
+/* Dropout on, which is the state after creation, or off, for a module and all below it. */
+MPTRAIN_API mpt_status mpt_train(mpt_module module);
 MPTRAIN_API mpt_status mpt_eval(mpt_module module);
 MPTRAIN_API bool mpt_is_training(mpt_module module);
-/* A name that replaces the creation order in the key of the initial values. */
+/* A name, copied, that replaces the number of the tree in the key of its initial values. */
 MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label);
 /* Pure half: parameters become `dtype`; optimizers keep fp32 masters. A weight beyond the range of
    `dtype` is an error that names it, and nothing changes. Before any optimizer. */
@@ -558,9 +563,11 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype);
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
 /* Table of modules, shapes, parameters and bytes; returns the length it needs. */
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size);
-/* Copies parameter values between trees of the same shape, also between contexts. */
+/* Copies parameter values, converting dtypes, between trees whose parameters have the same shapes
+   in the same order, also between contexts. */
 MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source);
-/* Destroys a tree that is not part of another one, and its parameters. */
+/* Destroys a tree that is not part of another one, with its parameters; children that another tree
+   holds stay. An error while an optimizer holds one of them. */
 MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root);
 /* A 64-bit hash over names, shapes, dtypes and bits of all parameters. */
 MPTRAIN_API uint64_t mpt_module_hash(mpt_module module);
@@ -581,6 +588,7 @@ typedef struct mpt_op_class {
     mpt_status (*backward)(mpt_op_call *call, void *user); /* NULL: not differentiable */
     int n_inputs, n_outputs;
 } mpt_op_class;
+/* 1 to 8 inputs, 1 to 4 outputs; the class is copied, its name is not. Lives until mpt_destroy. */
 MPTRAIN_API mpt_op mpt_op_register(mpt_context *context, const mpt_op_class *cls, void *user);
 MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *out,
                                     int n_out);
@@ -630,17 +638,20 @@ MPTRAIN_API int mpt_optimizer_add(mpt_optimizer optimizer, mpt_module module, co
                                   const mpt_group_config *config); /* group index, -1 on error */
 MPTRAIN_API int mpt_optimizer_groups(mpt_optimizer optimizer);
 MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer optimizer, int group,
-                                  double lr);                      /* -1: all groups */
-MPTRAIN_API double mpt_get_lr(mpt_optimizer optimizer, int group); /* that of the next step */
+                                  double lr); /* -1: all groups */
+/* That of the next step; NaN on error. May wait for the device. */
+MPTRAIN_API double mpt_get_lr(mpt_optimizer optimizer, int group);
 
 /* Gradients to none: parameters without a new gradient are then left alone by the step. */
 MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer optimizer);
 /* Multiplies the gradients so that their joint 2-norm is at most max_norm; returns the norm before,
    0-d fp32, without a wait. After mpt_unscale if there is a scaler. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm);
+/* Cuts every gradient to [-limit, limit]. */
 MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer optimizer, double limit);
+/* Updates the parameters that have a gradient. With a scaler call mpt_scaler_step instead. */
 MPTRAIN_API mpt_status mpt_step(mpt_optimizer optimizer);
-/* Steps that were really applied so far (skipped ones do not count). Waits for the device. */
+/* Steps that were really applied so far (skipped ones do not count); -1 on error. Waits. */
 MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer optimizer);
 MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer optimizer); /* moments, masters, counters */
 MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer optimizer);
@@ -655,6 +666,7 @@ MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t
    annealing to eta_min over the remaining t_max - warmup. */
 MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup,
                                     int64_t t_max, double eta_min, mpt_schedule_unit unit);
+/* Ends an epoch; a schedule per step needs no call. */
 MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule schedule);
 MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule schedule);
 
@@ -674,7 +686,7 @@ typedef struct mpt_scaler_config {
 } mpt_scaler_config;
 MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void);
 MPTRAIN_API mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_config *config);
-/* loss * scale, fp32. */
+/* loss * scale, fp32; loss itself if the scaler is not enabled. */
 MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler scaler, mpt_tensor loss);
 /* Divides the optimizer's gradients by the scale and looks for non-finite values, before and after.
    Once per optimizer and update. No wait. */
@@ -766,7 +778,8 @@ MPTRAIN_API mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t c
 /* Deals all samples out by a seeded permutation; fractions sum to 1; parts[] gets n datasets. */
 MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
                                         uint64_t seed, mpt_dataset *parts);
-/* One sample, converted as a loader would: input to fp32, target as stored. */
+/* One sample, converted as a loader would: `input` gets its elements as fp32, `target` its class
+   number; either may be NULL. */
 MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input,
                                   int64_t *target);
 MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset);
@@ -844,7 +857,8 @@ MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on);
 /* Text about the first non-finite value found; empty if none. */
 MPTRAIN_API const char *mpt_nan_report(mpt_context *context);
 /* Records the launches from here to mpt_record_end; mpt_replay executes them again on the current
-   values of parameters, states and the recorded inputs. */
+   values of parameters, states and inputs. What the host puts in between (mpt_from, mpt_write,
+   mpt_wrap, a loader's batch) is no launch: make inputs before. Recordings do not nest. */
 MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context);
 MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording);

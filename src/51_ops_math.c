@@ -792,12 +792,18 @@ static mpt_status mpt__dropout_forward(mpt__frame *frame) {
     return mpt__launch_dropout(frame, frame->in[0], frame->out[0], MPT__WRITE);
 }
 
-/* The mask is drawn again from its key: nothing was kept. */
+/* The mask is drawn again from its key, of which the step of forward is a part: nothing was
+   kept. */
 static mpt_status mpt__dropout_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
     mpt__access access;
     mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    return mpt__launch_dropout(frame, frame->dy[0], dx, access);
+    if (!dx) return context->base.status;
+    int64_t then = frame->record->step, now = context->now.step;
+    if (then != now) mpt__scalar_set_i(context, MPT__SLOT_STEP, then);
+    mpt_status status = mpt__launch_dropout(frame, frame->dy[0], dx, access);
+    if (then != now) mpt__scalar_set_i(context, MPT__SLOT_STEP, now);
+    return status;
 }
 
 #endif

@@ -226,11 +226,12 @@ static mpt_status mpt__expand_shape(mpt__frame *frame) {
         if (i >= lead && shape.dim[i] == -1) shape.dim[i] = size;
         good = shape.dim[i] == size || (size == 1 && shape.dim[i] >= 0);
     }
-    if (!good || mpt__shape_numel(&shape) < 0)
-        return mpt__error(
-            frame->context, MPT_ERROR_SHAPE,
-            "%S does not expand to %S: only dimensions of size 1 and new leading ones grow", &from,
-            &asked);
+    int64_t numel = good ? mpt__shape_numel(&shape) : -1;
+    if (numel < 0 || numel > INT64_MAX / 16)
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "%S does not expand to %S: only dimensions of size 1 and new leading "
+                          "ones grow, to at most 2^59 elements",
+                          &from, &asked);
     frame->is_view = true;
     frame->out_shape[0] = shape;
     frame->view_offset = x->offset;

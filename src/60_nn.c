@@ -319,11 +319,19 @@ static bool mpt__check_open(mpt_context *context, const mpt__module *module, con
 static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, const char *name,
                                  mpt__module *child) {
     if (!mpt__check_open(context, module, "children")) return context->base.status;
+    int depth = 1, most = 0;
+    for (const mpt__module *above = module; above->parent; depth++)
+        above = mpt__module_slot(context, above->parent);
     mpt__walk walk;
     for (const mpt__module *below = mpt__walk_begin(&walk, context, child); below;
-         below = mpt__walk_next(&walk))
+         below = mpt__walk_next(&walk)) {
         if (below == module)
             return mpt__error(context, MPT_ERROR_ARGUMENT, "the child contains the module itself");
+        if (walk.depth > most) most = walk.depth;
+    }
+    if (depth + most > MPT__MAX_DEPTH)
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
+                          MPT__MAX_DEPTH);
     if (context->base.status != MPT_OK) return context->base.status;
     if (child->frozen)
         return mpt__error(context, MPT_ERROR_STATE,

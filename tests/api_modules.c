@@ -157,6 +157,24 @@ TEST(clear_error_takes_dropout_back) {
     CHECK(masks(3) == clean);
 }
 
+/* Forward before a step begins, backward in it: the mask is that of forward. */
+TEST(backward_of_dropout_in_another_step) {
+    mpt_context *c = make_context(NULL);
+    mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(WIDTH));
+    mpt_requires_grad(x, true);
+    mpt_tensor y = mpt_dropout(x, 0.5);
+    mpt_step_begin(c);
+    mpt_backward(mpt_sum(y, 0, false));
+    CHECK(kept(mpt_grad(x)) == kept(y));
+    mpt_clear_grad(x);
+    y = mpt_dropout(x, 0.5);
+    mpt_backward(mpt_sum(y, 0, false));
+    CHECK(kept(mpt_grad(x)) == kept(y));
+    mpt_step_end(c);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+}
+
 /* ==== Trees that go while others use them ==== */
 
 TEST(backward_after_a_tree_is_destroyed) {
@@ -183,6 +201,23 @@ TEST(backward_after_a_tree_is_destroyed) {
     CHECK(a.live - a.refused < 2048);
     mpt_destroy(c);
     CHECK_EQ_INT(a.live, 0);
+}
+
+TEST(trees_are_not_too_deep) {
+    mpt_context *c = make_context(NULL);
+    mpt_module top = mpt_nn_list(c, MPT_END), at = top;
+    int levels = 1;
+    for (; levels < 1000; levels++) {
+        mpt_module next = mpt_nn_list(c, MPT_END);
+        if (mpt_add_child(at, "a", next) != MPT_OK) break;
+        at = next;
+    }
+    CHECK_EQ_INT(levels, 200);
+    CHECK_CONTAINS(mpt_error(c), "nest deeper than 200");
+    mpt_clear_error(c);
+    CHECK_EQ_INT(mpt_parameter_count(top), 0);
+    CHECK_EQ_INT(mpt_module_destroy(top), MPT_OK);
+    mpt_destroy(c);
 }
 
 /* ==== Handles released inside user-defined ops ==== */
@@ -262,7 +297,9 @@ TEST_TABLE = {T(a_second_try_draws_the_same_values),
               T(parts_of_a_failed_creation_stay),
               T(a_missing_end_is_found),
               T(clear_error_takes_dropout_back),
+              T(backward_of_dropout_in_another_step),
               T(backward_after_a_tree_is_destroyed),
+              T(trees_are_not_too_deep),
               T(releases_inside_user_ops),
               T(recordings_do_not_nest)};
 TEST_MAIN

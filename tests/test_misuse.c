@@ -409,6 +409,7 @@ TEST(views) {
     CASE(mpt_expand, SHAPE, "does not expand", mpt_expand(f.x, MPT_SHAPE(-1, 4, 8)));
     CASE(mpt_expand, SHAPE, "does not expand",
          mpt_expand(f.x, MPT_SHAPE(INT64_MAX, INT64_MAX, 4, 8)));
+    CASE(mpt_expand, SHAPE, "at most 2^59", mpt_expand(f.scalar, MPT_SHAPE(INT64_MAX)));
     CASE(mpt_expand, SHAPE, "rank 11", mpt_expand(f.x, odd));
     TENSOR(mpt_flatten, mpt_flatten(t_, 0, -1));
     CASE(mpt_flatten, ARGUMENT, "dimension 3", mpt_flatten(f.x, 3, 1));
