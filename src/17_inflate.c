@@ -130,8 +130,10 @@ static const uint8_t *mpt__inflate_bytes(mpt__inflate *z, size_t n) {
     const uint8_t *bytes = z->in.next -= z->in.count / 8;
     z->in.bits = 0;
     z->in.count = 0;
-    if ((size_t)(z->in.end - bytes) < n) return mpt__inflate_ends_early(z), NULL;
-    z->in.next += n;
+    if ((size_t)(z->in.end - bytes) >= n)
+        z->in.next += n;
+    else
+        bytes = NULL, mpt__inflate_ends_early(z);
     return bytes;
 }
 
