@@ -130,8 +130,10 @@ static const uint8_t *mpt__inflate_bytes(mpt__inflate *z, size_t n) {
     const uint8_t *bytes = z->in.next -= z->in.count / 8;
     z->in.bits = 0;
     z->in.count = 0;
-    if ((size_t)(z->in.end - bytes) < n) return mpt__inflate_ends_early(z), NULL;
-    z->in.next += n;
+    if ((size_t)(z->in.end - bytes) >= n)
+        z->in.next += n;
+    else
+        bytes = NULL, mpt__inflate_ends_early(z);
     return bytes;
 }
 
@@ -266,16 +268,16 @@ static MPT__INLINE void mpt__inflate_copy(uint8_t *to, size_t distance, size_t l
     }
 }
 
+/* How far above the least a length (step 4) or distance (step 2) lies, its extra bits taken: every
+ * `step` codes have one bit more than those before (RFC 1951, 3.2.5). */
+static MPT__INLINE size_t mpt__inflate_number(mpt__bit_input *in, unsigned code, unsigned step) {
+    if (code < step) return code;
+    unsigned extra = code / step - 1;
+    return ((step + code % step) << extra) + mpt__inflate_drop(in, extra);
+}
+
 /* Decodes to the end of the block. False on error and, without one, when the output is full. */
 static bool mpt__inflate_codes(mpt__inflate *z) {
-    static const uint16_t length_base[29] = {3,  4,  5,  6,   7,   8,   9,   10,  11, 13,
-                                             15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
-                                             67, 83, 99, 115, 131, 163, 195, 227, 258};
-    static const uint8_t length_extra[29] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
-                                             2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
-    static const uint16_t distance_base[30] = {
-        1,   2,   3,   4,   5,   7,    9,    13,   17,   25,   33,   49,   65,    97,    129,
-        193, 257, 385, 513, 769, 1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
     uint8_t *const begin = z->out + z->member, *const end = z->out + z->size;
     uint8_t *out = z->out + z->written;
     mpt__bit_input in = z->in; /* in registers: stores to the output could alias *z */
@@ -292,13 +294,11 @@ static bool mpt__inflate_codes(mpt__inflate *z) {
         }
         if (!entry || symbol > 285 || in.count < 0) error = "a literal code that does not exist";
         if (error || symbol == 256) break;
-        size_t length = length_base[symbol - 257];
-        length += mpt__inflate_drop(&in, length_extra[symbol - 257]);
+        size_t length = symbol == 285 ? 258 : 3 + mpt__inflate_number(&in, symbol - 257, 4);
         entry = mpt__huffman_take(&z->distances, &in), symbol = entry & 511u;
         if (!entry || symbol > 29) error = "a distance code that does not exist";
         if (error) break;
-        size_t distance = distance_base[symbol];
-        distance += mpt__inflate_drop(&in, symbol < 2 ? 0 : symbol / 2 - 1);
+        size_t distance = 1 + mpt__inflate_number(&in, symbol, 2);
         if (in.count < 0 || distance > (size_t)(out - begin))
             error = "a match that reaches back before the start of the data";
         if (error) break;

@@ -32,52 +32,31 @@ static bool mpt__no_files(mpt_context *context) {
 #endif
 }
 
-/* ==== Elements ==== */
+/* ==== Elements ====
+ *
+ * Conversions run with the floating-point state of mpt__flush_denormals(false). */
 
 #define MPT__ELEMENT_BLOCK 256 /* elements converted at a time through the stack */
 
-/* Loads n elements of `type` from bytes of any alignment. */
-#define MPT__LOAD_ELEMENTS(type, expression)                    \
-    for (size_t i = 0; i < n; i++) {                            \
-        type value;                                             \
-        memcpy(&value, bytes + i * sizeof value, sizeof value); \
-        to[i] = (expression);                                   \
-    }                                                           \
-    break
-
-/* Elements of any dtype and alignment to fp32. */
-static void mpt__elements_to_f32(mpt_dtype dtype, const void *from, float *to, size_t n) {
-    const uint8_t *bytes = (const uint8_t *)from;
-    switch (dtype) {
-    case MPT_F32:
-        memcpy(to, from, n * sizeof *to);
-        break;
-    case MPT_F16:
-        MPT__LOAD_ELEMENTS(uint16_t, mpt__f16_to_f32(value));
-    case MPT_BF16:
-        MPT__LOAD_ELEMENTS(uint16_t, mpt__bf16_to_f32(value));
-#ifndef MPTRAIN_NO_FP8
-    case MPT_F8E4M3:
-        MPT__LOAD_ELEMENTS(uint8_t, mpt__f8e4m3_to_f32(value));
-    case MPT_F8E5M2:
-        MPT__LOAD_ELEMENTS(uint8_t, mpt__f8e5m2_to_f32(value));
+/* Whether elements of a dtype (or of none of ours) convert to fp32 in this build. */
+static bool mpt__elements_known(int dtype) {
+#ifdef MPTRAIN_NO_FP8
+    if (dtype == MPT_F8E4M3 || dtype == MPT_F8E5M2) return false;
 #endif
-    case MPT_F64:
-        MPT__LOAD_ELEMENTS(double, (float)value);
-    case MPT_I64:
-        MPT__LOAD_ELEMENTS(int64_t, (float)value);
-    case MPT_I32:
-        MPT__LOAD_ELEMENTS(int32_t, (float)value);
-    case MPT_U8:
-        MPT__LOAD_ELEMENTS(uint8_t, (float)value);
-    case MPT_BOOL:
-        MPT__LOAD_ELEMENTS(uint8_t, value ? 1.0f : 0.0f);
-    default:
-        memset(to, 0, n * sizeof *to);
-        break;
-    }
+    return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT;
 }
-#undef MPT__LOAD_ELEMENTS
+
+/* At most a block of elements of a known dtype and any alignment to fp32. */
+static void mpt__elements_to_f32(mpt_dtype dtype, const void *from, float *to, size_t n) {
+    double aligned[MPT__ELEMENT_BLOCK], wide[MPT__ELEMENT_BLOCK];
+    if (dtype == MPT_F32) {
+        memcpy(to, from, n * sizeof *to);
+        return;
+    }
+    memcpy(aligned, from, n * mpt__dtype_info[dtype].bytes);
+    mpt__ref_load_f64(wide, aligned, (uint8_t)dtype, 0, 1, (int64_t)n);
+    for (size_t i = 0; i < n; i++) to[i] = (float)wide[i];
+}
 
 /* fp32 to F32, F16 or BF16; `to` is aligned for its dtype. */
 static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype dtype,
@@ -89,9 +68,7 @@ static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype 
 
 /* ==== Datasets as objects ==== */
 
-typedef struct mpt__dataset mpt__dataset;
-
-struct mpt__dataset {
+typedef struct mpt__dataset {
     int32_t references; /* the handle, subsets and loaders: the last one to go frees the data */
     int32_t loaders;    /* while there are any, the delivered values cannot change */
     int64_t count;
@@ -110,11 +87,11 @@ struct mpt__dataset {
                    size_t error_size);
     void *user;
 
-    /* A subset is its parent (never itself a subset) with other samples: first + i or indices[i]. */
-    mpt__dataset *parent;
+    /* A subset is its parent (itself none) with other samples: first + i or indices[i]. */
+    struct mpt__dataset *parent;
     int64_t first;
     int64_t *indices;
-};
+} mpt__dataset;
 
 /* The dataset of a handle, or NULL with an error recorded. */
 static mpt__dataset *mpt__dataset_at(mpt_context *context, mpt_dataset handle) {

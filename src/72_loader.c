@@ -35,8 +35,8 @@ typedef struct mpt__loader mpt__loader;
 typedef struct mpt__worker {
     mpt__loader *loader;
     void *thread;
-    uint8_t *scratch;
-    int64_t samples; /* under the mutex */
+    uint8_t *scratch; /* may be NULL */
+    int64_t samples;  /* under the mutex */
 } mpt__worker;
 
 struct mpt__loader {
@@ -51,9 +51,10 @@ struct mpt__loader {
 
     mpt__loader_slot *slots;
     int64_t slot_count;
-    mpt__worker *workers; /* row 0 is the caller when config.workers is 0 */
-    int rows;
-    int thread_count; /* workers that run */
+    mpt__worker workers[MPT__MAX_WORKERS]; /* 0 is the caller when config.workers is 0 */
+    int thread_count;                      /* workers that run */
+    uint8_t *scratch;                      /* of all workers, one after the other */
+    size_t scratch_bytes;                  /* of one */
 
     /* Owner only. */
     bool open;           /* an epoch is under way */
@@ -325,26 +326,33 @@ static void mpt__loader_stop(mpt__loader *loader) {
     if (loader->mutex) thread->mutex_destroy(thread->user, loader->mutex);
 }
 
+/* Workers, or the caller in their place. */
+static int mpt__loader_makers(const mpt__loader *loader) {
+    return loader->config.workers > 0 ? loader->config.workers : 1;
+}
+
+/* Bytes of a part of a slot. */
+static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
+    return (size_t)loader->config.batch * loader->sample_bytes[part];
+}
+
 /* Frees a loader in any stage of creation. */
 static void mpt__loader_free(mpt_context *context, mpt__loader *loader) {
     mpt__base *base = &context->base;
-    const mpt__dataset *dataset = loader->dataset;
+    size_t order_bytes = (size_t)loader->dataset->count * sizeof(int64_t);
+    size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
     mpt__loader_stop(loader);
     mpt__batch_end(context, loader);
-    for (int64_t i = 0; loader->slots && i < loader->slot_count; i++) {
-        for (int part = 0; part < MPT__BATCH_PARTS; part++) {
-            mpt__loader_slot *slot = &loader->slots[i];
-            size_t bytes = (size_t)loader->config.batch * loader->sample_bytes[part];
-            if (slot->storage[part]) mpt__storage_release(context, slot->storage[part]);
-            if (loader->staged) mpt__release(base, slot->memory[part], bytes, MPT_MEMORY_BATCH);
-        }
+    for (int64_t i = 0; loader->slots && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
+        mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
+        int part = (int)(i % MPT__BATCH_PARTS);
+        size_t bytes = loader->staged ? mpt__part_bytes(loader, part) : 0;
+        if (slot->storage[part]) mpt__storage_release(context, slot->storage[part]);
+        if (bytes) mpt__release(base, slot->memory[part], bytes, MPT_MEMORY_BATCH);
     }
-    for (int i = 0; loader->workers && i < loader->rows; i++)
-        mpt__release(base, loader->workers[i].scratch, mpt__scratch_bytes(dataset),
-                     MPT_MEMORY_BATCH);
     mpt__host_free(context, loader->slots, (size_t)loader->slot_count * sizeof *loader->slots);
-    mpt__host_free(context, loader->workers, (size_t)loader->rows * sizeof *loader->workers);
-    mpt__release(base, loader->order, (size_t)dataset->count * sizeof(int64_t), MPT_MEMORY_BATCH);
+    mpt__release(base, loader->scratch, scratch_bytes, MPT_MEMORY_BATCH);
+    mpt__release(base, loader->order, order_bytes, MPT_MEMORY_BATCH);
     loader->dataset->loaders--;
     mpt__dataset_release(context, loader->dataset);
     mpt__host_free(context, loader, sizeof *loader);
@@ -361,31 +369,23 @@ static void mpt__loader_init(mpt_context *context) {
 /* All memory of a loader; false with an error recorded. */
 static bool mpt__loader_allocate(mpt_context *context, mpt__loader *loader) {
     mpt__base *base = &context->base;
-    const mpt__dataset *dataset = loader->dataset;
-    loader->workers =
-        (mpt__worker *)mpt__host_new(context, (size_t)loader->rows * sizeof *loader->workers);
-    loader->slots = (mpt__loader_slot *)mpt__host_new(context, (size_t)loader->slot_count *
-                                                                   sizeof *loader->slots);
+    size_t order_bytes = (size_t)loader->dataset->count * sizeof(int64_t);
+    size_t slot_bytes = (size_t)loader->slot_count * sizeof *loader->slots;
+    size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
+    loader->slots = (mpt__loader_slot *)mpt__host_new(context, slot_bytes);
+    loader->scratch = (uint8_t *)mpt__allocate(base, scratch_bytes, MPT_MEMORY_BATCH);
     if (loader->config.shuffle)
-        loader->order = (int64_t *)mpt__allocate(base, (size_t)dataset->count * sizeof(int64_t),
-                                                 MPT_MEMORY_BATCH);
-    if (base->status != MPT_OK) return false;
-    for (int i = 0; i < loader->rows; i++) {
-        loader->workers[i].loader = loader;
-        loader->workers[i].scratch =
-            (uint8_t *)mpt__allocate(base, mpt__scratch_bytes(dataset), MPT_MEMORY_BATCH);
-    }
-    for (int64_t i = 0; i < loader->slot_count; i++) {
-        for (int part = 0; part < MPT__BATCH_PARTS; part++) {
-            mpt__loader_slot *slot = &loader->slots[i];
-            size_t bytes = (size_t)loader->config.batch * loader->sample_bytes[part];
-            if (bytes == 0) continue;
-            slot->storage[part] = mpt__storage_new(context, (int64_t)bytes, MPT_MEMORY_BATCH,
-                                                   MPT__FROM_DEVICE, false);
-            if (base->status != MPT_OK) return false;
+        loader->order = (int64_t *)mpt__allocate(base, order_bytes, MPT_MEMORY_BATCH);
+    for (int64_t i = 0; base->status == MPT_OK && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
+        mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
+        int part = (int)(i % MPT__BATCH_PARTS);
+        size_t bytes = mpt__part_bytes(loader, part);
+        if (bytes == 0) continue;
+        slot->storage[part] =
+            mpt__storage_new(context, (int64_t)bytes, MPT_MEMORY_BATCH, MPT__FROM_DEVICE, false);
+        if (slot->storage[part])
             slot->memory[part] = loader->staged ? mpt__allocate(base, bytes, MPT_MEMORY_BATCH)
                                                 : context->data[slot->storage[part]];
-        }
     }
     return base->status == MPT_OK;
 }
@@ -393,6 +393,8 @@ static bool mpt__loader_allocate(mpt_context *context, mpt__loader *loader) {
 static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
     const mpt_threads *thread = &context->base.thread;
     int wanted = loader->config.workers;
+    for (int i = 0; loader->scratch && i < mpt__loader_makers(loader); i++)
+        loader->workers[i].scratch = loader->scratch + (size_t)i * loader->scratch_bytes;
     if (wanted == 0) return true;
     if (thread->mutex_create(thread->user, &loader->mutex) != 0) loader->mutex = NULL;
     if (thread->condition_create(thread->user, &loader->work) != 0) loader->work = NULL;
@@ -401,6 +403,7 @@ static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
         return mpt__reject(context, MPT_ERROR_THREAD, "no mutex or condition could be made");
     for (int i = 0; i < wanted; loader->thread_count = ++i) {
         mpt__worker *worker = &loader->workers[i];
+        worker->loader = loader;
         if (thread->create(thread->user, &worker->thread, mpt__worker_run, worker) != 0)
             return mpt__reject(context, MPT_ERROR_THREAD, "only %d of %d workers could be started",
                                i, wanted);
@@ -456,7 +459,7 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     loader->batches = dataset->count / loader->config.batch;
     if (!config->drop_last && dataset->count % loader->config.batch != 0) loader->batches++;
     loader->slot_count = ring < loader->batches ? ring : loader->batches;
-    loader->rows = config->workers > 0 ? config->workers : 1;
+    loader->scratch_bytes = (mpt__scratch_bytes(dataset) + 63) / 64 * 64;
     loader->sample_bytes[MPT__BATCH_X] = (size_t)dataset->numel * mpt__dtype_info[to].bytes;
     loader->sample_bytes[MPT__BATCH_Y] = dataset->target_bytes;
     loader->staged = context->backend.allocate != NULL || !context->backend.synchronous;
@@ -502,7 +505,7 @@ MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
     stats.epoch = loader->epoch;
     stats.seconds_waited = loader->seconds_waited;
     mpt__loader_lock(loader);
-    for (int i = 0; i < loader->rows; i++) stats.by_worker[i] = loader->workers[i].samples;
+    for (int i = 0; i < MPT__MAX_WORKERS; i++) stats.by_worker[i] = loader->workers[i].samples;
     mpt__loader_unlock(loader);
     return stats;
 }

@@ -11,429 +11,339 @@
 #include "61_module.c"
 #include "70_data.c"
 
-/* ==== Contract ==== */
+/* Dtypes of safetensors files that are none of ours: known by size only, so that files which hold
+   them beside what is wanted can be read. */
+static const struct {
+    char name[8];
+    uint8_t bits;
+} mpt__foreign_dtypes[] = {{"I16", 16},    {"I8", 8},     {"U16", 16},    {"U32", 32},
+                           {"U64", 64},    {"C64", 64},   {"F8_E8M0", 8}, {"F4", 4},
+                           {"F6_E2M3", 6}, {"F6_E3M2", 6}};
+
+enum {
+    MPT__FILE_DTYPES =
+        MPT_DTYPE_COUNT + (int)(sizeof mpt__foreign_dtypes / sizeof mpt__foreign_dtypes[0])
+};
+
+/* Rows are those of mpt__dtype_info, then the foreign ones. */
+static const char *mpt__file_dtype_name(int row) {
+    return row < MPT_DTYPE_COUNT ? mpt__dtype_info[row].file_name
+                                 : mpt__foreign_dtypes[row - MPT_DTYPE_COUNT].name;
+}
+
+static int mpt__file_dtype_bits(int row) {
+    return row < MPT_DTYPE_COUNT ? 8 * mpt__dtype_info[row].bytes
+                                 : mpt__foreign_dtypes[row - MPT_DTYPE_COUNT].bits;
+}
 
 #define MPT__SAFETENSORS_MAX_HEADER (16 << 20)
+/* No tensor is described in fewer bytes: "":{"dtype":"U8","shape":[],"data_offsets":[0,1]} */
+#define MPT__ENTRY_LEAST 49
 
-/* One tensor of a file. Names lie, decoded, in the header's own memory. */
+/* Text in the header, decoded over its own spelling. */
+typedef struct mpt__span {
+    uint8_t *text;
+    size_t length;
+} mpt__span;
+
+/* One tensor of a file. */
 typedef struct mpt__entry {
-    uint32_t name, name_length; /* in the header */
-    uint32_t shape;             /* position of its '[' in the header */
-    uint8_t dtype;              /* row of mpt__file_dtypes */
-    uint8_t rank;               /* at most 255 */
+    mpt__span name;
+    int64_t numel, begin, end; /* the last two in the data */
+    uint32_t shape;            /* position of its '[' in the header */
+    uint8_t dtype;             /* row, see mpt__file_dtype_name */
+    uint8_t rank;              /* at most 255 */
     bool used;
-    int64_t begin, end;         /* in the data */
 } mpt__entry;
 
-/* Where and why a header is refused. */
-typedef struct mpt__refusal {
-    const char *text; /* NULL: all is well */
-    int64_t position; /* in the header */
-    int64_t expected, got;
-    bool numbers; /* expected and got say something */
-} mpt__refusal;
-
-/* Reads a header of n bytes (n >= 2) for `data_bytes` of data. Without `entries` it only checks and
-   counts; with them (room for the count of such a call) it fills them in the order of the file and
-   decodes the names in place. Pure: no memory, no recursion. */
-static bool mpt__safetensors_parse(uint8_t *header, size_t n, int64_t data_bytes,
-                                   mpt__entry *entries,
-                                   int64_t *count, mpt__refusal *refusal);
-/* Checks that the tensors fill the data without holes or overlaps and that no name comes twice;
-   sorts by name. */
-static bool mpt__safetensors_check(const uint8_t *header, mpt__entry *entries, int64_t count,
-                                   int64_t data_bytes, mpt__refusal *refusal);
-/* The entry of a name among those sorted by mpt__safetensors_check, or NULL. */
-static mpt__entry *mpt__safetensors_find(const uint8_t *header, mpt__entry *entries, int64_t count,
-                                         const char *name);
-
-/* The dtypes of safetensors files. Those without a dtype of ours are known by size only, so that
-   files which hold them beside what is wanted can be read. */
-static const struct {
-    char name[10];
-    uint8_t bits;
-    uint8_t dtype; /* mpt_dtype, MPT_DTYPE_NONE if there is none */
-} mpt__file_dtypes[] = {
-    {"F32", 32, MPT_F32},   {"F16", 16, MPT_F16},   {"BF16", 16, MPT_BF16},
-    {"F64", 64, MPT_F64},   {"I64", 64, MPT_I64},   {"I32", 32, MPT_I32},
-    {"U8", 8, MPT_U8},      {"BOOL", 8, MPT_BOOL},
-#ifndef MPTRAIN_NO_FP8
-    {"F8_E4M3", 8, MPT_F8E4M3}, {"F8_E5M2", 8, MPT_F8E5M2},
-#else
-    {"F8_E4M3", 8, 0},      {"F8_E5M2", 8, 0},
-#endif
-    {"I16", 16, 0},         {"I8", 8, 0},           {"U16", 16, 0},
-    {"U32", 32, 0},         {"U64", 64, 0},         {"C64", 64, 0},
-    {"F8_E8M0", 8, 0},      {"F4", 4, 0},           {"F6_E2M3", 6, 0},
-    {"F6_E3M2", 6, 0}};
-
-#define MPT__FILE_DTYPES ((int)(sizeof mpt__file_dtypes / sizeof mpt__file_dtypes[0]))
+/* A file in memory, and the place in its header that is being read. */
+typedef struct mpt__archive {
+    mpt_context *context;
+    const char *name; /* of the file, or "memory", for messages */
+    uint8_t *header;  /* own copy */
+    size_t header_bytes, at;
+    mpt__entry *entries; /* sorted by name once all is checked */
+    int64_t count;
+    const uint8_t *data;
+    int64_t data_bytes;
+    uint8_t *own_data; /* NULL: the caller's */
+} mpt__archive;
 
 /* ==== JSON ==== */
 
-/* A place in the header. After a refusal nothing moves any more. */
-typedef struct mpt__json {
-    const uint8_t *text;
-    size_t n, at;
-    mpt__refusal *refusal;
-} mpt__json;
-
-static bool mpt__json_refuse(mpt__json *json, const char *text) {
-    if (!json->refusal->text) {
-        json->refusal->text = text;
-        json->refusal->position = (int64_t)json->at;
-    }
-    return false;
+static bool mpt__json_refuse(const mpt__archive *a, const char *text) {
+    return mpt__refuse(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s", a->name,
+                       8 + (int64_t)a->at, text);
 }
 
-static bool mpt__json_refuse_numbers(mpt__json *json, const char *text, int64_t expected,
-                                     int64_t got) {
-    if (!json->refusal->text) {
-        json->refusal->expected = expected;
-        json->refusal->got = got;
-        json->refusal->numbers = true;
-    }
-    return mpt__json_refuse(json, text);
+static bool mpt__json_unequal(const mpt__archive *a, const char *text, int64_t expected,
+                              int64_t got) {
+    return mpt__refuse(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s: expected %lld, got %lld",
+                       a->name, 8 + (int64_t)a->at, text, expected, got);
 }
 
-static void mpt__json_space(mpt__json *json) {
-    while (json->at < json->n) {
-        uint8_t c = json->text[json->at];
-        if (c != ' ' && c != '\t' && c != '\n' && c != '\r') return;
-        json->at++;
+/* The next byte, 0 at the end. */
+static uint8_t mpt__json_byte(const mpt__archive *a) {
+    return a->at < a->header_bytes ? a->header[a->at] : 0;
+}
+
+/* The next byte that is no white space. */
+static uint8_t mpt__json_peek(mpt__archive *a) {
+    for (;; a->at++) {
+        uint8_t c = mpt__json_byte(a);
+        if (c != ' ' && c != '\t' && c != '\n' && c != '\r') return c;
     }
 }
 
-/* The next byte that is no white space, 0 at the end. */
-static uint8_t mpt__json_peek(mpt__json *json) {
-    mpt__json_space(json);
-    return json->at < json->n ? json->text[json->at] : 0;
+/* Goes past `c` if it comes next. */
+static bool mpt__json_take(mpt__archive *a, uint8_t c) {
+    bool here = mpt__json_peek(a) == c;
+    if (here) a->at++;
+    return here;
 }
 
-static bool mpt__json_expect(mpt__json *json, uint8_t c, const char *otherwise) {
-    if (mpt__json_peek(json) != c) return mpt__json_refuse(json, otherwise);
-    json->at++;
-    return true;
+static bool mpt__json_expect(mpt__archive *a, uint8_t c, const char *otherwise) {
+    return mpt__json_take(a, c) || mpt__json_refuse(a, otherwise);
 }
 
-/* After an element of a list that ends with `close`: true if another one follows. */
-static bool mpt__json_more(mpt__json *json, uint8_t close, bool *done) {
-    uint8_t c = mpt__json_peek(json);
-    if (c != ',' && c != close)
-        return mpt__json_refuse(json, "',' or the closing bracket expected");
-    json->at++;
-    *done = c == close;
-    return true;
+/* After an element of a list that ends with `close`: whether that was the last. */
+static bool mpt__json_more(mpt__archive *a, uint8_t close, bool *done) {
+    *done = mpt__json_take(a, close);
+    return *done || mpt__json_expect(a, ',', "',' or the closing bracket expected");
 }
 
 /* A natural number below 2^63, without sign, fraction, exponent or leading zeros. */
-static bool mpt__json_natural(mpt__json *json, int64_t *value) {
-    uint8_t c = mpt__json_peek(json);
-    size_t start = json->at;
+static bool mpt__json_natural(mpt__archive *a, int64_t *value) {
+    uint8_t c = mpt__json_peek(a);
+    size_t start = a->at;
     *value = 0;
-    if (c < '0' || c > '9') return mpt__json_refuse(json, "a whole number expected");
-    while (json->at < json->n) {
-        c = json->text[json->at];
-        if (c < '0' || c > '9') break;
+    for (; c >= '0' && c <= '9'; a->at++, c = mpt__json_byte(a)) {
         if (*value > (INT64_MAX - (c - '0')) / 10)
-            return mpt__json_refuse(json, "the number is too large");
+            return mpt__json_refuse(a, "the number is too large");
         *value = *value * 10 + (c - '0');
-        json->at++;
+        if (*value < 10 && a->at > start) return mpt__json_refuse(a, "a number begins with 0");
     }
-    if (json->text[start] == '0' && json->at > start + 1)
-        return mpt__json_refuse(json, "a number begins with 0");
-    if (json->at < json->n && (c == '.' || c == 'e' || c == 'E'))
-        return mpt__json_refuse(json, "a whole number expected");
+    if (a->at == start || c == '.' || c == 'e' || c == 'E')
+        return mpt__json_refuse(a, "a whole number expected");
     return true;
 }
 
-/* Four hexadecimal digits. */
-static bool mpt__json_hex(mpt__json *json, uint32_t *value) {
+/* What follows "\u": four hexadecimal digits. */
+static bool mpt__json_hex(mpt__archive *a, uint32_t *value) {
     *value = 0;
-    for (int i = 0; i < 4; i++) {
-        uint8_t c = json->at < json->n ? json->text[json->at] : 0;
-        uint32_t digit = c >= '0' && c <= '9'   ? (uint32_t)(c - '0')
-                         : c >= 'a' && c <= 'f' ? (uint32_t)(c - 'a' + 10)
-                         : c >= 'A' && c <= 'F' ? (uint32_t)(c - 'A' + 10)
-                                                : 16;
-        if (digit > 15) return mpt__json_refuse(json, "four hexadecimal digits expected");
+    for (int i = 0; i < 4; i++, a->at++) {
+        uint8_t c = mpt__json_byte(a), letter = c | 0x20;
+        uint32_t digit = c >= '0' && c <= '9'             ? (uint32_t)(c - '0')
+                         : letter >= 'a' && letter <= 'f' ? (uint32_t)(letter - 'a' + 10)
+                                                          : 16;
+        if (digit > 15) return mpt__json_refuse(a, "four hexadecimal digits expected");
         *value = *value << 4 | digit;
-        json->at++;
     }
     return true;
 }
 
-/* What follows "\u": one code point, from two escapes if it is beyond 16 bits. */
-static bool mpt__json_code_point(mpt__json *json, uint32_t *code) {
+/* What follows a backslash. */
+static bool mpt__json_escape(mpt__archive *a, uint32_t *code) {
+    static const char escapes[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+    uint8_t c = mpt__json_byte(a);
+    const char *found = c ? strchr(escapes, c) : NULL;
     uint32_t low;
-    if (!mpt__json_hex(json, code)) return false;
-    if (*code == 0) return mpt__json_refuse(json, "a NUL in a string");
+    a->at++;
+    if (found) *code = (uint32_t)meanings[found - escapes];
+    if (found) return true;
+    if (c != 'u') return mpt__json_refuse(a, "an unknown escape");
+    if (!mpt__json_hex(a, code)) return false;
+    if (*code == 0) return mpt__json_refuse(a, "a NUL in a string");
     if (*code < 0xd800 || *code > 0xdfff) return true;
-    if (*code > 0xdbff || json->n - json->at < 2 || json->text[json->at] != '\\' ||
-        json->text[json->at + 1] != 'u')
-        return mpt__json_refuse(json, "half of a surrogate pair");
-    json->at += 2;
-    if (!mpt__json_hex(json, &low)) return false;
-    if (low < 0xdc00 || low > 0xdfff) return mpt__json_refuse(json, "half of a surrogate pair");
+    if (*code > 0xdbff || a->header_bytes - a->at < 2 || a->header[a->at] != '\\' ||
+        a->header[a->at + 1] != 'u')
+        return mpt__json_refuse(a, "half of a surrogate pair");
+    a->at += 2;
+    if (!mpt__json_hex(a, &low)) return false;
+    if (low < 0xdc00 || low > 0xdfff) return mpt__json_refuse(a, "half of a surrogate pair");
     *code = 0x10000 + ((*code - 0xd800) << 10) + (low - 0xdc00);
     return true;
 }
 
-static int mpt__utf8_encode(uint32_t code, uint8_t out[4]) {
-    int more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+/* A code point as UTF-8; returns its 1 to 4 bytes. */
+static size_t mpt__utf8_encode(uint32_t code, uint8_t out[4]) {
     static const uint8_t lead[4] = {0, 0xc0, 0xe0, 0xf0};
+    size_t more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
     out[0] = (uint8_t)(lead[more] | code >> (6 * more));
-    for (int i = 1; i <= more; i++)
-        out[i] = (uint8_t)(0x80 | (code >> (6 * (more - i)) & 0x3f));
+    for (size_t i = 1; i <= more; i++) out[i] = (uint8_t)(0x80 | (code >> (6 * (more - i)) & 0x3f));
     return more + 1;
 }
 
-/* The length of the UTF-8 sequence at p, at most n bytes; 0 if it is none (overlong, surrogate,
-   beyond U+10FFFF, cut off). */
-static int mpt__utf8_length(const uint8_t *p, size_t n) {
-    int length = p[0] < 0x80   ? 1
-                 : p[0] < 0xc2 ? 0
-                 : p[0] < 0xe0 ? 2
-                 : p[0] < 0xf0 ? 3
-                 : p[0] < 0xf5 ? 4
-                               : 0;
-    if ((size_t)length > n) return 0;
-    for (int i = 1; i < length; i++)
-        if ((p[i] & 0xc0) != 0x80) return 0;
-    if (length < 3) return length;
-    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) ||
-        (p[0] == 0xf0 && p[1] < 0x90) || (p[0] == 0xf4 && p[1] > 0x8f))
-        return 0;
-    return length;
+/* The code point at the place, which is none if it is a surrogate, overlong or too large. */
+static bool mpt__utf8_decode(mpt__archive *a, uint32_t *code) {
+    uint8_t first = a->header[a->at], again[4];
+    size_t length = first < 0x80 ? 1 : first < 0xc0 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    bool good = length > 0 && first < 0xf8 && length <= a->header_bytes - a->at;
+    *code = length < 2 ? first : first & (0x7fu >> length);
+    for (size_t i = 1; good && i < length; i++) {
+        good = (a->header[a->at + i] & 0xc0) == 0x80;
+        *code = *code << 6 | (a->header[a->at + i] & 0x3fu);
+    }
+    if (!good || *code > 0x10ffff || (*code >= 0xd800 && *code <= 0xdfff) ||
+        mpt__utf8_encode(*code, again) != length)
+        return mpt__json_refuse(a, "a string is not valid UTF-8");
+    a->at += length;
+    return true;
 }
 
-/* One character of a string, decoded to UTF-8, 1 to 4 bytes in `out`; 0 after a refusal. */
-static int mpt__json_character(mpt__json *json, uint8_t out[4]) {
-    static const char escapes[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
-    const uint8_t *p = json->text + json->at;
-    if (*p < 0x20) return mpt__json_refuse(json, "a control character in a string");
-    if (*p != '\\') {
-        int length = mpt__utf8_length(p, json->n - json->at);
-        if (length == 0) return mpt__json_refuse(json, "a string is not valid UTF-8");
-        for (int i = 0; i < length; i++) out[i] = p[i];
-        json->at += (size_t)length;
-        return length;
-    }
-    if (json->n - json->at < 2) return mpt__json_refuse(json, "a string without end");
-    json->at += 2;
-    if (p[1] == 'u') {
+/* A string, decoded in place: no character is longer than its spelling. */
+static bool mpt__json_string(mpt__archive *a, mpt__span *string) {
+    if (!mpt__json_expect(a, '"', "a string expected")) return false;
+    string->text = a->header + a->at;
+    string->length = 0;
+    while (a->at < a->header_bytes) {
+        uint8_t c = a->header[a->at], out[4];
         uint32_t code;
-        return mpt__json_code_point(json, &code) ? mpt__utf8_encode(code, out) : 0;
-    }
-    for (int i = 0; escapes[i]; i++) {
-        if (p[1] != (uint8_t)escapes[i]) continue;
-        out[0] = (uint8_t)meanings[i];
-        return 1;
-    }
-    return mpt__json_refuse(json, "an unknown escape");
-}
-
-/* A string: its first `room` decoded bytes go to `out` (which may be the string's own place in the
-   text), *length is the length of all of it. */
-static bool mpt__json_string(mpt__json *json, uint8_t *out, size_t room, size_t *length) {
-    *length = 0;
-    if (!mpt__json_expect(json, '"', "a string expected")) return false;
-    while (json->at < json->n) {
-        uint8_t character[4];
-        if (json->text[json->at] == '"') {
-            json->at++;
+        if (c == '"') {
+            a->at++;
             return true;
         }
-        int bytes = mpt__json_character(json, character);
-        if (bytes == 0) return false;
-        for (int i = 0; i < bytes; i++, ++*length)
-            if (*length < room) out[*length] = character[i];
+        if (c < 0x20) return mpt__json_refuse(a, "a control character in a string");
+        if (c == '\\') a->at++;
+        if (!(c == '\\' ? mpt__json_escape(a, &code) : mpt__utf8_decode(a, &code))) return false;
+        size_t length = mpt__utf8_encode(code, out);
+        memcpy(string->text + string->length, out, length);
+        string->length += length;
     }
-    return mpt__json_refuse(json, "a string without end");
+    return mpt__json_refuse(a, "a string without end");
+}
+
+/* A key with its colon. */
+static bool mpt__json_key(mpt__archive *a, mpt__span *key) {
+    return mpt__json_string(a, key) && mpt__json_expect(a, ':', "':' expected");
+}
+
+/* Names as bytes, the shorter one first where one begins the other. */
+static int mpt__span_compare(mpt__span a, mpt__span b) {
+    int order = memcmp(a.text, b.text, a.length < b.length ? a.length : b.length);
+    return order ? order : (a.length > b.length) - (a.length < b.length);
+}
+
+static bool mpt__span_is(mpt__span span, const char *text) {
+    return strlen(text) == span.length && memcmp(text, span.text, span.length) == 0;
 }
 
 /* ==== The header ==== */
 
-enum { MPT__HAS_DTYPE = 1, MPT__HAS_SHAPE = 2, MPT__HAS_OFFSETS = 4 };
-
-static bool mpt__parse_dtype(mpt__json *json, mpt__entry *entry) {
-    uint8_t name[12];
-    size_t length;
-    mpt__json_space(json);
-    size_t start = json->at;
-    if (!mpt__json_string(json, name, sizeof name, &length)) return false;
-    for (int i = 0; i < MPT__FILE_DTYPES; i++) {
-        if (strlen(mpt__file_dtypes[i].name) != length ||
-            memcmp(mpt__file_dtypes[i].name, name, length) != 0)
-            continue;
-        entry->dtype = (uint8_t)i;
-        return true;
-    }
-    json->at = start;
-    return mpt__json_refuse(json, "an unknown dtype");
+static bool mpt__parse_dtype(mpt__archive *a, mpt__entry *entry) {
+    mpt__span name;
+    mpt__json_peek(a);
+    size_t start = a->at;
+    if (!mpt__json_string(a, &name)) return false;
+    for (entry->dtype = MPT_F32; entry->dtype < MPT__FILE_DTYPES; entry->dtype++)
+        if (mpt__span_is(name, mpt__file_dtype_name(entry->dtype))) return true;
+    a->at = start;
+    return mpt__json_refuse(a, "an unknown dtype");
 }
 
-/* A list of natural numbers: dimensions, with their product. */
-static bool mpt__parse_shape(mpt__json *json, mpt__entry *entry, int64_t *numel) {
+static bool mpt__parse_shape(mpt__archive *a, mpt__entry *entry) {
     bool done;
-    *numel = 1;
-    entry->rank = 0;
-    mpt__json_space(json);
-    entry->shape = (uint32_t)json->at;
-    if (!mpt__json_expect(json, '[', "a list of dimensions expected")) return false;
-    done = mpt__json_peek(json) == ']';
-    if (done) json->at++;
-    while (!done) {
+    mpt__json_peek(a);
+    entry->shape = (uint32_t)a->at;
+    entry->numel = 1;
+    if (!mpt__json_expect(a, '[', "a list of dimensions expected")) return false;
+    for (done = mpt__json_take(a, ']'); !done; entry->rank++) {
         int64_t dim;
-        if (!mpt__json_natural(json, &dim)) return false;
-        if (entry->rank == UINT8_MAX) return mpt__json_refuse(json, "too many dimensions");
-        if (dim > 0 && *numel > INT64_MAX / 64 / dim)
-            return mpt__json_refuse(json, "the dimensions multiply to too much");
-        *numel *= dim;
-        entry->rank++;
-        if (!mpt__json_more(json, ']', &done)) return false;
+        if (!mpt__json_natural(a, &dim)) return false;
+        if (entry->rank == UINT8_MAX) return mpt__json_refuse(a, "too many dimensions");
+        if (dim > 0 && entry->numel > INT64_MAX / 64 / dim)
+            return mpt__json_refuse(a, "the dimensions multiply to too much");
+        entry->numel *= dim;
+        if (!mpt__json_more(a, ']', &done)) return false;
     }
     return true;
 }
 
-static bool mpt__parse_offsets(mpt__json *json, mpt__entry *entry) {
-    bool done;
-    return mpt__json_expect(json, '[', "two offsets expected") &&
-           mpt__json_natural(json, &entry->begin) &&
-           mpt__json_expect(json, ',', "two offsets expected") &&
-           mpt__json_natural(json, &entry->end) && mpt__json_more(json, ']', &done) &&
-           (done || mpt__json_refuse(json, "two offsets expected"));
-}
-
-/* One field of a tensor; `has` collects those seen. */
-static bool mpt__parse_field(mpt__json *json, mpt__entry *entry, int *has, int64_t *numel) {
-    static const char *const names[] = {"dtype", "shape", "data_offsets"};
-    uint8_t key[16];
-    size_t length;
-    mpt__json_space(json);
-    size_t start = json->at;
-    if (!mpt__json_string(json, key, sizeof key, &length)) return false;
-    size_t end = json->at;
-    for (int i = 0; i < 3; i++) {
-        if (strlen(names[i]) != length || memcmp(names[i], key, length) != 0) continue;
-        json->at = start;
-        if (*has & 1 << i) return mpt__json_refuse(json, "a key of a tensor comes twice");
-        json->at = end;
-        *has |= 1 << i;
-        if (!mpt__json_expect(json, ':', "':' expected")) return false;
-        return i == 0   ? mpt__parse_dtype(json, entry)
-               : i == 1 ? mpt__parse_shape(json, entry, numel)
-                        : mpt__parse_offsets(json, entry);
-    }
-    json->at = start;
-    return mpt__json_refuse(json, "a key of a tensor is none of dtype, shape, data_offsets");
+static bool mpt__parse_offsets(mpt__archive *a, mpt__entry *entry) {
+    static const char otherwise[] = "two offsets expected";
+    return mpt__json_expect(a, '[', otherwise) && mpt__json_natural(a, &entry->begin) &&
+           mpt__json_expect(a, ',', otherwise) && mpt__json_natural(a, &entry->end) &&
+           mpt__json_expect(a, ']', otherwise);
 }
 
 /* A tensor's object, with its size checked against its offsets. */
-static bool mpt__parse_tensor(mpt__json *json, mpt__entry *entry, int64_t data_bytes) {
+static bool mpt__parse_tensor(mpt__archive *a, mpt__entry *entry) {
+    static const struct {
+        const char *name;
+        bool (*parse)(mpt__archive *a, mpt__entry *entry);
+    } fields[3] = {{"dtype", mpt__parse_dtype},
+                   {"shape", mpt__parse_shape},
+                   {"data_offsets", mpt__parse_offsets}};
     int has = 0;
-    bool done = false;
-    int64_t numel = 0;
-    if (!mpt__json_expect(json, '{', "an object expected")) return false;
-    while (!done) {
-        if (!mpt__parse_field(json, entry, &has, &numel) || !mpt__json_more(json, '}', &done))
-            return false;
+    if (!mpt__json_expect(a, '{', "an object expected")) return false;
+    for (bool done = false; !done;) {
+        mpt__span key;
+        int field = 0;
+        mpt__json_peek(a);
+        size_t start = a->at;
+        if (!mpt__json_key(a, &key)) return false;
+        size_t value = a->at;
+        a->at = start;
+        while (field < 3 && !mpt__span_is(key, fields[field].name)) field++;
+        if (field == 3)
+            return mpt__json_refuse(a, "a key of a tensor is none of dtype, shape, data_offsets");
+        if (has & 1 << field) return mpt__json_refuse(a, "a key of a tensor comes twice");
+        a->at = value;
+        has |= 1 << field;
+        if (!fields[field].parse(a, entry) || !mpt__json_more(a, '}', &done)) return false;
     }
-    if (has != (MPT__HAS_DTYPE | MPT__HAS_SHAPE | MPT__HAS_OFFSETS))
-        return mpt__json_refuse(json, "a tensor lacks dtype, shape or data_offsets");
-    int64_t bits = numel * mpt__file_dtypes[entry->dtype].bits;
-    if (bits % 8 != 0) return mpt__json_refuse(json, "a tensor ends within a byte");
-    if (entry->begin > entry->end || entry->end > data_bytes)
-        return mpt__json_refuse_numbers(json, "the offsets of a tensor leave the data (its end)",
-                                        data_bytes, entry->end);
+    if (has != 7) return mpt__json_refuse(a, "a tensor lacks dtype, shape or data_offsets");
+    int64_t bits = entry->numel * mpt__file_dtype_bits(entry->dtype);
+    if (bits % 8 != 0) return mpt__json_refuse(a, "a tensor ends within a byte");
+    if (entry->begin > entry->end || entry->end > a->data_bytes)
+        return mpt__json_unequal(a, "the offsets of a tensor leave the data (its end)",
+                                 a->data_bytes, entry->end);
     if (entry->end - entry->begin != bits / 8)
-        return mpt__json_refuse_numbers(json,
-                                        "the offsets of a tensor do not fit its shape (bytes)",
-                                        bits / 8, entry->end - entry->begin);
+        return mpt__json_unequal(a, "the offsets of a tensor do not fit its shape (bytes)",
+                                 bits / 8, entry->end - entry->begin);
     return true;
 }
 
 /* Text about the file, by text: read and not kept. */
-static bool mpt__parse_metadata(mpt__json *json) {
-    size_t length;
-    bool done;
-    if (!mpt__json_expect(json, '{', "an object expected")) return false;
-    done = mpt__json_peek(json) == '}';
-    if (done) json->at++;
-    while (!done) {
-        if (!mpt__json_string(json, NULL, 0, &length) ||
-            !mpt__json_expect(json, ':', "':' expected") ||
-            !mpt__json_string(json, NULL, 0, &length) || !mpt__json_more(json, '}', &done))
+static bool mpt__parse_metadata(mpt__archive *a) {
+    mpt__span text;
+    if (!mpt__json_expect(a, '{', "an object expected")) return false;
+    for (bool done = mpt__json_take(a, '}'); !done;)
+        if (!mpt__json_key(a, &text) || !mpt__json_string(a, &text) ||
+            !mpt__json_more(a, '}', &done))
             return false;
-    }
     return true;
 }
 
-static bool mpt__safetensors_parse(uint8_t *header, size_t n, int64_t data_bytes,
-                                   mpt__entry *entries,
-                                   int64_t *count, mpt__refusal *refusal) {
-    static const char metadata[] = "__metadata__";
-    bool done, has_metadata = false;
-    mpt__json json;
-    json.text = header, json.n = n, json.at = 0, json.refusal = refusal;
-    memset(refusal, 0, sizeof *refusal);
-    *count = 0;
-    if (header[0] != '{') return mpt__json_refuse(&json, "the header does not begin with '{'");
-    json.at = 1;
-    done = mpt__json_peek(&json) == '}';
-    if (done) json.at++;
-    while (!done) {
+/* Reads the header into the entries, in the order of the file. No recursion. */
+static bool mpt__archive_parse(mpt__archive *a) {
+    bool has_metadata = false;
+    if (a->header[0] != '{') return mpt__json_refuse(a, "the header does not begin with '{'");
+    a->at = 1;
+    for (bool done = mpt__json_take(a, '}'); !done;) {
         mpt__entry entry;
-        uint8_t key[16];
-        size_t length;
         memset(&entry, 0, sizeof entry);
-        mpt__json_space(&json);
-        size_t start = json.at;
-        if (!mpt__json_string(&json, key, sizeof key, &length) ||
-            !mpt__json_expect(&json, ':', "':' expected"))
-            return false;
-        if (length == sizeof metadata - 1 && memcmp(key, metadata, length) == 0) {
-            if (has_metadata) return mpt__json_refuse(&json, "__metadata__ comes twice");
+        if (!mpt__json_key(a, &entry.name)) return false;
+        bool metadata = mpt__span_is(entry.name, "__metadata__");
+        if (metadata && has_metadata) return mpt__json_refuse(a, "__metadata__ comes twice");
+        if (!(metadata ? mpt__parse_metadata(a) : mpt__parse_tensor(a, &entry))) return false;
+        if (metadata)
             has_metadata = true;
-            if (!mpt__parse_metadata(&json)) return false;
-        } else {
-            if (!mpt__parse_tensor(&json, &entry, data_bytes)) return false;
-            if (entries) { /* the string again, over itself: it is no longer than its spelling */
-                mpt__json again = json;
-                again.at = start;
-                mpt__json_string(&again, header + start + 1, n, &length);
-                entry.name = (uint32_t)(start + 1);
-                entry.name_length = (uint32_t)length;
-                entries[*count] = entry;
-            }
-            ++*count;
-        }
-        if (!mpt__json_more(&json, '}', &done)) return false;
+        else
+            a->entries[a->count++] = entry;
+        if (!mpt__json_more(a, '}', &done)) return false;
     }
-    mpt__json_space(&json);
-    return json.at == n || mpt__json_refuse(&json, "text after the header's end");
+    mpt__json_peek(a);
+    return a->at == a->header_bytes || mpt__json_refuse(a, "text after the header's end");
 }
 
 /* ==== Order and holes ==== */
 
-/* Names as bytes, the shorter one first where one begins the other. */
-static int mpt__compare_text(const uint8_t *a, size_t a_length, const uint8_t *b, size_t b_length) {
-    int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
-    return order ? order : (a_length > b_length) - (a_length < b_length);
-}
-
-static int mpt__compare_names(const uint8_t *header, const mpt__entry *a, const mpt__entry *b) {
-    return mpt__compare_text(header + a->name, a->name_length, header + b->name, b->name_length);
-}
-
-static int mpt__compare_offsets(const uint8_t *header, const mpt__entry *a, const mpt__entry *b) {
-    (void)header;
+static int mpt__entry_compare(const mpt__entry *a, const mpt__entry *b, bool by_name) {
+    if (by_name) return mpt__span_compare(a->name, b->name);
     if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
     return (a->end > b->end) - (a->end < b->end);
 }
-
-typedef int (*mpt__compare_entries)(const uint8_t *header, const mpt__entry *a,
-                                    const mpt__entry *b);
 
 static void mpt__entry_swap(mpt__entry *a, mpt__entry *b) {
     mpt__entry kept = *a;
@@ -442,125 +352,101 @@ static void mpt__entry_swap(mpt__entry *a, mpt__entry *b) {
 }
 
 /* Heapsort: n log n whatever the file holds, without recursion. */
-static void mpt__sort_entries(const uint8_t *header, mpt__entry *entries, int64_t count,
-                              mpt__compare_entries compare) {
+static void mpt__entries_sort(mpt__entry *entries, int64_t count, bool by_name) {
     int64_t start = count / 2, end = count;
     while (end > 1) {
-        if (start > 0) {
+        if (start > 0)
             start--;
-        } else {
-            end--;
-            mpt__entry_swap(&entries[0], &entries[end]);
-        }
+        else
+            mpt__entry_swap(&entries[0], &entries[--end]);
         for (int64_t parent = start, child; (child = 2 * parent + 1) < end; parent = child) {
-            if (child + 1 < end && compare(header, &entries[child], &entries[child + 1]) < 0)
+            if (child + 1 < end &&
+                mpt__entry_compare(&entries[child], &entries[child + 1], by_name) < 0)
                 child++;
-            if (compare(header, &entries[parent], &entries[child]) >= 0) break;
+            if (mpt__entry_compare(&entries[parent], &entries[child], by_name) >= 0) break;
             mpt__entry_swap(&entries[parent], &entries[child]);
         }
     }
 }
 
-static bool mpt__safetensors_check(const uint8_t *header, mpt__entry *entries, int64_t count,
-                                   int64_t data_bytes, mpt__refusal *refusal) {
-    mpt__json json;
+/* Checks that the tensors fill the data without holes or overlaps and that no name comes twice. */
+static bool mpt__archive_check(mpt__archive *a) {
     int64_t filled = 0;
-    json.text = header, json.n = 0, json.at = 0, json.refusal = refusal;
-    mpt__sort_entries(header, entries, count, mpt__compare_offsets);
-    for (int64_t i = 0; i < count; i++) {
-        json.at = entries[i].name;
-        if (entries[i].begin != filled)
-            return mpt__json_refuse_numbers(&json,
-                                            entries[i].begin > filled
-                                                ? "a hole in the data before this tensor (byte)"
-                                                : "this tensor overlaps another one (byte)",
-                                            filled, entries[i].begin);
-        filled = entries[i].end;
+    mpt__entries_sort(a->entries, a->count, false);
+    for (int64_t i = 0; i < a->count; i++) {
+        const mpt__entry *entry = &a->entries[i];
+        a->at = (size_t)(entry->name.text - a->header);
+        if (entry->begin > filled)
+            return mpt__json_unequal(a, "a hole in the data before this tensor (byte)", filled,
+                                     entry->begin);
+        if (entry->begin < filled)
+            return mpt__json_unequal(a, "this tensor overlaps another one (byte)", filled,
+                                     entry->begin);
+        filled = entry->end;
     }
-    json.at = 0;
-    if (filled != data_bytes)
-        return mpt__json_refuse_numbers(&json, "the tensors do not fill the data (bytes)",
-                                        data_bytes,
-                                        filled);
-    mpt__sort_entries(header, entries, count, mpt__compare_names);
-    for (int64_t i = 1; i < count; i++) {
-        json.at = entries[i].name;
-        if (mpt__compare_names(header, &entries[i - 1], &entries[i]) == 0)
-            return mpt__json_refuse(&json, "a tensor's name comes twice");
+    a->at = 0;
+    if (filled != a->data_bytes)
+        return mpt__json_unequal(a, "the tensors do not fill the data (bytes)", a->data_bytes,
+                                 filled);
+    mpt__entries_sort(a->entries, a->count, true);
+    for (int64_t i = 1; i < a->count; i++) {
+        a->at = (size_t)(a->entries[i].name.text - a->header);
+        if (mpt__entry_compare(&a->entries[i - 1], &a->entries[i], true) == 0)
+            return mpt__json_refuse(a, "a tensor's name comes twice");
     }
     return true;
 }
 
-static mpt__entry *mpt__safetensors_find(const uint8_t *header, mpt__entry *entries, int64_t count,
-                                         const char *name) {
-    const uint8_t *wanted = (const uint8_t *)name;
-    size_t length = strlen(name);
-    int64_t low = 0, high = count;
+/* The entry of a name, or NULL. */
+static mpt__entry *mpt__archive_find(const mpt__archive *a, const char *name) {
+    const mpt__span wanted = {(uint8_t *)(uintptr_t)name, strlen(name)}; /* only read */
+    int64_t low = 0, high = a->count;
     while (low < high) {
         int64_t middle = low + (high - low) / 2;
-        mpt__entry *entry = &entries[middle];
-        int order = mpt__compare_text(header + entry->name, entry->name_length, wanted, length);
-        if (order == 0) return entry;
-        if (order < 0) low = middle + 1;
-        else high = middle;
+        int order = mpt__span_compare(a->entries[middle].name, wanted);
+        if (order == 0) return &a->entries[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
     }
     return NULL;
 }
 
 /* ==== Parameters ==== */
 
-#define MPT__WEIGHTS_PATH 512
+/* The parameters of a save or load, with their names in the file. */
+typedef struct mpt__weight {
+    const char *path;
+    const mpt__tensor *tensor;
+} mpt__weight;
 
-/* A save or load under way. */
 typedef struct mpt__weights {
-    mpt_context *context;
-    mpt_module module;
-    const char *op; /* for messages: the public calls made on the way leave their own names */
-    int64_t call;
-    int count;
-    char path[MPT__WEIGHTS_PATH]; /* of the parameter that `at` gave last */
+    mpt__weight *rows;
+    int64_t count;
 } mpt__weights;
 
-static void mpt__weights_name_call(mpt__weights *weights) {
-    weights->context->base.op = weights->op;
-    weights->context->base.call = weights->call;
-}
-
-/* Enters the public function `op`; false with the status to return. */
-static bool mpt__weights_begin(mpt__weights *weights, mpt_module module, const char *op,
-                               mpt_status *status) {
+/* In the order of the tree, which is frozen; false with an error recorded. */
+static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     mpt_context *context = module.context;
-    memset(weights, 0, sizeof *weights);
-    *status = MPT_ERROR_HANDLE;
-    if (!context) return false;
-    bool entered = mpt__enter(context, op);
-    weights->context = context;
-    weights->module = module;
-    weights->op = op;
-    weights->call = context->base.call;
-    if (entered && mpt__module_at(context, module)) weights->count = mpt_parameter_count(module);
-    if (entered) mpt__weights_name_call(weights);
-    *status = context->base.status;
-    return *status == MPT_OK;
-}
-
-/* Parameter number i, its name in weights->path; NULL with an error recorded. */
-static const mpt__tensor *mpt__weights_at(mpt__weights *weights, int i) {
-    mpt_context *context = weights->context;
-    mpt_tensor handle =
-        mpt_parameter_at(weights->module, i, weights->path, sizeof weights->path);
-    mpt__weights_name_call(weights);
-    if (context->base.status != MPT_OK) return NULL;
-    if (strlen(weights->path) >= sizeof weights->path - 1) {
-        mpt__error(context, MPT_ERROR_UNSUPPORTED, "the name %s.. is longer than %d bytes",
-                   weights->path, MPT__WEIGHTS_PATH - 2);
-        return NULL;
+    const mpt__module *found = mpt__module_at(context, module);
+    mpt__parameter_list list;
+    weights->rows = NULL;
+    weights->count = 0;
+    if (!found || !mpt__parameter_list_make(context, module, &list)) return false;
+    weights->rows = (mpt__weight *)mpt__host_new(context, (size_t)list.count * sizeof(mpt__weight));
+    for (int64_t i = 0; weights->rows && i < list.count; i++) {
+        const mpt__parameter *parameter = &context->parameters[list.index[i]];
+        weights->rows[i].path = mpt__relative_path(context, found, parameter);
+        weights->rows[i].tensor = mpt__slot(context, parameter->tensor);
     }
-    return mpt__at(context, handle, weights->path);
+    weights->count = list.count;
+    mpt__parameter_list_free(context, &list);
+    return context->base.status == MPT_OK;
 }
 
-static int64_t mpt__weights_bytes(const mpt__tensor *tensor) {
-    return mpt__tensor_numel(tensor) * mpt__dtype_info[tensor->dtype].bytes;
+static void mpt__weights_free(mpt_context *context, mpt__weights *weights) {
+    mpt__host_free(context, weights->rows, (size_t)weights->count * sizeof(mpt__weight));
 }
 
 static bool mpt__big_endian(void) {
@@ -572,244 +458,182 @@ static bool mpt__big_endian(void) {
 
 /* Turns elements of `size` bytes around where this machine's order is not the file's. */
 static void mpt__file_order(uint8_t *bytes, size_t n, size_t size) {
-    if (size < 2 || !mpt__big_endian()) return;
-    for (size_t at = 0; at + size <= n; at += size) {
+    if (!mpt__big_endian()) return;
+    for (uint8_t *element = bytes; element < bytes + n; element += size) {
         for (size_t i = 0; i < size / 2; i++) {
-            uint8_t kept = bytes[at + i];
-            bytes[at + i] = bytes[at + size - 1 - i];
-            bytes[at + size - 1 - i] = kept;
+            uint8_t kept = element[i];
+            element[i] = element[size - 1 - i];
+            element[size - 1 - i] = kept;
         }
     }
-}
-
-static void mpt__put_u64(uint8_t out[8], uint64_t value) {
-    for (int i = 0; i < 8; i++) out[i] = (uint8_t)(value >> (8 * i));
-}
-
-static uint64_t mpt__get_u64(const uint8_t in[8]) {
-    uint64_t value = 0;
-    for (int i = 0; i < 8; i++) value |= (uint64_t)in[i] << (8 * i);
-    return value;
 }
 
 /* ==== Save ==== */
 
-/* Text that is counted first and written afterwards. */
-typedef struct mpt__header {
-    char *text; /* NULL while counting */
-    size_t length;
-} mpt__header;
-
-static void mpt__header_bytes(mpt__header *header, const char *bytes, size_t n) {
-    if (header->text) memcpy(header->text + header->length, bytes, n);
-    header->length += n;
+static int mpt__weight_width(const mpt__weight *weight) {
+    return mpt__dtype_info[weight->tensor->dtype].bytes;
 }
 
-static void mpt__header_text(mpt__header *header, const char *text) {
-    mpt__header_bytes(header, text, strlen(text));
+/* Wide elements first, so that every tensor of the file is aligned, else as they were. */
+static void mpt__weights_sort(mpt__weights *weights) {
+    for (int64_t i = 1; i < weights->count; i++) {
+        mpt__weight moved = weights->rows[i];
+        int64_t to = i;
+        for (; to > 0 && mpt__weight_width(&weights->rows[to - 1]) < mpt__weight_width(&moved);
+             to--)
+            weights->rows[to] = weights->rows[to - 1];
+        weights->rows[to] = moved;
+    }
 }
 
-static void mpt__header_number(mpt__header *header, int64_t value) {
-    char text[24];
-    mpt__header_bytes(header, text, mpt__format_text(text, sizeof text, "%lld", value));
-}
-
-static void mpt__header_string(mpt__header *header, const char *string) {
-    static const char digits[] = "0123456789abcdef";
-    mpt__header_text(header, "\"");
+static void mpt__header_string(mpt__text *header, const char *string) {
+    char escape[8];
+    mpt__text_char(header, '"');
     for (; *string; string++) {
-        char escape[] = "\\u0000";
-        uint8_t c = (uint8_t)*string;
-        if (c == '"' || c == '\\') mpt__header_text(header, "\\");
-        if (c >= 0x20) {
-            mpt__header_bytes(header, string, 1);
-            continue;
-        }
-        escape[4] = digits[c >> 4];
-        escape[5] = digits[c & 15];
-        mpt__header_text(header, escape);
-    }
-    mpt__header_text(header, "\"");
-}
-
-static void mpt__header_tensor(mpt__header *header, const char *name, const mpt__tensor *tensor,
-                               int64_t begin) {
-    mpt__header_text(header, ",");
-    mpt__header_string(header, name);
-    mpt__header_text(header, ":{\"dtype\":\"");
-    mpt__header_text(header, mpt__dtype_info[tensor->dtype].file_name);
-    mpt__header_text(header, "\",\"shape\":[");
-    for (int i = 0; i < tensor->rank; i++) {
-        if (i > 0) mpt__header_text(header, ",");
-        mpt__header_number(header, tensor->shape[i]);
-    }
-    mpt__header_text(header, "],\"data_offsets\":[");
-    mpt__header_number(header, begin);
-    mpt__header_text(header, ",");
-    mpt__header_number(header, begin + mpt__weights_bytes(tensor));
-    mpt__header_text(header, "]}");
-}
-
-/* What comes of each parameter in the order of the file: wide elements first, so that every tensor
-   is aligned, then the order of the tree. */
-typedef bool (*mpt__save_visit)(mpt__weights *weights, const mpt__tensor *tensor, int64_t begin,
-                                void *user);
-
-static bool mpt__save_each(mpt__weights *weights, mpt__save_visit visit, void *user) {
-    int64_t begin = 0;
-    for (int size = 8; size >= 1; size /= 2) {
-        for (int i = 0; i < weights->count; i++) {
-            const mpt__tensor *tensor = mpt__weights_at(weights, i);
-            if (!tensor) return false;
-            if (mpt__dtype_info[tensor->dtype].bytes != size) continue;
-            if (!visit(weights, tensor, begin, user)) return false;
-            begin += mpt__weights_bytes(tensor);
+        if (*string == '"' || *string == '\\') mpt__text_char(header, '\\');
+        if ((uint8_t)*string >= 0x20) {
+            mpt__text_char(header, *string);
+        } else {
+            mpt__format_text(escape, sizeof escape, "\\u00%d%llx", *string >> 4 & 1,
+                             (uint64_t)*string & 15);
+            mpt__text_string(header, escape);
         }
     }
-    return true;
+    mpt__text_char(header, '"');
 }
 
-static bool mpt__save_header_visit(mpt__weights *weights, const mpt__tensor *tensor, int64_t begin,
-                                   void *user) {
-    mpt__header *header = (mpt__header *)user;
-    mpt__header_tensor(header, weights->path, tensor, begin);
-    return true;
+/* The header, counted at least: what does not fit is not written. */
+static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
+    int64_t at = 0;
+    mpt__text_string(header, "{\"__metadata__\":{\"format\":\"pt\"}");
+    for (int64_t i = 0; i < weights->count; i++) {
+        const mpt__tensor *tensor = weights->rows[i].tensor;
+        mpt__text_char(header, ',');
+        mpt__header_string(header, weights->rows[i].path);
+        mpt__text_string(header, ":{\"dtype\":\"");
+        mpt__text_string(header, mpt__dtype_info[tensor->dtype].file_name);
+        mpt__text_string(header, "\",\"shape\":[");
+        for (int d = 0; d < tensor->rank; d++) {
+            if (d > 0) mpt__text_char(header, ',');
+            mpt__text_signed(header, tensor->shape[d]);
+        }
+        mpt__text_string(header, "],\"data_offsets\":[");
+        mpt__text_signed(header, at);
+        mpt__text_char(header, ',');
+        mpt__text_signed(header,
+                         at += mpt__tensor_numel(tensor) * mpt__weight_width(&weights->rows[i]));
+        mpt__text_string(header, "]}");
+    }
+    mpt__text_char(header, '}');
+    while (header->length % 8 != 0) mpt__text_char(header, ' ');
 }
 
-static bool mpt__save_header(mpt__weights *weights, mpt__header *header) {
-    header->length = 0;
-    mpt__header_text(header, "{\"__metadata__\":{\"format\":\"pt\"}");
-    if (!mpt__save_each(weights, mpt__save_header_visit, header)) return false;
-    mpt__header_text(header, "}");
-    while (header->length % 8 != 0) mpt__header_text(header, " ");
-    return true;
-}
+#define MPT__SAVE_CHUNK (256 << 10) /* bytes; a multiple of every element size */
 
 /* The file being written. */
 typedef struct mpt__writer {
+    mpt_context *context;
     void *file;
     const char *path; /* for messages: where it will be */
     int64_t position;
     uint8_t *chunk;
 } mpt__writer;
 
-#define MPT__SAVE_CHUNK (256 << 10) /* bytes; a multiple of every element size */
-
-static bool mpt__write_bytes(mpt_context *context, mpt__writer *writer, const void *bytes,
-                             size_t n) {
-    const mpt_io *io = &context->base.io;
+static bool mpt__write_bytes(mpt__writer *writer, const void *bytes, size_t n) {
+    const mpt_io *io = &writer->context->base.io;
     size_t written = io->write(io->user, writer->file, bytes, n);
-    if (written == n) {
-        writer->position += (int64_t)n;
-        return true;
-    }
-    mpt__error(context, MPT_ERROR_IO, "%s: writing %lld bytes at byte %lld took %lld: %s",
-               writer->path, (int64_t)n, writer->position, (int64_t)written,
-               mpt__io_reason(&context->base));
-    return false;
+    if (written != n)
+        return mpt__refuse(writer->context, MPT_ERROR_IO,
+                           "%s: writing %lld bytes at byte %lld took %lld: %s", writer->path,
+                           (int64_t)n, writer->position, (int64_t)written,
+                           mpt__io_reason(&writer->context->base));
+    writer->position += (int64_t)n;
+    return true;
 }
 
-static bool mpt__save_data_visit(mpt__weights *weights, const mpt__tensor *tensor, int64_t begin,
-                                 void *user) {
-    mpt__writer *writer = (mpt__writer *)user;
-    size_t size = mpt__dtype_info[tensor->dtype].bytes;
-    int64_t total = mpt__weights_bytes(tensor), start = tensor->offset * (int64_t)size;
-    (void)begin;
-    for (int64_t done = 0; done < total;) {
-        int64_t take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
-        if (mpt__download(weights->context, writer->chunk, tensor->storage, start + done, take) !=
-            MPT_OK)
+static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight) {
+    const mpt__tensor *tensor = weight->tensor;
+    const int64_t size = mpt__weight_width(weight), total = mpt__tensor_numel(tensor) * size;
+    for (int64_t done = 0, take; done < total; done += take) {
+        take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
+        if (mpt__download(writer->context, writer->chunk, tensor->storage,
+                          tensor->offset * size + done, take) != MPT_OK)
             return false;
-        mpt__file_order(writer->chunk, (size_t)take, size);
-        if (!mpt__write_bytes(weights->context, writer, writer->chunk, (size_t)take)) return false;
-        done += take;
+        mpt__file_order(writer->chunk, (size_t)take, (size_t)size);
+        if (!mpt__write_bytes(writer, writer->chunk, (size_t)take)) return false;
     }
     return true;
 }
 
 /* Everything between open and close. */
-static bool mpt__save_content(mpt__weights *weights, mpt__writer *writer,
-                              const mpt__header *header) {
-    const mpt_io *io = &weights->context->base.io;
+static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
+                              const mpt__text *header) {
+    mpt_context *context = writer->context;
     uint8_t size[8];
-    mpt__put_u64(size, (uint64_t)header->length);
-    if (!mpt__write_bytes(weights->context, writer, size, sizeof size) ||
-        !mpt__write_bytes(weights->context, writer, header->text, header->length) ||
-        !mpt__save_each(weights, mpt__save_data_visit, writer))
+    for (int i = 0; i < 8; i++) size[i] = (uint8_t)((uint64_t)header->length >> (8 * i));
+    if (!mpt__write_bytes(writer, size, sizeof size) ||
+        !mpt__write_bytes(writer, header->out, header->length))
         return false;
-    if (io->flush(io->user, writer->file)) return true;
-    mpt__error(weights->context, MPT_ERROR_IO, "%s: cannot be written to the medium: %s",
-               writer->path, mpt__io_reason(&weights->context->base));
-    return false;
+    for (int64_t i = 0; i < weights->count; i++)
+        if (!mpt__write_weight(writer, &weights->rows[i])) return false;
+    return context->base.io.flush(context->base.io.user, writer->file) ||
+           mpt__refuse(context, MPT_ERROR_IO, "%s: cannot be written to the medium: %s",
+                       writer->path, mpt__io_reason(&context->base));
 }
 
 /* Writes beside the file, then puts the new one in its place; on failure nothing is left behind. */
-static void mpt__save_file(mpt__weights *weights, const mpt__header *header, const char *path,
-                           uint8_t *chunk) {
-    mpt_context *context = weights->context;
+static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
+                           const mpt__text *header) {
+    mpt_context *context = writer->context;
     const mpt_io *io = &context->base.io;
+    const char *path = writer->path;
     char temporary[MPT__PATH_SIZE];
-    mpt__writer writer;
-    if (!mpt__temporary_path(&context->base, path, temporary, sizeof temporary)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "the path is longer than %d bytes",
-                   MPT__PATH_SIZE - 64);
-        return;
-    }
-    writer.path = path, writer.position = 0, writer.chunk = chunk;
-    writer.file = io->open(io->user, temporary, 'w');
-    if (!writer.file) {
-        mpt__error(context, MPT_ERROR_IO, "cannot write %s by way of %s: %s", path, temporary,
-                   mpt__io_reason(&context->base));
-        return;
-    }
-    bool good = mpt__save_content(weights, &writer, header);
-    if (!io->close(io->user, writer.file) && good) {
-        good = false;
-        mpt__error(context, MPT_ERROR_IO, "%s: cannot be closed: %s", path,
-                   mpt__io_reason(&context->base));
-    }
-    if (good && io->commit(io->user, temporary, path)) return;
-    if (good) {
-        mpt__error(context, MPT_ERROR_IO, "cannot move the finished file to %s: %s", path,
-                   mpt__io_reason(&context->base));
-    }
-    io->remove(io->user, temporary);
+    if (!mpt__temporary_path(&context->base, path, temporary, sizeof temporary))
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "the path is longer than %d bytes",
+                           MPT__PATH_SIZE - 64);
+    writer->file = io->open(io->user, temporary, 'w');
+    if (!writer->file)
+        return mpt__refuse(context, MPT_ERROR_IO, "cannot write %s by way of %s: %s", path,
+                           temporary, mpt__io_reason(&context->base));
+    bool good = mpt__save_content(writer, weights, header);
+    if (!io->close(io->user, writer->file) && good)
+        good = mpt__refuse(context, MPT_ERROR_IO, "%s: cannot be closed: %s", path,
+                           mpt__io_reason(&context->base));
+    if (good && !io->commit(io->user, temporary, path))
+        good = mpt__refuse(context, MPT_ERROR_IO, "cannot move the finished file to %s: %s", path,
+                           mpt__io_reason(&context->base));
+    if (!good) io->remove(io->user, temporary);
+    return good;
 }
 
 MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path) {
+    mpt_context *context = module.context;
     mpt__weights weights;
-    mpt__header header;
-    mpt_status status;
-    if (!mpt__weights_begin(&weights, module, "mpt_save", &status)) return status;
-    mpt_context *context = weights.context;
-    if (mpt__no_files(context)) return context->base.status;
+    mpt__text header = {NULL, 0, 0};
+    mpt__writer writer = {context, NULL, path, 0, NULL};
+    if (!mpt__enter(context, "mpt_save") || !mpt__module_at(context, module) ||
+        mpt__no_files(context))
+        return mpt__status_of(context);
     if (!path || !*path) return mpt__error(context, MPT_ERROR_ARGUMENT, "path is empty");
-    header.text = NULL;
-    if (!mpt__save_header(&weights, &header)) return context->base.status;
-    size_t length = header.length;
-    header.text = (char *)mpt__host_new(context, length);
-    uint8_t *chunk = (uint8_t *)mpt__host_new(context, MPT__SAVE_CHUNK);
-    if (header.text && chunk && mpt__save_header(&weights, &header))
-        mpt__save_file(&weights, &header, path, chunk);
-    mpt__host_free(context, header.text, length);
-    mpt__host_free(context, chunk, MPT__SAVE_CHUNK);
+    if (mpt__weights_make(module, &weights)) {
+        mpt__weights_sort(&weights);
+        mpt__save_header(&weights, &header);
+        header.size = header.length + 1;
+        header.length = 0;
+        header.out = (char *)mpt__host_new(context, header.size);
+        writer.chunk = (uint8_t *)mpt__host_new(context, MPT__SAVE_CHUNK);
+        if (header.out && writer.chunk) {
+            mpt__save_header(&weights, &header);
+            mpt__save_file(&writer, &weights, &header);
+        }
+        mpt__host_free(context, header.out, header.size);
+        mpt__host_free(context, writer.chunk, MPT__SAVE_CHUNK);
+    }
+    mpt__weights_free(context, &weights);
     return context->base.status;
 }
 
 /* ==== Load ==== */
-
-/* A checked file: header and data in memory. */
-typedef struct mpt__archive {
-    mpt_context *context;
-    const char *name; /* of the file, or "memory", for messages */
-    uint8_t *header;  /* own copy */
-    size_t header_bytes;
-    mpt__entry *entries;
-    int64_t count;
-    const uint8_t *data;
-    int64_t data_bytes;
-    uint8_t *own_data; /* NULL: the caller's */
-} mpt__archive;
 
 MPTRAIN_API mpt_load_config mpt_load_config_default(void) {
     mpt_load_config config;
@@ -817,324 +641,255 @@ MPTRAIN_API mpt_load_config mpt_load_config_default(void) {
     return config;
 }
 
-static void mpt__archive_free(mpt__archive *archive) {
-    mpt_context *context = archive->context;
-    mpt__host_free(context, archive->header, archive->header_bytes);
-    mpt__host_free(context, archive->entries, (size_t)archive->count * sizeof *archive->entries);
-    mpt__host_free(context, archive->own_data, (size_t)archive->data_bytes);
+static size_t mpt__archive_capacity(const mpt__archive *a) {
+    return (a->header_bytes / MPT__ENTRY_LEAST + 1) * sizeof *a->entries;
 }
 
-/* The size of the header from the first 8 bytes of `total`; false with an error recorded. */
-static bool mpt__archive_size(mpt__archive *archive, const uint8_t first[8], int64_t total) {
-    uint64_t size = mpt__get_u64(first);
-    if (size < 2 || size > MPT__SAFETENSORS_MAX_HEADER || size > (uint64_t)(total - 8)) {
-        mpt__error(archive->context, MPT_ERROR_FORMAT,
-                   "%s: no safetensors file: at byte 0 a header size from 2 to %lld expected, got "
-                   "%llu",
-                   archive->name,
-                   total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8
-                                                           : (int64_t)MPT__SAFETENSORS_MAX_HEADER,
-                   size);
-        return false;
-    }
-    archive->header_bytes = (size_t)size;
-    archive->data_bytes = total - 8 - (int64_t)size;
-    archive->header = (uint8_t *)mpt__host_new(archive->context, archive->header_bytes);
-    return archive->header != NULL;
+static void mpt__archive_free(mpt__archive *a) {
+    mpt__host_free(a->context, a->header, a->header_bytes);
+    mpt__host_free(a->context, a->entries, mpt__archive_capacity(a));
+    mpt__host_free(a->context, a->own_data, (size_t)a->data_bytes);
 }
 
-static bool mpt__archive_too_short(mpt__archive *archive, int64_t total) {
-    if (total >= 10) return false;
-    mpt__error(archive->context, MPT_ERROR_FORMAT,
-               "%s: no safetensors file: %lld bytes, at least 10 expected", archive->name, total);
-    return true;
+/* Makes room for the header of a file of `total` bytes that begins with `first`. */
+static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t total) {
+    const int64_t most =
+        total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8 : MPT__SAFETENSORS_MAX_HEADER;
+    uint64_t size = mpt__load_little_endian(first, 8);
+    if (size < 2 || size > (uint64_t)most)
+        return mpt__refuse(a->context, MPT_ERROR_FORMAT,
+                           "%s: no safetensors file: at byte 0 a header size from 2 to %lld "
+                           "expected, got %llu",
+                           a->name, most, size);
+    a->header_bytes = (size_t)size;
+    a->data_bytes = total - 8 - (int64_t)size;
+    a->header = (uint8_t *)mpt__host_new(a->context, a->header_bytes);
+    return a->header != NULL;
 }
 
-static bool mpt__archive_refuse(mpt__archive *archive, const mpt__refusal *refusal) {
-    int64_t position = 8 + refusal->position;
-    if (refusal->numbers) {
-        mpt__error(archive->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s: expected %lld, got %lld",
-                   archive->name, position, refusal->text, refusal->expected, refusal->got);
-    } else {
-        mpt__error(archive->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s", archive->name, position,
-                   refusal->text);
-    }
-    return false;
+static bool mpt__archive_too_short(const mpt__archive *a, int64_t total) {
+    return total < 10 && !mpt__refuse(a->context, MPT_ERROR_FORMAT,
+                                      "%s: no safetensors file: %lld bytes, at least 10 expected",
+                                      a->name, total);
 }
 
-/* Parses and checks the header, before any data is read. */
-static bool mpt__archive_parse(mpt__archive *archive) {
-    mpt__refusal refusal;
-    int64_t count;
-    if (!mpt__safetensors_parse(archive->header, archive->header_bytes, archive->data_bytes, NULL,
-                                &count, &refusal))
-        return mpt__archive_refuse(archive, &refusal);
-    archive->entries =
-        (mpt__entry *)mpt__host_new(archive->context, (size_t)count * sizeof *archive->entries);
-    if (archive->context->base.status != MPT_OK) return false;
-    archive->count = count;
-    if (!mpt__safetensors_parse(archive->header, archive->header_bytes, archive->data_bytes,
-                                archive->entries, &count, &refusal) ||
-        !mpt__safetensors_check(archive->header, archive->entries, count, archive->data_bytes,
-                                &refusal))
-        return mpt__archive_refuse(archive, &refusal);
-    return true;
+/* Reads and checks the header, before any data is read. */
+static bool mpt__archive_open(mpt__archive *a) {
+    a->entries = (mpt__entry *)mpt__host_new(a->context, mpt__archive_capacity(a));
+    return a->entries && mpt__archive_parse(a) && mpt__archive_check(a);
 }
 
 /* All of a file, the data last: a file that cannot be read to its end changes nothing. */
-static bool mpt__archive_read_file(mpt__archive *archive, mpt__reader *file) {
+static bool mpt__archive_read_file(mpt__archive *a, mpt__reader *file) {
     uint8_t first[8];
-    if (mpt__archive_too_short(archive, file->size)) return false;
-    if (!mpt__reader_read(file, first, sizeof first) ||
-        !mpt__archive_size(archive, first, file->size) ||
-        !mpt__reader_read(file, archive->header, archive->header_bytes) ||
-        !mpt__archive_parse(archive))
+    if (mpt__archive_too_short(a, file->size) || !mpt__reader_read(file, first, sizeof first) ||
+        !mpt__archive_begin(a, first, file->size) ||
+        !mpt__reader_read(file, a->header, a->header_bytes) || !mpt__archive_open(a))
         return false;
-    if (archive->data_bytes == 0) return true;
-    archive->own_data =
-        (uint8_t *)mpt__host_new(archive->context, (size_t)archive->data_bytes);
-    archive->data = archive->own_data;
-    return archive->own_data &&
-           mpt__reader_read(file, archive->own_data, (size_t)archive->data_bytes);
+    if (a->data_bytes == 0) return true;
+    a->data = a->own_data = (uint8_t *)mpt__host_new(a->context, (size_t)a->data_bytes);
+    return a->own_data && mpt__reader_read(file, a->own_data, (size_t)a->data_bytes);
 }
 
-static bool mpt__archive_read_memory(mpt__archive *archive, const void *data, size_t bytes) {
-    const uint8_t *p = (const uint8_t *)data;
+static bool mpt__archive_read_memory(mpt__archive *a, const uint8_t *data, size_t bytes) {
     int64_t total = bytes > PTRDIFF_MAX ? -1 : (int64_t)bytes;
-    if (mpt__archive_too_short(archive, total) || !mpt__archive_size(archive, p, total))
-        return false;
-    memcpy(archive->header, p + 8, archive->header_bytes);
-    archive->data = p + 8 + archive->header_bytes;
-    return mpt__archive_parse(archive);
-}
-
-/* A name from a file for a message: shortened, control characters replaced. */
-static const char *mpt__archive_name(const mpt__archive *archive, const mpt__entry *entry,
-                                     char out[96]) {
-    size_t n = entry->name_length < 90 ? entry->name_length : 90;
-    for (size_t i = 0; i < n; i++) {
-        uint8_t c = archive->header[entry->name + i];
-        out[i] = c < 0x20 || c == 0x7f ? '?' : (char)c;
-    }
-    mpt__format_text(out + n, 96 - n, "%s", n < entry->name_length ? ".." : "");
-    return out;
+    if (mpt__archive_too_short(a, total) || !mpt__archive_begin(a, data, total)) return false;
+    memcpy(a->header, data + 8, a->header_bytes);
+    a->data = data + 8 + a->header_bytes;
+    return mpt__archive_open(a);
 }
 
 /* The dimensions of an entry; those beyond the eighth are counted in its rank alone. */
-static mpt_shape mpt__archive_shape(const mpt__archive *archive, const mpt__entry *entry) {
-    mpt__refusal refusal;
-    mpt__json json;
+static mpt_shape mpt__archive_shape(mpt__archive *a, const mpt__entry *entry) {
     mpt_shape shape = MPT_SCALAR;
-    memset(&refusal, 0, sizeof refusal);
-    json.text = archive->header, json.n = archive->header_bytes, json.refusal = &refusal;
-    json.at = entry->shape + 1;
-    for (; shape.rank < entry->rank && shape.rank < MPT_MAX_RANK; shape.rank++, json.at++) {
-        mpt__json_natural(&json, &shape.dim[shape.rank]);
-        mpt__json_space(&json);
+    a->at = entry->shape + 1;
+    for (; shape.rank < entry->rank && shape.rank < MPT_MAX_RANK; shape.rank++, a->at++) {
+        mpt__json_natural(a, &shape.dim[shape.rank]);
+        mpt__json_peek(a);
     }
     return shape;
 }
 
-/* Elements of an entry, converted on the way: calls `take` with blocks of at most
-   MPT__ELEMENT_BLOCK elements of the parameter's dtype. */
+/* An entry on its way into a parameter, a block of elements at a time. */
 typedef struct mpt__copy {
-    const mpt__archive *archive;
+    mpt__archive *archive;
     const mpt__entry *entry;
     const mpt__tensor *tensor;
     const mpt__convert_table *convert;
-    mpt_dtype from, to;
+    int from, to;                        /* rows of mpt__dtype_info */
+    uint8_t raw[MPT__ELEMENT_BLOCK * 8]; /* of the file, in this machine's byte order */
+    float exact[MPT__ELEMENT_BLOCK];
+    uint16_t converted[MPT__ELEMENT_BLOCK * 2]; /* room for fp32 */
 } mpt__copy;
 
-/* Block number `block` in the file's dtype, in this machine's byte order. Returns its elements. */
-static size_t mpt__copy_block(const mpt__copy *copy, int64_t first, uint8_t *raw) {
-    size_t size = mpt__dtype_info[copy->from].bytes;
-    int64_t left = mpt__tensor_numel(copy->tensor) - first;
-    size_t take = left < MPT__ELEMENT_BLOCK ? (size_t)left : MPT__ELEMENT_BLOCK;
-    memcpy(raw, copy->archive->data + copy->entry->begin + first * (int64_t)size, take * size);
-    mpt__file_order(raw, take * size, size);
-    return take;
+/* Fills the three from the block that begins with element `first`. Returns its elements. */
+static size_t mpt__copy_block(mpt__copy *copy, int64_t first) {
+    const size_t size = mpt__dtype_info[copy->from].bytes;
+    const int64_t left = copy->entry->numel - first;
+    size_t n = left < MPT__ELEMENT_BLOCK ? (size_t)left : MPT__ELEMENT_BLOCK;
+    memcpy(copy->raw, copy->archive->data + copy->entry->begin + first * (int64_t)size, n * size);
+    mpt__file_order(copy->raw, n * size, size);
+    mpt__elements_to_f32((mpt_dtype)copy->from, copy->raw, copy->exact, n);
+    mpt__elements_from_f32(copy->convert, (mpt_dtype)copy->to, copy->exact, copy->converted, n);
+    return n;
 }
 
-/* Whether a value that is finite in the file would not be so as a parameter. */
-static bool mpt__copy_overflows(const mpt__copy *copy, int64_t *index, double *value) {
-    uint8_t raw[MPT__ELEMENT_BLOCK * 8];
-    float block[MPT__ELEMENT_BLOCK], back[MPT__ELEMENT_BLOCK];
-    uint16_t half[MPT__ELEMENT_BLOCK * 2];
-    int64_t numel = mpt__tensor_numel(copy->tensor);
-    for (int64_t first = 0; first < numel; first += MPT__ELEMENT_BLOCK) {
-        size_t n = mpt__copy_block(copy, first, raw);
-        mpt__elements_to_f32(copy->from, raw, block, n);
-        mpt__elements_from_f32(copy->convert, copy->to, block, half, n);
-        mpt__elements_to_f32(copy->to, half, back, n);
+/* Refuses values that are finite in the file and would not be so as a parameter. */
+static bool mpt__copy_check(mpt__copy *copy, const char *path) {
+    float back[MPT__ELEMENT_BLOCK];
+    if (copy->from == copy->to) return true;
+    for (int64_t first = 0; first < copy->entry->numel; first += MPT__ELEMENT_BLOCK) {
+        size_t n = mpt__copy_block(copy, first);
+        mpt__elements_to_f32((mpt_dtype)copy->to, copy->converted, back, n);
         for (size_t i = 0; i < n; i++) {
-            double original = block[i];
-            if (copy->from == MPT_F64) memcpy(&original, raw + i * 8, sizeof original);
-            if (mpt__f32_is_finite(back[i]) || !mpt__f64_is_finite(original)) continue;
-            *index = first + (int64_t)i;
-            *value = original;
-            return true;
+            double value = copy->exact[i];
+            if (copy->from == MPT_F64) memcpy(&value, copy->raw + i * 8, sizeof value);
+            if (!mpt__f32_is_finite(back[i]) && mpt__f64_is_finite(value))
+                return mpt__refuse(copy->archive->context, MPT_ERROR_NUMERIC,
+                                   "%s: element %lld of %s is %g, beyond the range of the "
+                                   "parameter's %s",
+                                   copy->archive->name, first + (int64_t)i, path, value,
+                                   mpt__dtype_info[copy->to].name);
         }
     }
-    return false;
-}
-
-static mpt_status mpt__copy_in(const mpt__copy *copy) {
-    uint8_t raw[MPT__ELEMENT_BLOCK * 8];
-    float block[MPT__ELEMENT_BLOCK];
-    uint16_t converted[MPT__ELEMENT_BLOCK * 2]; /* room for fp32 */
-    const mpt__tensor *tensor = copy->tensor;
-    int64_t size = mpt__dtype_info[copy->to].bytes, numel = mpt__tensor_numel(tensor);
-    mpt_context *context = copy->archive->context;
-    const void *from = raw;
-    if (copy->from == copy->to && !mpt__big_endian()) {
-        return mpt__upload(context, tensor->storage, tensor->offset * size,
-                           copy->archive->data + copy->entry->begin, numel * size);
-    }
-    for (int64_t first = 0; first < numel; first += MPT__ELEMENT_BLOCK) {
-        size_t n = mpt__copy_block(copy, first, raw);
-        if (copy->from != copy->to) {
-            mpt__elements_to_f32(copy->from, raw, block, n);
-            mpt__elements_from_f32(copy->convert, copy->to, block, converted, n);
-            from = converted;
-        }
-        mpt_status status = mpt__upload(context, tensor->storage, (tensor->offset + first) * size,
-                                        from, (int64_t)n * size);
-        if (status != MPT_OK) return status;
-    }
-    return MPT_OK;
-}
-
-/* Checks that an entry can become the parameter that `weights` names, or records an error. */
-static bool mpt__load_check(mpt__weights *weights, const mpt__copy *copy) {
-    mpt_context *context = weights->context;
-    const mpt__archive *archive = copy->archive;
-    const char *file_dtype = mpt__file_dtypes[copy->entry->dtype].name;
-    mpt_shape want = mpt__shape_of(copy->tensor), got = mpt__archive_shape(archive, copy->entry);
-    bool same = want.rank == copy->entry->rank;
-    int64_t index;
-    double value;
-    for (int i = 0; same && i < want.rank; i++) same = want.dim[i] == got.dim[i];
-    if (!same) {
-        mpt__error(context, MPT_ERROR_SHAPE, "%s: %s has shape %S, the parameter %S", archive->name,
-                   weights->path, &got, &want);
-        return false;
-    }
-    if (copy->from == MPT_DTYPE_NONE) {
-        mpt__error(context, MPT_ERROR_DTYPE, "%s: %s is %s, which does not convert to %s",
-                   archive->name, weights->path, file_dtype, mpt_dtype_name(copy->to));
-        return false;
-    }
-    if (copy->from == copy->to || !mpt__copy_overflows(copy, &index, &value)) return true;
-    mpt__error(context, MPT_ERROR_NUMERIC,
-               "%s: element %lld of %s is %g, beyond the range of the parameter's %s",
-               archive->name, index, weights->path, value, mpt_dtype_name(copy->to));
-    return false;
-}
-
-static bool mpt__load_find(mpt__weights *weights, mpt__archive *archive, int i, mpt__copy *copy) {
-    copy->archive = archive;
-    copy->convert = mpt__convert_table_for(weights->context->config.isa);
-    copy->tensor = mpt__weights_at(weights, i);
-    copy->entry = NULL;
-    if (!copy->tensor) return false;
-    mpt__entry *entry = mpt__safetensors_find(archive->header, archive->entries, archive->count,
-                                              weights->path);
-    copy->entry = entry;
-    if (!entry) return true;
-    entry->used = true;
-    copy->from = (mpt_dtype)mpt__file_dtypes[entry->dtype].dtype;
-    copy->to = (mpt_dtype)copy->tensor->dtype;
     return true;
 }
 
-/* Names on one side only, counted and the first one given. */
-static void mpt__load_strict(mpt__weights *weights, const mpt__archive *archive, int missing,
-                             const char *first_missing) {
-    char name[96], unexpected[160] = "", lacking[MPT__WEIGHTS_PATH + 64] = "";
-    int64_t extra = 0;
-    for (int64_t i = 0; i < archive->count; i++) {
-        const mpt__entry *entry = &archive->entries[i];
-        if (entry->used) continue;
-        if (extra == 0) mpt__archive_name(archive, entry, name);
-        extra++;
+static bool mpt__copy_in(mpt__copy *copy) {
+    const mpt__tensor *tensor = copy->tensor;
+    mpt_context *context = copy->archive->context;
+    const int64_t size = mpt__dtype_info[copy->to].bytes, numel = copy->entry->numel;
+    if (copy->from == copy->to && !mpt__big_endian())
+        return mpt__upload(context, tensor->storage, tensor->offset * size,
+                           copy->archive->data + copy->entry->begin, numel * size) == MPT_OK;
+    for (int64_t first = 0; first < numel; first += MPT__ELEMENT_BLOCK) {
+        size_t n = mpt__copy_block(copy, first);
+        const void *block = copy->from == copy->to ? (const void *)copy->raw : copy->converted;
+        if (mpt__upload(context, tensor->storage, (tensor->offset + first) * size, block,
+                        (int64_t)n * size) != MPT_OK)
+            return false;
     }
-    if (missing == 0 && extra == 0) return;
-    if (missing > 0) {
-        mpt__format_text(lacking, sizeof lacking, "%d parameters are missing, first %s", missing,
-                         first_missing);
-    }
-    if (extra > 0) {
-        mpt__format_text(unexpected, sizeof unexpected, "%lld tensors have no parameter, first %s",
-                         extra, name);
-    }
-    mpt__error(weights->context, MPT_ERROR_FORMAT, "%s: %s%s%s; strict = false takes what fits",
-               archive->name, lacking, missing > 0 && extra > 0 ? "; " : "", unexpected);
+    return true;
 }
 
-/* Checks all, then copies all. */
-static void mpt__load_archive(mpt__weights *weights, mpt__archive *archive, bool strict,
-                              int *loaded) {
-    mpt_context *context = weights->context;
-    char first_missing[MPT__WEIGHTS_PATH] = "";
-    int missing = 0, found = 0;
+/* Finds the entry of a weight; false if there is none. */
+static bool mpt__copy_begin(mpt__copy *copy, mpt__archive *a, const mpt__weight *weight) {
+    mpt__entry *entry = mpt__archive_find(a, weight->path);
+    if (!entry) return false;
+    entry->used = true;
+    copy->archive = a;
+    copy->entry = entry;
+    copy->tensor = weight->tensor;
+    copy->convert = mpt__convert_table_for(a->context->config.isa);
+    copy->from = entry->dtype;
+    copy->to = weight->tensor->dtype;
+    return true;
+}
+
+/* Checks that an entry can become its parameter, or records an error. */
+static bool mpt__load_check(mpt__copy *copy, const char *path) {
+    mpt__archive *a = copy->archive;
+    mpt_shape want = mpt__shape_of(copy->tensor), got = mpt__archive_shape(a, copy->entry);
+    bool same = want.rank == copy->entry->rank;
+    for (int i = 0; same && i < want.rank; i++) same = want.dim[i] == got.dim[i];
+    if (!same)
+        return mpt__refuse(a->context, MPT_ERROR_SHAPE, "%s: %s has shape %S, the parameter %S",
+                           a->name, path, &got, &want);
+    if (!mpt__elements_known(copy->from))
+        return mpt__refuse(
+            a->context, MPT_ERROR_DTYPE, "%s: %s is %s, which does not convert to %s", a->name,
+            path, mpt__file_dtype_name(copy->entry->dtype), mpt__dtype_info[copy->to].name);
+    return mpt__copy_check(copy, path);
+}
+
+/* Names on one side only, counted and the first one given: that of the file shortened and without
+   control characters. */
+static bool mpt__load_strict(const mpt__archive *a, int64_t missing, const char *first_missing) {
+    const mpt__entry *first = NULL;
+    char name[96] = "";
+    int64_t extra = 0;
+    for (int64_t i = a->count - 1; i >= 0; i--)
+        if (!a->entries[i].used) first = &a->entries[i], extra++;
+    for (size_t i = 0; first && i < first->name.length && i < sizeof name - 1; i++)
+        name[i] = first->name.text[i] < 0x20 ? '?' : (char)first->name.text[i];
+    return (missing == 0 && extra == 0) ||
+           mpt__refuse(a->context, MPT_ERROR_FORMAT,
+                       "%s: %lld parameters are missing%s%s; %lld tensors have no parameter%s%s; "
+                       "strict = false takes what fits",
+                       a->name, missing, missing ? ", first " : "", first_missing, extra,
+                       extra ? ", first " : "", name);
+}
+
+/* Checks all, then copies all. Returns how many, 0 with an error recorded. */
+static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a, bool strict) {
+    const char *first_missing = "";
+    int64_t missing = 0;
     mpt__copy copy;
-    for (int i = 0; i < weights->count; i++) {
-        if (!mpt__load_find(weights, archive, i, &copy)) return;
-        if (!copy.entry) {
-            if (missing++ == 0) memcpy(first_missing, weights->path, sizeof first_missing);
-        } else if (!mpt__load_check(weights, &copy)) {
-            return;
+    int found = 0;
+    for (int64_t i = 0; i < weights->count; i++) {
+        const char *path = weights->rows[i].path;
+        if (mpt__copy_begin(&copy, a, &weights->rows[i])) {
+            if (!mpt__load_check(&copy, path)) return 0;
+        } else if (missing++ == 0) {
+            first_missing = path;
         }
     }
-    if (strict) mpt__load_strict(weights, archive, missing, first_missing);
-    if (context->base.status != MPT_OK) return;
-    for (int i = 0; i < weights->count; i++) {
-        if (!mpt__load_find(weights, archive, i, &copy)) return;
-        if (!copy.entry) continue;
-        if (mpt__copy_in(&copy) != MPT_OK) return;
+    if (strict && !mpt__load_strict(a, missing, first_missing)) return 0;
+    for (int64_t i = 0; i < weights->count; i++) {
+        if (!mpt__copy_begin(&copy, a, &weights->rows[i])) continue;
+        if (!mpt__copy_in(&copy)) return 0;
         found++;
     }
-    if (loaded) *loaded = found;
+    return found;
+}
+
+/* The part of a load that follows once the archive was read, or was not. */
+static mpt_status mpt__load_end(mpt_module module, mpt__archive *a, bool good,
+                                const mpt_load_config *config, int *loaded) {
+    mpt__weights weights = {NULL, 0};
+    uint32_t state = mpt__flush_denormals(false);
+    if (good && mpt__weights_make(module, &weights)) {
+        int found = mpt__load_weights(&weights, a, !config || config->strict);
+        if (loaded) *loaded = found;
+    }
+    mpt__restore_denormals(state);
+    mpt__weights_free(a->context, &weights);
+    mpt__archive_free(a);
+    return a->context->base.status;
+}
+
+static bool mpt__load_begin(mpt_module module, const char *op, mpt__archive *a, const char *name,
+                            int *loaded) {
+    memset(a, 0, sizeof *a);
+    a->context = module.context;
+    a->name = name;
+    if (loaded) *loaded = 0;
+    return mpt__enter(a->context, op) && mpt__module_at(a->context, module);
 }
 
 MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
                                 int *loaded) {
-    mpt__weights weights;
+    mpt_context *context = module.context;
     mpt__archive archive;
     mpt__reader file;
-    mpt_status status;
-    if (loaded) *loaded = 0;
-    if (!mpt__weights_begin(&weights, module, "mpt_load", &status)) return status;
-    mpt_context *context = weights.context;
-    if (mpt__no_files(context)) return context->base.status;
+    if (!mpt__load_begin(module, "mpt_load", &archive, path, loaded) || mpt__no_files(context))
+        return mpt__status_of(context);
     if (!path || !*path) return mpt__error(context, MPT_ERROR_ARGUMENT, "path is empty");
     if (!mpt__reader_open(&file, context, path)) return context->base.status;
-    memset(&archive, 0, sizeof archive);
-    archive.context = context;
-    archive.name = path;
     bool good = mpt__archive_read_file(&archive, &file);
     mpt__reader_close(&file);
-    if (good) mpt__load_archive(&weights, &archive, !config || config->strict, loaded);
-    mpt__archive_free(&archive);
-    return context->base.status;
+    return mpt__load_end(module, &archive, good, config, loaded);
 }
 
 MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
                                        const mpt_load_config *config, int *loaded) {
-    mpt__weights weights;
+    mpt_context *context = module.context;
     mpt__archive archive;
-    mpt_status status;
-    if (loaded) *loaded = 0;
-    if (!mpt__weights_begin(&weights, module, "mpt_load_memory", &status)) return status;
-    mpt_context *context = weights.context;
+    if (!mpt__load_begin(module, "mpt_load_memory", &archive, "memory", loaded))
+        return mpt__status_of(context);
     if (!data) return mpt__error(context, MPT_ERROR_ARGUMENT, "data is NULL");
-    memset(&archive, 0, sizeof archive);
-    archive.context = context;
-    archive.name = "memory";
-    if (mpt__archive_read_memory(&archive, data, bytes))
-        mpt__load_archive(&weights, &archive, !config || config->strict, loaded);
-    mpt__archive_free(&archive);
-    return context->base.status;
+    bool good = mpt__archive_read_memory(&archive, (const uint8_t *)data, bytes);
+    return mpt__load_end(module, &archive, good, config, loaded);
 }
 
 #endif

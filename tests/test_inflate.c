@@ -20,13 +20,13 @@ static mpt__inflate inflater;
 static uint8_t plain[BIG], decoded[BIG], stream[BIG];
 
 /* Decodes a stream into `decoded`, of which `room` bytes may be touched, from a block of its exact
- * size, so that sanitizers see a byte too far. Returns the size; -1 with inflater.error set, -2 when
- * there is no error but more data than room. */
+ * size, so that sanitizers see a byte too far. Returns the size; -1 with inflater.error set, -2
+ * when there is no error but more data than room. */
 static long long inflate_into(const uint8_t *data, size_t size, size_t room) {
     uint8_t *exact = (uint8_t *)malloc(size ? size : 1);
     if (!exact) return -3;
     if (size) memcpy(exact, data, size);
-    memset(decoded, 0xAA, sizeof decoded);
+    memset(decoded, 0xAA, room + 16 < BIG ? room + 16 : BIG);
     bool whole = mpt__inflate_run(&inflater, exact, size, decoded, room);
     free(exact);
     CHECK(inflater.written <= room);
