@@ -72,13 +72,13 @@ typedef struct mpt__archive {
 /* ==== JSON ==== */
 
 static bool mpt__json_refuse(const mpt__archive *a, const char *text) {
-    return mpt__refuse(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s", a->name,
+    return mpt__reject(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s", a->name,
                        8 + (int64_t)a->at, text);
 }
 
 static bool mpt__json_unequal(const mpt__archive *a, const char *text, int64_t expected,
                               int64_t got) {
-    return mpt__refuse(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s: expected %lld, got %lld",
+    return mpt__reject(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s: expected %lld, got %lld",
                        a->name, 8 + (int64_t)a->at, text, expected, got);
 }
 
@@ -429,19 +429,23 @@ typedef struct mpt__weights {
 /* In the order of the tree, which is frozen; false with an error recorded. */
 static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     mpt_context *context = module.context;
-    const mpt__module *found = mpt__module_at(context, module);
-    mpt__parameter_list list;
+    mpt__module *found = mpt__module_at(context, module);
+    const mpt__parameter *parameter;
+    mpt__walk walk;
     weights->rows = NULL;
     weights->count = 0;
-    if (!found || !mpt__parameter_list_make(context, module, &list)) return false;
-    weights->rows = (mpt__weight *)mpt__host_new(context, (size_t)list.count * sizeof(mpt__weight));
-    for (int64_t i = 0; weights->rows && i < list.count; i++) {
-        const mpt__parameter *parameter = &context->parameters[list.index[i]];
+    if (!found) return false;
+    mpt__walk_begin(&walk, context, found);
+    while (mpt__walk_values(&walk) != NULL) weights->count++;
+    weights->rows =
+        (mpt__weight *)mpt__host_new(context, (size_t)weights->count * sizeof(mpt__weight));
+    if (weights->rows == NULL) weights->count = 0;
+    mpt__walk_begin(&walk, context, found);
+    for (int64_t i = 0; i < weights->count; i++) {
+        parameter = mpt__walk_values(&walk);
         weights->rows[i].path = mpt__relative_path(context, found, parameter);
         weights->rows[i].tensor = mpt__slot(context, parameter->tensor);
     }
-    weights->count = list.count;
-    mpt__parameter_list_free(context, &list);
     return context->base.status == MPT_OK;
 }
 
@@ -543,7 +547,7 @@ static bool mpt__write_bytes(mpt__writer *writer, const void *bytes, size_t n) {
     const mpt_io *io = &writer->context->base.io;
     size_t written = io->write(io->user, writer->file, bytes, n);
     if (written != n)
-        return mpt__refuse(writer->context, MPT_ERROR_IO,
+        return mpt__reject(writer->context, MPT_ERROR_IO,
                            "%s: writing %lld bytes at byte %lld took %lld: %s", writer->path,
                            (int64_t)n, writer->position, (int64_t)written,
                            mpt__io_reason(&writer->context->base));
@@ -577,7 +581,7 @@ static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
     for (int64_t i = 0; i < weights->count; i++)
         if (!mpt__write_weight(writer, &weights->rows[i])) return false;
     return context->base.io.flush(context->base.io.user, writer->file) ||
-           mpt__refuse(context, MPT_ERROR_IO, "%s: cannot be written to the medium: %s",
+           mpt__reject(context, MPT_ERROR_IO, "%s: cannot be written to the medium: %s",
                        writer->path, mpt__io_reason(&context->base));
 }
 
@@ -589,18 +593,18 @@ static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
     const char *path = writer->path;
     char temporary[MPT__PATH_SIZE];
     if (!mpt__temporary_path(&context->base, path, temporary, sizeof temporary))
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "the path is longer than %d bytes",
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "the path is longer than %d bytes",
                            MPT__PATH_SIZE - 64);
     writer->file = io->open(io->user, temporary, 'w');
     if (!writer->file)
-        return mpt__refuse(context, MPT_ERROR_IO, "cannot write %s by way of %s: %s", path,
+        return mpt__reject(context, MPT_ERROR_IO, "cannot write %s by way of %s: %s", path,
                            temporary, mpt__io_reason(&context->base));
     bool good = mpt__save_content(writer, weights, header);
     if (!io->close(io->user, writer->file) && good)
-        good = mpt__refuse(context, MPT_ERROR_IO, "%s: cannot be closed: %s", path,
+        good = mpt__reject(context, MPT_ERROR_IO, "%s: cannot be closed: %s", path,
                            mpt__io_reason(&context->base));
     if (good && !io->commit(io->user, temporary, path))
-        good = mpt__refuse(context, MPT_ERROR_IO, "cannot move the finished file to %s: %s", path,
+        good = mpt__reject(context, MPT_ERROR_IO, "cannot move the finished file to %s: %s", path,
                            mpt__io_reason(&context->base));
     if (!good) io->remove(io->user, temporary);
     return good;
@@ -657,7 +661,7 @@ static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t 
         total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8 : MPT__SAFETENSORS_MAX_HEADER;
     uint64_t size = mpt__load_little_endian(first, 8);
     if (size < 2 || size > (uint64_t)most)
-        return mpt__refuse(a->context, MPT_ERROR_FORMAT,
+        return mpt__reject(a->context, MPT_ERROR_FORMAT,
                            "%s: no safetensors file: at byte 0 a header size from 2 to %lld "
                            "expected, got %llu",
                            a->name, most, size);
@@ -668,7 +672,7 @@ static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t 
 }
 
 static bool mpt__archive_too_short(const mpt__archive *a, int64_t total) {
-    return total < 10 && !mpt__refuse(a->context, MPT_ERROR_FORMAT,
+    return total < 10 && !mpt__reject(a->context, MPT_ERROR_FORMAT,
                                       "%s: no safetensors file: %lld bytes, at least 10 expected",
                                       a->name, total);
 }
@@ -745,7 +749,7 @@ static bool mpt__copy_check(mpt__copy *copy, const char *path) {
             double value = copy->exact[i];
             if (copy->from == MPT_F64) memcpy(&value, copy->raw + i * 8, sizeof value);
             if (!mpt__f32_is_finite(back[i]) && mpt__f64_is_finite(value))
-                return mpt__refuse(copy->archive->context, MPT_ERROR_NUMERIC,
+                return mpt__reject(copy->archive->context, MPT_ERROR_NUMERIC,
                                    "%s: element %lld of %s is %g, beyond the range of the "
                                    "parameter's %s",
                                    copy->archive->name, first + (int64_t)i, path, value,
@@ -793,10 +797,10 @@ static bool mpt__load_check(mpt__copy *copy, const char *path) {
     bool same = want.rank == copy->entry->rank;
     for (int i = 0; same && i < want.rank; i++) same = want.dim[i] == got.dim[i];
     if (!same)
-        return mpt__refuse(a->context, MPT_ERROR_SHAPE, "%s: %s has shape %S, the parameter %S",
+        return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s has shape %S, the parameter %S",
                            a->name, path, &got, &want);
     if (!mpt__elements_known(copy->from))
-        return mpt__refuse(
+        return mpt__reject(
             a->context, MPT_ERROR_DTYPE, "%s: %s is %s, which does not convert to %s", a->name,
             path, mpt__file_dtype_name(copy->entry->dtype), mpt__dtype_info[copy->to].name);
     return mpt__copy_check(copy, path);
@@ -813,7 +817,7 @@ static bool mpt__load_strict(const mpt__archive *a, int64_t missing, const char 
     for (size_t i = 0; first && i < first->name.length && i < sizeof name - 1; i++)
         name[i] = first->name.text[i] < 0x20 ? '?' : (char)first->name.text[i];
     return (missing == 0 && extra == 0) ||
-           mpt__refuse(a->context, MPT_ERROR_FORMAT,
+           mpt__reject(a->context, MPT_ERROR_FORMAT,
                        "%s: %lld parameters are missing%s%s; %lld tensors have no parameter%s%s; "
                        "strict = false takes what fits",
                        a->name, missing, missing ? ", first " : "", first_missing, extra,
