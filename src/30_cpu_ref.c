@@ -718,7 +718,7 @@ static void mpt__ref_transpose_chunk(void *work, int64_t chunk, int thread) {
     for (int64_t r = 1; x == in && r < n; r++) {
         mpt__ref_get(&w->walk[0].view, from + r * step, 1, in + r * T, m);
     }
-    w->walk[0].view.words->transpose(tile, T, x, x == in ? T : step, n, m);
+    w->walk[0].view.words->transpose(tile, T, x, x == in ? (int64_t)T : step, n, m);
     for (int64_t r = 0; r < m; r++) {
         mpt__ref_put(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
     }
