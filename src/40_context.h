@@ -224,6 +224,7 @@ struct mpt_context {
     int autocast_depth;
 
     mpt__counters_state now, committed;
+    int64_t device_step; /* what the scalar of the step number holds, set where dropout needs it */
 
     uint32_t path;         /* of the module whose forward runs; 0 = none */
     uint32_t module;       /* its slot */

@@ -392,20 +392,12 @@ static void mpt__storage_retain(mpt_context *context, uint32_t storage) {
     context->storages[storage].references++;
 }
 
-static void mpt__storage_release(mpt_context *context, uint32_t id) {
-    mpt__storage *storage = &context->storages[id];
-    if (--storage->references > 0) return;
-    bool pooled = storage->source == MPT__FROM_POOL;
-    storage->live = 0;
-    if (storage->source != MPT__BORROWED)
-        mpt__account(&context->base, (mpt_memory_kind)storage->kind, -storage->held);
-    if (pooled && !context->recorder) {
-        mpt__idle_give(context, id);
-        return;
-    }
+/* The end of a storage that a recording names or that is not the pool's. */
+static MPT__NOINLINE void mpt__storage_end(mpt_context *context, uint32_t id) {
+    const mpt__storage *storage = &context->storages[id];
     void *data = context->data[id];
     context->data[id] = NULL;
-    if (pooled)
+    if (storage->source == MPT__FROM_POOL)
         mpt__pool_give(context, data, storage->size_class);
     else if (storage->source == MPT__FROM_DEVICE)
         mpt__device_free(context, data, storage->held);
@@ -413,6 +405,18 @@ static void mpt__storage_release(mpt_context *context, uint32_t id) {
         mpt__recorder_retire(context, id);
     else
         mpt__storage_spare(context, id);
+}
+
+static MPT__INLINE void mpt__storage_release(mpt_context *context, uint32_t id) {
+    mpt__storage *storage = &context->storages[id];
+    if (--storage->references > 0) return;
+    storage->live = 0;
+    if (storage->source != MPT__BORROWED)
+        mpt__account(&context->base, (mpt_memory_kind)storage->kind, -storage->held);
+    if (storage->source == MPT__FROM_POOL && !context->recorder)
+        mpt__idle_give(context, id);
+    else
+        mpt__storage_end(context, id);
 }
 
 /* Counts a row's memory and makes it a storage with one reference. */
@@ -964,8 +968,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     context->now.step++;
     context->base.step = context->now.step;
     context->now.module_calls = 0;
-    mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
-    return context->base.status;
+    return MPT_OK;
 }
 
 MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {

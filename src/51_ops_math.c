@@ -68,16 +68,21 @@ static void mpt__operand_around(mpt__launch *launch, int position, const mpt__te
     mpt__operand_dim(operand, 2, inner, 1);
 }
 
-/* With leading dimensions of size 1 up to `rank`. */
-static void mpt__operand_padded(mpt__launch *launch, int position, const mpt__tensor *tensor,
-                                int rank, mpt__access access) {
-    mpt__operand *operand = mpt__operand_of(launch, position, tensor, access);
+static MPT__NOINLINE void mpt__operand_pad(mpt__operand *operand, const mpt__tensor *tensor,
+                                           int rank) {
     int lead = rank - tensor->rank;
-    if (lead == 0) return;
     operand->rank = (uint8_t)rank;
     for (int i = 0; i < lead; i++) mpt__operand_dim(operand, i, 1, 1);
     for (int i = lead; i < rank; i++)
         mpt__operand_dim(operand, i, tensor->shape[i - lead], tensor->stride[i - lead]);
+}
+
+/* With leading dimensions of size 1 up to `rank`. */
+static MPT__FORCE_INLINE void mpt__operand_padded(mpt__launch *launch, int position,
+                                                  const mpt__tensor *tensor, int rank,
+                                                  mpt__access access) {
+    mpt__operand *operand = mpt__operand_of(launch, position, tensor, access);
+    if (tensor->rank != rank) mpt__operand_pad(operand, tensor, rank);
 }
 
 /* Read with the shape of `to`, by strides of 0. */
@@ -775,35 +780,37 @@ static mpt_status mpt__softmax_backward(mpt__frame *frame) {
 
 /* ==== Dropout ==== */
 
-static mpt_status mpt__launch_dropout(mpt__frame *frame, const mpt__tensor *in,
+/* The mask is drawn from a key of which the number of forward's step is a part. */
+static mpt_status mpt__launch_dropout(mpt__frame *frame, int64_t step, const mpt__tensor *in,
                                       const mpt__tensor *out, mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_DROPOUT);
+    mpt_context *context = frame->context;
+    if (context->device_step != step) {
+        mpt__scalar_set_i(context, MPT__SLOT_STEP, step);
+        if (context->base.status != MPT_OK) return context->base.status;
+        context->device_step = step;
+    }
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_DROPOUT);
     launch->imm[0] = frame->attributes->imm[0];
-    launch->rng.seed = frame->context->config.seed;
+    launch->rng.seed = context->config.seed;
     launch->rng.stream = (uint64_t)frame->attributes->index[0];
     launch->rng.call = (uint64_t)frame->attributes->index[1];
     launch->slot[0] = MPT__SLOT_STEP;
     mpt__operand_of(launch, 0, in, MPT__READ);
     mpt__operand_of(launch, 1, out, access);
-    return mpt__submit(frame->context, launch);
+    return mpt__submit(context, launch);
 }
 
 static mpt_status mpt__dropout_forward(mpt__frame *frame) {
-    return mpt__launch_dropout(frame, frame->in[0], frame->out[0], MPT__WRITE);
+    return mpt__launch_dropout(frame, frame->context->now.step, frame->in[0], frame->out[0],
+                               MPT__WRITE);
 }
 
-/* The mask is drawn again from its key, of which the step of forward is a part: nothing was
-   kept. */
+/* Draws the mask again: nothing was kept. */
 static mpt_status mpt__dropout_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
     mpt__access access;
     mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return context->base.status;
-    int64_t then = frame->record->step, now = context->now.step;
-    if (then != now) mpt__scalar_set_i(context, MPT__SLOT_STEP, then);
-    mpt_status status = mpt__launch_dropout(frame, frame->dy[0], dx, access);
-    if (then != now) mpt__scalar_set_i(context, MPT__SLOT_STEP, now);
-    return status;
+    if (!dx) return frame->context->base.status;
+    return mpt__launch_dropout(frame, frame->record->step, frame->dy[0], dx, access);
 }
 
 #endif
