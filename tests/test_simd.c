@@ -493,6 +493,97 @@ TEST(first_nonfinite_element) {
     }
 }
 
+/* ==== No elements ==== */
+
+/* An operand of this shape in a storage without memory, or, for one element, of its own. */
+static void add_empty(problem *p, int i, int dtype, int rank, const int64_t *shape, int access) {
+    mpt__operand *o = &p->launch.operand[i];
+    bool one = true;
+    memset(o, 0, sizeof *o);
+    o->storage = (uint32_t)(i + 1);
+    o->dtype = (uint8_t)dtype;
+    o->rank = (uint8_t)rank;
+    o->access = (uint8_t)access;
+    for (int d = rank - 1; d >= 0; d--) {
+        o->shape[d] = shape[d];
+        o->stride[d] = d == rank - 1 ? 1 : o->stride[d + 1] == 0 ? 0 : shape[d + 1] ? 3 : 0;
+        one = one && shape[d] == 1;
+    }
+    if (one) add_storage(p, i, dtype, 1, 4, 0);
+    if (p->launch.n_operands <= i) p->launch.n_operands = (uint8_t)(i + 1);
+}
+
+/* Runs what stands in p on ref and on every level; each must return at once. */
+static void run_empty(problem *p, const char *what) {
+    clock_t start = clock();
+    for (int l = -1; l < level_count; l++) {
+        run_problem(p, l < 0 ? MPT_ISA_REF : levels[l], l < 0 ? 1 : 3);
+        if (p->storages[2].bytes && p->launch.kernel == MPT__K_REDUCE) {
+            float got = *(float *)(void *)p->storages[2].now;
+            CHECK(p->launch.function == MPT__FN_SUM ? got == 0 : got == -HUGE_VALF);
+        }
+    }
+    double took = (double)(clock() - start) / (double)CLOCKS_PER_SEC;
+    if (took > 2) TEST_FAIL_("%s without elements took %.1f s", what, took);
+    problem_free(p);
+}
+
+TEST(empty_tensors_of_any_length_take_no_time) {
+    static const struct {
+        mpt__kernel kernel;
+        int function, operands;
+    } kernels[] = {{MPT__K_FILL, 0, 1},
+                   {MPT__K_COPY, 0, 2},
+                   {MPT__K_UNARY, MPT__FN_EXP, 2},
+                   {MPT__K_BINARY, MPT__FN_ADD, 3},
+                   {MPT__K_DROPOUT, 0, 2},
+                   {MPT__K_RANDOM, MPT__FN_UNIFORM, 1},
+                   {MPT__K_FIND_NONFINITE, 0, 1},
+                   {MPT__K_SOFTMAX, MPT__FN_SOFTMAX, 2},
+                   {MPT__K_SOFTMAX, MPT__FN_LOG_SOFTMAX, 2},
+                   {MPT__K_SOFTMAX_BACKWARD, MPT__FN_SOFTMAX, 3},
+                   {MPT__K_SOFTMAX_BACKWARD, MPT__FN_LOG_SOFTMAX, 3}};
+    static const int64_t shapes[][3] = {{INT64_MAX, 3, 0}, {(int64_t)1 << 40, 1, 0},
+                                        {(int64_t)1 << 40, 0, 1}, {0, INT64_MAX, 3},
+                                        {0, (int64_t)1 << 40, 1}, {INT64_MAX, 0, INT64_MAX}};
+    have_levels(); /* ref is always there */
+    for (int s = 0; s < 6; s++) {
+        problem p;
+        for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
+            problem_init(&p, kernels[k].kernel);
+            p.launch.function = (uint8_t)kernels[k].function;
+            p.launch.imm[1] = 1;
+            p.launch.slot[0] = kernels[k].kernel == MPT__K_FIND_NONFINITE ? 10 : 0;
+            for (int i = 0; i < kernels[k].operands; i++) {
+                bool last = i == kernels[k].operands - 1 && p.launch.slot[0] == 0;
+                add_empty(&p, i, MPT_F32, 3, shapes[s], last ? MPT__WRITE : MPT__READ);
+            }
+            run_empty(&p, "a kernel");
+        }
+        for (unsigned gone = 1; gone < 8; gone++) { /* dimensions to sum over */
+            int64_t out[3], outputs = 1;
+            for (int d = 0; d < 3; d++) {
+                out[d] = gone >> d & 1 ? 1 : shapes[s][d];
+                outputs = out[d] == 0 ? 0 : out[d] > 1 && outputs ? 2 : outputs;
+            }
+            if (outputs == 2) continue; /* results that no memory could hold */
+            for (int f = 0; f < 2; f++) {
+                problem_init(&p, MPT__K_REDUCE);
+                p.launch.function = f ? MPT__FN_MAX : MPT__FN_SUM;
+                add_empty(&p, 0, MPT_F32, 3, shapes[s], MPT__READ);
+                add_empty(&p, 1, MPT_F32, 3, out, MPT__WRITE);
+                run_empty(&p, "a reduction");
+            }
+            if (gone != 1 && gone != 2 && gone != 4) continue;
+            problem_init(&p, MPT__K_ARGMAX);
+            p.launch.index[0] = gone / 2;
+            add_empty(&p, 0, MPT_F32, 3, shapes[s], MPT__READ);
+            add_empty(&p, 1, MPT_I64, 3, out, MPT__WRITE);
+            run_empty(&p, "argmax");
+        }
+    }
+}
+
 /* ==== Matrix products ==== */
 
 static float round_to(float x, int dtype) {
@@ -756,6 +847,7 @@ TEST_TABLE = {
     T(optimizers),
     T(gradient_norm_and_scale),
     T(first_nonfinite_element),
+    T(empty_tensors_of_any_length_take_no_time),
     T(products_of_any_shape),
     T(products_beyond_one_block),
     T(products_with_nan_and_infinity),
