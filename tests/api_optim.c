@@ -160,6 +160,29 @@ TEST(step_counts_are_per_parameter) {
     mpt_destroy(context);
 }
 
+/* The same where parameters stand side by side, so that one segment could hold both. */
+TEST(neighbours_have_their_own_counts) {
+    mpt_context *context = new_context();
+    mpt_module net[2];
+    for (int k = 0; k < 2; k++)
+        net[k] = mpt_sequential(context, mpt_nn_linear_no_bias(context, 8, 8),
+                                mpt_nn_linear_no_bias(context, 8, 8), MPT_END);
+    mpt_copy_module(net[1], net[0]);
+    static const char *const paths[] = {"0.weight", "1.weight"};
+    mpt_optimizer a = mpt_adam(net[0], NULL), b = mpt_adam(mpt_child(net[1], "1"), NULL);
+    static const int with[] = {3, 3, 2, 3, 1, 2}; /* bits: which of the two has a gradient */
+    for (int i = 0; i < 6; i++) {
+        train(net[0], a, paths + (with[i] == 2), with[i] == 3 ? 2 : 1, i + 1);
+        if (with[i] & 2) train(net[1], b, paths + 1, 1, i + 1);
+    }
+    float x[64], y[64];
+    mpt_read_f32(mpt_parameter(net[0], paths[1]), x, 64);
+    mpt_read_f32(mpt_parameter(net[1], paths[1]), y, 64);
+    CHECK_EQ_BITS(x, y, sizeof x);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 TEST(step_without_any_gradient_warns_once) {
     mpt_context *context = new_context();
     mpt_module net = new_net(context);
@@ -240,6 +263,30 @@ TEST(groups_have_their_own_rate_and_decay) {
     CHECK(mpt_failed(context));
     mpt_clear_error(context);
     CHECK_EQ_INT(mpt_optimizer_groups(optimizer), 2);
+    mpt_destroy(context);
+}
+
+/* What moves to another group takes its moments and its step count along. */
+TEST(moving_between_groups_keeps_state) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context), still = new_net(context);
+    mpt_copy_module(still, net);
+    mpt_optimizer a = mpt_adam(net, NULL), b = mpt_adam(still, NULL);
+    for (int i = 0; i < 6; i++) {
+        if (i == 3) CHECK_EQ_INT(mpt_optimizer_add(a, mpt_child(net, "0"), "bias", NULL), 1);
+        if (i == 4) CHECK_EQ_INT(mpt_optimizer_add(a, net, "1.weight", NULL), 2);
+        train(net, a, all_paths, i == 1 ? 3 : 4, i + 1);
+        train(still, b, all_paths, i == 1 ? 3 : 4, i + 1);
+    }
+    for (int k = 0; k < 4; k++) {
+        float x[OUT * IN], y[OUT * IN];
+        int count = k % 2 ? OUT : OUT * IN;
+        mpt_read_f32(mpt_parameter(net, all_paths[k]), x, count);
+        mpt_read_f32(mpt_parameter(still, all_paths[k]), y, count);
+        CHECK_EQ_BITS(x, y, (size_t)count * sizeof *x);
+    }
+    CHECK_EQ_INT(mpt_applied_steps(a), 6);
+    check_ok(context);
     mpt_destroy(context);
 }
 
@@ -393,6 +440,32 @@ TEST(masters_keep_what_half_loses) {
     check_ok(context);
     mpt_half(net, MPT_BF16);
     check_error(context, MPT_ERROR_STATE, "optimizer");
+    mpt_destroy(context);
+}
+
+/* Two optimizers over one tree of half parameters: neither's updates cost the other its masters. */
+TEST(masters_beside_another_optimizer) {
+    mpt_context *context = new_context();
+    mpt_module net = mpt_sequential(context, mpt_nn_linear_no_bias(context, 1, 1),
+                                    mpt_nn_linear_no_bias(context, 1, 1), MPT_END);
+    mpt_half(net, MPT_F16);
+    static const char *const paths[] = {"0.weight", "1.weight"};
+    uint16_t one = 0x3c00;
+    for (int k = 0; k < 2; k++) mpt_write(mpt_parameter(net, paths[k]), &one, 2);
+    mpt_sgd_config config = mpt_sgd_config_default();
+    config.lr = 1e-5;
+    mpt_optimizer a = mpt_sgd(mpt_child(net, "0"), &config),
+                  b = mpt_sgd(mpt_child(net, "1"), &config);
+    for (int i = 0; i < 200; i++) {
+        train(net, a, paths, 1, 1);
+        train(net, b, paths + 1, 1, 1);
+    }
+    for (int k = 0; k < 2; k++) {
+        float value;
+        mpt_read_f32(mpt_parameter(net, paths[k]), &value, 1);
+        CHECK_NEAR(value, 0.998f, 5e-4);
+    }
+    check_ok(context);
     mpt_destroy(context);
 }
 
@@ -744,14 +817,17 @@ TEST_TABLE = {
     T(parameter_in_two_optimizers),
     T(parameters_without_gradient_are_left_alone),
     T(step_counts_are_per_parameter),
+    T(neighbours_have_their_own_counts),
     T(step_without_any_gradient_warns_once),
     T(gradients_accumulate_until_zero_grad),
     T(groups_have_their_own_rate_and_decay),
+    T(moving_between_groups_keeps_state),
     T(later_parameters_start_fresh),
     T(states_grow_around_what_they_hold),
     T(clip_by_norm),
     T(clip_leaves_other_gradients_alone),
     T(masters_keep_what_half_loses),
+    T(masters_beside_another_optimizer),
     T(hash_tells_states_apart),
     T(an_error_leaves_weights_and_state),
     T(out_of_memory_then_on),
