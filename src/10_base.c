@@ -24,9 +24,9 @@ typedef struct mpt__base {
     mpt_status status;
     char message[1024];
     int64_t call;
-    const char *op;      /* the public function under way, for messages */
-    int64_t step;        /* the current or last step */
-    int64_t process;     /* id of the process that made the context: fork is an error */
+    const char *op;  /* the public function under way, for messages */
+    int64_t step;    /* the current or last step */
+    int64_t process; /* id of the process that made the context: fork is an error */
 } mpt__base;
 
 /* Fills what `config` leaves null with the built-in callbacks. A group is replaced as a whole: of
@@ -118,9 +118,7 @@ static void mpt__set_create_error(const char *message) {
     mpt__format_text(mpt__create_message, sizeof mpt__create_message, "%s", message);
 }
 
-static const char *mpt__create_error(void) {
-    return mpt__create_message;
-}
+static const char *mpt__create_error(void) { return mpt__create_message; }
 
 /* ==== Memory ==== */
 
@@ -148,8 +146,8 @@ static void mpt__libc_release(void *user, void *pointer, size_t bytes, size_t al
 }
 
 static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {
-    "parameter", "master", "form", "gradient", "moment", "activation", "data", "batch",
-    "workspace", "host"};
+    "parameter",  "master", "form",  "gradient",  "moment",
+    "activation", "data",   "batch", "workspace", "host"};
 
 static const char *mpt__memory_kind_text(mpt_memory_kind kind) {
     return (unsigned)kind < MPT_MEMORY_KINDS ? mpt__memory_kinds[kind] : "unknown";
@@ -203,8 +201,9 @@ static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memor
 /* Names the three kinds that hold most, with what is left to do about it. */
 static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
     const mpt_memory_stats *memory = &base->memory;
-    const bool limited = base->memory_limit > 0 && (bytes > PTRDIFF_MAX ||
-        (int64_t)bytes > base->memory_limit - memory->held);
+    const bool limited =
+        base->memory_limit > 0 &&
+        (bytes > PTRDIFF_MAX || (int64_t)bytes > base->memory_limit - memory->held);
     bool named[MPT_MEMORY_KINDS] = {false};
     char use[256];
     size_t length = 0;
@@ -218,16 +217,18 @@ static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kin
                 most = k;
         if (most < 0) break;
         named[most] = true;
-        length += mpt__format_text(use + length, sizeof use - length, "%s%s %B",
-                                   i ? ", " : ": ", mpt__memory_kinds[most], memory->current[most]);
+        length += mpt__format_text(use + length, sizeof use - length, "%s%s %B", i ? ", " : ": ",
+                                   mpt__memory_kinds[most], memory->current[most]);
     }
     if (limited)
-        return mpt__fail(base, MPT_ERROR_MEMORY, "out of memory: asked for %B for %s beyond the "
+        return mpt__fail(base, MPT_ERROR_MEMORY,
+                         "out of memory: asked for %B for %s beyond the "
                          "memory_limit of %B; %B held, %B in use%s; try a smaller batch, "
-                         "mpt_memory_trim or a higher memory_limit", (int64_t)bytes,
-                         mpt__memory_kind_text(kind), base->memory_limit, memory->held,
-                         memory->total_current, use);
-    return mpt__fail(base, MPT_ERROR_MEMORY, "out of memory: the allocator refused %B for %s; "
+                         "mpt_memory_trim or a higher memory_limit",
+                         (int64_t)bytes, mpt__memory_kind_text(kind), base->memory_limit,
+                         memory->held, memory->total_current, use);
+    return mpt__fail(base, MPT_ERROR_MEMORY,
+                     "out of memory: the allocator refused %B for %s; "
                      "%B held, %B in use%s; try a smaller batch or mpt_memory_trim",
                      (int64_t)(bytes > PTRDIFF_MAX ? PTRDIFF_MAX : bytes),
                      mpt__memory_kind_text(kind), memory->held, memory->total_current, use);
@@ -262,9 +263,7 @@ static const char *mpt__environment(const char *name) {
 
 #if defined(_WIN32)
 
-static int64_t mpt__process_id(void) {
-    return (int64_t)GetCurrentProcessId();
-}
+static int64_t mpt__process_id(void) { return (int64_t)GetCurrentProcessId(); }
 
 static int mpt__core_count(void) {
     SYSTEM_INFO system;
@@ -274,22 +273,16 @@ static int mpt__core_count(void) {
 
 #elif defined(MPTRAIN_NO_THREADS)
 
-static int64_t mpt__process_id(void) {
-    return (int64_t)getpid();
-}
+static int64_t mpt__process_id(void) { return (int64_t)getpid(); }
 
-static int mpt__core_count(void) {
-    return 1;
-}
+static int mpt__core_count(void) { return 1; }
 
 #else
 
 /* The system call would cost more than an op may: a child starts by correcting the number. */
 static int64_t mpt__known_process;
 
-static void mpt__after_fork(void) {
-    mpt__atomic_store64(&mpt__known_process, (int64_t)getpid());
-}
+static void mpt__after_fork(void) { mpt__atomic_store64(&mpt__known_process, (int64_t)getpid()); }
 
 static int64_t mpt__process_id(void) {
     const int64_t known = mpt__atomic_load64(&mpt__known_process);
@@ -301,12 +294,7 @@ static int64_t mpt__process_id(void) {
 }
 
 #if defined(__linux__) && !defined(CPU_SETSIZE)
-#ifdef __cplusplus
-extern "C"
-#else
-extern
-#endif
-int sched_getaffinity(pid_t process, size_t size, void *mask); /* hidden by -std=c11 */
+extern int sched_getaffinity(pid_t process, size_t size, void *mask); /* hidden by -std=c11 */
 #endif
 
 static int mpt__core_count(void) {
@@ -412,6 +400,11 @@ static bool mpt__wide_path(const char *path, wchar_t wide[MPT__WIDE_PATH]) {
     return true;
 }
 
+static bool mpt__file_result(BOOL ok) {
+    if (!ok) mpt__io_error = (int)GetLastError();
+    return ok != 0;
+}
+
 static void *mpt__file_open(void *user, const char *path, char mode) {
     wchar_t wide[MPT__WIDE_PATH];
     HANDLE file;
@@ -420,50 +413,22 @@ static void *mpt__file_open(void *user, const char *path, char mode) {
     file = CreateFileW(wide, mode == 'w' ? GENERIC_WRITE : GENERIC_READ,
                        mode == 'w' ? 0 : FILE_SHARE_READ | FILE_SHARE_DELETE, NULL,
                        mode == 'w' ? CREATE_ALWAYS : OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
-    if (file == INVALID_HANDLE_VALUE) {
-        mpt__io_error = (int)GetLastError();
-        return NULL;
-    }
-    return file;
+    return mpt__file_result(file != INVALID_HANDLE_VALUE) ? file : NULL;
 }
 
-static size_t mpt__file_read(void *user, void *file, void *buffer, size_t bytes) {
+/* Reads to, or writes from, the buffer: as much as can be moved. */
+static size_t mpt__file_move(void *file, char *buffer, size_t bytes, bool writing) {
     size_t done = 0;
-    (void)user;
     while (done < bytes) {
         const size_t left = bytes - done;
+        const DWORD wanted = (DWORD)(left < MPT__IO_CHUNK ? left : MPT__IO_CHUNK);
         DWORD moved = 0;
-        if (!ReadFile((HANDLE)file, (char *)buffer + done,
-                      (DWORD)(left < MPT__IO_CHUNK ? left : MPT__IO_CHUNK), &moved, NULL)) {
-            mpt__io_error = (int)GetLastError();
-            break;
-        }
-        if (moved == 0) break;
+        const BOOL ok = writing ? WriteFile((HANDLE)file, buffer + done, wanted, &moved, NULL)
+                                : ReadFile((HANDLE)file, buffer + done, wanted, &moved, NULL);
+        if (!mpt__file_result(ok) || moved == 0) break;
         done += moved;
     }
     return done;
-}
-
-static size_t mpt__file_write(void *user, void *file, const void *buffer, size_t bytes) {
-    size_t done = 0;
-    (void)user;
-    while (done < bytes) {
-        const size_t left = bytes - done;
-        DWORD moved = 0;
-        if (!WriteFile((HANDLE)file, (const char *)buffer + done,
-                       (DWORD)(left < MPT__IO_CHUNK ? left : MPT__IO_CHUNK), &moved, NULL)) {
-            mpt__io_error = (int)GetLastError();
-            break;
-        }
-        if (moved == 0) break;
-        done += moved;
-    }
-    return done;
-}
-
-static bool mpt__file_result(BOOL ok) {
-    if (!ok) mpt__io_error = (int)GetLastError();
-    return ok != 0;
 }
 
 static bool mpt__file_seek(void *user, void *file, int64_t position) {
@@ -512,13 +477,19 @@ static bool mpt__file_remove(void *user, const char *path) {
 #else
 
 static const mpt__io_error_row mpt__io_errors[] = {
-    {ENOENT, "no such file or directory"}, {EACCES, "permission denied"},
-    {EPERM, "operation not permitted"},    {EISDIR, "is a directory"},
+    {ENOENT, "no such file or directory"},
+    {EACCES, "permission denied"},
+    {EPERM, "operation not permitted"},
+    {EISDIR, "is a directory"},
     {ENOTDIR, "a part of the path is not a directory"},
-    {ENOSPC, "no space left on the device"}, {EDQUOT, "the disk quota is used up"},
-    {EROFS, "the file system is read-only"}, {ENAMETOOLONG, "the name is too long"},
-    {EMFILE, "too many open files"},         {EFBIG, "the file would get too large"},
-    {EIO, "input or output error"},          {ENOMEM, "out of memory"}};
+    {ENOSPC, "no space left on the device"},
+    {EDQUOT, "the disk quota is used up"},
+    {EROFS, "the file system is read-only"},
+    {ENAMETOOLONG, "the name is too long"},
+    {EMFILE, "too many open files"},
+    {EFBIG, "the file would get too large"},
+    {EIO, "input or output error"},
+    {ENOMEM, "out of memory"}};
 
 /* Offsets of 64 bits, also where the user's build left off_t at 32. */
 #if defined(__GLIBC__) && !defined(__LP64__) && !defined(__USE_FILE_OFFSET64)
@@ -547,9 +518,7 @@ static bool mpt__file_result(bool ok) {
 }
 
 /* A file travels as its descriptor + 1: nothing to allocate. */
-static int mpt__descriptor(void *file) {
-    return (int)((intptr_t)file - 1);
-}
+static int mpt__descriptor(void *file) { return (int)((intptr_t)file - 1); }
 
 static int mpt__open_descriptor(const char *path, int flags) {
     int descriptor;
@@ -574,27 +543,14 @@ static void *mpt__file_open(void *user, const char *path, char mode) {
     return (void *)((intptr_t)descriptor + 1);
 }
 
-static size_t mpt__file_read(void *user, void *file, void *buffer, size_t bytes) {
+/* Reads to, or writes from, the buffer: as much as can be moved. */
+static size_t mpt__file_move(void *file, char *buffer, size_t bytes, bool writing) {
+    const int descriptor = mpt__descriptor(file);
     size_t done = 0;
-    (void)user;
     while (done < bytes) {
-        const size_t left = bytes - done;
-        const ssize_t moved = read(mpt__descriptor(file), (char *)buffer + done,
-                                   left < MPT__IO_CHUNK ? left : MPT__IO_CHUNK);
-        if (moved < 0 && errno == EINTR) continue;
-        if (!mpt__file_result(moved >= 0) || moved == 0) break;
-        done += (size_t)moved;
-    }
-    return done;
-}
-
-static size_t mpt__file_write(void *user, void *file, const void *buffer, size_t bytes) {
-    size_t done = 0;
-    (void)user;
-    while (done < bytes) {
-        const size_t left = bytes - done;
-        const ssize_t moved = write(mpt__descriptor(file), (const char *)buffer + done,
-                                    left < MPT__IO_CHUNK ? left : MPT__IO_CHUNK);
+        const size_t left = bytes - done, wanted = left < MPT__IO_CHUNK ? left : MPT__IO_CHUNK;
+        const ssize_t moved = writing ? write(descriptor, buffer + done, wanted)
+                                      : read(descriptor, buffer + done, wanted);
         if (moved < 0 && errno == EINTR) continue;
         if (!mpt__file_result(moved >= 0) || moved == 0) break;
         done += (size_t)moved;
@@ -680,6 +636,18 @@ static bool mpt__file_remove(void *user, const char *path) {
 
 #endif
 
+#if !defined(MPT__NO_FILES)
+static size_t mpt__file_read(void *user, void *file, void *buffer, size_t bytes) {
+    (void)user;
+    return mpt__file_move(file, (char *)buffer, bytes, false);
+}
+
+static size_t mpt__file_write(void *user, void *file, const void *buffer, size_t bytes) {
+    (void)user;
+    return mpt__file_move(file, (char *)(uintptr_t)buffer, bytes, true);
+}
+#endif
+
 /* What refuses: files of a build without them, and what a user's io leaves out. */
 static void *mpt__no_open(void *user, const char *path, char mode) {
     (void)user, (void)path, (void)mode;
@@ -757,255 +725,147 @@ static const char *mpt__io_reason(const mpt__base *base) {
     return "the system refused";
 }
 
-/* FNV-1a over the bytes of a value. */
-static uint64_t mpt__mix_name(uint64_t hash, const void *data, size_t bytes) {
-    const unsigned char *at = (const unsigned char *)data;
-    for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001b3ull;
-    return hash;
-}
-
 static bool mpt__temporary_path(const mpt__base *base, const char *path, char *out, size_t size) {
     static int32_t counter;
     const int32_t number = mpt__atomic_add32(&counter, 1);
-    const int64_t process = mpt__process_id();
     const double now = base->clock.now(base->clock.user);
-    uint64_t hash = 0xcbf29ce484222325ull;
+    uint64_t time;
     size_t directory = strlen(path);
     while (directory > 0 && path[directory - 1] != '/' && path[directory - 1] != '\\') directory--;
-    hash = mpt__mix_name(hash, path, strlen(path));
-    hash = mpt__mix_name(hash, &number, sizeof number);
-    hash = mpt__mix_name(hash, &process, sizeof process);
-    hash = mpt__mix_name(hash, &now, sizeof now);
-    hash |= (uint64_t)1 << 63; /* always 16 digits */
     if (directory >= size) return false;
     memcpy(out, path, directory);
-    return mpt__format_text(out + directory, size - directory, ".mptrain-%llx.tmp", hash) <
-           size - directory;
+    memcpy(&time, &now, sizeof time);
+    return mpt__format_text(out + directory, size - directory, ".mptrain-%llx-%llx-%d.tmp", time,
+                            mpt__process_id(), number) < size - directory;
 }
 
 /* ==== Threads ==== */
 
-/* The objects of the built-in threads come from the context's allocator: user is its base. */
 #if defined(MPTRAIN_NO_THREADS)
 
-static int mpt__no_thread(void *user, void **thread, void (*entry)(void *), void *argument) {
-    (void)user, (void)thread, (void)entry, (void)argument;
-    return -1;
-}
-
-static int mpt__no_thread_object(void *user, void **object) {
-    (void)user, (void)object;
-    return -1;
-}
-
-static int mpt__no_thread_join(void *user, void *thread) {
-    (void)user, (void)thread;
-    return -1;
-}
-
-static void mpt__no_thread_call(void *user, void *object) {
-    (void)user, (void)object;
-}
-
-static void mpt__no_thread_wait(void *user, void *condition, void *mutex) {
-    (void)user, (void)condition, (void)mutex;
-}
-
-static void mpt__threads_init(mpt_threads *thread) {
-    thread->create = mpt__no_thread, thread->join = mpt__no_thread_join;
-    thread->mutex_create = mpt__no_thread_object, thread->mutex_destroy = mpt__no_thread_call;
-    thread->mutex_lock = mpt__no_thread_call, thread->mutex_unlock = mpt__no_thread_call;
-    thread->condition_create = mpt__no_thread_object;
-    thread->condition_destroy = mpt__no_thread_call;
-    thread->condition_wait = mpt__no_thread_wait;
-    thread->condition_broadcast = mpt__no_thread_call;
-}
+/* Pools have one thread and loaders no workers: nothing is called. */
+static void mpt__threads_init(mpt_threads *thread) { (void)thread; }
 
 #else
 
 #if defined(_WIN32)
-typedef HANDLE mpt__system_thread;
-typedef SRWLOCK mpt__system_mutex;
-typedef CONDITION_VARIABLE mpt__system_condition;
+typedef HANDLE mpt__thread_id;
+typedef SRWLOCK mpt__mutex;
+typedef CONDITION_VARIABLE mpt__condition;
+#define MPT__THREAD_RESULT unsigned __stdcall
+#define MPT__THREAD_RUN(id, object) \
+    ((id = (HANDLE)_beginthreadex(NULL, 0, mpt__thread_main, object, 0, NULL)) != NULL)
+#define MPT__THREAD_END(id) (WaitForSingleObject(id, INFINITE) == WAIT_OBJECT_0 && CloseHandle(id))
+#define MPT__MUTEX_INIT(mutex) (InitializeSRWLock(mutex), true)
+#define MPT__MUTEX_END(mutex) (void)(mutex)
+#define MPT__MUTEX_LOCK(mutex) AcquireSRWLockExclusive(mutex)
+#define MPT__MUTEX_UNLOCK(mutex) ReleaseSRWLockExclusive(mutex)
+#define MPT__CONDITION_INIT(condition) (InitializeConditionVariable(condition), true)
+#define MPT__CONDITION_END(condition) (void)(condition)
+#define MPT__CONDITION_WAIT(condition, mutex) \
+    SleepConditionVariableSRW(condition, mutex, INFINITE, 0)
+#define MPT__CONDITION_WAKE(condition) WakeAllConditionVariable(condition)
 #else
-typedef pthread_t mpt__system_thread;
-typedef pthread_mutex_t mpt__system_mutex;
-typedef pthread_cond_t mpt__system_condition;
+typedef pthread_t mpt__thread_id;
+typedef pthread_mutex_t mpt__mutex;
+typedef pthread_cond_t mpt__condition;
+#define MPT__THREAD_RESULT void *
+#define MPT__THREAD_RUN(id, object) (pthread_create(&(id), NULL, mpt__thread_main, object) == 0)
+#define MPT__THREAD_END(id) (pthread_join(id, NULL) == 0)
+#define MPT__MUTEX_INIT(mutex) (pthread_mutex_init(mutex, NULL) == 0)
+#define MPT__MUTEX_END(mutex) pthread_mutex_destroy(mutex)
+#define MPT__MUTEX_LOCK(mutex) pthread_mutex_lock(mutex)
+#define MPT__MUTEX_UNLOCK(mutex) pthread_mutex_unlock(mutex)
+#define MPT__CONDITION_INIT(condition) (pthread_cond_init(condition, NULL) == 0)
+#define MPT__CONDITION_END(condition) pthread_cond_destroy(condition)
+#define MPT__CONDITION_WAIT(condition, mutex) pthread_cond_wait(condition, mutex)
+#define MPT__CONDITION_WAKE(condition) pthread_cond_broadcast(condition)
 #endif
 
-typedef struct mpt__thread_start {
-    mpt__system_thread id;
+/* What the callbacks hand out. From the context's allocator: user is its base. */
+typedef struct mpt__sync_object {
+    union {
+        mpt__thread_id thread;
+        mpt__mutex mutex;
+        mpt__condition condition;
+    } is;
     void (*entry)(void *argument);
     void *argument;
-} mpt__thread_start;
+} mpt__sync_object;
 
-#if defined(_WIN32)
+static mpt__sync_object *mpt__sync(void *object) { return (mpt__sync_object *)object; }
 
-static unsigned __stdcall mpt__thread_main(void *start) {
-    const mpt__thread_start *s = (const mpt__thread_start *)start;
-    s->entry(s->argument);
+static mpt__sync_object *mpt__sync_new(void *user) {
+    mpt__base *base = (mpt__base *)user;
+    return mpt__sync(mpt__allocate(base, sizeof(mpt__sync_object), MPT_MEMORY_HOST));
+}
+
+static void mpt__sync_free(void *user, void *object) {
+    mpt__release((mpt__base *)user, object, sizeof(mpt__sync_object), MPT_MEMORY_HOST);
+}
+
+/* Hands out an object that could be started; returns what the callback shall. */
+static int mpt__sync_made(void *user, mpt__sync_object *object, bool started, void **out) {
+    if (started) *out = object;
+    if (!started) mpt__sync_free(user, object);
+    return started ? 0 : -1;
+}
+
+static MPT__THREAD_RESULT mpt__thread_main(void *object) {
+    mpt__sync(object)->entry(mpt__sync(object)->argument);
     return 0;
 }
-
-static bool mpt__thread_run(mpt__thread_start *start) {
-    start->id = (HANDLE)_beginthreadex(NULL, 0, mpt__thread_main, start, 0, NULL);
-    return start->id != NULL;
-}
-
-static bool mpt__thread_wait(mpt__thread_start *start) {
-    const bool ended = WaitForSingleObject(start->id, INFINITE) == WAIT_OBJECT_0;
-    CloseHandle(start->id);
-    return ended;
-}
-
-static bool mpt__mutex_init(SRWLOCK *mutex) {
-    InitializeSRWLock(mutex);
-    return true;
-}
-
-static bool mpt__condition_init(CONDITION_VARIABLE *condition) {
-    InitializeConditionVariable(condition);
-    return true;
-}
-
-static void mpt__mutex_end(SRWLOCK *mutex) {
-    (void)mutex;
-}
-
-static void mpt__condition_end(CONDITION_VARIABLE *condition) {
-    (void)condition;
-}
-
-static void mpt__mutex_lock(void *user, void *mutex) {
-    (void)user;
-    AcquireSRWLockExclusive((SRWLOCK *)mutex);
-}
-
-static void mpt__mutex_unlock(void *user, void *mutex) {
-    (void)user;
-    ReleaseSRWLockExclusive((SRWLOCK *)mutex);
-}
-
-static void mpt__condition_wait(void *user, void *condition, void *mutex) {
-    (void)user;
-    SleepConditionVariableSRW((CONDITION_VARIABLE *)condition, (SRWLOCK *)mutex, INFINITE, 0);
-}
-
-static void mpt__condition_broadcast(void *user, void *condition) {
-    (void)user;
-    WakeAllConditionVariable((CONDITION_VARIABLE *)condition);
-}
-
-#else
-
-static void *mpt__thread_main(void *start) {
-    const mpt__thread_start *s = (const mpt__thread_start *)start;
-    s->entry(s->argument);
-    return NULL;
-}
-
-static bool mpt__thread_run(mpt__thread_start *start) {
-    return pthread_create(&start->id, NULL, mpt__thread_main, start) == 0;
-}
-
-static bool mpt__thread_wait(mpt__thread_start *start) {
-    return pthread_join(start->id, NULL) == 0;
-}
-
-static bool mpt__mutex_init(pthread_mutex_t *mutex) {
-    return pthread_mutex_init(mutex, NULL) == 0;
-}
-
-static bool mpt__condition_init(pthread_cond_t *condition) {
-    return pthread_cond_init(condition, NULL) == 0;
-}
-
-static void mpt__mutex_end(pthread_mutex_t *mutex) {
-    pthread_mutex_destroy(mutex);
-}
-
-static void mpt__condition_end(pthread_cond_t *condition) {
-    pthread_cond_destroy(condition);
-}
-
-static void mpt__mutex_lock(void *user, void *mutex) {
-    (void)user;
-    pthread_mutex_lock((pthread_mutex_t *)mutex);
-}
-
-static void mpt__mutex_unlock(void *user, void *mutex) {
-    (void)user;
-    pthread_mutex_unlock((pthread_mutex_t *)mutex);
-}
-
-static void mpt__condition_wait(void *user, void *condition, void *mutex) {
-    (void)user;
-    pthread_cond_wait((pthread_cond_t *)condition, (pthread_mutex_t *)mutex);
-}
-
-static void mpt__condition_broadcast(void *user, void *condition) {
-    (void)user;
-    pthread_cond_broadcast((pthread_cond_t *)condition);
-}
-
-#endif
 
 static int mpt__thread_create(void *user, void **thread, void (*entry)(void *), void *argument) {
-    mpt__base *base = (mpt__base *)user;
-    mpt__thread_start *start =
-        (mpt__thread_start *)mpt__allocate(base, sizeof *start, MPT_MEMORY_HOST);
-    if (!start) return -1;
-    start->entry = entry;
-    start->argument = argument;
-    if (!mpt__thread_run(start)) {
-        mpt__release(base, start, sizeof *start, MPT_MEMORY_HOST);
-        return -1;
-    }
-    *thread = start;
-    return 0;
+    mpt__sync_object *made = mpt__sync_new(user);
+    if (made) made->entry = entry, made->argument = argument;
+    return mpt__sync_made(user, made, made && MPT__THREAD_RUN(made->is.thread, made), thread);
 }
 
 static int mpt__thread_join(void *user, void *thread) {
-    const bool ended = mpt__thread_wait((mpt__thread_start *)thread);
-    if (ended)
-        mpt__release((mpt__base *)user, thread, sizeof(mpt__thread_start), MPT_MEMORY_HOST);
-    return ended ? 0 : -1;
+    if (!MPT__THREAD_END(mpt__sync(thread)->is.thread)) return -1;
+    mpt__sync_free(user, thread);
+    return 0;
 }
 
 static int mpt__mutex_create(void *user, void **mutex) {
-    mpt__base *base = (mpt__base *)user;
-    mpt__system_mutex *made =
-        (mpt__system_mutex *)mpt__allocate(base, sizeof *made, MPT_MEMORY_HOST);
-    if (!made) return -1;
-    if (!mpt__mutex_init(made)) {
-        mpt__release(base, made, sizeof *made, MPT_MEMORY_HOST);
-        return -1;
-    }
-    *mutex = made;
-    return 0;
+    mpt__sync_object *made = mpt__sync_new(user);
+    return mpt__sync_made(user, made, made && MPT__MUTEX_INIT(&made->is.mutex), mutex);
 }
 
 static void mpt__mutex_destroy(void *user, void *mutex) {
-    mpt__mutex_end((mpt__system_mutex *)mutex);
-    mpt__release((mpt__base *)user, mutex, sizeof(mpt__system_mutex), MPT_MEMORY_HOST);
+    MPT__MUTEX_END(&mpt__sync(mutex)->is.mutex);
+    mpt__sync_free(user, mutex);
+}
+
+static void mpt__mutex_lock(void *user, void *mutex) {
+    (void)user;
+    MPT__MUTEX_LOCK(&mpt__sync(mutex)->is.mutex);
+}
+
+static void mpt__mutex_unlock(void *user, void *mutex) {
+    (void)user;
+    MPT__MUTEX_UNLOCK(&mpt__sync(mutex)->is.mutex);
 }
 
 static int mpt__condition_create(void *user, void **condition) {
-    mpt__base *base = (mpt__base *)user;
-    mpt__system_condition *made =
-        (mpt__system_condition *)mpt__allocate(base, sizeof *made, MPT_MEMORY_HOST);
-    if (!made) return -1;
-    if (!mpt__condition_init(made)) {
-        mpt__release(base, made, sizeof *made, MPT_MEMORY_HOST);
-        return -1;
-    }
-    *condition = made;
-    return 0;
+    mpt__sync_object *made = mpt__sync_new(user);
+    return mpt__sync_made(user, made, made && MPT__CONDITION_INIT(&made->is.condition), condition);
 }
 
 static void mpt__condition_destroy(void *user, void *condition) {
-    mpt__condition_end((mpt__system_condition *)condition);
-    mpt__release((mpt__base *)user, condition, sizeof(mpt__system_condition), MPT_MEMORY_HOST);
+    MPT__CONDITION_END(&mpt__sync(condition)->is.condition);
+    mpt__sync_free(user, condition);
+}
+
+static void mpt__condition_wait(void *user, void *condition, void *mutex) {
+    (void)user;
+    MPT__CONDITION_WAIT(&mpt__sync(condition)->is.condition, &mpt__sync(mutex)->is.mutex);
+}
+
+static void mpt__condition_broadcast(void *user, void *condition) {
+    (void)user;
+    MPT__CONDITION_WAKE(&mpt__sync(condition)->is.condition);
 }
 
 static void mpt__threads_init(mpt_threads *thread) {
@@ -1055,11 +915,14 @@ static void mpt__base_init(mpt__base *base, const mpt_config *config) {
         base->thread.user = base;
     }
     if (allocator == 1)
-        mpt__fail(base, MPT_ERROR_ARGUMENT, "config.allocator has one of allocate and release: "
+        mpt__fail(base, MPT_ERROR_ARGUMENT,
+                  "config.allocator has one of allocate and release: "
                   "set both, or neither for the built-in allocator");
     if (threads != 0 && threads != 10)
-        mpt__fail(base, MPT_ERROR_ARGUMENT, "config.thread has %d of its 10 functions: set all, "
-                  "or none for the built-in threads", threads);
+        mpt__fail(base, MPT_ERROR_ARGUMENT,
+                  "config.thread has %d of its 10 functions: set all, "
+                  "or none for the built-in threads",
+                  threads);
 }
 
 #endif

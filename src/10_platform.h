@@ -120,8 +120,8 @@
 #elif defined(__GNUC__)
 #pragma GCC push_options
 #pragma GCC optimize("no-fast-math", "no-unsafe-math-optimizations", "no-finite-math-only", \
-                     "no-associative-math", "no-reciprocal-math", "signed-zeros", \
-                     "no-cx-limited-range", "no-math-errno", "fp-contract=off",       \
+                     "no-associative-math", "no-reciprocal-math", "signed-zeros",           \
+                     "no-cx-limited-range", "no-math-errno", "fp-contract=off",             \
                      "excess-precision=fast")
 #ifdef __cplusplus /* g++ warns inside its own AVX-512 header (its bug 105593) */
 #pragma GCC diagnostic push
@@ -138,6 +138,19 @@
 #else
 #pragma STDC FP_CONTRACT OFF
 #define MPT__END_FLOAT_CONTROL
+#endif
+
+/* Where floats are computed in double (strict ISO C on s390x), the excess-precision pragma of gcc
+   takes that back: same bits, proven by the pinned results of the tests. x87 has no such way. */
+#if FLT_EVAL_METHOD == 2 || (FLT_EVAL_METHOD == 1 && (!defined(__GNUC__) || defined(__clang__)))
+#ifdef __cplusplus
+#define MPT__REFUSE(why) static_assert(false, why)
+#else
+#define MPT__REFUSE(why) _Static_assert(0, why)
+#endif
+MPT__REFUSE("mptrain: floats are computed with more precision here, so results would differ from "
+            "machine to machine; compile with -msse2 -mfpmath=sse (x86), with "
+            "-fexcess-precision=fast, or with -std=gnu11 instead of -std=c11");
 #endif
 
 /* ==== Contract ==== */
@@ -171,120 +184,44 @@ static uint32_t mpt__float_state_flush(uint32_t state, bool on);
 
 /* ==== Atomics ==== */
 
+/* S is the ending of the 64-bit names of Windows, C what it calls the type. */
 #if defined(MPTRAIN_NO_THREADS)
-
-static MPT__INLINE int32_t mpt__atomic_load32(const int32_t *at) {
-    return *at;
-}
-
-static MPT__INLINE int64_t mpt__atomic_load64(const int64_t *at) {
-    return *at;
-}
-
-static MPT__INLINE void mpt__atomic_store32(int32_t *at, int32_t value) {
-    *at = value;
-}
-
-static MPT__INLINE void mpt__atomic_store64(int64_t *at, int64_t value) {
-    *at = value;
-}
-
-static MPT__INLINE int32_t mpt__atomic_add32(int32_t *at, int32_t value) {
-    int32_t before = *at;
-    *at = before + value;
-    return before;
-}
-
-static MPT__INLINE int64_t mpt__atomic_add64(int64_t *at, int64_t value) {
-    int64_t before = *at;
-    *at = before + value;
-    return before;
-}
-
-static MPT__INLINE bool mpt__atomic_cas32(int32_t *at, int32_t expected, int32_t desired) {
-    if (*at != expected) return false;
-    *at = desired;
-    return true;
-}
-
-static MPT__INLINE bool mpt__atomic_cas64(int64_t *at, int64_t expected, int64_t desired) {
-    if (*at != expected) return false;
-    *at = desired;
-    return true;
-}
-
+#define MPT__ATOMIC_LOAD(at, C, S) (*(at))
+#define MPT__ATOMIC_STORE(at, value, C, S) ((void)(*(at) = (value)))
+#define MPT__ATOMIC_ADD(at, value, C, S) ((*(at) += (value)) - (value))
+#define MPT__ATOMIC_CAS(at, expected, desired, C, S) \
+    (*(at) == (expected) ? (*(at) = (desired), true) : false)
 #elif defined(_MSC_VER) && !defined(__clang__)
-
+#define MPT__ATOMIC_CAS(at, expected, desired, C, S) \
+    (_InterlockedCompareExchange##S((volatile C *)(uintptr_t)(at), desired, expected) == (expected))
 /* A compare-and-swap of zero by zero is a full-barrier load on every Windows CPU. */
-static MPT__INLINE int32_t mpt__atomic_load32(const int32_t *at) {
-    return (int32_t)_InterlockedCompareExchange((volatile long *)(uintptr_t)at, 0, 0);
-}
-
-static MPT__INLINE int64_t mpt__atomic_load64(const int64_t *at) {
-    return _InterlockedCompareExchange64((volatile __int64 *)(uintptr_t)at, 0, 0);
-}
-
-static MPT__INLINE void mpt__atomic_store32(int32_t *at, int32_t value) {
-    InterlockedExchange((volatile long *)at, value);
-}
-
-static MPT__INLINE void mpt__atomic_store64(int64_t *at, int64_t value) {
-    InterlockedExchange64((volatile __int64 *)at, value);
-}
-
-static MPT__INLINE int32_t mpt__atomic_add32(int32_t *at, int32_t value) {
-    return InterlockedExchangeAdd((volatile long *)at, value);
-}
-
-static MPT__INLINE int64_t mpt__atomic_add64(int64_t *at, int64_t value) {
-    return InterlockedExchangeAdd64((volatile __int64 *)at, value);
-}
-
-static MPT__INLINE bool mpt__atomic_cas32(int32_t *at, int32_t expected, int32_t desired) {
-    return _InterlockedCompareExchange((volatile long *)at, desired, expected) == expected;
-}
-
-static MPT__INLINE bool mpt__atomic_cas64(int64_t *at, int64_t expected, int64_t desired) {
-    return _InterlockedCompareExchange64((volatile __int64 *)at, desired, expected) == expected;
-}
-
+#define MPT__ATOMIC_LOAD(at, C, S) \
+    _InterlockedCompareExchange##S((volatile C *)(uintptr_t)(at), 0, 0)
+#define MPT__ATOMIC_STORE(at, value, C, S) ((void)InterlockedExchange##S((volatile C *)(at), value))
+#define MPT__ATOMIC_ADD(at, value, C, S) InterlockedExchangeAdd##S((volatile C *)(at), value)
 #else
-
-static MPT__INLINE int32_t mpt__atomic_load32(const int32_t *at) {
-    return __atomic_load_n(at, __ATOMIC_SEQ_CST);
-}
-
-static MPT__INLINE int64_t mpt__atomic_load64(const int64_t *at) {
-    return __atomic_load_n(at, __ATOMIC_SEQ_CST);
-}
-
-static MPT__INLINE void mpt__atomic_store32(int32_t *at, int32_t value) {
-    __atomic_store_n(at, value, __ATOMIC_SEQ_CST);
-}
-
-static MPT__INLINE void mpt__atomic_store64(int64_t *at, int64_t value) {
-    __atomic_store_n(at, value, __ATOMIC_SEQ_CST);
-}
-
-static MPT__INLINE int32_t mpt__atomic_add32(int32_t *at, int32_t value) {
-    return __atomic_fetch_add(at, value, __ATOMIC_SEQ_CST);
-}
-
-static MPT__INLINE int64_t mpt__atomic_add64(int64_t *at, int64_t value) {
-    return __atomic_fetch_add(at, value, __ATOMIC_SEQ_CST);
-}
-
-static MPT__INLINE bool mpt__atomic_cas32(int32_t *at, int32_t expected, int32_t desired) {
-    return __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_SEQ_CST,
-                                       __ATOMIC_SEQ_CST);
-}
-
-static MPT__INLINE bool mpt__atomic_cas64(int64_t *at, int64_t expected, int64_t desired) {
-    return __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_SEQ_CST,
-                                       __ATOMIC_SEQ_CST);
-}
-
+#define MPT__ATOMIC_LOAD(at, C, S) __atomic_load_n(at, __ATOMIC_SEQ_CST)
+#define MPT__ATOMIC_STORE(at, value, C, S) __atomic_store_n(at, value, __ATOMIC_SEQ_CST)
+#define MPT__ATOMIC_ADD(at, value, C, S) __atomic_fetch_add(at, value, __ATOMIC_SEQ_CST)
+#define MPT__ATOMIC_CAS(at, expected, desired, C, S) \
+    __atomic_compare_exchange_n(at, &(expected), desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
 #endif
+
+#define MPT__ATOMICS(BITS, T, C, S)                                               \
+    static MPT__INLINE T mpt__atomic_load##BITS(const T *at) {                    \
+        return MPT__ATOMIC_LOAD(at, C, S);                                        \
+    }                                                                             \
+    static MPT__INLINE void mpt__atomic_store##BITS(T *at, T value) {             \
+        MPT__ATOMIC_STORE(at, value, C, S);                                       \
+    }                                                                             \
+    static MPT__INLINE T mpt__atomic_add##BITS(T *at, T value) {                  \
+        return MPT__ATOMIC_ADD(at, value, C, S);                                  \
+    }                                                                             \
+    static MPT__INLINE bool mpt__atomic_cas##BITS(T *at, T expected, T desired) { \
+        return MPT__ATOMIC_CAS(at, expected, desired, C, S);                      \
+    }
+MPT__ATOMICS(32, int32_t, long, )
+MPT__ATOMICS(64, int64_t, __int64, 64)
 
 static MPT__INLINE void mpt__spin_pause(void) {
 #if defined(_MSC_VER) && !defined(__clang__)
@@ -308,60 +245,38 @@ static MPT__INLINE void mpt__yield(void) {
 
 /* ==== Floating-point control ==== */
 
+/* The registers; on MSVC what the C library makes of them. */
+#if defined(_MSC_VER) && !defined(__clang__)
+enum { MPT__FLUSH_BITS = _DN_FLUSH, MPT__FLOAT_STATE_BITS = _MCW_DN | _MCW_RC };
+#define MPT__GET_FLOAT_STATE() _controlfp(0, 0)
+#define MPT__SET_FLOAT_STATE(state) _controlfp(state, MPT__FLOAT_STATE_BITS)
+#elif defined(MPT__X86)
+enum { MPT__FLUSH_BITS = 0x8040, MPT__FLOAT_STATE_BITS = ~0x3f }; /* without the sticky flags */
+#define MPT__GET_FLOAT_STATE() __builtin_ia32_stmxcsr()
+#define MPT__SET_FLOAT_STATE(state) __builtin_ia32_ldmxcsr(state)
+#elif defined(MPT__ARM64)
+enum { MPT__FLUSH_BITS = 1 << 24, MPT__FLOAT_STATE_BITS = -1 };
+#if defined(__clang__)
+#define MPT__GET_FLOAT_STATE() __builtin_arm_rsr64("fpcr")
+#define MPT__SET_FLOAT_STATE(state) __builtin_arm_wsr64("fpcr", state)
+#else
+#define MPT__GET_FLOAT_STATE() __builtin_aarch64_get_fpcr()
+#define MPT__SET_FLOAT_STATE(state) __builtin_aarch64_set_fpcr(state)
+#endif
+#else
+enum { MPT__FLUSH_BITS = 0, MPT__FLOAT_STATE_BITS = 0 };
+#define MPT__GET_FLOAT_STATE() 0
+#define MPT__SET_FLOAT_STATE(state) (void)(state)
+#endif
+
 /* Never inlined: no arithmetic on memory moves across the change. The volatile copy keeps compilers
    from taking two reads for one. */
-#if defined(MPT__X86) && !(defined(_MSC_VER) && !defined(__clang__))
-enum { MPT__FLUSH_BITS = 0x8040, MPT__FLOAT_STICKY_BITS = 0x3f };
-
 static MPT__NOINLINE uint32_t mpt__float_state(void) {
-    volatile uint32_t state = (uint32_t)__builtin_ia32_stmxcsr();
-    return state & ~(uint32_t)MPT__FLOAT_STICKY_BITS;
+    volatile uint32_t state = (uint32_t)MPT__GET_FLOAT_STATE();
+    return state & (uint32_t)MPT__FLOAT_STATE_BITS;
 }
 
-static MPT__NOINLINE void mpt__set_float_state(uint32_t state) {
-    __builtin_ia32_ldmxcsr(state);
-}
-#elif defined(MPT__ARM64) && defined(__clang__)
-enum { MPT__FLUSH_BITS = 1 << 24 };
-
-static MPT__NOINLINE uint32_t mpt__float_state(void) {
-    return (uint32_t)__builtin_arm_rsr64("fpcr");
-}
-
-static MPT__NOINLINE void mpt__set_float_state(uint32_t state) {
-    __builtin_arm_wsr64("fpcr", state);
-}
-#elif defined(MPT__ARM64) && defined(__GNUC__)
-enum { MPT__FLUSH_BITS = 1 << 24 };
-
-static MPT__NOINLINE uint32_t mpt__float_state(void) {
-    return (uint32_t)__builtin_aarch64_get_fpcr();
-}
-
-static MPT__NOINLINE void mpt__set_float_state(uint32_t state) {
-    __builtin_aarch64_set_fpcr(state);
-}
-#elif defined(_MSC_VER)
-enum { MPT__FLUSH_BITS = _DN_FLUSH };
-
-static MPT__NOINLINE uint32_t mpt__float_state(void) {
-    return (uint32_t)_controlfp(0, 0) & (uint32_t)(_MCW_DN | _MCW_RC);
-}
-
-static MPT__NOINLINE void mpt__set_float_state(uint32_t state) {
-    _controlfp(state, _MCW_DN | _MCW_RC);
-}
-#else
-enum { MPT__FLUSH_BITS = 0 };
-
-static uint32_t mpt__float_state(void) {
-    return 0;
-}
-
-static void mpt__set_float_state(uint32_t state) {
-    (void)state;
-}
-#endif
+static MPT__NOINLINE void mpt__set_float_state(uint32_t state) { MPT__SET_FLOAT_STATE(state); }
 
 static uint32_t mpt__float_state_flush(uint32_t state, bool on) {
     const uint32_t bits = (uint32_t)MPT__FLUSH_BITS;

@@ -32,9 +32,7 @@ static MPT__INLINE uint64_t mpt__hash_u64(uint64_t a, uint64_t b) {
 
 static MPT__INLINE uint64_t mpt__load_little_endian(const uint8_t *p, size_t bytes) {
     uint64_t value = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        value |= (uint64_t)p[i] << (8 * i);
-    }
+    for (size_t i = 0; i < bytes; i++) value |= (uint64_t)p[i] << (8 * i);
     return value;
 }
 
@@ -43,9 +41,8 @@ static MPT__INLINE uint64_t mpt__load_little_endian(const uint8_t *p, size_t byt
 static uint64_t mpt__hash_bytes(uint64_t seed, const void *data, size_t n) {
     const uint8_t *p = (const uint8_t *)data;
     uint64_t hash = mpt__hash_u64(seed, (uint64_t)n);
-    for (; n >= 8; n -= 8, p += 8) {
+    for (; n >= 8; n -= 8, p += 8)
         hash = mpt__hash_mix(hash + mpt__load_little_endian(p, 8)) ^ MPT__HASH_GOLDEN;
-    }
     return n > 0 ? mpt__hash_mix(hash + mpt__load_little_endian(p, n)) : hash;
 }
 
@@ -110,9 +107,7 @@ static void mpt__random_bits(mpt__rng_key key, uint64_t first, size_t n, uint32_
         size_t skip = (size_t)(first & 3);
         size_t take = 4 - skip < n ? 4 - skip : n;
         mpt__philox(key.seed, sequence, first >> 2, words);
-        for (size_t i = 0; i < take; i++) {
-            out[i] = words[skip + i];
-        }
+        for (size_t i = 0; i < take; i++) out[i] = words[skip + i];
         out += take;
         first += take;
         n -= take;
@@ -191,9 +186,8 @@ static void mpt__avx2_random_bits(mpt__rng_key key, uint64_t first, size_t n, ui
 /* The fastest form of mpt__random_bits for a level that this CPU has. All give the same bits. */
 static MPT__INLINE mpt__random_bits_fn mpt__random_bits_for(mpt_isa isa) {
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-    if (isa == MPT_ISA_AVX2 || isa == MPT_ISA_AVX512 || isa == MPT_ISA_AMX) {
+    if (isa == MPT_ISA_AVX2 || isa == MPT_ISA_AVX512 || isa == MPT_ISA_AMX)
         return mpt__avx2_random_bits;
-    }
 #endif
     (void)isa;
     return mpt__random_bits;
@@ -249,9 +243,7 @@ static uint64_t mpt__random_below(mpt__rng_key key, uint64_t index, uint64_t bou
         for (int i = 0; i < 4; i += 2) {
             uint64_t high, low;
             low = mpt__multiply_u64((uint64_t)words[i + 1] << 32 | words[i], bound, &high);
-            if (low >= rejected) {
-                return high;
-            }
+            if (low >= rejected) return high;
         }
         sequence = mpt__hash_u64(sequence, index);
     }

@@ -102,9 +102,7 @@ static mpt__cpuid_words mpt__cpuid(uint32_t leaf, uint32_t subleaf) {
 }
 
 /* The register states that the operating system saves. Needs OSXSAVE. */
-MPT__TARGET("xsave") static uint64_t mpt__cpu_saved_state(void) {
-    return (uint64_t)_xgetbv(0);
-}
+MPT__TARGET("xsave") static uint64_t mpt__cpu_saved_state(void) { return (uint64_t)_xgetbv(0); }
 
 #define MPT__XCR0_AVX UINT64_C(0x6)     /* xmm, ymm */
 #define MPT__XCR0_AVX512 UINT64_C(0xe6) /* and mask registers, upper halves, zmm16-31 */
@@ -124,13 +122,9 @@ static uint32_t mpt__cpu_features_x86(void) {
     const uint32_t amx_bf16 = 1u << 22, amx_tile = 1u << 24, amx_int8 = 1u << 25;
     uint32_t features = 0;
     uint64_t saved;
-    if (!mpt__has_bits(leaf1.ecx, fma | osxsave | avx | f16c)) {
-        return 0;
-    }
+    if (!mpt__has_bits(leaf1.ecx, fma | osxsave | avx | f16c)) return 0;
     saved = mpt__cpu_saved_state();
-    if ((saved & MPT__XCR0_AVX) != MPT__XCR0_AVX || !mpt__has_bits(leaf7.ebx, avx2)) {
-        return 0;
-    }
+    if ((saved & MPT__XCR0_AVX) != MPT__XCR0_AVX || !mpt__has_bits(leaf7.ebx, avx2)) return 0;
     features |= MPT__CPU_AVX2;
     if ((saved & MPT__XCR0_AVX512) == MPT__XCR0_AVX512 && mpt__has_bits(leaf7.ebx, avx512)) {
         leaf71 = mpt__cpuid(7, 1);
@@ -171,12 +165,22 @@ static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
     switch (isa) {
     case MPT_ISA_AUTO:
     case MPT_ISA_NULL:
-    case MPT_ISA_REF: break;
-    case MPT_ISA_AVX2: needed = MPT__CPU_AVX2; break;
-    case MPT_ISA_AVX512: needed = MPT__CPU_AVX512; break;
-    case MPT_ISA_AMX: needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16; break;
-    case MPT_ISA_NEON: needed = MPT__CPU_NEON; break;
-    default: return false;
+    case MPT_ISA_REF:
+        break;
+    case MPT_ISA_AVX2:
+        needed = MPT__CPU_AVX2;
+        break;
+    case MPT_ISA_AVX512:
+        needed = MPT__CPU_AVX512;
+        break;
+    case MPT_ISA_AMX:
+        needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
+        break;
+    case MPT_ISA_NEON:
+        needed = MPT__CPU_NEON;
+        break;
+    default:
+        return false;
     }
     return (features & needed) == needed;
 }
@@ -235,9 +239,7 @@ static MPT__INLINE uint32_t mpt__f32_round_to_small(uint32_t bits, uint32_t mant
     uint32_t shift = 23 - mantissa;
     if (exponent < first_normal) {
         shift += first_normal - exponent;
-        if (exponent == 0 || shift > 24) {
-            return 0; /* below half of the smallest subnormal */
-        }
+        if (exponent == 0 || shift > 24) { return 0; /* below half of the smallest subnormal */ }
         bits = (bits & 0x7fffffu) | 0x800000u;
     } else {
         bits -= (127 - bias) << 23;
@@ -280,9 +282,7 @@ static MPT__INLINE float mpt__f16_to_f32(uint16_t half) {
 /* Every NaN becomes 0x7fc0, without sign. */
 static MPT__INLINE uint16_t mpt__f32_to_bf16(float value) {
     uint32_t bits = mpt__f32_bits(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) {
-        return 0x7fc0u;
-    }
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 

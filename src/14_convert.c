@@ -1,5 +1,6 @@
 /* ---------------------------------------------------------------------------------------------
- * 14_convert.c: bulk conversions between fp32, fp16 and bf16, and bulk tests for inf and NaN.
+ * 14_convert.c: the words for vectors, bulk conversions between fp32, fp16 and bf16, and bulk tests
+ * for inf and NaN.
  *
  * Every level gives the bits of the scalar functions in 13_dtype.c for every input, with flush-to-
  * zero and denormals-are-zero on or off: bf16 and the tests use integers only; the fp16
@@ -22,431 +23,326 @@ typedef struct mpt__convert_table {
     bool (*all_finite_bf16)(const uint16_t *values, size_t n);
 } mpt__convert_table;
 
-#define MPT__F16_EXPONENT 0x7c00u
-#define MPT__BF16_EXPONENT 0x7f80u
+/* ==== Vocabulary ====
+ *
+ * The words in which conversions and the functions of 15_math.c are written, once for each width:
+ * mpt__v1_add and so on, for 1, 4 (NEON), 8 (AVX2) and 16 (AVX-512) lanes. words(p) loads 32-bit
+ * patterns from anywhere. larger(a, b) is a > b ? a : b and smaller(a, b) is a < b ? a : b: both
+ * give b if either is NaN, as the x86 instructions do. select(m, a, b) is m ? a : b. sar shifts
+ * with the sign.
+ *
+ * Arithmetic uses operators where the compiler has them for vectors: they obey the pragmas around
+ * this code, while the body of an intrinsic obeys those around the header that it came from. */
 
-/* ==== Portable ==== */
+#if defined(_MSC_VER) && !defined(__clang__)
+#define MPT__LANES(a, operation, b, intrinsic) intrinsic(a, b)
+#else
+#define MPT__LANES(a, operation, b, intrinsic) ((a)operation(b))
+#endif
 
-static void mpt__convert_f16_to_f32(const uint16_t *from, float *to, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        to[i] = mpt__f16_to_f32(from[i]);
-    }
+typedef float mpt__v1_f;
+typedef uint32_t mpt__v1_i;
+typedef bool mpt__v1_m;
+#define MPT__V1 static MPT__INLINE
+
+MPT__V1 float mpt__v1_add(float a, float b) { return a + b; }
+MPT__V1 float mpt__v1_sub(float a, float b) { return a - b; }
+MPT__V1 float mpt__v1_mul(float a, float b) { return a * b; }
+MPT__V1 float mpt__v1_div(float a, float b) { return a / b; }
+MPT__V1 float mpt__v1_set(float a) { return a; }
+MPT__V1 float mpt__v1_larger(float a, float b) { return a > b ? a : b; }
+MPT__V1 float mpt__v1_smaller(float a, float b) { return a < b ? a : b; }
+MPT__V1 uint32_t mpt__v1_bits(float a) { return mpt__f32_bits(a); }
+MPT__V1 uint32_t mpt__v1_words(const void *p) {
+    uint32_t word;
+    memcpy(&word, p, sizeof word);
+    return word;
 }
-
-static void mpt__convert_bf16_to_f32(const uint16_t *from, float *to, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        to[i] = mpt__bf16_to_f32(from[i]);
-    }
-}
-
-static void mpt__convert_f32_to_f16(const float *from, uint16_t *to, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        to[i] = mpt__f32_to_f16(from[i]);
-    }
-}
-
-static void mpt__convert_f32_to_bf16(const float *from, uint16_t *to, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        to[i] = mpt__f32_to_bf16(from[i]);
-    }
-}
-
-static bool mpt__all_finite_f32(const float *values, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        if (!mpt__f32_is_finite(values[i])) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* `exponent` is the exponent field of the 16-bit format. */
-static bool mpt__all_finite_16(const uint16_t *values, size_t n, uint32_t exponent) {
-    for (size_t i = 0; i < n; i++) {
-        if ((values[i] & exponent) == exponent) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool mpt__all_finite_f16(const uint16_t *values, size_t n) {
-    return mpt__all_finite_16(values, n, MPT__F16_EXPONENT);
-}
-
-static bool mpt__all_finite_bf16(const uint16_t *values, size_t n) {
-    return mpt__all_finite_16(values, n, MPT__BF16_EXPONENT);
-}
-
-static const mpt__convert_table mpt__convert_portable = {
-    mpt__convert_f16_to_f32,  mpt__convert_bf16_to_f32, mpt__convert_f32_to_f16,
-    mpt__convert_f32_to_bf16, mpt__all_finite_f32,      mpt__all_finite_f16,
-    mpt__all_finite_bf16};
+MPT__V1 float mpt__v1_float(uint32_t a) { return mpt__f32_from_bits(a); }
+MPT__V1 float mpt__v1_convert(uint32_t a) { return (float)(int32_t)a; }
+MPT__V1 uint32_t mpt__v1_iset(int32_t a) { return (uint32_t)a; }
+MPT__V1 uint32_t mpt__v1_iadd(uint32_t a, uint32_t b) { return a + b; }
+MPT__V1 uint32_t mpt__v1_isub(uint32_t a, uint32_t b) { return a - b; }
+MPT__V1 uint32_t mpt__v1_iand(uint32_t a, uint32_t b) { return a & b; }
+MPT__V1 uint32_t mpt__v1_ior(uint32_t a, uint32_t b) { return a | b; }
+MPT__V1 uint32_t mpt__v1_shl23(uint32_t a) { return a << 23; }
+MPT__V1 uint32_t mpt__v1_shr16(uint32_t a) { return a >> 16; }
+MPT__V1 uint32_t mpt__v1_sar1(uint32_t a) { return a >> 1 | (a & 0x80000000u); }
+MPT__V1 uint32_t mpt__v1_sar23(uint32_t a) { return a >> 23 | (0u - (a >> 31)) << 9; }
+MPT__V1 bool mpt__v1_igt(uint32_t a, uint32_t b) { return (int32_t)a > (int32_t)b; }
+MPT__V1 float mpt__v1_select(bool m, float a, float b) { return m ? a : b; }
 
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-/* ==== AVX2 and F16C ==== */
+typedef __m256 mpt__v8_f;
+typedef __m256i mpt__v8_i;
+typedef __m256i mpt__v8_m;
+#define MPT__V8 MPT__TARGET("avx2") static MPT__INLINE
 
-#define MPT__CONVERT_AVX2 MPT__TARGET("avx2,f16c") static
-
-MPT__CONVERT_AVX2 MPT__INLINE __m256i mpt__avx2_load_bits(const void *from) {
-    return _mm256_loadu_si256((const __m256i *)from);
+MPT__V8 __m256 mpt__v8_add(__m256 a, __m256 b) { return MPT__LANES(a, +, b, _mm256_add_ps); }
+MPT__V8 __m256 mpt__v8_sub(__m256 a, __m256 b) { return MPT__LANES(a, -, b, _mm256_sub_ps); }
+MPT__V8 __m256 mpt__v8_mul(__m256 a, __m256 b) { return MPT__LANES(a, *, b, _mm256_mul_ps); }
+MPT__V8 __m256 mpt__v8_div(__m256 a, __m256 b) { return MPT__LANES(a, /, b, _mm256_div_ps); }
+MPT__V8 __m256 mpt__v8_set(float a) { return _mm256_set1_ps(a); }
+MPT__V8 __m256 mpt__v8_larger(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+MPT__V8 __m256 mpt__v8_smaller(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
+MPT__V8 __m256i mpt__v8_bits(__m256 a) { return _mm256_castps_si256(a); }
+MPT__V8 __m256i mpt__v8_words(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+MPT__V8 __m256 mpt__v8_float(__m256i a) { return _mm256_castsi256_ps(a); }
+MPT__V8 __m256 mpt__v8_convert(__m256i a) { return _mm256_cvtepi32_ps(a); }
+MPT__V8 __m256i mpt__v8_iset(int32_t a) { return _mm256_set1_epi32(a); }
+MPT__V8 __m256i mpt__v8_iadd(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
+MPT__V8 __m256i mpt__v8_isub(__m256i a, __m256i b) { return _mm256_sub_epi32(a, b); }
+MPT__V8 __m256i mpt__v8_iand(__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
+MPT__V8 __m256i mpt__v8_ior(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
+MPT__V8 __m256i mpt__v8_shl23(__m256i a) { return _mm256_slli_epi32(a, 23); }
+MPT__V8 __m256i mpt__v8_shr16(__m256i a) { return _mm256_srli_epi32(a, 16); }
+MPT__V8 __m256i mpt__v8_sar1(__m256i a) { return _mm256_srai_epi32(a, 1); }
+MPT__V8 __m256i mpt__v8_sar23(__m256i a) { return _mm256_srai_epi32(a, 23); }
+MPT__V8 __m256i mpt__v8_igt(__m256i a, __m256i b) { return _mm256_cmpgt_epi32(a, b); }
+MPT__V8 __m256 mpt__v8_select(__m256i m, __m256 a, __m256 b) {
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(m));
 }
 
-MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_store_bits(void *to, __m256i bits) {
-    _mm256_storeu_si256((__m256i *)to, bits);
+typedef __m512 mpt__v16_f;
+typedef __m512i mpt__v16_i;
+typedef __mmask16 mpt__v16_m;
+#define MPT__V16_STATIC MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq") static
+#define MPT__V16 MPT__V16_STATIC MPT__INLINE
+#define MPT__V16_ALL ((__mmask16)0xffff) /* without a mask, gcc warns about its own header */
+
+MPT__V16 __m512 mpt__v16_add(__m512 a, __m512 b) { return MPT__LANES(a, +, b, _mm512_add_ps); }
+MPT__V16 __m512 mpt__v16_sub(__m512 a, __m512 b) { return MPT__LANES(a, -, b, _mm512_sub_ps); }
+MPT__V16 __m512 mpt__v16_mul(__m512 a, __m512 b) { return MPT__LANES(a, *, b, _mm512_mul_ps); }
+MPT__V16 __m512 mpt__v16_div(__m512 a, __m512 b) { return MPT__LANES(a, /, b, _mm512_div_ps); }
+MPT__V16 __m512 mpt__v16_set(float a) { return _mm512_set1_ps(a); }
+MPT__V16 __m512 mpt__v16_larger(__m512 a, __m512 b) {
+    return _mm512_maskz_max_ps(MPT__V16_ALL, a, b);
 }
-
-MPT__CONVERT_AVX2 void mpt__avx2_convert_f16_to_f32(const uint16_t *from, float *to, size_t n) {
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        __m256i half = mpt__avx2_load_bits(from + i);
-        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm256_castsi256_si128(half)));
-        _mm256_storeu_ps(to + i + 8, _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)));
-    }
-    mpt__convert_f16_to_f32(from + i, to + i, n - i);
+MPT__V16 __m512 mpt__v16_smaller(__m512 a, __m512 b) {
+    return _mm512_maskz_min_ps(MPT__V16_ALL, a, b);
 }
-
-MPT__CONVERT_AVX2 void mpt__avx2_convert_bf16_to_f32(const uint16_t *from, float *to, size_t n) {
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        __m256i half = mpt__avx2_load_bits(from + i);
-        __m256i low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(half));
-        __m256i high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(half, 1));
-        mpt__avx2_store_bits(to + i, _mm256_slli_epi32(low, 16));
-        mpt__avx2_store_bits(to + i + 8, _mm256_slli_epi32(high, 16));
-    }
-    mpt__convert_bf16_to_f32(from + i, to + i, n - i);
+MPT__V16 __m512i mpt__v16_bits(__m512 a) { return _mm512_castps_si512(a); }
+MPT__V16 __m512i mpt__v16_words(const void *p) { return _mm512_loadu_si512(p); }
+MPT__V16 __m512 mpt__v16_float(__m512i a) { return _mm512_castsi512_ps(a); }
+MPT__V16 __m512 mpt__v16_convert(__m512i a) { return _mm512_maskz_cvtepi32_ps(MPT__V16_ALL, a); }
+MPT__V16 __m512i mpt__v16_iset(int32_t a) { return _mm512_set1_epi32(a); }
+MPT__V16 __m512i mpt__v16_iadd(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
+MPT__V16 __m512i mpt__v16_isub(__m512i a, __m512i b) { return _mm512_sub_epi32(a, b); }
+MPT__V16 __m512i mpt__v16_iand(__m512i a, __m512i b) { return _mm512_and_si512(a, b); }
+MPT__V16 __m512i mpt__v16_ior(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
+MPT__V16 __m512i mpt__v16_shl23(__m512i a) { return _mm512_maskz_slli_epi32(MPT__V16_ALL, a, 23); }
+MPT__V16 __m512i mpt__v16_shr16(__m512i a) { return _mm512_maskz_srli_epi32(MPT__V16_ALL, a, 16); }
+MPT__V16 __m512i mpt__v16_sar1(__m512i a) { return _mm512_maskz_srai_epi32(MPT__V16_ALL, a, 1); }
+MPT__V16 __m512i mpt__v16_sar23(__m512i a) { return _mm512_maskz_srai_epi32(MPT__V16_ALL, a, 23); }
+MPT__V16 __mmask16 mpt__v16_igt(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(a, b); }
+MPT__V16 __m512 mpt__v16_select(__mmask16 m, __m512 a, __m512 b) {
+    return _mm512_mask_blend_ps(m, b, a);
 }
-
-MPT__CONVERT_AVX2 void mpt__avx2_convert_f32_to_f16(const float *from, uint16_t *to, size_t n) {
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        __m128i low = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
-        __m128i high = _mm256_cvtps_ph(_mm256_loadu_ps(from + i + 8), _MM_FROUND_TO_NEAREST_INT);
-        mpt__avx2_store_bits(to + i, _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
-    }
-    mpt__convert_f32_to_f16(from + i, to + i, n - i);
-}
-
-/* Eight fp32 patterns to bf16 in the low halves of eight words. */
-MPT__CONVERT_AVX2 MPT__INLINE __m256i mpt__avx2_round_bf16(__m256i bits) {
-    __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
-    __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    __m256i bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
-    return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
-}
-
-MPT__CONVERT_AVX2 void mpt__avx2_convert_f32_to_bf16(const float *from, uint16_t *to, size_t n) {
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        __m256i low = mpt__avx2_round_bf16(mpt__avx2_load_bits(from + i));
-        __m256i high = mpt__avx2_round_bf16(mpt__avx2_load_bits(from + i + 8));
-        __m256i packed = _mm256_packus_epi32(low, high); /* its quarters in order 0 2 1 3 */
-        mpt__avx2_store_bits(to + i, _mm256_permute4x64_epi64(packed, 0xd8));
-    }
-    mpt__convert_f32_to_bf16(from + i, to + i, n - i);
-}
-
-MPT__CONVERT_AVX2 bool mpt__avx2_all_finite_f32(const float *values, size_t n) {
-    const __m256i exponent = _mm256_set1_epi32(0x7f800000);
-    size_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-        __m256i bad = _mm256_setzero_si256();
-        for (size_t k = 0; k < 32; k += 8) {
-            __m256i field = _mm256_and_si256(mpt__avx2_load_bits(values + i + k), exponent);
-            bad = _mm256_or_si256(bad, _mm256_cmpeq_epi32(field, exponent));
-        }
-        if (!_mm256_testz_si256(bad, bad)) {
-            return false;
-        }
-    }
-    return mpt__all_finite_f32(values + i, n - i);
-}
-
-MPT__CONVERT_AVX2 bool mpt__avx2_all_finite_16(const uint16_t *values, size_t n,
-                                               uint32_t field_mask) {
-    const __m256i exponent = _mm256_set1_epi16((short)field_mask);
-    size_t i = 0;
-    for (; i + 64 <= n; i += 64) {
-        __m256i bad = _mm256_setzero_si256();
-        for (size_t k = 0; k < 64; k += 16) {
-            __m256i field = _mm256_and_si256(mpt__avx2_load_bits(values + i + k), exponent);
-            bad = _mm256_or_si256(bad, _mm256_cmpeq_epi16(field, exponent));
-        }
-        if (!_mm256_testz_si256(bad, bad)) {
-            return false;
-        }
-    }
-    return mpt__all_finite_16(values + i, n - i, field_mask);
-}
-
-static bool mpt__avx2_all_finite_f16(const uint16_t *values, size_t n) {
-    return mpt__avx2_all_finite_16(values, n, MPT__F16_EXPONENT);
-}
-
-static bool mpt__avx2_all_finite_bf16(const uint16_t *values, size_t n) {
-    return mpt__avx2_all_finite_16(values, n, MPT__BF16_EXPONENT);
-}
-
-static const mpt__convert_table mpt__convert_avx2 = {
-    mpt__avx2_convert_f16_to_f32,  mpt__avx2_convert_bf16_to_f32, mpt__avx2_convert_f32_to_f16,
-    mpt__avx2_convert_f32_to_bf16, mpt__avx2_all_finite_f32,      mpt__avx2_all_finite_f16,
-    mpt__avx2_all_finite_bf16};
-
-/* ==== AVX-512 ==== */
-
-#define MPT__CONVERT_AVX512 MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq") static
-
-/* A mask of all lanes. The forms without one make gcc warn about variables and conversions in its
- * own header; the code is the same. */
-#define MPT__ALL_LANES ((__mmask16)0xffff)
-
-/* The lanes of the last, incomplete vector of 16. */
-static MPT__INLINE __mmask16 mpt__avx512_tail(size_t n) {
-    return (__mmask16)((1u << (n & 15)) - 1);
-}
-
-MPT__CONVERT_AVX512 void mpt__avx512_convert_f16_to_f32(const uint16_t *from, float *to,
-                                                        size_t n) {
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        __m256i half = _mm256_loadu_si256((const __m256i *)(const void *)(from + i));
-        _mm512_storeu_ps(to + i, _mm512_maskz_cvtph_ps(MPT__ALL_LANES, half));
-    }
-    if (i < n) {
-        __mmask16 tail = mpt__avx512_tail(n);
-        __m256i half = _mm256_maskz_loadu_epi16(tail, from + i);
-        _mm512_mask_storeu_ps(to + i, tail, _mm512_maskz_cvtph_ps(tail, half));
-    }
-}
-
-MPT__CONVERT_AVX512 MPT__INLINE __m512i mpt__avx512_widen_bf16(__m256i half) {
-    __m512i wide = _mm512_maskz_cvtepu16_epi32(MPT__ALL_LANES, half);
-    return _mm512_maskz_slli_epi32(MPT__ALL_LANES, wide, 16);
-}
-
-MPT__CONVERT_AVX512 void mpt__avx512_convert_bf16_to_f32(const uint16_t *from, float *to,
-                                                         size_t n) {
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        __m256i half = _mm256_loadu_si256((const __m256i *)(const void *)(from + i));
-        _mm512_storeu_si512(to + i, mpt__avx512_widen_bf16(half));
-    }
-    if (i < n) {
-        __mmask16 tail = mpt__avx512_tail(n);
-        __m256i half = _mm256_maskz_loadu_epi16(tail, from + i);
-        _mm512_mask_storeu_epi32(to + i, tail, mpt__avx512_widen_bf16(half));
-    }
-}
-
-MPT__CONVERT_AVX512 MPT__INLINE __m256i mpt__avx512_round_f16(__m512 value) {
-    return _mm512_maskz_cvtps_ph(MPT__ALL_LANES, value, _MM_FROUND_TO_NEAREST_INT);
-}
-
-MPT__CONVERT_AVX512 void mpt__avx512_convert_f32_to_f16(const float *from, uint16_t *to,
-                                                        size_t n) {
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        __m256i half = mpt__avx512_round_f16(_mm512_loadu_ps(from + i));
-        _mm256_storeu_si256((__m256i *)(void *)(to + i), half);
-    }
-    if (i < n) {
-        __mmask16 tail = mpt__avx512_tail(n);
-        __m256i half = mpt__avx512_round_f16(_mm512_maskz_loadu_ps(tail, from + i));
-        _mm256_mask_storeu_epi16(to + i, tail, half);
-    }
-}
-
-MPT__CONVERT_AVX512 MPT__INLINE __m256i mpt__avx512_round_bf16(__m512i bits) {
-    __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
-    __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
-    __m512i upper = _mm512_maskz_srli_epi32(MPT__ALL_LANES, bits, 16);
-    __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
-    __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-    __m512i sum = _mm512_add_epi32(bits, bias);
-    __m512i rounded = _mm512_maskz_srli_epi32(MPT__ALL_LANES, sum, 16);
-    rounded = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0));
-    return _mm512_maskz_cvtepi32_epi16(MPT__ALL_LANES, rounded);
-}
-
-MPT__CONVERT_AVX512 void mpt__avx512_convert_f32_to_bf16(const float *from, uint16_t *to,
-                                                         size_t n) {
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        __m256i half = mpt__avx512_round_bf16(_mm512_loadu_si512(from + i));
-        _mm256_storeu_si256((__m256i *)(void *)(to + i), half);
-    }
-    if (i < n) {
-        __mmask16 tail = mpt__avx512_tail(n);
-        __m256i half = mpt__avx512_round_bf16(_mm512_maskz_loadu_epi32(tail, from + i));
-        _mm256_mask_storeu_epi16(to + i, tail, half);
-    }
-}
-
-MPT__CONVERT_AVX512 bool mpt__avx512_all_finite_f32(const float *values, size_t n) {
-    const __m512i exponent = _mm512_set1_epi32(0x7f800000);
-    size_t i = 0;
-    for (; i + 64 <= n; i += 64) {
-        uint32_t bad = 0;
-        for (size_t k = 0; k < 64; k += 16) {
-            __m512i field = _mm512_and_si512(_mm512_loadu_si512(values + i + k), exponent);
-            bad |= _mm512_cmpeq_epi32_mask(field, exponent);
-        }
-        if (bad) {
-            return false;
-        }
-    }
-    return mpt__all_finite_f32(values + i, n - i);
-}
-
-MPT__CONVERT_AVX512 bool mpt__avx512_all_finite_16(const uint16_t *values, size_t n,
-                                                   uint32_t field_mask) {
-    const __m512i exponent = _mm512_set1_epi16((short)field_mask);
-    size_t i = 0;
-    for (; i + 128 <= n; i += 128) {
-        uint32_t bad = 0;
-        for (size_t k = 0; k < 128; k += 32) {
-            __m512i field = _mm512_and_si512(_mm512_loadu_si512(values + i + k), exponent);
-            bad |= _mm512_cmpeq_epi16_mask(field, exponent);
-        }
-        if (bad) {
-            return false;
-        }
-    }
-    return mpt__all_finite_16(values + i, n - i, field_mask);
-}
-
-static bool mpt__avx512_all_finite_f16(const uint16_t *values, size_t n) {
-    return mpt__avx512_all_finite_16(values, n, MPT__F16_EXPONENT);
-}
-
-static bool mpt__avx512_all_finite_bf16(const uint16_t *values, size_t n) {
-    return mpt__avx512_all_finite_16(values, n, MPT__BF16_EXPONENT);
-}
-
-static const mpt__convert_table mpt__convert_avx512 = {
-    mpt__avx512_convert_f16_to_f32, mpt__avx512_convert_bf16_to_f32,
-    mpt__avx512_convert_f32_to_f16, mpt__avx512_convert_f32_to_bf16,
-    mpt__avx512_all_finite_f32,     mpt__avx512_all_finite_f16,
-    mpt__avx512_all_finite_bf16};
 #endif
 
 #if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-/* ==== NEON ==== */
+typedef float32x4_t mpt__v4_f;
+typedef int32x4_t mpt__v4_i;
+typedef uint32x4_t mpt__v4_m;
+#define MPT__V4 static MPT__INLINE
 
-static void mpt__neon_convert_f16_to_f32(const uint16_t *from, float *to, size_t n) {
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        uint16x8_t half = vld1q_u16(from + i);
-        vst1q_f32(to + i, vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(half))));
-        vst1q_f32(to + i + 4, vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(half))));
-    }
-    mpt__convert_f16_to_f32(from + i, to + i, n - i);
+MPT__V4 mpt__v4_f mpt__v4_add(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, +, b, vaddq_f32); }
+MPT__V4 mpt__v4_f mpt__v4_sub(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, -, b, vsubq_f32); }
+MPT__V4 mpt__v4_f mpt__v4_mul(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, *, b, vmulq_f32); }
+MPT__V4 mpt__v4_f mpt__v4_div(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, /, b, vdivq_f32); }
+MPT__V4 mpt__v4_f mpt__v4_set(float a) { return vdupq_n_f32(a); }
+MPT__V4 mpt__v4_f mpt__v4_larger(mpt__v4_f a, mpt__v4_f b) {
+    return vbslq_f32(vcgtq_f32(a, b), a, b);
 }
-
-static void mpt__neon_convert_bf16_to_f32(const uint16_t *from, float *to, size_t n) {
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        uint16x8_t half = vld1q_u16(from + i);
-        vst1q_f32(to + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(half), 16)));
-        vst1q_f32(to + i + 4, vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(half), 16)));
-    }
-    mpt__convert_bf16_to_f32(from + i, to + i, n - i);
+MPT__V4 mpt__v4_f mpt__v4_smaller(mpt__v4_f a, mpt__v4_f b) {
+    return vbslq_f32(vcltq_f32(a, b), a, b);
 }
-
-static void mpt__neon_convert_f32_to_f16(const float *from, uint16_t *to, size_t n) {
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        uint16x4_t low = vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from + i)));
-        uint16x4_t high = vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from + i + 4)));
-        vst1q_u16(to + i, vcombine_u16(low, high));
-    }
-    mpt__convert_f32_to_f16(from + i, to + i, n - i);
+MPT__V4 mpt__v4_i mpt__v4_bits(mpt__v4_f a) { return vreinterpretq_s32_f32(a); }
+MPT__V4 mpt__v4_i mpt__v4_words(const void *p) { return vld1q_s32((const int32_t *)p); }
+MPT__V4 mpt__v4_f mpt__v4_float(mpt__v4_i a) { return vreinterpretq_f32_s32(a); }
+MPT__V4 mpt__v4_f mpt__v4_convert(mpt__v4_i a) { return vcvtq_f32_s32(a); }
+MPT__V4 mpt__v4_i mpt__v4_iset(int32_t a) { return vdupq_n_s32(a); }
+MPT__V4 mpt__v4_i mpt__v4_iadd(mpt__v4_i a, mpt__v4_i b) { return vaddq_s32(a, b); }
+MPT__V4 mpt__v4_i mpt__v4_isub(mpt__v4_i a, mpt__v4_i b) { return vsubq_s32(a, b); }
+MPT__V4 mpt__v4_i mpt__v4_iand(mpt__v4_i a, mpt__v4_i b) { return vandq_s32(a, b); }
+MPT__V4 mpt__v4_i mpt__v4_ior(mpt__v4_i a, mpt__v4_i b) { return vorrq_s32(a, b); }
+MPT__V4 mpt__v4_i mpt__v4_shl23(mpt__v4_i a) { return vshlq_n_s32(a, 23); }
+MPT__V4 mpt__v4_i mpt__v4_shr16(mpt__v4_i a) {
+    return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a), 16));
 }
-
-static MPT__INLINE uint16x4_t mpt__neon_round_bf16(uint32x4_t bits) {
-    uint32x4_t magnitude = vandq_u32(bits, vdupq_n_u32(0x7fffffffu));
-    uint32x4_t nan = vcgtq_u32(magnitude, vdupq_n_u32(0x7f800000u));
-    uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
-    uint32x4_t bias = vaddq_u32(odd, vdupq_n_u32(0x7fffu));
-    uint32x4_t rounded = vshrq_n_u32(vaddq_u32(bits, bias), 16);
-    return vmovn_u32(vbslq_u32(nan, vdupq_n_u32(0x7fc0u), rounded));
+MPT__V4 mpt__v4_i mpt__v4_sar1(mpt__v4_i a) { return vshrq_n_s32(a, 1); }
+MPT__V4 mpt__v4_i mpt__v4_sar23(mpt__v4_i a) { return vshrq_n_s32(a, 23); }
+MPT__V4 mpt__v4_m mpt__v4_igt(mpt__v4_i a, mpt__v4_i b) { return vcgtq_s32(a, b); }
+MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
+    return vbslq_f32(m, a, b);
 }
-
-static void mpt__neon_convert_f32_to_bf16(const float *from, uint16_t *to, size_t n) {
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        uint16x4_t low = mpt__neon_round_bf16(vreinterpretq_u32_f32(vld1q_f32(from + i)));
-        uint16x4_t high = mpt__neon_round_bf16(vreinterpretq_u32_f32(vld1q_f32(from + i + 4)));
-        vst1q_u16(to + i, vcombine_u16(low, high));
-    }
-    mpt__convert_f32_to_bf16(from + i, to + i, n - i);
-}
-
-static bool mpt__neon_all_finite_f32(const float *values, size_t n) {
-    const uint32x4_t exponent = vdupq_n_u32(0x7f800000u);
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        uint32x4_t bad = vdupq_n_u32(0);
-        for (size_t k = 0; k < 16; k += 4) {
-            uint32x4_t bits = vreinterpretq_u32_f32(vld1q_f32(values + i + k));
-            bad = vorrq_u32(bad, vceqq_u32(vandq_u32(bits, exponent), exponent));
-        }
-        if (vmaxvq_u32(bad)) {
-            return false;
-        }
-    }
-    return mpt__all_finite_f32(values + i, n - i);
-}
-
-static bool mpt__neon_all_finite_16(const uint16_t *values, size_t n, uint32_t field_mask) {
-    const uint16x8_t exponent = vdupq_n_u16((uint16_t)field_mask);
-    size_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-        uint16x8_t bad = vdupq_n_u16(0);
-        for (size_t k = 0; k < 32; k += 8) {
-            uint16x8_t field = vandq_u16(vld1q_u16(values + i + k), exponent);
-            bad = vorrq_u16(bad, vceqq_u16(field, exponent));
-        }
-        if (vmaxvq_u16(bad)) {
-            return false;
-        }
-    }
-    return mpt__all_finite_16(values + i, n - i, field_mask);
-}
-
-static bool mpt__neon_all_finite_f16(const uint16_t *values, size_t n) {
-    return mpt__neon_all_finite_16(values, n, MPT__F16_EXPONENT);
-}
-
-static bool mpt__neon_all_finite_bf16(const uint16_t *values, size_t n) {
-    return mpt__neon_all_finite_16(values, n, MPT__BF16_EXPONENT);
-}
-
-static const mpt__convert_table mpt__convert_neon = {
-    mpt__neon_convert_f16_to_f32,  mpt__neon_convert_bf16_to_f32, mpt__neon_convert_f32_to_f16,
-    mpt__neon_convert_f32_to_bf16, mpt__neon_all_finite_f32,      mpt__neon_all_finite_f16,
-    mpt__neon_all_finite_bf16};
 #endif
 
-/* ==== Choice ==== */
+/* ==== Text of all levels ==== */
+
+/* One conversion of a level: W elements at a time by its step, the rest by that of REST. */
+#define MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, NAME, FROM, TO)                        \
+    SPEC void mpt__##LEVEL##_##NAME(const FROM *from, TO *to, size_t n) {              \
+        size_t i = 0;                                                                  \
+        for (; i + (W) <= n; i += (W)) mpt__##LEVEL##_##NAME##_step(from + i, to + i); \
+        if (i < n) mpt__##REST##_##NAME(from + i, to + i, n - i);                      \
+    }
+#define MPT__CONVERT_LOOPS(SPEC, W, LEVEL, REST)                          \
+    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f16_to_f32, uint16_t, float)  \
+    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, bf16_to_f32, uint16_t, float) \
+    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f32_to_f16, float, uint16_t)  \
+    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f32_to_bf16, float, uint16_t)
+
+/* Eight, or W, fp32 patterns to bf16 in the low halves of words. */
+#define MPT__ROUND_BF16(SPEC, V, NAME)                                                            \
+    SPEC MPT__INLINE V##_i NAME(V##_i bits) {                                                     \
+        V##_m nan = V##_igt(V##_iand(bits, V##_iset(0x7fffffff)), V##_iset(0x7f800000));          \
+        V##_i odd = V##_iand(V##_shr16(bits), V##_iset(1));                                       \
+        V##_i sum = V##_iadd(bits, V##_iadd(odd, V##_iset(0x7fff)));                              \
+        return V##_bits(V##_select(nan, V##_float(V##_iset(0x7fc0)), V##_float(V##_shr16(sum)))); \
+    }
+
+/* The tests of a level, and its table. An exponent of all ones and `one` in its lowest bit give a
+   carry to the sign, in each half of a word for 16-bit formats. */
+#define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL)                                              \
+    SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent,    \
+                                    int32_t one) {                                         \
+        const V##_i mask = V##_iset(exponent), carry = V##_iset(one);                      \
+        const char *at = (const char *)values;                                             \
+        V##_i sum = V##_iset(0);                                                           \
+        uint32_t words[4 * (W)], all = 0;                                                  \
+        for (size_t used = sizeof words; bytes > 0; bytes -= used) {                       \
+            if (bytes < used) {                                                            \
+                used = bytes;                                                              \
+                memset(words, 0, sizeof words);                                            \
+                at = (const char *)memcpy(words, at, bytes);                               \
+            }                                                                              \
+            for (int k = 0; k < 4; k++, at += 4 * (W))                                     \
+                sum = V##_ior(sum, V##_iadd(V##_iand(V##_words(at), mask), carry));        \
+        }                                                                                  \
+        memcpy(words, &sum, sizeof sum);                                                   \
+        for (int i = 0; i < (W); i++) all |= words[i];                                     \
+        return (all & 0x80008000u) == 0;                                                   \
+    }                                                                                      \
+    static bool mpt__##LEVEL##_finite_f32(const float *values, size_t n) {                 \
+        return mpt__##LEVEL##_finite(values, 4 * n, 0x7f800000, 0x00800000);               \
+    }                                                                                      \
+    static bool mpt__##LEVEL##_finite_f16(const uint16_t *values, size_t n) {              \
+        return mpt__##LEVEL##_finite(values, 2 * n, 0x7c007c00, 0x04000400);               \
+    }                                                                                      \
+    static bool mpt__##LEVEL##_finite_bf16(const uint16_t *values, size_t n) {             \
+        return mpt__##LEVEL##_finite(values, 2 * n, 0x7f807f80, 0x00800080);               \
+    }                                                                                      \
+    static const mpt__convert_table mpt__convert_##LEVEL = {                               \
+        mpt__##LEVEL##_f16_to_f32,  mpt__##LEVEL##_bf16_to_f32, mpt__##LEVEL##_f32_to_f16, \
+        mpt__##LEVEL##_f32_to_bf16, mpt__##LEVEL##_finite_f32,  mpt__##LEVEL##_finite_f16, \
+        mpt__##LEVEL##_finite_bf16};
+
+/* ==== Levels ==== */
+
+static void mpt__portable_f16_to_f32(const uint16_t *from, float *to, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = mpt__f16_to_f32(from[i]);
+}
+static void mpt__portable_bf16_to_f32(const uint16_t *from, float *to, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = mpt__bf16_to_f32(from[i]);
+}
+static void mpt__portable_f32_to_f16(const float *from, uint16_t *to, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = mpt__f32_to_f16(from[i]);
+}
+static void mpt__portable_f32_to_bf16(const float *from, uint16_t *to, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16(from[i]);
+}
+MPT__CONVERT_TABLE(static, mpt__v1, 1, portable)
+
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+#define MPT__CONVERT_AVX2 MPT__TARGET("avx2,f16c") static
+
+MPT__ROUND_BF16(MPT__CONVERT_AVX2, mpt__v8, mpt__avx2_round_bf16)
+
+MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f16_to_f32_step(const uint16_t *from, float *to) {
+    _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from)));
+}
+MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_bf16_to_f32_step(const uint16_t *from, float *to) {
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)from));
+    _mm256_storeu_ps(to, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+}
+MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f32_to_f16_step(const float *from, uint16_t *to) {
+    __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128((__m128i *)(void *)to, half);
+}
+MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f32_to_bf16_step(const float *from, uint16_t *to) {
+    __m256i words = mpt__avx2_round_bf16(mpt__v8_words(from));
+    __m256i twice = _mm256_packus_epi32(words, words); /* its quarters: 0 0 1 1 */
+    __m256i packed = _mm256_permute4x64_epi64(twice, 0x08);
+    _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(packed));
+}
+MPT__CONVERT_LOOPS(MPT__CONVERT_AVX2, 8, avx2, portable)
+MPT__CONVERT_TABLE(MPT__CONVERT_AVX2, mpt__v8, 8, avx2)
+
+MPT__ROUND_BF16(MPT__V16_STATIC, mpt__v16, mpt__v16_round_bf16)
+
+MPT__V16 __m256i mpt__avx512_round_bf16(__m512i bits) {
+    return _mm512_maskz_cvtepi32_epi16(MPT__V16_ALL, mpt__v16_round_bf16(bits));
+}
+MPT__V16 __m256i mpt__avx512_round_f16(__m512 value) {
+    return _mm512_maskz_cvtps_ph(MPT__V16_ALL, value, _MM_FROUND_TO_NEAREST_INT);
+}
+/* The first n of 16 lanes. */
+#define MPT__V16_FIRST(n) ((__mmask16)((1u << (n)) - 1))
+
+MPT__V16 void mpt__avx512_rest_f16_to_f32(const uint16_t *from, float *to, size_t n) {
+    __m256i half = _mm256_maskz_loadu_epi16(MPT__V16_FIRST(n), from);
+    _mm512_mask_storeu_ps(to, MPT__V16_FIRST(n), _mm512_maskz_cvtph_ps(MPT__V16_ALL, half));
+}
+MPT__V16 void mpt__avx512_rest_bf16_to_f32(const uint16_t *from, float *to, size_t n) {
+    __m256i half = _mm256_maskz_loadu_epi16(MPT__V16_FIRST(n), from);
+    __m512i wide = _mm512_maskz_cvtepu16_epi32(MPT__V16_ALL, half);
+    _mm512_mask_storeu_epi32(to, MPT__V16_FIRST(n),
+                             _mm512_maskz_slli_epi32(MPT__V16_ALL, wide, 16));
+}
+MPT__V16 void mpt__avx512_rest_f32_to_f16(const float *from, uint16_t *to, size_t n) {
+    __m512 value = _mm512_maskz_loadu_ps(MPT__V16_FIRST(n), from);
+    _mm256_mask_storeu_epi16(to, MPT__V16_FIRST(n), mpt__avx512_round_f16(value));
+}
+MPT__V16 void mpt__avx512_rest_f32_to_bf16(const float *from, uint16_t *to, size_t n) {
+    __m512i bits = _mm512_maskz_loadu_epi32(MPT__V16_FIRST(n), from);
+    _mm256_mask_storeu_epi16(to, MPT__V16_FIRST(n), mpt__avx512_round_bf16(bits));
+}
+#define mpt__avx512_f16_to_f32_step(from, to) mpt__avx512_rest_f16_to_f32(from, to, 16)
+#define mpt__avx512_bf16_to_f32_step(from, to) mpt__avx512_rest_bf16_to_f32(from, to, 16)
+#define mpt__avx512_f32_to_f16_step(from, to) mpt__avx512_rest_f32_to_f16(from, to, 16)
+#define mpt__avx512_f32_to_bf16_step(from, to) mpt__avx512_rest_f32_to_bf16(from, to, 16)
+MPT__CONVERT_LOOPS(MPT__V16_STATIC, 16, avx512, avx512_rest)
+MPT__CONVERT_TABLE(MPT__V16_STATIC, mpt__v16, 16, avx512)
+#endif
+
+#if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
+MPT__ROUND_BF16(static, mpt__v4, mpt__neon_round_bf16)
+
+MPT__V4 void mpt__neon_f16_to_f32_step(const uint16_t *from, float *to) {
+    vst1q_f32(to, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))));
+}
+MPT__V4 void mpt__neon_bf16_to_f32_step(const uint16_t *from, float *to) {
+    vst1q_f32(to, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from), 16)));
+}
+MPT__V4 void mpt__neon_f32_to_f16_step(const float *from, uint16_t *to) {
+    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from))));
+}
+MPT__V4 void mpt__neon_f32_to_bf16_step(const float *from, uint16_t *to) {
+    vst1_u16(to, vmovn_u32(vreinterpretq_u32_s32(mpt__neon_round_bf16(mpt__v4_words(from)))));
+}
+MPT__CONVERT_LOOPS(static, 4, neon, portable)
+MPT__CONVERT_TABLE(static, mpt__v4, 4, neon)
+#endif
 
 /* The table for a level that this CPU has. */
 static const mpt__convert_table *mpt__convert_table_for(mpt_isa isa) {
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-    if (isa == MPT_ISA_AVX2) {
-        return &mpt__convert_avx2;
-    }
-    if (isa == MPT_ISA_AVX512 || isa == MPT_ISA_AMX) {
-        return &mpt__convert_avx512;
-    }
+    if (isa == MPT_ISA_AVX2) return &mpt__convert_avx2;
+    if (isa == MPT_ISA_AVX512 || isa == MPT_ISA_AMX) return &mpt__convert_avx512;
 #endif
 #if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-    if (isa == MPT_ISA_NEON) {
-        return &mpt__convert_neon;
-    }
+    if (isa == MPT_ISA_NEON) return &mpt__convert_neon;
 #endif
     (void)isa;
     return &mpt__convert_portable;

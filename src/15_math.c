@@ -17,153 +17,7 @@
 #include <math.h>
 
 #include "12_random.c"
-#include "13_dtype.c"
-
-/* ==== Vocabulary ====
- *
- * The words in which the float functions are written, once for each width: mpt__v1_add and so on.
- * larger(a, b) is a > b ? a : b and smaller(a, b) is a < b ? a : b: both give b if either is NaN,
- * as the x86 instructions do. select(m, a, b) is m ? a : b. sar shifts with the sign.
- *
- * Arithmetic uses operators where the compiler has them for vectors: they obey the pragmas around
- * this code, while the body of an intrinsic obeys those around the header that it came from. */
-
-#if defined(_MSC_VER) && !defined(__clang__)
-#define MPT__LANES(a, operation, b, intrinsic) intrinsic(a, b)
-#else
-#define MPT__LANES(a, operation, b, intrinsic) ((a)operation(b))
-#endif
-
-typedef float mpt__v1_f;
-typedef uint32_t mpt__v1_i;
-typedef bool mpt__v1_m;
-#define MPT__V1 static MPT__INLINE
-
-MPT__V1 float mpt__v1_add(float a, float b) { return a + b; }
-MPT__V1 float mpt__v1_sub(float a, float b) { return a - b; }
-MPT__V1 float mpt__v1_mul(float a, float b) { return a * b; }
-MPT__V1 float mpt__v1_div(float a, float b) { return a / b; }
-MPT__V1 float mpt__v1_set(float a) { return a; }
-MPT__V1 float mpt__v1_larger(float a, float b) { return a > b ? a : b; }
-MPT__V1 float mpt__v1_smaller(float a, float b) { return a < b ? a : b; }
-MPT__V1 uint32_t mpt__v1_bits(float a) { return mpt__f32_bits(a); }
-MPT__V1 float mpt__v1_float(uint32_t a) { return mpt__f32_from_bits(a); }
-MPT__V1 float mpt__v1_convert(uint32_t a) { return (float)(int32_t)a; }
-MPT__V1 uint32_t mpt__v1_iset(int32_t a) { return (uint32_t)a; }
-MPT__V1 uint32_t mpt__v1_iadd(uint32_t a, uint32_t b) { return a + b; }
-MPT__V1 uint32_t mpt__v1_isub(uint32_t a, uint32_t b) { return a - b; }
-MPT__V1 uint32_t mpt__v1_iand(uint32_t a, uint32_t b) { return a & b; }
-MPT__V1 uint32_t mpt__v1_ior(uint32_t a, uint32_t b) { return a | b; }
-MPT__V1 uint32_t mpt__v1_shl23(uint32_t a) { return a << 23; }
-MPT__V1 uint32_t mpt__v1_sar1(uint32_t a) { return a >> 1 | (a & 0x80000000u); }
-MPT__V1 uint32_t mpt__v1_sar23(uint32_t a) { return a >> 23 | (0u - (a >> 31)) << 9; }
-MPT__V1 bool mpt__v1_igt(uint32_t a, uint32_t b) { return (int32_t)a > (int32_t)b; }
-MPT__V1 float mpt__v1_select(bool m, float a, float b) { return m ? a : b; }
-
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-typedef __m256 mpt__v8_f;
-typedef __m256i mpt__v8_i;
-typedef __m256i mpt__v8_m;
-#define MPT__V8 MPT__TARGET("avx2") static MPT__INLINE
-
-MPT__V8 __m256 mpt__v8_add(__m256 a, __m256 b) { return MPT__LANES(a, +, b, _mm256_add_ps); }
-MPT__V8 __m256 mpt__v8_sub(__m256 a, __m256 b) { return MPT__LANES(a, -, b, _mm256_sub_ps); }
-MPT__V8 __m256 mpt__v8_mul(__m256 a, __m256 b) { return MPT__LANES(a, *, b, _mm256_mul_ps); }
-MPT__V8 __m256 mpt__v8_div(__m256 a, __m256 b) { return MPT__LANES(a, /, b, _mm256_div_ps); }
-MPT__V8 __m256 mpt__v8_set(float a) { return _mm256_set1_ps(a); }
-MPT__V8 __m256 mpt__v8_larger(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
-MPT__V8 __m256 mpt__v8_smaller(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
-MPT__V8 __m256i mpt__v8_bits(__m256 a) { return _mm256_castps_si256(a); }
-MPT__V8 __m256 mpt__v8_float(__m256i a) { return _mm256_castsi256_ps(a); }
-MPT__V8 __m256 mpt__v8_convert(__m256i a) { return _mm256_cvtepi32_ps(a); }
-MPT__V8 __m256i mpt__v8_iset(int32_t a) { return _mm256_set1_epi32(a); }
-MPT__V8 __m256i mpt__v8_iadd(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
-MPT__V8 __m256i mpt__v8_isub(__m256i a, __m256i b) { return _mm256_sub_epi32(a, b); }
-MPT__V8 __m256i mpt__v8_iand(__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
-MPT__V8 __m256i mpt__v8_ior(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
-MPT__V8 __m256i mpt__v8_shl23(__m256i a) { return _mm256_slli_epi32(a, 23); }
-MPT__V8 __m256i mpt__v8_sar1(__m256i a) { return _mm256_srai_epi32(a, 1); }
-MPT__V8 __m256i mpt__v8_sar23(__m256i a) { return _mm256_srai_epi32(a, 23); }
-MPT__V8 __m256i mpt__v8_igt(__m256i a, __m256i b) { return _mm256_cmpgt_epi32(a, b); }
-MPT__V8 __m256 mpt__v8_select(__m256i m, __m256 a, __m256 b) {
-    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(m));
-}
-
-typedef __m512 mpt__v16_f;
-typedef __m512i mpt__v16_i;
-typedef __mmask16 mpt__v16_m;
-#define MPT__V16 MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq") static MPT__INLINE
-#define MPT__V16_ALL ((__mmask16)0xffff) /* without a mask, gcc warns about its own header */
-
-MPT__V16 __m512 mpt__v16_add(__m512 a, __m512 b) { return MPT__LANES(a, +, b, _mm512_add_ps); }
-MPT__V16 __m512 mpt__v16_sub(__m512 a, __m512 b) { return MPT__LANES(a, -, b, _mm512_sub_ps); }
-MPT__V16 __m512 mpt__v16_mul(__m512 a, __m512 b) { return MPT__LANES(a, *, b, _mm512_mul_ps); }
-MPT__V16 __m512 mpt__v16_div(__m512 a, __m512 b) { return MPT__LANES(a, /, b, _mm512_div_ps); }
-MPT__V16 __m512 mpt__v16_set(float a) { return _mm512_set1_ps(a); }
-MPT__V16 __m512 mpt__v16_larger(__m512 a, __m512 b) {
-    return _mm512_maskz_max_ps(MPT__V16_ALL, a, b);
-}
-MPT__V16 __m512 mpt__v16_smaller(__m512 a, __m512 b) {
-    return _mm512_maskz_min_ps(MPT__V16_ALL, a, b);
-}
-MPT__V16 __m512i mpt__v16_bits(__m512 a) { return _mm512_castps_si512(a); }
-MPT__V16 __m512 mpt__v16_float(__m512i a) { return _mm512_castsi512_ps(a); }
-MPT__V16 __m512 mpt__v16_convert(__m512i a) {
-    return _mm512_maskz_cvtepi32_ps(MPT__V16_ALL, a);
-}
-MPT__V16 __m512i mpt__v16_iset(int32_t a) { return _mm512_set1_epi32(a); }
-MPT__V16 __m512i mpt__v16_iadd(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
-MPT__V16 __m512i mpt__v16_isub(__m512i a, __m512i b) { return _mm512_sub_epi32(a, b); }
-MPT__V16 __m512i mpt__v16_iand(__m512i a, __m512i b) { return _mm512_and_si512(a, b); }
-MPT__V16 __m512i mpt__v16_ior(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
-MPT__V16 __m512i mpt__v16_shl23(__m512i a) {
-    return _mm512_maskz_slli_epi32(MPT__V16_ALL, a, 23);
-}
-MPT__V16 __m512i mpt__v16_sar1(__m512i a) {
-    return _mm512_maskz_srai_epi32(MPT__V16_ALL, a, 1);
-}
-MPT__V16 __m512i mpt__v16_sar23(__m512i a) {
-    return _mm512_maskz_srai_epi32(MPT__V16_ALL, a, 23);
-}
-MPT__V16 __mmask16 mpt__v16_igt(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(a, b); }
-MPT__V16 __m512 mpt__v16_select(__mmask16 m, __m512 a, __m512 b) {
-    return _mm512_mask_blend_ps(m, b, a);
-}
-#endif
-
-#if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-typedef float32x4_t mpt__v4_f;
-typedef int32x4_t mpt__v4_i;
-typedef uint32x4_t mpt__v4_m;
-#define MPT__V4 static MPT__INLINE
-
-MPT__V4 mpt__v4_f mpt__v4_add(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, +, b, vaddq_f32); }
-MPT__V4 mpt__v4_f mpt__v4_sub(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, -, b, vsubq_f32); }
-MPT__V4 mpt__v4_f mpt__v4_mul(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, *, b, vmulq_f32); }
-MPT__V4 mpt__v4_f mpt__v4_div(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, /, b, vdivq_f32); }
-MPT__V4 mpt__v4_f mpt__v4_set(float a) { return vdupq_n_f32(a); }
-MPT__V4 mpt__v4_f mpt__v4_larger(mpt__v4_f a, mpt__v4_f b) {
-    return vbslq_f32(vcgtq_f32(a, b), a, b);
-}
-MPT__V4 mpt__v4_f mpt__v4_smaller(mpt__v4_f a, mpt__v4_f b) {
-    return vbslq_f32(vcltq_f32(a, b), a, b);
-}
-MPT__V4 mpt__v4_i mpt__v4_bits(mpt__v4_f a) { return vreinterpretq_s32_f32(a); }
-MPT__V4 mpt__v4_f mpt__v4_float(mpt__v4_i a) { return vreinterpretq_f32_s32(a); }
-MPT__V4 mpt__v4_f mpt__v4_convert(mpt__v4_i a) { return vcvtq_f32_s32(a); }
-MPT__V4 mpt__v4_i mpt__v4_iset(int32_t a) { return vdupq_n_s32(a); }
-MPT__V4 mpt__v4_i mpt__v4_iadd(mpt__v4_i a, mpt__v4_i b) { return vaddq_s32(a, b); }
-MPT__V4 mpt__v4_i mpt__v4_isub(mpt__v4_i a, mpt__v4_i b) { return vsubq_s32(a, b); }
-MPT__V4 mpt__v4_i mpt__v4_iand(mpt__v4_i a, mpt__v4_i b) { return vandq_s32(a, b); }
-MPT__V4 mpt__v4_i mpt__v4_ior(mpt__v4_i a, mpt__v4_i b) { return vorrq_s32(a, b); }
-MPT__V4 mpt__v4_i mpt__v4_shl23(mpt__v4_i a) { return vshlq_n_s32(a, 23); }
-MPT__V4 mpt__v4_i mpt__v4_sar1(mpt__v4_i a) { return vshrq_n_s32(a, 1); }
-MPT__V4 mpt__v4_i mpt__v4_sar23(mpt__v4_i a) { return vshrq_n_s32(a, 23); }
-MPT__V4 mpt__v4_m mpt__v4_igt(mpt__v4_i a, mpt__v4_i b) { return vcgtq_s32(a, b); }
-MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
-    return vbslq_f32(m, a, b);
-}
-#endif
+#include "14_convert.c"
 
 /* ==== The float functions ==== */
 
@@ -181,9 +35,9 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
 static const float mpt__exp_coefficients[5] = {0.49999994f, 0.166665211f, 0.0416682735f,
                                                0.00836868584f, 0.00138201355f};
 /* log(1+f) = f - f^2/2 + f^3 P(f) for sqrt(1/2) <= 1+f <= sqrt(2); error 7.7e-10. */
-static const float mpt__log_coefficients[9] = {
-    0.333333135f,  -0.250000089f, 0.200020716f,  -0.166679904f, 0.142203629f,
-    -0.124062076f, 0.118834704f,  -0.116701923f, 0.0674955621f};
+static const float mpt__log_coefficients[9] = {0.333333135f,  -0.250000089f, 0.200020716f,
+                                               -0.166679904f, 0.142203629f,  -0.124062076f,
+                                               0.118834704f,  -0.116701923f, 0.0674955621f};
 /* tanh(x) = x + x^3 P(x^2) for |x| <= 0.625; error 1.8e-10. */
 static const float mpt__tanh_coefficients[6] = {-0.333333313f, 0.133332208f,    -0.0539481789f,
                                                 0.021706894f,  -0.00819001347f, 0.00215268368f};
@@ -193,7 +47,7 @@ static const float mpt__erf_small_coefficients[7] = {
     0.00519175315f, -0.000803975272f, 7.94310035e-05f};
 /* erf(x) = 1 - exp(P(x)) for 0.9 <= x <= 4; error 1.7e-9. */
 static const float mpt__erf_large_coefficients[7] = {
-    -0.000166439087f, -1.12779725f,    -0.636976123f, -0.104113616f,
+    -0.000166439087f, -1.12779725f,    -0.636976123f,  -0.104113616f,
     0.0223151781f,    -0.00306548341f, 0.000198219554f};
 
 /* Defines the float functions in the vocabulary V; SPEC goes before each, NAME(exp) is its name.
@@ -201,83 +55,81 @@ static const float mpt__erf_large_coefficients[7] = {
  *   log       natural; -infinity for zeros, NaN below
  *   sigmoid   1 / (1 + exp(-x)), without loss on either side
  *   tanh erf  odd; +-1 for large |x|; the sign of zero stays */
-#define MPT__MATH_FUNCTIONS(SPEC, NAME, V)                                                         \
-    /* The sum of c[i] x^i, by Horner's rule. */                                                   \
-    SPEC V##_f V##_polynomial(V##_f x, const float *c, int n) {                                    \
-        V##_f sum = V##_set(c[n - 1]);                                                             \
-        for (int i = n - 2; i >= 0; i--) {                                                         \
-            sum = V##_add(V##_mul(sum, x), V##_set(c[i]));                                         \
-        }                                                                                          \
-        return sum;                                                                                \
-    }                                                                                              \
-                                                                                                   \
-    SPEC V##_f NAME(exp)(V##_f x) {                                                                \
-        /* Beyond these limits the result is zero or infinity anyway; NaN passes both. */          \
-        V##_f in = V##_smaller(V##_set(89.0f), V##_larger(V##_set(-104.0f), x));                   \
-        V##_f t = V##_add(V##_mul(in, V##_set(MPT__LOG2_E_F)), V##_set(MPT__ROUND_MAGIC));         \
-        V##_f n = V##_sub(t, V##_set(MPT__ROUND_MAGIC));                                           \
-        V##_f high = V##_sub(in, V##_mul(n, V##_set(MPT__LN2_HIGH_F)));                            \
-        V##_f r = V##_sub(high, V##_mul(n, V##_set(MPT__LN2_LOW_F)));                              \
-        V##_f p = V##_polynomial(r, mpt__exp_coefficients, 5);                                     \
-        V##_f y = V##_add(V##_add(V##_mul(V##_mul(p, r), r), r), V##_set(1.0f));                   \
-        /* 2^n in two factors, since n alone may lie outside the exponents of a float. */          \
-        V##_i k = V##_isub(V##_bits(t), V##_iset(MPT__ROUND_MAGIC_BITS));                          \
-        V##_i half = V##_sar1(k);                                                                  \
-        V##_f factor1 = V##_float(V##_shl23(V##_iadd(half, V##_iset(127))));                       \
-        V##_f factor2 = V##_float(V##_shl23(V##_iadd(V##_isub(k, half), V##_iset(127))));          \
-        return V##_mul(V##_mul(y, factor1), factor2);                                              \
-    }                                                                                              \
-                                                                                                   \
-    SPEC V##_f NAME(log)(V##_f x) {                                                                \
-        V##_i bits = V##_bits(x);                                                                  \
-        V##_m denormal = V##_igt(V##_iset(0x00800000), bits);                                      \
-        V##_f scaled = V##_select(denormal, V##_mul(x, V##_set(33554432.0f)), x);                  \
-        V##_f shift = V##_select(denormal, V##_set(-25.0f), V##_set(0.0f));                        \
-        /* x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2). */                                   \
-        V##_i k = V##_sar23(V##_isub(V##_bits(scaled), V##_iset(MPT__SQRT_HALF_BITS)));            \
-        V##_f e = V##_add(V##_convert(k), shift);                                                  \
-        V##_f f = V##_sub(V##_float(V##_isub(V##_bits(scaled), V##_shl23(k))), V##_set(1.0f));     \
-        V##_f square = V##_mul(f, f);                                                              \
-        V##_f y = V##_mul(V##_mul(V##_polynomial(f, mpt__log_coefficients, 9), f), square);        \
-        y = V##_add(y, V##_mul(e, V##_set(MPT__LN2_LOW_F)));                                       \
-        y = V##_sub(y, V##_mul(square, V##_set(0.5f)));                                            \
-        y = V##_add(V##_add(y, f), V##_mul(e, V##_set(MPT__LN2_HIGH_F)));                          \
-        /* Infinity and NaN; then what is not above zero; then the zeros among that. */            \
-        y = V##_select(V##_igt(bits, V##_iset(0x7f7fffff)), V##_add(x, x), y);                     \
-        y = V##_select(V##_igt(V##_iset(1), bits), V##_float(V##_iset(0x7fc00000)), y);            \
-        return V##_select(V##_igt(V##_iset(1), V##_iand(bits, V##_iset(0x7fffffff))),              \
-                          V##_float(V##_iset(-0x00800000)), y);                                    \
-    }                                                                                              \
-                                                                                                   \
-    SPEC V##_f NAME(sigmoid)(V##_f x) {                                                            \
-        V##_f e = NAME(exp)(V##_float(V##_ior(V##_bits(x), V##_iset(MPT__SIGN_BIT))));             \
-        V##_m negative = V##_igt(V##_iset(0), V##_bits(x));                                        \
-        V##_f above = V##_select(negative, e, V##_set(1.0f));                                      \
-        return V##_div(above, V##_add(e, V##_set(1.0f)));                                          \
-    }                                                                                              \
-                                                                                                   \
-    SPEC V##_f NAME(tanh)(V##_f x) {                                                               \
-        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT));                               \
-        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff)));                          \
-        V##_f square = V##_mul(a, a);                                                              \
-        V##_f p = V##_polynomial(square, mpt__tanh_coefficients, 6);                               \
-        V##_f lesser = V##_add(a, V##_mul(V##_mul(square, a), p));                                 \
-        V##_f e = V##_add(NAME(exp)(V##_add(a, a)), V##_set(1.0f));                                \
-        V##_f large = V##_sub(V##_set(1.0f), V##_div(V##_set(2.0f), e));                           \
-        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__TANH_SWITCH_BITS));                    \
-        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign));            \
-    }                                                                                              \
-                                                                                                   \
-    SPEC V##_f NAME(erf)(V##_f x) {                                                                \
-        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT));                               \
-        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff)));                          \
-        V##_f p = V##_polynomial(V##_mul(a, a), mpt__erf_small_coefficients, 7);                   \
-        V##_f lesser = V##_add(a, V##_mul(a, p));                                                  \
-        V##_f in = V##_smaller(V##_set(4.0f), a);                                                  \
-        V##_f q = V##_polynomial(in, mpt__erf_large_coefficients, 7);                              \
-        V##_f large = V##_sub(V##_set(1.0f), NAME(exp)(q));                                        \
-        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__ERF_SWITCH_BITS));                     \
-        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign));            \
+#define MPT__MATH_FUNCTIONS(SPEC, NAME, V)                                                     \
+    /* The sum of c[i] x^i, by Horner's rule. */                                               \
+    SPEC V##_f V##_polynomial(V##_f x, const float *c, int n) {                                \
+        V##_f sum = V##_set(c[n - 1]);                                                         \
+        for (int i = n - 2; i >= 0; i--) { sum = V##_add(V##_mul(sum, x), V##_set(c[i])); }    \
+        return sum;                                                                            \
+    }                                                                                          \
+                                                                                               \
+    SPEC V##_f NAME(exp)(V##_f x) {                                                            \
+        /* Beyond these limits the result is zero or infinity anyway; NaN passes both. */      \
+        V##_f in = V##_smaller(V##_set(89.0f), V##_larger(V##_set(-104.0f), x));               \
+        V##_f t = V##_add(V##_mul(in, V##_set(MPT__LOG2_E_F)), V##_set(MPT__ROUND_MAGIC));     \
+        V##_f n = V##_sub(t, V##_set(MPT__ROUND_MAGIC));                                       \
+        V##_f high = V##_sub(in, V##_mul(n, V##_set(MPT__LN2_HIGH_F)));                        \
+        V##_f r = V##_sub(high, V##_mul(n, V##_set(MPT__LN2_LOW_F)));                          \
+        V##_f p = V##_polynomial(r, mpt__exp_coefficients, 5);                                 \
+        V##_f y = V##_add(V##_add(V##_mul(V##_mul(p, r), r), r), V##_set(1.0f));               \
+        /* 2^n in two factors, since n alone may lie outside the exponents of a float. */      \
+        V##_i k = V##_isub(V##_bits(t), V##_iset(MPT__ROUND_MAGIC_BITS));                      \
+        V##_i half = V##_sar1(k);                                                              \
+        V##_f factor1 = V##_float(V##_shl23(V##_iadd(half, V##_iset(127))));                   \
+        V##_f factor2 = V##_float(V##_shl23(V##_iadd(V##_isub(k, half), V##_iset(127))));      \
+        return V##_mul(V##_mul(y, factor1), factor2);                                          \
+    }                                                                                          \
+                                                                                               \
+    SPEC V##_f NAME(log)(V##_f x) {                                                            \
+        V##_i bits = V##_bits(x);                                                              \
+        V##_m denormal = V##_igt(V##_iset(0x00800000), bits);                                  \
+        V##_f scaled = V##_select(denormal, V##_mul(x, V##_set(33554432.0f)), x);              \
+        V##_f shift = V##_select(denormal, V##_set(-25.0f), V##_set(0.0f));                    \
+        /* x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2). */                               \
+        V##_i k = V##_sar23(V##_isub(V##_bits(scaled), V##_iset(MPT__SQRT_HALF_BITS)));        \
+        V##_f e = V##_add(V##_convert(k), shift);                                              \
+        V##_f f = V##_sub(V##_float(V##_isub(V##_bits(scaled), V##_shl23(k))), V##_set(1.0f)); \
+        V##_f square = V##_mul(f, f);                                                          \
+        V##_f y = V##_mul(V##_mul(V##_polynomial(f, mpt__log_coefficients, 9), f), square);    \
+        y = V##_add(y, V##_mul(e, V##_set(MPT__LN2_LOW_F)));                                   \
+        y = V##_sub(y, V##_mul(square, V##_set(0.5f)));                                        \
+        y = V##_add(V##_add(y, f), V##_mul(e, V##_set(MPT__LN2_HIGH_F)));                      \
+        /* Infinity and NaN; then what is not above zero; then the zeros among that. */        \
+        y = V##_select(V##_igt(bits, V##_iset(0x7f7fffff)), V##_add(x, x), y);                 \
+        y = V##_select(V##_igt(V##_iset(1), bits), V##_float(V##_iset(0x7fc00000)), y);        \
+        return V##_select(V##_igt(V##_iset(1), V##_iand(bits, V##_iset(0x7fffffff))),          \
+                          V##_float(V##_iset(-0x00800000)), y);                                \
+    }                                                                                          \
+                                                                                               \
+    SPEC V##_f NAME(sigmoid)(V##_f x) {                                                        \
+        V##_f e = NAME(exp)(V##_float(V##_ior(V##_bits(x), V##_iset(MPT__SIGN_BIT))));         \
+        V##_m negative = V##_igt(V##_iset(0), V##_bits(x));                                    \
+        V##_f above = V##_select(negative, e, V##_set(1.0f));                                  \
+        return V##_div(above, V##_add(e, V##_set(1.0f)));                                      \
+    }                                                                                          \
+                                                                                               \
+    SPEC V##_f NAME(tanh)(V##_f x) {                                                           \
+        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT));                           \
+        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff)));                      \
+        V##_f square = V##_mul(a, a);                                                          \
+        V##_f p = V##_polynomial(square, mpt__tanh_coefficients, 6);                           \
+        V##_f lesser = V##_add(a, V##_mul(V##_mul(square, a), p));                             \
+        V##_f e = V##_add(NAME(exp)(V##_add(a, a)), V##_set(1.0f));                            \
+        V##_f large = V##_sub(V##_set(1.0f), V##_div(V##_set(2.0f), e));                       \
+        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__TANH_SWITCH_BITS));                \
+        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign));        \
+    }                                                                                          \
+                                                                                               \
+    SPEC V##_f NAME(erf)(V##_f x) {                                                            \
+        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT));                           \
+        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff)));                      \
+        V##_f p = V##_polynomial(V##_mul(a, a), mpt__erf_small_coefficients, 7);               \
+        V##_f lesser = V##_add(a, V##_mul(a, p));                                              \
+        V##_f in = V##_smaller(V##_set(4.0f), a);                                              \
+        V##_f q = V##_polynomial(in, mpt__erf_large_coefficients, 7);                          \
+        V##_f large = V##_sub(V##_set(1.0f), NAME(exp)(q));                                    \
+        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__ERF_SWITCH_BITS));                 \
+        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign));        \
     }
 
 /* mpt__expf mpt__logf mpt__sigmoidf mpt__tanhf mpt__erff */
@@ -318,27 +170,19 @@ static MPT__INLINE double mpt__nearest_integer(double x) {
 
 /* (exp(r) - 1 - r) / r^2 by Taylor's series, for |r| <= 0.36. */
 static double mpt__exp_series(double r) {
-    static const double c[12] = {
-        1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,       1.0 / 5040,
-        1.0 / 40320,  1.0 / 362880,  1.0 / 3628800,  1.0 / 39916800, 1.0 / 479001600,
-        1.0 / 6227020800.0};
+    static const double c[12] = {1.0 / 2,        1.0 / 6,         1.0 / 24,
+                                 1.0 / 120,      1.0 / 720,       1.0 / 5040,
+                                 1.0 / 40320,    1.0 / 362880,    1.0 / 3628800,
+                                 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
     double sum = c[11];
-    for (int i = 10; i >= 0; i--) {
-        sum = sum * r + c[i];
-    }
+    for (int i = 10; i >= 0; i--) sum = sum * r + c[i];
     return sum;
 }
 
 static double mpt__exp(double x) {
-    if (mpt__f64_is_nan(x)) {
-        return x;
-    }
-    if (x > 710.0) {
-        return MPT__INF_F64;
-    }
-    if (x < -746.0) {
-        return 0.0;
-    }
+    if (mpt__f64_is_nan(x)) return x;
+    if (x > 710.0) return MPT__INF_F64;
+    if (x < -746.0) return 0.0;
     double n = mpt__nearest_integer(x * 1.4426950408889634);
     double r = (x - n * MPT__LN2_HIGH) - n * MPT__LN2_LOW;
     double y = 1.0 + (r + r * r * mpt__exp_series(r));
@@ -348,9 +192,7 @@ static double mpt__exp(double x) {
 
 /* exp(x) - 1, exact for small x too. */
 static double mpt__expm1(double x) {
-    if (x > -0.36 && x < 0.36) {
-        return x + x * x * mpt__exp_series(x);
-    }
+    if (x > -0.36 && x < 0.36) return x + x * x * mpt__exp_series(x);
     return mpt__exp(x) - 1.0;
 }
 
@@ -358,15 +200,9 @@ static double mpt__expm1(double x) {
 static double mpt__ln(double x) {
     uint64_t bits = mpt__f64_bits(x);
     double exponent = 0.0;
-    if (mpt__f64_is_nan(x) || bits == UINT64_C(0x7ff0000000000000)) {
-        return x;
-    }
-    if ((bits & UINT64_C(0x7fffffffffffffff)) == 0) {
-        return -MPT__INF_F64;
-    }
-    if (bits >> 63) {
-        return MPT__NAN_F64;
-    }
+    if (mpt__f64_is_nan(x) || bits == UINT64_C(0x7ff0000000000000)) return x;
+    if ((bits & UINT64_C(0x7fffffffffffffff)) == 0) return -MPT__INF_F64;
+    if (bits >> 63) return MPT__NAN_F64;
     if (bits < UINT64_C(0x0010000000000000)) { /* denormal */
         bits = mpt__f64_bits(x * 18014398509481984.0);
         exponent = -54.0;
@@ -376,18 +212,14 @@ static double mpt__ln(double x) {
     int64_t k = (int64_t)((bits + offset) >> 52) - 1023;
     double f = mpt__f64_from_bits(bits - ((uint64_t)k << 52)) - 1.0;
     double s = f / (2.0 + f), z = s * s, sum = 1.0 / 23;
-    for (int i = 21; i >= 3; i -= 2) {
-        sum = sum * z + 1.0 / i;
-    }
+    for (int i = 21; i >= 3; i -= 2) sum = sum * z + 1.0 / i;
     exponent += (double)k;
     return exponent * MPT__LN2_HIGH + (2.0 * s + (2.0 * s * z * sum + exponent * MPT__LN2_LOW));
 }
 
 static double mpt__tanh(double x) {
     double a = x < 0.0 ? -x : x, t;
-    if (mpt__f64_is_nan(x) || a < 1e-9) {
-        return x;
-    }
+    if (mpt__f64_is_nan(x) || a < 1e-9) return x;
     if (a > 22.0) {
         t = 1.0;
     } else if (a > 0.18) {
@@ -410,25 +242,17 @@ static double mpt__sigmoid(double x) {
  * 1 - erf; both run from the far end, so that the number of steps is fixed. */
 static double mpt__erf(double x) {
     double a = x < 0.0 ? -x : x, t;
-    if (mpt__f64_is_nan(x)) {
-        return x;
-    }
-    if (a < 1e-9) {
-        return x * MPT__TWO_OVER_SQRT_PI;
-    }
+    if (mpt__f64_is_nan(x)) return x;
+    if (a < 1e-9) return x * MPT__TWO_OVER_SQRT_PI;
     if (a > 6.0) {
         t = 1.0;
     } else if (a < 2.5) {
         double z = 2.0 * a * a, sum = 1.0;
-        for (int i = 50; i >= 1; i--) {
-            sum = 1.0 + sum * z / (2 * i + 1);
-        }
+        for (int i = 50; i >= 1; i--) sum = 1.0 + sum * z / (2 * i + 1);
         t = MPT__TWO_OVER_SQRT_PI * a * mpt__exp(-a * a) * sum;
     } else {
         double tail = a;
-        for (int i = 60; i >= 1; i--) {
-            tail = a + 0.5 * i / tail;
-        }
+        for (int i = 60; i >= 1; i--) tail = a + 0.5 * i / tail;
         t = 1.0 - 0.5 * MPT__TWO_OVER_SQRT_PI * mpt__exp(-a * a) / tail;
     }
     return x < 0.0 ? -t : t;
@@ -437,31 +261,28 @@ static double mpt__erf(double x) {
 /* Sine and cosine of quadrant * pi/2 + r, |r| <= pi/4. */
 static void mpt__sincos_quadrant(int64_t quadrant, double r, double *sine, double *cosine) {
     /* Taylor: the signed inverses of 3!, 5!, .. 17! and of 4!, 6!, .. 16!. */
-    static const double odd[8] = {
-        -1.0 / 6,        1.0 / 120,          -1.0 / 5040,            1.0 / 362880,
-        -1.0 / 39916800, 1.0 / 6227020800.0, -1.0 / 1307674368000.0, 1.0 / 355687428096000.0};
+    static const double odd[8] = {-1.0 / 6,
+                                  1.0 / 120,
+                                  -1.0 / 5040,
+                                  1.0 / 362880,
+                                  -1.0 / 39916800,
+                                  1.0 / 6227020800.0,
+                                  -1.0 / 1307674368000.0,
+                                  1.0 / 355687428096000.0};
     static const double even[7] = {
         1.0 / 24,        -1.0 / 720,           1.0 / 40320,           -1.0 / 3628800,
         1.0 / 479001600, -1.0 / 87178291200.0, 1.0 / 20922789888000.0};
     double z = r * r, s = odd[7], c = even[6];
-    for (int i = 6; i >= 0; i--) {
-        s = s * z + odd[i];
-    }
-    for (int i = 5; i >= 0; i--) {
-        c = c * z + even[i];
-    }
+    for (int i = 6; i >= 0; i--) s = s * z + odd[i];
+    for (int i = 5; i >= 0; i--) c = c * z + even[i];
     s = r + r * z * s;
     /* 1 - z/2, and what its rounding lost put back. */
     double half = 0.5 * z, base = 1.0 - half;
     c = base + (((1.0 - base) - half) + z * z * c);
     *sine = quadrant & 1 ? c : s;
     *cosine = quadrant & 1 ? s : c;
-    if (quadrant & 2) {
-        *sine = -*sine;
-    }
-    if ((quadrant + 1) & 2) {
-        *cosine = -*cosine;
-    }
+    if (quadrant & 2) *sine = -*sine;
+    if ((quadrant + 1) & 2) *cosine = -*cosine;
 }
 
 /* Sine and cosine of x radians: absolute error 2e-16 for |x| <= 1e6, from there to 1e15 an error as
@@ -488,9 +309,7 @@ static double mpt__power(double base, int64_t exponent) {
     uint64_t left = exponent < 0 ? 0 - (uint64_t)exponent : (uint64_t)exponent;
     double result = 1.0;
     for (; left > 0; left >>= 1) {
-        if (left & 1) {
-            result *= base;
-        }
+        if (left & 1) result *= base;
         base *= base;
     }
     return exponent < 0 ? 1.0 / result : result;
@@ -524,9 +343,8 @@ static void mpt__random_normal(mpt__rng_key key, uint64_t first, size_t n, float
         mpt__random_bits(key, at - skip, 4, words);
         mpt__normal_pair(words[0], words[1], values);
         mpt__normal_pair(words[2], words[3], values + 2);
-        for (unsigned k = skip; k < 4 && done < n; k++, done++) {
+        for (unsigned k = skip; k < 4 && done < n; k++, done++)
             out[done] = (float)((double)mean + (double)std * values[k]);
-        }
     }
 }
 
