@@ -220,6 +220,27 @@ TEST(trees_are_not_too_deep) {
     mpt_destroy(c);
 }
 
+TEST(parameters_of_no_elements_and_of_too_many) {
+    mpt_context *c = make_context(NULL);
+    mpt_init ones = mpt_init_make(MPT_INIT_ONES, 0, 0);
+    mpt_module net = mpt_nn_list(c, MPT_END), vast = mpt_nn_list(c, MPT_END);
+    mpt_add_parameter(net, "none", MPT_SHAPE(0, 3), ones);
+    CHECK_EQ_INT(mpt_parameter_numel(net), 0);
+    CHECK_EQ_INT(mpt_numel(mpt_parameter(net, "none")), 0);
+    CHECK_EQ_INT(mpt_step(mpt_sgd(net, NULL)), MPT_OK);
+    CHECK_EQ_STR(mpt_error(c), "");
+    for (int i = 0; i < 9; i++) {
+        char name[2] = {(char)('a' + i), 0};
+        mpt_add_child(vast, name, mpt_nn_linear_no_bias(c, INT64_C(1) << 29, INT64_C(1) << 29));
+    }
+    CHECK_EQ_STR(mpt_error(c), "");
+    CHECK(!mpt_valid(mpt_parameter(vast, "a.weight")));
+    CHECK_CONTAINS(mpt_error(c), "more than 2^59 elements");
+    mpt_clear_error(c);
+    CHECK_EQ_INT(mpt_module_destroy(vast), MPT_OK);
+    mpt_destroy(c);
+}
+
 /* ==== Handles released inside user-defined ops ==== */
 
 static int release_what;
@@ -300,6 +321,7 @@ TEST_TABLE = {T(a_second_try_draws_the_same_values),
               T(backward_of_dropout_in_another_step),
               T(backward_after_a_tree_is_destroyed),
               T(trees_are_not_too_deep),
+              T(parameters_of_no_elements_and_of_too_many),
               T(releases_inside_user_ops),
               T(recordings_do_not_nest)};
 TEST_MAIN
