@@ -201,9 +201,9 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__user_op *op, mpt_op_call
     mpt_context *context = frame->context;
     for (int i = 0; i < frame->n_in; i++)
         if (frame->in[i]) frame->in[i]->saves++;
-    context->no_grad_depth++;
+    int depth = context->no_grad_depth++;
     mpt__user_status(context, op, "mpt_op_apply", op->cls.forward(call, op->user));
-    context->no_grad_depth--;
+    context->no_grad_depth = depth; /* forward may have cleared an error */
     for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i]) continue;
         if (!frame->in[i]->handle)

@@ -77,14 +77,14 @@ typedef struct mpt__module {
     mpt__module_parameter *parameters;
     int64_t parameter_count, parameter_capacity;
     bool training, frozen;
-    bool watched;   /* once frozen: a user's forward runs somewhere in the tree */
+    bool watched;   /* of a root, once frozen: a user's forward runs somewhere in the tree */
     uint8_t policy; /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
     uint32_t path;  /* index in context->paths, once frozen */
     uint64_t path_hash;
     mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
     int64_t updates;
     uint32_t mark;
-    char *label;
+    uint64_t label; /* hash of the label, which stands for `creation`; 0 = none */
 } mpt__module;
 
 /* 65_init.c */
@@ -162,7 +162,6 @@ static void mpt__module_free(mpt_context *context, void *object) {
         mpt__host_text_free(context, module->parameters[i].name);
         mpt__parameter_drop(context, &module->parameters[i]);
     }
-    mpt__host_text_free(context, module->label);
     mpt__host_free(context, module->children,
                    (size_t)module->child_capacity * sizeof *module->children);
     mpt__host_free(context, module->parameters,
@@ -584,6 +583,8 @@ MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mp
 
 /* ==== Freezing ==== */
 
+#define MPT__MOST_ELEMENTS (INT64_MAX / 16) /* of a tree: their bytes can still be counted */
+
 /* Elements between the starts of tensors: 256 bytes of the block's dtype. */
 static int64_t mpt__block_grain(mpt_dtype dtype) {
     return 256 / (int64_t)mpt__dtype_info[dtype].bytes;
@@ -623,6 +624,10 @@ static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row
     parameter->module = walk->module->slot;
     parameter->offset = context->blocks[block].numel;
     parameter->numel = mpt__shape_numel(&row->shape);
+    if (parameter->numel > MPT__MOST_ELEMENTS - parameter->offset) {
+        mpt__host_text_free(context, parameter->path);
+        return mpt__error(context, MPT_ERROR_SHAPE, "the tree has more than 2^59 elements");
+    }
     row->parameter = (uint32_t)++context->parameter_count;
     context->blocks[block].parameters++;
     context->blocks[block].numel =
@@ -660,13 +665,11 @@ static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
 
 /* Paths and places for all modules and parameters of a tree. */
 static mpt_status mpt__freeze_places(mpt_context *context, mpt__module *root, uint32_t block) {
-    uint64_t key = root->label ? mpt__hash_bytes(1, root->label, strlen(root->label))
-                               : mpt__hash_u64(2, (uint64_t)root->creation);
-    bool watched = false;
+    uint64_t key = root->label ? root->label : mpt__hash_u64(2, (uint64_t)root->creation);
     mpt__walk walk;
     mpt__module *module = mpt__walk_begin(&walk, context, root);
     for (; module; module = mpt__walk_next(&walk)) {
-        watched |= module->layer == MPT__LAYER_user;
+        root->watched |= module->layer == MPT__LAYER_user;
         module->path = mpt__path_new(context, *walk.path ? walk.path : module->cls.name);
         if (!module->path) return context->base.status;
         module->path_hash = mpt__hash_bytes(key, walk.path, strlen(walk.path));
@@ -674,17 +677,14 @@ static mpt_status mpt__freeze_places(mpt_context *context, mpt__module *root, ui
             if (mpt__parameter_new(&walk, &module->parameters[i], block) != MPT_OK)
                 return context->base.status;
     }
-    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk))
-        module->watched = watched;
     return context->base.status;
 }
 
 /* Memory and first values for parameters that have their places. */
 static mpt_status mpt__freeze_values(mpt_context *context, mpt__module *root, uint32_t block) {
-    int64_t numel = context->blocks[block].numel;
-    if (numel > 0) {
-        uint32_t values =
-            mpt__storage_new(context, numel * 4, MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
+    if (context->blocks[block].parameters > 0) {
+        uint32_t values = mpt__storage_new(context, context->blocks[block].numel * 4,
+                                           MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
         context->blocks[block].values = values;
     }
     mpt__walk walk;
@@ -771,8 +771,7 @@ static mpt_tensor mpt__op_layer_forward(mpt_context *context, const mpt__module 
                        n_in, &attributes);
 }
 
-static mpt_tensor mpt__sequential_forward(mpt_context *context, const mpt__module *module,
-                                          mpt_tensor x);
+static mpt_tensor mpt__sequential_forward(mpt_context *context, mpt__module *module, mpt_tensor x);
 
 /* A built-in layer of one input and one output. */
 static mpt_tensor mpt__layer_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
@@ -851,9 +850,9 @@ static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
 /* Children in order. A linear layer takes an activation that follows it into its own call. What
    passes between children is given up as soon as the next one has it, unless a user's forward in
    the tree may have put a handle of it by. */
-static mpt_tensor mpt__sequential_forward(mpt_context *context, const mpt__module *module,
-                                          mpt_tensor x) {
+static mpt_tensor mpt__sequential_forward(mpt_context *context, mpt__module *module, mpt_tensor x) {
     mpt_tensor now = x;
+    bool watched = mpt__module_root(context, module)->watched;
     for (int64_t i = 0; i < module->child_count && context->base.status == MPT_OK; i++) {
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
@@ -864,8 +863,7 @@ static mpt_tensor mpt__sequential_forward(mpt_context *context, const mpt__modul
         mpt_tensor out = mpt__null(context);
         mpt__module_forward(context, child, &now, 1, &out, 1, activation);
         if (activation != MPT_ACTIVATION_NONE) i++;
-        if (!module->watched && !mpt__same_handle(now, x) && !mpt__same_handle(now, out))
-            mpt_release(now);
+        if (!watched && !mpt__same_handle(now, x) && !mpt__same_handle(now, out)) mpt_release(now);
         now = out;
     }
     return now;

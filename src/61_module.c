@@ -14,17 +14,12 @@ static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
 
 /* ==== Finding ==== */
 
-/* The child at a path of names; NULL if there is none. *last (may be NULL) gets what follows the
-   last dot instead of being followed itself. */
+/* The module at a path of names that ends at `end`; NULL if there is none. */
 static mpt__module *mpt__module_find(mpt_context *context, mpt__module *module, const char *path,
-                                     const char **last) {
-    while (*path && module) {
-        const char *dot = strchr(path, '.');
-        size_t length = dot ? (size_t)(dot - path) : strlen(path);
-        if (!dot && last) {
-            *last = path;
-            return module;
-        }
+                                     const char *end) {
+    while (module && path < end) {
+        const char *dot = (const char *)memchr(path, '.', (size_t)(end - path));
+        size_t length = (size_t)((dot ? dot : end) - path);
         mpt__module *next = NULL;
         for (int64_t i = 0; i < module->child_count && !next; i++) {
             const char *name = module->children[i].name;
@@ -41,9 +36,9 @@ static mpt__module *mpt__module_find(mpt_context *context, mpt__module *module, 
    recorded. */
 static int64_t mpt__find_parameter(mpt_context *context, mpt__module *module, const char *path,
                                    mpt__module **holder) {
-    const char *name = "";
-    *holder = path ? mpt__module_find(context, module, path, &name) : NULL;
-    for (int64_t i = 0; *holder && i < (*holder)->parameter_count; i++)
+    const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
+    *holder = dot ? mpt__module_find(context, module, path, dot) : module;
+    for (int64_t i = 0; name && *holder && i < (*holder)->parameter_count; i++)
         if (strcmp((*holder)->parameters[i].name, name) == 0) return i;
     mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no parameter \"%s\"; mpt_summary lists them",
                module->cls.name, path ? path : "(null)");
@@ -62,7 +57,8 @@ MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_call(module, "mpt_child");
     if (!found) return mpt__module_null(context);
-    const mpt__module *child = path && *path ? mpt__module_find(context, found, path, NULL) : NULL;
+    const mpt__module *child =
+        path && *path ? mpt__module_find(context, found, path, path + strlen(path)) : NULL;
     if (!child)
         mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them",
                    found->cls.name, path ? path : "(null)");
@@ -174,10 +170,7 @@ MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
     if (found->parent || found->frozen)
         return mpt__error(context, MPT_ERROR_STATE,
                           "a label belongs to the root of a tree, before the tree is first used");
-    char *copy = mpt__host_text(context, label);
-    if (!copy) return context->base.status;
-    mpt__host_text_free(context, found->label);
-    found->label = copy;
+    found->label = mpt__hash_bytes(1, label, strlen(label));
     return MPT_OK;
 }
 

@@ -220,17 +220,45 @@ TEST(trees_are_not_too_deep) {
     mpt_destroy(c);
 }
 
-/* ==== Handles released inside user-defined ops ==== */
+TEST(parameters_of_no_elements_and_of_too_many) {
+    mpt_context *c = make_context(NULL);
+    mpt_init ones = mpt_init_make(MPT_INIT_ONES, 0, 0);
+    mpt_module net = mpt_nn_list(c, MPT_END), vast = mpt_nn_list(c, MPT_END);
+    mpt_add_parameter(net, "none", MPT_SHAPE(0, 3), ones);
+    CHECK_EQ_INT(mpt_parameter_numel(net), 0);
+    CHECK_EQ_INT(mpt_numel(mpt_parameter(net, "none")), 0);
+    CHECK_EQ_INT(mpt_step(mpt_sgd(net, NULL)), MPT_OK);
+    CHECK_EQ_STR(mpt_error(c), "");
+    for (int i = 0; i < 9; i++) {
+        char name[2] = {(char)('a' + i), 0};
+        mpt_add_child(vast, name, mpt_nn_linear_no_bias(c, INT64_C(1) << 29, INT64_C(1) << 29));
+    }
+    CHECK_EQ_STR(mpt_error(c), "");
+    CHECK(!mpt_valid(mpt_parameter(vast, "a.weight")));
+    CHECK_CONTAINS(mpt_error(c), "more than 2^59 elements");
+    mpt_clear_error(c);
+    CHECK_EQ_INT(mpt_module_destroy(vast), MPT_OK);
+    mpt_destroy(c);
+}
 
-static int release_what;
+/* ==== Misuse inside user-defined ops: handles released, errors cleared ==== */
+
+static int act;
+
+static void try_in_vain(mpt_tensor x) {
+    mpt_reshape(x, MPT_SHAPE(7));
+    CHECK_EQ_INT(mpt_error_code(x.context), MPT_ERROR_SHAPE);
+    mpt_clear_error(x.context);
+}
 
 static mpt_status doubles(mpt_op_call *call, void *user) {
     (void)user;
     mpt_tensor x = mpt_op_input(call, 0), y = mpt_mul_scalar(x, 2);
     mpt_op_save(call, 0, x);
     mpt_op_set_output(call, 0, y);
-    if (release_what == 1) mpt_release(x);
-    if (release_what == 2) mpt_release(y);
+    if (act == 1) mpt_release(x);
+    if (act == 5) try_in_vain(x);
+    if (act == 2) mpt_release(y);
     return MPT_OK;
 }
 
@@ -238,34 +266,42 @@ static mpt_status doubles_back(mpt_op_call *call, void *user) {
     (void)user;
     mpt_tensor dy = mpt_op_output_grad(call, 0), dx = mpt_mul_scalar(dy, 2);
     mpt_op_set_input_grad(call, 0, dx);
-    if (release_what == 3) mpt_release(dy);
-    if (release_what == 3) mpt_zeros(call ? dy.context : NULL, MPT_F32, MPT_SHAPE(5));
-    if (release_what == 4) mpt_release(mpt_op_saved(call, 0));
+    if (act == 3) mpt_release(dy);
+    if (act == 3) mpt_zeros(dy.context, MPT_F32, MPT_SHAPE(5));
+    if (act == 4) mpt_release(mpt_op_saved(call, 0));
+    if (act == 6) try_in_vain(dx);
     return MPT_OK;
 }
 
-TEST(releases_inside_user_ops) {
+TEST(misuse_inside_user_ops) {
     mpt_context *c = make_context(NULL);
     mpt_op_class cls;
     memset(&cls, 0, sizeof cls);
     cls.name = "doubles", cls.forward = doubles, cls.backward = doubles_back;
     cls.n_inputs = cls.n_outputs = 1;
     mpt_op op = mpt_op_register(c, &cls, NULL);
-    for (release_what = 0; release_what <= 4; release_what++) {
+    for (act = 0; act <= 6; act++) {
         mpt_tensor w = mpt_ones(c, MPT_F32, MPT_SHAPE(5)), y;
         mpt_requires_grad(w, true);
+        mpt_backward(mpt_sum(w, 0, false)); /* there is history, whatever was done before */
+        mpt_clear_grad(w);
+        CHECK_EQ_STR(mpt_error(c), "");
         mpt_tensor x = mpt_add_scalar(w, 1);
         mpt_status status = mpt_op_apply(op, &x, 1, &y, 1);
-        CHECK_EQ_INT(status, release_what == 1   ? MPT_ERROR_STATE
-                             : release_what == 2 ? MPT_ERROR_HANDLE
-                                                 : MPT_OK);
-        if (status == MPT_OK) {
+        CHECK_EQ_INT(status, act == 1 ? MPT_ERROR_STATE : act == 2 ? MPT_ERROR_HANDLE : MPT_OK);
+        if (act == 6) { /* an error in backward stays until it has ended */
+            CHECK_EQ_INT(mpt_backward(mpt_sum(y, 0, false)), MPT_ERROR_SHAPE);
+        } else if (status == MPT_OK) {
             mpt_tensor sum = mpt_sum(mpt_add(y, mpt_mul_scalar(y, 1)), 0, false);
             CHECK_EQ_INT(mpt_backward(sum), MPT_OK);
             CHECK_NEAR(mpt_item(mpt_slice(mpt_grad(w), 0, 4, 5, 1)), 4, 0);
         }
-        mpt_clear_error(c);
+        if (act < 5) mpt_clear_error(c);
     }
+    mpt_clear_error(c);
+    mpt_tensor last = mpt_ones(c, MPT_F32, MPT_SHAPE(1));
+    mpt_requires_grad(last, true);
+    CHECK_EQ_INT(mpt_backward(mpt_mul(last, last)), MPT_OK);
     mpt_destroy(c);
 }
 
@@ -300,6 +336,7 @@ TEST_TABLE = {T(a_second_try_draws_the_same_values),
               T(backward_of_dropout_in_another_step),
               T(backward_after_a_tree_is_destroyed),
               T(trees_are_not_too_deep),
-              T(releases_inside_user_ops),
+              T(parameters_of_no_elements_and_of_too_many),
+              T(misuse_inside_user_ops),
               T(recordings_do_not_nest)};
 TEST_MAIN
