@@ -106,7 +106,7 @@ bench: $(patsubst tools/bench/%.c,$(BUILD)/bench/%$(EXE),$(wildcard tools/bench/
 PYTHON ?= python3
 bench-peers: $(BUILD)/bench/bench_shapes $(BUILD)/bench/bench_mlp $(BUILD)/mnist
 	@$(PYTHON) tools/bench/peers.py --build '$(BUILD)' --rows '$(ROWS)' --cc '$(CC)' \
-	    --data '$(or $(wildcard data/mnist),$(abspath $(wildcard $(MPTRAIN_DATA)/mnist)))' \
+	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \
 	    --prototype '$(PROTOTYPE)' $(if $(WRITE),--write)
 
 check-instructions: $(BUILD)/bench/count_steps

@@ -51,12 +51,13 @@ static const setting settings[] = {{"784-128-64-10", "64", "sgd", "1"},
 /* One line for people, and one line per precision, after a tab, for programs. */
 static void print_setting(const setting *c, subject **subjects, const repetitions *r) {
     const char *isa = mpt_isa_name(mpt_get_isa(subjects[0]->context));
+    char note[80];
     bool slower = measure_ratio(r, 0, 1) < 1.05 && strcmp(isa, "amx") != 0;
     printf("%-20s %5s %-5s %2sT", c->sizes, c->batch, c->optimizer, c->threads);
     for (int p = 0; p < PRECISIONS; p++)
         printf(" %9.1f (%5.2f)", 1.0 / r->median[p], measure_ratio(r, 0, p));
-    printf("  %d/%d slow, %d mixed%s\n", r->slow, r->kept, r->discarded,
-           slower ? "; at this level half saves memory, not time" : "");
+    measure_note(r, note, sizeof note);
+    printf("  %s%s\n", note, slower ? "; at this level half saves memory, not time" : "");
     for (int p = 0; p < PRECISIONS; p++) {
         training *t = (training *)subjects[p]->self;
         if (mpt_failed(t->context)) printf("\t%s: %s\n", precisions[p].name, mpt_error(t->context));

@@ -350,6 +350,7 @@ static void table_of_products(double seconds, int threads) {
     printf("\n");
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         subject subjects[DTYPES + 2], *turns[DTYPES + 2];
+        char note[80];
         repetitions r;
         int n = make_products(subjects, shapes[i], threads);
         if (n == 0) return;
@@ -361,7 +362,8 @@ static void table_of_products(double seconds, int threads) {
             printf("%9.1f (%3.0f%%)", 1e-9 * rate_of(subjects, &r, d),
                    n > DTYPES ? 100 * rate_of(subjects, &r, d) / rate_of(subjects, &r, limit) : 0);
         }
-        printf("  %d/%d slow, %d mixed\n", r.slow, r.kept, r.discarded);
+        measure_note(&r, note, sizeof note);
+        printf("  %s\n", note);
         for (int d = 0; d < DTYPES; d++)
             printf("\tgemm shape=\"%s\" dtype=%s threads=%d gflops=%.2f us=%.3f\n", shapes[i],
                    dtypes[d].name, threads, 1e-9 * rate_of(subjects, &r, d), 1e6 * r.median[d]);

@@ -280,23 +280,44 @@ enum { MEASURE_MAX = 16, MEASURE_REPETITIONS = 7 };
 typedef struct repetitions {
     double seconds[MEASURE_MAX][MEASURE_REPETITIONS]; /* of one run, by subject */
     double median[MEASURE_MAX];
-    int kept, discarded, slow; /* repetitions; of the kept ones, in the slow mode */
+    int kept, discarded; /* repetitions */
+    int slow, busy;      /* of the kept ones: tiles in the slow mode; too few free cores */
 } repetitions;
+
+/* Whether so many threads of plain arithmetic get nearly so many cores. True where that cannot be
+   measured. */
+static inline bool measure_cores_free(int threads) {
+    enum { STEPS = 1000000, TRIES = 3 };
+    double best[2] = {1e30, 1e30};
+    ceiling c;
+    c.kernel = ceiling_find("avx512") ? ceiling_find("avx512") : ceiling_find("avx2");
+    c.steps = STEPS;
+    if (!c.kernel || threads < 2) return true;
+    for (int i = 0; i < 2 * TRIES; i++) {
+        double start = measure_wall(), took;
+        c.threads = i % 2 ? threads : 1;
+        ceiling_run(&c);
+        took = measure_wall() - start;
+        if (took < best[i % 2]) best[i % 2] = took;
+    }
+    return best[1] < 1.2 * best[0];
+}
 
 /* Takes turns until MEASURE_REPETITIONS are kept or as many again were not: one counts only if the
    tiles were in one mode all along. */
 static inline void measure_alternating(subject **subjects, int n, double seconds, int threads,
                                        repetitions *r) {
-    r->kept = r->discarded = r->slow = 0;
+    r->kept = r->discarded = r->slow = r->busy = 0;
     while (r->kept < MEASURE_REPETITIONS && r->discarded < MEASURE_REPETITIONS) {
         tile_mode mode = measure_tile_mode();
-        bool mixed = false;
+        bool mixed = false, busy = !measure_cores_free(threads);
         for (int i = 0; i < n && !mixed; i++) {
             r->seconds[i][r->kept] = measure_seconds(subjects[i], seconds, threads);
             mixed = measure_tile_mode() != mode;
         }
         r->discarded += mixed;
         r->slow += !mixed && mode == TILES_SLOW;
+        r->busy += !mixed && busy;
         r->kept += !mixed;
     }
     for (int i = 0; i < n; i++)
@@ -308,6 +329,12 @@ static inline double measure_ratio(const repetitions *r, int a, int b) {
     double ratio[MEASURE_REPETITIONS];
     for (int i = 0; i < r->kept; i++) ratio[i] = r->seconds[a][i] / r->seconds[b][i];
     return r->kept > 0 ? measure_median(ratio, r->kept) : 0.0;
+}
+
+static inline void measure_note(const repetitions *r, char *text, size_t size) {
+    snprintf(text, size, "%d of %d slow, %d mixed", r->slow, r->kept, r->discarded);
+    if (r->busy > 0 && strlen(text) < size)
+        snprintf(text + strlen(text), size - strlen(text), ", %d WITHOUT FREE CORES", r->busy);
 }
 
 /* ==== The machine ==== */

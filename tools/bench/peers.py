@@ -18,6 +18,7 @@ import contextlib
 import datetime
 import glob
 import json
+import logging
 import math
 import os
 import platform
@@ -29,10 +30,13 @@ import time
 
 os.environ.setdefault('TORCHINDUCTOR_COMPILE_THREADS', '1')
 
-import numpy
-import torch
-import torch.nn.functional as F
-from torch import nn
+try:
+    import numpy
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+except ImportError as error:
+    sys.exit(f'{error}: the peers need PyTorch 2 and numpy; PYTHON= names an interpreter with both')
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PIECE = 0.002  # seconds, as in measure.h
@@ -266,8 +270,10 @@ def products(name, threads, list_, peers=None, more=None):
 def judge_products(name, ratios, threads, mean, worst):
     values = list(ratios.values())
     verdict(f'{name}, {threads}T, geometric mean', geometric_mean(values), mean)
+    bound = worst or 1.0
     verdict(f'{name}, {threads}T, worst shape', min(values), worst,
-            min(ratios, key=ratios.get))
+            f'{min(ratios, key=ratios.get)}; {sum(v >= bound for v in values)} of {len(values)} '
+            f'shapes reach {bound}')
 
 
 @row('gemm-bf16', 'bf16 products, times PyTorch')
@@ -392,17 +398,21 @@ def torch_training(sizes, batch, precision, optimizer, kind, compile_mode=None):
 
 def best_training(sizes, batch, precision, optimizer, threads, compiled=False):
     peers = {}
-    modes = ['default', 'max-autotune-no-cudagraphs'] if compiled else [None]
-    for mode in modes:
-        for kind in ('fused', 'foreach', 'plain') if not compiled else ('fused', 'compiled'):
-            torch._dynamo.reset()
-            try:
-                step = torch_training(sizes, batch, precision, optimizer, kind, mode)
-                for t in range(1, threads + 1):
-                    peers[f'{kind} {mode or "eager"} {t}T'] = Peer(step, t, threads > 1)
-            except Exception as error:  # a setting that this build of the peer lacks
-                detail(f'torch {precision} {kind} {mode}: {type(error).__name__}: '
-                       f'{str(error).strip().splitlines()[0][:120]}')
+    settings = [(kind, None) for kind in ('fused', 'foreach', 'plain')]
+    if compiled:
+        settings = [('fused', 'default'), ('fused', 'max-autotune-no-cudagraphs'),
+                    ('compiled', 'default')]
+    for kind, mode in settings:
+        torch._dynamo.reset()
+        try:
+            step = torch_training(sizes, batch, precision, optimizer, kind, mode)
+            for t in range(1, threads + 1):
+                peers[f'{kind} {mode or "eager"} {t}T'] = Peer(step, t, threads > 1)
+        except Exception as error:  # a setting that this build of the peer lacks
+            detail(f'torch {precision} {kind} {mode}: {type(error).__name__}: '
+                   f'{str(error).strip().splitlines()[0][:120]}')
+    if not peers:
+        raise RuntimeError('PyTorch could not run this in any setting')
     peer, name = fastest(peers)
     detail(f'torch {precision} {optimizer} {threads}T: fastest setting: {name}')
     return peer
@@ -696,6 +706,8 @@ def main():
     unknown = [key for key in wanted if key not in rows]
     if unknown:
         parser.error(f'no row {", ".join(unknown)}; there are: {" ".join(rows)}')
+    options.data = options.data and os.path.abspath(options.data)
+    logging.disable(logging.WARNING)
     torch.set_flush_denormal(True)
     shapes = Server(os.path.join(options.build, 'bench', 'bench_shapes'), '--serve')
     mlp = Server(os.path.join(options.build, 'bench', 'bench_mlp'), '--serve')
