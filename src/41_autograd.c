@@ -147,6 +147,7 @@ static mpt_status mpt__record_call(mpt__frame *frame) {
     record->references = (uint32_t)frame->n_out;
     record->mark = 0;
     record->path = context->path;
+    record->step = context->now.step;
     record->attributes = *frame->attributes;
     for (int i = 0; i < frame->n_in; i++) {
         record->in[i] = frame->in[i] ? frame->in[i]->slot : 0;

@@ -295,6 +295,7 @@ MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
         mpt__host_free(context, recorder, sizeof *recorder);
         return context->base.status;
     }
+    context->device_step = -1; /* so that the recording sets it */
     context->recorder = recorder;
     for (int64_t i = 0; i < context->block_count; i++) { /* so that the casts are recorded */
         mpt__block *block = &context->blocks[i];
@@ -372,6 +373,7 @@ MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     mpt__recorder *recorder = mpt__recording_at(recording, "mpt_replay");
     if (!recorder || !mpt__recorder_idle(context)) return mpt__status_of(context);
     bool ready = mpt__replay_memory(context, recorder, true);
+    context->device_step = -1; /* the launches may set it */
     for (int64_t i = 0; ready && i < recorder->count && context->base.status == MPT_OK; i++) {
         mpt__launch launch = recorder->launches[i];
         mpt__submit(context, &launch);

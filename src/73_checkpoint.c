@@ -426,7 +426,7 @@ typedef struct mpt__weights {
     int64_t count;
 } mpt__weights;
 
-/* In the order of the tree, which is frozen; false with an error recorded. */
+/* In the order of the tree, which is frozen by it; false with an error recorded. */
 static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_at(context, module);
@@ -434,7 +434,7 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     mpt__walk walk;
     weights->rows = NULL;
     weights->count = 0;
-    if (!found) return false;
+    if (!found || mpt__freeze(context, found) != MPT_OK) return false;
     mpt__walk_begin(&walk, context, found);
     while (mpt__walk_values(&walk) != NULL) weights->count++;
     weights->rows =
