@@ -577,7 +577,7 @@ MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
     if (context->base.status != MPT_OK) return context->base.status;
     const double shift = tally.sum / n, variance = tally.squares / n - shift * shift;
     if (mean) *mean = (tally.center + shift) / unit;
-    if (deviation) *deviation = sqrt(variance > 0.0 ? variance : 0.0) / unit;
+    if (deviation) *deviation = sqrt(variance < 0.0 ? 0.0 : variance) / unit;
     return MPT_OK;
 }
 
@@ -639,10 +639,11 @@ static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char
         return mpt__reject(context, MPT_ERROR_IO, "cannot open %s: %s", path,
                            mpt__io_reason(&context->base));
     file->size = io->size(io->user, file->handle);
-    if (file->size >= 0) return true;
+    if ((uint64_t)file->size <= PTRDIFF_MAX) return true;
     mpt__reader_close(file);
     return mpt__reject(context, MPT_ERROR_IO,
-                       "the size of %s is not known, so nothing can be allocated for it", path);
+                       "%s: its size is %s, so nothing can be allocated for it", path,
+                       file->size < 0 ? "not known" : "more than memory holds");
 }
 
 /* All of the bytes, or an error. */

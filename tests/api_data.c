@@ -136,6 +136,14 @@ TEST(statistics) {
                  MPT_OK);
     CHECK_NEAR(mean, 3.0, 1e-12);
     CHECK_NEAR(deviation, sqrt(14.0 / 4.0), 1e-12);
+    values[2] = (float)NAN;
+    CHECK_EQ_INT(mpt_dataset_statistics(mpt_memory_dataset(context, &config), &mean, &deviation),
+                 MPT_OK);
+    CHECK(mean != mean && deviation != deviation); /* not a deviation of 0 */
+    values[0] = values[1] = values[2] = values[3] = 0.1f;
+    CHECK_EQ_INT(mpt_dataset_statistics(mpt_memory_dataset(context, &config), &mean, &deviation),
+                 MPT_OK);
+    CHECK_NEAR(deviation, 0.0, 1e-15); /* and not the root of a rounding error below 0 */
     mpt_destroy(context);
 }
 
