@@ -200,7 +200,7 @@ static void mpt__module_end(mpt_context *context, mpt__module *module, bool belo
 
 typedef struct mpt__level {
     uint32_t slot, length; /* a module on the way down, the length of its path */
-    int64_t next;          /* its next child */
+    uint32_t next;         /* its next child */
 } mpt__level;
 
 /* A module and all below it, in the order of their children, each once: a shared module under its
@@ -664,35 +664,35 @@ static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
 }
 
 /* Paths and places for all modules and parameters of a tree. */
-static mpt_status mpt__freeze_places(mpt_context *context, mpt__module *root, uint32_t block) {
+static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_t block) {
+    mpt_context *context = walk->context;
     uint64_t key = root->label ? root->label : mpt__hash_u64(2, (uint64_t)root->creation);
-    mpt__walk walk;
-    mpt__module *module = mpt__walk_begin(&walk, context, root);
-    for (; module; module = mpt__walk_next(&walk)) {
+    mpt__module *module = mpt__walk_begin(walk, context, root);
+    for (; module; module = mpt__walk_next(walk)) {
         root->watched |= module->layer == MPT__LAYER_user;
-        module->path = mpt__path_new(context, *walk.path ? walk.path : module->cls.name);
+        module->path = mpt__path_new(context, *walk->path ? walk->path : module->cls.name);
         if (!module->path) return context->base.status;
-        module->path_hash = mpt__hash_bytes(key, walk.path, strlen(walk.path));
+        module->path_hash = mpt__hash_bytes(key, walk->path, strlen(walk->path));
         for (int64_t i = 0; i < module->parameter_count; i++)
-            if (mpt__parameter_new(&walk, &module->parameters[i], block) != MPT_OK)
+            if (mpt__parameter_new(walk, &module->parameters[i], block) != MPT_OK)
                 return context->base.status;
     }
     return context->base.status;
 }
 
 /* Memory and first values for parameters that have their places. */
-static mpt_status mpt__freeze_values(mpt_context *context, mpt__module *root, uint32_t block) {
+static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_t block) {
+    mpt_context *context = walk->context;
     if (context->blocks[block].parameters > 0) {
         uint32_t values = mpt__storage_new(context, context->blocks[block].numel * 4,
                                            MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
         context->blocks[block].values = values;
     }
-    mpt__walk walk;
     mpt__module_parameter *row;
-    mpt__walk_begin(&walk, context, root);
-    while (context->base.status == MPT_OK && (row = mpt__walk_parameter(&walk)) != NULL) {
+    mpt__walk_begin(walk, context, root);
+    while (context->base.status == MPT_OK && (row = mpt__walk_parameter(walk)) != NULL) {
         if (mpt__parameter_tensor(context, row->parameter - 1, &row->shape) == MPT_OK)
-            mpt__draw_parameter(context, walk.module, walk.row - 1);
+            mpt__draw_parameter(context, walk->module, walk->row - 1);
     }
     return context->base.status;
 }
@@ -713,8 +713,8 @@ static mpt_status mpt__freeze(mpt_context *context, mpt__module *module) {
     uint32_t block = mpt__block_new(context, MPT_F32);
     if (block == UINT32_MAX) return context->base.status;
     mpt__number(context, root);
-    bool good = mpt__freeze_places(context, root, block) == MPT_OK &&
-                mpt__freeze_values(context, root, block) == MPT_OK;
+    bool good = mpt__freeze_places(&walk, root, block) == MPT_OK &&
+                mpt__freeze_values(&walk, root, block) == MPT_OK;
     for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
         module->frozen = good;
         for (int64_t i = 0; i < module->parameter_count && !good; i++)
