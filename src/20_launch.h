@@ -43,7 +43,7 @@ typedef struct mpt__operand {
  *
  * o0, o1 .. are positions in operand[]; an optional operand (?) that is absent keeps its place
  * (storage 0). r: read, w: written, a: may accumulate instead. "gate": nothing is written while the
- * error word is set, nor, where a found_inf slot is given (slot > 0), while that scalar is non-zero.
+ * error word is set, nor while the scalar of the found_inf slot, where one is given, is not 0.
  * Arithmetic is fp32 on values converted on load and rounded once on store (integer dtypes of COPY
  * and EQUAL: exact). Elements are counted in logical row-major order. Sums have a fixed tree of
  * fixed chunks.
@@ -60,13 +60,13 @@ typedef struct mpt__operand {
  * SCATTER_AXIS  o2 wa = 0, but along dimension index[0], at index o0 r (i64), the value of o1 r; o0
  *           and o1 have size 1 there.
  * GEMM      o3 wa [.., M, N] = act(imm[0] * o0 r [.., M, K] o1 r [.., K, N] + o2? r); equal ranks
- *           >= 2, any strides, batch dimensions broadcast by stride 0; o2, the bias, has the shape of
- *           o3 with strides 0 where it broadcasts. compute_dtype F16 or BF16 rounds o0, o1, o2 to it
- *           on load; accumulation is fp32; act only with w. K may be 0.
+ *           >= 2, any strides, batch dimensions broadcast by stride 0; o2, the bias, has the shape
+ *           of o3 with strides 0 where it broadcasts. compute_dtype F16 or BF16 rounds o0, o1, o2
+ *           to it on load; accumulation is fp32; act only with w. K may be 0.
  * SOFTMAX   [outer, n, inner] o0 r -> o1 w along n; fn SOFTMAX or LOG_SOFTMAX.
  * SOFTMAX_BACKWARD  o0 r = y, o1 r = dy -> o2 wa = dx, all [outer, n, inner]; fn as above.
- * DROPOUT   o1 wa = kept ? o0 r * float(1 / (1 - p)) : 0 with p = imm[0]; element i is kept when its
- *           32 random bits >= p 2^32 (p = 1: none is). rng, with slot[0] (step, i64) mixed in.
+ * DROPOUT   o1 wa = kept ? o0 r * float(1 / (1 - p)) : 0 with p = imm[0]; element i is kept when
+ *           its 32 random bits >= p 2^32 (p = 1: none is). rng, with slot[0] (step, i64) mixed in.
  * RANDOM    o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0]) u, or NORMAL with mean imm[0] and
  *           deviation imm[1]; the same bits on every backend and ISA.
  * NLL       o0 r log-probabilities [N, C], o1 r targets i64 [N], o2? r weights [C] f32 -> o3 w loss
@@ -79,18 +79,18 @@ typedef struct mpt__operand {
  *           maximum and the rest, so that large logits lose no digits; imm[0] label smoothing.
  * CROSS_ENTROPY_BACKWARD  o0 r logits, o1 r targets, o2? r weights, o3 r divisor, o4 r dloss, o5? r
  *           log-sum-exp (absent: o0 holds log-probabilities) -> o6 wa dlogits [N, C].
- * GRAD_NORM  o0 r gradients f32 (a block), o1 r segments; slot[0] multiplier; slot[1] found_inf: set
- *           to 1 when an element, or its product with the multiplier, is non-finite; slot[2] out:
- *           2-norm of the products (sum of squares in double); with index[0] = 1 joined to the norm
- *           that stands there: sqrt(old^2 + sum); slot[3] loss scale: first multiplier =
+ * GRAD_NORM  o0 r gradients f32 (a block), o1 r segments; slot[0] multiplier; slot[1] found_inf:
+ *           set to 1 when an element, or its product with the multiplier, is non-finite; slot[2]
+ *           out: 2-norm of the products (sum of squares in double); with index[0] = 1 joined to the
+ *           norm that stands there: sqrt(old^2 + sum); slot[3] loss scale: first multiplier =
  *           float(1 / scale) and found_inf = 0. A slot 0 is left out.
  * GRAD_SCALE  o0 rw gradients *= slot[0], over o1 r segments; then clamped to +-imm[0] if > 0.
  * SGD       o0 rw params (any float dtype), o1? rw master f32, o2 r gradients f32, o3? rw momentum
  *           f32, o4 r segments, o5 rw step counts i64, o7? r f64 table [n] of rates. slot[0] lr,
- *           with a table instead its entry at clamp(slot[3] - slot[4], 0, n - 1) (both i64); slot[1]
+ *           with a table its entry at clamp(slot[3] - slot[4], 0, n - 1) (both i64); slot[1]
  *           multiplier of the gradients, slot[2] found_inf; imm: momentum, dampening, decay;
  *           index[0]: Nesterov. With index[1] = 1 the step counts of all segments += 1 at the end,
- *           with 2 also slot[3], the applied steps. Gate. A step count of 0 copies g to momentum.
+ *           with 2 also slot[3], the applied steps. A step count of 0 copies g to momentum. Gate.
  * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
  *           decoupled decay. t = step count + 1. Gate.
  * CLIP      slot[0] multiplier *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w f32 [1] =
@@ -250,7 +250,7 @@ typedef struct mpt__launch {
 
 typedef enum mpt__phase { MPT__FORWARD, MPT__BACKWARD, MPT__UPDATE, MPT__OTHER } mpt__phase;
 
-/* What a backend needs to resolve a launch. `data` is indexed by storage id. */
+/* What a backend needs to resolve a launch. `data` is indexed by storage id; entry 0 is NULL. */
 typedef struct mpt__execution {
     void *const *data;
     mpt__scalar *scalars;

@@ -114,8 +114,8 @@ static int64_t mpt__cpu_workspace_bytes(void *self, const mpt__launch *launch) {
     return bytes;
 }
 
-/* Whether this thread flushes denormals to zero, found by adding two: to read the control word would
-   wait for all arithmetic under way. */
+/* Whether this thread flushes denormals to zero, found by adding two: reading the control word
+   waits for all arithmetic under way. */
 static MPT__NOINLINE bool mpt__flushes_denormals(void) {
     static const volatile float tiny = 1e-40f;
     volatile float sum = tiny + tiny;

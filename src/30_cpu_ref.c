@@ -35,8 +35,8 @@ typedef MPT__REAL mpt__real;
 
 /* The tree of every sum, the same on all levels: the elements in logical order are cut into chunks
    of MPT__SUM_CHUNK; within a chunk, element i goes to lane i % MPT__SUM_LANES, in order; the lanes
-   fold in halves (i and i + 8, i and i + 4, i and i + 2, 0 and 1); the chunks' sums add up in pairs, pairs of
-   pairs and so on, an odd last one passing on unchanged. */
+   fold in halves (i and i + 8, i and i + 4, i and i + 2, 0 and 1); the chunks' sums add up in
+   pairs, pairs of pairs and so on, an odd last one passing on unchanged. */
 #define MPT__SUM_CHUNK 1024
 #define MPT__SUM_LANES 16
 #define MPT__SUM_LEVELS 54 /* log2 of the most chunks that fit an int64 count of elements */

@@ -412,33 +412,30 @@ static bool mpt__walk_push(mpt_context *context, int64_t *count, uint32_t value)
 }
 
 /* The records below `root` in post-order, inputs in their order: walk[0..*n_order). The stack of
-   (record, next input) pairs grows behind the order; both share the scratch from opposite roles. */
+   records under way is threaded through next_free; cursor is the next input of each. */
 static mpt_status mpt__walk_order(mpt_context *context, uint32_t root, int64_t *n_order) {
     uint32_t mark = ++context->walk_mark;
-    int64_t top = 0;
-    uint32_t head = root; /* the stack is threaded through next_free; the cursor through cursor */
-    context->records[root].mark = mark;
-    context->records[root].next_free = 0;
-    context->records[root].cursor = 0;
+    uint32_t head = root, under = 0;
     while (head) {
         mpt__record *record = &context->records[head];
-        if (record->cursor == record->n_in) {
-            if (!mpt__walk_push(context, &top, head)) return context->base.status;
-            head = record->next_free;
-            continue;
+        if (record->mark != mark) { /* its first visit */
+            record->mark = mark;
+            record->cursor = 0;
+            record->next_free = under;
         }
-        uint32_t slot = record->in[record->cursor++];
-        if (!slot) continue;
-        const mpt__tensor *input = mpt__slot(context, slot);
-        if (!input->record || !(input->flags & MPT__REQUIRES_GRAD)) continue;
-        uint32_t below = input->record - 1;
-        if (context->records[below].mark == mark) continue;
-        context->records[below].mark = mark;
-        context->records[below].cursor = 0;
-        context->records[below].next_free = head;
+        uint32_t below = 0;
+        while (record->cursor < record->n_in && !below) {
+            uint32_t slot = record->in[record->cursor++];
+            const mpt__tensor *input = slot ? mpt__slot(context, slot) : NULL;
+            if (!input || !input->record || !(input->flags & MPT__REQUIRES_GRAD)) continue;
+            if (context->records[input->record - 1].mark != mark) below = input->record - 1;
+        }
+        under = head;
         head = below;
+        if (below) continue;
+        if (!mpt__walk_push(context, n_order, under)) return context->base.status;
+        head = record->next_free;
     }
-    *n_order = top;
     return MPT_OK;
 }
 

@@ -652,71 +652,51 @@ static mpt_status mpt__reduce_backward(mpt__frame *frame) {
     return mpt__submit(frame->context, launch);
 }
 
-/* x as seen by ARGMAX: itself, or flat when all dimensions go. */
-static bool mpt__argmax_views(mpt__frame *frame, const mpt__tensor *source, const mpt__tensor *out,
-                              mpt__tensor *x, mpt__tensor *view, int64_t *dim) {
-    if (!frame->attributes->index[2]) {
-        *x = *source;
-        *view = mpt__unreduced_view(frame, out);
-        *dim = frame->attributes->index[0];
-        return true;
-    }
-    const mpt__tensor *flat = mpt__contiguous_of(frame, source);
-    if (!flat) return false;
-    *x = mpt__flat_view(flat);
-    *view = mpt__flat_view(out);
-    *dim = 0;
-    return true;
+/* An operand of ARGMAX or its gradient: flat when all dimensions go, which only contiguous tensors
+   can be; `reduced`: without the dimension that went. */
+static void mpt__operand_chosen(const mpt__frame *frame, mpt__launch *launch, int position,
+                                const mpt__tensor *tensor, bool reduced, mpt__access access) {
+    mpt__tensor view = frame->attributes->index[2] ? mpt__flat_view(tensor)
+                       : reduced                   ? mpt__unreduced_view(frame, tensor)
+                                                   : *tensor;
+    mpt__operand_of(launch, position, &view, access);
+    launch->index[0] = frame->attributes->index[2] ? 0 : frame->attributes->index[0];
 }
 
-/* The maximum of nothing does not exist. */
-static mpt_status mpt__check_not_empty(mpt__frame *frame) {
-    if (frame->attributes->index[3] > 0) return MPT_OK;
-    mpt_shape shape = mpt__shape_of(frame->in[0]);
-    return mpt__error(frame->context, MPT_ERROR_SHAPE, "no elements to choose from in shape %S",
-                      &shape);
+/* Index and value of the first maximum, each where it is wanted. */
+static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index,
+                                     const mpt__tensor *value) {
+    const mpt__tensor *x = frame->in[0];
+    if (frame->attributes->index[3] == 0) {
+        mpt_shape shape = mpt__shape_of(x);
+        return mpt__error(frame->context, MPT_ERROR_SHAPE, "no elements to choose from in shape %S",
+                          &shape);
+    }
+    if (frame->attributes->index[2]) x = mpt__contiguous_of(frame, x);
+    if (!x) return frame->context->base.status;
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
+    mpt__operand_chosen(frame, launch, 0, x, false, MPT__READ);
+    if (index) mpt__operand_chosen(frame, launch, 1, index, true, MPT__WRITE);
+    if (value) mpt__operand_chosen(frame, launch, 2, value, true, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
 }
 
 static mpt_status mpt__max_forward(mpt__frame *frame) {
-    if (mpt__check_not_empty(frame) != MPT_OK) return frame->context->base.status;
-    mpt__tensor *index = NULL;
     if (frame->records) {
-        index = mpt__temporary(frame, MPT_I64, &frame->out_shape[0]);
-        if (!index) return frame->context->base.status;
-        frame->save[0] = index;
+        frame->save[0] = mpt__temporary(frame, MPT_I64, &frame->out_shape[0]);
+        if (!frame->save[0]) return frame->context->base.status;
     }
-    mpt__tensor x, value, place;
-    int64_t dim;
-    if (!mpt__argmax_views(frame, frame->in[0], frame->out[0], &x, &value, &dim))
-        return frame->context->base.status;
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
-    launch->index[0] = dim;
-    mpt__operand_of(launch, 0, &x, MPT__READ);
-    if (index) {
-        place = value;
-        place.storage = index->storage;
-        place.dtype = MPT_I64;
-        mpt__operand_of(launch, 1, &place, MPT__WRITE);
-    }
-    mpt__operand_of(launch, 2, &value, MPT__WRITE);
-    return mpt__submit(frame->context, launch);
+    return mpt__launch_argmax(frame, frame->save[0], frame->out[0]);
 }
 
 static mpt_status mpt__max_backward(mpt__frame *frame) {
     mpt__access access;
     mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
     if (!dx) return frame->context->base.status;
-    bool flat = frame->attributes->index[2] != 0; /* gradients that are collected are contiguous */
-    const mpt__tensor *value = frame->dy[0], *index = frame->saved[0];
-    mpt__tensor x = flat ? mpt__flat_view(dx) : *dx;
-    mpt__tensor dy = flat ? mpt__flat_view(value) : mpt__unreduced_view(frame, value);
-    mpt__tensor place = flat ? mpt__flat_view(index) : mpt__unreduced_view(frame, index);
-    int64_t dim = flat ? 0 : frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCATTER_AXIS);
-    launch->index[0] = dim;
-    mpt__operand_of(launch, 0, &place, MPT__READ);
-    mpt__operand_of(launch, 1, &dy, MPT__READ);
-    mpt__operand_of(launch, 2, &x, access);
+    mpt__operand_chosen(frame, launch, 0, frame->saved[0], true, MPT__READ);
+    mpt__operand_chosen(frame, launch, 1, frame->dy[0], true, MPT__READ);
+    mpt__operand_chosen(frame, launch, 2, dx, false, access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -726,16 +706,7 @@ static mpt_status mpt__argmax_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__argmax_forward(mpt__frame *frame) {
-    if (mpt__check_not_empty(frame) != MPT_OK) return frame->context->base.status;
-    mpt__tensor x, place;
-    int64_t dim;
-    if (!mpt__argmax_views(frame, frame->in[0], frame->out[0], &x, &place, &dim))
-        return frame->context->base.status;
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
-    launch->index[0] = dim;
-    mpt__operand_of(launch, 0, &x, MPT__READ);
-    mpt__operand_of(launch, 1, &place, MPT__WRITE);
-    return mpt__submit(frame->context, launch);
+    return mpt__launch_argmax(frame, frame->out[0], NULL);
 }
 
 /* ==== Softmax ==== */

@@ -185,17 +185,6 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
     return MPT_OK;
 }
 
-/* The part of `whole` that the slice took. */
-static mpt__tensor mpt__slice_view(const mpt__frame *frame, const mpt__tensor *whole,
-                                   int64_t count) {
-    const int64_t *index = frame->attributes->index;
-    mpt__tensor part = *whole;
-    part.shape[index[0]] = count;
-    part.stride[index[0]] *= index[3];
-    part.offset += index[1] * whole->stride[index[0]];
-    return part;
-}
-
 static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
     launch->imm[0] = value;
@@ -209,9 +198,12 @@ static mpt_status mpt__slice_backward(mpt__frame *frame) {
     if (!dx) return frame->context->base.status;
     if (access == MPT__WRITE && mpt__launch_fill(frame->context, dx, 0.0) != MPT_OK)
         return frame->context->base.status;
-    const mpt__tensor *dy = frame->dy[0];
-    mpt__tensor part = mpt__slice_view(frame, dx, dy->shape[frame->attributes->index[0]]);
-    return mpt__launch_copy(frame->context, dy, &part, access);
+    const int64_t *index = frame->attributes->index;
+    mpt__tensor part = *dx; /* what the slice took */
+    part.shape[index[0]] = frame->dy[0]->shape[index[0]];
+    part.stride[index[0]] *= index[3];
+    part.offset += index[1] * dx->stride[index[0]];
+    return mpt__launch_copy(frame->context, frame->dy[0], &part, access);
 }
 
 /* ==== Expand ==== */

@@ -37,24 +37,17 @@ static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor
     return mpt__apply1(name, op, in, 2, &attributes);
 }
 
-MPTRAIN_API mpt_tensor mpt_add(mpt_tensor a, mpt_tensor b) {
-    return mpt__apply2("mpt_add", MPT__OP_add, a, b);
-}
-MPTRAIN_API mpt_tensor mpt_sub(mpt_tensor a, mpt_tensor b) {
-    return mpt__apply2("mpt_sub", MPT__OP_sub, a, b);
-}
-MPTRAIN_API mpt_tensor mpt_mul(mpt_tensor a, mpt_tensor b) {
-    return mpt__apply2("mpt_mul", MPT__OP_mul, a, b);
-}
-MPTRAIN_API mpt_tensor mpt_div(mpt_tensor a, mpt_tensor b) {
-    return mpt__apply2("mpt_div", MPT__OP_div, a, b);
-}
-MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b) {
-    return mpt__apply2("mpt_equal", MPT__OP_equal, a, b);
-}
-MPTRAIN_API mpt_tensor mpt_matmul(mpt_tensor a, mpt_tensor b) {
-    return mpt__apply2("mpt_matmul", MPT__OP_matmul, a, b);
-}
+#define MPT__DEFINE_BINARY(id)                                    \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor a, mpt_tensor b) { \
+        return mpt__apply2("mpt_" #id, MPT__OP_##id, a, b);       \
+    }
+MPT__DEFINE_BINARY(add)
+MPT__DEFINE_BINARY(sub)
+MPT__DEFINE_BINARY(mul)
+MPT__DEFINE_BINARY(div)
+MPT__DEFINE_BINARY(equal)
+MPT__DEFINE_BINARY(matmul)
+#undef MPT__DEFINE_BINARY
 
 /* ==== With numbers ==== */
 
@@ -81,18 +74,16 @@ static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim
     return mpt__apply1(name, op, &x, 1, &attributes);
 }
 
-MPTRAIN_API mpt_tensor mpt_sum(mpt_tensor x, int dim, bool keep_dim) {
-    return mpt__apply_dim("mpt_sum", MPT__OP_sum, x, dim, keep_dim);
-}
-MPTRAIN_API mpt_tensor mpt_mean(mpt_tensor x, int dim, bool keep_dim) {
-    return mpt__apply_dim("mpt_mean", MPT__OP_mean, x, dim, keep_dim);
-}
-MPTRAIN_API mpt_tensor mpt_max(mpt_tensor x, int dim, bool keep_dim) {
-    return mpt__apply_dim("mpt_max", MPT__OP_max, x, dim, keep_dim);
-}
-MPTRAIN_API mpt_tensor mpt_argmax(mpt_tensor x, int dim, bool keep_dim) {
-    return mpt__apply_dim("mpt_argmax", MPT__OP_argmax, x, dim, keep_dim);
-}
+#define MPT__DEFINE_REDUCTION(id)                                           \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x, int dim, bool keep_dim) { \
+        return mpt__apply_dim("mpt_" #id, MPT__OP_##id, x, dim, keep_dim);  \
+    }
+MPT__DEFINE_REDUCTION(sum)
+MPT__DEFINE_REDUCTION(mean)
+MPT__DEFINE_REDUCTION(max)
+MPT__DEFINE_REDUCTION(argmax)
+#undef MPT__DEFINE_REDUCTION
+
 MPTRAIN_API mpt_tensor mpt_softmax(mpt_tensor x, int dim) {
     return mpt__apply_dim("mpt_softmax", MPT__OP_softmax, x, dim, false);
 }
@@ -176,8 +167,7 @@ MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape) {
 
 MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
     mpt_context *context = x.context;
-    if (!mpt__enter(context, "mpt_transpose")) return mpt__null(context);
-    const mpt__tensor *tensor = mpt__at(context, x, "argument 1");
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_transpose", "argument 1");
     int a = tensor ? mpt__dimension(context, dim_a, tensor->rank) : -1;
     int b = a >= 0 ? mpt__dimension(context, dim_b, tensor->rank) : -1;
     if (b < 0) return mpt__null(context);
@@ -199,8 +189,7 @@ MPTRAIN_API mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t s
 
 MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
     mpt_context *context = x.context;
-    if (!mpt__enter(context, "mpt_flatten")) return mpt__null(context);
-    const mpt__tensor *tensor = mpt__at(context, x, "argument 1");
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_flatten", "argument 1");
     if (!tensor) return mpt__null(context);
     if (tensor->rank == 0) return mpt_reshape(x, MPT_SHAPE(1));
     int first = mpt__dimension(context, first_dim, tensor->rank);
@@ -223,10 +212,8 @@ MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
 }
 
 MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
-    mpt_context *context = x.context;
-    if (!mpt__enter(context, "mpt_contiguous")) return mpt__null(context);
-    const mpt__tensor *tensor = mpt__at(context, x, "argument 1");
-    if (!tensor) return mpt__null(context);
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_contiguous", "argument 1");
+    if (!tensor) return mpt__null(x.context);
     return mpt__tensor_contiguous(tensor) ? x : mpt_clone(x);
 }
 
@@ -239,8 +226,7 @@ MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
 
 MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x) {
     mpt_context *context = x.context;
-    if (!mpt__enter(context, "mpt_detach")) return mpt__null(context);
-    const mpt__tensor *tensor = mpt__at(context, x, "argument 1");
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_detach", "argument 1");
     if (!tensor) return mpt__null(context);
     mpt_shape shape = mpt__shape_of(tensor);
     return mpt__handle(context, mpt__tensor_on(context, tensor->storage, (mpt_dtype)tensor->dtype,

@@ -13,7 +13,7 @@
 #include "13_dtype.c"
 #include "17_inflate.c"
 #include "18_idx.c"
-#include "40_context.h"
+#include "40_tensor.c"
 
 /* Records an error; false, for what checks to return. */
 #define mpt__reject(context, ...) (mpt__error(context, __VA_ARGS__) == MPT_OK)

@@ -229,6 +229,13 @@ TEST(dropout_by_path_and_step) {
     CHECK(first != second && first != 0 && ~first != 0); /* by step */
     CHECK(mask_of(b, d) == first);
     CHECK(mask_of(b, d) == second);
+    mpt_step_begin(c); /* a step that is given up draws again what it drew */
+    mpt_forward(a, mpt_ones(c, MPT_F32, MPT_SHAPE(64)));
+    mpt_reshape(mpt_ones(c, MPT_F32, MPT_SHAPE(64)), MPT_SHAPE(63));
+    CHECK_EQ_INT(mpt_error_code(c), MPT_ERROR_SHAPE);
+    mpt_clear_error(c); /* back to the last optimizer step: there was none */
+    CHECK(mask_of(a, c) == first);
+    CHECK(mask_of(a, c) == second);
     two[0] = mpt_nn_flatten(c), two[1] = mpt_nn_dropout(c, 0.5);
     mpt_module other = mpt_sequential_array(c, two, 2);
     CHECK(mask_of(mpt_child(other, "1"), c) != mask_of(b, d)); /* by path */

@@ -176,6 +176,56 @@ TEST(gradients_of_leaves) {
     mpt_destroy(c);
 }
 
+/* Backward starts from a constant of the context, which nothing may change. */
+TEST(backward_from_a_leaf) {
+    mpt_context *c = make_context(NULL, 1);
+    mpt_dtype dtypes[] = {MPT_F32, MPT_F16, MPT_BF16};
+    for (int d = 0; d < 3; d++) {
+        mpt_tensor x = mpt_ones(c, dtypes[d], MPT_SHAPE(1, 1));
+        mpt_requires_grad(x, true);
+        for (int i = 1; i <= 3; i++) {
+            CHECK_EQ_INT(mpt_backward(x), MPT_OK);
+            CHECK_NEAR(mpt_item(mpt_grad(x)), i, 0);
+        }
+        mpt_tensor y = mpt_mul_scalar(x, 3);
+        CHECK_EQ_INT(mpt_backward(mpt_add(y, y)), MPT_OK);
+        CHECK_NEAR(mpt_item(mpt_grad(x)), 9, 0);
+    }
+    mpt_destroy(c);
+}
+
+/* An activation's gradient may be taken in place only where nobody else reads what came in: not
+   where two layers share it, nor where it is the caller's. */
+TEST(gradients_in_place) {
+    mpt_context *c = make_context(NULL, 1);
+    mpt_tensor x = mpt_randn(c, MPT_F32, MPT_SHAPE(4, 3)), none, w[2], y[2];
+    float want[2][6], got[6], ones[8], after[8];
+    memset(&none, 0, sizeof none);
+    for (int i = 0; i < 2; i++) {
+        w[i] = mpt_randn(c, MPT_F32, MPT_SHAPE(2, 3));
+        mpt_requires_grad(w[i], true);
+    }
+    for (int fused = 0; fused < 2; fused++) {
+        for (int i = 0; i < 2; i++) {
+            y[i] = mpt_linear(x, w[i], none, fused ? MPT_ACTIVATION_RELU : MPT_ACTIVATION_NONE);
+            if (!fused) y[i] = mpt_relu(y[i]);
+        }
+        CHECK_EQ_INT(mpt_backward(mpt_sum(mpt_add(y[0], y[1]), MPT_ALL_DIMS, false)), MPT_OK);
+        for (int i = 0; i < 2; i++) {
+            mpt_read_f32(mpt_grad(w[i]), fused ? got : want[i], 6);
+            if (fused) CHECK_EQ_BITS(got, want[i], sizeof got);
+            mpt_clear_grad(w[i]);
+        }
+    }
+    mpt_tensor seed = mpt_ones(c, MPT_F32, MPT_SHAPE(4, 2));
+    mpt_read_f32(seed, ones, 8);
+    CHECK_EQ_INT(mpt_backward_from(mpt_linear(x, w[0], none, MPT_ACTIVATION_RELU), seed, false),
+                 MPT_OK);
+    mpt_read_f32(seed, after, 8);
+    CHECK_EQ_BITS(after, ones, sizeof ones);
+    mpt_destroy(c);
+}
+
 TEST(retain_and_second_backward) {
     mpt_context *c = make_context(NULL, 1);
     mpt_tensor x = values3(c, 1, 2, 3), none, loss;
@@ -479,6 +529,8 @@ TEST_TABLE = {T(handles_end_with_their_step),
               T(borrowed_memory_stays_the_callers),
               T(gradients_add_up_over_steps),
               T(gradients_of_leaves),
+              T(backward_from_a_leaf),
+              T(gradients_in_place),
               T(retain_and_second_backward),
               T(backward_gives_saved_tensors_back),
               T(changes_in_place_are_caught),

@@ -1,0 +1,102 @@
+/* test_launch.c: what the waist promises around a kernel: the program's float state stays its own
+   and changes no bits; the debug mode names operands that leave their storage; recorded ids and the
+   pool of memory do not meet. */
+#define MPTRAIN_IMPLEMENTATION
+#include "mptrain.h"
+
+#include "harness.h"
+
+enum { COUNT = 64 };
+
+static mpt_context *make_context(mpt_isa isa, bool debug) {
+    mpt_config config = mpt_config_default();
+    config.threads = 1;
+    config.isa = isa;
+    config.debug = debug;
+    return mpt_create(&config);
+}
+
+/* Programs built with -ffast-math flush denormals; kernels do not. */
+TEST(float_state_of_the_program) {
+    static const mpt_isa levels[] = {MPT_ISA_REF, MPT_ISA_AUTO};
+    const uint32_t before = mpt__float_state();
+    const uint32_t plain = mpt__float_state_flush(before, false);
+    const uint32_t flushing = mpt__float_state_flush(before, true);
+    if (plain == flushing) SKIP("a float state that can flush denormals");
+    const uint32_t tiny = 1000, twice = 2000; /* the bits of denormals */
+    float value, sums[COUNT];
+    memcpy(&value, &tiny, sizeof value);
+    for (int l = 0; l < 2; l++) {
+        for (int on = 0; on < 2; on++) {
+            mpt_context *c = make_context(levels[l], false);
+            mpt_tensor x = mpt_full(c, MPT_F32, MPT_SHAPE(COUNT), 0);
+            float values[COUNT];
+            for (int i = 0; i < COUNT; i++) values[i] = value;
+            mpt_write(x, values, sizeof values);
+            mpt__set_float_state(on ? flushing : plain);
+            mpt_tensor y = mpt_add(x, x);
+            mpt_linear(mpt_reshape(x, MPT_SHAPE(8, 8)), mpt_reshape(x, MPT_SHAPE(8, 8)),
+                       mpt__null(NULL), MPT_ACTIVATION_NONE); /* FMA kernels flush for themselves */
+            const uint32_t after = mpt__float_state();
+            mpt__set_float_state(before);
+            CHECK_EQ_INT(after, on ? flushing : plain);
+            CHECK_EQ_INT(mpt_read_f32(y, sums, COUNT), MPT_OK);
+            for (int i = 0; i < COUNT; i++) CHECK_EQ_BITS(&sums[i], &twice, sizeof twice);
+            mpt_destroy(c);
+        }
+    }
+}
+
+TEST(debug_checks_operands) {
+    mpt_context *c = make_context(MPT_ISA_REF, true);
+    mpt_shape shape = MPT_SHAPE(4, 4);
+    mpt__tensor *x = mpt__tensor_new(c, MPT_F32, &shape, MPT_MEMORY_ACTIVATION);
+    mpt__launch *launch = mpt__launch_begin(c, MPT__K_FILL);
+    mpt__operand *operand = mpt__operand_of(launch, 0, x, MPT__WRITE);
+    CHECK_EQ_INT(mpt__submit(c, launch), MPT_OK);
+    operand->shape[0] = 5; /* the last element would be number 19 of 16 */
+    CHECK_EQ_INT(mpt__submit(c, launch), MPT_ERROR_DEVICE);
+    CHECK_CONTAINS(mpt_error(c), "operand 0 reaches element 19 of a storage of 64 bytes");
+    mpt_clear_error(c);
+    operand->shape[0] = 0;
+    CHECK_EQ_INT(mpt__submit(c, launch), MPT_OK);
+    mpt_destroy(c);
+}
+
+/* Memory that was idle when a recording began serves it under ids that outlive it: replays write
+   there, so nothing else may be given it. */
+TEST(recordings_keep_their_memory) {
+    mpt_context *c = make_context(MPT_ISA_REF, true);
+    float values[COUNT], got[COUNT];
+    mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(COUNT));
+    mpt_release(mpt_mul_scalar(x, 2)); /* leaves idle memory */
+    mpt_record_begin(c);
+    mpt_tensor y = mpt_mul_scalar(x, 3), z = mpt_mul_scalar(y, 5);
+    mpt_release(y);
+    mpt_release(mpt_mul_scalar(z, 7));
+    mpt_recording recording = mpt_record_end(c);
+    CHECK_EQ_INT(mpt_recording_launches(recording), 3);
+    mpt_tensor other[8];
+    for (int i = 0; i < 8; i++) other[i] = mpt_full(c, MPT_F32, MPT_SHAPE(COUNT), 100 + i);
+    for (int i = 0; i < COUNT; i++) values[i] = (float)i;
+    mpt_write(x, values, sizeof values);
+    int64_t allocations = 0;
+    for (int replay = 0; replay < 3; replay++) {
+        CHECK_EQ_INT(mpt_replay(recording), MPT_OK);
+        int64_t now = mpt_memory(c).allocations;
+        if (replay == 2) CHECK_EQ_INT(now, allocations);
+        allocations = now;
+    }
+    mpt_read_f32(z, got, COUNT);
+    for (int i = 0; i < COUNT; i++) CHECK_NEAR(got[i], 15.0 * i, 0);
+    for (int i = 0; i < 8; i++) {
+        mpt_read_f32(other[i], got, COUNT);
+        CHECK_NEAR(got[COUNT - 1], 100 + i, 0);
+    }
+    CHECK_EQ_INT(mpt_recording_destroy(recording), MPT_OK);
+    mpt_destroy(c);
+}
+
+TEST_TABLE = {T(float_state_of_the_program), T(debug_checks_operands),
+              T(recordings_keep_their_memory)};
+TEST_MAIN
