@@ -190,9 +190,12 @@ static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t 
                 s03 = V##_fma(u, z, s03), s13 = V##_fma(v, z, s13);                                \
             }                                                                                      \
             if (whole < depth) {                                                                   \
-                V##_f u = V##_load_as(a0 + whole, rest, MPT_F32), v = V##_load_as(a1 + whole, rest, MPT_F32);  \
-                V##_f w = V##_load_as(b0 + whole, rest, MPT_F32), x = V##_load_as(b1 + whole, rest, MPT_F32);  \
-                V##_f y = V##_load_as(b2 + whole, rest, MPT_F32), z = V##_load_as(b3 + whole, rest, MPT_F32);  \
+                V##_f u = V##_load_as(a0 + whole, rest, MPT_F32);                                  \
+                V##_f v = V##_load_as(a1 + whole, rest, MPT_F32);                                  \
+                V##_f w = V##_load_as(b0 + whole, rest, MPT_F32);                                  \
+                V##_f x = V##_load_as(b1 + whole, rest, MPT_F32);                                  \
+                V##_f y = V##_load_as(b2 + whole, rest, MPT_F32);                                  \
+                V##_f z = V##_load_as(b3 + whole, rest, MPT_F32);                                  \
                 s00 = V##_fma(u, w, s00), s10 = V##_fma(v, w, s10);                                \
                 s01 = V##_fma(u, x, s01), s11 = V##_fma(v, x, s11);                                \
                 s02 = V##_fma(u, y, s02), s12 = V##_fma(v, y, s12);                                \
