@@ -1,13 +1,13 @@
 /* ---------------------------------------------------------------------------------------------
- * 30_cpu_ref.c: the kernels of the CPU. Those of training (losses, optimizers, scaler, device
- * scalars) are next door in 31_cpu_train.c.
+ * 30_cpu_ref.c: the kernels of the CPU: what they share, and the elementwise ones. Reductions,
+ * softmax and matrix products are in 30_cpu_rows.c; those of training in 31_cpu_train.c.
  *
  * A kernel is written once, for all levels. It walks its operands in blocks of at most MPT__BLOCK
  * elements: loaded and converted to mpt__real (or taken where they lie), computed by the words of
  * the level (mpt__words: a table of functions on blocks), and rounded once on store. What a dtype
  * or a stride means is known to the loads and stores alone. The words of the reference level, in
- * this room and the next, are portable C; those of the vector levels are made in 32_cpu_simd.c, do
- * the same operations in the same order, and give the same bits.
+ * these rooms, are portable C; those of the vector levels are made in 32_cpu_simd.c, do the same
+ * operations in the same order, and give the same bits.
  *
  * mpt__real is float. The test build makes it double: then F64 tensors compute in double, and a
  * gradient check can ask for 1e-6.
@@ -30,8 +30,6 @@ typedef MPT__REAL mpt__real;
 #define MPT__BLOCK 1024
 /* Elements of a chunk of elementwise work, and of optimizer updates. No result depends on it. */
 #define MPT__CHUNK 4096
-/* Rows of a chunk of row-wise work (softmax, losses). No result depends on it. */
-#define MPT__CHUNK_ROWS 16
 
 /* The tree of every sum, the same on all levels: the elements in logical order are cut into chunks
    of MPT__SUM_CHUNK; within a chunk, element i goes to lane i % MPT__SUM_LANES, in order; the lanes
@@ -510,16 +508,19 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
 
 /* ==== Sums ==== */
 
-#define MPT__DEFINE_FOLD(name, type)                                \
-    static type name(const type lane[MPT__SUM_LANES]) {             \
-        type sum[MPT__SUM_LANES / 2];                               \
-        for (int l = 0; l < 8; l++) sum[l] = lane[l] + lane[l + 8]; \
-        type a = (sum[0] + sum[4]) + (sum[2] + sum[6]);             \
-        type b = (sum[1] + sum[5]) + (sum[3] + sum[7]);             \
-        return a + b;                                               \
+#define MPT__DEFINE_FOLD(name, type, combine)                                          \
+    static type name(const type lane[MPT__SUM_LANES]) {                                \
+        type fold[MPT__SUM_LANES];                                                     \
+        memcpy(fold, lane, sizeof fold);                                               \
+        for (int half = MPT__SUM_LANES / 2; half > 0; half /= 2) {                     \
+            for (int l = 0; l < half; l++) fold[l] = combine(fold[l], fold[l + half]); \
+        }                                                                              \
+        return fold[0];                                                                \
     }
-MPT__DEFINE_FOLD(mpt__ref_fold_lanes, mpt__real)
-MPT__DEFINE_FOLD(mpt__ref_fold_squares, double)
+#define MPT__PLUS(a, b) ((a) + (b))
+MPT__DEFINE_FOLD(mpt__ref_fold_lanes, mpt__real, MPT__PLUS)
+MPT__DEFINE_FOLD(mpt__ref_fold_maxima, mpt__real, mpt__real_max)
+MPT__DEFINE_FOLD(mpt__ref_fold_squares, double, MPT__PLUS)
 
 /* A sum under way: the tree that MPT__SUM_CHUNK describes, fed in any portions. level[k] holds the
    sum of 2^k chunks where bit k of `chunks` is set. */
@@ -718,7 +719,7 @@ static void mpt__ref_transpose_chunk(void *work, int64_t chunk, int thread) {
     for (int64_t r = 1; x == in && r < n; r++) {
         mpt__ref_get(&w->walk[0].view, from + r * step, 1, in + r * T, m);
     }
-    w->walk[0].view.words->transpose(tile, T, x, x == in ? (int64_t)T : step, n, m);
+    w->walk[0].view.words->transpose(tile, T, x, x == in ? MPT__COPY_TILE : step, n, m);
     for (int64_t r = 0; r < m; r++) {
         mpt__ref_put(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
     }
@@ -928,257 +929,6 @@ static void mpt__ref_dropout(const mpt__cpu_call *call) {
     map.threshold = any && lowest > 0 ? (uint32_t)lowest : 0;
     if (any && (double)map.threshold < lowest) map.threshold++;
     mpt__ref_map_run(&map, call, 2, 8.0);
-}
-
-/* ==== Reductions ==== */
-
-/* Outputs of a chunk, neighbours in logical order. */
-#define MPT__REDUCE_OUTPUTS 128
-
-typedef struct mpt__ref_reduce_work {
-    mpt__ref_walk in, out; /* over the outputs */
-    mpt__ref_loop reduced; /* over what one output sums */
-    int64_t chunks;        /* of the reduced elements, MPT__SUM_CHUNK each */
-    bool is_max, is_mean, by_columns;
-    mpt__binary_fn combine;
-    mpt__real *partial; /* [outputs, chunks]; unused when there is but one chunk */
-} mpt__ref_reduce_work;
-
-/* Reduces one chunk for n neighbouring outputs whose elements begin at `offset`. By columns, the
-   outputs are the inner loop, which is faster where they lie closer together than what they sum:
-   lane l of output j is lane[l n + j], else lane[16 j + l]. The order of additions is the same. */
-static void mpt__ref_reduce_outputs(const mpt__ref_reduce_work *w, int64_t chunk, int64_t offset,
-                                    int64_t n, mpt__real *result) {
-    enum { LANES = MPT__SUM_LANES };
-    const mpt__words *words = w->in.view.words;
-    mpt__real lane[LANES * MPT__REDUCE_OUTPUTS], x[MPT__BLOCK];
-    mpt__real identity = w->is_max ? -mpt__real_infinity() : 0;
-    int64_t first = chunk * MPT__SUM_CHUNK, stride = mpt__ref_inner(&w->in.loop);
-    int64_t left = mpt__ref_min(MPT__SUM_CHUNK, w->reduced.count - first), m = 0;
-    int64_t inner = mpt__ref_inner(&w->reduced), outer = w->by_columns ? n : 1;
-    mpt__ref_cursor at;
-    for (int64_t i = 0; i < LANES * n; i++) lane[i] = identity;
-    mpt__ref_start(&at, &w->reduced, first);
-    for (first = 0; left > 0; left -= m, first += m) {
-        m = mpt__ref_min(left, mpt__ref_room(&at, &w->reduced));
-        for (int64_t i = 0; w->by_columns && i < m; i++) {
-            mpt__real *to = lane + (first + i) % LANES * n;
-            int64_t from = offset + at.offset + i * inner;
-            w->combine(to, to, mpt__ref_in(&w->in.view, from, stride, x, n), n);
-        }
-        for (int64_t j = 0; !w->by_columns && j < n; j++) {
-            int64_t from = offset + at.offset + j * stride;
-            (w->is_max ? words->max_lanes : words->add_lanes)(
-                lane + LANES * j, first, mpt__ref_in(&w->in.view, from, inner, x, m), m);
-        }
-        mpt__ref_advance(&at, &w->reduced, m);
-    }
-    for (int64_t j = 0; outer == 1 && j < n; j++) {
-        mpt__real *own = lane + LANES * j;
-        for (int half = LANES / 2; half > 0; half /= 2) w->combine(own, own, own + half, half);
-        result[j] = own[0];
-    }
-    for (int half = LANES / 2; outer != 1 && half > 0; half /= 2) {
-        w->combine(half == 1 ? result : lane, lane, lane + half * n, half * n);
-    }
-}
-
-static void mpt__ref_reduce_put(const mpt__ref_reduce_work *w, int64_t begin, int64_t n,
-                                mpt__real *result) {
-    mpt__ref_cursor at;
-    mpt__ref_start(&at, &w->out.loop, begin);
-    for (int64_t i = 0; w->is_mean && i < n; i++) result[i] /= (mpt__real)w->reduced.count;
-    mpt__ref_give(&w->out, &at, result, n);
-}
-
-/* One chunk of the sums for one tile of outputs. */
-static void mpt__ref_reduce_chunk(void *work, int64_t index, int thread) {
-    const mpt__ref_reduce_work *w = (const mpt__ref_reduce_work *)work;
-    int64_t chunk = index % w->chunks, begin = index / w->chunks * MPT__REDUCE_OUTPUTS, m = 0;
-    int64_t n = mpt__ref_min(MPT__REDUCE_OUTPUTS, w->in.loop.count - begin);
-    mpt__real result[MPT__REDUCE_OUTPUTS];
-    mpt__ref_cursor at;
-    (void)thread;
-    mpt__ref_start(&at, &w->in.loop, begin);
-    for (int64_t i = 0; i < n; i += m) {
-        m = mpt__ref_min(n - i, mpt__ref_room(&at, &w->in.loop));
-        mpt__ref_reduce_outputs(w, chunk, at.offset, m, result + i);
-        mpt__ref_advance(&at, &w->in.loop, m);
-    }
-    if (w->chunks == 1) {
-        mpt__ref_reduce_put(w, begin, n, result);
-        return;
-    }
-    for (int64_t i = 0; i < n; i++) w->partial[(begin + i) * w->chunks + chunk] = result[i];
-}
-
-/* The pairs of chunks, for one tile of outputs. */
-static void mpt__ref_reduce_finish(void *work, int64_t tile, int thread) {
-    const mpt__ref_reduce_work *w = (const mpt__ref_reduce_work *)work;
-    int64_t begin = tile * MPT__REDUCE_OUTPUTS;
-    int64_t n = mpt__ref_min(MPT__REDUCE_OUTPUTS, w->in.loop.count - begin);
-    mpt__real result[MPT__REDUCE_OUTPUTS];
-    (void)thread;
-    for (int64_t i = 0; i < n; i++) {
-        mpt__real *part = w->partial + (begin + i) * w->chunks;
-        for (int64_t step = 1; step < w->chunks; step *= 2) {
-            for (int64_t k = 0; k + step < w->chunks; k += 2 * step) {
-                w->combine(&part[k], &part[k], &part[k + step], 1);
-            }
-        }
-        result[i] = part[0];
-    }
-    mpt__ref_reduce_put(w, begin, n, result);
-}
-
-/* Sorts the dimensions into those that stay and those that go. */
-static void mpt__ref_reduce_loops(const mpt__launch *launch, mpt__ref_reduce_work *w) {
-    const mpt__operand *in = &launch->operand[0], *out = &launch->operand[1];
-    mpt__ref_loop_init(&w->in.loop);
-    mpt__ref_loop_init(&w->reduced);
-    for (int d = 0; d < in->rank; d++) {
-        mpt__ref_loop_add(out->shape[d] == 1 ? &w->reduced : &w->in.loop, in->shape[d],
-                          in->stride[d]);
-    }
-    mpt__ref_loop_close(&w->in.loop);
-    mpt__ref_loop_close(&w->reduced);
-    w->chunks = mpt__ref_chunks(w->reduced.count, MPT__SUM_CHUNK);
-    if (w->chunks == 0) w->chunks = 1; /* nothing to sum: the empty chunk gives the identity */
-}
-
-static int64_t mpt__ref_reduce_workspace(const mpt__launch *launch, int threads) {
-    mpt__ref_reduce_work w;
-    (void)threads;
-    mpt__ref_reduce_loops(launch, &w);
-    if (w.chunks == 1 || w.in.loop.count == 0) return 0;
-    return w.in.loop.count * w.chunks * (int64_t)sizeof(mpt__real);
-}
-
-static void mpt__ref_reduce(const mpt__cpu_call *call) {
-    mpt__ref_reduce_work w;
-    w.in.view = mpt__ref_view_of(call, 0);
-    w.out.view = mpt__ref_view_of(call, 1);
-    mpt__ref_reduce_loops(call->launch, &w);
-    mpt__ref_loop_over(&w.out.loop, &call->launch->operand[1]);
-    w.is_max = call->launch->function == MPT__FN_MAX;
-    w.is_mean = call->launch->function == MPT__FN_MEAN;
-    w.combine = call->words->binary[w.is_max ? MPT__BINARY_LARGEST : MPT__BINARY_ADD];
-    int64_t outputs = w.in.loop.count, tiles = mpt__ref_chunks(outputs, MPT__REDUCE_OUTPUTS);
-    w.by_columns = outputs > 1 && mpt__ref_inner(&w.in.loop) < mpt__ref_inner(&w.reduced);
-    w.partial = (mpt__real *)call->workspace;
-    if (outputs == 0) return;
-    mpt__parallel(call->pool, tiles * w.chunks,
-                  mpt__ref_cost(call, mpt__ref_times(outputs, w.reduced.count), 2.0),
-                  mpt__ref_reduce_chunk, &w);
-    if (w.chunks > 1) {
-        mpt__parallel(call->pool, tiles, mpt__ref_cost(call, outputs * w.chunks, 15.0),
-                      mpt__ref_reduce_finish, &w);
-    }
-}
-
-/* ==== Along one dimension ==== */
-
-/* Lines of elements along one dimension, of up to three operands; their walks go over the lines. */
-typedef struct mpt__ref_axis_work mpt__ref_axis_work;
-struct mpt__ref_axis_work {
-    const mpt__words *words;
-    int operands;
-    mpt__ref_walk walk[3];
-    int64_t n, stride[3]; /* along the dimension */
-    bool log;             /* of softmax */
-    void (*line)(const mpt__ref_axis_work *w, const int64_t *offset);
-};
-
-static void mpt__ref_axis_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_axis_work *w = (const mpt__ref_axis_work *)work;
-    int64_t begin = chunk * MPT__CHUNK_ROWS, offset[3] = {0, 0, 0};
-    int64_t end = mpt__ref_min(begin + MPT__CHUNK_ROWS, w->walk[0].loop.count);
-    mpt__ref_cursor at[3];
-    (void)thread;
-    for (int k = 0; k < w->operands; k++) mpt__ref_start(&at[k], &w->walk[k].loop, begin);
-    for (; begin < end; begin++) {
-        for (int k = 0; k < w->operands; k++) offset[k] = at[k].offset;
-        w->line(w, offset);
-        for (int k = 0; k < w->operands; k++) mpt__ref_advance(&at[k], &w->walk[k].loop, 1);
-    }
-}
-
-/* Runs w->line for every line along `axis` of operands 0 .. operands-1; `shape_of` is one of them
-   that has its full size there. */
-static void mpt__ref_axis_run(mpt__ref_axis_work *w, const mpt__cpu_call *call, int operands,
-                              int shape_of, int axis, double ns) {
-    const mpt__operand *o = call->launch->operand;
-    w->words = call->words;
-    w->operands = operands;
-    w->n = o[shape_of].shape[axis];
-    for (int k = 0; k < operands; k++) {
-        bool absent = call->data[k] == NULL;
-        w->walk[k].view = mpt__ref_view_of(call, k);
-        w->stride[k] = absent ? 0 : o[k].stride[axis];
-        mpt__ref_loop_init(&w->walk[k].loop);
-        for (int d = 0; d < o[shape_of].rank; d++) {
-            if (d == axis) continue;
-            mpt__ref_loop_add(&w->walk[k].loop, o[shape_of].shape[d], absent ? 0 : o[k].stride[d]);
-        }
-        mpt__ref_loop_close(&w->walk[k].loop);
-    }
-    int64_t lines = w->walk[0].loop.count;
-    if (w->n == 0) return; /* lines without elements can be 2^40 */
-    mpt__parallel(call->pool, mpt__ref_chunks(lines, MPT__CHUNK_ROWS),
-                  mpt__ref_cost(call, mpt__ref_times(lines, w->n), ns), mpt__ref_axis_chunk, w);
-}
-
-/* Elements at .. at+n-1 of a line of operand k. */
-static const mpt__real *mpt__ref_line_in(const mpt__ref_axis_work *w, int k, const int64_t *offset,
-                                         int64_t at, mpt__real *block, int64_t n) {
-    return mpt__ref_in(&w->walk[k].view, offset[k] + at * w->stride[k], w->stride[k], block, n);
-}
-
-/* Finds the part of the line that holds the first maximum, then looks into it. */
-static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *offset) {
-    enum { PART = 128 };
-    mpt__real best = -mpt__real_infinity(), x[PART];
-    const mpt__real *from;
-    int64_t part = 0, i = 0;
-    for (int64_t at = 0; at < w->n && !mpt__real_is_nan(best); at += PART) {
-        int64_t n = mpt__ref_min(PART, w->n - at);
-        mpt__real most = w->words->maximum(mpt__ref_line_in(w, 0, offset, at, x, n), n, best);
-        if (most > best || mpt__real_is_nan(most)) {
-            best = most;
-            part = at;
-        }
-    }
-    from = mpt__ref_line_in(w, 0, offset, part, x, mpt__ref_min(PART, w->n - part));
-    while (mpt__real_is_nan(best) ? !mpt__real_is_nan(from[i]) : from[i] != best) i++;
-    int64_t index = part + i;
-    if (w->walk[1].view.data != NULL) {
-        mpt__ref_store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1], 1, &index, 1);
-    }
-    if (w->walk[2].view.data != NULL) mpt__ref_put_one(&w->walk[2].view, offset[2], from[i]);
-}
-
-static void mpt__ref_argmax(const mpt__cpu_call *call) {
-    mpt__ref_axis_work w;
-    w.line = mpt__ref_argmax_line;
-    mpt__ref_axis_run(&w, call, 3, 0, (int)call->launch->index[0], 2.0);
-}
-
-static void mpt__ref_scatter_axis_line(const mpt__ref_axis_work *w, const int64_t *offset) {
-    int64_t index = mpt__ref_get_integer(&w->walk[0].view, offset[0]);
-    mpt__real value = mpt__ref_get_one(&w->walk[1].view, offset[1]), x[MPT__BLOCK] = {0};
-    for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
-        bool here = index >= at && index < at + MPT__BLOCK;
-        if (here) x[index - at] = value;
-        mpt__ref_put(&w->walk[2].view, offset[2] + at * w->stride[2], w->stride[2], x,
-                     mpt__ref_min(MPT__BLOCK, w->n - at));
-        if (here) x[index - at] = 0;
-    }
-}
-
-static void mpt__ref_scatter_axis(const mpt__cpu_call *call) {
-    mpt__ref_axis_work w;
-    w.line = mpt__ref_scatter_axis_line;
-    mpt__ref_axis_run(&w, call, 3, 2, (int)call->launch->index[0], 2.0);
 }
 
 #endif

@@ -1,224 +1,11 @@
 /* ---------------------------------------------------------------------------------------------
- * 31_cpu_train.c: the kernels of training: matrix products of the reference level, softmax, losses,
- * gradients, optimizers, loss scaler and device scalars; and the words of the reference level.
+ * 31_cpu_train.c: the kernels of training: losses, gradients, optimizers, loss scaler and device
+ * scalars; and the words of the reference level.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__31_CPU_TRAIN_INCLUDED
 #define MPT__31_CPU_TRAIN_INCLUDED
 
-#include "30_cpu_ref.c"
-
-/* ==== GEMM ==== */
-
-/* A chunk is one tile of the output; K is walked in panels, converted once per tile. */
-#define MPT__GEMM_M 32
-#define MPT__GEMM_N 64
-#define MPT__GEMM_K 64
-
-typedef struct mpt__ref_gemm_work {
-    const mpt__launch *launch;
-    mpt__ref_view view[4]; /* a, b, bias, out */
-    mpt__real alpha;
-    int64_t m, n, k, tiles_m, tiles_n;
-    int64_t row_stride[4];    /* between neighbours in a row */
-    mpt__unary_fn activation; /* NULL: none */
-} mpt__ref_gemm_work;
-
-/* Loads a run of an input of the GEMM and rounds it to the compute dtype. */
-static void mpt__ref_gemm_get(const mpt__ref_gemm_work *w, int operand, int64_t offset,
-                              mpt__real *x, int64_t n) {
-    const mpt__ref_view *view = &w->view[operand];
-    mpt__ref_get(view, offset, w->row_stride[operand], x, n);
-    if (view->dtype == w->launch->compute_dtype) return;
-    for (int64_t i = 0; w->launch->compute_dtype == MPT_F16 && i < n; i++) {
-        x[i] = (mpt__real)mpt__f16_to_f32(mpt__f32_to_f16((float)x[i]));
-    }
-    for (int64_t i = 0; w->launch->compute_dtype == MPT_BF16 && i < n; i++) {
-        x[i] = (mpt__real)mpt__bf16_to_f32(mpt__f32_to_bf16((float)x[i]));
-    }
-}
-
-/* Where element [batch, row, column] of an operand lies. */
-static int64_t mpt__ref_gemm_at(const mpt__ref_gemm_work *w, int operand, int64_t batch,
-                                int64_t row, int64_t column) {
-    const mpt__operand *o = &w->launch->operand[operand], *out = &w->launch->operand[3];
-    int64_t offset = row * o->stride[out->rank - 2] + column * o->stride[out->rank - 1];
-    for (int d = out->rank - 3; d >= 0; d--) {
-        offset += batch % out->shape[d] * o->stride[d];
-        batch /= out->shape[d];
-    }
-    return offset;
-}
-
-/* sum += a[rows, k] b[k, columns], k ascending. */
-static void mpt__ref_gemm_panel(mpt__real sum[MPT__GEMM_M][MPT__GEMM_N],
-                                mpt__real a[MPT__GEMM_M][MPT__GEMM_K],
-                                mpt__real b[MPT__GEMM_K][MPT__GEMM_N], int64_t rows,
-                                int64_t columns, int64_t k) {
-    for (int64_t i = 0; i < rows; i++) {
-        for (int64_t p = 0; p < k; p++) {
-            const mpt__real factor = a[i][p];
-            for (int64_t j = 0; j < columns; j++) sum[i][j] += factor * b[p][j];
-        }
-    }
-}
-
-static void mpt__ref_gemm_tile(void *work, int64_t tile, int thread) {
-    const mpt__ref_gemm_work *w = (const mpt__ref_gemm_work *)work;
-    mpt__real sum[MPT__GEMM_M][MPT__GEMM_N], a[MPT__GEMM_M][MPT__GEMM_K];
-    mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N];
-    int64_t n0 = tile % w->tiles_n * MPT__GEMM_N, m0 = tile / w->tiles_n % w->tiles_m * MPT__GEMM_M;
-    int64_t batch = tile / (w->tiles_n * w->tiles_m);
-    int64_t rows = mpt__ref_min(MPT__GEMM_M, w->m - m0);
-    int64_t columns = mpt__ref_min(MPT__GEMM_N, w->n - n0);
-    (void)thread;
-    memset(sum, 0, sizeof sum);
-    for (int64_t k0 = 0; k0 < w->k; k0 += MPT__GEMM_K) {
-        int64_t k = mpt__ref_min(MPT__GEMM_K, w->k - k0);
-        for (int64_t i = 0; i < rows; i++) {
-            mpt__ref_gemm_get(w, 0, mpt__ref_gemm_at(w, 0, batch, m0 + i, k0), a[i], k);
-        }
-        for (int64_t p = 0; p < k; p++) {
-            mpt__ref_gemm_get(w, 1, mpt__ref_gemm_at(w, 1, batch, k0 + p, n0), b[p], columns);
-        }
-        mpt__ref_gemm_panel(sum, a, b, rows, columns, k);
-    }
-    for (int64_t i = 0; i < rows; i++) {
-        for (int64_t j = 0; j < columns; j++) sum[i][j] *= w->alpha;
-        if (w->view[2].data != NULL) {
-            mpt__ref_gemm_get(w, 2, mpt__ref_gemm_at(w, 2, batch, m0 + i, n0), bias, columns);
-            for (int64_t j = 0; j < columns; j++) sum[i][j] += bias[j];
-        }
-        if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0);
-        mpt__ref_put(&w->view[3], mpt__ref_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
-                     sum[i], columns);
-    }
-}
-
-static void mpt__ref_gemm(const mpt__cpu_call *call) {
-    /* Indexed by mpt_activation. */
-    static const uint8_t activation[] = {0,
-                                         MPT__UNARY_RELU,
-                                         MPT__UNARY_GELU,
-                                         MPT__UNARY_GELU_TANH,
-                                         MPT__UNARY_TANH,
-                                         MPT__UNARY_SIGMOID};
-    const mpt__launch *launch = call->launch;
-    const mpt__operand *out = &launch->operand[3];
-    mpt__ref_gemm_work w;
-    w.launch = launch;
-    for (int x = 0; x < 4; x++) {
-        w.view[x] = mpt__ref_view_of(call, x);
-        w.row_stride[x] = launch->operand[x].stride[out->rank - 1];
-    }
-    w.alpha = (mpt__real)launch->imm[0];
-    w.m = out->shape[out->rank - 2];
-    w.n = out->shape[out->rank - 1];
-    w.k = launch->operand[0].shape[out->rank - 1];
-    w.tiles_m = mpt__ref_chunks(w.m, MPT__GEMM_M);
-    w.tiles_n = mpt__ref_chunks(w.n, MPT__GEMM_N);
-    w.activation = NULL;
-    if (launch->activation != MPT_ACTIVATION_NONE) {
-        w.activation = call->words->unary[activation[launch->activation]];
-    }
-    int64_t batches = 1;
-    for (int d = 0; d < out->rank - 2; d++) batches *= out->shape[d];
-    /* About 2 multiplications and additions per nanosecond, and 2 ns for each output. */
-    double cost = (double)batches * (double)w.m * (double)w.n * ((double)w.k * 0.5 + 2);
-    mpt__parallel(call->pool, batches * w.tiles_m * w.tiles_n, (int64_t)cost, mpt__ref_gemm_tile,
-                  &w);
-}
-
-/* ==== Softmax ==== */
-
-/* The maximum of a line and the sum of exp(x - maximum) over it; leaves exp(x - maximum) of a line
-   of one block in e. A NaN anywhere, and a line of nothing but -infinity, make the sum NaN. */
-static void mpt__ref_line_sum(const mpt__ref_view *view, int64_t offset, int64_t stride,
-                              int64_t count, mpt__real *maximum, mpt__real *total, mpt__real *e) {
-    const mpt__words *words = view->words;
-    mpt__real block[MPT__BLOCK], most = -mpt__real_infinity();
-    const mpt__real *x = block;
-    mpt__ref_sum sum;
-    for (int64_t at = 0; at < count; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, count - at);
-        x = mpt__ref_in(view, offset + at * stride, stride, block, n);
-        most = words->maximum(x, n, most);
-    }
-    mpt__ref_sum_init(&sum, words);
-    for (int64_t at = 0; at < count; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, count - at);
-        if (count > MPT__BLOCK) x = mpt__ref_in(view, offset + at * stride, stride, block, n);
-        words->unary[MPT__UNARY_ADD_SCALAR](e, x, n, -most);
-        words->unary[MPT__UNARY_EXP](e, e, n, 0);
-        mpt__ref_sum_add(&sum, e, n);
-    }
-    *maximum = most;
-    *total = mpt__ref_sum_total(&sum);
-}
-
-static void mpt__ref_softmax_line(const mpt__ref_axis_work *w, const int64_t *offset) {
-    const mpt__unary_fn *unary = w->words->unary;
-    const mpt__ref_view *to = &w->walk[1].view;
-    mpt__real most, sum, in[MPT__BLOCK], block[MPT__BLOCK], e[MPT__BLOCK];
-    mpt__ref_line_sum(&w->walk[0].view, offset[0], w->stride[0], w->n, &most, &sum, e);
-    mpt__real log_sum = w->log ? mpt__real_log(sum) : 0;
-    for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at), place = offset[1] + at * w->stride[1];
-        mpt__real *out = mpt__ref_out(to, place, w->stride[1], block);
-        if (w->log || w->n > MPT__BLOCK) {
-            unary[MPT__UNARY_ADD_SCALAR](out, mpt__ref_line_in(w, 0, offset, at, in, n), n, -most);
-        }
-        if (w->log) {
-            unary[MPT__UNARY_ADD_SCALAR](out, out, n, -log_sum);
-        } else {
-            if (w->n > MPT__BLOCK) unary[MPT__UNARY_EXP](e, out, n, 0);
-            unary[MPT__UNARY_DIV_SCALAR](out, e, n, sum);
-        }
-        mpt__ref_put(to, place, w->stride[1], out, n);
-    }
-}
-
-/* softmax: dx = y (dy - sum(dy y)); log_softmax: dx = dy - exp(y) sum(dy) */
-static void mpt__ref_softmax_backward_line(const mpt__ref_axis_work *w, const int64_t *offset) {
-    const mpt__words *words = w->words;
-    mpt__real a[MPT__BLOCK], b[MPT__BLOCK], c[MPT__BLOCK];
-    mpt__ref_sum sum;
-    mpt__ref_sum_init(&sum, words);
-    for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
-        const mpt__real *dy = mpt__ref_line_in(w, 1, offset, at, b, n);
-        if (!w->log) {
-            words->binary[MPT__BINARY_MUL](c, dy, mpt__ref_line_in(w, 0, offset, at, a, n), n);
-        }
-        mpt__ref_sum_add(&sum, w->log ? dy : c, n);
-    }
-    mpt__real total = mpt__ref_sum_total(&sum);
-    for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at), place = offset[2] + at * w->stride[2];
-        const mpt__real *y = mpt__ref_line_in(w, 0, offset, at, a, n);
-        const mpt__real *dy = mpt__ref_line_in(w, 1, offset, at, b, n);
-        mpt__real *out = mpt__ref_out(&w->walk[2].view, place, w->stride[2], c);
-        if (w->log) {
-            words->unary[MPT__UNARY_EXP](a, y, n, 0);
-            words->unary[MPT__UNARY_MUL_SCALAR](a, a, n, total);
-            words->binary[MPT__BINARY_SUB](out, dy, a, n);
-        } else {
-            words->unary[MPT__UNARY_ADD_SCALAR](b, dy, n, -total);
-            words->binary[MPT__BINARY_MUL](out, y, b, n);
-        }
-        mpt__ref_put(&w->walk[2].view, place, w->stride[2], out, n);
-    }
-}
-
-static void mpt__ref_softmax_run(const mpt__cpu_call *call, int operands, double ns) {
-    mpt__ref_axis_work w;
-    w.log = call->launch->function == MPT__FN_LOG_SOFTMAX;
-    w.line = operands == 2 ? mpt__ref_softmax_line : mpt__ref_softmax_backward_line;
-    mpt__ref_axis_run(&w, call, operands, 0, 1, ns);
-}
-static void mpt__ref_softmax(const mpt__cpu_call *call) { mpt__ref_softmax_run(call, 2, 25.0); }
-static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
-    mpt__ref_softmax_run(call, 3, 15.0);
-}
+#include "30_cpu_rows.c"
 
 /* ==== Losses ==== */
 
@@ -283,16 +70,24 @@ static mpt__real mpt__ref_weighted_sum(const mpt__ref_loss_work *w, const mpt__r
     return mpt__ref_sum_total(&sum);
 }
 
+static mpt__ref_lines mpt__ref_loss_lines(const mpt__ref_view *view, const int64_t stride[2],
+                                          int64_t row) {
+    mpt__ref_lines l;
+    l.view = *view;
+    l.offset = row * stride[0];
+    l.step = stride[0];
+    l.stride = stride[1];
+    return l;
+}
+
 /* Loss and weight of one sample. From logits: (1 - e) w (lse - x[t]) + e / C sum_c w_c (lse - x_c),
    the maximum kept apart so that large logits lose no digits. */
-static void mpt__ref_loss_row(const mpt__ref_loss_work *w, int64_t row) {
+static void mpt__ref_loss_row(const mpt__ref_loss_work *w, int64_t row, mpt__real most,
+                              mpt__real log_sum) {
     int64_t t = mpt__ref_target(w, row), offset = row * w->x_stride[0];
-    mpt__real most = 0, log_sum = 0, weight = 0, loss = 0;
+    mpt__real weight = 0, loss = 0;
     if (w->from_logits) {
-        mpt__real e[MPT__BLOCK];
         int64_t to = row * w->log_sum_stride[0];
-        mpt__ref_line_sum(&w->x, offset, w->x_stride[1], w->classes, &most, &log_sum, e);
-        log_sum = mpt__real_log(log_sum);
         mpt__ref_put_one(&w->log_sum, to, most);
         mpt__ref_put_one(&w->log_sum, to + w->log_sum_stride[1], log_sum);
     }
@@ -311,9 +106,19 @@ static void mpt__ref_loss_row(const mpt__ref_loss_work *w, int64_t row) {
 
 static void mpt__ref_loss_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_loss_work *w = (const mpt__ref_loss_work *)work;
-    int64_t end = mpt__ref_min((chunk + 1) * MPT__CHUNK_ROWS, w->rows);
+    int64_t rows = mpt__ref_chunk_rows(w->classes), row = chunk * rows;
+    int64_t end = mpt__ref_min(row + rows, w->rows);
+    mpt__real most[MPT__LINES] = {0}, sum[MPT__LINES] = {0}, x[MPT__BLOCK], e[MPT__BLOCK];
     (void)thread;
-    for (int64_t row = chunk * MPT__CHUNK_ROWS; row < end; row++) mpt__ref_loss_row(w, row);
+    for (int64_t lines; row < end; row += lines) {
+        lines = w->from_logits ? mpt__ref_side_by_side(w->classes, end - row) : 1;
+        if (w->from_logits) {
+            mpt__ref_lines from = mpt__ref_loss_lines(&w->x, w->x_stride, row);
+            mpt__ref_lines_sums(&from, lines, w->classes, most, sum, x, e);
+            w->call->words->unary[MPT__UNARY_LOG](sum, sum, lines, 0);
+        }
+        for (int64_t r = 0; r < lines; r++) mpt__ref_loss_row(w, row + r, most[r], sum[r]);
+    }
 }
 
 /* Notes the first bad target in the error word, unless an earlier error stands there. */
@@ -350,7 +155,7 @@ static void mpt__ref_loss(const mpt__cpu_call *call, bool from_logits) {
         w.smoothing = (mpt__real)launch->imm[0];
     }
     mpt__ref_check_targets(&w);
-    mpt__parallel(call->pool, mpt__ref_chunks(w.rows, MPT__CHUNK_ROWS),
+    mpt__parallel(call->pool, mpt__ref_chunks(w.rows, mpt__ref_chunk_rows(w.classes)),
                   w.rows * (30 + mpt__ref_cost(call, w.classes, from_logits ? 15.0 : 0.0)),
                   mpt__ref_loss_chunk, &w);
 
@@ -388,71 +193,87 @@ static mpt__real mpt__ref_row_gradient(const mpt__ref_loss_work *w, int64_t row)
     return reduction == MPT_MEAN ? g / mpt__ref_get_one(&w->divisor, 0) : g;
 }
 
-/* Elements at .. at+n-1 of g ((1 - e) w_t p + e / C (p sum(w) - w)), with p = softmax(x); what the
-   target adds, -g (1 - e) w_t, is left out. `scale` is (1 - e) w_t. Zeros stay zeros whatever g. */
-static void mpt__ref_logit_slopes(const mpt__ref_loss_work *w, int64_t row, int64_t at, int64_t n,
-                                  mpt__real scale, mpt__real *dx) {
+/* Rows under way together: the class of each, and its factors (1 - e) w_t and g. */
+typedef struct mpt__ref_loss_rows {
+    int64_t row, lines, target[MPT__LINES];
+    mpt__real scale[MPT__LINES], g[MPT__LINES], most[MPT__LINES], log_sum[MPT__LINES];
+} mpt__ref_loss_rows;
+
+/* dx = (1 - e) w_t p + e / C (p sum(w) - w) with p = softmax(x), for classes at .. at+n-1. */
+static void mpt__ref_logit_slopes(const mpt__ref_loss_work *w, const mpt__ref_loss_rows *rows,
+                                  int64_t at, int64_t n, mpt__real *dx) {
     const mpt__words *words = w->call->words;
-    mpt__real smooth = w->smoothing / (mpt__real)w->classes, most = 0, log_sum = 0;
-    mpt__real p[MPT__BLOCK], weight[MPT__BLOCK];
+    const int64_t lines = rows->lines;
+    mpt__real p[MPT__BLOCK], smooth = w->smoothing / (mpt__real)w->classes;
+    mpt__ref_lines from = mpt__ref_loss_lines(&w->x, w->x_stride, rows->row);
+    const mpt__real *x = mpt__ref_lines_in(&from, lines, at, n, p);
     if (w->log_sum.data != NULL) {
-        int64_t from = row * w->log_sum_stride[0];
-        most = mpt__ref_get_one(&w->log_sum, from);
-        log_sum = mpt__ref_get_one(&w->log_sum, from + w->log_sum_stride[1]);
+        mpt__ref_lines_each(words, MPT__EACH_SUB, p, x, rows->most, lines, n);
+        mpt__ref_lines_each(words, MPT__EACH_SUB, p, p, rows->log_sum, lines, n);
+        x = p;
     }
-    mpt__ref_get(&w->x, row * w->x_stride[0] + at * w->x_stride[1], w->x_stride[1], p, n);
-    if (w->log_sum.data != NULL) {
-        words->unary[MPT__UNARY_ADD_SCALAR](p, p, n, -most);
-        words->unary[MPT__UNARY_ADD_SCALAR](p, p, n, -log_sum);
+    words->unary[MPT__UNARY_EXP](p, x, n * lines, 0);
+    mpt__ref_lines_each(words, MPT__EACH_MUL, dx, p, rows->scale, lines, n);
+    for (int64_t i = 0; smooth != 0 && i < n; i++) {
+        mpt__real weight = mpt__ref_class_weight(w, at + i);
+        for (int64_t k = i * lines; k < (i + 1) * lines; k++) {
+            dx[k] += smooth * (p[k] * w->weight_sum - weight);
+        }
     }
-    words->unary[MPT__UNARY_EXP](p, p, n, 0);
-    words->unary[MPT__UNARY_MUL_SCALAR](dx, p, n, scale);
-    if (smooth == 0) return;
-    words->unary[MPT__UNARY_MUL_SCALAR](p, p, n, w->weight_sum);
-    if (w->weight.data != NULL) {
-        mpt__ref_get(&w->weight, at * w->weight_stride, w->weight_stride, weight, n);
-        words->binary[MPT__BINARY_SUB](p, p, weight, n);
-    } else {
-        words->unary[MPT__UNARY_ADD_SCALAR](p, p, n, -1);
-    }
-    words->unary[MPT__UNARY_MUL_SCALAR](p, p, n, smooth);
-    words->binary[MPT__BINARY_ADD](dx, dx, p, n);
 }
 
-/* One row of the gradient. NLL: -g w at the target. From logits, with p = softmax(x):
-   g ((1 - e) w_t (p - onehot) + e / C (p sum(w) - w)). Ignored samples get 0, and so does every
-   class whose factor of g is 0, whatever g is. */
-static void mpt__ref_loss_backward_row(const mpt__ref_loss_work *w, int64_t row) {
-    int64_t t = mpt__ref_target(w, row);
-    mpt__real g = t >= 0 ? mpt__ref_row_gradient(w, row) : 0, dx[MPT__BLOCK];
-    mpt__real target = t >= 0 ? (1 - w->smoothing) * mpt__ref_class_weight(w, t) : 0;
-    bool slopes = w->from_logits && t >= 0;
+/* Ignored samples get 0; and an infinite g leaves those classes 0 whose factor is 0. */
+static void mpt__ref_odd_row(const mpt__ref_loss_rows *rows, int64_t r, int64_t n, mpt__real *dx) {
+    for (int64_t i = r; i < n * rows->lines; i += rows->lines) {
+        dx[i] = rows->target[r] < 0 || dx[i] == 0 ? 0 : rows->g[r] * dx[i];
+    }
+}
+
+/* The gradient of some rows. NLL: -g w at the target. From logits, with p = softmax(x):
+   g ((1 - e) w_t (p - onehot) + e / C (p sum(w) - w)). */
+static void mpt__ref_loss_backward_rows(const mpt__ref_loss_work *w, mpt__ref_loss_rows *rows) {
+    const int64_t lines = rows->lines;
+    mpt__real dx[MPT__BLOCK], by[MPT__LINES];
+    mpt__ref_lines to = mpt__ref_loss_lines(&w->out, w->out_stride, rows->row);
+    for (int64_t r = 0; r < lines; r++) {
+        int64_t t = rows->target[r] = mpt__ref_target(w, rows->row + r);
+        int64_t sums = (rows->row + r) * w->log_sum_stride[0];
+        rows->scale[r] = t < 0 ? 0 : (1 - w->smoothing) * mpt__ref_class_weight(w, t);
+        rows->g[r] = t < 0 ? 0 : mpt__ref_row_gradient(w, rows->row + r);
+        if (w->log_sum.data == NULL) continue;
+        rows->most[r] = mpt__ref_get_one(&w->log_sum, sums);
+        rows->log_sum[r] = mpt__ref_get_one(&w->log_sum, sums + w->log_sum_stride[1]);
+    }
     for (int64_t at = 0; at < w->classes; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, w->classes - at);
-        bool here = t >= at && t < at + n;
-        if (slopes) {
-            mpt__ref_logit_slopes(w, row, at, n, target, dx);
+        if (w->from_logits) {
+            mpt__ref_logit_slopes(w, rows, at, n, dx);
         } else {
             memset(dx, 0, (size_t)n * sizeof *dx);
         }
-        if (here) dx[t - at] -= target;
-        if (slopes && mpt__real_is_finite(g)) {
-            w->call->words->unary[MPT__UNARY_MUL_SCALAR](dx, dx, n, g);
-        } else {
-            int64_t from = slopes || !here ? 0 : t - at, to = slopes ? n : here ? from + 1 : 0;
-            for (int64_t i = from; i < to; i++) dx[i] = dx[i] != 0 ? g * dx[i] : 0;
+        for (int64_t r = 0; r < lines; r++) {
+            int64_t t = rows->target[r] - at;
+            bool odd = rows->target[r] < 0 || !mpt__real_is_finite(rows->g[r]);
+            if (t >= 0 && t < n) dx[t * lines + r] -= rows->scale[r];
+            if (odd) mpt__ref_odd_row(rows, r, n, dx);
+            by[r] = odd ? 1 : rows->g[r];
+            if (!w->from_logits && t >= 0 && t < n) dx[t] *= by[0];
         }
-        mpt__ref_put(&w->out, row * w->out_stride[0] + at * w->out_stride[1], w->out_stride[1], dx,
-                     n);
+        if (w->from_logits) {
+            mpt__ref_lines_each(w->call->words, MPT__EACH_MUL, dx, dx, by, lines, n);
+        }
+        mpt__ref_lines_put(&to, lines, at, n, dx);
     }
 }
 
 static void mpt__ref_loss_backward_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_loss_work *w = (const mpt__ref_loss_work *)work;
-    int64_t end = mpt__ref_min((chunk + 1) * MPT__CHUNK_ROWS, w->rows);
+    int64_t step = mpt__ref_chunk_rows(w->classes), end = mpt__ref_min((chunk + 1) * step, w->rows);
+    mpt__ref_loss_rows rows;
     (void)thread;
-    for (int64_t row = chunk * MPT__CHUNK_ROWS; row < end; row++) {
-        mpt__ref_loss_backward_row(w, row);
+    for (rows.row = chunk * step; rows.row < end; rows.row += rows.lines) {
+        rows.lines = w->from_logits ? mpt__ref_side_by_side(w->classes, end - rows.row) : 1;
+        mpt__ref_loss_backward_rows(w, &rows);
     }
 }
 
@@ -477,7 +298,7 @@ static void mpt__ref_loss_backward(const mpt__cpu_call *call, bool from_logits) 
     }
     w.weight_sum =
         w.weight.data != NULL ? mpt__ref_weighted_sum(&w, NULL, 0, 0, 0) : (mpt__real)w.classes;
-    mpt__parallel(call->pool, mpt__ref_chunks(w.rows, MPT__CHUNK_ROWS),
+    mpt__parallel(call->pool, mpt__ref_chunks(w.rows, mpt__ref_chunk_rows(w.classes)),
                   w.rows * (30 + mpt__ref_cost(call, w.classes, from_logits ? 12.0 : 2.0)),
                   mpt__ref_loss_backward_chunk, &w);
 }

@@ -19,6 +19,7 @@
 #include "18_idx.c"
 #include "29_cpu.c"
 #include "30_cpu_ref.c"
+#include "30_cpu_rows.c"
 #include "31_cpu_train.c"
 #include "32_cpu_simd.c"
 #include "32_cpu_avx2.c"

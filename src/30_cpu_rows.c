@@ -1,0 +1,606 @@
+/* ---------------------------------------------------------------------------------------------
+ * 30_cpu_rows.c: the kernels that go along dimensions: reductions, argmax and its kin, softmax, and
+ * the matrix products of the reference level.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__30_CPU_ROWS_INCLUDED
+#define MPT__30_CPU_ROWS_INCLUDED
+
+#include "30_cpu_ref.c"
+
+/* ==== Reductions ==== */
+
+/* Outputs of a chunk, neighbours in logical order. */
+#define MPT__REDUCE_OUTPUTS 128
+
+typedef struct mpt__ref_reduce_work {
+    mpt__ref_walk in, out; /* over the outputs */
+    mpt__ref_loop reduced; /* over what one output sums */
+    int64_t chunks;        /* of the reduced elements, MPT__SUM_CHUNK each */
+    bool is_max, is_mean, by_columns;
+    mpt__binary_fn combine;
+    mpt__real *partial; /* [outputs, chunks]; unused when there is but one chunk */
+} mpt__ref_reduce_work;
+
+/* Reduces one chunk for n neighbouring outputs whose elements begin at `offset`. By columns, the
+   outputs are the inner loop, which is faster where they lie closer together than what they sum:
+   lane l of output j is lane[l n + j], else lane[16 j + l]. The order of additions is the same. */
+static void mpt__ref_reduce_outputs(const mpt__ref_reduce_work *w, int64_t chunk, int64_t offset,
+                                    int64_t n, mpt__real *result) {
+    const mpt__words *words = w->in.view.words;
+    mpt__real lane[MPT__SUM_LANES * MPT__REDUCE_OUTPUTS], x[MPT__BLOCK];
+    int64_t first = chunk * MPT__SUM_CHUNK, stride = mpt__ref_inner(&w->in.loop);
+    int64_t left = mpt__ref_min(MPT__SUM_CHUNK, w->reduced.count - first), m = 0;
+    int64_t inner = mpt__ref_inner(&w->reduced);
+    int64_t used = !w->by_columns || left >= MPT__SUM_LANES ? MPT__SUM_LANES
+                   : left > 0                               ? left
+                                                            : 1; /* lanes */
+    mpt__ref_cursor at;
+    memset(lane, 0, (size_t)(used * n) * sizeof *lane);
+    if (w->is_max) words->unary[MPT__UNARY_SPLAT](lane, lane, used * n, -mpt__real_infinity());
+    mpt__ref_start(&at, &w->reduced, first);
+    for (first = 0; left > 0; left -= m, first += m) {
+        m = mpt__ref_min(left, mpt__ref_room(&at, &w->reduced));
+        for (int64_t i = 0; w->by_columns && i < m; i++) {
+            mpt__real *to = lane + (first + i) % MPT__SUM_LANES * n;
+            int64_t from = offset + at.offset + i * inner;
+            w->combine(to, to, mpt__ref_in(&w->in.view, from, stride, x, n), n);
+        }
+        for (int64_t j = 0; !w->by_columns && j < n; j++) {
+            int64_t from = offset + at.offset + j * stride;
+            (w->is_max ? words->max_lanes : words->add_lanes)(
+                lane + MPT__SUM_LANES * j, first, mpt__ref_in(&w->in.view, from, inner, x, m), m);
+        }
+        mpt__ref_advance(&at, &w->reduced, m);
+    }
+    for (int64_t j = 0; !w->by_columns && j < n; j++) {
+        result[j] =
+            (w->is_max ? mpt__ref_fold_maxima : mpt__ref_fold_lanes)(lane + MPT__SUM_LANES * j);
+    }
+    if (!w->by_columns) return;
+    for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2) {
+        int64_t some = mpt__ref_min(used, 2 * half) - half;
+        if (some > 0) w->combine(lane, lane, lane + half * n, some * n);
+    }
+    memcpy(result, lane, (size_t)n * sizeof *result);
+}
+
+static void mpt__ref_reduce_put(const mpt__ref_reduce_work *w, int64_t begin, int64_t n,
+                                mpt__real *result) {
+    mpt__ref_cursor at;
+    mpt__ref_start(&at, &w->out.loop, begin);
+    for (int64_t i = 0; w->is_mean && i < n; i++) result[i] /= (mpt__real)w->reduced.count;
+    mpt__ref_give(&w->out, &at, result, n);
+}
+
+/* One chunk of the sums for one tile of outputs. */
+static void mpt__ref_reduce_chunk(void *work, int64_t index, int thread) {
+    const mpt__ref_reduce_work *w = (const mpt__ref_reduce_work *)work;
+    int64_t chunk = index % w->chunks, begin = index / w->chunks * MPT__REDUCE_OUTPUTS, m = 0;
+    int64_t n = mpt__ref_min(MPT__REDUCE_OUTPUTS, w->in.loop.count - begin);
+    mpt__real result[MPT__REDUCE_OUTPUTS];
+    mpt__ref_cursor at;
+    (void)thread;
+    mpt__ref_start(&at, &w->in.loop, begin);
+    for (int64_t i = 0; i < n; i += m) {
+        m = mpt__ref_min(n - i, mpt__ref_room(&at, &w->in.loop));
+        mpt__ref_reduce_outputs(w, chunk, at.offset, m, result + i);
+        mpt__ref_advance(&at, &w->in.loop, m);
+    }
+    if (w->chunks == 1) {
+        mpt__ref_reduce_put(w, begin, n, result);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) w->partial[(begin + i) * w->chunks + chunk] = result[i];
+}
+
+/* The pairs of chunks, for one tile of outputs. */
+static void mpt__ref_reduce_finish(void *work, int64_t tile, int thread) {
+    const mpt__ref_reduce_work *w = (const mpt__ref_reduce_work *)work;
+    int64_t begin = tile * MPT__REDUCE_OUTPUTS;
+    int64_t n = mpt__ref_min(MPT__REDUCE_OUTPUTS, w->in.loop.count - begin);
+    mpt__real result[MPT__REDUCE_OUTPUTS];
+    (void)thread;
+    for (int64_t i = 0; i < n; i++) {
+        mpt__real *part = w->partial + (begin + i) * w->chunks;
+        for (int64_t step = 1; step < w->chunks; step *= 2) {
+            for (int64_t k = 0; k + step < w->chunks; k += 2 * step) {
+                w->combine(&part[k], &part[k], &part[k + step], 1);
+            }
+        }
+        result[i] = part[0];
+    }
+    mpt__ref_reduce_put(w, begin, n, result);
+}
+
+/* Sorts the dimensions into those that stay and those that go. */
+static void mpt__ref_reduce_loops(const mpt__launch *launch, mpt__ref_reduce_work *w) {
+    const mpt__operand *in = &launch->operand[0], *out = &launch->operand[1];
+    mpt__ref_loop_init(&w->in.loop);
+    mpt__ref_loop_init(&w->reduced);
+    for (int d = 0; d < in->rank; d++) {
+        mpt__ref_loop_add(out->shape[d] == 1 ? &w->reduced : &w->in.loop, in->shape[d],
+                          in->stride[d]);
+    }
+    mpt__ref_loop_close(&w->in.loop);
+    mpt__ref_loop_close(&w->reduced);
+    w->chunks = mpt__ref_chunks(w->reduced.count, MPT__SUM_CHUNK);
+    if (w->chunks == 0) w->chunks = 1; /* nothing to sum: the empty chunk gives the identity */
+}
+
+static int64_t mpt__ref_reduce_workspace(const mpt__launch *launch, int threads) {
+    mpt__ref_reduce_work w;
+    (void)threads;
+    mpt__ref_reduce_loops(launch, &w);
+    if (w.chunks == 1 || w.in.loop.count == 0) return 0;
+    return w.in.loop.count * w.chunks * (int64_t)sizeof(mpt__real);
+}
+
+static void mpt__ref_reduce(const mpt__cpu_call *call) {
+    mpt__ref_reduce_work w;
+    w.in.view = mpt__ref_view_of(call, 0);
+    w.out.view = mpt__ref_view_of(call, 1);
+    mpt__ref_reduce_loops(call->launch, &w);
+    mpt__ref_loop_over(&w.out.loop, &call->launch->operand[1]);
+    w.is_max = call->launch->function == MPT__FN_MAX;
+    w.is_mean = call->launch->function == MPT__FN_MEAN;
+    w.combine = call->words->binary[w.is_max ? MPT__BINARY_LARGEST : MPT__BINARY_ADD];
+    int64_t outputs = w.in.loop.count, tiles = mpt__ref_chunks(outputs, MPT__REDUCE_OUTPUTS);
+    w.by_columns = outputs > 1 && mpt__ref_inner(&w.in.loop) < mpt__ref_inner(&w.reduced);
+    w.partial = (mpt__real *)call->workspace;
+    if (outputs == 0) return;
+    mpt__parallel(call->pool, tiles * w.chunks,
+                  mpt__ref_cost(call, mpt__ref_times(outputs, w.reduced.count), 2.0),
+                  mpt__ref_reduce_chunk, &w);
+    if (w.chunks > 1) {
+        mpt__parallel(call->pool, tiles, mpt__ref_cost(call, outputs * w.chunks, 15.0),
+                      mpt__ref_reduce_finish, &w);
+    }
+}
+
+/* ==== Along one dimension ==== */
+
+/* Lines of up to MPT__SHORT_LINE elements can be computed side by side, up to MPT__LINES of them:
+   element i of line r stands at [i * lines + r] of a block. Longer ones go one by one. */
+#define MPT__SHORT_LINE 32 /* measured: from here on, turning costs more than it saves */
+#define MPT__LINES 64
+
+static int64_t mpt__ref_side_by_side(int64_t n, int64_t lines) {
+    if (n == 0 || n > MPT__SHORT_LINE) return 1;
+    return mpt__ref_min(lines, mpt__ref_min(MPT__LINES, MPT__BLOCK / n));
+}
+
+/* Rows of a chunk of row-wise work. No result depends on it. */
+static int64_t mpt__ref_chunk_rows(int64_t n) { return n > MPT__SHORT_LINE ? 16 : MPT__LINES; }
+
+/* Lines of elements along one dimension, of up to three operands; their walks go over the lines.
+   `line` gets the offsets of one line, or of the first of some to be taken side by side. */
+typedef struct mpt__ref_axis_work mpt__ref_axis_work;
+struct mpt__ref_axis_work {
+    const mpt__words *words;
+    int operands;
+    mpt__ref_walk walk[3];
+    int64_t n, stride[3];   /* along the dimension */
+    bool side_by_side, log; /* log: of softmax */
+    void (*line)(const mpt__ref_axis_work *w, const int64_t *offset, int64_t lines);
+};
+
+static void mpt__ref_axis_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_axis_work *w = (const mpt__ref_axis_work *)work;
+    int64_t rows = mpt__ref_chunk_rows(w->n), begin = chunk * rows, offset[3] = {0, 0, 0};
+    int64_t left = mpt__ref_min(rows, w->walk[0].loop.count - begin);
+    mpt__ref_cursor at[3];
+    (void)thread;
+    for (int k = 0; k < w->operands; k++) mpt__ref_start(&at[k], &w->walk[k].loop, begin);
+    for (int64_t lines; left > 0; left -= lines) {
+        lines = w->side_by_side ? mpt__ref_side_by_side(w->n, left) : 1;
+        for (int k = 0; k < w->operands; k++) {
+            offset[k] = at[k].offset;
+            lines = mpt__ref_min(lines, mpt__ref_room(&at[k], &w->walk[k].loop));
+        }
+        w->line(w, offset, lines);
+        for (int k = 0; k < w->operands; k++) mpt__ref_advance(&at[k], &w->walk[k].loop, lines);
+    }
+}
+
+/* Runs w->line for every line along `axis` of operands 0 .. operands-1; `shape_of` is one of them
+   that has its full size there. */
+static void mpt__ref_axis_run(mpt__ref_axis_work *w, const mpt__cpu_call *call, int operands,
+                              int shape_of, int axis, double ns) {
+    const mpt__operand *o = call->launch->operand;
+    w->words = call->words;
+    w->operands = operands;
+    w->n = o[shape_of].shape[axis];
+    for (int k = 0; k < operands; k++) {
+        bool absent = call->data[k] == NULL;
+        w->walk[k].view = mpt__ref_view_of(call, k);
+        w->stride[k] = absent ? 0 : o[k].stride[axis];
+        mpt__ref_loop_init(&w->walk[k].loop);
+        for (int d = 0; d < o[shape_of].rank; d++) {
+            if (d == axis) continue;
+            mpt__ref_loop_add(&w->walk[k].loop, o[shape_of].shape[d], absent ? 0 : o[k].stride[d]);
+        }
+        mpt__ref_loop_close(&w->walk[k].loop);
+    }
+    int64_t lines = w->walk[0].loop.count, rows = mpt__ref_chunk_rows(w->n);
+    if (w->n == 0) return; /* lines without elements can be 2^40 */
+    mpt__parallel(call->pool, mpt__ref_chunks(lines, rows),
+                  mpt__ref_cost(call, mpt__ref_times(lines, w->n), ns), mpt__ref_axis_chunk, w);
+}
+
+/* Elements at .. at+n-1 of a line of operand k. */
+static const mpt__real *mpt__ref_line_in(const mpt__ref_axis_work *w, int k, const int64_t *offset,
+                                         int64_t at, mpt__real *block, int64_t n) {
+    return mpt__ref_in(&w->walk[k].view, offset[k] + at * w->stride[k], w->stride[k], block, n);
+}
+
+/* Finds the part of the line that holds the first maximum, then looks into it. */
+static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *offset,
+                                 int64_t lines) {
+    enum { PART = 128 };
+    mpt__real best = -mpt__real_infinity(), x[PART];
+    const mpt__real *from;
+    int64_t part = 0, i = 0;
+    (void)lines;
+    for (int64_t at = 0; at < w->n && !mpt__real_is_nan(best); at += PART) {
+        int64_t n = mpt__ref_min(PART, w->n - at);
+        mpt__real most = w->words->maximum(mpt__ref_line_in(w, 0, offset, at, x, n), n, best);
+        if (most > best || mpt__real_is_nan(most)) {
+            best = most;
+            part = at;
+        }
+    }
+    from = mpt__ref_line_in(w, 0, offset, part, x, mpt__ref_min(PART, w->n - part));
+    while (mpt__real_is_nan(best) ? !mpt__real_is_nan(from[i]) : from[i] != best) i++;
+    int64_t index = part + i;
+    if (w->walk[1].view.data != NULL) {
+        mpt__ref_store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1], 1, &index, 1);
+    }
+    if (w->walk[2].view.data != NULL) mpt__ref_put_one(&w->walk[2].view, offset[2], from[i]);
+}
+
+static void mpt__ref_argmax(const mpt__cpu_call *call) {
+    mpt__ref_axis_work w;
+    w.line = mpt__ref_argmax_line;
+    w.side_by_side = false;
+    mpt__ref_axis_run(&w, call, 3, 0, (int)call->launch->index[0], 2.0);
+}
+
+static void mpt__ref_scatter_axis_line(const mpt__ref_axis_work *w, const int64_t *offset,
+                                       int64_t lines) {
+    int64_t index = mpt__ref_get_integer(&w->walk[0].view, offset[0]);
+    mpt__real value = mpt__ref_get_one(&w->walk[1].view, offset[1]), x[MPT__BLOCK] = {0};
+    (void)lines;
+    for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
+        bool here = index >= at && index < at + MPT__BLOCK;
+        if (here) x[index - at] = value;
+        mpt__ref_put(&w->walk[2].view, offset[2] + at * w->stride[2], w->stride[2], x,
+                     mpt__ref_min(MPT__BLOCK, w->n - at));
+        if (here) x[index - at] = 0;
+    }
+}
+
+static void mpt__ref_scatter_axis(const mpt__cpu_call *call) {
+    mpt__ref_axis_work w;
+    w.line = mpt__ref_scatter_axis_line;
+    w.side_by_side = false;
+    mpt__ref_axis_run(&w, call, 3, 2, (int)call->launch->index[0], 2.0);
+}
+
+/* ==== Lines side by side ==== */
+
+typedef struct mpt__ref_lines {
+    mpt__ref_view view;
+    int64_t offset, step, stride; /* of the first line; from line to line; along a line */
+} mpt__ref_lines;
+
+/* Elements at .. at+n-1 of `lines` lines; n * lines <= MPT__BLOCK. */
+static const mpt__real *mpt__ref_lines_in(const mpt__ref_lines *l, int64_t lines, int64_t at,
+                                          int64_t n, mpt__real *block) {
+    mpt__real rows[MPT__BLOCK];
+    int64_t offset = l->offset + at * l->stride;
+    if (lines == 1) return mpt__ref_in(&l->view, offset, l->stride, block, n);
+    for (int64_t i = 0; l->step == 1 && i < n; i++) {
+        mpt__ref_get(&l->view, offset + i * l->stride, 1, block + i * lines, lines);
+    }
+    if (l->step == 1) return block;
+    const mpt__real *x = mpt__ref_in(&l->view, offset, l->stride, rows, n);
+    for (int64_t r = 1; x == rows && r < lines; r++) {
+        mpt__ref_get(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
+    }
+    l->view.words->transpose(block, lines, x, x == rows ? n : l->step, lines, n);
+    return block;
+}
+
+/* Where to compute results that mpt__ref_lines_put then stores. */
+static mpt__real *mpt__ref_lines_place(const mpt__ref_lines *l, int64_t lines, int64_t at,
+                                       mpt__real *block) {
+    if (lines > 1) return block;
+    return mpt__ref_out(&l->view, l->offset + at * l->stride, l->stride, block);
+}
+
+static void mpt__ref_lines_put(const mpt__ref_lines *l, int64_t lines, int64_t at, int64_t n,
+                               const mpt__real *x) {
+    mpt__real rows[MPT__BLOCK];
+    int64_t offset = l->offset + at * l->stride;
+    if (lines == 1) {
+        mpt__ref_put(&l->view, offset, l->stride, x, n);
+        return;
+    }
+    for (int64_t i = 0; l->step == 1 && i < n; i++) {
+        mpt__ref_put(&l->view, offset + i * l->stride, 1, x + i * lines, lines);
+    }
+    if (l->step == 1) return;
+    mpt__real *to = mpt__ref_out(&l->view, offset, l->stride, rows);
+    l->view.words->transpose(to, to == rows ? n : l->step, x, lines, n, lines);
+    for (int64_t r = 0; to == rows && r < lines; r++) {
+        mpt__ref_put(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
+    }
+}
+
+/* out = x - by, x by or x / by, with one number in `by` for each line. */
+typedef enum mpt__ref_each { MPT__EACH_SUB, MPT__EACH_MUL, MPT__EACH_DIV } mpt__ref_each;
+static void mpt__ref_lines_each(const mpt__words *words, mpt__ref_each what, mpt__real *out,
+                                const mpt__real *x, const mpt__real *by, int64_t lines, int64_t n) {
+    static const uint8_t scalar[] = {MPT__UNARY_ADD_SCALAR, MPT__UNARY_MUL_SCALAR,
+                                     MPT__UNARY_DIV_SCALAR};
+    static const uint8_t binary[] = {MPT__BINARY_SUB, MPT__BINARY_MUL, MPT__BINARY_DIV};
+    if (lines == 1) {
+        words->unary[scalar[what]](out, x, n, what == MPT__EACH_SUB ? -by[0] : by[0]);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        words->binary[binary[what]](out + i * lines, x + i * lines, by, lines);
+    }
+}
+
+/* The sums over lines: of one line, fed block by block, or of some that are one block. */
+static void mpt__ref_lines_add(mpt__ref_sum *sum, const mpt__real *x, int64_t lines, int64_t n,
+                               mpt__real *total) {
+    mpt__binary_fn add = sum->words->binary[MPT__BINARY_ADD];
+    mpt__real lane[MPT__SUM_LANES * MPT__LINES];
+    if (lines == 1) {
+        mpt__ref_sum_add(sum, x, n);
+        *total = mpt__ref_sum_total(sum);
+        return;
+    }
+    memset(lane, 0, (size_t)(MPT__SUM_LANES * lines) * sizeof *lane);
+    for (int64_t i = 0; i < n; i++) {
+        mpt__real *to = lane + i % MPT__SUM_LANES * lines;
+        add(to, to, x + i * lines, lines);
+    }
+    for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2) {
+        add(half == 1 ? total : lane, lane, lane + half * lines, half * lines);
+    }
+}
+
+/* The maxima of lines and the sums of exp(x - maximum) over them. Of lines of one block, leaves
+   x - maximum in x and its exponentials in e. A NaN anywhere, and a line of nothing but -infinity,
+   make the sum NaN. */
+static void mpt__ref_lines_sums(const mpt__ref_lines *l, int64_t lines, int64_t count,
+                                mpt__real *most, mpt__real *total, mpt__real *x, mpt__real *e) {
+    const mpt__words *words = l->view.words;
+    const mpt__real *from = x;
+    mpt__ref_sum sum;
+    for (int64_t r = 0; r < lines; r++) most[r] = -mpt__real_infinity();
+    for (int64_t at = 0; at < count; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, count - at);
+        from = mpt__ref_lines_in(l, lines, at, n, x);
+        if (lines == 1) most[0] = words->maximum(from, n, most[0]);
+        for (int64_t i = 0; lines > 1 && i < n; i++) {
+            words->binary[MPT__BINARY_LARGEST](most, most, from + i * lines, lines);
+        }
+    }
+    mpt__ref_sum_init(&sum, words);
+    for (int64_t at = 0; at < count; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, count - at);
+        if (count > MPT__BLOCK) from = mpt__ref_lines_in(l, lines, at, n, x);
+        mpt__ref_lines_each(words, MPT__EACH_SUB, x, from, most, lines, n);
+        words->unary[MPT__UNARY_EXP](e, x, n * lines, 0);
+        mpt__ref_lines_add(&sum, e, lines, n, total);
+    }
+}
+
+/* ==== Softmax ==== */
+
+static mpt__ref_lines mpt__ref_axis_lines(const mpt__ref_axis_work *w, int k,
+                                          const int64_t *offset) {
+    mpt__ref_lines l;
+    l.view = w->walk[k].view;
+    l.offset = offset[k];
+    l.step = mpt__ref_inner(&w->walk[k].loop);
+    l.stride = w->stride[k];
+    return l;
+}
+
+static void mpt__ref_softmax_lines(const mpt__ref_axis_work *w, const int64_t *offset,
+                                   int64_t lines) {
+    const mpt__words *words = w->words;
+    mpt__ref_lines from = mpt__ref_axis_lines(w, 0, offset), to = mpt__ref_axis_lines(w, 1, offset);
+    mpt__real most[MPT__LINES], sum[MPT__LINES], x[MPT__BLOCK], e[MPT__BLOCK];
+    mpt__real *result = w->log ? x : e;
+    mpt__ref_lines_sums(&from, lines, w->n, most, sum, x, e);
+    if (w->log) words->unary[MPT__UNARY_LOG](sum, sum, lines, 0);
+    for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
+        if (w->n > MPT__BLOCK) {
+            const mpt__real *again = mpt__ref_lines_in(&from, 1, at, n, x);
+            words->unary[MPT__UNARY_ADD_SCALAR](x, again, n, -most[0]);
+            if (!w->log) words->unary[MPT__UNARY_EXP](e, x, n, 0);
+        }
+        mpt__real *out = mpt__ref_lines_place(&to, lines, at, result);
+        mpt__ref_lines_each(words, w->log ? MPT__EACH_SUB : MPT__EACH_DIV, out, result, sum, lines,
+                            n);
+        mpt__ref_lines_put(&to, lines, at, n, out);
+    }
+}
+
+/* softmax: dx = y (dy - sum(dy y)); log_softmax: dx = dy - exp(y) sum(dy) */
+static void mpt__ref_softmax_backward_lines(const mpt__ref_axis_work *w, const int64_t *offset,
+                                            int64_t lines) {
+    const mpt__words *words = w->words;
+    mpt__ref_lines y = mpt__ref_axis_lines(w, 0, offset), dy = mpt__ref_axis_lines(w, 1, offset);
+    mpt__ref_lines dx = mpt__ref_axis_lines(w, 2, offset);
+    mpt__real a[MPT__BLOCK], b[MPT__BLOCK], c[MPT__BLOCK], total[MPT__LINES];
+    mpt__ref_sum sum;
+    mpt__ref_sum_init(&sum, words);
+    for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
+        const mpt__real *addend = mpt__ref_lines_in(&dy, lines, at, n, b);
+        if (!w->log) {
+            const mpt__real *by = mpt__ref_lines_in(&y, lines, at, n, a);
+            words->binary[MPT__BINARY_MUL](c, addend, by, n * lines);
+            addend = c;
+        }
+        mpt__ref_lines_add(&sum, addend, lines, n, total);
+    }
+    for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
+        const mpt__real *value = mpt__ref_lines_in(&y, lines, at, n, a);
+        const mpt__real *slope = mpt__ref_lines_in(&dy, lines, at, n, b);
+        mpt__real *out = mpt__ref_lines_place(&dx, lines, at, c);
+        if (w->log) {
+            words->unary[MPT__UNARY_EXP](a, value, n * lines, 0);
+            mpt__ref_lines_each(words, MPT__EACH_MUL, a, a, total, lines, n);
+            words->binary[MPT__BINARY_SUB](out, slope, a, n * lines);
+        } else {
+            mpt__ref_lines_each(words, MPT__EACH_SUB, b, slope, total, lines, n);
+            words->binary[MPT__BINARY_MUL](out, value, b, n * lines);
+        }
+        mpt__ref_lines_put(&dx, lines, at, n, out);
+    }
+}
+
+static void mpt__ref_softmax_run(const mpt__cpu_call *call, int operands, double ns) {
+    mpt__ref_axis_work w;
+    w.side_by_side = true;
+    w.log = call->launch->function == MPT__FN_LOG_SOFTMAX;
+    w.line = operands == 2 ? mpt__ref_softmax_lines : mpt__ref_softmax_backward_lines;
+    mpt__ref_axis_run(&w, call, operands, 0, 1, ns);
+}
+static void mpt__ref_softmax(const mpt__cpu_call *call) { mpt__ref_softmax_run(call, 2, 25.0); }
+static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
+    mpt__ref_softmax_run(call, 3, 15.0);
+}
+
+/* ==== GEMM ==== */
+
+/* A chunk is one tile of the output; K is walked in panels, converted once per tile. */
+#define MPT__GEMM_M 32
+#define MPT__GEMM_N 64
+#define MPT__GEMM_K 64
+
+typedef struct mpt__ref_gemm_work {
+    const mpt__launch *launch;
+    mpt__ref_view view[4]; /* a, b, bias, out */
+    mpt__real alpha;
+    int64_t m, n, k, tiles_m, tiles_n;
+    int64_t row_stride[4];    /* between neighbours in a row */
+    mpt__unary_fn activation; /* NULL: none */
+} mpt__ref_gemm_work;
+
+/* Loads a run of an input of the GEMM and rounds it to the compute dtype. */
+static void mpt__ref_gemm_get(const mpt__ref_gemm_work *w, int operand, int64_t offset,
+                              mpt__real *x, int64_t n) {
+    const mpt__ref_view *view = &w->view[operand];
+    mpt__ref_get(view, offset, w->row_stride[operand], x, n);
+    if (view->dtype == w->launch->compute_dtype) return;
+    for (int64_t i = 0; w->launch->compute_dtype == MPT_F16 && i < n; i++) {
+        x[i] = (mpt__real)mpt__f16_to_f32(mpt__f32_to_f16((float)x[i]));
+    }
+    for (int64_t i = 0; w->launch->compute_dtype == MPT_BF16 && i < n; i++) {
+        x[i] = (mpt__real)mpt__bf16_to_f32(mpt__f32_to_bf16((float)x[i]));
+    }
+}
+
+/* Where element [batch, row, column] of an operand lies. */
+static int64_t mpt__ref_gemm_at(const mpt__ref_gemm_work *w, int operand, int64_t batch,
+                                int64_t row, int64_t column) {
+    const mpt__operand *o = &w->launch->operand[operand], *out = &w->launch->operand[3];
+    int64_t offset = row * o->stride[out->rank - 2] + column * o->stride[out->rank - 1];
+    for (int d = out->rank - 3; d >= 0; d--) {
+        offset += batch % out->shape[d] * o->stride[d];
+        batch /= out->shape[d];
+    }
+    return offset;
+}
+
+/* sum += a[rows, k] b[k, columns], k ascending. */
+static void mpt__ref_gemm_panel(mpt__real sum[MPT__GEMM_M][MPT__GEMM_N],
+                                mpt__real a[MPT__GEMM_M][MPT__GEMM_K],
+                                mpt__real b[MPT__GEMM_K][MPT__GEMM_N], int64_t rows,
+                                int64_t columns, int64_t k) {
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t p = 0; p < k; p++) {
+            const mpt__real factor = a[i][p];
+            for (int64_t j = 0; j < columns; j++) sum[i][j] += factor * b[p][j];
+        }
+    }
+}
+
+static void mpt__ref_gemm_tile(void *work, int64_t tile, int thread) {
+    const mpt__ref_gemm_work *w = (const mpt__ref_gemm_work *)work;
+    mpt__real sum[MPT__GEMM_M][MPT__GEMM_N], a[MPT__GEMM_M][MPT__GEMM_K];
+    mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N];
+    int64_t n0 = tile % w->tiles_n * MPT__GEMM_N, m0 = tile / w->tiles_n % w->tiles_m * MPT__GEMM_M;
+    int64_t batch = tile / (w->tiles_n * w->tiles_m);
+    int64_t rows = mpt__ref_min(MPT__GEMM_M, w->m - m0);
+    int64_t columns = mpt__ref_min(MPT__GEMM_N, w->n - n0);
+    (void)thread;
+    memset(sum, 0, sizeof sum);
+    for (int64_t k0 = 0; k0 < w->k; k0 += MPT__GEMM_K) {
+        int64_t k = mpt__ref_min(MPT__GEMM_K, w->k - k0);
+        for (int64_t i = 0; i < rows; i++) {
+            mpt__ref_gemm_get(w, 0, mpt__ref_gemm_at(w, 0, batch, m0 + i, k0), a[i], k);
+        }
+        for (int64_t p = 0; p < k; p++) {
+            mpt__ref_gemm_get(w, 1, mpt__ref_gemm_at(w, 1, batch, k0 + p, n0), b[p], columns);
+        }
+        mpt__ref_gemm_panel(sum, a, b, rows, columns, k);
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) sum[i][j] *= w->alpha;
+        if (w->view[2].data != NULL) {
+            mpt__ref_gemm_get(w, 2, mpt__ref_gemm_at(w, 2, batch, m0 + i, n0), bias, columns);
+            for (int64_t j = 0; j < columns; j++) sum[i][j] += bias[j];
+        }
+        if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0);
+        mpt__ref_put(&w->view[3], mpt__ref_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
+                     sum[i], columns);
+    }
+}
+
+static void mpt__ref_gemm(const mpt__cpu_call *call) {
+    /* Indexed by mpt_activation. */
+    static const uint8_t activation[] = {0,
+                                         MPT__UNARY_RELU,
+                                         MPT__UNARY_GELU,
+                                         MPT__UNARY_GELU_TANH,
+                                         MPT__UNARY_TANH,
+                                         MPT__UNARY_SIGMOID};
+    const mpt__launch *launch = call->launch;
+    const mpt__operand *out = &launch->operand[3];
+    mpt__ref_gemm_work w;
+    w.launch = launch;
+    for (int x = 0; x < 4; x++) {
+        w.view[x] = mpt__ref_view_of(call, x);
+        w.row_stride[x] = launch->operand[x].stride[out->rank - 1];
+    }
+    w.alpha = (mpt__real)launch->imm[0];
+    w.m = out->shape[out->rank - 2];
+    w.n = out->shape[out->rank - 1];
+    w.k = launch->operand[0].shape[out->rank - 1];
+    w.tiles_m = mpt__ref_chunks(w.m, MPT__GEMM_M);
+    w.tiles_n = mpt__ref_chunks(w.n, MPT__GEMM_N);
+    w.activation = NULL;
+    if (launch->activation != MPT_ACTIVATION_NONE) {
+        w.activation = call->words->unary[activation[launch->activation]];
+    }
+    int64_t batches = 1;
+    for (int d = 0; d < out->rank - 2; d++) batches *= out->shape[d];
+    /* About 2 multiplications and additions per nanosecond, and 2 ns for each output. */
+    double cost = (double)batches * (double)w.m * (double)w.n * ((double)w.k * 0.5 + 2);
+    mpt__parallel(call->pool, batches * w.tiles_m * w.tiles_n, (int64_t)cost, mpt__ref_gemm_tile,
+                  &w);
+}
+
+#endif
