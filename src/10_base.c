@@ -654,38 +654,31 @@ static void *mpt__no_open(void *user, const char *path, char mode) {
     mpt__io_error = 1;
     return NULL;
 }
-
 static size_t mpt__no_read(void *user, void *file, void *buffer, size_t bytes) {
     (void)user, (void)file, (void)buffer, (void)bytes;
     return 0;
 }
-
 static size_t mpt__no_write(void *user, void *file, const void *buffer, size_t bytes) {
     (void)user, (void)file, (void)buffer, (void)bytes;
     return 0;
 }
-
 static bool mpt__no_seek(void *user, void *file, int64_t position) {
     (void)user, (void)file, (void)position;
     return false;
 }
-
 static int64_t mpt__no_size(void *user, void *file) {
     (void)user, (void)file;
     return -1;
 }
-
 static bool mpt__no_flush(void *user, void *file) {
     (void)user, (void)file;
     return false;
 }
-
 static bool mpt__no_commit(void *user, const char *temporary, const char *path) {
     (void)user, (void)temporary, (void)path;
     mpt__io_error = 1;
     return false;
 }
-
 static bool mpt__no_remove(void *user, const char *path) {
     (void)user, (void)path;
     return false;

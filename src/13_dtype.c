@@ -72,33 +72,17 @@ enum {
 };
 
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-typedef struct mpt__cpuid_words {
-    uint32_t eax, ebx, ecx, edx;
-} mpt__cpuid_words;
-
-/* All zero where the CPU lacks the leaf. */
-static mpt__cpuid_words mpt__cpuid(uint32_t leaf, uint32_t subleaf) {
-    mpt__cpuid_words words = {0, 0, 0, 0};
+/* eax, ebx, ecx, edx of a leaf; all zero where the CPU lacks it. */
+static void mpt__cpuid(uint32_t leaf, uint32_t subleaf, uint32_t words[4]) {
+    memset(words, 0, 4 * sizeof *words);
 #ifdef _MSC_VER
-    int r[4];
-    __cpuid(r, 0);
-    if ((uint32_t)r[0] >= leaf) {
-        __cpuidex(r, (int)leaf, (int)subleaf);
-        words.eax = (uint32_t)r[0];
-        words.ebx = (uint32_t)r[1];
-        words.ecx = (uint32_t)r[2];
-        words.edx = (uint32_t)r[3];
-    }
+    int most[4];
+    __cpuid(most, 0);
+    if ((uint32_t)most[0] >= leaf) __cpuidex((int *)words, (int)leaf, (int)subleaf);
 #else
-    unsigned a, b, c, d;
-    if (__get_cpuid_count(leaf, subleaf, &a, &b, &c, &d)) {
-        words.eax = a;
-        words.ebx = b;
-        words.ecx = c;
-        words.edx = d;
-    }
+    if (!__get_cpuid_count(leaf, subleaf, &words[0], &words[1], &words[2], &words[3]))
+        memset(words, 0, 4 * sizeof *words);
 #endif
-    return words;
 }
 
 /* The register states that the operating system saves. Needs OSXSAVE. */
@@ -108,34 +92,39 @@ MPT__TARGET("xsave") static uint64_t mpt__cpu_saved_state(void) { return (uint64
 #define MPT__XCR0_AVX512 UINT64_C(0xe6) /* and mask registers, upper halves, zmm16-31 */
 #define MPT__XCR0_AMX UINT64_C(0x60000) /* tile configuration, tile data */
 
-static MPT__INLINE bool mpt__has_bits(uint32_t word, uint32_t bits) {
-    return (word & bits) == bits;
-}
+/* What a set bit of leaf 7 means: bit numbers as in Intel's manual, volume 2, "CPUID". */
+typedef struct mpt__cpu_bit {
+    uint8_t subleaf, word, bit;
+    uint16_t feature; /* MPT__CPU_ */
+    uint32_t state;   /* of the registers it works on */
+} mpt__cpu_bit;
 
-/* Bit numbers as in Intel's manual, volume 2, "CPUID". */
+static const mpt__cpu_bit mpt__cpu_bits[] = {{1, 0, 5, MPT__CPU_AVX512_BF16, MPT__XCR0_AVX512},
+                                             {0, 3, 23, MPT__CPU_AVX512_FP16, MPT__XCR0_AVX512},
+                                             {0, 3, 24, MPT__CPU_AMX_TILE, MPT__XCR0_AMX},
+                                             {0, 3, 22, MPT__CPU_AMX_BF16, MPT__XCR0_AMX},
+                                             {0, 3, 25, MPT__CPU_AMX_INT8, MPT__XCR0_AMX}};
+
 static uint32_t mpt__cpu_features_x86(void) {
-    mpt__cpuid_words leaf1 = mpt__cpuid(1, 0), leaf7 = mpt__cpuid(7, 0), leaf71;
-    const uint32_t fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
-    const uint32_t avx2 = 1u << 5;
-    const uint32_t avx512 = 1u << 16 /* F */ | 1u << 17 /* DQ */ | 1u << 30 /* BW */ | 1u << 31;
-    const uint32_t avx512_bf16 = 1u << 5, avx512_fp16 = 1u << 23;
-    const uint32_t amx_bf16 = 1u << 22, amx_tile = 1u << 24, amx_int8 = 1u << 25;
-    uint32_t features = 0;
+    const uint32_t base =
+        1u << 12 /* FMA */ | 1u << 27 /* OSXSAVE */ | 1u << 28 /* AVX */ | 1u << 29 /* F16C */;
+    const uint32_t avx2 = 1u << 5, avx512 = 1u << 16 /* F */ | 1u << 17 /* DQ */ |
+                                            1u << 30 /* BW */ | 1u << 31 /* VL */;
+    uint32_t leaf1[4], leaf7[2][4], features = 0;
     uint64_t saved;
-    if (!mpt__has_bits(leaf1.ecx, fma | osxsave | avx | f16c)) return 0;
+    mpt__cpuid(1, 0, leaf1);
+    mpt__cpuid(7, 0, leaf7[0]);
+    mpt__cpuid(7, 1, leaf7[1]);
+    if ((leaf1[2] & base) != base || !(leaf7[0][1] & avx2)) return 0;
     saved = mpt__cpu_saved_state();
-    if ((saved & MPT__XCR0_AVX) != MPT__XCR0_AVX || !mpt__has_bits(leaf7.ebx, avx2)) return 0;
+    if ((saved & MPT__XCR0_AVX) != MPT__XCR0_AVX) return 0;
     features |= MPT__CPU_AVX2;
-    if ((saved & MPT__XCR0_AVX512) == MPT__XCR0_AVX512 && mpt__has_bits(leaf7.ebx, avx512)) {
-        leaf71 = mpt__cpuid(7, 1);
+    if ((saved & MPT__XCR0_AVX512) == MPT__XCR0_AVX512 && (leaf7[0][1] & avx512) == avx512)
         features |= MPT__CPU_AVX512;
-        if (mpt__has_bits(leaf71.eax, avx512_bf16)) features |= MPT__CPU_AVX512_BF16;
-        if (mpt__has_bits(leaf7.edx, avx512_fp16)) features |= MPT__CPU_AVX512_FP16;
-    }
-    if ((saved & MPT__XCR0_AMX) == MPT__XCR0_AMX && mpt__has_bits(leaf7.edx, amx_tile)) {
-        features |= MPT__CPU_AMX_TILE;
-        if (mpt__has_bits(leaf7.edx, amx_bf16)) features |= MPT__CPU_AMX_BF16;
-        if (mpt__has_bits(leaf7.edx, amx_int8)) features |= MPT__CPU_AMX_INT8;
+    for (size_t i = 0; i < sizeof mpt__cpu_bits / sizeof *mpt__cpu_bits; i++) {
+        const mpt__cpu_bit *b = &mpt__cpu_bits[i];
+        if ((saved & b->state) == b->state && leaf7[b->subleaf][b->word] >> b->bit & 1)
+            features |= b->feature;
     }
     return features;
 }
@@ -162,54 +151,26 @@ static uint32_t mpt__cpu_features(void) {
 /* Whether `isa` can run on a CPU with these features. AUTO, NULL and REF always can. */
 static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
     uint32_t needed = 0;
-    switch (isa) {
-    case MPT_ISA_AUTO:
-    case MPT_ISA_NULL:
-    case MPT_ISA_REF:
-        break;
-    case MPT_ISA_AVX2:
-        needed = MPT__CPU_AVX2;
-        break;
-    case MPT_ISA_AVX512:
-        needed = MPT__CPU_AVX512;
-        break;
-    case MPT_ISA_AMX:
-        needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
-        break;
-    case MPT_ISA_NEON:
-        needed = MPT__CPU_NEON;
-        break;
-    default:
-        return false;
-    }
-    return (features & needed) == needed;
+    if (isa == MPT_ISA_AVX2) needed = MPT__CPU_AVX2;
+    if (isa == MPT_ISA_AVX512) needed = MPT__CPU_AVX512;
+    if (isa == MPT_ISA_AMX) needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
+    if (isa == MPT_ISA_NEON) needed = MPT__CPU_NEON;
+    return (unsigned)isa <= MPT_ISA_NEON && (features & needed) == needed;
 }
 
 /* ==== Bits ==== */
 
-static MPT__INLINE uint32_t mpt__f32_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static MPT__INLINE float mpt__f32_from_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static MPT__INLINE uint64_t mpt__f64_bits(double value) {
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static MPT__INLINE double mpt__f64_from_bits(uint64_t bits) {
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
+/* mpt__f32_bits, mpt__f32_from_bits, and the same for f64. */
+#define MPT__REINTERPRET(NAME, TO, FROM)        \
+    static MPT__INLINE TO NAME(FROM value) {    \
+        TO result;                              \
+        memcpy(&result, &value, sizeof result); \
+        return result;                          \
+    }
+MPT__REINTERPRET(mpt__f32_bits, uint32_t, float)
+MPT__REINTERPRET(mpt__f32_from_bits, float, uint32_t)
+MPT__REINTERPRET(mpt__f64_bits, uint64_t, double)
+MPT__REINTERPRET(mpt__f64_from_bits, double, uint64_t)
 
 static MPT__INLINE bool mpt__f32_is_nan(float value) {
     return (mpt__f32_bits(value) & 0x7fffffffu) > 0x7f800000u;
@@ -298,25 +259,24 @@ typedef enum mpt__f8_mode {
     MPT__F8_NONSAT         /* E4M3: NaN; E5M2: infinity */
 } mpt__f8_mode;
 
-/* E4M3FN has no infinity; 464, the tie above its largest value 448, still rounds to 448. */
-static MPT__INLINE uint8_t mpt__f32_to_f8e4m3(float value, mpt__f8_mode mode) {
+/* NaN keeps its sign; `most` is the largest finite code. */
+static MPT__INLINE uint8_t mpt__f32_to_f8(float value, uint32_t mantissa, uint32_t bias,
+                                          uint32_t most, mpt__f8_mode mode) {
     uint32_t bits = mpt__f32_bits(value), magnitude = bits & 0x7fffffffu, code = 0x7fu;
     if (magnitude <= 0x7f800000u) {
-        uint32_t beyond = mode == MPT__F8_SATFINITE ? 0x7eu : 0x7fu;
-        code = mpt__f32_round_to_small(magnitude, 3, 7);
-        code = code <= 0x7eu ? code : beyond;
+        code = mpt__f32_round_to_small(magnitude, mantissa, bias);
+        if (code > most) code = mode == MPT__F8_SATFINITE ? most : most + 1;
     }
     return (uint8_t)((bits >> 24 & 0x80u) | code);
 }
 
+/* E4M3FN has no infinity; 464, the tie above its largest value 448, still rounds to 448. */
+static MPT__INLINE uint8_t mpt__f32_to_f8e4m3(float value, mpt__f8_mode mode) {
+    return mpt__f32_to_f8(value, 3, 7, 0x7e, mode);
+}
+
 static MPT__INLINE uint8_t mpt__f32_to_f8e5m2(float value, mpt__f8_mode mode) {
-    uint32_t bits = mpt__f32_bits(value), magnitude = bits & 0x7fffffffu, code = 0x7fu;
-    if (magnitude <= 0x7f800000u) {
-        uint32_t beyond = mode == MPT__F8_SATFINITE ? 0x7bu : 0x7cu;
-        code = mpt__f32_round_to_small(magnitude, 2, 15);
-        code = code <= 0x7bu ? code : beyond;
-    }
-    return (uint8_t)((bits >> 24 & 0x80u) | code);
+    return mpt__f32_to_f8(value, 2, 15, 0x7b, mode);
 }
 
 static MPT__INLINE float mpt__f8e4m3_to_f32(uint8_t byte) {

@@ -218,16 +218,7 @@ static double mpt__ln(double x) {
 }
 
 static double mpt__tanh(double x) {
-    double a = x < 0.0 ? -x : x, t;
-    if (mpt__f64_is_nan(x) || a < 1e-9) return x;
-    if (a > 22.0) {
-        t = 1.0;
-    } else if (a > 0.18) {
-        t = 1.0 - 2.0 / (mpt__exp(2.0 * a) + 1.0);
-    } else {
-        double e = mpt__expm1(2.0 * a);
-        t = e / (e + 2.0);
-    }
+    double a = x < 0.0 ? -x : x, e = mpt__expm1(2.0 * (a > 22.0 ? 22.0 : a)), t = e / (e + 2.0);
     return x < 0.0 ? -t : t;
 }
 
@@ -242,11 +233,7 @@ static double mpt__sigmoid(double x) {
  * 1 - erf; both run from the far end, so that the number of steps is fixed. */
 static double mpt__erf(double x) {
     double a = x < 0.0 ? -x : x, t;
-    if (mpt__f64_is_nan(x)) return x;
-    if (a < 1e-9) return x * MPT__TWO_OVER_SQRT_PI;
-    if (a > 6.0) {
-        t = 1.0;
-    } else if (a < 2.5) {
+    if (a < 2.5) {
         double z = 2.0 * a * a, sum = 1.0;
         for (int i = 50; i >= 1; i--) sum = 1.0 + sum * z / (2 * i + 1);
         t = MPT__TWO_OVER_SQRT_PI * a * mpt__exp(-a * a) * sum;

@@ -379,7 +379,7 @@ TEST(results_have_the_same_bits_everywhere) {
     static const uint64_t pinned[FUNCTIONS] = {
         UINT64_C(0x469d7a61a985e16c), UINT64_C(0xf088f409c965af04), UINT64_C(0x7983db3354abd502),
         UINT64_C(0x8c4611f0bf80da1b), UINT64_C(0x8f3b3bd90dc8f52a)};
-    const uint64_t pinned_twofold = UINT64_C(0xa1572bd22a40af57);
+    const uint64_t pinned_twofold = UINT64_C(0xe540dd1ebd5a0817);
     for (int f = 0; f < FUNCTIONS; f++) {
         CHECK(single[f] == pinned[f]);
         if (single[f] != pinned[f])
