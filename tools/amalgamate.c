@@ -5,8 +5,9 @@
    The spine (the first argument) lists the rooms in order. Each quoted include of a file that
    lies beside the spine is replaced by that file, once; later includes of it are left out. A room
    may include only what the spine listed before it, so the order of the output is the order of
-   the spine. Everything else is copied as it is, with line ends turned to '\n': the output depends
-   on nothing but the input, so it can be committed and compared. */
+   the spine. The include guards of .c rooms go, since nothing includes those again, and so does
+   the second of two empty lines. Everything else is copied as it is, with line ends turned to '\n':
+   the output depends on nothing but the input, so it can be committed and compared. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,7 @@ typedef struct {
     char folder[MAX_PATH_LENGTH]; /* of the spine, with the '/' */
     char seen[MAX_ROOMS][64];     /* names of the rooms already written */
     int n_seen;
+    int after_empty_line;
     FILE *out;
 } amalgamation;
 
@@ -113,6 +115,22 @@ static char *read_beside(const amalgamation *a, const char *name) {
     return read_file(path);
 }
 
+/* Whether this line of a .c room belongs to its include guard, `#ifndef X_INCLUDED` and so on to the
+   #endif that ends the file. */
+static int is_guard(const char *name, const char *line, size_t length) {
+    static const char ending[] = "_INCLUDED\n";
+    const size_t n = sizeof ending - 1;
+    const char *dot = strrchr(name, '.');
+    if (!dot || strcmp(dot, ".c") != 0 || *line != '#') return 0;
+    if (strcmp(line, "#endif\n") == 0) return 1; /* the last line */
+    return length > n && memcmp(line + length - n, ending, n) == 0;
+}
+
+static void write_line(amalgamation *a, const char *line, size_t length) {
+    if (length > 1 || !a->after_empty_line) fwrite(line, 1, length, a->out);
+    a->after_empty_line = length == 1;
+}
+
 /* Writes `text`, the file `name`; depth 0 is the spine, 1 a room. */
 static void expand(amalgamation *a, const char *name, const char *text, int depth) {
     int in_comment = 0, line_number = 0;
@@ -134,12 +152,11 @@ static void expand(amalgamation *a, const char *name, const char *text, int dept
                      line_number, included);
             if (a->n_seen == MAX_ROOMS) fail("more than %d rooms", (int)MAX_ROOMS);
             strcpy(a->seen[a->n_seen++], included);
-            fprintf(a->out, "/* ==== src/%s ==== */\n", included);
             expand(a, included, inner, depth + 1);
             free(inner);
-        } else {
+        } else if (in_comment || !is_guard(name, text, length)) {
             in_comment = ends_in_comment(text, length, in_comment);
-            fwrite(text, 1, length, a->out);
+            write_line(a, text, length);
         }
         text += length;
     }
