@@ -86,11 +86,12 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_NO_STDIO     no file access of its own; give callbacks in mpt_config.io for files
     MPTRAIN_NO_FILES     the same, and without readers of MNIST and idx files
     MPTRAIN_NO_SIMD      portable kernels only
+    MPTRAIN_NO_AMX       without the matrix products on AMX tiles
     MPTRAIN_NO_FP8       without the two 8-bit float dtypes
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate, which then return an error
 
     environment
-    MPTRAIN_ISA          ref, avx2, avx512: the default of mpt_config.isa
+    MPTRAIN_ISA          ref, avx2, avx512, amx, neon: the default of mpt_config.isa
     MPTRAIN_DEBUG        any value: mpt_config.debug is true
 
 No macro changes the layout of a public struct. mpt_version() is the version of the implementation,
@@ -256,8 +257,8 @@ Where there is no file system, no thread and no heap: define MPTRAIN_NO_STDIO, M
 and MPTRAIN_NO_SIMD, give an allocator over a static array, and set threads = 1;
 examples/embedded.c does. A 32-bit CPU with IEEE floats and 64-bit integers will do.
 
-This version: CPU only (x86-64 with AVX2 or AVX-512, portable C elsewhere). No convolution,
-recurrence, attention or batch norm, no gradients of gradients, no resuming of optimizer state from
+This version: CPU only (x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere).
+No convolution, recurrence, attention or batch norm, no gradients of gradients, no resuming of optimizer state from
 files. fp8 and fp64 are dtypes of storage. Tensors have at most 8 dimensions. On a build with clang
 for another CPU than x86, -ffast-math is refused by an #error.
 */
