@@ -258,7 +258,7 @@ and MPTRAIN_NO_SIMD, give an allocator over a static array, and set threads = 1;
 examples/embedded.c does. A 32-bit CPU with IEEE floats and 64-bit integers will do.
 
 This version: CPU only (x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere).
-No convolution, recurrence, attention or batch norm, no gradients of gradients, no resuming of optimizer state from
-files. fp8 and fp64 are dtypes of storage. Tensors have at most 8 dimensions. On a build with clang
-for another CPU than x86, -ffast-math is refused by an #error.
+No convolution, recurrence, attention or batch norm, no gradients of gradients, no resuming of
+optimizer state from files. fp8 and fp64 are dtypes of storage. Tensors have at most 8 dimensions.
+On a build with clang for another CPU than x86, -ffast-math is refused by an #error.
 */
