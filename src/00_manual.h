@@ -86,6 +86,7 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_NO_STDIO     no file access of its own; give callbacks in mpt_config.io for files
     MPTRAIN_NO_FILES     the same, and without readers of MNIST and idx files
     MPTRAIN_NO_SIMD      portable kernels only
+    MPTRAIN_NO_AMX       no kernels for Intel's AMX tiles
     MPTRAIN_NO_FP8       without the two 8-bit float dtypes
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate, which then return an error
 
