@@ -63,7 +63,8 @@ struct mpt__gemm_level {
                  int64_t k, int64_t depth);
     /* to[0..n) = the n elements at `from`, `step` apart. */
     void (*load)(float *to, const char *from, int64_t step, int64_t n, int dtype, int round);
-    /* C[i.., j..] = what the launch asks for, given the sums of products; sum may be C itself. */
+    /* C[i.., j..] = what the launch asks for, given the sums of products; sum may be C itself.
+       C and the bias are contiguous along N. */
     void (*finish)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,
                    int64_t rows, int64_t columns);
     /* What a thread does before its first tile and after its last; NULL: nothing. */
@@ -155,10 +156,9 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     MPT__GEMM_TILE(FN, N##R##x2, V, W, FROM, A_STEP, B_STEP, R, 2)
 #define MPT__GEMM_OF_WIDTH(N, W, R) (columns > W ? N##R##x2 : N##R##x1)
 
-#define MPT__GEMM_ACTIVATE(OP, V, F)                                                               \
-    OP V##_f V##_activate(V##_f a, int activation) {                                               \
+#define MPT__GEMM_ACTIVATE(FN, V, F)                                                               \
+    FN MPT__NOINLINE V##_f V##_activate(V##_f a, int activation) {                                 \
         switch (activation) {                                                                      \
-        case MPT_ACTIVATION_RELU: return V##_relu(a);                                              \
         case MPT_ACTIVATION_GELU: return V##_gelu(a);                                              \
         case MPT_ACTIVATION_GELU_TANH: return V##_gelu_tanh(a);                                    \
         case MPT_ACTIVATION_TANH: return F(tanh)(a);                                               \
@@ -166,7 +166,6 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         default: return a;                                                                         \
         }                                                                                          \
     }
-
 
 #define MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                      \
     /* Columns past the end repeat the last one, and so does a row. */                             \
@@ -195,17 +194,22 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             float sums[8];                                                                         \
             V##_store_sums(sums, s00, s01, s02, s03, s10, s11, s12, s13);                          \
             for (int r = 0; r < 2 && i + r < rows; r++) {                                          \
-                for (int j = 0; j < columns; j++) c[r * ldc + j] = sums[4 * r + j];                \
+                float *to = c + r * ldc;                                                           \
+                to[0] = sums[4 * r];                                                               \
+                if (columns > 1) to[1] = sums[4 * r + 1];                                          \
+                if (columns > 2) to[2] = sums[4 * r + 2];                                          \
+                if (columns > 3) to[3] = sums[4 * r + 3];                                          \
             }                                                                                      \
         }                                                                                          \
-    }                                                                                              \
-                                                                                                   \
+    }\
     FN void N##_gemm_dot(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,          \
                          float *c, int64_t ldc, int rows, int columns, bool add) {                 \
         (void)add; /* all of K comes at once */                                                    \
         if (a->dtype == MPT_F32 && b->dtype == MPT_F32) {                                          \
             N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_F32);                 \
-        } else {                                                                                   \
+        } else if (a->dtype == MPT_F32 && b->dtype == MPT_BF16) {                                  \
+            N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_BF16);                \
+        } else {\
             N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, a->dtype, b->dtype);               \
         }                                                                                          \
     }                                                                                              \
@@ -313,61 +317,55 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             }                                                                                      \
         }                                                                                          \
         return true;                                                                               \
-    }                                                                                              \
-                                                                                                   \
-    /* n of W elements, from 1 on, `step` apart. */                                                \
-    FN V##_f N##_gemm_load_any(const char *from, int64_t step, int64_t n, int dtype, int round) {  \
-        float lanes[W];                                                                            \
-        N##_gemm_load(lanes, from, step, n < W ? n : W, dtype, round);                             \
-        return V##_load_as(lanes, n, MPT_F32);                                                     \
-    }                                                                                              \
-                                                                                                   \
-    FN void N##_gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,           \
-                            int64_t j, int64_t rows, int64_t columns) {                            \
-        const int bytes = mpt__dtype_info[g->c_dtype].bytes, dtype = g->c_dtype;                   \
+    }
+
+#define MPT__FINISH_VECTOR(V, STORE, n)                                                            \
+    {                                                                                              \
+        V##_f v = V##_load_as(sum + x, n, MPT_F32);                                                \
+        if (scaled) v = V##_mul(v, alpha);                                                         \
+        if (biased) {                                                                              \
+            v = V##_add(v, V##_round(V##_load_as(bias + x * bias_bytes, n, bias_dtype), round));   \
+        }                                                                                          \
+        if (activation == MPT_ACTIVATION_RELU) {                                                   \
+            v = V##_relu(v);                                                                       \
+        } else if (activation != MPT_ACTIVATION_NONE) {                                            \
+            v = V##_activate(v, activation);                                                       \
+        }                                                                                          \
+        if (accumulate) v = V##_add(V##_load_as(c + x * bytes, n, dtype), v);                      \
+        STORE(c + x * bytes, v, n, dtype);                                                         \
+    }
+
+#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE)                                                    \
+    FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,           \
+                 int64_t rows, int64_t columns) {                                                  \
+        const int dtype = g->c_dtype, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;\
+        const int bias_dtype = g->bias.dtype, bias_bytes = bias_dtype == MPT_F32 ? 4 : 2;          \
+        const int round = g->bias.round;                                                           \
         const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                       \
-        const bool dense = g->c_column == 1, dense_bias = g->bias.inner == 1;                      \
+        const bool accumulate = g->accumulate;                                                     \
         const V##_f alpha = V##_set(g->alpha);                                                     \
-        for (int64_t r = 0; r < rows; r++, sum += ld) {                                            \
-            char *c = g->c + ((i + r) * g->c_row + j * g->c_column) * bytes;                       \
-            const char *bias = biased ? mpt__gemm_at(&g->bias, i + r, j) : NULL;                   \
-            const int64_t bias_step = g->bias.inner * mpt__dtype_info[g->bias.dtype].bytes;        \
-            for (int64_t x = 0; x < columns; x += W, c += W * g->c_column * bytes) {               \
-                const int64_t n = columns - x;                                                     \
-                V##_f v = V##_load_as(sum + x, n, MPT_F32);                                        \
-                if (scaled) v = V##_mul(v, alpha);                                                 \
-                if (biased && dense_bias) {                                                        \
-                    v = V##_add(v, V##_round(V##_load_as(bias + x * bias_step, n, g->bias.dtype),  \
-                                             g->bias.round));                                      \
-                } else if (biased) {                                                               \
-                    v = V##_add(v, N##_gemm_load_any(bias + x * bias_step, g->bias.inner, n,       \
-                                                     g->bias.dtype, g->bias.round));               \
-                }                                                                                  \
-                if (g->activation != MPT_ACTIVATION_NONE) v = V##_activate(v, g->activation);      \
-                if (g->accumulate && dense) v = V##_add(V##_load_as(c, n, dtype), v);              \
-                if (dense) {                                                                       \
-                    V##_store_as(c, v, n, dtype);                                                  \
-                    continue;                                                                      \
-                }                                                                                  \
-                float lanes[W];                                                                    \
-                if (g->accumulate) {                                                               \
-                    v = V##_add(N##_gemm_load_any(c, g->c_column, n, dtype, 0), v);                \
-                }                                                                                  \
-                V##_store_as(lanes, v, W, dtype);                                                  \
-                for (int64_t e = 0; e < W && e < n; e++) {                                         \
-                    memcpy(c + e * g->c_column * bytes, (char *)lanes + e * bytes, (size_t)bytes); \
-                }                                                                                  \
-            }                                                                                      \
+        char *c = g->c + (i * g->c_row + j) * bytes;                                               \
+        const char *bias = biased ? mpt__gemm_at(&g->bias, i, j) : NULL;                           \
+        for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {                     \
+            int64_t x = 0;                                                                         \
+            for (; x + W <= columns; x += W) MPT__FINISH_VECTOR(V, STORE, W)                       \
+            if (x < columns) MPT__FINISH_VECTOR(V, STORE, columns - x)                             \
+            if (biased) bias += g->bias.outer * bias_bytes;                                        \
         }                                                                                          \
     }
 
 /* ==== Levels ==== */
 
+#define MPT__GEMM_LEVEL_OF(N, W, MR, DR, RATE, FINISH)                                             \
+    {MR, 2 * W, DR, 4, 1, 384, 168, RATE, N##_gemm_tile, N##_gemm_direct, N##_gemm_dot,            \
+     N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false}
+
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
 #define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, RATE)                                  \
-    MPT__GEMM_ACTIVATE(OP, V, F)                                                                   \
+    MPT__GEMM_ACTIVATE(FN, V, F)                                                                   \
     MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
+    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as)                                      \
     MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, 2 * W, R1)                                      \
     MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, 2 * W, R2)                                      \
     MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, 2 * W, MR)                                      \
@@ -386,9 +384,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                                         : MPT__GEMM_OF_WIDTH(N##_direct, W, 2);                    \
         tile(depth, a, b, c, ldc, rows, columns, add);                                             \
     }                                                                                              \
-    static const mpt__gemm_level N##_gemm_level = {                                                \
-        MR, 2 * W, DR, 4, 1, 384, 168, RATE, N##_gemm_tile, N##_gemm_direct, N##_gemm_dot,         \
-        N##_gemm_pack, N##_gemm_load, N##_gemm_finish, NULL, NULL, false};
+    static const mpt__gemm_level N##_gemm_level =                                                  \
+        MPT__GEMM_LEVEL_OF(N, W, MR, DR, RATE, N##_gemm_finish);
 
 #ifdef MPT__HAS_AVX2
 /* Sums of 8 vectors over their lanes. */

@@ -39,7 +39,9 @@
  * outer 0..15 and 16..31; the second ones are left out of use where there are at most 16. A tile of
  * A has 16 rows of 32 k; one of B has 16 rows of 2 k for 16 columns. */
 
-enum { MPT__AMX_TILE = 1024, MPT__AMX_WIDTH = 32, MPT__AMX_K = 32 };
+#define MPT__AMX_TILE 1024
+#define MPT__AMX_WIDTH 32
+#define MPT__AMX_K 32
 
 /* The dtype that the values of a side have when they get here. */
 static int mpt__amx_dtype(const mpt__gemm_side *side) {
@@ -47,6 +49,8 @@ static int mpt__amx_dtype(const mpt__gemm_side *side) {
 }
 
 #ifdef MPTRAIN_EMULATE_AMX
+
+#define mpt__amx_finish mpt__avx2_gemm_finish
 
 static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                              int64_t count, int64_t k, int64_t depth, int parts) {
@@ -79,37 +83,50 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
     MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") \
     static MPT__FORCE_INLINE
 
-/* 32 words of bf16 as dwords of (word i, word 16 + i). */
-MPT__AMX_OP __m512i mpt__amx_interleave(__m512i words) {
-    const __m512i order =
-        _mm512_add_epi32(_mm512_set1_epi32(0x00100000),
-                         _mm512_mullo_epi32(_mm512_set1_epi32(0x00010001),
-                                            _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
-                                                              12, 13, 14, 15)));
-    return _mm512_permutexvar_epi16(order, words);
+/* mpt__v16_store_as, but with the instruction for bf16, which flushes denormals as the sums do. */
+MPT__AMX_OP void mpt__amx_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
+    if (dtype != MPT_BF16) {
+        mpt__v16_store_as(p, v, n, dtype);
+    } else if (n >= 16) {
+        _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v));
+    } else {
+        _mm256_mask_storeu_epi16(p, mpt__v16_first(n), (__m256i)_mm512_cvtneps_pbh(v));
+    }
+}
+MPT__GEMM_FINISH(MPT__AMX, mpt__amx_finish, mpt__v16, 16, mpt__amx_store_as)
+
+/* The order of words that makes dwords of (word i, word 16 + i). */
+MPT__AMX_OP __m512i mpt__amx_pairs(void) {
+    const __m512i i = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i second = _mm512_add_epi32(i, _mm512_set1_epi32(16));
+    return _mm512_or_si512(i, _mm512_slli_epi32(second, 16));
 }
 
-/* Row `i` of a tile of each part, from 16 elements at p and 16 at q, of which n and m count: to[0]
-   the first part. Infinite and NaN lanes of fp16 are noted in *bad. */
-MPT__AMX_OP void mpt__amx_row(__m512i *to, const char *p, int64_t n, const char *q, int64_t m,
-                              int dtype, int round, int parts, __mmask16 *bad) {
-    if (parts == 1 && dtype == MPT_BF16 && round == 0) {
-        __m256i x = _mm256_maskz_loadu_epi16(mpt__v16_first(n), p);
-        __m256i y = _mm256_maskz_loadu_epi16(mpt__v16_first(m), q);
-        to[0] = _mm512_inserti64x4(_mm512_castsi256_si512(x), y, 1);
+MPT__AMX_OP mpt__v16_f mpt__amx_load(const char *p, __mmask16 lanes, int dtype) {
+    if (dtype == MPT_F32) return _mm512_maskz_loadu_ps(lanes, p);
+    return mpt__v16_from_half(_mm256_maskz_loadu_epi16(lanes, p), dtype);
+}
+
+/* A row of a tile from 16 elements at p and 16 at q, or their lanes; row[1]: of the second part.
+   Infinity and NaN of fp16 are noted in *bad. */
+MPT__AMX_OP void mpt__amx_row(__m512i *row, const char *p, __mmask16 p_lanes, const char *q,
+                              __mmask16 q_lanes, int dtype, int round, int parts, __mmask16 *bad) {
+    if (parts == 1 && dtype == MPT_BF16) {
+        __m512i x = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(p_lanes, p));
+        row[0] = _mm512_inserti64x4(x, _mm256_maskz_loadu_epi16(q_lanes, q), 1);
         return;
     }
-    mpt__v16_f x = mpt__v16_load_as(p, n, dtype), y = mpt__v16_load_as(q, m, dtype);
+    mpt__v16_f x = mpt__amx_load(p, p_lanes, dtype), y = mpt__amx_load(q, q_lanes, dtype);
     if (parts == 1) {
-        to[0] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+        row[0] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
         return;
     }
     const __m512 high = _mm512_castsi512_ps(_mm512_set1_epi32((int)0xffff0000));
     x = mpt__v16_round(x, round), y = mpt__v16_round(y, round);
     *bad |= (__mmask16)(_mm512_fpclass_ps_mask(x, 0x99) | _mm512_fpclass_ps_mask(y, 0x99));
     mpt__v16_f x_high = _mm512_and_ps(x, high), y_high = _mm512_and_ps(y, high);
-    to[0] = (__m512i)_mm512_cvtne2ps_pbh(y_high, x_high);
-    to[1] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(y, y_high), _mm512_sub_ps(x, x_high));
+    row[0] = (__m512i)_mm512_cvtne2ps_pbh(y_high, x_high);
+    row[1] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(y, y_high), _mm512_sub_ps(x, x_high));
 }
 
 /* 16 bytes of four rows, `step` bytes apart. */
@@ -148,21 +165,23 @@ MPT__AMX_OP bool mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *f
     const bool along_k = inner == 1 && outer != 1, transposed = along_k == b;
     char *rows = transposed ? staged : to;
     const int64_t part = transposed ? MPT__AMX_TILE : gap;
+    const int64_t step = (along_k ? outer : 2 * inner) * bytes, rest = along_k ? count : n / 2;
+    const int64_t second = along_k ? 16 * bytes : inner * bytes;
+    const __mmask16 p_lanes = mpt__v16_first(along_k ? n : count);
+    const __mmask16 q_lanes = along_k ? mpt__v16_first(n - 16) : p_lanes;
+    const __m512i order = mpt__amx_pairs();
     __mmask16 bad = 0;
-    for (int64_t i = 0; i < 16; i++, rows += 64) {
+    for (int64_t i = 0; i < 16; i++, rows += 64, from += step) {
         __m512i row[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-        if (along_k && i < count) {
-            const char *p = from + i * outer * bytes;
-            mpt__amx_row(row, p, n, p + 16 * bytes, n - 16, dtype, round, parts, &bad);
-        } else if (!along_k && 2 * i < n) {
-            const char *p = from + 2 * i * inner * bytes;
-            mpt__amx_row(row, p, count, p + inner * bytes, 2 * i + 1 < n ? count : 0, dtype, round,
-                         parts, &bad);
-            row[0] = mpt__amx_interleave(row[0]);
-            if (parts == 2) row[1] = mpt__amx_interleave(row[1]);
+        if (i < rest) {
+            mpt__amx_row(row, from, p_lanes, from + second, q_lanes, dtype, round, parts, &bad);
+        } else if (!along_k && 2 * i < n) { /* the last k of an odd number */
+            mpt__amx_row(row, from, p_lanes, from, 0, dtype, round, parts, &bad);
         }
-        _mm512_storeu_si512(rows, row[0]);
-        if (parts == 2) _mm512_storeu_si512(rows + part, row[1]);
+        if (!along_k) row[0] = _mm512_permutexvar_epi16(order, row[0]);
+        if (!along_k && parts == 2) row[1] = _mm512_permutexvar_epi16(order, row[1]);
+        _mm512_store_si512(rows, row[0]);
+        if (parts == 2) _mm512_store_si512(rows + part, row[1]);
     }
     if (transposed) mpt__amx_transpose(to, staged);
     if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE);
@@ -364,16 +383,15 @@ static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__
     plain.alpha = 1.0f;
     plain.activation = MPT_ACTIVATION_NONE;
     plain.accumulate = add;
-    MPT__AMX_BASE(finish)(&plain, beside, MPT__AMX_WIDTH, 0, 0, rows, columns);
+    mpt__amx_finish(&plain, beside, MPT__AMX_WIDTH, 0, 0, rows, columns);
 }
 
 /* ==== The level ==== */
 
-/* Below this many products FMA kernels are faster: packing costs more than it saves; measured. */
 #ifdef MPTRAIN_EMULATE_AMX
-enum { MPT__AMX_LEAST = 1, MPT__AMX_RATE = 4 };
+enum { MPT__AMX_RATE = 4 };
 #else
-enum { MPT__AMX_LEAST = 16 * 16 * 32, MPT__AMX_RATE = 400 };
+enum { MPT__AMX_RATE = 400 };
 #endif
 
 #define MPT__AMX_VARIANT(N, PARTS, DEPTH, RATE)                                           \
@@ -398,7 +416,7 @@ enum { MPT__AMX_LEAST = 16 * 16 * 32, MPT__AMX_RATE = 400 };
                                                    NULL,                                  \
                                                    N##_pack,                              \
                                                    MPT__AMX_BASE(load),                   \
-                                                   MPT__AMX_BASE(finish),                 \
+                                                   mpt__amx_finish,                       \
                                                    mpt__amx_bracket,                      \
                                                    mpt__amx_choose,                       \
                                                    (PARTS) == 2};
@@ -407,10 +425,42 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
 MPT__AMX_VARIANT(mpt__amx_split, 2, 512, MPT__AMX_RATE / 3)
 
+#ifndef MPTRAIN_EMULATE_AMX
+/* Whether tiles are faster than FMA kernels, direct ones included, by more than packing costs.
+   Measured for sizes 1 to 64 and K 10 to 256 in all layouts: at these borders the two are equal
+   within 10 %, at twice the size tiles win by 1.3 to 2. */
+static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
+    static const struct {
+        int64_t side, area, depth;  /* where both operands are contiguous along K */
+        int64_t rows, slice, whole; /* of M, of M times K, of all three, where not */
+    } least[2] = {{8, 200, 1, 10, 2048, 32 * 32 * 32}, {16, 512, 32, 32, 8192, 32 * 32 * 64}};
+    const int64_t m = g->m, n = g->n, k = g->k;
+    if (g->a.inner == 1 && g->b.inner == 1) {
+        return mpt__smaller_of(m, n) >= least[split].side && m * n >= least[split].area &&
+               k >= least[split].depth;
+    }
+    return (m >= least[split].rows && m * k >= least[split].slice) ||
+           (mpt__smaller_of(m, mpt__smaller_of(n, k)) >= 32 && m * n * k >= least[split].whole);
+}
+#endif
+
+/* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
+#ifndef MPTRAIN_EMULATE_AMX
+static const mpt__gemm_level mpt__amx_other_gemm_level =
+    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 14, 8, 32, mpt__amx_finish);
+#endif
+
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
     const int a = mpt__amx_dtype(&g->a), b = mpt__amx_dtype(&g->b);
-    if (a == MPT_F32 || b == MPT_F32 || g->m * g->n * g->k < MPT__AMX_LEAST) return NULL;
-    return a == MPT_F16 || b == MPT_F16 ? &mpt__amx_split_gemm_level : &mpt__amx_gemm_level;
+    const bool split = a == MPT_F16 || b == MPT_F16;
+#ifdef MPTRAIN_EMULATE_AMX
+    if (a == MPT_F32 || b == MPT_F32 || g->k == 0) return NULL;
+#else
+    if (a == MPT_F32 || b == MPT_F32 || !mpt__amx_pays(g, split)) {
+        return &mpt__amx_other_gemm_level;
+    }
+#endif
+    return split ? &mpt__amx_split_gemm_level : &mpt__amx_gemm_level;
 }
 
 #endif

@@ -13,6 +13,44 @@
 
 #ifdef MPT__HAS_GEMM
 
+/* ==== The end of a product ==== */
+
+/* level->finish for any strides: where C or the bias is not contiguous along N, by way of rows that
+   are. */
+static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,
+                             int64_t rows, int64_t columns) {
+    enum { WIDTH = 64 };
+    const int bytes = mpt__dtype_info[g->c_dtype].bytes;
+    const int64_t step = g->c_column * bytes;
+    if (g->c_column == 1 && (g->bias.data == NULL || g->bias.inner == 1)) {
+        g->level->finish(g, sum, ld, i, j, rows, columns);
+        return;
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t x = 0; x < columns; x += WIDTH) {
+            float bias[WIDTH], out[WIDTH];
+            char *c = g->c + (i + r) * g->c_row * bytes + (j + x) * step;
+            int64_t n = mpt__smaller_of(WIDTH, columns - x);
+            mpt__gemm dense = *g;
+            dense.c = (char *)out;
+            dense.bias.data = NULL;
+            if (g->bias.data != NULL) {
+                const mpt__gemm_side row = {(const char *)bias, MPT_F32, 0, 0, 1};
+                g->level->load(bias, mpt__gemm_at(&g->bias, i + r, j + x), g->bias.inner, n,
+                               g->bias.dtype, g->bias.round);
+                dense.bias = row;
+            }
+            for (int64_t e = 0; e < n; e++) {
+                memcpy((char *)out + e * bytes, c + e * step, (size_t)bytes);
+            }
+            g->level->finish(&dense, sum + r * ld + x, ld, 0, 0, 1, n);
+            for (int64_t e = 0; e < n; e++) {
+                memcpy(c + e * step, (char *)out + e * bytes, (size_t)bytes);
+            }
+        }
+    }
+}
+
 /* ==== The packed road ==== */
 
 #define MPT__GEMM_BLOCK_M 2016 /* rows of C under way at a time: multiples of 14 and 6 */
@@ -118,7 +156,20 @@ static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
     }
 }
 
-static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i, int64_t j) {
+/* Sums that wait to be finished, which happens behind the next tile: the two overlap. */
+typedef struct mpt__gemm_sums {
+    MPT__ALIGN(64) float tile[2][MPT__GEMM_MAX_TILE];
+    int turn;         /* the tile to be used next */
+    const float *sum; /* NULL: none wait */
+    int64_t ld, i, j, rows, columns;
+} mpt__gemm_sums;
+
+static void mpt__gemm_finish_sums(const mpt__gemm *g, const mpt__gemm_sums *s) {
+    if (s->sum != NULL) mpt__gemm_finish(g, s->sum, s->ld, s->i, s->j, s->rows, s->columns);
+}
+
+static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i, int64_t j,
+                               mpt__gemm_sums *sums) {
     const mpt__gemm *g = p->g;
     const mpt__gemm_level *level = g->level;
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
@@ -127,11 +178,11 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i
     mpt__gemm_side a = {mpt__gemm_panel(p, false, block, i / level->rows), MPT_F32, 0, 0, 0};
     mpt__gemm_side b = {mpt__gemm_panel(p, true, block, j / level->columns), MPT_F32, 0, 0, 0};
     bool add = p->k + k > 0, last = p->k + k + depth == g->k;
-    MPT__ALIGN(64) float tile[MPT__GEMM_MAX_TILE];
     float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
     int64_t ld = g->c_row;
     if (p->lay.home == MPT__GEMM_ON_STACK) {
-        sum = tile;
+        sum = sums->tile[sums->turn];
+        sums->turn = 1 - sums->turn;
         ld = level->columns;
     } else if (p->lay.home == MPT__GEMM_IN_PARTIAL) {
         sum = p->partial + i * p->n + j;
@@ -142,7 +193,11 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i
         last = false;
     }
     level->tile(depth, &a, &b, sum, ld, rows, columns, add);
-    if (last) level->finish(g, sum, ld, p->i + i, p->j + j, rows, columns);
+    mpt__gemm_finish_sums(g, sums);
+    sums->sum = last ? sum : NULL;
+    sums->ld = ld;
+    sums->i = p->i + i, sums->j = p->j + j;
+    sums->rows = rows, sums->columns = columns;
 }
 
 /* The bracket of thread 0, the one that called, stands around the whole product. */
@@ -153,12 +208,18 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     int64_t i0 = chunk / across * p->chunk_m, j0 = chunk % across * p->chunk_n;
     int64_t i1 = mpt__smaller_of(i0 + p->chunk_m, p->m);
     int64_t j1 = mpt__smaller_of(j0 + p->chunk_n, p->n);
+    mpt__gemm_sums sums;
+    sums.turn = 0;
+    sums.sum = NULL;
     if (thread > 0 && level->bracket != NULL) level->bracket(true);
     for (int64_t block = 0; block < p->k_blocks; block++) {
         for (int64_t j = j0; j < j1; j += level->columns) {
-            for (int64_t i = i0; i < i1; i += level->rows) mpt__gemm_run_tile(p, block, i, j);
+            for (int64_t i = i0; i < i1; i += level->rows) {
+                mpt__gemm_run_tile(p, block, i, j, &sums);
+            }
         }
     }
+    mpt__gemm_finish_sums(p->g, &sums);
     if (thread > 0 && level->bracket != NULL) level->bracket(false);
 }
 
@@ -221,13 +282,13 @@ static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspac
 typedef struct mpt__gemm_direct {
     const mpt__gemm *g;
     bool dots, by_rows;  /* which kernel; which side is chunked: A by rows or B by columns */
+    bool in_place;       /* the kernel converts what it loads of that side, as it loads it once */
     int64_t chunk;       /* rows or columns of a chunk */
     mpt__gemm_side a, b; /* the side that is not chunked, converted where that is needed */
     float *copies;       /* one chunk per thread */
     int64_t copy_floats;
 } mpt__gemm_direct;
 
-/* in_place: the kernel converts what it loads. Sides that it loads often are converted once. */
 static bool mpt__gemm_needs_copy(const mpt__gemm_side *s, bool in_place) {
     return s->round != 0 || (s->dtype != MPT_F32 && !in_place);
 }
@@ -285,7 +346,7 @@ static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
                               (int)m, (int)mpt__smaller_of(level->columns, width - j), k > 0);
             }
         }
-        level->finish(g, tile, WIDE, i0, j0 + wide, m, width);
+        mpt__gemm_finish(g, tile, WIDE, i0, j0 + wide, m, width);
     }
 }
 
@@ -319,9 +380,9 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
     int64_t m = d->by_rows ? count : g->m, n = d->by_rows ? g->n : count;
     mpt__gemm_side a = d->a, b = d->b;
     if (d->by_rows) {
-        a = mpt__gemm_as_floats(g, &g->a, d->dots, begin, count, copy);
+        a = mpt__gemm_as_floats(g, &g->a, d->in_place, begin, count, copy);
     } else {
-        b = mpt__gemm_as_floats(g, &g->b, true, begin, count, copy);
+        b = mpt__gemm_as_floats(g, &g->b, d->in_place, begin, count, copy);
     }
     if (!d->dots && m <= 2 && g->k > 32) {
         mpt__gemm_direct_wide(g, &a, &b, i0, j0, m, n);
@@ -342,7 +403,7 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
             mpt__gemm_side a_tile = a;
             a_tile.data = mpt__gemm_at(&a, i, 0);
             mpt__gemm_direct_sums(d, &a_tile, &b_tile, tile, across, rows, columns);
-            g->level->finish(g, tile, across, i0 + i, j0 + j, rows, columns);
+            mpt__gemm_finish(g, tile, across, i0 + i, j0 + j, rows, columns);
         }
     }
 }
@@ -353,12 +414,13 @@ static int64_t mpt__gemm_direct_plan(const mpt__gemm *g, bool dots, int threads,
     d->g = g;
     d->dots = dots;
     d->by_rows = g->m >= g->n;
-    int64_t other = d->by_rows ? g->n : g->m, k = g->k > 0 ? g->k : 1;
+    int64_t other = d->by_rows ? g->n : g->m, k = g->k;
+    d->in_place = dots ? other <= 4 : !d->by_rows;
     int64_t macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST / 4 / (other * k) + 1;
     int64_t floats = MPT__GEMM_DIRECT_FLOATS / k + 1;
     d->chunk = mpt__round_up(mpt__smaller_of(macs, floats), d->by_rows ? 8 : g->level->columns);
     d->copy_floats = 0;
-    if (mpt__gemm_needs_copy(d->by_rows ? &g->a : &g->b, dots || !d->by_rows)) {
+    if (mpt__gemm_needs_copy(d->by_rows ? &g->a : &g->b, d->in_place)) {
         d->copy_floats = mpt__round_up(d->chunk * g->k, 16);
     }
     bool shared = mpt__gemm_needs_copy(d->by_rows ? &g->b : &g->a, false);
@@ -478,7 +540,7 @@ static void mpt__gemm_run_one(const mpt__gemm *g, mpt__pool *pool, char *workspa
         float zeros[64] = {0};
         for (int64_t i = 0; i < g->m; i++) {
             for (int64_t j = 0; j < g->n; j += 64) {
-                g->level->finish(g, zeros, 0, i, j, 1, mpt__smaller_of(64, g->n - j));
+                mpt__gemm_finish(g, zeros, 0, i, j, 1, mpt__smaller_of(64, g->n - j));
             }
         }
     } else if (mpt__gemm_goes_direct(g, &dots)) {

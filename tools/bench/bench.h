@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { BENCH_ROUNDS = 9, BENCH_MAX = 8 };
+enum { BENCH_ROUNDS = 9, BENCH_MAX = 12 };
 
 static mpt__base bench_base;
 
@@ -48,7 +48,8 @@ static mpt__backend *bench_backend(mpt_isa isa, int threads) {
         memset(&config, 0, sizeof config);
         mpt__base_init(&bench_base, &config);
     }
-    if (mpt__cpu_backend_create(&bench_base, isa, threads, false, backend, &chosen) != MPT_OK) {
+    if (mpt__cpu_backend_create(&bench_base, isa, threads, isa == MPT_ISA_AMX, backend,
+                                &chosen) != MPT_OK) {
         bench_base.status = MPT_OK;
         memset(backend, 0, sizeof *backend);
         return NULL;

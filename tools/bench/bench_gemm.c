@@ -1,6 +1,9 @@
-/* bench_gemm.c: matrix products of training shapes on every level of this CPU, in GFLOP/s and as a
-   share of the FMA ceiling of that level, measured in the same rounds.
-       bench_gemm [seconds per figure, 0.3] [threads, 1 or 2] */
+/* bench_gemm.c: matrix products of training shapes on AVX2 and on the best level of this CPU, in
+   GFLOP/s and as a share of a ceiling measured in the same rounds and on as many threads: for fp32,
+   and for all on AVX2 and AVX-512, FMA chains; for halves on AMX, tile products with loads from L1
+   (fp16 takes four of them). The last columns are own halves over own fp32.
+       bench_gemm [seconds per figure, 0.3] [threads, 1 or 2] [part of a shape's name] */
+#define MPTRAIN_IMPLEMENTATION
 #include "bench.h"
 
 typedef struct shape {
@@ -32,8 +35,7 @@ static const shape shapes[] = {
     {"batch 32, forward", 32, 1024, 1024, false, true},
 };
 
-enum { CEILING_STEPS = 20000, CEILING_FLOP_256 = CEILING_STEPS * 12 * 16,
-       CEILING_FLOP_512 = CEILING_STEPS * 24 * 32 };
+enum { CEILING_STEPS = 20000, CEILING_DEPTH = 256 };
 
 #ifdef MPT__HAS_AVX512
 #define CHAINS_12(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
@@ -47,13 +49,15 @@ enum { CEILING_STEPS = 20000, CEILING_FLOP_256 = CEILING_STEPS * 12 * 16,
 #define V_SET _mm256_set1_ps
 #define V_FMA _mm256_fmadd_ps
 #define V_ADD _mm256_add_ps
-MPT__AVX2 void ceiling_256(void *work) {
+MPT__AVX2 void ceiling_256(void *work, int64_t chunk, int thread) {
+    (void)chunk, (void)thread;
     __m256 CHAINS_12(CHAIN_MAKE) a = V_SET(0.999f), b = V_SET(1e-3f);
     for (int i = 0; i < CEILING_STEPS; i++) {
         CHAINS_12(CHAIN_STEP)
     }
     CHAINS_12(CHAIN_SUM)
-    _mm256_storeu_ps((float *)work, a);
+    volatile float sink = _mm256_cvtss_f32(a);
+    (void)work, (void)sink;
 }
 #undef V_SET
 #undef V_FMA
@@ -61,16 +65,40 @@ MPT__AVX2 void ceiling_256(void *work) {
 #define V_SET _mm512_set1_ps
 #define V_FMA _mm512_fmadd_ps
 #define V_ADD _mm512_add_ps
-MPT__AVX512 void ceiling_512(void *work) {
+MPT__AVX512 void ceiling_512(void *work, int64_t chunk, int thread) {
+    (void)chunk, (void)thread;
     __m512 CHAINS_24(CHAIN_MAKE) a = V_SET(0.999f), b = V_SET(1e-3f);
     for (int i = 0; i < CEILING_STEPS; i++) {
         CHAINS_24(CHAIN_STEP)
     }
     CHAINS_24(CHAIN_SUM)
-    _mm512_storeu_ps((float *)work, a);
+    volatile float sink = _mm512_cvtss_f32(a);
+    (void)work, (void)sink;
+}
+
+/* The tile kernel on panels that stay in L1. */
+#ifdef MPT__HAS_AMX
+static void ceiling_tiles(void *work, int64_t chunk, int thread) {
+    static MPT__THREAD_LOCAL char panels[2][CEILING_DEPTH * 64];
+    (void)work, (void)chunk, (void)thread;
+    mpt__amx_bracket(true);
+    for (int i = 0; i < CEILING_STEPS / 64; i++) {
+        mpt__amx_sums(CEILING_DEPTH, panels[0], panels[1], true, true, 1);
+    }
+    mpt__amx_bracket(false);
 }
 #endif
 
+typedef struct ceiling {
+    mpt__chunk_fn fn;
+    double flop; /* of a thread */
+    mpt__pool *pool;
+} ceiling;
+
+static void run_ceiling(void *work) {
+    ceiling *c = (ceiling *)work;
+    mpt__parallel(c->pool, mpt__pool_threads(c->pool), INT64_MAX, c->fn, NULL);
+}
 static void make_case(bench_case *c, mpt__backend *backend, const shape *s, int dtype) {
     int64_t m = s->m, n = s->n, k = s->k;
     bench_init(c, backend, MPT__K_GEMM);
@@ -83,47 +111,72 @@ static void make_case(bench_case *c, mpt__backend *backend, const shape *s, int 
     bench_ready(c);
 }
 
+static void bench_shape(const shape *s, mpt__backend **levels, ceiling *ceilings, double seconds,
+                        bool wall) {
+    static const int dtypes[] = {MPT_F32, MPT_BF16, MPT_F16};
+    static bench_case cases[6];
+    bench_fn fn[BENCH_MAX];
+    void *work[BENCH_MAX];
+    double took[BENCH_MAX], most[3] = {0, 0, 0}, rate[6] = {0, 0, 0, 0, 0, 0};
+    int n = 0;
+    for (int c = 0; c < 6 && levels[c / 3] != NULL; c++, n++) {
+        make_case(&cases[n], levels[c / 3], s, dtypes[c % 3]);
+        fn[n] = bench_run_case, work[n] = &cases[n];
+    }
+    int first = n;
+    for (int c = 0; c < 3 && ceilings[c].fn != NULL; c++, n++) {
+        fn[n] = run_ceiling, work[n] = &ceilings[c];
+    }
+    bench_measure(fn, work, n, seconds, wall, took);
+    for (int c = first; c < n; c++) most[c - first] = ceilings[c - first].flop / took[c] / 1e9;
+    printf("%-22s %5ld %5ld %5ld", s->what, (long)s->m, (long)s->n, (long)s->k);
+    for (int c = 0; c < first; c++) {
+        double share = most[c / 3];
+        if (c > 3 && most[2] > 0) share = most[2] / (c == 5 ? 4 : 1);
+        rate[c] = 2e-9 * (double)(s->m * s->n * s->k) / took[c];
+        printf("%s %5.0f (%2.0f)", c % 3 == 0 ? " |" : "", rate[c], 100 * rate[c] / share);
+    }
+    printf(" | %5.2f %5.2f", rate[first - 2] / rate[first - 3], rate[first - 1] / rate[first - 3]);
+    if (most[2] > 0) printf(" | %5.0f", most[2]);
+    printf("\n");
+    fflush(stdout);
+}
+
+#endif
+
 int main(int argc, char **argv) {
 #ifdef MPT__HAS_AVX512
-    static const int dtypes[] = {MPT_F32, MPT_BF16, MPT_F16};
     double seconds = argc > 1 ? atof(argv[1]) : 0.3;
     int threads = argc > 2 && atoi(argv[2]) == 2 ? 2 : 1;
-    mpt__backend *avx2 = bench_backend(MPT_ISA_AVX2, threads);
-    mpt__backend *avx512 = bench_backend(MPT_ISA_AVX512, threads);
-    float sink[16];
-    if (avx2 == NULL) {
+    const char *part = argc > 3 ? argv[3] : "";
+    mpt__backend *levels[2] = {bench_backend(MPT_ISA_AVX2, threads), NULL};
+    ceiling ceilings[3] = {{ceiling_256, CEILING_STEPS * 12.0 * 16, NULL},
+                           {NULL, CEILING_STEPS * 24.0 * 32, NULL},
+                           {NULL, CEILING_STEPS / 64 * 2048.0 * CEILING_DEPTH, NULL}};
+    if (levels[0] == NULL) {
         printf("this CPU has no AVX2\n");
         return 0;
     }
-    printf("GFLOP/s (%% of the FMA ceiling of one core and level), %d thread%s\n", threads,
-           threads > 1 ? "s, wall clock" : ", CPU time");
-    printf("%-22s %5s %5s %5s | %-10s %-10s %-10s | %-10s %-10s %-10s\n", "", "M", "N", "K",
-           "avx2 f32", "bf16", "f16", "avx512 f32", "bf16", "f16");
+#ifdef MPT__HAS_AMX
+    levels[1] = bench_backend(MPT_ISA_AMX, threads);
+    if (levels[1] != NULL) ceilings[2].fn = ceiling_tiles;
+#endif
+    if (levels[1] == NULL) levels[1] = bench_backend(MPT_ISA_AVX512, threads);
+    if (levels[1] != NULL) ceilings[1].fn = ceiling_512;
+    mpt__pool *pool = mpt__pool_create(&bench_base, threads);
+    for (int c = 0; c < 3; c++) {
+        ceilings[c].flop *= threads;
+        ceilings[c].pool = pool;
+    }
+    printf("GFLOP/s (%% of the ceiling), %d thread%s\n%-22s %5s %5s %5s", threads,
+           threads > 1 ? "s, wall clock" : ", CPU time", "", "M", "N", "K");
+    for (int l = 0; l < 2 && levels[l] != NULL; l++) {
+        printf(" | %-6s f32   bf16       f16       ", levels[l]->name);
+    }
+    printf(" | bf16/ f16/f32 %s\n", ceilings[2].fn ? "| tiles with loads" : "");
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const shape *s = &shapes[i];
-        static bench_case cases[6];
-        bench_fn fn[BENCH_MAX];
-        void *work[BENCH_MAX];
-        double took[BENCH_MAX], flop = 2.0 * (double)(s->m * s->n * s->k);
-        int n = 0;
-        for (int level = 0; level < (avx512 != NULL ? 2 : 1); level++) {
-            for (int d = 0; d < 3; d++, n++) {
-                make_case(&cases[n], level ? avx512 : avx2, s, dtypes[d]);
-                fn[n] = bench_run_case;
-                work[n] = &cases[n];
-            }
-        }
-        fn[n] = ceiling_256, work[n] = sink;
-        if (avx512 != NULL) fn[n + 1] = ceiling_512, work[n + 1] = sink;
-        bench_measure(fn, work, n + (avx512 != NULL ? 2 : 1), seconds, threads > 1, took);
-        printf("%-22s %5ld %5ld %5ld", s->what, (long)s->m, (long)s->n, (long)s->k);
-        for (int c = 0; c < n; c++) {
-            double ceiling = c < 3 ? CEILING_FLOP_256 / took[n] : CEILING_FLOP_512 / took[n + 1];
-            printf("%s %5.0f (%2.0f)", c % 3 == 0 ? " |" : "", flop / took[c] / 1e9,
-                   100 * flop / took[c] / ceiling);
-        }
-        printf("\n");
-        fflush(stdout);
+        if (strstr(shapes[i].what, part) == NULL) continue;
+        bench_shape(&shapes[i], levels, ceilings, seconds, threads > 1);
     }
 #else
     (void)argc, (void)argv;
