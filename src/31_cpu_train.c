@@ -390,6 +390,7 @@ static void mpt__ref_norm_finish(const mpt__cpu_call *call, mpt__ref_norm_part *
 
 /* Runs `chunk_fn` over all segments; returns the number of chunks. */
 static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn chunk_fn) {
+    mpt__ref_norm_part *parts = (mpt__ref_norm_part *)call->workspace;
     mpt__ref_gradient_work w;
     int64_t chunks = 0;
     w.gradients = mpt__ref_view_of(call, 0);
@@ -397,7 +398,7 @@ static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn ch
     w.limit = (mpt__real)call->launch->imm[0];
     for (int64_t s = 0; s < call->launch->operand[1].shape[0]; s++) {
         w.segment = mpt__ref_segment(call, 1, s);
-        w.part = (mpt__ref_norm_part *)call->workspace + chunks;
+        w.part = parts != NULL ? parts + chunks : NULL; /* a norm alone needs them */
         int64_t count = w.segment[MPT__SEGMENT_COUNT], n = mpt__ref_chunks(count, MPT__CHUNK);
         mpt__parallel(call->pool, n, mpt__ref_cost(call, count, 2.0), chunk_fn, &w);
         chunks += n;
