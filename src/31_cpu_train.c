@@ -442,8 +442,8 @@ struct mpt__ref_update {
     mpt__real multiplier, lr, decay;
     mpt__real momentum, keep; /* SGD: momentum, 1 - dampening */
     bool nesterov, decoupled;
-    mpt__real beta1, rest1, beta2, rest2, eps;    /* Adam; rest = 1 - beta */
-    mpt__real step_size, root_correction, shrink; /* lr / c1, sqrt(c2), lr decay */
+    mpt__real beta1, rest1, beta2, rest2, eps; /* Adam; rest = 1 - beta */
+    mpt__real step_size, root_factor, shrink;  /* lr / c1, 1 / sqrt(c2), lr decay */
     mpt__update_fn update;
 };
 
@@ -463,7 +463,8 @@ static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt
     }
 }
 
-/* PyTorch's fused form: m and v as written, p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps). */
+/* PyTorch's fused form: m and v as written, p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but
+   with 1 / sqrt(c2) as a factor: divisions and roots are what an update waits for. */
 static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
                                 mpt__real *m, mpt__real *v, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
@@ -475,7 +476,7 @@ static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mp
         }
         m[i] = w->beta1 * m[i] + w->rest1 * gradient;
         v[i] = w->beta2 * v[i] + w->rest2 * gradient * gradient;
-        p[i] -= w->step_size * m[i] / (mpt__real_sqrt(v[i]) / w->root_correction + w->eps);
+        p[i] -= w->step_size * m[i] / (mpt__real_sqrt(v[i]) * w->root_factor + w->eps);
     }
 }
 
@@ -568,7 +569,7 @@ static void mpt__ref_adam_prepare(const mpt__launch *launch, mpt__ref_update *w,
     double c1 = 1 - mpt__power(launch->imm[0], w->step + 1);
     double c2 = 1 - mpt__power(launch->imm[1], w->step + 1);
     w->step_size = (mpt__real)(lr / c1);
-    w->root_correction = (mpt__real)sqrt(c2);
+    w->root_factor = (mpt__real)(1 / sqrt(c2));
     w->shrink = (mpt__real)(lr * launch->imm[3]);
 }
 

@@ -294,7 +294,7 @@
         const V##_f beta1 = V##_set(w->beta1), rest1 = V##_set(w->rest1);                    \
         const V##_f beta2 = V##_set(w->beta2), rest2 = V##_set(w->rest2);                    \
         const V##_f eps = V##_set(w->eps), size = V##_set(w->step_size);                     \
-        const V##_f root = V##_set(w->root_correction), shrink = V##_set(w->shrink);         \
+        const V##_f root = V##_set(w->root_factor), shrink = V##_set(w->shrink);             \
         const bool decoupled = w->decoupled, decays = !decoupled && w->decay != 0;           \
         for (int64_t i = 0; i < n; i += W) {                                                 \
             const int64_t left = n - i;                                                      \
@@ -306,7 +306,7 @@
             V##_f v1 = V##_mul(beta2, V##_load_as(v + i, left, MPT_F32));                    \
             m1 = V##_add(m1, V##_mul(rest1, gradient));                                      \
             v1 = V##_add(v1, V##_mul(V##_mul(rest2, gradient), gradient));                   \
-            V##_f below = V##_add(V##_div(V##_sqrt(v1), root), eps);                         \
+            V##_f below = V##_add(V##_mul(V##_sqrt(v1), root), eps);                         \
             weight = V##_sub(weight, V##_div(V##_mul(size, m1), below));                     \
             V##_store_as(m + i, m1, left, MPT_F32);                                          \
             V##_store_as(v + i, v1, left, MPT_F32);                                          \

@@ -73,6 +73,7 @@ typedef struct mpt__block {
     int64_t parameters;       /* how many live in it */
     uint32_t form[2];         /* casts of the whole block to F16 and BF16; 0 = none */
     uint32_t form_version[2]; /* version of `values` that the form was made of */
+    bool form_read[2];        /* since the last update of `values` */
     uint32_t multiplier_slot; /* pending multiplier of the gradients; 0 = none */
     uint32_t updates[2]; /* changes of values' version that masters know of: replays; replays and
                             optimizers that share nothing */
@@ -226,10 +227,10 @@ struct mpt_context {
     mpt__counters_state now, committed;
     int64_t device_step; /* what the scalar of the step number holds, set where dropout needs it */
 
-    uint32_t path;         /* of the module whose forward runs; 0 = none */
-    uint32_t module;       /* its slot */
-    uint64_t path_hash;    /* key part of dropout */
-    bool module_training;  /* of the module whose forward runs; true outside */
+    uint32_t path;        /* of the module whose forward runs; 0 = none */
+    uint32_t module;      /* its slot */
+    uint64_t path_hash;   /* key part of dropout */
+    bool module_training; /* of the module whose forward runs; true outside */
     char **paths;
     int64_t path_count, path_capacity;
 

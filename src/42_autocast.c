@@ -122,12 +122,13 @@ static mpt_status mpt__decide_dtype(mpt__frame *frame, const mpt__op_row *row) {
 
 /* ==== Forms of weights ==== */
 
-/* A form is a cast of a tree's whole block: one launch per optimizer step, made on first use,
-   shared by forward and backward of all its layers. The version of the values tells whether it
-   is stale. */
+/* A form is a cast of a tree's whole block, made on first use, shared by forward and backward of
+   all its layers. The version of the values tells whether it is stale. An update writes the form
+   that was in use along with the values; other changes leave it to be made anew. */
 static uint32_t mpt__parameter_form(mpt_context *context, mpt__block *block, mpt_dtype dtype) {
     int which = dtype == MPT_BF16;
     uint32_t version = context->storages[block->values].version;
+    block->form_read[which] = true;
     if (block->form[which] && block->form_version[which] == version) {
         context->counters.form_hits++;
         return block->form[which];
@@ -144,6 +145,14 @@ static uint32_t mpt__parameter_form(mpt_context *context, mpt__block *block, mpt
     if (mpt__submit(context, launch) != MPT_OK) return 0;
     block->form_version[which] = version;
     return block->form[which];
+}
+
+/* The form for an update to write: up to date, and read since the last one. -1: none. */
+static int mpt__form_in_use(const mpt_context *context, const mpt__block *block) {
+    uint32_t version = context->storages[block->values].version;
+    for (int i = 0; i < 2; i++)
+        if (block->form[i] && block->form_read[i] && block->form_version[i] == version) return i;
+    return -1;
 }
 
 /* Where GEMM reads a tensor: a parameter from its cast form where the call rounds to one, at the

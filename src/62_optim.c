@@ -225,11 +225,13 @@ static mpt_status mpt__master_refresh(mpt_context *context, const mpt__optimizer
     return mpt__master_load(context, state, state->first, state->count);
 }
 
-/* Forms and saved tensors notice an update by the version. */
+/* Forms and saved tensors notice an update by the version; `form` (-1: none) was written too. */
 static void mpt__values_updated(mpt_context *context, const mpt__optimizer *optimizer,
-                                mpt__optim_state *state) {
+                                mpt__optim_state *state, int form) {
     mpt__block *block = mpt__block_of(context, state);
-    context->storages[block->values].version++;
+    uint32_t version = ++context->storages[block->values].version;
+    if (form >= 0 && context->base.status == MPT_OK) block->form_version[form] = version;
+    memset(block->form_read, 0, sizeof block->form_read);
     if (!optimizer->shared) block->updates[1]++;
     state->agreed = mpt__foreign_writes(context, optimizer, state);
 }
@@ -866,10 +868,11 @@ MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
     return MPT_OK;
 }
 
-/* Segments [row, row + rows) of a state, which are of one group. */
+/* Segments [row, row + rows) of a state, which are of one group. With a form, the kernel takes the
+   values for the master of that. */
 static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer *optimizer,
-                                     const mpt__optim_state *state, int64_t row, int64_t rows,
-                                     uint16_t found_slot) {
+                                     const mpt__optim_state *state, int form, int64_t row,
+                                     int64_t rows, uint16_t found_slot) {
     static const int position[MPT__MIRRORS] = {3, 6, 1};
     const mpt__rule *rule = optimizer->rule;
     const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
@@ -877,8 +880,11 @@ static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer 
     if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
         mpt__materialise_gradients(context, block);
     mpt__launch *launch = mpt__launch_begin(context, rule->kernel);
-    mpt__operand_on(launch, 0, block->values, (mpt_dtype)block->dtype, state->first, state->count,
-                    MPT__READ_WRITE);
+    mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
+                    state->count, MPT__READ_WRITE);
+    if (form >= 0)
+        mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
+                        state->count, MPT__READ_WRITE);
     mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, state->count, MPT__READ);
     mpt__segments_operand(launch, 4, optimizer, row, rows);
     mpt__operand_on(launch, 5, optimizer->counts, MPT_I64, 0, optimizer->item_count,
@@ -906,12 +912,13 @@ static mpt_status mpt__launch_updates(mpt_context *context, mpt__optimizer *opti
     const int64_t *group = mpt__row_groups(optimizer);
     MPT__EACH_STATE(state, optimizer) {
         int64_t row = state->row, end = row + state->rows, rows;
+        int form = mpt__form_in_use(context, mpt__block_of(context, state));
         mpt__master_refresh(context, optimizer, state);
         for (; row < end; row += rows) {
             for (rows = 1; row + rows < end && group[row + rows] == group[row];) rows++;
-            mpt__launch_update(context, optimizer, state, row, rows, found_slot);
+            mpt__launch_update(context, optimizer, state, form, row, rows, found_slot);
         }
-        mpt__values_updated(context, optimizer, state);
+        mpt__values_updated(context, optimizer, state, form);
     }
     return context->base.status;
 }
