@@ -259,7 +259,6 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     if (context->recorder) mpt__recorder_free(context, mpt__recorder_stop(context));
     context->now = context->committed;
     context->base.step = context->now.step;
-    mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
     context->path = context->module = 0;
     context->path_hash = 0;
     context->module_training = true;
