@@ -115,7 +115,7 @@ static char *read_beside(const amalgamation *a, const char *name) {
     return read_file(path);
 }
 
-/* Whether this line of a .c room belongs to its include guard, `#ifndef X_INCLUDED` and so on to the
+/* Whether this line of a .c room belongs to its include guard, from `#ifndef X_INCLUDED` to the
    #endif that ends the file. */
 static int is_guard(const char *name, const char *line, size_t length) {
     static const char ending[] = "_INCLUDED\n";
