@@ -42,7 +42,7 @@ MPT__NEON_OP mpt__v4_f mpt__v4_from_half(uint16x4_t half, int dtype) {
 }
 MPT__NEON_OP uint16x4_t mpt__v4_to_half(mpt__v4_f v, int dtype) {
     if (dtype == MPT_F16) return vreinterpret_u16_f16(vcvt_f16_f32(v));
-    return mpt__neon_round_bf16(vreinterpretq_u32_f32(v));
+    return vmovn_u32(vreinterpretq_u32_s32(mpt__neon_round_bf16(mpt__v4_bits(v))));
 }
 MPT__NEON_OP mpt__v4_f mpt__v4_round(mpt__v4_f v, int dtype) {
     if (dtype != MPT_F16 && dtype != MPT_BF16) return v;
