@@ -1269,11 +1269,12 @@ typedef struct mpt__operand {
  *           float(1 / scale) and found_inf = 0. A slot 0 is left out.
  * GRAD_SCALE  o0 rw gradients *= slot[0], over o1 r segments; then clamped to +-imm[0] if > 0.
  * SGD       o0 rw params (any float dtype), o1? rw master f32 (o0 w then), o2 r gradients f32,
- *           o3? rw momentum f32, o4 r segments, o5 rw step counts i64, o7? r f64 table [n] of rates.
- *           slot[0] lr, with a table its entry at clamp(slot[3] - slot[4], 0, n - 1) (both i64);
- *           slot[1] multiplier of the gradients, slot[2] found_inf; imm: momentum, dampening, decay;
- *           index[0]: Nesterov. With index[1] = 1 the step counts of all segments += 1 at the end,
- *           with 2 also slot[3], the applied steps. A step count of 0 copies g to momentum. Gate.
+ *           o3? rw momentum f32, o4 r segments, o5 rw step counts i64, o7? r rates f64 [n]. slot[0]
+ *           lr, with rates their entry at clamp(slot[3] - slot[4], 0, n - 1) (both i64);
+ *           slot[1] multiplier of the gradients; slot[2] found_inf; imm: momentum, dampening,
+ *           decay; index[0]: Nesterov. With index[1] = 1 the step counts of all segments += 1 at
+ *           the end, with 2 also slot[3], the applied steps. A step count of 0 copies g to
+ *           momentum. Gate.
  * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
  *           decoupled decay. t = step count + 1. Gate.
  * CLIP      slot[0] multiplier *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w f32 [1] =
@@ -8153,7 +8154,7 @@ MPT__NEON_OP mpt__v4_f mpt__v4_from_half(uint16x4_t half, int dtype) {
 }
 MPT__NEON_OP uint16x4_t mpt__v4_to_half(mpt__v4_f v, int dtype) {
     if (dtype == MPT_F16) return vreinterpret_u16_f16(vcvt_f16_f32(v));
-    return mpt__neon_round_bf16(vreinterpretq_u32_f32(v));
+    return vmovn_u32(vreinterpretq_u32_s32(mpt__neon_round_bf16(mpt__v4_bits(v))));
 }
 MPT__NEON_OP mpt__v4_f mpt__v4_round(mpt__v4_f v, int dtype) {
     if (dtype != MPT_F16 && dtype != MPT_BF16) return v;
