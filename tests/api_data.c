@@ -112,6 +112,65 @@ TEST(memory_samples) {
     mpt_destroy(context);
 }
 
+/* The input of the first sample as a loader delivers it. */
+static void deliver_one(mpt_dataset dataset, mpt_dtype dtype, void *to, size_t bytes) {
+    mpt_loader_config config = mpt_loader_config_default();
+    mpt_batch batch;
+    config.batch = 1;
+    config.dtype = dtype;
+    mpt_loader loader = mpt_loader_create(dataset.context, dataset, &config);
+    CHECK(mpt_loader_next(loader, &batch));
+    CHECK_EQ_INT(mpt_read(batch.x, to, bytes), MPT_OK);
+    mpt_loader_destroy(loader);
+}
+
+/* All bytes, at every level that there is, against float arithmetic on what they stand for; half
+   formats against what a dataset of such floats delivers. */
+TEST(every_byte_normalises_to_the_same_bits) {
+    static const double norms[][2] = {{0.1307, 0.3081}, {0.5, 0.5},       {0.0, 1.0},
+                                      {0.485, 0.229},   {-3.7e4, 1.3e-9}, {1e-6, 7e12}};
+    static const mpt_dtype dtypes[] = {MPT_F32, MPT_F16, MPT_BF16};
+    enum { BYTES = 256 + 19 };
+    static uint8_t bytes[BYTES];
+    static float want[BYTES];
+    uint32_t got[BYTES], expected[BYTES];
+    int levels = 0;
+    for (int isa = MPT_ISA_REF; isa <= MPT_ISA_NEON; isa++) {
+        mpt_config config = mpt_config_default();
+        config.isa = (mpt_isa)isa;
+        config.threads = 1;
+        mpt_context *context = mpt_create(&config);
+        if (!context) continue; /* not on this CPU */
+        levels++;
+        for (size_t k = 0; k < sizeof norms / sizeof *norms; k++) {
+            for (int i = 0; i < BYTES; i++) {
+                bytes[i] = (uint8_t)i;
+                want[i] = normalised((uint8_t)i, (float)norms[k][0], (float)norms[k][1]);
+            }
+            mpt_memory_dataset_config mc = mpt_memory_dataset_config_default();
+            mc.count = 1;
+            mc.dtype = MPT_U8;
+            mc.shape = MPT_SHAPE(BYTES);
+            mc.inputs = bytes;
+            mpt_dataset pixels = mpt_memory_dataset(context, &mc);
+            mpt_normalize(pixels, norms[k][0], norms[k][1]);
+            mc.dtype = MPT_F32;
+            mc.inputs = want;
+            mpt_dataset floats = mpt_memory_dataset(context, &mc);
+            for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+                size_t size = BYTES * mpt_dtype_size(dtypes[d]);
+                deliver_one(pixels, dtypes[d], got, size);
+                deliver_one(floats, dtypes[d], expected, size);
+                CHECK_EQ_BITS(got, expected, size);
+                if (d == 0) CHECK_EQ_BITS(got, want, size);
+            }
+        }
+        CHECK(!mpt_failed(context));
+        mpt_destroy(context);
+    }
+    CHECK(levels > 0);
+}
+
 TEST(statistics) {
     mpt_context *context = make_context();
     mpt_dataset dataset = make_bytes(context, COUNT);
@@ -982,7 +1041,8 @@ TEST(mnist) {
     mpt_destroy(context);
 }
 
-TEST_TABLE = {T(memory_samples), T(statistics), T(input_dtypes), T(subsets_and_splits),
+TEST_TABLE = {T(memory_samples), T(every_byte_normalises_to_the_same_bits),
+              T(statistics), T(input_dtypes), T(subsets_and_splits),
               T(batches_in_order), T(shuffle_by_seed_and_epoch), T(half_batches), T(batch_lifetime),
               T(backward_after_next_batch_is_an_error), T(same_bits_for_0_1_4_workers),
               T(worker_errors_at_their_place), T(statistics_and_samples_of_user_data),
