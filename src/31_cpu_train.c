@@ -521,6 +521,7 @@ typedef struct mpt__ref_norm_part {
 typedef struct mpt__ref_gradient_work {
     mpt__ref_view gradients;
     mpt__real multiplier, limit;
+    bool norm; /* is wanted, or a product may overflow where the element does not */
     const int64_t *segment;
     mpt__ref_norm_part *part; /* of the segment's first chunk */
 } mpt__ref_gradient_work;
@@ -535,8 +536,15 @@ static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
-        const mpt__real *x = mpt__ref_in(&w->gradients, offset, 1, block, n);
-        if (!words->add_squares(lane, x, n, w->multiplier)) nonfinite = 1;
+        bool finite;
+        if (w->norm) {
+            const mpt__real *x = mpt__ref_in(&w->gradients, offset, 1, block, n);
+            finite = words->add_squares(lane, x, n, w->multiplier);
+        } else {
+            const float *x = (const float *)w->gradients.data + offset;
+            finite = words->convert->all_finite_f32(x, (size_t)n);
+        }
+        if (!finite) nonfinite = 1;
     }
     w->part[chunk].squares = mpt__ref_fold_squares(lane);
     w->part[chunk].nonfinite = nonfinite;
@@ -574,6 +582,7 @@ static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn ch
     w.gradients = mpt__ref_view_of(call, 0);
     w.multiplier = mpt__ref_factor(call, call->launch->slot[0]);
     w.limit = (mpt__real)call->launch->imm[0];
+    w.norm = call->launch->slot[2] != 0 || !(w.multiplier <= 1);
     for (int64_t s = 0; s < call->launch->operand[1].shape[0]; s++) {
         w.segment = mpt__ref_segment(call, 1, s);
         w.part = (mpt__ref_norm_part *)call->workspace + chunks;
