@@ -755,13 +755,28 @@ static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimiz
     return slot;
 }
 
+/* Whether a user has handles on gradients of a state: references beyond the block's own and the
+   views that its parameters keep. */
+static bool mpt__gradients_seen(mpt_context *context, const mpt__optimizer *optimizer,
+                                const mpt__optim_state *state) {
+    uint32_t gradients = mpt__block_of(context, state)->gradients;
+    int64_t others = (int64_t)context->storages[gradients].references - 1;
+    for (int64_t i = 0; others > 0 && i < optimizer->item_count; i++) {
+        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+        if (&optimizer->states[optimizer->items[i].state] != state || !parameter->live) continue;
+        uint32_t view = mpt__slot(context, parameter->tensor)->gradient;
+        if (view && mpt__slot(context, view)->storage == gradients) others--;
+    }
+    return others > 0;
+}
+
 /* The optimizer's multiplier is set: it stays pending, unless somebody else would see it: a block
    holds parameters of others as well, or there are handles on gradients. */
 static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimizer) {
     uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
     MPT__EACH_STATE(state, optimizer) {
         const mpt__block *block = mpt__block_of(context, state);
-        if (state->held != block->parameters || context->storages[block->gradients].references > 1)
+        if (state->held != block->parameters || mpt__gradients_seen(context, optimizer, state))
             return mpt__scale_gradients(context, optimizer, slot, 0);
     }
     MPT__EACH_STATE(state, optimizer) { mpt__block_of(context, state)->multiplier_slot = slot; }
@@ -770,34 +785,35 @@ static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimize
 
 /* ==== Norm and clipping ==== */
 
-/* 2-norm of gradients times multiplier into the norm slot. scale_slot (0: none): the multiplier is
-   1 / scale from here on. found_slot (0: none) tells whether an element or its product is not
-   finite. */
+/* 2-norm of gradients times multiplier into norm_slot (0: nowhere). scale_slot (0: none): the
+   multiplier is 1 / scale from here on. found_slot (0: none) tells whether an element or its
+   product is not finite. */
 static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, uint16_t scale_slot,
-                             uint16_t found_slot) {
+                             uint16_t found_slot, uint16_t norm_slot) {
     bool first = true;
     MPT__EACH_STATE(state, optimizer) {
         mpt__launch *launch =
             mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_NORM, MPT__READ);
         launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
         launch->slot[1] = found_slot;
-        launch->slot[2] = optimizer->slot[MPT__OPTIM_NORM];
+        launch->slot[2] = norm_slot;
         launch->slot[3] = first ? scale_slot : (uint16_t)MPT__SLOT_NONE;
         launch->index[0] = !first;
         first = false;
         mpt__submit(context, launch);
     }
-    optimizer->norm_valid = true;
+    optimizer->norm_valid = norm_slot != 0;
 }
 
-/* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf. Without any
-   gradient nothing happens. */
+/* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
+   computes the norm where clipping may follow. Without any gradient nothing happens. */
 static mpt_status mpt__optimizer_unscale(mpt_context *context, mpt__optimizer *optimizer,
-                                         uint16_t scale_slot) {
+                                         uint16_t scale_slot, bool with_norm) {
     mpt_status status = mpt__pattern(context, optimizer);
     if (status != MPT_OK || optimizer->with_grad == 0) return status;
     mpt__materialise(context, optimizer);
-    mpt__norm_launch(context, optimizer, scale_slot, optimizer->slot[MPT__OPTIM_FOUND]);
+    mpt__norm_launch(context, optimizer, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
+                     with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
     return mpt__hold(context, optimizer);
 }
 
@@ -818,7 +834,8 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm)
     if (any) {
         uint16_t pending = mpt__pending(context, optimizer);
         if (!pending || !optimizer->norm_valid)
-            mpt__norm_launch(context, optimizer, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0);
+            mpt__norm_launch(context, optimizer, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
+                             optimizer->slot[MPT__OPTIM_NORM]);
     }
     mpt__launch *launch = mpt__launch_begin(context, any ? MPT__K_CLIP : MPT__K_FILL);
     mpt__operand_on(launch, 0, norm->storage, MPT_F32, norm->offset, 1, MPT__WRITE);
