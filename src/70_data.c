@@ -16,7 +16,7 @@
 #include "40_tensor.c"
 
 /* Records an error; false, for what checks to return. */
-#define mpt__reject(context, ...) (mpt__error(context, __VA_ARGS__) == MPT_OK)
+#define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
 
 /* What a call returns when it ends early. */
 static mpt_status mpt__call_status(const mpt_context *context) {
