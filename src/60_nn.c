@@ -340,11 +340,9 @@ static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, cons
             return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a child %s",
                               name);
     }
-    mpt__module_child *rows = (mpt__module_child *)mpt__rows(
-        context, module->children, &module->child_capacity, module->child_count + 1, sizeof *rows);
-    if (!rows) return context->base.status;
-    module->children = rows;
-    rows += module->child_count;
+    if (!mpt__room(context, module->children, module->child_capacity, module->child_count + 1))
+        return context->base.status;
+    mpt__module_child *rows = module->children + module->child_count;
     rows->name = mpt__host_text(context, name);
     rows->slot = child->slot;
     if (!rows->name) return context->base.status;
@@ -370,12 +368,10 @@ static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, 
             return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a parameter %s",
                               name);
     }
-    mpt__module_parameter *rows =
-        (mpt__module_parameter *)mpt__rows(context, module->parameters, &module->parameter_capacity,
-                                           module->parameter_count + 1, sizeof *rows);
-    if (!rows) return context->base.status;
-    module->parameters = rows;
-    rows += module->parameter_count;
+    if (!mpt__room(context, module->parameters, module->parameter_capacity,
+                   module->parameter_count + 1))
+        return context->base.status;
+    mpt__module_parameter *rows = module->parameters + module->parameter_count;
     memset(rows, 0, sizeof *rows);
     rows->name = mpt__host_text(context, name);
     rows->shape = *shape;
@@ -597,25 +593,21 @@ static int64_t mpt__aligned_up(int64_t value, int64_t grain) {
 /* A path kept for the life of the context; 0 on error. */
 static uint32_t mpt__path_new(mpt_context *context, const char *text) {
     if (context->path_count == 0) context->path_count = 1; /* 0 means none */
-    char **paths = (char **)mpt__rows(context, context->paths, &context->path_capacity,
-                                      context->path_count + 1, sizeof *paths);
-    if (!paths) return 0;
-    context->paths = paths;
-    paths[context->path_count] = mpt__host_text(context, text);
-    return paths[context->path_count] ? (uint32_t)context->path_count++ : 0;
+    if (!mpt__room(context, context->paths, context->path_capacity, context->path_count + 1))
+        return 0;
+    context->paths[context->path_count] = mpt__host_text(context, text);
+    return context->paths[context->path_count] ? (uint32_t)context->path_count++ : 0;
 }
 
 /* A place in the block for a parameter of the current module of a walk. */
 static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row, uint32_t block) {
     mpt_context *context = walk->context;
-    mpt__parameter *rows =
-        (mpt__parameter *)mpt__rows(context, context->parameters, &context->parameter_capacity,
-                                    context->parameter_count + 1, sizeof *rows);
-    if (!rows) return context->base.status;
-    context->parameters = rows;
+    if (!mpt__room(context, context->parameters, context->parameter_capacity,
+                   context->parameter_count + 1))
+        return context->base.status;
     char text[MPT__PATH_BYTES + 256];
     mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "", row->name);
-    mpt__parameter *parameter = &rows[context->parameter_count];
+    mpt__parameter *parameter = &context->parameters[context->parameter_count];
     memset(parameter, 0, sizeof *parameter);
     parameter->path = mpt__host_text(context, text);
     if (!parameter->path) return context->base.status;
@@ -652,14 +644,12 @@ static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
 static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
     uint32_t index = 0;
     while ((int64_t)index < context->block_count && context->blocks[index].live) index++;
-    mpt__block *rows = (mpt__block *)mpt__rows(context, context->blocks, &context->block_capacity,
-                                               (int64_t)index + 1, sizeof *rows);
-    if (!rows) return UINT32_MAX;
-    context->blocks = rows;
+    if (!mpt__room(context, context->blocks, context->block_capacity, (int64_t)index + 1))
+        return UINT32_MAX;
     if ((int64_t)index == context->block_count) context->block_count++;
-    memset(&rows[index], 0, sizeof *rows);
-    rows[index].live = 1;
-    rows[index].dtype = (uint8_t)dtype;
+    memset(&context->blocks[index], 0, sizeof *context->blocks);
+    context->blocks[index].live = 1;
+    context->blocks[index].dtype = (uint8_t)dtype;
     return index;
 }
 

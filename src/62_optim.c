@@ -250,11 +250,9 @@ static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_
 static uint32_t mpt__state_of(mpt_context *context, mpt__optimizer *optimizer, uint32_t block) {
     for (int64_t i = 0; i < optimizer->state_count; i++)
         if (optimizer->states[i].block == block) return (uint32_t)i;
-    void *rows = optimizer->states;
-    bool ok = mpt__grow(&context->base, &rows, &optimizer->state_capacity,
-                        optimizer->state_count + 1, sizeof *optimizer->states, MPT_MEMORY_HOST);
-    optimizer->states = (mpt__optim_state *)rows;
-    if (!ok) return UINT32_MAX;
+    if (!mpt__room(context, optimizer->states, optimizer->state_capacity,
+                   optimizer->state_count + 1))
+        return UINT32_MAX;
     mpt__optim_state *state = &optimizer->states[optimizer->state_count];
     memset(state, 0, sizeof *state);
     state->block = block;
@@ -394,11 +392,9 @@ static mpt_status mpt__take_module(mpt_context *context, mpt__optimizer *optimiz
 /* Index of a new group; -1 on error. */
 static int64_t mpt__group_new(mpt_context *context, mpt__optimizer *optimizer, double lr,
                               double weight_decay) {
-    void *rows = optimizer->groups;
-    bool ok = mpt__grow(&context->base, &rows, &optimizer->group_capacity,
-                        optimizer->group_count + 1, sizeof *optimizer->groups, MPT_MEMORY_HOST);
-    optimizer->groups = (mpt__group *)rows;
-    if (!ok) return -1;
+    if (!mpt__room(context, optimizer->groups, optimizer->group_capacity,
+                   optimizer->group_count + 1))
+        return -1;
     mpt__group *group = &optimizer->groups[optimizer->group_count];
     group->lr = lr;
     group->weight_decay = weight_decay;
