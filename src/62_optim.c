@@ -27,11 +27,6 @@ typedef struct mpt__rule {
     } setting[MPT__SETTINGS]; /* the last ones may be missing */
 } mpt__rule;
 
-/* Where an object stands in the table of its kind: its first member. */
-typedef struct mpt__id {
-    uint32_t slot, generation;
-} mpt__id;
-
 typedef struct mpt__group {
     double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
     double weight_decay;
@@ -120,33 +115,6 @@ static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *opt
 static void mpt__schedule_detach(struct mpt__schedule *schedule);
 
 /* ==== Handles ==== */
-
-/* A zeroed object with a row in the table of its kind. NULL on error. */
-static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_t bytes) {
-    mpt__id *id = (mpt__id *)mpt__host_new(context, bytes);
-    if (!id) return NULL;
-    id->slot = mpt__object_new(context, kind, id, &id->generation);
-    if (id->slot) return id;
-    mpt__host_free(context, id, bytes);
-    return NULL;
-}
-
-/* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
-   the object of a handle, NULL with an error recorded if there is none; _enter begins a public call
-   on an object, which ends where it gives NULL. */
-#define MPT__HANDLES(kind, KIND)                                                                   \
-    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) {      \
-        mpt_##kind handle = {context, 0, 0};                                                       \
-        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation;      \
-        return handle;                                                                             \
-    }                                                                                              \
-    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) {                \
-        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot,           \
-                                             handle.generation);                                   \
-    }                                                                                              \
-    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) {                 \
-        return mpt__enter(handle.context, name) ? mpt__##kind##_at(handle.context, handle) : NULL; \
-    }
 
 MPT__HANDLES(optimizer, MPT__OPTIMIZER)
 
