@@ -27,11 +27,6 @@ typedef struct mpt__rule {
     } setting[MPT__SETTINGS]; /* the last ones may be missing */
 } mpt__rule;
 
-/* Where an object stands in the table of its kind: its first member. */
-typedef struct mpt__id {
-    uint32_t slot, generation;
-} mpt__id;
-
 typedef struct mpt__group {
     double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
     double weight_decay;
@@ -120,33 +115,6 @@ static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *opt
 static void mpt__schedule_detach(struct mpt__schedule *schedule);
 
 /* ==== Handles ==== */
-
-/* A zeroed object with a row in the table of its kind. NULL on error. */
-static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_t bytes) {
-    mpt__id *id = (mpt__id *)mpt__host_new(context, bytes);
-    if (!id) return NULL;
-    id->slot = mpt__object_new(context, kind, id, &id->generation);
-    if (id->slot) return id;
-    mpt__host_free(context, id, bytes);
-    return NULL;
-}
-
-/* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
-   the object of a handle, NULL with an error recorded if there is none; _enter begins a public call
-   on an object, which ends where it gives NULL. */
-#define MPT__HANDLES(kind, KIND)                                                                   \
-    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) {      \
-        mpt_##kind handle = {context, 0, 0};                                                       \
-        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation;      \
-        return handle;                                                                             \
-    }                                                                                              \
-    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) {                \
-        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot,           \
-                                             handle.generation);                                   \
-    }                                                                                              \
-    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) {                 \
-        return mpt__enter(handle.context, name) ? mpt__##kind##_at(handle.context, handle) : NULL; \
-    }
 
 MPT__HANDLES(optimizer, MPT__OPTIMIZER)
 
@@ -250,11 +218,9 @@ static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_
 static uint32_t mpt__state_of(mpt_context *context, mpt__optimizer *optimizer, uint32_t block) {
     for (int64_t i = 0; i < optimizer->state_count; i++)
         if (optimizer->states[i].block == block) return (uint32_t)i;
-    void *rows = optimizer->states;
-    bool ok = mpt__grow(&context->base, &rows, &optimizer->state_capacity,
-                        optimizer->state_count + 1, sizeof *optimizer->states, MPT_MEMORY_HOST);
-    optimizer->states = (mpt__optim_state *)rows;
-    if (!ok) return UINT32_MAX;
+    if (!mpt__room(context, optimizer->states, optimizer->state_capacity,
+                   optimizer->state_count + 1))
+        return UINT32_MAX;
     mpt__optim_state *state = &optimizer->states[optimizer->state_count];
     memset(state, 0, sizeof *state);
     state->block = block;
@@ -394,11 +360,9 @@ static mpt_status mpt__take_module(mpt_context *context, mpt__optimizer *optimiz
 /* Index of a new group; -1 on error. */
 static int64_t mpt__group_new(mpt_context *context, mpt__optimizer *optimizer, double lr,
                               double weight_decay) {
-    void *rows = optimizer->groups;
-    bool ok = mpt__grow(&context->base, &rows, &optimizer->group_capacity,
-                        optimizer->group_count + 1, sizeof *optimizer->groups, MPT_MEMORY_HOST);
-    optimizer->groups = (mpt__group *)rows;
-    if (!ok) return -1;
+    if (!mpt__room(context, optimizer->groups, optimizer->group_capacity,
+                   optimizer->group_count + 1))
+        return -1;
     mpt__group *group = &optimizer->groups[optimizer->group_count];
     group->lr = lr;
     group->weight_decay = weight_decay;
