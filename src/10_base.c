@@ -48,9 +48,9 @@ static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes);
 static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind);
 /* "parameter", "master", ...: the words of every report. */
 static const char *mpt__memory_kind_text(mpt_memory_kind kind);
-/* A growing array: makes room for `need` elements of `size` bytes; *capacity counts elements.
-   Returns false with an error recorded when memory is out; the old array then still stands. */
-static bool mpt__grow(mpt__base *base, void **array, int64_t *capacity, int64_t need, size_t size,
+/* A growing array, a pointer at `array`: makes room for `need` elements of `size` bytes; *capacity
+   counts elements. False with an error recorded when memory is out: the old array still stands. */
+static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t need, size_t size,
                       mpt_memory_kind kind);
 
 /* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
@@ -234,11 +234,11 @@ static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kin
                      mpt__memory_kind_text(kind), memory->held, memory->total_current, use);
 }
 
-static bool mpt__grow(mpt__base *base, void **array, int64_t *capacity, int64_t need, size_t size,
+static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t need, size_t size,
                       mpt_memory_kind kind) {
     const int64_t most = (int64_t)((size_t)PTRDIFF_MAX / size);
     int64_t room = *capacity < 8 ? 8 : *capacity;
-    void *larger;
+    void *rows, *larger;
     if (need <= *capacity) return true;
     if (need > most) {
         mpt__fail_memory(base, PTRDIFF_MAX, kind);
@@ -247,9 +247,10 @@ static bool mpt__grow(mpt__base *base, void **array, int64_t *capacity, int64_t 
     while (room < need) room = room <= most / 2 ? room * 2 : most;
     larger = mpt__allocate(base, (size_t)room * size, kind);
     if (!larger) return false;
-    if (*array) memcpy(larger, *array, (size_t)*capacity * size);
-    mpt__release(base, *array, (size_t)*capacity * size, kind);
-    *array = larger;
+    memcpy(&rows, array, sizeof rows);
+    if (rows) memcpy(larger, rows, (size_t)*capacity * size);
+    mpt__release(base, rows, (size_t)*capacity * size, kind);
+    memcpy(array, &larger, sizeof larger);
     *capacity = room;
     return true;
 }

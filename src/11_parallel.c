@@ -343,8 +343,6 @@ static uint32_t mpt__flush_denormals(bool on) {
     return before;
 }
 
-static void mpt__restore_denormals(uint32_t state) {
-    mpt__set_float_state(state);
-}
+static void mpt__restore_denormals(uint32_t state) { mpt__set_float_state(state); }
 
 #endif

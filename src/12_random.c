@@ -10,10 +10,6 @@
 
 #include "10_base.c"
 
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-#include <immintrin.h>
-#endif
-
 /* ==== Hashes ==== */
 
 #define MPT__HASH_GOLDEN UINT64_C(0x9e3779b97f4a7c15) /* 2^64 / golden ratio */
@@ -112,85 +108,6 @@ static void mpt__random_bits(mpt__rng_key key, uint64_t first, size_t n, uint32_
         first += take;
         n -= take;
     }
-}
-
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-/* Eight 32x32 -> 64 bit products, split into high and low words. */
-MPT__TARGET("avx2")
-static MPT__INLINE __m256i mpt__avx2_philox_multiply(__m256i a, __m256i m, __m256i *high) {
-    __m256i even = _mm256_mul_epu32(a, m);
-    __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), m);
-    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
-    return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
-}
-
-/* Writes the 32 words of blocks block .. block+7, whose low counter words must not wrap. */
-MPT__TARGET("avx2")
-static void mpt__avx2_philox8(uint64_t seed, uint64_t sequence, uint64_t block, uint32_t *out) {
-    const __m256i m0 = _mm256_set1_epi32((int)MPT__PHILOX_M0);
-    const __m256i m1 = _mm256_set1_epi32((int)MPT__PHILOX_M1);
-    const __m256i w0 = _mm256_set1_epi32((int)MPT__PHILOX_W0);
-    const __m256i w1 = _mm256_set1_epi32((int)MPT__PHILOX_W1);
-    __m256i k0 = _mm256_set1_epi32((int)(uint32_t)seed);
-    __m256i k1 = _mm256_set1_epi32((int)(uint32_t)(seed >> 32));
-    __m256i c0 = _mm256_add_epi32(_mm256_set1_epi32((int)(uint32_t)block),
-                                  _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-    __m256i c1 = _mm256_set1_epi32((int)(uint32_t)(block >> 32));
-    __m256i c2 = _mm256_set1_epi32((int)(uint32_t)sequence);
-    __m256i c3 = _mm256_set1_epi32((int)(uint32_t)(sequence >> 32));
-    for (int round = 0; round < MPT__PHILOX_ROUNDS; round++) {
-        __m256i high0, high1;
-        __m256i low0 = mpt__avx2_philox_multiply(c0, m0, &high0);
-        __m256i low1 = mpt__avx2_philox_multiply(c2, m1, &high1);
-        c0 = _mm256_xor_si256(_mm256_xor_si256(high1, c1), k0);
-        c1 = low1;
-        c2 = _mm256_xor_si256(_mm256_xor_si256(high0, c3), k1);
-        c3 = low0;
-        k0 = _mm256_add_epi32(k0, w0);
-        k1 = _mm256_add_epi32(k1, w1);
-    }
-    /* Lane i of c0..c3 is block i; transposed, b04 holds blocks 0 and 4, and so on. */
-    __m256i t0 = _mm256_unpacklo_epi32(c0, c1), t1 = _mm256_unpackhi_epi32(c0, c1);
-    __m256i t2 = _mm256_unpacklo_epi32(c2, c3), t3 = _mm256_unpackhi_epi32(c2, c3);
-    __m256i b04 = _mm256_unpacklo_epi64(t0, t2), b15 = _mm256_unpackhi_epi64(t0, t2);
-    __m256i b26 = _mm256_unpacklo_epi64(t1, t3), b37 = _mm256_unpackhi_epi64(t1, t3);
-    __m256i *to = (__m256i *)(void *)out;
-    _mm256_storeu_si256(to + 0, _mm256_permute2x128_si256(b04, b15, 0x20));
-    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(b26, b37, 0x20));
-    _mm256_storeu_si256(to + 2, _mm256_permute2x128_si256(b04, b15, 0x31));
-    _mm256_storeu_si256(to + 3, _mm256_permute2x128_si256(b26, b37, 0x31));
-}
-
-/* Same bits as mpt__random_bits. */
-MPT__TARGET("avx2")
-static void mpt__avx2_random_bits(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {
-    uint64_t sequence = mpt__hash_u64(key.stream, key.call);
-    size_t head = (size_t)((4 - (first & 3)) & 3);
-    head = head < n ? head : n;
-    mpt__random_bits(key, first, head, out);
-    first += head;
-    out += head;
-    n -= head;
-    for (; n >= 32; n -= 32, first += 32, out += 32) {
-        uint64_t block = first >> 2;
-        if ((uint32_t)block > UINT32_MAX - 7) {
-            mpt__random_bits(key, first, 32, out);
-        } else {
-            mpt__avx2_philox8(key.seed, sequence, block, out);
-        }
-    }
-    mpt__random_bits(key, first, n, out);
-}
-#endif
-
-/* The fastest form of mpt__random_bits for a level that this CPU has. All give the same bits. */
-static MPT__INLINE mpt__random_bits_fn mpt__random_bits_for(mpt_isa isa) {
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-    if (isa == MPT_ISA_AVX2 || isa == MPT_ISA_AVX512 || isa == MPT_ISA_AMX)
-        return mpt__avx2_random_bits;
-#endif
-    (void)isa;
-    return mpt__random_bits;
 }
 
 /* ==== Distributions (the normal one is in 15_math.c, which has its logarithm and sine) ==== */

@@ -85,10 +85,10 @@ typedef struct mpt__operand {
  *           norm that stands there: sqrt(old^2 + sum); slot[3] loss scale: first multiplier =
  *           float(1 / scale) and found_inf = 0. A slot 0 is left out.
  * GRAD_SCALE  o0 rw gradients *= slot[0], over o1 r segments; then clamped to +-imm[0] if > 0.
- * SGD       o0 rw params (any float dtype), o1? rw master f32 (o0 w then), o2 r gradients f32,
- *           o3? rw momentum f32, o4 r segments, o5 rw step counts i64, o7? r rates f64 [n]. slot[0]
- *           lr, with rates their entry at clamp(slot[3] - slot[4], 0, n - 1) (both i64);
- *           slot[1] multiplier of the gradients; slot[2] found_inf; imm: momentum, dampening,
+ * SGD       o0 rw params (any float dtype; with a master only written), o1? rw master f32, o2 r
+ *           gradients f32, o3? rw momentum f32, o4 r segments, o5 rw step counts i64, o7? r rates
+ *           f64 [n]. slot[0] lr, with rates their entry at clamp(slot[3] - slot[4], 0, n - 1) (both
+ *           i64); slot[1] multiplier of the gradients; slot[2] found_inf; imm: momentum, dampening,
  *           decay; index[0]: Nesterov. With index[1] = 1 the step counts of all segments += 1 at
  *           the end, with 2 also slot[3], the applied steps. A step count of 0 copies g to
  *           momentum. Gate.

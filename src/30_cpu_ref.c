@@ -107,7 +107,7 @@ typedef void (*mpt__binary_fn)(mpt__real *out, const mpt__real *x, const mpt__re
 typedef struct mpt__ref_update mpt__ref_update;
 /* Parameters, gradients, moments (NULL: none): updates all but the gradients. */
 typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
-                               mpt__real *m, mpt__real *v, int64_t n);
+                               mpt__real *m, mpt__real *v, void *half, int64_t n);
 
 typedef struct mpt__words {
     double slowness; /* nanoseconds of what takes the reference level one */

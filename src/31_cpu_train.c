@@ -342,6 +342,7 @@ typedef struct mpt__ref_norm_part {
 typedef struct mpt__ref_gradient_work {
     mpt__ref_view gradients;
     mpt__real multiplier, limit;
+    bool norm; /* is wanted, or a product may overflow where the element does not */
     const int64_t *segment;
     mpt__ref_norm_part *part; /* of the segment's first chunk */
 } mpt__ref_gradient_work;
@@ -356,8 +357,15 @@ static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
-        const mpt__real *x = mpt__ref_in(&w->gradients, offset, 1, block, n);
-        if (!words->add_squares(lane, x, n, w->multiplier)) nonfinite = 1;
+        bool finite;
+        if (w->norm) {
+            const mpt__real *x = mpt__ref_in(&w->gradients, offset, 1, block, n);
+            finite = words->add_squares(lane, x, n, w->multiplier);
+        } else {
+            const float *x = (const float *)w->gradients.data + offset;
+            finite = words->convert->all_finite_f32(x, (size_t)n);
+        }
+        if (!finite) nonfinite = 1;
     }
     w->part[chunk].squares = mpt__ref_fold_squares(lane);
     w->part[chunk].nonfinite = nonfinite;
@@ -396,6 +404,7 @@ static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn ch
     w.gradients = mpt__ref_view_of(call, 0);
     w.multiplier = mpt__ref_factor(call, call->launch->slot[0]);
     w.limit = (mpt__real)call->launch->imm[0];
+    w.norm = call->launch->slot[2] != 0 || !(w.multiplier <= 1);
     for (int64_t s = 0; s < call->launch->operand[1].shape[0]; s++) {
         w.segment = mpt__ref_segment(call, 1, s);
         w.part = parts != NULL ? parts + chunks : NULL; /* a norm alone needs them */
@@ -447,10 +456,11 @@ struct mpt__ref_update {
     mpt__update_fn update;
 };
 
-/* g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
+/* Updates of a block. Where `half` is given, the weights go there as well, in w->param.dtype.
+   g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
    p -= lr (g + momentum m). */
 static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
-                               mpt__real *m, mpt__real *v, int64_t n) {
+                               mpt__real *m, mpt__real *v, void *half, int64_t n) {
     (void)v;
     for (int64_t i = 0; i < n; i++) {
         mpt__real direction = g[i] * w->multiplier;
@@ -461,12 +471,13 @@ static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt
         }
         p[i] -= w->lr * direction;
     }
+    if (half != NULL) mpt__ref_store(half, w->param.dtype, 0, 1, p, n);
 }
 
 /* PyTorch's fused form: m and v as written, p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but
    with 1 / sqrt(c2) as a factor: divisions and roots are what an update waits for. */
 static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
-                                mpt__real *m, mpt__real *v, int64_t n) {
+                                mpt__real *m, mpt__real *v, void *half, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         mpt__real gradient = g[i] * w->multiplier;
         if (w->decoupled) {
@@ -478,6 +489,7 @@ static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mp
         v[i] = w->beta2 * v[i] + w->rest2 * gradient * gradient;
         p[i] -= w->step_size * m[i] / (mpt__real_sqrt(v[i]) * w->root_factor + w->eps);
     }
+    if (half != NULL) mpt__ref_store(half, w->param.dtype, 0, 1, p, n);
 }
 
 static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
@@ -486,6 +498,7 @@ static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
     int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
     bool first = w->first.data != NULL, second = w->second.data != NULL;
     const mpt__ref_view *weights = w->master.data != NULL ? &w->master : &w->param;
+    bool along = weights != &w->param && mpt__ref_is_half(w->param.dtype);
     mpt__real block[4][MPT__BLOCK], *m = NULL, *v = NULL;
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
@@ -494,9 +507,10 @@ static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
         mpt__real *p = mpt__ref_edit(weights, offset, block[0], n);
         if (first) m = mpt__ref_edit(&w->first, offset, block[1], n);
         if (second) v = mpt__ref_edit(&w->second, offset, block[2], n);
-        w->update(w, p, mpt__ref_in(&w->gradient, offset, 1, block[3], n), m, v, n);
+        void *half = along ? (uint16_t *)w->param.data + offset : NULL;
+        w->update(w, p, mpt__ref_in(&w->gradient, offset, 1, block[3], n), m, v, half, n);
         if (weights != &w->param) mpt__ref_put(weights, offset, 1, p, n);
-        mpt__ref_put(&w->param, offset, 1, p, n);
+        if (!along) mpt__ref_put(&w->param, offset, 1, p, n);
         if (first) mpt__ref_put(&w->first, offset, 1, m, n);
         if (second) mpt__ref_put(&w->second, offset, 1, v, n);
     }

@@ -166,8 +166,8 @@ MPT__AVX2_OP void mpt__v8_ustore(uint32_t *p, mpt__v8_u a, mpt__v8_u b, mpt__v8_
 /* ==== The level ==== */
 
 MPT__SIMD_TRANSPOSE(MPT__AVX2, mpt__avx2, mpt__v8, 8)
-MPT__SIMD_LEVEL(MPT__AVX2, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__avx2, &mpt__convert_avx2,
-                0.15)
+MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__avx2,
+                &mpt__convert_avx2, 0.15)
 
 #endif
 #endif

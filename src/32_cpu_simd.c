@@ -263,61 +263,79 @@
         mpt__random_bits(key, first, n, out);                                               \
     }
 
-#define MPT__SIMD_UPDATE(FN, N, V, W)                                                        \
-    FN void N##_sgd(const mpt__ref_update *w, float *p, const float *g, float *m, float *v,  \
-                    int64_t n) {                                                             \
-        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay);          \
-        const V##_f momentum = V##_set(w->momentum), keep = V##_set(w->keep);                \
-        const V##_f lr = V##_set(w->lr);                                                     \
-        const bool decays = w->decay != 0, first = w->step == 0, nesterov = w->nesterov;     \
-        (void)v;                                                                             \
-        for (int64_t i = 0; i < n; i += W) {                                                 \
-            const int64_t left = n - i;                                                      \
-            V##_f weight = V##_load_as(p + i, left, MPT_F32);                                \
-            V##_f step = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier);             \
-            if (decays) step = V##_add(step, V##_mul(decay, weight));                        \
-            if (m != NULL) {                                                                 \
-                V##_f moment = step;                                                         \
-                if (!first) {                                                                \
-                    moment = V##_mul(momentum, V##_load_as(m + i, left, MPT_F32));           \
-                    moment = V##_add(moment, V##_mul(keep, step));                           \
-                }                                                                            \
-                V##_store_as(m + i, moment, left, MPT_F32);                                  \
-                step = nesterov ? V##_add(step, V##_mul(momentum, moment)) : moment;         \
-            }                                                                                \
-            V##_store_as(p + i, V##_sub(weight, V##_mul(lr, step)), left, MPT_F32);          \
-        }                                                                                    \
-    }                                                                                        \
-    FN void N##_adam(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
-                     int64_t n) {                                                            \
-        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay);          \
-        const V##_f beta1 = V##_set(w->beta1), rest1 = V##_set(w->rest1);                    \
-        const V##_f beta2 = V##_set(w->beta2), rest2 = V##_set(w->rest2);                    \
-        const V##_f eps = V##_set(w->eps), size = V##_set(w->step_size);                     \
-        const V##_f root = V##_set(w->root_factor), shrink = V##_set(w->shrink);             \
-        const bool decoupled = w->decoupled, decays = !decoupled && w->decay != 0;           \
-        for (int64_t i = 0; i < n; i += W) {                                                 \
-            const int64_t left = n - i;                                                      \
-            V##_f weight = V##_load_as(p + i, left, MPT_F32);                                \
-            V##_f gradient = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier);         \
-            if (decoupled) weight = V##_sub(weight, V##_mul(shrink, weight));                \
-            if (decays) gradient = V##_add(gradient, V##_mul(decay, weight));                \
-            V##_f m1 = V##_mul(beta1, V##_load_as(m + i, left, MPT_F32));                    \
-            V##_f v1 = V##_mul(beta2, V##_load_as(v + i, left, MPT_F32));                    \
-            m1 = V##_add(m1, V##_mul(rest1, gradient));                                      \
-            v1 = V##_add(v1, V##_mul(V##_mul(rest2, gradient), gradient));                   \
-            V##_f below = V##_add(V##_mul(V##_sqrt(v1), root), eps);                         \
-            weight = V##_sub(weight, V##_div(V##_mul(size, m1), below));                     \
-            V##_store_as(m + i, m1, left, MPT_F32);                                          \
-            V##_store_as(v + i, v1, left, MPT_F32);                                          \
-            V##_store_as(p + i, weight, left, MPT_F32);                                      \
-        }                                                                                    \
+/* Updates: whole vectors first, with nothing to decide in the loop, then the rest. */
+#define MPT__SIMD_UPDATE_PARTS(FN, N, W, word)                                                 \
+    FN void N##_##word(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
+                       void *half, int64_t n) {                                                \
+        const int64_t rest = n % W, at = n - rest;                                             \
+        N##_##word##_part(w, p, g, m, v, half, at, true);                                      \
+        if (rest == 0) return;                                                                 \
+        if (half != NULL) half = (uint16_t *)half + at;                                        \
+        m = m != NULL ? m + at : m, v = v != NULL ? v + at : v;                                \
+        N##_##word##_part(w, p + at, g + at, m, v, half, rest, false);                         \
     }
+#define MPT__SIMD_UPDATE(FN, OP, N, V, W)                                                         \
+    OP void N##_sgd_part(const mpt__ref_update *w, float *p, const float *g, float *m, float *v,  \
+                         void *half, int64_t n, bool whole) {                                     \
+        const int dtype = w->param.dtype;                                                         \
+        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay);               \
+        const V##_f momentum = V##_set(w->momentum), keep = V##_set(w->keep);                     \
+        const V##_f lr = V##_set(w->lr);                                                          \
+        const bool decays = w->decay != 0, first = w->step == 0, nesterov = w->nesterov;          \
+        (void)v;                                                                                  \
+        for (int64_t i = 0; i < n; i += W) {                                                      \
+            const int64_t left = whole ? W : n - i;                                               \
+            V##_f weight = V##_load_as(p + i, left, MPT_F32);                                     \
+            V##_f step = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier);                  \
+            if (decays) step = V##_add(step, V##_mul(decay, weight));                             \
+            if (m != NULL) {                                                                      \
+                V##_f moment = step;                                                              \
+                if (!first) {                                                                     \
+                    moment = V##_mul(momentum, V##_load_as(m + i, left, MPT_F32));                \
+                    moment = V##_add(moment, V##_mul(keep, step));                                \
+                }                                                                                 \
+                V##_store_as(m + i, moment, left, MPT_F32);                                       \
+                step = nesterov ? V##_add(step, V##_mul(momentum, moment)) : moment;              \
+            }                                                                                     \
+            weight = V##_sub(weight, V##_mul(lr, step));                                          \
+            V##_store_as(p + i, weight, left, MPT_F32);                                           \
+            if (half != NULL) V##_store_as((uint16_t *)half + i, weight, left, dtype);            \
+        }                                                                                         \
+    }                                                                                             \
+    OP void N##_adam_part(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
+                          void *half, int64_t n, bool whole) {                                    \
+        const int dtype = w->param.dtype;                                                         \
+        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay);               \
+        const V##_f beta1 = V##_set(w->beta1), rest1 = V##_set(w->rest1);                         \
+        const V##_f beta2 = V##_set(w->beta2), rest2 = V##_set(w->rest2);                         \
+        const V##_f eps = V##_set(w->eps), size = V##_set(w->step_size);                          \
+        const V##_f root = V##_set(w->root_factor), shrink = V##_set(w->shrink);                  \
+        const bool decoupled = w->decoupled, decays = !decoupled && w->decay != 0;                \
+        for (int64_t i = 0; i < n; i += W) {                                                      \
+            const int64_t left = whole ? W : n - i;                                               \
+            V##_f weight = V##_load_as(p + i, left, MPT_F32);                                     \
+            V##_f gradient = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier);              \
+            if (decoupled) weight = V##_sub(weight, V##_mul(shrink, weight));                     \
+            if (decays) gradient = V##_add(gradient, V##_mul(decay, weight));                     \
+            V##_f m1 = V##_mul(beta1, V##_load_as(m + i, left, MPT_F32));                         \
+            V##_f v1 = V##_mul(beta2, V##_load_as(v + i, left, MPT_F32));                         \
+            m1 = V##_add(m1, V##_mul(rest1, gradient));                                           \
+            v1 = V##_add(v1, V##_mul(V##_mul(rest2, gradient), gradient));                        \
+            V##_f below = V##_add(V##_mul(V##_sqrt(v1), root), eps);                              \
+            weight = V##_sub(weight, V##_div(V##_mul(size, m1), below));                          \
+            V##_store_as(m + i, m1, left, MPT_F32);                                               \
+            V##_store_as(v + i, v1, left, MPT_F32);                                               \
+            V##_store_as(p + i, weight, left, MPT_F32);                                           \
+            if (half != NULL) V##_store_as((uint16_t *)half + i, weight, left, dtype);            \
+        }                                                                                         \
+    }                                                                                             \
+    MPT__SIMD_UPDATE_PARTS(FN, N, W, sgd)                                                         \
+    MPT__SIMD_UPDATE_PARTS(FN, N, W, adam)
 
 /* The words; `transpose` is that of level T. */
 #define MPT__SIMD_UNARY_NAME(id, value, FN, N, V, W) N##_unary_##id,
 #define MPT__SIMD_BINARY_NAME(id, value, FN, N, V, W) N##_binary_##id,
-#define MPT__SIMD_LEVEL(FN, N, V, W, F, T, convert, slowness)      \
+#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, T, convert, slowness)  \
     MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, FN, N, V, W, F)           \
     MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, FN, N, V, W, F)         \
     MPT__SIMD_BLOCKS(FN, N, V, W)                                  \
@@ -325,7 +343,7 @@
     MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)              \
     MPT__SIMD_SQUARES(FN, N, V, W)                                 \
     MPT__SIMD_RANDOM(FN, N, V, W)                                  \
-    MPT__SIMD_UPDATE(FN, N, V, W)                                  \
+    MPT__SIMD_UPDATE(FN, OP, N, V, W)                              \
     static const mpt__words N##_words = {                          \
         slowness,                                                  \
         true,                                                      \

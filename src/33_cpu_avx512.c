@@ -12,7 +12,7 @@
 /* ==== Vector layer: 16 floats; contracts as in 32_cpu_avx2.c ==== */
 
 #define MPT__AVX512 MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static
-#define MPT__AVX512_OP                                                                             \
+#define MPT__AVX512_OP \
     MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static MPT__FORCE_INLINE
 
 MPT__AVX512_OP mpt__v16_f mpt__v16_zero(void) { return _mm512_setzero_ps(); }
@@ -62,19 +62,21 @@ MPT__AVX512_OP mpt__v16_f mpt__v16_load_as(const void *p, int64_t n, int dtype) 
     return mpt__v16_from_half(_mm256_maskz_loadu_epi16(lanes, p), dtype);
 }
 MPT__AVX512_OP void mpt__v16_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
-    if (n >= 16 && dtype == MPT_F32) {
-        _mm512_storeu_ps(p, v);
-        return;
-    }
     __mmask16 lanes = mpt__v16_first(n);
     if (dtype == MPT_F32) {
-        _mm512_mask_storeu_ps(p, lanes, v);
+        if (n >= 16) {
+            _mm512_storeu_ps(p, v);
+        } else {
+            _mm512_mask_storeu_ps(p, lanes, v);
+        }
+    } else if (n >= 16) {
+        _mm256_storeu_si256((__m256i *)p, mpt__v16_to_half(v, dtype));
     } else {
         _mm256_mask_storeu_epi16(p, lanes, mpt__v16_to_half(v, dtype));
     }
 }
 MPT__AVX512_OP void mpt__v16_transpose4(mpt__v16_f *r0, mpt__v16_f *r1, mpt__v16_f *r2,
-                                           mpt__v16_f *r3) {
+                                        mpt__v16_f *r3) {
     __m512 low01 = _mm512_unpacklo_ps(*r0, *r1), high01 = _mm512_unpackhi_ps(*r0, *r1);
     __m512 low23 = _mm512_unpacklo_ps(*r2, *r3), high23 = _mm512_unpackhi_ps(*r2, *r3);
     *r0 = _mm512_shuffle_ps(low01, low23, 0x44);
@@ -145,7 +147,7 @@ MPT__AVX512_OP void mpt__v16_ustore(uint32_t *p, mpt__v16_u a, mpt__v16_u b, mpt
 
 /* ==== The level ==== */
 
-MPT__SIMD_LEVEL(MPT__AVX512, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, mpt__avx2,
+MPT__SIMD_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, mpt__avx2,
                 &mpt__convert_avx512, 0.15)
 
 #endif

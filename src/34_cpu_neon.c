@@ -130,8 +130,8 @@ MPT__NEON_OP void mpt__v4_ustore(uint32_t *p, mpt__v4_u a, mpt__v4_u b, mpt__v4_
 /* ==== The level ==== */
 
 MPT__SIMD_TRANSPOSE(MPT__NEON, mpt__neon, mpt__v4, 4)
-MPT__SIMD_LEVEL(MPT__NEON, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__neon, &mpt__convert_neon,
-                0.3)
+MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__neon,
+                &mpt__convert_neon, 0.3)
 
 #endif
 #endif

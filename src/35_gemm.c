@@ -167,6 +167,12 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         }                                                                                          \
     }
 
+/* Contiguous elements of DTYPE, as far as whole vectors go. */
+#define MPT__LOAD_WHOLE(V, W, DTYPE)                                                               \
+    if (step == 1 && round == 0 && dtype == DTYPE) {                                               \
+        for (; i + W <= n; i += W) V##_store(to + i, V##_load_full(from + 2 * i, DTYPE));          \
+    }
+
 #define MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                      \
     /* Columns past the end repeat the last one, and so does a row. */                             \
     OP void N##_gemm_dot_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,       \
@@ -282,9 +288,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                           int round) {                                                             \
         const int bytes = dtype == MPT_F32 ? 4 : 2;                                                \
         int64_t i = 0;                                                                             \
-        for (; step == 1 && round == 0 && i + W <= n; i += W) {                                    \
-            V##_store(to + i, V##_load_full(from + i * bytes, dtype));                             \
-        }                                                                                          \
+        MPT__LOAD_WHOLE(V, W, MPT_BF16)                                                            \
+        MPT__LOAD_WHOLE(V, W, MPT_F16)                                                             \
         for (; i < n; i += W) {                                                                    \
             V##_f v;                                                                               \
             if (step == 1) {                                                                       \
@@ -335,6 +340,13 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         STORE(c + x * bytes, v, n, dtype);                                                         \
     }
 
+/* Plain sums of DTYPE, as far as whole vectors go. */
+#define MPT__FINISH_PLAIN(V, W, STORE, DTYPE)                                                      \
+    if (plain && dtype == DTYPE) {                                                                 \
+        for (; x + W <= columns; x += W) STORE(c + 2 * x, V##_load(sum + x), W, DTYPE);            \
+    }
+
+/* Rows that lie one behind the other are one. */
 #define MPT__GEMM_FINISH(FN, NAME, V, W, STORE)                                                    \
     FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,           \
                  int64_t rows, int64_t columns) {                                                  \
@@ -343,11 +355,18 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         const int round = g->bias.round;                                                           \
         const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                       \
         const bool accumulate = g->accumulate;                                                     \
+        const bool plain = !scaled && !biased && !accumulate && activation == MPT_ACTIVATION_NONE; \
         const V##_f alpha = V##_set(g->alpha);                                                     \
         char *c = g->c + (i * g->c_row + j) * bytes;                                               \
         const char *bias = biased ? mpt__gemm_at(&g->bias, i, j) : NULL;                           \
+        if (!biased && ld == columns && g->c_row == columns) {                                     \
+            columns *= rows;                                                                       \
+            rows = 1;                                                                              \
+        }                                                                                          \
         for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {                     \
             int64_t x = 0;                                                                         \
+            MPT__FINISH_PLAIN(V, W, STORE, MPT_BF16)                                               \
+            MPT__FINISH_PLAIN(V, W, STORE, MPT_F16)                                                \
             for (; x + W <= columns; x += W) MPT__FINISH_VECTOR(V, STORE, W)                       \
             if (x < columns) MPT__FINISH_VECTOR(V, STORE, columns - x)                             \
             if (biased) bias += g->bias.outer * bias_bytes;                                        \

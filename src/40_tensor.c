@@ -27,10 +27,14 @@ static bool mpt__enter_checked(mpt_context *context, const char *op) {
     return false;
 }
 
-/* What a call gives that mpt__enter refused. */
-static mpt_status mpt__refused(const mpt_context *context) {
+/* The status of a call whose context may be NULL. */
+static mpt_status mpt__status_of(const mpt_context *context) {
     return context ? context->base.status : MPT_ERROR_HANDLE;
 }
+
+/* Makes a host array hold `need` rows, moved if it has to; false with an error recorded. */
+#define mpt__room(context, array, capacity, need) \
+    mpt__grow(&(context)->base, &(array), &(capacity), need, sizeof *(array), MPT_MEMORY_HOST)
 
 /* The error null; of no context: an argument left out. */
 static mpt_tensor mpt__null(mpt_context *context) {
@@ -170,14 +174,9 @@ static MPT__FORCE_INLINE uint32_t mpt__storage_row(mpt_context *context) {
         context->free_storage = context->storages[id].next_free;
         return id;
     }
-    void *rows = context->storages, *data = context->data;
     int64_t need = context->storage_count + 1;
-    bool ok = mpt__grow(&context->base, &rows, &context->storage_capacity, need,
-                        sizeof(mpt__storage), MPT_MEMORY_HOST);
-    context->storages = (mpt__storage *)rows;
-    ok = ok && mpt__grow(&context->base, &data, &context->data_capacity, need, sizeof(void *),
-                         MPT_MEMORY_HOST);
-    context->data = (void **)data;
+    bool ok = mpt__room(context, context->storages, context->storage_capacity, need) &&
+              mpt__room(context, context->data, context->data_capacity, need);
     return ok ? (uint32_t)context->storage_count++ : 0;
 }
 
@@ -511,13 +510,10 @@ static mpt_tensor mpt__handle(mpt_context *context, const mpt__tensor *tensor) {
 
 /* Makes more slots. They never move, so pointers to tensors stay good. */
 static MPT__NOINLINE bool mpt__slots_grow(mpt_context *context) {
-    void *tensors = context->tensors;
-    int64_t first = context->tensor_count;
-    bool ok = mpt__grow(&context->base, &tensors, &context->tensor_capacity,
-                        first + MPT__TENSOR_CHUNK, sizeof(mpt__tensor *), MPT_MEMORY_HOST);
-    context->tensors = (mpt__tensor **)tensors;
+    int64_t first = context->tensor_count, need = first + MPT__TENSOR_CHUNK;
+    if (!mpt__room(context, context->tensors, context->tensor_capacity, need)) return false;
     mpt__tensor *chunk =
-        ok ? (mpt__tensor *)mpt__host_new(context, MPT__TENSOR_CHUNK * sizeof(mpt__tensor)) : NULL;
+        (mpt__tensor *)mpt__host_new(context, MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
     if (!chunk) return false;
     context->tensor_count += MPT__TENSOR_CHUNK;
     for (int i = MPT__TENSOR_CHUNK - 1; i >= 0; i--) {
@@ -569,15 +565,10 @@ static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor) {
 /* Makes a new tensor end with the innermost scope; on error it ends now. */
 static mpt__tensor *mpt__scoped_tensor(mpt_context *context, mpt__tensor *tensor) {
     if (context->scope_depth == 0) return tensor;
-    if (context->scoped_count == context->scoped_capacity) {
-        void *scoped = context->scoped;
-        bool ok = mpt__grow(&context->base, &scoped, &context->scoped_capacity,
-                            context->scoped_count + 1, sizeof *context->scoped, MPT_MEMORY_HOST);
-        context->scoped = (mpt__scoped *)scoped;
-        if (!ok) {
-            mpt__tensor_drop(context, tensor);
-            return NULL;
-        }
+    if (context->scoped_count == context->scoped_capacity &&
+        !mpt__room(context, context->scoped, context->scoped_capacity, context->scoped_count + 1)) {
+        mpt__tensor_drop(context, tensor);
+        return NULL;
     }
     mpt__scoped *entry = &context->scoped[context->scoped_count++];
     entry->slot = tensor->slot;
@@ -876,11 +867,7 @@ static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, voi
         table->first_free = table->rows[slot].next_free;
     } else {
         if (table->count == 0) table->count = 1; /* row 0 means none */
-        void *rows = table->rows;
-        bool ok = mpt__grow(&context->base, &rows, &table->capacity, table->count + 1,
-                            sizeof(mpt__object), MPT_MEMORY_HOST);
-        table->rows = (mpt__object *)rows;
-        if (!ok) return 0;
+        if (!mpt__room(context, table->rows, table->capacity, table->count + 1)) return 0;
         slot = (uint32_t)table->count++;
         table->rows[slot].generation = 1;
     }
@@ -922,6 +909,38 @@ static void mpt__object_free(mpt_context *context, mpt__object_kind kind, uint32
     if (object && table->destroy) table->destroy(context, object);
 }
 
+/* Where an object stands in the table of its kind: its first member. */
+typedef struct mpt__id {
+    uint32_t slot, generation;
+} mpt__id;
+
+/* A zeroed object with a row in the table of its kind. NULL on error. */
+static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_t bytes) {
+    mpt__id *id = (mpt__id *)mpt__host_new(context, bytes);
+    if (!id) return NULL;
+    id->slot = mpt__object_new(context, kind, id, &id->generation);
+    if (id->slot) return id;
+    mpt__host_free(context, id, bytes);
+    return NULL;
+}
+
+/* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
+   the object of a handle, NULL with an error recorded if there is none; _enter begins a public call
+   on an object, which ends where it gives NULL. */
+#define MPT__HANDLES(kind, KIND)                                                                   \
+    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) {      \
+        mpt_##kind handle = {context, 0, 0};                                                       \
+        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation;      \
+        return handle;                                                                             \
+    }                                                                                              \
+    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) {                \
+        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot,           \
+                                             handle.generation);                                   \
+    }                                                                                              \
+    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) {                 \
+        return mpt__enter(handle.context, name) ? mpt__##kind##_at(handle.context, handle) : NULL; \
+    }
+
 /* ==== Scopes and steps ==== */
 
 /* Ends the handles of tensors pushed since `start`, the youngest first. */
@@ -935,7 +954,7 @@ static void mpt__scope_drop(mpt_context *context, int64_t start) {
 }
 
 MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__refused(context);
+    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
     if (context->scope_depth == MPT__MAX_REGIONS) {
         return mpt__error(context, MPT_ERROR_STATE,
                           "%d scopes are open; close some with mpt_scope_end",
@@ -946,7 +965,7 @@ MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_end")) return mpt__refused(context);
+    if (!mpt__enter(context, "mpt_scope_end")) return mpt__status_of(context);
     if (context->scope_depth == 0)
         return mpt__error(context, MPT_ERROR_STATE, "no scope is open; mpt_scope_begin opens one");
     if (context->step_depth == context->scope_depth)
@@ -957,7 +976,7 @@ MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
-    if (!mpt__enter_checked(context, "mpt_step_begin")) return mpt__refused(context);
+    if (!mpt__enter_checked(context, "mpt_step_begin")) return mpt__status_of(context);
     if (context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE,
                           "step %lld is still open; end it with mpt_step_end",
@@ -972,7 +991,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_step_end")) return mpt__refused(context);
+    if (!mpt__enter(context, "mpt_step_end")) return mpt__status_of(context);
     if (!context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE, "no step is open; mpt_step_begin opens one");
     if (context->scope_depth > context->step_depth)

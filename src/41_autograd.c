@@ -83,11 +83,9 @@ static uint32_t mpt__record_new(mpt_context *context) {
         context->free_record = context->records[id].next_free;
     } else {
         if (context->record_count == 0) context->record_count = 1; /* record 0 is never used */
-        void *records = context->records;
-        bool ok = mpt__grow(&context->base, &records, &context->record_capacity,
-                            context->record_count + 1, sizeof(mpt__record), MPT_MEMORY_HOST);
-        context->records = (mpt__record *)records;
-        if (!ok) return 0;
+        if (!mpt__room(context, context->records, context->record_capacity,
+                       context->record_count + 1))
+            return 0;
         id = (uint32_t)context->record_count++;
     }
     context->counters.op_records++;
@@ -400,13 +398,9 @@ static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor
 /* ==== Backward ==== */
 
 static bool mpt__walk_push(mpt_context *context, int64_t *count, uint32_t value) {
-    if (*count == context->walk_capacity) {
-        void *walk = context->walk;
-        bool ok = mpt__grow(&context->base, &walk, &context->walk_capacity, *count + 1,
-                            sizeof(uint32_t), MPT_MEMORY_HOST);
-        context->walk = (uint32_t *)walk;
-        if (!ok) return false;
-    }
+    if (*count == context->walk_capacity &&
+        !mpt__room(context, context->walk, context->walk_capacity, *count + 1))
+        return false;
     context->walk[(*count)++] = value;
     return true;
 }
@@ -559,7 +553,7 @@ static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor,
 
 MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter_checked(context, "mpt_backward")) return mpt__refused(context);
+    if (!mpt__enter_checked(context, "mpt_backward")) return mpt__status_of(context);
     mpt__tensor *root = mpt__at(context, tensor, "loss");
     if (!root) return context->base.status;
     if (!(root->flags & MPT__REQUIRES_GRAD)) {
@@ -599,7 +593,7 @@ MPTRAIN_API mpt_status mpt_backward(mpt_tensor loss) {
 MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
     mpt_context *context = tensor.context;
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_requires_grad", "tensor");
-    if (!leaf) return mpt__refused(context);
+    if (!leaf) return mpt__status_of(context);
     if (leaf->record)
         return mpt__error(
             context, MPT_ERROR_STATE,
@@ -648,7 +642,7 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
 
 MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_clear_grad", "tensor");
-    if (!leaf) return mpt__refused(tensor.context);
+    if (!leaf) return mpt__status_of(tensor.context);
     if (leaf->parameter) tensor.context->parameters[leaf->parameter - 1].has_grad = false;
     mpt__gradient_drop(tensor.context, &leaf->gradient);
     return MPT_OK;

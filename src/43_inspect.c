@@ -8,23 +8,12 @@
 
 /* ==== What this room and those above share ==== */
 
-/* The status of a call whose context may be NULL. */
-static mpt_status mpt__status_of(const mpt_context *context) {
-    return context ? context->base.status : MPT_ERROR_HANDLE;
-}
-
 /* Records an error; the error null. */
 #define mpt__refuse(context, ...) (mpt__error(context, __VA_ARGS__), mpt__null(context))
 
 /* Begins a public call on a tensor; NULL with an error recorded. */
 static mpt__tensor *mpt__tensor_call(mpt_tensor tensor, const char *call) {
     return mpt__enter(tensor.context, call) ? mpt__at(tensor.context, tensor, "tensor") : NULL;
-}
-
-/* A host array with room for `need` > 0 rows, moved if it has to; NULL on error, `rows` stays. */
-static void *mpt__rows(mpt_context *context, void *rows, int64_t *capacity, int64_t need,
-                       size_t size) {
-    return mpt__grow(&context->base, &rows, capacity, need, size, MPT_MEMORY_HOST) ? rows : NULL;
 }
 
 /* Text that grows in a caller's buffer: `length` counts what all of it needs. */
@@ -211,11 +200,8 @@ typedef struct mpt__ids {
 } mpt__ids;
 
 static bool mpt__ids_add(mpt_context *context, mpt__ids *ids, uint32_t id) {
-    uint32_t *rows =
-        (uint32_t *)mpt__rows(context, ids->id, &ids->capacity, ids->count + 1, sizeof *rows);
-    if (!rows) return false;
-    ids->id = rows;
-    rows[ids->count++] = id;
+    if (!mpt__room(context, ids->id, ids->capacity, ids->count + 1)) return false;
+    ids->id[ids->count++] = id;
     return true;
 }
 
@@ -252,14 +238,11 @@ static void mpt__recorder_hold(mpt_context *context, mpt__recorder *recorder,
 /* What was there before is held from its first use on: it must still be there at replay. */
 static void mpt__record_launch(mpt_context *context, void *user, const mpt__launch *launch) {
     mpt__recorder *recorder = (mpt__recorder *)user;
-    mpt__launch *launches = (mpt__launch *)mpt__rows(
-        context, recorder->launches, &recorder->capacity, recorder->count + 1, sizeof *launches);
-    if (!launches) {
+    if (!mpt__room(context, recorder->launches, recorder->capacity, recorder->count + 1)) {
         recorder->failed = true;
         return;
     }
-    recorder->launches = launches;
-    launches[recorder->count++] = *launch;
+    recorder->launches[recorder->count++] = *launch;
     mpt__recorder_hold(context, recorder, launch, recorder->storages_before);
 }
 

@@ -63,12 +63,12 @@ typedef struct mpt__draws {
 } mpt__draws;
 
 typedef struct mpt__module {
+    mpt__id id;
     mpt_module_class cls;
     void *user;
     mpt__layer layer;
     mpt__attributes attributes; /* of the layer's op */
-    uint32_t slot, generation;
-    uint32_t parent; /* the first one, 0 = root */
+    uint32_t parent;            /* the first one, 0 = root */
     int parents;
     int64_t creation;       /* number in its context; 0 = given back, see mpt__number_back */
     int64_t first, numbers; /* the least in the tree, how many it has */
@@ -93,30 +93,10 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
 
 /* ==== Handles ==== */
 
-static mpt_module mpt__module_null(mpt_context *context) {
-    mpt_module module;
-    module.context = context, module.slot = 0, module.generation = 0;
-    return module;
-}
+MPT__HANDLES(module, MPT__MODULE)
 
 static mpt__module *mpt__module_slot(mpt_context *context, uint32_t slot) {
     return (mpt__module *)mpt__object_slot(context, MPT__MODULE, slot);
-}
-
-static mpt__module *mpt__module_at(mpt_context *context, mpt_module module) {
-    return (mpt__module *)mpt__object_at(context, MPT__MODULE, module.context, module.slot,
-                                         module.generation);
-}
-
-static mpt_module mpt__module_handle(mpt_context *context, const mpt__module *module) {
-    mpt_module handle = mpt__module_null(context);
-    if (module) handle.slot = module->slot, handle.generation = module->generation;
-    return handle;
-}
-
-/* Begins a public call on a module; NULL with an error recorded. */
-static mpt__module *mpt__module_call(mpt_module module, const char *call) {
-    return mpt__enter(module.context, call) ? mpt__module_at(module.context, module) : NULL;
 }
 
 static mpt__module *mpt__module_root(mpt_context *context, mpt__module *module) {
@@ -176,7 +156,7 @@ static uint32_t mpt__other_parent(mpt_context *context, const mpt__module *paren
     for (int64_t i = 1; i < table->count; i++) {
         const mpt__module *other = (const mpt__module *)table->rows[i].object;
         for (int64_t k = 0; other && other != parent && k < other->child_count; k++)
-            if (other->children[k].slot == child->slot) return other->slot;
+            if (other->children[k].slot == child->id.slot) return other->id.slot;
     }
     return 0;
 }
@@ -187,10 +167,10 @@ static void mpt__module_end(mpt_context *context, mpt__module *module, bool belo
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
         if (--child->parents == 0 && below)
             mpt__module_end(context, child, true);
-        else if (child->parent == module->slot)
+        else if (child->parent == module->id.slot)
             child->parent = mpt__other_parent(context, module, child);
     }
-    mpt__object_free(context, MPT__MODULE, module->slot);
+    mpt__object_free(context, MPT__MODULE, module->id.slot);
 }
 
 /* ==== Walks ==== */
@@ -217,7 +197,7 @@ typedef struct mpt__walk {
 
 static mpt__module *mpt__walk_to(mpt__walk *walk, mpt__module *module, uint32_t length) {
     mpt__level *level = &walk->level[walk->depth++];
-    level->slot = module->slot, level->length = length, level->next = 0;
+    level->slot = module->id.slot, level->length = length, level->next = 0;
     module->mark = walk->mark;
     walk->module = module;
     walk->row = 0;
@@ -340,16 +320,14 @@ static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, cons
             return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a child %s",
                               name);
     }
-    mpt__module_child *rows = (mpt__module_child *)mpt__rows(
-        context, module->children, &module->child_capacity, module->child_count + 1, sizeof *rows);
-    if (!rows) return context->base.status;
-    module->children = rows;
-    rows += module->child_count;
+    if (!mpt__room(context, module->children, module->child_capacity, module->child_count + 1))
+        return context->base.status;
+    mpt__module_child *rows = module->children + module->child_count;
     rows->name = mpt__host_text(context, name);
-    rows->slot = child->slot;
+    rows->slot = child->id.slot;
     if (!rows->name) return context->base.status;
     module->child_count++;
-    if (!child->parent) child->parent = module->slot;
+    if (!child->parent) child->parent = module->id.slot;
     child->parents++;
     mpt__number(context, child);
     for (mpt__module *above = module;;) {
@@ -370,12 +348,10 @@ static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, 
             return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a parameter %s",
                               name);
     }
-    mpt__module_parameter *rows =
-        (mpt__module_parameter *)mpt__rows(context, module->parameters, &module->parameter_capacity,
-                                           module->parameter_count + 1, sizeof *rows);
-    if (!rows) return context->base.status;
-    module->parameters = rows;
-    rows += module->parameter_count;
+    if (!mpt__room(context, module->parameters, module->parameter_capacity,
+                   module->parameter_count + 1))
+        return context->base.status;
+    mpt__module_parameter *rows = module->parameters + module->parameter_count;
     memset(rows, 0, sizeof *rows);
     rows->name = mpt__host_text(context, name);
     rows->shape = *shape;
@@ -390,7 +366,7 @@ static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, 
 /* A module without a number: mpt__layer_made follows. NULL with an error recorded. */
 static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__layer layer) {
     if (!mpt__enter(context, call)) return NULL;
-    mpt__module *module = (mpt__module *)mpt__host_new(context, sizeof *module);
+    mpt__module *module = (mpt__module *)mpt__object_make(context, MPT__MODULE, sizeof *module);
     if (!module) return NULL;
     mpt__attributes_clear(&module->attributes);
     module->layer = layer;
@@ -399,18 +375,15 @@ static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__
     module->training = true;
     module->first = INT64_MAX;
     module->numbers = 1;
-    module->slot = mpt__object_new(context, MPT__MODULE, module, &module->generation);
-    if (module->slot) return module;
-    mpt__host_free(context, module, sizeof *module);
-    return NULL;
+    return module;
 }
 
 /* Ends a constructor: the handle and the number, or on error neither. */
 static mpt_module mpt__layer_made(mpt_context *context, mpt__module *module) {
-    if (!module) return mpt__module_null(context);
+    if (!module) return mpt__module_handle(context, NULL);
     if (context->base.status != MPT_OK) {
         mpt__module_end(context, module, false);
-        return mpt__module_null(context);
+        return mpt__module_handle(context, NULL);
     }
     module->creation = (int64_t)++context->module_creations;
     if (module->first > module->creation) module->first = module->creation;
@@ -428,7 +401,7 @@ static void mpt__layer_parameter(mpt_context *context, mpt__module *module, cons
 static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_t in, int64_t out,
                                   bool bias) {
     mpt__module *module = mpt__layer_new(context, call, MPT__LAYER_linear);
-    if (!module) return mpt__module_null(context);
+    if (!module) return mpt__module_handle(context, NULL);
     if (in < 1 || out < 1)
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more",
                    (long long)in, (long long)out);
@@ -524,7 +497,7 @@ static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt_
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "more than %d modules; is MPT_END missing? else use the form with an array",
                    (int)MOST);
-    return mpt__module_null(context);
+    return mpt__module_handle(context, NULL);
 }
 
 MPTRAIN_API mpt_module mpt_sequential(mpt_context *context, ...) {
@@ -547,7 +520,7 @@ MPTRAIN_API mpt_module mpt_nn_list(mpt_context *context, ...) {
 MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
                                          void *user) {
     mpt__module *module = mpt__layer_new(context, "mpt_module_create", MPT__LAYER_user);
-    if (!module) return mpt__module_null(context);
+    if (!module) return mpt__module_handle(context, NULL);
     if (cls && cls->name && cls->forward) {
         module->cls = *cls;
         module->user = user;
@@ -566,7 +539,7 @@ static bool mpt__check_name(mpt_context *context, const char *name) {
 
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
     mpt_context *context = module.context;
-    mpt__module *above = mpt__module_call(module, "mpt_add_child");
+    mpt__module *above = mpt__module_enter(module, "mpt_add_child");
     mpt__module *below = above ? mpt__module_at(context, child) : NULL;
     if (below && mpt__check_name(context, name)) mpt__add_child(context, above, name, below);
     return mpt__status_of(context);
@@ -575,7 +548,7 @@ MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_mo
 MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
                                          mpt_init init) {
     mpt_context *context = module.context;
-    mpt__module *found = mpt__module_call(module, "mpt_add_parameter");
+    mpt__module *found = mpt__module_enter(module, "mpt_add_parameter");
     if (!found || !mpt__check_name(context, name) || !mpt__check_init(context, init))
         return mpt__status_of(context);
     return mpt__add_parameter(context, found, name, &shape, init, 0);
@@ -597,31 +570,27 @@ static int64_t mpt__aligned_up(int64_t value, int64_t grain) {
 /* A path kept for the life of the context; 0 on error. */
 static uint32_t mpt__path_new(mpt_context *context, const char *text) {
     if (context->path_count == 0) context->path_count = 1; /* 0 means none */
-    char **paths = (char **)mpt__rows(context, context->paths, &context->path_capacity,
-                                      context->path_count + 1, sizeof *paths);
-    if (!paths) return 0;
-    context->paths = paths;
-    paths[context->path_count] = mpt__host_text(context, text);
-    return paths[context->path_count] ? (uint32_t)context->path_count++ : 0;
+    if (!mpt__room(context, context->paths, context->path_capacity, context->path_count + 1))
+        return 0;
+    context->paths[context->path_count] = mpt__host_text(context, text);
+    return context->paths[context->path_count] ? (uint32_t)context->path_count++ : 0;
 }
 
 /* A place in the block for a parameter of the current module of a walk. */
 static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row, uint32_t block) {
     mpt_context *context = walk->context;
-    mpt__parameter *rows =
-        (mpt__parameter *)mpt__rows(context, context->parameters, &context->parameter_capacity,
-                                    context->parameter_count + 1, sizeof *rows);
-    if (!rows) return context->base.status;
-    context->parameters = rows;
+    if (!mpt__room(context, context->parameters, context->parameter_capacity,
+                   context->parameter_count + 1))
+        return context->base.status;
     char text[MPT__PATH_BYTES + 256];
     mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "", row->name);
-    mpt__parameter *parameter = &rows[context->parameter_count];
+    mpt__parameter *parameter = &context->parameters[context->parameter_count];
     memset(parameter, 0, sizeof *parameter);
     parameter->path = mpt__host_text(context, text);
     if (!parameter->path) return context->base.status;
     parameter->live = true;
     parameter->block = block;
-    parameter->module = walk->module->slot;
+    parameter->module = walk->module->id.slot;
     parameter->offset = context->blocks[block].numel;
     parameter->numel = mpt__shape_numel(&row->shape);
     if (parameter->numel > MPT__MOST_ELEMENTS - parameter->offset) {
@@ -652,14 +621,12 @@ static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
 static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
     uint32_t index = 0;
     while ((int64_t)index < context->block_count && context->blocks[index].live) index++;
-    mpt__block *rows = (mpt__block *)mpt__rows(context, context->blocks, &context->block_capacity,
-                                               (int64_t)index + 1, sizeof *rows);
-    if (!rows) return UINT32_MAX;
-    context->blocks = rows;
+    if (!mpt__room(context, context->blocks, context->block_capacity, (int64_t)index + 1))
+        return UINT32_MAX;
     if ((int64_t)index == context->block_count) context->block_count++;
-    memset(&rows[index], 0, sizeof *rows);
-    rows[index].live = 1;
-    rows[index].dtype = (uint8_t)dtype;
+    memset(&context->blocks[index], 0, sizeof *context->blocks);
+    context->blocks[index].live = 1;
+    context->blocks[index].dtype = (uint8_t)dtype;
     return index;
 }
 
@@ -823,7 +790,7 @@ static mpt_status mpt__module_forward(mpt_context *context, mpt__module *module,
     bool training = context->module_training;
     int autocast_depth = context->autocast_depth;
     context->path = module->path;
-    context->module = module->slot;
+    context->module = module->id.slot;
     context->path_hash = module->path_hash;
     context->module_training = module->training;
     if (module->policy && mpt__autocast_dtype(context) != MPT_F32)
@@ -873,7 +840,7 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
                                      mpt_tensor *out, int n_out) {
     mpt_context *context = module.context;
     if (out) mpt__outputs_null(context, out, n_out);
-    mpt__module *found = mpt__module_call(module, "mpt_forward");
+    mpt__module *found = mpt__module_enter(module, "mpt_forward");
     if (!found) return mpt__status_of(context);
     if (!in || !out || n_in < 1 || n_out < 1)
         return mpt__error(context, MPT_ERROR_ARGUMENT,

@@ -8,7 +8,7 @@
 
 /* Begins a public call on a module whose tree is frozen for it; NULL with an error recorded. */
 static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
-    mpt__module *found = mpt__module_call(module, call);
+    mpt__module *found = mpt__module_enter(module, call);
     return found && mpt__freeze(module.context, found) == MPT_OK ? found : NULL;
 }
 
@@ -55,8 +55,8 @@ MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path) {
 
 MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
     mpt_context *context = module.context;
-    mpt__module *found = mpt__module_call(module, "mpt_child");
-    if (!found) return mpt__module_null(context);
+    mpt__module *found = mpt__module_enter(module, "mpt_child");
+    if (!found) return mpt__module_handle(context, NULL);
     const mpt__module *child =
         path && *path ? mpt__module_find(context, found, path, path + strlen(path)) : NULL;
     if (!child)
@@ -87,7 +87,7 @@ static int64_t mpt__module_parameters(mpt_context *context, mpt_module module, c
 
 /* Counts without freezing the tree: elements, or tensors; -1 on error. */
 static int64_t mpt__count_parameters(mpt_module module, const char *call, bool elements) {
-    mpt__module *found = mpt__module_call(module, call);
+    mpt__module *found = mpt__module_enter(module, call);
     if (!found) return -1;
     int64_t count = 0;
     const mpt__module_parameter *row;
@@ -144,7 +144,7 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
 /* ==== Modes and policies ==== */
 
 static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
-    mpt__module *found = mpt__module_call(module, call);
+    mpt__module *found = mpt__module_enter(module, call);
     if (!found) return mpt__status_of(module.context);
     mpt__walk walk;
     found = mpt__walk_begin(&walk, module.context, found);
@@ -158,13 +158,13 @@ MPTRAIN_API mpt_status mpt_train(mpt_module module) {
 MPTRAIN_API mpt_status mpt_eval(mpt_module module) { return mpt__train(module, "mpt_eval", false); }
 
 MPTRAIN_API bool mpt_is_training(mpt_module module) {
-    const mpt__module *found = mpt__module_call(module, "mpt_is_training");
+    const mpt__module *found = mpt__module_enter(module, "mpt_is_training");
     return found && found->training;
 }
 
 MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
     mpt_context *context = root.context;
-    mpt__module *found = mpt__module_call(root, "mpt_set_label");
+    mpt__module *found = mpt__module_enter(root, "mpt_set_label");
     if (!found) return mpt__status_of(context);
     if (!label) return mpt__error(context, MPT_ERROR_ARGUMENT, "label is NULL");
     if (found->parent || found->frozen)
@@ -175,7 +175,7 @@ MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
 }
 
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
-    mpt__module *found = mpt__module_call(module, "mpt_set_dtype_policy");
+    mpt__module *found = mpt__module_enter(module, "mpt_set_dtype_policy");
     if (!found) return mpt__status_of(module.context);
     if (dtype != MPT_F32 && dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_DTYPE_NONE)
         return mpt__error(
@@ -312,7 +312,7 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
     mpt__summary summary;
     memset(&summary, 0, sizeof summary);
     summary.out = mpt__prose_make(text, size);
-    mpt__module *found = mpt__module_call(module, "mpt_summary");
+    mpt__module *found = mpt__module_enter(module, "mpt_summary");
     if (!found) return 0;
     mpt__walk walk;
     found = mpt__walk_begin(&walk, module.context, found);
@@ -409,7 +409,7 @@ MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
 
 MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
     mpt_context *context = root.context;
-    mpt__module *found = mpt__module_call(root, "mpt_module_destroy");
+    mpt__module *found = mpt__module_enter(root, "mpt_module_destroy");
     if (!found) return mpt__status_of(context);
     if (found->parent)
         return mpt__error(context, MPT_ERROR_STATE,

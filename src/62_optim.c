@@ -27,11 +27,6 @@ typedef struct mpt__rule {
     } setting[MPT__SETTINGS]; /* the last ones may be missing */
 } mpt__rule;
 
-/* Where an object stands in the table of its kind: its first member. */
-typedef struct mpt__id {
-    uint32_t slot, generation;
-} mpt__id;
-
 typedef struct mpt__group {
     double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
     double weight_decay;
@@ -120,33 +115,6 @@ static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *opt
 static void mpt__schedule_detach(struct mpt__schedule *schedule);
 
 /* ==== Handles ==== */
-
-/* A zeroed object with a row in the table of its kind. NULL on error. */
-static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_t bytes) {
-    mpt__id *id = (mpt__id *)mpt__host_new(context, bytes);
-    if (!id) return NULL;
-    id->slot = mpt__object_new(context, kind, id, &id->generation);
-    if (id->slot) return id;
-    mpt__host_free(context, id, bytes);
-    return NULL;
-}
-
-/* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
-   the object of a handle, NULL with an error recorded if there is none; _enter begins a public call
-   on an object, which ends where it gives NULL. */
-#define MPT__HANDLES(kind, KIND)                                                                   \
-    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) {      \
-        mpt_##kind handle = {context, 0, 0};                                                       \
-        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation;      \
-        return handle;                                                                             \
-    }                                                                                              \
-    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) {                \
-        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot,           \
-                                             handle.generation);                                   \
-    }                                                                                              \
-    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) {                 \
-        return mpt__enter(handle.context, name) ? mpt__##kind##_at(handle.context, handle) : NULL; \
-    }
 
 MPT__HANDLES(optimizer, MPT__OPTIMIZER)
 
@@ -250,11 +218,9 @@ static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_
 static uint32_t mpt__state_of(mpt_context *context, mpt__optimizer *optimizer, uint32_t block) {
     for (int64_t i = 0; i < optimizer->state_count; i++)
         if (optimizer->states[i].block == block) return (uint32_t)i;
-    void *rows = optimizer->states;
-    bool ok = mpt__grow(&context->base, &rows, &optimizer->state_capacity,
-                        optimizer->state_count + 1, sizeof *optimizer->states, MPT_MEMORY_HOST);
-    optimizer->states = (mpt__optim_state *)rows;
-    if (!ok) return UINT32_MAX;
+    if (!mpt__room(context, optimizer->states, optimizer->state_capacity,
+                   optimizer->state_count + 1))
+        return UINT32_MAX;
     mpt__optim_state *state = &optimizer->states[optimizer->state_count];
     memset(state, 0, sizeof *state);
     state->block = block;
@@ -394,11 +360,9 @@ static mpt_status mpt__take_module(mpt_context *context, mpt__optimizer *optimiz
 /* Index of a new group; -1 on error. */
 static int64_t mpt__group_new(mpt_context *context, mpt__optimizer *optimizer, double lr,
                               double weight_decay) {
-    void *rows = optimizer->groups;
-    bool ok = mpt__grow(&context->base, &rows, &optimizer->group_capacity,
-                        optimizer->group_count + 1, sizeof *optimizer->groups, MPT_MEMORY_HOST);
-    optimizer->groups = (mpt__group *)rows;
-    if (!ok) return -1;
+    if (!mpt__room(context, optimizer->groups, optimizer->group_capacity,
+                   optimizer->group_count + 1))
+        return -1;
     mpt__group *group = &optimizer->groups[optimizer->group_count];
     group->lr = lr;
     group->weight_decay = weight_decay;
@@ -755,13 +719,28 @@ static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimiz
     return slot;
 }
 
+/* Whether a user has handles on gradients of a state: references beyond the block's own and the
+   views that its parameters keep. */
+static bool mpt__gradients_seen(mpt_context *context, const mpt__optimizer *optimizer,
+                                const mpt__optim_state *state) {
+    uint32_t gradients = mpt__block_of(context, state)->gradients;
+    int64_t others = (int64_t)context->storages[gradients].references - 1;
+    for (int64_t i = 0; others > 0 && i < optimizer->item_count; i++) {
+        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+        if (&optimizer->states[optimizer->items[i].state] != state || !parameter->live) continue;
+        uint32_t view = mpt__slot(context, parameter->tensor)->gradient;
+        if (view && mpt__slot(context, view)->storage == gradients) others--;
+    }
+    return others > 0;
+}
+
 /* The optimizer's multiplier is set: it stays pending, unless somebody else would see it: a block
    holds parameters of others as well, or there are handles on gradients. */
 static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimizer) {
     uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
     MPT__EACH_STATE(state, optimizer) {
         const mpt__block *block = mpt__block_of(context, state);
-        if (state->held != block->parameters || context->storages[block->gradients].references > 1)
+        if (state->held != block->parameters || mpt__gradients_seen(context, optimizer, state))
             return mpt__scale_gradients(context, optimizer, slot, 0);
     }
     MPT__EACH_STATE(state, optimizer) { mpt__block_of(context, state)->multiplier_slot = slot; }
@@ -770,34 +749,35 @@ static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimize
 
 /* ==== Norm and clipping ==== */
 
-/* 2-norm of gradients times multiplier into the norm slot. scale_slot (0: none): the multiplier is
-   1 / scale from here on. found_slot (0: none) tells whether an element or its product is not
-   finite. */
+/* 2-norm of gradients times multiplier into norm_slot (0: nowhere). scale_slot (0: none): the
+   multiplier is 1 / scale from here on. found_slot (0: none) tells whether an element or its
+   product is not finite. */
 static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, uint16_t scale_slot,
-                             uint16_t found_slot) {
+                             uint16_t found_slot, uint16_t norm_slot) {
     bool first = true;
     MPT__EACH_STATE(state, optimizer) {
         mpt__launch *launch =
             mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_NORM, MPT__READ);
         launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
         launch->slot[1] = found_slot;
-        launch->slot[2] = optimizer->slot[MPT__OPTIM_NORM];
+        launch->slot[2] = norm_slot;
         launch->slot[3] = first ? scale_slot : (uint16_t)MPT__SLOT_NONE;
         launch->index[0] = !first;
         first = false;
         mpt__submit(context, launch);
     }
-    optimizer->norm_valid = true;
+    optimizer->norm_valid = norm_slot != 0;
 }
 
-/* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf. Without any
-   gradient nothing happens. */
+/* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
+   computes the norm where clipping may follow. Without any gradient nothing happens. */
 static mpt_status mpt__optimizer_unscale(mpt_context *context, mpt__optimizer *optimizer,
-                                         uint16_t scale_slot) {
+                                         uint16_t scale_slot, bool with_norm) {
     mpt_status status = mpt__pattern(context, optimizer);
     if (status != MPT_OK || optimizer->with_grad == 0) return status;
     mpt__materialise(context, optimizer);
-    mpt__norm_launch(context, optimizer, scale_slot, optimizer->slot[MPT__OPTIM_FOUND]);
+    mpt__norm_launch(context, optimizer, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
+                     with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
     return mpt__hold(context, optimizer);
 }
 
@@ -818,7 +798,8 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm)
     if (any) {
         uint16_t pending = mpt__pending(context, optimizer);
         if (!pending || !optimizer->norm_valid)
-            mpt__norm_launch(context, optimizer, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0);
+            mpt__norm_launch(context, optimizer, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
+                             optimizer->slot[MPT__OPTIM_NORM]);
     }
     mpt__launch *launch = mpt__launch_begin(context, any ? MPT__K_CLIP : MPT__K_FILL);
     mpt__operand_on(launch, 0, norm->storage, MPT_F32, norm->offset, 1, MPT__WRITE);

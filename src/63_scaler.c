@@ -232,9 +232,9 @@ static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_
 /* Unscales what has a gradient and notes whether there was any: only then found_inf means
    something. */
 static mpt_status mpt__scaler_unscale(mpt_context *context, const mpt__scaler *scaler,
-                                      mpt__optimizer *optimizer) {
+                                      mpt__optimizer *optimizer, bool with_norm) {
     mpt_status status =
-        mpt__optimizer_unscale(context, optimizer, scaler->slots[MPT__SCALER_SCALE]);
+        mpt__optimizer_unscale(context, optimizer, scaler->slots[MPT__SCALER_SCALE], with_norm);
     optimizer->checked = optimizer->with_grad > 0;
     return status;
 }
@@ -244,7 +244,8 @@ MPTRAIN_API mpt_status mpt_unscale(mpt_scaler handle, mpt_optimizer optimizer_ha
     const mpt__scaler *scaler =
         mpt__scaler_take(handle, optimizer_handle, "mpt_unscale", MPT__UNSCALED, &optimizer);
     if (!scaler) return mpt__status_of(handle.context);
-    return scaler->config.enabled ? mpt__scaler_unscale(handle.context, scaler, optimizer) : MPT_OK;
+    return scaler->config.enabled ? mpt__scaler_unscale(handle.context, scaler, optimizer, true)
+                                  : MPT_OK;
 }
 
 MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
@@ -257,7 +258,7 @@ MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimize
         scaler->stepped = true;
         return mpt__optimizer_update(context, optimizer, 0);
     }
-    if (!optimizer->checked) mpt__scaler_unscale(context, scaler, optimizer);
+    if (!optimizer->checked) mpt__scaler_unscale(context, scaler, optimizer, false);
     return mpt__optimizer_update(context, optimizer, optimizer->slot[MPT__OPTIM_FOUND]);
 }
 

@@ -16,7 +16,7 @@
 #include "40_tensor.c"
 
 /* Records an error; false, for what checks to return. */
-#define mpt__reject(context, ...) (mpt__error(context, __VA_ARGS__) == MPT_OK)
+#define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
 
 /* What a call returns when it ends early. */
 static mpt_status mpt__call_status(const mpt_context *context) {
@@ -277,11 +277,9 @@ static void mpt__deliver(const mpt__delivery *delivery, const void *from, void *
     if (delivery->copies) {
         memcpy(to, from, n * size);
     } else if (delivery->from == MPT_U8 && delivery->to == MPT_F32) {
-        float *out = (float *)to;
-        for (size_t i = 0; i < n; i++) out[i] = delivery->table_f32[bytes[i]];
+        mpt__portable_u8_to_f32(bytes, (float *)to, n, delivery->table_f32);
     } else if (delivery->from == MPT_U8) {
-        uint16_t *out = (uint16_t *)to;
-        for (size_t i = 0; i < n; i++) out[i] = delivery->table_half[bytes[i]];
+        delivery->convert->u8_to_half(bytes, (uint16_t *)to, n, delivery->table_half);
     } else {
         for (size_t done = 0, take; done < n; done += take) {
             take = n - done < MPT__ELEMENT_BLOCK ? n - done : MPT__ELEMENT_BLOCK;

@@ -209,7 +209,7 @@ MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
 MPTRAIN_API const char *mpt_device_name(mpt_context *context) { return context ? "CPU" : "none"; }
 
 MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_synchronize")) return mpt__refused(context);
+    if (!mpt__enter(context, "mpt_synchronize")) return mpt__status_of(context);
     mpt__wait(context);
     return context->base.status;
 }

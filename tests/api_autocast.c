@@ -353,6 +353,62 @@ TEST(forms_are_made_once_per_step) {
     end();
 }
 
+/* What a forward pass gives from the form as it stands, and from one made anew. */
+static void check_form(mpt_module net, mpt_tensor x, mpt_dtype dtype) {
+    float kept[8], made[8], weight[64];
+    mpt_tensor parameter = mpt_parameter(net, "0.weight");
+    mpt_no_grad_begin(c);
+    mpt_autocast_begin(c, dtype);
+    mpt_counters start = counted();
+    mpt_read_f32(mpt_forward(net, x), kept, 8);
+    CHECK_EQ_INT(counted().form_misses, start.form_misses); /* nobody had to make it */
+    mpt_read_f32(parameter, weight, 64);
+    mpt_write(parameter, weight, sizeof weight);
+    mpt_read_f32(mpt_forward(net, x), made, 8);
+    CHECK_EQ_INT(counted().form_misses, start.form_misses + 1);
+    mpt_autocast_end(c);
+    mpt_no_grad_end(c);
+    CHECK_EQ_BITS(kept, made, sizeof made);
+}
+
+/* An update writes the form that was in use, and a skipped one leaves it right. A scaler's step is
+   two launches: look, update. */
+TEST(updates_write_the_form) {
+    for (int adam = 0; adam < 2; adam++)
+        for (int half = 0; half < 2; half++) {
+            begin();
+            mpt_dtype dtype = half ? MPT_BF16 : MPT_F16;
+            mpt_module first = mpt_nn_linear(c, 8, 8), second = mpt_nn_linear(c, 8, 8);
+            mpt_module net = mpt_sequential(c, first, mpt_nn_relu(c), second, MPT_END);
+            mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(1, 8));
+            mpt_optimizer opt = adam ? mpt_adamw(net, NULL) : mpt_sgd(net, NULL);
+            mpt_scaler scaler = mpt_grad_scaler(c, NULL);
+            for (int step = 0; step < 3; step++) {
+                float before[8], after[8], factor = step == 1 ? 1e38f : 0.1f;
+                mpt_autocast_begin(c, dtype);
+                mpt_tensor y = mpt_forward(net, x);
+                mpt_autocast_end(c);
+                mpt_read_f32(y, before, 8);
+                mpt_zero_grad(opt);
+                mpt_tensor sum = mpt_sum(mpt_cast(y, MPT_F32), MPT_ALL_DIMS, false);
+                mpt_tensor loss = mpt_mul_scalar(sum, factor);
+                mpt_backward(mpt_scale_loss(scaler, loss));
+                int64_t launches = counted().launches;
+                mpt_scaler_step(scaler, opt);
+                CHECK_EQ_INT(counted().launches, launches + 2);
+                mpt_scaler_update(scaler);
+                CHECK_EQ_INT(mpt_step_outcome(scaler),
+                             step == 1 ? MPT_OUTCOME_SKIPPED : MPT_OUTCOME_APPLIED);
+                check_form(net, x, dtype);
+                mpt_autocast_begin(c, dtype);
+                mpt_read_f32(mpt_forward(net, x), after, 8);
+                mpt_autocast_end(c);
+                CHECK((memcmp(before, after, sizeof after) == 0) == (step == 1));
+            }
+            end();
+        }
+}
+
 /* ==== Pure half ==== */
 
 TEST(half_storage_is_half) {
@@ -444,6 +500,7 @@ TEST_TABLE = {T(every_op_in_every_region),
               T(gradients_keep_their_dtypes),
               T(overrides_by_module),
               T(forms_are_made_once_per_step),
+              T(updates_write_the_form),
               T(half_storage_is_half),
               T(masters_keep_small_steps),
               T(half_names_the_weight_that_overflows),

@@ -60,10 +60,10 @@ static bool have_files(mpt_context *context) {
     return built;
 }
 
-#define NEED_FILES(context)                                                                        \
-    if (!have_files(context)) {                                                                    \
-        mpt_destroy(context);                                                                      \
-        SKIP("files");                                                                             \
+#define NEED_FILES(context)     \
+    if (!have_files(context)) { \
+        mpt_destroy(context);   \
+        SKIP("files");          \
     }
 
 /* Fills the elements of a float parameter from the bits of its dtype. */
@@ -214,8 +214,7 @@ static mpt_status no_forward(mpt_module self, void *user, const mpt_tensor *in, 
 TEST(names_with_escapes) {
     const char *path = test_tmp_path("names.safetensors");
     static const char *const names[] = {"quote\"back\\slash", "tab\tnew\nline",
-                                        "gr\xc3\xbc\xc3\x9f",
-                                        "\xf0\x9f\x98\x80"};
+                                        "gr\xc3\xbc\xc3\x9f", "\xf0\x9f\x98\x80"};
     mpt_module_class cls;
     uint8_t file[512];
     mpt_context *context = make_context();
@@ -296,14 +295,11 @@ TEST(shapes_and_dtypes_that_do_not_fit) {
         const char *text;
     } rows[] = {
         {"{" LINEAR_WEIGHT ",\"bias\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[8,12]}}",
-         12,
-         MPT_ERROR_SHAPE, "bias has shape [1, 1], the parameter [1]"},
+         12, MPT_ERROR_SHAPE, "bias has shape [1, 1], the parameter [1]"},
         {"{" LINEAR_WEIGHT ",\"bias\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}",
-         16,
-         MPT_ERROR_SHAPE, "bias has shape [2], the parameter [1]"},
+         16, MPT_ERROR_SHAPE, "bias has shape [2], the parameter [1]"},
         {"{" LINEAR_WEIGHT ",\"bias\":{\"dtype\":\"U32\",\"shape\":[1],\"data_offsets\":[8,12]}}",
-         12,
-         MPT_ERROR_DTYPE, "bias is U32, which does not convert to float32"},
+         12, MPT_ERROR_DTYPE, "bias is U32, which does not convert to float32"},
     };
     mpt_context *context = make_context();
     mpt_module net = mpt_nn_linear(context, 2, 1);
@@ -418,8 +414,8 @@ TEST(refused_headers) {
 /* Header sizes that lie, and every cut of a good file: refused, and no more memory than the file.
    */
 TEST(cut_and_lying_files) {
-    static const uint64_t sizes[] = {0, 1, 200, UINT64_C(1) << 24, UINT64_C(1) << 32, UINT64_MAX,
-                                     UINT64_C(1) << 63};
+    static const uint64_t sizes[] = {
+        0, 1, 200, UINT64_C(1) << 24, UINT64_C(1) << 32, UINT64_MAX, UINT64_C(1) << 63};
     mpt_context *context = make_context();
     mpt_module net = mpt_nn_linear(context, 2, 1);
     uint64_t before = mpt_module_hash(net);
@@ -536,8 +532,8 @@ static bool disk_close(void *user, void *file) {
 static bool disk_commit(void *user, const char *temporary, const char *path) {
     disk *d = (disk *)user;
     (void)temporary;
-    if (disk_fails(d) || strcmp(path, "net.safetensors") != 0 ||
-        d->temporary_size < 0) return false;
+    if (disk_fails(d) || strcmp(path, "net.safetensors") != 0 || d->temporary_size < 0)
+        return false;
     memcpy(d->target, d->temporary, sizeof d->target);
     d->target_size = d->temporary_size;
     d->temporary_size = -1;
@@ -646,9 +642,18 @@ TEST(misuse) {
     mpt_destroy(context);
 }
 
-TEST_TABLE = {T(file_round_trip), T(half_round_trip), T(bits_survive),
-              T(forward_uses_loaded_weights), T(names_with_escapes), T(strict_and_subset),
-              T(shapes_and_dtypes_that_do_not_fit), T(overflow_is_refused), T(refused_headers),
-              T(cut_and_lying_files), T(every_byte_changed), T(save_fails_anywhere),
-              T(load_fails_anywhere), T(misuse)};
+TEST_TABLE = {T(file_round_trip),
+              T(half_round_trip),
+              T(bits_survive),
+              T(forward_uses_loaded_weights),
+              T(names_with_escapes),
+              T(strict_and_subset),
+              T(shapes_and_dtypes_that_do_not_fit),
+              T(overflow_is_refused),
+              T(refused_headers),
+              T(cut_and_lying_files),
+              T(every_byte_changed),
+              T(save_fails_anywhere),
+              T(load_fails_anywhere),
+              T(misuse)};
 TEST_MAIN

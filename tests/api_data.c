@@ -112,6 +112,65 @@ TEST(memory_samples) {
     mpt_destroy(context);
 }
 
+/* The input of the first sample as a loader delivers it. */
+static void deliver_one(mpt_dataset dataset, mpt_dtype dtype, void *to, size_t bytes) {
+    mpt_loader_config config = mpt_loader_config_default();
+    mpt_batch batch;
+    config.batch = 1;
+    config.dtype = dtype;
+    mpt_loader loader = mpt_loader_create(dataset.context, dataset, &config);
+    CHECK(mpt_loader_next(loader, &batch));
+    CHECK_EQ_INT(mpt_read(batch.x, to, bytes), MPT_OK);
+    mpt_loader_destroy(loader);
+}
+
+/* All bytes, at every level that there is, against float arithmetic on what they stand for; half
+   formats against what a dataset of such floats delivers. */
+TEST(every_byte_normalises_to_the_same_bits) {
+    static const double norms[][2] = {{0.1307, 0.3081}, {0.5, 0.5},       {0.0, 1.0},
+                                      {0.485, 0.229},   {-3.7e4, 1.3e-9}, {1e-6, 7e12}};
+    static const mpt_dtype dtypes[] = {MPT_F32, MPT_F16, MPT_BF16};
+    enum { BYTES = 256 + 19 };
+    static uint8_t bytes[BYTES];
+    static float want[BYTES];
+    uint32_t got[BYTES], expected[BYTES];
+    int levels = 0;
+    for (int isa = MPT_ISA_REF; isa <= MPT_ISA_NEON; isa++) {
+        mpt_config config = mpt_config_default();
+        config.isa = (mpt_isa)isa;
+        config.threads = 1;
+        mpt_context *context = mpt_create(&config);
+        if (!context) continue; /* not on this CPU */
+        levels++;
+        for (size_t k = 0; k < sizeof norms / sizeof *norms; k++) {
+            for (int i = 0; i < BYTES; i++) {
+                bytes[i] = (uint8_t)i;
+                want[i] = normalised((uint8_t)i, (float)norms[k][0], (float)norms[k][1]);
+            }
+            mpt_memory_dataset_config mc = mpt_memory_dataset_config_default();
+            mc.count = 1;
+            mc.dtype = MPT_U8;
+            mc.shape = MPT_SHAPE(BYTES);
+            mc.inputs = bytes;
+            mpt_dataset pixels = mpt_memory_dataset(context, &mc);
+            mpt_normalize(pixels, norms[k][0], norms[k][1]);
+            mc.dtype = MPT_F32;
+            mc.inputs = want;
+            mpt_dataset floats = mpt_memory_dataset(context, &mc);
+            for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+                size_t size = BYTES * mpt_dtype_size(dtypes[d]);
+                deliver_one(pixels, dtypes[d], got, size);
+                deliver_one(floats, dtypes[d], expected, size);
+                CHECK_EQ_BITS(got, expected, size);
+                if (d == 0) CHECK_EQ_BITS(got, want, size);
+            }
+        }
+        CHECK(!mpt_failed(context));
+        mpt_destroy(context);
+    }
+    CHECK(levels > 0);
+}
+
 TEST(statistics) {
     mpt_context *context = make_context();
     mpt_dataset dataset = make_bytes(context, COUNT);
@@ -160,11 +219,11 @@ TEST(input_dtypes) {
         mpt_dtype dtype, arrives;
         const void *values;
         float want[2];
-    } rows[] = {{MPT_F32, MPT_F16, f32, {0.5f, -3.0f}},   {MPT_F64, MPT_F16, f64, {0.5f, -3.0f}},
-                {MPT_F16, MPT_F16, f16, {0.5f, -3.0f}},   {MPT_BF16, MPT_F16, bf16, {0.5f, -3.0f}},
-                {MPT_BOOL, MPT_F16, bits, {1.0f, 0.0f}},
-                {MPT_I64, MPT_I64, i64, {123456789.0f, -3.0f}},
-                {MPT_I32, MPT_I32, i32, {1234567.0f, -3.0f}}};
+    } rows[] = {
+        {MPT_F32, MPT_F16, f32, {0.5f, -3.0f}},      {MPT_F64, MPT_F16, f64, {0.5f, -3.0f}},
+        {MPT_F16, MPT_F16, f16, {0.5f, -3.0f}},      {MPT_BF16, MPT_F16, bf16, {0.5f, -3.0f}},
+        {MPT_BOOL, MPT_F16, bits, {1.0f, 0.0f}},     {MPT_I64, MPT_I64, i64, {123456789.0f, -3.0f}},
+        {MPT_I32, MPT_I32, i32, {1234567.0f, -3.0f}}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         mpt_memory_dataset_config config = mpt_memory_dataset_config_default();
         mpt_loader_config lc = mpt_loader_config_default();
@@ -373,8 +432,8 @@ TEST(backward_after_next_batch_is_an_error) {
     REQUIRE(mpt_loader_next(loader, &batch));
     mpt_tensor no_bias;
     memset(&no_bias, 0, sizeof no_bias);
-    mpt_tensor y = mpt_linear(mpt_reshape(batch.x, MPT_SHAPE(10, 6)), weight, no_bias,
-                              MPT_ACTIVATION_NONE);
+    mpt_tensor y =
+        mpt_linear(mpt_reshape(batch.x, MPT_SHAPE(10, 6)), weight, no_bias, MPT_ACTIVATION_NONE);
     mpt_tensor loss = mpt_sum(y, MPT_ALL_DIMS, false);
     CHECK(!mpt_failed(context));
     REQUIRE(mpt_loader_next(loader, &batch));
@@ -385,9 +444,9 @@ TEST(backward_after_next_batch_is_an_error) {
 /* ---- user datasets and workers ---- */
 
 typedef struct user_source {
-    int64_t fails;  /* index of the sample that cannot be made, -1 = none */
-    int silent;     /* without a message */
-    int spin;       /* work per sample, so that all workers get their share */
+    int64_t fails; /* index of the sample that cannot be made, -1 = none */
+    int silent;    /* without a message */
+    int spin;      /* work per sample, so that all workers get their share */
 } user_source;
 
 static bool user_sample(void *user, int64_t index, uint64_t seed, void *input, void *target,
@@ -422,8 +481,10 @@ static mpt_dataset make_user(mpt_context *context, user_source *source) {
 static bool have_threads(mpt_context *context) {
     mpt_loader loader = make_loader(context, make_bytes(context, 4), 1, false, 1);
     bool built = mpt_error_code(context) != MPT_ERROR_UNSUPPORTED;
-    if (built) mpt_loader_destroy(loader);
-    else CHECK_CONTAINS(mpt_error(context), "MPTRAIN_NO_THREADS");
+    if (built)
+        mpt_loader_destroy(loader);
+    else
+        CHECK_CONTAINS(mpt_error(context), "MPTRAIN_NO_THREADS");
     mpt_clear_error(context);
     return built;
 }
@@ -565,9 +626,9 @@ TEST(misuse_is_named) {
     mpt_loader_config config;
     mpt_batch batch;
     memset(&empty, 0, sizeof empty);
-#define EXPECT(code, text)                                                                         \
-    CHECK_EQ_INT(mpt_error_code(context), code);                                                   \
-    CHECK_CONTAINS(mpt_error(context), text);                                                      \
+#define EXPECT(code, text)                       \
+    CHECK_EQ_INT(mpt_error_code(context), code); \
+    CHECK_CONTAINS(mpt_error(context), text);    \
     mpt_clear_error(context)
     config = mpt_loader_config_default(), config.batch = 0;
     mpt_loader_create(context, dataset, &config);
@@ -694,8 +755,10 @@ TEST(out_of_memory_while_creating) {
         mpt_loader loader = make_loader(context, parts[1], 4, true, 0);
         epoch_hash(loader, &samples);
         bool failed = mpt_failed(context);
-        if (failed) CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_MEMORY);
-        else CHECK_EQ_INT(samples, COUNT / 2);
+        if (failed)
+            CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_MEMORY);
+        else
+            CHECK_EQ_INT(samples, COUNT / 2);
         c.fail_after = -1;
         mpt_clear_error(context);
         samples = 0;
@@ -811,13 +874,13 @@ TEST(idx_damaged) {
         mpt_destroy(context);
         SKIP("files");
     }
-#define REFUSED(data, size, text)                                                                  \
-    write_file(path, data, size);                                                                  \
-    mpt_idx(context, path, NULL);                                                                  \
-    CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_FORMAT);                                       \
-    CHECK_CONTAINS(mpt_error(context), text);                                                      \
-    CHECK_CONTAINS(mpt_error(context), path);                                                      \
-    mpt_clear_error(context);                                                                      \
+#define REFUSED(data, size, text)                            \
+    write_file(path, data, size);                            \
+    mpt_idx(context, path, NULL);                            \
+    CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_FORMAT); \
+    CHECK_CONTAINS(mpt_error(context), text);                \
+    CHECK_CONTAINS(mpt_error(context), path);                \
+    mpt_clear_error(context);                                \
     CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_DATA], 0)
     REFUSED(good, 0, "expected");
     REFUSED(good, 3, "expected");
@@ -982,11 +1045,25 @@ TEST(mnist) {
     mpt_destroy(context);
 }
 
-TEST_TABLE = {T(memory_samples), T(statistics), T(input_dtypes), T(subsets_and_splits),
-              T(batches_in_order), T(shuffle_by_seed_and_epoch), T(half_batches), T(batch_lifetime),
-              T(backward_after_next_batch_is_an_error), T(same_bits_for_0_1_4_workers),
-              T(worker_errors_at_their_place), T(statistics_and_samples_of_user_data),
-              T(end_while_workers_run), T(misuse_is_named), T(no_allocation_after_the_first_batch),
-              T(out_of_memory_while_creating), T(idx_plain_and_gzip), T(idx_damaged),
-              T(idx_reading_fails_anywhere), T(mnist)};
+TEST_TABLE = {T(memory_samples),
+              T(every_byte_normalises_to_the_same_bits),
+              T(statistics),
+              T(input_dtypes),
+              T(subsets_and_splits),
+              T(batches_in_order),
+              T(shuffle_by_seed_and_epoch),
+              T(half_batches),
+              T(batch_lifetime),
+              T(backward_after_next_batch_is_an_error),
+              T(same_bits_for_0_1_4_workers),
+              T(worker_errors_at_their_place),
+              T(statistics_and_samples_of_user_data),
+              T(end_while_workers_run),
+              T(misuse_is_named),
+              T(no_allocation_after_the_first_batch),
+              T(out_of_memory_while_creating),
+              T(idx_plain_and_gzip),
+              T(idx_damaged),
+              T(idx_reading_fails_anywhere),
+              T(mnist)};
 TEST_MAIN

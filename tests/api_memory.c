@@ -54,10 +54,10 @@ static void make_classifier(classifier *c, const recipe *r, int64_t count, int64
     c->t.context = context;
     c->t.precision = r->autocast;
     c->t.loader = make_loader_of(context, make_images(context, count), batch, 0, r->batch);
-    c->t.net = mpt_sequential(
-        context, mpt_nn_flatten(context), mpt_nn_linear(context, IMAGE, 128), mpt_nn_relu(context),
-        mpt_nn_linear(context, 128, 64), mpt_nn_relu(context), mpt_nn_linear(context, 64, 10),
-        mpt_nn_log_softmax(context, -1), MPT_END);
+    c->t.net =
+        mpt_sequential(context, mpt_nn_flatten(context), mpt_nn_linear(context, IMAGE, 128),
+                       mpt_nn_relu(context), mpt_nn_linear(context, 128, 64), mpt_nn_relu(context),
+                       mpt_nn_linear(context, 64, 10), mpt_nn_log_softmax(context, -1), MPT_END);
     if (r->parameters != MPT_F32) mpt_half(c->t.net, r->parameters);
     c->t.optimizer = mpt_adamw(c->t.net, NULL);
     mpt_scaler_config sc = mpt_scaler_config_default();
@@ -84,15 +84,23 @@ static void end_classifier(classifier *c) {
 static int64_t least(const recipe *r, mpt_memory_kind kind) {
     int64_t half_batch = LARGE * (IMAGE * 2 + 8), width = r->batch == MPT_F32 ? 4 : 2;
     switch (kind) {
-    case MPT_MEMORY_PARAMETER: return PARAMETERS * (r->parameters == MPT_F32 ? 4 : 2);
-    case MPT_MEMORY_MASTER: return r->parameters == MPT_F32 ? 0 : PARAMETERS * 4;
-    case MPT_MEMORY_FORM: return r->autocast == MPT_F32 ? 0 : PARAMETERS * 2;
-    case MPT_MEMORY_GRADIENT: return PARAMETERS * 4;
-    case MPT_MEMORY_MOMENT: return PARAMETERS * 8;
-    case MPT_MEMORY_BATCH: return half_batch + LARGE * IMAGE * (width - 2);
+    case MPT_MEMORY_PARAMETER:
+        return PARAMETERS * (r->parameters == MPT_F32 ? 4 : 2);
+    case MPT_MEMORY_MASTER:
+        return r->parameters == MPT_F32 ? 0 : PARAMETERS * 4;
+    case MPT_MEMORY_FORM:
+        return r->autocast == MPT_F32 ? 0 : PARAMETERS * 2;
+    case MPT_MEMORY_GRADIENT:
+        return PARAMETERS * 4;
+    case MPT_MEMORY_MOMENT:
+        return PARAMETERS * 8;
+    case MPT_MEMORY_BATCH:
+        return half_batch + LARGE * IMAGE * (width - 2);
     /* what backward needs: both hidden layers, the logits' log-probabilities in fp32 */
-    case MPT_MEMORY_ACTIVATION: return LARGE * ((128 + 64) * width + 10 * 4);
-    default: return 0;
+    case MPT_MEMORY_ACTIVATION:
+        return LARGE * ((128 + 64) * width + 10 * 4);
+    default:
+        return 0;
     }
 }
 

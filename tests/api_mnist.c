@@ -60,10 +60,10 @@ static double train(const recipe *r, uint64_t seed, double *seconds, int64_t *sk
     config.seed = seed;
     mpt_context *context = mpt_create(&config);
     mpt_loader loader = open_digits(context, MPT_TRAIN, r->batch);
-    mpt_module net = mpt_sequential(
-        context, mpt_nn_flatten(context), mpt_nn_linear(context, 784, 128), mpt_nn_relu(context),
-        mpt_nn_linear(context, 128, 64), mpt_nn_relu(context), mpt_nn_linear(context, 64, 10),
-        mpt_nn_log_softmax(context, -1), MPT_END);
+    mpt_module net =
+        mpt_sequential(context, mpt_nn_flatten(context), mpt_nn_linear(context, 784, 128),
+                       mpt_nn_relu(context), mpt_nn_linear(context, 128, 64), mpt_nn_relu(context),
+                       mpt_nn_linear(context, 64, 10), mpt_nn_log_softmax(context, -1), MPT_END);
     if (r->parameters != MPT_F32) mpt_half(net, r->parameters);
     mpt_optimizer optimizer = make_optimizer(net, r);
     mpt_scaler_config sc = mpt_scaler_config_default();

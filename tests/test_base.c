@@ -125,8 +125,7 @@ TEST(formats_numbers_like_libc) {
         const int precision = i % 17 + 1;
         double value;
         state = state * 6364136223846793005ull + 1442695040888963407ull;
-        value = double_of(i % 3 == 0 ? state
-                                     : (state >> 12) | (uint64_t)(1013 + i % 20) << 52);
+        value = double_of(i % 3 == 0 ? state : (state >> 12) | (uint64_t)(1013 + i % 20) << 52);
         if (i % 5 == 0) value = (double)(int64_t)(state >> 44) / 64.0;
         if (value != value) continue;
         snprintf(want, sizeof want, "%.*g", precision, value);
@@ -347,7 +346,8 @@ static const char *read_file(mpt__base *base, const char *path) {
 
 TEST(files_read_and_write) {
     mpt__base base;
-    const char *path = test_tmp_path("gr\xc3\xbc\xc3\x9f""e.bin"); /* not ASCII */
+    const char *path = test_tmp_path("gr\xc3\xbc\xc3\x9f"
+                                     "e.bin"); /* not ASCII */
     char buffer[8];
     void *file;
     NEEDS_FILES;
@@ -511,9 +511,7 @@ TEST(float_state_round_trip) {
 
 static float flag_x[512], flag_y[512], flag_z[512];
 
-static float flag_multiply_add(float a, float b, float c) {
-    return a * b + c;
-}
+static float flag_multiply_add(float a, float b, float c) { return a * b + c; }
 
 static void flag_scalar(void) {
     for (int i = 0; i < 512; i++)
@@ -585,11 +583,24 @@ TEST(flags_do_not_change_bits) {
 #endif
 }
 
-TEST_TABLE = {T(formats_text), T(formats_numbers), T(formats_numbers_like_libc), T(truncates_text),
-    T(first_error_sticks), T(long_error_is_cut), T(create_error_is_kept),
-    T(memory_is_accounted_by_kind), T(memory_limit_names_what_is_in_use),
-    T(allocator_that_refuses), T(half_a_callback_group_is_an_error), T(files_read_and_write),
-    T(files_beyond_4_gib), T(failed_files_have_reasons), T(commit_replaces_or_leaves),
-    T(temporary_path_without_directory), T(clock_and_process), T(environment_variables),
-    T(float_state_round_trip), T(flags_do_not_change_bits)};
+TEST_TABLE = {T(formats_text),
+              T(formats_numbers),
+              T(formats_numbers_like_libc),
+              T(truncates_text),
+              T(first_error_sticks),
+              T(long_error_is_cut),
+              T(create_error_is_kept),
+              T(memory_is_accounted_by_kind),
+              T(memory_limit_names_what_is_in_use),
+              T(allocator_that_refuses),
+              T(half_a_callback_group_is_an_error),
+              T(files_read_and_write),
+              T(files_beyond_4_gib),
+              T(failed_files_have_reasons),
+              T(commit_replaces_or_leaves),
+              T(temporary_path_without_directory),
+              T(clock_and_process),
+              T(environment_variables),
+              T(float_state_round_trip),
+              T(flags_do_not_change_bits)};
 TEST_MAIN

@@ -327,8 +327,8 @@ TEST(copy) {
                 int rank = random_shape(shape);
                 begin(MPT__K_COPY);
                 add(from, MPT__READ, rank, shape, in_layout());
-                int o = add(to, is_float(to) ? write_or_add() : MPT__WRITE, rank, shape,
-                            out_layout());
+                int o =
+                    add(to, is_float(to) ? write_or_add() : MPT__WRITE, rank, shape, out_layout());
                 run();
                 check_output(o, want_copy, 0);
             }
@@ -392,20 +392,34 @@ static double gelu_tanh(double a) {
 static double want_unary(const int64_t *index) {
     double a = old_value(0, index), c = launch.imm[0];
     switch (launch.function) {
-    case MPT__FN_NEG: return -a;
-    case MPT__FN_EXP: return exp(a);
-    case MPT__FN_LOG: return log(a);
-    case MPT__FN_SQRT: return sqrt(a);
-    case MPT__FN_RELU: return a > 0 || a != a ? a : 0;
-    case MPT__FN_GELU: return 0.5 * a * (1 + erf(a / sqrt(2.0)));
-    case MPT__FN_GELU_TANH: return gelu_tanh(a);
-    case MPT__FN_TANH: return tanh(a);
-    case MPT__FN_SIGMOID: return 1 / (1 + exp(-a));
-    case MPT__FN_ADD_SCALAR: return a + c;
-    case MPT__FN_MUL_SCALAR: return a * c;
-    case MPT__FN_MUL_SLOT: return a * scalars[launch.slot[0]].f;
-    case MPT__FN_ISNAN: return a != a;
-    default: return a - a != 0 && a == a;
+    case MPT__FN_NEG:
+        return -a;
+    case MPT__FN_EXP:
+        return exp(a);
+    case MPT__FN_LOG:
+        return log(a);
+    case MPT__FN_SQRT:
+        return sqrt(a);
+    case MPT__FN_RELU:
+        return a > 0 || a != a ? a : 0;
+    case MPT__FN_GELU:
+        return 0.5 * a * (1 + erf(a / sqrt(2.0)));
+    case MPT__FN_GELU_TANH:
+        return gelu_tanh(a);
+    case MPT__FN_TANH:
+        return tanh(a);
+    case MPT__FN_SIGMOID:
+        return 1 / (1 + exp(-a));
+    case MPT__FN_ADD_SCALAR:
+        return a + c;
+    case MPT__FN_MUL_SCALAR:
+        return a * c;
+    case MPT__FN_MUL_SLOT:
+        return a * scalars[launch.slot[0]].f;
+    case MPT__FN_ISNAN:
+        return a != a;
+    default:
+        return a - a != 0 && a == a;
     }
 }
 
@@ -470,19 +484,29 @@ TEST(unary_edges) {
 static double want_binary(const int64_t *index) {
     double a = old_value(0, index), b = old_value(1, index), t;
     switch (launch.function) {
-    case MPT__FN_ADD: return a + b;
-    case MPT__FN_SUB: return a - b;
-    case MPT__FN_MUL: return a * b;
-    case MPT__FN_DIV: return a / b;
-    case MPT__FN_EQUAL: return a == b;
-    case MPT__FN_RELU_BACKWARD: return a <= 0 ? 0 : b;
-    case MPT__FN_GELU_BACKWARD: return b * gelu_slope(a);
+    case MPT__FN_ADD:
+        return a + b;
+    case MPT__FN_SUB:
+        return a - b;
+    case MPT__FN_MUL:
+        return a * b;
+    case MPT__FN_DIV:
+        return a / b;
+    case MPT__FN_EQUAL:
+        return a == b;
+    case MPT__FN_RELU_BACKWARD:
+        return a <= 0 ? 0 : b;
+    case MPT__FN_GELU_BACKWARD:
+        return b * gelu_slope(a);
     case MPT__FN_GELU_TANH_BACKWARD:
         t = 1e-5;
         return b * (gelu_tanh(a + t) - gelu_tanh(a - t)) / (2 * t);
-    case MPT__FN_TANH_BACKWARD: return b * (1 - a * a);
-    case MPT__FN_SIGMOID_BACKWARD: return b * a * (1 - a);
-    default: return b / (2 * a);
+    case MPT__FN_TANH_BACKWARD:
+        return b * (1 - a * a);
+    case MPT__FN_SIGMOID_BACKWARD:
+        return b * a * (1 - a);
+    default:
+        return b / (2 * a);
     }
 }
 
@@ -822,16 +846,20 @@ static double want_gemm(const int64_t *out) {
                rounded(old_value(1, b), launch.compute_dtype);
     }
     sum *= launch.imm[0];
-    if (launch.operand[2].storage != 0) {
-        sum += rounded(old_value(2, out), launch.compute_dtype);
-    }
+    if (launch.operand[2].storage != 0) { sum += rounded(old_value(2, out), launch.compute_dtype); }
     switch (launch.activation) {
-    case MPT_ACTIVATION_RELU: return sum > 0 ? sum : 0;
-    case MPT_ACTIVATION_GELU: return 0.5 * sum * (1 + erf(sum / sqrt(2.0)));
-    case MPT_ACTIVATION_GELU_TANH: return gelu_tanh(sum);
-    case MPT_ACTIVATION_TANH: return tanh(sum);
-    case MPT_ACTIVATION_SIGMOID: return 1 / (1 + exp(-sum));
-    default: return sum;
+    case MPT_ACTIVATION_RELU:
+        return sum > 0 ? sum : 0;
+    case MPT_ACTIVATION_GELU:
+        return 0.5 * sum * (1 + erf(sum / sqrt(2.0)));
+    case MPT_ACTIVATION_GELU_TANH:
+        return gelu_tanh(sum);
+    case MPT_ACTIVATION_TANH:
+        return tanh(sum);
+    case MPT_ACTIVATION_SIGMOID:
+        return 1 / (1 + exp(-sum));
+    default:
+        return sum;
     }
 }
 
@@ -1257,11 +1285,23 @@ typedef struct update_case {
 
 /* amp-spec 3: p0 = 1, gradients .1, -.2, .3, 0. */
 static const update_case traces[] = {
-    {"adam", true, 1e-3, {.9, .999, 1e-8, 0}, 0,
+    {"adam",
+     true,
+     1e-3,
+     {.9, .999, 1e-8, 0},
+     0,
      {.999000000100, .999366103604, .999022862539, .998741700347}},
-    {"adam, decay", true, 1e-3, {.9, .999, 1e-8, .01}, 0,
+    {"adam, decay",
+     true,
+     1e-3,
+     {.9, .999, 1e-8, .01},
+     0,
      {.999000000091, .999308500510, .998924857375, .998595421743}},
-    {"adamw", true, 1e-3, {.9, .999, 1e-8, .01}, 1,
+    {"adamw",
+     true,
+     1e-3,
+     {.9, .999, 1e-8, .01},
+     1,
      {.998990000100, .999346113704, .998992879178, .998701727057}},
     {"sgd", false, .1, {.9, 0, 0, 0}, 0, {.990, 1.001, .9809, .96281}},
     {"nesterov", false, .1, {.9, 0, 0, 0}, 1, {.981, 1.0109, .96281, .946529}},
@@ -1681,9 +1721,7 @@ static void count_fallback(const mpt__cpu_call *call) {
     fallbacks++;
     mpt__cpu_fall_back(call);
 }
-static int64_t some_workspace(const mpt__launch *l, int threads) {
-    return (void)l, 100 + threads;
-}
+static int64_t some_workspace(const mpt__launch *l, int threads) { return (void)l, 100 + threads; }
 
 TEST(replaced_kernels_stay_in_reach) {
     REQUIRE(have_backends());

@@ -316,6 +316,39 @@ TEST(flush_modes_do_not_reach_conversions) {
 #endif
 }
 
+/* Every byte at every place of arrays of every length to 290, at odd addresses. */
+TEST(look_ups_take_every_entry) {
+    static const size_t room = 292;
+    float wide[256];
+    uint16_t half[256];
+    uint8_t from[292];
+    for (uint32_t i = 0; i < 256; i++) {
+        wide[i] = mpt__f32_from_bits(0x3f800000u + i * 66051u);
+        half[i] = (uint16_t)(i * 257u ^ 0x5aa5u);
+    }
+    for (int level = 0; level < LEVELS; level++) {
+        const mpt__convert_table *table = mpt__convert_table_for(levels[level]);
+        long wrong = 0;
+        if (!mpt__isa_supported(levels[level], mpt__cpu_features())) continue;
+        for (size_t n = 0; n < room; n++) {
+            float f[292];
+            uint16_t h[292];
+            for (size_t i = 0; i < room; i++) {
+                from[i] = (uint8_t)(i * 5 + n);
+                f[i] = -1.0f, h[i] = 0xabcd;
+            }
+            mpt__portable_u8_to_f32(from + 1, f + 1, n ? n - 1 : 0, wide);
+            table->u8_to_half(from + 1, h + 1, n ? n - 1 : 0, half);
+            for (size_t i = 0; i < room; i++) {
+                bool inside = i > 0 && i < n;
+                wrong += f[i] != (inside ? wide[from[i]] : -1.0f);
+                wrong += h[i] != (inside ? half[from[i]] : 0xabcd);
+            }
+        }
+        CHECK_EQ_INT(wrong, 0);
+    }
+}
+
 /* Each special value at each place of an array of each length must be seen. */
 TEST(all_finite_sees_every_place) {
     static const uint32_t specials[] = {0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u};
@@ -386,6 +419,7 @@ TEST_TABLE = {T(every_code_decodes_to_its_value_and_back),
               T(known_values_fp8),
               T(bulk_conversions_give_the_scalar_bits),
               T(flush_modes_do_not_reach_conversions),
+              T(look_ups_take_every_entry),
               T(all_finite_sees_every_place),
               T(the_table_of_dtypes_is_right),
               T(cpu_features_are_consistent)};

@@ -250,8 +250,7 @@ TEST(threads_stay_awake_for_a_while) {
         mpt__yield();
     CHECK_EQ_INT(mpt__atomic_load32(&pool->sleepers), 1);
     before = by_thread[1];
-    for (int i = 0; i < 100; i++)
-        mpt__parallel(pool, 64, MPT__WAKE_COST - 1, mark, &shared_marks);
+    for (int i = 0; i < 100; i++) mpt__parallel(pool, 64, MPT__WAKE_COST - 1, mark, &shared_marks);
     mpt__pool_counts(pool, &runs, by_thread);
     CHECK_EQ_INT(by_thread[1], before);
     mpt__pool_destroy(pool);
@@ -289,8 +288,7 @@ TEST(a_slow_thread_is_left_alone) {
     mpt__pool_counts(pool, &runs, by_thread);
     before = by_thread[1];
     CHECK(before > 0);
-    while (pool->alone > 0)
-        mpt__parallel(pool, 40, cost, mark, &shared_marks);
+    while (pool->alone > 0) mpt__parallel(pool, 40, cost, mark, &shared_marks);
     mpt__pool_counts(pool, &runs, by_thread);
     CHECK_EQ_INT(by_thread[1], before);
     mpt__pool_destroy(pool);
@@ -475,10 +473,18 @@ TEST(atomics_lose_nothing) {
     mpt__pool_destroy(pool);
 }
 
-TEST_TABLE = {T(every_chunk_runs_once), T(threads_take_part_and_bits_stay),
-    T(small_work_stays_with_the_caller), T(sleepers_wake), T(returns_when_all_is_done),
-    T(as_many_threads_as_there_is_work_for), T(threads_stay_awake_for_a_while),
-    T(a_slow_thread_is_left_alone),
-    T(float_state_reaches_the_threads), T(pool_clamps_threads), T(failing_threads_are_an_error),
-    T(pool_without_memory_is_an_error), T(pool_ends_in_a_forked_child), T(atomics_lose_nothing)};
+TEST_TABLE = {T(every_chunk_runs_once),
+              T(threads_take_part_and_bits_stay),
+              T(small_work_stays_with_the_caller),
+              T(sleepers_wake),
+              T(returns_when_all_is_done),
+              T(as_many_threads_as_there_is_work_for),
+              T(threads_stay_awake_for_a_while),
+              T(a_slow_thread_is_left_alone),
+              T(float_state_reaches_the_threads),
+              T(pool_clamps_threads),
+              T(failing_threads_are_an_error),
+              T(pool_without_memory_is_an_error),
+              T(pool_ends_in_a_forked_child),
+              T(atomics_lose_nothing)};
 TEST_MAIN

@@ -15,10 +15,9 @@ static mpt__rng_key key_of(uint64_t seed, uint64_t stream, uint64_t call) {
 
 /* Counter, key and result as in the file of known answers that comes with Random123. */
 TEST(philox_known_answers) {
-    static const uint32_t counter[3][4] = {
-        {0, 0, 0, 0},
-        {0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu},
-        {0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}};
+    static const uint32_t counter[3][4] = {{0, 0, 0, 0},
+                                           {0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu},
+                                           {0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}};
     static const uint32_t key[3][2] = {
         {0, 0}, {0xffffffffu, 0xffffffffu}, {0xa4093822u, 0x299f31d0u}};
     static const uint32_t want[3][4] = {{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u},
@@ -57,13 +56,17 @@ static void check_chunks(mpt__random_bits_fn bits, uint64_t start) {
 }
 
 TEST(any_chunk_gives_the_same_words) {
-    static const mpt_isa levels[] = {MPT_ISA_REF, MPT_ISA_AVX2, MPT_ISA_AVX512, MPT_ISA_NEON};
-    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
-        if (!mpt__isa_supported(levels[i], mpt__cpu_features())) continue;
-        check_chunks(mpt__random_bits_for(levels[i]), 0);
+    for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
+        const mpt__cpu_level *level = &mpt__cpu_levels[i];
+        static mpt__cpu cpu;
+        cpu.words = NULL;
+        if (!level->add || !mpt__isa_supported(level->isa, mpt__cpu_features())) continue;
+        level->add(&cpu);
+        if (!cpu.words) continue;
+        check_chunks(cpu.words->random_bits, 0);
         /* Across the places where the low counter word wraps. */
-        check_chunks(mpt__random_bits_for(levels[i]), (UINT64_C(1) << 34) - 301);
-        check_chunks(mpt__random_bits_for(levels[i]), (UINT64_C(5) << 34) - 32 * 4);
+        check_chunks(cpu.words->random_bits, (UINT64_C(1) << 34) - 301);
+        check_chunks(cpu.words->random_bits, (UINT64_C(5) << 34) - 32 * 4);
     }
 }
 
@@ -179,8 +182,8 @@ TEST(the_tails_of_the_normal) {
 }
 
 TEST(integers_below_a_bound) {
-    static const uint64_t bounds[] = {1, 2, 3, 10, UINT64_C(1) << 32, (UINT64_C(1) << 63) + 1,
-                                      UINT64_MAX};
+    static const uint64_t bounds[] = {
+        1, 2, 3, 10, UINT64_C(1) << 32, (UINT64_C(1) << 63) + 1, UINT64_MAX};
     uint64_t high, low;
     for (size_t b = 0; b < sizeof bounds / sizeof *bounds; b++) {
         for (uint64_t i = 0; i < 2000; i++) {

@@ -204,8 +204,8 @@ static bool same_as_ref(problem *p, const char *what) {
             mpt__ref_load(&b, want[i], (uint8_t)s->dtype, (int64_t)at, 1, 1);
             TEST_FAIL_("%s, %s, function %d, operand %d, dtype %s: element %ld is %.9g (%08x), "
                        "reference %.9g (%08x)",
-                       mpt_isa_name(levels[l]), what, p->launch.function,
-                       i - 1, mpt__dtype_info[s->dtype].name, (long)at, (double)a,
+                       mpt_isa_name(levels[l]), what, p->launch.function, i - 1,
+                       mpt__dtype_info[s->dtype].name, (long)at, (double)a,
                        (unsigned)mpt__f32_bits(a), (double)b, (unsigned)mpt__f32_bits(b));
             good = false;
         }
@@ -543,7 +543,7 @@ TEST(empty_tensors_of_any_length_take_no_time) {
                    {MPT__K_SOFTMAX, MPT__FN_LOG_SOFTMAX, 2},
                    {MPT__K_SOFTMAX_BACKWARD, MPT__FN_SOFTMAX, 3},
                    {MPT__K_SOFTMAX_BACKWARD, MPT__FN_LOG_SOFTMAX, 3}};
-    static const int64_t shapes[][3] = {{INT64_MAX, 3, 0}, {(int64_t)1 << 40, 1, 0},
+    static const int64_t shapes[][3] = {{INT64_MAX, 3, 0},        {(int64_t)1 << 40, 1, 0},
                                         {(int64_t)1 << 40, 0, 1}, {0, INT64_MAX, 3},
                                         {0, (int64_t)1 << 40, 1}, {INT64_MAX, 0, INT64_MAX}};
     have_levels(); /* ref is always there */
@@ -595,13 +595,18 @@ static float round_to(float x, int dtype) {
 
 static double activate(double x, int activation) {
     switch (activation) {
-    case MPT_ACTIVATION_RELU: return x > 0 || isnan(x) ? x : 0;
-    case MPT_ACTIVATION_GELU: return 0.5 * x * (1 + erf(x * sqrt(0.5)));
+    case MPT_ACTIVATION_RELU:
+        return x > 0 || isnan(x) ? x : 0;
+    case MPT_ACTIVATION_GELU:
+        return 0.5 * x * (1 + erf(x * sqrt(0.5)));
     case MPT_ACTIVATION_GELU_TANH:
         return 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
-    case MPT_ACTIVATION_TANH: return tanh(x);
-    case MPT_ACTIVATION_SIGMOID: return 1 / (1 + exp(-x));
-    default: return x;
+    case MPT_ACTIVATION_TANH:
+        return tanh(x);
+    case MPT_ACTIVATION_SIGMOID:
+        return 1 / (1 + exp(-x));
+    default:
+        return x;
     }
 }
 
@@ -647,7 +652,7 @@ static bool check_product(const problem *p, const char *what, int samples) {
         double bound = 6e-7 * size + 3e-7 * fabs(want) + unit * fabs(want) +
                        (c_dtype == MPT_F16 ? 6e-8 : 1e-37);
         double most = c_dtype == MPT_F16 ? 65504 : 3.3e38;
-        if (isnan(want) ? isnan(got)
+        if (isnan(want)  ? isnan(got)
             : isinf(got) ? (got > 0) == (want > 0) && fabs(want) + bound >= most
                          : fabs(got - want) <= bound) {
             continue;
@@ -662,9 +667,12 @@ static bool check_product(const problem *p, const char *what, int samples) {
 
 static int64_t draw_size(int64_t most) {
     switch (below(4)) {
-    case 0: return 1 + below(4);
-    case 1: return 1 + below(20);
-    default: return 1 + below(most);
+    case 0:
+        return 1 + below(4);
+    case 1:
+        return 1 + below(20);
+    default:
+        return 1 + below(most);
     }
 }
 
@@ -806,8 +814,8 @@ static void same_for_all_threads(problem *p, const char *what) {
 }
 
 TEST(threads_do_not_change_bits) {
-    static const int64_t sizes[][3] = {{300, 500, 900}, {64, 784, 1500}, {8, 4000, 2000},
-                                       {5000, 10, 500}, {3000, 3000, 16}};
+    static const int64_t sizes[][3] = {
+        {300, 500, 900}, {64, 784, 1500}, {8, 4000, 2000}, {5000, 10, 500}, {3000, 3000, 16}};
     int64_t shape[3] = {300, 1000, 1}, columns[3] = {1, 1000, 1};
     problem p;
     NEEDS_LEVELS;

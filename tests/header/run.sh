@@ -277,13 +277,13 @@ user_ms() { # user_ms COMMAND...: processor time of the command in milliseconds
     { time "$@" >/dev/null 2>&1; } 2>&1 | awk '{ printf "%d\n", ($1 + $2) * 1000 }'
 }
 least_ms() { for _ in 1 2 3 4 5 6 7; do user_ms "$@"; done | sort -n | head -n 1; }
-# The design asks for 20000 lines, and 12000 of the core. The header is past both; until it is trimmed
-# these bounds may only fall.
-at_most 'lines of mptrain.h' "$(wc -l <"$header")" 22600 lines
+# Wanted are 20000 lines, and 12000 of the core. The header is past both: until it is trimmed these
+# bounds may only fall.
+at_most 'lines of mptrain.h' "$(wc -l <"$header")" 21400 lines
 at_most 'size of mptrain.h' "$(wc -c <"$header")" 1048576 bytes
 core_lines=$($cc -E -C -fdirectives-only $include $core_options implementation.c 2>/dev/null |
     awk '/^# [0-9]+ "/ { ours = $3 ~ /mptrain\.h"$/; next } ours && NF { n++ } END { print n + 0 }')
-at_most 'lines of the core profile that are not blank' "$core_lines" 18500 lines
+at_most 'lines of the core profile that are not blank' "$core_lines" 17300 lines
 for c in $c_compilers; do
     printf 'int main(void) { return 0; }\n' >empty.c
     with=$(least_ms $c $include -fsyntax-only declarations.c)
@@ -313,7 +313,7 @@ fi
 # -- Words that must agree ------------------------------------------------------------------------
 version=$(awk '/define MPTRAIN_VERSION_(MAJOR|MINOR|PATCH) / { v = v dot $3; dot = "." }
     END { print v }' "$header")
-if sed -n '/==== src\/99_end.h ====/,$p' "$header" | grep -m 1 -oE '[0-9]+\.[0-9]+\.[0-9]+' |
+if sed -n '/==== Changelog ====/,$p' "$header" | grep -m 1 -oE '[0-9]+\.[0-9]+\.[0-9]+' |
     grep -qxF "$version"; then pass; else fail "the changelog does not open with $version"; fi
 
 # Every C program in the README compiles and runs as printed, in a folder with only mptrain.h.

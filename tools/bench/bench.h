@@ -48,8 +48,8 @@ static mpt__backend *bench_backend(mpt_isa isa, int threads) {
         memset(&config, 0, sizeof config);
         mpt__base_init(&bench_base, &config);
     }
-    if (mpt__cpu_backend_create(&bench_base, isa, threads, isa == MPT_ISA_AMX, backend,
-                                &chosen) != MPT_OK) {
+    if (mpt__cpu_backend_create(&bench_base, isa, threads, isa == MPT_ISA_AMX, backend, &chosen) !=
+        MPT_OK) {
         bench_base.status = MPT_OK;
         memset(backend, 0, sizeof *backend);
         return NULL;

@@ -39,7 +39,7 @@ enum { CEILING_STEPS = 20000, CEILING_DEPTH = 256 };
 
 #ifdef MPT__HAS_AVX512
 #define CHAINS_12(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
-#define CHAINS_24(X)                                                                               \
+#define CHAINS_24(X) \
     CHAINS_12(X) X(12) X(13) X(14) X(15) X(16) X(17) X(18) X(19) X(20) X(21) X(22) X(23)
 #define CHAIN_MAKE(i) x##i = V_SET(1e-3f * i),
 #define CHAIN_STEP(i) x##i = V_FMA(x##i, a, b);
@@ -52,9 +52,7 @@ enum { CEILING_STEPS = 20000, CEILING_DEPTH = 256 };
 MPT__AVX2 void ceiling_256(void *work, int64_t chunk, int thread) {
     (void)chunk, (void)thread;
     __m256 CHAINS_12(CHAIN_MAKE) a = V_SET(0.999f), b = V_SET(1e-3f);
-    for (int i = 0; i < CEILING_STEPS; i++) {
-        CHAINS_12(CHAIN_STEP)
-    }
+    for (int i = 0; i < CEILING_STEPS; i++) { CHAINS_12(CHAIN_STEP) }
     CHAINS_12(CHAIN_SUM)
     volatile float sink = _mm256_cvtss_f32(a);
     (void)work, (void)sink;
@@ -68,9 +66,7 @@ MPT__AVX2 void ceiling_256(void *work, int64_t chunk, int thread) {
 MPT__AVX512 void ceiling_512(void *work, int64_t chunk, int thread) {
     (void)chunk, (void)thread;
     __m512 CHAINS_24(CHAIN_MAKE) a = V_SET(0.999f), b = V_SET(1e-3f);
-    for (int i = 0; i < CEILING_STEPS; i++) {
-        CHAINS_24(CHAIN_STEP)
-    }
+    for (int i = 0; i < CEILING_STEPS; i++) { CHAINS_24(CHAIN_STEP) }
     CHAINS_24(CHAIN_SUM)
     volatile float sink = _mm512_cvtss_f32(a);
     (void)work, (void)sink;
