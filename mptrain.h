@@ -1268,10 +1268,10 @@ typedef struct mpt__operand {
  *           norm that stands there: sqrt(old^2 + sum); slot[3] loss scale: first multiplier =
  *           float(1 / scale) and found_inf = 0. A slot 0 is left out.
  * GRAD_SCALE  o0 rw gradients *= slot[0], over o1 r segments; then clamped to +-imm[0] if > 0.
- * SGD       o0 rw params (any float dtype), o1? rw master f32 (o0 w then), o2 r gradients f32,
- *           o3? rw momentum f32, o4 r segments, o5 rw step counts i64, o7? r rates f64 [n]. slot[0]
- *           lr, with rates their entry at clamp(slot[3] - slot[4], 0, n - 1) (both i64);
- *           slot[1] multiplier of the gradients; slot[2] found_inf; imm: momentum, dampening,
+ * SGD       o0 rw params (any float dtype; with a master only written), o1? rw master f32, o2 r
+ *           gradients f32, o3? rw momentum f32, o4 r segments, o5 rw step counts i64, o7? r rates
+ *           f64 [n]. slot[0] lr, with rates their entry at clamp(slot[3] - slot[4], 0, n - 1) (both
+ *           i64); slot[1] multiplier of the gradients; slot[2] found_inf; imm: momentum, dampening,
  *           decay; index[0]: Nesterov. With index[1] = 1 the step counts of all segments += 1 at
  *           the end, with 2 also slot[3], the applied steps. A step count of 0 copies g to
  *           momentum. Gate.
@@ -1995,9 +1995,9 @@ static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes);
 static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind);
 /* "parameter", "master", ...: the words of every report. */
 static const char *mpt__memory_kind_text(mpt_memory_kind kind);
-/* A growing array: makes room for `need` elements of `size` bytes; *capacity counts elements.
-   Returns false with an error recorded when memory is out; the old array then still stands. */
-static bool mpt__grow(mpt__base *base, void **array, int64_t *capacity, int64_t need, size_t size,
+/* A growing array, a pointer at `array`: makes room for `need` elements of `size` bytes; *capacity
+   counts elements. False with an error recorded when memory is out: the old array still stands. */
+static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t need, size_t size,
                       mpt_memory_kind kind);
 
 /* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
@@ -2181,11 +2181,11 @@ static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kin
                      mpt__memory_kind_text(kind), memory->held, memory->total_current, use);
 }
 
-static bool mpt__grow(mpt__base *base, void **array, int64_t *capacity, int64_t need, size_t size,
+static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t need, size_t size,
                       mpt_memory_kind kind) {
     const int64_t most = (int64_t)((size_t)PTRDIFF_MAX / size);
     int64_t room = *capacity < 8 ? 8 : *capacity;
-    void *larger;
+    void *rows, *larger;
     if (need <= *capacity) return true;
     if (need > most) {
         mpt__fail_memory(base, PTRDIFF_MAX, kind);
@@ -2194,9 +2194,10 @@ static bool mpt__grow(mpt__base *base, void **array, int64_t *capacity, int64_t 
     while (room < need) room = room <= most / 2 ? room * 2 : most;
     larger = mpt__allocate(base, (size_t)room * size, kind);
     if (!larger) return false;
-    if (*array) memcpy(larger, *array, (size_t)*capacity * size);
-    mpt__release(base, *array, (size_t)*capacity * size, kind);
-    *array = larger;
+    memcpy(&rows, array, sizeof rows);
+    if (rows) memcpy(larger, rows, (size_t)*capacity * size);
+    mpt__release(base, rows, (size_t)*capacity * size, kind);
+    memcpy(array, &larger, sizeof larger);
     *capacity = room;
     return true;
 }
@@ -3206,9 +3207,7 @@ static uint32_t mpt__flush_denormals(bool on) {
     return before;
 }
 
-static void mpt__restore_denormals(uint32_t state) {
-    mpt__set_float_state(state);
-}
+static void mpt__restore_denormals(uint32_t state) { mpt__set_float_state(state); }
 
 /* ---------------------------------------------------------------------------------------------
  * 12_random.c: counter-based random numbers and 64-bit hashes.
@@ -3217,10 +3216,6 @@ static void mpt__restore_denormals(uint32_t state) {
  * as 1, 2, 3", SC 2011): a key and an element index give 32 random bits, whatever was drawn before,
  * by however many threads, in chunks of whatever size, on whatever CPU.
  * ------------------------------------------------------------------------------------------- */
-
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-#include <immintrin.h>
-#endif
 
 /* ==== Hashes ==== */
 
@@ -3320,85 +3315,6 @@ static void mpt__random_bits(mpt__rng_key key, uint64_t first, size_t n, uint32_
         first += take;
         n -= take;
     }
-}
-
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-/* Eight 32x32 -> 64 bit products, split into high and low words. */
-MPT__TARGET("avx2")
-static MPT__INLINE __m256i mpt__avx2_philox_multiply(__m256i a, __m256i m, __m256i *high) {
-    __m256i even = _mm256_mul_epu32(a, m);
-    __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), m);
-    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
-    return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
-}
-
-/* Writes the 32 words of blocks block .. block+7, whose low counter words must not wrap. */
-MPT__TARGET("avx2")
-static void mpt__avx2_philox8(uint64_t seed, uint64_t sequence, uint64_t block, uint32_t *out) {
-    const __m256i m0 = _mm256_set1_epi32((int)MPT__PHILOX_M0);
-    const __m256i m1 = _mm256_set1_epi32((int)MPT__PHILOX_M1);
-    const __m256i w0 = _mm256_set1_epi32((int)MPT__PHILOX_W0);
-    const __m256i w1 = _mm256_set1_epi32((int)MPT__PHILOX_W1);
-    __m256i k0 = _mm256_set1_epi32((int)(uint32_t)seed);
-    __m256i k1 = _mm256_set1_epi32((int)(uint32_t)(seed >> 32));
-    __m256i c0 = _mm256_add_epi32(_mm256_set1_epi32((int)(uint32_t)block),
-                                  _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-    __m256i c1 = _mm256_set1_epi32((int)(uint32_t)(block >> 32));
-    __m256i c2 = _mm256_set1_epi32((int)(uint32_t)sequence);
-    __m256i c3 = _mm256_set1_epi32((int)(uint32_t)(sequence >> 32));
-    for (int round = 0; round < MPT__PHILOX_ROUNDS; round++) {
-        __m256i high0, high1;
-        __m256i low0 = mpt__avx2_philox_multiply(c0, m0, &high0);
-        __m256i low1 = mpt__avx2_philox_multiply(c2, m1, &high1);
-        c0 = _mm256_xor_si256(_mm256_xor_si256(high1, c1), k0);
-        c1 = low1;
-        c2 = _mm256_xor_si256(_mm256_xor_si256(high0, c3), k1);
-        c3 = low0;
-        k0 = _mm256_add_epi32(k0, w0);
-        k1 = _mm256_add_epi32(k1, w1);
-    }
-    /* Lane i of c0..c3 is block i; transposed, b04 holds blocks 0 and 4, and so on. */
-    __m256i t0 = _mm256_unpacklo_epi32(c0, c1), t1 = _mm256_unpackhi_epi32(c0, c1);
-    __m256i t2 = _mm256_unpacklo_epi32(c2, c3), t3 = _mm256_unpackhi_epi32(c2, c3);
-    __m256i b04 = _mm256_unpacklo_epi64(t0, t2), b15 = _mm256_unpackhi_epi64(t0, t2);
-    __m256i b26 = _mm256_unpacklo_epi64(t1, t3), b37 = _mm256_unpackhi_epi64(t1, t3);
-    __m256i *to = (__m256i *)(void *)out;
-    _mm256_storeu_si256(to + 0, _mm256_permute2x128_si256(b04, b15, 0x20));
-    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(b26, b37, 0x20));
-    _mm256_storeu_si256(to + 2, _mm256_permute2x128_si256(b04, b15, 0x31));
-    _mm256_storeu_si256(to + 3, _mm256_permute2x128_si256(b26, b37, 0x31));
-}
-
-/* Same bits as mpt__random_bits. */
-MPT__TARGET("avx2")
-static void mpt__avx2_random_bits(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {
-    uint64_t sequence = mpt__hash_u64(key.stream, key.call);
-    size_t head = (size_t)((4 - (first & 3)) & 3);
-    head = head < n ? head : n;
-    mpt__random_bits(key, first, head, out);
-    first += head;
-    out += head;
-    n -= head;
-    for (; n >= 32; n -= 32, first += 32, out += 32) {
-        uint64_t block = first >> 2;
-        if ((uint32_t)block > UINT32_MAX - 7) {
-            mpt__random_bits(key, first, 32, out);
-        } else {
-            mpt__avx2_philox8(key.seed, sequence, block, out);
-        }
-    }
-    mpt__random_bits(key, first, n, out);
-}
-#endif
-
-/* The fastest form of mpt__random_bits for a level that this CPU has. All give the same bits. */
-static MPT__INLINE mpt__random_bits_fn mpt__random_bits_for(mpt_isa isa) {
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-    if (isa == MPT_ISA_AVX2 || isa == MPT_ISA_AVX512 || isa == MPT_ISA_AMX)
-        return mpt__avx2_random_bits;
-#endif
-    (void)isa;
-    return mpt__random_bits;
 }
 
 /* ==== Distributions (the normal one is in 15_math.c, which has its logarithm and sine) ==== */
@@ -3773,6 +3689,8 @@ typedef struct mpt__convert_table {
     bool (*all_finite_f32)(const float *values, size_t n);
     bool (*all_finite_f16)(const uint16_t *values, size_t n);
     bool (*all_finite_bf16)(const uint16_t *values, size_t n);
+    /* to[i] = table[from[i]] */
+    void (*u8_to_half)(const uint8_t *from, uint16_t *to, size_t n, const uint16_t table[256]);
 } mpt__convert_table;
 
 /* ==== Vocabulary ====
@@ -3954,9 +3872,9 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
         return V##_bits(V##_select(nan, V##_float(V##_iset(0x7fc0)), V##_float(V##_shr16(sum)))); \
     }
 
-/* The tests of a level, and its table. An exponent of all ones and `one` in its lowest bit give a
-   carry to the sign, in each half of a word for 16-bit formats. */
-#define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL)                                              \
+/* The tests of a level, and its table with the look-up of level BYTES. An exponent of all ones and
+   `one` in its lowest bit give a carry to the sign, in each half of a word for 16-bit formats. */
+#define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL, BYTES)                                       \
     SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent,    \
                                     int32_t one) {                                         \
         const V##_i mask = V##_iset(exponent), carry = V##_iset(one);                      \
@@ -3988,7 +3906,7 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
     static const mpt__convert_table mpt__convert_##LEVEL = {                               \
         mpt__##LEVEL##_f16_to_f32,  mpt__##LEVEL##_bf16_to_f32, mpt__##LEVEL##_f32_to_f16, \
         mpt__##LEVEL##_f32_to_bf16, mpt__##LEVEL##_finite_f32,  mpt__##LEVEL##_finite_f16, \
-        mpt__##LEVEL##_finite_bf16};
+        mpt__##LEVEL##_finite_bf16, mpt__##BYTES##_u8_to_half};
 
 /* ==== Levels ==== */
 
@@ -4004,7 +3922,21 @@ static void mpt__portable_f32_to_f16(const float *from, uint16_t *to, size_t n) 
 static void mpt__portable_f32_to_bf16(const float *from, uint16_t *to, size_t n) {
     for (size_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16(from[i]);
 }
-MPT__CONVERT_TABLE(static, mpt__v1, 1, portable)
+/* Four a turn take half the instructions of one. */
+#define MPT__LOOK_UP(NAME, TYPE)                                                                   \
+    static void mpt__portable_##NAME(const uint8_t *from, TYPE *to, size_t n, const TYPE *table) { \
+        size_t i = 0;                                                                              \
+        for (; i + 4 <= n; i += 4) {                                                               \
+            to[i] = table[from[i]];                                                                \
+            to[i + 1] = table[from[i + 1]];                                                        \
+            to[i + 2] = table[from[i + 2]];                                                        \
+            to[i + 3] = table[from[i + 3]];                                                        \
+        }                                                                                          \
+        for (; i < n; i++) to[i] = table[from[i]];                                                 \
+    }
+MPT__LOOK_UP(u8_to_f32, float)
+MPT__LOOK_UP(u8_to_half, uint16_t)
+MPT__CONVERT_TABLE(static, mpt__v1, 1, portable, portable)
 
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
 #define MPT__CONVERT_AVX2 MPT__TARGET("avx2,f16c") static
@@ -4029,12 +3961,19 @@ MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f32_to_bf16_step(const float *from,
     _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(packed));
 }
 MPT__CONVERT_LOOPS(MPT__CONVERT_AVX2, 8, avx2, portable)
-MPT__CONVERT_TABLE(MPT__CONVERT_AVX2, mpt__v8, 8, avx2)
+MPT__CONVERT_TABLE(MPT__CONVERT_AVX2, mpt__v8, 8, avx2, portable)
 
-MPT__ROUND_BF16(MPT__V16_STATIC, mpt__v16, mpt__v16_round_bf16)
-
+/* MPT__ROUND_BF16 in fewer instructions, with masks; the high words are picked by a permutation. */
 MPT__V16 __m256i mpt__avx512_round_bf16(__m512i bits) {
-    return _mm512_maskz_cvtepi32_epi16(MPT__V16_ALL, mpt__v16_round_bf16(bits));
+    const __m512i high = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0x1f001d, 0x1b0019, 0x170015,
+                                          0x130011, 0xf000d, 0xb0009, 0x70005, 0x30001);
+    const __m512i half = _mm512_set1_epi32(0x8000), below = _mm512_set1_epi32(0x7fff);
+    const __m512 value = _mm512_castsi512_ps(bits);
+    __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    __m512i sum = _mm512_mask_add_epi32(_mm512_add_epi32(bits, below), odd, bits, half);
+    sum = _mm512_mask_mov_epi32(sum, nan, _mm512_set1_epi32(0x7fc00000));
+    return _mm512_castsi512_si256(_mm512_maskz_permutexvar_epi16(0xffffffff, high, sum));
 }
 MPT__V16 __m256i mpt__avx512_round_f16(__m512 value) {
     return _mm512_maskz_cvtps_ph(MPT__V16_ALL, value, _MM_FROUND_TO_NEAREST_INT);
@@ -4065,7 +4004,29 @@ MPT__V16 void mpt__avx512_rest_f32_to_bf16(const float *from, uint16_t *to, size
 #define mpt__avx512_f32_to_f16_step(from, to) mpt__avx512_rest_f32_to_f16(from, to, 16)
 #define mpt__avx512_f32_to_bf16_step(from, to) mpt__avx512_rest_f32_to_bf16(from, to, 16)
 MPT__CONVERT_LOOPS(MPT__V16_STATIC, 16, avx512, avx512_rest)
-MPT__CONVERT_TABLE(MPT__V16_STATIC, mpt__v16, 16, avx512)
+
+/* Two registers of the table per look-up, the higher bits of the index select among the results. */
+MPT__V16_STATIC void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_t n,
+                                            const uint16_t table[256]) {
+    __m512i part[8];
+    memcpy(part, table, sizeof part);
+    for (size_t i = 0; i < n; i += 32) {
+        const __mmask32 lanes = 0xffffffffu >> (n - i < 32 ? 32 - (n - i) : 0);
+        const __m512i index =
+            _mm512_maskz_cvtepu8_epi16(lanes, _mm256_maskz_loadu_epi8(lanes, from + i));
+        const __mmask32 bit6 = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
+        const __mmask32 bit7 = _mm512_test_epi16_mask(index, _mm512_set1_epi16(128));
+        __m512i found[4];
+        found[0] = _mm512_permutex2var_epi16(part[0], index, part[1]);
+        found[1] = _mm512_permutex2var_epi16(part[2], index, part[3]);
+        found[2] = _mm512_permutex2var_epi16(part[4], index, part[5]);
+        found[3] = _mm512_permutex2var_epi16(part[6], index, part[7]);
+        found[0] = _mm512_mask_blend_epi16(bit6, found[0], found[1]);
+        found[2] = _mm512_mask_blend_epi16(bit6, found[2], found[3]);
+        _mm512_mask_storeu_epi16(to + i, lanes, _mm512_mask_blend_epi16(bit7, found[0], found[2]));
+    }
+}
+MPT__CONVERT_TABLE(MPT__V16_STATIC, mpt__v16, 16, avx512, avx512)
 #endif
 
 #if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
@@ -4084,7 +4045,7 @@ MPT__V4 void mpt__neon_f32_to_bf16_step(const float *from, uint16_t *to) {
     vst1_u16(to, vmovn_u32(vreinterpretq_u32_s32(mpt__neon_round_bf16(mpt__v4_words(from)))));
 }
 MPT__CONVERT_LOOPS(static, 4, neon, portable)
-MPT__CONVERT_TABLE(static, mpt__v4, 4, neon)
+MPT__CONVERT_TABLE(static, mpt__v4, 4, neon, portable)
 #endif
 
 /* The table for a level that this CPU has. */
@@ -5225,7 +5186,7 @@ typedef void (*mpt__binary_fn)(mpt__real *out, const mpt__real *x, const mpt__re
 typedef struct mpt__ref_update mpt__ref_update;
 /* Parameters, gradients, moments (NULL: none): updates all but the gradients. */
 typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
-                               mpt__real *m, mpt__real *v, int64_t n);
+                               mpt__real *m, mpt__real *v, void *half, int64_t n);
 
 typedef struct mpt__words {
     double slowness; /* nanoseconds of what takes the reference level one */
@@ -6990,6 +6951,7 @@ typedef struct mpt__ref_norm_part {
 typedef struct mpt__ref_gradient_work {
     mpt__ref_view gradients;
     mpt__real multiplier, limit;
+    bool norm; /* is wanted, or a product may overflow where the element does not */
     const int64_t *segment;
     mpt__ref_norm_part *part; /* of the segment's first chunk */
 } mpt__ref_gradient_work;
@@ -7004,8 +6966,15 @@ static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
-        const mpt__real *x = mpt__ref_in(&w->gradients, offset, 1, block, n);
-        if (!words->add_squares(lane, x, n, w->multiplier)) nonfinite = 1;
+        bool finite;
+        if (w->norm) {
+            const mpt__real *x = mpt__ref_in(&w->gradients, offset, 1, block, n);
+            finite = words->add_squares(lane, x, n, w->multiplier);
+        } else {
+            const float *x = (const float *)w->gradients.data + offset;
+            finite = words->convert->all_finite_f32(x, (size_t)n);
+        }
+        if (!finite) nonfinite = 1;
     }
     w->part[chunk].squares = mpt__ref_fold_squares(lane);
     w->part[chunk].nonfinite = nonfinite;
@@ -7044,6 +7013,7 @@ static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn ch
     w.gradients = mpt__ref_view_of(call, 0);
     w.multiplier = mpt__ref_factor(call, call->launch->slot[0]);
     w.limit = (mpt__real)call->launch->imm[0];
+    w.norm = call->launch->slot[2] != 0 || !(w.multiplier <= 1);
     for (int64_t s = 0; s < call->launch->operand[1].shape[0]; s++) {
         w.segment = mpt__ref_segment(call, 1, s);
         w.part = parts != NULL ? parts + chunks : NULL; /* a norm alone needs them */
@@ -7095,10 +7065,11 @@ struct mpt__ref_update {
     mpt__update_fn update;
 };
 
-/* g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
+/* Updates of a block. Where `half` is given, the weights go there as well, in w->param.dtype.
+   g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
    p -= lr (g + momentum m). */
 static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
-                               mpt__real *m, mpt__real *v, int64_t n) {
+                               mpt__real *m, mpt__real *v, void *half, int64_t n) {
     (void)v;
     for (int64_t i = 0; i < n; i++) {
         mpt__real direction = g[i] * w->multiplier;
@@ -7109,12 +7080,13 @@ static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt
         }
         p[i] -= w->lr * direction;
     }
+    if (half != NULL) mpt__ref_store(half, w->param.dtype, 0, 1, p, n);
 }
 
 /* PyTorch's fused form: m and v as written, p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but
    with 1 / sqrt(c2) as a factor: divisions and roots are what an update waits for. */
 static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
-                                mpt__real *m, mpt__real *v, int64_t n) {
+                                mpt__real *m, mpt__real *v, void *half, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         mpt__real gradient = g[i] * w->multiplier;
         if (w->decoupled) {
@@ -7126,6 +7098,7 @@ static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mp
         v[i] = w->beta2 * v[i] + w->rest2 * gradient * gradient;
         p[i] -= w->step_size * m[i] / (mpt__real_sqrt(v[i]) * w->root_factor + w->eps);
     }
+    if (half != NULL) mpt__ref_store(half, w->param.dtype, 0, 1, p, n);
 }
 
 static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
@@ -7134,6 +7107,7 @@ static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
     int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
     bool first = w->first.data != NULL, second = w->second.data != NULL;
     const mpt__ref_view *weights = w->master.data != NULL ? &w->master : &w->param;
+    bool along = weights != &w->param && mpt__ref_is_half(w->param.dtype);
     mpt__real block[4][MPT__BLOCK], *m = NULL, *v = NULL;
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
@@ -7142,9 +7116,10 @@ static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
         mpt__real *p = mpt__ref_edit(weights, offset, block[0], n);
         if (first) m = mpt__ref_edit(&w->first, offset, block[1], n);
         if (second) v = mpt__ref_edit(&w->second, offset, block[2], n);
-        w->update(w, p, mpt__ref_in(&w->gradient, offset, 1, block[3], n), m, v, n);
+        void *half = along ? (uint16_t *)w->param.data + offset : NULL;
+        w->update(w, p, mpt__ref_in(&w->gradient, offset, 1, block[3], n), m, v, half, n);
         if (weights != &w->param) mpt__ref_put(weights, offset, 1, p, n);
-        mpt__ref_put(&w->param, offset, 1, p, n);
+        if (!along) mpt__ref_put(&w->param, offset, 1, p, n);
         if (first) mpt__ref_put(&w->first, offset, 1, m, n);
         if (second) mpt__ref_put(&w->second, offset, 1, v, n);
     }
@@ -7719,61 +7694,79 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
         mpt__random_bits(key, first, n, out);                                               \
     }
 
-#define MPT__SIMD_UPDATE(FN, N, V, W)                                                        \
-    FN void N##_sgd(const mpt__ref_update *w, float *p, const float *g, float *m, float *v,  \
-                    int64_t n) {                                                             \
-        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay);          \
-        const V##_f momentum = V##_set(w->momentum), keep = V##_set(w->keep);                \
-        const V##_f lr = V##_set(w->lr);                                                     \
-        const bool decays = w->decay != 0, first = w->step == 0, nesterov = w->nesterov;     \
-        (void)v;                                                                             \
-        for (int64_t i = 0; i < n; i += W) {                                                 \
-            const int64_t left = n - i;                                                      \
-            V##_f weight = V##_load_as(p + i, left, MPT_F32);                                \
-            V##_f step = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier);             \
-            if (decays) step = V##_add(step, V##_mul(decay, weight));                        \
-            if (m != NULL) {                                                                 \
-                V##_f moment = step;                                                         \
-                if (!first) {                                                                \
-                    moment = V##_mul(momentum, V##_load_as(m + i, left, MPT_F32));           \
-                    moment = V##_add(moment, V##_mul(keep, step));                           \
-                }                                                                            \
-                V##_store_as(m + i, moment, left, MPT_F32);                                  \
-                step = nesterov ? V##_add(step, V##_mul(momentum, moment)) : moment;         \
-            }                                                                                \
-            V##_store_as(p + i, V##_sub(weight, V##_mul(lr, step)), left, MPT_F32);          \
-        }                                                                                    \
-    }                                                                                        \
-    FN void N##_adam(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
-                     int64_t n) {                                                            \
-        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay);          \
-        const V##_f beta1 = V##_set(w->beta1), rest1 = V##_set(w->rest1);                    \
-        const V##_f beta2 = V##_set(w->beta2), rest2 = V##_set(w->rest2);                    \
-        const V##_f eps = V##_set(w->eps), size = V##_set(w->step_size);                     \
-        const V##_f root = V##_set(w->root_factor), shrink = V##_set(w->shrink);             \
-        const bool decoupled = w->decoupled, decays = !decoupled && w->decay != 0;           \
-        for (int64_t i = 0; i < n; i += W) {                                                 \
-            const int64_t left = n - i;                                                      \
-            V##_f weight = V##_load_as(p + i, left, MPT_F32);                                \
-            V##_f gradient = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier);         \
-            if (decoupled) weight = V##_sub(weight, V##_mul(shrink, weight));                \
-            if (decays) gradient = V##_add(gradient, V##_mul(decay, weight));                \
-            V##_f m1 = V##_mul(beta1, V##_load_as(m + i, left, MPT_F32));                    \
-            V##_f v1 = V##_mul(beta2, V##_load_as(v + i, left, MPT_F32));                    \
-            m1 = V##_add(m1, V##_mul(rest1, gradient));                                      \
-            v1 = V##_add(v1, V##_mul(V##_mul(rest2, gradient), gradient));                   \
-            V##_f below = V##_add(V##_mul(V##_sqrt(v1), root), eps);                         \
-            weight = V##_sub(weight, V##_div(V##_mul(size, m1), below));                     \
-            V##_store_as(m + i, m1, left, MPT_F32);                                          \
-            V##_store_as(v + i, v1, left, MPT_F32);                                          \
-            V##_store_as(p + i, weight, left, MPT_F32);                                      \
-        }                                                                                    \
+/* Updates: whole vectors first, with nothing to decide in the loop, then the rest. */
+#define MPT__SIMD_UPDATE_PARTS(FN, N, W, word)                                                 \
+    FN void N##_##word(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
+                       void *half, int64_t n) {                                                \
+        const int64_t rest = n % W, at = n - rest;                                             \
+        N##_##word##_part(w, p, g, m, v, half, at, true);                                      \
+        if (rest == 0) return;                                                                 \
+        if (half != NULL) half = (uint16_t *)half + at;                                        \
+        m = m != NULL ? m + at : m, v = v != NULL ? v + at : v;                                \
+        N##_##word##_part(w, p + at, g + at, m, v, half, rest, false);                         \
     }
+#define MPT__SIMD_UPDATE(FN, OP, N, V, W)                                                         \
+    OP void N##_sgd_part(const mpt__ref_update *w, float *p, const float *g, float *m, float *v,  \
+                         void *half, int64_t n, bool whole) {                                     \
+        const int dtype = w->param.dtype;                                                         \
+        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay);               \
+        const V##_f momentum = V##_set(w->momentum), keep = V##_set(w->keep);                     \
+        const V##_f lr = V##_set(w->lr);                                                          \
+        const bool decays = w->decay != 0, first = w->step == 0, nesterov = w->nesterov;          \
+        (void)v;                                                                                  \
+        for (int64_t i = 0; i < n; i += W) {                                                      \
+            const int64_t left = whole ? W : n - i;                                               \
+            V##_f weight = V##_load_as(p + i, left, MPT_F32);                                     \
+            V##_f step = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier);                  \
+            if (decays) step = V##_add(step, V##_mul(decay, weight));                             \
+            if (m != NULL) {                                                                      \
+                V##_f moment = step;                                                              \
+                if (!first) {                                                                     \
+                    moment = V##_mul(momentum, V##_load_as(m + i, left, MPT_F32));                \
+                    moment = V##_add(moment, V##_mul(keep, step));                                \
+                }                                                                                 \
+                V##_store_as(m + i, moment, left, MPT_F32);                                       \
+                step = nesterov ? V##_add(step, V##_mul(momentum, moment)) : moment;              \
+            }                                                                                     \
+            weight = V##_sub(weight, V##_mul(lr, step));                                          \
+            V##_store_as(p + i, weight, left, MPT_F32);                                           \
+            if (half != NULL) V##_store_as((uint16_t *)half + i, weight, left, dtype);            \
+        }                                                                                         \
+    }                                                                                             \
+    OP void N##_adam_part(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
+                          void *half, int64_t n, bool whole) {                                    \
+        const int dtype = w->param.dtype;                                                         \
+        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay);               \
+        const V##_f beta1 = V##_set(w->beta1), rest1 = V##_set(w->rest1);                         \
+        const V##_f beta2 = V##_set(w->beta2), rest2 = V##_set(w->rest2);                         \
+        const V##_f eps = V##_set(w->eps), size = V##_set(w->step_size);                          \
+        const V##_f root = V##_set(w->root_factor), shrink = V##_set(w->shrink);                  \
+        const bool decoupled = w->decoupled, decays = !decoupled && w->decay != 0;                \
+        for (int64_t i = 0; i < n; i += W) {                                                      \
+            const int64_t left = whole ? W : n - i;                                               \
+            V##_f weight = V##_load_as(p + i, left, MPT_F32);                                     \
+            V##_f gradient = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier);              \
+            if (decoupled) weight = V##_sub(weight, V##_mul(shrink, weight));                     \
+            if (decays) gradient = V##_add(gradient, V##_mul(decay, weight));                     \
+            V##_f m1 = V##_mul(beta1, V##_load_as(m + i, left, MPT_F32));                         \
+            V##_f v1 = V##_mul(beta2, V##_load_as(v + i, left, MPT_F32));                         \
+            m1 = V##_add(m1, V##_mul(rest1, gradient));                                           \
+            v1 = V##_add(v1, V##_mul(V##_mul(rest2, gradient), gradient));                        \
+            V##_f below = V##_add(V##_mul(V##_sqrt(v1), root), eps);                              \
+            weight = V##_sub(weight, V##_div(V##_mul(size, m1), below));                          \
+            V##_store_as(m + i, m1, left, MPT_F32);                                               \
+            V##_store_as(v + i, v1, left, MPT_F32);                                               \
+            V##_store_as(p + i, weight, left, MPT_F32);                                           \
+            if (half != NULL) V##_store_as((uint16_t *)half + i, weight, left, dtype);            \
+        }                                                                                         \
+    }                                                                                             \
+    MPT__SIMD_UPDATE_PARTS(FN, N, W, sgd)                                                         \
+    MPT__SIMD_UPDATE_PARTS(FN, N, W, adam)
 
 /* The words; `transpose` is that of level T. */
 #define MPT__SIMD_UNARY_NAME(id, value, FN, N, V, W) N##_unary_##id,
 #define MPT__SIMD_BINARY_NAME(id, value, FN, N, V, W) N##_binary_##id,
-#define MPT__SIMD_LEVEL(FN, N, V, W, F, T, convert, slowness)      \
+#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, T, convert, slowness)  \
     MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, FN, N, V, W, F)           \
     MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, FN, N, V, W, F)         \
     MPT__SIMD_BLOCKS(FN, N, V, W)                                  \
@@ -7781,7 +7774,7 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)              \
     MPT__SIMD_SQUARES(FN, N, V, W)                                 \
     MPT__SIMD_RANDOM(FN, N, V, W)                                  \
-    MPT__SIMD_UPDATE(FN, N, V, W)                                  \
+    MPT__SIMD_UPDATE(FN, OP, N, V, W)                              \
     static const mpt__words N##_words = {                          \
         slowness,                                                  \
         true,                                                      \
@@ -7963,8 +7956,8 @@ MPT__AVX2_OP void mpt__v8_ustore(uint32_t *p, mpt__v8_u a, mpt__v8_u b, mpt__v8_
 /* ==== The level ==== */
 
 MPT__SIMD_TRANSPOSE(MPT__AVX2, mpt__avx2, mpt__v8, 8)
-MPT__SIMD_LEVEL(MPT__AVX2, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__avx2, &mpt__convert_avx2,
-                0.15)
+MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__avx2,
+                &mpt__convert_avx2, 0.15)
 
 #endif
 /* ---------------------------------------------------------------------------------------------
@@ -7977,7 +7970,7 @@ MPT__SIMD_LEVEL(MPT__AVX2, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__avx2, &mp
 /* ==== Vector layer: 16 floats; contracts as in 32_cpu_avx2.c ==== */
 
 #define MPT__AVX512 MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static
-#define MPT__AVX512_OP                                                                             \
+#define MPT__AVX512_OP \
     MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static MPT__FORCE_INLINE
 
 MPT__AVX512_OP mpt__v16_f mpt__v16_zero(void) { return _mm512_setzero_ps(); }
@@ -8027,19 +8020,21 @@ MPT__AVX512_OP mpt__v16_f mpt__v16_load_as(const void *p, int64_t n, int dtype) 
     return mpt__v16_from_half(_mm256_maskz_loadu_epi16(lanes, p), dtype);
 }
 MPT__AVX512_OP void mpt__v16_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
-    if (n >= 16 && dtype == MPT_F32) {
-        _mm512_storeu_ps(p, v);
-        return;
-    }
     __mmask16 lanes = mpt__v16_first(n);
     if (dtype == MPT_F32) {
-        _mm512_mask_storeu_ps(p, lanes, v);
+        if (n >= 16) {
+            _mm512_storeu_ps(p, v);
+        } else {
+            _mm512_mask_storeu_ps(p, lanes, v);
+        }
+    } else if (n >= 16) {
+        _mm256_storeu_si256((__m256i *)p, mpt__v16_to_half(v, dtype));
     } else {
         _mm256_mask_storeu_epi16(p, lanes, mpt__v16_to_half(v, dtype));
     }
 }
 MPT__AVX512_OP void mpt__v16_transpose4(mpt__v16_f *r0, mpt__v16_f *r1, mpt__v16_f *r2,
-                                           mpt__v16_f *r3) {
+                                        mpt__v16_f *r3) {
     __m512 low01 = _mm512_unpacklo_ps(*r0, *r1), high01 = _mm512_unpackhi_ps(*r0, *r1);
     __m512 low23 = _mm512_unpacklo_ps(*r2, *r3), high23 = _mm512_unpackhi_ps(*r2, *r3);
     *r0 = _mm512_shuffle_ps(low01, low23, 0x44);
@@ -8110,7 +8105,7 @@ MPT__AVX512_OP void mpt__v16_ustore(uint32_t *p, mpt__v16_u a, mpt__v16_u b, mpt
 
 /* ==== The level ==== */
 
-MPT__SIMD_LEVEL(MPT__AVX512, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, mpt__avx2,
+MPT__SIMD_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, mpt__avx2,
                 &mpt__convert_avx512, 0.15)
 
 #endif
@@ -8242,8 +8237,8 @@ MPT__NEON_OP void mpt__v4_ustore(uint32_t *p, mpt__v4_u a, mpt__v4_u b, mpt__v4_
 /* ==== The level ==== */
 
 MPT__SIMD_TRANSPOSE(MPT__NEON, mpt__neon, mpt__v4, 4)
-MPT__SIMD_LEVEL(MPT__NEON, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__neon, &mpt__convert_neon,
-                0.3)
+MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__neon,
+                &mpt__convert_neon, 0.3)
 
 #endif
 /* ---------------------------------------------------------------------------------------------
@@ -8411,6 +8406,12 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         }                                                                                          \
     }
 
+/* Contiguous elements of DTYPE, as far as whole vectors go. */
+#define MPT__LOAD_WHOLE(V, W, DTYPE)                                                               \
+    if (step == 1 && round == 0 && dtype == DTYPE) {                                               \
+        for (; i + W <= n; i += W) V##_store(to + i, V##_load_full(from + 2 * i, DTYPE));          \
+    }
+
 #define MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                      \
     /* Columns past the end repeat the last one, and so does a row. */                             \
     OP void N##_gemm_dot_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,       \
@@ -8526,9 +8527,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                           int round) {                                                             \
         const int bytes = dtype == MPT_F32 ? 4 : 2;                                                \
         int64_t i = 0;                                                                             \
-        for (; step == 1 && round == 0 && i + W <= n; i += W) {                                    \
-            V##_store(to + i, V##_load_full(from + i * bytes, dtype));                             \
-        }                                                                                          \
+        MPT__LOAD_WHOLE(V, W, MPT_BF16)                                                            \
+        MPT__LOAD_WHOLE(V, W, MPT_F16)                                                             \
         for (; i < n; i += W) {                                                                    \
             V##_f v;                                                                               \
             if (step == 1) {                                                                       \
@@ -8579,6 +8579,13 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         STORE(c + x * bytes, v, n, dtype);                                                         \
     }
 
+/* Plain sums of DTYPE, as far as whole vectors go. */
+#define MPT__FINISH_PLAIN(V, W, STORE, DTYPE)                                                      \
+    if (plain && dtype == DTYPE) {                                                                 \
+        for (; x + W <= columns; x += W) STORE(c + 2 * x, V##_load(sum + x), W, DTYPE);            \
+    }
+
+/* Rows that lie one behind the other are one. */
 #define MPT__GEMM_FINISH(FN, NAME, V, W, STORE)                                                    \
     FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,           \
                  int64_t rows, int64_t columns) {                                                  \
@@ -8587,11 +8594,18 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         const int round = g->bias.round;                                                           \
         const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                       \
         const bool accumulate = g->accumulate;                                                     \
+        const bool plain = !scaled && !biased && !accumulate && activation == MPT_ACTIVATION_NONE; \
         const V##_f alpha = V##_set(g->alpha);                                                     \
         char *c = g->c + (i * g->c_row + j) * bytes;                                               \
         const char *bias = biased ? mpt__gemm_at(&g->bias, i, j) : NULL;                           \
+        if (!biased && ld == columns && g->c_row == columns) {                                     \
+            columns *= rows;                                                                       \
+            rows = 1;                                                                              \
+        }                                                                                          \
         for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {                     \
             int64_t x = 0;                                                                         \
+            MPT__FINISH_PLAIN(V, W, STORE, MPT_BF16)                                               \
+            MPT__FINISH_PLAIN(V, W, STORE, MPT_F16)                                                \
             for (; x + W <= columns; x += W) MPT__FINISH_VECTOR(V, STORE, W)                       \
             if (x < columns) MPT__FINISH_VECTOR(V, STORE, columns - x)                             \
             if (biased) bias += g->bias.outer * bias_bytes;                                        \
@@ -10226,10 +10240,14 @@ static bool mpt__enter_checked(mpt_context *context, const char *op) {
     return false;
 }
 
-/* What a call gives that mpt__enter refused. */
-static mpt_status mpt__refused(const mpt_context *context) {
+/* The status of a call whose context may be NULL. */
+static mpt_status mpt__status_of(const mpt_context *context) {
     return context ? context->base.status : MPT_ERROR_HANDLE;
 }
+
+/* Makes a host array hold `need` rows, moved if it has to; false with an error recorded. */
+#define mpt__room(context, array, capacity, need) \
+    mpt__grow(&(context)->base, &(array), &(capacity), need, sizeof *(array), MPT_MEMORY_HOST)
 
 /* The error null; of no context: an argument left out. */
 static mpt_tensor mpt__null(mpt_context *context) {
@@ -10369,14 +10387,9 @@ static MPT__FORCE_INLINE uint32_t mpt__storage_row(mpt_context *context) {
         context->free_storage = context->storages[id].next_free;
         return id;
     }
-    void *rows = context->storages, *data = context->data;
     int64_t need = context->storage_count + 1;
-    bool ok = mpt__grow(&context->base, &rows, &context->storage_capacity, need,
-                        sizeof(mpt__storage), MPT_MEMORY_HOST);
-    context->storages = (mpt__storage *)rows;
-    ok = ok && mpt__grow(&context->base, &data, &context->data_capacity, need, sizeof(void *),
-                         MPT_MEMORY_HOST);
-    context->data = (void **)data;
+    bool ok = mpt__room(context, context->storages, context->storage_capacity, need) &&
+              mpt__room(context, context->data, context->data_capacity, need);
     return ok ? (uint32_t)context->storage_count++ : 0;
 }
 
@@ -10710,13 +10723,10 @@ static mpt_tensor mpt__handle(mpt_context *context, const mpt__tensor *tensor) {
 
 /* Makes more slots. They never move, so pointers to tensors stay good. */
 static MPT__NOINLINE bool mpt__slots_grow(mpt_context *context) {
-    void *tensors = context->tensors;
-    int64_t first = context->tensor_count;
-    bool ok = mpt__grow(&context->base, &tensors, &context->tensor_capacity,
-                        first + MPT__TENSOR_CHUNK, sizeof(mpt__tensor *), MPT_MEMORY_HOST);
-    context->tensors = (mpt__tensor **)tensors;
+    int64_t first = context->tensor_count, need = first + MPT__TENSOR_CHUNK;
+    if (!mpt__room(context, context->tensors, context->tensor_capacity, need)) return false;
     mpt__tensor *chunk =
-        ok ? (mpt__tensor *)mpt__host_new(context, MPT__TENSOR_CHUNK * sizeof(mpt__tensor)) : NULL;
+        (mpt__tensor *)mpt__host_new(context, MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
     if (!chunk) return false;
     context->tensor_count += MPT__TENSOR_CHUNK;
     for (int i = MPT__TENSOR_CHUNK - 1; i >= 0; i--) {
@@ -10768,15 +10778,10 @@ static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor) {
 /* Makes a new tensor end with the innermost scope; on error it ends now. */
 static mpt__tensor *mpt__scoped_tensor(mpt_context *context, mpt__tensor *tensor) {
     if (context->scope_depth == 0) return tensor;
-    if (context->scoped_count == context->scoped_capacity) {
-        void *scoped = context->scoped;
-        bool ok = mpt__grow(&context->base, &scoped, &context->scoped_capacity,
-                            context->scoped_count + 1, sizeof *context->scoped, MPT_MEMORY_HOST);
-        context->scoped = (mpt__scoped *)scoped;
-        if (!ok) {
-            mpt__tensor_drop(context, tensor);
-            return NULL;
-        }
+    if (context->scoped_count == context->scoped_capacity &&
+        !mpt__room(context, context->scoped, context->scoped_capacity, context->scoped_count + 1)) {
+        mpt__tensor_drop(context, tensor);
+        return NULL;
     }
     mpt__scoped *entry = &context->scoped[context->scoped_count++];
     entry->slot = tensor->slot;
@@ -11075,11 +11080,7 @@ static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, voi
         table->first_free = table->rows[slot].next_free;
     } else {
         if (table->count == 0) table->count = 1; /* row 0 means none */
-        void *rows = table->rows;
-        bool ok = mpt__grow(&context->base, &rows, &table->capacity, table->count + 1,
-                            sizeof(mpt__object), MPT_MEMORY_HOST);
-        table->rows = (mpt__object *)rows;
-        if (!ok) return 0;
+        if (!mpt__room(context, table->rows, table->capacity, table->count + 1)) return 0;
         slot = (uint32_t)table->count++;
         table->rows[slot].generation = 1;
     }
@@ -11121,6 +11122,38 @@ static void mpt__object_free(mpt_context *context, mpt__object_kind kind, uint32
     if (object && table->destroy) table->destroy(context, object);
 }
 
+/* Where an object stands in the table of its kind: its first member. */
+typedef struct mpt__id {
+    uint32_t slot, generation;
+} mpt__id;
+
+/* A zeroed object with a row in the table of its kind. NULL on error. */
+static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_t bytes) {
+    mpt__id *id = (mpt__id *)mpt__host_new(context, bytes);
+    if (!id) return NULL;
+    id->slot = mpt__object_new(context, kind, id, &id->generation);
+    if (id->slot) return id;
+    mpt__host_free(context, id, bytes);
+    return NULL;
+}
+
+/* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
+   the object of a handle, NULL with an error recorded if there is none; _enter begins a public call
+   on an object, which ends where it gives NULL. */
+#define MPT__HANDLES(kind, KIND)                                                                   \
+    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) {      \
+        mpt_##kind handle = {context, 0, 0};                                                       \
+        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation;      \
+        return handle;                                                                             \
+    }                                                                                              \
+    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) {                \
+        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot,           \
+                                             handle.generation);                                   \
+    }                                                                                              \
+    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) {                 \
+        return mpt__enter(handle.context, name) ? mpt__##kind##_at(handle.context, handle) : NULL; \
+    }
+
 /* ==== Scopes and steps ==== */
 
 /* Ends the handles of tensors pushed since `start`, the youngest first. */
@@ -11134,7 +11167,7 @@ static void mpt__scope_drop(mpt_context *context, int64_t start) {
 }
 
 MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__refused(context);
+    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
     if (context->scope_depth == MPT__MAX_REGIONS) {
         return mpt__error(context, MPT_ERROR_STATE,
                           "%d scopes are open; close some with mpt_scope_end",
@@ -11145,7 +11178,7 @@ MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_end")) return mpt__refused(context);
+    if (!mpt__enter(context, "mpt_scope_end")) return mpt__status_of(context);
     if (context->scope_depth == 0)
         return mpt__error(context, MPT_ERROR_STATE, "no scope is open; mpt_scope_begin opens one");
     if (context->step_depth == context->scope_depth)
@@ -11156,7 +11189,7 @@ MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
-    if (!mpt__enter_checked(context, "mpt_step_begin")) return mpt__refused(context);
+    if (!mpt__enter_checked(context, "mpt_step_begin")) return mpt__status_of(context);
     if (context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE,
                           "step %lld is still open; end it with mpt_step_end",
@@ -11171,7 +11204,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_step_end")) return mpt__refused(context);
+    if (!mpt__enter(context, "mpt_step_end")) return mpt__status_of(context);
     if (!context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE, "no step is open; mpt_step_begin opens one");
     if (context->scope_depth > context->step_depth)
@@ -11267,11 +11300,9 @@ static uint32_t mpt__record_new(mpt_context *context) {
         context->free_record = context->records[id].next_free;
     } else {
         if (context->record_count == 0) context->record_count = 1; /* record 0 is never used */
-        void *records = context->records;
-        bool ok = mpt__grow(&context->base, &records, &context->record_capacity,
-                            context->record_count + 1, sizeof(mpt__record), MPT_MEMORY_HOST);
-        context->records = (mpt__record *)records;
-        if (!ok) return 0;
+        if (!mpt__room(context, context->records, context->record_capacity,
+                       context->record_count + 1))
+            return 0;
         id = (uint32_t)context->record_count++;
     }
     context->counters.op_records++;
@@ -11584,13 +11615,9 @@ static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor
 /* ==== Backward ==== */
 
 static bool mpt__walk_push(mpt_context *context, int64_t *count, uint32_t value) {
-    if (*count == context->walk_capacity) {
-        void *walk = context->walk;
-        bool ok = mpt__grow(&context->base, &walk, &context->walk_capacity, *count + 1,
-                            sizeof(uint32_t), MPT_MEMORY_HOST);
-        context->walk = (uint32_t *)walk;
-        if (!ok) return false;
-    }
+    if (*count == context->walk_capacity &&
+        !mpt__room(context, context->walk, context->walk_capacity, *count + 1))
+        return false;
     context->walk[(*count)++] = value;
     return true;
 }
@@ -11743,7 +11770,7 @@ static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor,
 
 MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter_checked(context, "mpt_backward")) return mpt__refused(context);
+    if (!mpt__enter_checked(context, "mpt_backward")) return mpt__status_of(context);
     mpt__tensor *root = mpt__at(context, tensor, "loss");
     if (!root) return context->base.status;
     if (!(root->flags & MPT__REQUIRES_GRAD)) {
@@ -11783,7 +11810,7 @@ MPTRAIN_API mpt_status mpt_backward(mpt_tensor loss) {
 MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
     mpt_context *context = tensor.context;
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_requires_grad", "tensor");
-    if (!leaf) return mpt__refused(context);
+    if (!leaf) return mpt__status_of(context);
     if (leaf->record)
         return mpt__error(
             context, MPT_ERROR_STATE,
@@ -11832,7 +11859,7 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
 
 MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_clear_grad", "tensor");
-    if (!leaf) return mpt__refused(tensor.context);
+    if (!leaf) return mpt__status_of(tensor.context);
     if (leaf->parameter) tensor.context->parameters[leaf->parameter - 1].has_grad = false;
     mpt__gradient_drop(tensor.context, &leaf->gradient);
     return MPT_OK;
@@ -11893,7 +11920,7 @@ static mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype) {
-    if (!mpt__enter(context, "mpt_autocast_begin")) return mpt__refused(context);
+    if (!mpt__enter(context, "mpt_autocast_begin")) return mpt__status_of(context);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
         return mpt__error(
             context, MPT_ERROR_DTYPE,
@@ -12059,23 +12086,12 @@ static bool mpt__gemm_source(mpt_context *context, const mpt__tensor *tensor, mp
 
 /* ==== What this room and those above share ==== */
 
-/* The status of a call whose context may be NULL. */
-static mpt_status mpt__status_of(const mpt_context *context) {
-    return context ? context->base.status : MPT_ERROR_HANDLE;
-}
-
 /* Records an error; the error null. */
 #define mpt__refuse(context, ...) (mpt__error(context, __VA_ARGS__), mpt__null(context))
 
 /* Begins a public call on a tensor; NULL with an error recorded. */
 static mpt__tensor *mpt__tensor_call(mpt_tensor tensor, const char *call) {
     return mpt__enter(tensor.context, call) ? mpt__at(tensor.context, tensor, "tensor") : NULL;
-}
-
-/* A host array with room for `need` > 0 rows, moved if it has to; NULL on error, `rows` stays. */
-static void *mpt__rows(mpt_context *context, void *rows, int64_t *capacity, int64_t need,
-                       size_t size) {
-    return mpt__grow(&context->base, &rows, capacity, need, size, MPT_MEMORY_HOST) ? rows : NULL;
 }
 
 /* Text that grows in a caller's buffer: `length` counts what all of it needs. */
@@ -12262,11 +12278,8 @@ typedef struct mpt__ids {
 } mpt__ids;
 
 static bool mpt__ids_add(mpt_context *context, mpt__ids *ids, uint32_t id) {
-    uint32_t *rows =
-        (uint32_t *)mpt__rows(context, ids->id, &ids->capacity, ids->count + 1, sizeof *rows);
-    if (!rows) return false;
-    ids->id = rows;
-    rows[ids->count++] = id;
+    if (!mpt__room(context, ids->id, ids->capacity, ids->count + 1)) return false;
+    ids->id[ids->count++] = id;
     return true;
 }
 
@@ -12303,14 +12316,11 @@ static void mpt__recorder_hold(mpt_context *context, mpt__recorder *recorder,
 /* What was there before is held from its first use on: it must still be there at replay. */
 static void mpt__record_launch(mpt_context *context, void *user, const mpt__launch *launch) {
     mpt__recorder *recorder = (mpt__recorder *)user;
-    mpt__launch *launches = (mpt__launch *)mpt__rows(
-        context, recorder->launches, &recorder->capacity, recorder->count + 1, sizeof *launches);
-    if (!launches) {
+    if (!mpt__room(context, recorder->launches, recorder->capacity, recorder->count + 1)) {
         recorder->failed = true;
         return;
     }
-    recorder->launches = launches;
-    launches[recorder->count++] = *launch;
+    recorder->launches[recorder->count++] = *launch;
     mpt__recorder_hold(context, recorder, launch, recorder->storages_before);
 }
 
@@ -13010,30 +13020,33 @@ typedef enum mpt__op_id {
 } mpt__op_id;
 
 /* The functions of the table; each is defined in one of the rooms that follow. */
-#define MPT__SHAPES(F)                                                                        \
-    F(binary)                                                                                 \
-    F(unary)                                                                                  \
-    F(predicate)                                                                              \
-    F(equal)                                                                                  \
-    F(matmul)                                                                                 \
-    F(linear) F(reduce) F(argmax) F(softmax) F(reshape) F(permute) F(slice) F(expand) F(cast) \
-        F(cat) F(nll) F(mse) F(user)
-#define MPT__FORWARDS(F)                                                                        \
-    F(binary)                                                                                   \
-    F(unary)                                                                                    \
-    F(unary_keep_in)                                                                            \
-    F(unary_keep_out)                                                                           \
-    F(matmul)                                                                                   \
-    F(linear) F(reduce) F(max) F(argmax) F(softmax) F(dropout) F(reshape) F(copy) F(cat) F(nll) \
+#define MPT__SHAPES(F)                                                                            \
+    F(binary)                                                                                     \
+    F(unary)                                                                                      \
+    F(predicate)                                                                                  \
+    F(equal)                                                                                      \
+    F(matmul)                                                                                     \
+    F(linear)                                                                                     \
+    F(reduce) F(argmax) F(softmax) F(reshape) F(permute) F(slice) F(expand) F(cast) F(cat) F(nll) \
+        F(mse) F(user)
+#define MPT__FORWARDS(F)                                                              \
+    F(binary)                                                                         \
+    F(unary)                                                                          \
+    F(unary_keep_in)                                                                  \
+    F(unary_keep_out)                                                                 \
+    F(matmul)                                                                         \
+    F(linear)                                                                         \
+    F(reduce) F(max) F(argmax) F(softmax) F(dropout) F(reshape) F(copy) F(cat) F(nll) \
         F(cross_entropy) F(mse) F(user) F(scale_loss)
-#define MPT__BACKWARDS(F)                                                                          \
-    F(add)                                                                                         \
-    F(sub)                                                                                         \
-    F(mul)                                                                                         \
-    F(div)                                                                                         \
-    F(pass)                                                                                        \
-    F(linear_unary) F(unary) F(matmul) F(linear) F(reduce) F(max) F(softmax) F(dropout) F(reshape) \
-        F(permute) F(slice) F(expand) F(cat) F(nll) F(cross_entropy) F(mse) F(user)
+#define MPT__BACKWARDS(F)                                                                     \
+    F(add)                                                                                    \
+    F(sub)                                                                                    \
+    F(mul)                                                                                    \
+    F(div)                                                                                    \
+    F(pass)                                                                                   \
+    F(linear_unary)                                                                           \
+    F(unary) F(matmul) F(linear) F(reduce) F(max) F(softmax) F(dropout) F(reshape) F(permute) \
+        F(slice) F(expand) F(cat) F(nll) F(cross_entropy) F(mse) F(user)
 #define MPT__DECLARE(name) static mpt_status mpt__##name##_shape(mpt__frame *frame);
 MPT__SHAPES(MPT__DECLARE)
 #undef MPT__DECLARE
@@ -14996,12 +15009,12 @@ typedef struct mpt__draws {
 } mpt__draws;
 
 typedef struct mpt__module {
+    mpt__id id;
     mpt_module_class cls;
     void *user;
     mpt__layer layer;
     mpt__attributes attributes; /* of the layer's op */
-    uint32_t slot, generation;
-    uint32_t parent; /* the first one, 0 = root */
+    uint32_t parent;            /* the first one, 0 = root */
     int parents;
     int64_t creation;       /* number in its context; 0 = given back, see mpt__number_back */
     int64_t first, numbers; /* the least in the tree, how many it has */
@@ -15026,30 +15039,10 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
 
 /* ==== Handles ==== */
 
-static mpt_module mpt__module_null(mpt_context *context) {
-    mpt_module module;
-    module.context = context, module.slot = 0, module.generation = 0;
-    return module;
-}
+MPT__HANDLES(module, MPT__MODULE)
 
 static mpt__module *mpt__module_slot(mpt_context *context, uint32_t slot) {
     return (mpt__module *)mpt__object_slot(context, MPT__MODULE, slot);
-}
-
-static mpt__module *mpt__module_at(mpt_context *context, mpt_module module) {
-    return (mpt__module *)mpt__object_at(context, MPT__MODULE, module.context, module.slot,
-                                         module.generation);
-}
-
-static mpt_module mpt__module_handle(mpt_context *context, const mpt__module *module) {
-    mpt_module handle = mpt__module_null(context);
-    if (module) handle.slot = module->slot, handle.generation = module->generation;
-    return handle;
-}
-
-/* Begins a public call on a module; NULL with an error recorded. */
-static mpt__module *mpt__module_call(mpt_module module, const char *call) {
-    return mpt__enter(module.context, call) ? mpt__module_at(module.context, module) : NULL;
 }
 
 static mpt__module *mpt__module_root(mpt_context *context, mpt__module *module) {
@@ -15109,7 +15102,7 @@ static uint32_t mpt__other_parent(mpt_context *context, const mpt__module *paren
     for (int64_t i = 1; i < table->count; i++) {
         const mpt__module *other = (const mpt__module *)table->rows[i].object;
         for (int64_t k = 0; other && other != parent && k < other->child_count; k++)
-            if (other->children[k].slot == child->slot) return other->slot;
+            if (other->children[k].slot == child->id.slot) return other->id.slot;
     }
     return 0;
 }
@@ -15120,10 +15113,10 @@ static void mpt__module_end(mpt_context *context, mpt__module *module, bool belo
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
         if (--child->parents == 0 && below)
             mpt__module_end(context, child, true);
-        else if (child->parent == module->slot)
+        else if (child->parent == module->id.slot)
             child->parent = mpt__other_parent(context, module, child);
     }
-    mpt__object_free(context, MPT__MODULE, module->slot);
+    mpt__object_free(context, MPT__MODULE, module->id.slot);
 }
 
 /* ==== Walks ==== */
@@ -15150,7 +15143,7 @@ typedef struct mpt__walk {
 
 static mpt__module *mpt__walk_to(mpt__walk *walk, mpt__module *module, uint32_t length) {
     mpt__level *level = &walk->level[walk->depth++];
-    level->slot = module->slot, level->length = length, level->next = 0;
+    level->slot = module->id.slot, level->length = length, level->next = 0;
     module->mark = walk->mark;
     walk->module = module;
     walk->row = 0;
@@ -15273,16 +15266,14 @@ static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, cons
             return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a child %s",
                               name);
     }
-    mpt__module_child *rows = (mpt__module_child *)mpt__rows(
-        context, module->children, &module->child_capacity, module->child_count + 1, sizeof *rows);
-    if (!rows) return context->base.status;
-    module->children = rows;
-    rows += module->child_count;
+    if (!mpt__room(context, module->children, module->child_capacity, module->child_count + 1))
+        return context->base.status;
+    mpt__module_child *rows = module->children + module->child_count;
     rows->name = mpt__host_text(context, name);
-    rows->slot = child->slot;
+    rows->slot = child->id.slot;
     if (!rows->name) return context->base.status;
     module->child_count++;
-    if (!child->parent) child->parent = module->slot;
+    if (!child->parent) child->parent = module->id.slot;
     child->parents++;
     mpt__number(context, child);
     for (mpt__module *above = module;;) {
@@ -15303,12 +15294,10 @@ static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, 
             return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a parameter %s",
                               name);
     }
-    mpt__module_parameter *rows =
-        (mpt__module_parameter *)mpt__rows(context, module->parameters, &module->parameter_capacity,
-                                           module->parameter_count + 1, sizeof *rows);
-    if (!rows) return context->base.status;
-    module->parameters = rows;
-    rows += module->parameter_count;
+    if (!mpt__room(context, module->parameters, module->parameter_capacity,
+                   module->parameter_count + 1))
+        return context->base.status;
+    mpt__module_parameter *rows = module->parameters + module->parameter_count;
     memset(rows, 0, sizeof *rows);
     rows->name = mpt__host_text(context, name);
     rows->shape = *shape;
@@ -15323,7 +15312,7 @@ static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, 
 /* A module without a number: mpt__layer_made follows. NULL with an error recorded. */
 static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__layer layer) {
     if (!mpt__enter(context, call)) return NULL;
-    mpt__module *module = (mpt__module *)mpt__host_new(context, sizeof *module);
+    mpt__module *module = (mpt__module *)mpt__object_make(context, MPT__MODULE, sizeof *module);
     if (!module) return NULL;
     mpt__attributes_clear(&module->attributes);
     module->layer = layer;
@@ -15332,18 +15321,15 @@ static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__
     module->training = true;
     module->first = INT64_MAX;
     module->numbers = 1;
-    module->slot = mpt__object_new(context, MPT__MODULE, module, &module->generation);
-    if (module->slot) return module;
-    mpt__host_free(context, module, sizeof *module);
-    return NULL;
+    return module;
 }
 
 /* Ends a constructor: the handle and the number, or on error neither. */
 static mpt_module mpt__layer_made(mpt_context *context, mpt__module *module) {
-    if (!module) return mpt__module_null(context);
+    if (!module) return mpt__module_handle(context, NULL);
     if (context->base.status != MPT_OK) {
         mpt__module_end(context, module, false);
-        return mpt__module_null(context);
+        return mpt__module_handle(context, NULL);
     }
     module->creation = (int64_t)++context->module_creations;
     if (module->first > module->creation) module->first = module->creation;
@@ -15361,7 +15347,7 @@ static void mpt__layer_parameter(mpt_context *context, mpt__module *module, cons
 static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_t in, int64_t out,
                                   bool bias) {
     mpt__module *module = mpt__layer_new(context, call, MPT__LAYER_linear);
-    if (!module) return mpt__module_null(context);
+    if (!module) return mpt__module_handle(context, NULL);
     if (in < 1 || out < 1)
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more",
                    (long long)in, (long long)out);
@@ -15457,7 +15443,7 @@ static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt_
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "more than %d modules; is MPT_END missing? else use the form with an array",
                    (int)MOST);
-    return mpt__module_null(context);
+    return mpt__module_handle(context, NULL);
 }
 
 MPTRAIN_API mpt_module mpt_sequential(mpt_context *context, ...) {
@@ -15480,7 +15466,7 @@ MPTRAIN_API mpt_module mpt_nn_list(mpt_context *context, ...) {
 MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
                                          void *user) {
     mpt__module *module = mpt__layer_new(context, "mpt_module_create", MPT__LAYER_user);
-    if (!module) return mpt__module_null(context);
+    if (!module) return mpt__module_handle(context, NULL);
     if (cls && cls->name && cls->forward) {
         module->cls = *cls;
         module->user = user;
@@ -15499,7 +15485,7 @@ static bool mpt__check_name(mpt_context *context, const char *name) {
 
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
     mpt_context *context = module.context;
-    mpt__module *above = mpt__module_call(module, "mpt_add_child");
+    mpt__module *above = mpt__module_enter(module, "mpt_add_child");
     mpt__module *below = above ? mpt__module_at(context, child) : NULL;
     if (below && mpt__check_name(context, name)) mpt__add_child(context, above, name, below);
     return mpt__status_of(context);
@@ -15508,7 +15494,7 @@ MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_mo
 MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
                                          mpt_init init) {
     mpt_context *context = module.context;
-    mpt__module *found = mpt__module_call(module, "mpt_add_parameter");
+    mpt__module *found = mpt__module_enter(module, "mpt_add_parameter");
     if (!found || !mpt__check_name(context, name) || !mpt__check_init(context, init))
         return mpt__status_of(context);
     return mpt__add_parameter(context, found, name, &shape, init, 0);
@@ -15530,31 +15516,27 @@ static int64_t mpt__aligned_up(int64_t value, int64_t grain) {
 /* A path kept for the life of the context; 0 on error. */
 static uint32_t mpt__path_new(mpt_context *context, const char *text) {
     if (context->path_count == 0) context->path_count = 1; /* 0 means none */
-    char **paths = (char **)mpt__rows(context, context->paths, &context->path_capacity,
-                                      context->path_count + 1, sizeof *paths);
-    if (!paths) return 0;
-    context->paths = paths;
-    paths[context->path_count] = mpt__host_text(context, text);
-    return paths[context->path_count] ? (uint32_t)context->path_count++ : 0;
+    if (!mpt__room(context, context->paths, context->path_capacity, context->path_count + 1))
+        return 0;
+    context->paths[context->path_count] = mpt__host_text(context, text);
+    return context->paths[context->path_count] ? (uint32_t)context->path_count++ : 0;
 }
 
 /* A place in the block for a parameter of the current module of a walk. */
 static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row, uint32_t block) {
     mpt_context *context = walk->context;
-    mpt__parameter *rows =
-        (mpt__parameter *)mpt__rows(context, context->parameters, &context->parameter_capacity,
-                                    context->parameter_count + 1, sizeof *rows);
-    if (!rows) return context->base.status;
-    context->parameters = rows;
+    if (!mpt__room(context, context->parameters, context->parameter_capacity,
+                   context->parameter_count + 1))
+        return context->base.status;
     char text[MPT__PATH_BYTES + 256];
     mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "", row->name);
-    mpt__parameter *parameter = &rows[context->parameter_count];
+    mpt__parameter *parameter = &context->parameters[context->parameter_count];
     memset(parameter, 0, sizeof *parameter);
     parameter->path = mpt__host_text(context, text);
     if (!parameter->path) return context->base.status;
     parameter->live = true;
     parameter->block = block;
-    parameter->module = walk->module->slot;
+    parameter->module = walk->module->id.slot;
     parameter->offset = context->blocks[block].numel;
     parameter->numel = mpt__shape_numel(&row->shape);
     if (parameter->numel > MPT__MOST_ELEMENTS - parameter->offset) {
@@ -15585,14 +15567,12 @@ static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
 static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
     uint32_t index = 0;
     while ((int64_t)index < context->block_count && context->blocks[index].live) index++;
-    mpt__block *rows = (mpt__block *)mpt__rows(context, context->blocks, &context->block_capacity,
-                                               (int64_t)index + 1, sizeof *rows);
-    if (!rows) return UINT32_MAX;
-    context->blocks = rows;
+    if (!mpt__room(context, context->blocks, context->block_capacity, (int64_t)index + 1))
+        return UINT32_MAX;
     if ((int64_t)index == context->block_count) context->block_count++;
-    memset(&rows[index], 0, sizeof *rows);
-    rows[index].live = 1;
-    rows[index].dtype = (uint8_t)dtype;
+    memset(&context->blocks[index], 0, sizeof *context->blocks);
+    context->blocks[index].live = 1;
+    context->blocks[index].dtype = (uint8_t)dtype;
     return index;
 }
 
@@ -15756,7 +15736,7 @@ static mpt_status mpt__module_forward(mpt_context *context, mpt__module *module,
     bool training = context->module_training;
     int autocast_depth = context->autocast_depth;
     context->path = module->path;
-    context->module = module->slot;
+    context->module = module->id.slot;
     context->path_hash = module->path_hash;
     context->module_training = module->training;
     if (module->policy && mpt__autocast_dtype(context) != MPT_F32)
@@ -15806,7 +15786,7 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
                                      mpt_tensor *out, int n_out) {
     mpt_context *context = module.context;
     if (out) mpt__outputs_null(context, out, n_out);
-    mpt__module *found = mpt__module_call(module, "mpt_forward");
+    mpt__module *found = mpt__module_enter(module, "mpt_forward");
     if (!found) return mpt__status_of(context);
     if (!in || !out || n_in < 1 || n_out < 1)
         return mpt__error(context, MPT_ERROR_ARGUMENT,
@@ -15829,7 +15809,7 @@ MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {
 
 /* Begins a public call on a module whose tree is frozen for it; NULL with an error recorded. */
 static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
-    mpt__module *found = mpt__module_call(module, call);
+    mpt__module *found = mpt__module_enter(module, call);
     return found && mpt__freeze(module.context, found) == MPT_OK ? found : NULL;
 }
 
@@ -15876,8 +15856,8 @@ MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path) {
 
 MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
     mpt_context *context = module.context;
-    mpt__module *found = mpt__module_call(module, "mpt_child");
-    if (!found) return mpt__module_null(context);
+    mpt__module *found = mpt__module_enter(module, "mpt_child");
+    if (!found) return mpt__module_handle(context, NULL);
     const mpt__module *child =
         path && *path ? mpt__module_find(context, found, path, path + strlen(path)) : NULL;
     if (!child)
@@ -15908,7 +15888,7 @@ static int64_t mpt__module_parameters(mpt_context *context, mpt_module module, c
 
 /* Counts without freezing the tree: elements, or tensors; -1 on error. */
 static int64_t mpt__count_parameters(mpt_module module, const char *call, bool elements) {
-    mpt__module *found = mpt__module_call(module, call);
+    mpt__module *found = mpt__module_enter(module, call);
     if (!found) return -1;
     int64_t count = 0;
     const mpt__module_parameter *row;
@@ -15965,7 +15945,7 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
 /* ==== Modes and policies ==== */
 
 static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
-    mpt__module *found = mpt__module_call(module, call);
+    mpt__module *found = mpt__module_enter(module, call);
     if (!found) return mpt__status_of(module.context);
     mpt__walk walk;
     found = mpt__walk_begin(&walk, module.context, found);
@@ -15979,13 +15959,13 @@ MPTRAIN_API mpt_status mpt_train(mpt_module module) {
 MPTRAIN_API mpt_status mpt_eval(mpt_module module) { return mpt__train(module, "mpt_eval", false); }
 
 MPTRAIN_API bool mpt_is_training(mpt_module module) {
-    const mpt__module *found = mpt__module_call(module, "mpt_is_training");
+    const mpt__module *found = mpt__module_enter(module, "mpt_is_training");
     return found && found->training;
 }
 
 MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
     mpt_context *context = root.context;
-    mpt__module *found = mpt__module_call(root, "mpt_set_label");
+    mpt__module *found = mpt__module_enter(root, "mpt_set_label");
     if (!found) return mpt__status_of(context);
     if (!label) return mpt__error(context, MPT_ERROR_ARGUMENT, "label is NULL");
     if (found->parent || found->frozen)
@@ -15996,7 +15976,7 @@ MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
 }
 
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
-    mpt__module *found = mpt__module_call(module, "mpt_set_dtype_policy");
+    mpt__module *found = mpt__module_enter(module, "mpt_set_dtype_policy");
     if (!found) return mpt__status_of(module.context);
     if (dtype != MPT_F32 && dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_DTYPE_NONE)
         return mpt__error(
@@ -16133,7 +16113,7 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
     mpt__summary summary;
     memset(&summary, 0, sizeof summary);
     summary.out = mpt__prose_make(text, size);
-    mpt__module *found = mpt__module_call(module, "mpt_summary");
+    mpt__module *found = mpt__module_enter(module, "mpt_summary");
     if (!found) return 0;
     mpt__walk walk;
     found = mpt__walk_begin(&walk, module.context, found);
@@ -16230,7 +16210,7 @@ MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
 
 MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
     mpt_context *context = root.context;
-    mpt__module *found = mpt__module_call(root, "mpt_module_destroy");
+    mpt__module *found = mpt__module_enter(root, "mpt_module_destroy");
     if (!found) return mpt__status_of(context);
     if (found->parent)
         return mpt__error(context, MPT_ERROR_STATE,
@@ -16276,11 +16256,6 @@ typedef struct mpt__rule {
         double low, below;
     } setting[MPT__SETTINGS]; /* the last ones may be missing */
 } mpt__rule;
-
-/* Where an object stands in the table of its kind: its first member. */
-typedef struct mpt__id {
-    uint32_t slot, generation;
-} mpt__id;
 
 typedef struct mpt__group {
     double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
@@ -16370,33 +16345,6 @@ static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *opt
 static void mpt__schedule_detach(struct mpt__schedule *schedule);
 
 /* ==== Handles ==== */
-
-/* A zeroed object with a row in the table of its kind. NULL on error. */
-static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_t bytes) {
-    mpt__id *id = (mpt__id *)mpt__host_new(context, bytes);
-    if (!id) return NULL;
-    id->slot = mpt__object_new(context, kind, id, &id->generation);
-    if (id->slot) return id;
-    mpt__host_free(context, id, bytes);
-    return NULL;
-}
-
-/* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
-   the object of a handle, NULL with an error recorded if there is none; _enter begins a public call
-   on an object, which ends where it gives NULL. */
-#define MPT__HANDLES(kind, KIND)                                                                   \
-    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) {      \
-        mpt_##kind handle = {context, 0, 0};                                                       \
-        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation;      \
-        return handle;                                                                             \
-    }                                                                                              \
-    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) {                \
-        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot,           \
-                                             handle.generation);                                   \
-    }                                                                                              \
-    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) {                 \
-        return mpt__enter(handle.context, name) ? mpt__##kind##_at(handle.context, handle) : NULL; \
-    }
 
 MPT__HANDLES(optimizer, MPT__OPTIMIZER)
 
@@ -16500,11 +16448,9 @@ static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_
 static uint32_t mpt__state_of(mpt_context *context, mpt__optimizer *optimizer, uint32_t block) {
     for (int64_t i = 0; i < optimizer->state_count; i++)
         if (optimizer->states[i].block == block) return (uint32_t)i;
-    void *rows = optimizer->states;
-    bool ok = mpt__grow(&context->base, &rows, &optimizer->state_capacity,
-                        optimizer->state_count + 1, sizeof *optimizer->states, MPT_MEMORY_HOST);
-    optimizer->states = (mpt__optim_state *)rows;
-    if (!ok) return UINT32_MAX;
+    if (!mpt__room(context, optimizer->states, optimizer->state_capacity,
+                   optimizer->state_count + 1))
+        return UINT32_MAX;
     mpt__optim_state *state = &optimizer->states[optimizer->state_count];
     memset(state, 0, sizeof *state);
     state->block = block;
@@ -16644,11 +16590,9 @@ static mpt_status mpt__take_module(mpt_context *context, mpt__optimizer *optimiz
 /* Index of a new group; -1 on error. */
 static int64_t mpt__group_new(mpt_context *context, mpt__optimizer *optimizer, double lr,
                               double weight_decay) {
-    void *rows = optimizer->groups;
-    bool ok = mpt__grow(&context->base, &rows, &optimizer->group_capacity,
-                        optimizer->group_count + 1, sizeof *optimizer->groups, MPT_MEMORY_HOST);
-    optimizer->groups = (mpt__group *)rows;
-    if (!ok) return -1;
+    if (!mpt__room(context, optimizer->groups, optimizer->group_capacity,
+                   optimizer->group_count + 1))
+        return -1;
     mpt__group *group = &optimizer->groups[optimizer->group_count];
     group->lr = lr;
     group->weight_decay = weight_decay;
@@ -17005,13 +16949,28 @@ static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimiz
     return slot;
 }
 
+/* Whether a user has handles on gradients of a state: references beyond the block's own and the
+   views that its parameters keep. */
+static bool mpt__gradients_seen(mpt_context *context, const mpt__optimizer *optimizer,
+                                const mpt__optim_state *state) {
+    uint32_t gradients = mpt__block_of(context, state)->gradients;
+    int64_t others = (int64_t)context->storages[gradients].references - 1;
+    for (int64_t i = 0; others > 0 && i < optimizer->item_count; i++) {
+        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+        if (&optimizer->states[optimizer->items[i].state] != state || !parameter->live) continue;
+        uint32_t view = mpt__slot(context, parameter->tensor)->gradient;
+        if (view && mpt__slot(context, view)->storage == gradients) others--;
+    }
+    return others > 0;
+}
+
 /* The optimizer's multiplier is set: it stays pending, unless somebody else would see it: a block
    holds parameters of others as well, or there are handles on gradients. */
 static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimizer) {
     uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
     MPT__EACH_STATE(state, optimizer) {
         const mpt__block *block = mpt__block_of(context, state);
-        if (state->held != block->parameters || context->storages[block->gradients].references > 1)
+        if (state->held != block->parameters || mpt__gradients_seen(context, optimizer, state))
             return mpt__scale_gradients(context, optimizer, slot, 0);
     }
     MPT__EACH_STATE(state, optimizer) { mpt__block_of(context, state)->multiplier_slot = slot; }
@@ -17020,34 +16979,35 @@ static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimize
 
 /* ==== Norm and clipping ==== */
 
-/* 2-norm of gradients times multiplier into the norm slot. scale_slot (0: none): the multiplier is
-   1 / scale from here on. found_slot (0: none) tells whether an element or its product is not
-   finite. */
+/* 2-norm of gradients times multiplier into norm_slot (0: nowhere). scale_slot (0: none): the
+   multiplier is 1 / scale from here on. found_slot (0: none) tells whether an element or its
+   product is not finite. */
 static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, uint16_t scale_slot,
-                             uint16_t found_slot) {
+                             uint16_t found_slot, uint16_t norm_slot) {
     bool first = true;
     MPT__EACH_STATE(state, optimizer) {
         mpt__launch *launch =
             mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_NORM, MPT__READ);
         launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
         launch->slot[1] = found_slot;
-        launch->slot[2] = optimizer->slot[MPT__OPTIM_NORM];
+        launch->slot[2] = norm_slot;
         launch->slot[3] = first ? scale_slot : (uint16_t)MPT__SLOT_NONE;
         launch->index[0] = !first;
         first = false;
         mpt__submit(context, launch);
     }
-    optimizer->norm_valid = true;
+    optimizer->norm_valid = norm_slot != 0;
 }
 
-/* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf. Without any
-   gradient nothing happens. */
+/* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
+   computes the norm where clipping may follow. Without any gradient nothing happens. */
 static mpt_status mpt__optimizer_unscale(mpt_context *context, mpt__optimizer *optimizer,
-                                         uint16_t scale_slot) {
+                                         uint16_t scale_slot, bool with_norm) {
     mpt_status status = mpt__pattern(context, optimizer);
     if (status != MPT_OK || optimizer->with_grad == 0) return status;
     mpt__materialise(context, optimizer);
-    mpt__norm_launch(context, optimizer, scale_slot, optimizer->slot[MPT__OPTIM_FOUND]);
+    mpt__norm_launch(context, optimizer, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
+                     with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
     return mpt__hold(context, optimizer);
 }
 
@@ -17068,7 +17028,8 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm)
     if (any) {
         uint16_t pending = mpt__pending(context, optimizer);
         if (!pending || !optimizer->norm_valid)
-            mpt__norm_launch(context, optimizer, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0);
+            mpt__norm_launch(context, optimizer, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
+                             optimizer->slot[MPT__OPTIM_NORM]);
     }
     mpt__launch *launch = mpt__launch_begin(context, any ? MPT__K_CLIP : MPT__K_FILL);
     mpt__operand_on(launch, 0, norm->storage, MPT_F32, norm->offset, 1, MPT__WRITE);
@@ -17526,9 +17487,9 @@ static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_
 /* Unscales what has a gradient and notes whether there was any: only then found_inf means
    something. */
 static mpt_status mpt__scaler_unscale(mpt_context *context, const mpt__scaler *scaler,
-                                      mpt__optimizer *optimizer) {
+                                      mpt__optimizer *optimizer, bool with_norm) {
     mpt_status status =
-        mpt__optimizer_unscale(context, optimizer, scaler->slots[MPT__SCALER_SCALE]);
+        mpt__optimizer_unscale(context, optimizer, scaler->slots[MPT__SCALER_SCALE], with_norm);
     optimizer->checked = optimizer->with_grad > 0;
     return status;
 }
@@ -17538,7 +17499,8 @@ MPTRAIN_API mpt_status mpt_unscale(mpt_scaler handle, mpt_optimizer optimizer_ha
     const mpt__scaler *scaler =
         mpt__scaler_take(handle, optimizer_handle, "mpt_unscale", MPT__UNSCALED, &optimizer);
     if (!scaler) return mpt__status_of(handle.context);
-    return scaler->config.enabled ? mpt__scaler_unscale(handle.context, scaler, optimizer) : MPT_OK;
+    return scaler->config.enabled ? mpt__scaler_unscale(handle.context, scaler, optimizer, true)
+                                  : MPT_OK;
 }
 
 MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
@@ -17551,7 +17513,7 @@ MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimize
         scaler->stepped = true;
         return mpt__optimizer_update(context, optimizer, 0);
     }
-    if (!optimizer->checked) mpt__scaler_unscale(context, scaler, optimizer);
+    if (!optimizer->checked) mpt__scaler_unscale(context, scaler, optimizer, false);
     return mpt__optimizer_update(context, optimizer, optimizer->slot[MPT__OPTIM_FOUND]);
 }
 
@@ -18186,7 +18148,7 @@ MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_ini
  * ------------------------------------------------------------------------------------------- */
 
 /* Records an error; false, for what checks to return. */
-#define mpt__reject(context, ...) (mpt__error(context, __VA_ARGS__) == MPT_OK)
+#define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
 
 /* What a call returns when it ends early. */
 static mpt_status mpt__call_status(const mpt_context *context) {
@@ -18447,11 +18409,9 @@ static void mpt__deliver(const mpt__delivery *delivery, const void *from, void *
     if (delivery->copies) {
         memcpy(to, from, n * size);
     } else if (delivery->from == MPT_U8 && delivery->to == MPT_F32) {
-        float *out = (float *)to;
-        for (size_t i = 0; i < n; i++) out[i] = delivery->table_f32[bytes[i]];
+        mpt__portable_u8_to_f32(bytes, (float *)to, n, delivery->table_f32);
     } else if (delivery->from == MPT_U8) {
-        uint16_t *out = (uint16_t *)to;
-        for (size_t i = 0; i < n; i++) out[i] = delivery->table_half[bytes[i]];
+        delivery->convert->u8_to_half(bytes, (uint16_t *)to, n, delivery->table_half);
     } else {
         for (size_t done = 0, take; done < n; done += take) {
             take = n - done < MPT__ELEMENT_BLOCK ? n - done : MPT__ELEMENT_BLOCK;
@@ -21068,7 +21028,7 @@ MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
 MPTRAIN_API const char *mpt_device_name(mpt_context *context) { return context ? "CPU" : "none"; }
 
 MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_synchronize")) return mpt__refused(context);
+    if (!mpt__enter(context, "mpt_synchronize")) return mpt__status_of(context);
     mpt__wait(context);
     return context->base.status;
 }
@@ -21138,7 +21098,7 @@ MPT__END_FLOAT_CONTROL
 0.1.0
     First release: tensors, autograd, autocast to fp16 and bf16, pure half, gradient scaling,
     modules, SGD and AdamW, schedules, data loading, safetensors, CPU kernels for x86-64 up to
-    AVX-512 and portable C everywhere.
+    AMX, for AArch64, and portable C everywhere.
 */
 
 /* ==== Licence ================================================================================
