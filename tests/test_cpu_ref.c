@@ -42,7 +42,7 @@ static bool have_backends(void) {
     memset(&config, 0, sizeof config);
     mpt__base_init(&base, &config);
     for (int i = 0; i < BACKENDS; i++) {
-        if (mpt__cpu_backend_create(&base, isa, thread_counts[i], false, &backends[i],
+        if (mpt__cpu_backend_create(&base, isa, thread_counts[i], true, &backends[i],
                                     &level_under_test) != MPT_OK) {
             printf("\n  %s", base.message);
             return false;
