@@ -5733,8 +5733,9 @@ static void mpt__ref_fill(const mpt__cpu_call *call) {
 static void mpt__ref_copy_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
                                int64_t n) {
     mpt__real block[MPT__BLOCK];
+    mpt__real *place = mpt__ref_place(&map->walk[1], &at[1], block, n);
     (void)first;
-    mpt__ref_give(&map->walk[1], &at[1], mpt__ref_take(&map->walk[0], &at[0], block, n), n);
+    mpt__ref_give(&map->walk[1], &at[1], mpt__ref_take(&map->walk[0], &at[0], place, n), n);
 }
 
 /* The same through `type`. */
