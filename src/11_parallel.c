@@ -189,10 +189,10 @@ static void mpt__pool_main(void *argument) {
 static void mpt__pool_sleep_until_empty(mpt__pool *pool) {
     const mpt_threads *t = &pool->base->thread;
     t->mutex_lock(t->user, pool->mutex);
-    mpt__atomic_store32(&pool->caller_waits, 1);
+    mpt__atomic_add32(&pool->caller_waits, 1); /* a store may pass the load: qemu's on ARM does */
     while (mpt__atomic_load64(&pool->gate) & MPT__GATE_INSIDE)
         t->condition_wait(t->user, pool->emptied, pool->mutex);
-    mpt__atomic_store32(&pool->caller_waits, 0);
+    mpt__atomic_add32(&pool->caller_waits, -1);
     t->mutex_unlock(t->user, pool->mutex);
 }
 
