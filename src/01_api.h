@@ -186,8 +186,8 @@ typedef struct mpt_threads {
 } mpt_threads;
 
 typedef struct mpt_config {
-    mpt_device device;    /* AUTO: CUDA if built in and present, else CPU */
-    int device_index;     /* 0 */
+    mpt_device device;    /* AUTO: CUDA if built in (MPTRAIN_CUDA) and present, else CPU */
+    int device_index;     /* 0; which GPU */
     uint64_t seed;        /* 0; every random draw of the context derives from it */
     int threads;          /* 0 = one per core; 1 = the calling thread only */
     mpt_isa isa;          /* AUTO, or what the environment variable MPTRAIN_ISA names */
@@ -215,8 +215,20 @@ MPTRAIN_API int mpt_version(void);                     /* MPTRAIN_VERSION of the
 MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context); /* the level in use, never AUTO */
 MPTRAIN_API const char *mpt_isa_name(mpt_isa isa);     /* "avx2" */
 MPTRAIN_API int mpt_get_threads(mpt_context *context); /* that compute, the caller included */
-MPTRAIN_API mpt_device mpt_get_device(mpt_context *context); /* the one in use, never AUTO */
-MPTRAIN_API const char *mpt_device_name(mpt_context *context);
+MPTRAIN_API mpt_device mpt_get_device(mpt_context *context);   /* the one in use, never AUTO */
+MPTRAIN_API const char *mpt_device_name(mpt_context *context); /* "CPU", "NVIDIA H200" */
+typedef struct mpt_device_info {
+    mpt_device device;
+    char name[128];
+    int index;           /* among devices of its kind */
+    int64_t memory;      /* bytes it has; 0 for the CPU: not known */
+    int64_t memory_free; /* of them that no program uses now */
+    int major, minor;    /* compute capability of a GPU */
+    bool fast_half;      /* halves are faster than fp32: Tensor Cores, AMX; else they save memory */
+} mpt_device_info;
+MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context);
+/* How many of them this program can use; 0 for CUDA in a build without it or without a driver. */
+MPTRAIN_API int mpt_device_count(mpt_device device);
 MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype); /* "float16"; "none" if it is none */
 MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype);      /* bytes per element; 0 if it is none */
 /* Waits until the device has done all that was asked of it. */

@@ -133,7 +133,7 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     probe.operand[0].access = MPT__READ;
     mpt__execution execution;
     execution.data = context->data;
-    execution.scalars = context->scalars;
+    execution.scalars = mpt__device_scalars(context);
     execution.workspace = NULL;
     if (context->backend.launch(context->backend.self, &execution, &probe) != MPT_OK) return;
     int64_t index = mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);

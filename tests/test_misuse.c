@@ -228,6 +228,9 @@ TEST(contexts) {
     c = mpt_config_default(), c.device = (mpt_device)7;
     QUIET(mpt_create, mpt_create(&c) == NULL);
     no_context("device 7");
+    c = mpt_config_default(), c.device_index = -1;
+    QUIET(mpt_create, mpt_create(&c) == NULL);
+    no_context("device_index");
     c = mpt_config_default(), c.memory_limit = -1;
     QUIET(mpt_create, mpt_create(&c) == NULL);
     no_context("memory_limit");
@@ -246,6 +249,8 @@ TEST(contexts) {
     QUIET(mpt_get_threads, mpt_get_threads(NULL) == 0);
     QUIET(mpt_get_device, mpt_get_device(NULL) == MPT_DEVICE_AUTO);
     QUIET(mpt_device_name, strcmp(mpt_device_name(NULL), "none") == 0);
+    QUIET(mpt_get_device_info, mpt_get_device_info(NULL).device == MPT_DEVICE_AUTO);
+    QUIET(mpt_device_count, mpt_device_count((mpt_device)7) == 0);
     QUIET(mpt_dtype_name, strcmp(mpt_dtype_name((mpt_dtype)-1), "none") == 0);
     QUIET(mpt_dtype_name, strcmp(mpt_dtype_name(MPT_DTYPE_COUNT), "none") == 0);
     QUIET(mpt_dtype_size, mpt_dtype_size((mpt_dtype)1000) == 0);
