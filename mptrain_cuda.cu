@@ -44,6 +44,7 @@ struct mpt__cuda {
     int device;
     bool debug; /* waits after each launch, so that an error names the one that failed */
     bool dead;  /* a kernel crashed: the driver answers nothing but errors from then on */
+    bool capturing; /* launches go into a graph */
     bool benchmark; /* times the candidates of each matrix product */
     cudaStream_t stream;
     char name[256];
@@ -560,11 +561,55 @@ mpt_status mpt__cuda_launch(void *self, const mpt__execution *execution,
     mpt_status status = mpt__cuda_kernels[launch->kernel].run(&call);
     if (status != MPT_OK) return status;
     cudaError_t error = cudaGetLastError();
-    if (error == cudaSuccess && cuda->debug) error = cudaStreamSynchronize(cuda->stream);
+    if (error == cudaSuccess && cuda->debug && !cuda->capturing)
+        error = cudaStreamSynchronize(cuda->stream);
     if (error == cudaSuccess) return MPT_OK;
     snprintf(what, sizeof what, "kernel %s, launch %lld", mpt__cuda_kernel_names[launch->kernel],
              (long long)launch->number);
     return mpt__cuda_check(cuda, error, what);
+}
+
+/* ==== Graphs ==== */
+
+mpt_status mpt__cuda_graph_begin(void *self) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return MPT_ERROR_DEVICE;
+    const mpt_status status =
+        mpt__cuda_check(cuda, cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal),
+                        "beginning a graph");
+    cuda->capturing = status == MPT_OK;
+    return status;
+}
+
+/* A capture that went wrong is ended all the same, so that the stream works again. */
+mpt_status mpt__cuda_graph_end(void *self, void **graph) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    cudaGraph_t captured = NULL;
+    cudaGraphExec_t executable = NULL;
+    if (!cuda) return MPT_ERROR_DEVICE;
+    if (!cuda->capturing) return MPT_ERROR_DEVICE;
+    cuda->capturing = false;
+    cudaError_t error = cudaStreamEndCapture(cuda->stream, &captured);
+    if (error == cudaSuccess && graph) error = cudaGraphInstantiate(&executable, captured, 0);
+    if (captured) cudaGraphDestroy(captured);
+    if (!graph) {
+        cudaGetLastError();
+        return MPT_OK;
+    }
+    *graph = executable;
+    return mpt__cuda_check(cuda, error, "ending a graph");
+}
+
+mpt_status mpt__cuda_graph_run(void *self, void *graph) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return MPT_ERROR_DEVICE;
+    cudaError_t error = cudaGraphLaunch((cudaGraphExec_t)graph, cuda->stream);
+    if (error == cudaSuccess && cuda->debug) error = cudaStreamSynchronize(cuda->stream);
+    return mpt__cuda_check(cuda, error, "a captured step");
+}
+
+void mpt__cuda_graph_destroy(void *self, void *graph) {
+    if (mpt__cuda_enter(self)) cudaGraphExecDestroy((cudaGraphExec_t)graph);
 }
 
 /* ==== Making and ending ==== */
@@ -652,6 +697,10 @@ extern "C" mpt_status mpt__cuda_backend_create(mpt__backend *backend, int versio
     backend->allocate_host = mpt__cuda_allocate_host;
     backend->release_host = mpt__cuda_release_host;
     backend->snapshot = mpt__cuda_snapshot;
+    backend->graph_begin = mpt__cuda_graph_begin;
+    backend->graph_end = mpt__cuda_graph_end;
+    backend->graph_run = mpt__cuda_graph_run;
+    backend->graph_destroy = mpt__cuda_graph_destroy;
     backend->destroy = mpt__cuda_destroy;
     return MPT_OK;
 }

@@ -55,6 +55,7 @@ MPT__HANDLE(mpt_schedule);
 MPT__HANDLE(mpt_dataset);
 MPT__HANDLE(mpt_loader);
 MPT__HANDLE(mpt_recording);
+MPT__HANDLE(mpt_captured);
 MPT__HANDLE(mpt_op);
 
 typedef enum mpt_status {
@@ -876,6 +877,26 @@ MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording);
 MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording);
 MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording);
+
+/* ==== Captured steps ========================================================================= */
+
+/* A whole training step on inputs x and y (either may be null), from mpt_step_begin to
+   mpt_step_end. */
+typedef mpt_status (*mpt_step_fn)(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y);
+
+/* Makes `fn` a step that, from its third call on, runs without `fn`: its launches are repeated on
+   fixed copies of x and y, on a GPU as one CUDA graph. Step number, dropout, loss scale, schedules
+   and counters go on as they would. `fn` has to do the same each time: what it decides by itself or
+   writes from the host (mpt_write, mpt_from inside the step) cannot be repeated, and what waits for
+   the device (mpt_item) is an error in it; use mpt_metric_push. */
+MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user);
+/* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
+   short, go through `fn`. Where the step cannot be captured, every call does, and the log says why.
+   With config.debug every 16th call runs `fn` and names the first launch that differs. */
+MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
+/* How many steps so far ran without `fn`; -1 on error. */
+MPTRAIN_API int64_t mpt_captured_count(mpt_captured captured);
+MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured captured);
 
 /* ==== Fit ==================================================================================== */
 

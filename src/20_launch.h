@@ -280,6 +280,12 @@ typedef struct mpt__backend {
     void *(*allocate_host)(void *self, size_t bytes);
     void (*release_host)(void *self, void *pointer);
     mpt_status (*snapshot)(void *self, void *destination, const void *source, size_t bytes);
+    /* Launches between begin and end are not executed but put into a graph, which runs them as
+       often as wanted on the memory that they had then. NULL: no graphs; end with NULL drops it. */
+    mpt_status (*graph_begin)(void *self);
+    mpt_status (*graph_end)(void *self, void **graph);
+    mpt_status (*graph_run)(void *self, void *graph);
+    void (*graph_destroy)(void *self, void *graph);
     void (*counts)(void *self, int64_t *parallel_runs, int64_t by_thread[64]);
     void (*destroy)(void *self);
 } mpt__backend;

@@ -428,6 +428,7 @@ static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *context, uint32_t 
     mpt__storage *storage = &context->storages[id];
     storage->bytes = bytes;
     storage->references = 1;
+    storage->recordings = 0;
     storage->version = 0;
     storage->source = (uint8_t)source;
     storage->kind = (uint8_t)kind;
@@ -501,6 +502,7 @@ static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t by
     mpt_status status = backend->upload(backend->self, (char *)context->data[storage] + byte_offset,
                                         source, (size_t)bytes);
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    context->host_writes++;
     context->storages[storage].version++;
     return MPT_OK;
 }
@@ -508,6 +510,10 @@ static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t by
 static mpt_status mpt__download(mpt_context *context, void *destination, uint32_t storage,
                                 int64_t byte_offset, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
+    if (context->capturing)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a captured step cannot wait for values; call mpt_metric_push in it, and "
+                          "mpt_metric_mean or mpt_item after it");
     mpt__backend *backend = &context->backend;
     mpt_status status = backend->download(
         backend->self, destination, (char *)context->data[storage] + byte_offset, (size_t)bytes);
@@ -869,7 +875,8 @@ static int64_t mpt__scalar_get_i(mpt_context *context, uint16_t slot) {
 /* ==== Objects ==== */
 
 static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {
-    "module", "optimizer", "scaler", "schedule", "dataset", "loader", "recording", "op"};
+    "module", "optimizer", "scaler",        "schedule", "dataset",
+    "loader", "recording", "captured step", "op"};
 
 /* A new row for `object`, owned by the table from here on; 0 on error. */
 static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, void *object,

@@ -4,7 +4,7 @@
 #ifndef MPT__90_CONTEXT_INCLUDED
 #define MPT__90_CONTEXT_INCLUDED
 
-#include "80_fit.c"
+#include "81_compile.c"
 
 MPTRAIN_API int mpt_version(void) { return MPTRAIN_VERSION; }
 
@@ -147,6 +147,7 @@ static bool mpt__context_start(mpt_context *context) {
     context->objects[MPT__MODULE].destroy = mpt__module_free;
     context->objects[MPT__USER_OP].destroy = mpt__user_op_destroy;
     context->objects[MPT__RECORDING].destroy = mpt__recorder_free;
+    context->objects[MPT__CAPTURED].destroy = mpt__captured_free;
     mpt__optim_init(context);
     mpt__scaler_init(context);
     mpt__schedule_init(context);
@@ -185,8 +186,8 @@ MPTRAIN_API mpt_context *mpt_create(const mpt_config *config) {
 
 /* In this order workers stop before what they read goes, and optimizers before parameters. */
 static const mpt__object_kind mpt__destroy_order[MPT__OBJECT_KINDS] = {
-    MPT__LOADER, MPT__DATASET,   MPT__RECORDING, MPT__SCHEDULE,
-    MPT__SCALER, MPT__OPTIMIZER, MPT__MODULE,    MPT__USER_OP};
+    MPT__LOADER, MPT__DATASET,   MPT__CAPTURED, MPT__RECORDING, MPT__SCHEDULE,
+    MPT__SCALER, MPT__OPTIMIZER, MPT__MODULE,   MPT__USER_OP};
 
 static void mpt__destroy_objects(mpt_context *context) {
     for (int k = 0; k < MPT__OBJECT_KINDS; k++) {
