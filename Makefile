@@ -11,6 +11,7 @@
 #   make header-test   what a user's compiler sees of mptrain.h (warnings, symbols, sizes)
 #   make bench         the benchmarks in tools/bench/: ours against ceilings
 #   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder
+#   make gpu-check     all that needs an NVIDIA GPU;  PART="build ops mnist speed"  DATA=  SIM=1
 #   make check-instructions  instruction counts against committed figures;  UPDATE=1 writes them
 #   make install       header and pkg-config file;  PREFIX=/usr/local  DESTDIR=
 #   make clean
@@ -121,6 +122,9 @@ bench-peers: $(BUILD)/bench/bench_shapes $(BUILD)/bench/bench_mlp $(BUILD)/mnist
 	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \
 	    --prototype '$(PROTOTYPE)' $(if $(WRITE),--write)
 
+gpu-check:
+	@PART='$(PART)' SIM='$(SIM)' DATA='$(DATA)' NVCC='$(NVCC)' PYTHON='$(PYTHON)' sh tools/gpu_check.sh
+
 check-instructions: $(BUILD)/bench/count_steps
 	@sh tools/bench/check_instructions.sh $< tools/bench/instructions.txt '$(CC)' '$(CFLAGS)' \
 	    $(if $(UPDATE),update)
@@ -185,7 +189,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/bench/*.d)
 
 FORCE:
-.PHONY: all mnist examples cuda tests test amalgamate check-header lint header-test bench bench-peers \
+.PHONY: all mnist examples cuda tests test amalgamate check-header lint header-test bench bench-peers gpu-check \
     check-instructions install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
