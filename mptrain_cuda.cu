@@ -269,17 +269,16 @@ mpt__array mpt__array_of(const mpt__cuda_call *call, int position) {
     return array;
 }
 
-/* The space of arrays of one shape, that of operand `position`: leaves out dimensions of size 1 and
-   merges neighbours where the strides of all `n` arrays allow it. */
-mpt__space mpt__space_of(const mpt__cuda_call *call, int position, mpt__array *const *arrays,
-                         int n) {
-    const mpt__operand &operand = call->launch->operand[position];
+/* The space of arrays of one shape: leaves out dimensions of size 1 and merges neighbours where the
+   strides of all `n` arrays allow it. */
+mpt__space mpt__merge(int rank, const int64_t *shape, mpt__array *const *arrays, int n) {
     mpt__space space;
     memset(&space, 0, sizeof space);
-    space.count = mpt__numel(operand);
-    for (int d = 0; d < operand.rank; d++) {
-        const long long size = operand.shape[d];
+    space.count = 1;
+    for (int d = 0; d < rank; d++) {
+        const long long size = shape[d];
         bool merges = space.rank > 0;
+        space.count *= size;
         if (size == 1) continue;
         for (int i = 0; i < n && merges; i++)
             merges = arrays[i]->stride[space.rank - 1] == size * arrays[i]->stride[d];
@@ -288,6 +287,13 @@ mpt__space mpt__space_of(const mpt__cuda_call *call, int position, mpt__array *c
         for (int i = 0; i < n; i++) arrays[i]->stride[space.rank - 1] = arrays[i]->stride[d];
     }
     return space;
+}
+
+/* That of arrays of the shape of operand `position`. */
+mpt__space mpt__space_of(const mpt__cuda_call *call, int position, mpt__array *const *arrays,
+                         int n) {
+    const mpt__operand &operand = call->launch->operand[position];
+    return mpt__merge(operand.rank, operand.shape, arrays, n);
 }
 
 /* Whether an array can be walked in eights by mpt__load8: one dimension, neighbours adjacent, 16-byte
