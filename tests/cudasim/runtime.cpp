@@ -98,6 +98,7 @@ void create_arena() {
     arena = (char *)mmap(nullptr, ARENA, protect ? PROT_NONE : PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (arena == MAP_FAILED) die("no addresses for device memory");
+    madvise(arena, ARENA, MADV_HUGEPAGE); /* large pages: protecting them all is quick */
     arena_top = arena;
     watch_faults();
 }
