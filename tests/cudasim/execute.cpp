@@ -186,6 +186,7 @@ const unsigned TAGS = 4096;
 char launch_tag, end_tag, barrier_tags[TAGS], warp_tags[TAGS][MAX_WARPS];
 // One per CUDA thread, in two sets: with CUDASIM_TSAN_GRID neighbouring blocks have different ones.
 fiber *runners[2 * MAX_THREADS];
+unsigned parity() { return grid_option && (block.number & 1) ? MAX_THREADS : 0; }
 #else
 fiber *idle[MAX_THREADS];
 unsigned idle_count;
@@ -255,7 +256,7 @@ unsigned pick() {
 fiber *enter(unsigned thread) {
     cuda_thread &t = block.threads[thread];
 #ifdef SIM_TSAN
-    t.runner = runners[thread + (grid_option && (block.number & 1) ? MAX_THREADS : 0)];
+    t.runner = runners[thread + parity()];
 #else
     if (t.now == state::fresh) t.runner = idle_count ? idle[--idle_count] : new_fiber();
 #endif
@@ -401,12 +402,6 @@ bool complete_warp(unsigned w) {
 
 // ---- Blocks -------------------------------------------------------------------------------------
 
-// Not memset: sanitizers watch it, and this goes over ASan's red zones between the variables.
-void fill(char *at, char *end) {
-    size_t size = (size_t)(end - at);
-    asm volatile("rep stosb" : "+D"(at), "+c"(size) : "a"(0xff) : "memory");
-}
-
 void begin_block() {
     const unsigned size = blockDim.x * blockDim.y * blockDim.z;
     block.size = block.live = size;
@@ -416,6 +411,10 @@ void begin_block() {
     for (unsigned i = 0; i < size; i++) {
         block.threads[i] = cuda_thread{nullptr, state::fresh, {nullptr, 0}};
         block.order[i] = order_option == DESCENDING ? size - 1 - i : i;
+#ifdef SIM_TSAN
+        fiber *&runner = runners[i + parity()];
+        if (!runner) runner = new_fiber(); // here, so that what the host did is ordered before it
+#endif
     }
     for (unsigned w = 0; w * 32 < size; w++) {
         block.warps[w].alive = size - w * 32 < 32 ? (1u << (size - w * 32)) - 1 : ~0u;
@@ -432,7 +431,6 @@ char *dynamic_memory() {
         if (memory == MAP_FAILED) die("no memory for dynamic shared memory");
         generator.seed((unsigned)order_option);
 #ifdef SIM_TSAN
-        for (fiber *&runner : runners) runner = new_fiber();
         if (grid_option) { // all blocks share this memory in truth: it must not be reported
             AnnotateBenignRaceSized(__FILE__, __LINE__, memory, MAX_SHARED, "shared");
             AnnotateBenignRaceSized(__FILE__, __LINE__, __start_cudasim_shared,
@@ -479,8 +477,8 @@ void run_grid(const config &c, const char *name, const std::function<void()> &th
         blockIdx.x = (unsigned)(order[i] % c.grid.x);
         blockIdx.y = (unsigned)(order[i] / c.grid.x % c.grid.y);
         blockIdx.z = (unsigned)(order[i] / c.grid.x / c.grid.y);
-        fill(__start_cudasim_shared, __stop_cudasim_shared);
-        fill(block.dynamic, block.dynamic + c.shared);
+        fill(__start_cudasim_shared, (size_t)(__stop_cudasim_shared - __start_cudasim_shared));
+        fill(block.dynamic, c.shared);
         run_block(i == 0, i + 1 == count);
     }
     static const bool log = environment("CUDASIM_LOG", 0) != 0;
@@ -488,6 +486,10 @@ void run_grid(const config &c, const char *name, const std::function<void()> &th
         fprintf(stderr, "cudasim: %s: %zu blocks of %u threads, %lu switches\n", name, count,
                 block.size, block.switches);
     block.running = false;
+}
+
+void fill(void *at, size_t size) {
+    asm volatile("rep stosb" : "+D"(at), "+c"(size) : "a"(0xff) : "memory");
 }
 
 void *dynamic_shared() { return block.dynamic; }

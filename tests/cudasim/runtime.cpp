@@ -111,7 +111,7 @@ void *allocate(size_t size) {
     arena_top += room;
     if (openings) set_protection(true);
     device_access access;
-    memset(at, 0xff, size);
+    fill(at, size);
     ASAN_POISON_MEMORY_REGION(at + size, room - size);
     device_blocks[at] = size;
     bytes_in_use += size;
@@ -125,7 +125,7 @@ bool release(void *at) {
     device_blocks.erase(block);
     bytes_in_use -= size;
     device_access access;
-    memset(at, 0xff, size);
+    fill(at, size);
     ASAN_POISON_MEMORY_REGION(at, size);
     const uintptr_t first = ((uintptr_t)at + PAGE - 1) & ~(PAGE - 1);
     if (size >= LARGE)
@@ -524,7 +524,7 @@ cudaError_t cudaFree(void *at) {
 cudaError_t cudaHostAlloc(void **at, size_t size, unsigned) {
     BEGIN_UNCAPTURED;
     if (posix_memalign(at, PAGE, size ? size : 1)) return result(cudaErrorMemoryAllocation);
-    memset(*at, 0xff, size);
+    fill(*at, size);
     pinned_blocks[(char *)*at] = size;
     return cudaSuccess;
 }
