@@ -8,12 +8,18 @@
 // of a block order their accesses: a missing barrier in shared memory is a data race. With
 // CUDASIM_TSAN_GRID=1 blocks are not ordered either, and shared memory is left out instead.
 #include "simulator.h"
-#include <sys/mman.h>
+#include <elf.h>
+#include <fcntl.h>
+#include <link.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <vector>
 #ifdef SIM_ASAN
@@ -30,10 +36,6 @@ extern "C" void AnnotateBenignRaceSized(const char *file, int line, const volati
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
-
-// Static shared memory is a section; one object in it makes the linker define its bounds.
-static __attribute__((section("cudasim_shared"), used)) char shared_anchor[16];
-extern "C" char __start_cudasim_shared[], __stop_cudasim_shared[];
 
 namespace cudasim {
 namespace {
@@ -400,6 +402,41 @@ bool complete_warp(unsigned w) {
     return true;
 }
 
+// ---- Static shared memory -----------------------------------------------------------------------
+
+// The section of all __shared__ variables. Its name is no C identifier: clang's ASan puts no red
+// zones into sections that are; so that the linker gives no symbols for its bounds.
+struct {
+    char *at;
+    size_t size;
+} static_shared;
+
+int first_object(dl_phdr_info *info, size_t, void *offset) {
+    *(char **)offset = (char *)info->dlpi_addr;
+    return 1;
+}
+
+void find_static_shared() {
+    struct stat status;
+    char *offset = nullptr;
+    const int file = open("/proc/self/exe", O_RDONLY);
+    if (file < 0 || fstat(file, &status) != 0) die("cannot read /proc/self/exe");
+    const size_t size = (size_t)status.st_size;
+    char *const image = (char *)mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
+    if (image == MAP_FAILED) die("cannot read /proc/self/exe");
+    const Elf64_Ehdr *header = (const Elf64_Ehdr *)image;
+    const Elf64_Shdr *sections = (const Elf64_Shdr *)(image + header->e_shoff);
+    const char *names = image + sections[header->e_shstrndx].sh_offset;
+    dl_iterate_phdr(first_object, &offset); // the program is the first one
+    for (unsigned i = 0; i < header->e_shnum; i++) {
+        if (strcmp(names + sections[i].sh_name, CUDASIM_SHARED_SECTION) != 0) continue;
+        static_shared.at = offset + sections[i].sh_addr;
+        static_shared.size = sections[i].sh_size;
+    }
+    munmap(image, size);
+    close(file);
+}
+
 // ---- Blocks -------------------------------------------------------------------------------------
 
 void begin_block() {
@@ -430,11 +467,11 @@ char *dynamic_memory() {
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) die("no memory for dynamic shared memory");
         generator.seed((unsigned)order_option);
+        find_static_shared();
 #ifdef SIM_TSAN
         if (grid_option) { // all blocks share this memory in truth: it must not be reported
             AnnotateBenignRaceSized(__FILE__, __LINE__, memory, MAX_SHARED, "shared");
-            AnnotateBenignRaceSized(__FILE__, __LINE__, __start_cudasim_shared,
-                                    (size_t)(__stop_cudasim_shared - __start_cudasim_shared),
+            AnnotateBenignRaceSized(__FILE__, __LINE__, static_shared.at, static_shared.size,
                                     "shared");
         }
 #endif
@@ -477,7 +514,7 @@ void run_grid(const config &c, const char *name, const std::function<void()> &th
         blockIdx.x = (unsigned)(order[i] % c.grid.x);
         blockIdx.y = (unsigned)(order[i] / c.grid.x % c.grid.y);
         blockIdx.z = (unsigned)(order[i] / c.grid.x / c.grid.y);
-        fill(__start_cudasim_shared, (size_t)(__stop_cudasim_shared - __start_cudasim_shared));
+        fill(static_shared.at, static_shared.size);
         fill(block.dynamic, c.shared);
         run_block(i == 0, i + 1 == count);
     }

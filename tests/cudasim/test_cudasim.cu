@@ -277,7 +277,9 @@ TEST(atomics) {
     CHECK_EQ_INT(got.largest, want.largest);
     CHECK_EQ_INT(got.taken, want.taken);
     CHECK_EQ_INT(got.bits, 0xffffffffu);
-    CHECK_EQ_INT(__longlong_as_double((long long)got.largest_double), want.largest);
+    double largest;
+    memcpy(&largest, &got.largest_double, sizeof largest);
+    CHECK_EQ_INT(largest, want.largest);
 }
 
 TEST(intrinsics) {
