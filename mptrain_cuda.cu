@@ -892,6 +892,7 @@ __global__ void mpt__dropout_kernel(const mpt__walk walk, const mpt__dropout dro
         const long long first = done + 4 * i;
         unsigned int word[4];
         mpt__philox(dropout.key.seed, sequence, first / 4, word);
+#pragma unroll
         for (int k = 0; k < 4; k++) {
             long long at[2];
             float x;
@@ -1014,6 +1015,7 @@ __global__ void mpt__random_kernel(const mpt__walk walk, const mpt__distribution
         const long long first = done + 4 * i;
         float x[4];
         mpt__draw(d, sequence, first / 4, x);
+#pragma unroll
         for (int k = 0; k < 4; k++) {
             long long at[1];
             if (first + k >= count) continue;
