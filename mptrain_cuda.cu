@@ -742,7 +742,8 @@ mpt__way mpt__lines_of(const mpt__cuda_call *call, int operands, mpt__lines *lin
     const mpt__operand &o = call->launch->operand[0];
     const int64_t shape[3] = {o.shape[0], 1, o.shape[2]};
     mpt__array *arrays[3] = {&lines->array[0], &lines->array[1], &lines->array[2]};
-    bool eights = true, side_by_side = true;
+    /* A thread adds up its line one by one, which is not for long ones. */
+    bool eights = true, side_by_side = o.shape[1] <= MPT__LINE;
     memset(lines, 0, sizeof *lines);
     lines->n = o.shape[1];
     lines->log = call->launch->function == MPT__FN_LOG_SOFTMAX;
