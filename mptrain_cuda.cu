@@ -22,6 +22,7 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -253,13 +254,16 @@ __device__ __forceinline__ float mpt__block_max(float x) {
 
 /* ==== Arrays in host code ==== */
 
-long long mpt__numel(const mpt__operand &operand) {
+long long mpt__count(int rank, const int64_t *shape) {
     long long count = 1;
-    for (int d = 0; d < operand.rank; d++) {
-        if (operand.shape[d] == 0) return 0;
-        count *= operand.shape[d];
-    }
+    for (int d = 0; d < rank; d++)
+        if (shape[d] == 0) return 0; /* the others may be too large to multiply */
+    for (int d = 0; d < rank; d++) count *= shape[d];
     return count;
+}
+
+long long mpt__numel(const mpt__operand &operand) {
+    return mpt__count(operand.rank, operand.shape);
 }
 
 mpt__array mpt__array_of(const mpt__cuda_call *call, int position) {
@@ -278,11 +282,10 @@ mpt__array mpt__array_of(const mpt__cuda_call *call, int position) {
 mpt__space mpt__merge(int rank, const int64_t *shape, mpt__array *const *arrays, int n) {
     mpt__space space;
     memset(&space, 0, sizeof space);
-    space.count = 1;
-    for (int d = 0; d < rank; d++) {
+    space.count = mpt__count(rank, shape);
+    for (int d = 0; d < rank && space.count > 0; d++) {
         const long long size = shape[d];
         bool merges = space.rank > 0;
-        space.count *= size;
         if (size == 1) continue;
         for (int i = 0; i < n && merges; i++)
             merges = arrays[i]->stride[space.rank - 1] == size * arrays[i]->stride[d];
@@ -322,7 +325,865 @@ unsigned int mpt__blocks(const mpt__cuda_call *call, long long count) {
 
 /* ==== Elementwise: FILL, COPY, UNARY, BINARY, SCALE_LOSS, DROPOUT, RANDOM ==== */
 
+/* Arrays of one shape, walked together: `eights` pieces of eight neighbours, then the elements that
+   are left, one by one. */
+struct mpt__walk {
+    mpt__space space;
+    mpt__array array[3];
+    long long eights;
+};
+
+/* fp32 and halves: what mpt__load8 takes in 128-bit pieces. */
+bool mpt__is_streamed(int dtype) {
+    return dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
+}
+
+/* Whether neighbours in the innermost dimension lie together and aligned, or are one and the same
+   element. */
+bool mpt__has_eights(const mpt__space &space, const mpt__array &array) {
+    const int inner = space.rank - 1;
+    bool dense = array.stride[inner] == 1 && mpt__is_streamed(array.dtype) &&
+                 (uintptr_t)array.data % 16 == 0;
+    for (int d = 0; d < inner; d++) dense = dense && array.stride[d] % 8 == 0;
+    return dense || array.stride[inner] == 0;
+}
+
+/* Over operands 0 .. n-1. */
+mpt__walk mpt__walk_over(const mpt__cuda_call *call, int n) {
+    mpt__walk walk;
+    mpt__array *arrays[3];
+    memset(&walk, 0, sizeof walk);
+    for (int i = 0; i < n; i++) {
+        walk.array[i] = mpt__array_of(call, i);
+        arrays[i] = &walk.array[i];
+    }
+    walk.space = mpt__space_of(call, 0, arrays, n);
+    const int rank = walk.space.rank;
+    bool eights = rank == 1 || (rank > 1 && walk.space.shape[rank - 1] % 8 == 0);
+    for (int i = 0; i < n && eights; i++) eights = mpt__has_eights(walk.space, walk.array[i]);
+    walk.eights = eights ? walk.space.count / 8 : 0;
+    return walk;
+}
+
+unsigned int mpt__walk_blocks(const mpt__cuda_call *call, const mpt__walk &walk) {
+    const long long single = walk.space.count - 8 * walk.eights;
+    return mpt__blocks(call, walk.eights > single ? walk.eights : single);
+}
+
+/* Where element `index` lies in each of the first N arrays. */
+template <int N>
+__device__ __forceinline__ void mpt__locate_in(const mpt__walk &walk, long long index,
+                                               long long (&at)[N]) {
+    for (int i = 0; i < N; i++) at[i] = 0;
+    for (int d = walk.space.rank - 1; d >= 0; d--) {
+        const long long coordinate = d > 0 ? index % walk.space.shape[d] : index;
+        for (int i = 0; i < N; i++) at[i] += coordinate * walk.array[i].stride[d];
+        if (d > 0) index /= walk.space.shape[d];
+    }
+}
+
+/* N = 8 neighbours, or N = 1 element. */
+template <int N>
+__device__ __forceinline__ void mpt__read(const void *data, int dtype, long long at,
+                                          float (&x)[N]) {
+    if (N == 8) {
+        mpt__load8(data, dtype, at, x);
+    } else {
+        x[0] = mpt__load(data, dtype, at);
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__write(void *data, int dtype, long long at,
+                                           const float (&x)[N]) {
+    if (N == 8) {
+        mpt__store8(data, dtype, at, x);
+    } else {
+        mpt__store(data, dtype, at, x[0]);
+    }
+}
+
+/* The same of array k of a walk, which may be broadcast. */
+template <int N>
+__device__ __forceinline__ void mpt__take(const mpt__walk &walk, int k, long long at,
+                                          float (&x)[N]) {
+    const mpt__array &array = walk.array[k];
+    if (N == 8 && array.stride[walk.space.rank - 1] == 0) {
+        const float same = mpt__load(array.data, array.dtype, at);
+        for (int i = 0; i < N; i++) x[i] = same;
+    } else {
+        mpt__read<N>(array.data, array.dtype, at, x);
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__give(const mpt__walk &walk, int k, long long at,
+                                          float (&x)[N]) {
+    if (N == 8) {
+        mpt__put8(walk.array[k], at, x);
+    } else {
+        mpt__put(walk.array[k], at, x[0]);
+    }
+}
+
+/* Elements as double and as int64, for what fp32 would not keep. */
+__device__ __forceinline__ double mpt__load_f64(const void *data, int dtype, long long at) {
+    switch (dtype) {
+    case MPT_F64: return ((const double *)data)[at];
+    case MPT_I64: return (double)((const long long *)data)[at];
+    case MPT_I32: return (double)((const int *)data)[at];
+    default: return (double)mpt__load(data, dtype, at);
+    }
+}
+
+__device__ __forceinline__ void mpt__store_f64(void *data, int dtype, long long at, double x) {
+    switch (dtype) {
+    case MPT_F64: ((double *)data)[at] = x; break;
+    case MPT_I64: ((long long *)data)[at] = x == x ? __double2ll_rz(x) : 0; break;
+    case MPT_I32: ((int *)data)[at] = x == x ? __double2int_rz(x) : 0; break;
+    case MPT_BOOL: ((unsigned char *)data)[at] = x != 0; break;
+    default: mpt__store(data, dtype, at, (float)x); break;
+    }
+}
+
+__device__ __forceinline__ long long mpt__load_i64(const void *data, int dtype, long long at) {
+    switch (dtype) {
+    case MPT_I64: return ((const long long *)data)[at];
+    case MPT_I32: return ((const int *)data)[at];
+    case MPT_BOOL: return ((const unsigned char *)data)[at] != 0;
+    default: return ((const unsigned char *)data)[at];
+    }
+}
+
+/* A narrower integer keeps the low bits. */
+__device__ __forceinline__ void mpt__store_i64(void *data, int dtype, long long at, long long x) {
+    switch (dtype) {
+    case MPT_I64: ((long long *)data)[at] = x; break;
+    case MPT_I32: ((int *)data)[at] = (int)(unsigned int)x; break;
+    case MPT_BOOL: ((unsigned char *)data)[at] = x != 0; break;
+    default: ((unsigned char *)data)[at] = (unsigned char)x; break;
+    }
+}
+
+__global__ void mpt__fill_kernel(const mpt__walk walk, double value) {
+    const long long done = 8 * walk.eights;
+    MPT__EACH(i, walk.eights) {
+        long long at[1];
+        float x[8];
+        for (int k = 0; k < 8; k++) x[k] = (float)value;
+        mpt__locate_in<1>(walk, 8 * i, at);
+        mpt__give<8>(walk, 0, at[0], x);
+    }
+    MPT__EACH(i, walk.space.count - done) {
+        long long at[1];
+        mpt__locate_in<1>(walk, done + i, at);
+        mpt__store_f64(walk.array[0].data, walk.array[0].dtype, at[0], value);
+    }
+}
+
+mpt_status mpt__cuda_fill(const mpt__cuda_call *call) {
+    const mpt__walk walk = mpt__walk_over(call, 1);
+    if (walk.space.count == 0) return MPT_OK;
+    mpt__fill_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(
+        walk, call->launch->imm[0]);
+    return MPT_OK;
+}
+
+/* ---- Copies ---- */
+
+__device__ __forceinline__ void mpt__fetch(const mpt__array &array, long long at, float &x) {
+    x = mpt__load(array.data, array.dtype, at);
+}
+__device__ __forceinline__ void mpt__fetch(const mpt__array &array, long long at, double &x) {
+    x = mpt__load_f64(array.data, array.dtype, at);
+}
+__device__ __forceinline__ void mpt__fetch(const mpt__array &array, long long at, long long &x) {
+    x = mpt__load_i64(array.data, array.dtype, at);
+}
+__device__ __forceinline__ void mpt__add_into(const mpt__array &array, long long at, float x) {
+    mpt__put(array, at, x);
+}
+__device__ __forceinline__ void mpt__add_into(const mpt__array &array, long long at, double x) {
+    if (array.accumulate) x = mpt__load_f64(array.data, array.dtype, at) + x;
+    mpt__store_f64(array.data, array.dtype, at, x);
+}
+__device__ __forceinline__ void mpt__add_into(const mpt__array &array, long long at, long long x) {
+    unsigned long long sum = (unsigned long long)x; /* modulo 2^64 */
+    if (array.accumulate) sum += (unsigned long long)mpt__load_i64(array.data, array.dtype, at);
+    mpt__store_i64(array.data, array.dtype, at, (long long)sum);
+}
+
+/* Through T: double where one side is F64, int64 between integers, fp32 otherwise. */
+template <typename T> __global__ void mpt__copy_kernel(const mpt__walk walk) {
+    const long long done = 8 * walk.eights;
+    MPT__EACH(i, walk.eights) { /* none but where T is float */
+        long long at[2];
+        float x[8];
+        mpt__locate_in<2>(walk, 8 * i, at);
+        mpt__take<8>(walk, 0, at[0], x);
+        mpt__give<8>(walk, 1, at[1], x);
+    }
+    MPT__EACH(i, walk.space.count - done) {
+        long long at[2];
+        T x;
+        mpt__locate_in<2>(walk, done + i, at);
+        mpt__fetch(walk.array[0], at[0], x);
+        mpt__add_into(walk.array[1], at[1], x);
+    }
+}
+
+#define MPT__COPY_TILE 64 /* elements of a side; a row of halves is 128 bytes */
+
+/* A copy between arrays that are dense in different dimensions: `from` in one of `columns`
+   elements, `to` in one of `rows`. */
+struct mpt__transposition {
+    mpt__space rest; /* the other dimensions */
+    mpt__array from, to;
+    long long columns, rows, from_step, to_step; /* of from along rows, of to along columns */
+};
+
+__global__ void mpt__transpose_kernel(const mpt__transposition w) {
+    __shared__ float tile[MPT__COPY_TILE][MPT__COPY_TILE + 1];
+    const long long across = (w.columns + MPT__COPY_TILE - 1) / MPT__COPY_TILE;
+    const long long down = (w.rows + MPT__COPY_TILE - 1) / MPT__COPY_TILE;
+    const int x = threadIdx.x % MPT__COPY_TILE, y = threadIdx.x / MPT__COPY_TILE;
+    for (long long t = blockIdx.x; t < w.rest.count * across * down; t += gridDim.x) {
+        const long long column = t % across * MPT__COPY_TILE, row = t / across % down * MPT__COPY_TILE;
+        const long long from = mpt__locate(w.rest, w.from.stride, t / across / down) + column;
+        const long long to = mpt__locate(w.rest, w.to.stride, t / across / down) + row;
+        for (int j = y; j < MPT__COPY_TILE; j += MPT__THREADS / MPT__COPY_TILE) {
+            if (column + x < w.columns && row + j < w.rows)
+                tile[j][x] =
+                    mpt__load(w.from.data, w.from.dtype, from + x + (row + j) * w.from_step);
+        }
+        __syncthreads();
+        for (int j = y; j < MPT__COPY_TILE; j += MPT__THREADS / MPT__COPY_TILE) {
+            if (column + j < w.columns && row + x < w.rows)
+                mpt__put(w.to, to + x + (column + j) * w.to_step, tile[x][j]);
+        }
+        __syncthreads();
+    }
+}
+
+/* False where the copy is not of this kind. */
+bool mpt__transpose(const mpt__cuda_call *call, const mpt__walk &walk) {
+    const int least = 16; /* below, most of a tile would be empty */
+    int dense[2] = {-1, -1};
+    mpt__transposition w;
+    memset(&w, 0, sizeof w);
+    w.from = walk.array[0];
+    w.to = walk.array[1];
+    for (int d = 0; d < walk.space.rank; d++) {
+        if (walk.space.shape[d] < least) continue;
+        if (w.from.stride[d] == 1) dense[0] = d;
+        if (w.to.stride[d] == 1) dense[1] = d;
+    }
+    if (dense[0] < 0 || dense[1] < 0 || dense[0] == dense[1]) return false;
+    w.columns = walk.space.shape[dense[0]];
+    w.rows = walk.space.shape[dense[1]];
+    w.from_step = w.from.stride[dense[1]];
+    w.to_step = w.to.stride[dense[0]];
+    w.rest.count = walk.space.count / (w.columns * w.rows);
+    for (int d = 0; d < walk.space.rank; d++) {
+        if (d == dense[0] || d == dense[1]) continue;
+        const int rank = w.rest.rank++;
+        w.rest.shape[rank] = walk.space.shape[d];
+        w.from.stride[rank] = w.from.stride[d];
+        w.to.stride[rank] = w.to.stride[d];
+    }
+    mpt__transpose_kernel<<<mpt__blocks(call, walk.space.count / 16), MPT__THREADS, 0,
+                            call->stream>>>(w);
+    return true;
+}
+
+bool mpt__is_integer(int dtype) {
+    return dtype == MPT_I64 || dtype == MPT_I32 || dtype == MPT_U8 || dtype == MPT_BOOL;
+}
+
+size_t mpt__bytes_of(int dtype) {
+    switch (dtype) {
+    case MPT_F64:
+    case MPT_I64: return 8;
+    case MPT_F32:
+    case MPT_I32: return 4;
+    case MPT_F16:
+    case MPT_BF16: return 2;
+    default: return 1;
+    }
+}
+
+mpt_status mpt__cuda_copy(const mpt__cuda_call *call) {
+    mpt__walk walk = mpt__walk_over(call, 2);
+    const mpt__array &from = walk.array[0], &to = walk.array[1];
+    const mpt__space &space = walk.space;
+    const bool flat =
+        space.rank == 0 || (space.rank == 1 && from.stride[0] == 1 && to.stride[0] == 1);
+    const bool wide = from.dtype == MPT_F64 || to.dtype == MPT_F64;
+    const bool integers = mpt__is_integer(from.dtype) && mpt__is_integer(to.dtype);
+    if (space.count == 0) return MPT_OK;
+    if (wide) walk.eights = 0; /* those go through fp32 */
+    const unsigned int blocks = mpt__walk_blocks(call, walk);
+    if (flat && from.dtype == to.dtype && !to.accumulate) {
+        cudaMemcpyAsync(to.data, from.data, (size_t)space.count * mpt__bytes_of(to.dtype),
+                        cudaMemcpyDeviceToDevice, call->stream);
+    } else if (wide) {
+        mpt__copy_kernel<double><<<blocks, MPT__THREADS, 0, call->stream>>>(walk);
+    } else if (integers) {
+        mpt__copy_kernel<long long><<<blocks, MPT__THREADS, 0, call->stream>>>(walk);
+    } else if (!mpt__transpose(call, walk)) {
+        mpt__copy_kernel<float><<<blocks, MPT__THREADS, 0, call->stream>>>(walk);
+    }
+    return MPT_OK;
+}
+
+/* ---- Functions ---- */
+
+#define MPT__SQRT_HALF 0.70710678118654752f    /* 1 / sqrt(2) */
+#define MPT__SQRT_2_BY_PI 0.79788456080286536f /* sqrt(2 / pi) */
+#define MPT__NORMAL_PEAK 0.39894228040143268f  /* 1 / sqrt(2 pi) */
+#define MPT__GELU_CUBE 0.044715f
+
+__device__ __forceinline__ float mpt__sigmoid(float a) { /* without loss on either side */
+    const float e = expf(-fabsf(a));
+    return (a < 0 ? e : 1.0f) / (e + 1.0f);
+}
+
+__device__ __forceinline__ float mpt__gelu_inner(float a) {
+    return MPT__SQRT_2_BY_PI * (a + MPT__GELU_CUBE * a * a * a);
+}
+
+__device__ __forceinline__ float mpt__gelu_slope(float a) {
+    const float below = 0.5f * (1.0f + erff(a * MPT__SQRT_HALF));
+    return below + a * MPT__NORMAL_PEAK * expf(-0.5f * a * a);
+}
+
+__device__ __forceinline__ float mpt__gelu_tanh_slope(float a) {
+    const float t = tanhf(mpt__gelu_inner(a)), rest = 1.0f - t * t, slope = 0.5f * (1.0f + t);
+    if (rest == 0) return slope; /* the other factor may be infinite here */
+    return slope + 0.5f * a * rest * MPT__SQRT_2_BY_PI * (1.0f + 3.0f * MPT__GELU_CUBE * a * a);
+}
+
+/* R(name, value): as in 30_cpu_ref.c; a the element, b the second one, c the constant. */
+#define MPT__UNARY_FUNCTIONS(R)                                 \
+    R(NEG, -a)                                                  \
+    R(EXP, expf(a))                                             \
+    R(LOG, logf(a))                                             \
+    R(SQRT, sqrtf(a))                                           \
+    R(RELU, a > 0 || a != a ? a : 0.0f)                         \
+    R(GELU, 0.5f * a * (1.0f + erff(a * MPT__SQRT_HALF)))       \
+    R(GELU_TANH, 0.5f * a * (1.0f + tanhf(mpt__gelu_inner(a)))) \
+    R(TANH, tanhf(a))                                           \
+    R(SIGMOID, mpt__sigmoid(a))                                 \
+    R(ADD_SCALAR, a + c)                                        \
+    R(MUL_SCALAR, a *c)                                         \
+    R(MUL_SLOT, a *c)                                           \
+    R(ISNAN, a != a ? 1.0f : 0.0f)                              \
+    R(ISINF, fabsf(a) == INFINITY ? 1.0f : 0.0f)
+
+#define MPT__BINARY_FUNCTIONS(R)                      \
+    R(ADD, a + b)                                     \
+    R(SUB, a - b)                                     \
+    R(MUL, a *b)                                      \
+    R(DIV, a / b)                                     \
+    R(EQUAL, a == b ? 1.0f : 0.0f)                    \
+    R(RELU_BACKWARD, a <= 0 ? 0.0f : b)               \
+    R(GELU_BACKWARD, b *mpt__gelu_slope(a))           \
+    R(GELU_TANH_BACKWARD, b *mpt__gelu_tanh_slope(a)) \
+    R(TANH_BACKWARD, b *(1.0f - a * a))               \
+    R(SIGMOID_BACKWARD, b *a *(1.0f - a))             \
+    R(SQRT_BACKWARD, b / (2.0f * a))
+
+template <int N>
+__device__ __forceinline__ void mpt__unary_of(int function, float (&x)[N], float c) {
+    switch (function) {
+#define MPT__ROW(id, value)           \
+    case MPT__FN_##id:                \
+        for (int i = 0; i < N; i++) { \
+            const float a = x[i];     \
+            x[i] = value;             \
+        }                             \
+        break;
+        MPT__UNARY_FUNCTIONS(MPT__ROW)
+#undef MPT__ROW
+    default: break;
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__binary_of(int function, float (&x)[N], const float (&y)[N]) {
+    switch (function) {
+#define MPT__ROW(id, value)                 \
+    case MPT__FN_##id:                      \
+        for (int i = 0; i < N; i++) {       \
+            const float a = x[i], b = y[i]; \
+            x[i] = value;                   \
+        }                                   \
+        break;
+        MPT__BINARY_FUNCTIONS(MPT__ROW)
+#undef MPT__ROW
+    default: break;
+    }
+}
+
+__device__ __forceinline__ bool mpt__is_finite(float x) { return fabsf(x) < INFINITY; }
+
+struct mpt__unary {
+    int function;
+    float c;
+    const mpt__scalar *slot; /* NULL: c stands there */
+    mpt__scalar *nonfinite;  /* NULL, or set to 1 where an operand is not finite */
+};
+
+template <int N>
+__device__ __forceinline__ void mpt__unary_at(const mpt__walk &walk, const mpt__unary &unary,
+                                              float c, long long index) {
+    long long at[2];
+    float x[N];
+    mpt__locate_in<2>(walk, index, at);
+    mpt__take<N>(walk, 0, at[0], x);
+    if (unary.nonfinite != NULL) {
+        for (int i = 0; i < N; i++) {
+            if (!mpt__is_finite(x[i])) atomicExch((unsigned long long *)&unary.nonfinite->i, 1ull);
+        }
+    }
+    mpt__unary_of<N>(unary.function, x, c);
+    mpt__give<N>(walk, 1, at[1], x);
+}
+
+__global__ void mpt__unary_kernel(const mpt__walk walk, const mpt__unary unary) {
+    const long long done = 8 * walk.eights;
+    const float c = unary.slot != NULL ? (float)unary.slot->f : unary.c;
+    MPT__EACH(i, walk.eights) mpt__unary_at<8>(walk, unary, c, 8 * i);
+    MPT__EACH(i, walk.space.count - done) mpt__unary_at<1>(walk, unary, c, done + i);
+}
+
+mpt_status mpt__run_unary(const mpt__cuda_call *call, mpt__scalar *nonfinite) {
+    const mpt__launch *launch = call->launch;
+    const mpt__walk walk = mpt__walk_over(call, 2);
+    mpt__unary unary;
+    if (walk.space.count == 0) return MPT_OK;
+    memset(&unary, 0, sizeof unary);
+    unary.function = launch->function;
+    unary.c = (float)launch->imm[0];
+    unary.slot = launch->function == MPT__FN_MUL_SLOT ? &call->scalars[launch->slot[0]] : NULL;
+    unary.nonfinite = nonfinite;
+    mpt__unary_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(walk, unary);
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_unary(const mpt__cuda_call *call) { return mpt__run_unary(call, NULL); }
+
+/* A finite loss may overflow by the scale: what counts is the loss. */
+mpt_status mpt__cuda_scale_loss(const mpt__cuda_call *call) {
+    return mpt__run_unary(call, &call->scalars[call->launch->slot[1]]);
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__binary_at(const mpt__walk &walk, int function,
+                                               long long index) {
+    long long at[3];
+    float x[N], y[N];
+    mpt__locate_in<3>(walk, index, at);
+    mpt__take<N>(walk, 0, at[0], x);
+    mpt__take<N>(walk, 1, at[1], y);
+    mpt__binary_of<N>(function, x, y);
+    mpt__give<N>(walk, 2, at[2], x);
+}
+
+__global__ void mpt__binary_kernel(const mpt__walk walk, int function) {
+    const long long done = 8 * walk.eights;
+    MPT__EACH(i, walk.eights) mpt__binary_at<8>(walk, function, 8 * i);
+    MPT__EACH(i, walk.space.count - done) mpt__binary_at<1>(walk, function, done + i);
+}
+
+__global__ void mpt__equal_integers_kernel(const mpt__walk walk) {
+    MPT__EACH(i, walk.space.count) {
+        long long at[3], x, y;
+        mpt__locate_in<3>(walk, i, at);
+        mpt__fetch(walk.array[0], at[0], x);
+        mpt__fetch(walk.array[1], at[1], y);
+        mpt__put(walk.array[2], at[2], x == y ? 1.0f : 0.0f);
+    }
+}
+
+mpt_status mpt__cuda_binary(const mpt__cuda_call *call) {
+    const int function = call->launch->function;
+    const mpt__walk walk = mpt__walk_over(call, 3);
+    const unsigned int blocks = mpt__walk_blocks(call, walk);
+    if (walk.space.count == 0) return MPT_OK;
+    if (function == MPT__FN_EQUAL && mpt__is_integer(walk.array[0].dtype) &&
+        mpt__is_integer(walk.array[1].dtype)) {
+        mpt__equal_integers_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(walk);
+    } else {
+        mpt__binary_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(walk, function);
+    }
+    return MPT_OK;
+}
+
+/* ---- Random numbers: the bits of 12_random.c and 15_math.c ---- */
+
+struct mpt__key {
+    unsigned long long seed, stream, call;
+    const mpt__scalar *step; /* NULL, or mixed into the stream */
+};
+
+mpt__key mpt__key_of(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__key key;
+    key.seed = launch->rng.seed;
+    key.stream = launch->rng.stream;
+    key.call = launch->rng.call;
+    key.step = launch->slot[0] != 0 ? &call->scalars[launch->slot[0]] : NULL;
+    return key;
+}
+
+__device__ __forceinline__ unsigned long long mpt__hash_mix(unsigned long long x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+__device__ __forceinline__ unsigned long long mpt__hash_u64(unsigned long long a,
+                                                            unsigned long long b) {
+    return mpt__hash_mix(mpt__hash_mix(a + 0x9e3779b97f4a7c15ull) + b);
+}
+
+__device__ __forceinline__ unsigned long long mpt__sequence_of(const mpt__key &key) {
+    unsigned long long stream = key.stream;
+    if (key.step != NULL) stream = mpt__hash_u64(stream, (unsigned long long)key.step->i);
+    return mpt__hash_u64(stream, key.call);
+}
+
+/* Words 4 block .. 4 block + 3 of a sequence: Philox 4x32-10. */
+__device__ __forceinline__ void mpt__philox(unsigned long long seed, unsigned long long sequence,
+                                            long long block, unsigned int *word) {
+    unsigned int c0 = (unsigned int)block, c1 = (unsigned int)(block >> 32);
+    unsigned int c2 = (unsigned int)sequence, c3 = (unsigned int)(sequence >> 32);
+    unsigned int k0 = (unsigned int)seed, k1 = (unsigned int)(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+        const unsigned long long p0 = (unsigned long long)0xd2511f53u * c0;
+        const unsigned long long p1 = (unsigned long long)0xcd9e8d57u * c2;
+        c0 = (unsigned int)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (unsigned int)p1;
+        c2 = (unsigned int)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (unsigned int)p0;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    word[0] = c0, word[1] = c1, word[2] = c2, word[3] = c3;
+}
+
+struct mpt__dropout {
+    mpt__key key;
+    unsigned int threshold; /* words from here on keep */
+    float factor;
+    bool any;
+};
+
+__device__ __forceinline__ float mpt__kept(const mpt__dropout &dropout, unsigned int word,
+                                           float x) {
+    return dropout.any && word >= dropout.threshold ? __fmul_rn(x, dropout.factor) : 0.0f;
+}
+
+/* Where there are no eights, in fours: what one block of random words is for. */
+__global__ void mpt__dropout_kernel(const mpt__walk walk, const mpt__dropout dropout) {
+    const unsigned long long sequence = mpt__sequence_of(dropout.key);
+    const long long done = 8 * walk.eights, count = walk.space.count;
+    MPT__EACH(i, walk.eights) {
+        unsigned int word[8];
+        long long at[2];
+        float x[8];
+        mpt__philox(dropout.key.seed, sequence, 2 * i, word);
+        mpt__philox(dropout.key.seed, sequence, 2 * i + 1, word + 4);
+        mpt__locate_in<2>(walk, 8 * i, at);
+        mpt__take<8>(walk, 0, at[0], x);
+        for (int k = 0; k < 8; k++) x[k] = mpt__kept(dropout, word[k], x[k]);
+        mpt__give<8>(walk, 1, at[1], x);
+    }
+    MPT__EACH(i, (count - done + 3) / 4) {
+        const long long first = done + 4 * i;
+        unsigned int word[4];
+        mpt__philox(dropout.key.seed, sequence, first / 4, word);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            long long at[2];
+            float x;
+            if (first + k >= count) continue;
+            mpt__locate_in<2>(walk, first + k, at);
+            mpt__fetch(walk.array[0], at[0], x);
+            mpt__put(walk.array[1], at[1], mpt__kept(dropout, word[k], x));
+        }
+    }
+}
+
+/* An element is kept when its word is p 2^32 or more; where no word is, as for a p of NaN, none. */
+mpt_status mpt__cuda_dropout(const mpt__cuda_call *call) {
+    const double p = call->launch->imm[0], lowest = p * 4294967296.0;
+    const mpt__walk walk = mpt__walk_over(call, 2);
+    mpt__dropout dropout;
+    if (walk.space.count == 0) return MPT_OK;
+    memset(&dropout, 0, sizeof dropout);
+    dropout.key = mpt__key_of(call);
+    dropout.any = lowest <= 4294967295.0;
+    dropout.factor = dropout.any ? (float)(1 / (1 - p)) : 0.0f;
+    dropout.threshold = dropout.any && lowest > 0 ? (unsigned int)ceil(lowest) : 0;
+    mpt__dropout_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(walk,
+                                                                                         dropout);
+    return MPT_OK;
+}
+
+/* The natural logarithm of a number in [2^-32, 1]. Here and below all products are __dmul_rn, so
+   that none is contracted with a sum. */
+__device__ double mpt__ln(double x) {
+    const unsigned long long bits = (unsigned long long)__double_as_longlong(x);
+    const unsigned long long offset = 0x3ff0000000000000ull - 0x3fe6a09e667f3bcdull;
+    const long long k = (long long)((bits + offset) >> 52) - 1023;
+    const double m = __longlong_as_double((long long)(bits - ((unsigned long long)k << 52)));
+    const double f = m - 1.0, s = f / (2.0 + f), z = __dmul_rn(s, s), e = (double)k;
+    double sum = 1.0 / 23;
+    for (int i = 21; i >= 3; i -= 2) sum = __dmul_rn(sum, z) + 1.0 / i;
+    sum = __dmul_rn(__dmul_rn(__dmul_rn(2.0, s), z), sum);
+    sum = __dmul_rn(2.0, s) + (sum + __dmul_rn(e, 0x1.cf79abc9e3b3ap-40));
+    return __dmul_rn(e, 0x1.62e42fefap-1) + sum;
+}
+
+/* Sine and cosine of quadrant * pi/2 + r, |r| <= pi/4. */
+__device__ void mpt__sincos_quadrant(unsigned int quadrant, double r, double *sine,
+                                     double *cosine) {
+    const double odd[8] = {-1.0 / 6,
+                           1.0 / 120,
+                           -1.0 / 5040,
+                           1.0 / 362880,
+                           -1.0 / 39916800,
+                           1.0 / 6227020800.0,
+                           -1.0 / 1307674368000.0,
+                           1.0 / 355687428096000.0};
+    const double even[7] = {
+        1.0 / 24,        -1.0 / 720,           1.0 / 40320,           -1.0 / 3628800,
+        1.0 / 479001600, -1.0 / 87178291200.0, 1.0 / 20922789888000.0};
+    const double z = __dmul_rn(r, r), half = __dmul_rn(0.5, z), base = 1.0 - half;
+    double s = odd[7], c = even[6];
+    for (int i = 6; i >= 0; i--) s = __dmul_rn(s, z) + odd[i];
+    for (int i = 5; i >= 0; i--) c = __dmul_rn(c, z) + even[i];
+    s = r + __dmul_rn(__dmul_rn(r, z), s);
+    c = base + (((1.0 - base) - half) + __dmul_rn(__dmul_rn(z, z), c));
+    *sine = quadrant & 1 ? c : s;
+    *cosine = quadrant & 1 ? s : c;
+    if (quadrant & 2) *sine = -*sine;
+    if ((quadrant + 1) & 2) *cosine = -*cosine;
+}
+
+struct mpt__distribution {
+    mpt__key key;
+    bool normal;
+    float a, b; /* lowest and beyond the highest; or mean and deviation */
+};
+
+/* Box and Muller: two words to two elements. */
+__device__ __forceinline__ void mpt__normal_pair(const mpt__distribution &d,
+                                                 unsigned int radius_bits, unsigned int angle_bits,
+                                                 float *x) {
+    const double radius =
+        sqrt(__dmul_rn(-2.0, mpt__ln(((double)radius_bits + 1.0) / 4294967296.0)));
+    const unsigned int quadrant = (angle_bits + 0x20000000u) >> 30;
+    const double rest = (double)(int)(angle_bits - (quadrant << 30));
+    double sine, cosine;
+    mpt__sincos_quadrant(quadrant, __dmul_rn(rest, 1.5707963267948966 / 1073741824.0), &sine,
+                         &cosine);
+    x[0] = (float)((double)d.a + __dmul_rn((double)d.b, __dmul_rn(cosine, radius)));
+    x[1] = (float)((double)d.a + __dmul_rn((double)d.b, __dmul_rn(sine, radius)));
+}
+
+/* Elements 4 block .. 4 block + 3. */
+__device__ __forceinline__ void mpt__draw(const mpt__distribution &d, unsigned long long sequence,
+                                          long long block, float *x) {
+    const float range = d.b - d.a;
+    unsigned int word[4];
+    mpt__philox(d.key.seed, sequence, block, word);
+    if (d.normal) {
+        mpt__normal_pair(d, word[0], word[1], x);
+        mpt__normal_pair(d, word[2], word[3], x + 2);
+        return;
+    }
+    for (int k = 0; k < 4; k++) {
+        const float u = (float)(word[k] >> 8) * (1.0f / 16777216.0f);
+        const float value = __fadd_rn(d.a, __fmul_rn(range, u));
+        x[k] = value < d.b ? value : d.a; /* the sum may round up to b */
+    }
+}
+
+__global__ void mpt__random_kernel(const mpt__walk walk, const mpt__distribution d) {
+    const unsigned long long sequence = mpt__sequence_of(d.key);
+    const long long done = 8 * walk.eights, count = walk.space.count;
+    MPT__EACH(i, walk.eights) {
+        long long at[1];
+        float x[8];
+        mpt__draw(d, sequence, 2 * i, x);
+        mpt__draw(d, sequence, 2 * i + 1, x + 4);
+        mpt__locate_in<1>(walk, 8 * i, at);
+        mpt__give<8>(walk, 0, at[0], x);
+    }
+    MPT__EACH(i, (count - done + 3) / 4) {
+        const long long first = done + 4 * i;
+        float x[4];
+        mpt__draw(d, sequence, first / 4, x);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            long long at[1];
+            if (first + k >= count) continue;
+            mpt__locate_in<1>(walk, first + k, at);
+            mpt__put(walk.array[0], at[0], x[k]);
+        }
+    }
+}
+
+mpt_status mpt__cuda_random(const mpt__cuda_call *call) {
+    const mpt__walk walk = mpt__walk_over(call, 1);
+    mpt__distribution d;
+    if (walk.space.count == 0) return MPT_OK;
+    memset(&d, 0, sizeof d);
+    d.key = mpt__key_of(call);
+    d.normal = call->launch->function == MPT__FN_NORMAL;
+    d.a = (float)call->launch->imm[0];
+    d.b = (float)call->launch->imm[1];
+    mpt__random_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(walk, d);
+    return MPT_OK;
+}
+
 /* ==== Along an axis: ARGMAX, SCATTER_AXIS, FIND_NONFINITE ==== */
+
+struct mpt__argmax {
+    mpt__space lines;
+    mpt__array from, index, value; /* strides over the lines */
+    long long n, stride;           /* along the dimension */
+};
+
+/* Whether (x, i) comes before (y, j): NaN before numbers, the larger one, the first one. */
+__device__ __forceinline__ bool mpt__beats(float x, long long i, float y, long long j) {
+    const bool x_nan = x != x, y_nan = y != y;
+    if (x_nan != y_nan) return x_nan;
+    return x > y || ((x_nan || x == y) && i < j);
+}
+
+/* LANES neighbours share a line. */
+template <int LANES> __global__ void mpt__argmax_kernel(const mpt__argmax w) {
+    const int lane = threadIdx.x % LANES;
+    const long long step = (long long)gridDim.x * blockDim.x / LANES;
+    long long line = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+    for (; line < w.lines.count; line += step) {
+        const long long from = mpt__locate(w.lines, w.from.stride, line);
+        float best = -INFINITY;
+        long long where = w.n;
+        for (long long i = lane; i < w.n; i += LANES) {
+            const float x = mpt__load(w.from.data, w.from.dtype, from + i * w.stride);
+            if (mpt__beats(x, i, best, where)) best = x, where = i;
+        }
+        for (int by = LANES / 2; by > 0; by /= 2) {
+            const float x = __shfl_xor_sync(MPT__ALL, best, by);
+            const long long i = __shfl_xor_sync(MPT__ALL, where, by);
+            if (mpt__beats(x, i, best, where)) best = x, where = i;
+        }
+        if (lane != 0) continue;
+        if (w.index.data != NULL)
+            mpt__store_i64(w.index.data, w.index.dtype, mpt__locate(w.lines, w.index.stride, line),
+                           where);
+        if (w.value.data != NULL)
+            mpt__put(w.value, mpt__locate(w.lines, w.value.stride, line), best);
+    }
+}
+
+mpt_status mpt__cuda_argmax(const mpt__cuda_call *call) {
+    const mpt__operand &o = call->launch->operand[0];
+    const int axis = (int)call->launch->index[0];
+    mpt__argmax w;
+    mpt__array *arrays[3] = {&w.from, &w.index, &w.value};
+    memset(&w, 0, sizeof w);
+    w.from = mpt__array_of(call, 0);
+    w.index = mpt__array_of(call, 1);
+    w.value = mpt__array_of(call, 2);
+    w.n = o.shape[axis];
+    w.stride = o.stride[axis];
+    if (w.n == 0 || (w.index.data == NULL && w.value.data == NULL)) return MPT_OK;
+    w.lines = mpt__space_of(call, w.index.data != NULL ? 1 : 2, arrays, 3);
+    if (w.lines.count == 0) return MPT_OK;
+    /* A warp for a line where its elements are neighbours, or lines are too few for the card. */
+    if (w.n >= MPT__WARP && (w.stride == 1 || w.lines.count < 4096)) {
+        mpt__argmax_kernel<MPT__WARP>
+            <<<mpt__blocks(call, w.lines.count * MPT__WARP), MPT__THREADS, 0, call->stream>>>(w);
+    } else {
+        mpt__argmax_kernel<1>
+            <<<mpt__blocks(call, w.lines.count), MPT__THREADS, 0, call->stream>>>(w);
+    }
+    return MPT_OK;
+}
+
+struct mpt__scatter {
+    mpt__space space;
+    mpt__array index, value, to, axis; /* axis: no data; locates the index along the dimension */
+};
+
+__global__ void mpt__scatter_axis_kernel(const mpt__scatter w) {
+    MPT__EACH(i, w.space.count) {
+        const long long k = mpt__locate(w.space, w.axis.stride, i);
+        const long long index =
+            mpt__load_i64(w.index.data, w.index.dtype, mpt__locate(w.space, w.index.stride, i));
+        float x = 0;
+        if (index == k) mpt__fetch(w.value, mpt__locate(w.space, w.value.stride, i), x);
+        mpt__put(w.to, mpt__locate(w.space, w.to.stride, i), x);
+    }
+}
+
+mpt_status mpt__cuda_scatter_axis(const mpt__cuda_call *call) {
+    const int axis = (int)call->launch->index[0];
+    mpt__scatter w;
+    mpt__array *arrays[4] = {&w.index, &w.value, &w.to, &w.axis};
+    memset(&w, 0, sizeof w);
+    w.index = mpt__array_of(call, 0);
+    w.value = mpt__array_of(call, 1);
+    w.to = mpt__array_of(call, 2);
+    w.index.stride[axis] = w.value.stride[axis] = 0;
+    w.axis.stride[axis] = 1;
+    w.space = mpt__space_of(call, 2, arrays, 4);
+    if (w.space.count == 0) return MPT_OK;
+    mpt__scatter_axis_kernel<<<mpt__blocks(call, w.space.count), MPT__THREADS, 0, call->stream>>>(
+        w);
+    return MPT_OK;
+}
+
+/* `first` begins as -1, which is the largest of the unsigned. */
+__global__ void mpt__find_nonfinite_kernel(const mpt__walk walk, mpt__scalar *first) {
+    const long long done = 8 * walk.eights;
+    long long found = -1;
+    MPT__EACH(i, walk.eights) {
+        long long at[1];
+        float x[8];
+        mpt__locate_in<1>(walk, 8 * i, at);
+        mpt__take<8>(walk, 0, at[0], x);
+        for (int k = 7; k >= 0; k--) {
+            if (!mpt__is_finite(x[k])) found = 8 * i + k;
+        }
+        if (found >= 0) break;
+    }
+    MPT__EACH(i, walk.space.count - done) {
+        long long at[1];
+        double x;
+        if (found >= 0) break;
+        mpt__locate_in<1>(walk, done + i, at);
+        mpt__fetch(walk.array[0], at[0], x);
+        if (!(fabs(x) < INFINITY)) found = done + i;
+    }
+    if (found >= 0) atomicMin((unsigned long long *)&first->i, (unsigned long long)found);
+}
+
+mpt_status mpt__cuda_find_nonfinite(const mpt__cuda_call *call) {
+    const mpt__walk walk = mpt__walk_over(call, 1);
+    mpt__scalar *first = &call->scalars[call->launch->slot[0]];
+    cudaMemsetAsync(first, 0xff, sizeof *first, call->stream);
+    if (walk.space.count == 0) return MPT_OK;
+    mpt__find_nonfinite_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(
+        walk, first);
+    return MPT_OK;
+}
 
 /* ==== Reductions and softmax: REDUCE, SOFTMAX, SOFTMAX_BACKWARD ==== */
 
@@ -1091,9 +1952,1603 @@ mpt_status mpt__cuda_metric_add(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
-/* ==== Matrix products: GEMM ==== */
+/* ==== Matrix products: GEMM ====
+ *
+ * cuBLASLt computes them, with bias and ReLU in its epilogue where it can. Operands that it cannot
+ * read (another dtype, no contiguous dimension) are packed into workspace first; what it cannot
+ * finish goes through an fp32 sum in workspace and a kernel of ours. A product that cuBLASLt refuses
+ * is done by a plain kernel of ours. */
+
+#define MPT__TILE 32          /* rows and columns of what a block of the plain kernel computes */
+#define MPT__CANDIDATES 16    /* algorithms of a product that benchmark mode times */
+#define MPT__PRODUCT_CALLS 64 /* for one launch; packing makes them fewer */
+#ifndef MPT__SUM_BYTES        /* a test cuts smaller pieces */
+#define MPT__SUM_BYTES (32 << 20) /* of fp32 sums at a time, which stay in L2 */
+#endif
+
+/* ---- Device code ---- */
+
+/* x as an operand of a product in that dtype. */
+__device__ __forceinline__ float mpt__rounded(float x, int compute_dtype) {
+    if (compute_dtype == MPT_F16) return __half2float(__float2half_rn(x));
+    if (compute_dtype == MPT_BF16) return __bfloat162float(__float2bfloat16_rn(x));
+    return x;
+}
+
+__device__ float mpt__activated(float x, int activation) {
+    switch (activation) {
+    case MPT_ACTIVATION_RELU:
+        return x > 0 || x != x ? x : 0.0f;
+    case MPT_ACTIVATION_GELU:
+        return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+    case MPT_ACTIVATION_GELU_TANH:
+        return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+    case MPT_ACTIVATION_TANH:
+        return tanhf(x);
+    case MPT_ACTIVATION_SIGMOID:
+        return 1.0f / (1.0f + expf(-x));
+    default:
+        return x;
+    }
+}
+
+/* A copy into workspace: contiguous, of another dtype, rounded to the compute dtype on the way. */
+struct mpt__pack {
+    const void *from;
+    void *to;
+    int from_dtype, to_dtype, compute_dtype;
+    bool in_eights;
+    mpt__space space;
+    long long stride[MPT_MAX_RANK];
+};
+
+struct mpt__packs {
+    mpt__pack of[3];
+};
+
+__global__ void mpt__pack_kernel(mpt__packs packs) {
+    const mpt__pack &p = packs.of[blockIdx.y];
+    const long long eights = p.in_eights ? p.space.count / 8 : 0, rest = p.space.count - 8 * eights;
+    MPT__EACH(i, eights) {
+        float x[8];
+        mpt__load8(p.from, p.from_dtype, 8 * i, x);
+        for (int j = 0; j < 8; j++) x[j] = mpt__rounded(x[j], p.compute_dtype);
+        mpt__store8(p.to, p.to_dtype, 8 * i, x);
+    }
+    MPT__EACH(i, rest) {
+        const long long at = 8 * eights + i;
+        const float x = mpt__load(p.from, p.from_dtype, mpt__locate(p.space, p.stride, at));
+        mpt__store(p.to, p.to_dtype, at, mpt__rounded(x, p.compute_dtype));
+    }
+}
+
+/* The rest of a product of which cuBLASLt left the plain sums, in the order of the space. */
+__global__ void mpt__finish_kernel(const __grid_constant__ mpt__array out,
+                                   const __grid_constant__ mpt__array bias,
+                                   const __grid_constant__ mpt__space space, const float *sum,
+                                   int compute_dtype, int activation) {
+    MPT__EACH(i, space.count) {
+        float x = sum[i];
+        if (bias.data != NULL) {
+            const float b = mpt__load(bias.data, bias.dtype, mpt__locate(space, bias.stride, i));
+            x += mpt__rounded(b, compute_dtype);
+        }
+        mpt__put(out, mpt__locate(space, out.stride, i), mpt__activated(x, activation));
+    }
+}
+
+/* What the plain kernel computes; strides as in the launch. */
+struct mpt__plain {
+    mpt__array a, b, bias, out;
+    mpt__space batches;
+    int rank, compute_dtype, activation;
+    long long m, n, k;
+    float alpha;
+};
+
+/* A tile of a matrix of rows x columns, zeros where it ends; neighbouring threads read neighbours in
+   memory. */
+__device__ void mpt__fetch_tile(float tile[MPT__TILE][MPT__TILE + 1], const mpt__array &array,
+                                long long at, long long row, long long column, long long rows,
+                                long long columns, int rank, int compute_dtype) {
+    const long long down = array.stride[rank - 2], across = array.stride[rank - 1];
+    const int lane = threadIdx.x % MPT__TILE;
+    for (int line = threadIdx.x / MPT__TILE; line < MPT__TILE; line += blockDim.x / MPT__TILE) {
+        const int i = down < across ? lane : line, j = down < across ? line : lane;
+        const bool inside = row + i < rows && column + j < columns;
+        const long long from = at + (row + i) * down + (column + j) * across;
+        tile[i][j] =
+            inside ? mpt__rounded(mpt__load(array.data, array.dtype, from), compute_dtype) : 0.0f;
+    }
+}
+
+/* A block per tile of the output; a thread has 4 elements of a column, 8 rows apart. Each sum runs
+   over K in order. */
+__global__ void mpt__plain_kernel(mpt__plain p) {
+    __shared__ float a[MPT__TILE][MPT__TILE + 1], b[MPT__TILE][MPT__TILE + 1];
+    const int x = threadIdx.x % MPT__TILE, y = threadIdx.x / MPT__TILE, rank = p.rank;
+    const long long across = (p.n + MPT__TILE - 1) / MPT__TILE;
+    const long long down = (p.m + MPT__TILE - 1) / MPT__TILE;
+    for (long long t = blockIdx.x; t < across * down * p.batches.count; t += gridDim.x) {
+        const long long batch = t / (across * down), j = t % across * MPT__TILE;
+        const long long i = t / across % down * MPT__TILE;
+        const long long at_a = mpt__locate(p.batches, p.a.stride, batch);
+        const long long at_b = mpt__locate(p.batches, p.b.stride, batch);
+        float sum[4] = {0, 0, 0, 0};
+        for (long long k = 0; k < p.k; k += MPT__TILE) {
+            mpt__fetch_tile(a, p.a, at_a, i, k, p.m, p.k, rank, p.compute_dtype);
+            mpt__fetch_tile(b, p.b, at_b, k, j, p.k, p.n, rank, p.compute_dtype);
+            __syncthreads();
+            for (int e = 0; e < MPT__TILE; e++) {
+                for (int r = 0; r < 4; r++) sum[r] += a[y + 8 * r][e] * b[e][x];
+            }
+            __syncthreads();
+        }
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const long long row = i + y + 8 * r, column = j + x;
+            if (row >= p.m || column >= p.n) continue;
+            float value = p.alpha * sum[r];
+            if (p.bias.data != NULL) {
+                const long long from = mpt__locate(p.batches, p.bias.stride, batch) +
+                                       row * p.bias.stride[rank - 2] +
+                                       column * p.bias.stride[rank - 1];
+                value += mpt__rounded(mpt__load(p.bias.data, p.bias.dtype, from), p.compute_dtype);
+            }
+            mpt__put(p.out,
+                     mpt__locate(p.batches, p.out.stride, batch) + row * p.out.stride[rank - 2] +
+                         column * p.out.stride[rank - 1],
+                     mpt__activated(value, p.activation));
+        }
+    }
+}
+
+/* ---- The plain kernel ---- */
+
+/* Any launch with elements in its output. */
+mpt_status mpt__product_plain(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    const mpt__operand &out = launch->operand[3];
+    mpt__plain p;
+    memset(&p, 0, sizeof p);
+    p.a = mpt__array_of(call, 0);
+    p.b = mpt__array_of(call, 1);
+    p.bias = mpt__array_of(call, 2);
+    p.out = mpt__array_of(call, 3);
+    p.rank = out.rank;
+    p.batches.rank = out.rank - 2;
+    p.batches.count = 1;
+    for (int d = 0; d < p.batches.rank; d++) {
+        p.batches.shape[d] = out.shape[d];
+        p.batches.count *= out.shape[d];
+    }
+    p.compute_dtype = launch->compute_dtype;
+    p.activation = launch->activation;
+    p.m = out.shape[out.rank - 2];
+    p.n = out.shape[out.rank - 1];
+    p.k = launch->operand[0].shape[out.rank - 1];
+    p.alpha = (float)launch->imm[0];
+    const long long tiles = (p.m + MPT__TILE - 1) / MPT__TILE * ((p.n + MPT__TILE - 1) / MPT__TILE);
+    const unsigned int blocks = mpt__blocks(call, tiles * p.batches.count * MPT__THREADS);
+    mpt__plain_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(p);
+    return MPT_OK;
+}
+
+/* ---- A launch as cuBLASLt sees it ---- */
+
+/* One matrix of each batch: A as [M, K], B as [N, K], the output as [M, N]. */
+struct mpt__side {
+    int dtype;
+    long long size[2], stride[2];
+    long long batch[MPT_MAX_RANK]; /* strides of the batch dimensions of the launch */
+    int contiguous;                /* which of the two has stride 1 */
+    long long at;                  /* where in the workspace it is packed; -1: it is not */
+};
+
+enum { MPT__SIDE_A, MPT__SIDE_B, MPT__SIDE_OUT, MPT__SIDES };
+
+/* Neighbouring dimensions merged where the strides of all sides allow it. */
+struct mpt__batches {
+    mpt__space space;
+    long long stride[MPT__SIDES][MPT_MAX_RANK];
+};
+
+struct mpt__product {
+    mpt__side side[MPT__SIDES];
+    int operand
+        [MPT__SIDES];  /* their positions in the launch: A and B change places where the output
+                                is transposed */
+    mpt__batches loop; /* a call for each */
+    long long batch, batch_stride[MPT__SIDES]; /* of a call */
+    bool finish;         /* cuBLASLt leaves sums that finish_kernel makes the output from */
+    bool bias;           /* in the epilogue */
+    long long bias_at;   /* as mpt__side.at */
+    long long workspace; /* bytes */
+};
+
+/* Adds an inner dimension to those that n arrays walk; merged into the one before it where the
+   strides of all allow it. */
+void mpt__space_append(mpt__space *space, long long (*stride)[MPT_MAX_RANK], int n, long long size,
+                       const long long *by) {
+    int last = space->rank - 1;
+    bool merges = last >= 0;
+    if (size == 1) return;
+    for (int i = 0; i < n && merges; i++) merges = stride[i][last] == size * by[i];
+    if (!merges) space->shape[++last] = 1;
+    space->rank = last + 1;
+    space->shape[last] *= size;
+    for (int i = 0; i < n; i++) stride[i][last] = by[i];
+}
+
+/* An operand with `inner` as its second dimension. */
+mpt__side mpt__side_of(const mpt__operand &operand, int inner) {
+    const int outer = 2 * operand.rank - 3 - inner;
+    mpt__side side;
+    memset(&side, 0, sizeof side);
+    side.dtype = operand.dtype;
+    side.size[0] = operand.shape[outer], side.stride[0] = operand.stride[outer];
+    side.size[1] = operand.shape[inner], side.stride[1] = operand.stride[inner];
+    for (int d = 0; d < operand.rank - 2; d++) side.batch[d] = operand.stride[d];
+    side.at = -1;
+    return side;
+}
+
+/* Whether cuBLASLt can address the matrix: one dimension contiguous, lines that do not overlap in
+   the other. Strides of dimensions of size 1 become what suits. */
+bool mpt__side_fits(mpt__side *side) {
+    for (int d = 1; d >= 0; d--) {
+        if (side->size[d] == 1) side->stride[d] = side->stride[!d] == 1 ? side->size[!d] : 1;
+    }
+    for (int d = 1; d >= 0; d--) {
+        side->contiguous = d;
+        if (side->stride[d] == 1 && side->stride[!d] >= side->size[d]) return true;
+    }
+    return false;
+}
+
+/* Room in the workspace, from where on. */
+long long mpt__product_reserve(mpt__product *product, long long elements, int dtype) {
+    const long long at = product->workspace;
+    const long long bytes = elements * (long long)mpt_dtype_size((mpt_dtype)dtype);
+    product->workspace += (bytes + 255) / 256 * 256;
+    return at;
+}
+
+/* Gives a side a contiguous place in the workspace, its own dimensions in their order in memory,
+   broadcast batches once. */
+void mpt__product_pack(mpt__product *product, int s, int dtype, const mpt__operand &out) {
+    mpt__side *side = &product->side[s];
+    const int inner = s == MPT__SIDE_OUT || side->stride[1] <= side->stride[0];
+    long long count = side->size[0] * side->size[1];
+    side->dtype = dtype;
+    side->contiguous = inner;
+    side->stride[inner] = 1;
+    side->stride[!inner] = side->size[inner];
+    for (int d = out.rank - 3; d >= 0; d--) {
+        if (side->batch[d] == 0) continue;
+        side->batch[d] = count;
+        count *= out.shape[d];
+    }
+    side->at = mpt__product_reserve(product, count, dtype);
+}
+
+/* The dtype in which A and B are multiplied. */
+int mpt__product_dtype(const mpt__launch *launch) {
+    const int a = launch->operand[0].dtype, b = launch->operand[1].dtype;
+    if (launch->compute_dtype != MPT_F32) return launch->compute_dtype;
+    return a == b && (a == MPT_F16 || a == MPT_BF16) ? a : MPT_F32;
+}
+
+/* Whether the epilogue can add the bias: a vector along dimension `along` of the output whose values
+   its dtype holds. */
+bool mpt__bias_fits(const mpt__launch *launch, int along) {
+    const mpt__operand &bias = launch->operand[2];
+    const int to = launch->operand[3].dtype;
+    for (int d = 0; d < bias.rank; d++) {
+        if (d != along && bias.shape[d] > 1 && bias.stride[d] != 0) return false;
+    }
+    return to == MPT_F32 || to == launch->compute_dtype ||
+           (to == bias.dtype && launch->compute_dtype == MPT_F32);
+}
+
+/* The epilogue, and where the bias of it lies. */
+void mpt__product_end(mpt__product *product, const mpt__launch *launch, bool out_fits) {
+    const mpt__operand &bias = launch->operand[2], &out = launch->operand[3];
+    const bool transposed = out_fits && product->side[MPT__SIDE_OUT].contiguous == 0;
+    const int along = out.rank - 1 - transposed;
+    product->bias = launch->n_operands > 2 && bias.storage != 0;
+    product->bias_at = -1;
+    product->finish = !out_fits || launch->activation > MPT_ACTIVATION_RELU ||
+                      (product->bias && !mpt__bias_fits(launch, along));
+    if (product->finish) {
+        product->bias = false;
+        mpt__product_pack(product, MPT__SIDE_OUT, MPT_F32, out);
+    } else if (transposed) {
+        const mpt__side a = product->side[MPT__SIDE_A];
+        mpt__side *to = &product->side[MPT__SIDE_OUT];
+        const long long size = to->size[0], stride = to->stride[0];
+        product->side[MPT__SIDE_A] = product->side[MPT__SIDE_B];
+        product->side[MPT__SIDE_B] = a;
+        product->operand[MPT__SIDE_A] = 1;
+        product->operand[MPT__SIDE_B] = 0;
+        to->size[0] = to->size[1], to->stride[0] = to->stride[1];
+        to->size[1] = size, to->stride[1] = stride;
+        to->contiguous = 1;
+    }
+    if (!product->bias) return;
+    const bool as_is = bias.dtype == out.dtype &&
+                       bias.offset * (long long)mpt_dtype_size((mpt_dtype)bias.dtype) % 16 == 0 &&
+                       (bias.stride[along] == 1 || bias.shape[along] == 1) &&
+                       (launch->compute_dtype == MPT_F32 || launch->compute_dtype == bias.dtype);
+    if (!as_is) product->bias_at = mpt__product_reserve(product, bias.shape[along], out.dtype);
+}
+
+/* Batches that share B are more rows of A. */
+void mpt__product_fold(mpt__product *product) {
+    mpt__batches *loop = &product->loop;
+    const int last = loop->space.rank - 1;
+    if (last < 0 || loop->stride[MPT__SIDE_B][last] != 0) return;
+    const long long more = loop->space.shape[last];
+    mpt__side folded[MPT__SIDES];
+    for (int s = 0; s < MPT__SIDES; s++) {
+        mpt__side *side = &folded[s];
+        *side = product->side[s];
+        if (s == MPT__SIDE_B) continue;
+        if (side->size[0] == 1) side->stride[0] = loop->stride[s][last];
+        if (loop->stride[s][last] != side->size[0] * side->stride[0]) return;
+        side->size[0] *= more;
+        if (!mpt__side_fits(side)) return;
+    }
+    if (folded[MPT__SIDE_OUT].contiguous != 1) return;
+    memcpy(product->side, folded, sizeof folded);
+    loop->space.rank--;
+}
+
+/* Merges the batch dimensions; the largest of what is left goes into each call. Returns the number
+   of calls. */
+long long mpt__product_batch(mpt__product *product, const mpt__operand &out) {
+    mpt__batches *loop = &product->loop;
+    int largest = 0;
+    memset(loop, 0, sizeof *loop);
+    for (int d = 0; d < out.rank - 2; d++) {
+        long long stride[MPT__SIDES];
+        for (int s = 0; s < MPT__SIDES; s++) stride[s] = product->side[s].batch[d];
+        mpt__space_append(&loop->space, loop->stride, MPT__SIDES, out.shape[d], stride);
+    }
+    mpt__product_fold(product);
+    mpt__space *space = &loop->space;
+    product->batch = space->rank > 0 ? 0 : 1;
+    for (int d = 0; d < space->rank; d++) {
+        if (space->shape[d] <= product->batch) continue;
+        largest = d;
+        product->batch = space->shape[d];
+    }
+    for (int s = 0; s < MPT__SIDES; s++)
+        product->batch_stride[s] = space->rank > 0 ? loop->stride[s][largest] : 0;
+    for (int d = largest; d < space->rank - 1; d++) {
+        space->shape[d] = space->shape[d + 1];
+        for (int s = 0; s < MPT__SIDES; s++) loop->stride[s][d] = loop->stride[s][d + 1];
+    }
+    if (space->rank > 0) space->rank--;
+    space->count = 1;
+    for (int d = 0; d < space->rank; d++) space->count *= space->shape[d];
+    return space->count;
+}
+
+/* With `pack` all operands go through the workspace. */
+mpt__product mpt__product_laid_out(const mpt__launch *launch, bool pack) {
+    const mpt__operand &out = launch->operand[3];
+    const int dtype = mpt__product_dtype(launch);
+    mpt__product product;
+    memset(&product, 0, sizeof product);
+    product.side[MPT__SIDE_A] = mpt__side_of(launch->operand[0], out.rank - 1);
+    product.side[MPT__SIDE_B] = mpt__side_of(launch->operand[1], out.rank - 2);
+    product.side[MPT__SIDE_OUT] = mpt__side_of(out, out.rank - 1);
+    product.operand[MPT__SIDE_B] = 1;
+    product.operand[MPT__SIDE_OUT] = 3;
+    for (int s = 0; s < MPT__SIDE_OUT; s++) {
+        if (pack || product.side[s].dtype != dtype || !mpt__side_fits(&product.side[s]))
+            mpt__product_pack(&product, s, dtype, out);
+    }
+    const bool out_fits = !pack && (out.dtype == MPT_F32 || out.dtype == dtype) &&
+                          mpt__side_fits(&product.side[MPT__SIDE_OUT]);
+    mpt__product_end(&product, launch, out_fits);
+    mpt__product_batch(&product, out);
+    return product;
+}
+
+mpt__product mpt__product_of(const mpt__launch *launch) {
+    const mpt__product product = mpt__product_laid_out(launch, false);
+    return product.loop.space.count <= MPT__PRODUCT_CALLS ? product
+                                                          : mpt__product_laid_out(launch, true);
+}
+
+/* ---- Plans: what cuBLASLt needs for a product, made once per kind of product ---- */
+
+/* MPT__PLAN_FIELDS(F): F(ID, "name"), what makes two products the same. */
+#define MPT__PLAN_FIELDS(F)   \
+    F(M, "m")                 \
+    F(N, "n")                 \
+    F(K, "k")                 \
+    F(BATCH, "batch")         \
+    F(DTYPE, "dtype")         \
+    F(DTYPE_OUT, "dtype_out") \
+    F(TF32, "tf32")           \
+    F(EPILOGUE, "epilogue")   \
+    F(ADD, "add")             \
+    F(CONTIGUOUS_A, "a_by_k") \
+    F(CONTIGUOUS_B, "b_by_k") \
+    F(PITCH_A, "a_pitch")     \
+    F(PITCH_B, "b_pitch")     \
+    F(PITCH_OUT, "out_pitch") \
+    F(STEP_A, "a_step")       \
+    F(STEP_B, "b_step")       \
+    F(STEP_OUT, "out_step")   \
+    F(ALIGNED_A, "a_aligned") \
+    F(ALIGNED_B, "b_aligned") \
+    F(ALIGNED_OUT, "out_aligned")
+
+typedef enum mpt__plan_field {
+#define MPT__ROW(id, name) MPT__PLAN_##id,
+    MPT__PLAN_FIELDS(MPT__ROW)
+#undef MPT__ROW
+        MPT__PLAN_FIELD_COUNT
+} mpt__plan_field;
+
+const char *const mpt__plan_names[] = {
+#define MPT__ROW(id, name) name,
+    MPT__PLAN_FIELDS(MPT__ROW)
+#undef MPT__ROW
+};
+
+#define MPT__ALGORITHM_WORDS 8
+
+struct mpt__plan {
+    long long field[MPT__PLAN_FIELD_COUNT];
+    cublasLtMatmulDesc_t operation; /* NULL: only read from a file so far */
+    cublasLtMatrixLayout_t layout[MPT__SIDES];
+    cublasLtMatmulAlgo_t algorithm;
+    bool taken;                               /* an entry of the table */
+    bool usable;                              /* cuBLASLt has an algorithm */
+    bool pinned;                              /* chosen by time, now or when the file was written */
+    long long nanoseconds, nanoseconds_first; /* of the choice, and of the first candidate */
+};
+
+struct mpt__cuda_products {
+    mpt__cuda *cuda;
+    cublasLtHandle_t handle;
+    cublasLtMatmulPreference_t preference;
+    void *workspace; /* of cuBLASLt */
+    size_t workspace_bytes;
+    bool tf32; /* fp32 products may round their operands to TF32 */
+    cudaEvent_t begin, end;
+    mpt__plan *plans; /* a hash table, at most half full */
+    long long capacity, count;
+};
+
+/* A call of a plan. */
+struct mpt__plan_call {
+    const void *a, *b, *bias;
+    void *out;
+    float alpha, beta;
+};
+
+static_assert(sizeof(cublasLtMatmulAlgo_t) == MPT__ALGORITHM_WORDS * sizeof(uint64_t),
+              "the text form of an algorithm");
+
+cudaDataType_t mpt__cuda_dtype(long long dtype) {
+    return dtype == MPT_F16 ? CUDA_R_16F : dtype == MPT_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+/* The entry of these fields, or the free one where it belongs. */
+mpt__plan *mpt__plan_slot(mpt__plan *plans, long long capacity, const long long *field) {
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (int f = 0; f < MPT__PLAN_FIELD_COUNT; f++) {
+        hash = (hash ^ (uint64_t)field[f]) * UINT64_C(0x100000001b3);
+        hash ^= hash >> 29;
+    }
+    for (uint64_t i = hash;; i++) {
+        mpt__plan *plan = &plans[i & (uint64_t)(capacity - 1)];
+        if (!plan->taken || memcmp(plan->field, field, sizeof plan->field) == 0) return plan;
+    }
+}
+
+/* The entry of these fields, new if it was not there; NULL without memory. */
+mpt__plan *mpt__plan_enter(mpt__cuda_products *products, const long long *field) {
+    if (2 * (products->count + 1) > products->capacity) {
+        const long long capacity = products->capacity > 0 ? 2 * products->capacity : 64;
+        mpt__plan *plans = (mpt__plan *)calloc((size_t)capacity, sizeof *plans);
+        if (plans == NULL) return NULL;
+        for (long long i = 0; i < products->capacity; i++) {
+            const mpt__plan *plan = &products->plans[i];
+            if (plan->taken) *mpt__plan_slot(plans, capacity, plan->field) = *plan;
+        }
+        free(products->plans);
+        products->plans = plans;
+        products->capacity = capacity;
+    }
+    mpt__plan *plan = mpt__plan_slot(products->plans, products->capacity, field);
+    if (!plan->taken) {
+        memcpy(plan->field, field, sizeof plan->field);
+        plan->taken = true;
+        products->count++;
+    }
+    return plan;
+}
+
+/* cuBLASLt counts columns first: our rows are its columns, so that B comes before A. */
+bool mpt__plan_describe(mpt__plan *plan) {
+    const long long *f = plan->field;
+    const long long outer[] = {f[MPT__PLAN_M], f[MPT__PLAN_N], f[MPT__PLAN_M]};
+    const long long inner[] = {f[MPT__PLAN_K], f[MPT__PLAN_K], f[MPT__PLAN_N]};
+    const bool by_inner[] = {f[MPT__PLAN_CONTIGUOUS_A] != 0, f[MPT__PLAN_CONTIGUOUS_B] != 0, true};
+    const cudaDataType_t dtype = mpt__cuda_dtype(f[MPT__PLAN_DTYPE]);
+    const cudaDataType_t dtype_out = mpt__cuda_dtype(f[MPT__PLAN_DTYPE_OUT]);
+    const int batch = (int)f[MPT__PLAN_BATCH];
+    const cublasComputeType_t compute =
+        f[MPT__PLAN_TF32] ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    int failed = cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F);
+    const struct {
+        cublasLtMatmulDescAttributes_t id;
+        int32_t value;
+    } attributes[] = {
+        {CUBLASLT_MATMUL_DESC_TRANSA, by_inner[MPT__SIDE_B] ? CUBLAS_OP_T : CUBLAS_OP_N},
+        {CUBLASLT_MATMUL_DESC_TRANSB, by_inner[MPT__SIDE_A] ? CUBLAS_OP_N : CUBLAS_OP_T},
+        {CUBLASLT_MATMUL_DESC_EPILOGUE, (int32_t)f[MPT__PLAN_EPILOGUE]},
+        {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, dtype_out}};
+    for (int i = 0; i < 4 && !failed; i++) {
+        failed = cublasLtMatmulDescSetAttribute(plan->operation, attributes[i].id,
+                                                &attributes[i].value, sizeof attributes[i].value);
+    }
+    for (int s = 0; s < MPT__SIDES && !failed; s++) {
+        const long long step = f[MPT__PLAN_STEP_A + s], pitch = f[MPT__PLAN_PITCH_A + s];
+        const uint64_t rows = (uint64_t)(by_inner[s] ? inner[s] : outer[s]);
+        const uint64_t columns = (uint64_t)(by_inner[s] ? outer[s] : inner[s]);
+        cublasLtMatrixLayout_t *layout = &plan->layout[s];
+        failed = cublasLtMatrixLayoutCreate(layout, s == MPT__SIDE_OUT ? dtype_out : dtype, rows,
+                                            columns, pitch);
+        if (failed) break;
+        failed |= cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                                   &batch, sizeof batch);
+        failed |= cublasLtMatrixLayoutSetAttribute(
+            *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step);
+    }
+    return !failed;
+}
+
+cublasStatus_t mpt__plan_run(const mpt__cuda_products *products, const mpt__plan *plan,
+                             const cublasLtMatmulAlgo_t *algorithm, const mpt__plan_call *call) {
+    const cublasLtMatrixLayout_t *layout = plan->layout;
+    if (call->bias != NULL) {
+        cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                       &call->bias, sizeof call->bias);
+    }
+    return cublasLtMatmul(products->handle, plan->operation, &call->alpha, call->b,
+                          layout[MPT__SIDE_B], call->a, layout[MPT__SIDE_A], &call->beta, call->out,
+                          layout[MPT__SIDE_OUT], call->out, layout[MPT__SIDE_OUT], algorithm,
+                          products->workspace, products->workspace_bytes, products->cuda->stream);
+}
+
+/* The shortest of some times of a call in nanoseconds, after one to warm up; infinite if it
+   fails. */
+float mpt__plan_time(const mpt__cuda_products *products, const mpt__plan *plan,
+                     const cublasLtMatmulAlgo_t *algorithm, const mpt__plan_call *call) {
+    float best = INFINITY;
+    int runs = 1;
+    for (int round = 0; round < 6; round++) {
+        float milliseconds = 0;
+        cudaEventRecord(products->begin, products->cuda->stream);
+        for (int i = 0; i < runs; i++) {
+            if (mpt__plan_run(products, plan, algorithm, call) != CUBLAS_STATUS_SUCCESS)
+                return INFINITY;
+        }
+        cudaEventRecord(products->end, products->cuda->stream);
+        if (cudaEventSynchronize(products->end) != cudaSuccess ||
+            cudaEventElapsedTime(&milliseconds, products->begin, products->end) != cudaSuccess)
+            return INFINITY;
+        if (round > 0) best = fminf(best, 1e6f * milliseconds / (float)runs);
+        if (round == 0 && milliseconds < 0.5f) runs = 10;
+    }
+    return best;
+}
+
+/* Elements from the first to the last of all batches of the output. */
+size_t mpt__plan_extent(const mpt__plan *plan) {
+    const long long *f = plan->field;
+    return (size_t)((f[MPT__PLAN_BATCH] - 1) * f[MPT__PLAN_STEP_OUT] +
+                    (f[MPT__PLAN_M] - 1) * f[MPT__PLAN_PITCH_OUT] + f[MPT__PLAN_N]);
+}
+
+/* Pins the fastest of the candidates, timed on an output of its own. One further down the list must
+   be 2 % faster, so that noise does not choose. Without memory for that it is the first. */
+void mpt__plan_pin(mpt__cuda_products *products, mpt__plan *plan,
+                   const cublasLtMatmulHeuristicResult_t *found, int n,
+                   const mpt__plan_call *call) {
+    const size_t bytes =
+        mpt__plan_extent(plan) * mpt_dtype_size((mpt_dtype)plan->field[MPT__PLAN_DTYPE_OUT]);
+    mpt__plan_call trial = *call;
+    float best = INFINITY;
+    plan->pinned = true;
+    if (cudaMalloc(&trial.out, bytes) != cudaSuccess) {
+        cudaGetLastError(); /* which is not sticky */
+        return;
+    }
+    cudaMemsetAsync(trial.out, 0, bytes, products->cuda->stream);
+    for (int i = 0; i < n; i++) {
+        if (found[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        const float time = mpt__plan_time(products, plan, &found[i].algo, &trial);
+        if (i == 0) plan->nanoseconds_first = (long long)fminf(time, 1e15f);
+        if (!(time < 0.98f * best)) continue;
+        best = time;
+        plan->algorithm = found[i].algo;
+    }
+    cudaFree(trial.out);
+    plan->nanoseconds = (long long)fminf(best, 1e15f);
+}
+
+/* Finds an algorithm: the first that the heuristic names or, where `timed`, the fastest. */
+void mpt__plan_choose(mpt__cuda_products *products, mpt__plan *plan, bool timed,
+                      const mpt__plan_call *call) {
+    static const cublasLtMatmulPreferenceAttributes_t alignment[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    cublasLtMatmulHeuristicResult_t found[MPT__CANDIDATES];
+    int n = 0;
+    for (int i = 0; i < 4; i++) {
+        const int side = i < MPT__SIDES ? i : MPT__SIDE_OUT;
+        const uint32_t bytes = (uint32_t)plan->field[MPT__PLAN_ALIGNED_A + side];
+        cublasLtMatmulPreferenceSetAttribute(products->preference, alignment[i], &bytes,
+                                             sizeof bytes);
+    }
+    if (call->bias != NULL) {
+        cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                       &call->bias, sizeof call->bias);
+    }
+    const cublasLtMatrixLayout_t *layout = plan->layout;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        products->handle, plan->operation, layout[MPT__SIDE_B], layout[MPT__SIDE_A],
+        layout[MPT__SIDE_OUT], layout[MPT__SIDE_OUT], products->preference,
+        timed ? MPT__CANDIDATES : 1, found, &n);
+    plan->usable =
+        status == CUBLAS_STATUS_SUCCESS && n > 0 && found[0].state == CUBLAS_STATUS_SUCCESS;
+    if (!plan->usable) return;
+    plan->algorithm = found[0].algo;
+    if (timed) mpt__plan_pin(products, plan, found, n, call);
+}
+
+/* Whether the algorithm that a file named can do the product, in our workspace. */
+bool mpt__plan_check(const mpt__cuda_products *products, const mpt__plan *plan) {
+    const cublasLtMatrixLayout_t *layout = plan->layout;
+    cublasLtMatmulHeuristicResult_t result;
+    return cublasLtMatmulAlgoCheck(products->handle, plan->operation, layout[MPT__SIDE_B],
+                                   layout[MPT__SIDE_A], layout[MPT__SIDE_OUT],
+                                   layout[MPT__SIDE_OUT], &plan->algorithm,
+                                   &result) == CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize <= products->workspace_bytes;
+}
+
+/* The plan for these fields, ready to run; NULL without memory. Nothing is timed while the stream
+   is captured: that is made up for at the next call outside. */
+mpt__plan *mpt__plan_get(mpt__cuda_products *products, const long long *field,
+                         const mpt__plan_call *call) {
+    mpt__plan *plan = mpt__plan_enter(products, field);
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (plan == NULL) return NULL;
+    const bool made = plan->operation != NULL;
+    if (!made) {
+        plan->usable = mpt__plan_describe(plan);
+        plan->pinned = plan->usable && plan->pinned && mpt__plan_check(products, plan);
+    }
+    if (!plan->usable || plan->pinned || (made && !products->cuda->benchmark)) return plan;
+    cudaStreamIsCapturing(products->cuda->stream, &capture);
+    const bool timed = products->cuda->benchmark && capture == cudaStreamCaptureStatusNone;
+    if (timed || !made) mpt__plan_choose(products, plan, timed, call);
+    return plan;
+}
+
+/* ---- Running a launch ---- */
+
+/* The largest power of two up to 256 that divides everything in `bits`. */
+long long mpt__alignment(uint64_t bits) {
+    bits |= 256;
+    return (long long)(bits & (~bits + 1));
+}
+
+/* Where side s of the product begins. */
+char *mpt__product_data(const mpt__cuda_call *call, const mpt__product *product, int s) {
+    const long long at = product->side[s].at;
+    return at < 0 ? (char *)call->data[product->operand[s]] : (char *)call->workspace + at;
+}
+
+void mpt__product_fields(const mpt__cuda_call *call, const mpt__product *product,
+                         const mpt__plan_call *run, long long *field) {
+    const mpt__side *side = product->side;
+    const int dtype = side[MPT__SIDE_A].dtype;
+    const bool relu = !product->finish && call->launch->activation == MPT_ACTIVATION_RELU;
+    int epilogue = relu ? CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
+    if (product->bias) epilogue = relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
+    field[MPT__PLAN_M] = side[MPT__SIDE_OUT].size[0];
+    field[MPT__PLAN_N] = side[MPT__SIDE_OUT].size[1];
+    field[MPT__PLAN_K] = side[MPT__SIDE_A].size[1];
+    field[MPT__PLAN_BATCH] = product->batch;
+    field[MPT__PLAN_DTYPE] = dtype;
+    field[MPT__PLAN_DTYPE_OUT] = side[MPT__SIDE_OUT].dtype;
+    field[MPT__PLAN_TF32] = dtype == MPT_F32 && call->cuda->products->tf32;
+    field[MPT__PLAN_EPILOGUE] = epilogue;
+    field[MPT__PLAN_ADD] = run->beta != 0;
+    field[MPT__PLAN_CONTIGUOUS_A] = side[MPT__SIDE_A].contiguous;
+    field[MPT__PLAN_CONTIGUOUS_B] = side[MPT__SIDE_B].contiguous;
+    for (int s = 0; s < MPT__SIDES; s++) {
+        const uint64_t bytes = mpt_dtype_size((mpt_dtype)side[s].dtype);
+        uint64_t bits = (uint64_t)(uintptr_t)mpt__product_data(call, product, s);
+        if (product->batch > 1) bits |= (uint64_t)product->batch_stride[s] * bytes;
+        for (int d = 0; d < product->loop.space.rank; d++)
+            bits |= (uint64_t)product->loop.stride[s][d] * bytes;
+        if (s == MPT__SIDE_OUT) bits |= (uint64_t)(uintptr_t)run->bias;
+        field[MPT__PLAN_PITCH_A + s] = side[s].stride[!side[s].contiguous];
+        field[MPT__PLAN_STEP_A + s] = product->batch > 1 ? product->batch_stride[s] : 0;
+        field[MPT__PLAN_ALIGNED_A + s] = mpt__alignment(bits);
+    }
+}
+
+/* A copy of operand `position` to `at` in the workspace. */
+mpt__pack mpt__pack_begin(const mpt__cuda_call *call, int position, long long at, int dtype) {
+    mpt__pack pack;
+    memset(&pack, 0, sizeof pack);
+    pack.from = call->data[position];
+    pack.to = (char *)call->workspace + at;
+    pack.from_dtype = call->launch->operand[position].dtype;
+    pack.to_dtype = dtype;
+    pack.compute_dtype = call->launch->compute_dtype;
+    pack.space.count = 1;
+    return pack;
+}
+
+void mpt__pack_append(mpt__pack *pack, long long size, long long stride) {
+    mpt__space_append(&pack->space, &pack->stride, 1, size, &stride);
+    pack->space.count *= size;
+}
+
+/* The copies that the product needs, in one launch. */
+void mpt__product_copies(const mpt__cuda_call *call, const mpt__product *product) {
+    const mpt__operand &out = call->launch->operand[3], &bias = call->launch->operand[2];
+    mpt__packs packs;
+    long long most = 1;
+    unsigned int n = 0;
+    memset(&packs, 0, sizeof packs);
+    for (int s = 0; s < MPT__SIDE_OUT; s++) {
+        const mpt__side *side = &product->side[s];
+        const int position = product->operand[s], inner = side->contiguous;
+        if (side->at < 0) continue;
+        const mpt__side from =
+            mpt__side_of(call->launch->operand[position], out.rank - 1 - position);
+        mpt__pack *pack = &packs.of[n++];
+        *pack = mpt__pack_begin(call, position, side->at, side->dtype);
+        for (int d = 0; d < out.rank - 2; d++) {
+            if (from.batch[d] != 0) mpt__pack_append(pack, out.shape[d], from.batch[d]);
+        }
+        mpt__pack_append(pack, from.size[!inner], from.stride[!inner]);
+        mpt__pack_append(pack, from.size[inner], from.stride[inner]);
+    }
+    if (product->bias && product->bias_at >= 0) {
+        const int along = product->operand[MPT__SIDE_A] == 0 ? out.rank - 1 : out.rank - 2;
+        mpt__pack *pack = &packs.of[n++];
+        *pack = mpt__pack_begin(call, 2, product->bias_at, out.dtype);
+        mpt__pack_append(pack, bias.shape[along], bias.stride[along]);
+    }
+    for (unsigned int i = 0; i < n; i++) {
+        mpt__pack *pack = &packs.of[i];
+        pack->in_eights = pack->space.rank <= 1 &&
+                          (pack->space.rank == 0 || pack->stride[0] == 1) &&
+                          (uintptr_t)pack->from % 16 == 0;
+        if (pack->space.count > most) most = pack->space.count;
+    }
+    if (n == 0) return;
+    const dim3 grid(mpt__blocks(call, (most + 7) / 8), n);
+    mpt__pack_kernel<<<grid, MPT__THREADS, 0, call->stream>>>(packs);
+}
+
+mpt__plan_call mpt__product_call(const mpt__cuda_call *call, const mpt__product *product) {
+    mpt__plan_call run;
+    run.a = mpt__product_data(call, product, MPT__SIDE_A);
+    run.b = mpt__product_data(call, product, MPT__SIDE_B);
+    run.out = mpt__product_data(call, product, MPT__SIDE_OUT);
+    run.bias = NULL;
+    if (product->bias) {
+        run.bias =
+            product->bias_at < 0 ? call->data[2] : (char *)call->workspace + product->bias_at;
+    }
+    run.alpha = (float)call->launch->imm[0];
+    run.beta = !product->finish && call->launch->operand[3].access == MPT__ACCUMULATE ? 1.0f : 0.0f;
+    return run;
+}
+
+/* One call of the plan for each batch that could not be merged; false if cuBLASLt refused. */
+bool mpt__product_run(const mpt__cuda_call *call, const mpt__product *product,
+                      const mpt__plan *plan, const mpt__plan_call *first) {
+    const mpt__batches *loop = &product->loop;
+    for (long long i = 0; i < loop->space.count; i++) {
+        long long at[MPT__SIDES] = {0, 0, 0}, rest = i;
+        for (int d = loop->space.rank - 1; d >= 0; d--) {
+            for (int s = 0; s < MPT__SIDES; s++)
+                at[s] += rest % loop->space.shape[d] * loop->stride[s][d];
+            rest /= loop->space.shape[d];
+        }
+        for (int s = 0; s < MPT__SIDES; s++)
+            at[s] *= (long long)mpt_dtype_size((mpt_dtype)product->side[s].dtype);
+        mpt__plan_call run = *first;
+        run.a = (const char *)run.a + at[MPT__SIDE_A];
+        run.b = (const char *)run.b + at[MPT__SIDE_B];
+        run.out = (char *)run.out + at[MPT__SIDE_OUT];
+        if (mpt__plan_run(call->cuda->products, plan, &plan->algorithm, &run) !=
+            CUBLAS_STATUS_SUCCESS)
+            return false;
+    }
+    return true;
+}
+
+/* The output from the sums in workspace. */
+void mpt__product_finish(const mpt__cuda_call *call, const float *sum) {
+    mpt__array out = mpt__array_of(call, 3), bias = mpt__array_of(call, 2);
+    mpt__array *arrays[] = {&out, &bias};
+    const mpt__space space = mpt__space_of(call, 3, arrays, 2);
+    const unsigned int blocks = mpt__blocks(call, space.count);
+    mpt__finish_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(
+        out, bias, space, sum, call->launch->compute_dtype, call->launch->activation);
+}
+
+mpt_status mpt__product_launch(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    const mpt__operand &a = launch->operand[0];
+    if (mpt__numel(launch->operand[3]) == 0) return MPT_OK;
+    if (a.shape[a.rank - 1] == 0) return mpt__product_plain(call);
+    const mpt__product product = mpt__product_of(launch);
+    const mpt__plan_call run = mpt__product_call(call, &product);
+    long long field[MPT__PLAN_FIELD_COUNT];
+    mpt__product_copies(call, &product);
+    mpt__product_fields(call, &product, &run, field);
+    mpt__plan *plan = mpt__plan_get(call->cuda->products, field, &run);
+    if (plan == NULL)
+        return mpt__cuda_refuse(call->cuda, MPT_ERROR_MEMORY, "gemm", "no memory for its plan");
+    /* Every call of a plan does the same, so that only the first can be refused. */
+    plan->usable = plan->usable && mpt__product_run(call, &product, plan, &run);
+    if (!plan->usable) return mpt__product_plain(call);
+    if (product.finish) mpt__product_finish(call, (const float *)run.out);
+    return MPT_OK;
+}
+
+/* How much of dimension 0 of the output to do at a time, so that sums in workspace stay few. */
+long long mpt__gemm_piece(const mpt__launch *launch) {
+    const mpt__operand &out = launch->operand[3];
+    const long long rows = out.shape[0], bytes = 4 * mpt__numel(out);
+    if (bytes <= MPT__SUM_BYTES || rows < 2 || !mpt__product_of(launch).finish) return rows;
+    const long long piece = MPT__SUM_BYTES / (bytes / rows);
+    return piece > 128 ? piece / 128 * 128 : piece > 1 ? piece : 1;
+}
+
+/* The launch for `count` of dimension 0. */
+mpt__launch mpt__gemm_cut(const mpt__launch *launch, long long count) {
+    mpt__launch cut = *launch;
+    for (int i = 0; i < 4; i++) {
+        if (i != 1 || cut.operand[i].rank > 2) cut.operand[i].shape[0] = count;
+    }
+    return cut;
+}
+
+int64_t mpt__cuda_gemm_workspace(const mpt__launch *launch) {
+    if (mpt__numel(launch->operand[3]) == 0) return 0;
+    const long long rows = launch->operand[3].shape[0], piece = mpt__gemm_piece(launch);
+    if (piece >= rows) return mpt__product_of(launch).workspace;
+    const mpt__launch cut = mpt__gemm_cut(launch, piece);
+    return mpt__product_of(&cut).workspace;
+}
+
+mpt_status mpt__cuda_gemm(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    if (mpt__numel(launch->operand[3]) == 0) return MPT_OK;
+    const long long rows = launch->operand[3].shape[0], piece = mpt__gemm_piece(launch);
+    if (piece >= rows) return mpt__product_launch(call);
+    for (long long row = 0; row < rows; row += piece) {
+        const mpt__launch cut = mpt__gemm_cut(launch, piece < rows - row ? piece : rows - row);
+        mpt__cuda_call part = *call;
+        part.launch = &cut;
+        for (int i = 0; i < 4; i++) {
+            const mpt__operand &operand = launch->operand[i];
+            const long long bytes = (long long)mpt_dtype_size((mpt_dtype)operand.dtype);
+            if (part.data[i] == NULL || (i == 1 && operand.rank == 2)) continue;
+            part.data[i] = (char *)part.data[i] + row * operand.stride[0] * bytes;
+        }
+        const mpt_status status = mpt__product_launch(&part);
+        if (status != MPT_OK) return status;
+    }
+    return MPT_OK;
+}
+
+/* ---- What benchmark mode chose, as text ---- */
+
+/* Text that grows; what does not fit is only counted. */
+struct mpt__text {
+    char *text;
+    size_t capacity, length;
+};
+
+void mpt__text_add(mpt__text *to, const char *format, ...) {
+    const size_t room = to->length < to->capacity ? to->capacity - to->length : 0;
+    va_list values;
+    va_start(values, format);
+    const int n = vsnprintf(room > 0 ? to->text + to->length : NULL, room, format, values);
+    va_end(values);
+    to->length += n > 0 ? (size_t)n : 0;
+}
+
+/* The first line: an algorithm means the same only on the same card with the same libraries. */
+void mpt__products_title(const mpt__cuda_products *products, mpt__text *to) {
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    mpt__text_add(to, "mptrain products 1: %s, capability %d, driver %d, cublasLt %llu\n",
+                  products->cuda->name, products->cuda->capability, driver,
+                  (unsigned long long)cublasLtGetVersion());
+}
+
+/* What follows the fields of a plan that is not pinned, by whether it is usable. */
+const char *const mpt__plan_unpinned[] = {" plain kernel\n", " heuristic\n"};
+
+void mpt__plan_print(const mpt__plan *plan, mpt__text *to) {
+    for (int f = 0; f < MPT__PLAN_FIELD_COUNT; f++)
+        mpt__text_add(to, f == 0 ? "%s=%lld" : " %s=%lld", mpt__plan_names[f], plan->field[f]);
+    for (int i = 0; i < MPT__ALGORITHM_WORDS && plan->pinned; i++)
+        mpt__text_add(to, " algorithm=%llx", (unsigned long long)plan->algorithm.data[i]);
+    if (plan->pinned)
+        mpt__text_add(to, " ns=%lld first=%lld\n", plan->nanoseconds, plan->nanoseconds_first);
+    else
+        mpt__text_add(to, "%s", mpt__plan_unpinned[plan->usable]);
+}
+
+/* The number after "name=" at *text, which moves behind it, or becomes NULL for good if something
+   else stands there. */
+unsigned long long mpt__text_number(const char **text, const char *name, int base) {
+    const size_t length = strlen(name);
+    const char *at = *text;
+    char *end = NULL;
+    if (at == NULL) return 0;
+    *text = NULL;
+    if (*at == ' ') at++;
+    if (strncmp(at, name, length) != 0 || at[length] != '=') return 0;
+    at += length + 1;
+    const unsigned long long number = strtoull(at, &end, base);
+    if (end != at) *text = end;
+    return number;
+}
+
+/* A line of mpt__plan_print; false if it is none. */
+bool mpt__plan_read(const char *text, mpt__plan *plan) {
+    memset(plan, 0, sizeof *plan);
+    for (int f = 0; f < MPT__PLAN_FIELD_COUNT; f++)
+        plan->field[f] = (long long)mpt__text_number(&text, mpt__plan_names[f], 10);
+    for (int i = 0; i < 2 && text != NULL; i++) {
+        const char *unpinned = mpt__plan_unpinned[i];
+        if (strncmp(text, unpinned, strlen(unpinned)) == 0) return true;
+    }
+    for (int i = 0; i < MPT__ALGORITHM_WORDS; i++)
+        plan->algorithm.data[i] = mpt__text_number(&text, "algorithm", 16);
+    plan->nanoseconds = (long long)mpt__text_number(&text, "ns", 10);
+    plan->nanoseconds_first = (long long)mpt__text_number(&text, "first", 10);
+    plan->pinned = text != NULL && *text == '\n';
+    return plan->pinned;
+}
+
+/* Takes the choice that was read. A plan already made must be able to run it; any other finds that
+   out when it is made. */
+void mpt__plan_adopt(const mpt__cuda_products *products, mpt__plan *plan, const mpt__plan *read) {
+    const cublasLtMatmulAlgo_t old = plan->algorithm;
+    plan->algorithm = read->algorithm;
+    plan->pinned = plan->operation == NULL || (plan->usable && mpt__plan_check(products, plan));
+    plan->nanoseconds = read->nanoseconds;
+    plan->nanoseconds_first = read->nanoseconds_first;
+    if (!plan->pinned) plan->algorithm = old;
+}
+
+/* A line that names card and libraries, then one per kind of product with its algorithm, its time and
+   that of the heuristic's first choice. Returns the length, of which `capacity` - 1 bytes are
+   written. */
+size_t mpt__cuda_products_print(const mpt__cuda_products *products, char *text, size_t capacity) {
+    mpt__text to = {text, capacity, 0};
+    mpt__products_title(products, &to);
+    for (long long i = 0; i < products->capacity; i++) {
+        if (products->plans[i].taken) mpt__plan_print(&products->plans[i], &to);
+    }
+    return to.length;
+}
+
+/* Pins what such a text (ending with a 0) names, for products not pinned yet. A text from another
+   card or other libraries is refused as a whole, with MPT_ERROR_UNSUPPORTED; with a line that is
+   none, what came before stands. */
+mpt_status mpt__cuda_products_read(mpt__cuda_products *products, const char *text) {
+    char title[512];
+    mpt__text own = {title, sizeof title, 0};
+    mpt__products_title(products, &own);
+    if (strncmp(text, title, strlen(title)) != 0) {
+        return mpt__cuda_refuse(products->cuda, MPT_ERROR_UNSUPPORTED, "benchmark results ignored",
+                                "they are from another card, driver or cuBLASLt");
+    }
+    for (text = strchr(text, '\n') + 1; *text != 0;) {
+        mpt__plan read;
+        if (!mpt__plan_read(text, &read)) {
+            return mpt__cuda_refuse(products->cuda, MPT_ERROR_FORMAT, "benchmark results",
+                                    "a line is not as mptrain writes it");
+        }
+        mpt__plan *plan = read.pinned ? mpt__plan_enter(products, read.field) : NULL;
+        if (read.pinned && plan == NULL) {
+            return mpt__cuda_refuse(products->cuda, MPT_ERROR_MEMORY, "benchmark results",
+                                    "no memory for them");
+        }
+        if (plan != NULL && !plan->pinned) mpt__plan_adopt(products, plan, &read);
+        text = strchr(text, '\n') + 1;
+    }
+    return MPT_OK;
+}
+
+/* ---- Making and ending ---- */
+
+void mpt__cuda_products_destroy(mpt__cuda_products *products) {
+    if (products == NULL) return;
+    for (long long i = 0; i < products->capacity; i++) {
+        const mpt__plan *plan = &products->plans[i];
+        for (int s = 0; s < MPT__SIDES; s++)
+            if (plan->layout[s] != NULL) cublasLtMatrixLayoutDestroy(plan->layout[s]);
+        if (plan->operation != NULL) cublasLtMatmulDescDestroy(plan->operation);
+    }
+    if (products->preference != NULL) cublasLtMatmulPreferenceDestroy(products->preference);
+    if (products->handle != NULL) cublasLtDestroy(products->handle);
+    if (products->begin != NULL) cudaEventDestroy(products->begin);
+    if (products->end != NULL) cudaEventDestroy(products->end);
+    cudaFree(products->workspace);
+    free(products->plans);
+    free(products);
+}
+
+/* Sums of halves are only ever reduced in fp32. */
+bool mpt__products_begin(mpt__cuda_products *products) {
+    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint64_t bytes = products->workspace_bytes;
+    return cublasLtCreate(&products->handle) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceCreate(&products->preference) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceSetAttribute(
+               products->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+               sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceSetAttribute(products->preference,
+                                                CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                                                sizeof bytes) == CUBLAS_STATUS_SUCCESS &&
+           cudaEventCreate(&products->begin) == cudaSuccess &&
+           cudaEventCreate(&products->end) == cudaSuccess &&
+           cudaMalloc(&products->workspace, products->workspace_bytes) == cudaSuccess;
+}
+
+/* NULL if cuBLASLt or memory fails, with the reason in the backend's error. */
+mpt__cuda_products *mpt__cuda_products_create(mpt__cuda *cuda) {
+    mpt__cuda_products *products = (mpt__cuda_products *)calloc(1, sizeof *products);
+    if (products != NULL) {
+        products->cuda = cuda;
+        products->workspace_bytes = (size_t)(cuda->capability >= 90 ? 32 : 8) << 20;
+        if (mpt__products_begin(products)) return products;
+    }
+    mpt__cuda_products_destroy(products);
+    mpt__cuda_refuse(cuda, MPT_ERROR_DEVICE, "cuBLASLt",
+                     "cannot be started (memory, or its version)");
+    return NULL;
+}
 
 /* ==== Optimizers and scaler ==== */
+
+/* The segments of a launch, cut into chunks of `size` elements that are numbered through. How many
+   chunks there are stands in device memory; the host knows that they are not more than `most`. */
+struct mpt__segments {
+    const long long *rows;
+    long long count, size, most;
+};
+
+/* The chunk that a block has under way. */
+struct mpt__chunk {
+    long long segment, before; /* chunks of earlier segments */
+    long long first, count;    /* elements */
+};
+
+/* Operand `position` of a launch over the elements of operand 0. Large chunks make fewer partial
+   sums, small ones spread a small net over the card. */
+mpt__segments mpt__segments_of(const mpt__launch *launch, int position, const void *rows) {
+    const long long elements = mpt__numel(launch->operand[0]);
+    mpt__segments segments;
+    segments.rows = (const long long *)rows;
+    segments.count = launch->operand[position].shape[0];
+    segments.size = elements > 4 << 20 ? 8192 : 2048;
+    segments.most = elements / segments.size + segments.count;
+    return segments;
+}
+
+unsigned int mpt__segment_blocks(const mpt__cuda_call *call, const mpt__segments &segments) {
+    return mpt__blocks(call, segments.most * MPT__THREADS);
+}
+
+/* Moves on to chunk `number`, which does not lie before the last one; false behind the end. Every
+   warp looks for itself, at 32 segments at a time. */
+__device__ bool mpt__seek(const mpt__segments &segments, long long number, mpt__chunk &chunk) {
+    const int lane = threadIdx.x % MPT__WARP;
+    while (chunk.segment < segments.count) {
+        const long long segment = chunk.segment + lane;
+        const long long *row = segments.rows + segment * MPT__SEGMENT_FIELDS;
+        const long long own = segment < segments.count
+                                  ? (row[MPT__SEGMENT_COUNT] + segments.size - 1) / segments.size
+                                  : 0;
+        long long sum = own;
+        for (int step = 1; step < MPT__WARP; step *= 2) {
+            const long long earlier = __shfl_up_sync(MPT__ALL, sum, step);
+            if (lane >= step) sum += earlier;
+        }
+        const unsigned int past = __ballot_sync(MPT__ALL, chunk.before + sum > number);
+        const int here = past != 0 ? __ffs((int)past) - 1 : MPT__WARP - 1;
+        chunk.before += __shfl_sync(MPT__ALL, past != 0 ? sum - own : sum, here);
+        chunk.segment += past != 0 ? here : MPT__WARP;
+        if (past != 0) {
+            row = segments.rows + chunk.segment * MPT__SEGMENT_FIELDS;
+            const long long begin = (number - chunk.before) * segments.size;
+            chunk.first = row[MPT__SEGMENT_OFFSET] + begin;
+            chunk.count = row[MPT__SEGMENT_COUNT] - begin;
+            if (chunk.count > segments.size) chunk.count = segments.size;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The loop of a block over the pieces of a chunk. */
+#define MPT__EACH_OF_BLOCK(i, count) for (long long i = threadIdx.x; i < (count); i += MPT__THREADS)
+
+/* Pieces of eight in a chunk of arrays whose memory is aligned, or not. */
+__device__ __forceinline__ long long mpt__chunk_eights(const mpt__chunk &chunk, bool aligned) {
+    return aligned && chunk.first % 8 == 0 ? chunk.count / 8 : 0;
+}
+
+/* A device scalar used as a factor; slot 0: 1. */
+__device__ __forceinline__ float mpt__factor(const mpt__scalar *scalars, int slot) {
+    return slot != 0 ? (float)scalars[slot].f : 1.0f;
+}
+
+struct mpt__slots {
+    unsigned short at[MPT__MAX_SLOTS];
+};
+
+mpt__slots mpt__slots_of(const mpt__launch *launch) {
+    mpt__slots slots;
+    memcpy(slots.at, launch->slot, sizeof slots.at);
+    return slots;
+}
+
+/* ---- Gradients ---- */
+
+/* Of one chunk. */
+struct mpt__norm_part {
+    double squares;
+    long long nonfinite;
+};
+
+struct mpt__gradients {
+    float *data;
+    bool aligned;
+    float limit;
+    mpt__segments segments;
+    mpt__slots slot;
+    mpt__scalar *scalars;
+    mpt__norm_part *part; /* [segments.most] */
+};
+
+mpt__gradients mpt__gradients_of(const mpt__cuda_call *call) {
+    mpt__gradients g;
+    memset(&g, 0, sizeof g);
+    g.data = (float *)call->data[0];
+    g.aligned = (uintptr_t)g.data % 16 == 0;
+    g.limit = (float)call->launch->imm[0];
+    g.segments = mpt__segments_of(call->launch, 1, call->data[1]);
+    g.slot = mpt__slots_of(call->launch);
+    g.scalars = call->scalars;
+    g.part = (mpt__norm_part *)call->workspace;
+    return g;
+}
+
+/* 1 / scale where a loss scale is given. */
+__device__ __forceinline__ float mpt__norm_multiplier(const mpt__gradients &g) {
+    if (g.slot.at[3] != 0) return (float)(1 / g.scalars[g.slot.at[3]].f);
+    return mpt__factor(g.scalars, g.slot.at[0]);
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__add_squares(const mpt__gradients &g, float multiplier,
+                                                 long long at, mpt__norm_part &part) {
+    float x[N];
+    mpt__read<N>(g.data, MPT_F32, at, x);
+    for (int i = 0; i < N; i++) {
+        const float product = x[i] * multiplier; /* infinity times 0 is NaN */
+        if (!mpt__is_finite(product)) part.nonfinite = 1;
+        if (g.slot.at[2] != 0) part.squares += (double)product * (double)product;
+    }
+}
+
+/* The tree: a thread's elements of a chunk, the threads of a block, then the chunks likewise. */
+__global__ void mpt__norm_parts_kernel(const mpt__gradients g) {
+    const float multiplier = mpt__norm_multiplier(g);
+    mpt__chunk chunk = {0, 0, 0, 0};
+    for (long long number = blockIdx.x; number < g.segments.most; number += gridDim.x) {
+        mpt__norm_part part = {0, 0};
+        if (mpt__seek(g.segments, number, chunk)) {
+            const long long eights = mpt__chunk_eights(chunk, g.aligned);
+            MPT__EACH_OF_BLOCK(i, eights) {
+                mpt__add_squares<8>(g, multiplier, chunk.first + 8 * i, part);
+            }
+            MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
+                mpt__add_squares<1>(g, multiplier, chunk.first + 8 * eights + i, part);
+            }
+        }
+        part.squares = mpt__block_sum(part.squares);
+        part.nonfinite = __syncthreads_or(part.nonfinite != 0);
+        if (threadIdx.x == 0) g.part[number] = part;
+    }
+}
+
+/* One block: adds up the parts and sets the slots. */
+__global__ void mpt__norm_finish_kernel(const mpt__gradients g, bool joined) {
+    mpt__norm_part all = {0, 0};
+    for (long long i = threadIdx.x; i < g.segments.most; i += blockDim.x) {
+        all.squares += g.part[i].squares;
+        all.nonfinite |= g.part[i].nonfinite;
+    }
+    all.squares = mpt__block_sum(all.squares);
+    all.nonfinite = __syncthreads_or(all.nonfinite != 0);
+    if (threadIdx.x != 0) return;
+    if (g.slot.at[3] != 0) g.scalars[g.slot.at[0]].f = (double)mpt__norm_multiplier(g);
+    if (g.slot.at[1] != 0 && (g.slot.at[3] != 0 || all.nonfinite != 0))
+        g.scalars[g.slot.at[1]].i = all.nonfinite;
+    if (g.slot.at[2] != 0) {
+        double *norm = &g.scalars[g.slot.at[2]].f;
+        *norm = sqrt((joined ? *norm * *norm : 0.0) + all.squares);
+    }
+}
+
+int64_t mpt__cuda_grad_norm_workspace(const mpt__launch *launch) {
+    return mpt__segments_of(launch, 1, NULL).most * (int64_t)sizeof(mpt__norm_part);
+}
+
+mpt_status mpt__cuda_grad_norm(const mpt__cuda_call *call) {
+    const mpt__gradients g = mpt__gradients_of(call);
+    if (g.segments.most > 0) {
+        mpt__norm_parts_kernel<<<mpt__segment_blocks(call, g.segments), MPT__THREADS, 0,
+                                 call->stream>>>(g);
+    }
+    mpt__norm_finish_kernel<<<1, 4 * MPT__THREADS, 0, call->stream>>>(g,
+                                                                      call->launch->index[0] != 0);
+    return MPT_OK;
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__scale_at(const mpt__gradients &g, float multiplier,
+                                              long long at) {
+    float x[N];
+    mpt__read<N>(g.data, MPT_F32, at, x);
+    for (int i = 0; i < N; i++) {
+        x[i] *= multiplier;
+        if (g.limit > 0) x[i] = x[i] > g.limit ? g.limit : x[i] < -g.limit ? -g.limit : x[i];
+    }
+    mpt__write<N>(g.data, MPT_F32, at, x);
+}
+
+__global__ void mpt__grad_scale_kernel(const mpt__gradients g) {
+    const float multiplier = mpt__factor(g.scalars, g.slot.at[0]);
+    mpt__chunk chunk = {0, 0, 0, 0};
+    for (long long number = blockIdx.x; mpt__seek(g.segments, number, chunk); number += gridDim.x) {
+        const long long eights = mpt__chunk_eights(chunk, g.aligned);
+        MPT__EACH_OF_BLOCK(i, eights) { mpt__scale_at<8>(g, multiplier, chunk.first + 8 * i); }
+        MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
+            mpt__scale_at<1>(g, multiplier, chunk.first + 8 * eights + i);
+        }
+    }
+}
+
+mpt_status mpt__cuda_grad_scale(const mpt__cuda_call *call) {
+    const mpt__gradients g = mpt__gradients_of(call);
+    if (g.segments.most == 0) return MPT_OK;
+    mpt__grad_scale_kernel<<<mpt__segment_blocks(call, g.segments), MPT__THREADS, 0,
+                             call->stream>>>(g);
+    return MPT_OK;
+}
+
+/* ---- Updates ---- */
+
+struct mpt__update {
+    void *param; /* of `dtype`; with a master only written */
+    int dtype;
+    float *master, *first, *second; /* NULL: absent */
+    const float *gradient;
+    bool aligned, adam, variant; /* Nesterov; decoupled decay */
+    float keep1, add1;           /* momentum, 1 - dampening; beta1, 1 - beta1 */
+    float keep2, add2, eps, decay;
+    double imm[4];
+    mpt__segments segments;
+    long long *steps;
+    const double *rates; /* NULL: the rate is in slot[0] */
+    long long rate_count;
+    long long commit; /* 0, 1: the segments' step counts, 2: and the applied steps */
+    mpt__slots slot;
+    mpt__scalar *scalars;
+};
+
+/* What depends on the step count of a segment. */
+struct mpt__pace {
+    float lr; /* of Adam: over c1 */
+    float root_factor, shrink;
+    bool fresh; /* no update before this one */
+};
+
+/* base^exponent by repeated squaring. */
+__device__ double mpt__power(double base, long long exponent) {
+    double result = 1;
+    for (; exponent > 0; exponent /= 2) {
+        if (exponent % 2 != 0) result *= base;
+        base *= base;
+    }
+    return result;
+}
+
+__device__ mpt__pace mpt__pace_of(const mpt__update &u, long long segment) {
+    const long long step =
+        u.steps[u.segments.rows[segment * MPT__SEGMENT_FIELDS + MPT__SEGMENT_STEP]];
+    mpt__pace pace = {0, 0, 0, step == 0};
+    double lr = u.scalars[u.slot.at[0]].f;
+    if (u.rates != NULL) {
+        const long long at = u.scalars[u.slot.at[3]].i - u.scalars[u.slot.at[4]].i;
+        lr = u.rates[at < 0 ? 0 : at < u.rate_count ? at : u.rate_count - 1];
+    }
+    pace.lr = (float)lr;
+    if (u.adam) {
+        pace.lr = (float)(lr / (1 - mpt__power(u.imm[0], step + 1)));
+        pace.root_factor = (float)(1 / sqrt(1 - mpt__power(u.imm[1], step + 1)));
+        pace.shrink = (float)(lr * u.imm[3]);
+    }
+    return pace;
+}
+
+/* g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
+   p -= lr (g + momentum m). */
+__device__ __forceinline__ void mpt__sgd_of(const mpt__update &u, const mpt__pace &pace, float &p,
+                                            float g, float &m) {
+    if (u.decay != 0) g += u.decay * p;
+    if (u.first != NULL) {
+        m = pace.fresh ? g : u.keep1 * m + u.add1 * g;
+        g = u.variant ? g + u.keep1 * m : m;
+    }
+    p -= pace.lr * g;
+}
+
+/* PyTorch's fused form, but with 1 / sqrt(c2) as a factor. */
+__device__ __forceinline__ void mpt__adam_of(const mpt__update &u, const mpt__pace &pace, float &p,
+                                             float g, float &m, float &v) {
+    if (u.variant) {
+        p -= pace.shrink * p;
+    } else if (u.decay != 0) {
+        g += u.decay * p;
+    }
+    m = u.keep1 * m + u.add1 * g;
+    v = u.keep2 * v + u.add2 * g * g;
+    p -= pace.lr * m / (sqrtf(v) * pace.root_factor + u.eps);
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__pace &pace,
+                                               float multiplier, long long at) {
+    float p[N], g[N], m[N] = {0}, v[N] = {0};
+    mpt__read<N>(u.gradient, MPT_F32, at, g);
+    if (u.first != NULL) mpt__read<N>(u.first, MPT_F32, at, m);
+    if (u.second != NULL) mpt__read<N>(u.second, MPT_F32, at, v);
+    if (u.master != NULL) {
+        mpt__read<N>(u.master, MPT_F32, at, p);
+    } else {
+        mpt__read<N>(u.param, u.dtype, at, p);
+    }
+    for (int i = 0; i < N; i++) {
+        if (u.adam) {
+            mpt__adam_of(u, pace, p[i], g[i] * multiplier, m[i], v[i]);
+        } else {
+            mpt__sgd_of(u, pace, p[i], g[i] * multiplier, m[i]);
+        }
+    }
+    if (u.first != NULL) mpt__write<N>(u.first, MPT_F32, at, m);
+    if (u.second != NULL) mpt__write<N>(u.second, MPT_F32, at, v);
+    if (u.master != NULL) mpt__write<N>(u.master, MPT_F32, at, p);
+    mpt__write<N>(u.param, u.dtype, at, p);
+}
+
+__global__ void mpt__update_kernel(const mpt__update u) {
+    __shared__ mpt__pace pace;
+    const float multiplier = mpt__factor(u.scalars, u.slot.at[1]);
+    mpt__chunk chunk = {0, 0, 0, 0};
+    long long segment = -1;
+    if (!mpt__gate_open(u.scalars, u.slot.at[2])) return;
+    for (long long number = blockIdx.x; mpt__seek(u.segments, number, chunk); number += gridDim.x) {
+        if (chunk.segment != segment) {
+            segment = chunk.segment;
+            __syncthreads(); /* the pace may still be in use for an earlier segment */
+            if (threadIdx.x == 0) pace = mpt__pace_of(u, segment);
+            __syncthreads();
+        }
+        const long long eights = mpt__chunk_eights(chunk, u.aligned);
+        MPT__EACH_OF_BLOCK(i, eights) {
+            mpt__update_at<8>(u, pace, multiplier, chunk.first + 8 * i);
+        }
+        MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
+            mpt__update_at<1>(u, pace, multiplier, chunk.first + 8 * eights + i);
+        }
+    }
+}
+
+/* The end of an update: its steps are counted. One block. */
+__global__ void mpt__commit_kernel(const mpt__update u) {
+    if (!mpt__gate_open(u.scalars, u.slot.at[2])) return;
+    MPT__EACH_OF_BLOCK(segment, u.segments.count) {
+        const long long *row = u.segments.rows + segment * MPT__SEGMENT_FIELDS;
+        for (long long i = 0; i < row[MPT__SEGMENT_STEPS]; i++)
+            u.steps[row[MPT__SEGMENT_STEP] + i]++;
+    }
+    if (u.commit == 2 && threadIdx.x == 0) u.scalars[u.slot.at[3]].i++;
+}
+
+/* What both optimizers have. */
+mpt__update mpt__update_of(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__update u;
+    memset(&u, 0, sizeof u);
+    u.param = call->data[0];
+    u.dtype = launch->operand[0].dtype;
+    u.master = (float *)call->data[1];
+    u.gradient = (const float *)call->data[2];
+    u.first = (float *)call->data[3];
+    u.keep1 = (float)launch->imm[0];
+    u.variant = launch->index[0] == 1;
+    memcpy(u.imm, launch->imm, sizeof u.imm);
+    u.segments = mpt__segments_of(launch, 4, call->data[4]);
+    u.steps = (long long *)call->data[5];
+    u.rates = launch->n_operands > 7 ? (const double *)call->data[7] : NULL;
+    u.rate_count = u.rates != NULL ? launch->operand[7].shape[0] : 0;
+    u.commit = launch->index[1];
+    u.slot = mpt__slots_of(launch);
+    u.scalars = call->scalars;
+    return u;
+}
+
+mpt_status mpt__run_update(const mpt__cuda_call *call, mpt__update *u) {
+    const void *arrays[5] = {u->param, u->master, u->gradient, u->first, u->second};
+    u->aligned = mpt__is_streamed(u->dtype);
+    for (int i = 0; i < 5; i++) u->aligned = u->aligned && (uintptr_t)arrays[i] % 16 == 0;
+    if (u->segments.most > 0) {
+        mpt__update_kernel<<<mpt__segment_blocks(call, u->segments), MPT__THREADS, 0,
+                             call->stream>>>(*u);
+    }
+    if (u->commit != 0) mpt__commit_kernel<<<1, MPT__THREADS, 0, call->stream>>>(*u);
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_sgd(const mpt__cuda_call *call) {
+    mpt__update u = mpt__update_of(call);
+    u.add1 = (float)(1 - u.imm[1]);
+    u.decay = (float)u.imm[2];
+    return mpt__run_update(call, &u);
+}
+
+mpt_status mpt__cuda_adam(const mpt__cuda_call *call) {
+    mpt__update u = mpt__update_of(call);
+    u.adam = true;
+    u.second = (float *)call->data[6];
+    u.add1 = (float)(1 - u.imm[0]);
+    u.keep2 = (float)u.imm[1];
+    u.add2 = (float)(1 - u.imm[1]);
+    u.eps = (float)u.imm[2];
+    u.decay = (float)u.imm[3];
+    return mpt__run_update(call, &u);
+}
+
+/* ---- Scalars ---- */
+
+/* A NaN norm makes the multiplier NaN, as in PyTorch. */
+__global__ void mpt__clip_kernel(mpt__scalar *multiplier, const mpt__scalar *norm, float most,
+                                 mpt__array out) {
+    const float size = (float)norm->f;
+    float factor = most / (size + 1e-6f);
+    if (factor > 1) factor = 1;
+    multiplier->f = (double)((float)multiplier->f * factor);
+    if (out.data != NULL) mpt__put(out, 0, size);
+}
+
+mpt_status mpt__cuda_clip(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__clip_kernel<<<1, 1, 0, call->stream>>>(&call->scalars[launch->slot[0]],
+                                                &call->scalars[launch->slot[1]],
+                                                (float)launch->imm[0], mpt__array_of(call, 0));
+    return MPT_OK;
+}
+
+__global__ void mpt__scalar_set_kernel(mpt__scalar *to, mpt__scalar value) { *to = value; }
+
+mpt_status mpt__cuda_scalar_set(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__scalar value;
+    if (launch->index[0] == 0) {
+        value.f = launch->imm[0];
+    } else {
+        value.i = launch->index[1];
+    }
+    mpt__scalar_set_kernel<<<1, 1, 0, call->stream>>>(&call->scalars[launch->slot[0]], value);
+    return MPT_OK;
+}
+
+__global__ void mpt__scalar_or_kernel(mpt__scalar *to, const mpt__scalar *a, const mpt__scalar *b) {
+    to->i = (a->i | b->i) != 0;
+}
+
+mpt_status mpt__cuda_scalar_or(const mpt__cuda_call *call) {
+    const uint16_t *slot = call->launch->slot;
+    mpt__scalar *scalars = call->scalars;
+    mpt__scalar_or_kernel<<<1, 1, 0, call->stream>>>(&scalars[slot[0]], &scalars[slot[1]],
+                                                     &scalars[slot[2]]);
+    return MPT_OK;
+}
+
+struct mpt__scaler_settings {
+    double growth, backoff, floor_scale, ceiling;
+    long long interval;
+    bool fixed;
+    mpt__slots slot;
+};
+
+/* Floor and ceiling stop the way down and up; neither moves a scale that a user has set beyond. */
+__global__ void mpt__scaler_update_kernel(const mpt__scaler_settings w, mpt__scalar *scalars) {
+    double &scale = scalars[w.slot.at[0]].f;
+    int64_t &tracker = scalars[w.slot.at[1]].i, &updates = scalars[w.slot.at[3]].i;
+    int64_t &in_a_row = scalars[w.slot.at[5]].i, &outcome = scalars[w.slot.at[7]].i;
+    if (!mpt__gate_open(scalars, 0)) return;
+    updates++;
+    if (scalars[w.slot.at[2]].i != 0) {
+        double next = (double)(float)(scale * w.backoff);
+        if (next < w.floor_scale) next = w.floor_scale < scale ? w.floor_scale : scale;
+        if (!w.fixed) scale = next;
+        tracker = 0;
+        scalars[w.slot.at[4]].i++;
+        in_a_row++;
+        scalars[w.slot.at[6]].i = updates;
+        outcome = MPT_OUTCOME_SKIPPED;
+        return;
+    }
+    tracker++;
+    if (!w.fixed && tracker >= w.interval) {
+        double next = (double)(float)(scale * w.growth);
+        if (!(fabs(next) < INFINITY)) next = scale;
+        if (w.ceiling > 0 && next > w.ceiling) next = w.ceiling > scale ? w.ceiling : scale;
+        scale = next;
+        tracker = 0;
+    }
+    in_a_row = 0;
+    outcome = MPT_OUTCOME_APPLIED;
+}
+
+mpt_status mpt__cuda_scaler_update(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__scaler_settings w;
+    memset(&w, 0, sizeof w);
+    w.growth = launch->imm[0];
+    w.backoff = launch->imm[1];
+    w.floor_scale = launch->imm[2];
+    w.ceiling = launch->imm[3];
+    w.interval = launch->index[0];
+    w.fixed = launch->index[1] != 0;
+    w.slot = mpt__slots_of(launch);
+    mpt__scaler_update_kernel<<<1, 1, 0, call->stream>>>(w, call->scalars);
+    return MPT_OK;
+}
 
 /* ==== Errors ==== */
 
@@ -1263,7 +3718,7 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_nll, mpt__cuda_nll_workspace},
     {mpt__cuda_nll_backward, NULL},
     {mpt__cuda_cross_entropy, mpt__cuda_cross_entropy_workspace},
-    {mpt__cuda_cross_entropy_backward, mpt__cuda_cross_entropy_backward_workspace},
+    {mpt__cuda_cross_entropy_backward, NULL},
     {mpt__cuda_grad_norm, mpt__cuda_grad_norm_workspace},
     {mpt__cuda_grad_scale, NULL},
     {mpt__cuda_sgd, NULL},

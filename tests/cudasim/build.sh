@@ -45,7 +45,7 @@ compile() {
     case $1 in
         *.cu)
             "$simulator/rewrite" "$1" >"$2.cpp"
-            $cxx $language $include -I"$(dirname "$1")" $flags -c "$2.cpp" -o "$2"
+            $cxx $language $include -iquote "$(dirname "$1")" $flags -c "$2.cpp" -o "$2"
             ;;
         *.cpp) $cxx $language $include $flags -c "$1" -o "$2" ;;
         *.c) $cc -std=c11 -isystem "$cuda/include" $flags -c "$1" -o "$2" ;;
@@ -64,11 +64,11 @@ case $out in *.o)
 esac
 
 objects=
-for part in execute runtime; do
+for part in execute runtime cublaslt; do
     object=$simulator/$part-$mode.o
     if ! newer "$object" "$here/$part.cpp" "$here"/*.h "$here"/include/*.h "$here/build.sh"; then
         # shellcheck disable=SC2086  # lists of words
-        $cxx -std=c++17 -g -O2 -fno-strict-aliasing -ffp-contract=off $define $include \
+        $cxx -std=c++17 -g -O3 -fno-strict-aliasing -ffp-contract=off $define $include \
             -c "$here/$part.cpp" -o "$object.$$"
         mv "$object.$$" "$object"
     fi

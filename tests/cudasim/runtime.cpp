@@ -354,6 +354,14 @@ void check_parameter(const char *name, size_t index, const parameter &p) {
 
 } // namespace
 
+int planned_failure(const char *function) {
+    if (sticky_error) return sticky_error;
+    if (planned.function != function || planned.after-- > 0) return cudaSuccess;
+    planned.function.clear();
+    if (planned.sticky) sticky_error = planned.error;
+    return planned.error;
+}
+
 device_access::device_access() {
     if (openings++ == 0) set_protection(true);
 }

@@ -28,6 +28,9 @@ int environment(const char *name, int otherwise);
 // Says what is wrong with the program under test and ends it.
 [[noreturn]] void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+// What the function must fail with, by the plan of a test (control.h); 0: nothing.
+int planned_failure(const char *function);
+
 // Device memory can be reached while one of these lives.
 struct device_access {
     device_access();

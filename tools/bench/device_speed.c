@@ -31,7 +31,7 @@ static double report(const char *name, double seconds, double work, const char *
                      double most) {
     double rate = work / seconds;
     printf("%-34s %10.1f us %9.1f %s", name, seconds * 1e6, rate * 1e-9, unit);
-    if (ceiling > 0) printf(" %6.1f %%", 100 * rate / ceiling);
+    if (most > 0) printf(" %6.1f %%", 100 * rate / most);
     printf("\t%s\t%.9g\t%.4g\n", name, seconds, most > 0 ? rate / most : 1);
     return rate;
 }
