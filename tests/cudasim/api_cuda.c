@@ -17,7 +17,8 @@ typedef struct recipe {
     const char *name;
     mpt_dtype autocast, parameters; /* batches arrive in the dtype of the parameters */
     bool scaled, adamw;
-    double loss_off, weight_off, mean_off; /* of each loss, relative; of weights at most, in the mean */
+    double loss_off, weight_off,
+        mean_off; /* of each loss, relative; of weights at most, in the mean */
 } recipe;
 
 static const recipe recipes[] = {
@@ -281,7 +282,8 @@ TEST(overflow_is_skipped) {
     end(&gpu);
 }
 
-/* The first bad target is named as on the CPU, and no weight moves. */
+/* The first bad target is named as on the CPU, by whichever call comes to know of it, and no weight
+   moves. */
 TEST(bad_targets_are_named) {
     training cpu, gpu, *both[2] = {&cpu, &gpu};
     static int64_t digits[BATCH] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 10, 2, -1, 99, 5};
@@ -296,9 +298,9 @@ TEST(bad_targets_are_named) {
         train_on(t, x, y);
         mpt_synchronize(t->context);
         CHECK_EQ_INT(mpt_error_code(t->context), MPT_ERROR_INDEX);
-        CHECK_CONTAINS(mpt_error(t->context), "sample 11");
-        if (k == 0) snprintf(said, sizeof said, "%s", mpt_error(t->context));
-        CHECK_EQ_STR(mpt_error(t->context), said);
+        const char *words = strstr(mpt_error(t->context), "target of sample 11");
+        if (k == 0) snprintf(said, sizeof said, "%s", words ? words : "nothing");
+        CHECK_EQ_STR(words, said);
         mpt_clear_error(t->context);
         CHECK(state_of(t) == before);
         CHECK(train_step(t));
@@ -322,7 +324,7 @@ TEST(out_of_memory_is_survived) {
     mpt_tensor large = mpt_ones(t.context, MPT_F32, MPT_SHAPE(limit / 4));
     CHECK(!mpt_valid(large));
     CHECK_EQ_INT(mpt_error_code(t.context), MPT_ERROR_MEMORY);
-    CHECK_CONTAINS(mpt_error(t.context), "64.0 MiB");
+    CHECK_CONTAINS(mpt_error(t.context), "asked for 64 MiB");
     CHECK_CONTAINS(mpt_error(t.context), "memory_limit");
     mpt_clear_error(t.context);
     CHECK(state_of(&t) == before);
@@ -367,11 +369,8 @@ TEST(captured_steps_are_the_same_bits) {
     end(&captured);
 }
 
-TEST_TABLE = {T(draws_are_the_same_bits),
-              T(trainings_agree),
-              T(weights_move_between_devices),
-              T(overflow_is_skipped),
-              T(bad_targets_are_named),
-              T(out_of_memory_is_survived),
+TEST_TABLE = {T(draws_are_the_same_bits),         T(trainings_agree),
+              T(weights_move_between_devices),    T(overflow_is_skipped),
+              T(bad_targets_are_named),           T(out_of_memory_is_survived),
               T(captured_steps_are_the_same_bits)};
 TEST_MAIN
