@@ -303,13 +303,6 @@ mpt__space mpt__space_of(const mpt__cuda_call *call, int position, mpt__array *c
     return mpt__merge(operand.rank, operand.shape, arrays, n);
 }
 
-/* Whether an array can be walked in eights by mpt__load8: one dimension, neighbours adjacent, 16-byte
-   aligned. */
-bool mpt__in_eights(const mpt__space &space, const mpt__array &array) {
-    return space.rank <= 1 && (space.count <= 1 || array.stride[0] == 1) &&
-           (uintptr_t)array.data % 16 == 0;
-}
-
 /* Blocks for `count` pieces of work of one thread each, in a loop where there are more than the card
    runs at once. No result may depend on it. */
 unsigned int mpt__blocks(const mpt__cuda_call *call, long long count) {
