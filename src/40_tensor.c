@@ -839,7 +839,12 @@ static void mpt__scalar_set(mpt_context *context, uint16_t slot, bool integer, d
     launch->imm[0] = real;
     launch->index[0] = integer;
     launch->index[1] = count;
-    mpt__submit(context, launch);
+    if (mpt__submit(context, launch) != MPT_OK || context->backend.synchronous) return;
+    mpt__scalar *seen = &context->scalars[slot]; /* until the next look at the device */
+    if (integer)
+        seen->i = count;
+    else
+        seen->f = real;
 }
 
 static void mpt__scalar_set_f(mpt_context *context, uint16_t slot, double value) {

@@ -509,7 +509,7 @@ MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
     memset(&stats, 0, sizeof stats);
     stats.scale = 1;
     if (!scaler || !scaler->config.enabled) return stats;
-    return context->backend.synchronous ? mpt__scaler_read(context, scaler) : scaler->seen;
+    return mpt__scaler_read(context, scaler);
 }
 
 MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {
