@@ -22,6 +22,7 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -318,7 +319,1102 @@ unsigned int mpt__blocks(const mpt__cuda_call *call, long long count) {
 
 /* ==== Losses: NLL, NLL_BACKWARD, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, METRIC_ADD ==== */
 
-/* ==== Matrix products: GEMM ==== */
+/* ==== Matrix products: GEMM ====
+ *
+ * cuBLASLt computes them, with bias and ReLU in its epilogue where it can. Operands that it cannot
+ * read (another dtype, no contiguous dimension) are packed into workspace first; what it cannot
+ * finish goes through an fp32 sum in workspace and a kernel of ours. A product that cuBLASLt refuses
+ * is done by a plain kernel of ours. */
+
+#define MPT__TILE 32          /* rows and columns of what a block of the plain kernel computes */
+#define MPT__CANDIDATES 16    /* algorithms of a product that benchmark mode times */
+#define MPT__PRODUCT_CALLS 64 /* for one launch; packing makes them fewer */
+#define MPT__SUM_BYTES (32 << 20) /* of fp32 sums at a time, which stay in L2 */
+
+/* ---- Device code ---- */
+
+/* x as an operand of a product in that dtype. */
+__device__ __forceinline__ float mpt__rounded(float x, int compute_dtype) {
+    if (compute_dtype == MPT_F16) return __half2float(__float2half_rn(x));
+    if (compute_dtype == MPT_BF16) return __bfloat162float(__float2bfloat16_rn(x));
+    return x;
+}
+
+__device__ float mpt__activated(float x, int activation) {
+    switch (activation) {
+    case MPT_ACTIVATION_RELU:
+        return x > 0 || x != x ? x : 0.0f;
+    case MPT_ACTIVATION_GELU:
+        return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+    case MPT_ACTIVATION_GELU_TANH:
+        return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+    case MPT_ACTIVATION_TANH:
+        return tanhf(x);
+    case MPT_ACTIVATION_SIGMOID:
+        return 1.0f / (1.0f + expf(-x));
+    default:
+        return x;
+    }
+}
+
+/* A copy into workspace: contiguous, of another dtype, rounded to the compute dtype on the way. */
+struct mpt__pack {
+    const void *from;
+    void *to;
+    int from_dtype, to_dtype, compute_dtype;
+    bool in_eights;
+    mpt__space space;
+    long long stride[MPT_MAX_RANK];
+};
+
+struct mpt__packs {
+    mpt__pack of[3];
+};
+
+__global__ void mpt__pack_kernel(mpt__packs packs) {
+    const mpt__pack &p = packs.of[blockIdx.y];
+    const long long eights = p.in_eights ? p.space.count / 8 : 0, rest = p.space.count - 8 * eights;
+    MPT__EACH(i, eights) {
+        float x[8];
+        mpt__load8(p.from, p.from_dtype, 8 * i, x);
+        for (int j = 0; j < 8; j++) x[j] = mpt__rounded(x[j], p.compute_dtype);
+        mpt__store8(p.to, p.to_dtype, 8 * i, x);
+    }
+    MPT__EACH(i, rest) {
+        const long long at = 8 * eights + i;
+        const float x = mpt__load(p.from, p.from_dtype, mpt__locate(p.space, p.stride, at));
+        mpt__store(p.to, p.to_dtype, at, mpt__rounded(x, p.compute_dtype));
+    }
+}
+
+/* The rest of a product of which cuBLASLt left the plain sums, in the order of the space. */
+__global__ void mpt__finish_kernel(const __grid_constant__ mpt__array out,
+                                   const __grid_constant__ mpt__array bias,
+                                   const __grid_constant__ mpt__space space, const float *sum,
+                                   int compute_dtype, int activation) {
+    MPT__EACH(i, space.count) {
+        float x = sum[i];
+        if (bias.data != NULL) {
+            const float b = mpt__load(bias.data, bias.dtype, mpt__locate(space, bias.stride, i));
+            x += mpt__rounded(b, compute_dtype);
+        }
+        mpt__put(out, mpt__locate(space, out.stride, i), mpt__activated(x, activation));
+    }
+}
+
+/* What the plain kernel computes; strides as in the launch. */
+struct mpt__plain {
+    mpt__array a, b, bias, out;
+    mpt__space batches;
+    int rank, compute_dtype, activation;
+    long long m, n, k;
+    float alpha;
+};
+
+/* A tile of a matrix of rows x columns, zeros where it ends; neighbouring threads read neighbours in
+   memory. */
+__device__ void mpt__fetch_tile(float tile[MPT__TILE][MPT__TILE + 1], const mpt__array &array,
+                                long long at, long long row, long long column, long long rows,
+                                long long columns, int rank, int compute_dtype) {
+    const long long down = array.stride[rank - 2], across = array.stride[rank - 1];
+    const int lane = threadIdx.x % MPT__TILE;
+    for (int line = threadIdx.x / MPT__TILE; line < MPT__TILE; line += blockDim.x / MPT__TILE) {
+        const int i = down < across ? lane : line, j = down < across ? line : lane;
+        const bool inside = row + i < rows && column + j < columns;
+        const long long from = at + (row + i) * down + (column + j) * across;
+        tile[i][j] =
+            inside ? mpt__rounded(mpt__load(array.data, array.dtype, from), compute_dtype) : 0.0f;
+    }
+}
+
+/* A block per tile of the output; a thread has 4 elements of a column, 8 rows apart. Each sum runs
+   over K in order. */
+__global__ void mpt__plain_kernel(mpt__plain p) {
+    __shared__ float a[MPT__TILE][MPT__TILE + 1], b[MPT__TILE][MPT__TILE + 1];
+    const int x = threadIdx.x % MPT__TILE, y = threadIdx.x / MPT__TILE, rank = p.rank;
+    const long long across = (p.n + MPT__TILE - 1) / MPT__TILE;
+    const long long down = (p.m + MPT__TILE - 1) / MPT__TILE;
+    for (long long t = blockIdx.x; t < across * down * p.batches.count; t += gridDim.x) {
+        const long long batch = t / (across * down), j = t % across * MPT__TILE;
+        const long long i = t / across % down * MPT__TILE;
+        const long long at_a = mpt__locate(p.batches, p.a.stride, batch);
+        const long long at_b = mpt__locate(p.batches, p.b.stride, batch);
+        float sum[4] = {0, 0, 0, 0};
+        for (long long k = 0; k < p.k; k += MPT__TILE) {
+            mpt__fetch_tile(a, p.a, at_a, i, k, p.m, p.k, rank, p.compute_dtype);
+            mpt__fetch_tile(b, p.b, at_b, k, j, p.k, p.n, rank, p.compute_dtype);
+            __syncthreads();
+            for (int e = 0; e < MPT__TILE; e++) {
+                for (int r = 0; r < 4; r++) sum[r] += a[y + 8 * r][e] * b[e][x];
+            }
+            __syncthreads();
+        }
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const long long row = i + y + 8 * r, column = j + x;
+            if (row >= p.m || column >= p.n) continue;
+            float value = p.alpha * sum[r];
+            if (p.bias.data != NULL) {
+                const long long from = mpt__locate(p.batches, p.bias.stride, batch) +
+                                       row * p.bias.stride[rank - 2] +
+                                       column * p.bias.stride[rank - 1];
+                value += mpt__rounded(mpt__load(p.bias.data, p.bias.dtype, from), p.compute_dtype);
+            }
+            mpt__put(p.out,
+                     mpt__locate(p.batches, p.out.stride, batch) + row * p.out.stride[rank - 2] +
+                         column * p.out.stride[rank - 1],
+                     mpt__activated(value, p.activation));
+        }
+    }
+}
+
+/* ---- The plain kernel ---- */
+
+/* Any launch with elements in its output. */
+mpt_status mpt__product_plain(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    const mpt__operand &out = launch->operand[3];
+    mpt__plain p;
+    memset(&p, 0, sizeof p);
+    p.a = mpt__array_of(call, 0);
+    p.b = mpt__array_of(call, 1);
+    p.bias = mpt__array_of(call, 2);
+    p.out = mpt__array_of(call, 3);
+    p.rank = out.rank;
+    p.batches.rank = out.rank - 2;
+    p.batches.count = 1;
+    for (int d = 0; d < p.batches.rank; d++) {
+        p.batches.shape[d] = out.shape[d];
+        p.batches.count *= out.shape[d];
+    }
+    p.compute_dtype = launch->compute_dtype;
+    p.activation = launch->activation;
+    p.m = out.shape[out.rank - 2];
+    p.n = out.shape[out.rank - 1];
+    p.k = launch->operand[0].shape[out.rank - 1];
+    p.alpha = (float)launch->imm[0];
+    const long long tiles = (p.m + MPT__TILE - 1) / MPT__TILE * ((p.n + MPT__TILE - 1) / MPT__TILE);
+    const unsigned int blocks = mpt__blocks(call, tiles * p.batches.count * MPT__THREADS);
+    mpt__plain_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(p);
+    return MPT_OK;
+}
+
+/* ---- A launch as cuBLASLt sees it ---- */
+
+/* One matrix of each batch: A as [M, K], B as [N, K], the output as [M, N]. */
+struct mpt__side {
+    int dtype;
+    long long size[2], stride[2];
+    long long batch[MPT_MAX_RANK]; /* strides of the batch dimensions of the launch */
+    int contiguous;                /* which of the two has stride 1 */
+    long long at;                  /* where in the workspace it is packed; -1: it is not */
+};
+
+enum { MPT__SIDE_A, MPT__SIDE_B, MPT__SIDE_OUT, MPT__SIDES };
+
+/* Neighbouring dimensions merged where the strides of all sides allow it. */
+struct mpt__batches {
+    mpt__space space;
+    long long stride[MPT__SIDES][MPT_MAX_RANK];
+};
+
+struct mpt__product {
+    mpt__side side[MPT__SIDES];
+    int operand
+        [MPT__SIDES];  /* their positions in the launch: A and B change places where the output
+                                is transposed */
+    mpt__batches loop; /* a call for each */
+    long long batch, batch_stride[MPT__SIDES]; /* of a call */
+    bool finish;         /* cuBLASLt leaves sums that finish_kernel makes the output from */
+    bool bias;           /* in the epilogue */
+    long long bias_at;   /* as mpt__side.at */
+    long long workspace; /* bytes */
+};
+
+/* Adds an inner dimension to those that n arrays walk; merged into the one before it where the
+   strides of all allow it. */
+void mpt__space_append(mpt__space *space, long long (*stride)[MPT_MAX_RANK], int n, long long size,
+                       const long long *by) {
+    int last = space->rank - 1;
+    bool merges = last >= 0;
+    if (size == 1) return;
+    for (int i = 0; i < n && merges; i++) merges = stride[i][last] == size * by[i];
+    if (!merges) space->shape[++last] = 1;
+    space->rank = last + 1;
+    space->shape[last] *= size;
+    for (int i = 0; i < n; i++) stride[i][last] = by[i];
+}
+
+/* An operand with `inner` as its second dimension. */
+mpt__side mpt__side_of(const mpt__operand &operand, int inner) {
+    const int outer = 2 * operand.rank - 3 - inner;
+    mpt__side side;
+    memset(&side, 0, sizeof side);
+    side.dtype = operand.dtype;
+    side.size[0] = operand.shape[outer], side.stride[0] = operand.stride[outer];
+    side.size[1] = operand.shape[inner], side.stride[1] = operand.stride[inner];
+    for (int d = 0; d < operand.rank - 2; d++) side.batch[d] = operand.stride[d];
+    side.at = -1;
+    return side;
+}
+
+/* Whether cuBLASLt can address the matrix: one dimension contiguous, lines that do not overlap in
+   the other. Strides of dimensions of size 1 become what suits. */
+bool mpt__side_fits(mpt__side *side) {
+    for (int d = 1; d >= 0; d--) {
+        if (side->size[d] == 1) side->stride[d] = side->stride[!d] == 1 ? side->size[!d] : 1;
+    }
+    for (int d = 1; d >= 0; d--) {
+        side->contiguous = d;
+        if (side->stride[d] == 1 && side->stride[!d] >= side->size[d]) return true;
+    }
+    return false;
+}
+
+/* Room in the workspace, from where on. */
+long long mpt__product_reserve(mpt__product *product, long long elements, int dtype) {
+    const long long at = product->workspace;
+    const long long bytes = elements * (long long)mpt_dtype_size((mpt_dtype)dtype);
+    product->workspace += (bytes + 255) / 256 * 256;
+    return at;
+}
+
+/* Gives a side a contiguous place in the workspace, its own dimensions in their order in memory,
+   broadcast batches once. */
+void mpt__product_pack(mpt__product *product, int s, int dtype, const mpt__operand &out) {
+    mpt__side *side = &product->side[s];
+    const int inner = s == MPT__SIDE_OUT || side->stride[1] <= side->stride[0];
+    long long count = side->size[0] * side->size[1];
+    side->dtype = dtype;
+    side->contiguous = inner;
+    side->stride[inner] = 1;
+    side->stride[!inner] = side->size[inner];
+    for (int d = out.rank - 3; d >= 0; d--) {
+        if (side->batch[d] == 0) continue;
+        side->batch[d] = count;
+        count *= out.shape[d];
+    }
+    side->at = mpt__product_reserve(product, count, dtype);
+}
+
+/* The dtype in which A and B are multiplied. */
+int mpt__product_dtype(const mpt__launch *launch) {
+    const int a = launch->operand[0].dtype, b = launch->operand[1].dtype;
+    if (launch->compute_dtype != MPT_F32) return launch->compute_dtype;
+    return a == b && (a == MPT_F16 || a == MPT_BF16) ? a : MPT_F32;
+}
+
+/* Whether the epilogue can add the bias: a vector along dimension `along` of the output whose values
+   its dtype holds. */
+bool mpt__bias_fits(const mpt__launch *launch, int along) {
+    const mpt__operand &bias = launch->operand[2];
+    const int to = launch->operand[3].dtype;
+    for (int d = 0; d < bias.rank; d++) {
+        if (d != along && bias.shape[d] > 1 && bias.stride[d] != 0) return false;
+    }
+    return to == MPT_F32 || to == launch->compute_dtype ||
+           (to == bias.dtype && launch->compute_dtype == MPT_F32);
+}
+
+/* The epilogue, and where the bias of it lies. */
+void mpt__product_end(mpt__product *product, const mpt__launch *launch, bool out_fits) {
+    const mpt__operand &bias = launch->operand[2], &out = launch->operand[3];
+    const bool transposed = out_fits && product->side[MPT__SIDE_OUT].contiguous == 0;
+    const int along = out.rank - 1 - transposed;
+    product->bias = launch->n_operands > 2 && bias.storage != 0;
+    product->bias_at = -1;
+    product->finish = !out_fits || launch->activation > MPT_ACTIVATION_RELU ||
+                      (product->bias && !mpt__bias_fits(launch, along));
+    if (product->finish) {
+        product->bias = false;
+        mpt__product_pack(product, MPT__SIDE_OUT, MPT_F32, out);
+    } else if (transposed) {
+        const mpt__side a = product->side[MPT__SIDE_A];
+        mpt__side *to = &product->side[MPT__SIDE_OUT];
+        const long long size = to->size[0], stride = to->stride[0];
+        product->side[MPT__SIDE_A] = product->side[MPT__SIDE_B];
+        product->side[MPT__SIDE_B] = a;
+        product->operand[MPT__SIDE_A] = 1;
+        product->operand[MPT__SIDE_B] = 0;
+        to->size[0] = to->size[1], to->stride[0] = to->stride[1];
+        to->size[1] = size, to->stride[1] = stride;
+        to->contiguous = 1;
+    }
+    if (!product->bias) return;
+    const bool as_is = bias.dtype == out.dtype &&
+                       bias.offset * (long long)mpt_dtype_size((mpt_dtype)bias.dtype) % 16 == 0 &&
+                       (bias.stride[along] == 1 || bias.shape[along] == 1) &&
+                       (launch->compute_dtype == MPT_F32 || launch->compute_dtype == bias.dtype);
+    if (!as_is) product->bias_at = mpt__product_reserve(product, bias.shape[along], out.dtype);
+}
+
+/* Batches that share B are more rows of A. */
+void mpt__product_fold(mpt__product *product) {
+    mpt__batches *loop = &product->loop;
+    const int last = loop->space.rank - 1;
+    if (last < 0 || loop->stride[MPT__SIDE_B][last] != 0) return;
+    const long long more = loop->space.shape[last];
+    mpt__side folded[MPT__SIDES];
+    for (int s = 0; s < MPT__SIDES; s++) {
+        mpt__side *side = &folded[s];
+        *side = product->side[s];
+        if (s == MPT__SIDE_B) continue;
+        if (side->size[0] == 1) side->stride[0] = loop->stride[s][last];
+        if (loop->stride[s][last] != side->size[0] * side->stride[0]) return;
+        side->size[0] *= more;
+        if (!mpt__side_fits(side)) return;
+    }
+    if (folded[MPT__SIDE_OUT].contiguous != 1) return;
+    memcpy(product->side, folded, sizeof folded);
+    loop->space.rank--;
+}
+
+/* Merges the batch dimensions; the largest of what is left goes into each call. Returns the number
+   of calls. */
+long long mpt__product_batch(mpt__product *product, const mpt__operand &out) {
+    mpt__batches *loop = &product->loop;
+    int largest = 0;
+    memset(loop, 0, sizeof *loop);
+    for (int d = 0; d < out.rank - 2; d++) {
+        long long stride[MPT__SIDES];
+        for (int s = 0; s < MPT__SIDES; s++) stride[s] = product->side[s].batch[d];
+        mpt__space_append(&loop->space, loop->stride, MPT__SIDES, out.shape[d], stride);
+    }
+    mpt__product_fold(product);
+    mpt__space *space = &loop->space;
+    product->batch = space->rank > 0 ? 0 : 1;
+    for (int d = 0; d < space->rank; d++) {
+        if (space->shape[d] <= product->batch) continue;
+        largest = d;
+        product->batch = space->shape[d];
+    }
+    for (int s = 0; s < MPT__SIDES; s++)
+        product->batch_stride[s] = space->rank > 0 ? loop->stride[s][largest] : 0;
+    for (int d = largest; d < space->rank - 1; d++) {
+        space->shape[d] = space->shape[d + 1];
+        for (int s = 0; s < MPT__SIDES; s++) loop->stride[s][d] = loop->stride[s][d + 1];
+    }
+    if (space->rank > 0) space->rank--;
+    space->count = 1;
+    for (int d = 0; d < space->rank; d++) space->count *= space->shape[d];
+    return space->count;
+}
+
+/* With `pack` all operands go through the workspace. */
+mpt__product mpt__product_laid_out(const mpt__launch *launch, bool pack) {
+    const mpt__operand &out = launch->operand[3];
+    const int dtype = mpt__product_dtype(launch);
+    mpt__product product;
+    memset(&product, 0, sizeof product);
+    product.side[MPT__SIDE_A] = mpt__side_of(launch->operand[0], out.rank - 1);
+    product.side[MPT__SIDE_B] = mpt__side_of(launch->operand[1], out.rank - 2);
+    product.side[MPT__SIDE_OUT] = mpt__side_of(out, out.rank - 1);
+    product.operand[MPT__SIDE_B] = 1;
+    product.operand[MPT__SIDE_OUT] = 3;
+    for (int s = 0; s < MPT__SIDE_OUT; s++) {
+        if (pack || product.side[s].dtype != dtype || !mpt__side_fits(&product.side[s]))
+            mpt__product_pack(&product, s, dtype, out);
+    }
+    const bool out_fits = !pack && (out.dtype == MPT_F32 || out.dtype == dtype) &&
+                          mpt__side_fits(&product.side[MPT__SIDE_OUT]);
+    mpt__product_end(&product, launch, out_fits);
+    mpt__product_batch(&product, out);
+    return product;
+}
+
+mpt__product mpt__product_of(const mpt__launch *launch) {
+    const mpt__product product = mpt__product_laid_out(launch, false);
+    return product.loop.space.count <= MPT__PRODUCT_CALLS ? product
+                                                          : mpt__product_laid_out(launch, true);
+}
+
+/* ---- Plans: what cuBLASLt needs for a product, made once per kind of product ---- */
+
+/* MPT__PLAN_FIELDS(F): F(ID, "name"), what makes two products the same. */
+#define MPT__PLAN_FIELDS(F)   \
+    F(M, "m")                 \
+    F(N, "n")                 \
+    F(K, "k")                 \
+    F(BATCH, "batch")         \
+    F(DTYPE, "dtype")         \
+    F(DTYPE_OUT, "dtype_out") \
+    F(TF32, "tf32")           \
+    F(EPILOGUE, "epilogue")   \
+    F(ADD, "add")             \
+    F(CONTIGUOUS_A, "a_by_k") \
+    F(CONTIGUOUS_B, "b_by_k") \
+    F(PITCH_A, "a_pitch")     \
+    F(PITCH_B, "b_pitch")     \
+    F(PITCH_OUT, "out_pitch") \
+    F(STEP_A, "a_step")       \
+    F(STEP_B, "b_step")       \
+    F(STEP_OUT, "out_step")   \
+    F(ALIGNED_A, "a_aligned") \
+    F(ALIGNED_B, "b_aligned") \
+    F(ALIGNED_OUT, "out_aligned")
+
+typedef enum mpt__plan_field {
+#define MPT__ROW(id, name) MPT__PLAN_##id,
+    MPT__PLAN_FIELDS(MPT__ROW)
+#undef MPT__ROW
+        MPT__PLAN_FIELD_COUNT
+} mpt__plan_field;
+
+const char *const mpt__plan_names[] = {
+#define MPT__ROW(id, name) name,
+    MPT__PLAN_FIELDS(MPT__ROW)
+#undef MPT__ROW
+};
+
+#define MPT__ALGORITHM_WORDS 8
+
+struct mpt__plan {
+    long long field[MPT__PLAN_FIELD_COUNT];
+    cublasLtMatmulDesc_t operation; /* NULL: only read from a file so far */
+    cublasLtMatrixLayout_t layout[MPT__SIDES];
+    cublasLtMatmulAlgo_t algorithm;
+    bool taken;                             /* an entry of the table */
+    bool usable;                            /* cuBLASLt has an algorithm */
+    bool pinned;                            /* chosen by time, now or when the file was written */
+    float microseconds, microseconds_first; /* of the choice, and of the first candidate */
+};
+
+struct mpt__cuda_products {
+    mpt__cuda *cuda;
+    cublasLtHandle_t handle;
+    cublasLtMatmulPreference_t preference;
+    void *workspace; /* of cuBLASLt */
+    size_t workspace_bytes;
+    bool tf32; /* fp32 products may round their operands to TF32 */
+    cudaEvent_t begin, end;
+    mpt__plan *plans; /* a hash table, at most half full */
+    long long capacity, count;
+};
+
+/* A call of a plan. */
+struct mpt__plan_call {
+    const void *a, *b, *bias;
+    void *out;
+    float alpha, beta;
+};
+
+static_assert(sizeof(cublasLtMatmulAlgo_t) == MPT__ALGORITHM_WORDS * sizeof(uint64_t),
+              "the text form of an algorithm");
+
+cudaDataType_t mpt__cuda_dtype(long long dtype) {
+    return dtype == MPT_F16 ? CUDA_R_16F : dtype == MPT_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+/* The entry of these fields, or the free one where it belongs. */
+mpt__plan *mpt__plan_slot(mpt__plan *plans, long long capacity, const long long *field) {
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (int f = 0; f < MPT__PLAN_FIELD_COUNT; f++) {
+        hash = (hash ^ (uint64_t)field[f]) * UINT64_C(0x100000001b3);
+        hash ^= hash >> 29;
+    }
+    for (uint64_t i = hash;; i++) {
+        mpt__plan *plan = &plans[i & (uint64_t)(capacity - 1)];
+        if (!plan->taken || memcmp(plan->field, field, sizeof plan->field) == 0) return plan;
+    }
+}
+
+/* The entry of these fields, new if it was not there; NULL without memory. */
+mpt__plan *mpt__plan_enter(mpt__cuda_products *products, const long long *field) {
+    if (2 * (products->count + 1) > products->capacity) {
+        const long long capacity = products->capacity > 0 ? 2 * products->capacity : 64;
+        mpt__plan *plans = (mpt__plan *)calloc((size_t)capacity, sizeof *plans);
+        if (plans == NULL) return NULL;
+        for (long long i = 0; i < products->capacity; i++) {
+            const mpt__plan *plan = &products->plans[i];
+            if (plan->taken) *mpt__plan_slot(plans, capacity, plan->field) = *plan;
+        }
+        free(products->plans);
+        products->plans = plans;
+        products->capacity = capacity;
+    }
+    mpt__plan *plan = mpt__plan_slot(products->plans, products->capacity, field);
+    if (!plan->taken) {
+        memcpy(plan->field, field, sizeof plan->field);
+        plan->taken = true;
+        products->count++;
+    }
+    return plan;
+}
+
+/* cuBLASLt counts columns first: our rows are its columns, so that B comes before A. */
+bool mpt__plan_describe(mpt__plan *plan) {
+    const long long *f = plan->field;
+    const long long outer[] = {f[MPT__PLAN_M], f[MPT__PLAN_N], f[MPT__PLAN_M]};
+    const long long inner[] = {f[MPT__PLAN_K], f[MPT__PLAN_K], f[MPT__PLAN_N]};
+    const bool by_inner[] = {f[MPT__PLAN_CONTIGUOUS_A] != 0, f[MPT__PLAN_CONTIGUOUS_B] != 0, true};
+    const cublasOperation_t first = by_inner[MPT__SIDE_B] ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t second = by_inner[MPT__SIDE_A] ? CUBLAS_OP_N : CUBLAS_OP_T;
+    const cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)f[MPT__PLAN_EPILOGUE];
+    const cudaDataType_t dtype = mpt__cuda_dtype(f[MPT__PLAN_DTYPE]);
+    const cudaDataType_t dtype_out = mpt__cuda_dtype(f[MPT__PLAN_DTYPE_OUT]);
+    const int batch = (int)f[MPT__PLAN_BATCH];
+    const cublasComputeType_t compute =
+        f[MPT__PLAN_TF32] ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    bool ok =
+        cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS;
+    const struct {
+        cublasLtMatmulDescAttributes_t id;
+        const void *value;
+        size_t bytes;
+    } attributes[] = {
+        {CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first},
+        {CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second},
+        {CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue},
+        {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype_out, sizeof dtype_out},
+    };
+    for (size_t i = 0; ok && i < sizeof attributes / sizeof attributes[0]; i++) {
+        ok = cublasLtMatmulDescSetAttribute(plan->operation, attributes[i].id, attributes[i].value,
+                                            attributes[i].bytes) == CUBLAS_STATUS_SUCCESS;
+    }
+    for (int s = 0; ok && s < MPT__SIDES; s++) {
+        const long long step = f[MPT__PLAN_STEP_A + s];
+        const uint64_t rows = (uint64_t)(by_inner[s] ? inner[s] : outer[s]);
+        const uint64_t columns = (uint64_t)(by_inner[s] ? outer[s] : inner[s]);
+        cublasLtMatrixLayout_t *layout = &plan->layout[s];
+        ok = cublasLtMatrixLayoutCreate(layout, s == MPT__SIDE_OUT ? dtype_out : dtype, rows,
+                                        columns,
+                                        f[MPT__PLAN_PITCH_A + s]) == CUBLAS_STATUS_SUCCESS &&
+             cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
+                                              sizeof batch) == CUBLAS_STATUS_SUCCESS &&
+             cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                              &step, sizeof step) == CUBLAS_STATUS_SUCCESS;
+    }
+    return ok;
+}
+
+cublasStatus_t mpt__plan_run(const mpt__cuda_products *products, const mpt__plan *plan,
+                             const cublasLtMatmulAlgo_t *algorithm, const mpt__plan_call *call) {
+    const cublasLtMatrixLayout_t *layout = plan->layout;
+    if (call->bias != NULL) {
+        cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                       &call->bias, sizeof call->bias);
+    }
+    return cublasLtMatmul(products->handle, plan->operation, &call->alpha, call->b,
+                          layout[MPT__SIDE_B], call->a, layout[MPT__SIDE_A], &call->beta, call->out,
+                          layout[MPT__SIDE_OUT], call->out, layout[MPT__SIDE_OUT], algorithm,
+                          products->workspace, products->workspace_bytes, products->cuda->stream);
+}
+
+/* The shortest of some times of a call in microseconds, after one to warm up; infinite if it
+   fails. */
+float mpt__plan_time(const mpt__cuda_products *products, const mpt__plan *plan,
+                     const cublasLtMatmulAlgo_t *algorithm, const mpt__plan_call *call) {
+    float best = INFINITY;
+    int runs = 1;
+    for (int round = 0; round < 6; round++) {
+        float milliseconds = 0;
+        cudaEventRecord(products->begin, products->cuda->stream);
+        for (int i = 0; i < runs; i++) {
+            if (mpt__plan_run(products, plan, algorithm, call) != CUBLAS_STATUS_SUCCESS)
+                return INFINITY;
+        }
+        cudaEventRecord(products->end, products->cuda->stream);
+        if (cudaEventSynchronize(products->end) != cudaSuccess ||
+            cudaEventElapsedTime(&milliseconds, products->begin, products->end) != cudaSuccess)
+            return INFINITY;
+        if (round > 0) best = fminf(best, 1000.0f * milliseconds / (float)runs);
+        if (round == 0 && milliseconds < 0.5f) runs = 10;
+    }
+    return best;
+}
+
+/* Elements from the first to the last of all batches of the output. */
+size_t mpt__plan_extent(const mpt__plan *plan) {
+    const long long *f = plan->field;
+    return (size_t)((f[MPT__PLAN_BATCH] - 1) * f[MPT__PLAN_STEP_OUT] +
+                    (f[MPT__PLAN_M] - 1) * f[MPT__PLAN_PITCH_OUT] + f[MPT__PLAN_N]);
+}
+
+/* Pins the fastest of the candidates, timed on an output of its own. One further down the list must
+   be 2 % faster, so that noise does not choose. Without memory for that it is the first. */
+void mpt__plan_pin(mpt__cuda_products *products, mpt__plan *plan,
+                   const cublasLtMatmulHeuristicResult_t *found, int n,
+                   const mpt__plan_call *call) {
+    const size_t bytes =
+        mpt__plan_extent(plan) * mpt_dtype_size((mpt_dtype)plan->field[MPT__PLAN_DTYPE_OUT]);
+    mpt__plan_call trial = *call;
+    float best = INFINITY;
+    plan->pinned = true;
+    if (cudaMalloc(&trial.out, bytes) != cudaSuccess) {
+        cudaGetLastError(); /* which is not sticky */
+        return;
+    }
+    cudaMemsetAsync(trial.out, 0, bytes, products->cuda->stream);
+    for (int i = 0; i < n; i++) {
+        if (found[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        const float time = mpt__plan_time(products, plan, &found[i].algo, &trial);
+        if (i == 0) plan->microseconds_first = time;
+        if (!(time < 0.98f * best)) continue;
+        best = time;
+        plan->algorithm = found[i].algo;
+    }
+    cudaFree(trial.out);
+    plan->microseconds = best;
+}
+
+/* Finds an algorithm: the first that the heuristic names or, where `timed`, the fastest. */
+void mpt__plan_choose(mpt__cuda_products *products, mpt__plan *plan, bool timed,
+                      const mpt__plan_call *call) {
+    static const cublasLtMatmulPreferenceAttributes_t alignment[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    cublasLtMatmulHeuristicResult_t found[MPT__CANDIDATES];
+    int n = 0;
+    for (int i = 0; i < 4; i++) {
+        const int side = i < MPT__SIDES ? i : MPT__SIDE_OUT;
+        const uint32_t bytes = (uint32_t)plan->field[MPT__PLAN_ALIGNED_A + side];
+        cublasLtMatmulPreferenceSetAttribute(products->preference, alignment[i], &bytes,
+                                             sizeof bytes);
+    }
+    if (call->bias != NULL) {
+        cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                       &call->bias, sizeof call->bias);
+    }
+    const cublasLtMatrixLayout_t *layout = plan->layout;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        products->handle, plan->operation, layout[MPT__SIDE_B], layout[MPT__SIDE_A],
+        layout[MPT__SIDE_OUT], layout[MPT__SIDE_OUT], products->preference,
+        timed ? MPT__CANDIDATES : 1, found, &n);
+    plan->usable =
+        status == CUBLAS_STATUS_SUCCESS && n > 0 && found[0].state == CUBLAS_STATUS_SUCCESS;
+    if (!plan->usable) return;
+    plan->algorithm = found[0].algo;
+    if (timed) mpt__plan_pin(products, plan, found, n, call);
+}
+
+/* Whether the algorithm that a file named can do the product, in our workspace. */
+bool mpt__plan_check(const mpt__cuda_products *products, const mpt__plan *plan) {
+    const cublasLtMatrixLayout_t *layout = plan->layout;
+    cublasLtMatmulHeuristicResult_t result;
+    return cublasLtMatmulAlgoCheck(products->handle, plan->operation, layout[MPT__SIDE_B],
+                                   layout[MPT__SIDE_A], layout[MPT__SIDE_OUT],
+                                   layout[MPT__SIDE_OUT], &plan->algorithm,
+                                   &result) == CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize <= products->workspace_bytes;
+}
+
+/* The plan for these fields, ready to run; NULL without memory. Nothing is timed while the stream
+   is captured: that is made up for at the next call outside. */
+mpt__plan *mpt__plan_get(mpt__cuda_products *products, const long long *field,
+                         const mpt__plan_call *call) {
+    mpt__plan *plan = mpt__plan_enter(products, field);
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (plan == NULL) return NULL;
+    const bool made = plan->operation != NULL;
+    if (!made) {
+        plan->usable = mpt__plan_describe(plan);
+        plan->pinned = plan->usable && plan->pinned && mpt__plan_check(products, plan);
+    }
+    if (!plan->usable || plan->pinned || (made && !products->cuda->benchmark)) return plan;
+    cudaStreamIsCapturing(products->cuda->stream, &capture);
+    const bool timed = products->cuda->benchmark && capture == cudaStreamCaptureStatusNone;
+    if (timed || !made) mpt__plan_choose(products, plan, timed, call);
+    return plan;
+}
+
+/* ---- Running a launch ---- */
+
+/* The largest power of two up to 256 that divides everything in `bits`. */
+long long mpt__alignment(uint64_t bits) {
+    bits |= 256;
+    return (long long)(bits & (~bits + 1));
+}
+
+/* Where side s of the product begins. */
+char *mpt__product_data(const mpt__cuda_call *call, const mpt__product *product, int s) {
+    const long long at = product->side[s].at;
+    return at < 0 ? (char *)call->data[product->operand[s]] : (char *)call->workspace + at;
+}
+
+void mpt__product_fields(const mpt__cuda_call *call, const mpt__product *product,
+                         const mpt__plan_call *run, long long *field) {
+    const mpt__side *side = product->side;
+    const int dtype = side[MPT__SIDE_A].dtype;
+    const bool relu = !product->finish && call->launch->activation == MPT_ACTIVATION_RELU;
+    int epilogue = relu ? CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
+    if (product->bias) epilogue = relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
+    field[MPT__PLAN_M] = side[MPT__SIDE_OUT].size[0];
+    field[MPT__PLAN_N] = side[MPT__SIDE_OUT].size[1];
+    field[MPT__PLAN_K] = side[MPT__SIDE_A].size[1];
+    field[MPT__PLAN_BATCH] = product->batch;
+    field[MPT__PLAN_DTYPE] = dtype;
+    field[MPT__PLAN_DTYPE_OUT] = side[MPT__SIDE_OUT].dtype;
+    field[MPT__PLAN_TF32] = dtype == MPT_F32 && call->cuda->products->tf32;
+    field[MPT__PLAN_EPILOGUE] = epilogue;
+    field[MPT__PLAN_ADD] = run->beta != 0;
+    field[MPT__PLAN_CONTIGUOUS_A] = side[MPT__SIDE_A].contiguous;
+    field[MPT__PLAN_CONTIGUOUS_B] = side[MPT__SIDE_B].contiguous;
+    for (int s = 0; s < MPT__SIDES; s++) {
+        const uint64_t bytes = mpt_dtype_size((mpt_dtype)side[s].dtype);
+        uint64_t bits = (uint64_t)(uintptr_t)mpt__product_data(call, product, s);
+        if (product->batch > 1) bits |= (uint64_t)product->batch_stride[s] * bytes;
+        for (int d = 0; d < product->loop.space.rank; d++)
+            bits |= (uint64_t)product->loop.stride[s][d] * bytes;
+        if (s == MPT__SIDE_OUT) bits |= (uint64_t)(uintptr_t)run->bias;
+        field[MPT__PLAN_PITCH_A + s] = side[s].stride[!side[s].contiguous];
+        field[MPT__PLAN_STEP_A + s] = product->batch > 1 ? product->batch_stride[s] : 0;
+        field[MPT__PLAN_ALIGNED_A + s] = mpt__alignment(bits);
+    }
+}
+
+/* A copy of operand `position` to `at` in the workspace. */
+mpt__pack mpt__pack_begin(const mpt__cuda_call *call, int position, long long at, int dtype) {
+    mpt__pack pack;
+    memset(&pack, 0, sizeof pack);
+    pack.from = call->data[position];
+    pack.to = (char *)call->workspace + at;
+    pack.from_dtype = call->launch->operand[position].dtype;
+    pack.to_dtype = dtype;
+    pack.compute_dtype = call->launch->compute_dtype;
+    pack.space.count = 1;
+    return pack;
+}
+
+void mpt__pack_append(mpt__pack *pack, long long size, long long stride) {
+    mpt__space_append(&pack->space, &pack->stride, 1, size, &stride);
+    pack->space.count *= size;
+}
+
+/* The copies that the product needs, in one launch. */
+void mpt__product_copies(const mpt__cuda_call *call, const mpt__product *product) {
+    const mpt__operand &out = call->launch->operand[3], &bias = call->launch->operand[2];
+    mpt__packs packs;
+    long long most = 1;
+    unsigned int n = 0;
+    for (int s = 0; s < MPT__SIDE_OUT; s++) {
+        const mpt__side *side = &product->side[s];
+        const int position = product->operand[s], inner = side->contiguous;
+        if (side->at < 0) continue;
+        const mpt__side from =
+            mpt__side_of(call->launch->operand[position], out.rank - 1 - position);
+        mpt__pack *pack = &packs.of[n++];
+        *pack = mpt__pack_begin(call, position, side->at, side->dtype);
+        for (int d = 0; d < out.rank - 2; d++) {
+            if (from.batch[d] != 0) mpt__pack_append(pack, out.shape[d], from.batch[d]);
+        }
+        mpt__pack_append(pack, from.size[!inner], from.stride[!inner]);
+        mpt__pack_append(pack, from.size[inner], from.stride[inner]);
+    }
+    if (product->bias && product->bias_at >= 0) {
+        const int along = product->operand[MPT__SIDE_A] == 0 ? out.rank - 1 : out.rank - 2;
+        mpt__pack *pack = &packs.of[n++];
+        *pack = mpt__pack_begin(call, 2, product->bias_at, out.dtype);
+        mpt__pack_append(pack, bias.shape[along], bias.stride[along]);
+    }
+    for (unsigned int i = 0; i < n; i++) {
+        mpt__pack *pack = &packs.of[i];
+        pack->in_eights = pack->space.rank <= 1 &&
+                          (pack->space.rank == 0 || pack->stride[0] == 1) &&
+                          (uintptr_t)pack->from % 16 == 0;
+        if (pack->space.count > most) most = pack->space.count;
+    }
+    if (n == 0) return;
+    const dim3 grid(mpt__blocks(call, (most + 7) / 8), n);
+    mpt__pack_kernel<<<grid, MPT__THREADS, 0, call->stream>>>(packs);
+}
+
+mpt__plan_call mpt__product_call(const mpt__cuda_call *call, const mpt__product *product) {
+    mpt__plan_call run;
+    run.a = mpt__product_data(call, product, MPT__SIDE_A);
+    run.b = mpt__product_data(call, product, MPT__SIDE_B);
+    run.out = mpt__product_data(call, product, MPT__SIDE_OUT);
+    run.bias = NULL;
+    if (product->bias) {
+        run.bias =
+            product->bias_at < 0 ? call->data[2] : (char *)call->workspace + product->bias_at;
+    }
+    run.alpha = (float)call->launch->imm[0];
+    run.beta = !product->finish && call->launch->operand[3].access == MPT__ACCUMULATE ? 1.0f : 0.0f;
+    return run;
+}
+
+/* One call of the plan for each batch that could not be merged; false if cuBLASLt refused. */
+bool mpt__product_run(const mpt__cuda_call *call, const mpt__product *product,
+                      const mpt__plan *plan, const mpt__plan_call *first) {
+    const mpt__batches *loop = &product->loop;
+    for (long long i = 0; i < loop->space.count; i++) {
+        long long at[MPT__SIDES] = {0, 0, 0}, rest = i;
+        for (int d = loop->space.rank - 1; d >= 0; d--) {
+            for (int s = 0; s < MPT__SIDES; s++)
+                at[s] += rest % loop->space.shape[d] * loop->stride[s][d];
+            rest /= loop->space.shape[d];
+        }
+        for (int s = 0; s < MPT__SIDES; s++)
+            at[s] *= (long long)mpt_dtype_size((mpt_dtype)product->side[s].dtype);
+        mpt__plan_call run = *first;
+        run.a = (const char *)run.a + at[MPT__SIDE_A];
+        run.b = (const char *)run.b + at[MPT__SIDE_B];
+        run.out = (char *)run.out + at[MPT__SIDE_OUT];
+        if (mpt__plan_run(call->cuda->products, plan, &plan->algorithm, &run) !=
+            CUBLAS_STATUS_SUCCESS)
+            return false;
+    }
+    return true;
+}
+
+/* The output from the sums in workspace. */
+void mpt__product_finish(const mpt__cuda_call *call, const float *sum) {
+    mpt__array out = mpt__array_of(call, 3), bias = mpt__array_of(call, 2);
+    mpt__array *arrays[] = {&out, &bias};
+    const mpt__space space = mpt__space_of(call, 3, arrays, 2);
+    const unsigned int blocks = mpt__blocks(call, space.count);
+    mpt__finish_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(
+        out, bias, space, sum, call->launch->compute_dtype, call->launch->activation);
+}
+
+mpt_status mpt__product_launch(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    const mpt__operand &a = launch->operand[0];
+    if (mpt__numel(launch->operand[3]) == 0) return MPT_OK;
+    if (a.shape[a.rank - 1] == 0) return mpt__product_plain(call);
+    const mpt__product product = mpt__product_of(launch);
+    const mpt__plan_call run = mpt__product_call(call, &product);
+    long long field[MPT__PLAN_FIELD_COUNT];
+    mpt__product_copies(call, &product);
+    mpt__product_fields(call, &product, &run, field);
+    mpt__plan *plan = mpt__plan_get(call->cuda->products, field, &run);
+    if (plan == NULL)
+        return mpt__cuda_refuse(call->cuda, MPT_ERROR_MEMORY, "gemm", "no memory for its plan");
+    /* Every call of a plan does the same, so that only the first can be refused. */
+    plan->usable = plan->usable && mpt__product_run(call, &product, plan, &run);
+    if (!plan->usable) return mpt__product_plain(call);
+    if (product.finish) mpt__product_finish(call, (const float *)run.out);
+    return MPT_OK;
+}
+
+/* How much of dimension 0 of the output to do at a time, so that sums in workspace stay few. */
+long long mpt__gemm_piece(const mpt__launch *launch) {
+    const mpt__operand &out = launch->operand[3];
+    const long long rows = out.shape[0], bytes = 4 * mpt__numel(out);
+    if (bytes <= MPT__SUM_BYTES || rows < 2 || !mpt__product_of(launch).finish) return rows;
+    const long long piece = MPT__SUM_BYTES / (bytes / rows);
+    return piece > 128 ? piece / 128 * 128 : piece > 1 ? piece : 1;
+}
+
+/* The launch for `count` of dimension 0. */
+mpt__launch mpt__gemm_cut(const mpt__launch *launch, long long count) {
+    mpt__launch cut = *launch;
+    for (int i = 0; i < 4; i++) {
+        if (i != 1 || cut.operand[i].rank > 2) cut.operand[i].shape[0] = count;
+    }
+    return cut;
+}
+
+int64_t mpt__cuda_gemm_workspace(const mpt__launch *launch) {
+    if (mpt__numel(launch->operand[3]) == 0) return 0;
+    const long long rows = launch->operand[3].shape[0], piece = mpt__gemm_piece(launch);
+    if (piece >= rows) return mpt__product_of(launch).workspace;
+    const mpt__launch cut = mpt__gemm_cut(launch, piece);
+    return mpt__product_of(&cut).workspace;
+}
+
+mpt_status mpt__cuda_gemm(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    if (mpt__numel(launch->operand[3]) == 0) return MPT_OK;
+    const long long rows = launch->operand[3].shape[0], piece = mpt__gemm_piece(launch);
+    if (piece >= rows) return mpt__product_launch(call);
+    for (long long row = 0; row < rows; row += piece) {
+        const mpt__launch cut = mpt__gemm_cut(launch, piece < rows - row ? piece : rows - row);
+        mpt__cuda_call part = *call;
+        part.launch = &cut;
+        for (int i = 0; i < 4; i++) {
+            const mpt__operand &operand = launch->operand[i];
+            const long long bytes = (long long)mpt_dtype_size((mpt_dtype)operand.dtype);
+            if (part.data[i] == NULL || (i == 1 && operand.rank == 2)) continue;
+            part.data[i] = (char *)part.data[i] + row * operand.stride[0] * bytes;
+        }
+        const mpt_status status = mpt__product_launch(&part);
+        if (status != MPT_OK) return status;
+    }
+    return MPT_OK;
+}
+
+/* ---- What benchmark mode chose, as text ---- */
+
+/* Text that grows behind `text`; what does not fit is counted only. */
+struct mpt__text {
+    char *text;
+    size_t capacity, length;
+};
+
+void mpt__text_add(mpt__text *to, const char *format, ...) {
+    const bool room = to->length < to->capacity;
+    va_list values;
+    va_start(values, format);
+    const int n = vsnprintf(room ? to->text + to->length : NULL,
+                            room ? to->capacity - to->length : 0, format, values);
+    va_end(values);
+    to->length += n > 0 ? (size_t)n : 0;
+}
+
+/* The first line: an algorithm means the same only on the same card with the same libraries. */
+void mpt__products_title(const mpt__cuda_products *products, mpt__text *to) {
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    mpt__text_add(to, "mptrain products 1: %s, capability %d, driver %d, cublasLt %llu\n",
+                  products->cuda->name, products->cuda->capability, driver,
+                  (unsigned long long)cublasLtGetVersion());
+}
+
+void mpt__plan_print(const mpt__plan *plan, mpt__text *to) {
+    for (int f = 0; f < MPT__PLAN_FIELD_COUNT; f++)
+        mpt__text_add(to, "%s=%lld ", mpt__plan_names[f], plan->field[f]);
+    if (!plan->pinned) {
+        mpt__text_add(to, plan->usable ? "heuristic\n" : "plain kernel\n");
+        return;
+    }
+    for (int i = 0; i < MPT__ALGORITHM_WORDS; i++)
+        mpt__text_add(to, "algorithm=%llx ", (unsigned long long)plan->algorithm.data[i]);
+    mpt__text_add(to, "us=%.3f first=%.3f\n", (double)plan->microseconds,
+                  (double)plan->microseconds_first);
+}
+
+/* Reads "name=" before a number; NULL if the text is something else. */
+const char *mpt__text_name(const char *text, const char *name) {
+    const size_t length = strlen(name);
+    while (*text == ' ') text++;
+    return strncmp(text, name, length) == 0 && text[length] == '=' ? text + length + 1 : NULL;
+}
+
+/* One line of mpt__plan_print; false if it is no such line. Lines without an algorithm are done. */
+bool mpt__plan_read(const char *text, mpt__plan *plan) {
+    char *end;
+    memset(plan, 0, sizeof *plan);
+    for (int f = 0; f < MPT__PLAN_FIELD_COUNT; f++) {
+        text = mpt__text_name(text, mpt__plan_names[f]);
+        if (text == NULL) return false;
+        plan->field[f] = strtoll(text, &end, 10);
+        if (end == text) return false;
+        text = end;
+    }
+    if (mpt__text_name(text, "algorithm") == NULL) return true;
+    for (int i = 0; i < MPT__ALGORITHM_WORDS; i++) {
+        text = mpt__text_name(text, "algorithm");
+        if (text == NULL) return false;
+        plan->algorithm.data[i] = strtoull(text, &end, 16);
+        if (end == text) return false;
+        text = end;
+    }
+    for (int i = 0; i < 2; i++) {
+        text = mpt__text_name(text, i == 0 ? "us" : "first");
+        if (text == NULL) return false;
+        (i == 0 ? plan->microseconds : plan->microseconds_first) = strtof(text, &end);
+        if (end == text) return false;
+        text = end;
+    }
+    plan->pinned = *text == '\n' || *text == 0;
+    return plan->pinned;
+}
+
+/* A line that names card and libraries, then one per kind of product with its algorithm, its time and
+   that of the heuristic's first choice. Returns the length, of which `capacity` - 1 bytes are
+   written. */
+size_t mpt__cuda_products_print(const mpt__cuda_products *products, char *text, size_t capacity) {
+    mpt__text to = {text, capacity, 0};
+    mpt__products_title(products, &to);
+    for (long long i = 0; i < products->capacity; i++) {
+        if (products->plans[i].taken) mpt__plan_print(&products->plans[i], &to);
+    }
+    return to.length;
+}
+
+/* Takes the choice that was read. A plan already made must be able to run it; any other finds that
+   out when it is made. */
+void mpt__plan_adopt(const mpt__cuda_products *products, mpt__plan *plan, const mpt__plan *read) {
+    const cublasLtMatmulAlgo_t old = plan->algorithm;
+    plan->algorithm = read->algorithm;
+    plan->pinned = plan->operation == NULL || (plan->usable && mpt__plan_check(products, plan));
+    if (!plan->pinned) {
+        plan->algorithm = old;
+        return;
+    }
+    plan->microseconds = read->microseconds;
+    plan->microseconds_first = read->microseconds_first;
+}
+
+/* Pins what such a text (ending with a 0) names, for products not pinned yet. A text from another
+   card or other libraries is refused as a whole, with MPT_ERROR_UNSUPPORTED; with a line that is
+   none, what came before stands. */
+mpt_status mpt__cuda_products_read(mpt__cuda_products *products, const char *text) {
+    char title[512];
+    mpt__text own = {title, sizeof title, 0};
+    mpt__products_title(products, &own);
+    if (strncmp(text, title, strlen(title)) != 0) {
+        return mpt__cuda_refuse(products->cuda, MPT_ERROR_UNSUPPORTED, "benchmark results ignored",
+                                "they are from another card, driver or cuBLASLt");
+    }
+    for (text = strchr(text, '\n') + 1; *text != 0;) {
+        mpt__plan read;
+        if (!mpt__plan_read(text, &read)) {
+            return mpt__cuda_refuse(products->cuda, MPT_ERROR_FORMAT, "benchmark results",
+                                    "a line is not as mptrain writes it");
+        }
+        mpt__plan *plan = read.pinned ? mpt__plan_enter(products, read.field) : NULL;
+        if (read.pinned && plan == NULL) {
+            return mpt__cuda_refuse(products->cuda, MPT_ERROR_MEMORY, "benchmark results",
+                                    "no memory for them");
+        }
+        if (plan != NULL && !plan->pinned) mpt__plan_adopt(products, plan, &read);
+        const char *end = strchr(text, '\n');
+        text = end != NULL ? end + 1 : text + strlen(text);
+    }
+    return MPT_OK;
+}
+
+/* ---- Making and ending ---- */
+
+void mpt__cuda_products_destroy(mpt__cuda_products *products) {
+    if (products == NULL) return;
+    for (long long i = 0; i < products->capacity; i++) {
+        const mpt__plan *plan = &products->plans[i];
+        for (int s = 0; s < MPT__SIDES; s++)
+            if (plan->layout[s] != NULL) cublasLtMatrixLayoutDestroy(plan->layout[s]);
+        if (plan->operation != NULL) cublasLtMatmulDescDestroy(plan->operation);
+    }
+    if (products->preference != NULL) cublasLtMatmulPreferenceDestroy(products->preference);
+    if (products->handle != NULL) cublasLtDestroy(products->handle);
+    if (products->begin != NULL) cudaEventDestroy(products->begin);
+    if (products->end != NULL) cudaEventDestroy(products->end);
+    cudaFree(products->workspace);
+    free(products->plans);
+    free(products);
+}
+
+/* Sums of halves are only ever reduced in fp32. */
+bool mpt__products_begin(mpt__cuda_products *products) {
+    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint64_t bytes = products->workspace_bytes;
+    return cublasLtCreate(&products->handle) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceCreate(&products->preference) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceSetAttribute(
+               products->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+               sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceSetAttribute(products->preference,
+                                                CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                                                sizeof bytes) == CUBLAS_STATUS_SUCCESS &&
+           cudaEventCreate(&products->begin) == cudaSuccess &&
+           cudaEventCreate(&products->end) == cudaSuccess &&
+           cudaMalloc(&products->workspace, products->workspace_bytes) == cudaSuccess;
+}
+
+/* NULL if cuBLASLt or memory fails, with the reason in the backend's error. */
+mpt__cuda_products *mpt__cuda_products_create(mpt__cuda *cuda) {
+    mpt__cuda_products *products = (mpt__cuda_products *)calloc(1, sizeof *products);
+    if (products != NULL) {
+        products->cuda = cuda;
+        products->workspace_bytes = (size_t)(cuda->capability >= 90 ? 32 : 8) << 20;
+        if (mpt__products_begin(products)) return products;
+    }
+    mpt__cuda_products_destroy(products);
+    mpt__cuda_refuse(cuda, MPT_ERROR_DEVICE, "cuBLASLt",
+                     "cannot be started (memory, or its version)");
+    return NULL;
+}
 
 /* ==== Optimizers and scaler ==== */
 
