@@ -1,0 +1,23 @@
+/* control.h - what a test can do to the simulated device. C11 and C++17. */
+#ifndef CUDASIM_CONTROL_H
+#define CUDASIM_CONTROL_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The runtime function of this name ("launch" for kernels) gives the error (a cudaError_t) when it
+   has succeeded `after` more times; sticky: all calls give it from then on. An earlier plan is
+   forgotten and the device sound again; the name "" plans nothing. */
+void cudasim_fail(const char *function, int after, int error, int sticky);
+
+/* The size of the device's memory. */
+void cudasim_set_memory(size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

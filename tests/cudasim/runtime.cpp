@@ -1,0 +1,833 @@
+// runtime.cpp - the part of the CUDA runtime that the tests need: device memory, streams, events,
+// graphs, errors.
+//
+// Device memory is filled with 0xff (NaN, index -1) and closed to the host: it opens only while
+// device work runs. With CUDASIM_ASYNC=1 work waits in its stream until somebody waits for it, and
+// streams go on only as far as they must: a missing synchronisation reads stale values.
+#include "simulator.h"
+#include "control.h"
+#include <sys/mman.h>
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace cudasim {
+int environment(const char *name, int otherwise) {
+    const char *value = getenv(name);
+    return value && *value ? atoi(value) : otherwise;
+}
+
+void die(const char *format, ...) {
+    va_list arguments;
+    fflush(stdout);
+    fputs("cudasim: ", stderr);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+    abort();
+}
+
+namespace {
+
+const int device_count = environment("CUDASIM_DEVICES", 1);
+const int capability = environment("CUDASIM_CAPABILITY", 90);
+const bool deferred = environment("CUDASIM_ASYNC", 0) != 0;
+const bool protect = environment("CUDASIM_PROTECT", 1) != 0;
+const int order = environment("CUDASIM_ORDER", 0);
+size_t memory_limit = (size_t)environment("CUDASIM_MEMORY", 4096) << 20;
+
+// ---- Device memory ------------------------------------------------------------------------------
+
+// Addresses are never used twice, so that what was freed stays recognisable.
+const size_t ARENA = size_t{64} << 30, PAGE = 4096;
+const size_t ALIGNMENT = 512, RED_ZONE = 256;
+const size_t LARGE = 1 << 20; // from here on freed memory goes back to the system
+
+char *arena, *arena_top;
+int openings;
+size_t bytes_in_use;
+std::map<const char *, size_t> device_blocks, pinned_blocks;
+
+void set_protection(bool open) {
+    if (!arena || !protect) return;
+    const size_t size = (size_t)(arena_top - arena + (long)PAGE - 1) & ~(PAGE - 1);
+    mprotect(arena, size, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+bool find(const std::map<const char *, size_t> &blocks, const void *at, size_t size) {
+    auto block = blocks.upper_bound((const char *)at);
+    if (block == blocks.begin()) return false;
+    --block;
+    return (const char *)at + size <= block->first + block->second;
+}
+
+bool in_arena(const void *at) { return arena && (const char *)at >= arena && at < arena + ARENA; }
+
+#if !defined(SIM_ASAN) && !defined(SIM_TSAN)
+// Sanitizers report with a stack; otherwise this line says at least what kind of fault it was.
+void report_fault(int number, siginfo_t *info, void *) {
+    if (in_arena(info->si_addr))
+        fprintf(stderr, "cudasim: the host touched device memory at %p\n", info->si_addr);
+    signal(number, SIG_DFL);
+}
+
+void watch_faults() {
+    struct sigaction action = {};
+    action.sa_sigaction = report_fault;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, nullptr);
+}
+#else
+void watch_faults() {}
+#endif
+
+void create_arena() {
+    if (arena) return;
+    arena = (char *)mmap(nullptr, ARENA, protect ? PROT_NONE : PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (arena == MAP_FAILED) die("no addresses for device memory");
+    arena_top = arena;
+    watch_faults();
+}
+
+void *allocate(size_t size) {
+    create_arena();
+    const size_t room = (size + RED_ZONE + ALIGNMENT - 1) & ~(ALIGNMENT - 1);
+    if (size > memory_limit - std::min(memory_limit, bytes_in_use)) return nullptr;
+    if (room > (size_t)(arena + ARENA - arena_top)) die("all device addresses are used up");
+    char *at = arena_top;
+    arena_top += room;
+    if (openings) set_protection(true);
+    device_access access;
+    memset(at, 0xff, size);
+    ASAN_POISON_MEMORY_REGION(at + size, room - size);
+    device_blocks[at] = size;
+    bytes_in_use += size;
+    return at;
+}
+
+bool release(void *at) {
+    const auto block = device_blocks.find((char *)at);
+    if (block == device_blocks.end()) return false;
+    const size_t size = block->second;
+    device_blocks.erase(block);
+    bytes_in_use -= size;
+    device_access access;
+    memset(at, 0xff, size);
+    ASAN_POISON_MEMORY_REGION(at, size);
+    const uintptr_t first = ((uintptr_t)at + PAGE - 1) & ~(PAGE - 1);
+    if (size >= LARGE)
+        madvise((void *)first, ((uintptr_t)at + size - first) & ~(PAGE - 1), MADV_DONTNEED);
+    return true;
+}
+
+// ---- Errors and faults on demand ----------------------------------------------------------------
+
+cudaError_t last_error, sticky_error;
+std::recursive_mutex one_caller;
+
+struct {
+    std::string function;
+    int after;
+    cudaError_t error;
+    bool sticky;
+} planned;
+
+cudaError_t result(cudaError_t error) {
+    if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
+    return error;
+}
+
+// What every call begins with: one caller at a time, and the error that a test has planned.
+struct call {
+    std::lock_guard<std::recursive_mutex> hold{one_caller};
+    cudaError_t error = cudaSuccess;
+    explicit call(const char *function) {
+        if (device_count < 1)
+            error = cudaErrorNoDevice;
+        else if (sticky_error)
+            error = sticky_error;
+        else if (planned.function == function && planned.after-- == 0) {
+            error = planned.error;
+            if (planned.sticky) sticky_error = error;
+            planned.function.clear();
+        }
+        result(error);
+    }
+};
+
+} // namespace
+} // namespace cudasim
+using namespace cudasim;
+
+// ---- Streams, events, graphs --------------------------------------------------------------------
+
+// One recording of an event.
+struct moment {
+    bool done = false;
+    double seconds = 0;
+    CUgraph_st *graph = nullptr; // where it was captured, after these nodes
+    std::vector<size_t> nodes;
+};
+
+struct CUevent_st {
+    std::shared_ptr<moment> last;
+    bool timed = true;
+};
+
+struct graph_node {
+    std::function<void()> work;
+    std::vector<size_t> after;
+};
+
+struct CUgraph_st {
+    std::vector<graph_node> nodes;
+    CUstream_st *origin = nullptr;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    bool invalid = false;
+};
+
+struct CUgraphExec_st {
+    std::shared_ptr<const std::vector<graph_node>> nodes;
+};
+
+struct queued {
+    std::function<void()> work;
+    std::shared_ptr<const moment> until;
+};
+
+struct CUstream_st {
+    std::deque<queued> queue;
+    bool nonblocking = false;
+    CUgraph_st *graph = nullptr; // being captured
+    std::vector<size_t> tail;    // the nodes that the next one follows
+};
+
+namespace cudasim {
+namespace {
+
+CUstream_st null_stream;
+std::vector<CUstream_st *> streams{&null_stream};
+
+CUstream_st *stream_of(cudaStream_t s) {
+    return s && s != cudaStreamLegacy && s != cudaStreamPerThread ? s : &null_stream;
+}
+
+bool step(CUstream_st *s) {
+    if (s->queue.empty()) return false;
+    if (s->queue.front().until && !s->queue.front().until->done) return false;
+    const queued next = std::move(s->queue.front());
+    s->queue.pop_front();
+    if (next.work) next.work();
+    return true;
+}
+
+// Other streams go on only where this one waits for them.
+void drain(CUstream_st *s) {
+    while (!s->queue.empty()) {
+        if (step(s)) continue;
+        if (std::none_of(streams.begin(), streams.end(), step)) die("streams wait for each other");
+    }
+}
+
+void drain_all() {
+    for (CUstream_st *s : streams) drain(s);
+}
+
+// The capture that forbids calls which are unsafe inside one; it becomes invalid.
+bool breaks_capture() {
+    bool any = false;
+    for (CUstream_st *s : streams) {
+        if (!s->graph || s->graph->mode == cudaStreamCaptureModeRelaxed) continue;
+        any = s->graph->invalid = true;
+    }
+    return any;
+}
+
+cudaError_t submit(cudaStream_t stream, std::function<void()> work) {
+    CUstream_st *s = stream_of(stream);
+    if (s->graph) {
+        s->graph->nodes.push_back(graph_node{std::move(work), s->tail});
+        s->tail.assign(1, s->graph->nodes.size() - 1);
+        return cudaSuccess;
+    }
+    for (CUstream_st *t : streams) { // the legacy default stream and blocking streams wait
+        if (t == s || s->nonblocking || t->nonblocking) continue;
+        if (s != &null_stream && t != &null_stream) continue;
+        if (t->graph) {
+            t->graph->invalid = true;
+            return cudaErrorStreamCaptureImplicit;
+        }
+        drain(t);
+    }
+    s->queue.push_back(queued{std::move(work), nullptr});
+    if (!deferred) drain(s);
+    return cudaSuccess;
+}
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+// Runs the nodes in the order of capture, or, for other orders than 0, in any that their
+// dependencies allow.
+void run_graph(const std::vector<graph_node> &nodes) {
+    static std::minstd_rand generator((unsigned)order);
+    std::vector<bool> done(nodes.size(), false);
+    for (size_t count = 0; count < nodes.size(); count++) {
+        std::vector<size_t> ready;
+        for (size_t i = 0; i < nodes.size() && (order || ready.empty()); i++) {
+            const auto &after = nodes[i].after;
+            if (!done[i] &&
+                std::all_of(after.begin(), after.end(), [&](size_t k) { return done[k]; }))
+                ready.push_back(i);
+        }
+        const size_t next = order == 0   ? ready.front()
+                            : order == 1 ? ready.back()
+                                         : ready[generator() % ready.size()];
+        nodes[next].work();
+        done[next] = true;
+    }
+}
+
+// Whether all that was captured in other streams is waited for by the stream that began.
+bool all_joined(const CUgraph_st *graph) {
+    std::vector<bool> reached(graph->nodes.size(), false);
+    std::vector<size_t> left = graph->origin->tail;
+    while (!left.empty()) {
+        const size_t node = left.back();
+        left.pop_back();
+        if (reached[node]) continue;
+        reached[node] = true;
+        left.insert(left.end(), graph->nodes[node].after.begin(), graph->nodes[node].after.end());
+    }
+    return std::find(reached.begin(), reached.end(), false) == reached.end();
+}
+
+// ---- Kernels ------------------------------------------------------------------------------------
+
+std::map<const void *, size_t> shared_limits;
+
+bool valid_launch(const config &c, const void *kernel) {
+    const size_t threads = (size_t)c.block.x * c.block.y * c.block.z;
+    const bool shape = threads > 0 && threads <= 1024 && c.block.z <= 64 && c.grid.x > 0 &&
+                       c.grid.y > 0 && c.grid.z > 0 && c.grid.x <= 0x7fffffff &&
+                       c.grid.y <= 65535 && c.grid.z <= 65535;
+    const auto limit = shared_limits.find(kernel);
+    return shape && c.shared <= (limit == shared_limits.end() ? DEFAULT_SHARED : limit->second);
+}
+
+bool is_mapped(uintptr_t at) {
+    unsigned char resident;
+    return mincore((void *)(at & ~(uintptr_t)(PAGE - 1)), 1, &resident) == 0 || errno != ENOMEM;
+}
+
+// Kernels take device and pinned pointers only, by themselves or in structs.
+void check_parameter(const char *name, size_t index, const parameter &p) {
+    const uintptr_t LOWEST = uintptr_t{1} << 40, HIGHEST = uintptr_t{1} << 47;
+    for (size_t offset = 0; offset + 8 <= p.size; offset += 8) {
+        uintptr_t word;
+        memcpy(&word, (const char *)p.at + offset, sizeof word);
+        if (word < LOWEST || word >= HIGHEST) continue;
+        const void *at = (const void *)word;
+        if (find(device_blocks, at, 0) || find(pinned_blocks, at, 0)) continue;
+        if (in_arena(at))
+            die("%s: parameter %zu holds a pointer to freed device memory, %p", name, index, at);
+        if (is_mapped(word))
+            die("%s: parameter %zu holds a pointer to host memory, %p, at byte %zu", name, index,
+                at, offset);
+    }
+}
+
+} // namespace
+
+device_access::device_access() {
+    if (openings++ == 0) set_protection(true);
+}
+device_access::~device_access() {
+    if (--openings == 0) set_protection(false);
+}
+
+bool is_device(const void *at, size_t size) { return find(device_blocks, at, size); }
+bool is_pinned(const void *at, size_t size) { return find(pinned_blocks, at, size); }
+
+void require_device(const char *who, const char *what, const void *at, size_t size) {
+    if (!is_device(at, size))
+        die("%s: the %zu bytes of %s at %p are not device memory", who, size, what, at);
+}
+
+void enqueue(cudaStream_t stream, std::function<void()> work) {
+    result(submit(stream, std::move(work)));
+}
+
+void enqueue_kernel(const config &c, const char *name, const void *kernel,
+                    const parameter *parameters, size_t count, std::function<void()> thread) {
+    const call entry("launch");
+    if (entry.error) return;
+    if (!valid_launch(c, kernel)) {
+        result(cudaErrorInvalidConfiguration);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) check_parameter(name, i, parameters[i]);
+    enqueue(c.stream, [c, name, thread] {
+        device_access access;
+        run_grid(c, name, thread);
+    });
+}
+
+} // namespace cudasim
+
+// ---- Control by tests ---------------------------------------------------------------------------
+
+void cudasim_fail(const char *function, int after, int error, int sticky) {
+    planned.function = function;
+    planned.after = after;
+    planned.error = (cudaError_t)error;
+    planned.sticky = sticky != 0;
+    sticky_error = cudaSuccess;
+    last_error = cudaSuccess;
+}
+
+void cudasim_set_memory(size_t bytes) { memory_limit = bytes; }
+
+// ---- The API ------------------------------------------------------------------------------------
+
+#define BEGIN                   \
+    const call entry(__func__); \
+    if (entry.error) return entry.error
+// For calls that must not come while a stream is captured.
+#define BEGIN_UNCAPTURED \
+    BEGIN;               \
+    if (breaks_capture()) return result(cudaErrorStreamCaptureUnsupported)
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    BEGIN; // without a device *count stays as it is, like the real one
+    *count = device_count;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+    BEGIN;
+    return result(device >= 0 && device < device_count ? cudaSuccess : cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaGetDevice(int *device) {
+    BEGIN;
+    *device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = device_count > 0 ? CUDART_VERSION : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
+    BEGIN;
+    if (device < 0 || device >= device_count) return result(cudaErrorInvalidDevice);
+    memset(p, 0, sizeof *p);
+    snprintf(p->name, sizeof p->name, "cudasim");
+    p->major = capability / 10;
+    p->minor = capability % 10;
+    p->multiProcessorCount = 4;
+    p->warpSize = 32;
+    p->maxThreadsPerBlock = 1024;
+    p->maxThreadsPerMultiProcessor = 2048;
+    p->sharedMemPerBlock = DEFAULT_SHARED;
+    p->sharedMemPerBlockOptin = MAX_SHARED;
+    p->totalGlobalMem = memory_limit;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+    BEGIN;
+    const struct {
+        cudaDeviceAttr attribute;
+        int value;
+    } known[] = {
+        {cudaDevAttrComputeCapabilityMajor, capability / 10},
+        {cudaDevAttrComputeCapabilityMinor, capability % 10},
+        {cudaDevAttrMultiProcessorCount, 4},
+        {cudaDevAttrWarpSize, 32},
+        {cudaDevAttrMaxThreadsPerBlock, 1024},
+        {cudaDevAttrMaxThreadsPerMultiProcessor, 2048},
+        {cudaDevAttrMaxSharedMemoryPerBlock, (int)DEFAULT_SHARED},
+        {cudaDevAttrMaxSharedMemoryPerBlockOptin, (int)MAX_SHARED},
+        {cudaDevAttrL2CacheSize, 1 << 20},
+    };
+    if (device < 0 || device >= device_count) return result(cudaErrorInvalidDevice);
+    for (const auto &k : known) {
+        if (k.attribute != attribute) continue;
+        *value = k.value;
+        return cudaSuccess;
+    }
+    die("cudaDeviceGetAttribute: attribute %d is not simulated", (int)attribute);
+}
+
+cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value) {
+    BEGIN;
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value < 0 || (size_t)value > MAX_SHARED) return result(cudaErrorInvalidValue);
+    shared_limits[kernel] = (size_t)value;
+    return cudaSuccess;
+}
+
+// ---- Memory
+
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
+    BEGIN;
+    *total = memory_limit;
+    *free = memory_limit - std::min(memory_limit, bytes_in_use);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **at, size_t size) {
+    BEGIN_UNCAPTURED;
+    *at = size ? allocate(size) : nullptr;
+    return result(size && !*at ? cudaErrorMemoryAllocation : cudaSuccess);
+}
+
+cudaError_t cudaFree(void *at) {
+    BEGIN_UNCAPTURED;
+    drain_all();
+    return result(!at || release(at) ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaHostAlloc(void **at, size_t size, unsigned) {
+    BEGIN_UNCAPTURED;
+    if (posix_memalign(at, PAGE, size ? size : 1)) return result(cudaErrorMemoryAllocation);
+    memset(*at, 0xff, size);
+    pinned_blocks[(char *)*at] = size;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMallocHost(void **at, size_t size) { return cudaHostAlloc(at, size, 0); }
+
+cudaError_t cudaFreeHost(void *at) {
+    BEGIN_UNCAPTURED;
+    if (!at) return cudaSuccess;
+    drain_all();
+    if (!pinned_blocks.erase((char *)at)) return result(cudaErrorInvalidValue);
+    free(at);
+    return cudaSuccess;
+}
+
+static void check_copy(const void *to, const void *from, size_t size, cudaMemcpyKind kind) {
+    const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (kind == cudaMemcpyDefault) return;
+    if (is_device(to, size) != to_device || is_device(from, size) != from_device)
+        die("cudaMemcpy, kind %d, of %zu bytes: %p is not %s memory, or %p not %s memory", kind,
+            size, to, to_device ? "device" : "host", from, from_device ? "device" : "host");
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+    BEGIN;
+    if (size == 0) return cudaSuccess;
+    check_copy(to, from, size, kind);
+    const bool pageable_from = !is_device(from, size) && !is_pinned(from, size);
+    const bool pageable_to = !is_device(to, size) && !is_pinned(to, size);
+    if ((pageable_from || pageable_to) && stream_of(stream)->graph) {
+        stream_of(stream)->graph->invalid = true;
+        return result(cudaErrorStreamCaptureUnsupported);
+    }
+    std::shared_ptr<std::vector<char>> staged; // a pageable source is read during the call
+    if (pageable_from)
+        staged = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + size);
+    const cudaError_t error = submit(stream, [=] {
+        device_access access;
+        memcpy(to, staged ? staged->data() : from, size);
+    });
+    if (pageable_to) drain(stream_of(stream)); // and a pageable target written during it
+    return result(error);
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t size, cudaMemcpyKind kind) {
+    BEGIN_UNCAPTURED;
+    const cudaError_t error = cudaMemcpyAsync(to, from, size, kind, nullptr);
+    drain(&null_stream);
+    return error;
+}
+
+cudaError_t cudaMemsetAsync(void *at, int value, size_t size, cudaStream_t stream) {
+    BEGIN;
+    if (size == 0) return cudaSuccess;
+    require_device("cudaMemsetAsync", "the target", at, size);
+    return result(submit(stream, [=] {
+        device_access access;
+        memset(at, value, size);
+    }));
+}
+
+cudaError_t cudaMemset(void *at, int value, size_t size) {
+    return cudaMemsetAsync(at, value, size, nullptr);
+}
+
+// ---- Streams
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    BEGIN;
+    *stream = new CUstream_st;
+    (*stream)->nonblocking = flags & cudaStreamNonBlocking;
+    streams.push_back(*stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    BEGIN;
+    drain(stream);
+    streams.erase(std::remove(streams.begin(), streams.end(), stream), streams.end());
+    delete stream;
+    return cudaSuccess;
+}
+
+static cudaError_t reject_capture(const CUstream_st *s) {
+    if (!s->graph) return cudaSuccess;
+    s->graph->invalid = true;
+    return result(cudaErrorStreamCaptureUnsupported);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    BEGIN;
+    if (const cudaError_t error = reject_capture(stream_of(stream))) return error;
+    drain(stream_of(stream));
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    BEGIN;
+    if (const cudaError_t error = reject_capture(stream_of(stream))) return error;
+    if (!step(stream_of(stream))) std::any_of(streams.begin(), streams.end(), step);
+    return stream_of(stream)->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    BEGIN_UNCAPTURED;
+    drain_all();
+    return cudaSuccess;
+}
+
+// ---- Events
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    BEGIN;
+    *event = new CUevent_st;
+    (*event)->timed = !(flags & cudaEventDisableTiming);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    BEGIN;
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    BEGIN;
+    const auto at = std::make_shared<moment>();
+    event->last = at;
+    CUstream_st *s = stream_of(stream);
+    if (s->graph) {
+        at->graph = s->graph;
+        at->nodes = s->tail;
+        return cudaSuccess;
+    }
+    return result(submit(stream, [at] {
+        at->seconds = now();
+        at->done = true;
+    }));
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    BEGIN;
+    CUstream_st *s = stream_of(stream);
+    const std::shared_ptr<const moment> until = event->last;
+    if (!until) return cudaSuccess;
+    if (until->graph) { // joins that capture, or makes an edge in it
+        if (s->graph && s->graph != until->graph) return result(cudaErrorStreamCaptureMerge);
+        s->graph = until->graph;
+        for (const size_t node : until->nodes)
+            if (std::find(s->tail.begin(), s->tail.end(), node) == s->tail.end())
+                s->tail.push_back(node);
+        return cudaSuccess;
+    }
+    if (s->graph) {
+        s->graph->invalid = true;
+        return result(cudaErrorStreamCaptureIsolation);
+    }
+    if (!until->done) s->queue.push_back(queued{nullptr, until});
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    BEGIN_UNCAPTURED;
+    if (event->last && event->last->graph) return result(cudaErrorCapturedEvent);
+    while (event->last && !event->last->done)
+        if (std::none_of(streams.begin(), streams.end(), step)) die("streams wait for each other");
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    BEGIN_UNCAPTURED;
+    if (event->last && event->last->graph) return result(cudaErrorCapturedEvent);
+    if (!event->last || event->last->done) return cudaSuccess;
+    std::any_of(streams.begin(), streams.end(), step); // so that a loop of queries comes to an end
+    return cudaErrorNotReady;
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
+    BEGIN;
+    if (!start->timed || !end->timed || !start->last || !end->last)
+        return result(cudaErrorInvalidResourceHandle);
+    if (!start->last->done || !end->last->done) return cudaErrorNotReady;
+    *milliseconds = (float)(1e3 * (end->last->seconds - start->last->seconds));
+    return cudaSuccess;
+}
+
+// ---- Graphs
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+    BEGIN;
+    CUstream_st *s = stream_of(stream);
+    if (s == &null_stream) return result(cudaErrorStreamCaptureUnsupported);
+    if (s->graph) return result(cudaErrorIllegalState);
+    s->graph = new CUgraph_st;
+    s->graph->origin = s;
+    s->graph->mode = mode;
+    s->tail.clear();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    BEGIN;
+    *graph = nullptr;
+    CUgraph_st *captured = stream_of(stream)->graph;
+    if (!captured) return result(cudaErrorIllegalState);
+    if (captured->origin != stream) return result(cudaErrorStreamCaptureUnmatched);
+    const cudaError_t error = captured->invalid       ? cudaErrorStreamCaptureInvalidated
+                              : !all_joined(captured) ? cudaErrorStreamCaptureUnjoined
+                                                      : cudaSuccess;
+    for (CUstream_st *s : streams) {
+        if (s->graph != captured) continue;
+        s->graph = nullptr;
+        s->tail.clear();
+    }
+    if (error)
+        delete captured;
+    else
+        *graph = captured;
+    return result(error);
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+    BEGIN;
+    const CUgraph_st *graph = stream_of(stream)->graph;
+    *status = !graph           ? cudaStreamCaptureStatusNone
+              : graph->invalid ? cudaStreamCaptureStatusInvalidated
+                               : cudaStreamCaptureStatusActive;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
+    BEGIN;
+    *exec = new CUgraphExec_st{std::make_shared<std::vector<graph_node>>(graph->nodes)};
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
+    BEGIN;
+    if (nodes) die("cudaGraphGetNodes: only the number of nodes is simulated");
+    *count = graph->nodes.size();
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    BEGIN;
+    const auto nodes = exec->nodes;
+    return result(submit(stream, [nodes] { run_graph(*nodes); }));
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    BEGIN;
+    delete graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    BEGIN;
+    delete exec;
+    return cudaSuccess;
+}
+
+// ---- Errors
+
+cudaError_t cudaPeekAtLastError(void) { return sticky_error ? sticky_error : last_error; }
+
+cudaError_t cudaGetLastError(void) {
+    const cudaError_t error = cudaPeekAtLastError();
+    last_error = cudaSuccess;
+    return error;
+}
+
+static const struct {
+    cudaError_t error;
+    const char *name, *text;
+} error_texts[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration",
+     "invalid configuration argument"},
+    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver",
+     "CUDA driver version is insufficient for CUDA runtime version"},
+    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress",
+     "an illegal memory access was encountered"},
+    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+};
+
+const char *cudaGetErrorName(cudaError_t error) {
+    for (const auto &e : error_texts)
+        if (e.error == error) return e.name;
+    return "cudaErrorOther";
+}
+
+const char *cudaGetErrorString(cudaError_t error) {
+    for (const auto &e : error_texts)
+        if (e.error == error) return e.text;
+    return "another error of the simulator";
+}
+
+} // extern "C"
