@@ -329,7 +329,9 @@ unsigned int mpt__blocks(const mpt__cuda_call *call, long long count) {
 #define MPT__TILE 32          /* rows and columns of what a block of the plain kernel computes */
 #define MPT__CANDIDATES 16    /* algorithms of a product that benchmark mode times */
 #define MPT__PRODUCT_CALLS 64 /* for one launch; packing makes them fewer */
+#ifndef MPT__SUM_BYTES        /* a test cuts smaller pieces */
 #define MPT__SUM_BYTES (32 << 20) /* of fp32 sums at a time, which stay in L2 */
+#endif
 
 /* ---- Device code ---- */
 
@@ -773,10 +775,10 @@ struct mpt__plan {
     cublasLtMatmulDesc_t operation; /* NULL: only read from a file so far */
     cublasLtMatrixLayout_t layout[MPT__SIDES];
     cublasLtMatmulAlgo_t algorithm;
-    bool taken;                             /* an entry of the table */
-    bool usable;                            /* cuBLASLt has an algorithm */
-    bool pinned;                            /* chosen by time, now or when the file was written */
-    float microseconds, microseconds_first; /* of the choice, and of the first candidate */
+    bool taken;                               /* an entry of the table */
+    bool usable;                              /* cuBLASLt has an algorithm */
+    bool pinned;                              /* chosen by time, now or when the file was written */
+    long long nanoseconds, nanoseconds_first; /* of the choice, and of the first candidate */
 };
 
 struct mpt__cuda_products {
@@ -847,44 +849,38 @@ bool mpt__plan_describe(mpt__plan *plan) {
     const long long outer[] = {f[MPT__PLAN_M], f[MPT__PLAN_N], f[MPT__PLAN_M]};
     const long long inner[] = {f[MPT__PLAN_K], f[MPT__PLAN_K], f[MPT__PLAN_N]};
     const bool by_inner[] = {f[MPT__PLAN_CONTIGUOUS_A] != 0, f[MPT__PLAN_CONTIGUOUS_B] != 0, true};
-    const cublasOperation_t first = by_inner[MPT__SIDE_B] ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasOperation_t second = by_inner[MPT__SIDE_A] ? CUBLAS_OP_N : CUBLAS_OP_T;
-    const cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)f[MPT__PLAN_EPILOGUE];
     const cudaDataType_t dtype = mpt__cuda_dtype(f[MPT__PLAN_DTYPE]);
     const cudaDataType_t dtype_out = mpt__cuda_dtype(f[MPT__PLAN_DTYPE_OUT]);
     const int batch = (int)f[MPT__PLAN_BATCH];
     const cublasComputeType_t compute =
         f[MPT__PLAN_TF32] ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    bool ok =
-        cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS;
+    int failed = cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F);
     const struct {
         cublasLtMatmulDescAttributes_t id;
-        const void *value;
-        size_t bytes;
+        int32_t value;
     } attributes[] = {
-        {CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first},
-        {CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second},
-        {CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue},
-        {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype_out, sizeof dtype_out},
-    };
-    for (size_t i = 0; ok && i < sizeof attributes / sizeof attributes[0]; i++) {
-        ok = cublasLtMatmulDescSetAttribute(plan->operation, attributes[i].id, attributes[i].value,
-                                            attributes[i].bytes) == CUBLAS_STATUS_SUCCESS;
+        {CUBLASLT_MATMUL_DESC_TRANSA, by_inner[MPT__SIDE_B] ? CUBLAS_OP_T : CUBLAS_OP_N},
+        {CUBLASLT_MATMUL_DESC_TRANSB, by_inner[MPT__SIDE_A] ? CUBLAS_OP_N : CUBLAS_OP_T},
+        {CUBLASLT_MATMUL_DESC_EPILOGUE, (int32_t)f[MPT__PLAN_EPILOGUE]},
+        {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, dtype_out}};
+    for (int i = 0; i < 4 && !failed; i++) {
+        failed = cublasLtMatmulDescSetAttribute(plan->operation, attributes[i].id,
+                                                &attributes[i].value, sizeof attributes[i].value);
     }
-    for (int s = 0; ok && s < MPT__SIDES; s++) {
-        const long long step = f[MPT__PLAN_STEP_A + s];
+    for (int s = 0; s < MPT__SIDES && !failed; s++) {
+        const long long step = f[MPT__PLAN_STEP_A + s], pitch = f[MPT__PLAN_PITCH_A + s];
         const uint64_t rows = (uint64_t)(by_inner[s] ? inner[s] : outer[s]);
         const uint64_t columns = (uint64_t)(by_inner[s] ? outer[s] : inner[s]);
         cublasLtMatrixLayout_t *layout = &plan->layout[s];
-        ok = cublasLtMatrixLayoutCreate(layout, s == MPT__SIDE_OUT ? dtype_out : dtype, rows,
-                                        columns,
-                                        f[MPT__PLAN_PITCH_A + s]) == CUBLAS_STATUS_SUCCESS &&
-             cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
-                                              sizeof batch) == CUBLAS_STATUS_SUCCESS &&
-             cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                              &step, sizeof step) == CUBLAS_STATUS_SUCCESS;
+        failed = cublasLtMatrixLayoutCreate(layout, s == MPT__SIDE_OUT ? dtype_out : dtype, rows,
+                                            columns, pitch);
+        if (failed) break;
+        failed |= cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                                   &batch, sizeof batch);
+        failed |= cublasLtMatrixLayoutSetAttribute(
+            *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step);
     }
-    return ok;
+    return !failed;
 }
 
 cublasStatus_t mpt__plan_run(const mpt__cuda_products *products, const mpt__plan *plan,
@@ -900,7 +896,7 @@ cublasStatus_t mpt__plan_run(const mpt__cuda_products *products, const mpt__plan
                           products->workspace, products->workspace_bytes, products->cuda->stream);
 }
 
-/* The shortest of some times of a call in microseconds, after one to warm up; infinite if it
+/* The shortest of some times of a call in nanoseconds, after one to warm up; infinite if it
    fails. */
 float mpt__plan_time(const mpt__cuda_products *products, const mpt__plan *plan,
                      const cublasLtMatmulAlgo_t *algorithm, const mpt__plan_call *call) {
@@ -917,7 +913,7 @@ float mpt__plan_time(const mpt__cuda_products *products, const mpt__plan *plan,
         if (cudaEventSynchronize(products->end) != cudaSuccess ||
             cudaEventElapsedTime(&milliseconds, products->begin, products->end) != cudaSuccess)
             return INFINITY;
-        if (round > 0) best = fminf(best, 1000.0f * milliseconds / (float)runs);
+        if (round > 0) best = fminf(best, 1e6f * milliseconds / (float)runs);
         if (round == 0 && milliseconds < 0.5f) runs = 10;
     }
     return best;
@@ -948,13 +944,13 @@ void mpt__plan_pin(mpt__cuda_products *products, mpt__plan *plan,
     for (int i = 0; i < n; i++) {
         if (found[i].state != CUBLAS_STATUS_SUCCESS) continue;
         const float time = mpt__plan_time(products, plan, &found[i].algo, &trial);
-        if (i == 0) plan->microseconds_first = time;
+        if (i == 0) plan->nanoseconds_first = (long long)fminf(time, 1e15f);
         if (!(time < 0.98f * best)) continue;
         best = time;
         plan->algorithm = found[i].algo;
     }
     cudaFree(trial.out);
-    plan->microseconds = best;
+    plan->nanoseconds = (long long)fminf(best, 1e15f);
 }
 
 /* Finds an algorithm: the first that the heuristic names or, where `timed`, the fastest. */
@@ -1086,6 +1082,7 @@ void mpt__product_copies(const mpt__cuda_call *call, const mpt__product *product
     mpt__packs packs;
     long long most = 1;
     unsigned int n = 0;
+    memset(&packs, 0, sizeof packs);
     for (int s = 0; s < MPT__SIDE_OUT; s++) {
         const mpt__side *side = &product->side[s];
         const int position = product->operand[s], inner = side->contiguous;
@@ -1236,18 +1233,17 @@ mpt_status mpt__cuda_gemm(const mpt__cuda_call *call) {
 
 /* ---- What benchmark mode chose, as text ---- */
 
-/* Text that grows behind `text`; what does not fit is counted only. */
+/* Text that grows; what does not fit is only counted. */
 struct mpt__text {
     char *text;
     size_t capacity, length;
 };
 
 void mpt__text_add(mpt__text *to, const char *format, ...) {
-    const bool room = to->length < to->capacity;
+    const size_t room = to->length < to->capacity ? to->capacity - to->length : 0;
     va_list values;
     va_start(values, format);
-    const int n = vsnprintf(room ? to->text + to->length : NULL,
-                            room ? to->capacity - to->length : 0, format, values);
+    const int n = vsnprintf(room > 0 ? to->text + to->length : NULL, room, format, values);
     va_end(values);
     to->length += n > 0 ? (size_t)n : 0;
 }
@@ -1261,54 +1257,62 @@ void mpt__products_title(const mpt__cuda_products *products, mpt__text *to) {
                   (unsigned long long)cublasLtGetVersion());
 }
 
+/* What follows the fields of a plan that is not pinned, by whether it is usable. */
+const char *const mpt__plan_unpinned[] = {" plain kernel\n", " heuristic\n"};
+
 void mpt__plan_print(const mpt__plan *plan, mpt__text *to) {
     for (int f = 0; f < MPT__PLAN_FIELD_COUNT; f++)
-        mpt__text_add(to, "%s=%lld ", mpt__plan_names[f], plan->field[f]);
-    if (!plan->pinned) {
-        mpt__text_add(to, plan->usable ? "heuristic\n" : "plain kernel\n");
-        return;
+        mpt__text_add(to, f == 0 ? "%s=%lld" : " %s=%lld", mpt__plan_names[f], plan->field[f]);
+    for (int i = 0; i < MPT__ALGORITHM_WORDS && plan->pinned; i++)
+        mpt__text_add(to, " algorithm=%llx", (unsigned long long)plan->algorithm.data[i]);
+    if (plan->pinned)
+        mpt__text_add(to, " ns=%lld first=%lld\n", plan->nanoseconds, plan->nanoseconds_first);
+    else
+        mpt__text_add(to, "%s", mpt__plan_unpinned[plan->usable]);
+}
+
+/* The number after "name=" at *text, which moves behind it, or becomes NULL for good if something
+   else stands there. */
+unsigned long long mpt__text_number(const char **text, const char *name, int base) {
+    const size_t length = strlen(name);
+    const char *at = *text;
+    char *end = NULL;
+    if (at == NULL) return 0;
+    *text = NULL;
+    if (*at == ' ') at++;
+    if (strncmp(at, name, length) != 0 || at[length] != '=') return 0;
+    at += length + 1;
+    const unsigned long long number = strtoull(at, &end, base);
+    if (end != at) *text = end;
+    return number;
+}
+
+/* A line of mpt__plan_print; false if it is none. */
+bool mpt__plan_read(const char *text, mpt__plan *plan) {
+    memset(plan, 0, sizeof *plan);
+    for (int f = 0; f < MPT__PLAN_FIELD_COUNT; f++)
+        plan->field[f] = (long long)mpt__text_number(&text, mpt__plan_names[f], 10);
+    for (int i = 0; i < 2 && text != NULL; i++) {
+        const char *unpinned = mpt__plan_unpinned[i];
+        if (strncmp(text, unpinned, strlen(unpinned)) == 0) return true;
     }
     for (int i = 0; i < MPT__ALGORITHM_WORDS; i++)
-        mpt__text_add(to, "algorithm=%llx ", (unsigned long long)plan->algorithm.data[i]);
-    mpt__text_add(to, "us=%.3f first=%.3f\n", (double)plan->microseconds,
-                  (double)plan->microseconds_first);
-}
-
-/* Reads "name=" before a number; NULL if the text is something else. */
-const char *mpt__text_name(const char *text, const char *name) {
-    const size_t length = strlen(name);
-    while (*text == ' ') text++;
-    return strncmp(text, name, length) == 0 && text[length] == '=' ? text + length + 1 : NULL;
-}
-
-/* One line of mpt__plan_print; false if it is no such line. Lines without an algorithm are done. */
-bool mpt__plan_read(const char *text, mpt__plan *plan) {
-    char *end;
-    memset(plan, 0, sizeof *plan);
-    for (int f = 0; f < MPT__PLAN_FIELD_COUNT; f++) {
-        text = mpt__text_name(text, mpt__plan_names[f]);
-        if (text == NULL) return false;
-        plan->field[f] = strtoll(text, &end, 10);
-        if (end == text) return false;
-        text = end;
-    }
-    if (mpt__text_name(text, "algorithm") == NULL) return true;
-    for (int i = 0; i < MPT__ALGORITHM_WORDS; i++) {
-        text = mpt__text_name(text, "algorithm");
-        if (text == NULL) return false;
-        plan->algorithm.data[i] = strtoull(text, &end, 16);
-        if (end == text) return false;
-        text = end;
-    }
-    for (int i = 0; i < 2; i++) {
-        text = mpt__text_name(text, i == 0 ? "us" : "first");
-        if (text == NULL) return false;
-        (i == 0 ? plan->microseconds : plan->microseconds_first) = strtof(text, &end);
-        if (end == text) return false;
-        text = end;
-    }
-    plan->pinned = *text == '\n' || *text == 0;
+        plan->algorithm.data[i] = mpt__text_number(&text, "algorithm", 16);
+    plan->nanoseconds = (long long)mpt__text_number(&text, "ns", 10);
+    plan->nanoseconds_first = (long long)mpt__text_number(&text, "first", 10);
+    plan->pinned = text != NULL && *text == '\n';
     return plan->pinned;
+}
+
+/* Takes the choice that was read. A plan already made must be able to run it; any other finds that
+   out when it is made. */
+void mpt__plan_adopt(const mpt__cuda_products *products, mpt__plan *plan, const mpt__plan *read) {
+    const cublasLtMatmulAlgo_t old = plan->algorithm;
+    plan->algorithm = read->algorithm;
+    plan->pinned = plan->operation == NULL || (plan->usable && mpt__plan_check(products, plan));
+    plan->nanoseconds = read->nanoseconds;
+    plan->nanoseconds_first = read->nanoseconds_first;
+    if (!plan->pinned) plan->algorithm = old;
 }
 
 /* A line that names card and libraries, then one per kind of product with its algorithm, its time and
@@ -1321,20 +1325,6 @@ size_t mpt__cuda_products_print(const mpt__cuda_products *products, char *text, 
         if (products->plans[i].taken) mpt__plan_print(&products->plans[i], &to);
     }
     return to.length;
-}
-
-/* Takes the choice that was read. A plan already made must be able to run it; any other finds that
-   out when it is made. */
-void mpt__plan_adopt(const mpt__cuda_products *products, mpt__plan *plan, const mpt__plan *read) {
-    const cublasLtMatmulAlgo_t old = plan->algorithm;
-    plan->algorithm = read->algorithm;
-    plan->pinned = plan->operation == NULL || (plan->usable && mpt__plan_check(products, plan));
-    if (!plan->pinned) {
-        plan->algorithm = old;
-        return;
-    }
-    plan->microseconds = read->microseconds;
-    plan->microseconds_first = read->microseconds_first;
 }
 
 /* Pins what such a text (ending with a 0) names, for products not pinned yet. A text from another
@@ -1360,8 +1350,7 @@ mpt_status mpt__cuda_products_read(mpt__cuda_products *products, const char *tex
                                     "no memory for them");
         }
         if (plan != NULL && !plan->pinned) mpt__plan_adopt(products, plan, &read);
-        const char *end = strchr(text, '\n');
-        text = end != NULL ? end + 1 : text + strlen(text);
+        text = strchr(text, '\n') + 1;
     }
     return MPT_OK;
 }
