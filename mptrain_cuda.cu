@@ -303,13 +303,6 @@ mpt__space mpt__space_of(const mpt__cuda_call *call, int position, mpt__array *c
     return mpt__merge(operand.rank, operand.shape, arrays, n);
 }
 
-/* Whether an array can be walked in eights by mpt__load8: one dimension, neighbours adjacent, 16-byte
-   aligned. */
-bool mpt__in_eights(const mpt__space &space, const mpt__array &array) {
-    return space.rank <= 1 && (space.count <= 1 || array.stride[0] == 1) &&
-           (uintptr_t)array.data % 16 == 0;
-}
-
 /* Blocks for `count` pieces of work of one thread each, in a loop where there are more than the card
    runs at once. No result may depend on it. */
 unsigned int mpt__blocks(const mpt__cuda_call *call, long long count) {
@@ -1217,12 +1210,7 @@ template <int GROUP> __device__ __forceinline__ float mpt__group_max(float x) {
     return x;
 }
 
-/* Whether eights are 128-bit pieces. */
-bool mpt__is_packed(int dtype) {
-    return dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
-}
-
-/* V neighbours, 8 or 1; eights of packed dtypes only. */
+/* V neighbours, 8 or 1; eights of streamed dtypes only. */
 template <int V>
 __device__ __forceinline__ void mpt__load_some(const mpt__array &array, long long at, float *x) {
     if (V == 8) {
@@ -1245,7 +1233,7 @@ __device__ __forceinline__ void mpt__put_some(const mpt__array &array, long long
    `inner`, at all steps of the other dimensions. */
 bool mpt__strides_in_eights(const mpt__array &array, const long long *along, int along_rank,
                             long long inner, const long long *others, int others_rank) {
-    if (!mpt__is_packed(array.dtype) || (uintptr_t)array.data % 16 != 0) return false;
+    if (!mpt__is_streamed(array.dtype) || (uintptr_t)array.data % 16 != 0) return false;
     if (along_rank == 0 || along[along_rank - 1] != 1 || inner % 8 != 0) return false;
     for (int d = 0; d < along_rank - 1; d++) {
         if (along[d] % 8 != 0) return false;
@@ -1604,7 +1592,8 @@ mpt__way mpt__lines_of(const mpt__cuda_call *call, int operands, mpt__lines *lin
     const mpt__operand &o = call->launch->operand[0];
     const int64_t shape[3] = {o.shape[0], 1, o.shape[2]};
     mpt__array *arrays[3] = {&lines->array[0], &lines->array[1], &lines->array[2]};
-    bool eights = true, side_by_side = true;
+    /* A thread adds up its line one by one, which is not for long ones. */
+    bool eights = true, side_by_side = o.shape[1] <= MPT__LINE;
     memset(lines, 0, sizeof *lines);
     lines->n = o.shape[1];
     lines->log = call->launch->function == MPT__FN_LOG_SOFTMAX;
