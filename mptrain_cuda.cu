@@ -344,12 +344,9 @@ bool mpt__has_eights(const mpt__space &space, const mpt__array &array) {
 /* Over operands 0 .. n-1. */
 mpt__walk mpt__walk_over(const mpt__cuda_call *call, int n) {
     mpt__walk walk;
-    mpt__array *arrays[3];
+    mpt__array *arrays[3] = {&walk.array[0], &walk.array[1], &walk.array[2]};
     memset(&walk, 0, sizeof walk);
-    for (int i = 0; i < n; i++) {
-        walk.array[i] = mpt__array_of(call, i);
-        arrays[i] = &walk.array[i];
-    }
+    for (int i = 0; i < n; i++) walk.array[i] = mpt__array_of(call, i);
     walk.space = mpt__space_of(call, 0, arrays, n);
     const int rank = walk.space.rank;
     bool eights = rank == 1 || (rank > 1 && walk.space.shape[rank - 1] % 8 == 0);
@@ -1210,12 +1207,7 @@ template <int GROUP> __device__ __forceinline__ float mpt__group_max(float x) {
     return x;
 }
 
-/* Whether eights are 128-bit pieces. */
-bool mpt__is_packed(int dtype) {
-    return dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
-}
-
-/* V neighbours, 8 or 1; eights of packed dtypes only. */
+/* V neighbours, 8 or 1; eights of streamed dtypes only. */
 template <int V>
 __device__ __forceinline__ void mpt__load_some(const mpt__array &array, long long at, float *x) {
     if (V == 8) {
@@ -1238,7 +1230,7 @@ __device__ __forceinline__ void mpt__put_some(const mpt__array &array, long long
    `inner`, at all steps of the other dimensions. */
 bool mpt__strides_in_eights(const mpt__array &array, const long long *along, int along_rank,
                             long long inner, const long long *others, int others_rank) {
-    if (!mpt__is_packed(array.dtype) || (uintptr_t)array.data % 16 != 0) return false;
+    if (!mpt__is_streamed(array.dtype) || (uintptr_t)array.data % 16 != 0) return false;
     if (along_rank == 0 || along[along_rank - 1] != 1 || inner % 8 != 0) return false;
     for (int d = 0; d < along_rank - 1; d++) {
         if (along[d] % 8 != 0) return false;
