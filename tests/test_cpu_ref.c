@@ -14,8 +14,10 @@
 
 #if defined(MPTRAIN_CUDA)
 enum { STORAGES = 10, BACKENDS = 2, GUARD = 64 };
+#define ONLY_ON_THE_CPU SKIP("a CPU backend")
 #else
 enum { STORAGES = 10, BACKENDS = 5, GUARD = 64 };
+#define ONLY_ON_THE_CPU (void)0
 #endif
 static const int thread_counts[BACKENDS] = {1, 2, 3, 4, 7};
 
@@ -749,6 +751,7 @@ TEST(reduce) {
 
 /* The tree is a promise: other rooms and devices must be able to follow it. */
 TEST(sums_follow_the_documented_tree) {
+    ONLY_ON_THE_CPU;
     REQUIRE(have_backends());
     int64_t n = 5 * MPT__SUM_CHUNK + 100;
     mpt__real lane[MPT__SUM_LANES], chunk[6];
@@ -782,6 +785,7 @@ TEST(sums_follow_the_documented_tree) {
 
 /* The columns of a matrix, and a box whose dimensions cannot be merged: the bits of a flat sum. */
 TEST(sums_do_not_depend_on_the_layout) {
+    ONLY_ON_THE_CPU;
     REQUIRE(have_backends());
     for (int kind = 0; kind < 3; kind++) {
         int64_t shape[3] = {45, 9, 13}, out[3] = {1, 1, 1}, index[3] = {0, 0, 0}, n = 0;
@@ -1796,6 +1800,7 @@ TEST(replaced_kernels_stay_in_reach) {
 
 /* The last test: several threads really worked, and everything is given back. */
 TEST(threads_worked_and_memory_returns) {
+    ONLY_ON_THE_CPU;
     REQUIRE(have_backends());
     int64_t runs, by_thread[64];
     backends[0].counts(backends[0].self, &runs, by_thread);

@@ -109,7 +109,7 @@ struct algorithm {
     uint64_t chunk;     // so many products are summed by themselves
 };
 const algorithm algorithms[] = {
-    {size_t{4} << 20, 256, 64}, {64 << 10, 16, 128}, {0, 16, 32}, {0, 1, ~uint64_t{0}}};
+    {1 << 20, 256, 64}, {64 << 10, 16, 128}, {0, 16, 32}, {0, 1, ~uint64_t{0}}};
 const uint64_t ALGORITHM_MARK = 0x63756461736d0000;
 
 const algorithm *algorithm_of(const cublasLtMatmulAlgo_t *algo) {
@@ -256,7 +256,7 @@ void run(const product &g) {
     const bool tf32 = p.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && p.a.type == CUDA_R_32F;
     const bool bias = p.op.epilogue & CUBLASLT_EPILOGUE_BIAS;
     std::vector<float> sum(m);
-    memset(g.workspace, 0xff, g.workspace ? g.how.workspace : 0);
+    fill(g.workspace, g.workspace ? g.how.workspace : 0);
     for (int z = 0; z < p.d.batch; z++) {
         const std::vector<float> a = gather(g.a, p.a, p.op.transpose_a != 0, tf32, z);
         const std::vector<float> b = gather(g.b, p.b, p.op.transpose_b != 0, tf32, z);

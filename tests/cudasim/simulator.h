@@ -31,6 +31,9 @@ int environment(const char *name, int otherwise);
 // What the function must fail with, by the plan of a test (control.h); 0: nothing.
 int planned_failure(const char *function);
 
+// Fills with 0xff. Not memset: sanitizers watch it, and this goes over ASan's red zones too.
+void fill(void *at, size_t size);
+
 // Device memory can be reached while one of these lives.
 struct device_access {
     device_access();
