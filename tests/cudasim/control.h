@@ -8,9 +8,9 @@
 extern "C" {
 #endif
 
-/* The runtime function of this name ("launch" for kernels) gives the error (a cudaError_t) when it
-   has succeeded `after` more times; sticky: all calls give it from then on. An earlier plan is
-   forgotten and the device sound again; the name "" plans nothing. */
+/* The function of this name ("launch" for kernels) gives the error (a cudaError_t or, for cuBLASLt,
+   a cublasStatus_t) when it has been called `after` more times; sticky: all calls give it from then
+   on. An earlier plan is forgotten and the device sound again; the name "" plans nothing. */
 void cudasim_fail(const char *function, int after, int error, int sticky);
 
 /* The size of the device's memory. */

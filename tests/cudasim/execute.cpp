@@ -8,12 +8,18 @@
 // of a block order their accesses: a missing barrier in shared memory is a data race. With
 // CUDASIM_TSAN_GRID=1 blocks are not ordered either, and shared memory is left out instead.
 #include "simulator.h"
-#include <sys/mman.h>
+#include <elf.h>
+#include <fcntl.h>
+#include <link.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <vector>
 #ifdef SIM_ASAN
@@ -30,10 +36,6 @@ extern "C" void AnnotateBenignRaceSized(const char *file, int line, const volati
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
-
-// Static shared memory is a section; one object in it makes the linker define its bounds.
-static __attribute__((section("cudasim_shared"), used)) char shared_anchor[16];
-extern "C" char __start_cudasim_shared[], __stop_cudasim_shared[];
 
 namespace cudasim {
 namespace {
@@ -186,6 +188,7 @@ const unsigned TAGS = 4096;
 char launch_tag, end_tag, barrier_tags[TAGS], warp_tags[TAGS][MAX_WARPS];
 // One per CUDA thread, in two sets: with CUDASIM_TSAN_GRID neighbouring blocks have different ones.
 fiber *runners[2 * MAX_THREADS];
+unsigned parity() { return grid_option && (block.number & 1) ? MAX_THREADS : 0; }
 #else
 fiber *idle[MAX_THREADS];
 unsigned idle_count;
@@ -255,7 +258,7 @@ unsigned pick() {
 fiber *enter(unsigned thread) {
     cuda_thread &t = block.threads[thread];
 #ifdef SIM_TSAN
-    t.runner = runners[thread + (grid_option && (block.number & 1) ? MAX_THREADS : 0)];
+    t.runner = runners[thread + parity()];
 #else
     if (t.now == state::fresh) t.runner = idle_count ? idle[--idle_count] : new_fiber();
 #endif
@@ -399,13 +402,42 @@ bool complete_warp(unsigned w) {
     return true;
 }
 
-// ---- Blocks -------------------------------------------------------------------------------------
+// ---- Static shared memory -----------------------------------------------------------------------
 
-// Not memset: sanitizers watch it, and this goes over ASan's red zones between the variables.
-void fill(char *at, char *end) {
-    size_t size = (size_t)(end - at);
-    asm volatile("rep stosb" : "+D"(at), "+c"(size) : "a"(0xff) : "memory");
+// The section of all __shared__ variables. Its name is no C identifier: clang's ASan puts no red
+// zones into sections that are; so that the linker gives no symbols for its bounds.
+struct {
+    char *at;
+    size_t size;
+} static_shared;
+
+int first_object(dl_phdr_info *info, size_t, void *offset) {
+    *(char **)offset = (char *)info->dlpi_addr;
+    return 1;
 }
+
+void find_static_shared() {
+    struct stat status;
+    char *offset = nullptr;
+    const int file = open("/proc/self/exe", O_RDONLY);
+    if (file < 0 || fstat(file, &status) != 0) die("cannot read /proc/self/exe");
+    const size_t size = (size_t)status.st_size;
+    char *const image = (char *)mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
+    if (image == MAP_FAILED) die("cannot read /proc/self/exe");
+    const Elf64_Ehdr *header = (const Elf64_Ehdr *)image;
+    const Elf64_Shdr *sections = (const Elf64_Shdr *)(image + header->e_shoff);
+    const char *names = image + sections[header->e_shstrndx].sh_offset;
+    dl_iterate_phdr(first_object, &offset); // the program is the first one
+    for (unsigned i = 0; i < header->e_shnum; i++) {
+        if (strcmp(names + sections[i].sh_name, CUDASIM_SHARED_SECTION) != 0) continue;
+        static_shared.at = offset + sections[i].sh_addr;
+        static_shared.size = sections[i].sh_size;
+    }
+    munmap(image, size);
+    close(file);
+}
+
+// ---- Blocks -------------------------------------------------------------------------------------
 
 void begin_block() {
     const unsigned size = blockDim.x * blockDim.y * blockDim.z;
@@ -416,6 +448,10 @@ void begin_block() {
     for (unsigned i = 0; i < size; i++) {
         block.threads[i] = cuda_thread{nullptr, state::fresh, {nullptr, 0}};
         block.order[i] = order_option == DESCENDING ? size - 1 - i : i;
+#ifdef SIM_TSAN
+        fiber *&runner = runners[i + parity()];
+        if (!runner) runner = new_fiber(); // here, so that what the host did is ordered before it
+#endif
     }
     for (unsigned w = 0; w * 32 < size; w++) {
         block.warps[w].alive = size - w * 32 < 32 ? (1u << (size - w * 32)) - 1 : ~0u;
@@ -431,12 +467,11 @@ char *dynamic_memory() {
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) die("no memory for dynamic shared memory");
         generator.seed((unsigned)order_option);
+        find_static_shared();
 #ifdef SIM_TSAN
-        for (fiber *&runner : runners) runner = new_fiber();
         if (grid_option) { // all blocks share this memory in truth: it must not be reported
             AnnotateBenignRaceSized(__FILE__, __LINE__, memory, MAX_SHARED, "shared");
-            AnnotateBenignRaceSized(__FILE__, __LINE__, __start_cudasim_shared,
-                                    (size_t)(__stop_cudasim_shared - __start_cudasim_shared),
+            AnnotateBenignRaceSized(__FILE__, __LINE__, static_shared.at, static_shared.size,
                                     "shared");
         }
 #endif
@@ -479,8 +514,8 @@ void run_grid(const config &c, const char *name, const std::function<void()> &th
         blockIdx.x = (unsigned)(order[i] % c.grid.x);
         blockIdx.y = (unsigned)(order[i] / c.grid.x % c.grid.y);
         blockIdx.z = (unsigned)(order[i] / c.grid.x / c.grid.y);
-        fill(__start_cudasim_shared, __stop_cudasim_shared);
-        fill(block.dynamic, block.dynamic + c.shared);
+        fill(static_shared.at, static_shared.size);
+        fill(block.dynamic, c.shared);
         run_block(i == 0, i + 1 == count);
     }
     static const bool log = environment("CUDASIM_LOG", 0) != 0;
@@ -488,6 +523,10 @@ void run_grid(const config &c, const char *name, const std::function<void()> &th
         fprintf(stderr, "cudasim: %s: %zu blocks of %u threads, %lu switches\n", name, count,
                 block.size, block.switches);
     block.running = false;
+}
+
+void fill(void *at, size_t size) {
+    asm volatile("rep stosb" : "+D"(at), "+c"(size) : "a"(0xff) : "memory");
 }
 
 void *dynamic_shared() { return block.dynamic; }

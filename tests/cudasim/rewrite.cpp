@@ -110,9 +110,9 @@ static string one_line(string text) {
 
 static string rewrite(size_t at, size_t end);
 
-// Rewrites the launch whose <<< stands at `at`; `done` ends with the kernel's name.
-static size_t rewrite_launch(size_t at, string &done) {
-    while (!done.empty() && is_space(done.back())) done.pop_back();
+// Rewrites the launch whose <<< stands at `at`; the kernel's name ends at `code_end` in `done`.
+static size_t rewrite_launch(size_t at, string &done, size_t code_end) {
+    done.resize(code_end);
     const size_t start = kernel_start(done, at);
     const string kernel = done.substr(start);
     done.resize(start);
@@ -153,10 +153,12 @@ static size_t rewrite_shared(size_t at, string &done) {
 
 static string rewrite(size_t at, size_t end) {
     string done;
+    size_t code_end = 0; // before spaces and comments
     while (at < end) {
         size_t next = skip_inert(at);
         if (next != at) {
             done.append(source, at, next - at);
+            if (source[at] != '/') code_end = done.size();
             at = next;
             continue;
         }
@@ -164,12 +166,14 @@ static string rewrite(size_t at, size_t end) {
         if (starts(at, "extern") && !(at && in_name(source[at - 1])))
             next = rewrite_shared(at, done);
         else if (starts(at, "<<<"))
-            next = rewrite_launch(at, done);
+            next = rewrite_launch(at, done, code_end);
         if (next == at) {
             done += source[at++];
+            if (!is_space(done.back())) code_end = done.size();
             continue;
         }
         const auto lost = lines_before + lines(source, at, next) - lines(done, 0, done.size());
+        code_end = done.size();
         done.append((size_t)lost, '\n');
         at = next;
     }

@@ -28,6 +28,12 @@ int environment(const char *name, int otherwise);
 // Says what is wrong with the program under test and ends it.
 [[noreturn]] void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+// What the function must fail with, by the plan of a test (control.h); 0: nothing.
+int planned_failure(const char *function);
+
+// Fills with 0xff. Not memset: sanitizers watch it, and this goes over ASan's red zones too.
+void fill(void *at, size_t size);
+
 // Device memory can be reached while one of these lives.
 struct device_access {
     device_access();

@@ -20,8 +20,9 @@
 #undef __constant__
 #undef __launch_bounds__
 #undef __grid_constant__
-// A section of its own: it is filled with 0xff before each block, and -fsanitize-sections names it.
-#define __shared__ static __attribute__((section("cudasim_shared")))
+// A section of its own, which is filled with 0xff before each block.
+#define CUDASIM_SHARED_SECTION ".cudasim_shared"
+#define __shared__ static __attribute__((section(CUDASIM_SHARED_SECTION)))
 #define __constant__
 #define __launch_bounds__(...)
 #define __grid_constant__

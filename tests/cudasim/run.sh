@@ -1,0 +1,112 @@
+#!/bin/sh
+# Tests the simulator: run.sh [FOLDER]    builds in FOLDER, build/cudasim unless given
+# test_cudasim.cu must pass in every mode and order; of faults.cu each program must be caught, and
+# the sound one must not. One line per test, then the counts.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+folder=${1:-build/cudasim}
+mkdir -p "$folder"
+passed=0 failed=0
+
+verdict() { # verdict STATUS NAME LOG
+    if [ "$1" -eq 0 ]; then
+        echo "ok $2"
+        passed=$((passed + 1))
+    else
+        echo "FAIL $2"
+        sed 's/^/    | /' "$3" | head -n 40
+        failed=$((failed + 1))
+    fi
+}
+
+flags_of() {
+    case $1 in
+        plain) echo '-O1 -g -Wall -Wextra -Werror' ;;
+        asan) echo '-O0 -g -fsanitize=address,undefined -fno-sanitize-recover=all' ;;
+        tsan) echo '-O0 -g -fsanitize=thread' ;;
+    esac
+}
+build() { # build PROGRAM MODE
+    sh "$here/build.sh" "$folder/$1-$2" "$(flags_of "$2")" "$here/$1.cu" >"$folder/$1-$2.log" 2>&1
+}
+
+# sound NAME PROGRAM VARIABLES ARGUMENTS: must end with status 0
+sound() {
+    log=$folder/run.log
+    # shellcheck disable=SC2086  # lists of words
+    env $3 "$folder/$2" $4 >"$log" 2>&1
+    verdict $? "$1" "$log"
+}
+
+# caught FAULT MODE VARIABLE TEXT: must end badly, and say TEXT; a VARIABLE of - is none
+caught() {
+    log=$folder/run.log
+    status=0
+    # shellcheck disable=SC2086  # a list of words
+    env ${3%-} "$folder/faults-$2" "$1" >"$log" 2>&1 && status=1
+    grep -q "$4" "$log" || status=1
+    verdict $status "fault $1, $2 ${3%-}" "$log"
+}
+
+# The simulator's own objects are shared by the programs of a mode: the first program makes them.
+build test_cudasim plain
+for mode in asan tsan; do
+    build test_cudasim $mode &
+done
+build faults plain
+wait
+build faults asan &
+build faults tsan
+wait
+
+for mode in plain asan tsan; do
+    for program in test_cudasim faults; do
+        [ -x "$folder/$program-$mode" ]
+        verdict $? "build of $program, $mode" "$folder/$program-$mode.log"
+    done
+    for how in 'CUDASIM_ORDER=0' 'CUDASIM_ORDER=1 CUDASIM_ASYNC=1' \
+        'CUDASIM_ORDER=7 CUDASIM_ASYNC=1'; do
+        sound "tests, $mode $how" "test_cudasim-$mode" "$how" ''
+        sound "no fault, $mode $how" "faults-$mode" "$how" none
+    done
+done
+sound 'tests, plain CUDASIM_PROTECT=0' test_cudasim-plain CUDASIM_PROTECT=0 ''
+sound 'no fault, tsan CUDASIM_TSAN_GRID=1' faults-tsan CUDASIM_TSAN_GRID=1 none
+
+while read -r fault mode variables text; do
+    caught "$fault" "$mode" "$variables" "$text"
+done <<'END'
+static_shared            asan  -                global-buffer-overflow
+dynamic_shared           asan  -                use-after-poison
+global_memory            asan  -                use-after-poison
+freed_memory             asan  -                use-after-poison
+misaligned_store         asan  -                misaligned address
+barrier                  plain -                divergent barrier
+lanes                    plain -                deadlock
+shuffles                 plain -                divergent warp function
+source                   plain -                wrong: element 8
+uninitialised            plain -                wrong: element 0 is -*nan
+uninitialised_in_shared  plain -                wrong: element 0 is -*nan
+host_read                plain -                the host touched device memory
+host_write               plain -                the host touched device memory
+host_read                asan  -                SEGV
+host_pointer             plain -                parameter 1 holds a pointer to host memory
+host_pointer_in_struct   plain -                parameter 0 holds a pointer to host memory
+freed_pointer            plain -                pointer to freed device memory
+freed_memory             plain -                wrong: element 0 is -*nan
+copy_direction           plain -                is not host memory
+copy_too_long            plain -                not device memory
+host_sync                plain CUDASIM_ASYNC=1 the result is not there yet
+host_overwrite           plain CUDASIM_ASYNC=1 wrong: element 0 is 1
+stream_sync              plain CUDASIM_ASYNC=1 wrong: element 0
+graph_edge               plain CUDASIM_ORDER=1 wrong: element 0
+block_order              plain CUDASIM_ORDER=1 wrong: the last block
+shared_race              tsan  -                data race
+global_race              tsan  -                data race
+block_race               tsan  CUDASIM_TSAN_GRID=1 data race
+product_of_host_memory   plain -                are not device memory
+product_beyond_memory    plain -                are not device memory
+workspace_in_use         plain -                wrong: element 0 is -*nan
+END
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed -eq 0 ]
