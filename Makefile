@@ -2,6 +2,7 @@
 #   make               the library object, the examples
 #   make mnist         trains the MNIST classifier;  ARGS="--precision bf16 --epochs 2"  OFFLINE=1
 #   make examples      the other examples, in build/
+#   make cuda          the examples for NVIDIA GPUs, in build/cuda/;  CUDA_ARCH=native  NVCC=nvcc
 #   make test          everything the suite has;  RELEASE=1 tests mptrain.h instead of src/
 #   make tests         builds the suite without running it
 #   make amalgamate    writes mptrain.h from src/
@@ -10,10 +11,11 @@
 #   make header-test   what a user's compiler sees of mptrain.h (warnings, symbols, sizes)
 #   make bench         the benchmarks in tools/bench/: ours against ceilings
 #   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder
+#   make gpu-check     all that needs an NVIDIA GPU;  PART="build ops mnist speed"  DATA=  SIM=1
 #   make check-instructions  instruction counts against committed figures;  UPDATE=1 writes them
 #   make install       header and pkg-config file;  PREFIX=/usr/local  DESTDIR=
 #   make clean
-# CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours. BUILD=dir keeps builds apart; RUN="qemu-x -L y"
+# CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours; EXTRA is linked into every program. BUILD=dir keeps builds apart; RUN="qemu-x -L y"
 # and EXE=.exe run what a cross compiler made; STD and WARN replace the language and warning flags;
 # V=1 shows the commands.
 
@@ -30,6 +32,7 @@ TEST_CFLAGS ?= -O1
 endif
 TEST_CFLAGS ?= $(CFLAGS)
 LDLIBS ?= -lm -lpthread
+EXTRA ?=
 EXE ?=
 RUN ?=
 PREFIX ?= /usr/local
@@ -73,6 +76,16 @@ mnist: $(BUILD)/mnist$(EXE)
 
 examples: $(EXAMPLE_PROGRAMS)
 
+NVCC ?= nvcc
+CUDA_ARCH ?= native
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(shell command -v $(NVCC) 2>/dev/null))
+cuda:
+	@command -v $(NVCC) >/dev/null 2>&1 || { echo "make cuda: there is no $(NVCC) on the path;" \
+	    "install the CUDA toolkit, or name it: NVCC=/usr/local/cuda/bin/nvcc"; exit 2; }
+	@$(MAKE) BUILD='$(BUILD)/cuda' CPPFLAGS='$(CPPFLAGS) -DMPTRAIN_CUDA' \
+	    EXTRA='$(BUILD)/cuda/mptrain_cuda.o' LDLIBS='-L$(CUDA_HOME)/lib64 \
+	    -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -lstdc++ -ldl -lrt $(LDLIBS)' all
+
 tests: $(TEST_PROGRAMS)
 
 test: $(LOGS)
@@ -108,6 +121,9 @@ bench-peers: $(BUILD)/bench/bench_shapes $(BUILD)/bench/bench_mlp $(BUILD)/mnist
 	@$(PYTHON) tools/bench/peers.py --build '$(BUILD)' --rows '$(ROWS)' --cc '$(CC)' \
 	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \
 	    --prototype '$(PROTOTYPE)' $(if $(WRITE),--write)
+
+gpu-check:
+	@PART='$(PART)' SIM='$(SIM)' DATA='$(DATA)' NVCC='$(NVCC)' PYTHON='$(PYTHON)' sh tools/gpu_check.sh
 
 check-instructions: $(BUILD)/bench/count_steps
 	@sh tools/bench/check_instructions.sh $< tools/bench/instructions.txt '$(CC)' '$(CFLAGS)' \
@@ -146,11 +162,15 @@ $(BUILD)/mptrain.o: $(BUILD)/mptrain.c
 	@echo "  CC    $@"
 	$(Q)$(COMPILE) $(CFLAGS) $(DEPS) -c -o $@ $<
 
+$(BUILD)/mptrain_cuda.o: mptrain_cuda.cu $(wildcard src/*.h) $(BUILD)/flags
+	@echo "  NVCC  $@"
+	$(Q)$(NVCC) -std=c++17 -O2 -arch=$(CUDA_ARCH) $(INCLUDES) -c -o $@ $<
+
 define program_rules
 $(2).o: $(1) $$(BUILD)/flags
 	@echo "  CC    $$@"
 	$$(Q)$$(COMPILE) $(3) $$(DEPS) -c -o $$@ $$<
-$(2)$$(EXE): $(2).o $(call library,$(1))
+$(2)$$(EXE): $(2).o $(call library,$(1)) $(EXTRA)
 	@echo "  LINK  $$@"
 	$$(Q)$$(LINK) $(3) $$(LDFLAGS) -o $$@ $$^ $$(LDLIBS)
 endef
@@ -169,7 +189,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/bench/*.d)
 
 FORCE:
-.PHONY: all mnist examples tests test amalgamate check-header lint header-test bench bench-peers \
+.PHONY: all mnist examples cuda tests test amalgamate check-header lint header-test bench bench-peers gpu-check \
     check-instructions install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -321,6 +321,7 @@ MPT__HANDLE(mpt_schedule);
 MPT__HANDLE(mpt_dataset);
 MPT__HANDLE(mpt_loader);
 MPT__HANDLE(mpt_recording);
+MPT__HANDLE(mpt_captured);
 MPT__HANDLE(mpt_op);
 
 typedef enum mpt_status {
@@ -452,8 +453,8 @@ typedef struct mpt_threads {
 } mpt_threads;
 
 typedef struct mpt_config {
-    mpt_device device;    /* AUTO: CUDA if built in and present, else CPU */
-    int device_index;     /* 0 */
+    mpt_device device;    /* AUTO: CUDA if built in (MPTRAIN_CUDA) and present, else CPU */
+    int device_index;     /* 0; which GPU */
     uint64_t seed;        /* 0; every random draw of the context derives from it */
     int threads;          /* 0 = one per core; 1 = the calling thread only */
     mpt_isa isa;          /* AUTO, or what the environment variable MPTRAIN_ISA names */
@@ -481,8 +482,20 @@ MPTRAIN_API int mpt_version(void);                     /* MPTRAIN_VERSION of the
 MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context); /* the level in use, never AUTO */
 MPTRAIN_API const char *mpt_isa_name(mpt_isa isa);     /* "avx2" */
 MPTRAIN_API int mpt_get_threads(mpt_context *context); /* that compute, the caller included */
-MPTRAIN_API mpt_device mpt_get_device(mpt_context *context); /* the one in use, never AUTO */
-MPTRAIN_API const char *mpt_device_name(mpt_context *context);
+MPTRAIN_API mpt_device mpt_get_device(mpt_context *context);   /* the one in use, never AUTO */
+MPTRAIN_API const char *mpt_device_name(mpt_context *context); /* "CPU", "NVIDIA H200" */
+typedef struct mpt_device_info {
+    mpt_device device;
+    char name[128];
+    int index;           /* among devices of its kind */
+    int64_t memory;      /* bytes it has; 0 for the CPU: not known */
+    int64_t memory_free; /* of them that no program uses now */
+    int major, minor;    /* compute capability of a GPU */
+    bool fast_half;      /* halves are faster than fp32: Tensor Cores, AMX; else they save memory */
+} mpt_device_info;
+MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context);
+/* How many of them this program can use; 0 for CUDA in a build without it or without a driver. */
+MPTRAIN_API int mpt_device_count(mpt_device device);
 MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype); /* "float16"; "none" if it is none */
 MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype);      /* bytes per element; 0 if it is none */
 /* Waits until the device has done all that was asked of it. */
@@ -1131,6 +1144,26 @@ MPTRAIN_API mpt_status mpt_replay(mpt_recording recording);
 MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording);
 MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording);
 
+/* ==== Captured steps ========================================================================= */
+
+/* A whole training step on inputs x and y (either may be null), from mpt_step_begin to
+   mpt_step_end. */
+typedef mpt_status (*mpt_step_fn)(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y);
+
+/* Makes `fn` a step that, from its third call on, runs without `fn`: its launches are repeated on
+   fixed copies of x and y, on a GPU as one CUDA graph. Step number, dropout, loss scale, schedules
+   and counters go on as they would. `fn` has to do the same each time: what it decides by itself or
+   writes from the host (mpt_write, mpt_from inside the step) cannot be repeated, and what waits for
+   the device (mpt_item) is an error in it; use mpt_metric_push. */
+MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user);
+/* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
+   short, go through `fn`. Where the step cannot be captured, every call does, and the log says why.
+   With config.debug every 16th call runs `fn` and names the first launch that differs. */
+MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
+/* How many steps so far ran without `fn`; -1 on error. */
+MPTRAIN_API int64_t mpt_captured_count(mpt_captured captured);
+MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured captured);
+
 /* ==== Fit ==================================================================================== */
 
 typedef struct mpt_progress {
@@ -1437,7 +1470,7 @@ typedef enum mpt__phase { MPT__FORWARD, MPT__BACKWARD, MPT__UPDATE, MPT__OTHER }
 /* What a backend needs to resolve a launch. `data` is indexed by storage id; entry 0 is NULL. */
 typedef struct mpt__execution {
     void *const *data;
-    mpt__scalar *scalars;
+    mpt__scalar *scalars; /* where the device has them */
     void *workspace;
 } mpt__execution;
 
@@ -1450,6 +1483,7 @@ typedef struct mpt__backend {
     bool synchronous; /* results and scalars can be read on the host right after `launch` */
     char error[256];
     bool (*implements)(void *self, mpt__kernel kernel);
+    void (*describe)(void *self, mpt_device_info *info);         /* NULL: it is the CPU */
     int64_t (*workspace)(void *self, const mpt__launch *launch); /* NULL: none is ever needed */
     mpt_status (*launch)(void *self, const mpt__execution *execution, const mpt__launch *launch);
     void *(*allocate)(void *self, size_t bytes); /* NULL: the context's own allocator serves */
@@ -1457,9 +1491,34 @@ typedef struct mpt__backend {
     mpt_status (*upload)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*download)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*synchronize)(void *self);
+    /* Where `synchronous` is false: host memory that `snapshot` can write to, and a download into it
+       that is done some time later, at the latest by the next `synchronize`. */
+    void *(*allocate_host)(void *self, size_t bytes);
+    void (*release_host)(void *self, void *pointer);
+    mpt_status (*snapshot)(void *self, void *destination, const void *source, size_t bytes);
+    /* Launches between begin and end are not executed but put into a graph, which runs them as
+       often as wanted on the memory that they had then. NULL: no graphs; end with NULL drops it. */
+    mpt_status (*graph_begin)(void *self);
+    mpt_status (*graph_end)(void *self, void **graph);
+    mpt_status (*graph_run)(void *self, void *graph);
+    void (*graph_destroy)(void *self, void *graph);
     void (*counts)(void *self, int64_t *parallel_runs, int64_t by_thread[64]);
     void (*destroy)(void *self);
 } mpt__backend;
+
+#if defined(MPTRAIN_CUDA) || defined(__CUDACC__)
+#if defined(__cplusplus)
+extern "C" {
+#endif
+/* mptrain_cuda.cu. `version` is the caller's MPTRAIN_VERSION; debug waits after every launch. A
+   status other than MPT_OK leaves the reason in backend->error. `backend` must not move. */
+mpt_status mpt__cuda_backend_create(mpt__backend *backend, int version, int device, bool debug);
+/* How many GPUs there are; where there are none, `why` gets the driver's words. */
+int mpt__cuda_device_count(char *why, size_t size);
+#if defined(__cplusplus)
+}
+#endif
+#endif
 
 #endif
 #endif
@@ -9965,7 +10024,8 @@ typedef struct mpt__storage {
     int64_t bytes; /* asked for */
     int64_t held;  /* taken: rounded up to the size class */
     int32_t references;
-    uint32_t version; /* counts in-place changes; derived forms and saved tensors compare it */
+    int32_t recordings; /* of the references, those of recordings */
+    uint32_t version;   /* counts in-place changes; derived forms and saved tensors compare it */
     uint32_t next_free;
     uint16_t size_class;
     uint8_t source; /* mpt__storage_source */
@@ -10077,6 +10137,7 @@ typedef enum mpt__object_kind {
     MPT__DATASET,
     MPT__LOADER,
     MPT__RECORDING,
+    MPT__CAPTURED,
     MPT__USER_OP,
     MPT__OBJECT_KINDS
 } mpt__object_kind;
@@ -10186,6 +10247,9 @@ struct mpt_context {
     mpt__hook hooks[MPT__MAX_HOOKS];
     int hook_count;
     struct mpt__recorder *recorder; /* 43_inspect.c */
+    bool capturing;                 /* what is recorded is to run without the host .. */
+    bool unrecorded;                /* .. but for this, which the host does each time */
+    int64_t host_writes;            /* uploads so far */
     struct mpt__tracer *tracer;
     struct mpt__printer *printer;
     mpt_counters counters;
@@ -10313,11 +10377,11 @@ static void mpt__pool_trim(mpt_context *context);
 static void *mpt__device_try(mpt_context *context, int64_t bytes) {
     if ((uint64_t)bytes > (uint64_t)PTRDIFF_MAX) return NULL; /* of 32 bits */
     if (!context->backend.allocate) return mpt__allocate_raw(&context->base, (size_t)bytes);
+    mpt__base *base = &context->base;
+    if (base->memory_limit > 0 && bytes > base->memory_limit - base->memory.held) return NULL;
+    base->memory.allocations++;
     void *pointer = context->backend.allocate(context->backend.self, (size_t)bytes);
-    if (pointer) {
-        context->base.memory.held += bytes;
-        context->base.memory.allocations++;
-    }
+    if (pointer) base->memory.held += bytes;
     return pointer;
 }
 
@@ -10577,6 +10641,10 @@ static MPT__NOINLINE void mpt__launch_hooks(mpt_context *context, const mpt__lau
         context->hooks[i].after(context, context->hooks[i].user, launch);
 }
 
+static MPT__INLINE mpt__scalar *mpt__device_scalars(mpt_context *context) {
+    return (mpt__scalar *)context->data[context->scalar_storage];
+}
+
 /* Runs a launch, its operands set. */
 static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
@@ -10586,7 +10654,7 @@ static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
         return context->base.status;
     mpt__execution execution;
     execution.data = context->data;
-    execution.scalars = context->scalars;
+    execution.scalars = mpt__device_scalars(context);
     execution.workspace = NULL;
     if (backend->workspace) launch->workspace = backend->workspace(backend->self, launch);
     if (launch->workspace > 0) {
@@ -10638,6 +10706,7 @@ static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *context, uint32_t 
     mpt__storage *storage = &context->storages[id];
     storage->bytes = bytes;
     storage->references = 1;
+    storage->recordings = 0;
     storage->version = 0;
     storage->source = (uint8_t)source;
     storage->kind = (uint8_t)kind;
@@ -10686,6 +10755,23 @@ static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t byte
     return id;
 }
 
+/* The host view of the device scalars, sooner or later. */
+static mpt_status mpt__scalars_fetch(mpt_context *context,
+                                     mpt_status (*fetch)(void *self, void *destination,
+                                                         const void *source, size_t bytes)) {
+    mpt__backend *backend = &context->backend;
+    mpt_status status = fetch(backend->self, context->scalars, mpt__device_scalars(context),
+                              MPT__SLOT_COUNT * sizeof(mpt__scalar));
+    return status == MPT_OK ? status : mpt__error(context, status, "%s", backend->error);
+}
+
+/* Waits for the device and turns its error word into the sticky error. */
+static void mpt__wait(mpt_context *context) {
+    if (context->backend.synchronous) return;
+    if (mpt__scalars_fetch(context, context->backend.download) == MPT_OK)
+        mpt__check_device(context);
+}
+
 /* Bytes of host memory into or out of a storage, in order with launches; downloads wait. */
 static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t byte_offset,
                               const void *source, int64_t bytes) {
@@ -10694,6 +10780,7 @@ static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t by
     mpt_status status = backend->upload(backend->self, (char *)context->data[storage] + byte_offset,
                                         source, (size_t)bytes);
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    context->host_writes++;
     context->storages[storage].version++;
     return MPT_OK;
 }
@@ -10701,10 +10788,15 @@ static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t by
 static mpt_status mpt__download(mpt_context *context, void *destination, uint32_t storage,
                                 int64_t byte_offset, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
+    if (context->capturing)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a captured step cannot wait for values; call mpt_metric_push in it, and "
+                          "mpt_metric_mean or mpt_item after it");
     mpt__backend *backend = &context->backend;
     mpt_status status = backend->download(
         backend->self, destination, (char *)context->data[storage] + byte_offset, (size_t)bytes);
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    mpt__wait(context);
     return mpt__check_device(context);
 }
 
@@ -11025,7 +11117,12 @@ static void mpt__scalar_set(mpt_context *context, uint16_t slot, bool integer, d
     launch->imm[0] = real;
     launch->index[0] = integer;
     launch->index[1] = count;
-    mpt__submit(context, launch);
+    if (mpt__submit(context, launch) != MPT_OK || context->backend.synchronous) return;
+    mpt__scalar *seen = &context->scalars[slot]; /* until the next look at the device */
+    if (integer)
+        seen->i = count;
+    else
+        seen->f = real;
 }
 
 static void mpt__scalar_set_f(mpt_context *context, uint16_t slot, double value) {
@@ -11048,15 +11145,6 @@ static uint16_t mpt__scalar_new_i(mpt_context *context, int64_t value) {
     return slot;
 }
 
-/* Waits for the device and turns its error word into the sticky error. */
-static void mpt__wait(mpt_context *context) {
-    mpt__backend *backend = &context->backend;
-    if (backend->synchronous) return;
-    if (backend->synchronize(backend->self) != MPT_OK)
-        mpt__error(context, MPT_ERROR_DEVICE, "%s", backend->error);
-    mpt__check_device(context);
-}
-
 static double mpt__scalar_get_f(mpt_context *context, uint16_t slot) {
     mpt__wait(context);
     return context->scalars[slot].f;
@@ -11070,7 +11158,8 @@ static int64_t mpt__scalar_get_i(mpt_context *context, uint16_t slot) {
 /* ==== Objects ==== */
 
 static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {
-    "module", "optimizer", "scaler", "schedule", "dataset", "loader", "recording", "op"};
+    "module", "optimizer", "scaler",        "schedule", "dataset",
+    "loader", "recording", "captured step", "op"};
 
 /* A new row for `object`, owned by the table from here on; 0 on error. */
 static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, void *object,
@@ -11213,6 +11302,10 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
                           context->scope_depth - context->step_depth);
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
     context->step_depth = 0;
+    if (!context->backend.synchronous && context->base.status == MPT_OK) {
+        mpt__check_device(context); /* what an earlier step left */
+        mpt__scalars_fetch(context, context->backend.snapshot);
+    }
     return context->base.status;
 }
 
@@ -12212,7 +12305,7 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     probe.operand[0].access = MPT__READ;
     mpt__execution execution;
     execution.data = context->data;
-    execution.scalars = context->scalars;
+    execution.scalars = mpt__device_scalars(context);
     execution.workspace = NULL;
     if (context->backend.launch(context->backend.self, &execution, &probe) != MPT_OK) return;
     int64_t index = mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
@@ -12290,12 +12383,23 @@ typedef struct mpt__recorder {
     int64_t storages_before;
     mpt__ids retired; /* given back while recording */
     mpt__ids held;    /* outlive the recording, with a reference each */
+    mpt__ids work;    /* kind, slot, generation of objects that the host has work with */
     bool failed;
 } mpt__recorder;
 
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage) {
     mpt__recorder *recorder = context->recorder;
     if (!mpt__ids_add(context, &recorder->retired, storage)) recorder->failed = true;
+}
+
+/* The step being recorded updates this optimizer or scaler. */
+static void mpt__recorder_note(mpt_context *context, mpt__object_kind kind, const mpt__id *id) {
+    mpt__recorder *recorder = context->recorder;
+    if (!recorder) return;
+    if (!mpt__ids_add(context, &recorder->work, (uint32_t)kind) ||
+        !mpt__ids_add(context, &recorder->work, id->slot) ||
+        !mpt__ids_add(context, &recorder->work, id->generation))
+        recorder->failed = true;
 }
 
 /* Takes a reference on every storage below id `limit` that a launch names and that is alive. */
@@ -12307,16 +12411,19 @@ static void mpt__recorder_hold(mpt_context *context, mpt__recorder *recorder,
         for (int64_t h = 0; h < recorder->held.count && !known; h++)
             known = recorder->held.id[h] == id;
         if (known) continue;
-        if (mpt__ids_add(context, &recorder->held, id))
+        if (mpt__ids_add(context, &recorder->held, id)) {
             mpt__storage_retain(context, id);
-        else
+            context->storages[id].recordings++;
+        } else {
             recorder->failed = true;
+        }
     }
 }
 
 /* What was there before is held from its first use on: it must still be there at replay. */
 static void mpt__record_launch(mpt_context *context, void *user, const mpt__launch *launch) {
     mpt__recorder *recorder = (mpt__recorder *)user;
+    if (context->unrecorded) return;
     if (!mpt__room(context, recorder->launches, recorder->capacity, recorder->count + 1)) {
         recorder->failed = true;
         return;
@@ -12327,8 +12434,10 @@ static void mpt__record_launch(mpt_context *context, void *user, const mpt__laun
 
 static void mpt__recorder_free(mpt_context *context, void *object) {
     mpt__recorder *recorder = (mpt__recorder *)object;
-    for (int64_t i = 0; i < recorder->held.count; i++)
+    for (int64_t i = 0; i < recorder->held.count; i++) {
+        context->storages[recorder->held.id[i]].recordings--;
         mpt__storage_release(context, recorder->held.id[i]);
+    }
     for (int64_t i = 0; i < recorder->retired.count; i++) {
         context->storages[recorder->retired.id[i]].next_free = context->free_storage;
         context->free_storage = recorder->retired.id[i];
@@ -12338,6 +12447,7 @@ static void mpt__recorder_free(mpt_context *context, void *object) {
     mpt__host_free(context, recorder->retired.id,
                    (size_t)recorder->retired.capacity * sizeof(uint32_t));
     mpt__host_free(context, recorder->held.id, (size_t)recorder->held.capacity * sizeof(uint32_t));
+    mpt__host_free(context, recorder->work.id, (size_t)recorder->work.capacity * sizeof(uint32_t));
     mpt__host_free(context, recorder, sizeof *recorder);
 }
 
@@ -12430,20 +12540,30 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recorder *recorder, bo
     return true;
 }
 
+/* What was held has new values, as far as anybody knows. */
+static void mpt__replay_versions(mpt_context *context, const mpt__recorder *recorder) {
+    for (int64_t i = 0; i < recorder->held.count; i++) {
+        uint32_t before = context->storages[recorder->held.id[i]].version++;
+        mpt__values_replayed(context, recorder->held.id[i], before);
+    }
+}
+
+/* The launches of a recording whose storages have memory. */
+static void mpt__replay_launches(mpt_context *context, const mpt__recorder *recorder) {
+    for (int64_t i = 0; i < recorder->count && context->base.status == MPT_OK; i++) {
+        mpt__launch launch = recorder->launches[i];
+        mpt__submit(context, &launch);
+    }
+}
+
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     mpt_context *context = recording.context;
     mpt__recorder *recorder = mpt__recording_at(recording, "mpt_replay");
     if (!recorder || !mpt__recorder_idle(context)) return mpt__status_of(context);
     bool ready = mpt__replay_memory(context, recorder, true);
     context->device_step = -1; /* the launches may set it */
-    for (int64_t i = 0; ready && i < recorder->count && context->base.status == MPT_OK; i++) {
-        mpt__launch launch = recorder->launches[i];
-        mpt__submit(context, &launch);
-    }
-    for (int64_t i = 0; i < recorder->held.count; i++) {
-        uint32_t before = context->storages[recorder->held.id[i]].version++;
-        mpt__values_replayed(context, recorder->held.id[i], before);
-    }
+    if (ready) mpt__replay_launches(context, recorder);
+    mpt__replay_versions(context, recorder);
     mpt__replay_memory(context, recorder, false);
     return context->base.status;
 }
@@ -13856,7 +13976,9 @@ static mpt_status mpt__launch_dropout(mpt__frame *frame, int64_t step, const mpt
                                       const mpt__tensor *out, mpt__access access) {
     mpt_context *context = frame->context;
     if (context->device_step != step) {
+        context->unrecorded = context->capturing;
         mpt__scalar_set_i(context, MPT__SLOT_STEP, step);
+        context->unrecorded = false;
         if (context->base.status != MPT_OK) return context->base.status;
         context->device_step = step;
     }
@@ -16950,12 +17072,13 @@ static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimiz
     return slot;
 }
 
-/* Whether a user has handles on gradients of a state: references beyond the block's own and the
-   views that its parameters keep. */
+/* Whether a user has handles on gradients of a state: references beyond the block's own, those of
+   recordings and the views that its parameters keep. */
 static bool mpt__gradients_seen(mpt_context *context, const mpt__optimizer *optimizer,
                                 const mpt__optim_state *state) {
     uint32_t gradients = mpt__block_of(context, state)->gradients;
-    int64_t others = (int64_t)context->storages[gradients].references - 1;
+    const mpt__storage *storage = &context->storages[gradients];
+    int64_t others = (int64_t)storage->references - storage->recordings - 1;
     for (int64_t i = 0; others > 0 && i < optimizer->item_count; i++) {
         const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
         if (&optimizer->states[optimizer->items[i].state] != state || !parameter->live) continue;
@@ -17167,6 +17290,7 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
     optimizer->warned_no_grad = false;
     int phase = context->launch_phase;
     context->launch_phase = MPT__UPDATE;
+    mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
     status = mpt__schedule_before_step(context, optimizer);
     if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
     context->launch_phase = phase;
@@ -17718,7 +17842,10 @@ MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
     mpt_status status = context->base.status;
     if (checked > 0 && status == MPT_OK)
         status = mpt__launch_scaler_update(context, scaler, found, stepped > 0);
-    if (checked > 0 && status == MPT_OK) status = mpt__scaler_watch(context, scaler);
+    if (checked > 0 && status == MPT_OK) {
+        mpt__recorder_note(context, MPT__SCALER, &scaler->id);
+        status = context->capturing ? MPT_OK : mpt__scaler_watch(context, scaler);
+    }
     if (mpt__dismiss_members(context, scaler->id.slot) == 0 && !scaler->told_idle) {
         scaler->told_idle = true;
         mpt__log(
@@ -17762,7 +17889,7 @@ MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
     memset(&stats, 0, sizeof stats);
     stats.scale = 1;
     if (!scaler || !scaler->config.enabled) return stats;
-    return context->backend.synchronous ? mpt__scaler_read(context, scaler) : scaler->seen;
+    return mpt__scaler_read(context, scaler);
 }
 
 MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {
@@ -17881,8 +18008,12 @@ static mpt_status mpt__schedule_before_step(mpt_context *context, mpt__optimizer
         schedule->queued = context->scalars[optimizer->slot[MPT__OPTIM_APPLIED]].i;
     int64_t at = schedule->queued - schedule->first;
     mpt_status status = MPT_OK;
+    int64_t writes = context->host_writes;
+    context->unrecorded = context->capturing; /* captured steps come here, too */
     if (schedule->first < 0 || at < 0 || at >= MPT__LR_WINDOW)
         status = mpt__schedule_fill(context, schedule);
+    context->unrecorded = false;
+    context->host_writes = writes;
     schedule->queued++;
     return status;
 }
@@ -20823,6 +20954,314 @@ MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_
 #endif /* MPTRAIN_NO_FIT */
 
 /* ---------------------------------------------------------------------------------------------
+ * 81_compile.c: captured steps: a training step that runs from its recording.
+ *
+ * The first call of a step makes what is made once (gradients, moments, half forms), the second is
+ * recorded, and from the third on the launches are repeated: by a graph of the backend where there
+ * is one. What the host does in a step besides launching (the step number, tables of learning
+ * rates, the scaler's watch) is done for every repetition, too.
+ * ------------------------------------------------------------------------------------------- */
+
+enum { MPT__CAPTURE_X, MPT__CAPTURE_Y, MPT__CAPTURE_INPUTS };
+#define MPT__CAPTURE_CHECK 16 /* with config.debug, every so many steps are compared */
+
+typedef struct mpt__captured {
+    mpt__id id;
+    mpt_step_fn fn;
+    void *user;
+    mpt_tensor input[MPT__CAPTURE_INPUTS]; /* what the launches read; null: none */
+    mpt__recorder *recording;              /* NULL: not yet */
+    void *graph;                           /* of the backend; NULL: launches one by one */
+    uint32_t workspace;                    /* storage of the graph's scratch memory; 0: none */
+    int64_t calls, count;
+    bool draws; /* dropout: the device needs the step number */
+    bool eager; /* cannot be captured, for a reason that the log has */
+} mpt__captured;
+
+MPT__HANDLES(captured, MPT__CAPTURED)
+
+/* ==== Making and ending ==== */
+
+static void mpt__graph_free(mpt_context *context, mpt__captured *captured) {
+    if (captured->graph) context->backend.graph_destroy(context->backend.self, captured->graph);
+    if (captured->workspace) mpt__storage_release(context, captured->workspace);
+    captured->graph = NULL;
+    captured->workspace = 0;
+}
+
+static void mpt__captured_free(mpt_context *context, void *object) {
+    mpt__captured *captured = (mpt__captured *)object;
+    mpt__graph_free(context, captured);
+    if (captured->recording) {
+        mpt__replay_memory(context, captured->recording, false);
+        mpt__recorder_free(context, captured->recording);
+    }
+    for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) mpt_release(captured->input[i]);
+    mpt__host_free(context, captured, sizeof *captured);
+}
+
+MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user) {
+    mpt__captured *captured = NULL;
+    if (!mpt__enter(context, "mpt_capture")) return mpt__captured_handle(context, NULL);
+    if (!fn)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "there is no step function");
+    else
+        captured = (mpt__captured *)mpt__object_make(context, MPT__CAPTURED, sizeof *captured);
+    if (captured) captured->fn = fn, captured->user = user;
+    return mpt__captured_handle(context, captured);
+}
+
+MPTRAIN_API int64_t mpt_captured_count(mpt_captured handle) {
+    const mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_count");
+    return captured ? captured->count : -1;
+}
+
+MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured handle) {
+    const mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_destroy");
+    if (captured) mpt__object_free(handle.context, MPT__CAPTURED, captured->id.slot);
+    return mpt__status_of(handle.context);
+}
+
+/* ==== Inputs ==== */
+
+/* Whether what was recorded fits an input: both absent, or of one dtype and shape. */
+static bool mpt__input_fits(mpt_context *context, mpt_tensor recorded, mpt_tensor given) {
+    const mpt__tensor *a = mpt__live(context, recorded), *b = mpt__live(context, given);
+    if (!a || !b) return !a && !given.slot;
+    return a->dtype == b->dtype && a->rank == b->rank &&
+           memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;
+}
+
+/* Copies the inputs to where the launches read them. */
+static mpt_status mpt__inputs_set(mpt_context *context, const mpt__captured *captured,
+                                  const mpt_tensor *given) {
+    for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) {
+        if (!captured->input[i].slot) continue;
+        const mpt__tensor *to = mpt__live(context, captured->input[i]);
+        mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+        mpt__operand_of(launch, 0, mpt__live(context, given[i]), MPT__READ);
+        mpt__operand_of(launch, 1, to, MPT__WRITE);
+        mpt__submit(context, launch);
+        context->storages[to->storage].version++;
+    }
+    return context->base.status;
+}
+
+/* Makes the fixed inputs. */
+static mpt_status mpt__inputs_make(mpt_context *context, mpt__captured *captured,
+                                   const mpt_tensor *given) {
+    for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) {
+        if (!given[i].slot) continue;
+        mpt_tensor made = mpt_zeros(context, mpt_get_dtype(given[i]), mpt_get_shape(given[i]));
+        captured->input[i] = mpt_keep(made);
+        mpt_release(made);
+    }
+    return context->base.status;
+}
+
+/* ==== Recording ==== */
+
+/* Stops trying, and says why. */
+static void mpt__capture_give_up(mpt_context *context, mpt__captured *captured, const char *why) {
+    captured->eager = true;
+    mpt__log(&context->base, MPT_LOG_WARNING,
+             "mpt_captured_step: every step runs by itself, since %s", why);
+}
+
+static mpt_status mpt__step_by_hand(mpt_context *context, const mpt__captured *captured,
+                                    const mpt_tensor *input) {
+    mpt_status status = captured->fn(context, captured->user, input[0], input[1]);
+    return context->base.status != MPT_OK ? context->base.status : status;
+}
+
+/* What the host does after a step that it did not see. */
+static mpt_status mpt__after_work(mpt_context *context, const mpt__recorder *recording,
+                                  mpt__object_kind kind);
+
+/* One step by `fn` on the fixed inputs, recorded; NULL with an error recorded, or without one where
+   the step writes from the host. */
+static mpt__recorder *mpt__record_step(mpt_context *context, const mpt__captured *captured) {
+    if (mpt_record_begin(context) != MPT_OK) return NULL;
+    context->capturing = true;
+    int64_t writes = context->host_writes;
+    mpt__step_by_hand(context, captured, captured->input);
+    context->capturing = false;
+    if (!context->recorder) return NULL; /* cleared away with an error */
+    mpt__recorder *recording = mpt__recorder_stop(context);
+    for (int64_t i = 0; i < recording->count; i++)
+        mpt__recorder_hold(context, recording, &recording->launches[i], INT64_MAX);
+    mpt__after_work(context, recording, MPT__SCALER);
+    if (!recording->failed && context->base.status == MPT_OK && context->host_writes == writes)
+        return recording;
+    mpt__recorder_free(context, recording);
+    return NULL;
+}
+
+/* The launches as a graph, on memory that stays theirs. False where that is not possible. */
+static bool mpt__graph_make(mpt_context *context, mpt__captured *captured) {
+    mpt__backend *backend = &context->backend;
+    const mpt__recorder *recording = captured->recording;
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < recording->count; i++)
+        if (recording->launches[i].workspace > bytes) bytes = recording->launches[i].workspace;
+    if (bytes > 0) {
+        captured->workspace =
+            mpt__storage_new(context, bytes, MPT_MEMORY_WORKSPACE, MPT__FROM_POOL, false);
+        if (!captured->workspace) return false;
+    }
+    mpt__execution execution;
+    execution.data = context->data;
+    execution.scalars = mpt__device_scalars(context);
+    execution.workspace = context->data[captured->workspace];
+    mpt_status status = backend->graph_begin(backend->self);
+    for (int64_t i = 0; i < recording->count && status == MPT_OK; i++)
+        status = backend->launch(backend->self, &execution, &recording->launches[i]);
+    const bool all = status == MPT_OK;
+    status = backend->graph_end(backend->self, all ? &captured->graph : NULL);
+    if (all && status == MPT_OK) return true;
+    mpt__log(&context->base, MPT_LOG_WARNING,
+             "mpt_captured_step: no graph (%s): launches go one by one", backend->error);
+    return false;
+}
+
+/* The second call. */
+static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captured,
+                                      const mpt_tensor *given) {
+    if (mpt__inputs_make(context, captured, given) != MPT_OK ||
+        mpt__inputs_set(context, captured, given) != MPT_OK)
+        return context->base.status;
+    mpt__recorder *recording = mpt__record_step(context, captured);
+    if (!recording) {
+        if (context->base.status == MPT_OK)
+            mpt__capture_give_up(context, captured, "it writes to tensors from the host");
+        return context->base.status;
+    }
+    captured->recording = recording;
+    for (int64_t i = 0; i < recording->count; i++)
+        captured->draws = captured->draws || recording->launches[i].kernel == MPT__K_DROPOUT;
+    if (!mpt__replay_memory(context, recording, true)) return context->base.status;
+    if (context->backend.graph_begin && !mpt__graph_make(context, captured))
+        mpt__graph_free(context, captured);
+    return context->base.status;
+}
+
+/* ==== Repeating ==== */
+
+static void *mpt__work_object(mpt_context *context, const uint32_t *work) {
+    const mpt__object *row = &context->objects[work[0]].rows[work[1]];
+    if (row->generation == work[2]) return row->object;
+    mpt__error(context, MPT_ERROR_STATE, "the %s of the captured step was destroyed",
+               mpt__object_names[work[0]]);
+    return NULL;
+}
+
+static mpt_status mpt__after_work(mpt_context *context, const mpt__recorder *recording,
+                                  mpt__object_kind kind) {
+    for (int64_t i = 0; i < recording->work.count && context->base.status == MPT_OK; i += 3) {
+        const uint32_t *work = &recording->work.id[i];
+        void *object = work[0] == (uint32_t)kind ? mpt__work_object(context, work) : NULL;
+        if (!object) continue;
+        if (kind == MPT__SCALER) {
+            mpt__scaler_watch(context, (mpt__scaler *)object);
+        } else {
+            mpt__schedule_before_step(context, (mpt__optimizer *)object);
+            context->now.updates++;
+        }
+    }
+    return context->base.status;
+}
+
+static mpt_status mpt__capture_repeat(mpt_context *context, mpt__captured *captured) {
+    mpt__backend *backend = &context->backend;
+    const mpt__recorder *recording = captured->recording;
+    const int64_t updates = context->now.updates;
+    context->now.step++;
+    context->base.step = context->now.step;
+    context->now.module_calls = 0;
+    if (mpt__after_work(context, recording, MPT__OPTIMIZER) != MPT_OK) return context->base.status;
+    if (captured->draws) mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
+    context->device_step = captured->draws ? context->now.step : -1;
+    if (captured->graph) {
+        mpt_status status = backend->graph_run(backend->self, captured->graph);
+        if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    } else {
+        mpt__replay_launches(context, recording);
+    }
+    mpt__replay_versions(context, recording);
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (context->now.updates > updates) context->committed = context->now;
+    captured->count++;
+    if (!backend->synchronous) mpt__scalars_fetch(context, backend->snapshot);
+    return mpt__after_work(context, recording, MPT__SCALER);
+}
+
+/* ==== Comparing ==== */
+
+static bool mpt__same_launch(const mpt__launch *a, const mpt__launch *b) {
+    bool same = a->kernel == b->kernel && a->function == b->function &&
+                a->n_operands == b->n_operands && a->reduction == b->reduction &&
+                memcmp(a->slot, b->slot, sizeof a->slot) == 0 &&
+                memcmp(a->imm, b->imm, sizeof a->imm) == 0 &&
+                memcmp(a->index, b->index, sizeof a->index) == 0 &&
+                memcmp(&a->rng, &b->rng, sizeof a->rng) == 0;
+    for (int i = 0; i < a->n_operands && same; i++) {
+        const mpt__operand *x = &a->operand[i], *y = &b->operand[i];
+        same = x->dtype == y->dtype && x->rank == y->rank && x->access == y->access &&
+               x->offset == y->offset && !x->storage == !y->storage &&
+               memcmp(x->shape, y->shape, x->rank * sizeof *x->shape) == 0;
+    }
+    return same;
+}
+
+/* One step by `fn`, which must launch what was recorded. */
+static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured *captured) {
+    const mpt__recorder *old = captured->recording;
+    mpt__recorder *now = mpt__record_step(context, captured);
+    if (!now) return context->base.status;
+    int64_t i = 0;
+    while (i < old->count && i < now->count &&
+           mpt__same_launch(&old->launches[i], &now->launches[i]))
+        i++;
+    if (i < old->count || i < now->count) {
+        const mpt__recorder *longer = i < now->count ? now : old;
+        mpt__error(context, MPT_ERROR_STATE,
+                   "the captured step is no longer what its function does: launch %lld of %lld was "
+                   "kernel %s and is now %s; do the same in every step, or run this one by hand",
+                   (long long)i + 1, (long long)longer->count,
+                   i < old->count ? mpt__kernel_names[old->launches[i].kernel] : "none",
+                   i < now->count ? mpt__kernel_names[now->launches[i].kernel] : "none");
+    }
+    mpt__recorder_free(context, now);
+    return context->base.status;
+}
+
+/* ==== A step ==== */
+
+MPTRAIN_API mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
+    mpt_context *context = handle.context;
+    mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_step");
+    mpt_tensor given[MPT__CAPTURE_INPUTS];
+    given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
+    if (!captured) return mpt__status_of(context);
+    if (context->step_depth || context->recorder)
+        return mpt__error(context, MPT_ERROR_STATE, "a %s is under way; captured steps stand alone",
+                          context->recorder ? "recording" : "step");
+    for (int i = 0; i < MPT__CAPTURE_INPUTS; i++)
+        if (given[i].slot && !mpt__at(context, given[i], i ? "y" : "x"))
+            return context->base.status;
+    captured->calls++;
+    if (captured->calls == 1 || captured->eager) return mpt__step_by_hand(context, captured, given);
+    if (!captured->recording) return mpt__capture_record(context, captured, given);
+    for (int i = 0; i < MPT__CAPTURE_INPUTS; i++)
+        if (!mpt__input_fits(context, captured->input[i], given[i]))
+            return mpt__step_by_hand(context, captured, given);
+    if (mpt__inputs_set(context, captured, given) != MPT_OK) return context->base.status;
+    if (context->config.debug && captured->calls % MPT__CAPTURE_CHECK == 0)
+        return mpt__capture_compare(context, captured);
+    return mpt__capture_repeat(context, captured);
+}
+
+/* ---------------------------------------------------------------------------------------------
  * 90_context.c: contexts: made, asked, cleared of errors, destroyed.
  * ------------------------------------------------------------------------------------------- */
 
@@ -20888,32 +21327,86 @@ static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
                   config->threads);
     } else if (config->device < MPT_DEVICE_AUTO || config->device > MPT_DEVICE_CUDA) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "device %d is none of mpt_device", (int)config->device);
-    } else if (config->device == MPT_DEVICE_CUDA) {
-        mpt__fail(base, MPT_ERROR_DEVICE,
-                  "this build has no CUDA backend; use MPT_DEVICE_AUTO or MPT_DEVICE_CPU");
+    } else if (config->device_index < 0) {
+        mpt__fail(base, MPT_ERROR_ARGUMENT, "device_index = %d: the first device is 0",
+                  config->device_index);
     } else if (config->memory_limit < 0) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "memory_limit is negative; 0 means none");
     }
     return base->status == MPT_OK;
 }
 
+/* The backend that the configuration asks for. */
+static bool mpt__backend_create(mpt_context *context) {
+    const mpt_config *config = &context->config;
+    mpt_device device = config->device;
+    char why[160] = "it was built without MPTRAIN_CUDA";
+#if defined(MPTRAIN_CUDA)
+    if (device != MPT_DEVICE_CPU) {
+        const int count = mpt__cuda_device_count(why, sizeof why);
+        if (count > 0) {
+            mpt__backend *backend = &context->backend;
+            mpt_status status = MPT_ERROR_ARGUMENT;
+            if (config->device_index >= count)
+                mpt__format_text(backend->error, sizeof backend->error,
+                                 "device_index = %d, but there are %d GPUs", config->device_index,
+                                 count);
+            else
+                status = mpt__cuda_backend_create(backend, MPTRAIN_VERSION, config->device_index,
+                                                  config->debug);
+            if (status == MPT_OK)
+                context->config.device = MPT_DEVICE_CUDA;
+            else
+                mpt__error(context, status, "%s", backend->error);
+            return status == MPT_OK;
+        }
+        static int32_t said;
+        if (device == MPT_DEVICE_AUTO && mpt__atomic_add32(&said, 1) == 0)
+            mpt__log(&context->base, MPT_LOG_INFO, "no GPU (%s): computing on the CPU", why);
+    }
+#endif
+    if (device == MPT_DEVICE_CUDA) {
+        mpt__error(context, MPT_ERROR_DEVICE,
+                   "no CUDA device: %s; use MPT_DEVICE_AUTO or MPT_DEVICE_CPU", why);
+        return false;
+    }
+    context->config.device = MPT_DEVICE_CPU;
+    return mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
+                                   &context->backend, &context->config.isa) == MPT_OK;
+}
+
+/* The device scalars, and what the host sees of them. */
+static bool mpt__scalars_start(mpt_context *context) {
+    const int64_t bytes = MPT__SLOT_COUNT * (int64_t)sizeof(mpt__scalar);
+    mpt__backend *backend = &context->backend;
+    if (context->storage_count == 0) context->storage_count = 1; /* storage 0 means none */
+    uint32_t storage = mpt__storage_new(context, bytes, MPT_MEMORY_HOST, MPT__FROM_DEVICE, false);
+    if (!storage) return false;
+    mpt__scalar *scalars = (mpt__scalar *)context->data[storage];
+    if (!backend->synchronous)
+        scalars = (mpt__scalar *)backend->allocate_host(backend->self, (size_t)bytes);
+    if (!scalars) {
+        mpt__fail_memory(&context->base, (size_t)bytes, MPT_MEMORY_HOST);
+        return false;
+    }
+    context->scalar_storage = storage;
+    context->scalars = scalars;
+    memset(scalars, 0, (size_t)bytes);
+    scalars[MPT__SLOT_ONE].f = 1.0;
+    const float one = 1.0f;
+    memcpy(&scalars[MPT__SLOT_ONE_F32], &one, sizeof one);
+    return backend->synchronous || mpt__upload(context, storage, 0, scalars, bytes) == MPT_OK;
+}
+
 /* The parts that need the backend: device scalars and the tables' destructors. */
 static bool mpt__context_start(mpt_context *context) {
-    if (context->storage_count == 0) context->storage_count = 1; /* storage 0 means none */
-    context->scalar_storage =
-        mpt__storage_new(context, MPT__SLOT_COUNT * (int64_t)sizeof(mpt__scalar), MPT_MEMORY_HOST,
-                         MPT__FROM_DEVICE, false);
-    if (!context->scalar_storage) return false;
-    context->scalars = (mpt__scalar *)context->data[context->scalar_storage];
-    memset(context->scalars, 0, MPT__SLOT_COUNT * sizeof(mpt__scalar));
-    context->scalars[MPT__SLOT_ONE].f = 1.0;
-    const float one = 1.0f;
-    memcpy(&context->scalars[MPT__SLOT_ONE_F32], &one, sizeof one);
+    if (!mpt__scalars_start(context)) return false;
     context->module_training = true;
     context->launch_phase = MPT__OTHER;
     context->objects[MPT__MODULE].destroy = mpt__module_free;
     context->objects[MPT__USER_OP].destroy = mpt__user_op_destroy;
     context->objects[MPT__RECORDING].destroy = mpt__recorder_free;
+    context->objects[MPT__CAPTURED].destroy = mpt__captured_free;
     mpt__optim_init(context);
     mpt__scaler_init(context);
     mpt__schedule_init(context);
@@ -20942,10 +21435,7 @@ MPTRAIN_API mpt_context *mpt_create(const mpt_config *config) {
     context->base.op = "mpt_create";
     context->base.process = mpt__process_id();
     context->config = *config;
-    mpt_status status =
-        mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
-                                &context->backend, &context->config.isa);
-    if (status == MPT_OK && mpt__context_start(context)) return context;
+    if (mpt__backend_create(context) && mpt__context_start(context)) return context;
     mpt__set_create_error(context->base.message);
     mpt_destroy(context);
     return NULL;
@@ -20955,8 +21445,8 @@ MPTRAIN_API mpt_context *mpt_create(const mpt_config *config) {
 
 /* In this order workers stop before what they read goes, and optimizers before parameters. */
 static const mpt__object_kind mpt__destroy_order[MPT__OBJECT_KINDS] = {
-    MPT__LOADER, MPT__DATASET,   MPT__RECORDING, MPT__SCHEDULE,
-    MPT__SCALER, MPT__OPTIMIZER, MPT__MODULE,    MPT__USER_OP};
+    MPT__LOADER, MPT__DATASET,   MPT__CAPTURED, MPT__RECORDING, MPT__SCHEDULE,
+    MPT__SCALER, MPT__OPTIMIZER, MPT__MODULE,   MPT__USER_OP};
 
 static void mpt__destroy_objects(mpt_context *context) {
     for (int k = 0; k < MPT__OBJECT_KINDS; k++) {
@@ -21010,6 +21500,8 @@ MPTRAIN_API void mpt_destroy(mpt_context *context) {
     mpt__destroy_objects(context);
     mpt__destroy_tensors(context);
     mpt__destroy_tables(context);
+    if (context->backend.release_host && context->scalars)
+        context->backend.release_host(context->backend.self, context->scalars);
     if (context->backend.destroy) context->backend.destroy(context->backend.self);
     mpt__base base = context->base; /* outlives the memory it releases */
     mpt__release(&base, context, sizeof *context, MPT_MEMORY_HOST);
@@ -21021,12 +21513,37 @@ MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context) {
     return context ? context->config.isa : MPT_ISA_AUTO;
 }
 MPTRAIN_API int mpt_get_threads(mpt_context *context) {
-    return context ? mpt__pool_threads(((mpt__cpu *)context->backend.self)->pool) : 0;
+    if (!context) return 0;
+    if (context->config.device != MPT_DEVICE_CPU) return 1;
+    return mpt__pool_threads(((mpt__cpu *)context->backend.self)->pool);
 }
 MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
-    return context ? MPT_DEVICE_CPU : MPT_DEVICE_AUTO;
+    return context ? context->config.device : MPT_DEVICE_AUTO;
 }
-MPTRAIN_API const char *mpt_device_name(mpt_context *context) { return context ? "CPU" : "none"; }
+MPTRAIN_API const char *mpt_device_name(mpt_context *context) {
+    if (!context) return "none";
+    return context->config.device == MPT_DEVICE_CPU ? "CPU" : context->backend.name;
+}
+
+MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context) {
+    mpt_device_info info;
+    memset(&info, 0, sizeof info);
+    if (!context) return info;
+    info.device = context->config.device;
+    info.index = context->config.device == MPT_DEVICE_CPU ? 0 : context->config.device_index;
+    info.fast_half = context->config.isa == MPT_ISA_AMX;
+    mpt__format_text(info.name, sizeof info.name, "%s", mpt_device_name(context));
+    if (context->backend.describe) context->backend.describe(context->backend.self, &info);
+    return info;
+}
+
+MPTRAIN_API int mpt_device_count(mpt_device device) {
+#if defined(MPTRAIN_CUDA)
+    char why[8];
+    if (device == MPT_DEVICE_CUDA) return mpt__cuda_device_count(why, sizeof why);
+#endif
+    return device == MPT_DEVICE_CPU;
+}
 
 MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {
     if (!mpt__enter(context, "mpt_synchronize")) return mpt__status_of(context);
@@ -21072,6 +21589,10 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     context->base.message[0] = '\0';
     mpt__wait(context);
     context->scalars[MPT__SLOT_ERROR].i = 0;
+    if (!context->backend.synchronous)
+        mpt__upload(context, context->scalar_storage,
+                    MPT__SLOT_ERROR * (int64_t)sizeof(mpt__scalar),
+                    &context->scalars[MPT__SLOT_ERROR], sizeof(mpt__scalar));
     context->base.status = MPT_OK;
     mpt__discard_history(context);
     mpt__scaler_forget(context);

@@ -45,6 +45,7 @@ struct mpt__cuda {
     int device;
     bool debug; /* waits after each launch, so that an error names the one that failed */
     bool dead;  /* a kernel crashed: the driver answers nothing but errors from then on */
+    bool capturing; /* launches go into a graph */
     bool benchmark; /* times the candidates of each matrix product */
     cudaStream_t stream;
     char name[256];
@@ -146,7 +147,8 @@ __device__ __forceinline__ void mpt__put(const mpt__array &array, long long at, 
 }
 
 /* Eight neighbours at once. `at` is a multiple of 8 and the array 16-byte aligned, so that fp32 and
-   halves come in 128-bit pieces. */
+   halves come in 128-bit pieces; other dtypes, if there may be ANY, one by one. */
+template <bool ANY = true>
 __device__ __forceinline__ void mpt__load8(const void *data, int dtype, long long at, float x[8]) {
     if (dtype == MPT_F32) {
         const float4 *from = (const float4 *)((const float *)data + at);
@@ -161,11 +163,12 @@ __device__ __forceinline__ void mpt__load8(const void *data, int dtype, long lon
             x[i] = dtype == MPT_F16 ? __half2float(__ushort_as_half(bits))
                                     : __uint_as_float((unsigned int)bits << 16);
         }
-    } else {
+    } else if (ANY) {
         for (int i = 0; i < 8; i++) x[i] = mpt__load(data, dtype, at + i);
     }
 }
 
+template <bool ANY = true>
 __device__ __forceinline__ void mpt__store8(void *data, int dtype, long long at,
                                             const float x[8]) {
     if (dtype == MPT_F32) {
@@ -184,18 +187,19 @@ __device__ __forceinline__ void mpt__store8(void *data, int dtype, long long at,
             word[i] = (unsigned int)low | (unsigned int)high << 16;
         }
         *(uint4 *)((unsigned short *)data + at) = make_uint4(word[0], word[1], word[2], word[3]);
-    } else {
+    } else if (ANY) {
         for (int i = 0; i < 8; i++) mpt__store(data, dtype, at + i, x[i]);
     }
 }
 
+template <bool ANY = true>
 __device__ __forceinline__ void mpt__put8(const mpt__array &array, long long at, float x[8]) {
     if (array.accumulate) {
         float old[8];
-        mpt__load8(array.data, array.dtype, at, old);
+        mpt__load8<ANY>(array.data, array.dtype, at, old);
         for (int i = 0; i < 8; i++) x[i] = old[i] + x[i];
     }
-    mpt__store8(array.data, array.dtype, at, x);
+    mpt__store8<ANY>(array.data, array.dtype, at, x);
 }
 
 /* Where element `index` of the space lies in an array of these strides. */
@@ -250,13 +254,16 @@ __device__ __forceinline__ float mpt__block_max(float x) {
 
 /* ==== Arrays in host code ==== */
 
-long long mpt__numel(const mpt__operand &operand) {
+long long mpt__count(int rank, const int64_t *shape) {
     long long count = 1;
-    for (int d = 0; d < operand.rank; d++) {
-        if (operand.shape[d] == 0) return 0;
-        count *= operand.shape[d];
-    }
+    for (int d = 0; d < rank; d++)
+        if (shape[d] == 0) return 0; /* the others may be too large to multiply */
+    for (int d = 0; d < rank; d++) count *= shape[d];
     return count;
+}
+
+long long mpt__numel(const mpt__operand &operand) {
+    return mpt__count(operand.rank, operand.shape);
 }
 
 mpt__array mpt__array_of(const mpt__cuda_call *call, int position) {
@@ -270,16 +277,14 @@ mpt__array mpt__array_of(const mpt__cuda_call *call, int position) {
     return array;
 }
 
-/* The space of arrays of one shape, that of operand `position`: leaves out dimensions of size 1 and
-   merges neighbours where the strides of all `n` arrays allow it. */
-mpt__space mpt__space_of(const mpt__cuda_call *call, int position, mpt__array *const *arrays,
-                         int n) {
-    const mpt__operand &operand = call->launch->operand[position];
+/* The space of arrays of one shape: leaves out dimensions of size 1 and merges neighbours where the
+   strides of all `n` arrays allow it. */
+mpt__space mpt__merge(int rank, const int64_t *shape, mpt__array *const *arrays, int n) {
     mpt__space space;
     memset(&space, 0, sizeof space);
-    space.count = mpt__numel(operand);
-    for (int d = 0; d < operand.rank; d++) {
-        const long long size = operand.shape[d];
+    space.count = mpt__count(rank, shape);
+    for (int d = 0; d < rank && space.count > 0; d++) {
+        const long long size = shape[d];
         bool merges = space.rank > 0;
         if (size == 1) continue;
         for (int i = 0; i < n && merges; i++)
@@ -291,11 +296,11 @@ mpt__space mpt__space_of(const mpt__cuda_call *call, int position, mpt__array *c
     return space;
 }
 
-/* Whether an array can be walked in eights by mpt__load8: one dimension, neighbours adjacent, 16-byte
-   aligned. */
-bool mpt__in_eights(const mpt__space &space, const mpt__array &array) {
-    return space.rank <= 1 && (space.count <= 1 || array.stride[0] == 1) &&
-           (uintptr_t)array.data % 16 == 0;
+/* That of arrays of the shape of operand `position`. */
+mpt__space mpt__space_of(const mpt__cuda_call *call, int position, mpt__array *const *arrays,
+                         int n) {
+    const mpt__operand &operand = call->launch->operand[position];
+    return mpt__merge(operand.rank, operand.shape, arrays, n);
 }
 
 /* Blocks for `count` pieces of work of one thread each, in a loop where there are more than the card
@@ -313,11 +318,1627 @@ unsigned int mpt__blocks(const mpt__cuda_call *call, long long count) {
 
 /* ==== Elementwise: FILL, COPY, UNARY, BINARY, SCALE_LOSS, DROPOUT, RANDOM ==== */
 
+/* Arrays of one shape, walked together: `eights` pieces of eight neighbours, then the elements that
+   are left, one by one. */
+struct mpt__walk {
+    mpt__space space;
+    mpt__array array[3];
+    long long eights;
+};
+
+/* fp32 and halves: what mpt__load8 takes in 128-bit pieces. */
+bool mpt__is_streamed(int dtype) {
+    return dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
+}
+
+/* Whether neighbours in the innermost dimension lie together and aligned, or are one and the same
+   element. */
+bool mpt__has_eights(const mpt__space &space, const mpt__array &array) {
+    const int inner = space.rank - 1;
+    bool dense = array.stride[inner] == 1 && mpt__is_streamed(array.dtype) &&
+                 (uintptr_t)array.data % 16 == 0;
+    for (int d = 0; d < inner; d++) dense = dense && array.stride[d] % 8 == 0;
+    return dense || array.stride[inner] == 0;
+}
+
+/* Over operands 0 .. n-1. */
+mpt__walk mpt__walk_over(const mpt__cuda_call *call, int n) {
+    mpt__walk walk;
+    mpt__array *arrays[3];
+    memset(&walk, 0, sizeof walk);
+    for (int i = 0; i < n; i++) {
+        walk.array[i] = mpt__array_of(call, i);
+        arrays[i] = &walk.array[i];
+    }
+    walk.space = mpt__space_of(call, 0, arrays, n);
+    const int rank = walk.space.rank;
+    bool eights = rank == 1 || (rank > 1 && walk.space.shape[rank - 1] % 8 == 0);
+    for (int i = 0; i < n && eights; i++) eights = mpt__has_eights(walk.space, walk.array[i]);
+    walk.eights = eights ? walk.space.count / 8 : 0;
+    return walk;
+}
+
+unsigned int mpt__walk_blocks(const mpt__cuda_call *call, const mpt__walk &walk) {
+    const long long single = walk.space.count - 8 * walk.eights;
+    return mpt__blocks(call, walk.eights > single ? walk.eights : single);
+}
+
+/* Where element `index` lies in each of the first N arrays. */
+template <int N>
+__device__ __forceinline__ void mpt__locate_in(const mpt__walk &walk, long long index,
+                                               long long (&at)[N]) {
+    for (int i = 0; i < N; i++) at[i] = 0;
+    for (int d = walk.space.rank - 1; d >= 0; d--) {
+        const long long coordinate = d > 0 ? index % walk.space.shape[d] : index;
+        for (int i = 0; i < N; i++) at[i] += coordinate * walk.array[i].stride[d];
+        if (d > 0) index /= walk.space.shape[d];
+    }
+}
+
+/* N = 8 neighbours, or N = 1 element. */
+template <int N>
+__device__ __forceinline__ void mpt__read(const void *data, int dtype, long long at,
+                                          float (&x)[N]) {
+    if (N == 8) {
+        mpt__load8(data, dtype, at, x);
+    } else {
+        x[0] = mpt__load(data, dtype, at);
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__write(void *data, int dtype, long long at,
+                                           const float (&x)[N]) {
+    if (N == 8) {
+        mpt__store8(data, dtype, at, x);
+    } else {
+        mpt__store(data, dtype, at, x[0]);
+    }
+}
+
+/* The same of array k of a walk, which may be broadcast. */
+template <int N>
+__device__ __forceinline__ void mpt__take(const mpt__walk &walk, int k, long long at,
+                                          float (&x)[N]) {
+    const mpt__array &array = walk.array[k];
+    if (N == 8 && array.stride[walk.space.rank - 1] == 0) {
+        const float same = mpt__load(array.data, array.dtype, at);
+        for (int i = 0; i < N; i++) x[i] = same;
+    } else {
+        mpt__read<N>(array.data, array.dtype, at, x);
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__give(const mpt__walk &walk, int k, long long at,
+                                          float (&x)[N]) {
+    if (N == 8) {
+        mpt__put8(walk.array[k], at, x);
+    } else {
+        mpt__put(walk.array[k], at, x[0]);
+    }
+}
+
+/* Elements as double and as int64, for what fp32 would not keep. */
+__device__ __forceinline__ double mpt__load_f64(const void *data, int dtype, long long at) {
+    switch (dtype) {
+    case MPT_F64: return ((const double *)data)[at];
+    case MPT_I64: return (double)((const long long *)data)[at];
+    case MPT_I32: return (double)((const int *)data)[at];
+    default: return (double)mpt__load(data, dtype, at);
+    }
+}
+
+__device__ __forceinline__ void mpt__store_f64(void *data, int dtype, long long at, double x) {
+    switch (dtype) {
+    case MPT_F64: ((double *)data)[at] = x; break;
+    case MPT_I64: ((long long *)data)[at] = x == x ? __double2ll_rz(x) : 0; break;
+    case MPT_I32: ((int *)data)[at] = x == x ? __double2int_rz(x) : 0; break;
+    case MPT_BOOL: ((unsigned char *)data)[at] = x != 0; break;
+    default: mpt__store(data, dtype, at, (float)x); break;
+    }
+}
+
+__device__ __forceinline__ long long mpt__load_i64(const void *data, int dtype, long long at) {
+    switch (dtype) {
+    case MPT_I64: return ((const long long *)data)[at];
+    case MPT_I32: return ((const int *)data)[at];
+    case MPT_BOOL: return ((const unsigned char *)data)[at] != 0;
+    default: return ((const unsigned char *)data)[at];
+    }
+}
+
+/* A narrower integer keeps the low bits. */
+__device__ __forceinline__ void mpt__store_i64(void *data, int dtype, long long at, long long x) {
+    switch (dtype) {
+    case MPT_I64: ((long long *)data)[at] = x; break;
+    case MPT_I32: ((int *)data)[at] = (int)(unsigned int)x; break;
+    case MPT_BOOL: ((unsigned char *)data)[at] = x != 0; break;
+    default: ((unsigned char *)data)[at] = (unsigned char)x; break;
+    }
+}
+
+__global__ void mpt__fill_kernel(const mpt__walk walk, double value) {
+    const long long done = 8 * walk.eights;
+    MPT__EACH(i, walk.eights) {
+        long long at[1];
+        float x[8];
+        for (int k = 0; k < 8; k++) x[k] = (float)value;
+        mpt__locate_in<1>(walk, 8 * i, at);
+        mpt__give<8>(walk, 0, at[0], x);
+    }
+    MPT__EACH(i, walk.space.count - done) {
+        long long at[1];
+        mpt__locate_in<1>(walk, done + i, at);
+        mpt__store_f64(walk.array[0].data, walk.array[0].dtype, at[0], value);
+    }
+}
+
+mpt_status mpt__cuda_fill(const mpt__cuda_call *call) {
+    const mpt__walk walk = mpt__walk_over(call, 1);
+    if (walk.space.count == 0) return MPT_OK;
+    mpt__fill_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(
+        walk, call->launch->imm[0]);
+    return MPT_OK;
+}
+
+/* ---- Copies ---- */
+
+__device__ __forceinline__ void mpt__fetch(const mpt__array &array, long long at, float &x) {
+    x = mpt__load(array.data, array.dtype, at);
+}
+__device__ __forceinline__ void mpt__fetch(const mpt__array &array, long long at, double &x) {
+    x = mpt__load_f64(array.data, array.dtype, at);
+}
+__device__ __forceinline__ void mpt__fetch(const mpt__array &array, long long at, long long &x) {
+    x = mpt__load_i64(array.data, array.dtype, at);
+}
+__device__ __forceinline__ void mpt__add_into(const mpt__array &array, long long at, float x) {
+    mpt__put(array, at, x);
+}
+__device__ __forceinline__ void mpt__add_into(const mpt__array &array, long long at, double x) {
+    if (array.accumulate) x = mpt__load_f64(array.data, array.dtype, at) + x;
+    mpt__store_f64(array.data, array.dtype, at, x);
+}
+__device__ __forceinline__ void mpt__add_into(const mpt__array &array, long long at, long long x) {
+    unsigned long long sum = (unsigned long long)x; /* modulo 2^64 */
+    if (array.accumulate) sum += (unsigned long long)mpt__load_i64(array.data, array.dtype, at);
+    mpt__store_i64(array.data, array.dtype, at, (long long)sum);
+}
+
+/* Through T: double where one side is F64, int64 between integers, fp32 otherwise. */
+template <typename T> __global__ void mpt__copy_kernel(const mpt__walk walk) {
+    const long long done = 8 * walk.eights;
+    MPT__EACH(i, walk.eights) { /* none but where T is float */
+        long long at[2];
+        float x[8];
+        mpt__locate_in<2>(walk, 8 * i, at);
+        mpt__take<8>(walk, 0, at[0], x);
+        mpt__give<8>(walk, 1, at[1], x);
+    }
+    MPT__EACH(i, walk.space.count - done) {
+        long long at[2];
+        T x;
+        mpt__locate_in<2>(walk, done + i, at);
+        mpt__fetch(walk.array[0], at[0], x);
+        mpt__add_into(walk.array[1], at[1], x);
+    }
+}
+
+#define MPT__COPY_TILE 64 /* elements of a side; a row of halves is 128 bytes */
+
+/* A copy between arrays that are dense in different dimensions: `from` in one of `columns`
+   elements, `to` in one of `rows`. */
+struct mpt__transposition {
+    mpt__space rest; /* the other dimensions */
+    mpt__array from, to;
+    long long columns, rows, from_step, to_step; /* of from along rows, of to along columns */
+};
+
+__global__ void mpt__transpose_kernel(const mpt__transposition w) {
+    __shared__ float tile[MPT__COPY_TILE][MPT__COPY_TILE + 1];
+    const long long across = (w.columns + MPT__COPY_TILE - 1) / MPT__COPY_TILE;
+    const long long down = (w.rows + MPT__COPY_TILE - 1) / MPT__COPY_TILE;
+    const int x = threadIdx.x % MPT__COPY_TILE, y = threadIdx.x / MPT__COPY_TILE;
+    for (long long t = blockIdx.x; t < w.rest.count * across * down; t += gridDim.x) {
+        const long long column = t % across * MPT__COPY_TILE, row = t / across % down * MPT__COPY_TILE;
+        const long long from = mpt__locate(w.rest, w.from.stride, t / across / down) + column;
+        const long long to = mpt__locate(w.rest, w.to.stride, t / across / down) + row;
+        for (int j = y; j < MPT__COPY_TILE; j += MPT__THREADS / MPT__COPY_TILE) {
+            if (column + x < w.columns && row + j < w.rows)
+                tile[j][x] =
+                    mpt__load(w.from.data, w.from.dtype, from + x + (row + j) * w.from_step);
+        }
+        __syncthreads();
+        for (int j = y; j < MPT__COPY_TILE; j += MPT__THREADS / MPT__COPY_TILE) {
+            if (column + j < w.columns && row + x < w.rows)
+                mpt__put(w.to, to + x + (column + j) * w.to_step, tile[x][j]);
+        }
+        __syncthreads();
+    }
+}
+
+/* False where the copy is not of this kind. */
+bool mpt__transpose(const mpt__cuda_call *call, const mpt__walk &walk) {
+    const int least = 16; /* below, most of a tile would be empty */
+    int dense[2] = {-1, -1};
+    mpt__transposition w;
+    memset(&w, 0, sizeof w);
+    w.from = walk.array[0];
+    w.to = walk.array[1];
+    for (int d = 0; d < walk.space.rank; d++) {
+        if (walk.space.shape[d] < least) continue;
+        if (w.from.stride[d] == 1) dense[0] = d;
+        if (w.to.stride[d] == 1) dense[1] = d;
+    }
+    if (dense[0] < 0 || dense[1] < 0 || dense[0] == dense[1]) return false;
+    w.columns = walk.space.shape[dense[0]];
+    w.rows = walk.space.shape[dense[1]];
+    w.from_step = w.from.stride[dense[1]];
+    w.to_step = w.to.stride[dense[0]];
+    w.rest.count = walk.space.count / (w.columns * w.rows);
+    for (int d = 0; d < walk.space.rank; d++) {
+        if (d == dense[0] || d == dense[1]) continue;
+        const int rank = w.rest.rank++;
+        w.rest.shape[rank] = walk.space.shape[d];
+        w.from.stride[rank] = w.from.stride[d];
+        w.to.stride[rank] = w.to.stride[d];
+    }
+    mpt__transpose_kernel<<<mpt__blocks(call, walk.space.count / 16), MPT__THREADS, 0,
+                            call->stream>>>(w);
+    return true;
+}
+
+bool mpt__is_integer(int dtype) {
+    return dtype == MPT_I64 || dtype == MPT_I32 || dtype == MPT_U8 || dtype == MPT_BOOL;
+}
+
+size_t mpt__bytes_of(int dtype) {
+    switch (dtype) {
+    case MPT_F64:
+    case MPT_I64: return 8;
+    case MPT_F32:
+    case MPT_I32: return 4;
+    case MPT_F16:
+    case MPT_BF16: return 2;
+    default: return 1;
+    }
+}
+
+mpt_status mpt__cuda_copy(const mpt__cuda_call *call) {
+    mpt__walk walk = mpt__walk_over(call, 2);
+    const mpt__array &from = walk.array[0], &to = walk.array[1];
+    const mpt__space &space = walk.space;
+    const bool flat =
+        space.rank == 0 || (space.rank == 1 && from.stride[0] == 1 && to.stride[0] == 1);
+    const bool wide = from.dtype == MPT_F64 || to.dtype == MPT_F64;
+    const bool integers = mpt__is_integer(from.dtype) && mpt__is_integer(to.dtype);
+    if (space.count == 0) return MPT_OK;
+    if (wide) walk.eights = 0; /* those go through fp32 */
+    const unsigned int blocks = mpt__walk_blocks(call, walk);
+    if (flat && from.dtype == to.dtype && !to.accumulate) {
+        cudaMemcpyAsync(to.data, from.data, (size_t)space.count * mpt__bytes_of(to.dtype),
+                        cudaMemcpyDeviceToDevice, call->stream);
+    } else if (wide) {
+        mpt__copy_kernel<double><<<blocks, MPT__THREADS, 0, call->stream>>>(walk);
+    } else if (integers) {
+        mpt__copy_kernel<long long><<<blocks, MPT__THREADS, 0, call->stream>>>(walk);
+    } else if (!mpt__transpose(call, walk)) {
+        mpt__copy_kernel<float><<<blocks, MPT__THREADS, 0, call->stream>>>(walk);
+    }
+    return MPT_OK;
+}
+
+/* ---- Functions ---- */
+
+#define MPT__SQRT_HALF 0.70710678118654752f    /* 1 / sqrt(2) */
+#define MPT__SQRT_2_BY_PI 0.79788456080286536f /* sqrt(2 / pi) */
+#define MPT__NORMAL_PEAK 0.39894228040143268f  /* 1 / sqrt(2 pi) */
+#define MPT__GELU_CUBE 0.044715f
+
+__device__ __forceinline__ float mpt__sigmoid(float a) { /* without loss on either side */
+    const float e = expf(-fabsf(a));
+    return (a < 0 ? e : 1.0f) / (e + 1.0f);
+}
+
+__device__ __forceinline__ float mpt__gelu_inner(float a) {
+    return MPT__SQRT_2_BY_PI * (a + MPT__GELU_CUBE * a * a * a);
+}
+
+__device__ __forceinline__ float mpt__gelu_slope(float a) {
+    const float below = 0.5f * (1.0f + erff(a * MPT__SQRT_HALF));
+    return below + a * MPT__NORMAL_PEAK * expf(-0.5f * a * a);
+}
+
+__device__ __forceinline__ float mpt__gelu_tanh_slope(float a) {
+    const float t = tanhf(mpt__gelu_inner(a)), rest = 1.0f - t * t, slope = 0.5f * (1.0f + t);
+    if (rest == 0) return slope; /* the other factor may be infinite here */
+    return slope + 0.5f * a * rest * MPT__SQRT_2_BY_PI * (1.0f + 3.0f * MPT__GELU_CUBE * a * a);
+}
+
+/* R(name, value): as in 30_cpu_ref.c; a the element, b the second one, c the constant. */
+#define MPT__UNARY_FUNCTIONS(R)                                 \
+    R(NEG, -a)                                                  \
+    R(EXP, expf(a))                                             \
+    R(LOG, logf(a))                                             \
+    R(SQRT, sqrtf(a))                                           \
+    R(RELU, a > 0 || a != a ? a : 0.0f)                         \
+    R(GELU, 0.5f * a * (1.0f + erff(a * MPT__SQRT_HALF)))       \
+    R(GELU_TANH, 0.5f * a * (1.0f + tanhf(mpt__gelu_inner(a)))) \
+    R(TANH, tanhf(a))                                           \
+    R(SIGMOID, mpt__sigmoid(a))                                 \
+    R(ADD_SCALAR, a + c)                                        \
+    R(MUL_SCALAR, a *c)                                         \
+    R(MUL_SLOT, a *c)                                           \
+    R(ISNAN, a != a ? 1.0f : 0.0f)                              \
+    R(ISINF, fabsf(a) == INFINITY ? 1.0f : 0.0f)
+
+#define MPT__BINARY_FUNCTIONS(R)                      \
+    R(ADD, a + b)                                     \
+    R(SUB, a - b)                                     \
+    R(MUL, a *b)                                      \
+    R(DIV, a / b)                                     \
+    R(EQUAL, a == b ? 1.0f : 0.0f)                    \
+    R(RELU_BACKWARD, a <= 0 ? 0.0f : b)               \
+    R(GELU_BACKWARD, b *mpt__gelu_slope(a))           \
+    R(GELU_TANH_BACKWARD, b *mpt__gelu_tanh_slope(a)) \
+    R(TANH_BACKWARD, b *(1.0f - a * a))               \
+    R(SIGMOID_BACKWARD, b *a *(1.0f - a))             \
+    R(SQRT_BACKWARD, b / (2.0f * a))
+
+template <int N>
+__device__ __forceinline__ void mpt__unary_of(int function, float (&x)[N], float c) {
+    switch (function) {
+#define MPT__ROW(id, value)           \
+    case MPT__FN_##id:                \
+        for (int i = 0; i < N; i++) { \
+            const float a = x[i];     \
+            x[i] = value;             \
+        }                             \
+        break;
+        MPT__UNARY_FUNCTIONS(MPT__ROW)
+#undef MPT__ROW
+    default: break;
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__binary_of(int function, float (&x)[N], const float (&y)[N]) {
+    switch (function) {
+#define MPT__ROW(id, value)                 \
+    case MPT__FN_##id:                      \
+        for (int i = 0; i < N; i++) {       \
+            const float a = x[i], b = y[i]; \
+            x[i] = value;                   \
+        }                                   \
+        break;
+        MPT__BINARY_FUNCTIONS(MPT__ROW)
+#undef MPT__ROW
+    default: break;
+    }
+}
+
+__device__ __forceinline__ bool mpt__is_finite(float x) { return fabsf(x) < INFINITY; }
+
+struct mpt__unary {
+    int function;
+    float c;
+    const mpt__scalar *slot; /* NULL: c stands there */
+    mpt__scalar *nonfinite;  /* NULL, or set to 1 where an operand is not finite */
+};
+
+template <int N>
+__device__ __forceinline__ void mpt__unary_at(const mpt__walk &walk, const mpt__unary &unary,
+                                              float c, long long index) {
+    long long at[2];
+    float x[N];
+    mpt__locate_in<2>(walk, index, at);
+    mpt__take<N>(walk, 0, at[0], x);
+    if (unary.nonfinite != NULL) {
+        for (int i = 0; i < N; i++) {
+            if (!mpt__is_finite(x[i])) atomicExch((unsigned long long *)&unary.nonfinite->i, 1ull);
+        }
+    }
+    mpt__unary_of<N>(unary.function, x, c);
+    mpt__give<N>(walk, 1, at[1], x);
+}
+
+__global__ void mpt__unary_kernel(const mpt__walk walk, const mpt__unary unary) {
+    const long long done = 8 * walk.eights;
+    const float c = unary.slot != NULL ? (float)unary.slot->f : unary.c;
+    MPT__EACH(i, walk.eights) mpt__unary_at<8>(walk, unary, c, 8 * i);
+    MPT__EACH(i, walk.space.count - done) mpt__unary_at<1>(walk, unary, c, done + i);
+}
+
+mpt_status mpt__run_unary(const mpt__cuda_call *call, mpt__scalar *nonfinite) {
+    const mpt__launch *launch = call->launch;
+    const mpt__walk walk = mpt__walk_over(call, 2);
+    mpt__unary unary;
+    if (walk.space.count == 0) return MPT_OK;
+    memset(&unary, 0, sizeof unary);
+    unary.function = launch->function;
+    unary.c = (float)launch->imm[0];
+    unary.slot = launch->function == MPT__FN_MUL_SLOT ? &call->scalars[launch->slot[0]] : NULL;
+    unary.nonfinite = nonfinite;
+    mpt__unary_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(walk, unary);
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_unary(const mpt__cuda_call *call) { return mpt__run_unary(call, NULL); }
+
+/* A finite loss may overflow by the scale: what counts is the loss. */
+mpt_status mpt__cuda_scale_loss(const mpt__cuda_call *call) {
+    return mpt__run_unary(call, &call->scalars[call->launch->slot[1]]);
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__binary_at(const mpt__walk &walk, int function,
+                                               long long index) {
+    long long at[3];
+    float x[N], y[N];
+    mpt__locate_in<3>(walk, index, at);
+    mpt__take<N>(walk, 0, at[0], x);
+    mpt__take<N>(walk, 1, at[1], y);
+    mpt__binary_of<N>(function, x, y);
+    mpt__give<N>(walk, 2, at[2], x);
+}
+
+__global__ void mpt__binary_kernel(const mpt__walk walk, int function) {
+    const long long done = 8 * walk.eights;
+    MPT__EACH(i, walk.eights) mpt__binary_at<8>(walk, function, 8 * i);
+    MPT__EACH(i, walk.space.count - done) mpt__binary_at<1>(walk, function, done + i);
+}
+
+__global__ void mpt__equal_integers_kernel(const mpt__walk walk) {
+    MPT__EACH(i, walk.space.count) {
+        long long at[3], x, y;
+        mpt__locate_in<3>(walk, i, at);
+        mpt__fetch(walk.array[0], at[0], x);
+        mpt__fetch(walk.array[1], at[1], y);
+        mpt__put(walk.array[2], at[2], x == y ? 1.0f : 0.0f);
+    }
+}
+
+mpt_status mpt__cuda_binary(const mpt__cuda_call *call) {
+    const int function = call->launch->function;
+    const mpt__walk walk = mpt__walk_over(call, 3);
+    const unsigned int blocks = mpt__walk_blocks(call, walk);
+    if (walk.space.count == 0) return MPT_OK;
+    if (function == MPT__FN_EQUAL && mpt__is_integer(walk.array[0].dtype) &&
+        mpt__is_integer(walk.array[1].dtype)) {
+        mpt__equal_integers_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(walk);
+    } else {
+        mpt__binary_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(walk, function);
+    }
+    return MPT_OK;
+}
+
+/* ---- Random numbers: the bits of 12_random.c and 15_math.c ---- */
+
+struct mpt__key {
+    unsigned long long seed, stream, call;
+    const mpt__scalar *step; /* NULL, or mixed into the stream */
+};
+
+mpt__key mpt__key_of(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__key key;
+    key.seed = launch->rng.seed;
+    key.stream = launch->rng.stream;
+    key.call = launch->rng.call;
+    key.step = launch->slot[0] != 0 ? &call->scalars[launch->slot[0]] : NULL;
+    return key;
+}
+
+__device__ __forceinline__ unsigned long long mpt__hash_mix(unsigned long long x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+__device__ __forceinline__ unsigned long long mpt__hash_u64(unsigned long long a,
+                                                            unsigned long long b) {
+    return mpt__hash_mix(mpt__hash_mix(a + 0x9e3779b97f4a7c15ull) + b);
+}
+
+__device__ __forceinline__ unsigned long long mpt__sequence_of(const mpt__key &key) {
+    unsigned long long stream = key.stream;
+    if (key.step != NULL) stream = mpt__hash_u64(stream, (unsigned long long)key.step->i);
+    return mpt__hash_u64(stream, key.call);
+}
+
+/* Words 4 block .. 4 block + 3 of a sequence: Philox 4x32-10. */
+__device__ __forceinline__ void mpt__philox(unsigned long long seed, unsigned long long sequence,
+                                            long long block, unsigned int *word) {
+    unsigned int c0 = (unsigned int)block, c1 = (unsigned int)(block >> 32);
+    unsigned int c2 = (unsigned int)sequence, c3 = (unsigned int)(sequence >> 32);
+    unsigned int k0 = (unsigned int)seed, k1 = (unsigned int)(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+        const unsigned long long p0 = (unsigned long long)0xd2511f53u * c0;
+        const unsigned long long p1 = (unsigned long long)0xcd9e8d57u * c2;
+        c0 = (unsigned int)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (unsigned int)p1;
+        c2 = (unsigned int)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (unsigned int)p0;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    word[0] = c0, word[1] = c1, word[2] = c2, word[3] = c3;
+}
+
+struct mpt__dropout {
+    mpt__key key;
+    unsigned int threshold; /* words from here on keep */
+    float factor;
+    bool any;
+};
+
+__device__ __forceinline__ float mpt__kept(const mpt__dropout &dropout, unsigned int word,
+                                           float x) {
+    return dropout.any && word >= dropout.threshold ? __fmul_rn(x, dropout.factor) : 0.0f;
+}
+
+/* Where there are no eights, in fours: what one block of random words is for. */
+__global__ void mpt__dropout_kernel(const mpt__walk walk, const mpt__dropout dropout) {
+    const unsigned long long sequence = mpt__sequence_of(dropout.key);
+    const long long done = 8 * walk.eights, count = walk.space.count;
+    MPT__EACH(i, walk.eights) {
+        unsigned int word[8];
+        long long at[2];
+        float x[8];
+        mpt__philox(dropout.key.seed, sequence, 2 * i, word);
+        mpt__philox(dropout.key.seed, sequence, 2 * i + 1, word + 4);
+        mpt__locate_in<2>(walk, 8 * i, at);
+        mpt__take<8>(walk, 0, at[0], x);
+        for (int k = 0; k < 8; k++) x[k] = mpt__kept(dropout, word[k], x[k]);
+        mpt__give<8>(walk, 1, at[1], x);
+    }
+    MPT__EACH(i, (count - done + 3) / 4) {
+        const long long first = done + 4 * i;
+        unsigned int word[4];
+        mpt__philox(dropout.key.seed, sequence, first / 4, word);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            long long at[2];
+            float x;
+            if (first + k >= count) continue;
+            mpt__locate_in<2>(walk, first + k, at);
+            mpt__fetch(walk.array[0], at[0], x);
+            mpt__put(walk.array[1], at[1], mpt__kept(dropout, word[k], x));
+        }
+    }
+}
+
+/* An element is kept when its word is p 2^32 or more; where no word is, as for a p of NaN, none. */
+mpt_status mpt__cuda_dropout(const mpt__cuda_call *call) {
+    const double p = call->launch->imm[0], lowest = p * 4294967296.0;
+    const mpt__walk walk = mpt__walk_over(call, 2);
+    mpt__dropout dropout;
+    if (walk.space.count == 0) return MPT_OK;
+    memset(&dropout, 0, sizeof dropout);
+    dropout.key = mpt__key_of(call);
+    dropout.any = lowest <= 4294967295.0;
+    dropout.factor = dropout.any ? (float)(1 / (1 - p)) : 0.0f;
+    dropout.threshold = dropout.any && lowest > 0 ? (unsigned int)ceil(lowest) : 0;
+    mpt__dropout_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(walk,
+                                                                                         dropout);
+    return MPT_OK;
+}
+
+/* The natural logarithm of a number in [2^-32, 1]. Here and below all products are __dmul_rn, so
+   that none is contracted with a sum. */
+__device__ double mpt__ln(double x) {
+    const unsigned long long bits = (unsigned long long)__double_as_longlong(x);
+    const unsigned long long offset = 0x3ff0000000000000ull - 0x3fe6a09e667f3bcdull;
+    const long long k = (long long)((bits + offset) >> 52) - 1023;
+    const double m = __longlong_as_double((long long)(bits - ((unsigned long long)k << 52)));
+    const double f = m - 1.0, s = f / (2.0 + f), z = __dmul_rn(s, s), e = (double)k;
+    double sum = 1.0 / 23;
+    for (int i = 21; i >= 3; i -= 2) sum = __dmul_rn(sum, z) + 1.0 / i;
+    sum = __dmul_rn(__dmul_rn(__dmul_rn(2.0, s), z), sum);
+    sum = __dmul_rn(2.0, s) + (sum + __dmul_rn(e, 0x1.cf79abc9e3b3ap-40));
+    return __dmul_rn(e, 0x1.62e42fefap-1) + sum;
+}
+
+/* Sine and cosine of quadrant * pi/2 + r, |r| <= pi/4. */
+__device__ void mpt__sincos_quadrant(unsigned int quadrant, double r, double *sine,
+                                     double *cosine) {
+    const double odd[8] = {-1.0 / 6,
+                           1.0 / 120,
+                           -1.0 / 5040,
+                           1.0 / 362880,
+                           -1.0 / 39916800,
+                           1.0 / 6227020800.0,
+                           -1.0 / 1307674368000.0,
+                           1.0 / 355687428096000.0};
+    const double even[7] = {
+        1.0 / 24,        -1.0 / 720,           1.0 / 40320,           -1.0 / 3628800,
+        1.0 / 479001600, -1.0 / 87178291200.0, 1.0 / 20922789888000.0};
+    const double z = __dmul_rn(r, r), half = __dmul_rn(0.5, z), base = 1.0 - half;
+    double s = odd[7], c = even[6];
+    for (int i = 6; i >= 0; i--) s = __dmul_rn(s, z) + odd[i];
+    for (int i = 5; i >= 0; i--) c = __dmul_rn(c, z) + even[i];
+    s = r + __dmul_rn(__dmul_rn(r, z), s);
+    c = base + (((1.0 - base) - half) + __dmul_rn(__dmul_rn(z, z), c));
+    *sine = quadrant & 1 ? c : s;
+    *cosine = quadrant & 1 ? s : c;
+    if (quadrant & 2) *sine = -*sine;
+    if ((quadrant + 1) & 2) *cosine = -*cosine;
+}
+
+struct mpt__distribution {
+    mpt__key key;
+    bool normal;
+    float a, b; /* lowest and beyond the highest; or mean and deviation */
+};
+
+/* Box and Muller: two words to two elements. */
+__device__ __forceinline__ void mpt__normal_pair(const mpt__distribution &d,
+                                                 unsigned int radius_bits, unsigned int angle_bits,
+                                                 float *x) {
+    const double radius =
+        sqrt(__dmul_rn(-2.0, mpt__ln(((double)radius_bits + 1.0) / 4294967296.0)));
+    const unsigned int quadrant = (angle_bits + 0x20000000u) >> 30;
+    const double rest = (double)(int)(angle_bits - (quadrant << 30));
+    double sine, cosine;
+    mpt__sincos_quadrant(quadrant, __dmul_rn(rest, 1.5707963267948966 / 1073741824.0), &sine,
+                         &cosine);
+    x[0] = (float)((double)d.a + __dmul_rn((double)d.b, __dmul_rn(cosine, radius)));
+    x[1] = (float)((double)d.a + __dmul_rn((double)d.b, __dmul_rn(sine, radius)));
+}
+
+/* Elements 4 block .. 4 block + 3. */
+__device__ __forceinline__ void mpt__draw(const mpt__distribution &d, unsigned long long sequence,
+                                          long long block, float *x) {
+    const float range = d.b - d.a;
+    unsigned int word[4];
+    mpt__philox(d.key.seed, sequence, block, word);
+    if (d.normal) {
+        mpt__normal_pair(d, word[0], word[1], x);
+        mpt__normal_pair(d, word[2], word[3], x + 2);
+        return;
+    }
+    for (int k = 0; k < 4; k++) {
+        const float u = (float)(word[k] >> 8) * (1.0f / 16777216.0f);
+        const float value = __fadd_rn(d.a, __fmul_rn(range, u));
+        x[k] = value < d.b ? value : d.a; /* the sum may round up to b */
+    }
+}
+
+__global__ void mpt__random_kernel(const mpt__walk walk, const mpt__distribution d) {
+    const unsigned long long sequence = mpt__sequence_of(d.key);
+    const long long done = 8 * walk.eights, count = walk.space.count;
+    MPT__EACH(i, walk.eights) {
+        long long at[1];
+        float x[8];
+        mpt__draw(d, sequence, 2 * i, x);
+        mpt__draw(d, sequence, 2 * i + 1, x + 4);
+        mpt__locate_in<1>(walk, 8 * i, at);
+        mpt__give<8>(walk, 0, at[0], x);
+    }
+    MPT__EACH(i, (count - done + 3) / 4) {
+        const long long first = done + 4 * i;
+        float x[4];
+        mpt__draw(d, sequence, first / 4, x);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            long long at[1];
+            if (first + k >= count) continue;
+            mpt__locate_in<1>(walk, first + k, at);
+            mpt__put(walk.array[0], at[0], x[k]);
+        }
+    }
+}
+
+mpt_status mpt__cuda_random(const mpt__cuda_call *call) {
+    const mpt__walk walk = mpt__walk_over(call, 1);
+    mpt__distribution d;
+    if (walk.space.count == 0) return MPT_OK;
+    memset(&d, 0, sizeof d);
+    d.key = mpt__key_of(call);
+    d.normal = call->launch->function == MPT__FN_NORMAL;
+    d.a = (float)call->launch->imm[0];
+    d.b = (float)call->launch->imm[1];
+    mpt__random_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(walk, d);
+    return MPT_OK;
+}
+
 /* ==== Along an axis: ARGMAX, SCATTER_AXIS, FIND_NONFINITE ==== */
+
+struct mpt__argmax {
+    mpt__space lines;
+    mpt__array from, index, value; /* strides over the lines */
+    long long n, stride;           /* along the dimension */
+};
+
+/* Whether (x, i) comes before (y, j): NaN before numbers, the larger one, the first one. */
+__device__ __forceinline__ bool mpt__beats(float x, long long i, float y, long long j) {
+    const bool x_nan = x != x, y_nan = y != y;
+    if (x_nan != y_nan) return x_nan;
+    return x > y || ((x_nan || x == y) && i < j);
+}
+
+/* LANES neighbours share a line. */
+template <int LANES> __global__ void mpt__argmax_kernel(const mpt__argmax w) {
+    const int lane = threadIdx.x % LANES;
+    const long long step = (long long)gridDim.x * blockDim.x / LANES;
+    long long line = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+    for (; line < w.lines.count; line += step) {
+        const long long from = mpt__locate(w.lines, w.from.stride, line);
+        float best = -INFINITY;
+        long long where = w.n;
+        for (long long i = lane; i < w.n; i += LANES) {
+            const float x = mpt__load(w.from.data, w.from.dtype, from + i * w.stride);
+            if (mpt__beats(x, i, best, where)) best = x, where = i;
+        }
+        for (int by = LANES / 2; by > 0; by /= 2) {
+            const float x = __shfl_xor_sync(MPT__ALL, best, by);
+            const long long i = __shfl_xor_sync(MPT__ALL, where, by);
+            if (mpt__beats(x, i, best, where)) best = x, where = i;
+        }
+        if (lane != 0) continue;
+        if (w.index.data != NULL)
+            mpt__store_i64(w.index.data, w.index.dtype, mpt__locate(w.lines, w.index.stride, line),
+                           where);
+        if (w.value.data != NULL)
+            mpt__put(w.value, mpt__locate(w.lines, w.value.stride, line), best);
+    }
+}
+
+mpt_status mpt__cuda_argmax(const mpt__cuda_call *call) {
+    const mpt__operand &o = call->launch->operand[0];
+    const int axis = (int)call->launch->index[0];
+    mpt__argmax w;
+    mpt__array *arrays[3] = {&w.from, &w.index, &w.value};
+    memset(&w, 0, sizeof w);
+    w.from = mpt__array_of(call, 0);
+    w.index = mpt__array_of(call, 1);
+    w.value = mpt__array_of(call, 2);
+    w.n = o.shape[axis];
+    w.stride = o.stride[axis];
+    if (w.n == 0 || (w.index.data == NULL && w.value.data == NULL)) return MPT_OK;
+    w.lines = mpt__space_of(call, w.index.data != NULL ? 1 : 2, arrays, 3);
+    if (w.lines.count == 0) return MPT_OK;
+    /* A warp for a line where its elements are neighbours, or lines are too few for the card. */
+    if (w.n >= MPT__WARP && (w.stride == 1 || w.lines.count < 4096)) {
+        mpt__argmax_kernel<MPT__WARP>
+            <<<mpt__blocks(call, w.lines.count * MPT__WARP), MPT__THREADS, 0, call->stream>>>(w);
+    } else {
+        mpt__argmax_kernel<1>
+            <<<mpt__blocks(call, w.lines.count), MPT__THREADS, 0, call->stream>>>(w);
+    }
+    return MPT_OK;
+}
+
+struct mpt__scatter {
+    mpt__space space;
+    mpt__array index, value, to, axis; /* axis: no data; locates the index along the dimension */
+};
+
+__global__ void mpt__scatter_axis_kernel(const mpt__scatter w) {
+    MPT__EACH(i, w.space.count) {
+        const long long k = mpt__locate(w.space, w.axis.stride, i);
+        const long long index =
+            mpt__load_i64(w.index.data, w.index.dtype, mpt__locate(w.space, w.index.stride, i));
+        float x = 0;
+        if (index == k) mpt__fetch(w.value, mpt__locate(w.space, w.value.stride, i), x);
+        mpt__put(w.to, mpt__locate(w.space, w.to.stride, i), x);
+    }
+}
+
+mpt_status mpt__cuda_scatter_axis(const mpt__cuda_call *call) {
+    const int axis = (int)call->launch->index[0];
+    mpt__scatter w;
+    mpt__array *arrays[4] = {&w.index, &w.value, &w.to, &w.axis};
+    memset(&w, 0, sizeof w);
+    w.index = mpt__array_of(call, 0);
+    w.value = mpt__array_of(call, 1);
+    w.to = mpt__array_of(call, 2);
+    w.index.stride[axis] = w.value.stride[axis] = 0;
+    w.axis.stride[axis] = 1;
+    w.space = mpt__space_of(call, 2, arrays, 4);
+    if (w.space.count == 0) return MPT_OK;
+    mpt__scatter_axis_kernel<<<mpt__blocks(call, w.space.count), MPT__THREADS, 0, call->stream>>>(
+        w);
+    return MPT_OK;
+}
+
+/* `first` begins as -1, which is the largest of the unsigned. */
+__global__ void mpt__find_nonfinite_kernel(const mpt__walk walk, mpt__scalar *first) {
+    const long long done = 8 * walk.eights;
+    long long found = -1;
+    MPT__EACH(i, walk.eights) {
+        long long at[1];
+        float x[8];
+        mpt__locate_in<1>(walk, 8 * i, at);
+        mpt__take<8>(walk, 0, at[0], x);
+        for (int k = 7; k >= 0; k--) {
+            if (!mpt__is_finite(x[k])) found = 8 * i + k;
+        }
+        if (found >= 0) break;
+    }
+    MPT__EACH(i, walk.space.count - done) {
+        long long at[1];
+        double x;
+        if (found >= 0) break;
+        mpt__locate_in<1>(walk, done + i, at);
+        mpt__fetch(walk.array[0], at[0], x);
+        if (!(fabs(x) < INFINITY)) found = done + i;
+    }
+    if (found >= 0) atomicMin((unsigned long long *)&first->i, (unsigned long long)found);
+}
+
+mpt_status mpt__cuda_find_nonfinite(const mpt__cuda_call *call) {
+    const mpt__walk walk = mpt__walk_over(call, 1);
+    mpt__scalar *first = &call->scalars[call->launch->slot[0]];
+    cudaMemsetAsync(first, 0xff, sizeof *first, call->stream);
+    if (walk.space.count == 0) return MPT_OK;
+    mpt__find_nonfinite_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(
+        walk, first);
+    return MPT_OK;
+}
 
 /* ==== Reductions and softmax: REDUCE, SOFTMAX, SOFTMAX_BACKWARD ==== */
 
+/* A line of elements is worked on by a group of threads: one, a warp, or a whole block. Which, and
+   with it the tree of every sum, follows from the shapes and strides alone. */
+
+#define MPT__LINE 1024 /* elements: longer lines get a block, shorter ones a warp */
+
+/* The loop of a kernel whose groups take `count` lines. */
+#define MPT__EACH_LINE(line, group, count)                                                    \
+    for (long long line = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / (group);       \
+         line < (count); line += (long long)gridDim.x * blockDim.x / (group))
+
+/* Sum and maximum over the threads of a group; every thread gets the result. */
+template <int GROUP> __device__ __forceinline__ float mpt__group_sum(float x) {
+    if (GROUP > MPT__WARP) {
+        x = mpt__block_sum(x);
+    } else {
+        for (int step = GROUP / 2; step > 0; step /= 2) x += __shfl_xor_sync(MPT__ALL, x, step);
+    }
+    return x;
+}
+
+template <int GROUP> __device__ __forceinline__ float mpt__group_max(float x) {
+    if (GROUP > MPT__WARP) {
+        x = mpt__block_max(x);
+    } else {
+        for (int step = GROUP / 2; step > 0; step /= 2)
+            x = mpt__larger(x, __shfl_xor_sync(MPT__ALL, x, step));
+    }
+    return x;
+}
+
+/* V neighbours, 8 or 1; eights of streamed dtypes only. */
+template <int V>
+__device__ __forceinline__ void mpt__load_some(const mpt__array &array, long long at, float *x) {
+    if (V == 8) {
+        mpt__load8<false>(array.data, array.dtype, at, x);
+    } else {
+        x[0] = mpt__load(array.data, array.dtype, at);
+    }
+}
+
+template <int V>
+__device__ __forceinline__ void mpt__put_some(const mpt__array &array, long long at, float *x) {
+    if (V == 8) {
+        mpt__put8<false>(array, at, x);
+    } else {
+        mpt__put(array, at, x[0]);
+    }
+}
+
+/* Whether eights can be taken along dimensions of these strides, of which the innermost has size
+   `inner`, at all steps of the other dimensions. */
+bool mpt__strides_in_eights(const mpt__array &array, const long long *along, int along_rank,
+                            long long inner, const long long *others, int others_rank) {
+    if (!mpt__is_streamed(array.dtype) || (uintptr_t)array.data % 16 != 0) return false;
+    if (along_rank == 0 || along[along_rank - 1] != 1 || inner % 8 != 0) return false;
+    for (int d = 0; d < along_rank - 1; d++) {
+        if (along[d] % 8 != 0) return false;
+    }
+    for (int d = 0; d < others_rank; d++) {
+        if (others[d] % 8 != 0) return false;
+    }
+    return true;
+}
+
+/* What one pass of a reduction does: each output combines `chunks` chunks of the elements that it
+   reduces, into `partial` where that is given, else into `out`. */
+struct mpt__reduction {
+    mpt__space kept, reduced; /* the outputs; what each of them reduces */
+    mpt__array in, out;       /* strides over `kept` */
+    long long along[MPT_MAX_RANK]; /* strides of `in` over `reduced` */
+    long long chunk, chunks;
+    float *partial; /* by rows [outputs, chunks], by columns [chunks, outputs] */
+    float divisor;  /* of what goes to `out` */
+    bool is_max, by_columns;
+};
+
+__device__ __forceinline__ float mpt__combine(bool is_max, float a, float b) {
+    return is_max ? mpt__larger(a, b) : a + b;
+}
+
+__device__ __forceinline__ void mpt__reduce_put(const mpt__reduction &r, long long output,
+                                                long long chunk, float x) {
+    if (r.partial == NULL) {
+        mpt__put(r.out, mpt__locate(r.kept, r.out.stride, output), x / r.divisor);
+    } else {
+        r.partial[r.by_columns ? chunk * r.kept.count + output : output * r.chunks + chunk] = x;
+    }
+}
+
+/* A group for each chunk of each output. */
+template <int GROUP, int V> __global__ void mpt__reduce_rows_kernel(mpt__reduction r) {
+    const int lane = (int)(threadIdx.x % GROUP);
+    MPT__EACH_LINE(piece, GROUP, r.kept.count * r.chunks) {
+        const long long output = piece / r.chunks, begin = piece % r.chunks * r.chunk;
+        const long long end = begin + r.chunk < r.reduced.count ? begin + r.chunk : r.reduced.count;
+        const long long base = mpt__locate(r.kept, r.in.stride, output);
+        const long long rest = end - (end - begin) % V;
+        float x[V], result = r.is_max ? -INFINITY : 0.0f;
+        for (long long i = begin + lane * V; i < rest; i += GROUP * V) {
+            mpt__load_some<V>(r.in, base + mpt__locate(r.reduced, r.along, i), x);
+            for (int half = V / 2; half > 0; half /= 2) {
+                for (int k = 0; k < half; k++) x[k] = mpt__combine(r.is_max, x[k], x[k + half]);
+            }
+            result = mpt__combine(r.is_max, result, x[0]);
+        }
+        for (long long i = rest + lane; i < end; i += GROUP) {
+            const long long at = base + mpt__locate(r.reduced, r.along, i);
+            result = mpt__combine(r.is_max, result, mpt__load(r.in.data, r.in.dtype, at));
+        }
+        result = r.is_max ? mpt__group_max<GROUP>(result) : mpt__group_sum<GROUP>(result);
+        if (lane == 0) mpt__reduce_put(r, output, piece % r.chunks, result);
+    }
+}
+
+/* A block for each chunk of each tile of outputs: `width` threads side by side take V outputs each,
+   and the block's MPT__THREADS / width lines of threads take turns at the elements. */
+template <int V> __global__ void mpt__reduce_columns_kernel(mpt__reduction r, int width) {
+    __shared__ float part[MPT__THREADS * V];
+    const int lines = MPT__THREADS / width, line = (int)threadIdx.x / width, tile_size = width * V;
+    const long long tiles = (r.kept.count + tile_size - 1) / tile_size;
+    for (long long piece = blockIdx.x; piece < tiles * r.chunks; piece += gridDim.x) {
+        const long long first = piece % tiles * tile_size, chunk = piece / tiles;
+        const long long begin = chunk * r.chunk + line, column = first + threadIdx.x % width * V;
+        const long long end = column >= r.kept.count ? 0
+                              : (chunk + 1) * r.chunk < r.reduced.count ? (chunk + 1) * r.chunk
+                                                                        : r.reduced.count;
+        const long long base = mpt__locate(r.kept, r.in.stride, column);
+        float x[V], result[V];
+        for (int k = 0; k < V; k++) result[k] = r.is_max ? -INFINITY : 0.0f;
+        for (long long i = begin; i < end; i += lines) {
+            mpt__load_some<V>(r.in, base + mpt__locate(r.reduced, r.along, i), x);
+            for (int k = 0; k < V; k++) result[k] = mpt__combine(r.is_max, result[k], x[k]);
+        }
+        __syncthreads(); /* `part` may still be read for the tile before */
+        for (int k = 0; k < V; k++) part[threadIdx.x * V + k] = result[k];
+        __syncthreads();
+        for (int c = (int)threadIdx.x; c < tile_size && first + c < r.kept.count;
+             c += MPT__THREADS) {
+            float total = part[c];
+            for (int l = 1; l < lines; l++)
+                total = mpt__combine(r.is_max, total, part[l * tile_size + c]);
+            mpt__reduce_put(r, first + c, chunk, total);
+        }
+    }
+}
+
+/* Sorts the dimensions into those that stay and those that go, and chooses the way. Chunks: enough
+   to fill a large card, each long enough to be worth a block. */
+void mpt__reduce_plan(const mpt__cuda_call *call, mpt__reduction *r) {
+    const mpt__launch *launch = call->launch;
+    const mpt__operand &in = launch->operand[0], &out = launch->operand[1];
+    mpt__array going, *staying[2] = {&r->in, &r->out}, *along = &going;
+    int64_t kept[MPT_MAX_RANK], reduced[MPT_MAX_RANK];
+    r->in = mpt__array_of(call, 0);
+    r->out = mpt__array_of(call, 1);
+    going = r->in;
+    for (int d = 0; d < in.rank; d++) {
+        const bool goes = out.shape[d] == 1;
+        kept[d] = goes ? 1 : in.shape[d];
+        reduced[d] = goes ? in.shape[d] : 1;
+    }
+    r->kept = mpt__merge(in.rank, kept, staying, 2);
+    r->reduced = mpt__merge(in.rank, reduced, &along, 1);
+    memcpy(r->along, going.stride, sizeof r->along);
+
+    const long long outputs = r->kept.count, n = r->reduced.count;
+    const int inner_kept = r->kept.rank - 1, inner_reduced = r->reduced.rank - 1;
+    r->by_columns = outputs > 1 && (n < 16 || r->in.stride[inner_kept] < r->along[inner_reduced]);
+    const long long least = r->by_columns ? 64 : 4096, fill = r->by_columns ? 262144 : 1024;
+    const long long most = r->by_columns ? 256 : 1024;
+    long long chunks = outputs > 0 ? fill / outputs : 1;
+    if (chunks > most) chunks = most;
+    if (chunks > (n + least - 1) / least) chunks = (n + least - 1) / least;
+    if (chunks < 1) chunks = 1;
+    r->chunk = ((n + chunks - 1) / chunks + 7) / 8 * 8;
+    r->chunks = n > 0 ? (n + r->chunk - 1) / r->chunk : 1; /* nothing to sum: the identity */
+    r->is_max = launch->function == MPT__FN_MAX;
+    r->divisor = launch->function == MPT__FN_MEAN ? (float)n : 1.0f;
+    r->partial = NULL;
+}
+
+int64_t mpt__cuda_reduce_workspace(const mpt__launch *launch) {
+    mpt__cuda_call call;
+    mpt__reduction r;
+    memset(&call, 0, sizeof call);
+    call.launch = launch;
+    mpt__reduce_plan(&call, &r);
+    return r.chunks > 1 ? r.kept.count * r.chunks * (int64_t)sizeof(float) : 0;
+}
+
+void mpt__reduce_columns(const mpt__cuda_call *call, const mpt__reduction &r) {
+    const bool eights = r.kept.rank > 0 &&
+                        mpt__strides_in_eights(r.in, r.in.stride, r.kept.rank,
+                                               r.kept.shape[r.kept.rank - 1], r.along,
+                                               r.reduced.rank);
+    const long long pieces = r.kept.count / (eights ? 8 : 1);
+    int width = MPT__WARP;
+    while (width > 1 && width / 2 >= pieces) width /= 2;
+    const unsigned int blocks =
+        mpt__blocks(call, (pieces + width - 1) / width * r.chunks * MPT__THREADS);
+    if (eights) {
+        mpt__reduce_columns_kernel<8><<<blocks, MPT__THREADS, 0, call->stream>>>(r, width);
+    } else {
+        mpt__reduce_columns_kernel<1><<<blocks, MPT__THREADS, 0, call->stream>>>(r, width);
+    }
+}
+
+void mpt__reduce_rows(const mpt__cuda_call *call, const mpt__reduction &r) {
+    const int rank = r.reduced.rank;
+    /* A single dimension may end with less than eight; in others every eight lies within a line. */
+    const long long inner = rank > 1 ? r.reduced.shape[rank - 1] : 0;
+    const bool eights =
+        mpt__strides_in_eights(r.in, r.along, rank, inner, r.in.stride, r.kept.rank);
+    const bool is_long = r.chunk > MPT__LINE;
+    const unsigned int blocks =
+        mpt__blocks(call, r.kept.count * r.chunks * (is_long ? MPT__THREADS : MPT__WARP));
+    if (is_long && eights) {
+        mpt__reduce_rows_kernel<MPT__THREADS, 8><<<blocks, MPT__THREADS, 0, call->stream>>>(r);
+    } else if (is_long) {
+        mpt__reduce_rows_kernel<MPT__THREADS, 1><<<blocks, MPT__THREADS, 0, call->stream>>>(r);
+    } else if (eights) {
+        mpt__reduce_rows_kernel<MPT__WARP, 8><<<blocks, MPT__THREADS, 0, call->stream>>>(r);
+    } else {
+        mpt__reduce_rows_kernel<MPT__WARP, 1><<<blocks, MPT__THREADS, 0, call->stream>>>(r);
+    }
+}
+
+/* The second pass of a reduction: combines its partial results. */
+mpt__reduction mpt__reduce_rest(const mpt__reduction &first) {
+    mpt__reduction r = first;
+    long long step = first.by_columns ? 1 : first.chunks;
+    r.in.data = first.partial;
+    r.in.dtype = MPT_F32;
+    for (int d = r.kept.rank - 1; d >= 0; d--) {
+        r.in.stride[d] = step;
+        step *= r.kept.shape[d];
+    }
+    r.reduced.rank = 1;
+    r.reduced.count = r.reduced.shape[0] = r.chunk = first.chunks;
+    r.along[0] = first.by_columns ? first.kept.count : 1;
+    r.chunks = 1;
+    r.partial = NULL;
+    return r;
+}
+
+mpt_status mpt__cuda_reduce(const mpt__cuda_call *call) {
+    mpt__reduction r;
+    mpt__reduce_plan(call, &r);
+    if (r.kept.count == 0) return MPT_OK;
+    if (r.chunks > 1) r.partial = (float *)call->workspace;
+    for (int pass = r.chunks > 1 ? 2 : 1; pass > 0; pass--) {
+        if (r.by_columns) {
+            mpt__reduce_columns(call, r);
+        } else {
+            mpt__reduce_rows(call, r);
+        }
+        if (pass == 2) r = mpt__reduce_rest(r);
+    }
+    return MPT_OK;
+}
+
+/* The lines of [outer, n, inner]: their space, which the arrays' strides are over, and the strides
+   of the arrays along a line. */
+struct mpt__lines {
+    mpt__space space;
+    mpt__array array[3];
+    long long n, along[3];
+    bool log;
+};
+
+/* The maximum of a line and the sum of exp(x - maximum) over it, in one pass: what a thread has is
+   rescaled where its maximum grows. A NaN anywhere, and a line of nothing but -infinity, make the
+   sum NaN. */
+template <int GROUP, int V>
+__device__ __forceinline__ float mpt__line_sum(const mpt__array &array, long long base, long long stride,
+                               long long n, float *most) {
+    float largest = -INFINITY, sum = 0.0f, x[V];
+    for (long long i = threadIdx.x % GROUP * V; i < n; i += GROUP * V) {
+        float above = largest;
+        mpt__load_some<V>(array, base + i * stride, x);
+        for (int k = 0; k < V; k++) above = mpt__larger(above, x[k]);
+        if (above != largest) sum *= expf(largest - above);
+        largest = above;
+        for (int k = 0; k < V; k++) sum += x[k] == -INFINITY ? 0.0f : expf(x[k] - largest);
+    }
+    *most = mpt__group_max<GROUP>(largest);
+    if (largest != *most) sum *= expf(largest - *most);
+    sum = mpt__group_sum<GROUP>(sum);
+    return *most == -INFINITY ? NAN : sum;
+}
+
+__device__ __forceinline__ float mpt__softmax_of(float x, float sum, float log_sum, bool log) {
+    return log ? x - log_sum : expf(x) / sum;
+}
+
+/* [x, y] of lines of any length. */
+template <int GROUP, int V> __global__ void mpt__softmax_kernel(mpt__lines lines) {
+    MPT__EACH_LINE(line, GROUP, lines.space.count) {
+        const long long from = mpt__locate(lines.space, lines.array[0].stride, line);
+        const long long to = mpt__locate(lines.space, lines.array[1].stride, line);
+        float most, x[V];
+        const float sum =
+            mpt__line_sum<GROUP, V>(lines.array[0], from, lines.along[0], lines.n, &most);
+        const float log_sum = logf(sum);
+        for (long long i = threadIdx.x % GROUP * V; i < lines.n; i += GROUP * V) {
+            mpt__load_some<V>(lines.array[0], from + i * lines.along[0], x);
+            for (int k = 0; k < V; k++)
+                x[k] = mpt__softmax_of(x[k] - most, sum, log_sum, lines.log);
+            mpt__put_some<V>(lines.array[1], to + i * lines.along[1], x);
+        }
+    }
+}
+
+/* Eights of lines that a warp holds in registers: MPT__LINE elements. */
+#define MPT__HELD (MPT__LINE / MPT__WARP)
+
+__global__ void mpt__softmax_short_kernel(mpt__lines lines) {
+    const int lane = (int)(threadIdx.x % MPT__WARP);
+    MPT__EACH_LINE(line, MPT__WARP, lines.space.count) {
+        const long long from = mpt__locate(lines.space, lines.array[0].stride, line);
+        const long long to = mpt__locate(lines.space, lines.array[1].stride, line);
+        float x[MPT__HELD], most = -INFINITY, sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < MPT__HELD; j += 8) {
+            const int i = lane * 8 + j * MPT__WARP;
+            for (int k = 0; k < 8; k++) x[j + k] = -INFINITY; /* adds nothing */
+            if (i < lines.n) mpt__load_some<8>(lines.array[0], from + i, x + j);
+            for (int k = 0; k < 8; k++) most = mpt__larger(most, x[j + k]);
+        }
+        most = mpt__group_max<MPT__WARP>(most);
+#pragma unroll
+        for (int j = 0; j < MPT__HELD; j++) {
+            x[j] -= most;
+            const float e = expf(x[j]);
+            if (!lines.log) x[j] = e;
+            sum += e;
+        }
+        sum = mpt__group_sum<MPT__WARP>(sum);
+        const float log_sum = logf(sum);
+#pragma unroll
+        for (int j = 0; j < MPT__HELD; j += 8) {
+            const int i = lane * 8 + j * MPT__WARP;
+            for (int k = 0; k < 8; k++) x[j + k] = lines.log ? x[j + k] - log_sum : x[j + k] / sum;
+            if (i < lines.n) mpt__put_some<8>(lines.array[1], to + i, x + j);
+        }
+    }
+}
+
+/* Softmax: dx = y (dy - sum(dy y)); log_softmax: dx = dy - exp(y) sum(dy). */
+__device__ __forceinline__ float mpt__softmax_slope(float y, float dy, float total, bool log) {
+    return log ? dy - expf(y) * total : y * (dy - total);
+}
+
+/* [y, dy, dx] of lines of any length. */
+template <int GROUP, int V> __global__ void mpt__softmax_backward_kernel(mpt__lines lines) {
+    const long long first = threadIdx.x % GROUP * V, step = GROUP * V;
+    MPT__EACH_LINE(line, GROUP, lines.space.count) {
+        long long base[3];
+        float y[V], dy[V], total = 0.0f;
+        for (int k = 0; k < 3; k++)
+            base[k] = mpt__locate(lines.space, lines.array[k].stride, line);
+        for (long long i = first; i < lines.n; i += step) {
+            mpt__load_some<V>(lines.array[0], base[0] + i * lines.along[0], y);
+            mpt__load_some<V>(lines.array[1], base[1] + i * lines.along[1], dy);
+            for (int k = 0; k < V; k++) total += lines.log ? dy[k] : dy[k] * y[k];
+        }
+        total = mpt__group_sum<GROUP>(total);
+        for (long long i = first; i < lines.n; i += step) {
+            mpt__load_some<V>(lines.array[0], base[0] + i * lines.along[0], y);
+            mpt__load_some<V>(lines.array[1], base[1] + i * lines.along[1], dy);
+            for (int k = 0; k < V; k++) dy[k] = mpt__softmax_slope(y[k], dy[k], total, lines.log);
+            mpt__put_some<V>(lines.array[2], base[2] + i * lines.along[2], dy);
+        }
+    }
+}
+
+__global__ void mpt__softmax_backward_short_kernel(mpt__lines lines) {
+    const int lane = (int)(threadIdx.x % MPT__WARP);
+    MPT__EACH_LINE(line, MPT__WARP, lines.space.count) {
+        long long base[3];
+        float y[MPT__HELD], dy[MPT__HELD], total = 0.0f;
+        for (int k = 0; k < 3; k++)
+            base[k] = mpt__locate(lines.space, lines.array[k].stride, line);
+#pragma unroll
+        for (int j = 0; j < MPT__HELD; j += 8) {
+            const int i = lane * 8 + j * MPT__WARP;
+            for (int k = 0; k < 8; k++) y[j + k] = dy[j + k] = 0.0f;
+            if (i < lines.n) {
+                mpt__load_some<8>(lines.array[0], base[0] + i, y + j);
+                mpt__load_some<8>(lines.array[1], base[1] + i, dy + j);
+            }
+            for (int k = j; k < j + 8; k++) total += lines.log ? dy[k] : dy[k] * y[k];
+        }
+        total = mpt__group_sum<MPT__WARP>(total);
+#pragma unroll
+        for (int j = 0; j < MPT__HELD; j += 8) {
+            const int i = lane * 8 + j * MPT__WARP;
+            for (int k = j; k < j + 8; k++)
+                dy[k] = mpt__softmax_slope(y[k], dy[k], total, lines.log);
+            if (i < lines.n) mpt__put_some<8>(lines.array[2], base[2] + i, dy + j);
+        }
+    }
+}
+
+/* How lines are taken: by one thread each where neighbouring lines lie side by side, else by warps
+   or blocks; in eights where all arrays allow it. Short lines in eights stay in registers. */
+enum mpt__way { MPT__BY_THREADS, MPT__BY_WARPS, MPT__BY_BLOCKS, MPT__BY_BLOCKS_8, MPT__HELD_8 };
+
+mpt__way mpt__lines_of(const mpt__cuda_call *call, int operands, mpt__lines *lines) {
+    const mpt__operand &o = call->launch->operand[0];
+    const int64_t shape[3] = {o.shape[0], 1, o.shape[2]};
+    mpt__array *arrays[3] = {&lines->array[0], &lines->array[1], &lines->array[2]};
+    /* A thread adds up its line one by one, which is not for long ones. */
+    bool eights = true, side_by_side = o.shape[1] <= MPT__LINE;
+    memset(lines, 0, sizeof *lines);
+    lines->n = o.shape[1];
+    lines->log = call->launch->function == MPT__FN_LOG_SOFTMAX;
+    for (int k = 0; k < operands; k++) {
+        lines->array[k] = mpt__array_of(call, k);
+        lines->along[k] = lines->array[k].stride[1];
+    }
+    lines->space = mpt__merge(3, shape, arrays, operands);
+    const int inner = lines->space.rank - 1;
+    for (int k = 0; k < operands; k++) {
+        eights &= mpt__strides_in_eights(lines->array[k], &lines->along[k], 1, lines->n,
+                                         lines->array[k].stride, lines->space.rank);
+        side_by_side &= inner >= 0 && lines->space.shape[inner] >= MPT__WARP &&
+                        lines->array[k].stride[inner] < lines->along[k];
+    }
+    if (side_by_side) return MPT__BY_THREADS;
+    if (lines->n > MPT__LINE) return eights ? MPT__BY_BLOCKS_8 : MPT__BY_BLOCKS;
+    return eights ? MPT__HELD_8 : MPT__BY_WARPS;
+}
+
+unsigned int mpt__line_blocks(const mpt__cuda_call *call, const mpt__lines &lines, mpt__way way) {
+    static const int threads[] = {1, MPT__WARP, MPT__THREADS, MPT__THREADS, MPT__WARP};
+    return mpt__blocks(call, lines.space.count * threads[way]);
+}
+
+mpt_status mpt__cuda_softmax(const mpt__cuda_call *call) {
+    mpt__lines lines;
+    const mpt__way way = mpt__lines_of(call, 2, &lines);
+    const unsigned int blocks = mpt__line_blocks(call, lines, way), threads = MPT__THREADS;
+    if (lines.space.count == 0 || lines.n == 0) return MPT_OK;
+    switch (way) {
+    case MPT__BY_THREADS:
+        mpt__softmax_kernel<1, 1><<<blocks, threads, 0, call->stream>>>(lines);
+        break;
+    case MPT__BY_WARPS:
+        mpt__softmax_kernel<MPT__WARP, 1><<<blocks, threads, 0, call->stream>>>(lines);
+        break;
+    case MPT__BY_BLOCKS:
+        mpt__softmax_kernel<MPT__THREADS, 1><<<blocks, threads, 0, call->stream>>>(lines);
+        break;
+    case MPT__BY_BLOCKS_8:
+        mpt__softmax_kernel<MPT__THREADS, 8><<<blocks, threads, 0, call->stream>>>(lines);
+        break;
+    case MPT__HELD_8:
+        mpt__softmax_short_kernel<<<blocks, threads, 0, call->stream>>>(lines);
+        break;
+    }
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_softmax_backward(const mpt__cuda_call *call) {
+    mpt__lines lines;
+    const mpt__way way = mpt__lines_of(call, 3, &lines);
+    const unsigned int blocks = mpt__line_blocks(call, lines, way), threads = MPT__THREADS;
+    if (lines.space.count == 0 || lines.n == 0) return MPT_OK;
+    switch (way) {
+    case MPT__BY_THREADS:
+        mpt__softmax_backward_kernel<1, 1><<<blocks, threads, 0, call->stream>>>(lines);
+        break;
+    case MPT__BY_WARPS:
+        mpt__softmax_backward_kernel<MPT__WARP, 1><<<blocks, threads, 0, call->stream>>>(lines);
+        break;
+    case MPT__BY_BLOCKS:
+        mpt__softmax_backward_kernel<MPT__THREADS, 1><<<blocks, threads, 0, call->stream>>>(lines);
+        break;
+    case MPT__BY_BLOCKS_8:
+        mpt__softmax_backward_kernel<MPT__THREADS, 8><<<blocks, threads, 0, call->stream>>>(lines);
+        break;
+    case MPT__HELD_8:
+        mpt__softmax_backward_short_kernel<<<blocks, threads, 0, call->stream>>>(lines);
+        break;
+    }
+    return MPT_OK;
+}
+
 /* ==== Losses: NLL, NLL_BACKWARD, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, METRIC_ADD ==== */
+
+/* What the losses and their backward share. Absent operands have no data. */
+struct mpt__loss {
+    mpt__array x, target, weight, divisor, gradient, log_sum, out;
+    long long rows, classes, ignore, number; /* number: of the launch */
+    float smoothing;
+    int reduction; /* mpt_reduction */
+    bool from_logits;
+    float *row_loss, *row_weight; /* [rows] */
+    mpt__scalar *scalars;
+};
+
+enum { MPT__IGNORED = -1, MPT__BAD = -2 };
+
+/* The class of a sample, or one of the above. */
+__device__ __forceinline__ long long mpt__class_of(const mpt__loss &loss, long long row) {
+    const long long t = ((const long long *)loss.target.data)[row * loss.target.stride[0]];
+    return t == loss.ignore ? MPT__IGNORED : t < 0 || t >= loss.classes ? MPT__BAD : t;
+}
+
+__device__ __forceinline__ float mpt__class_weight(const mpt__loss &loss, long long c) {
+    if (loss.weight.data == NULL) return 1.0f;
+    return mpt__load(loss.weight.data, loss.weight.dtype, c * loss.weight.stride[0]);
+}
+
+__device__ __forceinline__ float mpt__logit(const mpt__loss &loss, long long row, long long c) {
+    return mpt__load(loss.x.data, loss.x.dtype, row * loss.x.stride[0] + c * loss.x.stride[1]);
+}
+
+/* Sets the error word unless an earlier error stands there. */
+__device__ void mpt__raise(mpt__scalar *scalars, long long status, long long number,
+                           long long index) {
+    unsigned long long *word = (unsigned long long *)&scalars[MPT__SLOT_ERROR].i;
+    if (atomicCAS(word, 0ull, (unsigned long long)status) != 0) return;
+    scalars[MPT__SLOT_ERROR_LAUNCH].i = number;
+    scalars[MPT__SLOT_ERROR_INDEX].i = index;
+}
+
+/* Loss and weight of one sample, by one group. From logits: (1 - e) w (lse - x[t]) + e / C
+   sum_c w_c (lse - x_c), the maximum kept apart so that large logits lose no digits. */
+template <int GROUP, int V>
+__device__ __forceinline__ void mpt__loss_row(const mpt__loss &loss, long long row) {
+    const long long t = mpt__class_of(loss, row);
+    float most = 0.0f, log_sum = 0.0f, all = 0.0f, weight = 0.0f, result = 0.0f;
+    if (loss.from_logits) {
+        const long long base = row * loss.x.stride[0];
+        log_sum =
+            logf(mpt__line_sum<GROUP, V>(loss.x, base, loss.x.stride[1], loss.classes, &most));
+    }
+    if (t >= 0 && loss.smoothing != 0.0f) {
+        for (long long c = threadIdx.x % GROUP; c < loss.classes; c += GROUP)
+            all += mpt__class_weight(loss, c) * (log_sum - (mpt__logit(loss, row, c) - most));
+        all = mpt__group_sum<GROUP>(all);
+    }
+    if (threadIdx.x % GROUP != 0) return;
+    if (t >= 0) {
+        weight = mpt__class_weight(loss, t);
+        result = weight * (log_sum - (mpt__logit(loss, row, t) - most));
+        if (loss.smoothing != 0.0f)
+            result = (1.0f - loss.smoothing) * result + loss.smoothing / (float)loss.classes * all;
+    }
+    if (loss.from_logits) {
+        mpt__put(loss.log_sum, row * loss.log_sum.stride[0], most);
+        mpt__put(loss.log_sum, row * loss.log_sum.stride[0] + loss.log_sum.stride[1], log_sum);
+    }
+    if (loss.reduction == MPT_NONE) mpt__put(loss.out, row * loss.out.stride[0], result);
+    loss.row_loss[row] = result;
+    loss.row_weight[row] = weight;
+}
+
+/* By one block, after all rows: the sums over the samples, and the first bad target, which is among
+   the samples of weight 0. */
+__device__ void mpt__loss_finish(const mpt__loss &loss) {
+    __shared__ unsigned long long first_bad;
+    float sum = 0.0f, weight = 0.0f;
+    if (threadIdx.x == 0) first_bad = ~0ull;
+    __syncthreads();
+    for (long long row = threadIdx.x; row < loss.rows; row += blockDim.x) {
+        sum += loss.row_loss[row];
+        weight += loss.row_weight[row];
+        if (loss.row_weight[row] == 0.0f && mpt__class_of(loss, row) == MPT__BAD)
+            atomicMin(&first_bad, (unsigned long long)row);
+    }
+    sum = mpt__block_sum(sum);
+    weight = mpt__block_sum(weight); /* and a barrier, after which first_bad stands */
+    if (threadIdx.x != 0) return;
+    const float by = loss.reduction == MPT_MEAN ? weight : 1.0f;
+    if (loss.reduction != MPT_NONE) mpt__put(loss.out, 0, sum / by);
+    mpt__put(loss.divisor, 0, by);
+    if (first_bad != ~0ull)
+        mpt__raise(loss.scalars, MPT_ERROR_INDEX, loss.number, (long long)first_bad);
+}
+
+/* Few samples fit in one block, which then finishes the loss by itself. */
+#define MPT__LOSS_THREADS 512
+#define MPT__LOSS_ROWS 128
+
+template <int GROUP, int V>
+__global__ void __launch_bounds__(MPT__LOSS_THREADS, 2) mpt__loss_kernel(mpt__loss loss) {
+    MPT__EACH_LINE(row, GROUP, loss.rows) mpt__loss_row<GROUP, V>(loss, row);
+    if (blockDim.x != MPT__LOSS_THREADS) return;
+    __syncthreads();
+    mpt__loss_finish(loss);
+}
+
+__global__ void __launch_bounds__(MPT__LOSS_THREADS, 2) mpt__loss_finish_kernel(mpt__loss loss) {
+    mpt__loss_finish(loss);
+}
+
+mpt__loss mpt__loss_of(const mpt__cuda_call *call, int shape_of, bool from_logits) {
+    const mpt__launch *launch = call->launch;
+    mpt__loss loss;
+    memset(&loss, 0, sizeof loss);
+    loss.rows = launch->operand[shape_of].shape[0];
+    loss.classes = launch->operand[shape_of].shape[1];
+    loss.ignore = launch->index[0];
+    loss.number = launch->number;
+    loss.smoothing = from_logits ? (float)launch->imm[0] : 0.0f;
+    loss.reduction = launch->reduction;
+    loss.from_logits = from_logits;
+    loss.scalars = call->scalars;
+    return loss;
+}
+
+bool mpt__rows_in_eights(const mpt__array &array, long long classes) {
+    return mpt__strides_in_eights(array, &array.stride[1], 1, classes, array.stride, 1);
+}
+
+int64_t mpt__cuda_nll_workspace(const mpt__launch *launch) {
+    return launch->operand[0].shape[0] * 2 * (int64_t)sizeof(float);
+}
+int64_t mpt__cuda_cross_entropy_workspace(const mpt__launch *launch) {
+    return mpt__cuda_nll_workspace(launch);
+}
+
+/* Operands as NLL has them; those of CROSS_ENTROPY begin alike. */
+mpt_status mpt__loss_run(const mpt__cuda_call *call, bool from_logits) {
+    mpt__loss loss = mpt__loss_of(call, 0, from_logits);
+    mpt__array *array[6] = {&loss.x,   &loss.target,  &loss.weight,
+                            &loss.out, &loss.divisor, &loss.log_sum};
+    for (int i = 0; i < (from_logits ? 6 : 5); i++) *array[i] = mpt__array_of(call, i);
+    loss.row_loss = (float *)call->workspace;
+    loss.row_weight = loss.row_loss + loss.rows;
+
+    const bool eights = mpt__rows_in_eights(loss.x, loss.classes);
+    const bool by_blocks = from_logits && loss.classes > MPT__LINE;
+    const bool alone = loss.rows <= MPT__LOSS_ROWS && !by_blocks;
+    const int group = !from_logits ? 1 : by_blocks ? MPT__THREADS : MPT__WARP;
+    const unsigned int threads = alone ? MPT__LOSS_THREADS : MPT__THREADS;
+    const unsigned int blocks = alone ? 1 : mpt__blocks(call, loss.rows * group);
+    if (!from_logits) {
+        mpt__loss_kernel<1, 1><<<blocks, threads, 0, call->stream>>>(loss);
+    } else if (by_blocks && eights) {
+        mpt__loss_kernel<MPT__THREADS, 8><<<blocks, threads, 0, call->stream>>>(loss);
+    } else if (by_blocks) {
+        mpt__loss_kernel<MPT__THREADS, 1><<<blocks, threads, 0, call->stream>>>(loss);
+    } else if (eights) {
+        mpt__loss_kernel<MPT__WARP, 8><<<blocks, threads, 0, call->stream>>>(loss);
+    } else {
+        mpt__loss_kernel<MPT__WARP, 1><<<blocks, threads, 0, call->stream>>>(loss);
+    }
+    if (!alone) mpt__loss_finish_kernel<<<1, MPT__LOSS_THREADS, 0, call->stream>>>(loss);
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_nll(const mpt__cuda_call *call) { return mpt__loss_run(call, false); }
+mpt_status mpt__cuda_cross_entropy(const mpt__cuda_call *call) { return mpt__loss_run(call, true); }
+
+/* What a sample's loss gets of the gradient: dloss, divided where the loss was a mean. */
+__device__ __forceinline__ float mpt__row_gradient(const mpt__loss &loss, long long row) {
+    const long long at = loss.reduction == MPT_NONE ? row * loss.gradient.stride[0] : 0;
+    const float g = mpt__load(loss.gradient.data, loss.gradient.dtype, at);
+    if (loss.reduction != MPT_MEAN) return g;
+    return g / mpt__load(loss.divisor.data, loss.divisor.dtype, 0);
+}
+
+/* The gradient of a sample, by a group. NLL: -g w at the target. From logits, with p = softmax(x):
+   g ((1 - e) w_t (p - onehot) + e / C (p sum(w) - w)). Ignored samples get 0; and an infinite g
+   leaves those classes 0 whose factor is 0. */
+template <int GROUP, int V> __global__ void mpt__loss_backward_kernel(mpt__loss loss) {
+    const long long first = threadIdx.x % GROUP * V;
+    const float smooth = loss.smoothing / (float)loss.classes;
+    float weight_sum = (float)loss.classes;
+    if (smooth != 0.0f && loss.weight.data != NULL) {
+        weight_sum = 0.0f;
+        for (long long c = threadIdx.x % GROUP; c < loss.classes; c += GROUP)
+            weight_sum += mpt__class_weight(loss, c);
+        weight_sum = mpt__group_sum<GROUP>(weight_sum);
+    }
+    MPT__EACH_LINE(row, GROUP, loss.rows) {
+        const long long t = mpt__class_of(loss, row), sums = row * loss.log_sum.stride[0];
+        float scale = 0.0f, g = 0.0f, most = 0.0f, log_sum = 0.0f, x[V];
+        if (t >= 0) {
+            scale = (1.0f - loss.smoothing) * mpt__class_weight(loss, t);
+            g = mpt__row_gradient(loss, row);
+        }
+        if (loss.log_sum.data != NULL) {
+            most = mpt__load(loss.log_sum.data, loss.log_sum.dtype, sums);
+            log_sum =
+                mpt__load(loss.log_sum.data, loss.log_sum.dtype, sums + loss.log_sum.stride[1]);
+        }
+        for (long long c = first; c < loss.classes; c += GROUP * V) {
+            const bool slopes = loss.from_logits && t >= 0;
+            if (slopes)
+                mpt__load_some<V>(loss.x, row * loss.x.stride[0] + c * loss.x.stride[1], x);
+            for (int k = 0; k < V; k++) {
+                const float p = slopes ? expf(x[k] - most - log_sum) : 0.0f;
+                float dx = scale * p;
+                if (slopes && smooth != 0.0f)
+                    dx += smooth * (p * weight_sum - mpt__class_weight(loss, c + k));
+                if (c + k == t) dx -= scale;
+                x[k] = t < 0 || dx == 0.0f ? 0.0f : g * dx;
+            }
+            mpt__put_some<V>(loss.out, row * loss.out.stride[0] + c * loss.out.stride[1], x);
+        }
+    }
+}
+
+/* `first` is the operand of the targets; weights, divisor and dloss follow it. */
+mpt_status mpt__loss_backward(const mpt__cuda_call *call, bool from_logits) {
+    const int first = from_logits ? 1 : 0, out = from_logits ? 6 : 4;
+    mpt__loss loss = mpt__loss_of(call, out, from_logits);
+    mpt__array *array[4] = {&loss.target, &loss.weight, &loss.divisor, &loss.gradient};
+    for (int i = 0; i < 4; i++) *array[i] = mpt__array_of(call, first + i);
+    loss.out = mpt__array_of(call, out);
+    if (from_logits) {
+        loss.x = mpt__array_of(call, 0);
+        loss.log_sum = mpt__array_of(call, 5);
+    }
+    if (loss.rows == 0 || loss.classes == 0) return MPT_OK;
+
+    const bool eights = mpt__rows_in_eights(loss.out, loss.classes) &&
+                        (!from_logits || mpt__rows_in_eights(loss.x, loss.classes));
+    const bool by_blocks = loss.classes > MPT__LINE;
+    const unsigned int threads = MPT__THREADS;
+    const unsigned int blocks =
+        mpt__blocks(call, loss.rows * (by_blocks ? MPT__THREADS : MPT__WARP));
+    if (by_blocks && eights) {
+        mpt__loss_backward_kernel<MPT__THREADS, 8><<<blocks, threads, 0, call->stream>>>(loss);
+    } else if (by_blocks) {
+        mpt__loss_backward_kernel<MPT__THREADS, 1><<<blocks, threads, 0, call->stream>>>(loss);
+    } else if (eights) {
+        mpt__loss_backward_kernel<MPT__WARP, 8><<<blocks, threads, 0, call->stream>>>(loss);
+    } else {
+        mpt__loss_backward_kernel<MPT__WARP, 1><<<blocks, threads, 0, call->stream>>>(loss);
+    }
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_nll_backward(const mpt__cuda_call *call) {
+    return mpt__loss_backward(call, false);
+}
+mpt_status mpt__cuda_cross_entropy_backward(const mpt__cuda_call *call) {
+    return mpt__loss_backward(call, true);
+}
+
+__global__ void mpt__metric_add_kernel(mpt__array value, mpt__scalar *sum, mpt__scalar *count) {
+    sum->f += value.dtype == MPT_F64 ? *(const double *)value.data
+                                     : (double)mpt__load(value.data, value.dtype, 0);
+    count->i++;
+}
+
+mpt_status mpt__cuda_metric_add(const mpt__cuda_call *call) {
+    const uint16_t *slot = call->launch->slot;
+    mpt__metric_add_kernel<<<1, 1, 0, call->stream>>>(mpt__array_of(call, 0),
+                                                      call->scalars + slot[0],
+                                                      call->scalars + slot[1]);
+    return MPT_OK;
+}
 
 /* ==== Matrix products: GEMM ====
  *
@@ -1375,10 +2996,894 @@ mpt__cuda_products *mpt__cuda_products_create(mpt__cuda *cuda) {
 
 /* ==== Optimizers and scaler ==== */
 
+/* The segments of a launch, cut into chunks of `size` elements that are numbered through. How many
+   chunks there are stands in device memory; the host knows that they are not more than `most`. */
+struct mpt__segments {
+    const long long *rows;
+    long long count, size, most;
+};
+
+/* The chunk that a block has under way. */
+struct mpt__chunk {
+    long long segment, before; /* chunks of earlier segments */
+    long long first, count;    /* elements */
+};
+
+/* Operand `position` of a launch over the elements of operand 0. Large chunks make fewer partial
+   sums, small ones spread a small net over the card. */
+mpt__segments mpt__segments_of(const mpt__launch *launch, int position, const void *rows) {
+    const long long elements = mpt__numel(launch->operand[0]);
+    mpt__segments segments;
+    segments.rows = (const long long *)rows;
+    segments.count = launch->operand[position].shape[0];
+    segments.size = elements > 4 << 20 ? 8192 : 2048;
+    segments.most = elements / segments.size + segments.count;
+    return segments;
+}
+
+unsigned int mpt__segment_blocks(const mpt__cuda_call *call, const mpt__segments &segments) {
+    return mpt__blocks(call, segments.most * MPT__THREADS);
+}
+
+/* Moves on to chunk `number`, which does not lie before the last one; false behind the end. Every
+   warp looks for itself, at 32 segments at a time. */
+__device__ bool mpt__seek(const mpt__segments &segments, long long number, mpt__chunk &chunk) {
+    const int lane = threadIdx.x % MPT__WARP;
+    while (chunk.segment < segments.count) {
+        const long long segment = chunk.segment + lane;
+        const long long *row = segments.rows + segment * MPT__SEGMENT_FIELDS;
+        const long long own = segment < segments.count
+                                  ? (row[MPT__SEGMENT_COUNT] + segments.size - 1) / segments.size
+                                  : 0;
+        long long sum = own;
+        for (int step = 1; step < MPT__WARP; step *= 2) {
+            const long long earlier = __shfl_up_sync(MPT__ALL, sum, step);
+            if (lane >= step) sum += earlier;
+        }
+        const unsigned int past = __ballot_sync(MPT__ALL, chunk.before + sum > number);
+        const int here = past != 0 ? __ffs((int)past) - 1 : MPT__WARP - 1;
+        chunk.before += __shfl_sync(MPT__ALL, past != 0 ? sum - own : sum, here);
+        chunk.segment += past != 0 ? here : MPT__WARP;
+        if (past != 0) {
+            row = segments.rows + chunk.segment * MPT__SEGMENT_FIELDS;
+            const long long begin = (number - chunk.before) * segments.size;
+            chunk.first = row[MPT__SEGMENT_OFFSET] + begin;
+            chunk.count = row[MPT__SEGMENT_COUNT] - begin;
+            if (chunk.count > segments.size) chunk.count = segments.size;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The loop of a block over the pieces of a chunk. */
+#define MPT__EACH_OF_BLOCK(i, count) for (long long i = threadIdx.x; i < (count); i += MPT__THREADS)
+
+/* Pieces of eight in a chunk of arrays whose memory is aligned, or not. */
+__device__ __forceinline__ long long mpt__chunk_eights(const mpt__chunk &chunk, bool aligned) {
+    return aligned && chunk.first % 8 == 0 ? chunk.count / 8 : 0;
+}
+
+/* A device scalar used as a factor; slot 0: 1. */
+__device__ __forceinline__ float mpt__factor(const mpt__scalar *scalars, int slot) {
+    return slot != 0 ? (float)scalars[slot].f : 1.0f;
+}
+
+struct mpt__slots {
+    unsigned short at[MPT__MAX_SLOTS];
+};
+
+mpt__slots mpt__slots_of(const mpt__launch *launch) {
+    mpt__slots slots;
+    memcpy(slots.at, launch->slot, sizeof slots.at);
+    return slots;
+}
+
+/* ---- Gradients ---- */
+
+/* Of one chunk. */
+struct mpt__norm_part {
+    double squares;
+    long long nonfinite;
+};
+
+struct mpt__gradients {
+    float *data;
+    bool aligned;
+    float limit;
+    mpt__segments segments;
+    mpt__slots slot;
+    mpt__scalar *scalars;
+    mpt__norm_part *part; /* [segments.most] */
+};
+
+mpt__gradients mpt__gradients_of(const mpt__cuda_call *call) {
+    mpt__gradients g;
+    memset(&g, 0, sizeof g);
+    g.data = (float *)call->data[0];
+    g.aligned = (uintptr_t)g.data % 16 == 0;
+    g.limit = (float)call->launch->imm[0];
+    g.segments = mpt__segments_of(call->launch, 1, call->data[1]);
+    g.slot = mpt__slots_of(call->launch);
+    g.scalars = call->scalars;
+    g.part = (mpt__norm_part *)call->workspace;
+    return g;
+}
+
+/* 1 / scale where a loss scale is given. */
+__device__ __forceinline__ float mpt__norm_multiplier(const mpt__gradients &g) {
+    if (g.slot.at[3] != 0) return (float)(1 / g.scalars[g.slot.at[3]].f);
+    return mpt__factor(g.scalars, g.slot.at[0]);
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__add_squares(const mpt__gradients &g, float multiplier,
+                                                 long long at, mpt__norm_part &part) {
+    float x[N];
+    mpt__read<N>(g.data, MPT_F32, at, x);
+    for (int i = 0; i < N; i++) {
+        const float product = x[i] * multiplier; /* infinity times 0 is NaN */
+        if (!mpt__is_finite(product)) part.nonfinite = 1;
+        if (g.slot.at[2] != 0) part.squares += (double)product * (double)product;
+    }
+}
+
+/* The tree: a thread's elements of a chunk, the threads of a block, then the chunks likewise. */
+__global__ void mpt__norm_parts_kernel(const mpt__gradients g) {
+    const float multiplier = mpt__norm_multiplier(g);
+    mpt__chunk chunk = {0, 0, 0, 0};
+    for (long long number = blockIdx.x; number < g.segments.most; number += gridDim.x) {
+        mpt__norm_part part = {0, 0};
+        if (mpt__seek(g.segments, number, chunk)) {
+            const long long eights = mpt__chunk_eights(chunk, g.aligned);
+            MPT__EACH_OF_BLOCK(i, eights) {
+                mpt__add_squares<8>(g, multiplier, chunk.first + 8 * i, part);
+            }
+            MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
+                mpt__add_squares<1>(g, multiplier, chunk.first + 8 * eights + i, part);
+            }
+        }
+        part.squares = mpt__block_sum(part.squares);
+        part.nonfinite = __syncthreads_or(part.nonfinite != 0);
+        if (threadIdx.x == 0) g.part[number] = part;
+    }
+}
+
+/* One block: adds up the parts and sets the slots. */
+__global__ void mpt__norm_finish_kernel(const mpt__gradients g, bool joined) {
+    mpt__norm_part all = {0, 0};
+    for (long long i = threadIdx.x; i < g.segments.most; i += blockDim.x) {
+        all.squares += g.part[i].squares;
+        all.nonfinite |= g.part[i].nonfinite;
+    }
+    all.squares = mpt__block_sum(all.squares);
+    all.nonfinite = __syncthreads_or(all.nonfinite != 0);
+    if (threadIdx.x != 0) return;
+    if (g.slot.at[3] != 0) g.scalars[g.slot.at[0]].f = (double)mpt__norm_multiplier(g);
+    if (g.slot.at[1] != 0 && (g.slot.at[3] != 0 || all.nonfinite != 0))
+        g.scalars[g.slot.at[1]].i = all.nonfinite;
+    if (g.slot.at[2] != 0) {
+        double *norm = &g.scalars[g.slot.at[2]].f;
+        *norm = sqrt((joined ? *norm * *norm : 0.0) + all.squares);
+    }
+}
+
+int64_t mpt__cuda_grad_norm_workspace(const mpt__launch *launch) {
+    return mpt__segments_of(launch, 1, NULL).most * (int64_t)sizeof(mpt__norm_part);
+}
+
+mpt_status mpt__cuda_grad_norm(const mpt__cuda_call *call) {
+    const mpt__gradients g = mpt__gradients_of(call);
+    if (g.segments.most > 0) {
+        mpt__norm_parts_kernel<<<mpt__segment_blocks(call, g.segments), MPT__THREADS, 0,
+                                 call->stream>>>(g);
+    }
+    mpt__norm_finish_kernel<<<1, 4 * MPT__THREADS, 0, call->stream>>>(g,
+                                                                      call->launch->index[0] != 0);
+    return MPT_OK;
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__scale_at(const mpt__gradients &g, float multiplier,
+                                              long long at) {
+    float x[N];
+    mpt__read<N>(g.data, MPT_F32, at, x);
+    for (int i = 0; i < N; i++) {
+        x[i] *= multiplier;
+        if (g.limit > 0) x[i] = x[i] > g.limit ? g.limit : x[i] < -g.limit ? -g.limit : x[i];
+    }
+    mpt__write<N>(g.data, MPT_F32, at, x);
+}
+
+__global__ void mpt__grad_scale_kernel(const mpt__gradients g) {
+    const float multiplier = mpt__factor(g.scalars, g.slot.at[0]);
+    mpt__chunk chunk = {0, 0, 0, 0};
+    for (long long number = blockIdx.x; mpt__seek(g.segments, number, chunk); number += gridDim.x) {
+        const long long eights = mpt__chunk_eights(chunk, g.aligned);
+        MPT__EACH_OF_BLOCK(i, eights) { mpt__scale_at<8>(g, multiplier, chunk.first + 8 * i); }
+        MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
+            mpt__scale_at<1>(g, multiplier, chunk.first + 8 * eights + i);
+        }
+    }
+}
+
+mpt_status mpt__cuda_grad_scale(const mpt__cuda_call *call) {
+    const mpt__gradients g = mpt__gradients_of(call);
+    if (g.segments.most == 0) return MPT_OK;
+    mpt__grad_scale_kernel<<<mpt__segment_blocks(call, g.segments), MPT__THREADS, 0,
+                             call->stream>>>(g);
+    return MPT_OK;
+}
+
+/* ---- Updates ---- */
+
+struct mpt__update {
+    void *param; /* of `dtype`; with a master only written */
+    int dtype;
+    float *master, *first, *second; /* NULL: absent */
+    const float *gradient;
+    bool aligned, adam, variant; /* Nesterov; decoupled decay */
+    float keep1, add1;           /* momentum, 1 - dampening; beta1, 1 - beta1 */
+    float keep2, add2, eps, decay;
+    double imm[4];
+    mpt__segments segments;
+    long long *steps;
+    const double *rates; /* NULL: the rate is in slot[0] */
+    long long rate_count;
+    long long commit; /* 0, 1: the segments' step counts, 2: and the applied steps */
+    mpt__slots slot;
+    mpt__scalar *scalars;
+};
+
+/* What depends on the step count of a segment. */
+struct mpt__pace {
+    float lr; /* of Adam: over c1 */
+    float root_factor, shrink;
+    bool fresh; /* no update before this one */
+};
+
+/* base^exponent by repeated squaring. */
+__device__ double mpt__power(double base, long long exponent) {
+    double result = 1;
+    for (; exponent > 0; exponent /= 2) {
+        if (exponent % 2 != 0) result *= base;
+        base *= base;
+    }
+    return result;
+}
+
+__device__ mpt__pace mpt__pace_of(const mpt__update &u, long long segment) {
+    const long long step =
+        u.steps[u.segments.rows[segment * MPT__SEGMENT_FIELDS + MPT__SEGMENT_STEP]];
+    mpt__pace pace = {0, 0, 0, step == 0};
+    double lr = u.scalars[u.slot.at[0]].f;
+    if (u.rates != NULL) {
+        const long long at = u.scalars[u.slot.at[3]].i - u.scalars[u.slot.at[4]].i;
+        lr = u.rates[at < 0 ? 0 : at < u.rate_count ? at : u.rate_count - 1];
+    }
+    pace.lr = (float)lr;
+    if (u.adam) {
+        pace.lr = (float)(lr / (1 - mpt__power(u.imm[0], step + 1)));
+        pace.root_factor = (float)(1 / sqrt(1 - mpt__power(u.imm[1], step + 1)));
+        pace.shrink = (float)(lr * u.imm[3]);
+    }
+    return pace;
+}
+
+/* g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
+   p -= lr (g + momentum m). */
+__device__ __forceinline__ void mpt__sgd_of(const mpt__update &u, const mpt__pace &pace, float &p,
+                                            float g, float &m) {
+    if (u.decay != 0) g += u.decay * p;
+    if (u.first != NULL) {
+        m = pace.fresh ? g : u.keep1 * m + u.add1 * g;
+        g = u.variant ? g + u.keep1 * m : m;
+    }
+    p -= pace.lr * g;
+}
+
+/* PyTorch's fused form, but with 1 / sqrt(c2) as a factor. */
+__device__ __forceinline__ void mpt__adam_of(const mpt__update &u, const mpt__pace &pace, float &p,
+                                             float g, float &m, float &v) {
+    if (u.variant) {
+        p -= pace.shrink * p;
+    } else if (u.decay != 0) {
+        g += u.decay * p;
+    }
+    m = u.keep1 * m + u.add1 * g;
+    v = u.keep2 * v + u.add2 * g * g;
+    p -= pace.lr * m / (sqrtf(v) * pace.root_factor + u.eps);
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__pace &pace,
+                                               float multiplier, long long at) {
+    float p[N], g[N], m[N] = {0}, v[N] = {0};
+    mpt__read<N>(u.gradient, MPT_F32, at, g);
+    if (u.first != NULL) mpt__read<N>(u.first, MPT_F32, at, m);
+    if (u.second != NULL) mpt__read<N>(u.second, MPT_F32, at, v);
+    if (u.master != NULL) {
+        mpt__read<N>(u.master, MPT_F32, at, p);
+    } else {
+        mpt__read<N>(u.param, u.dtype, at, p);
+    }
+    for (int i = 0; i < N; i++) {
+        if (u.adam) {
+            mpt__adam_of(u, pace, p[i], g[i] * multiplier, m[i], v[i]);
+        } else {
+            mpt__sgd_of(u, pace, p[i], g[i] * multiplier, m[i]);
+        }
+    }
+    if (u.first != NULL) mpt__write<N>(u.first, MPT_F32, at, m);
+    if (u.second != NULL) mpt__write<N>(u.second, MPT_F32, at, v);
+    if (u.master != NULL) mpt__write<N>(u.master, MPT_F32, at, p);
+    mpt__write<N>(u.param, u.dtype, at, p);
+}
+
+__global__ void mpt__update_kernel(const mpt__update u) {
+    __shared__ mpt__pace pace;
+    const float multiplier = mpt__factor(u.scalars, u.slot.at[1]);
+    mpt__chunk chunk = {0, 0, 0, 0};
+    long long segment = -1;
+    if (!mpt__gate_open(u.scalars, u.slot.at[2])) return;
+    for (long long number = blockIdx.x; mpt__seek(u.segments, number, chunk); number += gridDim.x) {
+        if (chunk.segment != segment) {
+            segment = chunk.segment;
+            __syncthreads(); /* the pace may still be in use for an earlier segment */
+            if (threadIdx.x == 0) pace = mpt__pace_of(u, segment);
+            __syncthreads();
+        }
+        const long long eights = mpt__chunk_eights(chunk, u.aligned);
+        MPT__EACH_OF_BLOCK(i, eights) {
+            mpt__update_at<8>(u, pace, multiplier, chunk.first + 8 * i);
+        }
+        MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
+            mpt__update_at<1>(u, pace, multiplier, chunk.first + 8 * eights + i);
+        }
+    }
+}
+
+/* The end of an update: its steps are counted. One block. */
+__global__ void mpt__commit_kernel(const mpt__update u) {
+    if (!mpt__gate_open(u.scalars, u.slot.at[2])) return;
+    MPT__EACH_OF_BLOCK(segment, u.segments.count) {
+        const long long *row = u.segments.rows + segment * MPT__SEGMENT_FIELDS;
+        for (long long i = 0; i < row[MPT__SEGMENT_STEPS]; i++)
+            u.steps[row[MPT__SEGMENT_STEP] + i]++;
+    }
+    if (u.commit == 2 && threadIdx.x == 0) u.scalars[u.slot.at[3]].i++;
+}
+
+/* What both optimizers have. */
+mpt__update mpt__update_of(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__update u;
+    memset(&u, 0, sizeof u);
+    u.param = call->data[0];
+    u.dtype = launch->operand[0].dtype;
+    u.master = (float *)call->data[1];
+    u.gradient = (const float *)call->data[2];
+    u.first = (float *)call->data[3];
+    u.keep1 = (float)launch->imm[0];
+    u.variant = launch->index[0] == 1;
+    memcpy(u.imm, launch->imm, sizeof u.imm);
+    u.segments = mpt__segments_of(launch, 4, call->data[4]);
+    u.steps = (long long *)call->data[5];
+    u.rates = launch->n_operands > 7 ? (const double *)call->data[7] : NULL;
+    u.rate_count = u.rates != NULL ? launch->operand[7].shape[0] : 0;
+    u.commit = launch->index[1];
+    u.slot = mpt__slots_of(launch);
+    u.scalars = call->scalars;
+    return u;
+}
+
+mpt_status mpt__run_update(const mpt__cuda_call *call, mpt__update *u) {
+    const void *arrays[5] = {u->param, u->master, u->gradient, u->first, u->second};
+    u->aligned = mpt__is_streamed(u->dtype);
+    for (int i = 0; i < 5; i++) u->aligned = u->aligned && (uintptr_t)arrays[i] % 16 == 0;
+    if (u->segments.most > 0) {
+        mpt__update_kernel<<<mpt__segment_blocks(call, u->segments), MPT__THREADS, 0,
+                             call->stream>>>(*u);
+    }
+    if (u->commit != 0) mpt__commit_kernel<<<1, MPT__THREADS, 0, call->stream>>>(*u);
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_sgd(const mpt__cuda_call *call) {
+    mpt__update u = mpt__update_of(call);
+    u.add1 = (float)(1 - u.imm[1]);
+    u.decay = (float)u.imm[2];
+    return mpt__run_update(call, &u);
+}
+
+mpt_status mpt__cuda_adam(const mpt__cuda_call *call) {
+    mpt__update u = mpt__update_of(call);
+    u.adam = true;
+    u.second = (float *)call->data[6];
+    u.add1 = (float)(1 - u.imm[0]);
+    u.keep2 = (float)u.imm[1];
+    u.add2 = (float)(1 - u.imm[1]);
+    u.eps = (float)u.imm[2];
+    u.decay = (float)u.imm[3];
+    return mpt__run_update(call, &u);
+}
+
+/* ---- Scalars ---- */
+
+/* A NaN norm makes the multiplier NaN, as in PyTorch. */
+__global__ void mpt__clip_kernel(mpt__scalar *multiplier, const mpt__scalar *norm, float most,
+                                 mpt__array out) {
+    const float size = (float)norm->f;
+    float factor = most / (size + 1e-6f);
+    if (factor > 1) factor = 1;
+    multiplier->f = (double)((float)multiplier->f * factor);
+    if (out.data != NULL) mpt__put(out, 0, size);
+}
+
+mpt_status mpt__cuda_clip(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__clip_kernel<<<1, 1, 0, call->stream>>>(&call->scalars[launch->slot[0]],
+                                                &call->scalars[launch->slot[1]],
+                                                (float)launch->imm[0], mpt__array_of(call, 0));
+    return MPT_OK;
+}
+
+__global__ void mpt__scalar_set_kernel(mpt__scalar *to, mpt__scalar value) { *to = value; }
+
+mpt_status mpt__cuda_scalar_set(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__scalar value;
+    if (launch->index[0] == 0) {
+        value.f = launch->imm[0];
+    } else {
+        value.i = launch->index[1];
+    }
+    mpt__scalar_set_kernel<<<1, 1, 0, call->stream>>>(&call->scalars[launch->slot[0]], value);
+    return MPT_OK;
+}
+
+__global__ void mpt__scalar_or_kernel(mpt__scalar *to, const mpt__scalar *a, const mpt__scalar *b) {
+    to->i = (a->i | b->i) != 0;
+}
+
+mpt_status mpt__cuda_scalar_or(const mpt__cuda_call *call) {
+    const uint16_t *slot = call->launch->slot;
+    mpt__scalar *scalars = call->scalars;
+    mpt__scalar_or_kernel<<<1, 1, 0, call->stream>>>(&scalars[slot[0]], &scalars[slot[1]],
+                                                     &scalars[slot[2]]);
+    return MPT_OK;
+}
+
+struct mpt__scaler_settings {
+    double growth, backoff, floor_scale, ceiling;
+    long long interval;
+    bool fixed;
+    mpt__slots slot;
+};
+
+/* Floor and ceiling stop the way down and up; neither moves a scale that a user has set beyond. */
+__global__ void mpt__scaler_update_kernel(const mpt__scaler_settings w, mpt__scalar *scalars) {
+    double &scale = scalars[w.slot.at[0]].f;
+    int64_t &tracker = scalars[w.slot.at[1]].i, &updates = scalars[w.slot.at[3]].i;
+    int64_t &in_a_row = scalars[w.slot.at[5]].i, &outcome = scalars[w.slot.at[7]].i;
+    if (!mpt__gate_open(scalars, 0)) return;
+    updates++;
+    if (scalars[w.slot.at[2]].i != 0) {
+        double next = (double)(float)(scale * w.backoff);
+        if (next < w.floor_scale) next = w.floor_scale < scale ? w.floor_scale : scale;
+        if (!w.fixed) scale = next;
+        tracker = 0;
+        scalars[w.slot.at[4]].i++;
+        in_a_row++;
+        scalars[w.slot.at[6]].i = updates;
+        outcome = MPT_OUTCOME_SKIPPED;
+        return;
+    }
+    tracker++;
+    if (!w.fixed && tracker >= w.interval) {
+        double next = (double)(float)(scale * w.growth);
+        if (!(fabs(next) < INFINITY)) next = scale;
+        if (w.ceiling > 0 && next > w.ceiling) next = w.ceiling > scale ? w.ceiling : scale;
+        scale = next;
+        tracker = 0;
+    }
+    in_a_row = 0;
+    outcome = MPT_OUTCOME_APPLIED;
+}
+
+mpt_status mpt__cuda_scaler_update(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__scaler_settings w;
+    memset(&w, 0, sizeof w);
+    w.growth = launch->imm[0];
+    w.backoff = launch->imm[1];
+    w.floor_scale = launch->imm[2];
+    w.ceiling = launch->imm[3];
+    w.interval = launch->index[0];
+    w.fixed = launch->index[1] != 0;
+    w.slot = mpt__slots_of(launch);
+    mpt__scaler_update_kernel<<<1, 1, 0, call->stream>>>(w, call->scalars);
+    return MPT_OK;
+}
+
+/* ==== Errors ==== */
+
+/* OK, or the status and the words of an error. One that the driver will repeat for ever, because a
+   kernel crashed, ends the use of this backend. */
+mpt_status mpt__cuda_check(mpt__cuda *cuda, cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return MPT_OK;
+    if (!cuda->dead) mpt__cuda_refuse(cuda, MPT_ERROR_DEVICE, what, cudaGetErrorString(error));
+    cudaGetLastError(); /* forgets it, unless it is of the lasting kind */
+    if (cudaPeekAtLastError() != cudaSuccess || cudaStreamQuery(cuda->stream) == error)
+        cuda->dead = true;
+    cudaGetLastError();
+    return MPT_ERROR_DEVICE;
+}
+
 /* ==== Memory and transfers ==== */
+
+#define MPT__STAGES 4 /* uploads under way at once */
+#define MPT__STAGE_BYTES ((size_t)1 << 20)
+
+/* An upload goes through page-locked memory to the card on a stream of its own while launches run,
+   and in order with them from there to its place. `from_host` ends the first part of a stage's
+   upload, `done` the second. */
+struct mpt__cuda_transfers {
+    cudaStream_t side;
+    char *host, *device; /* MPT__STAGES stages */
+    cudaEvent_t from_host[MPT__STAGES], done[MPT__STAGES];
+    int next;
+};
+
+void mpt__cuda_transfers_destroy(mpt__cuda_transfers *t) {
+    if (!t) return;
+    for (int i = 0; i < MPT__STAGES; i++) {
+        if (t->from_host[i]) cudaEventDestroy(t->from_host[i]);
+        if (t->done[i]) cudaEventDestroy(t->done[i]);
+    }
+    cudaFreeHost(t->host);
+    cudaFree(t->device);
+    if (t->side) cudaStreamDestroy(t->side);
+    free(t);
+}
+
+/* NULL, with what failed in *error. */
+mpt__cuda_transfers *mpt__cuda_transfers_create(cudaError_t *error) {
+    mpt__cuda_transfers *t = (mpt__cuda_transfers *)calloc(1, sizeof *t);
+    *error = cudaErrorMemoryAllocation;
+    if (!t) return NULL;
+    *error = cudaStreamCreateWithFlags(&t->side, cudaStreamNonBlocking);
+    if (*error == cudaSuccess)
+        *error = cudaMallocHost((void **)&t->host, MPT__STAGES * MPT__STAGE_BYTES);
+    if (*error == cudaSuccess)
+        *error = cudaMalloc((void **)&t->device, MPT__STAGES * MPT__STAGE_BYTES);
+    for (int i = 0; i < MPT__STAGES && *error == cudaSuccess; i++) {
+        *error = cudaEventCreateWithFlags(&t->from_host[i], cudaEventDisableTiming);
+        if (*error == cudaSuccess)
+            *error = cudaEventCreateWithFlags(&t->done[i], cudaEventDisableTiming);
+    }
+    if (*error == cudaSuccess) return t;
+    mpt__cuda_transfers_destroy(t);
+    return NULL;
+}
+
+/* At most MPT__STAGE_BYTES. */
+cudaError_t mpt__cuda_upload_piece(mpt__cuda *cuda, char *destination, const char *source,
+                                   size_t bytes) {
+    mpt__cuda_transfers *t = cuda->transfers;
+    const int i = t->next;
+    char *host = t->host + (size_t)i * MPT__STAGE_BYTES;
+    char *device = t->device + (size_t)i * MPT__STAGE_BYTES;
+    cudaError_t error = cudaEventSynchronize(t->done[i]);
+    t->next = (i + 1) % MPT__STAGES;
+    if (error != cudaSuccess) return error;
+    memcpy(host, source, bytes);
+    error = cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, t->side);
+    if (error == cudaSuccess) error = cudaEventRecord(t->from_host[i], t->side);
+    if (error == cudaSuccess) error = cudaStreamWaitEvent(cuda->stream, t->from_host[i], 0);
+    if (error == cudaSuccess)
+        error = cudaMemcpyAsync(destination, device, bytes, cudaMemcpyDeviceToDevice, cuda->stream);
+    if (error == cudaSuccess) error = cudaEventRecord(t->done[i], cuda->stream);
+    return error;
+}
+
+/* The backend, its device being that of this thread from now on; NULL if it is dead. */
+mpt__cuda *mpt__cuda_enter(void *self) {
+    mpt__cuda *cuda = (mpt__cuda *)self;
+    if (cuda->dead) return NULL;
+    cudaSetDevice(cuda->device);
+    return cuda;
+}
+
+mpt_status mpt__cuda_upload(void *self, void *destination, const void *source, size_t bytes) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    cudaError_t error = cudaSuccess;
+    if (!cuda) return MPT_ERROR_DEVICE;
+    for (size_t at = 0; at < bytes && error == cudaSuccess; at += MPT__STAGE_BYTES) {
+        const size_t left = bytes - at;
+        error = mpt__cuda_upload_piece(cuda, (char *)destination + at, (const char *)source + at,
+                                       left < MPT__STAGE_BYTES ? left : MPT__STAGE_BYTES);
+    }
+    return mpt__cuda_check(cuda, error, "upload to the GPU");
+}
+
+mpt_status mpt__cuda_snapshot(void *self, void *destination, const void *source, size_t bytes) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return MPT_ERROR_DEVICE;
+    return mpt__cuda_check(
+        cuda, cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, cuda->stream),
+        "download from the GPU");
+}
+
+mpt_status mpt__cuda_synchronize(void *self) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return MPT_ERROR_DEVICE;
+    return mpt__cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "work on the GPU");
+}
+
+mpt_status mpt__cuda_download(void *self, void *destination, const void *source, size_t bytes) {
+    mpt_status status = mpt__cuda_snapshot(self, destination, source, bytes);
+    return status == MPT_OK ? mpt__cuda_synchronize(self) : status;
+}
+
+/* The context pools what it gets from here. NULL if there is no memory. */
+void *mpt__cuda_allocate(void *self, size_t bytes) {
+    void *pointer = NULL;
+    if (!mpt__cuda_enter(self)) return NULL;
+    if (cudaMalloc(&pointer, bytes) == cudaSuccess) return pointer;
+    cudaGetLastError();
+    return NULL;
+}
+
+/* Waits for the launches that may still use it. */
+void mpt__cuda_release(void *self, void *pointer, size_t bytes) {
+    (void)self;
+    (void)bytes;
+    cudaFree(pointer);
+}
+
+void *mpt__cuda_allocate_host(void *self, size_t bytes) {
+    void *pointer = NULL;
+    (void)self;
+    if (cudaMallocHost(&pointer, bytes) == cudaSuccess) return pointer;
+    cudaGetLastError();
+    return NULL;
+}
+
+void mpt__cuda_release_host(void *self, void *pointer) {
+    (void)self;
+    cudaFreeHost(pointer);
+}
 
 /* ==== Launching ==== */
 
+/* In the order of MPT__KERNELS. */
+const mpt__cuda_kernel mpt__cuda_kernels[] = {
+    {mpt__cuda_fill, NULL},
+    {mpt__cuda_copy, NULL},
+    {mpt__cuda_unary, NULL},
+    {mpt__cuda_binary, NULL},
+    {mpt__cuda_reduce, mpt__cuda_reduce_workspace},
+    {mpt__cuda_argmax, NULL},
+    {mpt__cuda_scatter_axis, NULL},
+    {mpt__cuda_gemm, mpt__cuda_gemm_workspace},
+    {mpt__cuda_softmax, NULL},
+    {mpt__cuda_softmax_backward, NULL},
+    {mpt__cuda_dropout, NULL},
+    {mpt__cuda_random, NULL},
+    {mpt__cuda_nll, mpt__cuda_nll_workspace},
+    {mpt__cuda_nll_backward, NULL},
+    {mpt__cuda_cross_entropy, mpt__cuda_cross_entropy_workspace},
+    {mpt__cuda_cross_entropy_backward, NULL},
+    {mpt__cuda_grad_norm, mpt__cuda_grad_norm_workspace},
+    {mpt__cuda_grad_scale, NULL},
+    {mpt__cuda_sgd, NULL},
+    {mpt__cuda_adam, NULL},
+    {mpt__cuda_clip, NULL},
+    {mpt__cuda_scalar_set, NULL},
+    {mpt__cuda_scalar_or, NULL},
+    {mpt__cuda_scale_loss, NULL},
+    {mpt__cuda_scaler_update, NULL},
+    {mpt__cuda_metric_add, NULL},
+    {mpt__cuda_find_nonfinite, NULL},
+};
+static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,
+              "a kernel of the launch table has no implementation here");
+
+const char *const mpt__cuda_kernel_names[] = {
+#define MPT__ROW(id, name, effect) name,
+    MPT__KERNELS(MPT__ROW)
+#undef MPT__ROW
+};
+
+bool mpt__cuda_implements(void *self, mpt__kernel kernel) {
+    (void)self;
+    return kernel < MPT__KERNEL_COUNT && mpt__cuda_kernels[kernel].run != NULL;
+}
+
+int64_t mpt__cuda_workspace_bytes(void *self, const mpt__launch *launch) {
+    (void)self;
+    if (launch->kernel >= MPT__KERNEL_COUNT) return 0;
+    const mpt__cuda_kernel &kernel = mpt__cuda_kernels[launch->kernel];
+    return kernel.workspace ? kernel.workspace(launch) : 0;
+}
+
+int mpt__width(int dtype) {
+    switch (dtype) {
+    case MPT_F64:
+    case MPT_I64: return 8;
+    case MPT_F32:
+    case MPT_I32: return 4;
+    case MPT_F16:
+    case MPT_BF16: return 2;
+    default: return 1;
+    }
+}
+
+mpt_status mpt__cuda_launch(void *self, const mpt__execution *execution,
+                            const mpt__launch *launch) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    char what[96];
+    if (!cuda) return MPT_ERROR_DEVICE;
+    if (launch->kernel >= MPT__KERNEL_COUNT) {
+        snprintf(what, sizeof what, "number %d", (int)launch->kernel);
+        return mpt__cuda_refuse(cuda, MPT_ERROR_UNSUPPORTED, "no such CUDA kernel", what);
+    }
+    mpt__cuda_call call;
+    memset(&call, 0, sizeof call);
+    call.cuda = cuda;
+    call.launch = launch;
+    call.scalars = execution->scalars;
+    call.workspace = execution->workspace;
+    call.stream = cuda->stream;
+    for (int i = 0; i < launch->n_operands; i++) {
+        const mpt__operand &o = launch->operand[i];
+        char *base = (char *)execution->data[o.storage]; /* storage 0 is NULL */
+        if (base) call.data[i] = base + o.offset * mpt__width(o.dtype);
+    }
+    mpt_status status = mpt__cuda_kernels[launch->kernel].run(&call);
+    if (status != MPT_OK) return status;
+    cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess && cuda->debug && !cuda->capturing)
+        error = cudaStreamSynchronize(cuda->stream);
+    if (error == cudaSuccess) return MPT_OK;
+    snprintf(what, sizeof what, "kernel %s, launch %lld", mpt__cuda_kernel_names[launch->kernel],
+             (long long)launch->number);
+    return mpt__cuda_check(cuda, error, what);
+}
+
+/* ==== Graphs ==== */
+
+mpt_status mpt__cuda_graph_begin(void *self) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return MPT_ERROR_DEVICE;
+    const mpt_status status =
+        mpt__cuda_check(cuda, cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal),
+                        "beginning a graph");
+    cuda->capturing = status == MPT_OK;
+    return status;
+}
+
+/* A capture that went wrong is ended all the same, so that the stream works again. */
+mpt_status mpt__cuda_graph_end(void *self, void **graph) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    cudaGraph_t captured = NULL;
+    cudaGraphExec_t executable = NULL;
+    if (!cuda) return MPT_ERROR_DEVICE;
+    if (!cuda->capturing) return MPT_ERROR_DEVICE;
+    cuda->capturing = false;
+    cudaError_t error = cudaStreamEndCapture(cuda->stream, &captured);
+    if (error == cudaSuccess && graph) error = cudaGraphInstantiate(&executable, captured, 0);
+    if (captured) cudaGraphDestroy(captured);
+    if (!graph) {
+        cudaGetLastError();
+        return MPT_OK;
+    }
+    *graph = executable;
+    return mpt__cuda_check(cuda, error, "ending a graph");
+}
+
+mpt_status mpt__cuda_graph_run(void *self, void *graph) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return MPT_ERROR_DEVICE;
+    cudaError_t error = cudaGraphLaunch((cudaGraphExec_t)graph, cuda->stream);
+    if (error == cudaSuccess && cuda->debug) error = cudaStreamSynchronize(cuda->stream);
+    return mpt__cuda_check(cuda, error, "a captured step");
+}
+
+void mpt__cuda_graph_destroy(void *self, void *graph) {
+    if (mpt__cuda_enter(self)) cudaGraphExecDestroy((cudaGraphExec_t)graph);
+}
+
 /* ==== Making and ending ==== */
 
+void mpt__cuda_describe(void *self, mpt_device_info *info) {
+    const mpt__cuda *cuda = (const mpt__cuda *)self;
+    size_t free_bytes = 0, bytes = 0;
+    if (!cuda->dead && cudaMemGetInfo(&free_bytes, &bytes) != cudaSuccess) cudaGetLastError();
+    info->memory = cuda->memory;
+    info->memory_free = (int64_t)free_bytes;
+    info->major = cuda->capability / 10;
+    info->minor = cuda->capability % 10;
+    info->fast_half = cuda->capability >= 70;
+}
+
+void mpt__cuda_destroy(void *self) {
+    mpt__cuda *cuda = (mpt__cuda *)self;
+    if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+    mpt__cuda_products_destroy(cuda->products);
+    mpt__cuda_transfers_destroy(cuda->transfers);
+    if (cuda->stream) cudaStreamDestroy(cuda->stream);
+    cudaGetLastError();
+    free(cuda);
+}
+
+/* Reads what the card is, and makes what every launch needs. */
+mpt_status mpt__cuda_start(mpt__cuda *cuda) {
+    cudaDeviceProp card;
+    cudaError_t error = cudaSetDevice(cuda->device);
+    if (error == cudaSuccess) error = cudaGetDeviceProperties(&card, cuda->device);
+    if (error == cudaSuccess)
+        error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
+    if (error != cudaSuccess) return mpt__cuda_check(cuda, error, "opening the GPU");
+    snprintf(cuda->name, sizeof cuda->name, "%s", card.name);
+    cuda->processors = card.multiProcessorCount;
+    cuda->capability = card.major * 10 + card.minor;
+    cuda->memory = (int64_t)card.totalGlobalMem;
+    cuda->transfers = mpt__cuda_transfers_create(&error);
+    if (!cuda->transfers) return mpt__cuda_check(cuda, error, "memory for transfers");
+    cuda->products = mpt__cuda_products_create(cuda);
+    return cuda->products ? MPT_OK : MPT_ERROR_DEVICE; /* it has said why */
+}
+
 }  // namespace
+
+extern "C" int mpt__cuda_device_count(char *why, size_t size) {
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count > 0) return count;
+    cudaGetLastError();
+    snprintf(why, size, "%s", error == cudaSuccess ? "there is no GPU" : cudaGetErrorString(error));
+    return 0;
+}
+
+extern "C" mpt_status mpt__cuda_backend_create(mpt__backend *backend, int version, int device,
+                                               bool debug) {
+    memset(backend, 0, sizeof *backend);
+    if (version != MPTRAIN_VERSION) {
+        snprintf(backend->error, sizeof backend->error,
+                 "mptrain.h has version %d, mptrain_cuda.cu has %d; copy both from one release",
+                 version, MPTRAIN_VERSION);
+        return MPT_ERROR_DEVICE;
+    }
+    mpt__cuda *cuda = (mpt__cuda *)calloc(1, sizeof *cuda);
+    if (!cuda) return MPT_ERROR_MEMORY;
+    cuda->backend = backend;
+    cuda->device = device;
+    cuda->debug = debug;
+    const mpt_status status = mpt__cuda_start(cuda);
+    if (status != MPT_OK) {
+        mpt__cuda_destroy(cuda);
+        return status;
+    }
+    backend->name = cuda->name;
+    backend->self = cuda;
+    backend->implements = mpt__cuda_implements;
+    backend->describe = mpt__cuda_describe;
+    backend->workspace = mpt__cuda_workspace_bytes;
+    backend->launch = mpt__cuda_launch;
+    backend->allocate = mpt__cuda_allocate;
+    backend->release = mpt__cuda_release;
+    backend->upload = mpt__cuda_upload;
+    backend->download = mpt__cuda_download;
+    backend->synchronize = mpt__cuda_synchronize;
+    backend->allocate_host = mpt__cuda_allocate_host;
+    backend->release_host = mpt__cuda_release_host;
+    backend->snapshot = mpt__cuda_snapshot;
+    backend->graph_begin = mpt__cuda_graph_begin;
+    backend->graph_end = mpt__cuda_graph_end;
+    backend->graph_run = mpt__cuda_graph_run;
+    backend->graph_destroy = mpt__cuda_graph_destroy;
+    backend->destroy = mpt__cuda_destroy;
+    return MPT_OK;
+}

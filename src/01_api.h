@@ -55,6 +55,7 @@ MPT__HANDLE(mpt_schedule);
 MPT__HANDLE(mpt_dataset);
 MPT__HANDLE(mpt_loader);
 MPT__HANDLE(mpt_recording);
+MPT__HANDLE(mpt_captured);
 MPT__HANDLE(mpt_op);
 
 typedef enum mpt_status {
@@ -186,8 +187,8 @@ typedef struct mpt_threads {
 } mpt_threads;
 
 typedef struct mpt_config {
-    mpt_device device;    /* AUTO: CUDA if built in and present, else CPU */
-    int device_index;     /* 0 */
+    mpt_device device;    /* AUTO: CUDA if built in (MPTRAIN_CUDA) and present, else CPU */
+    int device_index;     /* 0; which GPU */
     uint64_t seed;        /* 0; every random draw of the context derives from it */
     int threads;          /* 0 = one per core; 1 = the calling thread only */
     mpt_isa isa;          /* AUTO, or what the environment variable MPTRAIN_ISA names */
@@ -215,8 +216,20 @@ MPTRAIN_API int mpt_version(void);                     /* MPTRAIN_VERSION of the
 MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context); /* the level in use, never AUTO */
 MPTRAIN_API const char *mpt_isa_name(mpt_isa isa);     /* "avx2" */
 MPTRAIN_API int mpt_get_threads(mpt_context *context); /* that compute, the caller included */
-MPTRAIN_API mpt_device mpt_get_device(mpt_context *context); /* the one in use, never AUTO */
-MPTRAIN_API const char *mpt_device_name(mpt_context *context);
+MPTRAIN_API mpt_device mpt_get_device(mpt_context *context);   /* the one in use, never AUTO */
+MPTRAIN_API const char *mpt_device_name(mpt_context *context); /* "CPU", "NVIDIA H200" */
+typedef struct mpt_device_info {
+    mpt_device device;
+    char name[128];
+    int index;           /* among devices of its kind */
+    int64_t memory;      /* bytes it has; 0 for the CPU: not known */
+    int64_t memory_free; /* of them that no program uses now */
+    int major, minor;    /* compute capability of a GPU */
+    bool fast_half;      /* halves are faster than fp32: Tensor Cores, AMX; else they save memory */
+} mpt_device_info;
+MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context);
+/* How many of them this program can use; 0 for CUDA in a build without it or without a driver. */
+MPTRAIN_API int mpt_device_count(mpt_device device);
 MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype); /* "float16"; "none" if it is none */
 MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype);      /* bytes per element; 0 if it is none */
 /* Waits until the device has done all that was asked of it. */
@@ -864,6 +877,26 @@ MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording);
 MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording);
 MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording);
+
+/* ==== Captured steps ========================================================================= */
+
+/* A whole training step on inputs x and y (either may be null), from mpt_step_begin to
+   mpt_step_end. */
+typedef mpt_status (*mpt_step_fn)(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y);
+
+/* Makes `fn` a step that, from its third call on, runs without `fn`: its launches are repeated on
+   fixed copies of x and y, on a GPU as one CUDA graph. Step number, dropout, loss scale, schedules
+   and counters go on as they would. `fn` has to do the same each time: what it decides by itself or
+   writes from the host (mpt_write, mpt_from inside the step) cannot be repeated, and what waits for
+   the device (mpt_item) is an error in it; use mpt_metric_push. */
+MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user);
+/* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
+   short, go through `fn`. Where the step cannot be captured, every call does, and the log says why.
+   With config.debug every 16th call runs `fn` and names the first launch that differs. */
+MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
+/* How many steps so far ran without `fn`; -1 on error. */
+MPTRAIN_API int64_t mpt_captured_count(mpt_captured captured);
+MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured captured);
 
 /* ==== Fit ==================================================================================== */
 

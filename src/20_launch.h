@@ -254,7 +254,7 @@ typedef enum mpt__phase { MPT__FORWARD, MPT__BACKWARD, MPT__UPDATE, MPT__OTHER }
 /* What a backend needs to resolve a launch. `data` is indexed by storage id; entry 0 is NULL. */
 typedef struct mpt__execution {
     void *const *data;
-    mpt__scalar *scalars;
+    mpt__scalar *scalars; /* where the device has them */
     void *workspace;
 } mpt__execution;
 
@@ -267,6 +267,7 @@ typedef struct mpt__backend {
     bool synchronous; /* results and scalars can be read on the host right after `launch` */
     char error[256];
     bool (*implements)(void *self, mpt__kernel kernel);
+    void (*describe)(void *self, mpt_device_info *info);         /* NULL: it is the CPU */
     int64_t (*workspace)(void *self, const mpt__launch *launch); /* NULL: none is ever needed */
     mpt_status (*launch)(void *self, const mpt__execution *execution, const mpt__launch *launch);
     void *(*allocate)(void *self, size_t bytes); /* NULL: the context's own allocator serves */
@@ -274,8 +275,33 @@ typedef struct mpt__backend {
     mpt_status (*upload)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*download)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*synchronize)(void *self);
+    /* Where `synchronous` is false: host memory that `snapshot` can write to, and a download into it
+       that is done some time later, at the latest by the next `synchronize`. */
+    void *(*allocate_host)(void *self, size_t bytes);
+    void (*release_host)(void *self, void *pointer);
+    mpt_status (*snapshot)(void *self, void *destination, const void *source, size_t bytes);
+    /* Launches between begin and end are not executed but put into a graph, which runs them as
+       often as wanted on the memory that they had then. NULL: no graphs; end with NULL drops it. */
+    mpt_status (*graph_begin)(void *self);
+    mpt_status (*graph_end)(void *self, void **graph);
+    mpt_status (*graph_run)(void *self, void *graph);
+    void (*graph_destroy)(void *self, void *graph);
     void (*counts)(void *self, int64_t *parallel_runs, int64_t by_thread[64]);
     void (*destroy)(void *self);
 } mpt__backend;
+
+#if defined(MPTRAIN_CUDA) || defined(__CUDACC__)
+#if defined(__cplusplus)
+extern "C" {
+#endif
+/* mptrain_cuda.cu. `version` is the caller's MPTRAIN_VERSION; debug waits after every launch. A
+   status other than MPT_OK leaves the reason in backend->error. `backend` must not move. */
+mpt_status mpt__cuda_backend_create(mpt__backend *backend, int version, int device, bool debug);
+/* How many GPUs there are; where there are none, `why` gets the driver's words. */
+int mpt__cuda_device_count(char *why, size_t size);
+#if defined(__cplusplus)
+}
+#endif
+#endif
 
 #endif

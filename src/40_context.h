@@ -22,7 +22,8 @@ typedef struct mpt__storage {
     int64_t bytes; /* asked for */
     int64_t held;  /* taken: rounded up to the size class */
     int32_t references;
-    uint32_t version; /* counts in-place changes; derived forms and saved tensors compare it */
+    int32_t recordings; /* of the references, those of recordings */
+    uint32_t version;   /* counts in-place changes; derived forms and saved tensors compare it */
     uint32_t next_free;
     uint16_t size_class;
     uint8_t source; /* mpt__storage_source */
@@ -134,6 +135,7 @@ typedef enum mpt__object_kind {
     MPT__DATASET,
     MPT__LOADER,
     MPT__RECORDING,
+    MPT__CAPTURED,
     MPT__USER_OP,
     MPT__OBJECT_KINDS
 } mpt__object_kind;
@@ -243,6 +245,9 @@ struct mpt_context {
     mpt__hook hooks[MPT__MAX_HOOKS];
     int hook_count;
     struct mpt__recorder *recorder; /* 43_inspect.c */
+    bool capturing;                 /* what is recorded is to run without the host .. */
+    bool unrecorded;                /* .. but for this, which the host does each time */
+    int64_t host_writes;            /* uploads so far */
     struct mpt__tracer *tracer;
     struct mpt__printer *printer;
     mpt_counters counters;

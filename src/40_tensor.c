@@ -99,11 +99,11 @@ static void mpt__pool_trim(mpt_context *context);
 static void *mpt__device_try(mpt_context *context, int64_t bytes) {
     if ((uint64_t)bytes > (uint64_t)PTRDIFF_MAX) return NULL; /* of 32 bits */
     if (!context->backend.allocate) return mpt__allocate_raw(&context->base, (size_t)bytes);
+    mpt__base *base = &context->base;
+    if (base->memory_limit > 0 && bytes > base->memory_limit - base->memory.held) return NULL;
+    base->memory.allocations++;
     void *pointer = context->backend.allocate(context->backend.self, (size_t)bytes);
-    if (pointer) {
-        context->base.memory.held += bytes;
-        context->base.memory.allocations++;
-    }
+    if (pointer) base->memory.held += bytes;
     return pointer;
 }
 
@@ -363,6 +363,10 @@ static MPT__NOINLINE void mpt__launch_hooks(mpt_context *context, const mpt__lau
         context->hooks[i].after(context, context->hooks[i].user, launch);
 }
 
+static MPT__INLINE mpt__scalar *mpt__device_scalars(mpt_context *context) {
+    return (mpt__scalar *)context->data[context->scalar_storage];
+}
+
 /* Runs a launch, its operands set. */
 static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
@@ -372,7 +376,7 @@ static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
         return context->base.status;
     mpt__execution execution;
     execution.data = context->data;
-    execution.scalars = context->scalars;
+    execution.scalars = mpt__device_scalars(context);
     execution.workspace = NULL;
     if (backend->workspace) launch->workspace = backend->workspace(backend->self, launch);
     if (launch->workspace > 0) {
@@ -424,6 +428,7 @@ static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *context, uint32_t 
     mpt__storage *storage = &context->storages[id];
     storage->bytes = bytes;
     storage->references = 1;
+    storage->recordings = 0;
     storage->version = 0;
     storage->source = (uint8_t)source;
     storage->kind = (uint8_t)kind;
@@ -472,6 +477,23 @@ static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t byte
     return id;
 }
 
+/* The host view of the device scalars, sooner or later. */
+static mpt_status mpt__scalars_fetch(mpt_context *context,
+                                     mpt_status (*fetch)(void *self, void *destination,
+                                                         const void *source, size_t bytes)) {
+    mpt__backend *backend = &context->backend;
+    mpt_status status = fetch(backend->self, context->scalars, mpt__device_scalars(context),
+                              MPT__SLOT_COUNT * sizeof(mpt__scalar));
+    return status == MPT_OK ? status : mpt__error(context, status, "%s", backend->error);
+}
+
+/* Waits for the device and turns its error word into the sticky error. */
+static void mpt__wait(mpt_context *context) {
+    if (context->backend.synchronous) return;
+    if (mpt__scalars_fetch(context, context->backend.download) == MPT_OK)
+        mpt__check_device(context);
+}
+
 /* Bytes of host memory into or out of a storage, in order with launches; downloads wait. */
 static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t byte_offset,
                               const void *source, int64_t bytes) {
@@ -480,6 +502,7 @@ static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t by
     mpt_status status = backend->upload(backend->self, (char *)context->data[storage] + byte_offset,
                                         source, (size_t)bytes);
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    context->host_writes++;
     context->storages[storage].version++;
     return MPT_OK;
 }
@@ -487,10 +510,15 @@ static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t by
 static mpt_status mpt__download(mpt_context *context, void *destination, uint32_t storage,
                                 int64_t byte_offset, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
+    if (context->capturing)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a captured step cannot wait for values; call mpt_metric_push in it, and "
+                          "mpt_metric_mean or mpt_item after it");
     mpt__backend *backend = &context->backend;
     mpt_status status = backend->download(
         backend->self, destination, (char *)context->data[storage] + byte_offset, (size_t)bytes);
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    mpt__wait(context);
     return mpt__check_device(context);
 }
 
@@ -811,7 +839,12 @@ static void mpt__scalar_set(mpt_context *context, uint16_t slot, bool integer, d
     launch->imm[0] = real;
     launch->index[0] = integer;
     launch->index[1] = count;
-    mpt__submit(context, launch);
+    if (mpt__submit(context, launch) != MPT_OK || context->backend.synchronous) return;
+    mpt__scalar *seen = &context->scalars[slot]; /* until the next look at the device */
+    if (integer)
+        seen->i = count;
+    else
+        seen->f = real;
 }
 
 static void mpt__scalar_set_f(mpt_context *context, uint16_t slot, double value) {
@@ -834,15 +867,6 @@ static uint16_t mpt__scalar_new_i(mpt_context *context, int64_t value) {
     return slot;
 }
 
-/* Waits for the device and turns its error word into the sticky error. */
-static void mpt__wait(mpt_context *context) {
-    mpt__backend *backend = &context->backend;
-    if (backend->synchronous) return;
-    if (backend->synchronize(backend->self) != MPT_OK)
-        mpt__error(context, MPT_ERROR_DEVICE, "%s", backend->error);
-    mpt__check_device(context);
-}
-
 static double mpt__scalar_get_f(mpt_context *context, uint16_t slot) {
     mpt__wait(context);
     return context->scalars[slot].f;
@@ -856,7 +880,8 @@ static int64_t mpt__scalar_get_i(mpt_context *context, uint16_t slot) {
 /* ==== Objects ==== */
 
 static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {
-    "module", "optimizer", "scaler", "schedule", "dataset", "loader", "recording", "op"};
+    "module", "optimizer", "scaler",        "schedule", "dataset",
+    "loader", "recording", "captured step", "op"};
 
 /* A new row for `object`, owned by the table from here on; 0 on error. */
 static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, void *object,
@@ -999,6 +1024,10 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
                           context->scope_depth - context->step_depth);
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
     context->step_depth = 0;
+    if (!context->backend.synchronous && context->base.status == MPT_OK) {
+        mpt__check_device(context); /* what an earlier step left */
+        mpt__scalars_fetch(context, context->backend.snapshot);
+    }
     return context->base.status;
 }
 

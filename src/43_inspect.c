@@ -133,7 +133,7 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     probe.operand[0].access = MPT__READ;
     mpt__execution execution;
     execution.data = context->data;
-    execution.scalars = context->scalars;
+    execution.scalars = mpt__device_scalars(context);
     execution.workspace = NULL;
     if (context->backend.launch(context->backend.self, &execution, &probe) != MPT_OK) return;
     int64_t index = mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
@@ -211,12 +211,23 @@ typedef struct mpt__recorder {
     int64_t storages_before;
     mpt__ids retired; /* given back while recording */
     mpt__ids held;    /* outlive the recording, with a reference each */
+    mpt__ids work;    /* kind, slot, generation of objects that the host has work with */
     bool failed;
 } mpt__recorder;
 
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage) {
     mpt__recorder *recorder = context->recorder;
     if (!mpt__ids_add(context, &recorder->retired, storage)) recorder->failed = true;
+}
+
+/* The step being recorded updates this optimizer or scaler. */
+static void mpt__recorder_note(mpt_context *context, mpt__object_kind kind, const mpt__id *id) {
+    mpt__recorder *recorder = context->recorder;
+    if (!recorder) return;
+    if (!mpt__ids_add(context, &recorder->work, (uint32_t)kind) ||
+        !mpt__ids_add(context, &recorder->work, id->slot) ||
+        !mpt__ids_add(context, &recorder->work, id->generation))
+        recorder->failed = true;
 }
 
 /* Takes a reference on every storage below id `limit` that a launch names and that is alive. */
@@ -228,16 +239,19 @@ static void mpt__recorder_hold(mpt_context *context, mpt__recorder *recorder,
         for (int64_t h = 0; h < recorder->held.count && !known; h++)
             known = recorder->held.id[h] == id;
         if (known) continue;
-        if (mpt__ids_add(context, &recorder->held, id))
+        if (mpt__ids_add(context, &recorder->held, id)) {
             mpt__storage_retain(context, id);
-        else
+            context->storages[id].recordings++;
+        } else {
             recorder->failed = true;
+        }
     }
 }
 
 /* What was there before is held from its first use on: it must still be there at replay. */
 static void mpt__record_launch(mpt_context *context, void *user, const mpt__launch *launch) {
     mpt__recorder *recorder = (mpt__recorder *)user;
+    if (context->unrecorded) return;
     if (!mpt__room(context, recorder->launches, recorder->capacity, recorder->count + 1)) {
         recorder->failed = true;
         return;
@@ -248,8 +262,10 @@ static void mpt__record_launch(mpt_context *context, void *user, const mpt__laun
 
 static void mpt__recorder_free(mpt_context *context, void *object) {
     mpt__recorder *recorder = (mpt__recorder *)object;
-    for (int64_t i = 0; i < recorder->held.count; i++)
+    for (int64_t i = 0; i < recorder->held.count; i++) {
+        context->storages[recorder->held.id[i]].recordings--;
         mpt__storage_release(context, recorder->held.id[i]);
+    }
     for (int64_t i = 0; i < recorder->retired.count; i++) {
         context->storages[recorder->retired.id[i]].next_free = context->free_storage;
         context->free_storage = recorder->retired.id[i];
@@ -259,6 +275,7 @@ static void mpt__recorder_free(mpt_context *context, void *object) {
     mpt__host_free(context, recorder->retired.id,
                    (size_t)recorder->retired.capacity * sizeof(uint32_t));
     mpt__host_free(context, recorder->held.id, (size_t)recorder->held.capacity * sizeof(uint32_t));
+    mpt__host_free(context, recorder->work.id, (size_t)recorder->work.capacity * sizeof(uint32_t));
     mpt__host_free(context, recorder, sizeof *recorder);
 }
 
@@ -351,20 +368,30 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recorder *recorder, bo
     return true;
 }
 
+/* What was held has new values, as far as anybody knows. */
+static void mpt__replay_versions(mpt_context *context, const mpt__recorder *recorder) {
+    for (int64_t i = 0; i < recorder->held.count; i++) {
+        uint32_t before = context->storages[recorder->held.id[i]].version++;
+        mpt__values_replayed(context, recorder->held.id[i], before);
+    }
+}
+
+/* The launches of a recording whose storages have memory. */
+static void mpt__replay_launches(mpt_context *context, const mpt__recorder *recorder) {
+    for (int64_t i = 0; i < recorder->count && context->base.status == MPT_OK; i++) {
+        mpt__launch launch = recorder->launches[i];
+        mpt__submit(context, &launch);
+    }
+}
+
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     mpt_context *context = recording.context;
     mpt__recorder *recorder = mpt__recording_at(recording, "mpt_replay");
     if (!recorder || !mpt__recorder_idle(context)) return mpt__status_of(context);
     bool ready = mpt__replay_memory(context, recorder, true);
     context->device_step = -1; /* the launches may set it */
-    for (int64_t i = 0; ready && i < recorder->count && context->base.status == MPT_OK; i++) {
-        mpt__launch launch = recorder->launches[i];
-        mpt__submit(context, &launch);
-    }
-    for (int64_t i = 0; i < recorder->held.count; i++) {
-        uint32_t before = context->storages[recorder->held.id[i]].version++;
-        mpt__values_replayed(context, recorder->held.id[i], before);
-    }
+    if (ready) mpt__replay_launches(context, recorder);
+    mpt__replay_versions(context, recorder);
     mpt__replay_memory(context, recorder, false);
     return context->base.status;
 }

@@ -756,7 +756,9 @@ static mpt_status mpt__launch_dropout(mpt__frame *frame, int64_t step, const mpt
                                       const mpt__tensor *out, mpt__access access) {
     mpt_context *context = frame->context;
     if (context->device_step != step) {
+        context->unrecorded = context->capturing;
         mpt__scalar_set_i(context, MPT__SLOT_STEP, step);
+        context->unrecorded = false;
         if (context->base.status != MPT_OK) return context->base.status;
         context->device_step = step;
     }

@@ -719,12 +719,13 @@ static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimiz
     return slot;
 }
 
-/* Whether a user has handles on gradients of a state: references beyond the block's own and the
-   views that its parameters keep. */
+/* Whether a user has handles on gradients of a state: references beyond the block's own, those of
+   recordings and the views that its parameters keep. */
 static bool mpt__gradients_seen(mpt_context *context, const mpt__optimizer *optimizer,
                                 const mpt__optim_state *state) {
     uint32_t gradients = mpt__block_of(context, state)->gradients;
-    int64_t others = (int64_t)context->storages[gradients].references - 1;
+    const mpt__storage *storage = &context->storages[gradients];
+    int64_t others = (int64_t)storage->references - storage->recordings - 1;
     for (int64_t i = 0; others > 0 && i < optimizer->item_count; i++) {
         const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
         if (&optimizer->states[optimizer->items[i].state] != state || !parameter->live) continue;
@@ -936,6 +937,7 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
     optimizer->warned_no_grad = false;
     int phase = context->launch_phase;
     context->launch_phase = MPT__UPDATE;
+    mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
     status = mpt__schedule_before_step(context, optimizer);
     if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
     context->launch_phase = phase;

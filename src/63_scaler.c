@@ -462,7 +462,10 @@ MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
     mpt_status status = context->base.status;
     if (checked > 0 && status == MPT_OK)
         status = mpt__launch_scaler_update(context, scaler, found, stepped > 0);
-    if (checked > 0 && status == MPT_OK) status = mpt__scaler_watch(context, scaler);
+    if (checked > 0 && status == MPT_OK) {
+        mpt__recorder_note(context, MPT__SCALER, &scaler->id);
+        status = context->capturing ? MPT_OK : mpt__scaler_watch(context, scaler);
+    }
     if (mpt__dismiss_members(context, scaler->id.slot) == 0 && !scaler->told_idle) {
         scaler->told_idle = true;
         mpt__log(
@@ -506,7 +509,7 @@ MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
     memset(&stats, 0, sizeof stats);
     stats.scale = 1;
     if (!scaler || !scaler->config.enabled) return stats;
-    return context->backend.synchronous ? mpt__scaler_read(context, scaler) : scaler->seen;
+    return mpt__scaler_read(context, scaler);
 }
 
 MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {

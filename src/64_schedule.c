@@ -78,8 +78,12 @@ static mpt_status mpt__schedule_before_step(mpt_context *context, mpt__optimizer
         schedule->queued = context->scalars[optimizer->slot[MPT__OPTIM_APPLIED]].i;
     int64_t at = schedule->queued - schedule->first;
     mpt_status status = MPT_OK;
+    int64_t writes = context->host_writes;
+    context->unrecorded = context->capturing; /* captured steps come here, too */
     if (schedule->first < 0 || at < 0 || at >= MPT__LR_WINDOW)
         status = mpt__schedule_fill(context, schedule);
+    context->unrecorded = false;
+    context->host_writes = writes;
     schedule->queued++;
     return status;
 }

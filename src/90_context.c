@@ -4,7 +4,7 @@
 #ifndef MPT__90_CONTEXT_INCLUDED
 #define MPT__90_CONTEXT_INCLUDED
 
-#include "80_fit.c"
+#include "81_compile.c"
 
 MPTRAIN_API int mpt_version(void) { return MPTRAIN_VERSION; }
 
@@ -68,32 +68,86 @@ static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
                   config->threads);
     } else if (config->device < MPT_DEVICE_AUTO || config->device > MPT_DEVICE_CUDA) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "device %d is none of mpt_device", (int)config->device);
-    } else if (config->device == MPT_DEVICE_CUDA) {
-        mpt__fail(base, MPT_ERROR_DEVICE,
-                  "this build has no CUDA backend; use MPT_DEVICE_AUTO or MPT_DEVICE_CPU");
+    } else if (config->device_index < 0) {
+        mpt__fail(base, MPT_ERROR_ARGUMENT, "device_index = %d: the first device is 0",
+                  config->device_index);
     } else if (config->memory_limit < 0) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "memory_limit is negative; 0 means none");
     }
     return base->status == MPT_OK;
 }
 
+/* The backend that the configuration asks for. */
+static bool mpt__backend_create(mpt_context *context) {
+    const mpt_config *config = &context->config;
+    mpt_device device = config->device;
+    char why[160] = "it was built without MPTRAIN_CUDA";
+#if defined(MPTRAIN_CUDA)
+    if (device != MPT_DEVICE_CPU) {
+        const int count = mpt__cuda_device_count(why, sizeof why);
+        if (count > 0) {
+            mpt__backend *backend = &context->backend;
+            mpt_status status = MPT_ERROR_ARGUMENT;
+            if (config->device_index >= count)
+                mpt__format_text(backend->error, sizeof backend->error,
+                                 "device_index = %d, but there are %d GPUs", config->device_index,
+                                 count);
+            else
+                status = mpt__cuda_backend_create(backend, MPTRAIN_VERSION, config->device_index,
+                                                  config->debug);
+            if (status == MPT_OK)
+                context->config.device = MPT_DEVICE_CUDA;
+            else
+                mpt__error(context, status, "%s", backend->error);
+            return status == MPT_OK;
+        }
+        static int32_t said;
+        if (device == MPT_DEVICE_AUTO && mpt__atomic_add32(&said, 1) == 0)
+            mpt__log(&context->base, MPT_LOG_INFO, "no GPU (%s): computing on the CPU", why);
+    }
+#endif
+    if (device == MPT_DEVICE_CUDA) {
+        mpt__error(context, MPT_ERROR_DEVICE,
+                   "no CUDA device: %s; use MPT_DEVICE_AUTO or MPT_DEVICE_CPU", why);
+        return false;
+    }
+    context->config.device = MPT_DEVICE_CPU;
+    return mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
+                                   &context->backend, &context->config.isa) == MPT_OK;
+}
+
+/* The device scalars, and what the host sees of them. */
+static bool mpt__scalars_start(mpt_context *context) {
+    const int64_t bytes = MPT__SLOT_COUNT * (int64_t)sizeof(mpt__scalar);
+    mpt__backend *backend = &context->backend;
+    if (context->storage_count == 0) context->storage_count = 1; /* storage 0 means none */
+    uint32_t storage = mpt__storage_new(context, bytes, MPT_MEMORY_HOST, MPT__FROM_DEVICE, false);
+    if (!storage) return false;
+    mpt__scalar *scalars = (mpt__scalar *)context->data[storage];
+    if (!backend->synchronous)
+        scalars = (mpt__scalar *)backend->allocate_host(backend->self, (size_t)bytes);
+    if (!scalars) {
+        mpt__fail_memory(&context->base, (size_t)bytes, MPT_MEMORY_HOST);
+        return false;
+    }
+    context->scalar_storage = storage;
+    context->scalars = scalars;
+    memset(scalars, 0, (size_t)bytes);
+    scalars[MPT__SLOT_ONE].f = 1.0;
+    const float one = 1.0f;
+    memcpy(&scalars[MPT__SLOT_ONE_F32], &one, sizeof one);
+    return backend->synchronous || mpt__upload(context, storage, 0, scalars, bytes) == MPT_OK;
+}
+
 /* The parts that need the backend: device scalars and the tables' destructors. */
 static bool mpt__context_start(mpt_context *context) {
-    if (context->storage_count == 0) context->storage_count = 1; /* storage 0 means none */
-    context->scalar_storage =
-        mpt__storage_new(context, MPT__SLOT_COUNT * (int64_t)sizeof(mpt__scalar), MPT_MEMORY_HOST,
-                         MPT__FROM_DEVICE, false);
-    if (!context->scalar_storage) return false;
-    context->scalars = (mpt__scalar *)context->data[context->scalar_storage];
-    memset(context->scalars, 0, MPT__SLOT_COUNT * sizeof(mpt__scalar));
-    context->scalars[MPT__SLOT_ONE].f = 1.0;
-    const float one = 1.0f;
-    memcpy(&context->scalars[MPT__SLOT_ONE_F32], &one, sizeof one);
+    if (!mpt__scalars_start(context)) return false;
     context->module_training = true;
     context->launch_phase = MPT__OTHER;
     context->objects[MPT__MODULE].destroy = mpt__module_free;
     context->objects[MPT__USER_OP].destroy = mpt__user_op_destroy;
     context->objects[MPT__RECORDING].destroy = mpt__recorder_free;
+    context->objects[MPT__CAPTURED].destroy = mpt__captured_free;
     mpt__optim_init(context);
     mpt__scaler_init(context);
     mpt__schedule_init(context);
@@ -122,10 +176,7 @@ MPTRAIN_API mpt_context *mpt_create(const mpt_config *config) {
     context->base.op = "mpt_create";
     context->base.process = mpt__process_id();
     context->config = *config;
-    mpt_status status =
-        mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
-                                &context->backend, &context->config.isa);
-    if (status == MPT_OK && mpt__context_start(context)) return context;
+    if (mpt__backend_create(context) && mpt__context_start(context)) return context;
     mpt__set_create_error(context->base.message);
     mpt_destroy(context);
     return NULL;
@@ -135,8 +186,8 @@ MPTRAIN_API mpt_context *mpt_create(const mpt_config *config) {
 
 /* In this order workers stop before what they read goes, and optimizers before parameters. */
 static const mpt__object_kind mpt__destroy_order[MPT__OBJECT_KINDS] = {
-    MPT__LOADER, MPT__DATASET,   MPT__RECORDING, MPT__SCHEDULE,
-    MPT__SCALER, MPT__OPTIMIZER, MPT__MODULE,    MPT__USER_OP};
+    MPT__LOADER, MPT__DATASET,   MPT__CAPTURED, MPT__RECORDING, MPT__SCHEDULE,
+    MPT__SCALER, MPT__OPTIMIZER, MPT__MODULE,   MPT__USER_OP};
 
 static void mpt__destroy_objects(mpt_context *context) {
     for (int k = 0; k < MPT__OBJECT_KINDS; k++) {
@@ -190,6 +241,8 @@ MPTRAIN_API void mpt_destroy(mpt_context *context) {
     mpt__destroy_objects(context);
     mpt__destroy_tensors(context);
     mpt__destroy_tables(context);
+    if (context->backend.release_host && context->scalars)
+        context->backend.release_host(context->backend.self, context->scalars);
     if (context->backend.destroy) context->backend.destroy(context->backend.self);
     mpt__base base = context->base; /* outlives the memory it releases */
     mpt__release(&base, context, sizeof *context, MPT_MEMORY_HOST);
@@ -201,12 +254,37 @@ MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context) {
     return context ? context->config.isa : MPT_ISA_AUTO;
 }
 MPTRAIN_API int mpt_get_threads(mpt_context *context) {
-    return context ? mpt__pool_threads(((mpt__cpu *)context->backend.self)->pool) : 0;
+    if (!context) return 0;
+    if (context->config.device != MPT_DEVICE_CPU) return 1;
+    return mpt__pool_threads(((mpt__cpu *)context->backend.self)->pool);
 }
 MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
-    return context ? MPT_DEVICE_CPU : MPT_DEVICE_AUTO;
+    return context ? context->config.device : MPT_DEVICE_AUTO;
 }
-MPTRAIN_API const char *mpt_device_name(mpt_context *context) { return context ? "CPU" : "none"; }
+MPTRAIN_API const char *mpt_device_name(mpt_context *context) {
+    if (!context) return "none";
+    return context->config.device == MPT_DEVICE_CPU ? "CPU" : context->backend.name;
+}
+
+MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context) {
+    mpt_device_info info;
+    memset(&info, 0, sizeof info);
+    if (!context) return info;
+    info.device = context->config.device;
+    info.index = context->config.device == MPT_DEVICE_CPU ? 0 : context->config.device_index;
+    info.fast_half = context->config.isa == MPT_ISA_AMX;
+    mpt__format_text(info.name, sizeof info.name, "%s", mpt_device_name(context));
+    if (context->backend.describe) context->backend.describe(context->backend.self, &info);
+    return info;
+}
+
+MPTRAIN_API int mpt_device_count(mpt_device device) {
+#if defined(MPTRAIN_CUDA)
+    char why[8];
+    if (device == MPT_DEVICE_CUDA) return mpt__cuda_device_count(why, sizeof why);
+#endif
+    return device == MPT_DEVICE_CPU;
+}
 
 MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {
     if (!mpt__enter(context, "mpt_synchronize")) return mpt__status_of(context);
@@ -252,6 +330,10 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     context->base.message[0] = '\0';
     mpt__wait(context);
     context->scalars[MPT__SLOT_ERROR].i = 0;
+    if (!context->backend.synchronous)
+        mpt__upload(context, context->scalar_storage,
+                    MPT__SLOT_ERROR * (int64_t)sizeof(mpt__scalar),
+                    &context->scalars[MPT__SLOT_ERROR], sizeof(mpt__scalar));
     context->base.status = MPT_OK;
     mpt__discard_history(context);
     mpt__scaler_forget(context);

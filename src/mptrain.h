@@ -51,6 +51,7 @@
 #include "72_loader.c"
 #include "73_checkpoint.c"
 #include "80_fit.c"
+#include "81_compile.c"
 #include "90_context.c"
 #include "99_end.h"
 #endif

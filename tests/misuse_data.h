@@ -180,6 +180,28 @@ TEST(inspection) {
            mpt_recording_destroy(h_));
 }
 
+TEST(captured_steps) {
+    mpt_context *c = f.context;
+    mpt_captured captured = mpt_capture(c, nothing_step, NULL);
+    QUIET(mpt_capture, mpt_capture(NULL, nothing_step, NULL).slot == 0);
+    CASE(mpt_capture, ARGUMENT, "no step function", mpt_capture(c, NULL, NULL));
+    OBJECT(mpt_captured_step, mpt_captured, f.no_captured, f.stale_captured,
+           mpt_captured_step(h_, f.x, f.x));
+    CASE(mpt_captured_step, BAD_HANDLE, "x: tensor made in step",
+         mpt_captured_step(captured, f.stale, f.x));
+    CASE(mpt_captured_step, BAD_HANDLE, "y belongs to another context",
+         mpt_captured_step(captured, f.x, f.foreign));
+    CASE(mpt_captured_step, STATE, "a step is under way", mpt_step_begin(c);
+         mpt_captured_step(captured, f.x, f.x));
+    CASE(mpt_captured_step, STATE, "a recording is under way", mpt_record_begin(c);
+         mpt_captured_step(captured, f.x, f.x));
+    OBJECT(mpt_captured_count, mpt_captured, f.no_captured, f.stale_captured,
+           CHECK_EQ_INT(mpt_captured_count(h_), -1));
+    OBJECT(mpt_captured_destroy, mpt_captured, f.no_captured, f.stale_captured,
+           mpt_captured_destroy(h_));
+    mpt_captured_destroy(captured);
+}
+
 #ifndef MPTRAIN_NO_FIT
 #define FIT_SETTING(field, value, code, text)                                                \
     do {                                                                                     \

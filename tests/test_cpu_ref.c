@@ -2,7 +2,7 @@
    double: random shapes of rank 0 to 8, every layout and dtype, accumulation, gates, bad targets.
    Each launch runs with 1, 2, 3, 4 and 7 threads and must leave the same bits; memory between and
    around the elements of an output must not change. MPTRAIN_ISA=avx2 puts another level to the
-   same test. */
+   same test, and a build with MPTRAIN_CUDA the kernels of mptrain_cuda.cu. */
 #define MPTRAIN_IMPLEMENTATION
 #include "mptrain.h"
 
@@ -12,7 +12,13 @@
 
 /* ==== A launch and its memory ==== */
 
+#if defined(MPTRAIN_CUDA)
+enum { STORAGES = 10, BACKENDS = 2, GUARD = 64 };
+#define ONLY_ON_THE_CPU SKIP("a CPU backend")
+#else
 enum { STORAGES = 10, BACKENDS = 5, GUARD = 64 };
+#define ONLY_ON_THE_CPU (void)0
+#endif
 static const int thread_counts[BACKENDS] = {1, 2, 3, 4, 7};
 
 static mpt__base base;
@@ -42,6 +48,12 @@ static bool have_backends(void) {
     memset(&config, 0, sizeof config);
     mpt__base_init(&base, &config);
     for (int i = 0; i < BACKENDS; i++) {
+#if defined(MPTRAIN_CUDA)
+        level_under_test = isa;
+        if (mpt__cuda_backend_create(&backends[i], MPTRAIN_VERSION, 0, false) == MPT_OK) continue;
+        printf("\n  %s", backends[i].error);
+        return false;
+#endif
         if (mpt__cpu_backend_create(&base, isa, thread_counts[i], true, &backends[i],
                                     &level_under_test) != MPT_OK) {
             printf("\n  %s", base.message);
@@ -177,27 +189,65 @@ static int add_segments(const int64_t *rows, int64_t n) {
     return operand;
 }
 
+/* The launch on a backend whose memory is the host's. */
+static void run_here(const mpt__backend *backend, void *workspace) {
+    mpt__execution execution;
+    execution.data = data;
+    execution.scalars = scalars;
+    execution.workspace = workspace;
+    CHECK_EQ_INT(backend->launch(backend->self, &execution, &launch), MPT_OK);
+}
+
+/* A copy of host memory on the device; NULL for none. */
+static void *lend(const mpt__backend *backend, const void *from, size_t size) {
+    void *there = from && size > 0 ? backend->allocate(backend->self, size) : NULL;
+    if (there) CHECK_EQ_INT(backend->upload(backend->self, there, from, size), MPT_OK);
+    return there;
+}
+static void take_back(const mpt__backend *backend, void *there, void *to, size_t size) {
+    if (!there) return;
+    CHECK_EQ_INT(backend->download(backend->self, to, there, size), MPT_OK);
+    backend->release(backend->self, there, size);
+}
+
+/* The launch on a backend with memory of its own. */
+static void run_there(const mpt__backend *backend, void *workspace, size_t workspace_bytes) {
+    void *lent[STORAGES] = {NULL}, *there[STORAGES] = {NULL};
+    mpt__execution execution;
+    for (int s = 1; s < STORAGES; s++) {
+        lent[s] = lend(backend, memory[s], bytes[s]);
+        if (lent[s]) there[s] = (char *)lent[s] + GUARD;
+    }
+    execution.data = there;
+    execution.scalars = (mpt__scalar *)lend(backend, scalars, sizeof scalars);
+    execution.workspace = lend(backend, workspace, workspace_bytes);
+    mpt_status status = backend->launch(backend->self, &execution, &launch);
+    if (status != MPT_OK) TEST_FAIL_("kernel %d: %s", (int)launch.kernel, backend->error);
+    for (int s = 1; s < STORAGES; s++) take_back(backend, lent[s], memory[s], bytes[s]);
+    take_back(backend, execution.scalars, scalars, sizeof scalars);
+    take_back(backend, execution.workspace, workspace, workspace_bytes);
+}
+
 /* Runs the launch on every backend from the same state; all must end in the same bits. */
 static void run(void) {
     unsigned char *first[STORAGES] = {NULL};
     mpt__scalar scalars_first[MPT__SLOT_COUNT];
-    mpt__execution execution;
     memcpy(scalars_before, scalars, sizeof scalars);
     for (int s = 1; s < STORAGES; s++) {
         if (memory[s] != NULL) memcpy(before[s], memory[s], bytes[s]);
     }
     for (int b = 0; b < BACKENDS; b++) {
-        int64_t need = backends[b].workspace(backends[b].self, &launch);
+        int64_t need = launch.workspace = backends[b].workspace(backends[b].self, &launch);
         void *workspace = need > 0 ? malloc((size_t)need) : NULL;
         if (need > 0) memset(workspace, 0xab, (size_t)need);
         memcpy(scalars, scalars_before, sizeof scalars);
         for (int s = 1; s < STORAGES; s++) {
             if (memory[s] != NULL) memcpy(memory[s], before[s], bytes[s]);
         }
-        execution.data = data;
-        execution.scalars = scalars;
-        execution.workspace = workspace;
-        CHECK_EQ_INT(backends[b].launch(backends[b].self, &execution, &launch), MPT_OK);
+        if (backends[b].allocate)
+            run_there(&backends[b], workspace, (size_t)need);
+        else
+            run_here(&backends[b], workspace);
         free(workspace);
         for (int s = 1; s < STORAGES && b == 0; s++) {
             if (memory[s] == NULL) continue;
@@ -701,6 +751,7 @@ TEST(reduce) {
 
 /* The tree is a promise: other rooms and devices must be able to follow it. */
 TEST(sums_follow_the_documented_tree) {
+    ONLY_ON_THE_CPU;
     REQUIRE(have_backends());
     int64_t n = 5 * MPT__SUM_CHUNK + 100;
     mpt__real lane[MPT__SUM_LANES], chunk[6];
@@ -734,6 +785,7 @@ TEST(sums_follow_the_documented_tree) {
 
 /* The columns of a matrix, and a box whose dimensions cannot be merged: the bits of a flat sum. */
 TEST(sums_do_not_depend_on_the_layout) {
+    ONLY_ON_THE_CPU;
     REQUIRE(have_backends());
     for (int kind = 0; kind < 3; kind++) {
         int64_t shape[3] = {45, 9, 13}, out[3] = {1, 1, 1}, index[3] = {0, 0, 0}, n = 0;
@@ -1748,6 +1800,7 @@ TEST(replaced_kernels_stay_in_reach) {
 
 /* The last test: several threads really worked, and everything is given back. */
 TEST(threads_worked_and_memory_returns) {
+    ONLY_ON_THE_CPU;
     REQUIRE(have_backends());
     int64_t runs, by_thread[64];
     backends[0].counts(backends[0].self, &runs, by_thread);

@@ -20,10 +20,16 @@ typedef struct fixture {
     mpt_dataset no_data, stale_data, foreign_data;
     mpt_loader no_loader, stale_loader, foreign_loader;
     mpt_recording no_recording, stale_recording;
+    mpt_captured no_captured, stale_captured;
     mpt_op no_op, stale_op;
 } fixture;
 
 static fixture f;
+
+static mpt_status nothing_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    (void)context, (void)user, (void)x, (void)y;
+    return MPT_OK;
+}
 
 static void make_tensors(void) {
     int64_t labels[4] = {0, 1, 2, 3};
@@ -53,6 +59,7 @@ static void make_objects(void) {
     memset(&f.no_data, 0, sizeof f.no_data);
     memset(&f.no_loader, 0, sizeof f.no_loader);
     memset(&f.no_recording, 0, sizeof f.no_recording);
+    memset(&f.no_captured, 0, sizeof f.no_captured);
     memset(&f.no_op, 0, sizeof f.no_op);
     f.stale_op = f.no_op;
     f.stale_op.context = c, f.stale_op.slot = 77, f.stale_op.generation = 3;
@@ -73,6 +80,8 @@ static void make_objects(void) {
     mpt_record_begin(c);
     f.stale_recording = mpt_record_end(c);
     mpt_recording_destroy(f.stale_recording);
+    f.stale_captured = mpt_capture(c, nothing_step, NULL);
+    mpt_captured_destroy(f.stale_captured);
     f.foreign_module = f.twin.net;
     f.foreign_optimizer = f.twin.optimizer;
     f.foreign_data = f.twin.data;
@@ -228,6 +237,9 @@ TEST(contexts) {
     c = mpt_config_default(), c.device = (mpt_device)7;
     QUIET(mpt_create, mpt_create(&c) == NULL);
     no_context("device 7");
+    c = mpt_config_default(), c.device_index = -1;
+    QUIET(mpt_create, mpt_create(&c) == NULL);
+    no_context("device_index");
     c = mpt_config_default(), c.memory_limit = -1;
     QUIET(mpt_create, mpt_create(&c) == NULL);
     no_context("memory_limit");
@@ -246,6 +258,8 @@ TEST(contexts) {
     QUIET(mpt_get_threads, mpt_get_threads(NULL) == 0);
     QUIET(mpt_get_device, mpt_get_device(NULL) == MPT_DEVICE_AUTO);
     QUIET(mpt_device_name, strcmp(mpt_device_name(NULL), "none") == 0);
+    QUIET(mpt_get_device_info, mpt_get_device_info(NULL).device == MPT_DEVICE_AUTO);
+    QUIET(mpt_device_count, mpt_device_count((mpt_device)7) == 0);
     QUIET(mpt_dtype_name, strcmp(mpt_dtype_name((mpt_dtype)-1), "none") == 0);
     QUIET(mpt_dtype_name, strcmp(mpt_dtype_name(MPT_DTYPE_COUNT), "none") == 0);
     QUIET(mpt_dtype_size, mpt_dtype_size((mpt_dtype)1000) == 0);
@@ -646,23 +660,14 @@ TEST(every_function_has_a_case) {
     mpt_destroy(f.other);
 }
 
-TEST_TABLE = {T(contexts),
-              T(steps_and_scopes),
-              T(making_tensors),
-              T(reading_tensors),
-              T(views),
-              T(ops),
-              T(losses),
-              T(autograd),
-              T(modules),
-              T(module_trees),
-              T(user_ops),
-              T(optimizers),
-              T(scalers),
-              T(datasets),
-              T(loaders),
-              T(files),
-              T(inspection),
-              T(fits),
-              T(every_function_has_a_case)};
+TEST_TABLE = {T(contexts),       T(steps_and_scopes),
+              T(making_tensors), T(reading_tensors),
+              T(views),          T(ops),
+              T(losses),         T(autograd),
+              T(modules),        T(module_trees),
+              T(user_ops),       T(optimizers),
+              T(scalers),        T(datasets),
+              T(loaders),        T(files),
+              T(inspection),     T(captured_steps),
+              T(fits),           T(every_function_has_a_case)};
 TEST_MAIN

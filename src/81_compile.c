@@ -1,0 +1,313 @@
+/* ---------------------------------------------------------------------------------------------
+ * 81_compile.c: captured steps: a training step that runs from its recording.
+ *
+ * The first call of a step makes what is made once (gradients, moments, half forms), the second is
+ * recorded, and from the third on the launches are repeated: by a graph of the backend where there
+ * is one. What the host does in a step besides launching (the step number, tables of learning
+ * rates, the scaler's watch) is done for every repetition, too.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__81_COMPILE_INCLUDED
+#define MPT__81_COMPILE_INCLUDED
+
+#include "80_fit.c"
+
+enum { MPT__CAPTURE_X, MPT__CAPTURE_Y, MPT__CAPTURE_INPUTS };
+#define MPT__CAPTURE_CHECK 16 /* with config.debug, every so many steps are compared */
+
+typedef struct mpt__captured {
+    mpt__id id;
+    mpt_step_fn fn;
+    void *user;
+    mpt_tensor input[MPT__CAPTURE_INPUTS]; /* what the launches read; null: none */
+    mpt__recorder *recording;              /* NULL: not yet */
+    void *graph;                           /* of the backend; NULL: launches one by one */
+    uint32_t workspace;                    /* storage of the graph's scratch memory; 0: none */
+    int64_t calls, count;
+    bool draws; /* dropout: the device needs the step number */
+    bool eager; /* cannot be captured, for a reason that the log has */
+} mpt__captured;
+
+MPT__HANDLES(captured, MPT__CAPTURED)
+
+/* ==== Making and ending ==== */
+
+static void mpt__graph_free(mpt_context *context, mpt__captured *captured) {
+    if (captured->graph) context->backend.graph_destroy(context->backend.self, captured->graph);
+    if (captured->workspace) mpt__storage_release(context, captured->workspace);
+    captured->graph = NULL;
+    captured->workspace = 0;
+}
+
+static void mpt__captured_free(mpt_context *context, void *object) {
+    mpt__captured *captured = (mpt__captured *)object;
+    mpt__graph_free(context, captured);
+    if (captured->recording) {
+        mpt__replay_memory(context, captured->recording, false);
+        mpt__recorder_free(context, captured->recording);
+    }
+    for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) mpt_release(captured->input[i]);
+    mpt__host_free(context, captured, sizeof *captured);
+}
+
+MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user) {
+    mpt__captured *captured = NULL;
+    if (!mpt__enter(context, "mpt_capture")) return mpt__captured_handle(context, NULL);
+    if (!fn)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "there is no step function");
+    else
+        captured = (mpt__captured *)mpt__object_make(context, MPT__CAPTURED, sizeof *captured);
+    if (captured) captured->fn = fn, captured->user = user;
+    return mpt__captured_handle(context, captured);
+}
+
+MPTRAIN_API int64_t mpt_captured_count(mpt_captured handle) {
+    const mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_count");
+    return captured ? captured->count : -1;
+}
+
+MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured handle) {
+    const mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_destroy");
+    if (captured) mpt__object_free(handle.context, MPT__CAPTURED, captured->id.slot);
+    return mpt__status_of(handle.context);
+}
+
+/* ==== Inputs ==== */
+
+/* Whether what was recorded fits an input: both absent, or of one dtype and shape. */
+static bool mpt__input_fits(mpt_context *context, mpt_tensor recorded, mpt_tensor given) {
+    const mpt__tensor *a = mpt__live(context, recorded), *b = mpt__live(context, given);
+    if (!a || !b) return !a && !given.slot;
+    return a->dtype == b->dtype && a->rank == b->rank &&
+           memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;
+}
+
+/* Copies the inputs to where the launches read them. */
+static mpt_status mpt__inputs_set(mpt_context *context, const mpt__captured *captured,
+                                  const mpt_tensor *given) {
+    for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) {
+        if (!captured->input[i].slot) continue;
+        const mpt__tensor *to = mpt__live(context, captured->input[i]);
+        mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+        mpt__operand_of(launch, 0, mpt__live(context, given[i]), MPT__READ);
+        mpt__operand_of(launch, 1, to, MPT__WRITE);
+        mpt__submit(context, launch);
+        context->storages[to->storage].version++;
+    }
+    return context->base.status;
+}
+
+/* Makes the fixed inputs. */
+static mpt_status mpt__inputs_make(mpt_context *context, mpt__captured *captured,
+                                   const mpt_tensor *given) {
+    for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) {
+        if (!given[i].slot) continue;
+        mpt_tensor made = mpt_zeros(context, mpt_get_dtype(given[i]), mpt_get_shape(given[i]));
+        captured->input[i] = mpt_keep(made);
+        mpt_release(made);
+    }
+    return context->base.status;
+}
+
+/* ==== Recording ==== */
+
+/* Stops trying, and says why. */
+static void mpt__capture_give_up(mpt_context *context, mpt__captured *captured, const char *why) {
+    captured->eager = true;
+    mpt__log(&context->base, MPT_LOG_WARNING,
+             "mpt_captured_step: every step runs by itself, since %s", why);
+}
+
+static mpt_status mpt__step_by_hand(mpt_context *context, const mpt__captured *captured,
+                                    const mpt_tensor *input) {
+    mpt_status status = captured->fn(context, captured->user, input[0], input[1]);
+    return context->base.status != MPT_OK ? context->base.status : status;
+}
+
+/* What the host does after a step that it did not see. */
+static mpt_status mpt__after_work(mpt_context *context, const mpt__recorder *recording,
+                                  mpt__object_kind kind);
+
+/* One step by `fn` on the fixed inputs, recorded; NULL with an error recorded, or without one where
+   the step writes from the host. */
+static mpt__recorder *mpt__record_step(mpt_context *context, const mpt__captured *captured) {
+    if (mpt_record_begin(context) != MPT_OK) return NULL;
+    context->capturing = true;
+    int64_t writes = context->host_writes;
+    mpt__step_by_hand(context, captured, captured->input);
+    context->capturing = false;
+    if (!context->recorder) return NULL; /* cleared away with an error */
+    mpt__recorder *recording = mpt__recorder_stop(context);
+    for (int64_t i = 0; i < recording->count; i++)
+        mpt__recorder_hold(context, recording, &recording->launches[i], INT64_MAX);
+    mpt__after_work(context, recording, MPT__SCALER);
+    if (!recording->failed && context->base.status == MPT_OK && context->host_writes == writes)
+        return recording;
+    mpt__recorder_free(context, recording);
+    return NULL;
+}
+
+/* The launches as a graph, on memory that stays theirs. False where that is not possible. */
+static bool mpt__graph_make(mpt_context *context, mpt__captured *captured) {
+    mpt__backend *backend = &context->backend;
+    const mpt__recorder *recording = captured->recording;
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < recording->count; i++)
+        if (recording->launches[i].workspace > bytes) bytes = recording->launches[i].workspace;
+    if (bytes > 0) {
+        captured->workspace =
+            mpt__storage_new(context, bytes, MPT_MEMORY_WORKSPACE, MPT__FROM_POOL, false);
+        if (!captured->workspace) return false;
+    }
+    mpt__execution execution;
+    execution.data = context->data;
+    execution.scalars = mpt__device_scalars(context);
+    execution.workspace = context->data[captured->workspace];
+    mpt_status status = backend->graph_begin(backend->self);
+    for (int64_t i = 0; i < recording->count && status == MPT_OK; i++)
+        status = backend->launch(backend->self, &execution, &recording->launches[i]);
+    const bool all = status == MPT_OK;
+    status = backend->graph_end(backend->self, all ? &captured->graph : NULL);
+    if (all && status == MPT_OK) return true;
+    mpt__log(&context->base, MPT_LOG_WARNING,
+             "mpt_captured_step: no graph (%s): launches go one by one", backend->error);
+    return false;
+}
+
+/* The second call. */
+static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captured,
+                                      const mpt_tensor *given) {
+    if (mpt__inputs_make(context, captured, given) != MPT_OK ||
+        mpt__inputs_set(context, captured, given) != MPT_OK)
+        return context->base.status;
+    mpt__recorder *recording = mpt__record_step(context, captured);
+    if (!recording) {
+        if (context->base.status == MPT_OK)
+            mpt__capture_give_up(context, captured, "it writes to tensors from the host");
+        return context->base.status;
+    }
+    captured->recording = recording;
+    for (int64_t i = 0; i < recording->count; i++)
+        captured->draws = captured->draws || recording->launches[i].kernel == MPT__K_DROPOUT;
+    if (!mpt__replay_memory(context, recording, true)) return context->base.status;
+    if (context->backend.graph_begin && !mpt__graph_make(context, captured))
+        mpt__graph_free(context, captured);
+    return context->base.status;
+}
+
+/* ==== Repeating ==== */
+
+static void *mpt__work_object(mpt_context *context, const uint32_t *work) {
+    const mpt__object *row = &context->objects[work[0]].rows[work[1]];
+    if (row->generation == work[2]) return row->object;
+    mpt__error(context, MPT_ERROR_STATE, "the %s of the captured step was destroyed",
+               mpt__object_names[work[0]]);
+    return NULL;
+}
+
+static mpt_status mpt__after_work(mpt_context *context, const mpt__recorder *recording,
+                                  mpt__object_kind kind) {
+    for (int64_t i = 0; i < recording->work.count && context->base.status == MPT_OK; i += 3) {
+        const uint32_t *work = &recording->work.id[i];
+        void *object = work[0] == (uint32_t)kind ? mpt__work_object(context, work) : NULL;
+        if (!object) continue;
+        if (kind == MPT__SCALER) {
+            mpt__scaler_watch(context, (mpt__scaler *)object);
+        } else {
+            mpt__schedule_before_step(context, (mpt__optimizer *)object);
+            context->now.updates++;
+        }
+    }
+    return context->base.status;
+}
+
+static mpt_status mpt__capture_repeat(mpt_context *context, mpt__captured *captured) {
+    mpt__backend *backend = &context->backend;
+    const mpt__recorder *recording = captured->recording;
+    const int64_t updates = context->now.updates;
+    context->now.step++;
+    context->base.step = context->now.step;
+    context->now.module_calls = 0;
+    if (mpt__after_work(context, recording, MPT__OPTIMIZER) != MPT_OK) return context->base.status;
+    if (captured->draws) mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
+    context->device_step = captured->draws ? context->now.step : -1;
+    if (captured->graph) {
+        mpt_status status = backend->graph_run(backend->self, captured->graph);
+        if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    } else {
+        mpt__replay_launches(context, recording);
+    }
+    mpt__replay_versions(context, recording);
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (context->now.updates > updates) context->committed = context->now;
+    captured->count++;
+    if (!backend->synchronous) mpt__scalars_fetch(context, backend->snapshot);
+    return mpt__after_work(context, recording, MPT__SCALER);
+}
+
+/* ==== Comparing ==== */
+
+static bool mpt__same_launch(const mpt__launch *a, const mpt__launch *b) {
+    bool same = a->kernel == b->kernel && a->function == b->function &&
+                a->n_operands == b->n_operands && a->reduction == b->reduction &&
+                memcmp(a->slot, b->slot, sizeof a->slot) == 0 &&
+                memcmp(a->imm, b->imm, sizeof a->imm) == 0 &&
+                memcmp(a->index, b->index, sizeof a->index) == 0 &&
+                memcmp(&a->rng, &b->rng, sizeof a->rng) == 0;
+    for (int i = 0; i < a->n_operands && same; i++) {
+        const mpt__operand *x = &a->operand[i], *y = &b->operand[i];
+        same = x->dtype == y->dtype && x->rank == y->rank && x->access == y->access &&
+               x->offset == y->offset && !x->storage == !y->storage &&
+               memcmp(x->shape, y->shape, x->rank * sizeof *x->shape) == 0;
+    }
+    return same;
+}
+
+/* One step by `fn`, which must launch what was recorded. */
+static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured *captured) {
+    const mpt__recorder *old = captured->recording;
+    mpt__recorder *now = mpt__record_step(context, captured);
+    if (!now) return context->base.status;
+    int64_t i = 0;
+    while (i < old->count && i < now->count &&
+           mpt__same_launch(&old->launches[i], &now->launches[i]))
+        i++;
+    if (i < old->count || i < now->count) {
+        const mpt__recorder *longer = i < now->count ? now : old;
+        mpt__error(context, MPT_ERROR_STATE,
+                   "the captured step is no longer what its function does: launch %lld of %lld was "
+                   "kernel %s and is now %s; do the same in every step, or run this one by hand",
+                   (long long)i + 1, (long long)longer->count,
+                   i < old->count ? mpt__kernel_names[old->launches[i].kernel] : "none",
+                   i < now->count ? mpt__kernel_names[now->launches[i].kernel] : "none");
+    }
+    mpt__recorder_free(context, now);
+    return context->base.status;
+}
+
+/* ==== A step ==== */
+
+MPTRAIN_API mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
+    mpt_context *context = handle.context;
+    mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_step");
+    mpt_tensor given[MPT__CAPTURE_INPUTS];
+    given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
+    if (!captured) return mpt__status_of(context);
+    if (context->step_depth || context->recorder)
+        return mpt__error(context, MPT_ERROR_STATE, "a %s is under way; captured steps stand alone",
+                          context->recorder ? "recording" : "step");
+    for (int i = 0; i < MPT__CAPTURE_INPUTS; i++)
+        if (given[i].slot && !mpt__at(context, given[i], i ? "y" : "x"))
+            return context->base.status;
+    captured->calls++;
+    if (captured->calls == 1 || captured->eager) return mpt__step_by_hand(context, captured, given);
+    if (!captured->recording) return mpt__capture_record(context, captured, given);
+    for (int i = 0; i < MPT__CAPTURE_INPUTS; i++)
+        if (!mpt__input_fits(context, captured->input[i], given[i]))
+            return mpt__step_by_hand(context, captured, given);
+    if (mpt__inputs_set(context, captured, given) != MPT_OK) return context->base.status;
+    if (context->config.debug && captured->calls % MPT__CAPTURE_CHECK == 0)
+        return mpt__capture_compare(context, captured);
+    return mpt__capture_repeat(context, captured);
+}
+
+#endif

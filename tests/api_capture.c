@@ -1,0 +1,233 @@
+/* api_capture.c: a captured step leaves the bits of the step itself: through dropout, overflows,
+   schedules, short batches, evaluation in between; and says what it cannot repeat. */
+#include MPTRAIN_HEADER_FILE
+#include "harness.h"
+#include "bits.h"
+
+static char log_text[8192];
+
+static void keep_log(void *user, mpt_log_level level, const char *message) {
+    (void)user, (void)level;
+    size_t length = strlen(log_text);
+    snprintf(log_text + length, sizeof log_text - length, "%s\n", message);
+}
+
+static mpt_context *make_context(bool debug) {
+    mpt_config config = mpt_config_default();
+    config.seed = 3;
+    config.debug = debug;
+    config.log.write = keep_log;
+    log_text[0] = '\0';
+    return mpt_create(&config);
+}
+
+static void check_ok(mpt_context *context) {
+    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
+}
+
+/* 43 samples in batches of 8: the last one of an epoch is short. */
+static void make_short(training *t, mpt_context *context, mpt_dtype precision) {
+    make_training(t, context, precision, 0);
+    mpt_loader_destroy(t->loader);
+    mpt_dataset_destroy(t->data);
+    t->data = make_data(context, 43);
+    t->loader = make_loader_of(context, t->data, 8, 0, MPT_F32);
+    mpt_warmup(t->optimizer, 0.1, 20, 400, 0, MPT_PER_STEP);
+}
+
+static int by_hand; /* calls of the step function */
+
+static mpt_status step_of(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    training *t = (training *)user;
+    mpt_batch b;
+    memset(&b, 0, sizeof b);
+    (void)context;
+    b.x = x, b.y = y;
+    by_hand++;
+    return train_on(t, b);
+}
+
+static uint64_t stats_hash(const training *t, uint64_t hash) {
+    mpt_synchronize(t->context);
+    mpt_scaler_stats stats = mpt_scaler_statistics(t->scaler);
+    hash = mix_hash(hash, (uint64_t)stats.steps);
+    hash = mix_hash(hash, (uint64_t)stats.skipped);
+    hash = mix_hash(hash, (uint64_t)mpt_step_number(t->context));
+    return mix_hash(hash, training_hash(t));
+}
+
+/* A forward pass without gradients, which wants the newest weights. */
+static uint64_t evaluate(const training *t, uint64_t hash) {
+    mpt_batch b;
+    if (!next_batch(t->loader, &b)) return 0;
+    mpt_scope_begin(t->context);
+    mpt_inference_begin(t->context);
+    mpt_autocast_begin(t->context, t->precision);
+    hash = mix_tensor(hash, mpt_forward(t->net, b.x));
+    mpt_autocast_end(t->context);
+    mpt_inference_end(t->context);
+    mpt_scope_end(t->context);
+    return hash;
+}
+
+/* `steps` steps, captured or not, with an overflow on the way and evaluations in between. */
+static uint64_t train(mpt_dtype precision, bool capture, bool debug, int steps, int64_t *count) {
+    training t;
+    mpt_context *context = make_context(debug);
+    uint64_t hash = 1;
+    make_short(&t, context, precision);
+    mpt_captured captured = mpt_capture(context, step_of, &t);
+    by_hand = 0;
+    for (int i = 0; i < steps; i++) {
+        mpt_batch b;
+        if (i == steps / 2) mpt_set_scale(t.scaler, 1e30); /* the next steps overflow */
+        if (i % 50 == 49) hash = evaluate(&t, hash);
+        if (!next_batch(t.loader, &b)) break;
+        if (capture)
+            mpt_captured_step(captured, b.x, b.y);
+        else
+            step_of(context, &t, b.x, b.y);
+    }
+    check_ok(context);
+    hash = stats_hash(&t, hash);
+    *count = mpt_captured_count(captured);
+    mpt_captured_destroy(captured);
+    check_ok(context);
+    mpt_destroy(context);
+    return hash;
+}
+
+TEST(captured_steps_leave_the_same_bits) {
+    static const mpt_dtype precisions[] = {MPT_F32, MPT_BF16, MPT_F16};
+    for (int i = 0; i < 3; i++) {
+        int64_t captured, none;
+        uint64_t hash = train(precisions[i], true, false, 330, &captured);
+        CHECK_EQ_INT(by_hand + captured, 330);
+        CHECK(captured > 250);
+        CHECK(hash == train(precisions[i], false, false, 330, &none));
+        CHECK_EQ_INT(none, 0);
+    }
+}
+
+TEST(debug_compares_and_leaves_the_same_bits) {
+    int64_t captured, none;
+    uint64_t hash = train(MPT_F16, true, true, 100, &captured);
+    CHECK(captured > 70 && captured < 82); /* 2 by hand, 16 short, 6 compared */
+    CHECK(hash == train(MPT_F16, false, true, 100, &none));
+}
+
+TEST(steady_steps_allocate_nothing) {
+    training t;
+    mpt_context *context = make_context(false);
+    mpt_batch b;
+    make_training(&t, context, MPT_F16, 0);
+    mpt_captured captured = mpt_capture(context, step_of, &t);
+    for (int i = 0; i < 20; i++)
+        if (next_batch(t.loader, &b)) mpt_captured_step(captured, b.x, b.y);
+    int64_t before = mpt_memory(context).allocations;
+    for (int i = 0; i < 200; i++)
+        if (next_batch(t.loader, &b)) mpt_captured_step(captured, b.x, b.y);
+    CHECK_EQ_INT(mpt_memory(context).allocations, before);
+    check_ok(context);
+    mpt_destroy(context); /* also ends what was captured */
+}
+
+/* ==== What cannot be captured ==== */
+
+static mpt_status waiting_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    (void)user, (void)y;
+    mpt_step_begin(context);
+    mpt_item(mpt_sum(x, MPT_ALL_DIMS, false));
+    return mpt_step_end(context);
+}
+
+static mpt_status writing_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    static const float numbers[3] = {1, 2, 3};
+    (void)y;
+    mpt_step_begin(context);
+    mpt_metric_push(context, "sum",
+                    mpt_sum(mpt_mul(x, mpt_from(context, MPT_F32, MPT_SHAPE(3), numbers)),
+                            MPT_ALL_DIMS, false));
+    ++*(int *)user;
+    return mpt_step_end(context);
+}
+
+/* Does another thing from its 20th call on. */
+static mpt_status fickle_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    int *calls = (int *)user;
+    (void)y;
+    mpt_step_begin(context);
+    mpt_tensor z = ++*calls < 3 ? mpt_tanh(x) : mpt_sigmoid(x);
+    mpt_metric_push(context, "sum", mpt_sum(z, MPT_ALL_DIMS, false));
+    return mpt_step_end(context);
+}
+
+TEST(waiting_is_an_error) {
+    mpt_context *context = make_context(false);
+    mpt_tensor x = mpt_ones(context, MPT_F32, MPT_SHAPE(3)), none;
+    memset(&none, 0, sizeof none);
+    mpt_captured captured = mpt_capture(context, waiting_step, NULL);
+    CHECK_EQ_INT(mpt_captured_step(captured, x, none), MPT_OK);
+    CHECK_EQ_INT(mpt_captured_step(captured, x, none), MPT_ERROR_STATE);
+    CHECK_CONTAINS(mpt_error(context), "a captured step cannot wait for values");
+    mpt_clear_error(context);
+    CHECK(mpt_item(mpt_sum(x, MPT_ALL_DIMS, false)) == 3);
+    mpt_destroy(context);
+}
+
+TEST(writing_from_the_host_stays_by_hand) {
+    mpt_context *context = make_context(false);
+    mpt_tensor x = mpt_ones(context, MPT_F32, MPT_SHAPE(3)), none;
+    int calls = 0;
+    memset(&none, 0, sizeof none);
+    mpt_captured captured = mpt_capture(context, writing_step, &calls);
+    for (int i = 0; i < 5; i++) CHECK_EQ_INT(mpt_captured_step(captured, x, none), MPT_OK);
+    CHECK_EQ_INT(calls, 5);
+    CHECK_EQ_INT(mpt_captured_count(captured), 0);
+    CHECK_CONTAINS(log_text, "it writes to tensors from the host");
+    CHECK(mpt_metric_mean(context, "sum", true) == 6);
+    mpt_destroy(context);
+}
+
+TEST(debug_names_what_changed) {
+    mpt_context *context = make_context(true);
+    mpt_tensor x = mpt_ones(context, MPT_F32, MPT_SHAPE(3)), none;
+    int calls = 0;
+    mpt_status status = MPT_OK;
+    memset(&none, 0, sizeof none);
+    mpt_captured captured = mpt_capture(context, fickle_step, &calls);
+    for (int i = 0; i < 16 && status == MPT_OK; i++) status = mpt_captured_step(captured, x, none);
+    CHECK_EQ_INT(status, MPT_ERROR_STATE);
+    CHECK_EQ_INT(calls, 3);
+    CHECK_CONTAINS(mpt_error(context), "launch 1 of 3 was kernel unary");
+    mpt_clear_error(context);
+    mpt_destroy(context);
+}
+
+TEST(destroyed_members_are_named) {
+    training t;
+    mpt_context *context = make_context(false);
+    mpt_batch b;
+    make_training(&t, context, MPT_F32, 0);
+    mpt_captured captured = mpt_capture(context, step_of, &t);
+    for (int i = 0; i < 4; i++)
+        if (next_batch(t.loader, &b)) mpt_captured_step(captured, b.x, b.y);
+    check_ok(context);
+    mpt_optimizer_destroy(t.optimizer);
+    CHECK(next_batch(t.loader, &b));
+    CHECK_EQ_INT(mpt_captured_step(captured, b.x, b.y), MPT_ERROR_STATE);
+    CHECK_CONTAINS(mpt_error(context), "the optimizer of the captured step was destroyed");
+    mpt_destroy(context);
+}
+
+TEST_TABLE = {
+    T(captured_steps_leave_the_same_bits),
+    T(debug_compares_and_leaves_the_same_bits),
+    T(steady_steps_allocate_nothing),
+    T(waiting_is_an_error),
+    T(writing_from_the_host_stays_by_hand),
+    T(debug_names_what_changed),
+    T(destroyed_members_are_named),
+};
+
+TEST_MAIN

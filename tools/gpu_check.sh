@@ -1,0 +1,153 @@
+#!/bin/sh
+# gpu_check.sh: what only a machine with an NVIDIA GPU can show (make gpu-check). Unattended, without
+# network, in parts of a few minutes each:
+#     PART="build ops sanitizer mnist speed peers"    those to run; all by default
+#     DATA=folder      MNIST as idx files (data/mnist, else the built-in digits)
+#     SIM=1            a dry run on the CPU through tests/cudasim: every step, small sizes
+# Each part leaves its lines in build/gpu/PART.md; the report of all parts that ran so far goes to
+# tools/bench/results/gpu-CARD.md (SIM: build/gpu/report.md). Ends with "N passed, N failed".
+set -u
+cd "$(dirname "$0")/.." || exit 1
+: "${PART:=build ops sanitizer mnist speed peers}" "${SIM:=}" "${MAKE:=make}" "${PYTHON:=python3}"
+out=build/gpu
+mkdir -p $out
+passed=0 failed=0
+jobs=$(nproc 2>/dev/null || echo 2)
+
+good() { passed=$((passed + 1)) && echo "ok    $*"; }
+bad() { failed=$((failed + 1)) && echo "FAIL  $*"; }
+# Runs a command with its output in a log; says how it ended.
+try() { # try NAME COMMAND...
+    name=$1
+    shift
+    if "$@" >"$out/$name.log" 2>&1; then good "$name"; else
+        bad "$name"
+        tail -n 30 "$out/$name.log" | sed 's/^/      /'
+        return 1
+    fi
+}
+
+# The same make, with the library and every program built for the GPU or for the simulator.
+build() {
+    if [ -n "$SIM" ]; then
+        sh tests/cudasim/suite.sh $out plain "$@"
+    else
+        nvcc=${NVCC:-nvcc}
+        cuda=$(dirname "$(dirname "$(command -v "$nvcc")")")
+        $MAKE -j"$jobs" BUILD=$out CPPFLAGS=-DMPTRAIN_CUDA EXTRA=$out/mptrain_cuda.o NVCC="$nvcc" \
+            LDLIBS="-L$cuda/lib64 -Wl,-rpath,$cuda/lib64 -lcublasLt -lcudart_static -lstdc++ -ldl \
+                -lrt -lm -lpthread" "$@"
+    fi
+}
+
+suite='tests/test_cpu_ref.c tests/api_golden_ops.c tests/api_golden_train.c tests/api_optim.c
+    tests/api_scaler.c tests/api_capture.c tests/api_cuda.c'
+present() { for test in $suite; do [ -e "$test" ] && printf '%s ' "$test"; done; }
+
+part_build() {
+    try build build $out/mnist $out/bench/device_speed || return 1
+    { [ -n "$SIM" ] || ! $out/bench/device_speed 1 cuda | grep -m 1 '^device: '; } | tee $out/card
+    [ -n "$SIM" ] && echo 'device: simulator' >$out/card
+    {
+        echo '## Machine'
+        sed 's/^device: /- card: /' $out/card
+        [ -n "$SIM" ] || nvidia-smi --query-gpu=driver_version,memory.total,clocks.max.sm \
+            --format=csv,noheader | sed 's/^/- driver, memory, clock: /'
+        ${NVCC:-nvcc} --version | sed -n 's/.*release \([0-9.]*\).*/- CUDA toolkit: \1/p'
+        echo "- date: $(date +%Y-%m-%d)"
+    } >$out/build.md
+}
+
+part_ops() {
+    try ops build EXAMPLES= TESTS="$(present)" test
+    {
+        echo '## Op suite on the device'
+        grep -E '^[a-z_]+: [0-9]+ passed' $out/ops.log | sed 's/^/- /'
+    } >$out/ops.md
+}
+
+part_sanitizer() {
+    echo '## compute-sanitizer' >$out/sanitizer.md
+    if [ -n "$SIM" ] || ! command -v compute-sanitizer >/dev/null 2>&1; then
+        echo '- not here' | tee -a $out/sanitizer.md
+        return 0
+    fi
+    for tool in memcheck racecheck initcheck; do
+        try "sanitizer_$tool" compute-sanitizer --tool $tool --error-exitcode 9 \
+            $out/tests/api_capture && echo "- $tool: clean" >>$out/sanitizer.md
+    done
+}
+
+# A number of a JSON object on one line.
+field() { sed -n "s/.*\"$1\": *\([-0-9.e+]*\).*/\1/p" "$2" | head -n 1; }
+
+part_mnist() {
+    small= seeds='0 1 2'
+    [ -z "$SIM" ] || small='--subset 256 --epochs 1' seeds=0
+    data=${DATA:-data/mnist}
+    [ -d "$data" ] && data="--data $data" || data=
+    echo '## MNIST, test accuracy (%) by seed' >$out/mnist.md
+    for precision in fp32 fp16 bf16 half; do
+        line=
+        for seed in $seeds; do
+            json=$PWD/$out/mnist_${precision}_$seed.json
+            # shellcheck disable=SC2086  # lists of words
+            (cd $out && ./mnist --device cuda --precision $precision --seed $seed --quiet $small \
+                ${data:+--data "$(cd ../.. && cd "${data#--data }" && pwd)"} --json "$json" &&
+                cksum <mnist.safetensors >"$json.sum") >"$out/mnist_$precision.log" 2>&1 ||
+                bad "mnist $precision, seed $seed: $(tail -n 1 "$out/mnist_$precision.log")"
+            line="$line $(field test_accuracy "$json")"
+        done
+        echo "- $precision:$line" | tee -a $out/mnist.md
+        [ -n "$SIM" ] || [ -z "$data" ] || { # the mean of three seeds
+            echo "$line" | awk '{ exit ($1 + $2 + $3) / 3 < 97.2 }' && good "mnist $precision" ||
+                bad "mnist $precision: mean accuracy below 97.2 %"
+        }
+    done
+    json=$PWD/$out/mnist_again.json
+    # shellcheck disable=SC2086  # lists of words
+    (cd $out && ./mnist --device cuda --precision fp16 --seed 0 --quiet $small \
+        ${data:+--data "$(cd ../.. && cd "${data#--data }" && pwd)"} --json "$json" &&
+        cksum <mnist.safetensors | cmp - mnist_fp16_0.json.sum) >$out/mnist_again.log 2>&1 &&
+        good 'mnist twice: the same bits' || bad 'mnist twice: other bits'
+}
+
+part_speed() {
+    size=1000
+    [ -z "$SIM" ] || size=0.2
+    try speed $out/bench/device_speed $size cuda
+    { echo '## Speed' && echo '```' && cut -f1 $out/speed.log && echo '```'; } >$out/speed.md
+}
+
+part_peers() {
+    echo '## Against PyTorch, same card, same run' >$out/peers.md
+    if [ -n "$SIM" ] || ! $PYTHON -c 'import torch; assert torch.cuda.is_available()' 2>$out/x; then
+        echo '- no PyTorch with CUDA here' | tee -a $out/peers.md
+        return 0
+    fi
+    try peers $PYTHON tools/bench/gpu_peers.py $out/bench/device_speed &&
+        { echo '```' && cat $out/peers.log && echo '```'; } >>$out/peers.md
+}
+
+for part in $PART; do
+    start=$(date +%s)
+    part_"$part"
+    echo "      $part took $(($(date +%s) - start)) s"
+done
+report=$out/report.md
+if [ -z "$SIM" ] && [ -s $out/card ]; then
+    mkdir -p tools/bench/results
+    report=tools/bench/results/gpu-$(sed 's/^device: //' $out/card | tr 'A-Z ' 'a-z-' |
+        tr -cd 'a-z0-9-').md
+fi
+{
+    echo "# mptrain on $(sed 's/^device: //' $out/card)"
+    echo
+    echo 'Written by `make gpu-check`.'
+    for part in build ops sanitizer mnist speed peers; do
+        if [ -e "$out/$part.md" ]; then echo && cat "$out/$part.md"; fi
+    done
+} >"$report"
+echo "report: $report"
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed -eq 0 ]
