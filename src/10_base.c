@@ -175,6 +175,7 @@ static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes) {
     mpt_memory_stats *memory = &base->memory;
     memory->current[kind] += bytes;
     memory->total_current += bytes;
+    if (bytes < 0) return;
     if (memory->peak[kind] < memory->current[kind]) memory->peak[kind] = memory->current[kind];
     if (memory->total_peak < memory->total_current) memory->total_peak = memory->total_current;
 }

@@ -274,8 +274,8 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_begin(mpt__launch *launch, i
 /* Copies at least `rank` of the MPT_MAX_RANK dimensions that both have room for. The first two one
    by one: a vector load of what scalar stores have just written waits for them. */
 static MPT__FORCE_INLINE void mpt__copy_dims(int64_t *to, const int64_t *from, int rank) {
-    if (rank > 0) to[0] = from[0];
-    if (rank > 1) to[1] = from[1];
+    to[0] = from[0];
+    to[1] = from[1];
     if (rank > 2) memcpy(to + 2, from + 2, (MPT_MAX_RANK - 2) * sizeof *to);
 }
 
@@ -521,7 +521,7 @@ static MPT__NOINLINE bool mpt__slots_grow(mpt_context *context) {
         chunk[i].slot = (uint32_t)(first + i);
         chunk[i].generation = 1;
         chunk[i].next_free = context->free_tensor;
-        if (chunk[i].slot) context->free_tensor = chunk[i].slot; /* slot 0 means none */
+        if (chunk[i].slot) context->free_tensor = &chunk[i]; /* slot 0 means none */
     }
     return true;
 }
@@ -532,8 +532,8 @@ static MPT__NOINLINE bool mpt__slots_grow(mpt_context *context) {
 static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor) {
     if (tensor->handle) return;
     if (!tensor->nodes && tensor->record) {
-        uint32_t record = tensor->record - 1;
-        tensor->record = 0;
+        mpt__record *record = tensor->record;
+        tensor->record = NULL;
         tensor->saves++;
         mpt__record_release(context, record);
         tensor->saves--;
@@ -545,14 +545,14 @@ static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor) {
     }
     if (tensor->nodes) return;
     if (tensor->gradient) {
-        mpt__tensor *gradient = mpt__slot(context, tensor->gradient);
-        tensor->gradient = 0;
+        mpt__tensor *gradient = tensor->gradient;
+        tensor->gradient = NULL;
         mpt__tensor_drop(context, gradient);
     }
     tensor->generation++;
     tensor->born_before = tensor->born;
     tensor->next_free = context->free_tensor;
-    context->free_tensor = tensor->slot;
+    context->free_tensor = tensor;
 }
 
 /* Ends the handle. */
@@ -601,19 +601,21 @@ static int64_t mpt__shape_numel(const mpt_shape *shape) {
     return mpt__shape_strides(shape, stride);
 }
 
-/* A new tensor over a storage, outside all scopes, with the strides still to be set. The caller's
-   reference to the storage becomes the tensor's; on error (NULL) it is released. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, uint32_t storage,
-                                                       mpt_dtype dtype, const mpt_shape *shape,
-                                                       int64_t offset) {
-    if (!context->free_tensor && !mpt__slots_grow(context)) {
-        mpt__storage_release(context, storage);
-        return NULL;
-    }
-    mpt__tensor *tensor = mpt__slot(context, context->free_tensor);
+/* The free slot that mpt__tensor_over takes; NULL on error. */
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_next(mpt_context *context) {
+    return context->free_tensor || mpt__slots_grow(context) ? context->free_tensor : NULL;
+}
+
+/* Makes that slot a tensor over a storage, outside all scopes; its strides are the caller's to set.
+   The caller's reference to the storage becomes the tensor's. */
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, mpt__tensor *tensor,
+                                                       uint32_t storage, mpt_dtype dtype,
+                                                       const mpt_shape *shape, int64_t offset) {
     context->free_tensor = tensor->next_free;
     tensor->storage = storage;
-    tensor->record = tensor->parameter = tensor->gradient = 0;
+    tensor->record = NULL;
+    tensor->gradient = NULL;
+    tensor->parameter = 0;
     tensor->handle = 1;
     tensor->saves = 0;
     tensor->nodes = 0;
@@ -630,9 +632,10 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, uin
 /* A new tensor on a storage (retained): contiguous strides unless `stride` is given. */
 static mpt__tensor *mpt__tensor_on(mpt_context *context, uint32_t storage, mpt_dtype dtype,
                                    const mpt_shape *shape, const int64_t *stride, int64_t offset) {
-    mpt__storage_retain(context, storage);
-    mpt__tensor *tensor = mpt__tensor_over(context, storage, dtype, shape, offset);
+    mpt__tensor *tensor = mpt__tensor_next(context);
     if (!tensor) return NULL;
+    mpt__storage_retain(context, storage);
+    mpt__tensor_over(context, tensor, storage, dtype, shape, offset);
     if (stride)
         mpt__copy_dims(tensor->stride, stride, shape->rank);
     else
@@ -669,15 +672,12 @@ static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const m
 /* A new contiguous tensor with its own storage, outside all scopes. NULL on error. */
 static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
                                          const mpt_shape *shape, mpt_memory_kind kind) {
-    int64_t stride[MPT_MAX_RANK];
-    int64_t bytes = mpt__checked_strides(context, dtype, shape, stride);
-    if (bytes < 0) return NULL;
-    uint32_t storage = mpt__idle_take(context, bytes, kind);
+    mpt__tensor *tensor = mpt__tensor_next(context);
+    int64_t bytes = tensor ? mpt__checked_strides(context, dtype, shape, tensor->stride) : -1;
+    uint32_t storage = bytes < 0 ? 0 : mpt__idle_take(context, bytes, kind);
     if (!storage) return NULL;
     mpt__storage_start(context, storage, bytes, kind, MPT__FROM_POOL);
-    mpt__tensor *tensor = mpt__tensor_over(context, storage, dtype, shape, 0);
-    if (tensor) mpt__copy_dims(tensor->stride, stride, shape->rank);
-    return tensor;
+    return mpt__tensor_over(context, tensor, storage, dtype, shape, 0);
 }
 
 /* The same, in the current scope. */

@@ -51,7 +51,7 @@ static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor,
                          context->parameters[tensor->parameter - 1].path, dtype);
     } else if (tensor->record) {
         mpt__format_text(text, size, "argument %d (result of %s) is %s", number,
-                         mpt__op_row_of(context->records[tensor->record - 1].op)->name, dtype);
+                         mpt__op_row_of(tensor->record->op)->name, dtype);
     } else {
         mpt__format_text(text, size, "argument %d is %s", number, dtype);
     }

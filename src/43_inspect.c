@@ -141,7 +141,7 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     mpt_shape shape = mpt__operand_shape(operand);
     uint32_t record = traced->op_record;
     const char *path =
-        mpt__path_text(context, record ? context->records[record].path : context->path);
+        mpt__path_text(context, record ? context->records[record]->path : context->path);
     tracer->found = true;
     mpt__format_text(
         tracer->report, sizeof tracer->report,

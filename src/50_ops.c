@@ -63,24 +63,26 @@ typedef enum mpt__op_id {
 } mpt__op_id;
 
 /* The functions of the table; each is defined in one of the rooms that follow. */
-#define MPT__SHAPES(F)                                                                            \
-    F(binary)                                                                                     \
-    F(unary)                                                                                      \
-    F(predicate)                                                                                  \
-    F(equal)                                                                                      \
-    F(matmul)                                                                                     \
-    F(linear)                                                                                     \
-    F(reduce) F(argmax) F(softmax) F(reshape) F(permute) F(slice) F(expand) F(cast) F(cat) F(nll) \
-        F(mse) F(user)
-#define MPT__FORWARDS(F)                                                              \
-    F(binary)                                                                         \
-    F(unary)                                                                          \
-    F(unary_keep_in)                                                                  \
-    F(unary_keep_out)                                                                 \
-    F(matmul)                                                                         \
-    F(linear)                                                                         \
-    F(reduce) F(max) F(argmax) F(softmax) F(dropout) F(reshape) F(copy) F(cat) F(nll) \
-        F(cross_entropy) F(mse) F(user) F(scale_loss)
+#define MPT__SHAPES(F)                                                                         \
+    F(binary)                                                                                  \
+    F(unary)                                                                                   \
+    F(predicate)                                                                               \
+    F(equal)                                                                                   \
+    F(matmul)                                                                                  \
+    F(linear)                                                                                  \
+    F(reduce)                                                                                  \
+    F(argmax) F(softmax) F(reshape) F(permute) F(slice) F(expand) F(cast) F(cat) F(nll) F(mse) \
+        F(user)
+#define MPT__FORWARDS(F)                                                                     \
+    F(binary)                                                                                \
+    F(unary)                                                                                 \
+    F(unary_keep_in)                                                                         \
+    F(unary_keep_out)                                                                        \
+    F(matmul)                                                                                \
+    F(linear)                                                                                \
+    F(reduce)                                                                                \
+    F(max) F(argmax) F(softmax) F(dropout) F(reshape) F(copy) F(cat) F(nll) F(cross_entropy) \
+        F(mse) F(user) F(scale_loss)
 #define MPT__BACKWARDS(F)                                                                     \
     F(add)                                                                                    \
     F(sub)                                                                                    \
@@ -88,8 +90,9 @@ typedef enum mpt__op_id {
     F(div)                                                                                    \
     F(pass)                                                                                   \
     F(linear_unary)                                                                           \
-    F(unary) F(matmul) F(linear) F(reduce) F(max) F(softmax) F(dropout) F(reshape) F(permute) \
-        F(slice) F(expand) F(cat) F(nll) F(cross_entropy) F(mse) F(user)
+    F(unary)                                                                                  \
+    F(matmul) F(linear) F(reduce) F(max) F(softmax) F(dropout) F(reshape) F(permute) F(slice) \
+        F(expand) F(cat) F(nll) F(cross_entropy) F(mse) F(user)
 #define MPT__DECLARE(name) static mpt_status mpt__##name##_shape(mpt__frame *frame);
 MPT__SHAPES(MPT__DECLARE)
 #undef MPT__DECLARE

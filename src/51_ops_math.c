@@ -159,12 +159,12 @@ static mpt_status mpt__scale_loss_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__unary_keep_in_forward(mpt__frame *frame) {
-    frame->save[0] = frame->in[0];
+    mpt__save(frame, frame->in[0]);
     return mpt__unary_forward(frame);
 }
 
 static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {
-    frame->save[0] = frame->out[0];
+    mpt__save(frame, frame->out[0]);
     return mpt__unary_forward(frame);
 }
 
@@ -240,10 +240,10 @@ static mpt_status mpt__equal_shape(mpt__frame *frame) {
 
 static mpt_status mpt__binary_forward(mpt__frame *frame) {
     if (frame->op == MPT__OP_mul || frame->op == MPT__OP_div) {
-        frame->save[0] = frame->in[0];
-        frame->save[1] = frame->in[1];
+        mpt__save(frame, frame->in[0]);
+        mpt__save(frame, frame->in[1]);
     }
-    if (frame->op == MPT__OP_div) frame->save[2] = frame->out[0];
+    if (frame->op == MPT__OP_div) mpt__save(frame, frame->out[0]);
     return mpt__launch_binary(frame->context, mpt__op_rows[frame->op].function, frame->in[0],
                               frame->in[1], frame->out[0], MPT__WRITE);
 }
@@ -409,8 +409,8 @@ static bool mpt__matmul_views(mpt__frame *frame, mpt__tensor *const in[2], const
 
 static mpt_status mpt__matmul_forward(mpt__frame *frame) {
     mpt__tensor view[3];
-    frame->save[0] = frame->in[0];
-    frame->save[1] = frame->in[1];
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
     if (!mpt__matmul_views(frame, frame->in, frame->out[0], view))
         return frame->context->base.status;
     return mpt__launch_gemm(frame, &view[0], &view[1], &view[2], MPT__WRITE);
@@ -514,16 +514,16 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
     mpt__source w;
     if (!x || !mpt__gemm_source(context, frame->in[1], frame->compute, &w))
         return context->base.status;
-    frame->save[0] = frame->in[0];
-    frame->save[1] = frame->in[1];
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
     bool split = frame->records && mpt__activation_keeps_input(activation);
     mpt__tensor *before = frame->out[0];
     if (split) {
         before = mpt__temporary(frame, frame->out_dtype[0], &frame->out_shape[0]);
         if (!before) return context->base.status;
-        frame->save[2] = before;
+        mpt__save(frame, before);
     } else if (activation != MPT_ACTIVATION_NONE) {
-        frame->save[2] = frame->out[0];
+        mpt__save(frame, frame->out[0]);
     }
     mpt__launch *launch = mpt__linear_begin(frame, split ? MPT_ACTIVATION_NONE : activation);
     mpt__operand *rows = mpt__operand_rows(launch, 0, x, false, MPT__READ);
@@ -682,11 +682,13 @@ static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index
 }
 
 static mpt_status mpt__max_forward(mpt__frame *frame) {
+    mpt__tensor *index = NULL;
     if (frame->records) {
-        frame->save[0] = mpt__temporary(frame, MPT_I64, &frame->out_shape[0]);
-        if (!frame->save[0]) return frame->context->base.status;
+        index = mpt__temporary(frame, MPT_I64, &frame->out_shape[0]);
+        if (!index) return frame->context->base.status;
+        mpt__save(frame, index);
     }
-    return mpt__launch_argmax(frame, frame->save[0], frame->out[0]);
+    return mpt__launch_argmax(frame, index, frame->out[0]);
 }
 
 static mpt_status mpt__max_backward(mpt__frame *frame) {
@@ -725,7 +727,7 @@ static mpt_status mpt__softmax_shape(mpt__frame *frame) {
 static mpt_status mpt__softmax_forward(mpt__frame *frame) {
     const mpt__tensor *x = mpt__contiguous_of(frame, frame->in[0]);
     if (!x) return frame->context->base.status;
-    frame->save[0] = frame->out[0];
+    mpt__save(frame, frame->out[0]);
     int dim = (int)frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX);
     launch->function = (uint8_t)mpt__op_rows[frame->op].function;

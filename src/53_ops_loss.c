@@ -67,11 +67,11 @@ static mpt_status mpt__nll_launch(mpt__frame *frame, mpt__kernel kernel) {
     mpt__tensor *divisor = mpt__temporary(frame, frame->out_dtype[0], &one);
     mpt__tensor *sums = fused ? mpt__temporary(frame, frame->out_dtype[0], &rows) : NULL;
     if (!divisor || (fused && !sums)) return frame->context->base.status;
-    frame->save[MPT__NLL_INPUT] = fused ? frame->in[0] : NULL;
-    frame->save[MPT__NLL_TARGETS] = frame->in[1];
-    frame->save[MPT__NLL_WEIGHTS] = frame->in[2];
-    frame->save[MPT__NLL_DIVISOR] = divisor;
-    frame->save[MPT__NLL_ROWS] = sums;
+    mpt__save(frame, fused ? frame->in[0] : NULL);
+    mpt__save(frame, frame->in[1]);
+    mpt__save(frame, frame->in[2]);
+    mpt__save(frame, divisor);
+    mpt__save(frame, sums);
     mpt__launch *launch = mpt__loss_launch(frame, kernel);
     mpt__operand_padded(launch, 0, x, 2, MPT__READ);
     mpt__operand_padded(launch, 1, frame->in[1], 1, MPT__READ);
@@ -109,22 +109,22 @@ static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const
 /* Whether the log-probabilities come straight from a log_softmax over classes that nothing else
    reads. Then both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to
    the log_softmax's own input. Its record finds no gradient and does nothing. */
-static bool mpt__nll_fuses(mpt_context *context, const mpt__tensor *x) {
+static bool mpt__nll_fuses(const mpt__tensor *x) {
     if (!x->record || x->nodes != 1 || !x->storage || !mpt__tensor_contiguous(x)) return false;
-    const mpt__record *below = &context->records[x->record - 1];
+    const mpt__record *below = x->record;
     return below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->rank - 1 &&
-           !below->done && !below->grad[0] && below->saved[0] == x->slot;
+           !below->done && !below->grad[0] && below->saved[0] == x;
 }
 
 static mpt_status mpt__nll_backward(mpt__frame *frame) {
     mpt_context *context = frame->context;
     const mpt__tensor *x = frame->in[0];
-    bool fuses = mpt__nll_fuses(context, x);
+    bool fuses = mpt__nll_fuses(x);
     mpt__frame below, *target = frame;
     if (fuses) {
         below.context = context;
         below.n_in = 1;
-        below.in[0] = mpt__slot(context, context->records[x->record - 1].in[0]);
+        below.in[0] = x->record->in[0];
         target = &below;
     }
     mpt__access access;
@@ -169,8 +169,8 @@ static mpt__tensor *mpt__mse_difference(mpt__frame *frame, const mpt__tensor *a,
 static mpt_status mpt__mse_forward(mpt__frame *frame) {
     mpt_context *context = frame->context;
     bool all = frame->attributes->reduction == MPT_NONE;
-    frame->save[0] = frame->in[0];
-    frame->save[1] = frame->in[1];
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
     mpt__tensor *d = mpt__mse_difference(frame, frame->in[0], frame->in[1]);
     if (!d) return context->base.status;
     const mpt__tensor *square = all ? frame->out[0] : d;

@@ -159,10 +159,8 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
         if (!saved) continue;
         call.slot[MPT__CALL_SAVED][i] = mpt__handle(context, mpt__tensor_alias(context, saved));
     }
-    uint32_t record = (uint32_t)(frame->record - context->records);
     mpt_status status =
         mpt__user_status(context, op, "mpt_backward", op->cls.backward(&call, op->user));
-    frame->record = &context->records[record];
     for (int i = 0; i < frame->n_in && status == MPT_OK; i++) {
         mpt_tensor given = call.slot[MPT__CALL_GRADIENT][i];
         if (given.slot == 0 || !mpt__wants(frame, i)) continue;
@@ -224,7 +222,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__user_op *op, mpt_op_call
     }
     for (int i = 0; i < MPT__MAX_SAVED; i++) {
         mpt_tensor saved = call->slot[MPT__CALL_SAVED][i];
-        if (saved.slot) frame->save[i] = mpt__at(context, saved, "saved tensor");
+        mpt__save(frame, saved.slot ? mpt__at(context, saved, "saved tensor") : NULL);
     }
     return context->base.status;
 }

@@ -121,10 +121,9 @@ static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row
     mpt__block *block = &context->blocks[parameter->block];
     row->parameter = 0;
     if (parameter->tensor) {
-        mpt__tensor *tensor = mpt__slot(context, parameter->tensor);
-        tensor->parameter = 0; /* a backward to come finds nothing to collect in */
-        tensor->flags = MPT__KEPT;
-        mpt__tensor_drop(context, tensor);
+        parameter->tensor->parameter = 0; /* a backward to come finds nothing to collect in */
+        parameter->tensor->flags = MPT__KEPT;
+        mpt__tensor_drop(context, parameter->tensor);
     }
     mpt__host_text_free(context, parameter->path);
     memset(parameter, 0, sizeof *parameter);
@@ -614,7 +613,7 @@ static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
     if (!tensor) return context->base.status;
     tensor->flags = MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF;
     tensor->parameter = index + 1;
-    parameter->tensor = tensor->slot;
+    parameter->tensor = tensor;
     return MPT_OK;
 }
 
@@ -720,7 +719,7 @@ static void mpt__draws_forget(mpt_context *context) {
 static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module *module,
                                         int64_t i) {
     uint32_t index = module->parameters[i].parameter - 1;
-    return mpt__handle(context, mpt__slot(context, context->parameters[index].tensor));
+    return mpt__handle(context, context->parameters[index].tensor);
 }
 
 /* A layer that is one op. */
@@ -781,13 +780,10 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
     return MPT_OK;
 }
 
-/* Runs a module with its path, mode and policy in force; `activation` follows a linear layer. */
-static mpt_status mpt__module_forward(mpt_context *context, mpt__module *module,
-                                      const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out,
-                                      mpt_activation activation) {
-    uint32_t path = context->path, above = context->module;
-    uint64_t path_hash = context->path_hash;
-    bool training = context->module_training;
+/* Runs a module with its path, mode and policy in force, of which the first two stay so;
+   `activation` follows a linear layer. */
+static void mpt__module_run(mpt_context *context, mpt__module *module, const mpt_tensor *in,
+                            int n_in, mpt_tensor *out, int n_out, mpt_activation activation) {
     int autocast_depth = context->autocast_depth;
     context->path = module->path;
     context->module = module->id.slot;
@@ -802,12 +798,7 @@ static mpt_status mpt__module_forward(mpt_context *context, mpt__module *module,
                    module->cls.name, n_in, n_out);
     else
         out[0] = mpt__layer_forward(context, module, in[0], activation);
-    context->path = path;
-    context->module = above;
-    context->path_hash = path_hash;
-    context->module_training = training;
     context->autocast_depth = autocast_depth;
-    return context->base.status;
 }
 
 static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
@@ -828,7 +819,7 @@ static mpt_tensor mpt__sequential_forward(mpt_context *context, mpt__module *mod
             if (next->policy == child->policy) activation = mpt__layer_rows[next->layer].activation;
         }
         mpt_tensor out = mpt__null(context);
-        mpt__module_forward(context, child, &now, 1, &out, 1, activation);
+        mpt__module_run(context, child, &now, 1, &out, 1, activation);
         if (activation != MPT_ACTIVATION_NONE) i++;
         if (!watched && !mpt__same_handle(now, x) && !mpt__same_handle(now, out)) mpt_release(now);
         now = out;
@@ -848,7 +839,15 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
     for (int i = 0; i < n_in; i++)
         if (!mpt__at(context, in[i], "input")) return context->base.status;
     if (mpt__freeze(context, found) != MPT_OK) return context->base.status;
-    return mpt__module_forward(context, found, in, n_in, out, n_out, MPT_ACTIVATION_NONE);
+    uint32_t path = context->path, above = context->module;
+    uint64_t path_hash = context->path_hash;
+    bool training = context->module_training;
+    mpt__module_run(context, found, in, n_in, out, n_out, MPT_ACTIVATION_NONE);
+    context->path = path;
+    context->module = above;
+    context->path_hash = path_hash;
+    context->module_training = training;
+    return context->base.status;
 }
 
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {

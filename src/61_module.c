@@ -135,7 +135,7 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
     for (; (parameter = mpt__walk_values(&walk)) != NULL; count++) {
         if (count != index) continue;
         mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter));
-        return mpt__handle(context, mpt__slot(context, parameter->tensor));
+        return mpt__handle(context, parameter->tensor);
     }
     return mpt__refuse(context, MPT_ERROR_ARGUMENT, "parameter %d: the module has %d of them",
                        index, count);
@@ -193,8 +193,7 @@ static float *mpt__parameter_values(mpt_context *context, const mpt__parameter *
                                     size_t *bytes) {
     *bytes = ((size_t)parameter->numel + 1) * sizeof(float);
     float *values = (float *)mpt__host_new(context, *bytes);
-    if (values &&
-        mpt__read_as(context, mpt__slot(context, parameter->tensor), MPT_F32, values) == MPT_OK)
+    if (values && mpt__read_as(context, parameter->tensor, MPT_F32, values) == MPT_OK)
         return values;
     mpt__host_free(context, values, *bytes);
     return NULL;
@@ -227,7 +226,7 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
 static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter, uint32_t index,
                                 int64_t offset) {
     mpt__block *block = &context->blocks[index], *old = &context->blocks[parameter->block];
-    mpt__tensor *tensor = mpt__slot(context, parameter->tensor), moved = *tensor;
+    mpt__tensor *tensor = parameter->tensor, moved = *tensor;
     moved.storage = block->values;
     moved.dtype = block->dtype;
     moved.offset = offset;
@@ -331,8 +330,8 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
 /* Values of one parameter into another of the same shape, through host memory. */
 static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *target,
                                       mpt_context *from, const mpt__parameter *source) {
-    mpt__tensor *a = mpt__slot(to, target->tensor);
-    const mpt__tensor *b = mpt__slot(from, source->tensor);
+    mpt__tensor *a = target->tensor;
+    const mpt__tensor *b = source->tensor;
     if (!mpt__same_shape(a, b)) {
         mpt_shape sa = mpt__shape_of(a), sb = mpt__shape_of(b);
         return mpt__error(to, MPT_ERROR_SHAPE, "parameter %s is %S here and %S in the source (%s)",
@@ -394,7 +393,7 @@ MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
     mpt__walk walk;
     mpt__walk_begin(&walk, context, found);
     while ((parameter = mpt__walk_values(&walk)) != NULL) {
-        const mpt__tensor *tensor = mpt__slot(context, parameter->tensor);
+        const mpt__tensor *tensor = parameter->tensor;
         const char *path = mpt__relative_path(context, found, parameter);
         int64_t width = mpt__dtype_info[tensor->dtype].bytes;
         hash = mpt__hash_bytes(hash, path, strlen(path));

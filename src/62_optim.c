@@ -728,8 +728,8 @@ static bool mpt__gradients_seen(mpt_context *context, const mpt__optimizer *opti
     for (int64_t i = 0; others > 0 && i < optimizer->item_count; i++) {
         const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
         if (&optimizer->states[optimizer->items[i].state] != state || !parameter->live) continue;
-        uint32_t view = mpt__slot(context, parameter->tensor)->gradient;
-        if (view && mpt__slot(context, view)->storage == gradients) others--;
+        const mpt__tensor *view = parameter->tensor->gradient;
+        if (view && view->storage == gradients) others--;
     }
     return others > 0;
 }

@@ -88,7 +88,7 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
         mpt__random_normal(key, 0, count, (float)a, (float)b, values);
     else
         for (size_t k = 0; k < count; k++) values[k] = (float)a;
-    mpt_status status = mpt__write_f32(context, mpt__slot(context, parameter->tensor), values);
+    mpt_status status = mpt__write_f32(context, parameter->tensor, values);
     mpt__host_free(context, values, count * sizeof(float));
     return status;
 }

@@ -444,7 +444,7 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     for (int64_t i = 0; i < weights->count; i++) {
         parameter = mpt__walk_values(&walk);
         weights->rows[i].path = mpt__relative_path(context, found, parameter);
-        weights->rows[i].tensor = mpt__slot(context, parameter->tensor);
+        weights->rows[i].tensor = parameter->tensor;
     }
     return context->base.status == MPT_OK;
 }

@@ -172,9 +172,10 @@ static void mpt__destroy_tables(mpt_context *context) {
     mpt__host_free(context, context->parameters,
                    (size_t)context->parameter_capacity * sizeof(mpt__parameter));
     mpt__host_free(context, context->blocks, (size_t)context->block_capacity * sizeof(mpt__block));
+    for (int64_t i = 0; i < context->record_count; i += MPT__RECORD_CHUNK)
+        mpt__host_free(context, context->records[i], MPT__RECORD_CHUNK * sizeof(mpt__record));
     mpt__host_free(context, context->records,
-                   (size_t)context->record_capacity * sizeof(mpt__record));
-    mpt__host_free(context, context->walk, (size_t)context->walk_capacity * sizeof(uint32_t));
+                   (size_t)context->record_capacity * sizeof(mpt__record *));
     mpt__host_free(context, context->scoped,
                    (size_t)context->scoped_capacity * sizeof(mpt__scoped));
     mpt__host_free(context, context->storages,
