@@ -255,13 +255,12 @@ struct mpt_context {
 #define mpt__error(context, ...) mpt__fail(&(context)->base, __VA_ARGS__)
 
 struct mpt__frame;
-struct mpt__op_row;
 /* 40_tensor.c: ends a tensor's handle. */
 static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor);
 /* 41_autograd.c: one output of a record is gone: without outputs it lets go of its inputs. */
 static void mpt__record_release(mpt_context *context, mpt__record *record);
-/* 42_autocast.c: sets the compute and result dtypes of a call by the policy of its row. */
-static mpt_status mpt__decide_dtype(struct mpt__frame *frame, const struct mpt__op_row *row);
+/* 42_autocast.c: sets the compute and result dtypes of a call by its policy. */
+static mpt_status mpt__decide_dtype(struct mpt__frame *frame);
 /* 43_inspect.c: a storage that a recording names was given back: its id stays reserved until the
    recording ends. */
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage);

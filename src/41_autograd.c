@@ -24,11 +24,12 @@ typedef enum mpt__policy {
 /* One call of an op, forward or backward, with everything that its functions work on. */
 typedef struct mpt__frame {
     mpt_context *context;
-    int op;
-    int n_in, n_out;
-    unsigned dtypes;                    /* of the inputs, a bit each */
-    mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL: absent */
-    mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
+    const struct mpt__op_row *row;
+    int op, n_in, n_out;
+    unsigned dtypes;                     /* of the inputs, a bit each */
+    mpt__tensor *const *in;              /* NULL: absent */
+    mpt__tensor *input[MPT__MAX_INPUTS]; /* forward: where they stand */
+    mpt__tensor *out[MPT__MAX_OUTPUTS];  /* forward: made by the engine after the shape rule */
     mpt_shape out_shape[MPT__MAX_OUTPUTS];
     mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
     mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
@@ -40,9 +41,9 @@ typedef struct mpt__frame {
     mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
     int n_save, n_temporary;
     /* backward */
-    mpt__record *record;
-    mpt__tensor *dy[MPT__MAX_OUTPUTS];  /* NULL: no gradient came */
-    mpt__tensor *saved[MPT__MAX_SAVED]; /* NULL: absent */
+    const mpt__record *record;
+    mpt__tensor *const *dy;    /* NULL: no gradient came */
+    mpt__tensor *const *saved; /* NULL: absent */
 } mpt__frame;
 
 typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
@@ -56,7 +57,7 @@ typedef struct mpt__op_row {
     mpt__function function, backward_function;
 } mpt__op_row;
 
-static const mpt__op_row *mpt__op_row_of(int op);
+static const mpt__op_row *mpt__op_row_of(int op); /* 55_ops_api.c */
 
 /* A tensor that lives until the end of the call; if forward saves it, until backward. */
 static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt_shape *shape) {
@@ -103,9 +104,7 @@ static void mpt__record_unsave(mpt_context *context, mpt__record *record) {
     record->n_saved = 0;
     for (int i = 0; i < n_saved; i++) {
         mpt__tensor *tensor = record->saved[i];
-        if (!tensor) continue;
-        tensor->saves--;
-        mpt__tensor_settle(context, tensor);
+        if (tensor && --tensor->saves == 0) mpt__tensor_settle(context, tensor);
     }
 }
 
@@ -122,9 +121,7 @@ static void mpt__record_release(mpt_context *context, mpt__record *record) {
         if (record->n_saved > 0) mpt__record_unsave(context, record);
         for (int i = 0; i < record->n_in; i++) {
             mpt__tensor *input = record->in[i];
-            if (!input) continue;
-            input->nodes--;
-            mpt__tensor_settle(context, input);
+            if (input && --input->nodes == 0) mpt__tensor_settle(context, input);
         }
         record->live = 0;
         record->next = context->free_record;
@@ -190,9 +187,10 @@ static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_i
     mpt_context *context = frame->context;
     unsigned flags = 0, dtypes = 0;
     frame->n_in = n_in;
+    frame->in = frame->input;
     for (int i = 0; i < n_in; i++) {
         mpt__tensor *tensor = mpt__live(context, in[i]);
-        frame->in[i] = tensor;
+        frame->input[i] = tensor;
         if (tensor) {
             flags |= tensor->flags;
             dtypes |= 1u << tensor->dtype;
@@ -204,8 +202,8 @@ static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_i
         }
     }
     frame->dtypes = dtypes;
-    frame->records = (flags & MPT__REQUIRES_GRAD) && mpt__grad_enabled(context) &&
-                     mpt__op_row_of(frame->op)->backward;
+    frame->records =
+        (flags & MPT__REQUIRES_GRAD) && mpt__grad_enabled(context) && frame->row->backward;
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
     mpt__error(context, MPT_ERROR_STATE,
                "a tensor made in inference mode cannot take part in backward; make it outside, "
@@ -229,23 +227,23 @@ static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, in
                               mpt__attributes *attributes) {
     mpt_context *context = mpt__context_of(in, n_in);
     if (!mpt__enter(context, name)) return mpt__null(context);
-    const mpt__op_row *row = mpt__op_row_of(op);
     mpt__frame frame; /* large: what is not set here, its readers do not reach */
     frame.context = context;
+    frame.row = mpt__op_row_of(op);
     frame.op = op;
     frame.n_out = 1;
     frame.n_save = 0;
     frame.attributes = attributes;
     frame.is_view = false;
     frame.n_temporary = 0;
-    if (!mpt__resolve_inputs(&frame, in, n_in) || mpt__decide_dtype(&frame, row) != MPT_OK ||
-        row->shape(&frame) != MPT_OK)
+    if (!mpt__resolve_inputs(&frame, in, n_in) || mpt__decide_dtype(&frame) != MPT_OK ||
+        frame.row->shape(&frame) != MPT_OK)
         return mpt__null(context);
     frame.out[0] = mpt__output_new(&frame);
     if (!frame.out[0]) return mpt__null(context);
     context->launch_op = op;
     context->launch_phase = MPT__FORWARD;
-    mpt_status status = row->forward ? row->forward(&frame) : MPT_OK;
+    mpt_status status = frame.row->forward ? frame.row->forward(&frame) : MPT_OK;
     if (status == MPT_OK && frame.records) status = mpt__record_call(&frame);
     mpt__drop_temporaries(&frame);
     context->launch_op = 0;
@@ -429,9 +427,7 @@ static const char *mpt__path_text(const mpt_context *context, uint32_t path) {
 }
 
 /* Saved tensors must still hold what forward saw. */
-static mpt_status mpt__check_saved(mpt__frame *frame) {
-    mpt_context *context = frame->context;
-    const mpt__record *record = frame->record;
+static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *record) {
     if (record->done) {
         return mpt__error(
             context, MPT_ERROR_STATE,
@@ -440,9 +436,8 @@ static mpt_status mpt__check_saved(mpt__frame *frame) {
             mpt__op_row_of(record->op)->name);
     }
     for (int i = 0; i < record->n_saved; i++) {
-        frame->saved[i] = record->saved[i];
-        if (!frame->saved[i]) continue;
-        if (context->storages[frame->saved[i]->storage].version != record->saved_version[i]) {
+        const mpt__tensor *saved = record->saved[i];
+        if (saved && context->storages[saved->storage].version != record->saved_version[i]) {
             return mpt__error(
                 context, MPT_ERROR_STATE,
                 "a tensor that %s saved for backward was changed in place since (mpt_write "
@@ -456,12 +451,9 @@ static mpt_status mpt__check_saved(mpt__frame *frame) {
 static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record, bool retain) {
     mpt__frame frame;
     bool any = false;
-    for (int i = 0; i < record->n_out; i++) {
-        frame.dy[i] = record->grad[i];
-        any |= frame.dy[i] != NULL;
-    }
-    mpt_status status = MPT_OK;
-    if (any) {
+    for (int i = 0; i < record->n_out; i++) any |= record->grad[i] != NULL;
+    mpt_status status = any ? mpt__check_saved(context, record) : MPT_OK;
+    if (any && status == MPT_OK) {
         frame.n_temporary = 0;
         frame.context = context;
         frame.op = record->op;
@@ -470,11 +462,13 @@ static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record
         frame.compute = (mpt_dtype)record->compute_dtype;
         frame.attributes = &record->attributes;
         frame.record = record;
-        for (int i = 0; i < record->n_in; i++) frame.in[i] = record->in[i];
+        frame.row = mpt__op_row_of(record->op);
+        frame.in = record->in;
+        frame.saved = record->saved;
+        frame.dy = record->grad;
         context->launch_op = record->op;
         context->launch_record = record->number;
-        status = mpt__check_saved(&frame);
-        if (status == MPT_OK) status = mpt__op_row_of(record->op)->backward(&frame);
+        status = frame.row->backward(&frame);
         mpt__drop_temporaries(&frame);
         context->launch_op = 0;
         context->launch_record = 0;
@@ -505,18 +499,18 @@ static void mpt__materialise_all(mpt_context *context) {
     }
 }
 
-/* The gradient that enters, the caller's or one, as if the tensor were an op's input. */
-static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor,
-                                     mpt_tensor gradient) {
-    mpt__tensor one;
-    const mpt__tensor *seed = &one;
+/* The gradient that enters, the caller's or `one`, as if the tensor were an op's input. */
+static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, mpt_tensor gradient,
+                                     mpt__tensor *one) {
+    const mpt__tensor *seed = one;
     bool wide = tensor->dtype == MPT_F64;
-    one.rank = tensor->rank;
-    mpt__copy_dims(one.shape, tensor->shape, tensor->rank);
-    mpt__copy_dims(one.stride, tensor->stride, tensor->rank);
-    one.storage = context->scalar_storage;
-    one.dtype = wide ? MPT_F64 : MPT_F32;
-    one.offset = wide ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
+    one->handle = 0;
+    one->rank = tensor->rank;
+    mpt__copy_dims(one->shape, tensor->shape, tensor->rank);
+    mpt__copy_dims(one->stride, tensor->stride, tensor->rank);
+    one->storage = context->scalar_storage;
+    one->dtype = wide ? MPT_F64 : MPT_F32;
+    one->offset = wide ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
     if (gradient.context || gradient.slot) {
         seed = mpt__at(context, gradient, "gradient");
         if (!seed) return context->base.status;
@@ -530,11 +524,14 @@ static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor,
                           "backward needs a one-element tensor, this has shape %S; reduce it with "
                           "mpt_mean or mpt_sum, or pass a gradient to mpt_backward_from",
                           &shape);
+    } else if (tensor->record && tensor->dtype == one->dtype) {
+        tensor->record->grad[tensor->output] = one;
+        return MPT_OK;
     }
     mpt__frame frame;
     frame.context = context;
     frame.n_in = 1;
-    frame.in[0] = tensor;
+    frame.in = &tensor;
     return mpt__gradient_pass(&frame, 0, seed);
 }
 
@@ -557,7 +554,9 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
     context->in_backward = true;
     context->launch_phase = MPT__BACKWARD;
     mpt__materialise_all(context);
-    mpt_status status = mpt__seed_gradient(context, root, gradient);
+    mpt__tensor one; /* in no table, and without a handle that could end */
+    mpt__storage_retain(context, context->scalar_storage); /* or it would seem to be its owner */
+    mpt_status status = mpt__seed_gradient(context, root, gradient, &one);
     context->no_grad_depth++;
     root->nodes++; /* holds the records, whatever a user op's backward ends */
     mpt__record *record = mpt__walk_order(context, root->record);
@@ -568,6 +567,7 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
     context->launch_phase = MPT__OTHER;
     context->in_backward = false;
     if (status != MPT_OK) mpt__drop_record_gradients(context);
+    mpt__storage_release(context, context->scalar_storage);
     mpt__tensor_settle(context, root);
     return status;
 }

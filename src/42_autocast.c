@@ -91,13 +91,13 @@ static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *c
     return MPT_OK;
 }
 
-static mpt_status mpt__decide_dtype(mpt__frame *frame, const mpt__op_row *row) {
+static mpt_status mpt__decide_dtype(mpt__frame *frame) {
     mpt_dtype low = mpt__autocast_dtype(frame->context);
     bool region = low != MPT_F32;
     mpt_dtype result = MPT_F32;
     frame->compute = MPT_F32;
     mpt_status status = MPT_OK;
-    switch (row->policy) {
+    switch (frame->row->policy) {
     case MPT__POLICY_ANY:
         result = frame->in[0] ? (mpt_dtype)frame->in[0]->dtype : MPT_F32;
         break;

@@ -144,8 +144,7 @@ static mpt_status mpt__launch_unary(mpt__frame *frame, mpt__function function,
 }
 
 static mpt_status mpt__unary_forward(mpt__frame *frame) {
-    return mpt__launch_unary(frame, mpt__op_rows[frame->op].function, frame->in[0], frame->out[0],
-                             MPT__WRITE);
+    return mpt__launch_unary(frame, frame->row->function, frame->in[0], frame->out[0], MPT__WRITE);
 }
 
 /* Notes on the device whether the loss was finite: then a later overflow lies in backward. */
@@ -185,7 +184,7 @@ static mpt_status mpt__unary_backward(mpt__frame *frame) {
     mpt__access access;
     mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
     if (!dx) return frame->context->base.status;
-    mpt__function function = mpt__op_rows[frame->op].backward_function;
+    mpt__function function = frame->row->backward_function;
     bool swapped = function == MPT__FN_DIV;
     return mpt__launch_binary(frame->context, function, swapped ? frame->dy[0] : frame->saved[0],
                               swapped ? frame->saved[0] : frame->dy[0], dx, access);
@@ -196,8 +195,7 @@ static mpt_status mpt__linear_unary_backward(mpt__frame *frame) {
     mpt__access access;
     mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
     if (!dx) return frame->context->base.status;
-    return mpt__launch_unary(frame, mpt__op_rows[frame->op].backward_function, frame->dy[0], dx,
-                             access);
+    return mpt__launch_unary(frame, frame->row->backward_function, frame->dy[0], dx, access);
 }
 
 static mpt_status mpt__pass_backward(mpt__frame *frame) {
@@ -244,8 +242,8 @@ static mpt_status mpt__binary_forward(mpt__frame *frame) {
         mpt__save(frame, frame->in[1]);
     }
     if (frame->op == MPT__OP_div) mpt__save(frame, frame->out[0]);
-    return mpt__launch_binary(frame->context, mpt__op_rows[frame->op].function, frame->in[0],
-                              frame->in[1], frame->out[0], MPT__WRITE);
+    return mpt__launch_binary(frame->context, frame->row->function, frame->in[0], frame->in[1],
+                              frame->out[0], MPT__WRITE);
 }
 
 /* Sums `full` over the dimensions in which `part` was broadcast. */
@@ -633,8 +631,7 @@ static mpt__tensor mpt__unreduced_view(const mpt__frame *frame, const mpt__tenso
 
 static mpt_status mpt__reduce_forward(mpt__frame *frame) {
     mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
-    return mpt__launch_reduce(frame->context, mpt__op_rows[frame->op].function, frame->in[0], &out,
-                              MPT__WRITE);
+    return mpt__launch_reduce(frame->context, frame->row->function, frame->in[0], &out, MPT__WRITE);
 }
 
 /* Every element of x gets dy (mean: dy / n) of its output. */
@@ -643,7 +640,7 @@ static mpt_status mpt__reduce_backward(mpt__frame *frame) {
     mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
     if (!dx) return frame->context->base.status;
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
-    bool sum = mpt__op_rows[frame->op].function == MPT__FN_SUM;
+    bool sum = frame->row->function == MPT__FN_SUM;
     mpt__launch *launch = mpt__launch_begin(frame->context, sum ? MPT__K_COPY : MPT__K_UNARY);
     launch->function = sum ? MPT__FN_NONE : MPT__FN_MUL_SCALAR;
     launch->imm[0] = sum ? 0.0 : 1.0 / (double)frame->attributes->index[3];
@@ -730,7 +727,7 @@ static mpt_status mpt__softmax_forward(mpt__frame *frame) {
     mpt__save(frame, frame->out[0]);
     int dim = (int)frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX);
-    launch->function = (uint8_t)mpt__op_rows[frame->op].function;
+    launch->function = (uint8_t)frame->row->function;
     mpt__operand_around(launch, 0, x, dim, MPT__READ);
     mpt__operand_around(launch, 1, frame->out[0], dim, MPT__WRITE);
     return mpt__submit(frame->context, launch);
@@ -744,7 +741,7 @@ static mpt_status mpt__softmax_backward(mpt__frame *frame) {
     if (!dy) return frame->context->base.status;
     int dim = (int)frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX_BACKWARD);
-    launch->function = (uint8_t)mpt__op_rows[frame->op].function;
+    launch->function = (uint8_t)frame->row->function;
     mpt__operand_around(launch, 0, frame->saved[0], dim, MPT__READ);
     mpt__operand_around(launch, 1, dy, dim, MPT__READ);
     mpt__operand_around(launch, 2, dx, dim, access);

@@ -124,7 +124,7 @@ static mpt_status mpt__nll_backward(mpt__frame *frame) {
     if (fuses) {
         below.context = context;
         below.n_in = 1;
-        below.in[0] = x->record->in[0];
+        below.in = x->record->in;
         target = &below;
     }
     mpt__access access;

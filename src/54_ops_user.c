@@ -248,6 +248,7 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
     memset(&frame, 0, sizeof frame);
     frame.context = context;
     frame.op = MPT__OP_user;
+    frame.row = mpt__op_row_of(MPT__OP_user);
     frame.n_out = n_out;
     frame.attributes = &attributes;
     frame.compute = MPT_F32;

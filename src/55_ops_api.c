@@ -1,10 +1,47 @@
 /* ---------------------------------------------------------------------------------------------
- * 55_ops_api.c: the public op functions: each fills attributes and applies a row of the table.
+ * 55_ops_api.c: the op table's rows, and the public op functions: each fills attributes and
+ * applies a row.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__55_OPS_API_INCLUDED
 #define MPT__55_OPS_API_INCLUDED
 
 #include "54_ops_user.c"
+
+/* ==== The op table ==== */
+
+#define mpt__none_forward NULL
+#define mpt__none_backward NULL
+
+static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
+    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
+#define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
+    {#id,                                                                     \
+     onnx,                                                                    \
+     MPT__POLICY_##policy,                                                    \
+     mpt__##shape##_shape,                                                    \
+     mpt__##forward##_forward,                                                \
+     mpt__##backward##_backward,                                              \
+     MPT__FN_##fn,                                                            \
+     MPT__FN_##backward_fn},
+    MPT__OPS(MPT__ROW)
+#undef MPT__ROW
+};
+
+static const mpt__op_row *mpt__op_row_of(int op) { return &mpt__op_rows[op]; }
+
+/* ==== The policy table as text ==== */
+
+static const char *const mpt__policy_names[] = {"any dtype, unchanged", "input dtype (mixed: f32)",
+                                                "f16 / bf16", "f32", "f32 always"};
+
+MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size) {
+    mpt__prose prose = mpt__prose_make(text, size);
+    mpt__write_text(&prose, "mptrain autocast policy, version 1\n");
+    for (int op = 1; op < MPT__OP_COUNT; op++)
+        mpt__write_text(&prose, "%s: %s\n", mpt__op_rows[op].name,
+                        mpt__policy_names[mpt__op_rows[op].policy]);
+    return prose.length;
+}
 
 /* ==== One input, no attributes; two inputs, no attributes ==== */
 

@@ -821,7 +821,8 @@ static mpt_tensor mpt__sequential_forward(mpt_context *context, mpt__module *mod
         mpt_tensor out = mpt__null(context);
         mpt__module_run(context, child, &now, 1, &out, 1, activation);
         if (activation != MPT_ACTIVATION_NONE) i++;
-        if (!watched && !mpt__same_handle(now, x) && !mpt__same_handle(now, out)) mpt_release(now);
+        if (!watched && !mpt__same_handle(now, x) && !mpt__same_handle(now, out))
+            mpt__tensor_drop(context, mpt__slot(context, now.slot));
         now = out;
     }
     return now;
