@@ -30,8 +30,8 @@ typedef struct mpt__base {
 } mpt__base;
 
 /* Fills what `config` leaves null with the built-in callbacks. A group is replaced as a whole: of
-   allocator and thread, some functions without the others are an error (in base->status); of io,
-   what is missing fails when called. The base must stay where it is. */
+   allocator and thread, some functions without the others are an error (in base->status); those
+   of io may be NULL: what needs them fails. The base must stay where it is. */
 static void mpt__base_init(mpt__base *base, const mpt_config *config);
 
 /* Memory. Returns zeroed memory aligned to 64 bytes, accounted under `kind`, or NULL with an error
@@ -352,24 +352,18 @@ static double mpt__system_now(void *user) {
 
 /* ==== Files ==== */
 
+#if !defined(MPT__NO_FILES)
+
 #define MPT__IO_CHUNK ((size_t)1 << 30) /* no system takes more than 2 GiB in one call */
 
 /* What the last failing built-in call of this thread met: an errno or a Windows error; 0 = none. */
 static MPT__THREAD_LOCAL int mpt__io_error;
 
-typedef struct mpt__io_error_row {
+static const struct {
     int code;
     const char *text;
-} mpt__io_error_row;
-
-#if defined(MPT__NO_FILES)
-
-static const mpt__io_error_row mpt__io_errors[] = {
-    {1, "this build has no files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO): set config.io"}};
-
-#elif defined(_WIN32)
-
-static const mpt__io_error_row mpt__io_errors[] = {
+} mpt__io_errors[] = {
+#if defined(_WIN32)
     {ERROR_FILE_NOT_FOUND, "no such file"},
     {ERROR_PATH_NOT_FOUND, "no such directory"},
     {ERROR_ACCESS_DENIED, "access denied, or a directory"},
@@ -378,7 +372,25 @@ static const mpt__io_error_row mpt__io_errors[] = {
     {ERROR_HANDLE_DISK_FULL, "the disk is full"},
     {ERROR_INVALID_NAME, "not a valid file name"},
     {ERROR_NO_UNICODE_TRANSLATION, "the path is not UTF-8"},
-    {ERROR_FILENAME_EXCED_RANGE, "the path is too long"}};
+    {ERROR_FILENAME_EXCED_RANGE, "the path is too long"},
+#else
+    {ENOENT, "no such file or directory"},
+    {EACCES, "permission denied"},
+    {EPERM, "operation not permitted"},
+    {EISDIR, "is a directory"},
+    {ENOTDIR, "a part of the path is not a directory"},
+    {ENOSPC, "no space left on the device"},
+    {EDQUOT, "the disk quota is used up"},
+    {EROFS, "the file system is read-only"},
+    {ENAMETOOLONG, "the name is too long"},
+    {EMFILE, "too many open files"},
+    {EFBIG, "the file would get too large"},
+    {EIO, "input or output error"},
+    {ENOMEM, "out of memory"},
+#endif
+};
+
+#if defined(_WIN32)
 
 /* The path as UTF-16, with the prefix that lifts the old limit of 260 where it is needed. */
 enum { MPT__WIDE_PATH = 4096 };
@@ -477,21 +489,6 @@ static bool mpt__file_remove(void *user, const char *path) {
 }
 
 #else
-
-static const mpt__io_error_row mpt__io_errors[] = {
-    {ENOENT, "no such file or directory"},
-    {EACCES, "permission denied"},
-    {EPERM, "operation not permitted"},
-    {EISDIR, "is a directory"},
-    {ENOTDIR, "a part of the path is not a directory"},
-    {ENOSPC, "no space left on the device"},
-    {EDQUOT, "the disk quota is used up"},
-    {EROFS, "the file system is read-only"},
-    {ENAMETOOLONG, "the name is too long"},
-    {EMFILE, "too many open files"},
-    {EFBIG, "the file would get too large"},
-    {EIO, "input or output error"},
-    {ENOMEM, "out of memory"}};
 
 /* Offsets of 64 bits, also where the user's build left off_t at 32. */
 #if defined(__GLIBC__) && !defined(__LP64__) && !defined(__USE_FILE_OFFSET64)
@@ -638,7 +635,6 @@ static bool mpt__file_remove(void *user, const char *path) {
 
 #endif
 
-#if !defined(MPT__NO_FILES)
 static size_t mpt__file_read(void *user, void *file, void *buffer, size_t bytes) {
     (void)user;
     return mpt__file_move(file, (char *)buffer, bytes, false);
@@ -648,76 +644,36 @@ static size_t mpt__file_write(void *user, void *file, const void *buffer, size_t
     (void)user;
     return mpt__file_move(file, (char *)(uintptr_t)buffer, bytes, true);
 }
+
 #endif
 
-/* What refuses: files of a build without them, and what a user's io leaves out. */
-static void *mpt__no_open(void *user, const char *path, char mode) {
-    (void)user, (void)path, (void)mode;
-    mpt__io_error = 1;
-    return NULL;
-}
-static size_t mpt__no_read(void *user, void *file, void *buffer, size_t bytes) {
-    (void)user, (void)file, (void)buffer, (void)bytes;
-    return 0;
-}
-static size_t mpt__no_write(void *user, void *file, const void *buffer, size_t bytes) {
-    (void)user, (void)file, (void)buffer, (void)bytes;
-    return 0;
-}
-static bool mpt__no_seek(void *user, void *file, int64_t position) {
-    (void)user, (void)file, (void)position;
-    return false;
-}
-static int64_t mpt__no_size(void *user, void *file) {
-    (void)user, (void)file;
-    return -1;
-}
-static bool mpt__no_flush(void *user, void *file) {
-    (void)user, (void)file;
-    return false;
-}
-static bool mpt__no_commit(void *user, const char *temporary, const char *path) {
-    (void)user, (void)temporary, (void)path;
-    mpt__io_error = 1;
-    return false;
-}
-static bool mpt__no_remove(void *user, const char *path) {
-    (void)user, (void)path;
-    return false;
-}
-
+/* All of them or none: a user's io is taken as it is. */
 static void mpt__io_init(mpt_io *io) {
-    if (!io->open && !io->read && !io->write && !io->seek && !io->size && !io->flush &&
-        !io->close && !io->commit && !io->remove) {
-#if !defined(MPT__NO_FILES)
-        io->open = mpt__file_open, io->read = mpt__file_read, io->write = mpt__file_write;
-        io->seek = mpt__file_seek, io->size = mpt__file_size, io->flush = mpt__file_flush;
-        io->close = mpt__file_close, io->commit = mpt__file_commit;
-        io->remove = mpt__file_remove;
+#if defined(MPT__NO_FILES)
+    (void)io;
+#else
+    if (io->open || io->read || io->write || io->seek || io->size || io->flush || io->close ||
+        io->commit || io->remove)
+        return;
+    io->open = mpt__file_open, io->read = mpt__file_read, io->write = mpt__file_write;
+    io->seek = mpt__file_seek, io->size = mpt__file_size, io->flush = mpt__file_flush;
+    io->close = mpt__file_close, io->commit = mpt__file_commit, io->remove = mpt__file_remove;
 #endif
-    }
-    if (!io->open) io->open = mpt__no_open;
-    if (!io->read) io->read = mpt__no_read;
-    if (!io->write) io->write = mpt__no_write;
-    if (!io->seek) io->seek = mpt__no_seek;
-    if (!io->size) io->size = mpt__no_size;
-    if (!io->flush) io->flush = mpt__no_flush;
-    if (!io->close) io->close = mpt__no_flush;
-    if (!io->commit) io->commit = mpt__no_commit;
-    if (!io->remove) io->remove = mpt__no_remove;
 }
 
 static const char *mpt__io_reason(const mpt__base *base) {
 #if defined(MPT__NO_FILES)
-    const bool built_in = base->io.open == mpt__no_open;
+    if (!base->io.open)
+        return "this build has no files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO): set config.io";
 #else
-    const bool built_in = base->io.open == mpt__file_open;
-#endif
     const size_t rows = sizeof mpt__io_errors / sizeof mpt__io_errors[0];
-    if (!built_in) return "a callback of config.io failed";
-    for (size_t i = 0; i < rows; i++)
-        if (mpt__io_errors[i].code == mpt__io_error) return mpt__io_errors[i].text;
-    return "the system refused";
+    if (base->io.open == mpt__file_open) {
+        for (size_t i = 0; i < rows; i++)
+            if (mpt__io_errors[i].code == mpt__io_error) return mpt__io_errors[i].text;
+        return "the system refused";
+    }
+#endif
+    return "a callback of config.io failed";
 }
 
 static bool mpt__temporary_path(const mpt__base *base, const char *path, char *out, size_t size) {

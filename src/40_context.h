@@ -139,6 +139,7 @@ typedef enum mpt__object_kind {
 
 typedef struct mpt__object {
     void *object; /* NULL: free */
+    size_t bytes; /* what goes back to the allocator with the row */
     uint32_t generation;
     uint32_t next_free;
 } mpt__object;
@@ -240,7 +241,7 @@ struct mpt_context {
     int launch_op;
     mpt__hook hooks[MPT__MAX_HOOKS];
     int hook_count;
-    struct mpt__recorder *recorder; /* 43_inspect.c */
+    struct mpt__recording *recorder; /* 43_inspect.c */
     struct mpt__tracer *tracer;
     struct mpt__printer *printer;
     mpt_counters counters;
@@ -253,6 +254,12 @@ struct mpt_context {
 /* ==== Called from below the room that defines it ==== */
 
 #define mpt__error(context, ...) mpt__fail(&(context)->base, __VA_ARGS__)
+/* The same as what a check or a call returns: false, the error null, a status. */
+#define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
+#define mpt__refuse(context, ...) ((void)mpt__error(context, __VA_ARGS__), mpt__null(context))
+/* For what is wrong before an op is applied: begins the public call that is refused. */
+#define mpt__misuse(context, call, ...) \
+    (mpt__enter(context, call) ? (void)mpt__error(context, __VA_ARGS__) : (void)0)
 
 struct mpt__frame;
 /* 40_tensor.c: ends a tensor's handle. */

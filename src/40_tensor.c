@@ -22,9 +22,9 @@ static bool mpt__enter(mpt_context *context, const char *op) {
 static bool mpt__enter_checked(mpt_context *context, const char *op) {
     if (!mpt__enter(context, op)) return false;
     if (context->base.process == mpt__process_id()) return true;
-    mpt__error(context, MPT_ERROR_THREAD,
-               "this context was made before fork; make a new one in the child with mpt_create");
-    return false;
+    return mpt__reject(
+        context, MPT_ERROR_THREAD,
+        "this context was made before fork; make a new one in the child with mpt_create");
 }
 
 /* The status of a call whose context may be NULL. */
@@ -58,6 +58,10 @@ static void *mpt__host_array(mpt_context *context, int64_t count, size_t size) {
 static void mpt__host_free(mpt_context *context, void *pointer, size_t bytes) {
     if (pointer) mpt__release(&context->base, pointer, bytes, MPT_MEMORY_HOST);
 }
+
+/* An array that mpt__room grew. */
+#define mpt__room_free(context, array, capacity) \
+    mpt__host_free(context, array, (size_t)(capacity) * sizeof *(array))
 
 static char *mpt__host_text(mpt_context *context, const char *text) {
     size_t bytes = strlen(text) + 1;
@@ -872,6 +876,7 @@ static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, voi
         table->rows[slot].generation = 1;
     }
     table->rows[slot].object = object;
+    table->rows[slot].bytes = 0;
     *generation = table->rows[slot].generation;
     return slot;
 }
@@ -902,11 +907,13 @@ static void mpt__object_free(mpt_context *context, mpt__object_kind kind, uint32
     mpt__object_table *table = &context->objects[kind];
     mpt__object *row = &table->rows[slot];
     void *object = row->object;
+    size_t bytes = row->bytes;
     row->object = NULL;
     row->generation++;
     row->next_free = table->first_free;
     table->first_free = slot;
     if (object && table->destroy) table->destroy(context, object);
+    if (bytes) mpt__host_free(context, object, bytes);
 }
 
 /* Where an object stands in the table of its kind: its first member. */
@@ -914,14 +921,17 @@ typedef struct mpt__id {
     uint32_t slot, generation;
 } mpt__id;
 
-/* A zeroed object with a row in the table of its kind. NULL on error. */
+/* A zeroed object with a row in the table of its kind, which frees it. NULL on error. */
 static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_t bytes) {
     mpt__id *id = (mpt__id *)mpt__host_new(context, bytes);
     if (!id) return NULL;
     id->slot = mpt__object_new(context, kind, id, &id->generation);
-    if (id->slot) return id;
-    mpt__host_free(context, id, bytes);
-    return NULL;
+    if (!id->slot) {
+        mpt__host_free(context, id, bytes);
+        return NULL;
+    }
+    context->objects[kind].rows[id->slot].bytes = bytes;
+    return id;
 }
 
 /* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives

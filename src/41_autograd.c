@@ -205,10 +205,10 @@ static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_i
     frame->records =
         (flags & MPT__REQUIRES_GRAD) && mpt__grad_enabled(context) && frame->row->backward;
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
-    mpt__error(context, MPT_ERROR_STATE,
-               "a tensor made in inference mode cannot take part in backward; make it outside, "
-               "or mpt_clone it");
-    return false;
+    return mpt__reject(
+        context, MPT_ERROR_STATE,
+        "a tensor made in inference mode cannot take part in backward; make it outside, "
+        "or mpt_clone it");
 }
 
 static mpt__tensor *mpt__output_new(mpt__frame *frame) {
@@ -613,11 +613,10 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_grad", "tensor");
     if (!leaf) return mpt__null(context);
-    if (!mpt__leaf_has_grad(context, leaf)) {
-        mpt__error(context, MPT_ERROR_STATE,
-                   "the tensor has no gradient (none came since zero_grad); mpt_has_grad tells");
-        return mpt__null(context);
-    }
+    if (!mpt__leaf_has_grad(context, leaf))
+        return mpt__refuse(
+            context, MPT_ERROR_STATE,
+            "the tensor has no gradient (none came since zero_grad); mpt_has_grad tells");
     if (!leaf->parameter) return mpt__handle(context, leaf->gradient);
     mpt__materialise_gradients(context,
                                &context->blocks[context->parameters[leaf->parameter - 1].block]);

@@ -8,33 +8,19 @@
 
 /* ==== What this room and those above share ==== */
 
-/* Records an error; the error null. */
-#define mpt__refuse(context, ...) (mpt__error(context, __VA_ARGS__), mpt__null(context))
-
-/* Begins a public call on a tensor; NULL with an error recorded. */
-static mpt__tensor *mpt__tensor_call(mpt_tensor tensor, const char *call) {
-    return mpt__enter(tensor.context, call) ? mpt__at(tensor.context, tensor, "tensor") : NULL;
+/* Text that grows in a caller's buffer. */
+static mpt__text mpt__text_make(char *out, size_t size) {
+    mpt__text text;
+    text.out = out, text.size = out ? size : 0, text.length = 0;
+    if (text.size) out[0] = '\0';
+    return text;
 }
 
-/* Text that grows in a caller's buffer: `length` counts what all of it needs. */
-typedef struct mpt__prose {
-    char *text;
-    size_t size, length;
-} mpt__prose;
-
-static mpt__prose mpt__prose_make(char *text, size_t size) {
-    mpt__prose prose;
-    prose.text = text, prose.size = text ? size : 0, prose.length = 0;
-    if (prose.size) text[0] = '\0';
-    return prose;
-}
-
-static void mpt__write_text(mpt__prose *prose, const char *format, ...) {
-    char *at = prose->length < prose->size ? prose->text + prose->length : NULL;
+static void mpt__write_text(mpt__text *text, const char *format, ...) {
+    char *at = text->length < text->size ? text->out + text->length : NULL;
     va_list arguments;
     va_start(arguments, format);
-    prose->length +=
-        mpt__format_text_v(at, at ? prose->size - prose->length : 0, format, arguments);
+    text->length += mpt__format_text_v(at, at ? text->size - text->length : 0, format, arguments);
     va_end(arguments);
 }
 
@@ -85,7 +71,7 @@ static void mpt__print_launch(mpt_context *context, void *user, const mpt__launc
     static const char *const access[] = {"?", "r", "w", "rw", "a"};
     const mpt__printer *printer = (const mpt__printer *)user;
     char text[1024];
-    mpt__prose line = mpt__prose_make(text, sizeof text);
+    mpt__text line = mpt__text_make(text, sizeof text);
     mpt__write_text(&line, "%lld %s %s.%s", (long long)launch->number,
                     mpt__kernel_names[launch->kernel], mpt__phase_names[launch->phase],
                     launch->op ? mpt__op_row_of(launch->op)->name : "-");
@@ -205,22 +191,25 @@ static bool mpt__ids_add(mpt_context *context, mpt__ids *ids, uint32_t id) {
     return true;
 }
 
-typedef struct mpt__recorder {
+typedef struct mpt__recording {
+    mpt__id id;
     mpt__launch *launches;
     int64_t count, capacity;
     int64_t storages_before;
     mpt__ids retired; /* given back while recording */
     mpt__ids held;    /* outlive the recording, with a reference each */
     bool failed;
-} mpt__recorder;
+} mpt__recording;
+
+MPT__HANDLES(recording, MPT__RECORDING)
 
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage) {
-    mpt__recorder *recorder = context->recorder;
+    mpt__recording *recorder = context->recorder;
     if (!mpt__ids_add(context, &recorder->retired, storage)) recorder->failed = true;
 }
 
 /* Takes a reference on every storage below id `limit` that a launch names and that is alive. */
-static void mpt__recorder_hold(mpt_context *context, mpt__recorder *recorder,
+static void mpt__recorder_hold(mpt_context *context, mpt__recording *recorder,
                                const mpt__launch *launch, int64_t limit) {
     for (int i = 0; i < launch->n_operands; i++) {
         uint32_t id = launch->operand[i].storage;
@@ -237,7 +226,7 @@ static void mpt__recorder_hold(mpt_context *context, mpt__recorder *recorder,
 
 /* What was there before is held from its first use on: it must still be there at replay. */
 static void mpt__record_launch(mpt_context *context, void *user, const mpt__launch *launch) {
-    mpt__recorder *recorder = (mpt__recorder *)user;
+    mpt__recording *recorder = (mpt__recording *)user;
     if (!mpt__room(context, recorder->launches, recorder->capacity, recorder->count + 1)) {
         recorder->failed = true;
         return;
@@ -247,19 +236,16 @@ static void mpt__record_launch(mpt_context *context, void *user, const mpt__laun
 }
 
 static void mpt__recorder_free(mpt_context *context, void *object) {
-    mpt__recorder *recorder = (mpt__recorder *)object;
+    mpt__recording *recorder = (mpt__recording *)object;
     for (int64_t i = 0; i < recorder->held.count; i++)
         mpt__storage_release(context, recorder->held.id[i]);
     for (int64_t i = 0; i < recorder->retired.count; i++) {
         context->storages[recorder->retired.id[i]].next_free = context->free_storage;
         context->free_storage = recorder->retired.id[i];
     }
-    mpt__host_free(context, recorder->launches,
-                   (size_t)recorder->capacity * sizeof *recorder->launches);
-    mpt__host_free(context, recorder->retired.id,
-                   (size_t)recorder->retired.capacity * sizeof(uint32_t));
-    mpt__host_free(context, recorder->held.id, (size_t)recorder->held.capacity * sizeof(uint32_t));
-    mpt__host_free(context, recorder, sizeof *recorder);
+    mpt__room_free(context, recorder->launches, recorder->capacity);
+    mpt__room_free(context, recorder->retired.id, recorder->retired.capacity);
+    mpt__room_free(context, recorder->held.id, recorder->held.capacity);
 }
 
 static bool mpt__recorder_idle(mpt_context *context) {
@@ -271,11 +257,12 @@ static bool mpt__recorder_idle(mpt_context *context) {
 MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
     if (!mpt__enter(context, "mpt_record_begin")) return mpt__status_of(context);
     if (!mpt__recorder_idle(context)) return context->base.status;
-    mpt__recorder *recorder = (mpt__recorder *)mpt__host_new(context, sizeof *recorder);
+    mpt__recording *recorder =
+        (mpt__recording *)mpt__object_make(context, MPT__RECORDING, sizeof *recorder);
     if (!recorder) return context->base.status;
     recorder->storages_before = context->storage_count;
     if (mpt__hook_add(context, mpt__record_launch, recorder) != MPT_OK) {
-        mpt__host_free(context, recorder, sizeof *recorder);
+        mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
         return context->base.status;
     }
     context->device_step = -1; /* so that the recording sets it */
@@ -291,9 +278,10 @@ MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
     return MPT_OK;
 }
 
-/* Stops recording; the free ids of before are free again. */
-static mpt__recorder *mpt__recorder_stop(mpt_context *context) {
-    mpt__recorder *recorder = context->recorder;
+/* Stops recording, if one is under way; the free ids of before are free again. */
+static mpt__recording *mpt__recorder_stop(mpt_context *context) {
+    mpt__recording *recorder = context->recorder;
+    if (!recorder) return NULL;
     mpt__hook_remove(context, mpt__record_launch);
     uint32_t *last = &context->free_storage;
     while (*last) last = &context->storages[*last].next_free;
@@ -303,31 +291,20 @@ static mpt__recorder *mpt__recorder_stop(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
-    mpt_recording recording;
-    recording.context = context, recording.slot = 0, recording.generation = 0;
-    if (!mpt__enter(context, "mpt_record_end")) return recording;
-    if (!context->recorder) {
+    if (!mpt__enter(context, "mpt_record_end")) return mpt__recording_handle(context, NULL);
+    mpt__recording *recorder = mpt__recorder_stop(context);
+    if (!recorder)
         mpt__error(context, MPT_ERROR_STATE,
                    "no recording is under way; mpt_record_begin starts one");
-        return recording;
-    }
-    mpt__recorder *recorder = mpt__recorder_stop(context);
-    for (int64_t i = 0; i < recorder->count; i++)
+    for (int64_t i = 0; recorder && i < recorder->count; i++)
         mpt__recorder_hold(context, recorder, &recorder->launches[i], INT64_MAX);
-    if (!recorder->failed)
-        recording.slot = mpt__object_new(context, MPT__RECORDING, recorder, &recording.generation);
-    if (!recording.slot) mpt__recorder_free(context, recorder);
-    return recording;
-}
-
-static mpt__recorder *mpt__recording_at(mpt_recording recording, const char *call) {
-    if (!mpt__enter(recording.context, call)) return NULL;
-    return (mpt__recorder *)mpt__object_at(recording.context, MPT__RECORDING, recording.context,
-                                           recording.slot, recording.generation);
+    if (!recorder || !recorder->failed) return mpt__recording_handle(context, recorder);
+    mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
+    return mpt__recording_handle(context, NULL);
 }
 
 /* Gives every retired id memory again (`give` true) or takes it back. */
-static bool mpt__replay_memory(mpt_context *context, mpt__recorder *recorder, bool give) {
+static bool mpt__replay_memory(mpt_context *context, mpt__recording *recorder, bool give) {
     for (int64_t i = 0; i < recorder->retired.count; i++) {
         uint32_t id = recorder->retired.id[i];
         mpt__storage *storage = &context->storages[id];
@@ -353,7 +330,7 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recorder *recorder, bo
 
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     mpt_context *context = recording.context;
-    mpt__recorder *recorder = mpt__recording_at(recording, "mpt_replay");
+    mpt__recording *recorder = mpt__recording_enter(recording, "mpt_replay");
     if (!recorder || !mpt__recorder_idle(context)) return mpt__status_of(context);
     bool ready = mpt__replay_memory(context, recorder, true);
     context->device_step = -1; /* the launches may set it */
@@ -370,13 +347,13 @@ MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
 }
 
 MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording) {
-    mpt__recorder *recorder = mpt__recording_at(recording, "mpt_recording_launches");
+    mpt__recording *recorder = mpt__recording_enter(recording, "mpt_recording_launches");
     return recorder ? recorder->count : -1;
 }
 
 MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording) {
     mpt_context *context = recording.context;
-    if (mpt__recording_at(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
+    if (mpt__recording_enter(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
         mpt__object_free(context, MPT__RECORDING, recording.slot);
     return mpt__status_of(context);
 }

@@ -120,24 +120,24 @@ MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape
 /* ==== Asking ==== */
 
 MPTRAIN_API mpt_shape mpt_get_shape(mpt_tensor tensor) {
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_get_shape");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_get_shape", "tensor");
     mpt_shape none = MPT_SCALAR;
     none.rank = -1;
     return found ? mpt__shape_of(found) : none;
 }
 
 MPTRAIN_API mpt_dtype mpt_get_dtype(mpt_tensor tensor) {
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_get_dtype");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_get_dtype", "tensor");
     return found ? (mpt_dtype)found->dtype : MPT_DTYPE_NONE;
 }
 
 MPTRAIN_API int64_t mpt_numel(mpt_tensor tensor) {
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_numel");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_numel", "tensor");
     return found ? mpt__tensor_numel(found) : -1;
 }
 
 MPTRAIN_API bool mpt_is_contiguous(mpt_tensor tensor) {
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_is_contiguous");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_is_contiguous", "tensor");
     return found && mpt__tensor_contiguous(found);
 }
 
@@ -191,7 +191,7 @@ static mpt__tensor *mpt__tensor_outside(mpt_context *context, uint32_t storage, 
 
 MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_keep");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_keep", "tensor");
     if (!found) return mpt__null(context);
     mpt_shape shape = mpt__shape_of(found);
     mpt__tensor *kept = mpt__tensor_outside(context, found->storage, (mpt_dtype)found->dtype,
@@ -238,9 +238,8 @@ static mpt_status mpt__read_as(mpt_context *context, const mpt__tensor *tensor, 
 static bool mpt__check_room(mpt_context *context, int64_t need, const void *room, uint64_t got,
                             const char *unit, const char *verb) {
     if ((room || need == 0) && (uint64_t)need == got) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "the tensor has %lld %s, got %s%llu", (long long)need,
-               unit, verb, (unsigned long long)(room ? got : 0));
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "the tensor has %lld %s, got %s%llu",
+                       (long long)need, unit, verb, (unsigned long long)(room ? got : 0));
 }
 
 static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
@@ -249,7 +248,7 @@ static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
 
 MPTRAIN_API mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t bytes) {
     mpt_context *context = tensor.context;
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_read");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_read", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), destination, bytes, "bytes",
                                    "room for "))
         return mpt__status_of(context);
@@ -258,7 +257,7 @@ MPTRAIN_API mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t byt
 
 MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64_t count) {
     mpt_context *context = tensor.context;
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_read_f32");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_read_f32", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_numel(found), destination, (uint64_t)count,
                                    "elements", "room for "))
         return mpt__status_of(context);
@@ -267,7 +266,7 @@ MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64
 
 MPTRAIN_API double mpt_item(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_item");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_item", "tensor");
     if (!found) return MPT__NAN_F64;
     if (mpt__tensor_numel(found) != 1) {
         mpt_shape shape = mpt__shape_of(found);
@@ -303,7 +302,7 @@ static mpt_status mpt__write_f32(mpt_context *context, mpt__tensor *tensor, cons
 
 MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes) {
     mpt_context *context = tensor.context;
-    mpt__tensor *found = mpt__tensor_call(tensor, "mpt_write");
+    mpt__tensor *found = mpt__enter_at(tensor, "mpt_write", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
         return mpt__status_of(context);
     for (int i = 0; i < found->rank; i++) {
@@ -323,8 +322,7 @@ MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double at
     if (!tb) return false;
     if (!mpt__same_shape(ta, tb)) {
         mpt_shape sa = mpt__shape_of(ta), sb = mpt__shape_of(tb);
-        mpt__error(context, MPT_ERROR_SHAPE, "shapes %S and %S differ", &sa, &sb);
-        return false;
+        return mpt__reject(context, MPT_ERROR_SHAPE, "shapes %S and %S differ", &sa, &sb);
     }
     int64_t numel = mpt__tensor_numel(ta);
     size_t bytes = (size_t)numel * sizeof(double);
@@ -357,7 +355,7 @@ typedef struct mpt__printing {
     mpt_context *context;
     const mpt__tensor *tensor;
     mpt_print_config config;
-    mpt__prose out;
+    mpt__text out;
 } mpt__printing;
 
 static void mpt__print_value(mpt__printing *printing, int64_t offset) {
@@ -406,8 +404,8 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
     mpt__printing printing;
     printing.context = tensor.context;
     printing.config = config ? *config : mpt_print_config_default();
-    printing.out = mpt__prose_make(text, size);
-    printing.tensor = mpt__tensor_call(tensor, "mpt_format");
+    printing.out = mpt__text_make(text, size);
+    printing.tensor = mpt__enter_at(tensor, "mpt_format", "tensor");
     if (!printing.tensor) return 0;
     if (printing.config.digits < 1 || printing.config.digits > 17 || printing.config.edge < 1) {
         mpt__error(tensor.context, MPT_ERROR_ARGUMENT,

@@ -62,10 +62,7 @@ typedef enum mpt__op_id {
         MPT__OP_COUNT
 } mpt__op_id;
 
-static void mpt__attributes_clear(mpt__attributes *attributes) {
-    static const mpt__attributes none = {{0.0, 0.0}, {0}, 0, 0, 0, 0};
-    *attributes = none;
-}
+static const mpt__attributes mpt__no_attributes = {{0.0, 0.0}, {0}, 0, 0, 0, 0};
 
 static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
     return frame->in[0] && frame->in[0]->dtype == MPT_F64 ? MPT_F64 : MPT_F32;

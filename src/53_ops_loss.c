@@ -9,9 +9,9 @@
 static bool mpt__check_float(mpt__frame *frame, int i) {
     mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
     if (mpt__dtype_computes(dtype)) return true;
-    mpt__error(frame->context, MPT_ERROR_DTYPE, "argument %d has dtype %s, expected a float dtype",
-               i + 1, mpt_dtype_name(dtype));
-    return false;
+    return mpt__reject(frame->context, MPT_ERROR_DTYPE,
+                       "argument %d has dtype %s, expected a float dtype", i + 1,
+                       mpt_dtype_name(dtype));
 }
 
 /* ==== Negative log-likelihood, cross-entropy ==== */

@@ -141,11 +141,8 @@ static void mpt__module_free(mpt_context *context, void *object) {
         mpt__host_text_free(context, module->parameters[i].name);
         mpt__parameter_drop(context, &module->parameters[i]);
     }
-    mpt__host_free(context, module->children,
-                   (size_t)module->child_capacity * sizeof *module->children);
-    mpt__host_free(context, module->parameters,
-                   (size_t)module->parameter_capacity * sizeof *module->parameters);
-    mpt__host_free(context, module, sizeof *module);
+    mpt__room_free(context, module->children, module->child_capacity);
+    mpt__room_free(context, module->parameters, module->parameter_capacity);
 }
 
 /* Slot of another module that holds `child`; 0 if there is none. */
@@ -367,7 +364,7 @@ static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__
     if (!mpt__enter(context, call)) return NULL;
     mpt__module *module = (mpt__module *)mpt__object_make(context, MPT__MODULE, sizeof *module);
     if (!module) return NULL;
-    mpt__attributes_clear(&module->attributes);
+    module->attributes = mpt__no_attributes;
     module->layer = layer;
     module->cls.name = mpt__layer_rows[layer].name;
     module->cls.n_inputs = module->cls.n_outputs = 1;
@@ -492,10 +489,9 @@ static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt_
             return mpt__container_new(context, call, layer, modules, count);
         if (count < MOST) modules[count] = module;
     }
-    if (mpt__enter(context, call))
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "more than %d modules; is MPT_END missing? else use the form with an array",
-                   (int)MOST);
+    mpt__misuse(context, call, MPT_ERROR_ARGUMENT,
+                "more than %d modules; is MPT_END missing? else use the form with an array",
+                (int)MOST);
     return mpt__module_handle(context, NULL);
 }
 
@@ -532,8 +528,8 @@ MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_
 /* A name that paths can be made of. */
 static bool mpt__check_name(mpt_context *context, const char *name) {
     if (name && *name && !strchr(name, '.') && strlen(name) < 200) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "expected a name of 1 to 199 characters without a dot");
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                       "expected a name of 1 to 199 characters without a dot");
 }
 
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {

@@ -125,7 +125,7 @@ static const char *mpt__relative_path(mpt_context *context, const mpt__module *m
 MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path,
                                         size_t path_size) {
     mpt_context *context = module.context;
-    mpt__prose prose = mpt__prose_make(path, path_size);
+    mpt__text prose = mpt__text_make(path, path_size);
     mpt__module *found = mpt__module_frozen(module, "mpt_parameter_at");
     if (!found) return mpt__null(context);
     const mpt__parameter *parameter;
@@ -274,13 +274,13 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
 /* ==== Summary ==== */
 
 typedef struct mpt__summary {
-    mpt__prose out;
+    mpt__text out;
     int64_t parameters, bytes;
 } mpt__summary;
 
 /* One line: columns begin at 0, 27, 45 and 65, or one blank after a longer one. */
-static void mpt__summary_line(mpt__prose *out, const char *name, const char *kind,
-                              const char *shape, const char *numel) {
+static void mpt__summary_line(mpt__text *out, const char *name, const char *kind, const char *shape,
+                              const char *numel) {
     static const size_t starts[] = {0, 27, 45, 65};
     const char *column[] = {name, kind, shape, numel};
     size_t line = out->length;
@@ -310,7 +310,7 @@ static void mpt__summary_parameter(mpt_context *context, mpt__summary *summary,
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
     mpt__summary summary;
     memset(&summary, 0, sizeof summary);
-    summary.out = mpt__prose_make(text, size);
+    summary.out = mpt__text_make(text, size);
     mpt__module *found = mpt__module_enter(module, "mpt_summary");
     if (!found) return 0;
     mpt__walk walk;

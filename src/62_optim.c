@@ -396,16 +396,8 @@ static void mpt__optimizer_free(mpt_context *context, void *object) {
         mpt__group_free(context, &optimizer->groups[i]);
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) mpt__scalar_free(context, optimizer->slot[i]);
     mpt__items_free(context, optimizer);
-    mpt__host_free(context, optimizer->states,
-                   (size_t)optimizer->state_capacity * sizeof *optimizer->states);
-    mpt__host_free(context, optimizer->groups,
-                   (size_t)optimizer->group_capacity * sizeof *optimizer->groups);
-    mpt__host_free(context, optimizer, sizeof *optimizer);
-}
-
-/* Called by mpt_create. */
-static void mpt__optim_init(mpt_context *context) {
-    context->objects[MPT__OPTIMIZER].destroy = mpt__optimizer_free;
+    mpt__room_free(context, optimizer->states, optimizer->state_capacity);
+    mpt__room_free(context, optimizer->groups, optimizer->group_capacity);
 }
 
 #define MPT__NO_LIMIT 1e300 /* what no setting reaches: infinities and NaN are refused */
@@ -426,9 +418,8 @@ static bool mpt__check_number(mpt_context *context, const char *name, double val
 
 static bool mpt__check_count(mpt_context *context, const char *name, int64_t value, int least) {
     if (value >= least) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name,
-               (long long)value, least);
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name,
+                       (long long)value, least);
 }
 
 static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay) {
@@ -512,10 +503,9 @@ MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *confi
         c.lr, c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov, c.allow_shared};
     if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
         return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
-    if (mpt__enter(context, "mpt_sgd"))
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
-                   c.dampening);
+    mpt__misuse(context, "mpt_sgd", MPT_ERROR_ARGUMENT,
+                "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
+                c.dampening);
     return mpt__optimizer_handle(context, NULL);
 }
 
@@ -563,9 +553,8 @@ MPTRAIN_API int mpt_optimizer_groups(mpt_optimizer handle) {
 static bool mpt__check_group(mpt_context *context, const mpt__optimizer *optimizer, int group,
                              int lowest) {
     if (group >= lowest && group < optimizer->group_count) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "there is no group %d; the optimizer has %lld", group,
-               (long long)optimizer->group_count);
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "there is no group %d; the optimizer has %lld",
+                       group, (long long)optimizer->group_count);
 }
 
 MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
@@ -785,10 +774,9 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm)
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_norm");
     if (!optimizer) return mpt__null(context);
-    if (!(max_norm >= 0)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more", max_norm);
-        return mpt__null(context);
-    }
+    if (!(max_norm >= 0))
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more",
+                           max_norm);
     mpt_shape shape = MPT_SCALAR;
     mpt__tensor *norm = NULL;
     if (mpt__pattern(context, optimizer) == MPT_OK)

@@ -77,9 +77,8 @@ MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
 static bool mpt__check_scale(mpt_context *context, const char *name, double scale) {
     float single = (float)scale;
     if (scale > 0 && single > 0 && mpt__f32_is_finite(single)) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g; expected a positive number in fp32's range",
-               name, scale);
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                       "%s = %g; expected a positive number in fp32's range", name, scale);
 }
 
 static bool mpt__check_factors(mpt_context *context, double growth, double backoff,
@@ -110,12 +109,6 @@ static void mpt__scaler_free(mpt_context *context, void *object) {
     mpt__scaler *scaler = (mpt__scaler *)object;
     mpt__dismiss_members(context, scaler->id.slot);
     for (int i = 0; i < MPT__SCALER_SLOTS; i++) mpt__scalar_free(context, scaler->slots[i]);
-    mpt__host_free(context, scaler, sizeof *scaler);
-}
-
-/* Called by mpt_create. */
-static void mpt__scaler_init(mpt_context *context) {
-    context->objects[MPT__SCALER].destroy = mpt__scaler_free;
 }
 
 /* Updates under way and runs of skips are given up: part of mpt_clear_error. */
@@ -181,8 +174,7 @@ MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
     scaler->scaled = true;
     if (!scaler->config.enabled) return loss;
     mpt__note_bf16(context, scaler);
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = scaler->slots[MPT__SCALER_SCALE];
     attributes.index[1] = scaler->slots[MPT__SCALER_LOSS];
     return mpt__apply1("mpt_scale_loss", MPT__OP_scale_loss, &loss, 1, &attributes);
