@@ -47,17 +47,17 @@ typedef struct mpt__tensor {
     uint32_t generation;
     uint32_t slot;
     uint32_t storage;
-    int32_t handle;                     /* 1 while a handle may name it */
-    uint32_t parameter;                 /* index in context->parameters + 1; 0 = none */
-    int32_t saves;                      /* references that need the storage */
-    uint8_t dtype, rank, flags, output; /* output: index among its record's outputs */
-    int32_t nodes;                      /* references by records, as graph node */
-    struct mpt__record *record;         /* producer in the tape; NULL = none */
-    struct mpt__tensor *gradient;       /* of a leaf (a parameter's: a view); NULL = none */
+    int32_t handle;               /* 1 while a handle may name it */
+    uint32_t parameter;           /* index in context->parameters + 1; 0 = none */
+    int32_t saves;                /* references that need the storage */
+    uint8_t dtype, flags, output; /* output: index among its record's outputs */
+    int32_t nodes;                /* references by records, as graph node */
+    struct mpt__record *record;   /* producer in the tape; NULL = none */
+    struct mpt__tensor *gradient; /* of a leaf (a parameter's: a view); NULL = none */
     struct mpt__tensor *next_free;
     int64_t born, born_before; /* step numbers of this and the last occupant, for messages */
     int64_t offset;            /* elements */
-    int64_t shape[MPT_MAX_RANK];
+    mpt_shape shape;
     int64_t stride[MPT_MAX_RANK];
 } mpt__tensor;
 

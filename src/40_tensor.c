@@ -283,6 +283,11 @@ static MPT__FORCE_INLINE void mpt__copy_dims(int64_t *to, const int64_t *from, i
     if (rank > 2) memcpy(to + 2, from + 2, (MPT_MAX_RANK - 2) * sizeof *to);
 }
 
+static MPT__FORCE_INLINE void mpt__shape_copy(mpt_shape *to, const mpt_shape *from) {
+    to->rank = from->rank;
+    mpt__copy_dims(to->dim, from->dim, from->rank);
+}
+
 /* An operand on a tensor, of a rank of its own; its dimensions are still to be set. */
 static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, int position,
                                                            const mpt__tensor *tensor, int rank,
@@ -297,9 +302,10 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, 
 /* Describes a tensor; shape and strides may be changed afterwards. */
 static MPT__FORCE_INLINE mpt__operand *
 mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
-    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, tensor->rank, access);
-    mpt__copy_dims(operand->shape, tensor->shape, tensor->rank);
-    mpt__copy_dims(operand->stride, tensor->stride, tensor->rank);
+    mpt__operand *operand =
+        mpt__operand_ranked(launch, position, tensor, tensor->shape.rank, access);
+    mpt__copy_dims(operand->shape, tensor->shape.dim, tensor->shape.rank);
+    mpt__copy_dims(operand->stride, tensor->stride, tensor->shape.rank);
     return operand;
 }
 
@@ -624,12 +630,11 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, mpt
     tensor->saves = 0;
     tensor->nodes = 0;
     tensor->dtype = (uint8_t)dtype;
-    tensor->rank = (uint8_t)shape->rank;
     tensor->flags = context->inference_depth ? MPT__INFERENCE : 0;
     tensor->output = 0;
     tensor->born = context->now.step;
     tensor->offset = offset;
-    mpt__copy_dims(tensor->shape, shape->dim, shape->rank);
+    mpt__shape_copy(&tensor->shape, shape);
     return tensor;
 }
 
@@ -742,39 +747,26 @@ static mpt__tensor *mpt__enter_at(mpt_tensor handle, const char *op, const char 
     return mpt__enter(handle.context, op) ? mpt__at(handle.context, handle, argument) : NULL;
 }
 
-/* What mpt__shape_of gives, written in place. */
-static void mpt__shape_copy(mpt_shape *shape, const mpt__tensor *tensor) {
-    shape->rank = tensor->rank;
-    mpt__copy_dims(shape->dim, tensor->shape, tensor->rank);
-}
-
-static mpt_shape mpt__shape_of(const mpt__tensor *tensor) {
-    mpt_shape shape;
-    shape.rank = tensor->rank;
-    for (int i = 0; i < tensor->rank; i++) shape.dim[i] = tensor->shape[i];
-    return shape;
-}
-
 static int64_t mpt__tensor_numel(const mpt__tensor *tensor) {
     int64_t numel = 1;
-    for (int i = 0; i < tensor->rank; i++) numel *= tensor->shape[i];
+    for (int i = 0; i < tensor->shape.rank; i++) numel *= tensor->shape.dim[i];
     return numel;
 }
 
 static bool mpt__tensor_contiguous(const mpt__tensor *tensor) {
     int64_t step = 1;
-    for (int i = tensor->rank - 1; i >= 0; i--) {
-        if (tensor->shape[i] == 0) return true;
-        if (tensor->shape[i] != 1 && tensor->stride[i] != step) return false;
-        step *= tensor->shape[i];
+    for (int i = tensor->shape.rank - 1; i >= 0; i--) {
+        if (tensor->shape.dim[i] == 0) return true;
+        if (tensor->shape.dim[i] != 1 && tensor->stride[i] != step) return false;
+        step *= tensor->shape.dim[i];
     }
     return true;
 }
 
 static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b) {
-    if (a->rank != b->rank) return false;
-    for (int i = 0; i < a->rank; i++)
-        if (a->shape[i] != b->shape[i]) return false;
+    if (a->shape.rank != b->shape.rank) return false;
+    for (int i = 0; i < a->shape.rank; i++)
+        if (a->shape.dim[i] != b->shape.dim[i]) return false;
     return true;
 }
 
@@ -965,11 +957,10 @@ static void mpt__scope_drop(mpt_context *context, int64_t start) {
 
 MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
     if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
-    if (context->scope_depth == MPT__MAX_REGIONS) {
+    if (context->scope_depth == MPT__MAX_REGIONS)
         return mpt__error(context, MPT_ERROR_STATE,
                           "%d scopes are open; close some with mpt_scope_end",
                           (int)MPT__MAX_REGIONS);
-    }
     context->scope_start[context->scope_depth++] = context->scoped_count;
     return MPT_OK;
 }

@@ -279,22 +279,19 @@ static void mpt__materialise_gradients(mpt_context *context, mpt__block *block) 
 /* A tensor outside all scopes, owned by the backward pass or a leaf. */
 static mpt__tensor *mpt__gradient_new(mpt_context *context, mpt_dtype dtype,
                                       const mpt__tensor *like) {
-    mpt_shape shape;
-    mpt__shape_copy(&shape, like);
-    mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, &shape, MPT_MEMORY_GRADIENT);
+    mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, &like->shape, MPT_MEMORY_GRADIENT);
     if (tensor) tensor->flags = MPT__KEPT | MPT__GRADIENT;
     return tensor;
 }
 
 /* Another tensor on the storage of `view`, which may be in no table; outside all scopes. */
 static mpt__tensor *mpt__gradient_alias(mpt_context *context, const mpt__tensor *view) {
-    mpt_shape shape;
-    mpt__shape_copy(&shape, view);
     mpt__tensor *tensor = mpt__tensor_next(context);
     if (!tensor) return NULL;
     mpt__storage_retain(context, view->storage);
-    mpt__tensor_over(context, tensor, view->storage, (mpt_dtype)view->dtype, &shape, view->offset);
-    mpt__copy_dims(tensor->stride, view->stride, view->rank);
+    mpt__tensor_over(context, tensor, view->storage, (mpt_dtype)view->dtype, &view->shape,
+                     view->offset);
+    mpt__copy_dims(tensor->stride, view->stride, view->shape.rank);
     tensor->flags = MPT__KEPT | MPT__GRADIENT;
     return tensor;
 }
@@ -428,22 +425,20 @@ static const char *mpt__path_text(const mpt_context *context, uint32_t path) {
 
 /* Saved tensors must still hold what forward saw. */
 static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *record) {
-    if (record->done) {
+    if (record->done)
         return mpt__error(
             context, MPT_ERROR_STATE,
             "backward through %s for the second time, but its saved tensors are gone; pass "
             "retain = true to the first mpt_backward_from",
             mpt__op_row_of(record->op)->name);
-    }
     for (int i = 0; i < record->n_saved; i++) {
         const mpt__tensor *saved = record->saved[i];
-        if (saved && context->storages[saved->storage].version != record->saved_version[i]) {
+        if (saved && context->storages[saved->storage].version != record->saved_version[i])
             return mpt__error(
                 context, MPT_ERROR_STATE,
                 "a tensor that %s saved for backward was changed in place since (mpt_write "
                 "or an optimizer step between forward and backward); mpt_clone it first",
                 mpt__op_row_of(record->op)->name);
-        }
     }
     return MPT_OK;
 }
@@ -505,25 +500,22 @@ static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, 
     const mpt__tensor *seed = one;
     bool wide = tensor->dtype == MPT_F64;
     one->handle = 0;
-    one->rank = tensor->rank;
-    mpt__copy_dims(one->shape, tensor->shape, tensor->rank);
-    mpt__copy_dims(one->stride, tensor->stride, tensor->rank);
+    mpt__shape_copy(&one->shape, &tensor->shape);
+    mpt__copy_dims(one->stride, tensor->stride, tensor->shape.rank);
     one->storage = context->scalar_storage;
     one->dtype = wide ? MPT_F64 : MPT_F32;
     one->offset = wide ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
     if (gradient.context || gradient.slot) {
         seed = mpt__at(context, gradient, "gradient");
         if (!seed) return context->base.status;
-        mpt_shape got = mpt__shape_of(seed), shape = mpt__shape_of(tensor);
         if (!mpt__same_shape(seed, tensor))
             return mpt__error(context, MPT_ERROR_SHAPE, "gradient has shape %S, the tensor %S",
-                              &got, &shape);
+                              &seed->shape, &tensor->shape);
     } else if (mpt__tensor_numel(tensor) != 1) {
-        mpt_shape shape = mpt__shape_of(tensor);
         return mpt__error(context, MPT_ERROR_SHAPE,
                           "backward needs a one-element tensor, this has shape %S; reduce it with "
                           "mpt_mean or mpt_sum, or pass a gradient to mpt_backward_from",
-                          &shape);
+                          &tensor->shape);
     } else if (tensor->record && tensor->dtype == one->dtype) {
         tensor->record->grad[tensor->output] = one;
         return MPT_OK;
@@ -540,17 +532,15 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
     if (!mpt__enter_checked(context, "mpt_backward")) return mpt__status_of(context);
     mpt__tensor *root = mpt__at(context, tensor, "loss");
     if (!root) return context->base.status;
-    if (!(root->flags & MPT__REQUIRES_GRAD)) {
+    if (!(root->flags & MPT__REQUIRES_GRAD))
         return mpt__error(
             context, MPT_ERROR_STATE,
             "backward from a tensor without history: nothing it was computed from requires "
             "a gradient, or it was made under mpt_no_grad_begin or mpt_inference_begin");
-    }
-    if (context->in_backward) {
+    if (context->in_backward)
         return mpt__error(context, MPT_ERROR_STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
-    }
     context->in_backward = true;
     context->launch_phase = MPT__BACKWARD;
     mpt__materialise_all(context);
@@ -622,8 +612,7 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
                                &context->blocks[context->parameters[leaf->parameter - 1].block]);
     const mpt__tensor *view = mpt__parameter_gradient(context, leaf);
     if (!view) return mpt__null(context);
-    mpt_shape shape = mpt__shape_of(view);
-    return mpt__handle(context, mpt__tensor_on(context, view->storage, MPT_F32, &shape,
+    return mpt__handle(context, mpt__tensor_on(context, view->storage, MPT_F32, &view->shape,
                                                view->stride, view->offset));
 }
 

@@ -402,11 +402,9 @@ MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, m
     if (!name) return mpt__error(context, MPT_ERROR_ARGUMENT, "name is NULL");
     const mpt__tensor *found = mpt__at(context, value, "value");
     if (!found) return context->base.status;
-    if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float) {
-        mpt_shape shape = mpt__shape_of(found);
+    if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float)
         return mpt__error(context, MPT_ERROR_SHAPE, "expected one float element, got %s %S",
-                          mpt_dtype_name((mpt_dtype)found->dtype), &shape);
-    }
+                          mpt_dtype_name((mpt_dtype)found->dtype), &found->shape);
     mpt__metric *metric = mpt__metric_find(context, name);
     if (!metric) metric = mpt__metric_make(context, name);
     if (!metric) return context->base.status;

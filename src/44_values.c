@@ -123,7 +123,7 @@ MPTRAIN_API mpt_shape mpt_get_shape(mpt_tensor tensor) {
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_get_shape", "tensor");
     mpt_shape none = MPT_SCALAR;
     none.rank = -1;
-    return found ? mpt__shape_of(found) : none;
+    return found ? found->shape : none;
 }
 
 MPTRAIN_API mpt_dtype mpt_get_dtype(mpt_tensor tensor) {
@@ -155,24 +155,22 @@ MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, cons
     const char *name = what ? what : "tensor";
     const mpt__tensor *found = mpt__at(context, tensor, name);
     if (!found) return context->base.status;
-    bool fits = shape.rank == found->rank;
+    bool fits = shape.rank == found->shape.rank;
     for (int i = 0; fits && i < shape.rank; i++)
-        fits = shape.dim[i] == -1 || shape.dim[i] == found->shape[i];
+        fits = shape.dim[i] == -1 || shape.dim[i] == found->shape.dim[i];
     if (fits) return MPT_OK;
-    mpt_shape got = mpt__shape_of(found);
     if (shape.rank < 0 || shape.rank > MPT_MAX_RANK)
         return mpt__error(context, MPT_ERROR_SHAPE, "%s: rank %d is not in 0..%d", name, shape.rank,
                           MPT_MAX_RANK);
     return mpt__error(context, MPT_ERROR_SHAPE, "%s has shape %S, expected %S (-1 fits any size)",
-                      name, &got, &shape);
+                      name, &found->shape, &shape);
 }
 
 /* ==== Lifetime of single tensors ==== */
 
 /* A new tensor on the same elements, without history. */
 static mpt__tensor *mpt__tensor_alias(mpt_context *context, const mpt__tensor *tensor) {
-    mpt_shape shape = mpt__shape_of(tensor);
-    return mpt__tensor_on(context, tensor->storage, (mpt_dtype)tensor->dtype, &shape,
+    return mpt__tensor_on(context, tensor->storage, (mpt_dtype)tensor->dtype, &tensor->shape,
                           tensor->stride, tensor->offset);
 }
 
@@ -193,9 +191,8 @@ MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_keep", "tensor");
     if (!found) return mpt__null(context);
-    mpt_shape shape = mpt__shape_of(found);
     mpt__tensor *kept = mpt__tensor_outside(context, found->storage, (mpt_dtype)found->dtype,
-                                            &shape, found->stride, found->offset);
+                                            &found->shape, found->stride, found->offset);
     if (kept && context->inference_depth) kept->flags |= MPT__INFERENCE;
     return mpt__handle(context, kept);
 }
@@ -224,8 +221,7 @@ static mpt_status mpt__read_as(mpt_context *context, const mpt__tensor *tensor, 
     if ((mpt_dtype)tensor->dtype == dtype && mpt__tensor_contiguous(tensor))
         return mpt__download(context, destination, tensor->storage, tensor->offset * width,
                              numel * width);
-    mpt_shape shape = mpt__shape_of(tensor);
-    mpt__tensor *copy = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_WORKSPACE);
+    mpt__tensor *copy = mpt__tensor_new(context, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
     if (!copy) return context->base.status;
     mpt_status status = mpt__launch_copy(context, tensor, copy, MPT__WRITE);
     if (status == MPT_OK)
@@ -269,9 +265,8 @@ MPTRAIN_API double mpt_item(mpt_tensor tensor) {
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_item", "tensor");
     if (!found) return MPT__NAN_F64;
     if (mpt__tensor_numel(found) != 1) {
-        mpt_shape shape = mpt__shape_of(found);
         mpt__error(context, MPT_ERROR_SHAPE, "expected one element, the tensor has shape %S",
-                   &shape);
+                   &found->shape);
         return MPT__NAN_F64;
     }
     double value = 0.0;
@@ -284,8 +279,7 @@ static mpt_status mpt__write_as(mpt_context *context, mpt__tensor *tensor, mpt_d
     int64_t width = mpt__dtype_info[dtype].bytes, numel = mpt__tensor_numel(tensor);
     if ((mpt_dtype)tensor->dtype == dtype && mpt__tensor_contiguous(tensor))
         return mpt__upload(context, tensor->storage, tensor->offset * width, source, numel * width);
-    mpt_shape shape = mpt__shape_of(tensor);
-    mpt__tensor *copy = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_WORKSPACE);
+    mpt__tensor *copy = mpt__tensor_new(context, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
     if (!copy) return context->base.status;
     mpt_status status = mpt__upload(context, copy->storage, 0, source, numel * width);
     if (status == MPT_OK) {
@@ -305,8 +299,8 @@ MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t b
     mpt__tensor *found = mpt__enter_at(tensor, "mpt_write", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
         return mpt__status_of(context);
-    for (int i = 0; i < found->rank; i++) {
-        if (found->stride[i] == 0 && found->shape[i] > 1)
+    for (int i = 0; i < found->shape.rank; i++) {
+        if (found->stride[i] == 0 && found->shape.dim[i] > 1)
             return mpt__error(
                 context, MPT_ERROR_STATE,
                 "an expanded tensor shows one element in many places; mpt_clone it first");
@@ -320,10 +314,9 @@ MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double at
     const mpt__tensor *ta = mpt__at(context, a, "argument 1");
     const mpt__tensor *tb = ta ? mpt__at(context, b, "argument 2") : NULL;
     if (!tb) return false;
-    if (!mpt__same_shape(ta, tb)) {
-        mpt_shape sa = mpt__shape_of(ta), sb = mpt__shape_of(tb);
-        return mpt__reject(context, MPT_ERROR_SHAPE, "shapes %S and %S differ", &sa, &sb);
-    }
+    if (!mpt__same_shape(ta, tb))
+        return mpt__reject(context, MPT_ERROR_SHAPE, "shapes %S and %S differ", &ta->shape,
+                           &tb->shape);
     int64_t numel = mpt__tensor_numel(ta);
     size_t bytes = (size_t)numel * sizeof(double);
     if (numel == 0) return true;
@@ -360,7 +353,7 @@ typedef struct mpt__printing {
 
 static void mpt__print_value(mpt__printing *printing, int64_t offset) {
     mpt__tensor element = *printing->tensor;
-    element.rank = 0;
+    element.shape.rank = 0;
     element.offset = offset;
     if (mpt__dtype_info[element.dtype].is_float) {
         double value = 0;
@@ -377,16 +370,16 @@ static void mpt__print_value(mpt__printing *printing, int64_t offset) {
 
 static void mpt__print_dimension(mpt__printing *printing, int dim, int64_t offset) {
     const mpt__tensor *tensor = printing->tensor;
-    if (dim == tensor->rank) {
+    if (dim == tensor->shape.rank) {
         mpt__print_value(printing, offset);
         return;
     }
-    int64_t size = tensor->shape[dim], edge = printing->config.edge;
+    int64_t size = tensor->shape.dim[dim], edge = printing->config.edge;
     mpt__write_text(&printing->out, "[");
     for (int64_t i = 0; i < size && printing->context->base.status == MPT_OK; i++) {
         if (i > 0) {
-            mpt__write_text(&printing->out, dim + 1 == tensor->rank ? ", " : ",\n");
-            for (int d = 0; d <= dim && dim + 1 < tensor->rank; d++)
+            mpt__write_text(&printing->out, dim + 1 == tensor->shape.rank ? ", " : ",\n");
+            for (int d = 0; d <= dim && dim + 1 < tensor->shape.rank; d++)
                 mpt__write_text(&printing->out, " ");
         }
         if (i == edge && size > 2 * edge) {
@@ -414,9 +407,8 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
         return 0;
     }
     mpt__print_dimension(&printing, 0, printing.tensor->offset);
-    mpt_shape shape = mpt__shape_of(printing.tensor);
     mpt__write_text(&printing.out, " %s %S", mpt_dtype_name((mpt_dtype)printing.tensor->dtype),
-                    &shape);
+                    &printing.tensor->shape);
     return printing.out.length;
 }
 

@@ -195,12 +195,12 @@ MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape) {
 MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_transpose", "argument 1");
-    int a = tensor ? mpt__dimension(context, dim_a, tensor->rank) : -1;
-    int b = a >= 0 ? mpt__dimension(context, dim_b, tensor->rank) : -1;
+    int a = tensor ? mpt__dimension(context, dim_a, tensor->shape.rank) : -1;
+    int b = a >= 0 ? mpt__dimension(context, dim_b, tensor->shape.rank) : -1;
     if (b < 0) return mpt__null(context);
     mpt_shape order;
-    order.rank = tensor->rank;
-    for (int i = 0; i < tensor->rank; i++) order.dim[i] = i == a ? b : i == b ? a : i;
+    order.rank = tensor->shape.rank;
+    for (int i = 0; i < tensor->shape.rank; i++) order.dim[i] = i == a ? b : i == b ? a : i;
     return mpt_permute(x, order);
 }
 
@@ -217,20 +217,20 @@ MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_flatten", "argument 1");
     if (!tensor) return mpt__null(context);
-    if (tensor->rank == 0) return mpt_reshape(x, MPT_SHAPE(1));
-    int first = mpt__dimension(context, first_dim, tensor->rank);
-    int last = first >= 0 ? mpt__dimension(context, last_dim, tensor->rank) : -1;
+    if (tensor->shape.rank == 0) return mpt_reshape(x, MPT_SHAPE(1));
+    int first = mpt__dimension(context, first_dim, tensor->shape.rank);
+    int last = first >= 0 ? mpt__dimension(context, last_dim, tensor->shape.rank) : -1;
     if (last < 0) return mpt__null(context);
     if (last < first)
         return mpt__refuse(context, MPT_ERROR_ARGUMENT, "last_dim %d lies before first_dim %d",
                            last_dim, first_dim);
     mpt_shape shape;
     shape.rank = 0;
-    for (int i = 0; i < tensor->rank; i++) {
+    for (int i = 0; i < tensor->shape.rank; i++) {
         if (i > first && i <= last)
-            shape.dim[shape.rank - 1] *= tensor->shape[i];
+            shape.dim[shape.rank - 1] *= tensor->shape.dim[i];
         else
-            shape.dim[shape.rank++] = tensor->shape[i];
+            shape.dim[shape.rank++] = tensor->shape.dim[i];
     }
     return mpt_reshape(x, shape);
 }

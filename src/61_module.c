@@ -332,11 +332,9 @@ static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *tar
                                       mpt_context *from, const mpt__parameter *source) {
     mpt__tensor *a = target->tensor;
     const mpt__tensor *b = source->tensor;
-    if (!mpt__same_shape(a, b)) {
-        mpt_shape sa = mpt__shape_of(a), sb = mpt__shape_of(b);
+    if (!mpt__same_shape(a, b))
         return mpt__error(to, MPT_ERROR_SHAPE, "parameter %s is %S here and %S in the source (%s)",
-                          target->path, &sa, &sb, source->path);
-    }
+                          target->path, &a->shape, &b->shape, source->path);
     size_t bytes;
     float *values = mpt__parameter_values(from, source, &bytes);
     if (values)
@@ -397,8 +395,8 @@ MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
         const char *path = mpt__relative_path(context, found, parameter);
         int64_t width = mpt__dtype_info[tensor->dtype].bytes;
         hash = mpt__hash_bytes(hash, path, strlen(path));
-        for (int d = 0; d < tensor->rank; d++)
-            hash = mpt__hash_u64(hash, (uint64_t)tensor->shape[d]);
+        for (int d = 0; d < tensor->shape.rank; d++)
+            hash = mpt__hash_u64(hash, (uint64_t)tensor->shape.dim[d]);
         hash = mpt__hash_u64(hash, tensor->dtype);
         hash = mpt__hash_storage(context, hash, tensor->storage, tensor->offset * width,
                                  parameter->numel * width);

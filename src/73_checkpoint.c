@@ -513,8 +513,8 @@ static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
         mpt__header_string(header, weights->rows[i].path);
         mpt__write_text(header, ":{\"dtype\":\"%s\",\"shape\":[",
                         mpt__dtype_info[tensor->dtype].file_name);
-        for (int d = 0; d < tensor->rank; d++)
-            mpt__write_text(header, "%s%lld", d > 0 ? "," : "", tensor->shape[d]);
+        for (int d = 0; d < tensor->shape.rank; d++)
+            mpt__write_text(header, "%s%lld", d > 0 ? "," : "", tensor->shape.dim[d]);
         int64_t end = at + mpt__tensor_bytes(tensor);
         mpt__write_text(header, "],\"data_offsets\":[%lld,%lld]}", at, end);
         at = end;
@@ -785,7 +785,7 @@ static bool mpt__copy_begin(mpt__copy *copy, mpt__archive *a, const mpt__weight 
 /* Checks that an entry can become its parameter, or records an error. */
 static bool mpt__load_check(mpt__copy *copy, const char *path) {
     mpt__archive *a = copy->archive;
-    mpt_shape want = mpt__shape_of(copy->tensor), got = mpt__archive_shape(a, copy->entry);
+    mpt_shape want = copy->tensor->shape, got = mpt__archive_shape(a, copy->entry);
     bool same = want.rank == copy->entry->rank;
     for (int i = 0; same && i < want.rank; i++) same = want.dim[i] == got.dim[i];
     if (!same)
