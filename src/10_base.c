@@ -8,8 +8,6 @@
 
 #include "10_platform.h"
 
-/* ==== Contract ==== */
-
 /* One block of accounting per memory kind; `held` counts what the allocator gave, with pools. */
 typedef struct mpt__base {
     mpt_allocator allocator;
@@ -28,47 +26,6 @@ typedef struct mpt__base {
     int64_t step;    /* the current or last step */
     int64_t process; /* id of the process that made the context: fork is an error */
 } mpt__base;
-
-/* Fills what `config` leaves null with the built-in callbacks. A group is replaced as a whole: of
-   allocator and thread, some functions without the others are an error (in base->status); those
-   of io may be NULL: what needs them fails. The base must stay where it is. */
-static void mpt__base_init(mpt__base *base, const mpt_config *config);
-
-/* Memory. Returns zeroed memory aligned to 64 bytes, accounted under `kind`, or NULL with an error
-   recorded ("out of memory: asked for .., in use by kind .., try .."). Zero bytes give NULL without
-   an error. Release takes the same size and kind. */
-static void *mpt__allocate(mpt__base *base, size_t bytes, mpt_memory_kind kind);
-static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memory_kind kind);
-/* For pools, which take raw memory (not zeroed) and account for its use themselves. raw touches
-   only `held` and the call counters, and fails in silence, so that a pool can trim and try again;
-   what then is left to say mpt__fail_memory says. account adds (or, negative, takes) live bytes. */
-static void *mpt__allocate_raw(mpt__base *base, size_t bytes);
-static void mpt__release_raw(mpt__base *base, void *pointer, size_t bytes);
-static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes);
-static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind);
-/* "parameter", "master", ...: the words of every report. */
-static const char *mpt__memory_kind_text(mpt_memory_kind kind);
-/* A growing array, a pointer at `array`: makes room for `need` elements of `size` bytes; *capacity
-   counts elements. False with an error recorded when memory is out: the old array still stands. */
-static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t need, size_t size,
-                      mpt_memory_kind kind);
-
-/* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
-   `status`, also when an earlier error stays. The log hears the first one. */
-static mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *format, ...);
-static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, ...);
-/* The error of failed mpt_create calls, kept per thread where the compiler can. */
-static void mpt__set_create_error(const char *message);
-static const char *mpt__create_error(void);
-
-/* Why the last built-in file call of this thread failed ("no such file"), or words that say that
-   a callback of the user failed. For messages: "cannot open %s: %s". */
-static const char *mpt__io_reason(const mpt__base *base);
-/* A name for a new file in the directory of `path`, for io.commit, unlike any other of this or
-   another process. False if it does not fit. */
-static bool mpt__temporary_path(const mpt__base *base, const char *path, char *out, size_t size);
-/* An environment variable, NULL if unset; empty counts as unset. */
-static const char *mpt__environment(const char *name);
 
 /* Cores that this process may run on, at least 1. */
 static int mpt__core_count(void);
@@ -92,6 +49,8 @@ static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, .
     base->log.write(base->log.user, level, message);
 }
 
+/* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
+   `status`, also when an earlier error stays. The log hears the first one. */
 static mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *format, ...) {
     const size_t size = sizeof base->message;
     size_t length = 0;
@@ -114,6 +73,7 @@ static mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *form
 
 static MPT__THREAD_LOCAL char mpt__create_message[1024];
 
+/* The error of failed mpt_create calls, kept per thread where the compiler can. */
 static void mpt__set_create_error(const char *message) {
     mpt__format_text(mpt__create_message, sizeof mpt__create_message, "%s", message);
 }
@@ -149,54 +109,9 @@ static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {
     "parameter",  "master", "form",  "gradient",  "moment",
     "activation", "data",   "batch", "workspace", "host"};
 
+/* "parameter", "master", ...: the words of every report. */
 static const char *mpt__memory_kind_text(mpt_memory_kind kind) {
     return (unsigned)kind < MPT_MEMORY_KINDS ? mpt__memory_kinds[kind] : "unknown";
-}
-
-static void *mpt__allocate_raw(mpt__base *base, size_t bytes) {
-    void *pointer;
-    if (bytes == 0 || bytes > (size_t)(PTRDIFF_MAX - base->memory.held)) return NULL;
-    if (base->memory_limit > 0 && (int64_t)bytes > base->memory_limit - base->memory.held)
-        return NULL;
-    base->memory.allocations++;
-    pointer = base->allocator.allocate(base->allocator.user, bytes, MPT__ALIGNMENT);
-    if (pointer) base->memory.held += (int64_t)bytes;
-    return pointer;
-}
-
-static void mpt__release_raw(mpt__base *base, void *pointer, size_t bytes) {
-    if (!pointer) return;
-    base->memory.releases++;
-    base->memory.held -= (int64_t)bytes;
-    base->allocator.release(base->allocator.user, pointer, bytes, MPT__ALIGNMENT);
-}
-
-static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes) {
-    mpt_memory_stats *memory = &base->memory;
-    memory->current[kind] += bytes;
-    memory->total_current += bytes;
-    if (bytes < 0) return;
-    if (memory->peak[kind] < memory->current[kind]) memory->peak[kind] = memory->current[kind];
-    if (memory->total_peak < memory->total_current) memory->total_peak = memory->total_current;
-}
-
-static void *mpt__allocate(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
-    void *pointer;
-    if (bytes == 0) return NULL;
-    pointer = mpt__allocate_raw(base, bytes);
-    if (!pointer) {
-        mpt__fail_memory(base, bytes, kind);
-        return NULL;
-    }
-    memset(pointer, 0, bytes);
-    mpt__account(base, kind, (int64_t)bytes);
-    return pointer;
-}
-
-static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memory_kind kind) {
-    if (!pointer) return;
-    mpt__release_raw(base, pointer, bytes);
-    mpt__account(base, kind, -(int64_t)bytes);
 }
 
 /* Names the three kinds that hold most, with what is left to do about it. */
@@ -235,6 +150,60 @@ static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kin
                      mpt__memory_kind_text(kind), memory->held, memory->total_current, use);
 }
 
+/* For pools, which take raw memory (not zeroed) and account for its use themselves. raw touches
+   only `held` and the call counters, and fails in silence, so that a pool can trim and try again;
+   what then is left to say mpt__fail_memory says. account adds (or, negative, takes) live bytes. */
+static void *mpt__allocate_raw(mpt__base *base, size_t bytes) {
+    void *pointer;
+    if (bytes == 0 || bytes > (size_t)(PTRDIFF_MAX - base->memory.held)) return NULL;
+    if (base->memory_limit > 0 && (int64_t)bytes > base->memory_limit - base->memory.held)
+        return NULL;
+    base->memory.allocations++;
+    pointer = base->allocator.allocate(base->allocator.user, bytes, MPT__ALIGNMENT);
+    if (pointer) base->memory.held += (int64_t)bytes;
+    return pointer;
+}
+
+static void mpt__release_raw(mpt__base *base, void *pointer, size_t bytes) {
+    if (!pointer) return;
+    base->memory.releases++;
+    base->memory.held -= (int64_t)bytes;
+    base->allocator.release(base->allocator.user, pointer, bytes, MPT__ALIGNMENT);
+}
+
+static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes) {
+    mpt_memory_stats *memory = &base->memory;
+    memory->current[kind] += bytes;
+    memory->total_current += bytes;
+    if (bytes < 0) return;
+    if (memory->peak[kind] < memory->current[kind]) memory->peak[kind] = memory->current[kind];
+    if (memory->total_peak < memory->total_current) memory->total_peak = memory->total_current;
+}
+
+/* Memory. Returns zeroed memory aligned to 64 bytes, accounted under `kind`, or NULL with an error
+   recorded ("out of memory: asked for .., in use by kind .., try .."). Zero bytes give NULL without
+   an error. Release takes the same size and kind. */
+static void *mpt__allocate(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
+    void *pointer;
+    if (bytes == 0) return NULL;
+    pointer = mpt__allocate_raw(base, bytes);
+    if (!pointer) {
+        mpt__fail_memory(base, bytes, kind);
+        return NULL;
+    }
+    memset(pointer, 0, bytes);
+    mpt__account(base, kind, (int64_t)bytes);
+    return pointer;
+}
+
+static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memory_kind kind) {
+    if (!pointer) return;
+    mpt__release_raw(base, pointer, bytes);
+    mpt__account(base, kind, -(int64_t)bytes);
+}
+
+/* A growing array, a pointer at `array`: makes room for `need` elements of `size` bytes; *capacity
+   counts elements. False with an error recorded when memory is out: the old array still stands. */
 static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t need, size_t size,
                       mpt_memory_kind kind) {
     const int64_t most = (int64_t)((size_t)PTRDIFF_MAX / size);
@@ -258,6 +227,7 @@ static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t n
 
 /* ==== The system: process, cores, environment ==== */
 
+/* An environment variable, NULL if unset; empty counts as unset. */
 static const char *mpt__environment(const char *name) {
     const char *value = getenv(name);
     return value && *value ? value : NULL;
@@ -661,6 +631,8 @@ static void mpt__io_init(mpt_io *io) {
 #endif
 }
 
+/* Why the last built-in file call of this thread failed ("no such file"), or words that say that
+   a callback of the user failed. For messages: "cannot open %s: %s". */
 static const char *mpt__io_reason(const mpt__base *base) {
 #if defined(MPT__NO_FILES)
     if (!base->io.open)
@@ -676,6 +648,8 @@ static const char *mpt__io_reason(const mpt__base *base) {
     return "a callback of config.io failed";
 }
 
+/* A name for a new file in the directory of `path`, for io.commit, unlike any other of this or
+   another process. False if it does not fit. */
 static bool mpt__temporary_path(const mpt__base *base, const char *path, char *out, size_t size) {
     static int32_t counter;
     const int32_t number = mpt__atomic_add32(&counter, 1);
@@ -779,15 +753,18 @@ static int mpt__thread_join(void *user, void *thread) {
     return 0;
 }
 
-static int mpt__mutex_create(void *user, void **mutex) {
-    mpt__sync_object *made = mpt__sync_new(user);
-    return mpt__sync_made(user, made, made && MPT__MUTEX_INIT(&made->is.mutex), mutex);
-}
-
-static void mpt__mutex_destroy(void *user, void *mutex) {
-    MPT__MUTEX_END(&mpt__sync(mutex)->is.mutex);
-    mpt__sync_free(user, mutex);
-}
+#define MPT__DEFINE_SYNC(kind, KIND)                                                        \
+    static int mpt__##kind##_create(void *user, void **out) {                               \
+        mpt__sync_object *made = mpt__sync_new(user);                                       \
+        return mpt__sync_made(user, made, made && MPT__##KIND##_INIT(&made->is.kind), out); \
+    }                                                                                       \
+    static void mpt__##kind##_destroy(void *user, void *object) {                           \
+        MPT__##KIND##_END(&mpt__sync(object)->is.kind);                                     \
+        mpt__sync_free(user, object);                                                       \
+    }
+MPT__DEFINE_SYNC(mutex, MUTEX)
+MPT__DEFINE_SYNC(condition, CONDITION)
+#undef MPT__DEFINE_SYNC
 
 static void mpt__mutex_lock(void *user, void *mutex) {
     (void)user;
@@ -797,16 +774,6 @@ static void mpt__mutex_lock(void *user, void *mutex) {
 static void mpt__mutex_unlock(void *user, void *mutex) {
     (void)user;
     MPT__MUTEX_UNLOCK(&mpt__sync(mutex)->is.mutex);
-}
-
-static int mpt__condition_create(void *user, void **condition) {
-    mpt__sync_object *made = mpt__sync_new(user);
-    return mpt__sync_made(user, made, made && MPT__CONDITION_INIT(&made->is.condition), condition);
-}
-
-static void mpt__condition_destroy(void *user, void *condition) {
-    MPT__CONDITION_END(&mpt__sync(condition)->is.condition);
-    mpt__sync_free(user, condition);
 }
 
 static void mpt__condition_wait(void *user, void *condition, void *mutex) {
@@ -840,6 +807,9 @@ static int mpt__count_threads(const mpt_threads *t) {
            !!t->condition_wait + !!t->condition_broadcast;
 }
 
+/* Fills what `config` leaves null with the built-in callbacks. A group is replaced as a whole: of
+   allocator and thread, some functions without the others are an error (in base->status); those
+   of io may be NULL: what needs them fails. The base must stay where it is. */
 static void mpt__base_init(mpt__base *base, const mpt_config *config) {
     int threads = 0, allocator = 0;
     memset(base, 0, sizeof *base);

@@ -169,6 +169,17 @@ typedef struct mpt__hook {
     void *user;
 } mpt__hook;
 
+typedef struct mpt__printer {
+    void (*write)(void *user, const char *line);
+    void *user;
+} mpt__printer;
+
+typedef struct mpt__tracer {
+    bool found;
+    bool on; /* asked for by the user, else by a scaler for one step */
+    char report[512];
+} mpt__tracer;
+
 typedef struct mpt__metric {
     char name[48];
     uint16_t sum_slot, count_slot;
@@ -242,8 +253,8 @@ struct mpt_context {
     mpt__hook hooks[MPT__MAX_HOOKS];
     int hook_count;
     struct mpt__recording *recorder; /* 43_inspect.c */
-    struct mpt__tracer *tracer;
-    struct mpt__printer *printer;
+    mpt__tracer tracer;
+    mpt__printer printer;
     mpt_counters counters;
     mpt__metric metrics[16];
     int metric_count;

@@ -44,6 +44,8 @@ typedef struct mpt__frame {
     const mpt__record *record;
     mpt__tensor *const *dy;    /* NULL: no gradient came */
     mpt__tensor *const *saved; /* NULL: absent */
+    mpt__tensor *dx;           /* see mpt__dx_into */
+    mpt__access access;        /* to dx */
 } mpt__frame;
 
 typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
@@ -374,6 +376,12 @@ static mpt__tensor *mpt__gradient_into(mpt__frame *frame, int i, mpt__access *ac
     return own;
 }
 
+/* The destination of an op's only gradient, frame->dx; false where that is all there is to do. */
+static bool mpt__dx_into(mpt__frame *frame) {
+    frame->dx = mpt__gradient_into(frame, 0, &frame->access);
+    return frame->dx != NULL;
+}
+
 /* Hands a gradient of the input's shape on: without a copy where nothing was collected yet. `view`
    may be a tensor outside all tables (a view of dy). */
 static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor *view) {
@@ -626,30 +634,23 @@ MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
 
 /* ==== Modes ==== */
 
-/* Counts a nesting depth up or down: the four calls below differ in nothing else. */
+/* Counts a nesting depth up or down. */
 static mpt_status mpt__nest(mpt_context *context, const char *name, int *depth, int change) {
-    if (!mpt__enter(context, name)) return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, name)) return mpt__status_of(context);
     if (*depth + change < 0)
         return mpt__error(context, MPT_ERROR_STATE, "there is no open region that this could end");
     *depth += change;
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_no_grad_begin(mpt_context *context) {
-    return mpt__nest(context, "mpt_no_grad_begin", context ? &context->no_grad_depth : NULL, 1);
-}
-
-MPTRAIN_API mpt_status mpt_no_grad_end(mpt_context *context) {
-    return mpt__nest(context, "mpt_no_grad_end", context ? &context->no_grad_depth : NULL, -1);
-}
-
-MPTRAIN_API mpt_status mpt_inference_begin(mpt_context *context) {
-    return mpt__nest(context, "mpt_inference_begin", context ? &context->inference_depth : NULL, 1);
-}
-
-MPTRAIN_API mpt_status mpt_inference_end(mpt_context *context) {
-    return mpt__nest(context, "mpt_inference_end", context ? &context->inference_depth : NULL, -1);
-}
+#define MPT__DEFINE_NEST(name, depth, change)                                       \
+    MPTRAIN_API mpt_status name(mpt_context *context) {                             \
+        return mpt__nest(context, #name, context ? &context->depth : NULL, change); \
+    }
+MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad_depth, 1)
+MPT__DEFINE_NEST(mpt_no_grad_end, no_grad_depth, -1)
+MPT__DEFINE_NEST(mpt_inference_begin, inference_depth, 1)
+MPT__DEFINE_NEST(mpt_inference_end, inference_depth, -1)
 
 static void mpt__discard_history(mpt_context *context) {
     mpt__drop_record_gradients(context);

@@ -29,9 +29,7 @@ MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype)
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_autocast_end(mpt_context *context) {
-    return mpt__nest(context, "mpt_autocast_end", context ? &context->autocast_depth : NULL, -1);
-}
+MPT__DEFINE_NEST(mpt_autocast_end, autocast_depth, -1)
 
 /* ==== The decision ==== */
 

@@ -60,11 +60,6 @@ static void mpt__hook_remove(mpt_context *context,
 
 /* ==== Printer ==== */
 
-typedef struct mpt__printer {
-    void (*write)(void *user, const char *line);
-    void *user;
-} mpt__printer;
-
 static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
 
 static void mpt__print_launch(mpt_context *context, void *user, const mpt__launch *launch) {
@@ -91,22 +86,12 @@ MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
     if (!mpt__enter(context, "mpt_print_launches")) return mpt__status_of(context);
     mpt__hook_remove(context, mpt__print_launch);
     if (!write) return MPT_OK;
-    if (!context->printer) {
-        context->printer = (mpt__printer *)mpt__host_new(context, sizeof *context->printer);
-        if (!context->printer) return context->base.status;
-    }
-    context->printer->write = write;
-    context->printer->user = user;
-    return mpt__hook_add(context, mpt__print_launch, context->printer);
+    context->printer.write = write;
+    context->printer.user = user;
+    return mpt__hook_add(context, mpt__print_launch, &context->printer);
 }
 
 /* ==== NaN tracer ==== */
-
-typedef struct mpt__tracer {
-    bool found;
-    bool on; /* asked for by the user, else by a scaler for one step */
-    char report[512];
-} mpt__tracer;
 
 static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
                                const mpt__operand *operand) {
@@ -152,26 +137,22 @@ static void mpt__trace_launch(mpt_context *context, void *user, const mpt__launc
 }
 
 static mpt_status mpt__trace_start(mpt_context *context, bool on) {
-    if (!context->tracer) {
-        context->tracer = (mpt__tracer *)mpt__host_new(context, sizeof *context->tracer);
-        if (!context->tracer) return context->base.status;
-    }
-    context->tracer->on = on;
-    context->tracer->found = false;
+    context->tracer.on = on;
+    context->tracer.found = false;
     mpt__hook_remove(context, mpt__trace_launch);
-    return mpt__hook_add(context, mpt__trace_launch, context->tracer);
+    return mpt__hook_add(context, mpt__trace_launch, &context->tracer);
 }
 
 MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on) {
     if (!mpt__enter(context, "mpt_trace_nan")) return mpt__status_of(context);
     if (on) return mpt__trace_start(context, true);
     mpt__hook_remove(context, mpt__trace_launch);
-    if (context->tracer) context->tracer->on = false;
+    context->tracer.on = false;
     return MPT_OK;
 }
 
 MPTRAIN_API const char *mpt_nan_report(mpt_context *context) {
-    return context && context->tracer && context->tracer->found ? context->tracer->report : "";
+    return context && context->tracer.found ? context->tracer.report : "";
 }
 
 /* ==== Recorder ====

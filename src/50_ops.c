@@ -14,7 +14,7 @@
    means NULL. */
 #define MPT__OPS(O)                                                                         \
     O(add, INPUT, binary, binary, add, ADD, NONE, "Add")                                    \
-    O(sub, INPUT, binary, binary, sub, SUB, NONE, "Sub")                                    \
+    O(sub, INPUT, binary, binary, add, SUB, NEG, "Sub")                                     \
     O(mul, INPUT, binary, binary, mul, MUL, NONE, "Mul")                                    \
     O(div, INPUT, binary, binary, div, DIV, NONE, "Div")                                    \
     O(add_scalar, INPUT, unary, unary, pass, ADD_SCALAR, NONE, "Add")                       \
@@ -49,8 +49,7 @@
     O(cast, ANY, cast, copy, pass, NONE, NONE, "Cast")                                      \
     O(cat, INPUT, cat, cat, cat, NONE, NONE, "Concat")                                      \
     O(nll_loss, LOSS, nll, nll, nll, NONE, NONE, "NegativeLogLikelihoodLoss")               \
-    O(cross_entropy, LOSS, nll, cross_entropy, cross_entropy, NONE, NONE,                   \
-      "SoftmaxCrossEntropyLoss")                                                            \
+    O(cross_entropy, LOSS, nll, nll, cross_entropy, NONE, NONE, "SoftmaxCrossEntropyLoss")  \
     O(mse_loss, LOSS, mse, mse, mse, NONE, NONE, "")                                        \
     O(user, ANY, user, user, user, NONE, NONE, "")
 

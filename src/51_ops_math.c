@@ -162,21 +162,18 @@ static mpt_status mpt__launch_binary(mpt_context *context, mpt__function functio
 
 /* dx = f(saved, dy); only log divides dy by what it saved, so its operands change places. */
 static mpt_status mpt__unary_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     mpt__function function = frame->row->backward_function;
     bool swapped = function == MPT__FN_DIV;
     return mpt__launch_binary(frame->context, function, swapped ? frame->dy[0] : frame->saved[0],
-                              swapped ? frame->saved[0] : frame->dy[0], dx, access);
+                              swapped ? frame->saved[0] : frame->dy[0], frame->dx, frame->access);
 }
 
 /* dx = f(dy) for functions that are linear. */
 static mpt_status mpt__linear_unary_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    return mpt__launch_unary(frame, frame->row->backward_function, frame->dy[0], dx, access);
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_unary(frame, frame->row->backward_function, frame->dy[0], frame->dx,
+                             frame->access);
 }
 
 static mpt_status mpt__pass_backward(mpt__frame *frame) {
@@ -263,16 +260,12 @@ static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, mpt__functio
     return mpt__launch_reduce(context, MPT__FN_SUM, product, target, access);
 }
 
+/* Of a sum, or of a difference, whose second gradient is negative. */
 static mpt_status mpt__add_backward(mpt__frame *frame) {
-    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, frame->dy[0], NULL);
+    const mpt__tensor *dy = frame->dy[0];
+    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, dy, NULL);
     if (status != MPT_OK) return status;
-    return mpt__broadcast_gradient(frame, 1, MPT__FN_NONE, frame->dy[0], NULL);
-}
-
-static mpt_status mpt__sub_backward(mpt__frame *frame) {
-    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, frame->dy[0], NULL);
-    if (status != MPT_OK) return status;
-    return mpt__broadcast_gradient(frame, 1, MPT__FN_NEG, frame->dy[0], NULL);
+    return mpt__broadcast_gradient(frame, 1, frame->row->backward_function, dy, NULL);
 }
 
 static mpt_status mpt__mul_backward(mpt__frame *frame) {
@@ -611,16 +604,14 @@ static mpt_status mpt__reduce_forward(mpt__frame *frame) {
 
 /* Every element of x gets dy (mean: dy / n) of its output. */
 static mpt_status mpt__reduce_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
     bool sum = frame->row->function == MPT__FN_SUM;
     mpt__launch *launch = mpt__launch_begin(frame->context, sum ? MPT__K_COPY : MPT__K_UNARY);
     launch->function = sum ? MPT__FN_NONE : MPT__FN_MUL_SCALAR;
     launch->imm[0] = sum ? 0.0 : 1.0 / (double)frame->attributes->index[3];
-    mpt__operand_spread(launch, 0, &dy, dx);
-    mpt__operand_of(launch, 1, dx, access);
+    mpt__operand_spread(launch, 0, &dy, frame->dx);
+    mpt__operand_of(launch, 1, frame->dx, frame->access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -664,13 +655,11 @@ static mpt_status mpt__max_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__max_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCATTER_AXIS);
     mpt__operand_chosen(frame, launch, 0, frame->saved[0], true, MPT__READ);
     mpt__operand_chosen(frame, launch, 1, frame->dy[0], true, MPT__READ);
-    mpt__operand_chosen(frame, launch, 2, dx, false, access);
+    mpt__operand_chosen(frame, launch, 2, frame->dx, false, frame->access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -710,9 +699,7 @@ static mpt_status mpt__softmax_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__softmax_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
     if (!dy) return frame->context->base.status;
     int dim = (int)frame->attributes->index[0];
@@ -720,7 +707,7 @@ static mpt_status mpt__softmax_backward(mpt__frame *frame) {
     launch->function = (uint8_t)frame->row->function;
     mpt__operand_around(launch, 0, frame->saved[0], dim, MPT__READ);
     mpt__operand_around(launch, 1, dy, dim, MPT__READ);
-    mpt__operand_around(launch, 2, dx, dim, access);
+    mpt__operand_around(launch, 2, frame->dx, dim, frame->access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -753,10 +740,8 @@ static mpt_status mpt__dropout_forward(mpt__frame *frame) {
 
 /* Draws the mask again: nothing was kept. */
 static mpt_status mpt__dropout_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    return mpt__launch_dropout(frame, frame->record->step, frame->dy[0], dx, access);
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_dropout(frame, frame->record->step, frame->dy[0], frame->dx, frame->access);
 }
 
 #endif

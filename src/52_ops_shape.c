@@ -188,17 +188,15 @@ static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tens
 }
 
 static mpt_status mpt__slice_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    if (access == MPT__WRITE && mpt__launch_fill(frame->context, dx, 0.0) != MPT_OK)
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (frame->access == MPT__WRITE && mpt__launch_fill(frame->context, frame->dx, 0.0) != MPT_OK)
         return frame->context->base.status;
     const int64_t *index = frame->attributes->index;
-    mpt__tensor part = *dx; /* what the slice took */
+    mpt__tensor part = *frame->dx; /* what the slice took */
     part.shape.dim[index[0]] = frame->dy[0]->shape.dim[index[0]];
     part.stride[index[0]] *= index[3];
-    part.offset += index[1] * dx->stride[index[0]];
-    return mpt__launch_copy(frame->context, frame->dy[0], &part, access);
+    part.offset += index[1] * frame->dx->stride[index[0]];
+    return mpt__launch_copy(frame->context, frame->dy[0], &part, frame->access);
 }
 
 /* ==== Expand ==== */

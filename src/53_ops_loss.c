@@ -57,8 +57,8 @@ static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
 /* Saved: input (cross-entropy only), targets, weights, divisor, log-sum-exp of the rows. */
 enum { MPT__NLL_INPUT, MPT__NLL_TARGETS, MPT__NLL_WEIGHTS, MPT__NLL_DIVISOR, MPT__NLL_ROWS };
 
-static mpt_status mpt__nll_launch(mpt__frame *frame, mpt__kernel kernel) {
-    bool fused = kernel == MPT__K_CROSS_ENTROPY;
+static mpt_status mpt__nll_forward(mpt__frame *frame) {
+    bool fused = frame->op == MPT__OP_cross_entropy;
     const mpt__tensor *x = frame->in[0];
     mpt_shape one = MPT_SHAPE(1), rows = MPT_SHAPE(x->shape.rank == 2 ? x->shape.dim[0] : 1, 2);
     mpt__tensor *divisor = mpt__temporary(frame, frame->out_dtype[0], &one);
@@ -69,7 +69,7 @@ static mpt_status mpt__nll_launch(mpt__frame *frame, mpt__kernel kernel) {
     mpt__save(frame, frame->in[2]);
     mpt__save(frame, divisor);
     mpt__save(frame, sums);
-    mpt__launch *launch = mpt__loss_launch(frame, kernel);
+    mpt__launch *launch = mpt__loss_launch(frame, fused ? MPT__K_CROSS_ENTROPY : MPT__K_NLL);
     mpt__operand_padded(launch, 0, x, 2, MPT__READ);
     mpt__operand_padded(launch, 1, frame->in[1], 1, MPT__READ);
     if (frame->in[2]) mpt__operand_of(launch, 2, frame->in[2], MPT__READ);
@@ -77,12 +77,6 @@ static mpt_status mpt__nll_launch(mpt__frame *frame, mpt__kernel kernel) {
     mpt__operand_of(launch, 4, divisor, MPT__WRITE);
     if (fused) mpt__operand_of(launch, 5, sums, MPT__WRITE);
     return mpt__submit(frame->context, launch);
-}
-
-static mpt_status mpt__nll_forward(mpt__frame *frame) { return mpt__nll_launch(frame, MPT__K_NLL); }
-
-static mpt_status mpt__cross_entropy_forward(mpt__frame *frame) {
-    return mpt__nll_launch(frame, MPT__K_CROSS_ENTROPY);
 }
 
 /* dx of the losses above: NLL_BACKWARD from the targets alone, CROSS_ENTROPY_BACKWARD from its
@@ -132,11 +126,9 @@ static mpt_status mpt__nll_backward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     return mpt__nll_gradient(frame, MPT__K_CROSS_ENTROPY_BACKWARD, frame->saved[MPT__NLL_INPUT],
-                             frame->saved[MPT__NLL_ROWS], dx, access);
+                             frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
 }
 
 /* ==== Mean squared error ==== */

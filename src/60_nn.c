@@ -468,16 +468,6 @@ static mpt_module mpt__container_new(mpt_context *context, const char *call, mpt
     return made;
 }
 
-MPTRAIN_API mpt_module mpt_sequential_array(mpt_context *context, const mpt_module *modules,
-                                            int count) {
-    return mpt__container_new(context, "mpt_sequential", MPT__LAYER_sequential, modules, count);
-}
-
-MPTRAIN_API mpt_module mpt_nn_list_array(mpt_context *context, const mpt_module *modules,
-                                         int count) {
-    return mpt__container_new(context, "mpt_nn_list", MPT__LAYER_list, modules, count);
-}
-
 /* A container of the arguments up to MPT_END. Too many of them look like a missing MPT_END. */
 static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt__layer layer,
                                     va_list arguments) {
@@ -495,22 +485,21 @@ static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt_
     return mpt__module_handle(context, NULL);
 }
 
-MPTRAIN_API mpt_module mpt_sequential(mpt_context *context, ...) {
-    va_list arguments;
-    va_start(arguments, context);
-    mpt_module made =
-        mpt__gathered_new(context, "mpt_sequential", MPT__LAYER_sequential, arguments);
-    va_end(arguments);
-    return made;
-}
-
-MPTRAIN_API mpt_module mpt_nn_list(mpt_context *context, ...) {
-    va_list arguments;
-    va_start(arguments, context);
-    mpt_module made = mpt__gathered_new(context, "mpt_nn_list", MPT__LAYER_list, arguments);
-    va_end(arguments);
-    return made;
-}
+#define MPT__DEFINE_CONTAINER(name, layer)                                               \
+    MPTRAIN_API mpt_module name##_array(mpt_context *context, const mpt_module *modules, \
+                                        int count) {                                     \
+        return mpt__container_new(context, #name, layer, modules, count);                \
+    }                                                                                    \
+    MPTRAIN_API mpt_module name(mpt_context *context, ...) {                             \
+        va_list arguments;                                                               \
+        va_start(arguments, context);                                                    \
+        mpt_module made = mpt__gathered_new(context, #name, layer, arguments);           \
+        va_end(arguments);                                                               \
+        return made;                                                                     \
+    }
+MPT__DEFINE_CONTAINER(mpt_sequential, MPT__LAYER_sequential)
+MPT__DEFINE_CONTAINER(mpt_nn_list, MPT__LAYER_list)
+#undef MPT__DEFINE_CONTAINER
 
 MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
                                          void *user) {

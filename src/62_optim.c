@@ -479,9 +479,7 @@ static const mpt__rule mpt__adam_rule = {
     {{"beta1", 0, 1}, {"beta2", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
 
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
-    mpt_sgd_config config;
-    memset(&config, 0, sizeof config);
-    config.lr = 1e-3;
+    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false};
     return config;
 }
 

@@ -312,7 +312,7 @@ static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[128]) {
 static void mpt__scaler_trace(mpt_context *context, mpt__scaler *scaler, bool on) {
     if (on == scaler->tracing) return;
     scaler->tracing = on;
-    if (context->tracer && context->tracer->on) return; /* the user's own: it stays */
+    if (context->tracer.on) return; /* the user's own: it stays */
     if (on) {
         mpt__trace_start(context, false);
     } else {

@@ -175,8 +175,6 @@ static void mpt__destroy_tables(mpt_context *context) {
     mpt__room_free(context, context->scoped, context->scoped_capacity);
     mpt__room_free(context, context->storages, context->storage_capacity);
     mpt__room_free(context, context->data, context->data_capacity);
-    mpt__host_free(context, context->printer, sizeof(mpt__printer));
-    mpt__host_free(context, context->tracer, sizeof(mpt__tracer));
 }
 
 MPTRAIN_API void mpt_destroy(mpt_context *context) {
