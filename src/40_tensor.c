@@ -329,8 +329,7 @@ static mpt_status mpt__check_device(mpt_context *context) {
     return mpt__error(context, (mpt_status)scalars[MPT__SLOT_ERROR].i,
                       "target of sample %lld is not a class number of the input's [N, C] (launch "
                       "%lld); check the labels, or name them with ignore_index",
-                      (long long)scalars[MPT__SLOT_ERROR_INDEX].i,
-                      (long long)scalars[MPT__SLOT_ERROR_LAUNCH].i);
+                      scalars[MPT__SLOT_ERROR_INDEX].i, scalars[MPT__SLOT_ERROR_LAUNCH].i);
 }
 
 /* For config.debug: every element that an operand names lies in its storage. */
@@ -353,8 +352,7 @@ static MPT__NOINLINE mpt_status mpt__check_operands(mpt_context *context,
         return mpt__error(context, MPT_ERROR_DEVICE,
                           "launch %lld (kernel %d): operand %d reaches element %lld of a storage "
                           "of %lld bytes; this is a defect of mptrain",
-                          (long long)launch->number, (int)launch->kernel, i, (long long)last,
-                          (long long)storage->bytes);
+                          launch->number, (int)launch->kernel, i, last, storage->bytes);
     }
     return MPT_OK;
 }
@@ -721,7 +719,7 @@ static void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argu
         mpt__error(context, MPT_ERROR_HANDLE,
                    "%s: tensor made in step %lld used in step %lld; it ended with its step, scope, "
                    "mpt_release or backward: mpt_keep makes a handle that stays",
-                   argument, (long long)made, (long long)context->now.step);
+                   argument, made, context->now.step);
         return;
     }
     mpt__error(context, MPT_ERROR_HANDLE, "%s: stale handle of a tensor that is gone; see mpt_keep",
@@ -980,8 +978,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     if (!mpt__enter_checked(context, "mpt_step_begin")) return mpt__status_of(context);
     if (context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE,
-                          "step %lld is still open; end it with mpt_step_end",
-                          (long long)context->now.step);
+                          "step %lld is still open; end it with mpt_step_end", context->now.step);
     mpt_status status = mpt_scope_begin(context);
     if (status != MPT_OK) return status;
     context->step_depth = context->scope_depth;

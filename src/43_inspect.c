@@ -67,8 +67,8 @@ static void mpt__print_launch(mpt_context *context, void *user, const mpt__launc
     const mpt__printer *printer = (const mpt__printer *)user;
     char text[1024];
     mpt__text line = mpt__text_make(text, sizeof text);
-    mpt__write_text(&line, "%lld %s %s.%s", (long long)launch->number,
-                    mpt__kernel_names[launch->kernel], mpt__phase_names[launch->phase],
+    mpt__write_text(&line, "%lld %s %s.%s", launch->number, mpt__kernel_names[launch->kernel],
+                    mpt__phase_names[launch->phase],
                     launch->op ? mpt__op_row_of(launch->op)->name : "-");
     if (context->path) mpt__write_text(&line, " (%s)", mpt__path_text(context, context->path));
     for (int i = 0; i < launch->n_operands; i++) {
@@ -118,10 +118,10 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
         tracer->report, sizeof tracer->report,
         "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
         "a %s tensor %S",
-        (long long)context->now.step, mpt__phase_names[traced->phase],
+        context->now.step, mpt__phase_names[traced->phase],
         traced->op ? mpt__op_row_of(traced->op)->name : "no op", *path ? ", module " : "", path,
-        mpt__kernel_names[traced->kernel], (long long)index,
-        mpt_dtype_name((mpt_dtype)operand->dtype), &shape);
+        mpt__kernel_names[traced->kernel], index, mpt_dtype_name((mpt_dtype)operand->dtype),
+        &shape);
     mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 

@@ -75,8 +75,7 @@ MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape
     if (!data && bytes > 0)
         return mpt__refuse(
             context, MPT_ERROR_ARGUMENT,
-            "data is NULL, expected %lld bytes; mpt_zeros makes a tensor without data",
-            (long long)bytes);
+            "data is NULL, expected %lld bytes; mpt_zeros makes a tensor without data", bytes);
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
     return mpt__tensor_done(context, tensor, mpt__upload(context, tensor->storage, 0, data, bytes));
@@ -86,7 +85,7 @@ MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t
     if (!mpt__enter(context, "mpt_arange")) return mpt__null(context);
     if (count < 0 || count > INT64_MAX / 16)
         return mpt__refuse(context, MPT_ERROR_ARGUMENT, "count %lld is negative or beyond 2^59",
-                           (long long)count);
+                           count);
     int64_t *values = (int64_t *)mpt__host_array(context, count + 1, sizeof *values);
     if (!values) return mpt__null(context);
     for (int64_t i = 0; i < count; i++) values[i] = i;
@@ -106,10 +105,10 @@ MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape
     if (!context->backend.synchronous)
         return mpt__refuse(context, MPT_ERROR_UNSUPPORTED,
                            "only CPU contexts can borrow memory; use mpt_from");
-    size_t width = mpt__dtype_info[dtype].bytes;
-    if ((!data && bytes > 0) || ((uintptr_t)data % width) != 0)
+    int64_t width = mpt__dtype_info[dtype].bytes;
+    if ((!data && bytes > 0) || ((uintptr_t)data % (uintptr_t)width) != 0)
         return mpt__refuse(context, MPT_ERROR_ARGUMENT, "data must be %lld bytes aligned to %lld",
-                           (long long)bytes, (long long)width);
+                           bytes, width);
     uint32_t storage = mpt__storage_wrap(context, data, bytes);
     if (!storage) return mpt__null(context);
     mpt__tensor *tensor = mpt__tensor_on(context, storage, dtype, &shape, NULL, 0);
@@ -234,8 +233,8 @@ static mpt_status mpt__read_as(mpt_context *context, const mpt__tensor *tensor, 
 static bool mpt__check_room(mpt_context *context, int64_t need, const void *room, uint64_t got,
                             const char *unit, const char *verb) {
     if ((room || need == 0) && (uint64_t)need == got) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT, "the tensor has %lld %s, got %s%llu",
-                       (long long)need, unit, verb, (unsigned long long)(room ? got : 0));
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "the tensor has %lld %s, got %s%llu", need,
+                       unit, verb, (unsigned long long)(room ? got : 0));
 }
 
 static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
@@ -364,7 +363,7 @@ static void mpt__print_value(mpt__printing *printing, int64_t offset) {
     } else {
         int64_t value = 0;
         if (mpt__read_as(printing->context, &element, MPT_I64, &value) != MPT_OK) return;
-        mpt__write_text(&printing->out, "%lld", (long long)value);
+        mpt__write_text(&printing->out, "%lld", value);
     }
 }
 

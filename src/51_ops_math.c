@@ -203,8 +203,8 @@ static mpt_status mpt__binary_shape(mpt__frame *frame) {
     int back = frame->out_shape[0].rank - misfit;
     return mpt__error(frame->context, MPT_ERROR_SHAPE,
                       "shapes %S and %S do not broadcast: dimension %d is %lld against %lld",
-                      &a->shape, &b->shape, misfit, (long long)a->shape.dim[a->shape.rank - back],
-                      (long long)b->shape.dim[b->shape.rank - back]);
+                      &a->shape, &b->shape, misfit, a->shape.dim[a->shape.rank - back],
+                      b->shape.dim[b->shape.rank - back]);
 }
 
 static mpt_status mpt__equal_shape(mpt__frame *frame) {
@@ -431,7 +431,7 @@ static mpt_status mpt__linear_shape(mpt__frame *frame) {
     if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != w->shape.dim[0]))
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
                           "bias %S does not fit weight %S: expected [%lld]", &bias->shape,
-                          &w->shape, (long long)w->shape.dim[0]);
+                          &w->shape, w->shape.dim[0]);
     mpt__shape_copy(&frame->out_shape[0], &x->shape);
     frame->out_shape[0].dim[x->shape.rank - 1] = w->shape.dim[0];
     return MPT_OK;

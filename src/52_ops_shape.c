@@ -90,8 +90,7 @@ static mpt_status mpt__reshape_shape(mpt__frame *frame) {
     }
     if (unknowns > 0 || known != numel || mpt__shape_numel(&shape) != numel)
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "%S has %lld elements and cannot become %S", &x->shape, (long long)numel,
-                          &asked);
+                          "%S has %lld elements and cannot become %S", &x->shape, numel, &asked);
     frame->out_shape[0] = shape;
     frame->is_view = mpt__reshape_strides(x, &shape, frame->view_stride);
     frame->view_offset = x->offset;
@@ -160,7 +159,7 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
     if (dim < 0) return frame->context->base.status;
     if (index[3] < 1)
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "step %lld: expected 1 or more",
-                          (long long)index[3]);
+                          index[3]);
     int64_t size = x->shape.dim[dim], bound[2];
     for (int i = 0; i < 2; i++) {
         bound[i] = index[i + 1] < 0 ? index[i + 1] + size : index[i + 1];

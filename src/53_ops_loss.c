@@ -37,7 +37,7 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
     if (w && (w->shape.rank != 1 || w->shape.dim[0] != classes || w->dtype != frame->out_dtype[0]))
         return mpt__error(context, MPT_ERROR_SHAPE, "weight %s %S: expected %s [%lld]",
                           mpt_dtype_name((mpt_dtype)w->dtype), &w->shape,
-                          mpt_dtype_name(frame->out_dtype[0]), (long long)classes);
+                          mpt_dtype_name(frame->out_dtype[0]), classes);
     if (!(frame->attributes->imm[0] >= 0.0 && frame->attributes->imm[0] <= 1.0))
         return mpt__error(context, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
                           frame->attributes->imm[0]);

@@ -399,8 +399,8 @@ static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_
     mpt__module *module = mpt__layer_new(context, call, MPT__LAYER_linear);
     if (!module) return mpt__module_handle(context, NULL);
     if (in < 1 || out < 1)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more",
-                   (long long)in, (long long)out);
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more", in,
+                   out);
     mpt__layer_parameter(context, module, "weight", MPT_SHAPE(out, in), in);
     if (bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), in);
     return mpt__layer_made(context, module);

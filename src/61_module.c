@@ -214,8 +214,7 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
         mpt__error(context, MPT_ERROR_NUMERIC,
                    "parameter %s: element %lld is %g, beyond the largest %s, %g; scale the "
                    "weights down, use MPT_BF16, or train with autocast instead",
-                   parameter->path, (long long)i, (double)values[i], mpt_dtype_name(dtype),
-                   (double)limit);
+                   parameter->path, i, (double)values[i], mpt_dtype_name(dtype), (double)limit);
         break;
     }
     mpt__host_free(context, values, bytes);
@@ -301,7 +300,7 @@ static void mpt__summary_parameter(mpt_context *context, mpt__summary *summary,
     int64_t numel = mpt__shape_numel(&row->shape);
     mpt__format_text(name, sizeof name, "  %s", row->name);
     mpt__format_text(shape, sizeof shape, "%S", &row->shape);
-    mpt__format_text(number, sizeof number, "%lld", (long long)numel);
+    mpt__format_text(number, sizeof number, "%lld", numel);
     mpt__summary_line(&summary->out, name, mpt_dtype_name(dtype), shape, number);
     summary->parameters += numel;
     summary->bytes += numel * mpt__dtype_info[dtype].bytes;
@@ -320,8 +319,8 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
         for (int64_t i = 0; i < found->parameter_count; i++)
             mpt__summary_parameter(module.context, &summary, &found->parameters[i]);
     }
-    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes\n",
-                    (long long)summary.parameters, (long long)summary.bytes);
+    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes\n", summary.parameters,
+                    summary.bytes);
     return summary.out.length;
 }
 
@@ -359,8 +358,7 @@ MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source
     int64_t there = mpt__module_parameters(from, source, NULL, NULL, 0);
     if (here != there)
         return mpt__error(to, MPT_ERROR_SHAPE,
-                          "the source has %lld parameters, the destination %lld", (long long)there,
-                          (long long)here);
+                          "the source has %lld parameters, the destination %lld", there, here);
     const mpt__parameter *a, *b;
     mpt__walk walk_a, walk_b;
     mpt__walk_begin(&walk_a, to, target);

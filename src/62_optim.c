@@ -418,8 +418,8 @@ static bool mpt__check_number(mpt_context *context, const char *name, double val
 
 static bool mpt__check_count(mpt_context *context, const char *name, int64_t value, int least) {
     if (value >= least) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name,
-                       (long long)value, least);
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name, value,
+                       least);
 }
 
 static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay) {
@@ -552,7 +552,7 @@ static bool mpt__check_group(mpt_context *context, const mpt__optimizer *optimiz
                              int lowest) {
     if (group >= lowest && group < optimizer->group_count) return true;
     return mpt__reject(context, MPT_ERROR_ARGUMENT, "there is no group %d; the optimizer has %lld",
-                       group, (long long)optimizer->group_count);
+                       group, optimizer->group_count);
 }
 
 MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
@@ -905,8 +905,7 @@ static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
              "%s: none of the optimizer's %lld parameters has a gradient, so the step does "
              "nothing: %s%s; "
              "call mpt_backward first, on a loss that depends on them",
-             context->base.op, (long long)optimizer->item_count, names,
-             length >= sizeof names ? " .." : "");
+             context->base.op, optimizer->item_count, names, length >= sizeof names ? " .." : "");
 }
 
 /* One update of everything that has a gradient. Queued; nothing happens on the device while

@@ -331,7 +331,7 @@ static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) 
                          "the loss itself was NaN or infinite in the last %lld of them, which no "
                          "loss scale can cure; check the learning rate, the data, and logarithms, "
                          "divisions and exponentials in the model",
-                         (long long)scaler->lost_losses);
+                         scaler->lost_losses);
     else
         mpt__format_text(cause, sizeof cause,
                          "the loss was finite but gradients overflowed in backward (%s); check "
@@ -340,8 +340,8 @@ static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) 
     return mpt__error(
         context, MPT_ERROR_NUMERIC,
         "%lld steps in a row were skipped, the last at loss scale %g (floor %g): %s%s%s",
-        (long long)now->skipped_in_a_row, now->scale, scaler->config.min_scale, cause,
-        *report ? "; " : "", report);
+        now->skipped_in_a_row, now->scale, scaler->config.min_scale, cause, *report ? "; " : "",
+        report);
 }
 
 enum {
@@ -368,7 +368,7 @@ static void mpt__compare_windows(mpt_context *context, mpt__scaler *scaler) {
         &context->base, MPT_LOG_WARNING,
         "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): check "
         "learning rate or keep layer %s in fp32",
-        (long long)before, (long long)skipped, (long long)steps, now->scale, layer);
+        before, skipped, steps, now->scale, layer);
 }
 
 /* Reads the counters, which must be readable, and draws the conclusions. */

@@ -150,9 +150,9 @@ static void mpt__fit_put_fixed(mpt__text *line, double value, int decimals) {
         return;
     }
     int64_t scaled = (int64_t)(magnitude * (double)unit + 0.5);
-    mpt__format_text(places, sizeof places, "%lld", (long long)(unit + scaled % unit));
-    mpt__write_text(line, "%s%lld.%s", value < 0.0 && scaled > 0 ? "-" : "",
-                    (long long)(scaled / unit), places + 1);
+    mpt__format_text(places, sizeof places, "%lld", (unit + scaled % unit));
+    mpt__write_text(line, "%s%lld.%s", value < 0.0 && scaled > 0 ? "-" : "", (scaled / unit),
+                    places + 1);
 }
 
 /* 8 s, 1:05, 2:03:59. */
@@ -167,7 +167,7 @@ static void mpt__fit_put_time(mpt__text *line, double seconds) {
         mpt__write_text(line, "%d s", (int)s);
         return;
     }
-    if (hours) mpt__write_text(line, "%lld:%d", (long long)(s / 3600), (int)(s / 600 % 6));
+    if (hours) mpt__write_text(line, "%lld:%d", (s / 3600), (int)(s / 600 % 6));
     mpt__write_text(line, "%d:%d%d", (int)(s / 60 % (hours ? 10 : 60)), (int)(s / 10 % 6),
                     (int)(s % 10));
 }
@@ -181,13 +181,11 @@ static void mpt__fit_step_line(mpt__text *line, const mpt_progress *progress, bo
     mpt__write_text(line, "] ");
     for (int64_t power = 10; power <= progress->batches; power *= 10)
         if (progress->batch < power) mpt__write_text(line, " ");
-    mpt__write_text(line, "%lld/%lld loss ", (long long)progress->batch,
-                    (long long)progress->batches);
+    mpt__write_text(line, "%lld/%lld loss ", progress->batch, progress->batches);
     mpt__fit_put_fixed(line, progress->loss, 4);
-    mpt__write_text(line, " %lld steps/s", (long long)(progress->steps_per_second + 0.5));
+    mpt__write_text(line, " %lld steps/s", (int64_t)(progress->steps_per_second + 0.5));
     if (scaled)
-        mpt__write_text(line, " scale %.6g skipped %lld", progress->scale,
-                        (long long)progress->skipped_steps);
+        mpt__write_text(line, " scale %.6g skipped %lld", progress->scale, progress->skipped_steps);
     mpt__write_text(line, " ETA ");
     mpt__fit_put_time(line, progress->eta_seconds);
 }
