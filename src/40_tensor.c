@@ -393,6 +393,21 @@ static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     return backend->synchronous ? mpt__check_device(context) : context->base.status;
 }
 
+static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+    launch->imm[0] = value;
+    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
+    return mpt__submit(context, launch);
+}
+
+static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
+                                   const mpt__tensor *to, mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__operand_of(launch, 0, from, MPT__READ);
+    mpt__operand_of(launch, 1, to, access);
+    return mpt__submit(context, launch);
+}
+
 /* ==== Storages ==== */
 
 static void mpt__storage_retain(mpt_context *context, uint32_t storage) {
@@ -636,18 +651,35 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, mpt
     return tensor;
 }
 
-/* A new tensor on a storage (retained): contiguous strides unless `stride` is given. */
-static mpt__tensor *mpt__tensor_on(mpt_context *context, uint32_t storage, mpt_dtype dtype,
-                                   const mpt_shape *shape, const int64_t *stride, int64_t offset) {
+/* A view, in no table, of elements of a storage in a row. */
+static mpt__tensor mpt__view_on(uint32_t storage, mpt_dtype dtype, const mpt_shape *shape,
+                                int64_t offset) {
+    mpt__tensor view;
+    view.storage = storage;
+    view.dtype = (uint8_t)dtype;
+    view.offset = offset;
+    view.shape = *shape;
+    mpt__shape_strides(shape, view.stride);
+    return view;
+}
+
+/* A new tensor that shows what `view` does, which may be in no table; outside all scopes. */
+static mpt__tensor *mpt__tensor_outside(mpt_context *context, const mpt__tensor *view, int flags) {
     mpt__tensor *tensor = mpt__tensor_next(context);
     if (!tensor) return NULL;
-    mpt__storage_retain(context, storage);
-    mpt__tensor_over(context, tensor, storage, dtype, shape, offset);
-    if (stride)
-        mpt__copy_dims(tensor->stride, stride, shape->rank);
-    else
-        mpt__shape_strides(shape, tensor->stride);
-    return mpt__scoped_tensor(context, tensor);
+    mpt__storage_retain(context, view->storage);
+    mpt__tensor_over(context, tensor, view->storage, (mpt_dtype)view->dtype, &view->shape,
+                     view->offset);
+    mpt__copy_dims(tensor->stride, view->stride, view->shape.rank);
+    tensor->flags = (uint8_t)flags;
+    return tensor;
+}
+
+/* The same, in the current scope and mode. */
+static mpt__tensor *mpt__tensor_alias(mpt_context *context, const mpt__tensor *view) {
+    int flags = context->inference_depth ? MPT__INFERENCE : 0;
+    mpt__tensor *tensor = mpt__tensor_outside(context, view, flags);
+    return tensor ? mpt__scoped_tensor(context, tensor) : NULL;
 }
 
 /* Bytes and contiguous strides of a new tensor; -1 with an error recorded if the shape makes no
@@ -693,9 +725,6 @@ static mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype, const
     mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, shape, kind);
     return tensor ? mpt__scoped_tensor(context, tensor) : NULL;
 }
-
-/* Outlives the scopes that are open. */
-static void mpt__tensor_keep(mpt__tensor *tensor) { tensor->flags |= MPT__KEPT; }
 
 /* Why a handle is not good, for the message. */
 static void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argument) {

@@ -219,8 +219,11 @@ static mpt__tensor *mpt__output_new(mpt__frame *frame) {
     if (!frame->is_view)
         return mpt__tensor_new(context, frame->out_dtype[0], &frame->out_shape[0],
                                MPT_MEMORY_ACTIVATION);
-    return mpt__tensor_on(context, in->storage, (mpt_dtype)in->dtype, &frame->out_shape[0],
-                          frame->view_stride, frame->view_offset);
+    mpt__tensor view = *in;
+    view.shape = frame->out_shape[0];
+    view.offset = frame->view_offset;
+    mpt__copy_dims(view.stride, frame->view_stride, view.shape.rank);
+    return mpt__tensor_alias(context, &view);
 }
 
 /* Runs an op of one output on in[] and gives the handle of that or the error null. `name` is the
@@ -286,18 +289,6 @@ static mpt__tensor *mpt__gradient_new(mpt_context *context, mpt_dtype dtype,
     return tensor;
 }
 
-/* Another tensor on the storage of `view`, which may be in no table; outside all scopes. */
-static mpt__tensor *mpt__gradient_alias(mpt_context *context, const mpt__tensor *view) {
-    mpt__tensor *tensor = mpt__tensor_next(context);
-    if (!tensor) return NULL;
-    mpt__storage_retain(context, view->storage);
-    mpt__tensor_over(context, tensor, view->storage, (mpt_dtype)view->dtype, &view->shape,
-                     view->offset);
-    mpt__copy_dims(tensor->stride, view->stride, view->shape.rank);
-    tensor->flags = MPT__KEPT | MPT__GRADIENT;
-    return tensor;
-}
-
 /* Ends the gradient that stands at a place, if there is one. */
 static void mpt__gradient_drop(mpt_context *context, mpt__tensor **at) {
     mpt__tensor *gradient = *at;
@@ -311,7 +302,8 @@ mpt__parameter_gradient_new(mpt_context *context, mpt__tensor *tensor, mpt__bloc
     mpt__tensor view = *tensor;
     view.storage = mpt__block_gradients(context, block);
     view.dtype = MPT_F32;
-    tensor->gradient = view.storage ? mpt__gradient_alias(context, &view) : NULL;
+    tensor->gradient =
+        view.storage ? mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT) : NULL;
     return tensor->gradient;
 }
 
@@ -334,14 +326,6 @@ static bool mpt__wants(const mpt__frame *frame, int i) {
 /* Where the gradient of a tensor that is no parameter is collected. */
 static mpt__tensor **mpt__gradient_place(mpt__tensor *input) {
     return input->record ? &input->record->grad[input->output] : &input->gradient;
-}
-
-static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
-                                   const mpt__tensor *to, mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-    mpt__operand_of(launch, 0, from, MPT__READ);
-    mpt__operand_of(launch, 1, to, access);
-    return mpt__submit(context, launch);
 }
 
 /* Whether nothing else reads a gradient, so that it may be changed in place. */
@@ -391,7 +375,7 @@ static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor
     if (input->record && input->dtype == view->dtype) {
         mpt__tensor **place = mpt__gradient_place(input);
         if (!*place) {
-            *place = mpt__gradient_alias(context, view);
+            *place = mpt__tensor_outside(context, view, MPT__KEPT | MPT__GRADIENT);
             return context->base.status;
         }
     }
@@ -620,8 +604,7 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
                                &context->blocks[context->parameters[leaf->parameter - 1].block]);
     const mpt__tensor *view = mpt__parameter_gradient(context, leaf);
     if (!view) return mpt__null(context);
-    return mpt__handle(context, mpt__tensor_on(context, view->storage, MPT_F32, &view->shape,
-                                               view->stride, view->offset));
+    return mpt__handle(context, mpt__tensor_alias(context, view));
 }
 
 MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {

@@ -94,26 +94,17 @@ static mpt_status mpt__decide_dtype(mpt__frame *frame) {
     bool region = low != MPT_F32;
     mpt_dtype result = MPT_F32;
     frame->compute = MPT_F32;
+    mpt__policy policy = frame->row->policy;
     mpt_status status = MPT_OK;
-    switch (frame->row->policy) {
-    case MPT__POLICY_ANY:
+    if (policy == MPT__POLICY_ANY)
         result = frame->in[0] ? (mpt_dtype)frame->in[0]->dtype : MPT_F32;
-        break;
-    case MPT__POLICY_INPUT:
-        status = mpt__common_dtype(frame, region, &result);
-        break;
-    case MPT__POLICY_LOW:
-        status = mpt__common_dtype(frame, region, &result);
-        if (region && result != MPT_F64) result = frame->compute = low;
-        break;
-    case MPT__POLICY_FP32:
-        status = mpt__common_dtype(frame, region, &result);
-        if (region && result != MPT_F64) result = MPT_F32;
-        break;
-    case MPT__POLICY_LOSS:
+    else if (policy == MPT__POLICY_LOSS)
         result = mpt__loss_dtype(frame);
-        break;
-    }
+    else
+        status = mpt__common_dtype(frame, region, &result);
+    bool casts = region && result != MPT_F64;
+    if (casts && policy == MPT__POLICY_FP32) result = MPT_F32;
+    if (casts && policy == MPT__POLICY_LOW) result = frame->compute = low;
     for (int i = 0; i < frame->n_out; i++) frame->out_dtype[i] = result;
     return status;
 }

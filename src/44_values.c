@@ -6,11 +6,6 @@
 
 #include "43_inspect.c"
 
-/* 51_ops_math.c */
-static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
-                                   const mpt__tensor *to, mpt__access access);
-static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b);
-
 /* ==== Making ==== */
 
 /* A tensor's handle once its values are in, the error null if that failed. */
@@ -25,10 +20,7 @@ static mpt_tensor mpt__filled(mpt_context *context, const char *call, mpt_dtype 
     if (!mpt__enter(context, call)) return mpt__null(context);
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
-    launch->imm[0] = value;
-    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
-    return mpt__tensor_done(context, tensor, mpt__submit(context, launch));
+    return mpt__tensor_done(context, tensor, mpt__launch_fill(context, tensor, value));
 }
 
 MPTRAIN_API mpt_tensor mpt_zeros(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
@@ -111,7 +103,8 @@ MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape
                            bytes, width);
     uint32_t storage = mpt__storage_wrap(context, data, bytes);
     if (!storage) return mpt__null(context);
-    mpt__tensor *tensor = mpt__tensor_on(context, storage, dtype, &shape, NULL, 0);
+    mpt__tensor view = mpt__view_on(storage, dtype, &shape, 0);
+    mpt__tensor *tensor = mpt__tensor_alias(context, &view);
     mpt__storage_release(context, storage);
     return mpt__handle(context, tensor);
 }
@@ -167,33 +160,12 @@ MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, cons
 
 /* ==== Lifetime of single tensors ==== */
 
-/* A new tensor on the same elements, without history. */
-static mpt__tensor *mpt__tensor_alias(mpt_context *context, const mpt__tensor *tensor) {
-    return mpt__tensor_on(context, tensor->storage, (mpt_dtype)tensor->dtype, &tensor->shape,
-                          tensor->stride, tensor->offset);
-}
-
-/* mpt__tensor_on, but outside all scopes and modes. */
-static mpt__tensor *mpt__tensor_outside(mpt_context *context, uint32_t storage, mpt_dtype dtype,
-                                        const mpt_shape *shape, const int64_t *stride,
-                                        int64_t offset) {
-    int depth = context->scope_depth, inference = context->inference_depth;
-    context->scope_depth = context->inference_depth = 0;
-    mpt__tensor *tensor = mpt__tensor_on(context, storage, dtype, shape, stride, offset);
-    context->scope_depth = depth;
-    context->inference_depth = inference;
-    if (tensor) tensor->flags = MPT__KEPT;
-    return tensor;
-}
-
 MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_keep", "tensor");
     if (!found) return mpt__null(context);
-    mpt__tensor *kept = mpt__tensor_outside(context, found->storage, (mpt_dtype)found->dtype,
-                                            &found->shape, found->stride, found->offset);
-    if (kept && context->inference_depth) kept->flags |= MPT__INFERENCE;
-    return mpt__handle(context, kept);
+    int flags = MPT__KEPT | (context->inference_depth ? MPT__INFERENCE : 0);
+    return mpt__handle(context, mpt__tensor_outside(context, found, flags));
 }
 
 MPTRAIN_API void mpt_release(mpt_tensor tensor) {

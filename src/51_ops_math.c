@@ -10,10 +10,7 @@
 
 /* A contiguous tensor under another shape. */
 static mpt__tensor mpt__viewed(const mpt__tensor *tensor, const mpt_shape *shape) {
-    mpt__tensor view = *tensor;
-    view.shape = *shape;
-    mpt__shape_strides(shape, view.stride);
-    return view;
+    return mpt__view_on(tensor->storage, (mpt_dtype)tensor->dtype, shape, tensor->offset);
 }
 
 /* The strides of `tensor` as if it had that shape. */

@@ -179,13 +179,6 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
     return MPT_OK;
 }
 
-static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
-    launch->imm[0] = value;
-    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
-    return mpt__submit(context, launch);
-}
-
 static mpt_status mpt__slice_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return frame->context->base.status;
     if (frame->access == MPT__WRITE && mpt__launch_fill(frame->context, frame->dx, 0.0) != MPT_OK)

@@ -593,10 +593,11 @@ static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
                                         const mpt_shape *shape) {
     mpt__parameter *parameter = &context->parameters[index];
     const mpt__block *block = &context->blocks[parameter->block];
-    mpt__tensor *tensor = mpt__tensor_outside(context, block->values, (mpt_dtype)block->dtype,
-                                              shape, NULL, parameter->offset);
+    mpt__tensor view =
+        mpt__view_on(block->values, (mpt_dtype)block->dtype, shape, parameter->offset);
+    mpt__tensor *tensor =
+        mpt__tensor_outside(context, &view, MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF);
     if (!tensor) return context->base.status;
-    tensor->flags = MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF;
     tensor->parameter = index + 1;
     parameter->tensor = tensor;
     return MPT_OK;

@@ -893,19 +893,18 @@ static mpt_status mpt__launch_updates(mpt_context *context, mpt__optimizer *opti
 /* A warning that names parameters without a gradient; once, until there is one again. */
 static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
     char names[200];
-    size_t length = 0;
+    mpt__text list = mpt__text_make(names, sizeof names);
     if (optimizer->warned_no_grad) return;
     optimizer->warned_no_grad = true;
-    names[0] = '\0';
-    for (int64_t i = 0; i < optimizer->item_count && length < sizeof names; i++) {
-        length += mpt__format_text(names + length, sizeof names - length, "%s%s", i ? ", " : "",
-                                   context->parameters[optimizer->items[i].parameter].path);
-    }
+    for (int64_t i = 0; i < optimizer->item_count && list.length < sizeof names; i++)
+        mpt__write_text(&list, "%s%s", i ? ", " : "",
+                        context->parameters[optimizer->items[i].parameter].path);
     mpt__log(&context->base, MPT_LOG_WARNING,
              "%s: none of the optimizer's %lld parameters has a gradient, so the step does "
              "nothing: %s%s; "
              "call mpt_backward first, on a loss that depends on them",
-             context->base.op, optimizer->item_count, names, length >= sizeof names ? " .." : "");
+             context->base.op, optimizer->item_count, names,
+             list.length >= sizeof names ? " .." : "");
 }
 
 /* One update of everything that has a gradient. Queued; nothing happens on the device while

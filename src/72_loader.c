@@ -232,11 +232,8 @@ static mpt_tensor mpt__batch_tensor(mpt_context *context, const mpt__loader *loa
     if (loader->staged && mpt__upload(context, slot->storage[part], 0, slot->memory[part],
                                       size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
         return mpt__null(context);
-    mpt__tensor *tensor = mpt__tensor_on(context, slot->storage[part], dtype, &shape, NULL, 0);
-    if (!tensor) return mpt__null(context);
-    mpt__tensor_keep(tensor);
-    tensor->flags &= (uint8_t)~MPT__INFERENCE; /* data, wherever it was asked for */
-    return mpt__handle(context, tensor);
+    mpt__tensor view = mpt__view_on(slot->storage[part], dtype, &shape, 0);
+    return mpt__handle(context, mpt__tensor_outside(context, &view, MPT__KEPT));
 }
 
 static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_batch *batch) {
