@@ -8,8 +8,6 @@
 
 #include "10_platform.h"
 
-/* ==== Contract ==== */
-
 /* One block of accounting per memory kind; `held` counts what the allocator gave, with pools. */
 typedef struct mpt__base {
     mpt_allocator allocator;
@@ -28,47 +26,6 @@ typedef struct mpt__base {
     int64_t step;    /* the current or last step */
     int64_t process; /* id of the process that made the context: fork is an error */
 } mpt__base;
-
-/* Fills what `config` leaves null with the built-in callbacks. A group is replaced as a whole: of
-   allocator and thread, some functions without the others are an error (in base->status); of io,
-   what is missing fails when called. The base must stay where it is. */
-static void mpt__base_init(mpt__base *base, const mpt_config *config);
-
-/* Memory. Returns zeroed memory aligned to 64 bytes, accounted under `kind`, or NULL with an error
-   recorded ("out of memory: asked for .., in use by kind .., try .."). Zero bytes give NULL without
-   an error. Release takes the same size and kind. */
-static void *mpt__allocate(mpt__base *base, size_t bytes, mpt_memory_kind kind);
-static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memory_kind kind);
-/* For pools, which take raw memory (not zeroed) and account for its use themselves. raw touches
-   only `held` and the call counters, and fails in silence, so that a pool can trim and try again;
-   what then is left to say mpt__fail_memory says. account adds (or, negative, takes) live bytes. */
-static void *mpt__allocate_raw(mpt__base *base, size_t bytes);
-static void mpt__release_raw(mpt__base *base, void *pointer, size_t bytes);
-static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes);
-static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind);
-/* "parameter", "master", ...: the words of every report. */
-static const char *mpt__memory_kind_text(mpt_memory_kind kind);
-/* A growing array, a pointer at `array`: makes room for `need` elements of `size` bytes; *capacity
-   counts elements. False with an error recorded when memory is out: the old array still stands. */
-static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t need, size_t size,
-                      mpt_memory_kind kind);
-
-/* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
-   `status`, also when an earlier error stays. The log hears the first one. */
-static mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *format, ...);
-static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, ...);
-/* The error of failed mpt_create calls, kept per thread where the compiler can. */
-static void mpt__set_create_error(const char *message);
-static const char *mpt__create_error(void);
-
-/* Why the last built-in file call of this thread failed ("no such file"), or words that say that
-   a callback of the user failed. For messages: "cannot open %s: %s". */
-static const char *mpt__io_reason(const mpt__base *base);
-/* A name for a new file in the directory of `path`, for io.commit, unlike any other of this or
-   another process. False if it does not fit. */
-static bool mpt__temporary_path(const mpt__base *base, const char *path, char *out, size_t size);
-/* An environment variable, NULL if unset; empty counts as unset. */
-static const char *mpt__environment(const char *name);
 
 /* Cores that this process may run on, at least 1. */
 static int mpt__core_count(void);
@@ -92,6 +49,8 @@ static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, .
     base->log.write(base->log.user, level, message);
 }
 
+/* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
+   `status`, also when an earlier error stays. The log hears the first one. */
 static mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *format, ...) {
     const size_t size = sizeof base->message;
     size_t length = 0;
@@ -114,6 +73,7 @@ static mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *form
 
 static MPT__THREAD_LOCAL char mpt__create_message[1024];
 
+/* The error of failed mpt_create calls, kept per thread where the compiler can. */
 static void mpt__set_create_error(const char *message) {
     mpt__format_text(mpt__create_message, sizeof mpt__create_message, "%s", message);
 }
@@ -149,53 +109,9 @@ static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {
     "parameter",  "master", "form",  "gradient",  "moment",
     "activation", "data",   "batch", "workspace", "host"};
 
+/* "parameter", "master", ...: the words of every report. */
 static const char *mpt__memory_kind_text(mpt_memory_kind kind) {
     return (unsigned)kind < MPT_MEMORY_KINDS ? mpt__memory_kinds[kind] : "unknown";
-}
-
-static void *mpt__allocate_raw(mpt__base *base, size_t bytes) {
-    void *pointer;
-    if (bytes == 0 || bytes > (size_t)(PTRDIFF_MAX - base->memory.held)) return NULL;
-    if (base->memory_limit > 0 && (int64_t)bytes > base->memory_limit - base->memory.held)
-        return NULL;
-    base->memory.allocations++;
-    pointer = base->allocator.allocate(base->allocator.user, bytes, MPT__ALIGNMENT);
-    if (pointer) base->memory.held += (int64_t)bytes;
-    return pointer;
-}
-
-static void mpt__release_raw(mpt__base *base, void *pointer, size_t bytes) {
-    if (!pointer) return;
-    base->memory.releases++;
-    base->memory.held -= (int64_t)bytes;
-    base->allocator.release(base->allocator.user, pointer, bytes, MPT__ALIGNMENT);
-}
-
-static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes) {
-    mpt_memory_stats *memory = &base->memory;
-    memory->current[kind] += bytes;
-    memory->total_current += bytes;
-    if (memory->peak[kind] < memory->current[kind]) memory->peak[kind] = memory->current[kind];
-    if (memory->total_peak < memory->total_current) memory->total_peak = memory->total_current;
-}
-
-static void *mpt__allocate(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
-    void *pointer;
-    if (bytes == 0) return NULL;
-    pointer = mpt__allocate_raw(base, bytes);
-    if (!pointer) {
-        mpt__fail_memory(base, bytes, kind);
-        return NULL;
-    }
-    memset(pointer, 0, bytes);
-    mpt__account(base, kind, (int64_t)bytes);
-    return pointer;
-}
-
-static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memory_kind kind) {
-    if (!pointer) return;
-    mpt__release_raw(base, pointer, bytes);
-    mpt__account(base, kind, -(int64_t)bytes);
 }
 
 /* Names the three kinds that hold most, with what is left to do about it. */
@@ -234,6 +150,60 @@ static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kin
                      mpt__memory_kind_text(kind), memory->held, memory->total_current, use);
 }
 
+/* For pools, which take raw memory (not zeroed) and account for its use themselves. raw touches
+   only `held` and the call counters, and fails in silence, so that a pool can trim and try again;
+   what then is left to say mpt__fail_memory says. account adds (or, negative, takes) live bytes. */
+static void *mpt__allocate_raw(mpt__base *base, size_t bytes) {
+    void *pointer;
+    if (bytes == 0 || bytes > (size_t)(PTRDIFF_MAX - base->memory.held)) return NULL;
+    if (base->memory_limit > 0 && (int64_t)bytes > base->memory_limit - base->memory.held)
+        return NULL;
+    base->memory.allocations++;
+    pointer = base->allocator.allocate(base->allocator.user, bytes, MPT__ALIGNMENT);
+    if (pointer) base->memory.held += (int64_t)bytes;
+    return pointer;
+}
+
+static void mpt__release_raw(mpt__base *base, void *pointer, size_t bytes) {
+    if (!pointer) return;
+    base->memory.releases++;
+    base->memory.held -= (int64_t)bytes;
+    base->allocator.release(base->allocator.user, pointer, bytes, MPT__ALIGNMENT);
+}
+
+static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes) {
+    mpt_memory_stats *memory = &base->memory;
+    memory->current[kind] += bytes;
+    memory->total_current += bytes;
+    if (bytes < 0) return;
+    if (memory->peak[kind] < memory->current[kind]) memory->peak[kind] = memory->current[kind];
+    if (memory->total_peak < memory->total_current) memory->total_peak = memory->total_current;
+}
+
+/* Memory. Returns zeroed memory aligned to 64 bytes, accounted under `kind`, or NULL with an error
+   recorded ("out of memory: asked for .., in use by kind .., try .."). Zero bytes give NULL without
+   an error. Release takes the same size and kind. */
+static void *mpt__allocate(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
+    void *pointer;
+    if (bytes == 0) return NULL;
+    pointer = mpt__allocate_raw(base, bytes);
+    if (!pointer) {
+        mpt__fail_memory(base, bytes, kind);
+        return NULL;
+    }
+    memset(pointer, 0, bytes);
+    mpt__account(base, kind, (int64_t)bytes);
+    return pointer;
+}
+
+static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memory_kind kind) {
+    if (!pointer) return;
+    mpt__release_raw(base, pointer, bytes);
+    mpt__account(base, kind, -(int64_t)bytes);
+}
+
+/* A growing array, a pointer at `array`: makes room for `need` elements of `size` bytes; *capacity
+   counts elements. False with an error recorded when memory is out: the old array still stands. */
 static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t need, size_t size,
                       mpt_memory_kind kind) {
     const int64_t most = (int64_t)((size_t)PTRDIFF_MAX / size);
@@ -257,6 +227,7 @@ static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t n
 
 /* ==== The system: process, cores, environment ==== */
 
+/* An environment variable, NULL if unset; empty counts as unset. */
 static const char *mpt__environment(const char *name) {
     const char *value = getenv(name);
     return value && *value ? value : NULL;
@@ -351,24 +322,18 @@ static double mpt__system_now(void *user) {
 
 /* ==== Files ==== */
 
+#if !defined(MPT__NO_FILES)
+
 #define MPT__IO_CHUNK ((size_t)1 << 30) /* no system takes more than 2 GiB in one call */
 
 /* What the last failing built-in call of this thread met: an errno or a Windows error; 0 = none. */
 static MPT__THREAD_LOCAL int mpt__io_error;
 
-typedef struct mpt__io_error_row {
+static const struct {
     int code;
     const char *text;
-} mpt__io_error_row;
-
-#if defined(MPT__NO_FILES)
-
-static const mpt__io_error_row mpt__io_errors[] = {
-    {1, "this build has no files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO): set config.io"}};
-
-#elif defined(_WIN32)
-
-static const mpt__io_error_row mpt__io_errors[] = {
+} mpt__io_errors[] = {
+#if defined(_WIN32)
     {ERROR_FILE_NOT_FOUND, "no such file"},
     {ERROR_PATH_NOT_FOUND, "no such directory"},
     {ERROR_ACCESS_DENIED, "access denied, or a directory"},
@@ -377,7 +342,25 @@ static const mpt__io_error_row mpt__io_errors[] = {
     {ERROR_HANDLE_DISK_FULL, "the disk is full"},
     {ERROR_INVALID_NAME, "not a valid file name"},
     {ERROR_NO_UNICODE_TRANSLATION, "the path is not UTF-8"},
-    {ERROR_FILENAME_EXCED_RANGE, "the path is too long"}};
+    {ERROR_FILENAME_EXCED_RANGE, "the path is too long"},
+#else
+    {ENOENT, "no such file or directory"},
+    {EACCES, "permission denied"},
+    {EPERM, "operation not permitted"},
+    {EISDIR, "is a directory"},
+    {ENOTDIR, "a part of the path is not a directory"},
+    {ENOSPC, "no space left on the device"},
+    {EDQUOT, "the disk quota is used up"},
+    {EROFS, "the file system is read-only"},
+    {ENAMETOOLONG, "the name is too long"},
+    {EMFILE, "too many open files"},
+    {EFBIG, "the file would get too large"},
+    {EIO, "input or output error"},
+    {ENOMEM, "out of memory"},
+#endif
+};
+
+#if defined(_WIN32)
 
 /* The path as UTF-16, with the prefix that lifts the old limit of 260 where it is needed. */
 enum { MPT__WIDE_PATH = 4096 };
@@ -476,21 +459,6 @@ static bool mpt__file_remove(void *user, const char *path) {
 }
 
 #else
-
-static const mpt__io_error_row mpt__io_errors[] = {
-    {ENOENT, "no such file or directory"},
-    {EACCES, "permission denied"},
-    {EPERM, "operation not permitted"},
-    {EISDIR, "is a directory"},
-    {ENOTDIR, "a part of the path is not a directory"},
-    {ENOSPC, "no space left on the device"},
-    {EDQUOT, "the disk quota is used up"},
-    {EROFS, "the file system is read-only"},
-    {ENAMETOOLONG, "the name is too long"},
-    {EMFILE, "too many open files"},
-    {EFBIG, "the file would get too large"},
-    {EIO, "input or output error"},
-    {ENOMEM, "out of memory"}};
 
 /* Offsets of 64 bits, also where the user's build left off_t at 32. */
 #if defined(__GLIBC__) && !defined(__LP64__) && !defined(__USE_FILE_OFFSET64)
@@ -637,7 +605,6 @@ static bool mpt__file_remove(void *user, const char *path) {
 
 #endif
 
-#if !defined(MPT__NO_FILES)
 static size_t mpt__file_read(void *user, void *file, void *buffer, size_t bytes) {
     (void)user;
     return mpt__file_move(file, (char *)buffer, bytes, false);
@@ -647,78 +614,42 @@ static size_t mpt__file_write(void *user, void *file, const void *buffer, size_t
     (void)user;
     return mpt__file_move(file, (char *)(uintptr_t)buffer, bytes, true);
 }
+
 #endif
 
-/* What refuses: files of a build without them, and what a user's io leaves out. */
-static void *mpt__no_open(void *user, const char *path, char mode) {
-    (void)user, (void)path, (void)mode;
-    mpt__io_error = 1;
-    return NULL;
-}
-static size_t mpt__no_read(void *user, void *file, void *buffer, size_t bytes) {
-    (void)user, (void)file, (void)buffer, (void)bytes;
-    return 0;
-}
-static size_t mpt__no_write(void *user, void *file, const void *buffer, size_t bytes) {
-    (void)user, (void)file, (void)buffer, (void)bytes;
-    return 0;
-}
-static bool mpt__no_seek(void *user, void *file, int64_t position) {
-    (void)user, (void)file, (void)position;
-    return false;
-}
-static int64_t mpt__no_size(void *user, void *file) {
-    (void)user, (void)file;
-    return -1;
-}
-static bool mpt__no_flush(void *user, void *file) {
-    (void)user, (void)file;
-    return false;
-}
-static bool mpt__no_commit(void *user, const char *temporary, const char *path) {
-    (void)user, (void)temporary, (void)path;
-    mpt__io_error = 1;
-    return false;
-}
-static bool mpt__no_remove(void *user, const char *path) {
-    (void)user, (void)path;
-    return false;
-}
-
+/* All of them or none: a user's io is taken as it is. */
 static void mpt__io_init(mpt_io *io) {
-    if (!io->open && !io->read && !io->write && !io->seek && !io->size && !io->flush &&
-        !io->close && !io->commit && !io->remove) {
-#if !defined(MPT__NO_FILES)
-        io->open = mpt__file_open, io->read = mpt__file_read, io->write = mpt__file_write;
-        io->seek = mpt__file_seek, io->size = mpt__file_size, io->flush = mpt__file_flush;
-        io->close = mpt__file_close, io->commit = mpt__file_commit;
-        io->remove = mpt__file_remove;
+#if defined(MPT__NO_FILES)
+    (void)io;
+#else
+    if (io->open || io->read || io->write || io->seek || io->size || io->flush || io->close ||
+        io->commit || io->remove)
+        return;
+    io->open = mpt__file_open, io->read = mpt__file_read, io->write = mpt__file_write;
+    io->seek = mpt__file_seek, io->size = mpt__file_size, io->flush = mpt__file_flush;
+    io->close = mpt__file_close, io->commit = mpt__file_commit, io->remove = mpt__file_remove;
 #endif
-    }
-    if (!io->open) io->open = mpt__no_open;
-    if (!io->read) io->read = mpt__no_read;
-    if (!io->write) io->write = mpt__no_write;
-    if (!io->seek) io->seek = mpt__no_seek;
-    if (!io->size) io->size = mpt__no_size;
-    if (!io->flush) io->flush = mpt__no_flush;
-    if (!io->close) io->close = mpt__no_flush;
-    if (!io->commit) io->commit = mpt__no_commit;
-    if (!io->remove) io->remove = mpt__no_remove;
 }
 
+/* Why the last built-in file call of this thread failed ("no such file"), or words that say that
+   a callback of the user failed. For messages: "cannot open %s: %s". */
 static const char *mpt__io_reason(const mpt__base *base) {
 #if defined(MPT__NO_FILES)
-    const bool built_in = base->io.open == mpt__no_open;
+    if (!base->io.open)
+        return "this build has no files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO): set config.io";
 #else
-    const bool built_in = base->io.open == mpt__file_open;
-#endif
     const size_t rows = sizeof mpt__io_errors / sizeof mpt__io_errors[0];
-    if (!built_in) return "a callback of config.io failed";
-    for (size_t i = 0; i < rows; i++)
-        if (mpt__io_errors[i].code == mpt__io_error) return mpt__io_errors[i].text;
-    return "the system refused";
+    if (base->io.open == mpt__file_open) {
+        for (size_t i = 0; i < rows; i++)
+            if (mpt__io_errors[i].code == mpt__io_error) return mpt__io_errors[i].text;
+        return "the system refused";
+    }
+#endif
+    return "a callback of config.io failed";
 }
 
+/* A name for a new file in the directory of `path`, for io.commit, unlike any other of this or
+   another process. False if it does not fit. */
 static bool mpt__temporary_path(const mpt__base *base, const char *path, char *out, size_t size) {
     static int32_t counter;
     const int32_t number = mpt__atomic_add32(&counter, 1);
@@ -822,15 +753,18 @@ static int mpt__thread_join(void *user, void *thread) {
     return 0;
 }
 
-static int mpt__mutex_create(void *user, void **mutex) {
-    mpt__sync_object *made = mpt__sync_new(user);
-    return mpt__sync_made(user, made, made && MPT__MUTEX_INIT(&made->is.mutex), mutex);
-}
-
-static void mpt__mutex_destroy(void *user, void *mutex) {
-    MPT__MUTEX_END(&mpt__sync(mutex)->is.mutex);
-    mpt__sync_free(user, mutex);
-}
+#define MPT__DEFINE_SYNC(kind, KIND)                                                        \
+    static int mpt__##kind##_create(void *user, void **out) {                               \
+        mpt__sync_object *made = mpt__sync_new(user);                                       \
+        return mpt__sync_made(user, made, made && MPT__##KIND##_INIT(&made->is.kind), out); \
+    }                                                                                       \
+    static void mpt__##kind##_destroy(void *user, void *object) {                           \
+        MPT__##KIND##_END(&mpt__sync(object)->is.kind);                                     \
+        mpt__sync_free(user, object);                                                       \
+    }
+MPT__DEFINE_SYNC(mutex, MUTEX)
+MPT__DEFINE_SYNC(condition, CONDITION)
+#undef MPT__DEFINE_SYNC
 
 static void mpt__mutex_lock(void *user, void *mutex) {
     (void)user;
@@ -840,16 +774,6 @@ static void mpt__mutex_lock(void *user, void *mutex) {
 static void mpt__mutex_unlock(void *user, void *mutex) {
     (void)user;
     MPT__MUTEX_UNLOCK(&mpt__sync(mutex)->is.mutex);
-}
-
-static int mpt__condition_create(void *user, void **condition) {
-    mpt__sync_object *made = mpt__sync_new(user);
-    return mpt__sync_made(user, made, made && MPT__CONDITION_INIT(&made->is.condition), condition);
-}
-
-static void mpt__condition_destroy(void *user, void *condition) {
-    MPT__CONDITION_END(&mpt__sync(condition)->is.condition);
-    mpt__sync_free(user, condition);
 }
 
 static void mpt__condition_wait(void *user, void *condition, void *mutex) {
@@ -883,6 +807,9 @@ static int mpt__count_threads(const mpt_threads *t) {
            !!t->condition_wait + !!t->condition_broadcast;
 }
 
+/* Fills what `config` leaves null with the built-in callbacks. A group is replaced as a whole: of
+   allocator and thread, some functions without the others are an error (in base->status); those
+   of io may be NULL: what needs them fails. The base must stay where it is. */
 static void mpt__base_init(mpt__base *base, const mpt_config *config) {
     int threads = 0, allocator = 0;
     memset(base, 0, sizeof *base);

@@ -48,18 +48,17 @@ typedef struct mpt__tensor {
     uint32_t generation;
     uint32_t slot;
     uint32_t storage;
-    int32_t handle;           /* 1 while a handle may name it */
-    uint32_t storage_version; /* at the time it was saved for backward */
-    int32_t saves;            /* references that need the storage */
-    uint32_t record;          /* producer in the tape + 1; 0 = none */
-    int32_t nodes;            /* references by records, as graph node */
-    uint32_t parameter;       /* index in context->parameters + 1; 0 = none */
-    uint32_t gradient;        /* leaf: slot of its gradient (a parameter's: a view), 0 = none */
-    uint32_t next_free;
-    uint8_t dtype, rank, flags, output; /* output: index among its record's outputs */
+    int32_t handle;               /* 1 while a handle may name it */
+    uint32_t parameter;           /* index in context->parameters + 1; 0 = none */
+    int32_t saves;                /* references that need the storage */
+    uint8_t dtype, flags, output; /* output: index among its record's outputs */
+    int32_t nodes;                /* references by records, as graph node */
+    struct mpt__record *record;   /* producer in the tape; NULL = none */
+    struct mpt__tensor *gradient; /* of a leaf (a parameter's: a view); NULL = none */
+    struct mpt__tensor *next_free;
     int64_t born, born_before; /* step numbers of this and the last occupant, for messages */
     int64_t offset;            /* elements */
-    int64_t shape[MPT_MAX_RANK];
+    mpt_shape shape;
     int64_t stride[MPT_MAX_RANK];
 } mpt__tensor;
 
@@ -81,8 +80,8 @@ typedef struct mpt__block {
 } mpt__block;
 
 typedef struct mpt__parameter {
-    char *path;            /* "0.weight", owned by the tree */
-    uint32_t tensor;       /* slot */
+    char *path; /* "0.weight", owned by the tree */
+    mpt__tensor *tensor;
     uint32_t block;        /* index in context->blocks */
     uint32_t module;       /* slot of the module that holds it */
     uint32_t optimizer;    /* slot of the optimizer that owns it, 0 = none */
@@ -105,23 +104,23 @@ typedef struct mpt__attributes {
     uint8_t required; /* inputs that cannot be left out */
 } mpt__attributes;
 
-/* One op call. References: outputs' slots hold the record, the record holds its inputs' slots. */
+/* One op call. References: outputs hold the record, the record holds its inputs. */
 typedef struct mpt__record {
     uint16_t op; /* mpt__op_id */
     uint8_t n_in, n_out, n_saved;
-    uint8_t live, done;    /* done: backward has used it up */
-    uint8_t compute_dtype; /* what the policy decided in forward */
-    uint32_t references;   /* outputs alive */
-    uint32_t next_free;
-    uint32_t mark;                  /* of the last walk that saw it */
-    uint8_t cursor;                 /* next input of that walk */
-    uint32_t path;                  /* index of the module path in context->paths */
-    uint32_t in[MPT__MAX_INPUTS];   /* tensor slots; 0 = absent */
-    uint32_t out[MPT__MAX_OUTPUTS]; /* tensor slots; 0 once it is gone */
-    uint32_t saved[MPT__MAX_SAVED]; /* tensor slots with a save reference */
-    uint32_t saved_version[MPT__MAX_SAVED];
-    uint32_t grad[MPT__MAX_OUTPUTS]; /* tensor slots, during backward */
+    uint8_t live, done;       /* done: backward has used it up */
+    uint8_t compute_dtype;    /* what the policy decided in forward */
+    uint32_t number;          /* index in context->records */
+    uint32_t references;      /* outputs alive */
+    struct mpt__record *next; /* in a list of free or dying ones, or of a walk */
+    uint32_t mark;            /* of the last walk that saw it */
+    uint8_t cursor;           /* next input of that walk */
+    uint32_t path;            /* index of the module path in context->paths */
     int64_t step;
+    mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL = absent */
+    mpt__tensor *saved[MPT__MAX_SAVED]; /* with a save reference */
+    uint32_t saved_version[MPT__MAX_SAVED];
+    mpt__tensor *grad[MPT__MAX_OUTPUTS]; /* during backward */
     mpt__attributes attributes;
 } mpt__record;
 
@@ -142,6 +141,7 @@ typedef enum mpt__object_kind {
 
 typedef struct mpt__object {
     void *object; /* NULL: free */
+    size_t bytes; /* what goes back to the allocator with the row */
     uint32_t generation;
     uint32_t next_free;
 } mpt__object;
@@ -157,6 +157,7 @@ typedef struct mpt__object_table {
 
 #define MPT__SIZE_CLASSES 288
 #define MPT__TENSOR_CHUNK 256
+#define MPT__RECORD_CHUNK 32
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
 #define MPT__MAX_HOOKS 4
 
@@ -169,6 +170,17 @@ typedef struct mpt__hook {
     void (*after)(mpt_context *context, void *user, const mpt__launch *launch);
     void *user;
 } mpt__hook;
+
+typedef struct mpt__printer {
+    void (*write)(void *user, const char *line);
+    void *user;
+} mpt__printer;
+
+typedef struct mpt__tracer {
+    bool found;
+    bool on; /* asked for by the user, else by a scaler for one step */
+    char report[512];
+} mpt__tracer;
 
 typedef struct mpt__metric {
     char name[48];
@@ -200,20 +212,18 @@ struct mpt_context {
 
     mpt__tensor **tensors; /* by slot; every MPT__TENSOR_CHUNK of them are one allocation */
     int64_t tensor_count, tensor_capacity;
-    uint32_t free_tensor;
+    mpt__tensor *free_tensor;
 
     mpt__parameter *parameters;
     int64_t parameter_count, parameter_capacity;
     mpt__block *blocks;
     int64_t block_count, block_capacity;
 
-    mpt__record *records; /* index 0 is never used */
+    mpt__record **records; /* as tensors: every MPT__RECORD_CHUNK of them are one allocation */
     int64_t record_count, record_capacity;
-    uint32_t free_record, dying_record;
+    mpt__record *free_record, *dying_record;
     bool releasing_records;
     uint32_t walk_mark;
-    uint32_t *walk; /* scratch of backward */
-    int64_t walk_capacity;
 
     mpt__scoped *scoped; /* tensors made in open scopes, in order */
     int64_t scoped_count, scoped_capacity;
@@ -244,12 +254,12 @@ struct mpt_context {
     int launch_op;
     mpt__hook hooks[MPT__MAX_HOOKS];
     int hook_count;
-    struct mpt__recorder *recorder; /* 43_inspect.c */
-    bool capturing;                 /* what is recorded is to run without the host .. */
-    bool unrecorded;                /* .. but for this, which the host does each time */
-    int64_t host_writes;            /* uploads so far */
-    struct mpt__tracer *tracer;
-    struct mpt__printer *printer;
+    struct mpt__recording *recorder; /* 43_inspect.c */
+    bool capturing;                  /* what is recorded is to run without the host .. */
+    bool unrecorded;                 /* .. but for this, which the host does each time */
+    int64_t host_writes;             /* uploads so far */
+    mpt__tracer tracer;
+    mpt__printer printer;
     mpt_counters counters;
     mpt__metric metrics[16];
     int metric_count;
@@ -260,15 +270,20 @@ struct mpt_context {
 /* ==== Called from below the room that defines it ==== */
 
 #define mpt__error(context, ...) mpt__fail(&(context)->base, __VA_ARGS__)
+/* The same as what a check or a call returns: false, the error null, a status. */
+#define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
+#define mpt__refuse(context, ...) ((void)mpt__error(context, __VA_ARGS__), mpt__null(context))
+/* For what is wrong before an op is applied: begins the public call that is refused. */
+#define mpt__misuse(context, call, ...) \
+    (mpt__enter(context, call) ? (void)mpt__error(context, __VA_ARGS__) : (void)0)
 
 struct mpt__frame;
-struct mpt__op_row;
 /* 40_tensor.c: ends a tensor's handle. */
 static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor);
 /* 41_autograd.c: one output of a record is gone: without outputs it lets go of its inputs. */
-static void mpt__record_release(mpt_context *context, uint32_t record);
-/* 42_autocast.c: sets the compute and result dtypes of a call by the policy of its row. */
-static mpt_status mpt__decide_dtype(struct mpt__frame *frame, const struct mpt__op_row *row);
+static void mpt__record_release(mpt_context *context, mpt__record *record);
+/* 42_autocast.c: sets the compute and result dtypes of a call by its policy. */
+static mpt_status mpt__decide_dtype(struct mpt__frame *frame);
 /* 43_inspect.c: a storage that a recording names was given back: its id stays reserved until the
    recording ends. */
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage);

@@ -22,9 +22,9 @@ static bool mpt__enter(mpt_context *context, const char *op) {
 static bool mpt__enter_checked(mpt_context *context, const char *op) {
     if (!mpt__enter(context, op)) return false;
     if (context->base.process == mpt__process_id()) return true;
-    mpt__error(context, MPT_ERROR_THREAD,
-               "this context was made before fork; make a new one in the child with mpt_create");
-    return false;
+    return mpt__reject(
+        context, MPT_ERROR_THREAD,
+        "this context was made before fork; make a new one in the child with mpt_create");
 }
 
 /* The status of a call whose context may be NULL. */
@@ -58,6 +58,10 @@ static void *mpt__host_array(mpt_context *context, int64_t count, size_t size) {
 static void mpt__host_free(mpt_context *context, void *pointer, size_t bytes) {
     if (pointer) mpt__release(&context->base, pointer, bytes, MPT_MEMORY_HOST);
 }
+
+/* An array that mpt__room grew. */
+#define mpt__room_free(context, array, capacity) \
+    mpt__host_free(context, array, (size_t)(capacity) * sizeof *(array))
 
 static char *mpt__host_text(mpt_context *context, const char *text) {
     size_t bytes = strlen(text) + 1;
@@ -274,9 +278,14 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_begin(mpt__launch *launch, i
 /* Copies at least `rank` of the MPT_MAX_RANK dimensions that both have room for. The first two one
    by one: a vector load of what scalar stores have just written waits for them. */
 static MPT__FORCE_INLINE void mpt__copy_dims(int64_t *to, const int64_t *from, int rank) {
-    if (rank > 0) to[0] = from[0];
-    if (rank > 1) to[1] = from[1];
+    to[0] = from[0];
+    to[1] = from[1];
     if (rank > 2) memcpy(to + 2, from + 2, (MPT_MAX_RANK - 2) * sizeof *to);
+}
+
+static MPT__FORCE_INLINE void mpt__shape_copy(mpt_shape *to, const mpt_shape *from) {
+    to->rank = from->rank;
+    mpt__copy_dims(to->dim, from->dim, from->rank);
 }
 
 /* An operand on a tensor, of a rank of its own; its dimensions are still to be set. */
@@ -293,9 +302,10 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, 
 /* Describes a tensor; shape and strides may be changed afterwards. */
 static MPT__FORCE_INLINE mpt__operand *
 mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
-    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, tensor->rank, access);
-    mpt__copy_dims(operand->shape, tensor->shape, tensor->rank);
-    mpt__copy_dims(operand->stride, tensor->stride, tensor->rank);
+    mpt__operand *operand =
+        mpt__operand_ranked(launch, position, tensor, tensor->shape.rank, access);
+    mpt__copy_dims(operand->shape, tensor->shape.dim, tensor->shape.rank);
+    mpt__copy_dims(operand->stride, tensor->stride, tensor->shape.rank);
     return operand;
 }
 
@@ -319,8 +329,7 @@ static mpt_status mpt__check_device(mpt_context *context) {
     return mpt__error(context, (mpt_status)scalars[MPT__SLOT_ERROR].i,
                       "target of sample %lld is not a class number of the input's [N, C] (launch "
                       "%lld); check the labels, or name them with ignore_index",
-                      (long long)scalars[MPT__SLOT_ERROR_INDEX].i,
-                      (long long)scalars[MPT__SLOT_ERROR_LAUNCH].i);
+                      scalars[MPT__SLOT_ERROR_INDEX].i, scalars[MPT__SLOT_ERROR_LAUNCH].i);
 }
 
 /* For config.debug: every element that an operand names lies in its storage. */
@@ -343,8 +352,7 @@ static MPT__NOINLINE mpt_status mpt__check_operands(mpt_context *context,
         return mpt__error(context, MPT_ERROR_DEVICE,
                           "launch %lld (kernel %d): operand %d reaches element %lld of a storage "
                           "of %lld bytes; this is a defect of mptrain",
-                          (long long)launch->number, (int)launch->kernel, i, (long long)last,
-                          (long long)storage->bytes);
+                          launch->number, (int)launch->kernel, i, last, storage->bytes);
     }
     return MPT_OK;
 }
@@ -387,6 +395,21 @@ static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
     if (context->hook_count > 0) mpt__launch_hooks(context, launch);
     return backend->synchronous ? mpt__check_device(context) : context->base.status;
+}
+
+static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+    launch->imm[0] = value;
+    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
+    return mpt__submit(context, launch);
+}
+
+static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
+                                   const mpt__tensor *to, mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__operand_of(launch, 0, from, MPT__READ);
+    mpt__operand_of(launch, 1, to, access);
+    return mpt__submit(context, launch);
 }
 
 /* ==== Storages ==== */
@@ -549,7 +572,7 @@ static MPT__NOINLINE bool mpt__slots_grow(mpt_context *context) {
         chunk[i].slot = (uint32_t)(first + i);
         chunk[i].generation = 1;
         chunk[i].next_free = context->free_tensor;
-        if (chunk[i].slot) context->free_tensor = chunk[i].slot; /* slot 0 means none */
+        if (chunk[i].slot) context->free_tensor = &chunk[i]; /* slot 0 means none */
     }
     return true;
 }
@@ -560,8 +583,8 @@ static MPT__NOINLINE bool mpt__slots_grow(mpt_context *context) {
 static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor) {
     if (tensor->handle) return;
     if (!tensor->nodes && tensor->record) {
-        uint32_t record = tensor->record - 1;
-        tensor->record = 0;
+        mpt__record *record = tensor->record;
+        tensor->record = NULL;
         tensor->saves++;
         mpt__record_release(context, record);
         tensor->saves--;
@@ -573,14 +596,14 @@ static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor) {
     }
     if (tensor->nodes) return;
     if (tensor->gradient) {
-        mpt__tensor *gradient = mpt__slot(context, tensor->gradient);
-        tensor->gradient = 0;
+        mpt__tensor *gradient = tensor->gradient;
+        tensor->gradient = NULL;
         mpt__tensor_drop(context, gradient);
     }
     tensor->generation++;
     tensor->born_before = tensor->born;
     tensor->next_free = context->free_tensor;
-    context->free_tensor = tensor->slot;
+    context->free_tensor = tensor;
 }
 
 /* Ends the handle. */
@@ -629,43 +652,62 @@ static int64_t mpt__shape_numel(const mpt_shape *shape) {
     return mpt__shape_strides(shape, stride);
 }
 
-/* A new tensor over a storage, outside all scopes, with the strides still to be set. The caller's
-   reference to the storage becomes the tensor's; on error (NULL) it is released. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, uint32_t storage,
-                                                       mpt_dtype dtype, const mpt_shape *shape,
-                                                       int64_t offset) {
-    if (!context->free_tensor && !mpt__slots_grow(context)) {
-        mpt__storage_release(context, storage);
-        return NULL;
-    }
-    mpt__tensor *tensor = mpt__slot(context, context->free_tensor);
+/* The free slot that mpt__tensor_over takes; NULL on error. */
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_next(mpt_context *context) {
+    return context->free_tensor || mpt__slots_grow(context) ? context->free_tensor : NULL;
+}
+
+/* Makes that slot a tensor over a storage, outside all scopes; its strides are the caller's to set.
+   The caller's reference to the storage becomes the tensor's. */
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, mpt__tensor *tensor,
+                                                       uint32_t storage, mpt_dtype dtype,
+                                                       const mpt_shape *shape, int64_t offset) {
     context->free_tensor = tensor->next_free;
     tensor->storage = storage;
-    tensor->record = tensor->parameter = tensor->gradient = 0;
+    tensor->record = NULL;
+    tensor->gradient = NULL;
+    tensor->parameter = 0;
     tensor->handle = 1;
     tensor->saves = 0;
     tensor->nodes = 0;
     tensor->dtype = (uint8_t)dtype;
-    tensor->rank = (uint8_t)shape->rank;
     tensor->flags = context->inference_depth ? MPT__INFERENCE : 0;
     tensor->output = 0;
     tensor->born = context->now.step;
     tensor->offset = offset;
-    mpt__copy_dims(tensor->shape, shape->dim, shape->rank);
+    mpt__shape_copy(&tensor->shape, shape);
     return tensor;
 }
 
-/* A new tensor on a storage (retained): contiguous strides unless `stride` is given. */
-static mpt__tensor *mpt__tensor_on(mpt_context *context, uint32_t storage, mpt_dtype dtype,
-                                   const mpt_shape *shape, const int64_t *stride, int64_t offset) {
-    mpt__storage_retain(context, storage);
-    mpt__tensor *tensor = mpt__tensor_over(context, storage, dtype, shape, offset);
+/* A view, in no table, of elements of a storage in a row. */
+static mpt__tensor mpt__view_on(uint32_t storage, mpt_dtype dtype, const mpt_shape *shape,
+                                int64_t offset) {
+    mpt__tensor view;
+    view.storage = storage;
+    view.dtype = (uint8_t)dtype;
+    view.offset = offset;
+    view.shape = *shape;
+    mpt__shape_strides(shape, view.stride);
+    return view;
+}
+
+/* A new tensor that shows what `view` does, which may be in no table; outside all scopes. */
+static mpt__tensor *mpt__tensor_outside(mpt_context *context, const mpt__tensor *view, int flags) {
+    mpt__tensor *tensor = mpt__tensor_next(context);
     if (!tensor) return NULL;
-    if (stride)
-        mpt__copy_dims(tensor->stride, stride, shape->rank);
-    else
-        mpt__shape_strides(shape, tensor->stride);
-    return mpt__scoped_tensor(context, tensor);
+    mpt__storage_retain(context, view->storage);
+    mpt__tensor_over(context, tensor, view->storage, (mpt_dtype)view->dtype, &view->shape,
+                     view->offset);
+    mpt__copy_dims(tensor->stride, view->stride, view->shape.rank);
+    tensor->flags = (uint8_t)flags;
+    return tensor;
+}
+
+/* The same, in the current scope and mode. */
+static mpt__tensor *mpt__tensor_alias(mpt_context *context, const mpt__tensor *view) {
+    int flags = context->inference_depth ? MPT__INFERENCE : 0;
+    mpt__tensor *tensor = mpt__tensor_outside(context, view, flags);
+    return tensor ? mpt__scoped_tensor(context, tensor) : NULL;
 }
 
 /* Bytes and contiguous strides of a new tensor; -1 with an error recorded if the shape makes no
@@ -697,15 +739,12 @@ static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const m
 /* A new contiguous tensor with its own storage, outside all scopes. NULL on error. */
 static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
                                          const mpt_shape *shape, mpt_memory_kind kind) {
-    int64_t stride[MPT_MAX_RANK];
-    int64_t bytes = mpt__checked_strides(context, dtype, shape, stride);
-    if (bytes < 0) return NULL;
-    uint32_t storage = mpt__idle_take(context, bytes, kind);
+    mpt__tensor *tensor = mpt__tensor_next(context);
+    int64_t bytes = tensor ? mpt__checked_strides(context, dtype, shape, tensor->stride) : -1;
+    uint32_t storage = bytes < 0 ? 0 : mpt__idle_take(context, bytes, kind);
     if (!storage) return NULL;
     mpt__storage_start(context, storage, bytes, kind, MPT__FROM_POOL);
-    mpt__tensor *tensor = mpt__tensor_over(context, storage, dtype, shape, 0);
-    if (tensor) mpt__copy_dims(tensor->stride, stride, shape->rank);
-    return tensor;
+    return mpt__tensor_over(context, tensor, storage, dtype, shape, 0);
 }
 
 /* The same, in the current scope. */
@@ -714,9 +753,6 @@ static mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype, const
     mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, shape, kind);
     return tensor ? mpt__scoped_tensor(context, tensor) : NULL;
 }
-
-/* Outlives the scopes that are open. */
-static void mpt__tensor_keep(mpt__tensor *tensor) { tensor->flags |= MPT__KEPT; }
 
 /* Why a handle is not good, for the message. */
 static void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argument) {
@@ -740,7 +776,7 @@ static void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argu
         mpt__error(context, MPT_ERROR_HANDLE,
                    "%s: tensor made in step %lld used in step %lld; it ended with its step, scope, "
                    "mpt_release or backward: mpt_keep makes a handle that stays",
-                   argument, (long long)made, (long long)context->now.step);
+                   argument, made, context->now.step);
         return;
     }
     mpt__error(context, MPT_ERROR_HANDLE, "%s: stale handle of a tensor that is gone; see mpt_keep",
@@ -766,39 +802,26 @@ static mpt__tensor *mpt__enter_at(mpt_tensor handle, const char *op, const char 
     return mpt__enter(handle.context, op) ? mpt__at(handle.context, handle, argument) : NULL;
 }
 
-/* What mpt__shape_of gives, written in place. */
-static void mpt__shape_copy(mpt_shape *shape, const mpt__tensor *tensor) {
-    shape->rank = tensor->rank;
-    mpt__copy_dims(shape->dim, tensor->shape, tensor->rank);
-}
-
-static mpt_shape mpt__shape_of(const mpt__tensor *tensor) {
-    mpt_shape shape;
-    shape.rank = tensor->rank;
-    for (int i = 0; i < tensor->rank; i++) shape.dim[i] = tensor->shape[i];
-    return shape;
-}
-
 static int64_t mpt__tensor_numel(const mpt__tensor *tensor) {
     int64_t numel = 1;
-    for (int i = 0; i < tensor->rank; i++) numel *= tensor->shape[i];
+    for (int i = 0; i < tensor->shape.rank; i++) numel *= tensor->shape.dim[i];
     return numel;
 }
 
 static bool mpt__tensor_contiguous(const mpt__tensor *tensor) {
     int64_t step = 1;
-    for (int i = tensor->rank - 1; i >= 0; i--) {
-        if (tensor->shape[i] == 0) return true;
-        if (tensor->shape[i] != 1 && tensor->stride[i] != step) return false;
-        step *= tensor->shape[i];
+    for (int i = tensor->shape.rank - 1; i >= 0; i--) {
+        if (tensor->shape.dim[i] == 0) return true;
+        if (tensor->shape.dim[i] != 1 && tensor->stride[i] != step) return false;
+        step *= tensor->shape.dim[i];
     }
     return true;
 }
 
 static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b) {
-    if (a->rank != b->rank) return false;
-    for (int i = 0; i < a->rank; i++)
-        if (a->shape[i] != b->shape[i]) return false;
+    if (a->shape.rank != b->shape.rank) return false;
+    for (int i = 0; i < a->shape.rank; i++)
+        if (a->shape.dim[i] != b->shape.dim[i]) return false;
     return true;
 }
 
@@ -897,6 +920,7 @@ static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, voi
         table->rows[slot].generation = 1;
     }
     table->rows[slot].object = object;
+    table->rows[slot].bytes = 0;
     *generation = table->rows[slot].generation;
     return slot;
 }
@@ -927,11 +951,13 @@ static void mpt__object_free(mpt_context *context, mpt__object_kind kind, uint32
     mpt__object_table *table = &context->objects[kind];
     mpt__object *row = &table->rows[slot];
     void *object = row->object;
+    size_t bytes = row->bytes;
     row->object = NULL;
     row->generation++;
     row->next_free = table->first_free;
     table->first_free = slot;
     if (object && table->destroy) table->destroy(context, object);
+    if (bytes) mpt__host_free(context, object, bytes);
 }
 
 /* Where an object stands in the table of its kind: its first member. */
@@ -939,14 +965,17 @@ typedef struct mpt__id {
     uint32_t slot, generation;
 } mpt__id;
 
-/* A zeroed object with a row in the table of its kind. NULL on error. */
+/* A zeroed object with a row in the table of its kind, which frees it. NULL on error. */
 static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_t bytes) {
     mpt__id *id = (mpt__id *)mpt__host_new(context, bytes);
     if (!id) return NULL;
     id->slot = mpt__object_new(context, kind, id, &id->generation);
-    if (id->slot) return id;
-    mpt__host_free(context, id, bytes);
-    return NULL;
+    if (!id->slot) {
+        mpt__host_free(context, id, bytes);
+        return NULL;
+    }
+    context->objects[kind].rows[id->slot].bytes = bytes;
+    return id;
 }
 
 /* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
@@ -980,11 +1009,10 @@ static void mpt__scope_drop(mpt_context *context, int64_t start) {
 
 MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
     if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
-    if (context->scope_depth == MPT__MAX_REGIONS) {
+    if (context->scope_depth == MPT__MAX_REGIONS)
         return mpt__error(context, MPT_ERROR_STATE,
                           "%d scopes are open; close some with mpt_scope_end",
                           (int)MPT__MAX_REGIONS);
-    }
     context->scope_start[context->scope_depth++] = context->scoped_count;
     return MPT_OK;
 }
@@ -1004,8 +1032,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     if (!mpt__enter_checked(context, "mpt_step_begin")) return mpt__status_of(context);
     if (context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE,
-                          "step %lld is still open; end it with mpt_step_end",
-                          (long long)context->now.step);
+                          "step %lld is still open; end it with mpt_step_end", context->now.step);
     mpt_status status = mpt_scope_begin(context);
     if (status != MPT_OK) return status;
     context->step_depth = context->scope_depth;

@@ -24,11 +24,12 @@ typedef enum mpt__policy {
 /* One call of an op, forward or backward, with everything that its functions work on. */
 typedef struct mpt__frame {
     mpt_context *context;
-    int op;
-    int n_in, n_out;
-    unsigned dtypes;                    /* of the inputs, a bit each */
-    mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL: absent */
-    mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
+    const struct mpt__op_row *row;
+    int op, n_in, n_out;
+    unsigned dtypes;                     /* of the inputs, a bit each */
+    mpt__tensor *const *in;              /* NULL: absent */
+    mpt__tensor *input[MPT__MAX_INPUTS]; /* forward: where they stand */
+    mpt__tensor *out[MPT__MAX_OUTPUTS];  /* forward: made by the engine after the shape rule */
     mpt_shape out_shape[MPT__MAX_OUTPUTS];
     mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
     mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
@@ -36,13 +37,15 @@ typedef struct mpt__frame {
     bool records; /* forward: backward will follow */
     bool is_view; /* shape rule: output 0 views input 0 */
     int64_t view_stride[MPT_MAX_RANK], view_offset;
-    mpt__tensor *save[MPT__MAX_SAVED];      /* forward: what backward needs, by position */
+    mpt__tensor *save[MPT__MAX_SAVED];      /* forward: what backward needs, see mpt__save */
     mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
-    int n_temporary;
+    int n_save, n_temporary;
     /* backward */
-    mpt__record *record;
-    mpt__tensor *dy[MPT__MAX_OUTPUTS];  /* NULL: no gradient came */
-    mpt__tensor *saved[MPT__MAX_SAVED]; /* NULL: absent */
+    const mpt__record *record;
+    mpt__tensor *const *dy;    /* NULL: no gradient came */
+    mpt__tensor *const *saved; /* NULL: absent */
+    mpt__tensor *dx;           /* see mpt__dx_into */
+    mpt__access access;        /* to dx */
 } mpt__frame;
 
 typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
@@ -56,13 +59,18 @@ typedef struct mpt__op_row {
     mpt__function function, backward_function;
 } mpt__op_row;
 
-static const mpt__op_row *mpt__op_row_of(int op);
+static const mpt__op_row *mpt__op_row_of(int op); /* 55_ops_api.c */
 
 /* A tensor that lives until the end of the call; if forward saves it, until backward. */
 static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt_shape *shape) {
     mpt__tensor *tensor = mpt__tensor_unscoped(frame->context, dtype, shape, MPT_MEMORY_ACTIVATION);
     if (tensor) frame->temporary[frame->n_temporary++] = tensor;
     return tensor;
+}
+
+/* Forward keeps a tensor, or NULL, for backward, which finds it in saved[] at the same position. */
+static MPT__FORCE_INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
+    frame->save[frame->n_save++] = tensor;
 }
 
 static void mpt__drop_temporaries(mpt__frame *frame) {
@@ -76,56 +84,50 @@ static bool mpt__grad_enabled(const mpt_context *context) {
     return context->no_grad_depth == 0 && context->inference_depth == 0;
 }
 
-/* A free record, its fields unset. */
-static uint32_t mpt__record_new(mpt_context *context) {
-    uint32_t id = context->free_record;
-    if (id) {
-        context->free_record = context->records[id].next_free;
-    } else {
-        if (context->record_count == 0) context->record_count = 1; /* record 0 is never used */
-        if (!mpt__room(context, context->records, context->record_capacity,
-                       context->record_count + 1))
-            return 0;
-        id = (uint32_t)context->record_count++;
+/* Makes more records. They never move. */
+static MPT__NOINLINE bool mpt__records_grow(mpt_context *context) {
+    int64_t first = context->record_count, need = first + MPT__RECORD_CHUNK;
+    if (!mpt__room(context, context->records, context->record_capacity, need)) return false;
+    mpt__record *chunk =
+        (mpt__record *)mpt__host_new(context, MPT__RECORD_CHUNK * sizeof(mpt__record));
+    if (!chunk) return false;
+    context->record_count += MPT__RECORD_CHUNK;
+    for (int i = MPT__RECORD_CHUNK - 1; i >= 0; i--) {
+        context->records[first + i] = &chunk[i];
+        chunk[i].number = (uint32_t)(first + i);
+        chunk[i].next = context->free_record;
+        if (chunk[i].number) context->free_record = &chunk[i]; /* number 0 means none */
     }
-    context->counters.op_records++;
-    return id;
+    return true;
 }
 
 static void mpt__record_unsave(mpt_context *context, mpt__record *record) {
     int n_saved = record->n_saved;
     record->n_saved = 0;
     for (int i = 0; i < n_saved; i++) {
-        if (!record->saved[i]) continue;
-        mpt__tensor *tensor = mpt__slot(context, record->saved[i]);
-        tensor->saves--;
-        mpt__tensor_settle(context, tensor);
+        mpt__tensor *tensor = record->saved[i];
+        if (tensor && --tensor->saves == 0) mpt__tensor_settle(context, tensor);
     }
 }
 
 /* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
-   long as a program ran without a scope. The list of records to do runs through next_free. */
-static void mpt__record_release(mpt_context *context, uint32_t id) {
-    mpt__record *record = &context->records[id];
+   long as a program ran without a scope. */
+static void mpt__record_release(mpt_context *context, mpt__record *record) {
     if (--record->references > 0) return;
-    record->next_free = context->dying_record;
-    context->dying_record = id;
+    record->next = context->dying_record;
+    context->dying_record = record;
     if (context->releasing_records) return;
     context->releasing_records = true;
-    while (context->dying_record) {
-        uint32_t now = context->dying_record;
-        record = &context->records[now];
-        context->dying_record = record->next_free;
-        mpt__record_unsave(context, record);
+    while ((record = context->dying_record) != NULL) {
+        context->dying_record = record->next;
+        if (record->n_saved > 0) mpt__record_unsave(context, record);
         for (int i = 0; i < record->n_in; i++) {
-            if (!record->in[i]) continue;
-            mpt__tensor *input = mpt__slot(context, record->in[i]);
-            input->nodes--;
-            mpt__tensor_settle(context, input);
+            mpt__tensor *input = record->in[i];
+            if (input && --input->nodes == 0) mpt__tensor_settle(context, input);
         }
         record->live = 0;
-        record->next_free = context->free_record;
-        context->free_record = now;
+        record->next = context->free_record;
+        context->free_record = record;
     }
     context->releasing_records = false;
 }
@@ -133,9 +135,10 @@ static void mpt__record_release(mpt_context *context, uint32_t id) {
 /* Leaves the record of a finished forward call. */
 static mpt_status mpt__record_call(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    uint32_t id = mpt__record_new(context);
-    if (!id) return context->base.status;
-    mpt__record *record = &context->records[id];
+    if (!context->free_record && !mpt__records_grow(context)) return context->base.status;
+    mpt__record *record = context->free_record;
+    context->free_record = record->next;
+    context->counters.op_records++;
     record->op = (uint16_t)frame->op;
     record->n_in = (uint8_t)frame->n_in;
     record->n_out = (uint8_t)frame->n_out;
@@ -148,22 +151,21 @@ static mpt_status mpt__record_call(mpt__frame *frame) {
     record->step = context->now.step;
     record->attributes = *frame->attributes;
     for (int i = 0; i < frame->n_in; i++) {
-        record->in[i] = frame->in[i] ? frame->in[i]->slot : 0;
+        record->in[i] = frame->in[i];
         if (frame->in[i]) frame->in[i]->nodes++;
     }
     for (int i = 0; i < frame->n_out; i++) {
-        record->grad[i] = 0;
-        frame->out[i]->record = id + 1;
+        record->grad[i] = NULL;
+        frame->out[i]->record = record;
         frame->out[i]->output = (uint8_t)i;
         frame->out[i]->flags |= MPT__REQUIRES_GRAD;
     }
-    record->n_saved = 0;
-    for (int i = 0; i < MPT__MAX_SAVED; i++) {
+    record->n_saved = (uint8_t)frame->n_save;
+    for (int i = 0; i < frame->n_save; i++) {
         mpt__tensor *save = frame->save[i];
-        record->saved[i] = save ? save->slot : 0;
+        record->saved[i] = save;
         if (!save) continue;
         record->saved_version[i] = context->storages[save->storage].version;
-        record->n_saved = (uint8_t)(i + 1);
         save->saves++;
     }
     return MPT_OK;
@@ -187,9 +189,10 @@ static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_i
     mpt_context *context = frame->context;
     unsigned flags = 0, dtypes = 0;
     frame->n_in = n_in;
+    frame->in = frame->input;
     for (int i = 0; i < n_in; i++) {
         mpt__tensor *tensor = mpt__live(context, in[i]);
-        frame->in[i] = tensor;
+        frame->input[i] = tensor;
         if (tensor) {
             flags |= tensor->flags;
             dtypes |= 1u << tensor->dtype;
@@ -201,13 +204,13 @@ static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_i
         }
     }
     frame->dtypes = dtypes;
-    frame->records = (flags & MPT__REQUIRES_GRAD) && mpt__grad_enabled(context) &&
-                     mpt__op_row_of(frame->op)->backward;
+    frame->records =
+        (flags & MPT__REQUIRES_GRAD) && mpt__grad_enabled(context) && frame->row->backward;
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
-    mpt__error(context, MPT_ERROR_STATE,
-               "a tensor made in inference mode cannot take part in backward; make it outside, "
-               "or mpt_clone it");
-    return false;
+    return mpt__reject(
+        context, MPT_ERROR_STATE,
+        "a tensor made in inference mode cannot take part in backward; make it outside, "
+        "or mpt_clone it");
 }
 
 static mpt__tensor *mpt__output_new(mpt__frame *frame) {
@@ -216,8 +219,11 @@ static mpt__tensor *mpt__output_new(mpt__frame *frame) {
     if (!frame->is_view)
         return mpt__tensor_new(context, frame->out_dtype[0], &frame->out_shape[0],
                                MPT_MEMORY_ACTIVATION);
-    return mpt__tensor_on(context, in->storage, (mpt_dtype)in->dtype, &frame->out_shape[0],
-                          frame->view_stride, frame->view_offset);
+    mpt__tensor view = *in;
+    view.shape = frame->out_shape[0];
+    view.offset = frame->view_offset;
+    mpt__copy_dims(view.stride, frame->view_stride, view.shape.rank);
+    return mpt__tensor_alias(context, &view);
 }
 
 /* Runs an op of one output on in[] and gives the handle of that or the error null. `name` is the
@@ -226,23 +232,23 @@ static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, in
                               mpt__attributes *attributes) {
     mpt_context *context = mpt__context_of(in, n_in);
     if (!mpt__enter(context, name)) return mpt__null(context);
-    const mpt__op_row *row = mpt__op_row_of(op);
     mpt__frame frame; /* large: what is not set here, its readers do not reach */
-    memset(frame.save, 0, sizeof frame.save);
     frame.context = context;
+    frame.row = mpt__op_row_of(op);
     frame.op = op;
     frame.n_out = 1;
+    frame.n_save = 0;
     frame.attributes = attributes;
     frame.is_view = false;
     frame.n_temporary = 0;
-    if (!mpt__resolve_inputs(&frame, in, n_in) || mpt__decide_dtype(&frame, row) != MPT_OK ||
-        row->shape(&frame) != MPT_OK)
+    if (!mpt__resolve_inputs(&frame, in, n_in) || mpt__decide_dtype(&frame) != MPT_OK ||
+        frame.row->shape(&frame) != MPT_OK)
         return mpt__null(context);
     frame.out[0] = mpt__output_new(&frame);
     if (!frame.out[0]) return mpt__null(context);
     context->launch_op = op;
     context->launch_phase = MPT__FORWARD;
-    mpt_status status = row->forward ? row->forward(&frame) : MPT_OK;
+    mpt_status status = frame.row->forward ? frame.row->forward(&frame) : MPT_OK;
     if (status == MPT_OK && frame.records) status = mpt__record_call(&frame);
     mpt__drop_temporaries(&frame);
     context->launch_op = 0;
@@ -278,48 +284,36 @@ static void mpt__materialise_gradients(mpt_context *context, mpt__block *block) 
 /* A tensor outside all scopes, owned by the backward pass or a leaf. */
 static mpt__tensor *mpt__gradient_new(mpt_context *context, mpt_dtype dtype,
                                       const mpt__tensor *like) {
-    mpt_shape shape;
-    mpt__shape_copy(&shape, like);
-    mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, &shape, MPT_MEMORY_GRADIENT);
+    mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, &like->shape, MPT_MEMORY_GRADIENT);
     if (tensor) tensor->flags = MPT__KEPT | MPT__GRADIENT;
     return tensor;
 }
 
-/* Another tensor on the storage of `view`, which may be in no table; outside all scopes. */
-static mpt__tensor *mpt__gradient_alias(mpt_context *context, const mpt__tensor *view) {
-    mpt_shape shape;
-    mpt__shape_copy(&shape, view);
-    mpt__storage_retain(context, view->storage);
-    mpt__tensor *tensor =
-        mpt__tensor_over(context, view->storage, (mpt_dtype)view->dtype, &shape, view->offset);
-    if (!tensor) return NULL;
-    mpt__copy_dims(tensor->stride, view->stride, view->rank);
-    tensor->flags = MPT__KEPT | MPT__GRADIENT;
-    return tensor;
+/* Ends the gradient that stands at a place, if there is one. */
+static void mpt__gradient_drop(mpt_context *context, mpt__tensor **at) {
+    mpt__tensor *gradient = *at;
+    *at = NULL;
+    if (gradient) mpt__tensor_drop(context, gradient);
 }
 
-/* Ends the gradient tensor that a slot names, if there is one. */
-static void mpt__gradient_drop(mpt_context *context, uint32_t *slot) {
-    if (!*slot) return;
-    mpt__tensor *gradient = mpt__slot(context, *slot);
-    *slot = 0;
-    mpt__tensor_drop(context, gradient);
-}
-
-/* The gradient of a parameter: a view of its block's, made on first use. */
-static mpt__tensor *mpt__parameter_gradient(mpt_context *context, mpt__tensor *tensor) {
-    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
-    if (tensor->gradient) {
-        mpt__tensor *known = mpt__slot(context, tensor->gradient);
-        if (known->storage == block->gradients && known->offset == tensor->offset) return known;
-        mpt__gradient_drop(context, &tensor->gradient); /* the parameter has moved since */
-    }
+static MPT__NOINLINE mpt__tensor *
+mpt__parameter_gradient_new(mpt_context *context, mpt__tensor *tensor, mpt__block *block) {
+    mpt__gradient_drop(context, &tensor->gradient); /* of a parameter that has moved */
     mpt__tensor view = *tensor;
     view.storage = mpt__block_gradients(context, block);
     view.dtype = MPT_F32;
-    mpt__tensor *made = view.storage ? mpt__gradient_alias(context, &view) : NULL;
-    if (made) tensor->gradient = made->slot;
-    return made;
+    tensor->gradient =
+        view.storage ? mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT) : NULL;
+    return tensor->gradient;
+}
+
+/* The gradient of a parameter: a view of its block's, made on first use. */
+static MPT__INLINE mpt__tensor *mpt__parameter_gradient(mpt_context *context, mpt__tensor *tensor) {
+    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
+    mpt__tensor *known = tensor->gradient;
+    if (known && known->storage == block->gradients && known->offset == tensor->offset)
+        return known;
+    return mpt__parameter_gradient_new(context, tensor, block);
 }
 
 /* ==== Where backward puts its results ==== */
@@ -329,18 +323,9 @@ static bool mpt__wants(const mpt__frame *frame, int i) {
     return i < frame->n_in && frame->in[i] && (frame->in[i]->flags & MPT__REQUIRES_GRAD);
 }
 
-/* The slot that collects the gradient of a tensor that is no parameter. */
-static uint32_t *mpt__gradient_slot(mpt_context *context, mpt__tensor *input) {
-    if (input->record) return &context->records[input->record - 1].grad[input->output];
-    return &input->gradient;
-}
-
-static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
-                                   const mpt__tensor *to, mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-    mpt__operand_of(launch, 0, from, MPT__READ);
-    mpt__operand_of(launch, 1, to, access);
-    return mpt__submit(context, launch);
+/* Where the gradient of a tensor that is no parameter is collected. */
+static mpt__tensor **mpt__gradient_place(mpt__tensor *input) {
+    return input->record ? &input->record->grad[input->output] : &input->gradient;
 }
 
 /* Whether nothing else reads a gradient, so that it may be changed in place. */
@@ -362,18 +347,23 @@ static mpt__tensor *mpt__gradient_into(mpt__frame *frame, int i, mpt__access *ac
         if (view) parameter->has_grad = true;
         return view;
     }
-    uint32_t *slot = mpt__gradient_slot(context, input);
-    mpt__tensor *old = *slot ? mpt__slot(context, *slot) : NULL;
+    mpt__tensor **place = mpt__gradient_place(input), *old = *place;
     *access = old ? MPT__ACCUMULATE : MPT__WRITE;
     if (old && mpt__owned(context, old)) return old;
     mpt__tensor *own = mpt__gradient_new(context, (mpt_dtype)input->dtype, input);
     if (!own) return NULL;
-    *slot = own->slot;
+    *place = own;
     if (old) { /* passed on without a copy before, so others read it: leave theirs alone */
         mpt__launch_copy(context, old, own, MPT__WRITE);
         mpt__tensor_drop(context, old);
     }
     return own;
+}
+
+/* The destination of an op's only gradient, frame->dx; false where that is all there is to do. */
+static bool mpt__dx_into(mpt__frame *frame) {
+    frame->dx = mpt__gradient_into(frame, 0, &frame->access);
+    return frame->dx != NULL;
 }
 
 /* Hands a gradient of the input's shape on: without a copy where nothing was collected yet. `view`
@@ -383,10 +373,9 @@ static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor
     if (!mpt__wants(frame, i)) return MPT_OK;
     mpt__tensor *input = frame->in[i];
     if (input->record && input->dtype == view->dtype) {
-        uint32_t *slot = mpt__gradient_slot(context, input);
-        if (!*slot) {
-            mpt__tensor *alias = mpt__gradient_alias(context, view);
-            if (alias) *slot = alias->slot;
+        mpt__tensor **place = mpt__gradient_place(input);
+        if (!*place) {
+            *place = mpt__tensor_outside(context, view, MPT__KEPT | MPT__GRADIENT);
             return context->base.status;
         }
     }
@@ -397,40 +386,29 @@ static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor
 
 /* ==== Backward ==== */
 
-static bool mpt__walk_push(mpt_context *context, int64_t *count, uint32_t value) {
-    if (*count == context->walk_capacity &&
-        !mpt__room(context, context->walk, context->walk_capacity, *count + 1))
-        return false;
-    context->walk[(*count)++] = value;
-    return true;
-}
-
-/* The records below `root` in post-order, inputs in their order: walk[0..*n_order). The stack of
-   records under way is threaded through next_free; cursor is the next input of each. */
-static mpt_status mpt__walk_order(mpt_context *context, uint32_t root, int64_t *n_order) {
+/* A list of the records from `root` down, the reverse of the post-order in which inputs come in
+   their order. Both the list and, until they come into it, the stack of records under way run
+   through `next`; cursor is the next input of each. */
+static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
     uint32_t mark = ++context->walk_mark;
-    uint32_t head = root, under = 0;
-    while (head) {
-        mpt__record *record = &context->records[head];
+    mpt__record *order = NULL, *under = NULL;
+    for (mpt__record *record = root; record;) {
         if (record->mark != mark) { /* its first visit */
             record->mark = mark;
             record->cursor = 0;
-            record->next_free = under;
+            record->next = under;
         }
-        uint32_t below = 0;
+        mpt__record *below = NULL;
         while (record->cursor < record->n_in && !below) {
-            uint32_t slot = record->in[record->cursor++];
-            const mpt__tensor *input = slot ? mpt__slot(context, slot) : NULL;
+            const mpt__tensor *input = record->in[record->cursor++];
             if (!input || !input->record || !(input->flags & MPT__REQUIRES_GRAD)) continue;
-            if (context->records[input->record - 1].mark != mark) below = input->record - 1;
+            if (input->record->mark != mark) below = input->record;
         }
-        under = head;
-        head = below;
-        if (below) continue;
-        if (!mpt__walk_push(context, n_order, under)) return context->base.status;
-        head = record->next_free;
+        under = below ? record : record->next;
+        if (!below) record->next = order, order = record;
+        record = below ? below : under;
     }
-    return MPT_OK;
+    return order;
 }
 
 static const char *mpt__path_text(const mpt_context *context, uint32_t path) {
@@ -438,62 +416,52 @@ static const char *mpt__path_text(const mpt_context *context, uint32_t path) {
 }
 
 /* Saved tensors must still hold what forward saw. */
-static mpt_status mpt__check_saved(mpt__frame *frame) {
-    mpt_context *context = frame->context;
-    const mpt__record *record = frame->record;
-    if (record->done) {
+static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *record) {
+    if (record->done)
         return mpt__error(
             context, MPT_ERROR_STATE,
             "backward through %s for the second time, but its saved tensors are gone; pass "
             "retain = true to the first mpt_backward_from",
             mpt__op_row_of(record->op)->name);
-    }
-    memset(frame->saved, 0, sizeof frame->saved);
     for (int i = 0; i < record->n_saved; i++) {
-        if (!record->saved[i]) continue;
-        frame->saved[i] = mpt__slot(context, record->saved[i]);
-        if (context->storages[frame->saved[i]->storage].version != record->saved_version[i]) {
+        const mpt__tensor *saved = record->saved[i];
+        if (saved && context->storages[saved->storage].version != record->saved_version[i])
             return mpt__error(
                 context, MPT_ERROR_STATE,
                 "a tensor that %s saved for backward was changed in place since (mpt_write "
                 "or an optimizer step between forward and backward); mpt_clone it first",
                 mpt__op_row_of(record->op)->name);
-        }
     }
     return MPT_OK;
 }
 
-static mpt_status mpt__backward_record(mpt_context *context, uint32_t id, bool retain) {
-    mpt__record *record = &context->records[id];
+static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record, bool retain) {
     mpt__frame frame;
-    frame.n_temporary = 0;
-    frame.context = context;
-    frame.op = record->op;
-    frame.n_in = record->n_in;
-    frame.n_out = record->n_out;
-    frame.compute = (mpt_dtype)record->compute_dtype;
-    frame.attributes = &record->attributes;
-    frame.record = record;
     bool any = false;
-    for (int i = 0; i < record->n_out; i++) {
-        frame.dy[i] = record->grad[i] ? mpt__slot(context, record->grad[i]) : NULL;
-        any |= frame.dy[i] != NULL;
-    }
-    mpt_status status = MPT_OK;
-    if (any) {
-        for (int i = 0; i < record->n_in; i++)
-            frame.in[i] = record->in[i] ? mpt__slot(context, record->in[i]) : NULL;
+    for (int i = 0; i < record->n_out; i++) any |= record->grad[i] != NULL;
+    mpt_status status = any ? mpt__check_saved(context, record) : MPT_OK;
+    if (any && status == MPT_OK) {
+        frame.n_temporary = 0;
+        frame.context = context;
+        frame.op = record->op;
+        frame.n_in = record->n_in;
+        frame.n_out = record->n_out;
+        frame.compute = (mpt_dtype)record->compute_dtype;
+        frame.attributes = &record->attributes;
+        frame.record = record;
+        frame.row = mpt__op_row_of(record->op);
+        frame.in = record->in;
+        frame.saved = record->saved;
+        frame.dy = record->grad;
         context->launch_op = record->op;
-        context->launch_record = id;
-        status = mpt__check_saved(&frame);
-        if (status == MPT_OK) status = mpt__op_row_of(record->op)->backward(&frame);
+        context->launch_record = record->number;
+        status = frame.row->backward(&frame);
         mpt__drop_temporaries(&frame);
-        record = &context->records[id]; /* user ops may have recorded and so moved the tape */
         context->launch_op = 0;
         context->launch_record = 0;
         context->launch_phase = MPT__BACKWARD;
+        for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
     }
-    for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
     if (!retain && status == MPT_OK) {
         record->done = 1;
         mpt__record_unsave(context, record);
@@ -504,7 +472,7 @@ static mpt_status mpt__backward_record(mpt_context *context, uint32_t id, bool r
 /* Gives up gradients that a failed pass left in records. */
 static void mpt__drop_record_gradients(mpt_context *context) {
     for (int64_t r = 1; r < context->record_count; r++) {
-        mpt__record *record = &context->records[r];
+        mpt__record *record = context->records[r];
         for (int i = 0; record->live && i < record->n_out; i++)
             mpt__gradient_drop(context, &record->grad[i]);
     }
@@ -518,36 +486,36 @@ static void mpt__materialise_all(mpt_context *context) {
     }
 }
 
-/* The gradient that enters, the caller's or one, as if the tensor were an op's input. */
-static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor,
-                                     mpt_tensor gradient) {
-    mpt__tensor one;
-    const mpt__tensor *seed = &one;
+/* The gradient that enters, the caller's or `one`, as if the tensor were an op's input. */
+static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, mpt_tensor gradient,
+                                     mpt__tensor *one) {
+    const mpt__tensor *seed = one;
     bool wide = tensor->dtype == MPT_F64;
-    one.rank = tensor->rank;
-    mpt__copy_dims(one.shape, tensor->shape, tensor->rank);
-    mpt__copy_dims(one.stride, tensor->stride, tensor->rank);
-    one.storage = context->scalar_storage;
-    one.dtype = wide ? MPT_F64 : MPT_F32;
-    one.offset = wide ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
+    one->handle = 0;
+    mpt__shape_copy(&one->shape, &tensor->shape);
+    mpt__copy_dims(one->stride, tensor->stride, tensor->shape.rank);
+    one->storage = context->scalar_storage;
+    one->dtype = wide ? MPT_F64 : MPT_F32;
+    one->offset = wide ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
     if (gradient.context || gradient.slot) {
         seed = mpt__at(context, gradient, "gradient");
         if (!seed) return context->base.status;
-        mpt_shape got = mpt__shape_of(seed), shape = mpt__shape_of(tensor);
         if (!mpt__same_shape(seed, tensor))
             return mpt__error(context, MPT_ERROR_SHAPE, "gradient has shape %S, the tensor %S",
-                              &got, &shape);
+                              &seed->shape, &tensor->shape);
     } else if (mpt__tensor_numel(tensor) != 1) {
-        mpt_shape shape = mpt__shape_of(tensor);
         return mpt__error(context, MPT_ERROR_SHAPE,
                           "backward needs a one-element tensor, this has shape %S; reduce it with "
                           "mpt_mean or mpt_sum, or pass a gradient to mpt_backward_from",
-                          &shape);
+                          &tensor->shape);
+    } else if (tensor->record && tensor->dtype == one->dtype) {
+        tensor->record->grad[tensor->output] = one;
+        return MPT_OK;
     }
     mpt__frame frame;
     frame.context = context;
     frame.n_in = 1;
-    frame.in[0] = tensor;
+    frame.in = &tensor;
     return mpt__gradient_pass(&frame, 0, seed);
 }
 
@@ -556,31 +524,33 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
     if (!mpt__enter_checked(context, "mpt_backward")) return mpt__status_of(context);
     mpt__tensor *root = mpt__at(context, tensor, "loss");
     if (!root) return context->base.status;
-    if (!(root->flags & MPT__REQUIRES_GRAD)) {
+    if (!(root->flags & MPT__REQUIRES_GRAD))
         return mpt__error(
             context, MPT_ERROR_STATE,
             "backward from a tensor without history: nothing it was computed from requires "
             "a gradient, or it was made under mpt_no_grad_begin or mpt_inference_begin");
-    }
-    if (context->in_backward) {
+    if (context->in_backward)
         return mpt__error(context, MPT_ERROR_STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
-    }
-    int64_t count = 0;
     context->in_backward = true;
     context->launch_phase = MPT__BACKWARD;
     mpt__materialise_all(context);
-    mpt_status status = mpt__seed_gradient(context, root, gradient);
-    if (status == MPT_OK && root->record)
-        status = mpt__walk_order(context, root->record - 1, &count);
+    mpt__tensor one; /* in no table, and without a handle that could end */
+    mpt__storage_retain(context, context->scalar_storage); /* or it would seem to be its owner */
+    mpt_status status = mpt__seed_gradient(context, root, gradient, &one);
     context->no_grad_depth++;
-    for (int64_t i = count - 1; i >= 0 && status == MPT_OK; i--)
-        status = mpt__backward_record(context, context->walk[i], retain);
+    root->nodes++; /* holds the records, whatever a user op's backward ends */
+    mpt__record *record = mpt__walk_order(context, root->record);
+    for (; record && status == MPT_OK; record = record->next)
+        status = mpt__backward_record(context, record, retain);
+    root->nodes--;
     context->no_grad_depth--;
     context->launch_phase = MPT__OTHER;
     context->in_backward = false;
     if (status != MPT_OK) mpt__drop_record_gradients(context);
+    mpt__storage_release(context, context->scalar_storage);
+    mpt__tensor_settle(context, root);
     return status;
 }
 
@@ -613,7 +583,7 @@ MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
 
 static bool mpt__leaf_has_grad(const mpt_context *context, const mpt__tensor *leaf) {
     return leaf->parameter ? context->parameters[leaf->parameter - 1].has_grad
-                           : leaf->gradient != 0;
+                           : leaf->gradient != NULL;
 }
 
 MPTRAIN_API bool mpt_has_grad(mpt_tensor tensor) {
@@ -625,19 +595,16 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_grad", "tensor");
     if (!leaf) return mpt__null(context);
-    if (!mpt__leaf_has_grad(context, leaf)) {
-        mpt__error(context, MPT_ERROR_STATE,
-                   "the tensor has no gradient (none came since zero_grad); mpt_has_grad tells");
-        return mpt__null(context);
-    }
-    if (!leaf->parameter) return mpt__handle(context, mpt__slot(context, leaf->gradient));
+    if (!mpt__leaf_has_grad(context, leaf))
+        return mpt__refuse(
+            context, MPT_ERROR_STATE,
+            "the tensor has no gradient (none came since zero_grad); mpt_has_grad tells");
+    if (!leaf->parameter) return mpt__handle(context, leaf->gradient);
     mpt__materialise_gradients(context,
                                &context->blocks[context->parameters[leaf->parameter - 1].block]);
     const mpt__tensor *view = mpt__parameter_gradient(context, leaf);
     if (!view) return mpt__null(context);
-    mpt_shape shape = mpt__shape_of(view);
-    return mpt__handle(context, mpt__tensor_on(context, view->storage, MPT_F32, &shape,
-                                               view->stride, view->offset));
+    return mpt__handle(context, mpt__tensor_alias(context, view));
 }
 
 MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
@@ -650,30 +617,23 @@ MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
 
 /* ==== Modes ==== */
 
-/* Counts a nesting depth up or down: the four calls below differ in nothing else. */
+/* Counts a nesting depth up or down. */
 static mpt_status mpt__nest(mpt_context *context, const char *name, int *depth, int change) {
-    if (!mpt__enter(context, name)) return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, name)) return mpt__status_of(context);
     if (*depth + change < 0)
         return mpt__error(context, MPT_ERROR_STATE, "there is no open region that this could end");
     *depth += change;
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_no_grad_begin(mpt_context *context) {
-    return mpt__nest(context, "mpt_no_grad_begin", context ? &context->no_grad_depth : NULL, 1);
-}
-
-MPTRAIN_API mpt_status mpt_no_grad_end(mpt_context *context) {
-    return mpt__nest(context, "mpt_no_grad_end", context ? &context->no_grad_depth : NULL, -1);
-}
-
-MPTRAIN_API mpt_status mpt_inference_begin(mpt_context *context) {
-    return mpt__nest(context, "mpt_inference_begin", context ? &context->inference_depth : NULL, 1);
-}
-
-MPTRAIN_API mpt_status mpt_inference_end(mpt_context *context) {
-    return mpt__nest(context, "mpt_inference_end", context ? &context->inference_depth : NULL, -1);
-}
+#define MPT__DEFINE_NEST(name, depth, change)                                       \
+    MPTRAIN_API mpt_status name(mpt_context *context) {                             \
+        return mpt__nest(context, #name, context ? &context->depth : NULL, change); \
+    }
+MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad_depth, 1)
+MPT__DEFINE_NEST(mpt_no_grad_end, no_grad_depth, -1)
+MPT__DEFINE_NEST(mpt_inference_begin, inference_depth, 1)
+MPT__DEFINE_NEST(mpt_inference_end, inference_depth, -1)
 
 static void mpt__discard_history(mpt_context *context) {
     mpt__drop_record_gradients(context);

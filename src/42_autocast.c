@@ -29,9 +29,7 @@ MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype)
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_autocast_end(mpt_context *context) {
-    return mpt__nest(context, "mpt_autocast_end", context ? &context->autocast_depth : NULL, -1);
-}
+MPT__DEFINE_NEST(mpt_autocast_end, autocast_depth, -1)
 
 /* ==== The decision ==== */
 
@@ -51,7 +49,7 @@ static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor,
                          context->parameters[tensor->parameter - 1].path, dtype);
     } else if (tensor->record) {
         mpt__format_text(text, size, "argument %d (result of %s) is %s", number,
-                         mpt__op_row_of(context->records[tensor->record - 1].op)->name, dtype);
+                         mpt__op_row_of(tensor->record->op)->name, dtype);
     } else {
         mpt__format_text(text, size, "argument %d is %s", number, dtype);
     }
@@ -91,31 +89,22 @@ static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *c
     return MPT_OK;
 }
 
-static mpt_status mpt__decide_dtype(mpt__frame *frame, const mpt__op_row *row) {
+static mpt_status mpt__decide_dtype(mpt__frame *frame) {
     mpt_dtype low = mpt__autocast_dtype(frame->context);
     bool region = low != MPT_F32;
     mpt_dtype result = MPT_F32;
     frame->compute = MPT_F32;
+    mpt__policy policy = frame->row->policy;
     mpt_status status = MPT_OK;
-    switch (row->policy) {
-    case MPT__POLICY_ANY:
+    if (policy == MPT__POLICY_ANY)
         result = frame->in[0] ? (mpt_dtype)frame->in[0]->dtype : MPT_F32;
-        break;
-    case MPT__POLICY_INPUT:
-        status = mpt__common_dtype(frame, region, &result);
-        break;
-    case MPT__POLICY_LOW:
-        status = mpt__common_dtype(frame, region, &result);
-        if (region && result != MPT_F64) result = frame->compute = low;
-        break;
-    case MPT__POLICY_FP32:
-        status = mpt__common_dtype(frame, region, &result);
-        if (region && result != MPT_F64) result = MPT_F32;
-        break;
-    case MPT__POLICY_LOSS:
+    else if (policy == MPT__POLICY_LOSS)
         result = mpt__loss_dtype(frame);
-        break;
-    }
+    else
+        status = mpt__common_dtype(frame, region, &result);
+    bool casts = region && result != MPT_F64;
+    if (casts && policy == MPT__POLICY_FP32) result = MPT_F32;
+    if (casts && policy == MPT__POLICY_LOW) result = frame->compute = low;
     for (int i = 0; i < frame->n_out; i++) frame->out_dtype[i] = result;
     return status;
 }

@@ -8,33 +8,19 @@
 
 /* ==== What this room and those above share ==== */
 
-/* Records an error; the error null. */
-#define mpt__refuse(context, ...) (mpt__error(context, __VA_ARGS__), mpt__null(context))
-
-/* Begins a public call on a tensor; NULL with an error recorded. */
-static mpt__tensor *mpt__tensor_call(mpt_tensor tensor, const char *call) {
-    return mpt__enter(tensor.context, call) ? mpt__at(tensor.context, tensor, "tensor") : NULL;
+/* Text that grows in a caller's buffer. */
+static mpt__text mpt__text_make(char *out, size_t size) {
+    mpt__text text;
+    text.out = out, text.size = out ? size : 0, text.length = 0;
+    if (text.size) out[0] = '\0';
+    return text;
 }
 
-/* Text that grows in a caller's buffer: `length` counts what all of it needs. */
-typedef struct mpt__prose {
-    char *text;
-    size_t size, length;
-} mpt__prose;
-
-static mpt__prose mpt__prose_make(char *text, size_t size) {
-    mpt__prose prose;
-    prose.text = text, prose.size = text ? size : 0, prose.length = 0;
-    if (prose.size) text[0] = '\0';
-    return prose;
-}
-
-static void mpt__write_text(mpt__prose *prose, const char *format, ...) {
-    char *at = prose->length < prose->size ? prose->text + prose->length : NULL;
+static void mpt__write_text(mpt__text *text, const char *format, ...) {
+    char *at = text->length < text->size ? text->out + text->length : NULL;
     va_list arguments;
     va_start(arguments, format);
-    prose->length +=
-        mpt__format_text_v(at, at ? prose->size - prose->length : 0, format, arguments);
+    text->length += mpt__format_text_v(at, at ? text->size - text->length : 0, format, arguments);
     va_end(arguments);
 }
 
@@ -74,20 +60,15 @@ static void mpt__hook_remove(mpt_context *context,
 
 /* ==== Printer ==== */
 
-typedef struct mpt__printer {
-    void (*write)(void *user, const char *line);
-    void *user;
-} mpt__printer;
-
 static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
 
 static void mpt__print_launch(mpt_context *context, void *user, const mpt__launch *launch) {
     static const char *const access[] = {"?", "r", "w", "rw", "a"};
     const mpt__printer *printer = (const mpt__printer *)user;
     char text[1024];
-    mpt__prose line = mpt__prose_make(text, sizeof text);
-    mpt__write_text(&line, "%lld %s %s.%s", (long long)launch->number,
-                    mpt__kernel_names[launch->kernel], mpt__phase_names[launch->phase],
+    mpt__text line = mpt__text_make(text, sizeof text);
+    mpt__write_text(&line, "%lld %s %s.%s", launch->number, mpt__kernel_names[launch->kernel],
+                    mpt__phase_names[launch->phase],
                     launch->op ? mpt__op_row_of(launch->op)->name : "-");
     if (context->path) mpt__write_text(&line, " (%s)", mpt__path_text(context, context->path));
     for (int i = 0; i < launch->n_operands; i++) {
@@ -105,22 +86,12 @@ MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
     if (!mpt__enter(context, "mpt_print_launches")) return mpt__status_of(context);
     mpt__hook_remove(context, mpt__print_launch);
     if (!write) return MPT_OK;
-    if (!context->printer) {
-        context->printer = (mpt__printer *)mpt__host_new(context, sizeof *context->printer);
-        if (!context->printer) return context->base.status;
-    }
-    context->printer->write = write;
-    context->printer->user = user;
-    return mpt__hook_add(context, mpt__print_launch, context->printer);
+    context->printer.write = write;
+    context->printer.user = user;
+    return mpt__hook_add(context, mpt__print_launch, &context->printer);
 }
 
 /* ==== NaN tracer ==== */
-
-typedef struct mpt__tracer {
-    bool found;
-    bool on; /* asked for by the user, else by a scaler for one step */
-    char report[512];
-} mpt__tracer;
 
 static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
                                const mpt__operand *operand) {
@@ -141,16 +112,16 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     mpt_shape shape = mpt__operand_shape(operand);
     uint32_t record = traced->op_record;
     const char *path =
-        mpt__path_text(context, record ? context->records[record].path : context->path);
+        mpt__path_text(context, record ? context->records[record]->path : context->path);
     tracer->found = true;
     mpt__format_text(
         tracer->report, sizeof tracer->report,
         "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
         "a %s tensor %S",
-        (long long)context->now.step, mpt__phase_names[traced->phase],
+        context->now.step, mpt__phase_names[traced->phase],
         traced->op ? mpt__op_row_of(traced->op)->name : "no op", *path ? ", module " : "", path,
-        mpt__kernel_names[traced->kernel], (long long)index,
-        mpt_dtype_name((mpt_dtype)operand->dtype), &shape);
+        mpt__kernel_names[traced->kernel], index, mpt_dtype_name((mpt_dtype)operand->dtype),
+        &shape);
     mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 
@@ -166,26 +137,22 @@ static void mpt__trace_launch(mpt_context *context, void *user, const mpt__launc
 }
 
 static mpt_status mpt__trace_start(mpt_context *context, bool on) {
-    if (!context->tracer) {
-        context->tracer = (mpt__tracer *)mpt__host_new(context, sizeof *context->tracer);
-        if (!context->tracer) return context->base.status;
-    }
-    context->tracer->on = on;
-    context->tracer->found = false;
+    context->tracer.on = on;
+    context->tracer.found = false;
     mpt__hook_remove(context, mpt__trace_launch);
-    return mpt__hook_add(context, mpt__trace_launch, context->tracer);
+    return mpt__hook_add(context, mpt__trace_launch, &context->tracer);
 }
 
 MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on) {
     if (!mpt__enter(context, "mpt_trace_nan")) return mpt__status_of(context);
     if (on) return mpt__trace_start(context, true);
     mpt__hook_remove(context, mpt__trace_launch);
-    if (context->tracer) context->tracer->on = false;
+    context->tracer.on = false;
     return MPT_OK;
 }
 
 MPTRAIN_API const char *mpt_nan_report(mpt_context *context) {
-    return context && context->tracer && context->tracer->found ? context->tracer->report : "";
+    return context && context->tracer.found ? context->tracer.report : "";
 }
 
 /* ==== Recorder ====
@@ -205,7 +172,8 @@ static bool mpt__ids_add(mpt_context *context, mpt__ids *ids, uint32_t id) {
     return true;
 }
 
-typedef struct mpt__recorder {
+typedef struct mpt__recording {
+    mpt__id id;
     mpt__launch *launches;
     int64_t count, capacity;
     int64_t storages_before;
@@ -213,16 +181,18 @@ typedef struct mpt__recorder {
     mpt__ids held;    /* outlive the recording, with a reference each */
     mpt__ids work;    /* kind, slot, generation of objects that the host has work with */
     bool failed;
-} mpt__recorder;
+} mpt__recording;
+
+MPT__HANDLES(recording, MPT__RECORDING)
 
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage) {
-    mpt__recorder *recorder = context->recorder;
+    mpt__recording *recorder = context->recorder;
     if (!mpt__ids_add(context, &recorder->retired, storage)) recorder->failed = true;
 }
 
 /* The step being recorded updates this optimizer or scaler. */
 static void mpt__recorder_note(mpt_context *context, mpt__object_kind kind, const mpt__id *id) {
-    mpt__recorder *recorder = context->recorder;
+    mpt__recording *recorder = context->recorder;
     if (!recorder) return;
     if (!mpt__ids_add(context, &recorder->work, (uint32_t)kind) ||
         !mpt__ids_add(context, &recorder->work, id->slot) ||
@@ -231,7 +201,7 @@ static void mpt__recorder_note(mpt_context *context, mpt__object_kind kind, cons
 }
 
 /* Takes a reference on every storage below id `limit` that a launch names and that is alive. */
-static void mpt__recorder_hold(mpt_context *context, mpt__recorder *recorder,
+static void mpt__recorder_hold(mpt_context *context, mpt__recording *recorder,
                                const mpt__launch *launch, int64_t limit) {
     for (int i = 0; i < launch->n_operands; i++) {
         uint32_t id = launch->operand[i].storage;
@@ -250,7 +220,7 @@ static void mpt__recorder_hold(mpt_context *context, mpt__recorder *recorder,
 
 /* What was there before is held from its first use on: it must still be there at replay. */
 static void mpt__record_launch(mpt_context *context, void *user, const mpt__launch *launch) {
-    mpt__recorder *recorder = (mpt__recorder *)user;
+    mpt__recording *recorder = (mpt__recording *)user;
     if (context->unrecorded) return;
     if (!mpt__room(context, recorder->launches, recorder->capacity, recorder->count + 1)) {
         recorder->failed = true;
@@ -261,7 +231,7 @@ static void mpt__record_launch(mpt_context *context, void *user, const mpt__laun
 }
 
 static void mpt__recorder_free(mpt_context *context, void *object) {
-    mpt__recorder *recorder = (mpt__recorder *)object;
+    mpt__recording *recorder = (mpt__recording *)object;
     for (int64_t i = 0; i < recorder->held.count; i++) {
         context->storages[recorder->held.id[i]].recordings--;
         mpt__storage_release(context, recorder->held.id[i]);
@@ -270,13 +240,10 @@ static void mpt__recorder_free(mpt_context *context, void *object) {
         context->storages[recorder->retired.id[i]].next_free = context->free_storage;
         context->free_storage = recorder->retired.id[i];
     }
-    mpt__host_free(context, recorder->launches,
-                   (size_t)recorder->capacity * sizeof *recorder->launches);
-    mpt__host_free(context, recorder->retired.id,
-                   (size_t)recorder->retired.capacity * sizeof(uint32_t));
-    mpt__host_free(context, recorder->held.id, (size_t)recorder->held.capacity * sizeof(uint32_t));
-    mpt__host_free(context, recorder->work.id, (size_t)recorder->work.capacity * sizeof(uint32_t));
-    mpt__host_free(context, recorder, sizeof *recorder);
+    mpt__room_free(context, recorder->launches, recorder->capacity);
+    mpt__room_free(context, recorder->retired.id, recorder->retired.capacity);
+    mpt__room_free(context, recorder->held.id, recorder->held.capacity);
+    mpt__room_free(context, recorder->work.id, recorder->work.capacity);
 }
 
 static bool mpt__recorder_idle(mpt_context *context) {
@@ -288,11 +255,12 @@ static bool mpt__recorder_idle(mpt_context *context) {
 MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
     if (!mpt__enter(context, "mpt_record_begin")) return mpt__status_of(context);
     if (!mpt__recorder_idle(context)) return context->base.status;
-    mpt__recorder *recorder = (mpt__recorder *)mpt__host_new(context, sizeof *recorder);
+    mpt__recording *recorder =
+        (mpt__recording *)mpt__object_make(context, MPT__RECORDING, sizeof *recorder);
     if (!recorder) return context->base.status;
     recorder->storages_before = context->storage_count;
     if (mpt__hook_add(context, mpt__record_launch, recorder) != MPT_OK) {
-        mpt__host_free(context, recorder, sizeof *recorder);
+        mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
         return context->base.status;
     }
     context->device_step = -1; /* so that the recording sets it */
@@ -308,9 +276,10 @@ MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
     return MPT_OK;
 }
 
-/* Stops recording; the free ids of before are free again. */
-static mpt__recorder *mpt__recorder_stop(mpt_context *context) {
-    mpt__recorder *recorder = context->recorder;
+/* Stops recording, if one is under way; the free ids of before are free again. */
+static mpt__recording *mpt__recorder_stop(mpt_context *context) {
+    mpt__recording *recorder = context->recorder;
+    if (!recorder) return NULL;
     mpt__hook_remove(context, mpt__record_launch);
     uint32_t *last = &context->free_storage;
     while (*last) last = &context->storages[*last].next_free;
@@ -320,31 +289,20 @@ static mpt__recorder *mpt__recorder_stop(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
-    mpt_recording recording;
-    recording.context = context, recording.slot = 0, recording.generation = 0;
-    if (!mpt__enter(context, "mpt_record_end")) return recording;
-    if (!context->recorder) {
+    if (!mpt__enter(context, "mpt_record_end")) return mpt__recording_handle(context, NULL);
+    mpt__recording *recorder = mpt__recorder_stop(context);
+    if (!recorder)
         mpt__error(context, MPT_ERROR_STATE,
                    "no recording is under way; mpt_record_begin starts one");
-        return recording;
-    }
-    mpt__recorder *recorder = mpt__recorder_stop(context);
-    for (int64_t i = 0; i < recorder->count; i++)
+    for (int64_t i = 0; recorder && i < recorder->count; i++)
         mpt__recorder_hold(context, recorder, &recorder->launches[i], INT64_MAX);
-    if (!recorder->failed)
-        recording.slot = mpt__object_new(context, MPT__RECORDING, recorder, &recording.generation);
-    if (!recording.slot) mpt__recorder_free(context, recorder);
-    return recording;
-}
-
-static mpt__recorder *mpt__recording_at(mpt_recording recording, const char *call) {
-    if (!mpt__enter(recording.context, call)) return NULL;
-    return (mpt__recorder *)mpt__object_at(recording.context, MPT__RECORDING, recording.context,
-                                           recording.slot, recording.generation);
+    if (!recorder || !recorder->failed) return mpt__recording_handle(context, recorder);
+    mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
+    return mpt__recording_handle(context, NULL);
 }
 
 /* Gives every retired id memory again (`give` true) or takes it back. */
-static bool mpt__replay_memory(mpt_context *context, mpt__recorder *recorder, bool give) {
+static bool mpt__replay_memory(mpt_context *context, mpt__recording *recorder, bool give) {
     for (int64_t i = 0; i < recorder->retired.count; i++) {
         uint32_t id = recorder->retired.id[i];
         mpt__storage *storage = &context->storages[id];
@@ -369,7 +327,7 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recorder *recorder, bo
 }
 
 /* What was held has new values, as far as anybody knows. */
-static void mpt__replay_versions(mpt_context *context, const mpt__recorder *recorder) {
+static void mpt__replay_versions(mpt_context *context, const mpt__recording *recorder) {
     for (int64_t i = 0; i < recorder->held.count; i++) {
         uint32_t before = context->storages[recorder->held.id[i]].version++;
         mpt__values_replayed(context, recorder->held.id[i], before);
@@ -377,7 +335,7 @@ static void mpt__replay_versions(mpt_context *context, const mpt__recorder *reco
 }
 
 /* The launches of a recording whose storages have memory. */
-static void mpt__replay_launches(mpt_context *context, const mpt__recorder *recorder) {
+static void mpt__replay_launches(mpt_context *context, const mpt__recording *recorder) {
     for (int64_t i = 0; i < recorder->count && context->base.status == MPT_OK; i++) {
         mpt__launch launch = recorder->launches[i];
         mpt__submit(context, &launch);
@@ -386,7 +344,7 @@ static void mpt__replay_launches(mpt_context *context, const mpt__recorder *reco
 
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     mpt_context *context = recording.context;
-    mpt__recorder *recorder = mpt__recording_at(recording, "mpt_replay");
+    mpt__recording *recorder = mpt__recording_enter(recording, "mpt_replay");
     if (!recorder || !mpt__recorder_idle(context)) return mpt__status_of(context);
     bool ready = mpt__replay_memory(context, recorder, true);
     context->device_step = -1; /* the launches may set it */
@@ -397,13 +355,13 @@ MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
 }
 
 MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording) {
-    mpt__recorder *recorder = mpt__recording_at(recording, "mpt_recording_launches");
+    mpt__recording *recorder = mpt__recording_enter(recording, "mpt_recording_launches");
     return recorder ? recorder->count : -1;
 }
 
 MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording) {
     mpt_context *context = recording.context;
-    if (mpt__recording_at(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
+    if (mpt__recording_enter(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
         mpt__object_free(context, MPT__RECORDING, recording.slot);
     return mpt__status_of(context);
 }
@@ -452,11 +410,9 @@ MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, m
     if (!name) return mpt__error(context, MPT_ERROR_ARGUMENT, "name is NULL");
     const mpt__tensor *found = mpt__at(context, value, "value");
     if (!found) return context->base.status;
-    if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float) {
-        mpt_shape shape = mpt__shape_of(found);
+    if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float)
         return mpt__error(context, MPT_ERROR_SHAPE, "expected one float element, got %s %S",
-                          mpt_dtype_name((mpt_dtype)found->dtype), &shape);
-    }
+                          mpt_dtype_name((mpt_dtype)found->dtype), &found->shape);
     mpt__metric *metric = mpt__metric_find(context, name);
     if (!metric) metric = mpt__metric_make(context, name);
     if (!metric) return context->base.status;

@@ -6,11 +6,6 @@
 
 #include "43_inspect.c"
 
-/* 51_ops_math.c */
-static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
-                                   const mpt__tensor *to, mpt__access access);
-static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b);
-
 /* ==== Making ==== */
 
 /* A tensor's handle once its values are in, the error null if that failed. */
@@ -25,10 +20,7 @@ static mpt_tensor mpt__filled(mpt_context *context, const char *call, mpt_dtype 
     if (!mpt__enter(context, call)) return mpt__null(context);
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
-    launch->imm[0] = value;
-    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
-    return mpt__tensor_done(context, tensor, mpt__submit(context, launch));
+    return mpt__tensor_done(context, tensor, mpt__launch_fill(context, tensor, value));
 }
 
 MPTRAIN_API mpt_tensor mpt_zeros(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
@@ -75,8 +67,7 @@ MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape
     if (!data && bytes > 0)
         return mpt__refuse(
             context, MPT_ERROR_ARGUMENT,
-            "data is NULL, expected %lld bytes; mpt_zeros makes a tensor without data",
-            (long long)bytes);
+            "data is NULL, expected %lld bytes; mpt_zeros makes a tensor without data", bytes);
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
     return mpt__tensor_done(context, tensor, mpt__upload(context, tensor->storage, 0, data, bytes));
@@ -86,7 +77,7 @@ MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t
     if (!mpt__enter(context, "mpt_arange")) return mpt__null(context);
     if (count < 0 || count > INT64_MAX / 16)
         return mpt__refuse(context, MPT_ERROR_ARGUMENT, "count %lld is negative or beyond 2^59",
-                           (long long)count);
+                           count);
     int64_t *values = (int64_t *)mpt__host_array(context, count + 1, sizeof *values);
     if (!values) return mpt__null(context);
     for (int64_t i = 0; i < count; i++) values[i] = i;
@@ -106,13 +97,14 @@ MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape
     if (!context->backend.synchronous)
         return mpt__refuse(context, MPT_ERROR_UNSUPPORTED,
                            "only CPU contexts can borrow memory; use mpt_from");
-    size_t width = mpt__dtype_info[dtype].bytes;
-    if ((!data && bytes > 0) || ((uintptr_t)data % width) != 0)
+    int64_t width = mpt__dtype_info[dtype].bytes;
+    if ((!data && bytes > 0) || ((uintptr_t)data % (uintptr_t)width) != 0)
         return mpt__refuse(context, MPT_ERROR_ARGUMENT, "data must be %lld bytes aligned to %lld",
-                           (long long)bytes, (long long)width);
+                           bytes, width);
     uint32_t storage = mpt__storage_wrap(context, data, bytes);
     if (!storage) return mpt__null(context);
-    mpt__tensor *tensor = mpt__tensor_on(context, storage, dtype, &shape, NULL, 0);
+    mpt__tensor view = mpt__view_on(storage, dtype, &shape, 0);
+    mpt__tensor *tensor = mpt__tensor_alias(context, &view);
     mpt__storage_release(context, storage);
     return mpt__handle(context, tensor);
 }
@@ -120,24 +112,24 @@ MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape
 /* ==== Asking ==== */
 
 MPTRAIN_API mpt_shape mpt_get_shape(mpt_tensor tensor) {
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_get_shape");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_get_shape", "tensor");
     mpt_shape none = MPT_SCALAR;
     none.rank = -1;
-    return found ? mpt__shape_of(found) : none;
+    return found ? found->shape : none;
 }
 
 MPTRAIN_API mpt_dtype mpt_get_dtype(mpt_tensor tensor) {
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_get_dtype");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_get_dtype", "tensor");
     return found ? (mpt_dtype)found->dtype : MPT_DTYPE_NONE;
 }
 
 MPTRAIN_API int64_t mpt_numel(mpt_tensor tensor) {
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_numel");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_numel", "tensor");
     return found ? mpt__tensor_numel(found) : -1;
 }
 
 MPTRAIN_API bool mpt_is_contiguous(mpt_tensor tensor) {
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_is_contiguous");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_is_contiguous", "tensor");
     return found && mpt__tensor_contiguous(found);
 }
 
@@ -155,49 +147,25 @@ MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, cons
     const char *name = what ? what : "tensor";
     const mpt__tensor *found = mpt__at(context, tensor, name);
     if (!found) return context->base.status;
-    bool fits = shape.rank == found->rank;
+    bool fits = shape.rank == found->shape.rank;
     for (int i = 0; fits && i < shape.rank; i++)
-        fits = shape.dim[i] == -1 || shape.dim[i] == found->shape[i];
+        fits = shape.dim[i] == -1 || shape.dim[i] == found->shape.dim[i];
     if (fits) return MPT_OK;
-    mpt_shape got = mpt__shape_of(found);
     if (shape.rank < 0 || shape.rank > MPT_MAX_RANK)
         return mpt__error(context, MPT_ERROR_SHAPE, "%s: rank %d is not in 0..%d", name, shape.rank,
                           MPT_MAX_RANK);
     return mpt__error(context, MPT_ERROR_SHAPE, "%s has shape %S, expected %S (-1 fits any size)",
-                      name, &got, &shape);
+                      name, &found->shape, &shape);
 }
 
 /* ==== Lifetime of single tensors ==== */
 
-/* A new tensor on the same elements, without history. */
-static mpt__tensor *mpt__tensor_alias(mpt_context *context, const mpt__tensor *tensor) {
-    mpt_shape shape = mpt__shape_of(tensor);
-    return mpt__tensor_on(context, tensor->storage, (mpt_dtype)tensor->dtype, &shape,
-                          tensor->stride, tensor->offset);
-}
-
-/* mpt__tensor_on, but outside all scopes and modes. */
-static mpt__tensor *mpt__tensor_outside(mpt_context *context, uint32_t storage, mpt_dtype dtype,
-                                        const mpt_shape *shape, const int64_t *stride,
-                                        int64_t offset) {
-    int depth = context->scope_depth, inference = context->inference_depth;
-    context->scope_depth = context->inference_depth = 0;
-    mpt__tensor *tensor = mpt__tensor_on(context, storage, dtype, shape, stride, offset);
-    context->scope_depth = depth;
-    context->inference_depth = inference;
-    if (tensor) tensor->flags = MPT__KEPT;
-    return tensor;
-}
-
 MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_keep");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_keep", "tensor");
     if (!found) return mpt__null(context);
-    mpt_shape shape = mpt__shape_of(found);
-    mpt__tensor *kept = mpt__tensor_outside(context, found->storage, (mpt_dtype)found->dtype,
-                                            &shape, found->stride, found->offset);
-    if (kept && context->inference_depth) kept->flags |= MPT__INFERENCE;
-    return mpt__handle(context, kept);
+    int flags = MPT__KEPT | (context->inference_depth ? MPT__INFERENCE : 0);
+    return mpt__handle(context, mpt__tensor_outside(context, found, flags));
 }
 
 MPTRAIN_API void mpt_release(mpt_tensor tensor) {
@@ -224,8 +192,7 @@ static mpt_status mpt__read_as(mpt_context *context, const mpt__tensor *tensor, 
     if ((mpt_dtype)tensor->dtype == dtype && mpt__tensor_contiguous(tensor))
         return mpt__download(context, destination, tensor->storage, tensor->offset * width,
                              numel * width);
-    mpt_shape shape = mpt__shape_of(tensor);
-    mpt__tensor *copy = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_WORKSPACE);
+    mpt__tensor *copy = mpt__tensor_new(context, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
     if (!copy) return context->base.status;
     mpt_status status = mpt__launch_copy(context, tensor, copy, MPT__WRITE);
     if (status == MPT_OK)
@@ -238,9 +205,8 @@ static mpt_status mpt__read_as(mpt_context *context, const mpt__tensor *tensor, 
 static bool mpt__check_room(mpt_context *context, int64_t need, const void *room, uint64_t got,
                             const char *unit, const char *verb) {
     if ((room || need == 0) && (uint64_t)need == got) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "the tensor has %lld %s, got %s%llu", (long long)need,
-               unit, verb, (unsigned long long)(room ? got : 0));
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "the tensor has %lld %s, got %s%llu", need,
+                       unit, verb, (unsigned long long)(room ? got : 0));
 }
 
 static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
@@ -249,7 +215,7 @@ static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
 
 MPTRAIN_API mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t bytes) {
     mpt_context *context = tensor.context;
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_read");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_read", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), destination, bytes, "bytes",
                                    "room for "))
         return mpt__status_of(context);
@@ -258,7 +224,7 @@ MPTRAIN_API mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t byt
 
 MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64_t count) {
     mpt_context *context = tensor.context;
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_read_f32");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_read_f32", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_numel(found), destination, (uint64_t)count,
                                    "elements", "room for "))
         return mpt__status_of(context);
@@ -267,12 +233,11 @@ MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64
 
 MPTRAIN_API double mpt_item(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_item");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_item", "tensor");
     if (!found) return MPT__NAN_F64;
     if (mpt__tensor_numel(found) != 1) {
-        mpt_shape shape = mpt__shape_of(found);
         mpt__error(context, MPT_ERROR_SHAPE, "expected one element, the tensor has shape %S",
-                   &shape);
+                   &found->shape);
         return MPT__NAN_F64;
     }
     double value = 0.0;
@@ -285,8 +250,7 @@ static mpt_status mpt__write_as(mpt_context *context, mpt__tensor *tensor, mpt_d
     int64_t width = mpt__dtype_info[dtype].bytes, numel = mpt__tensor_numel(tensor);
     if ((mpt_dtype)tensor->dtype == dtype && mpt__tensor_contiguous(tensor))
         return mpt__upload(context, tensor->storage, tensor->offset * width, source, numel * width);
-    mpt_shape shape = mpt__shape_of(tensor);
-    mpt__tensor *copy = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_WORKSPACE);
+    mpt__tensor *copy = mpt__tensor_new(context, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
     if (!copy) return context->base.status;
     mpt_status status = mpt__upload(context, copy->storage, 0, source, numel * width);
     if (status == MPT_OK) {
@@ -303,11 +267,11 @@ static mpt_status mpt__write_f32(mpt_context *context, mpt__tensor *tensor, cons
 
 MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes) {
     mpt_context *context = tensor.context;
-    mpt__tensor *found = mpt__tensor_call(tensor, "mpt_write");
+    mpt__tensor *found = mpt__enter_at(tensor, "mpt_write", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
         return mpt__status_of(context);
-    for (int i = 0; i < found->rank; i++) {
-        if (found->stride[i] == 0 && found->shape[i] > 1)
+    for (int i = 0; i < found->shape.rank; i++) {
+        if (found->stride[i] == 0 && found->shape.dim[i] > 1)
             return mpt__error(
                 context, MPT_ERROR_STATE,
                 "an expanded tensor shows one element in many places; mpt_clone it first");
@@ -321,11 +285,9 @@ MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double at
     const mpt__tensor *ta = mpt__at(context, a, "argument 1");
     const mpt__tensor *tb = ta ? mpt__at(context, b, "argument 2") : NULL;
     if (!tb) return false;
-    if (!mpt__same_shape(ta, tb)) {
-        mpt_shape sa = mpt__shape_of(ta), sb = mpt__shape_of(tb);
-        mpt__error(context, MPT_ERROR_SHAPE, "shapes %S and %S differ", &sa, &sb);
-        return false;
-    }
+    if (!mpt__same_shape(ta, tb))
+        return mpt__reject(context, MPT_ERROR_SHAPE, "shapes %S and %S differ", &ta->shape,
+                           &tb->shape);
     int64_t numel = mpt__tensor_numel(ta);
     size_t bytes = (size_t)numel * sizeof(double);
     if (numel == 0) return true;
@@ -357,12 +319,12 @@ typedef struct mpt__printing {
     mpt_context *context;
     const mpt__tensor *tensor;
     mpt_print_config config;
-    mpt__prose out;
+    mpt__text out;
 } mpt__printing;
 
 static void mpt__print_value(mpt__printing *printing, int64_t offset) {
     mpt__tensor element = *printing->tensor;
-    element.rank = 0;
+    element.shape.rank = 0;
     element.offset = offset;
     if (mpt__dtype_info[element.dtype].is_float) {
         double value = 0;
@@ -373,22 +335,22 @@ static void mpt__print_value(mpt__printing *printing, int64_t offset) {
     } else {
         int64_t value = 0;
         if (mpt__read_as(printing->context, &element, MPT_I64, &value) != MPT_OK) return;
-        mpt__write_text(&printing->out, "%lld", (long long)value);
+        mpt__write_text(&printing->out, "%lld", value);
     }
 }
 
 static void mpt__print_dimension(mpt__printing *printing, int dim, int64_t offset) {
     const mpt__tensor *tensor = printing->tensor;
-    if (dim == tensor->rank) {
+    if (dim == tensor->shape.rank) {
         mpt__print_value(printing, offset);
         return;
     }
-    int64_t size = tensor->shape[dim], edge = printing->config.edge;
+    int64_t size = tensor->shape.dim[dim], edge = printing->config.edge;
     mpt__write_text(&printing->out, "[");
     for (int64_t i = 0; i < size && printing->context->base.status == MPT_OK; i++) {
         if (i > 0) {
-            mpt__write_text(&printing->out, dim + 1 == tensor->rank ? ", " : ",\n");
-            for (int d = 0; d <= dim && dim + 1 < tensor->rank; d++)
+            mpt__write_text(&printing->out, dim + 1 == tensor->shape.rank ? ", " : ",\n");
+            for (int d = 0; d <= dim && dim + 1 < tensor->shape.rank; d++)
                 mpt__write_text(&printing->out, " ");
         }
         if (i == edge && size > 2 * edge) {
@@ -406,8 +368,8 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
     mpt__printing printing;
     printing.context = tensor.context;
     printing.config = config ? *config : mpt_print_config_default();
-    printing.out = mpt__prose_make(text, size);
-    printing.tensor = mpt__tensor_call(tensor, "mpt_format");
+    printing.out = mpt__text_make(text, size);
+    printing.tensor = mpt__enter_at(tensor, "mpt_format", "tensor");
     if (!printing.tensor) return 0;
     if (printing.config.digits < 1 || printing.config.digits > 17 || printing.config.edge < 1) {
         mpt__error(tensor.context, MPT_ERROR_ARGUMENT,
@@ -416,9 +378,8 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
         return 0;
     }
     mpt__print_dimension(&printing, 0, printing.tensor->offset);
-    mpt_shape shape = mpt__shape_of(printing.tensor);
     mpt__write_text(&printing.out, " %s %S", mpt_dtype_name((mpt_dtype)printing.tensor->dtype),
-                    &shape);
+                    &printing.tensor->shape);
     return printing.out.length;
 }
 

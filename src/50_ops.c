@@ -1,8 +1,8 @@
 /* ---------------------------------------------------------------------------------------------
  * 50_ops.c: the op table, the map of the system: one line per op.
  *
- * Rules, forward and backward functions stand in the rooms 51 to 54; rows that share a form share
- * the functions and differ in the kernel's function alone.
+ * Rules, forward and backward functions stand in the rooms 51 to 54, from which 55_ops_api.c makes
+ * the table; rows that share a form share the functions and differ in the kernel's function alone.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__50_OPS_INCLUDED
 #define MPT__50_OPS_INCLUDED
@@ -14,7 +14,7 @@
    means NULL. */
 #define MPT__OPS(O)                                                                         \
     O(add, INPUT, binary, binary, add, ADD, NONE, "Add")                                    \
-    O(sub, INPUT, binary, binary, sub, SUB, NONE, "Sub")                                    \
+    O(sub, INPUT, binary, binary, add, SUB, NEG, "Sub")                                     \
     O(mul, INPUT, binary, binary, mul, MUL, NONE, "Mul")                                    \
     O(div, INPUT, binary, binary, div, DIV, NONE, "Div")                                    \
     O(add_scalar, INPUT, unary, unary, pass, ADD_SCALAR, NONE, "Add")                       \
@@ -49,8 +49,7 @@
     O(cast, ANY, cast, copy, pass, NONE, NONE, "Cast")                                      \
     O(cat, INPUT, cat, cat, cat, NONE, NONE, "Concat")                                      \
     O(nll_loss, LOSS, nll, nll, nll, NONE, NONE, "NegativeLogLikelihoodLoss")               \
-    O(cross_entropy, LOSS, nll, cross_entropy, cross_entropy, NONE, NONE,                   \
-      "SoftmaxCrossEntropyLoss")                                                            \
+    O(cross_entropy, LOSS, nll, nll, cross_entropy, NONE, NONE, "SoftmaxCrossEntropyLoss")  \
     O(mse_loss, LOSS, mse, mse, mse, NONE, NONE, "")                                        \
     O(user, ANY, user, user, user, NONE, NONE, "")
 
@@ -62,83 +61,7 @@ typedef enum mpt__op_id {
         MPT__OP_COUNT
 } mpt__op_id;
 
-/* The functions of the table; each is defined in one of the rooms that follow. */
-#define MPT__SHAPES(F)                                                                            \
-    F(binary)                                                                                     \
-    F(unary)                                                                                      \
-    F(predicate)                                                                                  \
-    F(equal)                                                                                      \
-    F(matmul)                                                                                     \
-    F(linear)                                                                                     \
-    F(reduce) F(argmax) F(softmax) F(reshape) F(permute) F(slice) F(expand) F(cast) F(cat) F(nll) \
-        F(mse) F(user)
-#define MPT__FORWARDS(F)                                                              \
-    F(binary)                                                                         \
-    F(unary)                                                                          \
-    F(unary_keep_in)                                                                  \
-    F(unary_keep_out)                                                                 \
-    F(matmul)                                                                         \
-    F(linear)                                                                         \
-    F(reduce) F(max) F(argmax) F(softmax) F(dropout) F(reshape) F(copy) F(cat) F(nll) \
-        F(cross_entropy) F(mse) F(user) F(scale_loss)
-#define MPT__BACKWARDS(F)                                                                     \
-    F(add)                                                                                    \
-    F(sub)                                                                                    \
-    F(mul)                                                                                    \
-    F(div)                                                                                    \
-    F(pass)                                                                                   \
-    F(linear_unary)                                                                           \
-    F(unary) F(matmul) F(linear) F(reduce) F(max) F(softmax) F(dropout) F(reshape) F(permute) \
-        F(slice) F(expand) F(cat) F(nll) F(cross_entropy) F(mse) F(user)
-#define MPT__DECLARE(name) static mpt_status mpt__##name##_shape(mpt__frame *frame);
-MPT__SHAPES(MPT__DECLARE)
-#undef MPT__DECLARE
-#define MPT__DECLARE(name) static mpt_status mpt__##name##_forward(mpt__frame *frame);
-MPT__FORWARDS(MPT__DECLARE)
-#undef MPT__DECLARE
-#define MPT__DECLARE(name) static mpt_status mpt__##name##_backward(mpt__frame *frame);
-MPT__BACKWARDS(MPT__DECLARE)
-#undef MPT__DECLARE
-#define mpt__none_forward NULL
-#define mpt__none_backward NULL
-
-static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
-    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
-#define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
-    {#id,                                                                     \
-     onnx,                                                                    \
-     MPT__POLICY_##policy,                                                    \
-     mpt__##shape##_shape,                                                    \
-     mpt__##forward##_forward,                                                \
-     mpt__##backward##_backward,                                              \
-     MPT__FN_##fn,                                                            \
-     MPT__FN_##backward_fn},
-    MPT__OPS(MPT__ROW)
-#undef MPT__ROW
-};
-
-static const mpt__op_row *mpt__op_row_of(int op) { return &mpt__op_rows[op]; }
-
-/* ==== The policy table as text ==== */
-
-static const char *const mpt__policy_names[] = {"any dtype, unchanged", "input dtype (mixed: f32)",
-                                                "f16 / bf16", "f32", "f32 always"};
-
-MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size) {
-    if (!text) size = 0;
-    size_t need = mpt__format_text(text, size, "mptrain autocast policy, version 1\n");
-    for (int op = 1; op < MPT__OP_COUNT; op++) {
-        char *at = need < size ? text + need : NULL;
-        need += mpt__format_text(at, at ? size - need : 0, "%s: %s\n", mpt__op_rows[op].name,
-                                 mpt__policy_names[mpt__op_rows[op].policy]);
-    }
-    return need;
-}
-
-static void mpt__attributes_clear(mpt__attributes *attributes) {
-    static const mpt__attributes none = {{0.0, 0.0}, {0}, 0, 0, 0, 0};
-    *attributes = none;
-}
+static const mpt__attributes mpt__no_attributes = {{0.0, 0.0}, {0}, 0, 0, 0, 0};
 
 static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
     return frame->in[0] && frame->in[0]->dtype == MPT_F64 ? MPT_F64 : MPT_F32;

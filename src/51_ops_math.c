@@ -8,41 +8,19 @@
 
 /* ==== Views outside all tables ==== */
 
-/* The same storage under another shape. */
-static mpt__tensor mpt__viewed(const mpt__tensor *tensor, int rank, const int64_t *shape,
-                               const int64_t *stride) {
-    mpt__tensor view;
-    view.storage = tensor->storage;
-    view.dtype = tensor->dtype;
-    view.rank = (uint8_t)rank;
-    view.offset = tensor->offset;
-    for (int i = 0; i < rank; i++) {
-        view.shape[i] = shape[i];
-        view.stride[i] = stride[i];
-    }
-    return view;
+/* A contiguous tensor under another shape. */
+static mpt__tensor mpt__viewed(const mpt__tensor *tensor, const mpt_shape *shape) {
+    return mpt__view_on(tensor->storage, (mpt_dtype)tensor->dtype, shape, tensor->offset);
 }
 
-/* All elements of a contiguous tensor in one dimension. */
-static mpt__tensor mpt__flat_view(const mpt__tensor *tensor) {
-    int64_t numel = mpt__tensor_numel(tensor), one = 1;
-    return mpt__viewed(tensor, 1, &numel, &one);
-}
-
-/* The strides of `tensor` as if it had `rank` dimensions of sizes `shape`. */
-static MPT__FORCE_INLINE void mpt__broadcast_strides(const mpt__tensor *tensor, int rank,
-                                                     const int64_t *shape, int64_t *stride) {
-    int lead = rank - tensor->rank;
-    for (int i = 0; i < rank; i++) {
-        bool real = i >= lead && tensor->shape[i - lead] == shape[i];
+/* The strides of `tensor` as if it had that shape. */
+static MPT__FORCE_INLINE void mpt__broadcast_strides(const mpt__tensor *tensor,
+                                                     const mpt_shape *shape, int64_t *stride) {
+    int lead = shape->rank - tensor->shape.rank;
+    for (int i = 0; i < shape->rank; i++) {
+        bool real = i >= lead && tensor->shape.dim[i - lead] == shape->dim[i];
         stride[i] = real ? tensor->stride[i - lead] : 0;
     }
-}
-
-static mpt__tensor mpt__broadcast_view(const mpt__tensor *tensor, int rank, const int64_t *shape) {
-    int64_t stride[MPT_MAX_RANK];
-    mpt__broadcast_strides(tensor, rank, shape, stride);
-    return mpt__viewed(tensor, rank, shape, stride);
 }
 
 /* ==== Views as operands ====
@@ -60,9 +38,9 @@ static MPT__INLINE void mpt__operand_dim(mpt__operand *operand, int i, int64_t s
 static void mpt__operand_around(mpt__launch *launch, int position, const mpt__tensor *tensor,
                                 int dim, mpt__access access) {
     mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 3, access);
-    int64_t outer = 1, inner = 1, n = tensor->rank > 0 ? tensor->shape[dim] : 1;
-    for (int i = 0; i < dim; i++) outer *= tensor->shape[i];
-    for (int i = dim + 1; i < tensor->rank; i++) inner *= tensor->shape[i];
+    int64_t outer = 1, inner = 1, n = tensor->shape.rank > 0 ? tensor->shape.dim[dim] : 1;
+    for (int i = 0; i < dim; i++) outer *= tensor->shape.dim[i];
+    for (int i = dim + 1; i < tensor->shape.rank; i++) inner *= tensor->shape.dim[i];
     mpt__operand_dim(operand, 0, outer, n * inner);
     mpt__operand_dim(operand, 1, n, inner);
     mpt__operand_dim(operand, 2, inner, 1);
@@ -70,11 +48,11 @@ static void mpt__operand_around(mpt__launch *launch, int position, const mpt__te
 
 static MPT__NOINLINE void mpt__operand_pad(mpt__operand *operand, const mpt__tensor *tensor,
                                            int rank) {
-    int lead = rank - tensor->rank;
+    int lead = rank - tensor->shape.rank;
     operand->rank = (uint8_t)rank;
     for (int i = 0; i < lead; i++) mpt__operand_dim(operand, i, 1, 1);
     for (int i = lead; i < rank; i++)
-        mpt__operand_dim(operand, i, tensor->shape[i - lead], tensor->stride[i - lead]);
+        mpt__operand_dim(operand, i, tensor->shape.dim[i - lead], tensor->stride[i - lead]);
 }
 
 /* With leading dimensions of size 1 up to `rank`. */
@@ -82,15 +60,16 @@ static MPT__FORCE_INLINE void mpt__operand_padded(mpt__launch *launch, int posit
                                                   const mpt__tensor *tensor, int rank,
                                                   mpt__access access) {
     mpt__operand *operand = mpt__operand_of(launch, position, tensor, access);
-    if (tensor->rank != rank) mpt__operand_pad(operand, tensor, rank);
+    if (tensor->shape.rank != rank) mpt__operand_pad(operand, tensor, rank);
 }
 
 /* Read with the shape of `to`, by strides of 0. */
 static void mpt__operand_spread(mpt__launch *launch, int position, const mpt__tensor *tensor,
                                 const mpt__tensor *to) {
-    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, to->rank, MPT__READ);
-    mpt__copy_dims(operand->shape, to->shape, to->rank);
-    mpt__broadcast_strides(tensor, to->rank, to->shape, operand->stride);
+    mpt__operand *operand =
+        mpt__operand_ranked(launch, position, tensor, to->shape.rank, MPT__READ);
+    mpt__copy_dims(operand->shape, to->shape.dim, to->shape.rank);
+    mpt__broadcast_strides(tensor, &to->shape, operand->stride);
 }
 
 /* [.., n] as [rows, n], of a contiguous tensor (or any 1-d or 2-d one); transposed: [n, rows]. */
@@ -98,22 +77,21 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_rows(mpt__launch *launch, in
                                                          const mpt__tensor *tensor, bool transposed,
                                                          mpt__access access) {
     mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 2, access);
-    int last = tensor->rank - 1, row = transposed ? 1 : 0;
-    int64_t rows = tensor->shape[0], stride = tensor->stride[0];
+    int last = tensor->shape.rank - 1, row = transposed ? 1 : 0;
+    int64_t rows = tensor->shape.dim[0], stride = tensor->stride[0];
     if (last != 1) {
-        rows = 1, stride = last > 1 ? tensor->shape[last] : 0;
-        for (int i = 0; i < last; i++) rows *= tensor->shape[i];
+        rows = 1, stride = last > 1 ? tensor->shape.dim[last] : 0;
+        for (int i = 0; i < last; i++) rows *= tensor->shape.dim[i];
     }
     mpt__operand_dim(operand, row, rows, stride);
-    mpt__operand_dim(operand, 1 - row, tensor->shape[last], tensor->stride[last]);
+    mpt__operand_dim(operand, 1 - row, tensor->shape.dim[last], tensor->stride[last]);
     return operand;
 }
 
 /* The tensor itself, or a contiguous copy that lives until the end of the call. */
 static const mpt__tensor *mpt__contiguous_of(mpt__frame *frame, const mpt__tensor *tensor) {
     if (mpt__tensor_contiguous(tensor)) return tensor;
-    mpt_shape shape = mpt__shape_of(tensor);
-    mpt__tensor *copy = mpt__temporary(frame, (mpt_dtype)tensor->dtype, &shape);
+    mpt__tensor *copy = mpt__temporary(frame, (mpt_dtype)tensor->dtype, &tensor->shape);
     if (!copy) return NULL;
     return mpt__launch_copy(frame->context, tensor, copy, MPT__WRITE) == MPT_OK ? copy : NULL;
 }
@@ -121,7 +99,7 @@ static const mpt__tensor *mpt__contiguous_of(mpt__frame *frame, const mpt__tenso
 /* ==== Elementwise, one input ==== */
 
 static mpt_status mpt__unary_shape(mpt__frame *frame) {
-    mpt__shape_copy(&frame->out_shape[0], frame->in[0]);
+    mpt__shape_copy(&frame->out_shape[0], &frame->in[0]->shape);
     return MPT_OK;
 }
 
@@ -144,8 +122,7 @@ static mpt_status mpt__launch_unary(mpt__frame *frame, mpt__function function,
 }
 
 static mpt_status mpt__unary_forward(mpt__frame *frame) {
-    return mpt__launch_unary(frame, mpt__op_rows[frame->op].function, frame->in[0], frame->out[0],
-                             MPT__WRITE);
+    return mpt__launch_unary(frame, frame->row->function, frame->in[0], frame->out[0], MPT__WRITE);
 }
 
 /* Notes on the device whether the loss was finite: then a later overflow lies in backward. */
@@ -159,12 +136,12 @@ static mpt_status mpt__scale_loss_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__unary_keep_in_forward(mpt__frame *frame) {
-    frame->save[0] = frame->in[0];
+    mpt__save(frame, frame->in[0]);
     return mpt__unary_forward(frame);
 }
 
 static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {
-    frame->save[0] = frame->out[0];
+    mpt__save(frame, frame->out[0]);
     return mpt__unary_forward(frame);
 }
 
@@ -182,22 +159,18 @@ static mpt_status mpt__launch_binary(mpt_context *context, mpt__function functio
 
 /* dx = f(saved, dy); only log divides dy by what it saved, so its operands change places. */
 static mpt_status mpt__unary_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    mpt__function function = mpt__op_rows[frame->op].backward_function;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    mpt__function function = frame->row->backward_function;
     bool swapped = function == MPT__FN_DIV;
     return mpt__launch_binary(frame->context, function, swapped ? frame->dy[0] : frame->saved[0],
-                              swapped ? frame->saved[0] : frame->dy[0], dx, access);
+                              swapped ? frame->saved[0] : frame->dy[0], frame->dx, frame->access);
 }
 
 /* dx = f(dy) for functions that are linear. */
 static mpt_status mpt__linear_unary_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    return mpt__launch_unary(frame, mpt__op_rows[frame->op].backward_function, frame->dy[0], dx,
-                             access);
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_unary(frame, frame->row->backward_function, frame->dy[0], frame->dx,
+                             frame->access);
 }
 
 static mpt_status mpt__pass_backward(mpt__frame *frame) {
@@ -213,7 +186,7 @@ static int mpt__broadcast_dims(const mpt__tensor *a, int na, const mpt__tensor *
     out->rank = na > nb ? na : nb;
     for (int i = 0; i < out->rank; i++) {
         int ia = i - (out->rank - na), ib = i - (out->rank - nb);
-        int64_t sa = ia < 0 ? 1 : a->shape[ia], sb = ib < 0 ? 1 : b->shape[ib];
+        int64_t sa = ia < 0 ? 1 : a->shape.dim[ia], sb = ib < 0 ? 1 : b->shape.dim[ib];
         if (sa != sb && sa != 1 && sb != 1) return i;
         out->dim[i] = sa == 1 ? sb : sa;
     }
@@ -222,14 +195,13 @@ static int mpt__broadcast_dims(const mpt__tensor *a, int na, const mpt__tensor *
 
 static mpt_status mpt__binary_shape(mpt__frame *frame) {
     const mpt__tensor *a = frame->in[0], *b = frame->in[1];
-    int misfit = mpt__broadcast_dims(a, a->rank, b, b->rank, &frame->out_shape[0]);
+    int misfit = mpt__broadcast_dims(a, a->shape.rank, b, b->shape.rank, &frame->out_shape[0]);
     if (misfit < 0) return MPT_OK;
-    mpt_shape sa = mpt__shape_of(a), sb = mpt__shape_of(b);
     int back = frame->out_shape[0].rank - misfit;
     return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                      "shapes %S and %S do not broadcast: dimension %d is %lld against %lld", &sa,
-                      &sb, misfit, (long long)a->shape[a->rank - back],
-                      (long long)b->shape[b->rank - back]);
+                      "shapes %S and %S do not broadcast: dimension %d is %lld against %lld",
+                      &a->shape, &b->shape, misfit, a->shape.dim[a->shape.rank - back],
+                      b->shape.dim[b->shape.rank - back]);
 }
 
 static mpt_status mpt__equal_shape(mpt__frame *frame) {
@@ -240,12 +212,12 @@ static mpt_status mpt__equal_shape(mpt__frame *frame) {
 
 static mpt_status mpt__binary_forward(mpt__frame *frame) {
     if (frame->op == MPT__OP_mul || frame->op == MPT__OP_div) {
-        frame->save[0] = frame->in[0];
-        frame->save[1] = frame->in[1];
+        mpt__save(frame, frame->in[0]);
+        mpt__save(frame, frame->in[1]);
     }
-    if (frame->op == MPT__OP_div) frame->save[2] = frame->out[0];
-    return mpt__launch_binary(frame->context, mpt__op_rows[frame->op].function, frame->in[0],
-                              frame->in[1], frame->out[0], MPT__WRITE);
+    if (frame->op == MPT__OP_div) mpt__save(frame, frame->out[0]);
+    return mpt__launch_binary(frame->context, frame->row->function, frame->in[0], frame->in[1],
+                              frame->out[0], MPT__WRITE);
 }
 
 /* Sums `full` over the dimensions in which `part` was broadcast. */
@@ -255,7 +227,7 @@ static mpt_status mpt__launch_reduce(mpt_context *context, mpt__function functio
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_REDUCE);
     launch->function = (uint8_t)function;
     mpt__operand_of(launch, 0, full, MPT__READ);
-    mpt__operand_padded(launch, 1, part, full->rank, access);
+    mpt__operand_padded(launch, 1, part, full->shape.rank, access);
     return mpt__submit(context, launch);
 }
 
@@ -275,8 +247,7 @@ static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, mpt__functio
         return mpt__launch_reduce(context, MPT__FN_SUM, a, target, access);
     const mpt__tensor *product = target;
     if (!whole) {
-        mpt_shape shape = mpt__shape_of(dy);
-        product = mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+        product = mpt__temporary(frame, mpt__loss_dtype(frame), &dy->shape);
         if (!product) return context->base.status;
     }
     mpt__access first = whole ? access : MPT__WRITE;
@@ -286,16 +257,12 @@ static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, mpt__functio
     return mpt__launch_reduce(context, MPT__FN_SUM, product, target, access);
 }
 
+/* Of a sum, or of a difference, whose second gradient is negative. */
 static mpt_status mpt__add_backward(mpt__frame *frame) {
-    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, frame->dy[0], NULL);
+    const mpt__tensor *dy = frame->dy[0];
+    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, dy, NULL);
     if (status != MPT_OK) return status;
-    return mpt__broadcast_gradient(frame, 1, MPT__FN_NONE, frame->dy[0], NULL);
-}
-
-static mpt_status mpt__sub_backward(mpt__frame *frame) {
-    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, frame->dy[0], NULL);
-    if (status != MPT_OK) return status;
-    return mpt__broadcast_gradient(frame, 1, MPT__FN_NEG, frame->dy[0], NULL);
+    return mpt__broadcast_gradient(frame, 1, frame->row->backward_function, dy, NULL);
 }
 
 static mpt_status mpt__mul_backward(mpt__frame *frame) {
@@ -311,8 +278,7 @@ static mpt_status mpt__div_backward(mpt__frame *frame) {
     const mpt__tensor *dy = frame->dy[0], *b = frame->saved[1];
     mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_DIV, dy, b);
     if (status != MPT_OK || !mpt__wants(frame, 1)) return status;
-    mpt_shape shape = mpt__shape_of(dy);
-    mpt__tensor *quotient = mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+    mpt__tensor *quotient = mpt__temporary(frame, mpt__loss_dtype(frame), &dy->shape);
     if (!quotient) return context->base.status;
     status = mpt__launch_binary(context, MPT__FN_DIV, dy, b, quotient, MPT__WRITE);
     if (status == MPT_OK)
@@ -324,26 +290,26 @@ static mpt_status mpt__div_backward(mpt__frame *frame) {
 /* ==== Matrix products ==== */
 
 static mpt_status mpt__matmul_mismatch(mpt__frame *frame, const char *why) {
-    mpt_shape a = mpt__shape_of(frame->in[0]), b = mpt__shape_of(frame->in[1]);
-    return mpt__error(frame->context, MPT_ERROR_SHAPE, "%S x %S: %s", &a, &b, why);
+    return mpt__error(frame->context, MPT_ERROR_SHAPE, "%S x %S: %s", &frame->in[0]->shape,
+                      &frame->in[1]->shape, why);
 }
 
 /* A 1-d a is a row, a 1-d b a column; the output drops the dimension that was not there. */
 static mpt_status mpt__matmul_shape(mpt__frame *frame) {
     const mpt__tensor *a = frame->in[0], *b = frame->in[1];
     mpt_shape *out = &frame->out_shape[0];
-    if (a->rank == 0 || b->rank == 0)
+    if (a->shape.rank == 0 || b->shape.rank == 0)
         return mpt__matmul_mismatch(frame,
                                     "both need at least one dimension; mpt_mul multiplies scalars");
-    if (a->shape[a->rank - 1] != b->shape[b->rank > 1 ? b->rank - 2 : 0])
+    if (a->shape.dim[a->shape.rank - 1] != b->shape.dim[b->shape.rank > 1 ? b->shape.rank - 2 : 0])
         return mpt__matmul_mismatch(frame,
                                     "the last dimension of the first must equal the last but one "
                                     "of the second; mpt_transpose one of them");
-    if (mpt__broadcast_dims(a, a->rank > 1 ? a->rank - 2 : 0, b, b->rank > 1 ? b->rank - 2 : 0,
-                            out) >= 0)
+    if (mpt__broadcast_dims(a, a->shape.rank > 1 ? a->shape.rank - 2 : 0, b,
+                            b->shape.rank > 1 ? b->shape.rank - 2 : 0, out) >= 0)
         return mpt__matmul_mismatch(frame, "leading dimensions do not broadcast");
-    if (a->rank > 1) out->dim[out->rank++] = a->shape[a->rank - 2];
-    if (b->rank > 1) out->dim[out->rank++] = b->shape[b->rank - 1];
+    if (a->shape.rank > 1) out->dim[out->rank++] = a->shape.dim[a->shape.rank - 2];
+    if (b->shape.rank > 1) out->dim[out->rank++] = b->shape.dim[b->shape.rank - 1];
     return MPT_OK;
 }
 
@@ -354,26 +320,26 @@ static mpt__tensor mpt__matrix(const mpt__tensor *tensor, bool row, bool column,
     mpt__tensor view;
     view.storage = tensor->storage;
     view.dtype = tensor->dtype;
-    view.rank = (uint8_t)(batches + 2);
+    view.shape.rank = (uint8_t)(batches + 2);
     view.offset = tensor->offset;
-    int from = tensor->rank - 1;
+    int from = tensor->shape.rank - 1;
     for (int to = batches + 1; to >= 0; to--) {
         bool there = to > batches ? column : to == batches ? row : from >= 0;
-        view.shape[to] = there ? tensor->shape[from] : 1;
+        view.shape.dim[to] = there ? tensor->shape.dim[from] : 1;
         view.stride[to] = there ? tensor->stride[from] : 0;
         if (there) from--;
         if (to >= batches || !batch) continue;
-        if (view.shape[to] != batch[to]) view.stride[to] = 0;
-        view.shape[to] = batch[to];
+        if (view.shape.dim[to] != batch[to]) view.stride[to] = 0;
+        view.shape.dim[to] = batch[to];
     }
     return view;
 }
 
 /* The last two dimensions swapped. */
 static mpt__tensor mpt__transposed_view(const mpt__tensor *tensor) {
-    int a = tensor->rank - 2, b = tensor->rank - 1;
-    mpt__tensor view = mpt__viewed(tensor, tensor->rank, tensor->shape, tensor->stride);
-    view.shape[a] = tensor->shape[b], view.shape[b] = tensor->shape[a];
+    int a = tensor->shape.rank - 2, b = tensor->shape.rank - 1;
+    mpt__tensor view = *tensor;
+    view.shape.dim[a] = tensor->shape.dim[b], view.shape.dim[b] = tensor->shape.dim[a];
     view.stride[a] = tensor->stride[b], view.stride[b] = tensor->stride[a];
     return view;
 }
@@ -394,13 +360,13 @@ static mpt_status mpt__launch_gemm(mpt__frame *frame, const mpt__tensor *a, cons
    read in their cast form. */
 static bool mpt__matmul_views(mpt__frame *frame, mpt__tensor *const in[2], const mpt__tensor *y,
                               mpt__tensor view[3]) {
-    bool row = frame->in[0]->rank > 1, column = frame->in[1]->rank > 1;
-    int batches = y->rank - row - column;
+    bool row = frame->in[0]->shape.rank > 1, column = frame->in[1]->shape.rank > 1;
+    int batches = y->shape.rank - row - column;
     view[2] = mpt__matrix(y, row, column, batches, NULL);
     for (int i = 0; i < 2; i++) {
         mpt__source source;
         if (!mpt__gemm_source(frame->context, in[i], frame->compute, &source)) return false;
-        view[i] = mpt__matrix(in[i], i == 1 || row, i == 0 || column, batches, view[2].shape);
+        view[i] = mpt__matrix(in[i], i == 1 || row, i == 0 || column, batches, view[2].shape.dim);
         view[i].storage = source.storage;
         view[i].dtype = source.dtype;
     }
@@ -409,8 +375,8 @@ static bool mpt__matmul_views(mpt__frame *frame, mpt__tensor *const in[2], const
 
 static mpt_status mpt__matmul_forward(mpt__frame *frame) {
     mpt__tensor view[3];
-    frame->save[0] = frame->in[0];
-    frame->save[1] = frame->in[1];
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
     if (!mpt__matmul_views(frame, frame->in, frame->out[0], view))
         return frame->context->base.status;
     return mpt__launch_gemm(frame, &view[0], &view[1], &view[2], MPT__WRITE);
@@ -422,13 +388,13 @@ static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tens
     mpt__access access;
     mpt__tensor *target = mpt__gradient_into(frame, i, &access);
     if (!target) return frame->context->base.status;
-    int batches = left->rank - 2;
-    bool vector = target->rank == 1, summed = false;
+    int batches = left->shape.rank - 2;
+    bool vector = target->shape.rank == 1, summed = false;
     mpt__tensor matrix = mpt__matrix(target, i == 1 || !vector, i == 0 || !vector, batches, NULL);
-    for (int d = 0; d < batches; d++) summed |= matrix.shape[d] != left->shape[d];
+    for (int d = 0; d < batches; d++) summed |= matrix.shape.dim[d] != left->shape.dim[d];
     if (!summed) return mpt__launch_gemm(frame, left, right, &matrix, access);
-    mpt_shape full = mpt__shape_of(left);
-    full.dim[batches + 1] = right->shape[batches + 1];
+    mpt_shape full = left->shape;
+    full.dim[batches + 1] = right->shape.dim[batches + 1];
     mpt__tensor *product = mpt__temporary(frame, mpt__loss_dtype(frame), &full);
     if (!product) return frame->context->base.status;
     mpt_status status = mpt__launch_gemm(frame, left, right, product, MPT__WRITE);
@@ -454,20 +420,17 @@ static mpt_status mpt__matmul_backward(mpt__frame *frame) {
 
 static mpt_status mpt__linear_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0], *w = frame->in[1], *bias = frame->in[2];
-    if (w->rank != 2 || x->rank < 1 || x->shape[x->rank - 1] != w->shape[1]) {
-        mpt_shape sx = mpt__shape_of(x), sw = mpt__shape_of(w);
+    if (w->shape.rank != 2 || x->shape.rank < 1 ||
+        x->shape.dim[x->shape.rank - 1] != w->shape.dim[1])
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "input %S does not fit weight %S: expected [.., in] and [out, in]", &sx,
-                          &sw);
-    }
-    if (bias && (bias->rank != 1 || bias->shape[0] != w->shape[0])) {
-        mpt_shape sb = mpt__shape_of(bias), sw = mpt__shape_of(w);
+                          "input %S does not fit weight %S: expected [.., in] and [out, in]",
+                          &x->shape, &w->shape);
+    if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != w->shape.dim[0]))
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "bias %S does not fit weight %S: expected [%lld]", &sb, &sw,
-                          (long long)w->shape[0]);
-    }
-    mpt__shape_copy(&frame->out_shape[0], x);
-    frame->out_shape[0].dim[x->rank - 1] = w->shape[0];
+                          "bias %S does not fit weight %S: expected [%lld]", &bias->shape,
+                          &w->shape, w->shape.dim[0]);
+    mpt__shape_copy(&frame->out_shape[0], &x->shape);
+    frame->out_shape[0].dim[x->shape.rank - 1] = w->shape.dim[0];
     return MPT_OK;
 }
 
@@ -490,7 +453,7 @@ static MPT__FORCE_INLINE void mpt__linear_weight(mpt__launch *launch, const mpt_
 }
 
 static const mpt__tensor *mpt__rows_source(mpt__frame *frame, const mpt__tensor *tensor) {
-    return tensor->rank <= 2 ? tensor : mpt__contiguous_of(frame, tensor);
+    return tensor->shape.rank <= 2 ? tensor : mpt__contiguous_of(frame, tensor);
 }
 
 static mpt__function mpt__activation_function(mpt_activation activation, bool backward) {
@@ -514,16 +477,16 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
     mpt__source w;
     if (!x || !mpt__gemm_source(context, frame->in[1], frame->compute, &w))
         return context->base.status;
-    frame->save[0] = frame->in[0];
-    frame->save[1] = frame->in[1];
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
     bool split = frame->records && mpt__activation_keeps_input(activation);
     mpt__tensor *before = frame->out[0];
     if (split) {
         before = mpt__temporary(frame, frame->out_dtype[0], &frame->out_shape[0]);
         if (!before) return context->base.status;
-        frame->save[2] = before;
+        mpt__save(frame, before);
     } else if (activation != MPT_ACTIVATION_NONE) {
-        frame->save[2] = frame->out[0];
+        mpt__save(frame, frame->out[0]);
     }
     mpt__launch *launch = mpt__linear_begin(frame, split ? MPT_ACTIVATION_NONE : activation);
     mpt__operand *rows = mpt__operand_rows(launch, 0, x, false, MPT__READ);
@@ -542,8 +505,7 @@ static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor
     if (!dy || activation == MPT_ACTIVATION_NONE) return dy;
     const mpt__tensor *inner = dy;
     if (!mpt__owned(frame->context, dy)) {
-        mpt_shape shape = mpt__shape_of(dy);
-        inner = mpt__temporary(frame, (mpt_dtype)dy->dtype, &shape);
+        inner = mpt__temporary(frame, (mpt_dtype)dy->dtype, &dy->shape);
         if (!inner) return NULL;
     }
     mpt__function function = mpt__activation_function(activation, true);
@@ -601,15 +563,15 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     mpt_shape *out = &frame->out_shape[0];
     out->rank = 0;
     if (!a->index[2]) {
-        int dim = mpt__dimension(frame->context, (int)a->index[0], x->rank);
+        int dim = mpt__dimension(frame->context, (int)a->index[0], x->shape.rank);
         if (dim < 0) return frame->context->base.status;
         a->index[0] = dim;
     }
     int64_t reduced = 1;
-    for (int i = 0; i < x->rank; i++) {
+    for (int i = 0; i < x->shape.rank; i++) {
         bool gone = a->index[2] || i == a->index[0];
-        if (gone) reduced *= x->shape[i];
-        if (!gone || a->index[1]) out->dim[out->rank++] = gone ? 1 : x->shape[i];
+        if (gone) reduced *= x->shape.dim[i];
+        if (!gone || a->index[1]) out->dim[out->rank++] = gone ? 1 : x->shape.dim[i];
     }
     a->index[3] = reduced;
     return MPT_OK;
@@ -620,35 +582,33 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
 static mpt__tensor mpt__unreduced_view(const mpt__frame *frame, const mpt__tensor *out) {
     const mpt__tensor *x = frame->in[0];
     const mpt__attributes *a = frame->attributes;
-    int64_t shape[MPT_MAX_RANK], stride[MPT_MAX_RANK];
+    mpt__tensor view = *out;
     int at = 0;
-    for (int i = 0; i < x->rank; i++) {
+    view.shape.rank = x->shape.rank;
+    for (int i = 0; i < x->shape.rank; i++) {
         bool gone = a->index[2] || i == a->index[0];
-        shape[i] = gone ? 1 : x->shape[i];
-        stride[i] = gone ? 0 : out->stride[at];
+        view.shape.dim[i] = gone ? 1 : x->shape.dim[i];
+        view.stride[i] = gone ? 0 : out->stride[at];
         if (!gone || a->index[1]) at++;
     }
-    return mpt__viewed(out, x->rank, shape, stride);
+    return view;
 }
 
 static mpt_status mpt__reduce_forward(mpt__frame *frame) {
     mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
-    return mpt__launch_reduce(frame->context, mpt__op_rows[frame->op].function, frame->in[0], &out,
-                              MPT__WRITE);
+    return mpt__launch_reduce(frame->context, frame->row->function, frame->in[0], &out, MPT__WRITE);
 }
 
 /* Every element of x gets dy (mean: dy / n) of its output. */
 static mpt_status mpt__reduce_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
-    bool sum = mpt__op_rows[frame->op].function == MPT__FN_SUM;
+    bool sum = frame->row->function == MPT__FN_SUM;
     mpt__launch *launch = mpt__launch_begin(frame->context, sum ? MPT__K_COPY : MPT__K_UNARY);
     launch->function = sum ? MPT__FN_NONE : MPT__FN_MUL_SCALAR;
     launch->imm[0] = sum ? 0.0 : 1.0 / (double)frame->attributes->index[3];
-    mpt__operand_spread(launch, 0, &dy, dx);
-    mpt__operand_of(launch, 1, dx, access);
+    mpt__operand_spread(launch, 0, &dy, frame->dx);
+    mpt__operand_of(launch, 1, frame->dx, frame->access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -656,22 +616,22 @@ static mpt_status mpt__reduce_backward(mpt__frame *frame) {
    can be; `reduced`: without the dimension that went. */
 static void mpt__operand_chosen(const mpt__frame *frame, mpt__launch *launch, int position,
                                 const mpt__tensor *tensor, bool reduced, mpt__access access) {
-    mpt__tensor view = frame->attributes->index[2] ? mpt__flat_view(tensor)
-                       : reduced                   ? mpt__unreduced_view(frame, tensor)
-                                                   : *tensor;
+    bool flat = frame->attributes->index[2] != 0;
+    mpt_shape all = MPT_SHAPE(mpt__tensor_numel(tensor));
+    mpt__tensor view = flat      ? mpt__viewed(tensor, &all)
+                       : reduced ? mpt__unreduced_view(frame, tensor)
+                                 : *tensor;
     mpt__operand_of(launch, position, &view, access);
-    launch->index[0] = frame->attributes->index[2] ? 0 : frame->attributes->index[0];
+    launch->index[0] = flat ? 0 : frame->attributes->index[0];
 }
 
 /* Index and value of the first maximum, each where it is wanted. */
 static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index,
                                      const mpt__tensor *value) {
     const mpt__tensor *x = frame->in[0];
-    if (frame->attributes->index[3] == 0) {
-        mpt_shape shape = mpt__shape_of(x);
+    if (frame->attributes->index[3] == 0)
         return mpt__error(frame->context, MPT_ERROR_SHAPE, "no elements to choose from in shape %S",
-                          &shape);
-    }
+                          &x->shape);
     if (frame->attributes->index[2]) x = mpt__contiguous_of(frame, x);
     if (!x) return frame->context->base.status;
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
@@ -682,21 +642,21 @@ static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index
 }
 
 static mpt_status mpt__max_forward(mpt__frame *frame) {
+    mpt__tensor *index = NULL;
     if (frame->records) {
-        frame->save[0] = mpt__temporary(frame, MPT_I64, &frame->out_shape[0]);
-        if (!frame->save[0]) return frame->context->base.status;
+        index = mpt__temporary(frame, MPT_I64, &frame->out_shape[0]);
+        if (!index) return frame->context->base.status;
+        mpt__save(frame, index);
     }
-    return mpt__launch_argmax(frame, frame->save[0], frame->out[0]);
+    return mpt__launch_argmax(frame, index, frame->out[0]);
 }
 
 static mpt_status mpt__max_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCATTER_AXIS);
     mpt__operand_chosen(frame, launch, 0, frame->saved[0], true, MPT__READ);
     mpt__operand_chosen(frame, launch, 1, frame->dy[0], true, MPT__READ);
-    mpt__operand_chosen(frame, launch, 2, dx, false, access);
+    mpt__operand_chosen(frame, launch, 2, frame->dx, false, frame->access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -712,12 +672,13 @@ static mpt_status mpt__argmax_forward(mpt__frame *frame) {
 /* ==== Softmax ==== */
 
 static mpt_status mpt__softmax_shape(mpt__frame *frame) {
-    mpt__shape_copy(&frame->out_shape[0], frame->in[0]);
-    if (frame->in[0]->rank == 0) { /* one element, whatever the dimension is called */
+    mpt__shape_copy(&frame->out_shape[0], &frame->in[0]->shape);
+    if (frame->in[0]->shape.rank == 0) { /* one element, whatever the dimension is called */
         frame->attributes->index[0] = 0;
         return MPT_OK;
     }
-    int dim = mpt__dimension(frame->context, (int)frame->attributes->index[0], frame->in[0]->rank);
+    int dim =
+        mpt__dimension(frame->context, (int)frame->attributes->index[0], frame->in[0]->shape.rank);
     frame->attributes->index[0] = dim;
     return dim < 0 ? frame->context->base.status : MPT_OK;
 }
@@ -725,27 +686,25 @@ static mpt_status mpt__softmax_shape(mpt__frame *frame) {
 static mpt_status mpt__softmax_forward(mpt__frame *frame) {
     const mpt__tensor *x = mpt__contiguous_of(frame, frame->in[0]);
     if (!x) return frame->context->base.status;
-    frame->save[0] = frame->out[0];
+    mpt__save(frame, frame->out[0]);
     int dim = (int)frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX);
-    launch->function = (uint8_t)mpt__op_rows[frame->op].function;
+    launch->function = (uint8_t)frame->row->function;
     mpt__operand_around(launch, 0, x, dim, MPT__READ);
     mpt__operand_around(launch, 1, frame->out[0], dim, MPT__WRITE);
     return mpt__submit(frame->context, launch);
 }
 
 static mpt_status mpt__softmax_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
     if (!dy) return frame->context->base.status;
     int dim = (int)frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX_BACKWARD);
-    launch->function = (uint8_t)mpt__op_rows[frame->op].function;
+    launch->function = (uint8_t)frame->row->function;
     mpt__operand_around(launch, 0, frame->saved[0], dim, MPT__READ);
     mpt__operand_around(launch, 1, dy, dim, MPT__READ);
-    mpt__operand_around(launch, 2, dx, dim, access);
+    mpt__operand_around(launch, 2, frame->dx, dim, frame->access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -780,10 +739,8 @@ static mpt_status mpt__dropout_forward(mpt__frame *frame) {
 
 /* Draws the mask again: nothing was kept. */
 static mpt_status mpt__dropout_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    return mpt__launch_dropout(frame, frame->record->step, frame->dy[0], dx, access);
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_dropout(frame, frame->record->step, frame->dy[0], frame->dx, frame->access);
 }
 
 #endif

@@ -27,7 +27,7 @@ static mpt_status mpt__cast_shape(mpt__frame *frame) {
                           (int)dtype);
     if (!mpt__dtype_info[dtype].is_float) frame->records = false;
     frame->out_dtype[0] = dtype;
-    frame->out_shape[0] = mpt__shape_of(frame->in[0]);
+    frame->out_shape[0] = frame->in[0]->shape;
     return MPT_OK;
 }
 
@@ -40,20 +40,21 @@ static bool mpt__reshape_strides(const mpt__tensor *tensor, const mpt_shape *sha
     mpt__shape_strides(shape, stride);
     if (mpt__tensor_contiguous(tensor)) return true;
     int to = shape->rank - 1;
-    for (int from = tensor->rank - 1; from >= 0;) {
-        int64_t run = tensor->shape[from], base = tensor->stride[from];
+    for (int from = tensor->shape.rank - 1; from >= 0;) {
+        int64_t run = tensor->shape.dim[from], base = tensor->stride[from];
         while (from > 0 &&
-               (tensor->shape[from - 1] == 1 ||
-                tensor->stride[from - 1] == tensor->shape[from] * tensor->stride[from])) {
-            if (tensor->shape[from - 1] == 1) { /* its stride says nothing: look through it */
+               (tensor->shape.dim[from - 1] == 1 ||
+                tensor->stride[from - 1] == tensor->shape.dim[from] * tensor->stride[from])) {
+            if (tensor->shape.dim[from - 1] == 1) { /* its stride says nothing: look through it */
                 if (from == 1) {
                     from--;
                     break;
                 }
-                if (tensor->stride[from - 2] != run * base && tensor->shape[from - 2] != 1) break;
+                if (tensor->stride[from - 2] != run * base && tensor->shape.dim[from - 2] != 1)
+                    break;
             }
             from--;
-            run *= tensor->shape[from];
+            run *= tensor->shape.dim[from];
         }
         int64_t filled = 1;
         while (to >= 0 && filled < run) {
@@ -70,7 +71,7 @@ static bool mpt__reshape_strides(const mpt__tensor *tensor, const mpt_shape *sha
 /* Fills in one -1 and checks the element count. */
 static mpt_status mpt__reshape_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
-    mpt_shape shape = mpt__asked_shape(frame), asked = shape, from = mpt__shape_of(x);
+    mpt_shape shape = mpt__asked_shape(frame), asked = shape;
     int64_t numel = mpt__tensor_numel(x), known = 1;
     int unknown = -1, unknowns = 0;
     for (int i = 0; i < shape.rank; i++) {
@@ -89,8 +90,7 @@ static mpt_status mpt__reshape_shape(mpt__frame *frame) {
     }
     if (unknowns > 0 || known != numel || mpt__shape_numel(&shape) != numel)
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "%S has %lld elements and cannot become %S", &from, (long long)numel,
-                          &asked);
+                          "%S has %lld elements and cannot become %S", &x->shape, numel, &asked);
     frame->out_shape[0] = shape;
     frame->is_view = mpt__reshape_strides(x, &shape, frame->view_stride);
     frame->view_offset = x->offset;
@@ -99,20 +99,14 @@ static mpt_status mpt__reshape_shape(mpt__frame *frame) {
 
 static mpt_status mpt__reshape_forward(mpt__frame *frame) {
     if (frame->is_view) return MPT_OK;
-    mpt_shape shape = mpt__shape_of(frame->in[0]);
-    int64_t stride[MPT_MAX_RANK];
-    mpt__shape_strides(&shape, stride);
-    mpt__tensor out = mpt__viewed(frame->out[0], shape.rank, shape.dim, stride);
+    mpt__tensor out = mpt__viewed(frame->out[0], &frame->in[0]->shape);
     return mpt__launch_copy(frame->context, frame->in[0], &out, MPT__WRITE);
 }
 
 static mpt_status mpt__reshape_backward(mpt__frame *frame) {
     const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
     if (!dy) return frame->context->base.status;
-    mpt_shape shape = mpt__shape_of(frame->in[0]);
-    int64_t stride[MPT_MAX_RANK];
-    mpt__shape_strides(&shape, stride);
-    mpt__tensor view = mpt__viewed(dy, shape.rank, shape.dim, stride);
+    mpt__tensor view = mpt__viewed(dy, &frame->in[0]->shape);
     return mpt__gradient_pass(frame, 0, &view);
 }
 
@@ -122,23 +116,23 @@ static mpt_status mpt__permute_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     int64_t *order = frame->attributes->index;
     unsigned seen = 0;
-    bool good = frame->attributes->rank == x->rank;
-    for (int i = 0; good && i < x->rank; i++) {
-        if (order[i] < 0) order[i] += x->rank;
-        good = order[i] >= 0 && order[i] < x->rank && !(seen >> order[i] & 1u);
+    bool good = frame->attributes->rank == x->shape.rank;
+    for (int i = 0; good && i < x->shape.rank; i++) {
+        if (order[i] < 0) order[i] += x->shape.rank;
+        good = order[i] >= 0 && order[i] < x->shape.rank && !(seen >> order[i] & 1u);
         if (good) seen |= 1u << order[i];
     }
     if (!good) {
         mpt_shape asked = mpt__asked_shape(frame);
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
                           "%S is no order of the %d dimensions, each named once", &asked,
-                          (int)x->rank);
+                          (int)x->shape.rank);
     }
     frame->is_view = true;
     frame->view_offset = x->offset;
-    frame->out_shape[0].rank = x->rank;
-    for (int i = 0; i < x->rank; i++) {
-        frame->out_shape[0].dim[i] = x->shape[order[i]];
+    frame->out_shape[0].rank = x->shape.rank;
+    for (int i = 0; i < x->shape.rank; i++) {
+        frame->out_shape[0].dim[i] = x->shape.dim[order[i]];
         frame->view_stride[i] = x->stride[order[i]];
     }
     return MPT_OK;
@@ -148,8 +142,8 @@ static mpt_status mpt__permute_backward(mpt__frame *frame) {
     const int64_t *order = frame->attributes->index;
     const mpt__tensor *dy = frame->dy[0];
     mpt__tensor view = *dy;
-    for (int i = 0; i < dy->rank; i++) {
-        view.shape[order[i]] = dy->shape[i];
+    for (int i = 0; i < dy->shape.rank; i++) {
+        view.shape.dim[order[i]] = dy->shape.dim[i];
         view.stride[order[i]] = dy->stride[i];
     }
     return mpt__gradient_pass(frame, 0, &view);
@@ -161,12 +155,12 @@ static mpt_status mpt__permute_backward(mpt__frame *frame) {
 static mpt_status mpt__slice_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     int64_t *index = frame->attributes->index;
-    int dim = mpt__dimension(frame->context, (int)index[0], x->rank);
+    int dim = mpt__dimension(frame->context, (int)index[0], x->shape.rank);
     if (dim < 0) return frame->context->base.status;
     if (index[3] < 1)
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "step %lld: expected 1 or more",
-                          (long long)index[3]);
-    int64_t size = x->shape[dim], bound[2];
+                          index[3]);
+    int64_t size = x->shape.dim[dim], bound[2];
     for (int i = 0; i < 2; i++) {
         bound[i] = index[i + 1] < 0 ? index[i + 1] + size : index[i + 1];
         if (index[i + 1] < 0 && bound[i] < 0) bound[i] = 0;
@@ -177,44 +171,35 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
     index[1] = count > 0 ? bound[0] : 0;
     if (count <= 1) index[3] = 1; /* any step would do, but strides must not overflow */
     frame->is_view = true;
-    frame->out_shape[0] = mpt__shape_of(x);
+    frame->out_shape[0] = x->shape;
     frame->out_shape[0].dim[dim] = count;
-    mpt__copy_dims(frame->view_stride, x->stride, x->rank);
+    mpt__copy_dims(frame->view_stride, x->stride, x->shape.rank);
     frame->view_stride[dim] *= index[3];
     frame->view_offset = x->offset + index[1] * x->stride[dim];
     return MPT_OK;
 }
 
-static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
-    launch->imm[0] = value;
-    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
-    return mpt__submit(context, launch);
-}
-
 static mpt_status mpt__slice_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    if (access == MPT__WRITE && mpt__launch_fill(frame->context, dx, 0.0) != MPT_OK)
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (frame->access == MPT__WRITE && mpt__launch_fill(frame->context, frame->dx, 0.0) != MPT_OK)
         return frame->context->base.status;
     const int64_t *index = frame->attributes->index;
-    mpt__tensor part = *dx; /* what the slice took */
-    part.shape[index[0]] = frame->dy[0]->shape[index[0]];
+    mpt__tensor part = *frame->dx; /* what the slice took */
+    part.shape.dim[index[0]] = frame->dy[0]->shape.dim[index[0]];
     part.stride[index[0]] *= index[3];
-    part.offset += index[1] * dx->stride[index[0]];
-    return mpt__launch_copy(frame->context, frame->dy[0], &part, access);
+    part.offset += index[1] * frame->dx->stride[index[0]];
+    return mpt__launch_copy(frame->context, frame->dy[0], &part, frame->access);
 }
 
 /* ==== Expand ==== */
 
 static mpt_status mpt__expand_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
-    mpt_shape shape = mpt__asked_shape(frame), asked = shape, from = mpt__shape_of(x);
-    int lead = shape.rank - x->rank;
+    mpt_shape shape = mpt__asked_shape(frame), asked = shape;
+    int lead = shape.rank - x->shape.rank;
     bool good = lead >= 0;
     for (int i = 0; good && i < shape.rank; i++) {
-        int64_t size = i < lead ? 1 : x->shape[i - lead];
+        int64_t size = i < lead ? 1 : x->shape.dim[i - lead];
         if (i >= lead && shape.dim[i] == -1) shape.dim[i] = size;
         good = shape.dim[i] == size || (size == 1 && shape.dim[i] >= 0);
     }
@@ -223,11 +208,11 @@ static mpt_status mpt__expand_shape(mpt__frame *frame) {
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
                           "%S does not expand to %S: only dimensions of size 1 and new leading "
                           "ones grow, to at most 2^59 elements",
-                          &from, &asked);
+                          &x->shape, &asked);
     frame->is_view = true;
     frame->out_shape[0] = shape;
     frame->view_offset = x->offset;
-    mpt__broadcast_strides(x, shape.rank, shape.dim, frame->view_stride);
+    mpt__broadcast_strides(x, &shape, frame->view_stride);
     return MPT_OK;
 }
 
@@ -239,19 +224,19 @@ static mpt_status mpt__expand_backward(mpt__frame *frame) {
 
 static mpt_status mpt__cat_shape(mpt__frame *frame) {
     const mpt__tensor *first = frame->in[0];
-    mpt_shape shape = mpt__shape_of(first);
-    int dim = mpt__dimension(frame->context, (int)frame->attributes->index[0], first->rank);
+    mpt_shape shape = first->shape;
+    int dim = mpt__dimension(frame->context, (int)frame->attributes->index[0], first->shape.rank);
     if (dim < 0) return frame->context->base.status;
     for (int n = 1; n < frame->n_in; n++) {
         const mpt__tensor *x = frame->in[n];
-        bool good = x->rank == first->rank;
-        for (int i = 0; good && i < x->rank; i++) good = i == dim || x->shape[i] == first->shape[i];
-        if (!good) {
-            mpt_shape a = mpt__shape_of(first), b = mpt__shape_of(x);
+        bool good = x->shape.rank == first->shape.rank;
+        for (int i = 0; good && i < x->shape.rank; i++)
+            good = i == dim || x->shape.dim[i] == first->shape.dim[i];
+        if (!good)
             return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                              "%S and %S (tensor %d) differ outside dimension %d", &a, &b, n, dim);
-        }
-        shape.dim[dim] += x->shape[dim];
+                              "%S and %S (tensor %d) differ outside dimension %d", &first->shape,
+                              &x->shape, n, dim);
+        shape.dim[dim] += x->shape.dim[dim];
     }
     frame->attributes->index[0] = dim;
     frame->out_shape[0] = shape;
@@ -263,9 +248,9 @@ static mpt__tensor mpt__cat_part(const mpt__frame *frame, const mpt__tensor *who
                                  int64_t *start) {
     int64_t dim = frame->attributes->index[0];
     mpt__tensor part = *whole;
-    part.shape[dim] = frame->in[n]->shape[dim];
+    part.shape.dim[dim] = frame->in[n]->shape.dim[dim];
     part.offset += *start * whole->stride[dim];
-    *start += part.shape[dim];
+    *start += part.shape.dim[dim];
     return part;
 }
 

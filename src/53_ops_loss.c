@@ -9,9 +9,9 @@
 static bool mpt__check_float(mpt__frame *frame, int i) {
     mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
     if (mpt__dtype_computes(dtype)) return true;
-    mpt__error(frame->context, MPT_ERROR_DTYPE, "argument %d has dtype %s, expected a float dtype",
-               i + 1, mpt_dtype_name(dtype));
-    return false;
+    return mpt__reject(frame->context, MPT_ERROR_DTYPE,
+                       "argument %d has dtype %s, expected a float dtype", i + 1,
+                       mpt_dtype_name(dtype));
 }
 
 /* ==== Negative log-likelihood, cross-entropy ==== */
@@ -26,26 +26,23 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
             context, MPT_ERROR_DTYPE,
             "targets have dtype %s, expected i64 class numbers; mpt_cast them to MPT_I64",
             mpt_dtype_name((mpt_dtype)t->dtype));
-    bool good = (x->rank == 2 && t->rank == 1 && t->shape[0] == x->shape[0]) ||
-                (x->rank == 1 && t->rank == 0);
-    if (!good) {
-        mpt_shape sx = mpt__shape_of(x), st = mpt__shape_of(t);
+    bool good = (x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0]) ||
+                (x->shape.rank == 1 && t->shape.rank == 0);
+    if (!good)
         return mpt__error(
             context, MPT_ERROR_SHAPE,
-            "input %S and targets %S: expected [N, C] and [N], or [C] and a 0-d target", &sx, &st);
-    }
-    int64_t classes = x->shape[x->rank - 1];
-    if (w && (w->rank != 1 || w->shape[0] != classes || w->dtype != frame->out_dtype[0])) {
-        mpt_shape sw = mpt__shape_of(w);
+            "input %S and targets %S: expected [N, C] and [N], or [C] and a 0-d target", &x->shape,
+            &t->shape);
+    int64_t classes = x->shape.dim[x->shape.rank - 1];
+    if (w && (w->shape.rank != 1 || w->shape.dim[0] != classes || w->dtype != frame->out_dtype[0]))
         return mpt__error(context, MPT_ERROR_SHAPE, "weight %s %S: expected %s [%lld]",
-                          mpt_dtype_name((mpt_dtype)w->dtype), &sw,
-                          mpt_dtype_name(frame->out_dtype[0]), (long long)classes);
-    }
+                          mpt_dtype_name((mpt_dtype)w->dtype), &w->shape,
+                          mpt_dtype_name(frame->out_dtype[0]), classes);
     if (!(frame->attributes->imm[0] >= 0.0 && frame->attributes->imm[0] <= 1.0))
         return mpt__error(context, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
                           frame->attributes->imm[0]);
     frame->out_shape[0].rank = 0;
-    if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], t);
+    if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], &t->shape);
     return MPT_OK;
 }
 
@@ -60,19 +57,19 @@ static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
 /* Saved: input (cross-entropy only), targets, weights, divisor, log-sum-exp of the rows. */
 enum { MPT__NLL_INPUT, MPT__NLL_TARGETS, MPT__NLL_WEIGHTS, MPT__NLL_DIVISOR, MPT__NLL_ROWS };
 
-static mpt_status mpt__nll_launch(mpt__frame *frame, mpt__kernel kernel) {
-    bool fused = kernel == MPT__K_CROSS_ENTROPY;
+static mpt_status mpt__nll_forward(mpt__frame *frame) {
+    bool fused = frame->op == MPT__OP_cross_entropy;
     const mpt__tensor *x = frame->in[0];
-    mpt_shape one = MPT_SHAPE(1), rows = MPT_SHAPE(x->rank == 2 ? x->shape[0] : 1, 2);
+    mpt_shape one = MPT_SHAPE(1), rows = MPT_SHAPE(x->shape.rank == 2 ? x->shape.dim[0] : 1, 2);
     mpt__tensor *divisor = mpt__temporary(frame, frame->out_dtype[0], &one);
     mpt__tensor *sums = fused ? mpt__temporary(frame, frame->out_dtype[0], &rows) : NULL;
     if (!divisor || (fused && !sums)) return frame->context->base.status;
-    frame->save[MPT__NLL_INPUT] = fused ? frame->in[0] : NULL;
-    frame->save[MPT__NLL_TARGETS] = frame->in[1];
-    frame->save[MPT__NLL_WEIGHTS] = frame->in[2];
-    frame->save[MPT__NLL_DIVISOR] = divisor;
-    frame->save[MPT__NLL_ROWS] = sums;
-    mpt__launch *launch = mpt__loss_launch(frame, kernel);
+    mpt__save(frame, fused ? frame->in[0] : NULL);
+    mpt__save(frame, frame->in[1]);
+    mpt__save(frame, frame->in[2]);
+    mpt__save(frame, divisor);
+    mpt__save(frame, sums);
+    mpt__launch *launch = mpt__loss_launch(frame, fused ? MPT__K_CROSS_ENTROPY : MPT__K_NLL);
     mpt__operand_padded(launch, 0, x, 2, MPT__READ);
     mpt__operand_padded(launch, 1, frame->in[1], 1, MPT__READ);
     if (frame->in[2]) mpt__operand_of(launch, 2, frame->in[2], MPT__READ);
@@ -80,12 +77,6 @@ static mpt_status mpt__nll_launch(mpt__frame *frame, mpt__kernel kernel) {
     mpt__operand_of(launch, 4, divisor, MPT__WRITE);
     if (fused) mpt__operand_of(launch, 5, sums, MPT__WRITE);
     return mpt__submit(frame->context, launch);
-}
-
-static mpt_status mpt__nll_forward(mpt__frame *frame) { return mpt__nll_launch(frame, MPT__K_NLL); }
-
-static mpt_status mpt__cross_entropy_forward(mpt__frame *frame) {
-    return mpt__nll_launch(frame, MPT__K_CROSS_ENTROPY);
 }
 
 /* dx of the losses above: NLL_BACKWARD from the targets alone, CROSS_ENTROPY_BACKWARD from its
@@ -109,22 +100,22 @@ static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const
 /* Whether the log-probabilities come straight from a log_softmax over classes that nothing else
    reads. Then both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to
    the log_softmax's own input. Its record finds no gradient and does nothing. */
-static bool mpt__nll_fuses(mpt_context *context, const mpt__tensor *x) {
+static bool mpt__nll_fuses(const mpt__tensor *x) {
     if (!x->record || x->nodes != 1 || !x->storage || !mpt__tensor_contiguous(x)) return false;
-    const mpt__record *below = &context->records[x->record - 1];
-    return below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->rank - 1 &&
-           !below->done && !below->grad[0] && below->saved[0] == x->slot;
+    const mpt__record *below = x->record;
+    return below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->shape.rank - 1 &&
+           !below->done && !below->grad[0] && below->saved[0] == x;
 }
 
 static mpt_status mpt__nll_backward(mpt__frame *frame) {
     mpt_context *context = frame->context;
     const mpt__tensor *x = frame->in[0];
-    bool fuses = mpt__nll_fuses(context, x);
+    bool fuses = mpt__nll_fuses(x);
     mpt__frame below, *target = frame;
     if (fuses) {
         below.context = context;
         below.n_in = 1;
-        below.in[0] = mpt__slot(context, context->records[x->record - 1].in[0]);
+        below.in = x->record->in;
         target = &below;
     }
     mpt__access access;
@@ -135,31 +126,28 @@ static mpt_status mpt__nll_backward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     return mpt__nll_gradient(frame, MPT__K_CROSS_ENTROPY_BACKWARD, frame->saved[MPT__NLL_INPUT],
-                             frame->saved[MPT__NLL_ROWS], dx, access);
+                             frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
 }
 
 /* ==== Mean squared error ==== */
 
 static mpt_status mpt__mse_shape(mpt__frame *frame) {
-    mpt_shape a = mpt__shape_of(frame->in[0]), b = mpt__shape_of(frame->in[1]);
+    const mpt_shape *a = &frame->in[0]->shape, *b = &frame->in[1]->shape;
     for (int i = 0; i < 2; i++)
         if (!mpt__check_float(frame, i)) return frame->context->base.status;
     if (!mpt__same_shape(frame->in[0], frame->in[1]))
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "input %S and target %S: expected equal shapes", &a, &b);
-    frame->out_shape[0] = frame->attributes->reduction == MPT_NONE ? a : MPT_SCALAR;
+                          "input %S and target %S: expected equal shapes", a, b);
+    frame->out_shape[0] = frame->attributes->reduction == MPT_NONE ? *a : MPT_SCALAR;
     return MPT_OK;
 }
 
 /* The difference of the inputs as an fp32 temporary. */
 static mpt__tensor *mpt__mse_difference(mpt__frame *frame, const mpt__tensor *a,
                                         const mpt__tensor *b) {
-    mpt_shape shape = mpt__shape_of(a);
-    mpt__tensor *difference = mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+    mpt__tensor *difference = mpt__temporary(frame, mpt__loss_dtype(frame), &a->shape);
     if (!difference) return NULL;
     return mpt__launch_binary(frame->context, MPT__FN_SUB, a, b, difference, MPT__WRITE) == MPT_OK
                ? difference
@@ -169,8 +157,8 @@ static mpt__tensor *mpt__mse_difference(mpt__frame *frame, const mpt__tensor *a,
 static mpt_status mpt__mse_forward(mpt__frame *frame) {
     mpt_context *context = frame->context;
     bool all = frame->attributes->reduction == MPT_NONE;
-    frame->save[0] = frame->in[0];
-    frame->save[1] = frame->in[1];
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
     mpt__tensor *d = mpt__mse_difference(frame, frame->in[0], frame->in[1]);
     if (!d) return context->base.status;
     const mpt__tensor *square = all ? frame->out[0] : d;
@@ -196,7 +184,9 @@ static mpt_status mpt__mse_backward(mpt__frame *frame) {
         mpt__access access;
         mpt__tensor *target = mpt__gradient_into(frame, i, &access);
         if (!target) return context->base.status;
-        mpt__tensor dy = mpt__broadcast_view(frame->dy[0], d->rank, d->shape);
+        mpt__tensor dy = *frame->dy[0];
+        dy.shape = d->shape;
+        mpt__broadcast_strides(frame->dy[0], &d->shape, dy.stride);
         if (mpt__launch_binary(context, MPT__FN_MUL, d, &dy, target, access) != MPT_OK)
             return context->base.status;
     }

@@ -9,11 +9,13 @@
 
 #include "53_ops_loss.c"
 
-typedef struct mpt__user_op {
+typedef struct mpt__op {
+    mpt__id id;
     mpt_op_class cls;
     void *user;
-    uint32_t slot;
-} mpt__user_op;
+} mpt__op;
+
+MPT__HANDLES(op, MPT__USER_OP)
 
 /* What the user's functions get: the frame, and slots for the handles that they set. */
 enum { MPT__CALL_OUTPUT, MPT__CALL_SAVED, MPT__CALL_GRADIENT, MPT__CALL_KINDS };
@@ -21,36 +23,25 @@ enum { MPT__CALL_SLOTS = 8 }; /* the largest of the three maxima */
 
 struct mpt_op_call {
     mpt__frame *frame;
-    mpt__user_op *op;
+    mpt__op *op;
     bool backward;
     mpt_tensor slot[MPT__CALL_KINDS][MPT__CALL_SLOTS];
 };
 
-static void mpt__user_op_destroy(mpt_context *context, void *object) {
-    mpt__host_free(context, object, sizeof(mpt__user_op));
-}
-
 MPTRAIN_API mpt_op mpt_op_register(mpt_context *context, const mpt_op_class *cls, void *user) {
-    mpt_op handle;
-    handle.context = context, handle.slot = 0, handle.generation = 0;
-    if (!mpt__enter(context, "mpt_op_register")) return handle;
+    if (!mpt__enter(context, "mpt_op_register")) return mpt__op_handle(context, NULL);
     bool good = cls && cls->name && cls->forward && cls->n_inputs >= 1 &&
                 cls->n_inputs <= MPT__MAX_INPUTS && cls->n_outputs >= 1 &&
                 cls->n_outputs <= MPT__MAX_OUTPUTS;
-    if (!good) {
+    mpt__op *op = NULL;
+    if (!good)
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "expected a class with a name, a forward, 1..%d inputs and 1..%d outputs",
                    (int)MPT__MAX_INPUTS, (int)MPT__MAX_OUTPUTS);
-        return handle;
-    }
-    mpt__user_op *op = (mpt__user_op *)mpt__host_new(context, sizeof *op);
-    if (!op) return handle;
-    op->cls = *cls;
-    op->user = user;
-    handle.slot = mpt__object_new(context, MPT__USER_OP, op, &handle.generation);
-    op->slot = handle.slot;
-    if (!handle.slot) mpt__host_free(context, op, sizeof *op);
-    return handle;
+    else
+        op = (mpt__op *)mpt__object_make(context, MPT__USER_OP, sizeof *op);
+    if (op) op->cls = *cls, op->user = user;
+    return mpt__op_handle(context, op);
 }
 
 /* ==== Calls of the user's functions ==== */
@@ -128,8 +119,7 @@ MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_t
 static mpt_status mpt__user_shape(mpt__frame *frame) { return frame->context->base.status; }
 static mpt_status mpt__user_forward(mpt__frame *frame) { return frame->context->base.status; }
 
-static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__user_op *op,
-                                 bool backward) {
+static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *op, bool backward) {
     call->frame = frame;
     call->op = op;
     call->backward = backward;
@@ -138,7 +128,7 @@ static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__user
 }
 
 /* The user's status, or the sticky one; a failure without a message gets one. */
-static mpt_status mpt__user_status(mpt_context *context, const mpt__user_op *op, const char *call,
+static mpt_status mpt__user_status(mpt_context *context, const mpt__op *op, const char *call,
                                    mpt_status status) {
     context->base.op = call; /* not the last one that the user's function made */
     if (context->base.status != MPT_OK || status == MPT_OK) return context->base.status;
@@ -147,8 +137,8 @@ static mpt_status mpt__user_status(mpt_context *context, const mpt__user_op *op,
 
 static mpt_status mpt__user_backward(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    mpt__user_op *op = (mpt__user_op *)mpt__object_slot(context, MPT__USER_OP,
-                                                        (uint32_t)frame->attributes->index[0]);
+    mpt__op *op =
+        (mpt__op *)mpt__object_slot(context, MPT__USER_OP, (uint32_t)frame->attributes->index[0]);
     mpt_op_call call;
     mpt__user_call_begin(&call, frame, op, true);
     /* Saved tensors and gradients live in slots whose handles may have ended: show them as
@@ -159,20 +149,17 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
         if (!saved) continue;
         call.slot[MPT__CALL_SAVED][i] = mpt__handle(context, mpt__tensor_alias(context, saved));
     }
-    uint32_t record = (uint32_t)(frame->record - context->records);
     mpt_status status =
         mpt__user_status(context, op, "mpt_backward", op->cls.backward(&call, op->user));
-    frame->record = &context->records[record];
     for (int i = 0; i < frame->n_in && status == MPT_OK; i++) {
         mpt_tensor given = call.slot[MPT__CALL_GRADIENT][i];
         if (given.slot == 0 || !mpt__wants(frame, i)) continue;
         const mpt__tensor *gradient = mpt__at(context, given, "gradient");
         if (!gradient) break;
         if (!mpt__same_shape(gradient, frame->in[i])) {
-            mpt_shape got = mpt__shape_of(gradient), want = mpt__shape_of(frame->in[i]);
             status = mpt__error(context, MPT_ERROR_SHAPE,
                                 "op %s gave input %d a gradient %S, expected %S", op->cls.name, i,
-                                &got, &want);
+                                &gradient->shape, &frame->in[i]->shape);
             break;
         }
         status = mpt__gradient_pass(frame, i, gradient);
@@ -182,8 +169,8 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
 }
 
 /* Casts inputs as the class asks; the casts are ops of their own and carry gradients. */
-static void mpt__user_cast_inputs(mpt_context *context, const mpt__user_op *op,
-                                  const mpt_tensor *in, int n_in, mpt_tensor *cast) {
+static void mpt__user_cast_inputs(mpt_context *context, const mpt__op *op, const mpt_tensor *in,
+                                  int n_in, mpt_tensor *cast) {
     mpt_dtype low = mpt__autocast_dtype(context);
     mpt_dtype want = op->cls.autocast == MPT_AUTOCAST_LOW ? low : MPT_F32;
     bool region = low != MPT_F32 && op->cls.autocast != MPT_AUTOCAST_INPUT;
@@ -197,7 +184,7 @@ static void mpt__user_cast_inputs(mpt_context *context, const mpt__user_op *op,
 }
 
 /* Runs forward without history and turns what it set into outputs of one record. */
-static mpt_status mpt__user_run(mpt__frame *frame, mpt__user_op *op, mpt_op_call *call) {
+static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *call) {
     mpt_context *context = frame->context;
     for (int i = 0; i < frame->n_in; i++)
         if (frame->in[i]) frame->in[i]->saves++;
@@ -224,7 +211,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__user_op *op, mpt_op_call
     }
     for (int i = 0; i < MPT__MAX_SAVED; i++) {
         mpt_tensor saved = call->slot[MPT__CALL_SAVED][i];
-        if (saved.slot) frame->save[i] = mpt__at(context, saved, "saved tensor");
+        mpt__save(frame, saved.slot ? mpt__at(context, saved, "saved tensor") : NULL);
     }
     return context->base.status;
 }
@@ -233,23 +220,21 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
                                     int n_out) {
     mpt_context *context = op.context;
     if (out) mpt__outputs_null(context, out, n_out);
-    if (!mpt__enter(context, "mpt_op_apply")) return mpt__status_of(context);
-    mpt__user_op *found =
-        (mpt__user_op *)mpt__object_at(context, MPT__USER_OP, op.context, op.slot, op.generation);
-    if (!found) return context->base.status;
+    mpt__op *found = mpt__op_enter(op, "mpt_op_apply");
+    if (!found) return mpt__status_of(context);
     if (!in || !out || n_in != found->cls.n_inputs || n_out != found->cls.n_outputs)
         return mpt__error(context, MPT_ERROR_ARGUMENT,
                           "op %s takes %d inputs and %d outputs, got %d and %d", found->cls.name,
                           found->cls.n_inputs, found->cls.n_outputs, n_in, n_out);
     mpt_tensor cast[MPT__MAX_INPUTS];
     mpt__user_cast_inputs(context, found, in, n_in, cast);
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = (int64_t)op.slot;
     mpt__frame frame;
     memset(&frame, 0, sizeof frame);
     frame.context = context;
     frame.op = MPT__OP_user;
+    frame.row = mpt__op_row_of(MPT__OP_user);
     frame.n_out = n_out;
     frame.attributes = &attributes;
     frame.compute = MPT_F32;

@@ -1,17 +1,53 @@
 /* ---------------------------------------------------------------------------------------------
- * 55_ops_api.c: the public op functions: each fills attributes and applies a row of the table.
+ * 55_ops_api.c: the op table's rows, and the public op functions: each fills attributes and
+ * applies a row.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__55_OPS_API_INCLUDED
 #define MPT__55_OPS_API_INCLUDED
 
 #include "54_ops_user.c"
 
+/* ==== The op table ==== */
+
+#define mpt__none_forward NULL
+#define mpt__none_backward NULL
+
+static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
+    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
+#define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
+    {#id,                                                                     \
+     onnx,                                                                    \
+     MPT__POLICY_##policy,                                                    \
+     mpt__##shape##_shape,                                                    \
+     mpt__##forward##_forward,                                                \
+     mpt__##backward##_backward,                                              \
+     MPT__FN_##fn,                                                            \
+     MPT__FN_##backward_fn},
+    MPT__OPS(MPT__ROW)
+#undef MPT__ROW
+};
+
+static const mpt__op_row *mpt__op_row_of(int op) { return &mpt__op_rows[op]; }
+
+/* ==== The policy table as text ==== */
+
+static const char *const mpt__policy_names[] = {"any dtype, unchanged", "input dtype (mixed: f32)",
+                                                "f16 / bf16", "f32", "f32 always"};
+
+MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size) {
+    mpt__text prose = mpt__text_make(text, size);
+    mpt__write_text(&prose, "mptrain autocast policy, version 1\n");
+    for (int op = 1; op < MPT__OP_COUNT; op++)
+        mpt__write_text(&prose, "%s: %s\n", mpt__op_rows[op].name,
+                        mpt__policy_names[mpt__op_rows[op].policy]);
+    return prose.length;
+}
+
 /* ==== One input, no attributes; two inputs, no attributes ==== */
 
 #define MPT__DEFINE_UNARY(id)                                             \
     MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x) {                       \
-        mpt__attributes attributes;                                       \
-        mpt__attributes_clear(&attributes);                               \
+        mpt__attributes attributes = mpt__no_attributes;                  \
         return mpt__apply1("mpt_" #id, MPT__OP_##id, &x, 1, &attributes); \
     }
 MPT__DEFINE_UNARY(neg)
@@ -31,8 +67,7 @@ MPT__DEFINE_UNARY(clone)
 static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor b) {
     mpt_tensor in[2];
     in[0] = a, in[1] = b;
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.required = 2;
     return mpt__apply1(name, op, in, 2, &attributes);
 }
@@ -52,8 +87,7 @@ MPT__DEFINE_BINARY(matmul)
 /* ==== With numbers ==== */
 
 static mpt_tensor mpt__apply_number(const char *name, int op, mpt_tensor x, double value) {
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = value;
     return mpt__apply1(name, op, &x, 1, &attributes);
 }
@@ -66,8 +100,7 @@ MPTRAIN_API mpt_tensor mpt_mul_scalar(mpt_tensor x, double value) {
 }
 
 static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim, bool keep_dim) {
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.index[1] = keep_dim;
     attributes.index[2] = dim == MPT_ALL_DIMS;
@@ -97,15 +130,13 @@ MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bi
                                   mpt_activation activation) {
     mpt_tensor in[3];
     in[0] = x, in[1] = weight, in[2] = bias;
+    mpt_context *context = mpt__context_of(in, 3);
     if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID) {
-        mpt_context *context = mpt__context_of(in, 3);
-        if (mpt__enter(context, "mpt_linear"))
-            mpt__error(context, MPT_ERROR_ARGUMENT, "activation %d is none of mpt_activation",
-                       (int)activation);
+        mpt__misuse(context, "mpt_linear", MPT_ERROR_ARGUMENT,
+                    "activation %d is none of mpt_activation", (int)activation);
         return mpt__null(context);
     }
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.activation = (uint8_t)activation;
     attributes.required = 2;
     return mpt__apply1("mpt_linear", MPT__OP_linear, in, 3, &attributes);
@@ -117,12 +148,10 @@ MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bi
 static mpt_tensor mpt__dropout_call(mpt_tensor x, double p, uint64_t stream, uint64_t call) {
     mpt_context *context = x.context;
     if (context && !(p >= 0.0 && p <= 1.0)) {
-        if (mpt__enter(context, "mpt_dropout"))
-            mpt__error(context, MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
+        mpt__misuse(context, "mpt_dropout", MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
         return mpt__null(context);
     }
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = p;
     attributes.index[0] = (int64_t)stream;
     attributes.index[1] = (int64_t)call;
@@ -143,13 +172,11 @@ MPTRAIN_API mpt_tensor mpt_dropout(mpt_tensor x, double p) {
 static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const mpt_shape *shape) {
     mpt_context *context = x.context;
     if (shape->rank < 0 || shape->rank > MPT_MAX_RANK) {
-        if (mpt__enter(context, name))
-            mpt__error(context, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank,
-                       MPT_MAX_RANK);
+        mpt__misuse(context, name, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank,
+                    MPT_MAX_RANK);
         return mpt__null(context);
     }
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.rank = (uint8_t)shape->rank;
     for (int i = 0; i < shape->rank; i++) attributes.index[i] = shape->dim[i];
     return mpt__apply1(name, op, &x, 1, &attributes);
@@ -168,18 +195,17 @@ MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape) {
 MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_transpose", "argument 1");
-    int a = tensor ? mpt__dimension(context, dim_a, tensor->rank) : -1;
-    int b = a >= 0 ? mpt__dimension(context, dim_b, tensor->rank) : -1;
+    int a = tensor ? mpt__dimension(context, dim_a, tensor->shape.rank) : -1;
+    int b = a >= 0 ? mpt__dimension(context, dim_b, tensor->shape.rank) : -1;
     if (b < 0) return mpt__null(context);
     mpt_shape order;
-    order.rank = tensor->rank;
-    for (int i = 0; i < tensor->rank; i++) order.dim[i] = i == a ? b : i == b ? a : i;
+    order.rank = tensor->shape.rank;
+    for (int i = 0; i < tensor->shape.rank; i++) order.dim[i] = i == a ? b : i == b ? a : i;
     return mpt_permute(x, order);
 }
 
 MPTRAIN_API mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.index[1] = start;
     attributes.index[2] = stop;
@@ -191,22 +217,20 @@ MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_flatten", "argument 1");
     if (!tensor) return mpt__null(context);
-    if (tensor->rank == 0) return mpt_reshape(x, MPT_SHAPE(1));
-    int first = mpt__dimension(context, first_dim, tensor->rank);
-    int last = first >= 0 ? mpt__dimension(context, last_dim, tensor->rank) : -1;
+    if (tensor->shape.rank == 0) return mpt_reshape(x, MPT_SHAPE(1));
+    int first = mpt__dimension(context, first_dim, tensor->shape.rank);
+    int last = first >= 0 ? mpt__dimension(context, last_dim, tensor->shape.rank) : -1;
     if (last < 0) return mpt__null(context);
-    if (last < first) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "last_dim %d lies before first_dim %d", last_dim,
-                   first_dim);
-        return mpt__null(context);
-    }
+    if (last < first)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "last_dim %d lies before first_dim %d",
+                           last_dim, first_dim);
     mpt_shape shape;
     shape.rank = 0;
-    for (int i = 0; i < tensor->rank; i++) {
+    for (int i = 0; i < tensor->shape.rank; i++) {
         if (i > first && i <= last)
-            shape.dim[shape.rank - 1] *= tensor->shape[i];
+            shape.dim[shape.rank - 1] *= tensor->shape.dim[i];
         else
-            shape.dim[shape.rank++] = tensor->shape[i];
+            shape.dim[shape.rank++] = tensor->shape.dim[i];
     }
     return mpt_reshape(x, shape);
 }
@@ -218,8 +242,7 @@ MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
 }
 
 MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dtype;
     return mpt__apply1("mpt_cast", MPT__OP_cast, &x, 1, &attributes);
 }
@@ -228,9 +251,7 @@ MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_detach", "argument 1");
     if (!tensor) return mpt__null(context);
-    mpt_shape shape = mpt__shape_of(tensor);
-    return mpt__handle(context, mpt__tensor_on(context, tensor->storage, (mpt_dtype)tensor->dtype,
-                                               &shape, tensor->stride, tensor->offset));
+    return mpt__handle(context, mpt__tensor_alias(context, tensor));
 }
 
 /* More tensors than a record holds are joined in groups. */
@@ -240,14 +261,13 @@ MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
     int in_group = 0;
     for (int i = 0; i < count && context; i++) {
         if (!tensors[i].context && !tensors[i].slot) {
-            if (mpt__enter(context, "mpt_cat"))
-                mpt__error(context, MPT_ERROR_HANDLE, "argument %d is a null handle", i + 1);
+            mpt__misuse(context, "mpt_cat", MPT_ERROR_HANDLE, "argument %d is a null handle",
+                        i + 1);
             return mpt__null(context);
         }
         group[in_group++] = tensors[i];
         if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
-        mpt__attributes attributes;
-        mpt__attributes_clear(&attributes);
+        mpt__attributes attributes = mpt__no_attributes;
         attributes.index[0] = dim;
         group[0] = mpt__apply1("mpt_cat", MPT__OP_cat, group, in_group, &attributes);
         in_group = 1;
@@ -267,9 +287,8 @@ MPTRAIN_API mpt_nll_config mpt_nll_config_default(void) {
 
 static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_reduction reduction) {
     if (reduction >= MPT_MEAN && reduction <= MPT_NONE) return true;
-    if (mpt__enter(context, name))
-        mpt__error(context, MPT_ERROR_ARGUMENT, "reduction %d is none of mpt_reduction",
-                   (int)reduction);
+    mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "reduction %d is none of mpt_reduction",
+                (int)reduction);
     return false;
 }
 
@@ -281,8 +300,7 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     in[0] = input, in[1] = targets, in[2] = config->weight;
     mpt_context *context = mpt__context_of(in, 3);
     if (!mpt__good_reduction(context, name, config->reduction)) return mpt__null(context);
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = config->ignore_index;
     attributes.reduction = (uint8_t)config->reduction;
     attributes.required = 2;
@@ -305,8 +323,7 @@ MPTRAIN_API mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_red
     in[0] = input, in[1] = target;
     mpt_context *context = mpt__context_of(in, 2);
     if (!mpt__good_reduction(context, "mpt_mse_loss", reduction)) return mpt__null(context);
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.reduction = (uint8_t)reduction;
     attributes.required = 2;
     return mpt__apply1("mpt_mse_loss", MPT__OP_mse_loss, in, 2, &attributes);

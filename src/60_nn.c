@@ -121,10 +121,9 @@ static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row
     mpt__block *block = &context->blocks[parameter->block];
     row->parameter = 0;
     if (parameter->tensor) {
-        mpt__tensor *tensor = mpt__slot(context, parameter->tensor);
-        tensor->parameter = 0; /* a backward to come finds nothing to collect in */
-        tensor->flags = MPT__KEPT;
-        mpt__tensor_drop(context, tensor);
+        parameter->tensor->parameter = 0; /* a backward to come finds nothing to collect in */
+        parameter->tensor->flags = MPT__KEPT;
+        mpt__tensor_drop(context, parameter->tensor);
     }
     mpt__host_text_free(context, parameter->path);
     memset(parameter, 0, sizeof *parameter);
@@ -142,11 +141,8 @@ static void mpt__module_free(mpt_context *context, void *object) {
         mpt__host_text_free(context, module->parameters[i].name);
         mpt__parameter_drop(context, &module->parameters[i]);
     }
-    mpt__host_free(context, module->children,
-                   (size_t)module->child_capacity * sizeof *module->children);
-    mpt__host_free(context, module->parameters,
-                   (size_t)module->parameter_capacity * sizeof *module->parameters);
-    mpt__host_free(context, module, sizeof *module);
+    mpt__room_free(context, module->children, module->child_capacity);
+    mpt__room_free(context, module->parameters, module->parameter_capacity);
 }
 
 /* Slot of another module that holds `child`; 0 if there is none. */
@@ -368,7 +364,7 @@ static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__
     if (!mpt__enter(context, call)) return NULL;
     mpt__module *module = (mpt__module *)mpt__object_make(context, MPT__MODULE, sizeof *module);
     if (!module) return NULL;
-    mpt__attributes_clear(&module->attributes);
+    module->attributes = mpt__no_attributes;
     module->layer = layer;
     module->cls.name = mpt__layer_rows[layer].name;
     module->cls.n_inputs = module->cls.n_outputs = 1;
@@ -403,8 +399,8 @@ static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_
     mpt__module *module = mpt__layer_new(context, call, MPT__LAYER_linear);
     if (!module) return mpt__module_handle(context, NULL);
     if (in < 1 || out < 1)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more",
-                   (long long)in, (long long)out);
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more", in,
+                   out);
     mpt__layer_parameter(context, module, "weight", MPT_SHAPE(out, in), in);
     if (bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), in);
     return mpt__layer_made(context, module);
@@ -472,16 +468,6 @@ static mpt_module mpt__container_new(mpt_context *context, const char *call, mpt
     return made;
 }
 
-MPTRAIN_API mpt_module mpt_sequential_array(mpt_context *context, const mpt_module *modules,
-                                            int count) {
-    return mpt__container_new(context, "mpt_sequential", MPT__LAYER_sequential, modules, count);
-}
-
-MPTRAIN_API mpt_module mpt_nn_list_array(mpt_context *context, const mpt_module *modules,
-                                         int count) {
-    return mpt__container_new(context, "mpt_nn_list", MPT__LAYER_list, modules, count);
-}
-
 /* A container of the arguments up to MPT_END. Too many of them look like a missing MPT_END. */
 static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt__layer layer,
                                     va_list arguments) {
@@ -493,29 +479,27 @@ static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt_
             return mpt__container_new(context, call, layer, modules, count);
         if (count < MOST) modules[count] = module;
     }
-    if (mpt__enter(context, call))
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "more than %d modules; is MPT_END missing? else use the form with an array",
-                   (int)MOST);
+    mpt__misuse(context, call, MPT_ERROR_ARGUMENT,
+                "more than %d modules; is MPT_END missing? else use the form with an array",
+                (int)MOST);
     return mpt__module_handle(context, NULL);
 }
 
-MPTRAIN_API mpt_module mpt_sequential(mpt_context *context, ...) {
-    va_list arguments;
-    va_start(arguments, context);
-    mpt_module made =
-        mpt__gathered_new(context, "mpt_sequential", MPT__LAYER_sequential, arguments);
-    va_end(arguments);
-    return made;
-}
-
-MPTRAIN_API mpt_module mpt_nn_list(mpt_context *context, ...) {
-    va_list arguments;
-    va_start(arguments, context);
-    mpt_module made = mpt__gathered_new(context, "mpt_nn_list", MPT__LAYER_list, arguments);
-    va_end(arguments);
-    return made;
-}
+#define MPT__DEFINE_CONTAINER(name, layer)                                               \
+    MPTRAIN_API mpt_module name##_array(mpt_context *context, const mpt_module *modules, \
+                                        int count) {                                     \
+        return mpt__container_new(context, #name, layer, modules, count);                \
+    }                                                                                    \
+    MPTRAIN_API mpt_module name(mpt_context *context, ...) {                             \
+        va_list arguments;                                                               \
+        va_start(arguments, context);                                                    \
+        mpt_module made = mpt__gathered_new(context, #name, layer, arguments);           \
+        va_end(arguments);                                                               \
+        return made;                                                                     \
+    }
+MPT__DEFINE_CONTAINER(mpt_sequential, MPT__LAYER_sequential)
+MPT__DEFINE_CONTAINER(mpt_nn_list, MPT__LAYER_list)
+#undef MPT__DEFINE_CONTAINER
 
 MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
                                          void *user) {
@@ -533,8 +517,8 @@ MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_
 /* A name that paths can be made of. */
 static bool mpt__check_name(mpt_context *context, const char *name) {
     if (name && *name && !strchr(name, '.') && strlen(name) < 200) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "expected a name of 1 to 199 characters without a dot");
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                       "expected a name of 1 to 199 characters without a dot");
 }
 
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
@@ -609,12 +593,13 @@ static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
                                         const mpt_shape *shape) {
     mpt__parameter *parameter = &context->parameters[index];
     const mpt__block *block = &context->blocks[parameter->block];
-    mpt__tensor *tensor = mpt__tensor_outside(context, block->values, (mpt_dtype)block->dtype,
-                                              shape, NULL, parameter->offset);
+    mpt__tensor view =
+        mpt__view_on(block->values, (mpt_dtype)block->dtype, shape, parameter->offset);
+    mpt__tensor *tensor =
+        mpt__tensor_outside(context, &view, MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF);
     if (!tensor) return context->base.status;
-    tensor->flags = MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF;
     tensor->parameter = index + 1;
-    parameter->tensor = tensor->slot;
+    parameter->tensor = tensor;
     return MPT_OK;
 }
 
@@ -720,7 +705,7 @@ static void mpt__draws_forget(mpt_context *context) {
 static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module *module,
                                         int64_t i) {
     uint32_t index = module->parameters[i].parameter - 1;
-    return mpt__handle(context, mpt__slot(context, context->parameters[index].tensor));
+    return mpt__handle(context, context->parameters[index].tensor);
 }
 
 /* A layer that is one op. */
@@ -781,13 +766,10 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
     return MPT_OK;
 }
 
-/* Runs a module with its path, mode and policy in force; `activation` follows a linear layer. */
-static mpt_status mpt__module_forward(mpt_context *context, mpt__module *module,
-                                      const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out,
-                                      mpt_activation activation) {
-    uint32_t path = context->path, above = context->module;
-    uint64_t path_hash = context->path_hash;
-    bool training = context->module_training;
+/* Runs a module with its path, mode and policy in force, of which the first two stay so;
+   `activation` follows a linear layer. */
+static void mpt__module_run(mpt_context *context, mpt__module *module, const mpt_tensor *in,
+                            int n_in, mpt_tensor *out, int n_out, mpt_activation activation) {
     int autocast_depth = context->autocast_depth;
     context->path = module->path;
     context->module = module->id.slot;
@@ -802,12 +784,7 @@ static mpt_status mpt__module_forward(mpt_context *context, mpt__module *module,
                    module->cls.name, n_in, n_out);
     else
         out[0] = mpt__layer_forward(context, module, in[0], activation);
-    context->path = path;
-    context->module = above;
-    context->path_hash = path_hash;
-    context->module_training = training;
     context->autocast_depth = autocast_depth;
-    return context->base.status;
 }
 
 static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
@@ -828,9 +805,10 @@ static mpt_tensor mpt__sequential_forward(mpt_context *context, mpt__module *mod
             if (next->policy == child->policy) activation = mpt__layer_rows[next->layer].activation;
         }
         mpt_tensor out = mpt__null(context);
-        mpt__module_forward(context, child, &now, 1, &out, 1, activation);
+        mpt__module_run(context, child, &now, 1, &out, 1, activation);
         if (activation != MPT_ACTIVATION_NONE) i++;
-        if (!watched && !mpt__same_handle(now, x) && !mpt__same_handle(now, out)) mpt_release(now);
+        if (!watched && !mpt__same_handle(now, x) && !mpt__same_handle(now, out))
+            mpt__tensor_drop(context, mpt__slot(context, now.slot));
         now = out;
     }
     return now;
@@ -848,7 +826,15 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
     for (int i = 0; i < n_in; i++)
         if (!mpt__at(context, in[i], "input")) return context->base.status;
     if (mpt__freeze(context, found) != MPT_OK) return context->base.status;
-    return mpt__module_forward(context, found, in, n_in, out, n_out, MPT_ACTIVATION_NONE);
+    uint32_t path = context->path, above = context->module;
+    uint64_t path_hash = context->path_hash;
+    bool training = context->module_training;
+    mpt__module_run(context, found, in, n_in, out, n_out, MPT_ACTIVATION_NONE);
+    context->path = path;
+    context->module = above;
+    context->path_hash = path_hash;
+    context->module_training = training;
+    return context->base.status;
 }
 
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {

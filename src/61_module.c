@@ -125,7 +125,7 @@ static const char *mpt__relative_path(mpt_context *context, const mpt__module *m
 MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path,
                                         size_t path_size) {
     mpt_context *context = module.context;
-    mpt__prose prose = mpt__prose_make(path, path_size);
+    mpt__text prose = mpt__text_make(path, path_size);
     mpt__module *found = mpt__module_frozen(module, "mpt_parameter_at");
     if (!found) return mpt__null(context);
     const mpt__parameter *parameter;
@@ -135,7 +135,7 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
     for (; (parameter = mpt__walk_values(&walk)) != NULL; count++) {
         if (count != index) continue;
         mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter));
-        return mpt__handle(context, mpt__slot(context, parameter->tensor));
+        return mpt__handle(context, parameter->tensor);
     }
     return mpt__refuse(context, MPT_ERROR_ARGUMENT, "parameter %d: the module has %d of them",
                        index, count);
@@ -193,8 +193,7 @@ static float *mpt__parameter_values(mpt_context *context, const mpt__parameter *
                                     size_t *bytes) {
     *bytes = ((size_t)parameter->numel + 1) * sizeof(float);
     float *values = (float *)mpt__host_new(context, *bytes);
-    if (values &&
-        mpt__read_as(context, mpt__slot(context, parameter->tensor), MPT_F32, values) == MPT_OK)
+    if (values && mpt__read_as(context, parameter->tensor, MPT_F32, values) == MPT_OK)
         return values;
     mpt__host_free(context, values, *bytes);
     return NULL;
@@ -215,8 +214,7 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
         mpt__error(context, MPT_ERROR_NUMERIC,
                    "parameter %s: element %lld is %g, beyond the largest %s, %g; scale the "
                    "weights down, use MPT_BF16, or train with autocast instead",
-                   parameter->path, (long long)i, (double)values[i], mpt_dtype_name(dtype),
-                   (double)limit);
+                   parameter->path, i, (double)values[i], mpt_dtype_name(dtype), (double)limit);
         break;
     }
     mpt__host_free(context, values, bytes);
@@ -227,7 +225,7 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
 static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter, uint32_t index,
                                 int64_t offset) {
     mpt__block *block = &context->blocks[index], *old = &context->blocks[parameter->block];
-    mpt__tensor *tensor = mpt__slot(context, parameter->tensor), moved = *tensor;
+    mpt__tensor *tensor = parameter->tensor, moved = *tensor;
     moved.storage = block->values;
     moved.dtype = block->dtype;
     moved.offset = offset;
@@ -275,13 +273,13 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
 /* ==== Summary ==== */
 
 typedef struct mpt__summary {
-    mpt__prose out;
+    mpt__text out;
     int64_t parameters, bytes;
 } mpt__summary;
 
 /* One line: columns begin at 0, 27, 45 and 65, or one blank after a longer one. */
-static void mpt__summary_line(mpt__prose *out, const char *name, const char *kind,
-                              const char *shape, const char *numel) {
+static void mpt__summary_line(mpt__text *out, const char *name, const char *kind, const char *shape,
+                              const char *numel) {
     static const size_t starts[] = {0, 27, 45, 65};
     const char *column[] = {name, kind, shape, numel};
     size_t line = out->length;
@@ -302,7 +300,7 @@ static void mpt__summary_parameter(mpt_context *context, mpt__summary *summary,
     int64_t numel = mpt__shape_numel(&row->shape);
     mpt__format_text(name, sizeof name, "  %s", row->name);
     mpt__format_text(shape, sizeof shape, "%S", &row->shape);
-    mpt__format_text(number, sizeof number, "%lld", (long long)numel);
+    mpt__format_text(number, sizeof number, "%lld", numel);
     mpt__summary_line(&summary->out, name, mpt_dtype_name(dtype), shape, number);
     summary->parameters += numel;
     summary->bytes += numel * mpt__dtype_info[dtype].bytes;
@@ -311,7 +309,7 @@ static void mpt__summary_parameter(mpt_context *context, mpt__summary *summary,
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
     mpt__summary summary;
     memset(&summary, 0, sizeof summary);
-    summary.out = mpt__prose_make(text, size);
+    summary.out = mpt__text_make(text, size);
     mpt__module *found = mpt__module_enter(module, "mpt_summary");
     if (!found) return 0;
     mpt__walk walk;
@@ -321,8 +319,8 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
         for (int64_t i = 0; i < found->parameter_count; i++)
             mpt__summary_parameter(module.context, &summary, &found->parameters[i]);
     }
-    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes\n",
-                    (long long)summary.parameters, (long long)summary.bytes);
+    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes\n", summary.parameters,
+                    summary.bytes);
     return summary.out.length;
 }
 
@@ -331,13 +329,11 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
 /* Values of one parameter into another of the same shape, through host memory. */
 static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *target,
                                       mpt_context *from, const mpt__parameter *source) {
-    mpt__tensor *a = mpt__slot(to, target->tensor);
-    const mpt__tensor *b = mpt__slot(from, source->tensor);
-    if (!mpt__same_shape(a, b)) {
-        mpt_shape sa = mpt__shape_of(a), sb = mpt__shape_of(b);
+    mpt__tensor *a = target->tensor;
+    const mpt__tensor *b = source->tensor;
+    if (!mpt__same_shape(a, b))
         return mpt__error(to, MPT_ERROR_SHAPE, "parameter %s is %S here and %S in the source (%s)",
-                          target->path, &sa, &sb, source->path);
-    }
+                          target->path, &a->shape, &b->shape, source->path);
     size_t bytes;
     float *values = mpt__parameter_values(from, source, &bytes);
     if (values)
@@ -362,8 +358,7 @@ MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source
     int64_t there = mpt__module_parameters(from, source, NULL, NULL, 0);
     if (here != there)
         return mpt__error(to, MPT_ERROR_SHAPE,
-                          "the source has %lld parameters, the destination %lld", (long long)there,
-                          (long long)here);
+                          "the source has %lld parameters, the destination %lld", there, here);
     const mpt__parameter *a, *b;
     mpt__walk walk_a, walk_b;
     mpt__walk_begin(&walk_a, to, target);
@@ -394,12 +389,12 @@ MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
     mpt__walk walk;
     mpt__walk_begin(&walk, context, found);
     while ((parameter = mpt__walk_values(&walk)) != NULL) {
-        const mpt__tensor *tensor = mpt__slot(context, parameter->tensor);
+        const mpt__tensor *tensor = parameter->tensor;
         const char *path = mpt__relative_path(context, found, parameter);
         int64_t width = mpt__dtype_info[tensor->dtype].bytes;
         hash = mpt__hash_bytes(hash, path, strlen(path));
-        for (int d = 0; d < tensor->rank; d++)
-            hash = mpt__hash_u64(hash, (uint64_t)tensor->shape[d]);
+        for (int d = 0; d < tensor->shape.rank; d++)
+            hash = mpt__hash_u64(hash, (uint64_t)tensor->shape.dim[d]);
         hash = mpt__hash_u64(hash, tensor->dtype);
         hash = mpt__hash_storage(context, hash, tensor->storage, tensor->offset * width,
                                  parameter->numel * width);

@@ -396,16 +396,8 @@ static void mpt__optimizer_free(mpt_context *context, void *object) {
         mpt__group_free(context, &optimizer->groups[i]);
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) mpt__scalar_free(context, optimizer->slot[i]);
     mpt__items_free(context, optimizer);
-    mpt__host_free(context, optimizer->states,
-                   (size_t)optimizer->state_capacity * sizeof *optimizer->states);
-    mpt__host_free(context, optimizer->groups,
-                   (size_t)optimizer->group_capacity * sizeof *optimizer->groups);
-    mpt__host_free(context, optimizer, sizeof *optimizer);
-}
-
-/* Called by mpt_create. */
-static void mpt__optim_init(mpt_context *context) {
-    context->objects[MPT__OPTIMIZER].destroy = mpt__optimizer_free;
+    mpt__room_free(context, optimizer->states, optimizer->state_capacity);
+    mpt__room_free(context, optimizer->groups, optimizer->group_capacity);
 }
 
 #define MPT__NO_LIMIT 1e300 /* what no setting reaches: infinities and NaN are refused */
@@ -426,9 +418,8 @@ static bool mpt__check_number(mpt_context *context, const char *name, double val
 
 static bool mpt__check_count(mpt_context *context, const char *name, int64_t value, int least) {
     if (value >= least) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name,
-               (long long)value, least);
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name, value,
+                       least);
 }
 
 static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay) {
@@ -488,9 +479,7 @@ static const mpt__rule mpt__adam_rule = {
     {{"beta1", 0, 1}, {"beta2", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
 
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
-    mpt_sgd_config config;
-    memset(&config, 0, sizeof config);
-    config.lr = 1e-3;
+    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false};
     return config;
 }
 
@@ -512,10 +501,9 @@ MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *confi
         c.lr, c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov, c.allow_shared};
     if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
         return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
-    if (mpt__enter(context, "mpt_sgd"))
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
-                   c.dampening);
+    mpt__misuse(context, "mpt_sgd", MPT_ERROR_ARGUMENT,
+                "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
+                c.dampening);
     return mpt__optimizer_handle(context, NULL);
 }
 
@@ -563,9 +551,8 @@ MPTRAIN_API int mpt_optimizer_groups(mpt_optimizer handle) {
 static bool mpt__check_group(mpt_context *context, const mpt__optimizer *optimizer, int group,
                              int lowest) {
     if (group >= lowest && group < optimizer->group_count) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "there is no group %d; the optimizer has %lld", group,
-               (long long)optimizer->group_count);
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "there is no group %d; the optimizer has %lld",
+                       group, optimizer->group_count);
 }
 
 MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
@@ -729,8 +716,8 @@ static bool mpt__gradients_seen(mpt_context *context, const mpt__optimizer *opti
     for (int64_t i = 0; others > 0 && i < optimizer->item_count; i++) {
         const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
         if (&optimizer->states[optimizer->items[i].state] != state || !parameter->live) continue;
-        uint32_t view = mpt__slot(context, parameter->tensor)->gradient;
-        if (view && mpt__slot(context, view)->storage == gradients) others--;
+        const mpt__tensor *view = parameter->tensor->gradient;
+        if (view && view->storage == gradients) others--;
     }
     return others > 0;
 }
@@ -786,10 +773,9 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm)
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_norm");
     if (!optimizer) return mpt__null(context);
-    if (!(max_norm >= 0)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more", max_norm);
-        return mpt__null(context);
-    }
+    if (!(max_norm >= 0))
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more",
+                           max_norm);
     mpt_shape shape = MPT_SCALAR;
     mpt__tensor *norm = NULL;
     if (mpt__pattern(context, optimizer) == MPT_OK)
@@ -908,20 +894,18 @@ static mpt_status mpt__launch_updates(mpt_context *context, mpt__optimizer *opti
 /* A warning that names parameters without a gradient; once, until there is one again. */
 static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
     char names[200];
-    size_t length = 0;
+    mpt__text list = mpt__text_make(names, sizeof names);
     if (optimizer->warned_no_grad) return;
     optimizer->warned_no_grad = true;
-    names[0] = '\0';
-    for (int64_t i = 0; i < optimizer->item_count && length < sizeof names; i++) {
-        length += mpt__format_text(names + length, sizeof names - length, "%s%s", i ? ", " : "",
-                                   context->parameters[optimizer->items[i].parameter].path);
-    }
+    for (int64_t i = 0; i < optimizer->item_count && list.length < sizeof names; i++)
+        mpt__write_text(&list, "%s%s", i ? ", " : "",
+                        context->parameters[optimizer->items[i].parameter].path);
     mpt__log(&context->base, MPT_LOG_WARNING,
              "%s: none of the optimizer's %lld parameters has a gradient, so the step does "
              "nothing: %s%s; "
              "call mpt_backward first, on a loss that depends on them",
-             context->base.op, (long long)optimizer->item_count, names,
-             length >= sizeof names ? " .." : "");
+             context->base.op, optimizer->item_count, names,
+             list.length >= sizeof names ? " .." : "");
 }
 
 /* One update of everything that has a gradient. Queued; nothing happens on the device while

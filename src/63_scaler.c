@@ -77,9 +77,8 @@ MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
 static bool mpt__check_scale(mpt_context *context, const char *name, double scale) {
     float single = (float)scale;
     if (scale > 0 && single > 0 && mpt__f32_is_finite(single)) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g; expected a positive number in fp32's range",
-               name, scale);
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                       "%s = %g; expected a positive number in fp32's range", name, scale);
 }
 
 static bool mpt__check_factors(mpt_context *context, double growth, double backoff,
@@ -110,12 +109,6 @@ static void mpt__scaler_free(mpt_context *context, void *object) {
     mpt__scaler *scaler = (mpt__scaler *)object;
     mpt__dismiss_members(context, scaler->id.slot);
     for (int i = 0; i < MPT__SCALER_SLOTS; i++) mpt__scalar_free(context, scaler->slots[i]);
-    mpt__host_free(context, scaler, sizeof *scaler);
-}
-
-/* Called by mpt_create. */
-static void mpt__scaler_init(mpt_context *context) {
-    context->objects[MPT__SCALER].destroy = mpt__scaler_free;
 }
 
 /* Updates under way and runs of skips are given up: part of mpt_clear_error. */
@@ -181,8 +174,7 @@ MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
     scaler->scaled = true;
     if (!scaler->config.enabled) return loss;
     mpt__note_bf16(context, scaler);
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = scaler->slots[MPT__SCALER_SCALE];
     attributes.index[1] = scaler->slots[MPT__SCALER_LOSS];
     return mpt__apply1("mpt_scale_loss", MPT__OP_scale_loss, &loss, 1, &attributes);
@@ -320,7 +312,7 @@ static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[128]) {
 static void mpt__scaler_trace(mpt_context *context, mpt__scaler *scaler, bool on) {
     if (on == scaler->tracing) return;
     scaler->tracing = on;
-    if (context->tracer && context->tracer->on) return; /* the user's own: it stays */
+    if (context->tracer.on) return; /* the user's own: it stays */
     if (on) {
         mpt__trace_start(context, false);
     } else {
@@ -339,7 +331,7 @@ static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) 
                          "the loss itself was NaN or infinite in the last %lld of them, which no "
                          "loss scale can cure; check the learning rate, the data, and logarithms, "
                          "divisions and exponentials in the model",
-                         (long long)scaler->lost_losses);
+                         scaler->lost_losses);
     else
         mpt__format_text(cause, sizeof cause,
                          "the loss was finite but gradients overflowed in backward (%s); check "
@@ -348,8 +340,8 @@ static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) 
     return mpt__error(
         context, MPT_ERROR_NUMERIC,
         "%lld steps in a row were skipped, the last at loss scale %g (floor %g): %s%s%s",
-        (long long)now->skipped_in_a_row, now->scale, scaler->config.min_scale, cause,
-        *report ? "; " : "", report);
+        now->skipped_in_a_row, now->scale, scaler->config.min_scale, cause, *report ? "; " : "",
+        report);
 }
 
 enum {
@@ -376,7 +368,7 @@ static void mpt__compare_windows(mpt_context *context, mpt__scaler *scaler) {
         &context->base, MPT_LOG_WARNING,
         "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): check "
         "learning rate or keep layer %s in fp32",
-        (long long)before, (long long)skipped, (long long)steps, now->scale, layer);
+        before, skipped, steps, now->scale, layer);
 }
 
 /* Reads the counters, which must be readable, and draws the conclusions. */

@@ -128,12 +128,6 @@ static void mpt__schedule_free(mpt_context *context, void *object) {
     }
     mpt__scalar_free(context, schedule->first_slot);
     mpt__host_free(context, schedule->window, MPT__LR_WINDOW * sizeof *schedule->window);
-    mpt__host_free(context, schedule, sizeof *schedule);
-}
-
-/* Called by mpt_create. */
-static void mpt__schedule_init(mpt_context *context) {
-    context->objects[MPT__SCHEDULE].destroy = mpt__schedule_free;
 }
 
 static bool mpt__check_plan(mpt_context *context, const mpt__schedule *plan, int least_warmup,

@@ -16,16 +16,12 @@ MPTRAIN_API mpt_init mpt_init_make(mpt_init_kind kind, double a, double b) {
 }
 
 static bool mpt__check_init(mpt_context *context, mpt_init init) {
-    if (init.kind < MPT_INIT_DEFAULT || init.kind > MPT_INIT_KAIMING_NORMAL) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "init kind %d is none of mpt_init_kind",
-                   (int)init.kind);
-        return false;
-    }
-    if (!mpt__f64_is_finite(init.a) || !mpt__f64_is_finite(init.b)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "init parameters %g and %g must be finite", init.a,
-                   init.b);
-        return false;
-    }
+    if (init.kind < MPT_INIT_DEFAULT || init.kind > MPT_INIT_KAIMING_NORMAL)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "init kind %d is none of mpt_init_kind",
+                           (int)init.kind);
+    if (!mpt__f64_is_finite(init.a) || !mpt__f64_is_finite(init.b))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "init parameters %g and %g must be finite",
+                           init.a, init.b);
     return true;
 }
 
@@ -88,7 +84,7 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
         mpt__random_normal(key, 0, count, (float)a, (float)b, values);
     else
         for (size_t k = 0; k < count; k++) values[k] = (float)a;
-    mpt_status status = mpt__write_f32(context, mpt__slot(context, parameter->tensor), values);
+    mpt_status status = mpt__write_f32(context, parameter->tensor, values);
     mpt__host_free(context, values, count * sizeof(float));
     return status;
 }

@@ -15,14 +15,6 @@
 #include "18_idx.c"
 #include "40_tensor.c"
 
-/* Records an error; false, for what checks to return. */
-#define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
-
-/* What a call returns when it ends early. */
-static mpt_status mpt__call_status(const mpt_context *context) {
-    return context ? context->base.status : MPT_ERROR_HANDLE;
-}
-
 /* True if this build has no files; the error is recorded. */
 static bool mpt__no_files(mpt_context *context) {
 #ifdef MPTRAIN_NO_FILES
@@ -69,6 +61,7 @@ static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype 
 /* ==== Datasets as objects ==== */
 
 typedef struct mpt__dataset {
+    mpt__id id;
     int32_t references; /* the handle, subsets and loaders: the last one to go frees the data */
     int32_t loaders;    /* while there are any, the delivered values cannot change */
     int64_t count;
@@ -93,18 +86,10 @@ typedef struct mpt__dataset {
     int64_t *indices;
 } mpt__dataset;
 
-/* The dataset of a handle, or NULL with an error recorded. */
-static mpt__dataset *mpt__dataset_at(mpt_context *context, mpt_dataset handle) {
-    return (mpt__dataset *)mpt__object_at(context, MPT__DATASET, handle.context, handle.slot,
-                                          handle.generation);
-}
+MPT__HANDLES(dataset, MPT__DATASET)
 
-/* The same at the start of a public call. */
-static mpt__dataset *mpt__dataset_enter(mpt_dataset handle, const char *op) {
-    return mpt__enter(handle.context, op) ? mpt__dataset_at(handle.context, handle) : NULL;
-}
-
-static void mpt__dataset_release(mpt_context *context, mpt__dataset *dataset) {
+static void mpt__dataset_release(mpt_context *context, void *object) {
+    mpt__dataset *dataset = (mpt__dataset *)object;
     mpt__base *base = &context->base;
     if (--dataset->references > 0) return;
     if (dataset->parent) mpt__dataset_release(context, dataset->parent);
@@ -114,27 +99,14 @@ static void mpt__dataset_release(mpt_context *context, mpt__dataset *dataset) {
     mpt__host_free(context, dataset, sizeof *dataset);
 }
 
-static void mpt__dataset_destroy(mpt_context *context, void *object) {
-    mpt__dataset_release(context, (mpt__dataset *)object);
-}
-
-static void mpt__data_init(mpt_context *context) {
-    context->objects[MPT__DATASET].destroy = mpt__dataset_destroy;
-}
-
-static mpt_dataset mpt__dataset_null(mpt_context *context) {
-    mpt_dataset null;
-    null.context = context, null.slot = 0, null.generation = 0;
-    return null;
-}
-
 /* Gives a finished dataset (NULL: the error null) to the table; on failure it is gone. */
 static mpt_dataset mpt__dataset_publish(mpt_context *context, mpt__dataset *dataset) {
-    mpt_dataset handle = mpt__dataset_null(context);
-    if (!dataset) return handle;
-    handle.slot = mpt__object_new(context, MPT__DATASET, dataset, &handle.generation);
-    if (handle.slot == 0) mpt__dataset_release(context, dataset);
-    return handle;
+    if (dataset) {
+        dataset->id.slot = mpt__object_new(context, MPT__DATASET, dataset, &dataset->id.generation);
+        if (dataset->id.slot) return mpt__dataset_handle(context, dataset);
+        mpt__dataset_release(context, dataset);
+    }
+    return mpt__dataset_handle(context, NULL);
 }
 
 /* Elements and bytes of one sample; false with an error recorded if `shape` makes no sense or if
@@ -355,7 +327,7 @@ static mpt__dataset *mpt__memory_new(mpt_context *context,
 MPTRAIN_API mpt_dataset mpt_memory_dataset(mpt_context *context,
                                            const mpt_memory_dataset_config *config) {
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_memory_dataset")) return mpt__dataset_null(context);
+    if (!mpt__enter(context, "mpt_memory_dataset")) return mpt__dataset_handle(context, NULL);
     if (!config || !config->inputs) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL; a dataset needs its inputs",
                    config ? "config->inputs" : "config");
@@ -369,11 +341,11 @@ MPTRAIN_API mpt_dataset mpt_memory_dataset(mpt_context *context,
 
 MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
                                          const mpt_user_dataset_config *config) {
-    if (!mpt__enter(context, "mpt_user_dataset")) return mpt__dataset_null(context);
+    if (!mpt__enter(context, "mpt_user_dataset")) return mpt__dataset_handle(context, NULL);
     if (config && config->sample)
         return mpt__dataset_publish(context, mpt__dataset_new(context, config));
     mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
-    return mpt__dataset_null(context);
+    return mpt__dataset_handle(context, NULL);
 }
 
 /* ==== Subsets ==== */
@@ -410,7 +382,7 @@ static mpt__dataset *mpt__subset_new(mpt_context *context, mpt__dataset *dataset
 MPTRAIN_API mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t count) {
     mpt_context *context = dataset.context;
     mpt__dataset *whole = mpt__dataset_enter(dataset, "mpt_subset"), *subset = NULL;
-    if (!whole) return mpt__dataset_null(context);
+    if (!whole) return mpt__dataset_handle(context, NULL);
     if (first < 0 || count < 1 || first > whole->count || count > whole->count - first) {
         mpt__error(context, MPT_ERROR_INDEX,
                    "%lld samples from %lld on are not in a dataset of %lld; a subset is not empty",
@@ -457,9 +429,9 @@ MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fract
     mpt__rng_key key = {seed, MPT__SPLIT_STREAM, 0};
     int64_t sizes[MPT__SPLIT_PARTS], at = 0;
     for (int i = 0; parts && i < n && i < MPT__SPLIT_PARTS; i++)
-        parts[i] = mpt__dataset_null(context);
+        parts[i] = mpt__dataset_handle(context, NULL);
     mpt__dataset *whole = mpt__dataset_enter(dataset, "mpt_random_split");
-    if (!whole) return mpt__call_status(context);
+    if (!whole) return mpt__status_of(context);
     if (!fractions || !parts || n < 1 || n > MPT__SPLIT_PARTS)
         return mpt__error(context, MPT_ERROR_ARGUMENT,
                           "a split needs fractions, parts and n from 1 to %d; n is %d",
@@ -474,7 +446,7 @@ MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fract
     mpt__host_free(context, order, bytes);
     for (int i = 0; i < n && context->base.status != MPT_OK; i++) {
         if (parts[i].slot != 0) mpt__object_free(context, MPT__DATASET, parts[i].slot);
-        parts[i] = mpt__dataset_null(context);
+        parts[i] = mpt__dataset_handle(context, NULL);
     }
     return context->base.status;
 }
@@ -494,7 +466,7 @@ static bool mpt__dataset_whole(const mpt__dataset *dataset) {
 MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
     mpt_context *context = dataset.context;
     mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_normalize");
-    if (!found) return mpt__call_status(context);
+    if (!found) return mpt__status_of(context);
     if (!mpt__f64_is_finite(mean) || !mpt__f64_is_finite(deviation) || !((float)deviation > 0.0f))
         return mpt__error(context, MPT_ERROR_ARGUMENT,
                           "mean %g, deviation %g: both must be finite and the deviation positive",
@@ -560,7 +532,7 @@ MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
     mpt_context *context = dataset.context;
     mpt__tally tally = {0.0, 0.0, 0.0};
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_statistics");
-    if (!found) return mpt__call_status(context);
+    if (!found) return mpt__status_of(context);
     const bool bytes = found->dtype == MPT_U8;
     const double n = (double)found->count * (double)found->numel, unit = bytes ? 255.0 : 1.0;
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
@@ -585,7 +557,7 @@ MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *inp
     mpt__delivery delivery;
     char error[MPT__SAMPLE_ERROR];
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample");
-    if (!found) return mpt__call_status(context);
+    if (!found) return mpt__status_of(context);
     if (index < 0 || index >= found->count)
         return mpt__error(context, MPT_ERROR_INDEX, "sample %lld of a dataset of %lld", index,
                           found->count);
@@ -624,7 +596,7 @@ typedef struct mpt__reader {
 
 static void mpt__reader_close(mpt__reader *file) {
     const mpt_io *io = &file->context->base.io;
-    io->close(io->user, file->handle);
+    if (io->close) io->close(io->user, file->handle);
 }
 
 static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char *path) {
@@ -632,11 +604,11 @@ static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char
     file->context = context;
     file->path = path;
     file->position = 0;
-    file->handle = io->open(io->user, path, 'r');
+    file->handle = io->open ? io->open(io->user, path, 'r') : NULL;
     if (!file->handle)
         return mpt__reject(context, MPT_ERROR_IO, "cannot open %s: %s", path,
                            mpt__io_reason(&context->base));
-    file->size = io->size(io->user, file->handle);
+    file->size = io->size ? io->size(io->user, file->handle) : -1;
     if ((uint64_t)file->size <= PTRDIFF_MAX) return true;
     mpt__reader_close(file);
     return mpt__reject(context, MPT_ERROR_IO,
@@ -647,7 +619,7 @@ static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char
 /* All of the bytes, or an error. */
 static bool mpt__reader_read(mpt__reader *file, void *to, size_t bytes) {
     const mpt__base *base = &file->context->base;
-    size_t got = base->io.read(base->io.user, file->handle, to, bytes);
+    size_t got = base->io.read ? base->io.read(base->io.user, file->handle, to, bytes) : 0;
     int64_t at = file->position;
     file->position += (int64_t)got;
     if (got == bytes) return true;
@@ -817,10 +789,10 @@ MPTRAIN_API mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path,
                                 const char *targets_path) {
     const char *const paths[2] = {inputs_path, targets_path};
     if (!mpt__enter(context, "mpt_idx") || mpt__no_files(context))
-        return mpt__dataset_null(context);
+        return mpt__dataset_handle(context, NULL);
     if (inputs_path) return mpt__idx_dataset(context, paths, 0);
     mpt__error(context, MPT_ERROR_ARGUMENT, "inputs_path is NULL");
-    return mpt__dataset_null(context);
+    return mpt__dataset_handle(context, NULL);
 }
 
 /* ==== MNIST ==== */
@@ -834,28 +806,28 @@ static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_spl
                             bool labels, char path[MPT__PATH_SIZE]) {
     const char *set = split == MPT_TEST ? "t10k" : "train", *part = labels ? "labels" : "images";
     const int rank = labels ? 1 : 3;
-    mpt__base *base = &context->base;
-    for (int i = 0; i < 4; i++) {
+    const mpt_io *io = &context->base.io;
+    for (int i = 0; i < 4 && io->open; i++) {
         if (mpt__format_text(path, MPT__PATH_SIZE, "%s/%s-%s%cidx%d-ubyte%s", directory, set, part,
                              i < 2 ? '-' : '.', rank, i % 2 ? ".gz" : "") >= MPT__PATH_SIZE)
             return mpt__reject(context, MPT_ERROR_ARGUMENT,
                                "the path of the directory is too long");
-        void *handle = base->io.open(base->io.user, path, 'r');
+        void *handle = io->open(io->user, path, 'r');
         if (!handle) continue;
-        base->io.close(base->io.user, handle);
+        if (io->close) io->close(io->user, handle);
         return true;
     }
     return mpt__reject(context, MPT_ERROR_IO,
                        "%s has no %s-%s-idx%d-ubyte.gz or %s-%s.idx%d-ubyte.gz, nor one of them "
                        "unpacked, that can be opened: %s",
-                       directory, set, part, rank, set, part, rank, mpt__io_reason(base));
+                       directory, set, part, rank, set, part, rank, mpt__io_reason(&context->base));
 }
 
 MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, mpt_split split) {
     char images[MPT__PATH_SIZE], labels[MPT__PATH_SIZE];
     const char *const paths[2] = {images, labels};
     if (!mpt__enter(context, "mpt_mnist") || mpt__no_files(context))
-        return mpt__dataset_null(context);
+        return mpt__dataset_handle(context, NULL);
     if (!directory) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "directory is NULL");
     } else if (split != MPT_TRAIN && split != MPT_TEST) {
@@ -865,7 +837,7 @@ MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, m
                mpt__mnist_find(context, directory, split, true, labels)) {
         return mpt__idx_dataset(context, paths, MPT__MNIST_SIDE);
     }
-    return mpt__dataset_null(context);
+    return mpt__dataset_handle(context, NULL);
 }
 
 #endif

@@ -40,6 +40,7 @@ typedef struct mpt__worker {
 } mpt__worker;
 
 struct mpt__loader {
+    mpt__id id;
     mpt__base *base;
     mpt__dataset *dataset; /* referenced */
     mpt_loader_config config;
@@ -231,11 +232,8 @@ static mpt_tensor mpt__batch_tensor(mpt_context *context, const mpt__loader *loa
     if (loader->staged && mpt__upload(context, slot->storage[part], 0, slot->memory[part],
                                       size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
         return mpt__null(context);
-    mpt__tensor *tensor = mpt__tensor_on(context, slot->storage[part], dtype, &shape, NULL, 0);
-    if (!tensor) return mpt__null(context);
-    mpt__tensor_keep(tensor);
-    tensor->flags &= (uint8_t)~MPT__INFERENCE; /* data, wherever it was asked for */
-    return mpt__handle(context, tensor);
+    mpt__tensor view = mpt__view_on(slot->storage[part], dtype, &shape, 0);
+    return mpt__handle(context, mpt__tensor_outside(context, &view, MPT__KEPT));
 }
 
 static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_batch *batch) {
@@ -274,15 +272,7 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     return true;
 }
 
-static mpt__loader *mpt__loader_at(mpt_context *context, mpt_loader handle) {
-    return (mpt__loader *)mpt__object_at(context, MPT__LOADER, handle.context, handle.slot,
-                                         handle.generation);
-}
-
-/* The same at the start of a public call. */
-static mpt__loader *mpt__loader_enter(mpt_loader handle, const char *op) {
-    return mpt__enter(handle.context, op) ? mpt__loader_at(handle.context, handle) : NULL;
-}
+MPT__HANDLES(loader, MPT__LOADER)
 
 MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     mpt_context *context = handle.context;
@@ -337,7 +327,8 @@ static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
 }
 
 /* Frees a loader in any stage of creation. */
-static void mpt__loader_free(mpt_context *context, mpt__loader *loader) {
+static void mpt__loader_free(mpt_context *context, void *object) {
+    mpt__loader *loader = (mpt__loader *)object;
     mpt__base *base = &context->base;
     size_t order_bytes = (size_t)loader->dataset->count * sizeof(int64_t);
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
@@ -350,20 +341,11 @@ static void mpt__loader_free(mpt_context *context, mpt__loader *loader) {
         if (slot->storage[part]) mpt__storage_release(context, slot->storage[part]);
         if (bytes) mpt__release(base, slot->memory[part], bytes, MPT_MEMORY_BATCH);
     }
-    mpt__host_free(context, loader->slots, (size_t)loader->slot_count * sizeof *loader->slots);
+    mpt__room_free(context, loader->slots, loader->slot_count);
     mpt__release(base, loader->scratch, scratch_bytes, MPT_MEMORY_BATCH);
     mpt__release(base, loader->order, order_bytes, MPT_MEMORY_BATCH);
     loader->dataset->loaders--;
     mpt__dataset_release(context, loader->dataset);
-    mpt__host_free(context, loader, sizeof *loader);
-}
-
-static void mpt__loader_destroy(mpt_context *context, void *object) {
-    mpt__loader_free(context, (mpt__loader *)object);
-}
-
-static void mpt__loader_init(mpt_context *context) {
-    context->objects[MPT__LOADER].destroy = mpt__loader_destroy;
 }
 
 /* All memory of a loader; false with an error recorded. */
@@ -468,19 +450,19 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
 MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset dataset,
                                          const mpt_loader_config *config) {
     mpt_loader_config defaults = mpt_loader_config_default();
-    mpt_loader handle;
-    handle.context = context, handle.slot = 0, handle.generation = 0;
-    if (!mpt__enter(context, "mpt_loader_create")) return handle;
     if (!config) config = &defaults;
-    mpt__dataset *source = mpt__dataset_at(context, dataset);
-    if (!source || !mpt__loader_check(context, source, config)) return handle;
-    mpt__loader *loader = (mpt__loader *)mpt__host_new(context, sizeof *loader);
-    if (!loader) return handle;
-    mpt__loader_plan(context, loader, source, config);
-    if (mpt__loader_allocate(context, loader) && mpt__loader_start(context, loader))
-        handle.slot = mpt__object_new(context, MPT__LOADER, loader, &handle.generation);
-    if (handle.slot == 0) mpt__loader_free(context, loader);
-    return handle;
+    mpt__dataset *source =
+        mpt__enter(context, "mpt_loader_create") ? mpt__dataset_at(context, dataset) : NULL;
+    mpt__loader *loader = NULL;
+    if (source && mpt__loader_check(context, source, config))
+        loader = (mpt__loader *)mpt__object_make(context, MPT__LOADER, sizeof *loader);
+    if (loader) {
+        mpt__loader_plan(context, loader, source, config);
+        if (mpt__loader_allocate(context, loader) && mpt__loader_start(context, loader))
+            return mpt__loader_handle(context, loader);
+        mpt__object_free(context, MPT__LOADER, loader->id.slot);
+    }
+    return mpt__loader_handle(context, NULL);
 }
 
 MPTRAIN_API int64_t mpt_loader_batches(mpt_loader handle) {
@@ -490,7 +472,7 @@ MPTRAIN_API int64_t mpt_loader_batches(mpt_loader handle) {
 
 MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_reset");
-    if (!loader) return mpt__call_status(handle.context);
+    if (!loader) return mpt__status_of(handle.context);
     mpt__loader_take_back(handle.context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
     return MPT_OK;

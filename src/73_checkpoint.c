@@ -444,13 +444,13 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     for (int64_t i = 0; i < weights->count; i++) {
         parameter = mpt__walk_values(&walk);
         weights->rows[i].path = mpt__relative_path(context, found, parameter);
-        weights->rows[i].tensor = mpt__slot(context, parameter->tensor);
+        weights->rows[i].tensor = parameter->tensor;
     }
     return context->base.status == MPT_OK;
 }
 
 static void mpt__weights_free(mpt_context *context, mpt__weights *weights) {
-    mpt__host_free(context, weights->rows, (size_t)weights->count * sizeof(mpt__weight));
+    mpt__room_free(context, weights->rows, weights->count);
 }
 
 static bool mpt__big_endian(void) {
@@ -491,16 +491,13 @@ static void mpt__weights_sort(mpt__weights *weights) {
 }
 
 static void mpt__header_string(mpt__text *header, const char *string) {
-    char escape[8];
     mpt__text_char(header, '"');
     for (; *string; string++) {
         if (*string == '"' || *string == '\\') mpt__text_char(header, '\\');
         if ((uint8_t)*string >= 0x20) {
             mpt__text_char(header, *string);
         } else {
-            mpt__format_text(escape, sizeof escape, "\\u00%d%llx", *string >> 4 & 1,
-                             (uint64_t)*string & 15);
-            mpt__text_string(header, escape);
+            mpt__write_text(header, "\\u00%d%llx", *string >> 4 & 1, (uint64_t)*string & 15);
         }
     }
     mpt__text_char(header, '"');
@@ -509,24 +506,18 @@ static void mpt__header_string(mpt__text *header, const char *string) {
 /* The header, counted at least: what does not fit is not written. */
 static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
     int64_t at = 0;
-    mpt__text_string(header, "{\"__metadata__\":{\"format\":\"pt\"}");
+    mpt__write_text(header, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (int64_t i = 0; i < weights->count; i++) {
         const mpt__tensor *tensor = weights->rows[i].tensor;
         mpt__text_char(header, ',');
         mpt__header_string(header, weights->rows[i].path);
-        mpt__text_string(header, ":{\"dtype\":\"");
-        mpt__text_string(header, mpt__dtype_info[tensor->dtype].file_name);
-        mpt__text_string(header, "\",\"shape\":[");
-        for (int d = 0; d < tensor->rank; d++) {
-            if (d > 0) mpt__text_char(header, ',');
-            mpt__text_signed(header, tensor->shape[d]);
-        }
-        mpt__text_string(header, "],\"data_offsets\":[");
-        mpt__text_signed(header, at);
-        mpt__text_char(header, ',');
-        mpt__text_signed(header,
-                         at += mpt__tensor_numel(tensor) * mpt__weight_width(&weights->rows[i]));
-        mpt__text_string(header, "]}");
+        mpt__write_text(header, ":{\"dtype\":\"%s\",\"shape\":[",
+                        mpt__dtype_info[tensor->dtype].file_name);
+        for (int d = 0; d < tensor->shape.rank; d++)
+            mpt__write_text(header, "%s%lld", d > 0 ? "," : "", tensor->shape.dim[d]);
+        int64_t end = at + mpt__tensor_bytes(tensor);
+        mpt__write_text(header, "],\"data_offsets\":[%lld,%lld]}", at, end);
+        at = end;
     }
     mpt__text_char(header, '}');
     while (header->length % 8 != 0) mpt__text_char(header, ' ');
@@ -545,7 +536,7 @@ typedef struct mpt__writer {
 
 static bool mpt__write_bytes(mpt__writer *writer, const void *bytes, size_t n) {
     const mpt_io *io = &writer->context->base.io;
-    size_t written = io->write(io->user, writer->file, bytes, n);
+    size_t written = io->write ? io->write(io->user, writer->file, bytes, n) : 0;
     if (written != n)
         return mpt__reject(writer->context, MPT_ERROR_IO,
                            "%s: writing %lld bytes at byte %lld took %lld: %s", writer->path,
@@ -580,7 +571,8 @@ static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
         return false;
     for (int64_t i = 0; i < weights->count; i++)
         if (!mpt__write_weight(writer, &weights->rows[i])) return false;
-    return context->base.io.flush(context->base.io.user, writer->file) ||
+    const mpt_io *io = &context->base.io;
+    return (io->flush && io->flush(io->user, writer->file)) ||
            mpt__reject(context, MPT_ERROR_IO, "%s: cannot be written to the medium: %s",
                        writer->path, mpt__io_reason(&context->base));
 }
@@ -595,18 +587,18 @@ static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
     if (!mpt__temporary_path(&context->base, path, temporary, sizeof temporary))
         return mpt__reject(context, MPT_ERROR_ARGUMENT, "the path is longer than %d bytes",
                            MPT__PATH_SIZE - 64);
-    writer->file = io->open(io->user, temporary, 'w');
+    writer->file = io->open ? io->open(io->user, temporary, 'w') : NULL;
     if (!writer->file)
         return mpt__reject(context, MPT_ERROR_IO, "cannot write %s by way of %s: %s", path,
                            temporary, mpt__io_reason(&context->base));
     bool good = mpt__save_content(writer, weights, header);
-    if (!io->close(io->user, writer->file) && good)
+    if (!(io->close && io->close(io->user, writer->file)) && good)
         good = mpt__reject(context, MPT_ERROR_IO, "%s: cannot be closed: %s", path,
                            mpt__io_reason(&context->base));
-    if (good && !io->commit(io->user, temporary, path))
+    if (good && !(io->commit && io->commit(io->user, temporary, path)))
         good = mpt__reject(context, MPT_ERROR_IO, "cannot move the finished file to %s: %s", path,
                            mpt__io_reason(&context->base));
-    if (!good) io->remove(io->user, temporary);
+    if (!good && io->remove) io->remove(io->user, temporary);
     return good;
 }
 
@@ -793,7 +785,7 @@ static bool mpt__copy_begin(mpt__copy *copy, mpt__archive *a, const mpt__weight 
 /* Checks that an entry can become its parameter, or records an error. */
 static bool mpt__load_check(mpt__copy *copy, const char *path) {
     mpt__archive *a = copy->archive;
-    mpt_shape want = mpt__shape_of(copy->tensor), got = mpt__archive_shape(a, copy->entry);
+    mpt_shape want = copy->tensor->shape, got = mpt__archive_shape(a, copy->entry);
     bool same = want.rank == copy->entry->rank;
     for (int i = 0; same && i < want.rank; i++) same = want.dim[i] == got.dim[i];
     if (!same)

@@ -139,84 +139,69 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
 
 /* ==== Progress as text ==== */
 
-typedef struct mpt__fit_line {
-    char text[224];
-    size_t length;
-} mpt__fit_line;
-
-static void mpt__fit_put(mpt__fit_line *line, const char *format, ...) {
-    size_t room = sizeof line->text - line->length;
-    va_list arguments;
-    va_start(arguments, format);
-    size_t length = mpt__format_text_v(line->text + line->length, room, format, arguments);
-    va_end(arguments);
-    line->length += length < room ? length : room - 1;
-}
-
 /* Always `decimals` places (at most 6), so that a line which is drawn over itself does not jump. */
-static void mpt__fit_put_fixed(mpt__fit_line *line, double value, int decimals) {
+static void mpt__fit_put_fixed(mpt__text *line, double value, int decimals) {
     char places[32]; /* behind a 1 that keeps their zeros */
     int64_t unit = 1;
     for (int i = 0; i < decimals; i++) unit *= 10;
     double magnitude = value < 0.0 ? -value : value;
     if (!mpt__f64_is_finite(value) || magnitude >= 1e9) {
-        mpt__fit_put(line, "%.5g", value);
+        mpt__write_text(line, "%.5g", value);
         return;
     }
     int64_t scaled = (int64_t)(magnitude * (double)unit + 0.5);
-    mpt__format_text(places, sizeof places, "%lld", (long long)(unit + scaled % unit));
-    mpt__fit_put(line, "%s%lld.%s", value < 0.0 && scaled > 0 ? "-" : "",
-                 (long long)(scaled / unit), places + 1);
+    mpt__format_text(places, sizeof places, "%lld", (unit + scaled % unit));
+    mpt__write_text(line, "%s%lld.%s", value < 0.0 && scaled > 0 ? "-" : "", (scaled / unit),
+                    places + 1);
 }
 
 /* 8 s, 1:05, 2:03:59. */
-static void mpt__fit_put_time(mpt__fit_line *line, double seconds) {
+static void mpt__fit_put_time(mpt__text *line, double seconds) {
     if (!mpt__f64_is_finite(seconds) || seconds < 0.0 || seconds > 1e12) {
-        mpt__fit_put(line, "-");
+        mpt__write_text(line, "-");
         return;
     }
     int64_t s = (int64_t)(seconds + 0.5);
     bool hours = s >= 3600;
     if (s < 60) {
-        mpt__fit_put(line, "%d s", (int)s);
+        mpt__write_text(line, "%d s", (int)s);
         return;
     }
-    if (hours) mpt__fit_put(line, "%lld:%d", (long long)(s / 3600), (int)(s / 600 % 6));
-    mpt__fit_put(line, "%d:%d%d", (int)(s / 60 % (hours ? 10 : 60)), (int)(s / 10 % 6),
-                 (int)(s % 10));
+    if (hours) mpt__write_text(line, "%lld:%d", (s / 3600), (int)(s / 600 % 6));
+    mpt__write_text(line, "%d:%d%d", (int)(s / 60 % (hours ? 10 : 60)), (int)(s / 10 % 6),
+                    (int)(s % 10));
 }
 
 /* "Epoch 2/5 [########------------] 375/938 loss 0.1893 412 steps/s scale 65536 skipped 1
    ETA 4 s" */
-static void mpt__fit_step_line(mpt__fit_line *line, const mpt_progress *progress, bool scaled) {
+static void mpt__fit_step_line(mpt__text *line, const mpt_progress *progress, bool scaled) {
     int64_t filled = progress->batch * MPT__FIT_BAR / progress->batches;
-    mpt__fit_put(line, "Epoch %d/%d [", progress->epoch, progress->epochs);
-    for (int i = 0; i < MPT__FIT_BAR; i++) mpt__fit_put(line, i < filled ? "#" : "-");
-    mpt__fit_put(line, "] ");
+    mpt__write_text(line, "Epoch %d/%d [", progress->epoch, progress->epochs);
+    for (int i = 0; i < MPT__FIT_BAR; i++) mpt__write_text(line, i < filled ? "#" : "-");
+    mpt__write_text(line, "] ");
     for (int64_t power = 10; power <= progress->batches; power *= 10)
-        if (progress->batch < power) mpt__fit_put(line, " ");
-    mpt__fit_put(line, "%lld/%lld loss ", (long long)progress->batch, (long long)progress->batches);
+        if (progress->batch < power) mpt__write_text(line, " ");
+    mpt__write_text(line, "%lld/%lld loss ", progress->batch, progress->batches);
     mpt__fit_put_fixed(line, progress->loss, 4);
-    mpt__fit_put(line, " %lld steps/s", (long long)(progress->steps_per_second + 0.5));
+    mpt__write_text(line, " %lld steps/s", (int64_t)(progress->steps_per_second + 0.5));
     if (scaled)
-        mpt__fit_put(line, " scale %.6g skipped %lld", progress->scale,
-                     (long long)progress->skipped_steps);
-    mpt__fit_put(line, " ETA ");
+        mpt__write_text(line, " scale %.6g skipped %lld", progress->scale, progress->skipped_steps);
+    mpt__write_text(line, " ETA ");
     mpt__fit_put_time(line, progress->eta_seconds);
 }
 
 /* "Epoch 2/5 - Loss: 0.1893 - Validation loss: 0.1702 - Accuracy: 94.81 %" */
-static void mpt__fit_epoch_line(mpt__fit_line *line, const mpt_progress *progress) {
-    mpt__fit_put(line, "Epoch %d/%d - Loss: ", progress->epoch, progress->epochs);
+static void mpt__fit_epoch_line(mpt__text *line, const mpt_progress *progress) {
+    mpt__write_text(line, "Epoch %d/%d - Loss: ", progress->epoch, progress->epochs);
     mpt__fit_put_fixed(line, progress->loss, 4);
     if (mpt__f64_is_finite(progress->validation_loss)) {
-        mpt__fit_put(line, " - Validation loss: ");
+        mpt__write_text(line, " - Validation loss: ");
         mpt__fit_put_fixed(line, progress->validation_loss, 4);
     }
     if (mpt__f64_is_finite(progress->validation_accuracy)) {
-        mpt__fit_put(line, " - Accuracy: ");
+        mpt__write_text(line, " - Accuracy: ");
         mpt__fit_put_fixed(line, 100.0 * progress->validation_accuracy, 2);
-        mpt__fit_put(line, " %%");
+        mpt__write_text(line, " %%");
     }
 }
 
@@ -264,13 +249,12 @@ static void mpt__fit_measure(mpt__fit *fit) {
 
 /* Tells the callback, if there is one; notes when it wants to stop. */
 static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
-    mpt__fit_line line;
+    char text[224];
+    mpt__text line = mpt__text_make(text, sizeof text);
     if (!fit->config->progress) return;
-    line.length = 0;
-    line.text[0] = '\0';
     mpt__fit_measure(fit);
     fit->progress.epoch_end = epoch_end;
-    fit->progress.text = line.text;
+    fit->progress.text = text;
     if (epoch_end)
         mpt__fit_epoch_line(&line, &fit->progress);
     else

@@ -19,7 +19,7 @@ typedef struct mpt__captured {
     mpt_step_fn fn;
     void *user;
     mpt_tensor input[MPT__CAPTURE_INPUTS]; /* what the launches read; null: none */
-    mpt__recorder *recording;              /* NULL: not yet */
+    mpt__recording *recording;             /* NULL: not yet */
     void *graph;                           /* of the backend; NULL: launches one by one */
     uint32_t workspace;                    /* storage of the graph's scratch memory; 0: none */
     int64_t calls, count;
@@ -43,10 +43,9 @@ static void mpt__captured_free(mpt_context *context, void *object) {
     mpt__graph_free(context, captured);
     if (captured->recording) {
         mpt__replay_memory(context, captured->recording, false);
-        mpt__recorder_free(context, captured->recording);
+        mpt__object_free(context, MPT__RECORDING, captured->recording->id.slot);
     }
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) mpt_release(captured->input[i]);
-    mpt__host_free(context, captured, sizeof *captured);
 }
 
 MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user) {
@@ -77,8 +76,7 @@ MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured handle) {
 static bool mpt__input_fits(mpt_context *context, mpt_tensor recorded, mpt_tensor given) {
     const mpt__tensor *a = mpt__live(context, recorded), *b = mpt__live(context, given);
     if (!a || !b) return !a && !given.slot;
-    return a->dtype == b->dtype && a->rank == b->rank &&
-           memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;
+    return a->dtype == b->dtype && mpt__same_shape(a, b);
 }
 
 /* Copies the inputs to where the launches read them. */
@@ -124,32 +122,32 @@ static mpt_status mpt__step_by_hand(mpt_context *context, const mpt__captured *c
 }
 
 /* What the host does after a step that it did not see. */
-static mpt_status mpt__after_work(mpt_context *context, const mpt__recorder *recording,
+static mpt_status mpt__after_work(mpt_context *context, const mpt__recording *recording,
                                   mpt__object_kind kind);
 
 /* One step by `fn` on the fixed inputs, recorded; NULL with an error recorded, or without one where
    the step writes from the host. */
-static mpt__recorder *mpt__record_step(mpt_context *context, const mpt__captured *captured) {
+static mpt__recording *mpt__record_step(mpt_context *context, const mpt__captured *captured) {
     if (mpt_record_begin(context) != MPT_OK) return NULL;
     context->capturing = true;
     int64_t writes = context->host_writes;
     mpt__step_by_hand(context, captured, captured->input);
     context->capturing = false;
     if (!context->recorder) return NULL; /* cleared away with an error */
-    mpt__recorder *recording = mpt__recorder_stop(context);
+    mpt__recording *recording = mpt__recorder_stop(context);
     for (int64_t i = 0; i < recording->count; i++)
         mpt__recorder_hold(context, recording, &recording->launches[i], INT64_MAX);
     mpt__after_work(context, recording, MPT__SCALER);
     if (!recording->failed && context->base.status == MPT_OK && context->host_writes == writes)
         return recording;
-    mpt__recorder_free(context, recording);
+    mpt__object_free(context, MPT__RECORDING, recording->id.slot);
     return NULL;
 }
 
 /* The launches as a graph, on memory that stays theirs. False where that is not possible. */
 static bool mpt__graph_make(mpt_context *context, mpt__captured *captured) {
     mpt__backend *backend = &context->backend;
-    const mpt__recorder *recording = captured->recording;
+    const mpt__recording *recording = captured->recording;
     int64_t bytes = 0;
     for (int64_t i = 0; i < recording->count; i++)
         if (recording->launches[i].workspace > bytes) bytes = recording->launches[i].workspace;
@@ -179,7 +177,7 @@ static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captu
     if (mpt__inputs_make(context, captured, given) != MPT_OK ||
         mpt__inputs_set(context, captured, given) != MPT_OK)
         return context->base.status;
-    mpt__recorder *recording = mpt__record_step(context, captured);
+    mpt__recording *recording = mpt__record_step(context, captured);
     if (!recording) {
         if (context->base.status == MPT_OK)
             mpt__capture_give_up(context, captured, "it writes to tensors from the host");
@@ -204,7 +202,7 @@ static void *mpt__work_object(mpt_context *context, const uint32_t *work) {
     return NULL;
 }
 
-static mpt_status mpt__after_work(mpt_context *context, const mpt__recorder *recording,
+static mpt_status mpt__after_work(mpt_context *context, const mpt__recording *recording,
                                   mpt__object_kind kind) {
     for (int64_t i = 0; i < recording->work.count && context->base.status == MPT_OK; i += 3) {
         const uint32_t *work = &recording->work.id[i];
@@ -222,7 +220,7 @@ static mpt_status mpt__after_work(mpt_context *context, const mpt__recorder *rec
 
 static mpt_status mpt__capture_repeat(mpt_context *context, mpt__captured *captured) {
     mpt__backend *backend = &context->backend;
-    const mpt__recorder *recording = captured->recording;
+    const mpt__recording *recording = captured->recording;
     const int64_t updates = context->now.updates;
     context->now.step++;
     context->base.step = context->now.step;
@@ -264,15 +262,15 @@ static bool mpt__same_launch(const mpt__launch *a, const mpt__launch *b) {
 
 /* One step by `fn`, which must launch what was recorded. */
 static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured *captured) {
-    const mpt__recorder *old = captured->recording;
-    mpt__recorder *now = mpt__record_step(context, captured);
+    const mpt__recording *old = captured->recording;
+    mpt__recording *now = mpt__record_step(context, captured);
     if (!now) return context->base.status;
     int64_t i = 0;
     while (i < old->count && i < now->count &&
            mpt__same_launch(&old->launches[i], &now->launches[i]))
         i++;
     if (i < old->count || i < now->count) {
-        const mpt__recorder *longer = i < now->count ? now : old;
+        const mpt__recording *longer = i < now->count ? now : old;
         mpt__error(context, MPT_ERROR_STATE,
                    "the captured step is no longer what its function does: launch %lld of %lld was "
                    "kernel %s and is now %s; do the same in every step, or run this one by hand",
@@ -280,7 +278,7 @@ static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured
                    i < old->count ? mpt__kernel_names[old->launches[i].kernel] : "none",
                    i < now->count ? mpt__kernel_names[now->launches[i].kernel] : "none");
     }
-    mpt__recorder_free(context, now);
+    mpt__object_free(context, MPT__RECORDING, now->id.slot);
     return context->base.status;
 }
 

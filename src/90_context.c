@@ -145,14 +145,13 @@ static bool mpt__context_start(mpt_context *context) {
     context->module_training = true;
     context->launch_phase = MPT__OTHER;
     context->objects[MPT__MODULE].destroy = mpt__module_free;
-    context->objects[MPT__USER_OP].destroy = mpt__user_op_destroy;
     context->objects[MPT__RECORDING].destroy = mpt__recorder_free;
     context->objects[MPT__CAPTURED].destroy = mpt__captured_free;
-    mpt__optim_init(context);
-    mpt__scaler_init(context);
-    mpt__schedule_init(context);
-    mpt__data_init(context);
-    mpt__loader_init(context);
+    context->objects[MPT__OPTIMIZER].destroy = mpt__optimizer_free;
+    context->objects[MPT__SCALER].destroy = mpt__scaler_free;
+    context->objects[MPT__SCHEDULE].destroy = mpt__schedule_free;
+    context->objects[MPT__DATASET].destroy = mpt__dataset_release;
+    context->objects[MPT__LOADER].destroy = mpt__loader_free;
     return context->base.status == MPT_OK;
 }
 
@@ -195,7 +194,7 @@ static void mpt__destroy_objects(mpt_context *context) {
         for (int64_t i = 1; i < table->count; i++)
             if (table->rows[i].object)
                 mpt__object_free(context, mpt__destroy_order[k], (uint32_t)i);
-        mpt__host_free(context, table->rows, (size_t)table->capacity * sizeof(mpt__object));
+        mpt__room_free(context, table->rows, table->capacity);
     }
 }
 
@@ -215,29 +214,23 @@ static void mpt__destroy_tensors(mpt_context *context) {
 static void mpt__destroy_tables(mpt_context *context) {
     for (int64_t i = 0; i < context->tensor_count; i += MPT__TENSOR_CHUNK)
         mpt__host_free(context, context->tensors[i], MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
-    mpt__host_free(context, context->tensors,
-                   (size_t)context->tensor_capacity * sizeof(mpt__tensor *));
+    mpt__room_free(context, context->tensors, context->tensor_capacity);
     for (int64_t i = 1; i < context->path_count; i++)
         mpt__host_text_free(context, context->paths[i]);
-    mpt__host_free(context, context->paths, (size_t)context->path_capacity * sizeof(char *));
-    mpt__host_free(context, context->parameters,
-                   (size_t)context->parameter_capacity * sizeof(mpt__parameter));
-    mpt__host_free(context, context->blocks, (size_t)context->block_capacity * sizeof(mpt__block));
-    mpt__host_free(context, context->records,
-                   (size_t)context->record_capacity * sizeof(mpt__record));
-    mpt__host_free(context, context->walk, (size_t)context->walk_capacity * sizeof(uint32_t));
-    mpt__host_free(context, context->scoped,
-                   (size_t)context->scoped_capacity * sizeof(mpt__scoped));
-    mpt__host_free(context, context->storages,
-                   (size_t)context->storage_capacity * sizeof(mpt__storage));
-    mpt__host_free(context, context->data, (size_t)context->data_capacity * sizeof(void *));
-    mpt__host_free(context, context->printer, sizeof(mpt__printer));
-    mpt__host_free(context, context->tracer, sizeof(mpt__tracer));
+    mpt__room_free(context, context->paths, context->path_capacity);
+    mpt__room_free(context, context->parameters, context->parameter_capacity);
+    mpt__room_free(context, context->blocks, context->block_capacity);
+    for (int64_t i = 0; i < context->record_count; i += MPT__RECORD_CHUNK)
+        mpt__host_free(context, context->records[i], MPT__RECORD_CHUNK * sizeof(mpt__record));
+    mpt__room_free(context, context->records, context->record_capacity);
+    mpt__room_free(context, context->scoped, context->scoped_capacity);
+    mpt__room_free(context, context->storages, context->storage_capacity);
+    mpt__room_free(context, context->data, context->data_capacity);
 }
 
 MPTRAIN_API void mpt_destroy(mpt_context *context) {
     if (!context) return;
-    if (context->recorder) mpt__recorder_free(context, mpt__recorder_stop(context));
+    mpt__recorder_stop(context);
     mpt__destroy_objects(context);
     mpt__destroy_tensors(context);
     mpt__destroy_tables(context);
@@ -338,7 +331,8 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     mpt__discard_history(context);
     mpt__scaler_forget(context);
     mpt__draws_forget(context);
-    if (context->recorder) mpt__recorder_free(context, mpt__recorder_stop(context));
+    const mpt__recording *stopped = mpt__recorder_stop(context);
+    if (stopped) mpt__object_free(context, MPT__RECORDING, stopped->id.slot);
     context->now = context->committed;
     context->base.step = context->now.step;
     context->path = context->module = 0;

@@ -546,24 +546,27 @@ static bool disk_remove(void *user, const char *path) {
     return true;
 }
 
-static mpt_context *disk_context(disk *d) {
+/* `without`: number of the function that is left out; -1: none. */
+static mpt_context *disk_context_without(disk *d, int without) {
     mpt_config config = mpt_config_default();
     memset(d, 0, sizeof *d);
     d->target_size = d->temporary_size = -1;
     d->fails = -1;
     config.threads = 1;
-    config.io.open = disk_open;
-    config.io.read = disk_read;
-    config.io.write = disk_write;
-    config.io.seek = disk_seek;
-    config.io.size = disk_size;
-    config.io.flush = disk_flush;
-    config.io.close = disk_close;
-    config.io.commit = disk_commit;
-    config.io.remove = disk_remove;
+    if (without != 0) config.io.open = disk_open;
+    if (without != 1) config.io.read = disk_read;
+    if (without != 2) config.io.write = disk_write;
+    if (without != 3) config.io.seek = disk_seek;
+    if (without != 4) config.io.size = disk_size;
+    if (without != 5) config.io.flush = disk_flush;
+    if (without != 6) config.io.close = disk_close;
+    if (without != 7) config.io.commit = disk_commit;
+    if (without != 8) config.io.remove = disk_remove;
     config.io.user = d;
     return mpt_create(&config);
 }
+
+static mpt_context *disk_context(disk *d) { return disk_context_without(d, -1); }
 
 /* Whatever call fails: the old file stays whole, nothing half-written is left, the error says so.
    */
@@ -622,6 +625,30 @@ TEST(load_fails_anywhere) {
     mpt_destroy(context);
 }
 
+/* A function of config.io that is missing fails the calls that need it, and only those. */
+TEST(io_functions_left_out) {
+    static const char needed_to_save[] = "y.y..yyy.", needed_to_load[] = "yy..y....";
+    static disk whole, d;
+    mpt_context *context = disk_context(&whole);
+    NEED_FILES(context);
+    CHECK_EQ_INT(mpt_save(make_net(context, "a"), "net.safetensors"), MPT_OK);
+    mpt_destroy(context);
+    for (int without = 0; without < 9; without++) {
+        context = disk_context_without(&d, without);
+        memcpy(d.target, whole.target, sizeof d.target);
+        d.target_size = whole.target_size;
+        mpt_module net = make_net(context, "a");
+        mpt_status loads = needed_to_load[without] == 'y' ? MPT_ERROR_IO : MPT_OK;
+        mpt_status saves = needed_to_save[without] == 'y' ? MPT_ERROR_IO : MPT_OK;
+        CHECK_EQ_INT(mpt_load(net, "net.safetensors", NULL, NULL), loads);
+        if (loads) CHECK_CONTAINS(mpt_error(context), "net.safetensors");
+        mpt_clear_error(context);
+        CHECK_EQ_INT(mpt_save(net, "net.safetensors"), saves);
+        if (saves) CHECK_CONTAINS(mpt_error(context), "a callback of config.io failed");
+        mpt_destroy(context);
+    }
+}
+
 TEST(misuse) {
     mpt_context *context = make_context();
     mpt_module none;
@@ -655,5 +682,6 @@ TEST_TABLE = {T(file_round_trip),
               T(every_byte_changed),
               T(save_fails_anywhere),
               T(load_fails_anywhere),
+              T(io_functions_left_out),
               T(misuse)};
 TEST_MAIN

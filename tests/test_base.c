@@ -402,7 +402,7 @@ TEST(failed_files_have_reasons) {
     mpt_config config;
     mpt__base_init(&base, NULL);
 #if defined(MPT__NO_FILES)
-    CHECK(base.io.open(NULL, "x", 'r') == NULL);
+    CHECK(!base.io.open);
     CHECK_CONTAINS(mpt__io_reason(&base), "this build has no files");
 #else
     CHECK(base.io.open(NULL, test_tmp_path("missing"), 'r') == NULL);
@@ -412,18 +412,14 @@ TEST(failed_files_have_reasons) {
     CHECK(!base.io.commit(NULL, test_tmp_path("missing"), test_tmp_path("target")));
     CHECK_CONTAINS(mpt__io_reason(&base), "no such file");
 #endif
-    /* What a user's group leaves out fails; it does not crash. */
+    /* A user's group is not mixed with the built-in one. */
     memset(&config, 0, sizeof config);
     config.io.read = base.io.read;
     mpt__base_init(&base, &config);
-    CHECK(base.io.open(NULL, "x", 'r') == NULL);
+    CHECK(base.io.read && !base.io.open && !base.io.size && !base.io.commit && !base.io.close);
 #if !defined(MPT__NO_FILES)
     CHECK_CONTAINS(mpt__io_reason(&base), "callback");
 #endif
-    CHECK_EQ_INT(base.io.size(NULL, NULL), -1);
-    CHECK(!base.io.commit(NULL, "a", "b") && !base.io.remove(NULL, "a"));
-    CHECK(!base.io.seek(NULL, NULL, 0) && !base.io.flush(NULL, NULL) && !base.io.close(NULL, NULL));
-    CHECK_EQ_INT(base.io.write(NULL, NULL, "a", 1), 0);
 }
 
 TEST(commit_replaces_or_leaves) {
