@@ -489,6 +489,7 @@ TEST(hash_tells_states_apart) {
 /* A bad target is found on the device: nothing of that step may count, and what follows has the
    bits of a run in which it never was. */
 TEST(an_error_leaves_weights_and_state) {
+    NEEDS_PROMPT_DEVICE;
     uint64_t weights[2], state[2];
     for (int run = 0; run < 2; run++) {
         mpt_context *context = new_context();

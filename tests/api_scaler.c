@@ -484,6 +484,7 @@ TEST(accumulation_keeps_the_scale) {
 /* ---- when training cannot go on ---- */
 
 TEST(patience_ends_in_a_diagnosis) {
+    NEEDS_PROMPT_DEVICE;
     mpt_scaler_config config = mpt_scaler_config_default();
     config.patience = 4;
     config.init_scale = 4;
@@ -544,6 +545,7 @@ TEST(rising_skip_rate_warns) {
 
 /* The tracer that the scaler starts for a step stops by itself; the user's own stays. */
 TEST(tracer_after_an_overflow) {
+    NEEDS_PROMPT_DEVICE;
     scaled_net net = new_net(NULL);
     train(&net, INFINITY);
     CHECK_EQ_STR(mpt_nan_report(net.context), ""); /* the next step is traced */
@@ -604,6 +606,7 @@ TEST(notes_on_precision) {
 
 /* Neither a step nor its statistics allocate. */
 TEST(steady_state) {
+    NEEDS_PROMPT_DEVICE;
     scaled_net net = new_net(NULL);
     int64_t before = 0;
     for (int i = 0; i < 20; i++) {

@@ -34,6 +34,9 @@ static const char *test_lacks;    /* what the running test was skipped for, or N
 #define CHECK(cond) ((void)((cond) || TEST_FAIL_("CHECK(%s)", #cond)))
 #define REQUIRE(cond) do { if (!(cond)) { TEST_FAIL_("REQUIRE(%s)", #cond); return; } } while (0)
 #define SKIP(what) do { test_lacks = (what); return; } while (0)
+/* Where values are seen some steps late, as on a GPU. */
+#define NEEDS_PROMPT_DEVICE \
+    if (mpt_device_count(MPT_DEVICE_CUDA) > 0) SKIP("a device that answers at once")
 #define CHECK_EQ_INT(got, want)                                             \
     test_eq_int(__FILE__, __LINE__, #got, (long long)(got), (long long)(want))
 #define CHECK_EQ_STR(got, want) test_eq_str(__FILE__, __LINE__, #got, (got), (want), 0)

@@ -14,9 +14,13 @@ case $mode in
     tsan) compiler=clang linker=clang++ flags="$flags -fsanitize=thread" ;;
     *) echo "suite.sh: what is $mode?" >&2 && exit 2 ;;
 esac
-mkdir -p "$build"
-CXX=$linker CC=$compiler sh "$here/build.sh" "$build/cuda.o" "$flags -Isrc -I." mptrain_cuda.cu
+mkdir -p "$build/tests/cudasim"
+object=$build/cuda.o
+if ! [ -e "$object" ] || [ -n "$(find mptrain_cuda.cu src "$here"/*.sh "$here"/*.cpp "$here/include" \
+    -newer "$object")" ]; then
+    CXX=$linker CC=$compiler sh "$here/build.sh" "$object" "$flags -Isrc -I." mptrain_cuda.cu
+fi
+simulator=$(CXX=$linker sh "$here/build.sh" --simulator "$build" "$flags" | tr '\n' ' ')
 make -j2 BUILD="$build" CC="$compiler" LINK="$linker" CFLAGS="$flags" TEST_CFLAGS="$flags" \
-    LDFLAGS="$flags" CPPFLAGS=-DMPTRAIN_CUDA EXTRA="$build/cuda.o $(
-        CXX=$linker sh "$here/build.sh" --simulator "$build" "$flags" | tr "\n" " ")" \
+    LDFLAGS="$flags" CPPFLAGS=-DMPTRAIN_CUDA EXTRA="$object $simulator" \
     LDLIBS='-lm -lpthread -ldl -lstdc++' "$@"
