@@ -16,9 +16,11 @@
  *     MANUAL 9   data
  *     MANUAL 10  files
  *     MANUAL 11  finding out what happens
- *     MANUAL 12  small machines; limits
+ *     MANUAL 12  GPUs and captured steps
+ *     MANUAL 13  small machines; limits
  *     then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
- *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Fit;
+ *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Captured
+ *     steps, Fit;
  *     then, where MPTRAIN_IMPLEMENTATION is defined, the implementation; changelog and licence.
 
 ==== MANUAL 1: quick start =====================================================================
@@ -251,13 +253,30 @@ mpt_record_begin and mpt_replay execute a step again, on inputs made before the 
 mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. MPT_ISA_NULL
 executes nothing and so measures what calls cost.
 
-==== MANUAL 12: small machines; limits =========================================================
+==== MANUAL 12: GPUs and captured steps ========================================================
+
+Define MPTRAIN_CUDA where you define MPTRAIN_IMPLEMENTATION, compile mptrain_cuda.cu with nvcc, and
+link both with -lcublasLt. The default device, MPT_DEVICE_AUTO, is then the GPU where there is one.
+Launches are queued: nothing waits but mpt_item, mpt_read and mpt_synchronize, so errors that the
+device finds (a bad target) and what a scaler has seen arrive at the next wait or some steps late.
+Memory of yours cannot be borrowed there: mpt_from copies what mpt_wrap would borrow.
+
+    // the loop's body, on batches x and y
+    static mpt_status step(mpt_context *ctx, void *user, mpt_tensor x, mpt_tensor y);
+    mpt_captured captured = mpt_capture(ctx, step, &model);
+    while (mpt_loader_next(loader, &b)) mpt_captured_step(captured, b.x, b.y);
+
+does the loop above without the host: the launches of one step are recorded and repeated, on a GPU
+as one CUDA graph. It leaves the same bits.
+
+==== MANUAL 13: small machines; limits =========================================================
 
 Where there is no file system, no thread and no heap: define MPTRAIN_NO_STDIO, MPTRAIN_NO_THREADS
 and MPTRAIN_NO_SIMD, give an allocator over a static array, and set threads = 1;
 examples/embedded.c does. A 32-bit CPU with IEEE floats and 64-bit integers will do.
 
-This version: CPU only (x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere).
+This version: x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere, and CUDA
+kernels that no real GPU has run yet.
 No convolution, recurrence, attention or batch norm, no gradients of gradients, no resuming of
 optimizer state from files. fp8 and fp64 are dtypes of storage. Tensors have at most 8 dimensions.
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.

@@ -19,7 +19,7 @@ enum { STORAGES = 10, BACKENDS = 2, GUARD = 64 };
 enum { STORAGES = 10, BACKENDS = 5, GUARD = 64 };
 #define ONLY_ON_THE_CPU (void)0
 #endif
-static const int thread_counts[BACKENDS] = {1, 2, 3, 4, 7};
+static const int thread_counts[] = {1, 2, 3, 4, 7};
 
 static mpt__base base;
 static mpt__backend backends[BACKENDS];

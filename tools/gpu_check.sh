@@ -10,6 +10,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 : "${PART:=build ops sanitizer mnist speed peers}" "${SIM:=}" "${MAKE:=make}" "${PYTHON:=python3}"
 out=build/gpu
+[ -z "$SIM" ] || out=build/cudasim/plain
 mkdir -p $out
 passed=0 failed=0
 jobs=$(nproc 2>/dev/null || echo 2)
@@ -41,7 +42,7 @@ build() {
 }
 
 suite='tests/test_cpu_ref.c tests/api_golden_ops.c tests/api_golden_train.c tests/api_optim.c
-    tests/api_scaler.c tests/api_capture.c tests/api_cuda.c'
+    tests/api_scaler.c tests/api_capture.c tests/cudasim/api_cuda.c'
 present() { for test in $suite; do [ -e "$test" ] && printf '%s ' "$test"; done; }
 
 part_build() {
