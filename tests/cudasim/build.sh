@@ -2,7 +2,7 @@
 # Builds programs that run CUDA kernels on the CPU:
 #     build.sh OUT "FLAGS" FILE...              a program of .cu, .c, .cpp and .o
 #     build.sh OUT.o "FLAGS" FILE               one object of it
-#     build.sh --simulator FOLDER "FLAGS"       the simulator; prints its objects, to be linked first
+#     build.sh --simulator FOLDER "FLAGS"       prints the simulator's objects, to be linked first
 # FLAGS go to every compilation and to the link; -fsanitize=address or thread in them picks the
 # simulator to match. CXX, CC (g++, gcc) and CUDA_HOME (/usr/local/cuda) are yours. Objects lie in
 # OUT.parts; the simulator's stay in FOLDER/cudasim, beside OUT, until its sources change.

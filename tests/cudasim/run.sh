@@ -48,15 +48,13 @@ caught() {
     verdict $status "fault $1, $2 ${3%-}" "$log"
 }
 
-# The simulator's own objects are shared by the programs of a mode: the first program makes them.
-build test_cudasim plain
-for mode in asan tsan; do
-    build test_cudasim $mode &
-done
-build faults plain
-wait
-build faults asan &
-build faults tsan
+build_both() {
+    build test_cudasim "$1"
+    build faults "$1"
+}
+build_both asan &
+build_both plain
+build_both tsan
 wait
 
 for mode in plain asan tsan; do
@@ -70,7 +68,9 @@ for mode in plain asan tsan; do
         sound "no fault, $mode $how" "faults-$mode" "$how" none
     done
 done
-sound 'tests, plain CUDASIM_PROTECT=0' test_cudasim-plain CUDASIM_PROTECT=0 ''
+for protect in 0 2; do
+    sound "tests, plain CUDASIM_PROTECT=$protect" test_cudasim-plain CUDASIM_PROTECT=$protect ''
+done
 sound 'no fault, tsan CUDASIM_TSAN_GRID=1' faults-tsan CUDASIM_TSAN_GRID=1 none
 
 while read -r fault mode variables text; do
@@ -89,6 +89,7 @@ uninitialised            plain -                wrong: element 0 is -*nan
 uninitialised_in_shared  plain -                wrong: element 0 is -*nan
 host_read                plain -                the host touched device memory
 host_write               plain -                the host touched device memory
+host_read                plain CUDASIM_PROTECT=2 the host touched device memory
 host_read                asan  -                SEGV
 host_pointer             plain -                parameter 1 holds a pointer to host memory
 host_pointer_in_struct   plain -                parameter 0 holds a pointer to host memory

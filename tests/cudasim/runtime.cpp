@@ -41,10 +41,12 @@ void die(const char *format, ...) {
 
 namespace {
 
+enum { OPEN, BY_KEY, BY_PAGES }; // how device memory is closed to the host
+
 const int device_count = environment("CUDASIM_DEVICES", 1);
 const int capability = environment("CUDASIM_CAPABILITY", 90);
 const bool deferred = environment("CUDASIM_ASYNC", 0) != 0;
-const bool protect = environment("CUDASIM_PROTECT", 1) != 0;
+const int protect = environment("CUDASIM_PROTECT", BY_KEY);
 const int order = environment("CUDASIM_ORDER", 0);
 size_t memory_limit = (size_t)environment("CUDASIM_MEMORY", 4096) << 20;
 
@@ -65,7 +67,7 @@ std::map<const char *, size_t> device_blocks, pinned_blocks;
 int protection_key = -1;
 
 void set_protection(bool open) {
-    if (!arena || !protect) return;
+    if (!arena || protect == OPEN) return;
     if (protection_key >= 0) {
         pkey_set(protection_key, open ? 0 : PKEY_DISABLE_ACCESS);
         return;
@@ -103,10 +105,10 @@ void watch_faults() {}
 
 void create_arena() {
     if (arena) return;
-    arena = (char *)mmap(nullptr, ARENA, protect ? PROT_NONE : PROT_READ | PROT_WRITE,
+    arena = (char *)mmap(nullptr, ARENA, protect == OPEN ? PROT_READ | PROT_WRITE : PROT_NONE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (arena == MAP_FAILED) die("no addresses for device memory");
-    if (protect) protection_key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
+    if (protect == BY_KEY) protection_key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
     if (protection_key >= 0 &&
         pkey_mprotect(arena, ARENA, PROT_READ | PROT_WRITE, protection_key) != 0)
         die("no protection for device memory");
@@ -390,6 +392,7 @@ void require_device(const char *who, const char *what, const void *at, size_t si
 }
 
 void enqueue(cudaStream_t stream, std::function<void()> work) {
+    const std::lock_guard<std::recursive_mutex> hold(one_caller);
     result(submit(stream, std::move(work)));
 }
 
