@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.." || exit 1
 : "${PART:=build ops sanitizer mnist speed peers}" "${SIM:=}" "${MAKE:=make}" "${PYTHON:=python3}"
 out=build/gpu
 [ -z "$SIM" ] || out=build/cudasim/plain
-mkdir -p $out
+mkdir -p $out/tests/cudasim
 passed=0 failed=0
 jobs=$(nproc 2>/dev/null || echo 2)
 
