@@ -599,6 +599,13 @@ static mpt__tensor *mpt__scoped_tensor(mpt_context *context, mpt__tensor *tensor
     return tensor;
 }
 
+/* A new tensor's handle; where what was to fill it failed, the error null. */
+static mpt_tensor mpt__tensor_done(mpt_context *context, mpt__tensor *tensor, mpt_status status) {
+    if (status == MPT_OK) return mpt__handle(context, tensor);
+    mpt__tensor_drop(context, tensor);
+    return mpt__null(context);
+}
+
 /* The elements of a shape, and its contiguous strides; -1 if it has a negative dimension or
    overflows. Dimensions of size 0 count as 1 in strides, which must not overflow either. */
 static MPT__FORCE_INLINE int64_t mpt__shape_strides(const mpt_shape *shape, int64_t *stride) {

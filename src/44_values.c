@@ -8,13 +8,6 @@
 
 /* ==== Making ==== */
 
-/* A tensor's handle once its values are in, the error null if that failed. */
-static mpt_tensor mpt__tensor_done(mpt_context *context, mpt__tensor *tensor, mpt_status status) {
-    if (status == MPT_OK) return mpt__handle(context, tensor);
-    mpt__tensor_drop(context, tensor);
-    return mpt__null(context);
-}
-
 static mpt_tensor mpt__filled(mpt_context *context, const char *call, mpt_dtype dtype,
                               const mpt_shape *shape, double value) {
     if (!mpt__enter(context, call)) return mpt__null(context);

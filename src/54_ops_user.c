@@ -112,12 +112,10 @@ MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_t
     return mpt__call_set(call, "mpt_op_set_input_grad", MPT__CALL_GRADIENT, index, gradient);
 }
 
-/* ==== The row of the op table ==== */
-
-/* The outputs' shapes are known once forward has run: the engine's shape rule does nothing, and
-   mpt_op_apply does what mpt__apply does for other rows. */
-static mpt_status mpt__user_shape(mpt__frame *frame) { return frame->context->base.status; }
-static mpt_status mpt__user_forward(mpt__frame *frame) { return frame->context->base.status; }
+/* ==== The row of the op table ====
+ *
+ * The outputs' shapes are known once forward has run: there is no shape rule, and mpt_op_apply does
+ * what mpt__apply1 does for other rows. */
 
 static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *op, bool backward) {
     call->frame = frame;
