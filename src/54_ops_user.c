@@ -174,8 +174,8 @@ static void mpt__user_cast_inputs(mpt_context *context, const mpt__op *op, const
     bool region = low != MPT_F32 && op->cls.autocast != MPT_AUTOCAST_INPUT;
     for (int i = 0; i < n_in; i++) {
         cast[i] = in[i];
-        if (!region || in[i].context != context || !mpt_valid(in[i])) continue;
-        mpt_dtype dtype = (mpt_dtype)mpt__slot(context, in[i].slot)->dtype;
+        const mpt__tensor *tensor = region ? mpt__live(context, in[i]) : NULL;
+        mpt_dtype dtype = tensor ? (mpt_dtype)tensor->dtype : want;
         if (mpt__dtype_computes(dtype) && dtype != want) cast[i] = mpt_cast(in[i], want);
     }
     context->base.op = "mpt_op_apply";
