@@ -766,24 +766,19 @@ MPT__DEFINE_SYNC(mutex, MUTEX)
 MPT__DEFINE_SYNC(condition, CONDITION)
 #undef MPT__DEFINE_SYNC
 
-static void mpt__mutex_lock(void *user, void *mutex) {
-    (void)user;
-    MPT__MUTEX_LOCK(&mpt__sync(mutex)->is.mutex);
-}
-
-static void mpt__mutex_unlock(void *user, void *mutex) {
-    (void)user;
-    MPT__MUTEX_UNLOCK(&mpt__sync(mutex)->is.mutex);
-}
+#define MPT__DEFINE_SYNC(name, NAME, kind)              \
+    static void mpt__##name(void *user, void *object) { \
+        (void)user;                                     \
+        MPT__##NAME(&mpt__sync(object)->is.kind);       \
+    }
+MPT__DEFINE_SYNC(mutex_lock, MUTEX_LOCK, mutex)
+MPT__DEFINE_SYNC(mutex_unlock, MUTEX_UNLOCK, mutex)
+MPT__DEFINE_SYNC(condition_broadcast, CONDITION_WAKE, condition)
+#undef MPT__DEFINE_SYNC
 
 static void mpt__condition_wait(void *user, void *condition, void *mutex) {
     (void)user;
     MPT__CONDITION_WAIT(&mpt__sync(condition)->is.condition, &mpt__sync(mutex)->is.mutex);
-}
-
-static void mpt__condition_broadcast(void *user, void *condition) {
-    (void)user;
-    MPT__CONDITION_WAKE(&mpt__sync(condition)->is.condition);
 }
 
 static void mpt__threads_init(mpt_threads *thread) {

@@ -162,7 +162,8 @@ typedef struct mpt__object_table {
 #define MPT__MAX_HOOKS 4
 
 typedef struct mpt__scoped {
-    uint32_t slot, generation;
+    mpt__tensor *tensor;
+    uint32_t generation;
 } mpt__scoped;
 
 /* A wrapper of the launch entry: sees every launch after it ran (`after`). */

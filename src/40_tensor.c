@@ -622,9 +622,16 @@ static mpt__tensor *mpt__scoped_tensor(mpt_context *context, mpt__tensor *tensor
         return NULL;
     }
     mpt__scoped *entry = &context->scoped[context->scoped_count++];
-    entry->slot = tensor->slot;
+    entry->tensor = tensor;
     entry->generation = tensor->generation;
     return tensor;
+}
+
+/* A new tensor's handle; where what was to fill it failed, the error null. */
+static mpt_tensor mpt__tensor_done(mpt_context *context, mpt__tensor *tensor, mpt_status status) {
+    if (status == MPT_OK) return mpt__handle(context, tensor);
+    mpt__tensor_drop(context, tensor);
+    return mpt__null(context);
 }
 
 /* The elements of a shape, and its contiguous strides; -1 if it has a negative dimension or
@@ -937,13 +944,10 @@ static void *mpt__object_at(mpt_context *context, mpt__object_kind kind, mpt_con
     if (owner == context && slot > 0 && (int64_t)slot < table->count &&
         table->rows[slot].generation == generation && table->rows[slot].object)
         return table->rows[slot].object;
-    if (owner && owner != context) {
-        mpt__error(context, MPT_ERROR_HANDLE, "the %s belongs to another context", name);
-    } else if (slot == 0) {
-        mpt__error(context, MPT_ERROR_HANDLE, "the %s is a null handle", name);
-    } else {
-        mpt__error(context, MPT_ERROR_HANDLE, "the %s was destroyed or never made", name);
-    }
+    mpt__error(context, MPT_ERROR_HANDLE, "the %s %s", name,
+               owner && owner != context ? "belongs to another context"
+               : slot == 0               ? "is a null handle"
+                                         : "was destroyed or never made");
     return NULL;
 }
 
@@ -1001,9 +1005,8 @@ static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_
 static void mpt__scope_drop(mpt_context *context, int64_t start) {
     while (context->scoped_count > start) {
         mpt__scoped entry = context->scoped[--context->scoped_count];
-        mpt__tensor *tensor = mpt__slot(context, entry.slot);
-        if (tensor->generation != entry.generation || (tensor->flags & MPT__KEPT)) continue;
-        mpt__tensor_drop(context, tensor);
+        if (entry.tensor->generation == entry.generation && !(entry.tensor->flags & MPT__KEPT))
+            mpt__tensor_drop(context, entry.tensor);
     }
 }
 

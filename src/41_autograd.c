@@ -80,10 +80,6 @@ static void mpt__drop_temporaries(mpt__frame *frame) {
 
 /* ==== Records ==== */
 
-static bool mpt__grad_enabled(const mpt_context *context) {
-    return context->no_grad_depth == 0 && context->inference_depth == 0;
-}
-
 /* Makes more records. They never move. */
 static MPT__NOINLINE bool mpt__records_grow(mpt_context *context) {
     int64_t first = context->record_count, need = first + MPT__RECORD_CHUNK;
@@ -204,8 +200,8 @@ static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_i
         }
     }
     frame->dtypes = dtypes;
-    frame->records =
-        (flags & MPT__REQUIRES_GRAD) && mpt__grad_enabled(context) && frame->row->backward;
+    frame->records = (flags & MPT__REQUIRES_GRAD) && !context->no_grad_depth &&
+                     !context->inference_depth && frame->row->backward;
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
     return mpt__reject(
         context, MPT_ERROR_STATE,
@@ -253,20 +249,10 @@ static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, in
     mpt__drop_temporaries(&frame);
     context->launch_op = 0;
     context->launch_phase = MPT__OTHER;
-    if (status == MPT_OK) return mpt__handle(context, frame.out[0]);
-    mpt__tensor_drop(context, frame.out[0]);
-    return mpt__null(context);
+    return mpt__tensor_done(context, frame.out[0], status);
 }
 
 /* ==== Gradients of parameters ==== */
-
-static uint32_t mpt__block_gradients(mpt_context *context, mpt__block *block) {
-    if (!block->gradients) {
-        block->gradients = mpt__storage_new(context, block->numel * 4, MPT_MEMORY_GRADIENT,
-                                            MPT__FROM_DEVICE, true);
-    }
-    return block->gradients;
-}
 
 static void mpt__materialise_gradients(mpt_context *context, mpt__block *block) {
     if (!block->multiplier_slot) return;
@@ -281,14 +267,6 @@ static void mpt__materialise_gradients(mpt_context *context, mpt__block *block) 
     mpt__submit(context, launch);
 }
 
-/* A tensor outside all scopes, owned by the backward pass or a leaf. */
-static mpt__tensor *mpt__gradient_new(mpt_context *context, mpt_dtype dtype,
-                                      const mpt__tensor *like) {
-    mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, &like->shape, MPT_MEMORY_GRADIENT);
-    if (tensor) tensor->flags = MPT__KEPT | MPT__GRADIENT;
-    return tensor;
-}
-
 /* Ends the gradient that stands at a place, if there is one. */
 static void mpt__gradient_drop(mpt_context *context, mpt__tensor **at) {
     mpt__tensor *gradient = *at;
@@ -299,8 +277,11 @@ static void mpt__gradient_drop(mpt_context *context, mpt__tensor **at) {
 static MPT__NOINLINE mpt__tensor *
 mpt__parameter_gradient_new(mpt_context *context, mpt__tensor *tensor, mpt__block *block) {
     mpt__gradient_drop(context, &tensor->gradient); /* of a parameter that has moved */
+    if (!block->gradients)
+        block->gradients = mpt__storage_new(context, block->numel * 4, MPT_MEMORY_GRADIENT,
+                                            MPT__FROM_DEVICE, true);
     mpt__tensor view = *tensor;
-    view.storage = mpt__block_gradients(context, block);
+    view.storage = block->gradients;
     view.dtype = MPT_F32;
     tensor->gradient =
         view.storage ? mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT) : NULL;
@@ -350,8 +331,10 @@ static mpt__tensor *mpt__gradient_into(mpt__frame *frame, int i, mpt__access *ac
     mpt__tensor **place = mpt__gradient_place(input), *old = *place;
     *access = old ? MPT__ACCUMULATE : MPT__WRITE;
     if (old && mpt__owned(context, old)) return old;
-    mpt__tensor *own = mpt__gradient_new(context, (mpt_dtype)input->dtype, input);
+    mpt__tensor *own =
+        mpt__tensor_unscoped(context, (mpt_dtype)input->dtype, &input->shape, MPT_MEMORY_GRADIENT);
     if (!own) return NULL;
+    own->flags = MPT__KEPT | MPT__GRADIENT;
     *place = own;
     if (old) { /* passed on without a copy before, so others read it: leave theirs alone */
         mpt__launch_copy(context, old, own, MPT__WRITE);

@@ -236,10 +236,8 @@ static void mpt__recorder_free(mpt_context *context, void *object) {
         context->storages[recorder->held.id[i]].recordings--;
         mpt__storage_release(context, recorder->held.id[i]);
     }
-    for (int64_t i = 0; i < recorder->retired.count; i++) {
-        context->storages[recorder->retired.id[i]].next_free = context->free_storage;
-        context->free_storage = recorder->retired.id[i];
-    }
+    for (int64_t i = 0; i < recorder->retired.count; i++)
+        mpt__storage_spare(context, recorder->retired.id[i]);
     mpt__room_free(context, recorder->launches, recorder->capacity);
     mpt__room_free(context, recorder->retired.id, recorder->retired.capacity);
     mpt__room_free(context, recorder->held.id, recorder->held.capacity);

@@ -8,13 +8,6 @@
 
 /* ==== Making ==== */
 
-/* A tensor's handle once its values are in, the error null if that failed. */
-static mpt_tensor mpt__tensor_done(mpt_context *context, mpt__tensor *tensor, mpt_status status) {
-    if (status == MPT_OK) return mpt__handle(context, tensor);
-    mpt__tensor_drop(context, tensor);
-    return mpt__null(context);
-}
-
 static mpt_tensor mpt__filled(mpt_context *context, const char *call, mpt_dtype dtype,
                               const mpt_shape *shape, double value) {
     if (!mpt__enter(context, call)) return mpt__null(context);
@@ -134,11 +127,8 @@ MPTRAIN_API bool mpt_is_contiguous(mpt_tensor tensor) {
 }
 
 MPTRAIN_API bool mpt_valid(mpt_tensor tensor) {
-    mpt_context *context = tensor.context;
-    if (!context || tensor.slot == 0 || tensor.slot >= (uint64_t)context->tensor_count)
-        return false;
-    const mpt__tensor *found = mpt__slot(context, tensor.slot);
-    return found->generation == tensor.generation && found->handle && found->storage;
+    const mpt__tensor *found = tensor.context ? mpt__live(tensor.context, tensor) : NULL;
+    return found && found->storage;
 }
 
 MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, const char *what) {
@@ -170,8 +160,8 @@ MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor) {
 
 MPTRAIN_API void mpt_release(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
-    if (!context || !mpt_valid(tensor)) return;
-    mpt__tensor *found = mpt__slot(context, tensor.slot);
+    mpt__tensor *found = context ? mpt__live(context, tensor) : NULL;
+    if (!found || !found->storage) return;
     if (found->parameter || (found->flags & MPT__GRADIENT)) {
         if (mpt__enter(context, "mpt_release"))
             mpt__error(context, MPT_ERROR_STATE, "%s",

@@ -51,7 +51,7 @@
     O(nll_loss, LOSS, nll, nll, nll, NONE, NONE, "NegativeLogLikelihoodLoss")               \
     O(cross_entropy, LOSS, nll, nll, cross_entropy, NONE, NONE, "SoftmaxCrossEntropyLoss")  \
     O(mse_loss, LOSS, mse, mse, mse, NONE, NONE, "")                                        \
-    O(user, ANY, user, user, user, NONE, NONE, "")
+    O(user, ANY, none, none, user, NONE, NONE, "")
 
 typedef enum mpt__op_id {
     MPT__OP_none,

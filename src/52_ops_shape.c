@@ -254,24 +254,24 @@ static mpt__tensor mpt__cat_part(const mpt__frame *frame, const mpt__tensor *who
     return part;
 }
 
-static mpt_status mpt__cat_forward(mpt__frame *frame) {
+/* Every input to its part of the output, or its gradient from that of dy. */
+static mpt_status mpt__cat_parts(mpt__frame *frame, const mpt__tensor *whole, bool backward) {
     int64_t start = 0;
     mpt_status status = MPT_OK;
     for (int n = 0; n < frame->n_in && status == MPT_OK; n++) {
-        mpt__tensor part = mpt__cat_part(frame, frame->out[0], n, &start);
-        status = mpt__launch_copy(frame->context, frame->in[n], &part, MPT__WRITE);
+        mpt__tensor part = mpt__cat_part(frame, whole, n, &start);
+        status = backward ? mpt__gradient_pass(frame, n, &part)
+                          : mpt__launch_copy(frame->context, frame->in[n], &part, MPT__WRITE);
     }
     return status;
 }
 
+static mpt_status mpt__cat_forward(mpt__frame *frame) {
+    return mpt__cat_parts(frame, frame->out[0], false);
+}
+
 static mpt_status mpt__cat_backward(mpt__frame *frame) {
-    int64_t start = 0;
-    mpt_status status = MPT_OK;
-    for (int n = 0; n < frame->n_in && status == MPT_OK; n++) {
-        mpt__tensor part = mpt__cat_part(frame, frame->dy[0], n, &start);
-        status = mpt__gradient_pass(frame, n, &part);
-    }
-    return status;
+    return mpt__cat_parts(frame, frame->dy[0], true);
 }
 
 #endif

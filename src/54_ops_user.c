@@ -112,12 +112,10 @@ MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_t
     return mpt__call_set(call, "mpt_op_set_input_grad", MPT__CALL_GRADIENT, index, gradient);
 }
 
-/* ==== The row of the op table ==== */
-
-/* The outputs' shapes are known once forward has run: the engine's shape rule does nothing, and
-   mpt_op_apply does what mpt__apply does for other rows. */
-static mpt_status mpt__user_shape(mpt__frame *frame) { return frame->context->base.status; }
-static mpt_status mpt__user_forward(mpt__frame *frame) { return frame->context->base.status; }
+/* ==== The row of the op table ====
+ *
+ * The outputs' shapes are known once forward has run: there is no shape rule, and mpt_op_apply does
+ * what mpt__apply1 does for other rows. */
 
 static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *op, bool backward) {
     call->frame = frame;
@@ -176,8 +174,8 @@ static void mpt__user_cast_inputs(mpt_context *context, const mpt__op *op, const
     bool region = low != MPT_F32 && op->cls.autocast != MPT_AUTOCAST_INPUT;
     for (int i = 0; i < n_in; i++) {
         cast[i] = in[i];
-        if (!region || in[i].context != context || !mpt_valid(in[i])) continue;
-        mpt_dtype dtype = (mpt_dtype)mpt__slot(context, in[i].slot)->dtype;
+        const mpt__tensor *tensor = region ? mpt__live(context, in[i]) : NULL;
+        mpt_dtype dtype = tensor ? (mpt_dtype)tensor->dtype : want;
         if (mpt__dtype_computes(dtype) && dtype != want) cast[i] = mpt_cast(in[i], want);
     }
     context->base.op = "mpt_op_apply";

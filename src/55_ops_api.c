@@ -9,6 +9,7 @@
 
 /* ==== The op table ==== */
 
+#define mpt__none_shape NULL
 #define mpt__none_forward NULL
 #define mpt__none_backward NULL
 
@@ -99,6 +100,7 @@ MPTRAIN_API mpt_tensor mpt_mul_scalar(mpt_tensor x, double value) {
     return mpt__apply_number("mpt_mul_scalar", MPT__OP_mul_scalar, x, value);
 }
 
+/* With a dimension, or a dtype in its place. */
 static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim, bool keep_dim) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
@@ -242,9 +244,7 @@ MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
 }
 
 MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = dtype;
-    return mpt__apply1("mpt_cast", MPT__OP_cast, &x, 1, &attributes);
+    return mpt__apply_dim("mpt_cast", MPT__OP_cast, x, (int)dtype, false);
 }
 
 MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x) {

@@ -406,14 +406,11 @@ static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_
     return mpt__layer_made(context, module);
 }
 
-MPTRAIN_API mpt_module mpt_nn_linear(mpt_context *context, int64_t in_features,
-                                     int64_t out_features) {
-    return mpt__linear_new(context, "mpt_nn_linear", in_features, out_features, true);
+MPTRAIN_API mpt_module mpt_nn_linear(mpt_context *context, int64_t in, int64_t out) {
+    return mpt__linear_new(context, "mpt_nn_linear", in, out, true);
 }
-
-MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in_features,
-                                             int64_t out_features) {
-    return mpt__linear_new(context, "mpt_nn_linear_no_bias", in_features, out_features, false);
+MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in, int64_t out) {
+    return mpt__linear_new(context, "mpt_nn_linear_no_bias", in, out, false);
 }
 
 /* Layers that nothing need be told. */

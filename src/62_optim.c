@@ -798,9 +798,7 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm)
     mpt__submit(context, launch);
     optimizer->norm_valid = false;
     if (any) mpt__hold(context, optimizer);
-    if (context->base.status == MPT_OK) return mpt__handle(context, norm);
-    mpt__tensor_drop(context, norm);
-    return mpt__null(context);
+    return mpt__tensor_done(context, norm, context->base.status);
 }
 
 MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {

@@ -136,20 +136,19 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
     const mpt_dtype dtype = config->dtype, target = config->target_dtype;
     mpt__dataset made;
     memset(&made, 0, sizeof made);
-    if (config->count < 1) {
+    if (config->count < 1)
         mpt__error(context, MPT_ERROR_ARGUMENT, "count is %lld; a dataset has at least one sample",
                    config->count);
-    } else if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT || dtype == MPT_F8E4M3 ||
-               dtype == MPT_F8E5M2) {
+    else if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT || dtype == MPT_F8E4M3 ||
+             dtype == MPT_F8E5M2)
         mpt__error(context, MPT_ERROR_DTYPE,
                    "input dtype %s: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64",
                    mpt_dtype_name(dtype));
-    } else if (target != MPT_DTYPE_NONE && target != MPT_I64 && target != MPT_F32 &&
-               target != MPT_F16 && target != MPT_BF16) {
+    else if (target != MPT_DTYPE_NONE && target != MPT_I64 && target != MPT_F32 &&
+             target != MPT_F16 && target != MPT_BF16)
         mpt__error(context, MPT_ERROR_DTYPE,
                    "target dtype %s: targets are i64 class numbers, or f32, f16, bf16",
                    mpt_dtype_name(target));
-    }
     if (context->base.status != MPT_OK ||
         !mpt__sample_size(context, "input", dtype, &config->shape, config->count, &made.numel,
                           &made.input_bytes) ||

@@ -197,10 +197,9 @@ static mpt__loader_slot *mpt__loader_wait(mpt__loader *loader) {
 /* Ends the handles of a batch, those that the user has not ended already. */
 static void mpt__batch_end(mpt_context *context, mpt__loader *loader) {
     for (int part = 0; part < MPT__BATCH_PARTS; part++) {
-        mpt_tensor *handle = &loader->batch[part];
-        mpt__tensor *tensor = handle->slot ? mpt__slot(context, handle->slot) : NULL;
-        if (tensor && tensor->generation == handle->generation) mpt__tensor_drop(context, tensor);
-        *handle = mpt__null(context);
+        mpt__tensor *tensor = mpt__live(context, loader->batch[part]);
+        if (tensor) mpt__tensor_drop(context, tensor);
+        loader->batch[part] = mpt__null(context);
     }
     loader->held = false;
 }
@@ -396,32 +395,33 @@ static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
 /* What is wrong with a config; false with an error recorded. */
 static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
                               const mpt_loader_config *config) {
-    if (config->batch < 1) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "batch is %lld; at least 1", config->batch);
-    } else if (config->workers < 0 || config->workers > MPT__MAX_WORKERS) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "workers is %d; from 0 (the calling thread) to %d",
-                   config->workers, MPT__MAX_WORKERS);
-    } else if (config->workers > 0 &&
-               (config->prefetch < 1 || config->prefetch > MPT__MAX_PREFETCH)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "prefetch is %d; from 1 to %d batches per worker",
-                   config->prefetch, MPT__MAX_PREFETCH);
-    } else if (config->dtype != MPT_F32 && config->dtype != MPT_F16 && config->dtype != MPT_BF16) {
-        mpt__error(context, MPT_ERROR_DTYPE, "dtype %s: batches are MPT_F32, MPT_F16 or MPT_BF16",
-                   mpt_dtype_name(config->dtype));
-    } else if (config->drop_last && config->batch > dataset->count) {
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "drop_last leaves nothing: batch %lld of %lld samples", config->batch,
-                   dataset->count);
-    }
+    if (config->batch < 1)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "batch is %lld; at least 1", config->batch);
+    if (config->workers < 0 || config->workers > MPT__MAX_WORKERS)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "workers is %d; from 0 (the calling thread) to %d", config->workers,
+                           MPT__MAX_WORKERS);
+    if (config->workers > 0 && (config->prefetch < 1 || config->prefetch > MPT__MAX_PREFETCH))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "prefetch is %d; from 1 to %d batches per worker", config->prefetch,
+                           MPT__MAX_PREFETCH);
+    if (config->dtype != MPT_F32 && config->dtype != MPT_F16 && config->dtype != MPT_BF16)
+        return mpt__reject(context, MPT_ERROR_DTYPE,
+                           "dtype %s: batches are MPT_F32, MPT_F16 or MPT_BF16",
+                           mpt_dtype_name(config->dtype));
+    if (config->drop_last && config->batch > dataset->count)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "drop_last leaves nothing: batch %lld of %lld samples", config->batch,
+                           dataset->count);
 #ifdef MPTRAIN_NO_THREADS
-    if (config->workers > 0) {
-        mpt__error(context, MPT_ERROR_UNSUPPORTED,
-                   "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); 0 loads "
-                   "on the calling thread",
-                   config->workers);
-    }
+    if (config->workers > 0)
+        return mpt__reject(
+            context, MPT_ERROR_UNSUPPORTED,
+            "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); 0 loads on the "
+            "calling thread",
+            config->workers);
 #endif
-    return context->base.status == MPT_OK;
+    return true;
 }
 
 /* Everything that follows from dataset and config. */

@@ -137,7 +137,7 @@ static void every_allocation_fails(mpt_dtype precision, int64_t failures) {
         if (test_failures) printf("\n  with allocation %lld refused", (long long)n);
     }
     CHECK_EQ_INT(refused, (int)calls); /* each of them was reached */
-    /* Where memory lies idle it is given back and asked for again, which helps against one refusal. */
+    /* Where memory lies idle it is given back and asked for again: a help against one refusal. */
     CHECK(refused - failed <= (failures == 1 ? 20 : 0));
     free(saved);
     disk_free(&d);
