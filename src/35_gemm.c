@@ -240,45 +240,38 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    /* A panel whose k are contiguous: blocks of 4 outer elements by W k are transposed. The last  \
-       rows go first, as they may reach into the first rows of the next k. */                      \
+    /* A panel whose k are contiguous: blocks of W outer elements by W k are transposed, from where\
+       they lie or, converted, on the stack. */                                                    \
     FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
                            int64_t count, int64_t k, int64_t depth) {                              \
         const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
+        const bool plain = dtype == MPT_F32 && round == 0;                                         \
         const char *from = mpt__gemm_at(side, outer, k);                                           \
-        const int64_t row = side->outer * bytes;                                                   \
-        for (int64_t at = 0; at < depth; at += W, from += W * bytes, to += W * width) {            \
-            const int64_t left = depth - at;                                                       \
-            for (int64_t r = (width - 1) / 4 * 4; r >= 0; r -= 4) {                                \
-                const char *p = from + r * row;                                                    \
-                V##_f v0 = V##_zero(), v1 = v0, v2 = v0, v3 = v0;                                  \
-                if (left >= W && r + 3 < count) {                                                  \
-                    v0 = V##_load_full(p, dtype), v1 = V##_load_full(p + row, dtype);              \
-                    v2 = V##_load_full(p + 2 * row, dtype);                                        \
-                    v3 = V##_load_full(p + 3 * row, dtype);                                        \
-                } else {                                                                           \
-                    if (r < count) v0 = V##_load_as(p, left, dtype);                               \
-                    if (r + 1 < count) v1 = V##_load_as(p + row, left, dtype);                     \
-                    if (r + 2 < count) v2 = V##_load_as(p + 2 * row, left, dtype);                 \
-                    if (r + 3 < count) v3 = V##_load_as(p + 3 * row, left, dtype);                 \
-                }                                                                                  \
-                if (round != 0) {                                                                  \
-                    v0 = V##_round(v0, round), v1 = V##_round(v1, round);                          \
-                    v2 = V##_round(v2, round), v3 = V##_round(v3, round);                          \
-                }                                                                                  \
-                V##_transpose4(&v0, &v1, &v2, &v3);                                                \
-                if (left >= W) {                                                                   \
-                    V##_store_quads(to + r, 4 * width, v0);                                        \
-                    V##_store_quads(to + width + r, 4 * width, v1);                                \
-                    V##_store_quads(to + 2 * width + r, 4 * width, v2);                            \
-                    V##_store_quads(to + 3 * width + r, 4 * width, v3);                            \
-                } else {                                                                           \
-                    float rest[4 * W];                                                             \
-                    V##_store_quads(rest, 16, v0), V##_store_quads(rest + 4, 16, v1);              \
-                    V##_store_quads(rest + 8, 16, v2), V##_store_quads(rest + 12, 16, v3);         \
-                    for (int64_t i = 0; i < left; i++) {                                           \
-                        memcpy(to + i * width + r, rest + 4 * i, 4 * sizeof(float));               \
+        for (; depth > 0; depth -= W, from += W * bytes, to += W * width) {                        \
+            for (int64_t r = 0; r < width; r += W) {                                               \
+                float staged[W * W];                                                               \
+                const char *line = from + r * side->outer * bytes;                                 \
+                const float *p = (const float *)(const void *)line;                                \
+                int64_t step = side->outer, lines = count - r;                                     \
+                if (!plain || depth < W) {                                                         \
+                    for (int64_t i = 0; i < W; i++, line += side->outer * bytes) {                 \
+                        V##_f v = V##_zero();                                                      \
+                        if (i < lines) v = V##_round(V##_load_as(line, depth, dtype), round);      \
+                        V##_store(staged + i * W, v);                                              \
                     }                                                                              \
+                    p = staged, step = lines = W;                                                  \
+                }                                                                                  \
+                for (int64_t x = 0; x < W && x < depth; x += 4) {                                  \
+                    V##_f v0 = V##_load_quads(p + x, step, lines);                                 \
+                    V##_f v1 = V##_load_quads(p + x + step, step, lines - 1);                      \
+                    V##_f v2 = V##_load_quads(p + x + 2 * step, step, lines - 2);                  \
+                    V##_f v3 = V##_load_quads(p + x + 3 * step, step, lines - 3);                  \
+                    float *at = to + x * width + r;                                                \
+                    V##_transpose4(&v0, &v1, &v2, &v3);                                            \
+                    V##_store(at, v0);                                                             \
+                    if (depth > x + 1) V##_store(at + width, v1);                                  \
+                    if (depth > x + 2) V##_store(at + 2 * width, v2);                              \
+                    if (depth > x + 3) V##_store(at + 3 * width, v3);                              \
                 }                                                                                  \
             }                                                                                      \
         }                                                                                          \
@@ -406,8 +399,13 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     static const mpt__gemm_level N##_gemm_level =                                                  \
         MPT__GEMM_LEVEL_OF(N, W, MR, DR, RATE, N##_gemm_finish);
 
+/* V_load_quads: quads of floats from p and every 4th of `lines` lines on, zeros past them.
+   V_store_sums: sums of 8 vectors over their lanes. */
 #ifdef MPT__HAS_AVX2
-/* Sums of 8 vectors over their lanes. */
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const float *p, int64_t step, int64_t lines) {
+    __m256 v = _mm256_zextps128_ps256(lines > 0 ? _mm_loadu_ps(p) : _mm_setzero_ps());
+    return lines > 4 ? _mm256_insertf128_ps(v, _mm_loadu_ps(p + 4 * step), 1) : v;
+}
 MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt__v8_f s2,
                                      mpt__v8_f s3, mpt__v8_f s4, mpt__v8_f s5, mpt__v8_f s6,
                                      mpt__v8_f s7) {
@@ -417,6 +415,13 @@ MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 
 #endif
 
 #ifdef MPT__HAS_AVX512
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_quads(const float *p, int64_t step, int64_t lines) {
+    __m512 v = _mm512_zextps128_ps512(lines > 0 ? _mm_loadu_ps(p) : _mm_setzero_ps());
+    if (lines > 4) v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 4 * step), 1);
+    if (lines > 8) v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 8 * step), 2);
+    if (lines > 12) v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 12 * step), 3);
+    return v;
+}
 MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1, mpt__v16_f s2,
                                         mpt__v16_f s3, mpt__v16_f s4, mpt__v16_f s5, mpt__v16_f s6,
                                         mpt__v16_f s7) {
@@ -427,6 +432,10 @@ MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAM
 #endif
 
 #ifdef MPT__HAS_NEON
+MPT__NEON_OP mpt__v4_f mpt__v4_load_quads(const float *p, int64_t step, int64_t lines) {
+    (void)step;
+    return lines > 0 ? mpt__v4_load(p) : mpt__v4_zero();
+}
 MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 16)
 #endif
 

@@ -56,7 +56,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 #define MPT__GEMM_BLOCK_M 2016 /* rows of C under way at a time: multiples of 14 and 6 */
 #define MPT__GEMM_BLOCK_N 2048
 #define MPT__GEMM_PACKED (4 << 20) /* bytes of both packed operands, about: they stay in cache */
-#define MPT__GEMM_CHUNK_COST 32768 /* ns of one core, about */
+#define MPT__GEMM_CHUNK_COST 8192  /* ns of one core, about */
 
 /* Where the sums of products live until all of K has been seen. */
 typedef enum mpt__gemm_home {
@@ -72,6 +72,7 @@ typedef struct mpt__gemm_layout {
     int64_t pass;          /* K packed at a time: some K blocks */
     int64_t a, b, partial; /* bytes of workspace */
     mpt__gemm_home home;
+    bool own_b; /* one chunk has all rows of C: each thread packs a panel of B when it needs it */
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
@@ -91,7 +92,7 @@ static bool mpt__gemm_is_plain(const mpt__gemm *g) {
     return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE;
 }
 
-static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g) {
+static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     const mpt__gemm_level *level = g->level;
     mpt__gemm_layout lay;
     int64_t blocks = mpt__gemm_panels(g->k, level->depth);
@@ -104,7 +105,8 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g) {
     int64_t k_blocks = mpt__gemm_panels(lay.pass, lay.depth);
     lay.a = mpt__gemm_panels(lay.m, level->rows) * k_blocks;
     lay.a *= mpt__gemm_panel_bytes(level, lay.depth, false);
-    lay.b = mpt__gemm_panels(lay.n, level->columns) * k_blocks;
+    lay.own_b = g->m <= level->chunk_rows;
+    lay.b = lay.own_b ? threads : mpt__gemm_panels(lay.n, level->columns) * k_blocks;
     lay.b *= mpt__gemm_panel_bytes(level, lay.depth, true);
     bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1;
     if (as_floats && mpt__gemm_is_plain(g)) {
@@ -139,21 +141,27 @@ static char *mpt__gemm_panel(const mpt__gemm_pass *p, bool b, int64_t block, int
            panel * mpt__gemm_panel_bytes(level, depth, b);
 }
 
-/* A chunk packs one panel of A or B over one K block. */
-static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
+/* Packs a panel of A or B over one K block. */
+static void mpt__gemm_pack(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel,
+                           char *to) {
     const mpt__gemm_level *level = p->g->level;
-    int64_t panels = p->a_panels + p->b_panels, block = chunk / panels, panel = chunk % panels;
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
-    bool b = panel >= p->a_panels;
-    int width = b ? level->columns : level->rows;
-    if (b) panel -= p->a_panels;
-    int64_t begin = panel * width, count = mpt__smaller_of(width, (b ? p->n : p->m) - begin);
-    (void)thread;
-    if (!level->pack(mpt__gemm_panel(p, b, block, panel), b, b ? &p->g->b : &p->g->a,
-                     (b ? p->j : p->i) + begin, count, p->k + k, depth)) {
+    int64_t width = b ? level->columns : level->rows, begin = panel * width;
+    int64_t count = mpt__smaller_of(width, (b ? p->n : p->m) - begin);
+    if (!level->pack(to, b, b ? &p->g->b : &p->g->a, (b ? p->j : p->i) + begin, count, p->k + k,
+                     depth)) {
         mpt__atomic_store32(&p->watch->refused, 1);
     }
+}
+
+static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
+    int64_t panels = p->a_panels + (p->lay.own_b ? 0 : p->b_panels);
+    int64_t block = chunk / panels, panel = chunk % panels;
+    bool b = panel >= p->a_panels;
+    (void)thread;
+    if (b) panel -= p->a_panels;
+    mpt__gemm_pack(p, b, block, panel, mpt__gemm_panel(p, b, block, panel));
 }
 
 /* Sums that wait to be finished, which happens behind the next tile: the two overlap. */
@@ -169,14 +177,14 @@ static void mpt__gemm_finish_sums(const mpt__gemm *g, const mpt__gemm_sums *s) {
 }
 
 static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i, int64_t j,
-                               mpt__gemm_sums *sums) {
+                               const char *b_panel, mpt__gemm_sums *sums) {
     const mpt__gemm *g = p->g;
     const mpt__gemm_level *level = g->level;
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     int rows = (int)mpt__smaller_of(level->rows, p->m - i);
     int columns = (int)mpt__smaller_of(level->columns, p->n - j);
     mpt__gemm_side a = {mpt__gemm_panel(p, false, block, i / level->rows), MPT_F32, 0, 0, 0};
-    mpt__gemm_side b = {mpt__gemm_panel(p, true, block, j / level->columns), MPT_F32, 0, 0, 0};
+    mpt__gemm_side b = {b_panel, MPT_F32, 0, 0, 0};
     bool add = p->k + k > 0, last = p->k + k + depth == g->k;
     float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
     int64_t ld = g->c_row;
@@ -208,14 +216,19 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     int64_t i0 = chunk / across * p->chunk_m, j0 = chunk % across * p->chunk_n;
     int64_t i1 = mpt__smaller_of(i0 + p->chunk_m, p->m);
     int64_t j1 = mpt__smaller_of(j0 + p->chunk_n, p->n);
+    const bool own_b = p->lay.own_b;
     mpt__gemm_sums sums;
     sums.turn = 0;
     sums.sum = NULL;
     if (thread > 0 && level->bracket != NULL) level->bracket(true);
-    for (int64_t block = 0; block < p->k_blocks; block++) {
-        for (int64_t j = j0; j < j1; j += level->columns) {
-            for (int64_t i = i0; i < i1; i += level->rows) {
-                mpt__gemm_run_tile(p, block, i, j, &sums);
+    for (int64_t j = j0; j < j1; j += level->columns) {
+        for (int64_t block = 0; block < p->k_blocks; block++) {
+            int64_t panel = j / level->columns;
+            char *b = own_b ? p->b + thread * mpt__gemm_panel_bytes(level, p->lay.depth, true)
+                            : mpt__gemm_panel(p, true, block, panel);
+            if (own_b) mpt__gemm_pack(p, true, block, panel, b);
+            for (int64_t i = i0; i < i1 && !p->watch->dry; i += level->rows) {
+                mpt__gemm_run_tile(p, block, i, j, b, &sums);
             }
         }
     }
@@ -240,13 +253,14 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
     p->k_blocks = mpt__gemm_panels(p->depth, p->lay.depth);
     int64_t chunk = level->rate * (int64_t)MPT__GEMM_CHUNK_COST / (p->chunk_m * p->depth);
     p->chunk_n = mpt__round_up(chunk + 1, level->columns);
-    mpt__gemm_for(pool, (p->a_panels + p->b_panels) * p->k_blocks, (p->m + p->n) * p->depth / 4,
-                  mpt__gemm_pack_chunk, p);
+    int64_t panels = p->a_panels + (p->lay.own_b ? 0 : p->b_panels);
+    int64_t outer = p->m + (p->lay.own_b ? 0 : p->n);
+    mpt__gemm_for(pool, panels * p->k_blocks, outer * p->depth / 4, mpt__gemm_pack_chunk, p);
     if (mpt__atomic_load32(&p->watch->refused)) return false;
-    if (p->watch->dry) return true;
+    if (p->watch->dry && !p->lay.own_b) return true;
     int64_t chunks = mpt__gemm_panels(p->m, p->chunk_m) * mpt__gemm_panels(p->n, p->chunk_n);
     mpt__gemm_for(pool, chunks, p->m * p->n / level->rate * p->depth, mpt__gemm_compute_chunk, p);
-    return true;
+    return !mpt__atomic_load32(&p->watch->refused);
 }
 
 static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspace,
@@ -254,7 +268,7 @@ static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspac
     mpt__gemm_pass p;
     p.g = g;
     p.watch = watch;
-    p.lay = mpt__gemm_lay_out(g);
+    p.lay = mpt__gemm_lay_out(g, pool ? mpt__pool_threads(pool) : 1);
     p.a = workspace;
     p.b = workspace + p.lay.a;
     p.partial = (float *)(void *)(workspace + p.lay.a + p.lay.b);
@@ -416,7 +430,7 @@ static int64_t mpt__gemm_direct_plan(const mpt__gemm *g, bool dots, int threads,
     d->by_rows = g->m >= g->n;
     int64_t other = d->by_rows ? g->n : g->m, k = g->k;
     d->in_place = dots ? other <= 4 : !d->by_rows;
-    int64_t macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST / 4 / (other * k) + 1;
+    int64_t macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST / (other * k) + 1;
     int64_t floats = MPT__GEMM_DIRECT_FLOATS / k + 1;
     d->chunk = mpt__round_up(mpt__smaller_of(macs, floats), d->by_rows ? 8 : g->level->columns);
     d->copy_floats = 0;
@@ -558,14 +572,14 @@ static int64_t mpt__gemm_bytes(const mpt__gemm *g, int threads) {
     if (mpt__gemm_goes_direct(g, &dots)) {
         return mpt__gemm_direct_plan(g, dots, threads, &d) * (int64_t)sizeof(float);
     }
-    mpt__gemm_layout lay = mpt__gemm_lay_out(g);
+    mpt__gemm_layout lay = mpt__gemm_lay_out(g, threads);
     return lay.a + lay.b + mpt__round_up(lay.partial, 64);
 }
 
 /* Whether the products of a batch go to threads whole, rather than each one in pieces. */
 static bool mpt__gemm_splits_batch(const mpt__gemm *g) {
     return g->batch_count > 1 &&
-           g->m * g->n * g->k <= g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 4;
+           g->m * g->n * g->k <= g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
 }
 
 typedef struct mpt__gemm_batch {
