@@ -38,9 +38,11 @@ typedef struct mpt__gemm {
     int64_t batch_count, batch_size[MPT_MAX_RANK], batch_stride[MPT_MAX_RANK][4];
 } mpt__gemm;
 
-/* c[rows, columns] = or += A B, `depth` deep. */
+/* c[rows, columns] = or (ADD) += A B, `depth` deep. ROOM: c may be written as far as a whole tile
+   goes. */
 typedef void mpt__gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                            float *c, int64_t ldc, int rows, int columns, bool add);
+                            float *c, int64_t ldc, int rows, int columns, int how);
+enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2 };
 
 struct mpt__gemm_level {
     int rows, columns; /* of the micro-kernel's tile */
@@ -136,7 +138,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 /* One tile of ROWS x (NV W) from a PANEL or a MATRIX, A_STEP and B_STEP elements from k to k. */
 #define MPT__GEMM_TILE(FN, NAME, V, W, FROM, A_STEP, B_STEP, ROWS, NV)                             \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
-                 int64_t ldc, int rows, int columns, bool add) {                                   \
+                 int64_t ldc, int rows, int columns, int how) {                                    \
+        const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
         const int dtype = b->dtype, bytes = dtype == MPT_F32 ? 4 : 2;                              \
         const int64_t b_step = (B_STEP) * bytes;                                                   \
         const char *from = b->data;                                                                \
@@ -209,8 +212,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         }                                                                                          \
     }\
     FN void N##_gemm_dot(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,          \
-                         float *c, int64_t ldc, int rows, int columns, bool add) {                 \
-        (void)add; /* all of K comes at once */                                                    \
+                         float *c, int64_t ldc, int rows, int columns, int how) {                  \
+        (void)how; /* all of K comes at once */                                                     \
         if (a->dtype == MPT_F32 && b->dtype == MPT_F32) {                                          \
             N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_F32);                 \
         } else if (a->dtype == MPT_F32 && b->dtype == MPT_BF16) {                                  \
@@ -384,17 +387,17 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, 2)                           \
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, DR)                          \
     static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,     \
-                              float *c, int64_t ldc, int rows, int columns, bool add) {            \
+                              float *c, int64_t ldc, int rows, int columns, int how) {             \
         mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                   \
                                : rows > R1 ? MPT__GEMM_OF_WIDTH(N##_tile, W, R2)                   \
                                            : MPT__GEMM_OF_WIDTH(N##_tile, W, R1);                  \
-        tile(depth, a, b, c, ldc, rows, columns, add);                                             \
+        tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static void N##_gemm_direct(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,   \
-                                float *c, int64_t ldc, int rows, int columns, bool add) {          \
+                                float *c, int64_t ldc, int rows, int columns, int how) {           \
         mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR)                    \
                                         : MPT__GEMM_OF_WIDTH(N##_direct, W, 2);                    \
-        tile(depth, a, b, c, ldc, rows, columns, add);                                             \
+        tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static const mpt__gemm_level N##_gemm_level =                                                  \
         MPT__GEMM_LEVEL_OF(N, W, MR, DR, RATE, N##_gemm_finish);

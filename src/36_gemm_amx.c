@@ -103,33 +103,37 @@ MPT__AMX_OP __m512i mpt__amx_pairs(void) {
     return _mm512_or_si512(i, _mm512_slli_epi32(second, 16));
 }
 
-MPT__AMX_OP __m256i mpt__amx_words(const char *p, int64_t n) {
-    if (n >= 16) return _mm256_loadu_si256((const __m256i *)(const void *)p);
-    return _mm256_maskz_loadu_epi16(mpt__v16_first(n), p);
+MPT__AMX_OP __m256i mpt__amx_words(const char *p, __mmask16 lanes) {
+    if (lanes == 0xffff) return _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return _mm256_maskz_loadu_epi16(lanes, p);
+}
+MPT__AMX_OP mpt__v16_f mpt__amx_load(const char *p, __mmask16 lanes, int dtype) {
+    if (dtype != MPT_F32) return mpt__v16_from_half(mpt__amx_words(p, lanes), dtype);
+    return lanes == 0xffff ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(lanes, p);
 }
 
-/* A row of a tile from 16 elements at p and 16 at q, of which p_count and q_count are there: those
-   of p and then those of q, or in turns (paired). Two parts: always in turns, the second one `gap`
-   bytes behind; *bad becomes NaN where a value has no parts. */
-MPT__AMX_OP void mpt__amx_row(char *to, int64_t gap, const char *p, int64_t p_count, const char *q,
-                              int64_t q_count, bool paired, int dtype, int round, int parts,
-                              __m512 *bad) {
+/* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
+   q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
+   becomes NaN where a value has no parts. */
+MPT__AMX_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
+                              const char *q, __mmask16 q_lanes, bool paired, int dtype, int round,
+                              int parts, __m512 *bad) {
     if (parts == 1) {
         __m512i row;
         if (dtype == MPT_BF16) {
-            __m256i x = mpt__amx_words(p, p_count), y = mpt__amx_words(q, q_count);
-            row = _mm512_inserti64x4(_mm512_castsi256_si512(x), y, 1);
+            row = _mm512_castsi256_si512(mpt__amx_words(p, p_lanes));
+            row = _mm512_inserti64x4(row, mpt__amx_words(q, q_lanes), 1);
         } else {
-            mpt__v16_f x = mpt__v16_load_as(p, p_count, dtype);
-            row = (__m512i)_mm512_cvtne2ps_pbh(mpt__v16_load_as(q, q_count, dtype), x);
+            mpt__v16_f x = mpt__amx_load(p, p_lanes, dtype);
+            row = (__m512i)_mm512_cvtne2ps_pbh(mpt__amx_load(q, q_lanes, dtype), x);
         }
         if (paired) row = _mm512_permutexvar_epi16(mpt__amx_pairs(), row);
         _mm512_store_si512(to, row);
         return;
     }
     const __m512i high = _mm512_set1_epi32((int)0xffff0000);
-    const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__v16_load_as(p, p_count, dtype), round));
-    const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__v16_load_as(q, q_count, dtype), round));
+    const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__amx_load(p, p_lanes, dtype), round));
+    const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__amx_load(q, q_lanes, dtype), round));
     const mpt__v16_f x_low = mpt__v16_sub(mpt__v16_float(x), mpt__v16_float(x & high));
     const mpt__v16_f y_low = mpt__v16_sub(mpt__v16_float(y), mpt__v16_float(y & high));
     const __m512i x_words = _mm512_srli_epi32(mpt__v16_bits(x_low), 16);
@@ -170,14 +174,22 @@ MPT__AMX_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *f
         mpt__amx_transpose(to, from, step);
         return;
     }
-    for (int64_t i = 0; i < 16 && whole; i++, rows += 64, from += step) {
-        mpt__amx_row(rows, part, from, 16, from + second, 16, !along_k, dtype, round, parts, bad);
+    const __mmask16 p_lanes = mpt__v16_first(along_k ? n : count);
+    const __mmask16 q_lanes = along_k ? mpt__v16_first(n - 16) : p_lanes;
+    const int64_t lines = along_k ? count : apart == 1 ? (n + 1) / 2 : n;
+    int64_t i = 0;
+    for (; i < 16 && whole; i++, rows += 64, from += step) {
+        mpt__amx_row(rows, part, from, 0xffff, from + second, 0xffff, !along_k, dtype, round, parts,
+                     bad);
     }
-    for (int64_t i = 0; i < 16 && !whole; i++, rows += 64, from += step) {
-        const int64_t k = apart == 1 ? 2 * i : i;
-        const int64_t p = along_k ? (i < count ? n : 0) : k < n ? count : 0;
-        const int64_t q = along_k ? p - 16 : k + apart < n ? count : 0;
-        mpt__amx_row(rows, part, from, p, from + second, q, !along_k, dtype, round, parts, bad);
+    for (; i < 16 && i < lines; i++, rows += 64, from += step) {
+        const bool both = along_k || (apart == 1 ? 2 * i : i) + apart < n;
+        mpt__amx_row(rows, part, from, p_lanes, from + second, both ? q_lanes : 0, !along_k, dtype,
+                     round, parts, bad);
+    }
+    for (; i < 16; i++, rows += 64) {
+        _mm512_store_si512(rows, _mm512_setzero_si512());
+        if (parts == 2) _mm512_store_si512(rows + part, _mm512_setzero_si512());
     }
     if (transposed) mpt__amx_transpose(to, staged, 64);
     if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE, 64);
@@ -346,31 +358,31 @@ static void mpt__amx_sums(int64_t depth, const char *a, const char *b, bool down
                           int parts) {
     const int64_t step = 2 * MPT__AMX_TILE * parts;
     for (; depth > 0; depth -= MPT__AMX_K, a += step, b += step) {
-        if (parts == 2) { /* from the smallest products on */
+        if (parts == 2) { /* in an order with the fewest loads */
             MPT__AMX_LOAD_A(1)
             MPT__AMX_LOAD_B(1)
             MPT__AMX_PRODUCT
-            MPT__AMX_LOAD_B(0)
-            MPT__AMX_PRODUCT
-            MPT__AMX_LOAD_A(0)
-            MPT__AMX_LOAD_B(1)
-            MPT__AMX_PRODUCT
-        } else {
-            MPT__AMX_LOAD_A(0)
         }
         MPT__AMX_LOAD_B(0)
+        if (parts == 2) { MPT__AMX_PRODUCT }
+        MPT__AMX_LOAD_A(0)
         MPT__AMX_PRODUCT
+        if (parts == 2) {
+            MPT__AMX_LOAD_B(1)
+            MPT__AMX_PRODUCT
+        }
     }
 }
 
-/* A whole tile is summed in C itself; others beside it, as tiles reach past their edges. */
+/* Where C has no room for it, a tile is summed beside C. */
 static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                             float *c, int64_t ldc, int rows, int columns, bool add, int parts) {
+                             float *c, int64_t ldc, int rows, int columns, int how, int parts) {
     MPT__ALIGN(64) float beside[MPT__AMX_WIDTH * MPT__AMX_WIDTH];
-    const bool down = rows > 16, across = columns > 16, whole = rows == 32 && columns == 32;
-    float *to = whole ? c : beside;
-    const int64_t ld = whole ? ldc : MPT__AMX_WIDTH, step = ld * (int64_t)sizeof(float);
-    if (whole && add) {
+    const bool down = rows > 16, across = columns > 16, add = (how & MPT__GEMM_ADD) != 0;
+    const bool room = (how & MPT__GEMM_ROOM) || (rows == 32 && columns == 32);
+    float *to = room ? c : beside;
+    const int64_t ld = room ? ldc : MPT__AMX_WIDTH, step = ld * (int64_t)sizeof(float);
+    if (room && add) {
         MPT__TILE_LOAD(0, to, step);
         MPT__TILE_LOAD(1, to + 16, step);
         MPT__TILE_LOAD(2, to + 16 * ld, step);
@@ -386,7 +398,7 @@ static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__
     if (across) MPT__TILE_SAVE(1, to + 16, step);
     if (down) MPT__TILE_SAVE(2, to + 16 * ld, step);
     if (across && down) MPT__TILE_SAVE(3, to + 16 * ld + 16, step);
-    if (whole) return;
+    if (room) return;
     const mpt__gemm_side none = {NULL, MPT_F32, 0, 0, 0};
     mpt__gemm plain;
     plain.bias = none;
@@ -410,8 +422,8 @@ enum { MPT__AMX_RATE = 400 };
 
 #define MPT__AMX_VARIANT(N, PARTS, DEPTH, RATE)                                           \
     static void N##_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                         float *c, int64_t ldc, int rows, int columns, bool add) {        \
-        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, add, PARTS);                 \
+                         float *c, int64_t ldc, int rows, int columns, int how) {         \
+        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PARTS);                 \
     }                                                                                     \
     static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,  \
                          int64_t count, int64_t k, int64_t depth) {                       \
@@ -440,21 +452,15 @@ MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
 MPT__AMX_VARIANT(mpt__amx_split, 2, 512, MPT__AMX_RATE / 3)
 
 #ifndef MPTRAIN_EMULATE_AMX
-/* Whether tiles are faster than FMA kernels, direct ones included, by more than packing costs.
-   Measured for sizes 1 to 64 and K 10 to 256 in all layouts: at these borders the two are equal
-   within 10 %, at twice the size tiles win by 1.3 to 2. */
+/* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024
+   in all layouts, right within 30 %. */
 static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
-    static const struct {
-        int64_t side, area, depth;  /* where both operands are contiguous along K */
-        int64_t rows, slice, whole; /* of M, of M times K, of all three, where not */
-    } least[2] = {{8, 200, 1, 10, 2048, 32 * 32 * 32}, {16, 512, 32, 32, 8192, 32 * 32 * 64}};
-    const int64_t m = g->m, n = g->n, k = g->k;
-    if (g->a.inner == 1 && g->b.inner == 1) {
-        return mpt__smaller_of(m, n) >= least[split].side && m * n >= least[split].area &&
-               k >= least[split].depth;
-    }
-    return (m >= least[split].rows && m * k >= least[split].slice) ||
-           (mpt__smaller_of(m, mpt__smaller_of(n, k)) >= 32 && m * n * k >= least[split].whole);
+    const int64_t down = (g->m + 15) / 16, across = (g->n + 15) / 16, deep = (g->k + 31) / 32;
+    const int64_t pack = split ? 75 : 45, multiply = split ? 45 : 10, finish = 45;
+    const bool dots = g->a.inner == 1 && g->b.inner == 1;
+    if (down >= 4 && across >= 4 && deep >= 2) return true;
+    return 700 + (down + across) * deep * pack + down * across * (deep * multiply + finish) <
+           200 + g->m * g->k / 8 * (dots ? g->n : across * 12) / 3;
 }
 #endif
 
