@@ -449,7 +449,7 @@ enum { MPT__AMX_RATE = 400 };
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
-MPT__AMX_VARIANT(mpt__amx_split, 2, 512, MPT__AMX_RATE / 3)
+MPT__AMX_VARIANT(mpt__amx_split, 2, 832, MPT__AMX_RATE / 3)
 
 #ifndef MPTRAIN_EMULATE_AMX
 /* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024

@@ -690,44 +690,42 @@ static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__laun
                                       : mpt__gemm_bytes(&g, threads);
 }
 
-/* ==== The tables ==== */
+#endif
 
-#define MPT__GEMM_KERNEL(N)                                                                   \
-    static void N##_gemm(const mpt__cpu_call *call) { mpt__gemm_run(&N##_gemm_level, call); } \
-    static int64_t N##_gemm_workspace(const mpt__launch *launch, int threads) {               \
-        return mpt__gemm_workspace(&N##_gemm_level, launch, threads);                         \
+/* ==== Levels ==== */
+
+/* What a level adds to those below it: products, and (WORDS) its words. */
+#define MPT__CPU_LEVEL(ISA, WORDS)                                                       \
+    static void mpt__##ISA##_gemm(const mpt__cpu_call *call) {                           \
+        mpt__gemm_run(&mpt__##ISA##_gemm_level, call);                                   \
+    }                                                                                    \
+    static int64_t mpt__##ISA##_gemm_workspace(const mpt__launch *launch, int threads) { \
+        return mpt__gemm_workspace(&mpt__##ISA##_gemm_level, launch, threads);           \
+    }                                                                                    \
+    static void mpt__cpu_add_##ISA(mpt__cpu *cpu) {                                      \
+        WORDS;                                                                           \
+        mpt__cpu_add(cpu, MPT__K_GEMM, mpt__##ISA##_gemm, mpt__##ISA##_gemm_workspace);  \
     }
 
 #ifdef MPT__HAS_AVX2
-MPT__GEMM_KERNEL(mpt__avx2)
-static void mpt__cpu_add_avx2(mpt__cpu *cpu) {
-    cpu->words = &mpt__avx2_words;
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx2_gemm, mpt__avx2_gemm_workspace);
-}
+MPT__CPU_LEVEL(avx2, cpu->words = &mpt__avx2_words)
+#else
+#define mpt__cpu_add_avx2 NULL
 #endif
-
 #ifdef MPT__HAS_AVX512
-MPT__GEMM_KERNEL(mpt__avx512)
-static void mpt__cpu_add_avx512(mpt__cpu *cpu) {
-    cpu->words = &mpt__avx512_words;
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx512_gemm, mpt__avx512_gemm_workspace);
-}
+MPT__CPU_LEVEL(avx512, cpu->words = &mpt__avx512_words)
+#else
+#define mpt__cpu_add_avx512 NULL
 #endif
-
-#ifdef MPT__HAS_NEON
-MPT__GEMM_KERNEL(mpt__neon)
-static void mpt__cpu_add_neon(mpt__cpu *cpu) {
-    cpu->words = &mpt__neon_words;
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__neon_gemm, mpt__neon_gemm_workspace);
-}
-#endif
-
 #ifdef MPT__HAS_AMX
-MPT__GEMM_KERNEL(mpt__amx)
-static void mpt__cpu_add_amx(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__amx_gemm, mpt__amx_gemm_workspace);
-}
+MPT__CPU_LEVEL(amx, )
+#else
+#define mpt__cpu_add_amx NULL
+#endif
+#ifdef MPT__HAS_NEON
+MPT__CPU_LEVEL(neon, cpu->words = &mpt__neon_words)
+#else
+#define mpt__cpu_add_neon NULL
 #endif
 
-#endif
 #endif
