@@ -213,7 +213,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     }\
     FN void N##_gemm_dot(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,          \
                          float *c, int64_t ldc, int rows, int columns, int how) {                  \
-        (void)how; /* all of K comes at once */                                                     \
+        (void)how; /* all of K comes at once */                                                    \
         if (a->dtype == MPT_F32 && b->dtype == MPT_F32) {                                          \
             N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_F32);                 \
         } else if (a->dtype == MPT_F32 && b->dtype == MPT_BF16) {                                  \
@@ -243,43 +243,6 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    /* A panel whose k are contiguous: blocks of W outer elements by W k are transposed, from where\
-       they lie or, converted, on the stack. */                                                    \
-    FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
-                           int64_t count, int64_t k, int64_t depth) {                              \
-        const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
-        const bool plain = dtype == MPT_F32 && round == 0;                                         \
-        const char *from = mpt__gemm_at(side, outer, k);                                           \
-        for (; depth > 0; depth -= W, from += W * bytes, to += W * width) {                        \
-            for (int64_t r = 0; r < width; r += W) {                                               \
-                float staged[W * W];                                                               \
-                const char *line = from + r * side->outer * bytes;                                 \
-                const float *p = (const float *)(const void *)line;                                \
-                int64_t step = side->outer, lines = count - r;                                     \
-                if (!plain || depth < W) {                                                         \
-                    for (int64_t i = 0; i < W; i++, line += side->outer * bytes) {                 \
-                        V##_f v = V##_zero();                                                      \
-                        if (i < lines) v = V##_round(V##_load_as(line, depth, dtype), round);      \
-                        V##_store(staged + i * W, v);                                              \
-                    }                                                                              \
-                    p = staged, step = lines = W;                                                  \
-                }                                                                                  \
-                for (int64_t x = 0; x < W && x < depth; x += 4) {                                  \
-                    V##_f v0 = V##_load_quads(p + x, step, lines);                                 \
-                    V##_f v1 = V##_load_quads(p + x + step, step, lines - 1);                      \
-                    V##_f v2 = V##_load_quads(p + x + 2 * step, step, lines - 2);                  \
-                    V##_f v3 = V##_load_quads(p + x + 3 * step, step, lines - 3);                  \
-                    float *at = to + x * width + r;                                                \
-                    V##_transpose4(&v0, &v1, &v2, &v3);                                            \
-                    V##_store(at, v0);                                                             \
-                    if (depth > x + 1) V##_store(at + width, v1);                                  \
-                    if (depth > x + 2) V##_store(at + 2 * width, v2);                              \
-                    if (depth > x + 3) V##_store(at + 3 * width, v3);                              \
-                }                                                                                  \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
-                                                                                                   \
     FN void N##_gemm_load(float *to, const char *from, int64_t step, int64_t n, int dtype,         \
                           int round) {                                                             \
         const int bytes = dtype == MPT_F32 ? 4 : 2;                                                \
@@ -299,6 +262,48 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                 v = V##_load_as(lanes, W, dtype);                                                  \
             }                                                                                      \
             V##_store_as(to + i, V##_round(v, round), n - i, MPT_F32);                             \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    /* 4 k (or the `left` ones) of W outer elements, transposed. */                                \
+    OP void N##_pack_quads(float *to, int width, const char *p, int64_t row, int64_t lines,        \
+                           int dtype, int round, int64_t left) {                                   \
+        V##_f v0 = V##_round(V##_load_quads(p, row, lines, dtype), round);                         \
+        V##_f v1 = V##_round(V##_load_quads(p + row, row, lines - 1, dtype), round);               \
+        V##_f v2 = V##_round(V##_load_quads(p + 2 * row, row, lines - 2, dtype), round);           \
+        V##_f v3 = V##_round(V##_load_quads(p + 3 * row, row, lines - 3, dtype), round);           \
+        V##_transpose4(&v0, &v1, &v2, &v3);                                                        \
+        V##_store(to, v0);                                                                         \
+        if (left > 1) V##_store(to + width, v1);                                                   \
+        if (left > 2) V##_store(to + 2 * width, v2);                                               \
+        if (left > 3) V##_store(to + 3 * width, v3);                                               \
+    }                                                                                              \
+    /* A panel whose k are contiguous; the last k, where they are no 4, go by way of the stack. */ \
+    FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
+                           int64_t count, int64_t k, int64_t depth) {                              \
+        const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
+        const int64_t row = side->outer * bytes;                                                   \
+        const char *from = mpt__gemm_at(side, outer, k);                                           \
+        for (; depth > 0; depth -= W, from += W * bytes, to += W * width) {                        \
+            for (int64_t r = 0; r < width; r += W) {                                               \
+                const char *p = from + r * row;                                                    \
+                const int64_t lines = count - r;                                                   \
+                float *at = to + r, staged[4 * W];                                                 \
+                int64_t left = mpt__smaller_of(depth, W);                                          \
+                for (; left >= 4; left -= 4, p += 4 * bytes, at += 4 * width) {                    \
+                    if (dtype == MPT_F32 && round == 0) {                                          \
+                        N##_pack_quads(at, width, p, row, lines, MPT_F32, 0, 4);                   \
+                    } else {                                                                       \
+                        N##_pack_quads(at, width, p, row, lines, dtype, round, 4);                 \
+                    }                                                                              \
+                }                                                                                  \
+                if (left == 0) continue;                                                           \
+                memset(staged, 0, sizeof staged);                                                  \
+                for (int64_t i = 0; i < W && i < lines; i++) {                                     \
+                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                 \
+                }                                                                                  \
+                N##_pack_quads(at, width, (const char *)staged, 16, W, MPT_F32, round, left);      \
+            }                                                                                      \
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
@@ -402,12 +407,24 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     static const mpt__gemm_level N##_gemm_level =                                                  \
         MPT__GEMM_LEVEL_OF(N, W, MR, DR, RATE, N##_gemm_finish);
 
-/* V_load_quads: quads of floats from p and every 4th of `lines` lines on, zeros past them.
-   V_store_sums: sums of 8 vectors over their lanes. */
+/* V_load_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
+   apart; zeros past them. V_store_sums: sums of 8 vectors over their lanes. */
 #ifdef MPT__HAS_AVX2
-MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const float *p, int64_t step, int64_t lines) {
-    __m256 v = _mm256_zextps128_ps256(lines > 0 ? _mm_loadu_ps(p) : _mm_setzero_ps());
-    return lines > 4 ? _mm256_insertf128_ps(v, _mm_loadu_ps(p + 4 * step), 1) : v;
+MPT__AVX2_OP __m128 mpt__v8_quad(const char *p) {
+    return _mm_loadu_ps((const float *)(const void *)p);
+}
+MPT__AVX2_OP __m128i mpt__v8_load_halves(const char *p, int64_t row, int64_t lines) {
+    __m128i v = _mm_setzero_si128();
+    if (lines > 0) v = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    if (lines <= 4) return v;
+    return _mm_unpacklo_epi64(v, _mm_loadl_epi64((const __m128i *)(const void *)(p + 4 * row)));
+}
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const char *p, int64_t row, int64_t lines, int dtype) {
+    if (dtype != MPT_F32) return mpt__v8_from_half(mpt__v8_load_halves(p, row, lines), dtype);
+    __m256 v = _mm256_setzero_ps();
+    if (lines > 0) v = _mm256_insertf128_ps(v, mpt__v8_quad(p), 0);
+    if (lines <= 4) return v;
+    return _mm256_insertf128_ps(v, mpt__v8_quad(p + 4 * row), 1);
 }
 MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt__v8_f s2,
                                      mpt__v8_f s3, mpt__v8_f s4, mpt__v8_f s5, mpt__v8_f s6,
@@ -418,11 +435,19 @@ MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 
 #endif
 
 #ifdef MPT__HAS_AVX512
-MPT__AVX512_OP mpt__v16_f mpt__v16_load_quads(const float *p, int64_t step, int64_t lines) {
-    __m512 v = _mm512_zextps128_ps512(lines > 0 ? _mm_loadu_ps(p) : _mm_setzero_ps());
-    if (lines > 4) v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 4 * step), 1);
-    if (lines > 8) v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 8 * step), 2);
-    if (lines > 12) v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 12 * step), 3);
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_quads(const char *p, int64_t row, int64_t lines,
+                                              int dtype) {
+    if (dtype != MPT_F32) {
+        __m128i low = mpt__v8_load_halves(p, row, lines);
+        __m128i high = mpt__v8_load_halves(p + 8 * row, row, lines - 8);
+        return mpt__v16_from_half(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1),
+                                  dtype);
+    }
+    __m512 v = _mm512_setzero_ps(); /* inserts from memory leave the port of shuffles alone */
+    if (lines > 0) v = _mm512_insertf32x4(v, mpt__v8_quad(p), 0);
+    if (lines > 4) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 4 * row), 1);
+    if (lines > 8) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 8 * row), 2);
+    if (lines > 12) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 12 * row), 3);
     return v;
 }
 MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1, mpt__v16_f s2,
@@ -435,9 +460,9 @@ MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAM
 #endif
 
 #ifdef MPT__HAS_NEON
-MPT__NEON_OP mpt__v4_f mpt__v4_load_quads(const float *p, int64_t step, int64_t lines) {
-    (void)step;
-    return lines > 0 ? mpt__v4_load(p) : mpt__v4_zero();
+MPT__NEON_OP mpt__v4_f mpt__v4_load_quads(const char *p, int64_t row, int64_t lines, int dtype) {
+    (void)row;
+    return lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
 }
 MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 16)
 #endif

@@ -142,16 +142,14 @@ MPT__AMX_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_
     _mm512_store_si512(to + gap, x_words | mpt__v16_bits(y_low));
 }
 
-/* to = 16 rows of 16 dwords, `step` bytes apart, transposed. */
-MPT__AMX_OP void mpt__amx_transpose(char *to, const char *from, int64_t step) {
-    const float *p = (const float *)(const void *)from;
+/* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
+MPT__AMX_OP void mpt__amx_transpose(char *to, const char *from, int64_t row) {
     float *out = (float *)(void *)to;
-    step /= (int64_t)sizeof(float);
-    for (int j = 0; j < 4; j++, out += 64, p += 4) {
-        mpt__v16_f r0 = mpt__v16_load_quads(p, step, 16);
-        mpt__v16_f r1 = mpt__v16_load_quads(p + step, step, 16);
-        mpt__v16_f r2 = mpt__v16_load_quads(p + 2 * step, step, 16);
-        mpt__v16_f r3 = mpt__v16_load_quads(p + 3 * step, step, 16);
+    for (int j = 0; j < 4; j++, out += 64, from += 16) {
+        mpt__v16_f r0 = mpt__v16_load_quads(from, row, 16, MPT_F32);
+        mpt__v16_f r1 = mpt__v16_load_quads(from + row, row, 16, MPT_F32);
+        mpt__v16_f r2 = mpt__v16_load_quads(from + 2 * row, row, 16, MPT_F32);
+        mpt__v16_f r3 = mpt__v16_load_quads(from + 3 * row, row, 16, MPT_F32);
         mpt__v16_transpose4(&r0, &r1, &r2, &r3);
         mpt__v16_store(out, r0), mpt__v16_store(out + 16, r1);
         mpt__v16_store(out + 32, r2), mpt__v16_store(out + 48, r3);
@@ -170,7 +168,7 @@ MPT__AMX_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *f
     const int64_t step = (along_k ? outer : apart == 1 ? 2 * inner : inner) * bytes;
     const int64_t second = apart * inner * bytes, part = transposed ? MPT__AMX_TILE : gap;
     char *rows = transposed ? staged : to;
-    if (whole && parts == 1 && dtype == MPT_BF16 && along_k && b && outer % 2 == 0) {
+    if (whole && parts == 1 && dtype == MPT_BF16 && along_k && b) {
         mpt__amx_transpose(to, from, step);
         return;
     }
