@@ -228,7 +228,7 @@ MPT__AMX bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *sid
 
 static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                              int64_t count, int64_t k, int64_t depth, int parts) {
-    float gathered[MPT__AMX_WIDTH * MPT__AMX_K];
+    float gathered[16 * MPT__AMX_K];
     const mpt__gemm_side square = {(const char *)gathered, MPT_F32, side->round, MPT__AMX_K, 1};
     char *to = (char *)panel;
     bool good = true;
@@ -237,12 +237,16 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
     }
     for (int64_t at = 0; at < depth; at += MPT__AMX_K, to += 2 * parts * MPT__AMX_TILE) {
         const int64_t n = mpt__smaller_of(depth - at, MPT__AMX_K);
-        for (int64_t i = 0; i < count; i++) {
-            MPT__AMX_BASE(load)
-            (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + i, k + at), side->inner, n,
-             side->dtype, 0);
+        for (int64_t o = 0; o < count; o += 16) {
+            const int64_t lines = mpt__smaller_of(count - o, 16);
+            for (int64_t i = 0; i < lines; i++) {
+                MPT__AMX_BASE(load)
+                (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + o + i, k + at), side->inner,
+                 n, side->dtype, 0);
+            }
+            good &=
+                mpt__amx_pack_dense(to + o / 16 * MPT__AMX_TILE, b, &square, 0, lines, 0, n, parts);
         }
-        good &= mpt__amx_pack_dense(to, b, &square, 0, count, 0, n, parts);
     }
     return good;
 }
