@@ -38,9 +38,11 @@ typedef struct mpt__gemm {
     int64_t batch_count, batch_size[MPT_MAX_RANK], batch_stride[MPT_MAX_RANK][4];
 } mpt__gemm;
 
-/* c[rows, columns] = or += A B, `depth` deep. */
+/* c[rows, columns] = or (ADD) += A B, `depth` deep. ROOM: c may be written as far as a whole tile
+   goes. */
 typedef void mpt__gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                            float *c, int64_t ldc, int rows, int columns, bool add);
+                            float *c, int64_t ldc, int rows, int columns, int how);
+enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2 };
 
 struct mpt__gemm_level {
     int rows, columns; /* of the micro-kernel's tile */
@@ -136,7 +138,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 /* One tile of ROWS x (NV W) from a PANEL or a MATRIX, A_STEP and B_STEP elements from k to k. */
 #define MPT__GEMM_TILE(FN, NAME, V, W, FROM, A_STEP, B_STEP, ROWS, NV)                             \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
-                 int64_t ldc, int rows, int columns, bool add) {                                   \
+                 int64_t ldc, int rows, int columns, int how) {                                    \
+        const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
         const int dtype = b->dtype, bytes = dtype == MPT_F32 ? 4 : 2;                              \
         const int64_t b_step = (B_STEP) * bytes;                                                   \
         const char *from = b->data;                                                                \
@@ -209,8 +212,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         }                                                                                          \
     }\
     FN void N##_gemm_dot(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,          \
-                         float *c, int64_t ldc, int rows, int columns, bool add) {                 \
-        (void)add; /* all of K comes at once */                                                    \
+                         float *c, int64_t ldc, int rows, int columns, int how) {                  \
+        (void)how; /* all of K comes at once */                                                    \
         if (a->dtype == MPT_F32 && b->dtype == MPT_F32) {                                          \
             N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_F32);                 \
         } else if (a->dtype == MPT_F32 && b->dtype == MPT_BF16) {                                  \
@@ -240,50 +243,6 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    /* A panel whose k are contiguous: blocks of 4 outer elements by W k are transposed. The last  \
-       rows go first, as they may reach into the first rows of the next k. */                      \
-    FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
-                           int64_t count, int64_t k, int64_t depth) {                              \
-        const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
-        const char *from = mpt__gemm_at(side, outer, k);                                           \
-        const int64_t row = side->outer * bytes;                                                   \
-        for (int64_t at = 0; at < depth; at += W, from += W * bytes, to += W * width) {            \
-            const int64_t left = depth - at;                                                       \
-            for (int64_t r = (width - 1) / 4 * 4; r >= 0; r -= 4) {                                \
-                const char *p = from + r * row;                                                    \
-                V##_f v0 = V##_zero(), v1 = v0, v2 = v0, v3 = v0;                                  \
-                if (left >= W && r + 3 < count) {                                                  \
-                    v0 = V##_load_full(p, dtype), v1 = V##_load_full(p + row, dtype);              \
-                    v2 = V##_load_full(p + 2 * row, dtype);                                        \
-                    v3 = V##_load_full(p + 3 * row, dtype);                                        \
-                } else {                                                                           \
-                    if (r < count) v0 = V##_load_as(p, left, dtype);                               \
-                    if (r + 1 < count) v1 = V##_load_as(p + row, left, dtype);                     \
-                    if (r + 2 < count) v2 = V##_load_as(p + 2 * row, left, dtype);                 \
-                    if (r + 3 < count) v3 = V##_load_as(p + 3 * row, left, dtype);                 \
-                }                                                                                  \
-                if (round != 0) {                                                                  \
-                    v0 = V##_round(v0, round), v1 = V##_round(v1, round);                          \
-                    v2 = V##_round(v2, round), v3 = V##_round(v3, round);                          \
-                }                                                                                  \
-                V##_transpose4(&v0, &v1, &v2, &v3);                                                \
-                if (left >= W) {                                                                   \
-                    V##_store_quads(to + r, 4 * width, v0);                                        \
-                    V##_store_quads(to + width + r, 4 * width, v1);                                \
-                    V##_store_quads(to + 2 * width + r, 4 * width, v2);                            \
-                    V##_store_quads(to + 3 * width + r, 4 * width, v3);                            \
-                } else {                                                                           \
-                    float rest[4 * W];                                                             \
-                    V##_store_quads(rest, 16, v0), V##_store_quads(rest + 4, 16, v1);              \
-                    V##_store_quads(rest + 8, 16, v2), V##_store_quads(rest + 12, 16, v3);         \
-                    for (int64_t i = 0; i < left; i++) {                                           \
-                        memcpy(to + i * width + r, rest + 4 * i, 4 * sizeof(float));               \
-                    }                                                                              \
-                }                                                                                  \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
-                                                                                                   \
     FN void N##_gemm_load(float *to, const char *from, int64_t step, int64_t n, int dtype,         \
                           int round) {                                                             \
         const int bytes = dtype == MPT_F32 ? 4 : 2;                                                \
@@ -303,6 +262,48 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                 v = V##_load_as(lanes, W, dtype);                                                  \
             }                                                                                      \
             V##_store_as(to + i, V##_round(v, round), n - i, MPT_F32);                             \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    /* 4 k (or the `left` ones) of W outer elements, transposed. */                                \
+    OP void N##_pack_quads(float *to, int width, const char *p, int64_t row, int64_t lines,        \
+                           int dtype, int round, int64_t left) {                                   \
+        V##_f v0 = V##_round(V##_load_quads(p, row, lines, dtype), round);                         \
+        V##_f v1 = V##_round(V##_load_quads(p + row, row, lines - 1, dtype), round);               \
+        V##_f v2 = V##_round(V##_load_quads(p + 2 * row, row, lines - 2, dtype), round);           \
+        V##_f v3 = V##_round(V##_load_quads(p + 3 * row, row, lines - 3, dtype), round);           \
+        V##_transpose4(&v0, &v1, &v2, &v3);                                                        \
+        V##_store(to, v0);                                                                         \
+        if (left > 1) V##_store(to + width, v1);                                                   \
+        if (left > 2) V##_store(to + 2 * width, v2);                                               \
+        if (left > 3) V##_store(to + 3 * width, v3);                                               \
+    }                                                                                              \
+    /* A panel whose k are contiguous; the last k, where they are no 4, go by way of the stack. */ \
+    FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
+                           int64_t count, int64_t k, int64_t depth) {                              \
+        const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
+        const int64_t row = side->outer * bytes;                                                   \
+        const char *from = mpt__gemm_at(side, outer, k);                                           \
+        for (; depth > 0; depth -= W, from += W * bytes, to += W * width) {                        \
+            for (int64_t r = 0; r < width; r += W) {                                               \
+                const char *p = from + r * row;                                                    \
+                const int64_t lines = count - r;                                                   \
+                float *at = to + r, staged[4 * W];                                                 \
+                int64_t left = mpt__smaller_of(depth, W);                                          \
+                for (; left >= 4; left -= 4, p += 4 * bytes, at += 4 * width) {                    \
+                    if (dtype == MPT_F32 && round == 0) {                                          \
+                        N##_pack_quads(at, width, p, row, lines, MPT_F32, 0, 4);                   \
+                    } else {                                                                       \
+                        N##_pack_quads(at, width, p, row, lines, dtype, round, 4);                 \
+                    }                                                                              \
+                }                                                                                  \
+                if (left == 0) continue;                                                           \
+                memset(staged, 0, sizeof staged);                                                  \
+                for (int64_t i = 0; i < W && i < lines; i++) {                                     \
+                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                 \
+                }                                                                                  \
+                N##_pack_quads(at, width, (const char *)staged, 16, W, MPT_F32, round, left);      \
+            }                                                                                      \
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
@@ -391,23 +392,40 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, 2)                           \
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, DR)                          \
     static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,     \
-                              float *c, int64_t ldc, int rows, int columns, bool add) {            \
+                              float *c, int64_t ldc, int rows, int columns, int how) {             \
         mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                   \
                                : rows > R1 ? MPT__GEMM_OF_WIDTH(N##_tile, W, R2)                   \
                                            : MPT__GEMM_OF_WIDTH(N##_tile, W, R1);                  \
-        tile(depth, a, b, c, ldc, rows, columns, add);                                             \
+        tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static void N##_gemm_direct(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,   \
-                                float *c, int64_t ldc, int rows, int columns, bool add) {          \
+                                float *c, int64_t ldc, int rows, int columns, int how) {           \
         mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR)                    \
                                         : MPT__GEMM_OF_WIDTH(N##_direct, W, 2);                    \
-        tile(depth, a, b, c, ldc, rows, columns, add);                                             \
+        tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static const mpt__gemm_level N##_gemm_level =                                                  \
         MPT__GEMM_LEVEL_OF(N, W, MR, DR, RATE, N##_gemm_finish);
 
+/* V_load_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
+   apart; zeros past them. V_store_sums: sums of 8 vectors over their lanes. */
 #ifdef MPT__HAS_AVX2
-/* Sums of 8 vectors over their lanes. */
+MPT__AVX2_OP __m128 mpt__v8_quad(const char *p) {
+    return _mm_loadu_ps((const float *)(const void *)p);
+}
+MPT__AVX2_OP __m128i mpt__v8_load_halves(const char *p, int64_t row, int64_t lines) {
+    __m128i v = _mm_setzero_si128();
+    if (lines > 0) v = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    if (lines <= 4) return v;
+    return _mm_unpacklo_epi64(v, _mm_loadl_epi64((const __m128i *)(const void *)(p + 4 * row)));
+}
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const char *p, int64_t row, int64_t lines, int dtype) {
+    if (dtype != MPT_F32) return mpt__v8_from_half(mpt__v8_load_halves(p, row, lines), dtype);
+    __m256 v = _mm256_setzero_ps();
+    if (lines > 0) v = _mm256_insertf128_ps(v, mpt__v8_quad(p), 0);
+    if (lines <= 4) return v;
+    return _mm256_insertf128_ps(v, mpt__v8_quad(p + 4 * row), 1);
+}
 MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt__v8_f s2,
                                      mpt__v8_f s3, mpt__v8_f s4, mpt__v8_f s5, mpt__v8_f s6,
                                      mpt__v8_f s7) {
@@ -417,6 +435,21 @@ MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 
 #endif
 
 #ifdef MPT__HAS_AVX512
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_quads(const char *p, int64_t row, int64_t lines,
+                                              int dtype) {
+    if (dtype != MPT_F32) {
+        __m128i low = mpt__v8_load_halves(p, row, lines);
+        __m128i high = mpt__v8_load_halves(p + 8 * row, row, lines - 8);
+        return mpt__v16_from_half(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1),
+                                  dtype);
+    }
+    __m512 v = _mm512_setzero_ps(); /* inserts from memory leave the port of shuffles alone */
+    if (lines > 0) v = _mm512_insertf32x4(v, mpt__v8_quad(p), 0);
+    if (lines > 4) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 4 * row), 1);
+    if (lines > 8) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 8 * row), 2);
+    if (lines > 12) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 12 * row), 3);
+    return v;
+}
 MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1, mpt__v16_f s2,
                                         mpt__v16_f s3, mpt__v16_f s4, mpt__v16_f s5, mpt__v16_f s6,
                                         mpt__v16_f s7) {
@@ -427,6 +460,10 @@ MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAM
 #endif
 
 #ifdef MPT__HAS_NEON
+MPT__NEON_OP mpt__v4_f mpt__v4_load_quads(const char *p, int64_t row, int64_t lines, int dtype) {
+    (void)row;
+    return lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
+}
 MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 16)
 #endif
 

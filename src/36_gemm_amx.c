@@ -37,7 +37,8 @@
  *
  * 32 rows of A or columns of B in tiles of 1 KB, zero-padded: per 32 k, per part (hi, lo), those of
  * outer 0..15 and 16..31; the second ones are left out of use where there are at most 16. A tile of
- * A has 16 rows of 32 k; one of B has 16 rows of 2 k for 16 columns. */
+ * A has 16 rows of 32 k; one of B has 16 rows of 2 k for 16 columns. Of two parts each k below 16
+ * is followed by the one 16 behind it, which makes pairs of words by shifts. */
 
 #define MPT__AMX_TILE 1024
 #define MPT__AMX_WIDTH 32
@@ -65,9 +66,9 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
             for (int part = 0; part < parts; part++) {
                 uint16_t bits = mpt__f32_to_bf16(value);
                 if (parts == 2) bits = (uint16_t)(mpt__f32_bits(value) >> 16);
-                int64_t tile = (i / MPT__AMX_K * parts + part) * 2 + o / 16;
-                int64_t row = b ? i % MPT__AMX_K / 2 : o % 16;
-                int64_t column = b ? o % 16 * 2 + i % 2 : i % MPT__AMX_K;
+                int64_t tile = (i / MPT__AMX_K * parts + part) * 2 + o / 16, at = i % MPT__AMX_K;
+                if (parts == 2) at = at % 16 * 2 + at / 16;
+                int64_t row = b ? at / 2 : o % 16, column = b ? o % 16 * 2 + at % 2 : at;
                 ((uint16_t *)panel)[tile * 512 + row * 32 + column] = bits;
                 value -= mpt__bf16_to_f32(bits);
             }
@@ -102,125 +103,152 @@ MPT__AMX_OP __m512i mpt__amx_pairs(void) {
     return _mm512_or_si512(i, _mm512_slli_epi32(second, 16));
 }
 
+MPT__AMX_OP __m256i mpt__amx_words(const char *p, __mmask16 lanes) {
+    if (lanes == 0xffff) return _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return _mm256_maskz_loadu_epi16(lanes, p);
+}
 MPT__AMX_OP mpt__v16_f mpt__amx_load(const char *p, __mmask16 lanes, int dtype) {
-    if (dtype == MPT_F32) return _mm512_maskz_loadu_ps(lanes, p);
-    return mpt__v16_from_half(_mm256_maskz_loadu_epi16(lanes, p), dtype);
+    if (dtype != MPT_F32) return mpt__v16_from_half(mpt__amx_words(p, lanes), dtype);
+    return lanes == 0xffff ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(lanes, p);
 }
 
-/* A row of a tile from 16 elements at p and 16 at q, or their lanes; row[1]: of the second part.
-   Infinity and NaN of fp16 are noted in *bad. */
-MPT__AMX_OP void mpt__amx_row(__m512i *row, const char *p, __mmask16 p_lanes, const char *q,
-                              __mmask16 q_lanes, int dtype, int round, int parts, __mmask16 *bad) {
-    if (parts == 1 && dtype == MPT_BF16) {
-        __m512i x = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(p_lanes, p));
-        row[0] = _mm512_inserti64x4(x, _mm256_maskz_loadu_epi16(q_lanes, q), 1);
-        return;
-    }
-    mpt__v16_f x = mpt__amx_load(p, p_lanes, dtype), y = mpt__amx_load(q, q_lanes, dtype);
+/* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
+   q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
+   becomes NaN where a value has no parts. */
+MPT__AMX_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
+                              const char *q, __mmask16 q_lanes, bool paired, int dtype, int round,
+                              int parts, __m512 *bad) {
     if (parts == 1) {
-        row[0] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+        __m512i row;
+        if (dtype == MPT_BF16) {
+            row = _mm512_castsi256_si512(mpt__amx_words(p, p_lanes));
+            row = _mm512_inserti64x4(row, mpt__amx_words(q, q_lanes), 1);
+        } else {
+            mpt__v16_f x = mpt__amx_load(p, p_lanes, dtype);
+            row = (__m512i)_mm512_cvtne2ps_pbh(mpt__amx_load(q, q_lanes, dtype), x);
+        }
+        if (paired) row = _mm512_permutexvar_epi16(mpt__amx_pairs(), row);
+        _mm512_store_si512(to, row);
         return;
     }
-    const __m512 high = _mm512_castsi512_ps(_mm512_set1_epi32((int)0xffff0000));
-    x = mpt__v16_round(x, round), y = mpt__v16_round(y, round);
-    *bad |= (__mmask16)(_mm512_fpclass_ps_mask(x, 0x99) | _mm512_fpclass_ps_mask(y, 0x99));
-    mpt__v16_f x_high = _mm512_and_ps(x, high), y_high = _mm512_and_ps(y, high);
-    row[0] = (__m512i)_mm512_cvtne2ps_pbh(y_high, x_high);
-    row[1] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(y, y_high), _mm512_sub_ps(x, x_high));
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000);
+    const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__amx_load(p, p_lanes, dtype), round));
+    const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__amx_load(q, q_lanes, dtype), round));
+    const mpt__v16_f x_low = mpt__v16_sub(mpt__v16_float(x), mpt__v16_float(x & high));
+    const mpt__v16_f y_low = mpt__v16_sub(mpt__v16_float(y), mpt__v16_float(y & high));
+    const __m512i x_words = _mm512_srli_epi32(mpt__v16_bits(x_low), 16);
+    *bad = mpt__v16_add(*bad, mpt__v16_add(x_low, y_low));
+    _mm512_store_si512(to, _mm512_srli_epi32(x, 16) | (y & high));
+    _mm512_store_si512(to + gap, x_words | mpt__v16_bits(y_low));
 }
 
-/* 16 bytes of four rows, `step` bytes apart. */
-MPT__AMX_OP mpt__v16_f mpt__amx_quarters(const char *from, int64_t step) {
-    __m512i low = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)from));
-    from += step;
-    low = _mm512_inserti32x4(low, _mm_loadu_si128((const __m128i *)(const void *)from), 1);
-    from += step;
-    low = _mm512_inserti32x4(low, _mm_loadu_si128((const __m128i *)(const void *)from), 2);
-    from += step;
-    low = _mm512_inserti32x4(low, _mm_loadu_si128((const __m128i *)(const void *)from), 3);
-    return _mm512_castsi512_ps(low);
-}
-
-/* to = a tile as a 16 x 16 matrix of dwords, transposed. */
-MPT__AMX_OP void mpt__amx_transpose(char *to, const char *from) {
-    for (int j = 0; j < 4; j++, to += 256, from += 16) {
-        mpt__v16_f r0 = mpt__amx_quarters(from, 256), r1 = mpt__amx_quarters(from + 64, 256);
-        mpt__v16_f r2 = mpt__amx_quarters(from + 128, 256);
-        mpt__v16_f r3 = mpt__amx_quarters(from + 192, 256);
+/* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
+MPT__AMX_OP void mpt__amx_transpose(char *to, const char *from, int64_t row) {
+    float *out = (float *)(void *)to;
+    for (int j = 0; j < 4; j++, out += 64, from += 16) {
+        mpt__v16_f r0 = mpt__v16_load_quads(from, row, 16, MPT_F32);
+        mpt__v16_f r1 = mpt__v16_load_quads(from + row, row, 16, MPT_F32);
+        mpt__v16_f r2 = mpt__v16_load_quads(from + 2 * row, row, 16, MPT_F32);
+        mpt__v16_f r3 = mpt__v16_load_quads(from + 3 * row, row, 16, MPT_F32);
         mpt__v16_transpose4(&r0, &r1, &r2, &r3);
-        _mm512_storeu_ps(to, r0);
-        _mm512_storeu_ps(to + 64, r1);
-        _mm512_storeu_ps(to + 128, r2);
-        _mm512_storeu_ps(to + 192, r3);
+        mpt__v16_store(out, r0), mpt__v16_store(out + 16, r1);
+        mpt__v16_store(out + 32, r2), mpt__v16_store(out + 48, r3);
     }
 }
 
-/* The tiles of both parts from `count` outer elements at `from` by n k; `gap` bytes from the tile
-   of a part to that of the next. */
-MPT__AMX_OP bool mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from, int64_t outer,
+/* The tiles of all parts, `gap` bytes apart, from `count` outer elements at `from` by n k. */
+MPT__AMX_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from, int64_t outer,
                                     int64_t inner, int64_t count, int64_t n, int dtype, int round,
-                                    int parts) {
+                                    int parts, __m512 *bad) {
     MPT__ALIGN(64) char staged[2 * MPT__AMX_TILE];
     const int bytes = dtype == MPT_F32 ? 4 : 2;
     const bool along_k = inner == 1 && outer != 1, transposed = along_k == b;
+    const bool whole = count >= 16 && n >= MPT__AMX_K;
+    const int64_t apart = along_k || parts == 2 ? 16 : 1; /* k from p to q */
+    const int64_t step = (along_k ? outer : apart == 1 ? 2 * inner : inner) * bytes;
+    const int64_t second = apart * inner * bytes, part = transposed ? MPT__AMX_TILE : gap;
     char *rows = transposed ? staged : to;
-    const int64_t part = transposed ? MPT__AMX_TILE : gap;
-    const int64_t step = (along_k ? outer : 2 * inner) * bytes, rest = along_k ? count : n / 2;
-    const int64_t second = along_k ? 16 * bytes : inner * bytes;
+    if (whole && parts == 1 && dtype == MPT_BF16 && along_k && b) {
+        mpt__amx_transpose(to, from, step);
+        return;
+    }
     const __mmask16 p_lanes = mpt__v16_first(along_k ? n : count);
     const __mmask16 q_lanes = along_k ? mpt__v16_first(n - 16) : p_lanes;
-    const __m512i order = mpt__amx_pairs();
-    __mmask16 bad = 0;
-    for (int64_t i = 0; i < 16; i++, rows += 64, from += step) {
-        __m512i row[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-        if (i < rest) {
-            mpt__amx_row(row, from, p_lanes, from + second, q_lanes, dtype, round, parts, &bad);
-        } else if (!along_k && 2 * i < n) { /* the last k of an odd number */
-            mpt__amx_row(row, from, p_lanes, from, 0, dtype, round, parts, &bad);
-        }
-        if (!along_k) row[0] = _mm512_permutexvar_epi16(order, row[0]);
-        if (!along_k && parts == 2) row[1] = _mm512_permutexvar_epi16(order, row[1]);
-        _mm512_store_si512(rows, row[0]);
-        if (parts == 2) _mm512_store_si512(rows + part, row[1]);
+    const int64_t lines = along_k ? count : apart == 1 ? (n + 1) / 2 : n;
+    int64_t i = 0;
+    for (; i < 16 && whole; i++, rows += 64, from += step) {
+        mpt__amx_row(rows, part, from, 0xffff, from + second, 0xffff, !along_k, dtype, round, parts,
+                     bad);
     }
-    if (transposed) mpt__amx_transpose(to, staged);
-    if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE);
-    return bad == 0;
+    for (; i < 16 && i < lines; i++, rows += 64, from += step) {
+        const bool both = along_k || (apart == 1 ? 2 * i : i) + apart < n;
+        mpt__amx_row(rows, part, from, p_lanes, from + second, both ? q_lanes : 0, !along_k, dtype,
+                     round, parts, bad);
+    }
+    for (; i < 16; i++, rows += 64) {
+        _mm512_store_si512(rows, _mm512_setzero_si512());
+        if (parts == 2) _mm512_store_si512(rows + part, _mm512_setzero_si512());
+    }
+    if (transposed) mpt__amx_transpose(to, staged, 64);
+    if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE, 64);
 }
 
 MPT__AMX_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                                  int64_t count, int64_t k, int64_t depth, int dtype, int parts) {
-    const bool dense = side->inner == 1 || side->outer == 1;
-    const int64_t o_step = dense ? side->outer : MPT__AMX_K, k_step = dense ? side->inner : 1;
+                                  int64_t count, int64_t k, int64_t depth, int dtype, int round,
+                                  int parts) {
+    const int64_t gap = 2 * MPT__AMX_TILE, bytes = dtype == MPT_F32 ? 4 : 2;
+    const int64_t o_step = side->outer, k_step = side->inner;
+    const char *from = side->data + (outer * o_step + k * k_step) * bytes;
+    __m512 bad = _mm512_setzero_ps();
+    for (; depth > 0;
+         depth -= MPT__AMX_K, panel += gap * parts, from += MPT__AMX_K * k_step * bytes) {
+        mpt__amx_pack_tile(panel, gap, b, from, o_step, k_step, count, depth, dtype, round, parts,
+                           &bad);
+        if (count <= 16) continue;
+        mpt__amx_pack_tile(panel + MPT__AMX_TILE, gap, b, from + 16 * o_step * bytes, o_step,
+                           k_step, count - 16, depth, dtype, round, parts, &bad);
+    }
+    return _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
+}
+
+/* A panel of a side that is contiguous in one direction; spelled out for what trainings have. */
+MPT__AMX bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                                  int64_t count, int64_t k, int64_t depth, int parts) {
+    const int dtype = side->dtype, round = side->round;
+#define MPT__AMX_PACK(DTYPE, ROUND, PARTS)                                                    \
+    if (dtype == DTYPE && round == ROUND && parts == PARTS) {                                 \
+        return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, DTYPE, ROUND, PARTS); \
+    }
+    MPT__AMX_PACK(MPT_BF16, 0, 1)
+    MPT__AMX_PACK(MPT_F32, MPT_BF16, 1)
+    MPT__AMX_PACK(MPT_F16, 0, 2)
+    MPT__AMX_PACK(MPT_F32, MPT_F16, 2)
+    return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, dtype, round, parts);
+}
+
+static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                             int64_t count, int64_t k, int64_t depth, int parts) {
+    float gathered[16 * MPT__AMX_K];
+    const mpt__gemm_side square = {(const char *)gathered, MPT_F32, side->round, MPT__AMX_K, 1};
+    char *to = (char *)panel;
     bool good = true;
-    for (int64_t at = 0; at < depth; at += MPT__AMX_K, panel += 2 * parts * MPT__AMX_TILE) {
-        for (int64_t half = 0; half * 16 < count; half++) {
-            float gathered[16 * MPT__AMX_K];
-            int64_t n = depth - at, outers = count - half * 16;
-            const char *from = mpt__gemm_at(side, outer + half * 16, k + at);
-            for (int64_t i = 0; !dense && i < 16 && i < outers; i++) {
+    if (side->inner == 1 || side->outer == 1) {
+        return mpt__amx_pack_dense(to, b, side, outer, count, k, depth, parts);
+    }
+    for (int64_t at = 0; at < depth; at += MPT__AMX_K, to += 2 * parts * MPT__AMX_TILE) {
+        const int64_t n = mpt__smaller_of(depth - at, MPT__AMX_K);
+        for (int64_t o = 0; o < count; o += 16) {
+            const int64_t lines = mpt__smaller_of(count - o, 16);
+            for (int64_t i = 0; i < lines; i++) {
                 MPT__AMX_BASE(load)
-                (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + half * 16 + i, k + at),
-                 side->inner, mpt__smaller_of(n, MPT__AMX_K), side->dtype, 0);
+                (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + o + i, k + at), side->inner,
+                 n, side->dtype, 0);
             }
-            good &= mpt__amx_pack_tile(panel + half * MPT__AMX_TILE, 2 * MPT__AMX_TILE, b,
-                                       dense ? from : (const char *)gathered, o_step, k_step,
-                                       outers, n, dense ? dtype : MPT_F32, side->round, parts);
+            good &=
+                mpt__amx_pack_dense(to + o / 16 * MPT__AMX_TILE, b, &square, 0, lines, 0, n, parts);
         }
     }
     return good;
-}
-
-MPT__AMX bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                               int64_t count, int64_t k, int64_t depth, int parts) {
-    char *to = (char *)panel;
-    if (parts == 2) {
-        return mpt__amx_pack_as(to, b, side, outer, count, k, depth, side->dtype, 2);
-    }
-    if (side->dtype == MPT_BF16) {
-        return mpt__amx_pack_as(to, b, side, outer, count, k, depth, MPT_BF16, 1);
-    }
-    return mpt__amx_pack_as(to, b, side, outer, count, k, depth, side->dtype, 1);
 }
 
 #endif
@@ -332,31 +360,31 @@ static void mpt__amx_sums(int64_t depth, const char *a, const char *b, bool down
                           int parts) {
     const int64_t step = 2 * MPT__AMX_TILE * parts;
     for (; depth > 0; depth -= MPT__AMX_K, a += step, b += step) {
-        if (parts == 2) { /* from the smallest products on */
+        if (parts == 2) { /* in an order with the fewest loads */
             MPT__AMX_LOAD_A(1)
             MPT__AMX_LOAD_B(1)
             MPT__AMX_PRODUCT
-            MPT__AMX_LOAD_B(0)
-            MPT__AMX_PRODUCT
-            MPT__AMX_LOAD_A(0)
-            MPT__AMX_LOAD_B(1)
-            MPT__AMX_PRODUCT
-        } else {
-            MPT__AMX_LOAD_A(0)
         }
         MPT__AMX_LOAD_B(0)
+        if (parts == 2) { MPT__AMX_PRODUCT }
+        MPT__AMX_LOAD_A(0)
         MPT__AMX_PRODUCT
+        if (parts == 2) {
+            MPT__AMX_LOAD_B(1)
+            MPT__AMX_PRODUCT
+        }
     }
 }
 
-/* A whole tile is summed in C itself; others beside it, as tiles reach past their edges. */
+/* Where C has no room for it, a tile is summed beside C. */
 static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                             float *c, int64_t ldc, int rows, int columns, bool add, int parts) {
+                             float *c, int64_t ldc, int rows, int columns, int how, int parts) {
     MPT__ALIGN(64) float beside[MPT__AMX_WIDTH * MPT__AMX_WIDTH];
-    const bool down = rows > 16, across = columns > 16, whole = rows == 32 && columns == 32;
-    float *to = whole ? c : beside;
-    const int64_t ld = whole ? ldc : MPT__AMX_WIDTH, step = ld * (int64_t)sizeof(float);
-    if (whole && add) {
+    const bool down = rows > 16, across = columns > 16, add = (how & MPT__GEMM_ADD) != 0;
+    const bool room = (how & MPT__GEMM_ROOM) || (rows == 32 && columns == 32);
+    float *to = room ? c : beside;
+    const int64_t ld = room ? ldc : MPT__AMX_WIDTH, step = ld * (int64_t)sizeof(float);
+    if (room && add) {
         MPT__TILE_LOAD(0, to, step);
         MPT__TILE_LOAD(1, to + 16, step);
         MPT__TILE_LOAD(2, to + 16 * ld, step);
@@ -372,7 +400,7 @@ static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__
     if (across) MPT__TILE_SAVE(1, to + 16, step);
     if (down) MPT__TILE_SAVE(2, to + 16 * ld, step);
     if (across && down) MPT__TILE_SAVE(3, to + 16 * ld + 16, step);
-    if (whole) return;
+    if (room) return;
     const mpt__gemm_side none = {NULL, MPT_F32, 0, 0, 0};
     mpt__gemm plain;
     plain.bias = none;
@@ -396,8 +424,8 @@ enum { MPT__AMX_RATE = 400 };
 
 #define MPT__AMX_VARIANT(N, PARTS, DEPTH, RATE)                                           \
     static void N##_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                         float *c, int64_t ldc, int rows, int columns, bool add) {        \
-        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, add, PARTS);                 \
+                         float *c, int64_t ldc, int rows, int columns, int how) {         \
+        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PARTS);                 \
     }                                                                                     \
     static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,  \
                          int64_t count, int64_t k, int64_t depth) {                       \
@@ -423,24 +451,18 @@ enum { MPT__AMX_RATE = 400 };
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
-MPT__AMX_VARIANT(mpt__amx_split, 2, 512, MPT__AMX_RATE / 3)
+MPT__AMX_VARIANT(mpt__amx_split, 2, 832, MPT__AMX_RATE / 3)
 
 #ifndef MPTRAIN_EMULATE_AMX
-/* Whether tiles are faster than FMA kernels, direct ones included, by more than packing costs.
-   Measured for sizes 1 to 64 and K 10 to 256 in all layouts: at these borders the two are equal
-   within 10 %, at twice the size tiles win by 1.3 to 2. */
+/* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024
+   in all layouts, right within 30 %. */
 static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
-    static const struct {
-        int64_t side, area, depth;  /* where both operands are contiguous along K */
-        int64_t rows, slice, whole; /* of M, of M times K, of all three, where not */
-    } least[2] = {{8, 200, 1, 10, 2048, 32 * 32 * 32}, {16, 512, 32, 32, 8192, 32 * 32 * 64}};
-    const int64_t m = g->m, n = g->n, k = g->k;
-    if (g->a.inner == 1 && g->b.inner == 1) {
-        return mpt__smaller_of(m, n) >= least[split].side && m * n >= least[split].area &&
-               k >= least[split].depth;
-    }
-    return (m >= least[split].rows && m * k >= least[split].slice) ||
-           (mpt__smaller_of(m, mpt__smaller_of(n, k)) >= 32 && m * n * k >= least[split].whole);
+    const int64_t down = (g->m + 15) / 16, across = (g->n + 15) / 16, deep = (g->k + 31) / 32;
+    const int64_t pack = split ? 75 : 45, multiply = split ? 45 : 10, finish = 45;
+    const bool dots = g->a.inner == 1 && g->b.inner == 1;
+    if (down >= 4 && across >= 4 && deep >= 2) return true;
+    return 700 + (down + across) * deep * pack + down * across * (deep * multiply + finish) <
+           200 + g->m * g->k / 8 * (dots ? g->n : across * 12) / 3;
 }
 #endif
 

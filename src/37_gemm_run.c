@@ -56,7 +56,8 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 #define MPT__GEMM_BLOCK_M 2016 /* rows of C under way at a time: multiples of 14 and 6 */
 #define MPT__GEMM_BLOCK_N 2048
 #define MPT__GEMM_PACKED (4 << 20) /* bytes of both packed operands, about: they stay in cache */
-#define MPT__GEMM_CHUNK_COST 32768 /* ns of one core, about */
+#define MPT__GEMM_FAR (1 << 17)   /* elements of C from which on it lies too far to be waited for */
+#define MPT__GEMM_CHUNK_COST 8192 /* ns of one core, about */
 
 /* Where the sums of products live until all of K has been seen. */
 typedef enum mpt__gemm_home {
@@ -67,11 +68,15 @@ typedef enum mpt__gemm_home {
 } mpt__gemm_home;
 
 typedef struct mpt__gemm_layout {
-    int64_t m, n;          /* of a block of C */
-    int64_t depth;         /* of a K block */
-    int64_t pass;          /* K packed at a time: some K blocks */
-    int64_t a, b, partial; /* bytes of workspace */
+    int64_t m, n;             /* of a block of C */
+    int64_t depth;            /* of a K block */
+    int64_t pass;             /* K packed at a time: some K blocks */
+    int64_t a_panel, b_panel; /* bytes of a panel of A or B over a K block */
+    int64_t a, b, partial;    /* bytes of workspace */
     mpt__gemm_home home;
+    /* One chunk has all columns or all rows of C: threads pack the panels of A, or of B, when they
+       need them. */
+    bool own_a, own_b;
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
@@ -80,8 +85,8 @@ typedef struct mpt__gemm_watch {
     bool dry;        /* only see whether it does */
 } mpt__gemm_watch;
 
-static int64_t mpt__gemm_panel_bytes(const mpt__gemm_level *level, int64_t depth, bool b) {
-    int64_t elements = mpt__round_up(depth, level->unit) * (b ? level->columns : level->rows);
+static int64_t mpt__gemm_panel_bytes(const mpt__gemm_level *level, int64_t depth, int64_t width) {
+    int64_t elements = mpt__round_up(depth, level->unit) * width;
     return mpt__round_up(elements * level->element, 64) + MPT__GEMM_SLACK;
 }
 
@@ -91,7 +96,7 @@ static bool mpt__gemm_is_plain(const mpt__gemm *g) {
     return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE;
 }
 
-static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g) {
+static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     const mpt__gemm_level *level = g->level;
     mpt__gemm_layout lay;
     int64_t blocks = mpt__gemm_panels(g->k, level->depth);
@@ -102,10 +107,15 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g) {
     int64_t at_once = MPT__GEMM_PACKED / level->element / outer / lay.depth;
     lay.pass = mpt__smaller_of((at_once > 1 ? at_once : 1) * lay.depth, g->k);
     int64_t k_blocks = mpt__gemm_panels(lay.pass, lay.depth);
-    lay.a = mpt__gemm_panels(lay.m, level->rows) * k_blocks;
-    lay.a *= mpt__gemm_panel_bytes(level, lay.depth, false);
-    lay.b = mpt__gemm_panels(lay.n, level->columns) * k_blocks;
-    lay.b *= mpt__gemm_panel_bytes(level, lay.depth, true);
+    int64_t a_panels = mpt__gemm_panels(lay.m, level->rows) * k_blocks;
+    int64_t b_panels = mpt__gemm_panels(lay.n, level->columns) * k_blocks;
+    const bool few_rows = g->m <= level->chunk_rows, few_columns = g->n <= level->chunk_rows;
+    lay.own_a = few_columns && (g->m > g->n || !few_rows);
+    lay.own_b = few_rows && !lay.own_a;
+    lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
+    lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
+    lay.a = lay.a_panel * (lay.own_a ? threads : a_panels);
+    lay.b = lay.b_panel * (lay.own_b ? threads : b_panels);
     bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1;
     if (as_floats && mpt__gemm_is_plain(g)) {
         lay.home = MPT__GEMM_IN_C;
@@ -124,7 +134,7 @@ typedef struct mpt__gemm_pass {
     mpt__gemm_watch *watch;
     mpt__gemm_layout lay;
     int64_t i, j, k, m, n, depth; /* the block, and the K of this pass */
-    int64_t a_panels, b_panels, k_blocks;
+    int64_t a_panels, b_panels, a_shared, b_shared, k_blocks;
     int64_t chunk_m, chunk_n;
     char *a, *b;
     float *partial;
@@ -132,28 +142,41 @@ typedef struct mpt__gemm_pass {
 
 /* Where a panel of A or B in a K block begins: all panels of one K block, then of the next. */
 static char *mpt__gemm_panel(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel) {
-    const mpt__gemm_level *level = p->g->level;
-    int64_t depth = mpt__smaller_of(p->lay.depth, p->depth - block * p->lay.depth);
-    int64_t before = block * (b ? p->b_panels : p->a_panels);
-    return (b ? p->b : p->a) + before * mpt__gemm_panel_bytes(level, p->lay.depth, b) +
-           panel * mpt__gemm_panel_bytes(level, depth, b);
+    return b ? p->b + (block * p->b_panels + panel) * p->lay.b_panel
+             : p->a + (block * p->a_panels + panel) * p->lay.a_panel;
 }
 
-/* A chunk packs one panel of A or B over one K block. */
-static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
+/* Packs a panel of A or B over one K block. */
+static void mpt__gemm_pack(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel,
+                           char *to) {
     const mpt__gemm_level *level = p->g->level;
-    int64_t panels = p->a_panels + p->b_panels, block = chunk / panels, panel = chunk % panels;
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
-    bool b = panel >= p->a_panels;
-    int width = b ? level->columns : level->rows;
-    if (b) panel -= p->a_panels;
-    int64_t begin = panel * width, count = mpt__smaller_of(width, (b ? p->n : p->m) - begin);
-    (void)thread;
-    if (!level->pack(mpt__gemm_panel(p, b, block, panel), b, b ? &p->g->b : &p->g->a,
-                     (b ? p->j : p->i) + begin, count, p->k + k, depth)) {
+    int64_t width = b ? level->columns : level->rows, begin = panel * width;
+    int64_t count = mpt__smaller_of(width, (b ? p->n : p->m) - begin);
+    if (!level->pack(to, b, b ? &p->g->b : &p->g->a, (b ? p->j : p->i) + begin, count, p->k + k,
+                     depth)) {
         mpt__atomic_store32(&p->watch->refused, 1);
     }
+}
+
+static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
+    int64_t panels = p->a_shared + p->b_shared, block = chunk / panels, panel = chunk % panels;
+    bool b = panel >= p->a_shared;
+    (void)thread;
+    if (b) panel -= p->a_shared;
+    mpt__gemm_pack(p, b, block, panel, mpt__gemm_panel(p, b, block, panel));
+}
+
+/* Fetches the lines of a tile of sums, as they are to be written. */
+static void mpt__gemm_fetch(const float *sum, int64_t ld, int rows, int columns) {
+#if defined(__GNUC__)
+    for (; rows > 0; rows--, sum += ld) {
+        for (int j = 0; j < columns; j += 16) __builtin_prefetch(sum + j, 1);
+    }
+#else
+    (void)sum, (void)ld, (void)rows, (void)columns;
+#endif
 }
 
 /* Sums that wait to be finished, which happens behind the next tile: the two overlap. */
@@ -169,30 +192,35 @@ static void mpt__gemm_finish_sums(const mpt__gemm *g, const mpt__gemm_sums *s) {
 }
 
 static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i, int64_t j,
-                               mpt__gemm_sums *sums) {
+                               const char *a_panel, const char *b_panel, mpt__gemm_sums *sums) {
     const mpt__gemm *g = p->g;
     const mpt__gemm_level *level = g->level;
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     int rows = (int)mpt__smaller_of(level->rows, p->m - i);
     int columns = (int)mpt__smaller_of(level->columns, p->n - j);
-    mpt__gemm_side a = {mpt__gemm_panel(p, false, block, i / level->rows), MPT_F32, 0, 0, 0};
-    mpt__gemm_side b = {mpt__gemm_panel(p, true, block, j / level->columns), MPT_F32, 0, 0, 0};
-    bool add = p->k + k > 0, last = p->k + k + depth == g->k;
+    mpt__gemm_side a = {a_panel, MPT_F32, 0, 0, 0};
+    mpt__gemm_side b = {b_panel, MPT_F32, 0, 0, 0};
+    bool last = p->k + k + depth == g->k;
+    int how = p->k + k > 0 ? MPT__GEMM_ADD : 0;
     float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
     int64_t ld = g->c_row;
     if (p->lay.home == MPT__GEMM_ON_STACK) {
         sum = sums->tile[sums->turn];
         sums->turn = 1 - sums->turn;
+        how |= MPT__GEMM_ROOM;
         ld = level->columns;
     } else if (p->lay.home == MPT__GEMM_IN_PARTIAL) {
         sum = p->partial + i * p->n + j;
         ld = p->n;
     }
     if (p->lay.home == MPT__GEMM_IN_C) {
-        add = add || g->accumulate;
+        if (g->accumulate) how = MPT__GEMM_ADD;
         last = false;
     }
-    level->tile(depth, &a, &b, sum, ld, rows, columns, add);
+    if (g->m * g->n >= MPT__GEMM_FAR && !(how & MPT__GEMM_ROOM)) {
+        mpt__gemm_fetch(sum, ld, rows, columns);
+    }
+    level->tile(depth, &a, &b, sum, ld, rows, columns, how);
     mpt__gemm_finish_sums(g, sums);
     sums->sum = last ? sum : NULL;
     sums->ld = ld;
@@ -204,18 +232,33 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i
 static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
     const mpt__gemm_level *level = p->g->level;
-    int64_t across = mpt__gemm_panels(p->n, p->chunk_n);
-    int64_t i0 = chunk / across * p->chunk_m, j0 = chunk % across * p->chunk_n;
-    int64_t i1 = mpt__smaller_of(i0 + p->chunk_m, p->m);
-    int64_t j1 = mpt__smaller_of(j0 + p->chunk_n, p->n);
+    const bool own = p->lay.own_a || p->lay.own_b, by_b = !p->lay.own_a;
+    const int64_t across = mpt__gemm_panels(p->n, p->chunk_n);
+    const int64_t i0 = chunk / across * p->chunk_m, j0 = chunk % across * p->chunk_n;
+    const int64_t i1 = mpt__smaller_of(i0 + p->chunk_m, p->m);
+    const int64_t j1 = mpt__smaller_of(j0 + p->chunk_n, p->n);
+    /* The outer loop runs over panels of B, or of A where threads pack those themselves. */
+    const int64_t begin = by_b ? j0 : i0, end = by_b ? j1 : i1;
+    const int64_t step = by_b ? level->columns : level->rows;
     mpt__gemm_sums sums;
     sums.turn = 0;
     sums.sum = NULL;
     if (thread > 0 && level->bracket != NULL) level->bracket(true);
-    for (int64_t block = 0; block < p->k_blocks; block++) {
-        for (int64_t j = j0; j < j1; j += level->columns) {
-            for (int64_t i = i0; i < i1; i += level->rows) {
-                mpt__gemm_run_tile(p, block, i, j, &sums);
+    for (int64_t at = begin; at < end; at += step) {
+        for (int64_t block = 0; block < p->k_blocks; block++) {
+            char *panel = mpt__gemm_panel(p, by_b, own ? 0 : block, own ? thread : at / step);
+            if (own) mpt__gemm_pack(p, by_b, block, at / step, panel);
+            if (p->watch->dry) continue;
+            if (by_b) {
+                for (int64_t i = i0; i < i1; i += level->rows) {
+                    const char *a = mpt__gemm_panel(p, false, block, i / level->rows);
+                    mpt__gemm_run_tile(p, block, i, at, a, panel, &sums);
+                }
+            } else {
+                for (int64_t j = j0; j < j1; j += level->columns) {
+                    const char *b = mpt__gemm_panel(p, true, block, j / level->columns);
+                    mpt__gemm_run_tile(p, block, at, j, panel, b, &sums);
+                }
             }
         }
     }
@@ -238,15 +281,24 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
     const mpt__gemm_level *level = p->g->level;
     p->depth = mpt__smaller_of(p->lay.pass, p->g->k - p->k);
     p->k_blocks = mpt__gemm_panels(p->depth, p->lay.depth);
-    int64_t chunk = level->rate * (int64_t)MPT__GEMM_CHUNK_COST / (p->chunk_m * p->depth);
-    p->chunk_n = mpt__round_up(chunk + 1, level->columns);
-    mpt__gemm_for(pool, (p->a_panels + p->b_panels) * p->k_blocks, (p->m + p->n) * p->depth / 4,
+    p->a_shared = p->lay.own_a ? 0 : p->a_panels;
+    p->b_shared = p->lay.own_b ? 0 : p->b_panels;
+    int64_t chunk = level->rate * (int64_t)MPT__GEMM_CHUNK_COST / p->depth;
+    if (p->lay.own_a) {
+        p->chunk_n = p->n;
+        p->chunk_m = mpt__round_up(chunk / p->n + 1, level->rows);
+    } else {
+        p->chunk_m = mpt__smaller_of(level->chunk_rows, p->m);
+        p->chunk_n = mpt__round_up(chunk / p->chunk_m + 1, level->columns);
+    }
+    int64_t elements = ((p->lay.own_a ? 0 : p->m) + (p->lay.own_b ? 0 : p->n)) * p->depth;
+    mpt__gemm_for(pool, (p->a_shared + p->b_shared) * p->k_blocks, elements / 4,
                   mpt__gemm_pack_chunk, p);
     if (mpt__atomic_load32(&p->watch->refused)) return false;
-    if (p->watch->dry) return true;
+    if (p->watch->dry && !p->lay.own_a && !p->lay.own_b) return true;
     int64_t chunks = mpt__gemm_panels(p->m, p->chunk_m) * mpt__gemm_panels(p->n, p->chunk_n);
     mpt__gemm_for(pool, chunks, p->m * p->n / level->rate * p->depth, mpt__gemm_compute_chunk, p);
-    return true;
+    return !mpt__atomic_load32(&p->watch->refused);
 }
 
 static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspace,
@@ -254,7 +306,7 @@ static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspac
     mpt__gemm_pass p;
     p.g = g;
     p.watch = watch;
-    p.lay = mpt__gemm_lay_out(g);
+    p.lay = mpt__gemm_lay_out(g, pool ? mpt__pool_threads(pool) : 1);
     p.a = workspace;
     p.b = workspace + p.lay.a;
     p.partial = (float *)(void *)(workspace + p.lay.a + p.lay.b);
@@ -262,7 +314,6 @@ static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspac
     for (p.i = 0; p.i < g->m; p.i += p.lay.m) {
         p.m = mpt__smaller_of(p.lay.m, g->m - p.i);
         p.a_panels = mpt__gemm_panels(p.m, g->level->rows);
-        p.chunk_m = mpt__smaller_of(g->level->chunk_rows, p.m);
         for (p.j = 0; p.j < g->n; p.j += p.lay.n) {
             p.n = mpt__smaller_of(p.lay.n, g->n - p.j);
             p.b_panels = mpt__gemm_panels(p.n, g->level->columns);
@@ -343,7 +394,8 @@ static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
             for (int64_t j = 0; j < width; j += level->columns) {
                 b_tile.data = mpt__gemm_at(b, wide + j, k);
                 level->direct(mpt__smaller_of(DEPTH, g->k - k), &a_tile, &b_tile, tile + j, WIDE,
-                              (int)m, (int)mpt__smaller_of(level->columns, width - j), k > 0);
+                              (int)m, (int)mpt__smaller_of(level->columns, width - j),
+                              k > 0 ? MPT__GEMM_ADD : 0);
             }
         }
         mpt__gemm_finish(g, tile, WIDE, i0, j0 + wide, m, width);
@@ -365,7 +417,7 @@ static void mpt__gemm_direct_sums(const mpt__gemm_direct *d, const mpt__gemm_sid
             mpt__gemm_side a_tile = *a;
             a_tile.data = mpt__gemm_at(a, i, 0);
             (d->dots ? level->dot : level->direct)(d->g->k, &a_tile, &b_tile, c + i * ldc + j, ldc,
-                                                   rows, columns, false);
+                                                   rows, columns, 0);
         }
     }
 }
@@ -416,7 +468,7 @@ static int64_t mpt__gemm_direct_plan(const mpt__gemm *g, bool dots, int threads,
     d->by_rows = g->m >= g->n;
     int64_t other = d->by_rows ? g->n : g->m, k = g->k;
     d->in_place = dots ? other <= 4 : !d->by_rows;
-    int64_t macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST / 4 / (other * k) + 1;
+    int64_t macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST / (other * k) + 1;
     int64_t floats = MPT__GEMM_DIRECT_FLOATS / k + 1;
     d->chunk = mpt__round_up(mpt__smaller_of(macs, floats), d->by_rows ? 8 : g->level->columns);
     d->copy_floats = 0;
@@ -558,14 +610,14 @@ static int64_t mpt__gemm_bytes(const mpt__gemm *g, int threads) {
     if (mpt__gemm_goes_direct(g, &dots)) {
         return mpt__gemm_direct_plan(g, dots, threads, &d) * (int64_t)sizeof(float);
     }
-    mpt__gemm_layout lay = mpt__gemm_lay_out(g);
+    mpt__gemm_layout lay = mpt__gemm_lay_out(g, threads);
     return lay.a + lay.b + mpt__round_up(lay.partial, 64);
 }
 
 /* Whether the products of a batch go to threads whole, rather than each one in pieces. */
 static bool mpt__gemm_splits_batch(const mpt__gemm *g) {
     return g->batch_count > 1 &&
-           g->m * g->n * g->k <= g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 4;
+           g->m * g->n * g->k <= g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
 }
 
 typedef struct mpt__gemm_batch {
@@ -638,44 +690,42 @@ static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__laun
                                       : mpt__gemm_bytes(&g, threads);
 }
 
-/* ==== The tables ==== */
+#endif
 
-#define MPT__GEMM_KERNEL(N)                                                                   \
-    static void N##_gemm(const mpt__cpu_call *call) { mpt__gemm_run(&N##_gemm_level, call); } \
-    static int64_t N##_gemm_workspace(const mpt__launch *launch, int threads) {               \
-        return mpt__gemm_workspace(&N##_gemm_level, launch, threads);                         \
+/* ==== Levels ==== */
+
+/* What a level adds to those below it: products, and (WORDS) its words. */
+#define MPT__CPU_LEVEL(ISA, WORDS)                                                       \
+    static void mpt__##ISA##_gemm(const mpt__cpu_call *call) {                           \
+        mpt__gemm_run(&mpt__##ISA##_gemm_level, call);                                   \
+    }                                                                                    \
+    static int64_t mpt__##ISA##_gemm_workspace(const mpt__launch *launch, int threads) { \
+        return mpt__gemm_workspace(&mpt__##ISA##_gemm_level, launch, threads);           \
+    }                                                                                    \
+    static void mpt__cpu_add_##ISA(mpt__cpu *cpu) {                                      \
+        WORDS;                                                                           \
+        mpt__cpu_add(cpu, MPT__K_GEMM, mpt__##ISA##_gemm, mpt__##ISA##_gemm_workspace);  \
     }
 
 #ifdef MPT__HAS_AVX2
-MPT__GEMM_KERNEL(mpt__avx2)
-static void mpt__cpu_add_avx2(mpt__cpu *cpu) {
-    cpu->words = &mpt__avx2_words;
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx2_gemm, mpt__avx2_gemm_workspace);
-}
+MPT__CPU_LEVEL(avx2, cpu->words = &mpt__avx2_words)
+#else
+#define mpt__cpu_add_avx2 NULL
 #endif
-
 #ifdef MPT__HAS_AVX512
-MPT__GEMM_KERNEL(mpt__avx512)
-static void mpt__cpu_add_avx512(mpt__cpu *cpu) {
-    cpu->words = &mpt__avx512_words;
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx512_gemm, mpt__avx512_gemm_workspace);
-}
+MPT__CPU_LEVEL(avx512, cpu->words = &mpt__avx512_words)
+#else
+#define mpt__cpu_add_avx512 NULL
 #endif
-
-#ifdef MPT__HAS_NEON
-MPT__GEMM_KERNEL(mpt__neon)
-static void mpt__cpu_add_neon(mpt__cpu *cpu) {
-    cpu->words = &mpt__neon_words;
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__neon_gemm, mpt__neon_gemm_workspace);
-}
-#endif
-
 #ifdef MPT__HAS_AMX
-MPT__GEMM_KERNEL(mpt__amx)
-static void mpt__cpu_add_amx(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__amx_gemm, mpt__amx_gemm_workspace);
-}
+MPT__CPU_LEVEL(amx, )
+#else
+#define mpt__cpu_add_amx NULL
+#endif
+#ifdef MPT__HAS_NEON
+MPT__CPU_LEVEL(neon, cpu->words = &mpt__neon_words)
+#else
+#define mpt__cpu_add_neon NULL
 #endif
 
-#endif
 #endif

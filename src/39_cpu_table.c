@@ -16,30 +16,14 @@ typedef struct mpt__cpu_level {
     void (*add)(mpt__cpu *cpu); /* NULL: not in this build */
 } mpt__cpu_level;
 
-/* From the slowest to the fastest. A room that is in the build defines MPT__HAS_ and its ISA. */
+/* From the slowest to the fastest. */
 static const mpt__cpu_level mpt__cpu_levels[] = {
     {MPT_ISA_NULL, "null", NULL},
     {MPT_ISA_REF, "ref", mpt__cpu_add_ref},
-#ifdef MPT__HAS_AVX2
     {MPT_ISA_AVX2, "avx2", mpt__cpu_add_avx2},
-#else
-    {MPT_ISA_AVX2, "avx2", NULL},
-#endif
-#ifdef MPT__HAS_AVX512
     {MPT_ISA_AVX512, "avx512", mpt__cpu_add_avx512},
-#else
-    {MPT_ISA_AVX512, "avx512", NULL},
-#endif
-#ifdef MPT__HAS_AMX
     {MPT_ISA_AMX, "amx", mpt__cpu_add_amx},
-#else
-    {MPT_ISA_AMX, "amx", NULL},
-#endif
-#ifdef MPT__HAS_NEON
     {MPT_ISA_NEON, "neon", mpt__cpu_add_neon},
-#else
-    {MPT_ISA_NEON, "neon", NULL},
-#endif
 };
 #define MPT__CPU_LEVEL_COUNT ((int)(sizeof mpt__cpu_levels / sizeof *mpt__cpu_levels))
 

@@ -1,6 +1,6 @@
 /* test_simd.c: the vector kernels of every ISA level of this CPU against the reference kernels, bit
-   for bit (NaN: as a class), over random shapes, strides, offsets, dtypes and special values;
-   matrix products against double; and the same bits for any number of threads. */
+   for bit (NaN: as a class), over random shapes, strides, offsets, dtypes and special values; and
+   the same bits for any number of threads. Matrix products are in test_gemm.c. */
 #define MPTRAIN_IMPLEMENTATION
 #include "mptrain.h"
 
@@ -584,211 +584,6 @@ TEST(empty_tensors_of_any_length_take_no_time) {
     }
 }
 
-/* ==== Matrix products ==== */
-
-static float round_to(float x, int dtype) {
-    mpt__ref_store(&x, (uint8_t)dtype, 0, 1, &x, 1);
-    float y = 0;
-    mpt__ref_load(&y, &x, (uint8_t)dtype, 0, 1, 1);
-    return y;
-}
-
-static double activate(double x, int activation) {
-    switch (activation) {
-    case MPT_ACTIVATION_RELU:
-        return x > 0 || isnan(x) ? x : 0;
-    case MPT_ACTIVATION_GELU:
-        return 0.5 * x * (1 + erf(x * sqrt(0.5)));
-    case MPT_ACTIVATION_GELU_TANH:
-        return 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
-    case MPT_ACTIVATION_TANH:
-        return tanh(x);
-    case MPT_ACTIVATION_SIGMOID:
-        return 1 / (1 + exp(-x));
-    default:
-        return x;
-    }
-}
-
-static float element(const problem *p, const char *data, int operand, int rank,
-                     const int64_t *index) {
-    const mpt__operand *o = &p->launch.operand[operand];
-    int64_t at = o->offset;
-    float x = 0;
-    for (int d = 0; d < rank; d++) at += index[d] * o->stride[d];
-    mpt__ref_load(&x, data, o->dtype, at, 1, 1);
-    return x;
-}
-
-/* Checks `samples` elements of the output, drawn at random, against sums in double. The bound is
-   that of gemm-notes with room for K to 10^4, plus the rounding of the output dtype. */
-static bool check_product(const problem *p, const char *what, int samples) {
-    const mpt__operand *o = p->launch.operand;
-    const storage *s = p->storages;
-    int rank = o[3].rank, compute = p->launch.compute_dtype, c_dtype = o[3].dtype;
-    double unit = c_dtype == MPT_F32 ? 6e-8 : c_dtype == MPT_F16 ? 4.9e-4 : 3.95e-3;
-    for (int n = 0; n < samples; n++) {
-        int64_t at[MPT_MAX_RANK], a[MPT_MAX_RANK], b[MPT_MAX_RANK], k = o[0].shape[rank - 1];
-        double sum = 0, size = 0;
-        for (int d = 0; d < rank; d++) {
-            if (o[3].shape[d] == 0) return true;
-            at[d] = a[d] = b[d] = below(o[3].shape[d]);
-        }
-        for (int64_t x = 0; x < k; x++) {
-            a[rank - 1] = b[rank - 2] = x;
-            double u = (double)round_to(element(p, s[1].first, 0, rank, a), compute);
-            double v = (double)round_to(element(p, s[2].first, 1, rank, b), compute);
-            sum += u * v;
-            size += fabs(u * v);
-        }
-        sum *= p->launch.imm[0], size *= fabs(p->launch.imm[0]);
-        if (o[2].storage) {
-            double bias = (double)round_to(element(p, s[3].first, 2, rank, at), compute);
-            sum += bias, size += fabs(bias);
-        }
-        double want = activate(sum, p->launch.activation);
-        if (o[3].access == MPT__ACCUMULATE) want += (double)element(p, s[4].first, 3, rank, at);
-        double got = (double)element(p, s[4].now, 3, rank, at);
-        double bound = 6e-7 * size + 3e-7 * fabs(want) + unit * fabs(want) +
-                       (c_dtype == MPT_F16 ? 6e-8 : 1e-37);
-        double most = c_dtype == MPT_F16 ? 65504 : 3.3e38;
-        if (isnan(want)  ? isnan(got)
-            : isinf(got) ? (got > 0) == (want > 0) && fabs(want) + bound >= most
-                         : fabs(got - want) <= bound) {
-            continue;
-        }
-        TEST_FAIL_("%s: M %ld N %ld K %ld: got %.9g, expected %.9g, bound %.3g", what,
-                   (long)o[3].shape[rank - 2], (long)o[3].shape[rank - 1], (long)k, got, want,
-                   bound);
-        return false;
-    }
-    return true;
-}
-
-static int64_t draw_size(int64_t most) {
-    switch (below(4)) {
-    case 0:
-        return 1 + below(4);
-    case 1:
-        return 1 + below(20);
-    default:
-        return 1 + below(most);
-    }
-}
-
-static void make_product(problem *p, int64_t m, int64_t n, int64_t k, int special_in) {
-    int rank = 2 + (int)below(3), dtype = draw_float();
-    int64_t shape[3][4];
-    unsigned shared[2] = {0, 0};
-    if (m * n * k > 100000) rank = 2;
-    problem_init(p, MPT__K_GEMM);
-    for (int d = 0; d < rank - 2; d++) {
-        shape[0][d] = shape[1][d] = shape[2][d] = 1 + below(4);
-        for (int x = 0; x < 2; x++) shared[x] |= below(3) == 0 ? 1u << d : 0u;
-    }
-    shape[0][rank - 2] = m, shape[0][rank - 1] = k;
-    shape[1][rank - 2] = k, shape[1][rank - 1] = n;
-    shape[2][rank - 2] = m, shape[2][rank - 1] = n;
-    p->launch.compute_dtype = (uint8_t)draw_float();
-    p->launch.imm[0] = below(2) ? 1.0 : 0.5;
-    add_operand(p, 0, below(4) ? dtype : draw_float(), rank, shape[0], MPT__READ, shared[0], 2,
-                special_in);
-    add_operand(p, 1, below(4) ? dtype : draw_float(), rank, shape[1], MPT__READ, shared[1], 2,
-                special_in);
-    if (below(2)) {
-        unsigned rows = below(3) ? (1u << (rank - 1)) - 1 : draw() & 15;
-        add_operand(p, 2, draw_float(), rank, shape[2], MPT__READ, rows, 1, 0);
-    }
-    bool accumulates = below(3) == 0;
-    p->launch.activation = (uint8_t)(accumulates || below(2) ? 0 : below(6));
-    add_operand(p, 3, draw_float(), rank, shape[2], accumulates ? MPT__ACCUMULATE : MPT__WRITE, 0,
-                1, 0);
-}
-
-/* Elements of C's storage that lie between its elements must stay as they were. */
-static void run_product(problem *p, int samples) {
-    for (int l = 0; l < level_count; l++) {
-        run_problem(p, levels[l], 1);
-        if (!check_product(p, mpt_isa_name(levels[l]), samples)) return;
-    }
-}
-
-TEST(products_of_any_shape) {
-    NEEDS_LEVELS;
-    for (int i = 0; i < 1500 && test_failures == 0; i++) {
-        problem p;
-        make_product(&p, draw_size(80), draw_size(100), below(20) ? draw_size(150) : 0, 0);
-        run_product(&p, 40);
-        problem_free(&p);
-    }
-}
-
-TEST(products_beyond_one_block) {
-    static const int64_t sizes[][3] = {{30, 40, 1000},  {300, 500, 900}, {2100, 64, 40},
-                                       {20, 2100, 800}, {17, 33, 5000},  {200, 10, 4097},
-                                       {1, 3000, 700},  {500, 500, 385}};
-    NEEDS_LEVELS;
-    for (int i = 0; i < 48 && test_failures == 0; i++) {
-        problem p;
-        make_product(&p, sizes[i % 8][0], sizes[i % 8][1], sizes[i % 8][2], 0);
-        run_product(&p, 60);
-        problem_free(&p);
-    }
-}
-
-TEST(products_with_nan_and_infinity) {
-    NEEDS_LEVELS;
-    for (int i = 0; i < 600 && test_failures == 0; i++) {
-        problem p;
-        make_product(&p, draw_size(40), draw_size(60), draw_size(60), 200);
-        p.launch.activation = 0;
-        /* Sums that overflow in fp32 alone say nothing, and fp32 denormals count as zeros, which
-           makes NaN of their product with infinity. */
-        for (int x = 0; x < 2; x++) {
-            storage *s = &p.storages[x + 1];
-            for (size_t e = 0; e < s->bytes / mpt__dtype_info[s->dtype].bytes; e++) {
-                float v = 0;
-                mpt__ref_load(&v, s->first, (uint8_t)s->dtype, (int64_t)e, 1, 1);
-                float size = v < 0 ? -v : v;
-                if (mpt__f32_is_finite(v) && (size > 1e4f || (size > 0 && size < 1.2e-38f))) {
-                    store_value(s, e, 3.0f);
-                }
-            }
-        }
-        run_product(&p, 40);
-        problem_free(&p);
-    }
-}
-
-/* fp16 holds products with denormals exactly, whatever the mode of the SIMD unit. */
-TEST(products_of_fp16_denormals) {
-    static const int64_t sizes[][3] = {{3, 5, 7}, {40, 50, 60}, {1, 100, 100}, {64, 10, 64}};
-    NEEDS_LEVELS;
-    for (int i = 0; i < 4; i++) {
-        for (int l = 0; l < level_count; l++) {
-            problem p;
-            int64_t m = sizes[i][0], n = sizes[i][1], k = sizes[i][2], shape[2];
-            problem_init(&p, MPT__K_GEMM);
-            p.launch.imm[0] = 1;
-            p.launch.compute_dtype = MPT_F16;
-            shape[0] = m, shape[1] = k;
-            add_operand(&p, 0, MPT_F16, 2, shape, MPT__READ, 0, 0, 0);
-            shape[0] = k, shape[1] = n;
-            add_operand(&p, 1, MPT_F16, 2, shape, MPT__READ, 0, 0, 0);
-            shape[0] = m;
-            add_operand(&p, 3, MPT_F32, 2, shape, MPT__WRITE, 0, 0, 0);
-            for (size_t e = 0; e < p.storages[1].bytes / 2; e++) {
-                store_value(&p.storages[1], e, 5.9604645e-8f);
-            }
-            for (size_t e = 0; e < p.storages[2].bytes / 2; e++) store_value(&p.storages[2], e, 1);
-            run_problem(&p, levels[l], 1);
-            int64_t at[2] = {m - 1, n - 1};
-            CHECK(element(&p, p.storages[4].now, 3, 2, at) == (float)k * 5.9604645e-8f);
-            problem_free(&p);
-        }
-    }
-}
-
 /* ==== Threads ==== */
 
 static void same_for_all_threads(problem *p, const char *what) {
@@ -814,16 +609,9 @@ static void same_for_all_threads(problem *p, const char *what) {
 }
 
 TEST(threads_do_not_change_bits) {
-    static const int64_t sizes[][3] = {
-        {300, 500, 900}, {64, 784, 1500}, {8, 4000, 2000}, {5000, 10, 500}, {3000, 3000, 16}};
     int64_t shape[3] = {300, 1000, 1}, columns[3] = {1, 1000, 1};
     problem p;
     NEEDS_LEVELS;
-    for (int i = 0; i < 10; i++) {
-        make_product(&p, sizes[i % 5][0], sizes[i % 5][1], sizes[i % 5][2], 0);
-        same_for_all_threads(&p, "gemm");
-        problem_free(&p);
-    }
     problem_init(&p, MPT__K_UNARY);
     p.launch.function = MPT__FN_GELU;
     add_operand(&p, 0, MPT_F32, 2, shape, MPT__READ, 0, 2, 0);
@@ -856,10 +644,6 @@ TEST_TABLE = {
     T(gradient_norm_and_scale),
     T(first_nonfinite_element),
     T(empty_tensors_of_any_length_take_no_time),
-    T(products_of_any_shape),
-    T(products_beyond_one_block),
-    T(products_with_nan_and_infinity),
-    T(products_of_fp16_denormals),
     T(threads_do_not_change_bits),
 };
 
