@@ -11117,7 +11117,12 @@ static void mpt__scalar_set(mpt_context *context, uint16_t slot, bool integer, d
     launch->imm[0] = real;
     launch->index[0] = integer;
     launch->index[1] = count;
-    mpt__submit(context, launch);
+    if (mpt__submit(context, launch) != MPT_OK || context->backend.synchronous) return;
+    mpt__scalar *seen = &context->scalars[slot]; /* until the next look at the device */
+    if (integer)
+        seen->i = count;
+    else
+        seen->f = real;
 }
 
 static void mpt__scalar_set_f(mpt_context *context, uint16_t slot, double value) {
@@ -17884,7 +17889,7 @@ MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
     memset(&stats, 0, sizeof stats);
     stats.scale = 1;
     if (!scaler || !scaler->config.enabled) return stats;
-    return context->backend.synchronous ? mpt__scaler_read(context, scaler) : scaler->seen;
+    return mpt__scaler_read(context, scaler);
 }
 
 MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {
