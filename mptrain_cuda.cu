@@ -170,12 +170,13 @@ __device__ __forceinline__ void mpt__load8(const void *data, int dtype, long lon
 }
 
 template <bool ANY = true>
+/* __stcg: the compiler takes plain assignments of vectors apart here and there. */
 __device__ __forceinline__ void mpt__store8(void *data, int dtype, long long at,
                                             const float x[8]) {
     if (dtype == MPT_F32) {
         float4 *to = (float4 *)((float *)data + at);
-        to[0] = make_float4(x[0], x[1], x[2], x[3]);
-        to[1] = make_float4(x[4], x[5], x[6], x[7]);
+        __stcg(to, make_float4(x[0], x[1], x[2], x[3]));
+        __stcg(to + 1, make_float4(x[4], x[5], x[6], x[7]));
     } else if (dtype == MPT_F16 || dtype == MPT_BF16) {
         unsigned int word[4];
         for (int i = 0; i < 4; i++) {
@@ -187,7 +188,8 @@ __device__ __forceinline__ void mpt__store8(void *data, int dtype, long long at,
                                  : __bfloat16_as_ushort(__float2bfloat16_rn(x[2 * i + 1]));
             word[i] = (unsigned int)low | (unsigned int)high << 16;
         }
-        *(uint4 *)((unsigned short *)data + at) = make_uint4(word[0], word[1], word[2], word[3]);
+        __stcg((uint4 *)((unsigned short *)data + at),
+               make_uint4(word[0], word[1], word[2], word[3]));
     } else if (ANY) {
         for (int i = 0; i < 8; i++) mpt__store(data, dtype, at + i, x[i]);
     }
@@ -359,12 +361,9 @@ bool mpt__has_eights(const mpt__space &space, const mpt__array &array) {
 /* Over operands 0 .. n-1. */
 mpt__walk mpt__walk_over(const mpt__cuda_call *call, int n) {
     mpt__walk walk;
-    mpt__array *arrays[3];
+    mpt__array *arrays[3] = {&walk.array[0], &walk.array[1], &walk.array[2]};
     memset(&walk, 0, sizeof walk);
-    for (int i = 0; i < n; i++) {
-        walk.array[i] = mpt__array_of(call, i);
-        arrays[i] = &walk.array[i];
-    }
+    for (int i = 0; i < n; i++) walk.array[i] = mpt__array_of(call, i);
     walk.space = mpt__space_of(call, 0, arrays, n);
     const int rank = walk.space.rank;
     bool eights = rank == 1 || (rank > 1 && walk.space.shape[rank - 1] % 8 == 0);
