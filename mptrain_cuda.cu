@@ -52,6 +52,7 @@ struct mpt__cuda {
     int processors;      /* streaming multiprocessors */
     int capability;      /* 90 for 9.0 */
     int64_t memory;      /* bytes on the card */
+    unsigned int *ticket; /* on the card; 0 between launches (mpt__last_block) */
     struct mpt__cuda_transfers *transfers;
     struct mpt__cuda_products *products; /* cuBLASLt and what it chose */
 };
@@ -169,12 +170,13 @@ __device__ __forceinline__ void mpt__load8(const void *data, int dtype, long lon
 }
 
 template <bool ANY = true>
+/* __stcg: the compiler takes plain assignments of vectors apart here and there. */
 __device__ __forceinline__ void mpt__store8(void *data, int dtype, long long at,
                                             const float x[8]) {
     if (dtype == MPT_F32) {
         float4 *to = (float4 *)((float *)data + at);
-        to[0] = make_float4(x[0], x[1], x[2], x[3]);
-        to[1] = make_float4(x[4], x[5], x[6], x[7]);
+        __stcg(to, make_float4(x[0], x[1], x[2], x[3]));
+        __stcg(to + 1, make_float4(x[4], x[5], x[6], x[7]));
     } else if (dtype == MPT_F16 || dtype == MPT_BF16) {
         unsigned int word[4];
         for (int i = 0; i < 4; i++) {
@@ -186,7 +188,8 @@ __device__ __forceinline__ void mpt__store8(void *data, int dtype, long long at,
                                  : __bfloat16_as_ushort(__float2bfloat16_rn(x[2 * i + 1]));
             word[i] = (unsigned int)low | (unsigned int)high << 16;
         }
-        *(uint4 *)((unsigned short *)data + at) = make_uint4(word[0], word[1], word[2], word[3]);
+        __stcg((uint4 *)((unsigned short *)data + at),
+               make_uint4(word[0], word[1], word[2], word[3]));
     } else if (ANY) {
         for (int i = 0; i < 8; i++) mpt__store(data, dtype, at + i, x[i]);
     }
@@ -250,6 +253,20 @@ __device__ __forceinline__ float mpt__block_max(float x) {
     for (int step = MPT__WARP / 2; step > 0; step /= 2)
         x = mpt__larger(x, __shfl_xor_sync(MPT__ALL, x, step));
     return x;
+}
+
+/* Whether this block is the last one of the grid to come here; it then sees, past the first-level
+   cache, what the others wrote before. Every block comes once, with all its threads. */
+__device__ bool mpt__last_block(unsigned int *ticket) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1; /* which makes it 0 again */
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
 }
 
 /* ==== Arrays in host code ==== */
@@ -344,12 +361,9 @@ bool mpt__has_eights(const mpt__space &space, const mpt__array &array) {
 /* Over operands 0 .. n-1. */
 mpt__walk mpt__walk_over(const mpt__cuda_call *call, int n) {
     mpt__walk walk;
-    mpt__array *arrays[3];
+    mpt__array *arrays[3] = {&walk.array[0], &walk.array[1], &walk.array[2]};
     memset(&walk, 0, sizeof walk);
-    for (int i = 0; i < n; i++) {
-        walk.array[i] = mpt__array_of(call, i);
-        arrays[i] = &walk.array[i];
-    }
+    for (int i = 0; i < n; i++) walk.array[i] = mpt__array_of(call, i);
     walk.space = mpt__space_of(call, 0, arrays, n);
     const int rank = walk.space.rank;
     bool eights = rank == 1 || (rank > 1 && walk.space.shape[rank - 1] % 8 == 0);
@@ -3095,6 +3109,7 @@ struct mpt__gradients {
     mpt__slots slot;
     mpt__scalar *scalars;
     mpt__norm_part *part; /* [segments.most] */
+    unsigned int *ticket;
 };
 
 mpt__gradients mpt__gradients_of(const mpt__cuda_call *call) {
@@ -3107,6 +3122,7 @@ mpt__gradients mpt__gradients_of(const mpt__cuda_call *call) {
     g.slot = mpt__slots_of(call->launch);
     g.scalars = call->scalars;
     g.part = (mpt__norm_part *)call->workspace;
+    g.ticket = call->cuda->ticket;
     return g;
 }
 
@@ -3128,8 +3144,27 @@ __device__ __forceinline__ void mpt__add_squares(const mpt__gradients &g, float 
     }
 }
 
+/* Adds up the parts, and sets the slots. One block. */
+__device__ void mpt__norm_finish(const mpt__gradients &g, bool joined) {
+    mpt__norm_part all = {0, 0};
+    for (long long i = threadIdx.x; i < g.segments.most; i += MPT__THREADS) {
+        all.squares += __ldcg(&g.part[i].squares);
+        all.nonfinite |= __ldcg(&g.part[i].nonfinite);
+    }
+    all.squares = mpt__block_sum(all.squares);
+    all.nonfinite = __syncthreads_or(all.nonfinite != 0);
+    if (threadIdx.x != 0) return;
+    if (g.slot.at[3] != 0) g.scalars[g.slot.at[0]].f = (double)mpt__norm_multiplier(g);
+    if (g.slot.at[1] != 0 && (g.slot.at[3] != 0 || all.nonfinite != 0))
+        g.scalars[g.slot.at[1]].i = all.nonfinite;
+    if (g.slot.at[2] != 0) {
+        double *norm = &g.scalars[g.slot.at[2]].f;
+        *norm = sqrt((joined ? *norm * *norm : 0.0) + all.squares);
+    }
+}
+
 /* The tree: a thread's elements of a chunk, the threads of a block, then the chunks likewise. */
-__global__ void mpt__norm_parts_kernel(const mpt__gradients g) {
+__global__ void mpt__grad_norm_kernel(const mpt__gradients g, bool joined) {
     const float multiplier = mpt__norm_multiplier(g);
     mpt__chunk chunk = {0, 0, 0, 0};
     for (long long number = blockIdx.x; number < g.segments.most; number += gridDim.x) {
@@ -3147,25 +3182,7 @@ __global__ void mpt__norm_parts_kernel(const mpt__gradients g) {
         part.nonfinite = __syncthreads_or(part.nonfinite != 0);
         if (threadIdx.x == 0) g.part[number] = part;
     }
-}
-
-/* One block: adds up the parts and sets the slots. */
-__global__ void mpt__norm_finish_kernel(const mpt__gradients g, bool joined) {
-    mpt__norm_part all = {0, 0};
-    for (long long i = threadIdx.x; i < g.segments.most; i += blockDim.x) {
-        all.squares += g.part[i].squares;
-        all.nonfinite |= g.part[i].nonfinite;
-    }
-    all.squares = mpt__block_sum(all.squares);
-    all.nonfinite = __syncthreads_or(all.nonfinite != 0);
-    if (threadIdx.x != 0) return;
-    if (g.slot.at[3] != 0) g.scalars[g.slot.at[0]].f = (double)mpt__norm_multiplier(g);
-    if (g.slot.at[1] != 0 && (g.slot.at[3] != 0 || all.nonfinite != 0))
-        g.scalars[g.slot.at[1]].i = all.nonfinite;
-    if (g.slot.at[2] != 0) {
-        double *norm = &g.scalars[g.slot.at[2]].f;
-        *norm = sqrt((joined ? *norm * *norm : 0.0) + all.squares);
-    }
+    if (mpt__last_block(g.ticket)) mpt__norm_finish(g, joined);
 }
 
 int64_t mpt__cuda_grad_norm_workspace(const mpt__launch *launch) {
@@ -3174,12 +3191,8 @@ int64_t mpt__cuda_grad_norm_workspace(const mpt__launch *launch) {
 
 mpt_status mpt__cuda_grad_norm(const mpt__cuda_call *call) {
     const mpt__gradients g = mpt__gradients_of(call);
-    if (g.segments.most > 0) {
-        mpt__norm_parts_kernel<<<mpt__segment_blocks(call, g.segments), MPT__THREADS, 0,
-                                 call->stream>>>(g);
-    }
-    mpt__norm_finish_kernel<<<1, 4 * MPT__THREADS, 0, call->stream>>>(g,
-                                                                      call->launch->index[0] != 0);
+    mpt__grad_norm_kernel<<<mpt__segment_blocks(call, g.segments), MPT__THREADS, 0, call->stream>>>(
+        g, call->launch->index[0] != 0);
     return MPT_OK;
 }
 
@@ -3233,6 +3246,7 @@ struct mpt__update {
     long long commit; /* 0, 1: the segments' step counts, 2: and the applied steps */
     mpt__slots slot;
     mpt__scalar *scalars;
+    unsigned int *ticket;
 };
 
 /* What depends on the step count of a segment. */
@@ -3320,6 +3334,16 @@ __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__
     mpt__write<N>(u.param, u.dtype, at, p);
 }
 
+/* The end of an update: its steps are counted. One block. */
+__device__ void mpt__commit(const mpt__update &u) {
+    MPT__EACH_OF_BLOCK(segment, u.segments.count) {
+        const long long *row = u.segments.rows + segment * MPT__SEGMENT_FIELDS;
+        for (long long i = 0; i < row[MPT__SEGMENT_STEPS]; i++)
+            u.steps[row[MPT__SEGMENT_STEP] + i]++;
+    }
+    if (u.commit == 2 && threadIdx.x == 0) u.scalars[u.slot.at[3]].i++;
+}
+
 __global__ void mpt__update_kernel(const mpt__update u) {
     __shared__ mpt__pace pace;
     const float multiplier = mpt__factor(u.scalars, u.slot.at[1]);
@@ -3341,17 +3365,7 @@ __global__ void mpt__update_kernel(const mpt__update u) {
             mpt__update_at<1>(u, pace, multiplier, chunk.first + 8 * eights + i);
         }
     }
-}
-
-/* The end of an update: its steps are counted. One block. */
-__global__ void mpt__commit_kernel(const mpt__update u) {
-    if (!mpt__gate_open(u.scalars, u.slot.at[2])) return;
-    MPT__EACH_OF_BLOCK(segment, u.segments.count) {
-        const long long *row = u.segments.rows + segment * MPT__SEGMENT_FIELDS;
-        for (long long i = 0; i < row[MPT__SEGMENT_STEPS]; i++)
-            u.steps[row[MPT__SEGMENT_STEP] + i]++;
-    }
-    if (u.commit == 2 && threadIdx.x == 0) u.scalars[u.slot.at[3]].i++;
+    if (u.commit != 0 && mpt__last_block(u.ticket)) mpt__commit(u);
 }
 
 /* What both optimizers have. */
@@ -3374,6 +3388,7 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
     u.commit = launch->index[1];
     u.slot = mpt__slots_of(launch);
     u.scalars = call->scalars;
+    u.ticket = call->cuda->ticket;
     return u;
 }
 
@@ -3381,11 +3396,8 @@ mpt_status mpt__run_update(const mpt__cuda_call *call, mpt__update *u) {
     const void *arrays[5] = {u->param, u->master, u->gradient, u->first, u->second};
     u->aligned = mpt__is_streamed(u->dtype);
     for (int i = 0; i < 5; i++) u->aligned = u->aligned && (uintptr_t)arrays[i] % 16 == 0;
-    if (u->segments.most > 0) {
-        mpt__update_kernel<<<mpt__segment_blocks(call, u->segments), MPT__THREADS, 0,
-                             call->stream>>>(*u);
-    }
-    if (u->commit != 0) mpt__commit_kernel<<<1, MPT__THREADS, 0, call->stream>>>(*u);
+    mpt__update_kernel<<<mpt__segment_blocks(call, u->segments), MPT__THREADS, 0, call->stream>>>(
+        *u);
     return MPT_OK;
 }
 
@@ -3708,18 +3720,6 @@ int64_t mpt__cuda_workspace_bytes(void *self, const mpt__launch *launch) {
     return kernel.workspace ? kernel.workspace(launch) : 0;
 }
 
-int mpt__width(int dtype) {
-    switch (dtype) {
-    case MPT_F64:
-    case MPT_I64: return 8;
-    case MPT_F32:
-    case MPT_I32: return 4;
-    case MPT_F16:
-    case MPT_BF16: return 2;
-    default: return 1;
-    }
-}
-
 mpt_status mpt__cuda_launch(void *self, const mpt__execution *execution,
                             const mpt__launch *launch) {
     mpt__cuda *cuda = mpt__cuda_enter(self);
@@ -3739,7 +3739,7 @@ mpt_status mpt__cuda_launch(void *self, const mpt__execution *execution,
     for (int i = 0; i < launch->n_operands; i++) {
         const mpt__operand &o = launch->operand[i];
         char *base = (char *)execution->data[o.storage]; /* storage 0 is NULL */
-        if (base) call.data[i] = base + o.offset * mpt__width(o.dtype);
+        if (base) call.data[i] = base + o.offset * (int64_t)mpt__bytes_of(o.dtype);
     }
     mpt_status status = mpt__cuda_kernels[launch->kernel].run(&call);
     if (status != MPT_OK) return status;
@@ -3813,6 +3813,7 @@ void mpt__cuda_destroy(void *self) {
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
     mpt__cuda_products_destroy(cuda->products);
     mpt__cuda_transfers_destroy(cuda->transfers);
+    cudaFree(cuda->ticket);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
     cudaGetLastError();
     free(cuda);
@@ -3825,6 +3826,9 @@ mpt_status mpt__cuda_start(mpt__cuda *cuda) {
     if (error == cudaSuccess) error = cudaGetDeviceProperties(&card, cuda->device);
     if (error == cudaSuccess)
         error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess) error = cudaMalloc((void **)&cuda->ticket, sizeof *cuda->ticket);
+    if (error == cudaSuccess)
+        error = cudaMemsetAsync(cuda->ticket, 0, sizeof *cuda->ticket, cuda->stream);
     if (error != cudaSuccess) return mpt__cuda_check(cuda, error, "opening the GPU");
     snprintf(cuda->name, sizeof cuda->name, "%s", card.name);
     cuda->processors = card.multiProcessorCount;

@@ -604,6 +604,17 @@ TEST(binary) {
             }
         }
     }
+    for (int dim = 0; dim < 2; dim++) { /* a row for all rows, a column for all columns */
+        begin(MPT__K_BINARY);
+        launch.function = MPT__FN_SUB;
+        add2(MPT_F16, MPT__READ, 6, 24, PACKED);
+        add2(MPT_F32, MPT__READ, 6, 24, PACKED);
+        add2(MPT_BF16, MPT__WRITE, 6, 24, PACKED);
+        for (int k = 0; k < 3; k++) launch.operand[k].offset = 0;
+        launch.operand[1].stride[dim] = 0;
+        run();
+        check_output(2, want_binary, 1);
+    }
     int64_t big = INT64_C(9007199254740992), one = big + 1, zero = 0;
     begin(MPT__K_BINARY);
     launch.function = MPT__FN_EQUAL;

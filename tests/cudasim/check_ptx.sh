@@ -29,7 +29,7 @@ mpt__loss_kernelILi32ELi8         ld
 mpt__loss_kernelILi256ELi8        ld
 mpt__loss_backward_kernelILi32ELi8 ld st
 mpt__loss_backward_kernelILi256ELi8 ld st
-mpt__norm_parts_kernel            ld
+mpt__grad_norm_kernel             ld
 mpt__grad_scale_kernel            ld st
 mpt__update_kernel                ld st
 '

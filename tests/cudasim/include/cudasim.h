@@ -145,7 +145,13 @@ static inline int __any_sync(unsigned mask, int predicate, CUDASIM_HERE) {
 static inline int __all_sync(unsigned mask, int predicate, CUDASIM_HERE) {
     return __ballot_sync(mask, !predicate, file_, line_) == 0;
 }
-static inline void __threadfence() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+// TSan knows no fences: all of them meet at one word.
+namespace cudasim {
+inline unsigned fence_word;
+}
+static inline void __threadfence() {
+    __atomic_fetch_add(&::cudasim::fence_word, 0u, __ATOMIC_ACQ_REL);
+}
 static inline void __threadfence_block() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 static inline void __trap(CUDASIM_HERE) { ::cudasim::trap(CUDASIM_SITE); }
 
