@@ -344,9 +344,12 @@ bool mpt__has_eights(const mpt__space &space, const mpt__array &array) {
 /* Over operands 0 .. n-1. */
 mpt__walk mpt__walk_over(const mpt__cuda_call *call, int n) {
     mpt__walk walk;
-    mpt__array *arrays[3] = {&walk.array[0], &walk.array[1], &walk.array[2]};
+    mpt__array *arrays[3];
     memset(&walk, 0, sizeof walk);
-    for (int i = 0; i < n; i++) walk.array[i] = mpt__array_of(call, i);
+    for (int i = 0; i < n; i++) {
+        walk.array[i] = mpt__array_of(call, i);
+        arrays[i] = &walk.array[i];
+    }
     walk.space = mpt__space_of(call, 0, arrays, n);
     const int rank = walk.space.rank;
     bool eights = rank == 1 || (rank > 1 && walk.space.shape[rank - 1] % 8 == 0);
@@ -2042,8 +2045,8 @@ __device__ void mpt__fetch_tile(float tile[MPT__TILE][MPT__TILE + 1], const mpt_
         const int i = down < across ? lane : line, j = down < across ? line : lane;
         const bool inside = row + i < rows && column + j < columns;
         const long long from = at + (row + i) * down + (column + j) * across;
-        tile[i][j] =
-            inside ? mpt__rounded(mpt__load(array.data, array.dtype, from), compute_dtype) : 0.0f;
+        tile[i][j] = inside ? mpt__load(array.data, array.dtype, from) : 0.0f;
+        tile[i][j] = mpt__rounded(tile[i][j], compute_dtype);
     }
 }
 
@@ -2138,12 +2141,10 @@ struct mpt__batches {
     long long stride[MPT__SIDES][MPT_MAX_RANK];
 };
 
+/* `side` is in the order of the launch's operands 0, 1 and 3. */
 struct mpt__product {
     mpt__side side[MPT__SIDES];
-    int operand
-        [MPT__SIDES];  /* their positions in the launch: A and B change places where the output
-                                is transposed */
-    mpt__batches loop; /* a call for each */
+    mpt__batches loop;                         /* a call for each */
     long long batch, batch_stride[MPT__SIDES]; /* of a call */
     bool finish;         /* cuBLASLt leaves sums that finish_kernel makes the output from */
     bool bias;           /* in the epilogue */
@@ -2182,7 +2183,8 @@ mpt__side mpt__side_of(const mpt__operand &operand, int inner) {
    the other. Strides of dimensions of size 1 become what suits. */
 bool mpt__side_fits(mpt__side *side) {
     for (int d = 1; d >= 0; d--) {
-        if (side->size[d] == 1) side->stride[d] = side->stride[!d] == 1 ? side->size[!d] : 1;
+        if (side->size[d] == 1 && (d == 0 || side->stride[d] != 1))
+            side->stride[d] = side->stride[!d] == 1 ? side->size[!d] : 1;
     }
     for (int d = 1; d >= 0; d--) {
         side->contiguous = d;
@@ -2224,48 +2226,34 @@ int mpt__product_dtype(const mpt__launch *launch) {
     return a == b && (a == MPT_F16 || a == MPT_BF16) ? a : MPT_F32;
 }
 
-/* Whether the epilogue can add the bias: a vector along dimension `along` of the output whose values
-   its dtype holds. */
-bool mpt__bias_fits(const mpt__launch *launch, int along) {
+/* Whether the epilogue can add the bias: a row for all rows whose values the output's dtype holds. */
+bool mpt__bias_fits(const mpt__launch *launch) {
     const mpt__operand &bias = launch->operand[2];
-    const int to = launch->operand[3].dtype;
-    for (int d = 0; d < bias.rank; d++) {
-        if (d != along && bias.shape[d] > 1 && bias.stride[d] != 0) return false;
+    const int to = launch->operand[3].dtype, compute = launch->compute_dtype;
+    for (int d = 0; d < bias.rank - 1; d++) {
+        if (bias.shape[d] > 1 && bias.stride[d] != 0) return false;
     }
-    return to == MPT_F32 || to == launch->compute_dtype ||
-           (to == bias.dtype && launch->compute_dtype == MPT_F32);
+    return to == MPT_F32 || to == (compute == MPT_F32 ? bias.dtype : compute);
 }
 
 /* The epilogue, and where the bias of it lies. */
 void mpt__product_end(mpt__product *product, const mpt__launch *launch, bool out_fits) {
     const mpt__operand &bias = launch->operand[2], &out = launch->operand[3];
-    const bool transposed = out_fits && product->side[MPT__SIDE_OUT].contiguous == 0;
-    const int along = out.rank - 1 - transposed;
-    product->bias = launch->n_operands > 2 && bias.storage != 0;
+    const int compute = launch->compute_dtype;
+    product->bias = bias.storage != 0;
     product->bias_at = -1;
     product->finish = !out_fits || launch->activation > MPT_ACTIVATION_RELU ||
-                      (product->bias && !mpt__bias_fits(launch, along));
+                      (product->bias && !mpt__bias_fits(launch));
     if (product->finish) {
         product->bias = false;
         mpt__product_pack(product, MPT__SIDE_OUT, MPT_F32, out);
-    } else if (transposed) {
-        const mpt__side a = product->side[MPT__SIDE_A];
-        mpt__side *to = &product->side[MPT__SIDE_OUT];
-        const long long size = to->size[0], stride = to->stride[0];
-        product->side[MPT__SIDE_A] = product->side[MPT__SIDE_B];
-        product->side[MPT__SIDE_B] = a;
-        product->operand[MPT__SIDE_A] = 1;
-        product->operand[MPT__SIDE_B] = 0;
-        to->size[0] = to->size[1], to->stride[0] = to->stride[1];
-        to->size[1] = size, to->stride[1] = stride;
-        to->contiguous = 1;
     }
     if (!product->bias) return;
-    const bool as_is = bias.dtype == out.dtype &&
-                       bias.offset * (long long)mpt_dtype_size((mpt_dtype)bias.dtype) % 16 == 0 &&
-                       (bias.stride[along] == 1 || bias.shape[along] == 1) &&
-                       (launch->compute_dtype == MPT_F32 || launch->compute_dtype == bias.dtype);
-    if (!as_is) product->bias_at = mpt__product_reserve(product, bias.shape[along], out.dtype);
+    const long long n = bias.shape[bias.rank - 1],
+                    bytes = (long long)mpt_dtype_size((mpt_dtype)bias.dtype);
+    const bool as_is = bias.dtype == out.dtype && (compute == MPT_F32 || compute == bias.dtype) &&
+                       (n == 1 || bias.stride[bias.rank - 1] == 1) && bias.offset * bytes % 16 == 0;
+    if (!as_is) product->bias_at = mpt__product_reserve(product, n, out.dtype);
 }
 
 /* Batches that share B are more rows of A. */
@@ -2282,16 +2270,14 @@ void mpt__product_fold(mpt__product *product) {
         if (side->size[0] == 1) side->stride[0] = loop->stride[s][last];
         if (loop->stride[s][last] != side->size[0] * side->stride[0]) return;
         side->size[0] *= more;
-        if (!mpt__side_fits(side)) return;
+        if (!mpt__side_fits(side) || (s == MPT__SIDE_OUT && side->contiguous == 0)) return;
     }
-    if (folded[MPT__SIDE_OUT].contiguous != 1) return;
     memcpy(product->side, folded, sizeof folded);
     loop->space.rank--;
 }
 
-/* Merges the batch dimensions; the largest of what is left goes into each call. Returns the number
-   of calls. */
-long long mpt__product_batch(mpt__product *product, const mpt__operand &out) {
+/* Merges the batch dimensions; the largest of what is left goes into each call. */
+void mpt__product_batch(mpt__product *product, const mpt__operand &out) {
     mpt__batches *loop = &product->loop;
     int largest = 0;
     memset(loop, 0, sizeof *loop);
@@ -2317,7 +2303,6 @@ long long mpt__product_batch(mpt__product *product, const mpt__operand &out) {
     if (space->rank > 0) space->rank--;
     space->count = 1;
     for (int d = 0; d < space->rank; d++) space->count *= space->shape[d];
-    return space->count;
 }
 
 /* With `pack` all operands go through the workspace. */
@@ -2329,14 +2314,14 @@ mpt__product mpt__product_laid_out(const mpt__launch *launch, bool pack) {
     product.side[MPT__SIDE_A] = mpt__side_of(launch->operand[0], out.rank - 1);
     product.side[MPT__SIDE_B] = mpt__side_of(launch->operand[1], out.rank - 2);
     product.side[MPT__SIDE_OUT] = mpt__side_of(out, out.rank - 1);
-    product.operand[MPT__SIDE_B] = 1;
-    product.operand[MPT__SIDE_OUT] = 3;
     for (int s = 0; s < MPT__SIDE_OUT; s++) {
         if (pack || product.side[s].dtype != dtype || !mpt__side_fits(&product.side[s]))
             mpt__product_pack(&product, s, dtype, out);
     }
+    mpt__side *to = &product.side[MPT__SIDE_OUT];
+    if (to->size[1] == 1) to->stride[1] = 1;
     const bool out_fits = !pack && (out.dtype == MPT_F32 || out.dtype == dtype) &&
-                          mpt__side_fits(&product.side[MPT__SIDE_OUT]);
+                          mpt__side_fits(to) && to->contiguous == 1;
     mpt__product_end(&product, launch, out_fits);
     mpt__product_batch(&product, out);
     return product;
@@ -2369,9 +2354,7 @@ mpt__product mpt__product_of(const mpt__launch *launch) {
     F(STEP_A, "a_step")       \
     F(STEP_B, "b_step")       \
     F(STEP_OUT, "out_step")   \
-    F(ALIGNED_A, "a_aligned") \
-    F(ALIGNED_B, "b_aligned") \
-    F(ALIGNED_OUT, "out_aligned")
+    F(ALIGNED, "aligned")
 
 typedef enum mpt__plan_field {
 #define MPT__ROW(id, name) MPT__PLAN_##id,
@@ -2470,6 +2453,7 @@ bool mpt__plan_describe(mpt__plan *plan) {
     const cudaDataType_t dtype = mpt__cuda_dtype(f[MPT__PLAN_DTYPE]);
     const cudaDataType_t dtype_out = mpt__cuda_dtype(f[MPT__PLAN_DTYPE_OUT]);
     const int batch = (int)f[MPT__PLAN_BATCH];
+    if (batch != f[MPT__PLAN_BATCH]) return false;
     const cublasComputeType_t compute =
         f[MPT__PLAN_TF32] ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     int failed = cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F);
@@ -2501,13 +2485,16 @@ bool mpt__plan_describe(mpt__plan *plan) {
     return !failed;
 }
 
+void mpt__plan_set_bias(const mpt__plan *plan, const void *bias) {
+    if (bias == NULL) return;
+    cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+                                   sizeof bias);
+}
+
 cublasStatus_t mpt__plan_run(const mpt__cuda_products *products, const mpt__plan *plan,
                              const cublasLtMatmulAlgo_t *algorithm, const mpt__plan_call *call) {
     const cublasLtMatrixLayout_t *layout = plan->layout;
-    if (call->bias != NULL) {
-        cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                       &call->bias, sizeof call->bias);
-    }
+    mpt__plan_set_bias(plan, call->bias);
     return cublasLtMatmul(products->handle, plan->operation, &call->alpha, call->b,
                           layout[MPT__SIDE_B], call->a, layout[MPT__SIDE_A], &call->beta, call->out,
                           layout[MPT__SIDE_OUT], call->out, layout[MPT__SIDE_OUT], algorithm,
@@ -2537,20 +2524,15 @@ float mpt__plan_time(const mpt__cuda_products *products, const mpt__plan *plan,
     return best;
 }
 
-/* Elements from the first to the last of all batches of the output. */
-size_t mpt__plan_extent(const mpt__plan *plan) {
-    const long long *f = plan->field;
-    return (size_t)((f[MPT__PLAN_BATCH] - 1) * f[MPT__PLAN_STEP_OUT] +
-                    (f[MPT__PLAN_M] - 1) * f[MPT__PLAN_PITCH_OUT] + f[MPT__PLAN_N]);
-}
-
 /* Pins the fastest of the candidates, timed on an output of its own. One further down the list must
    be 2 % faster, so that noise does not choose. Without memory for that it is the first. */
 void mpt__plan_pin(mpt__cuda_products *products, mpt__plan *plan,
                    const cublasLtMatmulHeuristicResult_t *found, int n,
                    const mpt__plan_call *call) {
-    const size_t bytes =
-        mpt__plan_extent(plan) * mpt_dtype_size((mpt_dtype)plan->field[MPT__PLAN_DTYPE_OUT]);
+    const long long *f = plan->field;
+    const long long elements = (f[MPT__PLAN_BATCH] - 1) * f[MPT__PLAN_STEP_OUT] +
+                               (f[MPT__PLAN_M] - 1) * f[MPT__PLAN_PITCH_OUT] + f[MPT__PLAN_N];
+    const size_t bytes = (size_t)elements * mpt_dtype_size((mpt_dtype)f[MPT__PLAN_DTYPE_OUT]);
     mpt__plan_call trial = *call;
     float best = INFINITY;
     plan->pinned = true;
@@ -2575,20 +2557,16 @@ void mpt__plan_pin(mpt__cuda_products *products, mpt__plan *plan,
 void mpt__plan_choose(mpt__cuda_products *products, mpt__plan *plan, bool timed,
                       const mpt__plan_call *call) {
     static const cublasLtMatmulPreferenceAttributes_t alignment[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    const uint32_t bytes = (uint32_t)plan->field[MPT__PLAN_ALIGNED];
     cublasLtMatmulHeuristicResult_t found[MPT__CANDIDATES];
     int n = 0;
     for (int i = 0; i < 4; i++) {
-        const int side = i < MPT__SIDES ? i : MPT__SIDE_OUT;
-        const uint32_t bytes = (uint32_t)plan->field[MPT__PLAN_ALIGNED_A + side];
         cublasLtMatmulPreferenceSetAttribute(products->preference, alignment[i], &bytes,
                                              sizeof bytes);
     }
-    if (call->bias != NULL) {
-        cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                       &call->bias, sizeof call->bias);
-    }
+    mpt__plan_set_bias(plan, call->bias);
     const cublasLtMatrixLayout_t *layout = plan->layout;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         products->handle, plan->operation, layout[MPT__SIDE_B], layout[MPT__SIDE_A],
@@ -2633,22 +2611,18 @@ mpt__plan *mpt__plan_get(mpt__cuda_products *products, const long long *field,
 
 /* ---- Running a launch ---- */
 
-/* The largest power of two up to 256 that divides everything in `bits`. */
-long long mpt__alignment(uint64_t bits) {
-    bits |= 256;
-    return (long long)(bits & (~bits + 1));
-}
-
 /* Where side s of the product begins. */
 char *mpt__product_data(const mpt__cuda_call *call, const mpt__product *product, int s) {
     const long long at = product->side[s].at;
-    return at < 0 ? (char *)call->data[product->operand[s]] : (char *)call->workspace + at;
+    return at < 0 ? (char *)call->data[s == MPT__SIDE_OUT ? 3 : s] : (char *)call->workspace + at;
 }
 
+/* The fields of the plan for these calls. */
 void mpt__product_fields(const mpt__cuda_call *call, const mpt__product *product,
                          const mpt__plan_call *run, long long *field) {
     const mpt__side *side = product->side;
     const int dtype = side[MPT__SIDE_A].dtype;
+    uint64_t addresses = 256 | (uint64_t)(uintptr_t)run->bias;
     const bool relu = !product->finish && call->launch->activation == MPT_ACTIVATION_RELU;
     int epilogue = relu ? CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
     if (product->bias) epilogue = relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
@@ -2665,15 +2639,14 @@ void mpt__product_fields(const mpt__cuda_call *call, const mpt__product *product
     field[MPT__PLAN_CONTIGUOUS_B] = side[MPT__SIDE_B].contiguous;
     for (int s = 0; s < MPT__SIDES; s++) {
         const uint64_t bytes = mpt_dtype_size((mpt_dtype)side[s].dtype);
-        uint64_t bits = (uint64_t)(uintptr_t)mpt__product_data(call, product, s);
-        if (product->batch > 1) bits |= (uint64_t)product->batch_stride[s] * bytes;
+        addresses |= (uint64_t)(uintptr_t)mpt__product_data(call, product, s);
+        if (product->batch > 1) addresses |= (uint64_t)product->batch_stride[s] * bytes;
         for (int d = 0; d < product->loop.space.rank; d++)
-            bits |= (uint64_t)product->loop.stride[s][d] * bytes;
-        if (s == MPT__SIDE_OUT) bits |= (uint64_t)(uintptr_t)run->bias;
+            addresses |= (uint64_t)product->loop.stride[s][d] * bytes;
         field[MPT__PLAN_PITCH_A + s] = side[s].stride[!side[s].contiguous];
         field[MPT__PLAN_STEP_A + s] = product->batch > 1 ? product->batch_stride[s] : 0;
-        field[MPT__PLAN_ALIGNED_A + s] = mpt__alignment(bits);
     }
+    field[MPT__PLAN_ALIGNED] = (long long)(addresses & (~addresses + 1));
 }
 
 /* A copy of operand `position` to `at` in the workspace. */
@@ -2703,12 +2676,11 @@ void mpt__product_copies(const mpt__cuda_call *call, const mpt__product *product
     memset(&packs, 0, sizeof packs);
     for (int s = 0; s < MPT__SIDE_OUT; s++) {
         const mpt__side *side = &product->side[s];
-        const int position = product->operand[s], inner = side->contiguous;
+        const int inner = side->contiguous;
         if (side->at < 0) continue;
-        const mpt__side from =
-            mpt__side_of(call->launch->operand[position], out.rank - 1 - position);
+        const mpt__side from = mpt__side_of(call->launch->operand[s], out.rank - 1 - s);
         mpt__pack *pack = &packs.of[n++];
-        *pack = mpt__pack_begin(call, position, side->at, side->dtype);
+        *pack = mpt__pack_begin(call, s, side->at, side->dtype);
         for (int d = 0; d < out.rank - 2; d++) {
             if (from.batch[d] != 0) mpt__pack_append(pack, out.shape[d], from.batch[d]);
         }
@@ -2716,10 +2688,9 @@ void mpt__product_copies(const mpt__cuda_call *call, const mpt__product *product
         mpt__pack_append(pack, from.size[inner], from.stride[inner]);
     }
     if (product->bias && product->bias_at >= 0) {
-        const int along = product->operand[MPT__SIDE_A] == 0 ? out.rank - 1 : out.rank - 2;
         mpt__pack *pack = &packs.of[n++];
         *pack = mpt__pack_begin(call, 2, product->bias_at, out.dtype);
-        mpt__pack_append(pack, bias.shape[along], bias.stride[along]);
+        mpt__pack_append(pack, bias.shape[bias.rank - 1], bias.stride[bias.rank - 1]);
     }
     for (unsigned int i = 0; i < n; i++) {
         mpt__pack *pack = &packs.of[i];
@@ -2782,10 +2753,10 @@ void mpt__product_finish(const mpt__cuda_call *call, const float *sum) {
         out, bias, space, sum, call->launch->compute_dtype, call->launch->activation);
 }
 
+/* A launch with elements in its output. */
 mpt_status mpt__product_launch(const mpt__cuda_call *call) {
     const mpt__launch *launch = call->launch;
     const mpt__operand &a = launch->operand[0];
-    if (mpt__numel(launch->operand[3]) == 0) return MPT_OK;
     if (a.shape[a.rank - 1] == 0) return mpt__product_plain(call);
     const mpt__product product = mpt__product_of(launch);
     const mpt__plan_call run = mpt__product_call(call, &product);

@@ -44,6 +44,12 @@ bool have_device() {
     return cuda.products != NULL;
 }
 
+bool begin_anew() {
+    mpt__cuda_products_destroy(cuda.products);
+    cuda.products = mpt__cuda_products_create(&cuda);
+    return cuda.products != NULL;
+}
+
 double decode(const unsigned char *from, int dtype) {
     float f;
     double d;
@@ -52,11 +58,16 @@ double decode(const unsigned char *from, int dtype) {
     memcpy(&d, from, dtype == MPT_F64 ? 8 : 0);
     memcpy(&bits, from, dtype == MPT_F16 || dtype == MPT_BF16 ? 2 : 0);
     switch (dtype) {
-    case MPT_F16: return (double)__half2float(__ushort_as_half(bits));
-    case MPT_BF16: return (double)__bfloat162float(__ushort_as_bfloat16(bits));
-    case MPT_F64: return d;
-    case MPT_U8: return (double)*from;
-    default: return (double)f;
+    case MPT_F16:
+        return (double)__half2float(__ushort_as_half(bits));
+    case MPT_BF16:
+        return (double)__bfloat162float(__ushort_as_bfloat16(bits));
+    case MPT_F64:
+        return d;
+    case MPT_U8:
+        return (double)*from;
+    default:
+        return (double)f;
     }
 }
 
@@ -66,10 +77,18 @@ void encode(unsigned char *to, int dtype, double x) {
                                                  : __bfloat16_as_ushort(__float2bfloat16_rn(f));
     switch (dtype) {
     case MPT_F16:
-    case MPT_BF16: memcpy(to, &bits, 2); break;
-    case MPT_F64: memcpy(to, &x, 8); break;
-    case MPT_U8: *to = (unsigned char)(x < 0 ? -x : x); break;
-    default: memcpy(to, &f, 4); break;
+    case MPT_BF16:
+        memcpy(to, &bits, 2);
+        break;
+    case MPT_F64:
+        memcpy(to, &x, 8);
+        break;
+    case MPT_U8:
+        *to = (unsigned char)(x < 0 ? -x : x);
+        break;
+    default:
+        memcpy(to, &f, 4);
+        break;
     }
 }
 
@@ -201,12 +220,23 @@ double expected(const int64_t *out) {
     if (launch.operand[2].storage != 0) sum += rounded(value(2, out), compute);
     const double gelu = sqrt(2 / acos(-1.0)) * (sum + 0.044715 * sum * sum * sum);
     switch (launch.activation) {
-    case MPT_ACTIVATION_RELU: sum = sum > 0 ? sum : 0; break;
-    case MPT_ACTIVATION_GELU: sum = 0.5 * sum * (1 + erf(sum / sqrt(2.0))); break;
-    case MPT_ACTIVATION_GELU_TANH: sum = 0.5 * sum * (1 + tanh(gelu)); break;
-    case MPT_ACTIVATION_TANH: sum = tanh(sum); break;
-    case MPT_ACTIVATION_SIGMOID: sum = 1 / (1 + exp(-sum)); break;
-    default: break;
+    case MPT_ACTIVATION_RELU:
+        sum = sum > 0 ? sum : 0;
+        break;
+    case MPT_ACTIVATION_GELU:
+        sum = 0.5 * sum * (1 + erf(sum / sqrt(2.0)));
+        break;
+    case MPT_ACTIVATION_GELU_TANH:
+        sum = 0.5 * sum * (1 + tanh(gelu));
+        break;
+    case MPT_ACTIVATION_TANH:
+        sum = tanh(sum);
+        break;
+    case MPT_ACTIVATION_SIGMOID:
+        sum = 1 / (1 + exp(-sum));
+        break;
+    default:
+        break;
     }
     return launch.operand[3].access == MPT__ACCUMULATE ? sum + value(3, out) : sum;
 }
@@ -280,8 +310,11 @@ TEST(random_products) {
         add_random(0, mixed ? random_dtype() : alike, MPT__READ, rank, a, below(LAYOUTS));
         add_random(1, mixed ? random_dtype() : alike, MPT__READ, rank, b, below(LAYOUTS));
         if (below(2)) add_random(2, random_dtype(), MPT__READ, rank, out, below(LAYOUTS));
-        add_random(3, mixed ? random_dtype() : below(2) ? alike : MPT_F32, access, rank, out,
-                   below(BROADCAST));
+        add_random(3,
+                   mixed      ? random_dtype()
+                   : below(2) ? alike
+                              : MPT_F32,
+                   access, rank, out, below(BROADCAST));
         if (access == MPT__WRITE) launch.activation = (uint8_t)(below(2) ? below(2) : below(6));
         CHECK_EQ_INT(run(), MPT_OK);
         check("cuBLASLt");
@@ -295,10 +328,15 @@ TEST(random_products) {
         looped += product.loop.space.count > 1;
     }
     CHECK(calls > 70 && finished > 15 && finished < calls - 15 && looped > 2);
+    long long plans = 0;
     for (long long i = 0; i < cuda.products->capacity; i++) {
-        const mpt__plan &plan = cuda.products->plans[i];
-        CHECK(!plan.taken || plan.usable);
+        const mpt__plan *plan = &cuda.products->plans[i];
+        if (!plan->taken) continue;
+        plans++;
+        CHECK(plan->usable);
+        CHECK(mpt__plan_enter(cuda.products, plan->field) == plan);
     }
+    CHECK_EQ_INT(cuda.products->count, plans);
 }
 
 TEST(non_finite_values_pass_through_relu) {
@@ -311,9 +349,11 @@ TEST(non_finite_values_pass_through_relu) {
         launch.activation = MPT_ACTIVATION_RELU;
         const int64_t at[] = {5, 9}, row[] = {5, 11}, other[] = {6, 11};
         encode(&memory[0][position(0, at)], dtype, (double)NAN);
-        CHECK_EQ_INT(run(), MPT_OK);
-        CHECK(isnan(value(3, row, memory)));
-        CHECK(!isnan(value(3, other, memory)));
+        for (int plain = 0; plain < 2; plain++) {
+            CHECK_EQ_INT(run(plain != 0), MPT_OK);
+            CHECK(isnan(value(3, row, memory)));
+            CHECK(!isnan(value(3, other, memory)));
+        }
     }
 }
 
@@ -361,7 +401,8 @@ TEST(epilogues_serve_where_they_can) {
         {MPT_F32, MPT_F32, MPT_F32, MPT_F32, MPT_F32, MPT_ACTIVATION_RELU, false, false, false},
         {MPT_F16, MPT_F32, MPT_F16, MPT_F32, MPT_F16, MPT_ACTIVATION_RELU, false, true, true},
         {MPT_BF16, MPT_BF16, MPT_BF16, MPT_F32, MPT_F32, MPT_ACTIVATION_NONE, false, false, true},
-        {MPT_BF16, MPT_BF16, MPT_BF16, MPT_BF16, MPT_BF16, MPT_ACTIVATION_RELU, false, false, false},
+        {MPT_BF16, MPT_BF16, MPT_BF16, MPT_BF16, MPT_BF16, MPT_ACTIVATION_RELU, false, false,
+         false},
         {MPT_F16, MPT_BF16, MPT_F16, 0, MPT_F16, MPT_ACTIVATION_NONE, false, true, false},
         {MPT_F32, MPT_F16, MPT_F16, MPT_F32, MPT_F16, MPT_ACTIVATION_NONE, true, false, false},
         {MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_ACTIVATION_TANH, true, false, false},
@@ -376,6 +417,23 @@ TEST(epilogues_serve_where_they_can) {
         CHECK_EQ_INT(product.side[MPT__SIDE_B].at >= 0, false);
         CHECK_EQ_INT(product.bias_at >= 0, c.bias_packed);
         CHECK_EQ_INT(launch.workspace > 0, c.finish || c.a_packed || c.bias_packed);
+    }
+}
+
+TEST(a_bias_with_gaps_is_packed) {
+    REQUIRE(have_device());
+    for (int64_t offset = 0; offset < 2; offset++) {
+        for (int64_t step = 1; step < 4; step++) {
+            const int64_t shape[] = {24, 16}, stride[] = {0, step};
+            begin(MPT_F16, 1);
+            add2(0, MPT_F16, 24, 40);
+            add2(1, MPT_F16, 40, 16, true);
+            add(2, MPT_F16, MPT__READ, 2, shape, stride, offset);
+            add2(3, MPT_F16, 24, 16, false, MPT__WRITE);
+            CHECK_EQ_INT(run(), MPT_OK);
+            check("bias");
+            CHECK_EQ_INT(mpt__product_of(&launch).bias_at >= 0, step > 1 || offset > 0);
+        }
     }
 }
 
@@ -425,20 +483,16 @@ TEST(batches_that_share_b_are_rows) {
     CHECK_EQ_INT(product.side[MPT__SIDE_OUT].size[0], 15);
 }
 
-TEST(a_transposed_output_is_written_in_place) {
+TEST(columns_are_written_in_place_and_transposes_are_not) {
     REQUIRE(have_device());
-    for (int bias = 0; bias < 2; bias++) {
-        const int64_t shape[] = {24, 16}, stride[] = {1, 0};
+    for (int64_t n = 1; n < 9; n += 7) {
         begin(MPT_F16, 1);
         add2(0, MPT_F16, 24, 40);
-        add2(1, MPT_F16, 40, 16, true);
-        if (bias) add(2, MPT_F16, MPT__READ, 2, shape, stride, 0);
-        add2(3, MPT_F32, 24, 16, true, MPT__ACCUMULATE);
+        add2(1, MPT_F16, 40, n, true);
+        add2(3, MPT_F32, 24, n, true, MPT__ACCUMULATE);
         CHECK_EQ_INT(run(), MPT_OK);
         check("transposed");
-        const mpt__product product = mpt__product_of(&launch);
-        CHECK(!product.finish && product.bias == (bias != 0));
-        CHECK_EQ_INT(product.side[MPT__SIDE_OUT].size[0], 16);
+        CHECK_EQ_INT(mpt__product_of(&launch).finish, n > 1);
     }
 }
 
@@ -458,13 +512,13 @@ TEST(large_sums_are_made_in_pieces) {
 /* ==== Plans ==== */
 
 TEST(plans_are_made_once) {
-    REQUIRE(have_device());
+    REQUIRE(have_device() && begin_anew());
     linear(MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_ACTIVATION_RELU);
-    const long long count = cuda.products->count;
+    CHECK_EQ_INT(cuda.products->count, 1);
     linear(MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_ACTIVATION_RELU);
-    CHECK_EQ_INT(cuda.products->count, count);
+    CHECK_EQ_INT(cuda.products->count, 1);
     linear(MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_ACTIVATION_NONE);
-    CHECK_EQ_INT(cuda.products->count, count + 1);
+    CHECK_EQ_INT(cuda.products->count, 2);
 }
 
 #ifdef CUDASIM_H
@@ -474,17 +528,13 @@ TEST(a_refused_product_is_done_plainly) {
                                             "cublasLtMatmulDescCreate"};
     REQUIRE(have_device());
     for (int i = 0; i < 4; i++) {
-        mpt__cuda_products *keep = cuda.products;
-        cuda.products = mpt__cuda_products_create(&cuda);
-        REQUIRE(cuda.products != NULL);
+        REQUIRE(begin_anew());
         cudasim_fail(functions[i], 0, CUBLAS_STATUS_NOT_SUPPORTED, 0);
         linear(MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_ACTIVATION_TANH);
         cudasim_fail("", 0, 0, 0);
         char text[4096];
         mpt__cuda_products_print(cuda.products, text, sizeof text);
         CHECK_CONTAINS(text, "plain kernel\n");
-        mpt__cuda_products_destroy(cuda.products);
-        cuda.products = keep;
     }
 }
 
@@ -520,10 +570,8 @@ void accumulate_once() {
 
 TEST(benchmark_mode_pins_saves_and_loads) {
     REQUIRE(have_device());
-    mpt__cuda_products *keep = cuda.products;
     char text[8192], broken[8192], again[8192];
-    cuda.products = mpt__cuda_products_create(&cuda);
-    REQUIRE(cuda.products != NULL);
+    REQUIRE(begin_anew());
     accumulate_once();
     REQUIRE(only_plan() != NULL);
     CHECK(!only_plan()->pinned);
@@ -544,9 +592,7 @@ TEST(benchmark_mode_pins_saves_and_loads) {
     CHECK_CONTAINS(text, " algorithm=");
 
     for (int made = 0; made < 2; made++) { /* read before the product is known, and after */
-        mpt__cuda_products_destroy(cuda.products);
-        cuda.products = mpt__cuda_products_create(&cuda);
-        REQUIRE(cuda.products != NULL);
+        REQUIRE(begin_anew());
         if (made) accumulate_once();
         CHECK_EQ_INT(mpt__cuda_products_read(cuda.products, text), MPT_OK);
         accumulate_once();
@@ -557,9 +603,7 @@ TEST(benchmark_mode_pins_saves_and_loads) {
         CHECK_EQ_STR(again, text);
     }
 
-    mpt__cuda_products_destroy(cuda.products);
-    cuda.products = mpt__cuda_products_create(&cuda);
-    REQUIRE(cuda.products != NULL);
+    REQUIRE(begin_anew());
     strcpy(broken, text);
     broken[20]++;
     CHECK_EQ_INT(mpt__cuda_products_read(cuda.products, broken), MPT_ERROR_UNSUPPORTED);
@@ -573,29 +617,27 @@ TEST(benchmark_mode_pins_saves_and_loads) {
     }
     CHECK_EQ_INT(cuda.products->count, 0);
 
-    strcpy(broken, text); /* an algorithm that does not exist is found out when it is to run */
+    strcpy(broken, text); /* an algorithm that does not exist is found out before it runs */
     memcpy(strstr(broken, "algorithm=") + 10, "7", 1);
-    CHECK_EQ_INT(mpt__cuda_products_read(cuda.products, broken), MPT_OK);
-    accumulate_once();
-    REQUIRE(only_plan() != NULL);
-    CHECK(only_plan()->usable && !only_plan()->pinned);
-    mpt__cuda_products_destroy(cuda.products);
-    cuda.products = keep;
+    for (int made = 0; made < 2; made++) {
+        REQUIRE(begin_anew());
+        if (made) accumulate_once();
+        CHECK_EQ_INT(mpt__cuda_products_read(cuda.products, broken), MPT_OK);
+        accumulate_once();
+        REQUIRE(only_plan() != NULL);
+        CHECK(only_plan()->usable && !only_plan()->pinned);
+    }
 }
 
 TEST(nothing_is_timed_in_a_capture) {
     REQUIRE(have_device());
-    mpt__cuda_products *keep = cuda.products;
-    cuda.products = mpt__cuda_products_create(&cuda);
-    REQUIRE(cuda.products != NULL);
     accumulate_once();
-    mpt__cuda_products_destroy(cuda.products);
-    cuda.products = mpt__cuda_products_create(&cuda);
-    REQUIRE(cuda.products != NULL);
+    REQUIRE(begin_anew());
     const mpt__cuda_call call = prepared();
     cudaGraph_t graph;
     cuda.benchmark = true;
-    CHECK_EQ_INT(cudaStreamBeginCapture(cuda.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    CHECK_EQ_INT(cudaStreamBeginCapture(cuda.stream, cudaStreamCaptureModeThreadLocal),
+                 cudaSuccess);
     CHECK_EQ_INT(mpt__cuda_gemm(&call), MPT_OK);
     CHECK_EQ_INT(cudaStreamEndCapture(cuda.stream, &graph), cudaSuccess);
     REQUIRE(only_plan() != NULL);
@@ -605,20 +647,19 @@ TEST(nothing_is_timed_in_a_capture) {
     REQUIRE(only_plan() != NULL);
     CHECK(only_plan()->pinned);
     cuda.benchmark = false;
-    mpt__cuda_products_destroy(cuda.products);
-    cuda.products = keep;
 }
 
-}  // namespace
+} // namespace
 
 TEST_TABLE = {
     T(random_products),
     T(non_finite_values_pass_through_relu),
     T(tf32_is_opt_in),
     T(epilogues_serve_where_they_can),
+    T(a_bias_with_gaps_is_packed),
     T(batches_go_in_few_calls),
     T(batches_that_share_b_are_rows),
-    T(a_transposed_output_is_written_in_place),
+    T(columns_are_written_in_place_and_transposes_are_not),
     T(large_sums_are_made_in_pieces),
     T(plans_are_made_once),
 #ifdef CUDASIM_H
