@@ -337,8 +337,8 @@ static int random_float(void) {
     return dtypes[below(3)];
 }
 static int write_or_add(void) { return below(2) ? MPT__WRITE : MPT__ACCUMULATE; }
-static layout out_layout(void) { return in_eights && below(4) ? PACKED : (layout)below(BROADCAST); }
-static layout in_layout(void) { return in_eights && below(4) ? PACKED : (layout)below(LAYOUTS); }
+static layout out_layout(void) { return in_eights && below(8) ? PACKED : (layout)below(BROADCAST); }
+static layout in_layout(void) { return in_eights && below(8) ? PACKED : (layout)below(LAYOUTS); }
 
 /* ==== Elementwise ==== */
 
@@ -1017,19 +1017,20 @@ TEST(softmax) {
     static const int64_t widths[] = {1, 2, 10, 255, 600, 1030, 64, 1200};
     for (int round = 0; round < 64; round++) {
         int64_t shape[3];
-        shape[0] = below(5);
+        in_eights = round / 8 % 2;
+        shape[0] = below(5) + in_eights;
         shape[1] = widths[round % 8];
         shape[2] = in_eights ? 1 : round % 16 == 3 ? 40 : 1 + below(3);
         begin(round < 32 ? MPT__K_SOFTMAX : MPT__K_SOFTMAX_BACKWARD);
         launch.function = (uint8_t)(MPT__FN_SOFTMAX + below(2));
-        add(random_float(), MPT__READ, 3, shape, in_layout());
+        add(random_float(), MPT__READ, 3, shape, in_eights ? PACKED : in_layout());
         if (round < 32) {
-            add(random_float(), MPT__WRITE, 3, shape, out_layout());
+            add(random_float(), MPT__WRITE, 3, shape, in_eights ? PACKED : out_layout());
             run();
             check_output(1, want_softmax, 4);
         } else {
-            add(random_float(), MPT__READ, 3, shape, in_layout());
-            add(random_float(), write_or_add(), 3, shape, out_layout());
+            add(random_float(), MPT__READ, 3, shape, in_eights ? PACKED : in_layout());
+            add(random_float(), write_or_add(), 3, shape, in_eights ? PACKED : out_layout());
             run();
             check_output(2, want_softmax_backward, 20);
         }
@@ -1159,8 +1160,8 @@ TEST(nll_and_cross_entropy) {
     for (int round = 0; round < 60; round++) {
         int64_t rows = round % 20 == 0 ? 1000 : below(20);
         int64_t classes = in_eights ? 8 * (1 + below(3)) : 1 + below(12);
-        if (round % 20 == 1) rows = 20, classes = 1200;
         logits = below(2);
+        if (round % 20 == 1) rows = 20, classes = 1200, logits = true, in_eights = round < 40;
         ignore_index = below(2) ? -100 : 0;
         add_loss(rows, classes, (mpt_reduction)below(3), below(2));
         if (logits && below(2)) launch.imm[0] = 0.1;
@@ -1254,8 +1255,8 @@ TEST(loss_backward) {
     REQUIRE(have_backends());
     for (int round = 0; round < 60; round++) {
         int64_t rows = below(20), classes = in_eights ? 8 * (1 + below(3)) : 1 + below(12);
-        if (round % 10 == 0) classes = round % 20 == 0 ? 600 : 1200;
         logits = below(2);
+        if (round % 10 == 0) classes = 1200, logits = round < 40, in_eights = round % 20 != 0;
         targets_at = logits ? 1 : 0;
         ignore_index = below(2) ? -100 : 0;
         begin(logits ? MPT__K_CROSS_ENTROPY_BACKWARD : MPT__K_NLL_BACKWARD);
