@@ -14,7 +14,7 @@ case $mode in
     tsan) compiler=clang linker=clang++ flags="$flags -fsanitize=thread" ;;
     *) echo "suite.sh: what is $mode?" >&2 && exit 2 ;;
 esac
-mkdir -p "$build"
+mkdir -p "$build/tests/cudasim"
 CXX=$linker CC=$compiler sh "$here/build.sh" "$build/cuda.o" "$flags -Isrc -I." mptrain_cuda.cu
 make -j2 BUILD="$build" CC="$compiler" LINK="$linker" CFLAGS="$flags" TEST_CFLAGS="$flags" \
     LDFLAGS="$flags" CPPFLAGS=-DMPTRAIN_CUDA EXTRA="$build/cuda.o $(
