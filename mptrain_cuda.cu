@@ -1267,10 +1267,10 @@ struct mpt__reduction {
     long long chunk, chunks;
     float *partial; /* by rows [outputs, chunks], by columns [chunks, outputs] */
     float divisor;  /* of what goes to `out` */
-    bool is_max, by_columns;
+    int is_max, by_columns;
 };
 
-__device__ __forceinline__ float mpt__combine(bool is_max, float a, float b) {
+__device__ __forceinline__ float mpt__combine(int is_max, float a, float b) {
     return is_max ? mpt__larger(a, b) : a + b;
 }
 

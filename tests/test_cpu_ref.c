@@ -30,6 +30,7 @@ static unsigned char *memory[STORAGES], *before[STORAGES];
 static size_t bytes[STORAGES]; /* guards included */
 static mpt__scalar scalars[MPT__SLOT_COUNT], scalars_before[MPT__SLOT_COUNT];
 static uint64_t random_state = 1;
+static bool in_eights; /* the next launch is one that can be walked in pieces of 8 elements */
 
 static uint64_t draw(void) {
     random_state += UINT64_C(0x9e3779b97f4a7c15);
@@ -139,8 +140,7 @@ static void fill(int operand) {
 static int add(int dtype, int access, int rank, const int64_t *shape, layout kind) {
     int n = launch.n_operands++, order[MPT_MAX_RANK];
     mpt__operand *o = &launch.operand[n];
-    int64_t size = below(2) ? 8 * below(2) : 1 + below(3); /* aligned for vectors, or not */
-    int64_t step = kind == GAPS ? 2 : 1;
+    int64_t size = in_eights ? 8 * below(3) : 1 + below(3), step = kind == GAPS ? 2 : 1;
     o->storage = (uint32_t)n + 1;
     o->dtype = (uint8_t)dtype;
     o->access = (uint8_t)access;
@@ -262,6 +262,7 @@ static void run(void) {
         CHECK_EQ_BITS(scalars, scalars_first, sizeof scalars);
     }
     for (int s = 1; s < STORAGES; s++) free(first[s]);
+    in_eights = below(2);
 }
 
 /* What is not an element of the operand must be as before. */
@@ -320,9 +321,9 @@ static void check_output(int operand, expected_fn want, double size) {
 /* A random shape: rank 0 to 8, sizes 0 to 7 and mostly small. */
 static int random_shape(int64_t *shape) {
     static const int64_t sizes[] = {1, 2, 3, 5, 1, 2, 3, 7};
-    int rank = below(9);
+    int rank = in_eights ? 1 + below(4) : below(9);
     for (int d = 0; d < rank; d++) shape[d] = sizes[below(rank > 5 ? 3 : 8)];
-    if (rank > 0 && rank < 5 && below(4) == 0) shape[rank - 1] = 8 * (1 + below(3));
+    if (in_eights) shape[below(3) ? rank - 1 : below(rank)] = 8 * (1 + below(9));
     if (rank > 0 && below(12) == 0) shape[below(rank)] = 0;
     return rank;
 }
@@ -336,8 +337,8 @@ static int random_float(void) {
     return dtypes[below(3)];
 }
 static int write_or_add(void) { return below(2) ? MPT__WRITE : MPT__ACCUMULATE; }
-static layout out_layout(void) { return (layout)below(BROADCAST); }
-static layout in_layout(void) { return (layout)below(LAYOUTS); }
+static layout out_layout(void) { return in_eights && below(8) ? PACKED : (layout)below(BROADCAST); }
+static layout in_layout(void) { return in_eights && below(8) ? PACKED : (layout)below(LAYOUTS); }
 
 /* ==== Elementwise ==== */
 
@@ -773,13 +774,14 @@ TEST(reduce) {
         run();
         check_output(o, want_reduce, 2);
     }
-    static const int64_t large[][2] = {{1, 70001}, {70001, 1}, {300, 300}, {5000, 7}, {7, 5000}};
-    for (int i = 0; i < 20; i++) {
-        const int64_t *shape = large[i % 5];
+    static const int64_t large[][2] = {{1, 70001}, {70001, 1}, {300, 300}, {5000, 7},
+                                       {7, 5000},  {5000, 16}, {8, 5000}};
+    for (int i = 0; i < 28; i++) {
+        const int64_t *shape = large[i % 7];
         int64_t out[2];
         out[0] = below(2) ? 1 : shape[0];
         out[1] = below(2) ? 1 : shape[1];
-        if (i < 10) out[i % 2] = 1, out[1 - i % 2] = i < 5 ? 1 : shape[1 - i % 2];
+        if (i < 14) out[i % 2] = 1, out[1 - i % 2] = i < 7 ? 1 : shape[1 - i % 2];
         if (out[0] * out[1] > 400) continue; /* the plain loop is quadratic */
         begin(MPT__K_REDUCE);
         launch.function = (uint8_t)(MPT__FN_SUM + i % 3);
@@ -1023,22 +1025,23 @@ static double want_softmax_backward(const int64_t *index) {
 
 TEST(softmax) {
     REQUIRE(have_backends());
-    static const int64_t widths[] = {1, 2, 10, 255, 600, 1030};
-    for (int round = 0; round < 48; round++) {
+    static const int64_t widths[] = {1, 2, 10, 255, 600, 1030, 64, 1200};
+    for (int round = 0; round < 64; round++) {
         int64_t shape[3];
-        shape[0] = below(5);
-        shape[1] = widths[round % 6];
-        shape[2] = 1 + below(3);
-        begin(round < 24 ? MPT__K_SOFTMAX : MPT__K_SOFTMAX_BACKWARD);
+        in_eights = round / 8 % 2;
+        shape[0] = below(5) + in_eights;
+        shape[1] = widths[round % 8];
+        shape[2] = in_eights ? 1 : round % 16 == 3 ? 40 : 1 + below(3);
+        begin(round < 32 ? MPT__K_SOFTMAX : MPT__K_SOFTMAX_BACKWARD);
         launch.function = (uint8_t)(MPT__FN_SOFTMAX + below(2));
-        add(random_float(), MPT__READ, 3, shape, in_layout());
-        if (round < 24) {
-            add(random_float(), MPT__WRITE, 3, shape, out_layout());
+        add(random_float(), MPT__READ, 3, shape, in_eights ? PACKED : in_layout());
+        if (round < 32) {
+            add(random_float(), MPT__WRITE, 3, shape, in_eights ? PACKED : out_layout());
             run();
             check_output(1, want_softmax, 4);
         } else {
-            add(random_float(), MPT__READ, 3, shape, in_layout());
-            add(random_float(), write_or_add(), 3, shape, out_layout());
+            add(random_float(), MPT__READ, 3, shape, in_eights ? PACKED : in_layout());
+            add(random_float(), write_or_add(), 3, shape, in_eights ? PACKED : out_layout());
             run();
             check_output(2, want_softmax_backward, 20);
         }
@@ -1166,9 +1169,10 @@ static void add_loss(int64_t rows, int64_t classes, mpt_reduction reduction, boo
 TEST(nll_and_cross_entropy) {
     REQUIRE(have_backends());
     for (int round = 0; round < 60; round++) {
-        int64_t rows = round % 20 == 0 ? 1000 : below(20), classes = 1 + below(12);
-        if (round % 20 == 1) rows = 20, classes = 1200;
+        int64_t rows = round % 20 == 0 ? 1000 : below(20);
+        int64_t classes = in_eights ? 8 * (1 + below(3)) : 1 + below(12);
         logits = below(2);
+        if (round % 20 == 1) rows = 20, classes = 1200, logits = true, in_eights = round < 40;
         ignore_index = below(2) ? -100 : 0;
         add_loss(rows, classes, (mpt_reduction)below(3), below(2));
         if (logits && below(2)) launch.imm[0] = 0.1;
@@ -1261,8 +1265,9 @@ static double want_loss_backward(const int64_t *index) {
 TEST(loss_backward) {
     REQUIRE(have_backends());
     for (int round = 0; round < 60; round++) {
-        int64_t rows = below(20), classes = round % 10 == 0 ? 600 : 1 + below(12);
+        int64_t rows = below(20), classes = in_eights ? 8 * (1 + below(3)) : 1 + below(12);
         logits = below(2);
+        if (round % 10 == 0) classes = 1200, logits = round < 40, in_eights = round % 20 != 0;
         targets_at = logits ? 1 : 0;
         ignore_index = below(2) ? -100 : 0;
         begin(logits ? MPT__K_CROSS_ENTROPY_BACKWARD : MPT__K_NLL_BACKWARD);
