@@ -1963,21 +1963,14 @@ __device__ __forceinline__ float mpt__rounded(float x, int compute_dtype) {
     return x;
 }
 
-__device__ float mpt__activated(float x, int activation) {
-    switch (activation) {
-    case MPT_ACTIVATION_RELU:
-        return x > 0 || x != x ? x : 0.0f;
-    case MPT_ACTIVATION_GELU:
-        return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
-    case MPT_ACTIVATION_GELU_TANH:
-        return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
-    case MPT_ACTIVATION_TANH:
-        return tanhf(x);
-    case MPT_ACTIVATION_SIGMOID:
-        return 1.0f / (1.0f + expf(-x));
-    default:
-        return x;
-    }
+/* By mpt_activation. */
+const uint8_t mpt__activations[] = {MPT__FN_NONE,      MPT__FN_RELU, MPT__FN_GELU,
+                                    MPT__FN_GELU_TANH, MPT__FN_TANH, MPT__FN_SIGMOID};
+
+__device__ __forceinline__ float mpt__activated(float x, int function) {
+    float y[1] = {x};
+    mpt__unary_of<1>(function, y, 0);
+    return y[0];
 }
 
 /* A copy into workspace: contiguous, of another dtype, rounded to the compute dtype on the way. */
@@ -2014,14 +2007,14 @@ __global__ void mpt__pack_kernel(mpt__packs packs) {
 __global__ void mpt__finish_kernel(const __grid_constant__ mpt__array out,
                                    const __grid_constant__ mpt__array bias,
                                    const __grid_constant__ mpt__space space, const float *sum,
-                                   int compute_dtype, int activation) {
+                                   int compute_dtype, int function) {
     MPT__EACH(i, space.count) {
         float x = sum[i];
         if (bias.data != NULL) {
             const float b = mpt__load(bias.data, bias.dtype, mpt__locate(space, bias.stride, i));
             x += mpt__rounded(b, compute_dtype);
         }
-        mpt__put(out, mpt__locate(space, out.stride, i), mpt__activated(x, activation));
+        mpt__put(out, mpt__locate(space, out.stride, i), mpt__activated(x, function));
     }
 }
 
@@ -2029,7 +2022,7 @@ __global__ void mpt__finish_kernel(const __grid_constant__ mpt__array out,
 struct mpt__plain {
     mpt__array a, b, bias, out;
     mpt__space batches;
-    int rank, compute_dtype, activation;
+    int rank, compute_dtype, function;
     long long m, n, k;
     float alpha;
 };
@@ -2086,7 +2079,7 @@ __global__ void mpt__plain_kernel(mpt__plain p) {
             mpt__put(p.out,
                      mpt__locate(p.batches, p.out.stride, batch) + row * p.out.stride[rank - 2] +
                          column * p.out.stride[rank - 1],
-                     mpt__activated(value, p.activation));
+                     mpt__activated(value, p.function));
         }
     }
 }
@@ -2111,7 +2104,7 @@ mpt_status mpt__product_plain(const mpt__cuda_call *call) {
         p.batches.count *= out.shape[d];
     }
     p.compute_dtype = launch->compute_dtype;
-    p.activation = launch->activation;
+    p.function = mpt__activations[launch->activation];
     p.m = out.shape[out.rank - 2];
     p.n = out.shape[out.rank - 1];
     p.k = launch->operand[0].shape[out.rank - 1];
@@ -2196,7 +2189,7 @@ bool mpt__side_fits(mpt__side *side) {
 /* Room in the workspace, from where on. */
 long long mpt__product_reserve(mpt__product *product, long long elements, int dtype) {
     const long long at = product->workspace;
-    const long long bytes = elements * (long long)mpt_dtype_size((mpt_dtype)dtype);
+    const long long bytes = elements * (long long)mpt__bytes_of(dtype);
     product->workspace += (bytes + 255) / 256 * 256;
     return at;
 }
@@ -2249,8 +2242,7 @@ void mpt__product_end(mpt__product *product, const mpt__launch *launch, bool out
         mpt__product_pack(product, MPT__SIDE_OUT, MPT_F32, out);
     }
     if (!product->bias) return;
-    const long long n = bias.shape[bias.rank - 1],
-                    bytes = (long long)mpt_dtype_size((mpt_dtype)bias.dtype);
+    const long long n = bias.shape[bias.rank - 1], bytes = (long long)mpt__bytes_of(bias.dtype);
     const bool as_is = bias.dtype == out.dtype && (compute == MPT_F32 || compute == bias.dtype) &&
                        (n == 1 || bias.stride[bias.rank - 1] == 1) && bias.offset * bytes % 16 == 0;
     if (!as_is) product->bias_at = mpt__product_reserve(product, n, out.dtype);
@@ -2532,7 +2524,7 @@ void mpt__plan_pin(mpt__cuda_products *products, mpt__plan *plan,
     const long long *f = plan->field;
     const long long elements = (f[MPT__PLAN_BATCH] - 1) * f[MPT__PLAN_STEP_OUT] +
                                (f[MPT__PLAN_M] - 1) * f[MPT__PLAN_PITCH_OUT] + f[MPT__PLAN_N];
-    const size_t bytes = (size_t)elements * mpt_dtype_size((mpt_dtype)f[MPT__PLAN_DTYPE_OUT]);
+    const size_t bytes = (size_t)elements * mpt__bytes_of((int)f[MPT__PLAN_DTYPE_OUT]);
     mpt__plan_call trial = *call;
     float best = INFINITY;
     plan->pinned = true;
@@ -2638,7 +2630,7 @@ void mpt__product_fields(const mpt__cuda_call *call, const mpt__product *product
     field[MPT__PLAN_CONTIGUOUS_A] = side[MPT__SIDE_A].contiguous;
     field[MPT__PLAN_CONTIGUOUS_B] = side[MPT__SIDE_B].contiguous;
     for (int s = 0; s < MPT__SIDES; s++) {
-        const uint64_t bytes = mpt_dtype_size((mpt_dtype)side[s].dtype);
+        const uint64_t bytes = mpt__bytes_of(side[s].dtype);
         addresses |= (uint64_t)(uintptr_t)mpt__product_data(call, product, s);
         if (product->batch > 1) addresses |= (uint64_t)product->batch_stride[s] * bytes;
         for (int d = 0; d < product->loop.space.rank; d++)
@@ -2731,7 +2723,7 @@ bool mpt__product_run(const mpt__cuda_call *call, const mpt__product *product,
             rest /= loop->space.shape[d];
         }
         for (int s = 0; s < MPT__SIDES; s++)
-            at[s] *= (long long)mpt_dtype_size((mpt_dtype)product->side[s].dtype);
+            at[s] *= (long long)mpt__bytes_of(product->side[s].dtype);
         mpt__plan_call run = *first;
         run.a = (const char *)run.a + at[MPT__SIDE_A];
         run.b = (const char *)run.b + at[MPT__SIDE_B];
@@ -2750,7 +2742,8 @@ void mpt__product_finish(const mpt__cuda_call *call, const float *sum) {
     const mpt__space space = mpt__space_of(call, 3, arrays, 2);
     const unsigned int blocks = mpt__blocks(call, space.count);
     mpt__finish_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(
-        out, bias, space, sum, call->launch->compute_dtype, call->launch->activation);
+        out, bias, space, sum, call->launch->compute_dtype,
+        mpt__activations[call->launch->activation]);
 }
 
 /* A launch with elements in its output. */
@@ -2810,7 +2803,7 @@ mpt_status mpt__cuda_gemm(const mpt__cuda_call *call) {
         part.launch = &cut;
         for (int i = 0; i < 4; i++) {
             const mpt__operand &operand = launch->operand[i];
-            const long long bytes = (long long)mpt_dtype_size((mpt_dtype)operand.dtype);
+            const long long bytes = (long long)mpt__bytes_of(operand.dtype);
             if (part.data[i] == NULL || (i == 1 && operand.rank == 2)) continue;
             part.data[i] = (char *)part.data[i] + row * operand.stride[0] * bytes;
         }
@@ -2904,10 +2897,15 @@ void mpt__plan_adopt(const mpt__cuda_products *products, mpt__plan *plan, const 
     if (!plan->pinned) plan->algorithm = old;
 }
 
-/* A line that names card and libraries, then one per kind of product with its algorithm, its time and
-   that of the heuristic's first choice. Returns the length, of which `capacity` - 1 bytes are
-   written. */
-size_t mpt__cuda_products_print(const mpt__cuda_products *products, char *text, size_t capacity) {
+/* The functions of the backend, whose contract is theirs. */
+void mpt__cuda_benchmark(void *self, bool benchmark, bool tf32) {
+    mpt__cuda *cuda = (mpt__cuda *)self;
+    cuda->benchmark = benchmark;
+    cuda->products->tf32 = tf32;
+}
+
+size_t mpt__cuda_benchmark_text(void *self, char *text, size_t capacity) {
+    const mpt__cuda_products *products = ((mpt__cuda *)self)->products;
     mpt__text to = {text, capacity, 0};
     mpt__products_title(products, &to);
     for (long long i = 0; i < products->capacity; i++) {
@@ -2916,30 +2914,28 @@ size_t mpt__cuda_products_print(const mpt__cuda_products *products, char *text, 
     return to.length;
 }
 
-/* Pins what such a text (ending with a 0) names, for products not pinned yet. A text from another
-   card or other libraries is refused as a whole, with MPT_ERROR_UNSUPPORTED; with a line that is
-   none, what came before stands. */
-mpt_status mpt__cuda_products_read(mpt__cuda_products *products, const char *text) {
+mpt_status mpt__cuda_benchmark_read(void *self, const char *text) {
+    mpt__cuda *cuda = (mpt__cuda *)self;
     char title[512];
     mpt__text own = {title, sizeof title, 0};
-    mpt__products_title(products, &own);
+    mpt__products_title(cuda->products, &own);
     if (strncmp(text, title, strlen(title)) != 0) {
-        return mpt__cuda_refuse(products->cuda, MPT_ERROR_UNSUPPORTED, "benchmark results ignored",
+        return mpt__cuda_refuse(cuda, MPT_ERROR_UNSUPPORTED, "benchmark results ignored",
                                 "they are from another card, driver or cuBLASLt");
     }
-    for (text = strchr(text, '\n') + 1; *text != 0;) {
+    for (text = strchr(text, '\n') + 1; *text != 0; text = strchr(text, '\n') + 1) {
         mpt__plan read;
         if (!mpt__plan_read(text, &read)) {
-            return mpt__cuda_refuse(products->cuda, MPT_ERROR_FORMAT, "benchmark results",
+            return mpt__cuda_refuse(cuda, MPT_ERROR_FORMAT, "benchmark results",
                                     "a line is not as mptrain writes it");
         }
-        mpt__plan *plan = read.pinned ? mpt__plan_enter(products, read.field) : NULL;
-        if (read.pinned && plan == NULL) {
-            return mpt__cuda_refuse(products->cuda, MPT_ERROR_MEMORY, "benchmark results",
+        if (!read.pinned) continue;
+        mpt__plan *plan = mpt__plan_enter(cuda->products, read.field);
+        if (plan == NULL) {
+            return mpt__cuda_refuse(cuda, MPT_ERROR_MEMORY, "benchmark results",
                                     "no memory for them");
         }
-        if (plan != NULL && !plan->pinned) mpt__plan_adopt(products, plan, &read);
-        text = strchr(text, '\n') + 1;
+        if (!plan->pinned) mpt__plan_adopt(cuda->products, plan, &read);
     }
     return MPT_OK;
 }
@@ -3884,6 +3880,9 @@ extern "C" mpt_status mpt__cuda_backend_create(mpt__backend *backend, int versio
     backend->graph_end = mpt__cuda_graph_end;
     backend->graph_run = mpt__cuda_graph_run;
     backend->graph_destroy = mpt__cuda_graph_destroy;
+    backend->benchmark = mpt__cuda_benchmark;
+    backend->benchmark_text = mpt__cuda_benchmark_text;
+    backend->benchmark_read = mpt__cuda_benchmark_read;
     backend->destroy = mpt__cuda_destroy;
     return MPT_OK;
 }
