@@ -139,7 +139,8 @@ static void fill(int operand) {
 static int add(int dtype, int access, int rank, const int64_t *shape, layout kind) {
     int n = launch.n_operands++, order[MPT_MAX_RANK];
     mpt__operand *o = &launch.operand[n];
-    int64_t size = 1 + below(3), step = kind == GAPS ? 2 : 1;
+    int64_t size = below(2) ? 8 * below(2) : 1 + below(3); /* aligned for vectors, or not */
+    int64_t step = kind == GAPS ? 2 : 1;
     o->storage = (uint32_t)n + 1;
     o->dtype = (uint8_t)dtype;
     o->access = (uint8_t)access;
@@ -321,6 +322,7 @@ static int random_shape(int64_t *shape) {
     static const int64_t sizes[] = {1, 2, 3, 5, 1, 2, 3, 7};
     int rank = below(9);
     for (int d = 0; d < rank; d++) shape[d] = sizes[below(rank > 5 ? 3 : 8)];
+    if (rank > 0 && rank < 5 && below(4) == 0) shape[rank - 1] = 8 * (1 + below(3));
     if (rank > 0 && below(12) == 0) shape[below(rank)] = 0;
     return rank;
 }
@@ -383,6 +385,25 @@ TEST(copy) {
                 check_output(o, want_copy, 0);
             }
         }
+    }
+}
+
+/* In tiles, whole ones and parts. */
+TEST(copy_transposed) {
+    REQUIRE(have_backends());
+    for (int round = 0; round < 20; round++) {
+        int64_t shape[4];
+        shape[0] = 1 + below(3), shape[1] = 16 + below(120);
+        shape[2] = 1 + below(3), shape[3] = 16 + below(120);
+        begin(MPT__K_COPY);
+        mpt__operand *from = &launch.operand[add(random_float(), MPT__READ, 4, shape, PACKED)];
+        from->stride[1] = 1; /* [2][0][3][1] */
+        from->stride[3] = shape[1];
+        from->stride[0] = shape[1] * shape[3];
+        from->stride[2] = shape[1] * shape[3] * shape[0];
+        int o = add(random_float(), write_or_add(), 4, shape, round < 10 ? PACKED : GAPS);
+        run();
+        check_output(o, want_copy, 0);
     }
 }
 
@@ -608,8 +629,10 @@ TEST(binary) {
 
 TEST(random) {
     REQUIRE(have_backends());
+    mpt__rng_key key = {5, 6, 7};
     double mean = 0, square = 0;
-    int64_t n = 50000;
+    int64_t n = 50000, different = 0;
+    float *all = (float *)malloc((size_t)n * sizeof *all);
     for (int normal = 0; normal < 2; normal++) {
         begin(MPT__K_RANDOM);
         launch.function = normal ? MPT__FN_NORMAL : MPT__FN_UNIFORM;
@@ -621,19 +644,22 @@ TEST(random) {
         add1(MPT_F32, MPT__WRITE, n);
         run();
         check_gaps(0);
+        (normal ? mpt__random_normal : mpt__random_uniform)(key, 0, (size_t)n, -1, 3, all);
         mean = square = 0;
         for (int64_t i = 0; i < n; i++) {
             double x = at(0, i);
             mean += x / (double)n;
             square += x * x / (double)n;
+            different += x != (double)all[i]; /* every bit on every backend */
             if (!normal) CHECK(x >= -1 && x < 3);
         }
         CHECK_NEAR(mean, normal ? -1 : 1, 0.05);
         CHECK_NEAR(square - mean * mean, normal ? 9 : 16.0 / 12, 0.2);
     }
+    CHECK_EQ_INT(different, 0);
+    free(all);
     /* Element i is the same in any layout. */
     float flat[6];
-    mpt__rng_key key = {5, 6, 7};
     mpt__random_uniform(key, 0, 6, -1.0f, 3.0f, flat);
     int64_t shape[2] = {3, 2}, index[2] = {0, 0}, i = 0;
     begin(MPT__K_RANDOM);
@@ -651,6 +677,8 @@ TEST(random) {
 
 static int64_t kept_of(double p, int64_t n, int64_t step, bool *right) {
     int64_t kept = 0;
+    mpt__rng_key key = {11, mpt__hash_u64(0, (uint64_t)step), 0};
+    uint32_t word;
     begin(MPT__K_DROPOUT);
     launch.imm[0] = p;
     launch.rng.seed = 11;
@@ -662,6 +690,8 @@ static int64_t kept_of(double p, int64_t n, int64_t step, bool *right) {
     *right = true;
     for (int64_t i = 0; i < n; i++) {
         double x = old_at(0, i), y = at(1, i);
+        mpt__random_bits(key, (uint64_t)i, 1, &word);
+        if ((y != 0) != ((double)word >= p * 4294967296.0)) *right = false;
         if (y != 0) kept++;
         if (y != 0 && fabs(y - x / (1 - p)) > 1e-6 * fabs(y)) *right = false;
     }
@@ -1258,7 +1288,7 @@ TEST(loss_backward) {
 
 enum { LR = 20, MULTIPLIER, FOUND_INF, NORM, APPLIED, START };
 
-static const int64_t segments[] = {3, 5000, 0, 0, 5010, 1, 1, 0, 5020, 0, 1, 0, 5100, 9000, 2, 0};
+static const int64_t segments[] = {3, 5000, 0, 0, 5010, 1, 1, 0, 5020, 0, 1, 0, 5104, 9000, 2, 0};
 
 static bool in_segment(int64_t i, int64_t *step) {
     for (int s = 0; s < 4; s++) {
@@ -1325,6 +1355,38 @@ TEST(grad_norm_and_scale) {
         CHECK_EQ_INT(wrong, 0);
         check_gaps(0);
     }
+}
+
+/* Long, short and empty ones, with gaps between them and without. */
+TEST(many_segments) {
+    REQUIRE(have_backends());
+    enum { MANY = 100 };
+    int64_t rows[MANY * MPT__SEGMENT_FIELDS] = {0}, n = 0, wrong = 0;
+    double sum = 9;
+    for (int64_t *row = rows; row < rows + MANY * MPT__SEGMENT_FIELDS; row += MPT__SEGMENT_FIELDS) {
+        row[0] = n = n % 3 == 0 ? (n + 7) / 8 * 8 : n + below(2);
+        row[1] = below(9) == 0 ? below(9000) : below(40);
+        n += row[1];
+    }
+    for (int scale = 0; scale < 2; scale++) {
+        begin(scale ? MPT__K_GRAD_SCALE : MPT__K_GRAD_NORM);
+        add1(MPT_F32, scale ? MPT__READ_WRITE : MPT__READ, n + 5);
+        add_segments(rows, MANY);
+        launch.slot[0] = MULTIPLIER;
+        scalars[MULTIPLIER].f = 0.5;
+        launch.slot[2] = NORM;
+        scalars[NORM].f = 3;
+        launch.index[0] = 1;
+        run();
+        for (int64_t i = 0, s = 0; i < n + 5; i++) {
+            while (s < MANY - 1 && i >= rows[s * 4] + rows[s * 4 + 1]) s++;
+            bool mine = i >= rows[s * 4] && i < rows[s * 4] + rows[s * 4 + 1];
+            if (mine && !scale) sum += old_at(0, i) * old_at(0, i) / 4;
+            if (scale) wrong += at(0, i) != old_at(0, i) * (mine ? 0.5 : 1);
+        }
+        if (!scale) CHECK_CLOSE(scalars[NORM].f, sqrt(sum), 1e-6, 0.0);
+    }
+    CHECK_EQ_INT(wrong, 0);
 }
 
 typedef struct update_case {
@@ -1819,6 +1881,7 @@ TEST(threads_worked_and_memory_returns) {
 TEST_TABLE = {
     T(fill),
     T(copy),
+    T(copy_transposed),
     T(copy_is_exact_where_it_can_be),
     T(unary),
     T(unary_edges),
@@ -1836,6 +1899,7 @@ TEST_TABLE = {
     T(loss_edges),
     T(loss_backward),
     T(grad_norm_and_scale),
+    T(many_segments),
     T(optimizer_traces),
     T(optimizers_keep_masters_and_gaps),
     T(gates),

@@ -18,5 +18,5 @@ mkdir -p "$build"
 CXX=$linker CC=$compiler sh "$here/build.sh" "$build/cuda.o" "$flags -Isrc -I." mptrain_cuda.cu
 make -j2 BUILD="$build" CC="$compiler" LINK="$linker" CFLAGS="$flags" TEST_CFLAGS="$flags" \
     LDFLAGS="$flags" CPPFLAGS=-DMPTRAIN_CUDA EXTRA="$build/cuda.o $(
-        CXX=$linker sh "$here/build.sh" --simulator "$build" "$flags")" \
+        CXX=$linker sh "$here/build.sh" --simulator "$build" "$flags" | tr "\n" " ")" \
     LDLIBS='-lm -lpthread -ldl -lstdc++' "$@"
