@@ -319,7 +319,7 @@ TEST(random_products) {
         const mpt__product product = mpt__product_of(&launch);
         calls++;
         finished += product.finish;
-        looped += product.loop.space.count > 1;
+        looped += product.loop.count > 1;
     }
     CHECK(calls > 70 && finished > 15 && finished < calls - 15 && looped > 2);
     long long plans = 0;
@@ -450,16 +450,16 @@ TEST(batches_go_in_few_calls) {
     heads(plain, plain, 3, 4);
     mpt__product product = mpt__product_of(&launch);
     CHECK_EQ_INT(product.batch, 12);
-    CHECK_EQ_INT(product.loop.space.count, 1);
+    CHECK_EQ_INT(product.loop.count, 1);
     heads(of_rows, of_keys, 3, 5); /* [batch, time, heads, width], as attention has them */
     product = mpt__product_of(&launch);
     CHECK_EQ_INT(product.batch, 5);
-    CHECK_EQ_INT(product.loop.space.count, 3);
+    CHECK_EQ_INT(product.loop.count, 3);
     CHECK_EQ_INT(launch.workspace, 0);
     heads(of_rows, of_keys, 65, 66); /* too many calls: packed, then one */
     product = mpt__product_of(&launch);
     CHECK_EQ_INT(product.batch, 65 * 66);
-    CHECK_EQ_INT(product.loop.space.count, 1);
+    CHECK_EQ_INT(product.loop.count, 1);
 }
 
 TEST(batches_that_share_b_are_rows) {
