@@ -358,18 +358,26 @@ bool mpt__has_eights(const mpt__space &space, const mpt__array &array) {
     return dense || array.stride[inner] == 0;
 }
 
-/* Over operands 0 .. n-1. */
-mpt__walk mpt__walk_over(const mpt__cuda_call *call, int n) {
+/* Over n arrays of one shape. */
+mpt__walk mpt__walk_of(int n_dims, const int64_t *shape, const mpt__array *of, int n) {
     mpt__walk walk;
     mpt__array *arrays[3] = {&walk.array[0], &walk.array[1], &walk.array[2]};
     memset(&walk, 0, sizeof walk);
-    for (int i = 0; i < n; i++) walk.array[i] = mpt__array_of(call, i);
-    walk.space = mpt__space_of(call, 0, arrays, n);
+    memcpy(walk.array, of, (size_t)n * sizeof *of);
+    walk.space = mpt__merge(n_dims, shape, arrays, n);
     const int rank = walk.space.rank;
     bool eights = rank == 1 || (rank > 1 && walk.space.shape[rank - 1] % 8 == 0);
     for (int i = 0; i < n && eights; i++) eights = mpt__has_eights(walk.space, walk.array[i]);
     walk.eights = eights ? walk.space.count / 8 : 0;
     return walk;
+}
+
+/* Over operands 0 .. n-1. */
+mpt__walk mpt__walk_over(const mpt__cuda_call *call, int n) {
+    const mpt__operand &operand = call->launch->operand[0];
+    mpt__array arrays[3];
+    for (int i = 0; i < n; i++) arrays[i] = mpt__array_of(call, i);
+    return mpt__walk_of(operand.rank, operand.shape, arrays, n);
 }
 
 unsigned int mpt__walk_blocks(const mpt__cuda_call *call, const mpt__walk &walk) {
@@ -1977,73 +1985,64 @@ __device__ __forceinline__ float mpt__rounded(float x, int compute_dtype) {
     return x;
 }
 
-__device__ float mpt__activated(float x, int activation) {
-    switch (activation) {
-    case MPT_ACTIVATION_RELU:
-        return x > 0 || x != x ? x : 0.0f;
-    case MPT_ACTIVATION_GELU:
-        return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
-    case MPT_ACTIVATION_GELU_TANH:
-        return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
-    case MPT_ACTIVATION_TANH:
-        return tanhf(x);
-    case MPT_ACTIVATION_SIGMOID:
-        return 1.0f / (1.0f + expf(-x));
-    default:
-        return x;
-    }
-}
+/* By mpt_activation. */
+const uint8_t mpt__activations[] = {MPT__FN_NONE,      MPT__FN_RELU, MPT__FN_GELU,
+                                    MPT__FN_GELU_TANH, MPT__FN_TANH, MPT__FN_SIGMOID};
 
-/* A copy into workspace: contiguous, of another dtype, rounded to the compute dtype on the way. */
-struct mpt__pack {
-    const void *from;
-    void *to;
-    int from_dtype, to_dtype, compute_dtype;
-    bool in_eights;
-    mpt__space space;
-    long long stride[MPT_MAX_RANK];
-};
-
+/* Copies into workspace: contiguous, of another dtype, rounded to the compute dtype on the way. */
 struct mpt__packs {
-    mpt__pack of[3];
+    mpt__walk of[3];
+    int compute_dtype;
 };
 
-__global__ void mpt__pack_kernel(mpt__packs packs) {
-    const mpt__pack &p = packs.of[blockIdx.y];
-    const long long eights = p.in_eights ? p.space.count / 8 : 0, rest = p.space.count - 8 * eights;
-    MPT__EACH(i, eights) {
-        float x[8];
-        mpt__load8(p.from, p.from_dtype, 8 * i, x);
-        for (int j = 0; j < 8; j++) x[j] = mpt__rounded(x[j], p.compute_dtype);
-        mpt__store8(p.to, p.to_dtype, 8 * i, x);
-    }
-    MPT__EACH(i, rest) {
-        const long long at = 8 * eights + i;
-        const float x = mpt__load(p.from, p.from_dtype, mpt__locate(p.space, p.stride, at));
-        mpt__store(p.to, p.to_dtype, at, mpt__rounded(x, p.compute_dtype));
-    }
+template <int N>
+__device__ __forceinline__ void mpt__pack_at(const mpt__walk &walk, int compute_dtype,
+                                             long long index) {
+    long long at[2];
+    float x[N];
+    mpt__locate_in<2>(walk, index, at);
+    mpt__take<N>(walk, 0, at[0], x);
+    for (int i = 0; i < N; i++) x[i] = mpt__rounded(x[i], compute_dtype);
+    mpt__give<N>(walk, 1, at[1], x);
 }
 
-/* The rest of a product of which cuBLASLt left the plain sums, in the order of the space. */
-__global__ void mpt__finish_kernel(const __grid_constant__ mpt__array out,
-                                   const __grid_constant__ mpt__array bias,
-                                   const __grid_constant__ mpt__space space, const float *sum,
-                                   int compute_dtype, int activation) {
-    MPT__EACH(i, space.count) {
-        float x = sum[i];
-        if (bias.data != NULL) {
-            const float b = mpt__load(bias.data, bias.dtype, mpt__locate(space, bias.stride, i));
-            x += mpt__rounded(b, compute_dtype);
-        }
-        mpt__put(out, mpt__locate(space, out.stride, i), mpt__activated(x, activation));
+__global__ void mpt__pack_kernel(const __grid_constant__ mpt__packs packs) {
+    const mpt__walk &walk = packs.of[blockIdx.y];
+    const long long done = 8 * walk.eights;
+    MPT__EACH(i, walk.eights) mpt__pack_at<8>(walk, packs.compute_dtype, 8 * i);
+    MPT__EACH(i, walk.space.count - done) mpt__pack_at<1>(walk, packs.compute_dtype, done + i);
+}
+
+/* The rest of a product of which cuBLASLt left the plain sums; a walk over sums, bias (or NULL) and
+   output. */
+template <int N>
+__device__ __forceinline__ void mpt__finish_at(const mpt__walk &walk, int compute_dtype,
+                                               int function, long long index) {
+    long long at[3];
+    float x[N], bias[N];
+    mpt__locate_in<3>(walk, index, at);
+    mpt__take<N>(walk, 0, at[0], x);
+    if (walk.array[1].data != NULL) {
+        mpt__take<N>(walk, 1, at[1], bias);
+        for (int i = 0; i < N; i++) x[i] += mpt__rounded(bias[i], compute_dtype);
     }
+    mpt__unary_of<N>(function, x, 0);
+    mpt__give<N>(walk, 2, at[2], x);
+}
+
+__global__ void mpt__finish_kernel(const __grid_constant__ mpt__walk walk, int compute_dtype,
+                                   int function) {
+    const long long done = 8 * walk.eights;
+    MPT__EACH(i, walk.eights) mpt__finish_at<8>(walk, compute_dtype, function, 8 * i);
+    MPT__EACH(i, walk.space.count - done)
+    mpt__finish_at<1>(walk, compute_dtype, function, done + i);
 }
 
 /* What the plain kernel computes; strides as in the launch. */
 struct mpt__plain {
     mpt__array a, b, bias, out;
     mpt__space batches;
-    int rank, compute_dtype, activation;
+    int rank, compute_dtype, function;
     long long m, n, k;
     float alpha;
 };
@@ -2090,17 +2089,19 @@ __global__ void mpt__plain_kernel(mpt__plain p) {
         for (int r = 0; r < 4; r++) {
             const long long row = i + y + 8 * r, column = j + x;
             if (row >= p.m || column >= p.n) continue;
-            float value = p.alpha * sum[r];
+            float value[1] = {p.alpha * sum[r]};
             if (p.bias.data != NULL) {
                 const long long from = mpt__locate(p.batches, p.bias.stride, batch) +
                                        row * p.bias.stride[rank - 2] +
                                        column * p.bias.stride[rank - 1];
-                value += mpt__rounded(mpt__load(p.bias.data, p.bias.dtype, from), p.compute_dtype);
+                value[0] +=
+                    mpt__rounded(mpt__load(p.bias.data, p.bias.dtype, from), p.compute_dtype);
             }
+            mpt__unary_of<1>(p.function, value, 0);
             mpt__put(p.out,
                      mpt__locate(p.batches, p.out.stride, batch) + row * p.out.stride[rank - 2] +
                          column * p.out.stride[rank - 1],
-                     mpt__activated(value, p.activation));
+                     value[0]);
         }
     }
 }
@@ -2125,7 +2126,7 @@ mpt_status mpt__product_plain(const mpt__cuda_call *call) {
         p.batches.count *= out.shape[d];
     }
     p.compute_dtype = launch->compute_dtype;
-    p.activation = launch->activation;
+    p.function = mpt__activations[launch->activation];
     p.m = out.shape[out.rank - 2];
     p.n = out.shape[out.rank - 1];
     p.k = launch->operand[0].shape[out.rank - 1];
@@ -2149,36 +2150,17 @@ struct mpt__side {
 
 enum { MPT__SIDE_A, MPT__SIDE_B, MPT__SIDE_OUT, MPT__SIDES };
 
-/* Neighbouring dimensions merged where the strides of all sides allow it. */
-struct mpt__batches {
-    mpt__space space;
-    long long stride[MPT__SIDES][MPT_MAX_RANK];
-};
-
 /* `side` is in the order of the launch's operands 0, 1 and 3. */
 struct mpt__product {
     mpt__side side[MPT__SIDES];
-    mpt__batches loop;                         /* a call for each */
+    mpt__space loop;              /* batches that could not be merged: a call for each */
+    mpt__array along[MPT__SIDES]; /* their strides */
     long long batch, batch_stride[MPT__SIDES]; /* of a call */
     bool finish;         /* cuBLASLt leaves sums that finish_kernel makes the output from */
     bool bias;           /* in the epilogue */
     long long bias_at;   /* as mpt__side.at */
     long long workspace; /* bytes */
 };
-
-/* Adds an inner dimension to those that n arrays walk; merged into the one before it where the
-   strides of all allow it. */
-void mpt__space_append(mpt__space *space, long long (*stride)[MPT_MAX_RANK], int n, long long size,
-                       const long long *by) {
-    int last = space->rank - 1;
-    bool merges = last >= 0;
-    if (size == 1) return;
-    for (int i = 0; i < n && merges; i++) merges = stride[i][last] == size * by[i];
-    if (!merges) space->shape[++last] = 1;
-    space->rank = last + 1;
-    space->shape[last] *= size;
-    for (int i = 0; i < n; i++) stride[i][last] = by[i];
-}
 
 /* An operand with `inner` as its second dimension. */
 mpt__side mpt__side_of(const mpt__operand &operand, int inner) {
@@ -2210,7 +2192,7 @@ bool mpt__side_fits(mpt__side *side) {
 /* Room in the workspace, from where on. */
 long long mpt__product_reserve(mpt__product *product, long long elements, int dtype) {
     const long long at = product->workspace;
-    const long long bytes = elements * (long long)mpt_dtype_size((mpt_dtype)dtype);
+    const long long bytes = elements * (long long)mpt__bytes_of(dtype);
     product->workspace += (bytes + 255) / 256 * 256;
     return at;
 }
@@ -2263,8 +2245,7 @@ void mpt__product_end(mpt__product *product, const mpt__launch *launch, bool out
         mpt__product_pack(product, MPT__SIDE_OUT, MPT_F32, out);
     }
     if (!product->bias) return;
-    const long long n = bias.shape[bias.rank - 1],
-                    bytes = (long long)mpt_dtype_size((mpt_dtype)bias.dtype);
+    const long long n = bias.shape[bias.rank - 1], bytes = (long long)mpt__bytes_of(bias.dtype);
     const bool as_is = bias.dtype == out.dtype && (compute == MPT_F32 || compute == bias.dtype) &&
                        (n == 1 || bias.stride[bias.rank - 1] == 1) && bias.offset * bytes % 16 == 0;
     if (!as_is) product->bias_at = mpt__product_reserve(product, n, out.dtype);
@@ -2272,51 +2253,49 @@ void mpt__product_end(mpt__product *product, const mpt__launch *launch, bool out
 
 /* Batches that share B are more rows of A. */
 void mpt__product_fold(mpt__product *product) {
-    mpt__batches *loop = &product->loop;
-    const int last = loop->space.rank - 1;
-    if (last < 0 || loop->stride[MPT__SIDE_B][last] != 0) return;
-    const long long more = loop->space.shape[last];
+    const int last = product->loop.rank - 1;
     mpt__side folded[MPT__SIDES];
+    memcpy(folded, product->side, sizeof folded);
     for (int s = 0; s < MPT__SIDES; s++) {
         mpt__side *side = &folded[s];
-        *side = product->side[s];
+        const long long step = last < 0 ? -1 : product->along[s].stride[last];
+        if (s == MPT__SIDE_B && step != 0) return;
         if (s == MPT__SIDE_B) continue;
-        if (side->size[0] == 1) side->stride[0] = loop->stride[s][last];
-        if (loop->stride[s][last] != side->size[0] * side->stride[0]) return;
-        side->size[0] *= more;
+        if (side->size[0] == 1) side->stride[0] = step;
+        if (last < 0 || step != side->size[0] * side->stride[0]) return;
+        side->size[0] *= product->loop.shape[last];
         if (!mpt__side_fits(side) || (s == MPT__SIDE_OUT && side->contiguous == 0)) return;
     }
     memcpy(product->side, folded, sizeof folded);
-    loop->space.rank--;
+    product->loop.rank--;
 }
 
 /* Merges the batch dimensions; the largest of what is left goes into each call. */
 void mpt__product_batch(mpt__product *product, const mpt__operand &out) {
-    mpt__batches *loop = &product->loop;
+    mpt__space *loop = &product->loop;
+    mpt__array *along[MPT__SIDES];
     int largest = 0;
-    memset(loop, 0, sizeof *loop);
-    for (int d = 0; d < out.rank - 2; d++) {
-        long long stride[MPT__SIDES];
-        for (int s = 0; s < MPT__SIDES; s++) stride[s] = product->side[s].batch[d];
-        mpt__space_append(&loop->space, loop->stride, MPT__SIDES, out.shape[d], stride);
+    for (int s = 0; s < MPT__SIDES; s++) {
+        along[s] = &product->along[s];
+        memcpy(along[s]->stride, product->side[s].batch, sizeof along[s]->stride);
     }
+    *loop = mpt__merge(out.rank - 2, out.shape, along, MPT__SIDES);
     mpt__product_fold(product);
-    mpt__space *space = &loop->space;
-    product->batch = space->rank > 0 ? 0 : 1;
-    for (int d = 0; d < space->rank; d++) {
-        if (space->shape[d] <= product->batch) continue;
-        largest = d;
-        product->batch = space->shape[d];
+    for (int d = 1; d < loop->rank; d++) {
+        if (loop->shape[d] > loop->shape[largest]) largest = d;
     }
+    product->batch = loop->rank > 0 ? loop->shape[largest] : 1;
     for (int s = 0; s < MPT__SIDES; s++)
-        product->batch_stride[s] = space->rank > 0 ? loop->stride[s][largest] : 0;
-    for (int d = largest; d < space->rank - 1; d++) {
-        space->shape[d] = space->shape[d + 1];
-        for (int s = 0; s < MPT__SIDES; s++) loop->stride[s][d] = loop->stride[s][d + 1];
+        product->batch_stride[s] = loop->rank > 0 ? along[s]->stride[largest] : 0;
+    loop->count = 1;
+    for (int d = 0, to = 0; d < loop->rank; d++) {
+        if (d == largest) continue;
+        loop->count *= loop->shape[d];
+        loop->shape[to] = loop->shape[d];
+        for (int s = 0; s < MPT__SIDES; s++) along[s]->stride[to] = along[s]->stride[d];
+        to++;
     }
-    if (space->rank > 0) space->rank--;
-    space->count = 1;
-    for (int d = 0; d < space->rank; d++) space->count *= space->shape[d];
+    if (loop->rank > 0) loop->rank--;
 }
 
 /* With `pack` all operands go through the workspace. */
@@ -2343,8 +2322,7 @@ mpt__product mpt__product_laid_out(const mpt__launch *launch, bool pack) {
 
 mpt__product mpt__product_of(const mpt__launch *launch) {
     const mpt__product product = mpt__product_laid_out(launch, false);
-    return product.loop.space.count <= MPT__PRODUCT_CALLS ? product
-                                                          : mpt__product_laid_out(launch, true);
+    return product.loop.count <= MPT__PRODUCT_CALLS ? product : mpt__product_laid_out(launch, true);
 }
 
 /* ---- Plans: what cuBLASLt needs for a product, made once per kind of product ---- */
@@ -2546,7 +2524,7 @@ void mpt__plan_pin(mpt__cuda_products *products, mpt__plan *plan,
     const long long *f = plan->field;
     const long long elements = (f[MPT__PLAN_BATCH] - 1) * f[MPT__PLAN_STEP_OUT] +
                                (f[MPT__PLAN_M] - 1) * f[MPT__PLAN_PITCH_OUT] + f[MPT__PLAN_N];
-    const size_t bytes = (size_t)elements * mpt_dtype_size((mpt_dtype)f[MPT__PLAN_DTYPE_OUT]);
+    const size_t bytes = (size_t)elements * mpt__bytes_of((int)f[MPT__PLAN_DTYPE_OUT]);
     mpt__plan_call trial = *call;
     float best = INFINITY;
     plan->pinned = true;
@@ -2652,70 +2630,72 @@ void mpt__product_fields(const mpt__cuda_call *call, const mpt__product *product
     field[MPT__PLAN_CONTIGUOUS_A] = side[MPT__SIDE_A].contiguous;
     field[MPT__PLAN_CONTIGUOUS_B] = side[MPT__SIDE_B].contiguous;
     for (int s = 0; s < MPT__SIDES; s++) {
-        const uint64_t bytes = mpt_dtype_size((mpt_dtype)side[s].dtype);
+        const uint64_t bytes = mpt__bytes_of(side[s].dtype);
         addresses |= (uint64_t)(uintptr_t)mpt__product_data(call, product, s);
         if (product->batch > 1) addresses |= (uint64_t)product->batch_stride[s] * bytes;
-        for (int d = 0; d < product->loop.space.rank; d++)
-            addresses |= (uint64_t)product->loop.stride[s][d] * bytes;
+        for (int d = 0; d < product->loop.rank; d++)
+            addresses |= (uint64_t)product->along[s].stride[d] * bytes;
         field[MPT__PLAN_PITCH_A + s] = side[s].stride[!side[s].contiguous];
         field[MPT__PLAN_STEP_A + s] = product->batch > 1 ? product->batch_stride[s] : 0;
     }
     field[MPT__PLAN_ALIGNED] = (long long)(addresses & (~addresses + 1));
 }
 
-/* A copy of operand `position` to `at` in the workspace. */
-mpt__pack mpt__pack_begin(const mpt__cuda_call *call, int position, long long at, int dtype) {
-    mpt__pack pack;
-    memset(&pack, 0, sizeof pack);
-    pack.from = call->data[position];
-    pack.to = (char *)call->workspace + at;
-    pack.from_dtype = call->launch->operand[position].dtype;
-    pack.to_dtype = dtype;
-    pack.compute_dtype = call->launch->compute_dtype;
-    pack.space.count = 1;
-    return pack;
+/* A copy of those dimensions of an operand to `at` in the workspace. */
+mpt__walk mpt__pack_of(const mpt__cuda_call *call, int position, long long at, int dtype, int rank,
+                       const int64_t *shape, const long long *stride) {
+    mpt__array array[2];
+    long long step = 1;
+    array[0] = array[1] = mpt__array_of(call, position);
+    array[1].data = (char *)call->workspace + at;
+    array[1].dtype = dtype;
+    for (int d = rank - 1; d >= 0; d--) {
+        array[0].stride[d] = stride[d];
+        array[1].stride[d] = step;
+        step *= shape[d];
+    }
+    return mpt__walk_of(rank, shape, array, 2);
 }
 
-void mpt__pack_append(mpt__pack *pack, long long size, long long stride) {
-    mpt__space_append(&pack->space, &pack->stride, 1, size, &stride);
-    pack->space.count *= size;
+mpt__walk mpt__pack_side(const mpt__cuda_call *call, const mpt__side *side, int s) {
+    const mpt__operand &out = call->launch->operand[3];
+    const mpt__side from = mpt__side_of(call->launch->operand[s], out.rank - 1 - s);
+    int64_t shape[MPT_MAX_RANK];
+    long long stride[MPT_MAX_RANK];
+    int rank = 0;
+    for (int d = 0; d < out.rank - 2; d++) {
+        if (from.batch[d] == 0) continue; /* broadcast: once */
+        shape[rank] = out.shape[d], stride[rank] = from.batch[d];
+        rank++;
+    }
+    for (int i = 0; i < 2; i++) {
+        const int d = i == 1 ? side->contiguous : !side->contiguous;
+        shape[rank] = from.size[d], stride[rank] = from.stride[d];
+        rank++;
+    }
+    return mpt__pack_of(call, s, side->at, side->dtype, rank, shape, stride);
 }
 
 /* The copies that the product needs, in one launch. */
 void mpt__product_copies(const mpt__cuda_call *call, const mpt__product *product) {
-    const mpt__operand &out = call->launch->operand[3], &bias = call->launch->operand[2];
+    const mpt__operand &bias = call->launch->operand[2];
     mpt__packs packs;
-    long long most = 1;
-    unsigned int n = 0;
+    unsigned int n = 0, blocks = 1;
     memset(&packs, 0, sizeof packs);
+    packs.compute_dtype = call->launch->compute_dtype;
     for (int s = 0; s < MPT__SIDE_OUT; s++) {
-        const mpt__side *side = &product->side[s];
-        const int inner = side->contiguous;
-        if (side->at < 0) continue;
-        const mpt__side from = mpt__side_of(call->launch->operand[s], out.rank - 1 - s);
-        mpt__pack *pack = &packs.of[n++];
-        *pack = mpt__pack_begin(call, s, side->at, side->dtype);
-        for (int d = 0; d < out.rank - 2; d++) {
-            if (from.batch[d] != 0) mpt__pack_append(pack, out.shape[d], from.batch[d]);
-        }
-        mpt__pack_append(pack, from.size[!inner], from.stride[!inner]);
-        mpt__pack_append(pack, from.size[inner], from.stride[inner]);
+        if (product->side[s].at >= 0) packs.of[n++] = mpt__pack_side(call, &product->side[s], s);
     }
     if (product->bias && product->bias_at >= 0) {
-        mpt__pack *pack = &packs.of[n++];
-        *pack = mpt__pack_begin(call, 2, product->bias_at, out.dtype);
-        mpt__pack_append(pack, bias.shape[bias.rank - 1], bias.stride[bias.rank - 1]);
+        const long long stride = bias.stride[bias.rank - 1];
+        packs.of[n++] = mpt__pack_of(call, 2, product->bias_at, call->launch->operand[3].dtype, 1,
+                                     &bias.shape[bias.rank - 1], &stride);
     }
     for (unsigned int i = 0; i < n; i++) {
-        mpt__pack *pack = &packs.of[i];
-        pack->in_eights = pack->space.rank <= 1 &&
-                          (pack->space.rank == 0 || pack->stride[0] == 1) &&
-                          (uintptr_t)pack->from % 16 == 0;
-        if (pack->space.count > most) most = pack->space.count;
+        const unsigned int need = mpt__walk_blocks(call, packs.of[i]);
+        if (need > blocks) blocks = need;
     }
-    if (n == 0) return;
-    const dim3 grid(mpt__blocks(call, (most + 7) / 8), n);
-    mpt__pack_kernel<<<grid, MPT__THREADS, 0, call->stream>>>(packs);
+    if (n > 0) mpt__pack_kernel<<<dim3(blocks, n), MPT__THREADS, 0, call->stream>>>(packs);
 }
 
 mpt__plan_call mpt__product_call(const mpt__cuda_call *call, const mpt__product *product) {
@@ -2736,16 +2716,15 @@ mpt__plan_call mpt__product_call(const mpt__cuda_call *call, const mpt__product 
 /* One call of the plan for each batch that could not be merged; false if cuBLASLt refused. */
 bool mpt__product_run(const mpt__cuda_call *call, const mpt__product *product,
                       const mpt__plan *plan, const mpt__plan_call *first) {
-    const mpt__batches *loop = &product->loop;
-    for (long long i = 0; i < loop->space.count; i++) {
-        long long at[MPT__SIDES] = {0, 0, 0}, rest = i;
-        for (int d = loop->space.rank - 1; d >= 0; d--) {
-            for (int s = 0; s < MPT__SIDES; s++)
-                at[s] += rest % loop->space.shape[d] * loop->stride[s][d];
-            rest /= loop->space.shape[d];
+    const mpt__space &loop = product->loop;
+    for (long long i = 0; i < loop.count; i++) {
+        long long at[MPT__SIDES];
+        for (int s = 0; s < MPT__SIDES; s++) {
+            at[s] = 0;
+            for (long long d = loop.rank - 1, rest = i; d >= 0; rest /= loop.shape[d--])
+                at[s] += rest % loop.shape[d] * product->along[s].stride[d];
+            at[s] *= (long long)mpt__bytes_of(product->side[s].dtype);
         }
-        for (int s = 0; s < MPT__SIDES; s++)
-            at[s] *= (long long)mpt_dtype_size((mpt_dtype)product->side[s].dtype);
         mpt__plan_call run = *first;
         run.a = (const char *)run.a + at[MPT__SIDE_A];
         run.b = (const char *)run.b + at[MPT__SIDE_B];
@@ -2757,14 +2736,22 @@ bool mpt__product_run(const mpt__cuda_call *call, const mpt__product *product,
     return true;
 }
 
-/* The output from the sums in workspace. */
-void mpt__product_finish(const mpt__cuda_call *call, const float *sum) {
-    mpt__array out = mpt__array_of(call, 3), bias = mpt__array_of(call, 2);
-    mpt__array *arrays[] = {&out, &bias};
-    const mpt__space space = mpt__space_of(call, 3, arrays, 2);
-    const unsigned int blocks = mpt__blocks(call, space.count);
-    mpt__finish_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(
-        out, bias, space, sum, call->launch->compute_dtype, call->launch->activation);
+/* The output from the sums in workspace, which lie in the order of its elements. */
+void mpt__product_finish(const mpt__cuda_call *call, void *sums) {
+    const mpt__launch *launch = call->launch;
+    const mpt__operand &out = launch->operand[3];
+    mpt__array array[3];
+    long long step = 1;
+    for (int i = 0; i < 3; i++) array[i] = mpt__array_of(call, i == 0 ? 3 : i + 1);
+    array[0].data = sums;
+    array[0].dtype = MPT_F32;
+    for (int d = out.rank - 1; d >= 0; d--) {
+        array[0].stride[d] = step;
+        step *= out.shape[d];
+    }
+    const mpt__walk walk = mpt__walk_of(out.rank, out.shape, array, 3);
+    mpt__finish_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(
+        walk, launch->compute_dtype, mpt__activations[launch->activation]);
 }
 
 /* A launch with elements in its output. */
@@ -2783,7 +2770,7 @@ mpt_status mpt__product_launch(const mpt__cuda_call *call) {
     /* Every call of a plan does the same, so that only the first can be refused. */
     plan->usable = plan->usable && mpt__product_run(call, &product, plan, &run);
     if (!plan->usable) return mpt__product_plain(call);
-    if (product.finish) mpt__product_finish(call, (const float *)run.out);
+    if (product.finish) mpt__product_finish(call, run.out);
     return MPT_OK;
 }
 
@@ -2824,7 +2811,7 @@ mpt_status mpt__cuda_gemm(const mpt__cuda_call *call) {
         part.launch = &cut;
         for (int i = 0; i < 4; i++) {
             const mpt__operand &operand = launch->operand[i];
-            const long long bytes = (long long)mpt_dtype_size((mpt_dtype)operand.dtype);
+            const long long bytes = (long long)mpt__bytes_of(operand.dtype);
             if (part.data[i] == NULL || (i == 1 && operand.rank == 2)) continue;
             part.data[i] = (char *)part.data[i] + row * operand.stride[0] * bytes;
         }
@@ -2918,10 +2905,15 @@ void mpt__plan_adopt(const mpt__cuda_products *products, mpt__plan *plan, const 
     if (!plan->pinned) plan->algorithm = old;
 }
 
-/* A line that names card and libraries, then one per kind of product with its algorithm, its time and
-   that of the heuristic's first choice. Returns the length, of which `capacity` - 1 bytes are
-   written. */
-size_t mpt__cuda_products_print(const mpt__cuda_products *products, char *text, size_t capacity) {
+/* The functions of the backend, whose contract is theirs. */
+void mpt__cuda_benchmark(void *self, bool benchmark, bool tf32) {
+    mpt__cuda *cuda = (mpt__cuda *)self;
+    cuda->benchmark = benchmark;
+    cuda->products->tf32 = tf32;
+}
+
+size_t mpt__cuda_benchmark_text(void *self, char *text, size_t capacity) {
+    const mpt__cuda_products *products = ((mpt__cuda *)self)->products;
     mpt__text to = {text, capacity, 0};
     mpt__products_title(products, &to);
     for (long long i = 0; i < products->capacity; i++) {
@@ -2930,30 +2922,28 @@ size_t mpt__cuda_products_print(const mpt__cuda_products *products, char *text, 
     return to.length;
 }
 
-/* Pins what such a text (ending with a 0) names, for products not pinned yet. A text from another
-   card or other libraries is refused as a whole, with MPT_ERROR_UNSUPPORTED; with a line that is
-   none, what came before stands. */
-mpt_status mpt__cuda_products_read(mpt__cuda_products *products, const char *text) {
+mpt_status mpt__cuda_benchmark_read(void *self, const char *text) {
+    mpt__cuda *cuda = (mpt__cuda *)self;
     char title[512];
     mpt__text own = {title, sizeof title, 0};
-    mpt__products_title(products, &own);
+    mpt__products_title(cuda->products, &own);
     if (strncmp(text, title, strlen(title)) != 0) {
-        return mpt__cuda_refuse(products->cuda, MPT_ERROR_UNSUPPORTED, "benchmark results ignored",
+        return mpt__cuda_refuse(cuda, MPT_ERROR_UNSUPPORTED, "benchmark results ignored",
                                 "they are from another card, driver or cuBLASLt");
     }
-    for (text = strchr(text, '\n') + 1; *text != 0;) {
+    for (text = strchr(text, '\n') + 1; *text != 0; text = strchr(text, '\n') + 1) {
         mpt__plan read;
         if (!mpt__plan_read(text, &read)) {
-            return mpt__cuda_refuse(products->cuda, MPT_ERROR_FORMAT, "benchmark results",
+            return mpt__cuda_refuse(cuda, MPT_ERROR_FORMAT, "benchmark results",
                                     "a line is not as mptrain writes it");
         }
-        mpt__plan *plan = read.pinned ? mpt__plan_enter(products, read.field) : NULL;
-        if (read.pinned && plan == NULL) {
-            return mpt__cuda_refuse(products->cuda, MPT_ERROR_MEMORY, "benchmark results",
+        if (!read.pinned) continue;
+        mpt__plan *plan = mpt__plan_enter(cuda->products, read.field);
+        if (plan == NULL) {
+            return mpt__cuda_refuse(cuda, MPT_ERROR_MEMORY, "benchmark results",
                                     "no memory for them");
         }
-        if (plan != NULL && !plan->pinned) mpt__plan_adopt(products, plan, &read);
-        text = strchr(text, '\n') + 1;
+        if (!plan->pinned) mpt__plan_adopt(cuda->products, plan, &read);
     }
     return MPT_OK;
 }
@@ -3888,6 +3878,9 @@ extern "C" mpt_status mpt__cuda_backend_create(mpt__backend *backend, int versio
     backend->graph_end = mpt__cuda_graph_end;
     backend->graph_run = mpt__cuda_graph_run;
     backend->graph_destroy = mpt__cuda_graph_destroy;
+    backend->benchmark = mpt__cuda_benchmark;
+    backend->benchmark_text = mpt__cuda_benchmark_text;
+    backend->benchmark_read = mpt__cuda_benchmark_read;
     backend->destroy = mpt__cuda_destroy;
     return MPT_OK;
 }

@@ -19,7 +19,7 @@ namespace {
 enum { OPERANDS = 4, GUARD = 32 };
 
 mpt__backend backend;
-mpt__cuda cuda;
+mpt__cuda *cuda;
 mpt__launch launch;
 std::vector<unsigned char> memory[OPERANDS], before[OPERANDS]; /* on the host */
 unsigned char *storage[OPERANDS];                              /* on the device */
@@ -32,22 +32,16 @@ int below(int n) {
 double uniform() { return (double)below(1 << 20) / (1 << 18) - 2; }
 
 bool have_device() {
-    cudaDeviceProp properties;
-    if (cuda.products != NULL) return true;
-    if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) return false;
-    cuda.backend = &backend;
-    cuda.processors = properties.multiProcessorCount;
-    cuda.capability = properties.major * 10 + properties.minor;
-    snprintf(cuda.name, sizeof cuda.name, "%s", properties.name);
-    if (cudaStreamCreate(&cuda.stream) != cudaSuccess) return false;
-    cuda.products = mpt__cuda_products_create(&cuda);
-    return cuda.products != NULL;
+    if (cuda == NULL && mpt__cuda_backend_create(&backend, MPTRAIN_VERSION, 0, false) == MPT_OK)
+        cuda = (mpt__cuda *)backend.self;
+    return cuda != NULL;
 }
 
+/* Forgets all plans. */
 bool begin_anew() {
-    mpt__cuda_products_destroy(cuda.products);
-    cuda.products = mpt__cuda_products_create(&cuda);
-    return cuda.products != NULL;
+    mpt__cuda_products_destroy(cuda->products);
+    cuda->products = mpt__cuda_products_create(cuda);
+    return cuda->products != NULL;
 }
 
 double decode(const unsigned char *from, int dtype) {
@@ -110,7 +104,7 @@ size_t position(int operand, const int64_t *index) {
     const mpt__operand &o = launch.operand[operand];
     int64_t at = GUARD + o.offset;
     for (int d = 0; d < o.rank; d++) at += index[d] * o.stride[d];
-    return (size_t)at * mpt_dtype_size((mpt_dtype)o.dtype);
+    return (size_t)at * mpt__bytes_of(o.dtype);
 }
 
 double value(int operand, const int64_t *index, const std::vector<unsigned char> *of = before) {
@@ -147,7 +141,7 @@ void add(int i, int dtype, int access, int rank, const int64_t *shape, const int
         if (shape[d] > 0) size += (shape[d] - 1) * stride[d];
     }
     if (launch.n_operands < i + 1) launch.n_operands = (uint8_t)(i + 1);
-    memory[i].assign((size_t)size * mpt_dtype_size((mpt_dtype)dtype), 0x11);
+    memory[i].assign((size_t)size * mpt__bytes_of(dtype), 0x11);
     do {
         if (!empty) encode(&memory[i][position(i, index)], dtype, uniform());
     } while (advance(index, shape, rank));
@@ -174,15 +168,15 @@ void add2(int i, int dtype, int64_t rows, int64_t columns, bool transposed = fal
 mpt__cuda_call prepared() {
     mpt__cuda_call call;
     memset(&call, 0, sizeof call);
-    call.cuda = &cuda;
+    call.cuda = cuda;
     call.launch = &launch;
-    call.stream = cuda.stream;
+    call.stream = cuda->stream;
     launch.workspace = mpt__cuda_gemm_workspace(&launch);
     if (launch.workspace > 0) cudaMalloc(&call.workspace, (size_t)launch.workspace);
     for (int i = 0; i < OPERANDS; i++) {
         const mpt__operand &o = launch.operand[i];
         if (o.storage == 0) continue;
-        call.data[i] = storage[i] + (size_t)(GUARD + o.offset) * mpt_dtype_size((mpt_dtype)o.dtype);
+        call.data[i] = storage[i] + (size_t)(GUARD + o.offset) * mpt__bytes_of(o.dtype);
     }
     return call;
 }
@@ -194,10 +188,10 @@ mpt_status run(bool plain = false) {
         before[i] = memory[i];
         if (storage[i] == NULL) continue;
         cudaMemcpyAsync(storage[i], memory[i].data(), memory[i].size(), cudaMemcpyHostToDevice,
-                        cuda.stream);
+                        cuda->stream);
     }
     const mpt_status status = plain ? mpt__product_plain(&call) : mpt__cuda_gemm(&call);
-    CHECK_EQ_INT(cudaStreamSynchronize(cuda.stream), cudaSuccess);
+    CHECK_EQ_INT(cudaStreamSynchronize(cuda->stream), cudaSuccess);
     for (int i = 0; i < OPERANDS; i++) {
         if (storage[i] == NULL) continue;
         cudaMemcpy(memory[i].data(), storage[i], memory[i].size(), cudaMemcpyDeviceToHost);
@@ -325,18 +319,18 @@ TEST(random_products) {
         const mpt__product product = mpt__product_of(&launch);
         calls++;
         finished += product.finish;
-        looped += product.loop.space.count > 1;
+        looped += product.loop.count > 1;
     }
     CHECK(calls > 70 && finished > 15 && finished < calls - 15 && looped > 2);
     long long plans = 0;
-    for (long long i = 0; i < cuda.products->capacity; i++) {
-        const mpt__plan *plan = &cuda.products->plans[i];
+    for (long long i = 0; i < cuda->products->capacity; i++) {
+        const mpt__plan *plan = &cuda->products->plans[i];
         if (!plan->taken) continue;
         plans++;
         CHECK(plan->usable);
-        CHECK(mpt__plan_enter(cuda.products, plan->field) == plan);
+        CHECK(mpt__plan_enter(cuda->products, plan->field) == plan);
     }
-    CHECK_EQ_INT(cuda.products->count, plans);
+    CHECK_EQ_INT(cuda->products->count, plans);
 }
 
 TEST(non_finite_values_pass_through_relu) {
@@ -365,14 +359,14 @@ TEST(tf32_is_opt_in) {
         add2(0, MPT_F32, 64, 128);
         add2(1, MPT_F32, 128, 64, true);
         add2(3, MPT_F32, 64, 64, false, MPT__WRITE);
-        cuda.products->tf32 = tf32 != 0;
+        backend.benchmark(backend.self, false, tf32 != 0);
         CHECK_EQ_INT(run(), MPT_OK);
         int64_t index[MPT_MAX_RANK] = {0};
         do {
             error[tf32] = fmax(error[tf32], fabs(value(3, index, memory) - expected(index)));
         } while (advance(index, launch.operand[3].shape, 2));
     }
-    cuda.products->tf32 = false;
+    backend.benchmark(backend.self, false, false);
     CHECK(error[0] < 1e-4);
     CHECK(error[1] > 10 * error[0] && error[1] < 0.1);
 }
@@ -456,16 +450,16 @@ TEST(batches_go_in_few_calls) {
     heads(plain, plain, 3, 4);
     mpt__product product = mpt__product_of(&launch);
     CHECK_EQ_INT(product.batch, 12);
-    CHECK_EQ_INT(product.loop.space.count, 1);
+    CHECK_EQ_INT(product.loop.count, 1);
     heads(of_rows, of_keys, 3, 5); /* [batch, time, heads, width], as attention has them */
     product = mpt__product_of(&launch);
     CHECK_EQ_INT(product.batch, 5);
-    CHECK_EQ_INT(product.loop.space.count, 3);
+    CHECK_EQ_INT(product.loop.count, 3);
     CHECK_EQ_INT(launch.workspace, 0);
     heads(of_rows, of_keys, 65, 66); /* too many calls: packed, then one */
     product = mpt__product_of(&launch);
     CHECK_EQ_INT(product.batch, 65 * 66);
-    CHECK_EQ_INT(product.loop.space.count, 1);
+    CHECK_EQ_INT(product.loop.count, 1);
 }
 
 TEST(batches_that_share_b_are_rows) {
@@ -514,11 +508,11 @@ TEST(large_sums_are_made_in_pieces) {
 TEST(plans_are_made_once) {
     REQUIRE(have_device() && begin_anew());
     linear(MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_ACTIVATION_RELU);
-    CHECK_EQ_INT(cuda.products->count, 1);
+    CHECK_EQ_INT(cuda->products->count, 1);
     linear(MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_ACTIVATION_RELU);
-    CHECK_EQ_INT(cuda.products->count, 1);
+    CHECK_EQ_INT(cuda->products->count, 1);
     linear(MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_ACTIVATION_NONE);
-    CHECK_EQ_INT(cuda.products->count, 2);
+    CHECK_EQ_INT(cuda->products->count, 2);
 }
 
 #ifdef CUDASIM_H
@@ -533,7 +527,7 @@ TEST(a_refused_product_is_done_plainly) {
         linear(MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_ACTIVATION_TANH);
         cudasim_fail("", 0, 0, 0);
         char text[4096];
-        mpt__cuda_products_print(cuda.products, text, sizeof text);
+        backend.benchmark_text(backend.self, text, sizeof text);
         CHECK_CONTAINS(text, "plain kernel\n");
     }
 }
@@ -541,10 +535,10 @@ TEST(a_refused_product_is_done_plainly) {
 TEST(without_cublaslt_there_is_a_reason) {
     REQUIRE(have_device());
     cudasim_fail("cublasLtCreate", 0, CUBLAS_STATUS_NOT_INITIALIZED, 0);
-    CHECK(mpt__cuda_products_create(&cuda) == NULL);
+    CHECK(mpt__cuda_products_create(cuda) == NULL);
     CHECK_CONTAINS(backend.error, "cuBLASLt");
     cudasim_fail("cudaMalloc", 0, cudaErrorMemoryAllocation, 0);
-    CHECK(mpt__cuda_products_create(&cuda) == NULL);
+    CHECK(mpt__cuda_products_create(cuda) == NULL);
     cudasim_fail("", 0, 0, 0);
 }
 #endif
@@ -553,10 +547,10 @@ TEST(without_cublaslt_there_is_a_reason) {
 
 const mpt__plan *only_plan() {
     const mpt__plan *found = NULL;
-    for (long long i = 0; i < cuda.products->capacity; i++) {
-        if (cuda.products->plans[i].taken) found = &cuda.products->plans[i];
+    for (long long i = 0; i < cuda->products->capacity; i++) {
+        if (cuda->products->plans[i].taken) found = &cuda->products->plans[i];
     }
-    return cuda.products->count == 1 ? found : NULL;
+    return cuda->products->count == 1 ? found : NULL;
 }
 
 void accumulate_once() {
@@ -575,18 +569,18 @@ TEST(benchmark_mode_pins_saves_and_loads) {
     accumulate_once();
     REQUIRE(only_plan() != NULL);
     CHECK(!only_plan()->pinned);
-    CHECK(mpt__cuda_products_print(cuda.products, text, sizeof text) < sizeof text);
+    CHECK(backend.benchmark_text(backend.self, text, sizeof text) < sizeof text);
     CHECK_CONTAINS(text, "heuristic\n");
-    cuda.benchmark = true;
+    backend.benchmark(backend.self, true, false);
     accumulate_once(); /* timed on an output of its own, or the sum would be wrong */
     REQUIRE(only_plan() != NULL);
     CHECK(only_plan()->pinned && only_plan()->nanoseconds > 0);
     CHECK(only_plan()->nanoseconds <= only_plan()->nanoseconds_first);
-    cuda.benchmark = false;
+    backend.benchmark(backend.self, false, false);
     const cublasLtMatmulAlgo_t chosen = only_plan()->algorithm;
-    const size_t length = mpt__cuda_products_print(cuda.products, text, sizeof text);
+    const size_t length = backend.benchmark_text(backend.self, text, sizeof text);
     CHECK_EQ_INT(length, strlen(text));
-    CHECK_EQ_INT(mpt__cuda_products_print(cuda.products, broken, 100), length);
+    CHECK_EQ_INT(backend.benchmark_text(backend.self, broken, 100), length);
     CHECK_EQ_INT(strlen(broken), 99);
     CHECK(strncmp(broken, text, 99) == 0);
     CHECK_CONTAINS(text, " algorithm=");
@@ -594,35 +588,35 @@ TEST(benchmark_mode_pins_saves_and_loads) {
     for (int made = 0; made < 2; made++) { /* read before the product is known, and after */
         REQUIRE(begin_anew());
         if (made) accumulate_once();
-        CHECK_EQ_INT(mpt__cuda_products_read(cuda.products, text), MPT_OK);
+        CHECK_EQ_INT(backend.benchmark_read(backend.self, text), MPT_OK);
         accumulate_once();
         REQUIRE(only_plan() != NULL);
         CHECK(only_plan()->pinned);
         CHECK_EQ_BITS(&only_plan()->algorithm, &chosen, sizeof chosen);
-        mpt__cuda_products_print(cuda.products, again, sizeof again);
+        backend.benchmark_text(backend.self, again, sizeof again);
         CHECK_EQ_STR(again, text);
     }
 
     REQUIRE(begin_anew());
     strcpy(broken, text);
     broken[20]++;
-    CHECK_EQ_INT(mpt__cuda_products_read(cuda.products, broken), MPT_ERROR_UNSUPPORTED);
+    CHECK_EQ_INT(backend.benchmark_read(backend.self, broken), MPT_ERROR_UNSUPPORTED);
     CHECK_CONTAINS(backend.error, "another card");
-    CHECK_EQ_INT(mpt__cuda_products_read(cuda.products, ""), MPT_ERROR_UNSUPPORTED);
+    CHECK_EQ_INT(backend.benchmark_read(backend.self, ""), MPT_ERROR_UNSUPPORTED);
     const size_t title = (size_t)(strchr(text, '\n') - text) + 1;
     for (size_t end = length - 1; end > title; end -= end - title < 7 ? end - title : 7) {
         strcpy(broken, text);
         broken[end] = 0;
-        CHECK_EQ_INT(mpt__cuda_products_read(cuda.products, broken), MPT_ERROR_FORMAT);
+        CHECK_EQ_INT(backend.benchmark_read(backend.self, broken), MPT_ERROR_FORMAT);
     }
-    CHECK_EQ_INT(cuda.products->count, 0);
+    CHECK_EQ_INT(cuda->products->count, 0);
 
     strcpy(broken, text); /* an algorithm that does not exist is found out before it runs */
     memcpy(strstr(broken, "algorithm=") + 10, "7", 1);
     for (int made = 0; made < 2; made++) {
         REQUIRE(begin_anew());
         if (made) accumulate_once();
-        CHECK_EQ_INT(mpt__cuda_products_read(cuda.products, broken), MPT_OK);
+        CHECK_EQ_INT(backend.benchmark_read(backend.self, broken), MPT_OK);
         accumulate_once();
         REQUIRE(only_plan() != NULL);
         CHECK(only_plan()->usable && !only_plan()->pinned);
@@ -635,18 +629,18 @@ TEST(nothing_is_timed_in_a_capture) {
     REQUIRE(begin_anew());
     const mpt__cuda_call call = prepared();
     cudaGraph_t graph;
-    cuda.benchmark = true;
-    CHECK_EQ_INT(cudaStreamBeginCapture(cuda.stream, cudaStreamCaptureModeThreadLocal),
+    backend.benchmark(backend.self, true, false);
+    CHECK_EQ_INT(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal),
                  cudaSuccess);
     CHECK_EQ_INT(mpt__cuda_gemm(&call), MPT_OK);
-    CHECK_EQ_INT(cudaStreamEndCapture(cuda.stream, &graph), cudaSuccess);
+    CHECK_EQ_INT(cudaStreamEndCapture(cuda->stream, &graph), cudaSuccess);
     REQUIRE(only_plan() != NULL);
     CHECK(only_plan()->usable && !only_plan()->pinned);
     cudaGraphDestroy(graph);
     accumulate_once();
     REQUIRE(only_plan() != NULL);
     CHECK(only_plan()->pinned);
-    cuda.benchmark = false;
+    backend.benchmark(backend.self, false, false);
 }
 
 } // namespace

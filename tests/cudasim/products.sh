@@ -1,0 +1,29 @@
+#!/bin/sh
+# Tests the matrix products of mptrain_cuda.cu in the simulator: products.sh FOLDER [MODE...]
+# MODE: plain (also with threads in other orders, and streams that wait), asan, tsan.
+# On a machine with a GPU: nvcc -arch=native -I. -Isrc tests/cudasim/test_products.cu -lcublasLt
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+root=$here/../..
+folder=$1
+shift
+[ $# -gt 0 ] || set -- plain asan tsan
+mkdir -p "$folder/rewritten"
+# The test includes the backend, whose rewritten text build.sh leaves beside the object.
+sh "$here/build.sh" "$folder/backend.o" "-O0 -I$root/src" "$root/mptrain_cuda.cu"
+cp "$folder/backend.o.cpp" "$folder/rewritten/mptrain_cuda.cu"
+for mode in "$@"; do
+    case $mode in
+        plain) flags='-O1' orders='0 1 7' ;;
+        asan) flags='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all' orders=0 ;;
+        tsan) flags='-O1 -fsanitize=thread' orders=0 ;;
+        *) echo "products.sh: what is $mode?" >&2 && exit 2 ;;
+    esac
+    program=$folder/test_products-$mode
+    sh "$here/build.sh" "$program" "-g $flags -Wall -Wextra -I$folder/rewritten -I$root/src -I$here" \
+        "$here/test_products.cu"
+    for order in $orders; do
+        echo "== $mode, order $order"
+        CUDASIM_ORDER=$order CUDASIM_ASYNC=$((order > 0)) "$program"
+    done
+done
