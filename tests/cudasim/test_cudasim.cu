@@ -785,8 +785,13 @@ TEST(products_that_the_library_rejects) {
                          CUBLASLT_EPILOGUE_DEFAULT);
     g.set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_T); // 8 x 32 and 16 x 8 do not agree
     CHECK_EQ_INT(g.candidates(found), CUBLAS_STATUS_INVALID_VALUE);
-    const uint32_t alignment = 8;
     g.set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+    uint64_t inner = 7; // B has a row less than A has columns
+    cublasLtMatrixLayoutSetAttribute(g.layouts[1], CUBLASLT_MATRIX_LAYOUT_ROWS, &inner, 8);
+    CHECK_EQ_INT(g.candidates(found), CUBLAS_STATUS_INVALID_VALUE);
+    inner = 8;
+    cublasLtMatrixLayoutSetAttribute(g.layouts[1], CUBLASLT_MATRIX_LAYOUT_ROWS, &inner, 8);
+    const uint32_t alignment = 8;
     CHECK_EQ_INT(g.candidates(found), 0);
     const size_t all = found.size();
     cublasLtMatmulPreferenceSetAttribute(g.wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
