@@ -333,6 +333,14 @@ TEST(launches_of_every_form) {
     CHECK_EQ_INT(strlen(raw), 15);
 }
 
+// Two ints in a struct may look like an address.
+TEST(numbers_are_not_taken_for_pointers) {
+    device_array<int> out(4);
+    const several<int, 4> numbers = {{0x3f800000, 0x100, 7, 0x2000}};
+    spread<int, 4><<<1, 32>>>(out.at, numbers);
+    CHECK_EQ_INT(out.read()[3], 0x2000);
+}
+
 TEST(bad_launches_are_errors) {
     device_array<float> out(32);
     fill_from<<<1, 1025>>>(out.at, 1, 32);
@@ -812,6 +820,7 @@ TEST_TABLE = {T(elementwise_with_wide_loads),
               T(atomics),
               T(intrinsics),
               T(launches_of_every_form),
+              T(numbers_are_not_taken_for_pointers),
               T(bad_launches_are_errors),
               T(dynamic_shared_memory_needs_a_permit_per_kernel),
               T(device_queries),
