@@ -42,9 +42,7 @@ language='-std=c++17 -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas
 newer() { # newer FILE SOURCE...: whether FILE exists and no SOURCE is newer
     file=$1
     shift
-    for source in "$@"; do
-        [ "$file" -nt "$source" ] || return 1
-    done
+    [ -e "$file" ] && [ -z "$(find "$@" -newer "$file")" ]
 }
 
 build_rewriter() {

@@ -141,10 +141,9 @@ struct cuda_thread {
 // What a lane brings into a warp function, and takes from it.
 struct lane {
     warp_op op;
-    unsigned mask, ballot;
+    unsigned mask;
     int argument, width;
     site where;
-    size_t size;
     uint64_t value;
 };
 
@@ -333,7 +332,7 @@ unsigned ready_group(unsigned w, unsigned first) {
         const lane &b = lanes[k];
         if (!(group >> k & 1)) continue;
         if (b.mask != a.mask) return 0;
-        if (b.op != a.op || b.where.line != a.where.line || b.size != a.size)
+        if (b.op != a.op || b.where.line != a.where.line)
             fail(a.where, "divergent warp function: lane %u is here, lane %u at line %d", first, k,
                  b.where.line);
     }
@@ -366,17 +365,14 @@ unsigned source_lane(const lane &a, unsigned k) {
 
 void exchange(unsigned w, unsigned group) {
     lane *lanes = block.lanes + w * 32;
-    uint64_t values[32];
-    unsigned ballot = 0;
+    uint64_t values[32], ballot = 0;
     for (unsigned k = 0; k < 32; k++) {
         values[k] = group >> k & 1 ? lanes[k].value : ~uint64_t{0}; // an absent lane gives garbage
-        if ((group >> k & 1) && lanes[k].op == warp_op::ballot && (int)lanes[k].value)
-            ballot |= 1u << k;
+        if (group >> k & 1) ballot |= (lanes[k].value & 1) << k;
     }
     for (unsigned k = 0; k < 32; k++) {
         if (!(group >> k & 1)) continue;
-        lanes[k].value = values[source_lane(lanes[k], k)];
-        lanes[k].ballot = ballot;
+        lanes[k].value = lanes[k].op == warp_op::ballot ? ballot : values[source_lane(lanes[k], k)];
         block.threads[w * 32 + k].now = state::ready;
     }
     block.warps[w].waiting &= ~group;
@@ -557,15 +553,11 @@ int barrier(site s, vote v, bool predicate) {
     return block.result;
 }
 
-unsigned warp(site s, warp_op op, unsigned mask, void *value, size_t size, int argument,
-              int width) {
+uint64_t warp(site s, warp_op op, unsigned mask, uint64_t value, int argument, int width) {
     const unsigned me = block.current, w = me / 32, k = me % 32;
     if (!(mask >> k & 1)) fail(s, "lane %u is not in its own mask 0x%08x", k, mask);
     lane &a = block.lanes[me];
-    a = lane{op, mask, 0, argument, width, s, size, 0};
-    // Not memcpy, which sanitizers watch.
-    for (size_t i = 0; i < size; i++)
-        ((volatile char *)&a.value)[i] = ((const volatile char *)value)[i];
+    a = lane{op, mask, argument, width, s, value};
     block.warps[w].waiting |= 1u << k;
 #ifdef SIM_TSAN
     // Shuffles and votes order no memory; __syncwarp does.
@@ -583,9 +575,7 @@ unsigned warp(site s, warp_op op, unsigned mask, void *value, size_t size, int a
 #ifdef SIM_TSAN
     if (op == warp_op::sync) __tsan_acquire(tag);
 #endif
-    for (size_t i = 0; i < size; i++)
-        ((volatile char *)value)[i] = ((const volatile char *)&a.value)[i];
-    return a.ballot;
+    return a.value;
 }
 
 } // namespace cudasim

@@ -1,5 +1,5 @@
 // faults.cu - programs with one bug each, which the simulator must find: faults NAME runs one. It
-// ends badly when the bug is found and with status 0 when it is not. run.sh knows what must be said.
+// ends badly when the bug is found, with status 0 when it is not. run.sh knows what must be said.
 #include <cuda_runtime.h>
 #include <cublasLt.h>
 #include <math.h>

@@ -27,6 +27,7 @@ flags_of() {
     esac
 }
 build() { # build PROGRAM MODE
+    rm -f "$folder/$1-$2"
     sh "$here/build.sh" "$folder/$1-$2" "$(flags_of "$2")" "$here/$1.cu" >"$folder/$1-$2.log" 2>&1
 }
 

@@ -351,7 +351,9 @@ bool is_mapped(uintptr_t at) {
 
 // Kernels take device and pinned pointers only, by themselves or in structs.
 void check_parameter(const char *name, size_t index, const parameter &p) {
-    const uintptr_t LOWEST = uintptr_t{1} << 40, HIGHEST = uintptr_t{1} << 47;
+    // Programs, heaps and stacks lie here. Below there are only sizes, pairs of small numbers, and
+    // the shadow of the sanitizers.
+    const uintptr_t LOWEST = 0x500000000000, HIGHEST = 0x800000000000;
     for (size_t offset = 0; offset + 8 <= p.size; offset += 8) {
         uintptr_t word;
         memcpy(&word, (const char *)p.at + offset, sizeof word);

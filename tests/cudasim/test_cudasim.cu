@@ -333,6 +333,14 @@ TEST(launches_of_every_form) {
     CHECK_EQ_INT(strlen(raw), 15);
 }
 
+// Two ints in a struct may look like an address.
+TEST(numbers_are_not_taken_for_pointers) {
+    device_array<int> out(4);
+    const several<int, 4> numbers = {{0x3f800000, 0x100, 7, 0x2000}};
+    spread<int, 4><<<1, 32>>>(out.at, numbers);
+    CHECK_EQ_INT(out.read()[3], 0x2000);
+}
+
 TEST(bad_launches_are_errors) {
     device_array<float> out(32);
     fill_from<<<1, 1025>>>(out.at, 1, 32);
@@ -785,8 +793,13 @@ TEST(products_that_the_library_rejects) {
                          CUBLASLT_EPILOGUE_DEFAULT);
     g.set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_T); // 8 x 32 and 16 x 8 do not agree
     CHECK_EQ_INT(g.candidates(found), CUBLAS_STATUS_INVALID_VALUE);
-    const uint32_t alignment = 8;
     g.set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+    uint64_t inner = 7; // B has a row less than A has columns
+    cublasLtMatrixLayoutSetAttribute(g.layouts[1], CUBLASLT_MATRIX_LAYOUT_ROWS, &inner, 8);
+    CHECK_EQ_INT(g.candidates(found), CUBLAS_STATUS_INVALID_VALUE);
+    inner = 8;
+    cublasLtMatrixLayoutSetAttribute(g.layouts[1], CUBLASLT_MATRIX_LAYOUT_ROWS, &inner, 8);
+    const uint32_t alignment = 8;
     CHECK_EQ_INT(g.candidates(found), 0);
     const size_t all = found.size();
     cublasLtMatmulPreferenceSetAttribute(g.wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -807,6 +820,7 @@ TEST_TABLE = {T(elementwise_with_wide_loads),
               T(atomics),
               T(intrinsics),
               T(launches_of_every_form),
+              T(numbers_are_not_taken_for_pointers),
               T(bad_launches_are_errors),
               T(dynamic_shared_memory_needs_a_permit_per_kernel),
               T(device_queries),

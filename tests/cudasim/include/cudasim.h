@@ -61,8 +61,8 @@ void enqueue_kernel(const config &c, const char *name, const void *kernel,
                     const parameter *parameters, size_t count, std::function<void()> thread);
 void *dynamic_shared();
 int barrier(site s, vote v, bool predicate);
-// Replaces *value; the result is the ballot, for warp_op::ballot.
-unsigned warp(site s, warp_op op, unsigned mask, void *value, size_t size, int argument, int width);
+// The value that the lane gets, or the ballot.
+uint64_t warp(site s, warp_op op, unsigned mask, uint64_t value, int argument, int width);
 [[noreturn]] void trap(site s);
 
 // Arguments are converted once, at the launch, and copied for each thread, as CUDA does.
@@ -118,17 +118,20 @@ static inline int __syncthreads_or(int predicate, CUDASIM_HERE) {
     return ::cudasim::barrier(CUDASIM_SITE, ::cudasim::vote::any, predicate != 0);
 }
 static inline void __syncwarp(unsigned mask = 0xffffffffu, CUDASIM_HERE) {
-    ::cudasim::warp(CUDASIM_SITE, ::cudasim::warp_op::sync, mask, nullptr, 0, 0, 32);
+    ::cudasim::warp(CUDASIM_SITE, ::cudasim::warp_op::sync, mask, 0, 0, 32);
 }
 
-#define CUDASIM_SHUFFLE(name, op, argument_type)                                          \
-    template <class T>                                                                    \
-    static inline T name(unsigned mask, T value, argument_type argument, int width = 32,  \
-                         CUDASIM_HERE) {                                                  \
-        static_assert(sizeof(T) <= 8, "at most 8 bytes");                                 \
-        ::cudasim::warp(CUDASIM_SITE, ::cudasim::warp_op::op, mask, &value, sizeof value, \
-                        (int)argument, width);                                            \
-        return value;                                                                     \
+#define CUDASIM_SHUFFLE(name, op, argument_type)                                                \
+    template <class T>                                                                          \
+    static inline T name(unsigned mask, T value, argument_type argument, int width = 32,        \
+                         CUDASIM_HERE) {                                                        \
+        static_assert(sizeof(T) <= 8, "at most 8 bytes");                                       \
+        uint64_t bits = 0;                                                                      \
+        std::memcpy(&bits, &value, sizeof value);                                               \
+        bits = ::cudasim::warp(CUDASIM_SITE, ::cudasim::warp_op::op, mask, bits, (int)argument, \
+                               width);                                                          \
+        std::memcpy((void *)&value, &bits, sizeof value);                                       \
+        return value;                                                                           \
     }
 CUDASIM_SHUFFLE(__shfl_sync, shuffle, int)
 CUDASIM_SHUFFLE(__shfl_xor_sync, exchange, int)
@@ -136,8 +139,8 @@ CUDASIM_SHUFFLE(__shfl_down_sync, down, unsigned)
 CUDASIM_SHUFFLE(__shfl_up_sync, up, unsigned)
 
 static inline unsigned __ballot_sync(unsigned mask, int predicate, CUDASIM_HERE) {
-    return ::cudasim::warp(CUDASIM_SITE, ::cudasim::warp_op::ballot, mask, &predicate,
-                           sizeof predicate, 0, 32);
+    return (unsigned)::cudasim::warp(CUDASIM_SITE, ::cudasim::warp_op::ballot, mask, predicate != 0,
+                                     0, 32);
 }
 static inline int __any_sync(unsigned mask, int predicate, CUDASIM_HERE) {
     return __ballot_sync(mask, predicate, file_, line_) != 0;
