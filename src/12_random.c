@@ -94,8 +94,6 @@ static void mpt__philox(uint64_t seed, uint64_t sequence, uint64_t block, uint32
 }
 
 /* Writes words first .. first+n-1 of the key's sequence; word i is word i % 4 of block i / 4. */
-typedef void (*mpt__random_bits_fn)(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out);
-
 static void mpt__random_bits(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {
     uint64_t sequence = mpt__hash_u64(key.stream, key.call);
     while (n > 0) {

@@ -42,6 +42,12 @@ typedef struct mpt__convert_table {
 #define MPT__LANES(a, operation, b, intrinsic) ((a)operation(b))
 #endif
 
+#define MPT__ARITHMETIC(SPEC, V, P, S)                                              \
+    SPEC V##_f V##_add(V##_f a, V##_f b) { return MPT__LANES(a, +, b, P##add##S); } \
+    SPEC V##_f V##_sub(V##_f a, V##_f b) { return MPT__LANES(a, -, b, P##sub##S); } \
+    SPEC V##_f V##_mul(V##_f a, V##_f b) { return MPT__LANES(a, *, b, P##mul##S); } \
+    SPEC V##_f V##_div(V##_f a, V##_f b) { return MPT__LANES(a, /, b, P##div##S); }
+
 typedef float mpt__v1_f;
 typedef uint32_t mpt__v1_i;
 typedef bool mpt__v1_m;
@@ -80,10 +86,7 @@ typedef __m256i mpt__v8_i;
 typedef __m256i mpt__v8_m;
 #define MPT__V8 MPT__TARGET("avx2") static MPT__INLINE
 
-MPT__V8 __m256 mpt__v8_add(__m256 a, __m256 b) { return MPT__LANES(a, +, b, _mm256_add_ps); }
-MPT__V8 __m256 mpt__v8_sub(__m256 a, __m256 b) { return MPT__LANES(a, -, b, _mm256_sub_ps); }
-MPT__V8 __m256 mpt__v8_mul(__m256 a, __m256 b) { return MPT__LANES(a, *, b, _mm256_mul_ps); }
-MPT__V8 __m256 mpt__v8_div(__m256 a, __m256 b) { return MPT__LANES(a, /, b, _mm256_div_ps); }
+MPT__ARITHMETIC(MPT__V8, mpt__v8, _mm256_, _ps)
 MPT__V8 __m256 mpt__v8_set(float a) { return _mm256_set1_ps(a); }
 MPT__V8 __m256 mpt__v8_larger(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
 MPT__V8 __m256 mpt__v8_smaller(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
@@ -112,10 +115,7 @@ typedef __mmask16 mpt__v16_m;
 #define MPT__V16 MPT__V16_STATIC MPT__INLINE
 #define MPT__V16_ALL ((__mmask16)0xffff) /* without a mask, gcc warns about its own header */
 
-MPT__V16 __m512 mpt__v16_add(__m512 a, __m512 b) { return MPT__LANES(a, +, b, _mm512_add_ps); }
-MPT__V16 __m512 mpt__v16_sub(__m512 a, __m512 b) { return MPT__LANES(a, -, b, _mm512_sub_ps); }
-MPT__V16 __m512 mpt__v16_mul(__m512 a, __m512 b) { return MPT__LANES(a, *, b, _mm512_mul_ps); }
-MPT__V16 __m512 mpt__v16_div(__m512 a, __m512 b) { return MPT__LANES(a, /, b, _mm512_div_ps); }
+MPT__ARITHMETIC(MPT__V16, mpt__v16, _mm512_, _ps)
 MPT__V16 __m512 mpt__v16_set(float a) { return _mm512_set1_ps(a); }
 MPT__V16 __m512 mpt__v16_larger(__m512 a, __m512 b) {
     return _mm512_maskz_max_ps(MPT__V16_ALL, a, b);
@@ -134,7 +134,6 @@ MPT__V16 __m512i mpt__v16_iand(__m512i a, __m512i b) { return _mm512_and_si512(a
 MPT__V16 __m512i mpt__v16_ior(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
 MPT__V16 __m512i mpt__v16_shl23(__m512i a) { return _mm512_maskz_slli_epi32(MPT__V16_ALL, a, 23); }
 MPT__V16 __m512i mpt__v16_shr16(__m512i a) { return _mm512_maskz_srli_epi32(MPT__V16_ALL, a, 16); }
-MPT__V16 __m512i mpt__v16_sar1(__m512i a) { return _mm512_maskz_srai_epi32(MPT__V16_ALL, a, 1); }
 MPT__V16 __m512i mpt__v16_sar23(__m512i a) { return _mm512_maskz_srai_epi32(MPT__V16_ALL, a, 23); }
 MPT__V16 __mmask16 mpt__v16_igt(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(a, b); }
 MPT__V16 __m512 mpt__v16_select(__mmask16 m, __m512 a, __m512 b) {
@@ -148,10 +147,7 @@ typedef int32x4_t mpt__v4_i;
 typedef uint32x4_t mpt__v4_m;
 #define MPT__V4 static MPT__INLINE
 
-MPT__V4 mpt__v4_f mpt__v4_add(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, +, b, vaddq_f32); }
-MPT__V4 mpt__v4_f mpt__v4_sub(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, -, b, vsubq_f32); }
-MPT__V4 mpt__v4_f mpt__v4_mul(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, *, b, vmulq_f32); }
-MPT__V4 mpt__v4_f mpt__v4_div(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, /, b, vdivq_f32); }
+MPT__ARITHMETIC(MPT__V4, mpt__v4, v, q_f32)
 MPT__V4 mpt__v4_f mpt__v4_set(float a) { return vdupq_n_f32(a); }
 MPT__V4 mpt__v4_f mpt__v4_larger(mpt__v4_f a, mpt__v4_f b) {
     return vbslq_f32(vcgtq_f32(a, b), a, b);
@@ -205,39 +201,39 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
     }
 
 /* The tests of a level, and its table with the look-up of level BYTES. An exponent of all ones and
-   `one` in its lowest bit give a carry to the sign, in each half of a word for 16-bit formats. */
-#define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL, BYTES)                                       \
-    SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent,    \
-                                    int32_t one) {                                         \
-        const V##_i mask = V##_iset(exponent), carry = V##_iset(one);                      \
-        const char *at = (const char *)values;                                             \
-        V##_i sum = V##_iset(0);                                                           \
-        uint32_t words[4 * (W)], all = 0;                                                  \
-        for (size_t used = sizeof words; bytes > 0; bytes -= used) {                       \
-            if (bytes < used) {                                                            \
-                used = bytes;                                                              \
-                memset(words, 0, sizeof words);                                            \
-                at = (const char *)memcpy(words, at, bytes);                               \
-            }                                                                              \
-            for (int k = 0; k < 4; k++, at += 4 * (W))                                     \
-                sum = V##_ior(sum, V##_iadd(V##_iand(V##_words(at), mask), carry));        \
-        }                                                                                  \
-        memcpy(words, &sum, sizeof sum);                                                   \
-        for (int i = 0; i < (W); i++) all |= words[i];                                     \
-        return (all & 0x80008000u) == 0;                                                   \
-    }                                                                                      \
-    static bool mpt__##LEVEL##_finite_f32(const float *values, size_t n) {                 \
-        return mpt__##LEVEL##_finite(values, 4 * n, 0x7f800000, 0x00800000);               \
-    }                                                                                      \
-    static bool mpt__##LEVEL##_finite_f16(const uint16_t *values, size_t n) {              \
-        return mpt__##LEVEL##_finite(values, 2 * n, 0x7c007c00, 0x04000400);               \
-    }                                                                                      \
-    static bool mpt__##LEVEL##_finite_bf16(const uint16_t *values, size_t n) {             \
-        return mpt__##LEVEL##_finite(values, 2 * n, 0x7f807f80, 0x00800080);               \
-    }                                                                                      \
-    static const mpt__convert_table mpt__convert_##LEVEL = {                               \
-        mpt__##LEVEL##_f16_to_f32,  mpt__##LEVEL##_bf16_to_f32, mpt__##LEVEL##_f32_to_f16, \
-        mpt__##LEVEL##_f32_to_bf16, mpt__##LEVEL##_finite_f32,  mpt__##LEVEL##_finite_f16, \
+   `one` in its lowest bit give a carry to the sign, in each half of a word for 16-bit formats. Four
+   runs are read side by side: one core gets more out of memory from several pages at once. */
+#define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL, BYTES)                                              \
+    SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent,           \
+                                    int32_t one) {                                                \
+        const V##_i mask = V##_iset(exponent), carry = V##_iset(one);                             \
+        const size_t step = 4 * (W);                                                              \
+        const char *at = (const char *)values;                                                    \
+        V##_i sum = V##_iset(0);                                                                  \
+        uint32_t words[4 * (W)] = {0}, all = 0;                                                   \
+        const size_t run = bytes / sizeof words * step, rest = bytes - 4 * run;                   \
+        for (size_t i = 0; i < run; i += step)                                                    \
+            for (size_t k = 0; k < 4; k++)                                                        \
+                sum = V##_ior(sum, V##_iadd(V##_iand(V##_words(at + k * run + i), mask), carry)); \
+        if (rest > 0) memcpy(words, at + 4 * run, rest);                                          \
+        for (size_t k = 0; k < 4; k++)                                                            \
+            sum = V##_ior(sum, V##_iadd(V##_iand(V##_words(words + k * (W)), mask), carry));      \
+        memcpy(words, &sum, sizeof sum);                                                          \
+        for (int i = 0; i < (W); i++) all |= words[i];                                            \
+        return (all & 0x80008000u) == 0;                                                          \
+    }                                                                                             \
+    static bool mpt__##LEVEL##_finite_f32(const float *values, size_t n) {                        \
+        return mpt__##LEVEL##_finite(values, 4 * n, 0x7f800000, 0x00800000);                      \
+    }                                                                                             \
+    static bool mpt__##LEVEL##_finite_f16(const uint16_t *values, size_t n) {                     \
+        return mpt__##LEVEL##_finite(values, 2 * n, 0x7c007c00, 0x04000400);                      \
+    }                                                                                             \
+    static bool mpt__##LEVEL##_finite_bf16(const uint16_t *values, size_t n) {                    \
+        return mpt__##LEVEL##_finite(values, 2 * n, 0x7f807f80, 0x00800080);                      \
+    }                                                                                             \
+    static const mpt__convert_table mpt__convert_##LEVEL = {                                      \
+        mpt__##LEVEL##_f16_to_f32,  mpt__##LEVEL##_bf16_to_f32, mpt__##LEVEL##_f32_to_f16,        \
+        mpt__##LEVEL##_f32_to_bf16, mpt__##LEVEL##_finite_f32,  mpt__##LEVEL##_finite_f16,        \
         mpt__##LEVEL##_finite_bf16, mpt__##BYTES##_u8_to_half};
 
 /* ==== Levels ==== */

@@ -50,16 +50,37 @@ static const float mpt__erf_large_coefficients[7] = {
     -0.000166439087f, -1.12779725f,    -0.636976123f,  -0.104113616f,
     0.0223151781f,    -0.00306548341f, 0.000198219554f};
 
+#define MPT__HORNER(V, i) \
+    if ((i) < n - 1) sum = V##_add(V##_mul(sum, x), V##_set(c[i]))
+
+/* y 2^k, with k in the low bits of t = k + MPT__ROUND_MAGIC: in two factors, since k alone may lie
+   outside the exponents of a float. */
+#define MPT__MATH_SCALE(SPEC, V)                                                          \
+    SPEC V##_f V##_scale(V##_f y, V##_f t) {                                              \
+        V##_i k = V##_isub(V##_bits(t), V##_iset(MPT__ROUND_MAGIC_BITS));                 \
+        V##_i half = V##_sar1(k);                                                         \
+        V##_f factor1 = V##_float(V##_shl23(V##_iadd(half, V##_iset(127))));              \
+        V##_f factor2 = V##_float(V##_shl23(V##_iadd(V##_isub(k, half), V##_iset(127)))); \
+        return V##_mul(V##_mul(y, factor1), factor2);                                     \
+    }
+
 /* Defines the float functions in the vocabulary V; SPEC goes before each, NAME(exp) is its name.
  *   exp       any x; overflow gives infinity, results round to denormals as they should
  *   log       natural; -infinity for zeros, NaN below
  *   sigmoid   1 / (1 + exp(-x)), without loss on either side
  *   tanh erf  odd; +-1 for large |x|; the sign of zero stays */
 #define MPT__MATH_FUNCTIONS(SPEC, NAME, V)                                                     \
-    /* The sum of c[i] x^i, by Horner's rule. */                                               \
+    /* The sum of c[i] x^i, i < n <= 9, by Horner's rule; gcc -O2 would leave a loop one. */   \
     SPEC V##_f V##_polynomial(V##_f x, const float *c, int n) {                                \
         V##_f sum = V##_set(c[n - 1]);                                                         \
-        for (int i = n - 2; i >= 0; i--) { sum = V##_add(V##_mul(sum, x), V##_set(c[i])); }    \
+        MPT__HORNER(V, 7);                                                                     \
+        MPT__HORNER(V, 6);                                                                     \
+        MPT__HORNER(V, 5);                                                                     \
+        MPT__HORNER(V, 4);                                                                     \
+        MPT__HORNER(V, 3);                                                                     \
+        MPT__HORNER(V, 2);                                                                     \
+        MPT__HORNER(V, 1);                                                                     \
+        MPT__HORNER(V, 0);                                                                     \
         return sum;                                                                            \
     }                                                                                          \
                                                                                                \
@@ -72,12 +93,7 @@ static const float mpt__erf_large_coefficients[7] = {
         V##_f r = V##_sub(high, V##_mul(n, V##_set(MPT__LN2_LOW_F)));                          \
         V##_f p = V##_polynomial(r, mpt__exp_coefficients, 5);                                 \
         V##_f y = V##_add(V##_add(V##_mul(V##_mul(p, r), r), r), V##_set(1.0f));               \
-        /* 2^n in two factors, since n alone may lie outside the exponents of a float. */      \
-        V##_i k = V##_isub(V##_bits(t), V##_iset(MPT__ROUND_MAGIC_BITS));                      \
-        V##_i half = V##_sar1(k);                                                              \
-        V##_f factor1 = V##_float(V##_shl23(V##_iadd(half, V##_iset(127))));                   \
-        V##_f factor2 = V##_float(V##_shl23(V##_iadd(V##_isub(k, half), V##_iset(127))));      \
-        return V##_mul(V##_mul(y, factor1), factor2);                                          \
+        return V##_scale(y, t);                                                                \
     }                                                                                          \
                                                                                                \
     SPEC V##_f NAME(log)(V##_f x) {                                                            \
@@ -134,12 +150,17 @@ static const float mpt__erf_large_coefficients[7] = {
 
 /* mpt__expf mpt__logf mpt__sigmoidf mpt__tanhf mpt__erff */
 #define MPT__NAME_SCALAR(name) mpt__##name##f
+MPT__MATH_SCALE(MPT__V1, mpt__v1)
 MPT__MATH_FUNCTIONS(MPT__V1, MPT__NAME_SCALAR, mpt__v1)
 
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
 /* mpt__avx2_exp8 and so on; mpt__avx512_exp16 and so on. */
 #define MPT__NAME_AVX2(name) mpt__avx2_##name##8
 #define MPT__NAME_AVX512(name) mpt__avx512_##name##16
+MPT__MATH_SCALE(MPT__V8, mpt__v8)
+MPT__V16 __m512 mpt__v16_scale(__m512 y, __m512 t) {
+    return _mm512_maskz_scalef_ps(MPT__V16_ALL, y, mpt__v16_sub(t, mpt__v16_set(MPT__ROUND_MAGIC)));
+}
 MPT__MATH_FUNCTIONS(MPT__V8, MPT__NAME_AVX2, mpt__v8)
 MPT__MATH_FUNCTIONS(MPT__V16, MPT__NAME_AVX512, mpt__v16)
 #endif
@@ -147,6 +168,7 @@ MPT__MATH_FUNCTIONS(MPT__V16, MPT__NAME_AVX512, mpt__v16)
 #if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
 /* mpt__neon_exp4 and so on. */
 #define MPT__NAME_NEON(name) mpt__neon_##name##4
+MPT__MATH_SCALE(MPT__V4, mpt__v4)
 MPT__MATH_FUNCTIONS(MPT__V4, MPT__NAME_NEON, mpt__v4)
 #endif
 

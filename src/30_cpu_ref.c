@@ -26,8 +26,14 @@
 #endif
 typedef MPT__REAL mpt__real;
 
-/* Elements converted and computed at a time. */
+/* Elements converted and computed at a time; fewer where the portable kernels are all there is, as
+   on small machines: no frame is then larger than 8 KiB. No result depends on it. */
+#ifdef MPTRAIN_NO_SIMD
+#define MPT__BLOCK 256
+#else
 #define MPT__BLOCK 1024
+#endif
+#define MPT__COPY_TILE (MPT__BLOCK / 16)
 /* Elements of a chunk of elementwise work, and of optimizer updates. No result depends on it. */
 #define MPT__CHUNK 4096
 
@@ -38,6 +44,13 @@ typedef MPT__REAL mpt__real;
 #define MPT__SUM_CHUNK 1024
 #define MPT__SUM_LANES 16
 #define MPT__SUM_LEVELS 54 /* log2 of the most chunks that fit an int64 count of elements */
+
+/* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
+   a chunk in four runs and a rest. One core gets more out of memory from several pages at once
+   (measured: 1.4 times), so the runs are read side by side. Lanes are as above; those of the rest
+   and of the runs add up in order, then fold; all chunks of all segments add up in pairs. */
+#define MPT__SQUARE_RUNS 4
+#define MPT__SQUARE_RUN(n) ((n) / (MPT__SQUARE_RUNS * MPT__SUM_LANES) * MPT__SUM_LANES)
 
 /* ==== The functions ==== */
 
@@ -58,7 +71,6 @@ typedef MPT__REAL mpt__real;
     R(MUL_SLOT, 2, a *c)                                                                \
     R(ISNAN, 2, mpt__real_is_nan(a) ? 1 : 0)                                            \
     R(ISINF, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? 0 : 1)                  \
-    R(DIV_SCALAR, 3, a / c)                                                             \
     R(CLAMP, 2, a > c ? c : a < -c ? -c : a)                                            \
     R(SPLAT, 1, ((void)a, c))
 
@@ -114,28 +126,38 @@ typedef struct mpt__words {
     bool flushes;    /* optimizers take denormals as zero: moments that fade away
                                     would make them slow */
     const mpt__convert_table *convert;
-    mpt__random_bits_fn random_bits;
     mpt__unary_fn unary[MPT__UNARY_COUNT];
     mpt__binary_fn binary[MPT__BINARY_COUNT];
-    mpt__real (*maximum)(const mpt__real *x, int64_t n, mpt__real start); /* NaN wins; any zero */
-    /* Element i goes to lane (first + i) % MPT__SUM_LANES. */
+    mpt__real (*peak)(const mpt__real *x, int64_t n,
+                      mpt__real start); /* passes over NaN; any zero */
+    /* Element i goes to lane (first + i) % MPT__SUM_LANES. Of maxima NaN wins, and any zero. */
     void (*add_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     void (*max_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
-    /* The same for squares of x multiplier, in double; first = 0. Whether all products are finite:
-       infinity times 0 is NaN, so that they show every element that is not. */
-    bool (*add_squares)(double *lane, const mpt__real *x, int64_t n, mpt__real multiplier);
-    /* words[i] >= threshold ? x factor : 0 */
-    void (*keep)(mpt__real *out, const mpt__real *x, const uint32_t *words, int64_t n,
-                 uint32_t threshold, mpt__real factor);
-    /* to[j][i] = from[i][j]; the steps are between rows */
+    /* The same with first = 0 for exp(x - most); out gets that, or the differences. */
+    void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
+                    bool differences);
+    /* Softmax or its logarithm, and its backward, of a dense row of n <= MPT__SUM_CHUNK; NULL: by
+       the words above. */
+    void (*softmax)(mpt__real *out, const mpt__real *x, int64_t n, bool log);
+    void (*softmax_backward)(mpt__real *dx, const mpt__real *y, const mpt__real *dy, int64_t n,
+                             bool log);
+    /* lane += squares of x multiplier, as MPT__SQUARE_RUNS says */
+    void (*add_squares)(double *lane, const float *x, int64_t n, mpt__real multiplier);
+    /* Word first + i of the key's sequence >= threshold ? x factor : 0; first is a multiple of 4 */
+    void (*dropout)(mpt__real *out, const mpt__real *x, int64_t n, mpt__rng_key key, uint64_t first,
+                    uint32_t threshold, mpt__real factor);
+    /* to[j][i] = from[i][j]; the steps are between rows. beyond_cache: what is written is better
+       not kept in the caches; rows, to_step and the address of `to` are multiples of 64 bytes. */
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
-                      int64_t rows, int64_t columns);
+                      int64_t rows, int64_t columns, bool beyond_cache);
     mpt__update_fn sgd, adam;
 } mpt__words;
 
 /* ==== Real numbers ==== */
 
-static MPT__INLINE bool mpt__real_is_nan(mpt__real x) { return mpt__f64_is_nan((double)x); }
+static MPT__INLINE bool mpt__real_is_nan(mpt__real x) {
+    return sizeof x == sizeof(float) ? mpt__f32_is_nan((float)x) : mpt__f64_is_nan((double)x);
+}
 static MPT__INLINE bool mpt__real_is_finite(mpt__real x) { return mpt__f64_is_finite((double)x); }
 static MPT__INLINE mpt__real mpt__real_infinity(void) {
     return (mpt__real)mpt__f32_from_bits(0x7f800000u);
@@ -508,14 +530,13 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
 
 /* ==== Sums ==== */
 
-#define MPT__DEFINE_FOLD(name, type, combine)                                          \
-    static type name(const type lane[MPT__SUM_LANES]) {                                \
-        type fold[MPT__SUM_LANES];                                                     \
-        memcpy(fold, lane, sizeof fold);                                               \
-        for (int half = MPT__SUM_LANES / 2; half > 0; half /= 2) {                     \
-            for (int l = 0; l < half; l++) fold[l] = combine(fold[l], fold[l + half]); \
-        }                                                                              \
-        return fold[0];                                                                \
+#define MPT__DEFINE_FOLD(name, type, combine)                                     \
+    static type name(const type lane[MPT__SUM_LANES]) {                           \
+        type fold[8];                                                             \
+        for (int l = 0; l < 8; l++) fold[l] = combine(lane[l], lane[l + 8]);      \
+        for (int l = 0; l < 4; l++) fold[l] = combine(fold[l], fold[l + 4]);      \
+        fold[0] = combine(fold[0], fold[2]), fold[1] = combine(fold[1], fold[3]); \
+        return combine(fold[0], fold[1]);                                         \
     }
 #define MPT__PLUS(a, b) ((a) + (b))
 MPT__DEFINE_FOLD(mpt__ref_fold_lanes, mpt__real, MPT__PLUS)
@@ -547,12 +568,17 @@ static void mpt__ref_sum_close_chunk(mpt__ref_sum *sum) {
     memset(sum->lane, 0, sizeof sum->lane);
 }
 
+/* n elements more are in the lanes, all of one chunk. */
+static void mpt__ref_sum_count(mpt__ref_sum *sum, int64_t n) {
+    sum->count += n;
+    if (sum->count == MPT__SUM_CHUNK) mpt__ref_sum_close_chunk(sum);
+}
+
 static void mpt__ref_sum_add(mpt__ref_sum *sum, const mpt__real *x, int64_t n) {
     for (int64_t take; n > 0; n -= take, x += take) {
         take = mpt__ref_min(n, MPT__SUM_CHUNK - sum->count);
         sum->words->add_lanes(sum->lane, sum->count, x, take);
-        sum->count += take;
-        if (sum->count == MPT__SUM_CHUNK) mpt__ref_sum_close_chunk(sum);
+        mpt__ref_sum_count(sum, take);
     }
 }
 
@@ -697,32 +723,55 @@ static void mpt__ref_copy_bytes_body(const mpt__ref_map *map, mpt__ref_cursor *a
     mpt__ref_advance_all(map, at, n);
 }
 
-/* A copy between operands that are dense in different dimensions goes in square tiles. */
-#define MPT__COPY_TILE 64
+/* A copy between operands that are dense in different dimensions goes in chunks of MPT__COPY_TILE
+   by MPT__COPY_RUN elements along the dimensions in which walk 1 and 0 are dense; neighbours along
+   the latter follow each other, which is what memory likes best. */
+#define MPT__COPY_RUN 256
+/* Bytes from which on, measured, it is better not to read what is overwritten: more than an L2. */
+#define MPT__COPY_BEYOND_CACHE (4 << 20)
 typedef struct mpt__ref_transposition {
-    mpt__ref_walk walk[2];   /* over the other dimensions */
-    int64_t size[2], across; /* of the dimensions in which walk 0 and 1 are dense; tiles in 1 */
-    int64_t step[2];         /* of walk 0 in dimension 1, of walk 1 in dimension 0 */
+    mpt__ref_walk walk[2];          /* over the other dimensions */
+    int64_t size[2], along, across; /* of the dimensions in which walk 0 and 1 are dense; chunks */
+    int64_t step[2];                /* of walk 0 in dimension 1, of walk 1 in dimension 0 */
+    bool direct, beyond_cache;
 } mpt__ref_transposition;
+
+/* m by n elements through blocks. */
+static void mpt__ref_transpose_tile(const mpt__ref_transposition *w, int64_t from, int64_t to,
+                                    int64_t m, int64_t n) {
+    enum { T = MPT__COPY_TILE };
+    mpt__real in[T * T], tile[T * T];
+    for (int64_t r = 0; r < n; r++) {
+        mpt__ref_get(&w->walk[0].view, from + r * w->step[0], 1, in + r * T, m);
+    }
+    w->walk[0].view.words->transpose(tile, T, in, T, n, m, false);
+    for (int64_t r = 0; r < m; r++) {
+        mpt__ref_put(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
+    }
+}
 
 static void mpt__ref_transpose_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_transposition *w = (const mpt__ref_transposition *)work;
-    enum { T = MPT__COPY_TILE };
-    mpt__real in[T * T], tile[T * T];
-    int64_t tiles = mpt__ref_chunks(w->size[0], T) * w->across;
-    int64_t i = chunk % tiles / w->across * T, j = chunk % w->across * T, step = w->step[0];
-    int64_t m = mpt__ref_min(T, w->size[0] - i), n = mpt__ref_min(T, w->size[1] - j);
+    int64_t i = chunk % w->along * MPT__COPY_RUN, j = chunk / w->along % w->across * MPT__COPY_TILE;
+    int64_t m = mpt__ref_min(MPT__COPY_RUN, w->size[0] - i);
+    int64_t n = mpt__ref_min(MPT__COPY_TILE, w->size[1] - j);
     mpt__ref_cursor at[2];
     (void)thread;
-    for (int k = 0; k < 2; k++) mpt__ref_start(&at[k], &w->walk[k].loop, chunk / tiles);
-    int64_t from = at[0].offset + j * step + i, to = at[1].offset + i * w->step[1] + j;
-    const mpt__real *x = mpt__ref_in(&w->walk[0].view, from, 1, in, m);
-    for (int64_t r = 1; x == in && r < n; r++) {
-        mpt__ref_get(&w->walk[0].view, from + r * step, 1, in + r * T, m);
+    for (int k = 0; k < 2; k++) {
+        mpt__ref_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
     }
-    w->walk[0].view.words->transpose(tile, T, x, x == in ? MPT__COPY_TILE : step, n, m);
-    for (int64_t r = 0; r < m; r++) {
-        mpt__ref_put(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
+    int64_t from = at[0].offset + j * w->step[0] + i, to = at[1].offset + i * w->step[1] + j;
+    if (w->direct) {
+        const mpt__real *x = (const mpt__real *)w->walk[0].view.data + from;
+        mpt__real *out = (mpt__real *)w->walk[1].view.data + to;
+        bool lines = n == MPT__COPY_TILE && (uintptr_t)out % 64 == 0;
+        w->walk[0].view.words->transpose(out, w->step[1], x, w->step[0], n, m,
+                                         w->beyond_cache && lines);
+        return;
+    }
+    for (int64_t k = 0; k < m; k += MPT__COPY_TILE) {
+        mpt__ref_transpose_tile(w, from + k, to + k * w->step[1],
+                                mpt__ref_min(MPT__COPY_TILE, m - k), n);
     }
 }
 
@@ -748,10 +797,15 @@ static bool mpt__ref_copy_transposed(const mpt__cpu_call *call) {
         }
         mpt__ref_loop_close(&w.walk[k].loop);
     }
+    const mpt__ref_view *to = &w.walk[1].view;
+    int64_t count = mpt__ref_numel(&o[0]);
+    w.along = mpt__ref_chunks(w.size[0], MPT__COPY_RUN);
     w.across = mpt__ref_chunks(w.size[1], MPT__COPY_TILE);
-    mpt__parallel(call->pool,
-                  w.walk[0].loop.count * mpt__ref_chunks(w.size[0], MPT__COPY_TILE) * w.across,
-                  mpt__ref_cost(call, mpt__ref_numel(&o[0]), 4.0), mpt__ref_transpose_chunk, &w);
+    w.direct =
+        mpt__ref_is_real(w.walk[0].view.dtype) && mpt__ref_is_real(to->dtype) && !to->accumulate;
+    w.beyond_cache = w.step[1] % 16 == 0 && count >= MPT__COPY_BEYOND_CACHE / 4;
+    mpt__parallel(call->pool, w.walk[0].loop.count * w.along * w.across,
+                  mpt__ref_cost(call, count, 4.0), mpt__ref_transpose_chunk, &w);
     return true;
 }
 
@@ -901,13 +955,10 @@ static void mpt__ref_random(const mpt__cpu_call *call) {
 
 static void mpt__ref_dropout_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
                                   int64_t n) {
-    const mpt__words *words = map->call->words;
     mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
     mpt__real *out = mpt__ref_place(&map->walk[1], &at[1], block, n);
     const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in, n);
-    uint32_t bits[MPT__BLOCK];
-    words->random_bits(map->key, (uint64_t)first, (size_t)n, bits);
-    words->keep(out, x, bits, n, map->threshold, map->c);
+    map->call->words->dropout(out, x, n, map->key, (uint64_t)first, map->threshold, map->c);
     mpt__ref_give(&map->walk[1], &at[1], out, n);
 }
 

@@ -10,7 +10,7 @@
 /* ==== Reductions ==== */
 
 /* Outputs of a chunk, neighbours in logical order. */
-#define MPT__REDUCE_OUTPUTS 128
+#define MPT__REDUCE_OUTPUTS (MPT__BLOCK / 8)
 
 typedef struct mpt__ref_reduce_work {
     mpt__ref_walk in, out; /* over the outputs */
@@ -173,14 +173,14 @@ static int64_t mpt__ref_side_by_side(int64_t n, int64_t lines) {
 static int64_t mpt__ref_chunk_rows(int64_t n) { return n > MPT__SHORT_LINE ? 16 : MPT__LINES; }
 
 /* Lines of elements along one dimension, of up to three operands; their walks go over the lines.
-   `line` gets the offsets of one line, or of the first of some to be taken side by side. */
+   `line` gets the offsets of one line, or of the first of some that are equally spaced. */
 typedef struct mpt__ref_axis_work mpt__ref_axis_work;
 struct mpt__ref_axis_work {
     const mpt__words *words;
     int operands;
     mpt__ref_walk walk[3];
-    int64_t n, stride[3];   /* along the dimension */
-    bool side_by_side, log; /* log: of softmax */
+    int64_t n, stride[3];          /* along the dimension */
+    bool side_by_side, dense, log; /* lines per call: some; all. log: of softmax */
     void (*line)(const mpt__ref_axis_work *w, const int64_t *offset, int64_t lines);
 };
 
@@ -192,7 +192,7 @@ static void mpt__ref_axis_chunk(void *work, int64_t chunk, int thread) {
     (void)thread;
     for (int k = 0; k < w->operands; k++) mpt__ref_start(&at[k], &w->walk[k].loop, begin);
     for (int64_t lines; left > 0; left -= lines) {
-        lines = w->side_by_side ? mpt__ref_side_by_side(w->n, left) : 1;
+        lines = w->dense ? left : w->side_by_side ? mpt__ref_side_by_side(w->n, left) : 1;
         for (int k = 0; k < w->operands; k++) {
             offset[k] = at[k].offset;
             lines = mpt__ref_min(lines, mpt__ref_room(&at[k], &w->walk[k].loop));
@@ -233,6 +233,15 @@ static const mpt__real *mpt__ref_line_in(const mpt__ref_axis_work *w, int k, con
     return mpt__ref_in(&w->walk[k].view, offset[k] + at * w->stride[k], w->stride[k], block, n);
 }
 
+/* The largest of `start` and n elements. */
+static mpt__real mpt__ref_maximum(const mpt__words *words, const mpt__real *x, int64_t n,
+                                  mpt__real start) {
+    mpt__real lane[MPT__SUM_LANES];
+    for (int l = 0; l < MPT__SUM_LANES; l++) lane[l] = start;
+    words->max_lanes(lane, 0, x, n);
+    return mpt__ref_fold_maxima(lane);
+}
+
 /* Finds the part of the line that holds the first maximum, then looks into it. */
 static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *offset,
                                  int64_t lines) {
@@ -243,7 +252,8 @@ static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *off
     (void)lines;
     for (int64_t at = 0; at < w->n && !mpt__real_is_nan(best); at += PART) {
         int64_t n = mpt__ref_min(PART, w->n - at);
-        mpt__real most = w->words->maximum(mpt__ref_line_in(w, 0, offset, at, x, n), n, best);
+        mpt__real most =
+            mpt__ref_maximum(w->words, mpt__ref_line_in(w, 0, offset, at, x, n), n, best);
         if (most > best || mpt__real_is_nan(most)) {
             best = most;
             part = at;
@@ -261,7 +271,7 @@ static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *off
 static void mpt__ref_argmax(const mpt__cpu_call *call) {
     mpt__ref_axis_work w;
     w.line = mpt__ref_argmax_line;
-    w.side_by_side = false;
+    w.side_by_side = w.dense = false;
     mpt__ref_axis_run(&w, call, 3, 0, (int)call->launch->index[0], 2.0);
 }
 
@@ -282,7 +292,7 @@ static void mpt__ref_scatter_axis_line(const mpt__ref_axis_work *w, const int64_
 static void mpt__ref_scatter_axis(const mpt__cpu_call *call) {
     mpt__ref_axis_work w;
     w.line = mpt__ref_scatter_axis_line;
-    w.side_by_side = false;
+    w.side_by_side = w.dense = false;
     mpt__ref_axis_run(&w, call, 3, 2, (int)call->launch->index[0], 2.0);
 }
 
@@ -307,7 +317,7 @@ static const mpt__real *mpt__ref_lines_in(const mpt__ref_lines *l, int64_t lines
     for (int64_t r = 1; x == rows && r < lines; r++) {
         mpt__ref_get(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
     }
-    l->view.words->transpose(block, lines, x, x == rows ? n : l->step, lines, n);
+    l->view.words->transpose(block, lines, x, x == rows ? n : l->step, lines, n, false);
     return block;
 }
 
@@ -331,19 +341,18 @@ static void mpt__ref_lines_put(const mpt__ref_lines *l, int64_t lines, int64_t a
     }
     if (l->step == 1) return;
     mpt__real *to = mpt__ref_out(&l->view, offset, l->stride, rows);
-    l->view.words->transpose(to, to == rows ? n : l->step, x, lines, n, lines);
+    l->view.words->transpose(to, to == rows ? n : l->step, x, lines, n, lines, false);
     for (int64_t r = 0; to == rows && r < lines; r++) {
         mpt__ref_put(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
     }
 }
 
-/* out = x - by, x by or x / by, with one number in `by` for each line. */
-typedef enum mpt__ref_each { MPT__EACH_SUB, MPT__EACH_MUL, MPT__EACH_DIV } mpt__ref_each;
+/* out = x - by or x by, with one number in `by` for each line. */
+typedef enum mpt__ref_each { MPT__EACH_SUB, MPT__EACH_MUL } mpt__ref_each;
 static void mpt__ref_lines_each(const mpt__words *words, mpt__ref_each what, mpt__real *out,
                                 const mpt__real *x, const mpt__real *by, int64_t lines, int64_t n) {
-    static const uint8_t scalar[] = {MPT__UNARY_ADD_SCALAR, MPT__UNARY_MUL_SCALAR,
-                                     MPT__UNARY_DIV_SCALAR};
-    static const uint8_t binary[] = {MPT__BINARY_SUB, MPT__BINARY_MUL, MPT__BINARY_DIV};
+    static const uint8_t scalar[] = {MPT__UNARY_ADD_SCALAR, MPT__UNARY_MUL_SCALAR};
+    static const uint8_t binary[] = {MPT__BINARY_SUB, MPT__BINARY_MUL};
     if (lines == 1) {
         words->unary[scalar[what]](out, x, n, what == MPT__EACH_SUB ? -by[0] : by[0]);
         return;
@@ -373,30 +382,41 @@ static void mpt__ref_lines_add(mpt__ref_sum *sum, const mpt__real *x, int64_t li
     }
 }
 
-/* The maxima of lines and the sums of exp(x - maximum) over them. Of lines of one block, leaves
-   x - maximum in x and its exponentials in e. A NaN anywhere, and a line of nothing but -infinity,
-   make the sum NaN. */
-static void mpt__ref_lines_sums(const mpt__ref_lines *l, int64_t lines, int64_t count,
-                                mpt__real *most, mpt__real *total, mpt__real *x, mpt__real *e) {
+/* The maxima of lines and the sums of exp(x - maximum) over them. The exponentials, or the
+   differences x - maximum, go to where the results of `to` are computed: to `block` and, where that
+   is not one block, to nowhere. A NaN anywhere, and a line of nothing but -infinity, make the sum
+   NaN. */
+static void mpt__ref_lines_sums(const mpt__ref_lines *l, const mpt__ref_lines *to, int64_t lines,
+                                int64_t count, bool differences, mpt__real *most, mpt__real *total,
+                                mpt__real *block) {
     const mpt__words *words = l->view.words;
+    mpt__real x[MPT__BLOCK];
     const mpt__real *from = x;
     mpt__ref_sum sum;
     for (int64_t r = 0; r < lines; r++) most[r] = -mpt__real_infinity();
     for (int64_t at = 0; at < count; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, count - at);
         from = mpt__ref_lines_in(l, lines, at, n, x);
-        if (lines == 1) most[0] = words->maximum(from, n, most[0]);
+        if (lines == 1) most[0] = words->peak(from, n, most[0]) + 0; /* -0 + 0 = 0 */
         for (int64_t i = 0; lines > 1 && i < n; i++) {
             words->binary[MPT__BINARY_LARGEST](most, most, from + i * lines, lines);
         }
     }
     mpt__ref_sum_init(&sum, words);
-    for (int64_t at = 0; at < count; at += MPT__BLOCK) {
+    for (int64_t at = 0; lines == 1 && at < count; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, count - at);
-        if (count > MPT__BLOCK) from = mpt__ref_lines_in(l, lines, at, n, x);
-        mpt__ref_lines_each(words, MPT__EACH_SUB, x, from, most, lines, n);
-        words->unary[MPT__UNARY_EXP](e, x, n * lines, 0);
-        mpt__ref_lines_add(&sum, e, lines, n, total);
+        mpt__real *out = mpt__ref_lines_place(to, 1, at, block);
+        if (count > MPT__BLOCK) from = mpt__ref_lines_in(l, 1, at, n, x);
+        words->add_exp(sum.lane, out, from, n, most[0], differences);
+        mpt__ref_sum_count(&sum, n);
+    }
+    if (lines > 1) {
+        mpt__real *e = differences ? x : block;
+        mpt__ref_lines_each(words, MPT__EACH_SUB, block, from, most, lines, count);
+        words->unary[MPT__UNARY_EXP](e, block, count * lines, 0);
+        mpt__ref_lines_add(&sum, e, lines, count, total);
+    } else {
+        *total = mpt__ref_sum_total(&sum);
     }
 }
 
@@ -416,20 +436,20 @@ static void mpt__ref_softmax_lines(const mpt__ref_axis_work *w, const int64_t *o
                                    int64_t lines) {
     const mpt__words *words = w->words;
     mpt__ref_lines from = mpt__ref_axis_lines(w, 0, offset), to = mpt__ref_axis_lines(w, 1, offset);
-    mpt__real most[MPT__LINES], sum[MPT__LINES], x[MPT__BLOCK], e[MPT__BLOCK];
-    mpt__real *result = w->log ? x : e;
-    mpt__ref_lines_sums(&from, lines, w->n, most, sum, x, e);
-    if (w->log) words->unary[MPT__UNARY_LOG](sum, sum, lines, 0);
+    mpt__real most[MPT__LINES], by[MPT__LINES], block[MPT__BLOCK];
+    bool kept = w->n <= MPT__BLOCK || mpt__ref_lines_place(&to, lines, 0, block) != block;
+    mpt__ref_lines_sums(&from, &to, lines, w->n, w->log, most, by, block);
+    if (w->log) words->unary[MPT__UNARY_LOG](by, by, lines, 0);
+    for (int64_t r = 0; !w->log && r < lines; r++) by[r] = 1 / by[r];
     for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
-        if (w->n > MPT__BLOCK) {
-            const mpt__real *again = mpt__ref_lines_in(&from, 1, at, n, x);
-            words->unary[MPT__UNARY_ADD_SCALAR](x, again, n, -most[0]);
-            if (!w->log) words->unary[MPT__UNARY_EXP](e, x, n, 0);
+        mpt__real *out = mpt__ref_lines_place(&to, lines, at, block);
+        if (!kept) {
+            mpt__real unused[MPT__SUM_LANES] = {0};
+            const mpt__real *x = mpt__ref_lines_in(&from, 1, at, n, block);
+            words->add_exp(unused, block, x, n, most[0], w->log);
         }
-        mpt__real *out = mpt__ref_lines_place(&to, lines, at, result);
-        mpt__ref_lines_each(words, w->log ? MPT__EACH_SUB : MPT__EACH_DIV, out, result, sum, lines,
-                            n);
+        mpt__ref_lines_each(words, w->log ? MPT__EACH_SUB : MPT__EACH_MUL, out, out, by, lines, n);
         mpt__ref_lines_put(&to, lines, at, n, out);
     }
 }
@@ -470,11 +490,36 @@ static void mpt__ref_softmax_backward_lines(const mpt__ref_axis_work *w, const i
     }
 }
 
+/* Rows that lie dense, where a level has words for them. */
+static void mpt__ref_softmax_rows(const mpt__ref_axis_work *w, const int64_t *offset,
+                                  int64_t lines) {
+    mpt__real *row[3] = {NULL, NULL, NULL};
+    for (int64_t r = 0; r < lines; r++) {
+        for (int k = 0; k < w->operands; k++) {
+            int64_t at = offset[k] + r * mpt__ref_inner(&w->walk[k].loop);
+            row[k] = (mpt__real *)w->walk[k].view.data + at;
+        }
+        if (w->operands == 2) {
+            w->words->softmax(row[1], row[0], w->n, w->log);
+        } else {
+            w->words->softmax_backward(row[2], row[0], row[1], w->n, w->log);
+        }
+    }
+}
+
 static void mpt__ref_softmax_run(const mpt__cpu_call *call, int operands, double ns) {
+    const mpt__operand *o = call->launch->operand;
     mpt__ref_axis_work w;
     w.side_by_side = true;
     w.log = call->launch->function == MPT__FN_LOG_SOFTMAX;
     w.line = operands == 2 ? mpt__ref_softmax_lines : mpt__ref_softmax_backward_lines;
+    w.dense = call->words->softmax != NULL && o[0].shape[1] > MPT__SHORT_LINE &&
+              o[0].shape[1] <= MPT__SUM_CHUNK;
+    for (int k = 0; k < operands; k++) {
+        w.dense = w.dense && mpt__ref_is_real(o[k].dtype) && o[k].stride[1] == 1 &&
+                  o[k].access != MPT__ACCUMULATE;
+    }
+    if (w.dense) w.line = mpt__ref_softmax_rows;
     mpt__ref_axis_run(&w, call, operands, 0, 1, ns);
 }
 static void mpt__ref_softmax(const mpt__cpu_call *call) { mpt__ref_softmax_run(call, 2, 25.0); }
@@ -485,9 +530,9 @@ static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
 /* ==== GEMM ==== */
 
 /* A chunk is one tile of the output; K is walked in panels, converted once per tile. */
-#define MPT__GEMM_M 32
+#define MPT__GEMM_M (MPT__BLOCK / 32)
 #define MPT__GEMM_N 64
-#define MPT__GEMM_K 64
+#define MPT__GEMM_K (MPT__BLOCK / 16)
 
 typedef struct mpt__ref_gemm_work {
     const mpt__launch *launch;

@@ -108,13 +108,15 @@ static void mpt__ref_loss_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_loss_work *w = (const mpt__ref_loss_work *)work;
     int64_t rows = mpt__ref_chunk_rows(w->classes), row = chunk * rows;
     int64_t end = mpt__ref_min(row + rows, w->rows);
-    mpt__real most[MPT__LINES] = {0}, sum[MPT__LINES] = {0}, x[MPT__BLOCK], e[MPT__BLOCK];
+    mpt__real most[MPT__LINES] = {0}, sum[MPT__LINES] = {0}, e[MPT__BLOCK];
+    mpt__ref_lines nowhere;
     (void)thread;
+    memset(&nowhere, 0, sizeof nowhere);
     for (int64_t lines; row < end; row += lines) {
         lines = w->from_logits ? mpt__ref_side_by_side(w->classes, end - row) : 1;
         if (w->from_logits) {
             mpt__ref_lines from = mpt__ref_loss_lines(&w->x, w->x_stride, row);
-            mpt__ref_lines_sums(&from, lines, w->classes, most, sum, x, e);
+            mpt__ref_lines_sums(&from, &nowhere, lines, w->classes, false, most, sum, e);
             w->call->words->unary[MPT__UNARY_LOG](sum, sum, lines, 0);
         }
         for (int64_t r = 0; r < lines; r++) mpt__ref_loss_row(w, row + r, most[r], sum[r]);
@@ -331,74 +333,56 @@ static void mpt__ref_norm_begin(const mpt__cpu_call *call) {
     if (slot[1] != 0) call->scalars[slot[1]].i = 0;
 }
 
-/* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
-   lanes and their fold as in MPT__SUM_CHUNK, all chunks of all segments added up in pairs. */
-typedef struct mpt__ref_norm_part {
-    double squares;
-    int64_t nonfinite;
-} mpt__ref_norm_part;
-
 /* What GRAD_NORM and GRAD_SCALE do to one segment. */
 typedef struct mpt__ref_gradient_work {
     mpt__ref_view gradients;
     mpt__real multiplier, limit;
     bool norm; /* is wanted, or a product may overflow where the element does not */
     const int64_t *segment;
-    mpt__ref_norm_part *part; /* of the segment's first chunk */
+    double *part; /* of the segment's first chunk */
 } mpt__ref_gradient_work;
 
+/* The sum of squares of a chunk shows whether it is finite: neither the square of a float nor a sum
+   of them can overflow a double, and infinity times 0 is NaN. */
 static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_gradient_work *w = (const mpt__ref_gradient_work *)work;
     const mpt__words *words = w->gradients.words;
-    int64_t begin = chunk * MPT__CHUNK, nonfinite = 0;
-    int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
+    int64_t begin = chunk * MPT__CHUNK;
+    int64_t n = mpt__ref_min(MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT] - begin);
+    const float *x = (const float *)w->gradients.data + w->segment[MPT__SEGMENT_OFFSET] + begin;
     double lane[MPT__SUM_LANES] = {0};
-    mpt__real block[MPT__BLOCK];
     (void)thread;
-    for (int64_t at = begin; at < end; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
-        bool finite;
-        if (w->norm) {
-            const mpt__real *x = mpt__ref_in(&w->gradients, offset, 1, block, n);
-            finite = words->add_squares(lane, x, n, w->multiplier);
-        } else {
-            const float *x = (const float *)w->gradients.data + offset;
-            finite = words->convert->all_finite_f32(x, (size_t)n);
-        }
-        if (!finite) nonfinite = 1;
+    if (w->norm) {
+        words->add_squares(lane, x, n, w->multiplier);
+    } else if (!words->convert->all_finite_f32(x, (size_t)n)) {
+        lane[0] = (double)mpt__real_infinity();
     }
-    w->part[chunk].squares = mpt__ref_fold_squares(lane);
-    w->part[chunk].nonfinite = nonfinite;
+    w->part[chunk] = mpt__ref_fold_squares(lane);
 }
 
 static int64_t mpt__ref_grad_norm_workspace(const mpt__launch *launch, int threads) {
     int64_t chunks = mpt__ref_numel(&launch->operand[0]) / MPT__CHUNK + launch->operand[1].shape[0];
     (void)threads;
-    return chunks * (int64_t)sizeof(mpt__ref_norm_part);
+    return chunks * (int64_t)sizeof(double);
 }
 
 /* Adds up the parts and sets the slots of found_inf and norm. */
-static void mpt__ref_norm_finish(const mpt__cpu_call *call, mpt__ref_norm_part *parts,
-                                 int64_t chunks) {
+static void mpt__ref_norm_finish(const mpt__cpu_call *call, double *parts, int64_t chunks) {
     const mpt__launch *launch = call->launch;
-    int64_t nonfinite = 0;
-    for (int64_t i = 0; i < chunks; i++) nonfinite |= parts[i].nonfinite;
     for (int64_t step = 1; step < chunks; step *= 2) {
-        for (int64_t i = 0; i + step < chunks; i += 2 * step) {
-            parts[i].squares += parts[i + step].squares;
-        }
+        for (int64_t i = 0; i + step < chunks; i += 2 * step) parts[i] += parts[i + step];
     }
-    if (launch->slot[1] != 0 && nonfinite != 0) call->scalars[launch->slot[1]].i = 1;
+    double squares = chunks > 0 ? parts[0] : 0;
+    if (launch->slot[1] != 0 && !mpt__f64_is_finite(squares)) call->scalars[launch->slot[1]].i = 1;
     if (launch->slot[2] != 0) {
         double *norm = &call->scalars[launch->slot[2]].f;
-        double before = launch->index[0] != 0 ? *norm * *norm : 0;
-        *norm = sqrt(before + (chunks > 0 ? parts[0].squares : 0));
+        *norm = sqrt((launch->index[0] != 0 ? *norm * *norm : 0) + squares);
     }
 }
 
 /* Runs `chunk_fn` over all segments; returns the number of chunks. */
 static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn chunk_fn) {
-    mpt__ref_norm_part *parts = (mpt__ref_norm_part *)call->workspace;
+    double *parts = (double *)call->workspace;
     mpt__ref_gradient_work w;
     int64_t chunks = 0;
     w.gradients = mpt__ref_view_of(call, 0);
@@ -418,7 +402,7 @@ static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn ch
 static void mpt__ref_grad_norm(const mpt__cpu_call *call) {
     mpt__ref_norm_begin(call);
     int64_t chunks = mpt__ref_gradient_run(call, mpt__ref_norm_chunk);
-    mpt__ref_norm_finish(call, (mpt__ref_norm_part *)call->workspace, chunks);
+    mpt__ref_norm_finish(call, (double *)call->workspace, chunks);
 }
 
 static void mpt__ref_grad_scale_chunk(void *work, int64_t chunk, int thread) {
@@ -726,8 +710,8 @@ static void mpt__ref_scale_loss(const mpt__cpu_call *call) {
 
 /* ==== The words of the reference level ==== */
 
-static mpt__real mpt__ref_maximum(const mpt__real *x, int64_t n, mpt__real start) {
-    for (int64_t i = 0; i < n; i++) start = mpt__real_max(start, x[i]);
+static mpt__real mpt__ref_peak(const mpt__real *x, int64_t n, mpt__real start) {
+    for (int64_t i = 0; i < n; i++) start = x[i] > start ? x[i] : start;
     return start;
 }
 
@@ -742,24 +726,45 @@ static void mpt__ref_max_lanes(mpt__real *lane, int64_t first, const mpt__real *
     }
 }
 
-static bool mpt__ref_add_squares(double *lane, const mpt__real *x, int64_t n,
-                                 mpt__real multiplier) {
-    bool finite = true;
+static void mpt__ref_add_exp(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n,
+                             mpt__real most, bool differences) {
     for (int64_t i = 0; i < n; i++) {
-        mpt__real product = x[i] * multiplier;
-        if (!mpt__real_is_finite(product)) finite = false;
-        lane[i % MPT__SUM_LANES] += (double)product * (double)product;
+        mpt__real difference = x[i] - most, e = mpt__real_exp(difference);
+        out[i] = differences ? difference : e;
+        lane[i % MPT__SUM_LANES] += e;
     }
-    return finite;
 }
 
-static void mpt__ref_keep(mpt__real *out, const mpt__real *x, const uint32_t *words, int64_t n,
-                          uint32_t threshold, mpt__real factor) {
-    for (int64_t i = 0; i < n; i++) out[i] = words[i] >= threshold ? x[i] * factor : 0;
+static void mpt__ref_add_run(double *lane, const float *x, int64_t n, mpt__real multiplier) {
+    double sum[MPT__SUM_LANES] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        mpt__real product = x[i] * multiplier;
+        sum[i % MPT__SUM_LANES] += (double)product * (double)product;
+    }
+    for (int l = 0; l < MPT__SUM_LANES; l++) lane[l] += sum[l];
+}
+
+static void mpt__ref_add_squares(double *lane, const float *x, int64_t n, mpt__real multiplier) {
+    const int64_t run = MPT__SQUARE_RUN(n), runs = MPT__SQUARE_RUNS * run;
+    mpt__ref_add_run(lane, x + runs, n - runs, multiplier);
+    for (int64_t at = 0; at < runs; at += run) mpt__ref_add_run(lane, x + at, run, multiplier);
+}
+
+static void mpt__ref_dropout_block(mpt__real *out, const mpt__real *x, int64_t n, mpt__rng_key key,
+                                   uint64_t first, uint32_t threshold, mpt__real factor) {
+    uint32_t words[64];
+    for (int64_t at = 0, m; at < n; at += m) {
+        m = mpt__ref_min(64, n - at);
+        mpt__random_bits(key, first + (uint64_t)at, (size_t)m, words);
+        for (int64_t i = 0; i < m; i++)
+            out[at + i] = words[i] >= threshold ? x[at + i] * factor : 0;
+    }
 }
 
 static void mpt__ref_transpose(mpt__real *to, int64_t to_step, const mpt__real *from,
-                               int64_t from_step, int64_t rows, int64_t columns) {
+                               int64_t from_step, int64_t rows, int64_t columns,
+                               bool beyond_cache) {
+    (void)beyond_cache;
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t j = 0; j < columns; j++) to[j * to_step + i] = from[i * from_step + j];
     }
@@ -768,18 +773,20 @@ static void mpt__ref_transpose(mpt__real *to, int64_t to_step, const mpt__real *
 static const mpt__words mpt__ref_words = {1.0,
                                           false,
                                           &mpt__convert_portable,
-                                          mpt__random_bits,
 #define MPT__ROW(id, ns, value) mpt__ref_unary_##id,
                                           {MPT__REF_UNARY(MPT__ROW)},
 #undef MPT__ROW
 #define MPT__ROW(id, ns, value) mpt__ref_binary_##id,
                                           {MPT__REF_BINARY(MPT__ROW)},
 #undef MPT__ROW
-                                          mpt__ref_maximum,
+                                          mpt__ref_peak,
                                           mpt__ref_add_lanes,
                                           mpt__ref_max_lanes,
+                                          mpt__ref_add_exp,
+                                          NULL,
+                                          NULL,
                                           mpt__ref_add_squares,
-                                          mpt__ref_keep,
+                                          mpt__ref_dropout_block,
                                           mpt__ref_transpose,
                                           mpt__ref_sgd_block,
                                           mpt__ref_adam_block};

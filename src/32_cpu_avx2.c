@@ -97,20 +97,40 @@ MPT__AVX2_OP void mpt__v8_store_as(void *p, mpt__v8_f v, int64_t n, int dtype) {
     }
 }
 
-/* Transposes 4 rows of 8: lane 4 l + j of row r becomes lane 4 l + r of column j. */
-MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2, mpt__v8_f *r3) {
-    __m256 low01 = _mm256_unpacklo_ps(*r0, *r1), high01 = _mm256_unpackhi_ps(*r0, *r1);
-    __m256 low23 = _mm256_unpacklo_ps(*r2, *r3), high23 = _mm256_unpackhi_ps(*r2, *r3);
-    *r0 = _mm256_shuffle_ps(low01, low23, 0x44);
-    *r1 = _mm256_shuffle_ps(low01, low23, 0xee);
-    *r2 = _mm256_shuffle_ps(high01, high23, 0x44);
-    *r3 = _mm256_shuffle_ps(high01, high23, 0xee);
+/* Transposes 4 rows of W: lane 4 l + j of row r becomes lane 4 l + r of column j. */
+#define MPT__X86_TRANSPOSE4(OP, V, P)                                                \
+    OP void V##_transpose4(V##_f *r0, V##_f *r1, V##_f *r2, V##_f *r3) {             \
+        V##_f low01 = P##_unpacklo_ps(*r0, *r1), high01 = P##_unpackhi_ps(*r0, *r1); \
+        V##_f low23 = P##_unpacklo_ps(*r2, *r3), high23 = P##_unpackhi_ps(*r2, *r3); \
+        *r0 = P##_shuffle_ps(low01, low23, 0x44);                                    \
+        *r1 = P##_shuffle_ps(low01, low23, 0xee);                                    \
+        *r2 = P##_shuffle_ps(high01, high23, 0x44);                                  \
+        *r3 = P##_shuffle_ps(high01, high23, 0xee);                                  \
+    }
+MPT__X86_TRANSPOSE4(MPT__AVX2_OP, mpt__v8, _mm256)
+
+/* Loads quarter l (4 lanes) from p + l * step, or stores it there. */
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const float *p, int64_t step) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + step), 1);
 }
-/* Stores quarter l (4 lanes) at p + l * step. */
 MPT__AVX2_OP void mpt__v8_store_quads(float *p, int64_t step, mpt__v8_f v) {
     _mm_storeu_ps(p, _mm256_castps256_ps128(v));
     _mm_storeu_ps(p + step, _mm256_extractf128_ps(v, 1));
 }
+
+/* Stores past the caches, aligned; a fence makes them seen by other threads. */
+MPT__AVX2_OP void mpt__v8_stream(float *p, mpt__v8_f v) { _mm256_stream_ps(p, v); }
+MPT__AVX2_OP void mpt__v8_fence(void) { _mm_sfence(); }
+
+/* The largest lane, none being NaN; and the sum of the lanes, folded in halves. */
+#define MPT__AVX2_ACROSS(name, op)                                                        \
+    MPT__AVX2_OP float mpt__v8_##name(mpt__v8_f v) {                                      \
+        __m128 a = _mm_##op##_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); \
+        a = _mm_##op##_ps(a, _mm_movehl_ps(a, a));                                        \
+        return _mm_cvtss_f32(_mm_##op##_ss(a, _mm_shuffle_ps(a, a, 1)));                  \
+    }
+MPT__AVX2_ACROSS(peak, max)
+MPT__AVX2_ACROSS(total, add)
 
 /* Sums s0 .. s7 over their lanes. */
 MPT__AVX2_OP __m256 mpt__v8_sum8(__m256 s0, __m256 s1, __m256 s2, __m256 s3, __m256 s4, __m256 s5,
@@ -126,13 +146,13 @@ MPT__SIMD_WORDS(MPT__AVX2_OP, mpt__v8, MPT__NAME_AVX2)
 typedef struct mpt__v8_d {
     __m256d low, high;
 } mpt__v8_d;
-MPT__AVX2_OP mpt__v8_d mpt__v8_load_doubles(const double *p) {
-    mpt__v8_d v = {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)};
+MPT__AVX2_OP mpt__v8_d mpt__v8_no_doubles(void) {
+    mpt__v8_d v = {_mm256_setzero_pd(), _mm256_setzero_pd()};
     return v;
 }
-MPT__AVX2_OP void mpt__v8_store_doubles(double *p, mpt__v8_d v) {
-    _mm256_storeu_pd(p, v.low);
-    _mm256_storeu_pd(p + 4, v.high);
+MPT__AVX2_OP void mpt__v8_add_doubles(double *p, mpt__v8_d v) {
+    _mm256_storeu_pd(p, _mm256_add_pd(_mm256_loadu_pd(p), v.low));
+    _mm256_storeu_pd(p + 4, _mm256_add_pd(_mm256_loadu_pd(p + 4), v.high));
 }
 MPT__AVX2_OP mpt__v8_d mpt__v8_add_squares(mpt__v8_d sum, mpt__v8_f x) {
     __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
@@ -165,8 +185,7 @@ MPT__AVX2_OP void mpt__v8_ustore(uint32_t *p, mpt__v8_u a, mpt__v8_u b, mpt__v8_
 
 /* ==== The level ==== */
 
-MPT__SIMD_TRANSPOSE(MPT__AVX2, mpt__avx2, mpt__v8, 8)
-MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__avx2,
+MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__ref,
                 &mpt__convert_avx2, 0.15)
 
 #endif

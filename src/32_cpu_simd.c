@@ -51,7 +51,6 @@
                            V##_float(V##_iset(0x7f800000))),                       \
                  V##_set(1.0f), V##_zero()),                                       \
       FN, N, V, W)                                                                 \
-    R(DIV_SCALAR, V##_div(a, V##_set(c)), FN, N, V, W)                             \
     R(CLAMP, V##_larger(V##_set(-c), V##_smaller(V##_set(c), a)), FN, N, V, W)     \
     R(SPLAT, ((void)a, V##_set(c)), FN, N, V, W)
 
@@ -76,6 +75,7 @@
 #define MPT__SIMD_WORDS(OP, V, F)                                                         \
     /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0 */        \
     OP V##_f V##_relu(V##_f a) { return V##_add(V##_larger(V##_zero(), a), V##_zero()); } \
+    OP V##_f V##_exp(V##_f a) { return F(exp)(a); }                                       \
     OP V##_f V##_gelu_inner(V##_f a) {                                                    \
         V##_f cube = V##_mul(V##_mul(V##_mul(V##_set(MPT__GELU_CUBE), a), a), a);         \
         return V##_mul(V##_set(MPT__SQRT_2_BY_PI), V##_add(a, cube));                     \
@@ -140,49 +140,48 @@
         MPT__SIMD_EACH2(V, W, value)                                                 \
     }
 
-#define MPT__SIMD_BLOCKS(FN, N, V, W)                                                            \
-    FN float N##_maximum(const float *x, int64_t n, float start) {                               \
-        float lane[W], most = start;                                                             \
-        V##_f top = V##_set(start);                                                              \
-        int64_t i = 0;                                                                           \
-        for (; i + W <= n; i += W) top = V##_max_nan(top, V##_load(x + i));                      \
-        V##_store(lane, top);                                                                    \
-        for (int k = 0; k < W; k++) most = mpt__real_max(most, lane[k]);                         \
-        for (; i < n; i++) most = mpt__real_max(most, x[i]);                                     \
-        return most;                                                                             \
-    }                                                                                            \
-    FN void N##_keep(float *out, const float *x, const uint32_t *words, int64_t n,               \
-                     uint32_t threshold, float factor) {                                         \
-        const V##_f by = V##_set(factor);                                                        \
-        int64_t i = 0;                                                                           \
-        for (; i + W <= n; i += W) {                                                             \
-            V##_f v = V##_mul(V##_load(x + i), by);                                              \
-            V##_store(out + i, V##_select(V##_words_from(words + i, threshold), v, V##_zero())); \
-        }                                                                                        \
-        for (; i < n; i++) out[i] = words[i] >= threshold ? x[i] * factor : 0.0f;                \
+#define MPT__SIMD_PEAK(FN, N, V, W)                                                     \
+    FN float N##_peak(const float *x, int64_t n, float start) {                         \
+        if (n < W) return mpt__ref_peak(x, n, start);                                   \
+        V##_f top = V##_set(start);                                                     \
+        for (int64_t i = 0; i + W <= n; i += W) top = V##_larger(V##_load(x + i), top); \
+        return V##_peak(V##_larger(V##_load(x + n - W), top));                          \
     }
 
-#define MPT__SIMD_TRANSPOSE(FN, N, V, W)                                                      \
-    FN void N##_transpose(float *to, int64_t to_step, const float *from, int64_t from_step,   \
-                          int64_t rows, int64_t columns) {                                    \
-        const int64_t whole = columns / W * W;                                                \
-        int64_t i = 0;                                                                        \
-        for (; i + 4 <= rows; i += 4, from += 4 * from_step) {                                \
-            for (int64_t j = 0; j < whole; j += W) {                                          \
-                float *at = to + j * to_step + i;                                             \
-                V##_f r0 = V##_load(from + j), r1 = V##_load(from + from_step + j);           \
-                V##_f r2 = V##_load(from + 2 * from_step + j);                                \
-                V##_f r3 = V##_load(from + 3 * from_step + j);                                \
-                V##_transpose4(&r0, &r1, &r2, &r3);                                           \
-                V##_store_quads(at, 4 * to_step, r0);                                         \
-                V##_store_quads(at + to_step, 4 * to_step, r1);                               \
-                V##_store_quads(at + 2 * to_step, 4 * to_step, r2);                           \
-                V##_store_quads(at + 3 * to_step, 4 * to_step, r3);                           \
-            }                                                                                 \
-            mpt__ref_transpose(to + whole * to_step + i, to_step, from + whole, from_step, 4, \
-                               columns - whole);                                              \
-        }                                                                                     \
-        mpt__ref_transpose(to + i, to_step, from, from_step, rows - i, columns);              \
+/* In blocks of W rows and 4 columns, the last ones of a side reaching back over what is done; level
+   REST takes what is narrower. The rows of one line of memory of `to` follow each other, so that a
+   store beyond the caches fills it. */
+#define MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST)                                          \
+    OP void N##_turn(float *to, int64_t to_step, const float *from, int64_t from_step,      \
+                     int64_t rows, int64_t columns, void store(float *p, V##_f v)) {        \
+        for (int64_t line = 0; line < rows; line += 16) {                                   \
+            for (int64_t c = 0; c < columns; c += 4) {                                      \
+                for (int64_t r = line; r < rows && r < line + 16; r += W) {                 \
+                    const int64_t i = mpt__ref_min(r, rows - W);                            \
+                    const int64_t j = mpt__ref_min(c, columns - 4);                         \
+                    const float *x = from + i * from_step + j;                              \
+                    float *at = to + j * to_step + i;                                       \
+                    V##_f r0 = V##_load_quads(x, 4 * from_step);                            \
+                    V##_f r1 = V##_load_quads(x + from_step, 4 * from_step);                \
+                    V##_f r2 = V##_load_quads(x + 2 * from_step, 4 * from_step);            \
+                    V##_f r3 = V##_load_quads(x + 3 * from_step, 4 * from_step);            \
+                    V##_transpose4(&r0, &r1, &r2, &r3);                                     \
+                    store(at, r0), store(at + to_step, r1);                                 \
+                    store(at + 2 * to_step, r2), store(at + 3 * to_step, r3);               \
+                }                                                                           \
+            }                                                                               \
+        }                                                                                   \
+    }                                                                                       \
+    FN void N##_transpose(float *to, int64_t to_step, const float *from, int64_t from_step, \
+                          int64_t rows, int64_t columns, bool beyond_cache) {               \
+        if (rows < W || columns < 4) {                                                      \
+            REST##_transpose(to, to_step, from, from_step, rows, columns, false);           \
+        } else if (beyond_cache) {                                                          \
+            N##_turn(to, to_step, from, from_step, rows, columns, V##_stream);              \
+            V##_fence();                                                                    \
+        } else {                                                                            \
+            N##_turn(to, to_step, from, from_step, rows, columns, V##_store);               \
+        }                                                                                   \
     }
 
 /* X(k) for the vectors of W lanes that make MPT__SUM_LANES. */
@@ -207,60 +206,158 @@
         mpt__ref_##word##_lanes(lane, first + head, x, n);                                    \
     }
 
-/* The square of a float is exact in double, so that fusing it with the sum changes nothing. An
-   exponent of nothing but ones carries into the sign. */
-#define MPT__SQUARES_LOAD(k, V, W) V##_d s##k = V##_load_doubles(lane + k * W);
-#define MPT__SQUARES_ADD(k, V, W)                                                         \
-    v = V##_mul(V##_load(x + k * W), by);                                                 \
-    worst = V##_ior(worst, V##_iadd(V##_iand(V##_bits(v), field), V##_iset(0x00800000))); \
-    s##k = V##_add_squares(s##k, v);
-#define MPT__SQUARES_STORE(k, V, W) V##_store_doubles(lane + k * W, s##k);
-#define MPT__SIMD_SQUARES(FN, N, V, W)                                                    \
-    FN bool N##_add_squares(double *lane, const float *x, int64_t n, float multiplier) {  \
-        const V##_f by = V##_set(multiplier);                                             \
-        const V##_i field = V##_iset(0x7f800000);                                         \
-        V##_i worst = V##_iset(0);                                                        \
-        V##_f v;                                                                          \
-        float seen[W];                                                                    \
-        MPT__SIMD_VECTORS_##W(MPT__SQUARES_LOAD, V);                                      \
-        for (; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES, x += MPT__SUM_LANES) {           \
-            MPT__SIMD_VECTORS_##W(MPT__SQUARES_ADD, V);                                   \
-        }                                                                                 \
-        MPT__SIMD_VECTORS_##W(MPT__SQUARES_STORE, V);                                     \
-        V##_store(seen, V##_float(worst));                                                \
-        bool finite = mpt__ref_add_squares(lane, x, n, multiplier);                       \
-        for (int i = 0; i < W; i++) finite = finite && mpt__f32_bits(seen[i]) >> 31 == 0; \
-        return finite;                                                                    \
+#define MPT__EXP_STEP(k, V, W)                   \
+    d = V##_sub(V##_load(x + k * W), shift);     \
+    e = V##_exp(d);                              \
+    V##_store(out + k * W, differences ? d : e); \
+    s##k = V##_add(s##k, e);
+/* What lies behind the n elements adds nothing to its lane. */
+#define MPT__EXP_REST(k, V, W)                                          \
+    d = V##_sub(V##_load_as(x + k * W, n - k * W, MPT_F32), shift);     \
+    e = V##_exp(d);                                                     \
+    V##_store_as(out + k * W, differences ? d : e, n - k * W, MPT_F32); \
+    V##_store_as(rest + k * W, e, n - k * W, MPT_F32);                  \
+    s##k = V##_add(s##k, V##_load(rest + k * W));
+#define MPT__SIMD_ADD_EXP(FN, N, V, W)                                                  \
+    FN void N##_add_exp(float *lane, float *out, const float *x, int64_t n, float most, \
+                        bool differences) {                                             \
+        const V##_f shift = V##_set(most);                                              \
+        float rest[MPT__SUM_LANES] = {0};                                               \
+        V##_f d, e;                                                                     \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                                      \
+        for (; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) {                              \
+            MPT__SIMD_VECTORS_##W(MPT__EXP_STEP, V);                                    \
+            x += MPT__SUM_LANES, out += MPT__SUM_LANES;                                 \
+        }                                                                               \
+        if (n > 0) { MPT__SIMD_VECTORS_##W(MPT__EXP_REST, V); }                         \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V);                                     \
+    }
+
+#define MPT__SIMD_FOLD_16(V) s0
+#define MPT__SIMD_FOLD_8(V) V##_add(s0, s1)
+#define MPT__SIMD_FOLD_4(V) V##_add(V##_add(s0, s2), V##_add(s1, s3))
+#define MPT__SIMD_SOFTMAX(FN, N, V, W)                                     \
+    FN void N##_softmax(float *out, const float *x, int64_t n, bool log) { \
+        float lane[MPT__SUM_LANES] = {0};                                  \
+        const float most = N##_peak(x, n, -mpt__real_infinity()) + 0.0f;   \
+        N##_add_exp(lane, out, x, n, most, log);                           \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                         \
+        float total = V##_total(MPT__SIMD_FOLD_##W(V));                    \
+        if (log) {                                                         \
+            N##_unary_LOG(&total, &total, 1, 0);                           \
+            N##_unary_ADD_SCALAR(out, out, n, -total);                     \
+        } else {                                                           \
+            N##_unary_MUL_SCALAR(out, out, n, 1 / total);                  \
+        }                                                                  \
+    }
+
+/* y dy or dy; and y (dy - total) or dy - exp(y) total: of a, from y, and b, from dy. */
+#define MPT__SLOPE_ADDEND(V) (log ? b : V##_mul(b, a))
+#define MPT__SLOPE(V) (log ? V##_sub(b, V##_mul(V##_exp(a), total)) : V##_mul(a, V##_sub(b, total)))
+#define MPT__SLOPE_STEP(k, V, W)                               \
+    a = V##_load(y + i + k * W), b = V##_load(dy + i + k * W); \
+    s##k = V##_add(s##k, MPT__SLOPE_ADDEND(V));
+#define MPT__SLOPE_REST(k, V, W)                             \
+    a = V##_load_as(y + i + k * W, n - i - k * W, MPT_F32);  \
+    b = V##_load_as(dy + i + k * W, n - i - k * W, MPT_F32); \
+    s##k = V##_add(s##k, MPT__SLOPE_ADDEND(V));
+#define MPT__SLOPE_START(k, V, W) V##_f s##k = V##_zero();
+#define MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                                              \
+    FN void N##_softmax_backward(float *dx, const float *y, const float *dy, int64_t n,      \
+                                 bool log) {                                                 \
+        V##_f a, b;                                                                          \
+        int64_t i = 0;                                                                       \
+        MPT__SIMD_VECTORS_##W(MPT__SLOPE_START, V);                                          \
+        for (; i + MPT__SUM_LANES <= n; i += MPT__SUM_LANES) {                               \
+            MPT__SIMD_VECTORS_##W(MPT__SLOPE_STEP, V);                                       \
+        }                                                                                    \
+        if (i < n) { MPT__SIMD_VECTORS_##W(MPT__SLOPE_REST, V); }                            \
+        const V##_f total = V##_set(V##_total(MPT__SIMD_FOLD_##W(V)));                       \
+        for (i = 0; i + W <= n; i += W) {                                                    \
+            a = V##_load(y + i), b = V##_load(dy + i);                                       \
+            V##_store(dx + i, MPT__SLOPE(V));                                                \
+        }                                                                                    \
+        if (i < n) {                                                                         \
+            a = V##_load_as(y + i, n - i, MPT_F32), b = V##_load_as(dy + i, n - i, MPT_F32); \
+            V##_store_as(dx + i, MPT__SLOPE(V), n - i, MPT_F32);                             \
+        }                                                                                    \
+    }
+
+/* X(k) for four vectors at a time: of one run, or of two or four. The square of a float is exact in
+   double, so that fusing it with the sum changes nothing. */
+#define MPT__SIMD_FOUR(X, V, W) X(0, V, W) X(1, V, W) X(2, V, W) X(3, V, W)
+#define MPT__SQUARES_START(k, V, W) V##_d s##k = V##_no_doubles();
+#define MPT__SQUARES_ADD(k, V, W) \
+    s##k = V##_add_squares(s##k, V##_mul(V##_load(at + k * W / 16 * run + k * W % 16), by));
+#define MPT__SQUARES_END(k, V, W) V##_add_doubles(lane + k * W % 16, s##k);
+#define MPT__SIMD_SQUARES(FN, N, V, W)                                                   \
+    FN void N##_add_squares(double *lane, const float *x, int64_t n, float multiplier) { \
+        const int64_t run = MPT__SQUARE_RUN(n), runs = MPT__SQUARE_RUNS * run;           \
+        mpt__ref_add_run(lane, x + runs, n - runs, multiplier);                          \
+        const V##_f by = V##_set(multiplier);                                            \
+        for (int64_t r = 0; r < MPT__SQUARE_RUNS; r += W / 4, x += W / 4 * run) {        \
+            MPT__SIMD_FOUR(MPT__SQUARES_START, V, W)                                     \
+            for (const float *at = x; at < x + run; at += MPT__SUM_LANES) {              \
+                MPT__SIMD_FOUR(MPT__SQUARES_ADD, V, W)                                   \
+            }                                                                            \
+            MPT__SIMD_FOUR(MPT__SQUARES_END, V, W)                                       \
+        }                                                                                \
     }
 
 /* Philox 4x32-10 (12_random.c) in 64-bit lanes of which the low words count: W / 2 blocks in each
-   of two sets of counters, a and b. */
-#define MPT__PHILOX_ROUND(V, c)                        \
-    p = V##_umul(c##0, m0), q = V##_umul(c##2, m1);    \
-    c##0 = V##_uxor(V##_uhigh(q), c##1, k0), c##1 = q; \
-    c##2 = V##_uxor(V##_uhigh(p), c##3, k1), c##3 = p;
-#define MPT__SIMD_RANDOM(FN, N, V, W)                                                       \
-    FN void N##_random_words(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {   \
-        const uint64_t sequence = mpt__hash_u64(key.stream, key.call);                      \
-        const V##_u m0 = V##_uset(MPT__PHILOX_M0), m1 = V##_uset(MPT__PHILOX_M1);           \
-        const size_t rest = (size_t)((0 - first) & 3), head = rest < n ? rest : n;          \
-        mpt__random_bits(key, first, head, out);                                            \
-        for (first += head, out += head, n -= head; n >= 4 * W; n -= 4 * W, out += 4 * W) { \
-            V##_u a0 = V##_ucount(first >> 2), b0 = V##_ucount((first >> 2) + W / 2), p, q; \
-            V##_u a1 = V##_uhigh(a0), b1 = V##_uhigh(b0);                                   \
-            V##_u a2 = V##_uset(sequence), a3 = V##_uset(sequence >> 32), b2 = a2, b3 = a3; \
-            uint32_t key0 = (uint32_t)key.seed, key1 = (uint32_t)(key.seed >> 32);          \
-            for (int round = 0; round < MPT__PHILOX_ROUNDS; round++) {                      \
-                const V##_u k0 = V##_uset(key0), k1 = V##_uset(key1);                       \
-                MPT__PHILOX_ROUND(V, a)                                                     \
-                MPT__PHILOX_ROUND(V, b)                                                     \
-                key0 += MPT__PHILOX_W0, key1 += MPT__PHILOX_W1;                             \
-            }                                                                               \
-            V##_ustore(out, a0, a1, a2, a3);                                                \
-            V##_ustore(out + 2 * W, b0, b1, b2, b3);                                        \
-            first += 4 * W;                                                                 \
-        }                                                                                   \
-        mpt__random_bits(key, first, n, out);                                               \
+   of two sets of counters, a and b. keys[2 r] and keys[2 r + 1] are those of round r. */
+static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS]) {
+    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+    for (int r = 0; r < MPT__PHILOX_ROUNDS; r++) {
+        keys[2 * r] = key0, keys[2 * r + 1] = key1;
+        key0 += MPT__PHILOX_W0, key1 += MPT__PHILOX_W1;
+    }
+}
+#define MPT__PHILOX_HALF(V, c, r)                                         \
+    p = V##_umul(c##0, m0), q = V##_umul(c##2, m1);                       \
+    c##0 = V##_uxor(V##_uhigh(q), c##1, V##_uset(keys[2 * r])), c##1 = q; \
+    c##2 = V##_uxor(V##_uhigh(p), c##3, V##_uset(keys[2 * r + 1])), c##3 = p
+#define MPT__PHILOX_ROUND(V, r) \
+    MPT__PHILOX_HALF(V, a, r);  \
+    MPT__PHILOX_HALF(V, b, r)
+#define MPT__SIMD_DROPOUT(FN, OP, N, V, W)                                                       \
+    OP void N##_philox(const uint64_t *keys, uint64_t sequence, uint64_t block,                  \
+                       uint32_t out[4 * W]) {                                                    \
+        const V##_u m0 = V##_uset(MPT__PHILOX_M0), m1 = V##_uset(MPT__PHILOX_M1);                \
+        V##_u a0 = V##_ucount(block), b0 = V##_ucount(block + W / 2), p, q;                      \
+        V##_u a1 = V##_uhigh(a0), b1 = V##_uhigh(b0);                                            \
+        V##_u a2 = V##_uset(sequence), a3 = V##_uset(sequence >> 32), b2 = a2, b3 = a3;          \
+        MPT__PHILOX_ROUND(V, 0);                                                                 \
+        MPT__PHILOX_ROUND(V, 1);                                                                 \
+        MPT__PHILOX_ROUND(V, 2);                                                                 \
+        MPT__PHILOX_ROUND(V, 3);                                                                 \
+        MPT__PHILOX_ROUND(V, 4);                                                                 \
+        MPT__PHILOX_ROUND(V, 5);                                                                 \
+        MPT__PHILOX_ROUND(V, 6);                                                                 \
+        MPT__PHILOX_ROUND(V, 7);                                                                 \
+        MPT__PHILOX_ROUND(V, 8);                                                                 \
+        MPT__PHILOX_ROUND(V, 9);                                                                 \
+        V##_ustore(out, a0, a1, a2, a3);                                                         \
+        V##_ustore(out + 2 * W, b0, b1, b2, b3);                                                 \
+    }                                                                                            \
+    FN void N##_dropout(float *out, const float *x, int64_t n, mpt__rng_key key, uint64_t first, \
+                        uint32_t threshold, float factor) {                                      \
+        const uint64_t sequence = mpt__hash_u64(key.stream, key.call);                           \
+        const int64_t whole = n / (4 * W) * (4 * W);                                             \
+        uint64_t keys[2 * MPT__PHILOX_ROUNDS];                                                   \
+        uint32_t words[4 * W];                                                                   \
+        mpt__ref_dropout_block(out + whole, x + whole, n - whole, key, first + (uint64_t)whole,  \
+                               threshold, factor);                                               \
+        mpt__philox_keys(key.seed, keys);                                                        \
+        const V##_f by = V##_set(factor);                                                        \
+        for (int64_t at = 0; at < whole; at += 4 * W) {                                          \
+            N##_philox(keys, sequence, (first + (uint64_t)at) / 4, words);                       \
+            for (int k = 0; k < 4 * W; k += W) {                                                 \
+                V##_f v = V##_mul(V##_load(x + at + k), by);                                     \
+                V##_m kept = V##_words_from(words + k, threshold);                               \
+                V##_store(out + at + k, V##_select(kept, v, V##_zero()));                        \
+            }                                                                                    \
+        }                                                                                        \
     }
 
 /* Updates: whole vectors first, with nothing to decide in the loop, then the rest. */
@@ -332,32 +429,38 @@
     MPT__SIMD_UPDATE_PARTS(FN, N, W, sgd)                                                         \
     MPT__SIMD_UPDATE_PARTS(FN, N, W, adam)
 
-/* The words; `transpose` is that of level T. */
+/* The words; REST is the level below that transposes what is narrow. */
 #define MPT__SIMD_UNARY_NAME(id, value, FN, N, V, W) N##_unary_##id,
 #define MPT__SIMD_BINARY_NAME(id, value, FN, N, V, W) N##_binary_##id,
-#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, T, convert, slowness)  \
-    MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, FN, N, V, W, F)           \
-    MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, FN, N, V, W, F)         \
-    MPT__SIMD_BLOCKS(FN, N, V, W)                                  \
-    MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)              \
-    MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)              \
-    MPT__SIMD_SQUARES(FN, N, V, W)                                 \
-    MPT__SIMD_RANDOM(FN, N, V, W)                                  \
-    MPT__SIMD_UPDATE(FN, OP, N, V, W)                              \
-    static const mpt__words N##_words = {                          \
-        slowness,                                                  \
-        true,                                                      \
-        convert,                                                   \
-        N##_random_words,                                          \
-        {MPT__SIMD_UNARY(MPT__SIMD_UNARY_NAME, FN, N, V, W, F)},   \
-        {MPT__SIMD_BINARY(MPT__SIMD_BINARY_NAME, FN, N, V, W, F)}, \
-        N##_maximum,                                               \
-        N##_add_lanes,                                             \
-        N##_max_lanes,                                             \
-        N##_add_squares,                                           \
-        N##_keep,                                                  \
-        T##_transpose,                                             \
-        N##_sgd,                                                   \
+#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, slowness) \
+    MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, FN, N, V, W, F)             \
+    MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, FN, N, V, W, F)           \
+    MPT__SIMD_PEAK(FN, N, V, W)                                      \
+    MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)                \
+    MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)                \
+    MPT__SIMD_ADD_EXP(FN, N, V, W)                                   \
+    MPT__SIMD_SOFTMAX(FN, N, V, W)                                   \
+    MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                          \
+    MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST)                       \
+    MPT__SIMD_SQUARES(FN, N, V, W)                                   \
+    MPT__SIMD_DROPOUT(FN, OP, N, V, W)                               \
+    MPT__SIMD_UPDATE(FN, OP, N, V, W)                                \
+    static const mpt__words N##_words = {                            \
+        slowness,                                                    \
+        true,                                                        \
+        convert,                                                     \
+        {MPT__SIMD_UNARY(MPT__SIMD_UNARY_NAME, FN, N, V, W, F)},     \
+        {MPT__SIMD_BINARY(MPT__SIMD_BINARY_NAME, FN, N, V, W, F)},   \
+        N##_peak,                                                    \
+        N##_add_lanes,                                               \
+        N##_max_lanes,                                               \
+        N##_add_exp,                                                 \
+        N##_softmax,                                                 \
+        N##_softmax_backward,                                        \
+        N##_add_squares,                                             \
+        N##_dropout,                                                 \
+        N##_transpose,                                               \
+        N##_sgd,                                                     \
         N##_adam};
 
 #endif

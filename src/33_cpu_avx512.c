@@ -75,24 +75,28 @@ MPT__AVX512_OP void mpt__v16_store_as(void *p, mpt__v16_f v, int64_t n, int dtyp
         _mm256_mask_storeu_epi16(p, lanes, mpt__v16_to_half(v, dtype));
     }
 }
-MPT__AVX512_OP void mpt__v16_transpose4(mpt__v16_f *r0, mpt__v16_f *r1, mpt__v16_f *r2,
-                                        mpt__v16_f *r3) {
-    __m512 low01 = _mm512_unpacklo_ps(*r0, *r1), high01 = _mm512_unpackhi_ps(*r0, *r1);
-    __m512 low23 = _mm512_unpacklo_ps(*r2, *r3), high23 = _mm512_unpackhi_ps(*r2, *r3);
-    *r0 = _mm512_shuffle_ps(low01, low23, 0x44);
-    *r1 = _mm512_shuffle_ps(low01, low23, 0xee);
-    *r2 = _mm512_shuffle_ps(high01, high23, 0x44);
-    *r3 = _mm512_shuffle_ps(high01, high23, 0xee);
+MPT__X86_TRANSPOSE4(MPT__AVX512_OP, mpt__v16, _mm512)
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_quads(const float *p, int64_t step) {
+    __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(p));
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + step), 1);
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 2 * step), 2);
+    return _mm512_insertf32x4(v, _mm_loadu_ps(p + 3 * step), 3);
 }
+MPT__AVX512_OP void mpt__v16_stream(float *p, mpt__v16_f v) { _mm512_stream_ps(p, v); }
+MPT__AVX512_OP void mpt__v16_fence(void) { _mm_sfence(); }
 MPT__AVX512_OP void mpt__v16_store_quads(float *p, int64_t step, mpt__v16_f v) {
     _mm_storeu_ps(p, _mm512_castps512_ps128(v));
     _mm_storeu_ps(p + step, _mm512_extractf32x4_ps(v, 1));
     _mm_storeu_ps(p + 2 * step, _mm512_extractf32x4_ps(v, 2));
     _mm_storeu_ps(p + 3 * step, _mm512_extractf32x4_ps(v, 3));
 }
+MPT__AVX512_OP float mpt__v16_peak(mpt__v16_f v) {
+    return mpt__v8_peak(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
+}
 MPT__AVX512_OP __m256 mpt__v16_fold(mpt__v16_f v) {
     return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
 }
+MPT__AVX512_OP float mpt__v16_total(mpt__v16_f v) { return mpt__v8_total(mpt__v16_fold(v)); }
 MPT__AVX512_OP __m256 mpt__v16_sum8(__m512 s0, __m512 s1, __m512 s2, __m512 s3, __m512 s4,
                                     __m512 s5, __m512 s6, __m512 s7) {
     return mpt__v8_sum8(mpt__v16_fold(s0), mpt__v16_fold(s1), mpt__v16_fold(s2), mpt__v16_fold(s3),
@@ -104,13 +108,13 @@ MPT__SIMD_WORDS(MPT__AVX512_OP, mpt__v16, MPT__NAME_AVX512)
 typedef struct mpt__v16_d {
     __m512d low, high;
 } mpt__v16_d;
-MPT__AVX512_OP mpt__v16_d mpt__v16_load_doubles(const double *p) {
-    mpt__v16_d v = {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)};
+MPT__AVX512_OP mpt__v16_d mpt__v16_no_doubles(void) {
+    mpt__v16_d v = {_mm512_setzero_pd(), _mm512_setzero_pd()};
     return v;
 }
-MPT__AVX512_OP void mpt__v16_store_doubles(double *p, mpt__v16_d v) {
-    _mm512_storeu_pd(p, v.low);
-    _mm512_storeu_pd(p + 8, v.high);
+MPT__AVX512_OP void mpt__v16_add_doubles(double *p, mpt__v16_d v) {
+    _mm512_storeu_pd(p, _mm512_add_pd(_mm512_loadu_pd(p), v.low));
+    _mm512_storeu_pd(p + 8, _mm512_add_pd(_mm512_loadu_pd(p + 8), v.high));
 }
 MPT__AVX512_OP mpt__v16_d mpt__v16_add_squares(mpt__v16_d sum, mpt__v16_f x) {
     __m512d low = _mm512_maskz_cvtps_pd((__mmask8)0xff, _mm512_castps512_ps256(x));

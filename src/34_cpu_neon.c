@@ -81,9 +81,20 @@ MPT__NEON_OP void mpt__v4_transpose4(mpt__v4_f *r0, mpt__v4_f *r1, mpt__v4_f *r2
     *r2 = vzip1q_f32(high02, high13);
     *r3 = vzip2q_f32(high02, high13);
 }
+MPT__NEON_OP mpt__v4_f mpt__v4_load_quads(const float *p, int64_t step) {
+    (void)step;
+    return vld1q_f32(p);
+}
+MPT__NEON_OP void mpt__v4_stream(float *p, mpt__v4_f v) { vst1q_f32(p, v); }
+MPT__NEON_OP void mpt__v4_fence(void) {}
 MPT__NEON_OP void mpt__v4_store_quads(float *p, int64_t step, mpt__v4_f v) {
     (void)step;
     vst1q_f32(p, v);
+}
+MPT__NEON_OP float mpt__v4_peak(mpt__v4_f v) { return vmaxvq_f32(v); }
+MPT__NEON_OP float mpt__v4_total(mpt__v4_f v) {
+    float32x2_t half = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+    return vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
 }
 MPT__NEON_OP void mpt__v4_store_sums(float *to, mpt__v4_f s0, mpt__v4_f s1, mpt__v4_f s2,
                                      mpt__v4_f s3, mpt__v4_f s4, mpt__v4_f s5, mpt__v4_f s6,
@@ -95,13 +106,13 @@ MPT__NEON_OP void mpt__v4_store_sums(float *to, mpt__v4_f s0, mpt__v4_f s1, mpt_
 MPT__SIMD_WORDS(MPT__NEON_OP, mpt__v4, MPT__NAME_NEON)
 
 typedef float64x2x2_t mpt__v4_d;
-MPT__NEON_OP mpt__v4_d mpt__v4_load_doubles(const double *p) {
-    mpt__v4_d v = {{vld1q_f64(p), vld1q_f64(p + 2)}};
+MPT__NEON_OP mpt__v4_d mpt__v4_no_doubles(void) {
+    mpt__v4_d v = {{vdupq_n_f64(0.0), vdupq_n_f64(0.0)}};
     return v;
 }
-MPT__NEON_OP void mpt__v4_store_doubles(double *p, mpt__v4_d v) {
-    vst1q_f64(p, v.val[0]);
-    vst1q_f64(p + 2, v.val[1]);
+MPT__NEON_OP void mpt__v4_add_doubles(double *p, mpt__v4_d v) {
+    vst1q_f64(p, vaddq_f64(vld1q_f64(p), v.val[0]));
+    vst1q_f64(p + 2, vaddq_f64(vld1q_f64(p + 2), v.val[1]));
 }
 MPT__NEON_OP mpt__v4_d mpt__v4_add_squares(mpt__v4_d sum, mpt__v4_f x) {
     float64x2_t low = vcvt_f64_f32(vget_low_f32(x)), high = vcvt_high_f64_f32(x);
@@ -129,8 +140,7 @@ MPT__NEON_OP void mpt__v4_ustore(uint32_t *p, mpt__v4_u a, mpt__v4_u b, mpt__v4_
 
 /* ==== The level ==== */
 
-MPT__SIMD_TRANSPOSE(MPT__NEON, mpt__neon, mpt__v4, 4)
-MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__neon,
+MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__ref,
                 &mpt__convert_neon, 0.3)
 
 #endif

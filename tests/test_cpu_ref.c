@@ -461,9 +461,8 @@ static double gelu_tanh(double a) {
     return 0.5 * a * (1 + tanh(sqrt(2 / acos(-1.0)) * (a + 0.044715 * a * a * a)));
 }
 
-static double want_unary(const int64_t *index) {
-    double a = old_value(0, index), c = launch.imm[0];
-    switch (launch.function) {
+static double apply(int function, double a, double c) {
+    switch (function) {
     case MPT__FN_NEG:
         return -a;
     case MPT__FN_EXP:
@@ -493,6 +492,10 @@ static double want_unary(const int64_t *index) {
     default:
         return a - a != 0 && a == a;
     }
+}
+
+static double want_unary(const int64_t *index) {
+    return apply(launch.function, old_value(0, index), launch.imm[0]);
 }
 
 TEST(unary) {
@@ -930,6 +933,9 @@ static double rounded(double x, int dtype) {
 }
 
 static double want_gemm(const int64_t *out) {
+    /* Indexed by mpt_activation. */
+    static const int functions[] = {
+        0, MPT__FN_RELU, MPT__FN_GELU, MPT__FN_GELU_TANH, MPT__FN_TANH, MPT__FN_SIGMOID};
     int64_t a[MPT_MAX_RANK], b[MPT_MAX_RANK];
     int rank = launch.operand[3].rank;
     double sum = 0;
@@ -942,20 +948,7 @@ static double want_gemm(const int64_t *out) {
     }
     sum *= launch.imm[0];
     if (launch.operand[2].storage != 0) { sum += rounded(old_value(2, out), launch.compute_dtype); }
-    switch (launch.activation) {
-    case MPT_ACTIVATION_RELU:
-        return sum > 0 ? sum : 0;
-    case MPT_ACTIVATION_GELU:
-        return 0.5 * sum * (1 + erf(sum / sqrt(2.0)));
-    case MPT_ACTIVATION_GELU_TANH:
-        return gelu_tanh(sum);
-    case MPT_ACTIVATION_TANH:
-        return tanh(sum);
-    case MPT_ACTIVATION_SIGMOID:
-        return 1 / (1 + exp(-sum));
-    default:
-        return sum;
-    }
+    return launch.activation == 0 ? sum : apply(functions[launch.activation], sum, 0);
 }
 
 TEST(gemm) {

@@ -256,6 +256,27 @@ TEST(copies) {
     }
 }
 
+/* Large enough for stores past the caches, which want whole lines of memory: one of these offsets
+   begins one. */
+TEST(transposed_copies_beyond_cache) {
+    enum { ROWS = 1030, COLUMNS = 1040 };
+    NEEDS_LEVELS;
+    for (int64_t offset = 0; offset < 16; offset += 4) {
+        problem p;
+        int64_t shape[2] = {ROWS, COLUMNS};
+        problem_init(&p, MPT__K_COPY);
+        for (int k = 0; k < 2; k++) {
+            mpt__operand *o = &p.launch.operand[k];
+            add_operand(&p, k, MPT_F32, 2, shape, k ? MPT__WRITE : MPT__READ, 0, 8, 0);
+            o->offset = offset;
+            o->stride[0] = k ? COLUMNS : 1, o->stride[1] = k ? 1 : ROWS;
+        }
+        bool good = same_as_ref(&p, "transposed copy");
+        problem_free(&p);
+        if (!good) return;
+    }
+}
+
 TEST(unary_functions) {
     NEEDS_LEVELS;
     for (int i = 0; i < 3000; i++) {
@@ -635,6 +656,7 @@ TEST(threads_do_not_change_bits) {
 
 TEST_TABLE = {
     T(copies),
+    T(transposed_copies_beyond_cache),
     T(unary_functions),
     T(binary_functions),
     T(dropout),

@@ -46,6 +46,7 @@ static const kernel_case kernels[] = {
     {"sums of rows of 64", MPT__K_REDUCE, MPT__FN_SUM, 64, 1, 0, 0, 0, COLUMNS},
     {"sums of columns", MPT__K_REDUCE, MPT__FN_SUM, 0, 1, 0, 0, 0, ROWS},
     {"norm of gradients", MPT__K_GRAD_NORM, 0, 0, 0, 1, 0, 0, 0},
+    {"gradients finite?", MPT__K_GRAD_NORM, 1, 0, 0, 1, 0, 0, 0},
     {"unscale", MPT__K_GRAD_SCALE, 0, 0, 0, 2, 0, 0, 0},
     {"sgd, momentum", MPT__K_SGD, 0, 0, 0, 5, 0, 0, 0},
     {"adamw", MPT__K_ADAM, 0, 0, 0, 7, 0, 0, 0},
@@ -75,7 +76,8 @@ static void make_gradient_case(bench_case *c, const kernel_case *k, int dtype, i
     if (k->kernel == MPT__K_GRAD_NORM || k->kernel == MPT__K_GRAD_SCALE) {
         block(c, 0, MPT_F32, n, MPT__READ_WRITE, memory[0]);
         bench_operand(c, 1, MPT_I64, 1, MPT__SEGMENT_FIELDS, 4, 1, MPT__READ, segment);
-        c->launch.slot[2] = 12, c->launch.imm[0] = 0;
+        c->launch.slot[1] = 13, c->launch.slot[2] = k->function ? 0 : 12; /* no norm wanted */
+        c->launch.imm[0] = 0;
         return;
     }
     block(c, 0, dtype, n, MPT__READ_WRITE, master ? halves[2] : memory[0]);
