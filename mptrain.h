@@ -18,9 +18,11 @@
  *     MANUAL 9   data
  *     MANUAL 10  files
  *     MANUAL 11  finding out what happens
- *     MANUAL 12  small machines; limits
+ *     MANUAL 12  GPUs and captured steps
+ *     MANUAL 13  small machines; limits
  *     then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
- *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Fit;
+ *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Captured
+ *     steps, Fit;
  *     then, where MPTRAIN_IMPLEMENTATION is defined, the implementation; changelog and licence.
 
 ==== MANUAL 1: quick start =====================================================================
@@ -253,13 +255,30 @@ mpt_record_begin and mpt_replay execute a step again, on inputs made before the 
 mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. MPT_ISA_NULL
 executes nothing and so measures what calls cost.
 
-==== MANUAL 12: small machines; limits =========================================================
+==== MANUAL 12: GPUs and captured steps ========================================================
+
+Define MPTRAIN_CUDA where you define MPTRAIN_IMPLEMENTATION, compile mptrain_cuda.cu with nvcc, and
+link both with -lcublasLt. The default device, MPT_DEVICE_AUTO, is then the GPU where there is one.
+Launches are queued: nothing waits but mpt_item, mpt_read and mpt_synchronize, so errors that the
+device finds (a bad target) and what a scaler has seen arrive at the next wait or some steps late.
+Memory of yours cannot be borrowed there: mpt_from copies what mpt_wrap would borrow.
+
+    // the loop's body, on batches x and y
+    static mpt_status step(mpt_context *ctx, void *user, mpt_tensor x, mpt_tensor y);
+    mpt_captured captured = mpt_capture(ctx, step, &model);
+    while (mpt_loader_next(loader, &b)) mpt_captured_step(captured, b.x, b.y);
+
+does the loop above without the host: the launches of one step are recorded and repeated, on a GPU
+as one CUDA graph. It leaves the same bits.
+
+==== MANUAL 13: small machines; limits =========================================================
 
 Where there is no file system, no thread and no heap: define MPTRAIN_NO_STDIO, MPTRAIN_NO_THREADS
 and MPTRAIN_NO_SIMD, give an allocator over a static array, and set threads = 1;
 examples/embedded.c does. A 32-bit CPU with IEEE floats and 64-bit integers will do.
 
-This version: CPU only (x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere).
+This version: x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere, and CUDA
+kernels that no real GPU has run yet.
 No convolution, recurrence, attention or batch norm, no gradients of gradients, no resuming of
 optimizer state from files. fp8 and fp64 are dtypes of storage. Tensors have at most 8 dimensions.
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.
@@ -1502,6 +1521,18 @@ typedef struct mpt__backend {
     mpt_status (*graph_end)(void *self, void **graph);
     mpt_status (*graph_run)(void *self, void *graph);
     void (*graph_destroy)(void *self, void *graph);
+    /* NULL: there is nothing to choose. `benchmark`: of each new kind of matrix product the fastest
+       way is found by timing and kept; else the library's first choice is taken, so that every run
+       gives the same bits. `tf32`: fp32 products may round their operands to TF32. */
+    void (*benchmark)(void *self, bool benchmark, bool tf32);
+    /* The choices as text: a line that names card and libraries, then one per kind of product,
+       with the algorithm, its time and that of the library's first choice where it was timed.
+       Returns the length; at most `capacity` bytes are written, the last one 0. */
+    size_t (*benchmark_text)(void *self, char *text, size_t capacity);
+    /* Keeps the choices of such a text for products not timed yet. MPT_ERROR_UNSUPPORTED: it is
+       from another card or other libraries; nothing of it is used. MPT_ERROR_FORMAT: what stands
+       before the bad line is kept. */
+    mpt_status (*benchmark_read)(void *self, const char *text);
     void (*counts)(void *self, int64_t *parallel_runs, int64_t by_thread[64]);
     void (*destroy)(void *self);
 } mpt__backend;
@@ -2014,8 +2045,6 @@ static size_t mpt__format_text(char *out, size_t size, const char *format, ...) 
  * Everything above speaks to the system through an mpt__base, the first member of a context.
  * ------------------------------------------------------------------------------------------- */
 
-/* ==== Contract ==== */
-
 /* One block of accounting per memory kind; `held` counts what the allocator gave, with pools. */
 typedef struct mpt__base {
     mpt_allocator allocator;
@@ -2034,47 +2063,6 @@ typedef struct mpt__base {
     int64_t step;    /* the current or last step */
     int64_t process; /* id of the process that made the context: fork is an error */
 } mpt__base;
-
-/* Fills what `config` leaves null with the built-in callbacks. A group is replaced as a whole: of
-   allocator and thread, some functions without the others are an error (in base->status); of io,
-   what is missing fails when called. The base must stay where it is. */
-static void mpt__base_init(mpt__base *base, const mpt_config *config);
-
-/* Memory. Returns zeroed memory aligned to 64 bytes, accounted under `kind`, or NULL with an error
-   recorded ("out of memory: asked for .., in use by kind .., try .."). Zero bytes give NULL without
-   an error. Release takes the same size and kind. */
-static void *mpt__allocate(mpt__base *base, size_t bytes, mpt_memory_kind kind);
-static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memory_kind kind);
-/* For pools, which take raw memory (not zeroed) and account for its use themselves. raw touches
-   only `held` and the call counters, and fails in silence, so that a pool can trim and try again;
-   what then is left to say mpt__fail_memory says. account adds (or, negative, takes) live bytes. */
-static void *mpt__allocate_raw(mpt__base *base, size_t bytes);
-static void mpt__release_raw(mpt__base *base, void *pointer, size_t bytes);
-static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes);
-static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind);
-/* "parameter", "master", ...: the words of every report. */
-static const char *mpt__memory_kind_text(mpt_memory_kind kind);
-/* A growing array, a pointer at `array`: makes room for `need` elements of `size` bytes; *capacity
-   counts elements. False with an error recorded when memory is out: the old array still stands. */
-static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t need, size_t size,
-                      mpt_memory_kind kind);
-
-/* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
-   `status`, also when an earlier error stays. The log hears the first one. */
-static mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *format, ...);
-static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, ...);
-/* The error of failed mpt_create calls, kept per thread where the compiler can. */
-static void mpt__set_create_error(const char *message);
-static const char *mpt__create_error(void);
-
-/* Why the last built-in file call of this thread failed ("no such file"), or words that say that
-   a callback of the user failed. For messages: "cannot open %s: %s". */
-static const char *mpt__io_reason(const mpt__base *base);
-/* A name for a new file in the directory of `path`, for io.commit, unlike any other of this or
-   another process. False if it does not fit. */
-static bool mpt__temporary_path(const mpt__base *base, const char *path, char *out, size_t size);
-/* An environment variable, NULL if unset; empty counts as unset. */
-static const char *mpt__environment(const char *name);
 
 /* Cores that this process may run on, at least 1. */
 static int mpt__core_count(void);
@@ -2098,6 +2086,8 @@ static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, .
     base->log.write(base->log.user, level, message);
 }
 
+/* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
+   `status`, also when an earlier error stays. The log hears the first one. */
 static mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *format, ...) {
     const size_t size = sizeof base->message;
     size_t length = 0;
@@ -2120,6 +2110,7 @@ static mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *form
 
 static MPT__THREAD_LOCAL char mpt__create_message[1024];
 
+/* The error of failed mpt_create calls, kept per thread where the compiler can. */
 static void mpt__set_create_error(const char *message) {
     mpt__format_text(mpt__create_message, sizeof mpt__create_message, "%s", message);
 }
@@ -2155,53 +2146,9 @@ static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {
     "parameter",  "master", "form",  "gradient",  "moment",
     "activation", "data",   "batch", "workspace", "host"};
 
+/* "parameter", "master", ...: the words of every report. */
 static const char *mpt__memory_kind_text(mpt_memory_kind kind) {
     return (unsigned)kind < MPT_MEMORY_KINDS ? mpt__memory_kinds[kind] : "unknown";
-}
-
-static void *mpt__allocate_raw(mpt__base *base, size_t bytes) {
-    void *pointer;
-    if (bytes == 0 || bytes > (size_t)(PTRDIFF_MAX - base->memory.held)) return NULL;
-    if (base->memory_limit > 0 && (int64_t)bytes > base->memory_limit - base->memory.held)
-        return NULL;
-    base->memory.allocations++;
-    pointer = base->allocator.allocate(base->allocator.user, bytes, MPT__ALIGNMENT);
-    if (pointer) base->memory.held += (int64_t)bytes;
-    return pointer;
-}
-
-static void mpt__release_raw(mpt__base *base, void *pointer, size_t bytes) {
-    if (!pointer) return;
-    base->memory.releases++;
-    base->memory.held -= (int64_t)bytes;
-    base->allocator.release(base->allocator.user, pointer, bytes, MPT__ALIGNMENT);
-}
-
-static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes) {
-    mpt_memory_stats *memory = &base->memory;
-    memory->current[kind] += bytes;
-    memory->total_current += bytes;
-    if (memory->peak[kind] < memory->current[kind]) memory->peak[kind] = memory->current[kind];
-    if (memory->total_peak < memory->total_current) memory->total_peak = memory->total_current;
-}
-
-static void *mpt__allocate(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
-    void *pointer;
-    if (bytes == 0) return NULL;
-    pointer = mpt__allocate_raw(base, bytes);
-    if (!pointer) {
-        mpt__fail_memory(base, bytes, kind);
-        return NULL;
-    }
-    memset(pointer, 0, bytes);
-    mpt__account(base, kind, (int64_t)bytes);
-    return pointer;
-}
-
-static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memory_kind kind) {
-    if (!pointer) return;
-    mpt__release_raw(base, pointer, bytes);
-    mpt__account(base, kind, -(int64_t)bytes);
 }
 
 /* Names the three kinds that hold most, with what is left to do about it. */
@@ -2240,6 +2187,60 @@ static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kin
                      mpt__memory_kind_text(kind), memory->held, memory->total_current, use);
 }
 
+/* For pools, which take raw memory (not zeroed) and account for its use themselves. raw touches
+   only `held` and the call counters, and fails in silence, so that a pool can trim and try again;
+   what then is left to say mpt__fail_memory says. account adds (or, negative, takes) live bytes. */
+static void *mpt__allocate_raw(mpt__base *base, size_t bytes) {
+    void *pointer;
+    if (bytes == 0 || bytes > (size_t)(PTRDIFF_MAX - base->memory.held)) return NULL;
+    if (base->memory_limit > 0 && (int64_t)bytes > base->memory_limit - base->memory.held)
+        return NULL;
+    base->memory.allocations++;
+    pointer = base->allocator.allocate(base->allocator.user, bytes, MPT__ALIGNMENT);
+    if (pointer) base->memory.held += (int64_t)bytes;
+    return pointer;
+}
+
+static void mpt__release_raw(mpt__base *base, void *pointer, size_t bytes) {
+    if (!pointer) return;
+    base->memory.releases++;
+    base->memory.held -= (int64_t)bytes;
+    base->allocator.release(base->allocator.user, pointer, bytes, MPT__ALIGNMENT);
+}
+
+static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes) {
+    mpt_memory_stats *memory = &base->memory;
+    memory->current[kind] += bytes;
+    memory->total_current += bytes;
+    if (bytes < 0) return;
+    if (memory->peak[kind] < memory->current[kind]) memory->peak[kind] = memory->current[kind];
+    if (memory->total_peak < memory->total_current) memory->total_peak = memory->total_current;
+}
+
+/* Memory. Returns zeroed memory aligned to 64 bytes, accounted under `kind`, or NULL with an error
+   recorded ("out of memory: asked for .., in use by kind .., try .."). Zero bytes give NULL without
+   an error. Release takes the same size and kind. */
+static void *mpt__allocate(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
+    void *pointer;
+    if (bytes == 0) return NULL;
+    pointer = mpt__allocate_raw(base, bytes);
+    if (!pointer) {
+        mpt__fail_memory(base, bytes, kind);
+        return NULL;
+    }
+    memset(pointer, 0, bytes);
+    mpt__account(base, kind, (int64_t)bytes);
+    return pointer;
+}
+
+static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memory_kind kind) {
+    if (!pointer) return;
+    mpt__release_raw(base, pointer, bytes);
+    mpt__account(base, kind, -(int64_t)bytes);
+}
+
+/* A growing array, a pointer at `array`: makes room for `need` elements of `size` bytes; *capacity
+   counts elements. False with an error recorded when memory is out: the old array still stands. */
 static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t need, size_t size,
                       mpt_memory_kind kind) {
     const int64_t most = (int64_t)((size_t)PTRDIFF_MAX / size);
@@ -2263,6 +2264,7 @@ static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t n
 
 /* ==== The system: process, cores, environment ==== */
 
+/* An environment variable, NULL if unset; empty counts as unset. */
 static const char *mpt__environment(const char *name) {
     const char *value = getenv(name);
     return value && *value ? value : NULL;
@@ -2357,24 +2359,18 @@ static double mpt__system_now(void *user) {
 
 /* ==== Files ==== */
 
+#if !defined(MPT__NO_FILES)
+
 #define MPT__IO_CHUNK ((size_t)1 << 30) /* no system takes more than 2 GiB in one call */
 
 /* What the last failing built-in call of this thread met: an errno or a Windows error; 0 = none. */
 static MPT__THREAD_LOCAL int mpt__io_error;
 
-typedef struct mpt__io_error_row {
+static const struct {
     int code;
     const char *text;
-} mpt__io_error_row;
-
-#if defined(MPT__NO_FILES)
-
-static const mpt__io_error_row mpt__io_errors[] = {
-    {1, "this build has no files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO): set config.io"}};
-
-#elif defined(_WIN32)
-
-static const mpt__io_error_row mpt__io_errors[] = {
+} mpt__io_errors[] = {
+#if defined(_WIN32)
     {ERROR_FILE_NOT_FOUND, "no such file"},
     {ERROR_PATH_NOT_FOUND, "no such directory"},
     {ERROR_ACCESS_DENIED, "access denied, or a directory"},
@@ -2383,7 +2379,25 @@ static const mpt__io_error_row mpt__io_errors[] = {
     {ERROR_HANDLE_DISK_FULL, "the disk is full"},
     {ERROR_INVALID_NAME, "not a valid file name"},
     {ERROR_NO_UNICODE_TRANSLATION, "the path is not UTF-8"},
-    {ERROR_FILENAME_EXCED_RANGE, "the path is too long"}};
+    {ERROR_FILENAME_EXCED_RANGE, "the path is too long"},
+#else
+    {ENOENT, "no such file or directory"},
+    {EACCES, "permission denied"},
+    {EPERM, "operation not permitted"},
+    {EISDIR, "is a directory"},
+    {ENOTDIR, "a part of the path is not a directory"},
+    {ENOSPC, "no space left on the device"},
+    {EDQUOT, "the disk quota is used up"},
+    {EROFS, "the file system is read-only"},
+    {ENAMETOOLONG, "the name is too long"},
+    {EMFILE, "too many open files"},
+    {EFBIG, "the file would get too large"},
+    {EIO, "input or output error"},
+    {ENOMEM, "out of memory"},
+#endif
+};
+
+#if defined(_WIN32)
 
 /* The path as UTF-16, with the prefix that lifts the old limit of 260 where it is needed. */
 enum { MPT__WIDE_PATH = 4096 };
@@ -2482,21 +2496,6 @@ static bool mpt__file_remove(void *user, const char *path) {
 }
 
 #else
-
-static const mpt__io_error_row mpt__io_errors[] = {
-    {ENOENT, "no such file or directory"},
-    {EACCES, "permission denied"},
-    {EPERM, "operation not permitted"},
-    {EISDIR, "is a directory"},
-    {ENOTDIR, "a part of the path is not a directory"},
-    {ENOSPC, "no space left on the device"},
-    {EDQUOT, "the disk quota is used up"},
-    {EROFS, "the file system is read-only"},
-    {ENAMETOOLONG, "the name is too long"},
-    {EMFILE, "too many open files"},
-    {EFBIG, "the file would get too large"},
-    {EIO, "input or output error"},
-    {ENOMEM, "out of memory"}};
 
 /* Offsets of 64 bits, also where the user's build left off_t at 32. */
 #if defined(__GLIBC__) && !defined(__LP64__) && !defined(__USE_FILE_OFFSET64)
@@ -2643,7 +2642,6 @@ static bool mpt__file_remove(void *user, const char *path) {
 
 #endif
 
-#if !defined(MPT__NO_FILES)
 static size_t mpt__file_read(void *user, void *file, void *buffer, size_t bytes) {
     (void)user;
     return mpt__file_move(file, (char *)buffer, bytes, false);
@@ -2653,78 +2651,42 @@ static size_t mpt__file_write(void *user, void *file, const void *buffer, size_t
     (void)user;
     return mpt__file_move(file, (char *)(uintptr_t)buffer, bytes, true);
 }
+
 #endif
 
-/* What refuses: files of a build without them, and what a user's io leaves out. */
-static void *mpt__no_open(void *user, const char *path, char mode) {
-    (void)user, (void)path, (void)mode;
-    mpt__io_error = 1;
-    return NULL;
-}
-static size_t mpt__no_read(void *user, void *file, void *buffer, size_t bytes) {
-    (void)user, (void)file, (void)buffer, (void)bytes;
-    return 0;
-}
-static size_t mpt__no_write(void *user, void *file, const void *buffer, size_t bytes) {
-    (void)user, (void)file, (void)buffer, (void)bytes;
-    return 0;
-}
-static bool mpt__no_seek(void *user, void *file, int64_t position) {
-    (void)user, (void)file, (void)position;
-    return false;
-}
-static int64_t mpt__no_size(void *user, void *file) {
-    (void)user, (void)file;
-    return -1;
-}
-static bool mpt__no_flush(void *user, void *file) {
-    (void)user, (void)file;
-    return false;
-}
-static bool mpt__no_commit(void *user, const char *temporary, const char *path) {
-    (void)user, (void)temporary, (void)path;
-    mpt__io_error = 1;
-    return false;
-}
-static bool mpt__no_remove(void *user, const char *path) {
-    (void)user, (void)path;
-    return false;
-}
-
+/* All of them or none: a user's io is taken as it is. */
 static void mpt__io_init(mpt_io *io) {
-    if (!io->open && !io->read && !io->write && !io->seek && !io->size && !io->flush &&
-        !io->close && !io->commit && !io->remove) {
-#if !defined(MPT__NO_FILES)
-        io->open = mpt__file_open, io->read = mpt__file_read, io->write = mpt__file_write;
-        io->seek = mpt__file_seek, io->size = mpt__file_size, io->flush = mpt__file_flush;
-        io->close = mpt__file_close, io->commit = mpt__file_commit;
-        io->remove = mpt__file_remove;
+#if defined(MPT__NO_FILES)
+    (void)io;
+#else
+    if (io->open || io->read || io->write || io->seek || io->size || io->flush || io->close ||
+        io->commit || io->remove)
+        return;
+    io->open = mpt__file_open, io->read = mpt__file_read, io->write = mpt__file_write;
+    io->seek = mpt__file_seek, io->size = mpt__file_size, io->flush = mpt__file_flush;
+    io->close = mpt__file_close, io->commit = mpt__file_commit, io->remove = mpt__file_remove;
 #endif
-    }
-    if (!io->open) io->open = mpt__no_open;
-    if (!io->read) io->read = mpt__no_read;
-    if (!io->write) io->write = mpt__no_write;
-    if (!io->seek) io->seek = mpt__no_seek;
-    if (!io->size) io->size = mpt__no_size;
-    if (!io->flush) io->flush = mpt__no_flush;
-    if (!io->close) io->close = mpt__no_flush;
-    if (!io->commit) io->commit = mpt__no_commit;
-    if (!io->remove) io->remove = mpt__no_remove;
 }
 
+/* Why the last built-in file call of this thread failed ("no such file"), or words that say that
+   a callback of the user failed. For messages: "cannot open %s: %s". */
 static const char *mpt__io_reason(const mpt__base *base) {
 #if defined(MPT__NO_FILES)
-    const bool built_in = base->io.open == mpt__no_open;
+    if (!base->io.open)
+        return "this build has no files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO): set config.io";
 #else
-    const bool built_in = base->io.open == mpt__file_open;
-#endif
     const size_t rows = sizeof mpt__io_errors / sizeof mpt__io_errors[0];
-    if (!built_in) return "a callback of config.io failed";
-    for (size_t i = 0; i < rows; i++)
-        if (mpt__io_errors[i].code == mpt__io_error) return mpt__io_errors[i].text;
-    return "the system refused";
+    if (base->io.open == mpt__file_open) {
+        for (size_t i = 0; i < rows; i++)
+            if (mpt__io_errors[i].code == mpt__io_error) return mpt__io_errors[i].text;
+        return "the system refused";
+    }
+#endif
+    return "a callback of config.io failed";
 }
 
+/* A name for a new file in the directory of `path`, for io.commit, unlike any other of this or
+   another process. False if it does not fit. */
 static bool mpt__temporary_path(const mpt__base *base, const char *path, char *out, size_t size) {
     static int32_t counter;
     const int32_t number = mpt__atomic_add32(&counter, 1);
@@ -2828,44 +2790,32 @@ static int mpt__thread_join(void *user, void *thread) {
     return 0;
 }
 
-static int mpt__mutex_create(void *user, void **mutex) {
-    mpt__sync_object *made = mpt__sync_new(user);
-    return mpt__sync_made(user, made, made && MPT__MUTEX_INIT(&made->is.mutex), mutex);
-}
+#define MPT__DEFINE_SYNC(kind, KIND)                                                        \
+    static int mpt__##kind##_create(void *user, void **out) {                               \
+        mpt__sync_object *made = mpt__sync_new(user);                                       \
+        return mpt__sync_made(user, made, made && MPT__##KIND##_INIT(&made->is.kind), out); \
+    }                                                                                       \
+    static void mpt__##kind##_destroy(void *user, void *object) {                           \
+        MPT__##KIND##_END(&mpt__sync(object)->is.kind);                                     \
+        mpt__sync_free(user, object);                                                       \
+    }
+MPT__DEFINE_SYNC(mutex, MUTEX)
+MPT__DEFINE_SYNC(condition, CONDITION)
+#undef MPT__DEFINE_SYNC
 
-static void mpt__mutex_destroy(void *user, void *mutex) {
-    MPT__MUTEX_END(&mpt__sync(mutex)->is.mutex);
-    mpt__sync_free(user, mutex);
-}
-
-static void mpt__mutex_lock(void *user, void *mutex) {
-    (void)user;
-    MPT__MUTEX_LOCK(&mpt__sync(mutex)->is.mutex);
-}
-
-static void mpt__mutex_unlock(void *user, void *mutex) {
-    (void)user;
-    MPT__MUTEX_UNLOCK(&mpt__sync(mutex)->is.mutex);
-}
-
-static int mpt__condition_create(void *user, void **condition) {
-    mpt__sync_object *made = mpt__sync_new(user);
-    return mpt__sync_made(user, made, made && MPT__CONDITION_INIT(&made->is.condition), condition);
-}
-
-static void mpt__condition_destroy(void *user, void *condition) {
-    MPT__CONDITION_END(&mpt__sync(condition)->is.condition);
-    mpt__sync_free(user, condition);
-}
+#define MPT__DEFINE_SYNC(name, NAME, kind)              \
+    static void mpt__##name(void *user, void *object) { \
+        (void)user;                                     \
+        MPT__##NAME(&mpt__sync(object)->is.kind);       \
+    }
+MPT__DEFINE_SYNC(mutex_lock, MUTEX_LOCK, mutex)
+MPT__DEFINE_SYNC(mutex_unlock, MUTEX_UNLOCK, mutex)
+MPT__DEFINE_SYNC(condition_broadcast, CONDITION_WAKE, condition)
+#undef MPT__DEFINE_SYNC
 
 static void mpt__condition_wait(void *user, void *condition, void *mutex) {
     (void)user;
     MPT__CONDITION_WAIT(&mpt__sync(condition)->is.condition, &mpt__sync(mutex)->is.mutex);
-}
-
-static void mpt__condition_broadcast(void *user, void *condition) {
-    (void)user;
-    MPT__CONDITION_WAKE(&mpt__sync(condition)->is.condition);
 }
 
 static void mpt__threads_init(mpt_threads *thread) {
@@ -2889,6 +2839,9 @@ static int mpt__count_threads(const mpt_threads *t) {
            !!t->condition_wait + !!t->condition_broadcast;
 }
 
+/* Fills what `config` leaves null with the built-in callbacks. A group is replaced as a whole: of
+   allocator and thread, some functions without the others are an error (in base->status); those
+   of io may be NULL: what needs them fails. The base must stay where it is. */
 static void mpt__base_init(mpt__base *base, const mpt_config *config) {
     int threads = 0, allocator = 0;
     memset(base, 0, sizeof *base);
@@ -3360,8 +3313,6 @@ static void mpt__philox(uint64_t seed, uint64_t sequence, uint64_t block, uint32
 }
 
 /* Writes words first .. first+n-1 of the key's sequence; word i is word i % 4 of block i / 4. */
-typedef void (*mpt__random_bits_fn)(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out);
-
 static void mpt__random_bits(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {
     uint64_t sequence = mpt__hash_u64(key.stream, key.call);
     while (n > 0) {
@@ -3769,6 +3720,12 @@ typedef struct mpt__convert_table {
 #define MPT__LANES(a, operation, b, intrinsic) ((a)operation(b))
 #endif
 
+#define MPT__ARITHMETIC(SPEC, V, P, S)                                              \
+    SPEC V##_f V##_add(V##_f a, V##_f b) { return MPT__LANES(a, +, b, P##add##S); } \
+    SPEC V##_f V##_sub(V##_f a, V##_f b) { return MPT__LANES(a, -, b, P##sub##S); } \
+    SPEC V##_f V##_mul(V##_f a, V##_f b) { return MPT__LANES(a, *, b, P##mul##S); } \
+    SPEC V##_f V##_div(V##_f a, V##_f b) { return MPT__LANES(a, /, b, P##div##S); }
+
 typedef float mpt__v1_f;
 typedef uint32_t mpt__v1_i;
 typedef bool mpt__v1_m;
@@ -3807,10 +3764,7 @@ typedef __m256i mpt__v8_i;
 typedef __m256i mpt__v8_m;
 #define MPT__V8 MPT__TARGET("avx2") static MPT__INLINE
 
-MPT__V8 __m256 mpt__v8_add(__m256 a, __m256 b) { return MPT__LANES(a, +, b, _mm256_add_ps); }
-MPT__V8 __m256 mpt__v8_sub(__m256 a, __m256 b) { return MPT__LANES(a, -, b, _mm256_sub_ps); }
-MPT__V8 __m256 mpt__v8_mul(__m256 a, __m256 b) { return MPT__LANES(a, *, b, _mm256_mul_ps); }
-MPT__V8 __m256 mpt__v8_div(__m256 a, __m256 b) { return MPT__LANES(a, /, b, _mm256_div_ps); }
+MPT__ARITHMETIC(MPT__V8, mpt__v8, _mm256_, _ps)
 MPT__V8 __m256 mpt__v8_set(float a) { return _mm256_set1_ps(a); }
 MPT__V8 __m256 mpt__v8_larger(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
 MPT__V8 __m256 mpt__v8_smaller(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
@@ -3839,10 +3793,7 @@ typedef __mmask16 mpt__v16_m;
 #define MPT__V16 MPT__V16_STATIC MPT__INLINE
 #define MPT__V16_ALL ((__mmask16)0xffff) /* without a mask, gcc warns about its own header */
 
-MPT__V16 __m512 mpt__v16_add(__m512 a, __m512 b) { return MPT__LANES(a, +, b, _mm512_add_ps); }
-MPT__V16 __m512 mpt__v16_sub(__m512 a, __m512 b) { return MPT__LANES(a, -, b, _mm512_sub_ps); }
-MPT__V16 __m512 mpt__v16_mul(__m512 a, __m512 b) { return MPT__LANES(a, *, b, _mm512_mul_ps); }
-MPT__V16 __m512 mpt__v16_div(__m512 a, __m512 b) { return MPT__LANES(a, /, b, _mm512_div_ps); }
+MPT__ARITHMETIC(MPT__V16, mpt__v16, _mm512_, _ps)
 MPT__V16 __m512 mpt__v16_set(float a) { return _mm512_set1_ps(a); }
 MPT__V16 __m512 mpt__v16_larger(__m512 a, __m512 b) {
     return _mm512_maskz_max_ps(MPT__V16_ALL, a, b);
@@ -3861,7 +3812,6 @@ MPT__V16 __m512i mpt__v16_iand(__m512i a, __m512i b) { return _mm512_and_si512(a
 MPT__V16 __m512i mpt__v16_ior(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
 MPT__V16 __m512i mpt__v16_shl23(__m512i a) { return _mm512_maskz_slli_epi32(MPT__V16_ALL, a, 23); }
 MPT__V16 __m512i mpt__v16_shr16(__m512i a) { return _mm512_maskz_srli_epi32(MPT__V16_ALL, a, 16); }
-MPT__V16 __m512i mpt__v16_sar1(__m512i a) { return _mm512_maskz_srai_epi32(MPT__V16_ALL, a, 1); }
 MPT__V16 __m512i mpt__v16_sar23(__m512i a) { return _mm512_maskz_srai_epi32(MPT__V16_ALL, a, 23); }
 MPT__V16 __mmask16 mpt__v16_igt(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(a, b); }
 MPT__V16 __m512 mpt__v16_select(__mmask16 m, __m512 a, __m512 b) {
@@ -3875,10 +3825,7 @@ typedef int32x4_t mpt__v4_i;
 typedef uint32x4_t mpt__v4_m;
 #define MPT__V4 static MPT__INLINE
 
-MPT__V4 mpt__v4_f mpt__v4_add(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, +, b, vaddq_f32); }
-MPT__V4 mpt__v4_f mpt__v4_sub(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, -, b, vsubq_f32); }
-MPT__V4 mpt__v4_f mpt__v4_mul(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, *, b, vmulq_f32); }
-MPT__V4 mpt__v4_f mpt__v4_div(mpt__v4_f a, mpt__v4_f b) { return MPT__LANES(a, /, b, vdivq_f32); }
+MPT__ARITHMETIC(MPT__V4, mpt__v4, v, q_f32)
 MPT__V4 mpt__v4_f mpt__v4_set(float a) { return vdupq_n_f32(a); }
 MPT__V4 mpt__v4_f mpt__v4_larger(mpt__v4_f a, mpt__v4_f b) {
     return vbslq_f32(vcgtq_f32(a, b), a, b);
@@ -3932,39 +3879,39 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
     }
 
 /* The tests of a level, and its table with the look-up of level BYTES. An exponent of all ones and
-   `one` in its lowest bit give a carry to the sign, in each half of a word for 16-bit formats. */
-#define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL, BYTES)                                       \
-    SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent,    \
-                                    int32_t one) {                                         \
-        const V##_i mask = V##_iset(exponent), carry = V##_iset(one);                      \
-        const char *at = (const char *)values;                                             \
-        V##_i sum = V##_iset(0);                                                           \
-        uint32_t words[4 * (W)], all = 0;                                                  \
-        for (size_t used = sizeof words; bytes > 0; bytes -= used) {                       \
-            if (bytes < used) {                                                            \
-                used = bytes;                                                              \
-                memset(words, 0, sizeof words);                                            \
-                at = (const char *)memcpy(words, at, bytes);                               \
-            }                                                                              \
-            for (int k = 0; k < 4; k++, at += 4 * (W))                                     \
-                sum = V##_ior(sum, V##_iadd(V##_iand(V##_words(at), mask), carry));        \
-        }                                                                                  \
-        memcpy(words, &sum, sizeof sum);                                                   \
-        for (int i = 0; i < (W); i++) all |= words[i];                                     \
-        return (all & 0x80008000u) == 0;                                                   \
-    }                                                                                      \
-    static bool mpt__##LEVEL##_finite_f32(const float *values, size_t n) {                 \
-        return mpt__##LEVEL##_finite(values, 4 * n, 0x7f800000, 0x00800000);               \
-    }                                                                                      \
-    static bool mpt__##LEVEL##_finite_f16(const uint16_t *values, size_t n) {              \
-        return mpt__##LEVEL##_finite(values, 2 * n, 0x7c007c00, 0x04000400);               \
-    }                                                                                      \
-    static bool mpt__##LEVEL##_finite_bf16(const uint16_t *values, size_t n) {             \
-        return mpt__##LEVEL##_finite(values, 2 * n, 0x7f807f80, 0x00800080);               \
-    }                                                                                      \
-    static const mpt__convert_table mpt__convert_##LEVEL = {                               \
-        mpt__##LEVEL##_f16_to_f32,  mpt__##LEVEL##_bf16_to_f32, mpt__##LEVEL##_f32_to_f16, \
-        mpt__##LEVEL##_f32_to_bf16, mpt__##LEVEL##_finite_f32,  mpt__##LEVEL##_finite_f16, \
+   `one` in its lowest bit give a carry to the sign, in each half of a word for 16-bit formats. Four
+   runs are read side by side: one core gets more out of memory from several pages at once. */
+#define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL, BYTES)                                              \
+    SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent,           \
+                                    int32_t one) {                                                \
+        const V##_i mask = V##_iset(exponent), carry = V##_iset(one);                             \
+        const size_t step = 4 * (W);                                                              \
+        const char *at = (const char *)values;                                                    \
+        V##_i sum = V##_iset(0);                                                                  \
+        uint32_t words[4 * (W)] = {0}, all = 0;                                                   \
+        const size_t run = bytes / sizeof words * step, rest = bytes - 4 * run;                   \
+        for (size_t i = 0; i < run; i += step)                                                    \
+            for (size_t k = 0; k < 4; k++)                                                        \
+                sum = V##_ior(sum, V##_iadd(V##_iand(V##_words(at + k * run + i), mask), carry)); \
+        if (rest > 0) memcpy(words, at + 4 * run, rest);                                          \
+        for (size_t k = 0; k < 4; k++)                                                            \
+            sum = V##_ior(sum, V##_iadd(V##_iand(V##_words(words + k * (W)), mask), carry));      \
+        memcpy(words, &sum, sizeof sum);                                                          \
+        for (int i = 0; i < (W); i++) all |= words[i];                                            \
+        return (all & 0x80008000u) == 0;                                                          \
+    }                                                                                             \
+    static bool mpt__##LEVEL##_finite_f32(const float *values, size_t n) {                        \
+        return mpt__##LEVEL##_finite(values, 4 * n, 0x7f800000, 0x00800000);                      \
+    }                                                                                             \
+    static bool mpt__##LEVEL##_finite_f16(const uint16_t *values, size_t n) {                     \
+        return mpt__##LEVEL##_finite(values, 2 * n, 0x7c007c00, 0x04000400);                      \
+    }                                                                                             \
+    static bool mpt__##LEVEL##_finite_bf16(const uint16_t *values, size_t n) {                    \
+        return mpt__##LEVEL##_finite(values, 2 * n, 0x7f807f80, 0x00800080);                      \
+    }                                                                                             \
+    static const mpt__convert_table mpt__convert_##LEVEL = {                                      \
+        mpt__##LEVEL##_f16_to_f32,  mpt__##LEVEL##_bf16_to_f32, mpt__##LEVEL##_f32_to_f16,        \
+        mpt__##LEVEL##_f32_to_bf16, mpt__##LEVEL##_finite_f32,  mpt__##LEVEL##_finite_f16,        \
         mpt__##LEVEL##_finite_bf16, mpt__##BYTES##_u8_to_half};
 
 /* ==== Levels ==== */
@@ -4167,16 +4114,37 @@ static const float mpt__erf_large_coefficients[7] = {
     -0.000166439087f, -1.12779725f,    -0.636976123f,  -0.104113616f,
     0.0223151781f,    -0.00306548341f, 0.000198219554f};
 
+#define MPT__HORNER(V, i) \
+    if ((i) < n - 1) sum = V##_add(V##_mul(sum, x), V##_set(c[i]))
+
+/* y 2^k, with k in the low bits of t = k + MPT__ROUND_MAGIC: in two factors, since k alone may lie
+   outside the exponents of a float. */
+#define MPT__MATH_SCALE(SPEC, V)                                                          \
+    SPEC V##_f V##_scale(V##_f y, V##_f t) {                                              \
+        V##_i k = V##_isub(V##_bits(t), V##_iset(MPT__ROUND_MAGIC_BITS));                 \
+        V##_i half = V##_sar1(k);                                                         \
+        V##_f factor1 = V##_float(V##_shl23(V##_iadd(half, V##_iset(127))));              \
+        V##_f factor2 = V##_float(V##_shl23(V##_iadd(V##_isub(k, half), V##_iset(127)))); \
+        return V##_mul(V##_mul(y, factor1), factor2);                                     \
+    }
+
 /* Defines the float functions in the vocabulary V; SPEC goes before each, NAME(exp) is its name.
  *   exp       any x; overflow gives infinity, results round to denormals as they should
  *   log       natural; -infinity for zeros, NaN below
  *   sigmoid   1 / (1 + exp(-x)), without loss on either side
  *   tanh erf  odd; +-1 for large |x|; the sign of zero stays */
 #define MPT__MATH_FUNCTIONS(SPEC, NAME, V)                                                     \
-    /* The sum of c[i] x^i, by Horner's rule. */                                               \
+    /* The sum of c[i] x^i, i < n <= 9, by Horner's rule; gcc -O2 would leave a loop one. */   \
     SPEC V##_f V##_polynomial(V##_f x, const float *c, int n) {                                \
         V##_f sum = V##_set(c[n - 1]);                                                         \
-        for (int i = n - 2; i >= 0; i--) { sum = V##_add(V##_mul(sum, x), V##_set(c[i])); }    \
+        MPT__HORNER(V, 7);                                                                     \
+        MPT__HORNER(V, 6);                                                                     \
+        MPT__HORNER(V, 5);                                                                     \
+        MPT__HORNER(V, 4);                                                                     \
+        MPT__HORNER(V, 3);                                                                     \
+        MPT__HORNER(V, 2);                                                                     \
+        MPT__HORNER(V, 1);                                                                     \
+        MPT__HORNER(V, 0);                                                                     \
         return sum;                                                                            \
     }                                                                                          \
                                                                                                \
@@ -4189,12 +4157,7 @@ static const float mpt__erf_large_coefficients[7] = {
         V##_f r = V##_sub(high, V##_mul(n, V##_set(MPT__LN2_LOW_F)));                          \
         V##_f p = V##_polynomial(r, mpt__exp_coefficients, 5);                                 \
         V##_f y = V##_add(V##_add(V##_mul(V##_mul(p, r), r), r), V##_set(1.0f));               \
-        /* 2^n in two factors, since n alone may lie outside the exponents of a float. */      \
-        V##_i k = V##_isub(V##_bits(t), V##_iset(MPT__ROUND_MAGIC_BITS));                      \
-        V##_i half = V##_sar1(k);                                                              \
-        V##_f factor1 = V##_float(V##_shl23(V##_iadd(half, V##_iset(127))));                   \
-        V##_f factor2 = V##_float(V##_shl23(V##_iadd(V##_isub(k, half), V##_iset(127))));      \
-        return V##_mul(V##_mul(y, factor1), factor2);                                          \
+        return V##_scale(y, t);                                                                \
     }                                                                                          \
                                                                                                \
     SPEC V##_f NAME(log)(V##_f x) {                                                            \
@@ -4251,12 +4214,17 @@ static const float mpt__erf_large_coefficients[7] = {
 
 /* mpt__expf mpt__logf mpt__sigmoidf mpt__tanhf mpt__erff */
 #define MPT__NAME_SCALAR(name) mpt__##name##f
+MPT__MATH_SCALE(MPT__V1, mpt__v1)
 MPT__MATH_FUNCTIONS(MPT__V1, MPT__NAME_SCALAR, mpt__v1)
 
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
 /* mpt__avx2_exp8 and so on; mpt__avx512_exp16 and so on. */
 #define MPT__NAME_AVX2(name) mpt__avx2_##name##8
 #define MPT__NAME_AVX512(name) mpt__avx512_##name##16
+MPT__MATH_SCALE(MPT__V8, mpt__v8)
+MPT__V16 __m512 mpt__v16_scale(__m512 y, __m512 t) {
+    return _mm512_maskz_scalef_ps(MPT__V16_ALL, y, mpt__v16_sub(t, mpt__v16_set(MPT__ROUND_MAGIC)));
+}
 MPT__MATH_FUNCTIONS(MPT__V8, MPT__NAME_AVX2, mpt__v8)
 MPT__MATH_FUNCTIONS(MPT__V16, MPT__NAME_AVX512, mpt__v16)
 #endif
@@ -4264,6 +4232,7 @@ MPT__MATH_FUNCTIONS(MPT__V16, MPT__NAME_AVX512, mpt__v16)
 #if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
 /* mpt__neon_exp4 and so on. */
 #define MPT__NAME_NEON(name) mpt__neon_##name##4
+MPT__MATH_SCALE(MPT__V4, mpt__v4)
 MPT__MATH_FUNCTIONS(MPT__V4, MPT__NAME_NEON, mpt__v4)
 #endif
 
@@ -5164,8 +5133,14 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
 #endif
 typedef MPT__REAL mpt__real;
 
-/* Elements converted and computed at a time. */
+/* Elements converted and computed at a time; fewer where the portable kernels are all there is, as
+   on small machines: no frame is then larger than 8 KiB. No result depends on it. */
+#ifdef MPTRAIN_NO_SIMD
+#define MPT__BLOCK 256
+#else
 #define MPT__BLOCK 1024
+#endif
+#define MPT__COPY_TILE (MPT__BLOCK / 16)
 /* Elements of a chunk of elementwise work, and of optimizer updates. No result depends on it. */
 #define MPT__CHUNK 4096
 
@@ -5176,6 +5151,13 @@ typedef MPT__REAL mpt__real;
 #define MPT__SUM_CHUNK 1024
 #define MPT__SUM_LANES 16
 #define MPT__SUM_LEVELS 54 /* log2 of the most chunks that fit an int64 count of elements */
+
+/* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
+   a chunk in four runs and a rest. One core gets more out of memory from several pages at once
+   (measured: 1.4 times), so the runs are read side by side. Lanes are as above; those of the rest
+   and of the runs add up in order, then fold; all chunks of all segments add up in pairs. */
+#define MPT__SQUARE_RUNS 4
+#define MPT__SQUARE_RUN(n) ((n) / (MPT__SQUARE_RUNS * MPT__SUM_LANES) * MPT__SUM_LANES)
 
 /* ==== The functions ==== */
 
@@ -5196,7 +5178,6 @@ typedef MPT__REAL mpt__real;
     R(MUL_SLOT, 2, a *c)                                                                \
     R(ISNAN, 2, mpt__real_is_nan(a) ? 1 : 0)                                            \
     R(ISINF, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? 0 : 1)                  \
-    R(DIV_SCALAR, 3, a / c)                                                             \
     R(CLAMP, 2, a > c ? c : a < -c ? -c : a)                                            \
     R(SPLAT, 1, ((void)a, c))
 
@@ -5252,28 +5233,38 @@ typedef struct mpt__words {
     bool flushes;    /* optimizers take denormals as zero: moments that fade away
                                     would make them slow */
     const mpt__convert_table *convert;
-    mpt__random_bits_fn random_bits;
     mpt__unary_fn unary[MPT__UNARY_COUNT];
     mpt__binary_fn binary[MPT__BINARY_COUNT];
-    mpt__real (*maximum)(const mpt__real *x, int64_t n, mpt__real start); /* NaN wins; any zero */
-    /* Element i goes to lane (first + i) % MPT__SUM_LANES. */
+    mpt__real (*peak)(const mpt__real *x, int64_t n,
+                      mpt__real start); /* passes over NaN; any zero */
+    /* Element i goes to lane (first + i) % MPT__SUM_LANES. Of maxima NaN wins, and any zero. */
     void (*add_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     void (*max_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
-    /* The same for squares of x multiplier, in double; first = 0. Whether all products are finite:
-       infinity times 0 is NaN, so that they show every element that is not. */
-    bool (*add_squares)(double *lane, const mpt__real *x, int64_t n, mpt__real multiplier);
-    /* words[i] >= threshold ? x factor : 0 */
-    void (*keep)(mpt__real *out, const mpt__real *x, const uint32_t *words, int64_t n,
-                 uint32_t threshold, mpt__real factor);
-    /* to[j][i] = from[i][j]; the steps are between rows */
+    /* The same with first = 0 for exp(x - most); out gets that, or the differences. */
+    void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
+                    bool differences);
+    /* Softmax or its logarithm, and its backward, of a dense row of n <= MPT__SUM_CHUNK; NULL: by
+       the words above. */
+    void (*softmax)(mpt__real *out, const mpt__real *x, int64_t n, bool log);
+    void (*softmax_backward)(mpt__real *dx, const mpt__real *y, const mpt__real *dy, int64_t n,
+                             bool log);
+    /* lane += squares of x multiplier, as MPT__SQUARE_RUNS says */
+    void (*add_squares)(double *lane, const float *x, int64_t n, mpt__real multiplier);
+    /* Word first + i of the key's sequence >= threshold ? x factor : 0; first is a multiple of 4 */
+    void (*dropout)(mpt__real *out, const mpt__real *x, int64_t n, mpt__rng_key key, uint64_t first,
+                    uint32_t threshold, mpt__real factor);
+    /* to[j][i] = from[i][j]; the steps are between rows. beyond_cache: what is written is better
+       not kept in the caches; rows, to_step and the address of `to` are multiples of 64 bytes. */
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
-                      int64_t rows, int64_t columns);
+                      int64_t rows, int64_t columns, bool beyond_cache);
     mpt__update_fn sgd, adam;
 } mpt__words;
 
 /* ==== Real numbers ==== */
 
-static MPT__INLINE bool mpt__real_is_nan(mpt__real x) { return mpt__f64_is_nan((double)x); }
+static MPT__INLINE bool mpt__real_is_nan(mpt__real x) {
+    return sizeof x == sizeof(float) ? mpt__f32_is_nan((float)x) : mpt__f64_is_nan((double)x);
+}
 static MPT__INLINE bool mpt__real_is_finite(mpt__real x) { return mpt__f64_is_finite((double)x); }
 static MPT__INLINE mpt__real mpt__real_infinity(void) {
     return (mpt__real)mpt__f32_from_bits(0x7f800000u);
@@ -5646,14 +5637,13 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
 
 /* ==== Sums ==== */
 
-#define MPT__DEFINE_FOLD(name, type, combine)                                          \
-    static type name(const type lane[MPT__SUM_LANES]) {                                \
-        type fold[MPT__SUM_LANES];                                                     \
-        memcpy(fold, lane, sizeof fold);                                               \
-        for (int half = MPT__SUM_LANES / 2; half > 0; half /= 2) {                     \
-            for (int l = 0; l < half; l++) fold[l] = combine(fold[l], fold[l + half]); \
-        }                                                                              \
-        return fold[0];                                                                \
+#define MPT__DEFINE_FOLD(name, type, combine)                                     \
+    static type name(const type lane[MPT__SUM_LANES]) {                           \
+        type fold[8];                                                             \
+        for (int l = 0; l < 8; l++) fold[l] = combine(lane[l], lane[l + 8]);      \
+        for (int l = 0; l < 4; l++) fold[l] = combine(fold[l], fold[l + 4]);      \
+        fold[0] = combine(fold[0], fold[2]), fold[1] = combine(fold[1], fold[3]); \
+        return combine(fold[0], fold[1]);                                         \
     }
 #define MPT__PLUS(a, b) ((a) + (b))
 MPT__DEFINE_FOLD(mpt__ref_fold_lanes, mpt__real, MPT__PLUS)
@@ -5685,12 +5675,17 @@ static void mpt__ref_sum_close_chunk(mpt__ref_sum *sum) {
     memset(sum->lane, 0, sizeof sum->lane);
 }
 
+/* n elements more are in the lanes, all of one chunk. */
+static void mpt__ref_sum_count(mpt__ref_sum *sum, int64_t n) {
+    sum->count += n;
+    if (sum->count == MPT__SUM_CHUNK) mpt__ref_sum_close_chunk(sum);
+}
+
 static void mpt__ref_sum_add(mpt__ref_sum *sum, const mpt__real *x, int64_t n) {
     for (int64_t take; n > 0; n -= take, x += take) {
         take = mpt__ref_min(n, MPT__SUM_CHUNK - sum->count);
         sum->words->add_lanes(sum->lane, sum->count, x, take);
-        sum->count += take;
-        if (sum->count == MPT__SUM_CHUNK) mpt__ref_sum_close_chunk(sum);
+        mpt__ref_sum_count(sum, take);
     }
 }
 
@@ -5835,32 +5830,55 @@ static void mpt__ref_copy_bytes_body(const mpt__ref_map *map, mpt__ref_cursor *a
     mpt__ref_advance_all(map, at, n);
 }
 
-/* A copy between operands that are dense in different dimensions goes in square tiles. */
-#define MPT__COPY_TILE 64
+/* A copy between operands that are dense in different dimensions goes in chunks of MPT__COPY_TILE
+   by MPT__COPY_RUN elements along the dimensions in which walk 1 and 0 are dense; neighbours along
+   the latter follow each other, which is what memory likes best. */
+#define MPT__COPY_RUN 256
+/* Bytes from which on, measured, it is better not to read what is overwritten: more than an L2. */
+#define MPT__COPY_BEYOND_CACHE (4 << 20)
 typedef struct mpt__ref_transposition {
-    mpt__ref_walk walk[2];   /* over the other dimensions */
-    int64_t size[2], across; /* of the dimensions in which walk 0 and 1 are dense; tiles in 1 */
-    int64_t step[2];         /* of walk 0 in dimension 1, of walk 1 in dimension 0 */
+    mpt__ref_walk walk[2];          /* over the other dimensions */
+    int64_t size[2], along, across; /* of the dimensions in which walk 0 and 1 are dense; chunks */
+    int64_t step[2];                /* of walk 0 in dimension 1, of walk 1 in dimension 0 */
+    bool direct, beyond_cache;
 } mpt__ref_transposition;
+
+/* m by n elements through blocks. */
+static void mpt__ref_transpose_tile(const mpt__ref_transposition *w, int64_t from, int64_t to,
+                                    int64_t m, int64_t n) {
+    enum { T = MPT__COPY_TILE };
+    mpt__real in[T * T], tile[T * T];
+    for (int64_t r = 0; r < n; r++) {
+        mpt__ref_get(&w->walk[0].view, from + r * w->step[0], 1, in + r * T, m);
+    }
+    w->walk[0].view.words->transpose(tile, T, in, T, n, m, false);
+    for (int64_t r = 0; r < m; r++) {
+        mpt__ref_put(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
+    }
+}
 
 static void mpt__ref_transpose_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_transposition *w = (const mpt__ref_transposition *)work;
-    enum { T = MPT__COPY_TILE };
-    mpt__real in[T * T], tile[T * T];
-    int64_t tiles = mpt__ref_chunks(w->size[0], T) * w->across;
-    int64_t i = chunk % tiles / w->across * T, j = chunk % w->across * T, step = w->step[0];
-    int64_t m = mpt__ref_min(T, w->size[0] - i), n = mpt__ref_min(T, w->size[1] - j);
+    int64_t i = chunk % w->along * MPT__COPY_RUN, j = chunk / w->along % w->across * MPT__COPY_TILE;
+    int64_t m = mpt__ref_min(MPT__COPY_RUN, w->size[0] - i);
+    int64_t n = mpt__ref_min(MPT__COPY_TILE, w->size[1] - j);
     mpt__ref_cursor at[2];
     (void)thread;
-    for (int k = 0; k < 2; k++) mpt__ref_start(&at[k], &w->walk[k].loop, chunk / tiles);
-    int64_t from = at[0].offset + j * step + i, to = at[1].offset + i * w->step[1] + j;
-    const mpt__real *x = mpt__ref_in(&w->walk[0].view, from, 1, in, m);
-    for (int64_t r = 1; x == in && r < n; r++) {
-        mpt__ref_get(&w->walk[0].view, from + r * step, 1, in + r * T, m);
+    for (int k = 0; k < 2; k++) {
+        mpt__ref_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
     }
-    w->walk[0].view.words->transpose(tile, T, x, x == in ? MPT__COPY_TILE : step, n, m);
-    for (int64_t r = 0; r < m; r++) {
-        mpt__ref_put(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
+    int64_t from = at[0].offset + j * w->step[0] + i, to = at[1].offset + i * w->step[1] + j;
+    if (w->direct) {
+        const mpt__real *x = (const mpt__real *)w->walk[0].view.data + from;
+        mpt__real *out = (mpt__real *)w->walk[1].view.data + to;
+        bool lines = n == MPT__COPY_TILE && (uintptr_t)out % 64 == 0;
+        w->walk[0].view.words->transpose(out, w->step[1], x, w->step[0], n, m,
+                                         w->beyond_cache && lines);
+        return;
+    }
+    for (int64_t k = 0; k < m; k += MPT__COPY_TILE) {
+        mpt__ref_transpose_tile(w, from + k, to + k * w->step[1],
+                                mpt__ref_min(MPT__COPY_TILE, m - k), n);
     }
 }
 
@@ -5886,10 +5904,15 @@ static bool mpt__ref_copy_transposed(const mpt__cpu_call *call) {
         }
         mpt__ref_loop_close(&w.walk[k].loop);
     }
+    const mpt__ref_view *to = &w.walk[1].view;
+    int64_t count = mpt__ref_numel(&o[0]);
+    w.along = mpt__ref_chunks(w.size[0], MPT__COPY_RUN);
     w.across = mpt__ref_chunks(w.size[1], MPT__COPY_TILE);
-    mpt__parallel(call->pool,
-                  w.walk[0].loop.count * mpt__ref_chunks(w.size[0], MPT__COPY_TILE) * w.across,
-                  mpt__ref_cost(call, mpt__ref_numel(&o[0]), 4.0), mpt__ref_transpose_chunk, &w);
+    w.direct =
+        mpt__ref_is_real(w.walk[0].view.dtype) && mpt__ref_is_real(to->dtype) && !to->accumulate;
+    w.beyond_cache = w.step[1] % 16 == 0 && count >= MPT__COPY_BEYOND_CACHE / 4;
+    mpt__parallel(call->pool, w.walk[0].loop.count * w.along * w.across,
+                  mpt__ref_cost(call, count, 4.0), mpt__ref_transpose_chunk, &w);
     return true;
 }
 
@@ -6039,13 +6062,10 @@ static void mpt__ref_random(const mpt__cpu_call *call) {
 
 static void mpt__ref_dropout_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
                                   int64_t n) {
-    const mpt__words *words = map->call->words;
     mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
     mpt__real *out = mpt__ref_place(&map->walk[1], &at[1], block, n);
     const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in, n);
-    uint32_t bits[MPT__BLOCK];
-    words->random_bits(map->key, (uint64_t)first, (size_t)n, bits);
-    words->keep(out, x, bits, n, map->threshold, map->c);
+    map->call->words->dropout(out, x, n, map->key, (uint64_t)first, map->threshold, map->c);
     mpt__ref_give(&map->walk[1], &at[1], out, n);
 }
 
@@ -6078,7 +6098,7 @@ static void mpt__ref_dropout(const mpt__cpu_call *call) {
 /* ==== Reductions ==== */
 
 /* Outputs of a chunk, neighbours in logical order. */
-#define MPT__REDUCE_OUTPUTS 128
+#define MPT__REDUCE_OUTPUTS (MPT__BLOCK / 8)
 
 typedef struct mpt__ref_reduce_work {
     mpt__ref_walk in, out; /* over the outputs */
@@ -6241,14 +6261,14 @@ static int64_t mpt__ref_side_by_side(int64_t n, int64_t lines) {
 static int64_t mpt__ref_chunk_rows(int64_t n) { return n > MPT__SHORT_LINE ? 16 : MPT__LINES; }
 
 /* Lines of elements along one dimension, of up to three operands; their walks go over the lines.
-   `line` gets the offsets of one line, or of the first of some to be taken side by side. */
+   `line` gets the offsets of one line, or of the first of some that are equally spaced. */
 typedef struct mpt__ref_axis_work mpt__ref_axis_work;
 struct mpt__ref_axis_work {
     const mpt__words *words;
     int operands;
     mpt__ref_walk walk[3];
-    int64_t n, stride[3];   /* along the dimension */
-    bool side_by_side, log; /* log: of softmax */
+    int64_t n, stride[3];          /* along the dimension */
+    bool side_by_side, dense, log; /* lines per call: some; all. log: of softmax */
     void (*line)(const mpt__ref_axis_work *w, const int64_t *offset, int64_t lines);
 };
 
@@ -6260,7 +6280,7 @@ static void mpt__ref_axis_chunk(void *work, int64_t chunk, int thread) {
     (void)thread;
     for (int k = 0; k < w->operands; k++) mpt__ref_start(&at[k], &w->walk[k].loop, begin);
     for (int64_t lines; left > 0; left -= lines) {
-        lines = w->side_by_side ? mpt__ref_side_by_side(w->n, left) : 1;
+        lines = w->dense ? left : w->side_by_side ? mpt__ref_side_by_side(w->n, left) : 1;
         for (int k = 0; k < w->operands; k++) {
             offset[k] = at[k].offset;
             lines = mpt__ref_min(lines, mpt__ref_room(&at[k], &w->walk[k].loop));
@@ -6301,6 +6321,15 @@ static const mpt__real *mpt__ref_line_in(const mpt__ref_axis_work *w, int k, con
     return mpt__ref_in(&w->walk[k].view, offset[k] + at * w->stride[k], w->stride[k], block, n);
 }
 
+/* The largest of `start` and n elements. */
+static mpt__real mpt__ref_maximum(const mpt__words *words, const mpt__real *x, int64_t n,
+                                  mpt__real start) {
+    mpt__real lane[MPT__SUM_LANES];
+    for (int l = 0; l < MPT__SUM_LANES; l++) lane[l] = start;
+    words->max_lanes(lane, 0, x, n);
+    return mpt__ref_fold_maxima(lane);
+}
+
 /* Finds the part of the line that holds the first maximum, then looks into it. */
 static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *offset,
                                  int64_t lines) {
@@ -6311,7 +6340,8 @@ static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *off
     (void)lines;
     for (int64_t at = 0; at < w->n && !mpt__real_is_nan(best); at += PART) {
         int64_t n = mpt__ref_min(PART, w->n - at);
-        mpt__real most = w->words->maximum(mpt__ref_line_in(w, 0, offset, at, x, n), n, best);
+        mpt__real most =
+            mpt__ref_maximum(w->words, mpt__ref_line_in(w, 0, offset, at, x, n), n, best);
         if (most > best || mpt__real_is_nan(most)) {
             best = most;
             part = at;
@@ -6329,7 +6359,7 @@ static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *off
 static void mpt__ref_argmax(const mpt__cpu_call *call) {
     mpt__ref_axis_work w;
     w.line = mpt__ref_argmax_line;
-    w.side_by_side = false;
+    w.side_by_side = w.dense = false;
     mpt__ref_axis_run(&w, call, 3, 0, (int)call->launch->index[0], 2.0);
 }
 
@@ -6350,7 +6380,7 @@ static void mpt__ref_scatter_axis_line(const mpt__ref_axis_work *w, const int64_
 static void mpt__ref_scatter_axis(const mpt__cpu_call *call) {
     mpt__ref_axis_work w;
     w.line = mpt__ref_scatter_axis_line;
-    w.side_by_side = false;
+    w.side_by_side = w.dense = false;
     mpt__ref_axis_run(&w, call, 3, 2, (int)call->launch->index[0], 2.0);
 }
 
@@ -6375,7 +6405,7 @@ static const mpt__real *mpt__ref_lines_in(const mpt__ref_lines *l, int64_t lines
     for (int64_t r = 1; x == rows && r < lines; r++) {
         mpt__ref_get(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
     }
-    l->view.words->transpose(block, lines, x, x == rows ? n : l->step, lines, n);
+    l->view.words->transpose(block, lines, x, x == rows ? n : l->step, lines, n, false);
     return block;
 }
 
@@ -6399,19 +6429,18 @@ static void mpt__ref_lines_put(const mpt__ref_lines *l, int64_t lines, int64_t a
     }
     if (l->step == 1) return;
     mpt__real *to = mpt__ref_out(&l->view, offset, l->stride, rows);
-    l->view.words->transpose(to, to == rows ? n : l->step, x, lines, n, lines);
+    l->view.words->transpose(to, to == rows ? n : l->step, x, lines, n, lines, false);
     for (int64_t r = 0; to == rows && r < lines; r++) {
         mpt__ref_put(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
     }
 }
 
-/* out = x - by, x by or x / by, with one number in `by` for each line. */
-typedef enum mpt__ref_each { MPT__EACH_SUB, MPT__EACH_MUL, MPT__EACH_DIV } mpt__ref_each;
+/* out = x - by or x by, with one number in `by` for each line. */
+typedef enum mpt__ref_each { MPT__EACH_SUB, MPT__EACH_MUL } mpt__ref_each;
 static void mpt__ref_lines_each(const mpt__words *words, mpt__ref_each what, mpt__real *out,
                                 const mpt__real *x, const mpt__real *by, int64_t lines, int64_t n) {
-    static const uint8_t scalar[] = {MPT__UNARY_ADD_SCALAR, MPT__UNARY_MUL_SCALAR,
-                                     MPT__UNARY_DIV_SCALAR};
-    static const uint8_t binary[] = {MPT__BINARY_SUB, MPT__BINARY_MUL, MPT__BINARY_DIV};
+    static const uint8_t scalar[] = {MPT__UNARY_ADD_SCALAR, MPT__UNARY_MUL_SCALAR};
+    static const uint8_t binary[] = {MPT__BINARY_SUB, MPT__BINARY_MUL};
     if (lines == 1) {
         words->unary[scalar[what]](out, x, n, what == MPT__EACH_SUB ? -by[0] : by[0]);
         return;
@@ -6441,30 +6470,41 @@ static void mpt__ref_lines_add(mpt__ref_sum *sum, const mpt__real *x, int64_t li
     }
 }
 
-/* The maxima of lines and the sums of exp(x - maximum) over them. Of lines of one block, leaves
-   x - maximum in x and its exponentials in e. A NaN anywhere, and a line of nothing but -infinity,
-   make the sum NaN. */
-static void mpt__ref_lines_sums(const mpt__ref_lines *l, int64_t lines, int64_t count,
-                                mpt__real *most, mpt__real *total, mpt__real *x, mpt__real *e) {
+/* The maxima of lines and the sums of exp(x - maximum) over them. The exponentials, or the
+   differences x - maximum, go to where the results of `to` are computed: to `block` and, where that
+   is not one block, to nowhere. A NaN anywhere, and a line of nothing but -infinity, make the sum
+   NaN. */
+static void mpt__ref_lines_sums(const mpt__ref_lines *l, const mpt__ref_lines *to, int64_t lines,
+                                int64_t count, bool differences, mpt__real *most, mpt__real *total,
+                                mpt__real *block) {
     const mpt__words *words = l->view.words;
+    mpt__real x[MPT__BLOCK];
     const mpt__real *from = x;
     mpt__ref_sum sum;
     for (int64_t r = 0; r < lines; r++) most[r] = -mpt__real_infinity();
     for (int64_t at = 0; at < count; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, count - at);
         from = mpt__ref_lines_in(l, lines, at, n, x);
-        if (lines == 1) most[0] = words->maximum(from, n, most[0]);
+        if (lines == 1) most[0] = words->peak(from, n, most[0]) + 0; /* -0 + 0 = 0 */
         for (int64_t i = 0; lines > 1 && i < n; i++) {
             words->binary[MPT__BINARY_LARGEST](most, most, from + i * lines, lines);
         }
     }
     mpt__ref_sum_init(&sum, words);
-    for (int64_t at = 0; at < count; at += MPT__BLOCK) {
+    for (int64_t at = 0; lines == 1 && at < count; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, count - at);
-        if (count > MPT__BLOCK) from = mpt__ref_lines_in(l, lines, at, n, x);
-        mpt__ref_lines_each(words, MPT__EACH_SUB, x, from, most, lines, n);
-        words->unary[MPT__UNARY_EXP](e, x, n * lines, 0);
-        mpt__ref_lines_add(&sum, e, lines, n, total);
+        mpt__real *out = mpt__ref_lines_place(to, 1, at, block);
+        if (count > MPT__BLOCK) from = mpt__ref_lines_in(l, 1, at, n, x);
+        words->add_exp(sum.lane, out, from, n, most[0], differences);
+        mpt__ref_sum_count(&sum, n);
+    }
+    if (lines > 1) {
+        mpt__real *e = differences ? x : block;
+        mpt__ref_lines_each(words, MPT__EACH_SUB, block, from, most, lines, count);
+        words->unary[MPT__UNARY_EXP](e, block, count * lines, 0);
+        mpt__ref_lines_add(&sum, e, lines, count, total);
+    } else {
+        *total = mpt__ref_sum_total(&sum);
     }
 }
 
@@ -6484,20 +6524,20 @@ static void mpt__ref_softmax_lines(const mpt__ref_axis_work *w, const int64_t *o
                                    int64_t lines) {
     const mpt__words *words = w->words;
     mpt__ref_lines from = mpt__ref_axis_lines(w, 0, offset), to = mpt__ref_axis_lines(w, 1, offset);
-    mpt__real most[MPT__LINES], sum[MPT__LINES], x[MPT__BLOCK], e[MPT__BLOCK];
-    mpt__real *result = w->log ? x : e;
-    mpt__ref_lines_sums(&from, lines, w->n, most, sum, x, e);
-    if (w->log) words->unary[MPT__UNARY_LOG](sum, sum, lines, 0);
+    mpt__real most[MPT__LINES], by[MPT__LINES], block[MPT__BLOCK];
+    bool kept = w->n <= MPT__BLOCK || mpt__ref_lines_place(&to, lines, 0, block) != block;
+    mpt__ref_lines_sums(&from, &to, lines, w->n, w->log, most, by, block);
+    if (w->log) words->unary[MPT__UNARY_LOG](by, by, lines, 0);
+    for (int64_t r = 0; !w->log && r < lines; r++) by[r] = 1 / by[r];
     for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
-        if (w->n > MPT__BLOCK) {
-            const mpt__real *again = mpt__ref_lines_in(&from, 1, at, n, x);
-            words->unary[MPT__UNARY_ADD_SCALAR](x, again, n, -most[0]);
-            if (!w->log) words->unary[MPT__UNARY_EXP](e, x, n, 0);
+        mpt__real *out = mpt__ref_lines_place(&to, lines, at, block);
+        if (!kept) {
+            mpt__real unused[MPT__SUM_LANES] = {0};
+            const mpt__real *x = mpt__ref_lines_in(&from, 1, at, n, block);
+            words->add_exp(unused, block, x, n, most[0], w->log);
         }
-        mpt__real *out = mpt__ref_lines_place(&to, lines, at, result);
-        mpt__ref_lines_each(words, w->log ? MPT__EACH_SUB : MPT__EACH_DIV, out, result, sum, lines,
-                            n);
+        mpt__ref_lines_each(words, w->log ? MPT__EACH_SUB : MPT__EACH_MUL, out, out, by, lines, n);
         mpt__ref_lines_put(&to, lines, at, n, out);
     }
 }
@@ -6538,11 +6578,36 @@ static void mpt__ref_softmax_backward_lines(const mpt__ref_axis_work *w, const i
     }
 }
 
+/* Rows that lie dense, where a level has words for them. */
+static void mpt__ref_softmax_rows(const mpt__ref_axis_work *w, const int64_t *offset,
+                                  int64_t lines) {
+    mpt__real *row[3] = {NULL, NULL, NULL};
+    for (int64_t r = 0; r < lines; r++) {
+        for (int k = 0; k < w->operands; k++) {
+            int64_t at = offset[k] + r * mpt__ref_inner(&w->walk[k].loop);
+            row[k] = (mpt__real *)w->walk[k].view.data + at;
+        }
+        if (w->operands == 2) {
+            w->words->softmax(row[1], row[0], w->n, w->log);
+        } else {
+            w->words->softmax_backward(row[2], row[0], row[1], w->n, w->log);
+        }
+    }
+}
+
 static void mpt__ref_softmax_run(const mpt__cpu_call *call, int operands, double ns) {
+    const mpt__operand *o = call->launch->operand;
     mpt__ref_axis_work w;
     w.side_by_side = true;
     w.log = call->launch->function == MPT__FN_LOG_SOFTMAX;
     w.line = operands == 2 ? mpt__ref_softmax_lines : mpt__ref_softmax_backward_lines;
+    w.dense = call->words->softmax != NULL && o[0].shape[1] > MPT__SHORT_LINE &&
+              o[0].shape[1] <= MPT__SUM_CHUNK;
+    for (int k = 0; k < operands; k++) {
+        w.dense = w.dense && mpt__ref_is_real(o[k].dtype) && o[k].stride[1] == 1 &&
+                  o[k].access != MPT__ACCUMULATE;
+    }
+    if (w.dense) w.line = mpt__ref_softmax_rows;
     mpt__ref_axis_run(&w, call, operands, 0, 1, ns);
 }
 static void mpt__ref_softmax(const mpt__cpu_call *call) { mpt__ref_softmax_run(call, 2, 25.0); }
@@ -6553,9 +6618,9 @@ static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
 /* ==== GEMM ==== */
 
 /* A chunk is one tile of the output; K is walked in panels, converted once per tile. */
-#define MPT__GEMM_M 32
+#define MPT__GEMM_M (MPT__BLOCK / 32)
 #define MPT__GEMM_N 64
-#define MPT__GEMM_K 64
+#define MPT__GEMM_K (MPT__BLOCK / 16)
 
 typedef struct mpt__ref_gemm_work {
     const mpt__launch *launch;
@@ -6777,13 +6842,15 @@ static void mpt__ref_loss_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_loss_work *w = (const mpt__ref_loss_work *)work;
     int64_t rows = mpt__ref_chunk_rows(w->classes), row = chunk * rows;
     int64_t end = mpt__ref_min(row + rows, w->rows);
-    mpt__real most[MPT__LINES] = {0}, sum[MPT__LINES] = {0}, x[MPT__BLOCK], e[MPT__BLOCK];
+    mpt__real most[MPT__LINES] = {0}, sum[MPT__LINES] = {0}, e[MPT__BLOCK];
+    mpt__ref_lines nowhere;
     (void)thread;
+    memset(&nowhere, 0, sizeof nowhere);
     for (int64_t lines; row < end; row += lines) {
         lines = w->from_logits ? mpt__ref_side_by_side(w->classes, end - row) : 1;
         if (w->from_logits) {
             mpt__ref_lines from = mpt__ref_loss_lines(&w->x, w->x_stride, row);
-            mpt__ref_lines_sums(&from, lines, w->classes, most, sum, x, e);
+            mpt__ref_lines_sums(&from, &nowhere, lines, w->classes, false, most, sum, e);
             w->call->words->unary[MPT__UNARY_LOG](sum, sum, lines, 0);
         }
         for (int64_t r = 0; r < lines; r++) mpt__ref_loss_row(w, row + r, most[r], sum[r]);
@@ -7000,74 +7067,56 @@ static void mpt__ref_norm_begin(const mpt__cpu_call *call) {
     if (slot[1] != 0) call->scalars[slot[1]].i = 0;
 }
 
-/* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
-   lanes and their fold as in MPT__SUM_CHUNK, all chunks of all segments added up in pairs. */
-typedef struct mpt__ref_norm_part {
-    double squares;
-    int64_t nonfinite;
-} mpt__ref_norm_part;
-
 /* What GRAD_NORM and GRAD_SCALE do to one segment. */
 typedef struct mpt__ref_gradient_work {
     mpt__ref_view gradients;
     mpt__real multiplier, limit;
     bool norm; /* is wanted, or a product may overflow where the element does not */
     const int64_t *segment;
-    mpt__ref_norm_part *part; /* of the segment's first chunk */
+    double *part; /* of the segment's first chunk */
 } mpt__ref_gradient_work;
 
+/* The sum of squares of a chunk shows whether it is finite: neither the square of a float nor a sum
+   of them can overflow a double, and infinity times 0 is NaN. */
 static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_gradient_work *w = (const mpt__ref_gradient_work *)work;
     const mpt__words *words = w->gradients.words;
-    int64_t begin = chunk * MPT__CHUNK, nonfinite = 0;
-    int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
+    int64_t begin = chunk * MPT__CHUNK;
+    int64_t n = mpt__ref_min(MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT] - begin);
+    const float *x = (const float *)w->gradients.data + w->segment[MPT__SEGMENT_OFFSET] + begin;
     double lane[MPT__SUM_LANES] = {0};
-    mpt__real block[MPT__BLOCK];
     (void)thread;
-    for (int64_t at = begin; at < end; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
-        bool finite;
-        if (w->norm) {
-            const mpt__real *x = mpt__ref_in(&w->gradients, offset, 1, block, n);
-            finite = words->add_squares(lane, x, n, w->multiplier);
-        } else {
-            const float *x = (const float *)w->gradients.data + offset;
-            finite = words->convert->all_finite_f32(x, (size_t)n);
-        }
-        if (!finite) nonfinite = 1;
+    if (w->norm) {
+        words->add_squares(lane, x, n, w->multiplier);
+    } else if (!words->convert->all_finite_f32(x, (size_t)n)) {
+        lane[0] = (double)mpt__real_infinity();
     }
-    w->part[chunk].squares = mpt__ref_fold_squares(lane);
-    w->part[chunk].nonfinite = nonfinite;
+    w->part[chunk] = mpt__ref_fold_squares(lane);
 }
 
 static int64_t mpt__ref_grad_norm_workspace(const mpt__launch *launch, int threads) {
     int64_t chunks = mpt__ref_numel(&launch->operand[0]) / MPT__CHUNK + launch->operand[1].shape[0];
     (void)threads;
-    return chunks * (int64_t)sizeof(mpt__ref_norm_part);
+    return chunks * (int64_t)sizeof(double);
 }
 
 /* Adds up the parts and sets the slots of found_inf and norm. */
-static void mpt__ref_norm_finish(const mpt__cpu_call *call, mpt__ref_norm_part *parts,
-                                 int64_t chunks) {
+static void mpt__ref_norm_finish(const mpt__cpu_call *call, double *parts, int64_t chunks) {
     const mpt__launch *launch = call->launch;
-    int64_t nonfinite = 0;
-    for (int64_t i = 0; i < chunks; i++) nonfinite |= parts[i].nonfinite;
     for (int64_t step = 1; step < chunks; step *= 2) {
-        for (int64_t i = 0; i + step < chunks; i += 2 * step) {
-            parts[i].squares += parts[i + step].squares;
-        }
+        for (int64_t i = 0; i + step < chunks; i += 2 * step) parts[i] += parts[i + step];
     }
-    if (launch->slot[1] != 0 && nonfinite != 0) call->scalars[launch->slot[1]].i = 1;
+    double squares = chunks > 0 ? parts[0] : 0;
+    if (launch->slot[1] != 0 && !mpt__f64_is_finite(squares)) call->scalars[launch->slot[1]].i = 1;
     if (launch->slot[2] != 0) {
         double *norm = &call->scalars[launch->slot[2]].f;
-        double before = launch->index[0] != 0 ? *norm * *norm : 0;
-        *norm = sqrt(before + (chunks > 0 ? parts[0].squares : 0));
+        *norm = sqrt((launch->index[0] != 0 ? *norm * *norm : 0) + squares);
     }
 }
 
 /* Runs `chunk_fn` over all segments; returns the number of chunks. */
 static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn chunk_fn) {
-    mpt__ref_norm_part *parts = (mpt__ref_norm_part *)call->workspace;
+    double *parts = (double *)call->workspace;
     mpt__ref_gradient_work w;
     int64_t chunks = 0;
     w.gradients = mpt__ref_view_of(call, 0);
@@ -7087,7 +7136,7 @@ static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn ch
 static void mpt__ref_grad_norm(const mpt__cpu_call *call) {
     mpt__ref_norm_begin(call);
     int64_t chunks = mpt__ref_gradient_run(call, mpt__ref_norm_chunk);
-    mpt__ref_norm_finish(call, (mpt__ref_norm_part *)call->workspace, chunks);
+    mpt__ref_norm_finish(call, (double *)call->workspace, chunks);
 }
 
 static void mpt__ref_grad_scale_chunk(void *work, int64_t chunk, int thread) {
@@ -7395,8 +7444,8 @@ static void mpt__ref_scale_loss(const mpt__cpu_call *call) {
 
 /* ==== The words of the reference level ==== */
 
-static mpt__real mpt__ref_maximum(const mpt__real *x, int64_t n, mpt__real start) {
-    for (int64_t i = 0; i < n; i++) start = mpt__real_max(start, x[i]);
+static mpt__real mpt__ref_peak(const mpt__real *x, int64_t n, mpt__real start) {
+    for (int64_t i = 0; i < n; i++) start = x[i] > start ? x[i] : start;
     return start;
 }
 
@@ -7411,24 +7460,45 @@ static void mpt__ref_max_lanes(mpt__real *lane, int64_t first, const mpt__real *
     }
 }
 
-static bool mpt__ref_add_squares(double *lane, const mpt__real *x, int64_t n,
-                                 mpt__real multiplier) {
-    bool finite = true;
+static void mpt__ref_add_exp(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n,
+                             mpt__real most, bool differences) {
     for (int64_t i = 0; i < n; i++) {
-        mpt__real product = x[i] * multiplier;
-        if (!mpt__real_is_finite(product)) finite = false;
-        lane[i % MPT__SUM_LANES] += (double)product * (double)product;
+        mpt__real difference = x[i] - most, e = mpt__real_exp(difference);
+        out[i] = differences ? difference : e;
+        lane[i % MPT__SUM_LANES] += e;
     }
-    return finite;
 }
 
-static void mpt__ref_keep(mpt__real *out, const mpt__real *x, const uint32_t *words, int64_t n,
-                          uint32_t threshold, mpt__real factor) {
-    for (int64_t i = 0; i < n; i++) out[i] = words[i] >= threshold ? x[i] * factor : 0;
+static void mpt__ref_add_run(double *lane, const float *x, int64_t n, mpt__real multiplier) {
+    double sum[MPT__SUM_LANES] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        mpt__real product = x[i] * multiplier;
+        sum[i % MPT__SUM_LANES] += (double)product * (double)product;
+    }
+    for (int l = 0; l < MPT__SUM_LANES; l++) lane[l] += sum[l];
+}
+
+static void mpt__ref_add_squares(double *lane, const float *x, int64_t n, mpt__real multiplier) {
+    const int64_t run = MPT__SQUARE_RUN(n), runs = MPT__SQUARE_RUNS * run;
+    mpt__ref_add_run(lane, x + runs, n - runs, multiplier);
+    for (int64_t at = 0; at < runs; at += run) mpt__ref_add_run(lane, x + at, run, multiplier);
+}
+
+static void mpt__ref_dropout_block(mpt__real *out, const mpt__real *x, int64_t n, mpt__rng_key key,
+                                   uint64_t first, uint32_t threshold, mpt__real factor) {
+    uint32_t words[64];
+    for (int64_t at = 0, m; at < n; at += m) {
+        m = mpt__ref_min(64, n - at);
+        mpt__random_bits(key, first + (uint64_t)at, (size_t)m, words);
+        for (int64_t i = 0; i < m; i++)
+            out[at + i] = words[i] >= threshold ? x[at + i] * factor : 0;
+    }
 }
 
 static void mpt__ref_transpose(mpt__real *to, int64_t to_step, const mpt__real *from,
-                               int64_t from_step, int64_t rows, int64_t columns) {
+                               int64_t from_step, int64_t rows, int64_t columns,
+                               bool beyond_cache) {
+    (void)beyond_cache;
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t j = 0; j < columns; j++) to[j * to_step + i] = from[i * from_step + j];
     }
@@ -7437,18 +7507,20 @@ static void mpt__ref_transpose(mpt__real *to, int64_t to_step, const mpt__real *
 static const mpt__words mpt__ref_words = {1.0,
                                           false,
                                           &mpt__convert_portable,
-                                          mpt__random_bits,
 #define MPT__ROW(id, ns, value) mpt__ref_unary_##id,
                                           {MPT__REF_UNARY(MPT__ROW)},
 #undef MPT__ROW
 #define MPT__ROW(id, ns, value) mpt__ref_binary_##id,
                                           {MPT__REF_BINARY(MPT__ROW)},
 #undef MPT__ROW
-                                          mpt__ref_maximum,
+                                          mpt__ref_peak,
                                           mpt__ref_add_lanes,
                                           mpt__ref_max_lanes,
+                                          mpt__ref_add_exp,
+                                          NULL,
+                                          NULL,
                                           mpt__ref_add_squares,
-                                          mpt__ref_keep,
+                                          mpt__ref_dropout_block,
                                           mpt__ref_transpose,
                                           mpt__ref_sgd_block,
                                           mpt__ref_adam_block};
@@ -7542,7 +7614,6 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
                            V##_float(V##_iset(0x7f800000))),                       \
                  V##_set(1.0f), V##_zero()),                                       \
       FN, N, V, W)                                                                 \
-    R(DIV_SCALAR, V##_div(a, V##_set(c)), FN, N, V, W)                             \
     R(CLAMP, V##_larger(V##_set(-c), V##_smaller(V##_set(c), a)), FN, N, V, W)     \
     R(SPLAT, ((void)a, V##_set(c)), FN, N, V, W)
 
@@ -7567,6 +7638,7 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
 #define MPT__SIMD_WORDS(OP, V, F)                                                         \
     /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0 */        \
     OP V##_f V##_relu(V##_f a) { return V##_add(V##_larger(V##_zero(), a), V##_zero()); } \
+    OP V##_f V##_exp(V##_f a) { return F(exp)(a); }                                       \
     OP V##_f V##_gelu_inner(V##_f a) {                                                    \
         V##_f cube = V##_mul(V##_mul(V##_mul(V##_set(MPT__GELU_CUBE), a), a), a);         \
         return V##_mul(V##_set(MPT__SQRT_2_BY_PI), V##_add(a, cube));                     \
@@ -7631,49 +7703,48 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
         MPT__SIMD_EACH2(V, W, value)                                                 \
     }
 
-#define MPT__SIMD_BLOCKS(FN, N, V, W)                                                            \
-    FN float N##_maximum(const float *x, int64_t n, float start) {                               \
-        float lane[W], most = start;                                                             \
-        V##_f top = V##_set(start);                                                              \
-        int64_t i = 0;                                                                           \
-        for (; i + W <= n; i += W) top = V##_max_nan(top, V##_load(x + i));                      \
-        V##_store(lane, top);                                                                    \
-        for (int k = 0; k < W; k++) most = mpt__real_max(most, lane[k]);                         \
-        for (; i < n; i++) most = mpt__real_max(most, x[i]);                                     \
-        return most;                                                                             \
-    }                                                                                            \
-    FN void N##_keep(float *out, const float *x, const uint32_t *words, int64_t n,               \
-                     uint32_t threshold, float factor) {                                         \
-        const V##_f by = V##_set(factor);                                                        \
-        int64_t i = 0;                                                                           \
-        for (; i + W <= n; i += W) {                                                             \
-            V##_f v = V##_mul(V##_load(x + i), by);                                              \
-            V##_store(out + i, V##_select(V##_words_from(words + i, threshold), v, V##_zero())); \
-        }                                                                                        \
-        for (; i < n; i++) out[i] = words[i] >= threshold ? x[i] * factor : 0.0f;                \
+#define MPT__SIMD_PEAK(FN, N, V, W)                                                     \
+    FN float N##_peak(const float *x, int64_t n, float start) {                         \
+        if (n < W) return mpt__ref_peak(x, n, start);                                   \
+        V##_f top = V##_set(start);                                                     \
+        for (int64_t i = 0; i + W <= n; i += W) top = V##_larger(V##_load(x + i), top); \
+        return V##_peak(V##_larger(V##_load(x + n - W), top));                          \
     }
 
-#define MPT__SIMD_TRANSPOSE(FN, N, V, W)                                                      \
-    FN void N##_transpose(float *to, int64_t to_step, const float *from, int64_t from_step,   \
-                          int64_t rows, int64_t columns) {                                    \
-        const int64_t whole = columns / W * W;                                                \
-        int64_t i = 0;                                                                        \
-        for (; i + 4 <= rows; i += 4, from += 4 * from_step) {                                \
-            for (int64_t j = 0; j < whole; j += W) {                                          \
-                float *at = to + j * to_step + i;                                             \
-                V##_f r0 = V##_load(from + j), r1 = V##_load(from + from_step + j);           \
-                V##_f r2 = V##_load(from + 2 * from_step + j);                                \
-                V##_f r3 = V##_load(from + 3 * from_step + j);                                \
-                V##_transpose4(&r0, &r1, &r2, &r3);                                           \
-                V##_store_quads(at, 4 * to_step, r0);                                         \
-                V##_store_quads(at + to_step, 4 * to_step, r1);                               \
-                V##_store_quads(at + 2 * to_step, 4 * to_step, r2);                           \
-                V##_store_quads(at + 3 * to_step, 4 * to_step, r3);                           \
-            }                                                                                 \
-            mpt__ref_transpose(to + whole * to_step + i, to_step, from + whole, from_step, 4, \
-                               columns - whole);                                              \
-        }                                                                                     \
-        mpt__ref_transpose(to + i, to_step, from, from_step, rows - i, columns);              \
+/* In blocks of W rows and 4 columns, the last ones of a side reaching back over what is done; level
+   REST takes what is narrower. The rows of one line of memory of `to` follow each other, so that a
+   store beyond the caches fills it. */
+#define MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST)                                          \
+    OP void N##_turn(float *to, int64_t to_step, const float *from, int64_t from_step,      \
+                     int64_t rows, int64_t columns, void store(float *p, V##_f v)) {        \
+        for (int64_t line = 0; line < rows; line += 16) {                                   \
+            for (int64_t c = 0; c < columns; c += 4) {                                      \
+                for (int64_t r = line; r < rows && r < line + 16; r += W) {                 \
+                    const int64_t i = mpt__ref_min(r, rows - W);                            \
+                    const int64_t j = mpt__ref_min(c, columns - 4);                         \
+                    const float *x = from + i * from_step + j;                              \
+                    float *at = to + j * to_step + i;                                       \
+                    V##_f r0 = V##_load_quads(x, 4 * from_step);                            \
+                    V##_f r1 = V##_load_quads(x + from_step, 4 * from_step);                \
+                    V##_f r2 = V##_load_quads(x + 2 * from_step, 4 * from_step);            \
+                    V##_f r3 = V##_load_quads(x + 3 * from_step, 4 * from_step);            \
+                    V##_transpose4(&r0, &r1, &r2, &r3);                                     \
+                    store(at, r0), store(at + to_step, r1);                                 \
+                    store(at + 2 * to_step, r2), store(at + 3 * to_step, r3);               \
+                }                                                                           \
+            }                                                                               \
+        }                                                                                   \
+    }                                                                                       \
+    FN void N##_transpose(float *to, int64_t to_step, const float *from, int64_t from_step, \
+                          int64_t rows, int64_t columns, bool beyond_cache) {               \
+        if (rows < W || columns < 4) {                                                      \
+            REST##_transpose(to, to_step, from, from_step, rows, columns, false);           \
+        } else if (beyond_cache) {                                                          \
+            N##_turn(to, to_step, from, from_step, rows, columns, V##_stream);              \
+            V##_fence();                                                                    \
+        } else {                                                                            \
+            N##_turn(to, to_step, from, from_step, rows, columns, V##_store);               \
+        }                                                                                   \
     }
 
 /* X(k) for the vectors of W lanes that make MPT__SUM_LANES. */
@@ -7698,60 +7769,158 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
         mpt__ref_##word##_lanes(lane, first + head, x, n);                                    \
     }
 
-/* The square of a float is exact in double, so that fusing it with the sum changes nothing. An
-   exponent of nothing but ones carries into the sign. */
-#define MPT__SQUARES_LOAD(k, V, W) V##_d s##k = V##_load_doubles(lane + k * W);
-#define MPT__SQUARES_ADD(k, V, W)                                                         \
-    v = V##_mul(V##_load(x + k * W), by);                                                 \
-    worst = V##_ior(worst, V##_iadd(V##_iand(V##_bits(v), field), V##_iset(0x00800000))); \
-    s##k = V##_add_squares(s##k, v);
-#define MPT__SQUARES_STORE(k, V, W) V##_store_doubles(lane + k * W, s##k);
-#define MPT__SIMD_SQUARES(FN, N, V, W)                                                    \
-    FN bool N##_add_squares(double *lane, const float *x, int64_t n, float multiplier) {  \
-        const V##_f by = V##_set(multiplier);                                             \
-        const V##_i field = V##_iset(0x7f800000);                                         \
-        V##_i worst = V##_iset(0);                                                        \
-        V##_f v;                                                                          \
-        float seen[W];                                                                    \
-        MPT__SIMD_VECTORS_##W(MPT__SQUARES_LOAD, V);                                      \
-        for (; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES, x += MPT__SUM_LANES) {           \
-            MPT__SIMD_VECTORS_##W(MPT__SQUARES_ADD, V);                                   \
-        }                                                                                 \
-        MPT__SIMD_VECTORS_##W(MPT__SQUARES_STORE, V);                                     \
-        V##_store(seen, V##_float(worst));                                                \
-        bool finite = mpt__ref_add_squares(lane, x, n, multiplier);                       \
-        for (int i = 0; i < W; i++) finite = finite && mpt__f32_bits(seen[i]) >> 31 == 0; \
-        return finite;                                                                    \
+#define MPT__EXP_STEP(k, V, W)                   \
+    d = V##_sub(V##_load(x + k * W), shift);     \
+    e = V##_exp(d);                              \
+    V##_store(out + k * W, differences ? d : e); \
+    s##k = V##_add(s##k, e);
+/* What lies behind the n elements adds nothing to its lane. */
+#define MPT__EXP_REST(k, V, W)                                          \
+    d = V##_sub(V##_load_as(x + k * W, n - k * W, MPT_F32), shift);     \
+    e = V##_exp(d);                                                     \
+    V##_store_as(out + k * W, differences ? d : e, n - k * W, MPT_F32); \
+    V##_store_as(rest + k * W, e, n - k * W, MPT_F32);                  \
+    s##k = V##_add(s##k, V##_load(rest + k * W));
+#define MPT__SIMD_ADD_EXP(FN, N, V, W)                                                  \
+    FN void N##_add_exp(float *lane, float *out, const float *x, int64_t n, float most, \
+                        bool differences) {                                             \
+        const V##_f shift = V##_set(most);                                              \
+        float rest[MPT__SUM_LANES] = {0};                                               \
+        V##_f d, e;                                                                     \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                                      \
+        for (; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) {                              \
+            MPT__SIMD_VECTORS_##W(MPT__EXP_STEP, V);                                    \
+            x += MPT__SUM_LANES, out += MPT__SUM_LANES;                                 \
+        }                                                                               \
+        if (n > 0) { MPT__SIMD_VECTORS_##W(MPT__EXP_REST, V); }                         \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V);                                     \
+    }
+
+#define MPT__SIMD_FOLD_16(V) s0
+#define MPT__SIMD_FOLD_8(V) V##_add(s0, s1)
+#define MPT__SIMD_FOLD_4(V) V##_add(V##_add(s0, s2), V##_add(s1, s3))
+#define MPT__SIMD_SOFTMAX(FN, N, V, W)                                     \
+    FN void N##_softmax(float *out, const float *x, int64_t n, bool log) { \
+        float lane[MPT__SUM_LANES] = {0};                                  \
+        const float most = N##_peak(x, n, -mpt__real_infinity()) + 0.0f;   \
+        N##_add_exp(lane, out, x, n, most, log);                           \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                         \
+        float total = V##_total(MPT__SIMD_FOLD_##W(V));                    \
+        if (log) {                                                         \
+            N##_unary_LOG(&total, &total, 1, 0);                           \
+            N##_unary_ADD_SCALAR(out, out, n, -total);                     \
+        } else {                                                           \
+            N##_unary_MUL_SCALAR(out, out, n, 1 / total);                  \
+        }                                                                  \
+    }
+
+/* y dy or dy; and y (dy - total) or dy - exp(y) total: of a, from y, and b, from dy. */
+#define MPT__SLOPE_ADDEND(V) (log ? b : V##_mul(b, a))
+#define MPT__SLOPE(V) (log ? V##_sub(b, V##_mul(V##_exp(a), total)) : V##_mul(a, V##_sub(b, total)))
+#define MPT__SLOPE_STEP(k, V, W)                               \
+    a = V##_load(y + i + k * W), b = V##_load(dy + i + k * W); \
+    s##k = V##_add(s##k, MPT__SLOPE_ADDEND(V));
+#define MPT__SLOPE_REST(k, V, W)                             \
+    a = V##_load_as(y + i + k * W, n - i - k * W, MPT_F32);  \
+    b = V##_load_as(dy + i + k * W, n - i - k * W, MPT_F32); \
+    s##k = V##_add(s##k, MPT__SLOPE_ADDEND(V));
+#define MPT__SLOPE_START(k, V, W) V##_f s##k = V##_zero();
+#define MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                                              \
+    FN void N##_softmax_backward(float *dx, const float *y, const float *dy, int64_t n,      \
+                                 bool log) {                                                 \
+        V##_f a, b;                                                                          \
+        int64_t i = 0;                                                                       \
+        MPT__SIMD_VECTORS_##W(MPT__SLOPE_START, V);                                          \
+        for (; i + MPT__SUM_LANES <= n; i += MPT__SUM_LANES) {                               \
+            MPT__SIMD_VECTORS_##W(MPT__SLOPE_STEP, V);                                       \
+        }                                                                                    \
+        if (i < n) { MPT__SIMD_VECTORS_##W(MPT__SLOPE_REST, V); }                            \
+        const V##_f total = V##_set(V##_total(MPT__SIMD_FOLD_##W(V)));                       \
+        for (i = 0; i + W <= n; i += W) {                                                    \
+            a = V##_load(y + i), b = V##_load(dy + i);                                       \
+            V##_store(dx + i, MPT__SLOPE(V));                                                \
+        }                                                                                    \
+        if (i < n) {                                                                         \
+            a = V##_load_as(y + i, n - i, MPT_F32), b = V##_load_as(dy + i, n - i, MPT_F32); \
+            V##_store_as(dx + i, MPT__SLOPE(V), n - i, MPT_F32);                             \
+        }                                                                                    \
+    }
+
+/* X(k) for four vectors at a time: of one run, or of two or four. The square of a float is exact in
+   double, so that fusing it with the sum changes nothing. */
+#define MPT__SIMD_FOUR(X, V, W) X(0, V, W) X(1, V, W) X(2, V, W) X(3, V, W)
+#define MPT__SQUARES_START(k, V, W) V##_d s##k = V##_no_doubles();
+#define MPT__SQUARES_ADD(k, V, W) \
+    s##k = V##_add_squares(s##k, V##_mul(V##_load(at + k * W / 16 * run + k * W % 16), by));
+#define MPT__SQUARES_END(k, V, W) V##_add_doubles(lane + k * W % 16, s##k);
+#define MPT__SIMD_SQUARES(FN, N, V, W)                                                   \
+    FN void N##_add_squares(double *lane, const float *x, int64_t n, float multiplier) { \
+        const int64_t run = MPT__SQUARE_RUN(n), runs = MPT__SQUARE_RUNS * run;           \
+        mpt__ref_add_run(lane, x + runs, n - runs, multiplier);                          \
+        const V##_f by = V##_set(multiplier);                                            \
+        for (int64_t r = 0; r < MPT__SQUARE_RUNS; r += W / 4, x += W / 4 * run) {        \
+            MPT__SIMD_FOUR(MPT__SQUARES_START, V, W)                                     \
+            for (const float *at = x; at < x + run; at += MPT__SUM_LANES) {              \
+                MPT__SIMD_FOUR(MPT__SQUARES_ADD, V, W)                                   \
+            }                                                                            \
+            MPT__SIMD_FOUR(MPT__SQUARES_END, V, W)                                       \
+        }                                                                                \
     }
 
 /* Philox 4x32-10 (12_random.c) in 64-bit lanes of which the low words count: W / 2 blocks in each
-   of two sets of counters, a and b. */
-#define MPT__PHILOX_ROUND(V, c)                        \
-    p = V##_umul(c##0, m0), q = V##_umul(c##2, m1);    \
-    c##0 = V##_uxor(V##_uhigh(q), c##1, k0), c##1 = q; \
-    c##2 = V##_uxor(V##_uhigh(p), c##3, k1), c##3 = p;
-#define MPT__SIMD_RANDOM(FN, N, V, W)                                                       \
-    FN void N##_random_words(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {   \
-        const uint64_t sequence = mpt__hash_u64(key.stream, key.call);                      \
-        const V##_u m0 = V##_uset(MPT__PHILOX_M0), m1 = V##_uset(MPT__PHILOX_M1);           \
-        const size_t rest = (size_t)((0 - first) & 3), head = rest < n ? rest : n;          \
-        mpt__random_bits(key, first, head, out);                                            \
-        for (first += head, out += head, n -= head; n >= 4 * W; n -= 4 * W, out += 4 * W) { \
-            V##_u a0 = V##_ucount(first >> 2), b0 = V##_ucount((first >> 2) + W / 2), p, q; \
-            V##_u a1 = V##_uhigh(a0), b1 = V##_uhigh(b0);                                   \
-            V##_u a2 = V##_uset(sequence), a3 = V##_uset(sequence >> 32), b2 = a2, b3 = a3; \
-            uint32_t key0 = (uint32_t)key.seed, key1 = (uint32_t)(key.seed >> 32);          \
-            for (int round = 0; round < MPT__PHILOX_ROUNDS; round++) {                      \
-                const V##_u k0 = V##_uset(key0), k1 = V##_uset(key1);                       \
-                MPT__PHILOX_ROUND(V, a)                                                     \
-                MPT__PHILOX_ROUND(V, b)                                                     \
-                key0 += MPT__PHILOX_W0, key1 += MPT__PHILOX_W1;                             \
-            }                                                                               \
-            V##_ustore(out, a0, a1, a2, a3);                                                \
-            V##_ustore(out + 2 * W, b0, b1, b2, b3);                                        \
-            first += 4 * W;                                                                 \
-        }                                                                                   \
-        mpt__random_bits(key, first, n, out);                                               \
+   of two sets of counters, a and b. keys[2 r] and keys[2 r + 1] are those of round r. */
+static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS]) {
+    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+    for (int r = 0; r < MPT__PHILOX_ROUNDS; r++) {
+        keys[2 * r] = key0, keys[2 * r + 1] = key1;
+        key0 += MPT__PHILOX_W0, key1 += MPT__PHILOX_W1;
+    }
+}
+#define MPT__PHILOX_HALF(V, c, r)                                         \
+    p = V##_umul(c##0, m0), q = V##_umul(c##2, m1);                       \
+    c##0 = V##_uxor(V##_uhigh(q), c##1, V##_uset(keys[2 * r])), c##1 = q; \
+    c##2 = V##_uxor(V##_uhigh(p), c##3, V##_uset(keys[2 * r + 1])), c##3 = p
+#define MPT__PHILOX_ROUND(V, r) \
+    MPT__PHILOX_HALF(V, a, r);  \
+    MPT__PHILOX_HALF(V, b, r)
+#define MPT__SIMD_DROPOUT(FN, OP, N, V, W)                                                       \
+    OP void N##_philox(const uint64_t *keys, uint64_t sequence, uint64_t block,                  \
+                       uint32_t out[4 * W]) {                                                    \
+        const V##_u m0 = V##_uset(MPT__PHILOX_M0), m1 = V##_uset(MPT__PHILOX_M1);                \
+        V##_u a0 = V##_ucount(block), b0 = V##_ucount(block + W / 2), p, q;                      \
+        V##_u a1 = V##_uhigh(a0), b1 = V##_uhigh(b0);                                            \
+        V##_u a2 = V##_uset(sequence), a3 = V##_uset(sequence >> 32), b2 = a2, b3 = a3;          \
+        MPT__PHILOX_ROUND(V, 0);                                                                 \
+        MPT__PHILOX_ROUND(V, 1);                                                                 \
+        MPT__PHILOX_ROUND(V, 2);                                                                 \
+        MPT__PHILOX_ROUND(V, 3);                                                                 \
+        MPT__PHILOX_ROUND(V, 4);                                                                 \
+        MPT__PHILOX_ROUND(V, 5);                                                                 \
+        MPT__PHILOX_ROUND(V, 6);                                                                 \
+        MPT__PHILOX_ROUND(V, 7);                                                                 \
+        MPT__PHILOX_ROUND(V, 8);                                                                 \
+        MPT__PHILOX_ROUND(V, 9);                                                                 \
+        V##_ustore(out, a0, a1, a2, a3);                                                         \
+        V##_ustore(out + 2 * W, b0, b1, b2, b3);                                                 \
+    }                                                                                            \
+    FN void N##_dropout(float *out, const float *x, int64_t n, mpt__rng_key key, uint64_t first, \
+                        uint32_t threshold, float factor) {                                      \
+        const uint64_t sequence = mpt__hash_u64(key.stream, key.call);                           \
+        const int64_t whole = n / (4 * W) * (4 * W);                                             \
+        uint64_t keys[2 * MPT__PHILOX_ROUNDS];                                                   \
+        uint32_t words[4 * W];                                                                   \
+        mpt__ref_dropout_block(out + whole, x + whole, n - whole, key, first + (uint64_t)whole,  \
+                               threshold, factor);                                               \
+        mpt__philox_keys(key.seed, keys);                                                        \
+        const V##_f by = V##_set(factor);                                                        \
+        for (int64_t at = 0; at < whole; at += 4 * W) {                                          \
+            N##_philox(keys, sequence, (first + (uint64_t)at) / 4, words);                       \
+            for (int k = 0; k < 4 * W; k += W) {                                                 \
+                V##_f v = V##_mul(V##_load(x + at + k), by);                                     \
+                V##_m kept = V##_words_from(words + k, threshold);                               \
+                V##_store(out + at + k, V##_select(kept, v, V##_zero()));                        \
+            }                                                                                    \
+        }                                                                                        \
     }
 
 /* Updates: whole vectors first, with nothing to decide in the loop, then the rest. */
@@ -7823,32 +7992,38 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     MPT__SIMD_UPDATE_PARTS(FN, N, W, sgd)                                                         \
     MPT__SIMD_UPDATE_PARTS(FN, N, W, adam)
 
-/* The words; `transpose` is that of level T. */
+/* The words; REST is the level below that transposes what is narrow. */
 #define MPT__SIMD_UNARY_NAME(id, value, FN, N, V, W) N##_unary_##id,
 #define MPT__SIMD_BINARY_NAME(id, value, FN, N, V, W) N##_binary_##id,
-#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, T, convert, slowness)  \
-    MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, FN, N, V, W, F)           \
-    MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, FN, N, V, W, F)         \
-    MPT__SIMD_BLOCKS(FN, N, V, W)                                  \
-    MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)              \
-    MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)              \
-    MPT__SIMD_SQUARES(FN, N, V, W)                                 \
-    MPT__SIMD_RANDOM(FN, N, V, W)                                  \
-    MPT__SIMD_UPDATE(FN, OP, N, V, W)                              \
-    static const mpt__words N##_words = {                          \
-        slowness,                                                  \
-        true,                                                      \
-        convert,                                                   \
-        N##_random_words,                                          \
-        {MPT__SIMD_UNARY(MPT__SIMD_UNARY_NAME, FN, N, V, W, F)},   \
-        {MPT__SIMD_BINARY(MPT__SIMD_BINARY_NAME, FN, N, V, W, F)}, \
-        N##_maximum,                                               \
-        N##_add_lanes,                                             \
-        N##_max_lanes,                                             \
-        N##_add_squares,                                           \
-        N##_keep,                                                  \
-        T##_transpose,                                             \
-        N##_sgd,                                                   \
+#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, slowness) \
+    MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, FN, N, V, W, F)             \
+    MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, FN, N, V, W, F)           \
+    MPT__SIMD_PEAK(FN, N, V, W)                                      \
+    MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)                \
+    MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)                \
+    MPT__SIMD_ADD_EXP(FN, N, V, W)                                   \
+    MPT__SIMD_SOFTMAX(FN, N, V, W)                                   \
+    MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                          \
+    MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST)                       \
+    MPT__SIMD_SQUARES(FN, N, V, W)                                   \
+    MPT__SIMD_DROPOUT(FN, OP, N, V, W)                               \
+    MPT__SIMD_UPDATE(FN, OP, N, V, W)                                \
+    static const mpt__words N##_words = {                            \
+        slowness,                                                    \
+        true,                                                        \
+        convert,                                                     \
+        {MPT__SIMD_UNARY(MPT__SIMD_UNARY_NAME, FN, N, V, W, F)},     \
+        {MPT__SIMD_BINARY(MPT__SIMD_BINARY_NAME, FN, N, V, W, F)},   \
+        N##_peak,                                                    \
+        N##_add_lanes,                                               \
+        N##_max_lanes,                                               \
+        N##_add_exp,                                                 \
+        N##_softmax,                                                 \
+        N##_softmax_backward,                                        \
+        N##_add_squares,                                             \
+        N##_dropout,                                                 \
+        N##_transpose,                                               \
+        N##_sgd,                                                     \
         N##_adam};
 
 #endif
@@ -7947,20 +8122,40 @@ MPT__AVX2_OP void mpt__v8_store_as(void *p, mpt__v8_f v, int64_t n, int dtype) {
     }
 }
 
-/* Transposes 4 rows of 8: lane 4 l + j of row r becomes lane 4 l + r of column j. */
-MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2, mpt__v8_f *r3) {
-    __m256 low01 = _mm256_unpacklo_ps(*r0, *r1), high01 = _mm256_unpackhi_ps(*r0, *r1);
-    __m256 low23 = _mm256_unpacklo_ps(*r2, *r3), high23 = _mm256_unpackhi_ps(*r2, *r3);
-    *r0 = _mm256_shuffle_ps(low01, low23, 0x44);
-    *r1 = _mm256_shuffle_ps(low01, low23, 0xee);
-    *r2 = _mm256_shuffle_ps(high01, high23, 0x44);
-    *r3 = _mm256_shuffle_ps(high01, high23, 0xee);
+/* Transposes 4 rows of W: lane 4 l + j of row r becomes lane 4 l + r of column j. */
+#define MPT__X86_TRANSPOSE4(OP, V, P)                                                \
+    OP void V##_transpose4(V##_f *r0, V##_f *r1, V##_f *r2, V##_f *r3) {             \
+        V##_f low01 = P##_unpacklo_ps(*r0, *r1), high01 = P##_unpackhi_ps(*r0, *r1); \
+        V##_f low23 = P##_unpacklo_ps(*r2, *r3), high23 = P##_unpackhi_ps(*r2, *r3); \
+        *r0 = P##_shuffle_ps(low01, low23, 0x44);                                    \
+        *r1 = P##_shuffle_ps(low01, low23, 0xee);                                    \
+        *r2 = P##_shuffle_ps(high01, high23, 0x44);                                  \
+        *r3 = P##_shuffle_ps(high01, high23, 0xee);                                  \
+    }
+MPT__X86_TRANSPOSE4(MPT__AVX2_OP, mpt__v8, _mm256)
+
+/* Loads quarter l (4 lanes) from p + l * step, or stores it there. */
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const float *p, int64_t step) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + step), 1);
 }
-/* Stores quarter l (4 lanes) at p + l * step. */
 MPT__AVX2_OP void mpt__v8_store_quads(float *p, int64_t step, mpt__v8_f v) {
     _mm_storeu_ps(p, _mm256_castps256_ps128(v));
     _mm_storeu_ps(p + step, _mm256_extractf128_ps(v, 1));
 }
+
+/* Stores past the caches, aligned; a fence makes them seen by other threads. */
+MPT__AVX2_OP void mpt__v8_stream(float *p, mpt__v8_f v) { _mm256_stream_ps(p, v); }
+MPT__AVX2_OP void mpt__v8_fence(void) { _mm_sfence(); }
+
+/* The largest lane, none being NaN; and the sum of the lanes, folded in halves. */
+#define MPT__AVX2_ACROSS(name, op)                                                        \
+    MPT__AVX2_OP float mpt__v8_##name(mpt__v8_f v) {                                      \
+        __m128 a = _mm_##op##_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); \
+        a = _mm_##op##_ps(a, _mm_movehl_ps(a, a));                                        \
+        return _mm_cvtss_f32(_mm_##op##_ss(a, _mm_shuffle_ps(a, a, 1)));                  \
+    }
+MPT__AVX2_ACROSS(peak, max)
+MPT__AVX2_ACROSS(total, add)
 
 /* Sums s0 .. s7 over their lanes. */
 MPT__AVX2_OP __m256 mpt__v8_sum8(__m256 s0, __m256 s1, __m256 s2, __m256 s3, __m256 s4, __m256 s5,
@@ -7976,13 +8171,13 @@ MPT__SIMD_WORDS(MPT__AVX2_OP, mpt__v8, MPT__NAME_AVX2)
 typedef struct mpt__v8_d {
     __m256d low, high;
 } mpt__v8_d;
-MPT__AVX2_OP mpt__v8_d mpt__v8_load_doubles(const double *p) {
-    mpt__v8_d v = {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)};
+MPT__AVX2_OP mpt__v8_d mpt__v8_no_doubles(void) {
+    mpt__v8_d v = {_mm256_setzero_pd(), _mm256_setzero_pd()};
     return v;
 }
-MPT__AVX2_OP void mpt__v8_store_doubles(double *p, mpt__v8_d v) {
-    _mm256_storeu_pd(p, v.low);
-    _mm256_storeu_pd(p + 4, v.high);
+MPT__AVX2_OP void mpt__v8_add_doubles(double *p, mpt__v8_d v) {
+    _mm256_storeu_pd(p, _mm256_add_pd(_mm256_loadu_pd(p), v.low));
+    _mm256_storeu_pd(p + 4, _mm256_add_pd(_mm256_loadu_pd(p + 4), v.high));
 }
 MPT__AVX2_OP mpt__v8_d mpt__v8_add_squares(mpt__v8_d sum, mpt__v8_f x) {
     __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
@@ -8015,8 +8210,7 @@ MPT__AVX2_OP void mpt__v8_ustore(uint32_t *p, mpt__v8_u a, mpt__v8_u b, mpt__v8_
 
 /* ==== The level ==== */
 
-MPT__SIMD_TRANSPOSE(MPT__AVX2, mpt__avx2, mpt__v8, 8)
-MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__avx2,
+MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__ref,
                 &mpt__convert_avx2, 0.15)
 
 #endif
@@ -8093,24 +8287,28 @@ MPT__AVX512_OP void mpt__v16_store_as(void *p, mpt__v16_f v, int64_t n, int dtyp
         _mm256_mask_storeu_epi16(p, lanes, mpt__v16_to_half(v, dtype));
     }
 }
-MPT__AVX512_OP void mpt__v16_transpose4(mpt__v16_f *r0, mpt__v16_f *r1, mpt__v16_f *r2,
-                                        mpt__v16_f *r3) {
-    __m512 low01 = _mm512_unpacklo_ps(*r0, *r1), high01 = _mm512_unpackhi_ps(*r0, *r1);
-    __m512 low23 = _mm512_unpacklo_ps(*r2, *r3), high23 = _mm512_unpackhi_ps(*r2, *r3);
-    *r0 = _mm512_shuffle_ps(low01, low23, 0x44);
-    *r1 = _mm512_shuffle_ps(low01, low23, 0xee);
-    *r2 = _mm512_shuffle_ps(high01, high23, 0x44);
-    *r3 = _mm512_shuffle_ps(high01, high23, 0xee);
+MPT__X86_TRANSPOSE4(MPT__AVX512_OP, mpt__v16, _mm512)
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_quads(const float *p, int64_t step) {
+    __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(p));
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + step), 1);
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 2 * step), 2);
+    return _mm512_insertf32x4(v, _mm_loadu_ps(p + 3 * step), 3);
 }
+MPT__AVX512_OP void mpt__v16_stream(float *p, mpt__v16_f v) { _mm512_stream_ps(p, v); }
+MPT__AVX512_OP void mpt__v16_fence(void) { _mm_sfence(); }
 MPT__AVX512_OP void mpt__v16_store_quads(float *p, int64_t step, mpt__v16_f v) {
     _mm_storeu_ps(p, _mm512_castps512_ps128(v));
     _mm_storeu_ps(p + step, _mm512_extractf32x4_ps(v, 1));
     _mm_storeu_ps(p + 2 * step, _mm512_extractf32x4_ps(v, 2));
     _mm_storeu_ps(p + 3 * step, _mm512_extractf32x4_ps(v, 3));
 }
+MPT__AVX512_OP float mpt__v16_peak(mpt__v16_f v) {
+    return mpt__v8_peak(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
+}
 MPT__AVX512_OP __m256 mpt__v16_fold(mpt__v16_f v) {
     return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
 }
+MPT__AVX512_OP float mpt__v16_total(mpt__v16_f v) { return mpt__v8_total(mpt__v16_fold(v)); }
 MPT__AVX512_OP __m256 mpt__v16_sum8(__m512 s0, __m512 s1, __m512 s2, __m512 s3, __m512 s4,
                                     __m512 s5, __m512 s6, __m512 s7) {
     return mpt__v8_sum8(mpt__v16_fold(s0), mpt__v16_fold(s1), mpt__v16_fold(s2), mpt__v16_fold(s3),
@@ -8122,13 +8320,13 @@ MPT__SIMD_WORDS(MPT__AVX512_OP, mpt__v16, MPT__NAME_AVX512)
 typedef struct mpt__v16_d {
     __m512d low, high;
 } mpt__v16_d;
-MPT__AVX512_OP mpt__v16_d mpt__v16_load_doubles(const double *p) {
-    mpt__v16_d v = {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)};
+MPT__AVX512_OP mpt__v16_d mpt__v16_no_doubles(void) {
+    mpt__v16_d v = {_mm512_setzero_pd(), _mm512_setzero_pd()};
     return v;
 }
-MPT__AVX512_OP void mpt__v16_store_doubles(double *p, mpt__v16_d v) {
-    _mm512_storeu_pd(p, v.low);
-    _mm512_storeu_pd(p + 8, v.high);
+MPT__AVX512_OP void mpt__v16_add_doubles(double *p, mpt__v16_d v) {
+    _mm512_storeu_pd(p, _mm512_add_pd(_mm512_loadu_pd(p), v.low));
+    _mm512_storeu_pd(p + 8, _mm512_add_pd(_mm512_loadu_pd(p + 8), v.high));
 }
 MPT__AVX512_OP mpt__v16_d mpt__v16_add_squares(mpt__v16_d sum, mpt__v16_f x) {
     __m512d low = _mm512_maskz_cvtps_pd((__mmask8)0xff, _mm512_castps512_ps256(x));
@@ -8248,9 +8446,20 @@ MPT__NEON_OP void mpt__v4_transpose4(mpt__v4_f *r0, mpt__v4_f *r1, mpt__v4_f *r2
     *r2 = vzip1q_f32(high02, high13);
     *r3 = vzip2q_f32(high02, high13);
 }
+MPT__NEON_OP mpt__v4_f mpt__v4_load_quads(const float *p, int64_t step) {
+    (void)step;
+    return vld1q_f32(p);
+}
+MPT__NEON_OP void mpt__v4_stream(float *p, mpt__v4_f v) { vst1q_f32(p, v); }
+MPT__NEON_OP void mpt__v4_fence(void) {}
 MPT__NEON_OP void mpt__v4_store_quads(float *p, int64_t step, mpt__v4_f v) {
     (void)step;
     vst1q_f32(p, v);
+}
+MPT__NEON_OP float mpt__v4_peak(mpt__v4_f v) { return vmaxvq_f32(v); }
+MPT__NEON_OP float mpt__v4_total(mpt__v4_f v) {
+    float32x2_t half = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+    return vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
 }
 MPT__NEON_OP void mpt__v4_store_sums(float *to, mpt__v4_f s0, mpt__v4_f s1, mpt__v4_f s2,
                                      mpt__v4_f s3, mpt__v4_f s4, mpt__v4_f s5, mpt__v4_f s6,
@@ -8262,13 +8471,13 @@ MPT__NEON_OP void mpt__v4_store_sums(float *to, mpt__v4_f s0, mpt__v4_f s1, mpt_
 MPT__SIMD_WORDS(MPT__NEON_OP, mpt__v4, MPT__NAME_NEON)
 
 typedef float64x2x2_t mpt__v4_d;
-MPT__NEON_OP mpt__v4_d mpt__v4_load_doubles(const double *p) {
-    mpt__v4_d v = {{vld1q_f64(p), vld1q_f64(p + 2)}};
+MPT__NEON_OP mpt__v4_d mpt__v4_no_doubles(void) {
+    mpt__v4_d v = {{vdupq_n_f64(0.0), vdupq_n_f64(0.0)}};
     return v;
 }
-MPT__NEON_OP void mpt__v4_store_doubles(double *p, mpt__v4_d v) {
-    vst1q_f64(p, v.val[0]);
-    vst1q_f64(p + 2, v.val[1]);
+MPT__NEON_OP void mpt__v4_add_doubles(double *p, mpt__v4_d v) {
+    vst1q_f64(p, vaddq_f64(vld1q_f64(p), v.val[0]));
+    vst1q_f64(p + 2, vaddq_f64(vld1q_f64(p + 2), v.val[1]));
 }
 MPT__NEON_OP mpt__v4_d mpt__v4_add_squares(mpt__v4_d sum, mpt__v4_f x) {
     float64x2_t low = vcvt_f64_f32(vget_low_f32(x)), high = vcvt_high_f64_f32(x);
@@ -8296,8 +8505,7 @@ MPT__NEON_OP void mpt__v4_ustore(uint32_t *p, mpt__v4_u a, mpt__v4_u b, mpt__v4_
 
 /* ==== The level ==== */
 
-MPT__SIMD_TRANSPOSE(MPT__NEON, mpt__neon, mpt__v4, 4)
-MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__neon,
+MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__ref,
                 &mpt__convert_neon, 0.3)
 
 #endif
@@ -8337,9 +8545,11 @@ typedef struct mpt__gemm {
     int64_t batch_count, batch_size[MPT_MAX_RANK], batch_stride[MPT_MAX_RANK][4];
 } mpt__gemm;
 
-/* c[rows, columns] = or += A B, `depth` deep. */
+/* c[rows, columns] = or (ADD) += A B, `depth` deep. ROOM: c may be written as far as a whole tile
+   goes. */
 typedef void mpt__gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                            float *c, int64_t ldc, int rows, int columns, bool add);
+                            float *c, int64_t ldc, int rows, int columns, int how);
+enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2 };
 
 struct mpt__gemm_level {
     int rows, columns; /* of the micro-kernel's tile */
@@ -8435,7 +8645,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 /* One tile of ROWS x (NV W) from a PANEL or a MATRIX, A_STEP and B_STEP elements from k to k. */
 #define MPT__GEMM_TILE(FN, NAME, V, W, FROM, A_STEP, B_STEP, ROWS, NV)                             \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
-                 int64_t ldc, int rows, int columns, bool add) {                                   \
+                 int64_t ldc, int rows, int columns, int how) {                                    \
+        const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
         const int dtype = b->dtype, bytes = dtype == MPT_F32 ? 4 : 2;                              \
         const int64_t b_step = (B_STEP) * bytes;                                                   \
         const char *from = b->data;                                                                \
@@ -8508,8 +8719,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         }                                                                                          \
     }\
     FN void N##_gemm_dot(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,          \
-                         float *c, int64_t ldc, int rows, int columns, bool add) {                 \
-        (void)add; /* all of K comes at once */                                                    \
+                         float *c, int64_t ldc, int rows, int columns, int how) {                  \
+        (void)how; /* all of K comes at once */                                                    \
         if (a->dtype == MPT_F32 && b->dtype == MPT_F32) {                                          \
             N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_F32);                 \
         } else if (a->dtype == MPT_F32 && b->dtype == MPT_BF16) {                                  \
@@ -8539,50 +8750,6 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    /* A panel whose k are contiguous: blocks of 4 outer elements by W k are transposed. The last  \
-       rows go first, as they may reach into the first rows of the next k. */                      \
-    FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
-                           int64_t count, int64_t k, int64_t depth) {                              \
-        const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
-        const char *from = mpt__gemm_at(side, outer, k);                                           \
-        const int64_t row = side->outer * bytes;                                                   \
-        for (int64_t at = 0; at < depth; at += W, from += W * bytes, to += W * width) {            \
-            const int64_t left = depth - at;                                                       \
-            for (int64_t r = (width - 1) / 4 * 4; r >= 0; r -= 4) {                                \
-                const char *p = from + r * row;                                                    \
-                V##_f v0 = V##_zero(), v1 = v0, v2 = v0, v3 = v0;                                  \
-                if (left >= W && r + 3 < count) {                                                  \
-                    v0 = V##_load_full(p, dtype), v1 = V##_load_full(p + row, dtype);              \
-                    v2 = V##_load_full(p + 2 * row, dtype);                                        \
-                    v3 = V##_load_full(p + 3 * row, dtype);                                        \
-                } else {                                                                           \
-                    if (r < count) v0 = V##_load_as(p, left, dtype);                               \
-                    if (r + 1 < count) v1 = V##_load_as(p + row, left, dtype);                     \
-                    if (r + 2 < count) v2 = V##_load_as(p + 2 * row, left, dtype);                 \
-                    if (r + 3 < count) v3 = V##_load_as(p + 3 * row, left, dtype);                 \
-                }                                                                                  \
-                if (round != 0) {                                                                  \
-                    v0 = V##_round(v0, round), v1 = V##_round(v1, round);                          \
-                    v2 = V##_round(v2, round), v3 = V##_round(v3, round);                          \
-                }                                                                                  \
-                V##_transpose4(&v0, &v1, &v2, &v3);                                                \
-                if (left >= W) {                                                                   \
-                    V##_store_quads(to + r, 4 * width, v0);                                        \
-                    V##_store_quads(to + width + r, 4 * width, v1);                                \
-                    V##_store_quads(to + 2 * width + r, 4 * width, v2);                            \
-                    V##_store_quads(to + 3 * width + r, 4 * width, v3);                            \
-                } else {                                                                           \
-                    float rest[4 * W];                                                             \
-                    V##_store_quads(rest, 16, v0), V##_store_quads(rest + 4, 16, v1);              \
-                    V##_store_quads(rest + 8, 16, v2), V##_store_quads(rest + 12, 16, v3);         \
-                    for (int64_t i = 0; i < left; i++) {                                           \
-                        memcpy(to + i * width + r, rest + 4 * i, 4 * sizeof(float));               \
-                    }                                                                              \
-                }                                                                                  \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
-                                                                                                   \
     FN void N##_gemm_load(float *to, const char *from, int64_t step, int64_t n, int dtype,         \
                           int round) {                                                             \
         const int bytes = dtype == MPT_F32 ? 4 : 2;                                                \
@@ -8602,6 +8769,48 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                 v = V##_load_as(lanes, W, dtype);                                                  \
             }                                                                                      \
             V##_store_as(to + i, V##_round(v, round), n - i, MPT_F32);                             \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    /* 4 k (or the `left` ones) of W outer elements, transposed. */                                \
+    OP void N##_pack_quads(float *to, int width, const char *p, int64_t row, int64_t lines,        \
+                           int dtype, int round, int64_t left) {                                   \
+        V##_f v0 = V##_round(V##_gemm_quads(p, row, lines, dtype), round);                         \
+        V##_f v1 = V##_round(V##_gemm_quads(p + row, row, lines - 1, dtype), round);               \
+        V##_f v2 = V##_round(V##_gemm_quads(p + 2 * row, row, lines - 2, dtype), round);           \
+        V##_f v3 = V##_round(V##_gemm_quads(p + 3 * row, row, lines - 3, dtype), round);           \
+        V##_transpose4(&v0, &v1, &v2, &v3);                                                        \
+        V##_store(to, v0);                                                                         \
+        if (left > 1) V##_store(to + width, v1);                                                   \
+        if (left > 2) V##_store(to + 2 * width, v2);                                               \
+        if (left > 3) V##_store(to + 3 * width, v3);                                               \
+    }                                                                                              \
+    /* A panel whose k are contiguous; the last k, where they are no 4, go by way of the stack. */ \
+    FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
+                           int64_t count, int64_t k, int64_t depth) {                              \
+        const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
+        const int64_t row = side->outer * bytes;                                                   \
+        const char *from = mpt__gemm_at(side, outer, k);                                           \
+        for (; depth > 0; depth -= W, from += W * bytes, to += W * width) {                        \
+            for (int64_t r = 0; r < width; r += W) {                                               \
+                const char *p = from + r * row;                                                    \
+                const int64_t lines = count - r;                                                   \
+                float *at = to + r, staged[4 * W];                                                 \
+                int64_t left = mpt__smaller_of(depth, W);                                          \
+                for (; left >= 4; left -= 4, p += 4 * bytes, at += 4 * width) {                    \
+                    if (dtype == MPT_F32 && round == 0) {                                          \
+                        N##_pack_quads(at, width, p, row, lines, MPT_F32, 0, 4);                   \
+                    } else {                                                                       \
+                        N##_pack_quads(at, width, p, row, lines, dtype, round, 4);                 \
+                    }                                                                              \
+                }                                                                                  \
+                if (left == 0) continue;                                                           \
+                memset(staged, 0, sizeof staged);                                                  \
+                for (int64_t i = 0; i < W && i < lines; i++) {                                     \
+                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                 \
+                }                                                                                  \
+                N##_pack_quads(at, width, (const char *)staged, 16, W, MPT_F32, round, left);      \
+            }                                                                                      \
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
@@ -8690,23 +8899,40 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, 2)                           \
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, DR)                          \
     static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,     \
-                              float *c, int64_t ldc, int rows, int columns, bool add) {            \
+                              float *c, int64_t ldc, int rows, int columns, int how) {             \
         mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                   \
                                : rows > R1 ? MPT__GEMM_OF_WIDTH(N##_tile, W, R2)                   \
                                            : MPT__GEMM_OF_WIDTH(N##_tile, W, R1);                  \
-        tile(depth, a, b, c, ldc, rows, columns, add);                                             \
+        tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static void N##_gemm_direct(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,   \
-                                float *c, int64_t ldc, int rows, int columns, bool add) {          \
+                                float *c, int64_t ldc, int rows, int columns, int how) {           \
         mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR)                    \
                                         : MPT__GEMM_OF_WIDTH(N##_direct, W, 2);                    \
-        tile(depth, a, b, c, ldc, rows, columns, add);                                             \
+        tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static const mpt__gemm_level N##_gemm_level =                                                  \
         MPT__GEMM_LEVEL_OF(N, W, MR, DR, RATE, N##_gemm_finish);
 
+/* V_gemm_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
+   apart; zeros past them. V_store_sums: sums of 8 vectors over their lanes. */
 #ifdef MPT__HAS_AVX2
-/* Sums of 8 vectors over their lanes. */
+MPT__AVX2_OP __m128 mpt__v8_quad(const char *p) {
+    return _mm_loadu_ps((const float *)(const void *)p);
+}
+MPT__AVX2_OP __m128i mpt__v8_load_halves(const char *p, int64_t row, int64_t lines) {
+    __m128i v = _mm_setzero_si128();
+    if (lines > 0) v = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    if (lines <= 4) return v;
+    return _mm_unpacklo_epi64(v, _mm_loadl_epi64((const __m128i *)(const void *)(p + 4 * row)));
+}
+MPT__AVX2_OP mpt__v8_f mpt__v8_gemm_quads(const char *p, int64_t row, int64_t lines, int dtype) {
+    if (dtype != MPT_F32) return mpt__v8_from_half(mpt__v8_load_halves(p, row, lines), dtype);
+    __m256 v = _mm256_setzero_ps();
+    if (lines > 0) v = _mm256_insertf128_ps(v, mpt__v8_quad(p), 0);
+    if (lines <= 4) return v;
+    return _mm256_insertf128_ps(v, mpt__v8_quad(p + 4 * row), 1);
+}
 MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt__v8_f s2,
                                      mpt__v8_f s3, mpt__v8_f s4, mpt__v8_f s5, mpt__v8_f s6,
                                      mpt__v8_f s7) {
@@ -8716,6 +8942,21 @@ MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 
 #endif
 
 #ifdef MPT__HAS_AVX512
+MPT__AVX512_OP mpt__v16_f mpt__v16_gemm_quads(const char *p, int64_t row, int64_t lines,
+                                              int dtype) {
+    if (dtype != MPT_F32) {
+        __m128i low = mpt__v8_load_halves(p, row, lines);
+        __m128i high = mpt__v8_load_halves(p + 8 * row, row, lines - 8);
+        return mpt__v16_from_half(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1),
+                                  dtype);
+    }
+    __m512 v = _mm512_setzero_ps(); /* inserts from memory leave the port of shuffles alone */
+    if (lines > 0) v = _mm512_insertf32x4(v, mpt__v8_quad(p), 0);
+    if (lines > 4) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 4 * row), 1);
+    if (lines > 8) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 8 * row), 2);
+    if (lines > 12) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 12 * row), 3);
+    return v;
+}
 MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1, mpt__v16_f s2,
                                         mpt__v16_f s3, mpt__v16_f s4, mpt__v16_f s5, mpt__v16_f s6,
                                         mpt__v16_f s7) {
@@ -8726,6 +8967,10 @@ MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAM
 #endif
 
 #ifdef MPT__HAS_NEON
+MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t lines, int dtype) {
+    (void)row;
+    return lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
+}
 MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 16)
 #endif
 
@@ -8765,7 +9010,8 @@ MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 
  *
  * 32 rows of A or columns of B in tiles of 1 KB, zero-padded: per 32 k, per part (hi, lo), those of
  * outer 0..15 and 16..31; the second ones are left out of use where there are at most 16. A tile of
- * A has 16 rows of 32 k; one of B has 16 rows of 2 k for 16 columns. */
+ * A has 16 rows of 32 k; one of B has 16 rows of 2 k for 16 columns. Of two parts each k below 16
+ * is followed by the one 16 behind it, which makes pairs of words by shifts. */
 
 #define MPT__AMX_TILE 1024
 #define MPT__AMX_WIDTH 32
@@ -8793,9 +9039,9 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
             for (int part = 0; part < parts; part++) {
                 uint16_t bits = mpt__f32_to_bf16(value);
                 if (parts == 2) bits = (uint16_t)(mpt__f32_bits(value) >> 16);
-                int64_t tile = (i / MPT__AMX_K * parts + part) * 2 + o / 16;
-                int64_t row = b ? i % MPT__AMX_K / 2 : o % 16;
-                int64_t column = b ? o % 16 * 2 + i % 2 : i % MPT__AMX_K;
+                int64_t tile = (i / MPT__AMX_K * parts + part) * 2 + o / 16, at = i % MPT__AMX_K;
+                if (parts == 2) at = at % 16 * 2 + at / 16;
+                int64_t row = b ? at / 2 : o % 16, column = b ? o % 16 * 2 + at % 2 : at;
                 ((uint16_t *)panel)[tile * 512 + row * 32 + column] = bits;
                 value -= mpt__bf16_to_f32(bits);
             }
@@ -8830,125 +9076,152 @@ MPT__AMX_OP __m512i mpt__amx_pairs(void) {
     return _mm512_or_si512(i, _mm512_slli_epi32(second, 16));
 }
 
+MPT__AMX_OP __m256i mpt__amx_words(const char *p, __mmask16 lanes) {
+    if (lanes == 0xffff) return _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return _mm256_maskz_loadu_epi16(lanes, p);
+}
 MPT__AMX_OP mpt__v16_f mpt__amx_load(const char *p, __mmask16 lanes, int dtype) {
-    if (dtype == MPT_F32) return _mm512_maskz_loadu_ps(lanes, p);
-    return mpt__v16_from_half(_mm256_maskz_loadu_epi16(lanes, p), dtype);
+    if (dtype != MPT_F32) return mpt__v16_from_half(mpt__amx_words(p, lanes), dtype);
+    return lanes == 0xffff ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(lanes, p);
 }
 
-/* A row of a tile from 16 elements at p and 16 at q, or their lanes; row[1]: of the second part.
-   Infinity and NaN of fp16 are noted in *bad. */
-MPT__AMX_OP void mpt__amx_row(__m512i *row, const char *p, __mmask16 p_lanes, const char *q,
-                              __mmask16 q_lanes, int dtype, int round, int parts, __mmask16 *bad) {
-    if (parts == 1 && dtype == MPT_BF16) {
-        __m512i x = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(p_lanes, p));
-        row[0] = _mm512_inserti64x4(x, _mm256_maskz_loadu_epi16(q_lanes, q), 1);
-        return;
-    }
-    mpt__v16_f x = mpt__amx_load(p, p_lanes, dtype), y = mpt__amx_load(q, q_lanes, dtype);
+/* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
+   q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
+   becomes NaN where a value has no parts. */
+MPT__AMX_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
+                              const char *q, __mmask16 q_lanes, bool paired, int dtype, int round,
+                              int parts, __m512 *bad) {
     if (parts == 1) {
-        row[0] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+        __m512i row;
+        if (dtype == MPT_BF16) {
+            row = _mm512_castsi256_si512(mpt__amx_words(p, p_lanes));
+            row = _mm512_inserti64x4(row, mpt__amx_words(q, q_lanes), 1);
+        } else {
+            mpt__v16_f x = mpt__amx_load(p, p_lanes, dtype);
+            row = (__m512i)_mm512_cvtne2ps_pbh(mpt__amx_load(q, q_lanes, dtype), x);
+        }
+        if (paired) row = _mm512_permutexvar_epi16(mpt__amx_pairs(), row);
+        _mm512_store_si512(to, row);
         return;
     }
-    const __m512 high = _mm512_castsi512_ps(_mm512_set1_epi32((int)0xffff0000));
-    x = mpt__v16_round(x, round), y = mpt__v16_round(y, round);
-    *bad |= (__mmask16)(_mm512_fpclass_ps_mask(x, 0x99) | _mm512_fpclass_ps_mask(y, 0x99));
-    mpt__v16_f x_high = _mm512_and_ps(x, high), y_high = _mm512_and_ps(y, high);
-    row[0] = (__m512i)_mm512_cvtne2ps_pbh(y_high, x_high);
-    row[1] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(y, y_high), _mm512_sub_ps(x, x_high));
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000);
+    const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__amx_load(p, p_lanes, dtype), round));
+    const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__amx_load(q, q_lanes, dtype), round));
+    const mpt__v16_f x_low = mpt__v16_sub(mpt__v16_float(x), mpt__v16_float(x & high));
+    const mpt__v16_f y_low = mpt__v16_sub(mpt__v16_float(y), mpt__v16_float(y & high));
+    const __m512i x_words = _mm512_srli_epi32(mpt__v16_bits(x_low), 16);
+    *bad = mpt__v16_add(*bad, mpt__v16_add(x_low, y_low));
+    _mm512_store_si512(to, _mm512_srli_epi32(x, 16) | (y & high));
+    _mm512_store_si512(to + gap, x_words | mpt__v16_bits(y_low));
 }
 
-/* 16 bytes of four rows, `step` bytes apart. */
-MPT__AMX_OP mpt__v16_f mpt__amx_quarters(const char *from, int64_t step) {
-    __m512i low = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)from));
-    from += step;
-    low = _mm512_inserti32x4(low, _mm_loadu_si128((const __m128i *)(const void *)from), 1);
-    from += step;
-    low = _mm512_inserti32x4(low, _mm_loadu_si128((const __m128i *)(const void *)from), 2);
-    from += step;
-    low = _mm512_inserti32x4(low, _mm_loadu_si128((const __m128i *)(const void *)from), 3);
-    return _mm512_castsi512_ps(low);
-}
-
-/* to = a tile as a 16 x 16 matrix of dwords, transposed. */
-MPT__AMX_OP void mpt__amx_transpose(char *to, const char *from) {
-    for (int j = 0; j < 4; j++, to += 256, from += 16) {
-        mpt__v16_f r0 = mpt__amx_quarters(from, 256), r1 = mpt__amx_quarters(from + 64, 256);
-        mpt__v16_f r2 = mpt__amx_quarters(from + 128, 256);
-        mpt__v16_f r3 = mpt__amx_quarters(from + 192, 256);
+/* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
+MPT__AMX_OP void mpt__amx_transpose(char *to, const char *from, int64_t row) {
+    float *out = (float *)(void *)to;
+    for (int j = 0; j < 4; j++, out += 64, from += 16) {
+        mpt__v16_f r0 = mpt__v16_gemm_quads(from, row, 16, MPT_F32);
+        mpt__v16_f r1 = mpt__v16_gemm_quads(from + row, row, 16, MPT_F32);
+        mpt__v16_f r2 = mpt__v16_gemm_quads(from + 2 * row, row, 16, MPT_F32);
+        mpt__v16_f r3 = mpt__v16_gemm_quads(from + 3 * row, row, 16, MPT_F32);
         mpt__v16_transpose4(&r0, &r1, &r2, &r3);
-        _mm512_storeu_ps(to, r0);
-        _mm512_storeu_ps(to + 64, r1);
-        _mm512_storeu_ps(to + 128, r2);
-        _mm512_storeu_ps(to + 192, r3);
+        mpt__v16_store(out, r0), mpt__v16_store(out + 16, r1);
+        mpt__v16_store(out + 32, r2), mpt__v16_store(out + 48, r3);
     }
 }
 
-/* The tiles of both parts from `count` outer elements at `from` by n k; `gap` bytes from the tile
-   of a part to that of the next. */
-MPT__AMX_OP bool mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from, int64_t outer,
+/* The tiles of all parts, `gap` bytes apart, from `count` outer elements at `from` by n k. */
+MPT__AMX_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from, int64_t outer,
                                     int64_t inner, int64_t count, int64_t n, int dtype, int round,
-                                    int parts) {
+                                    int parts, __m512 *bad) {
     MPT__ALIGN(64) char staged[2 * MPT__AMX_TILE];
     const int bytes = dtype == MPT_F32 ? 4 : 2;
     const bool along_k = inner == 1 && outer != 1, transposed = along_k == b;
+    const bool whole = count >= 16 && n >= MPT__AMX_K;
+    const int64_t apart = along_k || parts == 2 ? 16 : 1; /* k from p to q */
+    const int64_t step = (along_k ? outer : apart == 1 ? 2 * inner : inner) * bytes;
+    const int64_t second = apart * inner * bytes, part = transposed ? MPT__AMX_TILE : gap;
     char *rows = transposed ? staged : to;
-    const int64_t part = transposed ? MPT__AMX_TILE : gap;
-    const int64_t step = (along_k ? outer : 2 * inner) * bytes, rest = along_k ? count : n / 2;
-    const int64_t second = along_k ? 16 * bytes : inner * bytes;
+    if (whole && parts == 1 && dtype == MPT_BF16 && along_k && b) {
+        mpt__amx_transpose(to, from, step);
+        return;
+    }
     const __mmask16 p_lanes = mpt__v16_first(along_k ? n : count);
     const __mmask16 q_lanes = along_k ? mpt__v16_first(n - 16) : p_lanes;
-    const __m512i order = mpt__amx_pairs();
-    __mmask16 bad = 0;
-    for (int64_t i = 0; i < 16; i++, rows += 64, from += step) {
-        __m512i row[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-        if (i < rest) {
-            mpt__amx_row(row, from, p_lanes, from + second, q_lanes, dtype, round, parts, &bad);
-        } else if (!along_k && 2 * i < n) { /* the last k of an odd number */
-            mpt__amx_row(row, from, p_lanes, from, 0, dtype, round, parts, &bad);
-        }
-        if (!along_k) row[0] = _mm512_permutexvar_epi16(order, row[0]);
-        if (!along_k && parts == 2) row[1] = _mm512_permutexvar_epi16(order, row[1]);
-        _mm512_store_si512(rows, row[0]);
-        if (parts == 2) _mm512_store_si512(rows + part, row[1]);
+    const int64_t lines = along_k ? count : apart == 1 ? (n + 1) / 2 : n;
+    int64_t i = 0;
+    for (; i < 16 && whole; i++, rows += 64, from += step) {
+        mpt__amx_row(rows, part, from, 0xffff, from + second, 0xffff, !along_k, dtype, round, parts,
+                     bad);
     }
-    if (transposed) mpt__amx_transpose(to, staged);
-    if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE);
-    return bad == 0;
+    for (; i < 16 && i < lines; i++, rows += 64, from += step) {
+        const bool both = along_k || (apart == 1 ? 2 * i : i) + apart < n;
+        mpt__amx_row(rows, part, from, p_lanes, from + second, both ? q_lanes : 0, !along_k, dtype,
+                     round, parts, bad);
+    }
+    for (; i < 16; i++, rows += 64) {
+        _mm512_store_si512(rows, _mm512_setzero_si512());
+        if (parts == 2) _mm512_store_si512(rows + part, _mm512_setzero_si512());
+    }
+    if (transposed) mpt__amx_transpose(to, staged, 64);
+    if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE, 64);
 }
 
 MPT__AMX_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                                  int64_t count, int64_t k, int64_t depth, int dtype, int parts) {
-    const bool dense = side->inner == 1 || side->outer == 1;
-    const int64_t o_step = dense ? side->outer : MPT__AMX_K, k_step = dense ? side->inner : 1;
+                                  int64_t count, int64_t k, int64_t depth, int dtype, int round,
+                                  int parts) {
+    const int64_t gap = 2 * MPT__AMX_TILE, bytes = dtype == MPT_F32 ? 4 : 2;
+    const int64_t o_step = side->outer, k_step = side->inner;
+    const char *from = side->data + (outer * o_step + k * k_step) * bytes;
+    __m512 bad = _mm512_setzero_ps();
+    for (; depth > 0;
+         depth -= MPT__AMX_K, panel += gap * parts, from += MPT__AMX_K * k_step * bytes) {
+        mpt__amx_pack_tile(panel, gap, b, from, o_step, k_step, count, depth, dtype, round, parts,
+                           &bad);
+        if (count <= 16) continue;
+        mpt__amx_pack_tile(panel + MPT__AMX_TILE, gap, b, from + 16 * o_step * bytes, o_step,
+                           k_step, count - 16, depth, dtype, round, parts, &bad);
+    }
+    return _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
+}
+
+/* A panel of a side that is contiguous in one direction; spelled out for what trainings have. */
+MPT__AMX bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                                  int64_t count, int64_t k, int64_t depth, int parts) {
+    const int dtype = side->dtype, round = side->round;
+#define MPT__AMX_PACK(DTYPE, ROUND, PARTS)                                                    \
+    if (dtype == DTYPE && round == ROUND && parts == PARTS) {                                 \
+        return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, DTYPE, ROUND, PARTS); \
+    }
+    MPT__AMX_PACK(MPT_BF16, 0, 1)
+    MPT__AMX_PACK(MPT_F32, MPT_BF16, 1)
+    MPT__AMX_PACK(MPT_F16, 0, 2)
+    MPT__AMX_PACK(MPT_F32, MPT_F16, 2)
+    return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, dtype, round, parts);
+}
+
+static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                             int64_t count, int64_t k, int64_t depth, int parts) {
+    float gathered[16 * MPT__AMX_K];
+    const mpt__gemm_side square = {(const char *)gathered, MPT_F32, side->round, MPT__AMX_K, 1};
+    char *to = (char *)panel;
     bool good = true;
-    for (int64_t at = 0; at < depth; at += MPT__AMX_K, panel += 2 * parts * MPT__AMX_TILE) {
-        for (int64_t half = 0; half * 16 < count; half++) {
-            float gathered[16 * MPT__AMX_K];
-            int64_t n = depth - at, outers = count - half * 16;
-            const char *from = mpt__gemm_at(side, outer + half * 16, k + at);
-            for (int64_t i = 0; !dense && i < 16 && i < outers; i++) {
+    if (side->inner == 1 || side->outer == 1) {
+        return mpt__amx_pack_dense(to, b, side, outer, count, k, depth, parts);
+    }
+    for (int64_t at = 0; at < depth; at += MPT__AMX_K, to += 2 * parts * MPT__AMX_TILE) {
+        const int64_t n = mpt__smaller_of(depth - at, MPT__AMX_K);
+        for (int64_t o = 0; o < count; o += 16) {
+            const int64_t lines = mpt__smaller_of(count - o, 16);
+            for (int64_t i = 0; i < lines; i++) {
                 MPT__AMX_BASE(load)
-                (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + half * 16 + i, k + at),
-                 side->inner, mpt__smaller_of(n, MPT__AMX_K), side->dtype, 0);
+                (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + o + i, k + at), side->inner,
+                 n, side->dtype, 0);
             }
-            good &= mpt__amx_pack_tile(panel + half * MPT__AMX_TILE, 2 * MPT__AMX_TILE, b,
-                                       dense ? from : (const char *)gathered, o_step, k_step,
-                                       outers, n, dense ? dtype : MPT_F32, side->round, parts);
+            good &=
+                mpt__amx_pack_dense(to + o / 16 * MPT__AMX_TILE, b, &square, 0, lines, 0, n, parts);
         }
     }
     return good;
-}
-
-MPT__AMX bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                               int64_t count, int64_t k, int64_t depth, int parts) {
-    char *to = (char *)panel;
-    if (parts == 2) {
-        return mpt__amx_pack_as(to, b, side, outer, count, k, depth, side->dtype, 2);
-    }
-    if (side->dtype == MPT_BF16) {
-        return mpt__amx_pack_as(to, b, side, outer, count, k, depth, MPT_BF16, 1);
-    }
-    return mpt__amx_pack_as(to, b, side, outer, count, k, depth, side->dtype, 1);
 }
 
 #endif
@@ -9060,31 +9333,31 @@ static void mpt__amx_sums(int64_t depth, const char *a, const char *b, bool down
                           int parts) {
     const int64_t step = 2 * MPT__AMX_TILE * parts;
     for (; depth > 0; depth -= MPT__AMX_K, a += step, b += step) {
-        if (parts == 2) { /* from the smallest products on */
+        if (parts == 2) { /* in an order with the fewest loads */
             MPT__AMX_LOAD_A(1)
             MPT__AMX_LOAD_B(1)
             MPT__AMX_PRODUCT
-            MPT__AMX_LOAD_B(0)
-            MPT__AMX_PRODUCT
-            MPT__AMX_LOAD_A(0)
-            MPT__AMX_LOAD_B(1)
-            MPT__AMX_PRODUCT
-        } else {
-            MPT__AMX_LOAD_A(0)
         }
         MPT__AMX_LOAD_B(0)
+        if (parts == 2) { MPT__AMX_PRODUCT }
+        MPT__AMX_LOAD_A(0)
         MPT__AMX_PRODUCT
+        if (parts == 2) {
+            MPT__AMX_LOAD_B(1)
+            MPT__AMX_PRODUCT
+        }
     }
 }
 
-/* A whole tile is summed in C itself; others beside it, as tiles reach past their edges. */
+/* Where C has no room for it, a tile is summed beside C. */
 static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                             float *c, int64_t ldc, int rows, int columns, bool add, int parts) {
+                             float *c, int64_t ldc, int rows, int columns, int how, int parts) {
     MPT__ALIGN(64) float beside[MPT__AMX_WIDTH * MPT__AMX_WIDTH];
-    const bool down = rows > 16, across = columns > 16, whole = rows == 32 && columns == 32;
-    float *to = whole ? c : beside;
-    const int64_t ld = whole ? ldc : MPT__AMX_WIDTH, step = ld * (int64_t)sizeof(float);
-    if (whole && add) {
+    const bool down = rows > 16, across = columns > 16, add = (how & MPT__GEMM_ADD) != 0;
+    const bool room = (how & MPT__GEMM_ROOM) || (rows == 32 && columns == 32);
+    float *to = room ? c : beside;
+    const int64_t ld = room ? ldc : MPT__AMX_WIDTH, step = ld * (int64_t)sizeof(float);
+    if (room && add) {
         MPT__TILE_LOAD(0, to, step);
         MPT__TILE_LOAD(1, to + 16, step);
         MPT__TILE_LOAD(2, to + 16 * ld, step);
@@ -9100,7 +9373,7 @@ static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__
     if (across) MPT__TILE_SAVE(1, to + 16, step);
     if (down) MPT__TILE_SAVE(2, to + 16 * ld, step);
     if (across && down) MPT__TILE_SAVE(3, to + 16 * ld + 16, step);
-    if (whole) return;
+    if (room) return;
     const mpt__gemm_side none = {NULL, MPT_F32, 0, 0, 0};
     mpt__gemm plain;
     plain.bias = none;
@@ -9124,8 +9397,8 @@ enum { MPT__AMX_RATE = 400 };
 
 #define MPT__AMX_VARIANT(N, PARTS, DEPTH, RATE)                                           \
     static void N##_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                         float *c, int64_t ldc, int rows, int columns, bool add) {        \
-        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, add, PARTS);                 \
+                         float *c, int64_t ldc, int rows, int columns, int how) {         \
+        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PARTS);                 \
     }                                                                                     \
     static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,  \
                          int64_t count, int64_t k, int64_t depth) {                       \
@@ -9151,24 +9424,18 @@ enum { MPT__AMX_RATE = 400 };
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
-MPT__AMX_VARIANT(mpt__amx_split, 2, 512, MPT__AMX_RATE / 3)
+MPT__AMX_VARIANT(mpt__amx_split, 2, 832, MPT__AMX_RATE / 3)
 
 #ifndef MPTRAIN_EMULATE_AMX
-/* Whether tiles are faster than FMA kernels, direct ones included, by more than packing costs.
-   Measured for sizes 1 to 64 and K 10 to 256 in all layouts: at these borders the two are equal
-   within 10 %, at twice the size tiles win by 1.3 to 2. */
+/* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024
+   in all layouts, right within 30 %. */
 static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
-    static const struct {
-        int64_t side, area, depth;  /* where both operands are contiguous along K */
-        int64_t rows, slice, whole; /* of M, of M times K, of all three, where not */
-    } least[2] = {{8, 200, 1, 10, 2048, 32 * 32 * 32}, {16, 512, 32, 32, 8192, 32 * 32 * 64}};
-    const int64_t m = g->m, n = g->n, k = g->k;
-    if (g->a.inner == 1 && g->b.inner == 1) {
-        return mpt__smaller_of(m, n) >= least[split].side && m * n >= least[split].area &&
-               k >= least[split].depth;
-    }
-    return (m >= least[split].rows && m * k >= least[split].slice) ||
-           (mpt__smaller_of(m, mpt__smaller_of(n, k)) >= 32 && m * n * k >= least[split].whole);
+    const int64_t down = (g->m + 15) / 16, across = (g->n + 15) / 16, deep = (g->k + 31) / 32;
+    const int64_t pack = split ? 75 : 45, multiply = split ? 45 : 10, finish = 45;
+    const bool dots = g->a.inner == 1 && g->b.inner == 1;
+    if (down >= 4 && across >= 4 && deep >= 2) return true;
+    return 700 + (down + across) * deep * pack + down * across * (deep * multiply + finish) <
+           200 + g->m * g->k / 8 * (dots ? g->n : across * 12) / 3;
 }
 #endif
 
@@ -9246,7 +9513,8 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 #define MPT__GEMM_BLOCK_M 2016 /* rows of C under way at a time: multiples of 14 and 6 */
 #define MPT__GEMM_BLOCK_N 2048
 #define MPT__GEMM_PACKED (4 << 20) /* bytes of both packed operands, about: they stay in cache */
-#define MPT__GEMM_CHUNK_COST 32768 /* ns of one core, about */
+#define MPT__GEMM_FAR (1 << 17)   /* elements of C from which on it lies too far to be waited for */
+#define MPT__GEMM_CHUNK_COST 8192 /* ns of one core, about */
 
 /* Where the sums of products live until all of K has been seen. */
 typedef enum mpt__gemm_home {
@@ -9257,11 +9525,15 @@ typedef enum mpt__gemm_home {
 } mpt__gemm_home;
 
 typedef struct mpt__gemm_layout {
-    int64_t m, n;          /* of a block of C */
-    int64_t depth;         /* of a K block */
-    int64_t pass;          /* K packed at a time: some K blocks */
-    int64_t a, b, partial; /* bytes of workspace */
+    int64_t m, n;             /* of a block of C */
+    int64_t depth;            /* of a K block */
+    int64_t pass;             /* K packed at a time: some K blocks */
+    int64_t a_panel, b_panel; /* bytes of a panel of A or B over a K block */
+    int64_t a, b, partial;    /* bytes of workspace */
     mpt__gemm_home home;
+    /* One chunk has all columns or all rows of C: threads pack the panels of A, or of B, when they
+       need them. */
+    bool own_a, own_b;
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
@@ -9270,8 +9542,8 @@ typedef struct mpt__gemm_watch {
     bool dry;        /* only see whether it does */
 } mpt__gemm_watch;
 
-static int64_t mpt__gemm_panel_bytes(const mpt__gemm_level *level, int64_t depth, bool b) {
-    int64_t elements = mpt__round_up(depth, level->unit) * (b ? level->columns : level->rows);
+static int64_t mpt__gemm_panel_bytes(const mpt__gemm_level *level, int64_t depth, int64_t width) {
+    int64_t elements = mpt__round_up(depth, level->unit) * width;
     return mpt__round_up(elements * level->element, 64) + MPT__GEMM_SLACK;
 }
 
@@ -9281,7 +9553,7 @@ static bool mpt__gemm_is_plain(const mpt__gemm *g) {
     return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE;
 }
 
-static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g) {
+static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     const mpt__gemm_level *level = g->level;
     mpt__gemm_layout lay;
     int64_t blocks = mpt__gemm_panels(g->k, level->depth);
@@ -9292,10 +9564,15 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g) {
     int64_t at_once = MPT__GEMM_PACKED / level->element / outer / lay.depth;
     lay.pass = mpt__smaller_of((at_once > 1 ? at_once : 1) * lay.depth, g->k);
     int64_t k_blocks = mpt__gemm_panels(lay.pass, lay.depth);
-    lay.a = mpt__gemm_panels(lay.m, level->rows) * k_blocks;
-    lay.a *= mpt__gemm_panel_bytes(level, lay.depth, false);
-    lay.b = mpt__gemm_panels(lay.n, level->columns) * k_blocks;
-    lay.b *= mpt__gemm_panel_bytes(level, lay.depth, true);
+    int64_t a_panels = mpt__gemm_panels(lay.m, level->rows) * k_blocks;
+    int64_t b_panels = mpt__gemm_panels(lay.n, level->columns) * k_blocks;
+    const bool few_rows = g->m <= level->chunk_rows, few_columns = g->n <= level->chunk_rows;
+    lay.own_a = few_columns && (g->m > g->n || !few_rows);
+    lay.own_b = few_rows && !lay.own_a;
+    lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
+    lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
+    lay.a = lay.a_panel * (lay.own_a ? threads : a_panels);
+    lay.b = lay.b_panel * (lay.own_b ? threads : b_panels);
     bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1;
     if (as_floats && mpt__gemm_is_plain(g)) {
         lay.home = MPT__GEMM_IN_C;
@@ -9314,7 +9591,7 @@ typedef struct mpt__gemm_pass {
     mpt__gemm_watch *watch;
     mpt__gemm_layout lay;
     int64_t i, j, k, m, n, depth; /* the block, and the K of this pass */
-    int64_t a_panels, b_panels, k_blocks;
+    int64_t a_panels, b_panels, a_shared, b_shared, k_blocks;
     int64_t chunk_m, chunk_n;
     char *a, *b;
     float *partial;
@@ -9322,28 +9599,41 @@ typedef struct mpt__gemm_pass {
 
 /* Where a panel of A or B in a K block begins: all panels of one K block, then of the next. */
 static char *mpt__gemm_panel(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel) {
-    const mpt__gemm_level *level = p->g->level;
-    int64_t depth = mpt__smaller_of(p->lay.depth, p->depth - block * p->lay.depth);
-    int64_t before = block * (b ? p->b_panels : p->a_panels);
-    return (b ? p->b : p->a) + before * mpt__gemm_panel_bytes(level, p->lay.depth, b) +
-           panel * mpt__gemm_panel_bytes(level, depth, b);
+    return b ? p->b + (block * p->b_panels + panel) * p->lay.b_panel
+             : p->a + (block * p->a_panels + panel) * p->lay.a_panel;
 }
 
-/* A chunk packs one panel of A or B over one K block. */
-static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
+/* Packs a panel of A or B over one K block. */
+static void mpt__gemm_pack(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel,
+                           char *to) {
     const mpt__gemm_level *level = p->g->level;
-    int64_t panels = p->a_panels + p->b_panels, block = chunk / panels, panel = chunk % panels;
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
-    bool b = panel >= p->a_panels;
-    int width = b ? level->columns : level->rows;
-    if (b) panel -= p->a_panels;
-    int64_t begin = panel * width, count = mpt__smaller_of(width, (b ? p->n : p->m) - begin);
-    (void)thread;
-    if (!level->pack(mpt__gemm_panel(p, b, block, panel), b, b ? &p->g->b : &p->g->a,
-                     (b ? p->j : p->i) + begin, count, p->k + k, depth)) {
+    int64_t width = b ? level->columns : level->rows, begin = panel * width;
+    int64_t count = mpt__smaller_of(width, (b ? p->n : p->m) - begin);
+    if (!level->pack(to, b, b ? &p->g->b : &p->g->a, (b ? p->j : p->i) + begin, count, p->k + k,
+                     depth)) {
         mpt__atomic_store32(&p->watch->refused, 1);
     }
+}
+
+static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
+    int64_t panels = p->a_shared + p->b_shared, block = chunk / panels, panel = chunk % panels;
+    bool b = panel >= p->a_shared;
+    (void)thread;
+    if (b) panel -= p->a_shared;
+    mpt__gemm_pack(p, b, block, panel, mpt__gemm_panel(p, b, block, panel));
+}
+
+/* Fetches the lines of a tile of sums, as they are to be written. */
+static void mpt__gemm_fetch(const float *sum, int64_t ld, int rows, int columns) {
+#if defined(__GNUC__)
+    for (; rows > 0; rows--, sum += ld) {
+        for (int j = 0; j < columns; j += 16) __builtin_prefetch(sum + j, 1);
+    }
+#else
+    (void)sum, (void)ld, (void)rows, (void)columns;
+#endif
 }
 
 /* Sums that wait to be finished, which happens behind the next tile: the two overlap. */
@@ -9359,30 +9649,35 @@ static void mpt__gemm_finish_sums(const mpt__gemm *g, const mpt__gemm_sums *s) {
 }
 
 static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i, int64_t j,
-                               mpt__gemm_sums *sums) {
+                               const char *a_panel, const char *b_panel, mpt__gemm_sums *sums) {
     const mpt__gemm *g = p->g;
     const mpt__gemm_level *level = g->level;
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     int rows = (int)mpt__smaller_of(level->rows, p->m - i);
     int columns = (int)mpt__smaller_of(level->columns, p->n - j);
-    mpt__gemm_side a = {mpt__gemm_panel(p, false, block, i / level->rows), MPT_F32, 0, 0, 0};
-    mpt__gemm_side b = {mpt__gemm_panel(p, true, block, j / level->columns), MPT_F32, 0, 0, 0};
-    bool add = p->k + k > 0, last = p->k + k + depth == g->k;
+    mpt__gemm_side a = {a_panel, MPT_F32, 0, 0, 0};
+    mpt__gemm_side b = {b_panel, MPT_F32, 0, 0, 0};
+    bool last = p->k + k + depth == g->k;
+    int how = p->k + k > 0 ? MPT__GEMM_ADD : 0;
     float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
     int64_t ld = g->c_row;
     if (p->lay.home == MPT__GEMM_ON_STACK) {
         sum = sums->tile[sums->turn];
         sums->turn = 1 - sums->turn;
+        how |= MPT__GEMM_ROOM;
         ld = level->columns;
     } else if (p->lay.home == MPT__GEMM_IN_PARTIAL) {
         sum = p->partial + i * p->n + j;
         ld = p->n;
     }
     if (p->lay.home == MPT__GEMM_IN_C) {
-        add = add || g->accumulate;
+        if (g->accumulate) how = MPT__GEMM_ADD;
         last = false;
     }
-    level->tile(depth, &a, &b, sum, ld, rows, columns, add);
+    if (g->m * g->n >= MPT__GEMM_FAR && !(how & MPT__GEMM_ROOM)) {
+        mpt__gemm_fetch(sum, ld, rows, columns);
+    }
+    level->tile(depth, &a, &b, sum, ld, rows, columns, how);
     mpt__gemm_finish_sums(g, sums);
     sums->sum = last ? sum : NULL;
     sums->ld = ld;
@@ -9394,18 +9689,33 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i
 static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
     const mpt__gemm_level *level = p->g->level;
-    int64_t across = mpt__gemm_panels(p->n, p->chunk_n);
-    int64_t i0 = chunk / across * p->chunk_m, j0 = chunk % across * p->chunk_n;
-    int64_t i1 = mpt__smaller_of(i0 + p->chunk_m, p->m);
-    int64_t j1 = mpt__smaller_of(j0 + p->chunk_n, p->n);
+    const bool own = p->lay.own_a || p->lay.own_b, by_b = !p->lay.own_a;
+    const int64_t across = mpt__gemm_panels(p->n, p->chunk_n);
+    const int64_t i0 = chunk / across * p->chunk_m, j0 = chunk % across * p->chunk_n;
+    const int64_t i1 = mpt__smaller_of(i0 + p->chunk_m, p->m);
+    const int64_t j1 = mpt__smaller_of(j0 + p->chunk_n, p->n);
+    /* The outer loop runs over panels of B, or of A where threads pack those themselves. */
+    const int64_t begin = by_b ? j0 : i0, end = by_b ? j1 : i1;
+    const int64_t step = by_b ? level->columns : level->rows;
     mpt__gemm_sums sums;
     sums.turn = 0;
     sums.sum = NULL;
     if (thread > 0 && level->bracket != NULL) level->bracket(true);
-    for (int64_t block = 0; block < p->k_blocks; block++) {
-        for (int64_t j = j0; j < j1; j += level->columns) {
-            for (int64_t i = i0; i < i1; i += level->rows) {
-                mpt__gemm_run_tile(p, block, i, j, &sums);
+    for (int64_t at = begin; at < end; at += step) {
+        for (int64_t block = 0; block < p->k_blocks; block++) {
+            char *panel = mpt__gemm_panel(p, by_b, own ? 0 : block, own ? thread : at / step);
+            if (own) mpt__gemm_pack(p, by_b, block, at / step, panel);
+            if (p->watch->dry) continue;
+            if (by_b) {
+                for (int64_t i = i0; i < i1; i += level->rows) {
+                    const char *a = mpt__gemm_panel(p, false, block, i / level->rows);
+                    mpt__gemm_run_tile(p, block, i, at, a, panel, &sums);
+                }
+            } else {
+                for (int64_t j = j0; j < j1; j += level->columns) {
+                    const char *b = mpt__gemm_panel(p, true, block, j / level->columns);
+                    mpt__gemm_run_tile(p, block, at, j, panel, b, &sums);
+                }
             }
         }
     }
@@ -9428,15 +9738,24 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
     const mpt__gemm_level *level = p->g->level;
     p->depth = mpt__smaller_of(p->lay.pass, p->g->k - p->k);
     p->k_blocks = mpt__gemm_panels(p->depth, p->lay.depth);
-    int64_t chunk = level->rate * (int64_t)MPT__GEMM_CHUNK_COST / (p->chunk_m * p->depth);
-    p->chunk_n = mpt__round_up(chunk + 1, level->columns);
-    mpt__gemm_for(pool, (p->a_panels + p->b_panels) * p->k_blocks, (p->m + p->n) * p->depth / 4,
+    p->a_shared = p->lay.own_a ? 0 : p->a_panels;
+    p->b_shared = p->lay.own_b ? 0 : p->b_panels;
+    int64_t chunk = level->rate * (int64_t)MPT__GEMM_CHUNK_COST / p->depth;
+    if (p->lay.own_a) {
+        p->chunk_n = p->n;
+        p->chunk_m = mpt__round_up(chunk / p->n + 1, level->rows);
+    } else {
+        p->chunk_m = mpt__smaller_of(level->chunk_rows, p->m);
+        p->chunk_n = mpt__round_up(chunk / p->chunk_m + 1, level->columns);
+    }
+    int64_t elements = ((p->lay.own_a ? 0 : p->m) + (p->lay.own_b ? 0 : p->n)) * p->depth;
+    mpt__gemm_for(pool, (p->a_shared + p->b_shared) * p->k_blocks, elements / 4,
                   mpt__gemm_pack_chunk, p);
     if (mpt__atomic_load32(&p->watch->refused)) return false;
-    if (p->watch->dry) return true;
+    if (p->watch->dry && !p->lay.own_a && !p->lay.own_b) return true;
     int64_t chunks = mpt__gemm_panels(p->m, p->chunk_m) * mpt__gemm_panels(p->n, p->chunk_n);
     mpt__gemm_for(pool, chunks, p->m * p->n / level->rate * p->depth, mpt__gemm_compute_chunk, p);
-    return true;
+    return !mpt__atomic_load32(&p->watch->refused);
 }
 
 static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspace,
@@ -9444,7 +9763,7 @@ static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspac
     mpt__gemm_pass p;
     p.g = g;
     p.watch = watch;
-    p.lay = mpt__gemm_lay_out(g);
+    p.lay = mpt__gemm_lay_out(g, pool ? mpt__pool_threads(pool) : 1);
     p.a = workspace;
     p.b = workspace + p.lay.a;
     p.partial = (float *)(void *)(workspace + p.lay.a + p.lay.b);
@@ -9452,7 +9771,6 @@ static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspac
     for (p.i = 0; p.i < g->m; p.i += p.lay.m) {
         p.m = mpt__smaller_of(p.lay.m, g->m - p.i);
         p.a_panels = mpt__gemm_panels(p.m, g->level->rows);
-        p.chunk_m = mpt__smaller_of(g->level->chunk_rows, p.m);
         for (p.j = 0; p.j < g->n; p.j += p.lay.n) {
             p.n = mpt__smaller_of(p.lay.n, g->n - p.j);
             p.b_panels = mpt__gemm_panels(p.n, g->level->columns);
@@ -9533,7 +9851,8 @@ static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
             for (int64_t j = 0; j < width; j += level->columns) {
                 b_tile.data = mpt__gemm_at(b, wide + j, k);
                 level->direct(mpt__smaller_of(DEPTH, g->k - k), &a_tile, &b_tile, tile + j, WIDE,
-                              (int)m, (int)mpt__smaller_of(level->columns, width - j), k > 0);
+                              (int)m, (int)mpt__smaller_of(level->columns, width - j),
+                              k > 0 ? MPT__GEMM_ADD : 0);
             }
         }
         mpt__gemm_finish(g, tile, WIDE, i0, j0 + wide, m, width);
@@ -9555,7 +9874,7 @@ static void mpt__gemm_direct_sums(const mpt__gemm_direct *d, const mpt__gemm_sid
             mpt__gemm_side a_tile = *a;
             a_tile.data = mpt__gemm_at(a, i, 0);
             (d->dots ? level->dot : level->direct)(d->g->k, &a_tile, &b_tile, c + i * ldc + j, ldc,
-                                                   rows, columns, false);
+                                                   rows, columns, 0);
         }
     }
 }
@@ -9606,7 +9925,7 @@ static int64_t mpt__gemm_direct_plan(const mpt__gemm *g, bool dots, int threads,
     d->by_rows = g->m >= g->n;
     int64_t other = d->by_rows ? g->n : g->m, k = g->k;
     d->in_place = dots ? other <= 4 : !d->by_rows;
-    int64_t macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST / 4 / (other * k) + 1;
+    int64_t macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST / (other * k) + 1;
     int64_t floats = MPT__GEMM_DIRECT_FLOATS / k + 1;
     d->chunk = mpt__round_up(mpt__smaller_of(macs, floats), d->by_rows ? 8 : g->level->columns);
     d->copy_floats = 0;
@@ -9748,14 +10067,14 @@ static int64_t mpt__gemm_bytes(const mpt__gemm *g, int threads) {
     if (mpt__gemm_goes_direct(g, &dots)) {
         return mpt__gemm_direct_plan(g, dots, threads, &d) * (int64_t)sizeof(float);
     }
-    mpt__gemm_layout lay = mpt__gemm_lay_out(g);
+    mpt__gemm_layout lay = mpt__gemm_lay_out(g, threads);
     return lay.a + lay.b + mpt__round_up(lay.partial, 64);
 }
 
 /* Whether the products of a batch go to threads whole, rather than each one in pieces. */
 static bool mpt__gemm_splits_batch(const mpt__gemm *g) {
     return g->batch_count > 1 &&
-           g->m * g->n * g->k <= g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 4;
+           g->m * g->n * g->k <= g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
 }
 
 typedef struct mpt__gemm_batch {
@@ -9828,46 +10147,44 @@ static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__laun
                                       : mpt__gemm_bytes(&g, threads);
 }
 
-/* ==== The tables ==== */
+#endif
 
-#define MPT__GEMM_KERNEL(N)                                                                   \
-    static void N##_gemm(const mpt__cpu_call *call) { mpt__gemm_run(&N##_gemm_level, call); } \
-    static int64_t N##_gemm_workspace(const mpt__launch *launch, int threads) {               \
-        return mpt__gemm_workspace(&N##_gemm_level, launch, threads);                         \
+/* ==== Levels ==== */
+
+/* What a level adds to those below it: products, and (WORDS) its words. */
+#define MPT__CPU_LEVEL(ISA, WORDS)                                                       \
+    static void mpt__##ISA##_gemm(const mpt__cpu_call *call) {                           \
+        mpt__gemm_run(&mpt__##ISA##_gemm_level, call);                                   \
+    }                                                                                    \
+    static int64_t mpt__##ISA##_gemm_workspace(const mpt__launch *launch, int threads) { \
+        return mpt__gemm_workspace(&mpt__##ISA##_gemm_level, launch, threads);           \
+    }                                                                                    \
+    static void mpt__cpu_add_##ISA(mpt__cpu *cpu) {                                      \
+        WORDS;                                                                           \
+        mpt__cpu_add(cpu, MPT__K_GEMM, mpt__##ISA##_gemm, mpt__##ISA##_gemm_workspace);  \
     }
 
 #ifdef MPT__HAS_AVX2
-MPT__GEMM_KERNEL(mpt__avx2)
-static void mpt__cpu_add_avx2(mpt__cpu *cpu) {
-    cpu->words = &mpt__avx2_words;
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx2_gemm, mpt__avx2_gemm_workspace);
-}
+MPT__CPU_LEVEL(avx2, cpu->words = &mpt__avx2_words)
+#else
+#define mpt__cpu_add_avx2 NULL
 #endif
-
 #ifdef MPT__HAS_AVX512
-MPT__GEMM_KERNEL(mpt__avx512)
-static void mpt__cpu_add_avx512(mpt__cpu *cpu) {
-    cpu->words = &mpt__avx512_words;
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__avx512_gemm, mpt__avx512_gemm_workspace);
-}
+MPT__CPU_LEVEL(avx512, cpu->words = &mpt__avx512_words)
+#else
+#define mpt__cpu_add_avx512 NULL
 #endif
-
-#ifdef MPT__HAS_NEON
-MPT__GEMM_KERNEL(mpt__neon)
-static void mpt__cpu_add_neon(mpt__cpu *cpu) {
-    cpu->words = &mpt__neon_words;
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__neon_gemm, mpt__neon_gemm_workspace);
-}
-#endif
-
 #ifdef MPT__HAS_AMX
-MPT__GEMM_KERNEL(mpt__amx)
-static void mpt__cpu_add_amx(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_GEMM, mpt__amx_gemm, mpt__amx_gemm_workspace);
-}
+MPT__CPU_LEVEL(amx, )
+#else
+#define mpt__cpu_add_amx NULL
+#endif
+#ifdef MPT__HAS_NEON
+MPT__CPU_LEVEL(neon, cpu->words = &mpt__neon_words)
+#else
+#define mpt__cpu_add_neon NULL
 #endif
 
-#endif
 /* ---------------------------------------------------------------------------------------------
  * 39_cpu_table.c: the ISA levels of this build, and the making of a CPU backend.
  * ------------------------------------------------------------------------------------------- */
@@ -9881,30 +10198,14 @@ typedef struct mpt__cpu_level {
     void (*add)(mpt__cpu *cpu); /* NULL: not in this build */
 } mpt__cpu_level;
 
-/* From the slowest to the fastest. A room that is in the build defines MPT__HAS_ and its ISA. */
+/* From the slowest to the fastest. */
 static const mpt__cpu_level mpt__cpu_levels[] = {
     {MPT_ISA_NULL, "null", NULL},
     {MPT_ISA_REF, "ref", mpt__cpu_add_ref},
-#ifdef MPT__HAS_AVX2
     {MPT_ISA_AVX2, "avx2", mpt__cpu_add_avx2},
-#else
-    {MPT_ISA_AVX2, "avx2", NULL},
-#endif
-#ifdef MPT__HAS_AVX512
     {MPT_ISA_AVX512, "avx512", mpt__cpu_add_avx512},
-#else
-    {MPT_ISA_AVX512, "avx512", NULL},
-#endif
-#ifdef MPT__HAS_AMX
     {MPT_ISA_AMX, "amx", mpt__cpu_add_amx},
-#else
-    {MPT_ISA_AMX, "amx", NULL},
-#endif
-#ifdef MPT__HAS_NEON
     {MPT_ISA_NEON, "neon", mpt__cpu_add_neon},
-#else
-    {MPT_ISA_NEON, "neon", NULL},
-#endif
 };
 #define MPT__CPU_LEVEL_COUNT ((int)(sizeof mpt__cpu_levels / sizeof *mpt__cpu_levels))
 
@@ -10050,18 +10351,17 @@ typedef struct mpt__tensor {
     uint32_t generation;
     uint32_t slot;
     uint32_t storage;
-    int32_t handle;           /* 1 while a handle may name it */
-    uint32_t storage_version; /* at the time it was saved for backward */
-    int32_t saves;            /* references that need the storage */
-    uint32_t record;          /* producer in the tape + 1; 0 = none */
-    int32_t nodes;            /* references by records, as graph node */
-    uint32_t parameter;       /* index in context->parameters + 1; 0 = none */
-    uint32_t gradient;        /* leaf: slot of its gradient (a parameter's: a view), 0 = none */
-    uint32_t next_free;
-    uint8_t dtype, rank, flags, output; /* output: index among its record's outputs */
+    int32_t handle;               /* 1 while a handle may name it */
+    uint32_t parameter;           /* index in context->parameters + 1; 0 = none */
+    int32_t saves;                /* references that need the storage */
+    uint8_t dtype, flags, output; /* output: index among its record's outputs */
+    int32_t nodes;                /* references by records, as graph node */
+    struct mpt__record *record;   /* producer in the tape; NULL = none */
+    struct mpt__tensor *gradient; /* of a leaf (a parameter's: a view); NULL = none */
+    struct mpt__tensor *next_free;
     int64_t born, born_before; /* step numbers of this and the last occupant, for messages */
     int64_t offset;            /* elements */
-    int64_t shape[MPT_MAX_RANK];
+    mpt_shape shape;
     int64_t stride[MPT_MAX_RANK];
 } mpt__tensor;
 
@@ -10083,8 +10383,8 @@ typedef struct mpt__block {
 } mpt__block;
 
 typedef struct mpt__parameter {
-    char *path;            /* "0.weight", owned by the tree */
-    uint32_t tensor;       /* slot */
+    char *path; /* "0.weight", owned by the tree */
+    mpt__tensor *tensor;
     uint32_t block;        /* index in context->blocks */
     uint32_t module;       /* slot of the module that holds it */
     uint32_t optimizer;    /* slot of the optimizer that owns it, 0 = none */
@@ -10107,23 +10407,23 @@ typedef struct mpt__attributes {
     uint8_t required; /* inputs that cannot be left out */
 } mpt__attributes;
 
-/* One op call. References: outputs' slots hold the record, the record holds its inputs' slots. */
+/* One op call. References: outputs hold the record, the record holds its inputs. */
 typedef struct mpt__record {
     uint16_t op; /* mpt__op_id */
     uint8_t n_in, n_out, n_saved;
-    uint8_t live, done;    /* done: backward has used it up */
-    uint8_t compute_dtype; /* what the policy decided in forward */
-    uint32_t references;   /* outputs alive */
-    uint32_t next_free;
-    uint32_t mark;                  /* of the last walk that saw it */
-    uint8_t cursor;                 /* next input of that walk */
-    uint32_t path;                  /* index of the module path in context->paths */
-    uint32_t in[MPT__MAX_INPUTS];   /* tensor slots; 0 = absent */
-    uint32_t out[MPT__MAX_OUTPUTS]; /* tensor slots; 0 once it is gone */
-    uint32_t saved[MPT__MAX_SAVED]; /* tensor slots with a save reference */
-    uint32_t saved_version[MPT__MAX_SAVED];
-    uint32_t grad[MPT__MAX_OUTPUTS]; /* tensor slots, during backward */
+    uint8_t live, done;       /* done: backward has used it up */
+    uint8_t compute_dtype;    /* what the policy decided in forward */
+    uint32_t number;          /* index in context->records */
+    uint32_t references;      /* outputs alive */
+    struct mpt__record *next; /* in a list of free or dying ones, or of a walk */
+    uint32_t mark;            /* of the last walk that saw it */
+    uint8_t cursor;           /* next input of that walk */
+    uint32_t path;            /* index of the module path in context->paths */
     int64_t step;
+    mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL = absent */
+    mpt__tensor *saved[MPT__MAX_SAVED]; /* with a save reference */
+    uint32_t saved_version[MPT__MAX_SAVED];
+    mpt__tensor *grad[MPT__MAX_OUTPUTS]; /* during backward */
     mpt__attributes attributes;
 } mpt__record;
 
@@ -10144,6 +10444,7 @@ typedef enum mpt__object_kind {
 
 typedef struct mpt__object {
     void *object; /* NULL: free */
+    size_t bytes; /* what goes back to the allocator with the row */
     uint32_t generation;
     uint32_t next_free;
 } mpt__object;
@@ -10159,11 +10460,13 @@ typedef struct mpt__object_table {
 
 #define MPT__SIZE_CLASSES 288
 #define MPT__TENSOR_CHUNK 256
+#define MPT__RECORD_CHUNK 32
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
 #define MPT__MAX_HOOKS 4
 
 typedef struct mpt__scoped {
-    uint32_t slot, generation;
+    mpt__tensor *tensor;
+    uint32_t generation;
 } mpt__scoped;
 
 /* A wrapper of the launch entry: sees every launch after it ran (`after`). */
@@ -10171,6 +10474,17 @@ typedef struct mpt__hook {
     void (*after)(mpt_context *context, void *user, const mpt__launch *launch);
     void *user;
 } mpt__hook;
+
+typedef struct mpt__printer {
+    void (*write)(void *user, const char *line);
+    void *user;
+} mpt__printer;
+
+typedef struct mpt__tracer {
+    bool found;
+    bool on; /* asked for by the user, else by a scaler for one step */
+    char report[512];
+} mpt__tracer;
 
 typedef struct mpt__metric {
     char name[48];
@@ -10202,20 +10516,18 @@ struct mpt_context {
 
     mpt__tensor **tensors; /* by slot; every MPT__TENSOR_CHUNK of them are one allocation */
     int64_t tensor_count, tensor_capacity;
-    uint32_t free_tensor;
+    mpt__tensor *free_tensor;
 
     mpt__parameter *parameters;
     int64_t parameter_count, parameter_capacity;
     mpt__block *blocks;
     int64_t block_count, block_capacity;
 
-    mpt__record *records; /* index 0 is never used */
+    mpt__record **records; /* as tensors: every MPT__RECORD_CHUNK of them are one allocation */
     int64_t record_count, record_capacity;
-    uint32_t free_record, dying_record;
+    mpt__record *free_record, *dying_record;
     bool releasing_records;
     uint32_t walk_mark;
-    uint32_t *walk; /* scratch of backward */
-    int64_t walk_capacity;
 
     mpt__scoped *scoped; /* tensors made in open scopes, in order */
     int64_t scoped_count, scoped_capacity;
@@ -10246,12 +10558,12 @@ struct mpt_context {
     int launch_op;
     mpt__hook hooks[MPT__MAX_HOOKS];
     int hook_count;
-    struct mpt__recorder *recorder; /* 43_inspect.c */
-    bool capturing;                 /* what is recorded is to run without the host .. */
-    bool unrecorded;                /* .. but for this, which the host does each time */
-    int64_t host_writes;            /* uploads so far */
-    struct mpt__tracer *tracer;
-    struct mpt__printer *printer;
+    struct mpt__recording *recorder; /* 43_inspect.c */
+    bool capturing;                  /* what is recorded is to run without the host .. */
+    bool unrecorded;                 /* .. but for this, which the host does each time */
+    int64_t host_writes;             /* uploads so far */
+    mpt__tracer tracer;
+    mpt__printer printer;
     mpt_counters counters;
     mpt__metric metrics[16];
     int metric_count;
@@ -10262,15 +10574,20 @@ struct mpt_context {
 /* ==== Called from below the room that defines it ==== */
 
 #define mpt__error(context, ...) mpt__fail(&(context)->base, __VA_ARGS__)
+/* The same as what a check or a call returns: false, the error null, a status. */
+#define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
+#define mpt__refuse(context, ...) ((void)mpt__error(context, __VA_ARGS__), mpt__null(context))
+/* For what is wrong before an op is applied: begins the public call that is refused. */
+#define mpt__misuse(context, call, ...) \
+    (mpt__enter(context, call) ? (void)mpt__error(context, __VA_ARGS__) : (void)0)
 
 struct mpt__frame;
-struct mpt__op_row;
 /* 40_tensor.c: ends a tensor's handle. */
 static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor);
 /* 41_autograd.c: one output of a record is gone: without outputs it lets go of its inputs. */
-static void mpt__record_release(mpt_context *context, uint32_t record);
-/* 42_autocast.c: sets the compute and result dtypes of a call by the policy of its row. */
-static mpt_status mpt__decide_dtype(struct mpt__frame *frame, const struct mpt__op_row *row);
+static void mpt__record_release(mpt_context *context, mpt__record *record);
+/* 42_autocast.c: sets the compute and result dtypes of a call by its policy. */
+static mpt_status mpt__decide_dtype(struct mpt__frame *frame);
 /* 43_inspect.c: a storage that a recording names was given back: its id stays reserved until the
    recording ends. */
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage);
@@ -10300,9 +10617,9 @@ static bool mpt__enter(mpt_context *context, const char *op) {
 static bool mpt__enter_checked(mpt_context *context, const char *op) {
     if (!mpt__enter(context, op)) return false;
     if (context->base.process == mpt__process_id()) return true;
-    mpt__error(context, MPT_ERROR_THREAD,
-               "this context was made before fork; make a new one in the child with mpt_create");
-    return false;
+    return mpt__reject(
+        context, MPT_ERROR_THREAD,
+        "this context was made before fork; make a new one in the child with mpt_create");
 }
 
 /* The status of a call whose context may be NULL. */
@@ -10336,6 +10653,10 @@ static void *mpt__host_array(mpt_context *context, int64_t count, size_t size) {
 static void mpt__host_free(mpt_context *context, void *pointer, size_t bytes) {
     if (pointer) mpt__release(&context->base, pointer, bytes, MPT_MEMORY_HOST);
 }
+
+/* An array that mpt__room grew. */
+#define mpt__room_free(context, array, capacity) \
+    mpt__host_free(context, array, (size_t)(capacity) * sizeof *(array))
 
 static char *mpt__host_text(mpt_context *context, const char *text) {
     size_t bytes = strlen(text) + 1;
@@ -10552,9 +10873,14 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_begin(mpt__launch *launch, i
 /* Copies at least `rank` of the MPT_MAX_RANK dimensions that both have room for. The first two one
    by one: a vector load of what scalar stores have just written waits for them. */
 static MPT__FORCE_INLINE void mpt__copy_dims(int64_t *to, const int64_t *from, int rank) {
-    if (rank > 0) to[0] = from[0];
-    if (rank > 1) to[1] = from[1];
+    to[0] = from[0];
+    to[1] = from[1];
     if (rank > 2) memcpy(to + 2, from + 2, (MPT_MAX_RANK - 2) * sizeof *to);
+}
+
+static MPT__FORCE_INLINE void mpt__shape_copy(mpt_shape *to, const mpt_shape *from) {
+    to->rank = from->rank;
+    mpt__copy_dims(to->dim, from->dim, from->rank);
 }
 
 /* An operand on a tensor, of a rank of its own; its dimensions are still to be set. */
@@ -10571,9 +10897,10 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, 
 /* Describes a tensor; shape and strides may be changed afterwards. */
 static MPT__FORCE_INLINE mpt__operand *
 mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
-    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, tensor->rank, access);
-    mpt__copy_dims(operand->shape, tensor->shape, tensor->rank);
-    mpt__copy_dims(operand->stride, tensor->stride, tensor->rank);
+    mpt__operand *operand =
+        mpt__operand_ranked(launch, position, tensor, tensor->shape.rank, access);
+    mpt__copy_dims(operand->shape, tensor->shape.dim, tensor->shape.rank);
+    mpt__copy_dims(operand->stride, tensor->stride, tensor->shape.rank);
     return operand;
 }
 
@@ -10597,8 +10924,7 @@ static mpt_status mpt__check_device(mpt_context *context) {
     return mpt__error(context, (mpt_status)scalars[MPT__SLOT_ERROR].i,
                       "target of sample %lld is not a class number of the input's [N, C] (launch "
                       "%lld); check the labels, or name them with ignore_index",
-                      (long long)scalars[MPT__SLOT_ERROR_INDEX].i,
-                      (long long)scalars[MPT__SLOT_ERROR_LAUNCH].i);
+                      scalars[MPT__SLOT_ERROR_INDEX].i, scalars[MPT__SLOT_ERROR_LAUNCH].i);
 }
 
 /* For config.debug: every element that an operand names lies in its storage. */
@@ -10621,8 +10947,7 @@ static MPT__NOINLINE mpt_status mpt__check_operands(mpt_context *context,
         return mpt__error(context, MPT_ERROR_DEVICE,
                           "launch %lld (kernel %d): operand %d reaches element %lld of a storage "
                           "of %lld bytes; this is a defect of mptrain",
-                          (long long)launch->number, (int)launch->kernel, i, (long long)last,
-                          (long long)storage->bytes);
+                          launch->number, (int)launch->kernel, i, last, storage->bytes);
     }
     return MPT_OK;
 }
@@ -10665,6 +10990,21 @@ static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
     if (context->hook_count > 0) mpt__launch_hooks(context, launch);
     return backend->synchronous ? mpt__check_device(context) : context->base.status;
+}
+
+static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+    launch->imm[0] = value;
+    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
+    return mpt__submit(context, launch);
+}
+
+static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
+                                   const mpt__tensor *to, mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__operand_of(launch, 0, from, MPT__READ);
+    mpt__operand_of(launch, 1, to, access);
+    return mpt__submit(context, launch);
 }
 
 /* ==== Storages ==== */
@@ -10827,7 +11167,7 @@ static MPT__NOINLINE bool mpt__slots_grow(mpt_context *context) {
         chunk[i].slot = (uint32_t)(first + i);
         chunk[i].generation = 1;
         chunk[i].next_free = context->free_tensor;
-        if (chunk[i].slot) context->free_tensor = chunk[i].slot; /* slot 0 means none */
+        if (chunk[i].slot) context->free_tensor = &chunk[i]; /* slot 0 means none */
     }
     return true;
 }
@@ -10838,8 +11178,8 @@ static MPT__NOINLINE bool mpt__slots_grow(mpt_context *context) {
 static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor) {
     if (tensor->handle) return;
     if (!tensor->nodes && tensor->record) {
-        uint32_t record = tensor->record - 1;
-        tensor->record = 0;
+        mpt__record *record = tensor->record;
+        tensor->record = NULL;
         tensor->saves++;
         mpt__record_release(context, record);
         tensor->saves--;
@@ -10851,14 +11191,14 @@ static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor) {
     }
     if (tensor->nodes) return;
     if (tensor->gradient) {
-        mpt__tensor *gradient = mpt__slot(context, tensor->gradient);
-        tensor->gradient = 0;
+        mpt__tensor *gradient = tensor->gradient;
+        tensor->gradient = NULL;
         mpt__tensor_drop(context, gradient);
     }
     tensor->generation++;
     tensor->born_before = tensor->born;
     tensor->next_free = context->free_tensor;
-    context->free_tensor = tensor->slot;
+    context->free_tensor = tensor;
 }
 
 /* Ends the handle. */
@@ -10877,9 +11217,16 @@ static mpt__tensor *mpt__scoped_tensor(mpt_context *context, mpt__tensor *tensor
         return NULL;
     }
     mpt__scoped *entry = &context->scoped[context->scoped_count++];
-    entry->slot = tensor->slot;
+    entry->tensor = tensor;
     entry->generation = tensor->generation;
     return tensor;
+}
+
+/* A new tensor's handle; where what was to fill it failed, the error null. */
+static mpt_tensor mpt__tensor_done(mpt_context *context, mpt__tensor *tensor, mpt_status status) {
+    if (status == MPT_OK) return mpt__handle(context, tensor);
+    mpt__tensor_drop(context, tensor);
+    return mpt__null(context);
 }
 
 /* The elements of a shape, and its contiguous strides; -1 if it has a negative dimension or
@@ -10907,43 +11254,62 @@ static int64_t mpt__shape_numel(const mpt_shape *shape) {
     return mpt__shape_strides(shape, stride);
 }
 
-/* A new tensor over a storage, outside all scopes, with the strides still to be set. The caller's
-   reference to the storage becomes the tensor's; on error (NULL) it is released. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, uint32_t storage,
-                                                       mpt_dtype dtype, const mpt_shape *shape,
-                                                       int64_t offset) {
-    if (!context->free_tensor && !mpt__slots_grow(context)) {
-        mpt__storage_release(context, storage);
-        return NULL;
-    }
-    mpt__tensor *tensor = mpt__slot(context, context->free_tensor);
+/* The free slot that mpt__tensor_over takes; NULL on error. */
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_next(mpt_context *context) {
+    return context->free_tensor || mpt__slots_grow(context) ? context->free_tensor : NULL;
+}
+
+/* Makes that slot a tensor over a storage, outside all scopes; its strides are the caller's to set.
+   The caller's reference to the storage becomes the tensor's. */
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, mpt__tensor *tensor,
+                                                       uint32_t storage, mpt_dtype dtype,
+                                                       const mpt_shape *shape, int64_t offset) {
     context->free_tensor = tensor->next_free;
     tensor->storage = storage;
-    tensor->record = tensor->parameter = tensor->gradient = 0;
+    tensor->record = NULL;
+    tensor->gradient = NULL;
+    tensor->parameter = 0;
     tensor->handle = 1;
     tensor->saves = 0;
     tensor->nodes = 0;
     tensor->dtype = (uint8_t)dtype;
-    tensor->rank = (uint8_t)shape->rank;
     tensor->flags = context->inference_depth ? MPT__INFERENCE : 0;
     tensor->output = 0;
     tensor->born = context->now.step;
     tensor->offset = offset;
-    mpt__copy_dims(tensor->shape, shape->dim, shape->rank);
+    mpt__shape_copy(&tensor->shape, shape);
     return tensor;
 }
 
-/* A new tensor on a storage (retained): contiguous strides unless `stride` is given. */
-static mpt__tensor *mpt__tensor_on(mpt_context *context, uint32_t storage, mpt_dtype dtype,
-                                   const mpt_shape *shape, const int64_t *stride, int64_t offset) {
-    mpt__storage_retain(context, storage);
-    mpt__tensor *tensor = mpt__tensor_over(context, storage, dtype, shape, offset);
+/* A view, in no table, of elements of a storage in a row. */
+static mpt__tensor mpt__view_on(uint32_t storage, mpt_dtype dtype, const mpt_shape *shape,
+                                int64_t offset) {
+    mpt__tensor view;
+    view.storage = storage;
+    view.dtype = (uint8_t)dtype;
+    view.offset = offset;
+    view.shape = *shape;
+    mpt__shape_strides(shape, view.stride);
+    return view;
+}
+
+/* A new tensor that shows what `view` does, which may be in no table; outside all scopes. */
+static mpt__tensor *mpt__tensor_outside(mpt_context *context, const mpt__tensor *view, int flags) {
+    mpt__tensor *tensor = mpt__tensor_next(context);
     if (!tensor) return NULL;
-    if (stride)
-        mpt__copy_dims(tensor->stride, stride, shape->rank);
-    else
-        mpt__shape_strides(shape, tensor->stride);
-    return mpt__scoped_tensor(context, tensor);
+    mpt__storage_retain(context, view->storage);
+    mpt__tensor_over(context, tensor, view->storage, (mpt_dtype)view->dtype, &view->shape,
+                     view->offset);
+    mpt__copy_dims(tensor->stride, view->stride, view->shape.rank);
+    tensor->flags = (uint8_t)flags;
+    return tensor;
+}
+
+/* The same, in the current scope and mode. */
+static mpt__tensor *mpt__tensor_alias(mpt_context *context, const mpt__tensor *view) {
+    int flags = context->inference_depth ? MPT__INFERENCE : 0;
+    mpt__tensor *tensor = mpt__tensor_outside(context, view, flags);
+    return tensor ? mpt__scoped_tensor(context, tensor) : NULL;
 }
 
 /* Bytes and contiguous strides of a new tensor; -1 with an error recorded if the shape makes no
@@ -10975,15 +11341,12 @@ static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const m
 /* A new contiguous tensor with its own storage, outside all scopes. NULL on error. */
 static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
                                          const mpt_shape *shape, mpt_memory_kind kind) {
-    int64_t stride[MPT_MAX_RANK];
-    int64_t bytes = mpt__checked_strides(context, dtype, shape, stride);
-    if (bytes < 0) return NULL;
-    uint32_t storage = mpt__idle_take(context, bytes, kind);
+    mpt__tensor *tensor = mpt__tensor_next(context);
+    int64_t bytes = tensor ? mpt__checked_strides(context, dtype, shape, tensor->stride) : -1;
+    uint32_t storage = bytes < 0 ? 0 : mpt__idle_take(context, bytes, kind);
     if (!storage) return NULL;
     mpt__storage_start(context, storage, bytes, kind, MPT__FROM_POOL);
-    mpt__tensor *tensor = mpt__tensor_over(context, storage, dtype, shape, 0);
-    if (tensor) mpt__copy_dims(tensor->stride, stride, shape->rank);
-    return tensor;
+    return mpt__tensor_over(context, tensor, storage, dtype, shape, 0);
 }
 
 /* The same, in the current scope. */
@@ -10992,9 +11355,6 @@ static mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype, const
     mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, shape, kind);
     return tensor ? mpt__scoped_tensor(context, tensor) : NULL;
 }
-
-/* Outlives the scopes that are open. */
-static void mpt__tensor_keep(mpt__tensor *tensor) { tensor->flags |= MPT__KEPT; }
 
 /* Why a handle is not good, for the message. */
 static void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argument) {
@@ -11018,7 +11378,7 @@ static void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argu
         mpt__error(context, MPT_ERROR_HANDLE,
                    "%s: tensor made in step %lld used in step %lld; it ended with its step, scope, "
                    "mpt_release or backward: mpt_keep makes a handle that stays",
-                   argument, (long long)made, (long long)context->now.step);
+                   argument, made, context->now.step);
         return;
     }
     mpt__error(context, MPT_ERROR_HANDLE, "%s: stale handle of a tensor that is gone; see mpt_keep",
@@ -11044,39 +11404,26 @@ static mpt__tensor *mpt__enter_at(mpt_tensor handle, const char *op, const char 
     return mpt__enter(handle.context, op) ? mpt__at(handle.context, handle, argument) : NULL;
 }
 
-/* What mpt__shape_of gives, written in place. */
-static void mpt__shape_copy(mpt_shape *shape, const mpt__tensor *tensor) {
-    shape->rank = tensor->rank;
-    mpt__copy_dims(shape->dim, tensor->shape, tensor->rank);
-}
-
-static mpt_shape mpt__shape_of(const mpt__tensor *tensor) {
-    mpt_shape shape;
-    shape.rank = tensor->rank;
-    for (int i = 0; i < tensor->rank; i++) shape.dim[i] = tensor->shape[i];
-    return shape;
-}
-
 static int64_t mpt__tensor_numel(const mpt__tensor *tensor) {
     int64_t numel = 1;
-    for (int i = 0; i < tensor->rank; i++) numel *= tensor->shape[i];
+    for (int i = 0; i < tensor->shape.rank; i++) numel *= tensor->shape.dim[i];
     return numel;
 }
 
 static bool mpt__tensor_contiguous(const mpt__tensor *tensor) {
     int64_t step = 1;
-    for (int i = tensor->rank - 1; i >= 0; i--) {
-        if (tensor->shape[i] == 0) return true;
-        if (tensor->shape[i] != 1 && tensor->stride[i] != step) return false;
-        step *= tensor->shape[i];
+    for (int i = tensor->shape.rank - 1; i >= 0; i--) {
+        if (tensor->shape.dim[i] == 0) return true;
+        if (tensor->shape.dim[i] != 1 && tensor->stride[i] != step) return false;
+        step *= tensor->shape.dim[i];
     }
     return true;
 }
 
 static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b) {
-    if (a->rank != b->rank) return false;
-    for (int i = 0; i < a->rank; i++)
-        if (a->shape[i] != b->shape[i]) return false;
+    if (a->shape.rank != b->shape.rank) return false;
+    for (int i = 0; i < a->shape.rank; i++)
+        if (a->shape.dim[i] != b->shape.dim[i]) return false;
     return true;
 }
 
@@ -11175,6 +11522,7 @@ static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, voi
         table->rows[slot].generation = 1;
     }
     table->rows[slot].object = object;
+    table->rows[slot].bytes = 0;
     *generation = table->rows[slot].generation;
     return slot;
 }
@@ -11191,13 +11539,10 @@ static void *mpt__object_at(mpt_context *context, mpt__object_kind kind, mpt_con
     if (owner == context && slot > 0 && (int64_t)slot < table->count &&
         table->rows[slot].generation == generation && table->rows[slot].object)
         return table->rows[slot].object;
-    if (owner && owner != context) {
-        mpt__error(context, MPT_ERROR_HANDLE, "the %s belongs to another context", name);
-    } else if (slot == 0) {
-        mpt__error(context, MPT_ERROR_HANDLE, "the %s is a null handle", name);
-    } else {
-        mpt__error(context, MPT_ERROR_HANDLE, "the %s was destroyed or never made", name);
-    }
+    mpt__error(context, MPT_ERROR_HANDLE, "the %s %s", name,
+               owner && owner != context ? "belongs to another context"
+               : slot == 0               ? "is a null handle"
+                                         : "was destroyed or never made");
     return NULL;
 }
 
@@ -11205,11 +11550,13 @@ static void mpt__object_free(mpt_context *context, mpt__object_kind kind, uint32
     mpt__object_table *table = &context->objects[kind];
     mpt__object *row = &table->rows[slot];
     void *object = row->object;
+    size_t bytes = row->bytes;
     row->object = NULL;
     row->generation++;
     row->next_free = table->first_free;
     table->first_free = slot;
     if (object && table->destroy) table->destroy(context, object);
+    if (bytes) mpt__host_free(context, object, bytes);
 }
 
 /* Where an object stands in the table of its kind: its first member. */
@@ -11217,14 +11564,17 @@ typedef struct mpt__id {
     uint32_t slot, generation;
 } mpt__id;
 
-/* A zeroed object with a row in the table of its kind. NULL on error. */
+/* A zeroed object with a row in the table of its kind, which frees it. NULL on error. */
 static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_t bytes) {
     mpt__id *id = (mpt__id *)mpt__host_new(context, bytes);
     if (!id) return NULL;
     id->slot = mpt__object_new(context, kind, id, &id->generation);
-    if (id->slot) return id;
-    mpt__host_free(context, id, bytes);
-    return NULL;
+    if (!id->slot) {
+        mpt__host_free(context, id, bytes);
+        return NULL;
+    }
+    context->objects[kind].rows[id->slot].bytes = bytes;
+    return id;
 }
 
 /* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
@@ -11250,19 +11600,17 @@ static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_
 static void mpt__scope_drop(mpt_context *context, int64_t start) {
     while (context->scoped_count > start) {
         mpt__scoped entry = context->scoped[--context->scoped_count];
-        mpt__tensor *tensor = mpt__slot(context, entry.slot);
-        if (tensor->generation != entry.generation || (tensor->flags & MPT__KEPT)) continue;
-        mpt__tensor_drop(context, tensor);
+        if (entry.tensor->generation == entry.generation && !(entry.tensor->flags & MPT__KEPT))
+            mpt__tensor_drop(context, entry.tensor);
     }
 }
 
 MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
     if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
-    if (context->scope_depth == MPT__MAX_REGIONS) {
+    if (context->scope_depth == MPT__MAX_REGIONS)
         return mpt__error(context, MPT_ERROR_STATE,
                           "%d scopes are open; close some with mpt_scope_end",
                           (int)MPT__MAX_REGIONS);
-    }
     context->scope_start[context->scope_depth++] = context->scoped_count;
     return MPT_OK;
 }
@@ -11282,8 +11630,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     if (!mpt__enter_checked(context, "mpt_step_begin")) return mpt__status_of(context);
     if (context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE,
-                          "step %lld is still open; end it with mpt_step_end",
-                          (long long)context->now.step);
+                          "step %lld is still open; end it with mpt_step_end", context->now.step);
     mpt_status status = mpt_scope_begin(context);
     if (status != MPT_OK) return status;
     context->step_depth = context->scope_depth;
@@ -11335,11 +11682,12 @@ typedef enum mpt__policy {
 /* One call of an op, forward or backward, with everything that its functions work on. */
 typedef struct mpt__frame {
     mpt_context *context;
-    int op;
-    int n_in, n_out;
-    unsigned dtypes;                    /* of the inputs, a bit each */
-    mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL: absent */
-    mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
+    const struct mpt__op_row *row;
+    int op, n_in, n_out;
+    unsigned dtypes;                     /* of the inputs, a bit each */
+    mpt__tensor *const *in;              /* NULL: absent */
+    mpt__tensor *input[MPT__MAX_INPUTS]; /* forward: where they stand */
+    mpt__tensor *out[MPT__MAX_OUTPUTS];  /* forward: made by the engine after the shape rule */
     mpt_shape out_shape[MPT__MAX_OUTPUTS];
     mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
     mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
@@ -11347,13 +11695,15 @@ typedef struct mpt__frame {
     bool records; /* forward: backward will follow */
     bool is_view; /* shape rule: output 0 views input 0 */
     int64_t view_stride[MPT_MAX_RANK], view_offset;
-    mpt__tensor *save[MPT__MAX_SAVED];      /* forward: what backward needs, by position */
+    mpt__tensor *save[MPT__MAX_SAVED];      /* forward: what backward needs, see mpt__save */
     mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
-    int n_temporary;
+    int n_save, n_temporary;
     /* backward */
-    mpt__record *record;
-    mpt__tensor *dy[MPT__MAX_OUTPUTS];  /* NULL: no gradient came */
-    mpt__tensor *saved[MPT__MAX_SAVED]; /* NULL: absent */
+    const mpt__record *record;
+    mpt__tensor *const *dy;    /* NULL: no gradient came */
+    mpt__tensor *const *saved; /* NULL: absent */
+    mpt__tensor *dx;           /* see mpt__dx_into */
+    mpt__access access;        /* to dx */
 } mpt__frame;
 
 typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
@@ -11367,13 +11717,18 @@ typedef struct mpt__op_row {
     mpt__function function, backward_function;
 } mpt__op_row;
 
-static const mpt__op_row *mpt__op_row_of(int op);
+static const mpt__op_row *mpt__op_row_of(int op); /* 55_ops_api.c */
 
 /* A tensor that lives until the end of the call; if forward saves it, until backward. */
 static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt_shape *shape) {
     mpt__tensor *tensor = mpt__tensor_unscoped(frame->context, dtype, shape, MPT_MEMORY_ACTIVATION);
     if (tensor) frame->temporary[frame->n_temporary++] = tensor;
     return tensor;
+}
+
+/* Forward keeps a tensor, or NULL, for backward, which finds it in saved[] at the same position. */
+static MPT__FORCE_INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
+    frame->save[frame->n_save++] = tensor;
 }
 
 static void mpt__drop_temporaries(mpt__frame *frame) {
@@ -11383,60 +11738,50 @@ static void mpt__drop_temporaries(mpt__frame *frame) {
 
 /* ==== Records ==== */
 
-static bool mpt__grad_enabled(const mpt_context *context) {
-    return context->no_grad_depth == 0 && context->inference_depth == 0;
-}
-
-/* A free record, its fields unset. */
-static uint32_t mpt__record_new(mpt_context *context) {
-    uint32_t id = context->free_record;
-    if (id) {
-        context->free_record = context->records[id].next_free;
-    } else {
-        if (context->record_count == 0) context->record_count = 1; /* record 0 is never used */
-        if (!mpt__room(context, context->records, context->record_capacity,
-                       context->record_count + 1))
-            return 0;
-        id = (uint32_t)context->record_count++;
+/* Makes more records. They never move. */
+static MPT__NOINLINE bool mpt__records_grow(mpt_context *context) {
+    int64_t first = context->record_count, need = first + MPT__RECORD_CHUNK;
+    if (!mpt__room(context, context->records, context->record_capacity, need)) return false;
+    mpt__record *chunk =
+        (mpt__record *)mpt__host_new(context, MPT__RECORD_CHUNK * sizeof(mpt__record));
+    if (!chunk) return false;
+    context->record_count += MPT__RECORD_CHUNK;
+    for (int i = MPT__RECORD_CHUNK - 1; i >= 0; i--) {
+        context->records[first + i] = &chunk[i];
+        chunk[i].number = (uint32_t)(first + i);
+        chunk[i].next = context->free_record;
+        if (chunk[i].number) context->free_record = &chunk[i]; /* number 0 means none */
     }
-    context->counters.op_records++;
-    return id;
+    return true;
 }
 
 static void mpt__record_unsave(mpt_context *context, mpt__record *record) {
     int n_saved = record->n_saved;
     record->n_saved = 0;
     for (int i = 0; i < n_saved; i++) {
-        if (!record->saved[i]) continue;
-        mpt__tensor *tensor = mpt__slot(context, record->saved[i]);
-        tensor->saves--;
-        mpt__tensor_settle(context, tensor);
+        mpt__tensor *tensor = record->saved[i];
+        if (tensor && --tensor->saves == 0) mpt__tensor_settle(context, tensor);
     }
 }
 
 /* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
-   long as a program ran without a scope. The list of records to do runs through next_free. */
-static void mpt__record_release(mpt_context *context, uint32_t id) {
-    mpt__record *record = &context->records[id];
+   long as a program ran without a scope. */
+static void mpt__record_release(mpt_context *context, mpt__record *record) {
     if (--record->references > 0) return;
-    record->next_free = context->dying_record;
-    context->dying_record = id;
+    record->next = context->dying_record;
+    context->dying_record = record;
     if (context->releasing_records) return;
     context->releasing_records = true;
-    while (context->dying_record) {
-        uint32_t now = context->dying_record;
-        record = &context->records[now];
-        context->dying_record = record->next_free;
-        mpt__record_unsave(context, record);
+    while ((record = context->dying_record) != NULL) {
+        context->dying_record = record->next;
+        if (record->n_saved > 0) mpt__record_unsave(context, record);
         for (int i = 0; i < record->n_in; i++) {
-            if (!record->in[i]) continue;
-            mpt__tensor *input = mpt__slot(context, record->in[i]);
-            input->nodes--;
-            mpt__tensor_settle(context, input);
+            mpt__tensor *input = record->in[i];
+            if (input && --input->nodes == 0) mpt__tensor_settle(context, input);
         }
         record->live = 0;
-        record->next_free = context->free_record;
-        context->free_record = now;
+        record->next = context->free_record;
+        context->free_record = record;
     }
     context->releasing_records = false;
 }
@@ -11444,9 +11789,10 @@ static void mpt__record_release(mpt_context *context, uint32_t id) {
 /* Leaves the record of a finished forward call. */
 static mpt_status mpt__record_call(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    uint32_t id = mpt__record_new(context);
-    if (!id) return context->base.status;
-    mpt__record *record = &context->records[id];
+    if (!context->free_record && !mpt__records_grow(context)) return context->base.status;
+    mpt__record *record = context->free_record;
+    context->free_record = record->next;
+    context->counters.op_records++;
     record->op = (uint16_t)frame->op;
     record->n_in = (uint8_t)frame->n_in;
     record->n_out = (uint8_t)frame->n_out;
@@ -11459,22 +11805,21 @@ static mpt_status mpt__record_call(mpt__frame *frame) {
     record->step = context->now.step;
     record->attributes = *frame->attributes;
     for (int i = 0; i < frame->n_in; i++) {
-        record->in[i] = frame->in[i] ? frame->in[i]->slot : 0;
+        record->in[i] = frame->in[i];
         if (frame->in[i]) frame->in[i]->nodes++;
     }
     for (int i = 0; i < frame->n_out; i++) {
-        record->grad[i] = 0;
-        frame->out[i]->record = id + 1;
+        record->grad[i] = NULL;
+        frame->out[i]->record = record;
         frame->out[i]->output = (uint8_t)i;
         frame->out[i]->flags |= MPT__REQUIRES_GRAD;
     }
-    record->n_saved = 0;
-    for (int i = 0; i < MPT__MAX_SAVED; i++) {
+    record->n_saved = (uint8_t)frame->n_save;
+    for (int i = 0; i < frame->n_save; i++) {
         mpt__tensor *save = frame->save[i];
-        record->saved[i] = save ? save->slot : 0;
+        record->saved[i] = save;
         if (!save) continue;
         record->saved_version[i] = context->storages[save->storage].version;
-        record->n_saved = (uint8_t)(i + 1);
         save->saves++;
     }
     return MPT_OK;
@@ -11498,9 +11843,10 @@ static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_i
     mpt_context *context = frame->context;
     unsigned flags = 0, dtypes = 0;
     frame->n_in = n_in;
+    frame->in = frame->input;
     for (int i = 0; i < n_in; i++) {
         mpt__tensor *tensor = mpt__live(context, in[i]);
-        frame->in[i] = tensor;
+        frame->input[i] = tensor;
         if (tensor) {
             flags |= tensor->flags;
             dtypes |= 1u << tensor->dtype;
@@ -11512,13 +11858,13 @@ static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_i
         }
     }
     frame->dtypes = dtypes;
-    frame->records = (flags & MPT__REQUIRES_GRAD) && mpt__grad_enabled(context) &&
-                     mpt__op_row_of(frame->op)->backward;
+    frame->records = (flags & MPT__REQUIRES_GRAD) && !context->no_grad_depth &&
+                     !context->inference_depth && frame->row->backward;
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
-    mpt__error(context, MPT_ERROR_STATE,
-               "a tensor made in inference mode cannot take part in backward; make it outside, "
-               "or mpt_clone it");
-    return false;
+    return mpt__reject(
+        context, MPT_ERROR_STATE,
+        "a tensor made in inference mode cannot take part in backward; make it outside, "
+        "or mpt_clone it");
 }
 
 static mpt__tensor *mpt__output_new(mpt__frame *frame) {
@@ -11527,8 +11873,11 @@ static mpt__tensor *mpt__output_new(mpt__frame *frame) {
     if (!frame->is_view)
         return mpt__tensor_new(context, frame->out_dtype[0], &frame->out_shape[0],
                                MPT_MEMORY_ACTIVATION);
-    return mpt__tensor_on(context, in->storage, (mpt_dtype)in->dtype, &frame->out_shape[0],
-                          frame->view_stride, frame->view_offset);
+    mpt__tensor view = *in;
+    view.shape = frame->out_shape[0];
+    view.offset = frame->view_offset;
+    mpt__copy_dims(view.stride, frame->view_stride, view.shape.rank);
+    return mpt__tensor_alias(context, &view);
 }
 
 /* Runs an op of one output on in[] and gives the handle of that or the error null. `name` is the
@@ -11537,41 +11886,31 @@ static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, in
                               mpt__attributes *attributes) {
     mpt_context *context = mpt__context_of(in, n_in);
     if (!mpt__enter(context, name)) return mpt__null(context);
-    const mpt__op_row *row = mpt__op_row_of(op);
     mpt__frame frame; /* large: what is not set here, its readers do not reach */
-    memset(frame.save, 0, sizeof frame.save);
     frame.context = context;
+    frame.row = mpt__op_row_of(op);
     frame.op = op;
     frame.n_out = 1;
+    frame.n_save = 0;
     frame.attributes = attributes;
     frame.is_view = false;
     frame.n_temporary = 0;
-    if (!mpt__resolve_inputs(&frame, in, n_in) || mpt__decide_dtype(&frame, row) != MPT_OK ||
-        row->shape(&frame) != MPT_OK)
+    if (!mpt__resolve_inputs(&frame, in, n_in) || mpt__decide_dtype(&frame) != MPT_OK ||
+        frame.row->shape(&frame) != MPT_OK)
         return mpt__null(context);
     frame.out[0] = mpt__output_new(&frame);
     if (!frame.out[0]) return mpt__null(context);
     context->launch_op = op;
     context->launch_phase = MPT__FORWARD;
-    mpt_status status = row->forward ? row->forward(&frame) : MPT_OK;
+    mpt_status status = frame.row->forward ? frame.row->forward(&frame) : MPT_OK;
     if (status == MPT_OK && frame.records) status = mpt__record_call(&frame);
     mpt__drop_temporaries(&frame);
     context->launch_op = 0;
     context->launch_phase = MPT__OTHER;
-    if (status == MPT_OK) return mpt__handle(context, frame.out[0]);
-    mpt__tensor_drop(context, frame.out[0]);
-    return mpt__null(context);
+    return mpt__tensor_done(context, frame.out[0], status);
 }
 
 /* ==== Gradients of parameters ==== */
-
-static uint32_t mpt__block_gradients(mpt_context *context, mpt__block *block) {
-    if (!block->gradients) {
-        block->gradients = mpt__storage_new(context, block->numel * 4, MPT_MEMORY_GRADIENT,
-                                            MPT__FROM_DEVICE, true);
-    }
-    return block->gradients;
-}
 
 static void mpt__materialise_gradients(mpt_context *context, mpt__block *block) {
     if (!block->multiplier_slot) return;
@@ -11586,51 +11925,34 @@ static void mpt__materialise_gradients(mpt_context *context, mpt__block *block) 
     mpt__submit(context, launch);
 }
 
-/* A tensor outside all scopes, owned by the backward pass or a leaf. */
-static mpt__tensor *mpt__gradient_new(mpt_context *context, mpt_dtype dtype,
-                                      const mpt__tensor *like) {
-    mpt_shape shape;
-    mpt__shape_copy(&shape, like);
-    mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, &shape, MPT_MEMORY_GRADIENT);
-    if (tensor) tensor->flags = MPT__KEPT | MPT__GRADIENT;
-    return tensor;
+/* Ends the gradient that stands at a place, if there is one. */
+static void mpt__gradient_drop(mpt_context *context, mpt__tensor **at) {
+    mpt__tensor *gradient = *at;
+    *at = NULL;
+    if (gradient) mpt__tensor_drop(context, gradient);
 }
 
-/* Another tensor on the storage of `view`, which may be in no table; outside all scopes. */
-static mpt__tensor *mpt__gradient_alias(mpt_context *context, const mpt__tensor *view) {
-    mpt_shape shape;
-    mpt__shape_copy(&shape, view);
-    mpt__storage_retain(context, view->storage);
-    mpt__tensor *tensor =
-        mpt__tensor_over(context, view->storage, (mpt_dtype)view->dtype, &shape, view->offset);
-    if (!tensor) return NULL;
-    mpt__copy_dims(tensor->stride, view->stride, view->rank);
-    tensor->flags = MPT__KEPT | MPT__GRADIENT;
-    return tensor;
-}
-
-/* Ends the gradient tensor that a slot names, if there is one. */
-static void mpt__gradient_drop(mpt_context *context, uint32_t *slot) {
-    if (!*slot) return;
-    mpt__tensor *gradient = mpt__slot(context, *slot);
-    *slot = 0;
-    mpt__tensor_drop(context, gradient);
+static MPT__NOINLINE mpt__tensor *
+mpt__parameter_gradient_new(mpt_context *context, mpt__tensor *tensor, mpt__block *block) {
+    mpt__gradient_drop(context, &tensor->gradient); /* of a parameter that has moved */
+    if (!block->gradients)
+        block->gradients = mpt__storage_new(context, block->numel * 4, MPT_MEMORY_GRADIENT,
+                                            MPT__FROM_DEVICE, true);
+    mpt__tensor view = *tensor;
+    view.storage = block->gradients;
+    view.dtype = MPT_F32;
+    tensor->gradient =
+        view.storage ? mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT) : NULL;
+    return tensor->gradient;
 }
 
 /* The gradient of a parameter: a view of its block's, made on first use. */
-static mpt__tensor *mpt__parameter_gradient(mpt_context *context, mpt__tensor *tensor) {
+static MPT__INLINE mpt__tensor *mpt__parameter_gradient(mpt_context *context, mpt__tensor *tensor) {
     mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
-    if (tensor->gradient) {
-        mpt__tensor *known = mpt__slot(context, tensor->gradient);
-        if (known->storage == block->gradients && known->offset == tensor->offset) return known;
-        mpt__gradient_drop(context, &tensor->gradient); /* the parameter has moved since */
-    }
-    mpt__tensor view = *tensor;
-    view.storage = mpt__block_gradients(context, block);
-    view.dtype = MPT_F32;
-    mpt__tensor *made = view.storage ? mpt__gradient_alias(context, &view) : NULL;
-    if (made) tensor->gradient = made->slot;
-    return made;
+    mpt__tensor *known = tensor->gradient;
+    if (known && known->storage == block->gradients && known->offset == tensor->offset)
+        return known;
+    return mpt__parameter_gradient_new(context, tensor, block);
 }
 
 /* ==== Where backward puts its results ==== */
@@ -11640,18 +11962,9 @@ static bool mpt__wants(const mpt__frame *frame, int i) {
     return i < frame->n_in && frame->in[i] && (frame->in[i]->flags & MPT__REQUIRES_GRAD);
 }
 
-/* The slot that collects the gradient of a tensor that is no parameter. */
-static uint32_t *mpt__gradient_slot(mpt_context *context, mpt__tensor *input) {
-    if (input->record) return &context->records[input->record - 1].grad[input->output];
-    return &input->gradient;
-}
-
-static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
-                                   const mpt__tensor *to, mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-    mpt__operand_of(launch, 0, from, MPT__READ);
-    mpt__operand_of(launch, 1, to, access);
-    return mpt__submit(context, launch);
+/* Where the gradient of a tensor that is no parameter is collected. */
+static mpt__tensor **mpt__gradient_place(mpt__tensor *input) {
+    return input->record ? &input->record->grad[input->output] : &input->gradient;
 }
 
 /* Whether nothing else reads a gradient, so that it may be changed in place. */
@@ -11673,18 +11986,25 @@ static mpt__tensor *mpt__gradient_into(mpt__frame *frame, int i, mpt__access *ac
         if (view) parameter->has_grad = true;
         return view;
     }
-    uint32_t *slot = mpt__gradient_slot(context, input);
-    mpt__tensor *old = *slot ? mpt__slot(context, *slot) : NULL;
+    mpt__tensor **place = mpt__gradient_place(input), *old = *place;
     *access = old ? MPT__ACCUMULATE : MPT__WRITE;
     if (old && mpt__owned(context, old)) return old;
-    mpt__tensor *own = mpt__gradient_new(context, (mpt_dtype)input->dtype, input);
+    mpt__tensor *own =
+        mpt__tensor_unscoped(context, (mpt_dtype)input->dtype, &input->shape, MPT_MEMORY_GRADIENT);
     if (!own) return NULL;
-    *slot = own->slot;
+    own->flags = MPT__KEPT | MPT__GRADIENT;
+    *place = own;
     if (old) { /* passed on without a copy before, so others read it: leave theirs alone */
         mpt__launch_copy(context, old, own, MPT__WRITE);
         mpt__tensor_drop(context, old);
     }
     return own;
+}
+
+/* The destination of an op's only gradient, frame->dx; false where that is all there is to do. */
+static bool mpt__dx_into(mpt__frame *frame) {
+    frame->dx = mpt__gradient_into(frame, 0, &frame->access);
+    return frame->dx != NULL;
 }
 
 /* Hands a gradient of the input's shape on: without a copy where nothing was collected yet. `view`
@@ -11694,10 +12014,9 @@ static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor
     if (!mpt__wants(frame, i)) return MPT_OK;
     mpt__tensor *input = frame->in[i];
     if (input->record && input->dtype == view->dtype) {
-        uint32_t *slot = mpt__gradient_slot(context, input);
-        if (!*slot) {
-            mpt__tensor *alias = mpt__gradient_alias(context, view);
-            if (alias) *slot = alias->slot;
+        mpt__tensor **place = mpt__gradient_place(input);
+        if (!*place) {
+            *place = mpt__tensor_outside(context, view, MPT__KEPT | MPT__GRADIENT);
             return context->base.status;
         }
     }
@@ -11708,40 +12027,29 @@ static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor
 
 /* ==== Backward ==== */
 
-static bool mpt__walk_push(mpt_context *context, int64_t *count, uint32_t value) {
-    if (*count == context->walk_capacity &&
-        !mpt__room(context, context->walk, context->walk_capacity, *count + 1))
-        return false;
-    context->walk[(*count)++] = value;
-    return true;
-}
-
-/* The records below `root` in post-order, inputs in their order: walk[0..*n_order). The stack of
-   records under way is threaded through next_free; cursor is the next input of each. */
-static mpt_status mpt__walk_order(mpt_context *context, uint32_t root, int64_t *n_order) {
+/* A list of the records from `root` down, the reverse of the post-order in which inputs come in
+   their order. Both the list and, until they come into it, the stack of records under way run
+   through `next`; cursor is the next input of each. */
+static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
     uint32_t mark = ++context->walk_mark;
-    uint32_t head = root, under = 0;
-    while (head) {
-        mpt__record *record = &context->records[head];
+    mpt__record *order = NULL, *under = NULL;
+    for (mpt__record *record = root; record;) {
         if (record->mark != mark) { /* its first visit */
             record->mark = mark;
             record->cursor = 0;
-            record->next_free = under;
+            record->next = under;
         }
-        uint32_t below = 0;
+        mpt__record *below = NULL;
         while (record->cursor < record->n_in && !below) {
-            uint32_t slot = record->in[record->cursor++];
-            const mpt__tensor *input = slot ? mpt__slot(context, slot) : NULL;
+            const mpt__tensor *input = record->in[record->cursor++];
             if (!input || !input->record || !(input->flags & MPT__REQUIRES_GRAD)) continue;
-            if (context->records[input->record - 1].mark != mark) below = input->record - 1;
+            if (input->record->mark != mark) below = input->record;
         }
-        under = head;
-        head = below;
-        if (below) continue;
-        if (!mpt__walk_push(context, n_order, under)) return context->base.status;
-        head = record->next_free;
+        under = below ? record : record->next;
+        if (!below) record->next = order, order = record;
+        record = below ? below : under;
     }
-    return MPT_OK;
+    return order;
 }
 
 static const char *mpt__path_text(const mpt_context *context, uint32_t path) {
@@ -11749,62 +12057,52 @@ static const char *mpt__path_text(const mpt_context *context, uint32_t path) {
 }
 
 /* Saved tensors must still hold what forward saw. */
-static mpt_status mpt__check_saved(mpt__frame *frame) {
-    mpt_context *context = frame->context;
-    const mpt__record *record = frame->record;
-    if (record->done) {
+static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *record) {
+    if (record->done)
         return mpt__error(
             context, MPT_ERROR_STATE,
             "backward through %s for the second time, but its saved tensors are gone; pass "
             "retain = true to the first mpt_backward_from",
             mpt__op_row_of(record->op)->name);
-    }
-    memset(frame->saved, 0, sizeof frame->saved);
     for (int i = 0; i < record->n_saved; i++) {
-        if (!record->saved[i]) continue;
-        frame->saved[i] = mpt__slot(context, record->saved[i]);
-        if (context->storages[frame->saved[i]->storage].version != record->saved_version[i]) {
+        const mpt__tensor *saved = record->saved[i];
+        if (saved && context->storages[saved->storage].version != record->saved_version[i])
             return mpt__error(
                 context, MPT_ERROR_STATE,
                 "a tensor that %s saved for backward was changed in place since (mpt_write "
                 "or an optimizer step between forward and backward); mpt_clone it first",
                 mpt__op_row_of(record->op)->name);
-        }
     }
     return MPT_OK;
 }
 
-static mpt_status mpt__backward_record(mpt_context *context, uint32_t id, bool retain) {
-    mpt__record *record = &context->records[id];
+static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record, bool retain) {
     mpt__frame frame;
-    frame.n_temporary = 0;
-    frame.context = context;
-    frame.op = record->op;
-    frame.n_in = record->n_in;
-    frame.n_out = record->n_out;
-    frame.compute = (mpt_dtype)record->compute_dtype;
-    frame.attributes = &record->attributes;
-    frame.record = record;
     bool any = false;
-    for (int i = 0; i < record->n_out; i++) {
-        frame.dy[i] = record->grad[i] ? mpt__slot(context, record->grad[i]) : NULL;
-        any |= frame.dy[i] != NULL;
-    }
-    mpt_status status = MPT_OK;
-    if (any) {
-        for (int i = 0; i < record->n_in; i++)
-            frame.in[i] = record->in[i] ? mpt__slot(context, record->in[i]) : NULL;
+    for (int i = 0; i < record->n_out; i++) any |= record->grad[i] != NULL;
+    mpt_status status = any ? mpt__check_saved(context, record) : MPT_OK;
+    if (any && status == MPT_OK) {
+        frame.n_temporary = 0;
+        frame.context = context;
+        frame.op = record->op;
+        frame.n_in = record->n_in;
+        frame.n_out = record->n_out;
+        frame.compute = (mpt_dtype)record->compute_dtype;
+        frame.attributes = &record->attributes;
+        frame.record = record;
+        frame.row = mpt__op_row_of(record->op);
+        frame.in = record->in;
+        frame.saved = record->saved;
+        frame.dy = record->grad;
         context->launch_op = record->op;
-        context->launch_record = id;
-        status = mpt__check_saved(&frame);
-        if (status == MPT_OK) status = mpt__op_row_of(record->op)->backward(&frame);
+        context->launch_record = record->number;
+        status = frame.row->backward(&frame);
         mpt__drop_temporaries(&frame);
-        record = &context->records[id]; /* user ops may have recorded and so moved the tape */
         context->launch_op = 0;
         context->launch_record = 0;
         context->launch_phase = MPT__BACKWARD;
+        for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
     }
-    for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
     if (!retain && status == MPT_OK) {
         record->done = 1;
         mpt__record_unsave(context, record);
@@ -11815,7 +12113,7 @@ static mpt_status mpt__backward_record(mpt_context *context, uint32_t id, bool r
 /* Gives up gradients that a failed pass left in records. */
 static void mpt__drop_record_gradients(mpt_context *context) {
     for (int64_t r = 1; r < context->record_count; r++) {
-        mpt__record *record = &context->records[r];
+        mpt__record *record = context->records[r];
         for (int i = 0; record->live && i < record->n_out; i++)
             mpt__gradient_drop(context, &record->grad[i]);
     }
@@ -11829,36 +12127,36 @@ static void mpt__materialise_all(mpt_context *context) {
     }
 }
 
-/* The gradient that enters, the caller's or one, as if the tensor were an op's input. */
-static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor,
-                                     mpt_tensor gradient) {
-    mpt__tensor one;
-    const mpt__tensor *seed = &one;
+/* The gradient that enters, the caller's or `one`, as if the tensor were an op's input. */
+static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, mpt_tensor gradient,
+                                     mpt__tensor *one) {
+    const mpt__tensor *seed = one;
     bool wide = tensor->dtype == MPT_F64;
-    one.rank = tensor->rank;
-    mpt__copy_dims(one.shape, tensor->shape, tensor->rank);
-    mpt__copy_dims(one.stride, tensor->stride, tensor->rank);
-    one.storage = context->scalar_storage;
-    one.dtype = wide ? MPT_F64 : MPT_F32;
-    one.offset = wide ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
+    one->handle = 0;
+    mpt__shape_copy(&one->shape, &tensor->shape);
+    mpt__copy_dims(one->stride, tensor->stride, tensor->shape.rank);
+    one->storage = context->scalar_storage;
+    one->dtype = wide ? MPT_F64 : MPT_F32;
+    one->offset = wide ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
     if (gradient.context || gradient.slot) {
         seed = mpt__at(context, gradient, "gradient");
         if (!seed) return context->base.status;
-        mpt_shape got = mpt__shape_of(seed), shape = mpt__shape_of(tensor);
         if (!mpt__same_shape(seed, tensor))
             return mpt__error(context, MPT_ERROR_SHAPE, "gradient has shape %S, the tensor %S",
-                              &got, &shape);
+                              &seed->shape, &tensor->shape);
     } else if (mpt__tensor_numel(tensor) != 1) {
-        mpt_shape shape = mpt__shape_of(tensor);
         return mpt__error(context, MPT_ERROR_SHAPE,
                           "backward needs a one-element tensor, this has shape %S; reduce it with "
                           "mpt_mean or mpt_sum, or pass a gradient to mpt_backward_from",
-                          &shape);
+                          &tensor->shape);
+    } else if (tensor->record && tensor->dtype == one->dtype) {
+        tensor->record->grad[tensor->output] = one;
+        return MPT_OK;
     }
     mpt__frame frame;
     frame.context = context;
     frame.n_in = 1;
-    frame.in[0] = tensor;
+    frame.in = &tensor;
     return mpt__gradient_pass(&frame, 0, seed);
 }
 
@@ -11867,31 +12165,33 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
     if (!mpt__enter_checked(context, "mpt_backward")) return mpt__status_of(context);
     mpt__tensor *root = mpt__at(context, tensor, "loss");
     if (!root) return context->base.status;
-    if (!(root->flags & MPT__REQUIRES_GRAD)) {
+    if (!(root->flags & MPT__REQUIRES_GRAD))
         return mpt__error(
             context, MPT_ERROR_STATE,
             "backward from a tensor without history: nothing it was computed from requires "
             "a gradient, or it was made under mpt_no_grad_begin or mpt_inference_begin");
-    }
-    if (context->in_backward) {
+    if (context->in_backward)
         return mpt__error(context, MPT_ERROR_STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
-    }
-    int64_t count = 0;
     context->in_backward = true;
     context->launch_phase = MPT__BACKWARD;
     mpt__materialise_all(context);
-    mpt_status status = mpt__seed_gradient(context, root, gradient);
-    if (status == MPT_OK && root->record)
-        status = mpt__walk_order(context, root->record - 1, &count);
+    mpt__tensor one; /* in no table, and without a handle that could end */
+    mpt__storage_retain(context, context->scalar_storage); /* or it would seem to be its owner */
+    mpt_status status = mpt__seed_gradient(context, root, gradient, &one);
     context->no_grad_depth++;
-    for (int64_t i = count - 1; i >= 0 && status == MPT_OK; i--)
-        status = mpt__backward_record(context, context->walk[i], retain);
+    root->nodes++; /* holds the records, whatever a user op's backward ends */
+    mpt__record *record = mpt__walk_order(context, root->record);
+    for (; record && status == MPT_OK; record = record->next)
+        status = mpt__backward_record(context, record, retain);
+    root->nodes--;
     context->no_grad_depth--;
     context->launch_phase = MPT__OTHER;
     context->in_backward = false;
     if (status != MPT_OK) mpt__drop_record_gradients(context);
+    mpt__storage_release(context, context->scalar_storage);
+    mpt__tensor_settle(context, root);
     return status;
 }
 
@@ -11924,7 +12224,7 @@ MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
 
 static bool mpt__leaf_has_grad(const mpt_context *context, const mpt__tensor *leaf) {
     return leaf->parameter ? context->parameters[leaf->parameter - 1].has_grad
-                           : leaf->gradient != 0;
+                           : leaf->gradient != NULL;
 }
 
 MPTRAIN_API bool mpt_has_grad(mpt_tensor tensor) {
@@ -11936,19 +12236,16 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_grad", "tensor");
     if (!leaf) return mpt__null(context);
-    if (!mpt__leaf_has_grad(context, leaf)) {
-        mpt__error(context, MPT_ERROR_STATE,
-                   "the tensor has no gradient (none came since zero_grad); mpt_has_grad tells");
-        return mpt__null(context);
-    }
-    if (!leaf->parameter) return mpt__handle(context, mpt__slot(context, leaf->gradient));
+    if (!mpt__leaf_has_grad(context, leaf))
+        return mpt__refuse(
+            context, MPT_ERROR_STATE,
+            "the tensor has no gradient (none came since zero_grad); mpt_has_grad tells");
+    if (!leaf->parameter) return mpt__handle(context, leaf->gradient);
     mpt__materialise_gradients(context,
                                &context->blocks[context->parameters[leaf->parameter - 1].block]);
     const mpt__tensor *view = mpt__parameter_gradient(context, leaf);
     if (!view) return mpt__null(context);
-    mpt_shape shape = mpt__shape_of(view);
-    return mpt__handle(context, mpt__tensor_on(context, view->storage, MPT_F32, &shape,
-                                               view->stride, view->offset));
+    return mpt__handle(context, mpt__tensor_alias(context, view));
 }
 
 MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
@@ -11961,30 +12258,23 @@ MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
 
 /* ==== Modes ==== */
 
-/* Counts a nesting depth up or down: the four calls below differ in nothing else. */
+/* Counts a nesting depth up or down. */
 static mpt_status mpt__nest(mpt_context *context, const char *name, int *depth, int change) {
-    if (!mpt__enter(context, name)) return context ? context->base.status : MPT_ERROR_HANDLE;
+    if (!mpt__enter(context, name)) return mpt__status_of(context);
     if (*depth + change < 0)
         return mpt__error(context, MPT_ERROR_STATE, "there is no open region that this could end");
     *depth += change;
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_no_grad_begin(mpt_context *context) {
-    return mpt__nest(context, "mpt_no_grad_begin", context ? &context->no_grad_depth : NULL, 1);
-}
-
-MPTRAIN_API mpt_status mpt_no_grad_end(mpt_context *context) {
-    return mpt__nest(context, "mpt_no_grad_end", context ? &context->no_grad_depth : NULL, -1);
-}
-
-MPTRAIN_API mpt_status mpt_inference_begin(mpt_context *context) {
-    return mpt__nest(context, "mpt_inference_begin", context ? &context->inference_depth : NULL, 1);
-}
-
-MPTRAIN_API mpt_status mpt_inference_end(mpt_context *context) {
-    return mpt__nest(context, "mpt_inference_end", context ? &context->inference_depth : NULL, -1);
-}
+#define MPT__DEFINE_NEST(name, depth, change)                                       \
+    MPTRAIN_API mpt_status name(mpt_context *context) {                             \
+        return mpt__nest(context, #name, context ? &context->depth : NULL, change); \
+    }
+MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad_depth, 1)
+MPT__DEFINE_NEST(mpt_no_grad_end, no_grad_depth, -1)
+MPT__DEFINE_NEST(mpt_inference_begin, inference_depth, 1)
+MPT__DEFINE_NEST(mpt_inference_end, inference_depth, -1)
 
 static void mpt__discard_history(mpt_context *context) {
     mpt__drop_record_gradients(context);
@@ -12027,9 +12317,7 @@ MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype)
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_autocast_end(mpt_context *context) {
-    return mpt__nest(context, "mpt_autocast_end", context ? &context->autocast_depth : NULL, -1);
-}
+MPT__DEFINE_NEST(mpt_autocast_end, autocast_depth, -1)
 
 /* ==== The decision ==== */
 
@@ -12049,7 +12337,7 @@ static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor,
                          context->parameters[tensor->parameter - 1].path, dtype);
     } else if (tensor->record) {
         mpt__format_text(text, size, "argument %d (result of %s) is %s", number,
-                         mpt__op_row_of(context->records[tensor->record - 1].op)->name, dtype);
+                         mpt__op_row_of(tensor->record->op)->name, dtype);
     } else {
         mpt__format_text(text, size, "argument %d is %s", number, dtype);
     }
@@ -12089,31 +12377,22 @@ static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *c
     return MPT_OK;
 }
 
-static mpt_status mpt__decide_dtype(mpt__frame *frame, const mpt__op_row *row) {
+static mpt_status mpt__decide_dtype(mpt__frame *frame) {
     mpt_dtype low = mpt__autocast_dtype(frame->context);
     bool region = low != MPT_F32;
     mpt_dtype result = MPT_F32;
     frame->compute = MPT_F32;
+    mpt__policy policy = frame->row->policy;
     mpt_status status = MPT_OK;
-    switch (row->policy) {
-    case MPT__POLICY_ANY:
+    if (policy == MPT__POLICY_ANY)
         result = frame->in[0] ? (mpt_dtype)frame->in[0]->dtype : MPT_F32;
-        break;
-    case MPT__POLICY_INPUT:
-        status = mpt__common_dtype(frame, region, &result);
-        break;
-    case MPT__POLICY_LOW:
-        status = mpt__common_dtype(frame, region, &result);
-        if (region && result != MPT_F64) result = frame->compute = low;
-        break;
-    case MPT__POLICY_FP32:
-        status = mpt__common_dtype(frame, region, &result);
-        if (region && result != MPT_F64) result = MPT_F32;
-        break;
-    case MPT__POLICY_LOSS:
+    else if (policy == MPT__POLICY_LOSS)
         result = mpt__loss_dtype(frame);
-        break;
-    }
+    else
+        status = mpt__common_dtype(frame, region, &result);
+    bool casts = region && result != MPT_F64;
+    if (casts && policy == MPT__POLICY_FP32) result = MPT_F32;
+    if (casts && policy == MPT__POLICY_LOW) result = frame->compute = low;
     for (int i = 0; i < frame->n_out; i++) frame->out_dtype[i] = result;
     return status;
 }
@@ -12180,33 +12459,19 @@ static bool mpt__gemm_source(mpt_context *context, const mpt__tensor *tensor, mp
 
 /* ==== What this room and those above share ==== */
 
-/* Records an error; the error null. */
-#define mpt__refuse(context, ...) (mpt__error(context, __VA_ARGS__), mpt__null(context))
-
-/* Begins a public call on a tensor; NULL with an error recorded. */
-static mpt__tensor *mpt__tensor_call(mpt_tensor tensor, const char *call) {
-    return mpt__enter(tensor.context, call) ? mpt__at(tensor.context, tensor, "tensor") : NULL;
+/* Text that grows in a caller's buffer. */
+static mpt__text mpt__text_make(char *out, size_t size) {
+    mpt__text text;
+    text.out = out, text.size = out ? size : 0, text.length = 0;
+    if (text.size) out[0] = '\0';
+    return text;
 }
 
-/* Text that grows in a caller's buffer: `length` counts what all of it needs. */
-typedef struct mpt__prose {
-    char *text;
-    size_t size, length;
-} mpt__prose;
-
-static mpt__prose mpt__prose_make(char *text, size_t size) {
-    mpt__prose prose;
-    prose.text = text, prose.size = text ? size : 0, prose.length = 0;
-    if (prose.size) text[0] = '\0';
-    return prose;
-}
-
-static void mpt__write_text(mpt__prose *prose, const char *format, ...) {
-    char *at = prose->length < prose->size ? prose->text + prose->length : NULL;
+static void mpt__write_text(mpt__text *text, const char *format, ...) {
+    char *at = text->length < text->size ? text->out + text->length : NULL;
     va_list arguments;
     va_start(arguments, format);
-    prose->length +=
-        mpt__format_text_v(at, at ? prose->size - prose->length : 0, format, arguments);
+    text->length += mpt__format_text_v(at, at ? text->size - text->length : 0, format, arguments);
     va_end(arguments);
 }
 
@@ -12246,20 +12511,15 @@ static void mpt__hook_remove(mpt_context *context,
 
 /* ==== Printer ==== */
 
-typedef struct mpt__printer {
-    void (*write)(void *user, const char *line);
-    void *user;
-} mpt__printer;
-
 static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
 
 static void mpt__print_launch(mpt_context *context, void *user, const mpt__launch *launch) {
     static const char *const access[] = {"?", "r", "w", "rw", "a"};
     const mpt__printer *printer = (const mpt__printer *)user;
     char text[1024];
-    mpt__prose line = mpt__prose_make(text, sizeof text);
-    mpt__write_text(&line, "%lld %s %s.%s", (long long)launch->number,
-                    mpt__kernel_names[launch->kernel], mpt__phase_names[launch->phase],
+    mpt__text line = mpt__text_make(text, sizeof text);
+    mpt__write_text(&line, "%lld %s %s.%s", launch->number, mpt__kernel_names[launch->kernel],
+                    mpt__phase_names[launch->phase],
                     launch->op ? mpt__op_row_of(launch->op)->name : "-");
     if (context->path) mpt__write_text(&line, " (%s)", mpt__path_text(context, context->path));
     for (int i = 0; i < launch->n_operands; i++) {
@@ -12277,22 +12537,12 @@ MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
     if (!mpt__enter(context, "mpt_print_launches")) return mpt__status_of(context);
     mpt__hook_remove(context, mpt__print_launch);
     if (!write) return MPT_OK;
-    if (!context->printer) {
-        context->printer = (mpt__printer *)mpt__host_new(context, sizeof *context->printer);
-        if (!context->printer) return context->base.status;
-    }
-    context->printer->write = write;
-    context->printer->user = user;
-    return mpt__hook_add(context, mpt__print_launch, context->printer);
+    context->printer.write = write;
+    context->printer.user = user;
+    return mpt__hook_add(context, mpt__print_launch, &context->printer);
 }
 
 /* ==== NaN tracer ==== */
-
-typedef struct mpt__tracer {
-    bool found;
-    bool on; /* asked for by the user, else by a scaler for one step */
-    char report[512];
-} mpt__tracer;
 
 static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
                                const mpt__operand *operand) {
@@ -12313,16 +12563,16 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     mpt_shape shape = mpt__operand_shape(operand);
     uint32_t record = traced->op_record;
     const char *path =
-        mpt__path_text(context, record ? context->records[record].path : context->path);
+        mpt__path_text(context, record ? context->records[record]->path : context->path);
     tracer->found = true;
     mpt__format_text(
         tracer->report, sizeof tracer->report,
         "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
         "a %s tensor %S",
-        (long long)context->now.step, mpt__phase_names[traced->phase],
+        context->now.step, mpt__phase_names[traced->phase],
         traced->op ? mpt__op_row_of(traced->op)->name : "no op", *path ? ", module " : "", path,
-        mpt__kernel_names[traced->kernel], (long long)index,
-        mpt_dtype_name((mpt_dtype)operand->dtype), &shape);
+        mpt__kernel_names[traced->kernel], index, mpt_dtype_name((mpt_dtype)operand->dtype),
+        &shape);
     mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 
@@ -12338,26 +12588,22 @@ static void mpt__trace_launch(mpt_context *context, void *user, const mpt__launc
 }
 
 static mpt_status mpt__trace_start(mpt_context *context, bool on) {
-    if (!context->tracer) {
-        context->tracer = (mpt__tracer *)mpt__host_new(context, sizeof *context->tracer);
-        if (!context->tracer) return context->base.status;
-    }
-    context->tracer->on = on;
-    context->tracer->found = false;
+    context->tracer.on = on;
+    context->tracer.found = false;
     mpt__hook_remove(context, mpt__trace_launch);
-    return mpt__hook_add(context, mpt__trace_launch, context->tracer);
+    return mpt__hook_add(context, mpt__trace_launch, &context->tracer);
 }
 
 MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on) {
     if (!mpt__enter(context, "mpt_trace_nan")) return mpt__status_of(context);
     if (on) return mpt__trace_start(context, true);
     mpt__hook_remove(context, mpt__trace_launch);
-    if (context->tracer) context->tracer->on = false;
+    context->tracer.on = false;
     return MPT_OK;
 }
 
 MPTRAIN_API const char *mpt_nan_report(mpt_context *context) {
-    return context && context->tracer && context->tracer->found ? context->tracer->report : "";
+    return context && context->tracer.found ? context->tracer.report : "";
 }
 
 /* ==== Recorder ====
@@ -12377,7 +12623,8 @@ static bool mpt__ids_add(mpt_context *context, mpt__ids *ids, uint32_t id) {
     return true;
 }
 
-typedef struct mpt__recorder {
+typedef struct mpt__recording {
+    mpt__id id;
     mpt__launch *launches;
     int64_t count, capacity;
     int64_t storages_before;
@@ -12385,16 +12632,18 @@ typedef struct mpt__recorder {
     mpt__ids held;    /* outlive the recording, with a reference each */
     mpt__ids work;    /* kind, slot, generation of objects that the host has work with */
     bool failed;
-} mpt__recorder;
+} mpt__recording;
+
+MPT__HANDLES(recording, MPT__RECORDING)
 
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage) {
-    mpt__recorder *recorder = context->recorder;
+    mpt__recording *recorder = context->recorder;
     if (!mpt__ids_add(context, &recorder->retired, storage)) recorder->failed = true;
 }
 
 /* The step being recorded updates this optimizer or scaler. */
 static void mpt__recorder_note(mpt_context *context, mpt__object_kind kind, const mpt__id *id) {
-    mpt__recorder *recorder = context->recorder;
+    mpt__recording *recorder = context->recorder;
     if (!recorder) return;
     if (!mpt__ids_add(context, &recorder->work, (uint32_t)kind) ||
         !mpt__ids_add(context, &recorder->work, id->slot) ||
@@ -12403,7 +12652,7 @@ static void mpt__recorder_note(mpt_context *context, mpt__object_kind kind, cons
 }
 
 /* Takes a reference on every storage below id `limit` that a launch names and that is alive. */
-static void mpt__recorder_hold(mpt_context *context, mpt__recorder *recorder,
+static void mpt__recorder_hold(mpt_context *context, mpt__recording *recorder,
                                const mpt__launch *launch, int64_t limit) {
     for (int i = 0; i < launch->n_operands; i++) {
         uint32_t id = launch->operand[i].storage;
@@ -12422,7 +12671,7 @@ static void mpt__recorder_hold(mpt_context *context, mpt__recorder *recorder,
 
 /* What was there before is held from its first use on: it must still be there at replay. */
 static void mpt__record_launch(mpt_context *context, void *user, const mpt__launch *launch) {
-    mpt__recorder *recorder = (mpt__recorder *)user;
+    mpt__recording *recorder = (mpt__recording *)user;
     if (context->unrecorded) return;
     if (!mpt__room(context, recorder->launches, recorder->capacity, recorder->count + 1)) {
         recorder->failed = true;
@@ -12433,22 +12682,17 @@ static void mpt__record_launch(mpt_context *context, void *user, const mpt__laun
 }
 
 static void mpt__recorder_free(mpt_context *context, void *object) {
-    mpt__recorder *recorder = (mpt__recorder *)object;
+    mpt__recording *recorder = (mpt__recording *)object;
     for (int64_t i = 0; i < recorder->held.count; i++) {
         context->storages[recorder->held.id[i]].recordings--;
         mpt__storage_release(context, recorder->held.id[i]);
     }
-    for (int64_t i = 0; i < recorder->retired.count; i++) {
-        context->storages[recorder->retired.id[i]].next_free = context->free_storage;
-        context->free_storage = recorder->retired.id[i];
-    }
-    mpt__host_free(context, recorder->launches,
-                   (size_t)recorder->capacity * sizeof *recorder->launches);
-    mpt__host_free(context, recorder->retired.id,
-                   (size_t)recorder->retired.capacity * sizeof(uint32_t));
-    mpt__host_free(context, recorder->held.id, (size_t)recorder->held.capacity * sizeof(uint32_t));
-    mpt__host_free(context, recorder->work.id, (size_t)recorder->work.capacity * sizeof(uint32_t));
-    mpt__host_free(context, recorder, sizeof *recorder);
+    for (int64_t i = 0; i < recorder->retired.count; i++)
+        mpt__storage_spare(context, recorder->retired.id[i]);
+    mpt__room_free(context, recorder->launches, recorder->capacity);
+    mpt__room_free(context, recorder->retired.id, recorder->retired.capacity);
+    mpt__room_free(context, recorder->held.id, recorder->held.capacity);
+    mpt__room_free(context, recorder->work.id, recorder->work.capacity);
 }
 
 static bool mpt__recorder_idle(mpt_context *context) {
@@ -12460,11 +12704,12 @@ static bool mpt__recorder_idle(mpt_context *context) {
 MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
     if (!mpt__enter(context, "mpt_record_begin")) return mpt__status_of(context);
     if (!mpt__recorder_idle(context)) return context->base.status;
-    mpt__recorder *recorder = (mpt__recorder *)mpt__host_new(context, sizeof *recorder);
+    mpt__recording *recorder =
+        (mpt__recording *)mpt__object_make(context, MPT__RECORDING, sizeof *recorder);
     if (!recorder) return context->base.status;
     recorder->storages_before = context->storage_count;
     if (mpt__hook_add(context, mpt__record_launch, recorder) != MPT_OK) {
-        mpt__host_free(context, recorder, sizeof *recorder);
+        mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
         return context->base.status;
     }
     context->device_step = -1; /* so that the recording sets it */
@@ -12480,9 +12725,10 @@ MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
     return MPT_OK;
 }
 
-/* Stops recording; the free ids of before are free again. */
-static mpt__recorder *mpt__recorder_stop(mpt_context *context) {
-    mpt__recorder *recorder = context->recorder;
+/* Stops recording, if one is under way; the free ids of before are free again. */
+static mpt__recording *mpt__recorder_stop(mpt_context *context) {
+    mpt__recording *recorder = context->recorder;
+    if (!recorder) return NULL;
     mpt__hook_remove(context, mpt__record_launch);
     uint32_t *last = &context->free_storage;
     while (*last) last = &context->storages[*last].next_free;
@@ -12492,31 +12738,20 @@ static mpt__recorder *mpt__recorder_stop(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
-    mpt_recording recording;
-    recording.context = context, recording.slot = 0, recording.generation = 0;
-    if (!mpt__enter(context, "mpt_record_end")) return recording;
-    if (!context->recorder) {
+    if (!mpt__enter(context, "mpt_record_end")) return mpt__recording_handle(context, NULL);
+    mpt__recording *recorder = mpt__recorder_stop(context);
+    if (!recorder)
         mpt__error(context, MPT_ERROR_STATE,
                    "no recording is under way; mpt_record_begin starts one");
-        return recording;
-    }
-    mpt__recorder *recorder = mpt__recorder_stop(context);
-    for (int64_t i = 0; i < recorder->count; i++)
+    for (int64_t i = 0; recorder && i < recorder->count; i++)
         mpt__recorder_hold(context, recorder, &recorder->launches[i], INT64_MAX);
-    if (!recorder->failed)
-        recording.slot = mpt__object_new(context, MPT__RECORDING, recorder, &recording.generation);
-    if (!recording.slot) mpt__recorder_free(context, recorder);
-    return recording;
-}
-
-static mpt__recorder *mpt__recording_at(mpt_recording recording, const char *call) {
-    if (!mpt__enter(recording.context, call)) return NULL;
-    return (mpt__recorder *)mpt__object_at(recording.context, MPT__RECORDING, recording.context,
-                                           recording.slot, recording.generation);
+    if (!recorder || !recorder->failed) return mpt__recording_handle(context, recorder);
+    mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
+    return mpt__recording_handle(context, NULL);
 }
 
 /* Gives every retired id memory again (`give` true) or takes it back. */
-static bool mpt__replay_memory(mpt_context *context, mpt__recorder *recorder, bool give) {
+static bool mpt__replay_memory(mpt_context *context, mpt__recording *recorder, bool give) {
     for (int64_t i = 0; i < recorder->retired.count; i++) {
         uint32_t id = recorder->retired.id[i];
         mpt__storage *storage = &context->storages[id];
@@ -12541,7 +12776,7 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recorder *recorder, bo
 }
 
 /* What was held has new values, as far as anybody knows. */
-static void mpt__replay_versions(mpt_context *context, const mpt__recorder *recorder) {
+static void mpt__replay_versions(mpt_context *context, const mpt__recording *recorder) {
     for (int64_t i = 0; i < recorder->held.count; i++) {
         uint32_t before = context->storages[recorder->held.id[i]].version++;
         mpt__values_replayed(context, recorder->held.id[i], before);
@@ -12549,7 +12784,7 @@ static void mpt__replay_versions(mpt_context *context, const mpt__recorder *reco
 }
 
 /* The launches of a recording whose storages have memory. */
-static void mpt__replay_launches(mpt_context *context, const mpt__recorder *recorder) {
+static void mpt__replay_launches(mpt_context *context, const mpt__recording *recorder) {
     for (int64_t i = 0; i < recorder->count && context->base.status == MPT_OK; i++) {
         mpt__launch launch = recorder->launches[i];
         mpt__submit(context, &launch);
@@ -12558,7 +12793,7 @@ static void mpt__replay_launches(mpt_context *context, const mpt__recorder *reco
 
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     mpt_context *context = recording.context;
-    mpt__recorder *recorder = mpt__recording_at(recording, "mpt_replay");
+    mpt__recording *recorder = mpt__recording_enter(recording, "mpt_replay");
     if (!recorder || !mpt__recorder_idle(context)) return mpt__status_of(context);
     bool ready = mpt__replay_memory(context, recorder, true);
     context->device_step = -1; /* the launches may set it */
@@ -12569,13 +12804,13 @@ MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
 }
 
 MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording) {
-    mpt__recorder *recorder = mpt__recording_at(recording, "mpt_recording_launches");
+    mpt__recording *recorder = mpt__recording_enter(recording, "mpt_recording_launches");
     return recorder ? recorder->count : -1;
 }
 
 MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording) {
     mpt_context *context = recording.context;
-    if (mpt__recording_at(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
+    if (mpt__recording_enter(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
         mpt__object_free(context, MPT__RECORDING, recording.slot);
     return mpt__status_of(context);
 }
@@ -12624,11 +12859,9 @@ MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, m
     if (!name) return mpt__error(context, MPT_ERROR_ARGUMENT, "name is NULL");
     const mpt__tensor *found = mpt__at(context, value, "value");
     if (!found) return context->base.status;
-    if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float) {
-        mpt_shape shape = mpt__shape_of(found);
+    if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float)
         return mpt__error(context, MPT_ERROR_SHAPE, "expected one float element, got %s %S",
-                          mpt_dtype_name((mpt_dtype)found->dtype), &shape);
-    }
+                          mpt_dtype_name((mpt_dtype)found->dtype), &found->shape);
     mpt__metric *metric = mpt__metric_find(context, name);
     if (!metric) metric = mpt__metric_make(context, name);
     if (!metric) return context->base.status;
@@ -12664,29 +12897,14 @@ MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name) 
  * 44_values.c: tensors made from values, values out of tensors, tensors as text.
  * ------------------------------------------------------------------------------------------- */
 
-/* 51_ops_math.c */
-static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
-                                   const mpt__tensor *to, mpt__access access);
-static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b);
-
 /* ==== Making ==== */
-
-/* A tensor's handle once its values are in, the error null if that failed. */
-static mpt_tensor mpt__tensor_done(mpt_context *context, mpt__tensor *tensor, mpt_status status) {
-    if (status == MPT_OK) return mpt__handle(context, tensor);
-    mpt__tensor_drop(context, tensor);
-    return mpt__null(context);
-}
 
 static mpt_tensor mpt__filled(mpt_context *context, const char *call, mpt_dtype dtype,
                               const mpt_shape *shape, double value) {
     if (!mpt__enter(context, call)) return mpt__null(context);
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
-    launch->imm[0] = value;
-    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
-    return mpt__tensor_done(context, tensor, mpt__submit(context, launch));
+    return mpt__tensor_done(context, tensor, mpt__launch_fill(context, tensor, value));
 }
 
 MPTRAIN_API mpt_tensor mpt_zeros(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
@@ -12733,8 +12951,7 @@ MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape
     if (!data && bytes > 0)
         return mpt__refuse(
             context, MPT_ERROR_ARGUMENT,
-            "data is NULL, expected %lld bytes; mpt_zeros makes a tensor without data",
-            (long long)bytes);
+            "data is NULL, expected %lld bytes; mpt_zeros makes a tensor without data", bytes);
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
     return mpt__tensor_done(context, tensor, mpt__upload(context, tensor->storage, 0, data, bytes));
@@ -12744,7 +12961,7 @@ MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t
     if (!mpt__enter(context, "mpt_arange")) return mpt__null(context);
     if (count < 0 || count > INT64_MAX / 16)
         return mpt__refuse(context, MPT_ERROR_ARGUMENT, "count %lld is negative or beyond 2^59",
-                           (long long)count);
+                           count);
     int64_t *values = (int64_t *)mpt__host_array(context, count + 1, sizeof *values);
     if (!values) return mpt__null(context);
     for (int64_t i = 0; i < count; i++) values[i] = i;
@@ -12764,13 +12981,14 @@ MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape
     if (!context->backend.synchronous)
         return mpt__refuse(context, MPT_ERROR_UNSUPPORTED,
                            "only CPU contexts can borrow memory; use mpt_from");
-    size_t width = mpt__dtype_info[dtype].bytes;
-    if ((!data && bytes > 0) || ((uintptr_t)data % width) != 0)
+    int64_t width = mpt__dtype_info[dtype].bytes;
+    if ((!data && bytes > 0) || ((uintptr_t)data % (uintptr_t)width) != 0)
         return mpt__refuse(context, MPT_ERROR_ARGUMENT, "data must be %lld bytes aligned to %lld",
-                           (long long)bytes, (long long)width);
+                           bytes, width);
     uint32_t storage = mpt__storage_wrap(context, data, bytes);
     if (!storage) return mpt__null(context);
-    mpt__tensor *tensor = mpt__tensor_on(context, storage, dtype, &shape, NULL, 0);
+    mpt__tensor view = mpt__view_on(storage, dtype, &shape, 0);
+    mpt__tensor *tensor = mpt__tensor_alias(context, &view);
     mpt__storage_release(context, storage);
     return mpt__handle(context, tensor);
 }
@@ -12778,33 +12996,30 @@ MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape
 /* ==== Asking ==== */
 
 MPTRAIN_API mpt_shape mpt_get_shape(mpt_tensor tensor) {
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_get_shape");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_get_shape", "tensor");
     mpt_shape none = MPT_SCALAR;
     none.rank = -1;
-    return found ? mpt__shape_of(found) : none;
+    return found ? found->shape : none;
 }
 
 MPTRAIN_API mpt_dtype mpt_get_dtype(mpt_tensor tensor) {
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_get_dtype");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_get_dtype", "tensor");
     return found ? (mpt_dtype)found->dtype : MPT_DTYPE_NONE;
 }
 
 MPTRAIN_API int64_t mpt_numel(mpt_tensor tensor) {
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_numel");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_numel", "tensor");
     return found ? mpt__tensor_numel(found) : -1;
 }
 
 MPTRAIN_API bool mpt_is_contiguous(mpt_tensor tensor) {
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_is_contiguous");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_is_contiguous", "tensor");
     return found && mpt__tensor_contiguous(found);
 }
 
 MPTRAIN_API bool mpt_valid(mpt_tensor tensor) {
-    mpt_context *context = tensor.context;
-    if (!context || tensor.slot == 0 || tensor.slot >= (uint64_t)context->tensor_count)
-        return false;
-    const mpt__tensor *found = mpt__slot(context, tensor.slot);
-    return found->generation == tensor.generation && found->handle && found->storage;
+    const mpt__tensor *found = tensor.context ? mpt__live(tensor.context, tensor) : NULL;
+    return found && found->storage;
 }
 
 MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, const char *what) {
@@ -12813,55 +13028,31 @@ MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, cons
     const char *name = what ? what : "tensor";
     const mpt__tensor *found = mpt__at(context, tensor, name);
     if (!found) return context->base.status;
-    bool fits = shape.rank == found->rank;
+    bool fits = shape.rank == found->shape.rank;
     for (int i = 0; fits && i < shape.rank; i++)
-        fits = shape.dim[i] == -1 || shape.dim[i] == found->shape[i];
+        fits = shape.dim[i] == -1 || shape.dim[i] == found->shape.dim[i];
     if (fits) return MPT_OK;
-    mpt_shape got = mpt__shape_of(found);
     if (shape.rank < 0 || shape.rank > MPT_MAX_RANK)
         return mpt__error(context, MPT_ERROR_SHAPE, "%s: rank %d is not in 0..%d", name, shape.rank,
                           MPT_MAX_RANK);
     return mpt__error(context, MPT_ERROR_SHAPE, "%s has shape %S, expected %S (-1 fits any size)",
-                      name, &got, &shape);
+                      name, &found->shape, &shape);
 }
 
 /* ==== Lifetime of single tensors ==== */
 
-/* A new tensor on the same elements, without history. */
-static mpt__tensor *mpt__tensor_alias(mpt_context *context, const mpt__tensor *tensor) {
-    mpt_shape shape = mpt__shape_of(tensor);
-    return mpt__tensor_on(context, tensor->storage, (mpt_dtype)tensor->dtype, &shape,
-                          tensor->stride, tensor->offset);
-}
-
-/* mpt__tensor_on, but outside all scopes and modes. */
-static mpt__tensor *mpt__tensor_outside(mpt_context *context, uint32_t storage, mpt_dtype dtype,
-                                        const mpt_shape *shape, const int64_t *stride,
-                                        int64_t offset) {
-    int depth = context->scope_depth, inference = context->inference_depth;
-    context->scope_depth = context->inference_depth = 0;
-    mpt__tensor *tensor = mpt__tensor_on(context, storage, dtype, shape, stride, offset);
-    context->scope_depth = depth;
-    context->inference_depth = inference;
-    if (tensor) tensor->flags = MPT__KEPT;
-    return tensor;
-}
-
 MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_keep");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_keep", "tensor");
     if (!found) return mpt__null(context);
-    mpt_shape shape = mpt__shape_of(found);
-    mpt__tensor *kept = mpt__tensor_outside(context, found->storage, (mpt_dtype)found->dtype,
-                                            &shape, found->stride, found->offset);
-    if (kept && context->inference_depth) kept->flags |= MPT__INFERENCE;
-    return mpt__handle(context, kept);
+    int flags = MPT__KEPT | (context->inference_depth ? MPT__INFERENCE : 0);
+    return mpt__handle(context, mpt__tensor_outside(context, found, flags));
 }
 
 MPTRAIN_API void mpt_release(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
-    if (!context || !mpt_valid(tensor)) return;
-    mpt__tensor *found = mpt__slot(context, tensor.slot);
+    mpt__tensor *found = context ? mpt__live(context, tensor) : NULL;
+    if (!found || !found->storage) return;
     if (found->parameter || (found->flags & MPT__GRADIENT)) {
         if (mpt__enter(context, "mpt_release"))
             mpt__error(context, MPT_ERROR_STATE, "%s",
@@ -12882,8 +13073,7 @@ static mpt_status mpt__read_as(mpt_context *context, const mpt__tensor *tensor, 
     if ((mpt_dtype)tensor->dtype == dtype && mpt__tensor_contiguous(tensor))
         return mpt__download(context, destination, tensor->storage, tensor->offset * width,
                              numel * width);
-    mpt_shape shape = mpt__shape_of(tensor);
-    mpt__tensor *copy = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_WORKSPACE);
+    mpt__tensor *copy = mpt__tensor_new(context, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
     if (!copy) return context->base.status;
     mpt_status status = mpt__launch_copy(context, tensor, copy, MPT__WRITE);
     if (status == MPT_OK)
@@ -12896,9 +13086,8 @@ static mpt_status mpt__read_as(mpt_context *context, const mpt__tensor *tensor, 
 static bool mpt__check_room(mpt_context *context, int64_t need, const void *room, uint64_t got,
                             const char *unit, const char *verb) {
     if ((room || need == 0) && (uint64_t)need == got) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "the tensor has %lld %s, got %s%llu", (long long)need,
-               unit, verb, (unsigned long long)(room ? got : 0));
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "the tensor has %lld %s, got %s%llu", need,
+                       unit, verb, (unsigned long long)(room ? got : 0));
 }
 
 static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
@@ -12907,7 +13096,7 @@ static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
 
 MPTRAIN_API mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t bytes) {
     mpt_context *context = tensor.context;
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_read");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_read", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), destination, bytes, "bytes",
                                    "room for "))
         return mpt__status_of(context);
@@ -12916,7 +13105,7 @@ MPTRAIN_API mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t byt
 
 MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64_t count) {
     mpt_context *context = tensor.context;
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_read_f32");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_read_f32", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_numel(found), destination, (uint64_t)count,
                                    "elements", "room for "))
         return mpt__status_of(context);
@@ -12925,12 +13114,11 @@ MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64
 
 MPTRAIN_API double mpt_item(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
-    const mpt__tensor *found = mpt__tensor_call(tensor, "mpt_item");
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_item", "tensor");
     if (!found) return MPT__NAN_F64;
     if (mpt__tensor_numel(found) != 1) {
-        mpt_shape shape = mpt__shape_of(found);
         mpt__error(context, MPT_ERROR_SHAPE, "expected one element, the tensor has shape %S",
-                   &shape);
+                   &found->shape);
         return MPT__NAN_F64;
     }
     double value = 0.0;
@@ -12943,8 +13131,7 @@ static mpt_status mpt__write_as(mpt_context *context, mpt__tensor *tensor, mpt_d
     int64_t width = mpt__dtype_info[dtype].bytes, numel = mpt__tensor_numel(tensor);
     if ((mpt_dtype)tensor->dtype == dtype && mpt__tensor_contiguous(tensor))
         return mpt__upload(context, tensor->storage, tensor->offset * width, source, numel * width);
-    mpt_shape shape = mpt__shape_of(tensor);
-    mpt__tensor *copy = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_WORKSPACE);
+    mpt__tensor *copy = mpt__tensor_new(context, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
     if (!copy) return context->base.status;
     mpt_status status = mpt__upload(context, copy->storage, 0, source, numel * width);
     if (status == MPT_OK) {
@@ -12961,11 +13148,11 @@ static mpt_status mpt__write_f32(mpt_context *context, mpt__tensor *tensor, cons
 
 MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes) {
     mpt_context *context = tensor.context;
-    mpt__tensor *found = mpt__tensor_call(tensor, "mpt_write");
+    mpt__tensor *found = mpt__enter_at(tensor, "mpt_write", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
         return mpt__status_of(context);
-    for (int i = 0; i < found->rank; i++) {
-        if (found->stride[i] == 0 && found->shape[i] > 1)
+    for (int i = 0; i < found->shape.rank; i++) {
+        if (found->stride[i] == 0 && found->shape.dim[i] > 1)
             return mpt__error(
                 context, MPT_ERROR_STATE,
                 "an expanded tensor shows one element in many places; mpt_clone it first");
@@ -12979,11 +13166,9 @@ MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double at
     const mpt__tensor *ta = mpt__at(context, a, "argument 1");
     const mpt__tensor *tb = ta ? mpt__at(context, b, "argument 2") : NULL;
     if (!tb) return false;
-    if (!mpt__same_shape(ta, tb)) {
-        mpt_shape sa = mpt__shape_of(ta), sb = mpt__shape_of(tb);
-        mpt__error(context, MPT_ERROR_SHAPE, "shapes %S and %S differ", &sa, &sb);
-        return false;
-    }
+    if (!mpt__same_shape(ta, tb))
+        return mpt__reject(context, MPT_ERROR_SHAPE, "shapes %S and %S differ", &ta->shape,
+                           &tb->shape);
     int64_t numel = mpt__tensor_numel(ta);
     size_t bytes = (size_t)numel * sizeof(double);
     if (numel == 0) return true;
@@ -13015,12 +13200,12 @@ typedef struct mpt__printing {
     mpt_context *context;
     const mpt__tensor *tensor;
     mpt_print_config config;
-    mpt__prose out;
+    mpt__text out;
 } mpt__printing;
 
 static void mpt__print_value(mpt__printing *printing, int64_t offset) {
     mpt__tensor element = *printing->tensor;
-    element.rank = 0;
+    element.shape.rank = 0;
     element.offset = offset;
     if (mpt__dtype_info[element.dtype].is_float) {
         double value = 0;
@@ -13031,22 +13216,22 @@ static void mpt__print_value(mpt__printing *printing, int64_t offset) {
     } else {
         int64_t value = 0;
         if (mpt__read_as(printing->context, &element, MPT_I64, &value) != MPT_OK) return;
-        mpt__write_text(&printing->out, "%lld", (long long)value);
+        mpt__write_text(&printing->out, "%lld", value);
     }
 }
 
 static void mpt__print_dimension(mpt__printing *printing, int dim, int64_t offset) {
     const mpt__tensor *tensor = printing->tensor;
-    if (dim == tensor->rank) {
+    if (dim == tensor->shape.rank) {
         mpt__print_value(printing, offset);
         return;
     }
-    int64_t size = tensor->shape[dim], edge = printing->config.edge;
+    int64_t size = tensor->shape.dim[dim], edge = printing->config.edge;
     mpt__write_text(&printing->out, "[");
     for (int64_t i = 0; i < size && printing->context->base.status == MPT_OK; i++) {
         if (i > 0) {
-            mpt__write_text(&printing->out, dim + 1 == tensor->rank ? ", " : ",\n");
-            for (int d = 0; d <= dim && dim + 1 < tensor->rank; d++)
+            mpt__write_text(&printing->out, dim + 1 == tensor->shape.rank ? ", " : ",\n");
+            for (int d = 0; d <= dim && dim + 1 < tensor->shape.rank; d++)
                 mpt__write_text(&printing->out, " ");
         }
         if (i == edge && size > 2 * edge) {
@@ -13064,8 +13249,8 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
     mpt__printing printing;
     printing.context = tensor.context;
     printing.config = config ? *config : mpt_print_config_default();
-    printing.out = mpt__prose_make(text, size);
-    printing.tensor = mpt__tensor_call(tensor, "mpt_format");
+    printing.out = mpt__text_make(text, size);
+    printing.tensor = mpt__enter_at(tensor, "mpt_format", "tensor");
     if (!printing.tensor) return 0;
     if (printing.config.digits < 1 || printing.config.digits > 17 || printing.config.edge < 1) {
         mpt__error(tensor.context, MPT_ERROR_ARGUMENT,
@@ -13074,17 +13259,16 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
         return 0;
     }
     mpt__print_dimension(&printing, 0, printing.tensor->offset);
-    mpt_shape shape = mpt__shape_of(printing.tensor);
     mpt__write_text(&printing.out, " %s %S", mpt_dtype_name((mpt_dtype)printing.tensor->dtype),
-                    &shape);
+                    &printing.tensor->shape);
     return printing.out.length;
 }
 
 /* ---------------------------------------------------------------------------------------------
  * 50_ops.c: the op table, the map of the system: one line per op.
  *
- * Rules, forward and backward functions stand in the rooms 51 to 54; rows that share a form share
- * the functions and differ in the kernel's function alone.
+ * Rules, forward and backward functions stand in the rooms 51 to 54, from which 55_ops_api.c makes
+ * the table; rows that share a form share the functions and differ in the kernel's function alone.
  * ------------------------------------------------------------------------------------------- */
 
 /* O(id, policy, shape rule, forward, backward, function, backward function, ONNX name):
@@ -13092,7 +13276,7 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
    means NULL. */
 #define MPT__OPS(O)                                                                         \
     O(add, INPUT, binary, binary, add, ADD, NONE, "Add")                                    \
-    O(sub, INPUT, binary, binary, sub, SUB, NONE, "Sub")                                    \
+    O(sub, INPUT, binary, binary, add, SUB, NEG, "Sub")                                     \
     O(mul, INPUT, binary, binary, mul, MUL, NONE, "Mul")                                    \
     O(div, INPUT, binary, binary, div, DIV, NONE, "Div")                                    \
     O(add_scalar, INPUT, unary, unary, pass, ADD_SCALAR, NONE, "Add")                       \
@@ -13127,10 +13311,9 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
     O(cast, ANY, cast, copy, pass, NONE, NONE, "Cast")                                      \
     O(cat, INPUT, cat, cat, cat, NONE, NONE, "Concat")                                      \
     O(nll_loss, LOSS, nll, nll, nll, NONE, NONE, "NegativeLogLikelihoodLoss")               \
-    O(cross_entropy, LOSS, nll, cross_entropy, cross_entropy, NONE, NONE,                   \
-      "SoftmaxCrossEntropyLoss")                                                            \
+    O(cross_entropy, LOSS, nll, nll, cross_entropy, NONE, NONE, "SoftmaxCrossEntropyLoss")  \
     O(mse_loss, LOSS, mse, mse, mse, NONE, NONE, "")                                        \
-    O(user, ANY, user, user, user, NONE, NONE, "")
+    O(user, ANY, none, none, user, NONE, NONE, "")
 
 typedef enum mpt__op_id {
     MPT__OP_none,
@@ -13140,83 +13323,7 @@ typedef enum mpt__op_id {
         MPT__OP_COUNT
 } mpt__op_id;
 
-/* The functions of the table; each is defined in one of the rooms that follow. */
-#define MPT__SHAPES(F)                                                                            \
-    F(binary)                                                                                     \
-    F(unary)                                                                                      \
-    F(predicate)                                                                                  \
-    F(equal)                                                                                      \
-    F(matmul)                                                                                     \
-    F(linear)                                                                                     \
-    F(reduce) F(argmax) F(softmax) F(reshape) F(permute) F(slice) F(expand) F(cast) F(cat) F(nll) \
-        F(mse) F(user)
-#define MPT__FORWARDS(F)                                                              \
-    F(binary)                                                                         \
-    F(unary)                                                                          \
-    F(unary_keep_in)                                                                  \
-    F(unary_keep_out)                                                                 \
-    F(matmul)                                                                         \
-    F(linear)                                                                         \
-    F(reduce) F(max) F(argmax) F(softmax) F(dropout) F(reshape) F(copy) F(cat) F(nll) \
-        F(cross_entropy) F(mse) F(user) F(scale_loss)
-#define MPT__BACKWARDS(F)                                                                     \
-    F(add)                                                                                    \
-    F(sub)                                                                                    \
-    F(mul)                                                                                    \
-    F(div)                                                                                    \
-    F(pass)                                                                                   \
-    F(linear_unary)                                                                           \
-    F(unary) F(matmul) F(linear) F(reduce) F(max) F(softmax) F(dropout) F(reshape) F(permute) \
-        F(slice) F(expand) F(cat) F(nll) F(cross_entropy) F(mse) F(user)
-#define MPT__DECLARE(name) static mpt_status mpt__##name##_shape(mpt__frame *frame);
-MPT__SHAPES(MPT__DECLARE)
-#undef MPT__DECLARE
-#define MPT__DECLARE(name) static mpt_status mpt__##name##_forward(mpt__frame *frame);
-MPT__FORWARDS(MPT__DECLARE)
-#undef MPT__DECLARE
-#define MPT__DECLARE(name) static mpt_status mpt__##name##_backward(mpt__frame *frame);
-MPT__BACKWARDS(MPT__DECLARE)
-#undef MPT__DECLARE
-#define mpt__none_forward NULL
-#define mpt__none_backward NULL
-
-static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
-    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
-#define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
-    {#id,                                                                     \
-     onnx,                                                                    \
-     MPT__POLICY_##policy,                                                    \
-     mpt__##shape##_shape,                                                    \
-     mpt__##forward##_forward,                                                \
-     mpt__##backward##_backward,                                              \
-     MPT__FN_##fn,                                                            \
-     MPT__FN_##backward_fn},
-    MPT__OPS(MPT__ROW)
-#undef MPT__ROW
-};
-
-static const mpt__op_row *mpt__op_row_of(int op) { return &mpt__op_rows[op]; }
-
-/* ==== The policy table as text ==== */
-
-static const char *const mpt__policy_names[] = {"any dtype, unchanged", "input dtype (mixed: f32)",
-                                                "f16 / bf16", "f32", "f32 always"};
-
-MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size) {
-    if (!text) size = 0;
-    size_t need = mpt__format_text(text, size, "mptrain autocast policy, version 1\n");
-    for (int op = 1; op < MPT__OP_COUNT; op++) {
-        char *at = need < size ? text + need : NULL;
-        need += mpt__format_text(at, at ? size - need : 0, "%s: %s\n", mpt__op_rows[op].name,
-                                 mpt__policy_names[mpt__op_rows[op].policy]);
-    }
-    return need;
-}
-
-static void mpt__attributes_clear(mpt__attributes *attributes) {
-    static const mpt__attributes none = {{0.0, 0.0}, {0}, 0, 0, 0, 0};
-    *attributes = none;
-}
+static const mpt__attributes mpt__no_attributes = {{0.0, 0.0}, {0}, 0, 0, 0, 0};
 
 static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
     return frame->in[0] && frame->in[0]->dtype == MPT_F64 ? MPT_F64 : MPT_F32;
@@ -13228,41 +13335,19 @@ static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
 
 /* ==== Views outside all tables ==== */
 
-/* The same storage under another shape. */
-static mpt__tensor mpt__viewed(const mpt__tensor *tensor, int rank, const int64_t *shape,
-                               const int64_t *stride) {
-    mpt__tensor view;
-    view.storage = tensor->storage;
-    view.dtype = tensor->dtype;
-    view.rank = (uint8_t)rank;
-    view.offset = tensor->offset;
-    for (int i = 0; i < rank; i++) {
-        view.shape[i] = shape[i];
-        view.stride[i] = stride[i];
-    }
-    return view;
+/* A contiguous tensor under another shape. */
+static mpt__tensor mpt__viewed(const mpt__tensor *tensor, const mpt_shape *shape) {
+    return mpt__view_on(tensor->storage, (mpt_dtype)tensor->dtype, shape, tensor->offset);
 }
 
-/* All elements of a contiguous tensor in one dimension. */
-static mpt__tensor mpt__flat_view(const mpt__tensor *tensor) {
-    int64_t numel = mpt__tensor_numel(tensor), one = 1;
-    return mpt__viewed(tensor, 1, &numel, &one);
-}
-
-/* The strides of `tensor` as if it had `rank` dimensions of sizes `shape`. */
-static MPT__FORCE_INLINE void mpt__broadcast_strides(const mpt__tensor *tensor, int rank,
-                                                     const int64_t *shape, int64_t *stride) {
-    int lead = rank - tensor->rank;
-    for (int i = 0; i < rank; i++) {
-        bool real = i >= lead && tensor->shape[i - lead] == shape[i];
+/* The strides of `tensor` as if it had that shape. */
+static MPT__FORCE_INLINE void mpt__broadcast_strides(const mpt__tensor *tensor,
+                                                     const mpt_shape *shape, int64_t *stride) {
+    int lead = shape->rank - tensor->shape.rank;
+    for (int i = 0; i < shape->rank; i++) {
+        bool real = i >= lead && tensor->shape.dim[i - lead] == shape->dim[i];
         stride[i] = real ? tensor->stride[i - lead] : 0;
     }
-}
-
-static mpt__tensor mpt__broadcast_view(const mpt__tensor *tensor, int rank, const int64_t *shape) {
-    int64_t stride[MPT_MAX_RANK];
-    mpt__broadcast_strides(tensor, rank, shape, stride);
-    return mpt__viewed(tensor, rank, shape, stride);
 }
 
 /* ==== Views as operands ====
@@ -13280,9 +13365,9 @@ static MPT__INLINE void mpt__operand_dim(mpt__operand *operand, int i, int64_t s
 static void mpt__operand_around(mpt__launch *launch, int position, const mpt__tensor *tensor,
                                 int dim, mpt__access access) {
     mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 3, access);
-    int64_t outer = 1, inner = 1, n = tensor->rank > 0 ? tensor->shape[dim] : 1;
-    for (int i = 0; i < dim; i++) outer *= tensor->shape[i];
-    for (int i = dim + 1; i < tensor->rank; i++) inner *= tensor->shape[i];
+    int64_t outer = 1, inner = 1, n = tensor->shape.rank > 0 ? tensor->shape.dim[dim] : 1;
+    for (int i = 0; i < dim; i++) outer *= tensor->shape.dim[i];
+    for (int i = dim + 1; i < tensor->shape.rank; i++) inner *= tensor->shape.dim[i];
     mpt__operand_dim(operand, 0, outer, n * inner);
     mpt__operand_dim(operand, 1, n, inner);
     mpt__operand_dim(operand, 2, inner, 1);
@@ -13290,11 +13375,11 @@ static void mpt__operand_around(mpt__launch *launch, int position, const mpt__te
 
 static MPT__NOINLINE void mpt__operand_pad(mpt__operand *operand, const mpt__tensor *tensor,
                                            int rank) {
-    int lead = rank - tensor->rank;
+    int lead = rank - tensor->shape.rank;
     operand->rank = (uint8_t)rank;
     for (int i = 0; i < lead; i++) mpt__operand_dim(operand, i, 1, 1);
     for (int i = lead; i < rank; i++)
-        mpt__operand_dim(operand, i, tensor->shape[i - lead], tensor->stride[i - lead]);
+        mpt__operand_dim(operand, i, tensor->shape.dim[i - lead], tensor->stride[i - lead]);
 }
 
 /* With leading dimensions of size 1 up to `rank`. */
@@ -13302,15 +13387,16 @@ static MPT__FORCE_INLINE void mpt__operand_padded(mpt__launch *launch, int posit
                                                   const mpt__tensor *tensor, int rank,
                                                   mpt__access access) {
     mpt__operand *operand = mpt__operand_of(launch, position, tensor, access);
-    if (tensor->rank != rank) mpt__operand_pad(operand, tensor, rank);
+    if (tensor->shape.rank != rank) mpt__operand_pad(operand, tensor, rank);
 }
 
 /* Read with the shape of `to`, by strides of 0. */
 static void mpt__operand_spread(mpt__launch *launch, int position, const mpt__tensor *tensor,
                                 const mpt__tensor *to) {
-    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, to->rank, MPT__READ);
-    mpt__copy_dims(operand->shape, to->shape, to->rank);
-    mpt__broadcast_strides(tensor, to->rank, to->shape, operand->stride);
+    mpt__operand *operand =
+        mpt__operand_ranked(launch, position, tensor, to->shape.rank, MPT__READ);
+    mpt__copy_dims(operand->shape, to->shape.dim, to->shape.rank);
+    mpt__broadcast_strides(tensor, &to->shape, operand->stride);
 }
 
 /* [.., n] as [rows, n], of a contiguous tensor (or any 1-d or 2-d one); transposed: [n, rows]. */
@@ -13318,22 +13404,21 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_rows(mpt__launch *launch, in
                                                          const mpt__tensor *tensor, bool transposed,
                                                          mpt__access access) {
     mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 2, access);
-    int last = tensor->rank - 1, row = transposed ? 1 : 0;
-    int64_t rows = tensor->shape[0], stride = tensor->stride[0];
+    int last = tensor->shape.rank - 1, row = transposed ? 1 : 0;
+    int64_t rows = tensor->shape.dim[0], stride = tensor->stride[0];
     if (last != 1) {
-        rows = 1, stride = last > 1 ? tensor->shape[last] : 0;
-        for (int i = 0; i < last; i++) rows *= tensor->shape[i];
+        rows = 1, stride = last > 1 ? tensor->shape.dim[last] : 0;
+        for (int i = 0; i < last; i++) rows *= tensor->shape.dim[i];
     }
     mpt__operand_dim(operand, row, rows, stride);
-    mpt__operand_dim(operand, 1 - row, tensor->shape[last], tensor->stride[last]);
+    mpt__operand_dim(operand, 1 - row, tensor->shape.dim[last], tensor->stride[last]);
     return operand;
 }
 
 /* The tensor itself, or a contiguous copy that lives until the end of the call. */
 static const mpt__tensor *mpt__contiguous_of(mpt__frame *frame, const mpt__tensor *tensor) {
     if (mpt__tensor_contiguous(tensor)) return tensor;
-    mpt_shape shape = mpt__shape_of(tensor);
-    mpt__tensor *copy = mpt__temporary(frame, (mpt_dtype)tensor->dtype, &shape);
+    mpt__tensor *copy = mpt__temporary(frame, (mpt_dtype)tensor->dtype, &tensor->shape);
     if (!copy) return NULL;
     return mpt__launch_copy(frame->context, tensor, copy, MPT__WRITE) == MPT_OK ? copy : NULL;
 }
@@ -13341,7 +13426,7 @@ static const mpt__tensor *mpt__contiguous_of(mpt__frame *frame, const mpt__tenso
 /* ==== Elementwise, one input ==== */
 
 static mpt_status mpt__unary_shape(mpt__frame *frame) {
-    mpt__shape_copy(&frame->out_shape[0], frame->in[0]);
+    mpt__shape_copy(&frame->out_shape[0], &frame->in[0]->shape);
     return MPT_OK;
 }
 
@@ -13364,8 +13449,7 @@ static mpt_status mpt__launch_unary(mpt__frame *frame, mpt__function function,
 }
 
 static mpt_status mpt__unary_forward(mpt__frame *frame) {
-    return mpt__launch_unary(frame, mpt__op_rows[frame->op].function, frame->in[0], frame->out[0],
-                             MPT__WRITE);
+    return mpt__launch_unary(frame, frame->row->function, frame->in[0], frame->out[0], MPT__WRITE);
 }
 
 /* Notes on the device whether the loss was finite: then a later overflow lies in backward. */
@@ -13379,12 +13463,12 @@ static mpt_status mpt__scale_loss_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__unary_keep_in_forward(mpt__frame *frame) {
-    frame->save[0] = frame->in[0];
+    mpt__save(frame, frame->in[0]);
     return mpt__unary_forward(frame);
 }
 
 static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {
-    frame->save[0] = frame->out[0];
+    mpt__save(frame, frame->out[0]);
     return mpt__unary_forward(frame);
 }
 
@@ -13402,22 +13486,18 @@ static mpt_status mpt__launch_binary(mpt_context *context, mpt__function functio
 
 /* dx = f(saved, dy); only log divides dy by what it saved, so its operands change places. */
 static mpt_status mpt__unary_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    mpt__function function = mpt__op_rows[frame->op].backward_function;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    mpt__function function = frame->row->backward_function;
     bool swapped = function == MPT__FN_DIV;
     return mpt__launch_binary(frame->context, function, swapped ? frame->dy[0] : frame->saved[0],
-                              swapped ? frame->saved[0] : frame->dy[0], dx, access);
+                              swapped ? frame->saved[0] : frame->dy[0], frame->dx, frame->access);
 }
 
 /* dx = f(dy) for functions that are linear. */
 static mpt_status mpt__linear_unary_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    return mpt__launch_unary(frame, mpt__op_rows[frame->op].backward_function, frame->dy[0], dx,
-                             access);
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_unary(frame, frame->row->backward_function, frame->dy[0], frame->dx,
+                             frame->access);
 }
 
 static mpt_status mpt__pass_backward(mpt__frame *frame) {
@@ -13433,7 +13513,7 @@ static int mpt__broadcast_dims(const mpt__tensor *a, int na, const mpt__tensor *
     out->rank = na > nb ? na : nb;
     for (int i = 0; i < out->rank; i++) {
         int ia = i - (out->rank - na), ib = i - (out->rank - nb);
-        int64_t sa = ia < 0 ? 1 : a->shape[ia], sb = ib < 0 ? 1 : b->shape[ib];
+        int64_t sa = ia < 0 ? 1 : a->shape.dim[ia], sb = ib < 0 ? 1 : b->shape.dim[ib];
         if (sa != sb && sa != 1 && sb != 1) return i;
         out->dim[i] = sa == 1 ? sb : sa;
     }
@@ -13442,14 +13522,13 @@ static int mpt__broadcast_dims(const mpt__tensor *a, int na, const mpt__tensor *
 
 static mpt_status mpt__binary_shape(mpt__frame *frame) {
     const mpt__tensor *a = frame->in[0], *b = frame->in[1];
-    int misfit = mpt__broadcast_dims(a, a->rank, b, b->rank, &frame->out_shape[0]);
+    int misfit = mpt__broadcast_dims(a, a->shape.rank, b, b->shape.rank, &frame->out_shape[0]);
     if (misfit < 0) return MPT_OK;
-    mpt_shape sa = mpt__shape_of(a), sb = mpt__shape_of(b);
     int back = frame->out_shape[0].rank - misfit;
     return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                      "shapes %S and %S do not broadcast: dimension %d is %lld against %lld", &sa,
-                      &sb, misfit, (long long)a->shape[a->rank - back],
-                      (long long)b->shape[b->rank - back]);
+                      "shapes %S and %S do not broadcast: dimension %d is %lld against %lld",
+                      &a->shape, &b->shape, misfit, a->shape.dim[a->shape.rank - back],
+                      b->shape.dim[b->shape.rank - back]);
 }
 
 static mpt_status mpt__equal_shape(mpt__frame *frame) {
@@ -13460,12 +13539,12 @@ static mpt_status mpt__equal_shape(mpt__frame *frame) {
 
 static mpt_status mpt__binary_forward(mpt__frame *frame) {
     if (frame->op == MPT__OP_mul || frame->op == MPT__OP_div) {
-        frame->save[0] = frame->in[0];
-        frame->save[1] = frame->in[1];
+        mpt__save(frame, frame->in[0]);
+        mpt__save(frame, frame->in[1]);
     }
-    if (frame->op == MPT__OP_div) frame->save[2] = frame->out[0];
-    return mpt__launch_binary(frame->context, mpt__op_rows[frame->op].function, frame->in[0],
-                              frame->in[1], frame->out[0], MPT__WRITE);
+    if (frame->op == MPT__OP_div) mpt__save(frame, frame->out[0]);
+    return mpt__launch_binary(frame->context, frame->row->function, frame->in[0], frame->in[1],
+                              frame->out[0], MPT__WRITE);
 }
 
 /* Sums `full` over the dimensions in which `part` was broadcast. */
@@ -13475,7 +13554,7 @@ static mpt_status mpt__launch_reduce(mpt_context *context, mpt__function functio
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_REDUCE);
     launch->function = (uint8_t)function;
     mpt__operand_of(launch, 0, full, MPT__READ);
-    mpt__operand_padded(launch, 1, part, full->rank, access);
+    mpt__operand_padded(launch, 1, part, full->shape.rank, access);
     return mpt__submit(context, launch);
 }
 
@@ -13495,8 +13574,7 @@ static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, mpt__functio
         return mpt__launch_reduce(context, MPT__FN_SUM, a, target, access);
     const mpt__tensor *product = target;
     if (!whole) {
-        mpt_shape shape = mpt__shape_of(dy);
-        product = mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+        product = mpt__temporary(frame, mpt__loss_dtype(frame), &dy->shape);
         if (!product) return context->base.status;
     }
     mpt__access first = whole ? access : MPT__WRITE;
@@ -13506,16 +13584,12 @@ static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, mpt__functio
     return mpt__launch_reduce(context, MPT__FN_SUM, product, target, access);
 }
 
+/* Of a sum, or of a difference, whose second gradient is negative. */
 static mpt_status mpt__add_backward(mpt__frame *frame) {
-    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, frame->dy[0], NULL);
+    const mpt__tensor *dy = frame->dy[0];
+    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, dy, NULL);
     if (status != MPT_OK) return status;
-    return mpt__broadcast_gradient(frame, 1, MPT__FN_NONE, frame->dy[0], NULL);
-}
-
-static mpt_status mpt__sub_backward(mpt__frame *frame) {
-    mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, frame->dy[0], NULL);
-    if (status != MPT_OK) return status;
-    return mpt__broadcast_gradient(frame, 1, MPT__FN_NEG, frame->dy[0], NULL);
+    return mpt__broadcast_gradient(frame, 1, frame->row->backward_function, dy, NULL);
 }
 
 static mpt_status mpt__mul_backward(mpt__frame *frame) {
@@ -13531,8 +13605,7 @@ static mpt_status mpt__div_backward(mpt__frame *frame) {
     const mpt__tensor *dy = frame->dy[0], *b = frame->saved[1];
     mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_DIV, dy, b);
     if (status != MPT_OK || !mpt__wants(frame, 1)) return status;
-    mpt_shape shape = mpt__shape_of(dy);
-    mpt__tensor *quotient = mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+    mpt__tensor *quotient = mpt__temporary(frame, mpt__loss_dtype(frame), &dy->shape);
     if (!quotient) return context->base.status;
     status = mpt__launch_binary(context, MPT__FN_DIV, dy, b, quotient, MPT__WRITE);
     if (status == MPT_OK)
@@ -13544,26 +13617,26 @@ static mpt_status mpt__div_backward(mpt__frame *frame) {
 /* ==== Matrix products ==== */
 
 static mpt_status mpt__matmul_mismatch(mpt__frame *frame, const char *why) {
-    mpt_shape a = mpt__shape_of(frame->in[0]), b = mpt__shape_of(frame->in[1]);
-    return mpt__error(frame->context, MPT_ERROR_SHAPE, "%S x %S: %s", &a, &b, why);
+    return mpt__error(frame->context, MPT_ERROR_SHAPE, "%S x %S: %s", &frame->in[0]->shape,
+                      &frame->in[1]->shape, why);
 }
 
 /* A 1-d a is a row, a 1-d b a column; the output drops the dimension that was not there. */
 static mpt_status mpt__matmul_shape(mpt__frame *frame) {
     const mpt__tensor *a = frame->in[0], *b = frame->in[1];
     mpt_shape *out = &frame->out_shape[0];
-    if (a->rank == 0 || b->rank == 0)
+    if (a->shape.rank == 0 || b->shape.rank == 0)
         return mpt__matmul_mismatch(frame,
                                     "both need at least one dimension; mpt_mul multiplies scalars");
-    if (a->shape[a->rank - 1] != b->shape[b->rank > 1 ? b->rank - 2 : 0])
+    if (a->shape.dim[a->shape.rank - 1] != b->shape.dim[b->shape.rank > 1 ? b->shape.rank - 2 : 0])
         return mpt__matmul_mismatch(frame,
                                     "the last dimension of the first must equal the last but one "
                                     "of the second; mpt_transpose one of them");
-    if (mpt__broadcast_dims(a, a->rank > 1 ? a->rank - 2 : 0, b, b->rank > 1 ? b->rank - 2 : 0,
-                            out) >= 0)
+    if (mpt__broadcast_dims(a, a->shape.rank > 1 ? a->shape.rank - 2 : 0, b,
+                            b->shape.rank > 1 ? b->shape.rank - 2 : 0, out) >= 0)
         return mpt__matmul_mismatch(frame, "leading dimensions do not broadcast");
-    if (a->rank > 1) out->dim[out->rank++] = a->shape[a->rank - 2];
-    if (b->rank > 1) out->dim[out->rank++] = b->shape[b->rank - 1];
+    if (a->shape.rank > 1) out->dim[out->rank++] = a->shape.dim[a->shape.rank - 2];
+    if (b->shape.rank > 1) out->dim[out->rank++] = b->shape.dim[b->shape.rank - 1];
     return MPT_OK;
 }
 
@@ -13574,26 +13647,26 @@ static mpt__tensor mpt__matrix(const mpt__tensor *tensor, bool row, bool column,
     mpt__tensor view;
     view.storage = tensor->storage;
     view.dtype = tensor->dtype;
-    view.rank = (uint8_t)(batches + 2);
+    view.shape.rank = (uint8_t)(batches + 2);
     view.offset = tensor->offset;
-    int from = tensor->rank - 1;
+    int from = tensor->shape.rank - 1;
     for (int to = batches + 1; to >= 0; to--) {
         bool there = to > batches ? column : to == batches ? row : from >= 0;
-        view.shape[to] = there ? tensor->shape[from] : 1;
+        view.shape.dim[to] = there ? tensor->shape.dim[from] : 1;
         view.stride[to] = there ? tensor->stride[from] : 0;
         if (there) from--;
         if (to >= batches || !batch) continue;
-        if (view.shape[to] != batch[to]) view.stride[to] = 0;
-        view.shape[to] = batch[to];
+        if (view.shape.dim[to] != batch[to]) view.stride[to] = 0;
+        view.shape.dim[to] = batch[to];
     }
     return view;
 }
 
 /* The last two dimensions swapped. */
 static mpt__tensor mpt__transposed_view(const mpt__tensor *tensor) {
-    int a = tensor->rank - 2, b = tensor->rank - 1;
-    mpt__tensor view = mpt__viewed(tensor, tensor->rank, tensor->shape, tensor->stride);
-    view.shape[a] = tensor->shape[b], view.shape[b] = tensor->shape[a];
+    int a = tensor->shape.rank - 2, b = tensor->shape.rank - 1;
+    mpt__tensor view = *tensor;
+    view.shape.dim[a] = tensor->shape.dim[b], view.shape.dim[b] = tensor->shape.dim[a];
     view.stride[a] = tensor->stride[b], view.stride[b] = tensor->stride[a];
     return view;
 }
@@ -13614,13 +13687,13 @@ static mpt_status mpt__launch_gemm(mpt__frame *frame, const mpt__tensor *a, cons
    read in their cast form. */
 static bool mpt__matmul_views(mpt__frame *frame, mpt__tensor *const in[2], const mpt__tensor *y,
                               mpt__tensor view[3]) {
-    bool row = frame->in[0]->rank > 1, column = frame->in[1]->rank > 1;
-    int batches = y->rank - row - column;
+    bool row = frame->in[0]->shape.rank > 1, column = frame->in[1]->shape.rank > 1;
+    int batches = y->shape.rank - row - column;
     view[2] = mpt__matrix(y, row, column, batches, NULL);
     for (int i = 0; i < 2; i++) {
         mpt__source source;
         if (!mpt__gemm_source(frame->context, in[i], frame->compute, &source)) return false;
-        view[i] = mpt__matrix(in[i], i == 1 || row, i == 0 || column, batches, view[2].shape);
+        view[i] = mpt__matrix(in[i], i == 1 || row, i == 0 || column, batches, view[2].shape.dim);
         view[i].storage = source.storage;
         view[i].dtype = source.dtype;
     }
@@ -13629,8 +13702,8 @@ static bool mpt__matmul_views(mpt__frame *frame, mpt__tensor *const in[2], const
 
 static mpt_status mpt__matmul_forward(mpt__frame *frame) {
     mpt__tensor view[3];
-    frame->save[0] = frame->in[0];
-    frame->save[1] = frame->in[1];
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
     if (!mpt__matmul_views(frame, frame->in, frame->out[0], view))
         return frame->context->base.status;
     return mpt__launch_gemm(frame, &view[0], &view[1], &view[2], MPT__WRITE);
@@ -13642,13 +13715,13 @@ static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tens
     mpt__access access;
     mpt__tensor *target = mpt__gradient_into(frame, i, &access);
     if (!target) return frame->context->base.status;
-    int batches = left->rank - 2;
-    bool vector = target->rank == 1, summed = false;
+    int batches = left->shape.rank - 2;
+    bool vector = target->shape.rank == 1, summed = false;
     mpt__tensor matrix = mpt__matrix(target, i == 1 || !vector, i == 0 || !vector, batches, NULL);
-    for (int d = 0; d < batches; d++) summed |= matrix.shape[d] != left->shape[d];
+    for (int d = 0; d < batches; d++) summed |= matrix.shape.dim[d] != left->shape.dim[d];
     if (!summed) return mpt__launch_gemm(frame, left, right, &matrix, access);
-    mpt_shape full = mpt__shape_of(left);
-    full.dim[batches + 1] = right->shape[batches + 1];
+    mpt_shape full = left->shape;
+    full.dim[batches + 1] = right->shape.dim[batches + 1];
     mpt__tensor *product = mpt__temporary(frame, mpt__loss_dtype(frame), &full);
     if (!product) return frame->context->base.status;
     mpt_status status = mpt__launch_gemm(frame, left, right, product, MPT__WRITE);
@@ -13674,20 +13747,17 @@ static mpt_status mpt__matmul_backward(mpt__frame *frame) {
 
 static mpt_status mpt__linear_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0], *w = frame->in[1], *bias = frame->in[2];
-    if (w->rank != 2 || x->rank < 1 || x->shape[x->rank - 1] != w->shape[1]) {
-        mpt_shape sx = mpt__shape_of(x), sw = mpt__shape_of(w);
+    if (w->shape.rank != 2 || x->shape.rank < 1 ||
+        x->shape.dim[x->shape.rank - 1] != w->shape.dim[1])
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "input %S does not fit weight %S: expected [.., in] and [out, in]", &sx,
-                          &sw);
-    }
-    if (bias && (bias->rank != 1 || bias->shape[0] != w->shape[0])) {
-        mpt_shape sb = mpt__shape_of(bias), sw = mpt__shape_of(w);
+                          "input %S does not fit weight %S: expected [.., in] and [out, in]",
+                          &x->shape, &w->shape);
+    if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != w->shape.dim[0]))
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "bias %S does not fit weight %S: expected [%lld]", &sb, &sw,
-                          (long long)w->shape[0]);
-    }
-    mpt__shape_copy(&frame->out_shape[0], x);
-    frame->out_shape[0].dim[x->rank - 1] = w->shape[0];
+                          "bias %S does not fit weight %S: expected [%lld]", &bias->shape,
+                          &w->shape, w->shape.dim[0]);
+    mpt__shape_copy(&frame->out_shape[0], &x->shape);
+    frame->out_shape[0].dim[x->shape.rank - 1] = w->shape.dim[0];
     return MPT_OK;
 }
 
@@ -13710,7 +13780,7 @@ static MPT__FORCE_INLINE void mpt__linear_weight(mpt__launch *launch, const mpt_
 }
 
 static const mpt__tensor *mpt__rows_source(mpt__frame *frame, const mpt__tensor *tensor) {
-    return tensor->rank <= 2 ? tensor : mpt__contiguous_of(frame, tensor);
+    return tensor->shape.rank <= 2 ? tensor : mpt__contiguous_of(frame, tensor);
 }
 
 static mpt__function mpt__activation_function(mpt_activation activation, bool backward) {
@@ -13734,16 +13804,16 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
     mpt__source w;
     if (!x || !mpt__gemm_source(context, frame->in[1], frame->compute, &w))
         return context->base.status;
-    frame->save[0] = frame->in[0];
-    frame->save[1] = frame->in[1];
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
     bool split = frame->records && mpt__activation_keeps_input(activation);
     mpt__tensor *before = frame->out[0];
     if (split) {
         before = mpt__temporary(frame, frame->out_dtype[0], &frame->out_shape[0]);
         if (!before) return context->base.status;
-        frame->save[2] = before;
+        mpt__save(frame, before);
     } else if (activation != MPT_ACTIVATION_NONE) {
-        frame->save[2] = frame->out[0];
+        mpt__save(frame, frame->out[0]);
     }
     mpt__launch *launch = mpt__linear_begin(frame, split ? MPT_ACTIVATION_NONE : activation);
     mpt__operand *rows = mpt__operand_rows(launch, 0, x, false, MPT__READ);
@@ -13762,8 +13832,7 @@ static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor
     if (!dy || activation == MPT_ACTIVATION_NONE) return dy;
     const mpt__tensor *inner = dy;
     if (!mpt__owned(frame->context, dy)) {
-        mpt_shape shape = mpt__shape_of(dy);
-        inner = mpt__temporary(frame, (mpt_dtype)dy->dtype, &shape);
+        inner = mpt__temporary(frame, (mpt_dtype)dy->dtype, &dy->shape);
         if (!inner) return NULL;
     }
     mpt__function function = mpt__activation_function(activation, true);
@@ -13821,15 +13890,15 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     mpt_shape *out = &frame->out_shape[0];
     out->rank = 0;
     if (!a->index[2]) {
-        int dim = mpt__dimension(frame->context, (int)a->index[0], x->rank);
+        int dim = mpt__dimension(frame->context, (int)a->index[0], x->shape.rank);
         if (dim < 0) return frame->context->base.status;
         a->index[0] = dim;
     }
     int64_t reduced = 1;
-    for (int i = 0; i < x->rank; i++) {
+    for (int i = 0; i < x->shape.rank; i++) {
         bool gone = a->index[2] || i == a->index[0];
-        if (gone) reduced *= x->shape[i];
-        if (!gone || a->index[1]) out->dim[out->rank++] = gone ? 1 : x->shape[i];
+        if (gone) reduced *= x->shape.dim[i];
+        if (!gone || a->index[1]) out->dim[out->rank++] = gone ? 1 : x->shape.dim[i];
     }
     a->index[3] = reduced;
     return MPT_OK;
@@ -13840,35 +13909,33 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
 static mpt__tensor mpt__unreduced_view(const mpt__frame *frame, const mpt__tensor *out) {
     const mpt__tensor *x = frame->in[0];
     const mpt__attributes *a = frame->attributes;
-    int64_t shape[MPT_MAX_RANK], stride[MPT_MAX_RANK];
+    mpt__tensor view = *out;
     int at = 0;
-    for (int i = 0; i < x->rank; i++) {
+    view.shape.rank = x->shape.rank;
+    for (int i = 0; i < x->shape.rank; i++) {
         bool gone = a->index[2] || i == a->index[0];
-        shape[i] = gone ? 1 : x->shape[i];
-        stride[i] = gone ? 0 : out->stride[at];
+        view.shape.dim[i] = gone ? 1 : x->shape.dim[i];
+        view.stride[i] = gone ? 0 : out->stride[at];
         if (!gone || a->index[1]) at++;
     }
-    return mpt__viewed(out, x->rank, shape, stride);
+    return view;
 }
 
 static mpt_status mpt__reduce_forward(mpt__frame *frame) {
     mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
-    return mpt__launch_reduce(frame->context, mpt__op_rows[frame->op].function, frame->in[0], &out,
-                              MPT__WRITE);
+    return mpt__launch_reduce(frame->context, frame->row->function, frame->in[0], &out, MPT__WRITE);
 }
 
 /* Every element of x gets dy (mean: dy / n) of its output. */
 static mpt_status mpt__reduce_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
-    bool sum = mpt__op_rows[frame->op].function == MPT__FN_SUM;
+    bool sum = frame->row->function == MPT__FN_SUM;
     mpt__launch *launch = mpt__launch_begin(frame->context, sum ? MPT__K_COPY : MPT__K_UNARY);
     launch->function = sum ? MPT__FN_NONE : MPT__FN_MUL_SCALAR;
     launch->imm[0] = sum ? 0.0 : 1.0 / (double)frame->attributes->index[3];
-    mpt__operand_spread(launch, 0, &dy, dx);
-    mpt__operand_of(launch, 1, dx, access);
+    mpt__operand_spread(launch, 0, &dy, frame->dx);
+    mpt__operand_of(launch, 1, frame->dx, frame->access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -13876,22 +13943,22 @@ static mpt_status mpt__reduce_backward(mpt__frame *frame) {
    can be; `reduced`: without the dimension that went. */
 static void mpt__operand_chosen(const mpt__frame *frame, mpt__launch *launch, int position,
                                 const mpt__tensor *tensor, bool reduced, mpt__access access) {
-    mpt__tensor view = frame->attributes->index[2] ? mpt__flat_view(tensor)
-                       : reduced                   ? mpt__unreduced_view(frame, tensor)
-                                                   : *tensor;
+    bool flat = frame->attributes->index[2] != 0;
+    mpt_shape all = MPT_SHAPE(mpt__tensor_numel(tensor));
+    mpt__tensor view = flat      ? mpt__viewed(tensor, &all)
+                       : reduced ? mpt__unreduced_view(frame, tensor)
+                                 : *tensor;
     mpt__operand_of(launch, position, &view, access);
-    launch->index[0] = frame->attributes->index[2] ? 0 : frame->attributes->index[0];
+    launch->index[0] = flat ? 0 : frame->attributes->index[0];
 }
 
 /* Index and value of the first maximum, each where it is wanted. */
 static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index,
                                      const mpt__tensor *value) {
     const mpt__tensor *x = frame->in[0];
-    if (frame->attributes->index[3] == 0) {
-        mpt_shape shape = mpt__shape_of(x);
+    if (frame->attributes->index[3] == 0)
         return mpt__error(frame->context, MPT_ERROR_SHAPE, "no elements to choose from in shape %S",
-                          &shape);
-    }
+                          &x->shape);
     if (frame->attributes->index[2]) x = mpt__contiguous_of(frame, x);
     if (!x) return frame->context->base.status;
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
@@ -13902,21 +13969,21 @@ static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index
 }
 
 static mpt_status mpt__max_forward(mpt__frame *frame) {
+    mpt__tensor *index = NULL;
     if (frame->records) {
-        frame->save[0] = mpt__temporary(frame, MPT_I64, &frame->out_shape[0]);
-        if (!frame->save[0]) return frame->context->base.status;
+        index = mpt__temporary(frame, MPT_I64, &frame->out_shape[0]);
+        if (!index) return frame->context->base.status;
+        mpt__save(frame, index);
     }
-    return mpt__launch_argmax(frame, frame->save[0], frame->out[0]);
+    return mpt__launch_argmax(frame, index, frame->out[0]);
 }
 
 static mpt_status mpt__max_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCATTER_AXIS);
     mpt__operand_chosen(frame, launch, 0, frame->saved[0], true, MPT__READ);
     mpt__operand_chosen(frame, launch, 1, frame->dy[0], true, MPT__READ);
-    mpt__operand_chosen(frame, launch, 2, dx, false, access);
+    mpt__operand_chosen(frame, launch, 2, frame->dx, false, frame->access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -13932,12 +13999,13 @@ static mpt_status mpt__argmax_forward(mpt__frame *frame) {
 /* ==== Softmax ==== */
 
 static mpt_status mpt__softmax_shape(mpt__frame *frame) {
-    mpt__shape_copy(&frame->out_shape[0], frame->in[0]);
-    if (frame->in[0]->rank == 0) { /* one element, whatever the dimension is called */
+    mpt__shape_copy(&frame->out_shape[0], &frame->in[0]->shape);
+    if (frame->in[0]->shape.rank == 0) { /* one element, whatever the dimension is called */
         frame->attributes->index[0] = 0;
         return MPT_OK;
     }
-    int dim = mpt__dimension(frame->context, (int)frame->attributes->index[0], frame->in[0]->rank);
+    int dim =
+        mpt__dimension(frame->context, (int)frame->attributes->index[0], frame->in[0]->shape.rank);
     frame->attributes->index[0] = dim;
     return dim < 0 ? frame->context->base.status : MPT_OK;
 }
@@ -13945,27 +14013,25 @@ static mpt_status mpt__softmax_shape(mpt__frame *frame) {
 static mpt_status mpt__softmax_forward(mpt__frame *frame) {
     const mpt__tensor *x = mpt__contiguous_of(frame, frame->in[0]);
     if (!x) return frame->context->base.status;
-    frame->save[0] = frame->out[0];
+    mpt__save(frame, frame->out[0]);
     int dim = (int)frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX);
-    launch->function = (uint8_t)mpt__op_rows[frame->op].function;
+    launch->function = (uint8_t)frame->row->function;
     mpt__operand_around(launch, 0, x, dim, MPT__READ);
     mpt__operand_around(launch, 1, frame->out[0], dim, MPT__WRITE);
     return mpt__submit(frame->context, launch);
 }
 
 static mpt_status mpt__softmax_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
     if (!dy) return frame->context->base.status;
     int dim = (int)frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX_BACKWARD);
-    launch->function = (uint8_t)mpt__op_rows[frame->op].function;
+    launch->function = (uint8_t)frame->row->function;
     mpt__operand_around(launch, 0, frame->saved[0], dim, MPT__READ);
     mpt__operand_around(launch, 1, dy, dim, MPT__READ);
-    mpt__operand_around(launch, 2, dx, dim, access);
+    mpt__operand_around(launch, 2, frame->dx, dim, frame->access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -14000,10 +14066,8 @@ static mpt_status mpt__dropout_forward(mpt__frame *frame) {
 
 /* Draws the mask again: nothing was kept. */
 static mpt_status mpt__dropout_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    return mpt__launch_dropout(frame, frame->record->step, frame->dy[0], dx, access);
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_dropout(frame, frame->record->step, frame->dy[0], frame->dx, frame->access);
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -14031,7 +14095,7 @@ static mpt_status mpt__cast_shape(mpt__frame *frame) {
                           (int)dtype);
     if (!mpt__dtype_info[dtype].is_float) frame->records = false;
     frame->out_dtype[0] = dtype;
-    frame->out_shape[0] = mpt__shape_of(frame->in[0]);
+    frame->out_shape[0] = frame->in[0]->shape;
     return MPT_OK;
 }
 
@@ -14044,20 +14108,21 @@ static bool mpt__reshape_strides(const mpt__tensor *tensor, const mpt_shape *sha
     mpt__shape_strides(shape, stride);
     if (mpt__tensor_contiguous(tensor)) return true;
     int to = shape->rank - 1;
-    for (int from = tensor->rank - 1; from >= 0;) {
-        int64_t run = tensor->shape[from], base = tensor->stride[from];
+    for (int from = tensor->shape.rank - 1; from >= 0;) {
+        int64_t run = tensor->shape.dim[from], base = tensor->stride[from];
         while (from > 0 &&
-               (tensor->shape[from - 1] == 1 ||
-                tensor->stride[from - 1] == tensor->shape[from] * tensor->stride[from])) {
-            if (tensor->shape[from - 1] == 1) { /* its stride says nothing: look through it */
+               (tensor->shape.dim[from - 1] == 1 ||
+                tensor->stride[from - 1] == tensor->shape.dim[from] * tensor->stride[from])) {
+            if (tensor->shape.dim[from - 1] == 1) { /* its stride says nothing: look through it */
                 if (from == 1) {
                     from--;
                     break;
                 }
-                if (tensor->stride[from - 2] != run * base && tensor->shape[from - 2] != 1) break;
+                if (tensor->stride[from - 2] != run * base && tensor->shape.dim[from - 2] != 1)
+                    break;
             }
             from--;
-            run *= tensor->shape[from];
+            run *= tensor->shape.dim[from];
         }
         int64_t filled = 1;
         while (to >= 0 && filled < run) {
@@ -14074,7 +14139,7 @@ static bool mpt__reshape_strides(const mpt__tensor *tensor, const mpt_shape *sha
 /* Fills in one -1 and checks the element count. */
 static mpt_status mpt__reshape_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
-    mpt_shape shape = mpt__asked_shape(frame), asked = shape, from = mpt__shape_of(x);
+    mpt_shape shape = mpt__asked_shape(frame), asked = shape;
     int64_t numel = mpt__tensor_numel(x), known = 1;
     int unknown = -1, unknowns = 0;
     for (int i = 0; i < shape.rank; i++) {
@@ -14093,8 +14158,7 @@ static mpt_status mpt__reshape_shape(mpt__frame *frame) {
     }
     if (unknowns > 0 || known != numel || mpt__shape_numel(&shape) != numel)
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "%S has %lld elements and cannot become %S", &from, (long long)numel,
-                          &asked);
+                          "%S has %lld elements and cannot become %S", &x->shape, numel, &asked);
     frame->out_shape[0] = shape;
     frame->is_view = mpt__reshape_strides(x, &shape, frame->view_stride);
     frame->view_offset = x->offset;
@@ -14103,20 +14167,14 @@ static mpt_status mpt__reshape_shape(mpt__frame *frame) {
 
 static mpt_status mpt__reshape_forward(mpt__frame *frame) {
     if (frame->is_view) return MPT_OK;
-    mpt_shape shape = mpt__shape_of(frame->in[0]);
-    int64_t stride[MPT_MAX_RANK];
-    mpt__shape_strides(&shape, stride);
-    mpt__tensor out = mpt__viewed(frame->out[0], shape.rank, shape.dim, stride);
+    mpt__tensor out = mpt__viewed(frame->out[0], &frame->in[0]->shape);
     return mpt__launch_copy(frame->context, frame->in[0], &out, MPT__WRITE);
 }
 
 static mpt_status mpt__reshape_backward(mpt__frame *frame) {
     const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
     if (!dy) return frame->context->base.status;
-    mpt_shape shape = mpt__shape_of(frame->in[0]);
-    int64_t stride[MPT_MAX_RANK];
-    mpt__shape_strides(&shape, stride);
-    mpt__tensor view = mpt__viewed(dy, shape.rank, shape.dim, stride);
+    mpt__tensor view = mpt__viewed(dy, &frame->in[0]->shape);
     return mpt__gradient_pass(frame, 0, &view);
 }
 
@@ -14126,23 +14184,23 @@ static mpt_status mpt__permute_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     int64_t *order = frame->attributes->index;
     unsigned seen = 0;
-    bool good = frame->attributes->rank == x->rank;
-    for (int i = 0; good && i < x->rank; i++) {
-        if (order[i] < 0) order[i] += x->rank;
-        good = order[i] >= 0 && order[i] < x->rank && !(seen >> order[i] & 1u);
+    bool good = frame->attributes->rank == x->shape.rank;
+    for (int i = 0; good && i < x->shape.rank; i++) {
+        if (order[i] < 0) order[i] += x->shape.rank;
+        good = order[i] >= 0 && order[i] < x->shape.rank && !(seen >> order[i] & 1u);
         if (good) seen |= 1u << order[i];
     }
     if (!good) {
         mpt_shape asked = mpt__asked_shape(frame);
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
                           "%S is no order of the %d dimensions, each named once", &asked,
-                          (int)x->rank);
+                          (int)x->shape.rank);
     }
     frame->is_view = true;
     frame->view_offset = x->offset;
-    frame->out_shape[0].rank = x->rank;
-    for (int i = 0; i < x->rank; i++) {
-        frame->out_shape[0].dim[i] = x->shape[order[i]];
+    frame->out_shape[0].rank = x->shape.rank;
+    for (int i = 0; i < x->shape.rank; i++) {
+        frame->out_shape[0].dim[i] = x->shape.dim[order[i]];
         frame->view_stride[i] = x->stride[order[i]];
     }
     return MPT_OK;
@@ -14152,8 +14210,8 @@ static mpt_status mpt__permute_backward(mpt__frame *frame) {
     const int64_t *order = frame->attributes->index;
     const mpt__tensor *dy = frame->dy[0];
     mpt__tensor view = *dy;
-    for (int i = 0; i < dy->rank; i++) {
-        view.shape[order[i]] = dy->shape[i];
+    for (int i = 0; i < dy->shape.rank; i++) {
+        view.shape.dim[order[i]] = dy->shape.dim[i];
         view.stride[order[i]] = dy->stride[i];
     }
     return mpt__gradient_pass(frame, 0, &view);
@@ -14165,12 +14223,12 @@ static mpt_status mpt__permute_backward(mpt__frame *frame) {
 static mpt_status mpt__slice_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     int64_t *index = frame->attributes->index;
-    int dim = mpt__dimension(frame->context, (int)index[0], x->rank);
+    int dim = mpt__dimension(frame->context, (int)index[0], x->shape.rank);
     if (dim < 0) return frame->context->base.status;
     if (index[3] < 1)
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "step %lld: expected 1 or more",
-                          (long long)index[3]);
-    int64_t size = x->shape[dim], bound[2];
+                          index[3]);
+    int64_t size = x->shape.dim[dim], bound[2];
     for (int i = 0; i < 2; i++) {
         bound[i] = index[i + 1] < 0 ? index[i + 1] + size : index[i + 1];
         if (index[i + 1] < 0 && bound[i] < 0) bound[i] = 0;
@@ -14181,44 +14239,35 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
     index[1] = count > 0 ? bound[0] : 0;
     if (count <= 1) index[3] = 1; /* any step would do, but strides must not overflow */
     frame->is_view = true;
-    frame->out_shape[0] = mpt__shape_of(x);
+    frame->out_shape[0] = x->shape;
     frame->out_shape[0].dim[dim] = count;
-    mpt__copy_dims(frame->view_stride, x->stride, x->rank);
+    mpt__copy_dims(frame->view_stride, x->stride, x->shape.rank);
     frame->view_stride[dim] *= index[3];
     frame->view_offset = x->offset + index[1] * x->stride[dim];
     return MPT_OK;
 }
 
-static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
-    launch->imm[0] = value;
-    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
-    return mpt__submit(context, launch);
-}
-
 static mpt_status mpt__slice_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
-    if (access == MPT__WRITE && mpt__launch_fill(frame->context, dx, 0.0) != MPT_OK)
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (frame->access == MPT__WRITE && mpt__launch_fill(frame->context, frame->dx, 0.0) != MPT_OK)
         return frame->context->base.status;
     const int64_t *index = frame->attributes->index;
-    mpt__tensor part = *dx; /* what the slice took */
-    part.shape[index[0]] = frame->dy[0]->shape[index[0]];
+    mpt__tensor part = *frame->dx; /* what the slice took */
+    part.shape.dim[index[0]] = frame->dy[0]->shape.dim[index[0]];
     part.stride[index[0]] *= index[3];
-    part.offset += index[1] * dx->stride[index[0]];
-    return mpt__launch_copy(frame->context, frame->dy[0], &part, access);
+    part.offset += index[1] * frame->dx->stride[index[0]];
+    return mpt__launch_copy(frame->context, frame->dy[0], &part, frame->access);
 }
 
 /* ==== Expand ==== */
 
 static mpt_status mpt__expand_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
-    mpt_shape shape = mpt__asked_shape(frame), asked = shape, from = mpt__shape_of(x);
-    int lead = shape.rank - x->rank;
+    mpt_shape shape = mpt__asked_shape(frame), asked = shape;
+    int lead = shape.rank - x->shape.rank;
     bool good = lead >= 0;
     for (int i = 0; good && i < shape.rank; i++) {
-        int64_t size = i < lead ? 1 : x->shape[i - lead];
+        int64_t size = i < lead ? 1 : x->shape.dim[i - lead];
         if (i >= lead && shape.dim[i] == -1) shape.dim[i] = size;
         good = shape.dim[i] == size || (size == 1 && shape.dim[i] >= 0);
     }
@@ -14227,11 +14276,11 @@ static mpt_status mpt__expand_shape(mpt__frame *frame) {
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
                           "%S does not expand to %S: only dimensions of size 1 and new leading "
                           "ones grow, to at most 2^59 elements",
-                          &from, &asked);
+                          &x->shape, &asked);
     frame->is_view = true;
     frame->out_shape[0] = shape;
     frame->view_offset = x->offset;
-    mpt__broadcast_strides(x, shape.rank, shape.dim, frame->view_stride);
+    mpt__broadcast_strides(x, &shape, frame->view_stride);
     return MPT_OK;
 }
 
@@ -14243,19 +14292,19 @@ static mpt_status mpt__expand_backward(mpt__frame *frame) {
 
 static mpt_status mpt__cat_shape(mpt__frame *frame) {
     const mpt__tensor *first = frame->in[0];
-    mpt_shape shape = mpt__shape_of(first);
-    int dim = mpt__dimension(frame->context, (int)frame->attributes->index[0], first->rank);
+    mpt_shape shape = first->shape;
+    int dim = mpt__dimension(frame->context, (int)frame->attributes->index[0], first->shape.rank);
     if (dim < 0) return frame->context->base.status;
     for (int n = 1; n < frame->n_in; n++) {
         const mpt__tensor *x = frame->in[n];
-        bool good = x->rank == first->rank;
-        for (int i = 0; good && i < x->rank; i++) good = i == dim || x->shape[i] == first->shape[i];
-        if (!good) {
-            mpt_shape a = mpt__shape_of(first), b = mpt__shape_of(x);
+        bool good = x->shape.rank == first->shape.rank;
+        for (int i = 0; good && i < x->shape.rank; i++)
+            good = i == dim || x->shape.dim[i] == first->shape.dim[i];
+        if (!good)
             return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                              "%S and %S (tensor %d) differ outside dimension %d", &a, &b, n, dim);
-        }
-        shape.dim[dim] += x->shape[dim];
+                              "%S and %S (tensor %d) differ outside dimension %d", &first->shape,
+                              &x->shape, n, dim);
+        shape.dim[dim] += x->shape.dim[dim];
     }
     frame->attributes->index[0] = dim;
     frame->out_shape[0] = shape;
@@ -14267,30 +14316,30 @@ static mpt__tensor mpt__cat_part(const mpt__frame *frame, const mpt__tensor *who
                                  int64_t *start) {
     int64_t dim = frame->attributes->index[0];
     mpt__tensor part = *whole;
-    part.shape[dim] = frame->in[n]->shape[dim];
+    part.shape.dim[dim] = frame->in[n]->shape.dim[dim];
     part.offset += *start * whole->stride[dim];
-    *start += part.shape[dim];
+    *start += part.shape.dim[dim];
     return part;
 }
 
-static mpt_status mpt__cat_forward(mpt__frame *frame) {
+/* Every input to its part of the output, or its gradient from that of dy. */
+static mpt_status mpt__cat_parts(mpt__frame *frame, const mpt__tensor *whole, bool backward) {
     int64_t start = 0;
     mpt_status status = MPT_OK;
     for (int n = 0; n < frame->n_in && status == MPT_OK; n++) {
-        mpt__tensor part = mpt__cat_part(frame, frame->out[0], n, &start);
-        status = mpt__launch_copy(frame->context, frame->in[n], &part, MPT__WRITE);
+        mpt__tensor part = mpt__cat_part(frame, whole, n, &start);
+        status = backward ? mpt__gradient_pass(frame, n, &part)
+                          : mpt__launch_copy(frame->context, frame->in[n], &part, MPT__WRITE);
     }
     return status;
 }
 
+static mpt_status mpt__cat_forward(mpt__frame *frame) {
+    return mpt__cat_parts(frame, frame->out[0], false);
+}
+
 static mpt_status mpt__cat_backward(mpt__frame *frame) {
-    int64_t start = 0;
-    mpt_status status = MPT_OK;
-    for (int n = 0; n < frame->n_in && status == MPT_OK; n++) {
-        mpt__tensor part = mpt__cat_part(frame, frame->dy[0], n, &start);
-        status = mpt__gradient_pass(frame, n, &part);
-    }
-    return status;
+    return mpt__cat_parts(frame, frame->dy[0], true);
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -14300,9 +14349,9 @@ static mpt_status mpt__cat_backward(mpt__frame *frame) {
 static bool mpt__check_float(mpt__frame *frame, int i) {
     mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
     if (mpt__dtype_computes(dtype)) return true;
-    mpt__error(frame->context, MPT_ERROR_DTYPE, "argument %d has dtype %s, expected a float dtype",
-               i + 1, mpt_dtype_name(dtype));
-    return false;
+    return mpt__reject(frame->context, MPT_ERROR_DTYPE,
+                       "argument %d has dtype %s, expected a float dtype", i + 1,
+                       mpt_dtype_name(dtype));
 }
 
 /* ==== Negative log-likelihood, cross-entropy ==== */
@@ -14317,26 +14366,23 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
             context, MPT_ERROR_DTYPE,
             "targets have dtype %s, expected i64 class numbers; mpt_cast them to MPT_I64",
             mpt_dtype_name((mpt_dtype)t->dtype));
-    bool good = (x->rank == 2 && t->rank == 1 && t->shape[0] == x->shape[0]) ||
-                (x->rank == 1 && t->rank == 0);
-    if (!good) {
-        mpt_shape sx = mpt__shape_of(x), st = mpt__shape_of(t);
+    bool good = (x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0]) ||
+                (x->shape.rank == 1 && t->shape.rank == 0);
+    if (!good)
         return mpt__error(
             context, MPT_ERROR_SHAPE,
-            "input %S and targets %S: expected [N, C] and [N], or [C] and a 0-d target", &sx, &st);
-    }
-    int64_t classes = x->shape[x->rank - 1];
-    if (w && (w->rank != 1 || w->shape[0] != classes || w->dtype != frame->out_dtype[0])) {
-        mpt_shape sw = mpt__shape_of(w);
+            "input %S and targets %S: expected [N, C] and [N], or [C] and a 0-d target", &x->shape,
+            &t->shape);
+    int64_t classes = x->shape.dim[x->shape.rank - 1];
+    if (w && (w->shape.rank != 1 || w->shape.dim[0] != classes || w->dtype != frame->out_dtype[0]))
         return mpt__error(context, MPT_ERROR_SHAPE, "weight %s %S: expected %s [%lld]",
-                          mpt_dtype_name((mpt_dtype)w->dtype), &sw,
-                          mpt_dtype_name(frame->out_dtype[0]), (long long)classes);
-    }
+                          mpt_dtype_name((mpt_dtype)w->dtype), &w->shape,
+                          mpt_dtype_name(frame->out_dtype[0]), classes);
     if (!(frame->attributes->imm[0] >= 0.0 && frame->attributes->imm[0] <= 1.0))
         return mpt__error(context, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
                           frame->attributes->imm[0]);
     frame->out_shape[0].rank = 0;
-    if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], t);
+    if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], &t->shape);
     return MPT_OK;
 }
 
@@ -14351,19 +14397,19 @@ static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
 /* Saved: input (cross-entropy only), targets, weights, divisor, log-sum-exp of the rows. */
 enum { MPT__NLL_INPUT, MPT__NLL_TARGETS, MPT__NLL_WEIGHTS, MPT__NLL_DIVISOR, MPT__NLL_ROWS };
 
-static mpt_status mpt__nll_launch(mpt__frame *frame, mpt__kernel kernel) {
-    bool fused = kernel == MPT__K_CROSS_ENTROPY;
+static mpt_status mpt__nll_forward(mpt__frame *frame) {
+    bool fused = frame->op == MPT__OP_cross_entropy;
     const mpt__tensor *x = frame->in[0];
-    mpt_shape one = MPT_SHAPE(1), rows = MPT_SHAPE(x->rank == 2 ? x->shape[0] : 1, 2);
+    mpt_shape one = MPT_SHAPE(1), rows = MPT_SHAPE(x->shape.rank == 2 ? x->shape.dim[0] : 1, 2);
     mpt__tensor *divisor = mpt__temporary(frame, frame->out_dtype[0], &one);
     mpt__tensor *sums = fused ? mpt__temporary(frame, frame->out_dtype[0], &rows) : NULL;
     if (!divisor || (fused && !sums)) return frame->context->base.status;
-    frame->save[MPT__NLL_INPUT] = fused ? frame->in[0] : NULL;
-    frame->save[MPT__NLL_TARGETS] = frame->in[1];
-    frame->save[MPT__NLL_WEIGHTS] = frame->in[2];
-    frame->save[MPT__NLL_DIVISOR] = divisor;
-    frame->save[MPT__NLL_ROWS] = sums;
-    mpt__launch *launch = mpt__loss_launch(frame, kernel);
+    mpt__save(frame, fused ? frame->in[0] : NULL);
+    mpt__save(frame, frame->in[1]);
+    mpt__save(frame, frame->in[2]);
+    mpt__save(frame, divisor);
+    mpt__save(frame, sums);
+    mpt__launch *launch = mpt__loss_launch(frame, fused ? MPT__K_CROSS_ENTROPY : MPT__K_NLL);
     mpt__operand_padded(launch, 0, x, 2, MPT__READ);
     mpt__operand_padded(launch, 1, frame->in[1], 1, MPT__READ);
     if (frame->in[2]) mpt__operand_of(launch, 2, frame->in[2], MPT__READ);
@@ -14371,12 +14417,6 @@ static mpt_status mpt__nll_launch(mpt__frame *frame, mpt__kernel kernel) {
     mpt__operand_of(launch, 4, divisor, MPT__WRITE);
     if (fused) mpt__operand_of(launch, 5, sums, MPT__WRITE);
     return mpt__submit(frame->context, launch);
-}
-
-static mpt_status mpt__nll_forward(mpt__frame *frame) { return mpt__nll_launch(frame, MPT__K_NLL); }
-
-static mpt_status mpt__cross_entropy_forward(mpt__frame *frame) {
-    return mpt__nll_launch(frame, MPT__K_CROSS_ENTROPY);
 }
 
 /* dx of the losses above: NLL_BACKWARD from the targets alone, CROSS_ENTROPY_BACKWARD from its
@@ -14400,22 +14440,22 @@ static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const
 /* Whether the log-probabilities come straight from a log_softmax over classes that nothing else
    reads. Then both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to
    the log_softmax's own input. Its record finds no gradient and does nothing. */
-static bool mpt__nll_fuses(mpt_context *context, const mpt__tensor *x) {
+static bool mpt__nll_fuses(const mpt__tensor *x) {
     if (!x->record || x->nodes != 1 || !x->storage || !mpt__tensor_contiguous(x)) return false;
-    const mpt__record *below = &context->records[x->record - 1];
-    return below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->rank - 1 &&
-           !below->done && !below->grad[0] && below->saved[0] == x->slot;
+    const mpt__record *below = x->record;
+    return below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->shape.rank - 1 &&
+           !below->done && !below->grad[0] && below->saved[0] == x;
 }
 
 static mpt_status mpt__nll_backward(mpt__frame *frame) {
     mpt_context *context = frame->context;
     const mpt__tensor *x = frame->in[0];
-    bool fuses = mpt__nll_fuses(context, x);
+    bool fuses = mpt__nll_fuses(x);
     mpt__frame below, *target = frame;
     if (fuses) {
         below.context = context;
         below.n_in = 1;
-        below.in[0] = mpt__slot(context, context->records[x->record - 1].in[0]);
+        below.in = x->record->in;
         target = &below;
     }
     mpt__access access;
@@ -14426,31 +14466,28 @@ static mpt_status mpt__nll_backward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (!dx) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
     return mpt__nll_gradient(frame, MPT__K_CROSS_ENTROPY_BACKWARD, frame->saved[MPT__NLL_INPUT],
-                             frame->saved[MPT__NLL_ROWS], dx, access);
+                             frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
 }
 
 /* ==== Mean squared error ==== */
 
 static mpt_status mpt__mse_shape(mpt__frame *frame) {
-    mpt_shape a = mpt__shape_of(frame->in[0]), b = mpt__shape_of(frame->in[1]);
+    const mpt_shape *a = &frame->in[0]->shape, *b = &frame->in[1]->shape;
     for (int i = 0; i < 2; i++)
         if (!mpt__check_float(frame, i)) return frame->context->base.status;
     if (!mpt__same_shape(frame->in[0], frame->in[1]))
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "input %S and target %S: expected equal shapes", &a, &b);
-    frame->out_shape[0] = frame->attributes->reduction == MPT_NONE ? a : MPT_SCALAR;
+                          "input %S and target %S: expected equal shapes", a, b);
+    frame->out_shape[0] = frame->attributes->reduction == MPT_NONE ? *a : MPT_SCALAR;
     return MPT_OK;
 }
 
 /* The difference of the inputs as an fp32 temporary. */
 static mpt__tensor *mpt__mse_difference(mpt__frame *frame, const mpt__tensor *a,
                                         const mpt__tensor *b) {
-    mpt_shape shape = mpt__shape_of(a);
-    mpt__tensor *difference = mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+    mpt__tensor *difference = mpt__temporary(frame, mpt__loss_dtype(frame), &a->shape);
     if (!difference) return NULL;
     return mpt__launch_binary(frame->context, MPT__FN_SUB, a, b, difference, MPT__WRITE) == MPT_OK
                ? difference
@@ -14460,8 +14497,8 @@ static mpt__tensor *mpt__mse_difference(mpt__frame *frame, const mpt__tensor *a,
 static mpt_status mpt__mse_forward(mpt__frame *frame) {
     mpt_context *context = frame->context;
     bool all = frame->attributes->reduction == MPT_NONE;
-    frame->save[0] = frame->in[0];
-    frame->save[1] = frame->in[1];
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
     mpt__tensor *d = mpt__mse_difference(frame, frame->in[0], frame->in[1]);
     if (!d) return context->base.status;
     const mpt__tensor *square = all ? frame->out[0] : d;
@@ -14487,7 +14524,9 @@ static mpt_status mpt__mse_backward(mpt__frame *frame) {
         mpt__access access;
         mpt__tensor *target = mpt__gradient_into(frame, i, &access);
         if (!target) return context->base.status;
-        mpt__tensor dy = mpt__broadcast_view(frame->dy[0], d->rank, d->shape);
+        mpt__tensor dy = *frame->dy[0];
+        dy.shape = d->shape;
+        mpt__broadcast_strides(frame->dy[0], &d->shape, dy.stride);
         if (mpt__launch_binary(context, MPT__FN_MUL, d, &dy, target, access) != MPT_OK)
             return context->base.status;
     }
@@ -14501,11 +14540,13 @@ static mpt_status mpt__mse_backward(mpt__frame *frame) {
  * what forward saved.
  * ------------------------------------------------------------------------------------------- */
 
-typedef struct mpt__user_op {
+typedef struct mpt__op {
+    mpt__id id;
     mpt_op_class cls;
     void *user;
-    uint32_t slot;
-} mpt__user_op;
+} mpt__op;
+
+MPT__HANDLES(op, MPT__USER_OP)
 
 /* What the user's functions get: the frame, and slots for the handles that they set. */
 enum { MPT__CALL_OUTPUT, MPT__CALL_SAVED, MPT__CALL_GRADIENT, MPT__CALL_KINDS };
@@ -14513,36 +14554,25 @@ enum { MPT__CALL_SLOTS = 8 }; /* the largest of the three maxima */
 
 struct mpt_op_call {
     mpt__frame *frame;
-    mpt__user_op *op;
+    mpt__op *op;
     bool backward;
     mpt_tensor slot[MPT__CALL_KINDS][MPT__CALL_SLOTS];
 };
 
-static void mpt__user_op_destroy(mpt_context *context, void *object) {
-    mpt__host_free(context, object, sizeof(mpt__user_op));
-}
-
 MPTRAIN_API mpt_op mpt_op_register(mpt_context *context, const mpt_op_class *cls, void *user) {
-    mpt_op handle;
-    handle.context = context, handle.slot = 0, handle.generation = 0;
-    if (!mpt__enter(context, "mpt_op_register")) return handle;
+    if (!mpt__enter(context, "mpt_op_register")) return mpt__op_handle(context, NULL);
     bool good = cls && cls->name && cls->forward && cls->n_inputs >= 1 &&
                 cls->n_inputs <= MPT__MAX_INPUTS && cls->n_outputs >= 1 &&
                 cls->n_outputs <= MPT__MAX_OUTPUTS;
-    if (!good) {
+    mpt__op *op = NULL;
+    if (!good)
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "expected a class with a name, a forward, 1..%d inputs and 1..%d outputs",
                    (int)MPT__MAX_INPUTS, (int)MPT__MAX_OUTPUTS);
-        return handle;
-    }
-    mpt__user_op *op = (mpt__user_op *)mpt__host_new(context, sizeof *op);
-    if (!op) return handle;
-    op->cls = *cls;
-    op->user = user;
-    handle.slot = mpt__object_new(context, MPT__USER_OP, op, &handle.generation);
-    op->slot = handle.slot;
-    if (!handle.slot) mpt__host_free(context, op, sizeof *op);
-    return handle;
+    else
+        op = (mpt__op *)mpt__object_make(context, MPT__USER_OP, sizeof *op);
+    if (op) op->cls = *cls, op->user = user;
+    return mpt__op_handle(context, op);
 }
 
 /* ==== Calls of the user's functions ==== */
@@ -14613,15 +14643,12 @@ MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_t
     return mpt__call_set(call, "mpt_op_set_input_grad", MPT__CALL_GRADIENT, index, gradient);
 }
 
-/* ==== The row of the op table ==== */
+/* ==== The row of the op table ====
+ *
+ * The outputs' shapes are known once forward has run: there is no shape rule, and mpt_op_apply does
+ * what mpt__apply1 does for other rows. */
 
-/* The outputs' shapes are known once forward has run: the engine's shape rule does nothing, and
-   mpt_op_apply does what mpt__apply does for other rows. */
-static mpt_status mpt__user_shape(mpt__frame *frame) { return frame->context->base.status; }
-static mpt_status mpt__user_forward(mpt__frame *frame) { return frame->context->base.status; }
-
-static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__user_op *op,
-                                 bool backward) {
+static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *op, bool backward) {
     call->frame = frame;
     call->op = op;
     call->backward = backward;
@@ -14630,7 +14657,7 @@ static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__user
 }
 
 /* The user's status, or the sticky one; a failure without a message gets one. */
-static mpt_status mpt__user_status(mpt_context *context, const mpt__user_op *op, const char *call,
+static mpt_status mpt__user_status(mpt_context *context, const mpt__op *op, const char *call,
                                    mpt_status status) {
     context->base.op = call; /* not the last one that the user's function made */
     if (context->base.status != MPT_OK || status == MPT_OK) return context->base.status;
@@ -14639,8 +14666,8 @@ static mpt_status mpt__user_status(mpt_context *context, const mpt__user_op *op,
 
 static mpt_status mpt__user_backward(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    mpt__user_op *op = (mpt__user_op *)mpt__object_slot(context, MPT__USER_OP,
-                                                        (uint32_t)frame->attributes->index[0]);
+    mpt__op *op =
+        (mpt__op *)mpt__object_slot(context, MPT__USER_OP, (uint32_t)frame->attributes->index[0]);
     mpt_op_call call;
     mpt__user_call_begin(&call, frame, op, true);
     /* Saved tensors and gradients live in slots whose handles may have ended: show them as
@@ -14651,20 +14678,17 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
         if (!saved) continue;
         call.slot[MPT__CALL_SAVED][i] = mpt__handle(context, mpt__tensor_alias(context, saved));
     }
-    uint32_t record = (uint32_t)(frame->record - context->records);
     mpt_status status =
         mpt__user_status(context, op, "mpt_backward", op->cls.backward(&call, op->user));
-    frame->record = &context->records[record];
     for (int i = 0; i < frame->n_in && status == MPT_OK; i++) {
         mpt_tensor given = call.slot[MPT__CALL_GRADIENT][i];
         if (given.slot == 0 || !mpt__wants(frame, i)) continue;
         const mpt__tensor *gradient = mpt__at(context, given, "gradient");
         if (!gradient) break;
         if (!mpt__same_shape(gradient, frame->in[i])) {
-            mpt_shape got = mpt__shape_of(gradient), want = mpt__shape_of(frame->in[i]);
             status = mpt__error(context, MPT_ERROR_SHAPE,
                                 "op %s gave input %d a gradient %S, expected %S", op->cls.name, i,
-                                &got, &want);
+                                &gradient->shape, &frame->in[i]->shape);
             break;
         }
         status = mpt__gradient_pass(frame, i, gradient);
@@ -14674,22 +14698,22 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
 }
 
 /* Casts inputs as the class asks; the casts are ops of their own and carry gradients. */
-static void mpt__user_cast_inputs(mpt_context *context, const mpt__user_op *op,
-                                  const mpt_tensor *in, int n_in, mpt_tensor *cast) {
+static void mpt__user_cast_inputs(mpt_context *context, const mpt__op *op, const mpt_tensor *in,
+                                  int n_in, mpt_tensor *cast) {
     mpt_dtype low = mpt__autocast_dtype(context);
     mpt_dtype want = op->cls.autocast == MPT_AUTOCAST_LOW ? low : MPT_F32;
     bool region = low != MPT_F32 && op->cls.autocast != MPT_AUTOCAST_INPUT;
     for (int i = 0; i < n_in; i++) {
         cast[i] = in[i];
-        if (!region || in[i].context != context || !mpt_valid(in[i])) continue;
-        mpt_dtype dtype = (mpt_dtype)mpt__slot(context, in[i].slot)->dtype;
+        const mpt__tensor *tensor = region ? mpt__live(context, in[i]) : NULL;
+        mpt_dtype dtype = tensor ? (mpt_dtype)tensor->dtype : want;
         if (mpt__dtype_computes(dtype) && dtype != want) cast[i] = mpt_cast(in[i], want);
     }
     context->base.op = "mpt_op_apply";
 }
 
 /* Runs forward without history and turns what it set into outputs of one record. */
-static mpt_status mpt__user_run(mpt__frame *frame, mpt__user_op *op, mpt_op_call *call) {
+static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *call) {
     mpt_context *context = frame->context;
     for (int i = 0; i < frame->n_in; i++)
         if (frame->in[i]) frame->in[i]->saves++;
@@ -14716,7 +14740,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__user_op *op, mpt_op_call
     }
     for (int i = 0; i < MPT__MAX_SAVED; i++) {
         mpt_tensor saved = call->slot[MPT__CALL_SAVED][i];
-        if (saved.slot) frame->save[i] = mpt__at(context, saved, "saved tensor");
+        mpt__save(frame, saved.slot ? mpt__at(context, saved, "saved tensor") : NULL);
     }
     return context->base.status;
 }
@@ -14725,23 +14749,21 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
                                     int n_out) {
     mpt_context *context = op.context;
     if (out) mpt__outputs_null(context, out, n_out);
-    if (!mpt__enter(context, "mpt_op_apply")) return mpt__status_of(context);
-    mpt__user_op *found =
-        (mpt__user_op *)mpt__object_at(context, MPT__USER_OP, op.context, op.slot, op.generation);
-    if (!found) return context->base.status;
+    mpt__op *found = mpt__op_enter(op, "mpt_op_apply");
+    if (!found) return mpt__status_of(context);
     if (!in || !out || n_in != found->cls.n_inputs || n_out != found->cls.n_outputs)
         return mpt__error(context, MPT_ERROR_ARGUMENT,
                           "op %s takes %d inputs and %d outputs, got %d and %d", found->cls.name,
                           found->cls.n_inputs, found->cls.n_outputs, n_in, n_out);
     mpt_tensor cast[MPT__MAX_INPUTS];
     mpt__user_cast_inputs(context, found, in, n_in, cast);
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = (int64_t)op.slot;
     mpt__frame frame;
     memset(&frame, 0, sizeof frame);
     frame.context = context;
     frame.op = MPT__OP_user;
+    frame.row = mpt__op_row_of(MPT__OP_user);
     frame.n_out = n_out;
     frame.attributes = &attributes;
     frame.compute = MPT_F32;
@@ -14762,15 +14784,52 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 55_ops_api.c: the public op functions: each fills attributes and applies a row of the table.
+ * 55_ops_api.c: the op table's rows, and the public op functions: each fills attributes and
+ * applies a row.
  * ------------------------------------------------------------------------------------------- */
+
+/* ==== The op table ==== */
+
+#define mpt__none_shape NULL
+#define mpt__none_forward NULL
+#define mpt__none_backward NULL
+
+static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
+    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
+#define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
+    {#id,                                                                     \
+     onnx,                                                                    \
+     MPT__POLICY_##policy,                                                    \
+     mpt__##shape##_shape,                                                    \
+     mpt__##forward##_forward,                                                \
+     mpt__##backward##_backward,                                              \
+     MPT__FN_##fn,                                                            \
+     MPT__FN_##backward_fn},
+    MPT__OPS(MPT__ROW)
+#undef MPT__ROW
+};
+
+static const mpt__op_row *mpt__op_row_of(int op) { return &mpt__op_rows[op]; }
+
+/* ==== The policy table as text ==== */
+
+static const char *const mpt__policy_names[] = {"any dtype, unchanged", "input dtype (mixed: f32)",
+                                                "f16 / bf16", "f32", "f32 always"};
+
+MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size) {
+    mpt__text prose = mpt__text_make(text, size);
+    mpt__write_text(&prose, "mptrain autocast policy, version 1\n");
+    for (int op = 1; op < MPT__OP_COUNT; op++)
+        mpt__write_text(&prose, "%s: %s\n", mpt__op_rows[op].name,
+                        mpt__policy_names[mpt__op_rows[op].policy]);
+    return prose.length;
+}
 
 /* ==== One input, no attributes; two inputs, no attributes ==== */
 
 #define MPT__DEFINE_UNARY(id)                                             \
     MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x) {                       \
-        mpt__attributes attributes;                                       \
-        mpt__attributes_clear(&attributes);                               \
+        mpt__attributes attributes = mpt__no_attributes;                  \
         return mpt__apply1("mpt_" #id, MPT__OP_##id, &x, 1, &attributes); \
     }
 MPT__DEFINE_UNARY(neg)
@@ -14790,8 +14849,7 @@ MPT__DEFINE_UNARY(clone)
 static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor b) {
     mpt_tensor in[2];
     in[0] = a, in[1] = b;
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.required = 2;
     return mpt__apply1(name, op, in, 2, &attributes);
 }
@@ -14811,8 +14869,7 @@ MPT__DEFINE_BINARY(matmul)
 /* ==== With numbers ==== */
 
 static mpt_tensor mpt__apply_number(const char *name, int op, mpt_tensor x, double value) {
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = value;
     return mpt__apply1(name, op, &x, 1, &attributes);
 }
@@ -14824,9 +14881,9 @@ MPTRAIN_API mpt_tensor mpt_mul_scalar(mpt_tensor x, double value) {
     return mpt__apply_number("mpt_mul_scalar", MPT__OP_mul_scalar, x, value);
 }
 
+/* With a dimension, or a dtype in its place. */
 static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim, bool keep_dim) {
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.index[1] = keep_dim;
     attributes.index[2] = dim == MPT_ALL_DIMS;
@@ -14856,15 +14913,13 @@ MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bi
                                   mpt_activation activation) {
     mpt_tensor in[3];
     in[0] = x, in[1] = weight, in[2] = bias;
+    mpt_context *context = mpt__context_of(in, 3);
     if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID) {
-        mpt_context *context = mpt__context_of(in, 3);
-        if (mpt__enter(context, "mpt_linear"))
-            mpt__error(context, MPT_ERROR_ARGUMENT, "activation %d is none of mpt_activation",
-                       (int)activation);
+        mpt__misuse(context, "mpt_linear", MPT_ERROR_ARGUMENT,
+                    "activation %d is none of mpt_activation", (int)activation);
         return mpt__null(context);
     }
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.activation = (uint8_t)activation;
     attributes.required = 2;
     return mpt__apply1("mpt_linear", MPT__OP_linear, in, 3, &attributes);
@@ -14876,12 +14931,10 @@ MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bi
 static mpt_tensor mpt__dropout_call(mpt_tensor x, double p, uint64_t stream, uint64_t call) {
     mpt_context *context = x.context;
     if (context && !(p >= 0.0 && p <= 1.0)) {
-        if (mpt__enter(context, "mpt_dropout"))
-            mpt__error(context, MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
+        mpt__misuse(context, "mpt_dropout", MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
         return mpt__null(context);
     }
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = p;
     attributes.index[0] = (int64_t)stream;
     attributes.index[1] = (int64_t)call;
@@ -14902,13 +14955,11 @@ MPTRAIN_API mpt_tensor mpt_dropout(mpt_tensor x, double p) {
 static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const mpt_shape *shape) {
     mpt_context *context = x.context;
     if (shape->rank < 0 || shape->rank > MPT_MAX_RANK) {
-        if (mpt__enter(context, name))
-            mpt__error(context, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank,
-                       MPT_MAX_RANK);
+        mpt__misuse(context, name, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank,
+                    MPT_MAX_RANK);
         return mpt__null(context);
     }
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.rank = (uint8_t)shape->rank;
     for (int i = 0; i < shape->rank; i++) attributes.index[i] = shape->dim[i];
     return mpt__apply1(name, op, &x, 1, &attributes);
@@ -14927,18 +14978,17 @@ MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape) {
 MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_transpose", "argument 1");
-    int a = tensor ? mpt__dimension(context, dim_a, tensor->rank) : -1;
-    int b = a >= 0 ? mpt__dimension(context, dim_b, tensor->rank) : -1;
+    int a = tensor ? mpt__dimension(context, dim_a, tensor->shape.rank) : -1;
+    int b = a >= 0 ? mpt__dimension(context, dim_b, tensor->shape.rank) : -1;
     if (b < 0) return mpt__null(context);
     mpt_shape order;
-    order.rank = tensor->rank;
-    for (int i = 0; i < tensor->rank; i++) order.dim[i] = i == a ? b : i == b ? a : i;
+    order.rank = tensor->shape.rank;
+    for (int i = 0; i < tensor->shape.rank; i++) order.dim[i] = i == a ? b : i == b ? a : i;
     return mpt_permute(x, order);
 }
 
 MPTRAIN_API mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.index[1] = start;
     attributes.index[2] = stop;
@@ -14950,22 +15000,20 @@ MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_flatten", "argument 1");
     if (!tensor) return mpt__null(context);
-    if (tensor->rank == 0) return mpt_reshape(x, MPT_SHAPE(1));
-    int first = mpt__dimension(context, first_dim, tensor->rank);
-    int last = first >= 0 ? mpt__dimension(context, last_dim, tensor->rank) : -1;
+    if (tensor->shape.rank == 0) return mpt_reshape(x, MPT_SHAPE(1));
+    int first = mpt__dimension(context, first_dim, tensor->shape.rank);
+    int last = first >= 0 ? mpt__dimension(context, last_dim, tensor->shape.rank) : -1;
     if (last < 0) return mpt__null(context);
-    if (last < first) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "last_dim %d lies before first_dim %d", last_dim,
-                   first_dim);
-        return mpt__null(context);
-    }
+    if (last < first)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "last_dim %d lies before first_dim %d",
+                           last_dim, first_dim);
     mpt_shape shape;
     shape.rank = 0;
-    for (int i = 0; i < tensor->rank; i++) {
+    for (int i = 0; i < tensor->shape.rank; i++) {
         if (i > first && i <= last)
-            shape.dim[shape.rank - 1] *= tensor->shape[i];
+            shape.dim[shape.rank - 1] *= tensor->shape.dim[i];
         else
-            shape.dim[shape.rank++] = tensor->shape[i];
+            shape.dim[shape.rank++] = tensor->shape.dim[i];
     }
     return mpt_reshape(x, shape);
 }
@@ -14977,19 +15025,14 @@ MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
 }
 
 MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
-    attributes.index[0] = dtype;
-    return mpt__apply1("mpt_cast", MPT__OP_cast, &x, 1, &attributes);
+    return mpt__apply_dim("mpt_cast", MPT__OP_cast, x, (int)dtype, false);
 }
 
 MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_detach", "argument 1");
     if (!tensor) return mpt__null(context);
-    mpt_shape shape = mpt__shape_of(tensor);
-    return mpt__handle(context, mpt__tensor_on(context, tensor->storage, (mpt_dtype)tensor->dtype,
-                                               &shape, tensor->stride, tensor->offset));
+    return mpt__handle(context, mpt__tensor_alias(context, tensor));
 }
 
 /* More tensors than a record holds are joined in groups. */
@@ -14999,14 +15042,13 @@ MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
     int in_group = 0;
     for (int i = 0; i < count && context; i++) {
         if (!tensors[i].context && !tensors[i].slot) {
-            if (mpt__enter(context, "mpt_cat"))
-                mpt__error(context, MPT_ERROR_HANDLE, "argument %d is a null handle", i + 1);
+            mpt__misuse(context, "mpt_cat", MPT_ERROR_HANDLE, "argument %d is a null handle",
+                        i + 1);
             return mpt__null(context);
         }
         group[in_group++] = tensors[i];
         if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
-        mpt__attributes attributes;
-        mpt__attributes_clear(&attributes);
+        mpt__attributes attributes = mpt__no_attributes;
         attributes.index[0] = dim;
         group[0] = mpt__apply1("mpt_cat", MPT__OP_cat, group, in_group, &attributes);
         in_group = 1;
@@ -15026,9 +15068,8 @@ MPTRAIN_API mpt_nll_config mpt_nll_config_default(void) {
 
 static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_reduction reduction) {
     if (reduction >= MPT_MEAN && reduction <= MPT_NONE) return true;
-    if (mpt__enter(context, name))
-        mpt__error(context, MPT_ERROR_ARGUMENT, "reduction %d is none of mpt_reduction",
-                   (int)reduction);
+    mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "reduction %d is none of mpt_reduction",
+                (int)reduction);
     return false;
 }
 
@@ -15040,8 +15081,7 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     in[0] = input, in[1] = targets, in[2] = config->weight;
     mpt_context *context = mpt__context_of(in, 3);
     if (!mpt__good_reduction(context, name, config->reduction)) return mpt__null(context);
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = config->ignore_index;
     attributes.reduction = (uint8_t)config->reduction;
     attributes.required = 2;
@@ -15064,8 +15104,7 @@ MPTRAIN_API mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_red
     in[0] = input, in[1] = target;
     mpt_context *context = mpt__context_of(in, 2);
     if (!mpt__good_reduction(context, "mpt_mse_loss", reduction)) return mpt__null(context);
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.reduction = (uint8_t)reduction;
     attributes.required = 2;
     return mpt__apply1("mpt_mse_loss", MPT__OP_mse_loss, in, 2, &attributes);
@@ -15190,10 +15229,9 @@ static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row
     mpt__block *block = &context->blocks[parameter->block];
     row->parameter = 0;
     if (parameter->tensor) {
-        mpt__tensor *tensor = mpt__slot(context, parameter->tensor);
-        tensor->parameter = 0; /* a backward to come finds nothing to collect in */
-        tensor->flags = MPT__KEPT;
-        mpt__tensor_drop(context, tensor);
+        parameter->tensor->parameter = 0; /* a backward to come finds nothing to collect in */
+        parameter->tensor->flags = MPT__KEPT;
+        mpt__tensor_drop(context, parameter->tensor);
     }
     mpt__host_text_free(context, parameter->path);
     memset(parameter, 0, sizeof *parameter);
@@ -15211,11 +15249,8 @@ static void mpt__module_free(mpt_context *context, void *object) {
         mpt__host_text_free(context, module->parameters[i].name);
         mpt__parameter_drop(context, &module->parameters[i]);
     }
-    mpt__host_free(context, module->children,
-                   (size_t)module->child_capacity * sizeof *module->children);
-    mpt__host_free(context, module->parameters,
-                   (size_t)module->parameter_capacity * sizeof *module->parameters);
-    mpt__host_free(context, module, sizeof *module);
+    mpt__room_free(context, module->children, module->child_capacity);
+    mpt__room_free(context, module->parameters, module->parameter_capacity);
 }
 
 /* Slot of another module that holds `child`; 0 if there is none. */
@@ -15437,7 +15472,7 @@ static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__
     if (!mpt__enter(context, call)) return NULL;
     mpt__module *module = (mpt__module *)mpt__object_make(context, MPT__MODULE, sizeof *module);
     if (!module) return NULL;
-    mpt__attributes_clear(&module->attributes);
+    module->attributes = mpt__no_attributes;
     module->layer = layer;
     module->cls.name = mpt__layer_rows[layer].name;
     module->cls.n_inputs = module->cls.n_outputs = 1;
@@ -15472,21 +15507,18 @@ static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_
     mpt__module *module = mpt__layer_new(context, call, MPT__LAYER_linear);
     if (!module) return mpt__module_handle(context, NULL);
     if (in < 1 || out < 1)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more",
-                   (long long)in, (long long)out);
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more", in,
+                   out);
     mpt__layer_parameter(context, module, "weight", MPT_SHAPE(out, in), in);
     if (bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), in);
     return mpt__layer_made(context, module);
 }
 
-MPTRAIN_API mpt_module mpt_nn_linear(mpt_context *context, int64_t in_features,
-                                     int64_t out_features) {
-    return mpt__linear_new(context, "mpt_nn_linear", in_features, out_features, true);
+MPTRAIN_API mpt_module mpt_nn_linear(mpt_context *context, int64_t in, int64_t out) {
+    return mpt__linear_new(context, "mpt_nn_linear", in, out, true);
 }
-
-MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in_features,
-                                             int64_t out_features) {
-    return mpt__linear_new(context, "mpt_nn_linear_no_bias", in_features, out_features, false);
+MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in, int64_t out) {
+    return mpt__linear_new(context, "mpt_nn_linear_no_bias", in, out, false);
 }
 
 /* Layers that nothing need be told. */
@@ -15541,16 +15573,6 @@ static mpt_module mpt__container_new(mpt_context *context, const char *call, mpt
     return made;
 }
 
-MPTRAIN_API mpt_module mpt_sequential_array(mpt_context *context, const mpt_module *modules,
-                                            int count) {
-    return mpt__container_new(context, "mpt_sequential", MPT__LAYER_sequential, modules, count);
-}
-
-MPTRAIN_API mpt_module mpt_nn_list_array(mpt_context *context, const mpt_module *modules,
-                                         int count) {
-    return mpt__container_new(context, "mpt_nn_list", MPT__LAYER_list, modules, count);
-}
-
 /* A container of the arguments up to MPT_END. Too many of them look like a missing MPT_END. */
 static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt__layer layer,
                                     va_list arguments) {
@@ -15562,29 +15584,27 @@ static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt_
             return mpt__container_new(context, call, layer, modules, count);
         if (count < MOST) modules[count] = module;
     }
-    if (mpt__enter(context, call))
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "more than %d modules; is MPT_END missing? else use the form with an array",
-                   (int)MOST);
+    mpt__misuse(context, call, MPT_ERROR_ARGUMENT,
+                "more than %d modules; is MPT_END missing? else use the form with an array",
+                (int)MOST);
     return mpt__module_handle(context, NULL);
 }
 
-MPTRAIN_API mpt_module mpt_sequential(mpt_context *context, ...) {
-    va_list arguments;
-    va_start(arguments, context);
-    mpt_module made =
-        mpt__gathered_new(context, "mpt_sequential", MPT__LAYER_sequential, arguments);
-    va_end(arguments);
-    return made;
-}
-
-MPTRAIN_API mpt_module mpt_nn_list(mpt_context *context, ...) {
-    va_list arguments;
-    va_start(arguments, context);
-    mpt_module made = mpt__gathered_new(context, "mpt_nn_list", MPT__LAYER_list, arguments);
-    va_end(arguments);
-    return made;
-}
+#define MPT__DEFINE_CONTAINER(name, layer)                                               \
+    MPTRAIN_API mpt_module name##_array(mpt_context *context, const mpt_module *modules, \
+                                        int count) {                                     \
+        return mpt__container_new(context, #name, layer, modules, count);                \
+    }                                                                                    \
+    MPTRAIN_API mpt_module name(mpt_context *context, ...) {                             \
+        va_list arguments;                                                               \
+        va_start(arguments, context);                                                    \
+        mpt_module made = mpt__gathered_new(context, #name, layer, arguments);           \
+        va_end(arguments);                                                               \
+        return made;                                                                     \
+    }
+MPT__DEFINE_CONTAINER(mpt_sequential, MPT__LAYER_sequential)
+MPT__DEFINE_CONTAINER(mpt_nn_list, MPT__LAYER_list)
+#undef MPT__DEFINE_CONTAINER
 
 MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
                                          void *user) {
@@ -15602,8 +15622,8 @@ MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_
 /* A name that paths can be made of. */
 static bool mpt__check_name(mpt_context *context, const char *name) {
     if (name && *name && !strchr(name, '.') && strlen(name) < 200) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "expected a name of 1 to 199 characters without a dot");
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                       "expected a name of 1 to 199 characters without a dot");
 }
 
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
@@ -15678,12 +15698,13 @@ static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
                                         const mpt_shape *shape) {
     mpt__parameter *parameter = &context->parameters[index];
     const mpt__block *block = &context->blocks[parameter->block];
-    mpt__tensor *tensor = mpt__tensor_outside(context, block->values, (mpt_dtype)block->dtype,
-                                              shape, NULL, parameter->offset);
+    mpt__tensor view =
+        mpt__view_on(block->values, (mpt_dtype)block->dtype, shape, parameter->offset);
+    mpt__tensor *tensor =
+        mpt__tensor_outside(context, &view, MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF);
     if (!tensor) return context->base.status;
-    tensor->flags = MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF;
     tensor->parameter = index + 1;
-    parameter->tensor = tensor->slot;
+    parameter->tensor = tensor;
     return MPT_OK;
 }
 
@@ -15789,7 +15810,7 @@ static void mpt__draws_forget(mpt_context *context) {
 static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module *module,
                                         int64_t i) {
     uint32_t index = module->parameters[i].parameter - 1;
-    return mpt__handle(context, mpt__slot(context, context->parameters[index].tensor));
+    return mpt__handle(context, context->parameters[index].tensor);
 }
 
 /* A layer that is one op. */
@@ -15850,13 +15871,10 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
     return MPT_OK;
 }
 
-/* Runs a module with its path, mode and policy in force; `activation` follows a linear layer. */
-static mpt_status mpt__module_forward(mpt_context *context, mpt__module *module,
-                                      const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out,
-                                      mpt_activation activation) {
-    uint32_t path = context->path, above = context->module;
-    uint64_t path_hash = context->path_hash;
-    bool training = context->module_training;
+/* Runs a module with its path, mode and policy in force, of which the first two stay so;
+   `activation` follows a linear layer. */
+static void mpt__module_run(mpt_context *context, mpt__module *module, const mpt_tensor *in,
+                            int n_in, mpt_tensor *out, int n_out, mpt_activation activation) {
     int autocast_depth = context->autocast_depth;
     context->path = module->path;
     context->module = module->id.slot;
@@ -15871,12 +15889,7 @@ static mpt_status mpt__module_forward(mpt_context *context, mpt__module *module,
                    module->cls.name, n_in, n_out);
     else
         out[0] = mpt__layer_forward(context, module, in[0], activation);
-    context->path = path;
-    context->module = above;
-    context->path_hash = path_hash;
-    context->module_training = training;
     context->autocast_depth = autocast_depth;
-    return context->base.status;
 }
 
 static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
@@ -15897,9 +15910,10 @@ static mpt_tensor mpt__sequential_forward(mpt_context *context, mpt__module *mod
             if (next->policy == child->policy) activation = mpt__layer_rows[next->layer].activation;
         }
         mpt_tensor out = mpt__null(context);
-        mpt__module_forward(context, child, &now, 1, &out, 1, activation);
+        mpt__module_run(context, child, &now, 1, &out, 1, activation);
         if (activation != MPT_ACTIVATION_NONE) i++;
-        if (!watched && !mpt__same_handle(now, x) && !mpt__same_handle(now, out)) mpt_release(now);
+        if (!watched && !mpt__same_handle(now, x) && !mpt__same_handle(now, out))
+            mpt__tensor_drop(context, mpt__slot(context, now.slot));
         now = out;
     }
     return now;
@@ -15917,7 +15931,15 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
     for (int i = 0; i < n_in; i++)
         if (!mpt__at(context, in[i], "input")) return context->base.status;
     if (mpt__freeze(context, found) != MPT_OK) return context->base.status;
-    return mpt__module_forward(context, found, in, n_in, out, n_out, MPT_ACTIVATION_NONE);
+    uint32_t path = context->path, above = context->module;
+    uint64_t path_hash = context->path_hash;
+    bool training = context->module_training;
+    mpt__module_run(context, found, in, n_in, out, n_out, MPT_ACTIVATION_NONE);
+    context->path = path;
+    context->module = above;
+    context->path_hash = path_hash;
+    context->module_training = training;
+    return context->base.status;
 }
 
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {
@@ -16049,7 +16071,7 @@ static const char *mpt__relative_path(mpt_context *context, const mpt__module *m
 MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path,
                                         size_t path_size) {
     mpt_context *context = module.context;
-    mpt__prose prose = mpt__prose_make(path, path_size);
+    mpt__text prose = mpt__text_make(path, path_size);
     mpt__module *found = mpt__module_frozen(module, "mpt_parameter_at");
     if (!found) return mpt__null(context);
     const mpt__parameter *parameter;
@@ -16059,7 +16081,7 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
     for (; (parameter = mpt__walk_values(&walk)) != NULL; count++) {
         if (count != index) continue;
         mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter));
-        return mpt__handle(context, mpt__slot(context, parameter->tensor));
+        return mpt__handle(context, parameter->tensor);
     }
     return mpt__refuse(context, MPT_ERROR_ARGUMENT, "parameter %d: the module has %d of them",
                        index, count);
@@ -16117,8 +16139,7 @@ static float *mpt__parameter_values(mpt_context *context, const mpt__parameter *
                                     size_t *bytes) {
     *bytes = ((size_t)parameter->numel + 1) * sizeof(float);
     float *values = (float *)mpt__host_new(context, *bytes);
-    if (values &&
-        mpt__read_as(context, mpt__slot(context, parameter->tensor), MPT_F32, values) == MPT_OK)
+    if (values && mpt__read_as(context, parameter->tensor, MPT_F32, values) == MPT_OK)
         return values;
     mpt__host_free(context, values, *bytes);
     return NULL;
@@ -16139,8 +16160,7 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
         mpt__error(context, MPT_ERROR_NUMERIC,
                    "parameter %s: element %lld is %g, beyond the largest %s, %g; scale the "
                    "weights down, use MPT_BF16, or train with autocast instead",
-                   parameter->path, (long long)i, (double)values[i], mpt_dtype_name(dtype),
-                   (double)limit);
+                   parameter->path, i, (double)values[i], mpt_dtype_name(dtype), (double)limit);
         break;
     }
     mpt__host_free(context, values, bytes);
@@ -16151,7 +16171,7 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
 static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter, uint32_t index,
                                 int64_t offset) {
     mpt__block *block = &context->blocks[index], *old = &context->blocks[parameter->block];
-    mpt__tensor *tensor = mpt__slot(context, parameter->tensor), moved = *tensor;
+    mpt__tensor *tensor = parameter->tensor, moved = *tensor;
     moved.storage = block->values;
     moved.dtype = block->dtype;
     moved.offset = offset;
@@ -16199,13 +16219,13 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
 /* ==== Summary ==== */
 
 typedef struct mpt__summary {
-    mpt__prose out;
+    mpt__text out;
     int64_t parameters, bytes;
 } mpt__summary;
 
 /* One line: columns begin at 0, 27, 45 and 65, or one blank after a longer one. */
-static void mpt__summary_line(mpt__prose *out, const char *name, const char *kind,
-                              const char *shape, const char *numel) {
+static void mpt__summary_line(mpt__text *out, const char *name, const char *kind, const char *shape,
+                              const char *numel) {
     static const size_t starts[] = {0, 27, 45, 65};
     const char *column[] = {name, kind, shape, numel};
     size_t line = out->length;
@@ -16226,7 +16246,7 @@ static void mpt__summary_parameter(mpt_context *context, mpt__summary *summary,
     int64_t numel = mpt__shape_numel(&row->shape);
     mpt__format_text(name, sizeof name, "  %s", row->name);
     mpt__format_text(shape, sizeof shape, "%S", &row->shape);
-    mpt__format_text(number, sizeof number, "%lld", (long long)numel);
+    mpt__format_text(number, sizeof number, "%lld", numel);
     mpt__summary_line(&summary->out, name, mpt_dtype_name(dtype), shape, number);
     summary->parameters += numel;
     summary->bytes += numel * mpt__dtype_info[dtype].bytes;
@@ -16235,7 +16255,7 @@ static void mpt__summary_parameter(mpt_context *context, mpt__summary *summary,
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
     mpt__summary summary;
     memset(&summary, 0, sizeof summary);
-    summary.out = mpt__prose_make(text, size);
+    summary.out = mpt__text_make(text, size);
     mpt__module *found = mpt__module_enter(module, "mpt_summary");
     if (!found) return 0;
     mpt__walk walk;
@@ -16245,8 +16265,8 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
         for (int64_t i = 0; i < found->parameter_count; i++)
             mpt__summary_parameter(module.context, &summary, &found->parameters[i]);
     }
-    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes\n",
-                    (long long)summary.parameters, (long long)summary.bytes);
+    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes\n", summary.parameters,
+                    summary.bytes);
     return summary.out.length;
 }
 
@@ -16255,13 +16275,11 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
 /* Values of one parameter into another of the same shape, through host memory. */
 static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *target,
                                       mpt_context *from, const mpt__parameter *source) {
-    mpt__tensor *a = mpt__slot(to, target->tensor);
-    const mpt__tensor *b = mpt__slot(from, source->tensor);
-    if (!mpt__same_shape(a, b)) {
-        mpt_shape sa = mpt__shape_of(a), sb = mpt__shape_of(b);
+    mpt__tensor *a = target->tensor;
+    const mpt__tensor *b = source->tensor;
+    if (!mpt__same_shape(a, b))
         return mpt__error(to, MPT_ERROR_SHAPE, "parameter %s is %S here and %S in the source (%s)",
-                          target->path, &sa, &sb, source->path);
-    }
+                          target->path, &a->shape, &b->shape, source->path);
     size_t bytes;
     float *values = mpt__parameter_values(from, source, &bytes);
     if (values)
@@ -16286,8 +16304,7 @@ MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source
     int64_t there = mpt__module_parameters(from, source, NULL, NULL, 0);
     if (here != there)
         return mpt__error(to, MPT_ERROR_SHAPE,
-                          "the source has %lld parameters, the destination %lld", (long long)there,
-                          (long long)here);
+                          "the source has %lld parameters, the destination %lld", there, here);
     const mpt__parameter *a, *b;
     mpt__walk walk_a, walk_b;
     mpt__walk_begin(&walk_a, to, target);
@@ -16318,12 +16335,12 @@ MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
     mpt__walk walk;
     mpt__walk_begin(&walk, context, found);
     while ((parameter = mpt__walk_values(&walk)) != NULL) {
-        const mpt__tensor *tensor = mpt__slot(context, parameter->tensor);
+        const mpt__tensor *tensor = parameter->tensor;
         const char *path = mpt__relative_path(context, found, parameter);
         int64_t width = mpt__dtype_info[tensor->dtype].bytes;
         hash = mpt__hash_bytes(hash, path, strlen(path));
-        for (int d = 0; d < tensor->rank; d++)
-            hash = mpt__hash_u64(hash, (uint64_t)tensor->shape[d]);
+        for (int d = 0; d < tensor->shape.rank; d++)
+            hash = mpt__hash_u64(hash, (uint64_t)tensor->shape.dim[d]);
         hash = mpt__hash_u64(hash, tensor->dtype);
         hash = mpt__hash_storage(context, hash, tensor->storage, tensor->offset * width,
                                  parameter->numel * width);
@@ -16749,16 +16766,8 @@ static void mpt__optimizer_free(mpt_context *context, void *object) {
         mpt__group_free(context, &optimizer->groups[i]);
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) mpt__scalar_free(context, optimizer->slot[i]);
     mpt__items_free(context, optimizer);
-    mpt__host_free(context, optimizer->states,
-                   (size_t)optimizer->state_capacity * sizeof *optimizer->states);
-    mpt__host_free(context, optimizer->groups,
-                   (size_t)optimizer->group_capacity * sizeof *optimizer->groups);
-    mpt__host_free(context, optimizer, sizeof *optimizer);
-}
-
-/* Called by mpt_create. */
-static void mpt__optim_init(mpt_context *context) {
-    context->objects[MPT__OPTIMIZER].destroy = mpt__optimizer_free;
+    mpt__room_free(context, optimizer->states, optimizer->state_capacity);
+    mpt__room_free(context, optimizer->groups, optimizer->group_capacity);
 }
 
 #define MPT__NO_LIMIT 1e300 /* what no setting reaches: infinities and NaN are refused */
@@ -16779,9 +16788,8 @@ static bool mpt__check_number(mpt_context *context, const char *name, double val
 
 static bool mpt__check_count(mpt_context *context, const char *name, int64_t value, int least) {
     if (value >= least) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name,
-               (long long)value, least);
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name, value,
+                       least);
 }
 
 static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay) {
@@ -16841,9 +16849,7 @@ static const mpt__rule mpt__adam_rule = {
     {{"beta1", 0, 1}, {"beta2", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
 
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
-    mpt_sgd_config config;
-    memset(&config, 0, sizeof config);
-    config.lr = 1e-3;
+    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false};
     return config;
 }
 
@@ -16865,10 +16871,9 @@ MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *confi
         c.lr, c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov, c.allow_shared};
     if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
         return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
-    if (mpt__enter(context, "mpt_sgd"))
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
-                   c.dampening);
+    mpt__misuse(context, "mpt_sgd", MPT_ERROR_ARGUMENT,
+                "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
+                c.dampening);
     return mpt__optimizer_handle(context, NULL);
 }
 
@@ -16916,9 +16921,8 @@ MPTRAIN_API int mpt_optimizer_groups(mpt_optimizer handle) {
 static bool mpt__check_group(mpt_context *context, const mpt__optimizer *optimizer, int group,
                              int lowest) {
     if (group >= lowest && group < optimizer->group_count) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "there is no group %d; the optimizer has %lld", group,
-               (long long)optimizer->group_count);
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "there is no group %d; the optimizer has %lld",
+                       group, optimizer->group_count);
 }
 
 MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
@@ -17082,8 +17086,8 @@ static bool mpt__gradients_seen(mpt_context *context, const mpt__optimizer *opti
     for (int64_t i = 0; others > 0 && i < optimizer->item_count; i++) {
         const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
         if (&optimizer->states[optimizer->items[i].state] != state || !parameter->live) continue;
-        uint32_t view = mpt__slot(context, parameter->tensor)->gradient;
-        if (view && mpt__slot(context, view)->storage == gradients) others--;
+        const mpt__tensor *view = parameter->tensor->gradient;
+        if (view && view->storage == gradients) others--;
     }
     return others > 0;
 }
@@ -17139,10 +17143,9 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm)
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_norm");
     if (!optimizer) return mpt__null(context);
-    if (!(max_norm >= 0)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more", max_norm);
-        return mpt__null(context);
-    }
+    if (!(max_norm >= 0))
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more",
+                           max_norm);
     mpt_shape shape = MPT_SCALAR;
     mpt__tensor *norm = NULL;
     if (mpt__pattern(context, optimizer) == MPT_OK)
@@ -17165,9 +17168,7 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm)
     mpt__submit(context, launch);
     optimizer->norm_valid = false;
     if (any) mpt__hold(context, optimizer);
-    if (context->base.status == MPT_OK) return mpt__handle(context, norm);
-    mpt__tensor_drop(context, norm);
-    return mpt__null(context);
+    return mpt__tensor_done(context, norm, context->base.status);
 }
 
 MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
@@ -17261,20 +17262,18 @@ static mpt_status mpt__launch_updates(mpt_context *context, mpt__optimizer *opti
 /* A warning that names parameters without a gradient; once, until there is one again. */
 static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
     char names[200];
-    size_t length = 0;
+    mpt__text list = mpt__text_make(names, sizeof names);
     if (optimizer->warned_no_grad) return;
     optimizer->warned_no_grad = true;
-    names[0] = '\0';
-    for (int64_t i = 0; i < optimizer->item_count && length < sizeof names; i++) {
-        length += mpt__format_text(names + length, sizeof names - length, "%s%s", i ? ", " : "",
-                                   context->parameters[optimizer->items[i].parameter].path);
-    }
+    for (int64_t i = 0; i < optimizer->item_count && list.length < sizeof names; i++)
+        mpt__write_text(&list, "%s%s", i ? ", " : "",
+                        context->parameters[optimizer->items[i].parameter].path);
     mpt__log(&context->base, MPT_LOG_WARNING,
              "%s: none of the optimizer's %lld parameters has a gradient, so the step does "
              "nothing: %s%s; "
              "call mpt_backward first, on a loss that depends on them",
-             context->base.op, (long long)optimizer->item_count, names,
-             length >= sizeof names ? " .." : "");
+             context->base.op, optimizer->item_count, names,
+             list.length >= sizeof names ? " .." : "");
 }
 
 /* One update of everything that has a gradient. Queued; nothing happens on the device while
@@ -17457,9 +17456,8 @@ MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
 static bool mpt__check_scale(mpt_context *context, const char *name, double scale) {
     float single = (float)scale;
     if (scale > 0 && single > 0 && mpt__f32_is_finite(single)) return true;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g; expected a positive number in fp32's range",
-               name, scale);
-    return false;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                       "%s = %g; expected a positive number in fp32's range", name, scale);
 }
 
 static bool mpt__check_factors(mpt_context *context, double growth, double backoff,
@@ -17490,12 +17488,6 @@ static void mpt__scaler_free(mpt_context *context, void *object) {
     mpt__scaler *scaler = (mpt__scaler *)object;
     mpt__dismiss_members(context, scaler->id.slot);
     for (int i = 0; i < MPT__SCALER_SLOTS; i++) mpt__scalar_free(context, scaler->slots[i]);
-    mpt__host_free(context, scaler, sizeof *scaler);
-}
-
-/* Called by mpt_create. */
-static void mpt__scaler_init(mpt_context *context) {
-    context->objects[MPT__SCALER].destroy = mpt__scaler_free;
 }
 
 /* Updates under way and runs of skips are given up: part of mpt_clear_error. */
@@ -17561,8 +17553,7 @@ MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
     scaler->scaled = true;
     if (!scaler->config.enabled) return loss;
     mpt__note_bf16(context, scaler);
-    mpt__attributes attributes;
-    mpt__attributes_clear(&attributes);
+    mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = scaler->slots[MPT__SCALER_SCALE];
     attributes.index[1] = scaler->slots[MPT__SCALER_LOSS];
     return mpt__apply1("mpt_scale_loss", MPT__OP_scale_loss, &loss, 1, &attributes);
@@ -17700,7 +17691,7 @@ static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[128]) {
 static void mpt__scaler_trace(mpt_context *context, mpt__scaler *scaler, bool on) {
     if (on == scaler->tracing) return;
     scaler->tracing = on;
-    if (context->tracer && context->tracer->on) return; /* the user's own: it stays */
+    if (context->tracer.on) return; /* the user's own: it stays */
     if (on) {
         mpt__trace_start(context, false);
     } else {
@@ -17719,7 +17710,7 @@ static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) 
                          "the loss itself was NaN or infinite in the last %lld of them, which no "
                          "loss scale can cure; check the learning rate, the data, and logarithms, "
                          "divisions and exponentials in the model",
-                         (long long)scaler->lost_losses);
+                         scaler->lost_losses);
     else
         mpt__format_text(cause, sizeof cause,
                          "the loss was finite but gradients overflowed in backward (%s); check "
@@ -17728,8 +17719,8 @@ static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) 
     return mpt__error(
         context, MPT_ERROR_NUMERIC,
         "%lld steps in a row were skipped, the last at loss scale %g (floor %g): %s%s%s",
-        (long long)now->skipped_in_a_row, now->scale, scaler->config.min_scale, cause,
-        *report ? "; " : "", report);
+        now->skipped_in_a_row, now->scale, scaler->config.min_scale, cause, *report ? "; " : "",
+        report);
 }
 
 enum {
@@ -17756,7 +17747,7 @@ static void mpt__compare_windows(mpt_context *context, mpt__scaler *scaler) {
         &context->base, MPT_LOG_WARNING,
         "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): check "
         "learning rate or keep layer %s in fp32",
-        (long long)before, (long long)skipped, (long long)steps, now->scale, layer);
+        before, skipped, steps, now->scale, layer);
 }
 
 /* Reads the counters, which must be readable, and draws the conclusions. */
@@ -18058,12 +18049,6 @@ static void mpt__schedule_free(mpt_context *context, void *object) {
     }
     mpt__scalar_free(context, schedule->first_slot);
     mpt__host_free(context, schedule->window, MPT__LR_WINDOW * sizeof *schedule->window);
-    mpt__host_free(context, schedule, sizeof *schedule);
-}
-
-/* Called by mpt_create. */
-static void mpt__schedule_init(mpt_context *context) {
-    context->objects[MPT__SCHEDULE].destroy = mpt__schedule_free;
 }
 
 static bool mpt__check_plan(mpt_context *context, const mpt__schedule *plan, int least_warmup,
@@ -18170,16 +18155,12 @@ MPTRAIN_API mpt_init mpt_init_make(mpt_init_kind kind, double a, double b) {
 }
 
 static bool mpt__check_init(mpt_context *context, mpt_init init) {
-    if (init.kind < MPT_INIT_DEFAULT || init.kind > MPT_INIT_KAIMING_NORMAL) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "init kind %d is none of mpt_init_kind",
-                   (int)init.kind);
-        return false;
-    }
-    if (!mpt__f64_is_finite(init.a) || !mpt__f64_is_finite(init.b)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "init parameters %g and %g must be finite", init.a,
-                   init.b);
-        return false;
-    }
+    if (init.kind < MPT_INIT_DEFAULT || init.kind > MPT_INIT_KAIMING_NORMAL)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "init kind %d is none of mpt_init_kind",
+                           (int)init.kind);
+    if (!mpt__f64_is_finite(init.a) || !mpt__f64_is_finite(init.b))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "init parameters %g and %g must be finite",
+                           init.a, init.b);
     return true;
 }
 
@@ -18242,7 +18223,7 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
         mpt__random_normal(key, 0, count, (float)a, (float)b, values);
     else
         for (size_t k = 0; k < count; k++) values[k] = (float)a;
-    mpt_status status = mpt__write_f32(context, mpt__slot(context, parameter->tensor), values);
+    mpt_status status = mpt__write_f32(context, parameter->tensor, values);
     mpt__host_free(context, values, count * sizeof(float));
     return status;
 }
@@ -18278,14 +18259,6 @@ MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_ini
  * touching the context: that is what loader workers (72_loader.c) rely on. Data in memory keeps its
  * stored dtype (u8 stays u8) and is converted and normalised on the way into a batch.
  * ------------------------------------------------------------------------------------------- */
-
-/* Records an error; false, for what checks to return. */
-#define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
-
-/* What a call returns when it ends early. */
-static mpt_status mpt__call_status(const mpt_context *context) {
-    return context ? context->base.status : MPT_ERROR_HANDLE;
-}
 
 /* True if this build has no files; the error is recorded. */
 static bool mpt__no_files(mpt_context *context) {
@@ -18333,6 +18306,7 @@ static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype 
 /* ==== Datasets as objects ==== */
 
 typedef struct mpt__dataset {
+    mpt__id id;
     int32_t references; /* the handle, subsets and loaders: the last one to go frees the data */
     int32_t loaders;    /* while there are any, the delivered values cannot change */
     int64_t count;
@@ -18357,18 +18331,10 @@ typedef struct mpt__dataset {
     int64_t *indices;
 } mpt__dataset;
 
-/* The dataset of a handle, or NULL with an error recorded. */
-static mpt__dataset *mpt__dataset_at(mpt_context *context, mpt_dataset handle) {
-    return (mpt__dataset *)mpt__object_at(context, MPT__DATASET, handle.context, handle.slot,
-                                          handle.generation);
-}
+MPT__HANDLES(dataset, MPT__DATASET)
 
-/* The same at the start of a public call. */
-static mpt__dataset *mpt__dataset_enter(mpt_dataset handle, const char *op) {
-    return mpt__enter(handle.context, op) ? mpt__dataset_at(handle.context, handle) : NULL;
-}
-
-static void mpt__dataset_release(mpt_context *context, mpt__dataset *dataset) {
+static void mpt__dataset_release(mpt_context *context, void *object) {
+    mpt__dataset *dataset = (mpt__dataset *)object;
     mpt__base *base = &context->base;
     if (--dataset->references > 0) return;
     if (dataset->parent) mpt__dataset_release(context, dataset->parent);
@@ -18378,27 +18344,14 @@ static void mpt__dataset_release(mpt_context *context, mpt__dataset *dataset) {
     mpt__host_free(context, dataset, sizeof *dataset);
 }
 
-static void mpt__dataset_destroy(mpt_context *context, void *object) {
-    mpt__dataset_release(context, (mpt__dataset *)object);
-}
-
-static void mpt__data_init(mpt_context *context) {
-    context->objects[MPT__DATASET].destroy = mpt__dataset_destroy;
-}
-
-static mpt_dataset mpt__dataset_null(mpt_context *context) {
-    mpt_dataset null;
-    null.context = context, null.slot = 0, null.generation = 0;
-    return null;
-}
-
 /* Gives a finished dataset (NULL: the error null) to the table; on failure it is gone. */
 static mpt_dataset mpt__dataset_publish(mpt_context *context, mpt__dataset *dataset) {
-    mpt_dataset handle = mpt__dataset_null(context);
-    if (!dataset) return handle;
-    handle.slot = mpt__object_new(context, MPT__DATASET, dataset, &handle.generation);
-    if (handle.slot == 0) mpt__dataset_release(context, dataset);
-    return handle;
+    if (dataset) {
+        dataset->id.slot = mpt__object_new(context, MPT__DATASET, dataset, &dataset->id.generation);
+        if (dataset->id.slot) return mpt__dataset_handle(context, dataset);
+        mpt__dataset_release(context, dataset);
+    }
+    return mpt__dataset_handle(context, NULL);
 }
 
 /* Elements and bytes of one sample; false with an error recorded if `shape` makes no sense or if
@@ -18428,20 +18381,19 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
     const mpt_dtype dtype = config->dtype, target = config->target_dtype;
     mpt__dataset made;
     memset(&made, 0, sizeof made);
-    if (config->count < 1) {
+    if (config->count < 1)
         mpt__error(context, MPT_ERROR_ARGUMENT, "count is %lld; a dataset has at least one sample",
                    config->count);
-    } else if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT || dtype == MPT_F8E4M3 ||
-               dtype == MPT_F8E5M2) {
+    else if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT || dtype == MPT_F8E4M3 ||
+             dtype == MPT_F8E5M2)
         mpt__error(context, MPT_ERROR_DTYPE,
                    "input dtype %s: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64",
                    mpt_dtype_name(dtype));
-    } else if (target != MPT_DTYPE_NONE && target != MPT_I64 && target != MPT_F32 &&
-               target != MPT_F16 && target != MPT_BF16) {
+    else if (target != MPT_DTYPE_NONE && target != MPT_I64 && target != MPT_F32 &&
+             target != MPT_F16 && target != MPT_BF16)
         mpt__error(context, MPT_ERROR_DTYPE,
                    "target dtype %s: targets are i64 class numbers, or f32, f16, bf16",
                    mpt_dtype_name(target));
-    }
     if (context->base.status != MPT_OK ||
         !mpt__sample_size(context, "input", dtype, &config->shape, config->count, &made.numel,
                           &made.input_bytes) ||
@@ -18619,7 +18571,7 @@ static mpt__dataset *mpt__memory_new(mpt_context *context,
 MPTRAIN_API mpt_dataset mpt_memory_dataset(mpt_context *context,
                                            const mpt_memory_dataset_config *config) {
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_memory_dataset")) return mpt__dataset_null(context);
+    if (!mpt__enter(context, "mpt_memory_dataset")) return mpt__dataset_handle(context, NULL);
     if (!config || !config->inputs) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL; a dataset needs its inputs",
                    config ? "config->inputs" : "config");
@@ -18633,11 +18585,11 @@ MPTRAIN_API mpt_dataset mpt_memory_dataset(mpt_context *context,
 
 MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
                                          const mpt_user_dataset_config *config) {
-    if (!mpt__enter(context, "mpt_user_dataset")) return mpt__dataset_null(context);
+    if (!mpt__enter(context, "mpt_user_dataset")) return mpt__dataset_handle(context, NULL);
     if (config && config->sample)
         return mpt__dataset_publish(context, mpt__dataset_new(context, config));
     mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
-    return mpt__dataset_null(context);
+    return mpt__dataset_handle(context, NULL);
 }
 
 /* ==== Subsets ==== */
@@ -18674,7 +18626,7 @@ static mpt__dataset *mpt__subset_new(mpt_context *context, mpt__dataset *dataset
 MPTRAIN_API mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t count) {
     mpt_context *context = dataset.context;
     mpt__dataset *whole = mpt__dataset_enter(dataset, "mpt_subset"), *subset = NULL;
-    if (!whole) return mpt__dataset_null(context);
+    if (!whole) return mpt__dataset_handle(context, NULL);
     if (first < 0 || count < 1 || first > whole->count || count > whole->count - first) {
         mpt__error(context, MPT_ERROR_INDEX,
                    "%lld samples from %lld on are not in a dataset of %lld; a subset is not empty",
@@ -18721,9 +18673,9 @@ MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fract
     mpt__rng_key key = {seed, MPT__SPLIT_STREAM, 0};
     int64_t sizes[MPT__SPLIT_PARTS], at = 0;
     for (int i = 0; parts && i < n && i < MPT__SPLIT_PARTS; i++)
-        parts[i] = mpt__dataset_null(context);
+        parts[i] = mpt__dataset_handle(context, NULL);
     mpt__dataset *whole = mpt__dataset_enter(dataset, "mpt_random_split");
-    if (!whole) return mpt__call_status(context);
+    if (!whole) return mpt__status_of(context);
     if (!fractions || !parts || n < 1 || n > MPT__SPLIT_PARTS)
         return mpt__error(context, MPT_ERROR_ARGUMENT,
                           "a split needs fractions, parts and n from 1 to %d; n is %d",
@@ -18738,7 +18690,7 @@ MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fract
     mpt__host_free(context, order, bytes);
     for (int i = 0; i < n && context->base.status != MPT_OK; i++) {
         if (parts[i].slot != 0) mpt__object_free(context, MPT__DATASET, parts[i].slot);
-        parts[i] = mpt__dataset_null(context);
+        parts[i] = mpt__dataset_handle(context, NULL);
     }
     return context->base.status;
 }
@@ -18758,7 +18710,7 @@ static bool mpt__dataset_whole(const mpt__dataset *dataset) {
 MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
     mpt_context *context = dataset.context;
     mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_normalize");
-    if (!found) return mpt__call_status(context);
+    if (!found) return mpt__status_of(context);
     if (!mpt__f64_is_finite(mean) || !mpt__f64_is_finite(deviation) || !((float)deviation > 0.0f))
         return mpt__error(context, MPT_ERROR_ARGUMENT,
                           "mean %g, deviation %g: both must be finite and the deviation positive",
@@ -18824,7 +18776,7 @@ MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
     mpt_context *context = dataset.context;
     mpt__tally tally = {0.0, 0.0, 0.0};
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_statistics");
-    if (!found) return mpt__call_status(context);
+    if (!found) return mpt__status_of(context);
     const bool bytes = found->dtype == MPT_U8;
     const double n = (double)found->count * (double)found->numel, unit = bytes ? 255.0 : 1.0;
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
@@ -18849,7 +18801,7 @@ MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *inp
     mpt__delivery delivery;
     char error[MPT__SAMPLE_ERROR];
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample");
-    if (!found) return mpt__call_status(context);
+    if (!found) return mpt__status_of(context);
     if (index < 0 || index >= found->count)
         return mpt__error(context, MPT_ERROR_INDEX, "sample %lld of a dataset of %lld", index,
                           found->count);
@@ -18888,7 +18840,7 @@ typedef struct mpt__reader {
 
 static void mpt__reader_close(mpt__reader *file) {
     const mpt_io *io = &file->context->base.io;
-    io->close(io->user, file->handle);
+    if (io->close) io->close(io->user, file->handle);
 }
 
 static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char *path) {
@@ -18896,11 +18848,11 @@ static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char
     file->context = context;
     file->path = path;
     file->position = 0;
-    file->handle = io->open(io->user, path, 'r');
+    file->handle = io->open ? io->open(io->user, path, 'r') : NULL;
     if (!file->handle)
         return mpt__reject(context, MPT_ERROR_IO, "cannot open %s: %s", path,
                            mpt__io_reason(&context->base));
-    file->size = io->size(io->user, file->handle);
+    file->size = io->size ? io->size(io->user, file->handle) : -1;
     if ((uint64_t)file->size <= PTRDIFF_MAX) return true;
     mpt__reader_close(file);
     return mpt__reject(context, MPT_ERROR_IO,
@@ -18911,7 +18863,7 @@ static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char
 /* All of the bytes, or an error. */
 static bool mpt__reader_read(mpt__reader *file, void *to, size_t bytes) {
     const mpt__base *base = &file->context->base;
-    size_t got = base->io.read(base->io.user, file->handle, to, bytes);
+    size_t got = base->io.read ? base->io.read(base->io.user, file->handle, to, bytes) : 0;
     int64_t at = file->position;
     file->position += (int64_t)got;
     if (got == bytes) return true;
@@ -19081,10 +19033,10 @@ MPTRAIN_API mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path,
                                 const char *targets_path) {
     const char *const paths[2] = {inputs_path, targets_path};
     if (!mpt__enter(context, "mpt_idx") || mpt__no_files(context))
-        return mpt__dataset_null(context);
+        return mpt__dataset_handle(context, NULL);
     if (inputs_path) return mpt__idx_dataset(context, paths, 0);
     mpt__error(context, MPT_ERROR_ARGUMENT, "inputs_path is NULL");
-    return mpt__dataset_null(context);
+    return mpt__dataset_handle(context, NULL);
 }
 
 /* ==== MNIST ==== */
@@ -19098,28 +19050,28 @@ static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_spl
                             bool labels, char path[MPT__PATH_SIZE]) {
     const char *set = split == MPT_TEST ? "t10k" : "train", *part = labels ? "labels" : "images";
     const int rank = labels ? 1 : 3;
-    mpt__base *base = &context->base;
-    for (int i = 0; i < 4; i++) {
+    const mpt_io *io = &context->base.io;
+    for (int i = 0; i < 4 && io->open; i++) {
         if (mpt__format_text(path, MPT__PATH_SIZE, "%s/%s-%s%cidx%d-ubyte%s", directory, set, part,
                              i < 2 ? '-' : '.', rank, i % 2 ? ".gz" : "") >= MPT__PATH_SIZE)
             return mpt__reject(context, MPT_ERROR_ARGUMENT,
                                "the path of the directory is too long");
-        void *handle = base->io.open(base->io.user, path, 'r');
+        void *handle = io->open(io->user, path, 'r');
         if (!handle) continue;
-        base->io.close(base->io.user, handle);
+        if (io->close) io->close(io->user, handle);
         return true;
     }
     return mpt__reject(context, MPT_ERROR_IO,
                        "%s has no %s-%s-idx%d-ubyte.gz or %s-%s.idx%d-ubyte.gz, nor one of them "
                        "unpacked, that can be opened: %s",
-                       directory, set, part, rank, set, part, rank, mpt__io_reason(base));
+                       directory, set, part, rank, set, part, rank, mpt__io_reason(&context->base));
 }
 
 MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, mpt_split split) {
     char images[MPT__PATH_SIZE], labels[MPT__PATH_SIZE];
     const char *const paths[2] = {images, labels};
     if (!mpt__enter(context, "mpt_mnist") || mpt__no_files(context))
-        return mpt__dataset_null(context);
+        return mpt__dataset_handle(context, NULL);
     if (!directory) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "directory is NULL");
     } else if (split != MPT_TRAIN && split != MPT_TEST) {
@@ -19129,7 +19081,7 @@ MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, m
                mpt__mnist_find(context, directory, split, true, labels)) {
         return mpt__idx_dataset(context, paths, MPT__MNIST_SIDE);
     }
-    return mpt__dataset_null(context);
+    return mpt__dataset_handle(context, NULL);
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -19170,6 +19122,7 @@ typedef struct mpt__worker {
 } mpt__worker;
 
 struct mpt__loader {
+    mpt__id id;
     mpt__base *base;
     mpt__dataset *dataset; /* referenced */
     mpt_loader_config config;
@@ -19326,10 +19279,9 @@ static mpt__loader_slot *mpt__loader_wait(mpt__loader *loader) {
 /* Ends the handles of a batch, those that the user has not ended already. */
 static void mpt__batch_end(mpt_context *context, mpt__loader *loader) {
     for (int part = 0; part < MPT__BATCH_PARTS; part++) {
-        mpt_tensor *handle = &loader->batch[part];
-        mpt__tensor *tensor = handle->slot ? mpt__slot(context, handle->slot) : NULL;
-        if (tensor && tensor->generation == handle->generation) mpt__tensor_drop(context, tensor);
-        *handle = mpt__null(context);
+        mpt__tensor *tensor = mpt__live(context, loader->batch[part]);
+        if (tensor) mpt__tensor_drop(context, tensor);
+        loader->batch[part] = mpt__null(context);
     }
     loader->held = false;
 }
@@ -19361,11 +19313,8 @@ static mpt_tensor mpt__batch_tensor(mpt_context *context, const mpt__loader *loa
     if (loader->staged && mpt__upload(context, slot->storage[part], 0, slot->memory[part],
                                       size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
         return mpt__null(context);
-    mpt__tensor *tensor = mpt__tensor_on(context, slot->storage[part], dtype, &shape, NULL, 0);
-    if (!tensor) return mpt__null(context);
-    mpt__tensor_keep(tensor);
-    tensor->flags &= (uint8_t)~MPT__INFERENCE; /* data, wherever it was asked for */
-    return mpt__handle(context, tensor);
+    mpt__tensor view = mpt__view_on(slot->storage[part], dtype, &shape, 0);
+    return mpt__handle(context, mpt__tensor_outside(context, &view, MPT__KEPT));
 }
 
 static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_batch *batch) {
@@ -19404,15 +19353,7 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     return true;
 }
 
-static mpt__loader *mpt__loader_at(mpt_context *context, mpt_loader handle) {
-    return (mpt__loader *)mpt__object_at(context, MPT__LOADER, handle.context, handle.slot,
-                                         handle.generation);
-}
-
-/* The same at the start of a public call. */
-static mpt__loader *mpt__loader_enter(mpt_loader handle, const char *op) {
-    return mpt__enter(handle.context, op) ? mpt__loader_at(handle.context, handle) : NULL;
-}
+MPT__HANDLES(loader, MPT__LOADER)
 
 MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     mpt_context *context = handle.context;
@@ -19467,7 +19408,8 @@ static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
 }
 
 /* Frees a loader in any stage of creation. */
-static void mpt__loader_free(mpt_context *context, mpt__loader *loader) {
+static void mpt__loader_free(mpt_context *context, void *object) {
+    mpt__loader *loader = (mpt__loader *)object;
     mpt__base *base = &context->base;
     size_t order_bytes = (size_t)loader->dataset->count * sizeof(int64_t);
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
@@ -19480,20 +19422,11 @@ static void mpt__loader_free(mpt_context *context, mpt__loader *loader) {
         if (slot->storage[part]) mpt__storage_release(context, slot->storage[part]);
         if (bytes) mpt__release(base, slot->memory[part], bytes, MPT_MEMORY_BATCH);
     }
-    mpt__host_free(context, loader->slots, (size_t)loader->slot_count * sizeof *loader->slots);
+    mpt__room_free(context, loader->slots, loader->slot_count);
     mpt__release(base, loader->scratch, scratch_bytes, MPT_MEMORY_BATCH);
     mpt__release(base, loader->order, order_bytes, MPT_MEMORY_BATCH);
     loader->dataset->loaders--;
     mpt__dataset_release(context, loader->dataset);
-    mpt__host_free(context, loader, sizeof *loader);
-}
-
-static void mpt__loader_destroy(mpt_context *context, void *object) {
-    mpt__loader_free(context, (mpt__loader *)object);
-}
-
-static void mpt__loader_init(mpt_context *context) {
-    context->objects[MPT__LOADER].destroy = mpt__loader_destroy;
 }
 
 /* All memory of a loader; false with an error recorded. */
@@ -19544,32 +19477,33 @@ static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
 /* What is wrong with a config; false with an error recorded. */
 static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
                               const mpt_loader_config *config) {
-    if (config->batch < 1) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "batch is %lld; at least 1", config->batch);
-    } else if (config->workers < 0 || config->workers > MPT__MAX_WORKERS) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "workers is %d; from 0 (the calling thread) to %d",
-                   config->workers, MPT__MAX_WORKERS);
-    } else if (config->workers > 0 &&
-               (config->prefetch < 1 || config->prefetch > MPT__MAX_PREFETCH)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "prefetch is %d; from 1 to %d batches per worker",
-                   config->prefetch, MPT__MAX_PREFETCH);
-    } else if (config->dtype != MPT_F32 && config->dtype != MPT_F16 && config->dtype != MPT_BF16) {
-        mpt__error(context, MPT_ERROR_DTYPE, "dtype %s: batches are MPT_F32, MPT_F16 or MPT_BF16",
-                   mpt_dtype_name(config->dtype));
-    } else if (config->drop_last && config->batch > dataset->count) {
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "drop_last leaves nothing: batch %lld of %lld samples", config->batch,
-                   dataset->count);
-    }
+    if (config->batch < 1)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "batch is %lld; at least 1", config->batch);
+    if (config->workers < 0 || config->workers > MPT__MAX_WORKERS)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "workers is %d; from 0 (the calling thread) to %d", config->workers,
+                           MPT__MAX_WORKERS);
+    if (config->workers > 0 && (config->prefetch < 1 || config->prefetch > MPT__MAX_PREFETCH))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "prefetch is %d; from 1 to %d batches per worker", config->prefetch,
+                           MPT__MAX_PREFETCH);
+    if (config->dtype != MPT_F32 && config->dtype != MPT_F16 && config->dtype != MPT_BF16)
+        return mpt__reject(context, MPT_ERROR_DTYPE,
+                           "dtype %s: batches are MPT_F32, MPT_F16 or MPT_BF16",
+                           mpt_dtype_name(config->dtype));
+    if (config->drop_last && config->batch > dataset->count)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "drop_last leaves nothing: batch %lld of %lld samples", config->batch,
+                           dataset->count);
 #ifdef MPTRAIN_NO_THREADS
-    if (config->workers > 0) {
-        mpt__error(context, MPT_ERROR_UNSUPPORTED,
-                   "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); 0 loads "
-                   "on the calling thread",
-                   config->workers);
-    }
+    if (config->workers > 0)
+        return mpt__reject(
+            context, MPT_ERROR_UNSUPPORTED,
+            "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); 0 loads on the "
+            "calling thread",
+            config->workers);
 #endif
-    return context->base.status == MPT_OK;
+    return true;
 }
 
 /* Everything that follows from dataset and config. */
@@ -19598,19 +19532,19 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
 MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset dataset,
                                          const mpt_loader_config *config) {
     mpt_loader_config defaults = mpt_loader_config_default();
-    mpt_loader handle;
-    handle.context = context, handle.slot = 0, handle.generation = 0;
-    if (!mpt__enter(context, "mpt_loader_create")) return handle;
     if (!config) config = &defaults;
-    mpt__dataset *source = mpt__dataset_at(context, dataset);
-    if (!source || !mpt__loader_check(context, source, config)) return handle;
-    mpt__loader *loader = (mpt__loader *)mpt__host_new(context, sizeof *loader);
-    if (!loader) return handle;
-    mpt__loader_plan(context, loader, source, config);
-    if (mpt__loader_allocate(context, loader) && mpt__loader_start(context, loader))
-        handle.slot = mpt__object_new(context, MPT__LOADER, loader, &handle.generation);
-    if (handle.slot == 0) mpt__loader_free(context, loader);
-    return handle;
+    mpt__dataset *source =
+        mpt__enter(context, "mpt_loader_create") ? mpt__dataset_at(context, dataset) : NULL;
+    mpt__loader *loader = NULL;
+    if (source && mpt__loader_check(context, source, config))
+        loader = (mpt__loader *)mpt__object_make(context, MPT__LOADER, sizeof *loader);
+    if (loader) {
+        mpt__loader_plan(context, loader, source, config);
+        if (mpt__loader_allocate(context, loader) && mpt__loader_start(context, loader))
+            return mpt__loader_handle(context, loader);
+        mpt__object_free(context, MPT__LOADER, loader->id.slot);
+    }
+    return mpt__loader_handle(context, NULL);
 }
 
 MPTRAIN_API int64_t mpt_loader_batches(mpt_loader handle) {
@@ -19620,7 +19554,7 @@ MPTRAIN_API int64_t mpt_loader_batches(mpt_loader handle) {
 
 MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_reset");
-    if (!loader) return mpt__call_status(handle.context);
+    if (!loader) return mpt__status_of(handle.context);
     mpt__loader_take_back(handle.context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
     return MPT_OK;
@@ -20090,13 +20024,13 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     for (int64_t i = 0; i < weights->count; i++) {
         parameter = mpt__walk_values(&walk);
         weights->rows[i].path = mpt__relative_path(context, found, parameter);
-        weights->rows[i].tensor = mpt__slot(context, parameter->tensor);
+        weights->rows[i].tensor = parameter->tensor;
     }
     return context->base.status == MPT_OK;
 }
 
 static void mpt__weights_free(mpt_context *context, mpt__weights *weights) {
-    mpt__host_free(context, weights->rows, (size_t)weights->count * sizeof(mpt__weight));
+    mpt__room_free(context, weights->rows, weights->count);
 }
 
 static bool mpt__big_endian(void) {
@@ -20137,16 +20071,13 @@ static void mpt__weights_sort(mpt__weights *weights) {
 }
 
 static void mpt__header_string(mpt__text *header, const char *string) {
-    char escape[8];
     mpt__text_char(header, '"');
     for (; *string; string++) {
         if (*string == '"' || *string == '\\') mpt__text_char(header, '\\');
         if ((uint8_t)*string >= 0x20) {
             mpt__text_char(header, *string);
         } else {
-            mpt__format_text(escape, sizeof escape, "\\u00%d%llx", *string >> 4 & 1,
-                             (uint64_t)*string & 15);
-            mpt__text_string(header, escape);
+            mpt__write_text(header, "\\u00%d%llx", *string >> 4 & 1, (uint64_t)*string & 15);
         }
     }
     mpt__text_char(header, '"');
@@ -20155,24 +20086,18 @@ static void mpt__header_string(mpt__text *header, const char *string) {
 /* The header, counted at least: what does not fit is not written. */
 static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
     int64_t at = 0;
-    mpt__text_string(header, "{\"__metadata__\":{\"format\":\"pt\"}");
+    mpt__write_text(header, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (int64_t i = 0; i < weights->count; i++) {
         const mpt__tensor *tensor = weights->rows[i].tensor;
         mpt__text_char(header, ',');
         mpt__header_string(header, weights->rows[i].path);
-        mpt__text_string(header, ":{\"dtype\":\"");
-        mpt__text_string(header, mpt__dtype_info[tensor->dtype].file_name);
-        mpt__text_string(header, "\",\"shape\":[");
-        for (int d = 0; d < tensor->rank; d++) {
-            if (d > 0) mpt__text_char(header, ',');
-            mpt__text_signed(header, tensor->shape[d]);
-        }
-        mpt__text_string(header, "],\"data_offsets\":[");
-        mpt__text_signed(header, at);
-        mpt__text_char(header, ',');
-        mpt__text_signed(header,
-                         at += mpt__tensor_numel(tensor) * mpt__weight_width(&weights->rows[i]));
-        mpt__text_string(header, "]}");
+        mpt__write_text(header, ":{\"dtype\":\"%s\",\"shape\":[",
+                        mpt__dtype_info[tensor->dtype].file_name);
+        for (int d = 0; d < tensor->shape.rank; d++)
+            mpt__write_text(header, "%s%lld", d > 0 ? "," : "", tensor->shape.dim[d]);
+        int64_t end = at + mpt__tensor_bytes(tensor);
+        mpt__write_text(header, "],\"data_offsets\":[%lld,%lld]}", at, end);
+        at = end;
     }
     mpt__text_char(header, '}');
     while (header->length % 8 != 0) mpt__text_char(header, ' ');
@@ -20191,7 +20116,7 @@ typedef struct mpt__writer {
 
 static bool mpt__write_bytes(mpt__writer *writer, const void *bytes, size_t n) {
     const mpt_io *io = &writer->context->base.io;
-    size_t written = io->write(io->user, writer->file, bytes, n);
+    size_t written = io->write ? io->write(io->user, writer->file, bytes, n) : 0;
     if (written != n)
         return mpt__reject(writer->context, MPT_ERROR_IO,
                            "%s: writing %lld bytes at byte %lld took %lld: %s", writer->path,
@@ -20226,7 +20151,8 @@ static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
         return false;
     for (int64_t i = 0; i < weights->count; i++)
         if (!mpt__write_weight(writer, &weights->rows[i])) return false;
-    return context->base.io.flush(context->base.io.user, writer->file) ||
+    const mpt_io *io = &context->base.io;
+    return (io->flush && io->flush(io->user, writer->file)) ||
            mpt__reject(context, MPT_ERROR_IO, "%s: cannot be written to the medium: %s",
                        writer->path, mpt__io_reason(&context->base));
 }
@@ -20241,18 +20167,18 @@ static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
     if (!mpt__temporary_path(&context->base, path, temporary, sizeof temporary))
         return mpt__reject(context, MPT_ERROR_ARGUMENT, "the path is longer than %d bytes",
                            MPT__PATH_SIZE - 64);
-    writer->file = io->open(io->user, temporary, 'w');
+    writer->file = io->open ? io->open(io->user, temporary, 'w') : NULL;
     if (!writer->file)
         return mpt__reject(context, MPT_ERROR_IO, "cannot write %s by way of %s: %s", path,
                            temporary, mpt__io_reason(&context->base));
     bool good = mpt__save_content(writer, weights, header);
-    if (!io->close(io->user, writer->file) && good)
+    if (!(io->close && io->close(io->user, writer->file)) && good)
         good = mpt__reject(context, MPT_ERROR_IO, "%s: cannot be closed: %s", path,
                            mpt__io_reason(&context->base));
-    if (good && !io->commit(io->user, temporary, path))
+    if (good && !(io->commit && io->commit(io->user, temporary, path)))
         good = mpt__reject(context, MPT_ERROR_IO, "cannot move the finished file to %s: %s", path,
                            mpt__io_reason(&context->base));
-    if (!good) io->remove(io->user, temporary);
+    if (!good && io->remove) io->remove(io->user, temporary);
     return good;
 }
 
@@ -20439,7 +20365,7 @@ static bool mpt__copy_begin(mpt__copy *copy, mpt__archive *a, const mpt__weight 
 /* Checks that an entry can become its parameter, or records an error. */
 static bool mpt__load_check(mpt__copy *copy, const char *path) {
     mpt__archive *a = copy->archive;
-    mpt_shape want = mpt__shape_of(copy->tensor), got = mpt__archive_shape(a, copy->entry);
+    mpt_shape want = copy->tensor->shape, got = mpt__archive_shape(a, copy->entry);
     bool same = want.rank == copy->entry->rank;
     for (int i = 0; same && i < want.rank; i++) same = want.dim[i] == got.dim[i];
     if (!same)
@@ -20676,84 +20602,69 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
 
 /* ==== Progress as text ==== */
 
-typedef struct mpt__fit_line {
-    char text[224];
-    size_t length;
-} mpt__fit_line;
-
-static void mpt__fit_put(mpt__fit_line *line, const char *format, ...) {
-    size_t room = sizeof line->text - line->length;
-    va_list arguments;
-    va_start(arguments, format);
-    size_t length = mpt__format_text_v(line->text + line->length, room, format, arguments);
-    va_end(arguments);
-    line->length += length < room ? length : room - 1;
-}
-
 /* Always `decimals` places (at most 6), so that a line which is drawn over itself does not jump. */
-static void mpt__fit_put_fixed(mpt__fit_line *line, double value, int decimals) {
+static void mpt__fit_put_fixed(mpt__text *line, double value, int decimals) {
     char places[32]; /* behind a 1 that keeps their zeros */
     int64_t unit = 1;
     for (int i = 0; i < decimals; i++) unit *= 10;
     double magnitude = value < 0.0 ? -value : value;
     if (!mpt__f64_is_finite(value) || magnitude >= 1e9) {
-        mpt__fit_put(line, "%.5g", value);
+        mpt__write_text(line, "%.5g", value);
         return;
     }
     int64_t scaled = (int64_t)(magnitude * (double)unit + 0.5);
-    mpt__format_text(places, sizeof places, "%lld", (long long)(unit + scaled % unit));
-    mpt__fit_put(line, "%s%lld.%s", value < 0.0 && scaled > 0 ? "-" : "",
-                 (long long)(scaled / unit), places + 1);
+    mpt__format_text(places, sizeof places, "%lld", (unit + scaled % unit));
+    mpt__write_text(line, "%s%lld.%s", value < 0.0 && scaled > 0 ? "-" : "", (scaled / unit),
+                    places + 1);
 }
 
 /* 8 s, 1:05, 2:03:59. */
-static void mpt__fit_put_time(mpt__fit_line *line, double seconds) {
+static void mpt__fit_put_time(mpt__text *line, double seconds) {
     if (!mpt__f64_is_finite(seconds) || seconds < 0.0 || seconds > 1e12) {
-        mpt__fit_put(line, "-");
+        mpt__write_text(line, "-");
         return;
     }
     int64_t s = (int64_t)(seconds + 0.5);
     bool hours = s >= 3600;
     if (s < 60) {
-        mpt__fit_put(line, "%d s", (int)s);
+        mpt__write_text(line, "%d s", (int)s);
         return;
     }
-    if (hours) mpt__fit_put(line, "%lld:%d", (long long)(s / 3600), (int)(s / 600 % 6));
-    mpt__fit_put(line, "%d:%d%d", (int)(s / 60 % (hours ? 10 : 60)), (int)(s / 10 % 6),
-                 (int)(s % 10));
+    if (hours) mpt__write_text(line, "%lld:%d", (s / 3600), (int)(s / 600 % 6));
+    mpt__write_text(line, "%d:%d%d", (int)(s / 60 % (hours ? 10 : 60)), (int)(s / 10 % 6),
+                    (int)(s % 10));
 }
 
 /* "Epoch 2/5 [########------------] 375/938 loss 0.1893 412 steps/s scale 65536 skipped 1
    ETA 4 s" */
-static void mpt__fit_step_line(mpt__fit_line *line, const mpt_progress *progress, bool scaled) {
+static void mpt__fit_step_line(mpt__text *line, const mpt_progress *progress, bool scaled) {
     int64_t filled = progress->batch * MPT__FIT_BAR / progress->batches;
-    mpt__fit_put(line, "Epoch %d/%d [", progress->epoch, progress->epochs);
-    for (int i = 0; i < MPT__FIT_BAR; i++) mpt__fit_put(line, i < filled ? "#" : "-");
-    mpt__fit_put(line, "] ");
+    mpt__write_text(line, "Epoch %d/%d [", progress->epoch, progress->epochs);
+    for (int i = 0; i < MPT__FIT_BAR; i++) mpt__write_text(line, i < filled ? "#" : "-");
+    mpt__write_text(line, "] ");
     for (int64_t power = 10; power <= progress->batches; power *= 10)
-        if (progress->batch < power) mpt__fit_put(line, " ");
-    mpt__fit_put(line, "%lld/%lld loss ", (long long)progress->batch, (long long)progress->batches);
+        if (progress->batch < power) mpt__write_text(line, " ");
+    mpt__write_text(line, "%lld/%lld loss ", progress->batch, progress->batches);
     mpt__fit_put_fixed(line, progress->loss, 4);
-    mpt__fit_put(line, " %lld steps/s", (long long)(progress->steps_per_second + 0.5));
+    mpt__write_text(line, " %lld steps/s", (int64_t)(progress->steps_per_second + 0.5));
     if (scaled)
-        mpt__fit_put(line, " scale %.6g skipped %lld", progress->scale,
-                     (long long)progress->skipped_steps);
-    mpt__fit_put(line, " ETA ");
+        mpt__write_text(line, " scale %.6g skipped %lld", progress->scale, progress->skipped_steps);
+    mpt__write_text(line, " ETA ");
     mpt__fit_put_time(line, progress->eta_seconds);
 }
 
 /* "Epoch 2/5 - Loss: 0.1893 - Validation loss: 0.1702 - Accuracy: 94.81 %" */
-static void mpt__fit_epoch_line(mpt__fit_line *line, const mpt_progress *progress) {
-    mpt__fit_put(line, "Epoch %d/%d - Loss: ", progress->epoch, progress->epochs);
+static void mpt__fit_epoch_line(mpt__text *line, const mpt_progress *progress) {
+    mpt__write_text(line, "Epoch %d/%d - Loss: ", progress->epoch, progress->epochs);
     mpt__fit_put_fixed(line, progress->loss, 4);
     if (mpt__f64_is_finite(progress->validation_loss)) {
-        mpt__fit_put(line, " - Validation loss: ");
+        mpt__write_text(line, " - Validation loss: ");
         mpt__fit_put_fixed(line, progress->validation_loss, 4);
     }
     if (mpt__f64_is_finite(progress->validation_accuracy)) {
-        mpt__fit_put(line, " - Accuracy: ");
+        mpt__write_text(line, " - Accuracy: ");
         mpt__fit_put_fixed(line, 100.0 * progress->validation_accuracy, 2);
-        mpt__fit_put(line, " %%");
+        mpt__write_text(line, " %%");
     }
 }
 
@@ -20801,13 +20712,12 @@ static void mpt__fit_measure(mpt__fit *fit) {
 
 /* Tells the callback, if there is one; notes when it wants to stop. */
 static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
-    mpt__fit_line line;
+    char text[224];
+    mpt__text line = mpt__text_make(text, sizeof text);
     if (!fit->config->progress) return;
-    line.length = 0;
-    line.text[0] = '\0';
     mpt__fit_measure(fit);
     fit->progress.epoch_end = epoch_end;
-    fit->progress.text = line.text;
+    fit->progress.text = text;
     if (epoch_end)
         mpt__fit_epoch_line(&line, &fit->progress);
     else
@@ -20970,7 +20880,7 @@ typedef struct mpt__captured {
     mpt_step_fn fn;
     void *user;
     mpt_tensor input[MPT__CAPTURE_INPUTS]; /* what the launches read; null: none */
-    mpt__recorder *recording;              /* NULL: not yet */
+    mpt__recording *recording;             /* NULL: not yet */
     void *graph;                           /* of the backend; NULL: launches one by one */
     uint32_t workspace;                    /* storage of the graph's scratch memory; 0: none */
     int64_t calls, count;
@@ -20994,10 +20904,9 @@ static void mpt__captured_free(mpt_context *context, void *object) {
     mpt__graph_free(context, captured);
     if (captured->recording) {
         mpt__replay_memory(context, captured->recording, false);
-        mpt__recorder_free(context, captured->recording);
+        mpt__object_free(context, MPT__RECORDING, captured->recording->id.slot);
     }
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) mpt_release(captured->input[i]);
-    mpt__host_free(context, captured, sizeof *captured);
 }
 
 MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user) {
@@ -21028,8 +20937,7 @@ MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured handle) {
 static bool mpt__input_fits(mpt_context *context, mpt_tensor recorded, mpt_tensor given) {
     const mpt__tensor *a = mpt__live(context, recorded), *b = mpt__live(context, given);
     if (!a || !b) return !a && !given.slot;
-    return a->dtype == b->dtype && a->rank == b->rank &&
-           memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;
+    return a->dtype == b->dtype && mpt__same_shape(a, b);
 }
 
 /* Copies the inputs to where the launches read them. */
@@ -21075,32 +20983,32 @@ static mpt_status mpt__step_by_hand(mpt_context *context, const mpt__captured *c
 }
 
 /* What the host does after a step that it did not see. */
-static mpt_status mpt__after_work(mpt_context *context, const mpt__recorder *recording,
+static mpt_status mpt__after_work(mpt_context *context, const mpt__recording *recording,
                                   mpt__object_kind kind);
 
 /* One step by `fn` on the fixed inputs, recorded; NULL with an error recorded, or without one where
    the step writes from the host. */
-static mpt__recorder *mpt__record_step(mpt_context *context, const mpt__captured *captured) {
+static mpt__recording *mpt__record_step(mpt_context *context, const mpt__captured *captured) {
     if (mpt_record_begin(context) != MPT_OK) return NULL;
     context->capturing = true;
     int64_t writes = context->host_writes;
     mpt__step_by_hand(context, captured, captured->input);
     context->capturing = false;
     if (!context->recorder) return NULL; /* cleared away with an error */
-    mpt__recorder *recording = mpt__recorder_stop(context);
+    mpt__recording *recording = mpt__recorder_stop(context);
     for (int64_t i = 0; i < recording->count; i++)
         mpt__recorder_hold(context, recording, &recording->launches[i], INT64_MAX);
     mpt__after_work(context, recording, MPT__SCALER);
     if (!recording->failed && context->base.status == MPT_OK && context->host_writes == writes)
         return recording;
-    mpt__recorder_free(context, recording);
+    mpt__object_free(context, MPT__RECORDING, recording->id.slot);
     return NULL;
 }
 
 /* The launches as a graph, on memory that stays theirs. False where that is not possible. */
 static bool mpt__graph_make(mpt_context *context, mpt__captured *captured) {
     mpt__backend *backend = &context->backend;
-    const mpt__recorder *recording = captured->recording;
+    const mpt__recording *recording = captured->recording;
     int64_t bytes = 0;
     for (int64_t i = 0; i < recording->count; i++)
         if (recording->launches[i].workspace > bytes) bytes = recording->launches[i].workspace;
@@ -21130,7 +21038,7 @@ static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captu
     if (mpt__inputs_make(context, captured, given) != MPT_OK ||
         mpt__inputs_set(context, captured, given) != MPT_OK)
         return context->base.status;
-    mpt__recorder *recording = mpt__record_step(context, captured);
+    mpt__recording *recording = mpt__record_step(context, captured);
     if (!recording) {
         if (context->base.status == MPT_OK)
             mpt__capture_give_up(context, captured, "it writes to tensors from the host");
@@ -21155,7 +21063,7 @@ static void *mpt__work_object(mpt_context *context, const uint32_t *work) {
     return NULL;
 }
 
-static mpt_status mpt__after_work(mpt_context *context, const mpt__recorder *recording,
+static mpt_status mpt__after_work(mpt_context *context, const mpt__recording *recording,
                                   mpt__object_kind kind) {
     for (int64_t i = 0; i < recording->work.count && context->base.status == MPT_OK; i += 3) {
         const uint32_t *work = &recording->work.id[i];
@@ -21173,7 +21081,7 @@ static mpt_status mpt__after_work(mpt_context *context, const mpt__recorder *rec
 
 static mpt_status mpt__capture_repeat(mpt_context *context, mpt__captured *captured) {
     mpt__backend *backend = &context->backend;
-    const mpt__recorder *recording = captured->recording;
+    const mpt__recording *recording = captured->recording;
     const int64_t updates = context->now.updates;
     context->now.step++;
     context->base.step = context->now.step;
@@ -21215,15 +21123,15 @@ static bool mpt__same_launch(const mpt__launch *a, const mpt__launch *b) {
 
 /* One step by `fn`, which must launch what was recorded. */
 static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured *captured) {
-    const mpt__recorder *old = captured->recording;
-    mpt__recorder *now = mpt__record_step(context, captured);
+    const mpt__recording *old = captured->recording;
+    mpt__recording *now = mpt__record_step(context, captured);
     if (!now) return context->base.status;
     int64_t i = 0;
     while (i < old->count && i < now->count &&
            mpt__same_launch(&old->launches[i], &now->launches[i]))
         i++;
     if (i < old->count || i < now->count) {
-        const mpt__recorder *longer = i < now->count ? now : old;
+        const mpt__recording *longer = i < now->count ? now : old;
         mpt__error(context, MPT_ERROR_STATE,
                    "the captured step is no longer what its function does: launch %lld of %lld was "
                    "kernel %s and is now %s; do the same in every step, or run this one by hand",
@@ -21231,7 +21139,7 @@ static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured
                    i < old->count ? mpt__kernel_names[old->launches[i].kernel] : "none",
                    i < now->count ? mpt__kernel_names[now->launches[i].kernel] : "none");
     }
-    mpt__recorder_free(context, now);
+    mpt__object_free(context, MPT__RECORDING, now->id.slot);
     return context->base.status;
 }
 
@@ -21404,14 +21312,13 @@ static bool mpt__context_start(mpt_context *context) {
     context->module_training = true;
     context->launch_phase = MPT__OTHER;
     context->objects[MPT__MODULE].destroy = mpt__module_free;
-    context->objects[MPT__USER_OP].destroy = mpt__user_op_destroy;
     context->objects[MPT__RECORDING].destroy = mpt__recorder_free;
     context->objects[MPT__CAPTURED].destroy = mpt__captured_free;
-    mpt__optim_init(context);
-    mpt__scaler_init(context);
-    mpt__schedule_init(context);
-    mpt__data_init(context);
-    mpt__loader_init(context);
+    context->objects[MPT__OPTIMIZER].destroy = mpt__optimizer_free;
+    context->objects[MPT__SCALER].destroy = mpt__scaler_free;
+    context->objects[MPT__SCHEDULE].destroy = mpt__schedule_free;
+    context->objects[MPT__DATASET].destroy = mpt__dataset_release;
+    context->objects[MPT__LOADER].destroy = mpt__loader_free;
     return context->base.status == MPT_OK;
 }
 
@@ -21454,7 +21361,7 @@ static void mpt__destroy_objects(mpt_context *context) {
         for (int64_t i = 1; i < table->count; i++)
             if (table->rows[i].object)
                 mpt__object_free(context, mpt__destroy_order[k], (uint32_t)i);
-        mpt__host_free(context, table->rows, (size_t)table->capacity * sizeof(mpt__object));
+        mpt__room_free(context, table->rows, table->capacity);
     }
 }
 
@@ -21474,29 +21381,23 @@ static void mpt__destroy_tensors(mpt_context *context) {
 static void mpt__destroy_tables(mpt_context *context) {
     for (int64_t i = 0; i < context->tensor_count; i += MPT__TENSOR_CHUNK)
         mpt__host_free(context, context->tensors[i], MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
-    mpt__host_free(context, context->tensors,
-                   (size_t)context->tensor_capacity * sizeof(mpt__tensor *));
+    mpt__room_free(context, context->tensors, context->tensor_capacity);
     for (int64_t i = 1; i < context->path_count; i++)
         mpt__host_text_free(context, context->paths[i]);
-    mpt__host_free(context, context->paths, (size_t)context->path_capacity * sizeof(char *));
-    mpt__host_free(context, context->parameters,
-                   (size_t)context->parameter_capacity * sizeof(mpt__parameter));
-    mpt__host_free(context, context->blocks, (size_t)context->block_capacity * sizeof(mpt__block));
-    mpt__host_free(context, context->records,
-                   (size_t)context->record_capacity * sizeof(mpt__record));
-    mpt__host_free(context, context->walk, (size_t)context->walk_capacity * sizeof(uint32_t));
-    mpt__host_free(context, context->scoped,
-                   (size_t)context->scoped_capacity * sizeof(mpt__scoped));
-    mpt__host_free(context, context->storages,
-                   (size_t)context->storage_capacity * sizeof(mpt__storage));
-    mpt__host_free(context, context->data, (size_t)context->data_capacity * sizeof(void *));
-    mpt__host_free(context, context->printer, sizeof(mpt__printer));
-    mpt__host_free(context, context->tracer, sizeof(mpt__tracer));
+    mpt__room_free(context, context->paths, context->path_capacity);
+    mpt__room_free(context, context->parameters, context->parameter_capacity);
+    mpt__room_free(context, context->blocks, context->block_capacity);
+    for (int64_t i = 0; i < context->record_count; i += MPT__RECORD_CHUNK)
+        mpt__host_free(context, context->records[i], MPT__RECORD_CHUNK * sizeof(mpt__record));
+    mpt__room_free(context, context->records, context->record_capacity);
+    mpt__room_free(context, context->scoped, context->scoped_capacity);
+    mpt__room_free(context, context->storages, context->storage_capacity);
+    mpt__room_free(context, context->data, context->data_capacity);
 }
 
 MPTRAIN_API void mpt_destroy(mpt_context *context) {
     if (!context) return;
-    if (context->recorder) mpt__recorder_free(context, mpt__recorder_stop(context));
+    mpt__recorder_stop(context);
     mpt__destroy_objects(context);
     mpt__destroy_tensors(context);
     mpt__destroy_tables(context);
@@ -21597,7 +21498,8 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     mpt__discard_history(context);
     mpt__scaler_forget(context);
     mpt__draws_forget(context);
-    if (context->recorder) mpt__recorder_free(context, mpt__recorder_stop(context));
+    const mpt__recording *stopped = mpt__recorder_stop(context);
+    if (stopped) mpt__object_free(context, MPT__RECORDING, stopped->id.slot);
     context->now = context->committed;
     context->base.step = context->now.step;
     context->path = context->module = 0;
@@ -21620,7 +21522,8 @@ MPT__END_FLOAT_CONTROL
 0.1.0
     First release: tensors, autograd, autocast to fp16 and bf16, pure half, gradient scaling,
     modules, SGD and AdamW, schedules, data loading, safetensors, CPU kernels for x86-64 up to
-    AMX, for AArch64, and portable C everywhere.
+    AMX, for AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu, which no real
+    GPU has run yet; captured steps.
 */
 
 /* ==== Licence ================================================================================

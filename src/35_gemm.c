@@ -268,10 +268,10 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     /* 4 k (or the `left` ones) of W outer elements, transposed. */                                \
     OP void N##_pack_quads(float *to, int width, const char *p, int64_t row, int64_t lines,        \
                            int dtype, int round, int64_t left) {                                   \
-        V##_f v0 = V##_round(V##_load_quads(p, row, lines, dtype), round);                         \
-        V##_f v1 = V##_round(V##_load_quads(p + row, row, lines - 1, dtype), round);               \
-        V##_f v2 = V##_round(V##_load_quads(p + 2 * row, row, lines - 2, dtype), round);           \
-        V##_f v3 = V##_round(V##_load_quads(p + 3 * row, row, lines - 3, dtype), round);           \
+        V##_f v0 = V##_round(V##_gemm_quads(p, row, lines, dtype), round);                         \
+        V##_f v1 = V##_round(V##_gemm_quads(p + row, row, lines - 1, dtype), round);               \
+        V##_f v2 = V##_round(V##_gemm_quads(p + 2 * row, row, lines - 2, dtype), round);           \
+        V##_f v3 = V##_round(V##_gemm_quads(p + 3 * row, row, lines - 3, dtype), round);           \
         V##_transpose4(&v0, &v1, &v2, &v3);                                                        \
         V##_store(to, v0);                                                                         \
         if (left > 1) V##_store(to + width, v1);                                                   \
@@ -407,7 +407,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     static const mpt__gemm_level N##_gemm_level =                                                  \
         MPT__GEMM_LEVEL_OF(N, W, MR, DR, RATE, N##_gemm_finish);
 
-/* V_load_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
+/* V_gemm_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
    apart; zeros past them. V_store_sums: sums of 8 vectors over their lanes. */
 #ifdef MPT__HAS_AVX2
 MPT__AVX2_OP __m128 mpt__v8_quad(const char *p) {
@@ -419,7 +419,7 @@ MPT__AVX2_OP __m128i mpt__v8_load_halves(const char *p, int64_t row, int64_t lin
     if (lines <= 4) return v;
     return _mm_unpacklo_epi64(v, _mm_loadl_epi64((const __m128i *)(const void *)(p + 4 * row)));
 }
-MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const char *p, int64_t row, int64_t lines, int dtype) {
+MPT__AVX2_OP mpt__v8_f mpt__v8_gemm_quads(const char *p, int64_t row, int64_t lines, int dtype) {
     if (dtype != MPT_F32) return mpt__v8_from_half(mpt__v8_load_halves(p, row, lines), dtype);
     __m256 v = _mm256_setzero_ps();
     if (lines > 0) v = _mm256_insertf128_ps(v, mpt__v8_quad(p), 0);
@@ -435,7 +435,7 @@ MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 
 #endif
 
 #ifdef MPT__HAS_AVX512
-MPT__AVX512_OP mpt__v16_f mpt__v16_load_quads(const char *p, int64_t row, int64_t lines,
+MPT__AVX512_OP mpt__v16_f mpt__v16_gemm_quads(const char *p, int64_t row, int64_t lines,
                                               int dtype) {
     if (dtype != MPT_F32) {
         __m128i low = mpt__v8_load_halves(p, row, lines);
@@ -460,7 +460,7 @@ MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAM
 #endif
 
 #ifdef MPT__HAS_NEON
-MPT__NEON_OP mpt__v4_f mpt__v4_load_quads(const char *p, int64_t row, int64_t lines, int dtype) {
+MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t lines, int dtype) {
     (void)row;
     return lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
 }

@@ -221,12 +221,9 @@ TEST(destroyed_members_are_named) {
 }
 
 TEST_TABLE = {
-    T(captured_steps_leave_the_same_bits),
-    T(debug_compares_and_leaves_the_same_bits),
-    T(steady_steps_allocate_nothing),
-    T(waiting_is_an_error),
-    T(writing_from_the_host_stays_by_hand),
-    T(debug_names_what_changed),
+    T(captured_steps_leave_the_same_bits),  T(debug_compares_and_leaves_the_same_bits),
+    T(steady_steps_allocate_nothing),       T(waiting_is_an_error),
+    T(writing_from_the_host_stays_by_hand), T(debug_names_what_changed),
     T(destroyed_members_are_named),
 };
 

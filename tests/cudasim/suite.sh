@@ -22,5 +22,5 @@ if ! [ -e "$object" ] || [ -n "$(find mptrain_cuda.cu src "$here"/*.sh "$here"/*
 fi
 simulator=$(CXX=$linker sh "$here/build.sh" --simulator "$build" "$flags" | tr '\n' ' ')
 make -j2 BUILD="$build" CC="$compiler" LINK="$linker" CFLAGS="$flags" TEST_CFLAGS="$flags" \
-    LDFLAGS="$flags" CPPFLAGS=-DMPTRAIN_CUDA EXTRA="$object $simulator" \
+    LDFLAGS="$flags" CPPFLAGS=-DMPTRAIN_CUDA EXTRA="$simulator $object" \
     LDLIBS='-lm -lpthread -ldl -lstdc++' "$@"
