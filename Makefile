@@ -17,7 +17,7 @@
 #   make clean
 # CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours; EXTRA is linked into every program. BUILD=dir keeps builds apart; RUN="qemu-x -L y"
 # and EXE=.exe run what a cross compiler made; STD and WARN replace the language and warning flags;
-# V=1 shows the commands.
+# V=1 shows the commands. MPTRAIN_TEST_SECONDS=N ends a test program that hangs, and names the test.
 
 ifeq ($(origin CC),default)
 CC := $(shell command -v cc >/dev/null 2>&1 && echo cc || echo gcc)
@@ -70,7 +70,7 @@ DEPS = -MMD -MP -MF $@.d
 all: $(BUILD)/mptrain.o examples
 
 mnist: $(BUILD)/mnist$(EXE)
-	@if [ ! -d data/mnist ] && [ "$(OFFLINE)" != 1 ] && [ -z "$(findstring --data,$(ARGS))" ]; \
+	@if [ ! -d data/mnist ] && [ "$(OFFLINE)" != 1 ] && [ -z "$(filter --data% --help,$(ARGS))" ]; \
 	then sh tools/get_mnist.sh data/mnist || true; fi
 	@$(RUN) $(BUILD)/mnist$(EXE) $(ARGS)
 
@@ -100,15 +100,16 @@ check-header: $(BUILD)/amalgamate
 	    { echo "mptrain.h is not what src/ generates: run 'make amalgamate'"; exit 1; }
 	@echo "mptrain.h is what src/ generates"
 
-lint: $(BUILD)/lint
+lint: $(BUILD)/lint $(ROOMS:src/%=$(BUILD)/alone/%.log)
 	@$(BUILD)/lint src/mptrain.h $(ROOMS) $(EXAMPLES) $(wildcard examples/*.h tests/*.[ch] \
 	    tests/*/*.[ch] tools/*.c tools/*.sh tools/bench/*.[ch])
-	@for room in $(ROOMS); do \
-	    $(CC) $(STD) -fsyntax-only -Isrc -DMPTRAIN_IMPLEMENTATION \
-	        -Werror=implicit-function-declaration -x c $$room 2>$(BUILD)/room.log || \
-	        { echo "$$room does not compile alone"; grep error: $(BUILD)/room.log; exit 1; }; \
-	done
 	@echo "lint: $(words $(ROOMS)) rooms are clean and compile alone"
+
+$(BUILD)/alone/%.log: src/% FORCE
+	@mkdir -p $(BUILD)/alone
+	@$(CC) $(STD) -fsyntax-only -Isrc -DMPTRAIN_IMPLEMENTATION \
+	    -Werror=implicit-function-declaration -x c $< 2>$@ || \
+	    { echo "$< does not compile alone"; grep error: $@; exit 1; }
 
 header-test:
 	@CC='$(CC)' BUILD='$(BUILD)' bash tests/header/run.sh
@@ -177,8 +178,11 @@ endef
 $(foreach s,$(EXAMPLES),$(eval $(call program_rules,$(s),$(s:examples/%.c=$(BUILD)/%),$$(CFLAGS))))
 $(foreach s,$(BENCHES),\
     $(eval $(call program_rules,$(s),$(s:tools/bench/%.c=$(BUILD)/bench/%),$$(CFLAGS))))
+# A test that holds the implementation keeps it to itself, so that what it does not reach is not
+# compiled: with a sanitizer that is most of the time.
+static = $(if $(filter $(1),$(SELF)),-DMPTRAIN_STATIC)
 $(foreach s,$(TESTS) $(wildcard tests/tool_*.c),\
-    $(eval $(call program_rules,$(s),$(s:tests/%.c=$(BUILD)/tests/%),$$(TEST_CFLAGS))))
+    $(eval $(call program_rules,$(s),$(s:tests/%.c=$(BUILD)/tests/%),$$(TEST_CFLAGS) $(call static,$(s)))))
 
 $(BUILD)/tests/examples.log: $(EXAMPLE_PROGRAMS) FORCE
 	@EXE='$(EXE)' sh tests/run.sh examples $@ '$(abspath $(BUILD))' '$(RUN)' $(EXAMPLES)

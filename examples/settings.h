@@ -1,9 +1,9 @@
-/* settings.h - the options of mnist.c, and what a precision means. */
+/* settings.h - the options of mnist.c. */
 #ifndef SETTINGS_H
 #define SETTINGS_H
 
-#include "mptrain.h"
 #include "options.h"
+#include "precisions.h"
 
 typedef struct settings {
     int64_t precision, optimizer, epochs, batch, seed, threads, device, subset;
@@ -32,17 +32,6 @@ static const option_row settings_rows[] = {
     {"--json", OPTION_TEXT, SETTING(json), NULL, 0, 0, "file for the results"},
     {"--help", OPTION_FLAG, SETTING(help), NULL, 0, 0, "this list"}};
 enum { SETTINGS_ROWS = sizeof settings_rows / sizeof settings_rows[0] };
-
-/* What a precision means: of autocast, of the batches, of the parameters; with loss scaling? */
-static const struct {
-    const char *name;
-    mpt_dtype autocast, batch, parameters;
-    bool scaled;
-} precisions[] = {{"fp32", MPT_F32, MPT_F32, MPT_F32, false},
-                  {"fp16", MPT_F16, MPT_F16, MPT_F32, true},
-                  {"bf16", MPT_BF16, MPT_BF16, MPT_F32, false},
-                  {"half", MPT_F32, MPT_F16, MPT_F16, true}};
-enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 
 static inline settings settings_default(void) {
     settings s;

@@ -97,15 +97,25 @@ static void train(mpt_context *ctx, trial *t, int64_t epochs) {
     t->skipped = mpt_scaler_statistics(scaler).skipped;
 }
 
+typedef struct choices {
+    int64_t epochs;
+    bool help;
+} choices;
+
+static const option_row rows[] = {
+    {"--epochs", OPTION_INT, offsetof(choices, epochs), NULL, 1, 1000, "default 4"},
+    {"--help", OPTION_FLAG, offsetof(choices, help), NULL, 0, 0, "this list"}};
+
 int main(int argc, char **argv) {
-    static const option_row rows[] = {{"--epochs", OPTION_INT, 0, NULL, 1, 1000, "4"}};
     trial trials[] = {{"fp32", MPT_F32, false, 0, 0, 0, 0, 0},
                       {"fp16", MPT_F16, false, 0, 0, 0, 0, 0},
                       {"fp16, loss scaled", MPT_F16, true, 0, 0, 0, 0, 0}};
-    int64_t epochs = 4;
+    choices choice = {4, false};
     char error[256];
-    if (!options_parse(rows, 1, argc, argv, &epochs, error, sizeof error))
+    if (!options_parse(rows, 2, argc, argv, &choice, error, sizeof error))
         return fail("underflow", EXIT_BAD_INPUT, "%s", error);
+    if (choice.help) options_help("underflow", rows, 2, stdout);
+    if (choice.help) return 0;
     for (int i = 0; i < 3; i++) {
         mpt_context *ctx = mpt_create(NULL);
         if (!ctx) return fail_with_error("underflow", ctx);
@@ -115,7 +125,7 @@ int main(int argc, char **argv) {
                    "%9s %8s\n",
                    BATCH, TERMS, 1.0 / BATCH / TERMS, "", "zeros, %", "loss", "right, %", "scale",
                    "skipped");
-        train(ctx, &trials[i], epochs);
+        train(ctx, &trials[i], choice.epochs);
         if (mpt_failed(ctx)) return fail_with_error("underflow", ctx);
         mpt_destroy(ctx);
         printf("%-18s %9.1f %9.4f %9.2f %9.0f %8lld\n", trials[i].name, 100.0 * trials[i].zeros,

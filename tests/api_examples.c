@@ -1,10 +1,10 @@
 /* What the examples share: options, reports as JSON, the search for data; and the quick start,
    which README.md and the manual must show as it is compiled here. */
-#define MPTRAIN_IMPLEMENTATION
 #include "../examples/common.h"
 #include "../examples/settings.h"
 #include "harness.h"
 
+#define MPT__IMPLEMENTED /* the object that this program links has what the quick start asks for */
 #define main quick_start_main
 #include "quick_start.h"
 #undef main

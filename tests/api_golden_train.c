@@ -364,15 +364,18 @@ typedef struct training {
     double loss[MAX_STEPS], norm[2 * LAYERS], head[2 * LAYERS * HEAD];
 } training;
 
-/* Half of the class's prototype plus half noise of the sample's own. */
-static void make_batch(float *x, int64_t *y, int first, int count) {
-    for (int s = 0; s < count; s++) {
-        y[s] = (first + s) % 10;
+/* Half of the class's prototype plus half noise of the sample's own. The caller frees it. */
+static float *make_samples(int count) {
+    static float prototypes[10][PIXELS];
+    float *x = (float *)malloc(sizeof(float) * (size_t)count * PIXELS);
+    for (uint32_t kind = 0; kind < 10; kind++)
         for (uint32_t i = 0; i < PIXELS; i++)
-            x[s * PIXELS + (int)i] =
-                0.5f * golden_uniform(PROTOTYPE_STREAM + (uint32_t)y[s], i) +
-                0.5f * golden_uniform(SAMPLE_STREAM + (uint32_t)(first + s), i);
-    }
+            prototypes[kind][i] = golden_uniform(PROTOTYPE_STREAM + kind, i);
+    for (int s = 0; s < count; s++)
+        for (uint32_t i = 0; i < PIXELS; i++)
+            x[s * PIXELS + (int)i] = 0.5f * prototypes[s % 10][i] +
+                                     0.5f * golden_uniform(SAMPLE_STREAM + (uint32_t)s, i);
+    return x;
 }
 
 static void set_classifier(mpt_module module, float *scratch) {
@@ -409,15 +412,16 @@ static mpt_module make_classifier(mpt_context *context) {
                           mpt_nn_log_softmax(context, -1), MPT_END);
 }
 
-static void train_classifier(const golden_case *c, mpt_dtype precision, training *t) {
-    int batch = (int)c->ints[1], samples = (int)c->ints[2];
+static void train_classifier(const golden_case *c, const float *samples, mpt_dtype precision,
+                             training *t) {
+    static float scratch[PIXELS * 32]; /* the largest parameter */
+    int batch = (int)c->ints[1], count = (int)c->ints[2];
     int64_t y[64];
-    float *x = (float *)malloc(sizeof(float) * 64 * PIXELS);
     mpt_context *context = mpt_create(NULL);
     mpt_module module = make_classifier(context);
     mpt_sgd_config sgd = mpt_sgd_config_default();
     mpt_adamw_config adamw = mpt_adamw_config_default();
-    set_classifier(module, x);
+    set_classifier(module, scratch);
     sgd.lr = c->reals[0];
     sgd.momentum = c->reals[1];
     adamw.lr = c->reals[2];
@@ -426,9 +430,11 @@ static void train_classifier(const golden_case *c, mpt_dtype precision, training
     mpt_scaler scaler = mpt_grad_scaler(context, NULL);
     t->steps = (int)c->ints[3];
     for (int step = 0; step < t->steps && step < MAX_STEPS; step++) {
-        make_batch(x, y, step * batch % samples, batch);
+        int first = step * batch % count;
+        for (int s = 0; s < batch; s++) y[s] = (first + s) % 10;
         mpt_step_begin(context);
-        mpt_tensor input = mpt_from(context, MPT_F32, MPT_SHAPE(batch, PIXELS), x);
+        mpt_tensor input =
+            mpt_from(context, MPT_F32, MPT_SHAPE(batch, PIXELS), samples + (size_t)first * PIXELS);
         mpt_tensor target = mpt_from(context, MPT_I64, MPT_SHAPE(batch), y);
         if (precision != MPT_F32) mpt_autocast_begin(context, precision);
         mpt_tensor loss = mpt_nll_loss(mpt_forward(module, input), target, NULL);
@@ -446,10 +452,9 @@ static void train_classifier(const golden_case *c, mpt_dtype precision, training
         mpt_step_end(context);
     }
     CHECK_EQ_INT(mpt_applied_steps(optimizer), t->steps);
-    note_parameters(module, x, t);
+    note_parameters(module, scratch, t);
     check_no_error(context, c->label);
     mpt_destroy(context);
-    free(x);
 }
 
 /* Root of the mean square of value - reference; `value` NULL means the golden of that name. */
@@ -492,12 +497,14 @@ static void check_distance(const golden_case *c, const char *ours, const char *t
    under torch.autocast and under our policy: over 100 steps either happens to lie closer. */
 static void run_classifier(const golden_case *c) {
     static training t;
-    train_classifier(c, MPT_F32, &t);
+    float *samples = make_samples((int)c->ints[2]);
+    train_classifier(c, samples, MPT_F32, &t);
     check_distance(c, "fp32", "f64", "f64", 4, &t);
-    train_classifier(c, MPT_F16, &t);
+    train_classifier(c, samples, MPT_F16, &t);
     check_distance(c, "fp16", "f16 torch", "f16 policy", 2, &t);
-    train_classifier(c, MPT_BF16, &t);
+    train_classifier(c, samples, MPT_BF16, &t);
     check_distance(c, "bf16", "bf16 torch", "bf16 policy", 2, &t);
+    free(samples);
 }
 
 /* ---- the tests ---- */

@@ -4,19 +4,9 @@
 #include "harness.h"
 #include "training.h"
 
+#include "../examples/precisions.h"
+
 enum { IMAGE = 784, LARGE = 4096, PARAMETERS = 784 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10 };
-
-typedef struct recipe {
-    const char *name;
-    mpt_dtype autocast, batch, parameters;
-    bool scaled;
-} recipe;
-
-static const recipe recipes[] = {{"fp32", MPT_F32, MPT_F32, MPT_F32, false},
-                                 {"fp16", MPT_F16, MPT_F16, MPT_F32, true},
-                                 {"bf16", MPT_BF16, MPT_BF16, MPT_F32, false},
-                                 {"half", MPT_F32, MPT_F16, MPT_F16, true}};
-enum { RECIPES = sizeof recipes / sizeof recipes[0] };
 
 /* The classifier of MNIST on images of noise, whose number a batch does not divide. */
 typedef struct classifier {
@@ -47,21 +37,21 @@ static mpt_dataset make_images(mpt_context *context, int64_t count) {
 }
 
 /* In place: the allocator's callback points to it. */
-static void make_classifier(classifier *c, const recipe *r, int64_t count, int64_t batch) {
+static void make_classifier(classifier *c, const precision *p, int64_t count, int64_t batch) {
     mpt_config config = mpt_config_default();
     arena_use(&c->memory, &config);
     mpt_context *context = mpt_create(&config);
     c->t.context = context;
-    c->t.precision = r->autocast;
-    c->t.loader = make_loader_of(context, make_images(context, count), batch, 0, r->batch);
+    c->t.precision = p->autocast;
+    c->t.loader = make_loader_of(context, make_images(context, count), batch, 0, p->batch);
     c->t.net =
         mpt_sequential(context, mpt_nn_flatten(context), mpt_nn_linear(context, IMAGE, 128),
                        mpt_nn_relu(context), mpt_nn_linear(context, 128, 64), mpt_nn_relu(context),
                        mpt_nn_linear(context, 64, 10), mpt_nn_log_softmax(context, -1), MPT_END);
-    if (r->parameters != MPT_F32) mpt_half(c->t.net, r->parameters);
+    if (p->parameters != MPT_F32) mpt_half(c->t.net, p->parameters);
     c->t.optimizer = mpt_adamw(c->t.net, NULL);
     mpt_scaler_config sc = mpt_scaler_config_default();
-    sc.enabled = r->scaled;
+    sc.enabled = p->scaled;
     c->t.scaler = mpt_grad_scaler(context, &sc);
     c->schedule = mpt_cosine_annealing(c->t.optimizer, 1000, 1e-5, MPT_PER_STEP);
 }
@@ -81,15 +71,15 @@ static void end_classifier(classifier *c) {
 
 /* ---- half precision saves memory ---- */
 
-static int64_t least(const recipe *r, mpt_memory_kind kind) {
-    int64_t half_batch = LARGE * (IMAGE * 2 + 8), width = r->batch == MPT_F32 ? 4 : 2;
+static int64_t least(const precision *p, mpt_memory_kind kind) {
+    int64_t half_batch = LARGE * (IMAGE * 2 + 8), width = p->batch == MPT_F32 ? 4 : 2;
     switch (kind) {
     case MPT_MEMORY_PARAMETER:
-        return PARAMETERS * (r->parameters == MPT_F32 ? 4 : 2);
+        return PARAMETERS * (p->parameters == MPT_F32 ? 4 : 2);
     case MPT_MEMORY_MASTER:
-        return r->parameters == MPT_F32 ? 0 : PARAMETERS * 4;
+        return p->parameters == MPT_F32 ? 0 : PARAMETERS * 4;
     case MPT_MEMORY_FORM:
-        return r->autocast == MPT_F32 ? 0 : PARAMETERS * 2;
+        return p->autocast == MPT_F32 ? 0 : PARAMETERS * 2;
     case MPT_MEMORY_GRADIENT:
         return PARAMETERS * 4;
     case MPT_MEMORY_MOMENT:
@@ -106,14 +96,14 @@ static int64_t least(const recipe *r, mpt_memory_kind kind) {
 
 /* Peaks of one epoch at a large batch: none below what it must be. What parameters and optimizer
    hold in the end is that and at most 1 KB for gaps and counters. */
-static mpt_memory_stats measure(const recipe *r) {
+static mpt_memory_stats measure(const precision *p) {
     classifier c;
-    make_classifier(&c, r, LARGE + LARGE / 2, LARGE);
+    make_classifier(&c, p, LARGE + LARGE / 2, LARGE);
     train_epochs(&c, 1);
     mpt_memory_stats m = mpt_memory(c.t.context);
-    printf("\n  %-5s", r->name);
+    printf("\n  %-5s", p->name);
     for (int kind = 0; kind < MPT_MEMORY_KINDS; kind++) {
-        int64_t need = least(r, (mpt_memory_kind)kind);
+        int64_t need = least(p, (mpt_memory_kind)kind);
         bool exact = kind == MPT_MEMORY_PARAMETER || kind == MPT_MEMORY_MASTER ||
                      kind == MPT_MEMORY_FORM || kind == MPT_MEMORY_MOMENT;
         printf(" %10lld", (long long)m.peak[kind]);
@@ -126,16 +116,16 @@ static mpt_memory_stats measure(const recipe *r) {
 }
 
 TEST(half_saves_memory) {
-    mpt_memory_stats m[RECIPES];
+    mpt_memory_stats m[PRECISIONS];
     printf("\n       ");
     for (int kind = 0; kind < MPT_MEMORY_KINDS; kind++)
         printf(" %10s", mpt_memory_kind_name((mpt_memory_kind)kind));
     printf("  but data");
-    for (int i = 0; i < RECIPES; i++) m[i] = measure(&recipes[i]);
+    for (int i = 0; i < PRECISIONS; i++) m[i] = measure(&precisions[i]);
     double fp32 = (double)(m[0].total_peak - m[0].peak[MPT_MEMORY_DATA]);
-    for (int i = 1; i < RECIPES; i++) {
+    for (int i = 1; i < PRECISIONS; i++) {
         double ratio = (double)(m[i].total_peak - m[i].peak[MPT_MEMORY_DATA]) / fp32;
-        printf("\n  %s takes %.3f of fp32", recipes[i].name, ratio);
+        printf("\n  %s takes %.3f of fp32", precisions[i].name, ratio);
         CHECK(ratio <= 0.65);
         CHECK_EQ_INT(m[i].peak[MPT_MEMORY_DATA], m[0].peak[MPT_MEMORY_DATA]);
         CHECK((double)m[i].peak[MPT_MEMORY_ACTIVATION] <
@@ -179,9 +169,9 @@ TEST(half_is_sixteen_bits) {
 
 /* After an epoch, its short last batch included, training calls the allocator no more, and the
    context's books are the allocator's. Returns what is held, idle memory and all, per peak byte. */
-static double check_steady_state(const recipe *r, int64_t batch, int64_t last) {
+static double check_steady_state(const precision *p, int64_t batch, int64_t last) {
     classifier c;
-    make_classifier(&c, r, 3 * batch + last, batch);
+    make_classifier(&c, p, 3 * batch + last, batch);
     train_epochs(&c, 1);
     int64_t calls = c.memory.calls, blocks = c.memory.blocks;
     train_epochs(&c, batch < 100 ? 20 : 2);
@@ -195,7 +185,7 @@ static double check_steady_state(const recipe *r, int64_t batch, int64_t last) {
     int64_t sum = 0;
     for (int kind = 0; kind < MPT_MEMORY_KINDS; kind++) sum += m.current[kind];
     CHECK_EQ_INT(sum, m.total_current);
-    printf("\n  %s, batches of %lld and %lld: %lld calls, peak %.1f KB, held %.1f KB", r->name,
+    printf("\n  %s, batches of %lld and %lld: %lld calls, peak %.1f KB, held %.1f KB", p->name,
            (long long)batch, (long long)last, (long long)calls, (double)m.total_peak / 1024,
            (double)m.held / 1024);
     end_classifier(&c);
@@ -204,15 +194,15 @@ static double check_steady_state(const recipe *r, int64_t batch, int64_t last) {
 
 TEST(steady_state_allocates_nothing) {
     static const int64_t batches[][2] = {{64, 64}, {64, 21}, {1024, 1024}, {1024, 341}, {1024, 1}};
-    for (int i = 0; i < RECIPES; i++)
+    for (int i = 0; i < PRECISIONS; i++)
         for (int k = 0; k < 5; k++)
-            CHECK(check_steady_state(&recipes[i], batches[k][0], batches[k][1]) <= 1.25);
+            CHECK(check_steady_state(&precisions[i], batches[k][0], batches[k][1]) <= 1.25);
 }
 
 /* Idle memory goes back when asked for, and training goes on. */
 TEST(trim_gives_back) {
     classifier c;
-    make_classifier(&c, &recipes[1], 200, 64);
+    make_classifier(&c, &precisions[1], 200, 64);
     train_epochs(&c, 1);
     int64_t live = c.memory.live;
     mpt_memory_trim(c.t.context);

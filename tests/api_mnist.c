@@ -5,24 +5,12 @@
 #include "golden.h"
 #include "harness.h"
 
+#include "../examples/precisions.h"
+
 enum { SEEDS = 5, EPOCHS = 5, BATCH = 64 };
 
 /* In percent of the 10,000 test digits. */
 static const double mean_at_least = 97.2, each_at_least = 96.7, means_apart = 0.35;
-
-typedef struct recipe {
-    const char *name;
-    mpt_dtype autocast, batch, parameters;
-    bool scaled, adamw;
-} recipe;
-
-/* The first one is what the others are held against. */
-static const recipe recipes[] = {{"fp32", MPT_F32, MPT_F32, MPT_F32, false, true},
-                                 {"fp16", MPT_F16, MPT_F16, MPT_F32, true, true},
-                                 {"bf16", MPT_BF16, MPT_BF16, MPT_F32, false, true},
-                                 {"half", MPT_F32, MPT_F16, MPT_F16, true, true}};
-enum { RECIPES = sizeof recipes / sizeof recipes[0] };
-static const recipe plain = {"sgd", MPT_F32, MPT_F32, MPT_F32, false, false};
 
 static bool have_mnist(void) {
     static const char *const names[] = {"mnist/train-images-idx3-ubyte",
@@ -46,36 +34,37 @@ static mpt_loader open_digits(mpt_context *context, mpt_split split, mpt_dtype d
     return mpt_loader_create(context, digits, &config);
 }
 
-static mpt_optimizer make_optimizer(mpt_module net, const recipe *r) {
+static mpt_optimizer make_optimizer(mpt_module net, bool use_adamw) {
     mpt_adamw_config adamw = mpt_adamw_config_default();
     mpt_sgd_config sgd = mpt_sgd_config_default();
     adamw.lr = 1e-3;
     sgd.lr = 0.01;
-    return r->adamw ? mpt_adamw(net, &adamw) : mpt_sgd(net, &sgd);
+    return use_adamw ? mpt_adamw(net, &adamw) : mpt_sgd(net, &sgd);
 }
 
 /* Test accuracy in percent; the seconds of training are added to *seconds. */
-static double train(const recipe *r, uint64_t seed, double *seconds, int64_t *skipped) {
+static double train(const precision *p, bool adamw, uint64_t seed, double *seconds,
+                    int64_t *skipped) {
     mpt_config config = mpt_config_default();
     config.seed = seed;
     mpt_context *context = mpt_create(&config);
-    mpt_loader loader = open_digits(context, MPT_TRAIN, r->batch);
+    mpt_loader loader = open_digits(context, MPT_TRAIN, p->batch);
     mpt_module net =
         mpt_sequential(context, mpt_nn_flatten(context), mpt_nn_linear(context, 784, 128),
                        mpt_nn_relu(context), mpt_nn_linear(context, 128, 64), mpt_nn_relu(context),
                        mpt_nn_linear(context, 64, 10), mpt_nn_log_softmax(context, -1), MPT_END);
-    if (r->parameters != MPT_F32) mpt_half(net, r->parameters);
-    mpt_optimizer optimizer = make_optimizer(net, r);
+    if (p->parameters != MPT_F32) mpt_half(net, p->parameters);
+    mpt_optimizer optimizer = make_optimizer(net, adamw);
     mpt_scaler_config sc = mpt_scaler_config_default();
-    sc.enabled = r->scaled;
+    sc.enabled = p->scaled;
     mpt_scaler scaler = mpt_grad_scaler(context, &sc);
     mpt_fit_config fit = mpt_fit_config_default();
     fit.epochs = EPOCHS;
-    fit.precision = r->autocast;
+    fit.precision = p->autocast;
     fit.scaler = scaler;
     mpt_fit_result result = mpt_fit(net, optimizer, loader, &fit);
     double accuracy =
-        100.0 * mpt_evaluate(net, open_digits(context, MPT_TEST, r->batch), r->autocast).accuracy;
+        100.0 * mpt_evaluate(net, open_digits(context, MPT_TEST, p->batch), p->autocast).accuracy;
     *seconds += result.seconds;
     *skipped += result.skipped_steps;
     CHECK_EQ_STR(mpt_error(context), "");
@@ -85,13 +74,13 @@ static double train(const recipe *r, uint64_t seed, double *seconds, int64_t *sk
 }
 
 /* Trains all seeds, prints a line of the table, returns the mean accuracy. */
-static double train_seeds(const recipe *r, double *lowest) {
+static double train_seeds(const char *name, const precision *p, bool adamw, double *lowest) {
     double mean = 0, seconds = 0;
     int64_t skipped = 0;
     *lowest = 100;
-    printf("\n  %-6s", r->name);
+    printf("\n  %-6s", name);
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
-        double accuracy = train(r, seed, &seconds, &skipped);
+        double accuracy = train(p, adamw, seed, &seconds, &skipped);
         printf(" %7.2f", accuracy);
         fflush(stdout);
         mean += accuracy / SEEDS;
@@ -108,12 +97,12 @@ static void print_heading(void) {
 }
 
 TEST(every_precision) {
-    double mean[RECIPES], lowest;
+    double mean[PRECISIONS], lowest;
     if (!have_mnist()) SKIP("mnist/ in the folder of MPTRAIN_DATA");
     double reference = golden_mnist_mean("adamw", "statistics");
     print_heading();
-    for (int i = 0; i < RECIPES; i++) {
-        mean[i] = train_seeds(&recipes[i], &lowest);
+    for (int i = 0; i < PRECISIONS; i++) { /* held against the first */
+        mean[i] = train_seeds(precisions[i].name, &precisions[i], true, &lowest);
         CHECK(mean[i] >= mean_at_least);
         CHECK(lowest >= each_at_least);
         CHECK_NEAR(mean[i], mean[0], means_apart);
@@ -127,7 +116,7 @@ TEST(plain_recipe) {
     if (!have_mnist()) SKIP("mnist/ in the folder of MPTRAIN_DATA");
     double reference = golden_mnist_mean("sgd", "statistics");
     print_heading();
-    double mean = train_seeds(&plain, &lowest);
+    double mean = train_seeds("sgd", &precisions[0], false, &lowest);
     printf("\n  PyTorch's mean: %.3f", reference);
     CHECK_NEAR(mean, reference, means_apart);
 }

@@ -152,9 +152,7 @@ static uint64_t masks(int at) {
 
 TEST(clear_error_takes_dropout_back) {
     uint64_t clean = masks(0);
-    CHECK(masks(1) == clean);
-    CHECK(masks(2) == clean);
-    CHECK(masks(3) == clean);
+    for (int round = 1; round <= 3; round++) CHECK(masks(round) == clean);
 }
 
 /* Forward before a step begins, backward in it: the mask is that of forward. */

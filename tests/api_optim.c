@@ -2,6 +2,7 @@
  * what persists, what an error may not touch. Values against PyTorch: api_golden_train.c. */
 #include MPTRAIN_HEADER_FILE
 #include "harness.h"
+#include "checks.h"
 
 #include <math.h>
 
@@ -54,15 +55,14 @@ static void train(mpt_module net, mpt_optimizer optimizer, const char *const *pa
     mpt_step_end(context);
 }
 
-static void check_ok(mpt_context *context) {
-    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
-}
-
-/* The error must contain `part`; then it is cleared. */
-static void check_error(mpt_context *context, mpt_status status, const char *part) {
-    CHECK_EQ_INT(mpt_error_code(context), status);
-    CHECK_CONTAINS(mpt_error(context), part);
-    mpt_clear_error(context);
+static void check_same_parameters(mpt_module net, mpt_module other) {
+    for (int k = 0; k < 4; k++) {
+        float x[OUT * IN], y[OUT * IN];
+        int count = k % 2 ? OUT : OUT * IN;
+        mpt_read_f32(mpt_parameter(net, all_paths[k]), x, count);
+        mpt_read_f32(mpt_parameter(other, all_paths[k]), y, count);
+        CHECK_EQ_BITS(x, y, (size_t)count * sizeof *x);
+    }
 }
 
 /* ---- configurations ---- */
@@ -278,13 +278,7 @@ TEST(moving_between_groups_keeps_state) {
         train(net, a, all_paths, i == 1 ? 3 : 4, i + 1);
         train(still, b, all_paths, i == 1 ? 3 : 4, i + 1);
     }
-    for (int k = 0; k < 4; k++) {
-        float x[OUT * IN], y[OUT * IN];
-        int count = k % 2 ? OUT : OUT * IN;
-        mpt_read_f32(mpt_parameter(net, all_paths[k]), x, count);
-        mpt_read_f32(mpt_parameter(still, all_paths[k]), y, count);
-        CHECK_EQ_BITS(x, y, (size_t)count * sizeof *x);
-    }
+    check_same_parameters(net, still);
     CHECK_EQ_INT(mpt_applied_steps(a), 6);
     check_ok(context);
     mpt_destroy(context);
@@ -332,13 +326,7 @@ TEST(states_grow_around_what_they_hold) {
         train(net, a, all_paths, 4, 2);
         train(whole, b, all_paths, 4, 2);
     }
-    for (int k = 0; k < 4; k++) {
-        float x[OUT * IN], y[OUT * IN];
-        int count = k % 2 ? OUT : OUT * IN;
-        mpt_read_f32(mpt_parameter(net, all_paths[k]), x, count);
-        mpt_read_f32(mpt_parameter(whole, all_paths[k]), y, count);
-        CHECK_EQ_BITS(x, y, (size_t)count * sizeof *x);
-    }
+    check_same_parameters(net, whole);
     check_ok(context);
     mpt_destroy(context);
 }

@@ -2,6 +2,7 @@
  * and what a skipped step may not touch. Traces against PyTorch: api_golden_train.c. */
 #include MPTRAIN_HEADER_FILE
 #include "harness.h"
+#include "checks.h"
 
 #include <math.h>
 
@@ -60,16 +61,6 @@ static void train(const scaled_net *net, double value) {
     mpt_scaler_step(net->scaler, net->optimizer);
     mpt_scaler_update(net->scaler);
     mpt_step_end(net->context);
-}
-
-static void check_ok(mpt_context *context) {
-    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
-}
-
-static void check_error(mpt_context *context, mpt_status status, const char *part) {
-    CHECK_EQ_INT(mpt_error_code(context), status);
-    CHECK_CONTAINS(mpt_error(context), part);
-    mpt_clear_error(context);
 }
 
 /* ---- what a step may and may not touch ---- */

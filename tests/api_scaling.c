@@ -2,6 +2,7 @@
    one of many terms of a sum, so its gradients are tiny: without a scaler fp16 loses most of them,
    with one it learns what fp32 learns. And an overflow leaves no trace. */
 #include MPTRAIN_HEADER_FILE
+#include "golden.h"
 #include "harness.h"
 
 #include <math.h>
@@ -15,25 +16,16 @@ enum { TRAIN = 2048, TEST_SET = 2048, EPOCHS = 12 };
 static float inputs[TRAIN + TEST_SET][FEATURES];
 static int64_t classes[TRAIN + TEST_SET];
 
-static double uniform(uint32_t stream, uint32_t index) {
-    uint32_t x = index * 0x9E3779B9u + stream * 0x85EBCA6Bu;
-    x ^= x >> 16;
-    x *= 0x7FEB352Du;
-    x ^= x >> 15;
-    x *= 0x846CA68Bu;
-    x ^= x >> 16;
-    return (double)(x >> 8) / 8388608.0 - 1.0;
-}
-
 /* Each class is six clouds around corners of a cube; no plane separates the classes. */
 static void make_samples(void) {
     for (uint32_t i = 0; i < TRAIN + TEST_SET; i++) {
         uint32_t cluster = i % CLUSTERS;
         classes[i] = cluster % CLASSES;
         for (uint32_t k = 0; k < FEATURES; k++) {
-            double corner = uniform(1, cluster * FEATURES + k) < 0 ? -1.0 : 1.0;
+            double corner = golden_uniform(1, cluster * FEATURES + k) < 0 ? -1.0 : 1.0;
             uint32_t at = (i * FEATURES + k) * 2;
-            inputs[i][k] = (float)(corner + 0.25 * (uniform(2, at) + uniform(2, at + 1)));
+            double noise = (double)golden_uniform(2, at) + (double)golden_uniform(2, at + 1);
+            inputs[i][k] = (float)(corner + 0.25 * noise);
         }
     }
 }

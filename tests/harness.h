@@ -69,10 +69,10 @@ static inline void test_eq_bits(const char *file, int line, const char *expr, co
                                 const void *want, size_t bytes) {
     const unsigned char *g = (const unsigned char *)got, *w = (const unsigned char *)want;
     size_t at = 0, differing = 0, i;
+    if (bytes == 0 || memcmp(got, want, bytes) == 0) return;
     for (i = bytes; i-- > 0;) {
         if (g[i] != w[i]) { at = i; differing++; }
     }
-    if (differing == 0) return;
     test_failures++;
     printf("\n  %s:%d: %s differs in %lu of %lu bytes, first at byte %lu:", file, line, expr,
            (unsigned long)differing, (unsigned long)bytes, (unsigned long)at);

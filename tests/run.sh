@@ -3,8 +3,13 @@
 #   run.sh one NAME LOG COMMAND...   runs one test program; the log's last line holds its counts
 #   run.sh examples LOG FOLDER RUN EXAMPLE.c...   runs each example, built in FOLDER
 #   run.sh sum LOG...                prints what was skipped and the closing line; fails on failures
-# A program that ends without its summary line, or badly after it, counts as one failure.
+# A program that ends without its summary line, or badly after it, counts as one failure. With
+# MPTRAIN_TEST_SECONDS a program that takes longer is ended, and the test it was in is named.
 set -u
+limit=
+if [ -n "${MPTRAIN_TEST_SECONDS:-}" ] && command -v timeout >/dev/null 2>&1; then
+    limit="timeout --foreground -k 5 $MPTRAIN_TEST_SECONDS"
+fi
 
 count_line='^[0-9][0-9]* passed, [0-9][0-9]* failed, [0-9][0-9]* skipped$'
 
@@ -19,10 +24,14 @@ report() { # report NAME LOG: one line on the screen, and the whole log when som
 run_one() { # run_one NAME LOG COMMAND...
     name=$1 log=$2
     shift 2
-    "$@" >"$log.raw" 2>&1
+    $limit "$@" >"$log.raw" 2>&1
     status=$?
     tr -d '\r' <"$log.raw" >"$log"
     rm -f "$log.raw"
+    if [ -n "$limit" ] && { [ $status -eq 124 ] || [ $status -eq 137 ]; }; then
+        last=$(grep ' \.\.\.' "$log" | tail -n 1 | sed 's/ \.\.\..*//')
+        printf '\n%s\n' "FAIL $name: $last did not end in $MPTRAIN_TEST_SECONDS s" >>"$log"
+    fi
     counts=$(grep "$count_line" "$log" | tail -n 1)
     if [ -z "$counts" ]; then
         echo "$name ended with status $status before its summary" >>"$log"
@@ -52,7 +61,7 @@ run_examples() { # run_examples LOG FOLDER RUN EXAMPLE.c...
         args=$(sed -n 's/.*test arguments: *\(.*[^ ]\) *$/\1/p' "$source" | sed 's/ *\*\/$//')
         echo "example $name $args" >>"$log"
         # shellcheck disable=SC2086  # the runner and the arguments are lists of words
-        if (cd "$folder/run" && $run "$folder/$name${EXE:-}" $args) >>"$log" 2>&1 </dev/null; then
+        if (cd "$folder/run" && $limit $run "$folder/$name${EXE:-}" $args) >>"$log" 2>&1 </dev/null; then
             passed=$((passed + 1))
         else
             echo "FAIL example $name: status $?" >>"$log"

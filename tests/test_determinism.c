@@ -14,9 +14,10 @@ static mpt_context *make_context(int threads, uint64_t seed) {
 
 /* ==== Threads and workers ==== */
 
-/* The portable level is slow, more so under an emulator. */
+/* The portable level is slow, more so under an emulator, where NEON is slow, too. */
 static int64_t scaled(mpt_context *c, int64_t size) {
-    return mpt_get_isa(c) == MPT_ISA_REF ? size / 4 : size;
+    mpt_isa isa = mpt_get_isa(c);
+    return isa == MPT_ISA_REF ? size / 4 : isa == MPT_ISA_NEON ? size / 2 : size;
 }
 
 /* A net that is worth several threads. */

@@ -1,7 +1,7 @@
 /* tool_bits.c: prints one hash of what 20 steps of training compute, in fp32, fp16, bf16 and pure
    half, with dropout, clipping, a schedule and every elementwise op. Compilers, languages and flags
-   must not change it; MPTRAIN_ISA chooses the level. */
-#define MPTRAIN_IMPLEMENTATION
+   must not change it; MPTRAIN_ISA chooses the level. .ci/run compiles the implementation into it
+   with -DMPTRAIN_IMPLEMENTATION; make links it with the object. */
 #include MPTRAIN_HEADER_FILE
 
 #include <stdio.h>

@@ -25,6 +25,9 @@ verdict() { # verdict NAME LOG: passes when the log is empty
     if [ -s "$2" ]; then fail "$1" "$2"; else pass; fi
 }
 have() { command -v "$1" >/dev/null 2>&1; }
+limit=
+# A program that hangs fails its own job.
+if have timeout; then limit='timeout --foreground -k 5 600'; fi
 
 # A job is one shell command; jobs run side by side, and each is one check: status 0 and no output,
 # so that a warning fails it.
@@ -33,7 +36,7 @@ job() { # job NAME COMMAND
 }
 run_jobs() {
     ls "$work/jobs" | xargs -P "${HEADER_JOBS:-2}" -I {} \
-        sh -c 'sh jobs/{} >jobs/{}.log 2>&1 || echo "status $?" >>jobs/{}.log'
+        sh -c "$limit bash jobs/{} >jobs/{}.log 2>&1 || echo \"status \$?\" >>jobs/{}.log"
     for log in "$work"/jobs/*.log; do
         verdict "$(basename "$log" .log)" "$log"
     done
@@ -133,13 +136,14 @@ for c in $c_compilers; do
         job "$c-$std-backend" "$c -std=$std $strict $include -fsyntax-only backend.c"
         job "$c-$std-implementation" "$c -std=$std $strict $include -fsyntax-only implementation.c"
     done
-    job "$c-O2-implementation" "$c -std=c11 -O2 $strict $include -c -o $c-O2.o implementation.c"
+    job "$c-O2-implementation" "TIMEFORMAT='%U %S'; exec 3>&2
+        { time $c -std=c11 -O2 $strict $include -c -o $c-O2.o implementation.c 2>&3; } 2>$c-O2.time"
     job "$c-after-others" "$c -std=gnu11 $strict $include -I$here -fsyntax-only last.c"
     job "$c-before-others" "$c -std=c11 $strict $include -fsyntax-only first.c"
-    for level in -O2 -Ofast; do
-        job "$c$level-implementation-after-others" "$c -std=c11 $level $strict $include -I$here \
-            -c -o $c$level-last.o last_implementation.c"
-    done
+    job "$c-O2-implementation-after-others" \
+        "$c -std=c11 -O2 $strict $include -I$here -fsyntax-only last_implementation.c"
+    job "$c-Ofast-implementation-after-others" \
+        "$c -std=c11 -Ofast $strict $include -I$here -c -o $c-last.o last_implementation.c"
     job "$c-implementation-after-tgmath" "$c -std=c11 -Wall $include -fsyntax-only tgmath.c"
     job "$c-included-again" "$c -std=c11 $strict $include -fsyntax-only again.c"
 done
@@ -181,7 +185,7 @@ done
 all_options=
 for option in $options; do all_options="$all_options -D$option"; done
 add_option_job() { # add_option_job NAME FLAGS
-    job "option-$1" "$cc -std=c11 -Os $strict $include $2 -c -o option-$1.o implementation.c &&
+    job "option-$1" "$cc -std=c11 -O1 $strict $include $2 -c -o option-$1.o implementation.c &&
         $cc $include $2 $here/use.c option-$1.o $link -o option-$1 && ./option-$1"
 }
 add_option_job none ''
@@ -209,7 +213,7 @@ full=$(text_of option-none.o)
 for option in $options all; do
     small=$(text_of "option-$option.o")
     if [ -n "$small" ] && [ "$small" -lt "$full" ]; then
-        echo "$option: $((full - small)) of $full bytes less at -Os"
+        echo "$option: $((full - small)) of $full bytes less at -O1"
         pass
     else
         fail "$option: the object does not shrink ($full -> ${small:-nothing})"
@@ -272,9 +276,10 @@ for c in $c_compilers; do
 done
 
 # -- Budgets --------------------------------------------------------------------------------------
+in_ms() { awk 'NF == 2 { printf "%d\n", ($1 + $2) * 1000 }'; }
 user_ms() { # user_ms COMMAND...: processor time of the command in milliseconds
     local TIMEFORMAT='%U %S'
-    { time "$@" >/dev/null 2>&1; } 2>&1 | awk '{ printf "%d\n", ($1 + $2) * 1000 }'
+    { time "$@" >/dev/null 2>&1; } 2>&1 | in_ms
 }
 least_ms() { for _ in 1 2 3 4 5 6 7; do user_ms "$@"; done | sort -n | head -n 1; }
 # Wanted are 20000 lines, and 12000 of the core. The header is past both: until it is trimmed these
@@ -289,8 +294,11 @@ for c in $c_compilers; do
     with=$(least_ms $c $include -fsyntax-only declarations.c)
     without=$(least_ms $c -fsyntax-only empty.c)
     at_most "$c: reading the declarations" $((with - without)) 50 ms
-    at_most "$c: compiling the implementation at -O2" \
-        "$(user_ms $c -O2 $include -c -o timed.o implementation.c)" 20000 ms
+    # Measured above, beside other jobs; what seems too much then is measured again alone.
+    compiling=$(in_ms <$c-O2.time)
+    [ "${compiling:-99999}" -le 20000 ] ||
+        compiling=$(user_ms $c -std=c11 -O2 $include -c -o timed.o implementation.c)
+    at_most "$c: compiling the implementation at -O2" "$compiling" 20000 ms
 done
 case $($cc -dumpmachine) in
     x86_64*)

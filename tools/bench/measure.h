@@ -31,26 +31,21 @@
 
 /* ==== Clocks ==== */
 
-/* CPU seconds of the process, which other processes disturb little. */
-static inline double measure_cpu(void) {
-#ifdef CLOCK_PROCESS_CPUTIME_ID
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-#else
-    return (double)clock() / CLOCKS_PER_SEC;
-#endif
-}
-
-static inline double measure_wall(void) {
 #ifdef CLOCK_MONOTONIC
+static inline double measure_clock(clockid_t id) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(id, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-#else
-    return (double)clock() / CLOCKS_PER_SEC;
-#endif
 }
+#else
+#define CLOCK_PROCESS_CPUTIME_ID 0
+#define CLOCK_MONOTONIC 0
+#define measure_clock(id) ((double)clock() / CLOCKS_PER_SEC)
+#endif
+
+/* CPU seconds of the process, which other processes disturb little. */
+static inline double measure_cpu(void) { return measure_clock(CLOCK_PROCESS_CPUTIME_ID); }
+static inline double measure_wall(void) { return measure_clock(CLOCK_MONOTONIC); }
 
 static inline int measure_order(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;

@@ -8,19 +8,9 @@
 
 #include MPTRAIN_HEADER_FILE
 
+#include "../../examples/precisions.h"
+
 enum { BATCHES = 4, MAX_LAYERS = 8 };
-
-typedef struct precision {
-    const char *name;
-    mpt_dtype autocast, batch, parameters;
-    bool scaled;
-} precision;
-
-static const precision precisions[] = {{"fp32", MPT_F32, MPT_F32, MPT_F32, false},
-                                       {"bf16", MPT_BF16, MPT_BF16, MPT_F32, false},
-                                       {"fp16", MPT_F16, MPT_F16, MPT_F32, true},
-                                       {"half", MPT_F32, MPT_F16, MPT_F16, true}};
-enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 
 typedef struct training {
     mpt_context *context;
