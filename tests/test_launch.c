@@ -147,8 +147,6 @@ TEST(any_chunk_gives_the_same_words) {
     }
 }
 
->>>>>>> ci
-
 TEST_TABLE = {T(float_state_of_the_program), T(debug_checks_operands),
               T(recordings_keep_their_memory), T(any_chunk_gives_the_same_words)};
 TEST_MAIN
