@@ -461,7 +461,7 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
     const int64_t pack = split ? 75 : 45, multiply = split ? 45 : 10, finish = 45;
     const bool dots = g->a.inner == 1 && g->b.inner == 1;
     if (down >= 4 && across >= 4 && deep >= 2) return true;
-    return 700 + (down + across) * deep * pack + down * across * (deep * multiply + finish) <
+    return 900 + (down + across) * deep * pack + down * across * (deep * multiply + finish) <
            200 + g->m * g->k / 8 * (dots ? g->n : across * 12) / 3;
 }
 #endif
