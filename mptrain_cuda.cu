@@ -344,12 +344,9 @@ bool mpt__has_eights(const mpt__space &space, const mpt__array &array) {
 /* Over operands 0 .. n-1. */
 mpt__walk mpt__walk_over(const mpt__cuda_call *call, int n) {
     mpt__walk walk;
-    mpt__array *arrays[3];
+    mpt__array *arrays[3] = {&walk.array[0], &walk.array[1], &walk.array[2]};
     memset(&walk, 0, sizeof walk);
-    for (int i = 0; i < n; i++) {
-        walk.array[i] = mpt__array_of(call, i);
-        arrays[i] = &walk.array[i];
-    }
+    for (int i = 0; i < n; i++) walk.array[i] = mpt__array_of(call, i);
     walk.space = mpt__space_of(call, 0, arrays, n);
     const int rank = walk.space.rank;
     bool eights = rank == 1 || (rank > 1 && walk.space.shape[rank - 1] % 8 == 0);
