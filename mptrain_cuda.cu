@@ -88,8 +88,8 @@ mpt_status mpt__cuda_refuse(mpt__cuda *cuda, mpt_status status, const char *what
 
 /* ==== Arrays in device code ==== */
 
-/* An operand as kernels see it: dimensions of size 1 left out, neighbours merged where all arrays of
-   the launch allow it. */
+/* An operand as kernels see it: dimensions of size 1 left out, neighbours merged where all arrays
+   of the launch allow it. */
 struct mpt__array {
     void *data; /* NULL: absent */
     int dtype;  /* mpt_dtype */
@@ -320,8 +320,8 @@ mpt__space mpt__space_of(const mpt__cuda_call *call, int position, mpt__array *c
     return mpt__merge(operand.rank, operand.shape, arrays, n);
 }
 
-/* Blocks for `count` pieces of work of one thread each, in a loop where there are more than the card
-   runs at once. No result may depend on it. */
+/* Blocks for `count` pieces of work of one thread each, in a loop where there are more than the
+   card runs at once. No result may depend on it. */
 unsigned int mpt__blocks(const mpt__cuda_call *call, long long count) {
     const long long most = (long long)call->cuda->processors * 8;
     const long long blocks = (count + MPT__THREADS - 1) / MPT__THREADS;
@@ -563,7 +563,8 @@ __global__ void mpt__transpose_kernel(const mpt__transposition w) {
     const long long down = (w.rows + MPT__COPY_TILE - 1) / MPT__COPY_TILE;
     const int x = threadIdx.x % MPT__COPY_TILE, y = threadIdx.x / MPT__COPY_TILE;
     for (long long t = blockIdx.x; t < w.rest.count * across * down; t += gridDim.x) {
-        const long long column = t % across * MPT__COPY_TILE, row = t / across % down * MPT__COPY_TILE;
+        const long long column = t % across * MPT__COPY_TILE;
+        const long long row = t / across % down * MPT__COPY_TILE;
         const long long from = mpt__locate(w.rest, w.from.stride, t / across / down) + column;
         const long long to = mpt__locate(w.rest, w.to.stride, t / across / down) + row;
         for (int j = y; j < MPT__COPY_TILE; j += MPT__THREADS / MPT__COPY_TILE) {
