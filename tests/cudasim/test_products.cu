@@ -477,6 +477,20 @@ TEST(batches_that_share_b_are_rows) {
     CHECK_EQ_INT(product.side[MPT__SIDE_OUT].size[0], 15);
 }
 
+TEST(vectors_with_gaps_that_share_b_are_batches) {
+    REQUIRE(have_device());
+    const int64_t a[] = {3, 1, 8}, gaps[] = {100, 1, 3}, b[] = {3, 8, 16}, shared[] = {0, 16, 1};
+    const int64_t out[] = {3, 1, 16};
+    static const int plain[] = {0, 1, 2};
+    begin(MPT_F32, 1);
+    add(0, MPT_F32, MPT__READ, 3, a, gaps, 0);
+    add(1, MPT_F32, MPT__READ, 3, b, shared, 0);
+    add_in_order(3, MPT_F32, MPT__WRITE, 3, out, plain);
+    CHECK_EQ_INT(run(), MPT_OK);
+    check("vectors");
+    CHECK_EQ_INT(mpt__product_of(&launch).batch, 3);
+}
+
 TEST(columns_are_written_in_place_and_transposes_are_not) {
     REQUIRE(have_device());
     for (int64_t n = 1; n < 9; n += 7) {
@@ -653,6 +667,7 @@ TEST_TABLE = {
     T(a_bias_with_gaps_is_packed),
     T(batches_go_in_few_calls),
     T(batches_that_share_b_are_rows),
+    T(vectors_with_gaps_that_share_b_are_batches),
     T(columns_are_written_in_place_and_transposes_are_not),
     T(large_sums_are_made_in_pieces),
     T(plans_are_made_once),
