@@ -517,6 +517,16 @@ MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context);
 MPTRAIN_API int mpt_device_count(mpt_device device);
 MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype); /* "float16"; "none" if it is none */
 MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype);      /* bytes per element; 0 if it is none */
+/* On a GPU. `benchmark`: of each new kind of matrix product the fastest way is found by timing and
+   kept, as cudnn.benchmark does; else the library's first choice is taken, so that every run gives
+   the same bits. `tf32`: fp32 products may round their operands to TF32. Both are off at first, and
+   do nothing on a CPU. */
+MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32);
+/* The choices so far as text, to print or to keep in a file: writes at most `capacity` bytes, the
+   last one 0. Returns the length of the whole text; 0 where there is nothing to choose. */
+MPTRAIN_API size_t mpt_benchmark_text(mpt_context *context, char *text, size_t capacity);
+/* Takes such a text over. One of another card or other libraries is left alone, with a notice. */
+MPTRAIN_API mpt_status mpt_benchmark_read(mpt_context *context, const char *text);
 /* Waits until the device has done all that was asked of it. */
 MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context);
 
@@ -1510,8 +1520,8 @@ typedef struct mpt__backend {
     mpt_status (*upload)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*download)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*synchronize)(void *self);
-    /* Where `synchronous` is false: host memory that `snapshot` can write to, and a download into it
-       that is done some time later, at the latest by the next `synchronize`. */
+    /* Where `synchronous` is false: host memory that `snapshot` can write to, and a download into
+       it that is done some time later, at the latest by the next `synchronize`. */
     void *(*allocate_host)(void *self, size_t bytes);
     void (*release_host)(void *self, void *pointer);
     mpt_status (*snapshot)(void *self, void *destination, const void *source, size_t bytes);
@@ -9434,7 +9444,7 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
     const int64_t pack = split ? 75 : 45, multiply = split ? 45 : 10, finish = 45;
     const bool dots = g->a.inner == 1 && g->b.inner == 1;
     if (down >= 4 && across >= 4 && deep >= 2) return true;
-    return 700 + (down + across) * deep * pack + down * across * (deep * multiply + finish) <
+    return 900 + (down + across) * deep * pack + down * across * (deep * multiply + finish) <
            200 + g->m * g->k / 8 * (dots ? g->n : across * 12) / 3;
 }
 #endif
@@ -21444,6 +21454,32 @@ MPTRAIN_API int mpt_device_count(mpt_device device) {
     if (device == MPT_DEVICE_CUDA) return mpt__cuda_device_count(why, sizeof why);
 #endif
     return device == MPT_DEVICE_CPU;
+}
+
+MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32) {
+    if (!mpt__enter(context, "mpt_benchmark")) return mpt__status_of(context);
+    mpt__backend *backend = &context->backend;
+    if (backend->benchmark) backend->benchmark(backend->self, benchmark, tf32);
+    return MPT_OK;
+}
+
+MPTRAIN_API size_t mpt_benchmark_text(mpt_context *context, char *text, size_t capacity) {
+    if (text && capacity > 0) *text = '\0';
+    if (!mpt__enter(context, "mpt_benchmark_text") || !context->backend.benchmark_text) return 0;
+    return context->backend.benchmark_text(context->backend.self, text, text ? capacity : 0);
+}
+
+MPTRAIN_API mpt_status mpt_benchmark_read(mpt_context *context, const char *text) {
+    if (!mpt__enter(context, "mpt_benchmark_read")) return mpt__status_of(context);
+    mpt__backend *backend = &context->backend;
+    if (!text) return mpt__error(context, MPT_ERROR_ARGUMENT, "text is NULL");
+    if (!backend->benchmark_read) return MPT_OK;
+    mpt_status status = backend->benchmark_read(backend->self, text);
+    if (status == MPT_ERROR_UNSUPPORTED)
+        mpt__log(&context->base, MPT_LOG_INFO, "mpt_benchmark_read: %s", backend->error);
+    else if (status != MPT_OK)
+        return mpt__error(context, status, "%s", backend->error);
+    return MPT_OK;
 }
 
 MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {

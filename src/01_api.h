@@ -232,6 +232,16 @@ MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context);
 MPTRAIN_API int mpt_device_count(mpt_device device);
 MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype); /* "float16"; "none" if it is none */
 MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype);      /* bytes per element; 0 if it is none */
+/* On a GPU. `benchmark`: of each new kind of matrix product the fastest way is found by timing and
+   kept, as cudnn.benchmark does; else the library's first choice is taken, so that every run gives
+   the same bits. `tf32`: fp32 products may round their operands to TF32. Both are off at first, and
+   do nothing on a CPU. */
+MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32);
+/* The choices so far as text, to print or to keep in a file: writes at most `capacity` bytes, the
+   last one 0. Returns the length of the whole text; 0 where there is nothing to choose. */
+MPTRAIN_API size_t mpt_benchmark_text(mpt_context *context, char *text, size_t capacity);
+/* Takes such a text over. One of another card or other libraries is left alone, with a notice. */
+MPTRAIN_API mpt_status mpt_benchmark_read(mpt_context *context, const char *text);
 /* Waits until the device has done all that was asked of it. */
 MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context);
 

@@ -275,8 +275,8 @@ typedef struct mpt__backend {
     mpt_status (*upload)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*download)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*synchronize)(void *self);
-    /* Where `synchronous` is false: host memory that `snapshot` can write to, and a download into it
-       that is done some time later, at the latest by the next `synchronize`. */
+    /* Where `synchronous` is false: host memory that `snapshot` can write to, and a download into
+       it that is done some time later, at the latest by the next `synchronize`. */
     void *(*allocate_host)(void *self, size_t bytes);
     void (*release_host)(void *self, void *pointer);
     mpt_status (*snapshot)(void *self, void *destination, const void *source, size_t bytes);

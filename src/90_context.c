@@ -279,6 +279,32 @@ MPTRAIN_API int mpt_device_count(mpt_device device) {
     return device == MPT_DEVICE_CPU;
 }
 
+MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32) {
+    if (!mpt__enter(context, "mpt_benchmark")) return mpt__status_of(context);
+    mpt__backend *backend = &context->backend;
+    if (backend->benchmark) backend->benchmark(backend->self, benchmark, tf32);
+    return MPT_OK;
+}
+
+MPTRAIN_API size_t mpt_benchmark_text(mpt_context *context, char *text, size_t capacity) {
+    if (text && capacity > 0) *text = '\0';
+    if (!mpt__enter(context, "mpt_benchmark_text") || !context->backend.benchmark_text) return 0;
+    return context->backend.benchmark_text(context->backend.self, text, text ? capacity : 0);
+}
+
+MPTRAIN_API mpt_status mpt_benchmark_read(mpt_context *context, const char *text) {
+    if (!mpt__enter(context, "mpt_benchmark_read")) return mpt__status_of(context);
+    mpt__backend *backend = &context->backend;
+    if (!text) return mpt__error(context, MPT_ERROR_ARGUMENT, "text is NULL");
+    if (!backend->benchmark_read) return MPT_OK;
+    mpt_status status = backend->benchmark_read(backend->self, text);
+    if (status == MPT_ERROR_UNSUPPORTED)
+        mpt__log(&context->base, MPT_LOG_INFO, "mpt_benchmark_read: %s", backend->error);
+    else if (status != MPT_OK)
+        return mpt__error(context, status, "%s", backend->error);
+    return MPT_OK;
+}
+
 MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {
     if (!mpt__enter(context, "mpt_synchronize")) return mpt__status_of(context);
     mpt__wait(context);

@@ -260,6 +260,9 @@ TEST(contexts) {
     QUIET(mpt_device_name, strcmp(mpt_device_name(NULL), "none") == 0);
     QUIET(mpt_get_device_info, mpt_get_device_info(NULL).device == MPT_DEVICE_AUTO);
     QUIET(mpt_device_count, mpt_device_count((mpt_device)7) == 0);
+    QUIET(mpt_benchmark, mpt_benchmark(NULL, true, true) == MPT_ERROR_HANDLE);
+    QUIET(mpt_benchmark_text, mpt_benchmark_text(NULL, NULL, 5) == 0);
+    QUIET(mpt_benchmark_read, mpt_benchmark_read(NULL, "") == MPT_ERROR_HANDLE);
     QUIET(mpt_dtype_name, strcmp(mpt_dtype_name((mpt_dtype)-1), "none") == 0);
     QUIET(mpt_dtype_name, strcmp(mpt_dtype_name(MPT_DTYPE_COUNT), "none") == 0);
     QUIET(mpt_dtype_size, mpt_dtype_size((mpt_dtype)1000) == 0);

@@ -1,6 +1,6 @@
 #!/bin/sh
-# gpu_check.sh: what only a machine with an NVIDIA GPU can show (make gpu-check). Unattended, without
-# network, in parts of a few minutes each:
+# gpu_check.sh: what only a machine with an NVIDIA GPU can show (make gpu-check). Unattended,
+# without network, in parts of a few minutes each:
 #     PART="build ops sanitizer mnist speed peers"    those to run; all by default
 #     DATA=folder      MNIST as idx files (data/mnist, else the built-in digits)
 #     SIM=1            a dry run on the CPU through tests/cudasim: every step, small sizes

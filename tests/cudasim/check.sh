@@ -18,15 +18,8 @@ part() { # part NAME MODE TESTS
     echo "$1: $(($(date +%s) - start)) s"
 }
 
-# This one includes the backend, which must be there as the simulator's compiler sees it.
-products() {
-    "$folder/plain/cudasim/rewrite" mptrain_cuda.cu >"$folder/plain/mptrain_cuda.cu" &&
-        sh "$here/build.sh" "$folder/plain/test_products" "-O1 -g -Isrc -I. -I$folder/plain" \
-            "$here/test_products.cu" && "$folder/plain/test_products" || failed=1
-}
-
 part 'every test, in order' plain "$suite"
-products
+sh "$here/products.sh" "$folder/plain" plain || failed=1
 CUDASIM_ORDER=1 part 'backwards' plain "$kernels $trainings"
 CUDASIM_ORDER=7 CUDASIM_ASYNC=1 part 'shuffled, streams late' plain "$kernels $trainings"
 part 'address sanitizer' asan "$kernels $trainings"

@@ -1,6 +1,6 @@
-/* device_speed.c: what the device of a context does with its memory and its arithmetic: kernels as a
-   share of a plain copy's bandwidth and of the fastest product's rate, all measured in this run, and
-   whole steps, one by one and captured.
+/* device_speed.c: what the device of a context does with its memory and its arithmetic: kernels as
+   a share of a plain copy's bandwidth and of the fastest product's rate, all measured in this run,
+   and whole steps, one by one and captured.
        device_speed [megabytes per array, 256] [cpu|cuda]
    One line per row, and behind a tab: name, seconds, share. */
 #include "measure.h"
