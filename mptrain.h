@@ -21280,7 +21280,7 @@ static bool mpt__backend_create(mpt_context *context) {
         }
         static int32_t said;
         if (device == MPT_DEVICE_AUTO && mpt__atomic_add32(&said, 1) == 0)
-            mpt__log(&context->base, MPT_LOG_INFO, "no GPU (%s): computing on the CPU", why);
+            mpt__log(&context->base, MPT_LOG_WARNING, "no GPU (%s): computing on the CPU", why);
     }
 #endif
     if (device == MPT_DEVICE_CUDA) {
