@@ -294,10 +294,13 @@ for c in $c_compilers; do
     with=$(least_ms $c $include -fsyntax-only declarations.c)
     without=$(least_ms $c -fsyntax-only empty.c)
     at_most "$c: reading the declarations" $((with - without)) 50 ms
-    # Measured above, beside other jobs; what seems too much then is measured again alone.
+    # Measured above, beside other jobs; what seems too much then is measured again alone, three
+    # times at most: machines are shared.
     compiling=$(in_ms <$c-O2.time)
-    [ "${compiling:-99999}" -le 20000 ] ||
+    for again in 1 2 3; do
+        [ "${compiling:-99999}" -gt 20000 ] || break
         compiling=$(user_ms $c -std=c11 -O2 $include -c -o timed.o implementation.c)
+    done
     at_most "$c: compiling the implementation at -O2" "$compiling" 20000 ms
 done
 case $($cc -dumpmachine) in
