@@ -9111,7 +9111,7 @@ MPT__AMX_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_
             row = (__m512i)_mm512_cvtne2ps_pbh(mpt__amx_load(q, q_lanes, dtype), x);
         }
         if (paired) row = _mm512_permutexvar_epi16(mpt__amx_pairs(), row);
-        _mm512_store_si512(to, row);
+        _mm512_storeu_si512(to, row);
         return;
     }
     const __m512i high = _mm512_set1_epi32((int)0xffff0000);
@@ -9121,8 +9121,8 @@ MPT__AMX_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_
     const mpt__v16_f y_low = mpt__v16_sub(mpt__v16_float(y), mpt__v16_float(y & high));
     const __m512i x_words = _mm512_srli_epi32(mpt__v16_bits(x_low), 16);
     *bad = mpt__v16_add(*bad, mpt__v16_add(x_low, y_low));
-    _mm512_store_si512(to, _mm512_srli_epi32(x, 16) | (y & high));
-    _mm512_store_si512(to + gap, x_words | mpt__v16_bits(y_low));
+    _mm512_storeu_si512(to, _mm512_srli_epi32(x, 16) | (y & high));
+    _mm512_storeu_si512(to + gap, x_words | mpt__v16_bits(y_low));
 }
 
 /* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
@@ -9169,8 +9169,8 @@ MPT__AMX_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *f
                      round, parts, bad);
     }
     for (; i < 16; i++, rows += 64) {
-        _mm512_store_si512(rows, _mm512_setzero_si512());
-        if (parts == 2) _mm512_store_si512(rows + part, _mm512_setzero_si512());
+        _mm512_storeu_si512(rows, _mm512_setzero_si512());
+        if (parts == 2) _mm512_storeu_si512(rows + part, _mm512_setzero_si512());
     }
     if (transposed) mpt__amx_transpose(to, staged, 64);
     if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE, 64);
