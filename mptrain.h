@@ -20909,14 +20909,20 @@ static void mpt__graph_free(mpt_context *context, mpt__captured *captured) {
     captured->workspace = 0;
 }
 
-static void mpt__captured_free(mpt_context *context, void *object) {
-    mpt__captured *captured = (mpt__captured *)object;
+/* Gives back all that recording took: the next call is as the second one was. */
+static void mpt__captured_forget(mpt_context *context, mpt__captured *captured) {
     mpt__graph_free(context, captured);
     if (captured->recording) {
         mpt__replay_memory(context, captured->recording, false);
         mpt__object_free(context, MPT__RECORDING, captured->recording->id.slot);
     }
+    captured->recording = NULL;
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) mpt_release(captured->input[i]);
+    memset(captured->input, 0, sizeof captured->input);
+}
+
+static void mpt__captured_free(mpt_context *context, void *object) {
+    mpt__captured_forget(context, (mpt__captured *)object);
 }
 
 MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user) {
@@ -20992,9 +20998,9 @@ static mpt_status mpt__step_by_hand(mpt_context *context, const mpt__captured *c
     return context->base.status != MPT_OK ? context->base.status : status;
 }
 
-/* What the host does after a step that it did not see. */
-static mpt_status mpt__after_work(mpt_context *context, const mpt__recording *recording,
-                                  mpt__object_kind kind);
+/* What the host has to do for the objects of one kind that a step updates, launches apart. */
+static mpt_status mpt__host_work(mpt_context *context, const mpt__recording *recording,
+                                 mpt__object_kind kind);
 
 /* One step by `fn` on the fixed inputs, recorded; NULL with an error recorded, or without one where
    the step writes from the host. */
@@ -21008,7 +21014,7 @@ static mpt__recording *mpt__record_step(mpt_context *context, const mpt__capture
     mpt__recording *recording = mpt__recorder_stop(context);
     for (int64_t i = 0; i < recording->count; i++)
         mpt__recorder_hold(context, recording, &recording->launches[i], INT64_MAX);
-    mpt__after_work(context, recording, MPT__SCALER);
+    mpt__host_work(context, recording, MPT__SCALER);
     if (!recording->failed && context->base.status == MPT_OK && context->host_writes == writes)
         return recording;
     mpt__object_free(context, MPT__RECORDING, recording->id.slot);
@@ -21045,19 +21051,18 @@ static bool mpt__graph_make(mpt_context *context, mpt__captured *captured) {
 /* The second call. */
 static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captured,
                                       const mpt_tensor *given) {
-    if (mpt__inputs_make(context, captured, given) != MPT_OK ||
-        mpt__inputs_set(context, captured, given) != MPT_OK)
-        return context->base.status;
-    mpt__recording *recording = mpt__record_step(context, captured);
-    if (!recording) {
+    if (mpt__inputs_make(context, captured, given) == MPT_OK &&
+        mpt__inputs_set(context, captured, given) == MPT_OK)
+        captured->recording = mpt__record_step(context, captured);
+    mpt__recording *recording = captured->recording;
+    if (!recording || !mpt__replay_memory(context, recording, true)) {
         if (context->base.status == MPT_OK)
             mpt__capture_give_up(context, captured, "it writes to tensors from the host");
+        mpt__captured_forget(context, captured);
         return context->base.status;
     }
-    captured->recording = recording;
     for (int64_t i = 0; i < recording->count; i++)
         captured->draws = captured->draws || recording->launches[i].kernel == MPT__K_DROPOUT;
-    if (!mpt__replay_memory(context, recording, true)) return context->base.status;
     if (context->backend.graph_begin && !mpt__graph_make(context, captured))
         mpt__graph_free(context, captured);
     return context->base.status;
@@ -21073,8 +21078,8 @@ static void *mpt__work_object(mpt_context *context, const uint32_t *work) {
     return NULL;
 }
 
-static mpt_status mpt__after_work(mpt_context *context, const mpt__recording *recording,
-                                  mpt__object_kind kind) {
+static mpt_status mpt__host_work(mpt_context *context, const mpt__recording *recording,
+                                 mpt__object_kind kind) {
     for (int64_t i = 0; i < recording->work.count && context->base.status == MPT_OK; i += 3) {
         const uint32_t *work = &recording->work.id[i];
         void *object = work[0] == (uint32_t)kind ? mpt__work_object(context, work) : NULL;
@@ -21096,7 +21101,7 @@ static mpt_status mpt__capture_repeat(mpt_context *context, mpt__captured *captu
     context->now.step++;
     context->base.step = context->now.step;
     context->now.module_calls = 0;
-    if (mpt__after_work(context, recording, MPT__OPTIMIZER) != MPT_OK) return context->base.status;
+    if (mpt__host_work(context, recording, MPT__OPTIMIZER) != MPT_OK) return context->base.status;
     if (captured->draws) mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
     context->device_step = captured->draws ? context->now.step : -1;
     if (captured->graph) {
@@ -21110,7 +21115,7 @@ static mpt_status mpt__capture_repeat(mpt_context *context, mpt__captured *captu
     if (context->now.updates > updates) context->committed = context->now;
     captured->count++;
     if (!backend->synchronous) mpt__scalars_fetch(context, backend->snapshot);
-    return mpt__after_work(context, recording, MPT__SCALER);
+    return mpt__host_work(context, recording, MPT__SCALER);
 }
 
 /* ==== Comparing ==== */

@@ -220,11 +220,43 @@ TEST(destroyed_members_are_named) {
     mpt_destroy(context);
 }
 
+/* Whatever allocation fails while a step is recorded: an error, and then it is captured after all. */
+TEST(without_memory_it_is_recorded_later) {
+    for (int64_t n = 1, refused = 1; refused; n++) {
+        training t;
+        arena a;
+        mpt_batch b;
+        mpt_config config = mpt_config_default();
+        config.threads = 1;
+        arena_use(&a, &config);
+        mpt_context *context = mpt_create(&config);
+        REQUIRE(context != NULL);
+        make_training(&t, context, MPT_F16, 0);
+        mpt_captured captured = mpt_capture(context, step_of, &t);
+        CHECK(next_batch(t.loader, &b));
+        CHECK_EQ_INT(mpt_captured_step(captured, b.x, b.y), MPT_OK);
+        CHECK(next_batch(t.loader, &b));
+        a.fail_at = a.calls + n, a.failures = 1000;
+        mpt_captured_step(captured, b.x, b.y);
+        a.fail_at = 0;
+        refused = a.refused;
+        if (refused) CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_MEMORY);
+        mpt_clear_error(context);
+        for (int i = 0; i < 4; i++)
+            if (next_batch(t.loader, &b)) mpt_captured_step(captured, b.x, b.y);
+        check_ok(context);
+        CHECK(mpt_captured_count(captured) >= 3);
+        mpt_destroy(context);
+        CHECK_EQ_INT(a.live, 0);
+        CHECK_EQ_INT(a.torn, 0);
+    }
+}
+
 TEST_TABLE = {
     T(captured_steps_leave_the_same_bits),  T(debug_compares_and_leaves_the_same_bits),
     T(steady_steps_allocate_nothing),       T(waiting_is_an_error),
     T(writing_from_the_host_stays_by_hand), T(debug_names_what_changed),
-    T(destroyed_members_are_named),
+    T(destroyed_members_are_named),         T(without_memory_it_is_recorded_later),
 };
 
 TEST_MAIN
