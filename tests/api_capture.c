@@ -220,7 +220,7 @@ TEST(destroyed_members_are_named) {
     mpt_destroy(context);
 }
 
-/* Whatever allocation fails while a step is recorded: an error, and then it is captured after all. */
+/* Whatever allocation fails while a step is recorded: an error, and it is captured later on. */
 TEST(without_memory_it_is_recorded_later) {
     for (int64_t n = 1, refused = 1; refused; n++) {
         training t;
