@@ -72,6 +72,9 @@ MPTRAIN_API int64_t mpt_captured_count(mpt_captured handle) {
 
 MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured handle) {
     const mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_destroy");
+    if (captured && handle.context->capturing)
+        return mpt__error(handle.context, MPT_ERROR_STATE,
+                          "a step is being recorded; end it before");
     if (captured) mpt__object_free(handle.context, MPT__CAPTURED, captured->id.slot);
     return mpt__status_of(handle.context);
 }

@@ -175,6 +175,27 @@ TEST(waiting_is_an_error) {
     mpt_destroy(context);
 }
 
+static mpt_status suicidal_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    mpt_captured *captured = (mpt_captured *)user;
+    (void)x, (void)y;
+    mpt_step_begin(context);
+    if (mpt_step_number(context) == 2) mpt_captured_destroy(*captured);
+    return mpt_step_end(context);
+}
+
+TEST(a_step_cannot_destroy_itself) {
+    mpt_context *context = make_context(false);
+    mpt_tensor none;
+    memset(&none, 0, sizeof none);
+    mpt_captured captured = mpt_capture(context, suicidal_step, &captured);
+    CHECK_EQ_INT(mpt_captured_step(captured, none, none), MPT_OK);
+    CHECK_EQ_INT(mpt_captured_step(captured, none, none), MPT_ERROR_STATE);
+    CHECK_CONTAINS(mpt_error(context), "a step is being recorded");
+    mpt_clear_error(context);
+    CHECK_EQ_INT(mpt_captured_destroy(captured), MPT_OK);
+    mpt_destroy(context);
+}
+
 TEST(writing_from_the_host_stays_by_hand) {
     mpt_context *context = make_context(false);
     mpt_tensor x = mpt_ones(context, MPT_F32, MPT_SHAPE(3)), none;
