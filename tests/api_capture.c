@@ -278,7 +278,7 @@ TEST_TABLE = {
     T(steady_steps_allocate_nothing),       T(waiting_is_an_error),
     T(writing_from_the_host_stays_by_hand), T(debug_names_what_changed),
     T(destroyed_members_are_named),         T(a_step_cannot_destroy_itself),
-    T(a_step_cannot_destroy_itself),        T(without_memory_it_is_recorded_later),
+    T(without_memory_it_is_recorded_later),
 };
 
 TEST_MAIN
