@@ -51,7 +51,7 @@ struct mpt__gemm_level {
     int depth;         /* the most K of one pass over a tile; measured */
     int chunk_rows;    /* of C, that a thread computes in one go; a multiple of rows */
     int rate;          /* products per ns of one core, about: where threads pay */
-    /* From panels of A and B. */
+    /* From panels of A and B; b.inner is the elements from k to k. */
     mpt__gemm_tile *tile;
     /* From matrices where they lie: A of fp32, B of any dtype with b.outer = 1, no rounding; rows
        <= direct_rows. NULL: this level only does packed products. */
@@ -176,6 +176,14 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         for (; i + W <= n; i += W) V##_store(to + i, V##_load_full(from + 2 * i, DTYPE));          \
     }
 
+/* 4 k at a time where the condition holds, with what is known spelled out. */
+#define MPT__PACK_QUADS(CONDITION, N, LINES, DTYPE, ROUND)                                         \
+    if (CONDITION) {                                                                               \
+        for (; left >= 4; left -= 4, p += 4 * bytes, at += 4 * width) {                            \
+            N##_pack_quads(at, width, p, row, LINES, DTYPE, ROUND, 4);                             \
+        }                                                                                          \
+    }
+
 #define MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                      \
     /* Columns past the end repeat the last one, and so does a row. */                             \
     OP void N##_gemm_dot_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,       \
@@ -278,32 +286,29 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         if (left > 2) V##_store(to + 2 * width, v2);                                               \
         if (left > 3) V##_store(to + 3 * width, v3);                                               \
     }                                                                                              \
-    /* A panel whose k are contiguous; the last k, where they are no 4, go by way of the stack. */ \
+    /* A panel whose k are contiguous, at most W or a multiple of W wide; the last k, where they   \
+       are no 4, go by way of the stack. */                                                        \
     FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
                            int64_t count, int64_t k, int64_t depth) {                              \
         const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
         const int64_t row = side->outer * bytes;                                                   \
         const char *from = mpt__gemm_at(side, outer, k);                                           \
-        for (; depth > 0; depth -= W, from += W * bytes, to += W * width) {                        \
-            for (int64_t r = 0; r < width; r += W) {                                               \
-                const char *p = from + r * row;                                                    \
-                const int64_t lines = count - r;                                                   \
-                float *at = to + r, staged[4 * W];                                                 \
-                int64_t left = mpt__smaller_of(depth, W);                                          \
-                for (; left >= 4; left -= 4, p += 4 * bytes, at += 4 * width) {                    \
-                    if (dtype == MPT_F32 && round == 0) {                                          \
-                        N##_pack_quads(at, width, p, row, lines, MPT_F32, 0, 4);                   \
-                    } else {                                                                       \
-                        N##_pack_quads(at, width, p, row, lines, dtype, round, 4);                 \
-                    }                                                                              \
-                }                                                                                  \
-                if (left == 0) continue;                                                           \
-                memset(staged, 0, sizeof staged);                                                  \
-                for (int64_t i = 0; i < W && i < lines; i++) {                                     \
-                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                 \
-                }                                                                                  \
-                N##_pack_quads(at, width, (const char *)staged, 16, W, MPT_F32, round, left);      \
+        for (int64_t r = 0; r < width; r += W, to += W, from += W * row) {                         \
+            const char *p = from;                                                                  \
+            const int64_t lines = count - r;                                                       \
+            float *at = to, staged[4 * W];                                                         \
+            int64_t left = depth;                                                                  \
+            MPT__PACK_QUADS(lines >= W && dtype == MPT_F32 && round == 0, N, W, MPT_F32, 0)        \
+            MPT__PACK_QUADS(lines == MR && dtype == MPT_F32 && round == 0, N, MR, MPT_F32, 0)      \
+            MPT__PACK_QUADS(lines >= W && dtype == MPT_BF16 && round == 0, N, W, MPT_BF16, 0)      \
+            MPT__PACK_QUADS(lines >= W && dtype == MPT_F16 && round == 0, N, W, MPT_F16, 0)        \
+            MPT__PACK_QUADS(true, N, lines, dtype, round)                                          \
+            if (left == 0) continue;                                                               \
+            memset(staged, 0, sizeof staged);                                                      \
+            for (int64_t i = 0; i < W && i < lines; i++) {                                         \
+                N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                     \
             }                                                                                      \
+            N##_pack_quads(at, width, (const char *)staged, 16, W, MPT_F32, round, left);          \
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
@@ -376,19 +381,19 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ==== Levels ==== */
 
-#define MPT__GEMM_LEVEL_OF(N, W, MR, DR, RATE, FINISH)                                             \
-    {MR, 2 * W, DR, 4, 1, 384, 168, RATE, N##_gemm_tile, N##_gemm_direct, N##_gemm_dot,            \
+#define MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, FINISH)                                      \
+    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct, N##_gemm_dot,          \
      N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
-#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, RATE)                                  \
+#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE)                           \
     MPT__GEMM_ACTIVATE(FN, V, F)                                                                   \
     MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
     MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as)                                      \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, 2 * W, R1)                                      \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, 2 * W, R2)                                      \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, 2 * W, MR)                                      \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, R1)                                   \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, R2)                                   \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, MR)                                   \
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, 2)                           \
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, DR)                          \
     static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,     \
@@ -405,7 +410,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static const mpt__gemm_level N##_gemm_level =                                                  \
-        MPT__GEMM_LEVEL_OF(N, W, MR, DR, RATE, N##_gemm_finish);
+        MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, N##_gemm_finish);
 
 /* V_gemm_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
    apart; zeros past them. V_store_sums: sums of 8 vectors over their lanes. */
@@ -431,7 +436,8 @@ MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt_
                                      mpt__v8_f s7) {
     _mm256_storeu_ps(to, mpt__v8_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
-MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 2, 4, 6, 6, 32)
+MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 2, 4, 6, 6, 168,
+                32)
 #endif
 
 #ifdef MPT__HAS_AVX512
@@ -456,7 +462,7 @@ MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1,
     _mm256_storeu_ps(to, mpt__v16_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
 MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, 4, 8, 14,
-                8, 32)
+                8, 336, 32)
 #endif
 
 #ifdef MPT__HAS_NEON
@@ -464,7 +470,8 @@ MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t li
     (void)row;
     return lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
 }
-MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 16)
+MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 168,
+                16)
 #endif
 
 #endif

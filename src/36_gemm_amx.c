@@ -469,7 +469,7 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
 /* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
 #ifndef MPTRAIN_EMULATE_AMX
 static const mpt__gemm_level mpt__amx_other_gemm_level =
-    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 14, 8, 32, mpt__amx_finish);
+    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 14, 8, 336, 32, mpt__amx_finish);
 #endif
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {

@@ -77,6 +77,7 @@ typedef struct mpt__gemm_layout {
     /* One chunk has all columns or all rows of C: threads pack the panels of A, or of B, when they
        need them. */
     bool own_a, own_b;
+    bool b_in_place; /* of own_b: rows of B that are as wide as a panel are read where they lie */
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
@@ -112,6 +113,8 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     const bool few_rows = g->m <= level->chunk_rows, few_columns = g->n <= level->chunk_rows;
     lay.own_a = few_columns && (g->m > g->n || !few_rows);
     lay.own_b = few_rows && !lay.own_a;
+    lay.b_in_place = lay.own_b && level->element == 4 && g->b.outer == 1 &&
+                     g->b.dtype == MPT_F32 && g->b.round == 0;
     lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
     lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
     lay.a = lay.a_panel * (lay.own_a ? threads : a_panels);
@@ -192,14 +195,15 @@ static void mpt__gemm_finish_sums(const mpt__gemm *g, const mpt__gemm_sums *s) {
 }
 
 static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i, int64_t j,
-                               const char *a_panel, const char *b_panel, mpt__gemm_sums *sums) {
+                               const char *a_panel, const char *b_panel, int64_t b_step,
+                               mpt__gemm_sums *sums) {
     const mpt__gemm *g = p->g;
     const mpt__gemm_level *level = g->level;
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     int rows = (int)mpt__smaller_of(level->rows, p->m - i);
     int columns = (int)mpt__smaller_of(level->columns, p->n - j);
     mpt__gemm_side a = {a_panel, MPT_F32, 0, 0, 0};
-    mpt__gemm_side b = {b_panel, MPT_F32, 0, 0, 0};
+    mpt__gemm_side b = {b_panel, MPT_F32, 0, 1, b_step};
     bool last = p->k + k + depth == g->k;
     int how = p->k + k > 0 ? MPT__GEMM_ADD : 0;
     float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
@@ -246,18 +250,25 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     if (thread > 0 && level->bracket != NULL) level->bracket(true);
     for (int64_t at = begin; at < end; at += step) {
         for (int64_t block = 0; block < p->k_blocks; block++) {
-            char *panel = mpt__gemm_panel(p, by_b, own ? 0 : block, own ? thread : at / step);
-            if (own) mpt__gemm_pack(p, by_b, block, at / step, panel);
+            char *packed = mpt__gemm_panel(p, by_b, own ? 0 : block, own ? thread : at / step);
+            const char *panel = packed;
+            int64_t b_step = level->columns;
+            if (p->lay.b_in_place && at + step <= p->n) {
+                panel = mpt__gemm_at(&p->g->b, p->j + at, p->k + block * p->lay.depth);
+                b_step = p->g->b.inner;
+            } else if (own) {
+                mpt__gemm_pack(p, by_b, block, at / step, packed);
+            }
             if (p->watch->dry) continue;
             if (by_b) {
                 for (int64_t i = i0; i < i1; i += level->rows) {
                     const char *a = mpt__gemm_panel(p, false, block, i / level->rows);
-                    mpt__gemm_run_tile(p, block, i, at, a, panel, &sums);
+                    mpt__gemm_run_tile(p, block, i, at, a, panel, b_step, &sums);
                 }
             } else {
                 for (int64_t j = j0; j < j1; j += level->columns) {
                     const char *b = mpt__gemm_panel(p, true, block, j / level->columns);
-                    mpt__gemm_run_tile(p, block, at, j, panel, b, &sums);
+                    mpt__gemm_run_tile(p, block, at, j, panel, b, b_step, &sums);
                 }
             }
         }
