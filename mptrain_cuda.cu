@@ -3838,7 +3838,11 @@ extern "C" int mpt__cuda_device_count(char *why, size_t size) {
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error == cudaSuccess && count > 0) return count;
     cudaGetLastError();
-    snprintf(why, size, "%s", error == cudaSuccess ? "there is no GPU" : cudaGetErrorString(error));
+    snprintf(why, size, "%s",
+             error == cudaErrorInsufficientDriver
+                 ? "no NVIDIA driver, or one too old for this CUDA toolkit"
+             : error == cudaSuccess ? "there is no GPU"
+                                    : cudaGetErrorString(error));
     return 0;
 }
 
