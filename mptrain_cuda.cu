@@ -3824,8 +3824,18 @@ void mpt__cuda_destroy(void *self) {
 /* Reads what the card is, and makes what every launch needs. */
 mpt_status mpt__cuda_start(mpt__cuda *cuda) {
     cudaDeviceProp card;
+    cudaFuncAttributes kernel;
     cudaError_t error = cudaSetDevice(cuda->device);
     if (error == cudaSuccess) error = cudaGetDeviceProperties(&card, cuda->device);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&kernel, mpt__fill_kernel);
+    if (error == cudaErrorNoKernelImageForDevice) {
+        cudaGetLastError();
+        snprintf(cuda->backend->error, sizeof cuda->backend->error,
+                 "mptrain_cuda.cu was compiled for other GPUs than %s, of compute capability "
+                 "%d.%d: compile it with -arch=sm_%d%d, or set MPT_DEVICE_CPU",
+                 card.name, card.major, card.minor, card.major, card.minor);
+        return MPT_ERROR_DEVICE;
+    }
     if (error == cudaSuccess)
         error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess) error = cudaMalloc((void **)&cuda->ticket, sizeof *cuda->ticket);

@@ -1,5 +1,6 @@
-/* api_faults.c: what only a device that fails on demand can show: the end of its memory, graphs that
-   cannot be made, a device that dies, debug mode; and that steps do not wait. Needs the simulator. */
+/* api_faults.c: what only a device that fails on demand can show: the end of its memory, graphs
+   that cannot be made, a device that dies, debug mode; and that steps do not wait. Needs the
+   simulator. */
 #define MPTRAIN_BACKEND_API
 #include MPTRAIN_HEADER_FILE
 #include "../harness.h"
@@ -7,7 +8,7 @@
 #include "control.h"
 
 /* Of cudaError_t. */
-enum { NO_MEMORY = 2, BAD_ADDRESS = 700, NOT_CAPTURABLE = 900 };
+enum { NO_MEMORY = 2, NO_KERNEL = 209, BAD_ADDRESS = 700, NOT_CAPTURABLE = 900 };
 
 static char log_text[4096];
 
@@ -68,6 +69,10 @@ TEST(the_device_is_described) {
     config.device_index = 3;
     CHECK(mpt_create(&config) == NULL);
     CHECK_CONTAINS(mpt_error(NULL), "device_index = 3, but there are 1 GPUs");
+    cudasim_fail("cudaFuncGetAttributes", 0, NO_KERNEL, 0);
+    CHECK(make_context(false) == NULL);
+    CHECK_CONTAINS(mpt_error(NULL), "compile it with -arch=sm_90");
+    cudasim_fail("", 0, 0, 0);
 }
 
 /* ==== Memory ==== */
@@ -140,9 +145,14 @@ TEST(idle_memory_makes_room) {
 
 /* Once it has seen its shapes a step neither waits nor asks for memory: these calls would fail. */
 TEST(steps_do_not_wait) {
-    static const char *const calls[] = {
-        "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy",
-        "cudaMalloc",            "cudaFree",              "cudaMallocHost",       "cudaStreamQuery"};
+    static const char *const calls[] = {"cudaStreamSynchronize",
+                                        "cudaDeviceSynchronize",
+                                        "cudaEventSynchronize",
+                                        "cudaMemcpy",
+                                        "cudaMalloc",
+                                        "cudaFree",
+                                        "cudaMallocHost",
+                                        "cudaStreamQuery"};
     training t;
     mpt_batch b;
     mpt_context *context = make_context(false);

@@ -519,6 +519,13 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute
     return cudaSuccess;
 }
 
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) {
+    BEGIN;
+    *attributes = cudaFuncAttributes{};
+    attributes->maxThreadsPerBlock = 1024;
+    return cudaSuccess;
+}
+
 // ---- Memory
 
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
