@@ -3828,7 +3828,7 @@ mpt_status mpt__cuda_start(mpt__cuda *cuda) {
     cudaError_t error = cudaSetDevice(cuda->device);
     if (error == cudaSuccess) error = cudaGetDeviceProperties(&card, cuda->device);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&kernel, mpt__fill_kernel);
-    if (error == cudaErrorNoKernelImageForDevice) {
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
         cudaGetLastError();
         snprintf(cuda->backend->error, sizeof cuda->backend->error,
                  "mptrain_cuda.cu was compiled for other GPUs than %s, of compute capability "
