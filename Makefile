@@ -82,7 +82,11 @@ CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(shell command -v $(NVCC) 2>/dev/null))
 cuda:
 	@command -v $(NVCC) >/dev/null 2>&1 || { echo "make cuda: there is no $(NVCC) on the path;" \
 	    "install the CUDA toolkit, or name it: NVCC=/usr/local/cuda/bin/nvcc"; exit 2; }
-	@$(MAKE) BUILD='$(BUILD)/cuda' CPPFLAGS='$(CPPFLAGS) -DMPTRAIN_CUDA' \
+	@arch='$(CUDA_ARCH)'; if [ "$$arch" = native ] && $(NVCC) -arch=native --dryrun -x cu -c \
+	    /dev/null -o /dev/null 2>&1 | grep -q 'valid GPU'; then arch=sm_75; \
+	    echo "make cuda: there is no GPU here to ask, so this is for sm_75; newer GPUs translate it" \
+	    "when a program starts. CUDA_ARCH=sm_90, say, is for yours."; fi; \
+	$(MAKE) CUDA_ARCH="$$arch" BUILD='$(BUILD)/cuda' CPPFLAGS='$(CPPFLAGS) -DMPTRAIN_CUDA' \
 	    EXTRA='$(BUILD)/cuda/mptrain_cuda.o' LDLIBS='-L$(CUDA_HOME)/lib64 \
 	    -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -lstdc++ -ldl -lrt $(LDLIBS)' all
 
@@ -147,9 +151,9 @@ clean:
 # A change of compiler or flags rebuilds.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(BUILD)/tests/tmp $(BUILD)/bench
-	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS))' | \
+	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_ARCH)))' | \
 	    cmp -s - $@ || \
-	    printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS))' > $@
+	    printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_ARCH)))' > $@
 
 $(BUILD)/amalgamate $(BUILD)/lint: $(BUILD)/%: tools/%.c
 	@mkdir -p $(BUILD)

@@ -1965,7 +1965,7 @@ mpt_status mpt__cuda_metric_add(const mpt__cuda_call *call) {
 
 /* ==== Matrix products: GEMM ====
  *
- * cuBLASLt computes them, with bias and ReLU in its epilogue where it can. Operands that it cannot
+ * cuBLASLt computes them, with bias and ReLU or GELU in its epilogue where it can. Operands that it cannot
  * read (another dtype, no contiguous dimension) are packed into workspace first; what it cannot
  * finish goes through an fp32 sum in workspace and a kernel of ours. A product that cuBLASLt refuses
  * is done by a plain kernel of ours. */
@@ -2233,13 +2233,21 @@ bool mpt__bias_fits(const mpt__launch *launch) {
     return to == MPT_F32 || to == (compute == MPT_F32 ? bias.dtype : compute);
 }
 
+/* Whether the epilogue has the activation. Its GELU is the tanh form, with an error that nobody
+   documents: good for halves, not for fp32. */
+bool mpt__activation_fits(const mpt__launch *launch) {
+    const int activation = launch->activation;
+    return activation <= MPT_ACTIVATION_RELU ||
+           (activation == MPT_ACTIVATION_GELU_TANH && launch->operand[3].dtype != MPT_F32);
+}
+
 /* The epilogue, and where the bias of it lies. */
 void mpt__product_end(mpt__product *product, const mpt__launch *launch, bool out_fits) {
     const mpt__operand &bias = launch->operand[2], &out = launch->operand[3];
     const int compute = launch->compute_dtype;
     product->bias = bias.storage != 0;
     product->bias_at = -1;
-    product->finish = !out_fits || launch->activation > MPT_ACTIVATION_RELU ||
+    product->finish = !out_fits || !mpt__activation_fits(launch) ||
                       (product->bias && !mpt__bias_fits(launch));
     if (product->finish) {
         product->bias = false;
@@ -2616,9 +2624,12 @@ void mpt__product_fields(const mpt__cuda_call *call, const mpt__product *product
     const mpt__side *side = product->side;
     const int dtype = side[MPT__SIDE_A].dtype;
     uint64_t addresses = 256 | (uint64_t)(uintptr_t)run->bias;
-    const bool relu = !product->finish && call->launch->activation == MPT_ACTIVATION_RELU;
-    int epilogue = relu ? CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
-    if (product->bias) epilogue = relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
+    const int activation = product->finish ? 0 : call->launch->activation;
+    int epilogue = activation == MPT_ACTIVATION_RELU        ? CUBLASLT_EPILOGUE_RELU
+                   : activation == MPT_ACTIVATION_GELU_TANH ? CUBLASLT_EPILOGUE_GELU
+                                                            : 0;
+    if (product->bias) epilogue |= CUBLASLT_EPILOGUE_BIAS;
+    if (epilogue == 0) epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     field[MPT__PLAN_M] = side[MPT__SIDE_OUT].size[0];
     field[MPT__PLAN_N] = side[MPT__SIDE_OUT].size[1];
     field[MPT__PLAN_K] = side[MPT__SIDE_A].size[1];
@@ -3813,8 +3824,18 @@ void mpt__cuda_destroy(void *self) {
 /* Reads what the card is, and makes what every launch needs. */
 mpt_status mpt__cuda_start(mpt__cuda *cuda) {
     cudaDeviceProp card;
+    cudaFuncAttributes kernel;
     cudaError_t error = cudaSetDevice(cuda->device);
     if (error == cudaSuccess) error = cudaGetDeviceProperties(&card, cuda->device);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&kernel, mpt__fill_kernel);
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+        cudaGetLastError();
+        snprintf(cuda->backend->error, sizeof cuda->backend->error,
+                 "mptrain_cuda.cu was compiled for other GPUs than %s, of compute capability "
+                 "%d.%d: compile it with -arch=sm_%d%d, or set MPT_DEVICE_CPU",
+                 card.name, card.major, card.minor, card.major, card.minor);
+        return MPT_ERROR_DEVICE;
+    }
     if (error == cudaSuccess)
         error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess) error = cudaMalloc((void **)&cuda->ticket, sizeof *cuda->ticket);
@@ -3838,7 +3859,11 @@ extern "C" int mpt__cuda_device_count(char *why, size_t size) {
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error == cudaSuccess && count > 0) return count;
     cudaGetLastError();
-    snprintf(why, size, "%s", error == cudaSuccess ? "there is no GPU" : cudaGetErrorString(error));
+    snprintf(why, size, "%s",
+             error == cudaErrorInsufficientDriver
+                 ? "no NVIDIA driver, or one too old for this CUDA toolkit"
+             : error == cudaSuccess ? "there is no GPU"
+                                    : cudaGetErrorString(error));
     return 0;
 }
 

@@ -65,9 +65,31 @@ static inline bool stdout_is_terminal(void) {
 #endif
 }
 
-/* ==== Progress ==== */
+/* ==== Making a context ==== */
 
 enum { PROGRESS_WIDTH = 79, PROGRESS_BAR = 8, PROGRESS_LINES = 4 };
+
+static const char *program_name;
+
+/* A log that shows warnings, such as that there is no GPU. Errors stay out, since main prints the
+   first one with its program's name; so does what only informs. */
+static inline void show_warning(void *user, mpt_log_level level, const char *message) {
+    (void)user;
+    if (level != MPT_LOG_WARNING) return;
+    if (stdout_is_terminal()) printf("\r%*s\r", PROGRESS_WIDTH, ""); /* a line of progress */
+    fflush(stdout);
+    fprintf(stderr, "%s: %s\n", program_name, message);
+}
+
+/* The defaults, with warnings on stderr. */
+static inline mpt_config default_config(const char *program) {
+    mpt_config config = mpt_config_default();
+    program_name = program;
+    config.log.write = show_warning;
+    return config;
+}
+
+/* ==== Progress ==== */
 
 /* A line that is drawn over itself on a terminal; a few plain lines per epoch elsewhere. */
 typedef struct progress {

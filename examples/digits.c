@@ -82,7 +82,8 @@ int main(int argc, char **argv) {
     if (c.help) options_help("digits", rows, ROWS, stdout);
     if (c.help) return 0;
 
-    mpt_context *ctx = mpt_create(NULL);
+    mpt_config config = default_config("digits");
+    mpt_context *ctx = mpt_create(&config);
     if (!ctx) return fail_with_error("digits", ctx);
     mpt_module net =
         mpt_sequential(ctx, mpt_nn_flatten(ctx), mpt_nn_linear(ctx, 784, 128), mpt_nn_relu(ctx),

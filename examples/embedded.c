@@ -41,6 +41,12 @@ static void arena_release(void *user, void *pointer, size_t bytes, size_t alignm
     if ((unsigned char *)pointer + bytes == arena_memory + a->used) a->used -= bytes;
 }
 
+/* The log goes wherever the machine can show a line. */
+static void show_warning(void *user, mpt_log_level level, const char *message) {
+    (void)user;
+    if (level == MPT_LOG_WARNING) fprintf(stderr, "embedded: %s\n", message);
+}
+
 /* ==== The task: a noisy ramp; class 0 falls, 1 stays, 2 rises ==== */
 
 static uint32_t noise_state = 1;
@@ -66,6 +72,7 @@ int main(void) {
     mpt_config config = mpt_config_default();
     config.threads = 1;
     config.isa = MPT_ISA_REF; /* the only one in this build, whatever MPTRAIN_ISA says */
+    config.log.write = show_warning;
     config.allocator.allocate = arena_allocate;
     config.allocator.release = arena_release;
     config.allocator.user = &memory;

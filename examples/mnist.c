@@ -43,7 +43,7 @@ static int train(mpt_context *ctx, const settings *s, run_report *report) {
     mpt_scaler scaler = mpt_grad_scaler(ctx, &sc);
     if (mpt_failed(ctx)) return fail_with_error("mnist", ctx);
     snprintf(report->data, sizeof report->data, "%s", data.name);
-    if (!s->quiet && !s->compare) printf("Data: %s; %s\n", data.name, report->precision);
+    if (!s->quiet && !s->compare) report_start(report, ctx, s->precision > 0);
 
     int64_t passes = s->overfit ? OVERFIT_PASSES : 1, batches = mpt_loader_batches(loader) * passes;
     char label[32];
@@ -90,7 +90,7 @@ static int train(mpt_context *ctx, const settings *s, run_report *report) {
 }
 
 static int run(const settings *s, run_report *report) {
-    mpt_config config = mpt_config_default();
+    mpt_config config = s->quiet ? mpt_config_default() : default_config("mnist");
     config.seed = (uint64_t)s->seed;
     config.threads = (int)s->threads;
     config.device = (mpt_device)s->device;

@@ -19,6 +19,13 @@ typedef struct run_report {
     double bytes_per_parameter;      /* value, copies, gradient, moments: what lasts */
 } run_report;
 
+/* What runs where, before it does. */
+static inline void report_start(const run_report *report, mpt_context *ctx, bool halves) {
+    mpt_device_info device = mpt_get_device_info(ctx);
+    printf("Data: %s; %s on %s%s\n", report->data, report->precision, device.name,
+           halves && !device.fast_half ? ", where 16 bits save memory, not time" : "");
+}
+
 /* Takes the numbers. Call it when the training loop is done, before anything else uses memory. */
 static inline void report_memory(run_report *report, mpt_context *ctx) {
     mpt_memory_stats memory = mpt_memory(ctx);

@@ -111,13 +111,14 @@ int main(int argc, char **argv) {
                       {"fp16", MPT_F16, false, 0, 0, 0, 0, 0},
                       {"fp16, loss scaled", MPT_F16, true, 0, 0, 0, 0, 0}};
     choices choice = {4, false};
+    mpt_config config = default_config("underflow");
     char error[256];
     if (!options_parse(rows, 2, argc, argv, &choice, error, sizeof error))
         return fail("underflow", EXIT_BAD_INPUT, "%s", error);
     if (choice.help) options_help("underflow", rows, 2, stdout);
     if (choice.help) return 0;
     for (int i = 0; i < 3; i++) {
-        mpt_context *ctx = mpt_create(NULL);
+        mpt_context *ctx = mpt_create(&config);
         if (!ctx) return fail_with_error("underflow", ctx);
         if (i == 0) show_numbers(ctx);
         if (i == 0)

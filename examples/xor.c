@@ -37,7 +37,8 @@ static void draw(mpt_context *ctx, mpt_module net) {
 int main(void) {
     static const float inputs[4][2] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}};
     static const int64_t classes[4] = {0, 1, 1, 0};
-    mpt_context *ctx = mpt_create(NULL);
+    mpt_config config = default_config("xor");
+    mpt_context *ctx = mpt_create(&config);
     if (!ctx) return fail_with_error("xor", ctx);
 
     mpt_memory_dataset_config samples = mpt_memory_dataset_config_default();

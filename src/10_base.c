@@ -115,7 +115,8 @@ static const char *mpt__memory_kind_text(mpt_memory_kind kind) {
 }
 
 /* Names the three kinds that hold most, with what is left to do about it. */
-static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
+static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t bytes,
+                                      mpt_memory_kind kind) {
     const mpt_memory_stats *memory = &base->memory;
     const bool limited =
         base->memory_limit > 0 &&
@@ -144,10 +145,14 @@ static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kin
                          (int64_t)bytes, mpt__memory_kind_text(kind), base->memory_limit,
                          memory->held, memory->total_current, use);
     return mpt__fail(base, MPT_ERROR_MEMORY,
-                     "out of memory: the allocator refused %B for %s; "
+                     "out of memory: %s refused %B for %s; "
                      "%B held, %B in use%s; try a smaller batch or mpt_memory_trim",
-                     (int64_t)(bytes > PTRDIFF_MAX ? PTRDIFF_MAX : bytes),
+                     who, (int64_t)(bytes > PTRDIFF_MAX ? PTRDIFF_MAX : bytes),
                      mpt__memory_kind_text(kind), memory->held, memory->total_current, use);
+}
+
+static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
+    return mpt__fail_memory_of(base, "the allocator", bytes, kind);
 }
 
 /* For pools, which take raw memory (not zeroed) and account for its use themselves. raw touches

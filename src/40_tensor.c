@@ -111,6 +111,27 @@ static void *mpt__device_try(mpt_context *context, int64_t bytes) {
     return pointer;
 }
 
+/* Says why there is no memory: the device may have failed, or other programs may fill it. */
+static MPT__NOINLINE void mpt__device_refused(mpt_context *context, int64_t bytes,
+                                              mpt_memory_kind kind) {
+    mpt__backend *backend = &context->backend;
+    const bool fits = (uint64_t)bytes <= (uint64_t)PTRDIFF_MAX;
+    char who[96] = "the allocator";
+    if (backend->describe) {
+        mpt_device_info device;
+        mpt_status status = backend->synchronize(backend->self);
+        if (status != MPT_OK) {
+            mpt__error(context, status, "%s", backend->error);
+            return;
+        }
+        memset(&device, 0, sizeof device);
+        backend->describe(backend->self, &device);
+        mpt__format_text(who, sizeof who, "the device, which has %B of %B free,",
+                         device.memory_free, device.memory);
+    }
+    mpt__fail_memory_of(&context->base, who, fits ? (size_t)bytes : (size_t)PTRDIFF_MAX, kind);
+}
+
 /* New memory; when there is none, idle memory goes back first. */
 static void *mpt__device_new(mpt_context *context, int64_t bytes, mpt_memory_kind kind) {
     void *pointer = mpt__device_try(context, bytes);
@@ -118,10 +139,7 @@ static void *mpt__device_new(mpt_context *context, int64_t bytes, mpt_memory_kin
         mpt__pool_trim(context);
         pointer = mpt__device_try(context, bytes);
     }
-    if (!pointer) {
-        bool fits = (uint64_t)bytes <= (uint64_t)PTRDIFF_MAX;
-        mpt__fail_memory(&context->base, fits ? (size_t)bytes : (size_t)PTRDIFF_MAX, kind);
-    }
+    if (!pointer) mpt__device_refused(context, bytes, kind);
     return pointer;
 }
 

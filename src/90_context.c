@@ -101,8 +101,8 @@ static bool mpt__backend_create(mpt_context *context) {
                 mpt__error(context, status, "%s", backend->error);
             return status == MPT_OK;
         }
-        static int32_t said;
-        if (device == MPT_DEVICE_AUTO && mpt__atomic_add32(&said, 1) == 0)
+        static int32_t said; /* once per program, to the first log that hears it */
+        if (device == MPT_DEVICE_AUTO && config->log.write && mpt__atomic_add32(&said, 1) == 0)
             mpt__log(&context->base, MPT_LOG_WARNING, "no GPU (%s): computing on the CPU", why);
     }
 #endif

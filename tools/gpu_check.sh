@@ -1,6 +1,6 @@
 #!/bin/sh
 # gpu_check.sh: what only a machine with an NVIDIA GPU can show (make gpu-check). Unattended,
-# without network, in parts of a few minutes each:
+# without network, in parts that end after 8 minutes at the latest:
 #     PART="build ops sanitizer mnist speed peers"    those to run; all by default
 #     DATA=folder      MNIST as idx files (data/mnist, else the built-in digits)
 #     SIM=1            a dry run on the CPU through tests/cudasim: every step, small sizes
@@ -9,14 +9,18 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 : "${PART:=build ops sanitizer mnist speed peers}" "${SIM:=}" "${MAKE:=make}" "${PYTHON:=python3}"
+export SIM DATA NVCC PYTHON
 out=build/gpu
-[ -z "$SIM" ] || out=build/cudasim/plain
+if [ -n "$SIM" ]; then
+    out=build/cudasim/plain
+    export MPTRAIN_STEPS=3 # of the digits
+fi
 mkdir -p $out/tests/cudasim
-passed=0 failed=0
+limit=480 # seconds of a part
 jobs=$(nproc 2>/dev/null || echo 2)
 
-good() { passed=$((passed + 1)) && echo "ok    $*"; }
-bad() { failed=$((failed + 1)) && echo "FAIL  $*"; }
+good() { echo "ok    $*" | tee -a $out/verdicts; }
+bad() { echo "FAIL  $*" | tee -a $out/verdicts; }
 # Runs a command with its output in a log; says how it ended.
 try() { # try NAME COMMAND...
     name=$1
@@ -42,7 +46,7 @@ build() {
 }
 
 suite='tests/test_cpu_ref.c tests/api_golden_ops.c tests/api_golden_train.c tests/api_optim.c
-    tests/api_scaler.c tests/api_capture.c tests/cudasim/api_cuda.c'
+    tests/api_scaler.c tests/api_capture.c tests/cudasim/api_cuda.c tests/cudasim/api_digits.c'
 present() { for test in $suite; do [ -e "$test" ] && printf '%s ' "$test"; done; }
 
 part_build() {
@@ -63,8 +67,19 @@ part_ops() {
     try ops build EXAMPLES= TESTS="$(present)" test
     {
         echo '## Op suite on the device'
-        grep -E '^[a-z_]+: [0-9]+ passed' $out/ops.log | sed 's/^/- /'
+        grep -E '^[a-z_/]+: [0-9]+ passed' $out/ops.log | sed 's/^/- /'
     } >$out/ops.md
+    [ -n "$SIM" ] || products
+}
+
+# The matrix products by themselves: each epilogue, dtype and layout. Not in the dry run:
+# tests/cudasim/products.sh runs them in the simulator.
+products() {
+    nvcc=${NVCC:-nvcc} program=$out/tests/test_products
+    cuda=$(dirname "$(dirname "$(command -v "$nvcc")")")
+    try products_build "$nvcc" -std=c++17 -O1 -arch=native -I. -Isrc -o $program \
+        tests/cudasim/test_products.cu "-L$cuda/lib64" -Xlinker "-rpath,$cuda/lib64" -lcublasLt &&
+        try products $program
 }
 
 part_sanitizer() {
@@ -130,11 +145,18 @@ part_peers() {
         { echo '```' && cat $out/peers.log && echo '```'; } >>$out/peers.md
 }
 
+if [ -n "${ONE:-}" ]; then # the script for one of the parts
+    part_"$ONE"
+    exit 0
+fi
+: >$out/verdicts
 for part in $PART; do
     start=$(date +%s)
-    part_"$part"
+    ONE=$part timeout -k 10 $limit sh tools/gpu_check.sh
+    [ $? -ne 124 ] || bad "$part took more than $limit s"
     echo "      $part took $(($(date +%s) - start)) s"
 done
+passed=$(grep -c '^ok' $out/verdicts) failed=$(grep -c '^FAIL' $out/verdicts)
 report=$out/report.md
 if [ -z "$SIM" ] && [ -s $out/card ]; then
     mkdir -p tools/bench/results
@@ -151,4 +173,4 @@ fi
 } >"$report"
 echo "report: $report"
 echo "$passed passed, $failed failed, 0 skipped"
-[ $failed -eq 0 ]
+[ "$failed" -eq 0 ]

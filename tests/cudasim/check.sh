@@ -8,8 +8,9 @@ folder=${1:-build/cudasim}
 failed=0
 kernels=tests/test_cpu_ref.c
 trainings="tests/cudasim/api_cuda.c tests/api_capture.c"
-suite="$kernels $trainings tests/api_golden_ops.c tests/api_golden_train.c tests/api_autocast.c
-    tests/api_modules.c tests/api_optim.c tests/api_scaler.c"
+faults=tests/cudasim/api_faults.c digits=tests/cudasim/api_digits.c
+suite="$kernels $trainings $faults $digits tests/api_golden_ops.c tests/api_golden_train.c
+    tests/api_autocast.c tests/api_modules.c tests/api_optim.c tests/api_scaler.c"
 
 part() { # part NAME MODE TESTS
     start=$(date +%s)
@@ -18,10 +19,28 @@ part() { # part NAME MODE TESTS
     echo "$1: $(($(date +%s) - start)) s"
 }
 
+# The examples, without a device, and on a card without Tensor Cores.
+examples() {
+    start=$(date +%s)
+    sh "$here/suite.sh" "$folder/plain" plain -s examples &&
+        sh "$here/fallback.sh" "$folder/plain" || failed=1
+    for capability in 61 90; do
+        (cd "$folder/plain" && CUDASIM_CAPABILITY=$capability ./mnist --subset 64 --epochs 1) |
+            grep -q 'where 16 bits save memory, not time$'
+        [ $? -eq $((capability > 70)) ] || {
+            echo "FAIL mnist on a card of capability $capability"
+            failed=1
+        }
+    done
+    echo "examples: $(($(date +%s) - start)) s"
+}
+
 part 'every test, in order' plain "$suite"
 sh "$here/products.sh" "$folder/plain" plain || failed=1
 CUDASIM_ORDER=1 part 'backwards' plain "$kernels $trainings"
 CUDASIM_ORDER=7 CUDASIM_ASYNC=1 part 'shuffled, streams late' plain "$kernels $trainings"
-part 'address sanitizer' asan "$kernels $trainings"
-CUDASIM_ORDER=3 part 'thread sanitizer' tsan tests/api_capture.c
+export MPTRAIN_STEPS=3 # of the digits
+part 'address sanitizer' asan "$kernels $trainings $faults $digits"
+CUDASIM_ORDER=3 part 'thread sanitizer' tsan "tests/api_capture.c $digits"
+examples
 exit $failed

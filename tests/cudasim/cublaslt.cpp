@@ -167,7 +167,8 @@ cublasStatus_t check(const problem &p) {
     if (m != p.m() || n != p.n() || k != p.k() || p.c.rows != m || p.c.cols != n)
         return CUBLAS_STATUS_INVALID_VALUE;
     if (p.d.batch > 1 && p.d.stride == 0) return CUBLAS_STATUS_INVALID_VALUE;
-    const uint32_t known = CUBLASLT_EPILOGUE_DEFAULT | CUBLASLT_EPILOGUE_RELU_BIAS;
+    const uint32_t known =
+        CUBLASLT_EPILOGUE_DEFAULT | CUBLASLT_EPILOGUE_RELU_BIAS | CUBLASLT_EPILOGUE_GELU;
     // The bias belongs to the rows of D; whether it may lie across its storage is not documented.
     const bool by_row_with_bias =
         (p.op.epilogue & CUBLASLT_EPILOGUE_BIAS) && p.d.order == CUBLASLT_ORDER_ROW;
@@ -250,6 +251,12 @@ void multiply(const float *a, const float *b, uint64_t m, uint64_t k, uint64_t c
     }
 }
 
+// By tanh, as PyTorch's approximate="tanh".
+float gelu(float v) {
+    const float inner = 0.7978845608f * (v + 0.044715f * v * v * v);
+    return 0.5f * v * (1.0f + tanhf(inner));
+}
+
 void run(const product &g) {
     const problem &p = g.p;
     const uint64_t m = p.m(), n = p.n(), k = p.k();
@@ -267,6 +274,7 @@ void run(const product &g) {
                 if (g.beta != 0) v += g.beta * load(g.c, p.c.type, index_of(p.c, i, j, z));
                 if (bias) v += load(p.op.bias, p.d.type, (size_t)z * (size_t)p.op.bias_stride + i);
                 if (p.op.epilogue & CUBLASLT_EPILOGUE_RELU) v = v < 0 ? 0 : v; // NaN stays
+                if (p.op.epilogue & CUBLASLT_EPILOGUE_GELU) v = gelu(v);
                 store(g.d, p.d.type, index_of(p.d, i, j, z), v);
             }
         }

@@ -519,6 +519,13 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute
     return cudaSuccess;
 }
 
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) {
+    BEGIN;
+    *attributes = cudaFuncAttributes{};
+    attributes->maxThreadsPerBlock = 1024;
+    return cudaSuccess;
+}
+
 // ---- Memory
 
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
@@ -751,12 +758,13 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
-    BEGIN;
+    const call entry(__func__);
+    CUgraph_st *captured = device_count > 0 ? stream_of(stream)->graph : nullptr;
     *graph = nullptr;
-    CUgraph_st *captured = stream_of(stream)->graph;
-    if (!captured) return result(cudaErrorIllegalState);
+    if (!captured) return entry.error ? entry.error : result(cudaErrorIllegalState);
     if (captured->origin != stream) return result(cudaErrorStreamCaptureUnmatched);
-    const cudaError_t error = captured->invalid       ? cudaErrorStreamCaptureInvalidated
+    const cudaError_t error = entry.error             ? entry.error // ends the capture, too
+                              : captured->invalid     ? cudaErrorStreamCaptureInvalidated
                               : !all_joined(captured) ? cudaErrorStreamCaptureUnjoined
                                                       : cudaSuccess;
     for (CUstream_st *s : streams) {

@@ -401,6 +401,11 @@ TEST(epilogues_serve_where_they_can) {
         {MPT_F32, MPT_F16, MPT_F16, MPT_F32, MPT_F16, MPT_ACTIVATION_NONE, true, false, false},
         {MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_ACTIVATION_TANH, true, false, false},
         {MPT_F16, MPT_F16, MPT_F16, 0, MPT_BF16, MPT_ACTIVATION_NONE, true, false, false},
+        {MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_ACTIVATION_GELU_TANH, false, false,
+         false},
+        {MPT_BF16, MPT_BF16, MPT_BF16, 0, MPT_BF16, MPT_ACTIVATION_GELU_TANH, false, false, false},
+        {MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_F16, MPT_ACTIVATION_GELU, true, false, false},
+        {MPT_F32, MPT_F32, MPT_F32, MPT_F32, MPT_F32, MPT_ACTIVATION_GELU_TANH, true, false, false},
     };
     for (const auto &c : cases) {
         linear(c.compute, c.x, c.weight, c.bias, c.out, c.activation);

@@ -97,6 +97,10 @@ template <class... P>
 inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute a, int value) {
     return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), a, value);
 }
+template <class... P>
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, void (*kernel)(P...)) {
+    return cudaFuncGetAttributes(attributes, reinterpret_cast<const void *>(kernel));
+}
 
 // ---- Barriers and warp functions ----------------------------------------------------------------
 

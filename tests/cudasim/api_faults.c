@@ -1,0 +1,279 @@
+/* api_faults.c: what only a device that fails on demand can show: the end of its memory, graphs
+   that cannot be made, a device that dies, debug mode; and that steps do not wait. Needs the
+   simulator. */
+#define MPTRAIN_BACKEND_API
+#include MPTRAIN_HEADER_FILE
+#include "../harness.h"
+#include "../training.h"
+#include "control.h"
+
+/* Of cudaError_t. */
+enum { NO_MEMORY = 2, NO_KERNEL = 209, BAD_ADDRESS = 700, NOT_CAPTURABLE = 900 };
+
+static char log_text[4096];
+
+static void keep_log(void *user, mpt_log_level level, const char *message) {
+    (void)user, (void)level;
+    size_t length = strlen(log_text);
+    snprintf(log_text + length, sizeof log_text - length, "%s\n", message);
+}
+
+static mpt_context *make_context(bool debug) {
+    mpt_config config = mpt_config_default();
+    config.device = MPT_DEVICE_CUDA;
+    config.debug = debug;
+    config.log.write = keep_log;
+    log_text[0] = '\0';
+    return mpt_create(&config);
+}
+
+/* The end of a test: the device is sound again. */
+static void end(mpt_context *context) {
+    cudasim_fail("", 0, 0, 0);
+    mpt_destroy(context);
+}
+
+/* ==== The backend ==== */
+
+TEST(every_kernel_is_there) {
+    static const char *const names[] = {
+#define MPT__ROW(id, name, effect) name,
+        MPT__KERNELS(MPT__ROW)
+#undef MPT__ROW
+    };
+    mpt__backend backend;
+    REQUIRE(mpt__cuda_backend_create(&backend, MPTRAIN_VERSION, 0, false) == MPT_OK);
+    for (int k = 0; k < MPT__KERNEL_COUNT; k++)
+        if (!backend.implements(backend.self, (mpt__kernel)k)) TEST_FAIL_("no %s", names[k]);
+    CHECK(!backend.implements(backend.self, MPT__KERNEL_COUNT));
+    backend.destroy(backend.self);
+}
+
+TEST(files_of_one_release) {
+    mpt__backend backend;
+    CHECK(mpt__cuda_backend_create(&backend, MPTRAIN_VERSION + 1, 0, false) == MPT_ERROR_DEVICE);
+    CHECK_CONTAINS(backend.error, "copy both from one release");
+}
+
+TEST(the_device_is_described) {
+    mpt_context *context = make_context(false);
+    mpt_device_info device = mpt_get_device_info(context);
+    CHECK_EQ_INT(device.device, MPT_DEVICE_CUDA);
+    CHECK_EQ_INT(mpt_device_count(MPT_DEVICE_CUDA), 1);
+    CHECK_EQ_STR(device.name, mpt_device_name(context));
+    CHECK_EQ_INT(device.memory, INT64_C(4096) << 20);
+    CHECK(device.memory_free > 0 && device.memory_free < device.memory);
+    CHECK(device.major == 9 && device.minor == 0 && device.fast_half);
+    end(context);
+    mpt_config config = mpt_config_default();
+    config.device_index = 3;
+    CHECK(mpt_create(&config) == NULL);
+    CHECK_CONTAINS(mpt_error(NULL), "device_index = 3, but there are 1 GPUs");
+    cudasim_fail("cudaFuncGetAttributes", 0, NO_KERNEL, 0);
+    CHECK(make_context(false) == NULL);
+    CHECK_CONTAINS(mpt_error(NULL), "compile it with -arch=sm_90");
+    cudasim_fail("", 0, 0, 0);
+}
+
+/* ==== Memory ==== */
+
+/* Memory of the device, all of its programs together. */
+static int64_t in_use(mpt_context *context) {
+    mpt_device_info device = mpt_get_device_info(context);
+    return device.memory - device.memory_free;
+}
+
+static void limit_memory(int64_t bytes) { cudasim_set_memory((size_t)bytes); }
+static void lift_limit(void) { cudasim_set_memory((size_t)4096 << 20); }
+
+/* Between normal steps a large batch, for which the device has that much room and no more. */
+static uint64_t large_batch_run(mpt_dtype precision, bool large) {
+    static const int64_t rooms[] = {0, 128 << 10, 600 << 10, 1200 << 10};
+    training t;
+    mpt_context *context = make_context(false);
+    make_training(&t, context, precision, 0);
+    CHECK_EQ_INT(train_step(&t), MPT_OK);
+    uint64_t before = training_hash(&t);
+    for (int i = 0; i < 4 && large; i++) {
+        mpt_batch b;
+        mpt_dataset data = make_data(context, 16384);
+        mpt_loader loader = make_loader_of(context, data, 16384, 0, MPT_F32);
+        CHECK(mpt_loader_next(loader, &b));
+        mpt_memory_trim(context);
+        limit_memory(in_use(context) + rooms[i]);
+        CHECK_EQ_INT(train_on(&t, b), MPT_ERROR_MEMORY);
+        lift_limit();
+        if (i == 3) printf("\n  %s", mpt_error(context));
+        CHECK_CONTAINS(mpt_error(context), "out of memory: the device, which has ");
+        CHECK_CONTAINS(mpt_error(context), " free, refused ");
+        CHECK_CONTAINS(mpt_error(context), " in use: ");
+        CHECK_CONTAINS(mpt_error(context), "batch ");
+        CHECK_CONTAINS(mpt_error(context), "; try a smaller batch");
+        mpt_clear_error(context);
+        CHECK(training_hash(&t) == before);
+        mpt_loader_destroy(loader);
+        mpt_dataset_destroy(data);
+    }
+    for (int i = 0; i < 3; i++) CHECK_EQ_INT(train_step(&t), MPT_OK);
+    CHECK_EQ_STR(mpt_error(context), "");
+    uint64_t hash = training_hash(&t);
+    CHECK(hash != before);
+    end(context);
+    return hash;
+}
+
+TEST(out_of_memory_is_survived) {
+    CHECK(large_batch_run(MPT_F32, true) == large_batch_run(MPT_F32, false));
+    CHECK(large_batch_run(MPT_F16, true) == large_batch_run(MPT_F16, false));
+}
+
+/* The pool gives idle memory back before a request is refused. */
+TEST(idle_memory_makes_room) {
+    mpt_context *context = make_context(false);
+    mpt_release(mpt_ones(context, MPT_F32, MPT_SHAPE(1 << 20)));
+    int64_t held = mpt_memory(context).held;
+    limit_memory(in_use(context) + (1 << 20));
+    mpt_tensor x = mpt_ones(context, MPT_F32, MPT_SHAPE(5 << 18));
+    lift_limit();
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK(mpt_item(mpt_sum(x, MPT_ALL_DIMS, false)) == 5 << 18);
+    CHECK(mpt_memory(context).held < held + (2 << 20));
+    end(context);
+}
+
+/* ==== Waiting ==== */
+
+/* Once it has seen its shapes a step neither waits nor asks for memory: these calls would fail. */
+TEST(steps_do_not_wait) {
+    static const char *const calls[] = {"cudaStreamSynchronize",
+                                        "cudaDeviceSynchronize",
+                                        "cudaEventSynchronize",
+                                        "cudaMemcpy",
+                                        "cudaMalloc",
+                                        "cudaFree",
+                                        "cudaMallocHost",
+                                        "cudaStreamQuery"};
+    training t;
+    mpt_batch b;
+    mpt_context *context = make_context(false);
+    make_training(&t, context, MPT_F16, 0);
+    for (int i = 0; i < 20; i++) CHECK_EQ_INT(train_step(&t), MPT_OK);
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        CHECK(next_batch(t.loader, &b));
+        if (b.size < 8) CHECK(next_batch(t.loader, &b));
+        cudasim_fail(calls[i], 0, BAD_ADDRESS, 1);
+        CHECK_EQ_INT(train_on(&t, b), MPT_OK);
+        CHECK_EQ_INT(train_on(&t, b), MPT_OK);
+        cudasim_fail("", 0, 0, 0);
+        CHECK_EQ_STR(mpt_error(context), "");
+    }
+    end(context);
+}
+
+/* ==== Graphs ==== */
+
+static mpt_status step_of(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    mpt_batch b;
+    (void)context;
+    memset(&b, 0, sizeof b);
+    b.x = x, b.y = y;
+    return train_on((training *)user, b);
+}
+
+/* Six steps, the second of which cannot become a graph if `call` fails. */
+static uint64_t captured_run(const char *call, int after, int error) {
+    training t;
+    mpt_batch b;
+    mpt_context *context = make_context(false);
+    make_training(&t, context, MPT_F16, 0);
+    mpt_captured captured = mpt_capture(context, step_of, &t);
+    for (int i = 0; i < 6; i++) {
+        CHECK(next_batch(t.loader, &b));
+        if (i == 1) cudasim_fail(call, after, error, 0);
+        CHECK_EQ_INT(mpt_captured_step(captured, b.x, b.y), MPT_OK);
+    }
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK_EQ_INT(mpt_captured_count(captured), 4);
+    uint64_t hash = training_hash(&t);
+    end(context);
+    return hash;
+}
+
+TEST(without_a_graph_launches_go_one_by_one) {
+    static const struct {
+        const char *call;
+        int after, error;
+    } cases[] = {{"cudaStreamBeginCapture", 0, NOT_CAPTURABLE},
+                 {"cudaStreamEndCapture", 0, NOT_CAPTURABLE},
+                 {"cudaGraphInstantiate", 0, NO_MEMORY}};
+    uint64_t with_graph = captured_run("", 0, 0);
+    CHECK_EQ_STR(log_text, "");
+    for (int i = 0; i < 3; i++) {
+        CHECK(captured_run(cases[i].call, cases[i].after, cases[i].error) == with_graph);
+        CHECK_CONTAINS(log_text, "mpt_captured_step: no graph (");
+        CHECK_CONTAINS(log_text, "launches go one by one");
+    }
+}
+
+/* ==== A device that dies ==== */
+
+/* After a crashed kernel the driver repeats its error for ever. What the host knows stays readable,
+   nothing pretends to work, and the CPU goes on. */
+TEST(a_dead_device) {
+    training t, other;
+    mpt_context *context = make_context(false);
+    make_training(&t, context, MPT_F16, 0);
+    for (int i = 0; i < 3; i++) CHECK_EQ_INT(train_step(&t), MPT_OK);
+    mpt_synchronize(context);
+    mpt_scaler_stats stats = mpt_scaler_statistics(t.scaler);
+    cudasim_fail("launch", 5, BAD_ADDRESS, 1);
+    CHECK_EQ_INT(train_step(&t), MPT_ERROR_DEVICE);
+    CHECK_CONTAINS(mpt_error(context), "kernel ");
+    CHECK_CONTAINS(mpt_error(context), "illegal");
+    for (int i = 0; i < 2; i++) {
+        mpt_clear_error(context);
+        CHECK_EQ_INT(mpt_step_number(context), 3);
+        CHECK_EQ_INT(mpt_scaler_statistics(t.scaler).steps, stats.steps);
+        CHECK(mpt_scaler_statistics(t.scaler).scale == stats.scale);
+        CHECK(!mpt_valid(mpt_zeros(context, MPT_F32, MPT_SHAPE(i ? 1 << 20 : 1))));
+        CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_DEVICE);
+        CHECK_CONTAINS(mpt_error(context), "illegal");
+    }
+    mpt_config config = mpt_config_default();
+    config.device = MPT_DEVICE_CPU;
+    config.threads = 1;
+    make_training(&other, mpt_create(&config), MPT_F32, 0);
+    CHECK_EQ_INT(train_step(&other), MPT_OK);
+    mpt_destroy(other.context);
+    end(context);
+}
+
+/* Without waiting, the call that waits next hears of it; debug mode names the launch. */
+TEST(debug_names_the_launch) {
+    for (int debug = 0; debug < 2; debug++) {
+        training t;
+        mpt_context *context = make_context(debug != 0);
+        make_training(&t, context, MPT_F32, 0);
+        for (int i = 0; i < 3; i++) CHECK_EQ_INT(train_step(&t), MPT_OK);
+        CHECK_EQ_INT(mpt_synchronize(context), MPT_OK);
+        cudasim_fail("cudaStreamSynchronize", debug ? 7 : 0, BAD_ADDRESS, 1);
+        mpt_status status = train_step(&t);
+        CHECK_EQ_INT(status, debug ? MPT_ERROR_DEVICE : MPT_OK);
+        CHECK_EQ_INT(mpt_synchronize(context), MPT_ERROR_DEVICE);
+        CHECK_CONTAINS(mpt_error(context), debug ? ": kernel " : "work on the GPU");
+        if (debug) CHECK_CONTAINS(mpt_error(context), ", launch ");
+        printf("\n  %s", mpt_error(context));
+        end(context);
+    }
+}
+
+TEST_TABLE = {T(every_kernel_is_there),
+              T(files_of_one_release),
+              T(the_device_is_described),
+              T(out_of_memory_is_survived),
+              T(idle_memory_makes_room),
+              T(steps_do_not_wait),
+              T(without_a_graph_launches_go_one_by_one),
+              T(a_dead_device),
+              T(debug_names_the_launch)};
+TEST_MAIN
