@@ -3227,13 +3227,13 @@ struct mpt__update {
     float *master, *first, *second; /* NULL: absent */
     const float *gradient;
     bool aligned, adam, variant; /* Nesterov; decoupled decay */
-    float keep1, add1;           /* momentum, 1 - dampening; beta1, 1 - beta1 */
     float keep2, add2, eps, decay;
     double imm[4];
     mpt__segments segments;
     long long *steps;
     const double *rates; /* NULL: the rate is in slot[0] */
     long long rate_count;
+    bool cycles; /* a second row of rates has momentum or beta1 */
     long long commit; /* 0, 1: the segments' step counts, 2: and the applied steps */
     mpt__slots slot;
     mpt__scalar *scalars;
@@ -3242,7 +3242,8 @@ struct mpt__update {
 
 /* What depends on the step count of a segment. */
 struct mpt__pace {
-    float lr; /* of Adam: over c1 */
+    float lr;          /* of Adam: over c1 */
+    float keep1, add1; /* momentum, 1 - dampening; beta1, 1 - beta1 */
     float root_factor, shrink;
     bool fresh; /* no update before this one */
 };
@@ -3260,15 +3261,19 @@ __device__ double mpt__power(double base, long long exponent) {
 __device__ mpt__pace mpt__pace_of(const mpt__update &u, long long segment) {
     const long long step =
         u.steps[u.segments.rows[segment * MPT__SEGMENT_FIELDS + MPT__SEGMENT_STEP]];
-    mpt__pace pace = {0, 0, 0, step == 0};
-    double lr = u.scalars[u.slot.at[0]].f;
+    mpt__pace pace = {0, 0, 0, 0, 0, step == 0};
+    double lr = u.scalars[u.slot.at[0]].f, first = u.imm[0];
     if (u.rates != NULL) {
         const long long at = u.scalars[u.slot.at[3]].i - u.scalars[u.slot.at[4]].i;
-        lr = u.rates[at < 0 ? 0 : at < u.rate_count ? at : u.rate_count - 1];
+        const double *rate = u.rates + (at < 0 ? 0 : at < u.rate_count ? at : u.rate_count - 1);
+        lr = *rate;
+        if (u.cycles) first = rate[u.rate_count];
     }
     pace.lr = (float)lr;
+    pace.keep1 = (float)first;
+    pace.add1 = (float)(1 - (u.adam ? first : u.imm[1]));
     if (u.adam) {
-        pace.lr = (float)(lr / (1 - mpt__power(u.imm[0], step + 1)));
+        pace.lr = (float)(lr / (1 - mpt__power(first, step + 1)));
         pace.root_factor = (float)(1 / sqrt(1 - mpt__power(u.imm[1], step + 1)));
         pace.shrink = (float)(lr * u.imm[3]);
     }
@@ -3281,8 +3286,8 @@ __device__ __forceinline__ void mpt__sgd_of(const mpt__update &u, const mpt__pac
                                             float g, float &m) {
     if (u.decay != 0) g += u.decay * p;
     if (u.first != NULL) {
-        m = pace.fresh ? g : u.keep1 * m + u.add1 * g;
-        g = u.variant ? g + u.keep1 * m : m;
+        m = pace.fresh ? g : pace.keep1 * m + pace.add1 * g;
+        g = u.variant ? g + pace.keep1 * m : m;
     }
     p -= pace.lr * g;
 }
@@ -3295,7 +3300,7 @@ __device__ __forceinline__ void mpt__adam_of(const mpt__update &u, const mpt__pa
     } else if (u.decay != 0) {
         g += u.decay * p;
     }
-    m = u.keep1 * m + u.add1 * g;
+    m = pace.keep1 * m + pace.add1 * g;
     v = u.keep2 * v + u.add2 * g * g;
     p -= pace.lr * m / (sqrtf(v) * pace.root_factor + u.eps);
 }
@@ -3369,13 +3374,16 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
     u.master = (float *)call->data[1];
     u.gradient = (const float *)call->data[2];
     u.first = (float *)call->data[3];
-    u.keep1 = (float)launch->imm[0];
     u.variant = launch->index[0] == 1;
     memcpy(u.imm, launch->imm, sizeof u.imm);
     u.segments = mpt__segments_of(launch, 4, call->data[4]);
     u.steps = (long long *)call->data[5];
     u.rates = launch->n_operands > 7 ? (const double *)call->data[7] : NULL;
-    u.rate_count = u.rates != NULL ? launch->operand[7].shape[0] : 0;
+    if (u.rates != NULL) {
+        const mpt__operand &rates = launch->operand[7];
+        u.rate_count = rates.shape[rates.rank - 1];
+        u.cycles = rates.rank == 2;
+    }
     u.commit = launch->index[1];
     u.slot = mpt__slots_of(launch);
     u.scalars = call->scalars;
@@ -3394,7 +3402,6 @@ mpt_status mpt__run_update(const mpt__cuda_call *call, mpt__update *u) {
 
 mpt_status mpt__cuda_sgd(const mpt__cuda_call *call) {
     mpt__update u = mpt__update_of(call);
-    u.add1 = (float)(1 - u.imm[1]);
     u.decay = (float)u.imm[2];
     return mpt__run_update(call, &u);
 }
@@ -3403,7 +3410,6 @@ mpt_status mpt__cuda_adam(const mpt__cuda_call *call) {
     mpt__update u = mpt__update_of(call);
     u.adam = true;
     u.second = (float *)call->data[6];
-    u.add1 = (float)(1 - u.imm[0]);
     u.keep2 = (float)u.imm[1];
     u.add2 = (float)(1 - u.imm[1]);
     u.eps = (float)u.imm[2];

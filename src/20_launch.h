@@ -87,11 +87,11 @@ typedef struct mpt__operand {
  * GRAD_SCALE  o0 rw gradients *= slot[0], over o1 r segments; then clamped to +-imm[0] if > 0.
  * SGD       o0 rw params (any float dtype; with a master only written), o1? rw master f32, o2 r
  *           gradients f32, o3? rw momentum f32, o4 r segments, o5 rw step counts i64, o7? r rates
- *           f64 [n]. slot[0] lr, with rates their entry at clamp(slot[3] - slot[4], 0, n - 1) (both
- *           i64); slot[1] multiplier of the gradients; slot[2] found_inf; imm: momentum, dampening,
- *           decay; index[0]: Nesterov. With index[1] = 1 the step counts of all segments += 1 at
- *           the end, with 2 also slot[3], the applied steps. A step count of 0 copies g to
- *           momentum. Gate.
+ *           f64 [n] or [2, n]. slot[0] lr, with rates their entry at clamp(slot[3] - slot[4], 0,
+ *           n - 1) (both i64), with two rows the second one's for imm[0]; slot[1] multiplier of the
+ *           gradients; slot[2] found_inf; imm: momentum, dampening, decay; index[0]: Nesterov. With
+ *           index[1] = 1 the step counts of all segments += 1 at the end, with 2 also slot[3], the
+ *           applied steps. A step count of 0 copies g to momentum. Gate.
  * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
  *           decoupled decay. t = step count + 1. Gate.
  * CLIP      slot[0] multiplier *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w f32 [1] =

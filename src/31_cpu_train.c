@@ -435,6 +435,7 @@ struct mpt__ref_update {
     mpt__real multiplier, lr, decay;
     mpt__real momentum, keep; /* SGD: momentum, 1 - dampening */
     bool nesterov, decoupled;
+    double first_setting;                      /* momentum or beta1 */
     mpt__real beta1, rest1, beta2, rest2, eps; /* Adam; rest = 1 - beta */
     mpt__real step_size, root_factor, shrink;  /* lr / c1, 1 / sqrt(c2), lr decay */
     mpt__update_fn update;
@@ -500,13 +501,16 @@ static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
     }
 }
 
-/* The rate of an update: slot[0], or what a table of rates has for the steps applied. */
-static double mpt__ref_rate(const mpt__cpu_call *call) {
+/* What row `row` of the table of rates has for the steps applied; `without` it, where there is
+   none. */
+static double mpt__ref_scheduled(const mpt__cpu_call *call, int row, double without) {
     const mpt__launch *launch = call->launch;
-    if (launch->n_operands < 8 || call->data[7] == NULL) return call->scalars[launch->slot[0]].f;
-    int64_t n = launch->operand[7].shape[0];
+    if (launch->n_operands < 8 || call->data[7] == NULL) return without;
+    const mpt__operand *o = &launch->operand[7];
+    if (row >= o->rank) return without;
+    int64_t n = o->shape[o->rank - 1];
     int64_t at = call->scalars[launch->slot[3]].i - call->scalars[launch->slot[4]].i;
-    return ((const double *)call->data[7])[at < 0 ? 0 : at < n ? at : n - 1];
+    return ((const double *)call->data[7])[row * n + (at < 0 ? 0 : at < n ? at : n - 1)];
 }
 
 /* The end of an update: its steps are counted. */
@@ -530,7 +534,7 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
                                 double ns) {
     const mpt__launch *launch = call->launch;
     const int64_t *steps = (const int64_t *)call->data[5];
-    double lr = mpt__ref_rate(call);
+    double lr = mpt__ref_scheduled(call, 0, call->scalars[launch->slot[0]].f);
     uint32_t denormals = mpt__flush_denormals(call->words->flushes);
     w->param = mpt__ref_view_of(call, 0);
     w->master = mpt__ref_view_of(call, 1);
@@ -556,7 +560,7 @@ static void mpt__ref_sgd(const mpt__cpu_call *call) {
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
     w.update = call->words->sgd;
-    w.momentum = (mpt__real)launch->imm[0];
+    w.momentum = (mpt__real)mpt__ref_scheduled(call, 1, launch->imm[0]);
     w.keep = (mpt__real)(1 - launch->imm[1]);
     w.decay = (mpt__real)launch->imm[2];
     w.nesterov = launch->index[0] != 0;
@@ -564,7 +568,7 @@ static void mpt__ref_sgd(const mpt__cpu_call *call) {
 }
 
 static void mpt__ref_adam_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
-    double c1 = 1 - mpt__power(launch->imm[0], w->step + 1);
+    double c1 = 1 - mpt__power(w->first_setting, w->step + 1);
     double c2 = 1 - mpt__power(launch->imm[1], w->step + 1);
     w->step_size = (mpt__real)(lr / c1);
     w->root_factor = (mpt__real)(1 / sqrt(c2));
@@ -578,8 +582,9 @@ static void mpt__ref_adam(const mpt__cpu_call *call) {
     memset(&w, 0, sizeof w);
     w.update = call->words->adam;
     w.second = mpt__ref_view_of(call, 6);
-    w.beta1 = (mpt__real)launch->imm[0];
-    w.rest1 = (mpt__real)(1 - launch->imm[0]);
+    w.first_setting = mpt__ref_scheduled(call, 1, launch->imm[0]);
+    w.beta1 = (mpt__real)w.first_setting;
+    w.rest1 = (mpt__real)(1 - w.first_setting);
     w.beta2 = (mpt__real)launch->imm[1];
     w.rest2 = (mpt__real)(1 - launch->imm[1]);
     w.eps = (mpt__real)launch->imm[2];

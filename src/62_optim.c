@@ -21,6 +21,7 @@ typedef struct mpt__rule {
     mpt__kernel kernel;
     const char *moment[MPT__MOMENTS]; /* their names in state; NULL = none */
     bool optional;                    /* there are moments only where the first setting is not 0 */
+    bool cycles;                      /* the first setting is what one cycle moves */
     struct {
         const char *name;
         double low, below;
@@ -91,12 +92,13 @@ typedef struct mpt__optimizer {
 } mpt__optimizer;
 
 /* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
-   where storage is 0, a device scalar. */
+   where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
 typedef struct mpt__state_item {
     const char *name;
     uint32_t storage;
-    mpt_dtype dtype; /* MPT_F64 or MPT_I64 for scalars */
+    mpt_dtype dtype; /* MPT_F64 or MPT_I64 for numbers */
     int64_t offset, count;
+    void *host;
     uint16_t slot;
 } mpt__state_item;
 typedef mpt_status (*mpt__state_visitor)(mpt_context *context, void *user,
@@ -113,6 +115,9 @@ static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
 /* A group is new, or its starting rate was changed by hand. */
 static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *optimizer);
 static void mpt__schedule_detach(struct mpt__schedule *schedule);
+/* Visits what a schedule knows; `item` is for numbers. */
+static mpt_status mpt__schedule_visit(mpt_context *context, struct mpt__schedule *schedule,
+                                      mpt__state_item *item, mpt__state_visitor visit, void *user);
 
 /* ==== Handles ==== */
 
@@ -470,12 +475,14 @@ static const mpt__rule mpt__sgd_rule = {
     MPT__K_SGD,
     {"momentum_buffer", NULL},
     true,
+    true,
     {{"momentum", 0, MPT__NO_LIMIT}, {"dampening", -MPT__NO_LIMIT, MPT__NO_LIMIT}, {NULL, 0, 0}}};
 
 static const mpt__rule mpt__adam_rule = {
     MPT__K_ADAM,
     {"exp_avg", "exp_avg_sq"},
     false,
+    true,
     {{"beta1", 0, 1}, {"beta2", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
 
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
@@ -956,7 +963,7 @@ MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer handle) {
 /* ==== State ==== */
 
 /* Visits moments, masters and step counts of every parameter under its name, then the count of
-   applied steps. */
+   applied steps, the rates of groups and the schedule. */
 static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimizer *optimizer,
                                        mpt__state_visitor visit, void *user) {
     char name[512];
@@ -987,7 +994,15 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
     item.dtype = MPT_I64;
     item.count = 1;
     item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
-    return visit(context, user, &item);
+    status = visit(context, user, &item);
+    for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
+        mpt__format_text(name, sizeof name, "group.%lld.lr", i);
+        item.host = &optimizer->groups[i].lr;
+        item.dtype = MPT_F64;
+        status = visit(context, user, &item);
+    }
+    if (status != MPT_OK || !optimizer->schedule) return status;
+    return mpt__schedule_visit(context, optimizer->schedule, &item, visit, user);
 }
 
 /* Adds name and bits of a state item to the hash at `user`. */
@@ -998,6 +1013,8 @@ static mpt_status mpt__hash_item(mpt_context *context, void *user, const mpt__st
         int64_t size = (int64_t)mpt_dtype_size(item->dtype);
         *hash = mpt__hash_storage(context, *hash, item->storage, item->offset * size,
                                   item->count * size);
+    } else if (item->host) {
+        *hash = mpt__hash_bytes(*hash, item->host, 8);
     } else {
         *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(context, item->slot));
     }

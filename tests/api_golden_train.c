@@ -230,6 +230,160 @@ static void run_schedule(const golden_case *c) {
     run_schedule_unit(c, MPT_PER_EPOCH);
 }
 
+/* ---- curves, one cycle, plateaus: two groups over 200 steps ---- */
+
+enum { SINGLE, SEQUENTIAL, CHAINED, ONE_CYCLE, PLATEAU };
+
+static mpt_rate make_rate(const golden_case *c, int k) {
+    const int64_t *n = c->ints + 3 + 3 * k;
+    const double *a = c->reals + 2 * k;
+    int64_t milestones[MPT_MAX_MILESTONES] = {0};
+    const golden_tensor *list = golden_find(c, "milestones");
+    for (int i = 0; i < list->count; i++) milestones[i] = (int64_t)golden_value(list, i);
+    switch (n[-1]) {
+    case 0:
+        return mpt_constant_lr(a[0], n[0]);
+    case 1:
+        return mpt_linear_lr(a[0], a[1], n[0]);
+    case 2:
+        return mpt_exponential_lr(a[0]);
+    case 3:
+        return mpt_step_lr(n[0], a[0]);
+    case 4:
+        return mpt_multi_step_lr(milestones, (int)n[0], a[0]);
+    case 5:
+        return mpt_polynomial_lr(n[0], a[0]);
+    case 6:
+        return mpt_cosine_lr(n[0], a[0]);
+    default:
+        return mpt_cosine_restarts_lr(n[0], n[1], a[0]);
+    }
+}
+
+static mpt_schedule make_curves(const golden_case *c, mpt_optimizer optimizer,
+                                mpt_schedule_unit unit) {
+    const golden_tensor *at = golden_find(c, "at");
+    mpt_rate rates[MPT_MAX_RATES];
+    int64_t milestones[MPT_MAX_RATES] = {0};
+    int count = (int)c->ints[1];
+    for (int k = 0; k < count; k++) rates[k] = make_rate(c, k);
+    for (int k = 0; k < at->count; k++) milestones[k] = (int64_t)golden_value(at, k);
+    if (c->ints[0] == SINGLE) return mpt_schedule_create(optimizer, rates[0], unit);
+    if (c->ints[0] == CHAINED) return mpt_chained_lr(optimizer, rates, count, unit);
+    return mpt_sequential_lr(optimizer, rates, count, milestones, unit);
+}
+
+static mpt_schedule make_cycle(const golden_case *c, mpt_optimizer optimizer,
+                               mpt_schedule_unit unit) {
+    mpt_one_cycle_config cycle = mpt_one_cycle_config_default();
+    cycle.total = 201;
+    cycle.linear = c->ints[2] != 0, cycle.three_phase = c->ints[3] != 0;
+    cycle.cycle_momentum = c->ints[4] != 0;
+    cycle.pct_start = c->reals[1];
+    cycle.div_factor = c->reals[2], cycle.final_div_factor = c->reals[3];
+    cycle.base_momentum = c->reals[4], cycle.max_momentum = c->reals[5];
+    if (c->reals[6] == c->reals[7]) cycle.max_lr = c->reals[6];
+    for (int k = 0; k < 2 && cycle.max_lr == 0; k++) mpt_set_lr(optimizer, k, c->reals[6 + k]);
+    return mpt_one_cycle(optimizer, &cycle, unit);
+}
+
+static mpt_schedule make_plateau(const golden_case *c, mpt_optimizer optimizer) {
+    mpt_plateau_config plateau = mpt_plateau_config_default();
+    plateau.patience = c->ints[1], plateau.cooldown = c->ints[2];
+    plateau.absolute = c->ints[3] != 0, plateau.maximize = c->ints[4] != 0;
+    plateau.factor = c->reals[0], plateau.threshold = c->reals[1];
+    plateau.min_lr = c->reals[2], plateau.eps = c->reals[3];
+    return mpt_reduce_on_plateau(optimizer, &plateau);
+}
+
+static mpt_optimizer make_scheduled(const golden_case *c, mpt_module module) {
+    bool cycle = c->ints[0] == ONE_CYCLE;
+    mpt_sgd_config sgd = mpt_sgd_config_default();
+    mpt_adam_config adam = mpt_adam_config_default();
+    mpt_group_config second;
+    sgd.momentum = cycle ? c->reals[0] : 0;
+    adam.beta1 = cycle ? c->reals[0] : 0.9;
+    sgd.lr = adam.lr = 0.05;
+    mpt_optimizer optimizer = !cycle || c->ints[1] == 0 ? mpt_sgd(module, &sgd)
+                              : c->ints[1] == 1         ? mpt_adam(module, &adam)
+                                                        : mpt_adamw(module, &adam);
+    second.lr = 0.02, second.weight_decay = 0;
+    CHECK_EQ_INT(mpt_optimizer_add(optimizer, module, "bias", &second), 1);
+    return optimizer;
+}
+
+static bool check_rates(const golden_case *c, mpt_optimizer optimizer, int step) {
+    const golden_tensor *lr = golden_find(c, "lr");
+    int before = test_failures;
+    for (int k = 0; k < 2; k++)
+        CHECK_CLOSE(mpt_get_lr(optimizer, k), golden_value(lr, 2 * step + k), lr->rtol, lr->atol);
+    if (test_failures != before) printf(" in step %d of %s", step, c->label);
+    return test_failures == before;
+}
+
+/* With resume, a new schedule takes over half way. */
+static void run_rates_unit(const golden_case *c, mpt_schedule_unit unit, bool resume) {
+    const golden_tensor *want = golden_find(c, "parameters"), *metric = NULL;
+    if (c->ints[0] == PLATEAU) metric = golden_find(c, "metric");
+    mpt_context *context = mpt_create(NULL);
+    mpt_module module = mpt_nn_linear(context, 3, 1);
+    mpt_tensor p = mpt_parameter(module, "weight"), q = mpt_parameter(module, "bias");
+    float values[4] = {0};
+    mpt_write(p, values, 3 * sizeof *values);
+    mpt_write(q, values, sizeof *values);
+    mpt_optimizer optimizer = make_scheduled(c, module);
+    mpt_schedule schedule;
+    for (int step = 0; step < 200; step++) {
+        if (step == 0 || (resume && step == 97)) {
+            mpt_schedule_state state;
+            memset(&state, 0, sizeof state);
+            if (step > 0) {
+                state = mpt_schedule_get_state(schedule);
+                CHECK_EQ_INT(state.time, step);
+                mpt_schedule_destroy(schedule);
+                for (int k = 0; k < 2 && c->ints[0] < ONE_CYCLE; k++)
+                    mpt_set_lr(optimizer, k, k ? 0.02 : 0.05);
+            }
+            schedule = c->ints[0] == PLATEAU     ? make_plateau(c, optimizer)
+                       : c->ints[0] == ONE_CYCLE ? make_cycle(c, optimizer, unit)
+                                                 : make_curves(c, optimizer, unit);
+            if (unit == MPT_PER_STEP) state.time = step;
+            if (step > 0) CHECK_EQ_INT(mpt_schedule_set_state(schedule, &state), MPT_OK);
+        }
+        if (!check_rates(c, optimizer, step)) break;
+        mpt_step_begin(context);
+        mpt_zero_grad(optimizer);
+        for (uint32_t i = 0; i < 4; i++)
+            values[i] = golden_uniform(RATE_STREAM + (uint32_t)step, i);
+        mpt_tensor g = mpt_from(context, MPT_F32, MPT_SHAPE(1, 3), values);
+        mpt_tensor loss = mpt_sum(mpt_mul(p, g), MPT_ALL_DIMS, false);
+        mpt_backward(mpt_add(loss, mpt_mul_scalar(mpt_sum(q, 0, false), values[3])));
+        mpt_step(optimizer);
+        mpt_step_end(context);
+        if (c->ints[0] == PLATEAU) {
+            mpt_schedule_metric(schedule, golden_value(metric, step));
+        } else if (unit == MPT_PER_EPOCH) {
+            mpt_schedule_step(schedule);
+        }
+        mpt_read_f32(p, values, 3);
+        mpt_read_f32(q, values + 3, 1);
+        if (step % 20 == 19 && golden_compare(c->label, want, step / 20 * 4, values, 4)) {
+            printf(" after step %d, unit %d", step + 1, (int)unit);
+            break;
+        }
+    }
+    check_no_error(context, c->label);
+    mpt_destroy(context);
+}
+
+static void run_rates(const golden_case *c) {
+    run_rates_unit(c, MPT_PER_EPOCH, false);
+    run_rates_unit(c, MPT_PER_EPOCH, true);
+    if (c->ints[0] == PLATEAU) return;
+    run_rates_unit(c, MPT_PER_STEP, false);
+    run_rates_unit(c, MPT_PER_STEP, true);
+}
+
 /* ---- scaler: PyTorch's has neither floor nor ceiling, and never gives up ---- */
 
 static mpt_scaler make_scaler(mpt_context *context, double init, double growth, double backoff,
@@ -541,6 +695,8 @@ TEST(clipping) { run_cases(run_clip, "clip_grad_norm", "clip_grad_value", "", 10
 
 TEST(schedules) { run_cases(run_schedule, "schedule", "", "", 6); }
 
+TEST(rates) { run_cases(run_rates, "rates", "", "", 21); }
+
 TEST(scaler) { run_cases(run_scaler, "scaler", "", "", 11); }
 
 TEST(scaler_with_two_optimizers) { run_cases(run_two_optimizers, "scaler_two", "", "", 1); }
@@ -555,13 +711,7 @@ TEST(mnist_reference) {
     }
 }
 
-TEST_TABLE = {T(generator),
-              T(optimizers),
-              T(fp64_traces),
-              T(clipping),
-              T(schedules),
-              T(scaler),
-              T(scaler_with_two_optimizers),
-              T(classifier),
-              T(mnist_reference)};
+TEST_TABLE = {T(generator),  T(optimizers),     T(fp64_traces), T(clipping),
+              T(schedules),  T(rates),          T(scaler),      T(scaler_with_two_optimizers),
+              T(classifier), T(mnist_reference)};
 TEST_MAIN

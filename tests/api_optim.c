@@ -779,6 +779,98 @@ TEST(schedule_and_rates_by_hand) {
     mpt_destroy(context);
 }
 
+/* One cycle of SGD's momentum and rate, in steps of which some are skipped. */
+typedef struct cycle_run {
+    mpt_module net;
+    mpt_optimizer optimizer;
+    mpt_scaler scaler;
+} cycle_run;
+
+static mpt_status cycle_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    const cycle_run *run = (const cycle_run *)user;
+    (void)y;
+    mpt_step_begin(context);
+    mpt_zero_grad(run->optimizer);
+    mpt_tensor loss = mpt_sum(mpt_mul(mpt_parameter(run->net, "0.weight"), x), MPT_ALL_DIMS, false);
+    mpt_backward(mpt_scale_loss(run->scaler, loss));
+    mpt_scaler_step(run->scaler, run->optimizer);
+    mpt_scaler_update(run->scaler);
+    return mpt_step_end(context);
+}
+
+/* A captured step has the bits of one that is not, whatever the schedule moves. */
+TEST(schedules_in_captured_steps) {
+    uint64_t weights[2], state[2];
+    for (int kind = 0; kind < 2; kind++) {
+        for (int captured = 0; captured < 2; captured++) {
+            mpt_context *context = new_context();
+            cycle_run run;
+            memset(&run, 0, sizeof run);
+            run.net = new_net(context);
+            mpt_sgd_config config = mpt_sgd_config_default();
+            config.momentum = 0.5, config.lr = 0.1;
+            run.optimizer = mpt_sgd(run.net, &config);
+            run.scaler = mpt_grad_scaler(context, NULL);
+            mpt_one_cycle_config cycle = mpt_one_cycle_config_default();
+            cycle.total = 30;
+            int64_t at[1] = {9};
+            mpt_rate rates[2] = {mpt_linear_lr(0.1, 1, 9), mpt_step_lr(4, 0.5)};
+            if (kind == 0) {
+                mpt_one_cycle(run.optimizer, &cycle, MPT_PER_STEP);
+            } else {
+                mpt_sequential_lr(run.optimizer, rates, 2, at, MPT_PER_STEP);
+            }
+            mpt_tensor none;
+            memset(&none, 0, sizeof none);
+            mpt_captured steps = mpt_capture(context, cycle_step, &run);
+            for (int i = 0; i < 40; i++) {
+                float x[OUT * IN];
+                for (int k = 0; k < OUT * IN; k++) x[k] = i % 6 == 4 ? INFINITY : (float)(k - i);
+                mpt_tensor input = mpt_from(context, MPT_F32, MPT_SHAPE(OUT, IN), x);
+                if (captured) {
+                    mpt_captured_step(steps, input, none);
+                } else {
+                    cycle_step(context, &run, input, input);
+                }
+                mpt_release(input);
+            }
+            CHECK_EQ_INT(mpt_captured_count(steps), captured ? 38 : 0);
+            CHECK_EQ_INT(mpt_applied_steps(run.optimizer), 34);
+            weights[captured] = mpt_module_hash(run.net);
+            state[captured] = mpt_optimizer_hash(run.optimizer);
+            check_ok(context);
+            mpt_destroy(context);
+        }
+        CHECK(weights[0] == weights[1] && state[0] == state[1]);
+    }
+}
+
+/* Weights from a file, a new optimizer: set_state lets the schedule go on where it was. */
+TEST(schedule_goes_on_elsewhere) {
+    mpt_context *context = new_context();
+    mpt_module net = new_counter(context);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    mpt_schedule schedule = mpt_schedule_create(optimizer, mpt_step_lr(10, 0.5), MPT_PER_STEP);
+    mpt_schedule_state state;
+    memset(&state, 0, sizeof state);
+    state.time = 19;
+    CHECK_EQ_INT(mpt_schedule_set_state(schedule, &state), MPT_OK);
+    CHECK_CLOSE(mpt_get_lr(optimizer, 0), 5e-4, 1e-12, 0);
+    train(net, optimizer, bias_path, 1, 1);
+    CHECK_CLOSE(mpt_get_lr(optimizer, 0), 2.5e-4, 1e-12, 0);
+    CHECK_EQ_INT(mpt_schedule_get_state(schedule).time, 20);
+    uint64_t hash = mpt_optimizer_hash(optimizer);
+    state.time = 5;
+    mpt_schedule_set_state(schedule, &state);
+    CHECK(mpt_optimizer_hash(optimizer) != hash);
+    train(net, optimizer, bias_path, 1, 1); /* from the new table */
+    float value;
+    mpt_read_f32(mpt_parameter(net, "bias"), &value, 1);
+    CHECK_NEAR(value, -5e-4 - 1e-3, 1e-8);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 /* A skipped step does not move a schedule per step. */
 TEST(schedule_counts_applied_steps) {
     mpt_context *context = new_context();
@@ -825,6 +917,8 @@ TEST_TABLE = {
     T(cosine_over_many_steps),
     T(warmup_by_epoch),
     T(schedule_and_rates_by_hand),
+    T(schedules_in_captured_steps),
+    T(schedule_goes_on_elsewhere),
     T(schedule_counts_applied_steps),
 };
 

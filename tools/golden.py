@@ -647,8 +647,8 @@ def flat(tensors):
     return torch.cat([t.detach().reshape(-1) for t in tensors])
 
 
-def make_optimizer(kind, params, c, fused=None, foreach=False):
-    first, second = params[:2], params[2:]
+def make_optimizer(kind, params, c, fused=None, foreach=False, split=2):
+    first, second = params[:split], params[split:]
     groups = ([{"params": first}, {"params": second, "lr": c["lr2"], "weight_decay": c["decay2"]}]
               if c["groups"] == 2 else [{"params": params}])
     how = {"fused": True} if fused else {"foreach": foreach}
@@ -789,6 +789,129 @@ def schedule_cases():
         yield Case("schedule", f"schedule {label}", [kind, t_max, warm, steps], [base, eta, start],
                    [Tensor("lr", torch.tensor(rates, dtype=F64), OUTPUT, atol=1e-9),
                     Tensor("parameters", torch.stack(values), OUTPUT, atol=2e-6)])
+
+# Curves of 200 steps for two groups. A curve is (kind, counts, numbers, milestones); kinds as listed.
+RATES = ["constant", "linear", "exponential", "step", "multi_step", "polynomial", "cosine",
+         "cosine_restarts"]
+CURVES = [
+    ("constant", "single", [("constant", [20], [0.3], [])]),
+    ("linear", "single", [("linear", [150], [0.25, 0.75], [])]),
+    ("exponential", "single", [("exponential", [], [0.98], [])]),
+    ("step", "single", [("step", [30], [0.5], [])]),
+    ("multi_step", "single", [("multi_step", [3], [0.3], [20, 90, 90])]),
+    ("polynomial", "single", [("polynomial", [150], [1.7], [])]),
+    ("cosine", "single", [("cosine", [60], [0.004], [])]),
+    ("restarts", "single", [("cosine_restarts", [40, 1], [0.002], [])]),
+    ("restarts longer", "single", [("cosine_restarts", [13, 2], [0.0], [])]),
+    ("sequential", "sequential", [("linear", [25], [0.1, 1.0], []),
+                                  ("cosine", [100], [0.001], []),
+                                  ("cosine_restarts", [10, 2], [0.0], []),
+                                  ("multi_step", [2], [0.5], [5, 15])], [25, 110, 170]),
+    ("sequential steps", "sequential", [("constant", [10], [0.2], []), ("step", [9], [0.9], []),
+                                        ("exponential", [], [0.95], []),
+                                        ("polynomial", [40], [1.0], [])], [12, 60, 140]),
+    ("chained", "chained", [("linear", [30], [0.2, 1.0], []), ("exponential", [], [0.99], []),
+                            ("step", [50], [0.5], []), ("multi_step", [1], [0.7], [77])]),
+]
+CYCLES = [  # optimizer, settings, arguments of OneCycleLR
+    ("sgd", dict(momentum=0.5), dict(max_lr=0.1)),
+    ("sgd", dict(momentum=0.9), dict(max_lr=[0.1, 0.03], pct_start=0.45, three_phase=True,
+                                     div_factor=10.0, final_div_factor=50.0, base_momentum=0.6,
+                                     max_momentum=0.9)),
+    ("sgd", dict(momentum=0.0), dict(max_lr=0.05, anneal_strategy="linear", cycle_momentum=False)),
+    ("adamw", dict(), dict(max_lr=0.01, pct_start=0.2, anneal_strategy="linear")),
+    ("adam", dict(beta1=0.7), dict(max_lr=0.02)),
+]
+PLATEAUS = [
+    dict(), dict(patience=3, factor=0.5, cooldown=4, threshold=0.05),
+    dict(mode="max", patience=5, threshold_mode="abs", threshold=0.02, min_lr=0.004),
+    dict(patience=2, factor=0.3, eps=0.003),
+]
+
+
+def make_curve(optimizer, curve):
+    S = torch.optim.lr_scheduler
+    kind, n, a, milestones = curve
+    return {"constant": lambda: S.ConstantLR(optimizer, a[0], n[0]),
+            "linear": lambda: S.LinearLR(optimizer, a[0], a[1], n[0]),
+            "exponential": lambda: S.ExponentialLR(optimizer, a[0]),
+            "step": lambda: S.StepLR(optimizer, n[0], a[0]),
+            "multi_step": lambda: S.MultiStepLR(optimizer, milestones, a[0]),
+            "polynomial": lambda: S.PolynomialLR(optimizer, n[0], a[0]),
+            "cosine": lambda: S.CosineAnnealingLR(optimizer, n[0], a[0]),
+            "cosine_restarts": lambda: S.CosineAnnealingWarmRestarts(optimizer, n[0], n[1], a[0]),
+            }[kind]()
+
+
+def trace_rates(kind, settings, make, metric=None, dtype=F32, steps=200):
+    """The rates of both groups before each step, and the parameters after every 20th."""
+    p = [torch.nn.Parameter(torch.zeros(n, dtype=dtype)) for n in (3, 1)]
+    c = dict(DEFAULTS, **settings)
+    c.update(lr=0.05, lr2=0.02, groups=2)
+    optimizer = make_optimizer(kind, [p[0], p[1]], c, split=1)
+    schedule = make(optimizer)
+    rates, values = [], []
+    for step in range(steps):
+        rates.append([g["lr"] for g in optimizer.param_groups])
+        g = torch.from_numpy(uniform(3000 + step, 4)).to(dtype)
+        p[0].grad, p[1].grad = g[:3].clone(), g[3:].clone()
+        optimizer.step()
+        if step % 20 == 19:
+            values.append(flat(p))
+        schedule.step(*([] if metric is None else [metric[step]]))
+    return torch.tensor(rates, dtype=F64), torch.stack(values)
+
+
+def rate_case(label, form, ints, reals, tensors, kind, settings, make, metric=None):
+    rates, values = trace_rates(kind, settings, make, metric)
+    exact = trace_rates(kind, settings, make, metric, F64)[1]
+    atol = max(2e-6, 2 * (values - exact).abs().max().item())
+    return Case("rates", f"rates {label}", [form] + ints, reals, tensors + [
+        Tensor("lr", rates, OUTPUT, rtol=1e-12, atol=1e-12),
+        Tensor("parameters", values, OUTPUT, atol=atol)])
+
+
+def rate_cases():
+    S = torch.optim.lr_scheduler
+    for label, form, curves, *at in CURVES:
+        numbers, counts, milestones = [], [len(curves)], []
+        for kind, n, a, m in curves:
+            counts += [RATES.index(kind)] + (n + [0, 0])[:2]
+            numbers += (a + [0.0, 0.0])[:2]
+            milestones = m or milestones
+
+        def make(optimizer):
+            parts = [make_curve(optimizer, curve) for curve in curves]
+            return (parts[0] if form == "single" else S.ChainedScheduler(parts) if form == "chained"
+                    else S.SequentialLR(optimizer, parts, at[0]))
+        yield rate_case(label, ["single", "sequential", "chained"].index(form), counts, numbers,
+                        [Tensor("milestones", torch.tensor(milestones or [0])),
+                         Tensor("at", torch.tensor(at[0] if at else [0]))], "sgd", {}, make)
+    for number, (kind, settings, cycle) in enumerate(CYCLES):
+        c = dict(dict(pct_start=0.3, anneal_strategy="cos", cycle_momentum=True, base_momentum=0.85,
+                      max_momentum=0.95, div_factor=25.0, final_div_factor=1e4,
+                      three_phase=False), **cycle)
+        most = c["max_lr"] if isinstance(c["max_lr"], list) else [c["max_lr"]] * 2
+        first = settings.get("beta1", 0.9) if kind != "sgd" else settings["momentum"]
+        yield rate_case(
+            f"one cycle {number}", 3,
+            [["sgd", "adam", "adamw"].index(kind), c["anneal_strategy"] == "linear",
+             c["three_phase"], c["cycle_momentum"]],
+            [first, c["pct_start"], c["div_factor"], c["final_div_factor"], c["base_momentum"],
+             c["max_momentum"]] + most, [], kind, settings,
+            lambda optimizer: S.OneCycleLR(optimizer, total_steps=201, **cycle))
+    for number, plateau in enumerate(PLATEAUS):
+        c = dict(dict(mode="min", factor=0.1, patience=10, threshold=1e-4, threshold_mode="rel",
+                      cooldown=0, min_lr=0, eps=1e-8), **plateau)
+        metric = 1 / (1 + 0.1 * np.arange(200)) + 0.2 * uniform(3900 + number, 200)
+        metric = metric if c["mode"] == "min" else 1 - metric
+        metric[50] = np.nan
+        yield rate_case(f"plateau {number}", 4,
+                        [c["patience"], c["cooldown"], c["threshold_mode"] == "abs",
+                         c["mode"] == "max"],
+                        [c["factor"], c["threshold"], c["min_lr"], c["eps"]],
+                        [Tensor("metric", torch.from_numpy(metric))], "sgd", {},
+                        lambda optimizer: S.ReduceLROnPlateau(optimizer, **plateau), metric)
 
 
 # ---- scaler ----
@@ -1001,7 +1124,7 @@ def classifier_cases():
 def train_cases():
     first = Case("hash", "generator",
                  tensors=[Tensor("uniform", torch.from_numpy(uniform(123, 16)), OUTPUT)])
-    return [first, *optimizer_cases(), *small_cases(), *clip_cases(), *schedule_cases(),
+    return [first, *optimizer_cases(), *small_cases(), *clip_cases(), *schedule_cases(), *rate_cases(),
             *scaler_cases(),
             *classifier_cases()]
 
