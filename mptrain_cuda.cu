@@ -3224,9 +3224,11 @@ mpt_status mpt__cuda_grad_scale(const mpt__cuda_call *call) {
 struct mpt__update {
     void *param; /* of `dtype`; with a master only written */
     int dtype;
-    float *master, *first, *second; /* NULL: absent */
+    float *master, *first, *second, *third; /* NULL: absent */
     const float *gradient;
     bool aligned, adam, variant; /* Nesterov; decoupled decay */
+    bool maximize;
+    int function; /* of MOMENTS */
     float keep2, add2, eps, decay;
     double imm[4];
     mpt__segments segments;
@@ -3269,9 +3271,11 @@ __device__ mpt__pace mpt__pace_of(const mpt__update &u, long long segment) {
         lr = *rate;
         if (u.cycles) first = rate[u.rate_count];
     }
+    if (u.function == MPT__FN_ADAGRAD) lr /= 1 + (double)step * first;
     pace.lr = (float)lr;
     pace.keep1 = (float)first;
-    pace.add1 = (float)(1 - (u.adam ? first : u.imm[1]));
+    pace.add1 = (float)(1 - (u.adam || u.function != MPT__FN_NONE ? first : u.imm[1]));
+    if (u.function == MPT__FN_LION) pace.shrink = (float)(lr * u.imm[2]);
     if (u.adam) {
         pace.lr = (float)(lr / (1 - mpt__power(first, step + 1)));
         pace.root_factor = (float)(1 / sqrt(1 - mpt__power(u.imm[1], step + 1)));
@@ -3305,10 +3309,49 @@ __device__ __forceinline__ void mpt__adam_of(const mpt__update &u, const mpt__pa
     p -= pace.lr * m / (sqrtf(v) * pace.root_factor + u.eps);
 }
 
-template <int N>
+/* The functions of MOMENTS, in the order of operations of torch.optim. */
+__device__ __forceinline__ void mpt__moments_of(const mpt__update &u, const mpt__pace &pace,
+                                                float &p, float g, float &m, float &v, float &w) {
+    if (u.variant) {
+        p -= pace.shrink * p;
+    } else if (u.decay != 0) {
+        g += u.decay * p;
+    }
+    if (u.function == MPT__FN_AMSGRAD) {
+        m = pace.keep1 * m + pace.add1 * g;
+        v = u.keep2 * v + u.add2 * g * g;
+        w = w > v || isnan(w) ? w : v;
+        p -= pace.lr * m / (sqrtf(w) * pace.root_factor + u.eps);
+    } else if (u.function == MPT__FN_RMSPROP) { /* m of squares, v momentum, w mean */
+        m = u.keep2 * m + u.add2 * g * g;
+        float square = m;
+        if (u.third != NULL) {
+            w = u.keep2 * w + u.add2 * g;
+            square = m - w * w;
+            if (square < 0) square = 0; /* by rounding */
+        }
+        g /= sqrtf(square) + u.eps;
+        if (u.second != NULL) g = v = pace.keep1 * v + g;
+        p -= pace.lr * g;
+    } else if (u.function == MPT__FN_ADAGRAD) {
+        m += g * g;
+        p -= pace.lr * g / (sqrtf(m) + u.eps);
+    } else if (u.function == MPT__FN_ADADELTA) {
+        m = pace.keep1 * m + pace.add1 * g * g;
+        g *= sqrtf(v + u.eps) / sqrtf(m + u.eps);
+        v = pace.keep1 * v + pace.add1 * g * g;
+        p -= pace.lr * g;
+    } else {
+        const float way = pace.keep1 * m + pace.add1 * g;
+        m = u.keep2 * m + u.add2 * g;
+        p -= pace.lr * (way > 0 ? 1.0f : way < 0 ? -1.0f : way);
+    }
+}
+
+template <int N, bool MOMENTS>
 __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__pace &pace,
                                                float multiplier, long long at) {
-    float p[N], g[N], m[N] = {0}, v[N] = {0};
+    float p[N], g[N], m[N] = {0}, v[N] = {0}, w[N] = {0};
     mpt__read<N>(u.gradient, MPT_F32, at, g);
     if (u.first != NULL) mpt__read<N>(u.first, MPT_F32, at, m);
     if (u.second != NULL) mpt__read<N>(u.second, MPT_F32, at, v);
@@ -3317,8 +3360,11 @@ __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__
     } else {
         mpt__read<N>(u.param, u.dtype, at, p);
     }
+    if (MOMENTS && u.third != NULL) mpt__read<N>(u.third, MPT_F32, at, w);
     for (int i = 0; i < N; i++) {
-        if (u.adam) {
+        if (MOMENTS) {
+            mpt__moments_of(u, pace, p[i], g[i] * multiplier, m[i], v[i], w[i]);
+        } else if (u.adam) {
             mpt__adam_of(u, pace, p[i], g[i] * multiplier, m[i], v[i]);
         } else {
             mpt__sgd_of(u, pace, p[i], g[i] * multiplier, m[i]);
@@ -3326,6 +3372,7 @@ __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__
     }
     if (u.first != NULL) mpt__write<N>(u.first, MPT_F32, at, m);
     if (u.second != NULL) mpt__write<N>(u.second, MPT_F32, at, v);
+    if (MOMENTS && u.third != NULL) mpt__write<N>(u.third, MPT_F32, at, w);
     if (u.master != NULL) mpt__write<N>(u.master, MPT_F32, at, p);
     mpt__write<N>(u.param, u.dtype, at, p);
 }
@@ -3340,9 +3387,10 @@ __device__ void mpt__commit(const mpt__update &u) {
     if (u.commit == 2 && threadIdx.x == 0) u.scalars[u.slot.at[3]].i++;
 }
 
+template <bool MOMENTS>
 __global__ void mpt__update_kernel(const mpt__update u) {
     __shared__ mpt__pace pace;
-    const float multiplier = mpt__factor(u.scalars, u.slot.at[1]);
+    const float multiplier = mpt__factor(u.scalars, u.slot.at[1]) * (u.maximize ? -1.0f : 1.0f);
     mpt__chunk chunk = {0, 0, 0, 0};
     long long segment = -1;
     if (!mpt__gate_open(u.scalars, u.slot.at[2])) return;
@@ -3355,10 +3403,10 @@ __global__ void mpt__update_kernel(const mpt__update u) {
         }
         const long long eights = mpt__chunk_eights(chunk, u.aligned);
         MPT__EACH_OF_BLOCK(i, eights) {
-            mpt__update_at<8>(u, pace, multiplier, chunk.first + 8 * i);
+            mpt__update_at<8, MOMENTS>(u, pace, multiplier, chunk.first + 8 * i);
         }
         MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
-            mpt__update_at<1>(u, pace, multiplier, chunk.first + 8 * eights + i);
+            mpt__update_at<1, MOMENTS>(u, pace, multiplier, chunk.first + 8 * eights + i);
         }
     }
     if (u.commit != 0 && mpt__last_block(u.ticket)) mpt__commit(u);
@@ -3375,6 +3423,8 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
     u.gradient = (const float *)call->data[2];
     u.first = (float *)call->data[3];
     u.variant = launch->index[0] == 1;
+    u.maximize = launch->index[2] != 0;
+    u.function = launch->function;
     memcpy(u.imm, launch->imm, sizeof u.imm);
     u.segments = mpt__segments_of(launch, 4, call->data[4]);
     u.steps = (long long *)call->data[5];
@@ -3392,11 +3442,14 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
 }
 
 mpt_status mpt__run_update(const mpt__cuda_call *call, mpt__update *u) {
-    const void *arrays[5] = {u->param, u->master, u->gradient, u->first, u->second};
+    const void *arrays[6] = {u->param, u->master, u->gradient, u->first, u->second, u->third};
+    const unsigned int blocks = mpt__segment_blocks(call, u->segments);
     u->aligned = mpt__is_streamed(u->dtype);
-    for (int i = 0; i < 5; i++) u->aligned = u->aligned && (uintptr_t)arrays[i] % 16 == 0;
-    mpt__update_kernel<<<mpt__segment_blocks(call, u->segments), MPT__THREADS, 0, call->stream>>>(
-        *u);
+    for (int i = 0; i < 6; i++) u->aligned = u->aligned && (uintptr_t)arrays[i] % 16 == 0;
+    if (u->function != MPT__FN_NONE)
+        mpt__update_kernel<true><<<blocks, MPT__THREADS, 0, call->stream>>>(*u);
+    else
+        mpt__update_kernel<false><<<blocks, MPT__THREADS, 0, call->stream>>>(*u);
     return MPT_OK;
 }
 
@@ -3406,15 +3459,26 @@ mpt_status mpt__cuda_sgd(const mpt__cuda_call *call) {
     return mpt__run_update(call, &u);
 }
 
-mpt_status mpt__cuda_adam(const mpt__cuda_call *call) {
+/* Of Adam, of what is like it, and of MOMENTS: eps and decay stand at these places in imm. */
+mpt_status mpt__run_moments(const mpt__cuda_call *call, int eps, int decay) {
     mpt__update u = mpt__update_of(call);
-    u.adam = true;
+    u.adam = u.function == MPT__FN_NONE || u.function == MPT__FN_AMSGRAD;
     u.second = (float *)call->data[6];
+    u.third = u.function != MPT__FN_NONE ? (float *)call->data[8] : NULL;
     u.keep2 = (float)u.imm[1];
     u.add2 = (float)(1 - u.imm[1]);
-    u.eps = (float)u.imm[2];
-    u.decay = (float)u.imm[3];
+    u.eps = (float)u.imm[eps];
+    u.decay = (float)u.imm[decay];
+    if (!u.adam) u.variant = u.function == MPT__FN_LION;
     return mpt__run_update(call, &u);
+}
+
+mpt_status mpt__cuda_adam(const mpt__cuda_call *call) { return mpt__run_moments(call, 2, 3); }
+
+mpt_status mpt__cuda_moments(const mpt__cuda_call *call) {
+    const int function = call->launch->function;
+    const bool three = function == MPT__FN_AMSGRAD || function == MPT__FN_RMSPROP;
+    return mpt__run_moments(call, three ? 2 : 1, three ? 3 : 2);
 }
 
 /* ---- Scalars ---- */
@@ -3695,6 +3759,7 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_scaler_update, NULL},
     {mpt__cuda_metric_add, NULL},
     {mpt__cuda_find_nonfinite, NULL},
+    {mpt__cuda_moments, NULL},
 };
 static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,
               "a kernel of the launch table has no implementation here");

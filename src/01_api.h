@@ -631,6 +631,7 @@ typedef struct mpt_sgd_config {
     double weight_decay; /* 0, added to the gradient */
     bool nesterov;       /* false; needs momentum > 0 and dampening 0 */
     bool allow_shared;   /* false; true: parameters may be in another optimizer too */
+    bool maximize;       /* false; true: up the gradient */
 } mpt_sgd_config;
 typedef struct mpt_adam_config {
     double lr;           /* 1e-3 */
@@ -638,17 +639,58 @@ typedef struct mpt_adam_config {
     double eps;          /* 1e-8, outside the root, after bias correction */
     double weight_decay; /* Adam: 0, added to the gradient; AdamW: 1e-2, decoupled */
     bool allow_shared;   /* false */
+    bool amsgrad;        /* false; true: with the largest second moment so far */
+    bool maximize;       /* false */
 } mpt_adam_config;
 typedef mpt_adam_config mpt_adamw_config;
+typedef struct mpt_rmsprop_config {
+    double lr;           /* 1e-2 */
+    double alpha;        /* 0.99, of the mean square */
+    double eps;          /* 1e-8, outside the root */
+    double weight_decay; /* 0, added to the gradient */
+    double momentum;     /* 0 */
+    bool centered;       /* false; true: the square of the mean is taken off */
+    bool allow_shared, maximize;
+} mpt_rmsprop_config;
+typedef struct mpt_adagrad_config {
+    double lr;                  /* 1e-2 */
+    double lr_decay;            /* 0; lr / (1 + steps lr_decay) */
+    double weight_decay;        /* 0, added to the gradient */
+    double initial_accumulator; /* 0; what sums of squares start from */
+    double eps;                 /* 1e-10, outside the root */
+    bool allow_shared, maximize;
+} mpt_adagrad_config;
+typedef struct mpt_adadelta_config {
+    double lr;           /* 1 */
+    double rho;          /* 0.9, of both means */
+    double eps;          /* 1e-6, inside the roots */
+    double weight_decay; /* 0, added to the gradient */
+    bool allow_shared, maximize;
+} mpt_adadelta_config;
+typedef struct mpt_lion_config {
+    double lr;           /* 1e-4 */
+    double beta1, beta2; /* 0.9 of the step, 0.99 of what is kept */
+    double weight_decay; /* 0, decoupled */
+    bool allow_shared, maximize;
+} mpt_lion_config;
 
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void);
 MPTRAIN_API mpt_adam_config mpt_adam_config_default(void);
 MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void);
-/* Over all parameters of a tree. Order of operations as in torch.optim (fused form); moments and
-   arithmetic are fp32, half parameters get fp32 masters, steps count in 64 bits. */
+MPTRAIN_API mpt_rmsprop_config mpt_rmsprop_config_default(void);
+MPTRAIN_API mpt_adagrad_config mpt_adagrad_config_default(void);
+MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void);
+MPTRAIN_API mpt_lion_config mpt_lion_config_default(void);
+/* Over all parameters of a tree. Order of operations as in torch.optim (SGD and Adam: its fused
+   form), of Lion as in arXiv 2302.06675; moments and arithmetic are fp32, half parameters get fp32
+   masters, steps count in 64 bits. */
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config);
 MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config);
 MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config);
+MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config);
+MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config);
+MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config);
+MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config);
 
 /* Parameter groups. Group 0 holds what the creator got; mpt_optimizer_add makes another one of the
    module's parameters (those already held move there), with its own lr and decay: all below

@@ -11,7 +11,7 @@
 
 #include "01_api.h"
 
-#define MPT__MAX_OPERANDS 8
+#define MPT__MAX_OPERANDS 9
 #define MPT__MAX_SLOTS 8
 
 /* ==== Operands ==== */
@@ -91,7 +91,8 @@ typedef struct mpt__operand {
  *           n - 1) (both i64), with two rows the second one's for imm[0]; slot[1] multiplier of the
  *           gradients; slot[2] found_inf; imm: momentum, dampening, decay; index[0]: Nesterov. With
  *           index[1] = 1 the step counts of all segments += 1 at the end, with 2 also slot[3], the
- *           applied steps. A step count of 0 copies g to momentum. Gate.
+ *           applied steps. A step count of 0 copies g to momentum. index[2] = 1: gradients count
+ *           with the other sign. Gate.
  * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
  *           decoupled decay. t = step count + 1. Gate.
  * CLIP      slot[0] multiplier *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w f32 [1] =
@@ -106,6 +107,11 @@ typedef struct mpt__operand {
  *           amp-spec 2.3 with tracker >= interval. While the error word is set nothing changes.
  * METRIC_ADD  slot[0] sum += o0 r [1], slot[1] count (i64) += 1.
  * FIND_NONFINITE  slot[0] = index of the first non-finite element of o0 r, or -1.
+ * MOMENTS   o0..o7 as ADAM, o6? and o8? rw further moments. By function, imm and moments are
+ *           AMSGRAD those of ADAM, and its largest v; RMSPROP momentum, alpha, eps, decay and
+ *           v, momentum?, mean? (there where centred); ADAGRAD lr_decay, eps, decay and the sum;
+ *           ADADELTA rho, eps, decay and the means of g^2 and of steps^2; LION beta1, beta2, decay
+ *           (decoupled) and m. Gate.
  */
 #define MPT__KERNELS(K)                                    \
     K(FILL, "fill", 0)                                     \
@@ -134,7 +140,8 @@ typedef struct mpt__operand {
     K(SCALE_LOSS, "scale_loss", 1)                         \
     K(SCALER_UPDATE, "scaler_update", 1)                   \
     K(METRIC_ADD, "metric_add", 1)                         \
-    K(FIND_NONFINITE, "find_nonfinite", 0)
+    K(FIND_NONFINITE, "find_nonfinite", 0)                 \
+    K(MOMENTS, "moments", 1)
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,
@@ -143,7 +150,7 @@ typedef enum mpt__kernel {
         MPT__KERNEL_COUNT
 } mpt__kernel;
 
-/* The functions of UNARY, BINARY, REDUCE, SOFTMAX and RANDOM. a = in0, b = in1, c = imm[0], s =
+/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c = imm[0], s =
    slot. */
 typedef enum mpt__function {
     MPT__FN_NONE = 0,
@@ -185,6 +192,12 @@ typedef enum mpt__function {
     /* random */
     MPT__FN_UNIFORM,
     MPT__FN_NORMAL,
+    /* updates */
+    MPT__FN_AMSGRAD,
+    MPT__FN_RMSPROP,
+    MPT__FN_ADAGRAD,
+    MPT__FN_ADADELTA,
+    MPT__FN_LION,
     MPT__FUNCTION_COUNT
 } mpt__function;
 

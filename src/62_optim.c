@@ -1,5 +1,5 @@
 /* ---------------------------------------------------------------------------------------------
- * 62_optim.c: SGD, Adam and AdamW; groups, clipping, the segments that their kernels run over.
+ * 62_optim.c: the optimizers; groups, clipping, the segments that their kernels run over.
  *
  * An optimizer owns state only: moments and fp32 masters that mirror the part of each block that it
  * covers, and counts of steps. Its kernels run over segments of that part, built on the host from
@@ -13,15 +13,21 @@
 
 /* ==== Contract ==== */
 
-enum { MPT__MOMENTS = 2, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+enum { MPT__MOMENTS = 3, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+
+/* When an optimizer has a moment. */
+typedef enum mpt__need { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
 
 /* What one kind of optimizer is. Settings are checked to lie in [low, below) and go to imm[0..] of
    the kernel, weight decay behind them; the variant goes to index[0]. */
 typedef struct mpt__rule {
     mpt__kernel kernel;
-    const char *moment[MPT__MOMENTS]; /* their names in state; NULL = none */
-    bool optional;                    /* there are moments only where the first setting is not 0 */
-    bool cycles;                      /* the first setting is what one cycle moves */
+    mpt__function function;
+    bool cycles; /* the first setting is what one cycle moves */
+    struct {
+        const char *name; /* in state; NULL = none */
+        mpt__need need;   /* always, where the first setting is not 0, in the variant */
+    } moment[MPT__MOMENTS];
     struct {
         const char *name;
         double low, below;
@@ -71,7 +77,8 @@ typedef struct mpt__optimizer {
     mpt__id id;
     const mpt__rule *rule;
     double setting[MPT__SETTINGS];
-    bool variant, shared, warned_no_grad, warned_unscaled;
+    double initial; /* value of the first moment of what is new */
+    bool variant, maximize, shared, warned_no_grad, warned_unscaled;
     bool pattern_valid, norm_valid;
     mpt__group *groups;
     int64_t group_count, group_capacity;
@@ -146,7 +153,11 @@ static mpt_status mpt__copy_elements(mpt_context *context, uint32_t from, mpt_dt
 static bool mpt__wants_mirror(const mpt_context *context, const mpt__optimizer *optimizer,
                               const mpt__optim_state *state, int k) {
     if (k == MPT__MASTER) return mpt__block_of(context, state)->dtype != MPT_F32;
-    return optimizer->rule->moment[k] && !(optimizer->rule->optional && optimizer->setting[0] == 0);
+    if (!optimizer->rule->moment[k].name) return false;
+    mpt__need need = optimizer->rule->moment[k].need;
+    return need == MPT__IF_FIRST     ? optimizer->setting[0] != 0
+           : need == MPT__IF_VARIANT ? optimizer->variant
+                                     : true;
 }
 
 /* Lets a state cover [first, end) as well; new elements are 0. On error it keeps what it had. */
@@ -322,6 +333,12 @@ static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint3
     state->held++;
     if (state->mirror[MPT__MASTER])
         mpt__master_load(context, state, parameter->offset, parameter->numel);
+    if (optimizer->initial == 0) return;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+    launch->imm[0] = optimizer->initial;
+    mpt__operand_on(launch, 0, state->mirror[0], MPT_F32, parameter->offset - state->first,
+                    parameter->numel, MPT__WRITE);
+    mpt__submit(context, launch);
 }
 
 /* The listed parameters become members of `group`; what is new starts with a step count of 0. */
@@ -435,7 +452,8 @@ static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay
 /* What the configs of all kinds of optimizers say, settings in the order of the rule. */
 typedef struct mpt__plan {
     double lr, weight_decay, setting[MPT__SETTINGS];
-    bool variant, shared;
+    bool variant, maximize, shared;
+    double initial;
 } mpt__plan;
 
 /* An optimizer over all parameters of a tree. */
@@ -453,7 +471,9 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     optimizer->rule = rule;
     memcpy(optimizer->setting, plan->setting, sizeof plan->setting);
     optimizer->variant = plan->variant;
+    optimizer->maximize = plan->maximize;
     optimizer->shared = plan->shared;
+    optimizer->initial = plan->initial;
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(context, 0);
     if (context->base.status == MPT_OK &&
         mpt__group_new(context, optimizer, plan->lr, plan->weight_decay) == 0)
@@ -469,29 +489,70 @@ MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
     return mpt__status_of(handle.context);
 }
 
-/* ==== The three optimizers ==== */
+/* ==== The optimizers ==== */
 
 static const mpt__rule mpt__sgd_rule = {
     MPT__K_SGD,
-    {"momentum_buffer", NULL},
+    MPT__FN_NONE,
     true,
-    true,
+    {{"momentum_buffer", MPT__IF_FIRST}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
     {{"momentum", 0, MPT__NO_LIMIT}, {"dampening", -MPT__NO_LIMIT, MPT__NO_LIMIT}, {NULL, 0, 0}}};
 
+#define MPT__ADAM_SETTINGS                                            \
+    {                                                                 \
+        {"beta1", 0, 1}, {"beta2", 0, 1}, { "eps", 0, MPT__NO_LIMIT } \
+    }
 static const mpt__rule mpt__adam_rule = {
     MPT__K_ADAM,
-    {"exp_avg", "exp_avg_sq"},
-    false,
+    MPT__FN_NONE,
     true,
-    {{"beta1", 0, 1}, {"beta2", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
+    {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    MPT__ADAM_SETTINGS};
+
+static const mpt__rule mpt__amsgrad_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_AMSGRAD,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {"max_exp_avg_sq", MPT__ALWAYS}},
+    MPT__ADAM_SETTINGS};
+
+static const mpt__rule mpt__rmsprop_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_RMSPROP,
+    true,
+    {{"square_avg", MPT__ALWAYS},
+     {"momentum_buffer", MPT__IF_FIRST},
+     {"grad_avg", MPT__IF_VARIANT}},
+    {{"momentum", 0, MPT__NO_LIMIT}, {"alpha", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
+
+static const mpt__rule mpt__adagrad_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_ADAGRAD,
+    false,
+    {{"sum", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"lr_decay", 0, MPT__NO_LIMIT}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+static const mpt__rule mpt__adadelta_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_ADADELTA,
+    false,
+    {{"square_avg", MPT__ALWAYS}, {"acc_delta", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"rho", 0, 1}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+static const mpt__rule mpt__lion_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_LION,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"beta1", 0, 1}, {"beta2", 0, 1}, {NULL, 0, 0}}};
 
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
-    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false};
+    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_adam_config mpt_adam_config_default(void) {
-    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false};
+    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false};
     return config;
 }
 
@@ -501,11 +562,32 @@ MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void) {
     return config;
 }
 
+MPTRAIN_API mpt_rmsprop_config mpt_rmsprop_config_default(void) {
+    mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adagrad_config mpt_adagrad_config_default(void) {
+    mpt_adagrad_config config = {1e-2, 0, 0, 0, 1e-10, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void) {
+    mpt_adadelta_config config = {1, 0.9, 1e-6, 0, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_lion_config mpt_lion_config_default(void) {
+    mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false};
+    return config;
+}
+
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
     mpt_context *context = module.context;
     mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
-    mpt__plan plan = {
-        c.lr, c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov, c.allow_shared};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0},
+                      c.nesterov, c.maximize,     c.allow_shared,
+                      0};
     if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
         return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
     mpt__misuse(context, "mpt_sgd", MPT_ERROR_ARGUMENT,
@@ -516,8 +598,10 @@ MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *confi
 
 static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, mpt_adam_config c,
                                    bool decoupled) {
-    mpt__plan plan = {c.lr, c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled, c.allow_shared};
-    return mpt__optimizer_new(name, module, &mpt__adam_rule, &plan);
+    mpt__plan plan = {
+        c.lr, c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled, c.maximize, c.allow_shared, 0};
+    return mpt__optimizer_new(name, module, c.amsgrad ? &mpt__amsgrad_rule : &mpt__adam_rule,
+                              &plan);
 }
 
 MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config) {
@@ -526,6 +610,39 @@ MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *con
 
 MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config) {
     return mpt__adam_new("mpt_adamw", module, config ? *config : mpt_adamw_config_default(), true);
+}
+
+MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
+    mpt_rmsprop_config c = config ? *config : mpt_rmsprop_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.alpha, c.eps},
+                      c.centered, c.maximize,     c.allow_shared,
+                      0};
+    return mpt__optimizer_new("mpt_rmsprop", module, &mpt__rmsprop_rule, &plan);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
+    mpt_adagrad_config c = config ? *config : mpt_adagrad_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.lr_decay, c.eps, 0}, false,
+                      c.maximize, c.allow_shared, c.initial_accumulator};
+    if (c.initial_accumulator >= 0 && c.initial_accumulator < MPT__NO_LIMIT)
+        return mpt__optimizer_new("mpt_adagrad", module, &mpt__adagrad_rule, &plan);
+    mpt__misuse(module.context, "mpt_adagrad", MPT_ERROR_ARGUMENT,
+                "initial_accumulator = %g; expected a finite number >= 0", c.initial_accumulator);
+    return mpt__optimizer_handle(module.context, NULL);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
+    mpt_adadelta_config c = config ? *config : mpt_adadelta_config_default();
+    mpt__plan plan = {c.lr, c.weight_decay, {c.rho, c.eps, 0}, false, c.maximize, c.allow_shared,
+                      0};
+    return mpt__optimizer_new("mpt_adadelta", module, &mpt__adadelta_rule, &plan);
+}
+
+MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
+    mpt_lion_config c = config ? *config : mpt_lion_config_default();
+    mpt__plan plan = {
+        c.lr, c.weight_decay, {c.beta1, c.beta2, 0}, false, c.maximize, c.allow_shared, 0};
+    return mpt__optimizer_new("mpt_lion", module, &mpt__lion_rule, &plan);
 }
 
 /* ==== Groups and rates ==== */
@@ -846,13 +963,14 @@ MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
 static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer *optimizer,
                                      const mpt__optim_state *state, int form, int64_t row,
                                      int64_t rows, uint16_t found_slot) {
-    static const int position[MPT__MIRRORS] = {3, 6, 1};
+    static const int position[MPT__MIRRORS] = {3, 6, 8, 1};
     const mpt__rule *rule = optimizer->rule;
     const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
     mpt__block *block = mpt__block_of(context, state);
     if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
         mpt__materialise_gradients(context, block);
     mpt__launch *launch = mpt__launch_begin(context, rule->kernel);
+    launch->function = (uint8_t)rule->function;
     mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
                     state->count, MPT__READ_WRITE);
     if (form >= 0)
@@ -876,6 +994,7 @@ static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer 
     launch->imm[settings] = group->weight_decay;
     launch->index[0] = optimizer->variant;
     launch->index[1] = row + rows == optimizer->row_count ? 2 : 1;
+    launch->index[2] = optimizer->maximize;
     return mpt__submit(context, launch);
 }
 
@@ -984,7 +1103,7 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
             mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
                              step               ? "step"
                              : k == MPT__MASTER ? "master"
-                                                : optimizer->rule->moment[k]);
+                                                : optimizer->rule->moment[k].name);
             status = visit(context, user, &item);
         }
     }

@@ -58,6 +58,7 @@ static mpt_tensor loss_of_gradients(const given_net *net, const float values[ELE
     for (int k = 0, at = 0; k < count; at += parameter_counts[k++]) {
         mpt_shape shape = mpt_get_shape(net->parameters[k]);
         mpt_tensor g = mpt_from(net->context, MPT_F32, shape, values + at);
+        g = mpt_cast(g, mpt_get_dtype(net->parameters[k]));
         mpt_tensor part = mpt_sum(mpt_mul(net->parameters[k], g), MPT_ALL_DIMS, false);
         loss = k == 0 ? part : mpt_add(loss, part);
     }
@@ -73,33 +74,68 @@ static void check_no_error(mpt_context *context, const char *label) {
 
 /* ---- optimizers ---- */
 
-enum { NESTEROV, GROUPS, MISSING };
+enum { NESTEROV, GROUPS, MISSING, LENGTH, AMSGRAD, MAXIMIZE, CENTERED, HALF };
 enum { LR, DECAY, MOMENTUM, DAMPENING, BETA1, BETA2, EPS, LR2, DECAY2 };
+enum { ALPHA = DECAY2 + 1, RHO, LR_DECAY, INITIAL };
+
+static const char *const optimizer_kinds[] = {"sgd",     "adam",     "adamw", "rmsprop",
+                                              "adagrad", "adadelta", "lion"};
+
+/* Sets what all configs have. */
+#define COMMON(config)                  \
+    config.lr = reals[LR];              \
+    config.weight_decay = reals[DECAY]; \
+    config.maximize = ints[MAXIMIZE] != 0
+
+static mpt_optimizer make_adaptive(const char *kind, mpt_module module, const int64_t *ints,
+                                   const double *reals) {
+    mpt_rmsprop_config rmsprop = mpt_rmsprop_config_default();
+    mpt_adagrad_config adagrad = mpt_adagrad_config_default();
+    mpt_adadelta_config adadelta = mpt_adadelta_config_default();
+    mpt_lion_config lion = mpt_lion_config_default();
+    COMMON(rmsprop);
+    COMMON(adagrad);
+    COMMON(adadelta);
+    COMMON(lion);
+    rmsprop.alpha = reals[ALPHA];
+    rmsprop.momentum = reals[MOMENTUM];
+    rmsprop.centered = ints[CENTERED] != 0;
+    rmsprop.eps = adagrad.eps = adadelta.eps = reals[EPS];
+    adagrad.lr_decay = reals[LR_DECAY];
+    adagrad.initial_accumulator = reals[INITIAL];
+    adadelta.rho = reals[RHO];
+    lion.beta1 = reals[BETA1], lion.beta2 = reals[BETA2];
+    return strcmp(kind, "rmsprop") == 0    ? mpt_rmsprop(module, &rmsprop)
+           : strcmp(kind, "adagrad") == 0  ? mpt_adagrad(module, &adagrad)
+           : strcmp(kind, "adadelta") == 0 ? mpt_adadelta(module, &adadelta)
+                                           : mpt_lion(module, &lion);
+}
 
 static mpt_optimizer make_optimizer(const char *kind, mpt_module module, const int64_t *ints,
                                     const double *reals) {
-    if (strcmp(kind, "sgd") == 0) {
-        mpt_sgd_config sgd = mpt_sgd_config_default();
-        sgd.lr = reals[LR];
-        sgd.weight_decay = reals[DECAY];
-        sgd.momentum = reals[MOMENTUM];
-        sgd.dampening = reals[DAMPENING];
-        sgd.nesterov = ints[NESTEROV] != 0;
-        return mpt_sgd(module, &sgd);
-    }
+    mpt_sgd_config sgd = mpt_sgd_config_default();
     mpt_adam_config adam =
         strcmp(kind, "adam") == 0 ? mpt_adam_config_default() : mpt_adamw_config_default();
-    adam.lr = reals[LR];
-    adam.weight_decay = reals[DECAY];
+    if (strcmp(kind, "sgd") != 0 && strncmp(kind, "adam", 4) != 0)
+        return make_adaptive(kind, module, ints, reals);
+    COMMON(sgd);
+    sgd.momentum = reals[MOMENTUM];
+    sgd.dampening = reals[DAMPENING];
+    sgd.nesterov = ints[NESTEROV] != 0;
+    if (strcmp(kind, "sgd") == 0) return mpt_sgd(module, &sgd);
+    COMMON(adam);
     adam.beta1 = reals[BETA1];
     adam.beta2 = reals[BETA2];
     adam.eps = reals[EPS];
+    adam.amsgrad = ints[AMSGRAD] != 0;
     return strcmp(kind, "adam") == 0 ? mpt_adam(module, &adam) : mpt_adamw(module, &adam);
 }
 
 static void run_optimizer(const golden_case *c) {
     given_net net = make_net();
     const golden_tensor *want = golden_find(c, "parameters");
+    const int steps = (int)c->ints[LENGTH];
+    if (c->ints[HALF]) mpt_half(net.module, MPT_F16);
     mpt_optimizer optimizer = make_optimizer(c->op, net.module, c->ints, c->reals);
     float values[ELEMENTS];
     if (c->ints[GROUPS] == 2) {
@@ -108,7 +144,7 @@ static void run_optimizer(const golden_case *c) {
         second.weight_decay = c->reals[DECAY2];
         CHECK_EQ_INT(mpt_optimizer_add(optimizer, mpt_child(net.module, "1"), NULL, &second), 1);
     }
-    for (int step = 1; step <= 50; step++) {
+    for (int step = 1; step <= steps; step++) {
         int missing = c->ints[MISSING] && step % 3;
         mpt_step_begin(net.context);
         mpt_zero_grad(optimizer);
@@ -116,22 +152,22 @@ static void run_optimizer(const golden_case *c) {
         mpt_backward(loss_of_gradients(&net, values, PARAMETERS - missing));
         mpt_step(optimizer);
         mpt_step_end(net.context);
-        if (step % 10 == 0) {
+        if (step % (steps / 5) == 0) {
             read_parameters(&net, values);
-            if (golden_compare(c->label, want, ELEMENTS * (step / 10 - 1), values, ELEMENTS)) {
+            if (golden_compare(c->label, want, ELEMENTS * (step / (steps / 5) - 1), values,
+                               ELEMENTS)) {
                 printf(" after step %d", step);
                 break;
             }
         }
     }
-    CHECK_EQ_INT(mpt_applied_steps(optimizer), 50);
+    CHECK_EQ_INT(mpt_applied_steps(optimizer), steps);
     check_no_error(net.context, c->label);
     mpt_destroy(net.context);
 }
 
 /* One parameter that starts at 1, against an fp64 trace. */
 static void run_small(const golden_case *c) {
-    static const char *const kinds[] = {"sgd", "adam", "adamw"};
     const golden_tensor *gradients = golden_find(c, "gradients"),
                         *want = golden_find(c, "parameters");
     mpt_context *context = mpt_create(NULL);
@@ -139,7 +175,8 @@ static void run_small(const golden_case *c) {
     mpt_tensor p = mpt_parameter(module, "weight");
     float one = 1, got[8] = {0};
     mpt_write(p, &one, sizeof one);
-    mpt_optimizer optimizer = make_optimizer(kinds[c->ints[0]], module, c->ints + 1, c->reals);
+    mpt_optimizer optimizer =
+        make_optimizer(optimizer_kinds[c->ints[0]], module, c->ints + 1, c->reals);
     for (int64_t i = 0; i < gradients->count && i < 8; i++) {
         mpt_step_begin(context);
         mpt_zero_grad(optimizer);
@@ -377,11 +414,8 @@ static void run_rates_unit(const golden_case *c, mpt_schedule_unit unit, bool re
 }
 
 static void run_rates(const golden_case *c) {
-    run_rates_unit(c, MPT_PER_EPOCH, false);
-    run_rates_unit(c, MPT_PER_EPOCH, true);
-    if (c->ints[0] == PLATEAU) return;
-    run_rates_unit(c, MPT_PER_STEP, false);
-    run_rates_unit(c, MPT_PER_STEP, true);
+    run_rates_unit(c, MPT_PER_EPOCH, c->ints[0] == PLATEAU);
+    if (c->ints[0] != PLATEAU) run_rates_unit(c, MPT_PER_STEP, true);
 }
 
 /* ---- scaler: PyTorch's has neither floor nor ceiling, and never gives up ---- */
@@ -687,9 +721,14 @@ static void run_hash(const golden_case *c) {
 
 TEST(generator) { run_cases(run_hash, "hash", "", "", 1); }
 
-TEST(optimizers) { run_cases(run_optimizer, "sgd", "adam", "adamw", 16); }
+TEST(optimizers) { run_cases(run_optimizer, "sgd", "adam", "adamw", 23); }
 
-TEST(fp64_traces) { run_cases(run_small, "small", "", "", 6); }
+TEST(adaptive_optimizers) {
+    run_cases(run_optimizer, "rmsprop", "adagrad", "adadelta", 16);
+    run_cases(run_optimizer, "lion", "", "", 4);
+}
+
+TEST(fp64_traces) { run_cases(run_small, "small", "", "", 12); }
 
 TEST(clipping) { run_cases(run_clip, "clip_grad_norm", "clip_grad_value", "", 10); }
 
@@ -711,7 +750,8 @@ TEST(mnist_reference) {
     }
 }
 
-TEST_TABLE = {T(generator),  T(optimizers),     T(fp64_traces), T(clipping),
-              T(schedules),  T(rates),          T(scaler),      T(scaler_with_two_optimizers),
-              T(classifier), T(mnist_reference)};
+TEST_TABLE = {T(generator),   T(optimizers),     T(adaptive_optimizers),
+              T(fp64_traces), T(clipping),       T(schedules),
+              T(rates),       T(scaler),         T(scaler_with_two_optimizers),
+              T(classifier),  T(mnist_reference)};
 TEST_MAIN

@@ -615,6 +615,110 @@ TEST(out_of_memory_then_on) {
     CHECK(!refused);
 }
 
+/* ---- every kind of optimizer ---- */
+
+enum { KINDS = 9 };
+
+static mpt_optimizer optimizer_of(mpt_module net, int kind) {
+    mpt_sgd_config sgd = mpt_sgd_config_default();
+    mpt_adam_config adam = mpt_adam_config_default();
+    mpt_rmsprop_config rmsprop = mpt_rmsprop_config_default();
+    sgd.momentum = 0.9;
+    adam.amsgrad = kind == 2, adam.weight_decay = 0.01, adam.maximize = kind == 2;
+    rmsprop.centered = kind > 4, rmsprop.momentum = kind > 5 ? 0.9 : 0;
+    rmsprop.lr = 1e-3;
+    switch (kind) {
+    case 0:
+        return mpt_sgd(net, &sgd);
+    case 1:
+    case 2:
+        return mpt_adam(net, &adam);
+    case 3:
+        return mpt_adamw(net, &adam);
+    case 4:
+    case 5:
+    case 6:
+        return mpt_rmsprop(net, &rmsprop);
+    case 7:
+        return mpt_adagrad(net, NULL);
+    default:
+        return mpt_lion(net, NULL);
+    }
+}
+
+/* 12 scaled steps over a net that is large enough for several threads. Steps in `bad` overflow, or,
+   without `tried`, are left out. */
+static uint64_t run_kind(int kind, bool half, int threads, unsigned bad, bool tried) {
+    mpt_config config = mpt_config_default();
+    config.threads = threads;
+    mpt_context *context = mpt_create(&config);
+    mpt_module net = mpt_nn_linear(context, 150, 300);
+    if (half) mpt_half(net, MPT_F16);
+    mpt_optimizer optimizer = kind == KINDS ? mpt_adadelta(net, NULL) : optimizer_of(net, kind);
+    mpt_scaler_config sc = mpt_scaler_config_default();
+    sc.init_scale = 256, sc.fixed = true;
+    mpt_scaler scaler = mpt_grad_scaler(context, &sc);
+    mpt_tensor w = mpt_parameter(net, "weight");
+    int64_t allocations = 0;
+    int64_t steps = 0;
+    for (int i = 0; i < 12; i++) {
+        bool overflow = (bad >> i & 1) != 0;
+        if (overflow && !tried) continue;
+        if (i == 6) allocations = mpt_memory(context).allocations;
+        mpt_step_begin(context);
+        mpt_zero_grad(optimizer);
+        mpt_tensor loss = mpt_mean(mpt_mul(w, w), MPT_ALL_DIMS, false);
+        loss = mpt_mul_scalar(mpt_cast(loss, MPT_F32), overflow ? (double)INFINITY : 100.0 + i);
+        mpt_backward(mpt_scale_loss(scaler, loss));
+        mpt_unscale(scaler, optimizer);
+        mpt_clip_grad_norm(optimizer, 0.5);
+        mpt_scaler_step(scaler, optimizer);
+        mpt_scaler_update(scaler);
+        mpt_step_end(context);
+        steps += !overflow;
+    }
+    CHECK_EQ_INT(mpt_memory(context).allocations, allocations);
+    CHECK_EQ_INT(mpt_applied_steps(optimizer), steps);
+    uint64_t hash = mpt_module_hash(net) * 31 + mpt_optimizer_hash(optimizer);
+    check_ok(context);
+    mpt_destroy(context);
+    return hash;
+}
+
+/* Overflow changes nothing, nor does the number of threads, and no step calls the allocator. */
+TEST(every_kind_skips_and_repeats) {
+    for (int kind = 0; kind <= KINDS; kind++) {
+        for (int half = 0; half < 2; half++) {
+            int failures = test_failures;
+            uint64_t want = run_kind(kind, half, 1, 0x412, false);
+            CHECK(run_kind(kind, half, 1, 0x412, true) == want);
+            CHECK(run_kind(kind, half, 3, 0x412, true) == want);
+            if (test_failures != failures) printf(" kind %d, half %d", kind, half);
+        }
+    }
+}
+
+/* What joins later starts with the accumulator that the config says, and the rest keeps its own. */
+TEST(adagrad_starts_from_its_accumulator) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_adagrad_config config = mpt_adagrad_config_default();
+    config.initial_accumulator = 3, config.lr = 1;
+    mpt_optimizer optimizer = mpt_adagrad(mpt_child(net, "1"), &config);
+    float before[2][OUT], after[2][OUT];
+    for (int k = 0; k < 2; k++)
+        mpt_read_f32(mpt_parameter(net, all_paths[1 + 2 * k]), before[k], OUT);
+    train(net, optimizer, all_paths + 2, 2, 1); /* 1 / sqrt(4) */
+    mpt_optimizer_add(optimizer, mpt_child(net, "0"), NULL, NULL);
+    train(net, optimizer, all_paths, 4, 2); /* 2 / sqrt(8), 2 / sqrt(7) */
+    for (int k = 0; k < 2; k++)
+        mpt_read_f32(mpt_parameter(net, all_paths[1 + 2 * k]), after[k], OUT);
+    CHECK_NEAR(after[0][0], before[0][0] - 2 / sqrt(7.0), 1e-6);
+    CHECK_NEAR(after[1][0], before[1][0] - 0.5 - 2 / sqrt(8.0), 1e-6);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 TEST(steady_state_allocates_nothing) {
     mpt_context *context = new_context();
     mpt_module net = new_net(context);
@@ -912,6 +1016,8 @@ TEST_TABLE = {
     T(hash_tells_states_apart),
     T(an_error_leaves_weights_and_state),
     T(out_of_memory_then_on),
+    T(every_kind_skips_and_repeats),
+    T(adagrad_starts_from_its_accumulator),
     T(steady_state_allocates_nothing),
     T(destroying),
     T(cosine_over_many_steps),

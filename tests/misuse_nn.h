@@ -388,6 +388,25 @@ TEST(optimizers) {
     SETTING(mpt_adam, mpt_adam_config, eps, -1, "eps = -1");
     SETTING(mpt_adamw, mpt_adamw_config, eps, infinite - infinite, "eps");
     SETTING(mpt_adamw, mpt_adamw_config, weight_decay, infinite, "weight_decay");
+    QUIET(mpt_rmsprop_config_default, mpt_rmsprop_config_default().alpha == 0.99);
+    QUIET(mpt_adagrad_config_default, mpt_adagrad_config_default().eps == 1e-10);
+    QUIET(mpt_adadelta_config_default, mpt_adadelta_config_default().rho == 0.9);
+    QUIET(mpt_lion_config_default, mpt_lion_config_default().beta2 == 0.99);
+    MODULE(mpt_rmsprop, CHECK(mpt_rmsprop(h_, NULL).slot == 0));
+    MODULE(mpt_adagrad, CHECK(mpt_adagrad(h_, NULL).slot == 0));
+    MODULE(mpt_adadelta, CHECK(mpt_adadelta(h_, NULL).slot == 0));
+    MODULE(mpt_lion, CHECK(mpt_lion(h_, NULL).slot == 0));
+    CASE(mpt_rmsprop, STATE, "allow_shared", mpt_rmsprop(f.t.net, NULL));
+    CASE(mpt_adagrad, STATE, "allow_shared", mpt_adagrad(f.t.net, NULL));
+    CASE(mpt_adadelta, STATE, "allow_shared", mpt_adadelta(f.t.net, NULL));
+    CASE(mpt_lion, STATE, "allow_shared", mpt_lion(f.t.net, NULL));
+    SETTING(mpt_rmsprop, mpt_rmsprop_config, alpha, 1, "alpha = 1 is not in [0, 1)");
+    SETTING(mpt_rmsprop, mpt_rmsprop_config, momentum, -1, "momentum = -1");
+    SETTING(mpt_adagrad, mpt_adagrad_config, lr_decay, -1, "lr_decay = -1");
+    SETTING(mpt_adagrad, mpt_adagrad_config, initial_accumulator, -1, "initial_accumulator = -1");
+    SETTING(mpt_adadelta, mpt_adadelta_config, rho, 1, "rho = 1 is not in [0, 1)");
+    SETTING(mpt_adadelta, mpt_adadelta_config, eps, infinite, "eps");
+    SETTING(mpt_lion, mpt_lion_config, beta2, 1, "beta2 = 1 is not in [0, 1)");
     OPTIMIZER(mpt_optimizer_add, CHECK_EQ_INT(mpt_optimizer_add(h_, f.net, NULL, NULL), -1));
     CASE(mpt_optimizer_add, BAD_HANDLE, "null handle",
          mpt_optimizer_add(mine, f.no_module, NULL, NULL));

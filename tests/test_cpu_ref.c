@@ -1538,6 +1538,120 @@ TEST(optimizers_keep_masters_and_gaps) {
     }
 }
 
+typedef struct moments_case {
+    mpt__function function;
+    double imm[4];
+    int64_t variant;
+    int has; /* bits: which of the three moments */
+} moments_case;
+
+static const moments_case moments_cases[] = {
+    {MPT__FN_AMSGRAD, {.9, .99, 1e-3, .01}, 0, 7}, {MPT__FN_AMSGRAD, {.8, .9, 1e-3, .01}, 1, 7},
+    {MPT__FN_RMSPROP, {0, .9, 1e-3, .01}, 0, 1},   {MPT__FN_RMSPROP, {.9, .9, 1e-3, .01}, 0, 3},
+    {MPT__FN_RMSPROP, {0, .9, 1e-3, 0}, 1, 5},     {MPT__FN_RMSPROP, {.5, .9, 1e-3, .01}, 1, 7},
+    {MPT__FN_ADAGRAD, {.1, 1e-3, .01, 0}, 0, 1},   {MPT__FN_ADADELTA, {.9, 1e-3, .01, 0}, 0, 3},
+    {MPT__FN_LION, {.9, .99, .01, 0}, 0, 1},
+};
+
+/* What an update makes of p and its three moments; g has its multiplier. */
+static void expect_moments(const moments_case *c, double lr, double steps, double g, double *p,
+                           double m[3]) {
+    const double *k = c->imm;
+    bool adam = c->function == MPT__FN_AMSGRAD, rms = c->function == MPT__FN_RMSPROP;
+    double decay = k[adam || rms ? 3 : 2];
+    if (c->function == MPT__FN_LION || (adam && c->variant)) {
+        *p -= lr * decay * *p;
+    } else {
+        g += decay * *p;
+    }
+    if (adam) {
+        m[0] = k[0] * m[0] + (1 - k[0]) * g;
+        m[1] = k[1] * m[1] + (1 - k[1]) * g * g;
+        m[2] = m[2] > m[1] ? m[2] : m[1];
+        *p -= lr / (1 - pow(k[0], steps + 1)) * m[0] /
+              (sqrt(m[2]) / sqrt(1 - pow(k[1], steps + 1)) + k[2]);
+    } else if (rms) {
+        m[0] = k[1] * m[0] + (1 - k[1]) * g * g;
+        if (c->variant) m[2] = k[1] * m[2] + (1 - k[1]) * g;
+        double d = g / (sqrt(m[0] - (c->variant ? m[2] * m[2] : 0)) + k[2]);
+        if (k[0] != 0) d = m[1] = k[0] * m[1] + d;
+        *p -= lr * d;
+    } else if (c->function == MPT__FN_ADAGRAD) {
+        m[0] += g * g;
+        *p -= lr / (1 + steps * k[0]) * g / (sqrt(m[0]) + k[1]);
+    } else if (c->function == MPT__FN_ADADELTA) {
+        m[0] = k[0] * m[0] + (1 - k[0]) * g * g;
+        double d = sqrt(m[1] + k[1]) / sqrt(m[0] + k[1]) * g;
+        m[1] = k[0] * m[1] + (1 - k[0]) * d * d;
+        *p -= lr * d;
+    } else {
+        double d = k[0] * m[0] + (1 - k[0]) * g;
+        m[0] = k[1] * m[0] + (1 - k[1]) * g;
+        *p -= lr * (d > 0 ? 1 : d < 0 ? -1 : 0);
+    }
+}
+
+/* Segments, masters, maximize and counts of all of them; and nothing while found_inf is set. */
+TEST(moments) {
+    REQUIRE(have_backends());
+    enum { CASES = sizeof moments_cases / sizeof *moments_cases };
+    for (int round = 0; round < 4 * CASES; round++) {
+        const moments_case *c = &moments_cases[round % CASES];
+        static const int dtypes[3] = {MPT_F32, MPT_F16, MPT_BF16}, position[3] = {3, 6, 8};
+        const int64_t n = 15000;
+        int dtype = dtypes[round % 3], wrong = 0;
+        bool master = below(2) != 0, up = below(2) != 0, skip = below(4) == 0;
+        begin(MPT__K_MOMENTS);
+        add1(dtype, MPT__READ_WRITE, n);
+        if (master) {
+            add1(MPT_F32, MPT__READ_WRITE, n);
+        } else {
+            add_absent();
+        }
+        add1(MPT_F32, MPT__READ, n);
+        for (int k = 0; k < 3; k++) {
+            if (k == 1) {
+                add_segments(segments, 4);
+                add1(MPT_I64, MPT__READ_WRITE, 3);
+            }
+            if (k == 2) add_absent();
+            if (c->has & 1 << k) {
+                add1(MPT_F32, MPT__READ_WRITE, n);
+            } else {
+                add_absent();
+            }
+            /* v above the square of the mean */
+            for (int64_t i = 0; i < n && (c->has & 1 << k); i++)
+                set_at(position[k], i, uniform(0.1, 0.5) + (k == 0 ? 0.5 : 0));
+        }
+        for (int s = 0; s < 3; s++) set_at(5, s, s);
+        memcpy(launch.imm, c->imm, sizeof launch.imm);
+        launch.function = (uint8_t)c->function;
+        launch.index[0] = c->variant, launch.index[1] = 2, launch.index[2] = up;
+        launch.slot[0] = LR, launch.slot[1] = MULTIPLIER, launch.slot[2] = FOUND_INF;
+        launch.slot[3] = APPLIED;
+        scalars[LR].f = 0.1, scalars[MULTIPLIER].f = 0.5, scalars[FOUND_INF].i = skip;
+        scalars[APPLIED].i = 5;
+        run();
+        CHECK_EQ_INT(scalars[APPLIED].i, skip ? 5 : 6);
+        for (int64_t i = 0, step; i < n; i++) {
+            double m[3] = {0}, p = old_at(master ? 1 : 0, i);
+            bool mine = in_segment(i, &step) && !skip;
+            for (int k = 0; k < 3; k++)
+                if (c->has & 1 << k) m[k] = old_at(position[k], i);
+            if (mine) expect_moments(c, 0.1, (double)step, old_at(2, i) * (up ? -0.5 : 0.5), &p, m);
+            for (int k = 0; k < 3; k++)
+                if (c->has & 1 << k) wrong += fabs(at(position[k], i) - m[k]) > 2e-6;
+            if (master) wrong += fabs(at(1, i) - p) > 2e-6;
+            if (master && mine) wrong += at(0, i) != rounded(at(1, i), dtype);
+            if (!mine) wrong += at(0, i) != old_at(0, i);
+            if (!master) wrong += !close_to(at(0, i), p, dtype, 2);
+        }
+        if (wrong) TEST_FAIL_("case %d, round %d: %d are wrong", round % CASES, round, wrong);
+        check_gaps(0);
+    }
+}
+
 /* Nothing may change while the error word or found_inf is set. */
 TEST(gates) {
     REQUIRE(have_backends());
@@ -1918,6 +2032,7 @@ TEST_TABLE = {
     T(many_segments),
     T(optimizer_traces),
     T(optimizers_keep_masters_and_gaps),
+    T(moments),
     T(gates),
     T(updates_commit),
     T(rates_from_a_table_and_clip),

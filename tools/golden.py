@@ -652,20 +652,55 @@ def make_optimizer(kind, params, c, fused=None, foreach=False, split=2):
     groups = ([{"params": first}, {"params": second, "lr": c["lr2"], "weight_decay": c["decay2"]}]
               if c["groups"] == 2 else [{"params": params}])
     how = {"fused": True} if fused else {"foreach": foreach}
+    how.update(lr=c["lr"], weight_decay=c["decay"], maximize=bool(c["maximize"]))
     if kind == "sgd":
-        return torch.optim.SGD(groups, lr=c["lr"], momentum=c["momentum"], dampening=c["dampening"],
-                               weight_decay=c["decay"], nesterov=bool(c["nesterov"]), **how)
+        return torch.optim.SGD(groups, momentum=c["momentum"], dampening=c["dampening"],
+                               nesterov=bool(c["nesterov"]), **how)
+    if kind == "rmsprop":
+        return torch.optim.RMSprop(groups, alpha=c["alpha"], eps=c["eps"], momentum=c["momentum"],
+                                   centered=bool(c["centered"]), **how)
+    if kind == "adagrad":
+        return torch.optim.Adagrad(groups, lr_decay=c["lr_decay"], eps=c["eps"],
+                                   initial_accumulator_value=c["initial"], **how)
+    if kind == "adadelta":
+        return torch.optim.Adadelta(groups, rho=c["rho"], eps=c["eps"], **how)
+    if kind == "lion":
+        return Lion(groups, c)
     cls = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
-    return cls(groups, lr=c["lr"], betas=(c["beta1"], c["beta2"]), eps=c["eps"],
-               weight_decay=c["decay"], **how)
+    return cls(groups, betas=(c["beta1"], c["beta2"]), eps=c["eps"], amsgrad=bool(c["amsgrad"]),
+               **how)
 
 
-REALS = ["lr", "decay", "momentum", "dampening", "beta1", "beta2", "eps", "lr2", "decay2"]
-INTS = ["nesterov", "groups",
-        "missing"]  # missing: the last parameter has a gradient every third step
+class Lion(torch.optim.Optimizer):
+    """arXiv 2302.06675, algorithm 2, decay before the step; torch.optim has none."""
+
+    def __init__(self, groups, c):
+        self.c = c
+        super().__init__(groups, dict(lr=c["lr"], weight_decay=c["decay"]))
+
+    @torch.no_grad()
+    def step(self):
+        c = self.c
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                g = -p.grad if c["maximize"] else p.grad
+                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(group["lr"] * (c["beta1"] * m + (1 - c["beta1"]) * g).sign())
+                m.mul_(c["beta2"]).add_(g, alpha=1 - c["beta2"])
+
+
+REALS = ["lr", "decay", "momentum", "dampening", "beta1", "beta2", "eps", "lr2", "decay2", "alpha",
+         "rho", "lr_decay", "initial"]
+# missing: the last parameter has a gradient every third step; half: parameters and gradients are
+# fp16, the optimizer works on fp32 copies of the parameters
+INTS = ["nesterov", "groups", "missing", "steps", "amsgrad", "maximize", "centered", "half"]
 DEFAULTS = dict(lr=1e-2, decay=0.0, momentum=0.0, dampening=0.0, beta1=0.9, beta2=0.999, eps=1e-8,
                 lr2=0.0,
-                decay2=0.0, nesterov=0, groups=1, missing=0)
+                decay2=0.0, alpha=0.99, rho=0.9, lr_decay=0.0, initial=0.0, nesterov=0, groups=1,
+                missing=0, steps=50, amsgrad=0, maximize=0, centered=0, half=0)
 OPTIMIZERS = [
     ("sgd", "plain", dict(lr=0.05)),
     ("sgd", "decay", dict(lr=0.05, decay=0.01)),
@@ -684,37 +719,73 @@ OPTIMIZERS = [
     ("adamw", "strong decay", dict(lr=1e-3, decay=0.5)),
     ("adamw", "groups", dict(decay=0.01, groups=2, lr2=1e-3)),
 ]
+LONG = [
+    ("sgd", "maximize", dict(momentum=0.9, decay=0.01, maximize=1)),
+    ("sgd", "half", dict(momentum=0.9, decay=0.01, half=1)),
+    ("adam", "maximize", dict(decay=0.01, maximize=1)),
+    ("adam", "amsgrad", dict(amsgrad=1)),
+    ("adam", "amsgrad decay", dict(amsgrad=1, decay=0.01, beta2=0.9, missing=1)),
+    ("adamw", "amsgrad", dict(amsgrad=1, decay=0.1, maximize=1, groups=2, lr2=1e-3)),
+    ("adamw", "amsgrad half", dict(amsgrad=1, decay=0.01, half=1)),
+    ("rmsprop", "plain", dict()),
+    ("rmsprop", "decay", dict(decay=0.01, alpha=0.9, eps=1e-4)),
+    ("rmsprop", "momentum", dict(lr=1e-3, momentum=0.9)),
+    ("rmsprop", "centered", dict(lr=1e-3, centered=1)),
+    ("rmsprop", "centered momentum", dict(lr=1e-3, centered=1, momentum=0.8, decay=0.01, missing=1,
+                                          maximize=1)),
+    ("rmsprop", "groups", dict(groups=2, lr2=1e-3, decay2=0.1)),
+    ("rmsprop", "half", dict(lr=1e-3, centered=1, momentum=0.8, half=1)),
+    ("adagrad", "plain", dict(eps=1e-10)),
+    ("adagrad", "decays", dict(lr=0.1, eps=1e-10, lr_decay=0.05, decay=0.01, initial=0.1)),
+    ("adagrad", "missing", dict(lr=0.1, eps=1e-10, lr_decay=0.05, missing=1, maximize=1)),
+    ("adagrad", "groups", dict(eps=1e-10, initial=0.5, groups=2, lr2=0.1, decay2=0.1)),
+    ("adagrad", "half", dict(lr=0.1, eps=1e-10, half=1)),
+    ("adadelta", "plain", dict(lr=1.0, eps=1e-6)),
+    ("adadelta", "decay", dict(lr=0.5, eps=1e-4, rho=0.7, decay=0.01, maximize=1, missing=1)),
+    ("adadelta", "groups", dict(lr=1.0, eps=1e-6, groups=2, lr2=0.1, decay2=0.1)),
+    ("adadelta", "half", dict(lr=1.0, eps=1e-6, half=1)),
+    ("lion", "plain", dict(lr=1e-3, beta2=0.99)),
+    ("lion", "decay", dict(lr=1e-3, beta1=0.95, beta2=0.98, decay=0.1, maximize=1, missing=1)),
+    ("lion", "groups", dict(lr=1e-3, beta2=0.99, groups=2, lr2=1e-2, decay2=0.1)),
+    ("lion", "half", dict(lr=1e-3, beta2=0.99, half=1)),
+]
 
 
-def run_optimizer(kind, options, fused=None, foreach=False, dtype=F32, steps=50):
+def run_optimizer(kind, options, fused=None, foreach=False, dtype=F32):
     c = dict(DEFAULTS, **options)
     params = parameters(dtype)
+    if c["half"]:
+        for p in params:
+            p.data = round_through(p.data, F16)
     optimizer = make_optimizer(kind, params, c, fused, foreach)
     trace = []
-    for step in range(1, steps + 1):
+    for step in range(1, c["steps"] + 1):
         for p, g in zip(params, gradient_values(step, dtype)):
-            p.grad = g.clone()
+            p.grad = round_through(g, F16) if c["half"] else g.clone()
         if c["missing"] and step % 3:
             params[3].grad = None
         optimizer.step()
-        if step % 10 == 0:
+        if step % (c["steps"] // 5) == 0:
             trace.append(flat(params))
     return torch.stack(trace)
 
 
 def optimizer_cases():
-    for kind, label, options in OPTIMIZERS:
+    long = [(kind, label, dict(options, steps=200)) for kind, label, options in LONG]
+    for kind, label, options in OPTIMIZERS + long:
         c = dict(DEFAULTS, **options)
         plain = run_optimizer(kind, options)
         # PyTorch's fused SGD fails when a parameter gets its first gradient later than others.
-        trace = plain if c["missing"] else run_optimizer(kind, options, fused=True)
+        fused = kind in ("sgd", "adam", "adamw") and not c["missing"]
+        trace = run_optimizer(kind, options, fused=True) if fused else plain
         exact = run_optimizer(kind, options, dtype=F64)
-        # 50 additions to a parameter round 50 times; PyTorch's two forms and its own fp64 run show
-        # the size of that, and twice the larger of them is allowed.
+        # Additions to a parameter round; PyTorch's two forms and its own fp64 run show the size of
+        # that, and twice the larger of them is allowed.
         atol = max(1e-6, 2 * (trace - plain).abs().max().item(),
                    2 * (trace - exact).abs().max().item())
+        rtol = 2.0 ** -11 if c["half"] else None
         yield Case(kind, f"{kind} {label}", [c[k] for k in INTS], [c[k] for k in REALS],
-                   [Tensor("parameters", trace, OUTPUT, atol=atol)])
+                   [Tensor("parameters", trace, OUTPUT, atol=atol, rtol=rtol)])
 
 
 # One parameter that starts at 1, with these gradients, in fp64.
@@ -724,7 +795,14 @@ SMALL = [("adam", "trace adam", dict(lr=1e-3)),
          ("adamw", "trace adamw", dict(lr=1e-3, decay=0.01)),
          ("sgd", "trace momentum", dict(lr=0.1, momentum=0.9)),
          ("sgd", "trace nesterov", dict(lr=0.1, momentum=0.9, nesterov=1)),
-         ("sgd", "trace dampening", dict(lr=0.1, momentum=0.9, dampening=0.5))]
+         ("sgd", "trace dampening", dict(lr=0.1, momentum=0.9, dampening=0.5)),
+         ("adam", "trace amsgrad", dict(lr=1e-3, amsgrad=1)),
+         ("rmsprop", "trace rmsprop", dict(lr=0.01)),
+         ("rmsprop", "trace centered", dict(lr=0.01, centered=1)),
+         ("adagrad", "trace adagrad", dict(lr=0.01, eps=1e-10)),
+         ("adadelta", "trace adadelta", dict(lr=1.0, eps=1e-6)),
+         ("lion", "trace lion", dict(lr=1e-3, beta2=0.99, decay=0.1))]
+KINDS = ["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "lion"]
 
 
 def small_cases():
@@ -737,7 +815,7 @@ def small_cases():
             p.grad = torch.full((1, 1), g, dtype=F64)
             optimizer.step()
             values.append(p.item())
-        yield Case("small", label, [["sgd", "adam", "adamw"].index(kind)] + [c[k] for k in INTS],
+        yield Case("small", label, [KINDS.index(kind)] + [c[k] for k in INTS],
                    [c[k] for k in REALS],
                    [Tensor("gradients", torch.tensor(SMALL_GRADIENTS, dtype=F64)),
                                            Tensor("parameters", torch.tensor(values, dtype=F64),
