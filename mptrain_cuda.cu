@@ -3095,6 +3095,7 @@ struct mpt__norm_part {
 struct mpt__gradients {
     float *data;
     bool aligned;
+    int norm; /* mpt__norm */
     float limit;
     mpt__segments segments;
     mpt__slots slot;
@@ -3108,6 +3109,7 @@ mpt__gradients mpt__gradients_of(const mpt__cuda_call *call) {
     memset(&g, 0, sizeof g);
     g.data = (float *)call->data[0];
     g.aligned = (uintptr_t)g.data % 16 == 0;
+    g.norm = (int)call->launch->index[1];
     g.limit = (float)call->launch->imm[0];
     g.segments = mpt__segments_of(call->launch, 1, call->data[1]);
     g.slot = mpt__slots_of(call->launch);
@@ -3131,26 +3133,42 @@ __device__ __forceinline__ void mpt__add_squares(const mpt__gradients &g, float 
     for (int i = 0; i < N; i++) {
         const float product = x[i] * multiplier; /* infinity times 0 is NaN */
         if (!mpt__is_finite(product)) part.nonfinite = 1;
-        if (g.slot.at[2] != 0) part.squares += (double)product * (double)product;
+        if (g.slot.at[2] == 0) continue;
+        if (g.norm == MPT__NORM_2)
+            part.squares += (double)product * (double)product;
+        else if (g.norm == MPT__NORM_1)
+            part.squares += (double)fabsf(product);
+        else
+            part.squares = (double)mpt__larger((float)part.squares, fabsf(product));
     }
+}
+
+/* The sum of all threads' squares, or their maximum, which is a float's. */
+__device__ __forceinline__ double mpt__join_norms(const mpt__gradients &g, double x) {
+    return g.norm == MPT__NORM_MAX ? (double)mpt__block_max((float)x) : mpt__block_sum(x);
 }
 
 /* Adds up the parts, and sets the slots. One block. */
 __device__ void mpt__norm_finish(const mpt__gradients &g, bool joined) {
     mpt__norm_part all = {0, 0};
     for (long long i = threadIdx.x; i < g.segments.most; i += MPT__THREADS) {
-        all.squares += __ldcg(&g.part[i].squares);
+        const double more = __ldcg(&g.part[i].squares);
+        all.squares = g.norm == MPT__NORM_MAX
+                          ? (double)mpt__larger((float)all.squares, (float)more)
+                          : all.squares + more;
         all.nonfinite |= __ldcg(&g.part[i].nonfinite);
     }
-    all.squares = mpt__block_sum(all.squares);
+    all.squares = mpt__join_norms(g, all.squares);
     all.nonfinite = __syncthreads_or(all.nonfinite != 0);
     if (threadIdx.x != 0) return;
     if (g.slot.at[3] != 0) g.scalars[g.slot.at[0]].f = (double)mpt__norm_multiplier(g);
     if (g.slot.at[1] != 0 && (g.slot.at[3] != 0 || all.nonfinite != 0))
         g.scalars[g.slot.at[1]].i = all.nonfinite;
     if (g.slot.at[2] != 0) {
-        double *norm = &g.scalars[g.slot.at[2]].f;
-        *norm = sqrt((joined ? *norm * *norm : 0.0) + all.squares);
+        double *norm = &g.scalars[g.slot.at[2]].f, old = joined ? *norm : 0.0;
+        *norm = g.norm == MPT__NORM_2   ? sqrt(old * old + all.squares)
+                : g.norm == MPT__NORM_1 ? old + all.squares
+                                        : (double)mpt__larger((float)old, (float)all.squares);
     }
 }
 
@@ -3169,7 +3187,7 @@ __global__ void mpt__grad_norm_kernel(const mpt__gradients g, bool joined) {
                 mpt__add_squares<1>(g, multiplier, chunk.first + 8 * eights + i, part);
             }
         }
-        part.squares = mpt__block_sum(part.squares);
+        part.squares = mpt__join_norms(g, part.squares);
         part.nonfinite = __syncthreads_or(part.nonfinite != 0);
         if (threadIdx.x == 0) g.part[number] = part;
     }
@@ -3489,14 +3507,14 @@ __global__ void mpt__clip_kernel(mpt__scalar *multiplier, const mpt__scalar *nor
     const float size = (float)norm->f;
     float factor = most / (size + 1e-6f);
     if (factor > 1) factor = 1;
-    multiplier->f = (double)((float)multiplier->f * factor);
+    if (multiplier != NULL) multiplier->f = (double)((float)multiplier->f * factor);
     if (out.data != NULL) mpt__put(out, 0, size);
 }
 
 mpt_status mpt__cuda_clip(const mpt__cuda_call *call) {
     const mpt__launch *launch = call->launch;
-    mpt__clip_kernel<<<1, 1, 0, call->stream>>>(&call->scalars[launch->slot[0]],
-                                                &call->scalars[launch->slot[1]],
+    mpt__scalar *multiplier = launch->slot[0] != 0 ? &call->scalars[launch->slot[0]] : NULL;
+    mpt__clip_kernel<<<1, 1, 0, call->stream>>>(multiplier, &call->scalars[launch->slot[1]],
                                                 (float)launch->imm[0], mpt__array_of(call, 0));
     return MPT_OK;
 }

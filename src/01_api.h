@@ -707,11 +707,22 @@ MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer optimizer, int group,
 /* That of the next step; NaN on error. May wait for the device. */
 MPTRAIN_API double mpt_get_lr(mpt_optimizer optimizer, int group);
 
+/* What else a group has of its own, by the name that it has in the config: "weight_decay",
+   "momentum", "beta1", "eps" and so on. Recorded and captured steps keep what they were recorded
+   with. NaN on error. */
+MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer optimizer, int group, const char *name,
+                                      double value);
+MPTRAIN_API double mpt_get_option(mpt_optimizer optimizer, int group, const char *name);
+
 /* Gradients to none: parameters without a new gradient are then left alone by the step. */
 MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer optimizer);
 /* Multiplies the gradients so that their joint 2-norm is at most max_norm; returns the norm before,
    0-d fp32, without a wait. After mpt_unscale if there is a scaler. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm);
+/* The same by the p-norm: p is 1, 2 or INFINITY, the largest magnitude. */
+MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p);
+/* That norm alone, 0-d fp32, without a wait; the gradients stay as they are. */
+MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p);
 /* Cuts every gradient to [-limit, limit]. */
 MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer optimizer, double limit);
 /* Updates the parameters that have a gradient. With a scaler call mpt_scaler_step instead. */

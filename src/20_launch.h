@@ -81,9 +81,10 @@ typedef struct mpt__operand {
  *           log-sum-exp (absent: o0 holds log-probabilities) -> o6 wa dlogits [N, C].
  * GRAD_NORM  o0 r gradients f32 (a block), o1 r segments; slot[0] multiplier; slot[1] found_inf:
  *           set to 1 when an element, or its product with the multiplier, is non-finite; slot[2]
- *           out: 2-norm of the products (sum of squares in double); with index[0] = 1 joined to the
- *           norm that stands there: sqrt(old^2 + sum); slot[3] loss scale: first multiplier =
- *           float(1 / scale) and found_inf = 0. A slot 0 is left out.
+ *           out: norm of the products, index[1] says which (mpt__norm; sums in double); with
+ *           index[0] = 1 joined to the norm that stands there, as in sqrt(old^2 + sum); slot[3]
+ *           loss scale: first multiplier = float(1 / scale) and found_inf = 0. A slot 0 is left
+ *           out.
  * GRAD_SCALE  o0 rw gradients *= slot[0], over o1 r segments; then clamped to +-imm[0] if > 0.
  * SGD       o0 rw params (any float dtype; with a master only written), o1? rw master f32, o2 r
  *           gradients f32, o3? rw momentum f32, o4 r segments, o5 rw step counts i64, o7? r rates
@@ -95,8 +96,8 @@ typedef struct mpt__operand {
  *           with the other sign. Gate.
  * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
  *           decoupled decay. t = step count + 1. Gate.
- * CLIP      slot[0] multiplier *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w f32 [1] =
- *           norm.
+ * CLIP      slot[0] multiplier (0: none) *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w
+ *           f32 [1] = norm.
  * SCALAR_SET  slot[0] = imm[0] as double if index[0] is 0, else index[1] as integer.
  * SCALAR_OR  slot[0] = (slot[1] | slot[2]) != 0, integers.
  * SCALE_LOSS  UNARY MUL_SLOT, and slot[1] = 1 when an element of o0 is not finite.
@@ -200,6 +201,9 @@ typedef enum mpt__function {
     MPT__FN_LION,
     MPT__FUNCTION_COUNT
 } mpt__function;
+
+/* The norms of GRAD_NORM: root of the sum of squares, sum of magnitudes, largest magnitude. */
+typedef enum mpt__norm { MPT__NORM_2, MPT__NORM_1, MPT__NORM_MAX } mpt__norm;
 
 /* ==== Device scalars ==== */
 

@@ -338,9 +338,27 @@ typedef struct mpt__ref_gradient_work {
     mpt__ref_view gradients;
     mpt__real multiplier, limit;
     bool norm; /* is wanted, or a product may overflow where the element does not */
+    mpt__norm kind;
     const int64_t *segment;
     double *part; /* of the segment's first chunk */
 } mpt__ref_gradient_work;
+
+/* The sum, or the maximum, of magnitudes. */
+static void mpt__ref_add_magnitudes(double *lane, const float *x, int64_t n, mpt__real multiplier,
+                                    bool most) {
+    for (int64_t i = 0; i < n; i++) {
+        double *to = &lane[i % MPT__SUM_LANES], size = fabs((double)(x[i] * multiplier));
+        if (!most)
+            *to += size;
+        else if (size > *to || mpt__f64_is_nan(size))
+            *to = size;
+    }
+}
+
+static double mpt__ref_join_norms(double a, double b, mpt__norm kind) {
+    if (kind != MPT__NORM_MAX) return a + b;
+    return a > b || mpt__f64_is_nan(a) ? a : b;
+}
 
 /* The sum of squares of a chunk shows whether it is finite: neither the square of a float nor a sum
    of them can overflow a double, and infinity times 0 is NaN. */
@@ -352,8 +370,14 @@ static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
     const float *x = (const float *)w->gradients.data + w->segment[MPT__SEGMENT_OFFSET] + begin;
     double lane[MPT__SUM_LANES] = {0};
     (void)thread;
-    if (w->norm) {
+    if (w->norm && w->kind == MPT__NORM_2) {
         words->add_squares(lane, x, n, w->multiplier);
+    } else if (w->norm) {
+        mpt__ref_add_magnitudes(lane, x, n, w->multiplier, w->kind == MPT__NORM_MAX);
+        for (int l = 1; l < MPT__SUM_LANES && w->kind == MPT__NORM_MAX; l++) {
+            lane[0] = mpt__ref_join_norms(lane[0], lane[l], w->kind);
+            lane[l] = 0;
+        }
     } else if (!words->convert->all_finite_f32(x, (size_t)n)) {
         lane[0] = (double)mpt__real_infinity();
     }
@@ -369,14 +393,17 @@ static int64_t mpt__ref_grad_norm_workspace(const mpt__launch *launch, int threa
 /* Adds up the parts and sets the slots of found_inf and norm. */
 static void mpt__ref_norm_finish(const mpt__cpu_call *call, double *parts, int64_t chunks) {
     const mpt__launch *launch = call->launch;
+    const mpt__norm kind = (mpt__norm)launch->index[1];
     for (int64_t step = 1; step < chunks; step *= 2) {
-        for (int64_t i = 0; i + step < chunks; i += 2 * step) parts[i] += parts[i + step];
+        for (int64_t i = 0; i + step < chunks; i += 2 * step)
+            parts[i] = mpt__ref_join_norms(parts[i], parts[i + step], kind);
     }
     double squares = chunks > 0 ? parts[0] : 0;
     if (launch->slot[1] != 0 && !mpt__f64_is_finite(squares)) call->scalars[launch->slot[1]].i = 1;
     if (launch->slot[2] != 0) {
-        double *norm = &call->scalars[launch->slot[2]].f;
-        *norm = sqrt((launch->index[0] != 0 ? *norm * *norm : 0) + squares);
+        double *norm = &call->scalars[launch->slot[2]].f, old = launch->index[0] != 0 ? *norm : 0;
+        *norm = kind == MPT__NORM_2 ? sqrt(old * old + squares)
+                                    : mpt__ref_join_norms(old, squares, kind);
     }
 }
 
@@ -388,6 +415,7 @@ static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn ch
     w.gradients = mpt__ref_view_of(call, 0);
     w.multiplier = mpt__ref_factor(call, call->launch->slot[0]);
     w.limit = (mpt__real)call->launch->imm[0];
+    w.kind = (mpt__norm)call->launch->index[1];
     w.norm = call->launch->slot[2] != 0 || !(w.multiplier <= 1);
     for (int64_t s = 0; s < call->launch->operand[1].shape[0]; s++) {
         w.segment = mpt__ref_segment(call, 1, s);
@@ -769,7 +797,7 @@ static void mpt__ref_clip(const mpt__cpu_call *call) {
     mpt__real factor = (mpt__real)launch->imm[0] / (norm + (mpt__real)1e-6);
     if (factor > 1) factor = 1;
     mpt__scalar *multiplier = &call->scalars[launch->slot[0]];
-    multiplier->f = (double)((mpt__real)multiplier->f * factor);
+    if (launch->slot[0] != 0) multiplier->f = (double)((mpt__real)multiplier->f * factor);
     if (out.data != NULL) mpt__ref_put_one(&out, 0, norm);
 }
 

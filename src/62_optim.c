@@ -36,7 +36,7 @@ typedef struct mpt__rule {
 
 typedef struct mpt__group {
     double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
-    double weight_decay;
+    double weight_decay, setting[MPT__SETTINGS];
     uint16_t lr_slot; /* what the kernels read where there is no table */
     uint32_t table;   /* storage of a per-step schedule's window; 0 = none */
 } mpt__group;
@@ -388,6 +388,7 @@ static int64_t mpt__group_new(mpt_context *context, mpt__optimizer *optimizer, d
     mpt__group *group = &optimizer->groups[optimizer->group_count];
     group->lr = lr;
     group->weight_decay = weight_decay;
+    memcpy(group->setting, optimizer->setting, sizeof group->setting);
     group->table = 0;
     group->lr_slot = mpt__scalar_new_f(context, lr);
     return group->lr_slot ? optimizer->group_count++ : -1;
@@ -697,6 +698,54 @@ MPTRAIN_API double mpt_get_lr(mpt_optimizer handle, int group) {
     return mpt__schedule_lr(context, optimizer, &optimizer->groups[group]);
 }
 
+/* Where a group keeps an option, with its limits; NULL and an error where there is none of that
+   name. */
+static double *mpt__option(mpt_optimizer handle, const char *call, int group, const char *name,
+                           double *low, double *below) {
+    mpt_context *context = handle.context;
+    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, call);
+    char names[200];
+    mpt__text list = mpt__text_make(names, sizeof names);
+    if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return NULL;
+    const mpt__rule *rule = optimizer->rule;
+    *low = 0, *below = MPT__NO_LIMIT;
+    if (name && strcmp(name, "weight_decay") == 0) return &optimizer->groups[group].weight_decay;
+    for (int i = 0; i < MPT__SETTINGS && rule->setting[i].name; i++) {
+        *low = rule->setting[i].low, *below = rule->setting[i].below;
+        if (name && strcmp(name, rule->setting[i].name) == 0)
+            return &optimizer->groups[group].setting[i];
+        mpt__write_text(&list, "%s, ", rule->setting[i].name);
+    }
+    mpt__error(context, MPT_ERROR_ARGUMENT, "there is no option \"%s\"; there are %sweight_decay",
+               name ? name : "NULL", names);
+    return NULL;
+}
+
+MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const char *name,
+                                      double value) {
+    mpt_context *context = handle.context;
+    double low, below, *option = mpt__option(handle, "mpt_set_option", group, name, &low, &below);
+    if (!option || !mpt__check_number(context, name, value, low, below))
+        return mpt__status_of(context);
+    const mpt__optimizer *optimizer = mpt__optimizer_at(context, handle);
+    if (option == optimizer->groups[group].setting && optimizer->setting[0] == 0 && value != 0)
+        for (int k = 0; k < MPT__MOMENTS; k++)
+            if (optimizer->rule->moment[k].need == MPT__IF_FIRST)
+                return mpt__error(
+                    context, MPT_ERROR_STATE,
+                    "the optimizer was made with %s = 0, so it keeps no %s; set it in "
+                    "the config",
+                    name, optimizer->rule->moment[k].name);
+    *option = value;
+    return MPT_OK;
+}
+
+MPTRAIN_API double mpt_get_option(mpt_optimizer handle, int group, const char *name) {
+    double low, below;
+    const double *option = mpt__option(handle, "mpt_get_option", group, name, &low, &below);
+    return option ? *option : MPT__NAN_F64;
+}
+
 /* ==== Segments ==== */
 
 /* The group of each segment. */
@@ -861,11 +910,11 @@ static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimize
 
 /* ==== Norm and clipping ==== */
 
-/* 2-norm of gradients times multiplier into norm_slot (0: nowhere). scale_slot (0: none): the
+/* Norm of gradients times multiplier into norm_slot (0: nowhere). scale_slot (0: none): the
    multiplier is 1 / scale from here on. found_slot (0: none) tells whether an element or its
    product is not finite. */
-static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, uint16_t scale_slot,
-                             uint16_t found_slot, uint16_t norm_slot) {
+static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, mpt__norm norm,
+                             uint16_t scale_slot, uint16_t found_slot, uint16_t norm_slot) {
     bool first = true;
     MPT__EACH_STATE(state, optimizer) {
         mpt__launch *launch =
@@ -875,10 +924,11 @@ static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, ui
         launch->slot[2] = norm_slot;
         launch->slot[3] = first ? scale_slot : (uint16_t)MPT__SLOT_NONE;
         launch->index[0] = !first;
+        launch->index[1] = (int64_t)norm;
         first = false;
         mpt__submit(context, launch);
     }
-    optimizer->norm_valid = norm_slot != 0;
+    optimizer->norm_valid = norm_slot != 0 && norm == MPT__NORM_2;
 }
 
 /* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
@@ -888,18 +938,23 @@ static mpt_status mpt__optimizer_unscale(mpt_context *context, mpt__optimizer *o
     mpt_status status = mpt__pattern(context, optimizer);
     if (status != MPT_OK || optimizer->with_grad == 0) return status;
     mpt__materialise(context, optimizer);
-    mpt__norm_launch(context, optimizer, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
+    mpt__norm_launch(context, optimizer, MPT__NORM_2, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
                      with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
     return mpt__hold(context, optimizer);
 }
 
-MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm) {
+/* The norm of all gradients as a tensor; with `clips`, it becomes max_norm at most. */
+static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double p, bool clips,
+                                 double max_norm) {
     mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_norm");
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
     if (!optimizer) return mpt__null(context);
     if (!(max_norm >= 0))
         return mpt__refuse(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more",
                            max_norm);
+    if (p != 1 && p != 2 && p != MPT__INF_F64)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "p = %g; expected 1, 2 or infinity", p);
+    mpt__norm kind = p == 2 ? MPT__NORM_2 : p == 1 ? MPT__NORM_1 : MPT__NORM_MAX;
     mpt_shape shape = MPT_SCALAR;
     mpt__tensor *norm = NULL;
     if (mpt__pattern(context, optimizer) == MPT_OK)
@@ -908,21 +963,33 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm)
     bool any = optimizer->with_grad > 0; /* the norm of nothing is 0 */
     if (any) {
         uint16_t pending = mpt__pending(context, optimizer);
-        if (!pending || !optimizer->norm_valid)
-            mpt__norm_launch(context, optimizer, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
+        if (!pending || !optimizer->norm_valid || kind != MPT__NORM_2)
+            mpt__norm_launch(context, optimizer, kind, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
                              optimizer->slot[MPT__OPTIM_NORM]);
     }
     mpt__launch *launch = mpt__launch_begin(context, any ? MPT__K_CLIP : MPT__K_FILL);
     mpt__operand_on(launch, 0, norm->storage, MPT_F32, norm->offset, 1, MPT__WRITE);
     if (any) {
-        launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
+        launch->slot[0] = clips ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_NONE;
         launch->slot[1] = optimizer->slot[MPT__OPTIM_NORM];
         launch->imm[0] = max_norm;
     }
     mpt__submit(context, launch);
-    optimizer->norm_valid = false;
-    if (any) mpt__hold(context, optimizer);
+    if (clips) optimizer->norm_valid = false;
+    if (any && clips) mpt__hold(context, optimizer);
     return mpt__tensor_done(context, norm, context->base.status);
+}
+
+MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm) {
+    return mpt__grad_norm("mpt_clip_grad_norm", optimizer, 2, true, max_norm);
+}
+
+MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p) {
+    return mpt__grad_norm("mpt_clip_grad_norm_p", optimizer, p, true, max_norm);
+}
+
+MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
+    return mpt__grad_norm("mpt_grad_norm", optimizer, p, false, 0);
 }
 
 MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
@@ -990,7 +1057,7 @@ static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer 
     mpt__schedule_operand(launch, optimizer, group);
     int settings = 0;
     for (; settings < MPT__SETTINGS && rule->setting[settings].name; settings++)
-        launch->imm[settings] = optimizer->setting[settings];
+        launch->imm[settings] = group->setting[settings];
     launch->imm[settings] = group->weight_decay;
     launch->index[0] = optimizer->variant;
     launch->index[1] = row + rows == optimizer->row_count ? 2 : 1;

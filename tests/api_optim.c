@@ -266,6 +266,59 @@ TEST(groups_have_their_own_rate_and_decay) {
     mpt_destroy(context);
 }
 
+/* A group with options of its own has the bits of an optimizer that was made with them. */
+TEST(groups_have_their_own_options) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context), alone = new_net(context);
+    mpt_copy_module(alone, net);
+    mpt_adam_config config = mpt_adam_config_default();
+    mpt_optimizer a = mpt_adam(net, &config);
+    config.beta1 = 0.5, config.beta2 = 0.75, config.eps = 1e-3, config.weight_decay = 0.125;
+    mpt_optimizer b = mpt_adam(mpt_child(alone, "1"), &config);
+    CHECK_EQ_INT(mpt_optimizer_add(a, mpt_child(net, "1"), NULL, NULL), 1);
+    mpt_set_option(a, 1, "beta1", 0.5);
+    mpt_set_option(a, 1, "beta2", 0.75);
+    mpt_set_option(a, 1, "eps", 1e-3);
+    mpt_set_option(a, 1, "weight_decay", 0.125);
+    CHECK(mpt_get_option(a, 0, "beta1") == 0.9 && mpt_get_option(a, 1, "beta1") == 0.5);
+    CHECK(mpt_get_option(a, 1, "weight_decay") == 0.125);
+    for (int i = 0; i < 3; i++) {
+        train(net, a, all_paths, 4, i + 1);
+        train(alone, b, all_paths + 2, 2, i + 1);
+    }
+    float x[OUT * IN], y[OUT * IN];
+    mpt_read_f32(mpt_parameter(net, "1.weight"), x, OUT * IN);
+    mpt_read_f32(mpt_parameter(alone, "1.weight"), y, OUT * IN);
+    CHECK_EQ_BITS(x, y, sizeof x);
+    check_ok(context);
+    mpt_optimizer plain = mpt_sgd(mpt_child(alone, "0"), NULL);
+    mpt_set_option(plain, 0, "momentum", 0.9);
+    check_error(context, MPT_ERROR_STATE, "keeps no momentum_buffer");
+    mpt_destroy(context);
+}
+
+/* Norms of a pending multiplier are those of the gradients that a user would read. */
+TEST(norms_leave_gradients_alone) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    const double count = 2.0 * (OUT * IN + OUT);
+    float g[OUT];
+    mpt_step_begin(context);
+    CHECK(mpt_item(mpt_grad_norm(optimizer, 1)) == 0);
+    mpt_backward(loss_of(net, all_paths, 4, -2));
+    CHECK_CLOSE(mpt_item(mpt_grad_norm(optimizer, 1)), 2 * count, 1e-6, 0);
+    CHECK_CLOSE(mpt_item(mpt_clip_grad_norm_p(optimizer, 1, INFINITY)), 2, 1e-6, 0);
+    CHECK_CLOSE(mpt_item(mpt_grad_norm(optimizer, INFINITY)), 1, 1e-5, 0);
+    CHECK_CLOSE(mpt_item(mpt_grad_norm(optimizer, 2)), sqrt(count), 1e-5, 0);
+    CHECK_CLOSE(mpt_item(mpt_clip_grad_norm(optimizer, sqrt(count) / 2)), sqrt(count), 1e-5, 0);
+    mpt_read_f32(mpt_grad(mpt_parameter(net, "0.bias")), g, OUT);
+    CHECK_CLOSE(g[0], -0.5, 1e-5, 0);
+    mpt_step_end(context);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 /* What moves to another group takes its moments and its step count along. */
 TEST(moving_between_groups_keeps_state) {
     mpt_context *context = new_context();
@@ -1006,6 +1059,8 @@ TEST_TABLE = {
     T(step_without_any_gradient_warns_once),
     T(gradients_accumulate_until_zero_grad),
     T(groups_have_their_own_rate_and_decay),
+    T(groups_have_their_own_options),
+    T(norms_leave_gradients_alone),
     T(moving_between_groups_keeps_state),
     T(later_parameters_start_fresh),
     T(states_grow_around_what_they_hold),

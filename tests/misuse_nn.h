@@ -429,6 +429,19 @@ TEST(optimizers) {
     OPTIMIZER(mpt_clip_grad_norm, CHECK(mpt_clip_grad_norm(h_, 1).slot == 0));
     CASE(mpt_clip_grad_norm, ARGUMENT, "max_norm = -1; expected 0 or more",
          mpt_clip_grad_norm(mine, -1));
+    OPTIMIZER(mpt_clip_grad_norm_p, CHECK(mpt_clip_grad_norm_p(h_, 1, 1).slot == 0));
+    CASE(mpt_clip_grad_norm_p, ARGUMENT, "max_norm = -1", mpt_clip_grad_norm_p(mine, -1, 1));
+    CASE(mpt_clip_grad_norm_p, ARGUMENT, "p = 3; expected 1, 2", mpt_clip_grad_norm_p(mine, 1, 3));
+    OPTIMIZER(mpt_grad_norm, CHECK(mpt_grad_norm(h_, 2).slot == 0));
+    CASE(mpt_grad_norm, ARGUMENT, "p = 0; expected 1, 2 or infinity", mpt_grad_norm(mine, 0));
+    OPTIMIZER(mpt_set_option, mpt_set_option(h_, 0, "eps", 1));
+    CASE(mpt_set_option, ARGUMENT, "there is no group 7", mpt_set_option(mine, 7, "eps", 1));
+    CASE(mpt_set_option, ARGUMENT, "no option \"alpha\"; there are beta1, beta2, eps, weight_decay",
+         mpt_set_option(mine, 0, "alpha", 1));
+    CASE(mpt_set_option, ARGUMENT, "no option \"NULL\"", mpt_set_option(mine, 0, NULL, 1));
+    CASE(mpt_set_option, ARGUMENT, "beta1 = 1 is not in", mpt_set_option(mine, 0, "beta1", 1));
+    OPTIMIZER(mpt_get_option, mpt_get_option(h_, 0, "eps"));
+    CASE(mpt_get_option, ARGUMENT, "no option \"x\"", mpt_get_option(mine, 0, "x"));
     OPTIMIZER(mpt_clip_grad_value, mpt_clip_grad_value(h_, 1));
     CASE(mpt_clip_grad_value, ARGUMENT, "limit", mpt_clip_grad_value(mine, infinite - infinite));
     OPTIMIZER(mpt_step, mpt_step(h_));

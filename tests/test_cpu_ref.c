@@ -1351,6 +1351,29 @@ TEST(grad_norm_and_scale) {
         if (round == 8) CHECK(scalars[MULTIPLIER].f == multiplier);
         if (round == 6) CHECK(scalars[NORM].f == 0);
     }
+    for (int round = 0; round < 12; round++) { /* the other norms, alone or joined to one */
+        const bool most = round % 2 != 0, joined = round % 4 > 1;
+        const int bad = round / 4;
+        int64_t n = 15000, step;
+        double want = joined ? 0.2 : 0;
+        begin(MPT__K_GRAD_NORM);
+        add1(MPT_F32, MPT__READ, n);
+        add_segments(segments, 4);
+        launch.slot[0] = MULTIPLIER, launch.slot[1] = FOUND_INF, launch.slot[2] = NORM;
+        launch.index[0] = joined, launch.index[1] = most ? MPT__NORM_MAX : MPT__NORM_1;
+        scalars[MULTIPLIER].f = -0.25;
+        scalars[NORM].f = 0.2;
+        if (bad) set_at(0, 6000, bad == 1 ? -(double)INFINITY : (double)NAN);
+        for (int64_t i = 0; i < n; i++) {
+            double size = in_segment(i, &step) ? fabs(at(0, i)) / 4 : 0;
+            want = !most ? want + size : size > want ? size : want;
+        }
+        run();
+        CHECK_EQ_INT(scalars[FOUND_INF].i, bad != 0);
+        if (bad == 0) CHECK_CLOSE(scalars[NORM].f, want, 1e-6, 0.0);
+        if (bad == 1) CHECK(scalars[NORM].f == (double)INFINITY);
+        if (bad == 2) CHECK(scalars[NORM].f != scalars[NORM].f);
+    }
     for (int round = 0; round < 2; round++) {
         int64_t n = 15000, step;
         begin(MPT__K_GRAD_SCALE);

@@ -826,16 +826,17 @@ def clip_cases():
     for label, scale, limit in (("above", 1.0, 0.5), ("below", 0.001, 0.5), ("zero", 0.0, 1.0),
                                 ("limit 0", 1.0, 0.0),
                                 ("just", 1.0, 4.0)):
-        for op in ("clip_grad_norm", "clip_grad_value"):
+        for op, p in (("clip_grad_norm", 2.0), ("clip_grad_norm", 1.0),
+                      ("clip_grad_norm", math.inf), ("clip_grad_value", 0.0)):
             params = parameters()
-            for p, g in zip(params, gradient_values(1)):
-                p.grad = g * np.float32(scale)
+            for parameter, g in zip(params, gradient_values(1)):
+                parameter.grad = g * np.float32(scale)
             if op == "clip_grad_norm":
-                norm = torch.nn.utils.clip_grad_norm_(params, limit)
+                norm = torch.nn.utils.clip_grad_norm_(params, limit, norm_type=p)
             else:
                 norm = torch.tensor(0.0)
                 torch.nn.utils.clip_grad_value_(params, limit)
-            yield Case(op, f"{op} {label}", [], [scale, limit],
+            yield Case(op, f"{op} {label}, p = {p}", [], [scale, limit, p],
                        [Tensor("norm", norm, OUTPUT, atol=1e-7),
                         Tensor("gradients", flat([p.grad for p in params]), OUTPUT, atol=1e-9)])
 
