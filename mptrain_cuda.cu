@@ -3499,6 +3499,68 @@ mpt_status mpt__cuda_moments(const mpt__cuda_call *call) {
     return mpt__run_moments(call, three ? 2 : 1, three ? 3 : 2);
 }
 
+/* ---- Averages ---- */
+
+struct mpt__average {
+    float *average;
+    const void *value; /* of `dtype` */
+    int dtype;
+    long long count, eights;
+    double decay;
+    long long form;
+    bool commits;
+    mpt__slots slot; /* applied steps, those seen, updates */
+    mpt__scalar *scalars;
+    unsigned int *ticket;
+};
+
+template <int N>
+__device__ __forceinline__ void mpt__average_at(const mpt__average &a, float weight, long long at) {
+    float average[N], value[N];
+    mpt__read<N>(a.average, MPT_F32, at, average);
+    mpt__read<N>(a.value, a.dtype, at, value);
+    for (int i = 0; i < N; i++)
+        average[i] = weight == 1 ? value[i] : average[i] + weight * (value[i] - average[i]);
+    mpt__write<N>(a.average, MPT_F32, at, average);
+}
+
+__global__ void mpt__average_kernel(const mpt__average a) {
+    mpt__scalar *applied = &a.scalars[a.slot.at[0]], *seen = &a.scalars[a.slot.at[1]];
+    mpt__scalar *updates = &a.scalars[a.slot.at[2]];
+    if (!mpt__gate_open(a.scalars, 0) || applied->i == seen->i) return;
+    const double n = (double)updates->i, early = (1 + n) / (10 + n);
+    const double decay = a.form == 1 && early < a.decay ? early : a.decay;
+    const float weight = (float)(n == 0 ? 1.0 : a.form == 2 ? 1 / (n + 1) : 1 - decay);
+    MPT__EACH(i, a.eights) { mpt__average_at<8>(a, weight, 8 * i); }
+    MPT__EACH(i, a.count - 8 * a.eights) { mpt__average_at<1>(a, weight, 8 * a.eights + i); }
+    if (a.commits && mpt__last_block(a.ticket) && threadIdx.x == 0) {
+        seen->i = applied->i;
+        updates->i++;
+    }
+}
+
+mpt_status mpt__cuda_average(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__average a;
+    memset(&a, 0, sizeof a);
+    a.average = (float *)call->data[0];
+    a.value = call->data[1];
+    a.dtype = launch->operand[1].dtype;
+    a.count = launch->operand[0].shape[0];
+    const bool aligned = mpt__is_streamed(a.dtype) && (uintptr_t)a.average % 16 == 0 &&
+                         (uintptr_t)a.value % 16 == 0;
+    a.eights = aligned ? a.count / 8 : 0;
+    a.decay = launch->imm[0];
+    a.form = launch->index[0];
+    a.commits = launch->index[1] != 0;
+    a.slot = mpt__slots_of(launch);
+    a.scalars = call->scalars;
+    a.ticket = call->cuda->ticket;
+    const unsigned int blocks = mpt__blocks(call, a.eights > 0 ? a.eights : a.count);
+    mpt__average_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(a);
+    return MPT_OK;
+}
+
 /* ---- Scalars ---- */
 
 /* A NaN norm makes the multiplier NaN, as in PyTorch. */
@@ -3778,6 +3840,7 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_metric_add, NULL},
     {mpt__cuda_find_nonfinite, NULL},
     {mpt__cuda_moments, NULL},
+    {mpt__cuda_average, NULL},
 };
 static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,
               "a kernel of the launch table has no implementation here");

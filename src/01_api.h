@@ -52,6 +52,7 @@ MPT__HANDLE(mpt_module);
 MPT__HANDLE(mpt_optimizer);
 MPT__HANDLE(mpt_scaler);
 MPT__HANDLE(mpt_schedule);
+MPT__HANDLE(mpt_ema);
 MPT__HANDLE(mpt_dataset);
 MPT__HANDLE(mpt_loader);
 MPT__HANDLE(mpt_recording);
@@ -824,6 +825,26 @@ MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule schedule); /*
 MPTRAIN_API mpt_status mpt_schedule_set_state(mpt_schedule schedule,
                                               const mpt_schedule_state *state);
 MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule schedule); /* the rates stay */
+
+/* Averages of a module's parameters over the steps of an optimizer, fp32, as
+   torch.optim.swa_utils.AveragedModel keeps them: the first update copies. */
+typedef struct mpt_ema_config {
+    double decay; /* 0.999; in [0, 1): average = decay average + (1 - decay) value */
+    bool warmup;  /* false; true: min(decay, (1 + n) / (10 + n)) at update n */
+    bool equal;   /* false; true: all updates have the same weight (SWA), whatever decay is */
+} mpt_ema_config;
+MPTRAIN_API mpt_ema_config mpt_ema_config_default(void);
+MPTRAIN_API mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer,
+                                   const mpt_ema_config *config);
+/* After the optimizer's step, or at the end of an epoch. Queued; where no step was applied since
+   the last update, because it was skipped or failed, nothing moves. */
+MPTRAIN_API mpt_status mpt_ema_update(mpt_ema ema);
+/* The module gets the averages for its values until mpt_ema_restore gives back the bits it had: to
+   evaluate or save it, or for mpt_copy_module to another one. No step meanwhile. */
+MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema ema);
+MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema ema);
+MPTRAIN_API uint64_t mpt_ema_hash(mpt_ema ema); /* averages and counts */
+MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema ema);
 
 /* ==== Gradient scaler ======================================================================== */
 

@@ -113,6 +113,10 @@ typedef struct mpt__operand {
  *           v, momentum?, mean? (there where centred); ADAGRAD lr_decay, eps, decay and the sum;
  *           ADADELTA rho, eps, decay and the means of g^2 and of steps^2; LION beta1, beta2, decay
  *           (decoupled) and m. Gate.
+ * AVERAGE   o0 rw averages f32, o1 r values (any float dtype), dense: o0 += (1 - d)(o1 - o0) with
+ *           d = imm[0], or, with n = slot[2] updates so far, min(imm[0], (1 + n) / (10 + n)) where
+ *           index[0] is 1, n / (n + 1) where it is 2; at first o0 = o1. With index[1] = 1, slot[1]
+ *           = slot[0] and slot[2] += 1 at the end. Nothing while they are equal (i64). Gate.
  */
 #define MPT__KERNELS(K)                                    \
     K(FILL, "fill", 0)                                     \
@@ -142,7 +146,8 @@ typedef struct mpt__operand {
     K(SCALER_UPDATE, "scaler_update", 1)                   \
     K(METRIC_ADD, "metric_add", 1)                         \
     K(FIND_NONFINITE, "find_nonfinite", 0)                 \
-    K(MOMENTS, "moments", 1)
+    K(MOMENTS, "moments", 1)                               \
+    K(AVERAGE, "average", 1)
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,

@@ -789,6 +789,59 @@ static void mpt__ref_moments(const mpt__cpu_call *call) {
     mpt__ref_update_run(call, &w, row->prepare, row->ns);
 }
 
+/* ==== Averages ==== */
+
+typedef struct mpt__ref_average_work {
+    mpt__ref_view average, value;
+    int64_t count;
+    mpt__real weight; /* of the new value; 1: it is copied */
+} mpt__ref_average_work;
+
+static void mpt__ref_average_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_average_work *w = (const mpt__ref_average_work *)work;
+    const mpt__words *words = w->average.words;
+    int64_t begin = chunk * MPT__CHUNK, end = mpt__ref_min(begin + MPT__CHUNK, w->count), n;
+    mpt__real block[3][MPT__BLOCK];
+    (void)thread;
+    for (int64_t at = begin; at < end; at += n) {
+        n = mpt__ref_min(MPT__BLOCK, end - at);
+        mpt__real *average = mpt__ref_edit(&w->average, at, block[0], n), *part = block[2];
+        const mpt__real *value = mpt__ref_in(&w->value, at, 1, block[1], n);
+        if (w->weight == 1) {
+            memcpy(average, value, (size_t)n * sizeof *average);
+        } else {
+            words->binary[MPT__BINARY_SUB](part, value, average, n);
+            words->unary[MPT__UNARY_MUL_SCALAR](part, part, n, w->weight);
+            words->binary[MPT__BINARY_ADD](average, average, part, n);
+        }
+        mpt__ref_put(&w->average, at, 1, average, n);
+    }
+}
+
+static double mpt__ref_average_weight(const mpt__launch *launch, double n) {
+    double early = (1 + n) / (10 + n), decay = launch->imm[0];
+    if (n == 0) return 1;
+    if (launch->index[0] == 2) return 1 / (n + 1);
+    return 1 - (launch->index[0] == 1 && early < decay ? early : decay);
+}
+
+static void mpt__ref_average(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__scalar *applied = &call->scalars[launch->slot[0]], *seen = &call->scalars[launch->slot[1]];
+    mpt__scalar *updates = &call->scalars[launch->slot[2]];
+    mpt__ref_average_work w;
+    if (!mpt__gate_open(call, 0) || applied->i == seen->i) return;
+    w.average = mpt__ref_view_of(call, 0);
+    w.value = mpt__ref_view_of(call, 1);
+    w.count = launch->operand[0].shape[0];
+    w.weight = (mpt__real)mpt__ref_average_weight(launch, (double)updates->i);
+    mpt__parallel(call->pool, mpt__ref_chunks(w.count, MPT__CHUNK),
+                  mpt__ref_cost(call, w.count, 5.0), mpt__ref_average_chunk, &w);
+    if (launch->index[1] == 0) return;
+    seen->i = applied->i;
+    updates->i++;
+}
+
 /* A NaN norm makes the multiplier NaN, as in PyTorch. */
 static void mpt__ref_clip(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
@@ -1023,7 +1076,8 @@ static const mpt__words mpt__ref_words = {1.0,
     R(SCALER_UPDATE, scaler_update, NULL)                    \
     R(METRIC_ADD, metric_add, NULL)                          \
     R(FIND_NONFINITE, find_nonfinite, NULL)                  \
-    R(MOMENTS, moments, NULL)
+    R(MOMENTS, moments, NULL)                                \
+    R(AVERAGE, average, NULL)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     cpu->words = &mpt__ref_words;

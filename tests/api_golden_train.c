@@ -219,6 +219,40 @@ static void run_clip(const golden_case *c) {
     mpt_destroy(net.context);
 }
 
+/* ---- averages ---- */
+
+static void run_average(const golden_case *c) {
+    given_net net = make_net();
+    mpt_sgd_config config = mpt_sgd_config_default();
+    config.lr = 0.05, config.momentum = 0.9;
+    mpt_optimizer optimizer = mpt_sgd(net.module, &config);
+    mpt_ema_config average = mpt_ema_config_default();
+    average.decay = c->reals[0];
+    average.warmup = c->ints[0] == 1, average.equal = c->ints[0] == 2;
+    mpt_ema ema = mpt_ema_create(net.module, optimizer, &average);
+    float values[ELEMENTS];
+    for (int step = 1; step <= 40; step++) {
+        mpt_step_begin(net.context);
+        mpt_zero_grad(optimizer);
+        given_gradients(step, 1, values);
+        mpt_backward(loss_of_gradients(&net, values, PARAMETERS));
+        mpt_step(optimizer);
+        mpt_ema_update(ema);
+        mpt_step_end(net.context);
+        if (step % 8) continue;
+        uint64_t before = mpt_module_hash(net.module);
+        mpt_ema_apply(ema);
+        read_parameters(&net, values);
+        mpt_ema_restore(ema);
+        CHECK(mpt_module_hash(net.module) == before);
+        if (golden_compare(c->label, golden_find(c, "averages"), ELEMENTS * (step / 8 - 1), values,
+                           ELEMENTS))
+            break;
+    }
+    check_no_error(net.context, c->label);
+    mpt_destroy(net.context);
+}
+
 /* ---- schedules ---- */
 
 enum { KIND, T_MAX, WARMUP, STEPS };
@@ -736,6 +770,8 @@ TEST(fp64_traces) { run_cases(run_small, "small", "", "", 12); }
 
 TEST(clipping) { run_cases(run_clip, "clip_grad_norm", "clip_grad_value", "", 20); }
 
+TEST(averages) { run_cases(run_average, "average", "", "", 4); }
+
 TEST(schedules) { run_cases(run_schedule, "schedule", "", "", 6); }
 
 TEST(rates) { run_cases(run_rates, "rates", "", "", 21); }
@@ -754,8 +790,16 @@ TEST(mnist_reference) {
     }
 }
 
-TEST_TABLE = {T(generator),   T(optimizers),     T(adaptive_optimizers),
-              T(fp64_traces), T(clipping),       T(schedules),
-              T(rates),       T(scaler),         T(scaler_with_two_optimizers),
-              T(classifier),  T(mnist_reference)};
+TEST_TABLE = {T(generator),
+              T(optimizers),
+              T(adaptive_optimizers),
+              T(fp64_traces),
+              T(clipping),
+              T(averages),
+              T(schedules),
+              T(rates),
+              T(scaler),
+              T(scaler_with_two_optimizers),
+              T(classifier),
+              T(mnist_reference)};
 TEST_MAIN

@@ -832,6 +832,99 @@ TEST(destroying) {
     mpt_destroy(context);
 }
 
+/* ---- averages ---- */
+
+/* Half parameters with masters: what overflow skips leaves averages alone, and averages that stand
+   in for the values for a while leave no trace, not even in the masters. */
+static uint64_t run_average(bool looked_at, bool overflows, int threads) {
+    mpt_config config = mpt_config_default();
+    config.threads = threads;
+    mpt_context *context = mpt_create(&config);
+    mpt_module net = mpt_sequential(context, mpt_nn_linear(context, 100, 120),
+                                    mpt_nn_linear(context, 10, 10), MPT_END);
+    mpt_half(net, MPT_F16);
+    mpt_optimizer optimizer = mpt_adamw(net, NULL);
+    mpt_ema_config ec = mpt_ema_config_default();
+    ec.decay = 0.75;
+    mpt_ema ema = mpt_ema_create(net, optimizer, &ec);
+    mpt_scaler_config sc = mpt_scaler_config_default();
+    sc.init_scale = 256, sc.fixed = true;
+    mpt_scaler scaler = mpt_grad_scaler(context, &sc);
+    mpt_tensor w = mpt_parameter(net, "0.weight");
+    int64_t allocations = 0;
+    for (int i = 0; i < 16; i++) {
+        bool bad = i % 5 == 3;
+        if (bad && !overflows) continue;
+        if (i == 7) allocations = mpt_memory(context).allocations;
+        mpt_step_begin(context);
+        mpt_zero_grad(optimizer);
+        mpt_tensor loss = mpt_cast(mpt_mean(mpt_mul(w, w), MPT_ALL_DIMS, false), MPT_F32);
+        loss = mpt_mul_scalar(loss, bad ? (double)INFINITY : 1.0 + i);
+        mpt_backward(mpt_scale_loss(scaler, loss));
+        mpt_scaler_step(scaler, optimizer);
+        mpt_scaler_update(scaler);
+        mpt_ema_update(ema);
+        if (i % 3 == 0) mpt_ema_update(ema); /* no step since */
+        mpt_step_end(context);
+        if (!looked_at) continue;
+        mpt_ema_apply(ema);
+        mpt_ema_restore(ema);
+    }
+    CHECK_EQ_INT(mpt_memory(context).allocations, allocations);
+    uint64_t hash =
+        mpt_module_hash(net) * 31 + mpt_optimizer_hash(optimizer) * 7 + mpt_ema_hash(ema);
+    check_ok(context);
+    mpt_destroy(context);
+    return hash;
+}
+
+TEST(averages_follow_applied_steps) {
+    uint64_t want = run_average(false, false, 1);
+    CHECK(run_average(false, true, 1) == want);
+    CHECK(run_average(true, true, 1) == want);
+    CHECK(run_average(true, true, 3) == want);
+}
+
+TEST(averages_stand_in_for_values) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context), other = new_net(context);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    mpt_ema_config config = mpt_ema_config_default();
+    config.decay = 0.5;
+    mpt_ema ema = mpt_ema_create(mpt_child(net, "1"), optimizer, &config);
+    uint64_t start = mpt_ema_hash(ema);
+    float before[OUT], got[OUT];
+    mpt_read_f32(mpt_parameter(net, "1.bias"), before, OUT);
+    mpt_ema_update(ema); /* no step yet: as made */
+    CHECK(mpt_ema_hash(ema) == start);
+    for (int i = 0; i < 2; i++) {
+        train(net, optimizer, all_paths, 4, 1000); /* by -1 */
+        mpt_ema_update(ema);
+    }
+    CHECK(mpt_ema_hash(ema) != start);
+    mpt_ema_apply(ema);
+    mpt_copy_module(other, net);
+    mpt_read_f32(mpt_parameter(other, "1.bias"), got, OUT);
+    for (int i = 0; i < OUT; i++) CHECK_NEAR(got[i], before[i] - 1.5, 1e-6);
+    check_ok(context);
+    mpt_step_begin(context);
+    mpt_backward(loss_of(net, all_paths, 4, 1));
+    mpt_step(optimizer);
+    check_error(context, MPT_ERROR_STATE, "mpt_ema_restore");
+    CHECK_EQ_INT(mpt_ema_restore(ema), MPT_OK);
+    mpt_read_f32(mpt_parameter(net, "1.bias"), got, OUT);
+    for (int i = 0; i < OUT; i++) CHECK_NEAR(got[i], before[i] - 2, 1e-6);
+    train(net, optimizer, all_paths, 4, 1);
+    check_ok(context);
+    mpt_ema_apply(ema);
+    mpt_optimizer_destroy(optimizer);
+    mpt_module_destroy(net);
+    mpt_ema_restore(ema);
+    check_error(context, MPT_ERROR_HANDLE, "module");
+    CHECK_EQ_INT(mpt_ema_destroy(ema), MPT_OK); /* there is nothing left to restore */
+    mpt_destroy(context);
+}
+
 /* ---- schedules ---- */
 
 static const char *const bias_path[] = {"bias"};
@@ -941,6 +1034,7 @@ typedef struct cycle_run {
     mpt_module net;
     mpt_optimizer optimizer;
     mpt_scaler scaler;
+    mpt_ema ema;
 } cycle_run;
 
 static mpt_status cycle_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
@@ -952,6 +1046,7 @@ static mpt_status cycle_step(mpt_context *context, void *user, mpt_tensor x, mpt
     mpt_backward(mpt_scale_loss(run->scaler, loss));
     mpt_scaler_step(run->scaler, run->optimizer);
     mpt_scaler_update(run->scaler);
+    mpt_ema_update(run->ema);
     return mpt_step_end(context);
 }
 
@@ -968,6 +1063,7 @@ TEST(schedules_in_captured_steps) {
             config.momentum = 0.5, config.lr = 0.1;
             run.optimizer = mpt_sgd(run.net, &config);
             run.scaler = mpt_grad_scaler(context, NULL);
+            run.ema = mpt_ema_create(run.net, run.optimizer, NULL);
             mpt_one_cycle_config cycle = mpt_one_cycle_config_default();
             cycle.total = 30;
             int64_t at[1] = {9};
@@ -994,7 +1090,7 @@ TEST(schedules_in_captured_steps) {
             CHECK_EQ_INT(mpt_captured_count(steps), captured ? 38 : 0);
             CHECK_EQ_INT(mpt_applied_steps(run.optimizer), 34);
             weights[captured] = mpt_module_hash(run.net);
-            state[captured] = mpt_optimizer_hash(run.optimizer);
+            state[captured] = mpt_optimizer_hash(run.optimizer) * 31 + mpt_ema_hash(run.ema);
             check_ok(context);
             mpt_destroy(context);
         }
@@ -1075,6 +1171,8 @@ TEST_TABLE = {
     T(adagrad_starts_from_its_accumulator),
     T(steady_state_allocates_nothing),
     T(destroying),
+    T(averages_follow_applied_steps),
+    T(averages_stand_in_for_values),
     T(cosine_over_many_steps),
     T(warmup_by_epoch),
     T(schedule_and_rates_by_hand),

@@ -554,6 +554,39 @@ TEST(optimizers) {
     mpt_schedule_destroy(schedule);
 }
 
+/* ==== Averages ==== */
+
+#define AVERAGE(function, ...) OBJECT(function, mpt_ema, f.no_ema, f.stale_ema, __VA_ARGS__)
+
+TEST(averages) {
+    mpt_optimizer optimizer = mpt_sgd(f.net, NULL);
+    mpt_ema_config config = mpt_ema_config_default();
+    QUIET(mpt_ema_config_default, config.decay == 0.999);
+    MODULE(mpt_ema_create, CHECK(mpt_ema_create(h_, optimizer, NULL).slot == 0));
+    CASE(mpt_ema_create, BAD_HANDLE, "another context",
+         mpt_ema_create(f.net, f.foreign_optimizer, NULL));
+    CASE(mpt_ema_create, ARGUMENT, "no parameters to average",
+         mpt_ema_create(mpt_nn_relu(f.context), optimizer, NULL));
+    config.decay = 1;
+    CASE(mpt_ema_create, ARGUMENT, "decay = 1 is not in [0, 1)",
+         CHECK(mpt_ema_create(f.net, optimizer, &config).slot == 0));
+    AVERAGE(mpt_ema_update, mpt_ema_update(h_));
+    AVERAGE(mpt_ema_apply, mpt_ema_apply(h_));
+    AVERAGE(mpt_ema_restore, mpt_ema_restore(h_));
+    AVERAGE(mpt_ema_hash, CHECK_EQ_INT(mpt_ema_hash(h_), 0));
+    AVERAGE(mpt_ema_destroy, mpt_ema_destroy(h_));
+    mpt_ema ema = mpt_ema_create(f.net, optimizer, NULL);
+    CASE(mpt_ema_restore, STATE, "mpt_ema_apply was not called", mpt_ema_restore(ema));
+    mpt_ema_apply(ema);
+    CASE(mpt_ema_apply, STATE, "call mpt_ema_restore first", mpt_ema_apply(ema));
+    CASE(mpt_ema_update, STATE, "call mpt_ema_restore first", mpt_ema_update(ema));
+    CASE(mpt_ema_destroy, STATE, "call mpt_ema_restore first", mpt_ema_destroy(ema));
+    mpt_ema_restore(ema);
+    mpt_optimizer_destroy(optimizer);
+    CASE(mpt_ema_update, BAD_HANDLE, "the optimizer was destroyed", mpt_ema_update(ema));
+    mpt_ema_destroy(ema);
+}
+
 /* ==== Scalers ==== */
 
 #define SCALER_SETTING(field, value, text)                                                       \

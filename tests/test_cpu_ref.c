@@ -1675,6 +1675,44 @@ TEST(moments) {
     }
 }
 
+/* Rows: n, form, decay, the new value's weight. What stands in slot START was seen. */
+TEST(averages) {
+    REQUIRE(have_backends());
+    static const double rows[][4] = {{0, 0, .9, 1},
+                                     {3, 0, .9, .1},
+                                     {2, 1, .9, .75},
+                                     {1000, 1, .9, .1},
+                                     {0, 1, .9, 1},
+                                     {4, 2, .9, .2},
+                                     {5, 0, .5, 0 /* no step */},
+                                     {5, 0, .5, 0 /* error */}};
+    static const int dtypes[3] = {MPT_F32, MPT_F16, MPT_BF16};
+    for (int round = 0; round < 24; round++) {
+        const double *row = rows[round % 8];
+        const int64_t n = round < 8 ? 9000 : 1 + below(300);
+        begin(MPT__K_AVERAGE);
+        add1(MPT_F32, MPT__READ_WRITE, n);
+        add1(dtypes[round / 8], MPT__READ, n);
+        launch.slot[0] = APPLIED, launch.slot[1] = START, launch.slot[2] = NORM;
+        launch.imm[0] = row[2];
+        launch.index[0] = (int64_t)row[1], launch.index[1] = round % 3 != 0;
+        scalars[APPLIED].i = 7, scalars[START].i = round % 8 == 6 ? 7 : 5;
+        scalars[NORM].i = (int64_t)row[0];
+        if (round % 8 == 7) scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
+        run();
+        int wrong = 0;
+        for (int64_t i = 0; i < n; i++) {
+            double old = old_at(0, i), new_value = at(1, i);
+            double want = row[3] == 1 ? new_value : old + row[3] * (new_value - old);
+            wrong += row[3] == 0 || row[3] == 1 ? at(0, i) != want : fabs(at(0, i) - want) > 1e-6;
+        }
+        if (wrong) TEST_FAIL_("round %d: %d are wrong", round, wrong);
+        bool moved = row[3] != 0 && launch.index[1] == 1;
+        CHECK_EQ_INT(scalars[START].i, moved ? 7 : round % 8 == 6 ? 7 : 5);
+        CHECK_EQ_INT(scalars[NORM].i, (int64_t)row[0] + moved);
+    }
+}
+
 /* Nothing may change while the error word or found_inf is set. */
 TEST(gates) {
     REQUIRE(have_backends());
@@ -2056,6 +2094,7 @@ TEST_TABLE = {
     T(optimizer_traces),
     T(optimizers_keep_masters_and_gaps),
     T(moments),
+    T(averages),
     T(gates),
     T(updates_commit),
     T(rates_from_a_table_and_clip),

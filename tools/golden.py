@@ -822,6 +822,30 @@ def small_cases():
                                                   OUTPUT, atol=2e-7)])
 
 
+def average_cases():
+    """The averages over 40 steps of SGD after every 8th."""
+    U = torch.optim.swa_utils
+    for label, form, decay, make in (
+            ("ema", 0, 0.9, lambda: dict(multi_avg_fn=U.get_ema_multi_avg_fn(0.9))),
+            ("ema, short", 0, 0.25, lambda: dict(multi_avg_fn=U.get_ema_multi_avg_fn(0.25))),
+            ("ema with warm-up", 1, 0.7, lambda: dict(
+                avg_fn=lambda average, p, n: average.lerp(p, 1 - min(0.7, (1 + int(n)) /
+                                                                     (10 + int(n)))))),
+            ("swa", 2, 0.9, dict)):
+        net = torch.nn.ParameterList(parameters())
+        optimizer = torch.optim.SGD(net, lr=0.05, momentum=0.9)
+        averages, trace = U.AveragedModel(net, **make()), []
+        for step in range(1, 41):
+            for p, g in zip(net, gradient_values(step)):
+                p.grad = g.clone()
+            optimizer.step()
+            averages.update_parameters(net)
+            if step % 8 == 0:
+                trace.append(flat(averages.module))
+        yield Case("average", f"average {label}", [form], [decay],
+                   [Tensor("averages", torch.stack(trace), OUTPUT, atol=2e-6)])
+
+
 def clip_cases():
     for label, scale, limit in (("above", 1.0, 0.5), ("below", 0.001, 0.5), ("zero", 0.0, 1.0),
                                 ("limit 0", 1.0, 0.0),
@@ -1204,6 +1228,7 @@ def train_cases():
     first = Case("hash", "generator",
                  tensors=[Tensor("uniform", torch.from_numpy(uniform(123, 16)), OUTPUT)])
     return [first, *optimizer_cases(), *small_cases(), *clip_cases(), *schedule_cases(), *rate_cases(),
+            *average_cases(),
             *scaler_cases(),
             *classifier_cases()]
 
