@@ -3106,6 +3106,7 @@ struct mpt__norm_part {
 struct mpt__gradients {
     float *data;
     bool aligned;
+    int norm; /* mpt__norm */
     float limit;
     mpt__segments segments;
     mpt__slots slot;
@@ -3119,6 +3120,7 @@ mpt__gradients mpt__gradients_of(const mpt__cuda_call *call) {
     memset(&g, 0, sizeof g);
     g.data = (float *)call->data[0];
     g.aligned = (uintptr_t)g.data % 16 == 0;
+    g.norm = (int)call->launch->index[1];
     g.limit = (float)call->launch->imm[0];
     g.segments = mpt__segments_of(call->launch, 1, call->data[1]);
     g.slot = mpt__slots_of(call->launch);
@@ -3142,26 +3144,42 @@ __device__ __forceinline__ void mpt__add_squares(const mpt__gradients &g, float 
     for (int i = 0; i < N; i++) {
         const float product = x[i] * multiplier; /* infinity times 0 is NaN */
         if (!mpt__is_finite(product)) part.nonfinite = 1;
-        if (g.slot.at[2] != 0) part.squares += (double)product * (double)product;
+        if (g.slot.at[2] == 0) continue;
+        if (g.norm == MPT__NORM_2)
+            part.squares += (double)product * (double)product;
+        else if (g.norm == MPT__NORM_1)
+            part.squares += (double)fabsf(product);
+        else
+            part.squares = (double)mpt__larger((float)part.squares, fabsf(product));
     }
+}
+
+/* The sum of all threads' squares, or their maximum, which is a float's. */
+__device__ __forceinline__ double mpt__join_norms(const mpt__gradients &g, double x) {
+    return g.norm == MPT__NORM_MAX ? (double)mpt__block_max((float)x) : mpt__block_sum(x);
 }
 
 /* Adds up the parts, and sets the slots. One block. */
 __device__ void mpt__norm_finish(const mpt__gradients &g, bool joined) {
     mpt__norm_part all = {0, 0};
     for (long long i = threadIdx.x; i < g.segments.most; i += MPT__THREADS) {
-        all.squares += __ldcg(&g.part[i].squares);
+        const double more = __ldcg(&g.part[i].squares);
+        all.squares = g.norm == MPT__NORM_MAX
+                          ? (double)mpt__larger((float)all.squares, (float)more)
+                          : all.squares + more;
         all.nonfinite |= __ldcg(&g.part[i].nonfinite);
     }
-    all.squares = mpt__block_sum(all.squares);
+    all.squares = mpt__join_norms(g, all.squares);
     all.nonfinite = __syncthreads_or(all.nonfinite != 0);
     if (threadIdx.x != 0) return;
     if (g.slot.at[3] != 0) g.scalars[g.slot.at[0]].f = (double)mpt__norm_multiplier(g);
     if (g.slot.at[1] != 0 && (g.slot.at[3] != 0 || all.nonfinite != 0))
         g.scalars[g.slot.at[1]].i = all.nonfinite;
     if (g.slot.at[2] != 0) {
-        double *norm = &g.scalars[g.slot.at[2]].f;
-        *norm = sqrt((joined ? *norm * *norm : 0.0) + all.squares);
+        double *norm = &g.scalars[g.slot.at[2]].f, old = joined ? *norm : 0.0;
+        *norm = g.norm == MPT__NORM_2   ? sqrt(old * old + all.squares)
+                : g.norm == MPT__NORM_1 ? old + all.squares
+                                        : (double)mpt__larger((float)old, (float)all.squares);
     }
 }
 
@@ -3180,7 +3198,7 @@ __global__ void mpt__grad_norm_kernel(const mpt__gradients g, bool joined) {
                 mpt__add_squares<1>(g, multiplier, chunk.first + 8 * eights + i, part);
             }
         }
-        part.squares = mpt__block_sum(part.squares);
+        part.squares = mpt__join_norms(g, part.squares);
         part.nonfinite = __syncthreads_or(part.nonfinite != 0);
         if (threadIdx.x == 0) g.part[number] = part;
     }
@@ -3235,16 +3253,18 @@ mpt_status mpt__cuda_grad_scale(const mpt__cuda_call *call) {
 struct mpt__update {
     void *param; /* of `dtype`; with a master only written */
     int dtype;
-    float *master, *first, *second; /* NULL: absent */
+    float *master, *first, *second, *third; /* NULL: absent */
     const float *gradient;
     bool aligned, adam, variant; /* Nesterov; decoupled decay */
-    float keep1, add1;           /* momentum, 1 - dampening; beta1, 1 - beta1 */
+    bool maximize;
+    int function; /* of MOMENTS */
     float keep2, add2, eps, decay;
     double imm[4];
     mpt__segments segments;
     long long *steps;
     const double *rates; /* NULL: the rate is in slot[0] */
     long long rate_count;
+    bool cycles; /* a second row of rates has momentum or beta1 */
     long long commit; /* 0, 1: the segments' step counts, 2: and the applied steps */
     mpt__slots slot;
     mpt__scalar *scalars;
@@ -3253,7 +3273,8 @@ struct mpt__update {
 
 /* What depends on the step count of a segment. */
 struct mpt__pace {
-    float lr; /* of Adam: over c1 */
+    float lr;          /* of Adam: over c1 */
+    float keep1, add1; /* momentum, 1 - dampening; beta1, 1 - beta1 */
     float root_factor, shrink;
     bool fresh; /* no update before this one */
 };
@@ -3271,15 +3292,21 @@ __device__ double mpt__power(double base, long long exponent) {
 __device__ mpt__pace mpt__pace_of(const mpt__update &u, long long segment) {
     const long long step =
         u.steps[u.segments.rows[segment * MPT__SEGMENT_FIELDS + MPT__SEGMENT_STEP]];
-    mpt__pace pace = {0, 0, 0, step == 0};
-    double lr = u.scalars[u.slot.at[0]].f;
+    mpt__pace pace = {0, 0, 0, 0, 0, step == 0};
+    double lr = u.scalars[u.slot.at[0]].f, first = u.imm[0];
     if (u.rates != NULL) {
         const long long at = u.scalars[u.slot.at[3]].i - u.scalars[u.slot.at[4]].i;
-        lr = u.rates[at < 0 ? 0 : at < u.rate_count ? at : u.rate_count - 1];
+        const double *rate = u.rates + (at < 0 ? 0 : at < u.rate_count ? at : u.rate_count - 1);
+        lr = *rate;
+        if (u.cycles) first = rate[u.rate_count];
     }
+    if (u.function == MPT__FN_ADAGRAD) lr /= 1 + (double)step * first;
     pace.lr = (float)lr;
+    pace.keep1 = (float)first;
+    pace.add1 = (float)(1 - (u.adam || u.function != MPT__FN_NONE ? first : u.imm[1]));
+    if (u.function == MPT__FN_LION) pace.shrink = (float)(lr * u.imm[2]);
     if (u.adam) {
-        pace.lr = (float)(lr / (1 - mpt__power(u.imm[0], step + 1)));
+        pace.lr = (float)(lr / (1 - mpt__power(first, step + 1)));
         pace.root_factor = (float)(1 / sqrt(1 - mpt__power(u.imm[1], step + 1)));
         pace.shrink = (float)(lr * u.imm[3]);
     }
@@ -3292,8 +3319,8 @@ __device__ __forceinline__ void mpt__sgd_of(const mpt__update &u, const mpt__pac
                                             float g, float &m) {
     if (u.decay != 0) g += u.decay * p;
     if (u.first != NULL) {
-        m = pace.fresh ? g : u.keep1 * m + u.add1 * g;
-        g = u.variant ? g + u.keep1 * m : m;
+        m = pace.fresh ? g : pace.keep1 * m + pace.add1 * g;
+        g = u.variant ? g + pace.keep1 * m : m;
     }
     p -= pace.lr * g;
 }
@@ -3306,15 +3333,54 @@ __device__ __forceinline__ void mpt__adam_of(const mpt__update &u, const mpt__pa
     } else if (u.decay != 0) {
         g += u.decay * p;
     }
-    m = u.keep1 * m + u.add1 * g;
+    m = pace.keep1 * m + pace.add1 * g;
     v = u.keep2 * v + u.add2 * g * g;
     p -= pace.lr * m / (sqrtf(v) * pace.root_factor + u.eps);
 }
 
-template <int N>
+/* The functions of MOMENTS, in the order of operations of torch.optim. */
+__device__ __forceinline__ void mpt__moments_of(const mpt__update &u, const mpt__pace &pace,
+                                                float &p, float g, float &m, float &v, float &w) {
+    if (u.variant) {
+        p -= pace.shrink * p;
+    } else if (u.decay != 0) {
+        g += u.decay * p;
+    }
+    if (u.function == MPT__FN_AMSGRAD) {
+        m = pace.keep1 * m + pace.add1 * g;
+        v = u.keep2 * v + u.add2 * g * g;
+        w = w > v || isnan(w) ? w : v;
+        p -= pace.lr * m / (sqrtf(w) * pace.root_factor + u.eps);
+    } else if (u.function == MPT__FN_RMSPROP) { /* m of squares, v momentum, w mean */
+        m = u.keep2 * m + u.add2 * g * g;
+        float square = m;
+        if (u.third != NULL) {
+            w = u.keep2 * w + u.add2 * g;
+            square = m - w * w;
+            if (square < 0) square = 0; /* by rounding */
+        }
+        g /= sqrtf(square) + u.eps;
+        if (u.second != NULL) g = v = pace.keep1 * v + g;
+        p -= pace.lr * g;
+    } else if (u.function == MPT__FN_ADAGRAD) {
+        m += g * g;
+        p -= pace.lr * g / (sqrtf(m) + u.eps);
+    } else if (u.function == MPT__FN_ADADELTA) {
+        m = pace.keep1 * m + pace.add1 * g * g;
+        g *= sqrtf(v + u.eps) / sqrtf(m + u.eps);
+        v = pace.keep1 * v + pace.add1 * g * g;
+        p -= pace.lr * g;
+    } else {
+        const float way = pace.keep1 * m + pace.add1 * g;
+        m = u.keep2 * m + u.add2 * g;
+        p -= pace.lr * (way > 0 ? 1.0f : way < 0 ? -1.0f : way);
+    }
+}
+
+template <int N, bool MOMENTS>
 __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__pace &pace,
                                                float multiplier, long long at) {
-    float p[N], g[N], m[N] = {0}, v[N] = {0};
+    float p[N], g[N], m[N] = {0}, v[N] = {0}, w[N] = {0};
     mpt__read<N>(u.gradient, MPT_F32, at, g);
     if (u.first != NULL) mpt__read<N>(u.first, MPT_F32, at, m);
     if (u.second != NULL) mpt__read<N>(u.second, MPT_F32, at, v);
@@ -3323,8 +3389,11 @@ __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__
     } else {
         mpt__read<N>(u.param, u.dtype, at, p);
     }
+    if (MOMENTS && u.third != NULL) mpt__read<N>(u.third, MPT_F32, at, w);
     for (int i = 0; i < N; i++) {
-        if (u.adam) {
+        if (MOMENTS) {
+            mpt__moments_of(u, pace, p[i], g[i] * multiplier, m[i], v[i], w[i]);
+        } else if (u.adam) {
             mpt__adam_of(u, pace, p[i], g[i] * multiplier, m[i], v[i]);
         } else {
             mpt__sgd_of(u, pace, p[i], g[i] * multiplier, m[i]);
@@ -3332,6 +3401,7 @@ __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__
     }
     if (u.first != NULL) mpt__write<N>(u.first, MPT_F32, at, m);
     if (u.second != NULL) mpt__write<N>(u.second, MPT_F32, at, v);
+    if (MOMENTS && u.third != NULL) mpt__write<N>(u.third, MPT_F32, at, w);
     if (u.master != NULL) mpt__write<N>(u.master, MPT_F32, at, p);
     mpt__write<N>(u.param, u.dtype, at, p);
 }
@@ -3346,9 +3416,10 @@ __device__ void mpt__commit(const mpt__update &u) {
     if (u.commit == 2 && threadIdx.x == 0) u.scalars[u.slot.at[3]].i++;
 }
 
+template <bool MOMENTS>
 __global__ void mpt__update_kernel(const mpt__update u) {
     __shared__ mpt__pace pace;
-    const float multiplier = mpt__factor(u.scalars, u.slot.at[1]);
+    const float multiplier = mpt__factor(u.scalars, u.slot.at[1]) * (u.maximize ? -1.0f : 1.0f);
     mpt__chunk chunk = {0, 0, 0, 0};
     long long segment = -1;
     if (!mpt__gate_open(u.scalars, u.slot.at[2])) return;
@@ -3361,10 +3432,10 @@ __global__ void mpt__update_kernel(const mpt__update u) {
         }
         const long long eights = mpt__chunk_eights(chunk, u.aligned);
         MPT__EACH_OF_BLOCK(i, eights) {
-            mpt__update_at<8>(u, pace, multiplier, chunk.first + 8 * i);
+            mpt__update_at<8, MOMENTS>(u, pace, multiplier, chunk.first + 8 * i);
         }
         MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
-            mpt__update_at<1>(u, pace, multiplier, chunk.first + 8 * eights + i);
+            mpt__update_at<1, MOMENTS>(u, pace, multiplier, chunk.first + 8 * eights + i);
         }
     }
     if (u.commit != 0 && mpt__last_block(u.ticket)) mpt__commit(u);
@@ -3380,13 +3451,18 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
     u.master = (float *)call->data[1];
     u.gradient = (const float *)call->data[2];
     u.first = (float *)call->data[3];
-    u.keep1 = (float)launch->imm[0];
     u.variant = launch->index[0] == 1;
+    u.maximize = launch->index[2] != 0;
+    u.function = launch->function;
     memcpy(u.imm, launch->imm, sizeof u.imm);
     u.segments = mpt__segments_of(launch, 4, call->data[4]);
     u.steps = (long long *)call->data[5];
     u.rates = launch->n_operands > 7 ? (const double *)call->data[7] : NULL;
-    u.rate_count = u.rates != NULL ? launch->operand[7].shape[0] : 0;
+    if (u.rates != NULL) {
+        const mpt__operand &rates = launch->operand[7];
+        u.rate_count = rates.shape[rates.rank - 1];
+        u.cycles = rates.rank == 2;
+    }
     u.commit = launch->index[1];
     u.slot = mpt__slots_of(launch);
     u.scalars = call->scalars;
@@ -3395,31 +3471,105 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
 }
 
 mpt_status mpt__run_update(const mpt__cuda_call *call, mpt__update *u) {
-    const void *arrays[5] = {u->param, u->master, u->gradient, u->first, u->second};
+    const void *arrays[6] = {u->param, u->master, u->gradient, u->first, u->second, u->third};
+    const unsigned int blocks = mpt__segment_blocks(call, u->segments);
     u->aligned = mpt__is_streamed(u->dtype);
-    for (int i = 0; i < 5; i++) u->aligned = u->aligned && (uintptr_t)arrays[i] % 16 == 0;
-    mpt__update_kernel<<<mpt__segment_blocks(call, u->segments), MPT__THREADS, 0, call->stream>>>(
-        *u);
+    for (int i = 0; i < 6; i++) u->aligned = u->aligned && (uintptr_t)arrays[i] % 16 == 0;
+    if (u->function != MPT__FN_NONE)
+        mpt__update_kernel<true><<<blocks, MPT__THREADS, 0, call->stream>>>(*u);
+    else
+        mpt__update_kernel<false><<<blocks, MPT__THREADS, 0, call->stream>>>(*u);
     return MPT_OK;
 }
 
 mpt_status mpt__cuda_sgd(const mpt__cuda_call *call) {
     mpt__update u = mpt__update_of(call);
-    u.add1 = (float)(1 - u.imm[1]);
     u.decay = (float)u.imm[2];
     return mpt__run_update(call, &u);
 }
 
-mpt_status mpt__cuda_adam(const mpt__cuda_call *call) {
+/* Of Adam, of what is like it, and of MOMENTS: eps and decay stand at these places in imm. */
+mpt_status mpt__run_moments(const mpt__cuda_call *call, int eps, int decay) {
     mpt__update u = mpt__update_of(call);
-    u.adam = true;
+    u.adam = u.function == MPT__FN_NONE || u.function == MPT__FN_AMSGRAD;
     u.second = (float *)call->data[6];
-    u.add1 = (float)(1 - u.imm[0]);
+    u.third = u.function != MPT__FN_NONE ? (float *)call->data[8] : NULL;
     u.keep2 = (float)u.imm[1];
     u.add2 = (float)(1 - u.imm[1]);
-    u.eps = (float)u.imm[2];
-    u.decay = (float)u.imm[3];
+    u.eps = (float)u.imm[eps];
+    u.decay = (float)u.imm[decay];
+    if (!u.adam) u.variant = u.function == MPT__FN_LION;
     return mpt__run_update(call, &u);
+}
+
+mpt_status mpt__cuda_adam(const mpt__cuda_call *call) { return mpt__run_moments(call, 2, 3); }
+
+mpt_status mpt__cuda_moments(const mpt__cuda_call *call) {
+    const int function = call->launch->function;
+    const bool three = function == MPT__FN_AMSGRAD || function == MPT__FN_RMSPROP;
+    return mpt__run_moments(call, three ? 2 : 1, three ? 3 : 2);
+}
+
+/* ---- Averages ---- */
+
+struct mpt__average {
+    float *average;
+    const void *value; /* of `dtype` */
+    int dtype;
+    long long count, eights;
+    double decay;
+    long long form;
+    bool commits;
+    mpt__slots slot; /* applied steps, those seen, updates */
+    mpt__scalar *scalars;
+    unsigned int *ticket;
+};
+
+template <int N>
+__device__ __forceinline__ void mpt__average_at(const mpt__average &a, float weight, long long at) {
+    float average[N], value[N];
+    mpt__read<N>(a.average, MPT_F32, at, average);
+    mpt__read<N>(a.value, a.dtype, at, value);
+    for (int i = 0; i < N; i++)
+        average[i] = weight == 1 ? value[i] : average[i] + weight * (value[i] - average[i]);
+    mpt__write<N>(a.average, MPT_F32, at, average);
+}
+
+__global__ void mpt__average_kernel(const mpt__average a) {
+    mpt__scalar *applied = &a.scalars[a.slot.at[0]], *seen = &a.scalars[a.slot.at[1]];
+    mpt__scalar *updates = &a.scalars[a.slot.at[2]];
+    if (!mpt__gate_open(a.scalars, 0) || applied->i == seen->i) return;
+    const double n = (double)updates->i, early = (1 + n) / (10 + n);
+    const double decay = a.form == 1 && early < a.decay ? early : a.decay;
+    const float weight = (float)(n == 0 ? 1.0 : a.form == 2 ? 1 / (n + 1) : 1 - decay);
+    MPT__EACH(i, a.eights) { mpt__average_at<8>(a, weight, 8 * i); }
+    MPT__EACH(i, a.count - 8 * a.eights) { mpt__average_at<1>(a, weight, 8 * a.eights + i); }
+    if (a.commits && mpt__last_block(a.ticket) && threadIdx.x == 0) {
+        seen->i = applied->i;
+        updates->i++;
+    }
+}
+
+mpt_status mpt__cuda_average(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__average a;
+    memset(&a, 0, sizeof a);
+    a.average = (float *)call->data[0];
+    a.value = call->data[1];
+    a.dtype = launch->operand[1].dtype;
+    a.count = launch->operand[0].shape[0];
+    const bool aligned = mpt__is_streamed(a.dtype) && (uintptr_t)a.average % 16 == 0 &&
+                         (uintptr_t)a.value % 16 == 0;
+    a.eights = aligned ? a.count / 8 : 0;
+    a.decay = launch->imm[0];
+    a.form = launch->index[0];
+    a.commits = launch->index[1] != 0;
+    a.slot = mpt__slots_of(launch);
+    a.scalars = call->scalars;
+    a.ticket = call->cuda->ticket;
+    const unsigned int blocks = mpt__blocks(call, a.eights > 0 ? a.eights : a.count);
+    mpt__average_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(a);
+    return MPT_OK;
 }
 
 /* ---- Scalars ---- */
@@ -3430,14 +3580,14 @@ __global__ void mpt__clip_kernel(mpt__scalar *multiplier, const mpt__scalar *nor
     const float size = (float)norm->f;
     float factor = most / (size + 1e-6f);
     if (factor > 1) factor = 1;
-    multiplier->f = (double)((float)multiplier->f * factor);
+    if (multiplier != NULL) multiplier->f = (double)((float)multiplier->f * factor);
     if (out.data != NULL) mpt__put(out, 0, size);
 }
 
 mpt_status mpt__cuda_clip(const mpt__cuda_call *call) {
     const mpt__launch *launch = call->launch;
-    mpt__clip_kernel<<<1, 1, 0, call->stream>>>(&call->scalars[launch->slot[0]],
-                                                &call->scalars[launch->slot[1]],
+    mpt__scalar *multiplier = launch->slot[0] != 0 ? &call->scalars[launch->slot[0]] : NULL;
+    mpt__clip_kernel<<<1, 1, 0, call->stream>>>(multiplier, &call->scalars[launch->slot[1]],
                                                 (float)launch->imm[0], mpt__array_of(call, 0));
     return MPT_OK;
 }
@@ -3700,6 +3850,8 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_scaler_update, NULL},
     {mpt__cuda_metric_add, NULL},
     {mpt__cuda_find_nonfinite, NULL},
+    {mpt__cuda_moments, NULL},
+    {mpt__cuda_average, NULL},
 };
 static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,
               "a kernel of the launch table has no implementation here");

@@ -224,9 +224,11 @@ module used twice is shared and counted once. mpt_train and mpt_eval switch drop
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
 autocast class. Gradients of gradients are not available.
 
-SGD, Adam and AdamW follow torch.optim's order of operations. mpt_optimizer_add makes parameter
-groups. A parameter whose gradient is none is left alone by the step. Schedules per step are indexed
-by applied steps, so skipped steps do not advance them; those per epoch by mpt_schedule_step.
+SGD, Adam, AdamW, RMSprop, Adagrad and Adadelta follow torch.optim's order of operations; there is
+Lion, too. mpt_optimizer_add makes parameter groups. A parameter whose gradient is none is left
+alone by the step. Schedules per step are indexed by applied steps, so skipped steps do not advance
+them; those per epoch by mpt_schedule_step. They are made of curves: mpt_linear_lr(0.1, 1, 500),
+then mpt_cosine_lr(9500, 0), by mpt_sequential_lr.
 
 ==== MANUAL 9: data ============================================================================
 

@@ -52,6 +52,7 @@ MPT__HANDLE(mpt_module);
 MPT__HANDLE(mpt_optimizer);
 MPT__HANDLE(mpt_scaler);
 MPT__HANDLE(mpt_schedule);
+MPT__HANDLE(mpt_ema);
 MPT__HANDLE(mpt_dataset);
 MPT__HANDLE(mpt_loader);
 MPT__HANDLE(mpt_recording);
@@ -631,6 +632,7 @@ typedef struct mpt_sgd_config {
     double weight_decay; /* 0, added to the gradient */
     bool nesterov;       /* false; needs momentum > 0 and dampening 0 */
     bool allow_shared;   /* false; true: parameters may be in another optimizer too */
+    bool maximize;       /* false; true: up the gradient */
 } mpt_sgd_config;
 typedef struct mpt_adam_config {
     double lr;           /* 1e-3 */
@@ -638,17 +640,58 @@ typedef struct mpt_adam_config {
     double eps;          /* 1e-8, outside the root, after bias correction */
     double weight_decay; /* Adam: 0, added to the gradient; AdamW: 1e-2, decoupled */
     bool allow_shared;   /* false */
+    bool amsgrad;        /* false; true: with the largest second moment so far */
+    bool maximize;       /* false */
 } mpt_adam_config;
 typedef mpt_adam_config mpt_adamw_config;
+typedef struct mpt_rmsprop_config {
+    double lr;           /* 1e-2 */
+    double alpha;        /* 0.99, of the mean square */
+    double eps;          /* 1e-8, outside the root */
+    double weight_decay; /* 0, added to the gradient */
+    double momentum;     /* 0 */
+    bool centered;       /* false; true: the square of the mean is taken off */
+    bool allow_shared, maximize;
+} mpt_rmsprop_config;
+typedef struct mpt_adagrad_config {
+    double lr;                  /* 1e-2 */
+    double lr_decay;            /* 0; lr / (1 + steps lr_decay) */
+    double weight_decay;        /* 0, added to the gradient */
+    double initial_accumulator; /* 0; what sums of squares start from */
+    double eps;                 /* 1e-10, outside the root */
+    bool allow_shared, maximize;
+} mpt_adagrad_config;
+typedef struct mpt_adadelta_config {
+    double lr;           /* 1 */
+    double rho;          /* 0.9, of both means */
+    double eps;          /* 1e-6, inside the roots */
+    double weight_decay; /* 0, added to the gradient */
+    bool allow_shared, maximize;
+} mpt_adadelta_config;
+typedef struct mpt_lion_config {
+    double lr;           /* 1e-4 */
+    double beta1, beta2; /* 0.9 of the step, 0.99 of what is kept */
+    double weight_decay; /* 0, decoupled */
+    bool allow_shared, maximize;
+} mpt_lion_config;
 
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void);
 MPTRAIN_API mpt_adam_config mpt_adam_config_default(void);
 MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void);
-/* Over all parameters of a tree. Order of operations as in torch.optim (fused form); moments and
-   arithmetic are fp32, half parameters get fp32 masters, steps count in 64 bits. */
+MPTRAIN_API mpt_rmsprop_config mpt_rmsprop_config_default(void);
+MPTRAIN_API mpt_adagrad_config mpt_adagrad_config_default(void);
+MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void);
+MPTRAIN_API mpt_lion_config mpt_lion_config_default(void);
+/* Over all parameters of a tree. Order of operations as in torch.optim (SGD and Adam: its fused
+   form), of Lion as in arXiv 2302.06675; moments and arithmetic are fp32, half parameters get fp32
+   masters, steps count in 64 bits. */
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config);
 MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config);
 MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config);
+MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config);
+MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config);
+MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config);
+MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config);
 
 /* Parameter groups. Group 0 holds what the creator got; mpt_optimizer_add makes another one of the
    module's parameters (those already held move there), with its own lr and decay: all below
@@ -665,11 +708,22 @@ MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer optimizer, int group,
 /* That of the next step; NaN on error. May wait for the device. */
 MPTRAIN_API double mpt_get_lr(mpt_optimizer optimizer, int group);
 
+/* What else a group has of its own, by the name that it has in the config: "weight_decay",
+   "momentum", "beta1", "eps" and so on. Recorded and captured steps keep what they were recorded
+   with. NaN on error. */
+MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer optimizer, int group, const char *name,
+                                      double value);
+MPTRAIN_API double mpt_get_option(mpt_optimizer optimizer, int group, const char *name);
+
 /* Gradients to none: parameters without a new gradient are then left alone by the step. */
 MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer optimizer);
 /* Multiplies the gradients so that their joint 2-norm is at most max_norm; returns the norm before,
    0-d fp32, without a wait. After mpt_unscale if there is a scaler. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm);
+/* The same by the p-norm: p is 1, 2 or INFINITY, the largest magnitude. */
+MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p);
+/* That norm alone, 0-d fp32, without a wait; the gradients stay as they are. */
+MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p);
 /* Cuts every gradient to [-limit, limit]. */
 MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer optimizer, double limit);
 /* Updates the parameters that have a gradient. With a scaler call mpt_scaler_step instead. */
@@ -680,18 +734,117 @@ MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer optimizer); /* moments, ma
 MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer optimizer);
 
 /* Schedules. Per step they are indexed on the device by the count of applied steps; per epoch they
-   move when mpt_schedule_step is called. One schedule per optimizer. */
+   move when mpt_schedule_step is called. One schedule per optimizer. A group's rate goes through it
+   from the lr that it was given, called base here; t counts from 0. */
 typedef enum mpt_schedule_unit { MPT_PER_STEP = 0, MPT_PER_EPOCH } mpt_schedule_unit;
-/* lr = eta_min + (base - eta_min)(1 + cos(pi t / t_max)) / 2 */
+enum { MPT_MAX_RATES = 8, MPT_MAX_MILESTONES = 16 };
+/* A curve over t, a value to be made by one of the functions below, which are named after those of
+   torch.optim.lr_scheduler; bad arguments are told where a schedule is made of it. */
+typedef struct mpt_rate {
+    int kind;
+    int64_t count[2];
+    double number[3];
+    int64_t milestone[MPT_MAX_MILESTONES];
+} mpt_rate;
+MPTRAIN_API mpt_rate mpt_constant_lr(double factor, int64_t total); /* base factor, then base */
+MPTRAIN_API mpt_rate mpt_linear_lr(double start, double end, int64_t total); /* factors of base */
+MPTRAIN_API mpt_rate mpt_exponential_lr(double gamma);                       /* base gamma^t */
+MPTRAIN_API mpt_rate mpt_step_lr(int64_t size, double gamma); /* base gamma^floor(t / size) */
+/* base gamma^(milestones <= t); up to MPT_MAX_MILESTONES of them, rising. */
+MPTRAIN_API mpt_rate mpt_multi_step_lr(const int64_t *milestones, int count, double gamma);
+/* base (1 - min(t, total) / total)^power */
+MPTRAIN_API mpt_rate mpt_polynomial_lr(int64_t total, double power);
+/* eta_min + (base - eta_min)(1 + cos(pi t / t_max)) / 2 */
+MPTRAIN_API mpt_rate mpt_cosine_lr(int64_t t_max, double eta_min);
+/* The half wave from base to eta_min over and over, t_0 long at first, then each mult times as long
+   as the one before. */
+MPTRAIN_API mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double eta_min);
+
+MPTRAIN_API mpt_schedule mpt_schedule_create(mpt_optimizer optimizer, mpt_rate rate,
+                                             mpt_schedule_unit unit);
+/* Up to MPT_MAX_RATES curves one after the other: number k + 1 begins, with t = 0 again, at
+   milestones[k] of count - 1 rising ones. */
+MPTRAIN_API mpt_schedule mpt_sequential_lr(mpt_optimizer optimizer, const mpt_rate *rates,
+                                           int count, const int64_t *milestones,
+                                           mpt_schedule_unit unit);
+/* All curves at once: base times the product of their factors; eta_min has to be 0. */
+MPTRAIN_API mpt_schedule mpt_chained_lr(mpt_optimizer optimizer, const mpt_rate *rates, int count,
+                                        mpt_schedule_unit unit);
+/* The schedule of mpt_cosine_lr. */
 MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t_max,
                                               double eta_min, mpt_schedule_unit unit);
-/* lr = base (start + (1 - start) min(t, warmup) / warmup), then, if t_max > warmup, cosine
-   annealing to eta_min over the remaining t_max - warmup. */
+/* mpt_linear_lr from base start to base over `warmup`, then, if t_max > warmup, mpt_cosine_lr to
+   eta_min over the remaining t_max - warmup. */
 MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup,
                                     int64_t t_max, double eta_min, mpt_schedule_unit unit);
+
+/* Up from max_lr / div_factor to max_lr and down to the start over final_div_factor; momentum (SGD,
+   RMSprop) or beta1 (Adam, Lion) the other way. The device reads both from its table, so recorded
+   and captured steps go on with it. After the last step all stays as it is there. */
+typedef struct mpt_one_cycle_config {
+    double max_lr;                       /* 0: the lr that each group has */
+    int64_t total;                       /* steps or epochs; to be set */
+    double pct_start;                    /* 0.3; part of the cycle that rises */
+    double div_factor, final_div_factor; /* 25, 1e4 */
+    bool linear;                         /* false: cosine */
+    bool three_phase;                    /* false; true: down to the start, then further */
+    bool cycle_momentum;                 /* true */
+    double base_momentum, max_momentum;  /* 0.85, 0.95 */
+} mpt_one_cycle_config;
+MPTRAIN_API mpt_one_cycle_config mpt_one_cycle_config_default(void);
+MPTRAIN_API mpt_schedule mpt_one_cycle(mpt_optimizer optimizer, const mpt_one_cycle_config *config,
+                                       mpt_schedule_unit unit);
+
+/* Cuts the rates when a metric no longer gets better. It moves by mpt_schedule_metric alone. */
+typedef struct mpt_plateau_config {
+    double factor;      /* 0.1; in [0, 1) */
+    int64_t patience;   /* 10; values that may be no better before a cut */
+    double threshold;   /* 1e-4; less is no better */
+    bool absolute;      /* false: the threshold is relative to the best value */
+    bool maximize;      /* false: less is better */
+    int64_t cooldown;   /* 0; values after a cut that do not count */
+    double min_lr, eps; /* 0, 1e-8: a cut by no more than eps is none */
+} mpt_plateau_config;
+MPTRAIN_API mpt_plateau_config mpt_plateau_config_default(void);
+MPTRAIN_API mpt_schedule mpt_reduce_on_plateau(mpt_optimizer optimizer,
+                                               const mpt_plateau_config *config);
+/* A new value of the metric, as a rule once per epoch; NaN is no better than any. mpt_fit gives the
+   validation loss, or the training loss where there is none. */
+MPTRAIN_API mpt_status mpt_schedule_metric(mpt_schedule schedule, double value);
 /* Ends an epoch; a schedule per step needs no call. */
 MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule schedule);
-MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule schedule);
+
+/* Where a schedule stands; with it, and the lr of the groups, a new one goes on from there. */
+typedef struct mpt_schedule_state {
+    int64_t time; /* applied steps, epochs ended, metrics seen */
+    double best;  /* the rest is of plateaus: the best metric; */
+    int64_t bad;  /* how many since were no better; */
+    int64_t cooldown;
+} mpt_schedule_state;
+MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule schedule); /* may wait */
+MPTRAIN_API mpt_status mpt_schedule_set_state(mpt_schedule schedule,
+                                              const mpt_schedule_state *state);
+MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule schedule); /* the rates stay */
+
+/* Averages of a module's parameters over the steps of an optimizer, fp32, as
+   torch.optim.swa_utils.AveragedModel keeps them: the first update copies. */
+typedef struct mpt_ema_config {
+    double decay; /* 0.999; in [0, 1): average = decay average + (1 - decay) value */
+    bool warmup;  /* false; true: min(decay, (1 + n) / (10 + n)) at update n */
+    bool equal;   /* false; true: all updates have the same weight (SWA), whatever decay is */
+} mpt_ema_config;
+MPTRAIN_API mpt_ema_config mpt_ema_config_default(void);
+MPTRAIN_API mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer,
+                                   const mpt_ema_config *config);
+/* After the optimizer's step, or at the end of an epoch. Queued; where no step was applied since
+   the last update, because it was skipped or failed, nothing moves. */
+MPTRAIN_API mpt_status mpt_ema_update(mpt_ema ema);
+/* The module gets the averages for its values until mpt_ema_restore gives back the bits it had: to
+   evaluate or save it, or for mpt_copy_module to another one. No step meanwhile. */
+MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema ema);
+MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema ema);
+MPTRAIN_API uint64_t mpt_ema_hash(mpt_ema ema); /* averages and counts */
+MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema ema);
 
 /* ==== Gradient scaler ======================================================================== */
 
@@ -928,7 +1081,7 @@ typedef struct mpt_fit_config {
     mpt_scaler scaler;     /* null handle: none, except for MPT_F16, where a default one is made */
     mpt_loader validation; /* null handle: none */
     double clip_norm;      /* 0: no clipping */
-    mpt_schedule schedule; /* stepped per epoch; null handle: none */
+    mpt_schedule schedule; /* stepped (a plateau: told the loss) per epoch; null handle: none */
     mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user); /* NULL: nll_loss */
     /* Called after every step and epoch; false stops the training. */
     bool (*progress)(void *user, const mpt_progress *progress);

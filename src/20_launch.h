@@ -11,7 +11,7 @@
 
 #include "01_api.h"
 
-#define MPT__MAX_OPERANDS 8
+#define MPT__MAX_OPERANDS 9
 #define MPT__MAX_SLOTS 8
 
 /* ==== Operands ==== */
@@ -81,21 +81,23 @@ typedef struct mpt__operand {
  *           log-sum-exp (absent: o0 holds log-probabilities) -> o6 wa dlogits [N, C].
  * GRAD_NORM  o0 r gradients f32 (a block), o1 r segments; slot[0] multiplier; slot[1] found_inf:
  *           set to 1 when an element, or its product with the multiplier, is non-finite; slot[2]
- *           out: 2-norm of the products (sum of squares in double); with index[0] = 1 joined to the
- *           norm that stands there: sqrt(old^2 + sum); slot[3] loss scale: first multiplier =
- *           float(1 / scale) and found_inf = 0. A slot 0 is left out.
+ *           out: norm of the products, index[1] says which (mpt__norm; sums in double); with
+ *           index[0] = 1 joined to the norm that stands there, as in sqrt(old^2 + sum); slot[3]
+ *           loss scale: first multiplier = float(1 / scale) and found_inf = 0. A slot 0 is left
+ *           out.
  * GRAD_SCALE  o0 rw gradients *= slot[0], over o1 r segments; then clamped to +-imm[0] if > 0.
  * SGD       o0 rw params (any float dtype; with a master only written), o1? rw master f32, o2 r
  *           gradients f32, o3? rw momentum f32, o4 r segments, o5 rw step counts i64, o7? r rates
- *           f64 [n]. slot[0] lr, with rates their entry at clamp(slot[3] - slot[4], 0, n - 1) (both
- *           i64); slot[1] multiplier of the gradients; slot[2] found_inf; imm: momentum, dampening,
- *           decay; index[0]: Nesterov. With index[1] = 1 the step counts of all segments += 1 at
- *           the end, with 2 also slot[3], the applied steps. A step count of 0 copies g to
- *           momentum. Gate.
+ *           f64 [n] or [2, n]. slot[0] lr, with rates their entry at clamp(slot[3] - slot[4], 0,
+ *           n - 1) (both i64), with two rows the second one's for imm[0]; slot[1] multiplier of the
+ *           gradients; slot[2] found_inf; imm: momentum, dampening, decay; index[0]: Nesterov. With
+ *           index[1] = 1 the step counts of all segments += 1 at the end, with 2 also slot[3], the
+ *           applied steps. A step count of 0 copies g to momentum. index[2] = 1: gradients count
+ *           with the other sign. Gate.
  * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
  *           decoupled decay. t = step count + 1. Gate.
- * CLIP      slot[0] multiplier *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w f32 [1] =
- *           norm.
+ * CLIP      slot[0] multiplier (0: none) *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w
+ *           f32 [1] = norm.
  * SCALAR_SET  slot[0] = imm[0] as double if index[0] is 0, else index[1] as integer.
  * SCALAR_OR  slot[0] = (slot[1] | slot[2]) != 0, integers.
  * SCALE_LOSS  UNARY MUL_SLOT, and slot[1] = 1 when an element of o0 is not finite.
@@ -106,6 +108,15 @@ typedef struct mpt__operand {
  *           amp-spec 2.3 with tracker >= interval. While the error word is set nothing changes.
  * METRIC_ADD  slot[0] sum += o0 r [1], slot[1] count (i64) += 1.
  * FIND_NONFINITE  slot[0] = index of the first non-finite element of o0 r, or -1.
+ * MOMENTS   o0..o7 as ADAM, o6? and o8? rw further moments. By function, imm and moments are
+ *           AMSGRAD those of ADAM, and its largest v; RMSPROP momentum, alpha, eps, decay and
+ *           v, momentum?, mean? (there where centred); ADAGRAD lr_decay, eps, decay and the sum;
+ *           ADADELTA rho, eps, decay and the means of g^2 and of steps^2; LION beta1, beta2, decay
+ *           (decoupled) and m. Gate.
+ * AVERAGE   o0 rw averages f32, o1 r values (any float dtype), dense: o0 += (1 - d)(o1 - o0) with
+ *           d = imm[0], or, with n = slot[2] updates so far, min(imm[0], (1 + n) / (10 + n)) where
+ *           index[0] is 1, n / (n + 1) where it is 2; at first o0 = o1. With index[1] = 1, slot[1]
+ *           = slot[0] and slot[2] += 1 at the end. Nothing while they are equal (i64). Gate.
  */
 #define MPT__KERNELS(K)                                    \
     K(FILL, "fill", 0)                                     \
@@ -134,7 +145,9 @@ typedef struct mpt__operand {
     K(SCALE_LOSS, "scale_loss", 1)                         \
     K(SCALER_UPDATE, "scaler_update", 1)                   \
     K(METRIC_ADD, "metric_add", 1)                         \
-    K(FIND_NONFINITE, "find_nonfinite", 0)
+    K(FIND_NONFINITE, "find_nonfinite", 0)                 \
+    K(MOMENTS, "moments", 1)                               \
+    K(AVERAGE, "average", 1)
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,
@@ -143,7 +156,7 @@ typedef enum mpt__kernel {
         MPT__KERNEL_COUNT
 } mpt__kernel;
 
-/* The functions of UNARY, BINARY, REDUCE, SOFTMAX and RANDOM. a = in0, b = in1, c = imm[0], s =
+/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c = imm[0], s =
    slot. */
 typedef enum mpt__function {
     MPT__FN_NONE = 0,
@@ -185,8 +198,17 @@ typedef enum mpt__function {
     /* random */
     MPT__FN_UNIFORM,
     MPT__FN_NORMAL,
+    /* updates */
+    MPT__FN_AMSGRAD,
+    MPT__FN_RMSPROP,
+    MPT__FN_ADAGRAD,
+    MPT__FN_ADADELTA,
+    MPT__FN_LION,
     MPT__FUNCTION_COUNT
 } mpt__function;
+
+/* The norms of GRAD_NORM: root of the sum of squares, sum of magnitudes, largest magnitude. */
+typedef enum mpt__norm { MPT__NORM_2, MPT__NORM_1, MPT__NORM_MAX } mpt__norm;
 
 /* ==== Device scalars ==== */
 

@@ -338,9 +338,27 @@ typedef struct mpt__ref_gradient_work {
     mpt__ref_view gradients;
     mpt__real multiplier, limit;
     bool norm; /* is wanted, or a product may overflow where the element does not */
+    mpt__norm kind;
     const int64_t *segment;
     double *part; /* of the segment's first chunk */
 } mpt__ref_gradient_work;
+
+/* The sum, or the maximum, of magnitudes. */
+static void mpt__ref_add_magnitudes(double *lane, const float *x, int64_t n, mpt__real multiplier,
+                                    bool most) {
+    for (int64_t i = 0; i < n; i++) {
+        double *to = &lane[i % MPT__SUM_LANES], size = fabs((double)(x[i] * multiplier));
+        if (!most)
+            *to += size;
+        else if (size > *to || mpt__f64_is_nan(size))
+            *to = size;
+    }
+}
+
+static double mpt__ref_join_norms(double a, double b, mpt__norm kind) {
+    if (kind != MPT__NORM_MAX) return a + b;
+    return a > b || mpt__f64_is_nan(a) ? a : b;
+}
 
 /* The sum of squares of a chunk shows whether it is finite: neither the square of a float nor a sum
    of them can overflow a double, and infinity times 0 is NaN. */
@@ -352,8 +370,14 @@ static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
     const float *x = (const float *)w->gradients.data + w->segment[MPT__SEGMENT_OFFSET] + begin;
     double lane[MPT__SUM_LANES] = {0};
     (void)thread;
-    if (w->norm) {
+    if (w->norm && w->kind == MPT__NORM_2) {
         words->add_squares(lane, x, n, w->multiplier);
+    } else if (w->norm) {
+        mpt__ref_add_magnitudes(lane, x, n, w->multiplier, w->kind == MPT__NORM_MAX);
+        for (int l = 1; l < MPT__SUM_LANES && w->kind == MPT__NORM_MAX; l++) {
+            lane[0] = mpt__ref_join_norms(lane[0], lane[l], w->kind);
+            lane[l] = 0;
+        }
     } else if (!words->convert->all_finite_f32(x, (size_t)n)) {
         lane[0] = (double)mpt__real_infinity();
     }
@@ -369,14 +393,17 @@ static int64_t mpt__ref_grad_norm_workspace(const mpt__launch *launch, int threa
 /* Adds up the parts and sets the slots of found_inf and norm. */
 static void mpt__ref_norm_finish(const mpt__cpu_call *call, double *parts, int64_t chunks) {
     const mpt__launch *launch = call->launch;
+    const mpt__norm kind = (mpt__norm)launch->index[1];
     for (int64_t step = 1; step < chunks; step *= 2) {
-        for (int64_t i = 0; i + step < chunks; i += 2 * step) parts[i] += parts[i + step];
+        for (int64_t i = 0; i + step < chunks; i += 2 * step)
+            parts[i] = mpt__ref_join_norms(parts[i], parts[i + step], kind);
     }
     double squares = chunks > 0 ? parts[0] : 0;
     if (launch->slot[1] != 0 && !mpt__f64_is_finite(squares)) call->scalars[launch->slot[1]].i = 1;
     if (launch->slot[2] != 0) {
-        double *norm = &call->scalars[launch->slot[2]].f;
-        *norm = sqrt((launch->index[0] != 0 ? *norm * *norm : 0) + squares);
+        double *norm = &call->scalars[launch->slot[2]].f, old = launch->index[0] != 0 ? *norm : 0;
+        *norm = kind == MPT__NORM_2 ? sqrt(old * old + squares)
+                                    : mpt__ref_join_norms(old, squares, kind);
     }
 }
 
@@ -388,6 +415,7 @@ static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn ch
     w.gradients = mpt__ref_view_of(call, 0);
     w.multiplier = mpt__ref_factor(call, call->launch->slot[0]);
     w.limit = (mpt__real)call->launch->imm[0];
+    w.kind = (mpt__norm)call->launch->index[1];
     w.norm = call->launch->slot[2] != 0 || !(w.multiplier <= 1);
     for (int64_t s = 0; s < call->launch->operand[1].shape[0]; s++) {
         w.segment = mpt__ref_segment(call, 1, s);
@@ -429,15 +457,19 @@ static void mpt__ref_grad_scale(const mpt__cpu_call *call) {
 
 /* One segment of one update. What depends on the step count alone is computed once, in double. */
 struct mpt__ref_update {
-    mpt__ref_view param, master, gradient, first, second; /* moments; absent where there are none */
+    mpt__ref_view param, master, gradient;
+    mpt__ref_view moment[3]; /* absent where there are none */
     const int64_t *segment;
     int64_t step; /* updates before this one */
     mpt__real multiplier, lr, decay;
     mpt__real momentum, keep; /* SGD: momentum, 1 - dampening */
     bool nesterov, decoupled;
+    double first_setting;                      /* momentum or beta1 */
     mpt__real beta1, rest1, beta2, rest2, eps; /* Adam; rest = 1 - beta */
     mpt__real step_size, root_factor, shrink;  /* lr / c1, 1 / sqrt(c2), lr decay */
-    mpt__update_fn update;
+    mpt__update_fn update;                     /* NULL: program */
+    void (*program)(const mpt__ref_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
+                    int64_t n);
 };
 
 /* Updates of a block. Where `half` is given, the weights go there as well, in w->param.dtype.
@@ -476,37 +508,161 @@ static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mp
     if (half != NULL) mpt__ref_store(half, w->param.dtype, 0, 1, p, n);
 }
 
+/* The other optimizers are written in the words of the level: blocks are in the first cache, so
+   passes over them cost little, and square roots and divisions are those of the level. */
+#define MPT__EACH(word, out, x, c) w->param.words->unary[MPT__UNARY_##word](out, x, n, c)
+#define MPT__PAIR(word, out, x, y) w->param.words->binary[MPT__BINARY_##word](out, x, y, n)
+
+/* m = keep m + rest x; or, of squares, keep m + (rest x) x */
+static void mpt__ref_follow(const mpt__ref_update *w, mpt__real *m, const mpt__real *x,
+                            mpt__real keep, mpt__real rest, bool squares, int64_t n) {
+    mpt__real part[MPT__BLOCK];
+    MPT__EACH(MUL_SCALAR, part, x, rest);
+    if (squares) MPT__PAIR(MUL, part, part, x);
+    MPT__EACH(MUL_SCALAR, m, m, keep);
+    MPT__PAIR(ADD, m, m, part);
+}
+
+/* p -= size x / below, which x and below do not survive */
+static void mpt__ref_descend(const mpt__ref_update *w, mpt__real *p, mpt__real *x,
+                             const mpt__real *below, mpt__real size, int64_t n) {
+    MPT__EACH(MUL_SCALAR, x, x, size);
+    if (below != NULL) MPT__PAIR(DIV, x, x, below);
+    MPT__PAIR(SUB, p, p, x);
+}
+
+/* Adam with the largest v so far, not corrected for bias, in place of v. */
+static void mpt__ref_amsgrad_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+                                   mpt__real *const *m, int64_t n) {
+    mpt__real below[MPT__BLOCK];
+    mpt__ref_follow(w, m[0], g, w->beta1, w->rest1, false, n);
+    mpt__ref_follow(w, m[1], g, w->beta2, w->rest2, true, n);
+    MPT__PAIR(LARGEST, m[2], m[2], m[1]);
+    MPT__EACH(SQRT, below, m[2], 0);
+    MPT__EACH(MUL_SCALAR, below, below, w->root_factor);
+    MPT__EACH(ADD_SCALAR, below, below, w->eps);
+    memcpy(g, m[0], (size_t)n * sizeof *g);
+    mpt__ref_descend(w, p, g, below, w->step_size, n);
+}
+
+/* v and, centred, the mean a follow; p -= lr b with b = momentum b + g / (sqrt(v - a^2) + eps).
+   Rounding may leave v - a^2 below 0, which counts as 0. */
+static void mpt__ref_rmsprop_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+                                   mpt__real *const *m, int64_t n) {
+    mpt__real below[MPT__BLOCK], *b = m[1], *a = m[2];
+    mpt__ref_follow(w, m[0], g, w->beta2, w->rest2, true, n);
+    memcpy(below, m[0], (size_t)n * sizeof *below);
+    if (a != NULL) {
+        mpt__ref_follow(w, a, g, w->beta2, w->rest2, false, n);
+        MPT__PAIR(MUL, below, a, a);
+        MPT__PAIR(SUB, below, m[0], below);
+        MPT__EACH(RELU, below, below, 0);
+    }
+    MPT__EACH(SQRT, below, below, 0);
+    MPT__EACH(ADD_SCALAR, below, below, w->eps);
+    if (b == NULL) {
+        mpt__ref_descend(w, p, g, below, w->lr, n);
+        return;
+    }
+    MPT__PAIR(DIV, g, g, below);
+    MPT__EACH(MUL_SCALAR, b, b, w->momentum);
+    MPT__PAIR(ADD, b, b, g);
+    memcpy(g, b, (size_t)n * sizeof *g);
+    mpt__ref_descend(w, p, g, NULL, w->lr, n);
+}
+
+/* s += g^2; p -= lr / (1 + steps lr_decay) g / (sqrt(s) + eps) */
+static void mpt__ref_adagrad_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+                                   mpt__real *const *m, int64_t n) {
+    mpt__real below[MPT__BLOCK];
+    mpt__ref_follow(w, m[0], g, 1, 1, true, n);
+    MPT__EACH(SQRT, below, m[0], 0);
+    MPT__EACH(ADD_SCALAR, below, below, w->eps);
+    mpt__ref_descend(w, p, g, below, w->step_size, n);
+}
+
+/* d = sqrt(u + eps) / sqrt(v + eps) g with v the mean of g^2, u that of d^2; p -= lr d */
+static void mpt__ref_adadelta_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+                                    mpt__real *const *m, int64_t n) {
+    mpt__real root[2][MPT__BLOCK];
+    mpt__ref_follow(w, m[0], g, w->beta1, w->rest1, true, n);
+    for (int k = 0; k < 2; k++) {
+        MPT__EACH(ADD_SCALAR, root[k], m[k], w->eps);
+        MPT__EACH(SQRT, root[k], root[k], 0);
+    }
+    MPT__PAIR(DIV, root[1], root[1], root[0]);
+    MPT__PAIR(MUL, g, g, root[1]);
+    mpt__ref_follow(w, m[1], g, w->beta1, w->rest1, true, n);
+    mpt__ref_descend(w, p, g, NULL, w->lr, n);
+}
+
+/* p -= lr sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g. Twice enlarged, any
+   number but 0 and NaN is beyond 1. */
+static void mpt__ref_lion_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+                                mpt__real *const *m, int64_t n) {
+    mpt__real sign[MPT__BLOCK];
+    memcpy(sign, m[0], (size_t)n * sizeof *sign);
+    mpt__ref_follow(w, sign, g, w->beta1, w->rest1, false, n);
+    for (int k = 0; k < 2; k++) {
+        MPT__EACH(MUL_SCALAR, sign, sign, (mpt__real)1e30);
+        MPT__EACH(CLAMP, sign, sign, 1);
+    }
+    mpt__ref_follow(w, m[0], g, w->beta2, w->rest2, false, n);
+    mpt__ref_descend(w, p, sign, NULL, w->lr, n);
+}
+
+/* What all of them begin with. */
+static void mpt__ref_program(const mpt__ref_update *w, mpt__real *p, const mpt__real *gradient,
+                             mpt__real *const *m, int64_t n) {
+    mpt__real g[MPT__BLOCK], part[MPT__BLOCK];
+    MPT__EACH(MUL_SCALAR, g, gradient, w->multiplier);
+    if (w->decoupled || w->decay != 0)
+        MPT__EACH(MUL_SCALAR, part, p, w->decoupled ? w->shrink : w->decay);
+    if (w->decoupled) {
+        MPT__PAIR(SUB, p, p, part);
+    } else if (w->decay != 0) {
+        MPT__PAIR(ADD, g, g, part);
+    }
+    w->program(w, p, g, m, n);
+}
+
 static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_update *w = (const mpt__ref_update *)work;
     int64_t begin = chunk * MPT__CHUNK;
     int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
-    bool first = w->first.data != NULL, second = w->second.data != NULL;
     const mpt__ref_view *weights = w->master.data != NULL ? &w->master : &w->param;
-    bool along = weights != &w->param && mpt__ref_is_half(w->param.dtype);
-    mpt__real block[4][MPT__BLOCK], *m = NULL, *v = NULL;
+    bool along = w->update && weights != &w->param && mpt__ref_is_half(w->param.dtype);
+    mpt__real block[5][MPT__BLOCK], *m[3] = {NULL, NULL, NULL};
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, end - at);
         int64_t offset = w->segment[MPT__SEGMENT_OFFSET] + at;
         mpt__real *p = mpt__ref_edit(weights, offset, block[0], n);
-        if (first) m = mpt__ref_edit(&w->first, offset, block[1], n);
-        if (second) v = mpt__ref_edit(&w->second, offset, block[2], n);
+        const mpt__real *g = mpt__ref_in(&w->gradient, offset, 1, block[1], n);
+        for (int k = 0; k < 3; k++)
+            if (w->moment[k].data) m[k] = mpt__ref_edit(&w->moment[k], offset, block[2 + k], n);
         void *half = along ? (uint16_t *)w->param.data + offset : NULL;
-        w->update(w, p, mpt__ref_in(&w->gradient, offset, 1, block[3], n), m, v, half, n);
+        if (w->update)
+            w->update(w, p, g, m[0], m[1], half, n);
+        else
+            mpt__ref_program(w, p, g, m, n);
         if (weights != &w->param) mpt__ref_put(weights, offset, 1, p, n);
         if (!along) mpt__ref_put(&w->param, offset, 1, p, n);
-        if (first) mpt__ref_put(&w->first, offset, 1, m, n);
-        if (second) mpt__ref_put(&w->second, offset, 1, v, n);
+        for (int k = 0; k < 3; k++)
+            if (m[k]) mpt__ref_put(&w->moment[k], offset, 1, m[k], n);
     }
 }
 
-/* The rate of an update: slot[0], or what a table of rates has for the steps applied. */
-static double mpt__ref_rate(const mpt__cpu_call *call) {
+/* What row `row` of the table of rates has for the steps applied; `without` it, where there is
+   none. */
+static double mpt__ref_scheduled(const mpt__cpu_call *call, int row, double without) {
     const mpt__launch *launch = call->launch;
-    if (launch->n_operands < 8 || call->data[7] == NULL) return call->scalars[launch->slot[0]].f;
-    int64_t n = launch->operand[7].shape[0];
+    if (launch->n_operands < 8 || call->data[7] == NULL) return without;
+    const mpt__operand *o = &launch->operand[7];
+    if (row >= o->rank) return without;
+    int64_t n = o->shape[o->rank - 1];
     int64_t at = call->scalars[launch->slot[3]].i - call->scalars[launch->slot[4]].i;
-    return ((const double *)call->data[7])[at < 0 ? 0 : at < n ? at : n - 1];
+    return ((const double *)call->data[7])[row * n + (at < 0 ? 0 : at < n ? at : n - 1)];
 }
 
 /* The end of an update: its steps are counted. */
@@ -530,14 +686,15 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
                                 double ns) {
     const mpt__launch *launch = call->launch;
     const int64_t *steps = (const int64_t *)call->data[5];
-    double lr = mpt__ref_rate(call);
+    double lr = mpt__ref_scheduled(call, 0, call->scalars[launch->slot[0]].f);
     uint32_t denormals = mpt__flush_denormals(call->words->flushes);
     w->param = mpt__ref_view_of(call, 0);
     w->master = mpt__ref_view_of(call, 1);
     w->gradient = mpt__ref_view_of(call, 2);
-    w->first = mpt__ref_view_of(call, 3);
+    w->moment[0] = mpt__ref_view_of(call, 3);
     w->lr = (mpt__real)lr;
     w->multiplier = mpt__ref_factor(call, launch->slot[1]);
+    if (launch->index[2] != 0) w->multiplier = -w->multiplier;
     for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
         w->segment = mpt__ref_segment(call, 4, s);
         w->step = steps[w->segment[MPT__SEGMENT_STEP]];
@@ -556,7 +713,7 @@ static void mpt__ref_sgd(const mpt__cpu_call *call) {
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
     w.update = call->words->sgd;
-    w.momentum = (mpt__real)launch->imm[0];
+    w.momentum = (mpt__real)mpt__ref_scheduled(call, 1, launch->imm[0]);
     w.keep = (mpt__real)(1 - launch->imm[1]);
     w.decay = (mpt__real)launch->imm[2];
     w.nesterov = launch->index[0] != 0;
@@ -564,7 +721,7 @@ static void mpt__ref_sgd(const mpt__cpu_call *call) {
 }
 
 static void mpt__ref_adam_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
-    double c1 = 1 - mpt__power(launch->imm[0], w->step + 1);
+    double c1 = 1 - mpt__power(w->first_setting, w->step + 1);
     double c2 = 1 - mpt__power(launch->imm[1], w->step + 1);
     w->step_size = (mpt__real)(lr / c1);
     w->root_factor = (mpt__real)(1 / sqrt(c2));
@@ -577,15 +734,112 @@ static void mpt__ref_adam(const mpt__cpu_call *call) {
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
     w.update = call->words->adam;
-    w.second = mpt__ref_view_of(call, 6);
-    w.beta1 = (mpt__real)launch->imm[0];
-    w.rest1 = (mpt__real)(1 - launch->imm[0]);
+    w.moment[1] = mpt__ref_view_of(call, 6);
+    w.first_setting = mpt__ref_scheduled(call, 1, launch->imm[0]);
+    w.beta1 = (mpt__real)w.first_setting;
+    w.rest1 = (mpt__real)(1 - w.first_setting);
     w.beta2 = (mpt__real)launch->imm[1];
     w.rest2 = (mpt__real)(1 - launch->imm[1]);
     w.eps = (mpt__real)launch->imm[2];
     w.decay = (mpt__real)launch->imm[3];
     w.decoupled = launch->index[0] == 1;
     mpt__ref_update_run(call, &w, mpt__ref_adam_prepare, 12.0);
+}
+
+static void mpt__ref_adagrad_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
+    w->step_size = (mpt__real)(lr / (1 + (double)w->step * launch->imm[0]));
+}
+
+static void mpt__ref_lion_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
+    w->shrink = (mpt__real)(lr * launch->imm[2]);
+}
+
+/* One row per function from AMSGRAD on; eps and decay: where they stand in imm, -1: none. */
+static const struct mpt__ref_moments_row {
+    void (*program)(const mpt__ref_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
+                    int64_t n);
+    void (*prepare)(const mpt__launch *launch, mpt__ref_update *w, double lr);
+    int eps, decay;
+    double ns;
+} mpt__ref_moments_rows[] = {{mpt__ref_amsgrad_block, mpt__ref_adam_prepare, 2, 3, 30},
+                             {mpt__ref_rmsprop_block, NULL, 2, 3, 25},
+                             {mpt__ref_adagrad_block, mpt__ref_adagrad_prepare, 1, 2, 18},
+                             {mpt__ref_adadelta_block, NULL, 1, 2, 28},
+                             {mpt__ref_lion_block, mpt__ref_lion_prepare, -1, 2, 20}};
+
+static void mpt__ref_moments(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    const struct mpt__ref_moments_row *row =
+        &mpt__ref_moments_rows[launch->function - MPT__FN_AMSGRAD];
+    mpt__ref_update w;
+    if (!mpt__gate_open(call, launch->slot[2])) return;
+    memset(&w, 0, sizeof w);
+    w.program = row->program;
+    w.moment[1] = mpt__ref_view_of(call, 6);
+    w.moment[2] = mpt__ref_view_of(call, 8);
+    w.first_setting = mpt__ref_scheduled(call, 1, launch->imm[0]);
+    w.momentum = w.beta1 = (mpt__real)w.first_setting;
+    w.rest1 = (mpt__real)(1 - w.first_setting);
+    w.beta2 = (mpt__real)launch->imm[1];
+    w.rest2 = (mpt__real)(1 - launch->imm[1]);
+    w.eps = row->eps < 0 ? 0 : (mpt__real)launch->imm[row->eps];
+    w.decay = (mpt__real)launch->imm[row->decay];
+    w.decoupled = launch->function == MPT__FN_LION ||
+                  (launch->function == MPT__FN_AMSGRAD && launch->index[0] == 1);
+    mpt__ref_update_run(call, &w, row->prepare, row->ns);
+}
+
+/* ==== Averages ==== */
+
+typedef struct mpt__ref_average_work {
+    mpt__ref_view average, value;
+    int64_t count;
+    mpt__real weight; /* of the new value; 1: it is copied */
+} mpt__ref_average_work;
+
+static void mpt__ref_average_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_average_work *w = (const mpt__ref_average_work *)work;
+    const mpt__words *words = w->average.words;
+    int64_t begin = chunk * MPT__CHUNK, end = mpt__ref_min(begin + MPT__CHUNK, w->count), n;
+    mpt__real block[3][MPT__BLOCK];
+    (void)thread;
+    for (int64_t at = begin; at < end; at += n) {
+        n = mpt__ref_min(MPT__BLOCK, end - at);
+        mpt__real *average = mpt__ref_edit(&w->average, at, block[0], n), *part = block[2];
+        const mpt__real *value = mpt__ref_in(&w->value, at, 1, block[1], n);
+        if (w->weight == 1) {
+            memcpy(average, value, (size_t)n * sizeof *average);
+        } else {
+            words->binary[MPT__BINARY_SUB](part, value, average, n);
+            words->unary[MPT__UNARY_MUL_SCALAR](part, part, n, w->weight);
+            words->binary[MPT__BINARY_ADD](average, average, part, n);
+        }
+        mpt__ref_put(&w->average, at, 1, average, n);
+    }
+}
+
+static double mpt__ref_average_weight(const mpt__launch *launch, double n) {
+    double early = (1 + n) / (10 + n), decay = launch->imm[0];
+    if (n == 0) return 1;
+    if (launch->index[0] == 2) return 1 / (n + 1);
+    return 1 - (launch->index[0] == 1 && early < decay ? early : decay);
+}
+
+static void mpt__ref_average(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__scalar *applied = &call->scalars[launch->slot[0]], *seen = &call->scalars[launch->slot[1]];
+    mpt__scalar *updates = &call->scalars[launch->slot[2]];
+    mpt__ref_average_work w;
+    if (!mpt__gate_open(call, 0) || applied->i == seen->i) return;
+    w.average = mpt__ref_view_of(call, 0);
+    w.value = mpt__ref_view_of(call, 1);
+    w.count = launch->operand[0].shape[0];
+    w.weight = (mpt__real)mpt__ref_average_weight(launch, (double)updates->i);
+    mpt__parallel(call->pool, mpt__ref_chunks(w.count, MPT__CHUNK),
+                  mpt__ref_cost(call, w.count, 5.0), mpt__ref_average_chunk, &w);
+    if (launch->index[1] == 0) return;
+    seen->i = applied->i;
+    updates->i++;
 }
 
 /* A NaN norm makes the multiplier NaN, as in PyTorch. */
@@ -596,7 +850,7 @@ static void mpt__ref_clip(const mpt__cpu_call *call) {
     mpt__real factor = (mpt__real)launch->imm[0] / (norm + (mpt__real)1e-6);
     if (factor > 1) factor = 1;
     mpt__scalar *multiplier = &call->scalars[launch->slot[0]];
-    multiplier->f = (double)((mpt__real)multiplier->f * factor);
+    if (launch->slot[0] != 0) multiplier->f = (double)((mpt__real)multiplier->f * factor);
     if (out.data != NULL) mpt__ref_put_one(&out, 0, norm);
 }
 
@@ -821,7 +1075,9 @@ static const mpt__words mpt__ref_words = {1.0,
     R(SCALE_LOSS, scale_loss, NULL)                          \
     R(SCALER_UPDATE, scaler_update, NULL)                    \
     R(METRIC_ADD, metric_add, NULL)                          \
-    R(FIND_NONFINITE, find_nonfinite, NULL)
+    R(FIND_NONFINITE, find_nonfinite, NULL)                  \
+    R(MOMENTS, moments, NULL)                                \
+    R(AVERAGE, average, NULL)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     cpu->words = &mpt__ref_words;

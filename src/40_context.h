@@ -136,6 +136,7 @@ typedef enum mpt__object_kind {
     MPT__RECORDING,
     MPT__CAPTURED,
     MPT__USER_OP,
+    MPT__EMA,
     MPT__OBJECT_KINDS
 } mpt__object_kind;
 

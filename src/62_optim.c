@@ -1,10 +1,8 @@
 /* ---------------------------------------------------------------------------------------------
- * 62_optim.c: SGD, Adam and AdamW; groups, clipping, the segments that their kernels run over.
+ * 62_optim.c: the optimizers: what each kind is, their states, groups, options and rates.
  *
  * An optimizer owns state only: moments and fp32 masters that mirror the part of each block that it
- * covers, and counts of steps. Its kernels run over segments of that part, built on the host from
- * which parameters have a gradient and uploaded again only when that pattern changes. Unscaling and
- * clipping leave a pending multiplier, so that norm and update are the only passes over gradients.
+ * covers, and counts of steps. What it does with gradients stands in 62_update.c.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__62_OPTIM_INCLUDED
 #define MPT__62_OPTIM_INCLUDED
@@ -13,14 +11,21 @@
 
 /* ==== Contract ==== */
 
-enum { MPT__MOMENTS = 2, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+enum { MPT__MOMENTS = 3, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+
+/* When an optimizer has a moment. */
+typedef enum mpt__need { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
 
 /* What one kind of optimizer is. Settings are checked to lie in [low, below) and go to imm[0..] of
    the kernel, weight decay behind them; the variant goes to index[0]. */
 typedef struct mpt__rule {
     mpt__kernel kernel;
-    const char *moment[MPT__MOMENTS]; /* their names in state; NULL = none */
-    bool optional;                    /* there are moments only where the first setting is not 0 */
+    mpt__function function;
+    bool cycles; /* the first setting is what one cycle moves */
+    struct {
+        const char *name; /* in state; NULL = none */
+        mpt__need need;   /* always, where the first setting is not 0, in the variant */
+    } moment[MPT__MOMENTS];
     struct {
         const char *name;
         double low, below;
@@ -29,7 +34,7 @@ typedef struct mpt__rule {
 
 typedef struct mpt__group {
     double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
-    double weight_decay;
+    double weight_decay, setting[MPT__SETTINGS];
     uint16_t lr_slot; /* what the kernels read where there is no table */
     uint32_t table;   /* storage of a per-step schedule's window; 0 = none */
 } mpt__group;
@@ -70,7 +75,8 @@ typedef struct mpt__optimizer {
     mpt__id id;
     const mpt__rule *rule;
     double setting[MPT__SETTINGS];
-    bool variant, shared, warned_no_grad, warned_unscaled;
+    double initial; /* value of the first moment of what is new */
+    bool variant, maximize, shared, warned_no_grad, warned_unscaled;
     bool pattern_valid, norm_valid;
     mpt__group *groups;
     int64_t group_count, group_capacity;
@@ -91,12 +97,13 @@ typedef struct mpt__optimizer {
 } mpt__optimizer;
 
 /* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
-   where storage is 0, a device scalar. */
+   where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
 typedef struct mpt__state_item {
     const char *name;
     uint32_t storage;
-    mpt_dtype dtype; /* MPT_F64 or MPT_I64 for scalars */
+    mpt_dtype dtype; /* MPT_F64 or MPT_I64 for numbers */
     int64_t offset, count;
+    void *host;
     uint16_t slot;
 } mpt__state_item;
 typedef mpt_status (*mpt__state_visitor)(mpt_context *context, void *user,
@@ -113,6 +120,11 @@ static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
 /* A group is new, or its starting rate was changed by hand. */
 static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *optimizer);
 static void mpt__schedule_detach(struct mpt__schedule *schedule);
+/* 66_average.c: whether averages stand where the values of a block were. */
+static bool mpt__averages_applied(const mpt_context *context, uint32_t block);
+/* Visits what a schedule knows; `item` is for numbers. */
+static mpt_status mpt__schedule_visit(mpt_context *context, struct mpt__schedule *schedule,
+                                      mpt__state_item *item, mpt__state_visitor visit, void *user);
 
 /* ==== Handles ==== */
 
@@ -141,7 +153,11 @@ static mpt_status mpt__copy_elements(mpt_context *context, uint32_t from, mpt_dt
 static bool mpt__wants_mirror(const mpt_context *context, const mpt__optimizer *optimizer,
                               const mpt__optim_state *state, int k) {
     if (k == MPT__MASTER) return mpt__block_of(context, state)->dtype != MPT_F32;
-    return optimizer->rule->moment[k] && !(optimizer->rule->optional && optimizer->setting[0] == 0);
+    if (!optimizer->rule->moment[k].name) return false;
+    mpt__need need = optimizer->rule->moment[k].need;
+    return need == MPT__IF_FIRST     ? optimizer->setting[0] != 0
+           : need == MPT__IF_VARIANT ? optimizer->variant
+                                     : true;
 }
 
 /* Lets a state cover [first, end) as well; new elements are 0. On error it keeps what it had. */
@@ -317,6 +333,12 @@ static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint3
     state->held++;
     if (state->mirror[MPT__MASTER])
         mpt__master_load(context, state, parameter->offset, parameter->numel);
+    if (optimizer->initial == 0) return;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+    launch->imm[0] = optimizer->initial;
+    mpt__operand_on(launch, 0, state->mirror[0], MPT_F32, parameter->offset - state->first,
+                    parameter->numel, MPT__WRITE);
+    mpt__submit(context, launch);
 }
 
 /* The listed parameters become members of `group`; what is new starts with a step count of 0. */
@@ -366,6 +388,7 @@ static int64_t mpt__group_new(mpt_context *context, mpt__optimizer *optimizer, d
     mpt__group *group = &optimizer->groups[optimizer->group_count];
     group->lr = lr;
     group->weight_decay = weight_decay;
+    memcpy(group->setting, optimizer->setting, sizeof group->setting);
     group->table = 0;
     group->lr_slot = mpt__scalar_new_f(context, lr);
     return group->lr_slot ? optimizer->group_count++ : -1;
@@ -430,7 +453,8 @@ static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay
 /* What the configs of all kinds of optimizers say, settings in the order of the rule. */
 typedef struct mpt__plan {
     double lr, weight_decay, setting[MPT__SETTINGS];
-    bool variant, shared;
+    bool variant, maximize, shared;
+    double initial;
 } mpt__plan;
 
 /* An optimizer over all parameters of a tree. */
@@ -448,7 +472,9 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     optimizer->rule = rule;
     memcpy(optimizer->setting, plan->setting, sizeof plan->setting);
     optimizer->variant = plan->variant;
+    optimizer->maximize = plan->maximize;
     optimizer->shared = plan->shared;
+    optimizer->initial = plan->initial;
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(context, 0);
     if (context->base.status == MPT_OK &&
         mpt__group_new(context, optimizer, plan->lr, plan->weight_decay) == 0)
@@ -464,27 +490,70 @@ MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
     return mpt__status_of(handle.context);
 }
 
-/* ==== The three optimizers ==== */
+/* ==== The optimizers ==== */
 
 static const mpt__rule mpt__sgd_rule = {
     MPT__K_SGD,
-    {"momentum_buffer", NULL},
+    MPT__FN_NONE,
     true,
+    {{"momentum_buffer", MPT__IF_FIRST}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
     {{"momentum", 0, MPT__NO_LIMIT}, {"dampening", -MPT__NO_LIMIT, MPT__NO_LIMIT}, {NULL, 0, 0}}};
 
+#define MPT__ADAM_SETTINGS                                            \
+    {                                                                 \
+        {"beta1", 0, 1}, {"beta2", 0, 1}, { "eps", 0, MPT__NO_LIMIT } \
+    }
 static const mpt__rule mpt__adam_rule = {
     MPT__K_ADAM,
-    {"exp_avg", "exp_avg_sq"},
+    MPT__FN_NONE,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    MPT__ADAM_SETTINGS};
+
+static const mpt__rule mpt__amsgrad_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_AMSGRAD,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {"max_exp_avg_sq", MPT__ALWAYS}},
+    MPT__ADAM_SETTINGS};
+
+static const mpt__rule mpt__rmsprop_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_RMSPROP,
+    true,
+    {{"square_avg", MPT__ALWAYS},
+     {"momentum_buffer", MPT__IF_FIRST},
+     {"grad_avg", MPT__IF_VARIANT}},
+    {{"momentum", 0, MPT__NO_LIMIT}, {"alpha", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
+
+static const mpt__rule mpt__adagrad_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_ADAGRAD,
     false,
-    {{"beta1", 0, 1}, {"beta2", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
+    {{"sum", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"lr_decay", 0, MPT__NO_LIMIT}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+static const mpt__rule mpt__adadelta_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_ADADELTA,
+    false,
+    {{"square_avg", MPT__ALWAYS}, {"acc_delta", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"rho", 0, 1}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+static const mpt__rule mpt__lion_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_LION,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"beta1", 0, 1}, {"beta2", 0, 1}, {NULL, 0, 0}}};
 
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
-    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false};
+    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_adam_config mpt_adam_config_default(void) {
-    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false};
+    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false};
     return config;
 }
 
@@ -494,11 +563,32 @@ MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void) {
     return config;
 }
 
+MPTRAIN_API mpt_rmsprop_config mpt_rmsprop_config_default(void) {
+    mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adagrad_config mpt_adagrad_config_default(void) {
+    mpt_adagrad_config config = {1e-2, 0, 0, 0, 1e-10, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void) {
+    mpt_adadelta_config config = {1, 0.9, 1e-6, 0, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_lion_config mpt_lion_config_default(void) {
+    mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false};
+    return config;
+}
+
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
     mpt_context *context = module.context;
     mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
-    mpt__plan plan = {
-        c.lr, c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov, c.allow_shared};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0},
+                      c.nesterov, c.maximize,     c.allow_shared,
+                      0};
     if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
         return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
     mpt__misuse(context, "mpt_sgd", MPT_ERROR_ARGUMENT,
@@ -509,8 +599,10 @@ MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *confi
 
 static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, mpt_adam_config c,
                                    bool decoupled) {
-    mpt__plan plan = {c.lr, c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled, c.allow_shared};
-    return mpt__optimizer_new(name, module, &mpt__adam_rule, &plan);
+    mpt__plan plan = {
+        c.lr, c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled, c.maximize, c.allow_shared, 0};
+    return mpt__optimizer_new(name, module, c.amsgrad ? &mpt__amsgrad_rule : &mpt__adam_rule,
+                              &plan);
 }
 
 MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config) {
@@ -519,6 +611,39 @@ MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *con
 
 MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config) {
     return mpt__adam_new("mpt_adamw", module, config ? *config : mpt_adamw_config_default(), true);
+}
+
+MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
+    mpt_rmsprop_config c = config ? *config : mpt_rmsprop_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.alpha, c.eps},
+                      c.centered, c.maximize,     c.allow_shared,
+                      0};
+    return mpt__optimizer_new("mpt_rmsprop", module, &mpt__rmsprop_rule, &plan);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
+    mpt_adagrad_config c = config ? *config : mpt_adagrad_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.lr_decay, c.eps, 0}, false,
+                      c.maximize, c.allow_shared, c.initial_accumulator};
+    if (c.initial_accumulator >= 0 && c.initial_accumulator < MPT__NO_LIMIT)
+        return mpt__optimizer_new("mpt_adagrad", module, &mpt__adagrad_rule, &plan);
+    mpt__misuse(module.context, "mpt_adagrad", MPT_ERROR_ARGUMENT,
+                "initial_accumulator = %g; expected a finite number >= 0", c.initial_accumulator);
+    return mpt__optimizer_handle(module.context, NULL);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
+    mpt_adadelta_config c = config ? *config : mpt_adadelta_config_default();
+    mpt__plan plan = {c.lr, c.weight_decay, {c.rho, c.eps, 0}, false, c.maximize, c.allow_shared,
+                      0};
+    return mpt__optimizer_new("mpt_adadelta", module, &mpt__adadelta_rule, &plan);
+}
+
+MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
+    mpt_lion_config c = config ? *config : mpt_lion_config_default();
+    mpt__plan plan = {
+        c.lr, c.weight_decay, {c.beta1, c.beta2, 0}, false, c.maximize, c.allow_shared, 0};
+    return mpt__optimizer_new("mpt_lion", module, &mpt__lion_rule, &plan);
 }
 
 /* ==== Groups and rates ==== */
@@ -573,442 +698,52 @@ MPTRAIN_API double mpt_get_lr(mpt_optimizer handle, int group) {
     return mpt__schedule_lr(context, optimizer, &optimizer->groups[group]);
 }
 
-/* ==== Segments ==== */
-
-/* The group of each segment. */
-static int64_t *mpt__row_groups(const mpt__optimizer *optimizer) {
-    return optimizer->rows + optimizer->item_capacity * MPT__SEGMENT_FIELDS;
-}
-
-/* Segments of all parameters with a gradient, by state and group. Only parameters without a gap
-   between them merge: what stands in a gap is nobody's, and a multiplier that is not finite would
-   leave NaN there for every later norm. */
-static void mpt__build_rows(const mpt_context *context, mpt__optimizer *optimizer) {
-    int64_t rows = 0, groups = optimizer->group_count;
-    for (int64_t part = 0; part < optimizer->state_count * groups; part++) {
-        mpt__optim_state *state = &optimizer->states[part / groups];
-        int64_t *last = NULL;
-        uint64_t history = 0; /* of the items in `last` */
-        if (part % groups == 0) state->row = rows;
-        for (int64_t i = 0; i < optimizer->item_count; i++) {
-            const mpt__optim_item *item = &optimizer->items[i];
-            if (!item->had_grad || item->state * groups + item->group != part) continue;
-            const mpt__parameter *parameter = &context->parameters[item->parameter];
-            int64_t offset = parameter->offset - state->first;
-            if (last && last[MPT__SEGMENT_OFFSET] + last[MPT__SEGMENT_COUNT] == offset &&
-                last[MPT__SEGMENT_STEP] + last[MPT__SEGMENT_STEPS] == i &&
-                item->history == history) {
-                last[MPT__SEGMENT_COUNT] += parameter->numel;
-                last[MPT__SEGMENT_STEPS]++;
-                continue;
-            }
-            history = item->history;
-            mpt__row_groups(optimizer)[rows] = item->group;
-            last = &optimizer->rows[rows++ * MPT__SEGMENT_FIELDS];
-            last[MPT__SEGMENT_OFFSET] = offset;
-            last[MPT__SEGMENT_COUNT] = parameter->numel;
-            last[MPT__SEGMENT_STEP] = i;
-            last[MPT__SEGMENT_STEPS] = 1;
-        }
-        state->rows = rows - state->row;
-    }
-    optimizer->row_count = rows;
-}
-
-/* Brings the segments up to date with which parameters have a gradient now. */
-static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) {
-    bool same = optimizer->pattern_valid;
-    optimizer->with_grad = 0;
-    for (int64_t i = 0; i < optimizer->item_count; i++) {
-        mpt__optim_item *item = &optimizer->items[i];
-        const mpt__parameter *parameter = &context->parameters[item->parameter];
-        if (!parameter->live || parameter->block != optimizer->states[item->state].block)
-            return mpt__error(
-                context, MPT_ERROR_STATE,
-                "the module whose parameters the optimizer holds was destroyed; destroy the "
-                "optimizer too and make one for the new module");
-        same = same && item->had_grad == parameter->has_grad;
-        item->had_grad = parameter->has_grad;
-        optimizer->with_grad += parameter->has_grad;
-    }
-    if (same) return MPT_OK;
-    optimizer->pattern_valid = optimizer->norm_valid = false;
-    optimizer->patterns++;
-    for (int64_t i = 0; i < optimizer->item_count; i++) {
-        mpt__optim_item *item = &optimizer->items[i];
-        if (item->had_grad) item->history = mpt__hash_u64(item->history, optimizer->patterns);
-    }
-    mpt__build_rows(context, optimizer);
-    mpt_status status = mpt__upload(context, optimizer->segments, 0, optimizer->rows,
-                                    optimizer->row_count * MPT__ROW_BYTES);
-    optimizer->pattern_valid = status == MPT_OK;
-    return status;
-}
-
-static void mpt__segments_operand(mpt__launch *launch, int position,
-                                  const mpt__optimizer *optimizer, int64_t row, int64_t rows) {
-    mpt__operand *operand = mpt__operand_on(launch, position, optimizer->segments, MPT_I64,
-                                            row * MPT__SEGMENT_FIELDS, rows, MPT__READ);
-    operand->rank = 2;
-    operand->shape[1] = MPT__SEGMENT_FIELDS;
-    operand->stride[0] = MPT__SEGMENT_FIELDS;
-    operand->stride[1] = 1;
-}
-
-/* A launch over all gradients of a state. */
-static mpt__launch *mpt__gradients_launch(mpt_context *context, const mpt__optimizer *optimizer,
-                                          const mpt__optim_state *state, mpt__kernel kernel,
-                                          mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(context, kernel);
-    mpt__operand_on(launch, 0, mpt__block_of(context, state)->gradients, MPT_F32, state->first,
-                    state->count, access);
-    mpt__segments_operand(launch, 1, optimizer, state->row, state->rows);
-    return launch;
-}
-
-/* ==== The pending multiplier ==== */
-
-/* For each state of an optimizer that has gradients now. */
-#define MPT__EACH_STATE(state, optimizer)                                 \
-    for (mpt__optim_state *state = (optimizer)->states;                   \
-         state < (optimizer)->states + (optimizer)->state_count; state++) \
-        if (state->rows)
-
-/* Multiplies all gradients by a scalar, then clamps to +-limit if that is > 0. */
-static mpt_status mpt__scale_gradients(mpt_context *context, const mpt__optimizer *optimizer,
-                                       uint16_t slot, double limit) {
-    MPT__EACH_STATE(state, optimizer) {
-        mpt__launch *launch =
-            mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_SCALE, MPT__READ_WRITE);
-        launch->slot[0] = slot;
-        launch->imm[0] = limit;
-        mpt__submit(context, launch);
-        mpt__block_of(context, state)->multiplier_slot = 0;
-    }
-    return context->base.status;
-}
-
-static void mpt__materialise(mpt_context *context, const mpt__optimizer *optimizer) {
-    MPT__EACH_STATE(state, optimizer) {
-        mpt__materialise_gradients(context, mpt__block_of(context, state));
-    }
-}
-
-/* The optimizer's multiplier if it is pending on all its gradients; else 0, and afterwards no
-   multiplier is pending on any of them. */
-static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimizer) {
-    uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
-    MPT__EACH_STATE(state, optimizer) {
-        if (mpt__block_of(context, state)->multiplier_slot == slot) continue;
-        mpt__materialise(context, optimizer);
-        return 0;
-    }
-    return slot;
-}
-
-/* Whether a user has handles on gradients of a state: references beyond the block's own, those of
-   recordings and the views that its parameters keep. */
-static bool mpt__gradients_seen(mpt_context *context, const mpt__optimizer *optimizer,
-                                const mpt__optim_state *state) {
-    uint32_t gradients = mpt__block_of(context, state)->gradients;
-    const mpt__storage *storage = &context->storages[gradients];
-    int64_t others = (int64_t)storage->references - storage->recordings - 1;
-    for (int64_t i = 0; others > 0 && i < optimizer->item_count; i++) {
-        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
-        if (&optimizer->states[optimizer->items[i].state] != state || !parameter->live) continue;
-        const mpt__tensor *view = parameter->tensor->gradient;
-        if (view && view->storage == gradients) others--;
-    }
-    return others > 0;
-}
-
-/* The optimizer's multiplier is set: it stays pending, unless somebody else would see it: a block
-   holds parameters of others as well, or there are handles on gradients. */
-static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimizer) {
-    uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
-    MPT__EACH_STATE(state, optimizer) {
-        const mpt__block *block = mpt__block_of(context, state);
-        if (state->held != block->parameters || mpt__gradients_seen(context, optimizer, state))
-            return mpt__scale_gradients(context, optimizer, slot, 0);
-    }
-    MPT__EACH_STATE(state, optimizer) { mpt__block_of(context, state)->multiplier_slot = slot; }
-    return context->base.status;
-}
-
-/* ==== Norm and clipping ==== */
-
-/* 2-norm of gradients times multiplier into norm_slot (0: nowhere). scale_slot (0: none): the
-   multiplier is 1 / scale from here on. found_slot (0: none) tells whether an element or its
-   product is not finite. */
-static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, uint16_t scale_slot,
-                             uint16_t found_slot, uint16_t norm_slot) {
-    bool first = true;
-    MPT__EACH_STATE(state, optimizer) {
-        mpt__launch *launch =
-            mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_NORM, MPT__READ);
-        launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
-        launch->slot[1] = found_slot;
-        launch->slot[2] = norm_slot;
-        launch->slot[3] = first ? scale_slot : (uint16_t)MPT__SLOT_NONE;
-        launch->index[0] = !first;
-        first = false;
-        mpt__submit(context, launch);
-    }
-    optimizer->norm_valid = norm_slot != 0;
-}
-
-/* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
-   computes the norm where clipping may follow. Without any gradient nothing happens. */
-static mpt_status mpt__optimizer_unscale(mpt_context *context, mpt__optimizer *optimizer,
-                                         uint16_t scale_slot, bool with_norm) {
-    mpt_status status = mpt__pattern(context, optimizer);
-    if (status != MPT_OK || optimizer->with_grad == 0) return status;
-    mpt__materialise(context, optimizer);
-    mpt__norm_launch(context, optimizer, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
-                     with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
-    return mpt__hold(context, optimizer);
-}
-
-MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm) {
+/* Where a group keeps an option, with its limits; NULL and an error where there is none of that
+   name. */
+static double *mpt__option(mpt_optimizer handle, const char *call, int group, const char *name,
+                           double *low, double *below) {
     mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_norm");
-    if (!optimizer) return mpt__null(context);
-    if (!(max_norm >= 0))
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more",
-                           max_norm);
-    mpt_shape shape = MPT_SCALAR;
-    mpt__tensor *norm = NULL;
-    if (mpt__pattern(context, optimizer) == MPT_OK)
-        norm = mpt__tensor_new(context, MPT_F32, &shape, MPT_MEMORY_ACTIVATION);
-    if (!norm) return mpt__null(context);
-    bool any = optimizer->with_grad > 0; /* the norm of nothing is 0 */
-    if (any) {
-        uint16_t pending = mpt__pending(context, optimizer);
-        if (!pending || !optimizer->norm_valid)
-            mpt__norm_launch(context, optimizer, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
-                             optimizer->slot[MPT__OPTIM_NORM]);
-    }
-    mpt__launch *launch = mpt__launch_begin(context, any ? MPT__K_CLIP : MPT__K_FILL);
-    mpt__operand_on(launch, 0, norm->storage, MPT_F32, norm->offset, 1, MPT__WRITE);
-    if (any) {
-        launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
-        launch->slot[1] = optimizer->slot[MPT__OPTIM_NORM];
-        launch->imm[0] = max_norm;
-    }
-    mpt__submit(context, launch);
-    optimizer->norm_valid = false;
-    if (any) mpt__hold(context, optimizer);
-    return mpt__tensor_done(context, norm, context->base.status);
-}
-
-MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
-    mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_value");
-    if (!optimizer) return mpt__status_of(context);
-    if (!(limit >= 0))
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "limit = %g; expected 0 or more", limit);
-    if (mpt__pattern(context, optimizer) != MPT_OK || optimizer->with_grad == 0)
-        return context->base.status;
-    uint16_t pending = mpt__pending(context, optimizer);
-    uint16_t slot = pending ? pending : (uint16_t)MPT__SLOT_ONE;
-    optimizer->norm_valid = false;
-    if (limit > 0) return mpt__scale_gradients(context, optimizer, slot, limit);
-    mpt__scale_gradients(context, optimizer, slot, 1.0); /* infinities times 0 would be NaN */
-    mpt__scalar_set_f(context, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0.0);
-    return mpt__scale_gradients(context, optimizer, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0);
-}
-
-/* ==== The update ==== */
-
-MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
-    mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_zero_grad");
-    if (!optimizer) return mpt__status_of(context);
-    for (int64_t i = 0; i < optimizer->item_count; i++)
-        context->parameters[optimizer->items[i].parameter].has_grad = false;
-    for (int64_t i = 0; i < optimizer->state_count; i++) {
-        mpt__block *block = mpt__block_of(context, &optimizer->states[i]);
-        if (block->multiplier_slot == optimizer->slot[MPT__OPTIM_MULTIPLIER])
-            block->multiplier_slot = 0;
-    }
-    return MPT_OK;
-}
-
-/* Segments [row, row + rows) of a state, which are of one group. With a form, the kernel takes the
-   values for the master of that. */
-static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer *optimizer,
-                                     const mpt__optim_state *state, int form, int64_t row,
-                                     int64_t rows, uint16_t found_slot) {
-    static const int position[MPT__MIRRORS] = {3, 6, 1};
-    const mpt__rule *rule = optimizer->rule;
-    const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
-    mpt__block *block = mpt__block_of(context, state);
-    if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
-        mpt__materialise_gradients(context, block);
-    mpt__launch *launch = mpt__launch_begin(context, rule->kernel);
-    mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
-                    state->count, MPT__READ_WRITE);
-    if (form >= 0)
-        mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
-                        state->count, MPT__READ_WRITE);
-    mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, state->count, MPT__READ);
-    mpt__segments_operand(launch, 4, optimizer, row, rows);
-    mpt__operand_on(launch, 5, optimizer->counts, MPT_I64, 0, optimizer->item_count,
-                    MPT__READ_WRITE);
-    for (int k = 0; k < MPT__MIRRORS; k++)
-        if (state->mirror[k])
-            mpt__operand_on(launch, position[k], state->mirror[k], MPT_F32, 0, state->count,
-                            MPT__READ_WRITE);
-    launch->slot[1] =
-        block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE;
-    launch->slot[2] = found_slot;
-    mpt__schedule_operand(launch, optimizer, group);
-    int settings = 0;
-    for (; settings < MPT__SETTINGS && rule->setting[settings].name; settings++)
-        launch->imm[settings] = optimizer->setting[settings];
-    launch->imm[settings] = group->weight_decay;
-    launch->index[0] = optimizer->variant;
-    launch->index[1] = row + rows == optimizer->row_count ? 2 : 1;
-    return mpt__submit(context, launch);
-}
-
-/* One launch per state and group; each commits its step counts, the last one the step. */
-static mpt_status mpt__launch_updates(mpt_context *context, mpt__optimizer *optimizer,
-                                      uint16_t found_slot) {
-    const int64_t *group = mpt__row_groups(optimizer);
-    MPT__EACH_STATE(state, optimizer) {
-        int64_t row = state->row, end = row + state->rows, rows;
-        int form = mpt__form_in_use(context, mpt__block_of(context, state));
-        mpt__master_refresh(context, optimizer, state);
-        for (; row < end; row += rows) {
-            for (rows = 1; row + rows < end && group[row + rows] == group[row];) rows++;
-            mpt__launch_update(context, optimizer, state, form, row, rows, found_slot);
-        }
-        mpt__values_updated(context, optimizer, state, form);
-    }
-    return context->base.status;
-}
-
-/* A warning that names parameters without a gradient; once, until there is one again. */
-static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
+    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, call);
     char names[200];
     mpt__text list = mpt__text_make(names, sizeof names);
-    if (optimizer->warned_no_grad) return;
-    optimizer->warned_no_grad = true;
-    for (int64_t i = 0; i < optimizer->item_count && list.length < sizeof names; i++)
-        mpt__write_text(&list, "%s%s", i ? ", " : "",
-                        context->parameters[optimizer->items[i].parameter].path);
-    mpt__log(&context->base, MPT_LOG_WARNING,
-             "%s: none of the optimizer's %lld parameters has a gradient, so the step does "
-             "nothing: %s%s; "
-             "call mpt_backward first, on a loss that depends on them",
-             context->base.op, optimizer->item_count, names,
-             list.length >= sizeof names ? " .." : "");
+    if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return NULL;
+    const mpt__rule *rule = optimizer->rule;
+    *low = 0, *below = MPT__NO_LIMIT;
+    if (name && strcmp(name, "weight_decay") == 0) return &optimizer->groups[group].weight_decay;
+    for (int i = 0; i < MPT__SETTINGS && rule->setting[i].name; i++) {
+        *low = rule->setting[i].low, *below = rule->setting[i].below;
+        if (name && strcmp(name, rule->setting[i].name) == 0)
+            return &optimizer->groups[group].setting[i];
+        mpt__write_text(&list, "%s, ", rule->setting[i].name);
+    }
+    mpt__error(context, MPT_ERROR_ARGUMENT, "there is no option \"%s\"; there are %sweight_decay",
+               name ? name : "NULL", names);
+    return NULL;
 }
 
-/* One update of everything that has a gradient. Queued; nothing happens on the device while
-   found_slot (0: none) or the error word is set. */
-static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *optimizer,
-                                        uint16_t found_slot) {
-    mpt_status status = mpt__pattern(context, optimizer);
-    if (status != MPT_OK) return status;
-    if (optimizer->with_grad == 0) {
-        mpt__warn_no_grad(context, optimizer);
-        return MPT_OK;
-    }
-    optimizer->warned_no_grad = false;
-    int phase = context->launch_phase;
-    context->launch_phase = MPT__UPDATE;
-    mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
-    status = mpt__schedule_before_step(context, optimizer);
-    if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
-    context->launch_phase = phase;
-    if (status != MPT_OK) return status;
-    context->now.updates++;
-    context->committed = context->now;
+MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const char *name,
+                                      double value) {
+    mpt_context *context = handle.context;
+    double low, below, *option = mpt__option(handle, "mpt_set_option", group, name, &low, &below);
+    if (!option || !mpt__check_number(context, name, value, low, below))
+        return mpt__status_of(context);
+    const mpt__optimizer *optimizer = mpt__optimizer_at(context, handle);
+    if (option == optimizer->groups[group].setting && optimizer->setting[0] == 0 && value != 0)
+        for (int k = 0; k < MPT__MOMENTS; k++)
+            if (optimizer->rule->moment[k].need == MPT__IF_FIRST)
+                return mpt__error(
+                    context, MPT_ERROR_STATE,
+                    "the optimizer was made with %s = 0, so it keeps no %s; set it in "
+                    "the config",
+                    name, optimizer->rule->moment[k].name);
+    *option = value;
     return MPT_OK;
 }
 
-/* fp16 without a scaler loses small gradients in silence: said once per optimizer. */
-static void mpt__warn_unscaled(mpt_context *context, mpt__optimizer *optimizer) {
-    bool ended = context->autocast_depth == 0; /* then entry 0 is the region that was open last */
-    if (optimizer->warned_unscaled || !ended || context->autocast[0] != MPT_F16) return;
-    optimizer->warned_unscaled = true;
-    if (context->objects[MPT__SCALER].count > 1) return;
-    mpt__log(&context->base, MPT_LOG_WARNING,
-             "mpt_step: gradients of an fp16 region without a loss scaler; small ones become 0 in "
-             "silence: use mpt_grad_scaler, or MPT_BF16");
-}
-
-MPTRAIN_API mpt_status mpt_step(mpt_optimizer handle) {
-    mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_step");
-    if (!optimizer) return mpt__status_of(context);
-    mpt__warn_unscaled(context, optimizer);
-    return mpt__optimizer_update(context, optimizer, 0);
-}
-
-MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer handle) {
-    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_applied_steps");
-    return optimizer ? mpt__scalar_get_i(handle.context, optimizer->slot[MPT__OPTIM_APPLIED]) : -1;
-}
-
-/* ==== State ==== */
-
-/* Visits moments, masters and step counts of every parameter under its name, then the count of
-   applied steps. */
-static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimizer *optimizer,
-                                       mpt__state_visitor visit, void *user) {
-    char name[512];
-    mpt__state_item item;
-    memset(&item, 0, sizeof item);
-    item.name = name;
-    mpt_status status = MPT_OK;
-    for (int64_t i = 0; i < optimizer->item_count; i++) {
-        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
-        const mpt__optim_state *state = &optimizer->states[optimizer->items[i].state];
-        for (int k = 0; k <= MPT__MIRRORS && parameter->live && status == MPT_OK; k++) {
-            bool step = k == MPT__MIRRORS;
-            item.storage = step ? optimizer->counts : state->mirror[k];
-            if (!item.storage) continue;
-            item.dtype = step ? MPT_I64 : MPT_F32;
-            item.offset = step ? i : parameter->offset - state->first;
-            item.count = step ? 1 : parameter->numel;
-            mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
-                             step               ? "step"
-                             : k == MPT__MASTER ? "master"
-                                                : optimizer->rule->moment[k]);
-            status = visit(context, user, &item);
-        }
-    }
-    if (status != MPT_OK) return status;
-    mpt__format_text(name, sizeof name, "applied_steps");
-    item.storage = 0;
-    item.dtype = MPT_I64;
-    item.count = 1;
-    item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
-    return visit(context, user, &item);
-}
-
-/* Adds name and bits of a state item to the hash at `user`. */
-static mpt_status mpt__hash_item(mpt_context *context, void *user, const mpt__state_item *item) {
-    uint64_t *hash = (uint64_t *)user;
-    *hash = mpt__hash_bytes(*hash, item->name, strlen(item->name));
-    if (item->storage) {
-        int64_t size = (int64_t)mpt_dtype_size(item->dtype);
-        *hash = mpt__hash_storage(context, *hash, item->storage, item->offset * size,
-                                  item->count * size);
-    } else {
-        *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(context, item->slot));
-    }
-    return context->base.status;
-}
-
-MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer handle) {
-    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_hash");
-    uint64_t hash = 0;
-    if (optimizer) mpt__optimizer_visit(handle.context, optimizer, mpt__hash_item, &hash);
-    return hash;
+MPTRAIN_API double mpt_get_option(mpt_optimizer handle, int group, const char *name) {
+    double low, below;
+    const double *option = mpt__option(handle, "mpt_get_option", group, name, &low, &below);
+    return option ? *option : MPT__NAN_F64;
 }
 
 #endif

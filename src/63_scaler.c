@@ -9,7 +9,7 @@
 #ifndef MPT__63_SCALER_INCLUDED
 #define MPT__63_SCALER_INCLUDED
 
-#include "62_optim.c"
+#include "62_update.c"
 
 /* The device scalars of a scaler. */
 enum {

@@ -333,7 +333,10 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
     }
     fit->result.epochs = epoch;
     mpt__fit_validate(fit);
-    if (fit->config->schedule.context) mpt_schedule_step(fit->config->schedule);
+    if (fit->config->schedule.context)
+        mpt__schedule_epoch(fit->config->schedule, fit->config->validation.context
+                                                       ? fit->result.validation_loss
+                                                       : fit->result.train_loss);
     if (!mpt_failed(fit->context)) mpt__fit_tell(fit, true);
 }
 

@@ -323,6 +323,27 @@ static mpt_tensor counted(mpt_tensor output, mpt_tensor target, void *user) {
     return mpt_add_scalar(nothing, ++*calls);
 }
 
+/* A loss that only rises: the third epoch is the second one without progress. */
+TEST(plateau_is_told_the_loss) {
+    world w = make_world(0.01);
+    mpt_fit_config config = mpt_fit_config_default();
+    mpt_plateau_config plateau = mpt_plateau_config_default();
+    int calls = 0;
+    plateau.patience = 1;
+    config.epochs = 4;
+    config.loss = counted;
+    config.user = &calls;
+    config.schedule = mpt_reduce_on_plateau(w.optimizer, &plateau);
+    mpt_fit(w.net, w.optimizer, w.train, &config);
+    CHECK_EQ_STR(mpt_error(w.ctx), "");
+    mpt_schedule_state state = mpt_schedule_get_state(config.schedule);
+    CHECK_EQ_INT(state.time, 4);
+    CHECK_EQ_INT(state.bad, 1);
+    CHECK_NEAR(state.best, (STEPS + 1) / 2.0, 1e-6);
+    CHECK_NEAR(mpt_get_lr(w.optimizer, 0), 0.001, 1e-9);
+    mpt_destroy(w.ctx);
+}
+
 TEST(loss_is_the_mean_of_the_epoch) {
     world w = make_world(0.01);
     mpt_fit_config config = mpt_fit_config_default();
@@ -484,6 +505,7 @@ TEST_TABLE = {T(defaults),
               T(patience_and_the_best_checkpoint),
               T(last_checkpoint_without_validation),
               T(own_loss_and_schedule_per_epoch),
+              T(plateau_is_told_the_loss),
               T(loss_is_the_mean_of_the_epoch),
               T(modules_are_told_training_from_evaluation),
               T(counts_skipped_steps),

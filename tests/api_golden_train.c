@@ -58,6 +58,7 @@ static mpt_tensor loss_of_gradients(const given_net *net, const float values[ELE
     for (int k = 0, at = 0; k < count; at += parameter_counts[k++]) {
         mpt_shape shape = mpt_get_shape(net->parameters[k]);
         mpt_tensor g = mpt_from(net->context, MPT_F32, shape, values + at);
+        g = mpt_cast(g, mpt_get_dtype(net->parameters[k]));
         mpt_tensor part = mpt_sum(mpt_mul(net->parameters[k], g), MPT_ALL_DIMS, false);
         loss = k == 0 ? part : mpt_add(loss, part);
     }
@@ -73,33 +74,68 @@ static void check_no_error(mpt_context *context, const char *label) {
 
 /* ---- optimizers ---- */
 
-enum { NESTEROV, GROUPS, MISSING };
+enum { NESTEROV, GROUPS, MISSING, LENGTH, AMSGRAD, MAXIMIZE, CENTERED, HALF };
 enum { LR, DECAY, MOMENTUM, DAMPENING, BETA1, BETA2, EPS, LR2, DECAY2 };
+enum { ALPHA = DECAY2 + 1, RHO, LR_DECAY, INITIAL };
+
+static const char *const optimizer_kinds[] = {"sgd",     "adam",     "adamw", "rmsprop",
+                                              "adagrad", "adadelta", "lion"};
+
+/* Sets what all configs have. */
+#define COMMON(config)                  \
+    config.lr = reals[LR];              \
+    config.weight_decay = reals[DECAY]; \
+    config.maximize = ints[MAXIMIZE] != 0
+
+static mpt_optimizer make_adaptive(const char *kind, mpt_module module, const int64_t *ints,
+                                   const double *reals) {
+    mpt_rmsprop_config rmsprop = mpt_rmsprop_config_default();
+    mpt_adagrad_config adagrad = mpt_adagrad_config_default();
+    mpt_adadelta_config adadelta = mpt_adadelta_config_default();
+    mpt_lion_config lion = mpt_lion_config_default();
+    COMMON(rmsprop);
+    COMMON(adagrad);
+    COMMON(adadelta);
+    COMMON(lion);
+    rmsprop.alpha = reals[ALPHA];
+    rmsprop.momentum = reals[MOMENTUM];
+    rmsprop.centered = ints[CENTERED] != 0;
+    rmsprop.eps = adagrad.eps = adadelta.eps = reals[EPS];
+    adagrad.lr_decay = reals[LR_DECAY];
+    adagrad.initial_accumulator = reals[INITIAL];
+    adadelta.rho = reals[RHO];
+    lion.beta1 = reals[BETA1], lion.beta2 = reals[BETA2];
+    return strcmp(kind, "rmsprop") == 0    ? mpt_rmsprop(module, &rmsprop)
+           : strcmp(kind, "adagrad") == 0  ? mpt_adagrad(module, &adagrad)
+           : strcmp(kind, "adadelta") == 0 ? mpt_adadelta(module, &adadelta)
+                                           : mpt_lion(module, &lion);
+}
 
 static mpt_optimizer make_optimizer(const char *kind, mpt_module module, const int64_t *ints,
                                     const double *reals) {
-    if (strcmp(kind, "sgd") == 0) {
-        mpt_sgd_config sgd = mpt_sgd_config_default();
-        sgd.lr = reals[LR];
-        sgd.weight_decay = reals[DECAY];
-        sgd.momentum = reals[MOMENTUM];
-        sgd.dampening = reals[DAMPENING];
-        sgd.nesterov = ints[NESTEROV] != 0;
-        return mpt_sgd(module, &sgd);
-    }
+    mpt_sgd_config sgd = mpt_sgd_config_default();
     mpt_adam_config adam =
         strcmp(kind, "adam") == 0 ? mpt_adam_config_default() : mpt_adamw_config_default();
-    adam.lr = reals[LR];
-    adam.weight_decay = reals[DECAY];
+    if (strcmp(kind, "sgd") != 0 && strncmp(kind, "adam", 4) != 0)
+        return make_adaptive(kind, module, ints, reals);
+    COMMON(sgd);
+    sgd.momentum = reals[MOMENTUM];
+    sgd.dampening = reals[DAMPENING];
+    sgd.nesterov = ints[NESTEROV] != 0;
+    if (strcmp(kind, "sgd") == 0) return mpt_sgd(module, &sgd);
+    COMMON(adam);
     adam.beta1 = reals[BETA1];
     adam.beta2 = reals[BETA2];
     adam.eps = reals[EPS];
+    adam.amsgrad = ints[AMSGRAD] != 0;
     return strcmp(kind, "adam") == 0 ? mpt_adam(module, &adam) : mpt_adamw(module, &adam);
 }
 
 static void run_optimizer(const golden_case *c) {
     given_net net = make_net();
     const golden_tensor *want = golden_find(c, "parameters");
+    const int steps = (int)c->ints[LENGTH];
+    if (c->ints[HALF]) mpt_half(net.module, MPT_F16);
     mpt_optimizer optimizer = make_optimizer(c->op, net.module, c->ints, c->reals);
     float values[ELEMENTS];
     if (c->ints[GROUPS] == 2) {
@@ -108,7 +144,7 @@ static void run_optimizer(const golden_case *c) {
         second.weight_decay = c->reals[DECAY2];
         CHECK_EQ_INT(mpt_optimizer_add(optimizer, mpt_child(net.module, "1"), NULL, &second), 1);
     }
-    for (int step = 1; step <= 50; step++) {
+    for (int step = 1; step <= steps; step++) {
         int missing = c->ints[MISSING] && step % 3;
         mpt_step_begin(net.context);
         mpt_zero_grad(optimizer);
@@ -116,22 +152,22 @@ static void run_optimizer(const golden_case *c) {
         mpt_backward(loss_of_gradients(&net, values, PARAMETERS - missing));
         mpt_step(optimizer);
         mpt_step_end(net.context);
-        if (step % 10 == 0) {
+        if (step % (steps / 5) == 0) {
             read_parameters(&net, values);
-            if (golden_compare(c->label, want, ELEMENTS * (step / 10 - 1), values, ELEMENTS)) {
+            if (golden_compare(c->label, want, ELEMENTS * (step / (steps / 5) - 1), values,
+                               ELEMENTS)) {
                 printf(" after step %d", step);
                 break;
             }
         }
     }
-    CHECK_EQ_INT(mpt_applied_steps(optimizer), 50);
+    CHECK_EQ_INT(mpt_applied_steps(optimizer), steps);
     check_no_error(net.context, c->label);
     mpt_destroy(net.context);
 }
 
 /* One parameter that starts at 1, against an fp64 trace. */
 static void run_small(const golden_case *c) {
-    static const char *const kinds[] = {"sgd", "adam", "adamw"};
     const golden_tensor *gradients = golden_find(c, "gradients"),
                         *want = golden_find(c, "parameters");
     mpt_context *context = mpt_create(NULL);
@@ -139,7 +175,8 @@ static void run_small(const golden_case *c) {
     mpt_tensor p = mpt_parameter(module, "weight");
     float one = 1, got[8] = {0};
     mpt_write(p, &one, sizeof one);
-    mpt_optimizer optimizer = make_optimizer(kinds[c->ints[0]], module, c->ints + 1, c->reals);
+    mpt_optimizer optimizer =
+        make_optimizer(optimizer_kinds[c->ints[0]], module, c->ints + 1, c->reals);
     for (int64_t i = 0; i < gradients->count && i < 8; i++) {
         mpt_step_begin(context);
         mpt_zero_grad(optimizer);
@@ -165,8 +202,12 @@ static void run_clip(const golden_case *c) {
     given_gradients(1, (float)c->reals[0], values);
     mpt_backward(loss_of_gradients(&net, values, PARAMETERS));
     if (strcmp(c->op, "clip_grad_norm") == 0) {
-        float norm = (float)mpt_item(mpt_clip_grad_norm(optimizer, c->reals[1]));
-        golden_compare(c->label, golden_find(c, "norm"), 0, &norm, 1);
+        const double p = c->reals[2];
+        float norm[2] = {(float)mpt_item(mpt_grad_norm(optimizer, p)), 0};
+        norm[1] = (float)mpt_item(p == 2 ? mpt_clip_grad_norm(optimizer, c->reals[1])
+                                         : mpt_clip_grad_norm_p(optimizer, c->reals[1], p));
+        CHECK_EQ_BITS(norm, norm + 1, sizeof *norm);
+        golden_compare(c->label, golden_find(c, "norm"), 0, norm, 1);
     } else {
         CHECK_EQ_INT(mpt_clip_grad_value(optimizer, c->reals[1]), MPT_OK);
     }
@@ -174,6 +215,40 @@ static void run_clip(const golden_case *c) {
         mpt_read_f32(mpt_grad(net.parameters[k]), values + at, parameter_counts[k]);
     golden_compare(c->label, want, 0, values, ELEMENTS);
     mpt_step_end(net.context);
+    check_no_error(net.context, c->label);
+    mpt_destroy(net.context);
+}
+
+/* ---- averages ---- */
+
+static void run_average(const golden_case *c) {
+    given_net net = make_net();
+    mpt_sgd_config config = mpt_sgd_config_default();
+    config.lr = 0.05, config.momentum = 0.9;
+    mpt_optimizer optimizer = mpt_sgd(net.module, &config);
+    mpt_ema_config average = mpt_ema_config_default();
+    average.decay = c->reals[0];
+    average.warmup = c->ints[0] == 1, average.equal = c->ints[0] == 2;
+    mpt_ema ema = mpt_ema_create(net.module, optimizer, &average);
+    float values[ELEMENTS];
+    for (int step = 1; step <= 40; step++) {
+        mpt_step_begin(net.context);
+        mpt_zero_grad(optimizer);
+        given_gradients(step, 1, values);
+        mpt_backward(loss_of_gradients(&net, values, PARAMETERS));
+        mpt_step(optimizer);
+        mpt_ema_update(ema);
+        mpt_step_end(net.context);
+        if (step % 8) continue;
+        uint64_t before = mpt_module_hash(net.module);
+        mpt_ema_apply(ema);
+        read_parameters(&net, values);
+        mpt_ema_restore(ema);
+        CHECK(mpt_module_hash(net.module) == before);
+        if (golden_compare(c->label, golden_find(c, "averages"), ELEMENTS * (step / 8 - 1), values,
+                           ELEMENTS))
+            break;
+    }
     check_no_error(net.context, c->label);
     mpt_destroy(net.context);
 }
@@ -228,6 +303,157 @@ static void run_schedule_unit(const golden_case *c, mpt_schedule_unit unit) {
 static void run_schedule(const golden_case *c) {
     run_schedule_unit(c, MPT_PER_STEP);
     run_schedule_unit(c, MPT_PER_EPOCH);
+}
+
+/* ---- curves, one cycle, plateaus: two groups over 200 steps ---- */
+
+enum { SINGLE, SEQUENTIAL, CHAINED, ONE_CYCLE, PLATEAU };
+
+static mpt_rate make_rate(const golden_case *c, int k) {
+    const int64_t *n = c->ints + 3 + 3 * k;
+    const double *a = c->reals + 2 * k;
+    int64_t milestones[MPT_MAX_MILESTONES] = {0};
+    const golden_tensor *list = golden_find(c, "milestones");
+    for (int i = 0; i < list->count; i++) milestones[i] = (int64_t)golden_value(list, i);
+    switch (n[-1]) {
+    case 0:
+        return mpt_constant_lr(a[0], n[0]);
+    case 1:
+        return mpt_linear_lr(a[0], a[1], n[0]);
+    case 2:
+        return mpt_exponential_lr(a[0]);
+    case 3:
+        return mpt_step_lr(n[0], a[0]);
+    case 4:
+        return mpt_multi_step_lr(milestones, (int)n[0], a[0]);
+    case 5:
+        return mpt_polynomial_lr(n[0], a[0]);
+    case 6:
+        return mpt_cosine_lr(n[0], a[0]);
+    default:
+        return mpt_cosine_restarts_lr(n[0], n[1], a[0]);
+    }
+}
+
+static mpt_schedule make_curves(const golden_case *c, mpt_optimizer optimizer,
+                                mpt_schedule_unit unit) {
+    const golden_tensor *at = golden_find(c, "at");
+    mpt_rate rates[MPT_MAX_RATES];
+    int64_t milestones[MPT_MAX_RATES] = {0};
+    int count = (int)c->ints[1];
+    for (int k = 0; k < count; k++) rates[k] = make_rate(c, k);
+    for (int k = 0; k < at->count; k++) milestones[k] = (int64_t)golden_value(at, k);
+    if (c->ints[0] == SINGLE) return mpt_schedule_create(optimizer, rates[0], unit);
+    if (c->ints[0] == CHAINED) return mpt_chained_lr(optimizer, rates, count, unit);
+    return mpt_sequential_lr(optimizer, rates, count, milestones, unit);
+}
+
+static mpt_schedule make_cycle(const golden_case *c, mpt_optimizer optimizer,
+                               mpt_schedule_unit unit) {
+    mpt_one_cycle_config cycle = mpt_one_cycle_config_default();
+    cycle.total = 201;
+    cycle.linear = c->ints[2] != 0, cycle.three_phase = c->ints[3] != 0;
+    cycle.cycle_momentum = c->ints[4] != 0;
+    cycle.pct_start = c->reals[1];
+    cycle.div_factor = c->reals[2], cycle.final_div_factor = c->reals[3];
+    cycle.base_momentum = c->reals[4], cycle.max_momentum = c->reals[5];
+    if (c->reals[6] == c->reals[7]) cycle.max_lr = c->reals[6];
+    for (int k = 0; k < 2 && cycle.max_lr == 0; k++) mpt_set_lr(optimizer, k, c->reals[6 + k]);
+    return mpt_one_cycle(optimizer, &cycle, unit);
+}
+
+static mpt_schedule make_plateau(const golden_case *c, mpt_optimizer optimizer) {
+    mpt_plateau_config plateau = mpt_plateau_config_default();
+    plateau.patience = c->ints[1], plateau.cooldown = c->ints[2];
+    plateau.absolute = c->ints[3] != 0, plateau.maximize = c->ints[4] != 0;
+    plateau.factor = c->reals[0], plateau.threshold = c->reals[1];
+    plateau.min_lr = c->reals[2], plateau.eps = c->reals[3];
+    return mpt_reduce_on_plateau(optimizer, &plateau);
+}
+
+static mpt_optimizer make_scheduled(const golden_case *c, mpt_module module) {
+    bool cycle = c->ints[0] == ONE_CYCLE;
+    mpt_sgd_config sgd = mpt_sgd_config_default();
+    mpt_adam_config adam = mpt_adam_config_default();
+    mpt_group_config second;
+    sgd.momentum = cycle ? c->reals[0] : 0;
+    adam.beta1 = cycle ? c->reals[0] : 0.9;
+    sgd.lr = adam.lr = 0.05;
+    mpt_optimizer optimizer = !cycle || c->ints[1] == 0 ? mpt_sgd(module, &sgd)
+                              : c->ints[1] == 1         ? mpt_adam(module, &adam)
+                                                        : mpt_adamw(module, &adam);
+    second.lr = 0.02, second.weight_decay = 0;
+    CHECK_EQ_INT(mpt_optimizer_add(optimizer, module, "bias", &second), 1);
+    return optimizer;
+}
+
+static bool check_rates(const golden_case *c, mpt_optimizer optimizer, int step) {
+    const golden_tensor *lr = golden_find(c, "lr");
+    int before = test_failures;
+    for (int k = 0; k < 2; k++)
+        CHECK_CLOSE(mpt_get_lr(optimizer, k), golden_value(lr, 2 * step + k), lr->rtol, lr->atol);
+    if (test_failures != before) printf(" in step %d of %s", step, c->label);
+    return test_failures == before;
+}
+
+/* With resume, a new schedule takes over half way. */
+static void run_rates_unit(const golden_case *c, mpt_schedule_unit unit, bool resume) {
+    const golden_tensor *want = golden_find(c, "parameters"), *metric = NULL;
+    if (c->ints[0] == PLATEAU) metric = golden_find(c, "metric");
+    mpt_context *context = mpt_create(NULL);
+    mpt_module module = mpt_nn_linear(context, 3, 1);
+    mpt_tensor p = mpt_parameter(module, "weight"), q = mpt_parameter(module, "bias");
+    float values[4] = {0};
+    mpt_write(p, values, 3 * sizeof *values);
+    mpt_write(q, values, sizeof *values);
+    mpt_optimizer optimizer = make_scheduled(c, module);
+    mpt_schedule schedule;
+    for (int step = 0; step < 200; step++) {
+        if (step == 0 || (resume && step == 97)) {
+            mpt_schedule_state state;
+            memset(&state, 0, sizeof state);
+            if (step > 0) {
+                state = mpt_schedule_get_state(schedule);
+                CHECK_EQ_INT(state.time, step);
+                mpt_schedule_destroy(schedule);
+                for (int k = 0; k < 2 && c->ints[0] < ONE_CYCLE; k++)
+                    mpt_set_lr(optimizer, k, k ? 0.02 : 0.05);
+            }
+            schedule = c->ints[0] == PLATEAU     ? make_plateau(c, optimizer)
+                       : c->ints[0] == ONE_CYCLE ? make_cycle(c, optimizer, unit)
+                                                 : make_curves(c, optimizer, unit);
+            if (unit == MPT_PER_STEP) state.time = step;
+            if (step > 0) CHECK_EQ_INT(mpt_schedule_set_state(schedule, &state), MPT_OK);
+        }
+        if (!check_rates(c, optimizer, step)) break;
+        mpt_step_begin(context);
+        mpt_zero_grad(optimizer);
+        for (uint32_t i = 0; i < 4; i++)
+            values[i] = golden_uniform(RATE_STREAM + (uint32_t)step, i);
+        mpt_tensor g = mpt_from(context, MPT_F32, MPT_SHAPE(1, 3), values);
+        mpt_tensor loss = mpt_sum(mpt_mul(p, g), MPT_ALL_DIMS, false);
+        mpt_backward(mpt_add(loss, mpt_mul_scalar(mpt_sum(q, 0, false), values[3])));
+        mpt_step(optimizer);
+        mpt_step_end(context);
+        if (c->ints[0] == PLATEAU) {
+            mpt_schedule_metric(schedule, golden_value(metric, step));
+        } else if (unit == MPT_PER_EPOCH) {
+            mpt_schedule_step(schedule);
+        }
+        mpt_read_f32(p, values, 3);
+        mpt_read_f32(q, values + 3, 1);
+        if (step % 20 == 19 && golden_compare(c->label, want, step / 20 * 4, values, 4)) {
+            printf(" after step %d, unit %d", step + 1, (int)unit);
+            break;
+        }
+    }
+    check_no_error(context, c->label);
+    mpt_destroy(context);
+}
+
+static void run_rates(const golden_case *c) {
+    run_rates_unit(c, MPT_PER_EPOCH, c->ints[0] == PLATEAU);
+    if (c->ints[0] != PLATEAU) run_rates_unit(c, MPT_PER_STEP, true);
 }
 
 /* ---- scaler: PyTorch's has neither floor nor ceiling, and never gives up ---- */
@@ -533,13 +759,22 @@ static void run_hash(const golden_case *c) {
 
 TEST(generator) { run_cases(run_hash, "hash", "", "", 1); }
 
-TEST(optimizers) { run_cases(run_optimizer, "sgd", "adam", "adamw", 16); }
+TEST(optimizers) { run_cases(run_optimizer, "sgd", "adam", "adamw", 23); }
 
-TEST(fp64_traces) { run_cases(run_small, "small", "", "", 6); }
+TEST(adaptive_optimizers) {
+    run_cases(run_optimizer, "rmsprop", "adagrad", "adadelta", 16);
+    run_cases(run_optimizer, "lion", "", "", 4);
+}
 
-TEST(clipping) { run_cases(run_clip, "clip_grad_norm", "clip_grad_value", "", 10); }
+TEST(fp64_traces) { run_cases(run_small, "small", "", "", 12); }
+
+TEST(clipping) { run_cases(run_clip, "clip_grad_norm", "clip_grad_value", "", 20); }
+
+TEST(averages) { run_cases(run_average, "average", "", "", 4); }
 
 TEST(schedules) { run_cases(run_schedule, "schedule", "", "", 6); }
+
+TEST(rates) { run_cases(run_rates, "rates", "", "", 21); }
 
 TEST(scaler) { run_cases(run_scaler, "scaler", "", "", 11); }
 
@@ -557,9 +792,12 @@ TEST(mnist_reference) {
 
 TEST_TABLE = {T(generator),
               T(optimizers),
+              T(adaptive_optimizers),
               T(fp64_traces),
               T(clipping),
+              T(averages),
               T(schedules),
+              T(rates),
               T(scaler),
               T(scaler_with_two_optimizers),
               T(classifier),

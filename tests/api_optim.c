@@ -266,6 +266,59 @@ TEST(groups_have_their_own_rate_and_decay) {
     mpt_destroy(context);
 }
 
+/* A group with options of its own has the bits of an optimizer that was made with them. */
+TEST(groups_have_their_own_options) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context), alone = new_net(context);
+    mpt_copy_module(alone, net);
+    mpt_adam_config config = mpt_adam_config_default();
+    mpt_optimizer a = mpt_adam(net, &config);
+    config.beta1 = 0.5, config.beta2 = 0.75, config.eps = 1e-3, config.weight_decay = 0.125;
+    mpt_optimizer b = mpt_adam(mpt_child(alone, "1"), &config);
+    CHECK_EQ_INT(mpt_optimizer_add(a, mpt_child(net, "1"), NULL, NULL), 1);
+    mpt_set_option(a, 1, "beta1", 0.5);
+    mpt_set_option(a, 1, "beta2", 0.75);
+    mpt_set_option(a, 1, "eps", 1e-3);
+    mpt_set_option(a, 1, "weight_decay", 0.125);
+    CHECK(mpt_get_option(a, 0, "beta1") == 0.9 && mpt_get_option(a, 1, "beta1") == 0.5);
+    CHECK(mpt_get_option(a, 1, "weight_decay") == 0.125);
+    for (int i = 0; i < 3; i++) {
+        train(net, a, all_paths, 4, i + 1);
+        train(alone, b, all_paths + 2, 2, i + 1);
+    }
+    float x[OUT * IN], y[OUT * IN];
+    mpt_read_f32(mpt_parameter(net, "1.weight"), x, OUT * IN);
+    mpt_read_f32(mpt_parameter(alone, "1.weight"), y, OUT * IN);
+    CHECK_EQ_BITS(x, y, sizeof x);
+    check_ok(context);
+    mpt_optimizer plain = mpt_sgd(mpt_child(alone, "0"), NULL);
+    mpt_set_option(plain, 0, "momentum", 0.9);
+    check_error(context, MPT_ERROR_STATE, "keeps no momentum_buffer");
+    mpt_destroy(context);
+}
+
+/* Norms of a pending multiplier are those of the gradients that a user would read. */
+TEST(norms_leave_gradients_alone) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    const double count = 2.0 * (OUT * IN + OUT);
+    float g[OUT];
+    mpt_step_begin(context);
+    CHECK(mpt_item(mpt_grad_norm(optimizer, 1)) == 0);
+    mpt_backward(loss_of(net, all_paths, 4, -2));
+    CHECK_CLOSE(mpt_item(mpt_grad_norm(optimizer, 1)), 2 * count, 1e-6, 0);
+    CHECK_CLOSE(mpt_item(mpt_clip_grad_norm_p(optimizer, 1, INFINITY)), 2, 1e-6, 0);
+    CHECK_CLOSE(mpt_item(mpt_grad_norm(optimizer, INFINITY)), 1, 1e-5, 0);
+    CHECK_CLOSE(mpt_item(mpt_grad_norm(optimizer, 2)), sqrt(count), 1e-5, 0);
+    CHECK_CLOSE(mpt_item(mpt_clip_grad_norm(optimizer, sqrt(count) / 2)), sqrt(count), 1e-5, 0);
+    mpt_read_f32(mpt_grad(mpt_parameter(net, "0.bias")), g, OUT);
+    CHECK_CLOSE(g[0], -0.5, 1e-5, 0);
+    mpt_step_end(context);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 /* What moves to another group takes its moments and its step count along. */
 TEST(moving_between_groups_keeps_state) {
     mpt_context *context = new_context();
@@ -615,6 +668,110 @@ TEST(out_of_memory_then_on) {
     CHECK(!refused);
 }
 
+/* ---- every kind of optimizer ---- */
+
+enum { KINDS = 9 };
+
+static mpt_optimizer optimizer_of(mpt_module net, int kind) {
+    mpt_sgd_config sgd = mpt_sgd_config_default();
+    mpt_adam_config adam = mpt_adam_config_default();
+    mpt_rmsprop_config rmsprop = mpt_rmsprop_config_default();
+    sgd.momentum = 0.9;
+    adam.amsgrad = kind == 2, adam.weight_decay = 0.01, adam.maximize = kind == 2;
+    rmsprop.centered = kind > 4, rmsprop.momentum = kind > 5 ? 0.9 : 0;
+    rmsprop.lr = 1e-3;
+    switch (kind) {
+    case 0:
+        return mpt_sgd(net, &sgd);
+    case 1:
+    case 2:
+        return mpt_adam(net, &adam);
+    case 3:
+        return mpt_adamw(net, &adam);
+    case 4:
+    case 5:
+    case 6:
+        return mpt_rmsprop(net, &rmsprop);
+    case 7:
+        return mpt_adagrad(net, NULL);
+    default:
+        return mpt_lion(net, NULL);
+    }
+}
+
+/* 12 scaled steps over a net that is large enough for several threads. Steps in `bad` overflow, or,
+   without `tried`, are left out. */
+static uint64_t run_kind(int kind, bool half, int threads, unsigned bad, bool tried) {
+    mpt_config config = mpt_config_default();
+    config.threads = threads;
+    mpt_context *context = mpt_create(&config);
+    mpt_module net = mpt_nn_linear(context, 150, 300);
+    if (half) mpt_half(net, MPT_F16);
+    mpt_optimizer optimizer = kind == KINDS ? mpt_adadelta(net, NULL) : optimizer_of(net, kind);
+    mpt_scaler_config sc = mpt_scaler_config_default();
+    sc.init_scale = 256, sc.fixed = true;
+    mpt_scaler scaler = mpt_grad_scaler(context, &sc);
+    mpt_tensor w = mpt_parameter(net, "weight");
+    int64_t allocations = 0;
+    int64_t steps = 0;
+    for (int i = 0; i < 12; i++) {
+        bool overflow = (bad >> i & 1) != 0;
+        if (overflow && !tried) continue;
+        if (i == 6) allocations = mpt_memory(context).allocations;
+        mpt_step_begin(context);
+        mpt_zero_grad(optimizer);
+        mpt_tensor loss = mpt_mean(mpt_mul(w, w), MPT_ALL_DIMS, false);
+        loss = mpt_mul_scalar(mpt_cast(loss, MPT_F32), overflow ? (double)INFINITY : 100.0 + i);
+        mpt_backward(mpt_scale_loss(scaler, loss));
+        mpt_unscale(scaler, optimizer);
+        mpt_clip_grad_norm(optimizer, 0.5);
+        mpt_scaler_step(scaler, optimizer);
+        mpt_scaler_update(scaler);
+        mpt_step_end(context);
+        steps += !overflow;
+    }
+    CHECK_EQ_INT(mpt_memory(context).allocations, allocations);
+    CHECK_EQ_INT(mpt_applied_steps(optimizer), steps);
+    uint64_t hash = mpt_module_hash(net) * 31 + mpt_optimizer_hash(optimizer);
+    check_ok(context);
+    mpt_destroy(context);
+    return hash;
+}
+
+/* Overflow changes nothing, nor does the number of threads, and no step calls the allocator. */
+TEST(every_kind_skips_and_repeats) {
+    for (int kind = 0; kind <= KINDS; kind++) {
+        for (int half = 0; half < 2; half++) {
+            int failures = test_failures;
+            uint64_t want = run_kind(kind, half, 1, 0x412, false);
+            CHECK(run_kind(kind, half, 1, 0x412, true) == want);
+            CHECK(run_kind(kind, half, 3, 0x412, true) == want);
+            if (test_failures != failures) printf(" kind %d, half %d", kind, half);
+        }
+    }
+}
+
+/* What joins later starts with the accumulator that the config says, and the rest keeps its own. */
+TEST(adagrad_starts_from_its_accumulator) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context);
+    mpt_adagrad_config config = mpt_adagrad_config_default();
+    config.initial_accumulator = 3, config.lr = 1;
+    mpt_optimizer optimizer = mpt_adagrad(mpt_child(net, "1"), &config);
+    float before[2][OUT], after[2][OUT];
+    for (int k = 0; k < 2; k++)
+        mpt_read_f32(mpt_parameter(net, all_paths[1 + 2 * k]), before[k], OUT);
+    train(net, optimizer, all_paths + 2, 2, 1); /* 1 / sqrt(4) */
+    mpt_optimizer_add(optimizer, mpt_child(net, "0"), NULL, NULL);
+    train(net, optimizer, all_paths, 4, 2); /* 2 / sqrt(8), 2 / sqrt(7) */
+    for (int k = 0; k < 2; k++)
+        mpt_read_f32(mpt_parameter(net, all_paths[1 + 2 * k]), after[k], OUT);
+    CHECK_NEAR(after[0][0], before[0][0] - 2 / sqrt(7.0), 1e-6);
+    CHECK_NEAR(after[1][0], before[1][0] - 0.5 - 2 / sqrt(8.0), 1e-6);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 TEST(steady_state_allocates_nothing) {
     mpt_context *context = new_context();
     mpt_module net = new_net(context);
@@ -672,6 +829,99 @@ TEST(destroying) {
     check_error(context, MPT_ERROR_STATE, "destroy the optimizer too");
     mpt_optimizer_destroy(second);
     check_ok(context);
+    mpt_destroy(context);
+}
+
+/* ---- averages ---- */
+
+/* Half parameters with masters: what overflow skips leaves averages alone, and averages that stand
+   in for the values for a while leave no trace, not even in the masters. */
+static uint64_t run_average(bool looked_at, bool overflows, int threads) {
+    mpt_config config = mpt_config_default();
+    config.threads = threads;
+    mpt_context *context = mpt_create(&config);
+    mpt_module net = mpt_sequential(context, mpt_nn_linear(context, 100, 120),
+                                    mpt_nn_linear(context, 10, 10), MPT_END);
+    mpt_half(net, MPT_F16);
+    mpt_optimizer optimizer = mpt_adamw(net, NULL);
+    mpt_ema_config ec = mpt_ema_config_default();
+    ec.decay = 0.75;
+    mpt_ema ema = mpt_ema_create(net, optimizer, &ec);
+    mpt_scaler_config sc = mpt_scaler_config_default();
+    sc.init_scale = 256, sc.fixed = true;
+    mpt_scaler scaler = mpt_grad_scaler(context, &sc);
+    mpt_tensor w = mpt_parameter(net, "0.weight");
+    int64_t allocations = 0;
+    for (int i = 0; i < 16; i++) {
+        bool bad = i % 5 == 3;
+        if (bad && !overflows) continue;
+        if (i == 7) allocations = mpt_memory(context).allocations;
+        mpt_step_begin(context);
+        mpt_zero_grad(optimizer);
+        mpt_tensor loss = mpt_cast(mpt_mean(mpt_mul(w, w), MPT_ALL_DIMS, false), MPT_F32);
+        loss = mpt_mul_scalar(loss, bad ? (double)INFINITY : 1.0 + i);
+        mpt_backward(mpt_scale_loss(scaler, loss));
+        mpt_scaler_step(scaler, optimizer);
+        mpt_scaler_update(scaler);
+        mpt_ema_update(ema);
+        if (i % 3 == 0) mpt_ema_update(ema); /* no step since */
+        mpt_step_end(context);
+        if (!looked_at) continue;
+        mpt_ema_apply(ema);
+        mpt_ema_restore(ema);
+    }
+    CHECK_EQ_INT(mpt_memory(context).allocations, allocations);
+    uint64_t hash =
+        mpt_module_hash(net) * 31 + mpt_optimizer_hash(optimizer) * 7 + mpt_ema_hash(ema);
+    check_ok(context);
+    mpt_destroy(context);
+    return hash;
+}
+
+TEST(averages_follow_applied_steps) {
+    uint64_t want = run_average(false, false, 1);
+    CHECK(run_average(false, true, 1) == want);
+    CHECK(run_average(true, true, 1) == want);
+    CHECK(run_average(true, true, 3) == want);
+}
+
+TEST(averages_stand_in_for_values) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context), other = new_net(context);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    mpt_ema_config config = mpt_ema_config_default();
+    config.decay = 0.5;
+    mpt_ema ema = mpt_ema_create(mpt_child(net, "1"), optimizer, &config);
+    uint64_t start = mpt_ema_hash(ema);
+    float before[OUT], got[OUT];
+    mpt_read_f32(mpt_parameter(net, "1.bias"), before, OUT);
+    mpt_ema_update(ema); /* no step yet: as made */
+    CHECK(mpt_ema_hash(ema) == start);
+    for (int i = 0; i < 2; i++) {
+        train(net, optimizer, all_paths, 4, 1000); /* by -1 */
+        mpt_ema_update(ema);
+    }
+    CHECK(mpt_ema_hash(ema) != start);
+    mpt_ema_apply(ema);
+    mpt_copy_module(other, net);
+    mpt_read_f32(mpt_parameter(other, "1.bias"), got, OUT);
+    for (int i = 0; i < OUT; i++) CHECK_NEAR(got[i], before[i] - 1.5, 1e-6);
+    check_ok(context);
+    mpt_step_begin(context);
+    mpt_backward(loss_of(net, all_paths, 4, 1));
+    mpt_step(optimizer);
+    check_error(context, MPT_ERROR_STATE, "mpt_ema_restore");
+    CHECK_EQ_INT(mpt_ema_restore(ema), MPT_OK);
+    mpt_read_f32(mpt_parameter(net, "1.bias"), got, OUT);
+    for (int i = 0; i < OUT; i++) CHECK_NEAR(got[i], before[i] - 2, 1e-6);
+    train(net, optimizer, all_paths, 4, 1);
+    check_ok(context);
+    mpt_ema_apply(ema);
+    mpt_optimizer_destroy(optimizer);
+    mpt_module_destroy(net);
+    mpt_ema_restore(ema);
+    check_error(context, MPT_ERROR_HANDLE, "module");
+    CHECK_EQ_INT(mpt_ema_destroy(ema), MPT_OK); /* there is nothing left to restore */
     mpt_destroy(context);
 }
 
@@ -779,6 +1029,101 @@ TEST(schedule_and_rates_by_hand) {
     mpt_destroy(context);
 }
 
+/* One cycle of SGD's momentum and rate, in steps of which some are skipped. */
+typedef struct cycle_run {
+    mpt_module net;
+    mpt_optimizer optimizer;
+    mpt_scaler scaler;
+    mpt_ema ema;
+} cycle_run;
+
+static mpt_status cycle_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    const cycle_run *run = (const cycle_run *)user;
+    (void)y;
+    mpt_step_begin(context);
+    mpt_zero_grad(run->optimizer);
+    mpt_tensor loss = mpt_sum(mpt_mul(mpt_parameter(run->net, "0.weight"), x), MPT_ALL_DIMS, false);
+    mpt_backward(mpt_scale_loss(run->scaler, loss));
+    mpt_scaler_step(run->scaler, run->optimizer);
+    mpt_scaler_update(run->scaler);
+    mpt_ema_update(run->ema);
+    return mpt_step_end(context);
+}
+
+/* A captured step has the bits of one that is not, whatever the schedule moves. */
+TEST(schedules_in_captured_steps) {
+    uint64_t weights[2], state[2];
+    for (int kind = 0; kind < 2; kind++) {
+        for (int captured = 0; captured < 2; captured++) {
+            mpt_context *context = new_context();
+            cycle_run run;
+            memset(&run, 0, sizeof run);
+            run.net = new_net(context);
+            mpt_sgd_config config = mpt_sgd_config_default();
+            config.momentum = 0.5, config.lr = 0.1;
+            run.optimizer = mpt_sgd(run.net, &config);
+            run.scaler = mpt_grad_scaler(context, NULL);
+            run.ema = mpt_ema_create(run.net, run.optimizer, NULL);
+            mpt_one_cycle_config cycle = mpt_one_cycle_config_default();
+            cycle.total = 30;
+            int64_t at[1] = {9};
+            mpt_rate rates[2] = {mpt_linear_lr(0.1, 1, 9), mpt_step_lr(4, 0.5)};
+            if (kind == 0) {
+                mpt_one_cycle(run.optimizer, &cycle, MPT_PER_STEP);
+            } else {
+                mpt_sequential_lr(run.optimizer, rates, 2, at, MPT_PER_STEP);
+            }
+            mpt_tensor none;
+            memset(&none, 0, sizeof none);
+            mpt_captured steps = mpt_capture(context, cycle_step, &run);
+            for (int i = 0; i < 40; i++) {
+                float x[OUT * IN];
+                for (int k = 0; k < OUT * IN; k++) x[k] = i % 6 == 4 ? INFINITY : (float)(k - i);
+                mpt_tensor input = mpt_from(context, MPT_F32, MPT_SHAPE(OUT, IN), x);
+                if (captured) {
+                    mpt_captured_step(steps, input, none);
+                } else {
+                    cycle_step(context, &run, input, input);
+                }
+                mpt_release(input);
+            }
+            CHECK_EQ_INT(mpt_captured_count(steps), captured ? 38 : 0);
+            CHECK_EQ_INT(mpt_applied_steps(run.optimizer), 34);
+            weights[captured] = mpt_module_hash(run.net);
+            state[captured] = mpt_optimizer_hash(run.optimizer) * 31 + mpt_ema_hash(run.ema);
+            check_ok(context);
+            mpt_destroy(context);
+        }
+        CHECK(weights[0] == weights[1] && state[0] == state[1]);
+    }
+}
+
+/* Weights from a file, a new optimizer: set_state lets the schedule go on where it was. */
+TEST(schedule_goes_on_elsewhere) {
+    mpt_context *context = new_context();
+    mpt_module net = new_counter(context);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    mpt_schedule schedule = mpt_schedule_create(optimizer, mpt_step_lr(10, 0.5), MPT_PER_STEP);
+    mpt_schedule_state state;
+    memset(&state, 0, sizeof state);
+    state.time = 19;
+    CHECK_EQ_INT(mpt_schedule_set_state(schedule, &state), MPT_OK);
+    CHECK_CLOSE(mpt_get_lr(optimizer, 0), 5e-4, 1e-12, 0);
+    train(net, optimizer, bias_path, 1, 1);
+    CHECK_CLOSE(mpt_get_lr(optimizer, 0), 2.5e-4, 1e-12, 0);
+    CHECK_EQ_INT(mpt_schedule_get_state(schedule).time, 20);
+    uint64_t hash = mpt_optimizer_hash(optimizer);
+    state.time = 5;
+    mpt_schedule_set_state(schedule, &state);
+    CHECK(mpt_optimizer_hash(optimizer) != hash);
+    train(net, optimizer, bias_path, 1, 1); /* from the new table */
+    float value;
+    mpt_read_f32(mpt_parameter(net, "bias"), &value, 1);
+    CHECK_NEAR(value, -5e-4 - 1e-3, 1e-8);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 /* A skipped step does not move a schedule per step. */
 TEST(schedule_counts_applied_steps) {
     mpt_context *context = new_context();
@@ -810,6 +1155,8 @@ TEST_TABLE = {
     T(step_without_any_gradient_warns_once),
     T(gradients_accumulate_until_zero_grad),
     T(groups_have_their_own_rate_and_decay),
+    T(groups_have_their_own_options),
+    T(norms_leave_gradients_alone),
     T(moving_between_groups_keeps_state),
     T(later_parameters_start_fresh),
     T(states_grow_around_what_they_hold),
@@ -820,11 +1167,17 @@ TEST_TABLE = {
     T(hash_tells_states_apart),
     T(an_error_leaves_weights_and_state),
     T(out_of_memory_then_on),
+    T(every_kind_skips_and_repeats),
+    T(adagrad_starts_from_its_accumulator),
     T(steady_state_allocates_nothing),
     T(destroying),
+    T(averages_follow_applied_steps),
+    T(averages_stand_in_for_values),
     T(cosine_over_many_steps),
     T(warmup_by_epoch),
     T(schedule_and_rates_by_hand),
+    T(schedules_in_captured_steps),
+    T(schedule_goes_on_elsewhere),
     T(schedule_counts_applied_steps),
 };
 

@@ -351,6 +351,18 @@ TEST(user_ops) {
         CASE(function, ARGUMENT, text, CHECK(function(f.net, &c_).slot == 0)); \
     } while (0)
 
+#define RATE(text, rate)                      \
+    CASE(mpt_schedule_create, ARGUMENT, text, \
+         CHECK(mpt_schedule_create(second, rate, MPT_PER_STEP).slot == 0))
+
+#define PLATEAU_SETTING(field, value, text)                        \
+    do {                                                           \
+        mpt_plateau_config c_ = mpt_plateau_config_default();      \
+        c_.field = value;                                          \
+        CASE(mpt_reduce_on_plateau, ARGUMENT, text,                \
+             CHECK(mpt_reduce_on_plateau(second, &c_).slot == 0)); \
+    } while (0)
+
 TEST(optimizers) {
     double infinite = 1e308 * 10;
     mpt_optimizer mine = f.t.optimizer;
@@ -376,6 +388,25 @@ TEST(optimizers) {
     SETTING(mpt_adam, mpt_adam_config, eps, -1, "eps = -1");
     SETTING(mpt_adamw, mpt_adamw_config, eps, infinite - infinite, "eps");
     SETTING(mpt_adamw, mpt_adamw_config, weight_decay, infinite, "weight_decay");
+    QUIET(mpt_rmsprop_config_default, mpt_rmsprop_config_default().alpha == 0.99);
+    QUIET(mpt_adagrad_config_default, mpt_adagrad_config_default().eps == 1e-10);
+    QUIET(mpt_adadelta_config_default, mpt_adadelta_config_default().rho == 0.9);
+    QUIET(mpt_lion_config_default, mpt_lion_config_default().beta2 == 0.99);
+    MODULE(mpt_rmsprop, CHECK(mpt_rmsprop(h_, NULL).slot == 0));
+    MODULE(mpt_adagrad, CHECK(mpt_adagrad(h_, NULL).slot == 0));
+    MODULE(mpt_adadelta, CHECK(mpt_adadelta(h_, NULL).slot == 0));
+    MODULE(mpt_lion, CHECK(mpt_lion(h_, NULL).slot == 0));
+    CASE(mpt_rmsprop, STATE, "allow_shared", mpt_rmsprop(f.t.net, NULL));
+    CASE(mpt_adagrad, STATE, "allow_shared", mpt_adagrad(f.t.net, NULL));
+    CASE(mpt_adadelta, STATE, "allow_shared", mpt_adadelta(f.t.net, NULL));
+    CASE(mpt_lion, STATE, "allow_shared", mpt_lion(f.t.net, NULL));
+    SETTING(mpt_rmsprop, mpt_rmsprop_config, alpha, 1, "alpha = 1 is not in [0, 1)");
+    SETTING(mpt_rmsprop, mpt_rmsprop_config, momentum, -1, "momentum = -1");
+    SETTING(mpt_adagrad, mpt_adagrad_config, lr_decay, -1, "lr_decay = -1");
+    SETTING(mpt_adagrad, mpt_adagrad_config, initial_accumulator, -1, "initial_accumulator = -1");
+    SETTING(mpt_adadelta, mpt_adadelta_config, rho, 1, "rho = 1 is not in [0, 1)");
+    SETTING(mpt_adadelta, mpt_adadelta_config, eps, infinite, "eps");
+    SETTING(mpt_lion, mpt_lion_config, beta2, 1, "beta2 = 1 is not in [0, 1)");
     OPTIMIZER(mpt_optimizer_add, CHECK_EQ_INT(mpt_optimizer_add(h_, f.net, NULL, NULL), -1));
     CASE(mpt_optimizer_add, BAD_HANDLE, "null handle",
          mpt_optimizer_add(mine, f.no_module, NULL, NULL));
@@ -398,6 +429,19 @@ TEST(optimizers) {
     OPTIMIZER(mpt_clip_grad_norm, CHECK(mpt_clip_grad_norm(h_, 1).slot == 0));
     CASE(mpt_clip_grad_norm, ARGUMENT, "max_norm = -1; expected 0 or more",
          mpt_clip_grad_norm(mine, -1));
+    OPTIMIZER(mpt_clip_grad_norm_p, CHECK(mpt_clip_grad_norm_p(h_, 1, 1).slot == 0));
+    CASE(mpt_clip_grad_norm_p, ARGUMENT, "max_norm = -1", mpt_clip_grad_norm_p(mine, -1, 1));
+    CASE(mpt_clip_grad_norm_p, ARGUMENT, "p = 3; expected 1, 2", mpt_clip_grad_norm_p(mine, 1, 3));
+    OPTIMIZER(mpt_grad_norm, CHECK(mpt_grad_norm(h_, 2).slot == 0));
+    CASE(mpt_grad_norm, ARGUMENT, "p = 0; expected 1, 2 or infinity", mpt_grad_norm(mine, 0));
+    OPTIMIZER(mpt_set_option, mpt_set_option(h_, 0, "eps", 1));
+    CASE(mpt_set_option, ARGUMENT, "there is no group 7", mpt_set_option(mine, 7, "eps", 1));
+    CASE(mpt_set_option, ARGUMENT, "no option \"alpha\"; there are beta1, beta2, eps, weight_decay",
+         mpt_set_option(mine, 0, "alpha", 1));
+    CASE(mpt_set_option, ARGUMENT, "no option \"NULL\"", mpt_set_option(mine, 0, NULL, 1));
+    CASE(mpt_set_option, ARGUMENT, "beta1 = 1 is not in", mpt_set_option(mine, 0, "beta1", 1));
+    OPTIMIZER(mpt_get_option, mpt_get_option(h_, 0, "eps"));
+    CASE(mpt_get_option, ARGUMENT, "no option \"x\"", mpt_get_option(mine, 0, "x"));
     OPTIMIZER(mpt_clip_grad_value, mpt_clip_grad_value(h_, 1));
     CASE(mpt_clip_grad_value, ARGUMENT, "limit", mpt_clip_grad_value(mine, infinite - infinite));
     OPTIMIZER(mpt_step, mpt_step(h_));
@@ -422,12 +466,125 @@ TEST(optimizers) {
          mpt_warmup(second, 0, 5, 10, 0, MPT_PER_STEP));
     CASE(mpt_cosine_annealing, STATE, "has a schedule already",
          mpt_cosine_annealing(second, 5, 0, MPT_PER_STEP));
+    mpt_rate steps = mpt_step_lr(5, 0.5), rates[2] = {mpt_cosine_lr(5, 0), mpt_exponential_lr(2)};
+    int64_t at[MPT_MAX_MILESTONES + 1] = {0};
+    mpt_schedule_state state = mpt_schedule_get_state(schedule);
+    mpt_schedule_destroy(schedule);
+    QUIET(mpt_constant_lr, mpt_constant_lr(1, 2).count[0] == 2);
+    QUIET(mpt_linear_lr, mpt_linear_lr(0, 1, 2).count[0] == 2);
+    QUIET(mpt_step_lr, steps.number[0] == 0.5);
+    QUIET(mpt_exponential_lr, rates[1].number[0] == 2);
+    QUIET(mpt_multi_step_lr, mpt_multi_step_lr(NULL, 3, 0.1).count[0] == 0);
+    QUIET(mpt_polynomial_lr, mpt_polynomial_lr(2, 1).count[0] == 2);
+    QUIET(mpt_cosine_lr, rates[0].count[0] == 5);
+    QUIET(mpt_cosine_restarts_lr, mpt_cosine_restarts_lr(3, 2, 0).count[1] == 2);
+    QUIET(mpt_one_cycle_config_default, mpt_one_cycle_config_default().div_factor == 25);
+    QUIET(mpt_plateau_config_default, mpt_plateau_config_default().factor == 0.1);
+    RATE("factor = 2 is not in [0, 1]", mpt_constant_lr(2, 2));
+    RATE("total = 0", mpt_constant_lr(1, 0));
+    RATE("end = -1 is not in [0, 1]", mpt_linear_lr(0, -1, 2));
+    RATE("gamma = -1", mpt_exponential_lr(-1));
+    RATE("size = 0", mpt_step_lr(0, 0.1));
+    RATE("power", mpt_polynomial_lr(5, infinite));
+    RATE("mult = 0", mpt_cosine_restarts_lr(3, 0, 0));
+    RATE("count = 0", mpt_multi_step_lr(NULL, 3, 0.1));
+    RATE("at most 16", mpt_multi_step_lr(at, 17, 0.1));
+    RATE("milestone 0 is 0", mpt_multi_step_lr(at, 2, 0.1));
+    steps.kind = 77;
+    RATE("kind 77", steps);
+    OPTIMIZER(mpt_schedule_create,
+              CHECK(mpt_schedule_create(h_, rates[0], MPT_PER_STEP).slot == 0));
+    CASE(mpt_schedule_create, ARGUMENT, "unit 9",
+         mpt_schedule_create(second, rates[0], (mpt_schedule_unit)9));
+    OPTIMIZER(mpt_sequential_lr,
+              CHECK(mpt_sequential_lr(h_, rates, 1, NULL, MPT_PER_STEP).slot == 0));
+    CASE(mpt_sequential_lr, ARGUMENT, "no milestones",
+         mpt_sequential_lr(second, rates, 2, NULL, MPT_PER_STEP));
+    CASE(mpt_sequential_lr, ARGUMENT, "milestone 0 is 0; expected 1",
+         mpt_sequential_lr(second, rates, 2, at, MPT_PER_STEP));
+    CASE(mpt_sequential_lr, ARGUMENT, "1 to 8 rates",
+         mpt_sequential_lr(second, NULL, 2, at, MPT_PER_STEP));
+    OPTIMIZER(mpt_chained_lr, CHECK(mpt_chained_lr(h_, rates, 2, MPT_PER_STEP).slot == 0));
+    CASE(mpt_chained_lr, ARGUMENT, "got 9 rates", mpt_chained_lr(second, rates, 9, MPT_PER_STEP));
+    rates[0].number[0] = 0.5;
+    CASE(mpt_chained_lr, ARGUMENT, "eta_min = 0.5; a chained",
+         mpt_chained_lr(second, rates, 2, MPT_PER_STEP));
+    mpt_one_cycle_config cycle = mpt_one_cycle_config_default();
+    OPTIMIZER(mpt_one_cycle, CHECK(mpt_one_cycle(h_, &cycle, MPT_PER_STEP).slot == 0));
+    CASE(mpt_one_cycle, ARGUMENT, "total = 0", mpt_one_cycle(second, NULL, MPT_PER_STEP));
+    cycle.total = 10;
+    CASE(mpt_one_cycle, STATE, "no momentum", mpt_one_cycle(second, &cycle, MPT_PER_STEP));
+    cycle.max_momentum = 1;
+    CASE(mpt_one_cycle, ARGUMENT, "max_momentum = 1", mpt_one_cycle(mine, &cycle, MPT_PER_STEP));
+    cycle.pct_start = 2;
+    CASE(mpt_one_cycle, ARGUMENT, "pct_start = 2", mpt_one_cycle(mine, &cycle, MPT_PER_STEP));
+    cycle.max_lr = -1;
+    CASE(mpt_one_cycle, ARGUMENT, "max_lr = -1", mpt_one_cycle(mine, &cycle, MPT_PER_STEP));
+    OPTIMIZER(mpt_reduce_on_plateau, CHECK(mpt_reduce_on_plateau(h_, NULL).slot == 0));
+    PLATEAU_SETTING(factor, 1, "factor = 1 is not in [0, 1)");
+    PLATEAU_SETTING(patience, -1, "patience = -1");
+    PLATEAU_SETTING(threshold, -1, "threshold = -1");
+    PLATEAU_SETTING(cooldown, -1, "cooldown = -1");
+    PLATEAU_SETTING(min_lr, -1, "min_lr = -1");
+    PLATEAU_SETTING(eps, infinite, "eps");
+    schedule = mpt_reduce_on_plateau(second, NULL);
+    CASE(mpt_schedule_step, STATE, "mpt_schedule_metric, which", mpt_schedule_step(schedule));
+    CASE(mpt_reduce_on_plateau, STATE, "has a schedule already",
+         mpt_reduce_on_plateau(second, NULL));
+    mpt_schedule_destroy(schedule);
+    schedule = mpt_warmup(second, 0, 5, 10, 0, MPT_PER_EPOCH);
+    CASE(mpt_schedule_metric, STATE, "mpt_reduce_on_plateau", mpt_schedule_metric(schedule, 1));
+    CASE(mpt_schedule_set_state, ARGUMENT, "no state", mpt_schedule_set_state(schedule, NULL));
+    state.time = -1;
+    CASE(mpt_schedule_set_state, ARGUMENT, "time = -1", mpt_schedule_set_state(schedule, &state));
+    OBJECT(mpt_schedule_metric, mpt_schedule, f.no_schedule, f.stale_schedule,
+           mpt_schedule_metric(h_, 1));
+    OBJECT(mpt_schedule_get_state, mpt_schedule, f.no_schedule, f.stale_schedule,
+           CHECK_EQ_INT(mpt_schedule_get_state(h_).time, 0));
+    OBJECT(mpt_schedule_set_state, mpt_schedule, f.no_schedule, f.stale_schedule,
+           mpt_schedule_set_state(h_, &state));
     mpt_optimizer_destroy(second);
+    CASE(mpt_schedule_get_state, STATE, "was destroyed", mpt_schedule_get_state(schedule));
+    CASE(mpt_schedule_set_state, STATE, "was destroyed", mpt_schedule_set_state(schedule, &state));
+    CASE(mpt_schedule_metric, STATE, "was destroyed", mpt_schedule_metric(schedule, 1));
     OBJECT(mpt_schedule_step, mpt_schedule, f.no_schedule, f.stale_schedule, mpt_schedule_step(h_));
     OBJECT(mpt_schedule_destroy, mpt_schedule, f.no_schedule, f.stale_schedule,
            mpt_schedule_destroy(h_));
     CASE(mpt_schedule_step, STATE, "was destroyed", mpt_schedule_step(schedule));
     mpt_schedule_destroy(schedule);
+}
+
+/* ==== Averages ==== */
+
+#define AVERAGE(function, ...) OBJECT(function, mpt_ema, f.no_ema, f.stale_ema, __VA_ARGS__)
+
+TEST(averages) {
+    mpt_optimizer optimizer = mpt_sgd(f.net, NULL);
+    mpt_ema_config config = mpt_ema_config_default();
+    QUIET(mpt_ema_config_default, config.decay == 0.999);
+    MODULE(mpt_ema_create, CHECK(mpt_ema_create(h_, optimizer, NULL).slot == 0));
+    CASE(mpt_ema_create, BAD_HANDLE, "another context",
+         mpt_ema_create(f.net, f.foreign_optimizer, NULL));
+    CASE(mpt_ema_create, ARGUMENT, "no parameters to average",
+         mpt_ema_create(mpt_nn_relu(f.context), optimizer, NULL));
+    config.decay = 1;
+    CASE(mpt_ema_create, ARGUMENT, "decay = 1 is not in [0, 1)",
+         CHECK(mpt_ema_create(f.net, optimizer, &config).slot == 0));
+    AVERAGE(mpt_ema_update, mpt_ema_update(h_));
+    AVERAGE(mpt_ema_apply, mpt_ema_apply(h_));
+    AVERAGE(mpt_ema_restore, mpt_ema_restore(h_));
+    AVERAGE(mpt_ema_hash, CHECK_EQ_INT(mpt_ema_hash(h_), 0));
+    AVERAGE(mpt_ema_destroy, mpt_ema_destroy(h_));
+    mpt_ema ema = mpt_ema_create(f.net, optimizer, NULL);
+    CASE(mpt_ema_restore, STATE, "mpt_ema_apply was not called", mpt_ema_restore(ema));
+    mpt_ema_apply(ema);
+    CASE(mpt_ema_apply, STATE, "call mpt_ema_restore first", mpt_ema_apply(ema));
+    CASE(mpt_ema_update, STATE, "call mpt_ema_restore first", mpt_ema_update(ema));
+    CASE(mpt_ema_destroy, STATE, "call mpt_ema_restore first", mpt_ema_destroy(ema));
+    mpt_ema_restore(ema);
+    mpt_optimizer_destroy(optimizer);
+    CASE(mpt_ema_update, BAD_HANDLE, "the optimizer was destroyed", mpt_ema_update(ema));
+    mpt_ema_destroy(ema);
 }
 
 /* ==== Scalers ==== */

@@ -1351,6 +1351,29 @@ TEST(grad_norm_and_scale) {
         if (round == 8) CHECK(scalars[MULTIPLIER].f == multiplier);
         if (round == 6) CHECK(scalars[NORM].f == 0);
     }
+    for (int round = 0; round < 12; round++) { /* the other norms, alone or joined to one */
+        const bool most = round % 2 != 0, joined = round % 4 > 1;
+        const int bad = round / 4;
+        int64_t n = 15000, step;
+        double want = joined ? 0.2 : 0;
+        begin(MPT__K_GRAD_NORM);
+        add1(MPT_F32, MPT__READ, n);
+        add_segments(segments, 4);
+        launch.slot[0] = MULTIPLIER, launch.slot[1] = FOUND_INF, launch.slot[2] = NORM;
+        launch.index[0] = joined, launch.index[1] = most ? MPT__NORM_MAX : MPT__NORM_1;
+        scalars[MULTIPLIER].f = -0.25;
+        scalars[NORM].f = 0.2;
+        if (bad) set_at(0, 6000, bad == 1 ? -(double)INFINITY : (double)NAN);
+        for (int64_t i = 0; i < n; i++) {
+            double size = in_segment(i, &step) ? fabs(at(0, i)) / 4 : 0;
+            want = !most ? want + size : size > want ? size : want;
+        }
+        run();
+        CHECK_EQ_INT(scalars[FOUND_INF].i, bad != 0);
+        if (bad == 0) CHECK_CLOSE(scalars[NORM].f, want, 1e-6, 0.0);
+        if (bad == 1) CHECK(scalars[NORM].f == (double)INFINITY);
+        if (bad == 2) CHECK(scalars[NORM].f != scalars[NORM].f);
+    }
     for (int round = 0; round < 2; round++) {
         int64_t n = 15000, step;
         begin(MPT__K_GRAD_SCALE);
@@ -1535,6 +1558,158 @@ TEST(optimizers_keep_masters_and_gaps) {
         }
         if (wrong) TEST_FAIL_("%s, round %d: %d elements are wrong", c.name, round, wrong);
         check_gaps(0);
+    }
+}
+
+typedef struct moments_case {
+    mpt__function function;
+    double imm[4];
+    int64_t variant;
+    int has; /* bits: which of the three moments */
+} moments_case;
+
+static const moments_case moments_cases[] = {
+    {MPT__FN_AMSGRAD, {.9, .99, 1e-3, .01}, 0, 7}, {MPT__FN_AMSGRAD, {.8, .9, 1e-3, .01}, 1, 7},
+    {MPT__FN_RMSPROP, {0, .9, 1e-3, .01}, 0, 1},   {MPT__FN_RMSPROP, {.9, .9, 1e-3, .01}, 0, 3},
+    {MPT__FN_RMSPROP, {0, .9, 1e-3, 0}, 1, 5},     {MPT__FN_RMSPROP, {.5, .9, 1e-3, .01}, 1, 7},
+    {MPT__FN_ADAGRAD, {.1, 1e-3, .01, 0}, 0, 1},   {MPT__FN_ADADELTA, {.9, 1e-3, .01, 0}, 0, 3},
+    {MPT__FN_LION, {.9, .99, .01, 0}, 0, 1},
+};
+
+/* What an update makes of p and its three moments; g has its multiplier. */
+static void expect_moments(const moments_case *c, double lr, double steps, double g, double *p,
+                           double m[3]) {
+    const double *k = c->imm;
+    bool adam = c->function == MPT__FN_AMSGRAD, rms = c->function == MPT__FN_RMSPROP;
+    double decay = k[adam || rms ? 3 : 2];
+    if (c->function == MPT__FN_LION || (adam && c->variant)) {
+        *p -= lr * decay * *p;
+    } else {
+        g += decay * *p;
+    }
+    if (adam) {
+        m[0] = k[0] * m[0] + (1 - k[0]) * g;
+        m[1] = k[1] * m[1] + (1 - k[1]) * g * g;
+        m[2] = m[2] > m[1] ? m[2] : m[1];
+        *p -= lr / (1 - pow(k[0], steps + 1)) * m[0] /
+              (sqrt(m[2]) / sqrt(1 - pow(k[1], steps + 1)) + k[2]);
+    } else if (rms) {
+        m[0] = k[1] * m[0] + (1 - k[1]) * g * g;
+        if (c->variant) m[2] = k[1] * m[2] + (1 - k[1]) * g;
+        double d = g / (sqrt(m[0] - (c->variant ? m[2] * m[2] : 0)) + k[2]);
+        if (k[0] != 0) d = m[1] = k[0] * m[1] + d;
+        *p -= lr * d;
+    } else if (c->function == MPT__FN_ADAGRAD) {
+        m[0] += g * g;
+        *p -= lr / (1 + steps * k[0]) * g / (sqrt(m[0]) + k[1]);
+    } else if (c->function == MPT__FN_ADADELTA) {
+        m[0] = k[0] * m[0] + (1 - k[0]) * g * g;
+        double d = sqrt(m[1] + k[1]) / sqrt(m[0] + k[1]) * g;
+        m[1] = k[0] * m[1] + (1 - k[0]) * d * d;
+        *p -= lr * d;
+    } else {
+        double d = k[0] * m[0] + (1 - k[0]) * g;
+        m[0] = k[1] * m[0] + (1 - k[1]) * g;
+        *p -= lr * (d > 0 ? 1 : d < 0 ? -1 : 0);
+    }
+}
+
+/* Segments, masters, maximize and counts of all of them; and nothing while found_inf is set. */
+TEST(moments) {
+    REQUIRE(have_backends());
+    enum { CASES = sizeof moments_cases / sizeof *moments_cases };
+    for (int round = 0; round < 4 * CASES; round++) {
+        const moments_case *c = &moments_cases[round % CASES];
+        static const int dtypes[3] = {MPT_F32, MPT_F16, MPT_BF16}, position[3] = {3, 6, 8};
+        const int64_t n = 15000;
+        int dtype = dtypes[round % 3], wrong = 0;
+        bool master = below(2) != 0, up = below(2) != 0, skip = below(4) == 0;
+        begin(MPT__K_MOMENTS);
+        add1(dtype, MPT__READ_WRITE, n);
+        if (master) {
+            add1(MPT_F32, MPT__READ_WRITE, n);
+        } else {
+            add_absent();
+        }
+        add1(MPT_F32, MPT__READ, n);
+        for (int k = 0; k < 3; k++) {
+            if (k == 1) {
+                add_segments(segments, 4);
+                add1(MPT_I64, MPT__READ_WRITE, 3);
+            }
+            if (k == 2) add_absent();
+            if (c->has & 1 << k) {
+                add1(MPT_F32, MPT__READ_WRITE, n);
+            } else {
+                add_absent();
+            }
+            /* v above the square of the mean */
+            for (int64_t i = 0; i < n && (c->has & 1 << k); i++)
+                set_at(position[k], i, uniform(0.1, 0.5) + (k == 0 ? 0.5 : 0));
+        }
+        for (int s = 0; s < 3; s++) set_at(5, s, s);
+        memcpy(launch.imm, c->imm, sizeof launch.imm);
+        launch.function = (uint8_t)c->function;
+        launch.index[0] = c->variant, launch.index[1] = 2, launch.index[2] = up;
+        launch.slot[0] = LR, launch.slot[1] = MULTIPLIER, launch.slot[2] = FOUND_INF;
+        launch.slot[3] = APPLIED;
+        scalars[LR].f = 0.1, scalars[MULTIPLIER].f = 0.5, scalars[FOUND_INF].i = skip;
+        scalars[APPLIED].i = 5;
+        run();
+        CHECK_EQ_INT(scalars[APPLIED].i, skip ? 5 : 6);
+        for (int64_t i = 0, step; i < n; i++) {
+            double m[3] = {0}, p = old_at(master ? 1 : 0, i);
+            bool mine = in_segment(i, &step) && !skip;
+            for (int k = 0; k < 3; k++)
+                if (c->has & 1 << k) m[k] = old_at(position[k], i);
+            if (mine) expect_moments(c, 0.1, (double)step, old_at(2, i) * (up ? -0.5 : 0.5), &p, m);
+            for (int k = 0; k < 3; k++)
+                if (c->has & 1 << k) wrong += fabs(at(position[k], i) - m[k]) > 2e-6;
+            if (master) wrong += fabs(at(1, i) - p) > 2e-6;
+            if (master && mine) wrong += at(0, i) != rounded(at(1, i), dtype);
+            if (!mine) wrong += at(0, i) != old_at(0, i);
+            if (!master) wrong += !close_to(at(0, i), p, dtype, 2);
+        }
+        if (wrong) TEST_FAIL_("case %d, round %d: %d are wrong", round % CASES, round, wrong);
+        check_gaps(0);
+    }
+}
+
+/* Rows: n, form, decay, the new value's weight. What stands in slot START was seen. */
+TEST(averages) {
+    REQUIRE(have_backends());
+    static const double rows[][4] = {{0, 0, .9, 1},
+                                     {3, 0, .9, .1},
+                                     {2, 1, .9, .75},
+                                     {1000, 1, .9, .1},
+                                     {0, 1, .9, 1},
+                                     {4, 2, .9, .2},
+                                     {5, 0, .5, 0 /* no step */},
+                                     {5, 0, .5, 0 /* error */}};
+    static const int dtypes[3] = {MPT_F32, MPT_F16, MPT_BF16};
+    for (int round = 0; round < 24; round++) {
+        const double *row = rows[round % 8];
+        const int64_t n = round < 8 ? 9000 : 1 + below(300);
+        begin(MPT__K_AVERAGE);
+        add1(MPT_F32, MPT__READ_WRITE, n);
+        add1(dtypes[round / 8], MPT__READ, n);
+        launch.slot[0] = APPLIED, launch.slot[1] = START, launch.slot[2] = NORM;
+        launch.imm[0] = row[2];
+        launch.index[0] = (int64_t)row[1], launch.index[1] = round % 3 != 0;
+        scalars[APPLIED].i = 7, scalars[START].i = round % 8 == 6 ? 7 : 5;
+        scalars[NORM].i = (int64_t)row[0];
+        if (round % 8 == 7) scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
+        run();
+        int wrong = 0;
+        for (int64_t i = 0; i < n; i++) {
+            double old = old_at(0, i), new_value = at(1, i);
+            double want = row[3] == 1 ? new_value : old + row[3] * (new_value - old);
+            wrong += row[3] == 0 || row[3] == 1 ? at(0, i) != want : fabs(at(0, i) - want) > 1e-6;
+        }
+        if (wrong) TEST_FAIL_("round %d: %d are wrong", round, wrong);
+        bool moved = row[3] != 0 && launch.index[1] == 1;
+        CHECK_EQ_INT(scalars[START].i, moved ? 7 : round % 8 == 6 ? 7 : 5);
+        CHECK_EQ_INT(scalars[NORM].i, (int64_t)row[0] + moved);
     }
 }
 
@@ -1918,6 +2093,8 @@ TEST_TABLE = {
     T(many_segments),
     T(optimizer_traces),
     T(optimizers_keep_masters_and_gaps),
+    T(moments),
+    T(averages),
     T(gates),
     T(updates_commit),
     T(rates_from_a_table_and_clip),

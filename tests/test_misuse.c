@@ -17,6 +17,7 @@ typedef struct fixture {
     mpt_optimizer no_optimizer, stale_optimizer, foreign_optimizer;
     mpt_scaler no_scaler, stale_scaler;
     mpt_schedule no_schedule, stale_schedule;
+    mpt_ema no_ema, stale_ema;
     mpt_dataset no_data, stale_data, foreign_data;
     mpt_loader no_loader, stale_loader, foreign_loader;
     mpt_recording no_recording, stale_recording;
@@ -56,6 +57,7 @@ static void make_objects(void) {
     memset(&f.no_optimizer, 0, sizeof f.no_optimizer);
     memset(&f.no_scaler, 0, sizeof f.no_scaler);
     memset(&f.no_schedule, 0, sizeof f.no_schedule);
+    memset(&f.no_ema, 0, sizeof f.no_ema);
     memset(&f.no_data, 0, sizeof f.no_data);
     memset(&f.no_loader, 0, sizeof f.no_loader);
     memset(&f.no_recording, 0, sizeof f.no_recording);
@@ -69,6 +71,8 @@ static void make_objects(void) {
     f.stale_optimizer = mpt_sgd(f.net, NULL);
     f.stale_schedule = mpt_cosine_annealing(f.stale_optimizer, 5, 0, MPT_PER_EPOCH);
     mpt_schedule_destroy(f.stale_schedule);
+    f.stale_ema = mpt_ema_create(f.net, f.stale_optimizer, NULL);
+    mpt_ema_destroy(f.stale_ema);
     mpt_optimizer_destroy(f.stale_optimizer);
     mpt_module_destroy(f.stale_module);
     f.stale_scaler = mpt_grad_scaler(c, NULL);
@@ -663,14 +667,25 @@ TEST(every_function_has_a_case) {
     mpt_destroy(f.other);
 }
 
-TEST_TABLE = {T(contexts),       T(steps_and_scopes),
-              T(making_tensors), T(reading_tensors),
-              T(views),          T(ops),
-              T(losses),         T(autograd),
-              T(modules),        T(module_trees),
-              T(user_ops),       T(optimizers),
-              T(scalers),        T(datasets),
-              T(loaders),        T(files),
-              T(inspection),     T(captured_steps),
-              T(fits),           T(every_function_has_a_case)};
+TEST_TABLE = {T(contexts),
+              T(steps_and_scopes),
+              T(making_tensors),
+              T(reading_tensors),
+              T(views),
+              T(ops),
+              T(losses),
+              T(autograd),
+              T(modules),
+              T(module_trees),
+              T(user_ops),
+              T(optimizers),
+              T(averages),
+              T(scalers),
+              T(datasets),
+              T(loaders),
+              T(files),
+              T(inspection),
+              T(captured_steps),
+              T(fits),
+              T(every_function_has_a_case)};
 TEST_MAIN

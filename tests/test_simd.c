@@ -473,7 +473,45 @@ TEST(optimizers) {
         p.launch.imm[2] = adam ? 1e-8 : below(2) ? 0.01 : 0.0;
         p.launch.imm[3] = below(2) ? 0.01 : 0.0;
         p.launch.index[0] = below(2);
+        p.launch.index[2] = below(2);
         bool good = same_as_ref(&p, adam ? "adam" : "sgd");
+        problem_free(&p);
+        if (!good) return;
+    }
+}
+
+TEST(moments) {
+    NEEDS_LEVELS;
+    for (int i = 0; i < 400; i++) {
+        problem p;
+        bool master = below(2) != 0, three = i % 5 < 2;
+        int special = below(3) ? 0 : 300;
+        problem_init(&p, MPT__K_MOMENTS);
+        int64_t n = add_segments(&p, 4);
+        add_block(&p, 0, master || below(3) == 0 ? draw_float() : MPT_F32, n, MPT__READ_WRITE, 1,
+                  0);
+        if (master) add_block(&p, 1, MPT_F32, n, MPT__READ_WRITE, 1, 0);
+        add_block(&p, 2, MPT_F32, n, MPT__READ, 0.1f, special);
+        add_block(&p, 3, MPT_F32, n, MPT__READ_WRITE, 0.1f, 0);
+        if (i % 5 != 2 && i % 5 != 4) add_block(&p, 6, MPT_F32, n, MPT__READ_WRITE, 0.01f, 0);
+        if (i % 5 == 0 || (three && below(2)))
+            add_block(&p, 8, MPT_F32, n, MPT__READ_WRITE, 0.1f, 0);
+        for (int k = 1; k <= 8; k++) {
+            bool mine = k != 4 && k != 5 && k != 7 && p.storages[k + 1].bytes;
+            if (mine) make_plain(&p.storages[k + 1], k == 6 || k == 3);
+        }
+        p.launch.function = (uint8_t)((int)MPT__FN_AMSGRAD + i % 5);
+        p.launch.slot[0] = 10, p.launch.slot[1] = below(2) ? 11 : 0, p.launch.slot[2] = 12;
+        p.first_scalars[10].f = 1e-3;
+        p.first_scalars[11].f = 1.0 / 1024;
+        p.first_scalars[12].i = below(10) == 0;
+        p.launch.imm[0] = 0.9;
+        p.launch.imm[1] = three || i % 5 == 4 ? 0.99 : 1e-6;
+        p.launch.imm[2] = three ? 1e-6 : 0.01;
+        p.launch.imm[3] = below(2) ? 0.01 : 0.0;
+        p.launch.index[0] = i % 5 == 0 && below(2);
+        p.launch.index[2] = below(2);
+        bool good = same_as_ref(&p, "moments");
         problem_free(&p);
         if (!good) return;
     }
@@ -663,6 +701,7 @@ TEST_TABLE = {
     T(reductions),
     T(softmax_and_backward),
     T(optimizers),
+    T(moments),
     T(gradient_norm_and_scale),
     T(first_nonfinite_element),
     T(empty_tensors_of_any_length_take_no_time),

@@ -647,25 +647,60 @@ def flat(tensors):
     return torch.cat([t.detach().reshape(-1) for t in tensors])
 
 
-def make_optimizer(kind, params, c, fused=None, foreach=False):
-    first, second = params[:2], params[2:]
+def make_optimizer(kind, params, c, fused=None, foreach=False, split=2):
+    first, second = params[:split], params[split:]
     groups = ([{"params": first}, {"params": second, "lr": c["lr2"], "weight_decay": c["decay2"]}]
               if c["groups"] == 2 else [{"params": params}])
     how = {"fused": True} if fused else {"foreach": foreach}
+    how.update(lr=c["lr"], weight_decay=c["decay"], maximize=bool(c["maximize"]))
     if kind == "sgd":
-        return torch.optim.SGD(groups, lr=c["lr"], momentum=c["momentum"], dampening=c["dampening"],
-                               weight_decay=c["decay"], nesterov=bool(c["nesterov"]), **how)
+        return torch.optim.SGD(groups, momentum=c["momentum"], dampening=c["dampening"],
+                               nesterov=bool(c["nesterov"]), **how)
+    if kind == "rmsprop":
+        return torch.optim.RMSprop(groups, alpha=c["alpha"], eps=c["eps"], momentum=c["momentum"],
+                                   centered=bool(c["centered"]), **how)
+    if kind == "adagrad":
+        return torch.optim.Adagrad(groups, lr_decay=c["lr_decay"], eps=c["eps"],
+                                   initial_accumulator_value=c["initial"], **how)
+    if kind == "adadelta":
+        return torch.optim.Adadelta(groups, rho=c["rho"], eps=c["eps"], **how)
+    if kind == "lion":
+        return Lion(groups, c)
     cls = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
-    return cls(groups, lr=c["lr"], betas=(c["beta1"], c["beta2"]), eps=c["eps"],
-               weight_decay=c["decay"], **how)
+    return cls(groups, betas=(c["beta1"], c["beta2"]), eps=c["eps"], amsgrad=bool(c["amsgrad"]),
+               **how)
 
 
-REALS = ["lr", "decay", "momentum", "dampening", "beta1", "beta2", "eps", "lr2", "decay2"]
-INTS = ["nesterov", "groups",
-        "missing"]  # missing: the last parameter has a gradient every third step
+class Lion(torch.optim.Optimizer):
+    """arXiv 2302.06675, algorithm 2, decay before the step; torch.optim has none."""
+
+    def __init__(self, groups, c):
+        self.c = c
+        super().__init__(groups, dict(lr=c["lr"], weight_decay=c["decay"]))
+
+    @torch.no_grad()
+    def step(self):
+        c = self.c
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                g = -p.grad if c["maximize"] else p.grad
+                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(group["lr"] * (c["beta1"] * m + (1 - c["beta1"]) * g).sign())
+                m.mul_(c["beta2"]).add_(g, alpha=1 - c["beta2"])
+
+
+REALS = ["lr", "decay", "momentum", "dampening", "beta1", "beta2", "eps", "lr2", "decay2", "alpha",
+         "rho", "lr_decay", "initial"]
+# missing: the last parameter has a gradient every third step; half: parameters and gradients are
+# fp16, the optimizer works on fp32 copies of the parameters
+INTS = ["nesterov", "groups", "missing", "steps", "amsgrad", "maximize", "centered", "half"]
 DEFAULTS = dict(lr=1e-2, decay=0.0, momentum=0.0, dampening=0.0, beta1=0.9, beta2=0.999, eps=1e-8,
                 lr2=0.0,
-                decay2=0.0, nesterov=0, groups=1, missing=0)
+                decay2=0.0, alpha=0.99, rho=0.9, lr_decay=0.0, initial=0.0, nesterov=0, groups=1,
+                missing=0, steps=50, amsgrad=0, maximize=0, centered=0, half=0)
 OPTIMIZERS = [
     ("sgd", "plain", dict(lr=0.05)),
     ("sgd", "decay", dict(lr=0.05, decay=0.01)),
@@ -684,37 +719,73 @@ OPTIMIZERS = [
     ("adamw", "strong decay", dict(lr=1e-3, decay=0.5)),
     ("adamw", "groups", dict(decay=0.01, groups=2, lr2=1e-3)),
 ]
+LONG = [
+    ("sgd", "maximize", dict(momentum=0.9, decay=0.01, maximize=1)),
+    ("sgd", "half", dict(momentum=0.9, decay=0.01, half=1)),
+    ("adam", "maximize", dict(decay=0.01, maximize=1)),
+    ("adam", "amsgrad", dict(amsgrad=1)),
+    ("adam", "amsgrad decay", dict(amsgrad=1, decay=0.01, beta2=0.9, missing=1)),
+    ("adamw", "amsgrad", dict(amsgrad=1, decay=0.1, maximize=1, groups=2, lr2=1e-3)),
+    ("adamw", "amsgrad half", dict(amsgrad=1, decay=0.01, half=1)),
+    ("rmsprop", "plain", dict()),
+    ("rmsprop", "decay", dict(decay=0.01, alpha=0.9, eps=1e-4)),
+    ("rmsprop", "momentum", dict(lr=1e-3, momentum=0.9)),
+    ("rmsprop", "centered", dict(lr=1e-3, centered=1)),
+    ("rmsprop", "centered momentum", dict(lr=1e-3, centered=1, momentum=0.8, decay=0.01, missing=1,
+                                          maximize=1)),
+    ("rmsprop", "groups", dict(groups=2, lr2=1e-3, decay2=0.1)),
+    ("rmsprop", "half", dict(lr=1e-3, centered=1, momentum=0.8, half=1)),
+    ("adagrad", "plain", dict(eps=1e-10)),
+    ("adagrad", "decays", dict(lr=0.1, eps=1e-10, lr_decay=0.05, decay=0.01, initial=0.1)),
+    ("adagrad", "missing", dict(lr=0.1, eps=1e-10, lr_decay=0.05, missing=1, maximize=1)),
+    ("adagrad", "groups", dict(eps=1e-10, initial=0.5, groups=2, lr2=0.1, decay2=0.1)),
+    ("adagrad", "half", dict(lr=0.1, eps=1e-10, half=1)),
+    ("adadelta", "plain", dict(lr=1.0, eps=1e-6)),
+    ("adadelta", "decay", dict(lr=0.5, eps=1e-4, rho=0.7, decay=0.01, maximize=1, missing=1)),
+    ("adadelta", "groups", dict(lr=1.0, eps=1e-6, groups=2, lr2=0.1, decay2=0.1)),
+    ("adadelta", "half", dict(lr=1.0, eps=1e-6, half=1)),
+    ("lion", "plain", dict(lr=1e-3, beta2=0.99)),
+    ("lion", "decay", dict(lr=1e-3, beta1=0.95, beta2=0.98, decay=0.1, maximize=1, missing=1)),
+    ("lion", "groups", dict(lr=1e-3, beta2=0.99, groups=2, lr2=1e-2, decay2=0.1)),
+    ("lion", "half", dict(lr=1e-3, beta2=0.99, half=1)),
+]
 
 
-def run_optimizer(kind, options, fused=None, foreach=False, dtype=F32, steps=50):
+def run_optimizer(kind, options, fused=None, foreach=False, dtype=F32):
     c = dict(DEFAULTS, **options)
     params = parameters(dtype)
+    if c["half"]:
+        for p in params:
+            p.data = round_through(p.data, F16)
     optimizer = make_optimizer(kind, params, c, fused, foreach)
     trace = []
-    for step in range(1, steps + 1):
+    for step in range(1, c["steps"] + 1):
         for p, g in zip(params, gradient_values(step, dtype)):
-            p.grad = g.clone()
+            p.grad = round_through(g, F16) if c["half"] else g.clone()
         if c["missing"] and step % 3:
             params[3].grad = None
         optimizer.step()
-        if step % 10 == 0:
+        if step % (c["steps"] // 5) == 0:
             trace.append(flat(params))
     return torch.stack(trace)
 
 
 def optimizer_cases():
-    for kind, label, options in OPTIMIZERS:
+    long = [(kind, label, dict(options, steps=200)) for kind, label, options in LONG]
+    for kind, label, options in OPTIMIZERS + long:
         c = dict(DEFAULTS, **options)
         plain = run_optimizer(kind, options)
         # PyTorch's fused SGD fails when a parameter gets its first gradient later than others.
-        trace = plain if c["missing"] else run_optimizer(kind, options, fused=True)
+        fused = kind in ("sgd", "adam", "adamw") and not c["missing"]
+        trace = run_optimizer(kind, options, fused=True) if fused else plain
         exact = run_optimizer(kind, options, dtype=F64)
-        # 50 additions to a parameter round 50 times; PyTorch's two forms and its own fp64 run show
-        # the size of that, and twice the larger of them is allowed.
+        # Additions to a parameter round; PyTorch's two forms and its own fp64 run show the size of
+        # that, and twice the larger of them is allowed.
         atol = max(1e-6, 2 * (trace - plain).abs().max().item(),
                    2 * (trace - exact).abs().max().item())
+        rtol = 2.0 ** -11 if c["half"] else None
         yield Case(kind, f"{kind} {label}", [c[k] for k in INTS], [c[k] for k in REALS],
-                   [Tensor("parameters", trace, OUTPUT, atol=atol)])
+                   [Tensor("parameters", trace, OUTPUT, atol=atol, rtol=rtol)])
 
 
 # One parameter that starts at 1, with these gradients, in fp64.
@@ -724,7 +795,14 @@ SMALL = [("adam", "trace adam", dict(lr=1e-3)),
          ("adamw", "trace adamw", dict(lr=1e-3, decay=0.01)),
          ("sgd", "trace momentum", dict(lr=0.1, momentum=0.9)),
          ("sgd", "trace nesterov", dict(lr=0.1, momentum=0.9, nesterov=1)),
-         ("sgd", "trace dampening", dict(lr=0.1, momentum=0.9, dampening=0.5))]
+         ("sgd", "trace dampening", dict(lr=0.1, momentum=0.9, dampening=0.5)),
+         ("adam", "trace amsgrad", dict(lr=1e-3, amsgrad=1)),
+         ("rmsprop", "trace rmsprop", dict(lr=0.01)),
+         ("rmsprop", "trace centered", dict(lr=0.01, centered=1)),
+         ("adagrad", "trace adagrad", dict(lr=0.01, eps=1e-10)),
+         ("adadelta", "trace adadelta", dict(lr=1.0, eps=1e-6)),
+         ("lion", "trace lion", dict(lr=1e-3, beta2=0.99, decay=0.1))]
+KINDS = ["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "lion"]
 
 
 def small_cases():
@@ -737,27 +815,52 @@ def small_cases():
             p.grad = torch.full((1, 1), g, dtype=F64)
             optimizer.step()
             values.append(p.item())
-        yield Case("small", label, [["sgd", "adam", "adamw"].index(kind)] + [c[k] for k in INTS],
+        yield Case("small", label, [KINDS.index(kind)] + [c[k] for k in INTS],
                    [c[k] for k in REALS],
                    [Tensor("gradients", torch.tensor(SMALL_GRADIENTS, dtype=F64)),
                                            Tensor("parameters", torch.tensor(values, dtype=F64),
                                                   OUTPUT, atol=2e-7)])
 
 
+def average_cases():
+    """The averages over 40 steps of SGD after every 8th."""
+    U = torch.optim.swa_utils
+    for label, form, decay, make in (
+            ("ema", 0, 0.9, lambda: dict(multi_avg_fn=U.get_ema_multi_avg_fn(0.9))),
+            ("ema, short", 0, 0.25, lambda: dict(multi_avg_fn=U.get_ema_multi_avg_fn(0.25))),
+            ("ema with warm-up", 1, 0.7, lambda: dict(
+                avg_fn=lambda average, p, n: average.lerp(p, 1 - min(0.7, (1 + int(n)) /
+                                                                     (10 + int(n)))))),
+            ("swa", 2, 0.9, dict)):
+        net = torch.nn.ParameterList(parameters())
+        optimizer = torch.optim.SGD(net, lr=0.05, momentum=0.9)
+        averages, trace = U.AveragedModel(net, **make()), []
+        for step in range(1, 41):
+            for p, g in zip(net, gradient_values(step)):
+                p.grad = g.clone()
+            optimizer.step()
+            averages.update_parameters(net)
+            if step % 8 == 0:
+                trace.append(flat(averages.module))
+        yield Case("average", f"average {label}", [form], [decay],
+                   [Tensor("averages", torch.stack(trace), OUTPUT, atol=2e-6)])
+
+
 def clip_cases():
     for label, scale, limit in (("above", 1.0, 0.5), ("below", 0.001, 0.5), ("zero", 0.0, 1.0),
                                 ("limit 0", 1.0, 0.0),
                                 ("just", 1.0, 4.0)):
-        for op in ("clip_grad_norm", "clip_grad_value"):
+        for op, p in (("clip_grad_norm", 2.0), ("clip_grad_norm", 1.0),
+                      ("clip_grad_norm", math.inf), ("clip_grad_value", 0.0)):
             params = parameters()
-            for p, g in zip(params, gradient_values(1)):
-                p.grad = g * np.float32(scale)
+            for parameter, g in zip(params, gradient_values(1)):
+                parameter.grad = g * np.float32(scale)
             if op == "clip_grad_norm":
-                norm = torch.nn.utils.clip_grad_norm_(params, limit)
+                norm = torch.nn.utils.clip_grad_norm_(params, limit, norm_type=p)
             else:
                 norm = torch.tensor(0.0)
                 torch.nn.utils.clip_grad_value_(params, limit)
-            yield Case(op, f"{op} {label}", [], [scale, limit],
+            yield Case(op, f"{op} {label}, p = {p}", [], [scale, limit, p],
                        [Tensor("norm", norm, OUTPUT, atol=1e-7),
                         Tensor("gradients", flat([p.grad for p in params]), OUTPUT, atol=1e-9)])
 
@@ -789,6 +892,129 @@ def schedule_cases():
         yield Case("schedule", f"schedule {label}", [kind, t_max, warm, steps], [base, eta, start],
                    [Tensor("lr", torch.tensor(rates, dtype=F64), OUTPUT, atol=1e-9),
                     Tensor("parameters", torch.stack(values), OUTPUT, atol=2e-6)])
+
+# Curves of 200 steps for two groups. A curve is (kind, counts, numbers, milestones); kinds as listed.
+RATES = ["constant", "linear", "exponential", "step", "multi_step", "polynomial", "cosine",
+         "cosine_restarts"]
+CURVES = [
+    ("constant", "single", [("constant", [20], [0.3], [])]),
+    ("linear", "single", [("linear", [150], [0.25, 0.75], [])]),
+    ("exponential", "single", [("exponential", [], [0.98], [])]),
+    ("step", "single", [("step", [30], [0.5], [])]),
+    ("multi_step", "single", [("multi_step", [3], [0.3], [20, 90, 90])]),
+    ("polynomial", "single", [("polynomial", [150], [1.7], [])]),
+    ("cosine", "single", [("cosine", [60], [0.004], [])]),
+    ("restarts", "single", [("cosine_restarts", [40, 1], [0.002], [])]),
+    ("restarts longer", "single", [("cosine_restarts", [13, 2], [0.0], [])]),
+    ("sequential", "sequential", [("linear", [25], [0.1, 1.0], []),
+                                  ("cosine", [100], [0.001], []),
+                                  ("cosine_restarts", [10, 2], [0.0], []),
+                                  ("multi_step", [2], [0.5], [5, 15])], [25, 110, 170]),
+    ("sequential steps", "sequential", [("constant", [10], [0.2], []), ("step", [9], [0.9], []),
+                                        ("exponential", [], [0.95], []),
+                                        ("polynomial", [40], [1.0], [])], [12, 60, 140]),
+    ("chained", "chained", [("linear", [30], [0.2, 1.0], []), ("exponential", [], [0.99], []),
+                            ("step", [50], [0.5], []), ("multi_step", [1], [0.7], [77])]),
+]
+CYCLES = [  # optimizer, settings, arguments of OneCycleLR
+    ("sgd", dict(momentum=0.5), dict(max_lr=0.1)),
+    ("sgd", dict(momentum=0.9), dict(max_lr=[0.1, 0.03], pct_start=0.45, three_phase=True,
+                                     div_factor=10.0, final_div_factor=50.0, base_momentum=0.6,
+                                     max_momentum=0.9)),
+    ("sgd", dict(momentum=0.0), dict(max_lr=0.05, anneal_strategy="linear", cycle_momentum=False)),
+    ("adamw", dict(), dict(max_lr=0.01, pct_start=0.2, anneal_strategy="linear")),
+    ("adam", dict(beta1=0.7), dict(max_lr=0.02)),
+]
+PLATEAUS = [
+    dict(), dict(patience=3, factor=0.5, cooldown=4, threshold=0.05),
+    dict(mode="max", patience=5, threshold_mode="abs", threshold=0.02, min_lr=0.004),
+    dict(patience=2, factor=0.3, eps=0.003),
+]
+
+
+def make_curve(optimizer, curve):
+    S = torch.optim.lr_scheduler
+    kind, n, a, milestones = curve
+    return {"constant": lambda: S.ConstantLR(optimizer, a[0], n[0]),
+            "linear": lambda: S.LinearLR(optimizer, a[0], a[1], n[0]),
+            "exponential": lambda: S.ExponentialLR(optimizer, a[0]),
+            "step": lambda: S.StepLR(optimizer, n[0], a[0]),
+            "multi_step": lambda: S.MultiStepLR(optimizer, milestones, a[0]),
+            "polynomial": lambda: S.PolynomialLR(optimizer, n[0], a[0]),
+            "cosine": lambda: S.CosineAnnealingLR(optimizer, n[0], a[0]),
+            "cosine_restarts": lambda: S.CosineAnnealingWarmRestarts(optimizer, n[0], n[1], a[0]),
+            }[kind]()
+
+
+def trace_rates(kind, settings, make, metric=None, dtype=F32, steps=200):
+    """The rates of both groups before each step, and the parameters after every 20th."""
+    p = [torch.nn.Parameter(torch.zeros(n, dtype=dtype)) for n in (3, 1)]
+    c = dict(DEFAULTS, **settings)
+    c.update(lr=0.05, lr2=0.02, groups=2)
+    optimizer = make_optimizer(kind, [p[0], p[1]], c, split=1)
+    schedule = make(optimizer)
+    rates, values = [], []
+    for step in range(steps):
+        rates.append([g["lr"] for g in optimizer.param_groups])
+        g = torch.from_numpy(uniform(3000 + step, 4)).to(dtype)
+        p[0].grad, p[1].grad = g[:3].clone(), g[3:].clone()
+        optimizer.step()
+        if step % 20 == 19:
+            values.append(flat(p))
+        schedule.step(*([] if metric is None else [metric[step]]))
+    return torch.tensor(rates, dtype=F64), torch.stack(values)
+
+
+def rate_case(label, form, ints, reals, tensors, kind, settings, make, metric=None):
+    rates, values = trace_rates(kind, settings, make, metric)
+    exact = trace_rates(kind, settings, make, metric, F64)[1]
+    atol = max(2e-6, 2 * (values - exact).abs().max().item())
+    return Case("rates", f"rates {label}", [form] + ints, reals, tensors + [
+        Tensor("lr", rates, OUTPUT, rtol=1e-12, atol=1e-12),
+        Tensor("parameters", values, OUTPUT, atol=atol)])
+
+
+def rate_cases():
+    S = torch.optim.lr_scheduler
+    for label, form, curves, *at in CURVES:
+        numbers, counts, milestones = [], [len(curves)], []
+        for kind, n, a, m in curves:
+            counts += [RATES.index(kind)] + (n + [0, 0])[:2]
+            numbers += (a + [0.0, 0.0])[:2]
+            milestones = m or milestones
+
+        def make(optimizer):
+            parts = [make_curve(optimizer, curve) for curve in curves]
+            return (parts[0] if form == "single" else S.ChainedScheduler(parts) if form == "chained"
+                    else S.SequentialLR(optimizer, parts, at[0]))
+        yield rate_case(label, ["single", "sequential", "chained"].index(form), counts, numbers,
+                        [Tensor("milestones", torch.tensor(milestones or [0])),
+                         Tensor("at", torch.tensor(at[0] if at else [0]))], "sgd", {}, make)
+    for number, (kind, settings, cycle) in enumerate(CYCLES):
+        c = dict(dict(pct_start=0.3, anneal_strategy="cos", cycle_momentum=True, base_momentum=0.85,
+                      max_momentum=0.95, div_factor=25.0, final_div_factor=1e4,
+                      three_phase=False), **cycle)
+        most = c["max_lr"] if isinstance(c["max_lr"], list) else [c["max_lr"]] * 2
+        first = settings.get("beta1", 0.9) if kind != "sgd" else settings["momentum"]
+        yield rate_case(
+            f"one cycle {number}", 3,
+            [["sgd", "adam", "adamw"].index(kind), c["anneal_strategy"] == "linear",
+             c["three_phase"], c["cycle_momentum"]],
+            [first, c["pct_start"], c["div_factor"], c["final_div_factor"], c["base_momentum"],
+             c["max_momentum"]] + most, [], kind, settings,
+            lambda optimizer: S.OneCycleLR(optimizer, total_steps=201, **cycle))
+    for number, plateau in enumerate(PLATEAUS):
+        c = dict(dict(mode="min", factor=0.1, patience=10, threshold=1e-4, threshold_mode="rel",
+                      cooldown=0, min_lr=0, eps=1e-8), **plateau)
+        metric = 1 / (1 + 0.1 * np.arange(200)) + 0.2 * uniform(3900 + number, 200)
+        metric = metric if c["mode"] == "min" else 1 - metric
+        metric[50] = np.nan
+        yield rate_case(f"plateau {number}", 4,
+                        [c["patience"], c["cooldown"], c["threshold_mode"] == "abs",
+                         c["mode"] == "max"],
+                        [c["factor"], c["threshold"], c["min_lr"], c["eps"]],
+                        [Tensor("metric", torch.from_numpy(metric))], "sgd", {},
+                        lambda optimizer: S.ReduceLROnPlateau(optimizer, **plateau), metric)
 
 
 # ---- scaler ----
@@ -1001,7 +1227,8 @@ def classifier_cases():
 def train_cases():
     first = Case("hash", "generator",
                  tensors=[Tensor("uniform", torch.from_numpy(uniform(123, 16)), OUTPUT)])
-    return [first, *optimizer_cases(), *small_cases(), *clip_cases(), *schedule_cases(),
+    return [first, *optimizer_cases(), *small_cases(), *clip_cases(), *schedule_cases(), *rate_cases(),
+            *average_cases(),
             *scaler_cases(),
             *classifier_cases()]
 
