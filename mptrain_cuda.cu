@@ -1698,6 +1698,7 @@ mpt_status mpt__cuda_softmax_backward(const mpt__cuda_call *call) {
 struct mpt__loss {
     mpt__array x, target, weight, divisor, gradient, log_sum, out;
     long long rows, classes, ignore, number; /* number: of the launch */
+    long long sample_rows;                   /* of a sample that has more than one, else 0 */
     float smoothing;
     int reduction; /* mpt_reduction */
     bool from_logits;
@@ -1724,11 +1725,12 @@ __device__ __forceinline__ float mpt__logit(const mpt__loss &loss, long long row
 
 /* Sets the error word unless an earlier error stands there. */
 __device__ void mpt__raise(mpt__scalar *scalars, long long status, long long number,
-                           long long index) {
+                           long long index, long long position) {
     unsigned long long *word = (unsigned long long *)&scalars[MPT__SLOT_ERROR].i;
     if (atomicCAS(word, 0ull, (unsigned long long)status) != 0) return;
     scalars[MPT__SLOT_ERROR_LAUNCH].i = number;
     scalars[MPT__SLOT_ERROR_INDEX].i = index;
+    scalars[MPT__SLOT_ERROR_POSITION].i = position;
 }
 
 /* Loss and weight of one sample, by one group. From logits: (1 - e) w (lse - x[t]) + e / C
@@ -1782,8 +1784,10 @@ __device__ void mpt__loss_finish(const mpt__loss &loss) {
     const float by = loss.reduction == MPT_MEAN ? weight : 1.0f;
     if (loss.reduction != MPT_NONE) mpt__put(loss.out, 0, sum / by);
     mpt__put(loss.divisor, 0, by);
-    if (first_bad != ~0ull)
-        mpt__raise(loss.scalars, MPT_ERROR_INDEX, loss.number, (long long)first_bad);
+    if (first_bad == ~0ull) return;
+    const long long bad = (long long)first_bad, rows = loss.sample_rows;
+    mpt__raise(loss.scalars, MPT_ERROR_INDEX, loss.number, rows > 0 ? bad / rows : bad,
+               rows > 0 ? bad % rows : -1);
 }
 
 /* Few samples fit in one block, which then finishes the loss by itself. */
@@ -1809,6 +1813,7 @@ mpt__loss mpt__loss_of(const mpt__cuda_call *call, int shape_of, bool from_logit
     loss.rows = launch->operand[shape_of].shape[0];
     loss.classes = launch->operand[shape_of].shape[1];
     loss.ignore = launch->index[0];
+    loss.sample_rows = launch->index[1];
     loss.number = launch->number;
     loss.smoothing = from_logits ? (float)launch->imm[0] : 0.0f;
     loss.reduction = launch->reduction;
@@ -1947,6 +1952,127 @@ mpt_status mpt__cuda_nll_backward(const mpt__cuda_call *call) {
 }
 mpt_status mpt__cuda_cross_entropy_backward(const mpt__cuda_call *call) {
     return mpt__loss_backward(call, true);
+}
+
+/* ---- Pair losses ---- */
+
+/* Operands 0 to 3, of which absent ones are 1; of the loss or its gradient, 4; of dx, 5. Strides
+   are over `space`. */
+struct mpt__pair {
+    mpt__space space;
+    mpt__array array[6];
+    int function, by, sums; /* by: the operand of the slope, -1: the loss; sums: of all elements */
+    float p, r, divisor;
+    float *partial;                /* sums of the blocks */
+    unsigned long long *first_bad; /* of probabilities, else NULL */
+    mpt__scalar *scalars;
+    long long number; /* of the launch */
+};
+
+#define MPT__PAIR_EXP(x) expf(x)
+#define MPT__PAIR_LOG(x) logf(x)
+#define MPT__PAIR_SQRT(x) sqrtf(x)
+#define MPT__PAIR_NONE(x) 0.0f
+
+__device__ __forceinline__ float mpt__pair_of(const mpt__pair &w, float a, float b, float c,
+                                              float d) {
+    const float s = a - b, p = w.p, r = w.r;
+    switch (w.function) {
+#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
+    case MPT__FN_##id: {                                        \
+        const float e = MPT__PAIR_##word1((float)(of1));        \
+        const float l = MPT__PAIR_##word2((float)(of2));        \
+        (void)e, (void)l;                                       \
+        if (w.by < 0) return (float)(value);                    \
+        if (w.by == 0) return (float)(da);                      \
+        return (float)(w.by == 1 ? (db) : (dc));                \
+    }
+        MPT__PAIRS(MPT__ROW)
+#undef MPT__ROW
+    default: return 0.0f;
+    }
+}
+
+__device__ __forceinline__ float mpt__pair_in(const mpt__pair &w, int k, long long index) {
+    const mpt__array &array = w.array[k];
+    if (array.data == NULL) return 1.0f;
+    return mpt__load(array.data, array.dtype, mpt__locate(w.space, array.stride, index));
+}
+
+__global__ void mpt__pair_kernel(const mpt__pair w) {
+    const int out = w.by < 0 ? 4 : 5;
+    float sum = 0.0f;
+    MPT__EACH(i, w.space.count) {
+        const float a = mpt__pair_in(w, 0, i), b = mpt__pair_in(w, 1, i);
+        float x = mpt__pair_of(w, a, b, mpt__pair_in(w, 2, i), mpt__pair_in(w, 3, i));
+        if (w.first_bad != NULL && (a < 0.0f || a > 1.0f)) 
+            atomicMin(w.first_bad, (unsigned long long)i);
+        if (w.by >= 0) x *= mpt__pair_in(w, 4, i) / w.divisor;
+        sum += x;
+        if (!w.sums) mpt__put(w.array[out], mpt__locate(w.space, w.array[out].stride, i), x);
+    }
+    if (!w.sums) return;
+    sum = mpt__block_sum(sum);
+    if (threadIdx.x == 0) w.partial[blockIdx.x] = sum;
+}
+
+/* By one block: the sum of the blocks, and the first element that is no probability. */
+__global__ void mpt__pair_finish_kernel(const mpt__pair w, int blocks) {
+    float sum = 0.0f;
+    for (int i = (int)threadIdx.x; i < blocks; i += (int)blockDim.x) sum += w.partial[i];
+    sum = mpt__block_sum(sum);
+    if (threadIdx.x != 0) return;
+    if (w.sums) mpt__put(w.array[4], 0, sum / w.divisor);
+    if (w.first_bad != NULL && *w.first_bad != ~0ull)
+        mpt__raise(w.scalars, MPT_ERROR_NUMERIC, w.number, (long long)*w.first_bad, -1);
+}
+
+/* Of a sum: the tree of additions must not depend on the card. */
+unsigned int mpt__pair_blocks(long long count) {
+    const long long blocks = (count + 8 * MPT__THREADS - 1) / (8 * MPT__THREADS);
+    return (unsigned int)(blocks < 1 ? 1 : blocks < 1024 ? blocks : 1024);
+}
+
+/* The first bad element, then the blocks' sums. */
+int64_t mpt__cuda_pair_loss_workspace(const mpt__launch *launch) {
+    const bool sums = launch->reduction != MPT_NONE;
+    return 8 + (sums ? mpt__pair_blocks(mpt__numel(launch->operand[0])) : 0) *
+                   (int64_t)sizeof(float);
+}
+
+mpt_status mpt__cuda_pair_loss(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    const bool backward = launch->kernel == MPT__K_PAIR_LOSS_BACKWARD;
+    mpt__array *arrays[6];
+    mpt__pair w;
+    memset(&w, 0, sizeof w);
+    w.function = launch->function;
+    w.by = backward ? (int)launch->index[0] : -1;
+    w.sums = !backward && launch->reduction != MPT_NONE;
+    w.p = (float)launch->imm[0];
+    w.r = (float)launch->imm[1];
+    w.divisor = launch->reduction != MPT_NONE ? (float)launch->imm[2] : 1.0f;
+    w.scalars = call->scalars;
+    w.number = launch->number;
+    for (int k = 0; k < 6; k++) {
+        arrays[k] = &w.array[k];
+        if (k < launch->n_operands) w.array[k] = mpt__array_of(call, k);
+    }
+    w.space = mpt__space_of(call, 0, arrays, 6);
+    if (!backward) {
+        w.partial = (float *)call->workspace + 2;
+        if (w.function == MPT__FN_BCE) w.first_bad = (unsigned long long *)call->workspace;
+    }
+    if (w.first_bad) cudaMemsetAsync(w.first_bad, 0xff, sizeof *w.first_bad, call->stream);
+    if (w.space.count == 0 && !w.sums) return MPT_OK;
+    const unsigned int blocks =
+        w.sums ? mpt__pair_blocks(w.space.count) : mpt__blocks(call, w.space.count);
+    mpt__pair_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
+    if (w.sums || w.first_bad) {
+        const int sums = w.sums ? (int)blocks : 0;
+        mpt__pair_finish_kernel<<<1, MPT__THREADS, 0, call->stream>>>(w, sums);
+    }
+    return MPT_OK;
 }
 
 __global__ void mpt__metric_add_kernel(mpt__array value, mpt__scalar *sum, mpt__scalar *count) {
@@ -3852,6 +3978,8 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_find_nonfinite, NULL},
     {mpt__cuda_moments, NULL},
     {mpt__cuda_average, NULL},
+    {mpt__cuda_pair_loss, mpt__cuda_pair_loss_workspace},
+    {mpt__cuda_pair_loss, NULL},
 };
 static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,
               "a kernel of the launch table has no implementation here");

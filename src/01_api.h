@@ -433,7 +433,8 @@ MPTRAIN_API mpt_tensor mpt_log_softmax(mpt_tensor x, int dim);
    number of the call in the step). */
 MPTRAIN_API mpt_tensor mpt_dropout(mpt_tensor x, double p);
 
-typedef enum mpt_reduction { MPT_MEAN = 0, MPT_SUM, MPT_NONE } mpt_reduction;
+/* MPT_BATCH_MEAN, the sum over the first dimension's size, is for mpt_kl_div alone. */
+typedef enum mpt_reduction { MPT_MEAN = 0, MPT_SUM, MPT_NONE, MPT_BATCH_MEAN } mpt_reduction;
 
 typedef struct mpt_nll_config {
     mpt_reduction reduction; /* MPT_MEAN: over the kept samples, by weight */
@@ -442,16 +443,68 @@ typedef struct mpt_nll_config {
     double label_smoothing;  /* 0; cross_entropy only */
 } mpt_nll_config;
 MPTRAIN_API mpt_nll_config mpt_nll_config_default(void);
-/* torch.nn.functional.nll_loss: log-probabilities [N, C] or [C], targets i64 [N] or 0-d -> fp32,
-   0-d, or like the targets with MPT_NONE. A target outside [0, C) that is not ignore_index is an
-   error that names the sample; weights stay untouched. */
+/* torch.nn.functional.nll_loss: log-probabilities [N, C, d1..] or [C], targets i64 [N, d1..] or 0-d
+   -> fp32, 0-d, or like the targets with MPT_NONE. A target outside [0, C) that is not ignore_index
+   is an error that names sample and position; weights stay untouched. The mean of nothing (no
+   samples, all ignored) is NaN, its gradient 0. */
 MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
                                     const mpt_nll_config *config);
-/* The same from logits, log-softmax fused in fp32. */
+/* The same from logits, log-softmax fused in fp32. Targets may also be probabilities, floats of the
+   logits' shape: then ignore_index has no meaning, the mean is over the samples (weights do not
+   divide), and the probabilities get gradients too. */
 MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
                                          const mpt_nll_config *config);
-/* (input - target)^2 in fp32, of equal shapes. */
+
+/* The losses of torch.nn.functional, elementwise on floats of equal shapes: computed in fp32, fp32
+   out, 0-d or, with MPT_NONE, of that shape. One pass without a tensor between. Targets get
+   gradients too. */
 MPTRAIN_API mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_l1_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction);
+/* beta >= 0 (0: l1), delta > 0: where the parabola ends. */
+MPTRAIN_API mpt_tensor mpt_smooth_l1_loss(mpt_tensor input, mpt_tensor target, double beta,
+                                          mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_huber_loss(mpt_tensor input, mpt_tensor target, double delta,
+                                      mpt_reduction reduction);
+/* Of logits; weight and pos_weight broadcast to them, or are null handles, and get no gradients. An
+   infinite logit costs 0 where the target agrees with it, else infinity (PyTorch: NaN). */
+MPTRAIN_API mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
+                                                            mpt_tensor weight,
+                                                            mpt_tensor pos_weight,
+                                                            mpt_reduction reduction);
+/* Of probabilities; logarithms end at -100. One outside [0, 1] is an error that names the element.
+   Gradients reach 1e12, which fp16 does not hold: prefer the form above. */
+MPTRAIN_API mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_tensor target,
+                                                mpt_tensor weight, mpt_reduction reduction);
+/* target (log target - input) of a log-probability and a probability, or, with log_target, of its
+   logarithm. A target of probability 0 costs 0 and passes 0, whatever the input; a negative one
+   gives NaN. MPT_BATCH_MEAN is the divergence; MPT_MEAN divides it by the classes too. */
+MPTRAIN_API mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
+                                  mpt_reduction reduction);
+/* variance: like the input, or with a last dimension of 1, or without it; below eps it counts as
+   eps. full adds log(2 pi) / 2. */
+MPTRAIN_API mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target,
+                                             mpt_tensor variance, bool full, double eps,
+                                             mpt_reduction reduction);
+/* Targets of 1 and -1: log(1 + exp(-target input)); input or max(0, margin - input);
+   max(0, margin - target (a - b)). */
+MPTRAIN_API mpt_tensor mpt_soft_margin_loss(mpt_tensor input, mpt_tensor target,
+                                            mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_hinge_embedding_loss(mpt_tensor input, mpt_tensor target, double margin,
+                                                mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
+                                               double margin, mpt_reduction reduction);
+/* Of vectors [.., n] of equal shapes, one loss each: max(0, margin + |anchor - positive| - |anchor -
+   negative|), distances with eps added to the difference; with swap the smaller one of negative to
+   anchor and to positive. */
+MPTRAIN_API mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive,
+                                               mpt_tensor negative, double margin, double eps,
+                                               bool swap, mpt_reduction reduction);
+/* a b / (max(|a|, eps) max(|b|, eps)) along a dimension of tensors of equal shapes. */
+MPTRAIN_API mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps);
+/* Of vectors [N, n] or [n] and targets [N] or 0-d: 1 - cosine for 1, max(0, cosine - margin) for
+   -1. */
+MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
+                                                 double margin, mpt_reduction reduction);
 
 /* ==== Autograd =============================================================================== */
 

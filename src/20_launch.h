@@ -72,7 +72,8 @@ typedef struct mpt__operand {
  * NLL       o0 r log-probabilities [N, C], o1 r targets i64 [N], o2? r weights [C] f32 -> o3 w loss
  *           f32 [1] (MEAN, SUM) or [N] (NONE), o4 w f32 [1]: the divisor, i.e. the sum of the kept
  *           weights (1 unless MEAN). index[0] = ignore_index. A bad target sets the error word
- *           {MPT_ERROR_INDEX, launch number, sample} if it is clear, and counts as ignored.
+ *           {MPT_ERROR_INDEX, launch number, sample, position} if it is clear, and counts as
+ *           ignored; index[1] = rows of a sample where it has more than one, else 0.
  * NLL_BACKWARD  o0 r targets, o1? r weights, o2 r divisor, o3 r dloss ([1] or [N]) -> o4 wa [N, C],
  *           every element. index[0], reduction as above.
  * CROSS_ENTROPY  as NLL, o0 r logits; o5 w f32 [N, 2]: log-sum-exp of each row in two parts, the
@@ -117,6 +118,12 @@ typedef struct mpt__operand {
  *           d = imm[0], or, with n = slot[2] updates so far, min(imm[0], (1 + n) / (10 + n)) where
  *           index[0] is 1, n / (n + 1) where it is 2; at first o0 = o1. With index[1] = 1, slot[1]
  *           = slot[0] and slot[2] += 1 at the end. Nothing while they are equal (i64). Gate.
+ * PAIR_LOSS o0 r, o1 r, o2? r, o3? r (1 where absent), of equal shapes (broadcast by stride 0) ->
+ *           o4 w: fn of each element (NONE, of that shape), or the sum of all over imm[2] (else,
+ *           one element); p = imm[0], r = imm[1]. BCE: an element of o0 outside
+ *           [0, 1] sets the error word {MPT_ERROR_NUMERIC, launch number, element} if it is clear.
+ * PAIR_LOSS_BACKWARD  o0 .. o3 as above, o4 r dloss -> o5 wa: the slope of fn by operand index[0],
+ *           times dloss over imm[2].
  */
 #define MPT__KERNELS(K)                                    \
     K(FILL, "fill", 0)                                     \
@@ -147,7 +154,9 @@ typedef struct mpt__operand {
     K(METRIC_ADD, "metric_add", 1)                         \
     K(FIND_NONFINITE, "find_nonfinite", 0)                 \
     K(MOMENTS, "moments", 1)                               \
-    K(AVERAGE, "average", 1)
+    K(AVERAGE, "average", 1)                               \
+    K(PAIR_LOSS, "pair_loss", 0)                           \
+    K(PAIR_LOSS_BACKWARD, "pair_loss_backward", 0)
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,
@@ -156,8 +165,68 @@ typedef enum mpt__kernel {
         MPT__KERNEL_COUNT
 } mpt__kernel;
 
-/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c = imm[0], s =
-   slot. */
+/* ==== Pair losses ====
+ *
+ * R(ID, word, of, word, of, value, slope by a, by b, by c): what PAIR_LOSS computes, in each
+ * backend's own arithmetic. a, b, c, d: elements of o0 .. o3; s = a - b; e and l: the words (EXP,
+ * LOG, SQRT, NONE) of the expressions before them, the second of which may use e. In the formulas
+ * NaN stays NaN, and what has no weight counts nothing, though it may be infinite. */
+#define MPT__ABS(x) ((x) < 0 ? -(x) : (x))
+#define MPT__SIGN(x) ((x) > 0 ? 1.0f : (x) < 0 ? -1.0f : 0.0f)
+#define MPT__RAMP(x) ((x) <= 0 ? 0 : (x))
+#define MPT__FLOOR(x, y) ((x) < (y) ? (y) : (x))
+#define MPT__UNLESS_0(weight, x) ((weight) == 0 ? 0 : (weight) * (x))
+/* log(1 + e) for e >= 0 from l = log of the rounded 1 + e (Higham, Accuracy and Stability 1.14) */
+#define MPT__LOG1P(e, l) (1 + (e) == 1 ? (e) : (l) * ((e) / (1 + (e)-1)))
+#define MPT__PAIRS(R)                                                                            \
+    R(MSE, NONE, 0, NONE, 0, s *s, 2 * s, -2 * s, 0)                                             \
+    R(L1, NONE, 0, NONE, 0, MPT__ABS(s), MPT__SIGN(s), -MPT__SIGN(s), 0)                         \
+    R(SMOOTH_L1, NONE, 0, NONE, 0, MPT__ABS(s) >= p ? MPT__ABS(s) - 0.5f * p : 0.5f * s * s / p, \
+      MPT__ABS(s) >= p ? MPT__SIGN(s) : s / p, MPT__ABS(s) >= p ? -MPT__SIGN(s) : -s / p, 0)     \
+    R(HUBER, NONE, 0, NONE, 0, MPT__ABS(s) >= p ? p * (MPT__ABS(s) - 0.5f * p) : 0.5f * s * s,   \
+      MPT__ABS(s) >= p ? p * MPT__SIGN(s) : s, MPT__ABS(s) >= p ? -p * MPT__SIGN(s) : -s, 0)     \
+    R(BCE_WITH_LOGITS, EXP, -MPT__ABS(a), LOG, 1 + e,                                            \
+      c * (MPT__UNLESS_0(a < 0 ? d * b : 1 - b, MPT__ABS(a)) +                                   \
+           (1 + (d - 1) * b) * MPT__LOG1P(e, l)),                                                \
+      c * ((1 - b) * (a < 0 ? e : 1) - d * b * (a < 0 ? 1 : e)) / (1 + e),                       \
+      c * ((d - 1) * (MPT__RAMP(-a) + MPT__LOG1P(e, l)) - a), 0)                                 \
+    R(BCE, LOG, a, LOG, 1 - a, -c * (b * MPT__FLOOR(e, -100) + (1 - b) * MPT__FLOOR(l, -100)),   \
+      c * (a - b) / MPT__FLOOR(a * (1 - a), 1e-12f),                                             \
+      c * (MPT__FLOOR(l, -100) - MPT__FLOOR(e, -100)), 0)                                        \
+    R(KL_DIV, LOG, b, NONE, 0, MPT__UNLESS_0(b, e - a), -b, b == 0 ? 0 : e + 1 - a, 0)           \
+    R(KL_DIV_LOG, EXP, b, NONE, 0, MPT__UNLESS_0(e, b - a), -e, MPT__UNLESS_0(e, b - a + 1), 0)  \
+    R(GAUSSIAN_NLL, LOG, MPT__FLOOR(c, p), NONE, 0, 0.5f * (e + s * s / MPT__FLOOR(c, p)) + r,   \
+      s / MPT__FLOOR(c, p), -s / MPT__FLOOR(c, p),                                               \
+      0.5f * (1 - s * s / MPT__FLOOR(c, p)) / MPT__FLOOR(c, p))                                  \
+    R(SOFT_MARGIN, EXP, -MPT__ABS(a *b), LOG, 1 + e, MPT__RAMP(-a * b) + MPT__LOG1P(e, l),       \
+      -b * (a * b > 0 ? e : 1) / (1 + e), -a * (a * b > 0 ? e : 1) / (1 + e), 0)                 \
+    R(HINGE, NONE, 0, NONE, 0,                                                                   \
+      b == 1    ? a                                                                              \
+      : b == -1 ? MPT__RAMP(p - a)                                                               \
+                : a + MPT__RAMP(p - a),                                                          \
+      (b == -1 ? 0 : 1.0f) - (b != 1 && p - a > 0 ? 1.0f : 0), 0, 0)                             \
+    R(RANKING, NONE, 0, NONE, 0, MPT__RAMP(p - c * s), p - c * s > 0 ? -c : 0,                   \
+      p - c * s > 0 ? c : 0, (p - c * s > 0 ? -1.0f : 0) * s)                                    \
+    R(TRIPLET, SQRT, a, SQRT, r != 0 && c < b ? c : b, MPT__RAMP(p + e - l),                     \
+      p + e - l > 0 && e > 0 ? 0.5f / e : 0,                                                     \
+      p + e - l > 0 && l > 0 && !(r != 0 && c < b) ? -0.5f / l : 0,                              \
+      p + e - l > 0 && l > 0 && r != 0 && c < b ? -0.5f / l : 0)                                 \
+    R(COSINE, SQRT, b, SQRT, c, a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)),                       \
+      1 / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)),                                                 \
+      e == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(e, p) * e),   \
+      l == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(l, p) * l))   \
+    R(COSINE_EMBEDDING, SQRT, (b + r) * (c + r), NONE, 0,                                        \
+      d == 1    ? 1 - a / e                                                                      \
+      : d == -1 ? MPT__RAMP(a / e - p)                                                           \
+                : 0,                                                                             \
+      MPT__COSINE_SIGN / e, MPT__COSINE_SIGN * -0.5f * (a / e) / (b + r),                        \
+      MPT__COSINE_SIGN * -0.5f * (a / e) / (c + r))                                              \
+    R(SOFT_TARGETS, NONE, 0, NONE, 0, MPT__UNLESS_0(c *(b * (1 - p) + r), -a),                   \
+      -c *(b * (1 - p) + r), -MPT__UNLESS_0(c *(1 - p), a), 0)
+#define MPT__COSINE_SIGN (d == 1 ? -1.0f : d == -1 && a / e > p ? 1.0f : 0.0f)
+
+/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c = imm[0],
+   s = slot. */
 typedef enum mpt__function {
     MPT__FN_NONE = 0,
     /* unary */
@@ -204,7 +273,11 @@ typedef enum mpt__function {
     MPT__FN_ADAGRAD,
     MPT__FN_ADADELTA,
     MPT__FN_LION,
-    MPT__FUNCTION_COUNT
+/* losses */
+#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) MPT__FN_##id,
+    MPT__PAIRS(MPT__ROW)
+#undef MPT__ROW
+        MPT__FUNCTION_COUNT
 } mpt__function;
 
 /* The norms of GRAD_NORM: root of the sum of squares, sum of magnitudes, largest magnitude. */
@@ -220,13 +293,14 @@ typedef union mpt__scalar {
 
 enum {
     MPT__SLOT_NONE = 0,
-    MPT__SLOT_ERROR,        /* i: mpt_status of the first device error, 0 = none */
-    MPT__SLOT_ERROR_LAUNCH, /* i: number of the launch that set it */
-    MPT__SLOT_ERROR_INDEX,  /* i: the sample or element */
-    MPT__SLOT_STEP,         /* i: step number, part of the dropout key */
-    MPT__SLOT_ONE,          /* f: 1, a multiplier that does nothing */
-    MPT__SLOT_ONE_F32,      /* 1 as an fp32 in the first bytes: what backward starts from */
-    MPT__SLOT_NONFINITE,    /* i: result of FIND_NONFINITE */
+    MPT__SLOT_ERROR,          /* i: mpt_status of the first device error, 0 = none */
+    MPT__SLOT_ERROR_LAUNCH,   /* i: number of the launch that set it */
+    MPT__SLOT_ERROR_INDEX,    /* i: the sample or element */
+    MPT__SLOT_ERROR_POSITION, /* i: the position in the sample; -1: it has but one */
+    MPT__SLOT_STEP,           /* i: step number, part of the dropout key */
+    MPT__SLOT_ONE,            /* f: 1, a multiplier that does nothing */
+    MPT__SLOT_ONE_F32,        /* 1 as an fp32 in the first bytes: what backward starts from */
+    MPT__SLOT_NONFINITE,      /* i: result of FIND_NONFINITE */
     MPT__SLOT_FIRST_FREE,
     MPT__SLOT_COUNT = 1024
 };

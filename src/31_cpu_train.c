@@ -131,7 +131,9 @@ static void mpt__ref_check_targets(const mpt__ref_loss_work *w) {
         if (t != w->call->launch->index[0] && (t < 0 || t >= w->classes)) {
             scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
             scalars[MPT__SLOT_ERROR_LAUNCH].i = w->call->launch->number;
-            scalars[MPT__SLOT_ERROR_INDEX].i = row;
+            int64_t rows = w->call->launch->index[1];
+            scalars[MPT__SLOT_ERROR_INDEX].i = rows > 0 ? row / rows : row;
+            scalars[MPT__SLOT_ERROR_POSITION].i = rows > 0 ? row % rows : -1;
         }
     }
 }
@@ -310,6 +312,158 @@ static void mpt__ref_nll_backward(const mpt__cpu_call *call) {
 }
 static void mpt__ref_cross_entropy_backward(const mpt__cpu_call *call) {
     mpt__ref_loss_backward(call, true);
+}
+
+/* ==== Pair losses ==== */
+
+/* n elements' values (by = -1), or slopes by operand `by`. */
+typedef void (*mpt__ref_pair_fn)(const mpt__words *words, const mpt__real *const in[4], int64_t n,
+                                 int by, mpt__real p, mpt__real r, mpt__real *out);
+
+#define MPT__UNARY_NONE (-1)
+#define MPT__PAIR_WORD(word, to, expression)                                        \
+    if (MPT__UNARY_##word >= 0) {                                                   \
+        for (int64_t i = 0; i < n; i++) {                                           \
+            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], e = first[i]; \
+            (void)a, (void)b, (void)c, (void)e;                                     \
+            to[i] = expression;                                                     \
+        }                                                                           \
+        words->unary[MPT__UNARY_##word < 0 ? 0 : MPT__UNARY_##word](to, to, n, 0);  \
+    }
+#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc)                                   \
+    static void mpt__ref_pair_##id(const mpt__words *words, const mpt__real *const in[4],         \
+                                   int64_t n, int by, mpt__real p, mpt__real r, mpt__real *out) { \
+        mpt__real first[MPT__BLOCK] = {0}, second[MPT__BLOCK] = {0};                              \
+        (void)words, (void)p, (void)r;                                                            \
+        MPT__PAIR_WORD(word1, first, of1)                                                         \
+        MPT__PAIR_WORD(word2, second, of2)                                                        \
+        for (int64_t i = 0; i < n; i++) {                                                         \
+            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], d = in[3][i], s = a - b;    \
+            const mpt__real e = first[i], l = second[i];                                          \
+            (void)c, (void)d, (void)s, (void)e, (void)l;                                          \
+            out[i] = by < 0 ? value : by == 0 ? da : by == 1 ? db : dc;                           \
+        }                                                                                         \
+    }
+MPT__PAIRS(MPT__ROW)
+#undef MPT__ROW
+
+/* The functions, and the nanoseconds of an element. */
+static const struct {
+    mpt__ref_pair_fn run;
+    uint8_t ns;
+} mpt__ref_pairs[] = {
+#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
+    {mpt__ref_pair_##id,                                        \
+     5 + (MPT__UNARY_##word1 >= 0 ? 12 : 0) + (MPT__UNARY_##word2 >= 0 ? 12 : 0)},
+    MPT__PAIRS(MPT__ROW)
+#undef MPT__ROW
+};
+
+/* Operands 0 to 3, of which absent ones are 1; of the loss or its gradient, 4; of dx, 5. */
+typedef struct mpt__ref_pair_work {
+    const mpt__cpu_call *call;
+    mpt__ref_walk walk[6];
+    int by, out; /* the operand that is written */
+    bool sums;
+    mpt__real one, g;   /* g: dloss over the divisor, where it is one number */
+    mpt__real *partial; /* sums of the chunks */
+} mpt__ref_pair_work;
+
+static void mpt__ref_pair_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_pair_work *w = (const mpt__ref_pair_work *)work;
+    const mpt__launch *launch = w->call->launch;
+    const mpt__words *words = w->call->words;
+    mpt__ref_pair_fn run = mpt__ref_pairs[launch->function - MPT__FN_MSE].run;
+    int64_t begin = chunk * MPT__CHUNK,
+            end = mpt__ref_min(begin + MPT__CHUNK, w->walk[0].loop.count);
+    mpt__real block[5][MPT__BLOCK];
+    const mpt__real *in[5] = {NULL, NULL, NULL, NULL, NULL};
+    mpt__ref_cursor at[6];
+    mpt__ref_sum sum;
+    (void)thread;
+    mpt__ref_sum_init(&sum, words);
+    for (int k = 0; k <= w->out; k++) mpt__ref_start(&at[k], &w->walk[k].loop, begin);
+    for (int64_t n; begin < end; begin += n) {
+        n = mpt__ref_min(MPT__BLOCK, end - begin);
+        for (int k = 0; k < w->out && k < 5; k++) {
+            if (k < 4 || launch->reduction == MPT_NONE)
+                in[k] = mpt__ref_take(&w->walk[k], &at[k], block[k], n);
+        }
+        mpt__real result[MPT__BLOCK];
+        mpt__real *out =
+            w->sums ? result : mpt__ref_place(&w->walk[w->out], &at[w->out], result, n);
+        run(words, in, n, w->by, (mpt__real)launch->imm[0], (mpt__real)launch->imm[1], out);
+        if (in[4] != NULL) words->binary[MPT__BINARY_MUL](out, out, in[4], n);
+        if (w->by >= 0 && in[4] == NULL) words->unary[MPT__UNARY_MUL_SCALAR](out, out, n, w->g);
+        if (w->sums) {
+            mpt__ref_sum_add(&sum, out, n);
+        } else {
+            mpt__ref_give(&w->walk[w->out], &at[w->out], out, n);
+        }
+    }
+    if (w->sums) w->partial[chunk] = mpt__ref_sum_total(&sum);
+}
+
+/* Notes the first element of operand 0 outside [0, 1] in the error word; NaN is none. */
+static void mpt__ref_check_probabilities(const mpt__ref_pair_work *w) {
+    mpt__scalar *scalars = w->call->scalars;
+    const mpt__ref_walk *walk = &w->walk[0];
+    mpt__real block[MPT__BLOCK];
+    mpt__ref_cursor at;
+    mpt__ref_start(&at, &walk->loop, 0);
+    for (int64_t n, i = 0; i < walk->loop.count && scalars[MPT__SLOT_ERROR].i == 0; i += n) {
+        n = mpt__ref_min(MPT__BLOCK, walk->loop.count - i);
+        const mpt__real *x = mpt__ref_take(walk, &at, block, n);
+        int64_t k = 0;
+        while (k < n && !(x[k] < 0 || x[k] > 1)) k++;
+        if (k == n) continue;
+        scalars[MPT__SLOT_ERROR].i = MPT_ERROR_NUMERIC;
+        scalars[MPT__SLOT_ERROR_LAUNCH].i = w->call->launch->number;
+        scalars[MPT__SLOT_ERROR_INDEX].i = i + k;
+    }
+}
+
+static int64_t mpt__ref_pair_workspace(const mpt__launch *launch, int threads) {
+    int64_t chunks = mpt__ref_chunks(mpt__ref_numel(&launch->operand[0]), MPT__CHUNK);
+    (void)threads;
+    return launch->reduction == MPT_NONE ? 0 : chunks * (int64_t)sizeof(mpt__real);
+}
+
+/* Chunks hold a power of two of those that MPT__SUM_CHUNK speaks of: the tree is the same. */
+static void mpt__ref_pair_loss(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    bool backward = launch->kernel == MPT__K_PAIR_LOSS_BACKWARD;
+    mpt__ref_pair_work w;
+    w.call = call;
+    w.by = backward ? (int)launch->index[0] : -1;
+    w.out = backward ? 5 : 4;
+    w.sums = !backward && launch->reduction != MPT_NONE;
+    w.one = w.g = 1;
+    w.partial = (mpt__real *)call->workspace;
+    for (int k = 0; k <= w.out; k++) {
+        mpt__operand operand = launch->operand[k];
+        w.walk[k].view = mpt__ref_view_of(call, k);
+        if (w.walk[k].view.data == NULL) {
+            operand = launch->operand[0];
+            memset(operand.stride, 0, sizeof operand.stride);
+            w.walk[k].view.data = &w.one;
+            w.walk[k].view.dtype = sizeof w.one == sizeof(float) ? MPT_F32 : MPT_F64;
+        }
+        mpt__ref_loop_over(&w.walk[k].loop, &operand);
+    }
+    if (backward && launch->reduction != MPT_NONE)
+        w.g = mpt__ref_get_one(&w.walk[4].view, 0) / (mpt__real)launch->imm[2];
+    if (launch->function == MPT__FN_BCE && !backward) mpt__ref_check_probabilities(&w);
+    int64_t count = w.walk[0].loop.count, chunks = mpt__ref_chunks(count, MPT__CHUNK);
+    mpt__parallel(call->pool, chunks,
+                  mpt__ref_cost(call, count, mpt__ref_pairs[launch->function - MPT__FN_MSE].ns),
+                  mpt__ref_pair_chunk, &w);
+    if (!w.sums) return;
+    for (int64_t step = 1; step < chunks; step *= 2) {
+        for (int64_t k = 0; k + step < chunks; k += 2 * step) w.partial[k] += w.partial[k + step];
+    }
+    mpt__ref_put_one(&w.walk[4].view, 0,
+                     (chunks > 0 ? w.partial[0] : 0) / (mpt__real)launch->imm[2]);
 }
 
 /* ==== Gradients ==== */
@@ -1077,7 +1231,9 @@ static const mpt__words mpt__ref_words = {1.0,
     R(METRIC_ADD, metric_add, NULL)                          \
     R(FIND_NONFINITE, find_nonfinite, NULL)                  \
     R(MOMENTS, moments, NULL)                                \
-    R(AVERAGE, average, NULL)
+    R(AVERAGE, average, NULL)                                \
+    R(PAIR_LOSS, pair_loss, mpt__ref_pair_workspace)         \
+    R(PAIR_LOSS_BACKWARD, pair_loss, NULL)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     cpu->words = &mpt__ref_words;

@@ -344,10 +344,21 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int 
 static mpt_status mpt__check_device(mpt_context *context) {
     const mpt__scalar *scalars = context->scalars;
     if (!scalars || scalars[MPT__SLOT_ERROR].i == 0) return context->base.status;
-    return mpt__error(context, (mpt_status)scalars[MPT__SLOT_ERROR].i,
-                      "target of sample %lld is not a class number of the input's [N, C] (launch "
+    mpt_status status = (mpt_status)scalars[MPT__SLOT_ERROR].i;
+    int64_t index = scalars[MPT__SLOT_ERROR_INDEX].i, launch = scalars[MPT__SLOT_ERROR_LAUNCH].i;
+    char position[48] = "";
+    if (status == MPT_ERROR_NUMERIC)
+        return mpt__error(context, status,
+                          "element %lld of the input is not in [0, 1] (launch %lld); "
+                          "mpt_binary_cross_entropy_with_logits takes logits",
+                          index, launch);
+    if (scalars[MPT__SLOT_ERROR_POSITION].i >= 0)
+        mpt__format_text(position, sizeof position, ", position %lld",
+                         scalars[MPT__SLOT_ERROR_POSITION].i);
+    return mpt__error(context, status,
+                      "target of sample %lld%s is not a class number of the input's [N, C] (launch "
                       "%lld); check the labels, or name them with ignore_index",
-                      scalars[MPT__SLOT_ERROR_INDEX].i, scalars[MPT__SLOT_ERROR_LAUNCH].i);
+                      index, position, launch);
 }
 
 /* For config.debug: every element that an operand names lies in its storage. */

@@ -50,8 +50,22 @@
     O(cat, INPUT, cat, cat, cat, NONE, NONE, "Concat")                                      \
     O(nll_loss, LOSS, nll, nll, nll, NONE, NONE, "NegativeLogLikelihoodLoss")               \
     O(cross_entropy, LOSS, nll, nll, cross_entropy, NONE, NONE, "SoftmaxCrossEntropyLoss")  \
-    O(mse_loss, LOSS, mse, mse, mse, NONE, NONE, "")                                        \
-    O(user, ANY, none, none, user, NONE, NONE, "")
+    O(mse_loss, LOSS, pair, pair, pair, MSE, NONE, "")                                      \
+    O(user, ANY, none, none, user, NONE, NONE, "")                                          \
+    O(l1_loss, LOSS, pair, pair, pair, L1, NONE, "")                                        \
+    O(smooth_l1_loss, LOSS, pair, pair, pair, SMOOTH_L1, NONE, "")                          \
+    O(huber_loss, LOSS, pair, pair, pair, HUBER, NONE, "")                                  \
+    O(binary_cross_entropy_with_logits, LOSS, pair, pair, pair, BCE_WITH_LOGITS, NONE, "")  \
+    O(binary_cross_entropy, LOSS, pair, pair, pair, BCE, NONE, "")                          \
+    O(kl_div, LOSS, pair, pair, pair, KL_DIV, NONE, "")                                     \
+    O(gaussian_nll_loss, LOSS, pair, pair, pair, GAUSSIAN_NLL, NONE, "")                    \
+    O(soft_margin_loss, LOSS, pair, pair, pair, SOFT_MARGIN, NONE, "")                      \
+    O(hinge_embedding_loss, LOSS, pair, pair, pair, HINGE, NONE, "")                        \
+    O(margin_ranking_loss, LOSS, pair, pair, pair, RANKING, NONE, "")                       \
+    O(triplet_margin_loss, LOSS, pair, pair, pair, TRIPLET, NONE, "")                       \
+    O(cosine_similarity, LOSS, pair, pair, pair, COSINE, NONE, "")                          \
+    O(cosine_embedding_loss, LOSS, pair, pair, pair, COSINE_EMBEDDING, NONE, "")            \
+    O(soft_targets, LOSS, pair, pair, pair, SOFT_TARGETS, NONE, "")
 
 typedef enum mpt__op_id {
     MPT__OP_none,

@@ -49,7 +49,7 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
 static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
     mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
     launch->reduction = frame->attributes->reduction;
-    launch->index[0] = frame->attributes->index[0];
+    for (int i = 0; i < 2; i++) launch->index[i] = frame->attributes->index[i];
     launch->imm[0] = frame->attributes->imm[0];
     return launch;
 }
@@ -131,64 +131,87 @@ static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
                              frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
 }
 
-/* ==== Mean squared error ==== */
+/* ==== Pair losses ====
+ *
+ * fn(input, target, more, more) of each element in one launch, with its sum. index[0]: distance
+ * from the row's function to that of the call; index[1]: so many inputs get gradients; imm[0] and
+ * imm[1]: the function's p and r. */
 
-static mpt_status mpt__mse_shape(mpt__frame *frame) {
-    const mpt_shape *a = &frame->in[0]->shape, *b = &frame->in[1]->shape;
-    for (int i = 0; i < 2; i++)
+static mpt_status mpt__pair_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    for (int i = 0; i < frame->n_in; i++) {
+        const mpt__tensor *other = frame->in[i];
+        if (!other) continue;
         if (!mpt__check_float(frame, i)) return frame->context->base.status;
-    if (!mpt__same_shape(frame->in[0], frame->in[1]))
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "input %S and target %S: expected equal shapes", a, b);
-    frame->out_shape[0] = frame->attributes->reduction == MPT_NONE ? *a : MPT_SCALAR;
+        if (i == 1 && !mpt__same_shape(x, other))
+            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                              "input %S and target %S: expected equal shapes", &x->shape,
+                              &other->shape);
+        int lead = x->shape.rank - other->shape.rank;
+        bool fits = lead >= 0;
+        for (int d = 0; fits && d < other->shape.rank; d++)
+            fits = other->shape.dim[d] == 1 || other->shape.dim[d] == x->shape.dim[lead + d];
+        if (!fits)
+            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                              "argument %d is %S, which does not broadcast to the input's %S",
+                              i + 1, &other->shape, &x->shape);
+    }
+    frame->out_shape[0].rank = 0;
+    if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], &x->shape);
     return MPT_OK;
 }
 
-/* The difference of the inputs as an fp32 temporary. */
-static mpt__tensor *mpt__mse_difference(mpt__frame *frame, const mpt__tensor *a,
-                                        const mpt__tensor *b) {
-    mpt__tensor *difference = mpt__temporary(frame, mpt__loss_dtype(frame), &a->shape);
-    if (!difference) return NULL;
-    return mpt__launch_binary(frame->context, MPT__FN_SUB, a, b, difference, MPT__WRITE) == MPT_OK
-               ? difference
-               : NULL;
+/* What the sum is divided by. Class probabilities have one loss for all C classes. */
+static double mpt__pair_divisor(const mpt__frame *frame, const mpt__tensor *x) {
+    int rank = x->shape.rank;
+    double n = (double)mpt__tensor_numel(x);
+    if (frame->attributes->reduction == MPT_MEAN) return n;
+    if (frame->attributes->reduction != MPT_BATCH_MEAN || rank == 0) return 1.0;
+    if (frame->op != MPT__OP_soft_targets) return (double)x->shape.dim[0];
+    return n / (double)x->shape.dim[rank > 1 ? 1 : 0];
 }
 
-static mpt_status mpt__mse_forward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
-    bool all = frame->attributes->reduction == MPT_NONE;
-    mpt__save(frame, frame->in[0]);
-    mpt__save(frame, frame->in[1]);
-    mpt__tensor *d = mpt__mse_difference(frame, frame->in[0], frame->in[1]);
-    if (!d) return context->base.status;
-    const mpt__tensor *square = all ? frame->out[0] : d;
-    mpt_status status = mpt__launch_binary(context, MPT__FN_MUL, d, d, square, MPT__WRITE);
-    if (status != MPT_OK || all) return status;
-    mpt__function function = frame->attributes->reduction == MPT_SUM ? MPT__FN_SUM : MPT__FN_MEAN;
-    return mpt__launch_reduce(context, function, d, frame->out[0], MPT__WRITE);
+static mpt__launch *mpt__pair_launch(mpt__frame *frame, mpt__kernel kernel,
+                                     mpt__tensor *const in[4]) {
+    mpt__launch *launch = mpt__loss_launch(frame, kernel);
+    launch->function = (uint8_t)((int)frame->row->function + (int)frame->attributes->index[0]);
+    launch->imm[1] = frame->attributes->imm[1];
+    launch->imm[2] = mpt__pair_divisor(frame, in[0]);
+    for (int i = 0; i < 4; i++)
+        if (in[i]) mpt__operand_spread(launch, i, in[i], in[0]);
+    return launch;
 }
 
-/* da = 2 (a - b) g, over the count for the mean; db = -da. */
-static mpt_status mpt__mse_backward(mpt__frame *frame) {
+static mpt_status mpt__pair_forward(mpt__frame *frame) {
+    mpt__tensor *in[4] = {NULL, NULL, NULL, NULL};
+    for (int i = 0; i < 4; i++) {
+        if (i < frame->n_in) in[i] = frame->in[i];
+        mpt__save(frame, in[i]);
+    }
+    mpt__launch *launch = mpt__pair_launch(frame, MPT__K_PAIR_LOSS, in);
+    mpt__operand_of(launch, 4, frame->out[0], MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+/* One launch per gradient; that of an input which was broadcast is summed. */
+static mpt_status mpt__pair_backward(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    double scale = 2.0;
-    if (frame->attributes->reduction == MPT_MEAN)
-        scale /= (double)mpt__tensor_numel(frame->saved[0]);
-    for (int i = 0; i < 2; i++) {
+    const mpt__tensor *x = frame->saved[0];
+    for (int i = 0; i < frame->attributes->index[1]; i++) {
         if (!mpt__wants(frame, i)) continue;
-        mpt__tensor *d = mpt__mse_difference(frame, frame->saved[i], frame->saved[1 - i]);
-        if (!d) return context->base.status;
-        frame->attributes->imm[0] = scale;
-        if (mpt__launch_unary(frame, MPT__FN_MUL_SCALAR, d, d, MPT__WRITE) != MPT_OK)
-            return context->base.status;
         mpt__access access;
-        mpt__tensor *target = mpt__gradient_into(frame, i, &access);
-        if (!target) return context->base.status;
-        mpt__tensor dy = *frame->dy[0];
-        dy.shape = d->shape;
-        mpt__broadcast_strides(frame->dy[0], &d->shape, dy.stride);
-        if (mpt__launch_binary(context, MPT__FN_MUL, d, &dy, target, access) != MPT_OK)
-            return context->base.status;
+        const mpt__tensor *target = mpt__gradient_into(frame, i, &access), *to = target;
+        bool whole = mpt__same_shape(frame->in[i], x);
+        if (target && !whole) to = mpt__temporary(frame, mpt__loss_dtype(frame), &x->shape);
+        if (!to) return context->base.status;
+        mpt__launch *launch = mpt__pair_launch(frame, MPT__K_PAIR_LOSS_BACKWARD, frame->saved);
+        launch->index[0] = i;
+        mpt__operand_spread(launch, 4, frame->dy[0], x);
+        mpt__operand_of(launch, 5, to, whole ? access : MPT__WRITE);
+        mpt_status status = mpt__submit(context, launch);
+        if (status == MPT_OK && !whole)
+            status = mpt__launch_reduce(context, MPT__FN_SUM, to, target, access);
+        if (status != MPT_OK) return status;
     }
     return MPT_OK;
 }

@@ -65,6 +65,21 @@ static mpt_tensor call(const char *op, mpt_tensor x) {
     OP("nll_loss", mpt_nll_loss(x, labels(), NULL));
     OP("cross_entropy", mpt_cross_entropy(x, labels(), NULL));
     OP("mse_loss", mpt_mse_loss(x, x, MPT_MEAN));
+    OP("l1_loss", mpt_l1_loss(x, x, MPT_MEAN));
+    OP("smooth_l1_loss", mpt_smooth_l1_loss(x, x, 1, MPT_MEAN));
+    OP("huber_loss", mpt_huber_loss(x, x, 1, MPT_MEAN));
+    OP("binary_cross_entropy_with_logits",
+       mpt_binary_cross_entropy_with_logits(x, x, none, none, MPT_MEAN));
+    OP("binary_cross_entropy", mpt_binary_cross_entropy(mpt_sigmoid(x), x, none, MPT_MEAN));
+    OP("kl_div", mpt_kl_div(x, x, true, MPT_BATCH_MEAN));
+    OP("gaussian_nll_loss", mpt_gaussian_nll_loss(x, x, x, true, 1e-6, MPT_MEAN));
+    OP("soft_margin_loss", mpt_soft_margin_loss(x, x, MPT_MEAN));
+    OP("hinge_embedding_loss", mpt_hinge_embedding_loss(x, x, 1, MPT_MEAN));
+    OP("margin_ranking_loss", mpt_margin_ranking_loss(x, x, x, 1, MPT_MEAN));
+    OP("triplet_margin_loss", mpt_triplet_margin_loss(x, x, x, 1, 1e-6, true, MPT_MEAN));
+    OP("cosine_similarity", mpt_cosine_similarity(x, x, 1, 1e-8));
+    OP("cosine_embedding_loss", mpt_cosine_embedding_loss(x, x, mpt_sum(x, 1, false), 0, MPT_MEAN));
+    OP("soft_targets", mpt_cross_entropy(x, x, NULL));
 #undef OP
     return none;
 }
@@ -113,6 +128,20 @@ static const row rows[] = {{"add", "input", 'i'},
                            {"nll_loss", "f32 always", 'L'},
                            {"cross_entropy", "f32 always", 'L'},
                            {"mse_loss", "f32 always", 'L'},
+                           {"l1_loss", "f32 always", 'L'},
+                           {"smooth_l1_loss", "f32 always", 'L'},
+                           {"huber_loss", "f32 always", 'L'},
+                           {"binary_cross_entropy_with_logits", "f32 always", 'L'},
+                           {"binary_cross_entropy", "f32 always", 'L'},
+                           {"kl_div", "f32 always", 'L'},
+                           {"gaussian_nll_loss", "f32 always", 'L'},
+                           {"soft_margin_loss", "f32 always", 'L'},
+                           {"hinge_embedding_loss", "f32 always", 'L'},
+                           {"margin_ranking_loss", "f32 always", 'L'},
+                           {"triplet_margin_loss", "f32 always", 'L'},
+                           {"cosine_similarity", "f32 always", 'L'},
+                           {"cosine_embedding_loss", "f32 always", 'L'},
+                           {"soft_targets", "f32 always", 'L'},
                            {"user", "any", '-'}};
 enum { ROWS = sizeof rows / sizeof rows[0] };
 

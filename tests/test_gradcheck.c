@@ -73,7 +73,50 @@ CALL(expand, mpt_expand(in[0], MPT_SHAPE(2, -1, 4)))
 CALL(clone, mpt_clone(in[0]))
 CALL(cast, mpt_cast(in[0], MPT_F64))
 CALL(cat, mpt_cat(in, 3, axes[v]))
-CALL(mse_loss, mpt_mse_loss(in[0], in[1], (mpt_reduction)(v % 3)))
+
+/* Labels of 1 and -1, in fp64 as the inputs are. */
+static mpt_tensor signs(mpt_shape shape) {
+    static const double values[12] = {1, -1, -1, 1, -1, 1, 1, -1, 1, 1, -1, -1};
+    return mpt_from(context, MPT_F64, shape, values);
+}
+/* Positive constants of the last dimension. */
+static mpt_tensor weights(mpt_tensor like) {
+    static const double values[4] = {0.5, 2.0, 1.25, 0.75};
+    mpt_shape shape = mpt_get_shape(like);
+    return mpt_from(context, MPT_F64, shape.rank ? MPT_SHAPE(shape.dim[shape.rank - 1]) : shape,
+                    values);
+}
+#define REDUCTION (mpt_reduction)(v % 3)
+CALL(mse_loss, mpt_mse_loss(in[0], in[1], REDUCTION))
+CALL(l1_loss, mpt_l1_loss(in[0], in[1], REDUCTION))
+CALL(smooth_l1_loss, mpt_smooth_l1_loss(in[0], in[1], 0.4 * v, REDUCTION))
+CALL(huber_loss, mpt_huber_loss(in[0], in[1], 0.4 + 0.3 * v, REDUCTION))
+CALL(binary_cross_entropy_with_logits,
+     mpt_binary_cross_entropy_with_logits(in[0], in[1], v & 1 ? weights(in[0]) : none(),
+                                          v > 1 ? weights(in[0]) : none(), REDUCTION))
+CALL(binary_cross_entropy,
+     mpt_binary_cross_entropy(in[0], in[1], v & 1 ? weights(in[0]) : none(), REDUCTION))
+CALL(kl_div, mpt_kl_div(in[0], in[1], v > 2, (mpt_reduction)(v % 4)))
+CALL(gaussian_nll_loss, mpt_gaussian_nll_loss(in[0], in[1], in[2], v & 1, 1e-6, REDUCTION))
+CALL(soft_margin_loss, mpt_soft_margin_loss(in[0], in[1], REDUCTION))
+CALL(hinge_embedding_loss,
+     mpt_hinge_embedding_loss(in[0], signs(mpt_get_shape(in[0])), 0.7 * v, REDUCTION))
+CALL(margin_ranking_loss, mpt_margin_ranking_loss(in[0], in[1], in[2], 0.3 * v, REDUCTION))
+CALL(triplet_margin_loss,
+     mpt_triplet_margin_loss(in[0], in[1], in[2], 1 + v, 1e-6, v > 2, REDUCTION))
+CALL(cosine_similarity, mpt_cosine_similarity(in[0], in[1], v ? -1 : 0, 1e-8))
+CALL(cosine_embedding_loss,
+     mpt_cosine_embedding_loss(in[0], in[1], signs(mpt_get_shape(mpt_sum(in[0], -1, false))),
+                               -0.2 * v, REDUCTION))
+
+static mpt_tensor call_soft_targets(const mpt_tensor *in, int v) {
+    mpt_nll_config config = mpt_nll_config_default();
+    static const double by_class[3] = {0.5, 2.0, 1.25};
+    config.reduction = REDUCTION;
+    config.label_smoothing = 0.1 * v;
+    if (v > 1) config.weight = mpt_from(context, MPT_F64, MPT_SHAPE(3), by_class);
+    return mpt_cross_entropy(in[0], in[1], &config);
+}
 
 /* The mask is drawn from the call's number, which must be the same in every evaluation. */
 static mpt_tensor call_dropout(const mpt_tensor *in, int v) {
@@ -85,11 +128,12 @@ static mpt_tensor losses(const mpt_tensor *in, int v, bool from_logits) {
     static const int64_t targets[8] = {1, 0, 2, -100, 1, 2, 0, 1};
     static const double weights[3] = {0.5, 2.0, 1.25};
     mpt_nll_config config = mpt_nll_config_default();
-    int64_t n = mpt_get_shape(in[0]).rank == 1 ? 1 : mpt_get_shape(in[0]).dim[0];
     config.reduction = (mpt_reduction)(v % 3);
     if (v == 3) config.weight = mpt_from(context, MPT_F64, MPT_SHAPE(3), weights);
     if (v >= 2) config.label_smoothing = from_logits ? 0.1 * v : 0.0;
-    mpt_shape shape = mpt_get_shape(in[0]).rank == 1 ? MPT_SCALAR : MPT_SHAPE(n);
+    mpt_shape shape = mpt_get_shape(in[0]);
+    for (int d = 1; d + 1 < shape.rank; d++) shape.dim[d] = shape.dim[d + 1];
+    shape.rank--;
     mpt_tensor target = mpt_from(context, MPT_I64, shape, targets);
     return from_logits ? mpt_cross_entropy(in[0], target, &config)
                        : mpt_nll_loss(in[0], target, &config);
@@ -140,6 +184,21 @@ static void make_cases(void) {
                                               {S(1, 1), S(1, 1)},
                                               {S(2, 3, 2), S(2, 3, 2)},
                                               {MPT_SCALAR, MPT_SCALAR}};
+    const mpt_shape three[VARIANTS][MAX_IN] = {{S(3, 4), S(3, 4), S(3, 4)},
+                                               {S(4), S(4), S(4)},
+                                               {S(2, 3), S(2, 3), S(2, 1)},
+                                               {S(2, 3, 2), S(2, 3, 2), S(2, 3, 2)},
+                                               {S(2, 2), S(2, 2), S(2, 2)}};
+    const mpt_shape vectors[VARIANTS][MAX_IN] = {{S(3, 4), S(3, 4), S(3, 4)},
+                                                 {S(4), S(4), S(4)},
+                                                 {S(2, 3), S(2, 3), S(2, 3)},
+                                                 {S(2, 5), S(2, 5), S(2, 5)},
+                                                 {S(3, 2), S(3, 2), S(3, 2)}};
+    const mpt_shape probable[VARIANTS][MAX_IN] = {{S(4, 3), S(4, 3)},
+                                                  {S(3), S(3)},
+                                                  {S(1, 3), S(1, 3)},
+                                                  {S(2, 3, 4), S(2, 3, 4)},
+                                                  {S(2, 3, 2, 2), S(2, 3, 2, 2)}};
     const mpt_shape products[VARIANTS][MAX_IN] = {{S(3, 4), S(4, 2)},
                                                   {S(4), S(4, 3)},
                                                   {S(2, 3, 4), S(4)},
@@ -158,7 +217,7 @@ static void make_cases(void) {
                                                {S(1, 2), S(3, 2), S(1, 2)},
                                                {S(1, 4), S(1, 4), S(1, 4)}};
     const mpt_shape classes[VARIANTS][MAX_IN] = {
-        {S(4, 3)}, {S(1, 3)}, {S(5, 3)}, {S(8, 3)}, {S(3)}};
+        {S(4, 3)}, {S(1, 3)}, {S(5, 3)}, {S(2, 3, 2, 2)}, {S(3)}};
 #define CASE(name, n, low, high, shapes) add_case(#name, call_##name, n, low, high, shapes)
     CASE(add, 2, -2, 2, broadcast);
     CASE(sub, 2, -2, 2, broadcast);
@@ -194,6 +253,20 @@ static void make_cases(void) {
     CASE(nll_loss, 1, -3, 0, classes);
     CASE(cross_entropy, 1, -3, 3, classes);
     CASE(mse_loss, 2, -2, 2, same);
+    CASE(l1_loss, 2, -2, 2, same);
+    CASE(smooth_l1_loss, 2, -2, 2, same);
+    CASE(huber_loss, 2, -2, 2, same);
+    CASE(binary_cross_entropy_with_logits, 2, -2, 2, same);
+    CASE(binary_cross_entropy, 2, 0.1, 0.9, same);
+    CASE(kl_div, 2, 0.1, 2, same);
+    CASE(gaussian_nll_loss, 3, 0.2, 2, three);
+    CASE(soft_margin_loss, 2, -2, 2, same);
+    CASE(hinge_embedding_loss, 1, -2, 2, matrix);
+    CASE(margin_ranking_loss, 3, -2, 2, three);
+    CASE(triplet_margin_loss, 3, -2, 2, vectors);
+    CASE(cosine_similarity, 2, -2, 2, vectors);
+    CASE(cosine_embedding_loss, 2, -2, 2, vectors);
+    CASE(soft_targets, 2, -2, 2, probable);
     CASE(user, 1, -2, 2, matrix);
 }
 

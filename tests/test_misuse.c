@@ -544,7 +544,7 @@ TEST(ops) {
         CASE(function, BAD_HANDLE, "argument 1 is a null", function(f.nil, f.labels, NULL)); \
         CASE(function, BAD_HANDLE, "argument 2 is a null", function(f.x, f.nil, NULL));      \
         CASE(function, BAD_HANDLE, "argument 2", function(f.x, f.stale, NULL));              \
-        CASE(function, DTYPE, "expected i64 class numbers", function(f.x, f.x, NULL));       \
+        CASE(function, DTYPE, "expected i64 class numbers", function(f.x, f.wide, NULL));    \
         CASE(function, DTYPE, "expected a float", function(f.longs, f.labels, NULL));        \
         CASE(function, SHAPE, "[N, C] and [N]", function(f.wide, f.labels, NULL));           \
         n_.reduction = (mpt_reduction)9;                                                     \
@@ -561,19 +561,88 @@ TEST(ops) {
              mpt_synchronize(f.context));                                                    \
     } while (0)
 
+/* A call of a_ and b_ with reduction r_. */
+#define PAIR_LOSS(function, ...)                                          \
+    do {                                                                  \
+        mpt_tensor a_ = f.x, b_ = f.nil;                                  \
+        mpt_reduction r_ = MPT_MEAN;                                      \
+        CASE(function, BAD_HANDLE, "argument 2", __VA_ARGS__);            \
+        b_ = f.wide;                                                      \
+        CASE(function, SHAPE, "expected equal shapes", __VA_ARGS__);      \
+        b_ = f.longs;                                                     \
+        CASE(function, DTYPE, "argument 2 has dtype int64", __VA_ARGS__); \
+        b_ = f.x, r_ = (mpt_reduction)9;                                  \
+        CASE(function, ARGUMENT, "reduction 9", __VA_ARGS__);             \
+        r_ = (mpt_reduction)259;                                          \
+        CASE(function, ARGUMENT, "reduction 259", __VA_ARGS__);           \
+        r_ = MPT_MEAN;                                                    \
+        TENSOR(function, (a_ = t_, b_ = t_, __VA_ARGS__));                \
+    } while (0)
+
 TEST(losses) {
+    double infinite = 1e308 * 10, nan = infinite - infinite;
     mpt_nll_config n = mpt_nll_config_default();
     QUIET(mpt_nll_config_default, n.ignore_index == -100);
     CLASS_LOSS(mpt_nll_loss);
     CLASS_LOSS(mpt_cross_entropy);
     n.label_smoothing = 1.5;
     CASE(mpt_cross_entropy, ARGUMENT, "label_smoothing 1.5", mpt_cross_entropy(f.x, f.labels, &n));
-    TENSOR(mpt_mse_loss, mpt_mse_loss(t_, t_, MPT_MEAN));
-    CASE(mpt_mse_loss, BAD_HANDLE, "argument 2 is a null", mpt_mse_loss(f.x, f.nil, MPT_MEAN));
-    CASE(mpt_mse_loss, SHAPE, "expected equal shapes", mpt_mse_loss(f.x, f.wide, MPT_MEAN));
-    CASE(mpt_mse_loss, DTYPE, "argument 2 has dtype int64", mpt_mse_loss(f.x, f.longs, MPT_MEAN));
-    CASE(mpt_mse_loss, ARGUMENT, "reduction", mpt_mse_loss(f.x, f.x, (mpt_reduction)3));
-    CASE(mpt_mse_loss, ARGUMENT, "reduction", mpt_mse_loss(f.x, f.x, (mpt_reduction)512));
+    n.label_smoothing = 0, n.ignore_index = 1;
+    CASE(mpt_cross_entropy, ARGUMENT, "ignore_index 1 has no meaning",
+         mpt_cross_entropy(f.x, f.x, &n));
+    n.ignore_index = -1, n.weight = f.wide;
+    CASE(mpt_cross_entropy, SHAPE, "expected [8]", mpt_cross_entropy(f.x, f.x, &n));
+    n.weight = f.stale;
+    CASE(mpt_cross_entropy, BAD_HANDLE, "argument 3", mpt_cross_entropy(f.x, f.x, &n));
+    mpt_tensor cube = mpt_ones(f.context, MPT_F32, MPT_SHAPE(4, 8, 2));
+    CASE(mpt_nll_loss, SHAPE, "[N, C, d1..]", mpt_nll_loss(cube, f.labels, NULL));
+    CASE(mpt_cross_entropy, SHAPE, "[N, C, d1..]", mpt_cross_entropy(cube, f.longs, NULL));
+
+    PAIR_LOSS(mpt_mse_loss, mpt_mse_loss(a_, b_, r_));
+    PAIR_LOSS(mpt_l1_loss, mpt_l1_loss(a_, b_, r_));
+    PAIR_LOSS(mpt_smooth_l1_loss, mpt_smooth_l1_loss(a_, b_, 1, r_));
+    CASE(mpt_smooth_l1_loss, ARGUMENT, "beta -1", mpt_smooth_l1_loss(f.x, f.x, -1, MPT_MEAN));
+    PAIR_LOSS(mpt_huber_loss, mpt_huber_loss(a_, b_, 1, r_));
+    CASE(mpt_huber_loss, ARGUMENT, "delta 0 is not above 0", mpt_huber_loss(f.x, f.x, 0, MPT_MEAN));
+    PAIR_LOSS(mpt_kl_div, mpt_kl_div(a_, b_, false, r_));
+    PAIR_LOSS(mpt_soft_margin_loss, mpt_soft_margin_loss(a_, b_, r_));
+    PAIR_LOSS(mpt_hinge_embedding_loss, mpt_hinge_embedding_loss(a_, b_, 1, r_));
+    CASE(mpt_hinge_embedding_loss, ARGUMENT, "margin nan",
+         mpt_hinge_embedding_loss(f.x, f.x, nan, MPT_MEAN));
+}
+
+TEST(losses_of_more) {
+    mpt_tensor x = f.x, nil = f.nil, four = mpt_ones(f.context, MPT_F32, MPT_SHAPE(4));
+    PAIR_LOSS(mpt_binary_cross_entropy_with_logits,
+              mpt_binary_cross_entropy_with_logits(a_, b_, nil, nil, r_));
+    CASE(mpt_binary_cross_entropy_with_logits, SHAPE, "argument 4 is [3, 5]",
+         mpt_binary_cross_entropy_with_logits(x, x, nil, f.wide, MPT_MEAN));
+    PAIR_LOSS(mpt_binary_cross_entropy, mpt_binary_cross_entropy(a_, b_, nil, r_));
+    CASE(mpt_binary_cross_entropy, SHAPE, "argument 3 is [4], which does not broadcast",
+         mpt_binary_cross_entropy(x, x, four, MPT_MEAN));
+    CASE(mpt_binary_cross_entropy, MPT_ERROR_NUMERIC, "element 0 of the input",
+         mpt_tensor two = mpt_full(f.context, MPT_F32, MPT_SHAPE(2), 2);
+         mpt_binary_cross_entropy(two, two, nil, MPT_MEAN); mpt_synchronize(f.context));
+    PAIR_LOSS(mpt_gaussian_nll_loss, mpt_gaussian_nll_loss(a_, b_, a_, false, 1e-6, r_));
+    CASE(mpt_gaussian_nll_loss, BAD_HANDLE, "argument 3",
+         mpt_gaussian_nll_loss(x, x, f.stale, false, 1e-6, MPT_MEAN));
+    CASE(mpt_gaussian_nll_loss, SHAPE, "argument 3 is [3, 5]",
+         mpt_gaussian_nll_loss(x, x, f.wide, false, 1e-6, MPT_MEAN));
+    CASE(mpt_gaussian_nll_loss, ARGUMENT, "eps -1",
+         mpt_gaussian_nll_loss(x, x, x, false, -1, MPT_MEAN));
+    PAIR_LOSS(mpt_margin_ranking_loss, mpt_margin_ranking_loss(a_, b_, a_, 1, r_));
+    CASE(mpt_margin_ranking_loss, BAD_HANDLE, "argument 3 is a null",
+         mpt_margin_ranking_loss(x, x, nil, 1, MPT_MEAN));
+    PAIR_LOSS(mpt_triplet_margin_loss, mpt_triplet_margin_loss(a_, b_, a_, 1, 1e-6, false, r_));
+    CASE(mpt_triplet_margin_loss, SHAPE, "argument 3 is [3, 5]: expected equal shapes",
+         mpt_triplet_margin_loss(x, x, f.wide, 1, 1e-6, true, MPT_MEAN));
+    PAIR_LOSS(mpt_cosine_embedding_loss, mpt_cosine_embedding_loss(a_, b_, a_.context ? four : a_, 0, r_));
+    CASE(mpt_cosine_embedding_loss, SHAPE, "argument 4 is [3, 5]",
+         mpt_cosine_embedding_loss(x, x, f.wide, 0, MPT_MEAN));
+    TENSOR(mpt_cosine_similarity, mpt_cosine_similarity(t_, t_, 1, 1e-8));
+    CASE(mpt_cosine_similarity, SHAPE, "equal shapes", mpt_cosine_similarity(x, f.wide, 1, 1e-8));
+    CASE(mpt_cosine_similarity, ARGUMENT, "eps 0 is not above 0",
+         mpt_cosine_similarity(x, x, 1, 0));
 }
 
 /* ==== Autograd and autocast ==== */
@@ -674,6 +743,7 @@ TEST_TABLE = {T(contexts),
               T(views),
               T(ops),
               T(losses),
+              T(losses_of_more),
               T(autograd),
               T(modules),
               T(module_trees),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the reference data in tests/golden/ with PyTorch.
 
-    python3 tools/golden.py                      write ops.bin and train.bin
+    python3 tools/golden.py                      write ops.bin, train.bin and losses.bin
     python3 tools/golden.py --verify             compute them again and compare with the files
     python3 tools/golden.py --experiments        print how PyTorch behaves in corner cases
     python3 tools/golden.py --mnist DIR          write mnist_reference.txt from the idx files in DIR
@@ -620,7 +620,7 @@ def op_cases():
     cases += empty_cases()
     for region in (F16, BF16):
         cases += region_cases(region)
-    missing = set(OPS) - {c.op for c in cases}
+    missing = set(OPS) - set(LOSSES) - {c.op for c in cases}
     assert not missing, missing
     return cases
 
@@ -1233,6 +1233,308 @@ def train_cases():
             *classifier_cases()]
 
 
+# ---- losses ----
+
+REDUCTIONS = ["mean", "sum", "none", "batchmean"]
+
+
+def maybe(x, k, present=True):
+    return x[k] if present and len(x) > k else None
+
+
+# ints: reduction (of cosine_similarity: dimension), flags; reals: margin, eps and so on
+LOSSES = {
+    "l1_loss": lambda x, i, r: F.l1_loss(x[0], x[1], reduction=REDUCTIONS[i[0]]),
+    "smooth_l1_loss": lambda x, i, r: F.smooth_l1_loss(x[0], x[1], beta=r[0],
+                                                       reduction=REDUCTIONS[i[0]]),
+    "huber_loss": lambda x, i, r: F.huber_loss(x[0], x[1], delta=r[0], reduction=REDUCTIONS[i[0]]),
+    # i[1]: which of weight (1) and pos_weight (2) there are
+    "binary_cross_entropy_with_logits": lambda x, i, r: F.binary_cross_entropy_with_logits(
+        x[0], x[1], weight=maybe(x, 2, i[1] & 1), pos_weight=maybe(x, len(x) - 1, i[1] & 2),
+        reduction=REDUCTIONS[i[0]]),
+    "binary_cross_entropy": lambda x, i, r: F.binary_cross_entropy(
+        x[0], x[1], weight=maybe(x, 2), reduction=REDUCTIONS[i[0]]),
+    "kl_div": lambda x, i, r: F.kl_div(x[0], x[1], log_target=bool(i[1]),
+                                       reduction=REDUCTIONS[i[0]]),
+    "gaussian_nll_loss": lambda x, i, r: F.gaussian_nll_loss(
+        x[0], x[1], x[2], full=bool(i[1]), eps=r[0], reduction=REDUCTIONS[i[0]]),
+    "soft_margin_loss": lambda x, i, r: F.soft_margin_loss(x[0], x[1], reduction=REDUCTIONS[i[0]]),
+    "hinge_embedding_loss": lambda x, i, r: F.hinge_embedding_loss(
+        x[0], x[1], margin=r[0], reduction=REDUCTIONS[i[0]]),
+    "margin_ranking_loss": lambda x, i, r: F.margin_ranking_loss(
+        x[0], x[1], x[2], margin=r[0], reduction=REDUCTIONS[i[0]]),
+    "triplet_margin_loss": lambda x, i, r: F.triplet_margin_loss(
+        x[0], x[1], x[2], margin=r[0], eps=r[1], swap=bool(i[1]), reduction=REDUCTIONS[i[0]]),
+    "cosine_similarity": lambda x, i, r: F.cosine_similarity(x[0], x[1], dim=i[0], eps=r[0]),
+    "cosine_embedding_loss": lambda x, i, r: F.cosine_embedding_loss(
+        x[0], x[1], x[2], margin=r[0], reduction=REDUCTIONS[i[0]]),
+    "soft_targets": lambda x, i, r: F.cross_entropy(x[0], x[1], weight=maybe(x, 2),
+                                                    label_smoothing=r[0],
+                                                    reduction=REDUCTIONS[i[0]]),
+}
+OPS.update({name: ("loss", function) for name, function in LOSSES.items()})
+
+
+def signs(label, shape):
+    return torch.where(noise(label, shape) < 0, -1.0, 1.0)
+
+
+def probabilities(label, shape, dim=1):
+    return F.softmax(noise(label, shape, 2), dim)
+
+
+def pair_specs():
+    """op, ints behind the reduction, reals, inputs of a label, inputs without a gradient"""
+    def two(n, s):
+        return [noise(n + "/a", s, 2), noise(n + "/b", s, 2)]
+
+    def signed(n, s):
+        return [noise(n + "/a", s, 2), signs(n + "/b", s)]
+
+    def binary(n, s):
+        return [noise(n + "/a", s, 4), noise(n + "/b", s).abs()]
+    yield "mse_loss", [], [], two, ()
+    yield "l1_loss", [], [], two, ()
+    for beta in (0.0, 0.5, 1.0):
+        yield "smooth_l1_loss", [], [beta], two, ()
+    for delta in (0.5, 1.5):
+        yield "huber_loss", [], [delta], two, ()
+    for which in range(4):
+        def weighted(n, s, which=which):
+            more = [noise(f"{n}/{k}", s[-1:]).abs() + 0.5 for k in (1, 2) if which & k]
+            return binary(n, s) + more
+        yield "binary_cross_entropy_with_logits", [which], [], weighted, (2, 3)
+    for which in range(2):
+        def probable(n, s, which=which):
+            x = [noise(n + "/a", s).abs() * 0.9 + 0.05, noise(n + "/b", s).abs()]
+            return x + ([noise(n + "/w", s[-1:]).abs() + 0.5] if which else [])
+        yield "binary_cross_entropy", [], [], probable, (2,)
+    for log_target in (0, 1):
+        def divergence(n, s, log_target=log_target):
+            target = noise(n + "/b", s).abs() + 0.01
+            return [noise(n + "/a", s, 3), target.log() if log_target else target]
+        yield "kl_div", [log_target], [], divergence, ()
+    for full in (0, 1):
+        for cut in range(3):
+            def gaussian(n, s, cut=cut):
+                shape = [s, (*s[:-1], 1), s[:-1]][cut if s else 0]
+                return two(n, s) + [noise(n + "/v", shape).abs() + 0.1]
+            yield "gaussian_nll_loss", [full, cut], [1e-6], gaussian, ()
+    yield "soft_margin_loss", [], [], signed, (1,)
+    for margin in (0.7, -0.5):
+        yield "hinge_embedding_loss", [], [margin], signed, (1,)
+        yield "margin_ranking_loss", [], [margin], (
+            lambda n, s: two(n, s) + [signs(n + "/c", s)]), ()
+
+
+def pair_cases(dtype, region=None):
+    d = DTYPE_NAME[dtype] + (f" in {DTYPE_NAME[region]}" if region else "")
+    for op, ints, reals, make, constant in pair_specs():
+        if dtype != F32 and op == "gaussian_nll_loss" and ints[1]:
+            continue
+        for kind in range(1 if region else 4 if op == "kl_div" else 3):
+            shapes = [((5, 3), None)]
+            if kind == MEAN and not region:
+                shapes += [((5, 4), [TRANSPOSED, SLICED])]
+            if dtype == F32 and kind == MEAN and not region and ints[1:] in ([], [0]):
+                shapes += [((), None), ((67,), None), ((2, 3, 4), None)]
+            for shape, layouts in shapes:
+                label = f"{op} {d} {list(shape)} {kind} {ints} {reals}"
+                label += " strided" if layouts else ""
+                inputs = [x.to(dtype) for x in make(label, shape)]
+                layouts = (layouts or []) + [DENSE] * len(inputs)
+                yield op_case(op, label, inputs, [kind, *ints], reals, region,
+                              layouts[:len(inputs)], constant=constant)
+
+
+def vector_cases(dtype, region=None):
+    d = DTYPE_NAME[dtype] + (f" in {DTYPE_NAME[region]}" if region else "")
+
+    def case(op, ints, reals, shape, n, target=None, layouts=None):
+        label = f"{op} {d} {list(shape)} {ints} {reals}{' strided' if layouts else ''}"
+        x = [noise(f"{label}/{k}", shape, 2).to(dtype) for k in range(n)]
+        if target is not None:
+            x.append(signs(label + "/target", target).to(dtype))
+        layouts = (layouts or []) + [DENSE] * len(x)
+        return op_case(op, label, x, ints, reals, region, layouts[:len(x)], constant=(n,))
+    for kind in (MEAN,) if region else (MEAN, SUM, NONE):
+        for swap in (0, 1):
+            yield case("triplet_margin_loss", [kind, swap], [1.0, 1e-6], (4, 6), 3)
+        for margin in (0.0, 0.3, -0.4):
+            yield case("cosine_embedding_loss", [kind], [margin], (6, 5), 2, (6,))
+    if region:
+        return
+    yield case("triplet_margin_loss", [MEAN, 0], [0.5, 1e-3], (7,), 3)
+    yield case("triplet_margin_loss", [NONE, 0], [0.5, 1e-6], (2, 3, 5), 3)
+    yield case("triplet_margin_loss", [MEAN, 1], [2.5, 1e-6], (4, 6), 3,
+               layouts=[TRANSPOSED, SLICED])
+    yield case("cosine_embedding_loss", [MEAN], [0.1], (5,), 2, ())
+    for shape, dim in (((4, 5), 1), ((4, 5), 0), ((2, 3, 4), 1), ((6,), 0)):
+        yield case("cosine_similarity", [dim], [1e-8], shape, 2)
+    yield case("cosine_similarity", [-1], [0.5], (4, 5), 2, layouts=[SLICED, TRANSPOSED])
+
+
+def class_cases(dtype, region=None):
+    """Targets with positions, and probabilities as targets."""
+    d = DTYPE_NAME[dtype] + (f" in {DTYPE_NAME[region]}" if region else "")
+    weight = torch.tensor([0.5, 2, 1, 0.25])
+    for shape in ((3, 4, 5), (2, 4, 3, 2))[:2 if dtype == F32 and not region else 1]:
+        n = int(np.prod(shape)) // 4
+        t = torch.tensor([(7 * k + k // 5) % 4 if k % 6 else -100 for k in range(n)])
+        t = t.reshape(shape[0], *shape[2:])
+        for op in ("nll_loss", "cross_entropy"):
+            for kind in (MEAN, SUM, NONE):
+                for w, smoothing in ((None, 0.0), (weight, 0.0), (weight, 0.1)):
+                    if (op == "nll_loss" and smoothing) or (region and kind != MEAN):
+                        continue
+                    label = (f"{op} {d} {list(shape)} {kind}{'' if w is None else ' weight'} "
+                             f"smoothing {smoothing}")
+                    x = noise(label, shape, 2)
+                    x = F.log_softmax(x, 1) if op == "nll_loss" else x
+                    yield op_case(op, label, [x.to(dtype), t] + ([] if w is None else [w]),
+                                  [kind, -100], [smoothing], region, constant=(2,))
+    for shape in ((5, 4), (4,), (3, 4, 2), (2, 4, 3, 2))[:4 if dtype == F32 else 1]:
+        for kind in (MEAN, SUM, NONE):
+            for w, smoothing in ((None, 0.0), (weight, 0.0), (None, 0.2), (weight, 0.1)):
+                if region and (kind != MEAN or len(shape) != 2):
+                    continue
+                label = (f"soft_targets {d} {list(shape)} {kind}{'' if w is None else ' weight'} "
+                         f"smoothing {smoothing}")
+                x = [noise(label + "/x", shape, 2).to(dtype),
+                     probabilities(label + "/y", shape, 1 if len(shape) > 1 else 0).to(dtype)]
+                yield op_case("soft_targets", label, x + ([] if w is None else [w]), [kind],
+                              [smoothing], region, constant=(2,))
+
+
+def edge_cases():
+    def case(op, label, x, ints, reals=(), constant=()):
+        x = [v if torch.is_tensor(v) else torch.tensor(v) for v in x]
+        return op_case(op, f"{op} edge {label}", x, ints, reals, constant=constant)
+    inf, nan = math.inf, math.nan
+    same = [[0.0, 1, -2, 0.5, 1.5, nan], [0.0, 2, -1.5, 1, 3, 1]]
+    yield case("l1_loss", "equal", same, [NONE])
+    for number in (0.0, 0.5, 1.0):
+        # PyTorch takes a beta of 0 for l1_loss, where sign(NaN) is 0
+        yield case("smooth_l1_loss", f"at beta {number}",
+                   [v[:5] for v in same] if number == 0 else same, [NONE], [number])
+    for number in (0.5, 1.0):
+        yield case("huber_loss", f"at delta {number}", same, [NONE], [number])
+    yield case("binary_cross_entropy_with_logits", "large",
+               [[0.0, 100, -100, 100, -100, 30, -30, nan], [0.5, 1, 0, 0, 1, 0.5, 0.5, 1]],
+               [NONE, 0])
+    yield case("binary_cross_entropy", "ends", [[0.0, 1, 1, 0, 1e-6], [1.0, 1, 0, 0, 0]], [NONE],
+               constant=(1,))
+    yield case("kl_div", "zero target", [[-1.0, -1, -1], [0.0, 1e-30, 1]], [NONE, 0],
+               constant=(1,))
+    yield case("kl_div", "negative target", [[-1.0, -1], [-0.5, 0.5]], [NONE, 0], constant=(1,))
+    yield case("kl_div", "log target", [[-1.0, 2], [-100.0, 0]], [NONE, 1])
+    yield case("gaussian_nll_loss", "below eps", [[1.0, 2, 3], [1.5, 2, 1], [0.0, 1e-8, 1e-6]],
+               [NONE, 0], [1e-6])
+    yield case("soft_margin_loss", "far", [[80.0, -80, -10, 0], [1.0, 1, 1, -1]], [NONE],
+               constant=(1,))
+    yield case("hinge_embedding_loss", "at the margin",
+               [[1.0, 0.5, 2, 3, 0.5, 1], [-1.0, -1, -1, 1, 0.5, 1]], [NONE], [1.0], constant=(1,))
+    yield case("margin_ranking_loss", "at the margin",
+               [[1.0, 2, 3, nan], [0.0, 0, 2.5, 1], [1.0, 1, -1, 1]], [NONE], [1.0])
+    zeros = [[[0.0, 0], [1e-9, 0], [1, 2]], [[1.0, 2], [1, 2], [0, 0]]]
+    yield case("cosine_similarity", "zero", zeros, [1], [1e-8])
+    yield case("cosine_embedding_loss", "zero", [*zeros, [1.0, -1, 0.5]], [NONE], [0.0],
+               constant=(2,))
+    yield case("triplet_margin_loss", "equal, eps 0",
+               [[[1.0, 2], [0, 0]], [[1.0, 2], [0, 1]], [[1.0, 2], [0, 2]]], [NONE, 0], [1.0, 0.0])
+    x = noise("all ignored", (2, 3, 4))
+    for op in ("nll_loss", "cross_entropy"):
+        for kind in (MEAN, SUM):
+            yield case(op, f"all ignored {kind}", [x, torch.full((2, 4), -100)], [kind, -100],
+                       [0.0])
+            yield op_case(op, f"{op} empty with positions {kind}",
+                          [torch.empty(0, 3, 2), torch.empty(0, 2, dtype=I64)], [kind, -100],
+                          [0.0], no_grad=True)
+    for kind in (MEAN, SUM):
+        yield op_case("soft_targets", f"soft_targets empty {kind}",
+                      [torch.empty(0, 3), torch.empty(0, 3)], [kind], [0.0], no_grad=True)
+        yield op_case("l1_loss", f"l1_loss empty {kind}", [torch.empty(0, 3), torch.empty(0, 3)],
+                      [kind], no_grad=True)
+        yield op_case("kl_div", f"kl_div empty {kind}", [torch.empty(0, 3), torch.empty(0, 3)],
+                      [kind, 0], no_grad=True)
+
+
+TRACE_STEPS = 200
+# How what the loss gets follows from a net's output [32, 12]
+AS_IT_IS, LOG_SOFTMAX, SIGMOID, POSITIONS = range(4)
+
+
+def trace_specs():
+    """op, ints, reals, inputs through the net, how, the other inputs"""
+    def n(label, shape=(32, 12)):
+        return noise("trace " + label, shape)
+    classes = torch.tensor([k * k % 11 for k in range(32)])
+    positions = torch.tensor([[(k + j * k) % 3 for j in range(4)] for k in range(32)])
+    positions[3, 2] = -100
+    yield "mse_loss", [MEAN], [], 1, AS_IT_IS, [n("mse")]
+    yield "l1_loss", [MEAN], [], 1, AS_IT_IS, [n("l1")]
+    yield "smooth_l1_loss", [MEAN], [0.3], 1, AS_IT_IS, [n("smooth")]
+    yield "huber_loss", [MEAN], [0.5], 1, AS_IT_IS, [n("huber")]
+    yield "binary_cross_entropy_with_logits", [MEAN, 3], [], 1, AS_IT_IS, [
+        (n("logits") > 0).float(), n("weight", (12,)).abs() + 0.5, n("pos", (12,)).abs() + 0.5]
+    yield "binary_cross_entropy", [MEAN], [], 1, SIGMOID, [n("bce").abs()]
+    yield "kl_div", [3, 0], [], 1, LOG_SOFTMAX, [F.softmax(2 * n("kl"), 1)]
+    yield "gaussian_nll_loss", [MEAN, 1], [1e-6], 1, AS_IT_IS, [n("gauss"), n("var").abs() + 0.2]
+    yield "soft_margin_loss", [MEAN], [], 1, AS_IT_IS, [signs("trace soft", (32, 12))]
+    yield "hinge_embedding_loss", [MEAN], [1.0], 1, SIGMOID, [signs("trace hinge", (32, 12))]
+    yield "margin_ranking_loss", [MEAN], [0.5], 2, AS_IT_IS, [signs("trace rank", (32, 12))]
+    yield "triplet_margin_loss", [MEAN, 0], [1.0, 1e-6], 3, AS_IT_IS, []
+    yield "cosine_embedding_loss", [MEAN], [0.2], 2, AS_IT_IS, [signs("trace cosine", (32,))]
+    yield "nll_loss", [MEAN, -100], [0.0], 1, LOG_SOFTMAX, [classes]
+    yield "cross_entropy", [MEAN, -100], [0.1], 1, POSITIONS, [positions]
+    yield "soft_targets", [MEAN], [0.0], 1, AS_IT_IS, [F.softmax(2 * n("soft"), 1)]
+
+
+def run_trace(spec, dtype):
+    op, ints, reals, n, how, others = spec
+    params = [noise(f"trace w{k}", s, 0.5).to(dtype).requires_grad_()
+              for k, s in enumerate([(16, 8), (16,), (12, 16), (12,)])]
+    inputs = [noise(f"trace x{k}", (32, 8)).to(dtype) for k in range(n)]
+    others = [x.to(dtype) if floating(x) else x for x in others]
+    optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9, foreach=False)
+    losses = []
+    for _ in range(TRACE_STEPS):
+        out = [F.linear(torch.tanh(F.linear(x, *params[:2])), *params[2:]) for x in inputs]
+        out[0] = [lambda v: v, lambda v: F.log_softmax(v, 1), torch.sigmoid,
+                  lambda v: v.reshape(32, 3, 4)][how](out[0])
+        loss = OPS[op][1](out + others, ints, reals)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def trace_cases():
+    for spec in trace_specs():
+        op, ints, reals, n, how, others = spec
+        losses, exact = run_trace(spec, F32), run_trace(spec, F64)
+        # Another order of sums moves every step; PyTorch's own distance from fp64 shows how far.
+        atol = max(ATOL, 4 * (losses - exact).abs().max().item())
+        yield Case(op, f"trace {op}", [*ints, n, how], reals,
+                   [Tensor(f"in{k + n}", x, CONSTANT, k + n) for k, x in enumerate(others)] +
+                   [Tensor("loss", losses, OUTPUT, atol=atol)])
+
+
+def all_losses():
+    cases = list(edge_cases())
+    for dtype in (F32, F16, BF16):
+        for make in (pair_cases, vector_cases, class_cases):
+            cases += make(dtype)
+    for region in (F16, BF16):
+        for make in (pair_cases, vector_cases, class_cases):
+            cases += make(region, region)
+    cases += trace_cases()
+    missing = set(LOSSES) - {c.op for c in cases}
+    assert not missing, missing
+    return cases
+
+
 # ---- MNIST ----
 
 def mnist(folder):
@@ -1484,7 +1786,7 @@ def adam_state():
 
 # ---- commands ----
 
-FILES = {"ops.bin": op_cases, "train.bin": train_cases}
+FILES = {"ops.bin": op_cases, "train.bin": train_cases, "losses.bin": all_losses}
 
 
 def same(a, b, name, rtol):

@@ -183,6 +183,25 @@ static void call_attributes(void) {
     }
 }
 
+static void call_losses(void) {
+    mpt_tensor x = tensor(), y = tensor(), z = tensor(), w = tensor();
+    double a = number(), b = number();
+    bool on = flip();
+    mpt_reduction r = reduction();
+    switch (pick(10)) {
+    case 0: put(mpt_smooth_l1_loss(x, y, a, r)); break;
+    case 1: put(mpt_binary_cross_entropy_with_logits(x, y, z, w, r)); break;
+    case 2: put(mpt_binary_cross_entropy(x, y, z, r)); break;
+    case 3: put(mpt_kl_div(x, y, on, r)); break;
+    case 4: put(mpt_gaussian_nll_loss(x, y, z, on, a, r)); break;
+    case 5: put(mpt_margin_ranking_loss(x, y, z, a, r)); break;
+    case 6: put(mpt_triplet_margin_loss(x, y, z, a, b, on, r)); break;
+    case 7: put(mpt_cosine_similarity(x, y, dim(), a)); break;
+    case 8: put(mpt_cosine_embedding_loss(x, y, z, a, r)); break;
+    default: put(mpt_soft_margin_loss(x, y, r)); break;
+    }
+}
+
 static void call_classes(void) {
     mpt_nll_config config = mpt_nll_config_default();
     mpt_tensor x = tensor(), y = tensor();
@@ -258,7 +277,7 @@ static void call_region(void) {
 
 static void (*const calls[])(void) = {
     call_make,      call_make,    call_leaf,      call_view,   call_view,      call_unary,
-    call_binary,    call_binary,  call_reduce,    call_attributes, call_attributes, call_classes,
+    call_binary,    call_binary,  call_reduce,    call_attributes, call_losses, call_classes,
     call_read,      call_backward, call_backward, call_lifetime, call_lifetime, call_region,
     call_layer,     call_tree,    call_module,    call_module, call_optimizer, call_optimizer,
     call_scaler,    call_scaler,  call_schedule,  call_train,  call_train,     call_data,
