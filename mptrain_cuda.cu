@@ -679,7 +679,41 @@ __device__ __forceinline__ float mpt__gelu_tanh_slope(float a) {
     return slope + 0.5f * a * rest * MPT__SQRT_2_BY_PI * (1.0f + 3.0f * MPT__GELU_CUBE * a * a);
 }
 
-/* R(name, value): as in 30_cpu_ref.c; a the element, b the second one, c the constant. */
+__device__ __forceinline__ float mpt__softplus(float a, float beta, float threshold) {
+    return a * beta > threshold ? a : log1pf(expf(a * beta)) / beta;
+}
+
+__device__ __forceinline__ float mpt__silu_slope(float a) {
+    const float s = mpt__sigmoid(a);
+    return s * (1.0f + a * (1.0f - s));
+}
+
+__device__ __forceinline__ float mpt__sign(float a) { return (float)((a > 0) - (a < 0)); }
+
+__device__ __forceinline__ float mpt__smaller(float a, float b) { /* NaN wins */
+    return a < b || a != a ? a : b;
+}
+
+__device__ __forceinline__ float mpt__clamp(float a, float low, float high) {
+    const float x = low > a ? low : a;
+    return high < x ? high : x;
+}
+
+/* Long ones are not worth a copy for each of eight elements. */
+__device__ __noinline__ float mpt__sin(float a) { return sinf(a); }
+__device__ __noinline__ float mpt__cos(float a) { return cosf(a); }
+__device__ __noinline__ float mpt__pow(float a, float b) { return powf(a, b); }
+
+__device__ __forceinline__ float mpt__pow_slope(float a, float b) {
+    if (b == 2.0f) return a + a;
+    return b == 0 ? 0.0f : b * mpt__pow(a, b - 1.0f);
+}
+
+__device__ __forceinline__ float mpt__pow_exponent(float a, float b) {
+    return a == 0 && b >= 0 ? 0.0f : mpt__pow(a, b) * logf(a);
+}
+
+/* R(name, value): as in 30_cpu_ref.c; a the element, b the second one, c and d the constants. */
 #define MPT__UNARY_FUNCTIONS(R)                                 \
     R(NEG, -a)                                                  \
     R(EXP, expf(a))                                             \
@@ -694,7 +728,20 @@ __device__ __forceinline__ float mpt__gelu_tanh_slope(float a) {
     R(MUL_SCALAR, a *c)                                         \
     R(MUL_SLOT, a *c)                                           \
     R(ISNAN, a != a ? 1.0f : 0.0f)                              \
-    R(ISINF, fabsf(a) == INFINITY ? 1.0f : 0.0f)
+    R(ISINF, fabsf(a) == INFINITY ? 1.0f : 0.0f)                \
+    R(NOT, a == 0 ? 1.0f : 0.0f)                                \
+    R(LOG1P, log1pf(a))                                         \
+    R(RSQRT, 1.0f / sqrtf(a))                                   \
+    R(ABS, fabsf(a))                                            \
+    R(SIGN, mpt__sign(a))                                       \
+    R(SIN, mpt__sin(a))                                         \
+    R(COS, mpt__cos(a))                                         \
+    R(CLAMP, mpt__clamp(a, c, d))                               \
+    R(POW_SCALAR, mpt__pow(a, c))                               \
+    R(LEAKY_RELU, a > 0 ? a : a *c)                             \
+    R(ELU, a > 0 ? a : c *expm1f(a))                            \
+    R(SILU, a *mpt__sigmoid(a))                                 \
+    R(SOFTPLUS, mpt__softplus(a, c, d))
 
 #define MPT__BINARY_FUNCTIONS(R)                      \
     R(ADD, a + b)                                     \
@@ -702,15 +749,42 @@ __device__ __forceinline__ float mpt__gelu_tanh_slope(float a) {
     R(MUL, a *b)                                      \
     R(DIV, a / b)                                     \
     R(EQUAL, a == b ? 1.0f : 0.0f)                    \
+    R(NOT_EQUAL, a == b ? 0.0f : 1.0f)                \
+    R(LESS, a < b ? 1.0f : 0.0f)                      \
+    R(LESS_EQUAL, a <= b ? 1.0f : 0.0f)               \
+    R(GREATER, a > b ? 1.0f : 0.0f)                   \
+    R(GREATER_EQUAL, a >= b ? 1.0f : 0.0f)            \
+    R(AND, a != 0 && b != 0 ? 1.0f : 0.0f)            \
+    R(OR, a != 0 || b != 0 ? 1.0f : 0.0f)             \
+    R(MINIMUM, mpt__smaller(a, b))                    \
+    R(MAXIMUM, mpt__larger(a, b))                     \
+    R(POW, mpt__pow(a, b))                            \
+    R(KEEP, a == 0 ? -0.0f : a *b)                    \
+    R(DROP, a == 0 ? b : -0.0f)                       \
+    R(SHARE, a < b ? 0.0f : a == b ? 0.5f : 1.0f)     \
+    R(POW_SLOPE, mpt__pow_slope(a, b))                \
+    R(POW_EXPONENT, mpt__pow_exponent(a, b))          \
     R(RELU_BACKWARD, a <= 0 ? 0.0f : b)               \
     R(GELU_BACKWARD, b *mpt__gelu_slope(a))           \
     R(GELU_TANH_BACKWARD, b *mpt__gelu_tanh_slope(a)) \
     R(TANH_BACKWARD, b *(1.0f - a * a))               \
     R(SIGMOID_BACKWARD, b *a *(1.0f - a))             \
-    R(SQRT_BACKWARD, b / (2.0f * a))
+    R(SQRT_BACKWARD, b / (2.0f * a))                  \
+    R(LOG1P_BACKWARD, b / (1.0f + a))                 \
+    R(RSQRT_BACKWARD, b * -0.5f * a * a * a)          \
+    R(ABS_BACKWARD, b *mpt__sign(a))                  \
+    R(SIN_BACKWARD, b *mpt__cos(a))                   \
+    R(COS_BACKWARD, -b * mpt__sin(a))                 \
+    R(CLAMP_BACKWARD, a > c && a < d ? b : 0.0f)    \
+    R(HARDTANH_BACKWARD, a <= c || a >= d ? 0.0f : b) \
+    R(POW_SCALAR_BACKWARD, b *mpt__pow_slope(a, c))   \
+    R(LEAKY_RELU_BACKWARD, a > 0 ? b : b *c)          \
+    R(ELU_BACKWARD, a > 0 ? b : b *c *expf(a))        \
+    R(SILU_BACKWARD, b *mpt__silu_slope(a))           \
+    R(SOFTPLUS_BACKWARD, a *c > d ? b : b *mpt__sigmoid(a *c))
 
 template <int N>
-__device__ __forceinline__ void mpt__unary_of(int function, float (&x)[N], float c) {
+__device__ __forceinline__ void mpt__unary_of(int function, float (&x)[N], float c, float d) {
     switch (function) {
 #define MPT__ROW(id, value)           \
     case MPT__FN_##id:                \
@@ -726,7 +800,8 @@ __device__ __forceinline__ void mpt__unary_of(int function, float (&x)[N], float
 }
 
 template <int N>
-__device__ __forceinline__ void mpt__binary_of(int function, float (&x)[N], const float (&y)[N]) {
+__device__ __forceinline__ void mpt__binary_of(int function, float (&x)[N], const float (&y)[N],
+                                               float c, float d) {
     switch (function) {
 #define MPT__ROW(id, value)                 \
     case MPT__FN_##id:                      \
@@ -745,7 +820,7 @@ __device__ __forceinline__ bool mpt__is_finite(float x) { return fabsf(x) < INFI
 
 struct mpt__unary {
     int function;
-    float c;
+    float c, d;
     const mpt__scalar *slot; /* NULL: c stands there */
     mpt__scalar *nonfinite;  /* NULL, or set to 1 where an operand is not finite */
 };
@@ -762,7 +837,7 @@ __device__ __forceinline__ void mpt__unary_at(const mpt__walk &walk, const mpt__
             if (!mpt__is_finite(x[i])) atomicExch((unsigned long long *)&unary.nonfinite->i, 1ull);
         }
     }
-    mpt__unary_of<N>(unary.function, x, c);
+    mpt__unary_of<N>(unary.function, x, c, unary.d);
     mpt__give<N>(walk, 1, at[1], x);
 }
 
@@ -781,6 +856,7 @@ mpt_status mpt__run_unary(const mpt__cuda_call *call, mpt__scalar *nonfinite) {
     memset(&unary, 0, sizeof unary);
     unary.function = launch->function;
     unary.c = (float)launch->imm[0];
+    unary.d = (float)launch->imm[1];
     unary.slot = launch->function == MPT__FN_MUL_SLOT ? &call->scalars[launch->slot[0]] : NULL;
     unary.nonfinite = nonfinite;
     mpt__unary_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(walk, unary);
@@ -794,44 +870,63 @@ mpt_status mpt__cuda_scale_loss(const mpt__cuda_call *call) {
     return mpt__run_unary(call, &call->scalars[call->launch->slot[1]]);
 }
 
+struct mpt__binary {
+    int function;
+    float c, d;
+};
+
 template <int N>
-__device__ __forceinline__ void mpt__binary_at(const mpt__walk &walk, int function,
+__device__ __forceinline__ void mpt__binary_at(const mpt__walk &walk, const mpt__binary &binary,
                                                long long index) {
     long long at[3];
     float x[N], y[N];
     mpt__locate_in<3>(walk, index, at);
     mpt__take<N>(walk, 0, at[0], x);
     mpt__take<N>(walk, 1, at[1], y);
-    mpt__binary_of<N>(function, x, y);
+    mpt__binary_of<N>(binary.function, x, y, binary.c, binary.d);
     mpt__give<N>(walk, 2, at[2], x);
 }
 
-__global__ void mpt__binary_kernel(const mpt__walk walk, int function) {
+__global__ void mpt__binary_kernel(const mpt__walk walk, const mpt__binary binary) {
     const long long done = 8 * walk.eights;
-    MPT__EACH(i, walk.eights) mpt__binary_at<8>(walk, function, 8 * i);
-    MPT__EACH(i, walk.space.count - done) mpt__binary_at<1>(walk, function, done + i);
+    MPT__EACH(i, walk.eights) mpt__binary_at<8>(walk, binary, 8 * i);
+    MPT__EACH(i, walk.space.count - done) mpt__binary_at<1>(walk, binary, done + i);
 }
 
-__global__ void mpt__equal_integers_kernel(const mpt__walk walk) {
+__device__ __forceinline__ bool mpt__compare(int function, long long a, long long b) {
+    switch (function) {
+    case MPT__FN_EQUAL: return a == b;
+    case MPT__FN_NOT_EQUAL: return a != b;
+    case MPT__FN_LESS: return a < b;
+    case MPT__FN_LESS_EQUAL: return a <= b;
+    case MPT__FN_GREATER: return a > b;
+    default: return a >= b;
+    }
+}
+
+__global__ void mpt__compare_integers_kernel(const mpt__walk walk, int function) {
     MPT__EACH(i, walk.space.count) {
         long long at[3], x, y;
         mpt__locate_in<3>(walk, i, at);
         mpt__fetch(walk.array[0], at[0], x);
         mpt__fetch(walk.array[1], at[1], y);
-        mpt__put(walk.array[2], at[2], x == y ? 1.0f : 0.0f);
+        mpt__put(walk.array[2], at[2], mpt__compare(function, x, y) ? 1.0f : 0.0f);
     }
 }
 
 mpt_status mpt__cuda_binary(const mpt__cuda_call *call) {
     const int function = call->launch->function;
+    const mpt__binary binary = {function, (float)call->launch->imm[0],
+                                (float)call->launch->imm[1]};
     const mpt__walk walk = mpt__walk_over(call, 3);
     const unsigned int blocks = mpt__walk_blocks(call, walk);
     if (walk.space.count == 0) return MPT_OK;
-    if (function == MPT__FN_EQUAL && mpt__is_integer(walk.array[0].dtype) &&
+    if (function >= MPT__FN_EQUAL && function <= MPT__FN_GREATER_EQUAL &&
+        mpt__is_integer(walk.array[0].dtype) &&
         mpt__is_integer(walk.array[1].dtype)) {
-        mpt__equal_integers_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(walk);
+        mpt__compare_integers_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(walk, function);
     } else {
-        mpt__binary_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(walk, function);
+        mpt__binary_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(walk, binary);
     }
     return MPT_OK;
 }
@@ -2153,7 +2248,7 @@ __device__ __forceinline__ void mpt__finish_at(const mpt__walk &walk, int comput
         mpt__take<N>(walk, 1, at[1], bias);
         for (int i = 0; i < N; i++) x[i] += mpt__rounded(bias[i], compute_dtype);
     }
-    mpt__unary_of<N>(function, x, 0);
+    mpt__unary_of<N>(function, x, 0, 0);
     mpt__give<N>(walk, 2, at[2], x);
 }
 
@@ -2224,7 +2319,7 @@ __global__ void mpt__plain_kernel(mpt__plain p) {
                 value[0] +=
                     mpt__rounded(mpt__load(p.bias.data, p.bias.dtype, from), p.compute_dtype);
             }
-            mpt__unary_of<1>(p.function, value, 0);
+            mpt__unary_of<1>(p.function, value, 0, 0);
             mpt__put(p.out,
                      mpt__locate(p.batches, p.out.stride, batch) + row * p.out.stride[rank - 2] +
                          column * p.out.stride[rank - 1],

@@ -399,6 +399,40 @@ MPTRAIN_API mpt_tensor mpt_sigmoid(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_isnan(mpt_tensor x);               /* bool */
 MPTRAIN_API mpt_tensor mpt_isinf(mpt_tensor x);               /* bool */
 MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b); /* bool; any dtype, the same one */
+/* As mpt_equal: a < b, a <= b, a > b, a >= b, a != b. With NaN only the last one is true. */
+MPTRAIN_API mpt_tensor mpt_lt(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_le(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_gt(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_ge(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_ne(mpt_tensor a, mpt_tensor b);
+/* bool; of any dtypes: what is not 0 is true. */
+MPTRAIN_API mpt_tensor mpt_logical_and(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_logical_or(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_logical_not(mpt_tensor x);
+/* condition ? a : b, all three broadcast; condition is bool. */
+MPTRAIN_API mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b);
+/* fp32 inside autocast: log1p, rsqrt, pow and softplus. */
+MPTRAIN_API mpt_tensor mpt_log1p(mpt_tensor x); /* log(1 + x), exact for small x */
+MPTRAIN_API mpt_tensor mpt_rsqrt(mpt_tensor x); /* 1 / sqrt(x) */
+MPTRAIN_API mpt_tensor mpt_pow(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_pow_scalar(mpt_tensor x, double exponent);
+MPTRAIN_API mpt_tensor mpt_abs(mpt_tensor x);
+MPTRAIN_API mpt_tensor mpt_sign(mpt_tensor x); /* -1, 0, 1; 0 for NaN; its gradient is 0 */
+MPTRAIN_API mpt_tensor mpt_sin(mpt_tensor x);  /* radians */
+MPTRAIN_API mpt_tensor mpt_cos(mpt_tensor x);
+/* Into [min, max]; an infinite bound is none. NaN passes. There is no gradient at the bounds. */
+MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max);
+/* The smaller and the larger one; NaN wins. Where both are equal, each gets half the gradient. */
+MPTRAIN_API mpt_tensor mpt_minimum(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_maximum(mpt_tensor a, mpt_tensor b);
+/* Activations, as in torch.nn.functional, whose defaults the comments give. */
+MPTRAIN_API mpt_tensor mpt_leaky_relu(mpt_tensor x, double slope); /* 0.01 */
+MPTRAIN_API mpt_tensor mpt_elu(mpt_tensor x, double alpha);        /* 1 */
+MPTRAIN_API mpt_tensor mpt_silu(mpt_tensor x);                     /* x sigmoid(x) */
+/* log(1 + exp(beta x)) / beta; x itself where beta x > threshold. 1, 20 */
+MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold);
+/* As mpt_clamp. -1, 1 */
+MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max);
 
 /* [.., M, K] x [.., K, N] -> [.., M, N]; leading dimensions broadcast; 1-d operands as in PyTorch.
    fp32 accumulation whatever the dtype. */
@@ -552,6 +586,12 @@ MPTRAIN_API mpt_module mpt_nn_relu(mpt_context *context);
 MPTRAIN_API mpt_module mpt_nn_gelu(mpt_context *context);
 MPTRAIN_API mpt_module mpt_nn_tanh(mpt_context *context);
 MPTRAIN_API mpt_module mpt_nn_sigmoid(mpt_context *context);
+MPTRAIN_API mpt_module mpt_nn_gelu_tanh(mpt_context *context);
+MPTRAIN_API mpt_module mpt_nn_silu(mpt_context *context);
+MPTRAIN_API mpt_module mpt_nn_leaky_relu(mpt_context *context, double slope);
+MPTRAIN_API mpt_module mpt_nn_elu(mpt_context *context, double alpha);
+MPTRAIN_API mpt_module mpt_nn_softplus(mpt_context *context, double beta, double threshold);
+MPTRAIN_API mpt_module mpt_nn_hardtanh(mpt_context *context, double min, double max);
 MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p);
 MPTRAIN_API mpt_module mpt_nn_softmax(mpt_context *context, int dim);
 MPTRAIN_API mpt_module mpt_nn_log_softmax(mpt_context *context, int dim);

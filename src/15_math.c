@@ -239,6 +239,13 @@ static double mpt__ln(double x) {
     return exponent * MPT__LN2_HIGH + (2.0 * s + (2.0 * s * z * sum + exponent * MPT__LN2_LOW));
 }
 
+/* log(1 + x), exact for small x too: what the sum loses of x goes into both factors. */
+static double mpt__ln1p(double x) {
+    double u = 1.0 + x;
+    if (u == 1.0 || mpt__f64_bits(x) == UINT64_C(0x7ff0000000000000)) return x;
+    return u > 0.0 ? mpt__ln(u) * (x / (u - 1.0)) : mpt__ln(u);
+}
+
 static double mpt__tanh(double x) {
     double a = x < 0.0 ? -x : x, e = mpt__expm1(2.0 * (a > 22.0 ? 22.0 : a)), t = e / (e + 2.0);
     return x < 0.0 ? -t : t;
@@ -307,6 +314,33 @@ static void mpt__sincos(double x, double *sine, double *cosine) {
     mpt__sincos_quadrant((int64_t)n, r - n * 0x1.3198a2e037073p-69, sine, cosine);
 }
 
+/* The same for any finite float x. From 2^19 on the quadrant comes from an exact product: x is m
+   2^e with m of 24 bits, and of m 2^e 2/pi only what is below 4 counts, so 96 bits of 2/pi, from
+   the one that weighs 2 / 2^e on, are enough. No float lies closer to a multiple of pi/2 than
+   about 2^-30. */
+static void mpt__sincos_far(double x, double *sine, double *cosine) {
+    static const uint32_t digits[9] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
+                                       0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu,
+                                       0xdebbc561u}; /* 2/pi, the point after the first word */
+    if (!(x >= 524288.0 || x <= -524288.0) || !mpt__f32_is_finite((float)x)) {
+        mpt__sincos(x, sine, cosine);
+        return;
+    }
+    uint32_t bits = mpt__f32_bits((float)x), at = (bits >> 23 & 255) - 150 + 30, word[3];
+    uint64_t m = (bits & 0x007fffffu) | 0x00800000u;
+    for (uint32_t i = 0; i < 3; i++) {
+        uint64_t pair = (uint64_t)digits[at / 32 + i] << 32 | digits[at / 32 + i + 1];
+        word[i] = (uint32_t)(pair << at % 32 >> 32);
+    }
+    uint64_t low = m * word[1] + (m * word[2] >> 32);
+    uint64_t turns = ((m * word[0] + (low >> 32)) << 32) | (low & 0xffffffffu); /* 2^62: pi/2 */
+    uint64_t quadrant = (turns + (UINT64_C(1) << 61)) >> 62;
+    double rest = (double)(int64_t)(turns - (quadrant << 62));
+    mpt__sincos_quadrant((int64_t)quadrant, rest * (1.5707963267948966 / 4611686018427387904.0),
+                         sine, cosine);
+    if (x < 0) *sine = -*sine;
+}
+
 static double mpt__cos(double x) {
     double sine, cosine;
     mpt__sincos(x, &sine, &cosine);
@@ -322,6 +356,19 @@ static double mpt__power(double base, int64_t exponent) {
         base *= base;
     }
     return exponent < 0 ? 1.0 / result : result;
+}
+
+/* a^b as the C library has it, the special cases of IEEE 754 included; error 1e-13 relative. */
+static double mpt__pow(double a, double b) {
+    if (b == 0.0 || a == 1.0) return 1.0;
+    if (mpt__f64_is_nan(b)) return b;
+    double size = a < 0.0 ? -a : a, bound = b < 0.0 ? -b : b;
+    bool whole = bound >= 9007199254740992.0 || (double)(int64_t)bound == bound;
+    bool odd = bound < 9007199254740992.0 && whole && ((int64_t)bound & 1);
+    bool negative = mpt__f64_bits(a) >> 63 != 0;
+    if (a < 0.0 && !whole && mpt__f64_is_finite(a)) return MPT__NAN_F64;
+    double power = size == 1.0 ? 1.0 : mpt__exp(b * mpt__ln(size));
+    return negative && odd ? -power : power;
 }
 
 /* ==== Normal random numbers ==== */

@@ -54,8 +54,8 @@ typedef MPT__REAL mpt__real;
 
 /* ==== The functions ==== */
 
-/* R(name, nanoseconds per element, value): a the element, b the second one, c the constant. Those
-   of the launch stand in the order of mpt__function; behind them, what kernels need besides. */
+/* R(name, nanoseconds per element, value): a the element, b the second one, c and d the constants.
+   Those of the launch stand in the order of mpt__function; behind them, what kernels need. */
 #define MPT__REF_UNARY(R)                                                               \
     R(NEG, 2, -a)                                                                       \
     R(EXP, 8, mpt__real_exp(a))                                                         \
@@ -71,7 +71,19 @@ typedef MPT__REAL mpt__real;
     R(MUL_SLOT, 2, a *c)                                                                \
     R(ISNAN, 2, mpt__real_is_nan(a) ? 1 : 0)                                            \
     R(ISINF, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? 0 : 1)                  \
-    R(CLAMP, 2, a > c ? c : a < -c ? -c : a)                                            \
+    R(NOT, 2, a == 0 ? 1 : 0)                                                           \
+    R(LOG1P, 25, (mpt__real)mpt__ln1p((double)a))                                       \
+    R(RSQRT, 8, 1 / mpt__real_sqrt(a))                                                  \
+    R(ABS, 2, mpt__real_abs(a))                                                         \
+    R(SIGN, 2, mpt__real_sign(a))                                                       \
+    R(SIN, 25, mpt__real_wave(a, false))                                                \
+    R(COS, 25, mpt__real_wave(a, true))                                                 \
+    R(CLAMP, 2, mpt__real_clamp(a, c, d))                                               \
+    R(POW_SCALAR, 50, mpt__real_pow(a, c))                                              \
+    R(LEAKY_RELU, 2, a > 0 ? a : a * c)                                                 \
+    R(ELU, 20, a > 0 ? a : c * (mpt__real)mpt__expm1((double)a))                        \
+    R(SILU, 12, a *mpt__real_sigmoid(a))                                                \
+    R(SOFTPLUS, 45, mpt__ref_softplus(a, c, d))                                         \
     R(SPLAT, 1, ((void)a, c))
 
 #define MPT__REF_BINARY(R)                                    \
@@ -80,13 +92,39 @@ typedef MPT__REAL mpt__real;
     R(MUL, 2, a *b)                                           \
     R(DIV, 3, a / b)                                          \
     R(EQUAL, 2, a == b ? 1 : 0)                               \
+    R(NOT_EQUAL, 2, a == b ? 0 : 1)                           \
+    R(LESS, 2, a < b ? 1 : 0)                                 \
+    R(LESS_EQUAL, 2, a <= b ? 1 : 0)                          \
+    R(GREATER, 2, a > b ? 1 : 0)                              \
+    R(GREATER_EQUAL, 2, a >= b ? 1 : 0)                       \
+    R(AND, 2, a != 0 && b != 0 ? 1 : 0)                       \
+    R(OR, 2, a != 0 || b != 0 ? 1 : 0)                        \
+    R(MINIMUM, 2, mpt__real_min(a, b))                        \
+    R(MAXIMUM, 2, mpt__real_max(a, b))                        \
+    R(POW, 50, mpt__real_pow(a, b))                           \
+    R(KEEP, 2, a == 0 ? MPT__MINUS_ZERO : a * b)              \
+    R(DROP, 2, a == 0 ? b : MPT__MINUS_ZERO)                  \
+    R(SHARE, 2, a < b ? 0 : a == b ? (mpt__real)0.5 : 1)      \
+    R(POW_SLOPE, 50, mpt__ref_pow_slope(a, b))                \
+    R(POW_EXPONENT, 70, mpt__ref_pow_exponent(a, b))          \
     R(RELU_BACKWARD, 2, a <= 0 ? 0 : b)                       \
     R(GELU_BACKWARD, 25, b *mpt__ref_gelu_slope(a))           \
     R(GELU_TANH_BACKWARD, 20, b *mpt__ref_gelu_tanh_slope(a)) \
     R(TANH_BACKWARD, 2, b *(1 - a * a))                       \
     R(SIGMOID_BACKWARD, 2, b *a *(1 - a))                     \
     R(SQRT_BACKWARD, 3, b / (2 * a))                          \
-    R(LARGEST, 2, mpt__real_max(a, b))
+    R(LOG1P_BACKWARD, 3, b / (1 + a))                         \
+    R(RSQRT_BACKWARD, 2, b *(mpt__real)-0.5 * a * a * a)      \
+    R(ABS_BACKWARD, 2, b *mpt__real_sign(a))                  \
+    R(SIN_BACKWARD, 25, b *mpt__real_wave(a, true))           \
+    R(COS_BACKWARD, 25, -b *mpt__real_wave(a, false))         \
+    R(CLAMP_BACKWARD, 2, a > c && a < d ? b : 0)              \
+    R(HARDTANH_BACKWARD, 2, a <= c || a >= d ? 0 : b)         \
+    R(POW_SCALAR_BACKWARD, 50, b *mpt__ref_pow_slope(a, c))   \
+    R(LEAKY_RELU_BACKWARD, 2, a > 0 ? b : b * c)              \
+    R(ELU_BACKWARD, 10, a > 0 ? b : b * c * mpt__real_exp(a)) \
+    R(SILU_BACKWARD, 12, b *mpt__ref_silu_slope(a))           \
+    R(SOFTPLUS_BACKWARD, 12, a *c > d ? b : b * mpt__real_sigmoid(a * c))
 
 /* Where a function stands in the tables of a level. */
 enum {
@@ -105,17 +143,19 @@ static const uint8_t mpt__ref_unary_ns[] = {MPT__REF_UNARY(MPT__ROW)};
 static const uint8_t mpt__ref_binary_ns[] = {MPT__REF_BINARY(MPT__ROW)};
 #undef MPT__ROW
 typedef char
-    mpt__ref_functions_stand_in_order[MPT__UNARY_AT(MPT__FN_ISINF) == (int)MPT__UNARY_ISINF &&
-                                              MPT__BINARY_AT(MPT__FN_SQRT_BACKWARD) ==
-                                                  (int)MPT__BINARY_SQRT_BACKWARD
+    mpt__ref_functions_stand_in_order[MPT__UNARY_AT(MPT__FN_SOFTPLUS) == (int)MPT__UNARY_SOFTPLUS &&
+                                              MPT__BINARY_AT(MPT__FN_SOFTPLUS_BACKWARD) ==
+                                                  (int)MPT__BINARY_SOFTPLUS_BACKWARD
                                           ? 1
                                           : -1];
 
 /* ==== The words of a level ==== */
 
 /* out may be an input; n is any number, alignment too. */
-typedef void (*mpt__unary_fn)(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c);
-typedef void (*mpt__binary_fn)(mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n);
+typedef void (*mpt__unary_fn)(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c,
+                              mpt__real d);
+typedef void (*mpt__binary_fn)(mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
+                               mpt__real c, mpt__real d);
 typedef struct mpt__ref_update mpt__ref_update;
 /* Parameters, gradients, moments (NULL: none): updates all but the gradients. */
 typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
@@ -181,6 +221,30 @@ static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) { return (mpt__real)sqr
 /* The larger one; NaN wins. */
 static MPT__INLINE mpt__real mpt__real_max(mpt__real a, mpt__real b) {
     return a > b || mpt__real_is_nan(a) ? a : b;
+}
+static MPT__INLINE mpt__real mpt__real_min(mpt__real a, mpt__real b) {
+    return a < b || mpt__real_is_nan(a) ? a : b;
+}
+
+static MPT__INLINE mpt__real mpt__real_clamp(mpt__real a, mpt__real low, mpt__real high) {
+    mpt__real x = low > a ? low : a;
+    return high < x ? high : x;
+}
+
+static MPT__INLINE mpt__real mpt__real_abs(mpt__real a) { return (mpt__real)fabs((double)a); }
+static MPT__INLINE mpt__real mpt__real_sign(mpt__real a) {
+    return (mpt__real)((a > 0 ? 1 : 0) - (a < 0 ? 1 : 0));
+}
+
+static MPT__INLINE mpt__real mpt__real_pow(mpt__real a, mpt__real b) {
+    return (mpt__real)mpt__pow((double)a, (double)b);
+}
+
+/* Sine or cosine. */
+static MPT__INLINE mpt__real mpt__real_wave(mpt__real a, bool cosine) {
+    double value[2];
+    mpt__sincos_far((double)a, &value[0], &value[1]);
+    return (mpt__real)value[cosine];
 }
 
 /* Truncates; beyond the range the nearest end of it, NaN gives 0. */
@@ -331,7 +395,7 @@ static void mpt__ref_get(const mpt__ref_view *view, int64_t offset, int64_t stri
         return;
     }
     mpt__ref_load(x, view->data, view->dtype, offset, stride, stride == 0 && n > 1 ? 1 : n);
-    if (stride == 0 && n > 1) view->words->unary[MPT__UNARY_SPLAT](x, x, n, x[0]);
+    if (stride == 0 && n > 1) view->words->unary[MPT__UNARY_SPLAT](x, x, n, x[0], 0);
 }
 
 /* The same, without a copy where that is possible; otherwise in `block`. */
@@ -365,7 +429,7 @@ static void mpt__ref_put(const mpt__ref_view *view, int64_t offset, int64_t stri
     if (mpt__ref_out(view, offset, stride, NULL) == x) return;
     if (view->accumulate) {
         const mpt__real *old = mpt__ref_in(view, offset, stride, sum, n);
-        view->words->binary[MPT__BINARY_ADD](sum, old, x, n);
+        view->words->binary[MPT__BINARY_ADD](sum, old, x, n, 0, 0);
         x = sum;
     }
     if (stride == 1 && mpt__ref_is_half(view->dtype)) {
@@ -608,7 +672,7 @@ struct mpt__ref_map {
     int operands;
     mpt__unary_fn unary;
     mpt__binary_fn binary;
-    mpt__real c;        /* of unary; of dropout, the factor of kept elements */
+    mpt__real c, d;     /* of unary and binary; c of dropout: the factor of kept elements */
     uint32_t threshold; /* dropout: random words from here on keep */
     mpt__rng_key key;
     const char *pattern; /* fill: MPT__BLOCK elements, or as many as there are */
@@ -832,6 +896,7 @@ static void mpt__ref_copy(const mpt__cpu_call *call) {
 #define MPT__SQRT_2_BY_PI ((mpt__real)0.79788456080286536) /* sqrt(2 / pi) */
 #define MPT__NORMAL_PEAK ((mpt__real)0.39894228040143268)  /* 1 / sqrt(2 pi) */
 #define MPT__GELU_CUBE ((mpt__real)0.044715)
+#define MPT__MINUS_ZERO ((mpt__real)-0.0)
 
 static mpt__real mpt__ref_gelu_inner(mpt__real a) {
     return MPT__SQRT_2_BY_PI * (a + MPT__GELU_CUBE * a * a * a);
@@ -849,19 +914,40 @@ static mpt__real mpt__ref_gelu_tanh_slope(mpt__real a) {
     return slope + (mpt__real)0.5 * a * rest * MPT__SQRT_2_BY_PI * (1 + 3 * MPT__GELU_CUBE * a * a);
 }
 
-#define MPT__ROW(id, ns, value)                                                                   \
-    static void mpt__ref_unary_##id(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c) { \
-        (void)c;                                                                                  \
-        for (int64_t i = 0; i < n; i++) {                                                         \
-            const mpt__real a = x[i];                                                             \
-            out[i] = value;                                                                       \
-        }                                                                                         \
+static mpt__real mpt__ref_softplus(mpt__real a, mpt__real beta, mpt__real threshold) {
+    if (a * beta > threshold) return a;
+    return (mpt__real)mpt__ln1p(mpt__exp((double)(a * beta))) / beta;
+}
+
+static mpt__real mpt__ref_silu_slope(mpt__real a) {
+    mpt__real s = mpt__real_sigmoid(a);
+    return s * (1 + a * (1 - s));
+}
+
+static mpt__real mpt__ref_pow_slope(mpt__real a, mpt__real b) {
+    if (b == 2) return a + a;
+    return b == 0 ? 0 : b * mpt__real_pow(a, b - 1);
+}
+
+static mpt__real mpt__ref_pow_exponent(mpt__real a, mpt__real b) {
+    return a == 0 && b >= 0 ? 0 : mpt__real_pow(a, b) * mpt__real_log(a);
+}
+
+#define MPT__ROW(id, ns, value)                                                                 \
+    static void mpt__ref_unary_##id(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c, \
+                                    mpt__real d) {                                              \
+        (void)c, (void)d;                                                                       \
+        for (int64_t i = 0; i < n; i++) {                                                       \
+            const mpt__real a = x[i];                                                           \
+            out[i] = value;                                                                     \
+        }                                                                                       \
     }
 MPT__REF_UNARY(MPT__ROW)
 #undef MPT__ROW
 #define MPT__ROW(id, ns, value)                                                              \
     static void mpt__ref_binary_##id(mpt__real *out, const mpt__real *x, const mpt__real *y, \
-                                     int64_t n) {                                            \
+                                     int64_t n, mpt__real c, mpt__real d) {                  \
+        (void)c, (void)d;                                                                    \
         for (int64_t i = 0; i < n; i++) {                                                    \
             const mpt__real a = x[i], b = y[i];                                              \
             out[i] = value;                                                                  \
@@ -875,7 +961,7 @@ static void mpt__ref_unary_body(const mpt__ref_map *map, mpt__ref_cursor *at, in
     mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
     mpt__real *out = mpt__ref_place(&map->walk[1], &at[1], block, n);
     (void)first;
-    map->unary(out, mpt__ref_take(&map->walk[0], &at[0], in, n), n, map->c);
+    map->unary(out, mpt__ref_take(&map->walk[0], &at[0], in, n), n, map->c, map->d);
     mpt__ref_give(&map->walk[1], &at[1], out, n);
 }
 
@@ -887,6 +973,7 @@ static void mpt__ref_unary(const mpt__cpu_call *call) {
     map.body = mpt__ref_unary_body;
     map.unary = call->words->unary[function];
     map.c = (mpt__real)(by_slot ? call->scalars[launch->slot[0]].f : launch->imm[0]);
+    map.d = (mpt__real)launch->imm[1];
     mpt__ref_map_run(&map, call, 2, mpt__ref_unary_ns[function]);
 }
 
@@ -896,15 +983,33 @@ static void mpt__ref_binary_body(const mpt__ref_map *map, mpt__ref_cursor *at, i
     mpt__real *out = mpt__ref_place(&map->walk[2], &at[2], block, n);
     const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in[0], n);
     (void)first;
-    map->binary(out, x, mpt__ref_take(&map->walk[1], &at[1], in[1], n), n);
+    map->binary(out, x, mpt__ref_take(&map->walk[1], &at[1], in[1], n), n, map->c, map->d);
     mpt__ref_give(&map->walk[2], &at[2], out, n);
 }
 
-/* EQUAL of two integer operands. */
-static void mpt__ref_equal_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
-                                    int64_t n) {
+static bool mpt__ref_compare_i64(int function, int64_t a, int64_t b) {
+    switch (function) {
+    case MPT__FN_EQUAL:
+        return a == b;
+    case MPT__FN_NOT_EQUAL:
+        return a != b;
+    case MPT__FN_LESS:
+        return a < b;
+    case MPT__FN_LESS_EQUAL:
+        return a <= b;
+    case MPT__FN_GREATER:
+        return a > b;
+    default:
+        return a >= b;
+    }
+}
+
+/* Comparison of two integer operands. */
+static void mpt__ref_compare_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                      int64_t n) {
     int64_t x[2][MPT__BLOCK];
-    mpt__real equal[MPT__BLOCK];
+    mpt__real result[MPT__BLOCK];
+    const int function = map->call->launch->function;
     (void)first;
     for (int64_t m; n > 0; n -= m) {
         m = mpt__ref_together(map, at, n);
@@ -913,8 +1018,9 @@ static void mpt__ref_equal_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at
             mpt__ref_load_i64(x[k], from->view.data, from->view.dtype, at[k].offset,
                               mpt__ref_inner(&from->loop), m);
         }
-        for (int64_t i = 0; i < m; i++) equal[i] = x[0][i] == x[1][i] ? 1 : 0;
-        mpt__ref_put(&map->walk[2].view, at[2].offset, mpt__ref_inner(&map->walk[2].loop), equal,
+        for (int64_t i = 0; i < m; i++)
+            result[i] = mpt__ref_compare_i64(function, x[0][i], x[1][i]) ? 1 : 0;
+        mpt__ref_put(&map->walk[2].view, at[2].offset, mpt__ref_inner(&map->walk[2].loop), result,
                      m);
         mpt__ref_advance_all(map, at, m);
     }
@@ -926,9 +1032,12 @@ static void mpt__ref_binary(const mpt__cpu_call *call) {
     mpt__ref_map map;
     map.body = mpt__ref_binary_body;
     map.binary = call->words->binary[function];
-    if (launch->function == MPT__FN_EQUAL && !mpt__dtype_info[launch->operand[0].dtype].is_float &&
+    map.c = (mpt__real)launch->imm[0];
+    map.d = (mpt__real)launch->imm[1];
+    if (launch->function >= MPT__FN_EQUAL && launch->function <= MPT__FN_GREATER_EQUAL &&
+        !mpt__dtype_info[launch->operand[0].dtype].is_float &&
         !mpt__dtype_info[launch->operand[1].dtype].is_float) {
-        map.body = mpt__ref_equal_i64_body;
+        map.body = mpt__ref_compare_i64_body;
     }
     mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[function]);
 }

@@ -36,14 +36,14 @@ static void mpt__ref_reduce_outputs(const mpt__ref_reduce_work *w, int64_t chunk
                                                             : 1; /* lanes */
     mpt__ref_cursor at;
     memset(lane, 0, (size_t)(used * n) * sizeof *lane);
-    if (w->is_max) words->unary[MPT__UNARY_SPLAT](lane, lane, used * n, -mpt__real_infinity());
+    if (w->is_max) words->unary[MPT__UNARY_SPLAT](lane, lane, used * n, -mpt__real_infinity(), 0);
     mpt__ref_start(&at, &w->reduced, first);
     for (first = 0; left > 0; left -= m, first += m) {
         m = mpt__ref_min(left, mpt__ref_room(&at, &w->reduced));
         for (int64_t i = 0; w->by_columns && i < m; i++) {
             mpt__real *to = lane + (first + i) % MPT__SUM_LANES * n;
             int64_t from = offset + at.offset + i * inner;
-            w->combine(to, to, mpt__ref_in(&w->in.view, from, stride, x, n), n);
+            w->combine(to, to, mpt__ref_in(&w->in.view, from, stride, x, n), n, 0, 0);
         }
         for (int64_t j = 0; !w->by_columns && j < n; j++) {
             int64_t from = offset + at.offset + j * stride;
@@ -59,7 +59,7 @@ static void mpt__ref_reduce_outputs(const mpt__ref_reduce_work *w, int64_t chunk
     if (!w->by_columns) return;
     for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2) {
         int64_t some = mpt__ref_min(used, 2 * half) - half;
-        if (some > 0) w->combine(lane, lane, lane + half * n, some * n);
+        if (some > 0) w->combine(lane, lane, lane + half * n, some * n, 0, 0);
     }
     memcpy(result, lane, (size_t)n * sizeof *result);
 }
@@ -104,7 +104,7 @@ static void mpt__ref_reduce_finish(void *work, int64_t tile, int thread) {
         mpt__real *part = w->partial + (begin + i) * w->chunks;
         for (int64_t step = 1; step < w->chunks; step *= 2) {
             for (int64_t k = 0; k + step < w->chunks; k += 2 * step) {
-                w->combine(&part[k], &part[k], &part[k + step], 1);
+                w->combine(&part[k], &part[k], &part[k + step], 1, 0, 0);
             }
         }
         result[i] = part[0];
@@ -143,7 +143,7 @@ static void mpt__ref_reduce(const mpt__cpu_call *call) {
     mpt__ref_loop_over(&w.out.loop, &call->launch->operand[1]);
     w.is_max = call->launch->function == MPT__FN_MAX;
     w.is_mean = call->launch->function == MPT__FN_MEAN;
-    w.combine = call->words->binary[w.is_max ? MPT__BINARY_LARGEST : MPT__BINARY_ADD];
+    w.combine = call->words->binary[w.is_max ? MPT__BINARY_MAXIMUM : MPT__BINARY_ADD];
     int64_t outputs = w.in.loop.count, tiles = mpt__ref_chunks(outputs, MPT__REDUCE_OUTPUTS);
     w.by_columns = outputs > 1 && mpt__ref_inner(&w.in.loop) < mpt__ref_inner(&w.reduced);
     w.partial = (mpt__real *)call->workspace;
@@ -354,11 +354,11 @@ static void mpt__ref_lines_each(const mpt__words *words, mpt__ref_each what, mpt
     static const uint8_t scalar[] = {MPT__UNARY_ADD_SCALAR, MPT__UNARY_MUL_SCALAR};
     static const uint8_t binary[] = {MPT__BINARY_SUB, MPT__BINARY_MUL};
     if (lines == 1) {
-        words->unary[scalar[what]](out, x, n, what == MPT__EACH_SUB ? -by[0] : by[0]);
+        words->unary[scalar[what]](out, x, n, what == MPT__EACH_SUB ? -by[0] : by[0], 0);
         return;
     }
     for (int64_t i = 0; i < n; i++) {
-        words->binary[binary[what]](out + i * lines, x + i * lines, by, lines);
+        words->binary[binary[what]](out + i * lines, x + i * lines, by, lines, 0, 0);
     }
 }
 
@@ -375,10 +375,10 @@ static void mpt__ref_lines_add(mpt__ref_sum *sum, const mpt__real *x, int64_t li
     memset(lane, 0, (size_t)(MPT__SUM_LANES * lines) * sizeof *lane);
     for (int64_t i = 0; i < n; i++) {
         mpt__real *to = lane + i % MPT__SUM_LANES * lines;
-        add(to, to, x + i * lines, lines);
+        add(to, to, x + i * lines, lines, 0, 0);
     }
     for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2) {
-        add(half == 1 ? total : lane, lane, lane + half * lines, half * lines);
+        add(half == 1 ? total : lane, lane, lane + half * lines, half * lines, 0, 0);
     }
 }
 
@@ -399,7 +399,7 @@ static void mpt__ref_lines_sums(const mpt__ref_lines *l, const mpt__ref_lines *t
         from = mpt__ref_lines_in(l, lines, at, n, x);
         if (lines == 1) most[0] = words->peak(from, n, most[0]) + 0; /* -0 + 0 = 0 */
         for (int64_t i = 0; lines > 1 && i < n; i++) {
-            words->binary[MPT__BINARY_LARGEST](most, most, from + i * lines, lines);
+            words->binary[MPT__BINARY_MAXIMUM](most, most, from + i * lines, lines, 0, 0);
         }
     }
     mpt__ref_sum_init(&sum, words);
@@ -413,7 +413,7 @@ static void mpt__ref_lines_sums(const mpt__ref_lines *l, const mpt__ref_lines *t
     if (lines > 1) {
         mpt__real *e = differences ? x : block;
         mpt__ref_lines_each(words, MPT__EACH_SUB, block, from, most, lines, count);
-        words->unary[MPT__UNARY_EXP](e, block, count * lines, 0);
+        words->unary[MPT__UNARY_EXP](e, block, count * lines, 0, 0);
         mpt__ref_lines_add(&sum, e, lines, count, total);
     } else {
         *total = mpt__ref_sum_total(&sum);
@@ -439,7 +439,7 @@ static void mpt__ref_softmax_lines(const mpt__ref_axis_work *w, const int64_t *o
     mpt__real most[MPT__LINES], by[MPT__LINES], block[MPT__BLOCK];
     bool kept = w->n <= MPT__BLOCK || mpt__ref_lines_place(&to, lines, 0, block) != block;
     mpt__ref_lines_sums(&from, &to, lines, w->n, w->log, most, by, block);
-    if (w->log) words->unary[MPT__UNARY_LOG](by, by, lines, 0);
+    if (w->log) words->unary[MPT__UNARY_LOG](by, by, lines, 0, 0);
     for (int64_t r = 0; !w->log && r < lines; r++) by[r] = 1 / by[r];
     for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
@@ -468,7 +468,7 @@ static void mpt__ref_softmax_backward_lines(const mpt__ref_axis_work *w, const i
         const mpt__real *addend = mpt__ref_lines_in(&dy, lines, at, n, b);
         if (!w->log) {
             const mpt__real *by = mpt__ref_lines_in(&y, lines, at, n, a);
-            words->binary[MPT__BINARY_MUL](c, addend, by, n * lines);
+            words->binary[MPT__BINARY_MUL](c, addend, by, n * lines, 0, 0);
             addend = c;
         }
         mpt__ref_lines_add(&sum, addend, lines, n, total);
@@ -479,12 +479,12 @@ static void mpt__ref_softmax_backward_lines(const mpt__ref_axis_work *w, const i
         const mpt__real *slope = mpt__ref_lines_in(&dy, lines, at, n, b);
         mpt__real *out = mpt__ref_lines_place(&dx, lines, at, c);
         if (w->log) {
-            words->unary[MPT__UNARY_EXP](a, value, n * lines, 0);
+            words->unary[MPT__UNARY_EXP](a, value, n * lines, 0, 0);
             mpt__ref_lines_each(words, MPT__EACH_MUL, a, a, total, lines, n);
-            words->binary[MPT__BINARY_SUB](out, slope, a, n * lines);
+            words->binary[MPT__BINARY_SUB](out, slope, a, n * lines, 0, 0);
         } else {
             mpt__ref_lines_each(words, MPT__EACH_SUB, b, slope, total, lines, n);
-            words->binary[MPT__BINARY_MUL](out, value, b, n * lines);
+            words->binary[MPT__BINARY_MUL](out, value, b, n * lines, 0, 0);
         }
         mpt__ref_lines_put(&dx, lines, at, n, out);
     }
@@ -608,7 +608,7 @@ static void mpt__ref_gemm_tile(void *work, int64_t tile, int thread) {
             mpt__ref_gemm_get(w, 2, mpt__ref_gemm_at(w, 2, batch, m0 + i, n0), bias, columns);
             for (int64_t j = 0; j < columns; j++) sum[i][j] += bias[j];
         }
-        if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0);
+        if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0, 0);
         mpt__ref_put(&w->view[3], mpt__ref_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
                      sum[i], columns);
     }

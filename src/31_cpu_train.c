@@ -61,7 +61,7 @@ static mpt__real mpt__ref_weighted_sum(const mpt__ref_loss_work *w, const mpt__r
         if (view != NULL) {
             mpt__ref_get(view, offset + at * w->x_stride[1], w->x_stride[1], x, n);
             for (int64_t i = 0; i < n; i++) x[i] = log_sum - (x[i] - most);
-            if (w->weight.data != NULL) words->binary[MPT__BINARY_MUL](x, x, by, n);
+            if (w->weight.data != NULL) words->binary[MPT__BINARY_MUL](x, x, by, n, 0, 0);
         } else {
             addend = by;
         }
@@ -117,7 +117,7 @@ static void mpt__ref_loss_chunk(void *work, int64_t chunk, int thread) {
         if (w->from_logits) {
             mpt__ref_lines from = mpt__ref_loss_lines(&w->x, w->x_stride, row);
             mpt__ref_lines_sums(&from, &nowhere, lines, w->classes, false, most, sum, e);
-            w->call->words->unary[MPT__UNARY_LOG](sum, sum, lines, 0);
+            w->call->words->unary[MPT__UNARY_LOG](sum, sum, lines, 0, 0);
         }
         for (int64_t r = 0; r < lines; r++) mpt__ref_loss_row(w, row + r, most[r], sum[r]);
     }
@@ -216,7 +216,7 @@ static void mpt__ref_logit_slopes(const mpt__ref_loss_work *w, const mpt__ref_lo
         mpt__ref_lines_each(words, MPT__EACH_SUB, p, p, rows->log_sum, lines, n);
         x = p;
     }
-    words->unary[MPT__UNARY_EXP](p, x, n * lines, 0);
+    words->unary[MPT__UNARY_EXP](p, x, n * lines, 0, 0);
     mpt__ref_lines_each(words, MPT__EACH_MUL, dx, p, rows->scale, lines, n);
     for (int64_t i = 0; smooth != 0 && i < n; i++) {
         mpt__real weight = mpt__ref_class_weight(w, at + i);
@@ -597,8 +597,8 @@ static void mpt__ref_grad_scale_chunk(void *work, int64_t chunk, int thread) {
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
         mpt__real *x = mpt__ref_edit(&w->gradients, offset, block, n);
-        unary[MPT__UNARY_MUL_SCALAR](x, x, n, w->multiplier);
-        if (w->limit > 0) unary[MPT__UNARY_CLAMP](x, x, n, w->limit);
+        unary[MPT__UNARY_MUL_SCALAR](x, x, n, w->multiplier, 0);
+        if (w->limit > 0) unary[MPT__UNARY_CLAMP](x, x, n, -w->limit, w->limit);
         mpt__ref_put(&w->gradients, offset, 1, x, n);
     }
 }

@@ -31,35 +31,62 @@
 /* ==== The functions of a level ==== */
 
 /* As MPT__REF_UNARY and MPT__REF_BINARY, R(ID, value), in the words of vocabulary V. F(name) is a
-   function of 15_math.c. */
-#define MPT__SIMD_UNARY(R, FN, N, V, W, F)                                         \
-    R(NEG, V##_float(V##_iadd(V##_bits(a), V##_iset(MPT__SIGN_BIT))), FN, N, V, W) \
-    R(EXP, F(exp)(a), FN, N, V, W)                                                 \
-    R(LOG, F(log)(a), FN, N, V, W)                                                 \
-    R(SQRT, V##_sqrt(a), FN, N, V, W)                                              \
-    R(RELU, V##_relu(a), FN, N, V, W)                                              \
-    R(GELU, V##_gelu(a), FN, N, V, W)                                              \
-    R(GELU_TANH, V##_gelu_tanh(a), FN, N, V, W)                                    \
-    R(TANH, F(tanh)(a), FN, N, V, W)                                               \
-    R(SIGMOID, F(sigmoid)(a), FN, N, V, W)                                         \
-    R(ADD_SCALAR, V##_add(a, V##_set(c)), FN, N, V, W)                             \
-    R(MUL_SCALAR, V##_mul(a, V##_set(c)), FN, N, V, W)                             \
-    R(MUL_SLOT, V##_mul(a, V##_set(c)), FN, N, V, W)                               \
-    R(ISNAN, V##_select(V##_is_nan(a), V##_set(1.0f), V##_zero()), FN, N, V, W)    \
-    R(ISINF,                                                                       \
-      V##_select(V##_equal(V##_float(V##_iand(V##_bits(a), V##_iset(0x7fffffff))), \
-                           V##_float(V##_iset(0x7f800000))),                       \
-                 V##_set(1.0f), V##_zero()),                                       \
-      FN, N, V, W)                                                                 \
-    R(CLAMP, V##_larger(V##_set(-c), V##_smaller(V##_set(c), a)), FN, N, V, W)     \
+   function of 15_math.c. P(ID): the reference does it. */
+#define MPT__SIMD_UNARY(R, P, FN, N, V, W, F)                                                     \
+    R(NEG, V##_float(V##_iadd(V##_bits(a), V##_iset(MPT__SIGN_BIT))), FN, N, V, W)                \
+    R(EXP, F(exp)(a), FN, N, V, W)                                                                \
+    R(LOG, F(log)(a), FN, N, V, W)                                                                \
+    R(SQRT, V##_sqrt(a), FN, N, V, W)                                                             \
+    R(RELU, V##_relu(a), FN, N, V, W)                                                             \
+    R(GELU, V##_gelu(a), FN, N, V, W)                                                             \
+    R(GELU_TANH, V##_gelu_tanh(a), FN, N, V, W)                                                   \
+    R(TANH, F(tanh)(a), FN, N, V, W)                                                              \
+    R(SIGMOID, F(sigmoid)(a), FN, N, V, W)                                                        \
+    R(ADD_SCALAR, V##_add(a, V##_set(c)), FN, N, V, W)                                            \
+    R(MUL_SCALAR, V##_mul(a, V##_set(c)), FN, N, V, W)                                            \
+    R(MUL_SLOT, V##_mul(a, V##_set(c)), FN, N, V, W)                                              \
+    R(ISNAN, V##_select(V##_is_nan(a), V##_set(1.0f), V##_zero()), FN, N, V, W)                   \
+    R(ISINF,                                                                                      \
+      V##_select(V##_equal(V##_float(V##_iand(V##_bits(a), V##_iset(0x7fffffff))),                \
+                           V##_float(V##_iset(0x7f800000))),                                      \
+                 V##_set(1.0f), V##_zero()),                                                      \
+      FN, N, V, W)                                                                                \
+    R(NOT, V##_select(V##_equal(a, V##_zero()), V##_set(1.0f), V##_zero()), FN, N, V, W)          \
+    P(LOG1P)                                                                                      \
+    R(RSQRT, V##_div(V##_set(1.0f), V##_sqrt(a)), FN, N, V, W)                                    \
+    R(ABS, V##_float(V##_iand(V##_bits(a), V##_iset(0x7fffffff))), FN, N, V, W)                   \
+    P(SIGN)                                                                                       \
+    P(SIN)                                                                                        \
+    P(COS)                                                                                        \
+    R(CLAMP, V##_smaller(V##_set(d), V##_larger(V##_set(c), a)), FN, N, V, W)                     \
+    P(POW_SCALAR)                                                                                 \
+    R(LEAKY_RELU, V##_select(V##_greater(a, V##_zero()), a, V##_mul(a, V##_set(c))), FN, N, V, W) \
+    P(ELU)                                                                                        \
+    R(SILU, V##_mul(a, F(sigmoid)(a)), FN, N, V, W)                                               \
+    P(SOFTPLUS)                                                                                   \
     R(SPLAT, ((void)a, V##_set(c)), FN, N, V, W)
 
-#define MPT__SIMD_BINARY(R, FN, N, V, W, F)                                                       \
+#define MPT__SIMD_BINARY(R, P, FN, N, V, W, F)                                                    \
     R(ADD, V##_add(a, b), FN, N, V, W)                                                            \
     R(SUB, V##_sub(a, b), FN, N, V, W)                                                            \
     R(MUL, V##_mul(a, b), FN, N, V, W)                                                            \
     R(DIV, V##_div(a, b), FN, N, V, W)                                                            \
     R(EQUAL, V##_select(V##_equal(a, b), V##_set(1.0f), V##_zero()), FN, N, V, W)                 \
+    R(NOT_EQUAL, V##_select(V##_equal(a, b), V##_zero(), V##_set(1.0f)), FN, N, V, W)             \
+    R(LESS, V##_select(V##_greater(b, a), V##_set(1.0f), V##_zero()), FN, N, V, W)                \
+    R(LESS_EQUAL, V##_at_least(b, a), FN, N, V, W)                                                \
+    R(GREATER, V##_select(V##_greater(a, b), V##_set(1.0f), V##_zero()), FN, N, V, W)             \
+    R(GREATER_EQUAL, V##_at_least(a, b), FN, N, V, W)                                             \
+    P(AND)                                                                                        \
+    P(OR)                                                                                         \
+    R(MINIMUM, V##_select(V##_is_nan(a), a, V##_smaller(a, b)), FN, N, V, W)                      \
+    R(MAXIMUM, V##_max_nan(a, b), FN, N, V, W)                                                    \
+    P(POW)                                                                                        \
+    R(KEEP, V##_select(V##_equal(a, V##_zero()), V##_set(-0.0f), V##_mul(a, b)), FN, N, V, W)     \
+    R(DROP, V##_select(V##_equal(a, V##_zero()), b, V##_set(-0.0f)), FN, N, V, W)                 \
+    P(SHARE)                                                                                      \
+    P(POW_SLOPE)                                                                                  \
+    P(POW_EXPONENT)                                                                               \
     R(RELU_BACKWARD,                                                                              \
       V##_select(V##_greater(a, V##_zero()), b, V##_select(V##_is_nan(a), b, V##_zero())), FN, N, \
       V, W)                                                                                       \
@@ -68,43 +95,67 @@
     R(TANH_BACKWARD, V##_mul(b, V##_sub(V##_set(1.0f), V##_mul(a, a))), FN, N, V, W)              \
     R(SIGMOID_BACKWARD, V##_mul(V##_mul(b, a), V##_sub(V##_set(1.0f), a)), FN, N, V, W)           \
     R(SQRT_BACKWARD, V##_div(b, V##_mul(V##_set(2.0f), a)), FN, N, V, W)                          \
-    R(LARGEST, V##_max_nan(a, b), FN, N, V, W)
+    P(LOG1P_BACKWARD)                                                                             \
+    P(RSQRT_BACKWARD)                                                                             \
+    P(ABS_BACKWARD)                                                                               \
+    P(SIN_BACKWARD)                                                                               \
+    P(COS_BACKWARD)                                                                               \
+    R(CLAMP_BACKWARD,                                                                             \
+      V##_select(V##_greater(a, V##_set(c)),                                                      \
+                 V##_select(V##_greater(V##_set(d), a), b, V##_zero()), V##_zero()),              \
+      FN, N, V, W)                                                                                \
+    P(HARDTANH_BACKWARD)                                                                          \
+    P(POW_SCALAR_BACKWARD)                                                                        \
+    R(LEAKY_RELU_BACKWARD, V##_select(V##_greater(a, V##_zero()), b, V##_mul(b, V##_set(c))), FN, \
+      N, V, W)                                                                                    \
+    P(ELU_BACKWARD)                                                                               \
+    R(SILU_BACKWARD, V##_mul(b, V##_silu_slope(a)), FN, N, V, W)                                  \
+    P(SOFTPLUS_BACKWARD)
 
 /* FN and OP: target and storage class of a function and of one to be inlined; N: prefix of what is
    made; V: vocabulary; W: its lanes; F: names of the functions of 15_math.c. */
-#define MPT__SIMD_WORDS(OP, V, F)                                                         \
-    /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0 */        \
-    OP V##_f V##_relu(V##_f a) { return V##_add(V##_larger(V##_zero(), a), V##_zero()); } \
-    OP V##_f V##_exp(V##_f a) { return F(exp)(a); }                                       \
-    OP V##_f V##_gelu_inner(V##_f a) {                                                    \
-        V##_f cube = V##_mul(V##_mul(V##_mul(V##_set(MPT__GELU_CUBE), a), a), a);         \
-        return V##_mul(V##_set(MPT__SQRT_2_BY_PI), V##_add(a, cube));                     \
-    }                                                                                     \
-    OP V##_f V##_gelu(V##_f a) {                                                          \
-        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF)));                          \
-        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), erf));           \
-    }                                                                                     \
-    OP V##_f V##_gelu_tanh(V##_f a) {                                                     \
-        V##_f t = F(tanh)(V##_gelu_inner(a));                                             \
-        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), t));             \
-    }                                                                                     \
-    OP V##_f V##_gelu_slope(V##_f a) {                                                    \
-        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF)));                          \
-        V##_f below = V##_mul(V##_set(0.5f), V##_add(V##_set(1.0f), erf));                \
-        V##_f e = F(exp)(V##_mul(V##_mul(V##_set(-0.5f), a), a));                         \
-        return V##_add(below, V##_mul(V##_mul(a, V##_set(MPT__NORMAL_PEAK)), e));         \
-    }                                                                                     \
-    OP V##_f V##_gelu_tanh_slope(V##_f a) {                                               \
-        V##_f t = F(tanh)(V##_gelu_inner(a)), one = V##_set(1.0f);                        \
-        V##_f rest = V##_sub(one, V##_mul(t, t));                                         \
-        V##_f slope = V##_mul(V##_set(0.5f), V##_add(one, t));                            \
-        V##_f factor = V##_mul(V##_mul(V##_set(3 * MPT__GELU_CUBE), a), a);               \
-        V##_f more = V##_mul(V##_mul(V##_set(0.5f), a), rest);                            \
-        more = V##_mul(V##_mul(more, V##_set(MPT__SQRT_2_BY_PI)), V##_add(one, factor));  \
-        return V##_select(V##_equal(rest, V##_zero()), slope, V##_add(slope, more));      \
-    }                                                                                     \
-    OP V##_f V##_max_nan(V##_f a, V##_f b) {                                              \
-        return V##_select(V##_is_nan(a), a, V##_larger(a, b));                            \
+#define MPT__SIMD_WORDS(OP, V, F)                                                                \
+    /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0 */               \
+    OP V##_f V##_relu(V##_f a) { return V##_add(V##_larger(V##_zero(), a), V##_zero()); }        \
+    OP V##_f V##_exp(V##_f a) { return F(exp)(a); }                                              \
+    OP V##_f V##_gelu_inner(V##_f a) {                                                           \
+        V##_f cube = V##_mul(V##_mul(V##_mul(V##_set(MPT__GELU_CUBE), a), a), a);                \
+        return V##_mul(V##_set(MPT__SQRT_2_BY_PI), V##_add(a, cube));                            \
+    }                                                                                            \
+    OP V##_f V##_gelu(V##_f a) {                                                                 \
+        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF)));                                 \
+        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), erf));                  \
+    }                                                                                            \
+    OP V##_f V##_gelu_tanh(V##_f a) {                                                            \
+        V##_f t = F(tanh)(V##_gelu_inner(a));                                                    \
+        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), t));                    \
+    }                                                                                            \
+    OP V##_f V##_gelu_slope(V##_f a) {                                                           \
+        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF)));                                 \
+        V##_f below = V##_mul(V##_set(0.5f), V##_add(V##_set(1.0f), erf));                       \
+        V##_f e = F(exp)(V##_mul(V##_mul(V##_set(-0.5f), a), a));                                \
+        return V##_add(below, V##_mul(V##_mul(a, V##_set(MPT__NORMAL_PEAK)), e));                \
+    }                                                                                            \
+    OP V##_f V##_gelu_tanh_slope(V##_f a) {                                                      \
+        V##_f t = F(tanh)(V##_gelu_inner(a)), one = V##_set(1.0f);                               \
+        V##_f rest = V##_sub(one, V##_mul(t, t));                                                \
+        V##_f slope = V##_mul(V##_set(0.5f), V##_add(one, t));                                   \
+        V##_f factor = V##_mul(V##_mul(V##_set(3 * MPT__GELU_CUBE), a), a);                      \
+        V##_f more = V##_mul(V##_mul(V##_set(0.5f), a), rest);                                   \
+        more = V##_mul(V##_mul(more, V##_set(MPT__SQRT_2_BY_PI)), V##_add(one, factor));         \
+        return V##_select(V##_equal(rest, V##_zero()), slope, V##_add(slope, more));             \
+    }                                                                                            \
+    OP V##_f V##_max_nan(V##_f a, V##_f b) {                                                     \
+        return V##_select(V##_is_nan(a), a, V##_larger(a, b));                                   \
+    }                                                                                            \
+    /* a >= b ? 1 : 0 */                                                                         \
+    OP V##_f V##_at_least(V##_f a, V##_f b) {                                                    \
+        V##_f one = V##_set(1.0f);                                                               \
+        return V##_select(V##_greater(a, b), one, V##_select(V##_equal(a, b), one, V##_zero())); \
+    }                                                                                            \
+    OP V##_f V##_silu_slope(V##_f a) {                                                           \
+        V##_f s = F(sigmoid)(a), one = V##_set(1.0f);                                            \
+        return V##_mul(s, V##_add(one, V##_mul(a, V##_sub(one, s))));                            \
     }
 
 /* out[i] = VALUE of a, from x, and (in 2) b, from y. */
@@ -130,14 +181,16 @@
     }
 
 /* The functions of MPT__SIMD_UNARY and MPT__SIMD_BINARY, then the other words. */
-#define MPT__SIMD_UNARY_ROW(id, value, FN, N, V, W)                          \
-    FN void N##_unary_##id(float *out, const float *x, int64_t n, float c) { \
-        (void)c;                                                             \
-        MPT__SIMD_EACH1(V, W, value)                                         \
+#define MPT__SIMD_UNARY_ROW(id, value, FN, N, V, W)                                   \
+    FN void N##_unary_##id(float *out, const float *x, int64_t n, float c, float d) { \
+        (void)c, (void)d;                                                             \
+        MPT__SIMD_EACH1(V, W, value)                                                  \
     }
-#define MPT__SIMD_BINARY_ROW(id, value, FN, N, V, W)                                 \
-    FN void N##_binary_##id(float *out, const float *x, const float *y, int64_t n) { \
-        MPT__SIMD_EACH2(V, W, value)                                                 \
+#define MPT__SIMD_BINARY_ROW(id, value, FN, N, V, W)                                        \
+    FN void N##_binary_##id(float *out, const float *x, const float *y, int64_t n, float c, \
+                            float d) {                                                      \
+        (void)c, (void)d;                                                                   \
+        MPT__SIMD_EACH2(V, W, value)                                                        \
     }
 
 #define MPT__SIMD_PEAK(FN, N, V, W)                                                     \
@@ -244,10 +297,10 @@
         MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                         \
         float total = V##_total(MPT__SIMD_FOLD_##W(V));                    \
         if (log) {                                                         \
-            N##_unary_LOG(&total, &total, 1, 0);                           \
-            N##_unary_ADD_SCALAR(out, out, n, -total);                     \
+            N##_unary_LOG(&total, &total, 1, 0, 0);                        \
+            N##_unary_ADD_SCALAR(out, out, n, -total, 0);                  \
         } else {                                                           \
-            N##_unary_MUL_SCALAR(out, out, n, 1 / total);                  \
+            N##_unary_MUL_SCALAR(out, out, n, 1 / total, 0);               \
         }                                                                  \
     }
 
@@ -430,37 +483,40 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     MPT__SIMD_UPDATE_PARTS(FN, N, W, adam)
 
 /* The words; REST is the level below that transposes what is narrow. */
+#define MPT__SIMD_PORTABLE(id)
+#define MPT__SIMD_UNARY_REF(id) mpt__ref_unary_##id,
+#define MPT__SIMD_BINARY_REF(id) mpt__ref_binary_##id,
 #define MPT__SIMD_UNARY_NAME(id, value, FN, N, V, W) N##_unary_##id,
 #define MPT__SIMD_BINARY_NAME(id, value, FN, N, V, W) N##_binary_##id,
-#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, slowness) \
-    MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, FN, N, V, W, F)             \
-    MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, FN, N, V, W, F)           \
-    MPT__SIMD_PEAK(FN, N, V, W)                                      \
-    MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)                \
-    MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)                \
-    MPT__SIMD_ADD_EXP(FN, N, V, W)                                   \
-    MPT__SIMD_SOFTMAX(FN, N, V, W)                                   \
-    MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                          \
-    MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST)                       \
-    MPT__SIMD_SQUARES(FN, N, V, W)                                   \
-    MPT__SIMD_DROPOUT(FN, OP, N, V, W)                               \
-    MPT__SIMD_UPDATE(FN, OP, N, V, W)                                \
-    static const mpt__words N##_words = {                            \
-        slowness,                                                    \
-        true,                                                        \
-        convert,                                                     \
-        {MPT__SIMD_UNARY(MPT__SIMD_UNARY_NAME, FN, N, V, W, F)},     \
-        {MPT__SIMD_BINARY(MPT__SIMD_BINARY_NAME, FN, N, V, W, F)},   \
-        N##_peak,                                                    \
-        N##_add_lanes,                                               \
-        N##_max_lanes,                                               \
-        N##_add_exp,                                                 \
-        N##_softmax,                                                 \
-        N##_softmax_backward,                                        \
-        N##_add_squares,                                             \
-        N##_dropout,                                                 \
-        N##_transpose,                                               \
-        N##_sgd,                                                     \
+#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, slowness)                     \
+    MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F)             \
+    MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F)           \
+    MPT__SIMD_PEAK(FN, N, V, W)                                                          \
+    MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)                                    \
+    MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)                                    \
+    MPT__SIMD_ADD_EXP(FN, N, V, W)                                                       \
+    MPT__SIMD_SOFTMAX(FN, N, V, W)                                                       \
+    MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                                              \
+    MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST)                                           \
+    MPT__SIMD_SQUARES(FN, N, V, W)                                                       \
+    MPT__SIMD_DROPOUT(FN, OP, N, V, W)                                                   \
+    MPT__SIMD_UPDATE(FN, OP, N, V, W)                                                    \
+    static const mpt__words N##_words = {                                                \
+        slowness,                                                                        \
+        true,                                                                            \
+        convert,                                                                         \
+        {MPT__SIMD_UNARY(MPT__SIMD_UNARY_NAME, MPT__SIMD_UNARY_REF, FN, N, V, W, F)},    \
+        {MPT__SIMD_BINARY(MPT__SIMD_BINARY_NAME, MPT__SIMD_BINARY_REF, FN, N, V, W, F)}, \
+        N##_peak,                                                                        \
+        N##_add_lanes,                                                                   \
+        N##_max_lanes,                                                                   \
+        N##_add_exp,                                                                     \
+        N##_softmax,                                                                     \
+        N##_softmax_backward,                                                            \
+        N##_add_squares,                                                                 \
+        N##_dropout,                                                                     \
+        N##_transpose,                                                                   \
+        N##_sgd,                                                                         \
         N##_adam};
 
 #endif

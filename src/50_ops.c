@@ -31,6 +31,32 @@
     O(isnan, INPUT, predicate, unary, none, ISNAN, NONE, "IsNaN")                           \
     O(isinf, INPUT, predicate, unary, none, ISINF, NONE, "IsInf")                           \
     O(equal, ANY, equal, binary, none, EQUAL, NONE, "Equal")                                \
+    O(lt, ANY, equal, binary, none, LESS, NONE, "Less")                                     \
+    O(le, ANY, equal, binary, none, LESS_EQUAL, NONE, "LessOrEqual")                        \
+    O(gt, ANY, equal, binary, none, GREATER, NONE, "Greater")                               \
+    O(ge, ANY, equal, binary, none, GREATER_EQUAL, NONE, "GreaterOrEqual")                  \
+    O(ne, ANY, equal, binary, none, NOT_EQUAL, NONE, "")                                    \
+    O(logical_and, ANY, logical, binary, none, AND, NONE, "And")                            \
+    O(logical_or, ANY, logical, binary, none, OR, NONE, "Or")                               \
+    O(logical_not, ANY, predicate, unary, none, NOT, NONE, "Not")                           \
+    O(log1p, FP32, unary, unary_keep_in, unary, LOG1P, LOG1P_BACKWARD, "")                  \
+    O(rsqrt, FP32, unary, unary_keep_out, unary, RSQRT, RSQRT_BACKWARD, "")                 \
+    O(pow, FP32, binary, binary_keep, pow, POW, NONE, "Pow")                                \
+    O(pow_scalar, FP32, unary, pow_scalar, unary, POW_SCALAR, POW_SCALAR_BACKWARD, "Pow")   \
+    O(abs, INPUT, unary, unary_keep_in, unary, ABS, ABS_BACKWARD, "Abs")                    \
+    O(sign, INPUT, unary, unary, linear_unary, SIGN, MUL_SCALAR, "Sign")                    \
+    O(sin, INPUT, unary, unary_keep_in, unary, SIN, SIN_BACKWARD, "Sin")                    \
+    O(cos, INPUT, unary, unary_keep_in, unary, COS, COS_BACKWARD, "Cos")                    \
+    O(clamp, INPUT, unary, unary_keep_in, unary, CLAMP, CLAMP_BACKWARD, "Clip")             \
+    O(minimum, INPUT, binary, binary_keep, extremum, MINIMUM, NONE, "Min")                  \
+    O(maximum, INPUT, binary, binary_keep, extremum, MAXIMUM, NONE, "Max")                  \
+    O(where, ANY, where, where, where, NONE, NONE, "Where")                                 \
+    O(leaky_relu, INPUT, unary, unary_keep_in, unary, LEAKY_RELU, LEAKY_RELU_BACKWARD,      \
+      "LeakyRelu")                                                                          \
+    O(elu, INPUT, unary, unary_keep_in, unary, ELU, ELU_BACKWARD, "Elu")                    \
+    O(silu, INPUT, unary, unary_keep_in, unary, SILU, SILU_BACKWARD, "")                    \
+    O(softplus, FP32, unary, unary_keep_in, unary, SOFTPLUS, SOFTPLUS_BACKWARD, "")         \
+    O(hardtanh, INPUT, unary, unary_keep_in, unary, CLAMP, HARDTANH_BACKWARD, "Clip")       \
     O(scale_loss, LOSS, unary, scale_loss, linear_unary, MUL_SLOT, MUL_SLOT, "Mul")         \
     O(matmul, LOW, matmul, matmul, matmul, NONE, NONE, "MatMul")                            \
     O(linear, LOW, linear, linear, linear, NONE, NONE, "Gemm")                              \

@@ -115,7 +115,7 @@ static mpt_status mpt__launch_unary(mpt__frame *frame, mpt__function function,
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
     launch->function = (uint8_t)function;
     launch->slot[0] = (uint16_t)frame->attributes->index[0];
-    launch->imm[0] = frame->attributes->imm[0];
+    for (int i = 0; i < 2; i++) launch->imm[i] = frame->attributes->imm[i];
     mpt__operand_spread(launch, 0, in, out);
     mpt__operand_of(launch, 1, out, access);
     return mpt__submit(frame->context, launch);
@@ -162,8 +162,13 @@ static mpt_status mpt__unary_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return frame->context->base.status;
     mpt__function function = frame->row->backward_function;
     bool swapped = function == MPT__FN_DIV;
-    return mpt__launch_binary(frame->context, function, swapped ? frame->dy[0] : frame->saved[0],
-                              swapped ? frame->saved[0] : frame->dy[0], frame->dx, frame->access);
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_BINARY);
+    launch->function = (uint8_t)function;
+    for (int i = 0; i < 2; i++) launch->imm[i] = frame->attributes->imm[i];
+    mpt__operand_spread(launch, swapped ? 1 : 0, frame->saved[0], frame->dx);
+    mpt__operand_spread(launch, swapped ? 0 : 1, frame->dy[0], frame->dx);
+    mpt__operand_of(launch, 2, frame->dx, frame->access);
+    return mpt__submit(frame->context, launch);
 }
 
 /* dx = f(dy) for functions that are linear. */
@@ -206,6 +211,11 @@ static mpt_status mpt__binary_shape(mpt__frame *frame) {
 
 static mpt_status mpt__equal_shape(mpt__frame *frame) {
     if (frame->in[0]->dtype != frame->in[1]->dtype) return mpt__dtype_mismatch(frame, 0, 1);
+    frame->out_dtype[0] = MPT_BOOL;
+    return mpt__binary_shape(frame);
+}
+
+static mpt_status mpt__logical_shape(mpt__frame *frame) {
     frame->out_dtype[0] = MPT_BOOL;
     return mpt__binary_shape(frame);
 }
@@ -285,6 +295,95 @@ static mpt_status mpt__div_backward(mpt__frame *frame) {
         status = mpt__launch_unary(frame, MPT__FN_NEG, quotient, quotient, MPT__WRITE);
     if (status != MPT_OK) return status;
     return mpt__broadcast_gradient(frame, 1, MPT__FN_MUL, quotient, frame->saved[2]);
+}
+
+/* Gradient i is dy times slope(a, b). */
+static mpt_status mpt__sloped_gradient(mpt__frame *frame, int i, mpt__function slope,
+                                       const mpt__tensor *a, const mpt__tensor *b) {
+    if (!mpt__wants(frame, i)) return MPT_OK;
+    const mpt__tensor *dy = frame->dy[0];
+    mpt__tensor *factor = mpt__temporary(frame, mpt__loss_dtype(frame), &dy->shape);
+    if (!factor) return frame->context->base.status;
+    mpt_status status = mpt__launch_binary(frame->context, slope, a, b, factor, MPT__WRITE);
+    if (status != MPT_OK) return status;
+    return mpt__broadcast_gradient(frame, i, MPT__FN_KEEP, factor, dy);
+}
+
+static mpt_status mpt__binary_keep_forward(mpt__frame *frame) {
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
+    return mpt__binary_forward(frame);
+}
+
+/* Where both are equal, each gets half. */
+static mpt_status mpt__extremum_backward(mpt__frame *frame) {
+    const mpt__tensor *a = frame->saved[0], *b = frame->saved[1];
+    bool least = frame->row->function == MPT__FN_MINIMUM;
+    mpt_status status = mpt__sloped_gradient(frame, 0, MPT__FN_SHARE, least ? b : a, least ? a : b);
+    if (status != MPT_OK) return status;
+    return mpt__sloped_gradient(frame, 1, MPT__FN_SHARE, least ? a : b, least ? b : a);
+}
+
+static mpt_status mpt__pow_backward(mpt__frame *frame) {
+    const mpt__tensor *a = frame->saved[0], *b = frame->saved[1];
+    mpt_status status = mpt__sloped_gradient(frame, 0, MPT__FN_POW_SLOPE, a, b);
+    if (status != MPT_OK) return status;
+    return mpt__sloped_gradient(frame, 1, MPT__FN_POW_EXPONENT, a, b);
+}
+
+/* Squares are what powers are taken for most. */
+static mpt_status mpt__pow_scalar_forward(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    if (frame->attributes->imm[0] != 2.0) return mpt__unary_keep_in_forward(frame);
+    mpt__save(frame, frame->in[0]);
+    return mpt__launch_binary(frame->context, MPT__FN_MUL, x, x, frame->out[0], MPT__WRITE);
+}
+
+/* ==== Choice ==== */
+
+/* A condition, and two tensors that share a dtype or meet in fp32. */
+static mpt_status mpt__where_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *condition = frame->in[0], *a = frame->in[1], *b = frame->in[2];
+    if (condition->dtype != MPT_BOOL)
+        return mpt__error(context, MPT_ERROR_DTYPE,
+                          "argument 1 is %s: expected bool, as comparisons give it",
+                          mpt_dtype_name((mpt_dtype)condition->dtype));
+    for (int i = 1; i < 3; i++)
+        if (!mpt__dtype_computes((mpt_dtype)frame->in[i]->dtype))
+            return mpt__error(
+                context, MPT_ERROR_DTYPE,
+                "argument %d is %s, which this op does not compute in; mpt_cast it to "
+                "f32",
+                i + 1, mpt_dtype_name((mpt_dtype)frame->in[i]->dtype));
+    frame->out_dtype[0] = a->dtype == b->dtype ? (mpt_dtype)a->dtype : MPT_F32;
+    if (a->dtype != b->dtype && mpt__autocast_dtype(context) == MPT_F32)
+        return mpt__dtype_mismatch(frame, 1, 2);
+    mpt__tensor choice = *a;
+    int misfit = mpt__broadcast_dims(a, a->shape.rank, b, b->shape.rank, &choice.shape);
+    if (misfit < 0)
+        misfit = mpt__broadcast_dims(condition, condition->shape.rank, &choice, choice.shape.rank,
+                                     &frame->out_shape[0]);
+    if (misfit < 0) return MPT_OK;
+    return mpt__error(context, MPT_ERROR_SHAPE, "shapes %S, %S and %S do not broadcast",
+                      &condition->shape, &a->shape, &b->shape);
+}
+
+/* What one of the two leaves out is -0, to which the other adds without a trace. */
+static mpt_status mpt__where_forward(mpt__frame *frame) {
+    mpt__save(frame, frame->in[0]);
+    mpt_status status = mpt__launch_binary(frame->context, MPT__FN_KEEP, frame->in[0], frame->in[1],
+                                           frame->out[0], MPT__WRITE);
+    if (status != MPT_OK) return status;
+    return mpt__launch_binary(frame->context, MPT__FN_DROP, frame->in[0], frame->in[2],
+                              frame->out[0], MPT__ACCUMULATE);
+}
+
+static mpt_status mpt__where_backward(mpt__frame *frame) {
+    const mpt__tensor *dy = frame->dy[0], *condition = frame->saved[0];
+    mpt_status status = mpt__broadcast_gradient(frame, 1, MPT__FN_KEEP, condition, dy);
+    if (status != MPT_OK) return status;
+    return mpt__broadcast_gradient(frame, 2, MPT__FN_DROP, condition, dy);
 }
 
 /* ==== Matrix products ==== */

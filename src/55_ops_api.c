@@ -63,6 +63,14 @@ MPT__DEFINE_UNARY(sigmoid)
 MPT__DEFINE_UNARY(isnan)
 MPT__DEFINE_UNARY(isinf)
 MPT__DEFINE_UNARY(clone)
+MPT__DEFINE_UNARY(logical_not)
+MPT__DEFINE_UNARY(log1p)
+MPT__DEFINE_UNARY(rsqrt)
+MPT__DEFINE_UNARY(abs)
+MPT__DEFINE_UNARY(sign)
+MPT__DEFINE_UNARY(sin)
+MPT__DEFINE_UNARY(cos)
+MPT__DEFINE_UNARY(silu)
 #undef MPT__DEFINE_UNARY
 
 static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor b) {
@@ -83,6 +91,16 @@ MPT__DEFINE_BINARY(mul)
 MPT__DEFINE_BINARY(div)
 MPT__DEFINE_BINARY(equal)
 MPT__DEFINE_BINARY(matmul)
+MPT__DEFINE_BINARY(lt)
+MPT__DEFINE_BINARY(le)
+MPT__DEFINE_BINARY(gt)
+MPT__DEFINE_BINARY(ge)
+MPT__DEFINE_BINARY(ne)
+MPT__DEFINE_BINARY(logical_and)
+MPT__DEFINE_BINARY(logical_or)
+MPT__DEFINE_BINARY(pow)
+MPT__DEFINE_BINARY(minimum)
+MPT__DEFINE_BINARY(maximum)
 #undef MPT__DEFINE_BINARY
 
 /* ==== With numbers ==== */
@@ -98,6 +116,53 @@ MPTRAIN_API mpt_tensor mpt_add_scalar(mpt_tensor x, double value) {
 }
 MPTRAIN_API mpt_tensor mpt_mul_scalar(mpt_tensor x, double value) {
     return mpt__apply_number("mpt_mul_scalar", MPT__OP_mul_scalar, x, value);
+}
+MPTRAIN_API mpt_tensor mpt_pow_scalar(mpt_tensor x, double exponent) {
+    return mpt__apply_number("mpt_pow_scalar", MPT__OP_pow_scalar, x, exponent);
+}
+MPTRAIN_API mpt_tensor mpt_leaky_relu(mpt_tensor x, double slope) {
+    return mpt__apply_number("mpt_leaky_relu", MPT__OP_leaky_relu, x, slope);
+}
+MPTRAIN_API mpt_tensor mpt_elu(mpt_tensor x, double alpha) {
+    return mpt__apply_number("mpt_elu", MPT__OP_elu, x, alpha);
+}
+
+/* Why a pair of numbers is none that `op` takes; NULL: it is fine. */
+static const char *mpt__bad_numbers(int op, double a, double b) {
+    if (op == MPT__OP_softplus)
+        return a > 0.0 && b == b ? NULL : "beta %g, threshold %g: expected beta > 0";
+    if (op != MPT__OP_clamp && op != MPT__OP_hardtanh) return NULL;
+    return a <= b ? NULL : "min %g, max %g: expected min <= max";
+}
+
+static mpt_tensor mpt__apply_pair(const char *name, int op, mpt_tensor x, double a, double b) {
+    const char *why = mpt__bad_numbers(op, a, b);
+    if (why && x.context) {
+        mpt__misuse(x.context, name, MPT_ERROR_ARGUMENT, why, a, b);
+        return mpt__null(x.context);
+    }
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.imm[0] = a;
+    attributes.imm[1] = b;
+    return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max) {
+    return mpt__apply_pair("mpt_clamp", MPT__OP_clamp, x, min, max);
+}
+MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max) {
+    return mpt__apply_pair("mpt_hardtanh", MPT__OP_hardtanh, x, min, max);
+}
+MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold) {
+    return mpt__apply_pair("mpt_softplus", MPT__OP_softplus, x, beta, threshold);
+}
+
+MPTRAIN_API mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b) {
+    mpt_tensor in[3];
+    in[0] = condition, in[1] = a, in[2] = b;
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = 3;
+    return mpt__apply1("mpt_where", MPT__OP_where, in, 3, &attributes);
 }
 
 /* With a dimension, or a dtype in its place. */

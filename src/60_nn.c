@@ -26,19 +26,25 @@ typedef struct mpt__module_parameter {
 /* The built-in layers, L(name, op, inputs, activation): one that is a single op says which, and
    gets x, then the module's parameters, then absent ones as that many inputs. `activation`: what a
    linear layer before it takes into its own call. A new layer is a row here and a constructor. */
-#define MPT__LAYERS(L)                   \
-    L(user, none, 0, NONE)               \
-    L(sequential, none, 0, NONE)         \
-    L(list, none, 0, NONE)               \
-    L(linear, linear, 3, NONE)           \
-    L(relu, relu, 1, RELU)               \
-    L(gelu, gelu, 1, GELU)               \
-    L(tanh, tanh, 1, TANH)               \
-    L(sigmoid, sigmoid, 1, SIGMOID)      \
-    L(softmax, softmax, 1, NONE)         \
-    L(log_softmax, log_softmax, 1, NONE) \
-    L(dropout, none, 0, NONE)            \
-    L(flatten, none, 0, NONE)
+#define MPT__LAYERS(L)                    \
+    L(user, none, 0, NONE)                \
+    L(sequential, none, 0, NONE)          \
+    L(list, none, 0, NONE)                \
+    L(linear, linear, 3, NONE)            \
+    L(relu, relu, 1, RELU)                \
+    L(gelu, gelu, 1, GELU)                \
+    L(tanh, tanh, 1, TANH)                \
+    L(sigmoid, sigmoid, 1, SIGMOID)       \
+    L(softmax, softmax, 1, NONE)          \
+    L(log_softmax, log_softmax, 1, NONE)  \
+    L(dropout, none, 0, NONE)             \
+    L(flatten, none, 0, NONE)             \
+    L(gelu_tanh, gelu_tanh, 1, GELU_TANH) \
+    L(silu, silu, 1, NONE)                \
+    L(leaky_relu, leaky_relu, 1, NONE)    \
+    L(elu, elu, 1, NONE)                  \
+    L(softplus, softplus, 1, NONE)        \
+    L(hardtanh, hardtanh, 1, NONE)
 
 typedef enum mpt__layer {
 #define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,
@@ -424,6 +430,8 @@ MPT__DEFINE_LAYER(gelu)
 MPT__DEFINE_LAYER(tanh)
 MPT__DEFINE_LAYER(sigmoid)
 MPT__DEFINE_LAYER(flatten)
+MPT__DEFINE_LAYER(gelu_tanh)
+MPT__DEFINE_LAYER(silu)
 #undef MPT__DEFINE_LAYER
 
 MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p) {
@@ -432,6 +440,28 @@ MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p) {
     if (module && !(p >= 0.0 && p <= 1.0))
         mpt__error(context, MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
     return mpt__layer_made(context, module);
+}
+
+static mpt_module mpt__number_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                    double a, double b) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    const char *why = mpt__bad_numbers(mpt__layer_rows[layer].op, a, b);
+    if (module) module->attributes.imm[0] = a, module->attributes.imm[1] = b;
+    if (module && why) mpt__error(context, MPT_ERROR_ARGUMENT, why, a, b);
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_leaky_relu(mpt_context *context, double slope) {
+    return mpt__number_layer(context, "mpt_nn_leaky_relu", MPT__LAYER_leaky_relu, slope, 0.0);
+}
+MPTRAIN_API mpt_module mpt_nn_elu(mpt_context *context, double alpha) {
+    return mpt__number_layer(context, "mpt_nn_elu", MPT__LAYER_elu, alpha, 0.0);
+}
+MPTRAIN_API mpt_module mpt_nn_softplus(mpt_context *context, double beta, double threshold) {
+    return mpt__number_layer(context, "mpt_nn_softplus", MPT__LAYER_softplus, beta, threshold);
+}
+MPTRAIN_API mpt_module mpt_nn_hardtanh(mpt_context *context, double min, double max) {
+    return mpt__number_layer(context, "mpt_nn_hardtanh", MPT__LAYER_hardtanh, min, max);
 }
 
 static mpt_module mpt__dim_layer(mpt_context *context, const char *call, mpt__layer layer,

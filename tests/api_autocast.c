@@ -48,6 +48,23 @@ static mpt_tensor call(const char *op, mpt_tensor x) {
     OP("gelu_tanh", mpt_gelu_tanh(x));
     OP("tanh", mpt_tanh(x));
     OP("sigmoid", mpt_sigmoid(x));
+    OP("log1p", mpt_log1p(x));
+    OP("rsqrt", mpt_rsqrt(x));
+    OP("pow", mpt_pow(x, x));
+    OP("pow_scalar", mpt_pow_scalar(x, 2));
+    OP("abs", mpt_abs(x));
+    OP("sign", mpt_sign(x));
+    OP("sin", mpt_sin(x));
+    OP("cos", mpt_cos(x));
+    OP("clamp", mpt_clamp(x, 0, 1));
+    OP("minimum", mpt_minimum(x, x));
+    OP("maximum", mpt_maximum(x, x));
+    OP("where", mpt_where(mpt_lt(x, x), x, x));
+    OP("leaky_relu", mpt_leaky_relu(x, 0.1));
+    OP("elu", mpt_elu(x, 1));
+    OP("silu", mpt_silu(x));
+    OP("softplus", mpt_softplus(x, 1, 20));
+    OP("hardtanh", mpt_hardtanh(x, -1, 1));
     OP("matmul", mpt_matmul(x, x));
     OP("linear", mpt_linear(x, x, none, MPT_ACTIVATION_RELU));
     OP("sum", mpt_sum(x, 0, false));
@@ -108,6 +125,31 @@ static const row rows[] = {{"add", "input", 'i'},
                            {"isnan", "input", '-'},
                            {"isinf", "input", '-'},
                            {"equal", "any", '-'},
+                           {"lt", "any", '-'},
+                           {"le", "any", '-'},
+                           {"gt", "any", '-'},
+                           {"ge", "any", '-'},
+                           {"ne", "any", '-'},
+                           {"logical_and", "any", '-'},
+                           {"logical_or", "any", '-'},
+                           {"logical_not", "any", '-'},
+                           {"log1p", "f32", '3'},
+                           {"rsqrt", "f32", '3'},
+                           {"pow", "f32", '3'},
+                           {"pow_scalar", "f32", '3'},
+                           {"abs", "input", 'i'},
+                           {"sign", "input", 'i'},
+                           {"sin", "input", 'i'},
+                           {"cos", "input", 'i'},
+                           {"clamp", "input", 'i'},
+                           {"minimum", "input", 'i'},
+                           {"maximum", "input", 'i'},
+                           {"where", "any", 'i'},
+                           {"leaky_relu", "input", 'i'},
+                           {"elu", "input", 'i'},
+                           {"silu", "input", 'i'},
+                           {"softplus", "f32", '3'},
+                           {"hardtanh", "input", 'i'},
                            {"scale_loss", "f32 always", '-'},
                            {"matmul", "f16 / bf16", 'l'},
                            {"linear", "f16 / bf16", 'l'},

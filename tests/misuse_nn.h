@@ -76,6 +76,14 @@ TEST(modules) {
     LAYER(mpt_nn_tanh, mpt_nn_tanh(NULL));
     LAYER(mpt_nn_sigmoid, mpt_nn_sigmoid(NULL));
     LAYER(mpt_nn_flatten, mpt_nn_flatten(NULL));
+    LAYER(mpt_nn_gelu_tanh, mpt_nn_gelu_tanh(NULL));
+    LAYER(mpt_nn_silu, mpt_nn_silu(NULL));
+    LAYER(mpt_nn_leaky_relu, mpt_nn_leaky_relu(NULL, 0.1));
+    LAYER(mpt_nn_elu, mpt_nn_elu(NULL, 1));
+    LAYER(mpt_nn_softplus, mpt_nn_softplus(NULL, 1, 20));
+    LAYER(mpt_nn_hardtanh, mpt_nn_hardtanh(NULL, -1, 1));
+    CASE(mpt_nn_softplus, ARGUMENT, "expected beta > 0", mpt_nn_softplus(c, -1, 20));
+    CASE(mpt_nn_hardtanh, ARGUMENT, "min 1, max -1", mpt_nn_hardtanh(c, 1, -1));
     LAYER(mpt_nn_dropout, mpt_nn_dropout(NULL, 0.5));
     LAYER(mpt_nn_softmax, mpt_nn_softmax(NULL, 1));
     LAYER(mpt_nn_log_softmax, mpt_nn_log_softmax(NULL, 1));

@@ -461,7 +461,9 @@ static double gelu_tanh(double a) {
     return 0.5 * a * (1 + tanh(sqrt(2 / acos(-1.0)) * (a + 0.044715 * a * a * a)));
 }
 
-static double apply(int function, double a, double c) {
+static double sign_of(double a) { return (a > 0) - (a < 0); }
+
+static double apply(int function, double a, double c, double d) {
     switch (function) {
     case MPT__FN_NEG:
         return -a;
@@ -489,25 +491,54 @@ static double apply(int function, double a, double c) {
         return a * scalars[launch.slot[0]].f;
     case MPT__FN_ISNAN:
         return a != a;
-    default:
+    case MPT__FN_ISINF:
         return a - a != 0 && a == a;
+    case MPT__FN_NOT:
+        return a == 0;
+    case MPT__FN_LOG1P:
+        return log1p(a);
+    case MPT__FN_RSQRT:
+        return 1 / sqrt(a);
+    case MPT__FN_ABS:
+        return fabs(a);
+    case MPT__FN_SIGN:
+        return sign_of(a);
+    case MPT__FN_SIN:
+        return sin(a);
+    case MPT__FN_COS:
+        return cos(a);
+    case MPT__FN_CLAMP:
+        return a < c ? c : a > d ? d : a;
+    case MPT__FN_POW_SCALAR:
+        return pow(a, c);
+    case MPT__FN_LEAKY_RELU:
+        return a > 0 ? a : a * c;
+    case MPT__FN_ELU:
+        return a > 0 ? a : c * expm1(a);
+    case MPT__FN_SILU:
+        return a / (1 + exp(-a));
+    default: /* softplus */
+        return a * c > d ? a : log1p(exp(a * c)) / c;
     }
 }
 
 static double want_unary(const int64_t *index) {
-    return apply(launch.function, old_value(0, index), launch.imm[0]);
+    return apply(launch.function, old_value(0, index), launch.imm[0], launch.imm[1]);
 }
 
 TEST(unary) {
     REQUIRE(have_backends());
-    for (int function = MPT__FN_NEG; function <= MPT__FN_ISINF; function++) {
+    for (int function = MPT__FN_NEG; function <= MPT__FN_SOFTPLUS; function++) {
         for (int round = 0; round < 12; round++) {
             int64_t shape[MPT_MAX_RANK];
             int rank = random_shape(shape);
-            bool test = function >= MPT__FN_ISNAN;
+            bool test = function >= MPT__FN_ISNAN && function <= MPT__FN_NOT;
             begin(MPT__K_UNARY);
             launch.function = (uint8_t)function;
-            launch.imm[0] = 1.5;
+            launch.imm[0] = function == MPT__FN_CLAMP        ? -0.5
+                            : function == MPT__FN_POW_SCALAR ? 3
+                                                             : 1.5;
+            launch.imm[1] = 1.75;
             launch.slot[0] = 9;
             scalars[9].f = 0.75;
             add(random_float(), MPT__READ, rank, shape, in_layout());
@@ -554,10 +585,16 @@ TEST(unary_edges) {
     CHECK_CLOSE(unary_at(MPT__FN_GELU_TANH, -3), -.003637392, 1e-4, 0.0);
     CHECK_CLOSE(unary_at(MPT__FN_GELU, 1), .841344746, 1e-6, 0.0);
     CHECK(unary_at(MPT__FN_GELU_TANH, 1e20) == (double)1e20f);
+    CHECK(unary_at(MPT__FN_LOG1P, -1) == -inf && unary_at(MPT__FN_LOG1P, inf) == inf);
+    CHECK(unary_at(MPT__FN_LOG1P, 1e-30) == (double)1e-30f);
+    CHECK(unary_at(MPT__FN_RSQRT, 0) == inf && unary_at(MPT__FN_RSQRT, inf) == 0);
+    CHECK(mpt__f64_is_nan(unary_at(MPT__FN_SIN, inf)) && unary_at(MPT__FN_SIGN, -1e-40) == -1);
+    CHECK(mpt__f64_is_nan(unary_at(MPT__FN_CLAMP, nan)) && unary_at(MPT__FN_SIGN, nan) == 0);
 }
 
 static double want_binary(const int64_t *index) {
     double a = old_value(0, index), b = old_value(1, index), t;
+    double c = launch.imm[0], d = launch.imm[1];
     switch (launch.function) {
     case MPT__FN_ADD:
         return a + b;
@@ -580,20 +617,78 @@ static double want_binary(const int64_t *index) {
         return b * (1 - a * a);
     case MPT__FN_SIGMOID_BACKWARD:
         return b * a * (1 - a);
-    default:
+    case MPT__FN_SQRT_BACKWARD:
         return b / (2 * a);
+    case MPT__FN_NOT_EQUAL:
+        return a != b;
+    case MPT__FN_LESS:
+        return a < b;
+    case MPT__FN_LESS_EQUAL:
+        return a <= b;
+    case MPT__FN_GREATER:
+        return a > b;
+    case MPT__FN_GREATER_EQUAL:
+        return a >= b;
+    case MPT__FN_AND:
+        return a != 0 && b != 0;
+    case MPT__FN_OR:
+        return a != 0 || b != 0;
+    case MPT__FN_MINIMUM:
+        return a < b ? a : b;
+    case MPT__FN_MAXIMUM:
+        return a > b ? a : b;
+    case MPT__FN_POW:
+        return pow(a, b);
+    case MPT__FN_KEEP:
+        return a == 0 ? 0 : a * b;
+    case MPT__FN_DROP:
+        return a == 0 ? b : 0;
+    case MPT__FN_SHARE:
+        return a < b ? 0 : a == b ? 0.5 : 1;
+    case MPT__FN_POW_SLOPE:
+        return b == 0 ? 0 : b * pow(a, b - 1);
+    case MPT__FN_POW_EXPONENT:
+        return a == 0 && b >= 0 ? 0 : pow(a, b) * log(a);
+    case MPT__FN_LOG1P_BACKWARD:
+        return b / (1 + a);
+    case MPT__FN_RSQRT_BACKWARD:
+        return -b / 2 * a * a * a;
+    case MPT__FN_ABS_BACKWARD:
+        return b * sign_of(a);
+    case MPT__FN_SIN_BACKWARD:
+        return b * cos(a);
+    case MPT__FN_COS_BACKWARD:
+        return -b * sin(a);
+    case MPT__FN_CLAMP_BACKWARD:
+    case MPT__FN_HARDTANH_BACKWARD:
+        return a > c && a < d ? b : 0;
+    case MPT__FN_POW_SCALAR_BACKWARD:
+        return b * c * pow(a, c - 1);
+    case MPT__FN_LEAKY_RELU_BACKWARD:
+        return a > 0 ? b : b * c;
+    case MPT__FN_ELU_BACKWARD:
+        return a > 0 ? b : b * c * exp(a);
+    case MPT__FN_SILU_BACKWARD:
+        t = 1 / (1 + exp(-a));
+        return b * t * (1 + a * (1 - t));
+    default: /* softplus */
+        return a * c > d ? b : b / (1 + exp(-a * c));
     }
 }
 
 TEST(binary) {
     REQUIRE(have_backends());
-    for (int function = MPT__FN_ADD; function <= MPT__FN_SQRT_BACKWARD; function++) {
+    for (int function = MPT__FN_ADD; function <= MPT__FN_SOFTPLUS_BACKWARD; function++) {
         for (int round = 0; round < 12; round++) {
             int64_t shape[MPT_MAX_RANK];
             int rank = random_shape(shape), dtype = random_float();
-            bool equal = function == MPT__FN_EQUAL;
+            bool equal = function >= MPT__FN_EQUAL && function <= MPT__FN_OR;
             begin(MPT__K_BINARY);
             launch.function = (uint8_t)function;
+            bool bounds =
+                function == MPT__FN_CLAMP_BACKWARD || function == MPT__FN_HARDTANH_BACKWARD;
+            launch.imm[0] = bounds ? -0.5 : function == MPT__FN_POW_SCALAR_BACKWARD ? 3 : 1.5;
+            launch.imm[1] = 1.75;
             if (equal && below(2)) dtype = MPT_I32;
             add(dtype, MPT__READ, rank, shape, in_layout());
             add(equal ? dtype : random_float(), MPT__READ, rank, shape, in_layout());
@@ -620,15 +715,18 @@ TEST(binary) {
         check_output(2, want_binary, 1);
     }
     int64_t big = INT64_C(9007199254740992), one = big + 1, zero = 0;
-    begin(MPT__K_BINARY);
-    launch.function = MPT__FN_EQUAL;
-    add1(MPT_I64, MPT__READ, 1);
-    add1(MPT_I64, MPT__READ, 1);
-    add1(MPT_BOOL, MPT__WRITE, 1);
-    memcpy(memory[1] + position(0, &zero), &big, 8);
-    memcpy(memory[2] + position(1, &zero), &one, 8);
-    run();
-    CHECK(at(2, 0) == 0);
+    static const bool holds[] = {false, true, true, true, false, false}; /* of big and one */
+    for (int function = MPT__FN_EQUAL; function <= MPT__FN_GREATER_EQUAL; function++) {
+        begin(MPT__K_BINARY);
+        launch.function = (uint8_t)function;
+        add1(MPT_I64, MPT__READ, 1);
+        add1(MPT_I64, MPT__READ, 1);
+        add1(MPT_BOOL, MPT__WRITE, 1);
+        memcpy(memory[1] + position(0, &zero), &big, 8);
+        memcpy(memory[2] + position(1, &zero), &one, 8);
+        run();
+        CHECK((at(2, 0) != 0) == holds[function - MPT__FN_EQUAL]);
+    }
     begin(MPT__K_BINARY); /* the slope of gelu far out is 1, not NaN */
     launch.function = MPT__FN_GELU_TANH_BACKWARD;
     add1(MPT_F32, MPT__READ, 1);
@@ -948,7 +1046,7 @@ static double want_gemm(const int64_t *out) {
     }
     sum *= launch.imm[0];
     if (launch.operand[2].storage != 0) { sum += rounded(old_value(2, out), launch.compute_dtype); }
-    return launch.activation == 0 ? sum : apply(functions[launch.activation], sum, 0);
+    return launch.activation == 0 ? sum : apply(functions[launch.activation], sum, 0, 0);
 }
 
 TEST(gemm) {

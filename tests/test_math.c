@@ -317,6 +317,55 @@ TEST(double_functions_are_good_to_1e_15) {
     CHECK_CLOSE(sine_of(3.141592653589793), 1.2246467991473532e-16, 1e-14, 0.0);
 }
 
+static double far_sine(double x) {
+    double sine, cosine;
+    mpt__sincos_far(x, &sine, &cosine);
+    return sine;
+}
+static double far_cosine(double x) {
+    double sine, cosine;
+    mpt__sincos_far(x, &sine, &cosine);
+    return cosine;
+}
+
+/* What fp32 kernels take from double: a quarter of an ulp of float is 1.5e-8. */
+TEST(functions_for_fp32_by_way_of_double) {
+    NEED_STRICT_MATH;
+    CHECK(worst_double(mpt__ln1p, log1p, 1e-300, 1e300, 1) < 1e-14);
+    CHECK(worst_double(mpt__ln1p, log1p, -0.999, 0.999, 0) < 1e-14);
+    double worst = 0, bases[] = {1e-30, 0.1, 0.999999, 1.000001, 3, 1e20, -2, -0.5};
+    for (int i = 0; i < 8; i++)
+        for (double b = -20; b <= 20; b += 0.25)
+            worst = fmax(worst, relative_error(mpt__pow(bases[i], b), pow(bases[i], b)));
+    CHECK(worst < 2e-13);
+#ifndef _WIN32
+    double least = ldexp(16367173, 72); /* the float that is nearest to a multiple of pi/2 */
+    CHECK(relative_error(far_cosine(least), cos(least)) < 1e-8);
+    worst = 0;
+    for (uint32_t bits = 1; bits < 0x7f800000u; bits += stride_or(4099)) {
+        double x = (double)mpt__f32_from_bits(bits);
+        worst = fmax(worst, relative_error(far_sine(x), sin(x)));
+        worst = fmax(worst, relative_error(far_cosine(-x), cos(x)));
+        worst = fmax(worst, relative_error(far_sine(-x), -sin(x)));
+    }
+    CHECK(worst < 1e-8);
+#endif
+}
+
+TEST(powers_of_special_values) {
+    NEED_STRICT_MATH;
+    double inf = MPT__INF_F64, nan = MPT__NAN_F64;
+    const double values[] = {0.0, -0.0, 1, -1, 2, -2, 0.5, -0.5, 3, -3, inf, -inf, nan, 1e300, 2.5};
+    const int count = (int)(sizeof values / sizeof *values);
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < count; j++) {
+            double own = mpt__pow(values[i], values[j]), want = pow(values[i], values[j]);
+            bool same = relative_error(own, want) < 1e-13 && !signbit(own) == !signbit(want);
+            if (!same && !mpt__f64_is_nan(want))
+                TEST_FAIL_("%g to the %g is %g, not %g", values[i], values[j], own, want);
+        }
+}
+
 TEST(double_special_values) {
     NEED_STRICT_MATH;
     double inf = MPT__INF_F64, nan = MPT__NAN_F64, sine, cosine;
@@ -395,6 +444,8 @@ TEST_TABLE = {T(float_functions_stay_within_their_bounds),
               T(avx512_gives_the_scalar_bits),
               T(neon_gives_the_scalar_bits),
               T(double_functions_are_good_to_1e_15),
+              T(functions_for_fp32_by_way_of_double),
+              T(powers_of_special_values),
               T(double_special_values),
               T(power_by_squaring),
               T(results_have_the_same_bits_everywhere)};

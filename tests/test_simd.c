@@ -282,11 +282,12 @@ TEST(unary_functions) {
     for (int i = 0; i < 3000; i++) {
         problem p;
         int64_t shape[4];
-        int rank = draw_shape(shape, 3000), function = MPT__FN_NEG + i % 14;
-        bool to_bool = function == MPT__FN_ISNAN || function == MPT__FN_ISINF;
+        int rank = draw_shape(shape, 3000),
+            function = MPT__FN_NEG + i % (MPT__FN_ADD - MPT__FN_NEG);
+        bool to_bool = function >= MPT__FN_ISNAN && function <= MPT__FN_NOT;
         problem_init(&p, MPT__K_UNARY);
         p.launch.function = (uint8_t)function;
-        p.launch.imm[0] = (double)draw_value(4);
+        for (int k = 0; k < 2; k++) p.launch.imm[k] = (double)draw_value(4);
         p.launch.slot[0] = 9;
         p.first_scalars[9].f = 1.5;
         add_operand(&p, 0, draw_float(), rank, shape, MPT__READ, below(5) ? 0u : draw() & 15,
@@ -304,12 +305,14 @@ TEST(binary_functions) {
     for (int i = 0; i < 3000; i++) {
         problem p;
         int64_t shape[4];
-        int rank = draw_shape(shape, 3000), function = MPT__FN_ADD + i % 11;
-        bool to_bool = function == MPT__FN_EQUAL;
+        int rank = draw_shape(shape, 3000),
+            function = MPT__FN_ADD + i % (MPT__FN_SUM - MPT__FN_ADD);
+        bool to_bool = function >= MPT__FN_EQUAL && function <= MPT__FN_OR;
         int dtype = draw_float();
         if (to_bool && below(3) == 0) dtype = MPT_I64;
         problem_init(&p, MPT__K_BINARY);
         p.launch.function = (uint8_t)function;
+        for (int k = 0; k < 2; k++) p.launch.imm[k] = (double)draw_value(4);
         for (int k = 0; k < 2; k++) {
             add_operand(&p, k, k && below(2) ? draw_float() : dtype, rank, shape, MPT__READ,
                         below(2) ? 0u : draw() & 15, to_bool ? 1.0f : 4.0f, 10);

@@ -210,6 +210,31 @@ OPS = {
     "gelu_tanh": ("input", lambda x, i, r: F.gelu(x[0], approximate="tanh")),
     "tanh": ("input", lambda x, i, r: torch.tanh(x[0])),
     "sigmoid": ("input", lambda x, i, r: torch.sigmoid(x[0])),
+    "log1p": ("fp32", lambda x, i, r: torch.log1p(x[0])),
+    "rsqrt": ("fp32", lambda x, i, r: torch.rsqrt(x[0])),
+    "pow": ("fp32", lambda x, i, r: torch.pow(x[0], x[1])),
+    "pow_scalar": ("fp32", lambda x, i, r: torch.pow(x[0], r[0])),
+    "abs": ("input", lambda x, i, r: torch.abs(x[0])),
+    "sign": ("input", lambda x, i, r: torch.sign(x[0])),
+    "sin": ("input", lambda x, i, r: torch.sin(x[0])),
+    "cos": ("input", lambda x, i, r: torch.cos(x[0])),
+    "clamp": ("input", lambda x, i, r: torch.clamp(x[0], r[0], r[1])),
+    "minimum": ("input", lambda x, i, r: torch.minimum(x[0], x[1])),
+    "maximum": ("input", lambda x, i, r: torch.maximum(x[0], x[1])),
+    "where": ("input", lambda x, i, r: torch.where(x[0], x[1], x[2])),
+    "leaky_relu": ("input", lambda x, i, r: F.leaky_relu(x[0], r[0])),
+    "elu": ("input", lambda x, i, r: F.elu(x[0], r[0])),
+    "silu": ("input", lambda x, i, r: F.silu(x[0])),
+    "softplus": ("fp32", lambda x, i, r: F.softplus(x[0], r[0], r[1])),
+    "hardtanh": ("input", lambda x, i, r: F.hardtanh(x[0], r[0], r[1])),
+    "lt": ("input", lambda x, i, r: x[0] < x[1]),
+    "le": ("input", lambda x, i, r: x[0] <= x[1]),
+    "gt": ("input", lambda x, i, r: x[0] > x[1]),
+    "ge": ("input", lambda x, i, r: x[0] >= x[1]),
+    "ne": ("input", lambda x, i, r: x[0] != x[1]),
+    "logical_and": ("input", lambda x, i, r: torch.logical_and(x[0], x[1])),
+    "logical_or": ("input", lambda x, i, r: torch.logical_or(x[0], x[1])),
+    "logical_not": ("input", lambda x, i, r: torch.logical_not(x[0])),
     "isnan": ("input", lambda x, i, r: torch.isnan(x[0])),
     "isinf": ("input", lambda x, i, r: torch.isinf(x[0])),
     "equal": ("input", lambda x, i, r: x[0] == x[1]),
@@ -240,10 +265,11 @@ OPS = {
 # was rounded to half first is a choice of the implementation (PyTorch's own half kernels do round),
 # and results move with it. Where the two choices differ by more than the tolerance, atol is 1.5
 # times that; where such values are summed, atol is at least one rounding of every term.
-ROUNDS_BETWEEN = {"exp", "sqrt", "tanh", "sigmoid", "softmax", "log_softmax", "linear", "div",
-                  "matmul"}
+ROUNDS_BETWEEN = {"exp", "sqrt", "rsqrt", "tanh", "sigmoid", "softmax", "log_softmax", "linear",
+                  "div", "matmul"}
 SUMS = {"matmul", "linear", "sum", "mean", "add", "sub", "mul", "div", "expand", "softmax",
-        "log_softmax", "cross_entropy", "nll_loss", "mse_loss"}
+        "log_softmax", "cross_entropy", "nll_loss", "mse_loss", "pow", "minimum",
+        "maximum", "where"}
 
 
 def round_through(x, dtype):
@@ -259,7 +285,7 @@ def run_policy(op, inputs, ints, reals, region):
     """Output of an op under mptrain's policy; differentiable in `inputs`."""
     kind, function = OPS[op]
     dtypes = [x.dtype for x in inputs if floating(x)]
-    result = dtypes[0] if all(d == dtypes[0] for d in dtypes) else F32
+    result = dtypes[0] if dtypes and all(d == dtypes[0] for d in dtypes) else F32
     wide = [x.float() if floating(x) else x for x in inputs]
     if op == "cast":
         code = {v: k for k, v in DTYPE_CODE.items()}[ints[0]]
@@ -409,6 +435,74 @@ def unary_cases(dtype):
         yield op_case(op, f"{op} {d} special", [values.to(dtype)], reals=reals, no_grad=True)
     x = torch.tensor([0, -0.0, -1, 1, 6e-8, -6e-8]).to(dtype)
     yield op_case("relu", f"relu {d} at zero", [x])
+
+
+POSITIVE = ("log1p", "rsqrt", "pow_scalar")
+# Ops of one input, and the numbers that they are given.
+NUMBERS = {"log1p": [[]], "rsqrt": [[]], "abs": [[]], "sign": [[]], "sin": [[]], "cos": [[]],
+           "silu": [[]], "pow_scalar": [[2.0], [3.0], [-1.5], [0.0]], "leaky_relu": [[0.01]],
+           "elu": [[1.0], [0.5]], "softplus": [[1.0, 20.0], [2.0, 3.0]],
+           "hardtanh": [[-1.0, 1.0]],
+           "clamp": [[-1.0, 1.5], [-math.inf, 0.5], [0.25, math.inf], [2.0, 2.0]]}
+SPECIAL = [0, -0.0, 1, -1, 1e-4, -1e-4, 30, -30, math.inf, -math.inf, math.nan]
+
+
+def function_cases(dtype):
+    d = DTYPE_NAME[dtype]
+    for op, settings in NUMBERS.items():
+        for reals in settings:
+            for shape, layout in (((7,), 0), ((5, 3), TRANSPOSED), ((3, 5), SLICED)):
+                if layout and reals != settings[0]:
+                    continue
+                label = f"{op} {d} {list(shape)} {reals}"
+                x = noise(label, shape, 4)
+                x = x.abs() + 0.05 if op in POSITIVE else x
+                yield op_case(op, label, [x.to(dtype)], reals=reals, layouts=[layout])
+            yield op_case(op, f"{op} {d} special {reals}", [torch.tensor(SPECIAL).to(dtype)],
+                          reals=reals, no_grad=True)
+    # Gradients at the bounds and at zero.
+    edges = torch.tensor([-1, 1, 0, -0.0, 0.5, 2, -2, math.nan]).to(dtype)
+    for op in ("clamp", "hardtanh"):
+        yield op_case(op, f"{op} {d} at the bounds", [edges], reals=[-1.0, 1.0])
+    for op, reals in (("abs", []), ("sign", []), ("leaky_relu", [0.1]), ("elu", [1.0])):
+        yield op_case(op, f"{op} {d} at zero", [edges[:-1]], reals=reals)
+    far = torch.tensor([3e4, -6e4, 1e4, 355, -710, 22, 0.7, 1e-7])
+    wide = torch.tensor([1e6, -3e7, 1.5e10, 3.4e38, -7e22, 16367173, 2.6e15, 1e30])
+    for op in ("sin", "cos"):
+        yield op_case(op, f"{op} {d} far", [(far if dtype == F16 else wide).to(dtype)])
+    shapes = [((3, 4), (3, 4), None), ((2, 1, 4), (3, 1), None),
+              ((5, 3), (5, 3), [TRANSPOSED, SLICED])]
+    for op in ("pow", "minimum", "maximum"):
+        for a, b, layouts in shapes:
+            label = f"{op} {d} {list(a)} {list(b)}{' strided' if layouts else ''}"
+            x, y = noise(label + "/a", a, 2), noise(label + "/b", b, 2)
+            x = x.abs() + 0.1 if op == "pow" else x
+            yield op_case(op, label, [x.to(dtype), y.to(dtype)], layouts=layouts)
+    a = torch.tensor([0, -0.0, 1, 2, math.nan, 1, math.inf, -3, math.nan, -math.inf]).to(dtype)
+    b = torch.tensor([0, 0, 1, 3, 1, math.nan, math.inf, 2, math.nan, 2]).to(dtype)
+    for op in ("minimum", "maximum"):
+        yield op_case(op, f"{op} {d} ties", [a, b])
+    base = torch.tensor([0, 0, 0, -2, -2, -2, 1, -1, math.inf, -math.inf, -0.0, 2, math.nan, 1])
+    power = torch.tensor([0, 2, -1, 3, 2, 0.5, math.nan, math.inf, -1, 3, -3, -math.inf, 0, 5])
+    yield op_case("pow", f"pow {d} special", [base.to(dtype), power.to(dtype)], no_grad=True)
+    yield op_case("pow", f"pow {d} at zero",
+                  [torch.tensor([0, 0, 0, 2.0]).to(dtype), torch.tensor([1, 2, 3, 0.0]).to(dtype)])
+    for op in ("lt", "le", "gt", "ge", "ne", "logical_and", "logical_or"):
+        yield op_case(op, f"{op} {d}", [a, b], no_grad=True)
+        if dtype == F32:
+            whole = [torch.tensor([2 ** 53, 0, -3, 7]), torch.tensor([2 ** 53 + 1, 0, 2, -7])]
+            yield op_case(op, f"{op} i64", whole)
+    yield op_case("logical_not", f"logical_not {d}", [a], no_grad=True)
+    truth = torch.tensor([[True, False, True, False], [False, False, True, True],
+                          [True, True, True, False]])
+    for label, condition, x, y, layouts in (
+            ("plain", truth, (3, 4), (3, 4), None), ("row", truth[0], (3, 1), (3, 4), None),
+            ("one", truth[:, :1], (4,), (), None),
+            ("strided", truth, (3, 4), (3, 4), [TRANSPOSED, SLICED, TRANSPOSED])):
+        label = f"where {d} {label}"
+        yield op_case("where", label, [condition, noise(label + "/a", x).to(dtype),
+                                       noise(label + "/b", y).to(dtype)], layouts=layouts)
+    yield op_case("where", f"where {d} special", [truth[0].repeat(3)[:10], a, b])
 
 
 def matmul_cases(dtype):
@@ -600,9 +694,19 @@ def region_cases(region):
         for op in ("add", "mul", "div", "sub"):
             yield case(op, [a, b], [(3, 4), (4,)], positive=op == "div")
         yield case("cat", [a, b], [(3, 4), (2, 4)], [0])
+        yield case("maximum", [a, b], [(3, 4), (4,)])
+        yield case("pow", [a, b], [(3, 4), (4,)], positive=True)
+        label = f"where in {r} of {DTYPE_NAME[a]} {DTYPE_NAME[b]}"
+        yield op_case("where", label, [torch.tensor([True, False, True]),
+                                       noise(label + "/a", (2, 3)).to(a),
+                                       noise(label + "/b", (2, 1)).to(b)], region=region)
     for d in (F32, region):
         for op in ("exp", "log", "sqrt", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "neg"):
             yield case(op, [d], [(4, 5)], positive=op in ("log", "sqrt"))
+        for op in ("log1p", "rsqrt", "abs", "silu"):
+            yield case(op, [d], [(4, 5)], positive=True)
+        yield case("pow_scalar", [d], [(4, 5)], reals=[1.5], positive=True)
+        yield case("softplus", [d], [(4, 5)], reals=[1.0, 20.0])
         for op in ("sum", "mean"):
             yield case(op, [d], [(4, 5)], [1, 0])
             yield case(op, [d], [(4, 5)], [ALL, 0])
@@ -614,8 +718,8 @@ def region_cases(region):
 def op_cases():
     cases = []
     for dtype in (F32, F16, BF16):
-        for make in (binary_cases, unary_cases, matmul_cases, reduction_cases, view_cases,
-                     loss_cases):
+        for make in (binary_cases, unary_cases, function_cases, matmul_cases, reduction_cases,
+                     view_cases, loss_cases):
             cases += make(dtype)
     cases += empty_cases()
     for region in (F16, BF16):

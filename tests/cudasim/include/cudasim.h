@@ -26,6 +26,7 @@
 #define __constant__
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __noinline__
 
 // Not const: they change whenever another thread of the kernel goes on.
 extern uint3 threadIdx, blockIdx;
