@@ -321,14 +321,14 @@ typedef void (*mpt__ref_pair_fn)(const mpt__words *words, const mpt__real *const
                                  int by, mpt__real p, mpt__real r, mpt__real *out);
 
 #define MPT__UNARY_NONE (-1)
-#define MPT__PAIR_WORD(word, to, expression)                                        \
-    if (MPT__UNARY_##word >= 0) {                                                   \
-        for (int64_t i = 0; i < n; i++) {                                           \
-            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], e = first[i]; \
-            (void)a, (void)b, (void)c, (void)e;                                     \
-            to[i] = expression;                                                     \
-        }                                                                           \
-        words->unary[MPT__UNARY_##word < 0 ? 0 : MPT__UNARY_##word](to, to, n, 0);  \
+#define MPT__PAIR_WORD(word, to, expression)                                          \
+    if (MPT__UNARY_##word >= 0) {                                                     \
+        for (int64_t i = 0; i < n; i++) {                                             \
+            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], e = first[i];   \
+            (void)a, (void)b, (void)c, (void)e;                                       \
+            to[i] = expression;                                                       \
+        }                                                                             \
+        words->unary[MPT__UNARY_##word < 0 ? 0 : MPT__UNARY_##word](to, to, n, 0, 0); \
     }
 #define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc)                                   \
     static void mpt__ref_pair_##id(const mpt__words *words, const mpt__real *const in[4],         \
@@ -393,8 +393,8 @@ static void mpt__ref_pair_chunk(void *work, int64_t chunk, int thread) {
         mpt__real *out =
             w->sums ? result : mpt__ref_place(&w->walk[w->out], &at[w->out], result, n);
         run(words, in, n, w->by, (mpt__real)launch->imm[0], (mpt__real)launch->imm[1], out);
-        if (in[4] != NULL) words->binary[MPT__BINARY_MUL](out, out, in[4], n);
-        if (w->by >= 0 && in[4] == NULL) words->unary[MPT__UNARY_MUL_SCALAR](out, out, n, w->g);
+        if (in[4] != NULL) words->binary[MPT__BINARY_MUL](out, out, in[4], n, 0, 0);
+        if (w->by >= 0 && in[4] == NULL) words->unary[MPT__UNARY_MUL_SCALAR](out, out, n, w->g, 0);
         if (w->sums) {
             mpt__ref_sum_add(&sum, out, n);
         } else {
@@ -664,8 +664,8 @@ static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mp
 
 /* The other optimizers are written in the words of the level: blocks are in the first cache, so
    passes over them cost little, and square roots and divisions are those of the level. */
-#define MPT__EACH(word, out, x, c) w->param.words->unary[MPT__UNARY_##word](out, x, n, c)
-#define MPT__PAIR(word, out, x, y) w->param.words->binary[MPT__BINARY_##word](out, x, y, n)
+#define MPT__EACH(word, out, x, c) w->param.words->unary[MPT__UNARY_##word](out, x, n, c, 0)
+#define MPT__PAIR(word, out, x, y) w->param.words->binary[MPT__BINARY_##word](out, x, y, n, 0, 0)
 
 /* m = keep m + rest x; or, of squares, keep m + (rest x) x */
 static void mpt__ref_follow(const mpt__ref_update *w, mpt__real *m, const mpt__real *x,
@@ -691,7 +691,7 @@ static void mpt__ref_amsgrad_block(const mpt__ref_update *w, mpt__real *p, mpt__
     mpt__real below[MPT__BLOCK];
     mpt__ref_follow(w, m[0], g, w->beta1, w->rest1, false, n);
     mpt__ref_follow(w, m[1], g, w->beta2, w->rest2, true, n);
-    MPT__PAIR(LARGEST, m[2], m[2], m[1]);
+    MPT__PAIR(MAXIMUM, m[2], m[2], m[1]);
     MPT__EACH(SQRT, below, m[2], 0);
     MPT__EACH(MUL_SCALAR, below, below, w->root_factor);
     MPT__EACH(ADD_SCALAR, below, below, w->eps);
@@ -964,9 +964,9 @@ static void mpt__ref_average_chunk(void *work, int64_t chunk, int thread) {
         if (w->weight == 1) {
             memcpy(average, value, (size_t)n * sizeof *average);
         } else {
-            words->binary[MPT__BINARY_SUB](part, value, average, n);
-            words->unary[MPT__UNARY_MUL_SCALAR](part, part, n, w->weight);
-            words->binary[MPT__BINARY_ADD](average, average, part, n);
+            words->binary[MPT__BINARY_SUB](part, value, average, n, 0, 0);
+            words->unary[MPT__UNARY_MUL_SCALAR](part, part, n, w->weight, 0);
+            words->binary[MPT__BINARY_ADD](average, average, part, n, 0, 0);
         }
         mpt__ref_put(&w->average, at, 1, average, n);
     }

@@ -135,7 +135,7 @@ static const char *mpt__bad_numbers(int op, double a, double b) {
     return a <= b ? NULL : "min %g, max %g: expected min <= max";
 }
 
-static mpt_tensor mpt__apply_pair(const char *name, int op, mpt_tensor x, double a, double b) {
+static mpt_tensor mpt__apply_numbers(const char *name, int op, mpt_tensor x, double a, double b) {
     const char *why = mpt__bad_numbers(op, a, b);
     if (why && x.context) {
         mpt__misuse(x.context, name, MPT_ERROR_ARGUMENT, why, a, b);
@@ -148,13 +148,13 @@ static mpt_tensor mpt__apply_pair(const char *name, int op, mpt_tensor x, double
 }
 
 MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max) {
-    return mpt__apply_pair("mpt_clamp", MPT__OP_clamp, x, min, max);
+    return mpt__apply_numbers("mpt_clamp", MPT__OP_clamp, x, min, max);
 }
 MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max) {
-    return mpt__apply_pair("mpt_hardtanh", MPT__OP_hardtanh, x, min, max);
+    return mpt__apply_numbers("mpt_hardtanh", MPT__OP_hardtanh, x, min, max);
 }
 MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold) {
-    return mpt__apply_pair("mpt_softplus", MPT__OP_softplus, x, beta, threshold);
+    return mpt__apply_numbers("mpt_softplus", MPT__OP_softplus, x, beta, threshold);
 }
 
 MPTRAIN_API mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b) {
