@@ -759,7 +759,7 @@ static void mpt__ref_lion_block(const mpt__ref_update *w, mpt__real *p, mpt__rea
     mpt__ref_follow(w, sign, g, w->beta1, w->rest1, false, n);
     for (int k = 0; k < 2; k++) {
         MPT__EACH(MUL_SCALAR, sign, sign, (mpt__real)1e30);
-        MPT__EACH(CLAMP, sign, sign, 1);
+        w->param.words->unary[MPT__UNARY_CLAMP](sign, sign, n, -1, 1);
     }
     mpt__ref_follow(w, m[0], g, w->beta2, w->rest2, false, n);
     mpt__ref_descend(w, p, sign, NULL, w->lr, n);
