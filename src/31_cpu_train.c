@@ -821,7 +821,8 @@ static const mpt__words mpt__ref_words = {1.0,
     R(SCALE_LOSS, scale_loss, NULL)                          \
     R(SCALER_UPDATE, scaler_update, NULL)                    \
     R(METRIC_ADD, metric_add, NULL)                          \
-    R(FIND_NONFINITE, find_nonfinite, NULL)
+    R(FIND_NONFINITE, find_nonfinite, NULL)                  \
+    R(CUMSUM, cumsum, NULL)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     cpu->words = &mpt__ref_words;
