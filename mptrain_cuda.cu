@@ -255,6 +255,17 @@ __device__ __forceinline__ float mpt__block_max(float x) {
     return x;
 }
 
+__device__ __forceinline__ float mpt__block_product(float x) {
+    __shared__ float part[MPT__WARP];
+    for (int step = MPT__WARP / 2; step > 0; step /= 2) x *= __shfl_xor_sync(MPT__ALL, x, step);
+    __syncthreads();
+    if (threadIdx.x % MPT__WARP == 0) part[threadIdx.x / MPT__WARP] = x;
+    __syncthreads();
+    x = threadIdx.x % MPT__WARP < blockDim.x / MPT__WARP ? part[threadIdx.x % MPT__WARP] : 1.0f;
+    for (int step = MPT__WARP / 2; step > 0; step /= 2) x *= __shfl_xor_sync(MPT__ALL, x, step);
+    return x;
+}
+
 /* Whether this block is the last one of the grid to come here; it then sees, past the first-level
    cache, what the others wrote before. Every block comes once, with all its threads. */
 __device__ bool mpt__last_block(unsigned int *ticket) {
@@ -741,7 +752,9 @@ __device__ __forceinline__ float mpt__pow_exponent(float a, float b) {
     R(LEAKY_RELU, a > 0 ? a : a *c)                             \
     R(ELU, a > 0 ? a : c *expm1f(a))                            \
     R(SILU, a *mpt__sigmoid(a))                                 \
-    R(SOFTPLUS, mpt__softplus(a, c, d))
+    R(SOFTPLUS, mpt__softplus(a, c, d))                         \
+    R(FINITE, fabsf(a) == INFINITY ? 0.0f : a)                  \
+    R(ONE_FOR_ZERO, a == 0 ? 1.0f : a)
 
 #define MPT__BINARY_FUNCTIONS(R)                      \
     R(ADD, a + b)                                     \
@@ -781,7 +794,11 @@ __device__ __forceinline__ float mpt__pow_exponent(float a, float b) {
     R(LEAKY_RELU_BACKWARD, a > 0 ? b : b *c)          \
     R(ELU_BACKWARD, a > 0 ? b : b *c *expf(a))        \
     R(SILU_BACKWARD, b *mpt__silu_slope(a))           \
-    R(SOFTPLUS_BACKWARD, a *c > d ? b : b *mpt__sigmoid(a *c))
+    R(SOFTPLUS_BACKWARD, a *c > d ? b : b *mpt__sigmoid(a *c)) \
+    R(RATIO, a == 0 ? 0.0f : b / a)                   \
+    R(SQUARED_DIFFERENCE, (a - b) * (a - b))          \
+    R(EXP_DIFFERENCE, expf(a - b))                    \
+    R(PROD_SHARE, b == 0 ? 1.0f / a : b == 1.0f && a == 0 ? 1.0f : 0.0f)
 
 template <int N>
 __device__ __forceinline__ void mpt__unary_of(int function, float (&x)[N], float c, float d) {
@@ -1167,6 +1184,7 @@ struct mpt__argmax {
     mpt__space lines;
     mpt__array from, index, value; /* strides over the lines */
     long long n, stride;           /* along the dimension */
+    float sign;                    /* -1: the least */
 };
 
 /* Whether (x, i) comes before (y, j): NaN before numbers, the larger one, the first one. */
@@ -1186,7 +1204,7 @@ template <int LANES> __global__ void mpt__argmax_kernel(const mpt__argmax w) {
         float best = -INFINITY;
         long long where = w.n;
         for (long long i = lane; i < w.n; i += LANES) {
-            const float x = mpt__load(w.from.data, w.from.dtype, from + i * w.stride);
+            const float x = w.sign * mpt__load(w.from.data, w.from.dtype, from + i * w.stride);
             if (mpt__beats(x, i, best, where)) best = x, where = i;
         }
         for (int by = LANES / 2; by > 0; by /= 2) {
@@ -1199,7 +1217,7 @@ template <int LANES> __global__ void mpt__argmax_kernel(const mpt__argmax w) {
             mpt__store_i64(w.index.data, w.index.dtype, mpt__locate(w.lines, w.index.stride, line),
                            where);
         if (w.value.data != NULL)
-            mpt__put(w.value, mpt__locate(w.lines, w.value.stride, line), best);
+            mpt__put(w.value, mpt__locate(w.lines, w.value.stride, line), w.sign * best);
     }
 }
 
@@ -1214,6 +1232,7 @@ mpt_status mpt__cuda_argmax(const mpt__cuda_call *call) {
     w.value = mpt__array_of(call, 2);
     w.n = o.shape[axis];
     w.stride = o.stride[axis];
+    w.sign = call->launch->function == MPT__FN_MIN ? -1.0f : 1.0f;
     if (w.n == 0 || (w.index.data == NULL && w.value.data == NULL)) return MPT_OK;
     w.lines = mpt__space_of(call, w.index.data != NULL ? 1 : 2, arrays, 3);
     if (w.lines.count == 0) return MPT_OK;
@@ -1258,6 +1277,61 @@ mpt_status mpt__cuda_scatter_axis(const mpt__cuda_call *call) {
     if (w.space.count == 0) return MPT_OK;
     mpt__scatter_axis_kernel<<<mpt__blocks(call, w.space.count), MPT__THREADS, 0, call->stream>>>(
         w);
+    return MPT_OK;
+}
+
+struct mpt__cumsum {
+    mpt__space lines;
+    mpt__array from, to;                  /* strides over the lines */
+    long long n, from_stride, to_stride; /* along the dimension */
+    bool reverse;
+};
+
+/* A block for a line, which it takes in pieces of one element for each thread. */
+__global__ void mpt__cumsum_kernel(const mpt__cumsum w) {
+    __shared__ double part[MPT__THREADS];
+    const int thread = (int)threadIdx.x;
+    for (long long line = blockIdx.x; line < w.lines.count; line += gridDim.x) {
+        const long long from = mpt__locate(w.lines, w.from.stride, line);
+        const long long to = mpt__locate(w.lines, w.to.stride, line);
+        double before = 0;
+        for (long long begin = 0; begin < w.n; begin += MPT__THREADS) {
+            const long long i = begin + thread, k = w.reverse ? w.n - 1 - i : i;
+            double sum = 0;
+            if (i < w.n) mpt__fetch(w.from, from + k * w.from_stride, sum);
+            for (int step = 1; step < MPT__THREADS; step *= 2) {
+                part[thread] = sum;
+                __syncthreads();
+                if (thread >= step) sum = part[thread - step] + sum;
+                __syncthreads();
+            }
+            part[thread] = sum;
+            __syncthreads();
+            if (i < w.n) mpt__put(w.to, to + k * w.to_stride, (float)(before + sum));
+            before += part[MPT__THREADS - 1];
+            __syncthreads();
+        }
+    }
+}
+
+mpt_status mpt__cuda_cumsum(const mpt__cuda_call *call) {
+    const mpt__operand *o = call->launch->operand;
+    const int axis = (int)call->launch->index[0];
+    int64_t shape[MPT_MAX_RANK];
+    mpt__cumsum w;
+    mpt__array *arrays[2] = {&w.from, &w.to};
+    memset(&w, 0, sizeof w);
+    w.from = mpt__array_of(call, 0);
+    w.to = mpt__array_of(call, 1);
+    w.n = o[0].shape[axis];
+    w.from_stride = o[0].stride[axis];
+    w.to_stride = o[1].stride[axis];
+    w.reverse = call->launch->index[1] != 0;
+    for (int d = 0; d < o[0].rank; d++) shape[d] = d == axis ? 1 : o[0].shape[d];
+    w.lines = mpt__merge(o[0].rank, shape, arrays, 2);
+    if (w.n == 0 || w.lines.count == 0) return MPT_OK;
+    mpt__cumsum_kernel<<<mpt__blocks(call, w.lines.count * MPT__THREADS), MPT__THREADS, 0,
+                         call->stream>>>(w);
     return MPT_OK;
 }
 
@@ -1328,6 +1402,15 @@ template <int GROUP> __device__ __forceinline__ float mpt__group_max(float x) {
     return x;
 }
 
+template <int GROUP> __device__ __forceinline__ float mpt__group_product(float x) {
+    if (GROUP > MPT__WARP) {
+        x = mpt__block_product(x);
+    } else {
+        for (int step = GROUP / 2; step > 0; step /= 2) x *= __shfl_xor_sync(MPT__ALL, x, step);
+    }
+    return x;
+}
+
 /* V neighbours, 8 or 1; eights of streamed dtypes only. */
 template <int V>
 __device__ __forceinline__ void mpt__load_some(const mpt__array &array, long long at, float *x) {
@@ -1371,11 +1454,16 @@ struct mpt__reduction {
     long long chunk, chunks;
     float *partial; /* by rows [outputs, chunks], by columns [chunks, outputs] */
     float divisor;  /* of what goes to `out` */
-    int is_max, by_columns;
+    int function, by_columns;
 };
 
-__device__ __forceinline__ float mpt__combine(int is_max, float a, float b) {
-    return is_max ? mpt__larger(a, b) : a + b;
+__device__ __forceinline__ float mpt__combine(int function, float a, float b) {
+    return function == MPT__FN_MAX ? mpt__larger(a, b) : function == MPT__FN_PROD ? a * b : a + b;
+}
+
+/* What a reduction of nothing gives. */
+__device__ __forceinline__ float mpt__identity(int function) {
+    return function == MPT__FN_MAX ? -INFINITY : function == MPT__FN_PROD ? 1.0f : 0.0f;
 }
 
 __device__ __forceinline__ void mpt__reduce_put(const mpt__reduction &r, long long output,
@@ -1395,19 +1483,21 @@ template <int GROUP, int V> __global__ void mpt__reduce_rows_kernel(mpt__reducti
         const long long end = begin + r.chunk < r.reduced.count ? begin + r.chunk : r.reduced.count;
         const long long base = mpt__locate(r.kept, r.in.stride, output);
         const long long rest = end - (end - begin) % V;
-        float x[V], result = r.is_max ? -INFINITY : 0.0f;
+        float x[V], result = mpt__identity(r.function);
         for (long long i = begin + lane * V; i < rest; i += GROUP * V) {
             mpt__load_some<V>(r.in, base + mpt__locate(r.reduced, r.along, i), x);
             for (int half = V / 2; half > 0; half /= 2) {
-                for (int k = 0; k < half; k++) x[k] = mpt__combine(r.is_max, x[k], x[k + half]);
+                for (int k = 0; k < half; k++) x[k] = mpt__combine(r.function, x[k], x[k + half]);
             }
-            result = mpt__combine(r.is_max, result, x[0]);
+            result = mpt__combine(r.function, result, x[0]);
         }
         for (long long i = rest + lane; i < end; i += GROUP) {
             const long long at = base + mpt__locate(r.reduced, r.along, i);
-            result = mpt__combine(r.is_max, result, mpt__load(r.in.data, r.in.dtype, at));
+            result = mpt__combine(r.function, result, mpt__load(r.in.data, r.in.dtype, at));
         }
-        result = r.is_max ? mpt__group_max<GROUP>(result) : mpt__group_sum<GROUP>(result);
+        result = r.function == MPT__FN_MAX    ? mpt__group_max<GROUP>(result)
+                 : r.function == MPT__FN_PROD ? mpt__group_product<GROUP>(result)
+                                              : mpt__group_sum<GROUP>(result);
         if (lane == 0) mpt__reduce_put(r, output, piece % r.chunks, result);
     }
 }
@@ -1426,10 +1516,10 @@ template <int V> __global__ void mpt__reduce_columns_kernel(mpt__reduction r, in
                                                                         : r.reduced.count;
         const long long base = mpt__locate(r.kept, r.in.stride, column);
         float x[V], result[V];
-        for (int k = 0; k < V; k++) result[k] = r.is_max ? -INFINITY : 0.0f;
+        for (int k = 0; k < V; k++) result[k] = mpt__identity(r.function);
         for (long long i = begin; i < end; i += lines) {
             mpt__load_some<V>(r.in, base + mpt__locate(r.reduced, r.along, i), x);
-            for (int k = 0; k < V; k++) result[k] = mpt__combine(r.is_max, result[k], x[k]);
+            for (int k = 0; k < V; k++) result[k] = mpt__combine(r.function, result[k], x[k]);
         }
         __syncthreads(); /* `part` may still be read for the tile before */
         for (int k = 0; k < V; k++) part[threadIdx.x * V + k] = result[k];
@@ -1438,7 +1528,7 @@ template <int V> __global__ void mpt__reduce_columns_kernel(mpt__reduction r, in
              c += MPT__THREADS) {
             float total = part[c];
             for (int l = 1; l < lines; l++)
-                total = mpt__combine(r.is_max, total, part[l * tile_size + c]);
+                total = mpt__combine(r.function, total, part[l * tile_size + c]);
             mpt__reduce_put(r, first + c, chunk, total);
         }
     }
@@ -1474,7 +1564,7 @@ void mpt__reduce_plan(const mpt__cuda_call *call, mpt__reduction *r) {
     if (chunks < 1) chunks = 1;
     r->chunk = ((n + chunks - 1) / chunks + 7) / 8 * 8;
     r->chunks = n > 0 ? (n + r->chunk - 1) / r->chunk : 1; /* nothing to sum: the identity */
-    r->is_max = launch->function == MPT__FN_MAX;
+    r->function = launch->function;
     r->divisor = launch->function == MPT__FN_MEAN ? (float)n : 1.0f;
     r->partial = NULL;
 }
@@ -4075,6 +4165,7 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_average, NULL},
     {mpt__cuda_pair_loss, mpt__cuda_pair_loss_workspace},
     {mpt__cuda_pair_loss, NULL},
+    {mpt__cuda_cumsum, NULL},
 };
 static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,
               "a kernel of the launch table has no implementation here");

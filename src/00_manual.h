@@ -160,7 +160,8 @@ Between mpt_autocast_begin(ctx, MPT_F16 or MPT_BF16) and mpt_autocast_end, each 
 precision of one table, the same on every device (mpt_autocast_policy prints it):
 
     low          matmul, linear
-    fp32         exp, log, log1p, rsqrt, pow, softplus, softmax, log_softmax, sum, mean, all losses
+    fp32         exp, log, log1p, rsqrt, pow, softplus, softmax, log_softmax, sum, mean,
+                 prod, norm, logsumexp, cumsum, all losses
     as input     everything else; inputs of different dtypes meet in fp32
 
 Kernels compute and accumulate in fp32 whatever the storage is, and round once when they store. A
@@ -175,7 +176,9 @@ Where torch.autocast differs (its CPU and CUDA lists also differ from each other
     matmul, linear                 low            low            low
     exp, log, log1p, rsqrt, pow,
       softplus                     fp32           fp32           as input
-    softmax, log_softmax, sum      fp32           fp32           as input
+    softmax, log_softmax, sum,
+      prod, norm, logsumexp,
+      cumsum                       fp32           fp32           as input
     mean                           fp32           as input       as input
     losses                         fp32           fp32           fp32
     cat of mixed inputs            fp32           fp32           fp32

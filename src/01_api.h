@@ -458,6 +458,20 @@ MPTRAIN_API mpt_tensor mpt_sum(mpt_tensor x, int dim, bool keep_dim);
 MPTRAIN_API mpt_tensor mpt_mean(mpt_tensor x, int dim, bool keep_dim);
 MPTRAIN_API mpt_tensor mpt_max(mpt_tensor x, int dim, bool keep_dim); /* NaN wins; first of ties */
 MPTRAIN_API mpt_tensor mpt_argmax(mpt_tensor x, int dim, bool keep_dim); /* i64, as mpt_max */
+MPTRAIN_API mpt_tensor mpt_min(mpt_tensor x, int dim, bool keep_dim);
+MPTRAIN_API mpt_tensor mpt_argmin(mpt_tensor x, int dim, bool keep_dim);
+/* prod, norm, logsumexp and cumsum give fp32 inside autocast. */
+MPTRAIN_API mpt_tensor mpt_prod(mpt_tensor x, int dim, bool keep_dim);
+/* Mean squared difference from the mean, in two passes, of n elements as a sum / (n - correction),
+   and its root. PyTorch's correction is 1. */
+MPTRAIN_API mpt_tensor mpt_var(mpt_tensor x, int dim, bool keep_dim, double correction);
+MPTRAIN_API mpt_tensor mpt_std(mpt_tensor x, int dim, bool keep_dim, double correction);
+/* p = 1: sum of |x|; 2: root of the sum of squares; INFINITY: the largest |x|, whose gradient is
+   shared among equals. */
+MPTRAIN_API mpt_tensor mpt_norm(mpt_tensor x, double p, int dim, bool keep_dim);
+MPTRAIN_API mpt_tensor mpt_logsumexp(mpt_tensor x, int dim, bool keep_dim);
+/* Sums along a dimension up to each element. */
+MPTRAIN_API mpt_tensor mpt_cumsum(mpt_tensor x, int dim);
 
 /* Over one dimension, the largest value subtracted first; fp32 inside autocast. */
 MPTRAIN_API mpt_tensor mpt_softmax(mpt_tensor x, int dim);

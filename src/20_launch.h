@@ -54,9 +54,9 @@ typedef struct mpt__operand {
  * UNARY     o1 wa = fn(o0 r), equal shapes; c = imm[0], d = imm[1]; s = slot[0].
  * BINARY    o2 wa = fn(o0 r, o1 r), equal shapes (broadcast by stride 0); c and d as above.
  * REDUCE    o1 wa = fn over the dimensions of o0 r in which o1 has size 1 (equal ranks): SUM, MEAN,
- *           MAX (NaN wins).
- * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum of o0 r, the first NaN
- *           before all; o2? w: that value. Both have size 1 there.
+ *           MAX (NaN wins), PROD.
+ * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum (fn MIN: minimum) of o0
+ *           r, the first NaN before all; o2? w: that value. Both have size 1 there.
  * SCATTER_AXIS  o2 wa = 0, but along dimension index[0], at index o0 r (i64), the value of o1 r; o0
  *           and o1 have size 1 there.
  * GEMM      o3 wa [.., M, N] = act(imm[0] * o0 r [.., M, K] o1 r [.., K, N] + o2? r); equal ranks
@@ -108,6 +108,8 @@ typedef struct mpt__operand {
  *           growth, backoff, floor, ceiling (0: none); index[0] interval, index[1]: fixed scale.
  *           amp-spec 2.3 with tracker >= interval. While the error word is set nothing changes.
  * METRIC_ADD  slot[0] sum += o0 r [1], slot[1] count (i64) += 1.
+ * CUMSUM    o1 wa = sums of o0 r, of equal shape, along dimension index[0] up to each element,
+ *           index[1]: from it to the end; the sum under way is a double.
  * FIND_NONFINITE  slot[0] = index of the first non-finite element of o0 r, or -1.
  * MOMENTS   o0..o7 as ADAM, o6? and o8? rw further moments. By function, imm and moments are
  *           AMSGRAD those of ADAM, and its largest v; RMSPROP momentum, alpha, eps, decay and
@@ -156,7 +158,8 @@ typedef struct mpt__operand {
     K(MOMENTS, "moments", 1)                               \
     K(AVERAGE, "average", 1)                               \
     K(PAIR_LOSS, "pair_loss", 0)                           \
-    K(PAIR_LOSS_BACKWARD, "pair_loss_backward", 0)
+    K(PAIR_LOSS_BACKWARD, "pair_loss_backward", 0)         \
+    K(CUMSUM, "cumsum", 0)
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,
@@ -256,7 +259,9 @@ typedef enum mpt__function {
     MPT__FN_LEAKY_RELU, /* a > 0 ? a : c a */
     MPT__FN_ELU,        /* a > 0 ? a : c (exp(a) - 1) */
     MPT__FN_SILU,
-    MPT__FN_SOFTPLUS, /* c a > d ? a : log(1 + exp(c a)) / c */
+    MPT__FN_SOFTPLUS,     /* c a > d ? a : log(1 + exp(c a)) / c */
+    MPT__FN_FINITE,       /* |a| infinite ? 0 : a */
+    MPT__FN_ONE_FOR_ZERO, /* a == 0 ? 1 : a */
     /* binary */
     MPT__FN_ADD,
     MPT__FN_SUB,
@@ -297,10 +302,16 @@ typedef enum mpt__function {
     MPT__FN_ELU_BACKWARD,
     MPT__FN_SILU_BACKWARD,
     MPT__FN_SOFTPLUS_BACKWARD,
+    MPT__FN_RATIO,              /* a == 0 ? 0 : b / a */
+    MPT__FN_SQUARED_DIFFERENCE, /* (a - b)^2 */
+    MPT__FN_EXP_DIFFERENCE,     /* exp(a - b) */
+    MPT__FN_PROD_SHARE,         /* b zeros in a product: b == 0 ? 1 / a : b == 1 && a == 0 */
     /* reductions */
     MPT__FN_SUM,
     MPT__FN_MEAN,
     MPT__FN_MAX,
+    MPT__FN_PROD,
+    MPT__FN_MIN, /* of ARGMAX alone */
     /* softmax */
     MPT__FN_SOFTMAX,
     MPT__FN_LOG_SOFTMAX,

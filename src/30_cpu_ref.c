@@ -84,47 +84,53 @@ typedef MPT__REAL mpt__real;
     R(ELU, 20, a > 0 ? a : c * (mpt__real)mpt__expm1((double)a))                        \
     R(SILU, 12, a *mpt__real_sigmoid(a))                                                \
     R(SOFTPLUS, 45, mpt__ref_softplus(a, c, d))                                         \
+    R(FINITE, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? a : 0)                 \
+    R(ONE_FOR_ZERO, 2, a == 0 ? 1 : a)                                                  \
     R(SPLAT, 1, ((void)a, c))
 
-#define MPT__REF_BINARY(R)                                    \
-    R(ADD, 2, a + b)                                          \
-    R(SUB, 2, a - b)                                          \
-    R(MUL, 2, a *b)                                           \
-    R(DIV, 3, a / b)                                          \
-    R(EQUAL, 2, a == b ? 1 : 0)                               \
-    R(NOT_EQUAL, 2, a == b ? 0 : 1)                           \
-    R(LESS, 2, a < b ? 1 : 0)                                 \
-    R(LESS_EQUAL, 2, a <= b ? 1 : 0)                          \
-    R(GREATER, 2, a > b ? 1 : 0)                              \
-    R(GREATER_EQUAL, 2, a >= b ? 1 : 0)                       \
-    R(AND, 2, a != 0 && b != 0 ? 1 : 0)                       \
-    R(OR, 2, a != 0 || b != 0 ? 1 : 0)                        \
-    R(MINIMUM, 2, mpt__real_min(a, b))                        \
-    R(MAXIMUM, 2, mpt__real_max(a, b))                        \
-    R(POW, 50, mpt__real_pow(a, b))                           \
-    R(KEEP, 2, a == 0 ? MPT__MINUS_ZERO : a * b)              \
-    R(DROP, 2, a == 0 ? b : MPT__MINUS_ZERO)                  \
-    R(SHARE, 2, a < b ? 0 : a == b ? (mpt__real)0.5 : 1)      \
-    R(POW_SLOPE, 50, mpt__ref_pow_slope(a, b))                \
-    R(POW_EXPONENT, 70, mpt__ref_pow_exponent(a, b))          \
-    R(RELU_BACKWARD, 2, a <= 0 ? 0 : b)                       \
-    R(GELU_BACKWARD, 25, b *mpt__ref_gelu_slope(a))           \
-    R(GELU_TANH_BACKWARD, 20, b *mpt__ref_gelu_tanh_slope(a)) \
-    R(TANH_BACKWARD, 2, b *(1 - a * a))                       \
-    R(SIGMOID_BACKWARD, 2, b *a *(1 - a))                     \
-    R(SQRT_BACKWARD, 3, b / (2 * a))                          \
-    R(LOG1P_BACKWARD, 3, b / (1 + a))                         \
-    R(RSQRT_BACKWARD, 2, b *(mpt__real)-0.5 * a * a * a)      \
-    R(ABS_BACKWARD, 2, b *mpt__real_sign(a))                  \
-    R(SIN_BACKWARD, 25, b *mpt__real_wave(a, true))           \
-    R(COS_BACKWARD, 25, -b *mpt__real_wave(a, false))         \
-    R(CLAMP_BACKWARD, 2, a > c && a < d ? b : 0)              \
-    R(HARDTANH_BACKWARD, 2, a <= c || a >= d ? 0 : b)         \
-    R(POW_SCALAR_BACKWARD, 50, b *mpt__ref_pow_slope(a, c))   \
-    R(LEAKY_RELU_BACKWARD, 2, a > 0 ? b : b * c)              \
-    R(ELU_BACKWARD, 10, a > 0 ? b : b * c * mpt__real_exp(a)) \
-    R(SILU_BACKWARD, 12, b *mpt__ref_silu_slope(a))           \
-    R(SOFTPLUS_BACKWARD, 12, a *c > d ? b : b * mpt__real_sigmoid(a * c))
+#define MPT__REF_BINARY(R)                                                \
+    R(ADD, 2, a + b)                                                      \
+    R(SUB, 2, a - b)                                                      \
+    R(MUL, 2, a *b)                                                       \
+    R(DIV, 3, a / b)                                                      \
+    R(EQUAL, 2, a == b ? 1 : 0)                                           \
+    R(NOT_EQUAL, 2, a == b ? 0 : 1)                                       \
+    R(LESS, 2, a < b ? 1 : 0)                                             \
+    R(LESS_EQUAL, 2, a <= b ? 1 : 0)                                      \
+    R(GREATER, 2, a > b ? 1 : 0)                                          \
+    R(GREATER_EQUAL, 2, a >= b ? 1 : 0)                                   \
+    R(AND, 2, a != 0 && b != 0 ? 1 : 0)                                   \
+    R(OR, 2, a != 0 || b != 0 ? 1 : 0)                                    \
+    R(MINIMUM, 2, mpt__real_min(a, b))                                    \
+    R(MAXIMUM, 2, mpt__real_max(a, b))                                    \
+    R(POW, 50, mpt__real_pow(a, b))                                       \
+    R(KEEP, 2, a == 0 ? MPT__MINUS_ZERO : a * b)                          \
+    R(DROP, 2, a == 0 ? b : MPT__MINUS_ZERO)                              \
+    R(SHARE, 2, a < b ? 0 : a == b ? (mpt__real)0.5 : 1)                  \
+    R(POW_SLOPE, 50, mpt__ref_pow_slope(a, b))                            \
+    R(POW_EXPONENT, 70, mpt__ref_pow_exponent(a, b))                      \
+    R(RELU_BACKWARD, 2, a <= 0 ? 0 : b)                                   \
+    R(GELU_BACKWARD, 25, b *mpt__ref_gelu_slope(a))                       \
+    R(GELU_TANH_BACKWARD, 20, b *mpt__ref_gelu_tanh_slope(a))             \
+    R(TANH_BACKWARD, 2, b *(1 - a * a))                                   \
+    R(SIGMOID_BACKWARD, 2, b *a *(1 - a))                                 \
+    R(SQRT_BACKWARD, 3, b / (2 * a))                                      \
+    R(LOG1P_BACKWARD, 3, b / (1 + a))                                     \
+    R(RSQRT_BACKWARD, 2, b *(mpt__real)-0.5 * a * a * a)                  \
+    R(ABS_BACKWARD, 2, b *mpt__real_sign(a))                              \
+    R(SIN_BACKWARD, 25, b *mpt__real_wave(a, true))                       \
+    R(COS_BACKWARD, 25, -b *mpt__real_wave(a, false))                     \
+    R(CLAMP_BACKWARD, 2, a > c && a < d ? b : 0)                          \
+    R(HARDTANH_BACKWARD, 2, a <= c || a >= d ? 0 : b)                     \
+    R(POW_SCALAR_BACKWARD, 50, b *mpt__ref_pow_slope(a, c))               \
+    R(LEAKY_RELU_BACKWARD, 2, a > 0 ? b : b * c)                          \
+    R(ELU_BACKWARD, 10, a > 0 ? b : b * c * mpt__real_exp(a))             \
+    R(SILU_BACKWARD, 12, b *mpt__ref_silu_slope(a))                       \
+    R(SOFTPLUS_BACKWARD, 12, a *c > d ? b : b * mpt__real_sigmoid(a * c)) \
+    R(RATIO, 3, a == 0 ? 0 : b / a)                                       \
+    R(SQUARED_DIFFERENCE, 2, (a - b) * (a - b))                           \
+    R(EXP_DIFFERENCE, 9, mpt__real_exp(a - b))                            \
+    R(PROD_SHARE, 4, b == 0 ? 1 / a : b == 1 && a == 0 ? 1 : 0)
 
 /* Where a function stands in the tables of a level. */
 enum {
@@ -142,12 +148,12 @@ enum {
 static const uint8_t mpt__ref_unary_ns[] = {MPT__REF_UNARY(MPT__ROW)};
 static const uint8_t mpt__ref_binary_ns[] = {MPT__REF_BINARY(MPT__ROW)};
 #undef MPT__ROW
-typedef char
-    mpt__ref_functions_stand_in_order[MPT__UNARY_AT(MPT__FN_SOFTPLUS) == (int)MPT__UNARY_SOFTPLUS &&
-                                              MPT__BINARY_AT(MPT__FN_SOFTPLUS_BACKWARD) ==
-                                                  (int)MPT__BINARY_SOFTPLUS_BACKWARD
-                                          ? 1
-                                          : -1];
+typedef char mpt__ref_functions_stand_in_order[MPT__UNARY_AT(MPT__FN_ONE_FOR_ZERO) ==
+                                                           (int)MPT__UNARY_ONE_FOR_ZERO &&
+                                                       MPT__BINARY_AT(MPT__FN_PROD_SHARE) ==
+                                                           (int)MPT__BINARY_PROD_SHARE
+                                                   ? 1
+                                                   : -1];
 
 /* ==== The words of a level ==== */
 
@@ -603,8 +609,10 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
         return combine(fold[0], fold[1]);                                         \
     }
 #define MPT__PLUS(a, b) ((a) + (b))
+#define MPT__TIMES(a, b) ((a) * (b))
 MPT__DEFINE_FOLD(mpt__ref_fold_lanes, mpt__real, MPT__PLUS)
 MPT__DEFINE_FOLD(mpt__ref_fold_maxima, mpt__real, mpt__real_max)
+MPT__DEFINE_FOLD(mpt__ref_fold_products, mpt__real, MPT__TIMES)
 MPT__DEFINE_FOLD(mpt__ref_fold_squares, double, MPT__PLUS)
 
 /* A sum under way: the tree that MPT__SUM_CHUNK describes, fed in any portions. level[k] holds the

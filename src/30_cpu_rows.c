@@ -16,8 +16,11 @@ typedef struct mpt__ref_reduce_work {
     mpt__ref_walk in, out; /* over the outputs */
     mpt__ref_loop reduced; /* over what one output sums */
     int64_t chunks;        /* of the reduced elements, MPT__SUM_CHUNK each */
-    bool is_max, is_mean, by_columns;
+    bool is_mean, by_columns;
+    mpt__real identity;
     mpt__binary_fn combine;
+    void (*lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
+    mpt__real (*fold)(const mpt__real lane[MPT__SUM_LANES]);
     mpt__real *partial; /* [outputs, chunks]; unused when there is but one chunk */
 } mpt__ref_reduce_work;
 
@@ -36,7 +39,7 @@ static void mpt__ref_reduce_outputs(const mpt__ref_reduce_work *w, int64_t chunk
                                                             : 1; /* lanes */
     mpt__ref_cursor at;
     memset(lane, 0, (size_t)(used * n) * sizeof *lane);
-    if (w->is_max) words->unary[MPT__UNARY_SPLAT](lane, lane, used * n, -mpt__real_infinity(), 0);
+    if (w->identity != 0) words->unary[MPT__UNARY_SPLAT](lane, lane, used * n, w->identity, 0);
     mpt__ref_start(&at, &w->reduced, first);
     for (first = 0; left > 0; left -= m, first += m) {
         m = mpt__ref_min(left, mpt__ref_room(&at, &w->reduced));
@@ -47,14 +50,13 @@ static void mpt__ref_reduce_outputs(const mpt__ref_reduce_work *w, int64_t chunk
         }
         for (int64_t j = 0; !w->by_columns && j < n; j++) {
             int64_t from = offset + at.offset + j * stride;
-            (w->is_max ? words->max_lanes : words->add_lanes)(
-                lane + MPT__SUM_LANES * j, first, mpt__ref_in(&w->in.view, from, inner, x, m), m);
+            w->lanes(lane + MPT__SUM_LANES * j, first, mpt__ref_in(&w->in.view, from, inner, x, m),
+                     m);
         }
         mpt__ref_advance(&at, &w->reduced, m);
     }
     for (int64_t j = 0; !w->by_columns && j < n; j++) {
-        result[j] =
-            (w->is_max ? mpt__ref_fold_maxima : mpt__ref_fold_lanes)(lane + MPT__SUM_LANES * j);
+        result[j] = w->fold(lane + MPT__SUM_LANES * j);
     }
     if (!w->by_columns) return;
     for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2) {
@@ -135,15 +137,39 @@ static int64_t mpt__ref_reduce_workspace(const mpt__launch *launch, int threads)
     return w.in.loop.count * w.chunks * (int64_t)sizeof(mpt__real);
 }
 
+static void mpt__ref_multiply_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) lane[(first + i) % MPT__SUM_LANES] *= x[i];
+}
+
+/* What is done with the elements: how two are combined, and what an empty lane holds. */
+static void mpt__ref_reduce_kind(const mpt__cpu_call *call, mpt__ref_reduce_work *w) {
+    const mpt__words *words = call->words;
+    const int function = call->launch->function;
+    w->is_mean = function == MPT__FN_MEAN;
+    w->identity = 0;
+    w->combine = words->binary[MPT__BINARY_ADD];
+    w->lanes = words->add_lanes;
+    w->fold = mpt__ref_fold_lanes;
+    if (function == MPT__FN_MAX) {
+        w->identity = -mpt__real_infinity();
+        w->combine = words->binary[MPT__BINARY_MAXIMUM];
+        w->lanes = words->max_lanes;
+        w->fold = mpt__ref_fold_maxima;
+    } else if (function == MPT__FN_PROD) {
+        w->identity = 1;
+        w->combine = words->binary[MPT__BINARY_MUL];
+        w->lanes = mpt__ref_multiply_lanes;
+        w->fold = mpt__ref_fold_products;
+    }
+}
+
 static void mpt__ref_reduce(const mpt__cpu_call *call) {
     mpt__ref_reduce_work w;
     w.in.view = mpt__ref_view_of(call, 0);
     w.out.view = mpt__ref_view_of(call, 1);
     mpt__ref_reduce_loops(call->launch, &w);
     mpt__ref_loop_over(&w.out.loop, &call->launch->operand[1]);
-    w.is_max = call->launch->function == MPT__FN_MAX;
-    w.is_mean = call->launch->function == MPT__FN_MEAN;
-    w.combine = call->words->binary[w.is_max ? MPT__BINARY_MAXIMUM : MPT__BINARY_ADD];
+    mpt__ref_reduce_kind(call, &w);
     int64_t outputs = w.in.loop.count, tiles = mpt__ref_chunks(outputs, MPT__REDUCE_OUTPUTS);
     w.by_columns = outputs > 1 && mpt__ref_inner(&w.in.loop) < mpt__ref_inner(&w.reduced);
     w.partial = (mpt__real *)call->workspace;
@@ -181,6 +207,7 @@ struct mpt__ref_axis_work {
     mpt__ref_walk walk[3];
     int64_t n, stride[3];          /* along the dimension */
     bool side_by_side, dense, log; /* lines per call: some; all. log: of softmax */
+    bool least, reverse;           /* argmin; cumsum from the end */
     void (*line)(const mpt__ref_axis_work *w, const int64_t *offset, int64_t lines);
 };
 
@@ -242,6 +269,15 @@ static mpt__real mpt__ref_maximum(const mpt__words *words, const mpt__real *x, i
     return mpt__ref_fold_maxima(lane);
 }
 
+/* n <= the size of x elements of a line, negated where the least is wanted. */
+static const mpt__real *mpt__ref_argmax_part(const mpt__ref_axis_work *w, const int64_t *offset,
+                                             int64_t at, mpt__real *x, int64_t n) {
+    const mpt__real *from = mpt__ref_line_in(w, 0, offset, at, x, n);
+    if (!w->least) return from;
+    w->words->unary[MPT__UNARY_NEG](x, from, n, 0, 0);
+    return x;
+}
+
 /* Finds the part of the line that holds the first maximum, then looks into it. */
 static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *offset,
                                  int64_t lines) {
@@ -253,24 +289,26 @@ static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *off
     for (int64_t at = 0; at < w->n && !mpt__real_is_nan(best); at += PART) {
         int64_t n = mpt__ref_min(PART, w->n - at);
         mpt__real most =
-            mpt__ref_maximum(w->words, mpt__ref_line_in(w, 0, offset, at, x, n), n, best);
+            mpt__ref_maximum(w->words, mpt__ref_argmax_part(w, offset, at, x, n), n, best);
         if (most > best || mpt__real_is_nan(most)) {
             best = most;
             part = at;
         }
     }
-    from = mpt__ref_line_in(w, 0, offset, part, x, mpt__ref_min(PART, w->n - part));
+    from = mpt__ref_argmax_part(w, offset, part, x, mpt__ref_min(PART, w->n - part));
     while (mpt__real_is_nan(best) ? !mpt__real_is_nan(from[i]) : from[i] != best) i++;
     int64_t index = part + i;
     if (w->walk[1].view.data != NULL) {
         mpt__ref_store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1], 1, &index, 1);
     }
-    if (w->walk[2].view.data != NULL) mpt__ref_put_one(&w->walk[2].view, offset[2], from[i]);
+    if (w->walk[2].view.data != NULL)
+        mpt__ref_put_one(&w->walk[2].view, offset[2], w->least ? -from[i] : from[i]);
 }
 
 static void mpt__ref_argmax(const mpt__cpu_call *call) {
     mpt__ref_axis_work w;
     w.line = mpt__ref_argmax_line;
+    w.least = call->launch->function == MPT__FN_MIN;
     w.side_by_side = w.dense = false;
     mpt__ref_axis_run(&w, call, 3, 0, (int)call->launch->index[0], 2.0);
 }
@@ -294,6 +332,32 @@ static void mpt__ref_scatter_axis(const mpt__cpu_call *call) {
     w.line = mpt__ref_scatter_axis_line;
     w.side_by_side = w.dense = false;
     mpt__ref_axis_run(&w, call, 3, 2, (int)call->launch->index[0], 2.0);
+}
+
+static void mpt__ref_cumsum_line(const mpt__ref_axis_work *w, const int64_t *offset,
+                                 int64_t lines) {
+    mpt__real block[MPT__BLOCK], out[MPT__BLOCK];
+    double sum = 0;
+    (void)lines;
+    for (int64_t done = 0, n; done < w->n; done += n) {
+        n = mpt__ref_min(MPT__BLOCK, w->n - done);
+        int64_t at = w->reverse ? w->n - done - n : done;
+        const mpt__real *x = mpt__ref_line_in(w, 0, offset, at, block, n);
+        for (int64_t i = 0; i < n; i++) {
+            int64_t k = w->reverse ? n - 1 - i : i;
+            sum += (double)x[k];
+            out[k] = (mpt__real)sum;
+        }
+        mpt__ref_put(&w->walk[1].view, offset[1] + at * w->stride[1], w->stride[1], out, n);
+    }
+}
+
+static void mpt__ref_cumsum(const mpt__cpu_call *call) {
+    mpt__ref_axis_work w;
+    w.line = mpt__ref_cumsum_line;
+    w.side_by_side = w.dense = false;
+    w.reverse = call->launch->index[1] != 0;
+    mpt__ref_axis_run(&w, call, 2, 0, (int)call->launch->index[0], 4.0);
 }
 
 /* ==== Lines side by side ==== */

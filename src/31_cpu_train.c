@@ -1233,7 +1233,8 @@ static const mpt__words mpt__ref_words = {1.0,
     R(MOMENTS, moments, NULL)                                \
     R(AVERAGE, average, NULL)                                \
     R(PAIR_LOSS, pair_loss, mpt__ref_pair_workspace)         \
-    R(PAIR_LOSS_BACKWARD, pair_loss, NULL)
+    R(PAIR_LOSS_BACKWARD, pair_loss, NULL)                   \
+    R(CUMSUM, cumsum, NULL)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     cpu->words = &mpt__ref_words;

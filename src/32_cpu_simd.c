@@ -64,6 +64,8 @@
     P(ELU)                                                                                        \
     R(SILU, V##_mul(a, F(sigmoid)(a)), FN, N, V, W)                                               \
     P(SOFTPLUS)                                                                                   \
+    P(FINITE)                                                                                     \
+    P(ONE_FOR_ZERO)                                                                               \
     R(SPLAT, ((void)a, V##_set(c)), FN, N, V, W)
 
 #define MPT__SIMD_BINARY(R, P, FN, N, V, W, F)                                                    \
@@ -110,7 +112,11 @@
       N, V, W)                                                                                    \
     P(ELU_BACKWARD)                                                                               \
     R(SILU_BACKWARD, V##_mul(b, V##_silu_slope(a)), FN, N, V, W)                                  \
-    P(SOFTPLUS_BACKWARD)
+    P(SOFTPLUS_BACKWARD)                                                                          \
+    P(RATIO)                                                                                      \
+    R(SQUARED_DIFFERENCE, V##_mul(V##_sub(a, b), V##_sub(a, b)), FN, N, V, W)                     \
+    R(EXP_DIFFERENCE, F(exp)(V##_sub(a, b)), FN, N, V, W)                                         \
+    P(PROD_SHARE)
 
 /* FN and OP: target and storage class of a function and of one to be inlined; N: prefix of what is
    made; V: vocabulary; W: its lanes; F: names of the functions of 15_math.c. */

@@ -64,6 +64,14 @@
     O(mean, FP32, reduce, reduce, reduce, MEAN, NONE, "ReduceMean")                         \
     O(max, INPUT, reduce, max, max, MAX, NONE, "ReduceMax")                                 \
     O(argmax, INPUT, argmax, argmax, none, NONE, NONE, "ArgMax")                            \
+    O(min, INPUT, reduce, max, max, MIN, NONE, "ReduceMin")                                 \
+    O(argmin, INPUT, argmax, argmax, none, MIN, NONE, "ArgMin")                             \
+    O(prod, FP32, reduce, prod, prod, PROD, NONE, "ReduceProd")                             \
+    O(var, INPUT, var, var, var, NONE, NONE, "")                                            \
+    O(std, INPUT, var, var, var, SQRT, NONE, "")                                            \
+    O(norm, FP32, norm, norm, norm, NONE, NONE, "")                                         \
+    O(logsumexp, FP32, reduce, logsumexp, logsumexp, NONE, NONE, "ReduceLogSumExp")         \
+    O(cumsum, FP32, softmax, cumsum, cumsum, NONE, NONE, "CumSum")                          \
     O(softmax, FP32, softmax, softmax, softmax, SOFTMAX, SOFTMAX, "Softmax")                \
     O(log_softmax, FP32, softmax, softmax, softmax, LOG_SOFTMAX, LOG_SOFTMAX, "LogSoftmax") \
     O(dropout, INPUT, unary, dropout, dropout, NONE, NONE, "Dropout")                       \

@@ -661,6 +661,7 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];
     out->rank = 0;
+    if (x->shape.rank == 0 && (a->index[0] == 0 || a->index[0] == -1)) a->index[2] = 1;
     if (!a->index[2]) {
         int dim = mpt__dimension(frame->context, (int)a->index[0], x->shape.rank);
         if (dim < 0) return frame->context->base.status;
@@ -734,6 +735,7 @@ static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index
     if (frame->attributes->index[2]) x = mpt__contiguous_of(frame, x);
     if (!x) return frame->context->base.status;
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
+    launch->function = (uint8_t)frame->row->function;
     mpt__operand_chosen(frame, launch, 0, x, false, MPT__READ);
     if (index) mpt__operand_chosen(frame, launch, 1, index, true, MPT__WRITE);
     if (value) mpt__operand_chosen(frame, launch, 2, value, true, MPT__WRITE);
@@ -766,6 +768,171 @@ static mpt_status mpt__argmax_shape(mpt__frame *frame) {
 
 static mpt_status mpt__argmax_forward(mpt__frame *frame) {
     return mpt__launch_argmax(frame, frame->out[0], NULL);
+}
+
+/* ---- Those made of several launches: fp32 in between ---- */
+
+/* With the reduced dimensions as size 1. */
+static mpt__tensor *mpt__unreduced_new(mpt__frame *frame) {
+    const mpt__attributes *a = frame->attributes;
+    mpt_shape shape = frame->in[0]->shape;
+    for (int i = 0; i < shape.rank; i++)
+        if (a->index[2] || i == a->index[0]) shape.dim[i] = 1;
+    return mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+}
+
+/* One for each element of the input. */
+static mpt__tensor *mpt__elements_new(mpt__frame *frame) {
+    return mpt__temporary(frame, mpt__loss_dtype(frame), &frame->in[0]->shape);
+}
+
+/* The logarithm of the sum of exp(x), the maximum set apart where it is finite. */
+static mpt_status mpt__logsumexp_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    mpt__tensor *most = mpt__unreduced_new(frame), *total = most ? mpt__unreduced_new(frame) : NULL;
+    mpt__tensor *each = total ? mpt__elements_new(frame) : NULL;
+    if (!each) return context->base.status;
+    mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, total);
+    mpt__launch_reduce(context, MPT__FN_MAX, x, most, MPT__WRITE);
+    mpt__launch_unary(frame, MPT__FN_FINITE, most, most, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_EXP_DIFFERENCE, x, most, each, MPT__WRITE);
+    mpt__launch_reduce(context, MPT__FN_SUM, each, total, MPT__WRITE);
+    mpt__launch_unary(frame, MPT__FN_LOG, total, total, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_ADD, total, most, total, MPT__WRITE);
+    return mpt__launch_copy(context, total, &out, MPT__WRITE);
+}
+
+/* dx = dy softmax(x) */
+static mpt_status mpt__logsumexp_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__tensor *each = mpt__elements_new(frame);
+    if (!each || !mpt__dx_into(frame)) return context->base.status;
+    mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
+    mpt__launch_binary(context, MPT__FN_EXP_DIFFERENCE, frame->saved[0], frame->saved[1], each,
+                       MPT__WRITE);
+    return mpt__launch_binary(context, MPT__FN_MUL, each, &dy, frame->dx, frame->access);
+}
+
+/* imm[0], the correction, becomes 1 / (n - correction). */
+static mpt_status mpt__var_shape(mpt__frame *frame) {
+    mpt_status status = mpt__reduce_shape(frame);
+    double rest = (double)frame->attributes->index[3] - frame->attributes->imm[0];
+    frame->attributes->imm[0] = rest > 0.0 ? 1.0 / rest : (double)INFINITY;
+    return status;
+}
+
+static mpt_status mpt__var_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    bool root = frame->row->function == MPT__FN_SQRT;
+    mpt__tensor *mean = mpt__unreduced_new(frame), *sum = mean ? mpt__unreduced_new(frame) : NULL;
+    mpt__tensor *each = sum ? mpt__elements_new(frame) : NULL;
+    if (!each) return context->base.status;
+    mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, mean);
+    mpt__save(frame, root ? sum : NULL);
+    mpt__launch_reduce(context, MPT__FN_MEAN, x, mean, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_SQUARED_DIFFERENCE, x, mean, each, MPT__WRITE);
+    mpt__launch_reduce(context, MPT__FN_SUM, each, sum, MPT__WRITE);
+    mpt__launch_unary(frame, MPT__FN_MUL_SCALAR, sum, sum, MPT__WRITE);
+    if (root) mpt__launch_unary(frame, MPT__FN_SQRT, sum, sum, MPT__WRITE);
+    return mpt__launch_copy(context, sum, &out, MPT__WRITE);
+}
+
+/* dx = 2 dy (x - mean) / (n - correction), or of the root y that / 2 y, 0 where y is. */
+static mpt_status mpt__var_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *root = frame->saved[2];
+    mpt__tensor *factor = mpt__unreduced_new(frame);
+    mpt__tensor *each = factor ? mpt__elements_new(frame) : NULL;
+    if (!each || !mpt__dx_into(frame)) return context->base.status;
+    mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
+    mpt__launch_binary(context, root ? MPT__FN_RATIO : MPT__FN_ADD, root ? root : &dy, &dy, factor,
+                       MPT__WRITE);
+    mpt__launch_unary(frame, MPT__FN_MUL_SCALAR, factor, factor, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_SUB, frame->saved[0], frame->saved[1], each, MPT__WRITE);
+    return mpt__launch_binary(context, MPT__FN_MUL, each, factor, frame->dx, frame->access);
+}
+
+static mpt_status mpt__norm_shape(mpt__frame *frame) {
+    double p = frame->attributes->imm[0];
+    mpt_status status = mpt__reduce_shape(frame);
+    if (status != MPT_OK || p == 1.0 || p == 2.0) return status;
+    if (p != (double)INFINITY)
+        return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "p = %g: expected 1, 2 or INFINITY",
+                          p);
+    if (frame->attributes->index[3] > 0) return MPT_OK;
+    return mpt__error(frame->context, MPT_ERROR_SHAPE, "no largest element in shape %S",
+                      &frame->in[0]->shape);
+}
+
+static mpt_status mpt__norm_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    bool square = frame->attributes->imm[0] == 2.0, sum = frame->attributes->imm[0] == 1.0;
+    mpt__tensor *y = mpt__unreduced_new(frame), *each = y ? mpt__elements_new(frame) : NULL;
+    if (!each) return context->base.status;
+    mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, y);
+    if (square)
+        mpt__launch_binary(context, MPT__FN_MUL, x, x, each, MPT__WRITE);
+    else
+        mpt__launch_unary(frame, MPT__FN_ABS, x, each, MPT__WRITE);
+    mpt__launch_reduce(context, square || sum ? MPT__FN_SUM : MPT__FN_MAX, each, y, MPT__WRITE);
+    if (square) mpt__launch_unary(frame, MPT__FN_SQRT, y, y, MPT__WRITE);
+    return mpt__launch_copy(context, y, &out, MPT__WRITE);
+}
+
+/* dx = dy sign(x); dy x / y; dy sign(x) / k for the k elements that are the largest. */
+static mpt_status mpt__norm_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->saved[0], *y = frame->saved[1];
+    mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
+    mpt__tensor *factor = mpt__unreduced_new(frame), *each = NULL;
+    if (!factor || !mpt__dx_into(frame)) return context->base.status;
+    if (frame->attributes->imm[0] == 1.0)
+        return mpt__launch_binary(context, MPT__FN_ABS_BACKWARD, x, &dy, frame->dx, frame->access);
+    if (frame->attributes->imm[0] == 2.0) {
+        mpt__launch_binary(context, MPT__FN_RATIO, y, &dy, factor, MPT__WRITE);
+        return mpt__launch_binary(context, MPT__FN_MUL, x, factor, frame->dx, frame->access);
+    }
+    each = mpt__elements_new(frame);
+    if (!each) return context->base.status;
+    mpt__launch_unary(frame, MPT__FN_ABS, x, each, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_EQUAL, each, y, each, MPT__WRITE);
+    mpt__launch_reduce(context, MPT__FN_SUM, each, factor, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_RATIO, factor, &dy, factor, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_ABS_BACKWARD, x, each, each, MPT__WRITE);
+    return mpt__launch_binary(context, MPT__FN_MUL, each, factor, frame->dx, frame->access);
+}
+
+static mpt_status mpt__prod_forward(mpt__frame *frame) {
+    mpt__save(frame, frame->in[0]);
+    return mpt__reduce_forward(frame);
+}
+
+/* Each element gets the product of the others: of a product with one zero only that zero gets
+   anything, of one with more of them none does. */
+static mpt_status mpt__prod_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->saved[0];
+    mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
+    mpt__tensor *factor = mpt__unreduced_new(frame);
+    mpt__tensor *zeros = factor ? mpt__unreduced_new(frame) : NULL;
+    mpt__tensor *each = zeros ? mpt__elements_new(frame) : NULL;
+    if (!each || !mpt__dx_into(frame)) return context->base.status;
+    mpt__launch_unary(frame, MPT__FN_ONE_FOR_ZERO, x, each, MPT__WRITE);
+    mpt__launch_reduce(context, MPT__FN_PROD, each, factor, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_MUL, factor, &dy, factor, MPT__WRITE);
+    mpt__launch_unary(frame, MPT__FN_NOT, x, each, MPT__WRITE);
+    mpt__launch_reduce(context, MPT__FN_SUM, each, zeros, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_PROD_SHARE, x, zeros, each, MPT__WRITE);
+    return mpt__launch_binary(context, MPT__FN_KEEP, each, factor, frame->dx, frame->access);
 }
 
 /* ==== Softmax ==== */
@@ -805,6 +972,28 @@ static mpt_status mpt__softmax_backward(mpt__frame *frame) {
     mpt__operand_around(launch, 1, dy, dim, MPT__READ);
     mpt__operand_around(launch, 2, frame->dx, dim, frame->access);
     return mpt__submit(frame->context, launch);
+}
+
+/* ==== Running sums ==== */
+
+static mpt_status mpt__launch_cumsum(mpt__frame *frame, const mpt__tensor *in,
+                                     const mpt__tensor *out, bool reverse, mpt__access access) {
+    if (in->shape.rank == 0) return mpt__launch_copy(frame->context, in, out, access);
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_CUMSUM);
+    launch->index[0] = frame->attributes->index[0];
+    launch->index[1] = reverse;
+    mpt__operand_of(launch, 0, in, MPT__READ);
+    mpt__operand_of(launch, 1, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__cumsum_forward(mpt__frame *frame) {
+    return mpt__launch_cumsum(frame, frame->in[0], frame->out[0], false, MPT__WRITE);
+}
+
+static mpt_status mpt__cumsum_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_cumsum(frame, frame->dy[0], frame->dx, true, frame->access);
 }
 
 /* ==== Dropout ==== */

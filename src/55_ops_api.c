@@ -165,13 +165,19 @@ MPTRAIN_API mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor 
     return mpt__apply1("mpt_where", MPT__OP_where, in, 3, &attributes);
 }
 
-/* With a dimension, or a dtype in its place. */
-static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim, bool keep_dim) {
+/* With a dimension, or a dtype in its place, and a number. */
+static mpt_tensor mpt__apply_dim_number(const char *name, int op, mpt_tensor x, int dim,
+                                        bool keep_dim, double number) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.index[1] = keep_dim;
     attributes.index[2] = dim == MPT_ALL_DIMS;
+    attributes.imm[0] = number;
     return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim, bool keep_dim) {
+    return mpt__apply_dim_number(name, op, x, dim, keep_dim, 0.0);
 }
 
 #define MPT__DEFINE_REDUCTION(id)                                           \
@@ -182,7 +188,24 @@ MPT__DEFINE_REDUCTION(sum)
 MPT__DEFINE_REDUCTION(mean)
 MPT__DEFINE_REDUCTION(max)
 MPT__DEFINE_REDUCTION(argmax)
+MPT__DEFINE_REDUCTION(min)
+MPT__DEFINE_REDUCTION(argmin)
+MPT__DEFINE_REDUCTION(prod)
+MPT__DEFINE_REDUCTION(logsumexp)
 #undef MPT__DEFINE_REDUCTION
+
+MPTRAIN_API mpt_tensor mpt_var(mpt_tensor x, int dim, bool keep_dim, double correction) {
+    return mpt__apply_dim_number("mpt_var", MPT__OP_var, x, dim, keep_dim, correction);
+}
+MPTRAIN_API mpt_tensor mpt_std(mpt_tensor x, int dim, bool keep_dim, double correction) {
+    return mpt__apply_dim_number("mpt_std", MPT__OP_std, x, dim, keep_dim, correction);
+}
+MPTRAIN_API mpt_tensor mpt_norm(mpt_tensor x, double p, int dim, bool keep_dim) {
+    return mpt__apply_dim_number("mpt_norm", MPT__OP_norm, x, dim, keep_dim, p);
+}
+MPTRAIN_API mpt_tensor mpt_cumsum(mpt_tensor x, int dim) {
+    return mpt__apply_dim("mpt_cumsum", MPT__OP_cumsum, x, dim, false);
+}
 
 MPTRAIN_API mpt_tensor mpt_softmax(mpt_tensor x, int dim) {
     return mpt__apply_dim("mpt_softmax", MPT__OP_softmax, x, dim, false);

@@ -48,6 +48,13 @@ static mpt_tensor call(const char *op, mpt_tensor x) {
     OP("gelu_tanh", mpt_gelu_tanh(x));
     OP("tanh", mpt_tanh(x));
     OP("sigmoid", mpt_sigmoid(x));
+    OP("min", mpt_min(x, 1, false));
+    OP("prod", mpt_prod(x, 1, false));
+    OP("var", mpt_var(x, 1, false, 1));
+    OP("std", mpt_std(x, 1, false, 1));
+    OP("norm", mpt_norm(x, 2, 1, false));
+    OP("logsumexp", mpt_logsumexp(x, 1, false));
+    OP("cumsum", mpt_cumsum(x, 1));
     OP("log1p", mpt_log1p(x));
     OP("rsqrt", mpt_rsqrt(x));
     OP("pow", mpt_pow(x, x));
@@ -157,6 +164,14 @@ static const row rows[] = {{"add", "input", 'i'},
                            {"mean", "f32", '3'},
                            {"max", "input", 'i'},
                            {"argmax", "input", '-'},
+                           {"min", "input", 'i'},
+                           {"argmin", "input", '-'},
+                           {"prod", "f32", '3'},
+                           {"var", "input", 'i'},
+                           {"std", "input", 'i'},
+                           {"norm", "f32", '3'},
+                           {"logsumexp", "f32", '3'},
+                           {"cumsum", "f32", '3'},
                            {"softmax", "f32", '3'},
                            {"log_softmax", "f32", '3'},
                            {"dropout", "input", 'i'},

@@ -95,6 +95,17 @@ static mpt_tensor call_numbers(const op_row *row, const golden_case *c, const mp
     return mpt_clamp(in[0], a, b);
 }
 
+static mpt_tensor call_statistic(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                                 int n) {
+    int dim = dim_of(c->ints[0]);
+    bool keep = c->n_ints > 1 && c->ints[1] != 0;
+    UNUSED(n);
+    if (strcmp(row->name, "cumsum") == 0) return mpt_cumsum(in[0], dim);
+    if (strcmp(row->name, "norm") == 0) return mpt_norm(in[0], c->reals[0], dim, keep);
+    if (strcmp(row->name, "std") == 0) return mpt_std(in[0], dim, keep, c->reals[0]);
+    return mpt_var(in[0], dim, keep, c->reals[0]);
+}
+
 static mpt_tensor call_where(const op_row *row, const golden_case *c, const mpt_tensor *in, int n) {
     UNUSED(row), UNUSED(c), UNUSED(n);
     return mpt_where(in[0], in[1], in[2]);
@@ -247,6 +258,14 @@ static const op_row op_rows[] = {
     OTHER(hardtanh, call_numbers),
     OTHER(clamp, call_numbers),
     OTHER(where, call_where),
+    REDUCE(min),
+    REDUCE(argmin),
+    REDUCE(prod),
+    REDUCE(logsumexp),
+    OTHER(var, call_statistic),
+    OTHER(std, call_statistic),
+    OTHER(norm, call_statistic),
+    OTHER(cumsum, call_statistic),
 };
 #define OP_ROWS (sizeof op_rows / sizeof *op_rows)
 

@@ -517,8 +517,12 @@ static double apply(int function, double a, double c, double d) {
         return a > 0 ? a : c * expm1(a);
     case MPT__FN_SILU:
         return a / (1 + exp(-a));
-    default: /* softplus */
+    case MPT__FN_SOFTPLUS:
         return a * c > d ? a : log1p(exp(a * c)) / c;
+    case MPT__FN_FINITE:
+        return a - a != 0 && a == a ? 0 : a;
+    default: /* one for zero */
+        return a == 0 ? 1 : a;
     }
 }
 
@@ -528,7 +532,7 @@ static double want_unary(const int64_t *index) {
 
 TEST(unary) {
     REQUIRE(have_backends());
-    for (int function = MPT__FN_NEG; function <= MPT__FN_SOFTPLUS; function++) {
+    for (int function = MPT__FN_NEG; function < MPT__FN_ADD; function++) {
         for (int round = 0; round < 12; round++) {
             int64_t shape[MPT_MAX_RANK];
             int rank = random_shape(shape);
@@ -671,14 +675,22 @@ static double want_binary(const int64_t *index) {
     case MPT__FN_SILU_BACKWARD:
         t = 1 / (1 + exp(-a));
         return b * t * (1 + a * (1 - t));
-    default: /* softplus */
+    case MPT__FN_SOFTPLUS_BACKWARD:
         return a * c > d ? b : b / (1 + exp(-a * c));
+    case MPT__FN_RATIO:
+        return a == 0 ? 0 : b / a;
+    case MPT__FN_SQUARED_DIFFERENCE:
+        return (a - b) * (a - b);
+    case MPT__FN_EXP_DIFFERENCE:
+        return exp(a - b);
+    default: /* share of a product */
+        return b == 0 ? 1 / a : b == 1 && a == 0;
     }
 }
 
 TEST(binary) {
     REQUIRE(have_backends());
-    for (int function = MPT__FN_ADD; function <= MPT__FN_SOFTPLUS_BACKWARD; function++) {
+    for (int function = MPT__FN_ADD; function < MPT__FN_SUM; function++) {
         for (int round = 0; round < 12; round++) {
             int64_t shape[MPT_MAX_RANK];
             int rank = random_shape(shape), dtype = random_float();
@@ -840,8 +852,9 @@ TEST(dropout) {
 static double want_reduce(const int64_t *out) {
     const mpt__operand *o = &launch.operand[0];
     int64_t index[MPT_MAX_RANK] = {0};
-    double sum = 0, most = -(double)INFINITY, count = 0;
-    if (numel(0) == 0) return launch.function == MPT__FN_MEAN ? (double)NAN : 0;
+    double sum = 0, most = -(double)INFINITY, count = 0, product = 1;
+    if (numel(0) == 0)
+        return launch.function == MPT__FN_MEAN ? (double)NAN : launch.function == MPT__FN_PROD;
     do {
         bool mine = true;
         for (int d = 0; d < o->rank; d++) {
@@ -850,10 +863,12 @@ static double want_reduce(const int64_t *out) {
         if (!mine) continue;
         double x = old_value(0, index);
         sum += x;
+        product *= x;
         count++;
         if (!(most >= x) && most == most) most = x;
     } while (advance(index, o->shape, o->rank));
     if (launch.function == MPT__FN_MAX) return most;
+    if (launch.function == MPT__FN_PROD) return product;
     return launch.function == MPT__FN_SUM ? sum : sum / count;
 }
 
@@ -863,7 +878,7 @@ TEST(reduce) {
         int64_t shape[MPT_MAX_RANK], out[MPT_MAX_RANK];
         int rank = random_shape(shape);
         begin(MPT__K_REDUCE);
-        launch.function = (uint8_t)(MPT__FN_SUM + below(3));
+        launch.function = (uint8_t)(MPT__FN_SUM + below(4));
         for (int d = 0; d < rank; d++) out[d] = below(2) ? 1 : shape[d];
         add(random_float(), MPT__READ, rank, shape, in_layout());
         int o = add(random_float(), write_or_add(), rank, out, out_layout());
@@ -885,7 +900,7 @@ TEST(reduce) {
         if (i < 14) out[i % 2] = 1, out[1 - i % 2] = i < 7 ? 1 : shape[1 - i % 2];
         if (out[0] * out[1] > 400) continue; /* the plain loop is quadratic */
         begin(MPT__K_REDUCE);
-        launch.function = (uint8_t)(MPT__FN_SUM + i % 3);
+        launch.function = (uint8_t)(i % 7 == 2 ? MPT__FN_PROD : MPT__FN_SUM + i % 3);
         add2(MPT_F32, MPT__READ, shape[0], shape[1], (layout)(i % LAYOUTS));
         add(MPT_F32, write_or_add(), 2, out, out_layout());
         run();
@@ -964,7 +979,8 @@ static double want_argmax(const int64_t *out) {
         double top = old_value(0, index);
         index[axis] = i;
         double x = old_value(0, index);
-        if (top == top && (x > top || x != x)) best = i;
+        bool better = launch.function == MPT__FN_MIN ? x < top : x > top;
+        if (top == top && (better || x != x)) best = i;
     }
     return (double)best;
 }
@@ -994,6 +1010,7 @@ TEST(argmax_and_scatter) {
         out[axis] = 1;
         begin(MPT__K_ARGMAX);
         launch.index[0] = axis;
+        if (round % 3 == 1) launch.function = MPT__FN_MIN;
         add(random_float(), MPT__READ, rank, shape, (layout)below(BROADCAST));
         int which = below(3);
         if (which != 0) {
@@ -1018,6 +1035,36 @@ TEST(argmax_and_scatter) {
         add(random_float(), write_or_add(), rank, shape, out_layout());
         run();
         check_output(2, want_scatter, 0);
+    }
+}
+
+static double want_cumsum(const int64_t *out) {
+    int64_t index[MPT_MAX_RANK], n = launch.operand[0].shape[axis];
+    double sum = 0;
+    memcpy(index, out, sizeof index);
+    for (int64_t i = launch.index[1] ? out[axis] : 0; i < (launch.index[1] ? n : out[axis] + 1);
+         i++) {
+        index[axis] = i;
+        sum += old_value(0, index);
+    }
+    return sum;
+}
+
+TEST(cumsum) {
+    REQUIRE(have_backends());
+    for (int round = 0; round < 60; round++) {
+        int64_t shape[MPT_MAX_RANK];
+        int rank = random_shape(shape);
+        if (rank == 0) shape[rank++] = 4;
+        axis = below(rank);
+        if (round < 4) rank = 1, axis = 0, shape[0] = 255 + round * 700;
+        begin(MPT__K_CUMSUM);
+        launch.index[0] = axis;
+        launch.index[1] = round % 2;
+        add(random_float(), MPT__READ, rank, shape, in_layout());
+        int o = add(random_float(), write_or_add(), rank, shape, out_layout());
+        run();
+        check_output(o, want_cumsum, 2);
     }
 }
 
@@ -2181,6 +2228,7 @@ TEST_TABLE = {
     T(sums_follow_the_documented_tree),
     T(sums_do_not_depend_on_the_layout),
     T(argmax_and_scatter),
+    T(cumsum),
     T(gemm),
     T(softmax),
     T(softmax_edges),

@@ -58,6 +58,13 @@ CALL(gelu, mpt_gelu(in[0]))
 CALL(gelu_tanh, mpt_gelu_tanh(in[0]))
 CALL(tanh, mpt_tanh(in[0]))
 CALL(sigmoid, mpt_sigmoid(in[0]))
+CALL(min, mpt_min(in[0], dims[v], v == 4))
+CALL(prod, mpt_prod(in[0], dims[v], v == 4))
+CALL(var, mpt_var(in[0], dims[v], v == 4, 0.5))
+CALL(std, mpt_std(in[0], dims[v], v == 4, 0.5))
+CALL(norm, mpt_norm(in[0], v == 0 ? 1 : v < 3 ? 2 : (double)INFINITY, dims[v], v == 4))
+CALL(logsumexp, mpt_logsumexp(in[0], dims[v], v == 4))
+CALL(cumsum, mpt_cumsum(in[0], axes[v]))
 CALL(log1p, mpt_log1p(in[0]))
 CALL(rsqrt, mpt_rsqrt(in[0]))
 CALL(pow, mpt_pow(in[0], in[1]))
@@ -191,6 +198,8 @@ static void make_cases(void) {
     if (case_count) return;
     const mpt_shape matrix[VARIANTS][MAX_IN] = {
         {S(3, 4)}, {S(1, 5)}, {S(4, 1)}, {S(2, 3)}, {S(5, 3)}};
+    const mpt_shape several[VARIANTS][MAX_IN] = {
+        {S(3, 4)}, {S(2, 5)}, {S(4, 2)}, {S(2, 3)}, {S(5, 3)}};
     const mpt_shape broadcast[VARIANTS][MAX_IN] = {{S(3, 4), S(3, 4)},
                                                    {S(3, 4), S(4)},
                                                    {S(3, 1), S(1, 4)},
@@ -256,6 +265,13 @@ static void make_cases(void) {
     CASE(gelu_tanh, 1, -3, 3, matrix);
     CASE(tanh, 1, -2, 2, matrix);
     CASE(sigmoid, 1, -4, 4, matrix);
+    CASE(min, 1, -2, 2, matrix);
+    CASE(prod, 1, -2, 2, matrix);
+    CASE(var, 1, -2, 2, matrix);
+    CASE(std, 1, 0.5, 2, several);
+    CASE(norm, 1, -2, 2, matrix);
+    CASE(logsumexp, 1, -3, 3, matrix);
+    CASE(cumsum, 1, -2, 2, matrix);
     CASE(log1p, 1, -0.5, 3, matrix);
     CASE(rsqrt, 1, 0.3, 3, matrix);
     CASE(pow, 2, 0.4, 2, broadcast);
@@ -443,10 +459,13 @@ TEST(other_rows_pass_no_gradient) {
     REQUIRE(begin());
     mpt_tensor x = mpt_ones(context, MPT_F64, MPT_SHAPE(2, 2));
     mpt_requires_grad(x, true);
-    mpt_tensor results[] = {
-        mpt_isnan(x), mpt_isinf(x),          mpt_equal(x, x),      mpt_argmax(x, 0, false),
-        mpt_lt(x, x), mpt_le(x, x),          mpt_gt(x, x),         mpt_ge(x, x),
-        mpt_ne(x, x), mpt_logical_and(x, x), mpt_logical_or(x, x), mpt_logical_not(x)};
+    mpt_tensor results[] = {mpt_isnan(x),           mpt_isinf(x),
+                            mpt_equal(x, x),        mpt_argmax(x, 0, false),
+                            mpt_lt(x, x),           mpt_le(x, x),
+                            mpt_gt(x, x),           mpt_ge(x, x),
+                            mpt_ne(x, x),           mpt_logical_and(x, x),
+                            mpt_logical_or(x, x),   mpt_logical_not(x),
+                            mpt_argmin(x, 0, false)};
     const int count = (int)(sizeof results / sizeof *results);
     int rows = 0;
     for (int op = 1; op < MPT__OP_COUNT; op++) rows += mpt__op_rows[op].backward == NULL;

@@ -559,6 +559,22 @@ TEST(ops) {
     REDUCTION(mpt_mean);
     REDUCTION(mpt_max);
     REDUCTION(mpt_argmax);
+    REDUCTION(mpt_min);
+    REDUCTION(mpt_argmin);
+    REDUCTION(mpt_prod);
+    REDUCTION(mpt_logsumexp);
+    TENSOR(mpt_var, mpt_var(t_, 0, false, 1));
+    TENSOR(mpt_std, mpt_std(t_, 0, false, 1));
+    TENSOR(mpt_norm, mpt_norm(t_, 2, 0, false));
+    TENSOR(mpt_cumsum, mpt_cumsum(t_, 0));
+    CASE(mpt_var, ARGUMENT, "dimension 2 is out of range", mpt_var(f.x, 2, false, 1));
+    CASE(mpt_std, ARGUMENT, "dimension -3 is out of range", mpt_std(f.x, -3, false, 1));
+    CASE(mpt_norm, ARGUMENT, "p = 3: expected 1, 2 or INFINITY", mpt_norm(f.x, 3, 0, false));
+    CASE(mpt_norm, ARGUMENT, "dimension 2 is out of range", mpt_norm(f.x, 2, 2, false));
+    CASE(mpt_norm, SHAPE, "no largest element",
+         mpt_norm(mpt_zeros(f.context, MPT_F32, MPT_SHAPE(0, 3)), (double)INFINITY, 0, false));
+    CASE(mpt_cumsum, ARGUMENT, "dimension 2", mpt_cumsum(f.x, 2));
+    CASE(mpt_cumsum, DTYPE, "argument 1 is int64", mpt_cumsum(f.longs, 0));
     CASE(mpt_max, mpt_error_code(f.context), "mpt_max",
          mpt_max(mpt_zeros(f.context, MPT_F32, MPT_SHAPE(0, 3)), 0, false));
     TENSOR(mpt_softmax, mpt_softmax(t_, -1));

@@ -354,7 +354,7 @@ TEST(reductions) {
         int64_t shape[4], out[4];
         int rank = draw_shape(shape, below(3) ? 3000 : 30000);
         problem_init(&p, MPT__K_REDUCE);
-        p.launch.function = (uint8_t)(MPT__FN_SUM + i % 3);
+        p.launch.function = (uint8_t)(MPT__FN_SUM + i % 4);
         for (int d = 0; d < rank; d++) out[d] = below(2) ? 1 : shape[d];
         add_operand(&p, 0, draw_float(), rank, shape, MPT__READ, below(8) ? 0u : draw() & 15, 4,
                     below(2) ? 500 : 0);

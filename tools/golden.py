@@ -171,6 +171,18 @@ def max_value(x, dim=None, keepdim=False):
     return x.max() if dim is None else x.max(dim, keepdim).values
 
 
+def min_value(x, dim=None, keepdim=False):
+    return x.min() if dim is None else x.min(dim, keepdim).values
+
+
+def log_sum_exp(x, dim=None, keepdim=False):
+    return torch.logsumexp(x, tuple(range(x.dim())) if dim is None else dim, keepdim)
+
+
+def dims(i):
+    return {} if i[0] == ALL else {"dim": i[0], "keepdim": bool(i[1])}
+
+
 def activate(y, kind):
     return [lambda v: v, F.relu, F.gelu, lambda v: F.gelu(v, approximate="tanh"), torch.tanh,
             torch.sigmoid][kind](y)
@@ -244,6 +256,14 @@ OPS = {
     "mean": ("fp32", reduce_dim(torch.mean)),
     "max": ("input", reduce_dim(max_value)),
     "argmax": ("input", reduce_dim(torch.argmax)),
+    "min": ("input", reduce_dim(min_value)),
+    "argmin": ("input", reduce_dim(torch.argmin)),
+    "prod": ("fp32", reduce_dim(torch.prod)),
+    "logsumexp": ("fp32", reduce_dim(log_sum_exp)),
+    "var": ("input", lambda x, i, r: torch.var(x[0], **dims(i), correction=r[0])),
+    "std": ("input", lambda x, i, r: torch.std(x[0], **dims(i), correction=r[0])),
+    "norm": ("fp32", lambda x, i, r: torch.linalg.vector_norm(x[0], r[0], **dims(i))),
+    "cumsum": ("fp32", lambda x, i, r: torch.cumsum(x[0], i[0])),
     "softmax": ("fp32", lambda x, i, r: F.softmax(x[0], i[0])),
     "log_softmax": ("fp32", lambda x, i, r: F.log_softmax(x[0], i[0])),
     "cat": ("input", lambda x, i, r: torch.cat(x, i[0])),
@@ -269,7 +289,7 @@ ROUNDS_BETWEEN = {"exp", "sqrt", "rsqrt", "tanh", "sigmoid", "softmax", "log_sof
                   "div", "matmul"}
 SUMS = {"matmul", "linear", "sum", "mean", "add", "sub", "mul", "div", "expand", "softmax",
         "log_softmax", "cross_entropy", "nll_loss", "mse_loss", "pow", "minimum",
-        "maximum", "where"}
+        "maximum", "where", "prod", "var", "std", "norm", "logsumexp", "cumsum"}
 
 
 def round_through(x, dtype):
@@ -295,8 +315,9 @@ def run_policy(op, inputs, ints, reals, region):
         result = region
     elif kind == "loss" or (kind == "fp32" and region):
         result = F32
-    if op in ("max", "argmax") or not dtypes:
-        return function(inputs if op in ("max", "argmax") else wide, ints, reals)
+    chooses = op in ("max", "argmax", "min", "argmin")
+    if chooses or not dtypes:
+        return function(inputs if chooses else wide, ints, reals)
     out = function(wide, ints, reals)
     return out.to(result) if out.is_floating_point() else out
 
@@ -577,6 +598,42 @@ def reduction_cases(dtype):
                   [torch.tensor([[1, 3, 3], [2, 2, 2.0]]).to(dtype)], [1, 0])
 
 
+def statistic_cases(dtype):
+    d = DTYPE_NAME[dtype]
+    shapes = (((3, 4, 5), 1, 1, 0), ((3, 4), ALL, 0, 0), ((5, 3), 0, 0, TRANSPOSED),
+              ((2, 77), -1, 0, 0), ((), 0, 0, 0))
+    settings = {"min": [], "argmin": [], "prod": [], "logsumexp": [], "var": [1.0], "std": [0.0],
+                "norm": [2.0]}
+    for op, reals in settings.items():
+        for shape, dim, keep, layout in shapes:
+            if op == "prod" and 77 in shape or op in ("var", "std") and not shape:
+                continue
+            label = f"{op} {d} {list(shape)} {dim} {keep}"
+            x = distinct(label, shape) if op in ("min", "argmin") else noise(label, shape, 2)
+            yield op_case(op, label, [x.to(dtype)], [dim, keep], reals, layouts=[layout])
+    x = noise(f"norm {d}", (4, 5), 2).to(dtype)
+    for p in (1.0, math.inf):
+        yield op_case("norm", f"norm {d} {p}", [x], [1, 0], [p])
+        yield op_case("norm", f"norm {d} {p} all", [x], [ALL, 0], [p])
+    ties = torch.tensor([[3, -3, 1], [0, 0, 0.0]]).to(dtype)
+    for p in (1.0, 2.0, math.inf):
+        yield op_case("norm", f"norm {d} {p} ties", [ties], [1, 0], [p])
+    zeros = torch.tensor([[2, 0, 3], [0, 0, 4], [2, 1.5, -1]]).to(dtype)
+    yield op_case("prod", f"prod {d} zeros", [zeros], [1, 0])
+    yield op_case("std", f"std {d} constant", [torch.ones(2, 3).to(dtype)], [1, 0], [1.0])
+    yield op_case("var", f"var {d} one", [torch.ones(2, 1).to(dtype)], [1, 0], [1.0], no_grad=True)
+    far = torch.tensor([[-math.inf, -math.inf, -math.inf], [math.inf, 1, 2], [-math.inf, 1, 500],
+                        [math.nan, 0, 1]]).to(dtype)
+    yield op_case("logsumexp", f"logsumexp {d} far", [far], [1, 0], no_grad=True)
+    nans = torch.tensor([[1, math.nan, 0], [2, 1, 1], [math.inf, -math.inf, 0]]).to(dtype)
+    for op in ("min", "argmin"):
+        yield op_case(op, f"{op} {d} ties", [nans], [1, 0], no_grad=True)
+    for shape, dim, layout in (((3, 4, 5), 1, 0), ((300,), 0, 0), ((5, 3), -1, TRANSPOSED),
+                               ((), 0, 0)):
+        label = f"cumsum {d} {list(shape)} {dim}"
+        yield op_case("cumsum", label, [noise(label, shape).to(dtype)], [dim], layouts=[layout])
+
+
 def view_cases(dtype):
     d = DTYPE_NAME[dtype]
 
@@ -705,6 +762,9 @@ def region_cases(region):
             yield case(op, [d], [(4, 5)], positive=op in ("log", "sqrt"))
         for op in ("log1p", "rsqrt", "abs", "silu"):
             yield case(op, [d], [(4, 5)], positive=True)
+        for op, reals in (("prod", []), ("logsumexp", []), ("var", [1.0]), ("norm", [2.0])):
+            yield case(op, [d], [(4, 5)], [1, 0], reals)
+        yield case("cumsum", [d], [(4, 5)], [1])
         yield case("pow_scalar", [d], [(4, 5)], reals=[1.5], positive=True)
         yield case("softplus", [d], [(4, 5)], reals=[1.0, 20.0])
         for op in ("sum", "mean"):
@@ -719,7 +779,7 @@ def op_cases():
     cases = []
     for dtype in (F32, F16, BF16):
         for make in (binary_cases, unary_cases, function_cases, matmul_cases, reduction_cases,
-                     view_cases, loss_cases):
+                     statistic_cases, view_cases, loss_cases):
             cases += make(dtype)
     cases += empty_cases()
     for region in (F16, BF16):
