@@ -541,9 +541,9 @@ MPTRAIN_API mpt_tensor mpt_hinge_embedding_loss(mpt_tensor input, mpt_tensor tar
                                                 mpt_reduction reduction);
 MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
                                                double margin, mpt_reduction reduction);
-/* Of vectors [.., n] of equal shapes, one loss each: max(0, margin + |anchor - positive| - |anchor -
-   negative|), distances with eps added to the difference; with swap the smaller one of negative to
-   anchor and to positive. */
+/* Of vectors [.., n] of equal shapes, one loss each: max(0, margin + |anchor - positive| -
+   |anchor - negative|), distances with eps added to the difference; with swap the smaller one of
+   negative to anchor and to positive. */
 MPTRAIN_API mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive,
                                                mpt_tensor negative, double margin, double eps,
                                                bool swap, mpt_reduction reduction);

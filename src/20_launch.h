@@ -173,59 +173,66 @@ typedef enum mpt__kernel {
  * R(ID, word, of, word, of, value, slope by a, by b, by c): what PAIR_LOSS computes, in each
  * backend's own arithmetic. a, b, c, d: elements of o0 .. o3; s = a - b; e and l: the words (EXP,
  * LOG, SQRT, NONE) of the expressions before them, the second of which may use e. In the formulas
- * NaN stays NaN, and what has no weight counts nothing, though it may be infinite. */
-#define MPT__ABS(x) ((x) < 0 ? -(x) : (x))
-#define MPT__SIGN(x) ((x) > 0 ? 1.0f : (x) < 0 ? -1.0f : 0.0f)
-#define MPT__RAMP(x) ((x) <= 0 ? 0 : (x))
+ * NaN stays NaN, and what has no weight counts nothing, though it may be infinite. They are without
+ * branches that data could make hard to foresee. */
 #define MPT__FLOOR(x, y) ((x) < (y) ? (y) : (x))
-#define MPT__UNLESS_0(weight, x) ((weight) == 0 ? 0 : (weight) * (x))
+#define MPT__CEILING(x, y) ((x) > (y) ? (y) : (x))
+#define MPT__ABS(x) MPT__FLOOR(x, -(x))
+#define MPT__SIGN(x) ((float)(((x) > 0) - ((x) < 0)))
+#define MPT__RAMP(x) ((x) < 0 ? 0 : (x))
+#define MPT__PRODUCT(weight, x) \
+    ((weight) * (x) == (weight) * (x) || (weight) != 0 ? (weight) * (x) : 0)
+/* x where the condition holds, else y; both finite */
+#define MPT__PICK(condition, x, y) ((float)(condition) * (x) + (float)!(condition) * (y))
 /* log(1 + e) for e >= 0 from l = log of the rounded 1 + e (Higham, Accuracy and Stability 1.14) */
 #define MPT__LOG1P(e, l) (1 + (e) == 1 ? (e) : (l) * ((e) / (1 + (e)-1)))
-#define MPT__PAIRS(R)                                                                            \
-    R(MSE, NONE, 0, NONE, 0, s *s, 2 * s, -2 * s, 0)                                             \
-    R(L1, NONE, 0, NONE, 0, MPT__ABS(s), MPT__SIGN(s), -MPT__SIGN(s), 0)                         \
-    R(SMOOTH_L1, NONE, 0, NONE, 0, MPT__ABS(s) >= p ? MPT__ABS(s) - 0.5f * p : 0.5f * s * s / p, \
-      MPT__ABS(s) >= p ? MPT__SIGN(s) : s / p, MPT__ABS(s) >= p ? -MPT__SIGN(s) : -s / p, 0)     \
-    R(HUBER, NONE, 0, NONE, 0, MPT__ABS(s) >= p ? p * (MPT__ABS(s) - 0.5f * p) : 0.5f * s * s,   \
-      MPT__ABS(s) >= p ? p * MPT__SIGN(s) : s, MPT__ABS(s) >= p ? -p * MPT__SIGN(s) : -s, 0)     \
-    R(BCE_WITH_LOGITS, EXP, -MPT__ABS(a), LOG, 1 + e,                                            \
-      c * (MPT__UNLESS_0(a < 0 ? d * b : 1 - b, MPT__ABS(a)) +                                   \
-           (1 + (d - 1) * b) * MPT__LOG1P(e, l)),                                                \
-      c * ((1 - b) * (a < 0 ? e : 1) - d * b * (a < 0 ? 1 : e)) / (1 + e),                       \
-      c * ((d - 1) * (MPT__RAMP(-a) + MPT__LOG1P(e, l)) - a), 0)                                 \
-    R(BCE, LOG, a, LOG, 1 - a, -c * (b * MPT__FLOOR(e, -100) + (1 - b) * MPT__FLOOR(l, -100)),   \
-      c * (a - b) / MPT__FLOOR(a * (1 - a), 1e-12f),                                             \
-      c * (MPT__FLOOR(l, -100) - MPT__FLOOR(e, -100)), 0)                                        \
-    R(KL_DIV, LOG, b, NONE, 0, MPT__UNLESS_0(b, e - a), -b, b == 0 ? 0 : e + 1 - a, 0)           \
-    R(KL_DIV_LOG, EXP, b, NONE, 0, MPT__UNLESS_0(e, b - a), -e, MPT__UNLESS_0(e, b - a + 1), 0)  \
-    R(GAUSSIAN_NLL, LOG, MPT__FLOOR(c, p), NONE, 0, 0.5f * (e + s * s / MPT__FLOOR(c, p)) + r,   \
-      s / MPT__FLOOR(c, p), -s / MPT__FLOOR(c, p),                                               \
-      0.5f * (1 - s * s / MPT__FLOOR(c, p)) / MPT__FLOOR(c, p))                                  \
-    R(SOFT_MARGIN, EXP, -MPT__ABS(a *b), LOG, 1 + e, MPT__RAMP(-a * b) + MPT__LOG1P(e, l),       \
-      -b * (a * b > 0 ? e : 1) / (1 + e), -a * (a * b > 0 ? e : 1) / (1 + e), 0)                 \
-    R(HINGE, NONE, 0, NONE, 0,                                                                   \
-      b == 1    ? a                                                                              \
-      : b == -1 ? MPT__RAMP(p - a)                                                               \
-                : a + MPT__RAMP(p - a),                                                          \
-      (b == -1 ? 0 : 1.0f) - (b != 1 && p - a > 0 ? 1.0f : 0), 0, 0)                             \
-    R(RANKING, NONE, 0, NONE, 0, MPT__RAMP(p - c * s), p - c * s > 0 ? -c : 0,                   \
-      p - c * s > 0 ? c : 0, (p - c * s > 0 ? -1.0f : 0) * s)                                    \
-    R(TRIPLET, SQRT, a, SQRT, r != 0 && c < b ? c : b, MPT__RAMP(p + e - l),                     \
-      p + e - l > 0 && e > 0 ? 0.5f / e : 0,                                                     \
-      p + e - l > 0 && l > 0 && !(r != 0 && c < b) ? -0.5f / l : 0,                              \
-      p + e - l > 0 && l > 0 && r != 0 && c < b ? -0.5f / l : 0)                                 \
-    R(COSINE, SQRT, b, SQRT, c, a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)),                       \
-      1 / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)),                                                 \
-      e == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(e, p) * e),   \
-      l == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(l, p) * l))   \
-    R(COSINE_EMBEDDING, SQRT, (b + r) * (c + r), NONE, 0,                                        \
-      d == 1    ? 1 - a / e                                                                      \
-      : d == -1 ? MPT__RAMP(a / e - p)                                                           \
-                : 0,                                                                             \
-      MPT__COSINE_SIGN / e, MPT__COSINE_SIGN * -0.5f * (a / e) / (b + r),                        \
-      MPT__COSINE_SIGN * -0.5f * (a / e) / (c + r))                                              \
-    R(SOFT_TARGETS, NONE, 0, NONE, 0, MPT__UNLESS_0(c *(b * (1 - p) + r), -a),                   \
-      -c *(b * (1 - p) + r), -MPT__UNLESS_0(c *(1 - p), a), 0)
+#define MPT__PAIRS(R)                                                                          \
+    R(MSE, NONE, 0, NONE, 0, s *s, 2 * s, -2 * s, 0)                                           \
+    R(L1, NONE, 0, NONE, 0, MPT__ABS(s), MPT__SIGN(s), -MPT__SIGN(s), 0)                       \
+    R(SMOOTH_L1, NONE, 0, NONE, 0,                                                             \
+      MPT__CEILING(MPT__ABS(s), p) * (MPT__ABS(s) - 0.5f * MPT__CEILING(MPT__ABS(s), p)) / p,  \
+      MPT__FLOOR(MPT__CEILING(s, p), -p) / p, -MPT__FLOOR(MPT__CEILING(s, p), -p) / p, 0)      \
+    R(HUBER, NONE, 0, NONE, 0,                                                                 \
+      MPT__CEILING(MPT__ABS(s), p) * (MPT__ABS(s) - 0.5f * MPT__CEILING(MPT__ABS(s), p)),      \
+      MPT__FLOOR(MPT__CEILING(s, p), -p), -MPT__FLOOR(MPT__CEILING(s, p), -p), 0)              \
+    R(BCE_WITH_LOGITS, EXP, -MPT__ABS(a), LOG, 1 + e,                                          \
+      c * (MPT__PRODUCT(1 - b, MPT__RAMP(a)) + MPT__PRODUCT(d * b, MPT__RAMP(-a)) +            \
+           (1 + (d - 1) * b) * MPT__LOG1P(e, l)),                                              \
+      c * ((1 - b) * MPT__PICK(a < 0, e, 1) - d * b * MPT__PICK(a < 0, 1, e)) / (1 + e),       \
+      c * ((d - 1) * (MPT__RAMP(-a) + MPT__LOG1P(e, l)) - a), 0)                               \
+    R(BCE, LOG, a, LOG, 1 - a, -c * (b * MPT__FLOOR(e, -100) + (1 - b) * MPT__FLOOR(l, -100)), \
+      c * (a - b) / MPT__FLOOR(a * (1 - a), 1e-12f),                                           \
+      c * (MPT__FLOOR(l, -100) - MPT__FLOOR(e, -100)), 0)                                      \
+    R(KL_DIV, LOG, b, NONE, 0, MPT__PRODUCT(b, e - a), -b, b == 0 ? 0 : e + 1 - a, 0)          \
+    R(KL_DIV_LOG, EXP, b, NONE, 0, MPT__PRODUCT(e, b - a), -e, MPT__PRODUCT(e, b - a + 1), 0)  \
+    R(GAUSSIAN_NLL, LOG, MPT__FLOOR(c, p), NONE, 0, 0.5f * (e + s * s / MPT__FLOOR(c, p)) + r, \
+      s / MPT__FLOOR(c, p), -s / MPT__FLOOR(c, p),                                             \
+      0.5f * (1 - s * s / MPT__FLOOR(c, p)) / MPT__FLOOR(c, p))                                \
+    R(SOFT_MARGIN, EXP, -MPT__ABS(a *b), LOG, 1 + e, MPT__RAMP(-a * b) + MPT__LOG1P(e, l),     \
+      -b * MPT__PICK(a * b > 0, e, 1) / (1 + e), -a * MPT__PICK(a * b > 0, e, 1) / (1 + e), 0) \
+    R(HINGE, NONE, 0, NONE, 0,                                                                 \
+      b == 1    ? a                                                                            \
+      : b == -1 ? MPT__RAMP(p - a)                                                             \
+                : a + MPT__RAMP(p - a),                                                        \
+      (b == -1 ? 0 : 1.0f) - (b != 1 && p - a > 0 ? 1.0f : 0), 0, 0)                           \
+    R(RANKING, NONE, 0, NONE, 0, MPT__RAMP(p - c * s), p - c * s > 0 ? -c : 0,                 \
+      p - c * s > 0 ? c : 0, (p - c * s > 0 ? -1.0f : 0) * s)                                  \
+    R(TRIPLET, SQRT, a, SQRT, r != 0 && c < b ? c : b, MPT__RAMP(p + e - l),                   \
+      p + e - l > 0 && e > 0 ? 0.5f / e : 0,                                                   \
+      p + e - l > 0 && l > 0 && !(r != 0 && c < b) ? -0.5f / l : 0,                            \
+      p + e - l > 0 && l > 0 && r != 0 && c < b ? -0.5f / l : 0)                               \
+    R(COSINE, SQRT, b, SQRT, c, a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)),                     \
+      1 / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)),                                               \
+      e == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(e, p) * e), \
+      l == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(l, p) * l)) \
+    R(COSINE_EMBEDDING, SQRT, (b + r) * (c + r), NONE, 0,                                      \
+      d == 1    ? 1 - a / e                                                                    \
+      : d == -1 ? MPT__RAMP(a / e - p)                                                         \
+                : 0,                                                                           \
+      MPT__COSINE_SIGN / e, MPT__COSINE_SIGN * -0.5f * (a / e) / (b + r),                      \
+      MPT__COSINE_SIGN * -0.5f * (a / e) / (c + r))                                            \
+    R(SOFT_TARGETS, NONE, 0, NONE, 0, MPT__PRODUCT(c *(b * (1 - p) + r), -a),                  \
+      -c *(b * (1 - p) + r), -MPT__PRODUCT(c *(1 - p), a), 0)
 #define MPT__COSINE_SIGN (d == 1 ? -1.0f : d == -1 && a / e > p ? 1.0f : 0.0f)
 
 /* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c = imm[0],

@@ -364,7 +364,7 @@ typedef struct mpt__ref_pair_work {
     const mpt__cpu_call *call;
     mpt__ref_walk walk[6];
     int by, out; /* the operand that is written */
-    bool sums;
+    bool sums, present[6];
     mpt__real one, g;   /* g: dloss over the divisor, where it is one number */
     mpt__real *partial; /* sums of the chunks */
 } mpt__ref_pair_work;
@@ -382,11 +382,16 @@ static void mpt__ref_pair_chunk(void *work, int64_t chunk, int thread) {
     mpt__ref_sum sum;
     (void)thread;
     mpt__ref_sum_init(&sum, words);
-    for (int k = 0; k <= w->out; k++) mpt__ref_start(&at[k], &w->walk[k].loop, begin);
+    for (int k = 0; k <= w->out; k++) {
+        mpt__ref_start(&at[k], &w->walk[k].loop, begin);
+        if (k < 4 && !w->present[k])
+            in[k] =
+                mpt__ref_take(&w->walk[k], &at[k], block[k], mpt__ref_min(MPT__BLOCK, end - begin));
+    }
     for (int64_t n; begin < end; begin += n) {
         n = mpt__ref_min(MPT__BLOCK, end - begin);
         for (int k = 0; k < w->out && k < 5; k++) {
-            if (k < 4 || launch->reduction == MPT_NONE)
+            if (k < 4 ? w->present[k] : launch->reduction == MPT_NONE)
                 in[k] = mpt__ref_take(&w->walk[k], &at[k], block[k], n);
         }
         mpt__real result[MPT__BLOCK];
@@ -443,7 +448,8 @@ static void mpt__ref_pair_loss(const mpt__cpu_call *call) {
     for (int k = 0; k <= w.out; k++) {
         mpt__operand operand = launch->operand[k];
         w.walk[k].view = mpt__ref_view_of(call, k);
-        if (w.walk[k].view.data == NULL) {
+        w.present[k] = w.walk[k].view.data != NULL;
+        if (!w.present[k]) {
             operand = launch->operand[0];
             memset(operand.stride, 0, sizeof operand.stride);
             w.walk[k].view.data = &w.one;

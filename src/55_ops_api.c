@@ -554,7 +554,7 @@ MPT__DEFINE_PAIR(l1_loss)
 MPT__DEFINE_PAIR(soft_margin_loss)
 #undef MPT__DEFINE_PAIR
 
-/* With a number, which must be GOOD: above it, or ANY at all. */
+/* With a number that must be `good`. A beta of 0 makes smooth_l1_loss l1_loss, 0 / 0 else. */
 #define MPT__DEFINE_PAIR_NUMBER(id, number, gradients, good)                             \
     MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, double number,  \
                                     mpt_reduction reduction) {                           \
@@ -564,6 +564,8 @@ MPT__DEFINE_PAIR(soft_margin_loss)
         mpt_context *context = mpt__context_of(in, 2);                                   \
         if (!mpt__good_number(context, "mpt_" #id, #number, number, good))               \
             return mpt__null(context);                                                   \
+        if (MPT__OP_##id == MPT__OP_smooth_l1_loss && !(number > 0.0))                   \
+            attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1;              \
         return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
     }
 MPT__DEFINE_PAIR_NUMBER(smooth_l1_loss, beta, 2, "0 or more")

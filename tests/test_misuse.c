@@ -697,7 +697,8 @@ TEST(losses_of_more) {
     PAIR_LOSS(mpt_triplet_margin_loss, mpt_triplet_margin_loss(a_, b_, a_, 1, 1e-6, false, r_));
     CASE(mpt_triplet_margin_loss, SHAPE, "argument 3 is [3, 5]: expected equal shapes",
          mpt_triplet_margin_loss(x, x, f.wide, 1, 1e-6, true, MPT_MEAN));
-    PAIR_LOSS(mpt_cosine_embedding_loss, mpt_cosine_embedding_loss(a_, b_, a_.context ? four : a_, 0, r_));
+    PAIR_LOSS(mpt_cosine_embedding_loss,
+              mpt_cosine_embedding_loss(a_, b_, a_.context ? four : a_, 0, r_));
     CASE(mpt_cosine_embedding_loss, SHAPE, "argument 4 is [3, 5]",
          mpt_cosine_embedding_loss(x, x, f.wide, 0, MPT_MEAN));
     TENSOR(mpt_cosine_similarity, mpt_cosine_similarity(t_, t_, 1, 1e-8));
