@@ -10,13 +10,12 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 : "${PART:=build ops sanitizer mnist speed peers}" "${SIM:=}" "${MAKE:=make}" "${PYTHON:=python3}"
 export SIM DATA NVCC PYTHON
-out=build/gpu
+out=build/gpu limit=480 # seconds of a part
 if [ -n "$SIM" ]; then
-    out=build/cudasim/plain
+    out=build/cudasim/plain limit=1200
     export MPTRAIN_STEPS=3 # of the digits
 fi
 mkdir -p $out/tests/cudasim
-limit=480 # seconds of a part
 jobs=$(nproc 2>/dev/null || echo 2)
 
 good() { echo "ok    $*" | tee -a $out/verdicts; }
@@ -146,6 +145,7 @@ part_peers() {
 }
 
 if [ -n "${ONE:-}" ]; then # the script for one of the parts
+    command -v "part_$ONE" >/dev/null || exit 2
     part_"$ONE"
     exit 0
 fi
@@ -153,7 +153,11 @@ fi
 for part in $PART; do
     start=$(date +%s)
     ONE=$part timeout -k 10 $limit sh tools/gpu_check.sh
-    [ $? -ne 124 ] || bad "$part took more than $limit s"
+    case $? in
+        0) ;;
+        2) bad "$part is no part" ;;
+        *) bad "$part took more than $limit s" ;;
+    esac
     echo "      $part took $(($(date +%s) - start)) s"
 done
 passed=$(grep -c '^ok' $out/verdicts) failed=$(grep -c '^FAIL' $out/verdicts)
