@@ -156,8 +156,8 @@ typedef enum mpt__kernel {
         MPT__KERNEL_COUNT
 } mpt__kernel;
 
-/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c = imm[0], s =
-   slot. */
+/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c =
+   imm[0], s = slot. */
 typedef enum mpt__function {
     MPT__FN_NONE = 0,
     /* unary */

@@ -32,6 +32,7 @@ mpt__loss_backward_kernelILi256ELi8 ld st
 mpt__grad_norm_kernel             ld
 mpt__grad_scale_kernel            ld st
 mpt__update_kernel                ld st
+mpt__average_kernel               ld st
 '
 
 # compile ARCH: one line about it
