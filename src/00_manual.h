@@ -232,7 +232,7 @@ SGD, Adam, AdamW, RMSprop, Adagrad and Adadelta follow torch.optim's order of op
 Lion, too. mpt_optimizer_add makes parameter groups. A parameter whose gradient is none is left
 alone by the step. Schedules per step are indexed by applied steps, so skipped steps do not advance
 them; those per epoch by mpt_schedule_step. They are made of curves: mpt_linear_lr(0.1, 1, 500),
-then mpt_cosine_lr(9500, 0), by mpt_sequential_lr.
+then mpt_cosine_lr(9500, 0), by mpt_sequential_lr. mpt_ema_create keeps averages of the weights.
 
 ==== MANUAL 9: data ============================================================================
 

@@ -310,6 +310,7 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recording *recorder, b
                                         MPT_MEMORY_ACTIVATION, &size_class);
             if (!data) return false;
             context->data[id] = data;
+            storage = &context->storages[id]; /* the pool may have moved the table */
             storage->live = 1;
             storage->size_class = (uint16_t)size_class;
             mpt__account(&context->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(size_class));

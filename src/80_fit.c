@@ -9,6 +9,7 @@
 
 #include "64_schedule.c"
 #include "65_init.c"
+#include "66_average.c"
 #include "72_loader.c"
 #include "73_checkpoint.c"
 

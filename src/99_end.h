@@ -12,9 +12,9 @@ MPT__END_FLOAT_CONTROL
 
 0.1.0
     First release: tensors, autograd, autocast to fp16 and bf16, pure half, gradient scaling,
-    modules, SGD and AdamW, schedules, data loading, safetensors, CPU kernels for x86-64 up to
-    AMX, for AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu, which no real
-    GPU has run yet; captured steps.
+    modules, optimizers, schedules, averages of weights, data loading, safetensors, CPU kernels for
+    x86-64 up to AMX, for AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu,
+    which no real GPU has run yet; captured steps.
 */
 
 /* ==== Licence ================================================================================

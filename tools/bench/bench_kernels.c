@@ -50,6 +50,8 @@ static const kernel_case kernels[] = {
     {"unscale", MPT__K_GRAD_SCALE, 0, 0, 0, 2, 0, 0, 0},
     {"sgd, momentum", MPT__K_SGD, 0, 0, 0, 5, 0, 0, 0},
     {"adamw", MPT__K_ADAM, 0, 0, 0, 7, 0, 0, 0},
+    {"rmsprop", MPT__K_MOMENTS, MPT__FN_RMSPROP, 0, 0, 5, 0, 0, 0},
+    {"lion", MPT__K_MOMENTS, MPT__FN_LION, 0, 0, 5, 0, 0, 0},
 };
 
 /* f32 arrays, halves for input and output, and what is small. */
@@ -58,7 +60,8 @@ static int64_t segment[MPT__SEGMENT_FIELDS], steps[1], *targets;
 
 static double bytes_of(const kernel_case *k, int dtype) {
     int size = dtype == MPT_F32 ? 4 : 2, bytes = 4 * (k->in_f32 + 2 * k->out_f32);
-    bool update = k->kernel == MPT__K_SGD || k->kernel == MPT__K_ADAM;
+    bool update =
+        k->kernel == MPT__K_SGD || k->kernel == MPT__K_ADAM || k->kernel == MPT__K_MOMENTS;
     if (update && dtype != MPT_F32) bytes += 2 * size; /* the half form beside the master */
     return bytes + size * (k->in + 2 * k->out);
 }
