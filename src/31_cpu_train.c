@@ -822,7 +822,10 @@ static const mpt__words mpt__ref_words = {1.0,
     R(SCALER_UPDATE, scaler_update, NULL)                    \
     R(METRIC_ADD, metric_add, NULL)                          \
     R(FIND_NONFINITE, find_nonfinite, NULL)                  \
-    R(CUMSUM, cumsum, NULL)
+    R(CUMSUM, cumsum, NULL)                                  \
+    R(GATHER, gather, NULL)                                  \
+    R(SCATTER_ADD, scatter_add, NULL)                        \
+    R(TRIANGLE, triangle, NULL)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     cpu->words = &mpt__ref_words;

@@ -326,6 +326,12 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int 
 static mpt_status mpt__check_device(mpt_context *context) {
     const mpt__scalar *scalars = context->scalars;
     if (!scalars || scalars[MPT__SLOT_ERROR].i == 0) return context->base.status;
+    if (scalars[MPT__SLOT_ERROR_INDEX].i < 0)
+        return mpt__error(
+            context, (mpt_status)scalars[MPT__SLOT_ERROR].i,
+            "element %lld of the indices is not in the range of the dimension that it "
+            "selects from (launch %lld)",
+            -1 - scalars[MPT__SLOT_ERROR_INDEX].i, scalars[MPT__SLOT_ERROR_LAUNCH].i);
     return mpt__error(context, (mpt_status)scalars[MPT__SLOT_ERROR].i,
                       "target of sample %lld is not a class number of the input's [N, C] (launch "
                       "%lld); check the labels, or name them with ignore_index",
