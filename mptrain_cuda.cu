@@ -1263,6 +1263,47 @@ __global__ void mpt__scatter_axis_kernel(const mpt__scatter w) {
     }
 }
 
+/* Sets the error word unless an earlier error stands there. */
+__device__ void mpt__raise(mpt__scalar *scalars, long long status, long long number,
+                           long long index, long long position) {
+    unsigned long long *word = (unsigned long long *)&scalars[MPT__SLOT_ERROR].i;
+    if (atomicCAS(word, 0ull, (unsigned long long)status) != 0) return;
+    scalars[MPT__SLOT_ERROR_LAUNCH].i = number;
+    scalars[MPT__SLOT_ERROR_INDEX].i = index;
+    scalars[MPT__SLOT_ERROR_POSITION].i = position;
+}
+
+/* One block finds the first element of `index` that is not in 0 .. size-1. */
+__global__ void mpt__check_indices_kernel(const mpt__space space, const mpt__array index,
+                                          long long size, mpt__scalar *scalars, long long number) {
+    __shared__ unsigned long long first;
+    if (threadIdx.x == 0) first = ~0ull;
+    __syncthreads();
+    for (long long i = threadIdx.x; i < space.count; i += blockDim.x) {
+        const long long x =
+            mpt__load_i64(index.data, index.dtype, mpt__locate(space, index.stride, i));
+        if (x >= 0 && x < size) continue;
+        atomicMin(&first, (unsigned long long)i);
+        break;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && first != ~0ull)
+        mpt__raise(scalars, MPT_ERROR_INDEX, number, -1 - (long long)first, -1);
+}
+
+void mpt__check_indices(const mpt__cuda_call *call, int position, long long size) {
+    const mpt__operand &o = call->launch->operand[position];
+    mpt__array index = mpt__array_of(call, position), *arrays[1] = {&index};
+    int64_t shape[MPT_MAX_RANK];
+    if (index.data == NULL) return;
+    for (int d = 0; d < o.rank; d++) shape[d] = o.stride[d] == 0 && o.shape[d] > 0 ? 1 : o.shape[d];
+    const mpt__space space = mpt__merge(o.rank, shape, arrays, 1);
+    if (space.count == 0) return;
+    mpt__check_indices_kernel<<<1, MPT__THREADS, 0, call->stream>>>(space, index, size,
+                                                                    call->scalars,
+                                                                    call->launch->number);
+}
+
 mpt_status mpt__cuda_scatter_axis(const mpt__cuda_call *call) {
     const int axis = (int)call->launch->index[0];
     mpt__scatter w;
@@ -1271,11 +1312,130 @@ mpt_status mpt__cuda_scatter_axis(const mpt__cuda_call *call) {
     w.index = mpt__array_of(call, 0);
     w.value = mpt__array_of(call, 1);
     w.to = mpt__array_of(call, 2);
+    if (call->launch->index[1]) mpt__check_indices(call, 0, call->launch->operand[2].shape[axis]);
     w.index.stride[axis] = w.value.stride[axis] = 0;
     w.axis.stride[axis] = 1;
     w.space = mpt__space_of(call, 2, arrays, 4);
     if (w.space.count == 0) return MPT_OK;
     mpt__scatter_axis_kernel<<<mpt__blocks(call, w.space.count), MPT__THREADS, 0, call->stream>>>(
+        w);
+    return MPT_OK;
+}
+
+struct mpt__gather {
+    mpt__space space;
+    mpt__array from, index, to, axis; /* axis: no data; locates j along the dimension */
+    long long size, stride, first, step;
+};
+
+__global__ void mpt__gather_kernel(const mpt__gather w) {
+    MPT__EACH(i, w.space.count) {
+        long long k = w.first + w.step * mpt__locate(w.space, w.axis.stride, i);
+        if (w.index.data != NULL)
+            k = mpt__load_i64(w.index.data, w.index.dtype,
+                              mpt__locate(w.space, w.index.stride, i));
+        float x = 0;
+        if (k >= 0 && k < w.size)
+            mpt__fetch(w.from, mpt__locate(w.space, w.from.stride, i) + k * w.stride, x);
+        mpt__put(w.to, mpt__locate(w.space, w.to.stride, i), x);
+    }
+}
+
+mpt_status mpt__cuda_gather(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    const int axis = (int)launch->index[0];
+    mpt__gather w;
+    mpt__array *arrays[4] = {&w.from, &w.index, &w.to, &w.axis};
+    memset(&w, 0, sizeof w);
+    w.from = mpt__array_of(call, 0);
+    w.index = mpt__array_of(call, 1);
+    w.to = mpt__array_of(call, 2);
+    w.size = launch->operand[0].shape[axis];
+    w.stride = launch->operand[0].stride[axis];
+    w.first = launch->index[1];
+    w.step = launch->index[2];
+    w.from.stride[axis] = 0;
+    w.axis.stride[axis] = 1;
+    mpt__check_indices(call, 1, w.size);
+    w.space = mpt__space_of(call, 2, arrays, 4);
+    if (w.space.count == 0) return MPT_OK;
+    mpt__gather_kernel<<<mpt__blocks(call, w.space.count), MPT__THREADS, 0, call->stream>>>(w);
+    return MPT_OK;
+}
+
+struct mpt__scatter_add {
+    mpt__space lines;
+    mpt__array index, from, to; /* strides over the lines */
+    long long n, size, index_stride, from_stride, to_stride;
+};
+
+/* A thread for a line: what meets in one element adds up in order. */
+__global__ void mpt__scatter_add_kernel(const mpt__scatter_add w) {
+    MPT__EACH(line, w.lines.count) {
+        const long long index = mpt__locate(w.lines, w.index.stride, line);
+        const long long from = mpt__locate(w.lines, w.from.stride, line);
+        const long long to = mpt__locate(w.lines, w.to.stride, line);
+        for (long long j = 0; j < w.n; j++) {
+            const long long k =
+                mpt__load_i64(w.index.data, w.index.dtype, index + j * w.index_stride);
+            if (k < 0 || k >= w.size) continue;
+            const float x = mpt__load(w.from.data, w.from.dtype, from + j * w.from_stride);
+            const long long at = to + k * w.to_stride;
+            mpt__store(w.to.data, w.to.dtype, at, mpt__load(w.to.data, w.to.dtype, at) + x);
+        }
+    }
+}
+
+mpt_status mpt__cuda_scatter_add(const mpt__cuda_call *call) {
+    const mpt__operand *o = call->launch->operand;
+    const int axis = (int)call->launch->index[0];
+    int64_t shape[MPT_MAX_RANK];
+    mpt__scatter_add w;
+    mpt__array *arrays[3] = {&w.index, &w.from, &w.to};
+    memset(&w, 0, sizeof w);
+    w.index = mpt__array_of(call, 0);
+    w.from = mpt__array_of(call, 1);
+    w.to = mpt__array_of(call, 2);
+    w.n = o[1].shape[axis];
+    w.size = o[2].shape[axis];
+    w.index_stride = o[0].stride[axis];
+    w.from_stride = o[1].stride[axis];
+    w.to_stride = o[2].stride[axis];
+    for (int d = 0; d < o[1].rank; d++) shape[d] = d == axis ? 1 : o[1].shape[d];
+    mpt__check_indices(call, 0, w.size);
+    w.lines = mpt__merge(o[1].rank, shape, arrays, 3);
+    if (w.n == 0 || w.lines.count == 0) return MPT_OK;
+    mpt__scatter_add_kernel<<<mpt__blocks(call, w.lines.count), MPT__THREADS, 0, call->stream>>>(w);
+    return MPT_OK;
+}
+
+struct mpt__triangle {
+    mpt__walk walk;
+    long long rows, columns, diagonal;
+    bool upper;
+};
+
+__global__ void mpt__triangle_kernel(const mpt__triangle w) {
+    MPT__EACH(i, w.walk.space.count) {
+        const long long above = i % w.columns - i / w.columns % w.rows - w.diagonal;
+        long long at[2];
+        float x = 0;
+        mpt__locate_in<2>(w.walk, i, at);
+        if (above == 0 || (above > 0) == w.upper) mpt__fetch(w.walk.array[0], at[0], x);
+        mpt__put(w.walk.array[1], at[1], x);
+    }
+}
+
+mpt_status mpt__cuda_triangle(const mpt__cuda_call *call) {
+    const mpt__operand &o = call->launch->operand[0];
+    mpt__triangle w;
+    w.walk = mpt__walk_over(call, 2);
+    if (w.walk.space.count == 0) return MPT_OK;
+    w.rows = o.shape[o.rank - 2];
+    w.columns = o.shape[o.rank - 1];
+    w.diagonal = call->launch->index[0];
+    w.upper = call->launch->index[1] != 0;
+    mpt__triangle_kernel<<<mpt__blocks(call, w.walk.space.count), MPT__THREADS, 0, call->stream>>>(
         w);
     return MPT_OK;
 }
@@ -1906,16 +2066,6 @@ __device__ __forceinline__ float mpt__class_weight(const mpt__loss &loss, long l
 
 __device__ __forceinline__ float mpt__logit(const mpt__loss &loss, long long row, long long c) {
     return mpt__load(loss.x.data, loss.x.dtype, row * loss.x.stride[0] + c * loss.x.stride[1]);
-}
-
-/* Sets the error word unless an earlier error stands there. */
-__device__ void mpt__raise(mpt__scalar *scalars, long long status, long long number,
-                           long long index, long long position) {
-    unsigned long long *word = (unsigned long long *)&scalars[MPT__SLOT_ERROR].i;
-    if (atomicCAS(word, 0ull, (unsigned long long)status) != 0) return;
-    scalars[MPT__SLOT_ERROR_LAUNCH].i = number;
-    scalars[MPT__SLOT_ERROR_INDEX].i = index;
-    scalars[MPT__SLOT_ERROR_POSITION].i = position;
 }
 
 /* Loss and weight of one sample, by one group. From logits: (1 - e) w (lse - x[t]) + e / C
@@ -4166,6 +4316,9 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_pair_loss, mpt__cuda_pair_loss_workspace},
     {mpt__cuda_pair_loss, NULL},
     {mpt__cuda_cumsum, NULL},
+    {mpt__cuda_gather, NULL},
+    {mpt__cuda_scatter_add, NULL},
+    {mpt__cuda_triangle, NULL},
 };
 static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,
               "a kernel of the launch table has no implementation here");

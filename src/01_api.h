@@ -376,6 +376,35 @@ MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x);     /* a view without history *
 MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype);
 /* Concatenates `count` >= 1 float tensors of one dtype that agree in all other dimensions. */
 MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim);
+/* The same along a new dimension, of tensors of one shape. */
+MPTRAIN_API mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim);
+/* torch.split and torch.chunk: views of parts of `size`, the last one maybe shorter, or of at most
+   `chunks` of one size. Returns how many they are; -1 on error, as if `capacity` is too small. */
+MPTRAIN_API int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts,
+                                 int capacity);
+MPTRAIN_API int mpt_chunk(mpt_tensor x, int chunks, int dim, mpt_tensor *parts, int capacity);
+/* Of float tensors. roll: what leaves at one end comes in at the other. repeat: times.dim[i] copies
+   along dimension i; new ones lead. pad: MPT_SHAPE(before, after, ..), last dimension first. */
+MPTRAIN_API mpt_tensor mpt_flip(mpt_tensor x, int dim);
+MPTRAIN_API mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim);
+MPTRAIN_API mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times);
+MPTRAIN_API mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value);
+/* The lower or upper triangle of matrices [.., M, N], 0 elsewhere; diagonal > 0 is above the main
+   one, < 0 below. */
+MPTRAIN_API mpt_tensor mpt_tril(mpt_tensor x, int64_t diagonal);
+MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal);
+
+/* Indices are i64, 0 to size - 1 of dimension `dim` of x. One out of range is an error that names
+   its element, as with targets of a loss; weights stay untouched.
+   gather: out[i][j] = x[i][index[i][j]] for dim = 1; index has the sizes of x in the others.
+   index_select: the rows, for dim = 0, that index [n] names.
+   scatter_add: x with source[i][j] added at [i][index[i][j]]; index and source have one shape. What
+   meets in one element adds up in fp32, in order. */
+MPTRAIN_API mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index);
+MPTRAIN_API mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index);
+MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source);
+/* i64 classes [..] -> i64 [.., count]: 1 at the class, else 0. */
+MPTRAIN_API mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count);
 
 /* ==== Operations ============================================================================= */
 

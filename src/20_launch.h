@@ -58,7 +58,7 @@ typedef struct mpt__operand {
  * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum (fn MIN: minimum) of o0
  *           r, the first NaN before all; o2? w: that value. Both have size 1 there.
  * SCATTER_AXIS  o2 wa = 0, but along dimension index[0], at index o0 r (i64), the value of o1 r; o0
- *           and o1 have size 1 there.
+ *           and o1 have size 1 there. index[1] = 1: a bad index is an error, as of GATHER.
  * GEMM      o3 wa [.., M, N] = act(imm[0] * o0 r [.., M, K] o1 r [.., K, N] + o2? r); equal ranks
  *           >= 2, any strides, batch dimensions broadcast by stride 0; o2, the bias, has the shape
  *           of o3 with strides 0 where it broadcasts. compute_dtype F16 or BF16 rounds o0, o1, o2
@@ -110,6 +110,14 @@ typedef struct mpt__operand {
  * METRIC_ADD  slot[0] sum += o0 r [1], slot[1] count (i64) += 1.
  * CUMSUM    o1 wa = sums of o0 r, of equal shape, along dimension index[0] up to each element,
  *           index[1]: from it to the end; the sum under way is a double.
+ * GATHER    o2 wa: along dimension index[0], element j is element o1[j] (i64) of o0 r; o1 and o2
+ *           have equal shapes, o0 has its own size there. o1 absent: element index[1] + index[2] j.
+ *           A bad index, which gives 0, sets the error word {MPT_ERROR_INDEX, launch number, -1 -
+ *           the first such element of o1} if it is clear; dimensions of stride 0 do not count.
+ * SCATTER_ADD  o2 rw: along dimension index[0], element o0[j] (r, i64) += element j of o1 r, in the
+ *           order of j; o0 and o1 have equal shapes. A bad index, which adds nothing: as GATHER.
+ * TRIANGLE  o1 wa = o0 r where column - row, of the last two dimensions, is <= index[0] (index[1] =
+ *           1: >=), else 0; equal shapes.
  * FIND_NONFINITE  slot[0] = index of the first non-finite element of o0 r, or -1.
  * MOMENTS   o0..o7 as ADAM, o6? and o8? rw further moments. By function, imm and moments are
  *           AMSGRAD those of ADAM, and its largest v; RMSPROP momentum, alpha, eps, decay and
@@ -159,7 +167,10 @@ typedef struct mpt__operand {
     K(AVERAGE, "average", 1)                               \
     K(PAIR_LOSS, "pair_loss", 0)                           \
     K(PAIR_LOSS_BACKWARD, "pair_loss_backward", 0)         \
-    K(CUMSUM, "cumsum", 0)
+    K(CUMSUM, "cumsum", 0)                                 \
+    K(GATHER, "gather", 0)                                 \
+    K(SCATTER_ADD, "scatter_add", 0)                       \
+    K(TRIANGLE, "triangle", 0)
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,

@@ -208,6 +208,7 @@ struct mpt__ref_axis_work {
     int64_t n, stride[3];          /* along the dimension */
     bool side_by_side, dense, log; /* lines per call: some; all. log: of softmax */
     bool least, reverse;           /* argmin; cumsum from the end */
+    int64_t size, first, step;     /* that an index selects from; what stands for indices */
     void (*line)(const mpt__ref_axis_work *w, const int64_t *offset, int64_t lines);
 };
 
@@ -327,11 +328,144 @@ static void mpt__ref_scatter_axis_line(const mpt__ref_axis_work *w, const int64_
     }
 }
 
+/* Notes the first element of an operand of indices that is not in 0 .. size-1. */
+static void mpt__ref_check_indices(const mpt__cpu_call *call, int operand, int64_t size) {
+    const mpt__operand *o = &call->launch->operand[operand];
+    int64_t block[MPT__BLOCK];
+    mpt__ref_loop loop;
+    mpt__ref_cursor at;
+    if (call->data[operand] == NULL || call->scalars[MPT__SLOT_ERROR].i != 0) return;
+    mpt__ref_loop_init(&loop);
+    for (int d = 0; d < o->rank; d++)
+        if (o->stride[d] != 0 || o->shape[d] == 0)
+            mpt__ref_loop_add(&loop, o->shape[d], o->stride[d]);
+    mpt__ref_loop_close(&loop);
+    mpt__ref_start(&at, &loop, 0);
+    for (int64_t done = 0, n; done < loop.count; done += n) {
+        n = mpt__ref_min(mpt__ref_min(mpt__ref_room(&at, &loop), MPT__BLOCK), loop.count - done);
+        mpt__ref_load_i64(block, call->data[operand], o->dtype, at.offset, mpt__ref_inner(&loop),
+                          n);
+        for (int64_t i = 0; i < n; i++) {
+            if (block[i] >= 0 && block[i] < size) continue;
+            call->scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
+            call->scalars[MPT__SLOT_ERROR_LAUNCH].i = call->launch->number;
+            call->scalars[MPT__SLOT_ERROR_INDEX].i = -1 - (done + i);
+            return;
+        }
+        mpt__ref_advance(&at, &loop, n);
+    }
+}
+
 static void mpt__ref_scatter_axis(const mpt__cpu_call *call) {
+    if (call->launch->index[1])
+        mpt__ref_check_indices(call, 0, call->launch->operand[2].shape[call->launch->index[0]]);
     mpt__ref_axis_work w;
     w.line = mpt__ref_scatter_axis_line;
     w.side_by_side = w.dense = false;
     mpt__ref_axis_run(&w, call, 3, 2, (int)call->launch->index[0], 2.0);
+}
+
+/* Index j of line r of operand k; -1 if it is a bad one. */
+static int64_t mpt__ref_index_at(const mpt__ref_axis_work *w, int k, const int64_t *offset,
+                                 int64_t j, int64_t r) {
+    const mpt__ref_walk *walk = &w->walk[k];
+    if (walk->view.data == NULL) return w->first + w->step * j;
+    int64_t at = offset[k] + j * w->stride[k] + r * mpt__ref_inner(&walk->loop);
+    int64_t index = mpt__ref_get_integer(&walk->view, at);
+    return index >= 0 && index < w->size ? index : -1;
+}
+
+/* Lines that share their indices are taken together, `run` of them, else one by one. */
+static int64_t mpt__ref_index_run(const mpt__ref_axis_work *w, int k, int64_t lines) {
+    const mpt__ref_walk *walk = &w->walk[k];
+    return walk->view.data == NULL || mpt__ref_inner(&walk->loop) == 0 ? lines : 1;
+}
+
+static void mpt__ref_gather_lines(const mpt__ref_axis_work *w, const int64_t *offset,
+                                  int64_t lines) {
+    const mpt__ref_walk *from = &w->walk[0], *to = &w->walk[2];
+    const int64_t run = mpt__ref_index_run(w, 1, lines);
+    const int64_t from_step = mpt__ref_inner(&from->loop), to_step = mpt__ref_inner(&to->loop);
+    mpt__real block[MPT__BLOCK];
+    for (int64_t j = 0; j < w->n; j++) {
+        for (int64_t r = 0; r < lines; r += run) {
+            int64_t index = mpt__ref_index_at(w, 1, offset, j, r);
+            const mpt__real *x = block;
+            if (index < 0) {
+                memset(block, 0, (size_t)run * sizeof *block);
+            } else {
+                x = mpt__ref_in(&from->view, offset[0] + index * w->stride[0] + r * from_step,
+                                from_step, block, run);
+            }
+            mpt__ref_put(&to->view, offset[2] + j * w->stride[2] + r * to_step, to_step, x, run);
+        }
+    }
+}
+
+static void mpt__ref_scatter_add_lines(const mpt__ref_axis_work *w, const int64_t *offset,
+                                       int64_t lines) {
+    const mpt__ref_walk *from = &w->walk[1], *to = &w->walk[2];
+    const int64_t run = mpt__ref_index_run(w, 0, lines);
+    const int64_t from_step = mpt__ref_inner(&from->loop), to_step = mpt__ref_inner(&to->loop);
+    mpt__real in[MPT__BLOCK], sum[MPT__BLOCK];
+    for (int64_t j = 0; j < w->n; j++) {
+        for (int64_t r = 0; r < lines; r += run) {
+            int64_t index = mpt__ref_index_at(w, 0, offset, j, r);
+            int64_t at = offset[2] + index * w->stride[2] + r * to_step;
+            if (index < 0) continue;
+            const mpt__real *x = mpt__ref_in(
+                &from->view, offset[1] + j * w->stride[1] + r * from_step, from_step, in, run);
+            const mpt__real *old = mpt__ref_in(&to->view, at, to_step, sum, run);
+            mpt__real *out = mpt__ref_out(&to->view, at, to_step, sum);
+            w->words->binary[MPT__BINARY_ADD](out, old, x, run, 0, 0);
+            mpt__ref_put(&to->view, at, to_step, out, run);
+        }
+    }
+}
+
+static void mpt__ref_gather(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    const int axis = (int)launch->index[0];
+    mpt__ref_axis_work w;
+    w.line = mpt__ref_gather_lines;
+    w.side_by_side = false;
+    w.dense = true;
+    w.size = launch->operand[0].shape[axis];
+    w.first = launch->index[1];
+    w.step = launch->index[2];
+    mpt__ref_check_indices(call, 1, w.size);
+    mpt__ref_axis_run(&w, call, 3, 2, axis, 5.0);
+}
+
+static void mpt__ref_scatter_add(const mpt__cpu_call *call) {
+    const int axis = (int)call->launch->index[0];
+    mpt__ref_axis_work w;
+    w.line = mpt__ref_scatter_add_lines;
+    w.side_by_side = false;
+    w.dense = true;
+    w.size = call->launch->operand[2].shape[axis];
+    mpt__ref_check_indices(call, 0, w.size);
+    mpt__ref_axis_run(&w, call, 3, 1, axis, 5.0);
+}
+
+static void mpt__ref_triangle_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                   int64_t n) {
+    const mpt__launch *launch = map->call->launch;
+    const mpt__operand *o = &launch->operand[0];
+    const int64_t rows = o->shape[o->rank - 2], columns = o->shape[o->rank - 1];
+    mpt__real in[MPT__BLOCK], out[MPT__BLOCK];
+    const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in, n);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t above = (first + i) % columns - (first + i) / columns % rows - launch->index[0];
+        out[i] = above == 0 || (above > 0) == (launch->index[1] != 0) ? x[i] : 0;
+    }
+    mpt__ref_give(&map->walk[1], &at[1], out, n);
+}
+
+static void mpt__ref_triangle(const mpt__cpu_call *call) {
+    mpt__ref_map map;
+    map.body = mpt__ref_triangle_body;
+    mpt__ref_map_run(&map, call, 2, 8.0);
 }
 
 static void mpt__ref_cumsum_line(const mpt__ref_axis_work *w, const int64_t *offset,

@@ -1240,7 +1240,10 @@ static const mpt__words mpt__ref_words = {1.0,
     R(AVERAGE, average, NULL)                                \
     R(PAIR_LOSS, pair_loss, mpt__ref_pair_workspace)         \
     R(PAIR_LOSS_BACKWARD, pair_loss, NULL)                   \
-    R(CUMSUM, cumsum, NULL)
+    R(CUMSUM, cumsum, NULL)                                  \
+    R(GATHER, gather, NULL)                                  \
+    R(SCATTER_ADD, scatter_add, NULL)                        \
+    R(TRIANGLE, triangle, NULL)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     cpu->words = &mpt__ref_words;

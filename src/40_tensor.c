@@ -352,6 +352,11 @@ static mpt_status mpt__check_device(mpt_context *context) {
                           "element %lld of the input is not in [0, 1] (launch %lld); "
                           "mpt_binary_cross_entropy_with_logits takes logits",
                           index, launch);
+    if (index < 0)
+        return mpt__error(context, status,
+                          "element %lld of the indices is not in the range of the dimension that "
+                          "it selects from (launch %lld)",
+                          -1 - index, launch);
     if (scalars[MPT__SLOT_ERROR_POSITION].i >= 0)
         mpt__format_text(position, sizeof position, ", position %lld",
                          scalars[MPT__SLOT_ERROR_POSITION].i);

@@ -274,4 +274,269 @@ static mpt_status mpt__cat_backward(mpt__frame *frame) {
     return mpt__cat_parts(frame, frame->dy[0], true);
 }
 
+/* ==== Indices ==== */
+
+/* A float tensor, and i64 indices of its rank, in which all dimensions but one agree; *dim is that
+   one. `index` and `x` are numbers of inputs. */
+static mpt_status mpt__index_check(mpt__frame *frame, int index, int *dim) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0], *i = frame->in[index];
+    if (!mpt__dtype_computes((mpt_dtype)x->dtype))
+        return mpt__error(context, MPT_ERROR_DTYPE,
+                          "argument 1 is %s, which this op does not compute in; mpt_cast it to f32",
+                          mpt_dtype_name((mpt_dtype)x->dtype));
+    if (i->dtype != MPT_I64)
+        return mpt__error(context, MPT_ERROR_DTYPE, "indices are %s: expected i64",
+                          mpt_dtype_name((mpt_dtype)i->dtype));
+    *dim = mpt__dimension(context, (int)frame->attributes->index[0], x->shape.rank);
+    if (*dim < 0) return context->base.status;
+    frame->attributes->index[0] = *dim;
+    return MPT_OK;
+}
+
+/* Whether two shapes agree outside a dimension. */
+static bool mpt__agree_outside(const mpt__tensor *a, const mpt__tensor *b, int dim) {
+    bool good = a->shape.rank == b->shape.rank;
+    for (int i = 0; good && i < a->shape.rank; i++)
+        good = i == dim || a->shape.dim[i] == b->shape.dim[i];
+    return good;
+}
+
+static mpt_status mpt__gather_shape(mpt__frame *frame) {
+    int dim;
+    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
+    if (!mpt__agree_outside(frame->in[0], frame->in[1], dim))
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "%S and indices %S differ outside dimension %d", &frame->in[0]->shape,
+                          &frame->in[1]->shape, dim);
+    frame->out_shape[0] = frame->in[1]->shape;
+    return MPT_OK;
+}
+
+static mpt_status mpt__index_select_shape(mpt__frame *frame) {
+    int dim;
+    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
+    if (frame->in[1]->shape.rank != 1)
+        return mpt__error(frame->context, MPT_ERROR_SHAPE, "indices %S: expected one dimension",
+                          &frame->in[1]->shape);
+    frame->out_shape[0] = frame->in[0]->shape;
+    frame->out_shape[0].dim[dim] = frame->in[1]->shape.dim[0];
+    return MPT_OK;
+}
+
+static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
+    int dim;
+    const mpt__tensor *x = frame->in[0], *index = frame->in[1], *source = frame->in[2];
+    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
+    if (x->dtype != source->dtype) return mpt__dtype_mismatch(frame, 0, 2);
+    if (!mpt__agree_outside(x, index, dim) || !mpt__same_shape(index, source))
+        return mpt__error(
+            frame->context, MPT_ERROR_SHAPE,
+            "%S, indices %S, source %S: expected the same sizes, but for dimension %d "
+            "of the first",
+            &x->shape, &index->shape, &source->shape, dim);
+    frame->out_shape[0] = x->shape;
+    return MPT_OK;
+}
+
+/* The indices as an operand of the shape of `like`; those of one dimension lie along `dim`. */
+static void mpt__operand_indices(const mpt__frame *frame, mpt__launch *launch, int position,
+                                 const mpt__tensor *index, const mpt__tensor *like) {
+    mpt__tensor view = *index;
+    if (frame->op == MPT__OP_index_select) {
+        view.shape = like->shape;
+        for (int i = 0; i < like->shape.rank; i++)
+            view.stride[i] = i == frame->attributes->index[0] ? index->stride[0] : 0;
+    }
+    mpt__operand_of(launch, position, &view, MPT__READ);
+    launch->index[0] = frame->attributes->index[0];
+}
+
+/* out = the elements of x that `index` names. */
+static mpt_status mpt__launch_gather(mpt__frame *frame, const mpt__tensor *x,
+                                     const mpt__tensor *index, const mpt__tensor *out,
+                                     mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GATHER);
+    mpt__operand_of(launch, 0, x, MPT__READ);
+    mpt__operand_indices(frame, launch, 1, index, out);
+    mpt__operand_of(launch, 2, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+/* target = start (NULL: 0) with the elements of x added where `index` says; in fp32, whatever the
+   target is. Accumulating, start is NULL. */
+static mpt_status mpt__launch_scatter(mpt__frame *frame, const mpt__tensor *index,
+                                      const mpt__tensor *x, const mpt__tensor *start,
+                                      const mpt__tensor *target, mpt__access access) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *sum = target;
+    bool wide = (mpt_dtype)target->dtype == mpt__loss_dtype(frame);
+    if (!wide) sum = mpt__temporary(frame, mpt__loss_dtype(frame), &target->shape);
+    if (!sum) return context->base.status;
+    if (start)
+        mpt__launch_copy(context, start, sum, MPT__WRITE);
+    else if (!wide || access == MPT__WRITE)
+        mpt__launch_fill(context, sum, 0.0);
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCATTER_ADD);
+    mpt__operand_indices(frame, launch, 0, index, x);
+    mpt__operand_of(launch, 1, x, MPT__READ);
+    mpt__operand_of(launch, 2, sum, MPT__READ_WRITE);
+    mpt_status status = mpt__submit(context, launch);
+    if (status != MPT_OK || wide) return status;
+    return mpt__launch_copy(context, sum, target, access);
+}
+
+static mpt_status mpt__gather_forward(mpt__frame *frame) {
+    mpt__save(frame, frame->in[1]);
+    return mpt__launch_gather(frame, frame->in[0], frame->in[1], frame->out[0], MPT__WRITE);
+}
+
+static mpt_status mpt__gather_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_scatter(frame, frame->saved[0], frame->dy[0], NULL, frame->dx,
+                               frame->access);
+}
+
+static mpt_status mpt__scatter_add_forward(mpt__frame *frame) {
+    mpt__save(frame, frame->in[1]);
+    return mpt__launch_scatter(frame, frame->in[1], frame->in[2], frame->in[0], frame->out[0],
+                               MPT__WRITE);
+}
+
+static mpt_status mpt__scatter_add_backward(mpt__frame *frame) {
+    mpt__access access;
+    mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[0]);
+    if (status != MPT_OK || !mpt__wants(frame, 2)) return status;
+    mpt__tensor *source = mpt__gradient_into(frame, 2, &access);
+    if (!source) return frame->context->base.status;
+    return mpt__launch_gather(frame, frame->dy[0], frame->saved[0], source, access);
+}
+
+/* index[1]: the number of classes. */
+static mpt_status mpt__one_hot_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    int64_t classes = frame->attributes->index[1];
+    if (x->dtype != MPT_I64)
+        return mpt__error(frame->context, MPT_ERROR_DTYPE, "classes are %s: expected i64",
+                          mpt_dtype_name((mpt_dtype)x->dtype));
+    if (classes < 1 || x->shape.rank == MPT_MAX_RANK)
+        return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
+                          "%lld classes of shape %S: expected 1 or more, and at most 7 dimensions",
+                          classes, &x->shape);
+    frame->out_shape[0] = x->shape;
+    frame->out_shape[0].dim[frame->out_shape[0].rank++] = classes;
+    return MPT_OK;
+}
+
+static mpt_status mpt__one_hot_forward(mpt__frame *frame) {
+    const mpt__tensor *out = frame->out[0];
+    int last = out->shape.rank - 1;
+    mpt__tensor index = *out, one = *out;
+    index.shape.dim[last] = one.shape.dim[last] = 1;
+    mpt__copy_dims(index.stride, frame->in[0]->stride, last);
+    index.stride[last] = 0;
+    index.storage = frame->in[0]->storage;
+    index.offset = frame->in[0]->offset;
+    for (int i = 0; i <= last; i++) one.stride[i] = 0;
+    one.storage = frame->context->scalar_storage;
+    one.dtype = MPT_F32;
+    one.offset = 2 * MPT__SLOT_ONE_F32;
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCATTER_AXIS);
+    launch->index[0] = last;
+    launch->index[1] = 1;
+    mpt__operand_of(launch, 0, &index, MPT__READ);
+    mpt__operand_of(launch, 1, &one, MPT__READ);
+    mpt__operand_of(launch, 2, out, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+/* ==== Flip, triangles, padding ==== */
+
+static mpt_status mpt__launch_flip(mpt__frame *frame, const mpt__tensor *in, const mpt__tensor *out,
+                                   mpt__access access) {
+    int64_t dim = frame->attributes->index[0];
+    if (in->shape.rank == 0) return mpt__launch_copy(frame->context, in, out, access);
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GATHER);
+    launch->index[0] = dim;
+    launch->index[1] = in->shape.dim[dim] - 1;
+    launch->index[2] = -1;
+    mpt__operand_of(launch, 0, in, MPT__READ);
+    mpt__operand_of(launch, 2, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__flip_forward(mpt__frame *frame) {
+    return mpt__launch_flip(frame, frame->in[0], frame->out[0], MPT__WRITE);
+}
+
+static mpt_status mpt__flip_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_flip(frame, frame->dy[0], frame->dx, frame->access);
+}
+
+static mpt_status mpt__triangle_shape(mpt__frame *frame) {
+    if (frame->in[0]->shape.rank < 2)
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "%S: expected a matrix, two dimensions or more", &frame->in[0]->shape);
+    return mpt__unary_shape(frame);
+}
+
+static mpt_status mpt__launch_triangle(mpt__frame *frame, const mpt__tensor *in,
+                                       const mpt__tensor *out, mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_TRIANGLE);
+    launch->index[0] = frame->attributes->index[0];
+    launch->index[1] = frame->op == MPT__OP_triu;
+    mpt__operand_of(launch, 0, in, MPT__READ);
+    mpt__operand_of(launch, 1, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__triangle_forward(mpt__frame *frame) {
+    return mpt__launch_triangle(frame, frame->in[0], frame->out[0], MPT__WRITE);
+}
+
+static mpt_status mpt__triangle_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_triangle(frame, frame->dy[0], frame->dx, frame->access);
+}
+
+/* index[0..rank): before and after the last dimension, then the one before it, and so on. */
+static mpt_status mpt__pad_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    mpt_shape asked = mpt__asked_shape(frame), *out = &frame->out_shape[0];
+    bool good = asked.rank % 2 == 0 && asked.rank / 2 <= x->shape.rank;
+    *out = x->shape;
+    for (int i = 0; good && i < asked.rank; i++) {
+        int64_t *size = &out->dim[x->shape.rank - 1 - i / 2];
+        good = asked.dim[i] >= 0 && asked.dim[i] <= INT64_MAX / 4 - *size;
+        if (good) *size += asked.dim[i];
+    }
+    if (good) return MPT_OK;
+    return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
+                      "padding %S of a tensor %S: expected sizes before and after its last "
+                      "dimensions, 0 or more",
+                      &asked, &x->shape);
+}
+
+/* What of `whole` is not padding. */
+static mpt__tensor mpt__pad_part(const mpt__frame *frame, const mpt__tensor *whole) {
+    mpt__tensor part = *whole;
+    part.shape = frame->in[0]->shape;
+    for (int i = 0; i < frame->attributes->rank; i += 2)
+        part.offset += frame->attributes->index[i] * whole->stride[part.shape.rank - 1 - i / 2];
+    return part;
+}
+
+static mpt_status mpt__pad_forward(mpt__frame *frame) {
+    mpt__tensor part = mpt__pad_part(frame, frame->out[0]);
+    mpt_status status = mpt__launch_fill(frame->context, frame->out[0], frame->attributes->imm[0]);
+    if (status != MPT_OK) return status;
+    return mpt__launch_copy(frame->context, frame->in[0], &part, MPT__WRITE);
+}
+
+static mpt_status mpt__pad_backward(mpt__frame *frame) {
+    mpt__tensor part = mpt__pad_part(frame, frame->dy[0]);
+    return mpt__gradient_pass(frame, 0, &part);
+}
+
 #endif

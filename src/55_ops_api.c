@@ -342,25 +342,180 @@ MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x) {
     return mpt__handle(context, mpt__tensor_alias(context, tensor));
 }
 
-/* More tensors than a record holds are joined in groups. */
-MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
+/* With a dimension of size 1 at `dim`; an error is that of `name`. */
+static mpt_tensor mpt__with_dim(const char *name, mpt_tensor x, int number, int dim) {
+    char argument[24];
+    mpt__format_text(argument, sizeof argument, "argument %d", number);
+    const mpt__tensor *tensor = mpt__enter_at(x, name, argument);
+    if (!tensor) return mpt__null(x.context);
+    mpt_shape shape = tensor->shape;
+    if (shape.rank == MPT_MAX_RANK)
+        return mpt__refuse(x.context, MPT_ERROR_SHAPE, "%S has all the dimensions there can be",
+                           &shape);
+    dim = mpt__dimension(x.context, dim, shape.rank + 1);
+    if (dim < 0) return mpt__null(x.context);
+    for (int i = shape.rank++; i > dim; i--) shape.dim[i] = shape.dim[i - 1];
+    shape.dim[dim] = 1;
+    return mpt_reshape(x, shape);
+}
+
+/* More tensors than a record holds are joined in groups. stacks: along a new dimension. */
+static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int count, int dim,
+                            bool stacks) {
     mpt_context *context = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
     mpt_tensor group[MPT__MAX_INPUTS];
     int in_group = 0;
     for (int i = 0; i < count && context; i++) {
         if (!tensors[i].context && !tensors[i].slot) {
-            mpt__misuse(context, "mpt_cat", MPT_ERROR_HANDLE, "argument %d is a null handle",
-                        i + 1);
+            mpt__misuse(context, name, MPT_ERROR_HANDLE, "argument %d is a null handle", i + 1);
             return mpt__null(context);
         }
-        group[in_group++] = tensors[i];
+        group[in_group++] = stacks ? mpt__with_dim(name, tensors[i], i + 1, dim) : tensors[i];
         if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
         mpt__attributes attributes = mpt__no_attributes;
         attributes.index[0] = dim;
-        group[0] = mpt__apply1("mpt_cat", MPT__OP_cat, group, in_group, &attributes);
+        group[0] = mpt__apply1(name, MPT__OP_cat, group, in_group, &attributes);
         in_group = 1;
     }
     return context ? group[0] : mpt__null(NULL);
+}
+
+MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
+    return mpt__join("mpt_cat", tensors, count, dim, false);
+}
+MPTRAIN_API mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim) {
+    return mpt__join("mpt_stack", tensors, count, dim, true);
+}
+
+/* ==== Parts, repetition ==== */
+
+/* Parts of `size`, or `chunks` of them where that is not 0. */
+static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chunks, int dim,
+                      mpt_tensor *parts, int capacity) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;
+    if (at < 0) return -1;
+    int64_t n = tensor->shape.dim[at];
+    if (chunks > 0) size = n > chunks ? (n - 1) / chunks + 1 : 1;
+    if (size < 1 || chunks < 0 || !parts) {
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "expected parts of 1 or more, and where to put them");
+        return -1;
+    }
+    int64_t count = n > 0 ? (n - 1) / size + 1 : 1;
+    if (count > capacity) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld parts, but room for %d", count, capacity);
+        return -1;
+    }
+    for (int64_t i = 0; i < count; i++) parts[i] = mpt_slice(x, at, i * size, (i + 1) * size, 1);
+    return context->base.status == MPT_OK ? (int)count : -1;
+}
+
+MPTRAIN_API int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts,
+                                 int capacity) {
+    return mpt__parts("mpt_split_tensor", x, size, 0, dim, parts, capacity);
+}
+MPTRAIN_API int mpt_chunk(mpt_tensor x, int chunks, int dim, mpt_tensor *parts, int capacity) {
+    return mpt__parts("mpt_chunk", x, 1, chunks > 0 ? chunks : -1, dim, parts, capacity);
+}
+
+MPTRAIN_API mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_roll", "argument 1");
+    int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;
+    if (at < 0) return mpt__null(context);
+    int64_t n = tensor->shape.dim[at];
+    int64_t first = n > 0 ? (n - shift % n) % n : 0;
+    mpt_tensor part[2];
+    part[0] = mpt_slice(x, at, first, n, 1);
+    part[1] = mpt_slice(x, at, 0, first, 1);
+    return mpt__join("mpt_roll", part, 2, at, false);
+}
+
+/* Each dimension as [times, size], so that stretching the first one repeats. */
+MPTRAIN_API mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_repeat", "argument 1");
+    if (!tensor) return mpt__null(context);
+    int lead = times.rank - tensor->shape.rank, rank = 0;
+    mpt_shape apart, wide, out = times;
+    bool good = lead >= 0 && times.rank <= MPT_MAX_RANK;
+    for (int i = 0; good && i < times.rank; i++) {
+        int64_t size = i < lead ? 1 : tensor->shape.dim[i - lead], n = times.dim[i];
+        bool both = n != 1 && size != 1;
+        good = n >= 0 && rank + both < MPT_MAX_RANK && (n == 0 || size <= INT64_MAX / 4 / n);
+        if (!good) break;
+        if (both) apart.dim[rank] = 1, wide.dim[rank++] = n;
+        apart.dim[rank] = size;
+        wide.dim[rank++] = both ? size : n * size;
+        out.dim[i] = n * size;
+    }
+    if (!good)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+                           "a tensor %S repeated %S times: expected a number for each dimension, 0 "
+                           "or more, and at most 8 dimensions in all, those of both counted twice",
+                           &tensor->shape, &times);
+    apart.rank = wide.rank = rank;
+    return mpt_reshape(mpt_expand(mpt_reshape(x, apart), wide), out);
+}
+
+/* ==== Indices ==== */
+
+static mpt_tensor mpt__apply_index(const char *name, int op, const mpt_tensor *in, int n_in,
+                                   int dim) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = dim;
+    attributes.required = (uint8_t)n_in;
+    return mpt__apply1(name, op, in, n_in, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index) {
+    mpt_tensor in[2];
+    in[0] = x, in[1] = index;
+    return mpt__apply_index("mpt_gather", MPT__OP_gather, in, 2, dim);
+}
+MPTRAIN_API mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index) {
+    mpt_tensor in[2];
+    in[0] = x, in[1] = index;
+    return mpt__apply_index("mpt_index_select", MPT__OP_index_select, in, 2, dim);
+}
+MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source) {
+    mpt_tensor in[3];
+    in[0] = x, in[1] = index, in[2] = source;
+    return mpt__apply_index("mpt_scatter_add", MPT__OP_scatter_add, in, 3, dim);
+}
+MPTRAIN_API mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[1] = count;
+    return mpt__apply1("mpt_one_hot", MPT__OP_one_hot, &classes, 1, &attributes);
+}
+MPTRAIN_API mpt_tensor mpt_flip(mpt_tensor x, int dim) {
+    return mpt__apply_dim("mpt_flip", MPT__OP_flip, x, dim, false);
+}
+MPTRAIN_API mpt_tensor mpt_tril(mpt_tensor x, int64_t diagonal) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = diagonal;
+    return mpt__apply1("mpt_tril", MPT__OP_tril, &x, 1, &attributes);
+}
+MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = diagonal;
+    return mpt__apply1("mpt_triu", MPT__OP_triu, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
+    mpt_context *context = x.context;
+    if (context && (padding.rank < 0 || padding.rank > MPT_MAX_RANK)) {
+        mpt__misuse(context, "mpt_pad", MPT_ERROR_ARGUMENT, "%d sizes are not in 0..%d",
+                    padding.rank, MPT_MAX_RANK);
+        return mpt__null(context);
+    }
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.imm[0] = value;
+    attributes.rank = (uint8_t)padding.rank;
+    for (int i = 0; i < padding.rank; i++) attributes.index[i] = padding.dim[i];
+    return mpt__apply1("mpt_pad", MPT__OP_pad, &x, 1, &attributes);
 }
 
 /* ==== Losses ==== */

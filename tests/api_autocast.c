@@ -55,6 +55,13 @@ static mpt_tensor call(const char *op, mpt_tensor x) {
     OP("norm", mpt_norm(x, 2, 1, false));
     OP("logsumexp", mpt_logsumexp(x, 1, false));
     OP("cumsum", mpt_cumsum(x, 1));
+    OP("gather", mpt_gather(x, 0, mpt_zeros(c, MPT_I64, MPT_SHAPE(2, 4))));
+    OP("index_select", mpt_index_select(x, 0, mpt_zeros(c, MPT_I64, MPT_SHAPE(2))));
+    OP("scatter_add", mpt_scatter_add(x, 0, mpt_zeros(c, MPT_I64, MPT_SHAPE(4, 4)), x));
+    OP("flip", mpt_flip(x, 0));
+    OP("tril", mpt_tril(x, 0));
+    OP("triu", mpt_triu(x, 0));
+    OP("pad", mpt_pad(x, MPT_SHAPE(1, 1), 0));
     OP("log1p", mpt_log1p(x));
     OP("rsqrt", mpt_rsqrt(x));
     OP("pow", mpt_pow(x, x));
@@ -182,6 +189,14 @@ static const row rows[] = {{"add", "input", 'i'},
                            {"clone", "any", 'i'},
                            {"cast", "any", '-'},
                            {"cat", "input", 'i'},
+                           {"gather", "any", 'i'},
+                           {"index_select", "any", 'i'},
+                           {"scatter_add", "any", 'i'},
+                           {"one_hot", "any", '-'},
+                           {"flip", "input", 'i'},
+                           {"tril", "input", 'i'},
+                           {"triu", "input", 'i'},
+                           {"pad", "input", 'i'},
                            {"nll_loss", "f32 always", 'L'},
                            {"cross_entropy", "f32 always", 'L'},
                            {"mse_loss", "f32 always", 'L'},

@@ -106,6 +106,31 @@ static mpt_tensor call_statistic(const op_row *row, const golden_case *c, const 
     return mpt_var(in[0], dim, keep, c->reals[0]);
 }
 
+static mpt_tensor call_index(const op_row *row, const golden_case *c, const mpt_tensor *in, int n) {
+    int dim = dim_of(c->ints[0]), other = c->n_ints > 1 ? dim_of(c->ints[1]) : 0;
+    mpt_tensor parts[8];
+#define OP(id, expression) \
+    if (strcmp(row->name, #id) == 0) return expression
+    OP(gather, mpt_gather(in[0], dim, in[1]));
+    OP(index_select, mpt_index_select(in[0], dim, in[1]));
+    OP(scatter_add, mpt_scatter_add(in[0], dim, in[1], in[2]));
+    OP(one_hot, mpt_one_hot(in[0], dim));
+    OP(stack, mpt_stack(in, n, dim));
+    OP(flip, mpt_flip(in[0], dim));
+    OP(roll, mpt_roll(in[0], dim, other));
+    OP(repeat, mpt_repeat(in[0], shape_of_ints(c)));
+    OP(pad, mpt_pad(in[0], shape_of_ints(c), c->reals[0]));
+    OP(tril, mpt_tril(in[0], dim));
+    OP(triu, mpt_triu(in[0], dim));
+#undef OP
+    if (strcmp(row->name, "split") == 0) {
+        CHECK(mpt_split_tensor(in[0], dim, other, parts, 8) > 1);
+    } else {
+        CHECK(mpt_chunk(in[0], dim, other, parts, 8) > 1);
+    }
+    return parts[c->ints[2]];
+}
+
 static mpt_tensor call_where(const op_row *row, const golden_case *c, const mpt_tensor *in, int n) {
     UNUSED(row), UNUSED(c), UNUSED(n);
     return mpt_where(in[0], in[1], in[2]);
@@ -258,6 +283,19 @@ static const op_row op_rows[] = {
     OTHER(hardtanh, call_numbers),
     OTHER(clamp, call_numbers),
     OTHER(where, call_where),
+    OTHER(gather, call_index),
+    OTHER(index_select, call_index),
+    OTHER(scatter_add, call_index),
+    OTHER(one_hot, call_index),
+    OTHER(stack, call_index),
+    OTHER(flip, call_index),
+    OTHER(roll, call_index),
+    OTHER(repeat, call_index),
+    OTHER(pad, call_index),
+    OTHER(tril, call_index),
+    OTHER(triu, call_index),
+    OTHER(split, call_index),
+    OTHER(chunk, call_index),
     REDUCE(min),
     REDUCE(argmin),
     REDUCE(prod),

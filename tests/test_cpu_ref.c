@@ -1068,6 +1068,107 @@ TEST(cumsum) {
     }
 }
 
+static double want_gather(const int64_t *out) {
+    int64_t index[MPT_MAX_RANK];
+    memcpy(index, out, sizeof index);
+    index[axis] = launch.operand[1].storage ? (int64_t)old_value(1, out)
+                                            : launch.index[1] + launch.index[2] * out[axis];
+    return old_value(0, index);
+}
+static double want_scatter_add(const int64_t *out) {
+    int64_t index[MPT_MAX_RANK];
+    double sum = old_value(2, out);
+    memcpy(index, out, sizeof index);
+    for (int64_t j = 0; j < launch.operand[0].shape[axis]; j++) {
+        index[axis] = j;
+        if (old_value(0, index) == (double)out[axis]) sum += old_value(1, index);
+    }
+    return sum;
+}
+static double want_triangle(const int64_t *out) {
+    int rank = launch.operand[0].rank;
+    int64_t above = out[rank - 1] - out[rank - 2] - launch.index[0];
+    return above == 0 || (above > 0) == (launch.index[1] != 0) ? old_value(0, out) : 0;
+}
+
+/* Indices in 0 .. size-1, in all dimensions but one the same where `shared`. */
+static void add_indices(int rank, const int64_t *shape, int64_t size, bool shared) {
+    int64_t index[MPT_MAX_RANK] = {0};
+    int o = add(MPT_I64, MPT__READ, rank, shape, shared ? PACKED : (layout)below(BROADCAST));
+    for (int d = 0; d < rank && shared; d++)
+        if (d != axis) launch.operand[o].stride[d] = 0;
+    do { set_value(o, index, below((int)size)); } while (advance(index, shape, rank));
+}
+
+TEST(gather_and_scatter_add) {
+    REQUIRE(have_backends());
+    for (int round = 0; round < 120; round++) {
+        int64_t shape[MPT_MAX_RANK], part[MPT_MAX_RANK];
+        int rank = random_shape(shape);
+        if (rank == 0) shape[rank++] = 4;
+        axis = below(rank);
+        if (round == 0) rank = 2, axis = 0, shape[0] = 30, shape[1] = 200;
+        memcpy(part, shape, sizeof part);
+        part[axis] = 1 + below(9);
+        bool empty = false;
+        for (int d = 0; d < rank; d++) empty = empty || shape[d] == 0;
+        if (empty) continue;
+        begin(MPT__K_GATHER);
+        launch.index[0] = axis;
+        add(random_float(), MPT__READ, rank, shape, in_layout());
+        if (round % 3 == 2) {
+            add_absent();
+            memcpy(part, shape, sizeof part);
+            launch.index[1] = shape[axis] - 1;
+            launch.index[2] = -1;
+        } else {
+            add_indices(rank, part, shape[axis], round % 3 == 1);
+        }
+        int o = add(random_float(), write_or_add(), rank, part, out_layout());
+        run();
+        check_output(o, want_gather, 1);
+
+        begin(MPT__K_SCATTER_ADD);
+        launch.index[0] = axis;
+        part[axis] = 1 + below(9);
+        add_indices(rank, part, shape[axis], round % 2 == 1);
+        add(random_float(), MPT__READ, rank, part, in_layout());
+        o = add(MPT_F32, MPT__READ_WRITE, rank, shape, out_layout());
+        run();
+        check_output(o, want_scatter_add, 9);
+    }
+    scalars[MPT__SLOT_ERROR].i = 0;
+    axis = 0;
+    begin(MPT__K_GATHER); /* a bad index gives 0, and the error word names the first one */
+    launch.number = 77;
+    add1(MPT_F32, MPT__READ, 5);
+    add1(MPT_I64, MPT__READ, 4);
+    add1(MPT_F32, MPT__WRITE, 4);
+    for (int64_t i = 0; i < 4; i++) set_at(1, i, (double)(i < 2 ? i : 3 + i));
+    run();
+    CHECK(at(2, 1) == old_at(0, 1) && at(2, 2) == 0 && at(2, 3) == 0);
+    CHECK_EQ_INT(scalars[MPT__SLOT_ERROR].i, MPT_ERROR_INDEX);
+    CHECK_EQ_INT(scalars[MPT__SLOT_ERROR_LAUNCH].i, 77);
+    CHECK_EQ_INT(scalars[MPT__SLOT_ERROR_INDEX].i, -1 - 2);
+    scalars[MPT__SLOT_ERROR].i = 0;
+}
+
+TEST(triangles) {
+    REQUIRE(have_backends());
+    for (int round = 0; round < 60; round++) {
+        int64_t shape[MPT_MAX_RANK];
+        int rank = random_shape(shape);
+        while (rank < 2) shape[rank++] = 1 + below(70);
+        begin(MPT__K_TRIANGLE);
+        launch.index[0] = below(5) - 2;
+        launch.index[1] = round % 2;
+        add(random_float(), MPT__READ, rank, shape, in_layout());
+        int o = add(random_float(), write_or_add(), rank, shape, out_layout());
+        run();
+        check_output(o, want_triangle, 1);
+    }
+}
+
 /* ==== GEMM ==== */
 
 static double rounded(double x, int dtype) {
@@ -2229,6 +2330,8 @@ TEST_TABLE = {
     T(sums_do_not_depend_on_the_layout),
     T(argmax_and_scatter),
     T(cumsum),
+    T(gather_and_scatter_add),
+    T(triangles),
     T(gemm),
     T(softmax),
     T(softmax_edges),

@@ -65,6 +65,19 @@ CALL(std, mpt_std(in[0], dims[v], v == 4, 0.5))
 CALL(norm, mpt_norm(in[0], v == 0 ? 1 : v < 3 ? 2 : (double)INFINITY, dims[v], v == 4))
 CALL(logsumexp, mpt_logsumexp(in[0], dims[v], v == 4))
 CALL(cumsum, mpt_cumsum(in[0], axes[v]))
+static mpt_tensor picks(mpt_shape shape, int count) {
+    int64_t index[16];
+    for (int i = 0; i < 16; i++) index[i] = i * 7 % 5 % count;
+    return mpt_from(context, MPT_I64, shape, index);
+}
+CALL(gather,
+     mpt_gather(in[0], v & 1, picks(v & 1 ? MPT_SHAPE(2, 3) : MPT_SHAPE(3, 3), v & 1 ? 3 : 2)))
+CALL(index_select, mpt_index_select(in[0], axes[v], picks(MPT_SHAPE(5), 2)))
+CALL(scatter_add, mpt_scatter_add(in[0], 1, picks(MPT_SHAPE(2, 4), 3), in[1]))
+CALL(flip, mpt_flip(in[0], axes[v]))
+CALL(tril, mpt_tril(in[0], v - 2))
+CALL(triu, mpt_triu(in[0], v - 2))
+CALL(pad, mpt_pad(in[0], v & 1 ? MPT_SHAPE(1, 2) : MPT_SHAPE(0, 1, 2, v), 3))
 CALL(log1p, mpt_log1p(in[0]))
 CALL(rsqrt, mpt_rsqrt(in[0]))
 CALL(pow, mpt_pow(in[0], in[1]))
@@ -200,6 +213,13 @@ static void make_cases(void) {
         {S(3, 4)}, {S(1, 5)}, {S(4, 1)}, {S(2, 3)}, {S(5, 3)}};
     const mpt_shape several[VARIANTS][MAX_IN] = {
         {S(3, 4)}, {S(2, 5)}, {S(4, 2)}, {S(2, 3)}, {S(5, 3)}};
+    const mpt_shape picked[VARIANTS][MAX_IN] = {
+        {S(2, 3)}, {S(2, 3)}, {S(2, 3)}, {S(2, 3)}, {S(2, 3)}};
+    const mpt_shape added[VARIANTS][MAX_IN] = {{S(2, 3), S(2, 4)},
+                                               {S(2, 3), S(2, 4)},
+                                               {S(2, 5), S(2, 4)},
+                                               {S(2, 4), S(2, 4)},
+                                               {S(2, 3), S(2, 4)}};
     const mpt_shape broadcast[VARIANTS][MAX_IN] = {{S(3, 4), S(3, 4)},
                                                    {S(3, 4), S(4)},
                                                    {S(3, 1), S(1, 4)},
@@ -272,6 +292,13 @@ static void make_cases(void) {
     CASE(norm, 1, -2, 2, matrix);
     CASE(logsumexp, 1, -3, 3, matrix);
     CASE(cumsum, 1, -2, 2, matrix);
+    CASE(gather, 1, -2, 2, picked);
+    CASE(index_select, 1, -2, 2, picked);
+    CASE(scatter_add, 2, -2, 2, added);
+    CASE(flip, 1, -2, 2, matrix);
+    CASE(tril, 1, -2, 2, matrix);
+    CASE(triu, 1, -2, 2, matrix);
+    CASE(pad, 1, -2, 2, matrix);
     CASE(log1p, 1, -0.5, 3, matrix);
     CASE(rsqrt, 1, 0.3, 3, matrix);
     CASE(pow, 2, 0.4, 2, broadcast);
@@ -459,13 +486,20 @@ TEST(other_rows_pass_no_gradient) {
     REQUIRE(begin());
     mpt_tensor x = mpt_ones(context, MPT_F64, MPT_SHAPE(2, 2));
     mpt_requires_grad(x, true);
-    mpt_tensor results[] = {mpt_isnan(x),           mpt_isinf(x),
-                            mpt_equal(x, x),        mpt_argmax(x, 0, false),
-                            mpt_lt(x, x),           mpt_le(x, x),
-                            mpt_gt(x, x),           mpt_ge(x, x),
-                            mpt_ne(x, x),           mpt_logical_and(x, x),
-                            mpt_logical_or(x, x),   mpt_logical_not(x),
-                            mpt_argmin(x, 0, false)};
+    mpt_tensor results[] = {mpt_isnan(x),
+                            mpt_isinf(x),
+                            mpt_equal(x, x),
+                            mpt_argmax(x, 0, false),
+                            mpt_lt(x, x),
+                            mpt_le(x, x),
+                            mpt_gt(x, x),
+                            mpt_ge(x, x),
+                            mpt_ne(x, x),
+                            mpt_logical_and(x, x),
+                            mpt_logical_or(x, x),
+                            mpt_logical_not(x),
+                            mpt_argmin(x, 0, false),
+                            mpt_one_hot(mpt_cast(x, MPT_I64), 3)};
     const int count = (int)(sizeof results / sizeof *results);
     int rows = 0;
     for (int op = 1; op < MPT__OP_COUNT; op++) rows += mpt__op_rows[op].backward == NULL;

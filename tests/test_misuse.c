@@ -501,6 +501,57 @@ TEST(ops) {
     BINARY(mpt_pow);
     BINARY(mpt_minimum);
     BINARY(mpt_maximum);
+    mpt_tensor two[2] = {f.x, f.wide}, parts[4];
+    mpt_tensor index = mpt_full(f.context, MPT_I64, MPT_SHAPE(4, 8), 9);
+    mpt_tensor row = mpt_full(f.context, MPT_I64, MPT_SHAPE(2), -1);
+    TENSOR(mpt_gather, mpt_gather(t_, 0, t_));
+    CASE(mpt_gather, BAD_HANDLE, "argument 2 is a null", mpt_gather(f.x, 0, f.nil));
+    CASE(mpt_gather, DTYPE, "indices are float32: expected i64", mpt_gather(f.x, 0, f.x));
+    CASE(mpt_gather, DTYPE, "argument 1 is int64", mpt_gather(f.longs, 0, f.longs));
+    CASE(mpt_gather, ARGUMENT, "dimension 2", mpt_gather(f.x, 2, f.longs));
+    CASE(mpt_gather, SHAPE, "differ outside dimension 0", mpt_gather(f.x, 0, row));
+    CASE(mpt_gather, MPT_ERROR_INDEX, "element 0 of the indices", mpt_gather(f.x, 1, index);
+         mpt_synchronize(f.context));
+    TENSOR(mpt_index_select, mpt_index_select(t_, 0, t_));
+    CASE(mpt_index_select, SHAPE, "expected one dimension", mpt_index_select(f.x, 0, f.longs));
+    CASE(mpt_index_select, MPT_ERROR_INDEX, "element 0 of the indices",
+         mpt_index_select(f.x, 0, row);
+         mpt_synchronize(f.context));
+    TENSOR(mpt_scatter_add, mpt_scatter_add(t_, 0, t_, t_));
+    CASE(mpt_scatter_add, DTYPE, "argument 1 is float32, argument 3 is float16",
+         mpt_scatter_add(f.x, 0, f.longs, f.half));
+    CASE(mpt_scatter_add, SHAPE, "source [3, 5]", mpt_scatter_add(f.x, 0, f.longs, f.wide));
+    CASE(mpt_scatter_add, MPT_ERROR_INDEX, "element 0 of the indices",
+         mpt_scatter_add(f.x, 1, index, f.x);
+         mpt_synchronize(f.context));
+    TENSOR(mpt_one_hot, mpt_one_hot(t_, 3));
+    CASE(mpt_one_hot, DTYPE, "classes are float32: expected i64", mpt_one_hot(f.x, 3));
+    CASE(mpt_one_hot, ARGUMENT, "0 classes of shape [4]", mpt_one_hot(f.labels, 0));
+    CASE(mpt_one_hot, MPT_ERROR_INDEX, "element 2 of the indices", mpt_one_hot(f.labels, 2);
+         mpt_synchronize(f.context));
+    TENSOR(mpt_stack, mpt_stack(&t_, 1, 0));
+    CASE(mpt_stack, SHAPE, "differ outside", mpt_stack(two, 2, 0));
+    CASE(mpt_stack, ARGUMENT, "dimension 3", mpt_stack(two, 1, 3));
+    HANDLE(mpt_split_tensor, "null handle", CHECK(mpt_split_tensor(t_, 1, 0, parts, 4) == -1));
+    CASE(mpt_split_tensor, ARGUMENT, "expected parts of 1 or more",
+         mpt_split_tensor(f.x, 0, 0, parts, 4));
+    CASE(mpt_split_tensor, ARGUMENT, "8 parts, but room for 4",
+         mpt_split_tensor(f.x, 1, 1, parts, 4));
+    HANDLE(mpt_chunk, "null handle", CHECK(mpt_chunk(t_, 1, 0, parts, 4) == -1));
+    CASE(mpt_chunk, ARGUMENT, "expected parts of 1 or more", mpt_chunk(f.x, 0, 0, parts, 4));
+    TENSOR(mpt_flip, mpt_flip(t_, 0));
+    CASE(mpt_flip, ARGUMENT, "dimension 2", mpt_flip(f.x, 2));
+    TENSOR(mpt_roll, mpt_roll(t_, 1, 0));
+    CASE(mpt_roll, ARGUMENT, "dimension 2", mpt_roll(f.x, 1, 2));
+    TENSOR(mpt_repeat, mpt_repeat(t_, MPT_SHAPE(2, 2)));
+    CASE(mpt_repeat, ARGUMENT, "expected a number for each dimension",
+         mpt_repeat(f.x, MPT_SHAPE(2)));
+    TENSOR(mpt_pad, mpt_pad(t_, MPT_SHAPE(1, 1), 0));
+    CASE(mpt_pad, ARGUMENT, "expected sizes before and after", mpt_pad(f.x, MPT_SHAPE(1, -1), 0));
+    TENSOR(mpt_tril, mpt_tril(t_, 0));
+    CASE(mpt_tril, SHAPE, "expected a matrix", mpt_tril(f.scalar, 0));
+    TENSOR(mpt_triu, mpt_triu(t_, 0));
+    CASE(mpt_triu, SHAPE, "expected a matrix", mpt_triu(f.scalar, 0));
     TENSOR(mpt_logical_and, mpt_logical_and(t_, t_));
     CASE(mpt_logical_and, BAD_HANDLE, "argument 2 is a null", mpt_logical_and(f.x, f.nil));
     CASE(mpt_logical_and, SHAPE, "[4, 8] ", mpt_logical_and(f.x, f.wide));

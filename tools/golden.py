@@ -276,6 +276,19 @@ OPS = {
     "contiguous": ("input", lambda x, i, r: x[0].contiguous()),
     "clone": ("input", lambda x, i, r: x[0].clone()),
     "cast": ("input", lambda x, i, r: x[0]),
+    "gather": ("input", lambda x, i, r: torch.gather(x[0], i[0], x[1])),
+    "index_select": ("input", lambda x, i, r: torch.index_select(x[0], i[0], x[1])),
+    "scatter_add": ("input", lambda x, i, r: torch.scatter_add(x[0], i[0], x[1], x[2])),
+    "one_hot": ("input", lambda x, i, r: F.one_hot(x[0], i[0])),
+    "stack": ("input", lambda x, i, r: torch.stack(x, i[0])),
+    "split": ("input", lambda x, i, r: torch.split(x[0], i[0], i[1])[i[2]]),
+    "chunk": ("input", lambda x, i, r: torch.chunk(x[0], i[0], i[1])[i[2]]),
+    "flip": ("input", lambda x, i, r: torch.flip(x[0], i)),
+    "roll": ("input", lambda x, i, r: torch.roll(x[0], i[0], i[1])),
+    "repeat": ("input", lambda x, i, r: x[0].repeat(i)),
+    "pad": ("input", lambda x, i, r: F.pad(x[0], i, value=r[0])),
+    "tril": ("input", lambda x, i, r: torch.tril(x[0], i[0])),
+    "triu": ("input", lambda x, i, r: torch.triu(x[0], i[0])),
     "nll_loss": ("loss", class_loss(F.nll_loss)),
     "cross_entropy": ("loss", class_loss(F.cross_entropy)),
     "mse_loss": ("loss", lambda x, i,
@@ -289,7 +302,8 @@ ROUNDS_BETWEEN = {"exp", "sqrt", "rsqrt", "tanh", "sigmoid", "softmax", "log_sof
                   "div", "matmul"}
 SUMS = {"matmul", "linear", "sum", "mean", "add", "sub", "mul", "div", "expand", "softmax",
         "log_softmax", "cross_entropy", "nll_loss", "mse_loss", "pow", "minimum",
-        "maximum", "where", "prod", "var", "std", "norm", "logsumexp", "cumsum"}
+        "maximum", "where", "prod", "var", "std", "norm", "logsumexp", "cumsum",
+        "scatter_add", "repeat", "gather", "index_select"}
 
 
 def round_through(x, dtype):
@@ -674,6 +688,48 @@ def view_cases(dtype):
         yield op_case("cast", f"cast {d} {DTYPE_NAME[to]}", [x], [DTYPE_CODE[to]], no_grad=True)
 
 
+def index_cases(dtype):
+    d = DTYPE_NAME[dtype]
+    for op, shape, ints, layout in (
+            ("flip", (3, 4), [0], 0), ("flip", (2, 3, 4), [-1], 0), ("flip", (5, 3), [1], TRANSPOSED),
+            ("roll", (5, 3), [2, 0], 0), ("roll", (2, 7), [-3, -1], SLICED), ("roll", (4,), [9, 0], 0),
+            ("repeat", (2, 3), [2, 3], 0), ("repeat", (3,), [2, 1, 2], 0),
+            ("repeat", (3, 1), [1, 4], TRANSPOSED),
+            ("tril", (4, 5), [0], 0), ("tril", (2, 5, 3), [-1], 0), ("tril", (5, 3), [1], TRANSPOSED),
+            ("triu", (4, 5), [0], 0), ("triu", (2, 3, 5), [2], 0), ("triu", (5, 3), [-2], TRANSPOSED),
+            ("split", (5, 3), [2, 0, 2], 0), ("split", (2, 7), [3, -1, 1], 0),
+            ("chunk", (7, 2), [3, 0, 2], 0), ("chunk", (2, 4), [2, 1, 0], TRANSPOSED)):
+        label = f"{op} {d} {list(shape)} {ints}"
+        yield op_case(op, label, [noise(label, shape).to(dtype)], ints, layouts=[layout])
+    for shape, ints, layout in (((3, 4), [1, 2], 0), ((2, 3), [0, 1, 2, 0], 0),
+                                ((5, 3), [1, 0, 0, 1], TRANSPOSED)):
+        label = f"pad {d} {list(shape)} {ints}"
+        yield op_case("pad", label, [noise(label, shape).to(dtype)], ints, [0.5], layouts=[layout])
+    for shape, dim, count in (((2, 3), 0, 3), ((2, 3), -1, 2), ((3,), 1, 2), ((2,), 0, 9)):
+        label = f"stack {d} {list(shape)} {dim}"
+        if count > 8 and dtype != F32:
+            continue
+        yield op_case("stack", label,
+                      [noise(f"{label}/{k}", shape).to(dtype) for k in range(min(count, 8))], [dim])
+    picks = torch.tensor([[0, 2, 1], [2, 2, 0]])
+    for op, shape, dim, index, layouts in (
+            ("gather", (2, 3), 1, picks, None), ("gather", (3, 3), 0, picks, None),
+            ("gather", (5, 3), 0, picks, [TRANSPOSED, TRANSPOSED]),
+            ("index_select", (4, 3), 0, torch.tensor([3, 0, 3, 1, 3]), None),
+            ("index_select", (2, 3, 4), 1, torch.tensor([2, 2]), None),
+            ("index_select", (5, 3), -1, torch.tensor([1, 0, 2, 1]), [TRANSPOSED, SLICED])):
+        label = f"{op} {d} {list(shape)} {dim}{' strided' if layouts else ''}"
+        yield op_case(op, label, [noise(label, shape).to(dtype), index], [dim], layouts=layouts)
+    for shape, dim, layouts in (((2, 3), 1, None), ((4, 3), 0, None),
+                                ((3, 3), 0, [TRANSPOSED, DENSE, SLICED])):
+        label = f"scatter_add {d} {list(shape)} {dim}{' strided' if layouts else ''}"
+        yield op_case("scatter_add", label, [noise(label + "/a", shape).to(dtype), picks,
+                                             noise(label + "/b", (2, 3)).to(dtype)], [dim],
+                      layouts=layouts)
+    if dtype == F32:
+        yield op_case("one_hot", "one_hot", [picks], [4], layouts=[TRANSPOSED])
+
+
 def loss_cases(dtype, region=None):
     d = DTYPE_NAME[dtype] + (f" in {DTYPE_NAME[region]}" if region else "")
     targets = torch.tensor([2, 0, 3, 3, 1, 0])
@@ -779,7 +835,7 @@ def op_cases():
     cases = []
     for dtype in (F32, F16, BF16):
         for make in (binary_cases, unary_cases, function_cases, matmul_cases, reduction_cases,
-                     statistic_cases, view_cases, loss_cases):
+                     statistic_cases, view_cases, index_cases, loss_cases):
             cases += make(dtype)
     cases += empty_cases()
     for region in (F16, BF16):
