@@ -68,7 +68,7 @@ static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
 static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *common) {
     int first = -1;
     *common = MPT_F32;
-    if (frame->dtypes == 1u << MPT_F32) return MPT_OK;
+    if (!frame->not_f32) return MPT_OK;
     for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i]) continue;
         mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
@@ -105,7 +105,7 @@ static mpt_status mpt__decide_dtype(mpt__frame *frame) {
     bool casts = region && result != MPT_F64;
     if (casts && policy == MPT__POLICY_FP32) result = MPT_F32;
     if (casts && policy == MPT__POLICY_LOW) result = frame->compute = low;
-    for (int i = 0; i < frame->n_out; i++) frame->out_dtype[i] = result;
+    frame->out_dtype[0] = result;
     return status;
 }
 

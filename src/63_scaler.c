@@ -246,12 +246,14 @@ MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimize
     mpt__scaler *scaler =
         mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_step", MPT__STEPPED, &optimizer);
     if (!scaler) return mpt__status_of(context);
-    if (!scaler->config.enabled) {
-        scaler->stepped = true;
-        return mpt__optimizer_update(context, optimizer, 0);
-    }
-    if (!optimizer->checked) mpt__scaler_unscale(context, scaler, optimizer, false);
-    return mpt__optimizer_update(context, optimizer, optimizer->slot[MPT__OPTIM_FOUND]);
+    bool enabled = scaler->config.enabled;
+    if (enabled && !optimizer->checked)
+        mpt__scaler_unscale(context, scaler, optimizer, false);
+    else
+        mpt__pattern(context, optimizer);
+    if (!enabled) scaler->stepped = true;
+    return mpt__optimizer_update(context, optimizer,
+                                 enabled ? optimizer->slot[MPT__OPTIM_FOUND] : 0);
 }
 
 MPTRAIN_API mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimizer_handle) {
