@@ -260,8 +260,7 @@ static MPT__NOINLINE void mpt__pool_run(mpt__pool *pool, int64_t count, int64_t 
 static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn,
                           void *work) {
     if (count <= 0) return;
-    if (pool && count > 1 && cost >= MPT__PARALLEL_COST && pool->started > 0 &&
-        pool->alone <= 0 &&
+    if (pool && count > 1 && cost >= MPT__PARALLEL_COST && pool->started > 0 && pool->alone <= 0 &&
         (cost >= MPT__WAKE_COST || mpt__atomic_load32(&pool->sleepers) < pool->started)) {
         mpt__pool_run(pool, count, cost, fn, work);
         return;

@@ -26,8 +26,8 @@ typedef struct mpt__cpu_call {
 } mpt__cpu_call;
 
 typedef void (*mpt__cpu_run)(const mpt__cpu_call *call);
-/* Bytes of workspace for a launch, per pool and problem; ~bytes where the row that this one replaced
-   may have to run it; may be NULL for none. */
+/* Bytes of workspace for a launch, per pool and problem; ~bytes where the row that this one
+   replaced may have to run it; may be NULL for none. */
 typedef int64_t (*mpt__cpu_workspace)(const mpt__launch *launch, int threads);
 
 struct mpt__cpu_kernel {

@@ -404,20 +404,20 @@ static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
     }
 }
 
-/* c[m, n] = the plain sums of products; m is any number, n too. */
-static void mpt__gemm_direct_sums(const mpt__gemm_direct *d, const mpt__gemm_side *a,
-                                  const mpt__gemm_side *b, float *c, int64_t ldc, int64_t m,
-                                  int64_t n) {
+/* c[m, n] = the plain sums of products of m rows of A from i0 on and n columns of B from j0 on; m
+   is any number, n too. */
+static void mpt__gemm_direct_sums(const mpt__gemm_direct *d, const mpt__gemm_side *a, int64_t i0,
+                                  int64_t m, const mpt__gemm_side *b, int64_t j0, int64_t n,
+                                  float *c, int64_t ldc) {
     const mpt__gemm_level *level = d->g->level;
     int64_t across = d->dots ? 4 : level->columns, down = d->dots ? 64 : level->direct_rows;
+    mpt__gemm_side a_tile = *a, b_tile = *b;
     for (int64_t j = 0; j < n; j += across) {
         int columns = (int)mpt__smaller_of(across, n - j);
-        mpt__gemm_side b_tile = *b;
-        b_tile.data = mpt__gemm_at(b, j, 0);
+        b_tile.data = mpt__gemm_at(b, j0 + j, 0);
         for (int64_t i = 0; i < m; i += down) {
             int rows = (int)mpt__smaller_of(down, m - i);
-            mpt__gemm_side a_tile = *a;
-            a_tile.data = mpt__gemm_at(a, i, 0);
+            a_tile.data = mpt__gemm_at(a, i0 + i, 0);
             (d->dots ? level->dot : level->direct)(d->g->k, &a_tile, &b_tile, c + i * ldc + j, ldc,
                                                    rows, columns, 0);
         }
@@ -432,33 +432,25 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
     int64_t count = mpt__smaller_of(d->chunk, size - begin);
     int64_t i0 = d->by_rows ? begin : 0, j0 = d->by_rows ? 0 : begin;
     int64_t m = d->by_rows ? count : g->m, n = d->by_rows ? g->n : count;
-    mpt__gemm_side a = d->a, b = d->b;
-    if (d->by_rows) {
-        a = mpt__gemm_as_floats(g, &g->a, d->in_place, begin, count, copy);
-    } else {
-        b = mpt__gemm_as_floats(g, &g->b, d->in_place, begin, count, copy);
-    }
+    mpt__gemm_side own =
+        mpt__gemm_as_floats(g, d->by_rows ? &g->a : &g->b, d->in_place, begin, count, copy);
+    const mpt__gemm_side *a = d->by_rows ? &own : &d->a, *b = d->by_rows ? &d->b : &own;
     if (!d->dots && m <= 2 && g->k > 32) {
-        mpt__gemm_direct_wide(g, &a, &b, i0, j0, m, n);
+        mpt__gemm_direct_wide(g, a, b, i0, j0, m, n);
         return;
     }
     if (g->c_dtype == MPT_F32 && g->c_column == 1 && !g->accumulate && mpt__gemm_is_plain(g)) {
         float *c = (float *)(void *)g->c + i0 * g->c_row + j0;
-        mpt__gemm_direct_sums(d, &a, &b, c, g->c_row, m, n);
+        mpt__gemm_direct_sums(d, a, 0, m, b, 0, n, c, g->c_row);
         return;
     }
     /* Tiles as wide as they may be, so that they are finished in whole vectors. */
-    enum { WIDTH = 64, HEIGHT = MPT__GEMM_MAX_TILE / WIDTH };
-    int64_t across = mpt__smaller_of(n, WIDTH);
-    int64_t down = m <= HEIGHT ? HEIGHT : MPT__GEMM_MAX_TILE / across / 2 * 2;
+    const int64_t wide = 64, high = MPT__GEMM_MAX_TILE / wide, across = mpt__smaller_of(n, wide);
+    int64_t down = m <= high ? high : MPT__GEMM_MAX_TILE / across / 2 * 2;
     for (int64_t j = 0; j < n; j += across) {
-        mpt__gemm_side b_tile = b;
-        b_tile.data = mpt__gemm_at(&b, j, 0);
         for (int64_t i = 0; i < m; i += down) {
             int64_t rows = mpt__smaller_of(down, m - i), columns = mpt__smaller_of(across, n - j);
-            mpt__gemm_side a_tile = a;
-            a_tile.data = mpt__gemm_at(&a, i, 0);
-            mpt__gemm_direct_sums(d, &a_tile, &b_tile, tile, across, rows, columns);
+            mpt__gemm_direct_sums(d, a, i, rows, b, j, columns, tile, across);
             mpt__gemm_finish(g, tile, across, i0 + i, j0 + j, rows, columns);
         }
     }
@@ -475,9 +467,9 @@ static int64_t mpt__gemm_direct_plan(const mpt__gemm *g, bool dots, int threads,
     int64_t size = d->by_rows ? g->m : g->n, macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST;
     d->chunk = size; /* of a small product, without divisions */
     if (size * other * k > macs || size * k > MPT__GEMM_DIRECT_FLOATS)
-        d->chunk = mpt__round_up(
-            mpt__smaller_of(macs / (other * k) + 1, MPT__GEMM_DIRECT_FLOATS / k + 1),
-            d->by_rows ? 8 : g->level->columns);
+        d->chunk =
+            mpt__round_up(mpt__smaller_of(macs / (other * k) + 1, MPT__GEMM_DIRECT_FLOATS / k + 1),
+                          d->by_rows ? 8 : g->level->columns);
     d->copy_floats = 0;
     if (mpt__gemm_needs_copy(d->by_rows ? &g->a : &g->b, d->in_place)) {
         d->copy_floats = mpt__round_up(d->chunk * g->k, 16);

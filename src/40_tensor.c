@@ -946,19 +946,24 @@ static void *mpt__object_slot(mpt_context *context, mpt__object_kind kind, uint3
     return context->objects[kind].rows[slot].object;
 }
 
-/* The object of a handle; NULL with an error recorded if there is none. */
-static void *mpt__object_at(mpt_context *context, mpt__object_kind kind, mpt_context *owner,
-                            uint32_t slot, uint32_t generation) {
-    mpt__object_table *table = &context->objects[kind];
-    const char *name = mpt__object_names[kind];
-    if (owner == context && slot > 0 && (int64_t)slot < table->count &&
-        table->rows[slot].generation == generation && table->rows[slot].object)
-        return table->rows[slot].object;
-    mpt__error(context, MPT_ERROR_HANDLE, "the %s %s", name,
+static MPT__NOINLINE void *mpt__object_missing(mpt_context *context, mpt__object_kind kind,
+                                               const mpt_context *owner, uint32_t slot) {
+    mpt__error(context, MPT_ERROR_HANDLE, "the %s %s", mpt__object_names[kind],
                owner && owner != context ? "belongs to another context"
                : slot == 0               ? "is a null handle"
                                          : "was destroyed or never made");
     return NULL;
+}
+
+/* The object of a handle; NULL with an error recorded if there is none. */
+static MPT__FORCE_INLINE void *mpt__object_at(mpt_context *context, mpt__object_kind kind,
+                                              const mpt_context *owner, uint32_t slot,
+                                              uint32_t generation) {
+    const mpt__object_table *table = &context->objects[kind];
+    if (owner == context && (int64_t)slot < table->count &&
+        table->rows[slot].generation == generation && table->rows[slot].object)
+        return table->rows[slot].object; /* row 0 has none */
+    return mpt__object_missing(context, kind, owner, slot);
 }
 
 static void mpt__object_free(mpt_context *context, mpt__object_kind kind, uint32_t slot) {

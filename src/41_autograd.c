@@ -73,8 +73,7 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
     record->saved[record->n_saved] = tensor;
     if (tensor) {
         tensor->saves++;
-        record->saved_version[record->n_saved] =
-            frame->context->storages[tensor->storage].version;
+        record->saved_version[record->n_saved] = frame->context->storages[tensor->storage].version;
     }
     record->n_saved++;
 }
@@ -149,13 +148,9 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, mpt_status sta
         return;
     }
     context->counters.op_records++;
-    record->op = (uint16_t)frame->op;
-    record->n_in = (uint8_t)frame->n_in;
-    record->n_out = (uint8_t)frame->n_out;
     record->done = 0;
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
-    record->references = (uint32_t)frame->n_out;
     record->path = context->path;
     record->step = context->now.step;
     for (int i = 0; i < frame->n_in; i++)
@@ -206,6 +201,10 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *co
     }
     context->free_record = record->next;
     record->attributes = *attributes;
+    record->op = (uint16_t)op;
+    record->n_in = (uint8_t)n_in;
+    record->n_out = (uint8_t)n_out;
+    record->references = (uint32_t)n_out;
     record->n_saved = 0;
     frame->context = context; /* the frame is large: what is not set here, readers do not reach */
     frame->row = mpt__op_row_of(op);
@@ -281,8 +280,7 @@ static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, in
                               const mpt__attributes *attributes) {
     mpt__frame frame;
     mpt_context *context = mpt__context_of(in, n_in);
-    if (!mpt__enter(context, name) ||
-        !mpt__call_begin(&frame, context, op, n_in, 1, attributes))
+    if (!mpt__enter(context, name) || !mpt__call_begin(&frame, context, op, n_in, 1, attributes))
         return mpt__null(context);
     if (mpt__find_inputs(context, in, n_in, attributes->required, frame.record->in))
         return mpt__handle(context, mpt__call_run(&frame));

@@ -115,7 +115,7 @@ MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_t
 /* ==== The row of the op table ====
  *
  * The outputs' shapes are known once forward has run: there is no shape rule, and mpt_op_apply does
- * what mpt__apply1 does for other rows. */
+ * what mpt__call_run does for other rows. */
 
 static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *op, bool backward) {
     call->frame = frame;

@@ -828,7 +828,7 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
                           "expected at least one input and one output");
     for (int i = 0; i < n_in; i++)
         if (!mpt__at(context, in[i], "input")) return context->base.status;
-    if (mpt__freeze(context, found) != MPT_OK) return context->base.status;
+    if (!found->frozen && mpt__freeze(context, found) != MPT_OK) return context->base.status;
     uint32_t path = context->path, above = context->module;
     uint64_t path_hash = context->path_hash;
     bool training = context->module_training;

@@ -715,8 +715,7 @@ static bool mpt__gradients_seen(mpt_context *context, const mpt__optimizer *opti
     int64_t others = (int64_t)storage->references - storage->recordings - 1;
     for (int64_t i = 0; others > 0 && i < optimizer->item_count; i++) {
         const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
-        if (&optimizer->states[optimizer->items[i].state] != state || !parameter->live) continue;
-        const mpt__tensor *view = parameter->tensor->gradient;
+        const mpt__tensor *view = parameter->live ? parameter->tensor->gradient : NULL;
         if (view && view->storage == gradients) others--;
     }
     return others > 0;
