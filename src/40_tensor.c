@@ -960,9 +960,9 @@ static MPT__FORCE_INLINE void *mpt__object_at(mpt_context *context, mpt__object_
                                               const mpt_context *owner, uint32_t slot,
                                               uint32_t generation) {
     const mpt__object_table *table = &context->objects[kind];
-    if (owner == context && (int64_t)slot < table->count &&
+    if (owner == context && slot > 0 && (int64_t)slot < table->count &&
         table->rows[slot].generation == generation && table->rows[slot].object)
-        return table->rows[slot].object; /* row 0 has none */
+        return table->rows[slot].object;
     return mpt__object_missing(context, kind, owner, slot);
 }
 
