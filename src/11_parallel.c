@@ -227,23 +227,15 @@ static void mpt__pool_wake(mpt__pool *pool) {
     t->condition_broadcast(t->user, pool->opened);
 }
 
-static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn,
-                          void *work) {
+/* mpt__parallel with helpers. */
+static MPT__NOINLINE void mpt__pool_run(mpt__pool *pool, int64_t count, int64_t cost,
+                                        mpt__chunk_fn fn, void *work) {
     const int64_t shares = cost / MPT__PARALLEL_COST;
-    int64_t helpers, most, run, done;
+    const int64_t helpers = shares < pool->started ? shares : pool->started;
+    const int64_t most = count / (4 * (helpers + 1));
+    int64_t run, done;
     int32_t sleepers;
     double started;
-    if (count <= 0) return;
-    if (!pool || count == 1 || shares == 0 || pool->started == 0 || pool->alone > 0 ||
-        (cost < MPT__WAKE_COST && mpt__atomic_load32(&pool->sleepers) >= pool->started)) {
-        for (int64_t chunk = 0; chunk < count; chunk++) fn(work, chunk, 0);
-        if (!pool) return;
-        pool->thread[0].chunks += count;
-        if (pool->alone > 0) pool->alone -= (double)cost;
-        return;
-    }
-    helpers = shares < pool->started ? shares : pool->started;
-    most = count / (4 * (helpers + 1));
     pool->grain = (int64_t)((double)count * MPT__CLAIM_COST / (double)cost);
     if (pool->grain > most) pool->grain = most;
     if (pool->grain < 1) pool->grain = 1;
@@ -263,6 +255,20 @@ static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chu
     mpt__pool_close(pool, started);
     pool->thread[0].chunks += done;
     pool->parallel_runs += done < count;
+}
+
+static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn,
+                          void *work) {
+    if (count <= 0) return;
+    if (pool && count > 1 && cost >= MPT__PARALLEL_COST && pool->started > 0 && pool->alone <= 0 &&
+        (cost >= MPT__WAKE_COST || mpt__atomic_load32(&pool->sleepers) < pool->started)) {
+        mpt__pool_run(pool, count, cost, fn, work);
+        return;
+    }
+    for (int64_t chunk = 0; chunk < count; chunk++) fn(work, chunk, 0);
+    if (!pool) return;
+    pool->thread[0].chunks += count;
+    if (pool->alone > 0) pool->alone -= (double)cost;
 }
 
 /* After a fork the child has no pool threads, and locks may be held by nobody: then nothing is

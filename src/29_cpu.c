@@ -26,7 +26,8 @@ typedef struct mpt__cpu_call {
 } mpt__cpu_call;
 
 typedef void (*mpt__cpu_run)(const mpt__cpu_call *call);
-/* Bytes of workspace for a launch, per pool and problem; may be NULL for none. */
+/* Bytes of workspace for a launch, per pool and problem; ~bytes where the row that this one
+   replaced may have to run it; may be NULL for none. */
 typedef int64_t (*mpt__cpu_workspace)(const mpt__launch *launch, int threads);
 
 struct mpt__cpu_kernel {
@@ -106,9 +107,11 @@ static int64_t mpt__cpu_workspace_bytes(void *self, const mpt__launch *launch) {
     int64_t bytes = 0;
     if (launch->kernel >= MPT__KERNEL_COUNT) return 0;
     const mpt__cpu_kernel *row = &cpu->kernel[launch->kernel];
-    for (; row != NULL && row->scratch; row = row->fallback) {
+    for (bool below = true; below && row != NULL && row->scratch; row = row->fallback) {
         int64_t need =
-            row->workspace != NULL ? row->workspace(launch, mpt__pool_threads(cpu->pool)) : 0;
+            row->workspace != NULL ? row->workspace(launch, mpt__pool_threads(cpu->pool)) : ~0;
+        below = need < 0;
+        if (below) need = ~need;
         if (need > bytes) bytes = need;
     }
     return bytes;

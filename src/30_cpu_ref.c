@@ -471,7 +471,8 @@ static MPT__INLINE int64_t mpt__ref_chunks(int64_t count, int64_t size) {
 }
 /* What numbers of elements multiply to: 0 wins over dimensions too large to multiply. */
 static MPT__INLINE int64_t mpt__ref_times(int64_t a, int64_t b) {
-    return b != 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
+    bool small = ((a | b) >> 31) == 0; /* spares the division */
+    return !small && b != 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
 }
 static int64_t mpt__ref_numel(const mpt__operand *o) {
     int64_t count = 1;
@@ -881,19 +882,36 @@ static bool mpt__ref_copy_transposed(const mpt__cpu_call *call) {
     return true;
 }
 
+/* The elements of an operand that lies dense, in logical order; -1: it does not. */
+static int64_t mpt__ref_dense(const mpt__operand *o) {
+    int64_t count = 1;
+    for (int d = o->rank - 1; d >= 0; d--) {
+        if (o->shape[d] != 1 && o->stride[d] != count) return -1;
+        count = mpt__ref_times(count, o->shape[d]);
+    }
+    return count;
+}
+
 static void mpt__ref_copy(const mpt__cpu_call *call) {
-    uint8_t from = call->launch->operand[0].dtype, to = call->launch->operand[1].dtype;
+    const mpt__operand *o = call->launch->operand;
+    uint8_t from = o[0].dtype, to = o[1].dtype;
+    bool as_bytes = from == to && o[1].access != MPT__ACCUMULATE;
+    int64_t count = as_bytes && mpt__ref_dense(&o[1]) >= 0 ? mpt__ref_dense(&o[0]) : -1;
+    if (count > 0 && count <= MPT__CHUNK) {
+        memcpy(call->data[1], call->data[0], (size_t)(count * mpt__dtype_info[to].bytes));
+        return;
+    }
     mpt__ref_map map;
     map.body = mpt__ref_copy_body;
     if (from == MPT_F64 || to == MPT_F64) map.body = mpt__ref_copy_f64_body;
     if (!mpt__dtype_info[from].is_float && !mpt__dtype_info[to].is_float) {
         map.body = mpt__ref_copy_i64_body;
     }
-    if (map.body == mpt__ref_copy_body && mpt__ref_numel(&call->launch->operand[0]) > 0 &&
+    if (map.body == mpt__ref_copy_body && mpt__ref_numel(&o[0]) > 0 &&
         mpt__ref_copy_transposed(call)) {
         return;
     }
-    if (from == to && call->launch->operand[1].access != MPT__ACCUMULATE) {
+    if (as_bytes) {
         map.other_body = map.body;
         map.body = mpt__ref_copy_bytes_body;
     }

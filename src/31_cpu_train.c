@@ -108,10 +108,11 @@ static void mpt__ref_loss_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_loss_work *w = (const mpt__ref_loss_work *)work;
     int64_t rows = mpt__ref_chunk_rows(w->classes), row = chunk * rows;
     int64_t end = mpt__ref_min(row + rows, w->rows);
-    mpt__real most[MPT__LINES] = {0}, sum[MPT__LINES] = {0}, e[MPT__BLOCK];
+    mpt__real most[MPT__LINES], sum[MPT__LINES], e[MPT__BLOCK];
     mpt__ref_lines nowhere;
     (void)thread;
     memset(&nowhere, 0, sizeof nowhere);
+    most[0] = sum[0] = 0; /* of log-probabilities */
     for (int64_t lines; row < end; row += lines) {
         lines = w->from_logits ? mpt__ref_side_by_side(w->classes, end - row) : 1;
         if (w->from_logits) {
@@ -857,8 +858,10 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
     if (launch->index[2] != 0) w->multiplier = -w->multiplier;
     for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
         w->segment = mpt__ref_segment(call, 4, s);
-        w->step = steps[w->segment[MPT__SEGMENT_STEP]];
-        if (prepare != NULL) prepare(launch, w, lr);
+        int64_t step = steps[w->segment[MPT__SEGMENT_STEP]];
+        bool known = s > 0 && step == w->step;
+        w->step = step;
+        if (prepare != NULL && !known) prepare(launch, w, lr);
         int64_t count = w->segment[MPT__SEGMENT_COUNT];
         mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK),
                       mpt__ref_cost(call, count, ns), mpt__ref_update_chunk, w);

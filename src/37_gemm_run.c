@@ -91,7 +91,9 @@ static int64_t mpt__gemm_panel_bytes(const mpt__gemm_level *level, int64_t depth
     return mpt__round_up(elements * level->element, 64) + MPT__GEMM_SLACK;
 }
 
-static int64_t mpt__gemm_panels(int64_t size, int64_t width) { return (size + width - 1) / width; }
+static int64_t mpt__gemm_panels(int64_t size, int64_t width) {
+    return size <= width ? size > 0 : (size + width - 1) / width; /* few spare the division */
+}
 
 static bool mpt__gemm_is_plain(const mpt__gemm *g) {
     return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE;
@@ -413,20 +415,20 @@ static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
     }
 }
 
-/* c[m, n] = the plain sums of products; m is any number, n too. */
-static void mpt__gemm_direct_sums(const mpt__gemm_direct *d, const mpt__gemm_side *a,
-                                  const mpt__gemm_side *b, float *c, int64_t ldc, int64_t m,
-                                  int64_t n) {
+/* c[m, n] = the plain sums of products of m rows of A from i0 on and n columns of B from j0 on; m
+   is any number, n too. */
+static void mpt__gemm_direct_sums(const mpt__gemm_direct *d, const mpt__gemm_side *a, int64_t i0,
+                                  int64_t m, const mpt__gemm_side *b, int64_t j0, int64_t n,
+                                  float *c, int64_t ldc) {
     const mpt__gemm_level *level = d->g->level;
     int64_t across = d->dots ? 4 : level->columns, down = d->dots ? 64 : level->direct_rows;
+    mpt__gemm_side a_tile = *a, b_tile = *b;
     for (int64_t j = 0; j < n; j += across) {
         int columns = (int)mpt__smaller_of(across, n - j);
-        mpt__gemm_side b_tile = *b;
-        b_tile.data = mpt__gemm_at(b, j, 0);
+        b_tile.data = mpt__gemm_at(b, j0 + j, 0);
         for (int64_t i = 0; i < m; i += down) {
             int rows = (int)mpt__smaller_of(down, m - i);
-            mpt__gemm_side a_tile = *a;
-            a_tile.data = mpt__gemm_at(a, i, 0);
+            a_tile.data = mpt__gemm_at(a, i0 + i, 0);
             (d->dots ? level->dot : level->direct)(d->g->k, &a_tile, &b_tile, c + i * ldc + j, ldc,
                                                    rows, columns, 0);
         }
@@ -441,31 +443,25 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
     int64_t count = mpt__smaller_of(d->chunk, size - begin);
     int64_t i0 = d->by_rows ? begin : 0, j0 = d->by_rows ? 0 : begin;
     int64_t m = d->by_rows ? count : g->m, n = d->by_rows ? g->n : count;
-    mpt__gemm_side a = d->a, b = d->b;
-    if (d->by_rows) {
-        a = mpt__gemm_as_floats(g, &g->a, d->in_place, begin, count, copy);
-    } else {
-        b = mpt__gemm_as_floats(g, &g->b, d->in_place, begin, count, copy);
-    }
+    mpt__gemm_side own =
+        mpt__gemm_as_floats(g, d->by_rows ? &g->a : &g->b, d->in_place, begin, count, copy);
+    const mpt__gemm_side *a = d->by_rows ? &own : &d->a, *b = d->by_rows ? &d->b : &own;
     if (!d->dots && m <= 2 && g->k > 32) {
-        mpt__gemm_direct_wide(g, &a, &b, i0, j0, m, n);
+        mpt__gemm_direct_wide(g, a, b, i0, j0, m, n);
         return;
     }
     if (g->c_dtype == MPT_F32 && g->c_column == 1 && !g->accumulate && mpt__gemm_is_plain(g)) {
         float *c = (float *)(void *)g->c + i0 * g->c_row + j0;
-        mpt__gemm_direct_sums(d, &a, &b, c, g->c_row, m, n);
+        mpt__gemm_direct_sums(d, a, 0, m, b, 0, n, c, g->c_row);
         return;
     }
     /* Tiles as wide as they may be, so that they are finished in whole vectors. */
-    int64_t across = mpt__smaller_of(n, 64), down = MPT__GEMM_MAX_TILE / across / 2 * 2;
+    const int64_t wide = 64, high = MPT__GEMM_MAX_TILE / wide, across = mpt__smaller_of(n, wide);
+    int64_t down = m <= high ? high : MPT__GEMM_MAX_TILE / across / 2 * 2;
     for (int64_t j = 0; j < n; j += across) {
-        mpt__gemm_side b_tile = b;
-        b_tile.data = mpt__gemm_at(&b, j, 0);
         for (int64_t i = 0; i < m; i += down) {
             int64_t rows = mpt__smaller_of(down, m - i), columns = mpt__smaller_of(across, n - j);
-            mpt__gemm_side a_tile = a;
-            a_tile.data = mpt__gemm_at(&a, i, 0);
-            mpt__gemm_direct_sums(d, &a_tile, &b_tile, tile, across, rows, columns);
+            mpt__gemm_direct_sums(d, a, i, rows, b, j, columns, tile, across);
             mpt__gemm_finish(g, tile, across, i0 + i, j0 + j, rows, columns);
         }
     }
@@ -479,9 +475,12 @@ static int64_t mpt__gemm_direct_plan(const mpt__gemm *g, bool dots, int threads,
     d->by_rows = g->m >= g->n;
     int64_t other = d->by_rows ? g->n : g->m, k = g->k;
     d->in_place = dots ? other <= 4 : !d->by_rows;
-    int64_t macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST / (other * k) + 1;
-    int64_t floats = MPT__GEMM_DIRECT_FLOATS / k + 1;
-    d->chunk = mpt__round_up(mpt__smaller_of(macs, floats), d->by_rows ? 8 : g->level->columns);
+    int64_t size = d->by_rows ? g->m : g->n, macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST;
+    d->chunk = size; /* of a small product, without divisions */
+    if (size * other * k > macs || size * k > MPT__GEMM_DIRECT_FLOATS)
+        d->chunk =
+            mpt__round_up(mpt__smaller_of(macs / (other * k) + 1, MPT__GEMM_DIRECT_FLOATS / k + 1),
+                          d->by_rows ? 8 : g->level->columns);
     d->copy_floats = 0;
     if (mpt__gemm_needs_copy(d->by_rows ? &g->a : &g->b, d->in_place)) {
         d->copy_floats = mpt__round_up(d->chunk * g->k, 16);
@@ -510,15 +509,13 @@ static void mpt__gemm_run_direct(const mpt__gemm *g, bool dots, mpt__pool *pool,
 
 /* ==== The kernel ==== */
 
-static mpt__gemm_side mpt__gemm_read_side(const mpt__operand *o, const void *data, int compute,
-                                          int outer, int inner) {
-    mpt__gemm_side side;
-    side.data = (const char *)data;
-    side.dtype = o->dtype;
-    side.round = compute == MPT_F32 || compute == o->dtype ? 0 : compute;
-    side.outer = o->stride[outer];
-    side.inner = o->stride[inner];
-    return side;
+static MPT__INLINE void mpt__gemm_read_side(mpt__gemm_side *side, const mpt__operand *o,
+                                            const void *data, int compute, int outer, int inner) {
+    side->data = (const char *)data;
+    side->dtype = o->dtype;
+    side->round = compute == MPT_F32 || compute == o->dtype ? 0 : compute;
+    side->outer = o->stride[outer];
+    side->inner = o->stride[inner];
 }
 
 /* Batch dimensions that A and C run through as if they were rows of one matrix are made so. */
@@ -543,21 +540,19 @@ static bool mpt__gemm_read(mpt__gemm *g, const mpt__gemm_level *level, const mpt
     const mpt__operand *o = launch->operand;
     const int rank = o[3].rank, row = rank - 2, column = rank - 1;
     const bool biased = o[2].storage != 0;
-    for (int i = 0; i < 4; i++) {
-        if (i == 2 && !biased) continue;
-        if (o[i].dtype != MPT_F32 && o[i].dtype != MPT_F16 && o[i].dtype != MPT_BF16) return false;
-    }
+    const unsigned good = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
+    unsigned dtypes = 1u << o[0].dtype | 1u << o[1].dtype | 1u << o[3].dtype;
+    if (biased) dtypes |= 1u << o[2].dtype;
+    if ((dtypes & ~good) != 0) return false;
     const void *none = launch;
+    const int compute = launch->compute_dtype;
     g->m = o[3].shape[row];
     g->n = o[3].shape[column];
     g->k = o[0].shape[column];
-    g->a = mpt__gemm_read_side(&o[0], data ? data[0] : none, launch->compute_dtype, row, column);
-    g->b = mpt__gemm_read_side(&o[1], data ? data[1] : none, launch->compute_dtype, column, row);
-    g->bias = mpt__gemm_read_side(&o[2],
-                                  !biased ? NULL
-                                  : data  ? data[2]
-                                          : none,
-                                  launch->compute_dtype, row, column);
+    mpt__gemm_read_side(&g->a, &o[0], data ? data[0] : none, compute, row, column);
+    mpt__gemm_read_side(&g->b, &o[1], data ? data[1] : none, compute, column, row);
+    const void *bias = data ? data[2] : none;
+    mpt__gemm_read_side(&g->bias, &o[2], biased ? bias : NULL, compute, row, column);
     g->c = data ? (char *)data[3] : NULL;
     g->c_dtype = o[3].dtype;
     g->c_row = o[3].stride[row];
@@ -657,7 +652,9 @@ static void mpt__gemm_batch_chunk(void *work, int64_t chunk, int thread) {
 
 static void mpt__gemm_run_batch(const mpt__gemm *g, mpt__pool *pool, mpt__gemm_batch *batch) {
     batch->g = g;
-    if (mpt__gemm_splits_batch(g)) {
+    if (g->batch_count == 1) {
+        mpt__gemm_run_one(g, pool, batch->workspace, batch->watch);
+    } else if (mpt__gemm_splits_batch(g)) {
         batch->pool = NULL;
         batch->bytes = mpt__gemm_bytes(g, 1);
         mpt__parallel(pool, g->batch_count,
@@ -696,9 +693,11 @@ static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
 static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__launch *launch,
                                    int threads) {
     mpt__gemm g;
-    if (!mpt__gemm_read(&g, level, launch, NULL) || g.batch_count == 0) return 0;
-    return mpt__gemm_splits_batch(&g) ? threads * mpt__gemm_bytes(&g, 1)
-                                      : mpt__gemm_bytes(&g, threads);
+    if (!mpt__gemm_read(&g, level, launch, NULL)) return ~0;
+    if (g.batch_count == 0) return 0;
+    int64_t bytes = mpt__gemm_splits_batch(&g) ? threads * mpt__gemm_bytes(&g, 1)
+                                               : mpt__gemm_bytes(&g, threads);
+    return g.level->refuses ? ~bytes : bytes;
 }
 
 #endif

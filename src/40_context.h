@@ -158,7 +158,7 @@ typedef struct mpt__object_table {
 
 #define MPT__SIZE_CLASSES 288
 #define MPT__TENSOR_CHUNK 256
-#define MPT__RECORD_CHUNK 32
+#define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
 #define MPT__MAX_HOOKS 4
 

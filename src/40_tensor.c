@@ -85,11 +85,11 @@ static void mpt__host_text_free(mpt_context *context, char *text) {
 enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 16 };
 
 static MPT__FORCE_INLINE int mpt__size_class(int64_t bytes) {
-    uint64_t units = ((uint64_t)bytes + MPT__POOL_GRAIN - 1) / MPT__POOL_GRAIN;
-    if (units <= 8) return units > 0 ? (int)units - 1 : 0;
+    uint64_t last = bytes > 0 ? ((uint64_t)bytes - 1) / MPT__POOL_GRAIN : 0;
+    if (last < 8) return (int)last;
     int log = 3;
-    while (((units - 1) >> (log + 1)) != 0) log++;
-    return 8 * (log - 2) + (int)((units - 1) >> (log - 3)) - 8;
+    while ((last >> (log + 1)) != 0) log++;
+    return 8 * (log - 2) + (int)(last >> (log - 3)) - 8;
 }
 
 static int64_t mpt__class_bytes(int size_class) {
@@ -642,13 +642,15 @@ static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor) {
 
 /* Ends the handle. */
 static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor) {
+    bool needed = tensor->saves && tensor->nodes; /* by storage and slot */
     if (!tensor->handle) return;
     tensor->handle = 0;
-    mpt__tensor_settle(context, tensor);
+    if (!needed) mpt__tensor_settle(context, tensor);
 }
 
 /* Makes a new tensor end with the innermost scope; on error it ends now. */
-static mpt__tensor *mpt__scoped_tensor(mpt_context *context, mpt__tensor *tensor) {
+static MPT__FORCE_INLINE mpt__tensor *mpt__scoped_tensor(mpt_context *context,
+                                                         mpt__tensor *tensor) {
     if (context->scope_depth == 0) return tensor;
     if (context->scoped_count == context->scoped_capacity &&
         !mpt__room(context, context->scoped, context->scoped_capacity, context->scoped_count + 1)) {
@@ -668,24 +670,32 @@ static mpt_tensor mpt__tensor_done(mpt_context *context, mpt__tensor *tensor, mp
     return mpt__null(context);
 }
 
-/* The elements of a shape, and its contiguous strides; -1 if it has a negative dimension or
-   overflows. Dimensions of size 0 count as 1 in strides, which must not overflow either. */
-static MPT__FORCE_INLINE int64_t mpt__shape_strides(const mpt_shape *shape, int64_t *stride) {
+/* mpt__shape_strides where a dimension is 0 or negative, or numbers are large. */
+static MPT__NOINLINE int64_t mpt__odd_strides(const mpt_shape *shape, int64_t *stride) {
     int64_t step = 1;
     bool empty = false;
     for (int i = shape->rank - 1; i >= 0; i--) {
         int64_t dim = shape->dim[i];
         stride[i] = step;
-        if (dim <= 0) {
-            if (dim < 0) return -1;
-            empty = true;
-            continue;
-        }
-        bool narrow = ((step | dim) >> 31) == 0; /* spares the division */
-        if (!narrow && step > INT64_MAX / dim) return -1;
-        step *= dim;
+        if (dim < 0) return -1;
+        if (dim == 0) empty = true;
+        if (dim > 0 && step > INT64_MAX / dim) return -1;
+        if (dim > 0) step *= dim;
     }
     return empty ? 0 : step;
+}
+
+/* The elements of a shape, and its contiguous strides; -1 if it has a negative dimension or
+   overflows. Dimensions of size 0 count as 1 in strides, which must not overflow either. */
+static MPT__FORCE_INLINE int64_t mpt__shape_strides(const mpt_shape *shape, int64_t *stride) {
+    uint64_t step = 1, bits = 0; /* of all factors: below 2^31 nothing can go wrong */
+    for (int i = shape->rank - 1; i >= 0; i--) {
+        uint64_t dim = (uint64_t)shape->dim[i];
+        stride[i] = (int64_t)step;
+        bits |= (dim - 1) | step;
+        step *= dim;
+    }
+    return (bits >> 31) == 0 ? (int64_t)step : mpt__odd_strides(shape, stride);
 }
 
 static int64_t mpt__shape_numel(const mpt_shape *shape) {
@@ -699,21 +709,16 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_next(mpt_context *context) {
 }
 
 /* Makes that slot a tensor over a storage, outside all scopes; its strides are the caller's to set.
-   The caller's reference to the storage becomes the tensor's. */
+   The caller's reference to the storage becomes the tensor's. Nothing refers to a free slot, nor it
+   to anything: that need not be set. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, mpt__tensor *tensor,
                                                        uint32_t storage, mpt_dtype dtype,
                                                        const mpt_shape *shape, int64_t offset) {
     context->free_tensor = tensor->next_free;
     tensor->storage = storage;
-    tensor->record = NULL;
-    tensor->gradient = NULL;
-    tensor->parameter = 0;
     tensor->handle = 1;
-    tensor->saves = 0;
-    tensor->nodes = 0;
     tensor->dtype = (uint8_t)dtype;
     tensor->flags = context->inference_depth ? MPT__INFERENCE : 0;
-    tensor->output = 0;
     tensor->born = context->now.step;
     tensor->offset = offset;
     mpt__shape_copy(&tensor->shape, shape);
@@ -777,22 +782,27 @@ static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const m
     return mpt__checked_strides(context, dtype, shape, stride);
 }
 
-/* A new contiguous tensor with its own storage, outside all scopes. NULL on error. */
-static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
-                                         const mpt_shape *shape, mpt_memory_kind kind) {
+/* A new contiguous tensor with its own storage, in the current scope or outside all of them. NULL
+   on error. */
+static mpt__tensor *mpt__tensor_make(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
+                                     mpt_memory_kind kind, bool scoped) {
     mpt__tensor *tensor = mpt__tensor_next(context);
     int64_t bytes = tensor ? mpt__checked_strides(context, dtype, shape, tensor->stride) : -1;
     uint32_t storage = bytes < 0 ? 0 : mpt__idle_take(context, bytes, kind);
     if (!storage) return NULL;
     mpt__storage_start(context, storage, bytes, kind, MPT__FROM_POOL);
-    return mpt__tensor_over(context, tensor, storage, dtype, shape, 0);
+    mpt__tensor_over(context, tensor, storage, dtype, shape, 0);
+    return scoped ? mpt__scoped_tensor(context, tensor) : tensor;
 }
 
-/* The same, in the current scope. */
 static mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
                                     mpt_memory_kind kind) {
-    mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, shape, kind);
-    return tensor ? mpt__scoped_tensor(context, tensor) : NULL;
+    return mpt__tensor_make(context, dtype, shape, kind, true);
+}
+
+static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
+                                         const mpt_shape *shape, mpt_memory_kind kind) {
+    return mpt__tensor_make(context, dtype, shape, kind, false);
 }
 
 /* Why a handle is not good, for the message. */
@@ -970,19 +980,24 @@ static void *mpt__object_slot(mpt_context *context, mpt__object_kind kind, uint3
     return context->objects[kind].rows[slot].object;
 }
 
-/* The object of a handle; NULL with an error recorded if there is none. */
-static void *mpt__object_at(mpt_context *context, mpt__object_kind kind, mpt_context *owner,
-                            uint32_t slot, uint32_t generation) {
-    mpt__object_table *table = &context->objects[kind];
-    const char *name = mpt__object_names[kind];
-    if (owner == context && slot > 0 && (int64_t)slot < table->count &&
-        table->rows[slot].generation == generation && table->rows[slot].object)
-        return table->rows[slot].object;
-    mpt__error(context, MPT_ERROR_HANDLE, "the %s %s", name,
+static MPT__NOINLINE void *mpt__object_missing(mpt_context *context, mpt__object_kind kind,
+                                               const mpt_context *owner, uint32_t slot) {
+    mpt__error(context, MPT_ERROR_HANDLE, "the %s %s", mpt__object_names[kind],
                owner && owner != context ? "belongs to another context"
                : slot == 0               ? "is a null handle"
                                          : "was destroyed or never made");
     return NULL;
+}
+
+/* The object of a handle; NULL with an error recorded if there is none. */
+static MPT__FORCE_INLINE void *mpt__object_at(mpt_context *context, mpt__object_kind kind,
+                                              const mpt_context *owner, uint32_t slot,
+                                              uint32_t generation) {
+    const mpt__object_table *table = &context->objects[kind];
+    if (owner == context && slot > 0 && (int64_t)slot < table->count &&
+        table->rows[slot].generation == generation && table->rows[slot].object)
+        return table->rows[slot].object;
+    return mpt__object_missing(context, kind, owner, slot);
 }
 
 static void mpt__object_free(mpt_context *context, mpt__object_kind kind, uint32_t slot) {

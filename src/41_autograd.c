@@ -26,10 +26,9 @@ typedef struct mpt__frame {
     mpt_context *context;
     const struct mpt__op_row *row;
     int op, n_in, n_out;
-    unsigned dtypes;                     /* of the inputs, a bit each */
-    mpt__tensor *const *in;              /* NULL: absent */
-    mpt__tensor *input[MPT__MAX_INPUTS]; /* forward: where they stand */
-    mpt__tensor *out[MPT__MAX_OUTPUTS];  /* forward: made by the engine after the shape rule */
+    unsigned not_f32;                   /* 0 where all inputs are MPT_F32 */
+    mpt__tensor *const *in;             /* NULL: absent */
+    mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
     mpt_shape out_shape[MPT__MAX_OUTPUTS];
     mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
     mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
@@ -37,11 +36,10 @@ typedef struct mpt__frame {
     bool records; /* forward: backward will follow */
     bool is_view; /* shape rule: output 0 views input 0 */
     int64_t view_stride[MPT_MAX_RANK], view_offset;
-    mpt__tensor *save[MPT__MAX_SAVED];      /* forward: what backward needs, see mpt__save */
     mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
-    int n_save, n_temporary;
+    int n_temporary;
+    mpt__record *record; /* forward: what it will leave */
     /* backward */
-    const mpt__record *record;
     mpt__tensor *const *dy;    /* NULL: no gradient came */
     mpt__tensor *const *saved; /* NULL: absent */
     mpt__tensor *dx;           /* see mpt__dx_into */
@@ -69,8 +67,15 @@ static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt
 }
 
 /* Forward keeps a tensor, or NULL, for backward, which finds it in saved[] at the same position. */
-static MPT__FORCE_INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
-    frame->save[frame->n_save++] = tensor;
+static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
+    mpt__record *record = frame->record;
+    if (!frame->records) return;
+    record->saved[record->n_saved] = tensor;
+    if (tensor) {
+        tensor->saves++;
+        record->saved_version[record->n_saved] = frame->context->storages[tensor->storage].version;
+    }
+    record->n_saved++;
 }
 
 static void mpt__drop_temporaries(mpt__frame *frame) {
@@ -97,7 +102,12 @@ static MPT__NOINLINE bool mpt__records_grow(mpt_context *context) {
     return true;
 }
 
-static void mpt__record_unsave(mpt_context *context, mpt__record *record) {
+static MPT__FORCE_INLINE void mpt__record_spare(mpt_context *context, mpt__record *record) {
+    record->next = context->free_record;
+    context->free_record = record;
+}
+
+static MPT__FORCE_INLINE void mpt__record_unsave(mpt_context *context, mpt__record *record) {
     int n_saved = record->n_saved;
     record->n_saved = 0;
     for (int i = 0; i < n_saved; i++) {
@@ -108,7 +118,7 @@ static void mpt__record_unsave(mpt_context *context, mpt__record *record) {
 
 /* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
    long as a program ran without a scope. */
-static void mpt__record_release(mpt_context *context, mpt__record *record) {
+static MPT__NOINLINE void mpt__record_release(mpt_context *context, mpt__record *record) {
     if (--record->references > 0) return;
     record->next = context->dying_record;
     context->dying_record = record;
@@ -122,49 +132,35 @@ static void mpt__record_release(mpt_context *context, mpt__record *record) {
             if (input && --input->nodes == 0) mpt__tensor_settle(context, input);
         }
         record->live = 0;
-        record->next = context->free_record;
-        context->free_record = record;
+        mpt__record_spare(context, record);
     }
     context->releasing_records = false;
 }
 
-/* Leaves the record of a finished forward call. */
-static mpt_status mpt__record_call(mpt__frame *frame) {
+/* Leaves the record of a forward call that has ended, or, where there is none to leave, gives it
+   back. */
+static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, mpt_status status) {
     mpt_context *context = frame->context;
-    if (!context->free_record && !mpt__records_grow(context)) return context->base.status;
-    mpt__record *record = context->free_record;
-    context->free_record = record->next;
+    mpt__record *record = frame->record;
+    if (status != MPT_OK || !frame->records) {
+        mpt__record_unsave(context, record);
+        mpt__record_spare(context, record);
+        return;
+    }
     context->counters.op_records++;
-    record->op = (uint16_t)frame->op;
-    record->n_in = (uint8_t)frame->n_in;
-    record->n_out = (uint8_t)frame->n_out;
     record->done = 0;
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
-    record->references = (uint32_t)frame->n_out;
-    record->mark = 0;
     record->path = context->path;
     record->step = context->now.step;
-    record->attributes = *frame->attributes;
-    for (int i = 0; i < frame->n_in; i++) {
-        record->in[i] = frame->in[i];
-        if (frame->in[i]) frame->in[i]->nodes++;
-    }
+    for (int i = 0; i < frame->n_in; i++)
+        if (record->in[i]) record->in[i]->nodes++;
     for (int i = 0; i < frame->n_out; i++) {
         record->grad[i] = NULL;
         frame->out[i]->record = record;
         frame->out[i]->output = (uint8_t)i;
         frame->out[i]->flags |= MPT__REQUIRES_GRAD;
     }
-    record->n_saved = (uint8_t)frame->n_save;
-    for (int i = 0; i < frame->n_save; i++) {
-        mpt__tensor *save = frame->save[i];
-        record->saved[i] = save;
-        if (!save) continue;
-        record->saved_version[i] = context->storages[save->storage].version;
-        save->saves++;
-    }
-    return MPT_OK;
 }
 
 /* ==== The engine: one forward call ==== */
@@ -180,31 +176,64 @@ static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
     return NULL;
 }
 
-/* Finds the inputs of a call, and whether backward will follow it. */
-static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_in) {
-    mpt_context *context = frame->context;
-    unsigned flags = 0, dtypes = 0;
-    frame->n_in = n_in;
-    frame->in = frame->input;
+/* Finds the tensors of handles; those from `required` on may be absent. */
+static bool mpt__find_inputs(mpt_context *context, const mpt_tensor *in, int n_in, int required,
+                             mpt__tensor **found) {
     for (int i = 0; i < n_in; i++) {
-        mpt__tensor *tensor = mpt__live(context, in[i]);
-        frame->input[i] = tensor;
-        if (tensor) {
-            flags |= tensor->flags;
-            dtypes |= 1u << tensor->dtype;
-        } else if (in[i].context || in[i].slot || i < frame->attributes->required) {
-            char argument[24];
-            mpt__format_text(argument, sizeof argument, "argument %d", i + 1);
-            mpt__stale(context, in[i], argument);
-            return false;
-        }
+        found[i] = mpt__live(context, in[i]);
+        if (found[i] || (!in[i].context && !in[i].slot && i >= required)) continue;
+        char argument[24];
+        mpt__format_text(argument, sizeof argument, "argument %d", i + 1);
+        mpt__stale(context, in[i], argument);
+        return false;
     }
-    frame->dtypes = dtypes;
+    return true;
+}
+
+/* Begins a forward call, on a record whose inputs are the caller's to set. */
+static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *context, int op,
+                                              int n_in, int n_out,
+                                              const mpt__attributes *attributes) {
+    mpt__record *record = context->free_record;
+    if (!record) {
+        if (!mpt__records_grow(context)) return false;
+        record = context->free_record;
+    }
+    context->free_record = record->next;
+    record->attributes = *attributes;
+    record->op = (uint16_t)op;
+    record->n_in = (uint8_t)n_in;
+    record->n_out = (uint8_t)n_out;
+    record->references = (uint32_t)n_out;
+    record->n_saved = 0;
+    frame->context = context; /* the frame is large: what is not set here, readers do not reach */
+    frame->row = mpt__op_row_of(op);
+    frame->op = op;
+    frame->n_in = n_in;
+    frame->n_out = n_out;
+    frame->record = record;
+    frame->in = record->in;
+    frame->attributes = &record->attributes;
+    frame->is_view = false;
+    frame->n_temporary = 0;
+    return true;
+}
+
+/* Looks at the inputs: whether backward will follow. */
+static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
+    const mpt_context *context = frame->context;
+    unsigned flags = 0, not_f32 = 0;
+    for (int i = 0; i < frame->n_in; i++) {
+        if (!frame->in[i]) continue;
+        flags |= frame->in[i]->flags;
+        not_f32 |= frame->in[i]->dtype ^ (unsigned)MPT_F32;
+    }
+    frame->not_f32 = not_f32;
     frame->records = (flags & MPT__REQUIRES_GRAD) && !context->no_grad_depth &&
                      !context->inference_depth && frame->row->backward;
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
     return mpt__reject(
-        context, MPT_ERROR_STATE,
+        frame->context, MPT_ERROR_STATE,
         "a tensor made in inference mode cannot take part in backward; make it outside, "
         "or mpt_clone it");
 }
@@ -222,34 +251,41 @@ static mpt__tensor *mpt__output_new(mpt__frame *frame) {
     return mpt__tensor_alias(context, &view);
 }
 
-/* Runs an op of one output on in[] and gives the handle of that or the error null. `name` is the
-   public call, for messages. The context is that of the first input that has one. */
+/* Runs an op of one output on the inputs of its record; NULL on error. */
+static mpt__tensor *mpt__call_run(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt_status status = MPT_ERROR_STATE;
+    frame->out[0] = NULL;
+    if (mpt__check_inputs(frame) && mpt__decide_dtype(frame) == MPT_OK &&
+        frame->row->shape(frame) == MPT_OK)
+        frame->out[0] = mpt__output_new(frame);
+    mpt__tensor *out = frame->out[0];
+    if (out) {
+        context->launch_op = frame->op;
+        context->launch_phase = MPT__FORWARD;
+        status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;
+        context->launch_op = 0;
+        context->launch_phase = MPT__OTHER;
+    }
+    mpt__record_call(frame, status);
+    mpt__drop_temporaries(frame);
+    if (status == MPT_OK) return out;
+    if (out) mpt__tensor_drop(context, out);
+    return NULL;
+}
+
+/* The same on handles, in a public call of that name; gives the output's handle or the error null.
+   The context is that of the first input that has one. */
 static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
-                              mpt__attributes *attributes) {
+                              const mpt__attributes *attributes) {
+    mpt__frame frame;
     mpt_context *context = mpt__context_of(in, n_in);
-    if (!mpt__enter(context, name)) return mpt__null(context);
-    mpt__frame frame; /* large: what is not set here, its readers do not reach */
-    frame.context = context;
-    frame.row = mpt__op_row_of(op);
-    frame.op = op;
-    frame.n_out = 1;
-    frame.n_save = 0;
-    frame.attributes = attributes;
-    frame.is_view = false;
-    frame.n_temporary = 0;
-    if (!mpt__resolve_inputs(&frame, in, n_in) || mpt__decide_dtype(&frame) != MPT_OK ||
-        frame.row->shape(&frame) != MPT_OK)
+    if (!mpt__enter(context, name) || !mpt__call_begin(&frame, context, op, n_in, 1, attributes))
         return mpt__null(context);
-    frame.out[0] = mpt__output_new(&frame);
-    if (!frame.out[0]) return mpt__null(context);
-    context->launch_op = op;
-    context->launch_phase = MPT__FORWARD;
-    mpt_status status = frame.row->forward ? frame.row->forward(&frame) : MPT_OK;
-    if (status == MPT_OK && frame.records) status = mpt__record_call(&frame);
-    mpt__drop_temporaries(&frame);
-    context->launch_op = 0;
-    context->launch_phase = MPT__OTHER;
-    return mpt__tensor_done(context, frame.out[0], status);
+    if (mpt__find_inputs(context, in, n_in, attributes->required, frame.record->in))
+        return mpt__handle(context, mpt__call_run(&frame));
+    mpt__record_spare(context, frame.record);
+    return mpt__null(context);
 }
 
 /* ==== Gradients of parameters ==== */
@@ -438,11 +474,9 @@ static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record
         frame.dy = record->grad;
         context->launch_op = record->op;
         context->launch_record = record->number;
+        context->launch_phase = MPT__BACKWARD;
         status = frame.row->backward(&frame);
         mpt__drop_temporaries(&frame);
-        context->launch_op = 0;
-        context->launch_record = 0;
-        context->launch_phase = MPT__BACKWARD;
         for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
     }
     if (!retain && status == MPT_OK) {
@@ -529,6 +563,8 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
         status = mpt__backward_record(context, record, retain);
     root->nodes--;
     context->no_grad_depth--;
+    context->launch_op = 0;
+    context->launch_record = 0;
     context->launch_phase = MPT__OTHER;
     context->in_backward = false;
     if (status != MPT_OK) mpt__drop_record_gradients(context);

@@ -66,10 +66,9 @@ static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
 
 /* The dtype that all inputs share, or fp32 where they differ inside a region. */
 static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *common) {
-    int first = -1;
+    int first = -1, other = -1;
     *common = MPT_F32;
-    if (frame->dtypes == 1u << MPT_F32) return MPT_OK;
-    for (int i = 0; i < frame->n_in; i++) {
+    for (int i = 0; frame->not_f32 && i < frame->n_in; i++) {
         if (!frame->in[i]) continue;
         mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
         if (!mpt__dtype_computes(dtype)) {
@@ -78,15 +77,12 @@ static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *c
             return mpt__error(frame->context, MPT_ERROR_DTYPE,
                               "%s, which this op does not compute in; mpt_cast it to f32", text);
         }
-        if (first < 0) {
-            first = i;
-            *common = dtype;
-        } else if (dtype != (mpt_dtype)frame->in[first]->dtype) {
-            if (!region) return mpt__dtype_mismatch(frame, first, i);
-            *common = MPT_F32;
-        }
+        if (first < 0) first = i, *common = dtype;
+        if (other < 0 && dtype != *common) other = i;
     }
-    return MPT_OK;
+    if (other < 0) return MPT_OK;
+    *common = MPT_F32;
+    return region ? MPT_OK : mpt__dtype_mismatch(frame, first, other);
 }
 
 static mpt_status mpt__decide_dtype(mpt__frame *frame) {
@@ -105,7 +101,7 @@ static mpt_status mpt__decide_dtype(mpt__frame *frame) {
     bool casts = region && result != MPT_F64;
     if (casts && policy == MPT__POLICY_FP32) result = MPT_F32;
     if (casts && policy == MPT__POLICY_LOW) result = frame->compute = low;
-    for (int i = 0; i < frame->n_out; i++) frame->out_dtype[i] = result;
+    frame->out_dtype[0] = result;
     return status;
 }
 

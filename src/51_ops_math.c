@@ -619,38 +619,37 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
     if (!dy) return context->base.status;
     mpt__access access;
     mpt__launch *launch;
-    if (mpt__wants(frame, 0)) {
-        mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    const mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (dx) {
         mpt__source w;
-        if (!dx || !mpt__gemm_source(context, frame->saved[1], frame->compute, &w))
+        if (!mpt__gemm_source(context, frame->saved[1], frame->compute, &w))
             return context->base.status;
         launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
         mpt__operand_rows(launch, 0, dy, false, MPT__READ);
         mpt__linear_weight(launch, frame->saved[1], &w, false);
         mpt__operand_rows(launch, 3, dx, false, access);
-        if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
+        mpt__submit(context, launch);
     }
-    if (mpt__wants(frame, 1)) {
+    const mpt__tensor *dw = mpt__gradient_into(frame, 1, &access);
+    if (dw) {
         const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
-        mpt__tensor *dw = x ? mpt__gradient_into(frame, 1, &access) : NULL;
-        if (!dw) return context->base.status;
+        if (!x) return context->base.status;
         launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
         mpt__operand_rows(launch, 0, dy, true, MPT__READ);
         mpt__operand_rows(launch, 1, x, false, MPT__READ);
         mpt__operand_of(launch, 3, dw, access);
-        if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
+        mpt__submit(context, launch);
     }
-    if (mpt__wants(frame, 2)) {
-        mpt__tensor *db = mpt__gradient_into(frame, 2, &access);
-        if (!db) return context->base.status;
+    const mpt__tensor *db = mpt__gradient_into(frame, 2, &access);
+    if (db) {
         launch = mpt__launch_begin(context, MPT__K_REDUCE);
         launch->function = MPT__FN_SUM;
         const mpt__operand *rows = mpt__operand_rows(launch, 0, dy, false, MPT__READ);
         mpt__operand_rows(launch, 1, db, false, access);
         if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
-        return mpt__submit(context, launch);
+        mpt__submit(context, launch);
     }
-    return MPT_OK;
+    return context->base.status;
 }
 
 /* ==== Reductions ==== */

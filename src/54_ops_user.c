@@ -115,7 +115,7 @@ MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_t
 /* ==== The row of the op table ====
  *
  * The outputs' shapes are known once forward has run: there is no shape rule, and mpt_op_apply does
- * what mpt__apply1 does for other rows. */
+ * what mpt__call_run does for other rows. */
 
 static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *op, bool backward) {
     call->frame = frame;
@@ -230,26 +230,25 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
     attributes.index[0] = (int64_t)op.slot;
     mpt__frame frame;
     memset(&frame, 0, sizeof frame);
-    frame.context = context;
-    frame.op = MPT__OP_user;
-    frame.row = mpt__op_row_of(MPT__OP_user);
-    frame.n_out = n_out;
-    frame.attributes = &attributes;
-    frame.compute = MPT_F32;
-    if (context->base.status != MPT_OK || !mpt__resolve_inputs(&frame, cast, n_in))
+    if (context->base.status != MPT_OK ||
+        !mpt__call_begin(&frame, context, MPT__OP_user, n_in, n_out, &attributes))
         return context->base.status;
-    frame.records = frame.records && found->cls.backward;
+    frame.compute = MPT_F32;
     mpt_op_call call;
     mpt__user_call_begin(&call, &frame, found, false);
-    mpt_status status = mpt__user_run(&frame, found, &call);
-    if (status == MPT_OK && frame.records) status = mpt__record_call(&frame);
+    mpt_status status = MPT_ERROR_HANDLE;
+    if (mpt__find_inputs(context, cast, n_in, 0, frame.record->in) && mpt__check_inputs(&frame)) {
+        frame.records = frame.records && found->cls.backward;
+        status = mpt__user_run(&frame, found, &call);
+    }
+    mpt__record_call(&frame, status);
     for (int i = 0; i < n_out; i++) {
         if (status == MPT_OK)
             out[i] = mpt__handle(context, frame.out[i]);
         else if (frame.out[i])
             mpt__tensor_drop(context, frame.out[i]);
     }
-    return status;
+    return context->base.status;
 }
 
 #endif

@@ -735,41 +735,22 @@ static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module 
     return mpt__handle(context, context->parameters[index].tensor);
 }
 
-/* A layer that is one op. */
-static mpt_tensor mpt__op_layer_forward(mpt_context *context, const mpt__module *module,
-                                        mpt_tensor x, mpt_activation activation) {
-    mpt_tensor in[MPT__MAX_INPUTS];
-    int n_in = mpt__layer_rows[module->layer].inputs;
+/* A layer that is one op; NULL on error, as all that follow. */
+static mpt__tensor *mpt__op_layer_forward(mpt_context *context, const mpt__module *module,
+                                          mpt__tensor *x, mpt_activation activation) {
+    mpt__frame frame;
+    int op = mpt__layer_rows[module->layer].op, n_in = mpt__layer_rows[module->layer].inputs;
+    if (!mpt__enter(context, mpt__layer_rows[module->layer].call) ||
+        !mpt__call_begin(&frame, context, op, n_in, 1, &module->attributes))
+        return NULL;
+    frame.attributes->activation = (uint8_t)activation;
+    mpt__tensor **in = frame.record->in;
     in[0] = x;
     for (int i = 1; i < n_in; i++)
-        in[i] = i <= module->parameter_count ? mpt__parameter_handle(context, module, i - 1)
-                                             : mpt__null(NULL);
-    mpt__attributes attributes = module->attributes;
-    attributes.activation = (uint8_t)activation;
-    return mpt__apply1(mpt__layer_rows[module->layer].call, mpt__layer_rows[module->layer].op, in,
-                       n_in, &attributes);
-}
-
-static mpt_tensor mpt__sequential_forward(mpt_context *context, mpt__module *module, mpt_tensor x);
-
-/* A built-in layer of one input and one output. */
-static mpt_tensor mpt__layer_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
-                                     mpt_activation activation) {
-    if (mpt__layer_rows[module->layer].op)
-        return mpt__op_layer_forward(context, module, x, activation);
-    switch (module->layer) {
-    case MPT__LAYER_dropout:
-        return mpt__dropout_call(x, module->attributes.imm[0], module->path_hash,
-                                 mpt__dropout_count(context, module));
-    case MPT__LAYER_flatten:
-        return mpt_flatten(x, 1, -1);
-    case MPT__LAYER_sequential:
-        return mpt__sequential_forward(context, module, x);
-    default:
-        mpt__error(context, MPT_ERROR_UNSUPPORTED,
-                   "a list has no forward of its own; call its children, see mpt_child");
-        return mpt__null(context);
-    }
+        in[i] = i > module->parameter_count
+                    ? NULL
+                    : context->parameters[module->parameters[i - 1].parameter - 1].tensor;
+    return mpt__call_run(&frame);
 }
 
 static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *module,
@@ -793,49 +774,74 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
     return MPT_OK;
 }
 
-/* Runs a module with its path, mode and policy in force, of which the first two stay so;
-   `activation` follows a linear layer. */
-static void mpt__module_run(mpt_context *context, mpt__module *module, const mpt_tensor *in,
-                            int n_in, mpt_tensor *out, int n_out, mpt_activation activation) {
-    int autocast_depth = context->autocast_depth;
+/* A layer of one input and one output that is more than an op. */
+static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__module *module,
+                                                   mpt_tensor x) {
+    mpt_tensor out = mpt__null(context);
+    switch (module->layer) {
+    case MPT__LAYER_user:
+        mpt__user_forward_call(context, module, &x, 1, &out, 1);
+        return out;
+    case MPT__LAYER_dropout:
+        return mpt__dropout_call(x, module->attributes.imm[0], module->path_hash,
+                                 mpt__dropout_count(context, module));
+    case MPT__LAYER_flatten:
+        return mpt_flatten(x, 1, -1);
+    default:
+        mpt__error(context, MPT_ERROR_UNSUPPORTED,
+                   "a list has no forward of its own; call its children, see mpt_child");
+        return out;
+    }
+}
+
+static mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
+                                            mpt__tensor *x);
+
+/* Puts a module's path, mode and policy in force, of which the first two stay so. */
+static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *context, const mpt__module *module) {
     context->path = module->path;
     context->module = module->id.slot;
     context->path_hash = module->path_hash;
     context->module_training = module->training;
     if (module->policy && mpt__autocast_dtype(context) != MPT_F32)
         mpt_autocast_begin(context, (mpt_dtype)module->policy);
-    if (module->layer == MPT__LAYER_user)
-        mpt__user_forward_call(context, module, in, n_in, out, n_out);
-    else if (n_in != 1 || n_out != 1)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s takes one input and one output, got %d and %d",
-                   module->cls.name, n_in, n_out);
-    else
-        out[0] = mpt__layer_forward(context, module, in[0], activation);
-    context->autocast_depth = autocast_depth;
 }
 
-static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
-    return a.slot == b.slot && a.generation == b.generation;
+/* Runs a module of one input and one output; `activation` follows a linear layer. */
+static mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module, mpt__tensor *x,
+                                    mpt_activation activation) {
+    int autocast_depth = context->autocast_depth;
+    mpt__module_begin(context, module);
+    mpt__tensor *out = NULL;
+    if (mpt__layer_rows[module->layer].op) {
+        out = mpt__op_layer_forward(context, module, x, activation);
+    } else if (module->layer == MPT__LAYER_sequential) {
+        out = mpt__sequential_forward(context, module, x);
+    } else {
+        mpt_tensor made = mpt__layer_forward(context, module, mpt__handle(context, x));
+        if (made.slot) out = mpt__at(context, made, "output");
+    }
+    context->autocast_depth = autocast_depth;
+    return out;
 }
 
 /* Children in order. A linear layer takes an activation that follows it into its own call. What
    passes between children is given up as soon as the next one has it, unless a user's forward in
    the tree may have put a handle of it by. */
-static mpt_tensor mpt__sequential_forward(mpt_context *context, mpt__module *module, mpt_tensor x) {
-    mpt_tensor now = x;
+static mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
+                                            mpt__tensor *x) {
+    mpt__tensor *now = x;
     bool watched = mpt__module_root(context, module)->watched;
-    for (int64_t i = 0; i < module->child_count && context->base.status == MPT_OK; i++) {
+    for (int64_t i = 0; i < module->child_count && now; i++) {
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
         if (child->layer == MPT__LAYER_linear && i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
             if (next->policy == child->policy) activation = mpt__layer_rows[next->layer].activation;
         }
-        mpt_tensor out = mpt__null(context);
-        mpt__module_run(context, child, &now, 1, &out, 1, activation);
+        mpt__tensor *out = mpt__module_run(context, child, now, activation);
         if (activation != MPT_ACTIVATION_NONE) i++;
-        if (!watched && !mpt__same_handle(now, x) && !mpt__same_handle(now, out))
-            mpt__tensor_drop(context, mpt__slot(context, now.slot));
+        if (!watched && now != x && now != out) mpt__tensor_drop(context, now);
         now = out;
     }
     return now;
@@ -852,11 +858,22 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
                           "expected at least one input and one output");
     for (int i = 0; i < n_in; i++)
         if (!mpt__at(context, in[i], "input")) return context->base.status;
-    if (mpt__freeze(context, found) != MPT_OK) return context->base.status;
+    if (!found->frozen && mpt__freeze(context, found) != MPT_OK) return context->base.status;
     uint32_t path = context->path, above = context->module;
     uint64_t path_hash = context->path_hash;
     bool training = context->module_training;
-    mpt__module_run(context, found, in, n_in, out, n_out, MPT_ACTIVATION_NONE);
+    int autocast_depth = context->autocast_depth;
+    if (found->layer == MPT__LAYER_user) {
+        mpt__module_begin(context, found);
+        mpt__user_forward_call(context, found, in, n_in, out, n_out);
+    } else if (n_in != 1 || n_out != 1) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s takes one input and one output, got %d and %d",
+                   found->cls.name, n_in, n_out);
+    } else {
+        mpt__tensor *x = mpt__slot(context, in[0].slot);
+        out[0] = mpt__handle(context, mpt__module_run(context, found, x, MPT_ACTIVATION_NONE));
+    }
+    context->autocast_depth = autocast_depth;
     context->path = path;
     context->module = above;
     context->path_hash = path_hash;

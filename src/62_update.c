@@ -363,12 +363,11 @@ static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
              list.length >= sizeof names ? " .." : "");
 }
 
-/* One update of everything that has a gradient. Queued; nothing happens on the device while
-   found_slot (0: none) or the error word is set. */
+/* One update of everything that has a gradient, by mpt__pattern of now. Queued; nothing happens on
+   the device while found_slot (0: none) or the error word is set. */
 static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *optimizer,
                                         uint16_t found_slot) {
-    mpt_status status = mpt__pattern(context, optimizer);
-    if (status != MPT_OK) return status;
+    if (context->base.status != MPT_OK) return context->base.status;
     if (optimizer->with_grad == 0) {
         mpt__warn_no_grad(context, optimizer);
         return MPT_OK;
@@ -381,7 +380,7 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
     int phase = context->launch_phase;
     context->launch_phase = MPT__UPDATE;
     mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
-    status = mpt__schedule_before_step(context, optimizer);
+    mpt_status status = mpt__schedule_before_step(context, optimizer);
     if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
     context->launch_phase = phase;
     if (status != MPT_OK) return status;
@@ -406,6 +405,7 @@ MPTRAIN_API mpt_status mpt_step(mpt_optimizer handle) {
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_step");
     if (!optimizer) return mpt__status_of(context);
     mpt__warn_unscaled(context, optimizer);
+    mpt__pattern(context, optimizer);
     return mpt__optimizer_update(context, optimizer, 0);
 }
 

@@ -170,14 +170,18 @@ static void mpt__note_bf16(mpt_context *context, mpt__scaler *scaler) {
 MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
     mpt_context *context = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scale_loss");
-    if (!scaler || !mpt__at(context, loss, "loss")) return mpt__null(context);
+    mpt__tensor *found = scaler ? mpt__at(context, loss, "loss") : NULL;
+    if (!found) return mpt__null(context);
     scaler->scaled = true;
     if (!scaler->config.enabled) return loss;
     mpt__note_bf16(context, scaler);
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = scaler->slots[MPT__SCALER_SCALE];
-    attributes.index[1] = scaler->slots[MPT__SCALER_LOSS];
-    return mpt__apply1("mpt_scale_loss", MPT__OP_scale_loss, &loss, 1, &attributes);
+    mpt__frame frame;
+    if (!mpt__call_begin(&frame, context, MPT__OP_scale_loss, 1, 1, &mpt__no_attributes))
+        return mpt__null(context);
+    frame.record->in[0] = found;
+    frame.attributes->index[0] = scaler->slots[MPT__SCALER_SCALE];
+    frame.attributes->index[1] = scaler->slots[MPT__SCALER_LOSS];
+    return mpt__handle(context, mpt__call_run(&frame));
 }
 
 /* ==== Unscale, step, skip ==== */
@@ -246,12 +250,14 @@ MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimize
     mpt__scaler *scaler =
         mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_step", MPT__STEPPED, &optimizer);
     if (!scaler) return mpt__status_of(context);
-    if (!scaler->config.enabled) {
-        scaler->stepped = true;
-        return mpt__optimizer_update(context, optimizer, 0);
-    }
-    if (!optimizer->checked) mpt__scaler_unscale(context, scaler, optimizer, false);
-    return mpt__optimizer_update(context, optimizer, optimizer->slot[MPT__OPTIM_FOUND]);
+    bool enabled = scaler->config.enabled;
+    if (enabled && !optimizer->checked)
+        mpt__scaler_unscale(context, scaler, optimizer, false);
+    else
+        mpt__pattern(context, optimizer);
+    if (!enabled) scaler->stepped = true;
+    return mpt__optimizer_update(context, optimizer,
+                                 enabled ? optimizer->slot[MPT__OPTIM_FOUND] : 0);
 }
 
 MPTRAIN_API mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimizer_handle) {
@@ -262,16 +268,15 @@ MPTRAIN_API mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimize
 
 /* ==== Looking at the device ==== */
 
-static mpt_scaler_stats mpt__scaler_read(const mpt_context *context, const mpt__scaler *scaler) {
+static void mpt__scaler_read(const mpt_context *context, const mpt__scaler *scaler,
+                             mpt_scaler_stats *stats) {
     const mpt__scalar *scalars = context->scalars;
-    mpt_scaler_stats stats;
-    stats.scale = scalars[scaler->slots[MPT__SCALER_SCALE]].f;
-    stats.growth_tracker = scalars[scaler->slots[MPT__SCALER_TRACKER]].i;
-    stats.steps = scalars[scaler->slots[MPT__SCALER_UPDATES]].i;
-    stats.skipped = scalars[scaler->slots[MPT__SCALER_SKIPPED]].i;
-    stats.skipped_in_a_row = scalars[scaler->slots[MPT__SCALER_IN_A_ROW]].i;
-    stats.last_skipped_step = scalars[scaler->slots[MPT__SCALER_LAST]].i;
-    return stats;
+    stats->scale = scalars[scaler->slots[MPT__SCALER_SCALE]].f;
+    stats->growth_tracker = scalars[scaler->slots[MPT__SCALER_TRACKER]].i;
+    stats->steps = scalars[scaler->slots[MPT__SCALER_UPDATES]].i;
+    stats->skipped = scalars[scaler->slots[MPT__SCALER_SKIPPED]].i;
+    stats->skipped_in_a_row = scalars[scaler->slots[MPT__SCALER_IN_A_ROW]].i;
+    stats->last_skipped_step = scalars[scaler->slots[MPT__SCALER_LAST]].i;
 }
 
 /* Whether the gradient of a parameter holds a non-finite value. */
@@ -373,12 +378,12 @@ static void mpt__compare_windows(mpt_context *context, mpt__scaler *scaler) {
 
 /* Reads the counters, which must be readable, and draws the conclusions. */
 static mpt_status mpt__scaler_look(mpt_context *context, mpt__scaler *scaler) {
-    mpt_scaler_stats before = scaler->seen;
-    scaler->seen = mpt__scaler_read(context, scaler);
+    int64_t before = scaler->seen.skipped;
+    mpt__scaler_read(context, scaler, &scaler->seen);
     scaler->unseen = 0;
     bool lost = context->scalars[scaler->slots[MPT__SCALER_LOSS]].i != 0;
     if (lost) mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_LOSS], 0);
-    bool skipped = scaler->seen.skipped > before.skipped;
+    bool skipped = scaler->seen.skipped > before;
     scaler->lost_losses = lost && skipped ? scaler->lost_losses + 1 : 0;
     if (skipped) mpt__find_culprit(context, scaler);
     bool over =
@@ -500,8 +505,8 @@ MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
     mpt_scaler_stats stats;
     memset(&stats, 0, sizeof stats);
     stats.scale = 1;
-    if (!scaler || !scaler->config.enabled) return stats;
-    return mpt__scaler_read(context, scaler);
+    if (scaler && scaler->config.enabled) mpt__scaler_read(context, scaler, &stats);
+    return stats;
 }
 
 MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {
