@@ -162,7 +162,8 @@ Between mpt_autocast_begin(ctx, MPT_F16 or MPT_BF16) and mpt_autocast_end, each 
 precision of one table, the same on every device (mpt_autocast_policy prints it):
 
     low          matmul, linear
-    fp32         exp, log, softmax, log_softmax, sum, mean, all losses
+    fp32         exp, log, log1p, rsqrt, pow, softplus, softmax, log_softmax, sum, mean,
+                 prod, norm, logsumexp, cumsum, all losses
     as input     everything else; inputs of different dtypes meet in fp32
 
 Kernels compute and accumulate in fp32 whatever the storage is, and round once when they store. A
@@ -175,8 +176,11 @@ Where torch.autocast differs (its CPU and CUDA lists also differ from each other
 
     op                             here           CUDA           CPU
     matmul, linear                 low            low            low
-    exp, log                       fp32           fp32           as input
-    softmax, log_softmax, sum      fp32           fp32           as input
+    exp, log, log1p, rsqrt, pow,
+      softplus                     fp32           fp32           as input
+    softmax, log_softmax, sum,
+      prod, norm, logsumexp,
+      cumsum                       fp32           fp32           as input
     mean                           fp32           as input       as input
     losses                         fp32           fp32           fp32
     cat of mixed inputs            fp32           fp32           fp32
@@ -226,9 +230,11 @@ module used twice is shared and counted once. mpt_train and mpt_eval switch drop
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
 autocast class. Gradients of gradients are not available.
 
-SGD, Adam and AdamW follow torch.optim's order of operations. mpt_optimizer_add makes parameter
-groups. A parameter whose gradient is none is left alone by the step. Schedules per step are indexed
-by applied steps, so skipped steps do not advance them; those per epoch by mpt_schedule_step.
+SGD, Adam, AdamW, RMSprop, Adagrad and Adadelta follow torch.optim's order of operations; there is
+Lion, too. mpt_optimizer_add makes parameter groups. A parameter whose gradient is none is left
+alone by the step. Schedules per step are indexed by applied steps, so skipped steps do not advance
+them; those per epoch by mpt_schedule_step. They are made of curves: mpt_linear_lr(0.1, 1, 500),
+then mpt_cosine_lr(9500, 0), by mpt_sequential_lr. mpt_ema_create keeps averages of the weights.
 
 ==== MANUAL 9: data ============================================================================
 
@@ -337,6 +343,7 @@ MPT__HANDLE(mpt_module);
 MPT__HANDLE(mpt_optimizer);
 MPT__HANDLE(mpt_scaler);
 MPT__HANDLE(mpt_schedule);
+MPT__HANDLE(mpt_ema);
 MPT__HANDLE(mpt_dataset);
 MPT__HANDLE(mpt_loader);
 MPT__HANDLE(mpt_recording);
@@ -660,6 +667,35 @@ MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x);     /* a view without history *
 MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype);
 /* Concatenates `count` >= 1 float tensors of one dtype that agree in all other dimensions. */
 MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim);
+/* The same along a new dimension, of tensors of one shape. */
+MPTRAIN_API mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim);
+/* torch.split and torch.chunk: views of parts of `size`, the last one maybe shorter, or of at most
+   `chunks` of one size. Returns how many they are; -1 on error, as if `capacity` is too small. */
+MPTRAIN_API int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts,
+                                 int capacity);
+MPTRAIN_API int mpt_chunk(mpt_tensor x, int chunks, int dim, mpt_tensor *parts, int capacity);
+/* Of float tensors. roll: what leaves at one end comes in at the other. repeat: times.dim[i] copies
+   along dimension i; new ones lead. pad: MPT_SHAPE(before, after, ..), last dimension first. */
+MPTRAIN_API mpt_tensor mpt_flip(mpt_tensor x, int dim);
+MPTRAIN_API mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim);
+MPTRAIN_API mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times);
+MPTRAIN_API mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value);
+/* The lower or upper triangle of matrices [.., M, N], 0 elsewhere; diagonal > 0 is above the main
+   one, < 0 below. */
+MPTRAIN_API mpt_tensor mpt_tril(mpt_tensor x, int64_t diagonal);
+MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal);
+
+/* Indices are i64, 0 to size - 1 of dimension `dim` of x. One out of range is an error that names
+   its element, as with targets of a loss; weights stay untouched.
+   gather: out[i][j] = x[i][index[i][j]] for dim = 1; index has the sizes of x in the others.
+   index_select: the rows, for dim = 0, that index [n] names.
+   scatter_add: x with source[i][j] added at [i][index[i][j]]; index and source have one shape. What
+   meets in one element adds up in fp32, in order. */
+MPTRAIN_API mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index);
+MPTRAIN_API mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index);
+MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source);
+/* i64 classes [..] -> i64 [.., count]: 1 at the class, else 0. */
+MPTRAIN_API mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count);
 
 /* ==== Operations ============================================================================= */
 
@@ -683,6 +719,40 @@ MPTRAIN_API mpt_tensor mpt_sigmoid(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_isnan(mpt_tensor x);               /* bool */
 MPTRAIN_API mpt_tensor mpt_isinf(mpt_tensor x);               /* bool */
 MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b); /* bool; any dtype, the same one */
+/* As mpt_equal: a < b, a <= b, a > b, a >= b, a != b. With NaN only the last one is true. */
+MPTRAIN_API mpt_tensor mpt_lt(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_le(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_gt(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_ge(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_ne(mpt_tensor a, mpt_tensor b);
+/* bool; of any dtypes: what is not 0 is true. */
+MPTRAIN_API mpt_tensor mpt_logical_and(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_logical_or(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_logical_not(mpt_tensor x);
+/* condition ? a : b, all three broadcast; condition is bool. */
+MPTRAIN_API mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b);
+/* fp32 inside autocast: log1p, rsqrt, pow and softplus. */
+MPTRAIN_API mpt_tensor mpt_log1p(mpt_tensor x); /* log(1 + x), exact for small x */
+MPTRAIN_API mpt_tensor mpt_rsqrt(mpt_tensor x); /* 1 / sqrt(x) */
+MPTRAIN_API mpt_tensor mpt_pow(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_pow_scalar(mpt_tensor x, double exponent);
+MPTRAIN_API mpt_tensor mpt_abs(mpt_tensor x);
+MPTRAIN_API mpt_tensor mpt_sign(mpt_tensor x); /* -1, 0, 1; 0 for NaN; its gradient is 0 */
+MPTRAIN_API mpt_tensor mpt_sin(mpt_tensor x);  /* radians */
+MPTRAIN_API mpt_tensor mpt_cos(mpt_tensor x);
+/* Into [min, max]; an infinite bound is none. NaN passes. There is no gradient at the bounds. */
+MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max);
+/* The smaller and the larger one; NaN wins. Where both are equal, each gets half the gradient. */
+MPTRAIN_API mpt_tensor mpt_minimum(mpt_tensor a, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_maximum(mpt_tensor a, mpt_tensor b);
+/* Activations, as in torch.nn.functional, whose defaults the comments give. */
+MPTRAIN_API mpt_tensor mpt_leaky_relu(mpt_tensor x, double slope); /* 0.01 */
+MPTRAIN_API mpt_tensor mpt_elu(mpt_tensor x, double alpha);        /* 1 */
+MPTRAIN_API mpt_tensor mpt_silu(mpt_tensor x);                     /* x sigmoid(x) */
+/* log(1 + exp(beta x)) / beta; x itself where beta x > threshold. 1, 20 */
+MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold);
+/* As mpt_clamp. -1, 1 */
+MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max);
 
 /* [.., M, K] x [.., K, N] -> [.., M, N]; leading dimensions broadcast; 1-d operands as in PyTorch.
    fp32 accumulation whatever the dtype. */
@@ -708,6 +778,20 @@ MPTRAIN_API mpt_tensor mpt_sum(mpt_tensor x, int dim, bool keep_dim);
 MPTRAIN_API mpt_tensor mpt_mean(mpt_tensor x, int dim, bool keep_dim);
 MPTRAIN_API mpt_tensor mpt_max(mpt_tensor x, int dim, bool keep_dim); /* NaN wins; first of ties */
 MPTRAIN_API mpt_tensor mpt_argmax(mpt_tensor x, int dim, bool keep_dim); /* i64, as mpt_max */
+MPTRAIN_API mpt_tensor mpt_min(mpt_tensor x, int dim, bool keep_dim);
+MPTRAIN_API mpt_tensor mpt_argmin(mpt_tensor x, int dim, bool keep_dim);
+/* prod, norm, logsumexp and cumsum give fp32 inside autocast. */
+MPTRAIN_API mpt_tensor mpt_prod(mpt_tensor x, int dim, bool keep_dim);
+/* Mean squared difference from the mean, in two passes, of n elements as a sum / (n - correction),
+   and its root. PyTorch's correction is 1. */
+MPTRAIN_API mpt_tensor mpt_var(mpt_tensor x, int dim, bool keep_dim, double correction);
+MPTRAIN_API mpt_tensor mpt_std(mpt_tensor x, int dim, bool keep_dim, double correction);
+/* p = 1: sum of |x|; 2: root of the sum of squares; INFINITY: the largest |x|, whose gradient is
+   shared among equals. */
+MPTRAIN_API mpt_tensor mpt_norm(mpt_tensor x, double p, int dim, bool keep_dim);
+MPTRAIN_API mpt_tensor mpt_logsumexp(mpt_tensor x, int dim, bool keep_dim);
+/* Sums along a dimension up to each element. */
+MPTRAIN_API mpt_tensor mpt_cumsum(mpt_tensor x, int dim);
 
 /* Over one dimension, the largest value subtracted first; fp32 inside autocast. */
 MPTRAIN_API mpt_tensor mpt_softmax(mpt_tensor x, int dim);
@@ -717,7 +801,8 @@ MPTRAIN_API mpt_tensor mpt_log_softmax(mpt_tensor x, int dim);
    number of the call in the step). */
 MPTRAIN_API mpt_tensor mpt_dropout(mpt_tensor x, double p);
 
-typedef enum mpt_reduction { MPT_MEAN = 0, MPT_SUM, MPT_NONE } mpt_reduction;
+/* MPT_BATCH_MEAN, the sum over the first dimension's size, is for mpt_kl_div alone. */
+typedef enum mpt_reduction { MPT_MEAN = 0, MPT_SUM, MPT_NONE, MPT_BATCH_MEAN } mpt_reduction;
 
 typedef struct mpt_nll_config {
     mpt_reduction reduction; /* MPT_MEAN: over the kept samples, by weight */
@@ -726,16 +811,68 @@ typedef struct mpt_nll_config {
     double label_smoothing;  /* 0; cross_entropy only */
 } mpt_nll_config;
 MPTRAIN_API mpt_nll_config mpt_nll_config_default(void);
-/* torch.nn.functional.nll_loss: log-probabilities [N, C] or [C], targets i64 [N] or 0-d -> fp32,
-   0-d, or like the targets with MPT_NONE. A target outside [0, C) that is not ignore_index is an
-   error that names the sample; weights stay untouched. */
+/* torch.nn.functional.nll_loss: log-probabilities [N, C, d1..] or [C], targets i64 [N, d1..] or 0-d
+   -> fp32, 0-d, or like the targets with MPT_NONE. A target outside [0, C) that is not ignore_index
+   is an error that names sample and position; weights stay untouched. The mean of nothing (no
+   samples, all ignored) is NaN, its gradient 0. */
 MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
                                     const mpt_nll_config *config);
-/* The same from logits, log-softmax fused in fp32. */
+/* The same from logits, log-softmax fused in fp32. Targets may also be probabilities, floats of the
+   logits' shape: then ignore_index has no meaning, the mean is over the samples (weights do not
+   divide), and the probabilities get gradients too. */
 MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
                                          const mpt_nll_config *config);
-/* (input - target)^2 in fp32, of equal shapes. */
+
+/* The losses of torch.nn.functional, elementwise on floats of equal shapes: computed in fp32, fp32
+   out, 0-d or, with MPT_NONE, of that shape. One pass without a tensor between. Targets get
+   gradients too. */
 MPTRAIN_API mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_l1_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction);
+/* beta >= 0 (0: l1), delta > 0: where the parabola ends. */
+MPTRAIN_API mpt_tensor mpt_smooth_l1_loss(mpt_tensor input, mpt_tensor target, double beta,
+                                          mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_huber_loss(mpt_tensor input, mpt_tensor target, double delta,
+                                      mpt_reduction reduction);
+/* Of logits; weight and pos_weight broadcast to them, or are null handles, and get no gradients. An
+   infinite logit costs 0 where the target agrees with it, else infinity (PyTorch: NaN). */
+MPTRAIN_API mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
+                                                            mpt_tensor weight,
+                                                            mpt_tensor pos_weight,
+                                                            mpt_reduction reduction);
+/* Of probabilities; logarithms end at -100. One outside [0, 1] is an error that names the element.
+   Gradients reach 1e12, which fp16 does not hold: prefer the form above. */
+MPTRAIN_API mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_tensor target,
+                                                mpt_tensor weight, mpt_reduction reduction);
+/* target (log target - input) of a log-probability and a probability, or, with log_target, of its
+   logarithm. A target of probability 0 costs 0 and passes 0, whatever the input; a negative one
+   gives NaN. MPT_BATCH_MEAN is the divergence; MPT_MEAN divides it by the classes too. */
+MPTRAIN_API mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
+                                  mpt_reduction reduction);
+/* variance: like the input, or with a last dimension of 1, or without it; below eps it counts as
+   eps. full adds log(2 pi) / 2. */
+MPTRAIN_API mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target,
+                                             mpt_tensor variance, bool full, double eps,
+                                             mpt_reduction reduction);
+/* Targets of 1 and -1: log(1 + exp(-target input)); input or max(0, margin - input);
+   max(0, margin - target (a - b)). */
+MPTRAIN_API mpt_tensor mpt_soft_margin_loss(mpt_tensor input, mpt_tensor target,
+                                            mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_hinge_embedding_loss(mpt_tensor input, mpt_tensor target, double margin,
+                                                mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
+                                               double margin, mpt_reduction reduction);
+/* Of vectors [.., n] of equal shapes, one loss each: max(0, margin + |anchor - positive| -
+   |anchor - negative|), distances with eps added to the difference; with swap the smaller one of
+   negative to anchor and to positive. */
+MPTRAIN_API mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive,
+                                               mpt_tensor negative, double margin, double eps,
+                                               bool swap, mpt_reduction reduction);
+/* a b / (max(|a|, eps) max(|b|, eps)) along a dimension of tensors of equal shapes. */
+MPTRAIN_API mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps);
+/* Of vectors [N, n] or [n] and targets [N] or 0-d: 1 - cosine for 1, max(0, cosine - margin) for
+   -1. */
+MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
+                                                 double margin, mpt_reduction reduction);
 
 /* ==== Autograd =============================================================================== */
 
@@ -783,6 +920,12 @@ MPTRAIN_API mpt_module mpt_nn_relu(mpt_context *context);
 MPTRAIN_API mpt_module mpt_nn_gelu(mpt_context *context);
 MPTRAIN_API mpt_module mpt_nn_tanh(mpt_context *context);
 MPTRAIN_API mpt_module mpt_nn_sigmoid(mpt_context *context);
+MPTRAIN_API mpt_module mpt_nn_gelu_tanh(mpt_context *context);
+MPTRAIN_API mpt_module mpt_nn_silu(mpt_context *context);
+MPTRAIN_API mpt_module mpt_nn_leaky_relu(mpt_context *context, double slope);
+MPTRAIN_API mpt_module mpt_nn_elu(mpt_context *context, double alpha);
+MPTRAIN_API mpt_module mpt_nn_softplus(mpt_context *context, double beta, double threshold);
+MPTRAIN_API mpt_module mpt_nn_hardtanh(mpt_context *context, double min, double max);
 MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p);
 MPTRAIN_API mpt_module mpt_nn_softmax(mpt_context *context, int dim);
 MPTRAIN_API mpt_module mpt_nn_log_softmax(mpt_context *context, int dim);
@@ -916,6 +1059,7 @@ typedef struct mpt_sgd_config {
     double weight_decay; /* 0, added to the gradient */
     bool nesterov;       /* false; needs momentum > 0 and dampening 0 */
     bool allow_shared;   /* false; true: parameters may be in another optimizer too */
+    bool maximize;       /* false; true: up the gradient */
 } mpt_sgd_config;
 typedef struct mpt_adam_config {
     double lr;           /* 1e-3 */
@@ -923,17 +1067,58 @@ typedef struct mpt_adam_config {
     double eps;          /* 1e-8, outside the root, after bias correction */
     double weight_decay; /* Adam: 0, added to the gradient; AdamW: 1e-2, decoupled */
     bool allow_shared;   /* false */
+    bool amsgrad;        /* false; true: with the largest second moment so far */
+    bool maximize;       /* false */
 } mpt_adam_config;
 typedef mpt_adam_config mpt_adamw_config;
+typedef struct mpt_rmsprop_config {
+    double lr;           /* 1e-2 */
+    double alpha;        /* 0.99, of the mean square */
+    double eps;          /* 1e-8, outside the root */
+    double weight_decay; /* 0, added to the gradient */
+    double momentum;     /* 0 */
+    bool centered;       /* false; true: the square of the mean is taken off */
+    bool allow_shared, maximize;
+} mpt_rmsprop_config;
+typedef struct mpt_adagrad_config {
+    double lr;                  /* 1e-2 */
+    double lr_decay;            /* 0; lr / (1 + steps lr_decay) */
+    double weight_decay;        /* 0, added to the gradient */
+    double initial_accumulator; /* 0; what sums of squares start from */
+    double eps;                 /* 1e-10, outside the root */
+    bool allow_shared, maximize;
+} mpt_adagrad_config;
+typedef struct mpt_adadelta_config {
+    double lr;           /* 1 */
+    double rho;          /* 0.9, of both means */
+    double eps;          /* 1e-6, inside the roots */
+    double weight_decay; /* 0, added to the gradient */
+    bool allow_shared, maximize;
+} mpt_adadelta_config;
+typedef struct mpt_lion_config {
+    double lr;           /* 1e-4 */
+    double beta1, beta2; /* 0.9 of the step, 0.99 of what is kept */
+    double weight_decay; /* 0, decoupled */
+    bool allow_shared, maximize;
+} mpt_lion_config;
 
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void);
 MPTRAIN_API mpt_adam_config mpt_adam_config_default(void);
 MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void);
-/* Over all parameters of a tree. Order of operations as in torch.optim (fused form); moments and
-   arithmetic are fp32, half parameters get fp32 masters, steps count in 64 bits. */
+MPTRAIN_API mpt_rmsprop_config mpt_rmsprop_config_default(void);
+MPTRAIN_API mpt_adagrad_config mpt_adagrad_config_default(void);
+MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void);
+MPTRAIN_API mpt_lion_config mpt_lion_config_default(void);
+/* Over all parameters of a tree. Order of operations as in torch.optim (SGD and Adam: its fused
+   form), of Lion as in arXiv 2302.06675; moments and arithmetic are fp32, half parameters get fp32
+   masters, steps count in 64 bits. */
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config);
 MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config);
 MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config);
+MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config);
+MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config);
+MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config);
+MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config);
 
 /* Parameter groups. Group 0 holds what the creator got; mpt_optimizer_add makes another one of the
    module's parameters (those already held move there), with its own lr and decay: all below
@@ -950,11 +1135,22 @@ MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer optimizer, int group,
 /* That of the next step; NaN on error. May wait for the device. */
 MPTRAIN_API double mpt_get_lr(mpt_optimizer optimizer, int group);
 
+/* What else a group has of its own, by the name that it has in the config: "weight_decay",
+   "momentum", "beta1", "eps" and so on. Recorded and captured steps keep what they were recorded
+   with. NaN on error. */
+MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer optimizer, int group, const char *name,
+                                      double value);
+MPTRAIN_API double mpt_get_option(mpt_optimizer optimizer, int group, const char *name);
+
 /* Gradients to none: parameters without a new gradient are then left alone by the step. */
 MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer optimizer);
 /* Multiplies the gradients so that their joint 2-norm is at most max_norm; returns the norm before,
    0-d fp32, without a wait. After mpt_unscale if there is a scaler. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm);
+/* The same by the p-norm: p is 1, 2 or INFINITY, the largest magnitude. */
+MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p);
+/* That norm alone, 0-d fp32, without a wait; the gradients stay as they are. */
+MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p);
 /* Cuts every gradient to [-limit, limit]. */
 MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer optimizer, double limit);
 /* Updates the parameters that have a gradient. With a scaler call mpt_scaler_step instead. */
@@ -965,18 +1161,117 @@ MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer optimizer); /* moments, ma
 MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer optimizer);
 
 /* Schedules. Per step they are indexed on the device by the count of applied steps; per epoch they
-   move when mpt_schedule_step is called. One schedule per optimizer. */
+   move when mpt_schedule_step is called. One schedule per optimizer. A group's rate goes through it
+   from the lr that it was given, called base here; t counts from 0. */
 typedef enum mpt_schedule_unit { MPT_PER_STEP = 0, MPT_PER_EPOCH } mpt_schedule_unit;
-/* lr = eta_min + (base - eta_min)(1 + cos(pi t / t_max)) / 2 */
+enum { MPT_MAX_RATES = 8, MPT_MAX_MILESTONES = 16 };
+/* A curve over t, a value to be made by one of the functions below, which are named after those of
+   torch.optim.lr_scheduler; bad arguments are told where a schedule is made of it. */
+typedef struct mpt_rate {
+    int kind;
+    int64_t count[2];
+    double number[3];
+    int64_t milestone[MPT_MAX_MILESTONES];
+} mpt_rate;
+MPTRAIN_API mpt_rate mpt_constant_lr(double factor, int64_t total); /* base factor, then base */
+MPTRAIN_API mpt_rate mpt_linear_lr(double start, double end, int64_t total); /* factors of base */
+MPTRAIN_API mpt_rate mpt_exponential_lr(double gamma);                       /* base gamma^t */
+MPTRAIN_API mpt_rate mpt_step_lr(int64_t size, double gamma); /* base gamma^floor(t / size) */
+/* base gamma^(milestones <= t); up to MPT_MAX_MILESTONES of them, rising. */
+MPTRAIN_API mpt_rate mpt_multi_step_lr(const int64_t *milestones, int count, double gamma);
+/* base (1 - min(t, total) / total)^power */
+MPTRAIN_API mpt_rate mpt_polynomial_lr(int64_t total, double power);
+/* eta_min + (base - eta_min)(1 + cos(pi t / t_max)) / 2 */
+MPTRAIN_API mpt_rate mpt_cosine_lr(int64_t t_max, double eta_min);
+/* The half wave from base to eta_min over and over, t_0 long at first, then each mult times as long
+   as the one before. */
+MPTRAIN_API mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double eta_min);
+
+MPTRAIN_API mpt_schedule mpt_schedule_create(mpt_optimizer optimizer, mpt_rate rate,
+                                             mpt_schedule_unit unit);
+/* Up to MPT_MAX_RATES curves one after the other: number k + 1 begins, with t = 0 again, at
+   milestones[k] of count - 1 rising ones. */
+MPTRAIN_API mpt_schedule mpt_sequential_lr(mpt_optimizer optimizer, const mpt_rate *rates,
+                                           int count, const int64_t *milestones,
+                                           mpt_schedule_unit unit);
+/* All curves at once: base times the product of their factors; eta_min has to be 0. */
+MPTRAIN_API mpt_schedule mpt_chained_lr(mpt_optimizer optimizer, const mpt_rate *rates, int count,
+                                        mpt_schedule_unit unit);
+/* The schedule of mpt_cosine_lr. */
 MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t_max,
                                               double eta_min, mpt_schedule_unit unit);
-/* lr = base (start + (1 - start) min(t, warmup) / warmup), then, if t_max > warmup, cosine
-   annealing to eta_min over the remaining t_max - warmup. */
+/* mpt_linear_lr from base start to base over `warmup`, then, if t_max > warmup, mpt_cosine_lr to
+   eta_min over the remaining t_max - warmup. */
 MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup,
                                     int64_t t_max, double eta_min, mpt_schedule_unit unit);
+
+/* Up from max_lr / div_factor to max_lr and down to the start over final_div_factor; momentum (SGD,
+   RMSprop) or beta1 (Adam, Lion) the other way. The device reads both from its table, so recorded
+   and captured steps go on with it. After the last step all stays as it is there. */
+typedef struct mpt_one_cycle_config {
+    double max_lr;                       /* 0: the lr that each group has */
+    int64_t total;                       /* steps or epochs; to be set */
+    double pct_start;                    /* 0.3; part of the cycle that rises */
+    double div_factor, final_div_factor; /* 25, 1e4 */
+    bool linear;                         /* false: cosine */
+    bool three_phase;                    /* false; true: down to the start, then further */
+    bool cycle_momentum;                 /* true */
+    double base_momentum, max_momentum;  /* 0.85, 0.95 */
+} mpt_one_cycle_config;
+MPTRAIN_API mpt_one_cycle_config mpt_one_cycle_config_default(void);
+MPTRAIN_API mpt_schedule mpt_one_cycle(mpt_optimizer optimizer, const mpt_one_cycle_config *config,
+                                       mpt_schedule_unit unit);
+
+/* Cuts the rates when a metric no longer gets better. It moves by mpt_schedule_metric alone. */
+typedef struct mpt_plateau_config {
+    double factor;      /* 0.1; in [0, 1) */
+    int64_t patience;   /* 10; values that may be no better before a cut */
+    double threshold;   /* 1e-4; less is no better */
+    bool absolute;      /* false: the threshold is relative to the best value */
+    bool maximize;      /* false: less is better */
+    int64_t cooldown;   /* 0; values after a cut that do not count */
+    double min_lr, eps; /* 0, 1e-8: a cut by no more than eps is none */
+} mpt_plateau_config;
+MPTRAIN_API mpt_plateau_config mpt_plateau_config_default(void);
+MPTRAIN_API mpt_schedule mpt_reduce_on_plateau(mpt_optimizer optimizer,
+                                               const mpt_plateau_config *config);
+/* A new value of the metric, as a rule once per epoch; NaN is no better than any. mpt_fit gives the
+   validation loss, or the training loss where there is none. */
+MPTRAIN_API mpt_status mpt_schedule_metric(mpt_schedule schedule, double value);
 /* Ends an epoch; a schedule per step needs no call. */
 MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule schedule);
-MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule schedule);
+
+/* Where a schedule stands; with it, and the lr of the groups, a new one goes on from there. */
+typedef struct mpt_schedule_state {
+    int64_t time; /* applied steps, epochs ended, metrics seen */
+    double best;  /* the rest is of plateaus: the best metric; */
+    int64_t bad;  /* how many since were no better; */
+    int64_t cooldown;
+} mpt_schedule_state;
+MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule schedule); /* may wait */
+MPTRAIN_API mpt_status mpt_schedule_set_state(mpt_schedule schedule,
+                                              const mpt_schedule_state *state);
+MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule schedule); /* the rates stay */
+
+/* Averages of a module's parameters over the steps of an optimizer, fp32, as
+   torch.optim.swa_utils.AveragedModel keeps them: the first update copies. */
+typedef struct mpt_ema_config {
+    double decay; /* 0.999; in [0, 1): average = decay average + (1 - decay) value */
+    bool warmup;  /* false; true: min(decay, (1 + n) / (10 + n)) at update n */
+    bool equal;   /* false; true: all updates have the same weight (SWA), whatever decay is */
+} mpt_ema_config;
+MPTRAIN_API mpt_ema_config mpt_ema_config_default(void);
+MPTRAIN_API mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer,
+                                   const mpt_ema_config *config);
+/* After the optimizer's step, or at the end of an epoch. Queued; where no step was applied since
+   the last update, because it was skipped or failed, nothing moves. */
+MPTRAIN_API mpt_status mpt_ema_update(mpt_ema ema);
+/* The module gets the averages for its values until mpt_ema_restore gives back the bits it had: to
+   evaluate or save it, or for mpt_copy_module to another one. No step meanwhile. */
+MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema ema);
+MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema ema);
+MPTRAIN_API uint64_t mpt_ema_hash(mpt_ema ema); /* averages and counts */
+MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema ema);
 
 /* ==== Gradient scaler ======================================================================== */
 
@@ -1213,7 +1508,7 @@ typedef struct mpt_fit_config {
     mpt_scaler scaler;     /* null handle: none, except for MPT_F16, where a default one is made */
     mpt_loader validation; /* null handle: none */
     double clip_norm;      /* 0: no clipping */
-    mpt_schedule schedule; /* stepped per epoch; null handle: none */
+    mpt_schedule schedule; /* stepped (a plateau: told the loss) per epoch; null handle: none */
     mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user); /* NULL: nll_loss */
     /* Called after every step and epoch; false stops the training. */
     bool (*progress)(void *user, const mpt_progress *progress);
@@ -1256,7 +1551,7 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
 #ifndef MPT__20_LAUNCH_INCLUDED
 #define MPT__20_LAUNCH_INCLUDED
 
-#define MPT__MAX_OPERANDS 8
+#define MPT__MAX_OPERANDS 9
 #define MPT__MAX_SLOTS 8
 
 /* ==== Operands ==== */
@@ -1296,14 +1591,14 @@ typedef struct mpt__operand {
  * FILL      o0 w = imm[0], any dtype.
  * COPY      o1 wa = o0 r: any dtypes and strides, equal shapes. Float to integer truncates and
  *           saturates, NaN gives 0; to fp8 saturates.
- * UNARY     o1 wa = fn(o0 r), equal shapes; c = imm[0]; s = slot[0].
- * BINARY    o2 wa = fn(o0 r, o1 r), equal shapes (broadcast by stride 0).
+ * UNARY     o1 wa = fn(o0 r), equal shapes; c = imm[0], d = imm[1]; s = slot[0].
+ * BINARY    o2 wa = fn(o0 r, o1 r), equal shapes (broadcast by stride 0); c and d as above.
  * REDUCE    o1 wa = fn over the dimensions of o0 r in which o1 has size 1 (equal ranks): SUM, MEAN,
- *           MAX (NaN wins).
- * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum of o0 r, the first NaN
- *           before all; o2? w: that value. Both have size 1 there.
+ *           MAX (NaN wins), PROD.
+ * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum (fn MIN: minimum) of o0
+ *           r, the first NaN before all; o2? w: that value. Both have size 1 there.
  * SCATTER_AXIS  o2 wa = 0, but along dimension index[0], at index o0 r (i64), the value of o1 r; o0
- *           and o1 have size 1 there.
+ *           and o1 have size 1 there. index[1] = 1: a bad index is an error, as of GATHER.
  * GEMM      o3 wa [.., M, N] = act(imm[0] * o0 r [.., M, K] o1 r [.., K, N] + o2? r); equal ranks
  *           >= 2, any strides, batch dimensions broadcast by stride 0; o2, the bias, has the shape
  *           of o3 with strides 0 where it broadcasts. compute_dtype F16 or BF16 rounds o0, o1, o2
@@ -1317,7 +1612,8 @@ typedef struct mpt__operand {
  * NLL       o0 r log-probabilities [N, C], o1 r targets i64 [N], o2? r weights [C] f32 -> o3 w loss
  *           f32 [1] (MEAN, SUM) or [N] (NONE), o4 w f32 [1]: the divisor, i.e. the sum of the kept
  *           weights (1 unless MEAN). index[0] = ignore_index. A bad target sets the error word
- *           {MPT_ERROR_INDEX, launch number, sample} if it is clear, and counts as ignored.
+ *           {MPT_ERROR_INDEX, launch number, sample, position} if it is clear, and counts as
+ *           ignored; index[1] = rows of a sample where it has more than one, else 0.
  * NLL_BACKWARD  o0 r targets, o1? r weights, o2 r divisor, o3 r dloss ([1] or [N]) -> o4 wa [N, C],
  *           every element. index[0], reduction as above.
  * CROSS_ENTROPY  as NLL, o0 r logits; o5 w f32 [N, 2]: log-sum-exp of each row in two parts, the
@@ -1326,21 +1622,23 @@ typedef struct mpt__operand {
  *           log-sum-exp (absent: o0 holds log-probabilities) -> o6 wa dlogits [N, C].
  * GRAD_NORM  o0 r gradients f32 (a block), o1 r segments; slot[0] multiplier; slot[1] found_inf:
  *           set to 1 when an element, or its product with the multiplier, is non-finite; slot[2]
- *           out: 2-norm of the products (sum of squares in double); with index[0] = 1 joined to the
- *           norm that stands there: sqrt(old^2 + sum); slot[3] loss scale: first multiplier =
- *           float(1 / scale) and found_inf = 0. A slot 0 is left out.
+ *           out: norm of the products, index[1] says which (mpt__norm; sums in double); with
+ *           index[0] = 1 joined to the norm that stands there, as in sqrt(old^2 + sum); slot[3]
+ *           loss scale: first multiplier = float(1 / scale) and found_inf = 0. A slot 0 is left
+ *           out.
  * GRAD_SCALE  o0 rw gradients *= slot[0], over o1 r segments; then clamped to +-imm[0] if > 0.
  * SGD       o0 rw params (any float dtype; with a master only written), o1? rw master f32, o2 r
  *           gradients f32, o3? rw momentum f32, o4 r segments, o5 rw step counts i64, o7? r rates
- *           f64 [n]. slot[0] lr, with rates their entry at clamp(slot[3] - slot[4], 0, n - 1) (both
- *           i64); slot[1] multiplier of the gradients; slot[2] found_inf; imm: momentum, dampening,
- *           decay; index[0]: Nesterov. With index[1] = 1 the step counts of all segments += 1 at
- *           the end, with 2 also slot[3], the applied steps. A step count of 0 copies g to
- *           momentum. Gate.
+ *           f64 [n] or [2, n]. slot[0] lr, with rates their entry at clamp(slot[3] - slot[4], 0,
+ *           n - 1) (both i64), with two rows the second one's for imm[0]; slot[1] multiplier of the
+ *           gradients; slot[2] found_inf; imm: momentum, dampening, decay; index[0]: Nesterov. With
+ *           index[1] = 1 the step counts of all segments += 1 at the end, with 2 also slot[3], the
+ *           applied steps. A step count of 0 copies g to momentum. index[2] = 1: gradients count
+ *           with the other sign. Gate.
  * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
  *           decoupled decay. t = step count + 1. Gate.
- * CLIP      slot[0] multiplier *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w f32 [1] =
- *           norm.
+ * CLIP      slot[0] multiplier (0: none) *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w
+ *           f32 [1] = norm.
  * SCALAR_SET  slot[0] = imm[0] as double if index[0] is 0, else index[1] as integer.
  * SCALAR_OR  slot[0] = (slot[1] | slot[2]) != 0, integers.
  * SCALE_LOSS  UNARY MUL_SLOT, and slot[1] = 1 when an element of o0 is not finite.
@@ -1350,7 +1648,32 @@ typedef struct mpt__operand {
  *           growth, backoff, floor, ceiling (0: none); index[0] interval, index[1]: fixed scale.
  *           amp-spec 2.3 with tracker >= interval. While the error word is set nothing changes.
  * METRIC_ADD  slot[0] sum += o0 r [1], slot[1] count (i64) += 1.
+ * CUMSUM    o1 wa = sums of o0 r, of equal shape, along dimension index[0] up to each element,
+ *           index[1]: from it to the end; the sum under way is a double.
+ * GATHER    o2 wa: along dimension index[0], element j is element o1[j] (i64) of o0 r; o1 and o2
+ *           have equal shapes, o0 has its own size there. o1 absent: element index[1] + index[2] j.
+ *           A bad index, which gives 0, sets the error word {MPT_ERROR_INDEX, launch number, -1 -
+ *           the first such element of o1} if it is clear; dimensions of stride 0 do not count.
+ * SCATTER_ADD  o2 rw: along dimension index[0], element o0[j] (r, i64) += element j of o1 r, in the
+ *           order of j; o0 and o1 have equal shapes. A bad index, which adds nothing: as GATHER.
+ * TRIANGLE  o1 wa = o0 r where column - row, of the last two dimensions, is <= index[0] (index[1] =
+ *           1: >=), else 0; equal shapes.
  * FIND_NONFINITE  slot[0] = index of the first non-finite element of o0 r, or -1.
+ * MOMENTS   o0..o7 as ADAM, o6? and o8? rw further moments. By function, imm and moments are
+ *           AMSGRAD those of ADAM, and its largest v; RMSPROP momentum, alpha, eps, decay and
+ *           v, momentum?, mean? (there where centred); ADAGRAD lr_decay, eps, decay and the sum;
+ *           ADADELTA rho, eps, decay and the means of g^2 and of steps^2; LION beta1, beta2, decay
+ *           (decoupled) and m. Gate.
+ * AVERAGE   o0 rw averages f32, o1 r values (any float dtype), dense: o0 += (1 - d)(o1 - o0) with
+ *           d = imm[0], or, with n = slot[2] updates so far, min(imm[0], (1 + n) / (10 + n)) where
+ *           index[0] is 1, n / (n + 1) where it is 2; at first o0 = o1. With index[1] = 1, slot[1]
+ *           = slot[0] and slot[2] += 1 at the end. Nothing while they are equal (i64). Gate.
+ * PAIR_LOSS o0 r, o1 r, o2? r, o3? r (1 where absent), of equal shapes (broadcast by stride 0) ->
+ *           o4 w: fn of each element (NONE, of that shape), or the sum of all over imm[2] (else,
+ *           one element); p = imm[0], r = imm[1]. BCE: an element of o0 outside
+ *           [0, 1] sets the error word {MPT_ERROR_NUMERIC, launch number, element} if it is clear.
+ * PAIR_LOSS_BACKWARD  o0 .. o3 as above, o4 r dloss -> o5 wa: the slope of fn by operand index[0],
+ *           times dloss over imm[2].
  */
 #define MPT__KERNELS(K)                                    \
     K(FILL, "fill", 0)                                     \
@@ -1379,7 +1702,15 @@ typedef struct mpt__operand {
     K(SCALE_LOSS, "scale_loss", 1)                         \
     K(SCALER_UPDATE, "scaler_update", 1)                   \
     K(METRIC_ADD, "metric_add", 1)                         \
-    K(FIND_NONFINITE, "find_nonfinite", 0)
+    K(FIND_NONFINITE, "find_nonfinite", 0)                 \
+    K(MOMENTS, "moments", 1)                               \
+    K(AVERAGE, "average", 1)                               \
+    K(PAIR_LOSS, "pair_loss", 0)                           \
+    K(PAIR_LOSS_BACKWARD, "pair_loss_backward", 0)         \
+    K(CUMSUM, "cumsum", 0)                                 \
+    K(GATHER, "gather", 0)                                 \
+    K(SCATTER_ADD, "scatter_add", 0)                       \
+    K(TRIANGLE, "triangle", 0)
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,
@@ -1388,8 +1719,75 @@ typedef enum mpt__kernel {
         MPT__KERNEL_COUNT
 } mpt__kernel;
 
-/* The functions of UNARY, BINARY, REDUCE, SOFTMAX and RANDOM. a = in0, b = in1, c = imm[0], s =
-   slot. */
+/* ==== Pair losses ====
+ *
+ * R(ID, word, of, word, of, value, slope by a, by b, by c): what PAIR_LOSS computes, in each
+ * backend's own arithmetic. a, b, c, d: elements of o0 .. o3; s = a - b; e and l: the words (EXP,
+ * LOG, SQRT, NONE) of the expressions before them, the second of which may use e. In the formulas
+ * NaN stays NaN, and what has no weight counts nothing, though it may be infinite. They are without
+ * branches that data could make hard to foresee. */
+#define MPT__FLOOR(x, y) ((x) < (y) ? (y) : (x))
+#define MPT__CEILING(x, y) ((x) > (y) ? (y) : (x))
+#define MPT__ABS(x) MPT__FLOOR(x, -(x))
+#define MPT__SIGN(x) ((float)(((x) > 0) - ((x) < 0)))
+#define MPT__RAMP(x) ((x) < 0 ? 0 : (x))
+#define MPT__PRODUCT(weight, x) \
+    ((weight) * (x) == (weight) * (x) || (weight) != 0 ? (weight) * (x) : 0)
+/* x where the condition holds, else y; both finite */
+#define MPT__PICK(condition, x, y) ((float)(condition) * (x) + (float)!(condition) * (y))
+/* log(1 + e) for e >= 0 from l = log of the rounded 1 + e (Higham, Accuracy and Stability 1.14) */
+#define MPT__LOG1P(e, l) (1 + (e) == 1 ? (e) : (l) * ((e) / (1 + (e)-1)))
+#define MPT__PAIRS(R)                                                                          \
+    R(MSE, NONE, 0, NONE, 0, s *s, 2 * s, -2 * s, 0)                                           \
+    R(L1, NONE, 0, NONE, 0, MPT__ABS(s), MPT__SIGN(s), -MPT__SIGN(s), 0)                       \
+    R(SMOOTH_L1, NONE, 0, NONE, 0,                                                             \
+      MPT__CEILING(MPT__ABS(s), p) * (MPT__ABS(s) - 0.5f * MPT__CEILING(MPT__ABS(s), p)) / p,  \
+      MPT__FLOOR(MPT__CEILING(s, p), -p) / p, -MPT__FLOOR(MPT__CEILING(s, p), -p) / p, 0)      \
+    R(HUBER, NONE, 0, NONE, 0,                                                                 \
+      MPT__CEILING(MPT__ABS(s), p) * (MPT__ABS(s) - 0.5f * MPT__CEILING(MPT__ABS(s), p)),      \
+      MPT__FLOOR(MPT__CEILING(s, p), -p), -MPT__FLOOR(MPT__CEILING(s, p), -p), 0)              \
+    R(BCE_WITH_LOGITS, EXP, -MPT__ABS(a), LOG, 1 + e,                                          \
+      c * (MPT__PRODUCT(1 - b, MPT__RAMP(a)) + MPT__PRODUCT(d * b, MPT__RAMP(-a)) +            \
+           (1 + (d - 1) * b) * MPT__LOG1P(e, l)),                                              \
+      c * ((1 - b) * MPT__PICK(a < 0, e, 1) - d * b * MPT__PICK(a < 0, 1, e)) / (1 + e),       \
+      c * ((d - 1) * (MPT__RAMP(-a) + MPT__LOG1P(e, l)) - a), 0)                               \
+    R(BCE, LOG, a, LOG, 1 - a, -c * (b * MPT__FLOOR(e, -100) + (1 - b) * MPT__FLOOR(l, -100)), \
+      c * (a - b) / MPT__FLOOR(a * (1 - a), 1e-12f),                                           \
+      c * (MPT__FLOOR(l, -100) - MPT__FLOOR(e, -100)), 0)                                      \
+    R(KL_DIV, LOG, b, NONE, 0, MPT__PRODUCT(b, e - a), -b, b == 0 ? 0 : e + 1 - a, 0)          \
+    R(KL_DIV_LOG, EXP, b, NONE, 0, MPT__PRODUCT(e, b - a), -e, MPT__PRODUCT(e, b - a + 1), 0)  \
+    R(GAUSSIAN_NLL, LOG, MPT__FLOOR(c, p), NONE, 0, 0.5f * (e + s * s / MPT__FLOOR(c, p)) + r, \
+      s / MPT__FLOOR(c, p), -s / MPT__FLOOR(c, p),                                             \
+      0.5f * (1 - s * s / MPT__FLOOR(c, p)) / MPT__FLOOR(c, p))                                \
+    R(SOFT_MARGIN, EXP, -MPT__ABS(a *b), LOG, 1 + e, MPT__RAMP(-a * b) + MPT__LOG1P(e, l),     \
+      -b * MPT__PICK(a * b > 0, e, 1) / (1 + e), -a * MPT__PICK(a * b > 0, e, 1) / (1 + e), 0) \
+    R(HINGE, NONE, 0, NONE, 0,                                                                 \
+      b == 1    ? a                                                                            \
+      : b == -1 ? MPT__RAMP(p - a)                                                             \
+                : a + MPT__RAMP(p - a),                                                        \
+      (b == -1 ? 0 : 1.0f) - (b != 1 && p - a > 0 ? 1.0f : 0), 0, 0)                           \
+    R(RANKING, NONE, 0, NONE, 0, MPT__RAMP(p - c * s), p - c * s > 0 ? -c : 0,                 \
+      p - c * s > 0 ? c : 0, (p - c * s > 0 ? -1.0f : 0) * s)                                  \
+    R(TRIPLET, SQRT, a, SQRT, r != 0 && c < b ? c : b, MPT__RAMP(p + e - l),                   \
+      p + e - l > 0 && e > 0 ? 0.5f / e : 0,                                                   \
+      p + e - l > 0 && l > 0 && !(r != 0 && c < b) ? -0.5f / l : 0,                            \
+      p + e - l > 0 && l > 0 && r != 0 && c < b ? -0.5f / l : 0)                               \
+    R(COSINE, SQRT, b, SQRT, c, a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)),                     \
+      1 / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)),                                               \
+      e == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(e, p) * e), \
+      l == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(l, p) * l)) \
+    R(COSINE_EMBEDDING, SQRT, (b + r) * (c + r), NONE, 0,                                      \
+      d == 1    ? 1 - a / e                                                                    \
+      : d == -1 ? MPT__RAMP(a / e - p)                                                         \
+                : 0,                                                                           \
+      MPT__COSINE_SIGN / e, MPT__COSINE_SIGN * -0.5f * (a / e) / (b + r),                      \
+      MPT__COSINE_SIGN * -0.5f * (a / e) / (c + r))                                            \
+    R(SOFT_TARGETS, NONE, 0, NONE, 0, MPT__PRODUCT(c *(b * (1 - p) + r), -a),                  \
+      -c *(b * (1 - p) + r), -MPT__PRODUCT(c *(1 - p), a), 0)
+#define MPT__COSINE_SIGN (d == 1 ? -1.0f : d == -1 && a / e > p ? 1.0f : 0.0f)
+
+/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c = imm[0],
+   d = imm[1], s = slot. Those that give bool compare integers exactly. */
 typedef enum mpt__function {
     MPT__FN_NONE = 0,
     /* unary */
@@ -1407,12 +1805,42 @@ typedef enum mpt__function {
     MPT__FN_MUL_SLOT,   /* a * s */
     MPT__FN_ISNAN,
     MPT__FN_ISINF, /* bool out */
+    MPT__FN_NOT,   /* bool out; a == 0 */
+    MPT__FN_LOG1P,
+    MPT__FN_RSQRT,
+    MPT__FN_ABS,
+    MPT__FN_SIGN,
+    MPT__FN_SIN,
+    MPT__FN_COS,
+    MPT__FN_CLAMP,      /* min(max(a, c), d); NaN passes */
+    MPT__FN_POW_SCALAR, /* a^c */
+    MPT__FN_LEAKY_RELU, /* a > 0 ? a : c a */
+    MPT__FN_ELU,        /* a > 0 ? a : c (exp(a) - 1) */
+    MPT__FN_SILU,
+    MPT__FN_SOFTPLUS,     /* c a > d ? a : log(1 + exp(c a)) / c */
+    MPT__FN_FINITE,       /* |a| infinite ? 0 : a */
+    MPT__FN_ONE_FOR_ZERO, /* a == 0 ? 1 : a */
     /* binary */
     MPT__FN_ADD,
     MPT__FN_SUB,
     MPT__FN_MUL,
     MPT__FN_DIV,
-    MPT__FN_EQUAL, /* bool out; integers compare exactly */
+    MPT__FN_EQUAL, /* bool out, from here to OR */
+    MPT__FN_NOT_EQUAL,
+    MPT__FN_LESS,
+    MPT__FN_LESS_EQUAL,
+    MPT__FN_GREATER,
+    MPT__FN_GREATER_EQUAL,
+    MPT__FN_AND,
+    MPT__FN_OR,
+    MPT__FN_MINIMUM, /* NaN wins */
+    MPT__FN_MAXIMUM,
+    MPT__FN_POW,
+    MPT__FN_KEEP,         /* a == 0 ? -0 : a b; adding -0 changes nothing */
+    MPT__FN_DROP,         /* a != 0 ? -0 : b */
+    MPT__FN_SHARE,        /* a < b ? 0 : a == b ? 1/2 : 1 */
+    MPT__FN_POW_SLOPE,    /* of a^b by a; 0 for b = 0 */
+    MPT__FN_POW_EXPONENT, /* of a^b by b; 0 for a = 0 <= b */
     /* backward: a = saved value, b = dy */
     MPT__FN_RELU_BACKWARD,      /* saved output; a <= 0 ? 0 : b */
     MPT__FN_GELU_BACKWARD,      /* saved input */
@@ -1420,18 +1848,49 @@ typedef enum mpt__function {
     MPT__FN_TANH_BACKWARD,      /* saved output */
     MPT__FN_SIGMOID_BACKWARD,   /* saved output */
     MPT__FN_SQRT_BACKWARD,      /* saved output; b / (2 a) */
+    MPT__FN_LOG1P_BACKWARD,     /* from here on, unless it says otherwise: saved input */
+    MPT__FN_RSQRT_BACKWARD,     /* saved output */
+    MPT__FN_ABS_BACKWARD,
+    MPT__FN_SIN_BACKWARD,
+    MPT__FN_COS_BACKWARD,
+    MPT__FN_CLAMP_BACKWARD,    /* c < a < d ? b : 0 */
+    MPT__FN_HARDTANH_BACKWARD, /* a <= c || a >= d ? 0 : b */
+    MPT__FN_POW_SCALAR_BACKWARD,
+    MPT__FN_LEAKY_RELU_BACKWARD,
+    MPT__FN_ELU_BACKWARD,
+    MPT__FN_SILU_BACKWARD,
+    MPT__FN_SOFTPLUS_BACKWARD,
+    MPT__FN_RATIO,              /* a == 0 ? 0 : b / a */
+    MPT__FN_SQUARED_DIFFERENCE, /* (a - b)^2 */
+    MPT__FN_EXP_DIFFERENCE,     /* exp(a - b) */
+    MPT__FN_PROD_SHARE,         /* b zeros in a product: b == 0 ? 1 / a : b == 1 && a == 0 */
     /* reductions */
     MPT__FN_SUM,
     MPT__FN_MEAN,
     MPT__FN_MAX,
+    MPT__FN_PROD,
+    MPT__FN_MIN, /* of ARGMAX alone */
     /* softmax */
     MPT__FN_SOFTMAX,
     MPT__FN_LOG_SOFTMAX,
     /* random */
     MPT__FN_UNIFORM,
     MPT__FN_NORMAL,
-    MPT__FUNCTION_COUNT
+    /* updates */
+    MPT__FN_AMSGRAD,
+    MPT__FN_RMSPROP,
+    MPT__FN_ADAGRAD,
+    MPT__FN_ADADELTA,
+    MPT__FN_LION,
+/* losses */
+#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) MPT__FN_##id,
+    MPT__PAIRS(MPT__ROW)
+#undef MPT__ROW
+        MPT__FUNCTION_COUNT
 } mpt__function;
+
+/* The norms of GRAD_NORM: root of the sum of squares, sum of magnitudes, largest magnitude. */
+typedef enum mpt__norm { MPT__NORM_2, MPT__NORM_1, MPT__NORM_MAX } mpt__norm;
 
 /* ==== Device scalars ==== */
 
@@ -1443,13 +1902,14 @@ typedef union mpt__scalar {
 
 enum {
     MPT__SLOT_NONE = 0,
-    MPT__SLOT_ERROR,        /* i: mpt_status of the first device error, 0 = none */
-    MPT__SLOT_ERROR_LAUNCH, /* i: number of the launch that set it */
-    MPT__SLOT_ERROR_INDEX,  /* i: the sample or element */
-    MPT__SLOT_STEP,         /* i: step number, part of the dropout key */
-    MPT__SLOT_ONE,          /* f: 1, a multiplier that does nothing */
-    MPT__SLOT_ONE_F32,      /* 1 as an fp32 in the first bytes: what backward starts from */
-    MPT__SLOT_NONFINITE,    /* i: result of FIND_NONFINITE */
+    MPT__SLOT_ERROR,          /* i: mpt_status of the first device error, 0 = none */
+    MPT__SLOT_ERROR_LAUNCH,   /* i: number of the launch that set it */
+    MPT__SLOT_ERROR_INDEX,    /* i: the sample or element */
+    MPT__SLOT_ERROR_POSITION, /* i: the position in the sample; -1: it has but one */
+    MPT__SLOT_STEP,           /* i: step number, part of the dropout key */
+    MPT__SLOT_ONE,            /* f: 1, a multiplier that does nothing */
+    MPT__SLOT_ONE_F32,        /* 1 as an fp32 in the first bytes: what backward starts from */
+    MPT__SLOT_NONFINITE,      /* i: result of FIND_NONFINITE */
     MPT__SLOT_FIRST_FREE,
     MPT__SLOT_COUNT = 1024
 };
@@ -2162,7 +2622,8 @@ static const char *mpt__memory_kind_text(mpt_memory_kind kind) {
 }
 
 /* Names the three kinds that hold most, with what is left to do about it. */
-static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
+static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t bytes,
+                                      mpt_memory_kind kind) {
     const mpt_memory_stats *memory = &base->memory;
     const bool limited =
         base->memory_limit > 0 &&
@@ -2191,10 +2652,14 @@ static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kin
                          (int64_t)bytes, mpt__memory_kind_text(kind), base->memory_limit,
                          memory->held, memory->total_current, use);
     return mpt__fail(base, MPT_ERROR_MEMORY,
-                     "out of memory: the allocator refused %B for %s; "
+                     "out of memory: %s refused %B for %s; "
                      "%B held, %B in use%s; try a smaller batch or mpt_memory_trim",
-                     (int64_t)(bytes > PTRDIFF_MAX ? PTRDIFF_MAX : bytes),
+                     who, (int64_t)(bytes > PTRDIFF_MAX ? PTRDIFF_MAX : bytes),
                      mpt__memory_kind_text(kind), memory->held, memory->total_current, use);
+}
+
+static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
+    return mpt__fail_memory_of(base, "the allocator", bytes, kind);
 }
 
 /* For pools, which take raw memory (not zeroed) and account for its use themselves. raw touches
@@ -3113,23 +3578,15 @@ static void mpt__pool_wake(mpt__pool *pool) {
     t->condition_broadcast(t->user, pool->opened);
 }
 
-static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn,
-                          void *work) {
+/* mpt__parallel with helpers. */
+static MPT__NOINLINE void mpt__pool_run(mpt__pool *pool, int64_t count, int64_t cost,
+                                        mpt__chunk_fn fn, void *work) {
     const int64_t shares = cost / MPT__PARALLEL_COST;
-    int64_t helpers, most, run, done;
+    const int64_t helpers = shares < pool->started ? shares : pool->started;
+    const int64_t most = count / (4 * (helpers + 1));
+    int64_t run, done;
     int32_t sleepers;
     double started;
-    if (count <= 0) return;
-    if (!pool || count == 1 || shares == 0 || pool->started == 0 || pool->alone > 0 ||
-        (cost < MPT__WAKE_COST && mpt__atomic_load32(&pool->sleepers) >= pool->started)) {
-        for (int64_t chunk = 0; chunk < count; chunk++) fn(work, chunk, 0);
-        if (!pool) return;
-        pool->thread[0].chunks += count;
-        if (pool->alone > 0) pool->alone -= (double)cost;
-        return;
-    }
-    helpers = shares < pool->started ? shares : pool->started;
-    most = count / (4 * (helpers + 1));
     pool->grain = (int64_t)((double)count * MPT__CLAIM_COST / (double)cost);
     if (pool->grain > most) pool->grain = most;
     if (pool->grain < 1) pool->grain = 1;
@@ -3149,6 +3606,20 @@ static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chu
     mpt__pool_close(pool, started);
     pool->thread[0].chunks += done;
     pool->parallel_runs += done < count;
+}
+
+static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn,
+                          void *work) {
+    if (count <= 0) return;
+    if (pool && count > 1 && cost >= MPT__PARALLEL_COST && pool->started > 0 && pool->alone <= 0 &&
+        (cost >= MPT__WAKE_COST || mpt__atomic_load32(&pool->sleepers) < pool->started)) {
+        mpt__pool_run(pool, count, cost, fn, work);
+        return;
+    }
+    for (int64_t chunk = 0; chunk < count; chunk++) fn(work, chunk, 0);
+    if (!pool) return;
+    pool->thread[0].chunks += count;
+    if (pool->alone > 0) pool->alone -= (double)cost;
 }
 
 /* After a fork the child has no pool threads, and locks may be held by nobody: then nothing is
@@ -4313,6 +4784,13 @@ static double mpt__ln(double x) {
     return exponent * MPT__LN2_HIGH + (2.0 * s + (2.0 * s * z * sum + exponent * MPT__LN2_LOW));
 }
 
+/* log(1 + x), exact for small x too: what the sum loses of x goes into both factors. */
+static double mpt__ln1p(double x) {
+    double u = 1.0 + x;
+    if (u == 1.0 || mpt__f64_bits(x) == UINT64_C(0x7ff0000000000000)) return x;
+    return u > 0.0 ? mpt__ln(u) * (x / (u - 1.0)) : mpt__ln(u);
+}
+
 static double mpt__tanh(double x) {
     double a = x < 0.0 ? -x : x, e = mpt__expm1(2.0 * (a > 22.0 ? 22.0 : a)), t = e / (e + 2.0);
     return x < 0.0 ? -t : t;
@@ -4381,6 +4859,33 @@ static void mpt__sincos(double x, double *sine, double *cosine) {
     mpt__sincos_quadrant((int64_t)n, r - n * 0x1.3198a2e037073p-69, sine, cosine);
 }
 
+/* The same for any finite float x. From 2^19 on the quadrant comes from an exact product: x is m
+   2^e with m of 24 bits, and of m 2^e 2/pi only what is below 4 counts, so 96 bits of 2/pi, from
+   the one that weighs 2 / 2^e on, are enough. No float lies closer to a multiple of pi/2 than
+   about 2^-30. */
+static void mpt__sincos_far(double x, double *sine, double *cosine) {
+    static const uint32_t digits[9] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
+                                       0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu,
+                                       0xdebbc561u}; /* 2/pi, the point after the first word */
+    if (!(x >= 524288.0 || x <= -524288.0) || !mpt__f32_is_finite((float)x)) {
+        mpt__sincos(x, sine, cosine);
+        return;
+    }
+    uint32_t bits = mpt__f32_bits((float)x), at = (bits >> 23 & 255) - 150 + 30, word[3];
+    uint64_t m = (bits & 0x007fffffu) | 0x00800000u;
+    for (uint32_t i = 0; i < 3; i++) {
+        uint64_t pair = (uint64_t)digits[at / 32 + i] << 32 | digits[at / 32 + i + 1];
+        word[i] = (uint32_t)(pair << at % 32 >> 32);
+    }
+    uint64_t low = m * word[1] + (m * word[2] >> 32);
+    uint64_t turns = ((m * word[0] + (low >> 32)) << 32) | (low & 0xffffffffu); /* 2^62: pi/2 */
+    uint64_t quadrant = (turns + (UINT64_C(1) << 61)) >> 62;
+    double rest = (double)(int64_t)(turns - (quadrant << 62));
+    mpt__sincos_quadrant((int64_t)quadrant, rest * (1.5707963267948966 / 4611686018427387904.0),
+                         sine, cosine);
+    if (x < 0) *sine = -*sine;
+}
+
 static double mpt__cos(double x) {
     double sine, cosine;
     mpt__sincos(x, &sine, &cosine);
@@ -4396,6 +4901,19 @@ static double mpt__power(double base, int64_t exponent) {
         base *= base;
     }
     return exponent < 0 ? 1.0 / result : result;
+}
+
+/* a^b as the C library has it, the special cases of IEEE 754 included; error 1e-13 relative. */
+static double mpt__pow(double a, double b) {
+    if (b == 0.0 || a == 1.0) return 1.0;
+    if (mpt__f64_is_nan(b)) return b;
+    double size = a < 0.0 ? -a : a, bound = b < 0.0 ? -b : b;
+    bool whole = bound >= 9007199254740992.0 || (double)(int64_t)bound == bound;
+    bool odd = bound < 9007199254740992.0 && whole && ((int64_t)bound & 1);
+    bool negative = mpt__f64_bits(a) >> 63 != 0;
+    if (a < 0.0 && !whole && mpt__f64_is_finite(a)) return MPT__NAN_F64;
+    double power = size == 1.0 ? 1.0 : mpt__exp(b * mpt__ln(size));
+    return negative && odd ? -power : power;
 }
 
 /* ==== Normal random numbers ==== */
@@ -4933,7 +5451,8 @@ typedef struct mpt__cpu_call {
 } mpt__cpu_call;
 
 typedef void (*mpt__cpu_run)(const mpt__cpu_call *call);
-/* Bytes of workspace for a launch, per pool and problem; may be NULL for none. */
+/* Bytes of workspace for a launch, per pool and problem; ~bytes where the row that this one
+   replaced may have to run it; may be NULL for none. */
 typedef int64_t (*mpt__cpu_workspace)(const mpt__launch *launch, int threads);
 
 struct mpt__cpu_kernel {
@@ -5013,9 +5532,11 @@ static int64_t mpt__cpu_workspace_bytes(void *self, const mpt__launch *launch) {
     int64_t bytes = 0;
     if (launch->kernel >= MPT__KERNEL_COUNT) return 0;
     const mpt__cpu_kernel *row = &cpu->kernel[launch->kernel];
-    for (; row != NULL && row->scratch; row = row->fallback) {
+    for (bool below = true; below && row != NULL && row->scratch; row = row->fallback) {
         int64_t need =
-            row->workspace != NULL ? row->workspace(launch, mpt__pool_threads(cpu->pool)) : 0;
+            row->workspace != NULL ? row->workspace(launch, mpt__pool_threads(cpu->pool)) : ~0;
+        below = need < 0;
+        if (below) need = ~need;
         if (need > bytes) bytes = need;
     }
     return bytes;
@@ -5171,8 +5692,8 @@ typedef MPT__REAL mpt__real;
 
 /* ==== The functions ==== */
 
-/* R(name, nanoseconds per element, value): a the element, b the second one, c the constant. Those
-   of the launch stand in the order of mpt__function; behind them, what kernels need besides. */
+/* R(name, nanoseconds per element, value): a the element, b the second one, c and d the constants.
+   Those of the launch stand in the order of mpt__function; behind them, what kernels need. */
 #define MPT__REF_UNARY(R)                                                               \
     R(NEG, 2, -a)                                                                       \
     R(EXP, 8, mpt__real_exp(a))                                                         \
@@ -5188,22 +5709,66 @@ typedef MPT__REAL mpt__real;
     R(MUL_SLOT, 2, a *c)                                                                \
     R(ISNAN, 2, mpt__real_is_nan(a) ? 1 : 0)                                            \
     R(ISINF, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? 0 : 1)                  \
-    R(CLAMP, 2, a > c ? c : a < -c ? -c : a)                                            \
+    R(NOT, 2, a == 0 ? 1 : 0)                                                           \
+    R(LOG1P, 25, (mpt__real)mpt__ln1p((double)a))                                       \
+    R(RSQRT, 8, 1 / mpt__real_sqrt(a))                                                  \
+    R(ABS, 2, mpt__real_abs(a))                                                         \
+    R(SIGN, 2, mpt__real_sign(a))                                                       \
+    R(SIN, 25, mpt__real_wave(a, false))                                                \
+    R(COS, 25, mpt__real_wave(a, true))                                                 \
+    R(CLAMP, 2, mpt__real_clamp(a, c, d))                                               \
+    R(POW_SCALAR, 50, mpt__real_pow(a, c))                                              \
+    R(LEAKY_RELU, 2, a > 0 ? a : a * c)                                                 \
+    R(ELU, 20, a > 0 ? a : c * (mpt__real)mpt__expm1((double)a))                        \
+    R(SILU, 12, a *mpt__real_sigmoid(a))                                                \
+    R(SOFTPLUS, 45, mpt__ref_softplus(a, c, d))                                         \
+    R(FINITE, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? a : 0)                 \
+    R(ONE_FOR_ZERO, 2, a == 0 ? 1 : a)                                                  \
     R(SPLAT, 1, ((void)a, c))
 
-#define MPT__REF_BINARY(R)                                    \
-    R(ADD, 2, a + b)                                          \
-    R(SUB, 2, a - b)                                          \
-    R(MUL, 2, a *b)                                           \
-    R(DIV, 3, a / b)                                          \
-    R(EQUAL, 2, a == b ? 1 : 0)                               \
-    R(RELU_BACKWARD, 2, a <= 0 ? 0 : b)                       \
-    R(GELU_BACKWARD, 25, b *mpt__ref_gelu_slope(a))           \
-    R(GELU_TANH_BACKWARD, 20, b *mpt__ref_gelu_tanh_slope(a)) \
-    R(TANH_BACKWARD, 2, b *(1 - a * a))                       \
-    R(SIGMOID_BACKWARD, 2, b *a *(1 - a))                     \
-    R(SQRT_BACKWARD, 3, b / (2 * a))                          \
-    R(LARGEST, 2, mpt__real_max(a, b))
+#define MPT__REF_BINARY(R)                                                \
+    R(ADD, 2, a + b)                                                      \
+    R(SUB, 2, a - b)                                                      \
+    R(MUL, 2, a *b)                                                       \
+    R(DIV, 3, a / b)                                                      \
+    R(EQUAL, 2, a == b ? 1 : 0)                                           \
+    R(NOT_EQUAL, 2, a == b ? 0 : 1)                                       \
+    R(LESS, 2, a < b ? 1 : 0)                                             \
+    R(LESS_EQUAL, 2, a <= b ? 1 : 0)                                      \
+    R(GREATER, 2, a > b ? 1 : 0)                                          \
+    R(GREATER_EQUAL, 2, a >= b ? 1 : 0)                                   \
+    R(AND, 2, a != 0 && b != 0 ? 1 : 0)                                   \
+    R(OR, 2, a != 0 || b != 0 ? 1 : 0)                                    \
+    R(MINIMUM, 2, mpt__real_min(a, b))                                    \
+    R(MAXIMUM, 2, mpt__real_max(a, b))                                    \
+    R(POW, 50, mpt__real_pow(a, b))                                       \
+    R(KEEP, 2, a == 0 ? MPT__MINUS_ZERO : a * b)                          \
+    R(DROP, 2, a == 0 ? b : MPT__MINUS_ZERO)                              \
+    R(SHARE, 2, a < b ? 0 : a == b ? (mpt__real)0.5 : 1)                  \
+    R(POW_SLOPE, 50, mpt__ref_pow_slope(a, b))                            \
+    R(POW_EXPONENT, 70, mpt__ref_pow_exponent(a, b))                      \
+    R(RELU_BACKWARD, 2, a <= 0 ? 0 : b)                                   \
+    R(GELU_BACKWARD, 25, b *mpt__ref_gelu_slope(a))                       \
+    R(GELU_TANH_BACKWARD, 20, b *mpt__ref_gelu_tanh_slope(a))             \
+    R(TANH_BACKWARD, 2, b *(1 - a * a))                                   \
+    R(SIGMOID_BACKWARD, 2, b *a *(1 - a))                                 \
+    R(SQRT_BACKWARD, 3, b / (2 * a))                                      \
+    R(LOG1P_BACKWARD, 3, b / (1 + a))                                     \
+    R(RSQRT_BACKWARD, 2, b *(mpt__real)-0.5 * a * a * a)                  \
+    R(ABS_BACKWARD, 2, b *mpt__real_sign(a))                              \
+    R(SIN_BACKWARD, 25, b *mpt__real_wave(a, true))                       \
+    R(COS_BACKWARD, 25, -b *mpt__real_wave(a, false))                     \
+    R(CLAMP_BACKWARD, 2, a > c && a < d ? b : 0)                          \
+    R(HARDTANH_BACKWARD, 2, a <= c || a >= d ? 0 : b)                     \
+    R(POW_SCALAR_BACKWARD, 50, b *mpt__ref_pow_slope(a, c))               \
+    R(LEAKY_RELU_BACKWARD, 2, a > 0 ? b : b * c)                          \
+    R(ELU_BACKWARD, 10, a > 0 ? b : b * c * mpt__real_exp(a))             \
+    R(SILU_BACKWARD, 12, b *mpt__ref_silu_slope(a))                       \
+    R(SOFTPLUS_BACKWARD, 12, a *c > d ? b : b * mpt__real_sigmoid(a * c)) \
+    R(RATIO, 3, a == 0 ? 0 : b / a)                                       \
+    R(SQUARED_DIFFERENCE, 2, (a - b) * (a - b))                           \
+    R(EXP_DIFFERENCE, 9, mpt__real_exp(a - b))                            \
+    R(PROD_SHARE, 4, b == 0 ? 1 / a : b == 1 && a == 0 ? 1 : 0)
 
 /* Where a function stands in the tables of a level. */
 enum {
@@ -5221,18 +5786,20 @@ enum {
 static const uint8_t mpt__ref_unary_ns[] = {MPT__REF_UNARY(MPT__ROW)};
 static const uint8_t mpt__ref_binary_ns[] = {MPT__REF_BINARY(MPT__ROW)};
 #undef MPT__ROW
-typedef char
-    mpt__ref_functions_stand_in_order[MPT__UNARY_AT(MPT__FN_ISINF) == (int)MPT__UNARY_ISINF &&
-                                              MPT__BINARY_AT(MPT__FN_SQRT_BACKWARD) ==
-                                                  (int)MPT__BINARY_SQRT_BACKWARD
-                                          ? 1
-                                          : -1];
+typedef char mpt__ref_functions_stand_in_order[MPT__UNARY_AT(MPT__FN_ONE_FOR_ZERO) ==
+                                                           (int)MPT__UNARY_ONE_FOR_ZERO &&
+                                                       MPT__BINARY_AT(MPT__FN_PROD_SHARE) ==
+                                                           (int)MPT__BINARY_PROD_SHARE
+                                                   ? 1
+                                                   : -1];
 
 /* ==== The words of a level ==== */
 
 /* out may be an input; n is any number, alignment too. */
-typedef void (*mpt__unary_fn)(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c);
-typedef void (*mpt__binary_fn)(mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n);
+typedef void (*mpt__unary_fn)(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c,
+                              mpt__real d);
+typedef void (*mpt__binary_fn)(mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
+                               mpt__real c, mpt__real d);
 typedef struct mpt__ref_update mpt__ref_update;
 /* Parameters, gradients, moments (NULL: none): updates all but the gradients. */
 typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
@@ -5298,6 +5865,30 @@ static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) { return (mpt__real)sqr
 /* The larger one; NaN wins. */
 static MPT__INLINE mpt__real mpt__real_max(mpt__real a, mpt__real b) {
     return a > b || mpt__real_is_nan(a) ? a : b;
+}
+static MPT__INLINE mpt__real mpt__real_min(mpt__real a, mpt__real b) {
+    return a < b || mpt__real_is_nan(a) ? a : b;
+}
+
+static MPT__INLINE mpt__real mpt__real_clamp(mpt__real a, mpt__real low, mpt__real high) {
+    mpt__real x = low > a ? low : a;
+    return high < x ? high : x;
+}
+
+static MPT__INLINE mpt__real mpt__real_abs(mpt__real a) { return (mpt__real)fabs((double)a); }
+static MPT__INLINE mpt__real mpt__real_sign(mpt__real a) {
+    return (mpt__real)((a > 0 ? 1 : 0) - (a < 0 ? 1 : 0));
+}
+
+static MPT__INLINE mpt__real mpt__real_pow(mpt__real a, mpt__real b) {
+    return (mpt__real)mpt__pow((double)a, (double)b);
+}
+
+/* Sine or cosine. */
+static MPT__INLINE mpt__real mpt__real_wave(mpt__real a, bool cosine) {
+    double value[2];
+    mpt__sincos_far((double)a, &value[0], &value[1]);
+    return (mpt__real)value[cosine];
 }
 
 /* Truncates; beyond the range the nearest end of it, NaN gives 0. */
@@ -5448,7 +6039,7 @@ static void mpt__ref_get(const mpt__ref_view *view, int64_t offset, int64_t stri
         return;
     }
     mpt__ref_load(x, view->data, view->dtype, offset, stride, stride == 0 && n > 1 ? 1 : n);
-    if (stride == 0 && n > 1) view->words->unary[MPT__UNARY_SPLAT](x, x, n, x[0]);
+    if (stride == 0 && n > 1) view->words->unary[MPT__UNARY_SPLAT](x, x, n, x[0], 0);
 }
 
 /* The same, without a copy where that is possible; otherwise in `block`. */
@@ -5482,7 +6073,7 @@ static void mpt__ref_put(const mpt__ref_view *view, int64_t offset, int64_t stri
     if (mpt__ref_out(view, offset, stride, NULL) == x) return;
     if (view->accumulate) {
         const mpt__real *old = mpt__ref_in(view, offset, stride, sum, n);
-        view->words->binary[MPT__BINARY_ADD](sum, old, x, n);
+        view->words->binary[MPT__BINARY_ADD](sum, old, x, n, 0, 0);
         x = sum;
     }
     if (stride == 1 && mpt__ref_is_half(view->dtype)) {
@@ -5518,7 +6109,8 @@ static MPT__INLINE int64_t mpt__ref_chunks(int64_t count, int64_t size) {
 }
 /* What numbers of elements multiply to: 0 wins over dimensions too large to multiply. */
 static MPT__INLINE int64_t mpt__ref_times(int64_t a, int64_t b) {
-    return b != 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
+    bool small = ((a | b) >> 31) == 0; /* spares the division */
+    return !small && b != 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
 }
 static int64_t mpt__ref_numel(const mpt__operand *o) {
     int64_t count = 1;
@@ -5656,8 +6248,10 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
         return combine(fold[0], fold[1]);                                         \
     }
 #define MPT__PLUS(a, b) ((a) + (b))
+#define MPT__TIMES(a, b) ((a) * (b))
 MPT__DEFINE_FOLD(mpt__ref_fold_lanes, mpt__real, MPT__PLUS)
 MPT__DEFINE_FOLD(mpt__ref_fold_maxima, mpt__real, mpt__real_max)
+MPT__DEFINE_FOLD(mpt__ref_fold_products, mpt__real, MPT__TIMES)
 MPT__DEFINE_FOLD(mpt__ref_fold_squares, double, MPT__PLUS)
 
 /* A sum under way: the tree that MPT__SUM_CHUNK describes, fed in any portions. level[k] holds the
@@ -5725,7 +6319,7 @@ struct mpt__ref_map {
     int operands;
     mpt__unary_fn unary;
     mpt__binary_fn binary;
-    mpt__real c;        /* of unary; of dropout, the factor of kept elements */
+    mpt__real c, d;     /* of unary and binary; c of dropout: the factor of kept elements */
     uint32_t threshold; /* dropout: random words from here on keep */
     mpt__rng_key key;
     const char *pattern; /* fill: MPT__BLOCK elements, or as many as there are */
@@ -5926,19 +6520,36 @@ static bool mpt__ref_copy_transposed(const mpt__cpu_call *call) {
     return true;
 }
 
+/* The elements of an operand that lies dense, in logical order; -1: it does not. */
+static int64_t mpt__ref_dense(const mpt__operand *o) {
+    int64_t count = 1;
+    for (int d = o->rank - 1; d >= 0; d--) {
+        if (o->shape[d] != 1 && o->stride[d] != count) return -1;
+        count = mpt__ref_times(count, o->shape[d]);
+    }
+    return count;
+}
+
 static void mpt__ref_copy(const mpt__cpu_call *call) {
-    uint8_t from = call->launch->operand[0].dtype, to = call->launch->operand[1].dtype;
+    const mpt__operand *o = call->launch->operand;
+    uint8_t from = o[0].dtype, to = o[1].dtype;
+    bool as_bytes = from == to && o[1].access != MPT__ACCUMULATE;
+    int64_t count = as_bytes && mpt__ref_dense(&o[1]) >= 0 ? mpt__ref_dense(&o[0]) : -1;
+    if (count > 0 && count <= MPT__CHUNK) {
+        memcpy(call->data[1], call->data[0], (size_t)(count * mpt__dtype_info[to].bytes));
+        return;
+    }
     mpt__ref_map map;
     map.body = mpt__ref_copy_body;
     if (from == MPT_F64 || to == MPT_F64) map.body = mpt__ref_copy_f64_body;
     if (!mpt__dtype_info[from].is_float && !mpt__dtype_info[to].is_float) {
         map.body = mpt__ref_copy_i64_body;
     }
-    if (map.body == mpt__ref_copy_body && mpt__ref_numel(&call->launch->operand[0]) > 0 &&
+    if (map.body == mpt__ref_copy_body && mpt__ref_numel(&o[0]) > 0 &&
         mpt__ref_copy_transposed(call)) {
         return;
     }
-    if (from == to && call->launch->operand[1].access != MPT__ACCUMULATE) {
+    if (as_bytes) {
         map.other_body = map.body;
         map.body = mpt__ref_copy_bytes_body;
     }
@@ -5949,6 +6560,7 @@ static void mpt__ref_copy(const mpt__cpu_call *call) {
 #define MPT__SQRT_2_BY_PI ((mpt__real)0.79788456080286536) /* sqrt(2 / pi) */
 #define MPT__NORMAL_PEAK ((mpt__real)0.39894228040143268)  /* 1 / sqrt(2 pi) */
 #define MPT__GELU_CUBE ((mpt__real)0.044715)
+#define MPT__MINUS_ZERO ((mpt__real)-0.0)
 
 static mpt__real mpt__ref_gelu_inner(mpt__real a) {
     return MPT__SQRT_2_BY_PI * (a + MPT__GELU_CUBE * a * a * a);
@@ -5966,19 +6578,40 @@ static mpt__real mpt__ref_gelu_tanh_slope(mpt__real a) {
     return slope + (mpt__real)0.5 * a * rest * MPT__SQRT_2_BY_PI * (1 + 3 * MPT__GELU_CUBE * a * a);
 }
 
-#define MPT__ROW(id, ns, value)                                                                   \
-    static void mpt__ref_unary_##id(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c) { \
-        (void)c;                                                                                  \
-        for (int64_t i = 0; i < n; i++) {                                                         \
-            const mpt__real a = x[i];                                                             \
-            out[i] = value;                                                                       \
-        }                                                                                         \
+static mpt__real mpt__ref_softplus(mpt__real a, mpt__real beta, mpt__real threshold) {
+    if (a * beta > threshold) return a;
+    return (mpt__real)mpt__ln1p(mpt__exp((double)(a * beta))) / beta;
+}
+
+static mpt__real mpt__ref_silu_slope(mpt__real a) {
+    mpt__real s = mpt__real_sigmoid(a);
+    return s * (1 + a * (1 - s));
+}
+
+static mpt__real mpt__ref_pow_slope(mpt__real a, mpt__real b) {
+    if (b == 2) return a + a;
+    return b == 0 ? 0 : b * mpt__real_pow(a, b - 1);
+}
+
+static mpt__real mpt__ref_pow_exponent(mpt__real a, mpt__real b) {
+    return a == 0 && b >= 0 ? 0 : mpt__real_pow(a, b) * mpt__real_log(a);
+}
+
+#define MPT__ROW(id, ns, value)                                                                 \
+    static void mpt__ref_unary_##id(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c, \
+                                    mpt__real d) {                                              \
+        (void)c, (void)d;                                                                       \
+        for (int64_t i = 0; i < n; i++) {                                                       \
+            const mpt__real a = x[i];                                                           \
+            out[i] = value;                                                                     \
+        }                                                                                       \
     }
 MPT__REF_UNARY(MPT__ROW)
 #undef MPT__ROW
 #define MPT__ROW(id, ns, value)                                                              \
     static void mpt__ref_binary_##id(mpt__real *out, const mpt__real *x, const mpt__real *y, \
-                                     int64_t n) {                                            \
+                                     int64_t n, mpt__real c, mpt__real d) {                  \
+        (void)c, (void)d;                                                                    \
         for (int64_t i = 0; i < n; i++) {                                                    \
             const mpt__real a = x[i], b = y[i];                                              \
             out[i] = value;                                                                  \
@@ -5992,7 +6625,7 @@ static void mpt__ref_unary_body(const mpt__ref_map *map, mpt__ref_cursor *at, in
     mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
     mpt__real *out = mpt__ref_place(&map->walk[1], &at[1], block, n);
     (void)first;
-    map->unary(out, mpt__ref_take(&map->walk[0], &at[0], in, n), n, map->c);
+    map->unary(out, mpt__ref_take(&map->walk[0], &at[0], in, n), n, map->c, map->d);
     mpt__ref_give(&map->walk[1], &at[1], out, n);
 }
 
@@ -6004,6 +6637,7 @@ static void mpt__ref_unary(const mpt__cpu_call *call) {
     map.body = mpt__ref_unary_body;
     map.unary = call->words->unary[function];
     map.c = (mpt__real)(by_slot ? call->scalars[launch->slot[0]].f : launch->imm[0]);
+    map.d = (mpt__real)launch->imm[1];
     mpt__ref_map_run(&map, call, 2, mpt__ref_unary_ns[function]);
 }
 
@@ -6013,15 +6647,33 @@ static void mpt__ref_binary_body(const mpt__ref_map *map, mpt__ref_cursor *at, i
     mpt__real *out = mpt__ref_place(&map->walk[2], &at[2], block, n);
     const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in[0], n);
     (void)first;
-    map->binary(out, x, mpt__ref_take(&map->walk[1], &at[1], in[1], n), n);
+    map->binary(out, x, mpt__ref_take(&map->walk[1], &at[1], in[1], n), n, map->c, map->d);
     mpt__ref_give(&map->walk[2], &at[2], out, n);
 }
 
-/* EQUAL of two integer operands. */
-static void mpt__ref_equal_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
-                                    int64_t n) {
+static bool mpt__ref_compare_i64(int function, int64_t a, int64_t b) {
+    switch (function) {
+    case MPT__FN_EQUAL:
+        return a == b;
+    case MPT__FN_NOT_EQUAL:
+        return a != b;
+    case MPT__FN_LESS:
+        return a < b;
+    case MPT__FN_LESS_EQUAL:
+        return a <= b;
+    case MPT__FN_GREATER:
+        return a > b;
+    default:
+        return a >= b;
+    }
+}
+
+/* Comparison of two integer operands. */
+static void mpt__ref_compare_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                      int64_t n) {
     int64_t x[2][MPT__BLOCK];
-    mpt__real equal[MPT__BLOCK];
+    mpt__real result[MPT__BLOCK];
+    const int function = map->call->launch->function;
     (void)first;
     for (int64_t m; n > 0; n -= m) {
         m = mpt__ref_together(map, at, n);
@@ -6030,8 +6682,9 @@ static void mpt__ref_equal_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at
             mpt__ref_load_i64(x[k], from->view.data, from->view.dtype, at[k].offset,
                               mpt__ref_inner(&from->loop), m);
         }
-        for (int64_t i = 0; i < m; i++) equal[i] = x[0][i] == x[1][i] ? 1 : 0;
-        mpt__ref_put(&map->walk[2].view, at[2].offset, mpt__ref_inner(&map->walk[2].loop), equal,
+        for (int64_t i = 0; i < m; i++)
+            result[i] = mpt__ref_compare_i64(function, x[0][i], x[1][i]) ? 1 : 0;
+        mpt__ref_put(&map->walk[2].view, at[2].offset, mpt__ref_inner(&map->walk[2].loop), result,
                      m);
         mpt__ref_advance_all(map, at, m);
     }
@@ -6043,9 +6696,12 @@ static void mpt__ref_binary(const mpt__cpu_call *call) {
     mpt__ref_map map;
     map.body = mpt__ref_binary_body;
     map.binary = call->words->binary[function];
-    if (launch->function == MPT__FN_EQUAL && !mpt__dtype_info[launch->operand[0].dtype].is_float &&
+    map.c = (mpt__real)launch->imm[0];
+    map.d = (mpt__real)launch->imm[1];
+    if (launch->function >= MPT__FN_EQUAL && launch->function <= MPT__FN_GREATER_EQUAL &&
+        !mpt__dtype_info[launch->operand[0].dtype].is_float &&
         !mpt__dtype_info[launch->operand[1].dtype].is_float) {
-        map.body = mpt__ref_equal_i64_body;
+        map.body = mpt__ref_compare_i64_body;
     }
     mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[function]);
 }
@@ -6114,8 +6770,11 @@ typedef struct mpt__ref_reduce_work {
     mpt__ref_walk in, out; /* over the outputs */
     mpt__ref_loop reduced; /* over what one output sums */
     int64_t chunks;        /* of the reduced elements, MPT__SUM_CHUNK each */
-    bool is_max, is_mean, by_columns;
+    bool is_mean, by_columns;
+    mpt__real identity;
     mpt__binary_fn combine;
+    void (*lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
+    mpt__real (*fold)(const mpt__real lane[MPT__SUM_LANES]);
     mpt__real *partial; /* [outputs, chunks]; unused when there is but one chunk */
 } mpt__ref_reduce_work;
 
@@ -6134,30 +6793,29 @@ static void mpt__ref_reduce_outputs(const mpt__ref_reduce_work *w, int64_t chunk
                                                             : 1; /* lanes */
     mpt__ref_cursor at;
     memset(lane, 0, (size_t)(used * n) * sizeof *lane);
-    if (w->is_max) words->unary[MPT__UNARY_SPLAT](lane, lane, used * n, -mpt__real_infinity());
+    if (w->identity != 0) words->unary[MPT__UNARY_SPLAT](lane, lane, used * n, w->identity, 0);
     mpt__ref_start(&at, &w->reduced, first);
     for (first = 0; left > 0; left -= m, first += m) {
         m = mpt__ref_min(left, mpt__ref_room(&at, &w->reduced));
         for (int64_t i = 0; w->by_columns && i < m; i++) {
             mpt__real *to = lane + (first + i) % MPT__SUM_LANES * n;
             int64_t from = offset + at.offset + i * inner;
-            w->combine(to, to, mpt__ref_in(&w->in.view, from, stride, x, n), n);
+            w->combine(to, to, mpt__ref_in(&w->in.view, from, stride, x, n), n, 0, 0);
         }
         for (int64_t j = 0; !w->by_columns && j < n; j++) {
             int64_t from = offset + at.offset + j * stride;
-            (w->is_max ? words->max_lanes : words->add_lanes)(
-                lane + MPT__SUM_LANES * j, first, mpt__ref_in(&w->in.view, from, inner, x, m), m);
+            w->lanes(lane + MPT__SUM_LANES * j, first, mpt__ref_in(&w->in.view, from, inner, x, m),
+                     m);
         }
         mpt__ref_advance(&at, &w->reduced, m);
     }
     for (int64_t j = 0; !w->by_columns && j < n; j++) {
-        result[j] =
-            (w->is_max ? mpt__ref_fold_maxima : mpt__ref_fold_lanes)(lane + MPT__SUM_LANES * j);
+        result[j] = w->fold(lane + MPT__SUM_LANES * j);
     }
     if (!w->by_columns) return;
     for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2) {
         int64_t some = mpt__ref_min(used, 2 * half) - half;
-        if (some > 0) w->combine(lane, lane, lane + half * n, some * n);
+        if (some > 0) w->combine(lane, lane, lane + half * n, some * n, 0, 0);
     }
     memcpy(result, lane, (size_t)n * sizeof *result);
 }
@@ -6202,7 +6860,7 @@ static void mpt__ref_reduce_finish(void *work, int64_t tile, int thread) {
         mpt__real *part = w->partial + (begin + i) * w->chunks;
         for (int64_t step = 1; step < w->chunks; step *= 2) {
             for (int64_t k = 0; k + step < w->chunks; k += 2 * step) {
-                w->combine(&part[k], &part[k], &part[k + step], 1);
+                w->combine(&part[k], &part[k], &part[k + step], 1, 0, 0);
             }
         }
         result[i] = part[0];
@@ -6233,15 +6891,39 @@ static int64_t mpt__ref_reduce_workspace(const mpt__launch *launch, int threads)
     return w.in.loop.count * w.chunks * (int64_t)sizeof(mpt__real);
 }
 
+static void mpt__ref_multiply_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) lane[(first + i) % MPT__SUM_LANES] *= x[i];
+}
+
+/* What is done with the elements: how two are combined, and what an empty lane holds. */
+static void mpt__ref_reduce_kind(const mpt__cpu_call *call, mpt__ref_reduce_work *w) {
+    const mpt__words *words = call->words;
+    const int function = call->launch->function;
+    w->is_mean = function == MPT__FN_MEAN;
+    w->identity = 0;
+    w->combine = words->binary[MPT__BINARY_ADD];
+    w->lanes = words->add_lanes;
+    w->fold = mpt__ref_fold_lanes;
+    if (function == MPT__FN_MAX) {
+        w->identity = -mpt__real_infinity();
+        w->combine = words->binary[MPT__BINARY_MAXIMUM];
+        w->lanes = words->max_lanes;
+        w->fold = mpt__ref_fold_maxima;
+    } else if (function == MPT__FN_PROD) {
+        w->identity = 1;
+        w->combine = words->binary[MPT__BINARY_MUL];
+        w->lanes = mpt__ref_multiply_lanes;
+        w->fold = mpt__ref_fold_products;
+    }
+}
+
 static void mpt__ref_reduce(const mpt__cpu_call *call) {
     mpt__ref_reduce_work w;
     w.in.view = mpt__ref_view_of(call, 0);
     w.out.view = mpt__ref_view_of(call, 1);
     mpt__ref_reduce_loops(call->launch, &w);
     mpt__ref_loop_over(&w.out.loop, &call->launch->operand[1]);
-    w.is_max = call->launch->function == MPT__FN_MAX;
-    w.is_mean = call->launch->function == MPT__FN_MEAN;
-    w.combine = call->words->binary[w.is_max ? MPT__BINARY_LARGEST : MPT__BINARY_ADD];
+    mpt__ref_reduce_kind(call, &w);
     int64_t outputs = w.in.loop.count, tiles = mpt__ref_chunks(outputs, MPT__REDUCE_OUTPUTS);
     w.by_columns = outputs > 1 && mpt__ref_inner(&w.in.loop) < mpt__ref_inner(&w.reduced);
     w.partial = (mpt__real *)call->workspace;
@@ -6279,6 +6961,8 @@ struct mpt__ref_axis_work {
     mpt__ref_walk walk[3];
     int64_t n, stride[3];          /* along the dimension */
     bool side_by_side, dense, log; /* lines per call: some; all. log: of softmax */
+    bool least, reverse;           /* argmin; cumsum from the end */
+    int64_t size, first, step;     /* that an index selects from; what stands for indices */
     void (*line)(const mpt__ref_axis_work *w, const int64_t *offset, int64_t lines);
 };
 
@@ -6340,6 +7024,15 @@ static mpt__real mpt__ref_maximum(const mpt__words *words, const mpt__real *x, i
     return mpt__ref_fold_maxima(lane);
 }
 
+/* n <= the size of x elements of a line, negated where the least is wanted. */
+static const mpt__real *mpt__ref_argmax_part(const mpt__ref_axis_work *w, const int64_t *offset,
+                                             int64_t at, mpt__real *x, int64_t n) {
+    const mpt__real *from = mpt__ref_line_in(w, 0, offset, at, x, n);
+    if (!w->least) return from;
+    w->words->unary[MPT__UNARY_NEG](x, from, n, 0, 0);
+    return x;
+}
+
 /* Finds the part of the line that holds the first maximum, then looks into it. */
 static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *offset,
                                  int64_t lines) {
@@ -6351,24 +7044,26 @@ static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *off
     for (int64_t at = 0; at < w->n && !mpt__real_is_nan(best); at += PART) {
         int64_t n = mpt__ref_min(PART, w->n - at);
         mpt__real most =
-            mpt__ref_maximum(w->words, mpt__ref_line_in(w, 0, offset, at, x, n), n, best);
+            mpt__ref_maximum(w->words, mpt__ref_argmax_part(w, offset, at, x, n), n, best);
         if (most > best || mpt__real_is_nan(most)) {
             best = most;
             part = at;
         }
     }
-    from = mpt__ref_line_in(w, 0, offset, part, x, mpt__ref_min(PART, w->n - part));
+    from = mpt__ref_argmax_part(w, offset, part, x, mpt__ref_min(PART, w->n - part));
     while (mpt__real_is_nan(best) ? !mpt__real_is_nan(from[i]) : from[i] != best) i++;
     int64_t index = part + i;
     if (w->walk[1].view.data != NULL) {
         mpt__ref_store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1], 1, &index, 1);
     }
-    if (w->walk[2].view.data != NULL) mpt__ref_put_one(&w->walk[2].view, offset[2], from[i]);
+    if (w->walk[2].view.data != NULL)
+        mpt__ref_put_one(&w->walk[2].view, offset[2], w->least ? -from[i] : from[i]);
 }
 
 static void mpt__ref_argmax(const mpt__cpu_call *call) {
     mpt__ref_axis_work w;
     w.line = mpt__ref_argmax_line;
+    w.least = call->launch->function == MPT__FN_MIN;
     w.side_by_side = w.dense = false;
     mpt__ref_axis_run(&w, call, 3, 0, (int)call->launch->index[0], 2.0);
 }
@@ -6387,11 +7082,170 @@ static void mpt__ref_scatter_axis_line(const mpt__ref_axis_work *w, const int64_
     }
 }
 
+/* Notes the first element of an operand of indices that is not in 0 .. size-1. */
+static void mpt__ref_check_indices(const mpt__cpu_call *call, int operand, int64_t size) {
+    const mpt__operand *o = &call->launch->operand[operand];
+    int64_t block[MPT__BLOCK];
+    mpt__ref_loop loop;
+    mpt__ref_cursor at;
+    if (call->data[operand] == NULL || call->scalars[MPT__SLOT_ERROR].i != 0) return;
+    mpt__ref_loop_init(&loop);
+    for (int d = 0; d < o->rank; d++)
+        if (o->stride[d] != 0 || o->shape[d] == 0)
+            mpt__ref_loop_add(&loop, o->shape[d], o->stride[d]);
+    mpt__ref_loop_close(&loop);
+    mpt__ref_start(&at, &loop, 0);
+    for (int64_t done = 0, n; done < loop.count; done += n) {
+        n = mpt__ref_min(mpt__ref_min(mpt__ref_room(&at, &loop), MPT__BLOCK), loop.count - done);
+        mpt__ref_load_i64(block, call->data[operand], o->dtype, at.offset, mpt__ref_inner(&loop),
+                          n);
+        for (int64_t i = 0; i < n; i++) {
+            if (block[i] >= 0 && block[i] < size) continue;
+            call->scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
+            call->scalars[MPT__SLOT_ERROR_LAUNCH].i = call->launch->number;
+            call->scalars[MPT__SLOT_ERROR_INDEX].i = -1 - (done + i);
+            return;
+        }
+        mpt__ref_advance(&at, &loop, n);
+    }
+}
+
 static void mpt__ref_scatter_axis(const mpt__cpu_call *call) {
+    if (call->launch->index[1])
+        mpt__ref_check_indices(call, 0, call->launch->operand[2].shape[call->launch->index[0]]);
     mpt__ref_axis_work w;
     w.line = mpt__ref_scatter_axis_line;
     w.side_by_side = w.dense = false;
     mpt__ref_axis_run(&w, call, 3, 2, (int)call->launch->index[0], 2.0);
+}
+
+/* Index j of line r of operand k; -1 if it is a bad one. */
+static int64_t mpt__ref_index_at(const mpt__ref_axis_work *w, int k, const int64_t *offset,
+                                 int64_t j, int64_t r) {
+    const mpt__ref_walk *walk = &w->walk[k];
+    if (walk->view.data == NULL) return w->first + w->step * j;
+    int64_t at = offset[k] + j * w->stride[k] + r * mpt__ref_inner(&walk->loop);
+    int64_t index = mpt__ref_get_integer(&walk->view, at);
+    return index >= 0 && index < w->size ? index : -1;
+}
+
+/* Lines that share their indices are taken together, `run` of them, else one by one. */
+static int64_t mpt__ref_index_run(const mpt__ref_axis_work *w, int k, int64_t lines) {
+    const mpt__ref_walk *walk = &w->walk[k];
+    return walk->view.data == NULL || mpt__ref_inner(&walk->loop) == 0 ? lines : 1;
+}
+
+static void mpt__ref_gather_lines(const mpt__ref_axis_work *w, const int64_t *offset,
+                                  int64_t lines) {
+    const mpt__ref_walk *from = &w->walk[0], *to = &w->walk[2];
+    const int64_t run = mpt__ref_index_run(w, 1, lines);
+    const int64_t from_step = mpt__ref_inner(&from->loop), to_step = mpt__ref_inner(&to->loop);
+    mpt__real block[MPT__BLOCK];
+    for (int64_t j = 0; j < w->n; j++) {
+        for (int64_t r = 0; r < lines; r += run) {
+            int64_t index = mpt__ref_index_at(w, 1, offset, j, r);
+            const mpt__real *x = block;
+            if (index < 0) {
+                memset(block, 0, (size_t)run * sizeof *block);
+            } else {
+                x = mpt__ref_in(&from->view, offset[0] + index * w->stride[0] + r * from_step,
+                                from_step, block, run);
+            }
+            mpt__ref_put(&to->view, offset[2] + j * w->stride[2] + r * to_step, to_step, x, run);
+        }
+    }
+}
+
+static void mpt__ref_scatter_add_lines(const mpt__ref_axis_work *w, const int64_t *offset,
+                                       int64_t lines) {
+    const mpt__ref_walk *from = &w->walk[1], *to = &w->walk[2];
+    const int64_t run = mpt__ref_index_run(w, 0, lines);
+    const int64_t from_step = mpt__ref_inner(&from->loop), to_step = mpt__ref_inner(&to->loop);
+    mpt__real in[MPT__BLOCK], sum[MPT__BLOCK];
+    for (int64_t j = 0; j < w->n; j++) {
+        for (int64_t r = 0; r < lines; r += run) {
+            int64_t index = mpt__ref_index_at(w, 0, offset, j, r);
+            int64_t at = offset[2] + index * w->stride[2] + r * to_step;
+            if (index < 0) continue;
+            const mpt__real *x = mpt__ref_in(
+                &from->view, offset[1] + j * w->stride[1] + r * from_step, from_step, in, run);
+            const mpt__real *old = mpt__ref_in(&to->view, at, to_step, sum, run);
+            mpt__real *out = mpt__ref_out(&to->view, at, to_step, sum);
+            w->words->binary[MPT__BINARY_ADD](out, old, x, run, 0, 0);
+            mpt__ref_put(&to->view, at, to_step, out, run);
+        }
+    }
+}
+
+static void mpt__ref_gather(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    const int axis = (int)launch->index[0];
+    mpt__ref_axis_work w;
+    w.line = mpt__ref_gather_lines;
+    w.side_by_side = false;
+    w.dense = true;
+    w.size = launch->operand[0].shape[axis];
+    w.first = launch->index[1];
+    w.step = launch->index[2];
+    mpt__ref_check_indices(call, 1, w.size);
+    mpt__ref_axis_run(&w, call, 3, 2, axis, 5.0);
+}
+
+static void mpt__ref_scatter_add(const mpt__cpu_call *call) {
+    const int axis = (int)call->launch->index[0];
+    mpt__ref_axis_work w;
+    w.line = mpt__ref_scatter_add_lines;
+    w.side_by_side = false;
+    w.dense = true;
+    w.size = call->launch->operand[2].shape[axis];
+    mpt__ref_check_indices(call, 0, w.size);
+    mpt__ref_axis_run(&w, call, 3, 1, axis, 5.0);
+}
+
+static void mpt__ref_triangle_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                   int64_t n) {
+    const mpt__launch *launch = map->call->launch;
+    const mpt__operand *o = &launch->operand[0];
+    const int64_t rows = o->shape[o->rank - 2], columns = o->shape[o->rank - 1];
+    mpt__real in[MPT__BLOCK], out[MPT__BLOCK];
+    const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in, n);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t above = (first + i) % columns - (first + i) / columns % rows - launch->index[0];
+        out[i] = above == 0 || (above > 0) == (launch->index[1] != 0) ? x[i] : 0;
+    }
+    mpt__ref_give(&map->walk[1], &at[1], out, n);
+}
+
+static void mpt__ref_triangle(const mpt__cpu_call *call) {
+    mpt__ref_map map;
+    map.body = mpt__ref_triangle_body;
+    mpt__ref_map_run(&map, call, 2, 8.0);
+}
+
+static void mpt__ref_cumsum_line(const mpt__ref_axis_work *w, const int64_t *offset,
+                                 int64_t lines) {
+    mpt__real block[MPT__BLOCK], out[MPT__BLOCK];
+    double sum = 0;
+    (void)lines;
+    for (int64_t done = 0, n; done < w->n; done += n) {
+        n = mpt__ref_min(MPT__BLOCK, w->n - done);
+        int64_t at = w->reverse ? w->n - done - n : done;
+        const mpt__real *x = mpt__ref_line_in(w, 0, offset, at, block, n);
+        for (int64_t i = 0; i < n; i++) {
+            int64_t k = w->reverse ? n - 1 - i : i;
+            sum += (double)x[k];
+            out[k] = (mpt__real)sum;
+        }
+        mpt__ref_put(&w->walk[1].view, offset[1] + at * w->stride[1], w->stride[1], out, n);
+    }
+}
+
+static void mpt__ref_cumsum(const mpt__cpu_call *call) {
+    mpt__ref_axis_work w;
+    w.line = mpt__ref_cumsum_line;
+    w.side_by_side = w.dense = false;
+    w.reverse = call->launch->index[1] != 0;
+    mpt__ref_axis_run(&w, call, 2, 0, (int)call->launch->index[0], 4.0);
 }
 
 /* ==== Lines side by side ==== */
@@ -6452,11 +7306,11 @@ static void mpt__ref_lines_each(const mpt__words *words, mpt__ref_each what, mpt
     static const uint8_t scalar[] = {MPT__UNARY_ADD_SCALAR, MPT__UNARY_MUL_SCALAR};
     static const uint8_t binary[] = {MPT__BINARY_SUB, MPT__BINARY_MUL};
     if (lines == 1) {
-        words->unary[scalar[what]](out, x, n, what == MPT__EACH_SUB ? -by[0] : by[0]);
+        words->unary[scalar[what]](out, x, n, what == MPT__EACH_SUB ? -by[0] : by[0], 0);
         return;
     }
     for (int64_t i = 0; i < n; i++) {
-        words->binary[binary[what]](out + i * lines, x + i * lines, by, lines);
+        words->binary[binary[what]](out + i * lines, x + i * lines, by, lines, 0, 0);
     }
 }
 
@@ -6473,10 +7327,10 @@ static void mpt__ref_lines_add(mpt__ref_sum *sum, const mpt__real *x, int64_t li
     memset(lane, 0, (size_t)(MPT__SUM_LANES * lines) * sizeof *lane);
     for (int64_t i = 0; i < n; i++) {
         mpt__real *to = lane + i % MPT__SUM_LANES * lines;
-        add(to, to, x + i * lines, lines);
+        add(to, to, x + i * lines, lines, 0, 0);
     }
     for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2) {
-        add(half == 1 ? total : lane, lane, lane + half * lines, half * lines);
+        add(half == 1 ? total : lane, lane, lane + half * lines, half * lines, 0, 0);
     }
 }
 
@@ -6497,7 +7351,7 @@ static void mpt__ref_lines_sums(const mpt__ref_lines *l, const mpt__ref_lines *t
         from = mpt__ref_lines_in(l, lines, at, n, x);
         if (lines == 1) most[0] = words->peak(from, n, most[0]) + 0; /* -0 + 0 = 0 */
         for (int64_t i = 0; lines > 1 && i < n; i++) {
-            words->binary[MPT__BINARY_LARGEST](most, most, from + i * lines, lines);
+            words->binary[MPT__BINARY_MAXIMUM](most, most, from + i * lines, lines, 0, 0);
         }
     }
     mpt__ref_sum_init(&sum, words);
@@ -6511,7 +7365,7 @@ static void mpt__ref_lines_sums(const mpt__ref_lines *l, const mpt__ref_lines *t
     if (lines > 1) {
         mpt__real *e = differences ? x : block;
         mpt__ref_lines_each(words, MPT__EACH_SUB, block, from, most, lines, count);
-        words->unary[MPT__UNARY_EXP](e, block, count * lines, 0);
+        words->unary[MPT__UNARY_EXP](e, block, count * lines, 0, 0);
         mpt__ref_lines_add(&sum, e, lines, count, total);
     } else {
         *total = mpt__ref_sum_total(&sum);
@@ -6537,7 +7391,7 @@ static void mpt__ref_softmax_lines(const mpt__ref_axis_work *w, const int64_t *o
     mpt__real most[MPT__LINES], by[MPT__LINES], block[MPT__BLOCK];
     bool kept = w->n <= MPT__BLOCK || mpt__ref_lines_place(&to, lines, 0, block) != block;
     mpt__ref_lines_sums(&from, &to, lines, w->n, w->log, most, by, block);
-    if (w->log) words->unary[MPT__UNARY_LOG](by, by, lines, 0);
+    if (w->log) words->unary[MPT__UNARY_LOG](by, by, lines, 0, 0);
     for (int64_t r = 0; !w->log && r < lines; r++) by[r] = 1 / by[r];
     for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
@@ -6566,7 +7420,7 @@ static void mpt__ref_softmax_backward_lines(const mpt__ref_axis_work *w, const i
         const mpt__real *addend = mpt__ref_lines_in(&dy, lines, at, n, b);
         if (!w->log) {
             const mpt__real *by = mpt__ref_lines_in(&y, lines, at, n, a);
-            words->binary[MPT__BINARY_MUL](c, addend, by, n * lines);
+            words->binary[MPT__BINARY_MUL](c, addend, by, n * lines, 0, 0);
             addend = c;
         }
         mpt__ref_lines_add(&sum, addend, lines, n, total);
@@ -6577,12 +7431,12 @@ static void mpt__ref_softmax_backward_lines(const mpt__ref_axis_work *w, const i
         const mpt__real *slope = mpt__ref_lines_in(&dy, lines, at, n, b);
         mpt__real *out = mpt__ref_lines_place(&dx, lines, at, c);
         if (w->log) {
-            words->unary[MPT__UNARY_EXP](a, value, n * lines, 0);
+            words->unary[MPT__UNARY_EXP](a, value, n * lines, 0, 0);
             mpt__ref_lines_each(words, MPT__EACH_MUL, a, a, total, lines, n);
-            words->binary[MPT__BINARY_SUB](out, slope, a, n * lines);
+            words->binary[MPT__BINARY_SUB](out, slope, a, n * lines, 0, 0);
         } else {
             mpt__ref_lines_each(words, MPT__EACH_SUB, b, slope, total, lines, n);
-            words->binary[MPT__BINARY_MUL](out, value, b, n * lines);
+            words->binary[MPT__BINARY_MUL](out, value, b, n * lines, 0, 0);
         }
         mpt__ref_lines_put(&dx, lines, at, n, out);
     }
@@ -6706,7 +7560,7 @@ static void mpt__ref_gemm_tile(void *work, int64_t tile, int thread) {
             mpt__ref_gemm_get(w, 2, mpt__ref_gemm_at(w, 2, batch, m0 + i, n0), bias, columns);
             for (int64_t j = 0; j < columns; j++) sum[i][j] += bias[j];
         }
-        if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0);
+        if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0, 0);
         mpt__ref_put(&w->view[3], mpt__ref_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
                      sum[i], columns);
     }
@@ -6805,7 +7659,7 @@ static mpt__real mpt__ref_weighted_sum(const mpt__ref_loss_work *w, const mpt__r
         if (view != NULL) {
             mpt__ref_get(view, offset + at * w->x_stride[1], w->x_stride[1], x, n);
             for (int64_t i = 0; i < n; i++) x[i] = log_sum - (x[i] - most);
-            if (w->weight.data != NULL) words->binary[MPT__BINARY_MUL](x, x, by, n);
+            if (w->weight.data != NULL) words->binary[MPT__BINARY_MUL](x, x, by, n, 0, 0);
         } else {
             addend = by;
         }
@@ -6852,16 +7706,17 @@ static void mpt__ref_loss_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_loss_work *w = (const mpt__ref_loss_work *)work;
     int64_t rows = mpt__ref_chunk_rows(w->classes), row = chunk * rows;
     int64_t end = mpt__ref_min(row + rows, w->rows);
-    mpt__real most[MPT__LINES] = {0}, sum[MPT__LINES] = {0}, e[MPT__BLOCK];
+    mpt__real most[MPT__LINES], sum[MPT__LINES], e[MPT__BLOCK];
     mpt__ref_lines nowhere;
     (void)thread;
     memset(&nowhere, 0, sizeof nowhere);
+    most[0] = sum[0] = 0; /* of log-probabilities */
     for (int64_t lines; row < end; row += lines) {
         lines = w->from_logits ? mpt__ref_side_by_side(w->classes, end - row) : 1;
         if (w->from_logits) {
             mpt__ref_lines from = mpt__ref_loss_lines(&w->x, w->x_stride, row);
             mpt__ref_lines_sums(&from, &nowhere, lines, w->classes, false, most, sum, e);
-            w->call->words->unary[MPT__UNARY_LOG](sum, sum, lines, 0);
+            w->call->words->unary[MPT__UNARY_LOG](sum, sum, lines, 0, 0);
         }
         for (int64_t r = 0; r < lines; r++) mpt__ref_loss_row(w, row + r, most[r], sum[r]);
     }
@@ -6875,7 +7730,9 @@ static void mpt__ref_check_targets(const mpt__ref_loss_work *w) {
         if (t != w->call->launch->index[0] && (t < 0 || t >= w->classes)) {
             scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
             scalars[MPT__SLOT_ERROR_LAUNCH].i = w->call->launch->number;
-            scalars[MPT__SLOT_ERROR_INDEX].i = row;
+            int64_t rows = w->call->launch->index[1];
+            scalars[MPT__SLOT_ERROR_INDEX].i = rows > 0 ? row / rows : row;
+            scalars[MPT__SLOT_ERROR_POSITION].i = rows > 0 ? row % rows : -1;
         }
     }
 }
@@ -6958,7 +7815,7 @@ static void mpt__ref_logit_slopes(const mpt__ref_loss_work *w, const mpt__ref_lo
         mpt__ref_lines_each(words, MPT__EACH_SUB, p, p, rows->log_sum, lines, n);
         x = p;
     }
-    words->unary[MPT__UNARY_EXP](p, x, n * lines, 0);
+    words->unary[MPT__UNARY_EXP](p, x, n * lines, 0, 0);
     mpt__ref_lines_each(words, MPT__EACH_MUL, dx, p, rows->scale, lines, n);
     for (int64_t i = 0; smooth != 0 && i < n; i++) {
         mpt__real weight = mpt__ref_class_weight(w, at + i);
@@ -7056,6 +7913,164 @@ static void mpt__ref_cross_entropy_backward(const mpt__cpu_call *call) {
     mpt__ref_loss_backward(call, true);
 }
 
+/* ==== Pair losses ==== */
+
+/* n elements' values (by = -1), or slopes by operand `by`. */
+typedef void (*mpt__ref_pair_fn)(const mpt__words *words, const mpt__real *const in[4], int64_t n,
+                                 int by, mpt__real p, mpt__real r, mpt__real *out);
+
+#define MPT__UNARY_NONE (-1)
+#define MPT__PAIR_WORD(word, to, expression)                                          \
+    if (MPT__UNARY_##word >= 0) {                                                     \
+        for (int64_t i = 0; i < n; i++) {                                             \
+            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], e = first[i];   \
+            (void)a, (void)b, (void)c, (void)e;                                       \
+            to[i] = expression;                                                       \
+        }                                                                             \
+        words->unary[MPT__UNARY_##word < 0 ? 0 : MPT__UNARY_##word](to, to, n, 0, 0); \
+    }
+#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc)                                   \
+    static void mpt__ref_pair_##id(const mpt__words *words, const mpt__real *const in[4],         \
+                                   int64_t n, int by, mpt__real p, mpt__real r, mpt__real *out) { \
+        mpt__real first[MPT__BLOCK] = {0}, second[MPT__BLOCK] = {0};                              \
+        (void)words, (void)p, (void)r;                                                            \
+        MPT__PAIR_WORD(word1, first, of1)                                                         \
+        MPT__PAIR_WORD(word2, second, of2)                                                        \
+        for (int64_t i = 0; i < n; i++) {                                                         \
+            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], d = in[3][i], s = a - b;    \
+            const mpt__real e = first[i], l = second[i];                                          \
+            (void)c, (void)d, (void)s, (void)e, (void)l;                                          \
+            out[i] = by < 0 ? value : by == 0 ? da : by == 1 ? db : dc;                           \
+        }                                                                                         \
+    }
+MPT__PAIRS(MPT__ROW)
+#undef MPT__ROW
+
+/* The functions, and the nanoseconds of an element. */
+static const struct {
+    mpt__ref_pair_fn run;
+    uint8_t ns;
+} mpt__ref_pairs[] = {
+#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
+    {mpt__ref_pair_##id,                                        \
+     5 + (MPT__UNARY_##word1 >= 0 ? 12 : 0) + (MPT__UNARY_##word2 >= 0 ? 12 : 0)},
+    MPT__PAIRS(MPT__ROW)
+#undef MPT__ROW
+};
+
+/* Operands 0 to 3, of which absent ones are 1; of the loss or its gradient, 4; of dx, 5. */
+typedef struct mpt__ref_pair_work {
+    const mpt__cpu_call *call;
+    mpt__ref_walk walk[6];
+    int by, out; /* the operand that is written */
+    bool sums, present[6];
+    mpt__real one, g;   /* g: dloss over the divisor, where it is one number */
+    mpt__real *partial; /* sums of the chunks */
+} mpt__ref_pair_work;
+
+static void mpt__ref_pair_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_pair_work *w = (const mpt__ref_pair_work *)work;
+    const mpt__launch *launch = w->call->launch;
+    const mpt__words *words = w->call->words;
+    mpt__ref_pair_fn run = mpt__ref_pairs[launch->function - MPT__FN_MSE].run;
+    int64_t begin = chunk * MPT__CHUNK,
+            end = mpt__ref_min(begin + MPT__CHUNK, w->walk[0].loop.count);
+    mpt__real block[5][MPT__BLOCK];
+    const mpt__real *in[5] = {NULL, NULL, NULL, NULL, NULL};
+    mpt__ref_cursor at[6];
+    mpt__ref_sum sum;
+    (void)thread;
+    mpt__ref_sum_init(&sum, words);
+    for (int k = 0; k <= w->out; k++) {
+        mpt__ref_start(&at[k], &w->walk[k].loop, begin);
+        if (k < 4 && !w->present[k])
+            in[k] =
+                mpt__ref_take(&w->walk[k], &at[k], block[k], mpt__ref_min(MPT__BLOCK, end - begin));
+    }
+    for (int64_t n; begin < end; begin += n) {
+        n = mpt__ref_min(MPT__BLOCK, end - begin);
+        for (int k = 0; k < w->out && k < 5; k++) {
+            if (k < 4 ? w->present[k] : launch->reduction == MPT_NONE)
+                in[k] = mpt__ref_take(&w->walk[k], &at[k], block[k], n);
+        }
+        mpt__real result[MPT__BLOCK];
+        mpt__real *out =
+            w->sums ? result : mpt__ref_place(&w->walk[w->out], &at[w->out], result, n);
+        run(words, in, n, w->by, (mpt__real)launch->imm[0], (mpt__real)launch->imm[1], out);
+        if (in[4] != NULL) words->binary[MPT__BINARY_MUL](out, out, in[4], n, 0, 0);
+        if (w->by >= 0 && in[4] == NULL) words->unary[MPT__UNARY_MUL_SCALAR](out, out, n, w->g, 0);
+        if (w->sums) {
+            mpt__ref_sum_add(&sum, out, n);
+        } else {
+            mpt__ref_give(&w->walk[w->out], &at[w->out], out, n);
+        }
+    }
+    if (w->sums) w->partial[chunk] = mpt__ref_sum_total(&sum);
+}
+
+/* Notes the first element of operand 0 outside [0, 1] in the error word; NaN is none. */
+static void mpt__ref_check_probabilities(const mpt__ref_pair_work *w) {
+    mpt__scalar *scalars = w->call->scalars;
+    const mpt__ref_walk *walk = &w->walk[0];
+    mpt__real block[MPT__BLOCK];
+    mpt__ref_cursor at;
+    mpt__ref_start(&at, &walk->loop, 0);
+    for (int64_t n, i = 0; i < walk->loop.count && scalars[MPT__SLOT_ERROR].i == 0; i += n) {
+        n = mpt__ref_min(MPT__BLOCK, walk->loop.count - i);
+        const mpt__real *x = mpt__ref_take(walk, &at, block, n);
+        int64_t k = 0;
+        while (k < n && !(x[k] < 0 || x[k] > 1)) k++;
+        if (k == n) continue;
+        scalars[MPT__SLOT_ERROR].i = MPT_ERROR_NUMERIC;
+        scalars[MPT__SLOT_ERROR_LAUNCH].i = w->call->launch->number;
+        scalars[MPT__SLOT_ERROR_INDEX].i = i + k;
+    }
+}
+
+static int64_t mpt__ref_pair_workspace(const mpt__launch *launch, int threads) {
+    int64_t chunks = mpt__ref_chunks(mpt__ref_numel(&launch->operand[0]), MPT__CHUNK);
+    (void)threads;
+    return launch->reduction == MPT_NONE ? 0 : chunks * (int64_t)sizeof(mpt__real);
+}
+
+/* Chunks hold a power of two of those that MPT__SUM_CHUNK speaks of: the tree is the same. */
+static void mpt__ref_pair_loss(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    bool backward = launch->kernel == MPT__K_PAIR_LOSS_BACKWARD;
+    mpt__ref_pair_work w;
+    w.call = call;
+    w.by = backward ? (int)launch->index[0] : -1;
+    w.out = backward ? 5 : 4;
+    w.sums = !backward && launch->reduction != MPT_NONE;
+    w.one = w.g = 1;
+    w.partial = (mpt__real *)call->workspace;
+    for (int k = 0; k <= w.out; k++) {
+        mpt__operand operand = launch->operand[k];
+        w.walk[k].view = mpt__ref_view_of(call, k);
+        w.present[k] = w.walk[k].view.data != NULL;
+        if (!w.present[k]) {
+            operand = launch->operand[0];
+            memset(operand.stride, 0, sizeof operand.stride);
+            w.walk[k].view.data = &w.one;
+            w.walk[k].view.dtype = sizeof w.one == sizeof(float) ? MPT_F32 : MPT_F64;
+        }
+        mpt__ref_loop_over(&w.walk[k].loop, &operand);
+    }
+    if (backward && launch->reduction != MPT_NONE)
+        w.g = mpt__ref_get_one(&w.walk[4].view, 0) / (mpt__real)launch->imm[2];
+    if (launch->function == MPT__FN_BCE && !backward) mpt__ref_check_probabilities(&w);
+    int64_t count = w.walk[0].loop.count, chunks = mpt__ref_chunks(count, MPT__CHUNK);
+    mpt__parallel(call->pool, chunks,
+                  mpt__ref_cost(call, count, mpt__ref_pairs[launch->function - MPT__FN_MSE].ns),
+                  mpt__ref_pair_chunk, &w);
+    if (!w.sums) return;
+    for (int64_t step = 1; step < chunks; step *= 2) {
+        for (int64_t k = 0; k + step < chunks; k += 2 * step) w.partial[k] += w.partial[k + step];
+    }
+    mpt__ref_put_one(&w.walk[4].view, 0,
+                     (chunks > 0 ? w.partial[0] : 0) / (mpt__real)launch->imm[2]);
+}
+
 /* ==== Gradients ==== */
 
 /* Row `segment` of a segment operand. */
@@ -7082,9 +8097,27 @@ typedef struct mpt__ref_gradient_work {
     mpt__ref_view gradients;
     mpt__real multiplier, limit;
     bool norm; /* is wanted, or a product may overflow where the element does not */
+    mpt__norm kind;
     const int64_t *segment;
     double *part; /* of the segment's first chunk */
 } mpt__ref_gradient_work;
+
+/* The sum, or the maximum, of magnitudes. */
+static void mpt__ref_add_magnitudes(double *lane, const float *x, int64_t n, mpt__real multiplier,
+                                    bool most) {
+    for (int64_t i = 0; i < n; i++) {
+        double *to = &lane[i % MPT__SUM_LANES], size = fabs((double)(x[i] * multiplier));
+        if (!most)
+            *to += size;
+        else if (size > *to || mpt__f64_is_nan(size))
+            *to = size;
+    }
+}
+
+static double mpt__ref_join_norms(double a, double b, mpt__norm kind) {
+    if (kind != MPT__NORM_MAX) return a + b;
+    return a > b || mpt__f64_is_nan(a) ? a : b;
+}
 
 /* The sum of squares of a chunk shows whether it is finite: neither the square of a float nor a sum
    of them can overflow a double, and infinity times 0 is NaN. */
@@ -7096,8 +8129,14 @@ static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
     const float *x = (const float *)w->gradients.data + w->segment[MPT__SEGMENT_OFFSET] + begin;
     double lane[MPT__SUM_LANES] = {0};
     (void)thread;
-    if (w->norm) {
+    if (w->norm && w->kind == MPT__NORM_2) {
         words->add_squares(lane, x, n, w->multiplier);
+    } else if (w->norm) {
+        mpt__ref_add_magnitudes(lane, x, n, w->multiplier, w->kind == MPT__NORM_MAX);
+        for (int l = 1; l < MPT__SUM_LANES && w->kind == MPT__NORM_MAX; l++) {
+            lane[0] = mpt__ref_join_norms(lane[0], lane[l], w->kind);
+            lane[l] = 0;
+        }
     } else if (!words->convert->all_finite_f32(x, (size_t)n)) {
         lane[0] = (double)mpt__real_infinity();
     }
@@ -7113,14 +8152,17 @@ static int64_t mpt__ref_grad_norm_workspace(const mpt__launch *launch, int threa
 /* Adds up the parts and sets the slots of found_inf and norm. */
 static void mpt__ref_norm_finish(const mpt__cpu_call *call, double *parts, int64_t chunks) {
     const mpt__launch *launch = call->launch;
+    const mpt__norm kind = (mpt__norm)launch->index[1];
     for (int64_t step = 1; step < chunks; step *= 2) {
-        for (int64_t i = 0; i + step < chunks; i += 2 * step) parts[i] += parts[i + step];
+        for (int64_t i = 0; i + step < chunks; i += 2 * step)
+            parts[i] = mpt__ref_join_norms(parts[i], parts[i + step], kind);
     }
     double squares = chunks > 0 ? parts[0] : 0;
     if (launch->slot[1] != 0 && !mpt__f64_is_finite(squares)) call->scalars[launch->slot[1]].i = 1;
     if (launch->slot[2] != 0) {
-        double *norm = &call->scalars[launch->slot[2]].f;
-        *norm = sqrt((launch->index[0] != 0 ? *norm * *norm : 0) + squares);
+        double *norm = &call->scalars[launch->slot[2]].f, old = launch->index[0] != 0 ? *norm : 0;
+        *norm = kind == MPT__NORM_2 ? sqrt(old * old + squares)
+                                    : mpt__ref_join_norms(old, squares, kind);
     }
 }
 
@@ -7132,6 +8174,7 @@ static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn ch
     w.gradients = mpt__ref_view_of(call, 0);
     w.multiplier = mpt__ref_factor(call, call->launch->slot[0]);
     w.limit = (mpt__real)call->launch->imm[0];
+    w.kind = (mpt__norm)call->launch->index[1];
     w.norm = call->launch->slot[2] != 0 || !(w.multiplier <= 1);
     for (int64_t s = 0; s < call->launch->operand[1].shape[0]; s++) {
         w.segment = mpt__ref_segment(call, 1, s);
@@ -7159,8 +8202,8 @@ static void mpt__ref_grad_scale_chunk(void *work, int64_t chunk, int thread) {
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
         mpt__real *x = mpt__ref_edit(&w->gradients, offset, block, n);
-        unary[MPT__UNARY_MUL_SCALAR](x, x, n, w->multiplier);
-        if (w->limit > 0) unary[MPT__UNARY_CLAMP](x, x, n, w->limit);
+        unary[MPT__UNARY_MUL_SCALAR](x, x, n, w->multiplier, 0);
+        if (w->limit > 0) unary[MPT__UNARY_CLAMP](x, x, n, -w->limit, w->limit);
         mpt__ref_put(&w->gradients, offset, 1, x, n);
     }
 }
@@ -7173,15 +8216,19 @@ static void mpt__ref_grad_scale(const mpt__cpu_call *call) {
 
 /* One segment of one update. What depends on the step count alone is computed once, in double. */
 struct mpt__ref_update {
-    mpt__ref_view param, master, gradient, first, second; /* moments; absent where there are none */
+    mpt__ref_view param, master, gradient;
+    mpt__ref_view moment[3]; /* absent where there are none */
     const int64_t *segment;
     int64_t step; /* updates before this one */
     mpt__real multiplier, lr, decay;
     mpt__real momentum, keep; /* SGD: momentum, 1 - dampening */
     bool nesterov, decoupled;
+    double first_setting;                      /* momentum or beta1 */
     mpt__real beta1, rest1, beta2, rest2, eps; /* Adam; rest = 1 - beta */
     mpt__real step_size, root_factor, shrink;  /* lr / c1, 1 / sqrt(c2), lr decay */
-    mpt__update_fn update;
+    mpt__update_fn update;                     /* NULL: program */
+    void (*program)(const mpt__ref_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
+                    int64_t n);
 };
 
 /* Updates of a block. Where `half` is given, the weights go there as well, in w->param.dtype.
@@ -7220,37 +8267,161 @@ static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mp
     if (half != NULL) mpt__ref_store(half, w->param.dtype, 0, 1, p, n);
 }
 
+/* The other optimizers are written in the words of the level: blocks are in the first cache, so
+   passes over them cost little, and square roots and divisions are those of the level. */
+#define MPT__EACH(word, out, x, c) w->param.words->unary[MPT__UNARY_##word](out, x, n, c, 0)
+#define MPT__PAIR(word, out, x, y) w->param.words->binary[MPT__BINARY_##word](out, x, y, n, 0, 0)
+
+/* m = keep m + rest x; or, of squares, keep m + (rest x) x */
+static void mpt__ref_follow(const mpt__ref_update *w, mpt__real *m, const mpt__real *x,
+                            mpt__real keep, mpt__real rest, bool squares, int64_t n) {
+    mpt__real part[MPT__BLOCK];
+    MPT__EACH(MUL_SCALAR, part, x, rest);
+    if (squares) MPT__PAIR(MUL, part, part, x);
+    MPT__EACH(MUL_SCALAR, m, m, keep);
+    MPT__PAIR(ADD, m, m, part);
+}
+
+/* p -= size x / below, which x and below do not survive */
+static void mpt__ref_descend(const mpt__ref_update *w, mpt__real *p, mpt__real *x,
+                             const mpt__real *below, mpt__real size, int64_t n) {
+    MPT__EACH(MUL_SCALAR, x, x, size);
+    if (below != NULL) MPT__PAIR(DIV, x, x, below);
+    MPT__PAIR(SUB, p, p, x);
+}
+
+/* Adam with the largest v so far, not corrected for bias, in place of v. */
+static void mpt__ref_amsgrad_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+                                   mpt__real *const *m, int64_t n) {
+    mpt__real below[MPT__BLOCK];
+    mpt__ref_follow(w, m[0], g, w->beta1, w->rest1, false, n);
+    mpt__ref_follow(w, m[1], g, w->beta2, w->rest2, true, n);
+    MPT__PAIR(MAXIMUM, m[2], m[2], m[1]);
+    MPT__EACH(SQRT, below, m[2], 0);
+    MPT__EACH(MUL_SCALAR, below, below, w->root_factor);
+    MPT__EACH(ADD_SCALAR, below, below, w->eps);
+    memcpy(g, m[0], (size_t)n * sizeof *g);
+    mpt__ref_descend(w, p, g, below, w->step_size, n);
+}
+
+/* v and, centred, the mean a follow; p -= lr b with b = momentum b + g / (sqrt(v - a^2) + eps).
+   Rounding may leave v - a^2 below 0, which counts as 0. */
+static void mpt__ref_rmsprop_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+                                   mpt__real *const *m, int64_t n) {
+    mpt__real below[MPT__BLOCK], *b = m[1], *a = m[2];
+    mpt__ref_follow(w, m[0], g, w->beta2, w->rest2, true, n);
+    memcpy(below, m[0], (size_t)n * sizeof *below);
+    if (a != NULL) {
+        mpt__ref_follow(w, a, g, w->beta2, w->rest2, false, n);
+        MPT__PAIR(MUL, below, a, a);
+        MPT__PAIR(SUB, below, m[0], below);
+        MPT__EACH(RELU, below, below, 0);
+    }
+    MPT__EACH(SQRT, below, below, 0);
+    MPT__EACH(ADD_SCALAR, below, below, w->eps);
+    if (b == NULL) {
+        mpt__ref_descend(w, p, g, below, w->lr, n);
+        return;
+    }
+    MPT__PAIR(DIV, g, g, below);
+    MPT__EACH(MUL_SCALAR, b, b, w->momentum);
+    MPT__PAIR(ADD, b, b, g);
+    memcpy(g, b, (size_t)n * sizeof *g);
+    mpt__ref_descend(w, p, g, NULL, w->lr, n);
+}
+
+/* s += g^2; p -= lr / (1 + steps lr_decay) g / (sqrt(s) + eps) */
+static void mpt__ref_adagrad_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+                                   mpt__real *const *m, int64_t n) {
+    mpt__real below[MPT__BLOCK];
+    mpt__ref_follow(w, m[0], g, 1, 1, true, n);
+    MPT__EACH(SQRT, below, m[0], 0);
+    MPT__EACH(ADD_SCALAR, below, below, w->eps);
+    mpt__ref_descend(w, p, g, below, w->step_size, n);
+}
+
+/* d = sqrt(u + eps) / sqrt(v + eps) g with v the mean of g^2, u that of d^2; p -= lr d */
+static void mpt__ref_adadelta_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+                                    mpt__real *const *m, int64_t n) {
+    mpt__real root[2][MPT__BLOCK];
+    mpt__ref_follow(w, m[0], g, w->beta1, w->rest1, true, n);
+    for (int k = 0; k < 2; k++) {
+        MPT__EACH(ADD_SCALAR, root[k], m[k], w->eps);
+        MPT__EACH(SQRT, root[k], root[k], 0);
+    }
+    MPT__PAIR(DIV, root[1], root[1], root[0]);
+    MPT__PAIR(MUL, g, g, root[1]);
+    mpt__ref_follow(w, m[1], g, w->beta1, w->rest1, true, n);
+    mpt__ref_descend(w, p, g, NULL, w->lr, n);
+}
+
+/* p -= lr sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g. Twice enlarged, any
+   number but 0 and NaN is beyond 1. */
+static void mpt__ref_lion_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+                                mpt__real *const *m, int64_t n) {
+    mpt__real sign[MPT__BLOCK];
+    memcpy(sign, m[0], (size_t)n * sizeof *sign);
+    mpt__ref_follow(w, sign, g, w->beta1, w->rest1, false, n);
+    for (int k = 0; k < 2; k++) {
+        MPT__EACH(MUL_SCALAR, sign, sign, (mpt__real)1e30);
+        w->param.words->unary[MPT__UNARY_CLAMP](sign, sign, n, -1, 1);
+    }
+    mpt__ref_follow(w, m[0], g, w->beta2, w->rest2, false, n);
+    mpt__ref_descend(w, p, sign, NULL, w->lr, n);
+}
+
+/* What all of them begin with. */
+static void mpt__ref_program(const mpt__ref_update *w, mpt__real *p, const mpt__real *gradient,
+                             mpt__real *const *m, int64_t n) {
+    mpt__real g[MPT__BLOCK], part[MPT__BLOCK];
+    MPT__EACH(MUL_SCALAR, g, gradient, w->multiplier);
+    if (w->decoupled || w->decay != 0)
+        MPT__EACH(MUL_SCALAR, part, p, w->decoupled ? w->shrink : w->decay);
+    if (w->decoupled) {
+        MPT__PAIR(SUB, p, p, part);
+    } else if (w->decay != 0) {
+        MPT__PAIR(ADD, g, g, part);
+    }
+    w->program(w, p, g, m, n);
+}
+
 static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_update *w = (const mpt__ref_update *)work;
     int64_t begin = chunk * MPT__CHUNK;
     int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
-    bool first = w->first.data != NULL, second = w->second.data != NULL;
     const mpt__ref_view *weights = w->master.data != NULL ? &w->master : &w->param;
-    bool along = weights != &w->param && mpt__ref_is_half(w->param.dtype);
-    mpt__real block[4][MPT__BLOCK], *m = NULL, *v = NULL;
+    bool along = w->update && weights != &w->param && mpt__ref_is_half(w->param.dtype);
+    mpt__real block[5][MPT__BLOCK], *m[3] = {NULL, NULL, NULL};
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
         int64_t n = mpt__ref_min(MPT__BLOCK, end - at);
         int64_t offset = w->segment[MPT__SEGMENT_OFFSET] + at;
         mpt__real *p = mpt__ref_edit(weights, offset, block[0], n);
-        if (first) m = mpt__ref_edit(&w->first, offset, block[1], n);
-        if (second) v = mpt__ref_edit(&w->second, offset, block[2], n);
+        const mpt__real *g = mpt__ref_in(&w->gradient, offset, 1, block[1], n);
+        for (int k = 0; k < 3; k++)
+            if (w->moment[k].data) m[k] = mpt__ref_edit(&w->moment[k], offset, block[2 + k], n);
         void *half = along ? (uint16_t *)w->param.data + offset : NULL;
-        w->update(w, p, mpt__ref_in(&w->gradient, offset, 1, block[3], n), m, v, half, n);
+        if (w->update)
+            w->update(w, p, g, m[0], m[1], half, n);
+        else
+            mpt__ref_program(w, p, g, m, n);
         if (weights != &w->param) mpt__ref_put(weights, offset, 1, p, n);
         if (!along) mpt__ref_put(&w->param, offset, 1, p, n);
-        if (first) mpt__ref_put(&w->first, offset, 1, m, n);
-        if (second) mpt__ref_put(&w->second, offset, 1, v, n);
+        for (int k = 0; k < 3; k++)
+            if (m[k]) mpt__ref_put(&w->moment[k], offset, 1, m[k], n);
     }
 }
 
-/* The rate of an update: slot[0], or what a table of rates has for the steps applied. */
-static double mpt__ref_rate(const mpt__cpu_call *call) {
+/* What row `row` of the table of rates has for the steps applied; `without` it, where there is
+   none. */
+static double mpt__ref_scheduled(const mpt__cpu_call *call, int row, double without) {
     const mpt__launch *launch = call->launch;
-    if (launch->n_operands < 8 || call->data[7] == NULL) return call->scalars[launch->slot[0]].f;
-    int64_t n = launch->operand[7].shape[0];
+    if (launch->n_operands < 8 || call->data[7] == NULL) return without;
+    const mpt__operand *o = &launch->operand[7];
+    if (row >= o->rank) return without;
+    int64_t n = o->shape[o->rank - 1];
     int64_t at = call->scalars[launch->slot[3]].i - call->scalars[launch->slot[4]].i;
-    return ((const double *)call->data[7])[at < 0 ? 0 : at < n ? at : n - 1];
+    return ((const double *)call->data[7])[row * n + (at < 0 ? 0 : at < n ? at : n - 1)];
 }
 
 /* The end of an update: its steps are counted. */
@@ -7274,18 +8445,21 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
                                 double ns) {
     const mpt__launch *launch = call->launch;
     const int64_t *steps = (const int64_t *)call->data[5];
-    double lr = mpt__ref_rate(call);
+    double lr = mpt__ref_scheduled(call, 0, call->scalars[launch->slot[0]].f);
     uint32_t denormals = mpt__flush_denormals(call->words->flushes);
     w->param = mpt__ref_view_of(call, 0);
     w->master = mpt__ref_view_of(call, 1);
     w->gradient = mpt__ref_view_of(call, 2);
-    w->first = mpt__ref_view_of(call, 3);
+    w->moment[0] = mpt__ref_view_of(call, 3);
     w->lr = (mpt__real)lr;
     w->multiplier = mpt__ref_factor(call, launch->slot[1]);
+    if (launch->index[2] != 0) w->multiplier = -w->multiplier;
     for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
         w->segment = mpt__ref_segment(call, 4, s);
-        w->step = steps[w->segment[MPT__SEGMENT_STEP]];
-        if (prepare != NULL) prepare(launch, w, lr);
+        int64_t step = steps[w->segment[MPT__SEGMENT_STEP]];
+        bool known = s > 0 && step == w->step;
+        w->step = step;
+        if (prepare != NULL && !known) prepare(launch, w, lr);
         int64_t count = w->segment[MPT__SEGMENT_COUNT];
         mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK),
                       mpt__ref_cost(call, count, ns), mpt__ref_update_chunk, w);
@@ -7300,7 +8474,7 @@ static void mpt__ref_sgd(const mpt__cpu_call *call) {
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
     w.update = call->words->sgd;
-    w.momentum = (mpt__real)launch->imm[0];
+    w.momentum = (mpt__real)mpt__ref_scheduled(call, 1, launch->imm[0]);
     w.keep = (mpt__real)(1 - launch->imm[1]);
     w.decay = (mpt__real)launch->imm[2];
     w.nesterov = launch->index[0] != 0;
@@ -7308,7 +8482,7 @@ static void mpt__ref_sgd(const mpt__cpu_call *call) {
 }
 
 static void mpt__ref_adam_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
-    double c1 = 1 - mpt__power(launch->imm[0], w->step + 1);
+    double c1 = 1 - mpt__power(w->first_setting, w->step + 1);
     double c2 = 1 - mpt__power(launch->imm[1], w->step + 1);
     w->step_size = (mpt__real)(lr / c1);
     w->root_factor = (mpt__real)(1 / sqrt(c2));
@@ -7321,15 +8495,112 @@ static void mpt__ref_adam(const mpt__cpu_call *call) {
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
     w.update = call->words->adam;
-    w.second = mpt__ref_view_of(call, 6);
-    w.beta1 = (mpt__real)launch->imm[0];
-    w.rest1 = (mpt__real)(1 - launch->imm[0]);
+    w.moment[1] = mpt__ref_view_of(call, 6);
+    w.first_setting = mpt__ref_scheduled(call, 1, launch->imm[0]);
+    w.beta1 = (mpt__real)w.first_setting;
+    w.rest1 = (mpt__real)(1 - w.first_setting);
     w.beta2 = (mpt__real)launch->imm[1];
     w.rest2 = (mpt__real)(1 - launch->imm[1]);
     w.eps = (mpt__real)launch->imm[2];
     w.decay = (mpt__real)launch->imm[3];
     w.decoupled = launch->index[0] == 1;
     mpt__ref_update_run(call, &w, mpt__ref_adam_prepare, 12.0);
+}
+
+static void mpt__ref_adagrad_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
+    w->step_size = (mpt__real)(lr / (1 + (double)w->step * launch->imm[0]));
+}
+
+static void mpt__ref_lion_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
+    w->shrink = (mpt__real)(lr * launch->imm[2]);
+}
+
+/* One row per function from AMSGRAD on; eps and decay: where they stand in imm, -1: none. */
+static const struct mpt__ref_moments_row {
+    void (*program)(const mpt__ref_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
+                    int64_t n);
+    void (*prepare)(const mpt__launch *launch, mpt__ref_update *w, double lr);
+    int eps, decay;
+    double ns;
+} mpt__ref_moments_rows[] = {{mpt__ref_amsgrad_block, mpt__ref_adam_prepare, 2, 3, 30},
+                             {mpt__ref_rmsprop_block, NULL, 2, 3, 25},
+                             {mpt__ref_adagrad_block, mpt__ref_adagrad_prepare, 1, 2, 18},
+                             {mpt__ref_adadelta_block, NULL, 1, 2, 28},
+                             {mpt__ref_lion_block, mpt__ref_lion_prepare, -1, 2, 20}};
+
+static void mpt__ref_moments(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    const struct mpt__ref_moments_row *row =
+        &mpt__ref_moments_rows[launch->function - MPT__FN_AMSGRAD];
+    mpt__ref_update w;
+    if (!mpt__gate_open(call, launch->slot[2])) return;
+    memset(&w, 0, sizeof w);
+    w.program = row->program;
+    w.moment[1] = mpt__ref_view_of(call, 6);
+    w.moment[2] = mpt__ref_view_of(call, 8);
+    w.first_setting = mpt__ref_scheduled(call, 1, launch->imm[0]);
+    w.momentum = w.beta1 = (mpt__real)w.first_setting;
+    w.rest1 = (mpt__real)(1 - w.first_setting);
+    w.beta2 = (mpt__real)launch->imm[1];
+    w.rest2 = (mpt__real)(1 - launch->imm[1]);
+    w.eps = row->eps < 0 ? 0 : (mpt__real)launch->imm[row->eps];
+    w.decay = (mpt__real)launch->imm[row->decay];
+    w.decoupled = launch->function == MPT__FN_LION ||
+                  (launch->function == MPT__FN_AMSGRAD && launch->index[0] == 1);
+    mpt__ref_update_run(call, &w, row->prepare, row->ns);
+}
+
+/* ==== Averages ==== */
+
+typedef struct mpt__ref_average_work {
+    mpt__ref_view average, value;
+    int64_t count;
+    mpt__real weight; /* of the new value; 1: it is copied */
+} mpt__ref_average_work;
+
+static void mpt__ref_average_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_average_work *w = (const mpt__ref_average_work *)work;
+    const mpt__words *words = w->average.words;
+    int64_t begin = chunk * MPT__CHUNK, end = mpt__ref_min(begin + MPT__CHUNK, w->count), n;
+    mpt__real block[3][MPT__BLOCK];
+    (void)thread;
+    for (int64_t at = begin; at < end; at += n) {
+        n = mpt__ref_min(MPT__BLOCK, end - at);
+        mpt__real *average = mpt__ref_edit(&w->average, at, block[0], n), *part = block[2];
+        const mpt__real *value = mpt__ref_in(&w->value, at, 1, block[1], n);
+        if (w->weight == 1) {
+            memcpy(average, value, (size_t)n * sizeof *average);
+        } else {
+            words->binary[MPT__BINARY_SUB](part, value, average, n, 0, 0);
+            words->unary[MPT__UNARY_MUL_SCALAR](part, part, n, w->weight, 0);
+            words->binary[MPT__BINARY_ADD](average, average, part, n, 0, 0);
+        }
+        mpt__ref_put(&w->average, at, 1, average, n);
+    }
+}
+
+static double mpt__ref_average_weight(const mpt__launch *launch, double n) {
+    double early = (1 + n) / (10 + n), decay = launch->imm[0];
+    if (n == 0) return 1;
+    if (launch->index[0] == 2) return 1 / (n + 1);
+    return 1 - (launch->index[0] == 1 && early < decay ? early : decay);
+}
+
+static void mpt__ref_average(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__scalar *applied = &call->scalars[launch->slot[0]], *seen = &call->scalars[launch->slot[1]];
+    mpt__scalar *updates = &call->scalars[launch->slot[2]];
+    mpt__ref_average_work w;
+    if (!mpt__gate_open(call, 0) || applied->i == seen->i) return;
+    w.average = mpt__ref_view_of(call, 0);
+    w.value = mpt__ref_view_of(call, 1);
+    w.count = launch->operand[0].shape[0];
+    w.weight = (mpt__real)mpt__ref_average_weight(launch, (double)updates->i);
+    mpt__parallel(call->pool, mpt__ref_chunks(w.count, MPT__CHUNK),
+                  mpt__ref_cost(call, w.count, 5.0), mpt__ref_average_chunk, &w);
+    if (launch->index[1] == 0) return;
+    seen->i = applied->i;
+    updates->i++;
 }
 
 /* A NaN norm makes the multiplier NaN, as in PyTorch. */
@@ -7340,7 +8611,7 @@ static void mpt__ref_clip(const mpt__cpu_call *call) {
     mpt__real factor = (mpt__real)launch->imm[0] / (norm + (mpt__real)1e-6);
     if (factor > 1) factor = 1;
     mpt__scalar *multiplier = &call->scalars[launch->slot[0]];
-    multiplier->f = (double)((mpt__real)multiplier->f * factor);
+    if (launch->slot[0] != 0) multiplier->f = (double)((mpt__real)multiplier->f * factor);
     if (out.data != NULL) mpt__ref_put_one(&out, 0, norm);
 }
 
@@ -7565,7 +8836,15 @@ static const mpt__words mpt__ref_words = {1.0,
     R(SCALE_LOSS, scale_loss, NULL)                          \
     R(SCALER_UPDATE, scaler_update, NULL)                    \
     R(METRIC_ADD, metric_add, NULL)                          \
-    R(FIND_NONFINITE, find_nonfinite, NULL)
+    R(FIND_NONFINITE, find_nonfinite, NULL)                  \
+    R(MOMENTS, moments, NULL)                                \
+    R(AVERAGE, average, NULL)                                \
+    R(PAIR_LOSS, pair_loss, mpt__ref_pair_workspace)         \
+    R(PAIR_LOSS_BACKWARD, pair_loss, NULL)                   \
+    R(CUMSUM, cumsum, NULL)                                  \
+    R(GATHER, gather, NULL)                                  \
+    R(SCATTER_ADD, scatter_add, NULL)                        \
+    R(TRIANGLE, triangle, NULL)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     cpu->words = &mpt__ref_words;
@@ -7604,35 +8883,64 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
 /* ==== The functions of a level ==== */
 
 /* As MPT__REF_UNARY and MPT__REF_BINARY, R(ID, value), in the words of vocabulary V. F(name) is a
-   function of 15_math.c. */
-#define MPT__SIMD_UNARY(R, FN, N, V, W, F)                                         \
-    R(NEG, V##_float(V##_iadd(V##_bits(a), V##_iset(MPT__SIGN_BIT))), FN, N, V, W) \
-    R(EXP, F(exp)(a), FN, N, V, W)                                                 \
-    R(LOG, F(log)(a), FN, N, V, W)                                                 \
-    R(SQRT, V##_sqrt(a), FN, N, V, W)                                              \
-    R(RELU, V##_relu(a), FN, N, V, W)                                              \
-    R(GELU, V##_gelu(a), FN, N, V, W)                                              \
-    R(GELU_TANH, V##_gelu_tanh(a), FN, N, V, W)                                    \
-    R(TANH, F(tanh)(a), FN, N, V, W)                                               \
-    R(SIGMOID, F(sigmoid)(a), FN, N, V, W)                                         \
-    R(ADD_SCALAR, V##_add(a, V##_set(c)), FN, N, V, W)                             \
-    R(MUL_SCALAR, V##_mul(a, V##_set(c)), FN, N, V, W)                             \
-    R(MUL_SLOT, V##_mul(a, V##_set(c)), FN, N, V, W)                               \
-    R(ISNAN, V##_select(V##_is_nan(a), V##_set(1.0f), V##_zero()), FN, N, V, W)    \
-    R(ISINF,                                                                       \
-      V##_select(V##_equal(V##_float(V##_iand(V##_bits(a), V##_iset(0x7fffffff))), \
-                           V##_float(V##_iset(0x7f800000))),                       \
-                 V##_set(1.0f), V##_zero()),                                       \
-      FN, N, V, W)                                                                 \
-    R(CLAMP, V##_larger(V##_set(-c), V##_smaller(V##_set(c), a)), FN, N, V, W)     \
+   function of 15_math.c. P(ID): the reference does it. */
+#define MPT__SIMD_UNARY(R, P, FN, N, V, W, F)                                                     \
+    R(NEG, V##_float(V##_iadd(V##_bits(a), V##_iset(MPT__SIGN_BIT))), FN, N, V, W)                \
+    R(EXP, F(exp)(a), FN, N, V, W)                                                                \
+    R(LOG, F(log)(a), FN, N, V, W)                                                                \
+    R(SQRT, V##_sqrt(a), FN, N, V, W)                                                             \
+    R(RELU, V##_relu(a), FN, N, V, W)                                                             \
+    R(GELU, V##_gelu(a), FN, N, V, W)                                                             \
+    R(GELU_TANH, V##_gelu_tanh(a), FN, N, V, W)                                                   \
+    R(TANH, F(tanh)(a), FN, N, V, W)                                                              \
+    R(SIGMOID, F(sigmoid)(a), FN, N, V, W)                                                        \
+    R(ADD_SCALAR, V##_add(a, V##_set(c)), FN, N, V, W)                                            \
+    R(MUL_SCALAR, V##_mul(a, V##_set(c)), FN, N, V, W)                                            \
+    R(MUL_SLOT, V##_mul(a, V##_set(c)), FN, N, V, W)                                              \
+    R(ISNAN, V##_select(V##_is_nan(a), V##_set(1.0f), V##_zero()), FN, N, V, W)                   \
+    R(ISINF,                                                                                      \
+      V##_select(V##_equal(V##_float(V##_iand(V##_bits(a), V##_iset(0x7fffffff))),                \
+                           V##_float(V##_iset(0x7f800000))),                                      \
+                 V##_set(1.0f), V##_zero()),                                                      \
+      FN, N, V, W)                                                                                \
+    R(NOT, V##_select(V##_equal(a, V##_zero()), V##_set(1.0f), V##_zero()), FN, N, V, W)          \
+    P(LOG1P)                                                                                      \
+    R(RSQRT, V##_div(V##_set(1.0f), V##_sqrt(a)), FN, N, V, W)                                    \
+    R(ABS, V##_float(V##_iand(V##_bits(a), V##_iset(0x7fffffff))), FN, N, V, W)                   \
+    P(SIGN)                                                                                       \
+    P(SIN)                                                                                        \
+    P(COS)                                                                                        \
+    R(CLAMP, V##_smaller(V##_set(d), V##_larger(V##_set(c), a)), FN, N, V, W)                     \
+    P(POW_SCALAR)                                                                                 \
+    R(LEAKY_RELU, V##_select(V##_greater(a, V##_zero()), a, V##_mul(a, V##_set(c))), FN, N, V, W) \
+    P(ELU)                                                                                        \
+    R(SILU, V##_mul(a, F(sigmoid)(a)), FN, N, V, W)                                               \
+    P(SOFTPLUS)                                                                                   \
+    P(FINITE)                                                                                     \
+    P(ONE_FOR_ZERO)                                                                               \
     R(SPLAT, ((void)a, V##_set(c)), FN, N, V, W)
 
-#define MPT__SIMD_BINARY(R, FN, N, V, W, F)                                                       \
+#define MPT__SIMD_BINARY(R, P, FN, N, V, W, F)                                                    \
     R(ADD, V##_add(a, b), FN, N, V, W)                                                            \
     R(SUB, V##_sub(a, b), FN, N, V, W)                                                            \
     R(MUL, V##_mul(a, b), FN, N, V, W)                                                            \
     R(DIV, V##_div(a, b), FN, N, V, W)                                                            \
     R(EQUAL, V##_select(V##_equal(a, b), V##_set(1.0f), V##_zero()), FN, N, V, W)                 \
+    R(NOT_EQUAL, V##_select(V##_equal(a, b), V##_zero(), V##_set(1.0f)), FN, N, V, W)             \
+    R(LESS, V##_select(V##_greater(b, a), V##_set(1.0f), V##_zero()), FN, N, V, W)                \
+    R(LESS_EQUAL, V##_at_least(b, a), FN, N, V, W)                                                \
+    R(GREATER, V##_select(V##_greater(a, b), V##_set(1.0f), V##_zero()), FN, N, V, W)             \
+    R(GREATER_EQUAL, V##_at_least(a, b), FN, N, V, W)                                             \
+    P(AND)                                                                                        \
+    P(OR)                                                                                         \
+    R(MINIMUM, V##_select(V##_is_nan(a), a, V##_smaller(a, b)), FN, N, V, W)                      \
+    R(MAXIMUM, V##_max_nan(a, b), FN, N, V, W)                                                    \
+    P(POW)                                                                                        \
+    R(KEEP, V##_select(V##_equal(a, V##_zero()), V##_set(-0.0f), V##_mul(a, b)), FN, N, V, W)     \
+    R(DROP, V##_select(V##_equal(a, V##_zero()), b, V##_set(-0.0f)), FN, N, V, W)                 \
+    P(SHARE)                                                                                      \
+    P(POW_SLOPE)                                                                                  \
+    P(POW_EXPONENT)                                                                               \
     R(RELU_BACKWARD,                                                                              \
       V##_select(V##_greater(a, V##_zero()), b, V##_select(V##_is_nan(a), b, V##_zero())), FN, N, \
       V, W)                                                                                       \
@@ -7641,43 +8949,71 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     R(TANH_BACKWARD, V##_mul(b, V##_sub(V##_set(1.0f), V##_mul(a, a))), FN, N, V, W)              \
     R(SIGMOID_BACKWARD, V##_mul(V##_mul(b, a), V##_sub(V##_set(1.0f), a)), FN, N, V, W)           \
     R(SQRT_BACKWARD, V##_div(b, V##_mul(V##_set(2.0f), a)), FN, N, V, W)                          \
-    R(LARGEST, V##_max_nan(a, b), FN, N, V, W)
+    P(LOG1P_BACKWARD)                                                                             \
+    P(RSQRT_BACKWARD)                                                                             \
+    P(ABS_BACKWARD)                                                                               \
+    P(SIN_BACKWARD)                                                                               \
+    P(COS_BACKWARD)                                                                               \
+    R(CLAMP_BACKWARD,                                                                             \
+      V##_select(V##_greater(a, V##_set(c)),                                                      \
+                 V##_select(V##_greater(V##_set(d), a), b, V##_zero()), V##_zero()),              \
+      FN, N, V, W)                                                                                \
+    P(HARDTANH_BACKWARD)                                                                          \
+    P(POW_SCALAR_BACKWARD)                                                                        \
+    R(LEAKY_RELU_BACKWARD, V##_select(V##_greater(a, V##_zero()), b, V##_mul(b, V##_set(c))), FN, \
+      N, V, W)                                                                                    \
+    P(ELU_BACKWARD)                                                                               \
+    R(SILU_BACKWARD, V##_mul(b, V##_silu_slope(a)), FN, N, V, W)                                  \
+    P(SOFTPLUS_BACKWARD)                                                                          \
+    P(RATIO)                                                                                      \
+    R(SQUARED_DIFFERENCE, V##_mul(V##_sub(a, b), V##_sub(a, b)), FN, N, V, W)                     \
+    R(EXP_DIFFERENCE, F(exp)(V##_sub(a, b)), FN, N, V, W)                                         \
+    P(PROD_SHARE)
 
 /* FN and OP: target and storage class of a function and of one to be inlined; N: prefix of what is
    made; V: vocabulary; W: its lanes; F: names of the functions of 15_math.c. */
-#define MPT__SIMD_WORDS(OP, V, F)                                                         \
-    /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0 */        \
-    OP V##_f V##_relu(V##_f a) { return V##_add(V##_larger(V##_zero(), a), V##_zero()); } \
-    OP V##_f V##_exp(V##_f a) { return F(exp)(a); }                                       \
-    OP V##_f V##_gelu_inner(V##_f a) {                                                    \
-        V##_f cube = V##_mul(V##_mul(V##_mul(V##_set(MPT__GELU_CUBE), a), a), a);         \
-        return V##_mul(V##_set(MPT__SQRT_2_BY_PI), V##_add(a, cube));                     \
-    }                                                                                     \
-    OP V##_f V##_gelu(V##_f a) {                                                          \
-        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF)));                          \
-        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), erf));           \
-    }                                                                                     \
-    OP V##_f V##_gelu_tanh(V##_f a) {                                                     \
-        V##_f t = F(tanh)(V##_gelu_inner(a));                                             \
-        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), t));             \
-    }                                                                                     \
-    OP V##_f V##_gelu_slope(V##_f a) {                                                    \
-        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF)));                          \
-        V##_f below = V##_mul(V##_set(0.5f), V##_add(V##_set(1.0f), erf));                \
-        V##_f e = F(exp)(V##_mul(V##_mul(V##_set(-0.5f), a), a));                         \
-        return V##_add(below, V##_mul(V##_mul(a, V##_set(MPT__NORMAL_PEAK)), e));         \
-    }                                                                                     \
-    OP V##_f V##_gelu_tanh_slope(V##_f a) {                                               \
-        V##_f t = F(tanh)(V##_gelu_inner(a)), one = V##_set(1.0f);                        \
-        V##_f rest = V##_sub(one, V##_mul(t, t));                                         \
-        V##_f slope = V##_mul(V##_set(0.5f), V##_add(one, t));                            \
-        V##_f factor = V##_mul(V##_mul(V##_set(3 * MPT__GELU_CUBE), a), a);               \
-        V##_f more = V##_mul(V##_mul(V##_set(0.5f), a), rest);                            \
-        more = V##_mul(V##_mul(more, V##_set(MPT__SQRT_2_BY_PI)), V##_add(one, factor));  \
-        return V##_select(V##_equal(rest, V##_zero()), slope, V##_add(slope, more));      \
-    }                                                                                     \
-    OP V##_f V##_max_nan(V##_f a, V##_f b) {                                              \
-        return V##_select(V##_is_nan(a), a, V##_larger(a, b));                            \
+#define MPT__SIMD_WORDS(OP, V, F)                                                                \
+    /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0 */               \
+    OP V##_f V##_relu(V##_f a) { return V##_add(V##_larger(V##_zero(), a), V##_zero()); }        \
+    OP V##_f V##_exp(V##_f a) { return F(exp)(a); }                                              \
+    OP V##_f V##_gelu_inner(V##_f a) {                                                           \
+        V##_f cube = V##_mul(V##_mul(V##_mul(V##_set(MPT__GELU_CUBE), a), a), a);                \
+        return V##_mul(V##_set(MPT__SQRT_2_BY_PI), V##_add(a, cube));                            \
+    }                                                                                            \
+    OP V##_f V##_gelu(V##_f a) {                                                                 \
+        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF)));                                 \
+        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), erf));                  \
+    }                                                                                            \
+    OP V##_f V##_gelu_tanh(V##_f a) {                                                            \
+        V##_f t = F(tanh)(V##_gelu_inner(a));                                                    \
+        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), t));                    \
+    }                                                                                            \
+    OP V##_f V##_gelu_slope(V##_f a) {                                                           \
+        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF)));                                 \
+        V##_f below = V##_mul(V##_set(0.5f), V##_add(V##_set(1.0f), erf));                       \
+        V##_f e = F(exp)(V##_mul(V##_mul(V##_set(-0.5f), a), a));                                \
+        return V##_add(below, V##_mul(V##_mul(a, V##_set(MPT__NORMAL_PEAK)), e));                \
+    }                                                                                            \
+    OP V##_f V##_gelu_tanh_slope(V##_f a) {                                                      \
+        V##_f t = F(tanh)(V##_gelu_inner(a)), one = V##_set(1.0f);                               \
+        V##_f rest = V##_sub(one, V##_mul(t, t));                                                \
+        V##_f slope = V##_mul(V##_set(0.5f), V##_add(one, t));                                   \
+        V##_f factor = V##_mul(V##_mul(V##_set(3 * MPT__GELU_CUBE), a), a);                      \
+        V##_f more = V##_mul(V##_mul(V##_set(0.5f), a), rest);                                   \
+        more = V##_mul(V##_mul(more, V##_set(MPT__SQRT_2_BY_PI)), V##_add(one, factor));         \
+        return V##_select(V##_equal(rest, V##_zero()), slope, V##_add(slope, more));             \
+    }                                                                                            \
+    OP V##_f V##_max_nan(V##_f a, V##_f b) {                                                     \
+        return V##_select(V##_is_nan(a), a, V##_larger(a, b));                                   \
+    }                                                                                            \
+    /* a >= b ? 1 : 0 */                                                                         \
+    OP V##_f V##_at_least(V##_f a, V##_f b) {                                                    \
+        V##_f one = V##_set(1.0f);                                                               \
+        return V##_select(V##_greater(a, b), one, V##_select(V##_equal(a, b), one, V##_zero())); \
+    }                                                                                            \
+    OP V##_f V##_silu_slope(V##_f a) {                                                           \
+        V##_f s = F(sigmoid)(a), one = V##_set(1.0f);                                            \
+        return V##_mul(s, V##_add(one, V##_mul(a, V##_sub(one, s))));                            \
     }
 
 /* out[i] = VALUE of a, from x, and (in 2) b, from y. */
@@ -7703,14 +9039,16 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     }
 
 /* The functions of MPT__SIMD_UNARY and MPT__SIMD_BINARY, then the other words. */
-#define MPT__SIMD_UNARY_ROW(id, value, FN, N, V, W)                          \
-    FN void N##_unary_##id(float *out, const float *x, int64_t n, float c) { \
-        (void)c;                                                             \
-        MPT__SIMD_EACH1(V, W, value)                                         \
+#define MPT__SIMD_UNARY_ROW(id, value, FN, N, V, W)                                   \
+    FN void N##_unary_##id(float *out, const float *x, int64_t n, float c, float d) { \
+        (void)c, (void)d;                                                             \
+        MPT__SIMD_EACH1(V, W, value)                                                  \
     }
-#define MPT__SIMD_BINARY_ROW(id, value, FN, N, V, W)                                 \
-    FN void N##_binary_##id(float *out, const float *x, const float *y, int64_t n) { \
-        MPT__SIMD_EACH2(V, W, value)                                                 \
+#define MPT__SIMD_BINARY_ROW(id, value, FN, N, V, W)                                        \
+    FN void N##_binary_##id(float *out, const float *x, const float *y, int64_t n, float c, \
+                            float d) {                                                      \
+        (void)c, (void)d;                                                                   \
+        MPT__SIMD_EACH2(V, W, value)                                                        \
     }
 
 #define MPT__SIMD_PEAK(FN, N, V, W)                                                     \
@@ -7817,10 +9155,10 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
         MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                         \
         float total = V##_total(MPT__SIMD_FOLD_##W(V));                    \
         if (log) {                                                         \
-            N##_unary_LOG(&total, &total, 1, 0);                           \
-            N##_unary_ADD_SCALAR(out, out, n, -total);                     \
+            N##_unary_LOG(&total, &total, 1, 0, 0);                        \
+            N##_unary_ADD_SCALAR(out, out, n, -total, 0);                  \
         } else {                                                           \
-            N##_unary_MUL_SCALAR(out, out, n, 1 / total);                  \
+            N##_unary_MUL_SCALAR(out, out, n, 1 / total, 0);               \
         }                                                                  \
     }
 
@@ -8003,37 +9341,40 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     MPT__SIMD_UPDATE_PARTS(FN, N, W, adam)
 
 /* The words; REST is the level below that transposes what is narrow. */
+#define MPT__SIMD_PORTABLE(id)
+#define MPT__SIMD_UNARY_REF(id) mpt__ref_unary_##id,
+#define MPT__SIMD_BINARY_REF(id) mpt__ref_binary_##id,
 #define MPT__SIMD_UNARY_NAME(id, value, FN, N, V, W) N##_unary_##id,
 #define MPT__SIMD_BINARY_NAME(id, value, FN, N, V, W) N##_binary_##id,
-#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, slowness) \
-    MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, FN, N, V, W, F)             \
-    MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, FN, N, V, W, F)           \
-    MPT__SIMD_PEAK(FN, N, V, W)                                      \
-    MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)                \
-    MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)                \
-    MPT__SIMD_ADD_EXP(FN, N, V, W)                                   \
-    MPT__SIMD_SOFTMAX(FN, N, V, W)                                   \
-    MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                          \
-    MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST)                       \
-    MPT__SIMD_SQUARES(FN, N, V, W)                                   \
-    MPT__SIMD_DROPOUT(FN, OP, N, V, W)                               \
-    MPT__SIMD_UPDATE(FN, OP, N, V, W)                                \
-    static const mpt__words N##_words = {                            \
-        slowness,                                                    \
-        true,                                                        \
-        convert,                                                     \
-        {MPT__SIMD_UNARY(MPT__SIMD_UNARY_NAME, FN, N, V, W, F)},     \
-        {MPT__SIMD_BINARY(MPT__SIMD_BINARY_NAME, FN, N, V, W, F)},   \
-        N##_peak,                                                    \
-        N##_add_lanes,                                               \
-        N##_max_lanes,                                               \
-        N##_add_exp,                                                 \
-        N##_softmax,                                                 \
-        N##_softmax_backward,                                        \
-        N##_add_squares,                                             \
-        N##_dropout,                                                 \
-        N##_transpose,                                               \
-        N##_sgd,                                                     \
+#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, slowness)                     \
+    MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F)             \
+    MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F)           \
+    MPT__SIMD_PEAK(FN, N, V, W)                                                          \
+    MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)                                    \
+    MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)                                    \
+    MPT__SIMD_ADD_EXP(FN, N, V, W)                                                       \
+    MPT__SIMD_SOFTMAX(FN, N, V, W)                                                       \
+    MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                                              \
+    MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST)                                           \
+    MPT__SIMD_SQUARES(FN, N, V, W)                                                       \
+    MPT__SIMD_DROPOUT(FN, OP, N, V, W)                                                   \
+    MPT__SIMD_UPDATE(FN, OP, N, V, W)                                                    \
+    static const mpt__words N##_words = {                                                \
+        slowness,                                                                        \
+        true,                                                                            \
+        convert,                                                                         \
+        {MPT__SIMD_UNARY(MPT__SIMD_UNARY_NAME, MPT__SIMD_UNARY_REF, FN, N, V, W, F)},    \
+        {MPT__SIMD_BINARY(MPT__SIMD_BINARY_NAME, MPT__SIMD_BINARY_REF, FN, N, V, W, F)}, \
+        N##_peak,                                                                        \
+        N##_add_lanes,                                                                   \
+        N##_max_lanes,                                                                   \
+        N##_add_exp,                                                                     \
+        N##_softmax,                                                                     \
+        N##_softmax_backward,                                                            \
+        N##_add_squares,                                                                 \
+        N##_dropout,                                                                     \
+        N##_transpose,                                                                   \
+        N##_sgd,                                                                         \
         N##_adam};
 
 #endif
@@ -8568,7 +9909,7 @@ struct mpt__gemm_level {
     int depth;         /* the most K of one pass over a tile; measured */
     int chunk_rows;    /* of C, that a thread computes in one go; a multiple of rows */
     int rate;          /* products per ns of one core, about: where threads pay */
-    /* From panels of A and B. */
+    /* From panels of A and B; b.inner is the elements from k to k. */
     mpt__gemm_tile *tile;
     /* From matrices where they lie: A of fp32, B of any dtype with b.outer = 1, no rounding; rows
        <= direct_rows. NULL: this level only does packed products. */
@@ -8693,6 +10034,14 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         for (; i + W <= n; i += W) V##_store(to + i, V##_load_full(from + 2 * i, DTYPE));          \
     }
 
+/* 4 k at a time where the condition holds, with what is known spelled out. */
+#define MPT__PACK_QUADS(CONDITION, N, LINES, DTYPE, ROUND)                                         \
+    if (CONDITION) {                                                                               \
+        for (; left >= 4; left -= 4, p += 4 * bytes, at += 4 * width) {                            \
+            N##_pack_quads(at, width, p, row, LINES, DTYPE, ROUND, 4);                             \
+        }                                                                                          \
+    }
+
 #define MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                      \
     /* Columns past the end repeat the last one, and so does a row. */                             \
     OP void N##_gemm_dot_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,       \
@@ -8795,32 +10144,29 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         if (left > 2) V##_store(to + 2 * width, v2);                                               \
         if (left > 3) V##_store(to + 3 * width, v3);                                               \
     }                                                                                              \
-    /* A panel whose k are contiguous; the last k, where they are no 4, go by way of the stack. */ \
+    /* A panel whose k are contiguous, at most W or a multiple of W wide; the last k, where they   \
+       are no 4, go by way of the stack. */                                                        \
     FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
                            int64_t count, int64_t k, int64_t depth) {                              \
         const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
         const int64_t row = side->outer * bytes;                                                   \
         const char *from = mpt__gemm_at(side, outer, k);                                           \
-        for (; depth > 0; depth -= W, from += W * bytes, to += W * width) {                        \
-            for (int64_t r = 0; r < width; r += W) {                                               \
-                const char *p = from + r * row;                                                    \
-                const int64_t lines = count - r;                                                   \
-                float *at = to + r, staged[4 * W];                                                 \
-                int64_t left = mpt__smaller_of(depth, W);                                          \
-                for (; left >= 4; left -= 4, p += 4 * bytes, at += 4 * width) {                    \
-                    if (dtype == MPT_F32 && round == 0) {                                          \
-                        N##_pack_quads(at, width, p, row, lines, MPT_F32, 0, 4);                   \
-                    } else {                                                                       \
-                        N##_pack_quads(at, width, p, row, lines, dtype, round, 4);                 \
-                    }                                                                              \
-                }                                                                                  \
-                if (left == 0) continue;                                                           \
-                memset(staged, 0, sizeof staged);                                                  \
-                for (int64_t i = 0; i < W && i < lines; i++) {                                     \
-                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                 \
-                }                                                                                  \
-                N##_pack_quads(at, width, (const char *)staged, 16, W, MPT_F32, round, left);      \
+        for (int64_t r = 0; r < width; r += W, to += W, from += W * row) {                         \
+            const char *p = from;                                                                  \
+            const int64_t lines = count - r;                                                       \
+            float *at = to, staged[4 * W];                                                         \
+            int64_t left = depth;                                                                  \
+            MPT__PACK_QUADS(lines >= W && dtype == MPT_F32 && round == 0, N, W, MPT_F32, 0)        \
+            MPT__PACK_QUADS(lines == MR && dtype == MPT_F32 && round == 0, N, MR, MPT_F32, 0)      \
+            MPT__PACK_QUADS(lines >= W && dtype == MPT_BF16 && round == 0, N, W, MPT_BF16, 0)      \
+            MPT__PACK_QUADS(lines >= W && dtype == MPT_F16 && round == 0, N, W, MPT_F16, 0)        \
+            MPT__PACK_QUADS(true, N, lines, dtype, round)                                          \
+            if (left == 0) continue;                                                               \
+            memset(staged, 0, sizeof staged);                                                      \
+            for (int64_t i = 0; i < W && i < lines; i++) {                                         \
+                N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                     \
             }                                                                                      \
+            N##_pack_quads(at, width, (const char *)staged, 16, W, MPT_F32, round, left);          \
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
@@ -8893,19 +10239,19 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ==== Levels ==== */
 
-#define MPT__GEMM_LEVEL_OF(N, W, MR, DR, RATE, FINISH)                                             \
-    {MR, 2 * W, DR, 4, 1, 384, 168, RATE, N##_gemm_tile, N##_gemm_direct, N##_gemm_dot,            \
+#define MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, FINISH)                                      \
+    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct, N##_gemm_dot,          \
      N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
-#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, RATE)                                  \
+#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE)                           \
     MPT__GEMM_ACTIVATE(FN, V, F)                                                                   \
     MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
     MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as)                                      \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, 2 * W, R1)                                      \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, 2 * W, R2)                                      \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, 2 * W, MR)                                      \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, R1)                                   \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, R2)                                   \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, MR)                                   \
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, 2)                           \
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, DR)                          \
     static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,     \
@@ -8922,7 +10268,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static const mpt__gemm_level N##_gemm_level =                                                  \
-        MPT__GEMM_LEVEL_OF(N, W, MR, DR, RATE, N##_gemm_finish);
+        MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, N##_gemm_finish);
 
 /* V_gemm_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
    apart; zeros past them. V_store_sums: sums of 8 vectors over their lanes. */
@@ -8948,7 +10294,8 @@ MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt_
                                      mpt__v8_f s7) {
     _mm256_storeu_ps(to, mpt__v8_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
-MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 2, 4, 6, 6, 32)
+MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 2, 4, 6, 6, 168,
+                32)
 #endif
 
 #ifdef MPT__HAS_AVX512
@@ -8973,7 +10320,7 @@ MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1,
     _mm256_storeu_ps(to, mpt__v16_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
 MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, 4, 8, 14,
-                8, 32)
+                8, 336, 32)
 #endif
 
 #ifdef MPT__HAS_NEON
@@ -8981,7 +10328,8 @@ MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t li
     (void)row;
     return lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
 }
-MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 16)
+MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 168,
+                16)
 #endif
 
 #endif
@@ -9452,7 +10800,7 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
 /* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
 #ifndef MPTRAIN_EMULATE_AMX
 static const mpt__gemm_level mpt__amx_other_gemm_level =
-    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 14, 8, 32, mpt__amx_finish);
+    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 14, 8, 336, 32, mpt__amx_finish);
 #endif
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
@@ -9544,6 +10892,7 @@ typedef struct mpt__gemm_layout {
     /* One chunk has all columns or all rows of C: threads pack the panels of A, or of B, when they
        need them. */
     bool own_a, own_b;
+    bool b_in_place; /* of own_b: rows of B that are as wide as a panel are read where they lie */
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
@@ -9557,7 +10906,9 @@ static int64_t mpt__gemm_panel_bytes(const mpt__gemm_level *level, int64_t depth
     return mpt__round_up(elements * level->element, 64) + MPT__GEMM_SLACK;
 }
 
-static int64_t mpt__gemm_panels(int64_t size, int64_t width) { return (size + width - 1) / width; }
+static int64_t mpt__gemm_panels(int64_t size, int64_t width) {
+    return size <= width ? size > 0 : (size + width - 1) / width; /* few spare the division */
+}
 
 static bool mpt__gemm_is_plain(const mpt__gemm *g) {
     return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE;
@@ -9579,6 +10930,8 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     const bool few_rows = g->m <= level->chunk_rows, few_columns = g->n <= level->chunk_rows;
     lay.own_a = few_columns && (g->m > g->n || !few_rows);
     lay.own_b = few_rows && !lay.own_a;
+    lay.b_in_place = lay.own_b && level->element == 4 && g->b.outer == 1 &&
+                     g->b.dtype == MPT_F32 && g->b.round == 0;
     lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
     lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
     lay.a = lay.a_panel * (lay.own_a ? threads : a_panels);
@@ -9659,14 +11012,15 @@ static void mpt__gemm_finish_sums(const mpt__gemm *g, const mpt__gemm_sums *s) {
 }
 
 static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i, int64_t j,
-                               const char *a_panel, const char *b_panel, mpt__gemm_sums *sums) {
+                               const char *a_panel, const char *b_panel, int64_t b_step,
+                               mpt__gemm_sums *sums) {
     const mpt__gemm *g = p->g;
     const mpt__gemm_level *level = g->level;
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     int rows = (int)mpt__smaller_of(level->rows, p->m - i);
     int columns = (int)mpt__smaller_of(level->columns, p->n - j);
     mpt__gemm_side a = {a_panel, MPT_F32, 0, 0, 0};
-    mpt__gemm_side b = {b_panel, MPT_F32, 0, 0, 0};
+    mpt__gemm_side b = {b_panel, MPT_F32, 0, 1, b_step};
     bool last = p->k + k + depth == g->k;
     int how = p->k + k > 0 ? MPT__GEMM_ADD : 0;
     float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
@@ -9713,18 +11067,25 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     if (thread > 0 && level->bracket != NULL) level->bracket(true);
     for (int64_t at = begin; at < end; at += step) {
         for (int64_t block = 0; block < p->k_blocks; block++) {
-            char *panel = mpt__gemm_panel(p, by_b, own ? 0 : block, own ? thread : at / step);
-            if (own) mpt__gemm_pack(p, by_b, block, at / step, panel);
+            char *packed = mpt__gemm_panel(p, by_b, own ? 0 : block, own ? thread : at / step);
+            const char *panel = packed;
+            int64_t b_step = level->columns;
+            if (p->lay.b_in_place && at + step <= p->n) {
+                panel = mpt__gemm_at(&p->g->b, p->j + at, p->k + block * p->lay.depth);
+                b_step = p->g->b.inner;
+            } else if (own) {
+                mpt__gemm_pack(p, by_b, block, at / step, packed);
+            }
             if (p->watch->dry) continue;
             if (by_b) {
                 for (int64_t i = i0; i < i1; i += level->rows) {
                     const char *a = mpt__gemm_panel(p, false, block, i / level->rows);
-                    mpt__gemm_run_tile(p, block, i, at, a, panel, &sums);
+                    mpt__gemm_run_tile(p, block, i, at, a, panel, b_step, &sums);
                 }
             } else {
                 for (int64_t j = j0; j < j1; j += level->columns) {
                     const char *b = mpt__gemm_panel(p, true, block, j / level->columns);
-                    mpt__gemm_run_tile(p, block, at, j, panel, b, &sums);
+                    mpt__gemm_run_tile(p, block, at, j, panel, b, b_step, &sums);
                 }
             }
         }
@@ -9869,20 +11230,20 @@ static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
     }
 }
 
-/* c[m, n] = the plain sums of products; m is any number, n too. */
-static void mpt__gemm_direct_sums(const mpt__gemm_direct *d, const mpt__gemm_side *a,
-                                  const mpt__gemm_side *b, float *c, int64_t ldc, int64_t m,
-                                  int64_t n) {
+/* c[m, n] = the plain sums of products of m rows of A from i0 on and n columns of B from j0 on; m
+   is any number, n too. */
+static void mpt__gemm_direct_sums(const mpt__gemm_direct *d, const mpt__gemm_side *a, int64_t i0,
+                                  int64_t m, const mpt__gemm_side *b, int64_t j0, int64_t n,
+                                  float *c, int64_t ldc) {
     const mpt__gemm_level *level = d->g->level;
     int64_t across = d->dots ? 4 : level->columns, down = d->dots ? 64 : level->direct_rows;
+    mpt__gemm_side a_tile = *a, b_tile = *b;
     for (int64_t j = 0; j < n; j += across) {
         int columns = (int)mpt__smaller_of(across, n - j);
-        mpt__gemm_side b_tile = *b;
-        b_tile.data = mpt__gemm_at(b, j, 0);
+        b_tile.data = mpt__gemm_at(b, j0 + j, 0);
         for (int64_t i = 0; i < m; i += down) {
             int rows = (int)mpt__smaller_of(down, m - i);
-            mpt__gemm_side a_tile = *a;
-            a_tile.data = mpt__gemm_at(a, i, 0);
+            a_tile.data = mpt__gemm_at(a, i0 + i, 0);
             (d->dots ? level->dot : level->direct)(d->g->k, &a_tile, &b_tile, c + i * ldc + j, ldc,
                                                    rows, columns, 0);
         }
@@ -9897,31 +11258,25 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
     int64_t count = mpt__smaller_of(d->chunk, size - begin);
     int64_t i0 = d->by_rows ? begin : 0, j0 = d->by_rows ? 0 : begin;
     int64_t m = d->by_rows ? count : g->m, n = d->by_rows ? g->n : count;
-    mpt__gemm_side a = d->a, b = d->b;
-    if (d->by_rows) {
-        a = mpt__gemm_as_floats(g, &g->a, d->in_place, begin, count, copy);
-    } else {
-        b = mpt__gemm_as_floats(g, &g->b, d->in_place, begin, count, copy);
-    }
+    mpt__gemm_side own =
+        mpt__gemm_as_floats(g, d->by_rows ? &g->a : &g->b, d->in_place, begin, count, copy);
+    const mpt__gemm_side *a = d->by_rows ? &own : &d->a, *b = d->by_rows ? &d->b : &own;
     if (!d->dots && m <= 2 && g->k > 32) {
-        mpt__gemm_direct_wide(g, &a, &b, i0, j0, m, n);
+        mpt__gemm_direct_wide(g, a, b, i0, j0, m, n);
         return;
     }
     if (g->c_dtype == MPT_F32 && g->c_column == 1 && !g->accumulate && mpt__gemm_is_plain(g)) {
         float *c = (float *)(void *)g->c + i0 * g->c_row + j0;
-        mpt__gemm_direct_sums(d, &a, &b, c, g->c_row, m, n);
+        mpt__gemm_direct_sums(d, a, 0, m, b, 0, n, c, g->c_row);
         return;
     }
     /* Tiles as wide as they may be, so that they are finished in whole vectors. */
-    int64_t across = mpt__smaller_of(n, 64), down = MPT__GEMM_MAX_TILE / across / 2 * 2;
+    const int64_t wide = 64, high = MPT__GEMM_MAX_TILE / wide, across = mpt__smaller_of(n, wide);
+    int64_t down = m <= high ? high : MPT__GEMM_MAX_TILE / across / 2 * 2;
     for (int64_t j = 0; j < n; j += across) {
-        mpt__gemm_side b_tile = b;
-        b_tile.data = mpt__gemm_at(&b, j, 0);
         for (int64_t i = 0; i < m; i += down) {
             int64_t rows = mpt__smaller_of(down, m - i), columns = mpt__smaller_of(across, n - j);
-            mpt__gemm_side a_tile = a;
-            a_tile.data = mpt__gemm_at(&a, i, 0);
-            mpt__gemm_direct_sums(d, &a_tile, &b_tile, tile, across, rows, columns);
+            mpt__gemm_direct_sums(d, a, i, rows, b, j, columns, tile, across);
             mpt__gemm_finish(g, tile, across, i0 + i, j0 + j, rows, columns);
         }
     }
@@ -9935,9 +11290,12 @@ static int64_t mpt__gemm_direct_plan(const mpt__gemm *g, bool dots, int threads,
     d->by_rows = g->m >= g->n;
     int64_t other = d->by_rows ? g->n : g->m, k = g->k;
     d->in_place = dots ? other <= 4 : !d->by_rows;
-    int64_t macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST / (other * k) + 1;
-    int64_t floats = MPT__GEMM_DIRECT_FLOATS / k + 1;
-    d->chunk = mpt__round_up(mpt__smaller_of(macs, floats), d->by_rows ? 8 : g->level->columns);
+    int64_t size = d->by_rows ? g->m : g->n, macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST;
+    d->chunk = size; /* of a small product, without divisions */
+    if (size * other * k > macs || size * k > MPT__GEMM_DIRECT_FLOATS)
+        d->chunk =
+            mpt__round_up(mpt__smaller_of(macs / (other * k) + 1, MPT__GEMM_DIRECT_FLOATS / k + 1),
+                          d->by_rows ? 8 : g->level->columns);
     d->copy_floats = 0;
     if (mpt__gemm_needs_copy(d->by_rows ? &g->a : &g->b, d->in_place)) {
         d->copy_floats = mpt__round_up(d->chunk * g->k, 16);
@@ -9966,15 +11324,13 @@ static void mpt__gemm_run_direct(const mpt__gemm *g, bool dots, mpt__pool *pool,
 
 /* ==== The kernel ==== */
 
-static mpt__gemm_side mpt__gemm_read_side(const mpt__operand *o, const void *data, int compute,
-                                          int outer, int inner) {
-    mpt__gemm_side side;
-    side.data = (const char *)data;
-    side.dtype = o->dtype;
-    side.round = compute == MPT_F32 || compute == o->dtype ? 0 : compute;
-    side.outer = o->stride[outer];
-    side.inner = o->stride[inner];
-    return side;
+static MPT__INLINE void mpt__gemm_read_side(mpt__gemm_side *side, const mpt__operand *o,
+                                            const void *data, int compute, int outer, int inner) {
+    side->data = (const char *)data;
+    side->dtype = o->dtype;
+    side->round = compute == MPT_F32 || compute == o->dtype ? 0 : compute;
+    side->outer = o->stride[outer];
+    side->inner = o->stride[inner];
 }
 
 /* Batch dimensions that A and C run through as if they were rows of one matrix are made so. */
@@ -9999,21 +11355,19 @@ static bool mpt__gemm_read(mpt__gemm *g, const mpt__gemm_level *level, const mpt
     const mpt__operand *o = launch->operand;
     const int rank = o[3].rank, row = rank - 2, column = rank - 1;
     const bool biased = o[2].storage != 0;
-    for (int i = 0; i < 4; i++) {
-        if (i == 2 && !biased) continue;
-        if (o[i].dtype != MPT_F32 && o[i].dtype != MPT_F16 && o[i].dtype != MPT_BF16) return false;
-    }
+    const unsigned good = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
+    unsigned dtypes = 1u << o[0].dtype | 1u << o[1].dtype | 1u << o[3].dtype;
+    if (biased) dtypes |= 1u << o[2].dtype;
+    if ((dtypes & ~good) != 0) return false;
     const void *none = launch;
+    const int compute = launch->compute_dtype;
     g->m = o[3].shape[row];
     g->n = o[3].shape[column];
     g->k = o[0].shape[column];
-    g->a = mpt__gemm_read_side(&o[0], data ? data[0] : none, launch->compute_dtype, row, column);
-    g->b = mpt__gemm_read_side(&o[1], data ? data[1] : none, launch->compute_dtype, column, row);
-    g->bias = mpt__gemm_read_side(&o[2],
-                                  !biased ? NULL
-                                  : data  ? data[2]
-                                          : none,
-                                  launch->compute_dtype, row, column);
+    mpt__gemm_read_side(&g->a, &o[0], data ? data[0] : none, compute, row, column);
+    mpt__gemm_read_side(&g->b, &o[1], data ? data[1] : none, compute, column, row);
+    const void *bias = data ? data[2] : none;
+    mpt__gemm_read_side(&g->bias, &o[2], biased ? bias : NULL, compute, row, column);
     g->c = data ? (char *)data[3] : NULL;
     g->c_dtype = o[3].dtype;
     g->c_row = o[3].stride[row];
@@ -10113,7 +11467,9 @@ static void mpt__gemm_batch_chunk(void *work, int64_t chunk, int thread) {
 
 static void mpt__gemm_run_batch(const mpt__gemm *g, mpt__pool *pool, mpt__gemm_batch *batch) {
     batch->g = g;
-    if (mpt__gemm_splits_batch(g)) {
+    if (g->batch_count == 1) {
+        mpt__gemm_run_one(g, pool, batch->workspace, batch->watch);
+    } else if (mpt__gemm_splits_batch(g)) {
         batch->pool = NULL;
         batch->bytes = mpt__gemm_bytes(g, 1);
         mpt__parallel(pool, g->batch_count,
@@ -10152,9 +11508,11 @@ static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
 static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__launch *launch,
                                    int threads) {
     mpt__gemm g;
-    if (!mpt__gemm_read(&g, level, launch, NULL) || g.batch_count == 0) return 0;
-    return mpt__gemm_splits_batch(&g) ? threads * mpt__gemm_bytes(&g, 1)
-                                      : mpt__gemm_bytes(&g, threads);
+    if (!mpt__gemm_read(&g, level, launch, NULL)) return ~0;
+    if (g.batch_count == 0) return 0;
+    int64_t bytes = mpt__gemm_splits_batch(&g) ? threads * mpt__gemm_bytes(&g, 1)
+                                               : mpt__gemm_bytes(&g, threads);
+    return g.level->refuses ? ~bytes : bytes;
 }
 
 #endif
@@ -10449,6 +11807,7 @@ typedef enum mpt__object_kind {
     MPT__RECORDING,
     MPT__CAPTURED,
     MPT__USER_OP,
+    MPT__EMA,
     MPT__OBJECT_KINDS
 } mpt__object_kind;
 
@@ -10470,7 +11829,7 @@ typedef struct mpt__object_table {
 
 #define MPT__SIZE_CLASSES 288
 #define MPT__TENSOR_CHUNK 256
-#define MPT__RECORD_CHUNK 32
+#define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
 #define MPT__MAX_HOOKS 4
 
@@ -10690,11 +12049,11 @@ static void mpt__host_text_free(mpt_context *context, char *text) {
 enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 16 };
 
 static MPT__FORCE_INLINE int mpt__size_class(int64_t bytes) {
-    uint64_t units = ((uint64_t)bytes + MPT__POOL_GRAIN - 1) / MPT__POOL_GRAIN;
-    if (units <= 8) return units > 0 ? (int)units - 1 : 0;
+    uint64_t last = bytes > 0 ? ((uint64_t)bytes - 1) / MPT__POOL_GRAIN : 0;
+    if (last < 8) return (int)last;
     int log = 3;
-    while (((units - 1) >> (log + 1)) != 0) log++;
-    return 8 * (log - 2) + (int)((units - 1) >> (log - 3)) - 8;
+    while ((last >> (log + 1)) != 0) log++;
+    return 8 * (log - 2) + (int)(last >> (log - 3)) - 8;
 }
 
 static int64_t mpt__class_bytes(int size_class) {
@@ -10716,6 +12075,27 @@ static void *mpt__device_try(mpt_context *context, int64_t bytes) {
     return pointer;
 }
 
+/* Says why there is no memory: the device may have failed, or other programs may fill it. */
+static MPT__NOINLINE void mpt__device_refused(mpt_context *context, int64_t bytes,
+                                              mpt_memory_kind kind) {
+    mpt__backend *backend = &context->backend;
+    const bool fits = (uint64_t)bytes <= (uint64_t)PTRDIFF_MAX;
+    char who[96] = "the allocator";
+    if (backend->describe) {
+        mpt_device_info device;
+        mpt_status status = backend->synchronize(backend->self);
+        if (status != MPT_OK) {
+            mpt__error(context, status, "%s", backend->error);
+            return;
+        }
+        memset(&device, 0, sizeof device);
+        backend->describe(backend->self, &device);
+        mpt__format_text(who, sizeof who, "the device, which has %B of %B free,",
+                         device.memory_free, device.memory);
+    }
+    mpt__fail_memory_of(&context->base, who, fits ? (size_t)bytes : (size_t)PTRDIFF_MAX, kind);
+}
+
 /* New memory; when there is none, idle memory goes back first. */
 static void *mpt__device_new(mpt_context *context, int64_t bytes, mpt_memory_kind kind) {
     void *pointer = mpt__device_try(context, bytes);
@@ -10723,10 +12103,7 @@ static void *mpt__device_new(mpt_context *context, int64_t bytes, mpt_memory_kin
         mpt__pool_trim(context);
         pointer = mpt__device_try(context, bytes);
     }
-    if (!pointer) {
-        bool fits = (uint64_t)bytes <= (uint64_t)PTRDIFF_MAX;
-        mpt__fail_memory(&context->base, fits ? (size_t)bytes : (size_t)PTRDIFF_MAX, kind);
-    }
+    if (!pointer) mpt__device_refused(context, bytes, kind);
     return pointer;
 }
 
@@ -10931,10 +12308,26 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int 
 static mpt_status mpt__check_device(mpt_context *context) {
     const mpt__scalar *scalars = context->scalars;
     if (!scalars || scalars[MPT__SLOT_ERROR].i == 0) return context->base.status;
-    return mpt__error(context, (mpt_status)scalars[MPT__SLOT_ERROR].i,
-                      "target of sample %lld is not a class number of the input's [N, C] (launch "
+    mpt_status status = (mpt_status)scalars[MPT__SLOT_ERROR].i;
+    int64_t index = scalars[MPT__SLOT_ERROR_INDEX].i, launch = scalars[MPT__SLOT_ERROR_LAUNCH].i;
+    char position[48] = "";
+    if (status == MPT_ERROR_NUMERIC)
+        return mpt__error(context, status,
+                          "element %lld of the input is not in [0, 1] (launch %lld); "
+                          "mpt_binary_cross_entropy_with_logits takes logits",
+                          index, launch);
+    if (index < 0)
+        return mpt__error(context, status,
+                          "element %lld of the indices is not in the range of the dimension that "
+                          "it selects from (launch %lld)",
+                          -1 - index, launch);
+    if (scalars[MPT__SLOT_ERROR_POSITION].i >= 0)
+        mpt__format_text(position, sizeof position, ", position %lld",
+                         scalars[MPT__SLOT_ERROR_POSITION].i);
+    return mpt__error(context, status,
+                      "target of sample %lld%s is not a class number of the input's [N, C] (launch "
                       "%lld); check the labels, or name them with ignore_index",
-                      scalars[MPT__SLOT_ERROR_INDEX].i, scalars[MPT__SLOT_ERROR_LAUNCH].i);
+                      index, position, launch);
 }
 
 /* For config.debug: every element that an operand names lies in its storage. */
@@ -11213,13 +12606,15 @@ static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor) {
 
 /* Ends the handle. */
 static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor) {
+    bool needed = tensor->saves && tensor->nodes; /* by storage and slot */
     if (!tensor->handle) return;
     tensor->handle = 0;
-    mpt__tensor_settle(context, tensor);
+    if (!needed) mpt__tensor_settle(context, tensor);
 }
 
 /* Makes a new tensor end with the innermost scope; on error it ends now. */
-static mpt__tensor *mpt__scoped_tensor(mpt_context *context, mpt__tensor *tensor) {
+static MPT__FORCE_INLINE mpt__tensor *mpt__scoped_tensor(mpt_context *context,
+                                                         mpt__tensor *tensor) {
     if (context->scope_depth == 0) return tensor;
     if (context->scoped_count == context->scoped_capacity &&
         !mpt__room(context, context->scoped, context->scoped_capacity, context->scoped_count + 1)) {
@@ -11239,24 +12634,32 @@ static mpt_tensor mpt__tensor_done(mpt_context *context, mpt__tensor *tensor, mp
     return mpt__null(context);
 }
 
-/* The elements of a shape, and its contiguous strides; -1 if it has a negative dimension or
-   overflows. Dimensions of size 0 count as 1 in strides, which must not overflow either. */
-static MPT__FORCE_INLINE int64_t mpt__shape_strides(const mpt_shape *shape, int64_t *stride) {
+/* mpt__shape_strides where a dimension is 0 or negative, or numbers are large. */
+static MPT__NOINLINE int64_t mpt__odd_strides(const mpt_shape *shape, int64_t *stride) {
     int64_t step = 1;
     bool empty = false;
     for (int i = shape->rank - 1; i >= 0; i--) {
         int64_t dim = shape->dim[i];
         stride[i] = step;
-        if (dim <= 0) {
-            if (dim < 0) return -1;
-            empty = true;
-            continue;
-        }
-        bool narrow = ((step | dim) >> 31) == 0; /* spares the division */
-        if (!narrow && step > INT64_MAX / dim) return -1;
-        step *= dim;
+        if (dim < 0) return -1;
+        if (dim == 0) empty = true;
+        if (dim > 0 && step > INT64_MAX / dim) return -1;
+        if (dim > 0) step *= dim;
     }
     return empty ? 0 : step;
+}
+
+/* The elements of a shape, and its contiguous strides; -1 if it has a negative dimension or
+   overflows. Dimensions of size 0 count as 1 in strides, which must not overflow either. */
+static MPT__FORCE_INLINE int64_t mpt__shape_strides(const mpt_shape *shape, int64_t *stride) {
+    uint64_t step = 1, bits = 0; /* of all factors: below 2^31 nothing can go wrong */
+    for (int i = shape->rank - 1; i >= 0; i--) {
+        uint64_t dim = (uint64_t)shape->dim[i];
+        stride[i] = (int64_t)step;
+        bits |= (dim - 1) | step;
+        step *= dim;
+    }
+    return (bits >> 31) == 0 ? (int64_t)step : mpt__odd_strides(shape, stride);
 }
 
 static int64_t mpt__shape_numel(const mpt_shape *shape) {
@@ -11270,21 +12673,16 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_next(mpt_context *context) {
 }
 
 /* Makes that slot a tensor over a storage, outside all scopes; its strides are the caller's to set.
-   The caller's reference to the storage becomes the tensor's. */
+   The caller's reference to the storage becomes the tensor's. Nothing refers to a free slot, nor it
+   to anything: that need not be set. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, mpt__tensor *tensor,
                                                        uint32_t storage, mpt_dtype dtype,
                                                        const mpt_shape *shape, int64_t offset) {
     context->free_tensor = tensor->next_free;
     tensor->storage = storage;
-    tensor->record = NULL;
-    tensor->gradient = NULL;
-    tensor->parameter = 0;
     tensor->handle = 1;
-    tensor->saves = 0;
-    tensor->nodes = 0;
     tensor->dtype = (uint8_t)dtype;
     tensor->flags = context->inference_depth ? MPT__INFERENCE : 0;
-    tensor->output = 0;
     tensor->born = context->now.step;
     tensor->offset = offset;
     mpt__shape_copy(&tensor->shape, shape);
@@ -11348,22 +12746,27 @@ static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const m
     return mpt__checked_strides(context, dtype, shape, stride);
 }
 
-/* A new contiguous tensor with its own storage, outside all scopes. NULL on error. */
-static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
-                                         const mpt_shape *shape, mpt_memory_kind kind) {
+/* A new contiguous tensor with its own storage, in the current scope or outside all of them. NULL
+   on error. */
+static mpt__tensor *mpt__tensor_make(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
+                                     mpt_memory_kind kind, bool scoped) {
     mpt__tensor *tensor = mpt__tensor_next(context);
     int64_t bytes = tensor ? mpt__checked_strides(context, dtype, shape, tensor->stride) : -1;
     uint32_t storage = bytes < 0 ? 0 : mpt__idle_take(context, bytes, kind);
     if (!storage) return NULL;
     mpt__storage_start(context, storage, bytes, kind, MPT__FROM_POOL);
-    return mpt__tensor_over(context, tensor, storage, dtype, shape, 0);
+    mpt__tensor_over(context, tensor, storage, dtype, shape, 0);
+    return scoped ? mpt__scoped_tensor(context, tensor) : tensor;
 }
 
-/* The same, in the current scope. */
 static mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
                                     mpt_memory_kind kind) {
-    mpt__tensor *tensor = mpt__tensor_unscoped(context, dtype, shape, kind);
-    return tensor ? mpt__scoped_tensor(context, tensor) : NULL;
+    return mpt__tensor_make(context, dtype, shape, kind, true);
+}
+
+static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
+                                         const mpt_shape *shape, mpt_memory_kind kind) {
+    return mpt__tensor_make(context, dtype, shape, kind, false);
 }
 
 /* Why a handle is not good, for the message. */
@@ -11516,7 +12919,7 @@ static int64_t mpt__scalar_get_i(mpt_context *context, uint16_t slot) {
 
 static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {
     "module", "optimizer", "scaler",        "schedule", "dataset",
-    "loader", "recording", "captured step", "op"};
+    "loader", "recording", "captured step", "op",       "average"};
 
 /* A new row for `object`, owned by the table from here on; 0 on error. */
 static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, void *object,
@@ -11541,19 +12944,24 @@ static void *mpt__object_slot(mpt_context *context, mpt__object_kind kind, uint3
     return context->objects[kind].rows[slot].object;
 }
 
-/* The object of a handle; NULL with an error recorded if there is none. */
-static void *mpt__object_at(mpt_context *context, mpt__object_kind kind, mpt_context *owner,
-                            uint32_t slot, uint32_t generation) {
-    mpt__object_table *table = &context->objects[kind];
-    const char *name = mpt__object_names[kind];
-    if (owner == context && slot > 0 && (int64_t)slot < table->count &&
-        table->rows[slot].generation == generation && table->rows[slot].object)
-        return table->rows[slot].object;
-    mpt__error(context, MPT_ERROR_HANDLE, "the %s %s", name,
+static MPT__NOINLINE void *mpt__object_missing(mpt_context *context, mpt__object_kind kind,
+                                               const mpt_context *owner, uint32_t slot) {
+    mpt__error(context, MPT_ERROR_HANDLE, "the %s %s", mpt__object_names[kind],
                owner && owner != context ? "belongs to another context"
                : slot == 0               ? "is a null handle"
                                          : "was destroyed or never made");
     return NULL;
+}
+
+/* The object of a handle; NULL with an error recorded if there is none. */
+static MPT__FORCE_INLINE void *mpt__object_at(mpt_context *context, mpt__object_kind kind,
+                                              const mpt_context *owner, uint32_t slot,
+                                              uint32_t generation) {
+    const mpt__object_table *table = &context->objects[kind];
+    if (owner == context && slot > 0 && (int64_t)slot < table->count &&
+        table->rows[slot].generation == generation && table->rows[slot].object)
+        return table->rows[slot].object;
+    return mpt__object_missing(context, kind, owner, slot);
 }
 
 static void mpt__object_free(mpt_context *context, mpt__object_kind kind, uint32_t slot) {
@@ -11694,10 +13102,9 @@ typedef struct mpt__frame {
     mpt_context *context;
     const struct mpt__op_row *row;
     int op, n_in, n_out;
-    unsigned dtypes;                     /* of the inputs, a bit each */
-    mpt__tensor *const *in;              /* NULL: absent */
-    mpt__tensor *input[MPT__MAX_INPUTS]; /* forward: where they stand */
-    mpt__tensor *out[MPT__MAX_OUTPUTS];  /* forward: made by the engine after the shape rule */
+    unsigned not_f32;                   /* 0 where all inputs are MPT_F32 */
+    mpt__tensor *const *in;             /* NULL: absent */
+    mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
     mpt_shape out_shape[MPT__MAX_OUTPUTS];
     mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
     mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
@@ -11705,11 +13112,10 @@ typedef struct mpt__frame {
     bool records; /* forward: backward will follow */
     bool is_view; /* shape rule: output 0 views input 0 */
     int64_t view_stride[MPT_MAX_RANK], view_offset;
-    mpt__tensor *save[MPT__MAX_SAVED];      /* forward: what backward needs, see mpt__save */
     mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
-    int n_save, n_temporary;
+    int n_temporary;
+    mpt__record *record; /* forward: what it will leave */
     /* backward */
-    const mpt__record *record;
     mpt__tensor *const *dy;    /* NULL: no gradient came */
     mpt__tensor *const *saved; /* NULL: absent */
     mpt__tensor *dx;           /* see mpt__dx_into */
@@ -11737,8 +13143,15 @@ static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt
 }
 
 /* Forward keeps a tensor, or NULL, for backward, which finds it in saved[] at the same position. */
-static MPT__FORCE_INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
-    frame->save[frame->n_save++] = tensor;
+static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
+    mpt__record *record = frame->record;
+    if (!frame->records) return;
+    record->saved[record->n_saved] = tensor;
+    if (tensor) {
+        tensor->saves++;
+        record->saved_version[record->n_saved] = frame->context->storages[tensor->storage].version;
+    }
+    record->n_saved++;
 }
 
 static void mpt__drop_temporaries(mpt__frame *frame) {
@@ -11765,7 +13178,12 @@ static MPT__NOINLINE bool mpt__records_grow(mpt_context *context) {
     return true;
 }
 
-static void mpt__record_unsave(mpt_context *context, mpt__record *record) {
+static MPT__FORCE_INLINE void mpt__record_spare(mpt_context *context, mpt__record *record) {
+    record->next = context->free_record;
+    context->free_record = record;
+}
+
+static MPT__FORCE_INLINE void mpt__record_unsave(mpt_context *context, mpt__record *record) {
     int n_saved = record->n_saved;
     record->n_saved = 0;
     for (int i = 0; i < n_saved; i++) {
@@ -11776,7 +13194,7 @@ static void mpt__record_unsave(mpt_context *context, mpt__record *record) {
 
 /* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
    long as a program ran without a scope. */
-static void mpt__record_release(mpt_context *context, mpt__record *record) {
+static MPT__NOINLINE void mpt__record_release(mpt_context *context, mpt__record *record) {
     if (--record->references > 0) return;
     record->next = context->dying_record;
     context->dying_record = record;
@@ -11790,49 +13208,35 @@ static void mpt__record_release(mpt_context *context, mpt__record *record) {
             if (input && --input->nodes == 0) mpt__tensor_settle(context, input);
         }
         record->live = 0;
-        record->next = context->free_record;
-        context->free_record = record;
+        mpt__record_spare(context, record);
     }
     context->releasing_records = false;
 }
 
-/* Leaves the record of a finished forward call. */
-static mpt_status mpt__record_call(mpt__frame *frame) {
+/* Leaves the record of a forward call that has ended, or, where there is none to leave, gives it
+   back. */
+static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, mpt_status status) {
     mpt_context *context = frame->context;
-    if (!context->free_record && !mpt__records_grow(context)) return context->base.status;
-    mpt__record *record = context->free_record;
-    context->free_record = record->next;
+    mpt__record *record = frame->record;
+    if (status != MPT_OK || !frame->records) {
+        mpt__record_unsave(context, record);
+        mpt__record_spare(context, record);
+        return;
+    }
     context->counters.op_records++;
-    record->op = (uint16_t)frame->op;
-    record->n_in = (uint8_t)frame->n_in;
-    record->n_out = (uint8_t)frame->n_out;
     record->done = 0;
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
-    record->references = (uint32_t)frame->n_out;
-    record->mark = 0;
     record->path = context->path;
     record->step = context->now.step;
-    record->attributes = *frame->attributes;
-    for (int i = 0; i < frame->n_in; i++) {
-        record->in[i] = frame->in[i];
-        if (frame->in[i]) frame->in[i]->nodes++;
-    }
+    for (int i = 0; i < frame->n_in; i++)
+        if (record->in[i]) record->in[i]->nodes++;
     for (int i = 0; i < frame->n_out; i++) {
         record->grad[i] = NULL;
         frame->out[i]->record = record;
         frame->out[i]->output = (uint8_t)i;
         frame->out[i]->flags |= MPT__REQUIRES_GRAD;
     }
-    record->n_saved = (uint8_t)frame->n_save;
-    for (int i = 0; i < frame->n_save; i++) {
-        mpt__tensor *save = frame->save[i];
-        record->saved[i] = save;
-        if (!save) continue;
-        record->saved_version[i] = context->storages[save->storage].version;
-        save->saves++;
-    }
-    return MPT_OK;
 }
 
 /* ==== The engine: one forward call ==== */
@@ -11848,31 +13252,64 @@ static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
     return NULL;
 }
 
-/* Finds the inputs of a call, and whether backward will follow it. */
-static bool mpt__resolve_inputs(mpt__frame *frame, const mpt_tensor *in, int n_in) {
-    mpt_context *context = frame->context;
-    unsigned flags = 0, dtypes = 0;
-    frame->n_in = n_in;
-    frame->in = frame->input;
+/* Finds the tensors of handles; those from `required` on may be absent. */
+static bool mpt__find_inputs(mpt_context *context, const mpt_tensor *in, int n_in, int required,
+                             mpt__tensor **found) {
     for (int i = 0; i < n_in; i++) {
-        mpt__tensor *tensor = mpt__live(context, in[i]);
-        frame->input[i] = tensor;
-        if (tensor) {
-            flags |= tensor->flags;
-            dtypes |= 1u << tensor->dtype;
-        } else if (in[i].context || in[i].slot || i < frame->attributes->required) {
-            char argument[24];
-            mpt__format_text(argument, sizeof argument, "argument %d", i + 1);
-            mpt__stale(context, in[i], argument);
-            return false;
-        }
+        found[i] = mpt__live(context, in[i]);
+        if (found[i] || (!in[i].context && !in[i].slot && i >= required)) continue;
+        char argument[24];
+        mpt__format_text(argument, sizeof argument, "argument %d", i + 1);
+        mpt__stale(context, in[i], argument);
+        return false;
     }
-    frame->dtypes = dtypes;
+    return true;
+}
+
+/* Begins a forward call, on a record whose inputs are the caller's to set. */
+static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *context, int op,
+                                              int n_in, int n_out,
+                                              const mpt__attributes *attributes) {
+    mpt__record *record = context->free_record;
+    if (!record) {
+        if (!mpt__records_grow(context)) return false;
+        record = context->free_record;
+    }
+    context->free_record = record->next;
+    record->attributes = *attributes;
+    record->op = (uint16_t)op;
+    record->n_in = (uint8_t)n_in;
+    record->n_out = (uint8_t)n_out;
+    record->references = (uint32_t)n_out;
+    record->n_saved = 0;
+    frame->context = context; /* the frame is large: what is not set here, readers do not reach */
+    frame->row = mpt__op_row_of(op);
+    frame->op = op;
+    frame->n_in = n_in;
+    frame->n_out = n_out;
+    frame->record = record;
+    frame->in = record->in;
+    frame->attributes = &record->attributes;
+    frame->is_view = false;
+    frame->n_temporary = 0;
+    return true;
+}
+
+/* Looks at the inputs: whether backward will follow. */
+static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
+    const mpt_context *context = frame->context;
+    unsigned flags = 0, not_f32 = 0;
+    for (int i = 0; i < frame->n_in; i++) {
+        if (!frame->in[i]) continue;
+        flags |= frame->in[i]->flags;
+        not_f32 |= frame->in[i]->dtype ^ (unsigned)MPT_F32;
+    }
+    frame->not_f32 = not_f32;
     frame->records = (flags & MPT__REQUIRES_GRAD) && !context->no_grad_depth &&
                      !context->inference_depth && frame->row->backward;
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
     return mpt__reject(
-        context, MPT_ERROR_STATE,
+        frame->context, MPT_ERROR_STATE,
         "a tensor made in inference mode cannot take part in backward; make it outside, "
         "or mpt_clone it");
 }
@@ -11890,34 +13327,41 @@ static mpt__tensor *mpt__output_new(mpt__frame *frame) {
     return mpt__tensor_alias(context, &view);
 }
 
-/* Runs an op of one output on in[] and gives the handle of that or the error null. `name` is the
-   public call, for messages. The context is that of the first input that has one. */
+/* Runs an op of one output on the inputs of its record; NULL on error. */
+static mpt__tensor *mpt__call_run(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt_status status = MPT_ERROR_STATE;
+    frame->out[0] = NULL;
+    if (mpt__check_inputs(frame) && mpt__decide_dtype(frame) == MPT_OK &&
+        frame->row->shape(frame) == MPT_OK)
+        frame->out[0] = mpt__output_new(frame);
+    mpt__tensor *out = frame->out[0];
+    if (out) {
+        context->launch_op = frame->op;
+        context->launch_phase = MPT__FORWARD;
+        status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;
+        context->launch_op = 0;
+        context->launch_phase = MPT__OTHER;
+    }
+    mpt__record_call(frame, status);
+    mpt__drop_temporaries(frame);
+    if (status == MPT_OK) return out;
+    if (out) mpt__tensor_drop(context, out);
+    return NULL;
+}
+
+/* The same on handles, in a public call of that name; gives the output's handle or the error null.
+   The context is that of the first input that has one. */
 static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
-                              mpt__attributes *attributes) {
+                              const mpt__attributes *attributes) {
+    mpt__frame frame;
     mpt_context *context = mpt__context_of(in, n_in);
-    if (!mpt__enter(context, name)) return mpt__null(context);
-    mpt__frame frame; /* large: what is not set here, its readers do not reach */
-    frame.context = context;
-    frame.row = mpt__op_row_of(op);
-    frame.op = op;
-    frame.n_out = 1;
-    frame.n_save = 0;
-    frame.attributes = attributes;
-    frame.is_view = false;
-    frame.n_temporary = 0;
-    if (!mpt__resolve_inputs(&frame, in, n_in) || mpt__decide_dtype(&frame) != MPT_OK ||
-        frame.row->shape(&frame) != MPT_OK)
+    if (!mpt__enter(context, name) || !mpt__call_begin(&frame, context, op, n_in, 1, attributes))
         return mpt__null(context);
-    frame.out[0] = mpt__output_new(&frame);
-    if (!frame.out[0]) return mpt__null(context);
-    context->launch_op = op;
-    context->launch_phase = MPT__FORWARD;
-    mpt_status status = frame.row->forward ? frame.row->forward(&frame) : MPT_OK;
-    if (status == MPT_OK && frame.records) status = mpt__record_call(&frame);
-    mpt__drop_temporaries(&frame);
-    context->launch_op = 0;
-    context->launch_phase = MPT__OTHER;
-    return mpt__tensor_done(context, frame.out[0], status);
+    if (mpt__find_inputs(context, in, n_in, attributes->required, frame.record->in))
+        return mpt__handle(context, mpt__call_run(&frame));
+    mpt__record_spare(context, frame.record);
+    return mpt__null(context);
 }
 
 /* ==== Gradients of parameters ==== */
@@ -12106,11 +13550,9 @@ static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record
         frame.dy = record->grad;
         context->launch_op = record->op;
         context->launch_record = record->number;
+        context->launch_phase = MPT__BACKWARD;
         status = frame.row->backward(&frame);
         mpt__drop_temporaries(&frame);
-        context->launch_op = 0;
-        context->launch_record = 0;
-        context->launch_phase = MPT__BACKWARD;
         for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
     }
     if (!retain && status == MPT_OK) {
@@ -12197,6 +13639,8 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
         status = mpt__backward_record(context, record, retain);
     root->nodes--;
     context->no_grad_depth--;
+    context->launch_op = 0;
+    context->launch_record = 0;
     context->launch_phase = MPT__OTHER;
     context->in_backward = false;
     if (status != MPT_OK) mpt__drop_record_gradients(context);
@@ -12364,10 +13808,9 @@ static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
 
 /* The dtype that all inputs share, or fp32 where they differ inside a region. */
 static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *common) {
-    int first = -1;
+    int first = -1, other = -1;
     *common = MPT_F32;
-    if (frame->dtypes == 1u << MPT_F32) return MPT_OK;
-    for (int i = 0; i < frame->n_in; i++) {
+    for (int i = 0; frame->not_f32 && i < frame->n_in; i++) {
         if (!frame->in[i]) continue;
         mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
         if (!mpt__dtype_computes(dtype)) {
@@ -12376,15 +13819,12 @@ static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *c
             return mpt__error(frame->context, MPT_ERROR_DTYPE,
                               "%s, which this op does not compute in; mpt_cast it to f32", text);
         }
-        if (first < 0) {
-            first = i;
-            *common = dtype;
-        } else if (dtype != (mpt_dtype)frame->in[first]->dtype) {
-            if (!region) return mpt__dtype_mismatch(frame, first, i);
-            *common = MPT_F32;
-        }
+        if (first < 0) first = i, *common = dtype;
+        if (other < 0 && dtype != *common) other = i;
     }
-    return MPT_OK;
+    if (other < 0) return MPT_OK;
+    *common = MPT_F32;
+    return region ? MPT_OK : mpt__dtype_mismatch(frame, first, other);
 }
 
 static mpt_status mpt__decide_dtype(mpt__frame *frame) {
@@ -12403,7 +13843,7 @@ static mpt_status mpt__decide_dtype(mpt__frame *frame) {
     bool casts = region && result != MPT_F64;
     if (casts && policy == MPT__POLICY_FP32) result = MPT_F32;
     if (casts && policy == MPT__POLICY_LOW) result = frame->compute = low;
-    for (int i = 0; i < frame->n_out; i++) frame->out_dtype[i] = result;
+    frame->out_dtype[0] = result;
     return status;
 }
 
@@ -12771,6 +14211,7 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recording *recorder, b
                                         MPT_MEMORY_ACTIVATION, &size_class);
             if (!data) return false;
             context->data[id] = data;
+            storage = &context->storages[id]; /* the pool may have moved the table */
             storage->live = 1;
             storage->size_class = (uint16_t)size_class;
             mpt__account(&context->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(size_class));
@@ -13284,46 +14725,102 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
 /* O(id, policy, shape rule, forward, backward, function, backward function, ONNX name):
    functions are mpt__<shape>_shape, mpt__<forward>_forward, mpt__<backward>_backward; `none`
    means NULL. */
-#define MPT__OPS(O)                                                                         \
-    O(add, INPUT, binary, binary, add, ADD, NONE, "Add")                                    \
-    O(sub, INPUT, binary, binary, add, SUB, NEG, "Sub")                                     \
-    O(mul, INPUT, binary, binary, mul, MUL, NONE, "Mul")                                    \
-    O(div, INPUT, binary, binary, div, DIV, NONE, "Div")                                    \
-    O(add_scalar, INPUT, unary, unary, pass, ADD_SCALAR, NONE, "Add")                       \
-    O(mul_scalar, INPUT, unary, unary, linear_unary, MUL_SCALAR, MUL_SCALAR, "Mul")         \
-    O(neg, INPUT, unary, unary, linear_unary, NEG, NEG, "Neg")                              \
-    O(exp, FP32, unary, unary_keep_out, unary, EXP, MUL, "Exp")                             \
-    O(log, FP32, unary, unary_keep_in, unary, LOG, DIV, "Log")                              \
-    O(sqrt, INPUT, unary, unary_keep_out, unary, SQRT, SQRT_BACKWARD, "Sqrt")               \
-    O(relu, INPUT, unary, unary_keep_out, unary, RELU, RELU_BACKWARD, "Relu")               \
-    O(gelu, INPUT, unary, unary_keep_in, unary, GELU, GELU_BACKWARD, "Gelu")                \
-    O(gelu_tanh, INPUT, unary, unary_keep_in, unary, GELU_TANH, GELU_TANH_BACKWARD, "Gelu") \
-    O(tanh, INPUT, unary, unary_keep_out, unary, TANH, TANH_BACKWARD, "Tanh")               \
-    O(sigmoid, INPUT, unary, unary_keep_out, unary, SIGMOID, SIGMOID_BACKWARD, "Sigmoid")   \
-    O(isnan, INPUT, predicate, unary, none, ISNAN, NONE, "IsNaN")                           \
-    O(isinf, INPUT, predicate, unary, none, ISINF, NONE, "IsInf")                           \
-    O(equal, ANY, equal, binary, none, EQUAL, NONE, "Equal")                                \
-    O(scale_loss, LOSS, unary, scale_loss, linear_unary, MUL_SLOT, MUL_SLOT, "Mul")         \
-    O(matmul, LOW, matmul, matmul, matmul, NONE, NONE, "MatMul")                            \
-    O(linear, LOW, linear, linear, linear, NONE, NONE, "Gemm")                              \
-    O(sum, FP32, reduce, reduce, reduce, SUM, NONE, "ReduceSum")                            \
-    O(mean, FP32, reduce, reduce, reduce, MEAN, NONE, "ReduceMean")                         \
-    O(max, INPUT, reduce, max, max, MAX, NONE, "ReduceMax")                                 \
-    O(argmax, INPUT, argmax, argmax, none, NONE, NONE, "ArgMax")                            \
-    O(softmax, FP32, softmax, softmax, softmax, SOFTMAX, SOFTMAX, "Softmax")                \
-    O(log_softmax, FP32, softmax, softmax, softmax, LOG_SOFTMAX, LOG_SOFTMAX, "LogSoftmax") \
-    O(dropout, INPUT, unary, dropout, dropout, NONE, NONE, "Dropout")                       \
-    O(reshape, ANY, reshape, reshape, reshape, NONE, NONE, "Reshape")                       \
-    O(permute, ANY, permute, none, permute, NONE, NONE, "Transpose")                        \
-    O(slice, ANY, slice, none, slice, NONE, NONE, "Slice")                                  \
-    O(expand, ANY, expand, none, expand, NONE, NONE, "Expand")                              \
-    O(clone, ANY, unary, copy, pass, NONE, NONE, "Identity")                                \
-    O(cast, ANY, cast, copy, pass, NONE, NONE, "Cast")                                      \
-    O(cat, INPUT, cat, cat, cat, NONE, NONE, "Concat")                                      \
-    O(nll_loss, LOSS, nll, nll, nll, NONE, NONE, "NegativeLogLikelihoodLoss")               \
-    O(cross_entropy, LOSS, nll, nll, cross_entropy, NONE, NONE, "SoftmaxCrossEntropyLoss")  \
-    O(mse_loss, LOSS, mse, mse, mse, NONE, NONE, "")                                        \
-    O(user, ANY, none, none, user, NONE, NONE, "")
+#define MPT__OPS(O)                                                                           \
+    O(add, INPUT, binary, binary, add, ADD, NONE, "Add")                                      \
+    O(sub, INPUT, binary, binary, add, SUB, NEG, "Sub")                                       \
+    O(mul, INPUT, binary, binary, mul, MUL, NONE, "Mul")                                      \
+    O(div, INPUT, binary, binary, div, DIV, NONE, "Div")                                      \
+    O(add_scalar, INPUT, unary, unary, pass, ADD_SCALAR, NONE, "Add")                         \
+    O(mul_scalar, INPUT, unary, unary, linear_unary, MUL_SCALAR, MUL_SCALAR, "Mul")           \
+    O(neg, INPUT, unary, unary, linear_unary, NEG, NEG, "Neg")                                \
+    O(exp, FP32, unary, unary_keep_out, unary, EXP, MUL, "Exp")                               \
+    O(log, FP32, unary, unary_keep_in, unary, LOG, DIV, "Log")                                \
+    O(sqrt, INPUT, unary, unary_keep_out, unary, SQRT, SQRT_BACKWARD, "Sqrt")                 \
+    O(relu, INPUT, unary, unary_keep_out, unary, RELU, RELU_BACKWARD, "Relu")                 \
+    O(gelu, INPUT, unary, unary_keep_in, unary, GELU, GELU_BACKWARD, "Gelu")                  \
+    O(gelu_tanh, INPUT, unary, unary_keep_in, unary, GELU_TANH, GELU_TANH_BACKWARD, "Gelu")   \
+    O(tanh, INPUT, unary, unary_keep_out, unary, TANH, TANH_BACKWARD, "Tanh")                 \
+    O(sigmoid, INPUT, unary, unary_keep_out, unary, SIGMOID, SIGMOID_BACKWARD, "Sigmoid")     \
+    O(isnan, INPUT, predicate, unary, none, ISNAN, NONE, "IsNaN")                             \
+    O(isinf, INPUT, predicate, unary, none, ISINF, NONE, "IsInf")                             \
+    O(equal, ANY, equal, binary, none, EQUAL, NONE, "Equal")                                  \
+    O(lt, ANY, equal, binary, none, LESS, NONE, "Less")                                       \
+    O(le, ANY, equal, binary, none, LESS_EQUAL, NONE, "LessOrEqual")                          \
+    O(gt, ANY, equal, binary, none, GREATER, NONE, "Greater")                                 \
+    O(ge, ANY, equal, binary, none, GREATER_EQUAL, NONE, "GreaterOrEqual")                    \
+    O(ne, ANY, equal, binary, none, NOT_EQUAL, NONE, "")                                      \
+    O(logical_and, ANY, logical, binary, none, AND, NONE, "And")                              \
+    O(logical_or, ANY, logical, binary, none, OR, NONE, "Or")                                 \
+    O(logical_not, ANY, predicate, unary, none, NOT, NONE, "Not")                             \
+    O(log1p, FP32, unary, unary_keep_in, unary, LOG1P, LOG1P_BACKWARD, "")                    \
+    O(rsqrt, FP32, unary, unary_keep_out, unary, RSQRT, RSQRT_BACKWARD, "")                   \
+    O(pow, FP32, binary, binary_keep, pow, POW, NONE, "Pow")                                  \
+    O(pow_scalar, FP32, unary, pow_scalar, unary, POW_SCALAR, POW_SCALAR_BACKWARD, "Pow")     \
+    O(abs, INPUT, unary, unary_keep_in, unary, ABS, ABS_BACKWARD, "Abs")                      \
+    O(sign, INPUT, unary, unary, linear_unary, SIGN, MUL_SCALAR, "Sign")                      \
+    O(sin, INPUT, unary, unary_keep_in, unary, SIN, SIN_BACKWARD, "Sin")                      \
+    O(cos, INPUT, unary, unary_keep_in, unary, COS, COS_BACKWARD, "Cos")                      \
+    O(clamp, INPUT, unary, unary_keep_in, unary, CLAMP, CLAMP_BACKWARD, "Clip")               \
+    O(minimum, INPUT, binary, binary_keep, extremum, MINIMUM, NONE, "Min")                    \
+    O(maximum, INPUT, binary, binary_keep, extremum, MAXIMUM, NONE, "Max")                    \
+    O(where, ANY, where, where, where, NONE, NONE, "Where")                                   \
+    O(leaky_relu, INPUT, unary, unary_keep_in, unary, LEAKY_RELU, LEAKY_RELU_BACKWARD,        \
+      "LeakyRelu")                                                                            \
+    O(elu, INPUT, unary, unary_keep_in, unary, ELU, ELU_BACKWARD, "Elu")                      \
+    O(silu, INPUT, unary, unary_keep_in, unary, SILU, SILU_BACKWARD, "")                      \
+    O(softplus, FP32, unary, unary_keep_in, unary, SOFTPLUS, SOFTPLUS_BACKWARD, "")           \
+    O(hardtanh, INPUT, unary, unary_keep_in, unary, CLAMP, HARDTANH_BACKWARD, "Clip")         \
+    O(scale_loss, LOSS, unary, scale_loss, linear_unary, MUL_SLOT, MUL_SLOT, "Mul")           \
+    O(matmul, LOW, matmul, matmul, matmul, NONE, NONE, "MatMul")                              \
+    O(linear, LOW, linear, linear, linear, NONE, NONE, "Gemm")                                \
+    O(sum, FP32, reduce, reduce, reduce, SUM, NONE, "ReduceSum")                              \
+    O(mean, FP32, reduce, reduce, reduce, MEAN, NONE, "ReduceMean")                           \
+    O(max, INPUT, reduce, max, max, MAX, NONE, "ReduceMax")                                   \
+    O(argmax, INPUT, argmax, argmax, none, NONE, NONE, "ArgMax")                              \
+    O(min, INPUT, reduce, max, max, MIN, NONE, "ReduceMin")                                   \
+    O(argmin, INPUT, argmax, argmax, none, MIN, NONE, "ArgMin")                               \
+    O(prod, FP32, reduce, prod, prod, PROD, NONE, "ReduceProd")                               \
+    O(var, INPUT, var, var, var, NONE, NONE, "")                                              \
+    O(std, INPUT, var, var, var, SQRT, NONE, "")                                              \
+    O(norm, FP32, norm, norm, norm, NONE, NONE, "")                                           \
+    O(logsumexp, FP32, reduce, logsumexp, logsumexp, NONE, NONE, "ReduceLogSumExp")           \
+    O(cumsum, FP32, softmax, cumsum, cumsum, NONE, NONE, "CumSum")                            \
+    O(softmax, FP32, softmax, softmax, softmax, SOFTMAX, SOFTMAX, "Softmax")                  \
+    O(log_softmax, FP32, softmax, softmax, softmax, LOG_SOFTMAX, LOG_SOFTMAX, "LogSoftmax")   \
+    O(dropout, INPUT, unary, dropout, dropout, NONE, NONE, "Dropout")                         \
+    O(reshape, ANY, reshape, reshape, reshape, NONE, NONE, "Reshape")                         \
+    O(permute, ANY, permute, none, permute, NONE, NONE, "Transpose")                          \
+    O(slice, ANY, slice, none, slice, NONE, NONE, "Slice")                                    \
+    O(expand, ANY, expand, none, expand, NONE, NONE, "Expand")                                \
+    O(clone, ANY, unary, copy, pass, NONE, NONE, "Identity")                                  \
+    O(cast, ANY, cast, copy, pass, NONE, NONE, "Cast")                                        \
+    O(cat, INPUT, cat, cat, cat, NONE, NONE, "Concat")                                        \
+    O(gather, ANY, gather, gather, gather, NONE, NONE, "GatherElements")                      \
+    O(index_select, ANY, index_select, gather, gather, NONE, NONE, "Gather")                  \
+    O(scatter_add, ANY, scatter_add, scatter_add, scatter_add, NONE, NONE, "ScatterElements") \
+    O(one_hot, ANY, one_hot, one_hot, none, NONE, NONE, "OneHot")                             \
+    O(flip, INPUT, softmax, flip, flip, NONE, NONE, "")                                       \
+    O(tril, INPUT, triangle, triangle, triangle, NONE, NONE, "Trilu")                         \
+    O(triu, INPUT, triangle, triangle, triangle, NONE, NONE, "Trilu")                         \
+    O(pad, INPUT, pad, pad, pad, NONE, NONE, "Pad")                                           \
+    O(nll_loss, LOSS, nll, nll, nll, NONE, NONE, "NegativeLogLikelihoodLoss")                 \
+    O(cross_entropy, LOSS, nll, nll, cross_entropy, NONE, NONE, "SoftmaxCrossEntropyLoss")    \
+    O(mse_loss, LOSS, pair, pair, pair, MSE, NONE, "")                                        \
+    O(user, ANY, none, none, user, NONE, NONE, "")                                            \
+    O(l1_loss, LOSS, pair, pair, pair, L1, NONE, "")                                          \
+    O(smooth_l1_loss, LOSS, pair, pair, pair, SMOOTH_L1, NONE, "")                            \
+    O(huber_loss, LOSS, pair, pair, pair, HUBER, NONE, "")                                    \
+    O(binary_cross_entropy_with_logits, LOSS, pair, pair, pair, BCE_WITH_LOGITS, NONE, "")    \
+    O(binary_cross_entropy, LOSS, pair, pair, pair, BCE, NONE, "")                            \
+    O(kl_div, LOSS, pair, pair, pair, KL_DIV, NONE, "")                                       \
+    O(gaussian_nll_loss, LOSS, pair, pair, pair, GAUSSIAN_NLL, NONE, "")                      \
+    O(soft_margin_loss, LOSS, pair, pair, pair, SOFT_MARGIN, NONE, "")                        \
+    O(hinge_embedding_loss, LOSS, pair, pair, pair, HINGE, NONE, "")                          \
+    O(margin_ranking_loss, LOSS, pair, pair, pair, RANKING, NONE, "")                         \
+    O(triplet_margin_loss, LOSS, pair, pair, pair, TRIPLET, NONE, "")                         \
+    O(cosine_similarity, LOSS, pair, pair, pair, COSINE, NONE, "")                            \
+    O(cosine_embedding_loss, LOSS, pair, pair, pair, COSINE_EMBEDDING, NONE, "")              \
+    O(soft_targets, LOSS, pair, pair, pair, SOFT_TARGETS, NONE, "")
 
 typedef enum mpt__op_id {
     MPT__OP_none,
@@ -13452,7 +14949,7 @@ static mpt_status mpt__launch_unary(mpt__frame *frame, mpt__function function,
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
     launch->function = (uint8_t)function;
     launch->slot[0] = (uint16_t)frame->attributes->index[0];
-    launch->imm[0] = frame->attributes->imm[0];
+    for (int i = 0; i < 2; i++) launch->imm[i] = frame->attributes->imm[i];
     mpt__operand_spread(launch, 0, in, out);
     mpt__operand_of(launch, 1, out, access);
     return mpt__submit(frame->context, launch);
@@ -13499,8 +14996,13 @@ static mpt_status mpt__unary_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return frame->context->base.status;
     mpt__function function = frame->row->backward_function;
     bool swapped = function == MPT__FN_DIV;
-    return mpt__launch_binary(frame->context, function, swapped ? frame->dy[0] : frame->saved[0],
-                              swapped ? frame->saved[0] : frame->dy[0], frame->dx, frame->access);
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_BINARY);
+    launch->function = (uint8_t)function;
+    for (int i = 0; i < 2; i++) launch->imm[i] = frame->attributes->imm[i];
+    mpt__operand_spread(launch, swapped ? 1 : 0, frame->saved[0], frame->dx);
+    mpt__operand_spread(launch, swapped ? 0 : 1, frame->dy[0], frame->dx);
+    mpt__operand_of(launch, 2, frame->dx, frame->access);
+    return mpt__submit(frame->context, launch);
 }
 
 /* dx = f(dy) for functions that are linear. */
@@ -13543,6 +15045,11 @@ static mpt_status mpt__binary_shape(mpt__frame *frame) {
 
 static mpt_status mpt__equal_shape(mpt__frame *frame) {
     if (frame->in[0]->dtype != frame->in[1]->dtype) return mpt__dtype_mismatch(frame, 0, 1);
+    frame->out_dtype[0] = MPT_BOOL;
+    return mpt__binary_shape(frame);
+}
+
+static mpt_status mpt__logical_shape(mpt__frame *frame) {
     frame->out_dtype[0] = MPT_BOOL;
     return mpt__binary_shape(frame);
 }
@@ -13622,6 +15129,95 @@ static mpt_status mpt__div_backward(mpt__frame *frame) {
         status = mpt__launch_unary(frame, MPT__FN_NEG, quotient, quotient, MPT__WRITE);
     if (status != MPT_OK) return status;
     return mpt__broadcast_gradient(frame, 1, MPT__FN_MUL, quotient, frame->saved[2]);
+}
+
+/* Gradient i is dy times slope(a, b). */
+static mpt_status mpt__sloped_gradient(mpt__frame *frame, int i, mpt__function slope,
+                                       const mpt__tensor *a, const mpt__tensor *b) {
+    if (!mpt__wants(frame, i)) return MPT_OK;
+    const mpt__tensor *dy = frame->dy[0];
+    mpt__tensor *factor = mpt__temporary(frame, mpt__loss_dtype(frame), &dy->shape);
+    if (!factor) return frame->context->base.status;
+    mpt_status status = mpt__launch_binary(frame->context, slope, a, b, factor, MPT__WRITE);
+    if (status != MPT_OK) return status;
+    return mpt__broadcast_gradient(frame, i, MPT__FN_KEEP, factor, dy);
+}
+
+static mpt_status mpt__binary_keep_forward(mpt__frame *frame) {
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
+    return mpt__binary_forward(frame);
+}
+
+/* Where both are equal, each gets half. */
+static mpt_status mpt__extremum_backward(mpt__frame *frame) {
+    const mpt__tensor *a = frame->saved[0], *b = frame->saved[1];
+    bool least = frame->row->function == MPT__FN_MINIMUM;
+    mpt_status status = mpt__sloped_gradient(frame, 0, MPT__FN_SHARE, least ? b : a, least ? a : b);
+    if (status != MPT_OK) return status;
+    return mpt__sloped_gradient(frame, 1, MPT__FN_SHARE, least ? a : b, least ? b : a);
+}
+
+static mpt_status mpt__pow_backward(mpt__frame *frame) {
+    const mpt__tensor *a = frame->saved[0], *b = frame->saved[1];
+    mpt_status status = mpt__sloped_gradient(frame, 0, MPT__FN_POW_SLOPE, a, b);
+    if (status != MPT_OK) return status;
+    return mpt__sloped_gradient(frame, 1, MPT__FN_POW_EXPONENT, a, b);
+}
+
+/* Squares are what powers are taken for most. */
+static mpt_status mpt__pow_scalar_forward(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    if (frame->attributes->imm[0] != 2.0) return mpt__unary_keep_in_forward(frame);
+    mpt__save(frame, frame->in[0]);
+    return mpt__launch_binary(frame->context, MPT__FN_MUL, x, x, frame->out[0], MPT__WRITE);
+}
+
+/* ==== Choice ==== */
+
+/* A condition, and two tensors that share a dtype or meet in fp32. */
+static mpt_status mpt__where_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *condition = frame->in[0], *a = frame->in[1], *b = frame->in[2];
+    if (condition->dtype != MPT_BOOL)
+        return mpt__error(context, MPT_ERROR_DTYPE,
+                          "argument 1 is %s: expected bool, as comparisons give it",
+                          mpt_dtype_name((mpt_dtype)condition->dtype));
+    for (int i = 1; i < 3; i++)
+        if (!mpt__dtype_computes((mpt_dtype)frame->in[i]->dtype))
+            return mpt__error(
+                context, MPT_ERROR_DTYPE,
+                "argument %d is %s, which this op does not compute in; mpt_cast it to "
+                "f32",
+                i + 1, mpt_dtype_name((mpt_dtype)frame->in[i]->dtype));
+    frame->out_dtype[0] = a->dtype == b->dtype ? (mpt_dtype)a->dtype : MPT_F32;
+    if (a->dtype != b->dtype && mpt__autocast_dtype(context) == MPT_F32)
+        return mpt__dtype_mismatch(frame, 1, 2);
+    mpt__tensor choice = *a;
+    int misfit = mpt__broadcast_dims(a, a->shape.rank, b, b->shape.rank, &choice.shape);
+    if (misfit < 0)
+        misfit = mpt__broadcast_dims(condition, condition->shape.rank, &choice, choice.shape.rank,
+                                     &frame->out_shape[0]);
+    if (misfit < 0) return MPT_OK;
+    return mpt__error(context, MPT_ERROR_SHAPE, "shapes %S, %S and %S do not broadcast",
+                      &condition->shape, &a->shape, &b->shape);
+}
+
+/* What one of the two leaves out is -0, to which the other adds without a trace. */
+static mpt_status mpt__where_forward(mpt__frame *frame) {
+    mpt__save(frame, frame->in[0]);
+    mpt_status status = mpt__launch_binary(frame->context, MPT__FN_KEEP, frame->in[0], frame->in[1],
+                                           frame->out[0], MPT__WRITE);
+    if (status != MPT_OK) return status;
+    return mpt__launch_binary(frame->context, MPT__FN_DROP, frame->in[0], frame->in[2],
+                              frame->out[0], MPT__ACCUMULATE);
+}
+
+static mpt_status mpt__where_backward(mpt__frame *frame) {
+    const mpt__tensor *dy = frame->dy[0], *condition = frame->saved[0];
+    mpt_status status = mpt__broadcast_gradient(frame, 1, MPT__FN_KEEP, condition, dy);
+    if (status != MPT_OK) return status;
+    return mpt__broadcast_gradient(frame, 2, MPT__FN_DROP, condition, dy);
 }
 
 /* ==== Matrix products ==== */
@@ -13857,38 +15453,37 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
     if (!dy) return context->base.status;
     mpt__access access;
     mpt__launch *launch;
-    if (mpt__wants(frame, 0)) {
-        mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    const mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (dx) {
         mpt__source w;
-        if (!dx || !mpt__gemm_source(context, frame->saved[1], frame->compute, &w))
+        if (!mpt__gemm_source(context, frame->saved[1], frame->compute, &w))
             return context->base.status;
         launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
         mpt__operand_rows(launch, 0, dy, false, MPT__READ);
         mpt__linear_weight(launch, frame->saved[1], &w, false);
         mpt__operand_rows(launch, 3, dx, false, access);
-        if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
+        mpt__submit(context, launch);
     }
-    if (mpt__wants(frame, 1)) {
+    const mpt__tensor *dw = mpt__gradient_into(frame, 1, &access);
+    if (dw) {
         const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
-        mpt__tensor *dw = x ? mpt__gradient_into(frame, 1, &access) : NULL;
-        if (!dw) return context->base.status;
+        if (!x) return context->base.status;
         launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
         mpt__operand_rows(launch, 0, dy, true, MPT__READ);
         mpt__operand_rows(launch, 1, x, false, MPT__READ);
         mpt__operand_of(launch, 3, dw, access);
-        if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
+        mpt__submit(context, launch);
     }
-    if (mpt__wants(frame, 2)) {
-        mpt__tensor *db = mpt__gradient_into(frame, 2, &access);
-        if (!db) return context->base.status;
+    const mpt__tensor *db = mpt__gradient_into(frame, 2, &access);
+    if (db) {
         launch = mpt__launch_begin(context, MPT__K_REDUCE);
         launch->function = MPT__FN_SUM;
         const mpt__operand *rows = mpt__operand_rows(launch, 0, dy, false, MPT__READ);
         mpt__operand_rows(launch, 1, db, false, access);
         if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
-        return mpt__submit(context, launch);
+        mpt__submit(context, launch);
     }
-    return MPT_OK;
+    return context->base.status;
 }
 
 /* ==== Reductions ==== */
@@ -13899,6 +15494,7 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];
     out->rank = 0;
+    if (x->shape.rank == 0 && (a->index[0] == 0 || a->index[0] == -1)) a->index[2] = 1;
     if (!a->index[2]) {
         int dim = mpt__dimension(frame->context, (int)a->index[0], x->shape.rank);
         if (dim < 0) return frame->context->base.status;
@@ -13972,6 +15568,7 @@ static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index
     if (frame->attributes->index[2]) x = mpt__contiguous_of(frame, x);
     if (!x) return frame->context->base.status;
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
+    launch->function = (uint8_t)frame->row->function;
     mpt__operand_chosen(frame, launch, 0, x, false, MPT__READ);
     if (index) mpt__operand_chosen(frame, launch, 1, index, true, MPT__WRITE);
     if (value) mpt__operand_chosen(frame, launch, 2, value, true, MPT__WRITE);
@@ -14004,6 +15601,171 @@ static mpt_status mpt__argmax_shape(mpt__frame *frame) {
 
 static mpt_status mpt__argmax_forward(mpt__frame *frame) {
     return mpt__launch_argmax(frame, frame->out[0], NULL);
+}
+
+/* ---- Those made of several launches: fp32 in between ---- */
+
+/* With the reduced dimensions as size 1. */
+static mpt__tensor *mpt__unreduced_new(mpt__frame *frame) {
+    const mpt__attributes *a = frame->attributes;
+    mpt_shape shape = frame->in[0]->shape;
+    for (int i = 0; i < shape.rank; i++)
+        if (a->index[2] || i == a->index[0]) shape.dim[i] = 1;
+    return mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+}
+
+/* One for each element of the input. */
+static mpt__tensor *mpt__elements_new(mpt__frame *frame) {
+    return mpt__temporary(frame, mpt__loss_dtype(frame), &frame->in[0]->shape);
+}
+
+/* The logarithm of the sum of exp(x), the maximum set apart where it is finite. */
+static mpt_status mpt__logsumexp_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    mpt__tensor *most = mpt__unreduced_new(frame), *total = most ? mpt__unreduced_new(frame) : NULL;
+    mpt__tensor *each = total ? mpt__elements_new(frame) : NULL;
+    if (!each) return context->base.status;
+    mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, total);
+    mpt__launch_reduce(context, MPT__FN_MAX, x, most, MPT__WRITE);
+    mpt__launch_unary(frame, MPT__FN_FINITE, most, most, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_EXP_DIFFERENCE, x, most, each, MPT__WRITE);
+    mpt__launch_reduce(context, MPT__FN_SUM, each, total, MPT__WRITE);
+    mpt__launch_unary(frame, MPT__FN_LOG, total, total, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_ADD, total, most, total, MPT__WRITE);
+    return mpt__launch_copy(context, total, &out, MPT__WRITE);
+}
+
+/* dx = dy softmax(x) */
+static mpt_status mpt__logsumexp_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__tensor *each = mpt__elements_new(frame);
+    if (!each || !mpt__dx_into(frame)) return context->base.status;
+    mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
+    mpt__launch_binary(context, MPT__FN_EXP_DIFFERENCE, frame->saved[0], frame->saved[1], each,
+                       MPT__WRITE);
+    return mpt__launch_binary(context, MPT__FN_MUL, each, &dy, frame->dx, frame->access);
+}
+
+/* imm[0], the correction, becomes 1 / (n - correction). */
+static mpt_status mpt__var_shape(mpt__frame *frame) {
+    mpt_status status = mpt__reduce_shape(frame);
+    double rest = (double)frame->attributes->index[3] - frame->attributes->imm[0];
+    frame->attributes->imm[0] = rest > 0.0 ? 1.0 / rest : (double)INFINITY;
+    return status;
+}
+
+static mpt_status mpt__var_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    bool root = frame->row->function == MPT__FN_SQRT;
+    mpt__tensor *mean = mpt__unreduced_new(frame), *sum = mean ? mpt__unreduced_new(frame) : NULL;
+    mpt__tensor *each = sum ? mpt__elements_new(frame) : NULL;
+    if (!each) return context->base.status;
+    mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, mean);
+    mpt__save(frame, root ? sum : NULL);
+    mpt__launch_reduce(context, MPT__FN_MEAN, x, mean, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_SQUARED_DIFFERENCE, x, mean, each, MPT__WRITE);
+    mpt__launch_reduce(context, MPT__FN_SUM, each, sum, MPT__WRITE);
+    mpt__launch_unary(frame, MPT__FN_MUL_SCALAR, sum, sum, MPT__WRITE);
+    if (root) mpt__launch_unary(frame, MPT__FN_SQRT, sum, sum, MPT__WRITE);
+    return mpt__launch_copy(context, sum, &out, MPT__WRITE);
+}
+
+/* dx = 2 dy (x - mean) / (n - correction), or of the root y that / 2 y, 0 where y is. */
+static mpt_status mpt__var_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *root = frame->saved[2];
+    mpt__tensor *factor = mpt__unreduced_new(frame);
+    mpt__tensor *each = factor ? mpt__elements_new(frame) : NULL;
+    if (!each || !mpt__dx_into(frame)) return context->base.status;
+    mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
+    mpt__launch_binary(context, root ? MPT__FN_RATIO : MPT__FN_ADD, root ? root : &dy, &dy, factor,
+                       MPT__WRITE);
+    mpt__launch_unary(frame, MPT__FN_MUL_SCALAR, factor, factor, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_SUB, frame->saved[0], frame->saved[1], each, MPT__WRITE);
+    return mpt__launch_binary(context, MPT__FN_MUL, each, factor, frame->dx, frame->access);
+}
+
+static mpt_status mpt__norm_shape(mpt__frame *frame) {
+    double p = frame->attributes->imm[0];
+    mpt_status status = mpt__reduce_shape(frame);
+    if (status != MPT_OK || p == 1.0 || p == 2.0) return status;
+    if (p != (double)INFINITY)
+        return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "p = %g: expected 1, 2 or INFINITY",
+                          p);
+    if (frame->attributes->index[3] > 0) return MPT_OK;
+    return mpt__error(frame->context, MPT_ERROR_SHAPE, "no largest element in shape %S",
+                      &frame->in[0]->shape);
+}
+
+static mpt_status mpt__norm_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    bool square = frame->attributes->imm[0] == 2.0, sum = frame->attributes->imm[0] == 1.0;
+    mpt__tensor *y = mpt__unreduced_new(frame), *each = y ? mpt__elements_new(frame) : NULL;
+    if (!each) return context->base.status;
+    mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, y);
+    if (square)
+        mpt__launch_binary(context, MPT__FN_MUL, x, x, each, MPT__WRITE);
+    else
+        mpt__launch_unary(frame, MPT__FN_ABS, x, each, MPT__WRITE);
+    mpt__launch_reduce(context, square || sum ? MPT__FN_SUM : MPT__FN_MAX, each, y, MPT__WRITE);
+    if (square) mpt__launch_unary(frame, MPT__FN_SQRT, y, y, MPT__WRITE);
+    return mpt__launch_copy(context, y, &out, MPT__WRITE);
+}
+
+/* dx = dy sign(x); dy x / y; dy sign(x) / k for the k elements that are the largest. */
+static mpt_status mpt__norm_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->saved[0], *y = frame->saved[1];
+    mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
+    mpt__tensor *factor = mpt__unreduced_new(frame), *each = NULL;
+    if (!factor || !mpt__dx_into(frame)) return context->base.status;
+    if (frame->attributes->imm[0] == 1.0)
+        return mpt__launch_binary(context, MPT__FN_ABS_BACKWARD, x, &dy, frame->dx, frame->access);
+    if (frame->attributes->imm[0] == 2.0) {
+        mpt__launch_binary(context, MPT__FN_RATIO, y, &dy, factor, MPT__WRITE);
+        return mpt__launch_binary(context, MPT__FN_MUL, x, factor, frame->dx, frame->access);
+    }
+    each = mpt__elements_new(frame);
+    if (!each) return context->base.status;
+    mpt__launch_unary(frame, MPT__FN_ABS, x, each, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_EQUAL, each, y, each, MPT__WRITE);
+    mpt__launch_reduce(context, MPT__FN_SUM, each, factor, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_RATIO, factor, &dy, factor, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_ABS_BACKWARD, x, each, each, MPT__WRITE);
+    return mpt__launch_binary(context, MPT__FN_MUL, each, factor, frame->dx, frame->access);
+}
+
+static mpt_status mpt__prod_forward(mpt__frame *frame) {
+    mpt__save(frame, frame->in[0]);
+    return mpt__reduce_forward(frame);
+}
+
+/* Each element gets the product of the others: of a product with one zero only that zero gets
+   anything, of one with more of them none does. */
+static mpt_status mpt__prod_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->saved[0];
+    mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
+    mpt__tensor *factor = mpt__unreduced_new(frame);
+    mpt__tensor *zeros = factor ? mpt__unreduced_new(frame) : NULL;
+    mpt__tensor *each = zeros ? mpt__elements_new(frame) : NULL;
+    if (!each || !mpt__dx_into(frame)) return context->base.status;
+    mpt__launch_unary(frame, MPT__FN_ONE_FOR_ZERO, x, each, MPT__WRITE);
+    mpt__launch_reduce(context, MPT__FN_PROD, each, factor, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_MUL, factor, &dy, factor, MPT__WRITE);
+    mpt__launch_unary(frame, MPT__FN_NOT, x, each, MPT__WRITE);
+    mpt__launch_reduce(context, MPT__FN_SUM, each, zeros, MPT__WRITE);
+    mpt__launch_binary(context, MPT__FN_PROD_SHARE, x, zeros, each, MPT__WRITE);
+    return mpt__launch_binary(context, MPT__FN_KEEP, each, factor, frame->dx, frame->access);
 }
 
 /* ==== Softmax ==== */
@@ -14043,6 +15805,28 @@ static mpt_status mpt__softmax_backward(mpt__frame *frame) {
     mpt__operand_around(launch, 1, dy, dim, MPT__READ);
     mpt__operand_around(launch, 2, frame->dx, dim, frame->access);
     return mpt__submit(frame->context, launch);
+}
+
+/* ==== Running sums ==== */
+
+static mpt_status mpt__launch_cumsum(mpt__frame *frame, const mpt__tensor *in,
+                                     const mpt__tensor *out, bool reverse, mpt__access access) {
+    if (in->shape.rank == 0) return mpt__launch_copy(frame->context, in, out, access);
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_CUMSUM);
+    launch->index[0] = frame->attributes->index[0];
+    launch->index[1] = reverse;
+    mpt__operand_of(launch, 0, in, MPT__READ);
+    mpt__operand_of(launch, 1, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__cumsum_forward(mpt__frame *frame) {
+    return mpt__launch_cumsum(frame, frame->in[0], frame->out[0], false, MPT__WRITE);
+}
+
+static mpt_status mpt__cumsum_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_cumsum(frame, frame->dy[0], frame->dx, true, frame->access);
 }
 
 /* ==== Dropout ==== */
@@ -14352,6 +16136,271 @@ static mpt_status mpt__cat_backward(mpt__frame *frame) {
     return mpt__cat_parts(frame, frame->dy[0], true);
 }
 
+/* ==== Indices ==== */
+
+/* A float tensor, and i64 indices of its rank, in which all dimensions but one agree; *dim is that
+   one. `index` and `x` are numbers of inputs. */
+static mpt_status mpt__index_check(mpt__frame *frame, int index, int *dim) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0], *i = frame->in[index];
+    if (!mpt__dtype_computes((mpt_dtype)x->dtype))
+        return mpt__error(context, MPT_ERROR_DTYPE,
+                          "argument 1 is %s, which this op does not compute in; mpt_cast it to f32",
+                          mpt_dtype_name((mpt_dtype)x->dtype));
+    if (i->dtype != MPT_I64)
+        return mpt__error(context, MPT_ERROR_DTYPE, "indices are %s: expected i64",
+                          mpt_dtype_name((mpt_dtype)i->dtype));
+    *dim = mpt__dimension(context, (int)frame->attributes->index[0], x->shape.rank);
+    if (*dim < 0) return context->base.status;
+    frame->attributes->index[0] = *dim;
+    return MPT_OK;
+}
+
+/* Whether two shapes agree outside a dimension. */
+static bool mpt__agree_outside(const mpt__tensor *a, const mpt__tensor *b, int dim) {
+    bool good = a->shape.rank == b->shape.rank;
+    for (int i = 0; good && i < a->shape.rank; i++)
+        good = i == dim || a->shape.dim[i] == b->shape.dim[i];
+    return good;
+}
+
+static mpt_status mpt__gather_shape(mpt__frame *frame) {
+    int dim;
+    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
+    if (!mpt__agree_outside(frame->in[0], frame->in[1], dim))
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "%S and indices %S differ outside dimension %d", &frame->in[0]->shape,
+                          &frame->in[1]->shape, dim);
+    frame->out_shape[0] = frame->in[1]->shape;
+    return MPT_OK;
+}
+
+static mpt_status mpt__index_select_shape(mpt__frame *frame) {
+    int dim;
+    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
+    if (frame->in[1]->shape.rank != 1)
+        return mpt__error(frame->context, MPT_ERROR_SHAPE, "indices %S: expected one dimension",
+                          &frame->in[1]->shape);
+    frame->out_shape[0] = frame->in[0]->shape;
+    frame->out_shape[0].dim[dim] = frame->in[1]->shape.dim[0];
+    return MPT_OK;
+}
+
+static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
+    int dim;
+    const mpt__tensor *x = frame->in[0], *index = frame->in[1], *source = frame->in[2];
+    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
+    if (x->dtype != source->dtype) return mpt__dtype_mismatch(frame, 0, 2);
+    if (!mpt__agree_outside(x, index, dim) || !mpt__same_shape(index, source))
+        return mpt__error(
+            frame->context, MPT_ERROR_SHAPE,
+            "%S, indices %S, source %S: expected the same sizes, but for dimension %d "
+            "of the first",
+            &x->shape, &index->shape, &source->shape, dim);
+    frame->out_shape[0] = x->shape;
+    return MPT_OK;
+}
+
+/* The indices as an operand of the shape of `like`; those of one dimension lie along `dim`. */
+static void mpt__operand_indices(const mpt__frame *frame, mpt__launch *launch, int position,
+                                 const mpt__tensor *index, const mpt__tensor *like) {
+    mpt__tensor view = *index;
+    if (frame->op == MPT__OP_index_select) {
+        view.shape = like->shape;
+        for (int i = 0; i < like->shape.rank; i++)
+            view.stride[i] = i == frame->attributes->index[0] ? index->stride[0] : 0;
+    }
+    mpt__operand_of(launch, position, &view, MPT__READ);
+    launch->index[0] = frame->attributes->index[0];
+}
+
+/* out = the elements of x that `index` names. */
+static mpt_status mpt__launch_gather(mpt__frame *frame, const mpt__tensor *x,
+                                     const mpt__tensor *index, const mpt__tensor *out,
+                                     mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GATHER);
+    mpt__operand_of(launch, 0, x, MPT__READ);
+    mpt__operand_indices(frame, launch, 1, index, out);
+    mpt__operand_of(launch, 2, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+/* target = start (NULL: 0) with the elements of x added where `index` says; in fp32, whatever the
+   target is. Accumulating, start is NULL. */
+static mpt_status mpt__launch_scatter(mpt__frame *frame, const mpt__tensor *index,
+                                      const mpt__tensor *x, const mpt__tensor *start,
+                                      const mpt__tensor *target, mpt__access access) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *sum = target;
+    bool wide = (mpt_dtype)target->dtype == mpt__loss_dtype(frame);
+    if (!wide) sum = mpt__temporary(frame, mpt__loss_dtype(frame), &target->shape);
+    if (!sum) return context->base.status;
+    if (start)
+        mpt__launch_copy(context, start, sum, MPT__WRITE);
+    else if (!wide || access == MPT__WRITE)
+        mpt__launch_fill(context, sum, 0.0);
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCATTER_ADD);
+    mpt__operand_indices(frame, launch, 0, index, x);
+    mpt__operand_of(launch, 1, x, MPT__READ);
+    mpt__operand_of(launch, 2, sum, MPT__READ_WRITE);
+    mpt_status status = mpt__submit(context, launch);
+    if (status != MPT_OK || wide) return status;
+    return mpt__launch_copy(context, sum, target, access);
+}
+
+static mpt_status mpt__gather_forward(mpt__frame *frame) {
+    mpt__save(frame, frame->in[1]);
+    return mpt__launch_gather(frame, frame->in[0], frame->in[1], frame->out[0], MPT__WRITE);
+}
+
+static mpt_status mpt__gather_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_scatter(frame, frame->saved[0], frame->dy[0], NULL, frame->dx,
+                               frame->access);
+}
+
+static mpt_status mpt__scatter_add_forward(mpt__frame *frame) {
+    mpt__save(frame, frame->in[1]);
+    return mpt__launch_scatter(frame, frame->in[1], frame->in[2], frame->in[0], frame->out[0],
+                               MPT__WRITE);
+}
+
+static mpt_status mpt__scatter_add_backward(mpt__frame *frame) {
+    mpt__access access;
+    mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[0]);
+    if (status != MPT_OK || !mpt__wants(frame, 2)) return status;
+    mpt__tensor *source = mpt__gradient_into(frame, 2, &access);
+    if (!source) return frame->context->base.status;
+    return mpt__launch_gather(frame, frame->dy[0], frame->saved[0], source, access);
+}
+
+/* index[1]: the number of classes. */
+static mpt_status mpt__one_hot_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    int64_t classes = frame->attributes->index[1];
+    if (x->dtype != MPT_I64)
+        return mpt__error(frame->context, MPT_ERROR_DTYPE, "classes are %s: expected i64",
+                          mpt_dtype_name((mpt_dtype)x->dtype));
+    if (classes < 1 || x->shape.rank == MPT_MAX_RANK)
+        return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
+                          "%lld classes of shape %S: expected 1 or more, and at most 7 dimensions",
+                          classes, &x->shape);
+    frame->out_shape[0] = x->shape;
+    frame->out_shape[0].dim[frame->out_shape[0].rank++] = classes;
+    return MPT_OK;
+}
+
+static mpt_status mpt__one_hot_forward(mpt__frame *frame) {
+    const mpt__tensor *out = frame->out[0];
+    int last = out->shape.rank - 1;
+    mpt__tensor index = *out, one = *out;
+    index.shape.dim[last] = one.shape.dim[last] = 1;
+    mpt__copy_dims(index.stride, frame->in[0]->stride, last);
+    index.stride[last] = 0;
+    index.storage = frame->in[0]->storage;
+    index.offset = frame->in[0]->offset;
+    for (int i = 0; i <= last; i++) one.stride[i] = 0;
+    one.storage = frame->context->scalar_storage;
+    one.dtype = MPT_F32;
+    one.offset = 2 * MPT__SLOT_ONE_F32;
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCATTER_AXIS);
+    launch->index[0] = last;
+    launch->index[1] = 1;
+    mpt__operand_of(launch, 0, &index, MPT__READ);
+    mpt__operand_of(launch, 1, &one, MPT__READ);
+    mpt__operand_of(launch, 2, out, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+/* ==== Flip, triangles, padding ==== */
+
+static mpt_status mpt__launch_flip(mpt__frame *frame, const mpt__tensor *in, const mpt__tensor *out,
+                                   mpt__access access) {
+    int64_t dim = frame->attributes->index[0];
+    if (in->shape.rank == 0) return mpt__launch_copy(frame->context, in, out, access);
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GATHER);
+    launch->index[0] = dim;
+    launch->index[1] = in->shape.dim[dim] - 1;
+    launch->index[2] = -1;
+    mpt__operand_of(launch, 0, in, MPT__READ);
+    mpt__operand_of(launch, 2, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__flip_forward(mpt__frame *frame) {
+    return mpt__launch_flip(frame, frame->in[0], frame->out[0], MPT__WRITE);
+}
+
+static mpt_status mpt__flip_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_flip(frame, frame->dy[0], frame->dx, frame->access);
+}
+
+static mpt_status mpt__triangle_shape(mpt__frame *frame) {
+    if (frame->in[0]->shape.rank < 2)
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "%S: expected a matrix, two dimensions or more", &frame->in[0]->shape);
+    return mpt__unary_shape(frame);
+}
+
+static mpt_status mpt__launch_triangle(mpt__frame *frame, const mpt__tensor *in,
+                                       const mpt__tensor *out, mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_TRIANGLE);
+    launch->index[0] = frame->attributes->index[0];
+    launch->index[1] = frame->op == MPT__OP_triu;
+    mpt__operand_of(launch, 0, in, MPT__READ);
+    mpt__operand_of(launch, 1, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__triangle_forward(mpt__frame *frame) {
+    return mpt__launch_triangle(frame, frame->in[0], frame->out[0], MPT__WRITE);
+}
+
+static mpt_status mpt__triangle_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_triangle(frame, frame->dy[0], frame->dx, frame->access);
+}
+
+/* index[0..rank): before and after the last dimension, then the one before it, and so on. */
+static mpt_status mpt__pad_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    mpt_shape asked = mpt__asked_shape(frame), *out = &frame->out_shape[0];
+    bool good = asked.rank % 2 == 0 && asked.rank / 2 <= x->shape.rank;
+    *out = x->shape;
+    for (int i = 0; good && i < asked.rank; i++) {
+        int64_t *size = &out->dim[x->shape.rank - 1 - i / 2];
+        good = asked.dim[i] >= 0 && asked.dim[i] <= INT64_MAX / 4 - *size;
+        if (good) *size += asked.dim[i];
+    }
+    if (good) return MPT_OK;
+    return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
+                      "padding %S of a tensor %S: expected sizes before and after its last "
+                      "dimensions, 0 or more",
+                      &asked, &x->shape);
+}
+
+/* What of `whole` is not padding. */
+static mpt__tensor mpt__pad_part(const mpt__frame *frame, const mpt__tensor *whole) {
+    mpt__tensor part = *whole;
+    part.shape = frame->in[0]->shape;
+    for (int i = 0; i < frame->attributes->rank; i += 2)
+        part.offset += frame->attributes->index[i] * whole->stride[part.shape.rank - 1 - i / 2];
+    return part;
+}
+
+static mpt_status mpt__pad_forward(mpt__frame *frame) {
+    mpt__tensor part = mpt__pad_part(frame, frame->out[0]);
+    mpt_status status = mpt__launch_fill(frame->context, frame->out[0], frame->attributes->imm[0]);
+    if (status != MPT_OK) return status;
+    return mpt__launch_copy(frame->context, frame->in[0], &part, MPT__WRITE);
+}
+
+static mpt_status mpt__pad_backward(mpt__frame *frame) {
+    mpt__tensor part = mpt__pad_part(frame, frame->dy[0]);
+    return mpt__gradient_pass(frame, 0, &part);
+}
+
 /* ---------------------------------------------------------------------------------------------
  * 53_ops_loss.c: losses. Results are fp32 whatever goes in.
  * ------------------------------------------------------------------------------------------- */
@@ -14399,7 +16448,7 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
 static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
     mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
     launch->reduction = frame->attributes->reduction;
-    launch->index[0] = frame->attributes->index[0];
+    for (int i = 0; i < 2; i++) launch->index[i] = frame->attributes->index[i];
     launch->imm[0] = frame->attributes->imm[0];
     return launch;
 }
@@ -14481,64 +16530,87 @@ static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
                              frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
 }
 
-/* ==== Mean squared error ==== */
+/* ==== Pair losses ====
+ *
+ * fn(input, target, more, more) of each element in one launch, with its sum. index[0]: distance
+ * from the row's function to that of the call; index[1]: so many inputs get gradients; imm[0] and
+ * imm[1]: the function's p and r. */
 
-static mpt_status mpt__mse_shape(mpt__frame *frame) {
-    const mpt_shape *a = &frame->in[0]->shape, *b = &frame->in[1]->shape;
-    for (int i = 0; i < 2; i++)
+static mpt_status mpt__pair_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    for (int i = 0; i < frame->n_in; i++) {
+        const mpt__tensor *other = frame->in[i];
+        if (!other) continue;
         if (!mpt__check_float(frame, i)) return frame->context->base.status;
-    if (!mpt__same_shape(frame->in[0], frame->in[1]))
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "input %S and target %S: expected equal shapes", a, b);
-    frame->out_shape[0] = frame->attributes->reduction == MPT_NONE ? *a : MPT_SCALAR;
+        if (i == 1 && !mpt__same_shape(x, other))
+            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                              "input %S and target %S: expected equal shapes", &x->shape,
+                              &other->shape);
+        int lead = x->shape.rank - other->shape.rank;
+        bool fits = lead >= 0;
+        for (int d = 0; fits && d < other->shape.rank; d++)
+            fits = other->shape.dim[d] == 1 || other->shape.dim[d] == x->shape.dim[lead + d];
+        if (!fits)
+            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                              "argument %d is %S, which does not broadcast to the input's %S",
+                              i + 1, &other->shape, &x->shape);
+    }
+    frame->out_shape[0].rank = 0;
+    if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], &x->shape);
     return MPT_OK;
 }
 
-/* The difference of the inputs as an fp32 temporary. */
-static mpt__tensor *mpt__mse_difference(mpt__frame *frame, const mpt__tensor *a,
-                                        const mpt__tensor *b) {
-    mpt__tensor *difference = mpt__temporary(frame, mpt__loss_dtype(frame), &a->shape);
-    if (!difference) return NULL;
-    return mpt__launch_binary(frame->context, MPT__FN_SUB, a, b, difference, MPT__WRITE) == MPT_OK
-               ? difference
-               : NULL;
+/* What the sum is divided by. Class probabilities have one loss for all C classes. */
+static double mpt__pair_divisor(const mpt__frame *frame, const mpt__tensor *x) {
+    int rank = x->shape.rank;
+    double n = (double)mpt__tensor_numel(x);
+    if (frame->attributes->reduction == MPT_MEAN) return n;
+    if (frame->attributes->reduction != MPT_BATCH_MEAN || rank == 0) return 1.0;
+    if (frame->op != MPT__OP_soft_targets) return (double)x->shape.dim[0];
+    return n / (double)x->shape.dim[rank > 1 ? 1 : 0];
 }
 
-static mpt_status mpt__mse_forward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
-    bool all = frame->attributes->reduction == MPT_NONE;
-    mpt__save(frame, frame->in[0]);
-    mpt__save(frame, frame->in[1]);
-    mpt__tensor *d = mpt__mse_difference(frame, frame->in[0], frame->in[1]);
-    if (!d) return context->base.status;
-    const mpt__tensor *square = all ? frame->out[0] : d;
-    mpt_status status = mpt__launch_binary(context, MPT__FN_MUL, d, d, square, MPT__WRITE);
-    if (status != MPT_OK || all) return status;
-    mpt__function function = frame->attributes->reduction == MPT_SUM ? MPT__FN_SUM : MPT__FN_MEAN;
-    return mpt__launch_reduce(context, function, d, frame->out[0], MPT__WRITE);
+static mpt__launch *mpt__pair_launch(mpt__frame *frame, mpt__kernel kernel,
+                                     mpt__tensor *const in[4]) {
+    mpt__launch *launch = mpt__loss_launch(frame, kernel);
+    launch->function = (uint8_t)((int)frame->row->function + (int)frame->attributes->index[0]);
+    launch->imm[1] = frame->attributes->imm[1];
+    launch->imm[2] = mpt__pair_divisor(frame, in[0]);
+    for (int i = 0; i < 4; i++)
+        if (in[i]) mpt__operand_spread(launch, i, in[i], in[0]);
+    return launch;
 }
 
-/* da = 2 (a - b) g, over the count for the mean; db = -da. */
-static mpt_status mpt__mse_backward(mpt__frame *frame) {
+static mpt_status mpt__pair_forward(mpt__frame *frame) {
+    mpt__tensor *in[4] = {NULL, NULL, NULL, NULL};
+    for (int i = 0; i < 4; i++) {
+        if (i < frame->n_in) in[i] = frame->in[i];
+        mpt__save(frame, in[i]);
+    }
+    mpt__launch *launch = mpt__pair_launch(frame, MPT__K_PAIR_LOSS, in);
+    mpt__operand_of(launch, 4, frame->out[0], MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+/* One launch per gradient; that of an input which was broadcast is summed. */
+static mpt_status mpt__pair_backward(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    double scale = 2.0;
-    if (frame->attributes->reduction == MPT_MEAN)
-        scale /= (double)mpt__tensor_numel(frame->saved[0]);
-    for (int i = 0; i < 2; i++) {
+    const mpt__tensor *x = frame->saved[0];
+    for (int i = 0; i < frame->attributes->index[1]; i++) {
         if (!mpt__wants(frame, i)) continue;
-        mpt__tensor *d = mpt__mse_difference(frame, frame->saved[i], frame->saved[1 - i]);
-        if (!d) return context->base.status;
-        frame->attributes->imm[0] = scale;
-        if (mpt__launch_unary(frame, MPT__FN_MUL_SCALAR, d, d, MPT__WRITE) != MPT_OK)
-            return context->base.status;
         mpt__access access;
-        mpt__tensor *target = mpt__gradient_into(frame, i, &access);
-        if (!target) return context->base.status;
-        mpt__tensor dy = *frame->dy[0];
-        dy.shape = d->shape;
-        mpt__broadcast_strides(frame->dy[0], &d->shape, dy.stride);
-        if (mpt__launch_binary(context, MPT__FN_MUL, d, &dy, target, access) != MPT_OK)
-            return context->base.status;
+        const mpt__tensor *target = mpt__gradient_into(frame, i, &access), *to = target;
+        bool whole = mpt__same_shape(frame->in[i], x);
+        if (target && !whole) to = mpt__temporary(frame, mpt__loss_dtype(frame), &x->shape);
+        if (!to) return context->base.status;
+        mpt__launch *launch = mpt__pair_launch(frame, MPT__K_PAIR_LOSS_BACKWARD, frame->saved);
+        launch->index[0] = i;
+        mpt__operand_spread(launch, 4, frame->dy[0], x);
+        mpt__operand_of(launch, 5, to, whole ? access : MPT__WRITE);
+        mpt_status status = mpt__submit(context, launch);
+        if (status == MPT_OK && !whole)
+            status = mpt__launch_reduce(context, MPT__FN_SUM, to, target, access);
+        if (status != MPT_OK) return status;
     }
     return MPT_OK;
 }
@@ -14656,7 +16728,7 @@ MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_t
 /* ==== The row of the op table ====
  *
  * The outputs' shapes are known once forward has run: there is no shape rule, and mpt_op_apply does
- * what mpt__apply1 does for other rows. */
+ * what mpt__call_run does for other rows. */
 
 static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *op, bool backward) {
     call->frame = frame;
@@ -14771,26 +16843,25 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
     attributes.index[0] = (int64_t)op.slot;
     mpt__frame frame;
     memset(&frame, 0, sizeof frame);
-    frame.context = context;
-    frame.op = MPT__OP_user;
-    frame.row = mpt__op_row_of(MPT__OP_user);
-    frame.n_out = n_out;
-    frame.attributes = &attributes;
-    frame.compute = MPT_F32;
-    if (context->base.status != MPT_OK || !mpt__resolve_inputs(&frame, cast, n_in))
+    if (context->base.status != MPT_OK ||
+        !mpt__call_begin(&frame, context, MPT__OP_user, n_in, n_out, &attributes))
         return context->base.status;
-    frame.records = frame.records && found->cls.backward;
+    frame.compute = MPT_F32;
     mpt_op_call call;
     mpt__user_call_begin(&call, &frame, found, false);
-    mpt_status status = mpt__user_run(&frame, found, &call);
-    if (status == MPT_OK && frame.records) status = mpt__record_call(&frame);
+    mpt_status status = MPT_ERROR_HANDLE;
+    if (mpt__find_inputs(context, cast, n_in, 0, frame.record->in) && mpt__check_inputs(&frame)) {
+        frame.records = frame.records && found->cls.backward;
+        status = mpt__user_run(&frame, found, &call);
+    }
+    mpt__record_call(&frame, status);
     for (int i = 0; i < n_out; i++) {
         if (status == MPT_OK)
             out[i] = mpt__handle(context, frame.out[i]);
         else if (frame.out[i])
             mpt__tensor_drop(context, frame.out[i]);
     }
-    return status;
+    return context->base.status;
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -14854,6 +16925,14 @@ MPT__DEFINE_UNARY(sigmoid)
 MPT__DEFINE_UNARY(isnan)
 MPT__DEFINE_UNARY(isinf)
 MPT__DEFINE_UNARY(clone)
+MPT__DEFINE_UNARY(logical_not)
+MPT__DEFINE_UNARY(log1p)
+MPT__DEFINE_UNARY(rsqrt)
+MPT__DEFINE_UNARY(abs)
+MPT__DEFINE_UNARY(sign)
+MPT__DEFINE_UNARY(sin)
+MPT__DEFINE_UNARY(cos)
+MPT__DEFINE_UNARY(silu)
 #undef MPT__DEFINE_UNARY
 
 static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor b) {
@@ -14874,6 +16953,16 @@ MPT__DEFINE_BINARY(mul)
 MPT__DEFINE_BINARY(div)
 MPT__DEFINE_BINARY(equal)
 MPT__DEFINE_BINARY(matmul)
+MPT__DEFINE_BINARY(lt)
+MPT__DEFINE_BINARY(le)
+MPT__DEFINE_BINARY(gt)
+MPT__DEFINE_BINARY(ge)
+MPT__DEFINE_BINARY(ne)
+MPT__DEFINE_BINARY(logical_and)
+MPT__DEFINE_BINARY(logical_or)
+MPT__DEFINE_BINARY(pow)
+MPT__DEFINE_BINARY(minimum)
+MPT__DEFINE_BINARY(maximum)
 #undef MPT__DEFINE_BINARY
 
 /* ==== With numbers ==== */
@@ -14890,14 +16979,67 @@ MPTRAIN_API mpt_tensor mpt_add_scalar(mpt_tensor x, double value) {
 MPTRAIN_API mpt_tensor mpt_mul_scalar(mpt_tensor x, double value) {
     return mpt__apply_number("mpt_mul_scalar", MPT__OP_mul_scalar, x, value);
 }
+MPTRAIN_API mpt_tensor mpt_pow_scalar(mpt_tensor x, double exponent) {
+    return mpt__apply_number("mpt_pow_scalar", MPT__OP_pow_scalar, x, exponent);
+}
+MPTRAIN_API mpt_tensor mpt_leaky_relu(mpt_tensor x, double slope) {
+    return mpt__apply_number("mpt_leaky_relu", MPT__OP_leaky_relu, x, slope);
+}
+MPTRAIN_API mpt_tensor mpt_elu(mpt_tensor x, double alpha) {
+    return mpt__apply_number("mpt_elu", MPT__OP_elu, x, alpha);
+}
 
-/* With a dimension, or a dtype in its place. */
-static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim, bool keep_dim) {
+/* Why a pair of numbers is none that `op` takes; NULL: it is fine. */
+static const char *mpt__bad_numbers(int op, double a, double b) {
+    if (op == MPT__OP_softplus)
+        return a > 0.0 && b == b ? NULL : "beta %g, threshold %g: expected beta > 0";
+    if (op != MPT__OP_clamp && op != MPT__OP_hardtanh) return NULL;
+    return a <= b ? NULL : "min %g, max %g: expected min <= max";
+}
+
+static mpt_tensor mpt__apply_numbers(const char *name, int op, mpt_tensor x, double a, double b) {
+    const char *why = mpt__bad_numbers(op, a, b);
+    if (why && x.context) {
+        mpt__misuse(x.context, name, MPT_ERROR_ARGUMENT, why, a, b);
+        return mpt__null(x.context);
+    }
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.imm[0] = a;
+    attributes.imm[1] = b;
+    return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max) {
+    return mpt__apply_numbers("mpt_clamp", MPT__OP_clamp, x, min, max);
+}
+MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max) {
+    return mpt__apply_numbers("mpt_hardtanh", MPT__OP_hardtanh, x, min, max);
+}
+MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold) {
+    return mpt__apply_numbers("mpt_softplus", MPT__OP_softplus, x, beta, threshold);
+}
+
+MPTRAIN_API mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b) {
+    mpt_tensor in[3];
+    in[0] = condition, in[1] = a, in[2] = b;
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = 3;
+    return mpt__apply1("mpt_where", MPT__OP_where, in, 3, &attributes);
+}
+
+/* With a dimension, or a dtype in its place, and a number. */
+static mpt_tensor mpt__apply_dim_number(const char *name, int op, mpt_tensor x, int dim,
+                                        bool keep_dim, double number) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.index[1] = keep_dim;
     attributes.index[2] = dim == MPT_ALL_DIMS;
+    attributes.imm[0] = number;
     return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim, bool keep_dim) {
+    return mpt__apply_dim_number(name, op, x, dim, keep_dim, 0.0);
 }
 
 #define MPT__DEFINE_REDUCTION(id)                                           \
@@ -14908,7 +17050,24 @@ MPT__DEFINE_REDUCTION(sum)
 MPT__DEFINE_REDUCTION(mean)
 MPT__DEFINE_REDUCTION(max)
 MPT__DEFINE_REDUCTION(argmax)
+MPT__DEFINE_REDUCTION(min)
+MPT__DEFINE_REDUCTION(argmin)
+MPT__DEFINE_REDUCTION(prod)
+MPT__DEFINE_REDUCTION(logsumexp)
 #undef MPT__DEFINE_REDUCTION
+
+MPTRAIN_API mpt_tensor mpt_var(mpt_tensor x, int dim, bool keep_dim, double correction) {
+    return mpt__apply_dim_number("mpt_var", MPT__OP_var, x, dim, keep_dim, correction);
+}
+MPTRAIN_API mpt_tensor mpt_std(mpt_tensor x, int dim, bool keep_dim, double correction) {
+    return mpt__apply_dim_number("mpt_std", MPT__OP_std, x, dim, keep_dim, correction);
+}
+MPTRAIN_API mpt_tensor mpt_norm(mpt_tensor x, double p, int dim, bool keep_dim) {
+    return mpt__apply_dim_number("mpt_norm", MPT__OP_norm, x, dim, keep_dim, p);
+}
+MPTRAIN_API mpt_tensor mpt_cumsum(mpt_tensor x, int dim) {
+    return mpt__apply_dim("mpt_cumsum", MPT__OP_cumsum, x, dim, false);
+}
 
 MPTRAIN_API mpt_tensor mpt_softmax(mpt_tensor x, int dim) {
     return mpt__apply_dim("mpt_softmax", MPT__OP_softmax, x, dim, false);
@@ -15045,25 +17204,180 @@ MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x) {
     return mpt__handle(context, mpt__tensor_alias(context, tensor));
 }
 
-/* More tensors than a record holds are joined in groups. */
-MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
+/* With a dimension of size 1 at `dim`; an error is that of `name`. */
+static mpt_tensor mpt__with_dim(const char *name, mpt_tensor x, int number, int dim) {
+    char argument[24];
+    mpt__format_text(argument, sizeof argument, "argument %d", number);
+    const mpt__tensor *tensor = mpt__enter_at(x, name, argument);
+    if (!tensor) return mpt__null(x.context);
+    mpt_shape shape = tensor->shape;
+    if (shape.rank == MPT_MAX_RANK)
+        return mpt__refuse(x.context, MPT_ERROR_SHAPE, "%S has all the dimensions there can be",
+                           &shape);
+    dim = mpt__dimension(x.context, dim, shape.rank + 1);
+    if (dim < 0) return mpt__null(x.context);
+    for (int i = shape.rank++; i > dim; i--) shape.dim[i] = shape.dim[i - 1];
+    shape.dim[dim] = 1;
+    return mpt_reshape(x, shape);
+}
+
+/* More tensors than a record holds are joined in groups. stacks: along a new dimension. */
+static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int count, int dim,
+                            bool stacks) {
     mpt_context *context = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
     mpt_tensor group[MPT__MAX_INPUTS];
     int in_group = 0;
     for (int i = 0; i < count && context; i++) {
         if (!tensors[i].context && !tensors[i].slot) {
-            mpt__misuse(context, "mpt_cat", MPT_ERROR_HANDLE, "argument %d is a null handle",
-                        i + 1);
+            mpt__misuse(context, name, MPT_ERROR_HANDLE, "argument %d is a null handle", i + 1);
             return mpt__null(context);
         }
-        group[in_group++] = tensors[i];
+        group[in_group++] = stacks ? mpt__with_dim(name, tensors[i], i + 1, dim) : tensors[i];
         if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
         mpt__attributes attributes = mpt__no_attributes;
         attributes.index[0] = dim;
-        group[0] = mpt__apply1("mpt_cat", MPT__OP_cat, group, in_group, &attributes);
+        group[0] = mpt__apply1(name, MPT__OP_cat, group, in_group, &attributes);
         in_group = 1;
     }
     return context ? group[0] : mpt__null(NULL);
+}
+
+MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
+    return mpt__join("mpt_cat", tensors, count, dim, false);
+}
+MPTRAIN_API mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim) {
+    return mpt__join("mpt_stack", tensors, count, dim, true);
+}
+
+/* ==== Parts, repetition ==== */
+
+/* Parts of `size`, or `chunks` of them where that is not 0. */
+static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chunks, int dim,
+                      mpt_tensor *parts, int capacity) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;
+    if (at < 0) return -1;
+    int64_t n = tensor->shape.dim[at];
+    if (chunks > 0) size = n > chunks ? (n - 1) / chunks + 1 : 1;
+    if (size < 1 || chunks < 0 || !parts) {
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "expected parts of 1 or more, and where to put them");
+        return -1;
+    }
+    int64_t count = n > 0 ? (n - 1) / size + 1 : 1;
+    if (count > capacity) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld parts, but room for %d", count, capacity);
+        return -1;
+    }
+    for (int64_t i = 0; i < count; i++) parts[i] = mpt_slice(x, at, i * size, (i + 1) * size, 1);
+    return context->base.status == MPT_OK ? (int)count : -1;
+}
+
+MPTRAIN_API int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts,
+                                 int capacity) {
+    return mpt__parts("mpt_split_tensor", x, size, 0, dim, parts, capacity);
+}
+MPTRAIN_API int mpt_chunk(mpt_tensor x, int chunks, int dim, mpt_tensor *parts, int capacity) {
+    return mpt__parts("mpt_chunk", x, 1, chunks > 0 ? chunks : -1, dim, parts, capacity);
+}
+
+MPTRAIN_API mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_roll", "argument 1");
+    int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;
+    if (at < 0) return mpt__null(context);
+    int64_t n = tensor->shape.dim[at];
+    int64_t first = n > 0 ? (n - shift % n) % n : 0;
+    mpt_tensor part[2];
+    part[0] = mpt_slice(x, at, first, n, 1);
+    part[1] = mpt_slice(x, at, 0, first, 1);
+    return mpt__join("mpt_roll", part, 2, at, false);
+}
+
+/* Each dimension as [times, size], so that stretching the first one repeats. */
+MPTRAIN_API mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_repeat", "argument 1");
+    if (!tensor) return mpt__null(context);
+    int lead = times.rank - tensor->shape.rank, rank = 0;
+    mpt_shape apart, wide, out = times;
+    bool good = lead >= 0 && times.rank <= MPT_MAX_RANK;
+    for (int i = 0; good && i < times.rank; i++) {
+        int64_t size = i < lead ? 1 : tensor->shape.dim[i - lead], n = times.dim[i];
+        bool both = n != 1 && size != 1;
+        good = n >= 0 && rank + both < MPT_MAX_RANK && (n == 0 || size <= INT64_MAX / 4 / n);
+        if (!good) break;
+        if (both) apart.dim[rank] = 1, wide.dim[rank++] = n;
+        apart.dim[rank] = size;
+        wide.dim[rank++] = both ? size : n * size;
+        out.dim[i] = n * size;
+    }
+    if (!good)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+                           "a tensor %S repeated %S times: expected a number for each dimension, 0 "
+                           "or more, and at most 8 dimensions in all, those of both counted twice",
+                           &tensor->shape, &times);
+    apart.rank = wide.rank = rank;
+    return mpt_reshape(mpt_expand(mpt_reshape(x, apart), wide), out);
+}
+
+/* ==== Indices ==== */
+
+static mpt_tensor mpt__apply_index(const char *name, int op, const mpt_tensor *in, int n_in,
+                                   int dim) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = dim;
+    attributes.required = (uint8_t)n_in;
+    return mpt__apply1(name, op, in, n_in, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index) {
+    mpt_tensor in[2];
+    in[0] = x, in[1] = index;
+    return mpt__apply_index("mpt_gather", MPT__OP_gather, in, 2, dim);
+}
+MPTRAIN_API mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index) {
+    mpt_tensor in[2];
+    in[0] = x, in[1] = index;
+    return mpt__apply_index("mpt_index_select", MPT__OP_index_select, in, 2, dim);
+}
+MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source) {
+    mpt_tensor in[3];
+    in[0] = x, in[1] = index, in[2] = source;
+    return mpt__apply_index("mpt_scatter_add", MPT__OP_scatter_add, in, 3, dim);
+}
+MPTRAIN_API mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[1] = count;
+    return mpt__apply1("mpt_one_hot", MPT__OP_one_hot, &classes, 1, &attributes);
+}
+MPTRAIN_API mpt_tensor mpt_flip(mpt_tensor x, int dim) {
+    return mpt__apply_dim("mpt_flip", MPT__OP_flip, x, dim, false);
+}
+MPTRAIN_API mpt_tensor mpt_tril(mpt_tensor x, int64_t diagonal) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = diagonal;
+    return mpt__apply1("mpt_tril", MPT__OP_tril, &x, 1, &attributes);
+}
+MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = diagonal;
+    return mpt__apply1("mpt_triu", MPT__OP_triu, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
+    mpt_context *context = x.context;
+    if (context && (padding.rank < 0 || padding.rank > MPT_MAX_RANK)) {
+        mpt__misuse(context, "mpt_pad", MPT_ERROR_ARGUMENT, "%d sizes are not in 0..%d",
+                    padding.rank, MPT_MAX_RANK);
+        return mpt__null(context);
+    }
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.imm[0] = value;
+    attributes.rank = (uint8_t)padding.rank;
+    for (int i = 0; i < padding.rank; i++) attributes.index[i] = padding.dim[i];
+    return mpt__apply1("mpt_pad", MPT__OP_pad, &x, 1, &attributes);
 }
 
 /* ==== Losses ==== */
@@ -15076,11 +17390,128 @@ MPTRAIN_API mpt_nll_config mpt_nll_config_default(void) {
     return config;
 }
 
-static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_reduction reduction) {
-    if (reduction >= MPT_MEAN && reduction <= MPT_NONE) return true;
-    mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "reduction %d is none of mpt_reduction",
-                (int)reduction);
+static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_reduction reduction,
+                                mpt_reduction last) {
+    if (reduction >= MPT_MEAN && reduction <= last) return true;
+    mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "reduction %d is none of MPT_MEAN .. %s",
+                (int)reduction, last == MPT_NONE ? "MPT_NONE" : "MPT_BATCH_MEAN");
     return false;
+}
+
+/* `expected`: "above 0", "0 or more" or "a number". */
+static bool mpt__good_number(mpt_context *context, const char *name, const char *what, double value,
+                             const char *expected) {
+    bool good = *expected == '0' ? value >= 0.0 : expected[1] == 'b' ? value > 0.0 : value == value;
+    if (!good)
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "%s %g is not %s", what, value, expected);
+    return good;
+}
+
+/* Of a pair loss: inputs that it cannot do without, those that get gradients, p and r. */
+static mpt__attributes mpt__pair_attributes(int required, int gradients, double p, double r) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = (uint8_t)required;
+    attributes.index[1] = gradients;
+    attributes.imm[0] = p;
+    attributes.imm[1] = r;
+    return attributes;
+}
+
+static mpt_tensor mpt__apply_pair(const char *name, int op, const mpt_tensor *in, int n_in,
+                                  mpt__attributes *attributes, mpt_reduction reduction) {
+    mpt_context *context = mpt__context_of(in, n_in);
+    bool batch_mean = op == MPT__OP_kl_div || op == MPT__OP_soft_targets;
+    if (!mpt__good_reduction(context, name, reduction, batch_mean ? MPT_BATCH_MEAN : MPT_NONE))
+        return mpt__null(context);
+    attributes->reduction = (uint8_t)reduction;
+    return mpt__apply1(name, op, in, n_in, attributes);
+}
+
+/* ---- Classes ---- */
+
+/* What a composition makes on its way, and gives back at its end. */
+typedef struct mpt__spares {
+    mpt_tensor tensor[16];
+    int count;
+} mpt__spares;
+
+static mpt_tensor mpt__spare(mpt__spares *spares, mpt_tensor x) {
+    return spares->tensor[spares->count++] = x;
+}
+
+static mpt_tensor mpt__spares_end(mpt__spares *spares, mpt_tensor result) {
+    while (spares->count > 0) mpt_release(spares->tensor[--spares->count]);
+    return result;
+}
+
+/* Halves as fp32. */
+static mpt_tensor mpt__widened(mpt__spares *spares, mpt_tensor x) {
+    mpt_dtype dtype = mpt_get_dtype(x);
+    return dtype == MPT_F16 || dtype == MPT_BF16 ? mpt__spare(spares, mpt_cast(x, MPT_F32)) : x;
+}
+
+/* Cross-entropy of logits against probabilities of the same shape; the classes are dimension 1, or
+   0 of a single sample. */
+static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, mpt_tensor targets,
+                                          const mpt_shape shape, const mpt_nll_config *config) {
+    mpt_context *context = logits.context;
+    int dim = shape.rank > 1 ? 1 : 0;
+    const mpt__tensor *weight = mpt__live(context, config->weight);
+    mpt_tensor in[3];
+    mpt__spares spares;
+    spares.count = 0;
+    if (config->ignore_index >= 0)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+                           "ignore_index %lld has no meaning where targets are probabilities",
+                           config->ignore_index);
+    if (weight && (weight->shape.rank != 1 || weight->shape.dim[0] != shape.dim[dim]))
+        return mpt__refuse(context, MPT_ERROR_SHAPE, "weight %S: expected [%lld]", &weight->shape,
+                           shape.dim[dim]);
+    in[0] = mpt__spare(&spares, mpt_log_softmax(mpt__widened(&spares, logits), dim));
+    in[1] = targets, in[2] = config->weight;
+    if (weight) {
+        mpt_shape by_class = shape;
+        by_class.rank = shape.rank - dim;
+        for (int i = 0; i < by_class.rank; i++) by_class.dim[i] = i > 0 ? 1 : shape.dim[dim];
+        in[2] = mpt__spare(&spares, mpt_reshape(in[2], by_class));
+    }
+    double each = config->label_smoothing / (double)shape.dim[dim];
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, config->label_smoothing, each);
+    mpt_reduction reduction = config->reduction == MPT_MEAN ? MPT_BATCH_MEAN : config->reduction;
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_soft_targets, in, 3, &attributes, reduction);
+    if (reduction == MPT_NONE) loss = mpt_sum(mpt__spare(&spares, loss), dim, false);
+    return mpt__spares_end(&spares, loss);
+}
+
+/* [N, C, d1..] as [N d1.., C], in in[0], and its targets as [N d1..], in in[1]. Rows of a sample,
+   or -1. */
+static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const mpt__tensor *x,
+                                   const mpt__tensor *t) {
+    mpt_context *context = in[0].context;
+    mpt_shape order = x->shape, rows = MPT_SHAPE(0, 0);
+    int rank = x->shape.rank;
+    bool fits = t->shape.rank == rank - 1;
+    int64_t positions = 1;
+    for (int i = 0; fits && i < rank - 1; i++) {
+        int from = i > 0 ? i + 1 : 0;
+        order.dim[i] = from;
+        fits = t->shape.dim[i] == x->shape.dim[from];
+        if (i > 0) positions *= t->shape.dim[i];
+    }
+    if (!fits) {
+        mpt__refuse(context, MPT_ERROR_SHAPE,
+                    "input %S and targets %S: expected [N, C, d1..] and [N, d1..]", &x->shape,
+                    &t->shape);
+        return -1;
+    }
+    order.dim[rank - 1] = 1;
+    rows.dim[0] = mpt__tensor_numel(t);
+    rows.dim[1] = x->shape.dim[1];
+    in[0] = mpt__spare(spares, mpt_permute(in[0], order));
+    in[0] = mpt__spare(spares, mpt_reshape(in[0], rows));
+    rows.rank = 1;
+    in[1] = mpt__spare(spares, mpt_reshape(in[1], rows));
+    return positions;
 }
 
 static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt_tensor targets,
@@ -15090,13 +17521,29 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     mpt_tensor in[3];
     in[0] = input, in[1] = targets, in[2] = config->weight;
     mpt_context *context = mpt__context_of(in, 3);
-    if (!mpt__good_reduction(context, name, config->reduction)) return mpt__null(context);
+    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
+    double smoothing = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
+    const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
+    const mpt__tensor *t = context ? mpt__live(context, targets) : NULL;
+    bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&
+                    mpt__dtype_info[t->dtype].is_float && x->shape.rank > 0;
+    bool folds = !probable && x && t && x->shape.rank > 2;
+    mpt_shape each = folds ? t->shape : MPT_SCALAR;
+    mpt__spares spares;
+    spares.count = 0;
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = config->ignore_index;
     attributes.reduction = (uint8_t)config->reduction;
     attributes.required = 2;
-    attributes.imm[0] = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
-    return mpt__apply1(name, op, in, 3, &attributes);
+    attributes.imm[0] = smoothing;
+    if ((probable || folds) && !mpt__enter(context, name)) return mpt__null(context);
+    if (probable && smoothing >= 0.0 && smoothing <= 1.0)
+        return mpt__soft_cross_entropy(name, input, targets, x->shape, config);
+    if (folds) attributes.index[1] = mpt__fold_positions(&spares, in, x, t);
+    if (attributes.index[1] < 0) return mpt__null(context);
+    mpt_tensor loss = mpt__apply1(name, op, in, 3, &attributes);
+    if (folds && config->reduction == MPT_NONE) loss = mpt_reshape(mpt__spare(&spares, loss), each);
+    return mpt__spares_end(&spares, loss);
 }
 
 MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
@@ -15109,15 +17556,189 @@ MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
     return mpt__apply_nll("mpt_cross_entropy", MPT__OP_cross_entropy, logits, targets, config);
 }
 
-MPTRAIN_API mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
+/* ---- Pairs ---- */
+
+#define MPT__DEFINE_PAIR(id)                                                             \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target,                 \
+                                    mpt_reduction reduction) {                           \
+        mpt_tensor in[2];                                                                \
+        in[0] = input, in[1] = target;                                                   \
+        mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);               \
+        return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
+    }
+MPT__DEFINE_PAIR(mse_loss)
+MPT__DEFINE_PAIR(l1_loss)
+MPT__DEFINE_PAIR(soft_margin_loss)
+#undef MPT__DEFINE_PAIR
+
+/* With a number that must be `good`. A beta of 0 makes smooth_l1_loss l1_loss, 0 / 0 else. */
+#define MPT__DEFINE_PAIR_NUMBER(id, number, gradients, good)                             \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, double number,  \
+                                    mpt_reduction reduction) {                           \
+        mpt_tensor in[2];                                                                \
+        in[0] = input, in[1] = target;                                                   \
+        mpt__attributes attributes = mpt__pair_attributes(2, gradients, number, 0.0);    \
+        mpt_context *context = mpt__context_of(in, 2);                                   \
+        if (!mpt__good_number(context, "mpt_" #id, #number, number, good))               \
+            return mpt__null(context);                                                   \
+        if (MPT__OP_##id == MPT__OP_smooth_l1_loss && !(number > 0.0))                   \
+            attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1;              \
+        return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
+    }
+MPT__DEFINE_PAIR_NUMBER(smooth_l1_loss, beta, 2, "0 or more")
+MPT__DEFINE_PAIR_NUMBER(huber_loss, delta, 2, "above 0")
+MPT__DEFINE_PAIR_NUMBER(hinge_embedding_loss, margin, 1, "a number")
+#undef MPT__DEFINE_PAIR_NUMBER
+
+MPTRAIN_API mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
+                                                            mpt_tensor weight,
+                                                            mpt_tensor pos_weight,
+                                                            mpt_reduction reduction) {
+    mpt_tensor in[4];
+    in[0] = logits, in[1] = target, in[2] = weight, in[3] = pos_weight;
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    return mpt__apply_pair("mpt_binary_cross_entropy_with_logits",
+                           MPT__OP_binary_cross_entropy_with_logits, in, 4, &attributes, reduction);
+}
+
+MPTRAIN_API mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_tensor target,
+                                                mpt_tensor weight, mpt_reduction reduction) {
+    mpt_tensor in[3];
+    in[0] = probabilities, in[1] = target, in[2] = weight;
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    return mpt__apply_pair("mpt_binary_cross_entropy", MPT__OP_binary_cross_entropy, in, 3,
+                           &attributes, reduction);
+}
+
+MPTRAIN_API mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
+                                  mpt_reduction reduction) {
     mpt_tensor in[2];
     in[0] = input, in[1] = target;
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    attributes.index[0] = log_target ? MPT__FN_KL_DIV_LOG - MPT__FN_KL_DIV : 0;
+    return mpt__apply_pair("mpt_kl_div", MPT__OP_kl_div, in, 2, &attributes, reduction);
+}
+
+MPTRAIN_API mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target,
+                                             mpt_tensor variance, bool full, double eps,
+                                             mpt_reduction reduction) {
+    static const char name[] = "mpt_gaussian_nll_loss";
+    mpt_tensor in[3];
+    in[0] = input, in[1] = target, in[2] = variance;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (!mpt__good_number(context, name, "eps", eps, "0 or more")) return mpt__null(context);
+    const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
+    const mpt__tensor *v = context ? mpt__live(context, variance) : NULL;
+    mpt__spares spares;
+    spares.count = 0;
+    if (x && v && v->shape.rank == x->shape.rank - 1) {
+        mpt_shape shape = v->shape;
+        shape.dim[shape.rank++] = 1;
+        in[2] = mpt__spare(&spares, mpt_reshape(variance, shape));
+    }
+    const double half_log_2_pi = 0.91893853320467274;
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, full ? half_log_2_pi : 0.0);
+    return mpt__spares_end(
+        &spares, mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3, &attributes, reduction));
+}
+
+MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
+                                               double margin, mpt_reduction reduction) {
+    mpt_tensor in[3];
+    in[0] = a, in[1] = b, in[2] = target;
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, 0.0);
+    return mpt__apply_pair("mpt_margin_ranking_loss", MPT__OP_margin_ranking_loss, in, 3,
+                           &attributes, reduction);
+}
+
+/* ---- Of vectors: sums of products along a dimension, then a pair loss of those ---- */
+
+static mpt_tensor mpt__dot(mpt__spares *spares, mpt_tensor a, mpt_tensor b, int dim) {
+    return mpt__spare(spares, mpt_sum(mpt__spare(spares, mpt_mul(a, b)), dim, false));
+}
+
+/* |a - b + eps|^2 */
+static mpt_tensor mpt__square_distance(mpt__spares *spares, mpt_tensor a, mpt_tensor b,
+                                       double eps) {
+    mpt_tensor difference = mpt__spare(spares, mpt_sub(a, b));
+    difference = mpt__spare(spares, mpt_add_scalar(difference, eps));
+    return mpt__dot(spares, difference, difference, -1);
+}
+
+/* Begins such a call: whether the tensors have one shape. Halves become fp32. */
+static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, int n) {
+    static const char *const argument[] = {"argument 1", "argument 2", "argument 3"};
+    mpt_context *context = mpt__context_of(in, n);
+    const mpt__tensor *first = NULL;
+    spares->count = 0;
+    if (!mpt__enter(context, name)) return false;
+    for (int i = 0; i < n; i++) {
+        const mpt__tensor *x = mpt__at(context, in[i], argument[i]);
+        if (!x) return false;
+        if (i == 0) first = x;
+        if (!mpt__dtype_computes((mpt_dtype)x->dtype))
+            return mpt__reject(context, MPT_ERROR_DTYPE, "%s has dtype %s, expected a float dtype",
+                               argument[i], mpt_dtype_name((mpt_dtype)x->dtype));
+        if (x->shape.rank == 0 || !mpt__same_shape(x, first))
+            return mpt__reject(context, MPT_ERROR_SHAPE,
+                               "%s is %S: expected equal shapes of one dimension or more",
+                               argument[i], &x->shape);
+    }
+    for (int i = 0; i < n; i++) in[i] = mpt__widened(spares, in[i]);
+    return true;
+}
+
+/* a b, a a and b b into of[]. */
+static void mpt__products(mpt__spares *spares, const mpt_tensor in[2], int dim, mpt_tensor of[3]) {
+    of[0] = mpt__dot(spares, in[0], in[1], dim);
+    of[1] = mpt__dot(spares, in[0], in[0], dim);
+    of[2] = mpt__dot(spares, in[1], in[1], dim);
+}
+
+MPTRAIN_API mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive,
+                                               mpt_tensor negative, double margin, double eps,
+                                               bool swap, mpt_reduction reduction) {
+    static const char name[] = "mpt_triplet_margin_loss";
+    mpt__spares spares;
+    mpt_tensor in[3], of[3];
+    in[0] = anchor, in[1] = positive, in[2] = negative;
+    if (!mpt__vectors(&spares, name, in, 3)) return mpt__null(mpt__context_of(in, 3));
+    of[0] = mpt__square_distance(&spares, in[0], in[1], eps);
+    of[1] = mpt__square_distance(&spares, in[0], in[2], eps);
+    if (swap) of[2] = mpt__square_distance(&spares, in[1], in[2], eps);
+    mpt__attributes attributes = mpt__pair_attributes(2, 3, margin, swap ? 1.0 : 0.0);
+    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_triplet_margin_loss, of,
+                                                    swap ? 3 : 2, &attributes, reduction));
+}
+
+MPTRAIN_API mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps) {
+    static const char name[] = "mpt_cosine_similarity";
+    mpt__spares spares;
+    mpt_tensor in[2], of[3];
+    in[0] = a, in[1] = b;
     mpt_context *context = mpt__context_of(in, 2);
-    if (!mpt__good_reduction(context, "mpt_mse_loss", reduction)) return mpt__null(context);
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.reduction = (uint8_t)reduction;
-    attributes.required = 2;
-    return mpt__apply1("mpt_mse_loss", MPT__OP_mse_loss, in, 2, &attributes);
+    if (!mpt__good_number(context, name, "eps", eps, "above 0") ||
+        !mpt__vectors(&spares, name, in, 2))
+        return mpt__null(context);
+    mpt__products(&spares, in, dim, of);
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, 0.0);
+    return mpt__spares_end(
+        &spares, mpt__apply_pair(name, MPT__OP_cosine_similarity, of, 3, &attributes, MPT_NONE));
+}
+
+MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
+                                                 double margin, mpt_reduction reduction) {
+    static const char name[] = "mpt_cosine_embedding_loss";
+    const double eps = 1e-12; /* PyTorch's, added to the squares */
+    mpt__spares spares;
+    mpt_tensor in[2], of[4];
+    in[0] = a, in[1] = b;
+    if (!mpt__vectors(&spares, name, in, 2)) return mpt__null(mpt__context_of(in, 2));
+    mpt__products(&spares, in, -1, of);
+    of[3] = target;
+    mpt__attributes attributes = mpt__pair_attributes(4, 3, margin, eps);
+    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_cosine_embedding_loss, of, 4,
+                                                    &attributes, reduction));
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -15144,19 +17765,25 @@ typedef struct mpt__module_parameter {
 /* The built-in layers, L(name, op, inputs, activation): one that is a single op says which, and
    gets x, then the module's parameters, then absent ones as that many inputs. `activation`: what a
    linear layer before it takes into its own call. A new layer is a row here and a constructor. */
-#define MPT__LAYERS(L)                   \
-    L(user, none, 0, NONE)               \
-    L(sequential, none, 0, NONE)         \
-    L(list, none, 0, NONE)               \
-    L(linear, linear, 3, NONE)           \
-    L(relu, relu, 1, RELU)               \
-    L(gelu, gelu, 1, GELU)               \
-    L(tanh, tanh, 1, TANH)               \
-    L(sigmoid, sigmoid, 1, SIGMOID)      \
-    L(softmax, softmax, 1, NONE)         \
-    L(log_softmax, log_softmax, 1, NONE) \
-    L(dropout, none, 0, NONE)            \
-    L(flatten, none, 0, NONE)
+#define MPT__LAYERS(L)                    \
+    L(user, none, 0, NONE)                \
+    L(sequential, none, 0, NONE)          \
+    L(list, none, 0, NONE)                \
+    L(linear, linear, 3, NONE)            \
+    L(relu, relu, 1, RELU)                \
+    L(gelu, gelu, 1, GELU)                \
+    L(tanh, tanh, 1, TANH)                \
+    L(sigmoid, sigmoid, 1, SIGMOID)       \
+    L(softmax, softmax, 1, NONE)          \
+    L(log_softmax, log_softmax, 1, NONE)  \
+    L(dropout, none, 0, NONE)             \
+    L(flatten, none, 0, NONE)             \
+    L(gelu_tanh, gelu_tanh, 1, GELU_TANH) \
+    L(silu, silu, 1, NONE)                \
+    L(leaky_relu, leaky_relu, 1, NONE)    \
+    L(elu, elu, 1, NONE)                  \
+    L(softplus, softplus, 1, NONE)        \
+    L(hardtanh, hardtanh, 1, NONE)
 
 typedef enum mpt__layer {
 #define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,
@@ -15542,6 +18169,8 @@ MPT__DEFINE_LAYER(gelu)
 MPT__DEFINE_LAYER(tanh)
 MPT__DEFINE_LAYER(sigmoid)
 MPT__DEFINE_LAYER(flatten)
+MPT__DEFINE_LAYER(gelu_tanh)
+MPT__DEFINE_LAYER(silu)
 #undef MPT__DEFINE_LAYER
 
 MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p) {
@@ -15550,6 +18179,28 @@ MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p) {
     if (module && !(p >= 0.0 && p <= 1.0))
         mpt__error(context, MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
     return mpt__layer_made(context, module);
+}
+
+static mpt_module mpt__number_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                    double a, double b) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    const char *why = mpt__bad_numbers(mpt__layer_rows[layer].op, a, b);
+    if (module) module->attributes.imm[0] = a, module->attributes.imm[1] = b;
+    if (module && why) mpt__error(context, MPT_ERROR_ARGUMENT, why, a, b);
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_leaky_relu(mpt_context *context, double slope) {
+    return mpt__number_layer(context, "mpt_nn_leaky_relu", MPT__LAYER_leaky_relu, slope, 0.0);
+}
+MPTRAIN_API mpt_module mpt_nn_elu(mpt_context *context, double alpha) {
+    return mpt__number_layer(context, "mpt_nn_elu", MPT__LAYER_elu, alpha, 0.0);
+}
+MPTRAIN_API mpt_module mpt_nn_softplus(mpt_context *context, double beta, double threshold) {
+    return mpt__number_layer(context, "mpt_nn_softplus", MPT__LAYER_softplus, beta, threshold);
+}
+MPTRAIN_API mpt_module mpt_nn_hardtanh(mpt_context *context, double min, double max) {
+    return mpt__number_layer(context, "mpt_nn_hardtanh", MPT__LAYER_hardtanh, min, max);
 }
 
 static mpt_module mpt__dim_layer(mpt_context *context, const char *call, mpt__layer layer,
@@ -15823,41 +18474,22 @@ static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module 
     return mpt__handle(context, context->parameters[index].tensor);
 }
 
-/* A layer that is one op. */
-static mpt_tensor mpt__op_layer_forward(mpt_context *context, const mpt__module *module,
-                                        mpt_tensor x, mpt_activation activation) {
-    mpt_tensor in[MPT__MAX_INPUTS];
-    int n_in = mpt__layer_rows[module->layer].inputs;
+/* A layer that is one op; NULL on error, as all that follow. */
+static mpt__tensor *mpt__op_layer_forward(mpt_context *context, const mpt__module *module,
+                                          mpt__tensor *x, mpt_activation activation) {
+    mpt__frame frame;
+    int op = mpt__layer_rows[module->layer].op, n_in = mpt__layer_rows[module->layer].inputs;
+    if (!mpt__enter(context, mpt__layer_rows[module->layer].call) ||
+        !mpt__call_begin(&frame, context, op, n_in, 1, &module->attributes))
+        return NULL;
+    frame.attributes->activation = (uint8_t)activation;
+    mpt__tensor **in = frame.record->in;
     in[0] = x;
     for (int i = 1; i < n_in; i++)
-        in[i] = i <= module->parameter_count ? mpt__parameter_handle(context, module, i - 1)
-                                             : mpt__null(NULL);
-    mpt__attributes attributes = module->attributes;
-    attributes.activation = (uint8_t)activation;
-    return mpt__apply1(mpt__layer_rows[module->layer].call, mpt__layer_rows[module->layer].op, in,
-                       n_in, &attributes);
-}
-
-static mpt_tensor mpt__sequential_forward(mpt_context *context, mpt__module *module, mpt_tensor x);
-
-/* A built-in layer of one input and one output. */
-static mpt_tensor mpt__layer_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
-                                     mpt_activation activation) {
-    if (mpt__layer_rows[module->layer].op)
-        return mpt__op_layer_forward(context, module, x, activation);
-    switch (module->layer) {
-    case MPT__LAYER_dropout:
-        return mpt__dropout_call(x, module->attributes.imm[0], module->path_hash,
-                                 mpt__dropout_count(context, module));
-    case MPT__LAYER_flatten:
-        return mpt_flatten(x, 1, -1);
-    case MPT__LAYER_sequential:
-        return mpt__sequential_forward(context, module, x);
-    default:
-        mpt__error(context, MPT_ERROR_UNSUPPORTED,
-                   "a list has no forward of its own; call its children, see mpt_child");
-        return mpt__null(context);
-    }
+        in[i] = i > module->parameter_count
+                    ? NULL
+                    : context->parameters[module->parameters[i - 1].parameter - 1].tensor;
+    return mpt__call_run(&frame);
 }
 
 static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *module,
@@ -15881,49 +18513,74 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
     return MPT_OK;
 }
 
-/* Runs a module with its path, mode and policy in force, of which the first two stay so;
-   `activation` follows a linear layer. */
-static void mpt__module_run(mpt_context *context, mpt__module *module, const mpt_tensor *in,
-                            int n_in, mpt_tensor *out, int n_out, mpt_activation activation) {
-    int autocast_depth = context->autocast_depth;
+/* A layer of one input and one output that is more than an op. */
+static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__module *module,
+                                                   mpt_tensor x) {
+    mpt_tensor out = mpt__null(context);
+    switch (module->layer) {
+    case MPT__LAYER_user:
+        mpt__user_forward_call(context, module, &x, 1, &out, 1);
+        return out;
+    case MPT__LAYER_dropout:
+        return mpt__dropout_call(x, module->attributes.imm[0], module->path_hash,
+                                 mpt__dropout_count(context, module));
+    case MPT__LAYER_flatten:
+        return mpt_flatten(x, 1, -1);
+    default:
+        mpt__error(context, MPT_ERROR_UNSUPPORTED,
+                   "a list has no forward of its own; call its children, see mpt_child");
+        return out;
+    }
+}
+
+static mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
+                                            mpt__tensor *x);
+
+/* Puts a module's path, mode and policy in force, of which the first two stay so. */
+static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *context, const mpt__module *module) {
     context->path = module->path;
     context->module = module->id.slot;
     context->path_hash = module->path_hash;
     context->module_training = module->training;
     if (module->policy && mpt__autocast_dtype(context) != MPT_F32)
         mpt_autocast_begin(context, (mpt_dtype)module->policy);
-    if (module->layer == MPT__LAYER_user)
-        mpt__user_forward_call(context, module, in, n_in, out, n_out);
-    else if (n_in != 1 || n_out != 1)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s takes one input and one output, got %d and %d",
-                   module->cls.name, n_in, n_out);
-    else
-        out[0] = mpt__layer_forward(context, module, in[0], activation);
-    context->autocast_depth = autocast_depth;
 }
 
-static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
-    return a.slot == b.slot && a.generation == b.generation;
+/* Runs a module of one input and one output; `activation` follows a linear layer. */
+static mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module, mpt__tensor *x,
+                                    mpt_activation activation) {
+    int autocast_depth = context->autocast_depth;
+    mpt__module_begin(context, module);
+    mpt__tensor *out = NULL;
+    if (mpt__layer_rows[module->layer].op) {
+        out = mpt__op_layer_forward(context, module, x, activation);
+    } else if (module->layer == MPT__LAYER_sequential) {
+        out = mpt__sequential_forward(context, module, x);
+    } else {
+        mpt_tensor made = mpt__layer_forward(context, module, mpt__handle(context, x));
+        if (made.slot) out = mpt__at(context, made, "output");
+    }
+    context->autocast_depth = autocast_depth;
+    return out;
 }
 
 /* Children in order. A linear layer takes an activation that follows it into its own call. What
    passes between children is given up as soon as the next one has it, unless a user's forward in
    the tree may have put a handle of it by. */
-static mpt_tensor mpt__sequential_forward(mpt_context *context, mpt__module *module, mpt_tensor x) {
-    mpt_tensor now = x;
+static mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
+                                            mpt__tensor *x) {
+    mpt__tensor *now = x;
     bool watched = mpt__module_root(context, module)->watched;
-    for (int64_t i = 0; i < module->child_count && context->base.status == MPT_OK; i++) {
+    for (int64_t i = 0; i < module->child_count && now; i++) {
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
         if (child->layer == MPT__LAYER_linear && i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
             if (next->policy == child->policy) activation = mpt__layer_rows[next->layer].activation;
         }
-        mpt_tensor out = mpt__null(context);
-        mpt__module_run(context, child, &now, 1, &out, 1, activation);
+        mpt__tensor *out = mpt__module_run(context, child, now, activation);
         if (activation != MPT_ACTIVATION_NONE) i++;
-        if (!watched && !mpt__same_handle(now, x) && !mpt__same_handle(now, out))
-            mpt__tensor_drop(context, mpt__slot(context, now.slot));
+        if (!watched && now != x && now != out) mpt__tensor_drop(context, now);
         now = out;
     }
     return now;
@@ -15940,11 +18597,22 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
                           "expected at least one input and one output");
     for (int i = 0; i < n_in; i++)
         if (!mpt__at(context, in[i], "input")) return context->base.status;
-    if (mpt__freeze(context, found) != MPT_OK) return context->base.status;
+    if (!found->frozen && mpt__freeze(context, found) != MPT_OK) return context->base.status;
     uint32_t path = context->path, above = context->module;
     uint64_t path_hash = context->path_hash;
     bool training = context->module_training;
-    mpt__module_run(context, found, in, n_in, out, n_out, MPT_ACTIVATION_NONE);
+    int autocast_depth = context->autocast_depth;
+    if (found->layer == MPT__LAYER_user) {
+        mpt__module_begin(context, found);
+        mpt__user_forward_call(context, found, in, n_in, out, n_out);
+    } else if (n_in != 1 || n_out != 1) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s takes one input and one output, got %d and %d",
+                   found->cls.name, n_in, n_out);
+    } else {
+        mpt__tensor *x = mpt__slot(context, in[0].slot);
+        out[0] = mpt__handle(context, mpt__module_run(context, found, x, MPT_ACTIVATION_NONE));
+    }
+    context->autocast_depth = autocast_depth;
     context->path = path;
     context->module = above;
     context->path_hash = path_hash;
@@ -16383,24 +19051,29 @@ MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 62_optim.c: SGD, Adam and AdamW; groups, clipping, the segments that their kernels run over.
+ * 62_optim.c: the optimizers: what each kind is, their states, groups, options and rates.
  *
  * An optimizer owns state only: moments and fp32 masters that mirror the part of each block that it
- * covers, and counts of steps. Its kernels run over segments of that part, built on the host from
- * which parameters have a gradient and uploaded again only when that pattern changes. Unscaling and
- * clipping leave a pending multiplier, so that norm and update are the only passes over gradients.
+ * covers, and counts of steps. What it does with gradients stands in 62_update.c.
  * ------------------------------------------------------------------------------------------- */
 
 /* ==== Contract ==== */
 
-enum { MPT__MOMENTS = 2, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+enum { MPT__MOMENTS = 3, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+
+/* When an optimizer has a moment. */
+typedef enum mpt__need { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
 
 /* What one kind of optimizer is. Settings are checked to lie in [low, below) and go to imm[0..] of
    the kernel, weight decay behind them; the variant goes to index[0]. */
 typedef struct mpt__rule {
     mpt__kernel kernel;
-    const char *moment[MPT__MOMENTS]; /* their names in state; NULL = none */
-    bool optional;                    /* there are moments only where the first setting is not 0 */
+    mpt__function function;
+    bool cycles; /* the first setting is what one cycle moves */
+    struct {
+        const char *name; /* in state; NULL = none */
+        mpt__need need;   /* always, where the first setting is not 0, in the variant */
+    } moment[MPT__MOMENTS];
     struct {
         const char *name;
         double low, below;
@@ -16409,7 +19082,7 @@ typedef struct mpt__rule {
 
 typedef struct mpt__group {
     double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
-    double weight_decay;
+    double weight_decay, setting[MPT__SETTINGS];
     uint16_t lr_slot; /* what the kernels read where there is no table */
     uint32_t table;   /* storage of a per-step schedule's window; 0 = none */
 } mpt__group;
@@ -16450,7 +19123,8 @@ typedef struct mpt__optimizer {
     mpt__id id;
     const mpt__rule *rule;
     double setting[MPT__SETTINGS];
-    bool variant, shared, warned_no_grad, warned_unscaled;
+    double initial; /* value of the first moment of what is new */
+    bool variant, maximize, shared, warned_no_grad, warned_unscaled;
     bool pattern_valid, norm_valid;
     mpt__group *groups;
     int64_t group_count, group_capacity;
@@ -16471,12 +19145,13 @@ typedef struct mpt__optimizer {
 } mpt__optimizer;
 
 /* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
-   where storage is 0, a device scalar. */
+   where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
 typedef struct mpt__state_item {
     const char *name;
     uint32_t storage;
-    mpt_dtype dtype; /* MPT_F64 or MPT_I64 for scalars */
+    mpt_dtype dtype; /* MPT_F64 or MPT_I64 for numbers */
     int64_t offset, count;
+    void *host;
     uint16_t slot;
 } mpt__state_item;
 typedef mpt_status (*mpt__state_visitor)(mpt_context *context, void *user,
@@ -16493,6 +19168,11 @@ static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
 /* A group is new, or its starting rate was changed by hand. */
 static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *optimizer);
 static void mpt__schedule_detach(struct mpt__schedule *schedule);
+/* 66_average.c: whether averages stand where the values of a block were. */
+static bool mpt__averages_applied(const mpt_context *context, uint32_t block);
+/* Visits what a schedule knows; `item` is for numbers. */
+static mpt_status mpt__schedule_visit(mpt_context *context, struct mpt__schedule *schedule,
+                                      mpt__state_item *item, mpt__state_visitor visit, void *user);
 
 /* ==== Handles ==== */
 
@@ -16521,7 +19201,11 @@ static mpt_status mpt__copy_elements(mpt_context *context, uint32_t from, mpt_dt
 static bool mpt__wants_mirror(const mpt_context *context, const mpt__optimizer *optimizer,
                               const mpt__optim_state *state, int k) {
     if (k == MPT__MASTER) return mpt__block_of(context, state)->dtype != MPT_F32;
-    return optimizer->rule->moment[k] && !(optimizer->rule->optional && optimizer->setting[0] == 0);
+    if (!optimizer->rule->moment[k].name) return false;
+    mpt__need need = optimizer->rule->moment[k].need;
+    return need == MPT__IF_FIRST     ? optimizer->setting[0] != 0
+           : need == MPT__IF_VARIANT ? optimizer->variant
+                                     : true;
 }
 
 /* Lets a state cover [first, end) as well; new elements are 0. On error it keeps what it had. */
@@ -16697,6 +19381,12 @@ static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint3
     state->held++;
     if (state->mirror[MPT__MASTER])
         mpt__master_load(context, state, parameter->offset, parameter->numel);
+    if (optimizer->initial == 0) return;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+    launch->imm[0] = optimizer->initial;
+    mpt__operand_on(launch, 0, state->mirror[0], MPT_F32, parameter->offset - state->first,
+                    parameter->numel, MPT__WRITE);
+    mpt__submit(context, launch);
 }
 
 /* The listed parameters become members of `group`; what is new starts with a step count of 0. */
@@ -16746,6 +19436,7 @@ static int64_t mpt__group_new(mpt_context *context, mpt__optimizer *optimizer, d
     mpt__group *group = &optimizer->groups[optimizer->group_count];
     group->lr = lr;
     group->weight_decay = weight_decay;
+    memcpy(group->setting, optimizer->setting, sizeof group->setting);
     group->table = 0;
     group->lr_slot = mpt__scalar_new_f(context, lr);
     return group->lr_slot ? optimizer->group_count++ : -1;
@@ -16810,7 +19501,8 @@ static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay
 /* What the configs of all kinds of optimizers say, settings in the order of the rule. */
 typedef struct mpt__plan {
     double lr, weight_decay, setting[MPT__SETTINGS];
-    bool variant, shared;
+    bool variant, maximize, shared;
+    double initial;
 } mpt__plan;
 
 /* An optimizer over all parameters of a tree. */
@@ -16828,7 +19520,9 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     optimizer->rule = rule;
     memcpy(optimizer->setting, plan->setting, sizeof plan->setting);
     optimizer->variant = plan->variant;
+    optimizer->maximize = plan->maximize;
     optimizer->shared = plan->shared;
+    optimizer->initial = plan->initial;
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(context, 0);
     if (context->base.status == MPT_OK &&
         mpt__group_new(context, optimizer, plan->lr, plan->weight_decay) == 0)
@@ -16844,27 +19538,70 @@ MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
     return mpt__status_of(handle.context);
 }
 
-/* ==== The three optimizers ==== */
+/* ==== The optimizers ==== */
 
 static const mpt__rule mpt__sgd_rule = {
     MPT__K_SGD,
-    {"momentum_buffer", NULL},
+    MPT__FN_NONE,
     true,
+    {{"momentum_buffer", MPT__IF_FIRST}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
     {{"momentum", 0, MPT__NO_LIMIT}, {"dampening", -MPT__NO_LIMIT, MPT__NO_LIMIT}, {NULL, 0, 0}}};
 
+#define MPT__ADAM_SETTINGS                                            \
+    {                                                                 \
+        {"beta1", 0, 1}, {"beta2", 0, 1}, { "eps", 0, MPT__NO_LIMIT } \
+    }
 static const mpt__rule mpt__adam_rule = {
     MPT__K_ADAM,
-    {"exp_avg", "exp_avg_sq"},
+    MPT__FN_NONE,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    MPT__ADAM_SETTINGS};
+
+static const mpt__rule mpt__amsgrad_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_AMSGRAD,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {"max_exp_avg_sq", MPT__ALWAYS}},
+    MPT__ADAM_SETTINGS};
+
+static const mpt__rule mpt__rmsprop_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_RMSPROP,
+    true,
+    {{"square_avg", MPT__ALWAYS},
+     {"momentum_buffer", MPT__IF_FIRST},
+     {"grad_avg", MPT__IF_VARIANT}},
+    {{"momentum", 0, MPT__NO_LIMIT}, {"alpha", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
+
+static const mpt__rule mpt__adagrad_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_ADAGRAD,
     false,
-    {{"beta1", 0, 1}, {"beta2", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
+    {{"sum", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"lr_decay", 0, MPT__NO_LIMIT}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+static const mpt__rule mpt__adadelta_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_ADADELTA,
+    false,
+    {{"square_avg", MPT__ALWAYS}, {"acc_delta", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"rho", 0, 1}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+static const mpt__rule mpt__lion_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_LION,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"beta1", 0, 1}, {"beta2", 0, 1}, {NULL, 0, 0}}};
 
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
-    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false};
+    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_adam_config mpt_adam_config_default(void) {
-    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false};
+    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false};
     return config;
 }
 
@@ -16874,11 +19611,32 @@ MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void) {
     return config;
 }
 
+MPTRAIN_API mpt_rmsprop_config mpt_rmsprop_config_default(void) {
+    mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adagrad_config mpt_adagrad_config_default(void) {
+    mpt_adagrad_config config = {1e-2, 0, 0, 0, 1e-10, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void) {
+    mpt_adadelta_config config = {1, 0.9, 1e-6, 0, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_lion_config mpt_lion_config_default(void) {
+    mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false};
+    return config;
+}
+
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
     mpt_context *context = module.context;
     mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
-    mpt__plan plan = {
-        c.lr, c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov, c.allow_shared};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0},
+                      c.nesterov, c.maximize,     c.allow_shared,
+                      0};
     if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
         return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
     mpt__misuse(context, "mpt_sgd", MPT_ERROR_ARGUMENT,
@@ -16889,8 +19647,10 @@ MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *confi
 
 static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, mpt_adam_config c,
                                    bool decoupled) {
-    mpt__plan plan = {c.lr, c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled, c.allow_shared};
-    return mpt__optimizer_new(name, module, &mpt__adam_rule, &plan);
+    mpt__plan plan = {
+        c.lr, c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled, c.maximize, c.allow_shared, 0};
+    return mpt__optimizer_new(name, module, c.amsgrad ? &mpt__amsgrad_rule : &mpt__adam_rule,
+                              &plan);
 }
 
 MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config) {
@@ -16899,6 +19659,39 @@ MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *con
 
 MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config) {
     return mpt__adam_new("mpt_adamw", module, config ? *config : mpt_adamw_config_default(), true);
+}
+
+MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
+    mpt_rmsprop_config c = config ? *config : mpt_rmsprop_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.alpha, c.eps},
+                      c.centered, c.maximize,     c.allow_shared,
+                      0};
+    return mpt__optimizer_new("mpt_rmsprop", module, &mpt__rmsprop_rule, &plan);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
+    mpt_adagrad_config c = config ? *config : mpt_adagrad_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.lr_decay, c.eps, 0}, false,
+                      c.maximize, c.allow_shared, c.initial_accumulator};
+    if (c.initial_accumulator >= 0 && c.initial_accumulator < MPT__NO_LIMIT)
+        return mpt__optimizer_new("mpt_adagrad", module, &mpt__adagrad_rule, &plan);
+    mpt__misuse(module.context, "mpt_adagrad", MPT_ERROR_ARGUMENT,
+                "initial_accumulator = %g; expected a finite number >= 0", c.initial_accumulator);
+    return mpt__optimizer_handle(module.context, NULL);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
+    mpt_adadelta_config c = config ? *config : mpt_adadelta_config_default();
+    mpt__plan plan = {c.lr, c.weight_decay, {c.rho, c.eps, 0}, false, c.maximize, c.allow_shared,
+                      0};
+    return mpt__optimizer_new("mpt_adadelta", module, &mpt__adadelta_rule, &plan);
+}
+
+MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
+    mpt_lion_config c = config ? *config : mpt_lion_config_default();
+    mpt__plan plan = {
+        c.lr, c.weight_decay, {c.beta1, c.beta2, 0}, false, c.maximize, c.allow_shared, 0};
+    return mpt__optimizer_new("mpt_lion", module, &mpt__lion_rule, &plan);
 }
 
 /* ==== Groups and rates ==== */
@@ -16952,6 +19745,62 @@ MPTRAIN_API double mpt_get_lr(mpt_optimizer handle, int group) {
     if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return MPT__NAN_F64;
     return mpt__schedule_lr(context, optimizer, &optimizer->groups[group]);
 }
+
+/* Where a group keeps an option, with its limits; NULL and an error where there is none of that
+   name. */
+static double *mpt__option(mpt_optimizer handle, const char *call, int group, const char *name,
+                           double *low, double *below) {
+    mpt_context *context = handle.context;
+    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, call);
+    char names[200];
+    mpt__text list = mpt__text_make(names, sizeof names);
+    if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return NULL;
+    const mpt__rule *rule = optimizer->rule;
+    *low = 0, *below = MPT__NO_LIMIT;
+    if (name && strcmp(name, "weight_decay") == 0) return &optimizer->groups[group].weight_decay;
+    for (int i = 0; i < MPT__SETTINGS && rule->setting[i].name; i++) {
+        *low = rule->setting[i].low, *below = rule->setting[i].below;
+        if (name && strcmp(name, rule->setting[i].name) == 0)
+            return &optimizer->groups[group].setting[i];
+        mpt__write_text(&list, "%s, ", rule->setting[i].name);
+    }
+    mpt__error(context, MPT_ERROR_ARGUMENT, "there is no option \"%s\"; there are %sweight_decay",
+               name ? name : "NULL", names);
+    return NULL;
+}
+
+MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const char *name,
+                                      double value) {
+    mpt_context *context = handle.context;
+    double low, below, *option = mpt__option(handle, "mpt_set_option", group, name, &low, &below);
+    if (!option || !mpt__check_number(context, name, value, low, below))
+        return mpt__status_of(context);
+    const mpt__optimizer *optimizer = mpt__optimizer_at(context, handle);
+    if (option == optimizer->groups[group].setting && optimizer->setting[0] == 0 && value != 0)
+        for (int k = 0; k < MPT__MOMENTS; k++)
+            if (optimizer->rule->moment[k].need == MPT__IF_FIRST)
+                return mpt__error(
+                    context, MPT_ERROR_STATE,
+                    "the optimizer was made with %s = 0, so it keeps no %s; set it in "
+                    "the config",
+                    name, optimizer->rule->moment[k].name);
+    *option = value;
+    return MPT_OK;
+}
+
+MPTRAIN_API double mpt_get_option(mpt_optimizer handle, int group, const char *name) {
+    double low, below;
+    const double *option = mpt__option(handle, "mpt_get_option", group, name, &low, &below);
+    return option ? *option : MPT__NAN_F64;
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * 62_update.c: what optimizers do with gradients: segments, norms, clipping, updates; their state.
+ *
+ * Kernels run over segments of the part of a block that an optimizer covers, built on the host from
+ * which parameters have a gradient and uploaded again only when that pattern changes. Unscaling and
+ * clipping leave a pending multiplier, so that norm and update are the only passes over gradients.
+ * ------------------------------------------------------------------------------------------- */
 
 /* ==== Segments ==== */
 
@@ -17117,11 +19966,11 @@ static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimize
 
 /* ==== Norm and clipping ==== */
 
-/* 2-norm of gradients times multiplier into norm_slot (0: nowhere). scale_slot (0: none): the
+/* Norm of gradients times multiplier into norm_slot (0: nowhere). scale_slot (0: none): the
    multiplier is 1 / scale from here on. found_slot (0: none) tells whether an element or its
    product is not finite. */
-static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, uint16_t scale_slot,
-                             uint16_t found_slot, uint16_t norm_slot) {
+static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, mpt__norm norm,
+                             uint16_t scale_slot, uint16_t found_slot, uint16_t norm_slot) {
     bool first = true;
     MPT__EACH_STATE(state, optimizer) {
         mpt__launch *launch =
@@ -17131,10 +19980,11 @@ static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, ui
         launch->slot[2] = norm_slot;
         launch->slot[3] = first ? scale_slot : (uint16_t)MPT__SLOT_NONE;
         launch->index[0] = !first;
+        launch->index[1] = (int64_t)norm;
         first = false;
         mpt__submit(context, launch);
     }
-    optimizer->norm_valid = norm_slot != 0;
+    optimizer->norm_valid = norm_slot != 0 && norm == MPT__NORM_2;
 }
 
 /* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
@@ -17144,18 +19994,23 @@ static mpt_status mpt__optimizer_unscale(mpt_context *context, mpt__optimizer *o
     mpt_status status = mpt__pattern(context, optimizer);
     if (status != MPT_OK || optimizer->with_grad == 0) return status;
     mpt__materialise(context, optimizer);
-    mpt__norm_launch(context, optimizer, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
+    mpt__norm_launch(context, optimizer, MPT__NORM_2, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
                      with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
     return mpt__hold(context, optimizer);
 }
 
-MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm) {
+/* The norm of all gradients as a tensor; with `clips`, it becomes max_norm at most. */
+static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double p, bool clips,
+                                 double max_norm) {
     mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_norm");
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
     if (!optimizer) return mpt__null(context);
     if (!(max_norm >= 0))
         return mpt__refuse(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more",
                            max_norm);
+    if (p != 1 && p != 2 && p != MPT__INF_F64)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "p = %g; expected 1, 2 or infinity", p);
+    mpt__norm kind = p == 2 ? MPT__NORM_2 : p == 1 ? MPT__NORM_1 : MPT__NORM_MAX;
     mpt_shape shape = MPT_SCALAR;
     mpt__tensor *norm = NULL;
     if (mpt__pattern(context, optimizer) == MPT_OK)
@@ -17164,21 +20019,33 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer handle, double max_norm)
     bool any = optimizer->with_grad > 0; /* the norm of nothing is 0 */
     if (any) {
         uint16_t pending = mpt__pending(context, optimizer);
-        if (!pending || !optimizer->norm_valid)
-            mpt__norm_launch(context, optimizer, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
+        if (!pending || !optimizer->norm_valid || kind != MPT__NORM_2)
+            mpt__norm_launch(context, optimizer, kind, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
                              optimizer->slot[MPT__OPTIM_NORM]);
     }
     mpt__launch *launch = mpt__launch_begin(context, any ? MPT__K_CLIP : MPT__K_FILL);
     mpt__operand_on(launch, 0, norm->storage, MPT_F32, norm->offset, 1, MPT__WRITE);
     if (any) {
-        launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
+        launch->slot[0] = clips ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_NONE;
         launch->slot[1] = optimizer->slot[MPT__OPTIM_NORM];
         launch->imm[0] = max_norm;
     }
     mpt__submit(context, launch);
-    optimizer->norm_valid = false;
-    if (any) mpt__hold(context, optimizer);
+    if (clips) optimizer->norm_valid = false;
+    if (any && clips) mpt__hold(context, optimizer);
     return mpt__tensor_done(context, norm, context->base.status);
+}
+
+MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm) {
+    return mpt__grad_norm("mpt_clip_grad_norm", optimizer, 2, true, max_norm);
+}
+
+MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p) {
+    return mpt__grad_norm("mpt_clip_grad_norm_p", optimizer, p, true, max_norm);
+}
+
+MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
+    return mpt__grad_norm("mpt_grad_norm", optimizer, p, false, 0);
 }
 
 MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
@@ -17219,13 +20086,14 @@ MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
 static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer *optimizer,
                                      const mpt__optim_state *state, int form, int64_t row,
                                      int64_t rows, uint16_t found_slot) {
-    static const int position[MPT__MIRRORS] = {3, 6, 1};
+    static const int position[MPT__MIRRORS] = {3, 6, 8, 1};
     const mpt__rule *rule = optimizer->rule;
     const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
     mpt__block *block = mpt__block_of(context, state);
     if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
         mpt__materialise_gradients(context, block);
     mpt__launch *launch = mpt__launch_begin(context, rule->kernel);
+    launch->function = (uint8_t)rule->function;
     mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
                     state->count, MPT__READ_WRITE);
     if (form >= 0)
@@ -17245,10 +20113,11 @@ static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer 
     mpt__schedule_operand(launch, optimizer, group);
     int settings = 0;
     for (; settings < MPT__SETTINGS && rule->setting[settings].name; settings++)
-        launch->imm[settings] = optimizer->setting[settings];
+        launch->imm[settings] = group->setting[settings];
     launch->imm[settings] = group->weight_decay;
     launch->index[0] = optimizer->variant;
     launch->index[1] = row + rows == optimizer->row_count ? 2 : 1;
+    launch->index[2] = optimizer->maximize;
     return mpt__submit(context, launch);
 }
 
@@ -17286,21 +20155,24 @@ static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
              list.length >= sizeof names ? " .." : "");
 }
 
-/* One update of everything that has a gradient. Queued; nothing happens on the device while
-   found_slot (0: none) or the error word is set. */
+/* One update of everything that has a gradient, by mpt__pattern of now. Queued; nothing happens on
+   the device while found_slot (0: none) or the error word is set. */
 static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *optimizer,
                                         uint16_t found_slot) {
-    mpt_status status = mpt__pattern(context, optimizer);
-    if (status != MPT_OK) return status;
+    if (context->base.status != MPT_OK) return context->base.status;
     if (optimizer->with_grad == 0) {
         mpt__warn_no_grad(context, optimizer);
         return MPT_OK;
     }
     optimizer->warned_no_grad = false;
+    for (int64_t i = 0; i < optimizer->state_count; i++)
+        if (mpt__averages_applied(context, optimizer->states[i].block))
+            return mpt__error(context, MPT_ERROR_STATE,
+                              "the module's values are averages; call mpt_ema_restore first");
     int phase = context->launch_phase;
     context->launch_phase = MPT__UPDATE;
     mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
-    status = mpt__schedule_before_step(context, optimizer);
+    mpt_status status = mpt__schedule_before_step(context, optimizer);
     if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
     context->launch_phase = phase;
     if (status != MPT_OK) return status;
@@ -17325,6 +20197,7 @@ MPTRAIN_API mpt_status mpt_step(mpt_optimizer handle) {
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_step");
     if (!optimizer) return mpt__status_of(context);
     mpt__warn_unscaled(context, optimizer);
+    mpt__pattern(context, optimizer);
     return mpt__optimizer_update(context, optimizer, 0);
 }
 
@@ -17336,7 +20209,7 @@ MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer handle) {
 /* ==== State ==== */
 
 /* Visits moments, masters and step counts of every parameter under its name, then the count of
-   applied steps. */
+   applied steps, the rates of groups and the schedule. */
 static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimizer *optimizer,
                                        mpt__state_visitor visit, void *user) {
     char name[512];
@@ -17357,7 +20230,7 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
             mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
                              step               ? "step"
                              : k == MPT__MASTER ? "master"
-                                                : optimizer->rule->moment[k]);
+                                                : optimizer->rule->moment[k].name);
             status = visit(context, user, &item);
         }
     }
@@ -17367,7 +20240,15 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
     item.dtype = MPT_I64;
     item.count = 1;
     item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
-    return visit(context, user, &item);
+    status = visit(context, user, &item);
+    for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
+        mpt__format_text(name, sizeof name, "group.%lld.lr", i);
+        item.host = &optimizer->groups[i].lr;
+        item.dtype = MPT_F64;
+        status = visit(context, user, &item);
+    }
+    if (status != MPT_OK || !optimizer->schedule) return status;
+    return mpt__schedule_visit(context, optimizer->schedule, &item, visit, user);
 }
 
 /* Adds name and bits of a state item to the hash at `user`. */
@@ -17378,6 +20259,8 @@ static mpt_status mpt__hash_item(mpt_context *context, void *user, const mpt__st
         int64_t size = (int64_t)mpt_dtype_size(item->dtype);
         *hash = mpt__hash_storage(context, *hash, item->storage, item->offset * size,
                                   item->count * size);
+    } else if (item->host) {
+        *hash = mpt__hash_bytes(*hash, item->host, 8);
     } else {
         *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(context, item->slot));
     }
@@ -17559,14 +20442,18 @@ static void mpt__note_bf16(mpt_context *context, mpt__scaler *scaler) {
 MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
     mpt_context *context = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scale_loss");
-    if (!scaler || !mpt__at(context, loss, "loss")) return mpt__null(context);
+    mpt__tensor *found = scaler ? mpt__at(context, loss, "loss") : NULL;
+    if (!found) return mpt__null(context);
     scaler->scaled = true;
     if (!scaler->config.enabled) return loss;
     mpt__note_bf16(context, scaler);
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = scaler->slots[MPT__SCALER_SCALE];
-    attributes.index[1] = scaler->slots[MPT__SCALER_LOSS];
-    return mpt__apply1("mpt_scale_loss", MPT__OP_scale_loss, &loss, 1, &attributes);
+    mpt__frame frame;
+    if (!mpt__call_begin(&frame, context, MPT__OP_scale_loss, 1, 1, &mpt__no_attributes))
+        return mpt__null(context);
+    frame.record->in[0] = found;
+    frame.attributes->index[0] = scaler->slots[MPT__SCALER_SCALE];
+    frame.attributes->index[1] = scaler->slots[MPT__SCALER_LOSS];
+    return mpt__handle(context, mpt__call_run(&frame));
 }
 
 /* ==== Unscale, step, skip ==== */
@@ -17635,12 +20522,14 @@ MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimize
     mpt__scaler *scaler =
         mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_step", MPT__STEPPED, &optimizer);
     if (!scaler) return mpt__status_of(context);
-    if (!scaler->config.enabled) {
-        scaler->stepped = true;
-        return mpt__optimizer_update(context, optimizer, 0);
-    }
-    if (!optimizer->checked) mpt__scaler_unscale(context, scaler, optimizer, false);
-    return mpt__optimizer_update(context, optimizer, optimizer->slot[MPT__OPTIM_FOUND]);
+    bool enabled = scaler->config.enabled;
+    if (enabled && !optimizer->checked)
+        mpt__scaler_unscale(context, scaler, optimizer, false);
+    else
+        mpt__pattern(context, optimizer);
+    if (!enabled) scaler->stepped = true;
+    return mpt__optimizer_update(context, optimizer,
+                                 enabled ? optimizer->slot[MPT__OPTIM_FOUND] : 0);
 }
 
 MPTRAIN_API mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimizer_handle) {
@@ -17651,16 +20540,15 @@ MPTRAIN_API mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimize
 
 /* ==== Looking at the device ==== */
 
-static mpt_scaler_stats mpt__scaler_read(const mpt_context *context, const mpt__scaler *scaler) {
+static void mpt__scaler_read(const mpt_context *context, const mpt__scaler *scaler,
+                             mpt_scaler_stats *stats) {
     const mpt__scalar *scalars = context->scalars;
-    mpt_scaler_stats stats;
-    stats.scale = scalars[scaler->slots[MPT__SCALER_SCALE]].f;
-    stats.growth_tracker = scalars[scaler->slots[MPT__SCALER_TRACKER]].i;
-    stats.steps = scalars[scaler->slots[MPT__SCALER_UPDATES]].i;
-    stats.skipped = scalars[scaler->slots[MPT__SCALER_SKIPPED]].i;
-    stats.skipped_in_a_row = scalars[scaler->slots[MPT__SCALER_IN_A_ROW]].i;
-    stats.last_skipped_step = scalars[scaler->slots[MPT__SCALER_LAST]].i;
-    return stats;
+    stats->scale = scalars[scaler->slots[MPT__SCALER_SCALE]].f;
+    stats->growth_tracker = scalars[scaler->slots[MPT__SCALER_TRACKER]].i;
+    stats->steps = scalars[scaler->slots[MPT__SCALER_UPDATES]].i;
+    stats->skipped = scalars[scaler->slots[MPT__SCALER_SKIPPED]].i;
+    stats->skipped_in_a_row = scalars[scaler->slots[MPT__SCALER_IN_A_ROW]].i;
+    stats->last_skipped_step = scalars[scaler->slots[MPT__SCALER_LAST]].i;
 }
 
 /* Whether the gradient of a parameter holds a non-finite value. */
@@ -17762,12 +20650,12 @@ static void mpt__compare_windows(mpt_context *context, mpt__scaler *scaler) {
 
 /* Reads the counters, which must be readable, and draws the conclusions. */
 static mpt_status mpt__scaler_look(mpt_context *context, mpt__scaler *scaler) {
-    mpt_scaler_stats before = scaler->seen;
-    scaler->seen = mpt__scaler_read(context, scaler);
+    int64_t before = scaler->seen.skipped;
+    mpt__scaler_read(context, scaler, &scaler->seen);
     scaler->unseen = 0;
     bool lost = context->scalars[scaler->slots[MPT__SCALER_LOSS]].i != 0;
     if (lost) mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_LOSS], 0);
-    bool skipped = scaler->seen.skipped > before.skipped;
+    bool skipped = scaler->seen.skipped > before;
     scaler->lost_losses = lost && skipped ? scaler->lost_losses + 1 : 0;
     if (skipped) mpt__find_culprit(context, scaler);
     bool over =
@@ -17889,8 +20777,8 @@ MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
     mpt_scaler_stats stats;
     memset(&stats, 0, sizeof stats);
     stats.scale = 1;
-    if (!scaler || !scaler->config.enabled) return stats;
-    return mpt__scaler_read(context, scaler);
+    if (scaler && scaler->config.enabled) mpt__scaler_read(context, scaler, &stats);
+    return stats;
 }
 
 MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {
@@ -17934,67 +20822,244 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 64_schedule.c: learning rates over time: cosine annealing, linear warm-up.
+ * 64_schedule.c: learning rates over time: curves, what joins them, one cycle, plateaus.
  *
  * A schedule per step lives on the device: a table of coming rates, indexed by the count of applied
  * steps, so that a skipped step does not move it and nobody waits. The host only knows how many
  * steps it has queued, which is never less than what was applied; it uploads a new window of the
- * table when the queue may have reached the end of the old one.
+ * table when the queue may have reached the end of the old one. A second row of the table, where
+ * one cycle moves momentum, takes the place of the update's first setting.
  * ------------------------------------------------------------------------------------------- */
 
-enum { MPT__LR_WINDOW = 1024 }; /* rates per upload: 8 KB for each group */
+enum {
+    MPT__LR_WINDOW = 1024
+}; /* rates per upload: 8 KB for each group, twice that with momentum */
+
+/* ==== Curves ==== */
+
+typedef enum mpt__rate_kind {
+    MPT__CONSTANT_LR,
+    MPT__LINEAR_LR,
+    MPT__EXPONENTIAL_LR,
+    MPT__STEP_LR,
+    MPT__MULTI_STEP_LR,
+    MPT__POLYNOMIAL_LR,
+    MPT__COSINE_LR,
+    MPT__RESTARTS_LR,
+    MPT__ONE_CYCLE_LR,
+    MPT__RATE_KINDS
+} mpt__rate_kind;
+
+static const double mpt__pi = 3.14159265358979323846;
+
+/* Factors of the base rate at time t. */
+static double mpt__constant_factor(const mpt_rate *rate, int64_t t) {
+    return t < rate->count[0] ? rate->number[0] : 1;
+}
+
+static double mpt__linear_factor(const mpt_rate *rate, int64_t t) {
+    double done = t < rate->count[0] ? (double)t / (double)rate->count[0] : 1;
+    return rate->number[0] + (rate->number[1] - rate->number[0]) * done;
+}
+
+static double mpt__exponential_factor(const mpt_rate *rate, int64_t t) {
+    return mpt__power(rate->number[0], t);
+}
+
+static double mpt__step_factor(const mpt_rate *rate, int64_t t) {
+    return mpt__power(rate->number[0], t / rate->count[0]);
+}
+
+static double mpt__multi_step_factor(const mpt_rate *rate, int64_t t) {
+    int64_t passed = 0;
+    while (passed < rate->count[0] && rate->milestone[passed] <= t) passed++;
+    return mpt__power(rate->number[0], passed);
+}
+
+static double mpt__polynomial_factor(const mpt_rate *rate, int64_t t) {
+    if (t >= rate->count[0]) return rate->number[0] > 0 ? 0 : 1;
+    return mpt__exp(rate->number[0] * mpt__ln(1 - (double)t / (double)rate->count[0]));
+}
+
+/* Past its end the cosine rises again, as PyTorch's CosineAnnealingLR does. */
+static double mpt__cosine_factor(const mpt_rate *rate, int64_t t) {
+    int64_t at = rate->count[0] < INT64_MAX / 2 ? t % (2 * rate->count[0]) : t;
+    return (1 + mpt__cos(mpt__pi * (double)at / (double)rate->count[0])) / 2;
+}
+
+static double mpt__restarts_factor(const mpt_rate *rate, int64_t t) {
+    int64_t length = rate->count[0], mult = rate->count[1];
+    if (mult == 1) t %= length;
+    for (; t >= length; length = length < INT64_MAX / mult ? length * mult : INT64_MAX) t -= length;
+    return (1 + mpt__cos(mpt__pi * (double)t / (double)length)) / 2;
+}
+
+enum { MPT__CYCLE_LINEAR = 1, MPT__CYCLE_THREE = 2 }; /* bits of count[1] */
+
+/* The cycle at time t: from first to high, then to last; in three phases by way of first. */
+static double mpt__cycle(const mpt_rate *rate, int64_t t, double first, double high, double last) {
+    const bool three = (rate->count[1] & MPT__CYCLE_THREE) != 0;
+    const double top = rate->number[0] * (double)rate->count[0] - 1;
+    const double end[3] = {top, 2 * top, (double)rate->count[0] - 1};
+    const double value[4] = {first, high, three ? first : last, last};
+    const double at = (double)t < end[2] ? (double)t : end[2];
+    int phase = at <= top ? 0 : !three || at > end[1] ? 2 : 1;
+    double begin = phase == 0 ? 0 : phase == 1 || !three ? top : end[1];
+    double from = phase == 2 && !three ? high : value[phase], to = value[phase + 1];
+    double done = end[phase] > begin ? (at - begin) / (end[phase] - begin) : 1;
+    if (rate->count[1] & MPT__CYCLE_LINEAR) return from + (to - from) * done;
+    return to + (from - to) / 2 * (1 + mpt__cos(mpt__pi * done));
+}
+
+static double mpt__one_cycle_factor(const mpt_rate *rate, int64_t t) {
+    double start = 1 / rate->number[1];
+    return mpt__cycle(rate, t, start, 1, start / rate->number[2]);
+}
+
+/* One row per kind. Counts are at least 1, numbers in [low, high]. */
+static const struct mpt__rate_rule {
+    double (*factor)(const mpt_rate *rate, int64_t t);
+    bool floor; /* number[0] is eta_min: the factor is of what the base rate is above that */
+    const char *count[2];
+    struct {
+        const char *name;
+        double low, high;
+    } number[3];
+} mpt__rate_rules[MPT__RATE_KINDS] = {
+    {mpt__constant_factor, false, {"total", NULL}, {{"factor", 0, 1}}},
+    {mpt__linear_factor, false, {"total", NULL}, {{"start", 0, 1}, {"end", 0, 1}}},
+    {mpt__exponential_factor, false, {NULL, NULL}, {{"gamma", 0, MPT__NO_LIMIT}}},
+    {mpt__step_factor, false, {"size", NULL}, {{"gamma", 0, MPT__NO_LIMIT}}},
+    {mpt__multi_step_factor, false, {"count", NULL}, {{"gamma", 0, MPT__NO_LIMIT}}},
+    {mpt__polynomial_factor, false, {"total", NULL}, {{"power", 0, MPT__NO_LIMIT}}},
+    {mpt__cosine_factor, true, {"t_max", NULL}, {{"eta_min", 0, MPT__NO_LIMIT}}},
+    {mpt__restarts_factor, true, {"t_0", "mult"}, {{"eta_min", 0, MPT__NO_LIMIT}}},
+    {mpt__one_cycle_factor,
+     false,
+     {"total", NULL},
+     {{"pct_start", 0, 1},
+      {"div_factor", 1, MPT__NO_LIMIT},
+      {"final_div_factor", 1e-6, MPT__NO_LIMIT}}}};
+
+static mpt_rate mpt__rate_make(mpt__rate_kind kind, int64_t n, int64_t m, double a, double b) {
+    mpt_rate rate;
+    memset(&rate, 0, sizeof rate);
+    rate.kind = (int)kind;
+    rate.count[0] = n, rate.count[1] = m;
+    rate.number[0] = a, rate.number[1] = b;
+    return rate;
+}
+
+MPTRAIN_API mpt_rate mpt_constant_lr(double factor, int64_t total) {
+    return mpt__rate_make(MPT__CONSTANT_LR, total, 0, factor, 0);
+}
+MPTRAIN_API mpt_rate mpt_linear_lr(double start, double end, int64_t total) {
+    return mpt__rate_make(MPT__LINEAR_LR, total, 0, start, end);
+}
+MPTRAIN_API mpt_rate mpt_exponential_lr(double gamma) {
+    return mpt__rate_make(MPT__EXPONENTIAL_LR, 0, 0, gamma, 0);
+}
+MPTRAIN_API mpt_rate mpt_step_lr(int64_t size, double gamma) {
+    return mpt__rate_make(MPT__STEP_LR, size, 0, gamma, 0);
+}
+MPTRAIN_API mpt_rate mpt_polynomial_lr(int64_t total, double power) {
+    return mpt__rate_make(MPT__POLYNOMIAL_LR, total, 0, power, 0);
+}
+MPTRAIN_API mpt_rate mpt_cosine_lr(int64_t t_max, double eta_min) {
+    return mpt__rate_make(MPT__COSINE_LR, t_max, 0, eta_min, 0);
+}
+MPTRAIN_API mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double eta_min) {
+    return mpt__rate_make(MPT__RESTARTS_LR, t_0, mult, eta_min, 0);
+}
+MPTRAIN_API mpt_rate mpt_multi_step_lr(const int64_t *milestones, int count, double gamma) {
+    mpt_rate rate = mpt__rate_make(MPT__MULTI_STEP_LR, milestones ? count : 0, 0, gamma, 0);
+    for (int i = 0; i < rate.count[0] && i < MPT_MAX_MILESTONES; i++)
+        rate.milestone[i] = milestones[i];
+    return rate;
+}
+
+/* ==== What a schedule is ==== */
 
 typedef struct mpt__schedule {
     mpt__id id;
     mpt__optimizer *optimizer; /* NULL once it is destroyed */
     mpt_schedule_unit unit;
-    int64_t warmup, t_max;
-    double start, eta_min;
-    int64_t epoch;       /* calls of mpt_schedule_step */
-    int64_t first;       /* applied steps at the window's begin; -1: no window yet */
-    int64_t queued;      /* steps queued: an upper bound of those applied */
-    uint16_t first_slot; /* `first` on the device */
-    bool told;           /* that a schedule per step moves by itself */
-    double *window;      /* host side of an upload */
+    bool chained, plateau, told; /* told: that a schedule per step moves by itself */
+    bool cycles;                 /* momentum, too: the table has two rows */
+    int count;                   /* curves; 0: the base rate */
+    mpt_rate rate[MPT_MAX_RATES];
+    int64_t milestone[MPT_MAX_RATES];
+    double max_lr, low_momentum, high_momentum; /* of one cycle */
+    mpt_plateau_config config;                  /* of a plateau */
+    mpt_schedule_state state; /* time per step: what comes on top of the applied steps */
+    int64_t first;            /* applied steps at the window's begin; -1: no window yet */
+    int64_t queued;           /* steps queued: an upper bound of those applied */
+    uint16_t first_slot;      /* `first` on the device */
+    double *window;           /* host side of an upload */
 } mpt__schedule;
 
 MPT__HANDLES(schedule, MPT__SCHEDULE)
 
-/* The rate at time t, for a group that starts from `base`. Past t_max the cosine rises again, as
-   PyTorch's CosineAnnealingLR does. */
+/* Whether the device has its rates in a table. */
+static bool mpt__schedule_tabled(const mpt__schedule *schedule) {
+    return schedule && (schedule->unit == MPT_PER_STEP || schedule->cycles) && !schedule->plateau;
+}
+
+static int64_t mpt__schedule_numbers(const mpt__schedule *schedule) {
+    return schedule->cycles ? 2 * MPT__LR_WINDOW : MPT__LR_WINDOW;
+}
+
+/* The rate at time t, for a group that starts from `base`. */
 static double mpt__schedule_rate(const mpt__schedule *schedule, double base, int64_t t) {
-    const double pi = 3.14159265358979323846;
-    if (t < schedule->warmup) {
-        double done = (double)t / (double)schedule->warmup;
-        return base * (schedule->start + (1 - schedule->start) * done);
+    int at = 0;
+    if (schedule->chained) {
+        double product = 1;
+        for (int i = 0; i < schedule->count; i++)
+            product *= mpt__rate_rules[schedule->rate[i].kind].factor(&schedule->rate[i], t);
+        return base * product;
     }
-    int64_t period = schedule->t_max - schedule->warmup;
-    if (period <= 0) return base;
-    int64_t at = (t - schedule->warmup) % (2 * period);
-    double cosine = mpt__cos(pi * (double)at / (double)period);
-    return schedule->eta_min + (base - schedule->eta_min) * (1 + cosine) / 2;
+    if (schedule->count == 0) return base;
+    while (at + 1 < schedule->count && schedule->milestone[at] <= t) at++;
+    const mpt_rate *rate = &schedule->rate[at];
+    const struct mpt__rate_rule *rule = &mpt__rate_rules[rate->kind];
+    double lowest = rule->floor ? rate->number[0] : 0;
+    return lowest +
+           (base - lowest) * rule->factor(rate, t - (at > 0 ? schedule->milestone[at - 1] : 0));
+}
+
+/* The time of the next step; waits for the device where it depends on the steps applied. */
+static int64_t mpt__schedule_time(mpt_context *context, const mpt__schedule *schedule) {
+    const mpt__optimizer *optimizer = schedule->optimizer;
+    bool counted = optimizer && schedule->unit == MPT_PER_STEP;
+    return schedule->state.time +
+           (counted ? mpt__scalar_get_i(context, optimizer->slot[MPT__OPTIM_APPLIED]) : 0);
 }
 
 static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
                                const mpt__group *group) {
     const mpt__schedule *schedule = optimizer->schedule;
     if (!schedule) return group->lr;
-    int64_t t = schedule->unit == MPT_PER_EPOCH
-                    ? schedule->epoch
-                    : mpt__scalar_get_i(context, optimizer->slot[MPT__OPTIM_APPLIED]);
-    return mpt__schedule_rate(schedule, group->lr, t);
+    return mpt__schedule_rate(schedule, group->lr, mpt__schedule_time(context, schedule));
 }
 
-/* Uploads the window that begins at the steps applied so far; the one place that reads them. */
+/* Uploads the window that begins at the steps applied so far; the one place that reads them. Per
+   epoch it is the same number throughout. */
 static mpt_status mpt__schedule_fill(mpt_context *context, mpt__schedule *schedule) {
     mpt__optimizer *optimizer = schedule->optimizer;
+    const bool moves = schedule->unit == MPT_PER_STEP;
     int64_t first = mpt__scalar_get_i(context, optimizer->slot[MPT__OPTIM_APPLIED]);
+    int64_t begin = schedule->state.time + (moves ? first : 0);
+    double *row = schedule->window;
+    for (int64_t t = 0; t < MPT__LR_WINDOW && schedule->cycles; t++)
+        row[MPT__LR_WINDOW + t] =
+            mpt__cycle(&schedule->rate[0], begin + (moves ? t : 0), schedule->high_momentum,
+                       schedule->low_momentum, schedule->high_momentum);
     for (int64_t i = 0; i < optimizer->group_count; i++) {
         mpt__group *group = &optimizer->groups[i];
         for (int64_t t = 0; t < MPT__LR_WINDOW; t++)
-            schedule->window[t] = mpt__schedule_rate(schedule, group->lr, first + t);
+            row[t] = mpt__schedule_rate(schedule, group->lr, begin + (moves ? t : 0));
         mpt_status status =
-            mpt__upload(context, group->table, 0, schedule->window, MPT__LR_WINDOW * 8);
+            mpt__upload(context, group->table, 0, row, mpt__schedule_numbers(schedule) * 8);
         if (status != MPT_OK) return status;
     }
     mpt__scalar_set_i(context, schedule->first_slot, first);
@@ -18004,15 +21069,15 @@ static mpt_status mpt__schedule_fill(mpt_context *context, mpt__schedule *schedu
 
 static mpt_status mpt__schedule_before_step(mpt_context *context, mpt__optimizer *optimizer) {
     mpt__schedule *schedule = optimizer->schedule;
-    if (!schedule || schedule->unit == MPT_PER_EPOCH) return MPT_OK;
+    if (!mpt__schedule_tabled(schedule)) return MPT_OK;
     if (context->backend.synchronous)
         schedule->queued = context->scalars[optimizer->slot[MPT__OPTIM_APPLIED]].i;
     int64_t at = schedule->queued - schedule->first;
+    bool beyond = schedule->unit == MPT_PER_STEP && (at < 0 || at >= MPT__LR_WINDOW);
     mpt_status status = MPT_OK;
     int64_t writes = context->host_writes;
     context->unrecorded = context->capturing; /* captured steps come here, too */
-    if (schedule->first < 0 || at < 0 || at >= MPT__LR_WINDOW)
-        status = mpt__schedule_fill(context, schedule);
+    if (schedule->first < 0 || beyond) status = mpt__schedule_fill(context, schedule);
     context->unrecorded = false;
     context->host_writes = writes;
     schedule->queued++;
@@ -18024,28 +21089,51 @@ static void mpt__schedule_operand(mpt__launch *launch, const mpt__optimizer *opt
     launch->slot[0] = group->lr_slot;
     launch->slot[3] = optimizer->slot[MPT__OPTIM_APPLIED];
     if (!group->table) return;
-    mpt__operand_on(launch, 7, group->table, MPT_F64, 0, MPT__LR_WINDOW, MPT__READ);
+    mpt__operand *operand =
+        mpt__operand_on(launch, 7, group->table, MPT_F64, 0, MPT__LR_WINDOW, MPT__READ);
     launch->slot[4] = optimizer->schedule->first_slot;
+    if (!optimizer->schedule->cycles) return;
+    operand->rank = 2;
+    operand->shape[0] = 2, operand->shape[1] = MPT__LR_WINDOW;
+    operand->stride[0] = MPT__LR_WINDOW, operand->stride[1] = 1;
 }
 
 static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *optimizer) {
     mpt__schedule *schedule = optimizer->schedule;
     for (int64_t i = 0; i < optimizer->group_count; i++) {
         mpt__group *group = &optimizer->groups[i];
-        if (!schedule)
-            mpt__scalar_set_f(context, group->lr_slot, group->lr);
-        else if (schedule->unit == MPT_PER_EPOCH)
+        if (!mpt__schedule_tabled(schedule))
             mpt__scalar_set_f(context, group->lr_slot,
-                              mpt__schedule_rate(schedule, group->lr, schedule->epoch));
+                              schedule
+                                  ? mpt__schedule_rate(schedule, group->lr, schedule->state.time)
+                                  : group->lr);
         else if (!group->table)
-            group->table = mpt__storage_new(context, MPT__LR_WINDOW * 8, MPT_MEMORY_WORKSPACE,
-                                            MPT__FROM_DEVICE, false);
+            group->table = mpt__storage_new(context, mpt__schedule_numbers(schedule) * 8,
+                                            MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
     }
     if (schedule) schedule->first = -1;
     return context->base.status;
 }
 
 static void mpt__schedule_detach(mpt__schedule *schedule) { schedule->optimizer = NULL; }
+
+static mpt_status mpt__schedule_visit(mpt_context *context, mpt__schedule *schedule,
+                                      mpt__state_item *item, mpt__state_visitor visit, void *user) {
+    const struct {
+        const char *name;
+        void *host;
+        mpt_dtype dtype;
+    } rows[] = {{"schedule.time", &schedule->state.time, MPT_I64},
+                {"schedule.best", &schedule->state.best, MPT_F64},
+                {"schedule.bad", &schedule->state.bad, MPT_I64},
+                {"schedule.cooldown", &schedule->state.cooldown, MPT_I64}};
+    mpt_status status = MPT_OK;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows && status == MPT_OK; i++) {
+        item->name = rows[i].name, item->host = rows[i].host, item->dtype = rows[i].dtype;
+        status = visit(context, user, item);
+    }
+    return status;
+}
 
 /* ==== Making and destroying ==== */
 
@@ -18058,76 +21146,235 @@ static void mpt__schedule_free(mpt_context *context, void *object) {
         optimizer->schedule = NULL;
     }
     mpt__scalar_free(context, schedule->first_slot);
-    mpt__host_free(context, schedule->window, MPT__LR_WINDOW * sizeof *schedule->window);
+    mpt__host_free(context, schedule->window, (size_t)mpt__schedule_numbers(schedule) * 8);
 }
 
-static bool mpt__check_plan(mpt_context *context, const mpt__schedule *plan, int least_warmup,
-                            int least_t_max) {
-    if (!mpt__check_count(context, "warmup", plan->warmup, least_warmup) ||
-        !mpt__check_count(context, "t_max", plan->t_max, least_t_max) ||
-        !mpt__check_number(context, "eta_min", plan->eta_min, 0, MPT__NO_LIMIT))
+/* low <= value <= high; an upper limit of MPT__NO_LIMIT is none. */
+static bool mpt__check_within(mpt_context *context, const char *name, double value, double low,
+                              double high) {
+    if (high >= MPT__NO_LIMIT) return mpt__check_number(context, name, value, low, high);
+    if (value >= low && value <= high) return true;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %g is not in [%g, %g]", name, value, low,
+                       high);
+}
+
+/* Milestones are 1 or more and rise; `strictly`: none twice. */
+static bool mpt__check_milestones(mpt_context *context, const int64_t *at, int64_t count,
+                                  bool strictly) {
+    for (int64_t i = 0; i < count; i++) {
+        int64_t least = i > 0 ? at[i - 1] + strictly : 1;
+        if (at[i] < least)
+            return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                               "milestone %lld is %lld; expected %lld or more, for they rise", i,
+                               at[i], least);
+    }
+    return true;
+}
+
+/* `count_name` replaces that of the first count, unless it is NULL. */
+static bool mpt__check_curve(mpt_context *context, const mpt_rate *rate, const char *count_name,
+                             bool chained) {
+    if (rate->kind < 0 || rate->kind >= (int)MPT__RATE_KINDS)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "the rate was made by none of the functions for that (kind %d)",
+                           rate->kind);
+    const struct mpt__rate_rule *rule = &mpt__rate_rules[rate->kind];
+    for (int i = 0; i < 2 && rule->count[i]; i++)
+        if (!mpt__check_count(context, i == 0 && count_name ? count_name : rule->count[i],
+                              rate->count[i], 1))
+            return false;
+    for (int i = 0; i < 3 && rule->number[i].name; i++)
+        if (!mpt__check_within(context, rule->number[i].name, rate->number[i], rule->number[i].low,
+                               rule->number[i].high))
+            return false;
+    if (chained && rule->floor && rate->number[0] != 0)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "eta_min = %g; a chained schedule multiplies factors, which knows no "
+                           "lowest rate but 0",
+                           rate->number[0]);
+    if (rate->kind != (int)MPT__MULTI_STEP_LR) return true;
+    if (rate->count[0] > MPT_MAX_MILESTONES)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "count = %lld; at most %d milestones",
+                           rate->count[0], MPT_MAX_MILESTONES);
+    return mpt__check_milestones(context, rate->milestone, rate->count[0], false);
+}
+
+static bool mpt__check_plan(mpt_context *context, const mpt__optimizer *optimizer,
+                            const mpt__schedule *plan, const char *count_name) {
+    for (int i = 0; i < plan->count; i++)
+        if (!mpt__check_curve(context, &plan->rate[i], i == 0 ? count_name : NULL, plan->chained))
+            return false;
+    if (!plan->chained && !mpt__check_milestones(context, plan->milestone, plan->count - 1, true))
         return false;
-    if (!(plan->start >= 0 && plan->start <= 1))
-        mpt__error(context, MPT_ERROR_ARGUMENT, "start = %g is not in [0, 1]", plan->start);
-    else if (plan->unit != MPT_PER_STEP && plan->unit != MPT_PER_EPOCH)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "unit %d is neither MPT_PER_STEP nor MPT_PER_EPOCH",
-                   (int)plan->unit);
-    return context->base.status == MPT_OK;
+    if (plan->unit != MPT_PER_STEP && plan->unit != MPT_PER_EPOCH)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "unit %d is neither MPT_PER_STEP nor MPT_PER_EPOCH", (int)plan->unit);
+    if (optimizer->schedule)
+        return mpt__reject(
+            context, MPT_ERROR_STATE,
+            "the optimizer has a schedule already; end that one with mpt_schedule_destroy");
+    if (!plan->cycles) return true;
+    if (!optimizer->rule->cycles || optimizer->setting[0] == 0)
+        return mpt__reject(context, MPT_ERROR_STATE,
+                           "the optimizer has no momentum that could cycle; set cycle_momentum = "
+                           "false, or a momentum > 0");
+    return mpt__check_number(context, "base_momentum", plan->low_momentum, 0, 1) &&
+           mpt__check_number(context, "max_momentum", plan->high_momentum, 0, 1);
 }
 
 /* Makes an object of `plan` for an optimizer that has none yet. */
 static mpt_schedule mpt__schedule_new(const char *name, mpt_optimizer handle,
-                                      const mpt__schedule *plan, int least_warmup,
-                                      int least_t_max) {
+                                      const mpt__schedule *plan, const char *count_name) {
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
     mpt__schedule *schedule = NULL;
-    if (optimizer && optimizer->schedule)
-        mpt__error(context, MPT_ERROR_STATE,
-                   "the optimizer has a schedule already; end that one with mpt_schedule_destroy");
-    else if (optimizer && mpt__check_plan(context, plan, least_warmup, least_t_max))
+    if (optimizer && mpt__check_plan(context, optimizer, plan, count_name))
         schedule = (mpt__schedule *)mpt__object_make(context, MPT__SCHEDULE, sizeof *schedule);
     if (!schedule) return mpt__schedule_handle(context, NULL);
     mpt__id id = schedule->id;
     *schedule = *plan;
     schedule->id = id;
-    schedule->window = (double *)mpt__host_new(context, MPT__LR_WINDOW * sizeof *schedule->window);
+    schedule->window =
+        (double *)mpt__host_new(context, (size_t)mpt__schedule_numbers(schedule) * 8);
     schedule->first_slot = mpt__scalar_new_i(context, 0);
     schedule->optimizer = optimizer;
     optimizer->schedule = schedule;
-    if (mpt__schedule_rebase(context, optimizer) == MPT_OK)
+    if (mpt__schedule_rebase(context, optimizer) == MPT_OK) {
+        for (int64_t i = 0; i < optimizer->group_count && plan->max_lr > 0; i++)
+            optimizer->groups[i].lr = plan->max_lr;
+        if (plan->max_lr > 0) mpt__schedule_rebase(context, optimizer);
         return mpt__schedule_handle(context, schedule);
+    }
     mpt__object_free(context, MPT__SCHEDULE, id.slot);
     return mpt__schedule_handle(context, NULL);
 }
 
-MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t_max,
-                                              double eta_min, mpt_schedule_unit unit) {
+/* A plan of `count` curves, sequential ones with count - 1 milestones. */
+static mpt__schedule mpt__plan_of(const mpt_rate *rates, int count, const int64_t *milestones,
+                                  mpt_schedule_unit unit) {
     mpt__schedule plan;
     memset(&plan, 0, sizeof plan);
-    plan.t_max = t_max, plan.eta_min = eta_min, plan.unit = unit;
-    return mpt__schedule_new("mpt_cosine_annealing", optimizer, &plan, 0, 1);
+    plan.unit = unit, plan.count = count;
+    for (int i = 0; i < count; i++) plan.rate[i] = rates[i];
+    for (int i = 0; i + 1 < count && milestones; i++) plan.milestone[i] = milestones[i];
+    return plan;
+}
+
+MPTRAIN_API mpt_schedule mpt_schedule_create(mpt_optimizer optimizer, mpt_rate rate,
+                                             mpt_schedule_unit unit) {
+    mpt__schedule plan = mpt__plan_of(&rate, 1, NULL, unit);
+    return mpt__schedule_new("mpt_schedule_create", optimizer, &plan, NULL);
+}
+
+static mpt_schedule mpt__schedule_join(const char *name, mpt_optimizer optimizer,
+                                       const mpt_rate *rates, int count, const int64_t *milestones,
+                                       bool chained, mpt_schedule_unit unit) {
+    mpt_context *context = optimizer.context;
+    if (!rates || count < 1 || count > MPT_MAX_RATES || (!chained && count > 1 && !milestones)) {
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT,
+                    "expected 1 to %d rates and one milestone less, got %d rates%s", MPT_MAX_RATES,
+                    rates ? count : 0, chained || milestones ? "" : " and no milestones");
+        return mpt__schedule_handle(context, NULL);
+    }
+    mpt__schedule plan = mpt__plan_of(rates, count, milestones, unit);
+    plan.chained = chained;
+    return mpt__schedule_new(name, optimizer, &plan, NULL);
+}
+
+MPTRAIN_API mpt_schedule mpt_sequential_lr(mpt_optimizer optimizer, const mpt_rate *rates,
+                                           int count, const int64_t *milestones,
+                                           mpt_schedule_unit unit) {
+    return mpt__schedule_join("mpt_sequential_lr", optimizer, rates, count, milestones, false,
+                              unit);
+}
+
+MPTRAIN_API mpt_schedule mpt_chained_lr(mpt_optimizer optimizer, const mpt_rate *rates, int count,
+                                        mpt_schedule_unit unit) {
+    return mpt__schedule_join("mpt_chained_lr", optimizer, rates, count, NULL, true, unit);
+}
+
+MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t_max,
+                                              double eta_min, mpt_schedule_unit unit) {
+    mpt_rate rate = mpt_cosine_lr(t_max, eta_min);
+    mpt__schedule plan = mpt__plan_of(&rate, 1, NULL, unit);
+    return mpt__schedule_new("mpt_cosine_annealing", optimizer, &plan, NULL);
 }
 
 MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup,
                                     int64_t t_max, double eta_min, mpt_schedule_unit unit) {
-    mpt__schedule plan;
-    memset(&plan, 0, sizeof plan);
-    plan.start = start, plan.warmup = warmup;
-    plan.t_max = t_max, plan.eta_min = eta_min, plan.unit = unit;
-    return mpt__schedule_new("mpt_warmup", optimizer, &plan, 1, 0);
+    mpt_rate rates[2] = {mpt_linear_lr(start, 1, warmup), mpt_cosine_lr(t_max - warmup, eta_min)};
+    mpt__schedule plan = mpt__plan_of(rates, t_max > warmup ? 2 : 1, &warmup, unit);
+    return mpt__schedule_new("mpt_warmup", optimizer, &plan, "warmup");
+}
+
+MPTRAIN_API mpt_one_cycle_config mpt_one_cycle_config_default(void) {
+    mpt_one_cycle_config config = {0, 0, 0.3, 25, 1e4, false, false, true, 0.85, 0.95};
+    return config;
+}
+
+MPTRAIN_API mpt_schedule mpt_one_cycle(mpt_optimizer optimizer, const mpt_one_cycle_config *config,
+                                       mpt_schedule_unit unit) {
+    mpt_one_cycle_config c = config ? *config : mpt_one_cycle_config_default();
+    int64_t shape =
+        (c.linear ? MPT__CYCLE_LINEAR : 0) | (int64_t)(c.three_phase ? MPT__CYCLE_THREE : 0);
+    mpt_rate rate = mpt__rate_make(MPT__ONE_CYCLE_LR, c.total, shape, c.pct_start, c.div_factor);
+    rate.number[2] = c.final_div_factor;
+    mpt__schedule plan = mpt__plan_of(&rate, 1, NULL, unit);
+    plan.max_lr = c.max_lr;
+    plan.cycles = c.cycle_momentum;
+    plan.low_momentum = c.base_momentum, plan.high_momentum = c.max_momentum;
+    if (c.max_lr >= 0 && c.max_lr < MPT__NO_LIMIT)
+        return mpt__schedule_new("mpt_one_cycle", optimizer, &plan, NULL);
+    mpt__misuse(optimizer.context, "mpt_one_cycle", MPT_ERROR_ARGUMENT,
+                "max_lr = %g; expected a finite number >= 0", c.max_lr);
+    return mpt__schedule_handle(optimizer.context, NULL);
+}
+
+MPTRAIN_API mpt_plateau_config mpt_plateau_config_default(void) {
+    mpt_plateau_config config = {0.1, 10, 1e-4, false, false, 0, 0, 1e-8};
+    return config;
+}
+
+static bool mpt__check_plateau(mpt_context *context, const mpt_plateau_config *c) {
+    return mpt__check_number(context, "factor", c->factor, 0, 1) &&
+           mpt__check_count(context, "patience", c->patience, 0) &&
+           mpt__check_number(context, "threshold", c->threshold, 0, MPT__NO_LIMIT) &&
+           mpt__check_count(context, "cooldown", c->cooldown, 0) &&
+           mpt__check_number(context, "min_lr", c->min_lr, 0, MPT__NO_LIMIT) &&
+           mpt__check_number(context, "eps", c->eps, 0, MPT__NO_LIMIT);
+}
+
+MPTRAIN_API mpt_schedule mpt_reduce_on_plateau(mpt_optimizer optimizer,
+                                               const mpt_plateau_config *config) {
+    mpt__schedule plan = mpt__plan_of(NULL, 0, NULL, MPT_PER_EPOCH);
+    plan.plateau = true;
+    plan.config = config ? *config : mpt_plateau_config_default();
+    double worst = MPT__INF_F64;
+    plan.state.best = plan.config.maximize ? -worst : worst;
+    if (!mpt__optimizer_enter(optimizer, "mpt_reduce_on_plateau") ||
+        !mpt__check_plateau(optimizer.context, &plan.config))
+        return mpt__schedule_handle(optimizer.context, NULL);
+    return mpt__schedule_new("mpt_reduce_on_plateau", optimizer, &plan, NULL);
 }
 
 /* ==== Calls ==== */
 
+static mpt__schedule *mpt__schedule_begin(mpt_schedule handle, const char *name) {
+    mpt__schedule *schedule = mpt__schedule_enter(handle, name);
+    if (!schedule || schedule->optimizer) return schedule;
+    mpt__error(handle.context, MPT_ERROR_STATE, "the optimizer of this schedule was destroyed");
+    return NULL;
+}
+
 MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
     mpt_context *context = handle.context;
-    mpt__schedule *schedule = mpt__schedule_enter(handle, "mpt_schedule_step");
+    mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_step");
     if (!schedule) return mpt__status_of(context);
-    if (!schedule->optimizer)
-        return mpt__error(context, MPT_ERROR_STATE, "the optimizer of this schedule was destroyed");
+    if (schedule->plateau)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a plateau schedule moves by mpt_schedule_metric, which needs a value");
     if (schedule->unit == MPT_PER_EPOCH) {
-        schedule->epoch++;
+        schedule->state.time++;
         return mpt__schedule_rebase(context, schedule->optimizer);
     }
     if (!schedule->told) {
@@ -18138,6 +21385,73 @@ MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
     }
     schedule->told = true;
     return MPT_OK;
+}
+
+static bool mpt__plateau_better(const mpt__schedule *schedule, double value) {
+    const mpt_plateau_config *c = &schedule->config;
+    double sign = c->maximize ? 1 : -1, best = schedule->state.best;
+    double margin = c->absolute ? sign * c->threshold : 0;
+    double factor = c->absolute ? 1 : 1 + sign * c->threshold;
+    return sign * value > sign * (best * factor + margin);
+}
+
+MPTRAIN_API mpt_status mpt_schedule_metric(mpt_schedule handle, double value) {
+    mpt_context *context = handle.context;
+    mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_metric");
+    if (!schedule) return mpt__status_of(context);
+    if (!schedule->plateau)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "only a schedule of mpt_reduce_on_plateau looks at a metric");
+    mpt_schedule_state *state = &schedule->state;
+    mpt__optimizer *optimizer = schedule->optimizer;
+    bool better = mpt__plateau_better(schedule, value);
+    if (better) state->best = value;
+    state->bad = better || state->cooldown > 0 ? 0 : state->bad + 1;
+    if (state->cooldown > 0) state->cooldown--;
+    state->time++;
+    if (state->bad <= schedule->config.patience) return MPT_OK;
+    state->cooldown = schedule->config.cooldown;
+    state->bad = 0;
+    for (int64_t i = 0; i < optimizer->group_count; i++) {
+        double *lr = &optimizer->groups[i].lr, cut = *lr * schedule->config.factor;
+        if (cut < schedule->config.min_lr) cut = schedule->config.min_lr;
+        if (*lr - cut > schedule->config.eps) *lr = cut;
+    }
+    return mpt__schedule_rebase(context, optimizer);
+}
+
+/* What mpt_fit does at the end of an epoch. */
+static mpt_status mpt__schedule_epoch(mpt_schedule handle, double metric) {
+    const mpt__schedule *schedule = mpt__schedule_at(handle.context, handle);
+    return schedule && schedule->plateau ? mpt_schedule_metric(handle, metric)
+                                         : mpt_schedule_step(handle);
+}
+
+MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule handle) {
+    const mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_get_state");
+    mpt_schedule_state state;
+    memset(&state, 0, sizeof state);
+    if (schedule) {
+        state = schedule->state;
+        state.time = mpt__schedule_time(handle.context, schedule);
+    }
+    return state;
+}
+
+MPTRAIN_API mpt_status mpt_schedule_set_state(mpt_schedule handle,
+                                              const mpt_schedule_state *state) {
+    mpt_context *context = handle.context;
+    mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_set_state");
+    if (!schedule) return mpt__status_of(context);
+    if (!state) return mpt__error(context, MPT_ERROR_ARGUMENT, "there is no state");
+    if (!mpt__check_count(context, "time", state->time, 0) ||
+        !mpt__check_count(context, "bad", state->bad, 0) ||
+        !mpt__check_count(context, "cooldown", state->cooldown, 0))
+        return context->base.status;
+    int64_t applied = mpt__schedule_time(context, schedule) - schedule->state.time;
+    schedule->state = *state;
+    schedule->state.time -= applied;
+    return mpt__schedule_rebase(context, schedule->optimizer);
 }
 
 MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule handle) {
@@ -18260,6 +21574,257 @@ MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_ini
     }
     int64_t i = mpt__find_parameter(context, found, name, &holder);
     return i < 0 ? context->base.status : mpt__apply_init(context, holder, i, init);
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * 66_average.c: averages of weights over the steps of an optimizer: EMA and SWA.
+ *
+ * An average is fp32 and mirrors the part of each block that a module's parameters take. Its update
+ * is a launch that compares the optimizer's count of applied steps with the one it saw last, so a
+ * skipped step, or one that failed, does not move it, and nobody waits.
+ * ------------------------------------------------------------------------------------------- */
+
+typedef struct mpt__ema_part {
+    uint32_t block, average, backup; /* backup: the block's own values while averages stand there */
+    int64_t first, count;
+} mpt__ema_part;
+
+enum { MPT__EMA_PARTS = 4 }; /* a tree has a block for each dtype of parameters */
+
+typedef struct mpt__ema {
+    mpt__id id;
+    mpt_module module;
+    mpt_optimizer optimizer;
+    mpt_ema_config config;
+    mpt__ema_part part[MPT__EMA_PARTS];
+    int parts;
+    bool applied;                   /* the module's values are the averages */
+    uint16_t seen_slot, count_slot; /* i: applied steps at the last update; updates so far */
+} mpt__ema;
+
+MPT__HANDLES(ema, MPT__EMA)
+
+/* ==== Making and destroying ==== */
+
+static void mpt__ema_free(mpt_context *context, void *object) {
+    mpt__ema *ema = (mpt__ema *)object;
+    for (int i = 0; i < ema->parts; i++) {
+        mpt__storage_forget(context, &ema->part[i].average);
+        mpt__storage_forget(context, &ema->part[i].backup);
+    }
+    mpt__scalar_free(context, ema->seen_slot);
+    mpt__scalar_free(context, ema->count_slot);
+}
+
+/* Whether averages stand in a module that still lives. */
+static bool mpt__ema_applied(const mpt_context *context, const mpt__ema *ema) {
+    const mpt__object *row = &context->objects[MPT__MODULE].rows[ema->module.slot];
+    return ema->applied && row->object && row->generation == ema->module.generation;
+}
+
+/* Lets the parts cover a parameter. */
+static void mpt__ema_cover(mpt__ema *ema, const mpt__parameter *parameter) {
+    int64_t first = parameter->offset, end = first + parameter->numel;
+    mpt__ema_part *part = ema->part;
+    while (part < ema->part + ema->parts && part->block != parameter->block) part++;
+    if (part == ema->part + ema->parts) {
+        if (ema->parts < MPT__EMA_PARTS) ema->parts++;
+        part = &ema->part[ema->parts - 1];
+        part->block = parameter->block, part->first = first, part->count = end - first;
+    }
+    if (part->first + part->count > end) end = part->first + part->count;
+    if (part->first < first) first = part->first;
+    part->first = first, part->count = end - first;
+}
+
+/* Copies between the values of a part, at `values`, and another storage of it. */
+static mpt_status mpt__ema_move(mpt_context *context, const mpt__ema_part *part, uint32_t other,
+                                bool average, bool to_values) {
+    const mpt__block *block = &context->blocks[part->block];
+    mpt_dtype own = (mpt_dtype)block->dtype, dtype = average ? MPT_F32 : own;
+    if (!to_values)
+        return mpt__copy_elements(context, block->values, own, part->first, other, dtype, 0,
+                                  part->count);
+    mpt__copy_elements(context, other, dtype, 0, block->values, own, part->first, part->count);
+    context->storages[block->values].version++;
+    mpt__values_replayed(context, block->values, 0); /* masters hold on to what they know */
+    return context->base.status;
+}
+
+static mpt_status mpt__ema_parts_make(mpt_context *context, mpt__ema *ema) {
+    int64_t count = mpt__module_parameters(context, ema->module, NULL, NULL, 0);
+    if (count < 0) return context->base.status;
+    if (count == 0)
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "the module has no parameters to average");
+    size_t bytes = (size_t)count * sizeof(uint32_t);
+    uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
+    if (!list) return context->base.status;
+    mpt__module_parameters(context, ema->module, NULL, list, count);
+    for (int64_t i = 0; i < count; i++) mpt__ema_cover(ema, &context->parameters[list[i]]);
+    mpt__host_free(context, list, bytes);
+    for (int i = 0; i < ema->parts && context->base.status == MPT_OK; i++) {
+        mpt__ema_part *part = &ema->part[i];
+        part->average =
+            mpt__storage_new(context, part->count * 4, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, false);
+        if (part->average) mpt__ema_move(context, part, part->average, true, false);
+    }
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_ema_config mpt_ema_config_default(void) {
+    mpt_ema_config config = {0.999, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer,
+                                   const mpt_ema_config *config) {
+    mpt_context *context = module.context;
+    mpt_ema_config c = config ? *config : mpt_ema_config_default();
+    mpt__ema *ema = NULL;
+    const mpt__optimizer *steps = NULL;
+    if (mpt__enter(context, "mpt_ema_create") && mpt__module_at(context, module))
+        steps = mpt__optimizer_at(context, optimizer);
+    if (steps && mpt__check_number(context, "decay", c.decay, 0, 1))
+        ema = (mpt__ema *)mpt__object_make(context, MPT__EMA, sizeof *ema);
+    if (!ema) return mpt__ema_handle(context, NULL);
+    ema->module = module, ema->optimizer = optimizer, ema->config = c;
+    ema->seen_slot =
+        mpt__scalar_new_i(context, mpt__scalar_get_i(context, steps->slot[MPT__OPTIM_APPLIED]));
+    ema->count_slot = mpt__scalar_new_i(context, 0);
+    if (mpt__ema_parts_make(context, ema) == MPT_OK) return mpt__ema_handle(context, ema);
+    mpt__object_free(context, MPT__EMA, ema->id.slot);
+    return mpt__ema_handle(context, NULL);
+}
+
+/* ==== Calls ==== */
+
+/* Begins a call on averages whose module lives. */
+static mpt__ema *mpt__ema_begin(mpt_ema handle, const char *name) {
+    mpt__ema *ema = mpt__ema_enter(handle, name);
+    return ema && mpt__module_at(handle.context, ema->module) ? ema : NULL;
+}
+
+MPTRAIN_API mpt_status mpt_ema_update(mpt_ema handle) {
+    mpt_context *context = handle.context;
+    const mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_update");
+    const mpt__optimizer *optimizer = ema ? mpt__optimizer_at(context, ema->optimizer) : NULL;
+    if (!optimizer) return mpt__status_of(context);
+    if (ema->applied)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "the module's values are the averages; call mpt_ema_restore first");
+    for (int i = 0; i < ema->parts; i++) {
+        const mpt__ema_part *part = &ema->part[i];
+        const mpt__block *block = &context->blocks[part->block];
+        mpt__launch *launch = mpt__launch_begin(context, MPT__K_AVERAGE);
+        mpt__operand_on(launch, 0, part->average, MPT_F32, 0, part->count, MPT__READ_WRITE);
+        mpt__operand_on(launch, 1, block->values, (mpt_dtype)block->dtype, part->first, part->count,
+                        MPT__READ);
+        launch->slot[0] = optimizer->slot[MPT__OPTIM_APPLIED];
+        launch->slot[1] = ema->seen_slot;
+        launch->slot[2] = ema->count_slot;
+        launch->imm[0] = ema->config.decay;
+        launch->index[0] = ema->config.equal ? 2 : ema->config.warmup;
+        launch->index[1] = i == ema->parts - 1;
+        mpt__submit(context, launch);
+    }
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema handle) {
+    mpt_context *context = handle.context;
+    mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_apply");
+    if (!ema) return mpt__status_of(context);
+    for (int i = 0; i < ema->parts; i++) {
+        mpt__ema_part *part = &ema->part[i];
+        const mpt__block *block = &context->blocks[part->block];
+        if (mpt__averages_applied(context, part->block))
+            return mpt__error(context, MPT_ERROR_STATE,
+                              "averages were applied already; call mpt_ema_restore first");
+        if (!part->backup)
+            part->backup =
+                mpt__storage_new(context, part->count * mpt__dtype_info[block->dtype].bytes,
+                                 MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
+        if (!part->backup) return context->base.status;
+    }
+    for (int i = 0; i < ema->parts; i++) {
+        const mpt__ema_part *part = &ema->part[i];
+        mpt__ema_move(context, part, part->backup, false, false);
+        mpt__ema_move(context, part, part->average, true, true);
+    }
+    ema->applied = true;
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema handle) {
+    mpt_context *context = handle.context;
+    mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_restore");
+    if (!ema) return mpt__status_of(context);
+    if (!ema->applied)
+        return mpt__error(context, MPT_ERROR_STATE, "mpt_ema_apply was not called before");
+    for (int i = 0; i < ema->parts; i++)
+        mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, true);
+    ema->applied = false;
+    return context->base.status;
+}
+
+static bool mpt__averages_applied(const mpt_context *context, uint32_t block) {
+    const mpt__object_table *table = &context->objects[MPT__EMA];
+    for (int64_t slot = 1; slot < table->count; slot++) {
+        const mpt__ema *ema = (const mpt__ema *)table->rows[slot].object;
+        for (int i = 0; ema && mpt__ema_applied(context, ema) && i < ema->parts; i++)
+            if (ema->part[i].block == block) return true;
+    }
+    return false;
+}
+
+/* Visits the averages of every parameter under its name, then the counts. */
+static mpt_status mpt__ema_visit(mpt_context *context, const mpt__ema *ema,
+                                 mpt__state_visitor visit, void *user) {
+    char name[512];
+    mpt__state_item item;
+    memset(&item, 0, sizeof item);
+    item.name = name;
+    item.dtype = MPT_F32;
+    mpt_status status = MPT_OK;
+    for (int64_t k = 0; k < context->parameter_count && status == MPT_OK; k++) {
+        const mpt__parameter *parameter = &context->parameters[k];
+        for (int i = 0; i < ema->parts && parameter->live; i++) {
+            const mpt__ema_part *part = &ema->part[i];
+            item.offset = parameter->offset - part->first, item.count = parameter->numel;
+            if (part->block != parameter->block || item.offset < 0 ||
+                item.offset + item.count > part->count)
+                continue;
+            mpt__format_text(name, sizeof name, "%s.average", parameter->path);
+            item.storage = part->average;
+            status = visit(context, user, &item);
+        }
+    }
+    item.storage = 0;
+    item.dtype = MPT_I64;
+    for (int i = 0; i < 2 && status == MPT_OK; i++) {
+        mpt__format_text(name, sizeof name, "%s", i ? "updates" : "applied_steps");
+        item.slot = i ? ema->count_slot : ema->seen_slot;
+        status = visit(context, user, &item);
+    }
+    return status;
+}
+
+MPTRAIN_API uint64_t mpt_ema_hash(mpt_ema handle) {
+    const mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_hash");
+    uint64_t hash = 0;
+    if (ema) mpt__ema_visit(handle.context, ema, mpt__hash_item, &hash);
+    return hash;
+}
+
+MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema handle) {
+    mpt_context *context = handle.context;
+    const mpt__ema *ema = mpt__ema_enter(handle, "mpt_ema_destroy");
+    if (!ema) return mpt__status_of(context);
+    if (mpt__ema_applied(context, ema))
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "the module's values are the averages; call mpt_ema_restore first");
+    mpt__object_free(context, MPT__EMA, ema->id.slot);
+    return context->base.status;
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -20806,7 +24371,10 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
     }
     fit->result.epochs = epoch;
     mpt__fit_validate(fit);
-    if (fit->config->schedule.context) mpt_schedule_step(fit->config->schedule);
+    if (fit->config->schedule.context)
+        mpt__schedule_epoch(fit->config->schedule, fit->config->validation.context
+                                                       ? fit->result.validation_loss
+                                                       : fit->result.train_loss);
     if (!mpt_failed(fit->context)) mpt__fit_tell(fit, true);
 }
 
@@ -21286,8 +24854,8 @@ static bool mpt__backend_create(mpt_context *context) {
                 mpt__error(context, status, "%s", backend->error);
             return status == MPT_OK;
         }
-        static int32_t said;
-        if (device == MPT_DEVICE_AUTO && mpt__atomic_add32(&said, 1) == 0)
+        static int32_t said; /* once per program, to the first log that hears it */
+        if (device == MPT_DEVICE_AUTO && config->log.write && mpt__atomic_add32(&said, 1) == 0)
             mpt__log(&context->base, MPT_LOG_WARNING, "no GPU (%s): computing on the CPU", why);
     }
 #endif
@@ -21335,6 +24903,7 @@ static bool mpt__context_start(mpt_context *context) {
     context->objects[MPT__OPTIMIZER].destroy = mpt__optimizer_free;
     context->objects[MPT__SCALER].destroy = mpt__scaler_free;
     context->objects[MPT__SCHEDULE].destroy = mpt__schedule_free;
+    context->objects[MPT__EMA].destroy = mpt__ema_free;
     context->objects[MPT__DATASET].destroy = mpt__dataset_release;
     context->objects[MPT__LOADER].destroy = mpt__loader_free;
     return context->base.status == MPT_OK;
@@ -21370,8 +24939,8 @@ MPTRAIN_API mpt_context *mpt_create(const mpt_config *config) {
 
 /* In this order workers stop before what they read goes, and optimizers before parameters. */
 static const mpt__object_kind mpt__destroy_order[MPT__OBJECT_KINDS] = {
-    MPT__LOADER, MPT__DATASET,   MPT__CAPTURED, MPT__RECORDING, MPT__SCHEDULE,
-    MPT__SCALER, MPT__OPTIMIZER, MPT__MODULE,   MPT__USER_OP};
+    MPT__LOADER,   MPT__DATASET, MPT__CAPTURED,  MPT__RECORDING, MPT__EMA,
+    MPT__SCHEDULE, MPT__SCALER,  MPT__OPTIMIZER, MPT__MODULE,    MPT__USER_OP};
 
 static void mpt__destroy_objects(mpt_context *context) {
     for (int k = 0; k < MPT__OBJECT_KINDS; k++) {
@@ -21565,9 +25134,9 @@ MPT__END_FLOAT_CONTROL
 
 0.1.0
     First release: tensors, autograd, autocast to fp16 and bf16, pure half, gradient scaling,
-    modules, SGD and AdamW, schedules, data loading, safetensors, CPU kernels for x86-64 up to
-    AMX, for AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu, which no real
-    GPU has run yet; captured steps.
+    modules, optimizers, schedules, averages of weights, data loading, safetensors, CPU kernels for
+    x86-64 up to AMX, for AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu,
+    which no real GPU has run yet; captured steps.
 */
 
 /* ==== Licence ================================================================================
