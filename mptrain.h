@@ -290,7 +290,7 @@ optimizer state from files. fp8 and fp64 are dtypes of storage. Tensors have at 
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.
 */
 /* ---------------------------------------------------------------------------------------------
- * 01_api.h: the public API.
+ * 01_api.h: the public API: contexts, tensors, operations, autograd.
  *
  * Shapes stand in brackets, [N, C]; dtypes are those of mpt_dtype; bytes are bytes, elements are
  * elements. A function that can fail records the first error in its context (mpt_error) and
@@ -904,6 +904,20 @@ MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype)
 MPTRAIN_API mpt_status mpt_autocast_end(mpt_context *context);
 /* The policy table as text, one op per line; returns the length it needs. */
 MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MPTRAIN_H */
+/* ---------------------------------------------------------------------------------------------
+ * 02_api_train.h: the public API of modules, optimizers, data, files and whole trainings.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__02_API_TRAIN_INCLUDED
+#define MPT__02_API_TRAIN_INCLUDED
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* ==== Modules ================================================================================ */
 
@@ -1537,7 +1551,7 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
 #ifdef __cplusplus
 }
 #endif
-#endif /* MPTRAIN_H */
+#endif /* MPT__02_API_TRAIN_INCLUDED */
 
 #if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION)
 /* ---------------------------------------------------------------------------------------------
@@ -1786,8 +1800,8 @@ typedef enum mpt__kernel {
       -c *(b * (1 - p) + r), -MPT__PRODUCT(c *(1 - p), a), 0)
 #define MPT__COSINE_SIGN (d == 1 ? -1.0f : d == -1 && a / e > p ? 1.0f : 0.0f)
 
-/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c = imm[0],
-   d = imm[1], s = slot. Those that give bool compare integers exactly. */
+/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c =
+   imm[0], d = imm[1], s = slot. Those that give bool compare integers exactly. */
 typedef enum mpt__function {
     MPT__FN_NONE = 0,
     /* unary */
@@ -5644,7 +5658,8 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
 
 /* ---------------------------------------------------------------------------------------------
  * 30_cpu_ref.c: the kernels of the CPU: what they share, and the elementwise ones. Reductions,
- * softmax and matrix products are in 30_cpu_rows.c; those of training in 31_cpu_train.c.
+ * softmax and matrix products are in 30_cpu_rows.c; those of training in 31_cpu_loss.c and
+ * 31_cpu_train.c.
  *
  * A kernel is written once, for all levels. It walks its operands in blocks of at most MPT__BLOCK
  * elements: loaded and converted to mpt__real (or taken where they lie), computed by the words of
@@ -7601,8 +7616,7 @@ static void mpt__ref_gemm(const mpt__cpu_call *call) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 31_cpu_train.c: the kernels of training: losses, gradients, optimizers, loss scaler and device
- * scalars; and the words of the reference level.
+ * 31_cpu_loss.c: the kernels of losses.
  * ------------------------------------------------------------------------------------------- */
 
 /* ==== Losses ==== */
@@ -8070,6 +8084,11 @@ static void mpt__ref_pair_loss(const mpt__cpu_call *call) {
     mpt__ref_put_one(&w.walk[4].view, 0,
                      (chunks > 0 ? w.partial[0] : 0) / (mpt__real)launch->imm[2]);
 }
+
+/* ---------------------------------------------------------------------------------------------
+ * 31_cpu_train.c: the kernels of training: gradients, optimizers, loss scaler and device scalars;
+ * and the words of the reference level.
+ * ------------------------------------------------------------------------------------------- */
 
 /* ==== Gradients ==== */
 

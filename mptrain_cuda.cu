@@ -1822,7 +1822,8 @@ struct mpt__lines {
    rescaled where its maximum grows. A NaN anywhere, and a line of nothing but -infinity, make the
    sum NaN. */
 template <int GROUP, int V>
-__device__ __forceinline__ float mpt__line_sum(const mpt__array &array, long long base, long long stride,
+__device__ __forceinline__ float mpt__line_sum(const mpt__array &array, long long base,
+                                               long long stride,
                                long long n, float *most) {
     float largest = -INFINITY, sum = 0.0f, x[V];
     for (long long i = threadIdx.x % GROUP * V; i < n; i += GROUP * V) {
@@ -2426,10 +2427,10 @@ mpt_status mpt__cuda_metric_add(const mpt__cuda_call *call) {
 
 /* ==== Matrix products: GEMM ====
  *
- * cuBLASLt computes them, with bias and ReLU or GELU in its epilogue where it can. Operands that it cannot
- * read (another dtype, no contiguous dimension) are packed into workspace first; what it cannot
- * finish goes through an fp32 sum in workspace and a kernel of ours. A product that cuBLASLt refuses
- * is done by a plain kernel of ours. */
+ * cuBLASLt computes them, with bias and ReLU or GELU in its epilogue where it can. Operands that it
+ * cannot read (another dtype, no contiguous dimension) are packed into workspace first; what it
+ * cannot finish goes through an fp32 sum in workspace and a kernel of ours. A product that cuBLASLt
+ * refuses is done by a plain kernel of ours. */
 
 #define MPT__TILE 32          /* rows and columns of what a block of the plain kernel computes */
 #define MPT__CANDIDATES 16    /* algorithms of a product that benchmark mode times */
@@ -3597,7 +3598,7 @@ __device__ __forceinline__ float mpt__norm_multiplier(const mpt__gradients &g) {
     return mpt__factor(g.scalars, g.slot.at[0]);
 }
 
-template <int N>
+template <int NORM, int N>
 __device__ __forceinline__ void mpt__add_squares(const mpt__gradients &g, float multiplier,
                                                  long long at, mpt__norm_part &part) {
     float x[N];
@@ -3606,9 +3607,9 @@ __device__ __forceinline__ void mpt__add_squares(const mpt__gradients &g, float 
         const float product = x[i] * multiplier; /* infinity times 0 is NaN */
         if (!mpt__is_finite(product)) part.nonfinite = 1;
         if (g.slot.at[2] == 0) continue;
-        if (g.norm == MPT__NORM_2)
+        if (NORM == MPT__NORM_2)
             part.squares += (double)product * (double)product;
-        else if (g.norm == MPT__NORM_1)
+        else if (NORM == MPT__NORM_1)
             part.squares += (double)fabsf(product);
         else
             part.squares = (double)mpt__larger((float)part.squares, fabsf(product));
@@ -3645,6 +3646,7 @@ __device__ void mpt__norm_finish(const mpt__gradients &g, bool joined) {
 }
 
 /* The tree: a thread's elements of a chunk, the threads of a block, then the chunks likewise. */
+template <int NORM>
 __global__ void mpt__grad_norm_kernel(const mpt__gradients g, bool joined) {
     const float multiplier = mpt__norm_multiplier(g);
     mpt__chunk chunk = {0, 0, 0, 0};
@@ -3653,10 +3655,10 @@ __global__ void mpt__grad_norm_kernel(const mpt__gradients g, bool joined) {
         if (mpt__seek(g.segments, number, chunk)) {
             const long long eights = mpt__chunk_eights(chunk, g.aligned);
             MPT__EACH_OF_BLOCK(i, eights) {
-                mpt__add_squares<8>(g, multiplier, chunk.first + 8 * i, part);
+                mpt__add_squares<NORM, 8>(g, multiplier, chunk.first + 8 * i, part);
             }
             MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
-                mpt__add_squares<1>(g, multiplier, chunk.first + 8 * eights + i, part);
+                mpt__add_squares<NORM, 1>(g, multiplier, chunk.first + 8 * eights + i, part);
             }
         }
         part.squares = mpt__join_norms(g, part.squares);
@@ -3672,7 +3674,10 @@ int64_t mpt__cuda_grad_norm_workspace(const mpt__launch *launch) {
 
 mpt_status mpt__cuda_grad_norm(const mpt__cuda_call *call) {
     const mpt__gradients g = mpt__gradients_of(call);
-    mpt__grad_norm_kernel<<<mpt__segment_blocks(call, g.segments), MPT__THREADS, 0, call->stream>>>(
+    auto kernel = g.norm == MPT__NORM_2   ? mpt__grad_norm_kernel<MPT__NORM_2>
+                  : g.norm == MPT__NORM_1 ? mpt__grad_norm_kernel<MPT__NORM_1>
+                                          : mpt__grad_norm_kernel<MPT__NORM_MAX>;
+    kernel<<<mpt__segment_blocks(call, g.segments), MPT__THREADS, 0, call->stream>>>(
         g, call->launch->index[0] != 0);
     return MPT_OK;
 }
@@ -4450,7 +4455,7 @@ mpt_status mpt__cuda_start(mpt__cuda *cuda) {
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
         cudaGetLastError();
         snprintf(cuda->backend->error, sizeof cuda->backend->error,
-                 "mptrain_cuda.cu was compiled for other GPUs than %s, of compute capability "
+                 "mptrain_cuda.cu was compiled for other GPUs than %.99s, of compute capability "
                  "%d.%d: compile it with -arch=sm_%d%d, or set MPT_DEVICE_CPU",
                  card.name, card.major, card.minor, card.major, card.minor);
         return MPT_ERROR_DEVICE;

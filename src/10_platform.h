@@ -7,7 +7,7 @@
 #ifndef MPT__10_PLATFORM_INCLUDED
 #define MPT__10_PLATFORM_INCLUDED
 
-#include "01_api.h"
+#include "02_api_train.h"
 
 #include <stdarg.h>
 #include <string.h>

@@ -9,7 +9,7 @@
 #ifndef MPT__20_LAUNCH_INCLUDED
 #define MPT__20_LAUNCH_INCLUDED
 
-#include "01_api.h"
+#include "02_api_train.h"
 
 #define MPT__MAX_OPERANDS 9
 #define MPT__MAX_SLOTS 8
@@ -246,8 +246,8 @@ typedef enum mpt__kernel {
       -c *(b * (1 - p) + r), -MPT__PRODUCT(c *(1 - p), a), 0)
 #define MPT__COSINE_SIGN (d == 1 ? -1.0f : d == -1 && a / e > p ? 1.0f : 0.0f)
 
-/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c = imm[0],
-   d = imm[1], s = slot. Those that give bool compare integers exactly. */
+/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c =
+   imm[0], d = imm[1], s = slot. Those that give bool compare integers exactly. */
 typedef enum mpt__function {
     MPT__FN_NONE = 0,
     /* unary */

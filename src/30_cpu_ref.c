@@ -1,6 +1,7 @@
 /* ---------------------------------------------------------------------------------------------
  * 30_cpu_ref.c: the kernels of the CPU: what they share, and the elementwise ones. Reductions,
- * softmax and matrix products are in 30_cpu_rows.c; those of training in 31_cpu_train.c.
+ * softmax and matrix products are in 30_cpu_rows.c; those of training in 31_cpu_loss.c and
+ * 31_cpu_train.c.
  *
  * A kernel is written once, for all levels. It walks its operands in blocks of at most MPT__BLOCK
  * elements: loaded and converted to mpt__real (or taken where they lie), computed by the words of

@@ -1,6 +1,7 @@
 /* The spine: includes the rooms in order. tools/amalgamate.c makes ../mptrain.h from it. */
 #include "00_manual.h"
 #include "01_api.h"
+#include "02_api_train.h"
 
 #if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION)
 #include "20_launch.h"
@@ -20,6 +21,7 @@
 #include "29_cpu.c"
 #include "30_cpu_ref.c"
 #include "30_cpu_rows.c"
+#include "31_cpu_loss.c"
 #include "31_cpu_train.c"
 #include "32_cpu_simd.c"
 #include "32_cpu_avx2.c"

@@ -35,7 +35,7 @@ mpt__loss_backward_kernelILi32ELi8       6  3
 mpt__loss_backward_kernelILi256ELi8      6  3
 mpt__pack_kernel                         6  3
 mpt__finish_kernel                       9  3
-mpt__grad_norm_kernel                   20  0
+mpt__grad_norm_kernelILi0               20  0
 mpt__grad_scale_kernel                   2  2
 mpt__update_kernel                      11  9
 mpt__average_kernel                      1  1
