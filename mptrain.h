@@ -6124,8 +6124,8 @@ static MPT__INLINE int64_t mpt__ref_chunks(int64_t count, int64_t size) {
 }
 /* What numbers of elements multiply to: 0 wins over dimensions too large to multiply. */
 static MPT__INLINE int64_t mpt__ref_times(int64_t a, int64_t b) {
-    bool small = ((a | b) >> 31) == 0; /* spares the division */
-    return !small && b != 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
+    bool both_fit = ((a | b) >> 31) == 0; /* spares the division */
+    return !both_fit && b != 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
 }
 static int64_t mpt__ref_numel(const mpt__operand *o) {
     int64_t count = 1;
@@ -21439,8 +21439,8 @@ MPTRAIN_API mpt_status mpt_schedule_metric(mpt_schedule handle, double value) {
     return mpt__schedule_rebase(context, optimizer);
 }
 
-/* What mpt_fit does at the end of an epoch. */
-static mpt_status mpt__schedule_epoch(mpt_schedule handle, double metric) {
+/* What mpt_fit, where it is built, does at the end of an epoch. */
+static MPT__UNUSED mpt_status mpt__schedule_epoch(mpt_schedule handle, double metric) {
     const mpt__schedule *schedule = mpt__schedule_at(handle.context, handle);
     return schedule && schedule->plateau ? mpt_schedule_metric(handle, metric)
                                          : mpt_schedule_step(handle);

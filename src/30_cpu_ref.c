@@ -472,8 +472,8 @@ static MPT__INLINE int64_t mpt__ref_chunks(int64_t count, int64_t size) {
 }
 /* What numbers of elements multiply to: 0 wins over dimensions too large to multiply. */
 static MPT__INLINE int64_t mpt__ref_times(int64_t a, int64_t b) {
-    bool small = ((a | b) >> 31) == 0; /* spares the division */
-    return !small && b != 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
+    bool both_fit = ((a | b) >> 31) == 0; /* spares the division */
+    return !both_fit && b != 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
 }
 static int64_t mpt__ref_numel(const mpt__operand *o) {
     int64_t count = 1;

@@ -601,8 +601,8 @@ MPTRAIN_API mpt_status mpt_schedule_metric(mpt_schedule handle, double value) {
     return mpt__schedule_rebase(context, optimizer);
 }
 
-/* What mpt_fit does at the end of an epoch. */
-static mpt_status mpt__schedule_epoch(mpt_schedule handle, double metric) {
+/* What mpt_fit, where it is built, does at the end of an epoch. */
+static MPT__UNUSED mpt_status mpt__schedule_epoch(mpt_schedule handle, double metric) {
     const mpt__schedule *schedule = mpt__schedule_at(handle.context, handle);
     return schedule && schedule->plateau ? mpt_schedule_metric(handle, metric)
                                          : mpt_schedule_step(handle);

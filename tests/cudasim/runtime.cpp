@@ -63,8 +63,10 @@ size_t bytes_in_use;
 std::map<const char *, size_t> device_blocks, pinned_blocks;
 
 // Opens and closes device memory: by a protection key, which is quick and touches this thread
-// alone, or, where the CPU has none, by the rights of its pages.
+// alone, or, where the CPU has none, by the rights of its pages. That takes as long as there are
+// pages, so unless it was asked for they are closed one time in 16: the host still meets them.
 int protection_key = -1;
+char *open_to; // pages from the arena's first to here are open
 
 void set_protection(bool open) {
     if (!arena || protect == OPEN) return;
@@ -72,8 +74,15 @@ void set_protection(bool open) {
         pkey_set(protection_key, open ? 0 : PKEY_DISABLE_ACCESS);
         return;
     }
-    const size_t size = (size_t)(arena_top - arena + (long)PAGE - 1) & ~(PAGE - 1);
-    mprotect(arena, size, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+    static unsigned closings;
+    if (open) {
+        const size_t size = (size_t)(arena_top - open_to + (long)PAGE - 1) & ~(PAGE - 1);
+        mprotect(open_to, size, PROT_READ | PROT_WRITE);
+        open_to += size;
+    } else if (protect == BY_PAGES || ++closings % 16 == 0) {
+        mprotect(arena, (size_t)(open_to - arena), PROT_NONE);
+        open_to = arena;
+    }
 }
 
 bool find(const std::map<const char *, size_t> &blocks, const void *at, size_t size) {
@@ -112,7 +121,7 @@ void create_arena() {
     if (protection_key >= 0 &&
         pkey_mprotect(arena, ARENA, PROT_READ | PROT_WRITE, protection_key) != 0)
         die("no protection for device memory");
-    arena_top = arena;
+    arena_top = open_to = arena;
     watch_faults();
 }
 
