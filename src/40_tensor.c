@@ -642,8 +642,8 @@ static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor) {
 
 /* Ends the handle. */
 static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor) {
-    bool needed = tensor->saves && tensor->nodes; /* by storage and slot */
     if (!tensor->handle) return;
+    bool needed = tensor->saves && tensor->nodes; /* by storage and slot */
     tensor->handle = 0;
     if (!needed) mpt__tensor_settle(context, tensor);
 }

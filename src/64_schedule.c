@@ -483,8 +483,10 @@ MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t
 
 MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup,
                                     int64_t t_max, double eta_min, mpt_schedule_unit unit) {
-    mpt_rate rates[2] = {mpt_linear_lr(start, 1, warmup), mpt_cosine_lr(t_max - warmup, eta_min)};
-    mpt__schedule plan = mpt__plan_of(rates, t_max > warmup ? 2 : 1, &warmup, unit);
+    bool falls = warmup >= 0 && t_max > warmup;
+    mpt_rate rates[2] = {mpt_linear_lr(start, 1, warmup),
+                         mpt_cosine_lr(falls ? t_max - warmup : 1, eta_min)};
+    mpt__schedule plan = mpt__plan_of(rates, falls ? 2 : 1, &warmup, unit);
     return mpt__schedule_new("mpt_warmup", optimizer, &plan, "warmup");
 }
 

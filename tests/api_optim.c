@@ -1091,7 +1091,8 @@ TEST(schedules_in_captured_steps) {
                 }
                 mpt_release(input);
             }
-            CHECK_EQ_INT(mpt_captured_count(steps), captured ? 38 : 0);
+            int replayed = mpt_config_default().debug ? 36 : 38; /* two are compared, eagerly */
+            CHECK_EQ_INT(mpt_captured_count(steps), captured ? replayed : 0);
             CHECK_EQ_INT(mpt_applied_steps(run.optimizer), 34);
             weights[captured] = mpt_module_hash(run.net);
             state[captured] = mpt_optimizer_hash(run.optimizer) * 31 + mpt_ema_hash(run.ema);

@@ -113,7 +113,9 @@ CALL(cat, mpt_cat(in, 3, axes[v]))
 
 /* Labels of 1 and -1, in fp64 as the inputs are. */
 static mpt_tensor signs(mpt_shape shape) {
-    static const double values[12] = {1, -1, -1, 1, -1, 1, 1, -1, 1, 1, -1, -1};
+    static const double some[12] = {1, -1, -1, 1, -1, 1, 1, -1, 1, 1, -1, -1};
+    double values[64];
+    for (int i = 0; i < 64; i++) values[i] = some[i % 12];
     return mpt_from(context, MPT_F64, shape, values);
 }
 /* Positive constants of the last dimension. */
