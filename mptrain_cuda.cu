@@ -1005,7 +1005,7 @@ struct mpt__dropout {
     mpt__key key;
     unsigned int threshold; /* words from here on keep */
     float factor;
-    bool any;
+    int any;
 };
 
 __device__ __forceinline__ float mpt__kept(const mpt__dropout &dropout, unsigned int word,
@@ -1103,7 +1103,7 @@ __device__ void mpt__sincos_quadrant(unsigned int quadrant, double r, double *si
 
 struct mpt__distribution {
     mpt__key key;
-    bool normal;
+    int normal;
     float a, b; /* lowest and beyond the highest; or mean and deviation */
 };
 
@@ -1412,7 +1412,7 @@ mpt_status mpt__cuda_scatter_add(const mpt__cuda_call *call) {
 struct mpt__triangle {
     mpt__walk walk;
     long long rows, columns, diagonal;
-    bool upper;
+    int upper; /* or lower */
 };
 
 __global__ void mpt__triangle_kernel(const mpt__triangle w) {
@@ -1421,7 +1421,7 @@ __global__ void mpt__triangle_kernel(const mpt__triangle w) {
         long long at[2];
         float x = 0;
         mpt__locate_in<2>(w.walk, i, at);
-        if (above == 0 || (above > 0) == w.upper) mpt__fetch(w.walk.array[0], at[0], x);
+        if (above == 0 || (above > 0) == (w.upper != 0)) mpt__fetch(w.walk.array[0], at[0], x);
         mpt__put(w.walk.array[1], at[1], x);
     }
 }
@@ -1444,7 +1444,7 @@ struct mpt__cumsum {
     mpt__space lines;
     mpt__array from, to;                  /* strides over the lines */
     long long n, from_stride, to_stride; /* along the dimension */
-    bool reverse;
+    int reverse;
 };
 
 /* A block for a line, which it takes in pieces of one element for each thread. */
@@ -1815,7 +1815,7 @@ struct mpt__lines {
     mpt__space space;
     mpt__array array[3];
     long long n, along[3];
-    bool log;
+    int log;
 };
 
 /* The maximum of a line and the sum of exp(x - maximum) over it, in one pass: what a thread has is
@@ -2047,7 +2047,7 @@ struct mpt__loss {
     long long sample_rows;                   /* of a sample that has more than one, else 0 */
     float smoothing;
     int reduction; /* mpt_reduction */
-    bool from_logits;
+    int from_logits;
     float *row_loss, *row_weight; /* [rows] */
     mpt__scalar *scalars;
 };
@@ -3567,7 +3567,7 @@ struct mpt__norm_part {
 
 struct mpt__gradients {
     float *data;
-    bool aligned;
+    int aligned;
     int norm; /* mpt__norm */
     float limit;
     mpt__segments segments;
@@ -3721,8 +3721,8 @@ struct mpt__update {
     int dtype;
     float *master, *first, *second, *third; /* NULL: absent */
     const float *gradient;
-    bool aligned, adam, variant; /* Nesterov; decoupled decay */
-    bool maximize;
+    int aligned, adam, variant; /* Nesterov; decoupled decay */
+    int maximize;
     int function; /* of MOMENTS */
     float keep2, add2, eps, decay;
     double imm[4];
@@ -3730,7 +3730,7 @@ struct mpt__update {
     long long *steps;
     const double *rates; /* NULL: the rate is in slot[0] */
     long long rate_count;
-    bool cycles; /* a second row of rates has momentum or beta1 */
+    int cycles; /* a second row of rates has momentum or beta1 */
     long long commit; /* 0, 1: the segments' step counts, 2: and the applied steps */
     mpt__slots slot;
     mpt__scalar *scalars;
@@ -3742,7 +3742,7 @@ struct mpt__pace {
     float lr;          /* of Adam: over c1 */
     float keep1, add1; /* momentum, 1 - dampening; beta1, 1 - beta1 */
     float root_factor, shrink;
-    bool fresh; /* no update before this one */
+    int fresh; /* no update before this one */
 };
 
 /* base^exponent by repeated squaring. */
@@ -3985,7 +3985,7 @@ struct mpt__average {
     long long count, eights;
     double decay;
     long long form;
-    bool commits;
+    int commits;
     mpt__slots slot; /* applied steps, those seen, updates */
     mpt__scalar *scalars;
     unsigned int *ticket;
@@ -4087,7 +4087,7 @@ mpt_status mpt__cuda_scalar_or(const mpt__cuda_call *call) {
 struct mpt__scaler_settings {
     double growth, backoff, floor_scale, ceiling;
     long long interval;
-    bool fixed;
+    int fixed;
     mpt__slots slot;
 };
 

@@ -88,10 +88,9 @@ shuffles                 plain -                divergent warp function
 source                   plain -                wrong: element 8
 uninitialised            plain -                wrong: element 0 is -*nan
 uninitialised_in_shared  plain -                wrong: element 0 is -*nan
-host_read                plain -                the host touched device memory
-host_write               plain -                the host touched device memory
 host_read                plain CUDASIM_PROTECT=2 the host touched device memory
-host_read                asan  -                SEGV
+host_write               plain CUDASIM_PROTECT=2 the host touched device memory
+host_read                asan  CUDASIM_PROTECT=2 SEGV
 host_pointer             plain -                parameter 1 holds a pointer to host memory
 host_pointer_in_struct   plain -                parameter 0 holds a pointer to host memory
 freed_pointer            plain -                pointer to freed device memory

@@ -367,7 +367,8 @@ void check_parameter(const char *name, size_t index, const parameter &p) {
         uintptr_t word;
         memcpy(&word, (const char *)p.at + offset, sizeof word);
         if (word < LOWEST || word >= HIGHEST) continue;
-        // A small int before padding that nobody set looks like this; few pointers do.
+        // A small int before padding that nobody set looks like this; few pointers do. (A bool there
+        // would not: its seven neighbours may be those of an old pointer. So structs have ints.)
         if ((uint32_t)(word + 4096) < 8192) continue;
         const void *at = (const void *)word;
         if (find(device_blocks, at, 0) || find(pinned_blocks, at, 0)) continue;
