@@ -577,7 +577,7 @@ static mpt_tensor mpt__spare(mpt__spares *spares, mpt_tensor x) {
     return spares->tensor[spares->count++] = x;
 }
 
-static mpt_tensor mpt__spares_end(mpt__spares *spares, mpt_tensor result) {
+static MPT__NOINLINE mpt_tensor mpt__spares_end(mpt__spares *spares, mpt_tensor result) {
     while (spares->count > 0) mpt_release(spares->tensor[--spares->count]);
     return result;
 }
