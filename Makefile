@@ -97,12 +97,14 @@ test: $(LOGS)
 
 amalgamate: $(BUILD)/amalgamate
 	$(BUILD)/amalgamate src/mptrain.h mptrain.h
+	$(BUILD)/amalgamate src/cuda/mptrain_cuda.cu mptrain_cuda.cu
 
 check-header: $(BUILD)/amalgamate
 	@$(BUILD)/amalgamate src/mptrain.h $(BUILD)/generated.h
-	@cmp $(BUILD)/generated.h mptrain.h || \
-	    { echo "mptrain.h is not what src/ generates: run 'make amalgamate'"; exit 1; }
-	@echo "mptrain.h is what src/ generates"
+	@$(BUILD)/amalgamate src/cuda/mptrain_cuda.cu $(BUILD)/generated.cu
+	@cmp $(BUILD)/generated.h mptrain.h && cmp $(BUILD)/generated.cu mptrain_cuda.cu || \
+	    { echo "the two files are not what src/ generates: run 'make amalgamate'"; exit 1; }
+	@echo "mptrain.h and mptrain_cuda.cu are what src/ generates"
 
 lint: $(BUILD)/lint $(ROOMS:src/%=$(BUILD)/alone/%.log)
 	@$(BUILD)/lint src/mptrain.h $(ROOMS) $(EXAMPLES) $(wildcard examples/*.h tests/*.[ch] \
@@ -167,7 +169,10 @@ $(BUILD)/mptrain.o: $(BUILD)/mptrain.c
 	@echo "  CC    $@"
 	$(Q)$(COMPILE) $(CFLAGS) $(DEPS) -c -o $@ $<
 
-$(BUILD)/mptrain_cuda.o: mptrain_cuda.cu $(wildcard src/*.h) $(BUILD)/flags
+$(BUILD)/mptrain_cuda.cu: $(BUILD)/amalgamate $(wildcard src/cuda/*.cu)
+	$(Q)$(BUILD)/amalgamate src/cuda/mptrain_cuda.cu $@
+
+$(BUILD)/mptrain_cuda.o: $(BUILD)/mptrain_cuda.cu $(wildcard src/*.h) $(BUILD)/flags
 	@echo "  NVCC  $@"
 	$(Q)$(NVCC) -std=c++17 -O2 -arch=$(CUDA_ARCH) $(INCLUDES) -c -o $@ $<
 

@@ -1552,6 +1552,26 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
 }
 #endif
 #endif /* MPT__02_API_TRAIN_INCLUDED */
+/* ---------------------------------------------------------------------------------------------
+ * 03_api_models.h: the public API of what convolutional networks and transformers are made of.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__03_API_MODELS_INCLUDED
+#define MPT__03_API_MODELS_INCLUDED
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== Convolution ========================================================================== */
+
+/* ==== Normalisation and pooling ============================================================ */
+
+/* ==== Embedding and attention ============================================================== */
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MPT__03_API_MODELS_INCLUDED */
 
 #if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION)
 /* ---------------------------------------------------------------------------------------------
@@ -1724,7 +1744,17 @@ typedef struct mpt__operand {
     K(CUMSUM, "cumsum", 0)                                 \
     K(GATHER, "gather", 0)                                 \
     K(SCATTER_ADD, "scatter_add", 0)                       \
-    K(TRIANGLE, "triangle", 0)
+    K(TRIANGLE, "triangle", 0)                             \
+    MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K)
+
+/* ---- Convolutions ---- */
+#define MPT__CONV_KERNELS(K)
+
+/* ---- Normalisation, pooling ---- */
+#define MPT__NORM_KERNELS(K)
+
+/* ---- Embedding, attention ---- */
+#define MPT__ATTENTION_KERNELS(K)
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,
@@ -11573,6 +11603,24 @@ MPT__CPU_LEVEL(neon, cpu->words = &mpt__neon_words)
 #endif
 
 /* ---------------------------------------------------------------------------------------------
+ * 38_cpu_conv.c: convolutions on the CPU.
+ * ------------------------------------------------------------------------------------------- */
+
+static void mpt__cpu_add_conv(mpt__cpu *cpu) { (void)cpu; }
+
+/* ---------------------------------------------------------------------------------------------
+ * 38_cpu_norm.c: normalisation and pooling on the CPU.
+ * ------------------------------------------------------------------------------------------- */
+
+static void mpt__cpu_add_norm(mpt__cpu *cpu) { (void)cpu; }
+
+/* ---------------------------------------------------------------------------------------------
+ * 38_cpu_attention.c: embedding and attention on the CPU.
+ * ------------------------------------------------------------------------------------------- */
+
+static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
+
+/* ---------------------------------------------------------------------------------------------
  * 39_cpu_table.c: the ISA levels of this build, and the making of a CPU backend.
  * ------------------------------------------------------------------------------------------- */
 
@@ -11686,6 +11734,11 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
         bool runs = level->isa == isa || mpt__isa_supported(level->isa, mpt__cpu_features());
         if (level->add != NULL && runs) level->add(cpu);
         if (level->isa == isa) break;
+    }
+    if (isa != MPT_ISA_NULL) {
+        mpt__cpu_add_conv(cpu);
+        mpt__cpu_add_norm(cpu);
+        mpt__cpu_add_attention(cpu);
     }
     *chosen = isa;
     return MPT_OK;
@@ -14744,6 +14797,15 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
 /* O(id, policy, shape rule, forward, backward, function, backward function, ONNX name):
    functions are mpt__<shape>_shape, mpt__<forward>_forward, mpt__<backward>_backward; `none`
    means NULL. */
+/* Convolutions */
+#define MPT__CONV_OPS(O)
+
+/* Normalisation, pooling */
+#define MPT__NORM_OPS(O)
+
+/* Embedding, attention */
+#define MPT__ATTENTION_OPS(O)
+
 #define MPT__OPS(O)                                                                           \
     O(add, INPUT, binary, binary, add, ADD, NONE, "Add")                                      \
     O(sub, INPUT, binary, binary, add, SUB, NEG, "Sub")                                       \
@@ -14839,7 +14901,8 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
     O(triplet_margin_loss, LOSS, pair, pair, pair, TRIPLET, NONE, "")                         \
     O(cosine_similarity, LOSS, pair, pair, pair, COSINE, NONE, "")                            \
     O(cosine_embedding_loss, LOSS, pair, pair, pair, COSINE_EMBEDDING, NONE, "")              \
-    O(soft_targets, LOSS, pair, pair, pair, SOFT_TARGETS, NONE, "")
+    O(soft_targets, LOSS, pair, pair, pair, SOFT_TARGETS, NONE, "")                           \
+    MPT__CONV_OPS(O) MPT__NORM_OPS(O) MPT__ATTENTION_OPS(O)
 
 typedef enum mpt__op_id {
     MPT__OP_none,
@@ -16635,6 +16698,18 @@ static mpt_status mpt__pair_backward(mpt__frame *frame) {
 }
 
 /* ---------------------------------------------------------------------------------------------
+ * 53_ops_conv.c: convolutions as ops.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ---------------------------------------------------------------------------------------------
+ * 53_ops_norm.c: normalisation and pooling as ops.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ---------------------------------------------------------------------------------------------
+ * 53_ops_attention.c: embedding and attention as ops.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ---------------------------------------------------------------------------------------------
  * 54_ops_user.c: ops that users define as compositions of ops.
  *
  * forward and backward run without history; the engine leaves one record for the whole, which holds
@@ -17802,7 +17877,11 @@ typedef struct mpt__module_parameter {
     L(leaky_relu, leaky_relu, 1, NONE)    \
     L(elu, elu, 1, NONE)                  \
     L(softplus, softplus, 1, NONE)        \
-    L(hardtanh, hardtanh, 1, NONE)
+    L(hardtanh, hardtanh, 1, NONE)        \
+    MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
+#define MPT__CONV_LAYERS(L)
+#define MPT__NORM_LAYERS(L)
+#define MPT__ATTENTION_LAYERS(L)
 
 typedef enum mpt__layer {
 #define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,
@@ -21847,6 +21926,18 @@ MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema handle) {
     mpt__object_free(context, MPT__EMA, ema->id.slot);
     return context->base.status;
 }
+
+/* ---------------------------------------------------------------------------------------------
+ * 67_conv.c: convolutions: functions and layers.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ---------------------------------------------------------------------------------------------
+ * 67_norm.c: normalisation and pooling: functions and layers.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ---------------------------------------------------------------------------------------------
+ * 67_attention.c: embedding and attention: functions and layers.
+ * ------------------------------------------------------------------------------------------- */
 
 /* ---------------------------------------------------------------------------------------------
  * 70_data.c: datasets: memory, idx files, user callbacks, subsets and splits.

@@ -1,3 +1,4 @@
+/* generated from src/ by tools/amalgamate.c: edit there */
 /* ---------------------------------------------------------------------------------------------
  * mptrain_cuda.cu: the CUDA backend of mptrain, for NVIDIA GPUs of compute capability 7.5 and up.
  *
@@ -4136,6 +4137,21 @@ mpt_status mpt__cuda_scaler_update(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
+/* ==== Convolutions ==== */
+
+/* In the order of MPT__CONV_KERNELS, each with a comma behind it. */
+#define MPT__CUDA_CONV_KERNELS
+
+/* ==== Normalisation and pooling ==== */
+
+/* In the order of MPT__NORM_KERNELS, each with a comma behind it. */
+#define MPT__CUDA_NORM_KERNELS
+
+/* ==== Embedding and attention ==== */
+
+/* In the order of MPT__ATTENTION_KERNELS, each with a comma behind it. */
+#define MPT__CUDA_ATTENTION_KERNELS
+
 /* ==== Errors ==== */
 
 /* OK, or the status and the words of an error. One that the driver will repeat for ever, because a
@@ -4324,6 +4340,7 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_gather, NULL},
     {mpt__cuda_scatter_add, NULL},
     {mpt__cuda_triangle, NULL},
+    MPT__CUDA_CONV_KERNELS MPT__CUDA_NORM_KERNELS MPT__CUDA_ATTENTION_KERNELS
 };
 static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,
               "a kernel of the launch table has no implementation here");

@@ -9,7 +9,7 @@
 #ifndef MPT__20_LAUNCH_INCLUDED
 #define MPT__20_LAUNCH_INCLUDED
 
-#include "02_api_train.h"
+#include "03_api_models.h"
 
 #define MPT__MAX_OPERANDS 9
 #define MPT__MAX_SLOTS 8
@@ -170,7 +170,17 @@ typedef struct mpt__operand {
     K(CUMSUM, "cumsum", 0)                                 \
     K(GATHER, "gather", 0)                                 \
     K(SCATTER_ADD, "scatter_add", 0)                       \
-    K(TRIANGLE, "triangle", 0)
+    K(TRIANGLE, "triangle", 0)                             \
+    MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K)
+
+/* ---- Convolutions ---- */
+#define MPT__CONV_KERNELS(K)
+
+/* ---- Normalisation, pooling ---- */
+#define MPT__NORM_KERNELS(K)
+
+/* ---- Embedding, attention ---- */
+#define MPT__ATTENTION_KERNELS(K)
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,

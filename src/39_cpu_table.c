@@ -5,7 +5,7 @@
 #define MPT__39_CPU_TABLE_INCLUDED
 
 #include "31_cpu_train.c"
-#include "37_gemm_run.c"
+#include "38_cpu_attention.c"
 
 /* ==== Levels ==== */
 
@@ -117,6 +117,11 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
         bool runs = level->isa == isa || mpt__isa_supported(level->isa, mpt__cpu_features());
         if (level->add != NULL && runs) level->add(cpu);
         if (level->isa == isa) break;
+    }
+    if (isa != MPT_ISA_NULL) {
+        mpt__cpu_add_conv(cpu);
+        mpt__cpu_add_norm(cpu);
+        mpt__cpu_add_attention(cpu);
     }
     *chosen = isa;
     return MPT_OK;

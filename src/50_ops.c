@@ -12,6 +12,15 @@
 /* O(id, policy, shape rule, forward, backward, function, backward function, ONNX name):
    functions are mpt__<shape>_shape, mpt__<forward>_forward, mpt__<backward>_backward; `none`
    means NULL. */
+/* Convolutions */
+#define MPT__CONV_OPS(O)
+
+/* Normalisation, pooling */
+#define MPT__NORM_OPS(O)
+
+/* Embedding, attention */
+#define MPT__ATTENTION_OPS(O)
+
 #define MPT__OPS(O)                                                                           \
     O(add, INPUT, binary, binary, add, ADD, NONE, "Add")                                      \
     O(sub, INPUT, binary, binary, add, SUB, NEG, "Sub")                                       \
@@ -107,7 +116,8 @@
     O(triplet_margin_loss, LOSS, pair, pair, pair, TRIPLET, NONE, "")                         \
     O(cosine_similarity, LOSS, pair, pair, pair, COSINE, NONE, "")                            \
     O(cosine_embedding_loss, LOSS, pair, pair, pair, COSINE_EMBEDDING, NONE, "")              \
-    O(soft_targets, LOSS, pair, pair, pair, SOFT_TARGETS, NONE, "")
+    O(soft_targets, LOSS, pair, pair, pair, SOFT_TARGETS, NONE, "")                           \
+    MPT__CONV_OPS(O) MPT__NORM_OPS(O) MPT__ATTENTION_OPS(O)
 
 typedef enum mpt__op_id {
     MPT__OP_none,

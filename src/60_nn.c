@@ -44,7 +44,11 @@ typedef struct mpt__module_parameter {
     L(leaky_relu, leaky_relu, 1, NONE)    \
     L(elu, elu, 1, NONE)                  \
     L(softplus, softplus, 1, NONE)        \
-    L(hardtanh, hardtanh, 1, NONE)
+    L(hardtanh, hardtanh, 1, NONE)        \
+    MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
+#define MPT__CONV_LAYERS(L)
+#define MPT__NORM_LAYERS(L)
+#define MPT__ATTENTION_LAYERS(L)
 
 typedef enum mpt__layer {
 #define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,

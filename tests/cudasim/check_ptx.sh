@@ -47,7 +47,8 @@ compile() {
     start=$(date +%s)
     mkdir -p "$folder/$1"
     if ! "$nvcc" -std=c++17 -O2 -arch="$1" -Werror all-warnings -Xcompiler -Wall,-Wextra \
-        -Xptxas -v -keep -keep-dir "$folder/$1" -c mptrain_cuda.cu -o "$folder/$1.o" \
+        -Xptxas -v -keep -keep-dir "$folder/$1" -Isrc \
+        -c build/mptrain_cuda.cu -o "$folder/$1.o" \
         >"$log" 2>&1; then
         echo "$1: FAIL"
         grep -v '^ptxas info\|bytes spill' "$log" | head -n 40
@@ -105,6 +106,7 @@ if [ ! -x "$nvcc" ]; then
 fi
 [ $# -gt 0 ] || set -- sm_75 sm_80 sm_90 sm_120
 mkdir -p "$folder"
+make -s build/mptrain_cuda.cu
 printf '%s\n' "$@" | xargs -n 1 -P "$(nproc)" sh tests/cudasim/check_ptx.sh --one
 for arch in "$@"; do
     [ "$arch" = $looked_at ] || continue

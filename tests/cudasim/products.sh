@@ -10,7 +10,8 @@ shift
 [ $# -gt 0 ] || set -- plain asan tsan
 mkdir -p "$folder/rewritten"
 # The test includes the backend, whose rewritten text build.sh leaves beside the object.
-sh "$here/build.sh" "$folder/backend.o" "-fsyntax-only -I$root/src" "$root/mptrain_cuda.cu"
+make -s -C "$root" build/mptrain_cuda.cu
+sh "$here/build.sh" "$folder/backend.o" "-fsyntax-only -I$root/src" "$root/build/mptrain_cuda.cu"
 cp "$folder/backend.o.cpp" "$folder/rewritten/mptrain_cuda.cu"
 for mode in "$@"; do
     case $mode in

@@ -15,10 +15,11 @@ case $mode in
     *) echo "suite.sh: what is $mode?" >&2 && exit 2 ;;
 esac
 mkdir -p "$build/tests/cudasim"
+make -s BUILD="$build" "$build/mptrain_cuda.cu"
 object=$build/cuda.o
-if ! [ -e "$object" ] || [ -n "$(find mptrain_cuda.cu src "$here"/*.sh "$here"/*.cpp "$here/include" \
+if ! [ -e "$object" ] || [ -n "$(find src "$here"/*.sh "$here"/*.cpp "$here/include" \
     -newer "$object")" ]; then
-    CXX=$linker CC=$compiler sh "$here/build.sh" "$object" "$flags -Isrc -I." mptrain_cuda.cu
+    CXX=$linker CC=$compiler sh "$here/build.sh" "$object" "$flags -Isrc" "$build/mptrain_cuda.cu"
 fi
 simulator=$(CXX=$linker sh "$here/build.sh" --simulator "$build" "$flags" | tr '\n' ' ')
 make -j2 BUILD="$build" CC="$compiler" LINK="$linker" CFLAGS="$flags" TEST_CFLAGS="$flags" \

@@ -1,0 +1,664 @@
+/* ==== Optimizers and scaler ==== */
+
+/* The segments of a launch, cut into chunks of `size` elements that are numbered through. How many
+   chunks there are stands in device memory; the host knows that they are not more than `most`. */
+struct mpt__segments {
+    const long long *rows;
+    long long count, size, most;
+};
+
+/* The chunk that a block has under way. */
+struct mpt__chunk {
+    long long segment, before; /* chunks of earlier segments */
+    long long first, count;    /* elements */
+};
+
+/* Operand `position` of a launch over the elements of operand 0. Large chunks make fewer partial
+   sums, small ones spread a small net over the card. */
+mpt__segments mpt__segments_of(const mpt__launch *launch, int position, const void *rows) {
+    const long long elements = mpt__numel(launch->operand[0]);
+    mpt__segments segments;
+    segments.rows = (const long long *)rows;
+    segments.count = launch->operand[position].shape[0];
+    segments.size = elements > 4 << 20 ? 8192 : 2048;
+    segments.most = elements / segments.size + segments.count;
+    return segments;
+}
+
+unsigned int mpt__segment_blocks(const mpt__cuda_call *call, const mpt__segments &segments) {
+    return mpt__blocks(call, segments.most * MPT__THREADS);
+}
+
+/* Moves on to chunk `number`, which does not lie before the last one; false behind the end. Every
+   warp looks for itself, at 32 segments at a time. */
+__device__ bool mpt__seek(const mpt__segments &segments, long long number, mpt__chunk &chunk) {
+    const int lane = threadIdx.x % MPT__WARP;
+    while (chunk.segment < segments.count) {
+        const long long segment = chunk.segment + lane;
+        const long long *row = segments.rows + segment * MPT__SEGMENT_FIELDS;
+        const long long own = segment < segments.count
+                                  ? (row[MPT__SEGMENT_COUNT] + segments.size - 1) / segments.size
+                                  : 0;
+        long long sum = own;
+        for (int step = 1; step < MPT__WARP; step *= 2) {
+            const long long earlier = __shfl_up_sync(MPT__ALL, sum, step);
+            if (lane >= step) sum += earlier;
+        }
+        const unsigned int past = __ballot_sync(MPT__ALL, chunk.before + sum > number);
+        const int here = past != 0 ? __ffs((int)past) - 1 : MPT__WARP - 1;
+        chunk.before += __shfl_sync(MPT__ALL, past != 0 ? sum - own : sum, here);
+        chunk.segment += past != 0 ? here : MPT__WARP;
+        if (past != 0) {
+            row = segments.rows + chunk.segment * MPT__SEGMENT_FIELDS;
+            const long long begin = (number - chunk.before) * segments.size;
+            chunk.first = row[MPT__SEGMENT_OFFSET] + begin;
+            chunk.count = row[MPT__SEGMENT_COUNT] - begin;
+            if (chunk.count > segments.size) chunk.count = segments.size;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The loop of a block over the pieces of a chunk. */
+#define MPT__EACH_OF_BLOCK(i, count) for (long long i = threadIdx.x; i < (count); i += MPT__THREADS)
+
+/* Pieces of eight in a chunk of arrays whose memory is aligned, or not. */
+__device__ __forceinline__ long long mpt__chunk_eights(const mpt__chunk &chunk, bool aligned) {
+    return aligned && chunk.first % 8 == 0 ? chunk.count / 8 : 0;
+}
+
+/* A device scalar used as a factor; slot 0: 1. */
+__device__ __forceinline__ float mpt__factor(const mpt__scalar *scalars, int slot) {
+    return slot != 0 ? (float)scalars[slot].f : 1.0f;
+}
+
+struct mpt__slots {
+    unsigned short at[MPT__MAX_SLOTS];
+};
+
+mpt__slots mpt__slots_of(const mpt__launch *launch) {
+    mpt__slots slots;
+    memcpy(slots.at, launch->slot, sizeof slots.at);
+    return slots;
+}
+
+/* ---- Gradients ---- */
+
+/* Of one chunk. */
+struct mpt__norm_part {
+    double squares;
+    long long nonfinite;
+};
+
+struct mpt__gradients {
+    float *data;
+    int aligned;
+    int norm; /* mpt__norm */
+    float limit;
+    mpt__segments segments;
+    mpt__slots slot;
+    mpt__scalar *scalars;
+    mpt__norm_part *part; /* [segments.most] */
+    unsigned int *ticket;
+};
+
+mpt__gradients mpt__gradients_of(const mpt__cuda_call *call) {
+    mpt__gradients g;
+    memset(&g, 0, sizeof g);
+    g.data = (float *)call->data[0];
+    g.aligned = (uintptr_t)g.data % 16 == 0;
+    g.norm = (int)call->launch->index[1];
+    g.limit = (float)call->launch->imm[0];
+    g.segments = mpt__segments_of(call->launch, 1, call->data[1]);
+    g.slot = mpt__slots_of(call->launch);
+    g.scalars = call->scalars;
+    g.part = (mpt__norm_part *)call->workspace;
+    g.ticket = call->cuda->ticket;
+    return g;
+}
+
+/* 1 / scale where a loss scale is given. */
+__device__ __forceinline__ float mpt__norm_multiplier(const mpt__gradients &g) {
+    if (g.slot.at[3] != 0) return (float)(1 / g.scalars[g.slot.at[3]].f);
+    return mpt__factor(g.scalars, g.slot.at[0]);
+}
+
+template <int NORM, int N>
+__device__ __forceinline__ void mpt__add_squares(const mpt__gradients &g, float multiplier,
+                                                 long long at, mpt__norm_part &part) {
+    float x[N];
+    mpt__read<N>(g.data, MPT_F32, at, x);
+    for (int i = 0; i < N; i++) {
+        const float product = x[i] * multiplier; /* infinity times 0 is NaN */
+        if (!mpt__is_finite(product)) part.nonfinite = 1;
+        if (g.slot.at[2] == 0) continue;
+        if (NORM == MPT__NORM_2)
+            part.squares += (double)product * (double)product;
+        else if (NORM == MPT__NORM_1)
+            part.squares += (double)fabsf(product);
+        else
+            part.squares = (double)mpt__larger((float)part.squares, fabsf(product));
+    }
+}
+
+/* The sum of all threads' squares, or their maximum, which is a float's. */
+__device__ __forceinline__ double mpt__join_norms(const mpt__gradients &g, double x) {
+    return g.norm == MPT__NORM_MAX ? (double)mpt__block_max((float)x) : mpt__block_sum(x);
+}
+
+/* Adds up the parts, and sets the slots. One block. */
+__device__ void mpt__norm_finish(const mpt__gradients &g, bool joined) {
+    mpt__norm_part all = {0, 0};
+    for (long long i = threadIdx.x; i < g.segments.most; i += MPT__THREADS) {
+        const double more = __ldcg(&g.part[i].squares);
+        all.squares = g.norm == MPT__NORM_MAX
+                          ? (double)mpt__larger((float)all.squares, (float)more)
+                          : all.squares + more;
+        all.nonfinite |= __ldcg(&g.part[i].nonfinite);
+    }
+    all.squares = mpt__join_norms(g, all.squares);
+    all.nonfinite = __syncthreads_or(all.nonfinite != 0);
+    if (threadIdx.x != 0) return;
+    if (g.slot.at[3] != 0) g.scalars[g.slot.at[0]].f = (double)mpt__norm_multiplier(g);
+    if (g.slot.at[1] != 0 && (g.slot.at[3] != 0 || all.nonfinite != 0))
+        g.scalars[g.slot.at[1]].i = all.nonfinite;
+    if (g.slot.at[2] != 0) {
+        double *norm = &g.scalars[g.slot.at[2]].f, old = joined ? *norm : 0.0;
+        *norm = g.norm == MPT__NORM_2   ? sqrt(old * old + all.squares)
+                : g.norm == MPT__NORM_1 ? old + all.squares
+                                        : (double)mpt__larger((float)old, (float)all.squares);
+    }
+}
+
+/* The tree: a thread's elements of a chunk, the threads of a block, then the chunks likewise. */
+template <int NORM>
+__global__ void mpt__grad_norm_kernel(const mpt__gradients g, bool joined) {
+    const float multiplier = mpt__norm_multiplier(g);
+    mpt__chunk chunk = {0, 0, 0, 0};
+    for (long long number = blockIdx.x; number < g.segments.most; number += gridDim.x) {
+        mpt__norm_part part = {0, 0};
+        if (mpt__seek(g.segments, number, chunk)) {
+            const long long eights = mpt__chunk_eights(chunk, g.aligned);
+            MPT__EACH_OF_BLOCK(i, eights) {
+                mpt__add_squares<NORM, 8>(g, multiplier, chunk.first + 8 * i, part);
+            }
+            MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
+                mpt__add_squares<NORM, 1>(g, multiplier, chunk.first + 8 * eights + i, part);
+            }
+        }
+        part.squares = mpt__join_norms(g, part.squares);
+        part.nonfinite = __syncthreads_or(part.nonfinite != 0);
+        if (threadIdx.x == 0) g.part[number] = part;
+    }
+    if (mpt__last_block(g.ticket)) mpt__norm_finish(g, joined);
+}
+
+int64_t mpt__cuda_grad_norm_workspace(const mpt__launch *launch) {
+    return mpt__segments_of(launch, 1, NULL).most * (int64_t)sizeof(mpt__norm_part);
+}
+
+mpt_status mpt__cuda_grad_norm(const mpt__cuda_call *call) {
+    const mpt__gradients g = mpt__gradients_of(call);
+    auto kernel = g.norm == MPT__NORM_2   ? mpt__grad_norm_kernel<MPT__NORM_2>
+                  : g.norm == MPT__NORM_1 ? mpt__grad_norm_kernel<MPT__NORM_1>
+                                          : mpt__grad_norm_kernel<MPT__NORM_MAX>;
+    kernel<<<mpt__segment_blocks(call, g.segments), MPT__THREADS, 0, call->stream>>>(
+        g, call->launch->index[0] != 0);
+    return MPT_OK;
+}
+
+template <int N>
+__device__ __forceinline__ void mpt__scale_at(const mpt__gradients &g, float multiplier,
+                                              long long at) {
+    float x[N];
+    mpt__read<N>(g.data, MPT_F32, at, x);
+    for (int i = 0; i < N; i++) {
+        x[i] *= multiplier;
+        if (g.limit > 0) x[i] = x[i] > g.limit ? g.limit : x[i] < -g.limit ? -g.limit : x[i];
+    }
+    mpt__write<N>(g.data, MPT_F32, at, x);
+}
+
+__global__ void mpt__grad_scale_kernel(const mpt__gradients g) {
+    const float multiplier = mpt__factor(g.scalars, g.slot.at[0]);
+    mpt__chunk chunk = {0, 0, 0, 0};
+    for (long long number = blockIdx.x; mpt__seek(g.segments, number, chunk); number += gridDim.x) {
+        const long long eights = mpt__chunk_eights(chunk, g.aligned);
+        MPT__EACH_OF_BLOCK(i, eights) { mpt__scale_at<8>(g, multiplier, chunk.first + 8 * i); }
+        MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
+            mpt__scale_at<1>(g, multiplier, chunk.first + 8 * eights + i);
+        }
+    }
+}
+
+mpt_status mpt__cuda_grad_scale(const mpt__cuda_call *call) {
+    const mpt__gradients g = mpt__gradients_of(call);
+    if (g.segments.most == 0) return MPT_OK;
+    mpt__grad_scale_kernel<<<mpt__segment_blocks(call, g.segments), MPT__THREADS, 0,
+                             call->stream>>>(g);
+    return MPT_OK;
+}
+
+/* ---- Updates ---- */
+
+struct mpt__update {
+    void *param; /* of `dtype`; with a master only written */
+    int dtype;
+    float *master, *first, *second, *third; /* NULL: absent */
+    const float *gradient;
+    int aligned, adam, variant; /* Nesterov; decoupled decay */
+    int maximize;
+    int function; /* of MOMENTS */
+    float keep2, add2, eps, decay;
+    double imm[4];
+    mpt__segments segments;
+    long long *steps;
+    const double *rates; /* NULL: the rate is in slot[0] */
+    long long rate_count;
+    int cycles; /* a second row of rates has momentum or beta1 */
+    long long commit; /* 0, 1: the segments' step counts, 2: and the applied steps */
+    mpt__slots slot;
+    mpt__scalar *scalars;
+    unsigned int *ticket;
+};
+
+/* What depends on the step count of a segment. */
+struct mpt__pace {
+    float lr;          /* of Adam: over c1 */
+    float keep1, add1; /* momentum, 1 - dampening; beta1, 1 - beta1 */
+    float root_factor, shrink;
+    int fresh; /* no update before this one */
+};
+
+/* base^exponent by repeated squaring. */
+__device__ double mpt__power(double base, long long exponent) {
+    double result = 1;
+    for (; exponent > 0; exponent /= 2) {
+        if (exponent % 2 != 0) result *= base;
+        base *= base;
+    }
+    return result;
+}
+
+__device__ mpt__pace mpt__pace_of(const mpt__update &u, long long segment) {
+    const long long step =
+        u.steps[u.segments.rows[segment * MPT__SEGMENT_FIELDS + MPT__SEGMENT_STEP]];
+    mpt__pace pace = {0, 0, 0, 0, 0, step == 0};
+    double lr = u.scalars[u.slot.at[0]].f, first = u.imm[0];
+    if (u.rates != NULL) {
+        const long long at = u.scalars[u.slot.at[3]].i - u.scalars[u.slot.at[4]].i;
+        const double *rate = u.rates + (at < 0 ? 0 : at < u.rate_count ? at : u.rate_count - 1);
+        lr = *rate;
+        if (u.cycles) first = rate[u.rate_count];
+    }
+    if (u.function == MPT__FN_ADAGRAD) lr /= 1 + (double)step * first;
+    pace.lr = (float)lr;
+    pace.keep1 = (float)first;
+    pace.add1 = (float)(1 - (u.adam || u.function != MPT__FN_NONE ? first : u.imm[1]));
+    if (u.function == MPT__FN_LION) pace.shrink = (float)(lr * u.imm[2]);
+    if (u.adam) {
+        pace.lr = (float)(lr / (1 - mpt__power(first, step + 1)));
+        pace.root_factor = (float)(1 / sqrt(1 - mpt__power(u.imm[1], step + 1)));
+        pace.shrink = (float)(lr * u.imm[3]);
+    }
+    return pace;
+}
+
+/* g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
+   p -= lr (g + momentum m). */
+__device__ __forceinline__ void mpt__sgd_of(const mpt__update &u, const mpt__pace &pace, float &p,
+                                            float g, float &m) {
+    if (u.decay != 0) g += u.decay * p;
+    if (u.first != NULL) {
+        m = pace.fresh ? g : pace.keep1 * m + pace.add1 * g;
+        g = u.variant ? g + pace.keep1 * m : m;
+    }
+    p -= pace.lr * g;
+}
+
+/* PyTorch's fused form, but with 1 / sqrt(c2) as a factor. */
+__device__ __forceinline__ void mpt__adam_of(const mpt__update &u, const mpt__pace &pace, float &p,
+                                             float g, float &m, float &v) {
+    if (u.variant) {
+        p -= pace.shrink * p;
+    } else if (u.decay != 0) {
+        g += u.decay * p;
+    }
+    m = pace.keep1 * m + pace.add1 * g;
+    v = u.keep2 * v + u.add2 * g * g;
+    p -= pace.lr * m / (sqrtf(v) * pace.root_factor + u.eps);
+}
+
+/* The functions of MOMENTS, in the order of operations of torch.optim. */
+__device__ __forceinline__ void mpt__moments_of(const mpt__update &u, const mpt__pace &pace,
+                                                float &p, float g, float &m, float &v, float &w) {
+    if (u.variant) {
+        p -= pace.shrink * p;
+    } else if (u.decay != 0) {
+        g += u.decay * p;
+    }
+    if (u.function == MPT__FN_AMSGRAD) {
+        m = pace.keep1 * m + pace.add1 * g;
+        v = u.keep2 * v + u.add2 * g * g;
+        w = w > v || isnan(w) ? w : v;
+        p -= pace.lr * m / (sqrtf(w) * pace.root_factor + u.eps);
+    } else if (u.function == MPT__FN_RMSPROP) { /* m of squares, v momentum, w mean */
+        m = u.keep2 * m + u.add2 * g * g;
+        float square = m;
+        if (u.third != NULL) {
+            w = u.keep2 * w + u.add2 * g;
+            square = m - w * w;
+            if (square < 0) square = 0; /* by rounding */
+        }
+        g /= sqrtf(square) + u.eps;
+        if (u.second != NULL) g = v = pace.keep1 * v + g;
+        p -= pace.lr * g;
+    } else if (u.function == MPT__FN_ADAGRAD) {
+        m += g * g;
+        p -= pace.lr * g / (sqrtf(m) + u.eps);
+    } else if (u.function == MPT__FN_ADADELTA) {
+        m = pace.keep1 * m + pace.add1 * g * g;
+        g *= sqrtf(v + u.eps) / sqrtf(m + u.eps);
+        v = pace.keep1 * v + pace.add1 * g * g;
+        p -= pace.lr * g;
+    } else {
+        const float way = pace.keep1 * m + pace.add1 * g;
+        m = u.keep2 * m + u.add2 * g;
+        p -= pace.lr * (way > 0 ? 1.0f : way < 0 ? -1.0f : way);
+    }
+}
+
+template <int N, bool MOMENTS>
+__device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__pace &pace,
+                                               float multiplier, long long at) {
+    float p[N], g[N], m[N] = {0}, v[N] = {0}, w[N] = {0};
+    mpt__read<N>(u.gradient, MPT_F32, at, g);
+    if (u.first != NULL) mpt__read<N>(u.first, MPT_F32, at, m);
+    if (u.second != NULL) mpt__read<N>(u.second, MPT_F32, at, v);
+    if (u.master != NULL) {
+        mpt__read<N>(u.master, MPT_F32, at, p);
+    } else {
+        mpt__read<N>(u.param, u.dtype, at, p);
+    }
+    if (MOMENTS && u.third != NULL) mpt__read<N>(u.third, MPT_F32, at, w);
+    for (int i = 0; i < N; i++) {
+        if (MOMENTS) {
+            mpt__moments_of(u, pace, p[i], g[i] * multiplier, m[i], v[i], w[i]);
+        } else if (u.adam) {
+            mpt__adam_of(u, pace, p[i], g[i] * multiplier, m[i], v[i]);
+        } else {
+            mpt__sgd_of(u, pace, p[i], g[i] * multiplier, m[i]);
+        }
+    }
+    if (u.first != NULL) mpt__write<N>(u.first, MPT_F32, at, m);
+    if (u.second != NULL) mpt__write<N>(u.second, MPT_F32, at, v);
+    if (MOMENTS && u.third != NULL) mpt__write<N>(u.third, MPT_F32, at, w);
+    if (u.master != NULL) mpt__write<N>(u.master, MPT_F32, at, p);
+    mpt__write<N>(u.param, u.dtype, at, p);
+}
+
+/* The end of an update: its steps are counted. One block. */
+__device__ void mpt__commit(const mpt__update &u) {
+    MPT__EACH_OF_BLOCK(segment, u.segments.count) {
+        const long long *row = u.segments.rows + segment * MPT__SEGMENT_FIELDS;
+        for (long long i = 0; i < row[MPT__SEGMENT_STEPS]; i++)
+            u.steps[row[MPT__SEGMENT_STEP] + i]++;
+    }
+    if (u.commit == 2 && threadIdx.x == 0) u.scalars[u.slot.at[3]].i++;
+}
+
+template <bool MOMENTS>
+__global__ void mpt__update_kernel(const mpt__update u) {
+    __shared__ mpt__pace pace;
+    const float multiplier = mpt__factor(u.scalars, u.slot.at[1]) * (u.maximize ? -1.0f : 1.0f);
+    mpt__chunk chunk = {0, 0, 0, 0};
+    long long segment = -1;
+    if (!mpt__gate_open(u.scalars, u.slot.at[2])) return;
+    for (long long number = blockIdx.x; mpt__seek(u.segments, number, chunk); number += gridDim.x) {
+        if (chunk.segment != segment) {
+            segment = chunk.segment;
+            __syncthreads(); /* the pace may still be in use for an earlier segment */
+            if (threadIdx.x == 0) pace = mpt__pace_of(u, segment);
+            __syncthreads();
+        }
+        const long long eights = mpt__chunk_eights(chunk, u.aligned);
+        MPT__EACH_OF_BLOCK(i, eights) {
+            mpt__update_at<8, MOMENTS>(u, pace, multiplier, chunk.first + 8 * i);
+        }
+        MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
+            mpt__update_at<1, MOMENTS>(u, pace, multiplier, chunk.first + 8 * eights + i);
+        }
+    }
+    if (u.commit != 0 && mpt__last_block(u.ticket)) mpt__commit(u);
+}
+
+/* What both optimizers have. */
+mpt__update mpt__update_of(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__update u;
+    memset(&u, 0, sizeof u);
+    u.param = call->data[0];
+    u.dtype = launch->operand[0].dtype;
+    u.master = (float *)call->data[1];
+    u.gradient = (const float *)call->data[2];
+    u.first = (float *)call->data[3];
+    u.variant = launch->index[0] == 1;
+    u.maximize = launch->index[2] != 0;
+    u.function = launch->function;
+    memcpy(u.imm, launch->imm, sizeof u.imm);
+    u.segments = mpt__segments_of(launch, 4, call->data[4]);
+    u.steps = (long long *)call->data[5];
+    u.rates = launch->n_operands > 7 ? (const double *)call->data[7] : NULL;
+    if (u.rates != NULL) {
+        const mpt__operand &rates = launch->operand[7];
+        u.rate_count = rates.shape[rates.rank - 1];
+        u.cycles = rates.rank == 2;
+    }
+    u.commit = launch->index[1];
+    u.slot = mpt__slots_of(launch);
+    u.scalars = call->scalars;
+    u.ticket = call->cuda->ticket;
+    return u;
+}
+
+mpt_status mpt__run_update(const mpt__cuda_call *call, mpt__update *u) {
+    const void *arrays[6] = {u->param, u->master, u->gradient, u->first, u->second, u->third};
+    const unsigned int blocks = mpt__segment_blocks(call, u->segments);
+    u->aligned = mpt__is_streamed(u->dtype);
+    for (int i = 0; i < 6; i++) u->aligned = u->aligned && (uintptr_t)arrays[i] % 16 == 0;
+    if (u->function != MPT__FN_NONE)
+        mpt__update_kernel<true><<<blocks, MPT__THREADS, 0, call->stream>>>(*u);
+    else
+        mpt__update_kernel<false><<<blocks, MPT__THREADS, 0, call->stream>>>(*u);
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_sgd(const mpt__cuda_call *call) {
+    mpt__update u = mpt__update_of(call);
+    u.decay = (float)u.imm[2];
+    return mpt__run_update(call, &u);
+}
+
+/* Of Adam, of what is like it, and of MOMENTS: eps and decay stand at these places in imm. */
+mpt_status mpt__run_moments(const mpt__cuda_call *call, int eps, int decay) {
+    mpt__update u = mpt__update_of(call);
+    u.adam = u.function == MPT__FN_NONE || u.function == MPT__FN_AMSGRAD;
+    u.second = (float *)call->data[6];
+    u.third = u.function != MPT__FN_NONE ? (float *)call->data[8] : NULL;
+    u.keep2 = (float)u.imm[1];
+    u.add2 = (float)(1 - u.imm[1]);
+    u.eps = (float)u.imm[eps];
+    u.decay = (float)u.imm[decay];
+    if (!u.adam) u.variant = u.function == MPT__FN_LION;
+    return mpt__run_update(call, &u);
+}
+
+mpt_status mpt__cuda_adam(const mpt__cuda_call *call) { return mpt__run_moments(call, 2, 3); }
+
+mpt_status mpt__cuda_moments(const mpt__cuda_call *call) {
+    const int function = call->launch->function;
+    const bool three = function == MPT__FN_AMSGRAD || function == MPT__FN_RMSPROP;
+    return mpt__run_moments(call, three ? 2 : 1, three ? 3 : 2);
+}
+
+/* ---- Averages ---- */
+
+struct mpt__average {
+    float *average;
+    const void *value; /* of `dtype` */
+    int dtype;
+    long long count, eights;
+    double decay;
+    long long form;
+    int commits;
+    mpt__slots slot; /* applied steps, those seen, updates */
+    mpt__scalar *scalars;
+    unsigned int *ticket;
+};
+
+template <int N>
+__device__ __forceinline__ void mpt__average_at(const mpt__average &a, float weight, long long at) {
+    float average[N], value[N];
+    mpt__read<N>(a.average, MPT_F32, at, average);
+    mpt__read<N>(a.value, a.dtype, at, value);
+    for (int i = 0; i < N; i++)
+        average[i] = weight == 1 ? value[i] : average[i] + weight * (value[i] - average[i]);
+    mpt__write<N>(a.average, MPT_F32, at, average);
+}
+
+__global__ void mpt__average_kernel(const mpt__average a) {
+    mpt__scalar *applied = &a.scalars[a.slot.at[0]], *seen = &a.scalars[a.slot.at[1]];
+    mpt__scalar *updates = &a.scalars[a.slot.at[2]];
+    if (!mpt__gate_open(a.scalars, 0) || applied->i == seen->i) return;
+    const double n = (double)updates->i, early = (1 + n) / (10 + n);
+    const double decay = a.form == 1 && early < a.decay ? early : a.decay;
+    const float weight = (float)(n == 0 ? 1.0 : a.form == 2 ? 1 / (n + 1) : 1 - decay);
+    MPT__EACH(i, a.eights) { mpt__average_at<8>(a, weight, 8 * i); }
+    MPT__EACH(i, a.count - 8 * a.eights) { mpt__average_at<1>(a, weight, 8 * a.eights + i); }
+    if (a.commits && mpt__last_block(a.ticket) && threadIdx.x == 0) {
+        seen->i = applied->i;
+        updates->i++;
+    }
+}
+
+mpt_status mpt__cuda_average(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__average a;
+    memset(&a, 0, sizeof a);
+    a.average = (float *)call->data[0];
+    a.value = call->data[1];
+    a.dtype = launch->operand[1].dtype;
+    a.count = launch->operand[0].shape[0];
+    const bool aligned = mpt__is_streamed(a.dtype) && (uintptr_t)a.average % 16 == 0 &&
+                         (uintptr_t)a.value % 16 == 0;
+    a.eights = aligned ? a.count / 8 : 0;
+    a.decay = launch->imm[0];
+    a.form = launch->index[0];
+    a.commits = launch->index[1] != 0;
+    a.slot = mpt__slots_of(launch);
+    a.scalars = call->scalars;
+    a.ticket = call->cuda->ticket;
+    const unsigned int blocks = mpt__blocks(call, a.eights > 0 ? a.eights : a.count);
+    mpt__average_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(a);
+    return MPT_OK;
+}
+
+/* ---- Scalars ---- */
+
+/* A NaN norm makes the multiplier NaN, as in PyTorch. */
+__global__ void mpt__clip_kernel(mpt__scalar *multiplier, const mpt__scalar *norm, float most,
+                                 mpt__array out) {
+    const float size = (float)norm->f;
+    float factor = most / (size + 1e-6f);
+    if (factor > 1) factor = 1;
+    if (multiplier != NULL) multiplier->f = (double)((float)multiplier->f * factor);
+    if (out.data != NULL) mpt__put(out, 0, size);
+}
+
+mpt_status mpt__cuda_clip(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__scalar *multiplier = launch->slot[0] != 0 ? &call->scalars[launch->slot[0]] : NULL;
+    mpt__clip_kernel<<<1, 1, 0, call->stream>>>(multiplier, &call->scalars[launch->slot[1]],
+                                                (float)launch->imm[0], mpt__array_of(call, 0));
+    return MPT_OK;
+}
+
+__global__ void mpt__scalar_set_kernel(mpt__scalar *to, mpt__scalar value) { *to = value; }
+
+mpt_status mpt__cuda_scalar_set(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__scalar value;
+    if (launch->index[0] == 0) {
+        value.f = launch->imm[0];
+    } else {
+        value.i = launch->index[1];
+    }
+    mpt__scalar_set_kernel<<<1, 1, 0, call->stream>>>(&call->scalars[launch->slot[0]], value);
+    return MPT_OK;
+}
+
+__global__ void mpt__scalar_or_kernel(mpt__scalar *to, const mpt__scalar *a, const mpt__scalar *b) {
+    to->i = (a->i | b->i) != 0;
+}
+
+mpt_status mpt__cuda_scalar_or(const mpt__cuda_call *call) {
+    const uint16_t *slot = call->launch->slot;
+    mpt__scalar *scalars = call->scalars;
+    mpt__scalar_or_kernel<<<1, 1, 0, call->stream>>>(&scalars[slot[0]], &scalars[slot[1]],
+                                                     &scalars[slot[2]]);
+    return MPT_OK;
+}
+
+struct mpt__scaler_settings {
+    double growth, backoff, floor_scale, ceiling;
+    long long interval;
+    int fixed;
+    mpt__slots slot;
+};
+
+/* Floor and ceiling stop the way down and up; neither moves a scale that a user has set beyond. */
+__global__ void mpt__scaler_update_kernel(const mpt__scaler_settings w, mpt__scalar *scalars) {
+    double &scale = scalars[w.slot.at[0]].f;
+    int64_t &tracker = scalars[w.slot.at[1]].i, &updates = scalars[w.slot.at[3]].i;
+    int64_t &in_a_row = scalars[w.slot.at[5]].i, &outcome = scalars[w.slot.at[7]].i;
+    if (!mpt__gate_open(scalars, 0)) return;
+    updates++;
+    if (scalars[w.slot.at[2]].i != 0) {
+        double next = (double)(float)(scale * w.backoff);
+        if (next < w.floor_scale) next = w.floor_scale < scale ? w.floor_scale : scale;
+        if (!w.fixed) scale = next;
+        tracker = 0;
+        scalars[w.slot.at[4]].i++;
+        in_a_row++;
+        scalars[w.slot.at[6]].i = updates;
+        outcome = MPT_OUTCOME_SKIPPED;
+        return;
+    }
+    tracker++;
+    if (!w.fixed && tracker >= w.interval) {
+        double next = (double)(float)(scale * w.growth);
+        if (!(fabs(next) < INFINITY)) next = scale;
+        if (w.ceiling > 0 && next > w.ceiling) next = w.ceiling > scale ? w.ceiling : scale;
+        scale = next;
+        tracker = 0;
+    }
+    in_a_row = 0;
+    outcome = MPT_OUTCOME_APPLIED;
+}
+
+mpt_status mpt__cuda_scaler_update(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__scaler_settings w;
+    memset(&w, 0, sizeof w);
+    w.growth = launch->imm[0];
+    w.backoff = launch->imm[1];
+    w.floor_scale = launch->imm[2];
+    w.ceiling = launch->imm[3];
+    w.interval = launch->index[0];
+    w.fixed = launch->index[1] != 0;
+    w.slot = mpt__slots_of(launch);
+    mpt__scaler_update_kernel<<<1, 1, 0, call->stream>>>(w, call->scalars);
+    return MPT_OK;
+}
+

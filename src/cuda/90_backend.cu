@@ -1,0 +1,399 @@
+/* ==== Errors ==== */
+
+/* OK, or the status and the words of an error. One that the driver will repeat for ever, because a
+   kernel crashed, ends the use of this backend. */
+mpt_status mpt__cuda_check(mpt__cuda *cuda, cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return MPT_OK;
+    if (!cuda->dead) mpt__cuda_refuse(cuda, MPT_ERROR_DEVICE, what, cudaGetErrorString(error));
+    cudaGetLastError(); /* forgets it, unless it is of the lasting kind */
+    if (cudaPeekAtLastError() != cudaSuccess || cudaStreamQuery(cuda->stream) == error)
+        cuda->dead = true;
+    cudaGetLastError();
+    return MPT_ERROR_DEVICE;
+}
+
+/* ==== Memory and transfers ==== */
+
+#define MPT__STAGES 4 /* uploads under way at once */
+#define MPT__STAGE_BYTES ((size_t)1 << 20)
+
+/* An upload goes through page-locked memory to the card on a stream of its own while launches run,
+   and in order with them from there to its place. `from_host` ends the first part of a stage's
+   upload, `done` the second. */
+struct mpt__cuda_transfers {
+    cudaStream_t side;
+    char *host, *device; /* MPT__STAGES stages */
+    cudaEvent_t from_host[MPT__STAGES], done[MPT__STAGES];
+    int next;
+};
+
+void mpt__cuda_transfers_destroy(mpt__cuda_transfers *t) {
+    if (!t) return;
+    for (int i = 0; i < MPT__STAGES; i++) {
+        if (t->from_host[i]) cudaEventDestroy(t->from_host[i]);
+        if (t->done[i]) cudaEventDestroy(t->done[i]);
+    }
+    cudaFreeHost(t->host);
+    cudaFree(t->device);
+    if (t->side) cudaStreamDestroy(t->side);
+    free(t);
+}
+
+/* NULL, with what failed in *error. */
+mpt__cuda_transfers *mpt__cuda_transfers_create(cudaError_t *error) {
+    mpt__cuda_transfers *t = (mpt__cuda_transfers *)calloc(1, sizeof *t);
+    *error = cudaErrorMemoryAllocation;
+    if (!t) return NULL;
+    *error = cudaStreamCreateWithFlags(&t->side, cudaStreamNonBlocking);
+    if (*error == cudaSuccess)
+        *error = cudaMallocHost((void **)&t->host, MPT__STAGES * MPT__STAGE_BYTES);
+    if (*error == cudaSuccess)
+        *error = cudaMalloc((void **)&t->device, MPT__STAGES * MPT__STAGE_BYTES);
+    for (int i = 0; i < MPT__STAGES && *error == cudaSuccess; i++) {
+        *error = cudaEventCreateWithFlags(&t->from_host[i], cudaEventDisableTiming);
+        if (*error == cudaSuccess)
+            *error = cudaEventCreateWithFlags(&t->done[i], cudaEventDisableTiming);
+    }
+    if (*error == cudaSuccess) return t;
+    mpt__cuda_transfers_destroy(t);
+    return NULL;
+}
+
+/* At most MPT__STAGE_BYTES. */
+cudaError_t mpt__cuda_upload_piece(mpt__cuda *cuda, char *destination, const char *source,
+                                   size_t bytes) {
+    mpt__cuda_transfers *t = cuda->transfers;
+    const int i = t->next;
+    char *host = t->host + (size_t)i * MPT__STAGE_BYTES;
+    char *device = t->device + (size_t)i * MPT__STAGE_BYTES;
+    cudaError_t error = cudaEventSynchronize(t->done[i]);
+    t->next = (i + 1) % MPT__STAGES;
+    if (error != cudaSuccess) return error;
+    memcpy(host, source, bytes);
+    error = cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, t->side);
+    if (error == cudaSuccess) error = cudaEventRecord(t->from_host[i], t->side);
+    if (error == cudaSuccess) error = cudaStreamWaitEvent(cuda->stream, t->from_host[i], 0);
+    if (error == cudaSuccess)
+        error = cudaMemcpyAsync(destination, device, bytes, cudaMemcpyDeviceToDevice, cuda->stream);
+    if (error == cudaSuccess) error = cudaEventRecord(t->done[i], cuda->stream);
+    return error;
+}
+
+/* The backend, its device being that of this thread from now on; NULL if it is dead. */
+mpt__cuda *mpt__cuda_enter(void *self) {
+    mpt__cuda *cuda = (mpt__cuda *)self;
+    if (cuda->dead) return NULL;
+    cudaSetDevice(cuda->device);
+    return cuda;
+}
+
+mpt_status mpt__cuda_upload(void *self, void *destination, const void *source, size_t bytes) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    cudaError_t error = cudaSuccess;
+    if (!cuda) return MPT_ERROR_DEVICE;
+    for (size_t at = 0; at < bytes && error == cudaSuccess; at += MPT__STAGE_BYTES) {
+        const size_t left = bytes - at;
+        error = mpt__cuda_upload_piece(cuda, (char *)destination + at, (const char *)source + at,
+                                       left < MPT__STAGE_BYTES ? left : MPT__STAGE_BYTES);
+    }
+    return mpt__cuda_check(cuda, error, "upload to the GPU");
+}
+
+mpt_status mpt__cuda_snapshot(void *self, void *destination, const void *source, size_t bytes) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return MPT_ERROR_DEVICE;
+    return mpt__cuda_check(
+        cuda, cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, cuda->stream),
+        "download from the GPU");
+}
+
+mpt_status mpt__cuda_synchronize(void *self) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return MPT_ERROR_DEVICE;
+    return mpt__cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "work on the GPU");
+}
+
+mpt_status mpt__cuda_download(void *self, void *destination, const void *source, size_t bytes) {
+    mpt_status status = mpt__cuda_snapshot(self, destination, source, bytes);
+    return status == MPT_OK ? mpt__cuda_synchronize(self) : status;
+}
+
+/* The context pools what it gets from here. NULL if there is no memory. */
+void *mpt__cuda_allocate(void *self, size_t bytes) {
+    void *pointer = NULL;
+    if (!mpt__cuda_enter(self)) return NULL;
+    if (cudaMalloc(&pointer, bytes) == cudaSuccess) return pointer;
+    cudaGetLastError();
+    return NULL;
+}
+
+/* Waits for the launches that may still use it. */
+void mpt__cuda_release(void *self, void *pointer, size_t bytes) {
+    (void)self;
+    (void)bytes;
+    cudaFree(pointer);
+}
+
+void *mpt__cuda_allocate_host(void *self, size_t bytes) {
+    void *pointer = NULL;
+    (void)self;
+    if (cudaMallocHost(&pointer, bytes) == cudaSuccess) return pointer;
+    cudaGetLastError();
+    return NULL;
+}
+
+void mpt__cuda_release_host(void *self, void *pointer) {
+    (void)self;
+    cudaFreeHost(pointer);
+}
+
+/* ==== Launching ==== */
+
+/* In the order of MPT__KERNELS. */
+const mpt__cuda_kernel mpt__cuda_kernels[] = {
+    {mpt__cuda_fill, NULL},
+    {mpt__cuda_copy, NULL},
+    {mpt__cuda_unary, NULL},
+    {mpt__cuda_binary, NULL},
+    {mpt__cuda_reduce, mpt__cuda_reduce_workspace},
+    {mpt__cuda_argmax, NULL},
+    {mpt__cuda_scatter_axis, NULL},
+    {mpt__cuda_gemm, mpt__cuda_gemm_workspace},
+    {mpt__cuda_softmax, NULL},
+    {mpt__cuda_softmax_backward, NULL},
+    {mpt__cuda_dropout, NULL},
+    {mpt__cuda_random, NULL},
+    {mpt__cuda_nll, mpt__cuda_nll_workspace},
+    {mpt__cuda_nll_backward, NULL},
+    {mpt__cuda_cross_entropy, mpt__cuda_cross_entropy_workspace},
+    {mpt__cuda_cross_entropy_backward, NULL},
+    {mpt__cuda_grad_norm, mpt__cuda_grad_norm_workspace},
+    {mpt__cuda_grad_scale, NULL},
+    {mpt__cuda_sgd, NULL},
+    {mpt__cuda_adam, NULL},
+    {mpt__cuda_clip, NULL},
+    {mpt__cuda_scalar_set, NULL},
+    {mpt__cuda_scalar_or, NULL},
+    {mpt__cuda_scale_loss, NULL},
+    {mpt__cuda_scaler_update, NULL},
+    {mpt__cuda_metric_add, NULL},
+    {mpt__cuda_find_nonfinite, NULL},
+    {mpt__cuda_moments, NULL},
+    {mpt__cuda_average, NULL},
+    {mpt__cuda_pair_loss, mpt__cuda_pair_loss_workspace},
+    {mpt__cuda_pair_loss, NULL},
+    {mpt__cuda_cumsum, NULL},
+    {mpt__cuda_gather, NULL},
+    {mpt__cuda_scatter_add, NULL},
+    {mpt__cuda_triangle, NULL},
+    MPT__CUDA_CONV_KERNELS MPT__CUDA_NORM_KERNELS MPT__CUDA_ATTENTION_KERNELS
+};
+static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,
+              "a kernel of the launch table has no implementation here");
+
+const char *const mpt__cuda_kernel_names[] = {
+#define MPT__ROW(id, name, effect) name,
+    MPT__KERNELS(MPT__ROW)
+#undef MPT__ROW
+};
+
+bool mpt__cuda_implements(void *self, mpt__kernel kernel) {
+    (void)self;
+    return kernel < MPT__KERNEL_COUNT && mpt__cuda_kernels[kernel].run != NULL;
+}
+
+int64_t mpt__cuda_workspace_bytes(void *self, const mpt__launch *launch) {
+    (void)self;
+    if (launch->kernel >= MPT__KERNEL_COUNT) return 0;
+    const mpt__cuda_kernel &kernel = mpt__cuda_kernels[launch->kernel];
+    return kernel.workspace ? kernel.workspace(launch) : 0;
+}
+
+mpt_status mpt__cuda_launch(void *self, const mpt__execution *execution,
+                            const mpt__launch *launch) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    char what[96];
+    if (!cuda) return MPT_ERROR_DEVICE;
+    if (launch->kernel >= MPT__KERNEL_COUNT) {
+        snprintf(what, sizeof what, "number %d", (int)launch->kernel);
+        return mpt__cuda_refuse(cuda, MPT_ERROR_UNSUPPORTED, "no such CUDA kernel", what);
+    }
+    mpt__cuda_call call;
+    memset(&call, 0, sizeof call);
+    call.cuda = cuda;
+    call.launch = launch;
+    call.scalars = execution->scalars;
+    call.workspace = execution->workspace;
+    call.stream = cuda->stream;
+    for (int i = 0; i < launch->n_operands; i++) {
+        const mpt__operand &o = launch->operand[i];
+        char *base = (char *)execution->data[o.storage]; /* storage 0 is NULL */
+        if (base) call.data[i] = base + o.offset * (int64_t)mpt__bytes_of(o.dtype);
+    }
+    mpt_status status = mpt__cuda_kernels[launch->kernel].run(&call);
+    if (status != MPT_OK) return status;
+    cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess && cuda->debug && !cuda->capturing)
+        error = cudaStreamSynchronize(cuda->stream);
+    if (error == cudaSuccess) return MPT_OK;
+    snprintf(what, sizeof what, "kernel %s, launch %lld", mpt__cuda_kernel_names[launch->kernel],
+             (long long)launch->number);
+    return mpt__cuda_check(cuda, error, what);
+}
+
+/* ==== Graphs ==== */
+
+mpt_status mpt__cuda_graph_begin(void *self) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return MPT_ERROR_DEVICE;
+    const mpt_status status =
+        mpt__cuda_check(cuda, cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal),
+                        "beginning a graph");
+    cuda->capturing = status == MPT_OK;
+    return status;
+}
+
+/* A capture that went wrong is ended all the same, so that the stream works again. */
+mpt_status mpt__cuda_graph_end(void *self, void **graph) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    cudaGraph_t captured = NULL;
+    cudaGraphExec_t executable = NULL;
+    if (!cuda) return MPT_ERROR_DEVICE;
+    if (!cuda->capturing) return MPT_ERROR_DEVICE;
+    cuda->capturing = false;
+    cudaError_t error = cudaStreamEndCapture(cuda->stream, &captured);
+    if (error == cudaSuccess && graph) error = cudaGraphInstantiate(&executable, captured, 0);
+    if (captured) cudaGraphDestroy(captured);
+    if (!graph) {
+        cudaGetLastError();
+        return MPT_OK;
+    }
+    *graph = executable;
+    return mpt__cuda_check(cuda, error, "ending a graph");
+}
+
+mpt_status mpt__cuda_graph_run(void *self, void *graph) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return MPT_ERROR_DEVICE;
+    cudaError_t error = cudaGraphLaunch((cudaGraphExec_t)graph, cuda->stream);
+    if (error == cudaSuccess && cuda->debug) error = cudaStreamSynchronize(cuda->stream);
+    return mpt__cuda_check(cuda, error, "a captured step");
+}
+
+void mpt__cuda_graph_destroy(void *self, void *graph) {
+    if (mpt__cuda_enter(self)) cudaGraphExecDestroy((cudaGraphExec_t)graph);
+}
+
+/* ==== Making and ending ==== */
+
+void mpt__cuda_describe(void *self, mpt_device_info *info) {
+    const mpt__cuda *cuda = (const mpt__cuda *)self;
+    size_t free_bytes = 0, bytes = 0;
+    if (!cuda->dead && cudaMemGetInfo(&free_bytes, &bytes) != cudaSuccess) cudaGetLastError();
+    info->memory = cuda->memory;
+    info->memory_free = (int64_t)free_bytes;
+    info->major = cuda->capability / 10;
+    info->minor = cuda->capability % 10;
+    info->fast_half = cuda->capability >= 70;
+}
+
+void mpt__cuda_destroy(void *self) {
+    mpt__cuda *cuda = (mpt__cuda *)self;
+    if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+    mpt__cuda_products_destroy(cuda->products);
+    mpt__cuda_transfers_destroy(cuda->transfers);
+    cudaFree(cuda->ticket);
+    if (cuda->stream) cudaStreamDestroy(cuda->stream);
+    cudaGetLastError();
+    free(cuda);
+}
+
+/* Reads what the card is, and makes what every launch needs. */
+mpt_status mpt__cuda_start(mpt__cuda *cuda) {
+    cudaDeviceProp card;
+    cudaFuncAttributes kernel;
+    cudaError_t error = cudaSetDevice(cuda->device);
+    if (error == cudaSuccess) error = cudaGetDeviceProperties(&card, cuda->device);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&kernel, mpt__fill_kernel);
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+        cudaGetLastError();
+        snprintf(cuda->backend->error, sizeof cuda->backend->error,
+                 "mptrain_cuda.cu was compiled for other GPUs than %.99s, of compute capability "
+                 "%d.%d: compile it with -arch=sm_%d%d, or set MPT_DEVICE_CPU",
+                 card.name, card.major, card.minor, card.major, card.minor);
+        return MPT_ERROR_DEVICE;
+    }
+    if (error == cudaSuccess)
+        error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess) error = cudaMalloc((void **)&cuda->ticket, sizeof *cuda->ticket);
+    if (error == cudaSuccess)
+        error = cudaMemsetAsync(cuda->ticket, 0, sizeof *cuda->ticket, cuda->stream);
+    if (error != cudaSuccess) return mpt__cuda_check(cuda, error, "opening the GPU");
+    snprintf(cuda->name, sizeof cuda->name, "%s", card.name);
+    cuda->processors = card.multiProcessorCount;
+    cuda->capability = card.major * 10 + card.minor;
+    cuda->memory = (int64_t)card.totalGlobalMem;
+    cuda->transfers = mpt__cuda_transfers_create(&error);
+    if (!cuda->transfers) return mpt__cuda_check(cuda, error, "memory for transfers");
+    cuda->products = mpt__cuda_products_create(cuda);
+    return cuda->products ? MPT_OK : MPT_ERROR_DEVICE; /* it has said why */
+}
+
+}  // namespace
+
+extern "C" int mpt__cuda_device_count(char *why, size_t size) {
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count > 0) return count;
+    cudaGetLastError();
+    snprintf(why, size, "%s",
+             error == cudaErrorInsufficientDriver
+                 ? "no NVIDIA driver, or one too old for this CUDA toolkit"
+             : error == cudaSuccess ? "there is no GPU"
+                                    : cudaGetErrorString(error));
+    return 0;
+}
+
+extern "C" mpt_status mpt__cuda_backend_create(mpt__backend *backend, int version, int device,
+                                               bool debug) {
+    memset(backend, 0, sizeof *backend);
+    if (version != MPTRAIN_VERSION) {
+        snprintf(backend->error, sizeof backend->error,
+                 "mptrain.h has version %d, mptrain_cuda.cu has %d; copy both from one release",
+                 version, MPTRAIN_VERSION);
+        return MPT_ERROR_DEVICE;
+    }
+    mpt__cuda *cuda = (mpt__cuda *)calloc(1, sizeof *cuda);
+    if (!cuda) return MPT_ERROR_MEMORY;
+    cuda->backend = backend;
+    cuda->device = device;
+    cuda->debug = debug;
+    const mpt_status status = mpt__cuda_start(cuda);
+    if (status != MPT_OK) {
+        mpt__cuda_destroy(cuda);
+        return status;
+    }
+    backend->name = cuda->name;
+    backend->self = cuda;
+    backend->implements = mpt__cuda_implements;
+    backend->describe = mpt__cuda_describe;
+    backend->workspace = mpt__cuda_workspace_bytes;
+    backend->launch = mpt__cuda_launch;
+    backend->allocate = mpt__cuda_allocate;
+    backend->release = mpt__cuda_release;
+    backend->upload = mpt__cuda_upload;
+    backend->download = mpt__cuda_download;
+    backend->synchronize = mpt__cuda_synchronize;
+    backend->allocate_host = mpt__cuda_allocate_host;
+    backend->release_host = mpt__cuda_release_host;
+    backend->snapshot = mpt__cuda_snapshot;
+    backend->graph_begin = mpt__cuda_graph_begin;
+    backend->graph_end = mpt__cuda_graph_end;
+    backend->graph_run = mpt__cuda_graph_run;
+    backend->graph_destroy = mpt__cuda_graph_destroy;
+    backend->benchmark = mpt__cuda_benchmark;
+    backend->benchmark_text = mpt__cuda_benchmark_text;
+    backend->benchmark_read = mpt__cuda_benchmark_read;
+    backend->destroy = mpt__cuda_destroy;
+    return MPT_OK;
+}
