@@ -67,7 +67,7 @@ mpt_fit is the short road. The loop that it stands for, in full:
         mpt_metric_push(ctx, "loss", loss);        // a running mean, without waiting
         mpt_step_end(ctx);
     }
-    if (mpt_failed(ctx)) ...mpt_error(ctx)...      // one check is enough: errors stick
+    if (mpt_failed(ctx)) puts(mpt_error(ctx));     // one check is enough: errors stick
 
 For bf16 or fp32 leave the scaler out, or make it with enabled = false, and call mpt_step instead.
 Configs come from xxx_config_default(); NULL for a config means those defaults.
@@ -270,7 +270,7 @@ device finds (a bad target) and what a scaler has seen arrive at the next wait o
 Memory of yours cannot be borrowed there: mpt_from copies what mpt_wrap would borrow.
 
     // the loop's body, on batches x and y
-    static mpt_status step(mpt_context *ctx, void *user, mpt_tensor x, mpt_tensor y);
+    mpt_status step(mpt_context *ctx, void *user, mpt_tensor x, mpt_tensor y);
     mpt_captured captured = mpt_capture(ctx, step, &model);
     while (mpt_loader_next(loader, &b)) mpt_captured_step(captured, b.x, b.y);
 
@@ -1116,6 +1116,7 @@ typedef struct mpt_lion_config {
     bool allow_shared, maximize;
 } mpt_lion_config;
 
+/* The values that the comments above give. */
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void);
 MPTRAIN_API mpt_adam_config mpt_adam_config_default(void);
 MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void);
@@ -1201,6 +1202,7 @@ MPTRAIN_API mpt_rate mpt_cosine_lr(int64_t t_max, double eta_min);
    as the one before. */
 MPTRAIN_API mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double eta_min);
 
+/* Sets the optimizer's rates by such a curve, from the rates that they have now. */
 MPTRAIN_API mpt_schedule mpt_schedule_create(mpt_optimizer optimizer, mpt_rate rate,
                                              mpt_schedule_unit unit);
 /* Up to MPT_MAX_RATES curves one after the other: number k + 1 begins, with t = 0 again, at

@@ -207,6 +207,7 @@ typedef struct mpt_lion_config {
     bool allow_shared, maximize;
 } mpt_lion_config;
 
+/* The values that the comments above give. */
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void);
 MPTRAIN_API mpt_adam_config mpt_adam_config_default(void);
 MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void);
@@ -292,6 +293,7 @@ MPTRAIN_API mpt_rate mpt_cosine_lr(int64_t t_max, double eta_min);
    as the one before. */
 MPTRAIN_API mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double eta_min);
 
+/* Sets the optimizer's rates by such a curve, from the rates that they have now. */
 MPTRAIN_API mpt_schedule mpt_schedule_create(mpt_optimizer optimizer, mpt_rate rate,
                                              mpt_schedule_unit unit);
 /* Up to MPT_MAX_RATES curves one after the other: number k + 1 begins, with t = 0 again, at
