@@ -256,8 +256,10 @@ mpt_print_launches shows every kernel with its operands. mpt_trace_nan finds the
 and step whose output is not finite; the scaler switches it on by itself for the step after an
 overflow. mpt_get_counters counts calls, kernels, casts and the work of each thread.
 mpt_record_begin and mpt_replay execute a step again, on inputs made before the recording.
-mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. MPT_ISA_NULL
-executes nothing and so measures what calls cost.
+mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. mpt_histograms is a
+table of all weights or gradients, with what fp16 would lose of them; mpt_gradcheck tests an op of
+yours; mpt_determinism says what could differ elsewhere. MPT_ISA_NULL executes nothing and so
+measures what calls cost.
 
 ==== MANUAL 12: GPUs and captured steps ========================================================
 
