@@ -540,18 +540,24 @@ static void mpt__cpu_running_stats(const mpt__cpu_call *call) {
     const int64_t channels = launch->operand[2].shape[1];
     if (!mpt__gate_open(call, 0)) return;
     const double momentum = launch->imm[0] < 0 ? 1.0 / (double)(count[0] + 1) : launch->imm[0];
-    bool good = fresh[0] != NULL;
-    for (int64_t i = 0; i < 2 * channels; i++) {
-        to[i] = old[i];
-        if (fresh[0] == NULL) continue;
-        double value = (double)fresh[i / channels][i % channels];
-        if (i >= channels) value *= launch->imm[1];
-        to[i] = (float)((double)old[i] + momentum * (value - (double)old[i]));
-        good = good && mpt__f32_is_finite(to[i]);
+    bool updates = fresh[0] != NULL, good = updates;
+    for (int pass = 0; pass < 2; pass++) { /* old may be what is written: looks, then writes */
+        for (int64_t i = 0; i < 2 * channels; i++) {
+            float value = old[i];
+            if (updates && (pass == 0 || good)) {
+                double now = (double)fresh[i / channels][i % channels];
+                if (i >= channels) now *= launch->imm[1];
+                value = (float)((double)old[i] + momentum * (now - (double)old[i]));
+            }
+            if (pass == 0)
+                good = good && mpt__f32_is_finite(value);
+            else
+                to[i] = value;
+        }
     }
-    if (!good && fresh[0] != NULL) memcpy(to, old, (size_t)channels * 2 * sizeof *to);
-    counts[0] = count[0] + (fresh[0] != NULL && good);
-    counts[1] = count[1] + (fresh[0] != NULL && !good);
+    const int64_t before[2] = {count[0], count[1]};
+    counts[0] = before[0] + (updates && good);
+    counts[1] = before[1] + (updates && !good);
 }
 #endif
 
