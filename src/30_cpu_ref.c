@@ -168,6 +168,15 @@ typedef struct mpt__ref_update mpt__ref_update;
 typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
                                mpt__real *m, mpt__real *v, void *half, int64_t n);
 
+/* A line of a norm: y = (x - mean) rstd weight + bias, weight and bias for each element (w, b) or
+   one for all; dx = rstd (dy weight - shift - slope (x - mean) rstd), and what is added to the
+   gradients of w and b (NULL: not wanted). */
+typedef struct mpt__norm_line {
+    mpt__real mean, rstd, weight, bias, shift, slope;
+    const mpt__real *w, *b;
+    mpt__real *dw, *db;
+} mpt__norm_line;
+
 typedef struct mpt__words {
     double slowness; /* nanoseconds of what takes the reference level one */
     bool flushes;    /* optimizers take denormals as zero: moments that fade away
@@ -198,6 +207,16 @@ typedef struct mpt__words {
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
                       int64_t rows, int64_t columns, bool beyond_cache);
     mpt__update_fn sgd, adam;
+    /* Elements first .. n-1 of a line of norms. Element i goes to lane i % MPT__SUM_LANES: squares
+       of x - mean; dy weight, and behind those lanes dy weight (x - mean) rstd. */
+    void (*norm_squares)(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
+                         mpt__real mean);
+    void (*norm)(mpt__real *out, const mpt__real *x, int64_t first, int64_t n,
+                 const mpt__norm_line *l);
+    void (*norm_sums)(mpt__real *lane, const mpt__real *x, const mpt__real *dy, int64_t first,
+                      int64_t n, const mpt__norm_line *l);
+    void (*norm_slope)(mpt__real *dx, const mpt__real *x, const mpt__real *dy, int64_t first,
+                       int64_t n, const mpt__norm_line *l);
 } mpt__words;
 
 /* ==== Real numbers ==== */

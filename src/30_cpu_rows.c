@@ -725,6 +725,44 @@ static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
     mpt__ref_softmax_run(call, 3, 15.0);
 }
 
+/* ==== Norms: the words of their lines ==== */
+
+static void mpt__ref_norm_squares(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
+                                  mpt__real mean) {
+    for (int64_t i = first; i < n; i++) {
+        const mpt__real d = x[i] - mean;
+        lane[i % MPT__SUM_LANES] += d * d;
+    }
+}
+
+static void mpt__ref_norm(mpt__real *out, const mpt__real *x, int64_t first, int64_t n,
+                          const mpt__norm_line *l) {
+    for (int64_t i = first; i < n; i++) {
+        const mpt__real w = l->w != NULL ? l->w[i] : l->weight;
+        out[i] = (x[i] - l->mean) * l->rstd * w + (l->b != NULL ? l->b[i] : l->bias);
+    }
+}
+
+static void mpt__ref_norm_sums(mpt__real *lane, const mpt__real *x, const mpt__real *dy,
+                               int64_t first, int64_t n, const mpt__norm_line *l) {
+    for (int64_t i = first; i < n; i++) {
+        const mpt__real slope = dy[i] * (l->w != NULL ? l->w[i] : l->weight);
+        lane[i % MPT__SUM_LANES] += slope;
+        lane[MPT__SUM_LANES + i % MPT__SUM_LANES] += slope * ((x[i] - l->mean) * l->rstd);
+    }
+}
+
+static void mpt__ref_norm_slope(mpt__real *dx, const mpt__real *x, const mpt__real *dy,
+                                int64_t first, int64_t n, const mpt__norm_line *l) {
+    for (int64_t i = first; i < n; i++) {
+        const mpt__real normal = (x[i] - l->mean) * l->rstd;
+        const mpt__real slope = dy[i] * (l->w != NULL ? l->w[i] : l->weight);
+        if (l->dw != NULL) l->dw[i] += dy[i] * normal;
+        if (l->db != NULL) l->db[i] += dy[i];
+        dx[i] = (slope - l->shift - normal * l->slope) * l->rstd;
+    }
+}
+
 /* ==== GEMM ==== */
 
 /* A chunk is one tile of the output; K is walked in panels, converted once per tile. */

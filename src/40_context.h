@@ -268,6 +268,7 @@ struct mpt_context {
     int metric_count;
     uint64_t module_creations;
     uint32_t module_mark; /* of the last walk over modules */
+    int64_t pending;      /* modules whose running statistics the end of the step changes */
 };
 
 /* ==== Called from below the room that defines it ==== */
@@ -292,6 +293,8 @@ static mpt_status mpt__decide_dtype(struct mpt__frame *frame);
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage);
 /* 50_ops.c: the dtype of losses: fp32, or fp64 in the double-precision test build. */
 static mpt_dtype mpt__loss_dtype(const struct mpt__frame *frame);
+/* 67_norm.c: running statistics of the step become the modules', or are forgotten. */
+static void mpt__running_settle(mpt_context *context, bool commit);
 /* 62_optim.c: a replay wrote a storage of version `before`; masters that agreed still do. */
 static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_t before);
 

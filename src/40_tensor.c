@@ -1101,6 +1101,7 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
     if (context->scope_depth > context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
                           context->scope_depth - context->step_depth);
+    if (context->pending > 0) mpt__running_settle(context, true);
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
     context->step_depth = 0;
     if (!context->backend.synchronous && context->base.status == MPT_OK) {

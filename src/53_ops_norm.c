@@ -6,4 +6,296 @@
 
 #include "53_ops_conv.c"
 
+#ifdef MPTRAIN_NO_ATTENTION
+static mpt_status mpt__no_rows_shape(mpt__frame *frame) {
+    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+                      "built without layer and RMS norm (MPTRAIN_NO_ATTENTION)");
+}
+#endif
+#ifdef MPTRAIN_NO_CONV
+static mpt_status mpt__no_channels_shape(mpt__frame *frame) {
+    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+                      "built without batch norm, group norm and pooling (MPTRAIN_NO_CONV)");
+}
+#endif
+
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+
+/* ==== Norms ==== */
+
+/* in: x, weight?, bias?, then residual? (rows), mean? and variance? (batches). index[0]: dimensions
+   of a row, or groups; index[1]: the module that keeps running statistics; imm[0]: eps. */
+enum { MPT__NORM_WEIGHT = 1, MPT__NORM_BIAS, MPT__NORM_MORE };
+/* Saved: what was normalised, weight, mean (absent: 0), 1 / deviation. */
+enum { MPT__NORM_SUM, MPT__NORM_WEIGHTS, MPT__NORM_MEAN, MPT__NORM_RSTD };
+
+/* 67_norm.c: statistics of a batch on their way into those of a module. */
+static mpt_status mpt__running_update(mpt_context *context, uint32_t module,
+                                      const mpt__tensor *mean, const mpt__tensor *variance,
+                                      double unbiased);
+
+static bool mpt__norm_of_rows(const mpt__frame *frame) {
+    return frame->op == MPT__OP_layer_norm || frame->op == MPT__OP_rms_norm;
+}
+
+/* Whether an optional argument is float and has the last dimensions of x from `first` on; or those
+   alone that lie before `last`. */
+static bool mpt__norm_argument(mpt__frame *frame, int i, int first, int last) {
+    const mpt__tensor *x = frame->in[0], *got = i < frame->n_in ? frame->in[i] : NULL;
+    mpt_shape want = MPT_SCALAR;
+    if (!got) return true;
+    if (!mpt__check_float(frame, i)) return false;
+    for (int d = first; d < last; d++) want.dim[want.rank++] = x->shape.dim[d];
+    bool same = got->shape.rank == want.rank;
+    for (int d = 0; same && d < want.rank; d++) same = got->shape.dim[d] == want.dim[d];
+    return same || mpt__reject(frame->context, MPT_ERROR_SHAPE,
+                               "input %S: argument %d is %S, expected %S", &x->shape, i + 1,
+                               &got->shape, &want);
+}
+
+static bool mpt__norm_begin(mpt__frame *frame, int least) {
+    const mpt__tensor *x = frame->in[0];
+    double eps = frame->attributes->imm[0];
+    if (!mpt__check_float(frame, 0)) return false;
+    if (x->shape.rank < least)
+        return mpt__reject(frame->context, MPT_ERROR_SHAPE,
+                           "input %S: expected at least %d dimensions", &x->shape, least);
+    if (!(eps >= 0.0 && mpt__f64_is_finite(eps)))
+        return mpt__reject(frame->context, MPT_ERROR_ARGUMENT, "eps %g: expected 0 or more", eps);
+    mpt__shape_copy(&frame->out_shape[0], &x->shape);
+    return true;
+}
+#endif
+
+#ifndef MPTRAIN_NO_ATTENTION
+static mpt_status mpt__row_norm_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    int64_t dims = frame->attributes->index[0];
+    if (!mpt__norm_begin(frame, 1)) return context->base.status;
+    int rank = x->shape.rank;
+    if (dims < 1 || dims > rank)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%lld dimensions to normalise over: input %S has 1 to %d", dims,
+                          &x->shape, rank);
+    for (int i = MPT__NORM_WEIGHT; i <= MPT__NORM_BIAS; i++)
+        if (!mpt__norm_argument(frame, i, rank - (int)dims, rank)) return context->base.status;
+    if (frame->n_in <= MPT__NORM_MORE) return MPT_OK;
+    if (!mpt__norm_argument(frame, MPT__NORM_MORE, 0, rank)) return context->base.status;
+    if (frame->in[MPT__NORM_MORE]->dtype == x->dtype) return MPT_OK;
+    if (mpt__autocast_dtype(context) == MPT_F32)
+        return mpt__dtype_mismatch(frame, 0, MPT__NORM_MORE);
+    frame->out_dtype[0] = MPT_F32;
+    return MPT_OK;
+}
+#endif
+
+#ifndef MPTRAIN_NO_CONV
+static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    if (!mpt__norm_begin(frame, 2)) return context->base.status;
+    int64_t channels = x->shape.dim[1], groups = frame->attributes->index[0];
+    for (int i = MPT__NORM_WEIGHT; i < frame->n_in; i++)
+        if (!mpt__norm_argument(frame, i, 1, 2)) return context->base.status;
+    if (frame->op == MPT__OP_group_norm) {
+        if (groups < 1 || channels % groups != 0)
+            return mpt__error(context, MPT_ERROR_ARGUMENT,
+                              "%lld groups do not divide the %lld channels of input %S", groups,
+                              channels, &x->shape);
+    } else if (!frame->in[MPT__NORM_MORE] != !frame->in[MPT__NORM_MORE + 1]) {
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "expected mean and variance, or neither");
+    } else if (!frame->in[MPT__NORM_MORE] && channels > 0 &&
+               mpt__tensor_numel(x) / channels == 1) {
+        return mpt__error(context, MPT_ERROR_SHAPE,
+                          "input %S has one value for each channel: a batch has no variance; use "
+                          "larger batches, or mpt_eval",
+                          &x->shape);
+    }
+    return MPT_OK;
+}
+#endif
+
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+/* The stride of dimensions 2 and on as one; -1: they are not. */
+static int64_t mpt__inner_stride(const mpt__tensor *x) {
+    int64_t stride = -1, next = -1;
+    for (int d = x->shape.rank - 1; d > 1; d--) {
+        if (x->shape.dim[d] == 1) continue;
+        if (next >= 0 && x->stride[d] != next) return -1;
+        if (next < 0) stride = x->stride[d];
+        next = x->stride[d] * x->shape.dim[d];
+    }
+    return stride < 0 ? 1 : stride;
+}
+
+/* Dense, with the channels innermost. */
+static bool mpt__channels_inside(const mpt__tensor *x) {
+    if (x->shape.rank < 3 || mpt__tensor_contiguous(x)) return false;
+    int64_t channels = x->shape.dim[1], inner = 1;
+    for (int d = 2; d < x->shape.rank; d++) inner *= x->shape.dim[d];
+    return x->stride[1] == 1 && mpt__inner_stride(x) == channels &&
+           (x->shape.dim[0] == 1 || x->stride[0] == channels * inner);
+}
+
+/* A fresh tensor of the shape of x lies as that does. */
+static void mpt__lie_as(mpt__tensor *to, const mpt__tensor *x) {
+    if (mpt__channels_inside(x)) mpt__copy_dims(to->stride, x->stride, x->shape.rank);
+}
+
+/* A tensor of the shape of x itself, or a copy that lies as x does. */
+static const mpt__tensor *mpt__lying_as(mpt__frame *frame, const mpt__tensor *tensor,
+                                        const mpt__tensor *x) {
+    bool inside = mpt__channels_inside(x);
+    if (inside ? mpt__channels_inside(tensor) : mpt__tensor_contiguous(tensor)) return tensor;
+    mpt__tensor *copy = mpt__temporary(frame, (mpt_dtype)tensor->dtype, &tensor->shape);
+    if (!copy) return NULL;
+    mpt__lie_as(copy, x);
+    return mpt__launch_copy(frame->context, tensor, copy, MPT__WRITE) == MPT_OK ? copy : NULL;
+}
+
+/* [N, G, C, S] of an operand of the input's shape. */
+static void mpt__norm_operand(const mpt__frame *frame, mpt__launch *launch, int position,
+                              const mpt__tensor *tensor, mpt__access access) {
+    mpt__operand *o = mpt__operand_ranked(launch, position, tensor, 4, access);
+    int64_t n = 1, c = 1, rank = tensor->shape.rank, groups = 1, s = 1;
+    if (mpt__norm_of_rows(frame)) {
+        for (int64_t d = 0; d < rank; d++)
+            *(d < rank - frame->attributes->index[0] ? &n : &c) *= tensor->shape.dim[d];
+        mpt__operand_dim(o, 0, n, c);
+        mpt__operand_dim(o, 1, 1, 0);
+        mpt__operand_dim(o, 2, c, 1);
+        mpt__operand_dim(o, 3, 1, 1);
+        return;
+    }
+    if (frame->op == MPT__OP_group_norm) groups = frame->attributes->index[0];
+    c = tensor->shape.dim[1] / groups;
+    for (int d = 2; d < rank; d++) s *= tensor->shape.dim[d];
+    mpt__operand_dim(o, 0, tensor->shape.dim[0], tensor->stride[0]);
+    mpt__operand_dim(o, 1, groups, c * tensor->stride[1]);
+    mpt__operand_dim(o, 2, c, tensor->stride[1]);
+    mpt__operand_dim(o, 3, s, mpt__inner_stride(tensor));
+}
+
+/* The statistics have one element for each row, group or channel. */
+static mpt__tensor *mpt__norm_statistic(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    int64_t count = 1;
+    for (int64_t d = 0; d < x->shape.rank - frame->attributes->index[0]; d++)
+        count *= x->shape.dim[d];
+    if (frame->op == MPT__OP_group_norm) count = x->shape.dim[0] * frame->attributes->index[0];
+    if (frame->op == MPT__OP_batch_norm) count = x->shape.dim[1];
+    mpt_shape shape = MPT_SHAPE(count);
+    return mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+}
+
+static mpt__launch *mpt__normalise_launch(mpt__frame *frame, mpt__kernel kernel, bool given) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->imm[0] = frame->attributes->imm[0];
+    launch->index[0] = frame->op == MPT__OP_batch_norm;
+    launch->index[1] = given;
+    return launch;
+}
+
+static mpt_status mpt__normalise_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__tensor *const *in = frame->in, *more[2] = {NULL, NULL}, *variance = NULL;
+    const mpt__tensor *x = in[0], *dense[4] = {NULL, NULL, NULL, NULL}, *residual = NULL;
+    bool rows = mpt__norm_of_rows(frame), batch = frame->op == MPT__OP_batch_norm;
+    for (int i = 0; i < 2 && MPT__NORM_MORE + i < frame->n_in; i++)
+        more[i] = in[MPT__NORM_MORE + i];
+    bool given = batch && more[0];
+    if (rows || mpt__inner_stride(x) < 0) x = mpt__contiguous_of(frame, x);
+    if (rows && more[0]) residual = mpt__contiguous_of(frame, more[0]);
+    if (!x || (rows && more[0] && !residual)) return context->base.status;
+    for (int i = 0; i < 4; i++) {
+        mpt__tensor *from = i < 2 ? in[MPT__NORM_WEIGHT + i] : given ? more[i - 2] : NULL;
+        dense[i] = from ? mpt__contiguous_of(frame, from) : NULL;
+        if (from && !dense[i]) return context->base.status;
+    }
+    mpt__tensor *mean = NULL, *rstd = mpt__norm_statistic(frame);
+    if (rstd && !given && frame->op != MPT__OP_rms_norm && !(mean = mpt__norm_statistic(frame)))
+        return context->base.status;
+    if (rstd && batch && !given && frame->attributes->index[1])
+        if (!(variance = mpt__norm_statistic(frame))) return context->base.status;
+    if (!rstd) return context->base.status;
+    mpt__save(frame, residual ? frame->out[1] : in[0]);
+    mpt__save(frame, in[MPT__NORM_WEIGHT]);
+    mpt__save(frame, given ? more[0] : mean);
+    mpt__save(frame, rstd);
+    if (!rows) mpt__lie_as(frame->out[0], x);
+    if (mpt__tensor_numel(x) == 0) return MPT_OK;
+    mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM, given);
+    mpt__norm_operand(frame, launch, 0, x, MPT__READ);
+    if (residual) mpt__norm_operand(frame, launch, 1, residual, MPT__READ);
+    for (int i = 0; i < 2; i++)
+        if (dense[i]) mpt__operand_of(launch, 2 + i, dense[i], MPT__READ);
+    mpt__norm_operand(frame, launch, 4, frame->out[0], MPT__WRITE);
+    if (residual) mpt__norm_operand(frame, launch, 5, frame->out[1], MPT__WRITE);
+    if (given) mpt__operand_of(launch, 6, dense[2], MPT__READ);
+    if (mean) mpt__operand_of(launch, 6, mean, MPT__WRITE);
+    mpt__operand_of(launch, 7, rstd, MPT__WRITE);
+    if (given) mpt__operand_of(launch, 8, dense[3], MPT__READ);
+    if (variance) mpt__operand_of(launch, 8, variance, MPT__WRITE);
+    mpt_status status = mpt__submit(context, launch);
+    if (status != MPT_OK || !variance) return status;
+    double n = (double)mpt__tensor_numel(x) / (double)x->shape.dim[1];
+    return mpt__running_update(context, (uint32_t)frame->attributes->index[1], mean, variance,
+                               n / (n - 1.0));
+}
+
+/* Gradients of weight and bias of an empty batch. */
+static mpt_status mpt__norm_nothing(mpt__frame *frame, mpt__tensor *const into[2],
+                                    const mpt__access access[2]) {
+    for (int i = 0; i < 2; i++)
+        if (into[i] && access[i] == MPT__WRITE) mpt__launch_fill(frame->context, into[i], 0.0);
+    return frame->context->base.status;
+}
+
+static mpt_status mpt__normalise_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    bool rows = mpt__norm_of_rows(frame), residual = frame->n_out > 1;
+    bool given = frame->op == MPT__OP_batch_norm && frame->in[MPT__NORM_MORE];
+    const mpt__tensor *x = frame->saved[MPT__NORM_SUM], *dy = frame->dy[0], *extra = NULL;
+    const mpt__tensor *weight = frame->saved[MPT__NORM_WEIGHTS];
+    const mpt__tensor *mean = frame->saved[MPT__NORM_MEAN];
+    if (!dy) {
+        mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[1]);
+        return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, frame->dy[1]) : status;
+    }
+    if (rows || mpt__inner_stride(x) < 0) x = mpt__contiguous_of(frame, x);
+    if (x) dy = mpt__lying_as(frame, dy, x);
+    if (weight) weight = mpt__contiguous_of(frame, weight);
+    if (mean) mean = mpt__contiguous_of(frame, mean);
+    if (residual && frame->dy[1]) extra = mpt__contiguous_of(frame, frame->dy[1]);
+    mpt__access access[3] = {MPT__WRITE, MPT__WRITE, MPT__WRITE};
+    mpt__tensor *dx = NULL, *into[2];
+    if (!x) return context->base.status;
+    if (!residual) {
+        dx = mpt__gradient_into(frame, 0, &access[2]);
+        if (dx && access[2] == MPT__WRITE && !rows) mpt__lie_as(dx, x);
+    } else if (mpt__wants(frame, 0) || mpt__wants(frame, MPT__NORM_MORE)) {
+        dx = mpt__temporary(frame, (mpt_dtype)x->dtype, &x->shape);
+    }
+    for (int i = 0; i < 2; i++)
+        into[i] = mpt__gradient_into(frame, MPT__NORM_WEIGHT + i, &access[i]);
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (mpt__tensor_numel(x) == 0) return mpt__norm_nothing(frame, into, access);
+    mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM_BACKWARD, given);
+    mpt__norm_operand(frame, launch, 0, x, MPT__READ);
+    mpt__norm_operand(frame, launch, 1, dy, MPT__READ);
+    if (weight) mpt__operand_of(launch, 2, weight, MPT__READ);
+    if (mean) mpt__operand_of(launch, 3, mean, MPT__READ);
+    mpt__operand_of(launch, 4, frame->saved[MPT__NORM_RSTD], MPT__READ);
+    if (extra) mpt__norm_operand(frame, launch, 5, extra, MPT__READ);
+    if (dx) mpt__norm_operand(frame, launch, 6, dx, access[2]);
+    for (int i = 0; i < 2; i++)
+        if (into[i]) mpt__operand_of(launch, 7 + i, into[i], access[i]);
+    mpt_status status = mpt__submit(context, launch);
+    if (!residual || !dx || status != MPT_OK) return status;
+    status = mpt__gradient_pass(frame, 0, dx);
+    return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, dx) : status;
+}
+#endif
+
 #endif

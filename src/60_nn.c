@@ -47,7 +47,12 @@ typedef struct mpt__module_parameter {
     L(hardtanh, hardtanh, 1, NONE)        \
     MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
 #define MPT__CONV_LAYERS(L)
-#define MPT__NORM_LAYERS(L)
+#define MPT__NORM_LAYERS(L)               \
+    L(layer_norm, layer_norm, 3, NONE)    \
+    L(rms_norm, rms_norm, 2, NONE)        \
+    L(batch_norm1d, none, 0, NONE)        \
+    L(batch_norm2d, none, 0, NONE)        \
+    L(group_norm, group_norm, 3, NONE)
 #define MPT__ATTENTION_LAYERS(L)
 
 typedef enum mpt__layer {
@@ -72,6 +77,20 @@ typedef struct mpt__draws {
     uint64_t count; /* in it */
 } mpt__draws;
 
+/* State of a module that no gradient changes: running statistics. `next` is what a step will have
+   made of them, `pending` until that step ends. */
+#define MPT__BUFFERS 3
+typedef struct mpt__running {
+    uint32_t values, counts, next_values, next_counts; /* storages: [2, C] f32, [2] i64 */
+    mpt__tensor *buffer[MPT__BUFFERS];                 /* views of the first two; NULL: not made */
+    char *path[MPT__BUFFERS];                          /* once the tree is frozen */
+    double momentum;
+    bool pending;
+} mpt__running;
+
+static const char *const mpt__buffer_names[MPT__BUFFERS] = {"running_mean", "running_var",
+                                                            "num_batches_tracked"};
+
 typedef struct mpt__module {
     mpt__id id;
     mpt_module_class cls;
@@ -95,11 +114,16 @@ typedef struct mpt__module {
     int64_t updates;
     uint32_t mark;
     uint64_t label; /* hash of the label, which stands for `creation`; 0 = none */
+    mpt__running *running; /* NULL: it keeps none */
 } mpt__module;
 
 /* 65_init.c */
 static bool mpt__check_init(mpt_context *context, mpt_init init);
 static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i);
+/* 67_norm.c */
+static void mpt__running_free(mpt_context *context, mpt__running *running);
+static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__module *module,
+                                          mpt_tensor x);
 
 /* ==== Handles ==== */
 
@@ -153,6 +177,7 @@ static void mpt__module_free(mpt_context *context, void *object) {
     }
     mpt__room_free(context, module->children, module->child_capacity);
     mpt__room_free(context, module->parameters, module->parameter_capacity);
+    mpt__running_free(context, module->running);
 }
 
 /* Slot of another module that holds `child`; 0 if there is none. */
@@ -247,6 +272,22 @@ static mpt__module *mpt__walk_next(mpt__walk *walk) {
         if (child->mark != walk->mark) return mpt__walk_down(walk, child, row->name);
     }
     return NULL;
+}
+
+/* A tensor of a module's state, and its path in the tree. */
+typedef struct mpt__buffer {
+    mpt__tensor *tensor;
+    const char *path;
+} mpt__buffer;
+
+/* The next tensor of state, as mpt__walk_parameter gives parameters; false at the end. */
+static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
+    while (!walk->module->running || walk->row == MPT__BUFFERS)
+        if (!mpt__walk_next(walk)) return false;
+    const mpt__running *running = walk->module->running;
+    buffer->tensor = running->buffer[walk->row];
+    buffer->path = running->path[walk->row++];
+    return true;
 }
 
 /* The next parameter, of the current module or the next that has one; NULL at the end. */
@@ -659,6 +700,14 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
         for (int64_t i = 0; i < module->parameter_count; i++)
             if (mpt__parameter_new(walk, &module->parameters[i], block) != MPT_OK)
                 return context->base.status;
+        for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
+            char text[MPT__PATH_BYTES + 256];
+            mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "",
+                             mpt__buffer_names[i]);
+            mpt__host_text_free(context, module->running->path[i]);
+            module->running->path[i] = mpt__host_text(context, text);
+            if (!module->running->path[i]) return context->base.status;
+        }
     }
     return context->base.status;
 }
@@ -791,6 +840,9 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__mo
                                  mpt__dropout_count(context, module));
     case MPT__LAYER_flatten:
         return mpt_flatten(x, 1, -1);
+    case MPT__LAYER_batch_norm1d:
+    case MPT__LAYER_batch_norm2d:
+        return mpt__batch_norm_forward(context, module, x);
     default:
         mpt__error(context, MPT_ERROR_UNSUPPORTED,
                    "a list has no forward of its own; call its children, see mpt_child");

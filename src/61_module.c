@@ -53,6 +53,20 @@ MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path) {
     return i < 0 ? mpt__null(context) : mpt__parameter_handle(context, holder, i);
 }
 
+MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_frozen(module, "mpt_buffer");
+    if (!found) return mpt__null(context);
+    const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
+    const mpt__module *holder = dot ? mpt__module_find(context, found, path, dot) : found;
+    for (int i = 0; name && holder && holder->running && i < MPT__BUFFERS; i++)
+        if (strcmp(mpt__buffer_names[i], name) == 0)
+            return mpt__handle(context, holder->running->buffer[i]);
+    return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+                       "%s has no buffer \"%s\"; mpt_summary lists them", found->cls.name,
+                       path ? path : "(null)");
+}
+
 MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_enter(module, "mpt_child");
@@ -112,10 +126,9 @@ static mpt__parameter *mpt__walk_values(mpt__walk *walk) {
     return row ? &walk->context->parameters[row->parameter - 1] : NULL;
 }
 
-/* The path of a parameter as seen from `module`, whose own path is a prefix of it. */
+/* The path of a parameter or buffer as seen from `module`, whose own path is a prefix of it. */
 static const char *mpt__relative_path(mpt_context *context, const mpt__module *module,
-                                      const mpt__parameter *parameter) {
-    const char *path = parameter->path;
+                                      const char *path) {
     if (!module->parent) return path;
     const char *prefix = mpt__path_text(context, module->path);
     size_t length = strlen(prefix);
@@ -134,7 +147,7 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
     mpt__walk_begin(&walk, context, found);
     for (; (parameter = mpt__walk_values(&walk)) != NULL; count++) {
         if (count != index) continue;
-        mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter));
+        mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter->path));
         return mpt__handle(context, parameter->tensor);
     }
     return mpt__refuse(context, MPT_ERROR_ARGUMENT, "parameter %d: the module has %d of them",
@@ -274,7 +287,7 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
 
 typedef struct mpt__summary {
     mpt__text out;
-    int64_t parameters, bytes;
+    int64_t parameters, bytes, buffer_bytes;
 } mpt__summary;
 
 /* One line: columns begin at 0, 27, 45 and 65, or one blank after a longer one. */
@@ -291,19 +304,32 @@ static void mpt__summary_line(mpt__text *out, const char *name, const char *kind
     mpt__write_text(out, "\n");
 }
 
-static void mpt__summary_parameter(mpt_context *context, mpt__summary *summary,
-                                   const mpt__module_parameter *row) {
+static void mpt__summary_tensor(mpt__summary *summary, const char *text, mpt_dtype dtype,
+                                const mpt_shape *dims, bool buffer) {
     char name[256], shape[192], number[24];
-    mpt_dtype dtype = MPT_F32;
-    if (row->parameter)
-        dtype = (mpt_dtype)context->blocks[context->parameters[row->parameter - 1].block].dtype;
-    int64_t numel = mpt__shape_numel(&row->shape);
-    mpt__format_text(name, sizeof name, "  %s", row->name);
-    mpt__format_text(shape, sizeof shape, "%S", &row->shape);
+    int64_t numel = mpt__shape_numel(dims), bytes = numel * mpt__dtype_info[dtype].bytes;
+    mpt__format_text(name, sizeof name, "  %s", text);
+    mpt__format_text(shape, sizeof shape, "%S", dims);
     mpt__format_text(number, sizeof number, "%lld", numel);
-    mpt__summary_line(&summary->out, name, mpt_dtype_name(dtype), shape, number);
-    summary->parameters += numel;
-    summary->bytes += numel * mpt__dtype_info[dtype].bytes;
+    mpt__summary_line(&summary->out, name, mpt_dtype_name(dtype), shape, buffer ? "" : number);
+    summary->parameters += buffer ? 0 : numel;
+    *(buffer ? &summary->buffer_bytes : &summary->bytes) += bytes;
+}
+
+static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
+                                const mpt__module *module) {
+    for (int64_t i = 0; i < module->parameter_count; i++) {
+        const mpt__module_parameter *row = &module->parameters[i];
+        mpt_dtype dtype = MPT_F32;
+        if (row->parameter)
+            dtype = (mpt_dtype)context->blocks[context->parameters[row->parameter - 1].block].dtype;
+        mpt__summary_tensor(summary, row->name, dtype, &row->shape, false);
+    }
+    for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
+        const mpt__tensor *tensor = module->running->buffer[i];
+        mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype,
+                            &tensor->shape, true);
+    }
 }
 
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
@@ -316,15 +342,34 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
     found = mpt__walk_begin(&walk, module.context, found);
     for (; found; found = mpt__walk_next(&walk)) {
         mpt__summary_line(&summary.out, *walk.path ? walk.path : "(root)", found->cls.name, "", "");
-        for (int64_t i = 0; i < found->parameter_count; i++)
-            mpt__summary_parameter(module.context, &summary, &found->parameters[i]);
+        mpt__summary_module(module.context, &summary, found);
     }
-    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes\n", summary.parameters,
+    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes", summary.parameters,
                     summary.bytes);
+    if (summary.buffer_bytes > 0)
+        mpt__write_text(&summary.out, "; buffers: %lld bytes", summary.buffer_bytes);
+    mpt__write_text(&summary.out, "\n");
     return summary.out.length;
 }
 
 /* ==== Copying, hashing, destroying ==== */
+
+/* Values of one buffer into another, through host memory. */
+static mpt_status mpt__copy_buffer(mpt_context *to, const mpt__buffer *target, mpt_context *from,
+                                   const mpt__buffer *source) {
+    const mpt__tensor *a = target->tensor, *b = source->tensor;
+    if (a->dtype != b->dtype || !mpt__same_shape(a, b))
+        return mpt__error(to, MPT_ERROR_SHAPE, "buffer %s is %S here and %S in the source (%s)",
+                          target->path, &a->shape, &b->shape, source->path);
+    size_t bytes = (size_t)mpt__tensor_bytes(a);
+    void *values = mpt__host_new(from, bytes);
+    if (values && mpt__read_as(from, b, (mpt_dtype)b->dtype, values) == MPT_OK)
+        mpt__write_as(to, target->tensor, (mpt_dtype)a->dtype, values);
+    else
+        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+    mpt__host_free(from, values, bytes);
+    return to->base.status;
+}
 
 /* Values of one parameter into another of the same shape, through host memory. */
 static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *target,
@@ -365,6 +410,15 @@ MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source
     mpt__walk_begin(&walk_b, from, origin);
     while ((a = mpt__walk_values(&walk_a)) != NULL && (b = mpt__walk_values(&walk_b)) != NULL)
         if (mpt__copy_parameter(to, a, from, b) != MPT_OK) break;
+    mpt__buffer here_now, there_now;
+    mpt__walk_begin(&walk_a, to, target);
+    mpt__walk_begin(&walk_b, from, origin);
+    while (to->base.status == MPT_OK && mpt__walk_buffer(&walk_a, &here_now)) {
+        if (!mpt__walk_buffer(&walk_b, &there_now))
+            return mpt__error(to, MPT_ERROR_SHAPE, "the source has no buffer for %s",
+                              here_now.path);
+        mpt__copy_buffer(to, &here_now, from, &there_now);
+    }
     return to->base.status;
 }
 
@@ -380,25 +434,33 @@ static uint64_t mpt__hash_storage(mpt_context *context, uint64_t hash, uint32_t 
     return hash;
 }
 
+static uint64_t mpt__hash_tensor(mpt_context *context, uint64_t hash, const char *path,
+                                 const mpt__tensor *tensor) {
+    int64_t width = mpt__dtype_info[tensor->dtype].bytes;
+    hash = mpt__hash_bytes(hash, path, strlen(path));
+    for (int d = 0; d < tensor->shape.rank; d++)
+        hash = mpt__hash_u64(hash, (uint64_t)tensor->shape.dim[d]);
+    hash = mpt__hash_u64(hash, tensor->dtype);
+    return mpt__hash_storage(context, hash, tensor->storage, tensor->offset * width,
+                             mpt__tensor_bytes(tensor));
+}
+
 MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_frozen(module, "mpt_module_hash");
     if (!found) return 0;
     uint64_t hash = 0;
     const mpt__parameter *parameter;
+    mpt__buffer buffer;
     mpt__walk walk;
     mpt__walk_begin(&walk, context, found);
-    while ((parameter = mpt__walk_values(&walk)) != NULL) {
-        const mpt__tensor *tensor = parameter->tensor;
-        const char *path = mpt__relative_path(context, found, parameter);
-        int64_t width = mpt__dtype_info[tensor->dtype].bytes;
-        hash = mpt__hash_bytes(hash, path, strlen(path));
-        for (int d = 0; d < tensor->shape.rank; d++)
-            hash = mpt__hash_u64(hash, (uint64_t)tensor->shape.dim[d]);
-        hash = mpt__hash_u64(hash, tensor->dtype);
-        hash = mpt__hash_storage(context, hash, tensor->storage, tensor->offset * width,
-                                 parameter->numel * width);
-    }
+    while ((parameter = mpt__walk_values(&walk)) != NULL)
+        hash = mpt__hash_tensor(context, hash, mpt__relative_path(context, found, parameter->path),
+                                parameter->tensor);
+    mpt__walk_begin(&walk, context, found);
+    while (mpt__walk_buffer(&walk, &buffer))
+        hash = mpt__hash_tensor(context, hash, mpt__relative_path(context, found, buffer.path),
+                                buffer.tensor);
     return hash;
 }
 

@@ -415,7 +415,7 @@ static mpt__entry *mpt__archive_find(const mpt__archive *a, const char *name) {
 
 /* ==== Parameters ==== */
 
-/* The parameters of a save or load, with their names in the file. */
+/* The parameters and buffers of a save or load, with their names in the file. */
 typedef struct mpt__weight {
     const char *path;
     const mpt__tensor *tensor;
@@ -431,20 +431,28 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_at(context, module);
     const mpt__parameter *parameter;
+    mpt__buffer buffer;
     mpt__walk walk;
     weights->rows = NULL;
     weights->count = 0;
     if (!found || mpt__freeze(context, found) != MPT_OK) return false;
     mpt__walk_begin(&walk, context, found);
     while (mpt__walk_values(&walk) != NULL) weights->count++;
+    mpt__walk_begin(&walk, context, found);
+    while (mpt__walk_buffer(&walk, &buffer)) weights->count++;
     weights->rows =
         (mpt__weight *)mpt__host_new(context, (size_t)weights->count * sizeof(mpt__weight));
     if (weights->rows == NULL) weights->count = 0;
+    int64_t row = 0;
     mpt__walk_begin(&walk, context, found);
-    for (int64_t i = 0; i < weights->count; i++) {
-        parameter = mpt__walk_values(&walk);
-        weights->rows[i].path = mpt__relative_path(context, found, parameter);
-        weights->rows[i].tensor = parameter->tensor;
+    while (row < weights->count && (parameter = mpt__walk_values(&walk)) != NULL) {
+        weights->rows[row].path = mpt__relative_path(context, found, parameter->path);
+        weights->rows[row++].tensor = parameter->tensor;
+    }
+    mpt__walk_begin(&walk, context, found);
+    while (row < weights->count && mpt__walk_buffer(&walk, &buffer)) {
+        weights->rows[row].path = mpt__relative_path(context, found, buffer.path);
+        weights->rows[row++].tensor = buffer.tensor;
     }
     return context->base.status == MPT_OK;
 }
@@ -715,7 +723,7 @@ typedef struct mpt__copy {
     int from, to;                        /* rows of mpt__dtype_info */
     uint8_t raw[MPT__ELEMENT_BLOCK * 8]; /* of the file, in this machine's byte order */
     float exact[MPT__ELEMENT_BLOCK];
-    uint16_t converted[MPT__ELEMENT_BLOCK * 2]; /* room for fp32 */
+    uint16_t converted[MPT__ELEMENT_BLOCK * 4]; /* room for i64 */
 } mpt__copy;
 
 /* Fills the three from the block that begins with element `first`. Returns its elements. */
@@ -791,7 +799,8 @@ static bool mpt__load_check(mpt__copy *copy, const char *path) {
     if (!same)
         return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s has shape %S, the parameter %S",
                            a->name, path, &got, &want);
-    if (!mpt__elements_known(copy->from))
+    bool converts = copy->from == copy->to || mpt__dtype_info[copy->to].is_float;
+    if (!mpt__elements_known(copy->from) || !converts)
         return mpt__reject(
             a->context, MPT_ERROR_DTYPE, "%s: %s is %s, which does not convert to %s", a->name,
             path, mpt__file_dtype_name(copy->entry->dtype), mpt__dtype_info[copy->to].name);

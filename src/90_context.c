@@ -360,6 +360,7 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     mpt__discard_history(context);
     mpt__scaler_forget(context);
     mpt__draws_forget(context);
+    mpt__running_settle(context, false);
     const mpt__recording *stopped = mpt__recorder_stop(context);
     if (stopped) mpt__object_free(context, MPT__RECORDING, stopped->id.slot);
     context->now = context->committed;

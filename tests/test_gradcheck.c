@@ -157,6 +157,29 @@ static mpt_tensor call_soft_targets(const mpt_tensor *in, int v) {
     return mpt_cross_entropy(in[0], in[1], &config);
 }
 
+static mpt_tensor call_norm(const mpt_tensor *in, int v, bool layer) {
+    const double eps = 0.1 + 0.2 * v;
+    mpt_tensor sum, y;
+    if (v < 3)
+        return layer ? mpt_layer_norm(in[0], 1 + v / 2, in[1], in[2], eps)
+                     : mpt_rms_norm(in[0], 1 + v / 2, in[1], eps);
+    mpt_tensor residual = v == 3 ? in[2] : mpt_mul(in[0], in[0]);
+    y = layer ? mpt_add_layer_norm(in[0], residual, 1, in[1], none(), eps, &sum)
+              : mpt_add_rms_norm(in[0], residual, 1, in[1], eps, &sum);
+    return v == 3 ? y : mpt_add(y, mpt_mul(sum, sum));
+}
+CALL(layer_norm, call_norm(in, v, true))
+CALL(rms_norm, call_norm(in, v, false))
+static mpt_tensor constants(mpt_tensor like) {
+    static const double values[6] = {0.5, 2.0, 1.25, 0.75, 1.5, 1.0};
+    return mpt_from(context, MPT_F64, mpt_get_shape(like), values);
+}
+CALL(batch_norm,
+     mpt_batch_norm(in[0], v == 4 ? constants(in[1]) : none(), v == 4 ? constants(in[1]) : none(),
+                    in[1], v == 3 ? none() : in[2], 0.1 + v))
+CALL(group_norm, mpt_group_norm(in[0], v < 2 ? 2 : v == 2 ? 1 : mpt_get_shape(in[1]).dim[0], in[1],
+                                in[2], 0.1 + v))
+
 /* The mask is drawn from the call's number, which must be the same in every evaluation. */
 static mpt_tensor call_dropout(const mpt_tensor *in, int v) {
     context->now.module_calls = (uint64_t)v;
@@ -262,6 +285,16 @@ static void make_cases(void) {
                                                {S(2, 2, 3), S(4, 3), S(4)},
                                                {S(1, 5), S(1, 5), S(1)},
                                                {S(2, 3), S(2, 3), S(2)}};
+    const mpt_shape rows[VARIANTS][MAX_IN] = {{S(3, 4), S(4), S(4)},
+                                              {S(2, 3, 5), S(5), S(5)},
+                                              {S(2, 3, 2), S(3, 2), S(3, 2)},
+                                              {S(3, 4), S(4), S(3, 4)},
+                                              {S(3, 4), S(4), S(4)}};
+    const mpt_shape channels[VARIANTS][MAX_IN] = {{S(3, 4), S(4), S(4)},
+                                                  {S(2, 4, 3), S(4), S(4)},
+                                                  {S(2, 3, 2, 2), S(3), S(3)},
+                                                  {S(2, 2, 3), S(2), S(2)},
+                                                  {S(2, 3, 2, 1), S(3), S(3)}};
     const mpt_shape grown[VARIANTS][MAX_IN] = {
         {S(3, 4)}, {S(3, 1)}, {S(1, 1)}, {S(1, 4)}, {S(2, 4)}};
     const mpt_shape parts[VARIANTS][MAX_IN] = {{S(2, 3), S(1, 3), S(4, 3)},
@@ -351,6 +384,10 @@ static void make_cases(void) {
     CASE(cosine_similarity, 2, -2, 2, vectors);
     CASE(cosine_embedding_loss, 2, -2, 2, vectors);
     CASE(soft_targets, 2, -2, 2, probable);
+    CASE(layer_norm, 3, -2, 2, rows);
+    CASE(rms_norm, 3, -2, 2, rows);
+    CASE(batch_norm, 3, -2, 2, channels);
+    CASE(group_norm, 3, -2, 2, channels);
     CASE(user, 1, -2, 2, matrix);
 }
 
@@ -432,7 +469,8 @@ static void check_variant(const op_case *row, int variant, bool transposed) {
     for (int i = 0; i < row->n_in; i++) {
         if (!mpt_has_grad(leaf[i])) {
             bool no_bias = strcmp(row->op, "linear") == 0 && variant == 4 && i == 2;
-            CHECK(no_bias || (strcmp(row->op, "where") == 0 && i == 2));
+            bool unused = strstr(row->op, "_norm") != NULL && i == 2;
+            CHECK(no_bias || unused || (strcmp(row->op, "where") == 0 && i == 2));
             continue;
         }
         check_input(row, variant, transposed, i, numel_of(&row->shape[variant][i]), upstream,

@@ -1,0 +1,508 @@
+/* api_norm.c: norms and pooling: against PyTorch, forward and every gradient, in fp32, fp16 and bf16;
+ * larger ones against sums in double; batch norm's running statistics. */
+#include "golden.h"
+
+#define MAX_INPUTS 5
+enum { CHANNELS_LAST = 3 };
+
+static mpt_context *context;
+
+static mpt_tensor nothing(void) {
+    mpt_tensor null;
+    memset(&null, 0, sizeof null);
+    return null;
+}
+
+/* ==== Goldens ==== */
+
+static mpt_tensor call(const golden_case *c, const mpt_tensor *in, mpt_tensor *sum) {
+    const double eps = c->n_reals > 0 ? c->reals[0] : 0;
+    const int n = c->n_ints > 0 ? (int)c->ints[0] : 0;
+    *sum = nothing();
+#define OP(id, expression) \
+    if (strcmp(c->op, #id) == 0) return expression
+    OP(layer_norm, mpt_layer_norm(in[0], n, in[1], in[2], eps));
+    OP(rms_norm, mpt_rms_norm(in[0], n, in[1], eps));
+    OP(add_layer_norm, mpt_add_layer_norm(in[0], in[1], n, in[2], in[3], eps, sum));
+    OP(add_rms_norm, mpt_add_rms_norm(in[0], in[1], n, in[2], eps, sum));
+    OP(batch_norm, mpt_batch_norm(in[0], in[3], in[4], in[1], in[2], eps));
+    OP(group_norm, mpt_group_norm(in[0], n, in[1], in[2], eps));
+#undef OP
+    TEST_FAIL_("%s: no such op here", c->label);
+    return nothing();
+}
+
+/* The order that turns the layout of the base into the logical one. */
+static int layout_order(int layout, int rank, mpt_shape *order) {
+    *order = rank == 4 ? MPT_SHAPE(0, 1, 2, 3) : MPT_SHAPE(0, 1);
+    if (layout == GOLDEN_TRANSPOSED) *order = MPT_SHAPE(1, 0);
+    if (layout == CHANNELS_LAST) *order = MPT_SHAPE(0, 3, 1, 2);
+    return layout == GOLDEN_TRANSPOSED || layout == CHANNELS_LAST;
+}
+
+/* A leaf, laid out as the case asks, and in `view` what the op gets. */
+static mpt_tensor make_leaf(const golden_tensor *t, mpt_tensor *view) {
+    mpt_tensor dense = mpt_from(context, t->dtype, t->shape, t->data), base = dense;
+    mpt_shape order, back = MPT_SHAPE(0, 2, 3, 1);
+    if (layout_order(t->layout, t->shape.rank, &order))
+        base = mpt_clone(mpt_permute(dense, t->layout == CHANNELS_LAST ? back : order));
+    else if (t->layout == GOLDEN_SLICED)
+        base = mpt_stack(&dense, 1, 1);
+    base = mpt_detach(mpt_contiguous(base));
+    if (t->role == GOLDEN_LEAF) mpt_requires_grad(base, true);
+    *view = layout_order(t->layout, t->shape.rank, &order) ? mpt_permute(base, order) : base;
+    if (t->layout == GOLDEN_SLICED) *view = mpt_reshape(base, t->shape);
+    return base;
+}
+
+static void compare(const golden_case *c, const golden_tensor *want, mpt_tensor got) {
+    float *values = (float *)calloc((size_t)want->count + 1, sizeof *values);
+    if (mpt_failed(context) || mpt_read_f32(got, values, want->count) != MPT_OK)
+        TEST_FAIL_("%s: %s: %s", c->label, want->name, mpt_error(context));
+    else
+        golden_compare(c->label, want, 0, values, want->count);
+    free(values);
+}
+
+static void run_case(const golden_case *c) {
+    mpt_tensor leaf[MAX_INPUTS], view[MAX_INPUTS], sum, up[2];
+    int n_up = 0;
+    for (int i = 0; i < MAX_INPUTS; i++) view[i] = leaf[i] = nothing();
+    mpt_scope_begin(context);
+    for (int i = 0; i < c->n_tensors; i++) {
+        const golden_tensor *t = &c->tensors[i];
+        if (t->role <= GOLDEN_LEAF) leaf[t->input] = make_leaf(t, &view[t->input]);
+        if (t->role == GOLDEN_UPSTREAM)
+            up[n_up++] = mpt_from(context, t->dtype, t->shape, t->data);
+    }
+    mpt_tensor out = call(c, view, &sum);
+    const golden_tensor *want = golden_find(c, "out");
+    CHECK_EQ_INT(mpt_get_dtype(out), want->dtype);
+    compare(c, want, out);
+    if (c->tensors[0].layout == CHANNELS_LAST) /* the output lies as the input does */
+        CHECK(mpt_is_contiguous(mpt_permute(out, MPT_SHAPE(0, 2, 3, 1))));
+    if (sum.slot) {
+        compare(c, golden_find(c, "sum"), sum);
+        mpt_backward_from(sum, up[1], true);
+        for (int i = 0; i < c->n_tensors; i++) /* of that alone: as it came */
+            if (c->tensors[i].role == GOLDEN_GRADIENT && c->tensors[i].input < 2)
+                CHECK(mpt_allclose(mpt_grad(leaf[c->tensors[i].input]), up[1], 0, 0));
+        for (int i = 0; i < MAX_INPUTS; i++)
+            if (leaf[i].slot) mpt_clear_grad(leaf[i]);
+        mpt_tensor both[2] = {out, sum}, flat[2];
+        for (int i = 0; i < 2; i++) {
+            flat[i] = mpt_mul(mpt_cast(both[i], MPT_F32), mpt_cast(up[i], MPT_F32));
+            flat[i] = mpt_sum(flat[i], MPT_ALL_DIMS, false);
+        }
+        mpt_backward(mpt_add(flat[0], flat[1]));
+    } else {
+        mpt_backward_from(out, up[0], false);
+    }
+    for (int i = 0; i < c->n_tensors; i++) {
+        const golden_tensor *t = &c->tensors[i];
+        mpt_shape order;
+        if (t->role != GOLDEN_GRADIENT) continue;
+        mpt_tensor gradient = mpt_grad(leaf[t->input]);
+        if (layout_order(t->layout, t->shape.rank, &order)) gradient = mpt_permute(gradient, order);
+        compare(c, t, gradient);
+    }
+    if (mpt_failed(context))
+        mpt_clear_error(context); /* ends the scope too */
+    else
+        mpt_scope_end(context);
+}
+
+TEST(goldens) {
+    golden_file file;
+    static golden_case c;
+    mpt_config config = mpt_config_default();
+    config.debug = true;
+    int run = 0;
+    REQUIRE(golden_open(&file, "norm.bin"));
+    context = mpt_create(&config);
+    REQUIRE(context != NULL);
+    for (; golden_next(&file, &c); run++) run_case(&c);
+    CHECK(run >= 120);
+    golden_close(&file);
+    mpt_destroy(context);
+}
+
+/* ==== Larger ones ==== */
+
+static float *numbers(uint32_t stream, int64_t count) {
+    float *x = (float *)malloc((size_t)count * sizeof *x);
+    for (int64_t i = 0; i < count; i++) x[i] = golden_uniform(stream, (uint32_t)i) * 2 + 0.25f;
+    return x;
+}
+
+typedef struct norm_case {
+    const char *op;
+    mpt_shape shape;
+    int count, last; /* of dimensions or groups; channels last */
+} norm_case;
+
+/* Element i of [N, C, S]: its statistic, and what its weight is. */
+static void places(const norm_case *c, int64_t i, int64_t *statistic, int64_t *weight) {
+    const mpt_shape *shape = &c->shape;
+    int64_t inner = 1, columns = 1;
+    for (int d = 0; d < shape->rank; d++) {
+        if (d > 1) inner *= shape->dim[d];
+        if (d >= shape->rank - c->count) columns *= shape->dim[d];
+    }
+    int64_t channel = i / inner % shape->dim[1], n = i / inner / shape->dim[1];
+    *weight = channel;
+    if (strcmp(c->op, "layer_norm") == 0) {
+        *statistic = i / columns;
+        *weight = i % columns;
+    } else if (strcmp(c->op, "batch_norm") == 0) {
+        *statistic = channel;
+    } else {
+        *statistic = n * c->count + channel / (shape->dim[1] / c->count);
+    }
+}
+
+static mpt_tensor apply(const norm_case *c, mpt_tensor x, mpt_tensor w, mpt_tensor b) {
+    if (strcmp(c->op, "layer_norm") == 0) return mpt_layer_norm(x, c->count, w, b, 1e-5);
+    if (strcmp(c->op, "batch_norm") == 0)
+        return mpt_batch_norm(x, nothing(), nothing(), w, b, 1e-5);
+    return mpt_group_norm(x, c->count, w, b, 1e-5);
+}
+
+/* y, dx, dw and db of fp32 as the definition says, in double. */
+static void expect(const norm_case *c, int64_t count, const float *x, const float *w,
+                   const float *b, const float *dy, double *want[4]) {
+    double *sum[5];
+    for (int k = 0; k < 5; k++) sum[k] = (double *)calloc((size_t)count, sizeof(double));
+    double *n = sum[0], *mean = sum[1], *square = sum[2], *shift = sum[3], *slope = sum[4];
+    int64_t s, p;
+    for (int64_t i = 0; i < count; i++) {
+        places(c, i, &s, &p);
+        n[s] += 1;
+        mean[s] += (double)x[i];
+    }
+    for (int64_t i = 0; i < count; i++) {
+        places(c, i, &s, &p);
+        double d = (double)x[i] - mean[s] / n[s];
+        square[s] += d * d;
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        for (int64_t i = 0; i < count; i++) {
+            places(c, i, &s, &p);
+            double rstd = 1 / sqrt(square[s] / n[s] + 1e-5);
+            double normal = ((double)x[i] - mean[s] / n[s]) * rstd;
+            double g = (double)dy[i] * (double)w[p];
+            if (pass == 0) {
+                shift[s] += g;
+                slope[s] += g * normal;
+                want[0][i] = normal * (double)w[p] + (double)b[p];
+                want[2][p] += (double)dy[i] * normal;
+                want[3][p] += (double)dy[i];
+            } else {
+                want[1][i] = (g - shift[s] / n[s] - normal * slope[s] / n[s]) * rstd;
+            }
+        }
+    }
+    for (int k = 0; k < 5; k++) free(sum[k]);
+}
+
+static void near(const char *what, const norm_case *c, mpt_tensor got, const double *want,
+                 int64_t count, double allowed) {
+    float *values = (float *)malloc((size_t)count * sizeof *values);
+    CHECK_EQ_INT(mpt_read_f32(got, values, count), MPT_OK);
+    for (int64_t i = 0; i < count; i++) {
+        double off = fabs((double)values[i] - want[i]);
+        if (off <= allowed * (1 + fabs(want[i]))) continue;
+        TEST_FAIL_("%s of %s: element %d is %g, expected %g", what, c->op, (int)i,
+                   (double)values[i], want[i]);
+        break;
+    }
+    free(values);
+}
+
+/* Hash of y, dx, dw and db, which must be the same for any number of threads. */
+static uint64_t run_large(const norm_case *c, mpt_isa isa, int threads, mpt_dtype dtype) {
+    mpt_config config = mpt_config_default();
+    config.threads = threads;
+    if (isa != MPT_ISA_AUTO) config.isa = isa, config.device = MPT_DEVICE_CPU;
+    context = mpt_create(&config);
+    mpt_shape order = MPT_SHAPE(0, 2, 3, 1), back = MPT_SHAPE(0, 3, 1, 2), params = c->shape;
+    int64_t count = 1, weights = c->shape.dim[1];
+    for (int d = 0; d < c->shape.rank; d++) count *= c->shape.dim[d];
+    params.rank = 1;
+    params.dim[0] = c->shape.dim[1];
+    if (strcmp(c->op, "layer_norm") == 0) {
+        params.rank = c->count;
+        weights = 1;
+        for (int d = 0; d < c->count; d++) {
+            params.dim[d] = c->shape.dim[c->shape.rank - c->count + d];
+            weights *= params.dim[d];
+        }
+    }
+    float *values[4] = {numbers(1, count), numbers(2, weights), numbers(3, weights),
+                        numbers(4, count)};
+    mpt_tensor x = mpt_from(context, MPT_F32, c->shape, values[0]);
+    mpt_tensor dy = mpt_cast(mpt_from(context, MPT_F32, c->shape, values[3]), dtype);
+    if (c->last) x = mpt_permute(mpt_clone(mpt_permute(x, order)), back);
+    if (c->last) dy = mpt_permute(mpt_clone(mpt_permute(dy, order)), back);
+    x = mpt_cast(x, dtype);
+    if (c->last) x = mpt_permute(mpt_clone(mpt_permute(x, order)), back);
+    x = mpt_detach(x);
+    mpt_tensor w = mpt_from(context, MPT_F32, params, values[1]);
+    mpt_tensor b = mpt_from(context, MPT_F32, params, values[2]);
+    mpt_tensor leaf[3] = {x, w, b}, out;
+    for (int i = 0; i < 3; i++) mpt_requires_grad(leaf[i], true);
+    out = apply(c, x, w, b);
+    if (c->last) CHECK(mpt_is_contiguous(mpt_permute(out, order)));
+    CHECK_EQ_INT(mpt_backward_from(out, dy, false), MPT_OK);
+    uint64_t hash = 7;
+    mpt_tensor results[4] = {out, mpt_grad(x), mpt_grad(w), mpt_grad(b)};
+    if (dtype == MPT_F32) {
+        double *want[4];
+        for (int k = 0; k < 4; k++) want[k] = (double *)calloc((size_t)count, sizeof(double));
+        expect(c, count, values[0], values[1], values[2], values[3], want);
+        for (int k = 0; k < 4; k++) {
+            static const char *const names[] = {"y", "dx", "dw", "db"};
+            double size = (double)count / (double)weights;
+            near(names[k], c, results[k], want[k], k < 2 ? count : weights,
+                 k < 2 ? 2e-5 : 2e-6 * sqrt(size) + 1e-5);
+            free(want[k]);
+        }
+    }
+    for (int k = 0; k < 4; k++) {
+        int64_t n = k < 2 ? count : weights;
+        float *got = (float *)malloc((size_t)n * sizeof *got);
+        CHECK_EQ_INT(mpt_read_f32(results[k], got, n), MPT_OK);
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t bits;
+            memcpy(&bits, &got[i], sizeof bits);
+            hash = (hash ^ bits) * UINT64_C(0x100000001b3);
+        }
+        free(got);
+    }
+    CHECK_EQ_STR(mpt_error(context), "");
+    for (int k = 0; k < 4; k++) free(values[k]);
+    mpt_destroy(context);
+    return hash;
+}
+
+TEST(large) {
+    const norm_case cases[] = {{"layer_norm", MPT_SHAPE(9, 1500), 1, 0},
+                               {"layer_norm", MPT_SHAPE(600, 24), 1, 0},
+                               {"layer_norm", MPT_SHAPE(40, 3, 8), 2, 0},
+                               {"batch_norm", MPT_SHAPE(700, 20), 0, 0},
+                               {"batch_norm", MPT_SHAPE(3, 5, 40, 30), 0, 0},
+                               {"batch_norm", MPT_SHAPE(5, 40, 12, 14), 0, 1},
+                               {"group_norm", MPT_SHAPE(2, 6, 30, 20), 3, 0},
+                               {"group_norm", MPT_SHAPE(9, 32, 5, 5), 2, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (int d = 0; d < 2; d++) {
+            mpt_dtype dtype = d ? MPT_F16 : MPT_F32;
+            uint64_t one = run_large(&cases[i], MPT_ISA_REF, 1, dtype);
+            CHECK(run_large(&cases[i], MPT_ISA_REF, 3, dtype) == one); /* threads */
+            CHECK(run_large(&cases[i], MPT_ISA_AUTO, 2, dtype) == one ||
+                  mpt_device_count(MPT_DEVICE_CUDA) > 0); /* vectors do the same */
+        }
+    }
+}
+
+/* ==== Running statistics ==== */
+
+static mpt_module make_net(mpt_context *in, double momentum) {
+    mpt_norm_config config = mpt_norm_config_default();
+    config.momentum = momentum;
+    return mpt_sequential(in, mpt_nn_batch_norm1d(in, 2, &config), mpt_nn_linear(in, 2, 2),
+                          MPT_END);
+}
+
+static void check_buffers(mpt_module net, const double want[4], double updates) {
+    static const char *const names[] = {"0.running_mean", "0.running_var"};
+    for (int k = 0; k < 2; k++) {
+        float got[2];
+        CHECK_EQ_INT(mpt_read_f32(mpt_buffer(net, names[k]), got, 2), MPT_OK);
+        for (int i = 0; i < 2; i++) CHECK_NEAR((double)got[i], want[2 * k + i], 1e-5);
+    }
+    CHECK_NEAR(mpt_item(mpt_buffer(net, "0.num_batches_tracked")), updates, 0);
+}
+
+static const float batch[6] = {1, 10, 2, 20, 6, 60};   /* means 3 and 30, variances 7 and 700 */
+static const float other[6] = {-1, 5, -1, 5, -1, 8};   /* means -1 and 6, variances 0 and 3 */
+static const float broken[6] = {1, 2, INFINITY, 4, 5, 6};
+
+static void step(mpt_module net, const float *values) {
+    mpt_step_begin(context);
+    mpt_forward(net, mpt_from(context, MPT_F32, MPT_SHAPE(3, 2), values));
+    mpt_step_end(context);
+}
+
+TEST(running_statistics) {
+    const double start[4] = {0, 0, 1, 1}, once[4] = {0.3, 3, 1.6, 70.9};
+    const double twice[4] = {0.17, 3.3, 1.44, 64.11};
+    context = mpt_create(NULL);
+    mpt_module net = make_net(context, 0.1);
+    check_buffers(net, start, 0);
+    mpt_step_begin(context);
+    mpt_forward(net, mpt_from(context, MPT_F32, MPT_SHAPE(3, 2), batch));
+    check_buffers(net, start, 0); /* not before the end of the step */
+    mpt_step_end(context);
+    check_buffers(net, once, 1);
+    step(net, broken);
+    check_buffers(net, once, 1);
+    CHECK_EQ_INT(mpt_refused_updates(net), 1);
+    mpt_step_begin(context); /* a step that fails leaves no trace */
+    mpt_forward(net, mpt_from(context, MPT_F32, MPT_SHAPE(3, 2), other));
+    mpt_add(mpt_ones(context, MPT_F32, MPT_SHAPE(2)), mpt_ones(context, MPT_F32, MPT_SHAPE(3)));
+    mpt_step_end(context);
+    mpt_clear_error(context);
+    check_buffers(net, once, 1);
+    step(net, other);
+    check_buffers(net, twice, 2);
+    mpt_eval(net);
+    step(net, batch);
+    mpt_train(net);
+    mpt_inference_begin(context);
+    step(net, batch);
+    mpt_inference_end(context);
+    check_buffers(net, twice, 2);
+    CHECK_EQ_INT(mpt_refused_updates(net), 1);
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
+/* Two batches in one step follow each other; without a step each counts at once; a negative momentum
+   makes means of all. */
+TEST(several_batches) {
+    const double mean[4] = {1, 18, 3.5, 351.5};
+    for (int in_step = 0; in_step < 2; in_step++) {
+        context = mpt_create(NULL);
+        mpt_module net = make_net(context, -1);
+        if (in_step) mpt_step_begin(context);
+        mpt_forward(net, mpt_from(context, MPT_F32, MPT_SHAPE(3, 2), batch));
+        mpt_forward(net, mpt_from(context, MPT_F32, MPT_SHAPE(3, 2), other));
+        if (in_step) mpt_step_end(context);
+        check_buffers(net, mean, 2);
+        mpt_destroy(context);
+    }
+}
+
+/* y of evaluation, with the statistics of 0 and 1 but for what a step made of them. */
+TEST(evaluation) {
+    context = mpt_create(NULL);
+    mpt_norm_config config = mpt_norm_config_default();
+    mpt_module net = mpt_nn_batch_norm1d(context, 2, NULL);
+    float got[6];
+    step(net, batch);
+    mpt_eval(net);
+    mpt_tensor y = mpt_forward(net, mpt_from(context, MPT_F32, MPT_SHAPE(3, 2), batch));
+    CHECK_EQ_INT(mpt_read_f32(y, got, 6), MPT_OK);
+    CHECK_NEAR((double)got[0], 0.7 / sqrt(1.6 + 1e-5), 1e-5);
+    CHECK_NEAR((double)got[5], 57 / sqrt(70.9 + 1e-5), 1e-4);
+    config.track = false; /* then it is the batch's */
+    mpt_module untracked = mpt_nn_batch_norm1d(context, 2, &config);
+    mpt_eval(untracked);
+    y = mpt_forward(untracked, mpt_from(context, MPT_F32, MPT_SHAPE(3, 2), batch));
+    CHECK_EQ_INT(mpt_read_f32(y, got, 6), MPT_OK);
+    CHECK_NEAR((double)got[0], -2 / sqrt(14.0 / 3 + 1e-5), 1e-5);
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
+/* Buffers are part of files, copies and hashes, and are listed. */
+TEST(state) {
+    const char *path = test_tmp_path("norm.safetensors");
+    const double once[4] = {0.3, 3, 1.6, 70.9};
+    char text[2048];
+    context = mpt_create(NULL);
+    mpt_module net = make_net(context, 0.1), read = make_net(context, 0.1);
+    mpt_module copied = make_net(context, 0.1), plain = mpt_nn_linear(context, 2, 2);
+    uint64_t before = mpt_module_hash(net);
+    step(net, batch);
+    CHECK(mpt_module_hash(net) != before);
+    CHECK_EQ_INT(mpt_copy_module(copied, net), MPT_OK);
+    check_buffers(copied, once, 1);
+    CHECK(mpt_module_hash(copied) == mpt_module_hash(net));
+    if (mpt_save(net, path) == MPT_OK) {
+        int loaded = 0;
+        CHECK_EQ_INT(mpt_load(read, path, NULL, &loaded), MPT_OK);
+        CHECK_EQ_INT(loaded, 7);
+        check_buffers(read, once, 1);
+        CHECK(mpt_module_hash(read) == mpt_module_hash(net));
+        remove(path);
+    } else {
+        CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_UNSUPPORTED); /* built without files */
+        mpt_clear_error(context);
+    }
+    CHECK(mpt_summary(net, text, sizeof text) < sizeof text);
+    CHECK_CONTAINS(text, "running_mean");
+    CHECK_CONTAINS(text, "num_batches_tracked");
+    CHECK_CONTAINS(text, "total: 10 parameters, 40 bytes; buffers: 24 bytes");
+    CHECK_EQ_INT(mpt_parameter_count(net), 4);
+    CHECK_EQ_INT(mpt_half(net, MPT_BF16), MPT_OK); /* statistics stay as they are */
+    check_buffers(net, once, 1);
+    CHECK_EQ_INT(mpt_get_dtype(mpt_buffer(net, "0.running_var")), MPT_F32);
+    CHECK_EQ_INT(mpt_refused_updates(plain), 0);
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
+/* A captured step changes the statistics each time. */
+static mpt_module captured_net;
+static mpt_status captured_step(mpt_context *in, void *user, mpt_tensor x, mpt_tensor y) {
+    (void)user, (void)y;
+    mpt_step_begin(in);
+    mpt_forward(captured_net, x);
+    return mpt_step_end(in);
+}
+
+TEST(captured) {
+    const double mean[4] = {3, 30, 7, 700};
+    context = mpt_create(NULL);
+    captured_net = make_net(context, -1);
+    mpt_captured captured = mpt_capture(context, captured_step, NULL);
+    mpt_tensor x = mpt_keep(mpt_from(context, MPT_F32, MPT_SHAPE(3, 2), batch));
+    for (int i = 0; i < 5; i++) CHECK_EQ_INT(mpt_captured_step(captured, x, nothing()), MPT_OK);
+    CHECK(mpt_captured_count(captured) > 0);
+    check_buffers(captured_net, mean, 5);
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
+/* Halves and autocast: fp32 inside, the input's dtype out; a training step takes nothing from the
+   allocator once it has run. */
+TEST(training) {
+    context = mpt_create(NULL);
+    mpt_module net =
+        mpt_sequential(context, mpt_nn_linear(context, 6, 8), mpt_nn_layer_norm(context,
+                       MPT_SHAPE(8), NULL), mpt_nn_relu(context), mpt_nn_linear(context, 8, 8),
+                       mpt_nn_batch_norm1d(context, 8, NULL), mpt_nn_rms_norm(context, MPT_SHAPE(8),
+                       NULL), mpt_nn_group_norm(context, 2, 8, NULL), MPT_END);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    float *values = numbers(9, 96);
+    double first = 0, last = 0;
+    int64_t allocations = 0;
+    for (int i = 0; i < 30; i++) {
+        mpt_step_begin(context);
+        mpt_tensor x = mpt_from(context, MPT_F32, MPT_SHAPE(16, 6), values);
+        mpt_autocast_begin(context, MPT_BF16);
+        mpt_tensor y = mpt_forward(net, x);
+        CHECK_EQ_INT(mpt_get_dtype(y), MPT_BF16);
+        mpt_tensor target = mpt_slice(mpt_cat(&x, 1, 1), 1, 0, 4, 1), part[2] = {target, target};
+        mpt_tensor loss = mpt_mse_loss(y, mpt_cat(part, 2, 1), MPT_MEAN);
+        mpt_autocast_end(context);
+        mpt_zero_grad(optimizer);
+        mpt_backward(loss);
+        mpt_step(optimizer);
+        last = mpt_item(loss);
+        mpt_step_end(context);
+        if (i == 0) first = last;
+        if (i == 3) allocations = mpt_memory(context).allocations;
+    }
+    CHECK_EQ_INT(mpt_memory(context).allocations, allocations);
+    CHECK(last < first);
+    CHECK_EQ_STR(mpt_error(context), "");
+    free(values);
+    mpt_destroy(context);
+}
+
+TEST_TABLE = {T(goldens),    T(large), T(running_statistics), T(several_batches),
+              T(evaluation), T(state), T(captured),           T(training)};
+TEST_MAIN
