@@ -173,8 +173,24 @@ typedef struct mpt__operand {
     K(TRIANGLE, "triangle", 0)                             \
     MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K)
 
-/* ---- Convolutions ---- */
-#define MPT__CONV_KERNELS(K)
+/* ---- Convolutions ----
+ *
+ * Between an image x [N, H, W, C] and an image y [N, OH, OW, O], both dense, by a kernel w [O, KH,
+ * KW, C / groups], dense: y[n, i, j, o] = sum over a, b, c of w[o, a, b, c] times x[n, i stride - pad
+ * + a dilation, j .., first channel of o's group + c], zero outside. Each launch computes one of
+ * the three: o0 is x, o1 w, o2 y or its gradient. index[0] groups, index[1] stride, index[2] padding
+ * before the first line and pixel, index[3] dilation, each MPT__TWO(along lines, along pixels).
+ * compute_dtype F16 or BF16 rounds what is read to it; accumulation is fp32.
+ *
+ * CONV                  o0 r, o1 r, o2 wa = y + o3? r, the bias [O].
+ * CONV_BACKWARD_INPUT   o0 wa = what y's gradient o2 r is to x by o1 r, + o3? r, a bias [C].
+ * CONV_BACKWARD_WEIGHT  o0 r, o1 wa, o2 r. */
+#define MPT__CONV_KERNELS(K)                         \
+    K(CONV, "conv", 0)                               \
+    K(CONV_BACKWARD_INPUT, "conv_backward_input", 0) \
+    K(CONV_BACKWARD_WEIGHT, "conv_backward_weight", 0)
+#define MPT__TWO(lines, pixels) ((int64_t)(lines) << 32 | (int64_t)(pixels))
+#define MPT__TWO_AT(pair, d) ((pair) >> ((d) ? 0 : 32) & 0x7fffffff)
 
 /* ---- Normalisation, pooling ----
  *
@@ -425,7 +441,7 @@ typedef struct mpt__launch {
     uint16_t kernel; /* mpt__kernel */
     uint8_t n_operands;
     uint8_t function;      /* mpt__function */
-    uint8_t compute_dtype; /* GEMM: MPT_F32, MPT_F16 or MPT_BF16 */
+    uint8_t compute_dtype; /* GEMM, CONV..: MPT_F32, MPT_F16 or MPT_BF16 */
     uint8_t activation;    /* GEMM: mpt_activation */
     uint8_t reduction;     /* losses: mpt_reduction */
     uint8_t phase;         /* origin: mpt__phase */

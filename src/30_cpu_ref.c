@@ -189,6 +189,7 @@ typedef struct mpt__words {
     /* Element i goes to lane (first + i) % MPT__SUM_LANES. Of maxima NaN wins, and any zero. */
     void (*add_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     void (*max_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
+    void (*add_products)(mpt__real *sum, const mpt__real *x, const mpt__real *y, int64_t n);
     /* The same with first = 0 for exp(x - most); out gets that, or the differences. */
     void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
                     bool differences);

@@ -779,18 +779,23 @@ typedef struct mpt__ref_gemm_work {
     mpt__unary_fn activation; /* NULL: none */
 } mpt__ref_gemm_work;
 
+/* Rounds values of one dtype to another, the compute dtype. */
+static void mpt__ref_round(mpt__real *x, int64_t n, int from, int compute) {
+    if (from == compute) return;
+    for (int64_t i = 0; compute == MPT_F16 && i < n; i++) {
+        x[i] = (mpt__real)mpt__f16_to_f32(mpt__f32_to_f16((float)x[i]));
+    }
+    for (int64_t i = 0; compute == MPT_BF16 && i < n; i++) {
+        x[i] = (mpt__real)mpt__bf16_to_f32(mpt__f32_to_bf16((float)x[i]));
+    }
+}
+
 /* Loads a run of an input of the GEMM and rounds it to the compute dtype. */
 static void mpt__ref_gemm_get(const mpt__ref_gemm_work *w, int operand, int64_t offset,
                               mpt__real *x, int64_t n) {
     const mpt__ref_view *view = &w->view[operand];
     mpt__ref_get(view, offset, w->row_stride[operand], x, n);
-    if (view->dtype == w->launch->compute_dtype) return;
-    for (int64_t i = 0; w->launch->compute_dtype == MPT_F16 && i < n; i++) {
-        x[i] = (mpt__real)mpt__f16_to_f32(mpt__f32_to_f16((float)x[i]));
-    }
-    for (int64_t i = 0; w->launch->compute_dtype == MPT_BF16 && i < n; i++) {
-        x[i] = (mpt__real)mpt__bf16_to_f32(mpt__f32_to_bf16((float)x[i]));
-    }
+    mpt__ref_round(x, n, view->dtype, w->launch->compute_dtype);
 }
 
 /* Where element [batch, row, column] of an operand lies. */

@@ -677,6 +677,11 @@ static void mpt__ref_max_lanes(mpt__real *lane, int64_t first, const mpt__real *
     }
 }
 
+static void mpt__ref_add_products(mpt__real *sum, const mpt__real *x, const mpt__real *y,
+                                  int64_t n) {
+    for (int64_t i = 0; i < n; i++) sum[i] += x[i] * y[i];
+}
+
 static void mpt__ref_add_exp(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n,
                              mpt__real most, bool differences) {
     for (int64_t i = 0; i < n; i++) {
@@ -733,6 +738,7 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__ref_peak,
                                           mpt__ref_add_lanes,
                                           mpt__ref_max_lanes,
+                                          mpt__ref_add_products,
                                           mpt__ref_add_exp,
                                           NULL,
                                           NULL,

@@ -265,6 +265,21 @@
         mpt__ref_##word##_lanes(lane, first + head, x, n);                                    \
     }
 
+#define MPT__SIMD_ADD_PRODUCTS(FN, N, V, W)                                              \
+    FN void N##_add_products(float *sum, const float *x, const float *y, int64_t n) {    \
+        int64_t i = 0;                                                                   \
+        for (; i + W <= n; i += W) {                                                     \
+            V##_f product = V##_mul(V##_load(x + i), V##_load(y + i));                   \
+            V##_store(sum + i, V##_add(V##_load(sum + i), product));                     \
+        }                                                                                \
+        if (i < n) {                                                                     \
+            V##_f a = V##_load_as(x + i, n - i, MPT_F32);                                \
+            V##_f b = V##_load_as(y + i, n - i, MPT_F32);                                \
+            V##_f s = V##_load_as(sum + i, n - i, MPT_F32);                              \
+            V##_store_as(sum + i, V##_add(s, V##_mul(a, b)), n - i, MPT_F32);            \
+        }                                                                                \
+    }
+
 #define MPT__EXP_STEP(k, V, W)                   \
     d = V##_sub(V##_load(x + k * W), shift);     \
     e = V##_exp(d);                              \
@@ -563,6 +578,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     MPT__SIMD_PEAK(FN, N, V, W)                                                          \
     MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)                                    \
     MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)                                    \
+    MPT__SIMD_ADD_PRODUCTS(FN, N, V, W)                                                  \
     MPT__SIMD_ADD_EXP(FN, N, V, W)                                                       \
     MPT__SIMD_SOFTMAX(FN, N, V, W)                                                       \
     MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                                              \
@@ -580,6 +596,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_peak,                                                                        \
         N##_add_lanes,                                                                   \
         N##_max_lanes,                                                                   \
+        N##_add_products,                                                                \
         N##_add_exp,                                                                     \
         N##_softmax,                                                                     \
         N##_softmax_backward,                                                            \

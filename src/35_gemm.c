@@ -9,9 +9,6 @@
 
 #include "34_cpu_neon.c"
 
-#if defined(MPT__HAS_AVX2) || defined(MPT__HAS_NEON)
-#define MPT__HAS_GEMM 1
-
 /* ==== One product ==== */
 
 /* A (outer = M) or B (outer = N), or the bias (outer = M, inner = N). Strides in elements; inner is
@@ -22,12 +19,87 @@ typedef struct mpt__gemm_side {
     int64_t outer, inner;
 } mpt__gemm_side;
 
+/* A matrix that is never written down: a row for each pixel of a grid over images [n, line, pixel,
+   channel], a column for each channel of each tap. Row (n, y, x) has at tap (ty, tx) the channels
+   of the pixel first + stride (y, x) + apart (ty, tx), zeros where there is none. Pairs: along
+   lines and along pixels. */
+typedef struct mpt__gemm_image {
+    int64_t image, step[2]; /* elements from image to image, line to line, pixel to pixel */
+    int64_t size[2];        /* lines and pixels of an image */
+    int64_t grid[2], stride[2], first[2];
+    int64_t taps[2], apart[2], channels;
+    bool along_k; /* rows run along K, else columns do */
+} mpt__gemm_image;
+
+static MPT__UNUSED const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t inner) {
+    return s->data + (outer * s->outer + inner * s->inner) * mpt__dtype_info[s->dtype].bytes;
+}
+
+/* Elements from the first one to the first channel of a row's pixel, at tap 0. */
+static MPT__UNUSED int64_t mpt__gemm_pixel(const mpt__gemm_image *g, int64_t row, int64_t at[2]) {
+    int64_t line = row / g->grid[1];
+    at[0] = line % g->grid[0] * g->stride[0] + g->first[0];
+    at[1] = row % g->grid[1] * g->stride[1] + g->first[1];
+    return line / g->grid[0] * g->image + at[0] * g->step[0] + at[1] * g->step[1];
+}
+
+/* Writes rows and columns of such a matrix, from the given ones on, one row behind the other. */
+static MPT__UNUSED void mpt__gemm_gather(char *to, const mpt__gemm_image *g, const char *data,
+                                         int64_t bytes, int64_t row, int64_t rows, int64_t column,
+                                         int64_t columns) {
+    const int64_t tap = column / g->channels, first = column % g->channels;
+    const int64_t ty0 = tap / g->taps[1], tx0 = tap % g->taps[1];
+    const bool adjoin = g->apart[1] == 1 && g->step[1] == g->channels;
+    for (; rows > 0; rows--, row++) {
+        int64_t at[2], pixel = mpt__gemm_pixel(g, row, at), ty = ty0, tx = tx0, c = first, n;
+        bool whole = adjoin && at[1] >= 0 && at[1] + g->taps[1] <= g->size[1];
+        for (int64_t left = columns; left > 0; left -= n, to += n * bytes) {
+            int64_t y = at[0] + ty * g->apart[0], x = at[1] + tx * g->apart[1];
+            int64_t from = ty * g->apart[0] * g->step[0] + tx * g->apart[1] * g->step[1] + c;
+            n = (whole ? (g->taps[1] - tx) * g->channels : g->channels) - c;
+            n = n < left ? n : left;
+            if (y >= 0 && y < g->size[0] && x >= 0 && x < g->size[1]) {
+                memcpy(to, data + (pixel + from) * bytes, (size_t)(n * bytes));
+            } else {
+                memset(to, 0, (size_t)(n * bytes));
+            }
+            c = 0;
+            if (whole || ++tx == g->taps[1]) tx = 0, ty++;
+        }
+    }
+}
+
+/* The part of a side from (outer, k) on; where it is of an image, gathered into `buffer`. */
+static MPT__UNUSED mpt__gemm_side mpt__gemm_part(const mpt__gemm_side *side,
+                                                 const mpt__gemm_image *image, int64_t outer,
+                                                 int64_t count, int64_t k, int64_t depth,
+                                                 char *buffer) {
+    mpt__gemm_side part = *side;
+    const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
+    part.data = buffer;
+    if (image == NULL) {
+        part.data = mpt__gemm_at(side, outer, k);
+    } else if (image->along_k) {
+        mpt__gemm_gather(buffer, image, side->data, bytes, k, depth, outer, count);
+        part.outer = 1, part.inner = count;
+    } else {
+        mpt__gemm_gather(buffer, image, side->data, bytes, outer, count, k, depth);
+        part.outer = depth, part.inner = 1;
+    }
+    return part;
+}
+
+#if defined(MPT__HAS_AVX2) || defined(MPT__HAS_NEON)
+#define MPT__HAS_GEMM 1
+
 typedef struct mpt__gemm_level mpt__gemm_level;
 
 typedef struct mpt__gemm {
     const mpt__gemm_level *level;
     int64_t m, n, k;
     mpt__gemm_side a, b, bias; /* bias.data NULL: none */
+    /* NULL: a matrix where it lies. Rows of C go to the pixels of an image, its one tap. */
+    const mpt__gemm_image *a_image, *b_image, *c_image;
     char *c;
     int c_dtype, activation;
     bool accumulate;
@@ -79,9 +151,6 @@ struct mpt__gemm_level {
 #define MPT__GEMM_SLACK 64       /* bytes */
 #define MPT__GEMM_MAX_TILE 1024 /* floats of the largest tile, 32 x 32 */
 
-static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t inner) {
-    return s->data + (outer * s->outer + inner * s->inner) * mpt__dtype_info[s->dtype].bytes;
-}
 static const float *mpt__gemm_floats_of(const mpt__gemm_side *s) {
     return (const float *)(const void *)s->data;
 }

@@ -22,6 +22,16 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
     enum { WIDTH = 64 };
     const int bytes = mpt__dtype_info[g->c_dtype].bytes;
     const int64_t step = g->c_column * bytes;
+    if (g->c_image != NULL) {
+        mpt__gemm row = *g;
+        int64_t at[2];
+        row.c_image = NULL;
+        for (int64_t r = 0; r < rows; r++) {
+            row.c = g->c + mpt__gemm_pixel(g->c_image, i + r, at) * bytes;
+            g->level->finish(&row, sum + r * ld, ld, 0, j, 1, columns);
+        }
+        return;
+    }
     if (g->c_column == 1 && (g->bias.data == NULL || g->bias.inner == 1)) {
         g->level->finish(g, sum, ld, i, j, rows, columns);
         return;
@@ -115,13 +125,13 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     const bool few_rows = g->m <= level->chunk_rows, few_columns = g->n <= level->chunk_rows;
     lay.own_a = few_columns && (g->m > g->n || !few_rows);
     lay.own_b = few_rows && !lay.own_a;
-    lay.b_in_place = lay.own_b && level->element == 4 && g->b.outer == 1 &&
+    lay.b_in_place = lay.own_b && level->element == 4 && g->b.outer == 1 && g->b_image == NULL &&
                      g->b.dtype == MPT_F32 && g->b.round == 0;
     lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
     lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
     lay.a = lay.a_panel * (lay.own_a ? threads : a_panels);
     lay.b = lay.b_panel * (lay.own_b ? threads : b_panels);
-    bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1;
+    bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1 && g->c_image == NULL;
     if (as_floats && mpt__gemm_is_plain(g)) {
         lay.home = MPT__GEMM_IN_C;
     } else if (blocks == 1) {
@@ -151,6 +161,24 @@ static char *mpt__gemm_panel(const mpt__gemm_pass *p, bool b, int64_t block, int
              : p->a + (block * p->a_panels + panel) * p->lay.a_panel;
 }
 
+/* level->pack of a matrix that is gathered first, so much at a time that it stays close; panels are
+   made of runs of as many k. */
+static MPT__NOINLINE bool mpt__gemm_pack_image(const mpt__gemm_level *level, char *panel, bool b,
+                                               const mpt__gemm_side *side,
+                                               const mpt__gemm_image *image, int64_t outer,
+                                               int64_t count, int64_t k, int64_t depth) {
+    enum { DEPTH = 64, WIDTH = 32 };
+    MPT__ALIGN(64) char gathered[DEPTH * WIDTH * 4];
+    const int64_t width = b ? level->columns : level->rows;
+    bool good = true;
+    for (int64_t at = 0; at < depth && good; at += DEPTH) {
+        int64_t n = mpt__smaller_of(DEPTH, depth - at);
+        mpt__gemm_side part = mpt__gemm_part(side, image, outer, count, k + at, n, gathered);
+        good = level->pack(panel + at * width * level->element, b, &part, 0, count, 0, n);
+    }
+    return good;
+}
+
 /* Packs a panel of A or B over one K block. */
 static void mpt__gemm_pack(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel,
                            char *to) {
@@ -158,10 +186,13 @@ static void mpt__gemm_pack(const mpt__gemm_pass *p, bool b, int64_t block, int64
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     int64_t width = b ? level->columns : level->rows, begin = panel * width;
     int64_t count = mpt__smaller_of(width, (b ? p->n : p->m) - begin);
-    if (!level->pack(to, b, b ? &p->g->b : &p->g->a, (b ? p->j : p->i) + begin, count, p->k + k,
-                     depth)) {
-        mpt__atomic_store32(&p->watch->refused, 1);
-    }
+    const mpt__gemm_image *image = b ? p->g->b_image : p->g->a_image;
+    const mpt__gemm_side *side = b ? &p->g->b : &p->g->a;
+    const int64_t outer = (b ? p->j : p->i) + begin;
+    bool good = image != NULL
+                    ? mpt__gemm_pack_image(level, to, b, side, image, outer, count, p->k + k, depth)
+                    : level->pack(to, b, side, outer, count, p->k + k, depth);
+    if (!good) mpt__atomic_store32(&p->watch->refused, 1);
 }
 
 static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
@@ -361,6 +392,7 @@ static bool mpt__gemm_needs_copy(const mpt__gemm_side *s, bool in_place) {
 static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
     *dots = g->a.inner == 1 && g->b.inner == 1 && g->b.outer != 1;
     if (g->level->direct == NULL || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
+    if (g->a_image || g->b_image || g->c_image) return false;
     if (*dots) return g->m <= 16 || (g->n <= 16 && g->m <= 256);
     if (g->b.outer != 1) return false;
     return g->m <= 16 || g->n <= 16 || g->k <= 32;
@@ -553,6 +585,7 @@ static bool mpt__gemm_read(mpt__gemm *g, const mpt__gemm_level *level, const mpt
     mpt__gemm_read_side(&g->b, &o[1], data ? data[1] : none, compute, column, row);
     const void *bias = data ? data[2] : none;
     mpt__gemm_read_side(&g->bias, &o[2], biased ? bias : NULL, compute, row, column);
+    g->a_image = g->b_image = g->c_image = NULL;
     g->c = data ? (char *)data[3] : NULL;
     g->c_dtype = o[3].dtype;
     g->c_row = o[3].stride[row];

@@ -104,11 +104,20 @@ typedef struct mpt__attributes {
     uint8_t required; /* inputs that cannot be left out */
 } mpt__attributes;
 
+/* How an op lays its results out, as its shape rule says. Of ops that keep the layout, gradients are
+   laid out as what they belong to; the others may take all that they write for contiguous. */
+typedef enum mpt__layout {
+    MPT__LAYOUT_CONTIGUOUS,
+    MPT__LAYOUT_KEPT, /* channels last where an input is */
+    MPT__LAYOUT_CHANNELS_LAST
+} mpt__layout;
+
 /* One op call. References: outputs hold the record, the record holds its inputs. */
 typedef struct mpt__record {
     uint16_t op; /* mpt__op_id */
     uint8_t n_in, n_out, n_saved;
     uint8_t live, done;       /* done: backward has used it up */
+    uint8_t layout;           /* mpt__layout; as decided in forward */
     uint8_t compute_dtype;    /* what the policy decided in forward */
     uint32_t number;          /* index in context->records */
     uint32_t references;      /* outputs alive */

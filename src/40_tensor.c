@@ -409,11 +409,39 @@ static MPT__INLINE mpt__scalar *mpt__device_scalars(mpt_context *context) {
     return (mpt__scalar *)context->data[context->scalar_storage];
 }
 
+/* Elementwise launches on channels last: H and W as one dimension where all operands allow it, and,
+   where the result lies so, channels as the last one: loops then run along memory. */
+static MPT__NOINLINE void mpt__launch_order(mpt__launch *launch) {
+    const int n = launch->n_operands, last = launch->operand[n - 1].stride[1] == 1;
+    bool merges = true;
+    for (int i = 0; i < n; i++) {
+        const mpt__operand *o = &launch->operand[i];
+        merges = merges && o->stride[2] == o->shape[3] * o->stride[3];
+    }
+    for (int i = 0; i < n; i++) {
+        mpt__operand *o = &launch->operand[i];
+        int64_t channels = o->shape[1], step = o->stride[1];
+        if (merges) {
+            o->rank = 3;
+            o->shape[2] *= o->shape[3], o->stride[2] = o->stride[3];
+        }
+        for (int d = 1; last && d < o->rank; d++) {
+            bool end = d == o->rank - 1;
+            o->shape[d] = end ? channels : o->shape[d + 1];
+            o->stride[d] = end ? step : o->stride[d + 1];
+        }
+    }
+}
+
 /* Runs a launch, its operands set. */
 static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
     if (context->base.status != MPT_OK) return context->base.status;
     launch->number = ++context->counters.launches;
+    if (launch->kernel <= MPT__K_BINARY && launch->operand[0].rank == 4 &&
+        (launch->operand[0].stride[1] == 1 ||
+         launch->operand[launch->n_operands - 1].stride[1] == 1))
+        mpt__launch_order(launch);
     if (context->config.debug && mpt__check_operands(context, launch) != MPT_OK)
         return context->base.status;
     mpt__execution execution;
@@ -867,6 +895,23 @@ static bool mpt__tensor_contiguous(const mpt__tensor *tensor) {
         step *= tensor->shape.dim[i];
     }
     return true;
+}
+
+/* Whether [N, C, H, W] or [N, C, L] has the strides of a dense [N, H, W, C]. One element for each N
+   lies either way and counts as contiguous. */
+static MPT__NOINLINE bool mpt__channels_last(const mpt__tensor *tensor) {
+    int64_t step = tensor->shape.dim[1];
+    for (int i = tensor->shape.rank - 1; i > 1; step *= tensor->shape.dim[i--])
+        if (tensor->stride[i] != step) return false;
+    return tensor->stride[1] == 1 && tensor->stride[0] == step && step > 1;
+}
+
+static void mpt__channels_last_strides(mpt__tensor *tensor) {
+    int64_t step = tensor->shape.dim[1];
+    tensor->stride[1] = 1;
+    for (int i = tensor->shape.rank - 1; i > 1; step *= tensor->shape.dim[i--])
+        tensor->stride[i] = step;
+    tensor->stride[0] = step;
 }
 
 static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b) {

@@ -33,8 +33,9 @@ typedef struct mpt__frame {
     mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
     mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
     mpt__attributes *attributes;
-    bool records; /* forward: backward will follow */
-    bool is_view; /* shape rule: output 0 views input 0 */
+    bool records;   /* forward: backward will follow */
+    bool is_view;   /* shape rule: output 0 views input 0 */
+    uint8_t layout; /* mpt__layout; shape rule: of outputs */
     int64_t view_stride[MPT_MAX_RANK], view_offset;
     mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
     int n_temporary;
@@ -151,6 +152,7 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, mpt_status sta
     record->done = 0;
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
+    record->layout = frame->layout;
     record->path = context->path;
     record->step = context->now.step;
     for (int i = 0; i < frame->n_in; i++)
@@ -215,6 +217,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *co
     frame->in = record->in;
     frame->attributes = &record->attributes;
     frame->is_view = false;
+    frame->layout = MPT__LAYOUT_CONTIGUOUS;
     frame->n_temporary = 0;
     return true;
 }
@@ -238,12 +241,25 @@ static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
         "or mpt_clone it");
 }
 
+/* Lays a new output of four dimensions out as the op has it. */
+static MPT__NOINLINE void mpt__output_layout(const mpt__frame *frame, mpt__tensor *out) {
+    bool last = frame->layout == MPT__LAYOUT_CHANNELS_LAST;
+    for (int i = 0; i < frame->n_in; i++) {
+        const mpt__tensor *in = frame->in[i];
+        last |= in && in->shape.rank == 4 && mpt__channels_last(in);
+    }
+    if (last) mpt__channels_last_strides(out);
+}
+
 static mpt__tensor *mpt__output_new(mpt__frame *frame) {
     mpt_context *context = frame->context;
     const mpt__tensor *in = frame->in[0];
-    if (!frame->is_view)
-        return mpt__tensor_new(context, frame->out_dtype[0], &frame->out_shape[0],
-                               MPT_MEMORY_ACTIVATION);
+    if (!frame->is_view) {
+        mpt__tensor *out = mpt__tensor_new(context, frame->out_dtype[0], &frame->out_shape[0],
+                                           MPT_MEMORY_ACTIVATION);
+        if (frame->layout && frame->out_shape[0].rank == 4 && out) mpt__output_layout(frame, out);
+        return out;
+    }
     mpt__tensor view = *in;
     view.shape = frame->out_shape[0];
     view.offset = frame->view_offset;
@@ -350,6 +366,11 @@ static bool mpt__owned(const mpt_context *context, const mpt__tensor *gradient) 
     return context->storages[gradient->storage].references == 1 && mpt__tensor_contiguous(gradient);
 }
 
+/* Whether a gradient is to be channels last, as what it belongs to. */
+static MPT__INLINE bool mpt__keeps_layout(const mpt__frame *frame, const mpt__tensor *tensor) {
+    return frame->layout && tensor->shape.rank == 4 && mpt__channels_last(tensor);
+}
+
 /* Gradient number i's destination: NULL if it is not wanted or on error, else a tensor to write to
    with *access: the first contribution overwrites, later ones accumulate. Parameters collect in
    their fp32 block, others in a tensor of their own dtype. */
@@ -367,10 +388,13 @@ static mpt__tensor *mpt__gradient_into(mpt__frame *frame, int i, mpt__access *ac
     mpt__tensor **place = mpt__gradient_place(input), *old = *place;
     *access = old ? MPT__ACCUMULATE : MPT__WRITE;
     if (old && mpt__owned(context, old)) return old;
+    if (old && context->storages[old->storage].references == 1 && mpt__keeps_layout(frame, old))
+        return old;
     mpt__tensor *own =
         mpt__tensor_unscoped(context, (mpt_dtype)input->dtype, &input->shape, MPT_MEMORY_GRADIENT);
     if (!own) return NULL;
     own->flags = MPT__KEPT | MPT__GRADIENT;
+    if (mpt__keeps_layout(frame, input)) mpt__channels_last_strides(own);
     *place = own;
     if (old) { /* passed on without a copy before, so others read it: leave theirs alone */
         mpt__launch_copy(context, old, own, MPT__WRITE);
@@ -466,6 +490,7 @@ static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record
         frame.n_in = record->n_in;
         frame.n_out = record->n_out;
         frame.compute = (mpt_dtype)record->compute_dtype;
+        frame.layout = record->layout;
         frame.attributes = &record->attributes;
         frame.record = record;
         frame.row = mpt__op_row_of(record->op);
@@ -533,6 +558,7 @@ static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, 
     frame.context = context;
     frame.n_in = 1;
     frame.in = &tensor;
+    frame.layout = MPT__LAYOUT_KEPT;
     return mpt__gradient_pass(&frame, 0, seed);
 }
 

@@ -13,7 +13,10 @@
    functions are mpt__<shape>_shape, mpt__<forward>_forward, mpt__<backward>_backward; `none`
    means NULL. */
 /* Convolutions */
-#define MPT__CONV_OPS(O)
+#define MPT__CONV_OPS(O)                                 \
+    O(conv2d, LOW, conv, conv, conv, NONE, NONE, "Conv") \
+    O(conv1d, LOW, conv, conv, conv, NONE, NONE, "Conv") \
+    O(conv_transpose2d, LOW, conv, conv, conv, NONE, NONE, "ConvTranspose")
 
 /* Normalisation, pooling */
 #ifdef MPTRAIN_NO_ATTENTION
@@ -106,7 +109,7 @@
     O(permute, ANY, permute, none, permute, NONE, NONE, "Transpose")                          \
     O(slice, ANY, slice, none, slice, NONE, NONE, "Slice")                                    \
     O(expand, ANY, expand, none, expand, NONE, NONE, "Expand")                                \
-    O(clone, ANY, unary, copy, pass, NONE, NONE, "Identity")                                  \
+    O(clone, ANY, clone, copy, pass, NONE, NONE, "Identity")                                  \
     O(cast, ANY, cast, copy, pass, NONE, NONE, "Cast")                                        \
     O(cat, INPUT, cat, cat, cat, NONE, NONE, "Concat")                                        \
     O(gather, ANY, gather, gather, gather, NONE, NONE, "GatherElements")                      \

@@ -99,6 +99,7 @@ static const mpt__tensor *mpt__contiguous_of(mpt__frame *frame, const mpt__tenso
 /* ==== Elementwise, one input ==== */
 
 static mpt_status mpt__unary_shape(mpt__frame *frame) {
+    frame->layout = MPT__LAYOUT_KEPT;
     mpt__shape_copy(&frame->out_shape[0], &frame->in[0]->shape);
     return MPT_OK;
 }
@@ -200,6 +201,7 @@ static int mpt__broadcast_dims(const mpt__tensor *a, int na, const mpt__tensor *
 
 static mpt_status mpt__binary_shape(mpt__frame *frame) {
     const mpt__tensor *a = frame->in[0], *b = frame->in[1];
+    frame->layout = MPT__LAYOUT_KEPT;
     int misfit = mpt__broadcast_dims(a, a->shape.rank, b, b->shape.rank, &frame->out_shape[0]);
     if (misfit < 0) return MPT_OK;
     int back = frame->out_shape[0].rank - misfit;
@@ -356,6 +358,7 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
                 "argument %d is %s, which this op does not compute in; mpt_cast it to "
                 "f32",
                 i + 1, mpt_dtype_name((mpt_dtype)frame->in[i]->dtype));
+    frame->layout = MPT__LAYOUT_KEPT;
     frame->out_dtype[0] = a->dtype == b->dtype ? (mpt_dtype)a->dtype : MPT_F32;
     if (a->dtype != b->dtype && mpt__autocast_dtype(context) == MPT_F32)
         return mpt__dtype_mismatch(frame, 1, 2);
@@ -659,6 +662,8 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];
+    if (frame->row->function == MPT__FN_SUM || frame->row->function == MPT__FN_MEAN)
+        frame->layout = MPT__LAYOUT_KEPT;
     out->rank = 0;
     if (x->shape.rank == 0 && (a->index[0] == 0 || a->index[0] == -1)) a->index[2] = 1;
     if (!a->index[2]) {

@@ -20,12 +20,20 @@ static mpt_status mpt__copy_forward(mpt__frame *frame) {
     return mpt__launch_copy(frame->context, frame->in[0], frame->out[0], MPT__WRITE);
 }
 
+/* index[0]: the mpt__layout that is wanted. */
+static mpt_status mpt__clone_shape(mpt__frame *frame) {
+    mpt__shape_copy(&frame->out_shape[0], &frame->in[0]->shape);
+    frame->layout = (uint8_t)frame->attributes->index[0];
+    return MPT_OK;
+}
+
 static mpt_status mpt__cast_shape(mpt__frame *frame) {
     mpt_dtype dtype = (mpt_dtype)frame->attributes->index[0];
     if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT)
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "dtype %d is none of mpt_dtype",
                           (int)dtype);
     if (!mpt__dtype_info[dtype].is_float) frame->records = false;
+    frame->layout = MPT__LAYOUT_KEPT;
     frame->out_dtype[0] = dtype;
     frame->out_shape[0] = frame->in[0]->shape;
     return MPT_OK;

@@ -62,7 +62,6 @@ MPT__DEFINE_UNARY(tanh)
 MPT__DEFINE_UNARY(sigmoid)
 MPT__DEFINE_UNARY(isnan)
 MPT__DEFINE_UNARY(isinf)
-MPT__DEFINE_UNARY(clone)
 MPT__DEFINE_UNARY(logical_not)
 MPT__DEFINE_UNARY(log1p)
 MPT__DEFINE_UNARY(rsqrt)
@@ -325,10 +324,36 @@ MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
     return mpt_reshape(x, shape);
 }
 
+static mpt_tensor mpt__copy_call(const char *name, mpt_tensor x, mpt__layout layout) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = layout;
+    return mpt__apply1(name, MPT__OP_clone, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_clone(mpt_tensor x) {
+    return mpt__copy_call("mpt_clone", x, MPT__LAYOUT_KEPT);
+}
+
 MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_contiguous", "argument 1");
     if (!tensor) return mpt__null(x.context);
-    return mpt__tensor_contiguous(tensor) ? x : mpt_clone(x);
+    if (mpt__tensor_contiguous(tensor)) return x;
+    return mpt__copy_call("mpt_contiguous", x, MPT__LAYOUT_CONTIGUOUS);
+}
+
+MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x) {
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_to_channels_last", "argument 1");
+    if (!tensor) return mpt__null(x.context);
+    if (tensor->shape.rank != 4)
+        return mpt__refuse(x.context, MPT_ERROR_SHAPE, "shape %S: expected [N, C, H, W]",
+                           &tensor->shape);
+    if (mpt__channels_last(tensor)) return x;
+    return mpt__copy_call("mpt_to_channels_last", x, MPT__LAYOUT_CHANNELS_LAST);
+}
+
+MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x) {
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_is_channels_last", "argument 1");
+    return tensor && tensor->shape.rank == 4 && mpt__channels_last(tensor);
 }
 
 MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {

@@ -46,7 +46,10 @@ typedef struct mpt__module_parameter {
     L(softplus, softplus, 1, NONE)        \
     L(hardtanh, hardtanh, 1, NONE)        \
     MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
-#define MPT__CONV_LAYERS(L)
+#define MPT__CONV_LAYERS(L)    \
+    L(conv2d, conv2d, 3, NONE) \
+    L(conv1d, conv1d, 3, NONE) \
+    L(conv_transpose2d, conv_transpose2d, 3, NONE)
 #define MPT__NORM_LAYERS(L)               \
     L(layer_norm, layer_norm, 3, NONE)    \
     L(rms_norm, rms_norm, 2, NONE)        \

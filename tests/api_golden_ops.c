@@ -499,10 +499,10 @@ TEST(bf16) { run_cases(MPT_BF16, 350); }
 TEST(autocast) { run_cases(MPT_DTYPE_NONE, 150); }
 
 /* Whoever adds an op adds goldens: the rows above, the cases and the policy table, which has a line
-   for each op, name the same ones. Random ops and what has no values of its own stand apart; losses
-   and norms have theirs in files of their own, which api_losses.c and api_norm.c run. */
+   for each op, name the same ones. Random ops and what has no values of its own stand apart; others
+   have theirs in files that other tests run. */
 static int is_elsewhere(const char *name) {
-    static const char *const files[] = {"losses.bin", "norm.bin"};
+    static const char *const files[] = {"losses.bin", "norm.bin", "conv.bin"};
     golden_file file;
     static golden_case c;
     int found = 0;

@@ -1,0 +1,431 @@
+/* api_conv.c: convolutions against PyTorch (values, dtypes, gradients), against sums in double over
+ * sizes that fill the blocks of every level, channels last from op to op, layers, and the same bits
+ * for any number of threads. */
+#include "golden.h"
+
+#include "bits.h"
+
+enum { CHANNELS_LAST = 3, STRIDE = 0, PADDING = 2, DILATION = 4, OUTPUT_PADDING = 6, GROUPS = 8 };
+
+static mpt_context *context;
+
+static mpt_tensor none(void) {
+    mpt_tensor null;
+    memset(&null, 0, sizeof null);
+    return null;
+}
+
+/* ==== Goldens ==== */
+
+static mpt_conv_config config_of(const int64_t *ints) {
+    mpt_conv_config config = mpt_conv_config_default();
+    for (int d = 0; d < 2; d++) {
+        config.stride[d] = ints[STRIDE + d];
+        config.padding[d] = ints[PADDING + d];
+        config.dilation[d] = ints[DILATION + d];
+        config.output_padding[d] = ints[OUTPUT_PADDING + d];
+    }
+    config.groups = ints[GROUPS];
+    config.same = ints[GROUPS + 1] != 0;
+    return config;
+}
+
+static mpt_tensor call(const char *op, const mpt_tensor in[3], const mpt_conv_config *config) {
+    if (strcmp(op, "conv1d") == 0) return mpt_conv1d(in[0], in[1], in[2], config);
+    if (strcmp(op, "conv2d") == 0) return mpt_conv2d(in[0], in[1], in[2], config);
+    return mpt_conv_transpose2d(in[0], in[1], in[2], config);
+}
+
+/* The tensor in the case's layout, a leaf where that is one tensor, else a view of one. */
+static mpt_tensor make_input(const golden_tensor *t, mpt_tensor *leaf) {
+    mpt_tensor made = mpt_from(context, t->dtype, t->shape, t->data);
+    int last = t->shape.rank - 1;
+    if (t->layout == CHANNELS_LAST) made = mpt_to_channels_last(made);
+    if (t->layout == GOLDEN_TRANSPOSED) made = mpt_contiguous(mpt_transpose(made, last, last - 1));
+    if (t->layout == GOLDEN_SLICED) {
+        mpt_tensor both[2];
+        both[0] = made, both[1] = mpt_mul_scalar(made, NAN);
+        made = mpt_stack(both, 2, last + 1);
+    }
+    *leaf = made;
+    if (t->role == GOLDEN_LEAF) mpt_requires_grad(made, true);
+    if (t->layout == GOLDEN_TRANSPOSED) return mpt_transpose(made, last, last - 1);
+    if (t->layout == GOLDEN_SLICED)
+        return mpt_reshape(mpt_slice(made, last + 1, 0, 1, 1), t->shape);
+    return made;
+}
+
+static void compare(const golden_case *c, const golden_tensor *want, mpt_tensor got) {
+    float *values = (float *)calloc((size_t)want->count + 1, sizeof *values);
+    if (mpt_read_f32(got, values, want->count) != MPT_OK)
+        TEST_FAIL_("%s: %s: %s", c->label, want->name, mpt_error(context));
+    else
+        golden_compare(c->label, want, 0, values, want->count);
+    free(values);
+}
+
+/* The gradient of a leaf as that of the input that is a view of it. */
+static mpt_tensor gradient_of(const golden_tensor *t, mpt_tensor leaf) {
+    int last = t->shape.rank - 1;
+    mpt_tensor grad = mpt_grad(leaf);
+    if (t->layout == GOLDEN_TRANSPOSED) return mpt_transpose(grad, last, last - 1);
+    if (t->layout == GOLDEN_SLICED)
+        return mpt_reshape(mpt_slice(grad, last + 1, 0, 1, 1), t->shape);
+    if (t->layout == CHANNELS_LAST) CHECK(mpt_is_channels_last(grad));
+    return grad;
+}
+
+static void run_case(const golden_case *c) {
+    mpt_tensor in[3], leaf[3];
+    mpt_conv_config config = config_of(c->ints);
+    const golden_tensor *upstream = golden_find(c, "upstream");
+    bool last = false;
+    mpt_scope_begin(context);
+    in[2] = none();
+    for (int i = 0, n = 0; i < c->n_tensors; i++) {
+        const golden_tensor *t = &c->tensors[i];
+        if (t->role > GOLDEN_LEAF) continue;
+        in[n] = make_input(t, &leaf[n]);
+        last = last || mpt_is_channels_last(in[n]);
+        n++;
+    }
+    if (c->region != MPT_DTYPE_NONE) mpt_autocast_begin(context, c->region);
+    mpt_tensor out = call(c->op, in, &config);
+    if (c->region != MPT_DTYPE_NONE) mpt_autocast_end(context);
+    CHECK_EQ_INT(mpt_get_dtype(out), golden_find(c, "out")->dtype);
+    CHECK_EQ_INT(mpt_is_channels_last(out), last);
+    compare(c, golden_find(c, "out"), out);
+    /* Twice: the second time gradients add up. */
+    for (int pass = 0; pass < 2 && !mpt_failed(context); pass++) {
+        mpt_tensor dy = mpt_from(context, upstream->dtype, upstream->shape, upstream->data);
+        if (pass && upstream->shape.rank == 4) dy = mpt_to_channels_last(dy);
+        mpt_backward_from(out, dy, pass == 0);
+        for (int i = 0; i < c->n_tensors && !mpt_failed(context); i++) {
+            const golden_tensor *t = &c->tensors[i];
+            if (t->role != GOLDEN_GRADIENT) continue;
+            mpt_tensor grad = gradient_of(t, leaf[t->input]);
+            compare(c, t, pass ? mpt_mul_scalar(grad, 0.5) : grad);
+        }
+    }
+    if (mpt_failed(context)) {
+        TEST_FAIL_("%s: %s", c->label, mpt_error(context));
+        mpt_clear_error(context);
+    } else {
+        mpt_scope_end(context);
+    }
+}
+
+TEST(goldens) {
+    golden_file file;
+    static golden_case c;
+    int run = 0;
+    REQUIRE(golden_open(&file, "conv.bin"));
+    context = mpt_create(NULL);
+    while (context && golden_next(&file, &c)) run_case(&c), run++;
+    CHECK(run >= 70);
+    golden_close(&file);
+    mpt_destroy(context);
+}
+
+/* ==== Sums in double ==== */
+
+typedef struct problem {
+    int64_t n, in, out, h, w, kh, kw; /* channels, sizes */
+    int64_t ints[10];
+} problem;
+
+/* Values of all three sides, [N, C, H, W], [O, C / groups, KH, KW], [N, O, OH, OW], and what each of
+   them is by the two others. */
+typedef struct sides {
+    int64_t count[3];
+    float *value[3];
+    double *sum[3], *size[3]; /* of the terms' magnitudes */
+} sides;
+
+static void sums_in_double(const problem *p, int64_t oh, int64_t ow, const sides *s) {
+    const int64_t *i = p->ints, ig = p->in / i[GROUPS], og = p->out / i[GROUPS];
+    for (int64_t n = 0; n < p->n; n++)
+        for (int64_t o = 0; o < p->out; o++)
+            for (int64_t y = 0; y < oh; y++)
+                for (int64_t x = 0; x < ow; x++)
+                    for (int64_t c = 0; c < ig; c++)
+                        for (int64_t t = 0; t < p->kh * p->kw; t++) {
+                            int64_t a = t / p->kw, b = t % p->kw;
+                            int64_t line = y * i[STRIDE] - i[PADDING] + a * i[DILATION];
+                            int64_t pixel =
+                                x * i[STRIDE + 1] - i[PADDING + 1] + b * i[DILATION + 1];
+                            if (line < 0 || line >= p->h || pixel < 0 || pixel >= p->w) continue;
+                            int64_t at[3];
+                            at[0] = ((n * p->in + o / og * ig + c) * p->h + line) * p->w + pixel;
+                            at[1] = ((o * ig + c) * p->kh + a) * p->kw + b;
+                            at[2] = ((n * p->out + o) * oh + y) * ow + x;
+                            for (int k = 0; k < 3; k++) {
+                                double term = (double)s->value[(k + 1) % 3][at[(k + 1) % 3]] *
+                                              (double)s->value[(k + 2) % 3][at[(k + 2) % 3]];
+                                s->sum[k][at[k]] += term;
+                                s->size[k][at[k]] += fabs(term);
+                            }
+                        }
+}
+
+static void compare_sums(const char *what, const sides *s, int k, mpt_tensor got) {
+    float *values = (float *)calloc((size_t)s->count[k] + 1, sizeof *values);
+    int64_t wrong = 0, at = -1;
+    if (mpt_read_f32(got, values, s->count[k]) != MPT_OK) TEST_FAIL_("%s", mpt_error(context));
+    for (int64_t i = 0; i < s->count[k]; i++) {
+        double off = fabs((double)values[i] - s->sum[k][i]);
+        if (off <= 1e-6 * s->size[k][i] + 1e-7) continue;
+        if (wrong++ == 0) at = i;
+    }
+    if (wrong)
+        TEST_FAIL_("%s: side %d: %ld of %ld differ; at %ld %.9g, expected %.9g", what, k,
+                   (long)wrong, (long)s->count[k], (long)at, (double)values[at], s->sum[k][at]);
+    free(values);
+}
+
+static void run_problem(const problem *p, bool last) {
+    const int64_t *i = p->ints;
+    mpt_conv_config config = config_of(i);
+    int64_t oh = (p->h + 2 * i[PADDING] - i[DILATION] * (p->kh - 1) - 1) / i[STRIDE] + 1;
+    int64_t ow =
+        (p->w + 2 * i[PADDING + 1] - i[DILATION + 1] * (p->kw - 1) - 1) / i[STRIDE + 1] + 1;
+    mpt_shape shape[3];
+    mpt_tensor side[3];
+    sides s;
+    char what[160];
+    shape[0] = MPT_SHAPE(p->n, p->in, p->h, p->w);
+    shape[1] = MPT_SHAPE(p->out, p->in / i[GROUPS], p->kh, p->kw);
+    shape[2] = MPT_SHAPE(p->n, p->out, oh, ow);
+    snprintf(what, sizeof what, "%ldx%ldx%ldx%ld to %ld by %ldx%ld in %ld, stride %ld%s",
+             (long)p->n, (long)p->in, (long)p->h, (long)p->w, (long)p->out, (long)p->kh,
+             (long)p->kw, (long)i[GROUPS], (long)i[STRIDE], last ? ", channels last" : "");
+    mpt_scope_begin(context);
+    for (int k = 0; k < 3; k++) {
+        s.count[k] = shape[k].dim[0] * shape[k].dim[1] * shape[k].dim[2] * shape[k].dim[3];
+        s.value[k] = (float *)calloc((size_t)s.count[k], sizeof(float));
+        s.sum[k] = (double *)calloc((size_t)s.count[k], sizeof(double));
+        s.size[k] = (double *)calloc((size_t)s.count[k], sizeof(double));
+        for (int64_t e = 0; e < s.count[k]; e++)
+            s.value[k][e] = golden_uniform((uint32_t)(k + 7 * p->in), (uint32_t)e);
+        side[k] = mpt_from(context, MPT_F32, shape[k], s.value[k]);
+        if (last) side[k] = mpt_to_channels_last(side[k]);
+        if (k < 2) mpt_requires_grad(side[k], true);
+    }
+    sums_in_double(p, oh, ow, &s);
+    mpt_tensor y = mpt_conv2d(side[0], side[1], none(), &config);
+    compare_sums(what, &s, 2, y);
+    mpt_backward_from(y, side[2], false);
+    compare_sums(what, &s, 0, mpt_grad(side[0]));
+    compare_sums(what, &s, 1, mpt_grad(side[1]));
+    /* The same three sums, each in the other's place. */
+    for (int d = 0; d < 2; d++)
+        config.output_padding[d] =
+            d ? (p->w + 2 * i[PADDING + 1] - i[DILATION + 1] * (p->kw - 1) - 1) % i[STRIDE + 1]
+              : (p->h + 2 * i[PADDING] - i[DILATION] * (p->kh - 1) - 1) % i[STRIDE];
+    mpt_clear_grad(side[1]);
+    side[2] = mpt_detach(side[2]);
+    mpt_requires_grad(side[2], true);
+    mpt_tensor x = mpt_conv_transpose2d(side[2], side[1], none(), &config);
+    compare_sums(what, &s, 0, x);
+    mpt_backward_from(x, mpt_detach(side[0]), false);
+    compare_sums(what, &s, 2, mpt_grad(side[2]));
+    compare_sums(what, &s, 1, mpt_grad(side[1]));
+    for (int k = 0; k < 3; k++) free(s.value[k]), free(s.sum[k]), free(s.size[k]);
+    if (mpt_failed(context)) {
+        TEST_FAIL_("%s: %s", what, mpt_error(context));
+        mpt_clear_error(context);
+    } else {
+        mpt_scope_end(context);
+    }
+}
+
+TEST(sums) {
+    static const problem problems[] = {
+        {2, 33, 40, 9, 10, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 1, 0}},
+        {1, 70, 18, 6, 7, 3, 3, {2, 2, 1, 1, 1, 1, 0, 0, 1, 0}}, /* more than one K block */
+        {2, 3, 17, 15, 16, 5, 5, {2, 2, 2, 2, 1, 1, 0, 0, 1, 0}},
+        {1, 65, 35, 8, 8, 1, 1, {1, 1, 0, 0, 1, 1, 0, 0, 1, 0}},
+        {2, 20, 33, 9, 8, 1, 1, {2, 3, 0, 0, 1, 1, 0, 0, 1, 0}},
+        {2, 24, 32, 7, 9, 3, 2, {1, 2, 1, 0, 2, 1, 0, 0, 4, 0}},
+        {1, 300, 300, 5, 6, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 300, 0}}, /* depthwise */
+        {2, 37, 37, 8, 9, 3, 3, {2, 2, 1, 1, 1, 1, 0, 0, 37, 0}},
+        {1, 2, 3, 30, 90, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 1, 0}}, /* more than one block of rows */
+    };
+    context = mpt_create(NULL);
+    REQUIRE(context != NULL);
+    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
+        for (int last = 0; last < 2; last++) run_problem(&problems[i], last != 0);
+    mpt_destroy(context);
+}
+
+/* ==== Layouts ==== */
+
+static mpt_tensor drawn(mpt_shape shape) { return mpt_randn(context, MPT_F32, shape); }
+
+static int copies;
+static void count_copies(void *user, const char *line) {
+    (void)user;
+    copies += strstr(line, "copy") != NULL;
+}
+
+/* Channels last goes in, through everything elementwise, and out, and so do gradients. */
+TEST(channels_last) {
+    context = mpt_create(NULL);
+    REQUIRE(context != NULL);
+    mpt_conv_config config = mpt_conv_config_default();
+    config.same = true;
+    mpt_tensor plain = drawn(MPT_SHAPE(2, 5, 6, 7)), x = mpt_to_channels_last(plain);
+    mpt_tensor w = mpt_to_channels_last(drawn(MPT_SHAPE(5, 5, 3, 3))), b = drawn(MPT_SHAPE(5));
+    CHECK(!mpt_is_channels_last(plain) && mpt_is_channels_last(x));
+    CHECK_EQ_INT(mpt_to_channels_last(x).slot, x.slot);
+    CHECK(!mpt_is_channels_last(mpt_contiguous(x)) && mpt_is_channels_last(mpt_clone(x)));
+    CHECK(!mpt_is_channels_last(mpt_permute(x, MPT_SHAPE(0, 2, 3, 1))));
+    CHECK(mpt_is_channels_last(mpt_permute(drawn(MPT_SHAPE(2, 6, 7, 5)), MPT_SHAPE(0, 3, 1, 2))));
+    mpt_requires_grad(x, true);
+    mpt_requires_grad(w, true);
+    copies = 0;
+    mpt_print_launches(context, count_copies, NULL);
+    mpt_tensor y = mpt_conv2d(x, w, b, &config);
+    mpt_tensor z = mpt_relu(mpt_add(mpt_mul(y, mpt_reshape(b, MPT_SHAPE(1, 5, 1, 1))), x));
+    z = mpt_where(mpt_gt(z, y), mpt_cast(mpt_cast(z, MPT_BF16), MPT_F32), mpt_dropout(z, 0.5));
+    CHECK(mpt_is_channels_last(y) && mpt_is_channels_last(z));
+    mpt_backward(mpt_sum(mpt_conv2d(z, w, none(), &config), MPT_ALL_DIMS, false));
+    CHECK(mpt_is_channels_last(mpt_grad(x)) && mpt_is_channels_last(mpt_grad(w)));
+    mpt_print_launches(context, NULL, NULL);
+    /* The two casts and their gradients, that of the sum, and one that two share. */
+    CHECK_EQ_INT(copies, 6);
+    copies = 0;
+    mpt_print_launches(context, count_copies, NULL);
+    mpt_conv2d(plain, w, b, &config);
+    mpt_print_launches(context, NULL, NULL);
+    CHECK_EQ_INT(copies, mpt_is_channels_last(plain) ? 0 : 1);
+    /* What takes rows as they lie must not be misled by strides: values against contiguous ones. */
+    mpt_tensor some[2];
+    for (int k = 0; k < 2; k++) {
+        mpt_tensor leaf = k ? mpt_to_channels_last(plain) : mpt_clone(plain);
+        mpt_requires_grad(leaf, true);
+        mpt_tensor soft = mpt_softmax(mpt_tanh(leaf), 1);
+        mpt_tensor flat = mpt_mul(mpt_reshape(soft, MPT_SHAPE(2, -1)),
+                                  mpt_reshape(mpt_sin(plain), MPT_SHAPE(2, -1)));
+        mpt_backward(mpt_sum(mpt_mul(flat, flat), MPT_ALL_DIMS, false));
+        some[k] = mpt_grad(leaf);
+    }
+    float a[420], c[420];
+    CHECK(mpt_read_f32(some[0], a, 420) == MPT_OK && mpt_read_f32(some[1], c, 420) == MPT_OK);
+    for (int i = 0; i < 420; i++) CHECK_NEAR(a[i], c[i], 1e-6);
+    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
+    mpt_destroy(context);
+}
+
+/* ==== Layers ==== */
+
+TEST(layers) {
+    context = mpt_create(NULL);
+    REQUIRE(context != NULL);
+    mpt_conv_config config = mpt_conv_config_default(), bare = config;
+    config.groups = 2;
+    config.stride[0] = config.stride[1] = 2;
+    bare.bias = false;
+    mpt_module net =
+        mpt_sequential(context, mpt_nn_conv2d(context, 4, 6, 3, 2, &config), mpt_nn_relu(context),
+                       mpt_nn_conv_transpose2d(context, 6, 8, 3, 3, &config),
+                       mpt_nn_conv2d(context, 8, 3, 1, 1, &bare), mpt_nn_flatten(context), MPT_END);
+    mpt_tensor x = drawn(MPT_SHAPE(2, 4, 7, 7)), y = mpt_forward(net, x);
+    static const char *const names[] = {"0.weight", "0.bias", "2.weight", "2.bias", "3.weight"};
+    static const int64_t count[] = {6 * 2 * 3 * 2, 6, 6 * 4 * 3 * 3, 8, 3 * 8};
+    static const int fan[] = {2 * 3 * 2, 2 * 3 * 2, 4 * 3 * 3, 4 * 3 * 3, 8};
+    for (int i = 0; i < 5; i++) {
+        float values[256], most = 0;
+        REQUIRE(mpt_read_f32(mpt_parameter(net, names[i]), values, count[i]) == MPT_OK);
+        for (int64_t k = 0; k < count[i]; k++)
+            if (fabsf(values[k]) > most) most = fabsf(values[k]);
+        CHECK(most <= 1 / sqrtf((float)fan[i]) && most > 0.5f / sqrtf((float)fan[i]));
+    }
+    CHECK(!mpt_valid(mpt_parameter(net, "3.bias")));
+    mpt_clear_error(context);
+    x = drawn(MPT_SHAPE(2, 4, 7, 7));
+    y = mpt_forward(net, x);
+    mpt_tensor z =
+        mpt_conv2d(x, mpt_parameter(net, "0.weight"), mpt_parameter(net, "0.bias"), &config);
+    z = mpt_conv_transpose2d(mpt_relu(z), mpt_parameter(net, "2.weight"),
+                             mpt_parameter(net, "2.bias"), &config);
+    z = mpt_conv2d(z, mpt_parameter(net, "3.weight"), none(), NULL);
+    CHECK(mix_tensor(1, y) == mix_tensor(1, mpt_flatten(z, 1, -1)));
+    mpt_module line = mpt_nn_conv1d(context, 3, 4, 3, NULL);
+    mpt_shape shape = mpt_get_shape(mpt_forward(line, drawn(MPT_SHAPE(2, 3, 9))));
+    CHECK(shape.rank == 3 && shape.dim[1] == 4 && shape.dim[2] == 7);
+    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
+    mpt_destroy(context);
+}
+
+/* ==== Bits ==== */
+
+/* A convolution by groups and strides, a plain one, and a depthwise one, forward and backward. */
+static uint64_t bits(int threads, mpt_dtype dtype) {
+    mpt_config config = mpt_config_default();
+    config.threads = threads;
+    context = mpt_create(&config);
+    if (!context) return 0;
+    uint64_t hash = 1;
+    for (int k = 0; k < 3; k++) {
+        mpt_conv_config conv = mpt_conv_config_default();
+        conv.groups = k == 0 ? 2 : k == 1 ? 1 : 24;
+        conv.stride[0] = conv.stride[1] = k == 0 ? 2 : 1;
+        conv.padding[0] = conv.padding[1] = 1;
+        mpt_tensor x = drawn(MPT_SHAPE(2, 24, 18, 18));
+        mpt_tensor w = drawn(MPT_SHAPE(24, 24 / conv.groups, 3, 3)), b = drawn(MPT_SHAPE(24));
+        if (k == 1) x = mpt_to_channels_last(x);
+        mpt_requires_grad(x, true);
+        mpt_requires_grad(w, true);
+        mpt_requires_grad(b, true);
+        mpt_autocast_begin(context, dtype);
+        mpt_tensor y = mpt_conv2d(x, w, b, &conv);
+        mpt_autocast_end(context);
+        mpt_backward_from(y, y, false);
+        hash = mix_tensor(mix_tensor(hash, y), mpt_grad(b));
+        hash = mix_tensor(mix_tensor(hash, mpt_grad(x)), mpt_grad(w));
+    }
+    mpt_counters n = mpt_get_counters(context);
+    if (mpt_get_device(context) == MPT_DEVICE_CPU && mpt_get_threads(context) > 1)
+        CHECK(n.parallel_runs > 0);
+    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
+    mpt_destroy(context);
+    return hash;
+}
+
+TEST(threads) {
+    static const mpt_dtype dtypes[] = {MPT_F32, MPT_F16, MPT_BF16};
+    for (int d = 0; d < 3; d++) {
+        uint64_t one = bits(1, dtypes[d]);
+        for (int threads = 2; threads < 8; threads++) CHECK(bits(threads, dtypes[d]) == one);
+    }
+}
+
+/* Infinity in fp16 is no number that AMX multiplies in two parts; it must not spread. */
+TEST(infinity) {
+    mpt_conv_config config = mpt_conv_config_default();
+    context = mpt_create(NULL);
+    REQUIRE(context != NULL);
+    config.same = true;
+    mpt_tensor index = mpt_from(context, MPT_I64, MPT_SHAPE(1, 1, 1, 1), &(int64_t){0});
+    mpt_tensor x = drawn(MPT_SHAPE(1, 64, 12, 12));
+    mpt_tensor most = mpt_from(context, MPT_F32, MPT_SHAPE(1, 1, 1, 1), &(float){INFINITY});
+    x = mpt_scatter_add(x, 3, mpt_expand(index, MPT_SHAPE(1, 64, 12, 1)),
+                        mpt_expand(most, MPT_SHAPE(1, 64, 12, 1)));
+    x = mpt_cast(x, MPT_F16);
+    mpt_tensor w = mpt_cast(drawn(MPT_SHAPE(64, 64, 3, 3)), MPT_F16);
+    mpt_requires_grad(x, true);
+    mpt_requires_grad(w, true);
+    mpt_tensor y = mpt_conv2d(x, w, none(), &config);
+    mpt_backward_from(y, mpt_cast(drawn(MPT_SHAPE(1, 64, 12, 12)), MPT_F16), true);
+    mpt_backward_from(y, mpt_cast(drawn(MPT_SHAPE(1, 64, 12, 12)), MPT_F16), false);
+    static float values[64 * 144];
+    REQUIRE(mpt_read_f32(y, values, 64 * 144) == MPT_OK);
+    for (int i = 0; i < 64 * 144; i++) CHECK((fabsf(values[i]) < INFINITY) == (i % 12 > 1));
+    REQUIRE(mpt_read_f32(mpt_grad(x), values, 64 * 144) == MPT_OK);
+    for (int i = 0; i < 64 * 144; i++) CHECK(fabsf(values[i]) < INFINITY);
+    mpt_destroy(context);
+}
+
+TEST_TABLE = {T(goldens), T(sums), T(channels_last), T(layers), T(threads), T(infinity)};
+TEST_MAIN
