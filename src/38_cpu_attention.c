@@ -1,11 +1,617 @@
 /* ---------------------------------------------------------------------------------------------
  * 38_cpu_attention.c: embedding and attention on the CPU.
+ *
+ * Attention works on tiles of scores, a block of keys by a block of queries. The one that a piece
+ * of work is about, its own side, is turned once, so that all products run along rows: a tile
+ * holds a row for each of the other side's elements. No result depends on the number of threads.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__38_CPU_ATTENTION_INCLUDED
 #define MPT__38_CPU_ATTENTION_INCLUDED
 
 #include "38_cpu_norm.c"
 
+#ifdef MPTRAIN_NO_ATTENTION
 static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
+#else
 
+/* ==== Embedding ==== */
+
+#define MPT__EMBEDDING_ROWS 16    /* of a chunk, forward */
+#define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward */
+
+typedef struct mpt__ref_embedding {
+    const mpt__cpu_call *call;
+    mpt__ref_view table, ids, rows;
+    int64_t table_step[2], id_step, row_step[2], n, size, columns;
+} mpt__ref_embedding;
+
+/* The row of the table for element j; -1: none. */
+static int64_t mpt__ref_embedding_at(const mpt__ref_embedding *w, int64_t j) {
+    int64_t id = ((const int64_t *)w->ids.data)[j * w->id_step];
+    return id >= 0 && id < w->size ? id : -1;
+}
+
+static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
+    const int64_t bytes = mpt__dtype_info[w->rows.dtype].bytes, begin = chunk * MPT__EMBEDDING_ROWS;
+    const bool dense = w->table_step[1] == 1 && w->row_step[1] == 1;
+    mpt__real block[MPT__BLOCK];
+    (void)thread;
+    for (int64_t j = begin; j < w->n && j < begin + MPT__EMBEDDING_ROWS; j++) {
+        const int64_t id = mpt__ref_embedding_at(w, j), to = j * w->row_step[0];
+        const int64_t from = id * w->table_step[0];
+        if (dense && id >= 0) {
+            memcpy((char *)w->rows.data + to * bytes, (const char *)w->table.data + from * bytes,
+                   (size_t)(w->columns * bytes));
+            continue;
+        }
+        for (int64_t c = 0, m; c < w->columns; c += m) {
+            m = mpt__ref_min(MPT__BLOCK, w->columns - c);
+            memset(block, 0, sizeof block);
+            if (id >= 0)
+                mpt__ref_get(&w->table, from + c * w->table_step[1], w->table_step[1], block, m);
+            mpt__ref_put(&w->rows, to + c * w->row_step[1], w->row_step[1], block, m);
+        }
+    }
+}
+
+/* Some columns of the whole table: what meets in one element adds up in the order of the ids. */
+static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
+    const mpt__binary_fn add = w->call->words->binary[MPT__BINARY_ADD];
+    const int64_t c = chunk * MPT__EMBEDDING_COLUMNS, padding = w->call->launch->index[0];
+    const int64_t m = mpt__ref_min(MPT__EMBEDDING_COLUMNS, w->columns - c);
+    mpt__real *table = (mpt__real *)w->table.data + c, block[MPT__EMBEDDING_COLUMNS];
+    (void)thread;
+    if (w->call->launch->operand[2].access == MPT__WRITE) {
+        for (int64_t id = 0; id < w->size; id++)
+            memset(table + id * w->table_step[0], 0, (size_t)m * sizeof *table);
+    }
+    for (int64_t j = 0; j < w->n; j++) {
+        const int64_t id = mpt__ref_embedding_at(w, j);
+        mpt__real *to = table + id * w->table_step[0];
+        if (id < 0 || id == padding) continue;
+        add(to, to,
+            mpt__ref_in(&w->rows, j * w->row_step[0] + c * w->row_step[1], w->row_step[1], block,
+                        m),
+            m, 0, 0);
+    }
+}
+
+static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids, int rows,
+                                   mpt__chunk_fn fn, int64_t per_chunk) {
+    const mpt__operand *o = call->launch->operand;
+    const bool by_rows = ids == 1;
+    mpt__ref_embedding w;
+    w.call = call;
+    w.table = mpt__ref_view_of(call, table);
+    w.ids = mpt__ref_view_of(call, ids);
+    w.rows = mpt__ref_view_of(call, rows);
+    w.n = o[ids].shape[0];
+    w.size = o[table].shape[0];
+    w.columns = o[table].shape[1];
+    w.id_step = o[ids].stride[0];
+    for (int i = 0; i < 2; i++) {
+        w.table_step[i] = o[table].stride[i];
+        w.row_step[i] = o[rows].stride[i];
+    }
+    mpt__ref_check_indices(call, ids, w.size);
+    int64_t work = mpt__ref_times(by_rows ? w.n : w.n + w.size, w.columns);
+    mpt__parallel(call->pool, mpt__ref_chunks(by_rows ? w.n : w.columns, per_chunk),
+                  mpt__ref_cost(call, work, 1.0), fn, &w);
+}
+
+static void mpt__ref_embedding_forward(const mpt__cpu_call *call) {
+    mpt__ref_embedding_run(call, 0, 1, 2, mpt__ref_embedding_chunk, MPT__EMBEDDING_ROWS);
+}
+static void mpt__ref_embedding_backward(const mpt__cpu_call *call) {
+    mpt__ref_embedding_run(call, 2, 0, 1, mpt__ref_embedding_back_chunk, MPT__EMBEDDING_COLUMNS);
+}
+
+/* ==== Attention: what its three kernels share ==== */
+
+#define MPT__ATTENTION_BLOCK 64 /* queries, and keys, of a tile */
+
+/* Operands; from LSE on those of the gradients, where OUT stands last, or DV. */
+enum { MPT__AT_Q, MPT__AT_K, MPT__AT_V, MPT__AT_MASK, MPT__AT_LSE, MPT__AT_DOUT, MPT__AT_DELTA };
+
+typedef struct mpt__attention {
+    const mpt__cpu_call *call;
+    const mpt__words *words;
+    const mpt__operand *o;
+    mpt__ref_view view[MPT__MAX_OPERANDS];
+    int64_t heads, group, queries, keys, depth, width; /* group: query heads of a key head */
+    int64_t blocks;                                    /* of the own side, in one head */
+    mpt__real scale, kept;                             /* kept: factor of what dropout keeps */
+    uint32_t threshold;
+    mpt__rng_key key;
+    bool causal, drops;
+#ifdef MPT__HAS_GEMM
+    const mpt__gemm_level *level;
+#endif
+} mpt__attention;
+
+/* Some rows of an operand [B, H, rows, columns], as they lie or converted. */
+typedef struct mpt__attention_rows {
+    const mpt__real *x;
+    int64_t step;
+} mpt__attention_rows;
+
+/* A piece of work: a block of its own side, and the memory of its thread. */
+typedef struct mpt__attention_item {
+    const mpt__attention *w;
+    int64_t batch, head, first, n;
+    bool by_keys;
+    mpt__real *turned[2], *rows[2],
+        *sum[2];                         /* columns by n; rows of the other side; n by columns */
+    mpt__real *score, *slope, *spare[2]; /* tiles */
+} mpt__attention_item;
+
+static int64_t mpt__attention_floats(int64_t depth, int64_t width) {
+    const int64_t block = MPT__ATTENTION_BLOCK;
+    return (3 * (depth + width) + 4 * block) * block;
+}
+
+static int64_t mpt__attention_workspace(const mpt__launch *launch, int threads) {
+    const mpt__operand *o = launch->operand;
+    return threads * mpt__attention_floats(o[MPT__AT_K].shape[3], o[MPT__AT_V].shape[3]) *
+           (int64_t)sizeof(mpt__real);
+}
+
+static int64_t mpt__attention_at(const mpt__attention *w, int operand, int64_t b, int64_t h,
+                                 int64_t row) {
+    const int64_t *stride = w->o[operand].stride;
+    return b * stride[0] + h * stride[1] + row * stride[2];
+}
+
+/* Rounds to the compute dtype where the operand is wider. */
+static void mpt__attention_round(const mpt__attention *w, int operand, mpt__real *x, int64_t n) {
+    const uint8_t dtype = w->call->launch->compute_dtype;
+    const mpt__convert_table *convert = w->words->convert;
+    uint16_t half[MPT__BLOCK];
+    if (operand > MPT__AT_V || dtype == w->o[operand].dtype || !mpt__ref_is_half(dtype)) return;
+    for (int64_t m; n > 0; n -= m, x += m) {
+        float *to = (float *)(void *)x;
+        m = mpt__ref_min(n, MPT__BLOCK);
+        (dtype == MPT_F16 ? convert->f32_to_f16 : convert->f32_to_bf16)(to, half, (size_t)m);
+        (dtype == MPT_F16 ? convert->f16_to_f32 : convert->bf16_to_f32)(half, to, (size_t)m);
+    }
+}
+
+static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int operand, int64_t b,
+                                               int64_t h, int64_t first, int64_t n, mpt__real *to) {
+    const mpt__operand *o = &w->o[operand];
+    const int64_t columns = o->shape[3], from = mpt__attention_at(w, operand, b, h, first);
+    const uint8_t dtype = w->call->launch->compute_dtype;
+    bool rounds = operand <= MPT__AT_V && mpt__ref_is_half(dtype);
+    mpt__attention_rows rows;
+    rows.x = to, rows.step = columns;
+    if (mpt__ref_is_real(o->dtype) && o->stride[3] == 1 && !rounds) {
+        rows.x = (const mpt__real *)w->view[operand].data + from;
+        rows.step = o->stride[2];
+        return rows;
+    }
+    for (int64_t i = 0; i < n; i++)
+        mpt__ref_get(&w->view[operand], from + i * o->stride[2], o->stride[3], to + i * columns,
+                     columns);
+    mpt__attention_round(w, operand, to, n * columns);
+    return rows;
+}
+
+/* The own block of an operand, turned. */
+static void mpt__attention_turn(const mpt__attention_item *t, int operand, int64_t head,
+                                mpt__real *to) {
+    const mpt__attention *w = t->w;
+    const int64_t columns = w->o[operand].shape[3];
+    mpt__attention_rows rows =
+        mpt__attention_load(w, operand, t->batch, head, t->first, t->n, t->rows[0]);
+    w->words->transpose(to, t->n, rows.x, rows.step, t->n, columns, false);
+}
+
+/* Puts the n rows of a sum where the operand has the own block, each times `factor`. */
+static void mpt__attention_put(const mpt__attention_item *t, int operand, mpt__real *sum,
+                               mpt__real factor) {
+    const mpt__attention *w = t->w;
+    const mpt__operand *o = &w->o[operand];
+    const int64_t columns = o->shape[3],
+                  to = mpt__attention_at(w, operand, t->batch, t->head, t->first);
+    w->words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, t->n * columns, factor, 0);
+    for (int64_t i = 0; i < t->n; i++)
+        for (int64_t c = 0; c < columns; c += MPT__BLOCK)
+            mpt__ref_put(&w->view[operand], to + i * o->stride[2] + c * o->stride[3], o->stride[3],
+                         sum + i * columns + c, mpt__ref_min(MPT__BLOCK, columns - c));
+}
+
+/* c[m, n] = or (add) += a[m, depth] b[depth, n]; `outer` and `inner` are the strides of a. */
+static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, int64_t outer,
+                                   int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m,
+                                   int64_t n, int64_t depth, bool add) {
+#ifdef MPT__HAS_GEMM
+    if (w->level) {
+        const int64_t down = w->level->direct_rows, across = w->level->columns;
+        mpt__gemm_side left = {NULL, MPT_F32, 0, outer, inner};
+        mpt__gemm_side right = {NULL, MPT_F32, 0, 1, b.step};
+        for (int64_t i = 0; i < m; i += down) {
+            left.data = (const char *)(a + i * outer);
+            for (int64_t j = 0; j < n; j += across) {
+                right.data = (const char *)(b.x + j);
+                w->level->direct(depth, &left, &right, (float *)(void *)(c + i * n + j), n,
+                                 (int)mpt__ref_min(down, m - i), (int)mpt__ref_min(across, n - j),
+                                 add ? MPT__GEMM_ADD : 0);
+            }
+        }
+        return;
+    }
+#endif
+    (void)w;
+    for (int64_t i = 0; i < m; i++, c += n) {
+        if (!add) memset(c, 0, (size_t)n * sizeof *c);
+        for (int64_t p = 0; p < depth; p++) {
+            const mpt__real factor = a[i * outer + p * inner];
+            for (int64_t j = 0; j < n; j++) c[j] += factor * b.x[p * b.step + j];
+        }
+    }
+}
+
+/* Where the key and the query of a tile's first element stand. */
+typedef struct mpt__attention_tile {
+    int64_t head, query, key, m; /* m: rows */
+} mpt__attention_tile;
+
+/* A tile made by rows of keys, one row for each query: turned where the own side are queries. */
+static const mpt__real *
+mpt__attention_by_queries(const mpt__attention_item *t, const mpt__attention_tile *at,
+                          void (*row)(const mpt__attention *w, const mpt__attention_tile *at,
+                                      int64_t b, int64_t query, int64_t n, mpt__real *to)) {
+    const int64_t rows = t->by_keys ? at->m : t->n, n = t->by_keys ? t->n : at->m;
+    for (int64_t i = 0; i < rows; i++)
+        row(t->w, at, t->batch, at->query + i, n, t->spare[0] + i * n);
+    if (t->by_keys) return t->spare[0];
+    t->w->words->transpose(t->spare[1], rows, t->spare[0], n, rows, n, false);
+    return t->spare[1];
+}
+
+/* What a mask adds: its floats, or 0 for true and -infinity for false. */
+static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attention_tile *at,
+                                    int64_t b, int64_t query, int64_t n, mpt__real *to) {
+    const mpt__operand *o = &w->o[MPT__AT_MASK];
+    const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
+    mpt__ref_get(&w->view[MPT__AT_MASK], from + at->key * o->stride[3], o->stride[3], to, n);
+    for (int64_t i = 0; o->dtype == MPT_BOOL && i < n; i++)
+        to[i] = to[i] != 0 ? 0 : -mpt__real_infinity();
+}
+
+/* The factors of dropout. Rows of random words begin at multiples of 4. */
+static void mpt__attention_drop_row(const mpt__attention *w, const mpt__attention_tile *at,
+                                    int64_t b, int64_t query, int64_t n, mpt__real *to) {
+    const int64_t row = (b * w->heads + at->head) * w->queries + query;
+    const uint64_t first = (uint64_t)row * (uint64_t)((w->keys + 3) / 4 * 4) + (uint64_t)at->key;
+    for (int64_t i = 0; i < n; i++) to[i] = w->kept != 0 ? 1 : 0;
+    if (w->kept != 0) w->words->dropout(to, to, n, w->key, first, w->threshold, w->kept);
+}
+
+/* The scores of a tile into t->score, from the other side's rows. */
+static void mpt__attention_scores(const mpt__attention_item *t, const mpt__attention_tile *at,
+                                  mpt__attention_rows rows) {
+    const mpt__attention *w = t->w;
+    const mpt__attention_rows own = {t->turned[0], t->n};
+    mpt__attention_product(w, rows.x, rows.step, 1, own, t->score, at->m, t->n, w->depth, false);
+    if (w->view[MPT__AT_MASK].data) {
+        const mpt__real *mask = mpt__attention_by_queries(t, at, mpt__attention_mask_row);
+        w->words->binary[MPT__BINARY_ADD](t->score, t->score, mask, at->m * t->n, 0, 0);
+    }
+    /* What no causal tile before this one ends in: it crosses the diagonal. */
+    for (int64_t r = 0; w->causal && r < at->m; r++) {
+        const int64_t seen = t->by_keys ? at->query + r - at->key + 1 : 0;
+        const int64_t begin = seen < 0 ? 0 : seen,
+                      end = t->by_keys ? t->n : at->key + r - at->query;
+        for (int64_t i = begin; i < end && i < t->n; i++)
+            t->score[r * t->n + i] = -mpt__real_infinity();
+    }
+}
+
+/* Tile *= the factors of dropout, into `to`. */
+static void mpt__attention_drop(const mpt__attention_item *t, const mpt__attention_tile *at,
+                                const mpt__real *tile, mpt__real *to, const mpt__real *factors) {
+    if (t->w->drops) t->w->words->binary[MPT__BINARY_MUL](to, tile, factors, at->m * t->n, 0, 0);
+}
+
+static const mpt__real *mpt__attention_factors(const mpt__attention_item *t,
+                                               const mpt__attention_tile *at) {
+    return t->w->drops ? mpt__attention_by_queries(t, at, mpt__attention_drop_row) : NULL;
+}
+
+/* Every row of a tile: to = fn(row, with), with one number for each of the own side. */
+static void mpt__attention_each(const mpt__attention_item *t, int fn, int64_t m, mpt__real *tile,
+                                const mpt__real *with) {
+    for (int64_t r = 0; r < m; r++)
+        t->w->words->binary[fn](tile + r * t->n, tile + r * t->n, with, t->n, 0, 0);
+}
+
+/* The keys that the own queries see. */
+static int64_t mpt__attention_seen(const mpt__attention_item *t) {
+    return t->w->causal ? mpt__ref_min(t->w->keys, t->first + t->n) : t->w->keys;
+}
+
+/* The item of a chunk: blocks of a head follow each other. */
+static mpt__attention_item mpt__attention_begin(const mpt__attention *w, int64_t chunk, int thread,
+                                                bool by_keys) {
+    const int64_t block = MPT__ATTENTION_BLOCK, of_sum = (w->depth + w->width) * block;
+    const int64_t heads = by_keys ? w->heads / w->group : w->heads;
+    mpt__attention_item t;
+    mpt__real *at =
+        (mpt__real *)w->call->workspace + thread * mpt__attention_floats(w->depth, w->width);
+    t.w = w;
+    t.by_keys = by_keys;
+    t.first = chunk % w->blocks * block;
+    t.n = mpt__ref_min(block, (by_keys ? w->keys : w->queries) - t.first);
+    t.head = chunk / w->blocks % heads;
+    t.batch = chunk / w->blocks / heads;
+    mpt__real **parts[3] = {t.turned, t.rows, t.sum};
+    for (int i = 0; i < 3; i++) {
+        parts[i][0] = at + i * of_sum;
+        parts[i][1] = parts[i][0] + w->depth * block;
+    }
+    t.score = at + 3 * of_sum;
+    t.slope = t.score + block * block;
+    t.spare[0] = t.slope + block * block;
+    t.spare[1] = t.spare[0] + block * block;
+    return t;
+}
+
+/* ==== Forward ==== */
+
+enum { MPT__AT_OUT = 4, MPT__AT_LSE_OUT = 5 };
+
+/* A tile more: raises the running maxima, shrinks what was summed up by as much. */
+static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__attention_tile *at,
+                                    mpt__real *most, mpt__real *total) {
+    const mpt__attention *w = t->w;
+    const mpt__words *words = w->words;
+    mpt__real next[MPT__ATTENTION_BLOCK], shrink[MPT__ATTENTION_BLOCK];
+    memcpy(next, most, (size_t)t->n * sizeof *next);
+    for (int64_t r = 0; r < at->m; r++)
+        words->binary[MPT__BINARY_MAXIMUM](next, next, t->score + r * t->n, t->n, 0, 0);
+    memcpy(shrink, most, (size_t)t->n * sizeof *shrink);
+    memcpy(most, next, (size_t)t->n * sizeof *most);
+    words->unary[MPT__UNARY_FINITE](next, next, t->n, 0, 0);
+    words->binary[MPT__BINARY_EXP_DIFFERENCE](shrink, shrink, next, t->n, 0, 0);
+    words->binary[MPT__BINARY_MUL](total, total, shrink, t->n, 0, 0);
+    mpt__attention_each(t, MPT__BINARY_EXP_DIFFERENCE, at->m, t->score, next);
+    for (int64_t r = 0; r < at->m; r++)
+        words->binary[MPT__BINARY_ADD](total, total, t->score + r * t->n, t->n, 0, 0);
+    mpt__attention_drop(t, at, t->score, t->score, mpt__attention_factors(t, at));
+    for (int64_t i = 0; i < t->n; i++) {
+        mpt__real *sum = t->sum[1] + i * w->width;
+        if (shrink[i] != 1) words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, shrink[i], 0);
+    }
+}
+
+static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__attention *w = (const mpt__attention *)work;
+    mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
+    const int64_t key_head = t.head / w->group, seen = mpt__attention_seen(&t);
+    mpt__real most[MPT__ATTENTION_BLOCK], total[MPT__ATTENTION_BLOCK], log[MPT__ATTENTION_BLOCK];
+    mpt__attention_turn(&t, MPT__AT_Q, t.head, t.turned[0]);
+    w->words->unary[MPT__UNARY_MUL_SCALAR](t.turned[0], t.turned[0], w->depth * t.n, w->scale, 0);
+    for (int64_t i = 0; i < t.n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
+    memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
+    for (int64_t key = 0; key < seen; key += MPT__ATTENTION_BLOCK) {
+        mpt__attention_tile at = {t.head, t.first, key,
+                                  mpt__ref_min(MPT__ATTENTION_BLOCK, seen - key)};
+        mpt__attention_scores(
+            &t, &at, mpt__attention_load(w, MPT__AT_K, t.batch, key_head, key, at.m, t.rows[0]));
+        mpt__attention_add_tile(&t, &at, most, total);
+        mpt__attention_product(
+            w, t.score, 1, t.n,
+            mpt__attention_load(w, MPT__AT_V, t.batch, key_head, key, at.m, t.rows[1]), t.sum[1],
+            t.n, w->width, at.m, true);
+    }
+    w->words->unary[MPT__UNARY_FINITE](most, most, t.n, 0, 0);
+    w->words->unary[MPT__UNARY_LOG](log, total, t.n, 0, 0);
+    for (int64_t i = 0; i < t.n; i++) {
+        mpt__real *sum = t.sum[1] + i * w->width;
+        if (total[i] == 0) { /* nothing is seen: 0, and exp(score - infinity) = 0 in backward */
+            memset(sum, 0, (size_t)w->width * sizeof *sum);
+            most[i] = mpt__real_infinity();
+        } else {
+            w->words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, 1 / total[i], 0);
+            most[i] += log[i];
+        }
+    }
+    mpt__attention_put(&t, MPT__AT_OUT, t.sum[1], 1);
+    if (w->view[MPT__AT_LSE_OUT].data)
+        mpt__ref_put(&w->view[MPT__AT_LSE_OUT],
+                     mpt__attention_at(w, MPT__AT_LSE_OUT, t.batch, t.head, t.first), 1, most, t.n);
+}
+
+/* ==== Backward ====
+ *
+ * With p = exp(score - lse), g = dout v^T with dropout's factors, delta = dout out: the slope of a
+ * score is p (g - delta). */
+
+enum { MPT__AT_DQ = 7, MPT__AT_OUT_SEEN = 8, MPT__AT_DK = 7, MPT__AT_DV = 8 };
+
+/* delta = dout out of the own queries, kept for the other pass. */
+static void mpt__attention_delta(const mpt__attention_item *t, mpt__real *delta) {
+    const mpt__attention *w = t->w;
+    mpt__attention_rows dout =
+        mpt__attention_load(w, MPT__AT_DOUT, t->batch, t->head, t->first, t->n, t->sum[1]);
+    mpt__attention_rows out =
+        mpt__attention_load(w, MPT__AT_OUT_SEEN, t->batch, t->head, t->first, t->n, t->rows[1]);
+    for (int64_t i = 0; i < t->n; i++) {
+        mpt__real lane[MPT__SUM_LANES] = {0}, *product = t->turned[1];
+        w->words->binary[MPT__BINARY_MUL](product, dout.x + i * dout.step, out.x + i * out.step,
+                                          w->width, 0, 0);
+        w->words->add_lanes(lane, 0, product, w->width);
+        delta[i] = mpt__ref_fold_lanes(lane);
+    }
+    mpt__ref_put(&w->view[MPT__AT_DELTA],
+                 mpt__attention_at(w, MPT__AT_DELTA, t->batch, t->head, t->first), 1, delta, t->n);
+}
+
+static const mpt__real *mpt__attention_numbers(const mpt__attention *w, int operand, int64_t b,
+                                               int64_t h, int64_t first) {
+    return (const mpt__real *)w->view[operand].data + mpt__attention_at(w, operand, b, h, first);
+}
+
+static void mpt__attention_dq_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__attention *w = (const mpt__attention *)work;
+    mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
+    const int64_t key_head = t.head / w->group, seen = mpt__attention_seen(&t);
+    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, t.batch, t.head, t.first);
+    const mpt__attention_rows dout = {t.turned[1], t.n};
+    mpt__real delta[MPT__ATTENTION_BLOCK];
+    mpt__attention_delta(&t, delta);
+    if (!w->view[MPT__AT_DQ].data) return;
+    mpt__attention_turn(&t, MPT__AT_Q, t.head, t.turned[0]);
+    w->words->unary[MPT__UNARY_MUL_SCALAR](t.turned[0], t.turned[0], w->depth * t.n, w->scale, 0);
+    mpt__attention_rows rows =
+        mpt__attention_load(w, MPT__AT_DOUT, t.batch, t.head, t.first, t.n, t.rows[1]);
+    w->words->transpose(t.turned[1], t.n, rows.x, rows.step, t.n, w->width, false);
+    memset(t.sum[0], 0, (size_t)(t.n * w->depth) * sizeof *t.sum[0]);
+    for (int64_t key = 0; key < seen; key += MPT__ATTENTION_BLOCK) {
+        mpt__attention_tile at = {t.head, t.first, key,
+                                  mpt__ref_min(MPT__ATTENTION_BLOCK, seen - key)};
+        mpt__attention_rows k =
+            mpt__attention_load(w, MPT__AT_K, t.batch, key_head, key, at.m, t.rows[0]);
+        mpt__attention_rows v =
+            mpt__attention_load(w, MPT__AT_V, t.batch, key_head, key, at.m, t.rows[1]);
+        mpt__attention_scores(&t, &at, k);
+        mpt__attention_each(&t, MPT__BINARY_EXP_DIFFERENCE, at.m, t.score, lse);
+        mpt__attention_product(w, v.x, v.step, 1, dout, t.slope, at.m, t.n, w->width, false);
+        mpt__attention_drop(&t, &at, t.slope, t.slope, mpt__attention_factors(&t, &at));
+        mpt__attention_each(&t, MPT__BINARY_SUB, at.m, t.slope, delta);
+        w->words->binary[MPT__BINARY_MUL](t.slope, t.slope, t.score, at.m * t.n, 0, 0);
+        mpt__attention_product(w, t.slope, 1, t.n, k, t.sum[0], t.n, w->depth, at.m, true);
+    }
+    mpt__attention_put(&t, MPT__AT_DQ, t.sum[0], w->scale);
+}
+
+/* The queries of one head from `query` on, over the own keys. */
+static void mpt__attention_dkv_tile(const mpt__attention_item *t, int64_t head, int64_t query) {
+    const mpt__attention *w = t->w;
+    const mpt__words *words = w->words;
+    const mpt__attention_rows own_v = {t->turned[1], t->n};
+    mpt__attention_tile at = {head, query, t->first,
+                              mpt__ref_min(MPT__ATTENTION_BLOCK, w->queries - query)};
+    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, t->batch, head, query);
+    const mpt__real *delta = mpt__attention_numbers(w, MPT__AT_DELTA, t->batch, head, query);
+    mpt__attention_rows q =
+        mpt__attention_load(w, MPT__AT_Q, t->batch, head, query, at.m, t->rows[0]);
+    mpt__attention_rows dout =
+        mpt__attention_load(w, MPT__AT_DOUT, t->batch, head, query, at.m, t->rows[1]);
+    mpt__attention_scores(t, &at, q);
+    for (int64_t r = 0; r < at.m; r++) {
+        mpt__real *row = t->score + r * t->n;
+        words->unary[MPT__UNARY_ADD_SCALAR](row, row, t->n, -lse[r], 0);
+    }
+    words->unary[MPT__UNARY_EXP](t->score, t->score, at.m * t->n, 0, 0);
+    mpt__attention_product(w, dout.x, dout.step, 1, own_v, t->slope, at.m, t->n, w->width, false);
+    const mpt__real *factors = mpt__attention_factors(t, &at), *kept = t->score;
+    if (factors) {
+        mpt__attention_drop(t, &at, t->slope, t->slope, factors);
+        mpt__attention_drop(t, &at, t->score, t->spare[1], factors);
+        kept = t->spare[1];
+    }
+    if (w->view[MPT__AT_DV].data)
+        mpt__attention_product(w, kept, 1, t->n, dout, t->sum[1], t->n, w->width, at.m, true);
+    if (!w->view[MPT__AT_DK].data) return;
+    for (int64_t r = 0; r < at.m; r++) {
+        mpt__real *row = t->slope + r * t->n;
+        words->unary[MPT__UNARY_ADD_SCALAR](row, row, t->n, -delta[r], 0);
+    }
+    words->binary[MPT__BINARY_MUL](t->slope, t->slope, t->score, at.m * t->n, 0, 0);
+    mpt__attention_product(w, t->slope, 1, t->n, q, t->sum[0], t->n, w->depth, at.m, true);
+}
+
+static void mpt__attention_dkv_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__attention *w = (const mpt__attention *)work;
+    mpt__attention_item t = mpt__attention_begin(w, chunk, thread, true);
+    const int64_t floats = t.n * (w->depth + w->width), block = MPT__ATTENTION_BLOCK;
+    mpt__attention_turn(&t, MPT__AT_K, t.head, t.turned[0]);
+    w->words->unary[MPT__UNARY_MUL_SCALAR](t.turned[0], t.turned[0], w->depth * t.n, w->scale, 0);
+    mpt__attention_turn(&t, MPT__AT_V, t.head, t.turned[1]);
+    t.sum[1] = t.sum[0] + t.n * w->depth;
+    memset(t.sum[0], 0, (size_t)floats * sizeof *t.sum[0]);
+    for (int64_t h = 0; h < w->group; h++)
+        for (int64_t query = w->causal ? t.first : 0; query < w->queries; query += block)
+            mpt__attention_dkv_tile(&t, t.head * w->group + h, query);
+    if (w->view[MPT__AT_DK].data) mpt__attention_put(&t, MPT__AT_DK, t.sum[0], w->scale);
+    if (w->view[MPT__AT_DV].data) mpt__attention_put(&t, MPT__AT_DV, t.sum[1], 1);
+}
+
+/* ==== Launches ==== */
+
+#ifdef MPT__HAS_GEMM
+static const mpt__gemm_level *mpt__attention_level(const mpt__words *words) {
+#ifdef MPT__HAS_AVX2
+    if (words == &mpt__avx2_words) return &mpt__avx2_gemm_level;
+#endif
+#ifdef MPT__HAS_AVX512
+    if (words == &mpt__avx512_words) return &mpt__avx512_gemm_level;
+#endif
+#ifdef MPT__HAS_NEON
+    if (words == &mpt__neon_words) return &mpt__neon_gemm_level;
+#endif
+    return NULL;
+}
+#endif
+
+static void mpt__attention_run(const mpt__cpu_call *call, mpt__chunk_fn fn, bool by_keys,
+                               double products) {
+    const mpt__launch *launch = call->launch;
+    const mpt__operand *o = launch->operand;
+    const double p = launch->imm[1], lowest = p * 4294967296.0;
+    mpt__attention w;
+    w.call = call;
+    w.words = call->words;
+    w.o = o;
+    for (int i = 0; i < MPT__MAX_OPERANDS; i++) w.view[i] = mpt__ref_view_of(call, i);
+    w.heads = o[MPT__AT_Q].shape[1];
+    w.queries = o[MPT__AT_Q].shape[2];
+    w.depth = o[MPT__AT_Q].shape[3];
+    w.keys = o[MPT__AT_K].shape[2];
+    w.width = o[MPT__AT_V].shape[3];
+    w.group = o[MPT__AT_K].shape[1] > 0 ? w.heads / o[MPT__AT_K].shape[1] : 1;
+    w.scale = (mpt__real)launch->imm[0];
+    w.causal = launch->index[0] != 0;
+    w.drops = p > 0;
+    w.key = mpt__cpu_rng_key(call);
+    w.kept = lowest <= 4294967295.0 ? (mpt__real)(1 / (1 - p)) : 0;
+    w.threshold = lowest <= 4294967295.0 ? (uint32_t)lowest : 0;
+    if ((double)w.threshold < lowest) w.threshold++;
+#ifdef MPT__HAS_GEMM
+    w.level = mpt__attention_level(call->words);
+#endif
+    w.blocks = mpt__ref_chunks(by_keys ? w.keys : w.queries, MPT__ATTENTION_BLOCK);
+    int64_t items = mpt__ref_times(o[MPT__AT_Q].shape[0],
+                                   mpt__ref_times(by_keys ? w.heads / w.group : w.heads, w.blocks));
+    double scores = (double)items * (by_keys ? (double)(w.queries * w.group) : (double)w.keys) *
+                    MPT__ATTENTION_BLOCK;
+    double cost = scores * products * (double)(w.depth + w.width) * 0.3 * call->words->slowness;
+    uint32_t state = mpt__flush_denormals(call->words->flushes);
+    mpt__parallel(call->pool, items, cost < 9e18 ? (int64_t)cost : INT64_MAX, fn, &w);
+    mpt__restore_denormals(state);
+}
+
+static void mpt__ref_attention(const mpt__cpu_call *call) {
+    mpt__attention_run(call, mpt__attention_forward_chunk, false, 1.0);
+}
+static void mpt__ref_attention_dq(const mpt__cpu_call *call) {
+    mpt__attention_run(call, mpt__attention_dq_chunk, false, 1.5);
+}
+static void mpt__ref_attention_dkv(const mpt__cpu_call *call) {
+    mpt__attention_run(call, mpt__attention_dkv_chunk, true, 2.0);
+}
+
+static void mpt__cpu_add_attention(mpt__cpu *cpu) {
+    mpt__cpu_add(cpu, MPT__K_EMBEDDING, mpt__ref_embedding_forward, NULL);
+    mpt__cpu_add(cpu, MPT__K_EMBEDDING_BACKWARD, mpt__ref_embedding_backward, NULL);
+    mpt__cpu_add(cpu, MPT__K_ATTENTION, mpt__ref_attention, mpt__attention_workspace);
+    mpt__cpu_add(cpu, MPT__K_ATTENTION_DQ, mpt__ref_attention_dq, mpt__attention_workspace);
+    mpt__cpu_add(cpu, MPT__K_ATTENTION_DKV, mpt__ref_attention_dkv, mpt__attention_workspace);
+}
+
+#endif
 #endif

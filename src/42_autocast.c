@@ -64,12 +64,14 @@ static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
                       first, second);
 }
 
-/* The dtype that all inputs share, or fp32 where they differ inside a region. */
+/* The dtype that all inputs share, or fp32 where they differ inside a region. What a call with more
+   than two of them can do without is a mask, of any dtype. */
 static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *common) {
     int first = -1, other = -1;
     *common = MPT_F32;
     for (int i = 0; frame->not_f32 && i < frame->n_in; i++) {
-        if (!frame->in[i]) continue;
+        if (!frame->in[i] || (frame->attributes->required > 2 && i >= frame->attributes->required))
+            continue;
         mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
         if (!mpt__dtype_computes(dtype)) {
             char text[160];

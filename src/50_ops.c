@@ -40,7 +40,17 @@
 #define MPT__NORM_OPS(O) MPT__ROW_NORM_OPS(O) MPT__CHANNEL_NORM_OPS(O)
 
 /* Embedding, attention */
-#define MPT__ATTENTION_OPS(O)
+#ifdef MPTRAIN_NO_ATTENTION
+#define MPT__ATTENTION_OPS(O)                                                      \
+    O(embedding, ANY, no_attention, none, none, NONE, NONE, "Gather")              \
+    O(scaled_dot_product_attention, ANY, no_attention, none, none, NONE, NONE, "") \
+    O(linear_cross_entropy, ANY, no_attention, none, none, NONE, NONE, "")
+#else
+#define MPT__ATTENTION_OPS(O)                                                                      \
+    O(embedding, ANY, embedding, embedding, embedding, NONE, NONE, "Gather")                       \
+    O(scaled_dot_product_attention, LOW, attention, attention, attention, NONE, NONE, "Attention") \
+    O(linear_cross_entropy, LOSS, linear_nll, linear_nll, linear_nll, NONE, NONE, "")
+#endif
 
 #define MPT__OPS(O)                                                                           \
     O(add, INPUT, binary, binary, add, ADD, NONE, "Add")                                      \

@@ -1002,23 +1002,31 @@ static mpt_status mpt__cumsum_backward(mpt__frame *frame) {
 
 /* ==== Dropout ==== */
 
-/* The mask is drawn from a key of which the number of forward's step is a part. */
+/* Sets the number of forward's step, which is a part of the key that masks are drawn from. */
+static mpt_status mpt__dropout_step(mpt_context *context, int64_t step) {
+    if (context->device_step == step) return MPT_OK;
+    context->unrecorded = context->capturing;
+    mpt__scalar_set_i(context, MPT__SLOT_STEP, step);
+    context->unrecorded = false;
+    if (context->base.status == MPT_OK) context->device_step = step;
+    return context->base.status;
+}
+
+static void mpt__dropout_key(mpt__launch *launch, mpt_context *context, int64_t stream,
+                             int64_t call) {
+    launch->rng.seed = context->config.seed;
+    launch->rng.stream = (uint64_t)stream;
+    launch->rng.call = (uint64_t)call;
+    launch->slot[0] = MPT__SLOT_STEP;
+}
+
 static mpt_status mpt__launch_dropout(mpt__frame *frame, int64_t step, const mpt__tensor *in,
                                       const mpt__tensor *out, mpt__access access) {
     mpt_context *context = frame->context;
-    if (context->device_step != step) {
-        context->unrecorded = context->capturing;
-        mpt__scalar_set_i(context, MPT__SLOT_STEP, step);
-        context->unrecorded = false;
-        if (context->base.status != MPT_OK) return context->base.status;
-        context->device_step = step;
-    }
+    if (mpt__dropout_step(context, step) != MPT_OK) return context->base.status;
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_DROPOUT);
     launch->imm[0] = frame->attributes->imm[0];
-    launch->rng.seed = context->config.seed;
-    launch->rng.stream = (uint64_t)frame->attributes->index[0];
-    launch->rng.call = (uint64_t)frame->attributes->index[1];
-    launch->slot[0] = MPT__SLOT_STEP;
+    mpt__dropout_key(launch, context, frame->attributes->index[0], frame->attributes->index[1]);
     mpt__operand_of(launch, 0, in, MPT__READ);
     mpt__operand_of(launch, 1, out, access);
     return mpt__submit(context, launch);

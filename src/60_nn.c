@@ -56,7 +56,9 @@ typedef struct mpt__module_parameter {
     L(batch_norm1d, none, 0, NONE)        \
     L(batch_norm2d, none, 0, NONE)        \
     L(group_norm, group_norm, 3, NONE)
-#define MPT__ATTENTION_LAYERS(L)
+#define MPT__ATTENTION_LAYERS(L)     \
+    L(embedding, embedding, 2, NONE) \
+    L(multi_head_attention, none, 0, NONE)
 
 typedef enum mpt__layer {
 #define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,
@@ -836,6 +838,7 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__mo
     mpt_tensor out = mpt__null(context);
     switch (module->layer) {
     case MPT__LAYER_user:
+    case MPT__LAYER_multi_head_attention:
         mpt__user_forward_call(context, module, &x, 1, &out, 1);
         return out;
     case MPT__LAYER_dropout:
@@ -922,7 +925,7 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
     uint64_t path_hash = context->path_hash;
     bool training = context->module_training;
     int autocast_depth = context->autocast_depth;
-    if (found->layer == MPT__LAYER_user) {
+    if (found->cls.forward) {
         mpt__module_begin(context, found);
         mpt__user_forward_call(context, found, in, n_in, out, n_out);
     } else if (n_in != 1 || n_out != 1) {

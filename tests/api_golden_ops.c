@@ -502,7 +502,8 @@ TEST(autocast) { run_cases(MPT_DTYPE_NONE, 150); }
    for each op, name the same ones. Random ops and what has no values of its own stand apart; others
    have theirs in files that other tests run. */
 static int is_elsewhere(const char *name) {
-    static const char *const files[] = {"losses.bin", "norm.bin", "conv.bin"};
+    static const char *const files[] = {"losses.bin", "norm.bin", "conv.bin",
+                                        "attention.bin"};
     golden_file file;
     static golden_case c;
     int found = 0;

@@ -203,6 +203,39 @@ static mpt_tensor losses(const mpt_tensor *in, int v, bool from_logits) {
 CALL(nll_loss, losses(in, v, false))
 CALL(cross_entropy, losses(in, v, true))
 
+static mpt_tensor call_embedding(const mpt_tensor *in, int v) {
+    mpt_tensor ids = picks(v & 1 ? MPT_SHAPE(2, 3) : MPT_SHAPE(v), 3);
+    return mpt_embedding(in[0], ids, v == 1 ? 4 : -1);
+}
+
+/* Keys 1 and 4 are hidden, and all of them from query 1. */
+static mpt_tensor call_scaled_dot_product_attention(const mpt_tensor *in, int v) {
+    mpt_attention_config config = mpt_attention_config_default();
+    unsigned char seen[15];
+    double bias[15];
+    for (int i = 0; i < 15; i++) seen[i] = i / 5 != 1 && i % 5 % 3 != 1, bias[i] = 0.3 * i - 2;
+    config.causal = v == 1 || v == 3;
+    config.scale = v == 3 ? 0.7 : 0;
+    config.dropout = v == 4 ? 0.4 : 0;
+    if (v == 2) config.mask = mpt_from(context, MPT_BOOL, MPT_SHAPE(3, 5), seen);
+    if (v == 3) config.mask = mpt_from(context, MPT_F64, MPT_SHAPE(3, 1, 5), bias);
+    context->now.module_calls = (uint64_t)v;
+    return mpt_scaled_dot_product_attention(in[0], in[1], in[2], &config);
+}
+
+static mpt_tensor call_linear_cross_entropy(const mpt_tensor *in, int v) {
+    static const int64_t targets[6] = {1, 0, -100, 2, 1, 2};
+    static const double by_class[3] = {0.5, 2.0, 1.25};
+    mpt_nll_config config = mpt_nll_config_default();
+    mpt_shape shape = mpt_get_shape(in[0]);
+    shape.rank--;
+    config.reduction = REDUCTION;
+    config.label_smoothing = 0.1 * (v / 2);
+    if (v == 3) config.weight = mpt_from(context, MPT_F64, MPT_SHAPE(3), by_class);
+    return mpt_linear_cross_entropy(in[0], in[1], mpt_from(context, MPT_I64, shape, targets),
+                                    &config);
+}
+
 static mpt_status square_forward(mpt_op_call *call, void *user) {
     (void)user;
     mpt_tensor x = mpt_op_input(call, 0);
@@ -302,6 +335,18 @@ static void make_cases(void) {
                                                {S(1, 1), S(1, 2), S(1, 1)},
                                                {S(1, 2), S(3, 2), S(1, 2)},
                                                {S(1, 4), S(1, 4), S(1, 4)}};
+    const mpt_shape tables[VARIANTS][MAX_IN] = {
+        {S(3, 4)}, {S(5, 1)}, {S(3, 2)}, {S(4, 5)}, {S(3, 3)}};
+    const mpt_shape heads[VARIANTS][MAX_IN] = {{S(3, 4), S(5, 4), S(5, 2)},
+                                               {S(2, 4, 3), S(2, 6, 3), S(2, 6, 3)},
+                                               {S(2, 3, 4), S(1, 5, 4), S(1, 5, 4)},
+                                               {S(1, 3, 4, 2), S(1, 3, 5, 2), S(1, 3, 5, 4)},
+                                               {S(2, 4, 2, 2), S(2, 2, 5, 2), S(2, 2, 5, 3)}};
+    const mpt_shape classified[VARIANTS][MAX_IN] = {{S(4, 2), S(3, 2)},
+                                                    {S(1, 5), S(3, 5)},
+                                                    {S(2, 3, 4), S(3, 4)},
+                                                    {S(6, 3), S(3, 3)},
+                                                    {S(2, 1, 2), S(3, 2)}};
     const mpt_shape classes[VARIANTS][MAX_IN] = {
         {S(4, 3)}, {S(1, 3)}, {S(5, 3)}, {S(2, 3, 2, 2)}, {S(3)}};
 #define CASE(name, n, low, high, shapes) add_case(#name, call_##name, n, low, high, shapes)
@@ -389,6 +434,9 @@ static void make_cases(void) {
     CASE(batch_norm, 3, -2, 2, channels);
     CASE(group_norm, 3, -2, 2, channels);
     CASE(user, 1, -2, 2, matrix);
+    CASE(embedding, 1, -2, 2, tables);
+    CASE(scaled_dot_product_attention, 3, -2, 2, heads);
+    CASE(linear_cross_entropy, 2, -2, 2, classified);
 }
 
 /* ==== The check ==== */

@@ -325,7 +325,7 @@ def run_policy(op, inputs, ints, reals, region):
         code = {v: k for k, v in DTYPE_CODE.items()}[ints[0]]
         return inputs[0].to(code)
     if kind == "low" and region:
-        wide = [round_through(x, region) for x in wide]
+        wide = [round_through(x, region) if floating(x) else x for x in wide]
         result = region
     elif kind == "loss" or (kind == "fp32" and region):
         result = F32
