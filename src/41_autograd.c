@@ -447,8 +447,8 @@ static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *reco
         if (saved && context->storages[saved->storage].version != record->saved_version[i])
             return mpt__error(
                 context, MPT_ERROR_STATE,
-                "a tensor that %s saved for backward was changed in place since (mpt_write "
-                "or an optimizer step between forward and backward); mpt_clone it first",
+                "a tensor that %s saved for backward was changed in place since (mpt_write, "
+                "an op such as mpt_add_, or an optimizer step); mpt_clone it first",
                 mpt__op_row_of(record->op)->name);
     }
     return MPT_OK;

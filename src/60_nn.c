@@ -8,7 +8,7 @@
 #ifndef MPT__60_NN_INCLUDED
 #define MPT__60_NN_INCLUDED
 
-#include "55_ops_api.c"
+#include "56_inplace.c"
 
 typedef struct mpt__module_child {
     char *name;

@@ -50,6 +50,7 @@
 #include "53_ops_attention.c"
 #include "54_ops_user.c"
 #include "55_ops_api.c"
+#include "56_inplace.c"
 #include "60_nn.c"
 #include "61_module.c"
 #include "62_optim.c"

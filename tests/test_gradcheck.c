@@ -157,6 +157,16 @@ static mpt_tensor call_soft_targets(const mpt_tensor *in, int v) {
     return mpt_cross_entropy(in[0], in[1], &config);
 }
 
+CALL(poisson_nll_loss, mpt_poisson_nll_loss(in[0], in[1], v & 1, v > 1, 1e-3, REDUCTION))
+static mpt_tensor call_multi_margin_loss(const mpt_tensor *in, int v) {
+    static const int64_t targets[5] = {1, 0, 2, 2, 1};
+    static const double by_class[3] = {0.5, 2.0, 1.25};
+    mpt_shape shape = mpt_get_shape(in[0]);
+    mpt_tensor t = mpt_from(context, MPT_I64, MPT_SHAPE(shape.dim[0]), targets);
+    mpt_tensor weight = v > 2 ? mpt_from(context, MPT_F64, MPT_SHAPE(3), by_class) : none();
+    return mpt_multi_margin_loss(in[0], t, 1 + v % 2, 0.8, weight, REDUCTION);
+}
+
 /* The mask is drawn from the call's number, which must be the same in every evaluation. */
 static mpt_tensor call_dropout(const mpt_tensor *in, int v) {
     context->now.module_calls = (uint64_t)v;
@@ -271,6 +281,8 @@ static void make_cases(void) {
                                                {S(1, 4), S(1, 4), S(1, 4)}};
     const mpt_shape classes[VARIANTS][MAX_IN] = {
         {S(4, 3)}, {S(1, 3)}, {S(5, 3)}, {S(2, 3, 2, 2)}, {S(3)}};
+    const mpt_shape samples[VARIANTS][MAX_IN] = {
+        {S(4, 3)}, {S(1, 3)}, {S(5, 3)}, {S(2, 3)}, {S(3, 3)}};
 #define CASE(name, n, low, high, shapes) add_case(#name, call_##name, n, low, high, shapes)
     CASE(add, 2, -2, 2, broadcast);
     CASE(sub, 2, -2, 2, broadcast);
@@ -351,6 +363,8 @@ static void make_cases(void) {
     CASE(cosine_similarity, 2, -2, 2, vectors);
     CASE(cosine_embedding_loss, 2, -2, 2, vectors);
     CASE(soft_targets, 2, -2, 2, probable);
+    CASE(poisson_nll_loss, 2, 0.3, 3, same);
+    CASE(multi_margin_loss, 1, -2, 2, samples);
     CASE(user, 1, -2, 2, matrix);
 }
 
@@ -501,7 +515,8 @@ TEST(other_rows_pass_no_gradient) {
                             mpt_logical_or(x, x),
                             mpt_logical_not(x),
                             mpt_argmin(x, 0, false),
-                            mpt_one_hot(mpt_cast(x, MPT_I64), 3)};
+                            mpt_one_hot(mpt_cast(x, MPT_I64), 3),
+                            mpt_argsort(x, 0, false)};
     const int count = (int)(sizeof results / sizeof *results);
     int rows = 0;
     for (int op = 1; op < MPT__OP_COUNT; op++) rows += mpt__op_rows[op].backward == NULL;
