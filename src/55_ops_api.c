@@ -921,9 +921,9 @@ MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor target
     mpt_tensor by_row[2];
     by_row[0] = input;
     by_row[1] = mpt__spare(&spares, mpt_reshape(targets, column));
+    in[2] = mpt__spare(&spares, mpt__apply_index(name, MPT__OP_gather, by_row, 2, 1));
     in[1] = mpt__spare(&spares, mpt_one_hot(targets, x->shape.dim[1]));
     in[1] = mpt__spare(&spares, mpt_cast(in[1], MPT_F32));
-    in[2] = mpt__spare(&spares, mpt__apply_index(name, MPT__OP_gather, by_row, 2, 1));
     if (w) {
         in[3] = mpt__spare(&spares, mpt_index_select(weight, 0, targets));
         in[3] = mpt__spare(&spares, mpt_reshape(in[3], column));
