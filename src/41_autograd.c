@@ -538,7 +538,8 @@ static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, 
 
 MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter_checked(context, "mpt_backward")) return mpt__status_of(context);
+    if (!mpt__enter_checked(context, "mpt_backward") || !mpt__no_slice(context))
+        return mpt__status_of(context);
     mpt__tensor *root = mpt__at(context, tensor, "loss");
     if (!root) return context->base.status;
     if (!(root->flags & MPT__REQUIRES_GRAD))
