@@ -137,6 +137,10 @@ typedef struct mpt__operand {
  * ARGSORT   o1 w i64: the indices along dimension index[0] that put o0 r in order, as many as o1 has
  *           places there, the size of o0 or fewer. fn MAX: the largest first. NaN counts as the
  *           largest; equal ones keep their order.
+ * INTERPOLATE  o0 r [N, C, H, W] -> o1 wa [N, C, H2, W2] by mpt__resize_way index[0]; imm[0], imm[1]:
+ *           rows and columns of o0 per one of o1.
+ * INTERPOLATE_BACKWARD  o0 r dy -> o1 wa dx; index, imm as above. Each element of dx sums its shares
+ *           in the order of dy's.
  */
 #define MPT__KERNELS(K)                                    \
     K(FILL, "fill", 0)                                     \
@@ -175,6 +179,8 @@ typedef struct mpt__operand {
     K(SCATTER_ADD, "scatter_add", 0)                       \
     K(TRIANGLE, "triangle", 0)                             \
     K(ARGSORT, "argsort", 0)                               \
+    K(INTERPOLATE, "interpolate", 0)                       \
+    K(INTERPOLATE_BACKWARD, "interpolate_backward", 0)     \
     MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K)
 
 /* ---- Convolutions ---- */
@@ -375,6 +381,14 @@ typedef enum mpt__function {
 
 /* The norms of GRAD_NORM: root of the sum of squares, sum of magnitudes, largest magnitude. */
 typedef enum mpt__norm { MPT__NORM_2, MPT__NORM_1, MPT__NORM_MAX } mpt__norm;
+
+/* Where INTERPOLATE finds element i, given the step s: at floor(i s); between the two elements
+   around s (i + 1/2) - 1/2, or around s i, by their distance. */
+typedef enum mpt__resize_way {
+    MPT__RESIZE_NEAREST,
+    MPT__RESIZE_CENTERS,
+    MPT__RESIZE_CORNERS
+} mpt__resize_way;
 
 /* ==== Device scalars ==== */
 

@@ -45,6 +45,7 @@ typedef struct mpt__module_parameter {
     L(elu, elu, 1, NONE)                  \
     L(softplus, softplus, 1, NONE)        \
     L(hardtanh, hardtanh, 1, NONE)        \
+    L(upsample, interpolate, 1, NONE)     \
     MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
 #define MPT__CONV_LAYERS(L)
 #define MPT__NORM_LAYERS(L)

@@ -183,6 +183,14 @@ static mpt_tensor call_class_loss(const op_row *row, const golden_case *c, const
     return mpt_multilabel_soft_margin_loss(in[0], in[1], weight, kind);
 }
 
+static mpt_tensor call_interpolate(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                                   int n) {
+    mpt_shape size = c->ints[0] ? MPT_SHAPE(c->ints[0], c->ints[1]) : MPT_SCALAR;
+    UNUSED(row), UNUSED(n);
+    return mpt_interpolate(in[0], size, c->reals[0], c->ints[2] ? MPT_BILINEAR : MPT_NEAREST,
+                           c->ints[3] != 0);
+}
+
 static mpt_tensor call_where(const op_row *row, const golden_case *c, const mpt_tensor *in, int n) {
     UNUSED(row), UNUSED(c), UNUSED(n);
     return mpt_where(in[0], in[1], in[2]);
@@ -375,6 +383,7 @@ static const op_row op_rows[] = {
     OTHER(poisson_nll_loss, call_class_loss),
     OTHER(multi_margin_loss, call_class_loss),
     OTHER(multilabel_soft_margin_loss, call_class_loss),
+    OTHER(interpolate, call_interpolate),
 };
 #define OP_ROWS (sizeof op_rows / sizeof *op_rows)
 

@@ -158,6 +158,8 @@ static mpt_tensor call_soft_targets(const mpt_tensor *in, int v) {
 }
 
 CALL(poisson_nll_loss, mpt_poisson_nll_loss(in[0], in[1], v & 1, v > 1, 1e-3, REDUCTION))
+CALL(interpolate, mpt_interpolate(in[0], v & 1 ? MPT_SHAPE(5, 3) : MPT_SCALAR, 1.6 - 0.3 * v,
+                                  v == 0 ? MPT_NEAREST : MPT_BILINEAR, v > 2))
 static mpt_tensor call_multi_margin_loss(const mpt_tensor *in, int v) {
     static const int64_t targets[5] = {1, 0, 2, 2, 1};
     static const double by_class[3] = {0.5, 2.0, 1.25};
@@ -283,6 +285,8 @@ static void make_cases(void) {
         {S(4, 3)}, {S(1, 3)}, {S(5, 3)}, {S(2, 3, 2, 2)}, {S(3)}};
     const mpt_shape samples[VARIANTS][MAX_IN] = {
         {S(4, 3)}, {S(1, 3)}, {S(5, 3)}, {S(2, 3)}, {S(3, 3)}};
+    const mpt_shape images[VARIANTS][MAX_IN] = {
+        {S(2, 2, 3, 4)}, {S(1, 2, 3, 4)}, {S(2, 1, 4, 2)}, {S(1, 1, 3, 2)}, {S(1, 1, 6, 7)}};
 #define CASE(name, n, low, high, shapes) add_case(#name, call_##name, n, low, high, shapes)
     CASE(add, 2, -2, 2, broadcast);
     CASE(sub, 2, -2, 2, broadcast);
@@ -364,6 +368,7 @@ static void make_cases(void) {
     CASE(cosine_embedding_loss, 2, -2, 2, vectors);
     CASE(soft_targets, 2, -2, 2, probable);
     CASE(poisson_nll_loss, 2, 0.3, 3, same);
+    CASE(interpolate, 1, -2, 2, images);
     CASE(multi_margin_loss, 1, -2, 2, samples);
     CASE(user, 1, -2, 2, matrix);
 }

@@ -586,6 +586,25 @@ TEST(ops) {
     TENSOR(mpt_ge_scalar, mpt_ge_scalar(t_, 1));
     TENSOR(mpt_eq_scalar, mpt_eq_scalar(t_, 1));
     TENSOR(mpt_ne_scalar, mpt_ne_scalar(t_, 1));
+    mpt_tensor image = mpt_ones(f.context, MPT_F32, MPT_SHAPE(1, 2, 3, 4));
+    const mpt_shape one = MPT_SCALAR;
+    TENSOR(mpt_interpolate, mpt_interpolate(t_, one, 2, MPT_NEAREST, false));
+    CASE(mpt_interpolate, SHAPE, "[4, 8]: expected [N, C, H, W]",
+         mpt_interpolate(f.x, one, 2, MPT_NEAREST, false));
+    CASE(mpt_interpolate, SHAPE, "by 0.1: expected a size of 1 to 2^30",
+         mpt_interpolate(image, one, 0.1, MPT_NEAREST, false));
+    CASE(mpt_interpolate, SHAPE, "expected a size of 1 to 2^30",
+         mpt_interpolate(image, one, 1e300, MPT_BILINEAR, true));
+    CASE(mpt_interpolate, ARGUMENT, "and a scale above 0",
+         mpt_interpolate(image, one, (double)NAN, MPT_BILINEAR, true));
+    CASE(mpt_interpolate, ARGUMENT, "size [0, 2], scale 2: expected MPT_SHAPE(height, width)",
+         mpt_interpolate(image, MPT_SHAPE(0, 2), 2, MPT_BILINEAR, true));
+    CASE(mpt_interpolate, ARGUMENT, "size [5], scale 2",
+         mpt_interpolate(image, MPT_SHAPE(5), 2, MPT_BILINEAR, true));
+    CASE(mpt_interpolate, ARGUMENT, "mode 7",
+         mpt_interpolate(image, one, 2, (mpt_interpolation)7, false));
+    CASE(mpt_interpolate, ARGUMENT, "no corners to align",
+         mpt_interpolate(image, one, 2, MPT_NEAREST, true));
     BINARY(mpt_matmul);
     CASE(mpt_matmul, SHAPE, "at least one dimension", mpt_matmul(f.scalar, f.x));
     CASE(mpt_matmul, DTYPE, "argument 1", mpt_matmul(f.longs, f.longs));
@@ -907,10 +926,11 @@ static const char *declared(char *text, char **at) {
 }
 
 TEST(every_function_has_a_case) {
-    static const char *const files[] = {"src/01_api.h", "src/02_api_train.h"};
+    static const char *const files[] = {"src/01_api.h", "src/02_api_train.h",
+                                        "src/03_api_models.h"};
     static char text[1 << 18];
     size_t bytes = 0;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         FILE *file = fopen(files[i], "rb");
         if (!file) SKIP("src/: run it from the top directory");
         bytes += fread(text + bytes, 1, sizeof text - 1 - bytes, file);

@@ -157,12 +157,30 @@ def loss_cases(dtype):
                           [x, truth] + more, ints=[kind], constant=(2,))
 
 
+def image_cases(dtype):
+    d = DTYPE_NAME[dtype]
+    sizes = [((2, 2, 3, 4), (6, 8), DENSE), ((1, 2, 5, 3), (3, 7), DENSE),
+             ((1, 1, 1, 1), (3, 2), DENSE), ((1, 2, 4, 3), (1, 1), DENSE),
+             ((1, 1, 4, 5), (4, 5), DENSE), ((2, 1, 3, 4), (5, 5), TRANSPOSED),
+             ((1, 1, 3, 2), (7, 3), SLICED)]
+    for mode, align in ((0, 0), (1, 0), (1, 1)):
+        for shape, size, layout in sizes if dtype == F32 else sizes[1:6:2]:
+            label = f"interpolate {d} {mode}{align} {list(shape)} {list(size)}"
+            yield op_case("interpolate", label, [noise(label, shape, 2).to(dtype)],
+                          ints=[*size, mode, align], reals=[0.0], layouts=[layout])
+        for scale in (2.0, 0.5, 1.7, 3.3) if dtype == F32 else (1.7,):
+            label = f"interpolate {d} {mode}{align} by {scale}"
+            yield op_case("interpolate", label, [noise(label, (1, 1, 4, 5), 2).to(dtype)],
+                          ints=[0, 0, mode, align], reals=[scale])
+
+
 def cases():
     for dtype in (F32, F16, BF16):
         yield from order_cases(dtype)
         yield from comparison_cases(dtype)
         yield from inplace_cases(dtype)
         yield from loss_cases(dtype)
+        yield from image_cases(dtype)
 
 
 if __name__ == "__main__":
