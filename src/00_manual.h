@@ -275,7 +275,16 @@ Memory of yours cannot be borrowed there: mpt_from copies what mpt_wrap would bo
     while (mpt_loader_next(loader, &b)) mpt_captured_step(captured, b.x, b.y);
 
 does the loop above without the host: the launches of one step are recorded and repeated, on a GPU
-as one CUDA graph. It leaves the same bits.
+as one CUDA graph. It leaves the same bits. A game that trains while it is played has a few
+milliseconds of each frame for that. On a CPU a step stops when they are over and goes on in the
+next frame, with the same bits again:
+
+    while (running) {
+        bool done = false;
+        update_and_draw();
+        mpt_step_slice(captured, x, y, 0.002, &done);       // 2 ms, or one launch longer
+        if (done && mpt_loader_next(loader, &b)) x = b.x, y = b.y;   // read when a step begins
+    }
 
 ==== MANUAL 13: small machines; limits =========================================================
 

@@ -403,6 +403,13 @@ MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal);
 MPTRAIN_API mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index);
 MPTRAIN_API mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index);
 MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source);
+/* Along a dimension of floats, as torch.sort(stable=True): NaN counts as the largest, equal ones
+   keep their order. The values are differentiable; *indices gets where they stood, i64, unless it
+   is NULL. topk: the k largest, or smallest, in order; among equal ones the first. */
+MPTRAIN_API mpt_tensor mpt_sort(mpt_tensor x, int dim, bool descending, mpt_tensor *indices);
+MPTRAIN_API mpt_tensor mpt_argsort(mpt_tensor x, int dim, bool descending); /* indices alone */
+MPTRAIN_API mpt_tensor mpt_topk(mpt_tensor x, int64_t k, int dim, bool largest,
+                                mpt_tensor *indices);
 /* i64 classes [..] -> i64 [.., count]: 1 at the class, else 0. */
 MPTRAIN_API mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count);
 
@@ -434,6 +441,13 @@ MPTRAIN_API mpt_tensor mpt_le(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_gt(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_ge(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_ne(mpt_tensor a, mpt_tensor b);
+/* The same with a number, of any dtype. */
+MPTRAIN_API mpt_tensor mpt_lt_scalar(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_le_scalar(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_gt_scalar(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_ge_scalar(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_eq_scalar(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_ne_scalar(mpt_tensor x, double value);
 /* bool; of any dtypes: what is not 0 is true. */
 MPTRAIN_API mpt_tensor mpt_logical_and(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_logical_or(mpt_tensor a, mpt_tensor b);
@@ -462,6 +476,19 @@ MPTRAIN_API mpt_tensor mpt_silu(mpt_tensor x);                     /* x sigmoid(
 MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold);
 /* As mpt_clamp. -1, 1 */
 MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max);
+
+/* In place, as PyTorch's ops of these names: the result goes over the values of x, and x is
+   returned. Views of the same memory see it; a backward that saved the old values is an error. b
+   and source broadcast to x, whose dtype stays. With a gradient to come, x may be no leaf that
+   collects one, and must not share its memory with live views (PyTorch: may); what copy_ and fill_
+   replace has no history any more. */
+MPTRAIN_API mpt_tensor mpt_relu_(mpt_tensor x);
+MPTRAIN_API mpt_tensor mpt_add_(mpt_tensor x, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_mul_(mpt_tensor x, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_add_scalar_(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_mul_scalar_(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_copy_(mpt_tensor x, mpt_tensor source); /* any dtypes */
+MPTRAIN_API mpt_tensor mpt_fill_(mpt_tensor x, double value);      /* any dtype */
 
 /* [.., M, K] x [.., K, N] -> [.., M, N]; leading dimensions broadcast; 1-d operands as in PyTorch.
    fp32 accumulation whatever the dtype. */
@@ -562,6 +589,18 @@ MPTRAIN_API mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_
 MPTRAIN_API mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target,
                                              mpt_tensor variance, bool full, double eps,
                                              mpt_reduction reduction);
+/* exp(input) - target input, or, without log_input, input - target log(input + eps). full adds
+   log(target!) as Stirling has it, for targets above 1. */
+MPTRAIN_API mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input,
+                                            bool full, double eps, mpt_reduction reduction);
+/* [N, C] and classes i64 [N]: the mean over the C classes of weight[y] max(0, margin - x[y] +
+   x[c])^p for c other than y, p 1 or 2; weight [C] or a null handle. */
+MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p,
+                                             double margin, mpt_tensor weight,
+                                             mpt_reduction reduction);
+/* [.., C]: the mean over the C classes of binary_cross_entropy_with_logits. */
+MPTRAIN_API mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target,
+                                                       mpt_tensor weight, mpt_reduction reduction);
 /* Targets of 1 and -1: log(1 + exp(-target input)); input or max(0, margin - input);
    max(0, margin - target (a - b)). */
 MPTRAIN_API mpt_tensor mpt_soft_margin_loss(mpt_tensor input, mpt_tensor target,

@@ -628,6 +628,16 @@ MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void 
    short, go through `fn`. Where the step cannot be captured, every call does, and the log says why.
    With config.debug every 16th call runs `fn` and names the first launch that differs. */
 MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
+/* A part of such a step, between two frames of a game: begins a step on x and y where none is under
+   way, else goes on with it, and returns after the launch in which `seconds` of the config's clock
+   are over; 0: after one launch. *done (may be NULL) tells whether the step is complete. The bits
+   are those of mpt_captured_step. x and y are read when the step begins. Until it is done, other
+   steps, backward passes and recordings are errors, and changing one of its tensors makes the next
+   slice one; a forward pass is allowed, and sees what the step has done so far. What a captured step
+   does by hand, and all of it on a GPU, is one slice. mpt_clear_error gives the step up, or ends it
+   where weights have changed. */
+MPTRAIN_API mpt_status mpt_step_slice(mpt_captured captured, mpt_tensor x, mpt_tensor y,
+                                      double seconds, bool *done);
 /* How many steps so far ran without `fn`; -1 on error. */
 MPTRAIN_API int64_t mpt_captured_count(mpt_captured captured);
 MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured captured);

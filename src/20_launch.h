@@ -134,6 +134,13 @@ typedef struct mpt__operand {
  *           [0, 1] sets the error word {MPT_ERROR_NUMERIC, launch number, element} if it is clear.
  * PAIR_LOSS_BACKWARD  o0 .. o3 as above, o4 r dloss -> o5 wa: the slope of fn by operand index[0],
  *           times dloss over imm[2].
+ * ARGSORT   o1 w i64: the indices along dimension index[0] that put o0 r in order, as many as o1 has
+ *           places there, the size of o0 or fewer. fn MAX: the largest first. NaN counts as the
+ *           largest; equal ones keep their order.
+ * INTERPOLATE  o0 r [N, C, H, W] -> o1 wa [N, C, H2, W2] by mpt__resize_way index[0]; imm[0], imm[1]:
+ *           rows and columns of o0 per one of o1.
+ * INTERPOLATE_BACKWARD  o0 r dy -> o1 wa dx; index, imm as above. Each element of dx sums its shares
+ *           in the order of dy's.
  */
 #define MPT__KERNELS(K)                                    \
     K(FILL, "fill", 0)                                     \
@@ -171,6 +178,9 @@ typedef struct mpt__operand {
     K(GATHER, "gather", 0)                                 \
     K(SCATTER_ADD, "scatter_add", 0)                       \
     K(TRIANGLE, "triangle", 0)                             \
+    K(ARGSORT, "argsort", 0)                               \
+    K(INTERPOLATE, "interpolate", 0)                       \
+    K(INTERPOLATE_BACKWARD, "interpolate_backward", 0)     \
     MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K)
 
 /* ---- Convolutions ----
@@ -305,7 +315,17 @@ typedef enum mpt__kernel {
       MPT__COSINE_SIGN / e, MPT__COSINE_SIGN * -0.5f * (a / e) / (b + r),                      \
       MPT__COSINE_SIGN * -0.5f * (a / e) / (c + r))                                            \
     R(SOFT_TARGETS, NONE, 0, NONE, 0, MPT__PRODUCT(c *(b * (1 - p) + r), -a),                  \
-      -c *(b * (1 - p) + r), -MPT__PRODUCT(c *(1 - p), a), 0)
+      -c *(b * (1 - p) + r), -MPT__PRODUCT(c *(1 - p), a), 0)                                  \
+    R(POISSON, LOG, a + p, LOG, b, a - b * e + MPT__STIRLING, 1 - b / (a + p),                 \
+      MPT__STIRLING_DB - e, 0)                                                                 \
+    R(POISSON_LOG, EXP, a, LOG, b, e - b * a + MPT__STIRLING, e - b, MPT__STIRLING_DB - a, 0)  \
+    R(MULTI_MARGIN, NONE, 0, NONE, 0,                                                          \
+      b != 0 ? 0 : d * MPT__RAMP(p - c + a) * (r == 2 ? MPT__RAMP(p - c + a) : 1),             \
+      b != 0 ? 0 : MPT__MARGIN_SLOPE, 0, b != 0 ? 0 : -MPT__MARGIN_SLOPE)
+/* log b! as Stirling has it, where b > 1 */
+#define MPT__STIRLING (r != 0 && b > 1 ? b * l - b + 0.5f * (1.837877066f + l) : 0)
+#define MPT__STIRLING_DB (r != 0 && b > 1 ? l + 0.5f / b : 0)
+#define MPT__MARGIN_SLOPE (p - c + a > 0 ? d * (r == 2 ? 2 * (p - c + a) : 1) : 0)
 #define MPT__COSINE_SIGN (d == 1 ? -1.0f : d == -1 && a / e > p ? 1.0f : 0.0f)
 
 /* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c =
@@ -413,6 +433,14 @@ typedef enum mpt__function {
 
 /* The norms of GRAD_NORM: root of the sum of squares, sum of magnitudes, largest magnitude. */
 typedef enum mpt__norm { MPT__NORM_2, MPT__NORM_1, MPT__NORM_MAX } mpt__norm;
+
+/* Where INTERPOLATE finds element i, given the step s: at floor(i s); between the two elements
+   around s (i + 1/2) - 1/2, or around s i, by their distance. */
+typedef enum mpt__resize_way {
+    MPT__RESIZE_NEAREST,
+    MPT__RESIZE_CENTERS,
+    MPT__RESIZE_CORNERS
+} mpt__resize_way;
 
 /* ==== Device scalars ==== */
 

@@ -199,7 +199,8 @@ static int64_t mpt__ref_side_by_side(int64_t n, int64_t lines) {
 static int64_t mpt__ref_chunk_rows(int64_t n) { return n > MPT__SHORT_LINE ? 16 : MPT__LINES; }
 
 /* Lines of elements along one dimension, of up to three operands; their walks go over the lines.
-   `line` gets the offsets of one line, or of the first of some that are equally spaced. */
+   `line` gets the offsets of one line, or of the first of some that are equally spaced, and behind
+   them the number of the thread. */
 typedef struct mpt__ref_axis_work mpt__ref_axis_work;
 struct mpt__ref_axis_work {
     const mpt__words *words;
@@ -207,17 +208,18 @@ struct mpt__ref_axis_work {
     mpt__ref_walk walk[3];
     int64_t n, stride[3];          /* along the dimension */
     bool side_by_side, dense, log; /* lines per call: some; all. log: of softmax */
-    bool least, reverse;           /* argmin; cumsum from the end */
+    bool least, reverse;           /* argmin; from the end, the largest first */
     int64_t size, first, step;     /* that an index selects from; what stands for indices */
+    struct mpt__ref_rank *places;  /* for sorting: `room` and as many again for each thread */
+    int64_t room;
     void (*line)(const mpt__ref_axis_work *w, const int64_t *offset, int64_t lines);
 };
 
 static void mpt__ref_axis_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_axis_work *w = (const mpt__ref_axis_work *)work;
-    int64_t rows = mpt__ref_chunk_rows(w->n), begin = chunk * rows, offset[3] = {0, 0, 0};
+    int64_t rows = mpt__ref_chunk_rows(w->n), begin = chunk * rows, offset[4] = {0, 0, 0, thread};
     int64_t left = mpt__ref_min(rows, w->walk[0].loop.count - begin);
     mpt__ref_cursor at[3];
-    (void)thread;
     for (int k = 0; k < w->operands; k++) mpt__ref_start(&at[k], &w->walk[k].loop, begin);
     for (int64_t lines; left > 0; left -= lines) {
         lines = w->dense ? left : w->side_by_side ? mpt__ref_side_by_side(w->n, left) : 1;
@@ -492,6 +494,91 @@ static void mpt__ref_cumsum(const mpt__cpu_call *call) {
     w.side_by_side = w.dense = false;
     w.reverse = call->launch->index[1] != 0;
     mpt__ref_axis_run(&w, call, 2, 0, (int)call->launch->index[0], 4.0);
+}
+
+/* ---- Sorting ---- */
+
+typedef struct mpt__ref_rank {
+    mpt__real key;
+    int64_t index;
+} mpt__ref_rank;
+
+/* Whether a must stand before b: equal ones keep their order. */
+static MPT__INLINE bool mpt__ref_before(const mpt__ref_rank *a, const mpt__ref_rank *b,
+                                        bool descending) {
+    mpt__real small_one = descending ? b->key : a->key, large_one = descending ? a->key : b->key;
+    return small_one < large_one || (mpt__real_is_nan(large_one) && !mpt__real_is_nan(small_one));
+}
+
+/* Merges runs that double in length, to and fro between `x` and the n places behind x + room; the
+   result stands in x. */
+static void mpt__ref_merge_sort(mpt__ref_rank *x, int64_t n, int64_t room, bool descending) {
+    mpt__ref_rank *from = x, *to = x + room;
+    for (int64_t run = 1; run < n; run *= 2) {
+        for (int64_t begin = 0; begin < n; begin += 2 * run) {
+            int64_t middle = mpt__ref_min(begin + run, n), end = mpt__ref_min(begin + 2 * run, n);
+            for (int64_t i = begin, a = begin, b = middle; i < end; i++) {
+                bool second =
+                    a == middle || (b < end && mpt__ref_before(&from[b], &from[a], descending));
+                to[i] = from[second ? b++ : a++];
+            }
+        }
+        mpt__ref_rank *kept = from;
+        from = to, to = kept;
+    }
+    if (from != x) memcpy(x, from, (size_t)n * sizeof *x);
+}
+
+/* So many places are enough for the first k of n: they are sorted whenever they are full, and what
+   does not come before the k-th one then is not looked at any more. */
+static int64_t mpt__ref_sort_room(int64_t n, int64_t k) {
+    const int64_t few = 1024; /* below that, sorting all costs no more */
+    return mpt__ref_min(n, k > n / 2 ? n : 2 * k < few ? few : 2 * k);
+}
+
+static void mpt__ref_argsort_line(const mpt__ref_axis_work *w, const int64_t *offset,
+                                  int64_t lines) {
+    mpt__ref_rank *places = w->places + 2 * w->room * offset[3];
+    const int64_t k = w->size;
+    mpt__real block[MPT__BLOCK];
+    int64_t count = 0, sorted = 0;
+    (void)lines;
+    for (int64_t at = 0; at < w->n && k > 0; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
+        const mpt__real *x = mpt__ref_line_in(w, 0, offset, at, block, n);
+        for (int64_t i = 0; i < n; i++) {
+            mpt__ref_rank *place = &places[count];
+            place->key = x[i];
+            place->index = at + i;
+            if (sorted > 0 && !mpt__ref_before(place, &places[k - 1], w->reverse)) continue;
+            if (++count < w->room) continue;
+            mpt__ref_merge_sort(places, count, w->room, w->reverse);
+            sorted = count = k;
+        }
+    }
+    if (count > sorted) mpt__ref_merge_sort(places, count, w->room, w->reverse);
+    for (int64_t i = 0; i < k; i++)
+        mpt__ref_store_i64(w->walk[1].view.data, w->walk[1].view.dtype,
+                           offset[1] + i * w->stride[1], 1, &places[i].index, 1);
+}
+
+static int64_t mpt__ref_argsort_workspace(const mpt__launch *launch, int threads) {
+    int64_t axis = launch->index[0], n = launch->operand[0].shape[axis];
+    int64_t room = mpt__ref_sort_room(n, launch->operand[1].shape[axis]);
+    bool one = mpt__ref_numel(&launch->operand[0]) <= n * mpt__ref_chunk_rows(n);
+    return (one ? 1 : threads) * 2 * room * (int64_t)sizeof(mpt__ref_rank);
+}
+
+static void mpt__ref_argsort(const mpt__cpu_call *call) {
+    const int axis = (int)call->launch->index[0];
+    mpt__ref_axis_work w;
+    w.line = mpt__ref_argsort_line;
+    w.reverse = call->launch->function == MPT__FN_MAX;
+    w.side_by_side = w.dense = false;
+    w.size = call->launch->operand[1].shape[axis];
+    w.room = mpt__ref_sort_room(call->launch->operand[0].shape[axis], w.size);
+    w.places = (mpt__ref_rank *)call->workspace;
+    mpt__ref_axis_run(&w, call, 2, 0, axis, 60.0);
 }
 
 /* ==== Lines side by side ==== */

@@ -790,7 +790,8 @@ static const mpt__words mpt__ref_words = {1.0,
     R(CUMSUM, cumsum, NULL)                                  \
     R(GATHER, gather, NULL)                                  \
     R(SCATTER_ADD, scatter_add, NULL)                        \
-    R(TRIANGLE, triangle, NULL)
+    R(TRIANGLE, triangle, NULL)                              \
+    R(ARGSORT, argsort, mpt__ref_argsort_workspace)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     cpu->words = &mpt__ref_words;

@@ -270,6 +270,7 @@ struct mpt_context {
     bool capturing;                  /* what is recorded is to run without the host .. */
     bool unrecorded;                 /* .. but for this, which the host does each time */
     int64_t host_writes;             /* uploads so far */
+    struct mpt__captured *sliced;    /* the captured step that stands between two launches */
     mpt__tracer tracer;
     mpt__printer printer;
     mpt_counters counters;

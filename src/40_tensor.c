@@ -27,6 +27,13 @@ static bool mpt__enter_checked(mpt_context *context, const char *op) {
         "this context was made before fork; make a new one in the child with mpt_create");
 }
 
+/* Whether no step stands between two of its launches, else an error. */
+static bool mpt__no_slice(mpt_context *context) {
+    if (!context->sliced) return true;
+    return mpt__reject(context, MPT_ERROR_STATE,
+                       "a step is under way in slices; call mpt_step_slice until it is done");
+}
+
 /* The status of a call whose context may be NULL. */
 static mpt_status mpt__status_of(const mpt_context *context) {
     return context ? context->base.status : MPT_ERROR_HANDLE;
@@ -1126,7 +1133,8 @@ MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
-    if (!mpt__enter_checked(context, "mpt_step_begin")) return mpt__status_of(context);
+    if (!mpt__enter_checked(context, "mpt_step_begin") || !mpt__no_slice(context))
+        return mpt__status_of(context);
     if (context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE,
                           "step %lld is still open; end it with mpt_step_end", context->now.step);

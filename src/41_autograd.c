@@ -471,8 +471,8 @@ static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *reco
         if (saved && context->storages[saved->storage].version != record->saved_version[i])
             return mpt__error(
                 context, MPT_ERROR_STATE,
-                "a tensor that %s saved for backward was changed in place since (mpt_write "
-                "or an optimizer step between forward and backward); mpt_clone it first",
+                "a tensor that %s saved for backward was changed in place since (mpt_write, "
+                "an op such as mpt_add_, or an optimizer step); mpt_clone it first",
                 mpt__op_row_of(record->op)->name);
     }
     return MPT_OK;
@@ -564,7 +564,8 @@ static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, 
 
 MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter_checked(context, "mpt_backward")) return mpt__status_of(context);
+    if (!mpt__enter_checked(context, "mpt_backward") || !mpt__no_slice(context))
+        return mpt__status_of(context);
     mpt__tensor *root = mpt__at(context, tensor, "loss");
     if (!root) return context->base.status;
     if (!(root->flags & MPT__REQUIRES_GRAD))

@@ -251,7 +251,8 @@ static bool mpt__recorder_idle(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_record_begin")) return mpt__status_of(context);
+    if (!mpt__enter(context, "mpt_record_begin") || !mpt__no_slice(context))
+        return mpt__status_of(context);
     if (!mpt__recorder_idle(context)) return context->base.status;
     mpt__recording *recorder =
         (mpt__recording *)mpt__object_make(context, MPT__RECORDING, sizeof *recorder);
@@ -333,18 +334,22 @@ static void mpt__replay_versions(mpt_context *context, const mpt__recording *rec
     }
 }
 
+static void mpt__replay_launch(mpt_context *context, const mpt__recording *recorder, int64_t i) {
+    mpt__launch launch = recorder->launches[i];
+    mpt__submit(context, &launch);
+}
+
 /* The launches of a recording whose storages have memory. */
 static void mpt__replay_launches(mpt_context *context, const mpt__recording *recorder) {
-    for (int64_t i = 0; i < recorder->count && context->base.status == MPT_OK; i++) {
-        mpt__launch launch = recorder->launches[i];
-        mpt__submit(context, &launch);
-    }
+    for (int64_t i = 0; i < recorder->count && context->base.status == MPT_OK; i++)
+        mpt__replay_launch(context, recorder, i);
 }
 
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     mpt_context *context = recording.context;
     mpt__recording *recorder = mpt__recording_enter(recording, "mpt_replay");
-    if (!recorder || !mpt__recorder_idle(context)) return mpt__status_of(context);
+    if (!recorder || !mpt__recorder_idle(context) || !mpt__no_slice(context))
+        return mpt__status_of(context);
     bool ready = mpt__replay_memory(context, recorder, true);
     context->device_step = -1; /* the launches may set it */
     if (ready) mpt__replay_launches(context, recorder);

@@ -255,17 +255,23 @@ static mpt_status mpt__write_f32(mpt_context *context, mpt__tensor *tensor, cons
     return mpt__write_as(context, tensor, MPT_F32, values);
 }
 
+/* Whether a tensor cannot be written, being expanded: an error. */
+static bool mpt__is_expanded(mpt_context *context, const mpt__tensor *tensor) {
+    for (int i = 0; i < tensor->shape.rank; i++) {
+        if (tensor->stride[i] != 0 || tensor->shape.dim[i] <= 1) continue;
+        mpt__error(context, MPT_ERROR_STATE,
+                   "an expanded tensor shows one element in many places; mpt_clone it first");
+        return true;
+    }
+    return false;
+}
+
 MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes) {
     mpt_context *context = tensor.context;
     mpt__tensor *found = mpt__enter_at(tensor, "mpt_write", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
         return mpt__status_of(context);
-    for (int i = 0; i < found->shape.rank; i++) {
-        if (found->stride[i] == 0 && found->shape.dim[i] > 1)
-            return mpt__error(
-                context, MPT_ERROR_STATE,
-                "an expanded tensor shows one element in many places; mpt_clone it first");
-    }
+    if (mpt__is_expanded(context, found)) return context->base.status;
     return mpt__write_as(context, found, (mpt_dtype)found->dtype, source);
 }
 

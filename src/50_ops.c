@@ -148,6 +148,10 @@
     O(cosine_similarity, LOSS, pair, pair, pair, COSINE, NONE, "")                            \
     O(cosine_embedding_loss, LOSS, pair, pair, pair, COSINE_EMBEDDING, NONE, "")              \
     O(soft_targets, LOSS, pair, pair, pair, SOFT_TARGETS, NONE, "")                           \
+    O(poisson_nll_loss, LOSS, pair, pair, pair, POISSON, NONE, "")                            \
+    O(multi_margin_loss, LOSS, pair, pair, pair, MULTI_MARGIN, NONE, "")                      \
+    O(interpolate, INPUT, interpolate, interpolate, interpolate, NONE, NONE, "Resize")        \
+    O(argsort, INPUT, argsort, argsort, none, NONE, NONE, "")                                 \
     MPT__CONV_OPS(O) MPT__NORM_OPS(O) MPT__ATTENTION_OPS(O)
 
 typedef enum mpt__op_id {

@@ -223,11 +223,14 @@ static mpt_status mpt__logical_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__binary_forward(mpt__frame *frame) {
-    if (frame->op == MPT__OP_mul || frame->op == MPT__OP_div) {
-        mpt__save(frame, frame->in[0]);
+    if (frame->op == MPT__OP_mul) { /* each for the gradient of the other */
+        mpt__save(frame, mpt__wants(frame, 1) ? frame->in[0] : NULL);
+        mpt__save(frame, mpt__wants(frame, 0) ? frame->in[1] : NULL);
+    } else if (frame->op == MPT__OP_div) {
+        mpt__save(frame, NULL);
         mpt__save(frame, frame->in[1]);
+        mpt__save(frame, mpt__wants(frame, 1) ? frame->out[0] : NULL);
     }
-    if (frame->op == MPT__OP_div) mpt__save(frame, frame->out[0]);
     return mpt__launch_binary(frame->context, frame->row->function, frame->in[0], frame->in[1],
                               frame->out[0], MPT__WRITE);
 }

@@ -420,6 +420,35 @@ static mpt_status mpt__scatter_add_backward(mpt__frame *frame) {
     return mpt__launch_gather(frame, frame->dy[0], frame->saved[0], source, access);
 }
 
+/* ---- Order ---- */
+
+/* index[1]: how many of the first ones, -1: all; index[2]: the largest first. */
+static mpt_status mpt__argsort_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    int64_t *index = frame->attributes->index;
+    int dim = mpt__dimension(frame->context, (int)index[0], x->shape.rank);
+    if (dim < 0) return frame->context->base.status;
+    int64_t size = x->shape.dim[dim], count = index[1] < 0 ? size : index[1];
+    if (count > size)
+        return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
+                          "k = %lld: dimension %d of %S has but %lld elements", count, dim,
+                          &x->shape, size);
+    index[0] = dim;
+    frame->out_shape[0] = x->shape;
+    frame->out_shape[0].dim[dim] = count;
+    frame->out_dtype[0] = MPT_I64;
+    return MPT_OK;
+}
+
+static mpt_status mpt__argsort_forward(mpt__frame *frame) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGSORT);
+    launch->index[0] = frame->attributes->index[0];
+    launch->function = frame->attributes->index[2] ? MPT__FN_MAX : MPT__FN_MIN;
+    mpt__operand_of(launch, 0, frame->in[0], MPT__READ);
+    mpt__operand_of(launch, 1, frame->out[0], MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
 /* index[1]: the number of classes. */
 static mpt_status mpt__one_hot_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];

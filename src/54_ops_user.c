@@ -7,7 +7,7 @@
 #ifndef MPT__54_OPS_USER_INCLUDED
 #define MPT__54_OPS_USER_INCLUDED
 
-#include "53_ops_attention.c"
+#include "53_ops_resize.c"
 
 typedef struct mpt__op {
     mpt__id id;

@@ -104,6 +104,36 @@ MPT__DEFINE_BINARY(maximum)
 
 /* ==== With numbers ==== */
 
+/* Comparison with a number that takes the tensor's dtype, as PyTorch's do; integers meet one that
+   they cannot be in fp32. */
+static mpt_tensor mpt__compare_number(const char *name, int op, mpt_tensor x, double value) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    if (!tensor) return mpt__null(context);
+    mpt_dtype dtype = (mpt_dtype)tensor->dtype;
+    double limit = dtype == MPT_I64 ? 9007199254740992.0 : dtype == MPT_I32 ? 2147483647.0 : 0.0;
+    bool whole = value >= -limit && value <= limit && value == (double)(int64_t)value;
+    bool casts = !mpt__dtype_info[dtype].is_float && !whole;
+    mpt_tensor a = casts ? mpt_cast(x, MPT_F32) : x;
+    mpt_tensor b = mpt_full(context, casts ? MPT_F32 : dtype, MPT_SCALAR, value);
+    mpt_tensor out = mpt__apply2(name, op, a, b);
+    mpt_release(b);
+    if (casts) mpt_release(a);
+    return out;
+}
+
+#define MPT__DEFINE_COMPARISON(id, op)                                            \
+    MPTRAIN_API mpt_tensor mpt_##id##_scalar(mpt_tensor x, double value) {        \
+        return mpt__compare_number("mpt_" #id "_scalar", MPT__OP_##op, x, value); \
+    }
+MPT__DEFINE_COMPARISON(lt, lt)
+MPT__DEFINE_COMPARISON(le, le)
+MPT__DEFINE_COMPARISON(gt, gt)
+MPT__DEFINE_COMPARISON(ge, ge)
+MPT__DEFINE_COMPARISON(eq, equal)
+MPT__DEFINE_COMPARISON(ne, ne)
+#undef MPT__DEFINE_COMPARISON
+
 static mpt_tensor mpt__apply_number(const char *name, int op, mpt_tensor x, double value) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = value;
@@ -510,6 +540,40 @@ MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, 
     in[0] = x, in[1] = index, in[2] = source;
     return mpt__apply_index("mpt_scatter_add", MPT__OP_scatter_add, in, 3, dim);
 }
+/* The first `count` in order, -1: all, and their indices; the values are gathered, so that their
+   gradients find the way back. */
+static mpt_tensor mpt__sorted(const char *name, mpt_tensor x, int64_t count, int dim,
+                              bool descending, bool values, mpt_tensor *indices) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = dim;
+    attributes.index[1] = count;
+    attributes.index[2] = descending;
+    mpt_tensor in[2];
+    in[0] = x;
+    in[1] = mpt__apply1(name, MPT__OP_argsort, &x, 1, &attributes);
+    mpt_tensor out = values ? mpt__apply_index(name, MPT__OP_gather, in, 2, dim) : in[1];
+    if (indices)
+        *indices = in[1];
+    else if (values)
+        mpt_release(in[1]);
+    return out;
+}
+
+MPTRAIN_API mpt_tensor mpt_argsort(mpt_tensor x, int dim, bool descending) {
+    return mpt__sorted("mpt_argsort", x, -1, dim, descending, false, NULL);
+}
+MPTRAIN_API mpt_tensor mpt_sort(mpt_tensor x, int dim, bool descending, mpt_tensor *indices) {
+    return mpt__sorted("mpt_sort", x, -1, dim, descending, true, indices);
+}
+MPTRAIN_API mpt_tensor mpt_topk(mpt_tensor x, int64_t k, int dim, bool largest,
+                                mpt_tensor *indices) {
+    if (k < 0 && x.context) {
+        mpt__misuse(x.context, "mpt_topk", MPT_ERROR_ARGUMENT, "k = %lld: expected 0 or more", k);
+        if (indices) *indices = mpt__null(x.context);
+        return mpt__null(x.context);
+    }
+    return mpt__sorted("mpt_topk", x, k, dim, largest, true, indices);
+}
 MPTRAIN_API mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[1] = count;
@@ -812,6 +876,87 @@ MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_t
     mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, 0.0);
     return mpt__apply_pair("mpt_margin_ranking_loss", MPT__OP_margin_ranking_loss, in, 3,
                            &attributes, reduction);
+}
+
+MPTRAIN_API mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input,
+                                            bool full, double eps, mpt_reduction reduction) {
+    static const char name[] = "mpt_poisson_nll_loss";
+    mpt_tensor in[2];
+    in[0] = input, in[1] = target;
+    if (!mpt__good_number(mpt__context_of(in, 2), name, "eps", eps, "0 or more"))
+        return mpt__null(mpt__context_of(in, 2));
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, eps, full);
+    attributes.index[0] = log_input ? MPT__FN_POISSON_LOG - MPT__FN_POISSON : 0;
+    return mpt__apply_pair(name, MPT__OP_poisson_nll_loss, in, 2, &attributes, reduction);
+}
+
+/* ---- Means over the classes, the last dimension ---- */
+
+/* Losses of classes as those of their samples. */
+static mpt_tensor mpt__by_sample(mpt__spares *spares, mpt_tensor loss, mpt_reduction reduction) {
+    if (reduction == MPT_MEAN) return loss;
+    loss = mpt_mean(mpt__spare(spares, loss), -1, false);
+    return reduction == MPT_NONE ? loss : mpt_sum(mpt__spare(spares, loss), MPT_ALL_DIMS, false);
+}
+
+MPTRAIN_API mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target,
+                                                       mpt_tensor weight, mpt_reduction reduction) {
+    static const char name[] = "mpt_multilabel_soft_margin_loss";
+    mpt__spares spares;
+    mpt_tensor in[3];
+    in[0] = input, in[1] = target, in[2] = weight;
+    spares.count = 0;
+    if (!mpt__good_reduction(mpt__context_of(in, 3), name, reduction, MPT_NONE))
+        return mpt__null(mpt__context_of(in, 3));
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_binary_cross_entropy_with_logits, in, 3,
+                                      &attributes, reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+    return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
+}
+
+/* Pairs of an input and whether it is the target's, beside the target's input and weight. */
+MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p,
+                                             double margin, mpt_tensor weight,
+                                             mpt_reduction reduction) {
+    static const char name[] = "mpt_multi_margin_loss";
+    mpt__spares spares;
+    mpt_tensor in[4];
+    in[0] = input, in[1] = targets, in[2] = weight;
+    mpt_context *context = mpt__context_of(in, 3);
+    spares.count = 0;
+    if (!mpt__good_reduction(context, name, reduction, MPT_NONE) ||
+        !mpt__good_number(context, name, "margin", margin, "a number") ||
+        !mpt__enter(context, name))
+        return mpt__null(context);
+    const mpt__tensor *x = mpt__at(context, input, "argument 1");
+    const mpt__tensor *t = x ? mpt__at(context, targets, "argument 2") : NULL;
+    const mpt__tensor *w =
+        t && (weight.context || weight.slot) ? mpt__at(context, weight, "argument 5") : NULL;
+    if (!t || context->base.status != MPT_OK) return mpt__null(context);
+    bool fits = x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0] &&
+                (!w || (w->shape.rank == 1 && w->shape.dim[0] == x->shape.dim[1]));
+    if (!fits)
+        return mpt__refuse(context, MPT_ERROR_SHAPE,
+                           "input %S and targets %S: expected [N, C] and [N], and a weight [C] or "
+                           "none",
+                           &x->shape, &t->shape);
+    if (p != 1 && p != 2)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "p = %d: expected 1 or 2", p);
+    mpt_shape column = MPT_SHAPE(x->shape.dim[0], 1);
+    mpt_tensor by_row[2];
+    by_row[0] = input;
+    by_row[1] = mpt__spare(&spares, mpt_reshape(targets, column));
+    in[2] = mpt__spare(&spares, mpt__apply_index(name, MPT__OP_gather, by_row, 2, 1));
+    in[1] = mpt__spare(&spares, mpt_one_hot(targets, x->shape.dim[1]));
+    in[1] = mpt__spare(&spares, mpt_cast(in[1], MPT_F32));
+    if (w) {
+        in[3] = mpt__spare(&spares, mpt_index_select(weight, 0, targets));
+        in[3] = mpt__spare(&spares, mpt_reshape(in[3], column));
+    }
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, p);
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_multi_margin_loss, in, w ? 4 : 3, &attributes,
+                                      reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+    return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
 }
 
 /* ---- Of vectors: sums of products along a dimension, then a pair loss of those ---- */

@@ -8,7 +8,7 @@
 #ifndef MPT__60_NN_INCLUDED
 #define MPT__60_NN_INCLUDED
 
-#include "55_ops_api.c"
+#include "56_inplace.c"
 
 typedef struct mpt__module_child {
     char *name;
@@ -45,6 +45,7 @@ typedef struct mpt__module_parameter {
     L(elu, elu, 1, NONE)                  \
     L(softplus, softplus, 1, NONE)        \
     L(hardtanh, hardtanh, 1, NONE)        \
+    L(upsample, interpolate, 1, NONE)     \
     MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
 #define MPT__CONV_LAYERS(L)    \
     L(conv2d, conv2d, 3, NONE) \

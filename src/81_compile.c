@@ -23,8 +23,12 @@ typedef struct mpt__captured {
     void *graph;                           /* of the backend; NULL: launches one by one */
     uint32_t workspace;                    /* storage of the graph's scratch memory; 0: none */
     int64_t calls, count;
-    bool draws; /* dropout: the device needs the step number */
-    bool eager; /* cannot be captured, for a reason that the log has */
+    int64_t updates;     /* of optimizers, before the step under way */
+    int64_t next;        /* in slices: the launch to go on with .. */
+    int64_t step;        /* .. of the step of this number .. */
+    uint32_t seen_state; /* .. and what mpt__held_state was when it paused */
+    bool draws;          /* dropout: the device needs the step number */
+    bool eager;          /* cannot be captured, for a reason that the log has */
 } mpt__captured;
 
 MPT__HANDLES(captured, MPT__CAPTURED)
@@ -40,6 +44,7 @@ static void mpt__graph_free(mpt_context *context, mpt__captured *captured) {
 
 /* Gives back all that recording took: the next call is as the second one was. */
 static void mpt__captured_forget(mpt_context *context, mpt__captured *captured) {
+    if (context->sliced == captured) context->sliced = NULL;
     mpt__graph_free(context, captured);
     if (captured->recording) {
         mpt__replay_memory(context, captured->recording, false);
@@ -70,11 +75,14 @@ MPTRAIN_API int64_t mpt_captured_count(mpt_captured handle) {
     return captured ? captured->count : -1;
 }
 
+static void mpt__slice_end(mpt_context *context);
+
 MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured handle) {
     const mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_destroy");
     if (captured && handle.context->capturing)
         return mpt__error(handle.context, MPT_ERROR_STATE,
                           "a step is being recorded; end it before");
+    if (captured && handle.context->sliced == captured) mpt__slice_end(handle.context);
     if (captured) mpt__object_free(handle.context, MPT__CAPTURED, captured->id.slot);
     return mpt__status_of(handle.context);
 }
@@ -226,28 +234,92 @@ static mpt_status mpt__host_work(mpt_context *context, const mpt__recording *rec
     return context->base.status;
 }
 
-static mpt_status mpt__capture_repeat(mpt_context *context, mpt__captured *captured) {
-    mpt__backend *backend = &context->backend;
-    const mpt__recording *recording = captured->recording;
-    const int64_t updates = context->now.updates;
+static mpt_status mpt__repeat_begin(mpt_context *context, mpt__captured *captured) {
+    captured->updates = context->now.updates;
     context->now.step++;
     context->base.step = context->now.step;
     context->now.module_calls = 0;
-    if (mpt__host_work(context, recording, MPT__OPTIMIZER) != MPT_OK) return context->base.status;
+    if (mpt__host_work(context, captured->recording, MPT__OPTIMIZER) != MPT_OK)
+        return context->base.status;
     if (captured->draws) mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
     context->device_step = captured->draws ? context->now.step : -1;
+    return context->base.status;
+}
+
+static mpt_status mpt__repeat_end(mpt_context *context, mpt__captured *captured) {
+    mpt__replay_versions(context, captured->recording);
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (context->now.updates > captured->updates) context->committed = context->now;
+    captured->count++;
+    if (!context->backend.synchronous) mpt__scalars_fetch(context, context->backend.snapshot);
+    return mpt__host_work(context, captured->recording, MPT__SCALER);
+}
+
+static mpt_status mpt__capture_repeat(mpt_context *context, mpt__captured *captured) {
+    mpt__backend *backend = &context->backend;
+    if (mpt__repeat_begin(context, captured) != MPT_OK) return context->base.status;
     if (captured->graph) {
         mpt_status status = backend->graph_run(backend->self, captured->graph);
         if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
     } else {
-        mpt__replay_launches(context, recording);
+        mpt__replay_launches(context, captured->recording);
     }
-    mpt__replay_versions(context, recording);
-    if (context->base.status != MPT_OK) return context->base.status;
-    if (context->now.updates > updates) context->committed = context->now;
-    captured->count++;
-    if (!backend->synchronous) mpt__scalars_fetch(context, backend->snapshot);
-    return mpt__host_work(context, recording, MPT__SCALER);
+    return mpt__repeat_end(context, captured);
+}
+
+/* ==== Slices ==== */
+
+/* A number that changes with any of the tensors, made before, that the launches name. */
+static uint32_t mpt__held_state(const mpt_context *context, const mpt__recording *recording) {
+    uint32_t sum = 0; /* of counts that only grow */
+    for (int64_t i = 0; i < recording->held.count; i++)
+        sum += context->storages[recording->held.id[i]].version;
+    return sum;
+}
+
+/* Launches of the step under way for so long, one at least; ends it after the last. */
+static mpt_status mpt__slice_run(mpt_context *context, mpt__captured *captured, double seconds) {
+    const mpt__recording *recording = captured->recording;
+    const mpt_clock *clock = &context->base.clock;
+    double start = clock->now(clock->user);
+    context->sliced = NULL; /* so an error ends it, too */
+    while (captured->next < recording->count && context->base.status == MPT_OK) {
+        mpt__replay_launch(context, recording, captured->next++);
+        if (!(clock->now(clock->user) - start < seconds)) break;
+    }
+    if (context->base.status != MPT_OK || captured->next == recording->count)
+        return mpt__repeat_end(context, captured);
+    context->sliced = captured;
+    captured->seen_state = mpt__held_state(context, recording);
+    return MPT_OK;
+}
+
+static mpt_status mpt__slice_go_on(mpt_context *context, mpt__captured *captured, double seconds) {
+    if (mpt__held_state(context, captured->recording) != captured->seen_state) {
+        context->sliced = NULL;
+        return mpt__error(
+            context, MPT_ERROR_STATE,
+            "a tensor of the step under way was changed between its slices (mpt_write, "
+            "an op in place, an optimizer or a load); the step is given up");
+    }
+    if (captured->draws && context->device_step != captured->step) {
+        mpt__scalar_set_i(context, MPT__SLOT_STEP, captured->step);
+        context->device_step = captured->step;
+    }
+    return mpt__slice_run(context, captured, seconds);
+}
+
+/* Gives up a step between two launches; once it has changed weights it is done to its end. */
+static void mpt__slice_end(mpt_context *context) {
+    mpt__captured *captured = context->sliced;
+    bool changed = false;
+    if (!captured) return;
+    for (int64_t i = 0; i < captured->next; i++) {
+        int kernel = captured->recording->launches[i].kernel;
+        changed |= kernel == MPT__K_SGD || kernel == MPT__K_ADAM || kernel == MPT__K_MOMENTS;
+    }
+    context->sliced = NULL;
+    if (changed) mpt__slice_run(context, captured, (double)INFINITY);
 }
 
 /* ==== Comparing ==== */
@@ -292,12 +364,9 @@ static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured
 
 /* ==== A step ==== */
 
-MPTRAIN_API mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
-    mpt_context *context = handle.context;
-    mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_step");
-    mpt_tensor given[MPT__CAPTURE_INPUTS];
-    given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
-    if (!captured) return mpt__status_of(context);
+/* `seconds`: of the first slice, after which the step may stand between two launches. */
+static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *context,
+                                      const mpt_tensor *given, double seconds) {
     if (context->step_depth || context->recorder)
         return mpt__error(context, MPT_ERROR_STATE, "a %s is under way; captured steps stand alone",
                           context->recorder ? "recording" : "step");
@@ -313,7 +382,40 @@ MPTRAIN_API mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_
     if (mpt__inputs_set(context, captured, given) != MPT_OK) return context->base.status;
     if (context->config.debug && captured->calls % MPT__CAPTURE_CHECK == 0)
         return mpt__capture_compare(context, captured);
-    return mpt__capture_repeat(context, captured);
+    if (!context->backend.synchronous || !(seconds < (double)INFINITY))
+        return mpt__capture_repeat(context, captured);
+    if (mpt__repeat_begin(context, captured) != MPT_OK) return context->base.status;
+    captured->next = 0;
+    captured->step = context->now.step;
+    return mpt__slice_run(context, captured, seconds);
+}
+
+MPTRAIN_API mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
+    mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_step");
+    mpt_tensor given[MPT__CAPTURE_INPUTS];
+    given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
+    if (!captured || !mpt__no_slice(handle.context)) return mpt__status_of(handle.context);
+    return mpt__captured_begin(captured, handle.context, given, (double)INFINITY);
+}
+
+MPTRAIN_API mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y,
+                                      double seconds, bool *done) {
+    mpt_context *context = handle.context;
+    mpt__captured *captured = mpt__captured_enter(handle, "mpt_step_slice");
+    mpt_tensor given[MPT__CAPTURE_INPUTS];
+    given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
+    mpt_status status = mpt__status_of(context);
+    if (captured && !(seconds >= 0.0))
+        status =
+            mpt__error(context, MPT_ERROR_ARGUMENT, "seconds = %g: expected 0 or more", seconds);
+    else if (captured && context->sliced == captured)
+        status = mpt__slice_go_on(context, captured, seconds);
+    else if (captured && mpt__no_slice(context))
+        status = mpt__captured_begin(captured, context, given, seconds);
+    else if (captured)
+        status = context->base.status;
+    if (done) *done = captured && status == MPT_OK && !context->sliced;
+    return status;
 }
 
 #endif

@@ -356,6 +356,7 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
         mpt__upload(context, context->scalar_storage,
                     MPT__SLOT_ERROR * (int64_t)sizeof(mpt__scalar),
                     &context->scalars[MPT__SLOT_ERROR], sizeof(mpt__scalar));
+    mpt__slice_end(context);
     context->base.status = MPT_OK;
     mpt__discard_history(context);
     mpt__scaler_forget(context);

@@ -131,6 +131,66 @@ static mpt_tensor call_index(const op_row *row, const golden_case *c, const mpt_
     return parts[c->ints[2]];
 }
 
+static mpt_tensor call_order(const op_row *row, const golden_case *c, const mpt_tensor *in, int n) {
+    int64_t a = c->ints[0];
+    int b = (int)c->ints[1];
+    mpt_tensor indices;
+    UNUSED(n);
+#define OP(id, expression) \
+    if (strcmp(row->name, #id) == 0) return expression
+    OP(sort, mpt_sort(in[0], (int)a, b != 0, NULL));
+    OP(argsort, mpt_argsort(in[0], (int)a, b != 0));
+    OP(topk, mpt_topk(in[0], a, b, c->ints[2] != 0, NULL));
+#undef OP
+    mpt_release(mpt_topk(in[0], a, b, c->ints[2] != 0, &indices));
+    return indices;
+}
+
+/* With a number; in place on a copy of their own. */
+static mpt_tensor call_number(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                              int n) {
+    double value = c->reals[0];
+    UNUSED(n);
+#define OP(id, expression) \
+    if (strcmp(row->name, #id) == 0) return expression
+    OP(lt_scalar, mpt_lt_scalar(in[0], value));
+    OP(le_scalar, mpt_le_scalar(in[0], value));
+    OP(gt_scalar, mpt_gt_scalar(in[0], value));
+    OP(ge_scalar, mpt_ge_scalar(in[0], value));
+    OP(eq_scalar, mpt_eq_scalar(in[0], value));
+    OP(ne_scalar, mpt_ne_scalar(in[0], value));
+    OP(relu_, mpt_relu_(mpt_clone(in[0])));
+    OP(add_scalar_, mpt_add_scalar_(mpt_clone(in[0]), value));
+    OP(mul_scalar_, mpt_mul_scalar_(mpt_clone(in[0]), value));
+    OP(add_, mpt_add_(mpt_clone(in[0]), in[1]));
+    OP(mul_, mpt_mul_(mpt_clone(in[0]), in[1]));
+#undef OP
+    return mpt_copy_(mpt_clone(in[0]), in[1]);
+}
+
+static mpt_tensor call_class_loss(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                                  int n) {
+    static const mpt_reduction reductions[] = {MPT_MEAN, MPT_SUM, MPT_NONE};
+    mpt_reduction kind = reductions[c->ints[0]];
+    mpt_tensor weight;
+    memset(&weight, 0, sizeof weight);
+    if (n > 2) weight = in[2];
+    if (strcmp(row->name, "poisson_nll_loss") == 0)
+        return mpt_poisson_nll_loss(in[0], in[1], c->ints[1] != 0, c->ints[2] != 0, c->reals[0],
+                                    kind);
+    if (strcmp(row->name, "multi_margin_loss") == 0)
+        return mpt_multi_margin_loss(in[0], in[1], (int)c->ints[1], c->reals[0], weight, kind);
+    return mpt_multilabel_soft_margin_loss(in[0], in[1], weight, kind);
+}
+
+static mpt_tensor call_interpolate(const op_row *row, const golden_case *c, const mpt_tensor *in,
+                                   int n) {
+    mpt_shape size = c->ints[0] ? MPT_SHAPE(c->ints[0], c->ints[1]) : MPT_SCALAR;
+    UNUSED(row), UNUSED(n);
+    return mpt_interpolate(in[0], size, c->reals[0], c->ints[2] ? MPT_BILINEAR : MPT_NEAREST,
+                           c->ints[3] != 0);
+}
+
 static mpt_tensor call_where(const op_row *row, const golden_case *c, const mpt_tensor *in, int n) {
     UNUSED(row), UNUSED(c), UNUSED(n);
     return mpt_where(in[0], in[1], in[2]);
@@ -304,6 +364,26 @@ static const op_row op_rows[] = {
     OTHER(std, call_statistic),
     OTHER(norm, call_statistic),
     OTHER(cumsum, call_statistic),
+    OTHER(sort, call_order),
+    OTHER(argsort, call_order),
+    OTHER(topk, call_order),
+    OTHER(topk_indices, call_order),
+    OTHER(lt_scalar, call_number),
+    OTHER(le_scalar, call_number),
+    OTHER(gt_scalar, call_number),
+    OTHER(ge_scalar, call_number),
+    OTHER(eq_scalar, call_number),
+    OTHER(ne_scalar, call_number),
+    OTHER(relu_, call_number),
+    OTHER(add_scalar_, call_number),
+    OTHER(mul_scalar_, call_number),
+    OTHER(add_, call_number),
+    OTHER(mul_, call_number),
+    OTHER(copy_, call_number),
+    OTHER(poisson_nll_loss, call_class_loss),
+    OTHER(multi_margin_loss, call_class_loss),
+    OTHER(multilabel_soft_margin_loss, call_class_loss),
+    OTHER(interpolate, call_interpolate),
 };
 #define OP_ROWS (sizeof op_rows / sizeof *op_rows)
 
@@ -470,31 +550,36 @@ static int belongs(const golden_case *c, mpt_dtype dtype) {
     return (first < c->n_tensors ? c->tensors[first].dtype : MPT_F32) == dtype;
 }
 
+static const char *const files[] = {"ops.bin", "more.bin"};
+enum { FILES = sizeof files / sizeof *files };
+
 static void run_cases(mpt_dtype dtype, int at_least) {
     golden_file file;
     static golden_case c;
     int run = 0, failed = 0;
-    REQUIRE(golden_open(&file, "ops.bin"));
     context = mpt_create(NULL);
     if (!context) TEST_FAIL_("%s", mpt_error(NULL));
-    while (context && golden_next(&file, &c)) {
-        int before = test_failures;
-        if (!belongs(&c, dtype)) continue;
-        run_case(&c);
-        run++;
-        failed += test_failures != before;
+    for (int i = 0; i < FILES; i++) {
+        REQUIRE(golden_open(&file, files[i]));
+        while (context && golden_next(&file, &c)) {
+            int before = test_failures;
+            if (!belongs(&c, dtype)) continue;
+            run_case(&c);
+            run++;
+            failed += test_failures != before;
+        }
+        if (failed) printf("\n  %d of %d cases differ from torch %s", failed, run, file.version);
+        golden_close(&file);
     }
-    if (failed) printf("\n  %d of %d cases differ from torch %s", failed, run, file.version);
     CHECK(run >= at_least);
-    golden_close(&file);
     mpt_destroy(context);
 }
 
-TEST(fp32) { run_cases(MPT_F32, 350); }
+TEST(fp32) { run_cases(MPT_F32, 450); }
 
-TEST(fp16) { run_cases(MPT_F16, 350); }
+TEST(fp16) { run_cases(MPT_F16, 450); }
 
-TEST(bf16) { run_cases(MPT_BF16, 350); }
+TEST(bf16) { run_cases(MPT_BF16, 450); }
 
 TEST(autocast) { run_cases(MPT_DTYPE_NONE, 150); }
 
@@ -529,10 +614,12 @@ TEST(every_op_has_cases) {
     static golden_case c;
     char policy[8192], name[64];
     int seen[OP_ROWS] = {0}, lines = 0;
-    REQUIRE(golden_open(&file, "ops.bin"));
-    while (golden_next(&file, &c))
-        for (size_t i = 0; i < OP_ROWS; i++) seen[i] |= strcmp(op_rows[i].name, c.op) == 0;
-    golden_close(&file);
+    for (int f = 0; f < FILES; f++) {
+        REQUIRE(golden_open(&file, files[f]));
+        while (golden_next(&file, &c))
+            for (size_t i = 0; i < OP_ROWS; i++) seen[i] |= strcmp(op_rows[i].name, c.op) == 0;
+        golden_close(&file);
+    }
     for (size_t i = 0; i < OP_ROWS; i++)
         if (!seen[i]) TEST_FAIL_("no case for op %s", op_rows[i].name);
     CHECK(mpt_autocast_policy(policy, sizeof policy) < sizeof policy);

@@ -220,6 +220,15 @@ TEST(captured_steps) {
          mpt_captured_step(captured, f.x, f.x));
     CASE(mpt_captured_step, STATE, "a recording is under way", mpt_record_begin(c);
          mpt_captured_step(captured, f.x, f.x));
+    bool done;
+    OBJECT(mpt_step_slice, mpt_captured, f.no_captured, f.stale_captured,
+           mpt_step_slice(h_, f.x, f.x, 0, &done));
+    CASE(mpt_step_slice, BAD_HANDLE, "x: tensor made in step",
+         mpt_step_slice(captured, f.stale, f.x, 0, &done));
+    CASE(mpt_step_slice, ARGUMENT, "seconds = -1: expected 0 or more",
+         mpt_step_slice(captured, f.x, f.x, -1, &done));
+    CASE(mpt_step_slice, STATE, "a step is under way", mpt_step_begin(c);
+         mpt_step_slice(captured, f.x, f.x, 0, NULL));
     OBJECT(mpt_captured_count, mpt_captured, f.no_captured, f.stale_captured,
            CHECK_EQ_INT(mpt_captured_count(h_), -1));
     OBJECT(mpt_captured_destroy, mpt_captured, f.no_captured, f.stale_captured,

@@ -84,6 +84,11 @@ TEST(modules) {
     LAYER(mpt_nn_hardtanh, mpt_nn_hardtanh(NULL, -1, 1));
     CASE(mpt_nn_softplus, ARGUMENT, "expected beta > 0", mpt_nn_softplus(c, -1, 20));
     CASE(mpt_nn_hardtanh, ARGUMENT, "min 1, max -1", mpt_nn_hardtanh(c, 1, -1));
+    LAYER(mpt_nn_upsample, mpt_nn_upsample(NULL, MPT_SCALAR, 2, MPT_NEAREST, false));
+    CASE(mpt_nn_upsample, ARGUMENT, "and a scale above 0",
+         mpt_nn_upsample(c, MPT_SCALAR, -1, MPT_NEAREST, false));
+    CASE(mpt_nn_upsample, ARGUMENT, "no corners to align",
+         mpt_nn_upsample(c, MPT_SHAPE(2, 2), 0, MPT_NEAREST, true));
     LAYER(mpt_nn_dropout, mpt_nn_dropout(NULL, 0.5));
     LAYER(mpt_nn_softmax, mpt_nn_softmax(NULL, 1));
     LAYER(mpt_nn_log_softmax, mpt_nn_log_softmax(NULL, 1));

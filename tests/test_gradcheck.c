@@ -179,6 +179,17 @@ CALL(batch_norm,
                     in[1], v == 3 ? none() : in[2], 0.1 + v))
 CALL(group_norm, mpt_group_norm(in[0], v < 2 ? 2 : v == 2 ? 1 : mpt_get_shape(in[1]).dim[0], in[1],
                                 in[2], 0.1 + v))
+CALL(poisson_nll_loss, mpt_poisson_nll_loss(in[0], in[1], v & 1, v > 1, 1e-3, REDUCTION))
+CALL(interpolate, mpt_interpolate(in[0], v & 1 ? MPT_SHAPE(5, 3) : MPT_SCALAR, 1.6 - 0.3 * v,
+                                  v == 0 ? MPT_NEAREST : MPT_BILINEAR, v > 2))
+static mpt_tensor call_multi_margin_loss(const mpt_tensor *in, int v) {
+    static const int64_t targets[5] = {1, 0, 2, 2, 1};
+    static const double by_class[3] = {0.5, 2.0, 1.25};
+    mpt_shape shape = mpt_get_shape(in[0]);
+    mpt_tensor t = mpt_from(context, MPT_I64, MPT_SHAPE(shape.dim[0]), targets);
+    mpt_tensor weight = v > 2 ? mpt_from(context, MPT_F64, MPT_SHAPE(3), by_class) : none();
+    return mpt_multi_margin_loss(in[0], t, 1 + v % 2, 0.8, weight, REDUCTION);
+}
 
 /* The mask is drawn from the call's number, which must be the same in every evaluation. */
 static mpt_tensor call_dropout(const mpt_tensor *in, int v) {
@@ -349,6 +360,10 @@ static void make_cases(void) {
                                                     {S(2, 1, 2), S(3, 2)}};
     const mpt_shape classes[VARIANTS][MAX_IN] = {
         {S(4, 3)}, {S(1, 3)}, {S(5, 3)}, {S(2, 3, 2, 2)}, {S(3)}};
+    const mpt_shape samples[VARIANTS][MAX_IN] = {
+        {S(4, 3)}, {S(1, 3)}, {S(5, 3)}, {S(2, 3)}, {S(3, 3)}};
+    const mpt_shape images[VARIANTS][MAX_IN] = {
+        {S(2, 2, 3, 4)}, {S(1, 2, 3, 4)}, {S(2, 1, 4, 2)}, {S(1, 1, 3, 2)}, {S(1, 1, 6, 7)}};
 #define CASE(name, n, low, high, shapes) add_case(#name, call_##name, n, low, high, shapes)
     CASE(add, 2, -2, 2, broadcast);
     CASE(sub, 2, -2, 2, broadcast);
@@ -433,6 +448,9 @@ static void make_cases(void) {
     CASE(rms_norm, 3, -2, 2, rows);
     CASE(batch_norm, 3, -2, 2, channels);
     CASE(group_norm, 3, -2, 2, channels);
+    CASE(poisson_nll_loss, 2, 0.3, 3, same);
+    CASE(interpolate, 1, -2, 2, images);
+    CASE(multi_margin_loss, 1, -2, 2, samples);
     CASE(user, 1, -2, 2, matrix);
     CASE(embedding, 1, -2, 2, tables);
     CASE(scaled_dot_product_attention, 3, -2, 2, heads);
@@ -587,7 +605,8 @@ TEST(other_rows_pass_no_gradient) {
                             mpt_logical_or(x, x),
                             mpt_logical_not(x),
                             mpt_argmin(x, 0, false),
-                            mpt_one_hot(mpt_cast(x, MPT_I64), 3)};
+                            mpt_one_hot(mpt_cast(x, MPT_I64), 3),
+                            mpt_argsort(x, 0, false)};
     const int count = (int)(sizeof results / sizeof *results);
     int rows = 0;
     for (int op = 1; op < MPT__OP_COUNT; op++) rows += mpt__op_rows[op].backward == NULL;

@@ -13,7 +13,7 @@ typedef struct fixture {
     mpt_context *context, *other;
     training t, twin;                     /* misused, left alone */
     mpt_tensor nil, none, stale, foreign; /* no context; slot 0; ended; of `other` */
-    mpt_tensor x, half, longs, scalar, wide, labels;
+    mpt_tensor x, half, longs, scalar, wide, labels, square;
     mpt_module no_module, stale_module, foreign_module, net;
     mpt_optimizer no_optimizer, stale_optimizer, foreign_optimizer;
     mpt_scaler no_scaler, stale_scaler;
@@ -48,6 +48,7 @@ static void make_tensors(void) {
     f.longs = mpt_cast(mpt_ones(c, MPT_F32, MPT_SHAPE(4, 8)), MPT_I64);
     f.scalar = mpt_ones(c, MPT_F32, MPT_SCALAR);
     f.wide = mpt_ones(c, MPT_F32, MPT_SHAPE(3, 5));
+    f.square = mpt_ones(c, MPT_F32, MPT_SHAPE(4, 4));
     f.labels = mpt_from(c, MPT_I64, MPT_SHAPE(4), labels);
 }
 
@@ -575,6 +576,44 @@ TEST(ops) {
          mpt_where(yes, f.x, f.half));
     CASE(mpt_where, DTYPE, "argument 3 is int64", mpt_where(yes, f.x, f.longs));
     CASE(mpt_where, SHAPE, "[4, 8], [4, 8] and [3, 5]", mpt_where(yes, f.x, f.wide));
+    mpt_tensor at;
+    TENSOR(mpt_sort, mpt_sort(t_, 0, false, &at));
+    CASE(mpt_sort, ARGUMENT, "dimension 2", mpt_sort(f.x, 2, false, &at));
+    CASE(mpt_sort, ARGUMENT, "dimension 0 is out of range", mpt_sort(f.scalar, 0, false, NULL));
+    CASE(mpt_sort, DTYPE, "argument 1 is int64", mpt_sort(f.longs, 0, true, NULL));
+    TENSOR(mpt_argsort, mpt_argsort(t_, 0, false));
+    CASE(mpt_argsort, ARGUMENT, "dimension -3", mpt_argsort(f.x, -3, false));
+    CASE(mpt_argsort, DTYPE, "argument 1 is int64", mpt_argsort(f.longs, 0, true));
+    TENSOR(mpt_topk, mpt_topk(t_, 1, 0, true, &at));
+    CASE(mpt_topk, ARGUMENT, "k = -1: expected 0 or more", mpt_topk(f.x, -1, 0, true, &at));
+    CASE(mpt_topk, ARGUMENT, "k = 9: dimension 1 of [4, 8] has but 8 elements",
+         mpt_topk(f.x, 9, 1, true, NULL));
+    CASE(mpt_topk, ARGUMENT, "dimension 2", mpt_topk(f.x, 1, 2, true, &at));
+    TENSOR(mpt_lt_scalar, mpt_lt_scalar(t_, 1));
+    TENSOR(mpt_le_scalar, mpt_le_scalar(t_, 1));
+    TENSOR(mpt_gt_scalar, mpt_gt_scalar(t_, 1));
+    TENSOR(mpt_ge_scalar, mpt_ge_scalar(t_, 1));
+    TENSOR(mpt_eq_scalar, mpt_eq_scalar(t_, 1));
+    TENSOR(mpt_ne_scalar, mpt_ne_scalar(t_, 1));
+    mpt_tensor image = mpt_ones(f.context, MPT_F32, MPT_SHAPE(1, 2, 3, 4));
+    const mpt_shape one = MPT_SCALAR;
+    TENSOR(mpt_interpolate, mpt_interpolate(t_, one, 2, MPT_NEAREST, false));
+    CASE(mpt_interpolate, SHAPE, "[4, 8]: expected [N, C, H, W]",
+         mpt_interpolate(f.x, one, 2, MPT_NEAREST, false));
+    CASE(mpt_interpolate, SHAPE, "by 0.1: expected a size of 1 to 2^30",
+         mpt_interpolate(image, one, 0.1, MPT_NEAREST, false));
+    CASE(mpt_interpolate, SHAPE, "expected a size of 1 to 2^30",
+         mpt_interpolate(image, one, 1e300, MPT_BILINEAR, true));
+    CASE(mpt_interpolate, ARGUMENT, "and a scale above 0",
+         mpt_interpolate(image, one, (double)NAN, MPT_BILINEAR, true));
+    CASE(mpt_interpolate, ARGUMENT, "size [0, 2], scale 2: expected MPT_SHAPE(height, width)",
+         mpt_interpolate(image, MPT_SHAPE(0, 2), 2, MPT_BILINEAR, true));
+    CASE(mpt_interpolate, ARGUMENT, "size [5], scale 2",
+         mpt_interpolate(image, MPT_SHAPE(5), 2, MPT_BILINEAR, true));
+    CASE(mpt_interpolate, ARGUMENT, "mode 7",
+         mpt_interpolate(image, one, 2, (mpt_interpolation)7, false));
+    CASE(mpt_interpolate, ARGUMENT, "no corners to align",
+         mpt_interpolate(image, one, 2, MPT_NEAREST, true));
     BINARY(mpt_matmul);
     CASE(mpt_matmul, SHAPE, "at least one dimension", mpt_matmul(f.scalar, f.x));
     CASE(mpt_matmul, DTYPE, "argument 1", mpt_matmul(f.longs, f.longs));
@@ -682,6 +721,42 @@ TEST(ops) {
              mpt_synchronize(f.context));                                                    \
     } while (0)
 
+/* In place: f.x and its like stay as they are, for every case ends in an error. */
+TEST(ops_in_place) {
+    mpt_tensor leaf = mpt_ones(f.context, MPT_F32, MPT_SHAPE(4, 8));
+    mpt_tensor thin = mpt_expand(f.scalar, MPT_SHAPE(4, 8));
+    mpt_tensor turned = mpt_transpose(f.square, 0, 1);
+    mpt_requires_grad(leaf, true);
+#define IN_PLACE(function, ...)                                                \
+    do {                                                                       \
+        mpt_tensor x_ = leaf;                                                  \
+        CASE(function, STATE, "a leaf that collects a gradient", __VA_ARGS__); \
+        x_ = thin;                                                             \
+        CASE(function, STATE, "an expanded tensor", __VA_ARGS__);              \
+        TENSOR(function, (x_ = t_, __VA_ARGS__));                              \
+    } while (0)
+    IN_PLACE(mpt_relu_, mpt_relu_(x_));
+    IN_PLACE(mpt_add_, mpt_add_(x_, x_));
+    IN_PLACE(mpt_mul_, mpt_mul_(x_, x_));
+    IN_PLACE(mpt_add_scalar_, mpt_add_scalar_(x_, 1));
+    IN_PLACE(mpt_mul_scalar_, mpt_mul_scalar_(x_, 2));
+    IN_PLACE(mpt_copy_, mpt_copy_(x_, x_));
+    IN_PLACE(mpt_fill_, mpt_fill_(x_, 1));
+    CASE(mpt_relu_, DTYPE, "argument 1 is int64", mpt_relu_(f.longs));
+    CASE(mpt_add_scalar_, DTYPE, "argument 1 is int64", mpt_add_scalar_(f.longs, 1));
+    CASE(mpt_mul_scalar_, DTYPE, "argument 1 is int64", mpt_mul_scalar_(f.longs, 1));
+    CASE(mpt_add_, BAD_HANDLE, "argument 2 is a null handle", mpt_add_(f.x, f.nil));
+    CASE(mpt_add_, BAD_HANDLE, "another context", mpt_add_(f.x, f.foreign));
+    CASE(mpt_add_, DTYPE, "argument 2 is float16", mpt_add_(f.x, f.half));
+    CASE(mpt_add_, SHAPE, "which does not fit the tensor's []", mpt_add_(f.scalar, f.x));
+    CASE(mpt_add_, STATE, "argument 2 shows part of the memory", mpt_add_(f.square, turned));
+    CASE(mpt_mul_, BAD_HANDLE, "argument 2: tensor made", mpt_mul_(f.x, f.stale));
+    CASE(mpt_mul_, SHAPE, "[4, 8] and [3, 5] do not broadcast", mpt_mul_(f.x, f.wide));
+    CASE(mpt_copy_, BAD_HANDLE, "argument 2 is a null handle", mpt_copy_(f.x, f.nil));
+    CASE(mpt_copy_, SHAPE, "[3, 5] does not expand to [4, 8]", mpt_copy_(f.x, f.wide));
+    CASE(mpt_copy_, BAD_HANDLE, "another context", mpt_copy_(f.x, f.foreign));
+}
+
 /* A call of a_ and b_ with reduction r_. */
 #define PAIR_LOSS(function, ...)                                          \
     do {                                                                  \
@@ -761,6 +836,29 @@ TEST(losses_of_more) {
               mpt_cosine_embedding_loss(a_, b_, a_.context ? four : a_, 0, r_));
     CASE(mpt_cosine_embedding_loss, SHAPE, "argument 4 is [3, 5]",
          mpt_cosine_embedding_loss(x, x, f.wide, 0, MPT_MEAN));
+    PAIR_LOSS(mpt_poisson_nll_loss, mpt_poisson_nll_loss(a_, b_, true, false, 1e-8, r_));
+    CASE(mpt_poisson_nll_loss, ARGUMENT, "eps -1",
+         mpt_poisson_nll_loss(x, x, false, true, -1, MPT_MEAN));
+    PAIR_LOSS(mpt_multilabel_soft_margin_loss, mpt_multilabel_soft_margin_loss(a_, b_, nil, r_));
+    CASE(mpt_multilabel_soft_margin_loss, SHAPE, "argument 3 is [4], which does not broadcast",
+         mpt_multilabel_soft_margin_loss(x, x, four, MPT_SUM));
+    TENSOR(mpt_multi_margin_loss, mpt_multi_margin_loss(t_, t_, 1, 1, nil, MPT_MEAN));
+    CASE(mpt_multi_margin_loss, BAD_HANDLE, "argument 2 is a null handle",
+         mpt_multi_margin_loss(x, nil, 1, 1, nil, MPT_MEAN));
+    CASE(mpt_multi_margin_loss, BAD_HANDLE, "argument 5: tensor made",
+         mpt_multi_margin_loss(x, f.labels, 1, 1, f.stale, MPT_MEAN));
+    CASE(mpt_multi_margin_loss, SHAPE, "expected [N, C] and [N], and a weight [C]",
+         mpt_multi_margin_loss(f.wide, f.labels, 1, 1, nil, MPT_MEAN));
+    CASE(mpt_multi_margin_loss, SHAPE, "a weight [C] or none",
+         mpt_multi_margin_loss(x, f.labels, 1, 1, four, MPT_MEAN));
+    CASE(mpt_multi_margin_loss, ARGUMENT, "p = 3: expected 1 or 2",
+         mpt_multi_margin_loss(x, f.labels, 3, 1, nil, MPT_MEAN));
+    CASE(mpt_multi_margin_loss, ARGUMENT, "margin nan is not a number",
+         mpt_multi_margin_loss(x, f.labels, 1, (double)NAN, nil, MPT_MEAN));
+    CASE(mpt_multi_margin_loss, ARGUMENT, "reduction 9",
+         mpt_multi_margin_loss(x, f.labels, 1, 1, nil, (mpt_reduction)9));
+    CASE(mpt_multi_margin_loss, DTYPE, "float32: expected i64",
+         mpt_multi_margin_loss(x, four, 1, 1, nil, MPT_MEAN));
     TENSOR(mpt_cosine_similarity, mpt_cosine_similarity(t_, t_, 1, 1e-8));
     CASE(mpt_cosine_similarity, SHAPE, "equal shapes", mpt_cosine_similarity(x, f.wide, 1, 1e-8));
     CASE(mpt_cosine_similarity, ARGUMENT, "eps 0 is not above 0",
@@ -837,10 +935,11 @@ static const char *declared(char *text, char **at) {
 }
 
 TEST(every_function_has_a_case) {
-    static const char *const files[] = {"src/01_api.h", "src/02_api_train.h"};
+    static const char *const files[] = {"src/01_api.h", "src/02_api_train.h",
+                                        "src/03_api_models.h"};
     static char text[1 << 18];
     size_t bytes = 0;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         FILE *file = fopen(files[i], "rb");
         if (!file) SKIP("src/: run it from the top directory");
         bytes += fread(text + bytes, 1, sizeof text - 1 - bytes, file);
@@ -868,6 +967,7 @@ TEST_TABLE = {T(contexts),
               T(reading_tensors),
               T(views),
               T(ops),
+              T(ops_in_place),
               T(losses),
               T(losses_of_more),
               T(autograd),

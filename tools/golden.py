@@ -294,6 +294,7 @@ OPS = {
     "mse_loss": ("loss", lambda x, i,
                  r: F.mse_loss(x[0], x[1], reduction=["mean", "sum", "none"][i[0]])),
 }
+CHOOSES = {"max", "argmax", "min", "argmin"}  # what is exact in any dtype runs in its own
 # Their backward reads a saved output or pre-activation, or an intermediate gradient. Whether that
 # was rounded to half first is a choice of the implementation (PyTorch's own half kernels do round),
 # and results move with it. Where the two choices differ by more than the tolerance, atol is 1.5
@@ -329,9 +330,8 @@ def run_policy(op, inputs, ints, reals, region):
         result = region
     elif kind == "loss" or (kind == "fp32" and region):
         result = F32
-    chooses = op in ("max", "argmax", "min", "argmin")
-    if chooses or not dtypes:
-        return function(inputs if chooses else wide, ints, reals)
+    if op in CHOOSES or not dtypes:
+        return function(inputs if op in CHOOSES else wide, ints, reals)
     out = function(wide, ints, reals)
     return out.to(result) if out.is_floating_point() else out
 

@@ -315,6 +315,141 @@ mpt_status mpt__cuda_cumsum(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
+/* ---- ARGSORT ----
+ *
+ * An element is a word: its value as an integer that orders alike, and behind it its index. All
+ * words of a line differ, so that there is one order, whatever sorts them. Blocks sort tiles of a
+ * line in shared memory; then runs of the line are merged in pairs, a thread for an element. */
+
+#define MPT__TILE (4 * MPT__THREADS) /* words: 8 KB of shared memory */
+
+struct mpt__argsort {
+    mpt__space lines;
+    mpt__array from, to; /* strides over the lines */
+    long long n, k, from_stride, to_stride, tiles;
+    unsigned long long *words; /* [lines, n], twice; NULL: a line is one tile */
+    int descending;
+};
+
+__device__ __forceinline__ unsigned long long mpt__sort_word(const mpt__argsort &w, float x,
+                                                             long long index) {
+    const unsigned int bits = __float_as_uint(x == 0 ? 0.0f : x);
+    unsigned int key = bits >> 31 ? ~bits : bits | 0x80000000u;
+    if (x != x) key = 0xffffffffu;
+    if (w.descending) key = ~key;
+    return (unsigned long long)key << 32 | (unsigned long long)index;
+}
+
+__device__ __forceinline__ void mpt__sort_put(const mpt__argsort &w, long long line,
+                                              long long place, unsigned long long word) {
+    if (place >= w.k) return;
+    mpt__store_i64(w.to.data, w.to.dtype,
+                   mpt__locate(w.lines, w.to.stride, line) + place * w.to_stride,
+                   (long long)(word & 0xffffffffu));
+}
+
+__global__ void mpt__sort_tiles_kernel(const mpt__argsort w) {
+    __shared__ unsigned long long word[MPT__TILE];
+    const int thread = (int)threadIdx.x;
+    for (long long tile = blockIdx.x; tile < w.lines.count * w.tiles; tile += gridDim.x) {
+        const long long line = tile / w.tiles, begin = tile % w.tiles * MPT__TILE;
+        const long long from = mpt__locate(w.lines, w.from.stride, line);
+        for (int i = thread; i < MPT__TILE; i += MPT__THREADS) {
+            word[i] = ~0ull; /* behind all others */
+            if (begin + i < w.n)
+                word[i] = mpt__sort_word(
+                    w, mpt__load(w.from.data, w.from.dtype, from + (begin + i) * w.from_stride),
+                    begin + i);
+        }
+        __syncthreads();
+        for (int size = 2; size <= MPT__TILE; size *= 2) { /* Batcher's bitonic network */
+            for (int step = size / 2; step > 0; step /= 2) {
+                for (int p = thread; p < MPT__TILE / 2; p += MPT__THREADS) {
+                    const int i = 2 * p - p % step, j = i + step;
+                    const unsigned long long a = word[i], b = word[j];
+                    if ((a > b) == ((i & size) == 0)) word[i] = b, word[j] = a;
+                }
+                __syncthreads();
+            }
+        }
+        for (int i = thread; i < MPT__TILE && begin + i < w.n; i += MPT__THREADS) {
+            if (w.words == NULL)
+                mpt__sort_put(w, line, i, word[i]);
+            else
+                w.words[line * w.n + begin + i] = word[i];
+        }
+        __syncthreads();
+    }
+}
+
+/* Runs of `run` words: an element's place in the merged run is its own place and the number of
+   those before it in the neighbouring run. The last merge writes the result. */
+__global__ void mpt__sort_merge_kernel(const mpt__argsort w, long long run,
+                                       const unsigned long long *from, unsigned long long *to) {
+    MPT__EACH(at, w.lines.count * w.n) {
+        const long long line = at / w.n, i = at % w.n, pair = i / (2 * run) * (2 * run);
+        const long long middle = pair + run < w.n ? pair + run : w.n;
+        const long long end = pair + 2 * run < w.n ? pair + 2 * run : w.n;
+        const unsigned long long word = from[at];
+        long long low = i < middle ? middle : pair, high = i < middle ? end : middle;
+        const long long first = low;
+        while (low < high) {
+            const long long half = low + (high - low) / 2;
+            if (from[line * w.n + half] < word)
+                low = half + 1;
+            else
+                high = half;
+        }
+        const long long place = i < middle ? i + (low - first) : i - middle + low;
+        if (2 * run >= w.n)
+            mpt__sort_put(w, line, place, word);
+        else
+            to[line * w.n + place] = word;
+    }
+}
+
+int64_t mpt__cuda_argsort_workspace(const mpt__launch *launch) {
+    const mpt__operand &o = launch->operand[0];
+    int64_t count = 1;
+    for (int d = 0; d < o.rank; d++) count *= o.shape[d];
+    return o.shape[launch->index[0]] > MPT__TILE ? 2 * count * 8 : 0;
+}
+
+mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
+    const mpt__operand *o = call->launch->operand;
+    const int axis = (int)call->launch->index[0];
+    int64_t shape[MPT_MAX_RANK];
+    mpt__argsort w;
+    mpt__array *arrays[2] = {&w.from, &w.to};
+    memset(&w, 0, sizeof w);
+    w.from = mpt__array_of(call, 0);
+    w.to = mpt__array_of(call, 1);
+    w.n = o[0].shape[axis];
+    w.k = o[1].shape[axis];
+    w.from_stride = o[0].stride[axis];
+    w.to_stride = o[1].stride[axis];
+    w.tiles = (w.n + MPT__TILE - 1) / MPT__TILE;
+    w.descending = call->launch->function == MPT__FN_MAX;
+    for (int d = 0; d < o[0].rank; d++) shape[d] = d == axis ? 1 : o[0].shape[d];
+    w.lines = mpt__merge(o[0].rank, shape, arrays, 2);
+    if (w.n == 0 || w.k == 0 || w.lines.count == 0) return MPT_OK;
+    if (w.n >> 32)
+        return mpt__cuda_refuse(call->cuda, MPT_ERROR_UNSUPPORTED, "argsort",
+                                "lines of 2^32 elements or more");
+    const long long count = w.lines.count * w.n;
+    if (w.tiles > 1) w.words = (unsigned long long *)call->workspace;
+    mpt__sort_tiles_kernel<<<mpt__blocks(call, w.lines.count * w.tiles * MPT__THREADS),
+                             MPT__THREADS, 0, call->stream>>>(w);
+    unsigned long long *from = w.words, *to = w.words + count;
+    for (long long run = MPT__TILE; run < w.n; run *= 2) {
+        mpt__sort_merge_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(
+            w, run, from, to);
+        unsigned long long *kept = from;
+        from = to, to = kept;
+    }
+    return MPT_OK;
+}
+
 /* `first` begins as -1, which is the largest of the unsigned. */
 __global__ void mpt__find_nonfinite_kernel(const mpt__walk walk, mpt__scalar *first) {
     const long long done = 8 * walk.eights;

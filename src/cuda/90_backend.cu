@@ -186,6 +186,9 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_gather, NULL},
     {mpt__cuda_scatter_add, NULL},
     {mpt__cuda_triangle, NULL},
+    {mpt__cuda_argsort, mpt__cuda_argsort_workspace},
+    {mpt__cuda_interpolate, NULL},
+    {mpt__cuda_interpolate, NULL},
     MPT__CUDA_CONV_KERNELS MPT__CUDA_NORM_KERNELS MPT__CUDA_ATTENTION_KERNELS
 };
 static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,

@@ -38,6 +38,7 @@ namespace {
 #include "20_elementwise.cu"
 #include "30_axis.cu"
 #include "31_loss.cu"
+#include "32_resize.cu"
 #include "40_gemm.cu"
 #include "50_update.cu"
 #include "60_conv.cu"
