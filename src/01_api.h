@@ -55,6 +55,7 @@ MPT__HANDLE(mpt_schedule);
 MPT__HANDLE(mpt_ema);
 MPT__HANDLE(mpt_dataset);
 MPT__HANDLE(mpt_loader);
+MPT__HANDLE(mpt_tokenizer);
 MPT__HANDLE(mpt_recording);
 MPT__HANDLE(mpt_captured);
 MPT__HANDLE(mpt_op);
@@ -156,8 +157,10 @@ typedef struct mpt_clock {
 
 /* Files. `open` returns NULL on failure; mode is 'r' (read) or 'w' (create or truncate). `read` and
    `write` return the bytes moved, fewer only at the end or on error. `size` is -1 if unknown.
-   `commit` makes the file durable and moves it from `temporary` to `path` in one step. Paths are
-   UTF-8 on every system. May be called from loader workers (read side only). */
+   `commit` makes the file durable and moves it from `temporary` to `path` in one step. `list` hands
+   the names in a folder, in any order and without "." and "..", to `entry`. Paths are UTF-8 on every
+   system. May be called from loader workers (read side only). */
+typedef void (*mpt_list_entry)(void *to, const char *name, bool is_folder);
 typedef struct mpt_io {
     void *(*open)(void *user, const char *path, char mode);
     size_t (*read)(void *user, void *file, void *buffer, size_t bytes);
@@ -168,6 +171,7 @@ typedef struct mpt_io {
     bool (*close)(void *user, void *file);
     bool (*commit)(void *user, const char *temporary, const char *path);
     bool (*remove)(void *user, const char *path);
+    bool (*list)(void *user, const char *path, mpt_list_entry entry, void *to);
     void *user;
 } mpt_io;
 

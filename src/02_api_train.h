@@ -479,6 +479,8 @@ MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
                                          const mpt_user_dataset_config *config);
 
 MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset); /* -1 on error */
+/* The name of a class number; NULL past the last one, or if classes have no names. */
+MPTRAIN_API const char *mpt_class_name(mpt_dataset dataset, int64_t index);
 /* (value - mean) / deviation on delivery, u8 inputs after division by 255. */
 MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation);
 /* Mean and deviation over all elements, as delivered without normalisation. */

@@ -361,6 +361,7 @@ static const struct {
     {EMFILE, "too many open files"},
     {EFBIG, "the file would get too large"},
     {EIO, "input or output error"},
+    {EOVERFLOW, "a size or file number beyond 32 bits: compile with _FILE_OFFSET_BITS=64"},
     {ENOMEM, "out of memory"},
 #endif
 };
@@ -461,6 +462,28 @@ static bool mpt__file_remove(void *user, const char *path) {
     wchar_t wide[MPT__WIDE_PATH];
     (void)user;
     return mpt__wide_path(path, wide) && mpt__file_result(DeleteFileW(wide));
+}
+
+static bool mpt__file_list(void *user, const char *path, mpt_list_entry entry, void *to) {
+    wchar_t wide[MPT__WIDE_PATH + 2];
+    char name[4 * MAX_PATH];
+    WIN32_FIND_DATAW found;
+    (void)user;
+    if (!mpt__wide_path(path, wide)) return false;
+    memcpy(wide + wcslen(wide), L"\\*", 3 * sizeof(wchar_t));
+    const HANDLE search = FindFirstFileW(wide, &found);
+    if (!mpt__file_result(search != INVALID_HANDLE_VALUE)) return false;
+    do {
+        if (!mpt__file_result(WideCharToMultiByte(CP_UTF8, 0, found.cFileName, -1, name,
+                                                  (int)sizeof name, NULL, NULL) > 0))
+            break;
+        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+            entry(to, name, (found.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY) != 0);
+        mpt__io_error = 0;
+    } while (FindNextFileW(search, &found));
+    if (mpt__io_error == 0) mpt__file_result(GetLastError() == ERROR_NO_MORE_FILES);
+    FindClose(search);
+    return mpt__io_error == 0;
 }
 
 #else
@@ -608,6 +631,28 @@ static bool mpt__file_remove(void *user, const char *path) {
     return mpt__file_result(unlink(path) == 0);
 }
 
+static bool mpt__file_list(void *user, const char *path, mpt_list_entry entry, void *to) {
+    char child[4096];
+    struct dirent *item;
+    DIR *const directory = opendir(path);
+    (void)user;
+    if (!mpt__file_result(directory != NULL)) return false;
+    for (errno = 0; (item = readdir(directory)) != NULL; errno = 0) {
+        if (strcmp(item->d_name, ".") == 0 || strcmp(item->d_name, "..") == 0) continue;
+        if (mpt__format_text(child, sizeof child, "%s/%s", path, item->d_name) >= sizeof child) {
+            errno = ENAMETOOLONG;
+            break;
+        }
+        /* One that may not be read is a folder, too: who looks into it is told. */
+        DIR *const inner = opendir(child);
+        entry(to, item->d_name, inner != NULL || errno == EACCES);
+        if (inner) closedir(inner);
+    }
+    const bool whole = mpt__file_result(errno == 0);
+    closedir(directory);
+    return whole;
+}
+
 #endif
 
 static size_t mpt__file_read(void *user, void *file, void *buffer, size_t bytes) {
@@ -628,11 +673,12 @@ static void mpt__io_init(mpt_io *io) {
     (void)io;
 #else
     if (io->open || io->read || io->write || io->seek || io->size || io->flush || io->close ||
-        io->commit || io->remove)
+        io->commit || io->remove || io->list)
         return;
     io->open = mpt__file_open, io->read = mpt__file_read, io->write = mpt__file_write;
     io->seek = mpt__file_seek, io->size = mpt__file_size, io->flush = mpt__file_flush;
     io->close = mpt__file_close, io->commit = mpt__file_commit, io->remove = mpt__file_remove;
+    io->list = mpt__file_list;
 #endif
 }
 

@@ -30,6 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 #ifndef MPT__NO_FILES
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #endif
@@ -151,6 +152,24 @@
 MPT__REFUSE("mptrain: floats are computed with more precision here, so results would differ from "
             "machine to machine; compile with -msse2 -mfpmath=sse (x86), with "
             "-fexcess-precision=fast, or with -std=gnu11 instead of -std=c11");
+#endif
+
+/* Around a header of others: the warnings of the user's build are not for it. */
+#if defined(__GNUC__) || defined(__clang__)
+#define MPT__FOREIGN_CODE_BEGIN                                                       \
+    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wconversion\"") \
+        _Pragma("GCC diagnostic ignored \"-Wsign-conversion\"")                       \
+            _Pragma("GCC diagnostic ignored \"-Wshadow\"")                            \
+                _Pragma("GCC diagnostic ignored \"-Wcast-qual\"")                     \
+                    _Pragma("GCC diagnostic ignored \"-Wunused-function\"")           \
+                        _Pragma("GCC diagnostic ignored \"-Wextra\"")
+#define MPT__FOREIGN_CODE_END _Pragma("GCC diagnostic pop")
+#elif defined(_MSC_VER)
+#define MPT__FOREIGN_CODE_BEGIN __pragma(warning(push, 0))
+#define MPT__FOREIGN_CODE_END __pragma(warning(pop))
+#else
+#define MPT__FOREIGN_CODE_BEGIN
+#define MPT__FOREIGN_CODE_END
 #endif
 
 /* ==== Contract ==== */

@@ -142,6 +142,7 @@ typedef enum mpt__object_kind {
     MPT__SCHEDULE,
     MPT__DATASET,
     MPT__LOADER,
+    MPT__TOKENIZER,
     MPT__RECORDING,
     MPT__CAPTURED,
     MPT__USER_OP,

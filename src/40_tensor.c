@@ -1006,8 +1006,8 @@ static int64_t mpt__scalar_get_i(mpt_context *context, uint16_t slot) {
 /* ==== Objects ==== */
 
 static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {
-    "module", "optimizer", "scaler",        "schedule", "dataset",
-    "loader", "recording", "captured step", "op",       "average"};
+    "module",    "optimizer", "scaler",        "schedule", "dataset", "loader",
+    "tokenizer", "recording", "captured step", "op",       "average"};
 
 /* A new row for `object`, owned by the table from here on; 0 on error. */
 static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, void *object,

@@ -60,8 +60,16 @@ static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype 
 
 /* ==== Datasets as objects ==== */
 
-typedef struct mpt__dataset {
+typedef struct mpt__dataset mpt__dataset;
+
+/* Makes sample `at` of a dataset that reads files or computes. `work`: the dataset's work_bytes,
+   aligned; `target` may be NULL. Any thread. */
+typedef bool (*mpt__make_fn)(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
+                             void *input, void *target, char *error);
+
+struct mpt__dataset {
     mpt__id id;
+    const mpt__base *base;
     int32_t references; /* the handle, subsets and loaders: the last one to go frees the data */
     int32_t loaders;    /* while there are any, the delivered values cannot change */
     int64_t count;
@@ -72,19 +80,25 @@ typedef struct mpt__dataset {
     bool normalised;
     float mean, deviation;
 
-    const uint8_t *inputs, *targets; /* samples in memory; NULL: a callback makes them */
+    const uint8_t *inputs, *targets; /* samples in memory; NULL: `make` or a callback makes them */
     bool byte_targets;               /* class numbers are stored as u8 and delivered as i64 */
     void *owned[2];                  /* what of that came from the allocator */
     size_t owned_bytes[2];
     bool (*sample)(void *user, int64_t index, uint64_t seed, void *input, void *target, char *error,
                    size_t error_size);
     void *user;
+    mpt__make_fn make;
+    const void *state; /* of make, in owned[0] */
+    size_t work_bytes;
+    mpt__dataset *source; /* what make draws from, referenced unless there is a parent; or NULL */
+    const char *const *classes; /* names in order, NULL if there are none */
+    int64_t class_count;
 
     /* A subset is its parent (itself none) with other samples: first + i or indices[i]. */
-    struct mpt__dataset *parent;
+    mpt__dataset *parent;
     int64_t first;
     int64_t *indices;
-} mpt__dataset;
+};
 
 MPT__HANDLES(dataset, MPT__DATASET)
 
@@ -92,7 +106,10 @@ static void mpt__dataset_release(mpt_context *context, void *object) {
     mpt__dataset *dataset = (mpt__dataset *)object;
     mpt__base *base = &context->base;
     if (--dataset->references > 0) return;
-    if (dataset->parent) mpt__dataset_release(context, dataset->parent);
+    if (dataset->parent)
+        mpt__dataset_release(context, dataset->parent);
+    else if (dataset->source)
+        mpt__dataset_release(context, dataset->source);
     mpt__release(base, dataset->indices, (size_t)dataset->count * sizeof(int64_t), MPT_MEMORY_DATA);
     for (int i = 0; i < 2; i++)
         mpt__release(base, dataset->owned[i], dataset->owned_bytes[i], MPT_MEMORY_DATA);
@@ -156,6 +173,7 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
          !mpt__sample_size(context, "target", target, &config->target_shape, config->count,
                            &made.target_numel, &made.target_bytes)))
         return NULL;
+    made.base = &context->base;
     made.references = 1;
     made.count = config->count;
     made.dtype = dtype, made.target_dtype = target;
@@ -168,15 +186,38 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
 
 /* ==== Samples ==== */
 
-#define MPT__SAMPLE_ERROR 256 /* bytes of message that a callback may write */
+#define MPT__SAMPLE_ERROR 512 /* bytes of message that a callback may write */
+
+/* Scratch for one sample, each part aligned for any dtype: an input, a target, what `make` needs. */
+static size_t mpt__scratch_target(const mpt__dataset *dataset) {
+    return (dataset->input_bytes + 63) / 64 * 64;
+}
+
+static size_t mpt__scratch_work(const mpt__dataset *dataset) {
+    return mpt__scratch_target(dataset) + (dataset->target_bytes + 63) / 64 * 64;
+}
+
+static size_t mpt__scratch_bytes(const mpt__dataset *dataset) {
+    return dataset->inputs ? 0 : mpt__scratch_work(dataset) + dataset->work_bytes;
+}
 
 /* The input of a sample as it is stored: where it lies, or in `input`, which a callback fills. NULL
-   with a sentence in `error` if it fails. `target` may be NULL only for samples in memory, or
-   without targets. Any thread. */
+   with a sentence in `error` if it fails. A user's callback gets a target if it has targets.
+   `scratch`: mpt__scratch_bytes. Any thread. */
 static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, uint64_t seed,
-                                    void *input, void *target, char error[MPT__SAMPLE_ERROR]) {
+                                    uint8_t *scratch, void *input, void *target,
+                                    char error[MPT__SAMPLE_ERROR]) {
     const size_t at = (size_t)(dataset->indices ? dataset->indices[index] : dataset->first + index);
     error[0] = 0;
+    if (dataset->target_dtype == MPT_DTYPE_NONE)
+        target = NULL;
+    else if (!target && scratch)
+        target = scratch + mpt__scratch_target(dataset);
+    if (dataset->make)
+        return dataset->make(dataset, (int64_t)at, seed, scratch + mpt__scratch_work(dataset),
+                             input, target, error)
+                   ? input
+                   : NULL;
     if (!dataset->inputs) {
         bool good = dataset->sample(dataset->user, (int64_t)at, seed, input, target, error,
                                     MPT__SAMPLE_ERROR);
@@ -191,15 +232,6 @@ static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, 
         memcpy(target, dataset->targets + at * dataset->target_bytes, dataset->target_bytes);
     }
     return dataset->inputs + at * dataset->input_bytes;
-}
-
-/* Scratch with room for one input and, aligned for any dtype, one target of a callback. */
-static size_t mpt__scratch_target(const mpt__dataset *dataset) {
-    return (dataset->input_bytes + 63) / 64 * 64;
-}
-
-static size_t mpt__scratch_bytes(const mpt__dataset *dataset) {
-    return dataset->inputs ? 0 : mpt__scratch_target(dataset) + dataset->target_bytes;
 }
 
 /* How the inputs of a dataset become the elements of a batch. */
@@ -269,11 +301,7 @@ static bool mpt__dataset_fetch(const mpt__dataset *dataset, const mpt__delivery 
                                int64_t index, uint64_t seed, uint8_t *scratch, void *input,
                                void *target, char error[MPT__SAMPLE_ERROR]) {
     void *room = input && delivery->copies ? input : scratch;
-    if (dataset->target_dtype == MPT_DTYPE_NONE)
-        target = NULL;
-    else if (!target && scratch)
-        target = scratch + mpt__scratch_target(dataset);
-    const void *values = mpt__sample_read(dataset, index, seed, room, target, error);
+    const void *values = mpt__sample_read(dataset, index, seed, scratch, room, target, error);
     if (input && values && values != input)
         mpt__deliver(delivery, values, input, (size_t)dataset->numel);
     return values != NULL;
@@ -462,6 +490,11 @@ static bool mpt__dataset_whole(const mpt__dataset *dataset) {
     return dataset->dtype == MPT_I64 || dataset->dtype == MPT_I32;
 }
 
+MPTRAIN_API const char *mpt_class_name(mpt_dataset dataset, int64_t index) {
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_class_name");
+    return found && index >= 0 && index < found->class_count ? found->classes[index] : NULL;
+}
+
 MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
     mpt_context *context = dataset.context;
     mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_normalize");
@@ -515,11 +548,9 @@ static void mpt__tally_add(mpt__tally *tally, mpt_dtype dtype, const void *value
 static bool mpt__tally_pass(mpt_context *context, const mpt__dataset *dataset, uint8_t *scratch,
                             mpt__tally *tally) {
     char error[MPT__SAMPLE_ERROR];
-    uint8_t *target =
-        dataset->target_bytes && scratch ? scratch + mpt__scratch_target(dataset) : NULL;
     tally->sum = tally->squares = 0.0;
     for (int64_t i = 0; i < dataset->count; i++) {
-        const void *values = mpt__sample_read(dataset, i, 0, scratch, target, error);
+        const void *values = mpt__sample_read(dataset, i, 0, scratch, scratch, NULL, error);
         if (!values) return mpt__reject(context, MPT_ERROR_IO, "sample %lld: %s", i, error);
         mpt__tally_add(tally, dataset->dtype, values, (size_t)dataset->numel);
     }

@@ -3,6 +3,7 @@
 #include "01_api.h"
 #include "02_api_train.h"
 #include "03_api_models.h"
+#include "04_api_data.h"
 
 #if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION)
 #include "20_launch.h"
@@ -67,6 +68,8 @@
 #include "67_resize.c"
 #include "68_check.c"
 #include "70_data.c"
+#include "71_transform.c"
+#include "71_image.c"
 #include "72_loader.c"
 #include "73_checkpoint.c"
 #include "80_fit.c"

@@ -1,0 +1,799 @@
+/* ---------------------------------------------------------------------------------------------
+ * 71_image.c: folders of image files, decoded by stb_image where the build has it; CIFAR-10.
+ *
+ * stb_image takes what it needs from libc (or from STBI_MALLOC where it is implemented), at most a
+ * few times the pixels that max_pixels allows. It reads through callbacks that notice when it asks
+ * for bytes past the end: it would decode most torn files to something. The bytes it reads pass
+ * the checksums of PNG chunks and, with a manifest, SHA-256 on their way.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__71_IMAGE_INCLUDED
+#define MPT__71_IMAGE_INCLUDED
+
+#include "71_transform.c"
+
+/* ==== SHA-256 (FIPS 180-4) ==== */
+
+typedef struct mpt__sha256 {
+    uint32_t state[8];
+    uint64_t bytes;
+    uint8_t block[64];
+} mpt__sha256;
+
+static void mpt__sha256_begin(mpt__sha256 *sha) {
+    static const uint32_t start[8] = {0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
+                                      0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
+    memcpy(sha->state, start, sizeof start);
+    sha->bytes = 0;
+}
+
+static MPT__INLINE uint32_t mpt__rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
+
+static void mpt__sha256_block(uint32_t state[8], const uint8_t *p) {
+    static const uint32_t k[64] = {
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
+        0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
+        0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
+        0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
+        0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
+        0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
+        0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
+        0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
+        0xc67178f2};
+    uint32_t w[64], s[8];
+    memcpy(s, state, sizeof s);
+    for (int i = 0; i < 16; i++)
+        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
+               (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
+    for (int i = 16; i < 64; i++)
+        w[i] = w[i - 16] + w[i - 7] +
+               (mpt__rotate(w[i - 15], 7) ^ mpt__rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
+               (mpt__rotate(w[i - 2], 17) ^ mpt__rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
+    for (int i = 0; i < 64; i++) {
+        const uint32_t e = s[4], a = s[0];
+        const uint32_t first = s[7] +
+                               (mpt__rotate(e, 6) ^ mpt__rotate(e, 11) ^ mpt__rotate(e, 25)) +
+                               ((e & s[5]) ^ (~e & s[6])) + k[i] + w[i];
+        const uint32_t second = (mpt__rotate(a, 2) ^ mpt__rotate(a, 13) ^ mpt__rotate(a, 22)) +
+                                ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
+        memmove(s + 1, s, 7 * sizeof *s);
+        s[4] += first, s[0] = first + second;
+    }
+    for (int i = 0; i < 8; i++) state[i] += s[i];
+}
+
+static void mpt__sha256_add(mpt__sha256 *sha, const uint8_t *p, size_t n) {
+    while (n > 0) {
+        const size_t held = (size_t)(sha->bytes % 64), take = 64 - held < n ? 64 - held : n;
+        memcpy(sha->block + held, p, take);
+        sha->bytes += take, p += take, n -= take;
+        if (held + take == 64) mpt__sha256_block(sha->state, sha->block);
+    }
+}
+
+static void mpt__sha256_end(mpt__sha256 *sha, uint8_t digest[32]) {
+    static const uint8_t padding[64] = {0x80};
+    const uint64_t bits = sha->bytes * 8;
+    uint8_t tail[8];
+    mpt__sha256_add(sha, padding, (size_t)((119 - sha->bytes % 64) % 64 + 1));
+    for (int i = 0; i < 8; i++) tail[i] = (uint8_t)(bits >> (56 - 8 * i));
+    mpt__sha256_add(sha, tail, 8);
+    for (int i = 0; i < 32; i++) digest[i] = (uint8_t)(sha->state[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+/* ==== Lists of files ==== */
+
+/* Paths relative to a folder, "class/name", one after the other and each with its 0. */
+typedef struct mpt__files {
+    mpt_context *context;
+    char *text;
+    int64_t length, room;
+    int64_t *at; /* where each begins */
+    int64_t count, at_room;
+    char prefix[MPT__PATH_SIZE]; /* of what is added: "class/", or "" for folders alone */
+    bool too_long;
+} mpt__files;
+
+static void mpt__files_free(mpt__files *files) {
+    mpt__base *base = &files->context->base;
+    mpt__release(base, files->text, (size_t)files->room, MPT_MEMORY_HOST);
+    mpt__release(base, files->at, (size_t)files->at_room * sizeof *files->at, MPT_MEMORY_HOST);
+}
+
+static bool mpt__image_name(const char *name) {
+    static const char *const endings[] = {".png", ".jpg", ".jpeg", ".bmp"};
+    const size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        const size_t n = strlen(endings[i]);
+        bool same = length > n;
+        for (size_t k = 0; k < n && same; k++) {
+            const char c = name[length - n + k];
+            same = (c >= 'A' && c <= 'Z' ? (char)(c + 32) : c) == endings[i][k];
+        }
+        if (same) return true;
+    }
+    return false;
+}
+
+/* What io.list reports: a folder where folders are looked for, else an image file. */
+static void mpt__files_entry(void *to, const char *name, bool is_folder) {
+    mpt__files *files = (mpt__files *)to;
+    mpt__base *base = &files->context->base;
+    const int64_t prefix = (int64_t)strlen(files->prefix), n = (int64_t)strlen(name) + 1;
+    if (name[0] == '.' || is_folder != (prefix == 0) || (prefix > 0 && !mpt__image_name(name)))
+        return;
+    if (prefix + n > MPT__PATH_SIZE) files->too_long = true;
+    if (files->too_long ||
+        !mpt__grow(base, &files->text, &files->room, files->length + prefix + n, 1,
+                   MPT_MEMORY_HOST) ||
+        !mpt__grow(base, &files->at, &files->at_room, files->count + 1, sizeof *files->at,
+                   MPT_MEMORY_HOST))
+        return;
+    memcpy(files->text + files->length, files->prefix, (size_t)prefix);
+    memcpy(files->text + files->length + prefix, name, (size_t)n);
+    files->at[files->count++] = files->length;
+    files->length += prefix + n;
+}
+
+static bool mpt__files_list(mpt__files *files, const char *path) {
+    mpt_context *context = files->context;
+    const mpt_io *io = &context->base.io;
+    if (!io->list)
+        return mpt__reject(context, MPT_ERROR_IO, "cannot list %s: config.io has no `list`", path);
+    if (!io->list(io->user, path, mpt__files_entry, files))
+        return mpt__reject(context, MPT_ERROR_IO, "cannot list %s: %s", path,
+                           mpt__io_reason(&context->base));
+    if (files->too_long)
+        return mpt__reject(context, MPT_ERROR_IO, "%s: a path of more than %d bytes", path,
+                           MPT__PATH_SIZE - 1);
+    return context->base.status == MPT_OK;
+}
+
+/* In the order of bytes, '/' before all others, so that folders stay together. */
+static int mpt__path_compare(const char *a, const char *b) {
+    while (*a && *a == *b) a++, b++;
+    const int x = *a == '/' ? 1 : (uint8_t)*a * 2, y = *b == '/' ? 1 : (uint8_t)*b * 2;
+    return x - y;
+}
+
+/* Heap sort. */
+static void mpt__files_sort(mpt__files *files) {
+    int64_t *at = files->at;
+    for (int64_t begin = files->count / 2, end = files->count; end > 1;) {
+        if (begin > 0) {
+            begin--;
+        } else {
+            const int64_t top = at[0];
+            at[0] = at[--end], at[end] = top;
+        }
+        for (int64_t i = begin, child; (child = 2 * i + 1) < end; i = child) {
+            if (child + 1 < end &&
+                mpt__path_compare(files->text + at[child], files->text + at[child + 1]) < 0)
+                child++;
+            if (mpt__path_compare(files->text + at[i], files->text + at[child]) >= 0) break;
+            const int64_t other = at[i];
+            at[i] = at[child], at[child] = other;
+        }
+    }
+}
+
+/* The index of a path among sorted ones; -1 if it is not there. */
+static int64_t mpt__files_find(const mpt__files *files, const char *path) {
+    int64_t low = 0, high = files->count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        const int order = mpt__path_compare(files->text + files->at[middle], path);
+        if (order == 0) return middle;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return -1;
+}
+
+/* ==== Manifests ==== */
+
+static int mpt__hex_digit(char c) {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
+
+/* One line "64 digits, a space, a space or *, path" of n bytes; NULL if it is good, else what is
+   wrong. */
+static const char *mpt__manifest_line(const char *line, size_t n, uint8_t digest[32],
+                                      char path[MPT__PATH_SIZE]) {
+    if (n > 0 && line[n - 1] == '\r') n--;
+    if (n < 67 || line[64] != ' ' || (line[65] != ' ' && line[65] != '*'))
+        return "is not a SHA-256 in 64 digits, two spaces and a path";
+    for (int i = 0; i < 32; i++) {
+        const int high = mpt__hex_digit(line[2 * i]), low = mpt__hex_digit(line[2 * i + 1]);
+        if (high < 0 || low < 0) return "has a hash that is not 64 hexadecimal digits";
+        digest[i] = (uint8_t)(high << 4 | low);
+    }
+    line += 66, n -= 66;
+    if (n > 2 && line[0] == '.' && line[1] == '/') line += 2, n -= 2;
+    if (n >= MPT__PATH_SIZE) return "has a path that is too long";
+    memcpy(path, line, n);
+    path[n] = 0;
+    return strlen(path) == n ? NULL : "has a path with a zero byte";
+}
+
+/* Gives every file its digest of the manifest in `text`, which has a line for each of them. */
+static bool mpt__manifest_read(const mpt__files *files, const char *path, const char *text,
+                               size_t n, uint8_t (*digests)[32], uint8_t *named) {
+    mpt_context *context = files->context;
+    char file[MPT__PATH_SIZE];
+    int64_t number = 1;
+    for (size_t at = 0, end; at < n; at = end + 1, number++) {
+        uint8_t digest[32];
+        for (end = at; end < n && text[end] != '\n';) end++;
+        if (end == at || (end == at + 1 && text[at] == '\r')) continue;
+        const char *fault = mpt__manifest_line(text + at, end - at, digest, file);
+        if (fault)
+            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: line %lld %s", path, number, fault);
+        if (!mpt__image_name(file)) continue;
+        const int64_t index = mpt__files_find(files, file);
+        if (index < 0 || named[index])
+            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: line %lld names %s, which %s", path,
+                               number, file,
+                               index < 0 ? "is not there" : "an earlier line names, too");
+        memcpy(digests[index], digest, sizeof digest);
+        named[index] = 1;
+    }
+    for (int64_t i = 0; i < files->count; i++)
+        if (!named[i])
+            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: has no line for %s", path,
+                               files->text + files->at[i]);
+    return true;
+}
+
+/* ==== Image folders ==== */
+
+MPTRAIN_API mpt_image_config mpt_image_config_default(void) {
+    mpt_image_config config;
+    memset(&config, 0, sizeof config);
+    config.channels = 3;
+    config.max_pixels = INT64_C(1) << 25;
+    return config;
+}
+
+#ifdef MPTRAIN_STB_IMAGE
+
+MPT__FOREIGN_CODE_BEGIN
+#ifdef MPTRAIN_STB_IMAGE_IMPLEMENTATION
+#define STB_IMAGE_IMPLEMENTATION
+#endif
+#if defined(__has_include)
+#if __has_include(<stb_image.h>)
+#include <stb_image.h>
+#else
+#include <stb/stb_image.h>
+#endif
+#else
+#include <stb_image.h>
+#endif
+MPT__FOREIGN_CODE_END
+
+/* What the samples of a folder are made of; all of it one allocation. */
+typedef struct mpt__folder {
+    mpt__pipeline plan;
+    mpt_image_config config;
+    const char *root;
+    const char *text;
+    const int64_t *at;
+    const int64_t *labels;
+    const uint8_t (*digests)[32]; /* NULL: no manifest */
+} mpt__folder;
+
+enum { MPT__NO_IMAGE, MPT__PNG, MPT__JPEG, MPT__BMP };
+
+/* A file on its way to the decoder. */
+typedef struct mpt__image_file {
+    const mpt_io *io;
+    void *handle;
+    int64_t size, position; /* position: of what comes after the buffer */
+    bool starved;           /* it was asked for bytes past its end */
+    bool torn;              /* it gave fewer bytes than it has */
+    bool hashed;
+    int format;
+    /* PNG: what the next chunk still has; `fault` names the first whose checksum is wrong. */
+    int64_t chunk_left, chunk_size, chunk_at;
+    uint32_t chunk_crc;
+    uint8_t chunk[8]; /* length and type, then the checksum */
+    int chunk_filled;
+    bool chunk_body, chunks_end;
+    int64_t fault;
+    mpt__sha256 sha;
+    size_t begin, end; /* of what is left in the buffer */
+    uint8_t buffer[8192];
+} mpt__image_file;
+
+static uint32_t mpt__png_crc(uint32_t crc, const uint8_t *p, size_t n) {
+    static const uint32_t nibble[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac,
+                                        0x76dc4190, 0x6b6b51f4, 0x4db26158, 0x5005713c,
+                                        0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
+                                        0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
+    for (size_t i = 0; i < n; i++) {
+        crc = crc >> 4 ^ nibble[(crc ^ p[i]) & 15];
+        crc = crc >> 4 ^ nibble[(crc ^ (uint32_t)p[i] >> 4) & 15];
+    }
+    return crc;
+}
+
+/* Follows the chunks of a PNG file, without its signature. */
+static void mpt__png_chunks(mpt__image_file *file, const uint8_t *p, size_t n) {
+    while (n > 0 && !file->chunks_end && file->fault < 0) {
+        if (file->chunk_body && file->chunk_left > 0) {
+            const size_t take = file->chunk_left < (int64_t)n ? (size_t)file->chunk_left : n;
+            file->chunk_crc = mpt__png_crc(file->chunk_crc, p, take);
+            file->chunk_left -= (int64_t)take, p += take, n -= take;
+            continue;
+        }
+        file->chunk[file->chunk_filled++] = *p++, n--;
+        const uint8_t *c = file->chunk;
+        const uint32_t word =
+            (uint32_t)c[0] << 24 | (uint32_t)c[1] << 16 | (uint32_t)c[2] << 8 | c[3];
+        if (file->chunk_body && file->chunk_filled == 4) {
+            if (word != (file->chunk_crc ^ 0xffffffffu)) file->fault = file->chunk_at;
+            file->chunk_body = false, file->chunk_filled = 0;
+            file->chunk_at += 12 + file->chunk_size;
+        } else if (!file->chunk_body && file->chunk_filled == 8) {
+            file->chunk_left = file->chunk_size = word;
+            file->chunks_end = memcmp(c + 4, "IEND", 4) == 0; /* its own checksum means nothing */
+            file->chunk_crc = mpt__png_crc(0xffffffffu, c + 4, 4);
+            file->chunk_body = true, file->chunk_filled = 0;
+        }
+    }
+}
+
+/* Fills the buffer; false at the end. */
+static bool mpt__image_refill(mpt__image_file *file) {
+    const int64_t left = file->size - file->position;
+    const size_t wanted = left < (int64_t)sizeof file->buffer ? (size_t)left : sizeof file->buffer;
+    const size_t signature = file->position == 0 ? 8 : 0;
+    file->begin = 0;
+    file->end = wanted && !file->torn
+                    ? file->io->read(file->io->user, file->handle, file->buffer, wanted)
+                    : 0;
+    if (file->end < wanted) file->torn = true;
+    file->position += (int64_t)file->end;
+    if (file->hashed) mpt__sha256_add(&file->sha, file->buffer, file->end);
+    if (file->format == MPT__PNG && file->end > signature)
+        mpt__png_chunks(file, file->buffer + signature, file->end - signature);
+    return file->end > 0;
+}
+
+static int mpt__image_read(void *user, char *data, int size) {
+    mpt__image_file *file = (mpt__image_file *)user;
+    size_t done = 0;
+    while (size > 0 && done < (size_t)size) {
+        if (file->begin == file->end && !mpt__image_refill(file)) break;
+        size_t take = file->end - file->begin, left = (size_t)size - done;
+        if (take > left) take = left;
+        if (data) memcpy(data + done, file->buffer + file->begin, take);
+        file->begin += take, done += take;
+    }
+    if (size > 0 && done == 0) file->starved = true;
+    return (int)done;
+}
+
+static void mpt__image_skip(void *user, int n) {
+    mpt__image_file *file = (mpt__image_file *)user;
+    if (n > 0 && mpt__image_read(user, NULL, n) < n) file->starved = true;
+}
+
+static int mpt__image_end(void *user) {
+    const mpt__image_file *file = (const mpt__image_file *)user;
+    return file->begin == file->end && (file->torn || file->position >= file->size);
+}
+
+/* Back to the first byte; from here on all bytes are watched. */
+static bool mpt__image_rewind(mpt__image_file *file, int format, bool hashed) {
+    file->position = 0;
+    file->begin = file->end = 0;
+    file->starved = file->torn = false;
+    file->format = format, file->hashed = hashed;
+    file->fault = -1;
+    mpt__sha256_begin(&file->sha);
+    return file->io->seek && file->io->seek(file->io->user, file->handle, 0);
+}
+
+/* By the first bytes. */
+static int mpt__image_format(mpt__image_file *file) {
+    static const uint8_t png[8] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+    mpt__image_refill(file);
+    const uint8_t *p = file->buffer;
+    if (file->end >= 8 && memcmp(p, png, 8) == 0) return MPT__PNG;
+    if (file->end >= 3 && p[0] == 0xff && p[1] == 0xd8 && p[2] == 0xff) return MPT__JPEG;
+    return file->end >= 2 && p[0] == 'B' && p[1] == 'M' ? MPT__BMP : MPT__NO_IMAGE;
+}
+
+typedef struct mpt__decoded {
+    uint8_t *pixels; /* of stbi */
+    int width, height;
+} mpt__decoded;
+
+/* Says what is wrong with a file: false. */
+#define MPT__IMAGE_FAULT(...) (mpt__format_text(error, MPT__SAMPLE_ERROR, __VA_ARGS__), false)
+
+/* Decodes a file that is open, or only measures it; false with a sentence in `error`. */
+static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file, const char *path,
+                              const uint8_t *digest, bool measure, mpt__decoded *out, char *error) {
+    static const stbi_io_callbacks callbacks = {mpt__image_read, mpt__image_skip, mpt__image_end};
+    const char *torn = "%s: the file ends too early: the decoder asked for more than %lld bytes";
+    uint8_t sum[32];
+    int channels = 0;
+    const int format = mpt__image_format(file);
+    if (format == MPT__NO_IMAGE)
+        return MPT__IMAGE_FAULT("%s: neither PNG nor JPEG nor BMP (first bytes %llx %llx)", path,
+                                (uint64_t)file->buffer[0], (uint64_t)file->buffer[1]);
+    if (!mpt__image_rewind(file, MPT__NO_IMAGE, false))
+        return MPT__IMAGE_FAULT("%s: cannot go back to its beginning", path);
+    if (!stbi_info_from_callbacks(&callbacks, file, &out->width, &out->height, &channels))
+        return file->starved ? MPT__IMAGE_FAULT(torn, path, file->size)
+                             : MPT__IMAGE_FAULT("%s: %s", path, stbi_failure_reason());
+    if (out->height < 0 && out->height >= -INT32_MAX)
+        out->height = -out->height; /* a BMP from top */
+    if (out->width < 1 || out->height < 1 ||
+        (int64_t)out->width * out->height > folder->config.max_pixels)
+        return MPT__IMAGE_FAULT("%s: %d x %d pixels; max_pixels is %lld", path, out->height,
+                                out->width, folder->config.max_pixels);
+    if (measure) return true;
+    const int width = out->width, height = out->height;
+    if (!mpt__image_rewind(file, format, digest != NULL))
+        return MPT__IMAGE_FAULT("%s: cannot go back to its beginning", path);
+    file->chunk_at = 8;
+    mpt__image_refill(file);
+    out->pixels = stbi_load_from_callbacks(&callbacks, file, &out->width, &out->height, &channels,
+                                           folder->config.channels);
+    const bool starved = file->starved;
+    while ((digest || format == MPT__PNG) && mpt__image_refill(file)) continue;
+    if (file->torn) return MPT__IMAGE_FAULT("%s: not all of it could be read", path);
+    mpt__sha256_end(&file->sha, sum);
+    if (digest && memcmp(sum, digest, sizeof sum) != 0)
+        return MPT__IMAGE_FAULT("%s: its SHA-256 is not that of the manifest", path);
+    if (starved) return MPT__IMAGE_FAULT(torn, path, file->size);
+    if (file->fault >= 0)
+        return MPT__IMAGE_FAULT("%s: a PNG chunk has a wrong checksum (at byte %lld)", path,
+                                file->fault);
+    if (!out->pixels) return MPT__IMAGE_FAULT("%s: %s", path, stbi_failure_reason());
+    if (out->width != width || out->height != height)
+        return MPT__IMAGE_FAULT("%s: decoded to another size than its header says", path);
+    return true;
+}
+
+static bool mpt__image_open(const mpt__base *base, const mpt__folder *folder, int64_t index,
+                            bool measure, mpt__image_file *file, mpt__decoded *out, char *error) {
+    char path[2 * MPT__PATH_SIZE];
+    const char *name = folder->text + folder->at[index];
+    const mpt_io *io = &base->io;
+    mpt__format_text(path, sizeof path, "%s/%s", folder->root, name);
+    memset(file, 0, offsetof(mpt__image_file, buffer));
+    memset(out, 0, sizeof *out);
+    file->io = io;
+    file->fault = -1;
+    file->handle = io->open && io->read ? io->open(io->user, path, 'r') : NULL;
+    if (!file->handle) return MPT__IMAGE_FAULT("cannot open %s: %s", path, mpt__io_reason(base));
+    file->size = io->size ? io->size(io->user, file->handle) : -1;
+    const bool good = mpt__image_decode(
+        folder, file, name, folder->digests ? folder->digests[index] : NULL, measure, out, error);
+    if (io->close) io->close(io->user, file->handle);
+    return good;
+}
+
+static bool mpt__folder_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
+                             void *input, void *target, char *error) {
+    const mpt__folder *folder = (const mpt__folder *)dataset->state;
+    const mpt__pipeline *plan = &folder->plan;
+    mpt__image_file *file = (mpt__image_file *)(void *)(work + mpt__pipeline_bytes(plan));
+    mpt__decoded image;
+    bool good = mpt__image_open(dataset->base, folder, at, false, file, &image, error);
+    if (good) {
+        mpt__picture picture = mpt__picture_of(plan, image.pixels, NULL, image.height, image.width);
+        picture.channel_step = 1, picture.column_step = plan->channels;
+        picture.row_step = plan->channels * image.width;
+        good = mpt__pipeline_run(plan, &picture, seed, work, (float *)input, error);
+        if (!good) {
+            char said[MPT__SAMPLE_ERROR];
+            memcpy(said, error, sizeof said);
+            mpt__format_text(error, MPT__SAMPLE_ERROR, "%s: %s", folder->text + folder->at[at],
+                             said);
+        }
+    }
+    if (image.pixels) stbi_image_free(image.pixels);
+    if (good && target) memcpy(target, &folder->labels[at], sizeof(int64_t));
+    return good;
+}
+
+/* The classes and files of a folder; *classes and files have to be freed. */
+static bool mpt__folder_list(const char *root, mpt__files *classes, mpt__files *files) {
+    mpt_context *context = files->context;
+    char path[2 * MPT__PATH_SIZE];
+    if (!mpt__files_list(classes, root)) return false;
+    mpt__files_sort(classes);
+    if (classes->count == 0)
+        return mpt__reject(context, MPT_ERROR_IO, "%s has no subfolders; each one is a class",
+                           root);
+    for (int64_t i = 0; i < classes->count; i++) {
+        const char *name = classes->text + classes->at[i];
+        const int64_t before = files->count;
+        if (mpt__format_text(files->prefix, MPT__PATH_SIZE, "%s/", name) >= MPT__PATH_SIZE)
+            return mpt__reject(context, MPT_ERROR_IO, "%s: a path that is too long", root);
+        mpt__format_text(path, sizeof path, "%s/%s", root, name);
+        if (!mpt__files_list(files, path)) return false;
+        if (files->count == before)
+            return mpt__reject(context, MPT_ERROR_IO, "%s holds no .png, .jpg, .jpeg or .bmp file",
+                               path);
+    }
+    mpt__files_sort(files);
+    return true;
+}
+
+/* Bytes of each part of what a folder owns, every one a multiple of 8. */
+static size_t mpt__folder_part(size_t bytes) { return (bytes + 7) / 8 * 8; }
+
+static bool mpt__path_within(const char *path, const char *folder) {
+    const size_t n = strlen(folder);
+    return strncmp(path, folder, n) == 0 && path[n] == '/';
+}
+
+/* Copies the lists behind the folder's head; `state` has room for all of it. */
+static void mpt__folder_fill(mpt__dataset *dataset, const char *root, const mpt__files *classes,
+                             const mpt__files *files, const mpt_image_config *config) {
+    mpt__folder *folder = (mpt__folder *)dataset->owned[0];
+    uint8_t *at = (uint8_t *)dataset->owned[0] + mpt__folder_part(sizeof *folder);
+    const char **names = (const char **)(void *)at;
+    at += mpt__folder_part((size_t)classes->count * sizeof *names);
+    int64_t *labels = (int64_t *)(void *)at;
+    at += (size_t)files->count * sizeof *labels;
+    int64_t *places = (int64_t *)(void *)at;
+    at += (size_t)files->count * sizeof *places;
+    if (config->manifest) {
+        folder->digests = (const uint8_t(*)[32])(void *)at;
+        at += (size_t)files->count * 32;
+    }
+    char *text = (char *)at;
+    memcpy(places, files->at, (size_t)files->count * sizeof *places);
+    memcpy(text, files->text, (size_t)files->length);
+    memcpy(text + files->length, classes->text, (size_t)classes->length);
+    memcpy(text + files->length + classes->length, root, strlen(root) + 1);
+    for (int64_t i = 0; i < classes->count; i++) names[i] = text + files->length + classes->at[i];
+    for (int64_t i = 0, label = 0; i < files->count; i++) {
+        const char *path = text + places[i];
+        while (label + 1 < classes->count && !mpt__path_within(path, names[label])) label++;
+        labels[i] = label;
+    }
+    folder->config = *config;
+    folder->root = text + files->length + classes->length;
+    folder->text = text, folder->at = places, folder->labels = labels;
+    dataset->classes = (const char *const *)(const void *)names;
+    dataset->class_count = classes->count;
+}
+
+/* Reads the manifest into the folder's digests. */
+static bool mpt__folder_manifest(mpt_context *context, mpt__dataset *dataset,
+                                 const mpt__files *files) {
+    const mpt__folder *folder = (const mpt__folder *)dataset->state;
+    const char *path = folder->config.manifest;
+    mpt__reader file;
+    if (!mpt__reader_open(&file, context, path)) return false;
+    uint8_t *text =
+        file.size ? mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST) : NULL;
+    uint8_t *named = (uint8_t *)mpt__host_new(context, (size_t)files->count);
+    uint8_t(*digests)[32] = (uint8_t(*)[32])(uintptr_t)folder->digests;
+    mpt__reader_close(&file);
+    bool good =
+        named && context->base.status == MPT_OK &&
+        mpt__manifest_read(files, path, (const char *)text, (size_t)file.size, digests, named);
+    mpt__host_free(context, text, (size_t)file.size);
+    mpt__host_free(context, named, (size_t)files->count);
+    return good;
+}
+
+/* Without steps that set it, the size of the first picture; then the finished plan. */
+static bool mpt__folder_plan(mpt_context *context, const mpt__folder *probe, mpt__pipeline *plan) {
+    const mpt_image_config *config = &probe->config;
+    char error[MPT__SAMPLE_ERROR];
+    mpt__decoded image;
+    if (!mpt__pipeline_plan(context, config->steps, config->step_count, config->channels, 0, 0,
+                            plan))
+        return false;
+    if (plan->height > 0) return true;
+    mpt__image_file *file = (mpt__image_file *)mpt__host_new(context, sizeof *file);
+    if (!file) return false;
+    const bool good = mpt__image_open(&context->base, probe, 0, true, file, &image, error);
+    mpt__host_free(context, file, sizeof *file);
+    if (!good)
+        return mpt__reject(context, MPT_ERROR_IO, "%s (the first picture sets the size of all)",
+                           error);
+    return mpt__pipeline_plan(context, config->steps, config->step_count, config->channels,
+                              image.height, image.width, plan);
+}
+
+static mpt__dataset *mpt__folder_new(mpt_context *context, const char *root,
+                                     const mpt__files *classes, const mpt__files *files,
+                                     const mpt_image_config *config) {
+    mpt_user_dataset_config samples;
+    mpt__folder probe;
+    memset(&samples, 0, sizeof samples);
+    memset(&probe, 0, sizeof probe);
+    probe.config = *config;
+    probe.root = root;
+    probe.text = files->text, probe.at = files->at;
+    if (!mpt__folder_plan(context, &probe, &probe.plan)) return NULL;
+    samples.count = files->count;
+    samples.dtype = MPT_F32;
+    samples.shape = MPT_SHAPE(config->channels, probe.plan.height, probe.plan.width);
+    samples.target_dtype = MPT_I64;
+    const size_t bytes =
+        mpt__folder_part(sizeof probe) + mpt__folder_part((size_t)classes->count * sizeof(char *)) +
+        (size_t)files->count * (2 * sizeof(int64_t) + (config->manifest ? 32 : 0)) +
+        (size_t)files->length + (size_t)classes->length + strlen(root) + 1;
+    mpt__dataset *dataset =
+        mpt__planned_new(context, &samples, &probe.plan, mpt__folder_make, bytes);
+    if (!dataset) return NULL;
+    dataset->work_bytes = mpt__pipeline_bytes(&probe.plan) + sizeof(mpt__image_file);
+    mpt__folder_fill(dataset, root, classes, files, config);
+    if (!config->manifest || mpt__folder_manifest(context, dataset, files)) return dataset;
+    mpt__dataset_release(context, dataset);
+    return NULL;
+}
+
+static mpt__dataset *mpt__folder_open(mpt_context *context, const char *root,
+                                      const mpt_image_config *config) {
+    mpt__files *lists = (mpt__files *)mpt__host_new(context, 2 * sizeof *lists);
+    mpt__dataset *dataset = NULL;
+    if (!lists) return NULL;
+    lists[0].context = lists[1].context = context;
+    if (mpt__folder_list(root, &lists[0], &lists[1]))
+        dataset = mpt__folder_new(context, root, &lists[0], &lists[1], config);
+    mpt__files_free(&lists[0]);
+    mpt__files_free(&lists[1]);
+    mpt__host_free(context, lists, 2 * sizeof *lists);
+    return dataset;
+}
+
+#endif
+
+MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folder,
+                                         const mpt_image_config *config) {
+    mpt_image_config defaults = mpt_image_config_default();
+    mpt__dataset *dataset = NULL;
+    if (!config) config = &defaults;
+    if (!mpt__enter(context, "mpt_image_folder") || mpt__no_files(context))
+        return mpt__dataset_handle(context, NULL);
+    if (!folder || !folder[0] || strlen(folder) >= MPT__PATH_SIZE) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "folder is %s",
+                   !folder      ? "NULL"
+                   : !folder[0] ? "empty"
+                                : "too long a path");
+    } else if (config->channels != 1 && config->channels != 3 && config->channels != 4) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "channels is %d; 1 grey, 3 RGB, 4 RGBA",
+                   config->channels);
+    } else if (config->max_pixels < 1) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "max_pixels is %lld; at least 1",
+                   config->max_pixels);
+    } else {
+#ifdef MPTRAIN_STB_IMAGE
+        dataset = mpt__folder_open(context, folder, config);
+#else
+        mpt__error(context, MPT_ERROR_UNSUPPORTED, "built without image files (MPTRAIN_STB_IMAGE)");
+#endif
+    }
+    return mpt__dataset_publish(context, dataset);
+}
+
+/* ==== CIFAR-10 ==== */
+
+enum { MPT__CIFAR_PIXELS = 3 * 32 * 32, MPT__CIFAR_RECORD = 1 + MPT__CIFAR_PIXELS };
+
+static const char *const mpt__cifar_classes[10] = {
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"};
+
+/* Opens file number `i` of a split and checks its size. */
+static bool mpt__cifar_open(mpt_context *context, const char *directory, mpt_split split, int i,
+                            char path[MPT__PATH_SIZE], mpt__reader *file) {
+    const size_t length =
+        split == MPT_TEST
+            ? mpt__format_text(path, MPT__PATH_SIZE, "%s/test_batch.bin", directory)
+            : mpt__format_text(path, MPT__PATH_SIZE, "%s/data_batch_%d.bin", directory, i + 1);
+    if (length >= MPT__PATH_SIZE)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "the path of the directory is too long");
+    if (!mpt__reader_open(file, context, path)) return false;
+    if (file->size > 0 && file->size % MPT__CIFAR_RECORD == 0) return true;
+    mpt__reader_close(file);
+    return mpt__reject(context, MPT_ERROR_FORMAT,
+                       "%s: %lld bytes are not a number of records of %d (a label, 3 x 32 x 32 "
+                       "pixels)",
+                       path, file->size, (int)MPT__CIFAR_RECORD);
+}
+
+/* Moves labels out of `records` records, so that their pixels lie one after the other. */
+static bool mpt__cifar_split(mpt_context *context, const char *path, uint8_t *records,
+                             int64_t count, uint8_t *pixels, uint8_t *labels) {
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t *record = records + i * MPT__CIFAR_RECORD;
+        if (record[0] > 9)
+            return mpt__reject(context, MPT_ERROR_FORMAT,
+                               "%s: label %d in record %lld (byte %lld); labels are 0 to 9", path,
+                               (int)record[0], i, i * MPT__CIFAR_RECORD);
+        labels[i] = record[0];
+        memmove(pixels + i * MPT__CIFAR_PIXELS, record + 1, MPT__CIFAR_PIXELS);
+    }
+    return true;
+}
+
+static bool mpt__cifar_read(mpt_context *context, const char *directory, mpt_split split,
+                            mpt__dataset *dataset) {
+    uint8_t *pixels = (uint8_t *)dataset->owned[0], *labels = (uint8_t *)dataset->owned[1];
+    char path[MPT__PATH_SIZE];
+    int64_t done = 0;
+    for (int i = 0; i < (split == MPT_TEST ? 1 : 5); i++) {
+        mpt__reader file;
+        if (!mpt__cifar_open(context, directory, split, i, path, &file)) return false;
+        const int64_t count = file.size / MPT__CIFAR_RECORD;
+        /* The records end where those still to come begin: moving pixels down never overtakes. */
+        uint8_t *records = pixels + done * MPT__CIFAR_RECORD;
+        bool good = count <= dataset->count - done;
+        if (!good)
+            mpt__error(context, MPT_ERROR_IO, "%s: it grew while it was read", path);
+        else
+            good = mpt__reader_read(&file, records, (size_t)file.size);
+        mpt__reader_close(&file);
+        if (!good || !mpt__cifar_split(context, path, records, count,
+                                       pixels + done * MPT__CIFAR_PIXELS, labels + done))
+            return false;
+        done += count;
+    }
+    if (done == dataset->count) return true;
+    return mpt__reject(context, MPT_ERROR_IO, "%s: it shrank while it was read", path);
+}
+
+static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory, mpt_split split) {
+    mpt_user_dataset_config samples;
+    char path[MPT__PATH_SIZE];
+    memset(&samples, 0, sizeof samples);
+    samples.dtype = MPT_U8;
+    samples.shape = MPT_SHAPE(3, 32, 32);
+    samples.target_dtype = MPT_I64;
+    for (int i = 0; i < (split == MPT_TEST ? 1 : 5); i++) {
+        mpt__reader file;
+        if (!mpt__cifar_open(context, directory, split, i, path, &file)) return NULL;
+        samples.count += file.size / MPT__CIFAR_RECORD;
+        mpt__reader_close(&file);
+    }
+    mpt__dataset *dataset = mpt__dataset_new(context, &samples);
+    if (!dataset) return NULL;
+    for (int i = 0; i < 2; i++) {
+        dataset->owned_bytes[i] = (size_t)samples.count * (i ? 1 : MPT__CIFAR_RECORD);
+        dataset->owned[i] = mpt__allocate(&context->base, dataset->owned_bytes[i], MPT_MEMORY_DATA);
+    }
+    if (context->base.status == MPT_OK && mpt__cifar_read(context, directory, split, dataset)) {
+        dataset->inputs = (const uint8_t *)dataset->owned[0];
+        dataset->targets = (const uint8_t *)dataset->owned[1];
+        dataset->byte_targets = true;
+        dataset->classes = mpt__cifar_classes, dataset->class_count = 10;
+        return dataset;
+    }
+    mpt__dataset_release(context, dataset);
+    return NULL;
+}
+
+MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory, mpt_split split) {
+    mpt__dataset *dataset = NULL;
+    if (!mpt__enter(context, "mpt_cifar10") || mpt__no_files(context))
+        return mpt__dataset_handle(context, NULL);
+    if (!directory)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "directory is NULL");
+    else if (split != MPT_TRAIN && split != MPT_TEST)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST",
+                   (int)split);
+    else
+        dataset = mpt__cifar_new(context, directory, split);
+    return mpt__dataset_publish(context, dataset);
+}
+
+#endif
