@@ -168,7 +168,7 @@ MPTRAIN_API size_t mpt_histograms(mpt_module module, bool gradients, char *text,
         const bool none = gradients && !mpt__leaf_has_grad(context, tensor);
         mpt__write_text(&out, "\n");
         const size_t line = out.length;
-        mpt__write_text(&out, "%s%s", mpt__relative_path(context, found, parameter),
+        mpt__write_text(&out, "%s%s", mpt__relative_path(context, found, parameter->path),
                         none ? " none" : "");
         if (none) continue;
         if (gradients)
