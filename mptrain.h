@@ -277,7 +277,16 @@ Memory of yours cannot be borrowed there: mpt_from copies what mpt_wrap would bo
     while (mpt_loader_next(loader, &b)) mpt_captured_step(captured, b.x, b.y);
 
 does the loop above without the host: the launches of one step are recorded and repeated, on a GPU
-as one CUDA graph. It leaves the same bits.
+as one CUDA graph. It leaves the same bits. A game that trains while it is played has a few
+milliseconds of each frame for that. On a CPU a step stops when they are over and goes on in the
+next frame, with the same bits again:
+
+    while (running) {
+        bool done = false;
+        update_and_draw();
+        mpt_step_slice(captured, x, y, 0.002, &done);       // 2 ms, or one launch longer
+        if (done && mpt_loader_next(loader, &b)) x = b.x, y = b.y;   // read when a step begins
+    }
 
 ==== MANUAL 13: small machines; limits =========================================================
 
@@ -348,6 +357,7 @@ MPT__HANDLE(mpt_schedule);
 MPT__HANDLE(mpt_ema);
 MPT__HANDLE(mpt_dataset);
 MPT__HANDLE(mpt_loader);
+MPT__HANDLE(mpt_tokenizer);
 MPT__HANDLE(mpt_recording);
 MPT__HANDLE(mpt_captured);
 MPT__HANDLE(mpt_op);
@@ -449,8 +459,10 @@ typedef struct mpt_clock {
 
 /* Files. `open` returns NULL on failure; mode is 'r' (read) or 'w' (create or truncate). `read` and
    `write` return the bytes moved, fewer only at the end or on error. `size` is -1 if unknown.
-   `commit` makes the file durable and moves it from `temporary` to `path` in one step. Paths are
-   UTF-8 on every system. May be called from loader workers (read side only). */
+   `commit` makes the file durable and moves it from `temporary` to `path` in one step. `list` hands
+   the names in a folder, in any order and without "." and "..", to `entry`. Paths are UTF-8 on every
+   system. May be called from loader workers (read side only). */
+typedef void (*mpt_list_entry)(void *to, const char *name, bool is_folder);
 typedef struct mpt_io {
     void *(*open)(void *user, const char *path, char mode);
     size_t (*read)(void *user, void *file, void *buffer, size_t bytes);
@@ -461,6 +473,7 @@ typedef struct mpt_io {
     bool (*close)(void *user, void *file);
     bool (*commit)(void *user, const char *temporary, const char *path);
     bool (*remove)(void *user, const char *path);
+    bool (*list)(void *user, const char *path, mpt_list_entry entry, void *to);
     void *user;
 } mpt_io;
 
@@ -696,6 +709,13 @@ MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal);
 MPTRAIN_API mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index);
 MPTRAIN_API mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index);
 MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source);
+/* Along a dimension of floats, as torch.sort(stable=True): NaN counts as the largest, equal ones
+   keep their order. The values are differentiable; *indices gets where they stood, i64, unless it
+   is NULL. topk: the k largest, or smallest, in order; among equal ones the first. */
+MPTRAIN_API mpt_tensor mpt_sort(mpt_tensor x, int dim, bool descending, mpt_tensor *indices);
+MPTRAIN_API mpt_tensor mpt_argsort(mpt_tensor x, int dim, bool descending); /* indices alone */
+MPTRAIN_API mpt_tensor mpt_topk(mpt_tensor x, int64_t k, int dim, bool largest,
+                                mpt_tensor *indices);
 /* i64 classes [..] -> i64 [.., count]: 1 at the class, else 0. */
 MPTRAIN_API mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count);
 
@@ -727,6 +747,13 @@ MPTRAIN_API mpt_tensor mpt_le(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_gt(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_ge(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_ne(mpt_tensor a, mpt_tensor b);
+/* The same with a number, of any dtype. */
+MPTRAIN_API mpt_tensor mpt_lt_scalar(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_le_scalar(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_gt_scalar(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_ge_scalar(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_eq_scalar(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_ne_scalar(mpt_tensor x, double value);
 /* bool; of any dtypes: what is not 0 is true. */
 MPTRAIN_API mpt_tensor mpt_logical_and(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_logical_or(mpt_tensor a, mpt_tensor b);
@@ -755,6 +782,19 @@ MPTRAIN_API mpt_tensor mpt_silu(mpt_tensor x);                     /* x sigmoid(
 MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold);
 /* As mpt_clamp. -1, 1 */
 MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max);
+
+/* In place, as PyTorch's ops of these names: the result goes over the values of x, and x is
+   returned. Views of the same memory see it; a backward that saved the old values is an error. b
+   and source broadcast to x, whose dtype stays. With a gradient to come, x may be no leaf that
+   collects one, and must not share its memory with live views (PyTorch: may); what copy_ and fill_
+   replace has no history any more. */
+MPTRAIN_API mpt_tensor mpt_relu_(mpt_tensor x);
+MPTRAIN_API mpt_tensor mpt_add_(mpt_tensor x, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_mul_(mpt_tensor x, mpt_tensor b);
+MPTRAIN_API mpt_tensor mpt_add_scalar_(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_mul_scalar_(mpt_tensor x, double value);
+MPTRAIN_API mpt_tensor mpt_copy_(mpt_tensor x, mpt_tensor source); /* any dtypes */
+MPTRAIN_API mpt_tensor mpt_fill_(mpt_tensor x, double value);      /* any dtype */
 
 /* [.., M, K] x [.., K, N] -> [.., M, N]; leading dimensions broadcast; 1-d operands as in PyTorch.
    fp32 accumulation whatever the dtype. */
@@ -855,6 +895,18 @@ MPTRAIN_API mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_
 MPTRAIN_API mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target,
                                              mpt_tensor variance, bool full, double eps,
                                              mpt_reduction reduction);
+/* exp(input) - target input, or, without log_input, input - target log(input + eps). full adds
+   log(target!) as Stirling has it, for targets above 1. */
+MPTRAIN_API mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input,
+                                            bool full, double eps, mpt_reduction reduction);
+/* [N, C] and classes i64 [N]: the mean over the C classes of weight[y] max(0, margin - x[y] +
+   x[c])^p for c other than y, p 1 or 2; weight [C] or a null handle. */
+MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p,
+                                             double margin, mpt_tensor weight,
+                                             mpt_reduction reduction);
+/* [.., C]: the mean over the C classes of binary_cross_entropy_with_logits. */
+MPTRAIN_API mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target,
+                                                       mpt_tensor weight, mpt_reduction reduction);
 /* Targets of 1 and -1: log(1 + exp(-target input)); input or max(0, margin - input);
    max(0, margin - target (a - b)). */
 MPTRAIN_API mpt_tensor mpt_soft_margin_loss(mpt_tensor input, mpt_tensor target,
@@ -1390,6 +1442,8 @@ MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
                                          const mpt_user_dataset_config *config);
 
 MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset); /* -1 on error */
+/* The name of a class number; NULL past the last one, or if classes have no names. */
+MPTRAIN_API const char *mpt_class_name(mpt_dataset dataset, int64_t index);
 /* (value - mean) / deviation on delivery, u8 inputs after division by 255. */
 MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation);
 /* Mean and deviation over all elements, as delivered without normalisation. */
@@ -1539,6 +1593,16 @@ MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void 
    short, go through `fn`. Where the step cannot be captured, every call does, and the log says why.
    With config.debug every 16th call runs `fn` and names the first launch that differs. */
 MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
+/* A part of such a step, between two frames of a game: begins a step on x and y where none is under
+   way, else goes on with it, and returns after the launch in which `seconds` of the config's clock
+   are over; 0: after one launch. *done (may be NULL) tells whether the step is complete. The bits
+   are those of mpt_captured_step. x and y are read when the step begins. Until it is done, other
+   steps, backward passes and recordings are errors, and changing one of its tensors makes the next
+   slice one; a forward pass is allowed, and sees what the step has done so far. What a captured step
+   does by hand, and all of it on a GPU, is one slice. mpt_clear_error gives the step up, or ends it
+   where weights have changed. */
+MPTRAIN_API mpt_status mpt_step_slice(mpt_captured captured, mpt_tensor x, mpt_tensor y,
+                                      double seconds, bool *done);
 /* How many steps so far ran without `fn`; -1 on error. */
 MPTRAIN_API int64_t mpt_captured_count(mpt_captured captured);
 MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured captured);
@@ -1605,14 +1669,249 @@ extern "C" {
 
 /* ==== Convolution ========================================================================== */
 
+/* Images are [N, C, H, W], as in PyTorch, in memory contiguous or channels last, that is as a dense
+   [N, H, W, C], which convolutions compute in. What comes from a channels-last tensor, by a
+   convolution or elementwise, is channels last too; other layouts are copied where they meet a
+   convolution, in launches of their own. So convert a batch once, at the start of the net. */
+MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x); /* x itself if it is */
+MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x);       /* false for other ranks than 4 */
+
+/* Pairs: along H and along W. One dimension: the second one. */
+typedef struct mpt_conv_config {
+    int64_t stride[2];         /* 1 */
+    int64_t padding[2];        /* 0; zeros on both sides. Transposed: so much less output */
+    int64_t output_padding[2]; /* 0; transposed only: more output at the end */
+    int64_t dilation[2];       /* 1 */
+    int64_t groups;            /* 1; of channels, each with kernels of its own */
+    bool same;                 /* stride 1: padding such that the output has the input's size, an
+                                  odd one more at the end; `padding` does not count */
+    bool bias;                 /* true; layers: whether there is one */
+} mpt_conv_config;
+MPTRAIN_API mpt_conv_config mpt_conv_config_default(void);
+
+/* As torch.nn.functional: x [N, C, H, W], weight [O, C / groups, KH, KW], bias [O] or a null handle
+   -> [N, O, OH, OW] with OH = (H + 2 padding - dilation (KH - 1) - 1) / stride + 1. In one dimension
+   without H. Transposed, the gradient of such a convolution by its input: weight [C, O / groups, KH,
+   KW] -> OH = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1. fp32 sums
+   whatever the dtype; f16 or bf16 inside autocast. A NULL config means defaults. */
+MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config);
+MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config);
+MPTRAIN_API mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                            const mpt_conv_config *config);
+
+/* Layers of them, parameters "weight" and "bias", with PyTorch's default values: uniform within 1 /
+   sqrt(second dimension of weight times kernel elements). */
+MPTRAIN_API mpt_module mpt_nn_conv2d(mpt_context *context, int64_t in, int64_t out,
+                                     int64_t kernel_h, int64_t kernel_w,
+                                     const mpt_conv_config *config);
+MPTRAIN_API mpt_module mpt_nn_conv1d(mpt_context *context, int64_t in, int64_t out, int64_t kernel,
+                                     const mpt_conv_config *config);
+MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in, int64_t out,
+                                               int64_t kernel_h, int64_t kernel_w,
+                                               const mpt_conv_config *config);
+
 /* ==== Normalisation and pooling ============================================================ */
 
+/* Norms compute in fp32 whatever goes in and give their input's dtype, also inside autocast:
+   y = (x - mean) / sqrt(variance + eps) weight + bias, with the variance over n. weight and bias may
+   be of another float dtype than x, or left out (null handles). eps >= 0. */
+
+/* Over the last `dims` dimensions, whose shape weight and bias have. Layer Normalization,
+   arXiv:1607.06450; torch.nn.functional.layer_norm. */
+MPTRAIN_API mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias,
+                                      double eps);
+/* The same without mean and bias: x / sqrt(mean of x^2 + eps) weight. arXiv:1910.07467. */
+MPTRAIN_API mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps);
+/* In one pass over memory: *sum = x + residual, of one shape, rounded to their dtype, and the norm
+   of that. */
+MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                          mpt_tensor weight, mpt_tensor bias, double eps,
+                                          mpt_tensor *sum);
+MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                        mpt_tensor weight, double eps, mpt_tensor *sum);
+/* [N, C, ..] over all but dimension 1, weight and bias [C]: with mean and variance [C], which get no
+   gradient, or, where both are null handles, with those of the batch, which then must have more than
+   one value for each channel. arXiv:1502.03167; torch.nn.functional.batch_norm, whose running
+   statistics are the modules' here. */
+MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                      mpt_tensor weight, mpt_tensor bias, double eps);
+/* [N, C, ..] over groups of neighbouring channels of one sample, weight and bias [C]; as many groups
+   as channels: instance norm. arXiv:1803.08494; torch.nn.functional.group_norm. */
+MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
+                                      mpt_tensor bias, double eps);
+
+/* Of batch norm alone: momentum, the part of a new statistic in the running one (negative: 1 / the
+   number of updates, which makes it the mean of all), and track, without which a module has no
+   running statistics and takes those of the batch also when it does not train. */
+typedef struct mpt_norm_config {
+    double eps;        /* 1e-5 */
+    bool weight, bias; /* true; weight 1, bias 0 at first; of RMS norm no bias */
+    double momentum;   /* 0.1 */
+    bool track;        /* true */
+} mpt_norm_config;
+MPTRAIN_API mpt_norm_config mpt_norm_config_default(void);
+/* Over the last dimensions, which are `shape`. Parameters "weight", "bias". */
+MPTRAIN_API mpt_module mpt_nn_layer_norm(mpt_context *context, mpt_shape shape,
+                                         const mpt_norm_config *config);
+MPTRAIN_API mpt_module mpt_nn_rms_norm(mpt_context *context, mpt_shape shape,
+                                       const mpt_norm_config *config);
+MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
+                                         const mpt_norm_config *config);
+/* Of [N, C] or [N, C, L], and of [N, C, H, W]. Buffers, named and saved as PyTorch's: "running_mean",
+   "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but not in inference
+   mode, changes them; in a step, at its end, and not if it fails. An update that is not finite, as
+   of a batch that overflowed, is left out and counted. In evaluation they stand for the batch's. */
+MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
+                                           const mpt_norm_config *config);
+MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
+                                           const mpt_norm_config *config);
+/* A buffer by its path ("1.running_mean"); it lives as long as its module. */
+MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path);
+/* How many updates of running statistics were left out in a module and all below it; waits. -1 on
+   error. */
+MPTRAIN_API int64_t mpt_refused_updates(mpt_module module);
+
 /* ==== Embedding and attention ============================================================== */
+
+/* torch.nn.functional.embedding: the rows of weight [V, D] that ids, i64 [..], name -> [.., D], of
+   the weight's dtype. padding_index names a row without a gradient, -1 none. An id out of range is
+   an error that names its element; weights stay untouched. The gradient is [V, D], its sums in
+   fp32, in the order of the ids. */
+MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor weight, mpt_tensor ids, int64_t padding_index);
+/* torch.nn.Embedding: "weight" [count, width], normal of deviation 1, the padding row 0. */
+MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
+                                        int64_t padding_index);
+
+typedef struct mpt_attention_config {
+    mpt_tensor
+        mask;       /* bool, true takes part, or floats added to the scores; broadcasts to [B, H, T,
+                        S]; gets no gradient. Or a null handle */
+    bool causal;    /* query t sees keys 0 to t, also where T and S differ; and the mask, if any */
+    double dropout; /* 0; none in eval mode and in inference, as mpt_dropout */
+    double scale;   /* of the scores; 0: 1 / sqrt(D) */
+} mpt_attention_config;
+MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
+/* softmax(q k^T scale + mask) v: q [B, H, T, D], k [B, G, S, D], v [B, G, S, Dv] -> [B, H, T, Dv],
+   as torch.nn.functional.scaled_dot_product_attention; without B, or without B and heads, too. G heads
+   of k and v serve H = n G of q: multi-query, grouped-query. Any strides: views of one projection
+   are read where they lie. Computed in fp32 by blocks of queries and keys, so that memory is linear
+   in T and S, also in backward, which computes the scores again. Matmul-like for autocast. A query
+   that sees no key gives 0 and passes no gradient (PyTorch before 2.5: NaN). */
+MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
+                                                        const mpt_attention_config *config);
+
+typedef struct mpt_multi_head_config {
+    bool bias;      /* true */
+    bool causal;    /* false */
+    double dropout; /* 0: of the attention weights */
+} mpt_multi_head_config;
+MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
+/* torch.nn.MultiheadAttention with batch_first and without weights as a result: "in_proj_weight"
+   [3 width, width], "in_proj_bias" [3 width], "out_proj.weight", "out_proj.bias". mpt_forward(x) is
+   self-attention, x [B, T, width]; mpt_forward_n takes query, key and value, and maybe a mask as
+   mpt_attention_config has it (PyTorch's key_padding_mask says the opposite: true is left out). At
+   most 255 heads. */
+MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
+                                                   const mpt_multi_head_config *config);
+
+/* mpt_cross_entropy(mpt_linear(x, weight)) for many classes: x [.., D], weight [V, D], targets i64
+   [..] -> fp32, 0-d, or like the targets with MPT_NONE. Of the logits [.., V] some rows exist at a
+   time, about 32 MB, in fp32; backward computes them again. The weight may be that of an embedding
+   (tied weights): both add to its gradient. */
+MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
+                                                const mpt_nll_config *config);
+
+/* ==== Images of another size =============================================================== */
+
+typedef enum mpt_interpolation { MPT_NEAREST = 0, MPT_BILINEAR } mpt_interpolation;
+/* torch.nn.functional.interpolate of [N, C, H, W]: to MPT_SHAPE(height, width), or, with MPT_SCALAR
+   for the size, to `scale` times the size, rounded down. align_corners, of MPT_BILINEAR: the corners
+   stay where they are; else a pixel is the area around its centre. */
+MPTRAIN_API mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale,
+                                       mpt_interpolation mode, bool align_corners);
+MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
+                                       mpt_interpolation mode, bool align_corners);
 
 #ifdef __cplusplus
 }
 #endif
 #endif /* MPT__03_API_MODELS_INCLUDED */
+/* ---------------------------------------------------------------------------------------------
+ * 04_api_data.h: the public API of data in files: images with augmentation, text, tokens.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__04_API_DATA_INCLUDED
+#define MPT__04_API_DATA_INCLUDED
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== Images ================================================================================= */
+
+/* Steps from a picture to a sample, in torchvision's words. Pictures are [C, H, W] of value / 255,
+   as ToTensor makes them. Steps are carried out together: no picture is resampled twice, and most
+   go from decoded bytes straight into the batch. */
+typedef enum mpt_transform_kind {
+    MPT_RESIZE = 0,     /* bilinear, to [height, width]; width 0: the shorter side to height */
+    MPT_CENTER_CROP,    /* [height, width]; zeros where the picture is smaller */
+    MPT_RANDOM_CROP,    /* [height, width] of the picture with `padding` zeros on each side */
+    MPT_RANDOM_FLIP,    /* left to right, with probability p */
+    MPT_RESIZED_CROP,   /* a part, random in area (scale) and width / height (ratio), resized */
+    MPT_RANDOM_ERASING, /* with probability p, a part, random as above, becomes 0 */
+    MPT_NORMALIZE,      /* (value - mean[c]) / deviation[c] */
+    MPT_APPLY,          /* the function `apply` */
+    MPT_TRANSFORM_KINDS
+} mpt_transform_kind;
+typedef struct mpt_transform {
+    mpt_transform_kind kind;
+    int64_t height, width;
+    int64_t padding;              /* 0 */
+    bool antialias;               /* true: a reduced picture is averaged, as PIL does */
+    double p;                     /* 0.5 */
+    double scale[2], ratio[2];    /* resized crop: 0.08 to 1, 3/4 to 4/3; erasing: 0.02 to 0.33,
+                                     0.3 to 3.3 */
+    double mean[4], deviation[4]; /* 0, 1 */
+    /* Changes `image`, of `shape` [C, H, W], in place, on any thread. `seed` differs by sample and
+       epoch. False: the sample fails with what was written to `error`. */
+    bool (*apply)(void *user, float *image, mpt_shape shape, uint64_t seed, char *error,
+                  size_t error_size);
+    void *user;
+} mpt_transform;
+/* A step with the values above; height and width where the kind has them, else 0. */
+MPTRAIN_API mpt_transform mpt_transform_default(mpt_transform_kind kind, int64_t height,
+                                                int64_t width);
+/* A dataset of u8 or f32 pictures [C, H, W] or [H, W] as one of f32 [C, height, width] after
+   `count` steps, which are copied. Loader workers carry them out. What is random depends on the
+   loader's seed, epoch and sample alone. mpt_normalize of the result acts after all steps; that of
+   `dataset` has no effect on it. */
+MPTRAIN_API mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps, int count);
+
+typedef struct mpt_image_config {
+    int channels;         /* 3: 1 grey, 3 RGB, 4 RGBA */
+    int64_t max_pixels;   /* 2^25; larger pictures are an error before anything is decoded */
+    const char *manifest; /* NULL; a file of lines "SHA-256  path", as sha256sum writes them */
+    const mpt_transform *steps;
+    int step_count; /* 0 */
+} mpt_image_config;
+MPTRAIN_API mpt_image_config mpt_image_config_default(void);
+/* Pictures folder/class/name.png, .jpg, .jpeg or .bmp, decoded by stb_image: needs a build with
+   MPTRAIN_STB_IMAGE. Classes are the subfolders by name, samples the files of each by name, in the
+   order of bytes; names that begin with a dot do not count. Steps as in mpt_transformed; without
+   one that sets the size, all pictures have that of the first. Files are opened by who makes the
+   batch; one that is torn, not of its format or, with a manifest, not of its hash, fails its sample.
+   Rotation marks (EXIF) are ignored; alpha is left out below 4 channels. */
+MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folder,
+                                         const mpt_image_config *config);
+/* CIFAR-10 from a directory with data_batch_1.bin .. data_batch_5.bin (train) and test_batch.bin:
+   u8 inputs [3, 32, 32]. */
+MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory, mpt_split split);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MPT__04_API_DATA_INCLUDED */
 
 #if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION)
 /* ---------------------------------------------------------------------------------------------
@@ -1749,6 +2048,13 @@ typedef struct mpt__operand {
  *           [0, 1] sets the error word {MPT_ERROR_NUMERIC, launch number, element} if it is clear.
  * PAIR_LOSS_BACKWARD  o0 .. o3 as above, o4 r dloss -> o5 wa: the slope of fn by operand index[0],
  *           times dloss over imm[2].
+ * ARGSORT   o1 w i64: the indices along dimension index[0] that put o0 r in order, as many as o1 has
+ *           places there, the size of o0 or fewer. fn MAX: the largest first. NaN counts as the
+ *           largest; equal ones keep their order.
+ * INTERPOLATE  o0 r [N, C, H, W] -> o1 wa [N, C, H2, W2] by mpt__resize_way index[0]; imm[0], imm[1]:
+ *           rows and columns of o0 per one of o1.
+ * INTERPOLATE_BACKWARD  o0 r dy -> o1 wa dx; index, imm as above. Each element of dx sums its shares
+ *           in the order of dy's.
  */
 #define MPT__KERNELS(K)                                    \
     K(FILL, "fill", 0)                                     \
@@ -1786,16 +2092,71 @@ typedef struct mpt__operand {
     K(GATHER, "gather", 0)                                 \
     K(SCATTER_ADD, "scatter_add", 0)                       \
     K(TRIANGLE, "triangle", 0)                             \
+    K(ARGSORT, "argsort", 0)                               \
+    K(INTERPOLATE, "interpolate", 0)                       \
+    K(INTERPOLATE_BACKWARD, "interpolate_backward", 0)     \
     MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K)
 
-/* ---- Convolutions ---- */
-#define MPT__CONV_KERNELS(K)
+/* ---- Convolutions ----
+ *
+ * Between an image x [N, H, W, C] and an image y [N, OH, OW, O], both dense, by a kernel w [O, KH,
+ * KW, C / groups], dense: y[n, i, j, o] = sum over a, b, c of w[o, a, b, c] times x[n, i stride - pad
+ * + a dilation, j .., first channel of o's group + c], zero outside. Each launch computes one of
+ * the three: o0 is x, o1 w, o2 y or its gradient. index[0] groups, index[1] stride, index[2] padding
+ * before the first line and pixel, index[3] dilation, each MPT__TWO(along lines, along pixels).
+ * compute_dtype F16 or BF16 rounds what is read to it; accumulation is fp32.
+ *
+ * CONV                  o0 r, o1 r, o2 wa = y + o3? r, the bias [O].
+ * CONV_BACKWARD_INPUT   o0 wa = what y's gradient o2 r is to x by o1 r, + o3? r, a bias [C].
+ * CONV_BACKWARD_WEIGHT  o0 r, o1 wa, o2 r. */
+#define MPT__CONV_KERNELS(K)                         \
+    K(CONV, "conv", 0)                               \
+    K(CONV_BACKWARD_INPUT, "conv_backward_input", 0) \
+    K(CONV_BACKWARD_WEIGHT, "conv_backward_weight", 0)
+#define MPT__TWO(lines, pixels) ((int64_t)(lines) << 32 | (int64_t)(pixels))
+#define MPT__TWO_AT(pair, d) ((pair) >> ((d) ? 0 : 32) & 0x7fffffff)
 
-/* ---- Normalisation, pooling ---- */
-#define MPT__NORM_KERNELS(K)
+/* ---- Normalisation, pooling ----
+ *
+ * NORM      [N, G, C, S] o0 r x, o1? r residual, o2? r weight and o3? r bias, dense [G C] -> o4 w y
+ *           = (s - mean) rstd weight + bias with s = x, or x + residual rounded to the dtype of o5 w
+ *           where that goes; o6? mean (absent: 0), o7 w rstd = 1 / sqrt(variance + imm[0]), 0 where
+ *           that is infinite; o8? variance (over n); each dense. index[0] = 0: statistics of every
+ *           [n, g]; 1: of every c, G being 1. index[1] = 1: o6 and o8 are read, else written.
+ * NORM_BACKWARD  o0 r s, o1 r dy, o2? r weight, o3? r mean, o4 r rstd, o5? r gradient of s from
+ *           elsewhere -> o6? wa ds, o7? wa dweight, o8? wa dbias. index as above.
+ * RUNNING_STATS  o2 r [2, C] f32 (means; variances) and o3 r [2] i64 (updates; refused ones) -> o4
+ *           w, o5 w: copies, or, with o0 r mean and o1 r variance of a batch [C] f32, those of old
+ *           + imm[0] (new - old), imm[1] times the variance being the new one; imm[0] < 0: 1 / the
+ *           count of updates. A result that is not finite: copies, and one more refused. Gate.
+ */
+#define MPT__NORM_KERNELS(K)                 \
+    K(NORM, "norm", 0)                       \
+    K(NORM_BACKWARD, "norm_backward", 0)     \
+    K(RUNNING_STATS, "running_stats", 1)
 
-/* ---- Embedding, attention ---- */
-#define MPT__ATTENTION_KERNELS(K)
+/* ---- Embedding, attention ----
+ *
+ * EMBEDDING o2 w [n, D] = the rows of o0 r [V, D] that o1 r [n] (i64) names; a bad index: as
+ *           GATHER.
+ * EMBEDDING_BACKWARD  o2 wa f32 [V, D]: row o0 r [n] (i64) += row j of o1 r [n, D], in the order of
+ *           j; rows of index[0] are left out. A bad index, which adds nothing: as GATHER.
+ * ATTENTION o4 w [B, H, T, Dv] = softmax(s) o2 r [B, G, S, Dv], with the scores s = imm[0] o0 r
+ *           [B, H, T, D] o1 r [B, G, S, D]^T + o3? r [B, H, T, S] (BOOL: 0 and -infinity); head h
+ *           meets head h G / H of o1 and o2, and G divides H. index[0] = 1: query t sees keys up to
+ *           t. A query that sees nothing gets 0. o5? w f32 [B, H, T, 1]: log-sum-exp of its scores,
+ *           +infinity where it sees nothing. imm[1]: probability of dropout on the softmax; weight
+ *           [b, h, t, s] draws word ((b H + h) T + t) S' + s of rng, as DROPOUT, with S' = S
+ *           rounded up to 4. compute_dtype rounds o0, o1 and o2 as in GEMM; all in between is fp32.
+ * ATTENTION_DQ  o0 .. o3 as above, o4 r log-sum-exp, o5 r dout, o8 r out -> o6 w f32 [B, H, T, 1]:
+ *           sums of dout out, o7? wa dq.
+ * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv. */
+#define MPT__ATTENTION_KERNELS(K)                  \
+    K(EMBEDDING, "embedding", 0)                   \
+    K(EMBEDDING_BACKWARD, "embedding_backward", 0) \
+    K(ATTENTION, "attention", 0)                   \
+    K(ATTENTION_DQ, "attention_dq", 0)             \
+    K(ATTENTION_DKV, "attention_dkv", 0)
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,
@@ -1868,7 +2229,17 @@ typedef enum mpt__kernel {
       MPT__COSINE_SIGN / e, MPT__COSINE_SIGN * -0.5f * (a / e) / (b + r),                      \
       MPT__COSINE_SIGN * -0.5f * (a / e) / (c + r))                                            \
     R(SOFT_TARGETS, NONE, 0, NONE, 0, MPT__PRODUCT(c *(b * (1 - p) + r), -a),                  \
-      -c *(b * (1 - p) + r), -MPT__PRODUCT(c *(1 - p), a), 0)
+      -c *(b * (1 - p) + r), -MPT__PRODUCT(c *(1 - p), a), 0)                                  \
+    R(POISSON, LOG, a + p, LOG, b, a - b * e + MPT__STIRLING, 1 - b / (a + p),                 \
+      MPT__STIRLING_DB - e, 0)                                                                 \
+    R(POISSON_LOG, EXP, a, LOG, b, e - b * a + MPT__STIRLING, e - b, MPT__STIRLING_DB - a, 0)  \
+    R(MULTI_MARGIN, NONE, 0, NONE, 0,                                                          \
+      b != 0 ? 0 : d * MPT__RAMP(p - c + a) * (r == 2 ? MPT__RAMP(p - c + a) : 1),             \
+      b != 0 ? 0 : MPT__MARGIN_SLOPE, 0, b != 0 ? 0 : -MPT__MARGIN_SLOPE)
+/* log b! as Stirling has it, where b > 1 */
+#define MPT__STIRLING (r != 0 && b > 1 ? b * l - b + 0.5f * (1.837877066f + l) : 0)
+#define MPT__STIRLING_DB (r != 0 && b > 1 ? l + 0.5f / b : 0)
+#define MPT__MARGIN_SLOPE (p - c + a > 0 ? d * (r == 2 ? 2 * (p - c + a) : 1) : 0)
 #define MPT__COSINE_SIGN (d == 1 ? -1.0f : d == -1 && a / e > p ? 1.0f : 0.0f)
 
 /* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c =
@@ -1977,6 +2348,14 @@ typedef enum mpt__function {
 /* The norms of GRAD_NORM: root of the sum of squares, sum of magnitudes, largest magnitude. */
 typedef enum mpt__norm { MPT__NORM_2, MPT__NORM_1, MPT__NORM_MAX } mpt__norm;
 
+/* Where INTERPOLATE finds element i, given the step s: at floor(i s); between the two elements
+   around s (i + 1/2) - 1/2, or around s i, by their distance. */
+typedef enum mpt__resize_way {
+    MPT__RESIZE_NEAREST,
+    MPT__RESIZE_CENTERS,
+    MPT__RESIZE_CORNERS
+} mpt__resize_way;
+
 /* ==== Device scalars ==== */
 
 /* One storage of 8-byte scalars. Slot 0 is never used; the first ones have a fixed meaning. */
@@ -2024,7 +2403,7 @@ typedef struct mpt__launch {
     uint16_t kernel; /* mpt__kernel */
     uint8_t n_operands;
     uint8_t function;      /* mpt__function */
-    uint8_t compute_dtype; /* GEMM: MPT_F32, MPT_F16 or MPT_BF16 */
+    uint8_t compute_dtype; /* GEMM, CONV..: MPT_F32, MPT_F16 or MPT_BF16 */
     uint8_t activation;    /* GEMM: mpt_activation */
     uint8_t reduction;     /* losses: mpt_reduction */
     uint8_t phase;         /* origin: mpt__phase */
@@ -2141,6 +2520,7 @@ int mpt__cuda_device_count(char *why, size_t size);
 #include <time.h>
 #include <unistd.h>
 #ifndef MPT__NO_FILES
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #endif
@@ -2262,6 +2642,24 @@ int mpt__cuda_device_count(char *why, size_t size);
 MPT__REFUSE("mptrain: floats are computed with more precision here, so results would differ from "
             "machine to machine; compile with -msse2 -mfpmath=sse (x86), with "
             "-fexcess-precision=fast, or with -std=gnu11 instead of -std=c11");
+#endif
+
+/* Around a header of others: the warnings of the user's build are not for it. */
+#if defined(__GNUC__) || defined(__clang__)
+#define MPT__FOREIGN_CODE_BEGIN                                                       \
+    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wconversion\"") \
+        _Pragma("GCC diagnostic ignored \"-Wsign-conversion\"")                       \
+            _Pragma("GCC diagnostic ignored \"-Wshadow\"")                            \
+                _Pragma("GCC diagnostic ignored \"-Wcast-qual\"")                     \
+                    _Pragma("GCC diagnostic ignored \"-Wunused-function\"")           \
+                        _Pragma("GCC diagnostic ignored \"-Wextra\"")
+#define MPT__FOREIGN_CODE_END _Pragma("GCC diagnostic pop")
+#elif defined(_MSC_VER)
+#define MPT__FOREIGN_CODE_BEGIN __pragma(warning(push, 0))
+#define MPT__FOREIGN_CODE_END __pragma(warning(pop))
+#else
+#define MPT__FOREIGN_CODE_BEGIN
+#define MPT__FOREIGN_CODE_END
 #endif
 
 /* ==== Contract ==== */
@@ -2953,6 +3351,7 @@ static const struct {
     {EMFILE, "too many open files"},
     {EFBIG, "the file would get too large"},
     {EIO, "input or output error"},
+    {EOVERFLOW, "a size or file number beyond 32 bits: compile with _FILE_OFFSET_BITS=64"},
     {ENOMEM, "out of memory"},
 #endif
 };
@@ -3053,6 +3452,28 @@ static bool mpt__file_remove(void *user, const char *path) {
     wchar_t wide[MPT__WIDE_PATH];
     (void)user;
     return mpt__wide_path(path, wide) && mpt__file_result(DeleteFileW(wide));
+}
+
+static bool mpt__file_list(void *user, const char *path, mpt_list_entry entry, void *to) {
+    wchar_t wide[MPT__WIDE_PATH + 2];
+    char name[4 * MAX_PATH];
+    WIN32_FIND_DATAW found;
+    (void)user;
+    if (!mpt__wide_path(path, wide)) return false;
+    memcpy(wide + wcslen(wide), L"\\*", 3 * sizeof(wchar_t));
+    const HANDLE search = FindFirstFileW(wide, &found);
+    if (!mpt__file_result(search != INVALID_HANDLE_VALUE)) return false;
+    do {
+        if (!mpt__file_result(WideCharToMultiByte(CP_UTF8, 0, found.cFileName, -1, name,
+                                                  (int)sizeof name, NULL, NULL) > 0))
+            break;
+        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+            entry(to, name, (found.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY) != 0);
+        mpt__io_error = 0;
+    } while (FindNextFileW(search, &found));
+    if (mpt__io_error == 0) mpt__file_result(GetLastError() == ERROR_NO_MORE_FILES);
+    FindClose(search);
+    return mpt__io_error == 0;
 }
 
 #else
@@ -3200,6 +3621,28 @@ static bool mpt__file_remove(void *user, const char *path) {
     return mpt__file_result(unlink(path) == 0);
 }
 
+static bool mpt__file_list(void *user, const char *path, mpt_list_entry entry, void *to) {
+    char child[4096];
+    struct dirent *item;
+    DIR *const directory = opendir(path);
+    (void)user;
+    if (!mpt__file_result(directory != NULL)) return false;
+    for (errno = 0; (item = readdir(directory)) != NULL; errno = 0) {
+        if (strcmp(item->d_name, ".") == 0 || strcmp(item->d_name, "..") == 0) continue;
+        if (mpt__format_text(child, sizeof child, "%s/%s", path, item->d_name) >= sizeof child) {
+            errno = ENAMETOOLONG;
+            break;
+        }
+        /* One that may not be read is a folder, too: who looks into it is told. */
+        DIR *const inner = opendir(child);
+        entry(to, item->d_name, inner != NULL || errno == EACCES);
+        if (inner) closedir(inner);
+    }
+    const bool whole = mpt__file_result(errno == 0);
+    closedir(directory);
+    return whole;
+}
+
 #endif
 
 static size_t mpt__file_read(void *user, void *file, void *buffer, size_t bytes) {
@@ -3220,11 +3663,12 @@ static void mpt__io_init(mpt_io *io) {
     (void)io;
 #else
     if (io->open || io->read || io->write || io->seek || io->size || io->flush || io->close ||
-        io->commit || io->remove)
+        io->commit || io->remove || io->list)
         return;
     io->open = mpt__file_open, io->read = mpt__file_read, io->write = mpt__file_write;
     io->seek = mpt__file_seek, io->size = mpt__file_size, io->flush = mpt__file_flush;
     io->close = mpt__file_close, io->commit = mpt__file_commit, io->remove = mpt__file_remove;
+    io->list = mpt__file_list;
 #endif
 }
 
@@ -5891,6 +6335,15 @@ typedef struct mpt__ref_update mpt__ref_update;
 typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
                                mpt__real *m, mpt__real *v, void *half, int64_t n);
 
+/* A line of a norm: y = (x - mean) rstd weight + bias, weight and bias for each element (w, b) or
+   one for all; dx = rstd (dy weight - shift - slope (x - mean) rstd), and what is added to the
+   gradients of w and b (NULL: not wanted). */
+typedef struct mpt__norm_line {
+    mpt__real mean, rstd, weight, bias, shift, slope;
+    const mpt__real *w, *b;
+    mpt__real *dw, *db;
+} mpt__norm_line;
+
 typedef struct mpt__words {
     double slowness; /* nanoseconds of what takes the reference level one */
     bool flushes;    /* optimizers take denormals as zero: moments that fade away
@@ -5903,6 +6356,7 @@ typedef struct mpt__words {
     /* Element i goes to lane (first + i) % MPT__SUM_LANES. Of maxima NaN wins, and any zero. */
     void (*add_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     void (*max_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
+    void (*add_products)(mpt__real *sum, const mpt__real *x, const mpt__real *y, int64_t n);
     /* The same with first = 0 for exp(x - most); out gets that, or the differences. */
     void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
                     bool differences);
@@ -5921,6 +6375,16 @@ typedef struct mpt__words {
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
                       int64_t rows, int64_t columns, bool beyond_cache);
     mpt__update_fn sgd, adam;
+    /* Elements first .. n-1 of a line of norms. Element i goes to lane i % MPT__SUM_LANES: squares
+       of x - mean; dy weight, and behind those lanes dy weight (x - mean) rstd. */
+    void (*norm_squares)(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
+                         mpt__real mean);
+    void (*norm)(mpt__real *out, const mpt__real *x, int64_t first, int64_t n,
+                 const mpt__norm_line *l);
+    void (*norm_sums)(mpt__real *lane, const mpt__real *x, const mpt__real *dy, int64_t first,
+                      int64_t n, const mpt__norm_line *l);
+    void (*norm_slope)(mpt__real *dx, const mpt__real *x, const mpt__real *dy, int64_t first,
+                       int64_t n, const mpt__norm_line *l);
 } mpt__words;
 
 /* ==== Real numbers ==== */
@@ -7039,7 +7503,8 @@ static int64_t mpt__ref_side_by_side(int64_t n, int64_t lines) {
 static int64_t mpt__ref_chunk_rows(int64_t n) { return n > MPT__SHORT_LINE ? 16 : MPT__LINES; }
 
 /* Lines of elements along one dimension, of up to three operands; their walks go over the lines.
-   `line` gets the offsets of one line, or of the first of some that are equally spaced. */
+   `line` gets the offsets of one line, or of the first of some that are equally spaced, and behind
+   them the number of the thread. */
 typedef struct mpt__ref_axis_work mpt__ref_axis_work;
 struct mpt__ref_axis_work {
     const mpt__words *words;
@@ -7047,17 +7512,18 @@ struct mpt__ref_axis_work {
     mpt__ref_walk walk[3];
     int64_t n, stride[3];          /* along the dimension */
     bool side_by_side, dense, log; /* lines per call: some; all. log: of softmax */
-    bool least, reverse;           /* argmin; cumsum from the end */
+    bool least, reverse;           /* argmin; from the end, the largest first */
     int64_t size, first, step;     /* that an index selects from; what stands for indices */
+    struct mpt__ref_rank *places;  /* for sorting: `room` and as many again for each thread */
+    int64_t room;
     void (*line)(const mpt__ref_axis_work *w, const int64_t *offset, int64_t lines);
 };
 
 static void mpt__ref_axis_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_axis_work *w = (const mpt__ref_axis_work *)work;
-    int64_t rows = mpt__ref_chunk_rows(w->n), begin = chunk * rows, offset[3] = {0, 0, 0};
+    int64_t rows = mpt__ref_chunk_rows(w->n), begin = chunk * rows, offset[4] = {0, 0, 0, thread};
     int64_t left = mpt__ref_min(rows, w->walk[0].loop.count - begin);
     mpt__ref_cursor at[3];
-    (void)thread;
     for (int k = 0; k < w->operands; k++) mpt__ref_start(&at[k], &w->walk[k].loop, begin);
     for (int64_t lines; left > 0; left -= lines) {
         lines = w->dense ? left : w->side_by_side ? mpt__ref_side_by_side(w->n, left) : 1;
@@ -7334,6 +7800,91 @@ static void mpt__ref_cumsum(const mpt__cpu_call *call) {
     mpt__ref_axis_run(&w, call, 2, 0, (int)call->launch->index[0], 4.0);
 }
 
+/* ---- Sorting ---- */
+
+typedef struct mpt__ref_rank {
+    mpt__real key;
+    int64_t index;
+} mpt__ref_rank;
+
+/* Whether a must stand before b: equal ones keep their order. */
+static MPT__INLINE bool mpt__ref_before(const mpt__ref_rank *a, const mpt__ref_rank *b,
+                                        bool descending) {
+    mpt__real small_one = descending ? b->key : a->key, large_one = descending ? a->key : b->key;
+    return small_one < large_one || (mpt__real_is_nan(large_one) && !mpt__real_is_nan(small_one));
+}
+
+/* Merges runs that double in length, to and fro between `x` and the n places behind x + room; the
+   result stands in x. */
+static void mpt__ref_merge_sort(mpt__ref_rank *x, int64_t n, int64_t room, bool descending) {
+    mpt__ref_rank *from = x, *to = x + room;
+    for (int64_t run = 1; run < n; run *= 2) {
+        for (int64_t begin = 0; begin < n; begin += 2 * run) {
+            int64_t middle = mpt__ref_min(begin + run, n), end = mpt__ref_min(begin + 2 * run, n);
+            for (int64_t i = begin, a = begin, b = middle; i < end; i++) {
+                bool second =
+                    a == middle || (b < end && mpt__ref_before(&from[b], &from[a], descending));
+                to[i] = from[second ? b++ : a++];
+            }
+        }
+        mpt__ref_rank *kept = from;
+        from = to, to = kept;
+    }
+    if (from != x) memcpy(x, from, (size_t)n * sizeof *x);
+}
+
+/* So many places are enough for the first k of n: they are sorted whenever they are full, and what
+   does not come before the k-th one then is not looked at any more. */
+static int64_t mpt__ref_sort_room(int64_t n, int64_t k) {
+    const int64_t few = 1024; /* below that, sorting all costs no more */
+    return mpt__ref_min(n, k > n / 2 ? n : 2 * k < few ? few : 2 * k);
+}
+
+static void mpt__ref_argsort_line(const mpt__ref_axis_work *w, const int64_t *offset,
+                                  int64_t lines) {
+    mpt__ref_rank *places = w->places + 2 * w->room * offset[3];
+    const int64_t k = w->size;
+    mpt__real block[MPT__BLOCK];
+    int64_t count = 0, sorted = 0;
+    (void)lines;
+    for (int64_t at = 0; at < w->n && k > 0; at += MPT__BLOCK) {
+        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
+        const mpt__real *x = mpt__ref_line_in(w, 0, offset, at, block, n);
+        for (int64_t i = 0; i < n; i++) {
+            mpt__ref_rank *place = &places[count];
+            place->key = x[i];
+            place->index = at + i;
+            if (sorted > 0 && !mpt__ref_before(place, &places[k - 1], w->reverse)) continue;
+            if (++count < w->room) continue;
+            mpt__ref_merge_sort(places, count, w->room, w->reverse);
+            sorted = count = k;
+        }
+    }
+    if (count > sorted) mpt__ref_merge_sort(places, count, w->room, w->reverse);
+    for (int64_t i = 0; i < k; i++)
+        mpt__ref_store_i64(w->walk[1].view.data, w->walk[1].view.dtype,
+                           offset[1] + i * w->stride[1], 1, &places[i].index, 1);
+}
+
+static int64_t mpt__ref_argsort_workspace(const mpt__launch *launch, int threads) {
+    int64_t axis = launch->index[0], n = launch->operand[0].shape[axis];
+    int64_t room = mpt__ref_sort_room(n, launch->operand[1].shape[axis]);
+    bool one = mpt__ref_numel(&launch->operand[0]) <= n * mpt__ref_chunk_rows(n);
+    return (one ? 1 : threads) * 2 * room * (int64_t)sizeof(mpt__ref_rank);
+}
+
+static void mpt__ref_argsort(const mpt__cpu_call *call) {
+    const int axis = (int)call->launch->index[0];
+    mpt__ref_axis_work w;
+    w.line = mpt__ref_argsort_line;
+    w.reverse = call->launch->function == MPT__FN_MAX;
+    w.side_by_side = w.dense = false;
+    w.size = call->launch->operand[1].shape[axis];
+    w.room = mpt__ref_sort_room(call->launch->operand[0].shape[axis], w.size);
+    w.places = (mpt__ref_rank *)call->workspace;
+    mpt__ref_axis_run(&w, call, 2, 0, axis, 60.0);
+}
+
 /* ==== Lines side by side ==== */
 
 typedef struct mpt__ref_lines {
@@ -7565,6 +8116,44 @@ static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
     mpt__ref_softmax_run(call, 3, 15.0);
 }
 
+/* ==== Norms: the words of their lines ==== */
+
+static void mpt__ref_norm_squares(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
+                                  mpt__real mean) {
+    for (int64_t i = first; i < n; i++) {
+        const mpt__real d = x[i] - mean;
+        lane[i % MPT__SUM_LANES] += d * d;
+    }
+}
+
+static void mpt__ref_norm(mpt__real *out, const mpt__real *x, int64_t first, int64_t n,
+                          const mpt__norm_line *l) {
+    for (int64_t i = first; i < n; i++) {
+        const mpt__real w = l->w != NULL ? l->w[i] : l->weight;
+        out[i] = (x[i] - l->mean) * l->rstd * w + (l->b != NULL ? l->b[i] : l->bias);
+    }
+}
+
+static void mpt__ref_norm_sums(mpt__real *lane, const mpt__real *x, const mpt__real *dy,
+                               int64_t first, int64_t n, const mpt__norm_line *l) {
+    for (int64_t i = first; i < n; i++) {
+        const mpt__real slope = dy[i] * (l->w != NULL ? l->w[i] : l->weight);
+        lane[i % MPT__SUM_LANES] += slope;
+        lane[MPT__SUM_LANES + i % MPT__SUM_LANES] += slope * ((x[i] - l->mean) * l->rstd);
+    }
+}
+
+static void mpt__ref_norm_slope(mpt__real *dx, const mpt__real *x, const mpt__real *dy,
+                                int64_t first, int64_t n, const mpt__norm_line *l) {
+    for (int64_t i = first; i < n; i++) {
+        const mpt__real normal = (x[i] - l->mean) * l->rstd;
+        const mpt__real slope = dy[i] * (l->w != NULL ? l->w[i] : l->weight);
+        if (l->dw != NULL) l->dw[i] += dy[i] * normal;
+        if (l->db != NULL) l->db[i] += dy[i];
+        dx[i] = (slope - l->shift - normal * l->slope) * l->rstd;
+    }
+}
+
 /* ==== GEMM ==== */
 
 /* A chunk is one tile of the output; K is walked in panels, converted once per tile. */
@@ -7581,18 +8170,23 @@ typedef struct mpt__ref_gemm_work {
     mpt__unary_fn activation; /* NULL: none */
 } mpt__ref_gemm_work;
 
+/* Rounds values of one dtype to another, the compute dtype. */
+static void mpt__ref_round(mpt__real *x, int64_t n, int from, int compute) {
+    if (from == compute) return;
+    for (int64_t i = 0; compute == MPT_F16 && i < n; i++) {
+        x[i] = (mpt__real)mpt__f16_to_f32(mpt__f32_to_f16((float)x[i]));
+    }
+    for (int64_t i = 0; compute == MPT_BF16 && i < n; i++) {
+        x[i] = (mpt__real)mpt__bf16_to_f32(mpt__f32_to_bf16((float)x[i]));
+    }
+}
+
 /* Loads a run of an input of the GEMM and rounds it to the compute dtype. */
 static void mpt__ref_gemm_get(const mpt__ref_gemm_work *w, int operand, int64_t offset,
                               mpt__real *x, int64_t n) {
     const mpt__ref_view *view = &w->view[operand];
     mpt__ref_get(view, offset, w->row_stride[operand], x, n);
-    if (view->dtype == w->launch->compute_dtype) return;
-    for (int64_t i = 0; w->launch->compute_dtype == MPT_F16 && i < n; i++) {
-        x[i] = (mpt__real)mpt__f16_to_f32(mpt__f32_to_f16((float)x[i]));
-    }
-    for (int64_t i = 0; w->launch->compute_dtype == MPT_BF16 && i < n; i++) {
-        x[i] = (mpt__real)mpt__bf16_to_f32(mpt__f32_to_bf16((float)x[i]));
-    }
+    mpt__ref_round(x, n, view->dtype, w->launch->compute_dtype);
 }
 
 /* Where element [batch, row, column] of an operand lies. */
@@ -8831,6 +9425,11 @@ static void mpt__ref_max_lanes(mpt__real *lane, int64_t first, const mpt__real *
     }
 }
 
+static void mpt__ref_add_products(mpt__real *sum, const mpt__real *x, const mpt__real *y,
+                                  int64_t n) {
+    for (int64_t i = 0; i < n; i++) sum[i] += x[i] * y[i];
+}
+
 static void mpt__ref_add_exp(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n,
                              mpt__real most, bool differences) {
     for (int64_t i = 0; i < n; i++) {
@@ -8887,6 +9486,7 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__ref_peak,
                                           mpt__ref_add_lanes,
                                           mpt__ref_max_lanes,
+                                          mpt__ref_add_products,
                                           mpt__ref_add_exp,
                                           NULL,
                                           NULL,
@@ -8894,7 +9494,11 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__ref_dropout_block,
                                           mpt__ref_transpose,
                                           mpt__ref_sgd_block,
-                                          mpt__ref_adam_block};
+                                          mpt__ref_adam_block,
+                                          mpt__ref_norm_squares,
+                                          mpt__ref_norm,
+                                          mpt__ref_norm_sums,
+                                          mpt__ref_norm_slope};
 
 /* ==== The table ==== */
 
@@ -8934,7 +9538,8 @@ static const mpt__words mpt__ref_words = {1.0,
     R(CUMSUM, cumsum, NULL)                                  \
     R(GATHER, gather, NULL)                                  \
     R(SCATTER_ADD, scatter_add, NULL)                        \
-    R(TRIANGLE, triangle, NULL)
+    R(TRIANGLE, triangle, NULL)                              \
+    R(ARGSORT, argsort, mpt__ref_argsort_workspace)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     cpu->words = &mpt__ref_words;
@@ -9207,6 +9812,21 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
         mpt__ref_##word##_lanes(lane, first + head, x, n);                                    \
     }
 
+#define MPT__SIMD_ADD_PRODUCTS(FN, N, V, W)                                              \
+    FN void N##_add_products(float *sum, const float *x, const float *y, int64_t n) {    \
+        int64_t i = 0;                                                                   \
+        for (; i + W <= n; i += W) {                                                     \
+            V##_f product = V##_mul(V##_load(x + i), V##_load(y + i));                   \
+            V##_store(sum + i, V##_add(V##_load(sum + i), product));                     \
+        }                                                                                \
+        if (i < n) {                                                                     \
+            V##_f a = V##_load_as(x + i, n - i, MPT_F32);                                \
+            V##_f b = V##_load_as(y + i, n - i, MPT_F32);                                \
+            V##_f s = V##_load_as(sum + i, n - i, MPT_F32);                              \
+            V##_store_as(sum + i, V##_add(s, V##_mul(a, b)), n - i, MPT_F32);            \
+        }                                                                                \
+    }
+
 #define MPT__EXP_STEP(k, V, W)                   \
     d = V##_sub(V##_load(x + k * W), shift);     \
     e = V##_exp(d);                              \
@@ -9282,6 +9902,69 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
             a = V##_load_as(y + i, n - i, MPT_F32), b = V##_load_as(dy + i, n - i, MPT_F32); \
             V##_store_as(dx + i, MPT__SLOPE(V), n - i, MPT_F32);                             \
         }                                                                                    \
+    }
+
+/* The lines of norms; what does not fill the lanes is left to the reference. */
+#define MPT__NORM_SQUARE(k, V, W)               \
+    d = V##_sub(V##_load(x + i + k * W), mean); \
+    s##k = V##_add(s##k, V##_mul(d, d));
+#define MPT__NORM_MEANS_LOAD(k, V, W) V##_f t##k = V##_load(lane + MPT__SUM_LANES + k * W);
+#define MPT__NORM_MEANS_STORE(k, V, W) V##_store(lane + MPT__SUM_LANES + k * W, t##k);
+#define MPT__LINE_WEIGHT(V, at) (l->w != NULL ? V##_load(l->w + at) : weight)
+#define MPT__NORM_NORMAL(V, at) V##_mul(V##_sub(V##_load(x + at), mean), rstd)
+#define MPT__NORM_SUM(k, V, W)                                                      \
+    d = V##_mul(V##_load(dy + i + k * W), MPT__LINE_WEIGHT(V, i + k * W));          \
+    s##k = V##_add(s##k, d);                                                        \
+    t##k = V##_add(t##k, V##_mul(d, MPT__NORM_NORMAL(V, i + k * W)));
+#define MPT__NORM_CONSTANTS(V)                                                      \
+    const V##_f mean = V##_set(l->mean), rstd = V##_set(l->rstd), weight = V##_set(l->weight);
+#define MPT__SIMD_NORM(FN, N, V, W)                                                            \
+    FN void N##_norm_squares(float *lane, const float *x, int64_t i, int64_t n, float middle) { \
+        const V##_f mean = V##_set(middle);                                                    \
+        V##_f d;                                                                               \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                                             \
+        for (; i + MPT__SUM_LANES <= n; i += MPT__SUM_LANES) {                                 \
+            MPT__SIMD_VECTORS_##W(MPT__NORM_SQUARE, V);                                        \
+        }                                                                                      \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V);                                            \
+        mpt__ref_norm_squares(lane, x, i, n, middle);                                          \
+    }                                                                                          \
+    FN void N##_norm(float *out, const float *x, int64_t i, int64_t n,                         \
+                     const mpt__norm_line *l) {                                                \
+        MPT__NORM_CONSTANTS(V)                                                                 \
+        const V##_f bias = V##_set(l->bias);                                                   \
+        for (; i + W <= n; i += W) {                                                           \
+            const V##_f y = V##_mul(MPT__NORM_NORMAL(V, i), MPT__LINE_WEIGHT(V, i));           \
+            V##_store(out + i, V##_add(y, l->b != NULL ? V##_load(l->b + i) : bias));          \
+        }                                                                                      \
+        mpt__ref_norm(out, x, i, n, l);                                                        \
+    }                                                                                          \
+    FN void N##_norm_sums(float *lane, const float *x, const float *dy, int64_t i, int64_t n,  \
+                          const mpt__norm_line *l) {                                           \
+        MPT__NORM_CONSTANTS(V)                                                                 \
+        V##_f d;                                                                               \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                                             \
+        MPT__SIMD_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                                        \
+        for (; i + MPT__SUM_LANES <= n; i += MPT__SUM_LANES) {                                 \
+            MPT__SIMD_VECTORS_##W(MPT__NORM_SUM, V);                                           \
+        }                                                                                      \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V);                                            \
+        MPT__SIMD_VECTORS_##W(MPT__NORM_MEANS_STORE, V);                                       \
+        mpt__ref_norm_sums(lane, x, dy, i, n, l);                                              \
+    }                                                                                          \
+    FN void N##_norm_slope(float *dx, const float *x, const float *dy, int64_t i, int64_t n,   \
+                           const mpt__norm_line *l) {                                          \
+        MPT__NORM_CONSTANTS(V)                                                                 \
+        const V##_f shift = V##_set(l->shift), slope = V##_set(l->slope);                      \
+        for (; i + W <= n; i += W) {                                                           \
+            const V##_f normal = MPT__NORM_NORMAL(V, i), d = V##_load(dy + i);                 \
+            V##_f sum = V##_sub(V##_mul(d, MPT__LINE_WEIGHT(V, i)), shift);                    \
+            if (l->dw != NULL)                                                                 \
+                V##_store(l->dw + i, V##_add(V##_load(l->dw + i), V##_mul(d, normal)));        \
+            if (l->db != NULL) V##_store(l->db + i, V##_add(V##_load(l->db + i), d));          \
+            V##_store(dx + i, V##_mul(V##_sub(sum, V##_mul(normal, slope)), rstd));            \
+        }                                                                                      \
+        mpt__ref_norm_slope(dx, x, dy, i, n, l);                                               \
     }
 
 /* X(k) for four vectors at a time: of one run, or of two or four. The square of a float is exact in
@@ -9442,6 +10125,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     MPT__SIMD_PEAK(FN, N, V, W)                                                          \
     MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)                                    \
     MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)                                    \
+    MPT__SIMD_ADD_PRODUCTS(FN, N, V, W)                                                  \
     MPT__SIMD_ADD_EXP(FN, N, V, W)                                                       \
     MPT__SIMD_SOFTMAX(FN, N, V, W)                                                       \
     MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                                              \
@@ -9449,6 +10133,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     MPT__SIMD_SQUARES(FN, N, V, W)                                                       \
     MPT__SIMD_DROPOUT(FN, OP, N, V, W)                                                   \
     MPT__SIMD_UPDATE(FN, OP, N, V, W)                                                    \
+    MPT__SIMD_NORM(FN, N, V, W)                                                          \
     static const mpt__words N##_words = {                                                \
         slowness,                                                                        \
         true,                                                                            \
@@ -9458,6 +10143,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_peak,                                                                        \
         N##_add_lanes,                                                                   \
         N##_max_lanes,                                                                   \
+        N##_add_products,                                                                \
         N##_add_exp,                                                                     \
         N##_softmax,                                                                     \
         N##_softmax_backward,                                                            \
@@ -9465,7 +10151,11 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_dropout,                                                                     \
         N##_transpose,                                                                   \
         N##_sgd,                                                                         \
-        N##_adam};
+        N##_adam,                                                                        \
+        N##_norm_squares,                                                                \
+        N##_norm,                                                                        \
+        N##_norm_sums,                                                                   \
+        N##_norm_slope};
 
 #endif
 /* ---------------------------------------------------------------------------------------------
@@ -9957,9 +10647,6 @@ MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 
  * driver in 37_gemm_run.c has the loops. A new ISA adds a line at the end of this room.
  * ------------------------------------------------------------------------------------------- */
 
-#if defined(MPT__HAS_AVX2) || defined(MPT__HAS_NEON)
-#define MPT__HAS_GEMM 1
-
 /* ==== One product ==== */
 
 /* A (outer = M) or B (outer = N), or the bias (outer = M, inner = N). Strides in elements; inner is
@@ -9970,12 +10657,87 @@ typedef struct mpt__gemm_side {
     int64_t outer, inner;
 } mpt__gemm_side;
 
+/* A matrix that is never written down: a row for each pixel of a grid over images [n, line, pixel,
+   channel], a column for each channel of each tap. Row (n, y, x) has at tap (ty, tx) the channels
+   of the pixel first + stride (y, x) + apart (ty, tx), zeros where there is none. Pairs: along
+   lines and along pixels. */
+typedef struct mpt__gemm_image {
+    int64_t image, step[2]; /* elements from image to image, line to line, pixel to pixel */
+    int64_t size[2];        /* lines and pixels of an image */
+    int64_t grid[2], stride[2], first[2];
+    int64_t taps[2], apart[2], channels;
+    bool along_k; /* rows run along K, else columns do */
+} mpt__gemm_image;
+
+static MPT__UNUSED const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t inner) {
+    return s->data + (outer * s->outer + inner * s->inner) * mpt__dtype_info[s->dtype].bytes;
+}
+
+/* Elements from the first one to the first channel of a row's pixel, at tap 0. */
+static MPT__UNUSED int64_t mpt__gemm_pixel(const mpt__gemm_image *g, int64_t row, int64_t at[2]) {
+    int64_t line = row / g->grid[1];
+    at[0] = line % g->grid[0] * g->stride[0] + g->first[0];
+    at[1] = row % g->grid[1] * g->stride[1] + g->first[1];
+    return line / g->grid[0] * g->image + at[0] * g->step[0] + at[1] * g->step[1];
+}
+
+/* Writes rows and columns of such a matrix, from the given ones on, one row behind the other. */
+static MPT__UNUSED void mpt__gemm_gather(char *to, const mpt__gemm_image *g, const char *data,
+                                         int64_t bytes, int64_t row, int64_t rows, int64_t column,
+                                         int64_t columns) {
+    const int64_t tap = column / g->channels, first = column % g->channels;
+    const int64_t ty0 = tap / g->taps[1], tx0 = tap % g->taps[1];
+    const bool adjoin = g->apart[1] == 1 && g->step[1] == g->channels;
+    for (; rows > 0; rows--, row++) {
+        int64_t at[2], pixel = mpt__gemm_pixel(g, row, at), ty = ty0, tx = tx0, c = first, n;
+        bool whole = adjoin && at[1] >= 0 && at[1] + g->taps[1] <= g->size[1];
+        for (int64_t left = columns; left > 0; left -= n, to += n * bytes) {
+            int64_t y = at[0] + ty * g->apart[0], x = at[1] + tx * g->apart[1];
+            int64_t from = ty * g->apart[0] * g->step[0] + tx * g->apart[1] * g->step[1] + c;
+            n = (whole ? (g->taps[1] - tx) * g->channels : g->channels) - c;
+            n = n < left ? n : left;
+            if (y >= 0 && y < g->size[0] && x >= 0 && x < g->size[1]) {
+                memcpy(to, data + (pixel + from) * bytes, (size_t)(n * bytes));
+            } else {
+                memset(to, 0, (size_t)(n * bytes));
+            }
+            c = 0;
+            if (whole || ++tx == g->taps[1]) tx = 0, ty++;
+        }
+    }
+}
+
+/* The part of a side from (outer, k) on; where it is of an image, gathered into `buffer`. */
+static MPT__UNUSED mpt__gemm_side mpt__gemm_part(const mpt__gemm_side *side,
+                                                 const mpt__gemm_image *image, int64_t outer,
+                                                 int64_t count, int64_t k, int64_t depth,
+                                                 char *buffer) {
+    mpt__gemm_side part = *side;
+    const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
+    part.data = buffer;
+    if (image == NULL) {
+        part.data = mpt__gemm_at(side, outer, k);
+    } else if (image->along_k) {
+        mpt__gemm_gather(buffer, image, side->data, bytes, k, depth, outer, count);
+        part.outer = 1, part.inner = count;
+    } else {
+        mpt__gemm_gather(buffer, image, side->data, bytes, outer, count, k, depth);
+        part.outer = depth, part.inner = 1;
+    }
+    return part;
+}
+
+#if defined(MPT__HAS_AVX2) || defined(MPT__HAS_NEON)
+#define MPT__HAS_GEMM 1
+
 typedef struct mpt__gemm_level mpt__gemm_level;
 
 typedef struct mpt__gemm {
     const mpt__gemm_level *level;
     int64_t m, n, k;
     mpt__gemm_side a, b, bias; /* bias.data NULL: none */
+    /* NULL: a matrix where it lies. Rows of C go to the pixels of an image, its one tap. */
+    const mpt__gemm_image *a_image, *b_image, *c_image;
     char *c;
     int c_dtype, activation;
     bool accumulate;
@@ -10027,9 +10789,6 @@ struct mpt__gemm_level {
 #define MPT__GEMM_SLACK 64       /* bytes */
 #define MPT__GEMM_MAX_TILE 1024 /* floats of the largest tile, 32 x 32 */
 
-static const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t inner) {
-    return s->data + (outer * s->outer + inner * s->inner) * mpt__dtype_info[s->dtype].bytes;
-}
 static const float *mpt__gemm_floats_of(const mpt__gemm_side *s) {
     return (const float *)(const void *)s->data;
 }
@@ -10927,6 +11686,16 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
     enum { WIDTH = 64 };
     const int bytes = mpt__dtype_info[g->c_dtype].bytes;
     const int64_t step = g->c_column * bytes;
+    if (g->c_image != NULL) {
+        mpt__gemm row = *g;
+        int64_t at[2];
+        row.c_image = NULL;
+        for (int64_t r = 0; r < rows; r++) {
+            row.c = g->c + mpt__gemm_pixel(g->c_image, i + r, at) * bytes;
+            g->level->finish(&row, sum + r * ld, ld, 0, j, 1, columns);
+        }
+        return;
+    }
     if (g->c_column == 1 && (g->bias.data == NULL || g->bias.inner == 1)) {
         g->level->finish(g, sum, ld, i, j, rows, columns);
         return;
@@ -11020,13 +11789,13 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     const bool few_rows = g->m <= level->chunk_rows, few_columns = g->n <= level->chunk_rows;
     lay.own_a = few_columns && (g->m > g->n || !few_rows);
     lay.own_b = few_rows && !lay.own_a;
-    lay.b_in_place = lay.own_b && level->element == 4 && g->b.outer == 1 &&
+    lay.b_in_place = lay.own_b && level->element == 4 && g->b.outer == 1 && g->b_image == NULL &&
                      g->b.dtype == MPT_F32 && g->b.round == 0;
     lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
     lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
     lay.a = lay.a_panel * (lay.own_a ? threads : a_panels);
     lay.b = lay.b_panel * (lay.own_b ? threads : b_panels);
-    bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1;
+    bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1 && g->c_image == NULL;
     if (as_floats && mpt__gemm_is_plain(g)) {
         lay.home = MPT__GEMM_IN_C;
     } else if (blocks == 1) {
@@ -11056,6 +11825,24 @@ static char *mpt__gemm_panel(const mpt__gemm_pass *p, bool b, int64_t block, int
              : p->a + (block * p->a_panels + panel) * p->lay.a_panel;
 }
 
+/* level->pack of a matrix that is gathered first, so much at a time that it stays close; panels are
+   made of runs of as many k. */
+static MPT__NOINLINE bool mpt__gemm_pack_image(const mpt__gemm_level *level, char *panel, bool b,
+                                               const mpt__gemm_side *side,
+                                               const mpt__gemm_image *image, int64_t outer,
+                                               int64_t count, int64_t k, int64_t depth) {
+    enum { DEPTH = 64, WIDTH = 32 };
+    MPT__ALIGN(64) char gathered[DEPTH * WIDTH * 4];
+    const int64_t width = b ? level->columns : level->rows;
+    bool good = true;
+    for (int64_t at = 0; at < depth && good; at += DEPTH) {
+        int64_t n = mpt__smaller_of(DEPTH, depth - at);
+        mpt__gemm_side part = mpt__gemm_part(side, image, outer, count, k + at, n, gathered);
+        good = level->pack(panel + at * width * level->element, b, &part, 0, count, 0, n);
+    }
+    return good;
+}
+
 /* Packs a panel of A or B over one K block. */
 static void mpt__gemm_pack(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel,
                            char *to) {
@@ -11063,10 +11850,13 @@ static void mpt__gemm_pack(const mpt__gemm_pass *p, bool b, int64_t block, int64
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     int64_t width = b ? level->columns : level->rows, begin = panel * width;
     int64_t count = mpt__smaller_of(width, (b ? p->n : p->m) - begin);
-    if (!level->pack(to, b, b ? &p->g->b : &p->g->a, (b ? p->j : p->i) + begin, count, p->k + k,
-                     depth)) {
-        mpt__atomic_store32(&p->watch->refused, 1);
-    }
+    const mpt__gemm_image *image = b ? p->g->b_image : p->g->a_image;
+    const mpt__gemm_side *side = b ? &p->g->b : &p->g->a;
+    const int64_t outer = (b ? p->j : p->i) + begin;
+    bool good = image != NULL
+                    ? mpt__gemm_pack_image(level, to, b, side, image, outer, count, p->k + k, depth)
+                    : level->pack(to, b, side, outer, count, p->k + k, depth);
+    if (!good) mpt__atomic_store32(&p->watch->refused, 1);
 }
 
 static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
@@ -11266,6 +12056,7 @@ static bool mpt__gemm_needs_copy(const mpt__gemm_side *s, bool in_place) {
 static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
     *dots = g->a.inner == 1 && g->b.inner == 1 && g->b.outer != 1;
     if (g->level->direct == NULL || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
+    if (g->a_image || g->b_image || g->c_image) return false;
     if (*dots) return g->m <= 16 || (g->n <= 16 && g->m <= 256);
     if (g->b.outer != 1) return false;
     return g->m <= 16 || g->n <= 16 || g->k <= 32;
@@ -11458,6 +12249,7 @@ static bool mpt__gemm_read(mpt__gemm *g, const mpt__gemm_level *level, const mpt
     mpt__gemm_read_side(&g->b, &o[1], data ? data[1] : none, compute, column, row);
     const void *bias = data ? data[2] : none;
     mpt__gemm_read_side(&g->bias, &o[2], biased ? bias : NULL, compute, row, column);
+    g->a_image = g->b_image = g->c_image = NULL;
     g->c = data ? (char *)data[3] : NULL;
     g->c_dtype = o[3].dtype;
     g->c_row = o[3].stride[row];
@@ -11645,21 +12437,1870 @@ MPT__CPU_LEVEL(neon, cpu->words = &mpt__neon_words)
 
 /* ---------------------------------------------------------------------------------------------
  * 38_cpu_conv.c: convolutions on the CPU.
+ *
+ * All three kernels are matrix products, one for each group and, of a strided convolution's input
+ * gradient, for each phase of the stride: the pixels whose taps meet the same elements of the
+ * kernel. Images are never written down as matrices: packing gathers what a panel needs
+ * (mpt__gemm_image), and rows of C go to their pixels. Depthwise convolutions have loops of their
+ * own. The order of every sum depends on the problem and the level alone.
  * ------------------------------------------------------------------------------------------- */
 
+#ifdef MPTRAIN_NO_CONV
 static void mpt__cpu_add_conv(mpt__cpu *cpu) { (void)cpu; }
+#else
 
+/* ==== What a launch asks for ==== */
+
+typedef struct mpt__conv {
+    const mpt__launch *launch;
+    int64_t n, x[3], y[3]; /* images; lines, pixels and channels of the two sides */
+    int64_t kernel[2], stride[2], padding[2], dilation[2];
+    int64_t groups, in, out; /* channels of a group */
+    int64_t phases[2];
+} mpt__conv;
+
+static void mpt__conv_read(mpt__conv *c, const mpt__launch *launch) {
+    const mpt__operand *o = launch->operand;
+    c->launch = launch;
+    c->n = o[0].shape[0];
+    for (int d = 0; d < 3; d++) c->x[d] = o[0].shape[d + 1], c->y[d] = o[2].shape[d + 1];
+    for (int d = 0; d < 2; d++) {
+        c->kernel[d] = o[1].shape[d + 1];
+        c->stride[d] = MPT__TWO_AT(launch->index[1], d);
+        c->padding[d] = MPT__TWO_AT(launch->index[2], d);
+        c->dilation[d] = MPT__TWO_AT(launch->index[3], d);
+        c->phases[d] = 1;
+        if (launch->kernel == MPT__K_CONV_BACKWARD_INPUT)
+            c->phases[d] = mpt__ref_min(c->stride[d], c->x[d]);
+    }
+    c->groups = launch->index[0];
+    c->in = c->x[2] / c->groups;
+    c->out = c->y[2] / c->groups;
+}
+
+static bool mpt__conv_is_depthwise(const mpt__conv *c) { return c->in == 1 && c->out == 1; }
+
+/* C[m, n] = A[m, k] B[k, n] + bias. Not to be copied: the pointers are to its own images. */
+typedef struct mpt__conv_product {
+    int64_t m, n, k;
+    mpt__gemm_side a, b, bias;
+    char *c;
+    int64_t c_row;
+    mpt__gemm_image image[3];
+    const mpt__gemm_image *a_image, *b_image, *c_image; /* NULL: a matrix where it lies */
+    int64_t kernel[2], kernel_step[2]; /* the kernel's element at tap 0; from tap to tap */
+} mpt__conv_product;
+
+/* The matrix of an image of that many channels, of which a group has `channels`. */
+static void mpt__conv_image(mpt__gemm_image *g, const int64_t size[3], int64_t channels) {
+    g->channels = channels;
+    g->step[0] = size[1] * size[2], g->step[1] = size[2];
+    g->image = size[0] * g->step[0];
+    g->size[0] = size[0], g->size[1] = size[1];
+}
+
+/* Dimension d of a phase: the elements of the kernel whose taps fall on pixels, from the last one
+   down, so that taps ascend. */
+static void mpt__conv_phase(const mpt__conv *c, int d, int64_t phase, mpt__conv_product *p) {
+    const int64_t stride = c->stride[d], dilation = c->dilation[d], to = phase + c->padding[d];
+    int64_t first = 0, step = 1, count = 0;
+    while (first < c->kernel[d] && (to - first * dilation) % stride != 0) first++;
+    while (step * dilation % stride != 0) step++;
+    if (first < c->kernel[d]) count = (c->kernel[d] - 1 - first) / step + 1;
+    const int64_t last = first + (count - 1) * step, size = c->x[d];
+    mpt__gemm_image *a = &p->image[0], *to_image = &p->image[2];
+    a->grid[d] = to_image->grid[d] = size > phase ? (size - phase - 1) / stride + 1 : 0;
+    a->stride[d] = 1;
+    a->first[d] = (to - last * dilation) / stride;
+    a->apart[d] = step * dilation / stride;
+    a->taps[d] = count;
+    to_image->stride[d] = stride;
+    to_image->first[d] = phase;
+    p->kernel[d] = last;
+    p->kernel_step[d] = -step;
+}
+
+/* Sides that read an operand from an element on. */
+static mpt__gemm_side mpt__conv_side(const mpt__conv *c, void *const *data, int operand,
+                                     int64_t from, int64_t outer, int64_t inner) {
+    const mpt__operand *o = &c->launch->operand[operand];
+    const int compute = c->launch->compute_dtype;
+    mpt__gemm_side side;
+    side.dtype = o->dtype;
+    side.round = compute == MPT_F32 || compute == o->dtype ? 0 : compute;
+    side.data = data ? (const char *)data[operand] + from * mpt__dtype_info[o->dtype].bytes
+                     : (const char *)(const void *)c;
+    if (operand >= c->launch->n_operands || o->storage == 0) side.data = NULL;
+    side.outer = outer;
+    side.inner = inner;
+    return side;
+}
+
+static char *mpt__conv_target(const mpt__conv *c, void *const *data, int operand, int64_t from) {
+    int64_t bytes = mpt__dtype_info[c->launch->operand[operand].dtype].bytes;
+    return data ? (char *)data[operand] + from * bytes : NULL;
+}
+
+/* The product of a group and a phase; data may be NULL: then only sizes count. */
+static void mpt__conv_product_of(const mpt__conv *c, void *const *data, int64_t index,
+                                 mpt__conv_product *p) {
+    const int kernel = c->launch->kernel;
+    const int64_t px = index % c->phases[1], py = index / c->phases[1] % c->phases[0];
+    const int64_t group = index / c->phases[1] / c->phases[0];
+    const int64_t in = group * c->in, out = group * c->out, taps = c->kernel[0] * c->kernel[1];
+    const int64_t depth = taps * c->in; /* of a row of weights */
+    mpt__gemm_image *image = p->image;
+    bool plain = true;
+    memset(image, 0, sizeof p->image);
+    p->a_image = &image[0], p->b_image = NULL, p->c_image = NULL;
+    for (int d = 0; d < 2; d++) {
+        plain = plain && c->kernel[d] == 1 && c->stride[d] == 1 && c->x[d] == c->y[d];
+        image[0].grid[d] = c->y[d], image[0].stride[d] = c->stride[d];
+        image[0].first[d] = -c->padding[d], image[0].apart[d] = c->dilation[d];
+        image[0].taps[d] = c->kernel[d];
+        p->kernel[d] = 0, p->kernel_step[d] = 1;
+    }
+    mpt__conv_image(&image[0], c->x, c->in);
+    if (kernel == MPT__K_CONV) {
+        p->m = c->n * c->y[0] * c->y[1], p->n = c->out, p->k = depth;
+        p->a = mpt__conv_side(c, data, 0, in, c->x[2], 1);
+        p->b = mpt__conv_side(c, data, 1, out * depth, depth, 1);
+        p->bias = mpt__conv_side(c, data, 3, out, 0, 1);
+        p->c = mpt__conv_target(c, data, 2, out), p->c_row = c->y[2];
+    } else if (kernel == MPT__K_CONV_BACKWARD_INPUT) {
+        mpt__conv_image(&image[0], c->y, c->out);
+        mpt__conv_image(&image[2], c->x, c->in);
+        mpt__conv_phase(c, 0, py, p);
+        mpt__conv_phase(c, 1, px, p);
+        p->m = c->n * image[0].grid[0] * image[0].grid[1], p->n = c->in;
+        p->k = image[0].taps[0] * image[0].taps[1] * c->out;
+        p->a = mpt__conv_side(c, data, 2, out, c->y[2], 1);
+        int64_t from = out * depth;
+        if (p->k > 0) from += (p->kernel[0] * c->kernel[1] + p->kernel[1]) * c->in;
+        p->b = mpt__conv_side(c, data, 1, from, 1, depth);
+        p->b_image = &image[1]; /* rows: line of taps, tap, channel of dy; columns: channels of x */
+        image[1].image = p->kernel_step[0] * c->kernel[1] * c->in;
+        image[1].step[0] = p->kernel_step[1] * c->in, image[1].step[1] = depth;
+        image[1].size[0] = image[1].grid[0] = image[0].taps[1];
+        image[1].size[1] = image[1].grid[1] = c->out;
+        image[1].stride[0] = image[1].stride[1] = image[1].taps[0] = image[1].taps[1] = 1;
+        image[1].channels = c->in;
+        image[1].along_k = true;
+        p->bias = mpt__conv_side(c, data, 3, in, 0, 1);
+        p->c = mpt__conv_target(c, data, 0, in), p->c_row = c->x[2];
+        if (c->stride[0] != 1 || c->stride[1] != 1) p->c_image = &image[2];
+    } else {
+        p->m = c->out, p->n = depth, p->k = c->n * c->y[0] * c->y[1];
+        p->a = mpt__conv_side(c, data, 2, out, 1, c->y[2]);
+        p->b = mpt__conv_side(c, data, 0, in, 1, c->x[2]);
+        p->bias = p->a, p->bias.data = NULL;
+        p->a_image = NULL, p->b_image = &image[0];
+        image[0].along_k = true;
+        p->c = mpt__conv_target(c, data, 1, out * depth), p->c_row = depth;
+    }
+    if (plain) p->a_image = p->b_image = p->c_image = NULL;
+}
+
+static const mpt__operand *mpt__conv_output(const mpt__launch *launch) {
+    static const uint8_t written[] = {2, 0, 1};
+    return &launch->operand[written[launch->kernel - MPT__K_CONV]];
+}
+
+/* ==== Products of the reference level ==== */
+
+typedef struct mpt__ref_conv_work {
+    const mpt__launch *launch;
+    mpt__conv_product product;
+    mpt__ref_view out;
+    int64_t across; /* tiles */
+} mpt__ref_conv_work;
+
+/* n elements of a part, `step` apart, rounded. */
+static void mpt__ref_conv_load(const mpt__ref_conv_work *w, const mpt__gemm_side *part,
+                               int64_t step, mpt__real *x, int64_t n) {
+    mpt__ref_load(x, part->data, (uint8_t)part->dtype, 0, step, n);
+    mpt__ref_round(x, n, part->dtype, w->launch->compute_dtype);
+}
+
+static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
+    const mpt__ref_conv_work *w = (const mpt__ref_conv_work *)work;
+    const mpt__conv_product *p = &w->product;
+    mpt__real sum[MPT__GEMM_M][MPT__GEMM_N], a[MPT__GEMM_M][MPT__GEMM_K];
+    mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N];
+    double gathered[MPT__GEMM_N]; /* of any dtype */
+    const int64_t m0 = tile / w->across * MPT__GEMM_M, n0 = tile % w->across * MPT__GEMM_N;
+    const int64_t rows = mpt__ref_min(MPT__GEMM_M, p->m - m0);
+    const int64_t columns = mpt__ref_min(MPT__GEMM_N, p->n - n0);
+    mpt__gemm_side part;
+    (void)thread;
+    memset(sum, 0, sizeof sum);
+    for (int64_t k0 = 0; k0 < p->k; k0 += MPT__GEMM_K) {
+        const int64_t k = mpt__ref_min(MPT__GEMM_K, p->k - k0);
+        for (int64_t i = 0; i < rows; i++) {
+            part = mpt__gemm_part(&p->a, p->a_image, m0 + i, 1, k0, k, (char *)gathered);
+            mpt__ref_conv_load(w, &part, part.inner, a[i], k);
+        }
+        for (int64_t i = 0; i < k; i++) {
+            part = mpt__gemm_part(&p->b, p->b_image, n0, columns, k0 + i, 1, (char *)gathered);
+            mpt__ref_conv_load(w, &part, part.outer, b[i], columns);
+        }
+        mpt__ref_gemm_panel(sum, a, b, rows, columns, k);
+    }
+    if (p->bias.data != NULL) {
+        part = mpt__gemm_part(&p->bias, NULL, 0, 1, n0, columns, NULL);
+        mpt__ref_conv_load(w, &part, 1, bias, columns);
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t at[2], to = (m0 + i) * p->c_row;
+        if (p->c_image != NULL) to = mpt__gemm_pixel(p->c_image, m0 + i, at);
+        for (int64_t j = 0; p->bias.data != NULL && j < columns; j++) sum[i][j] += bias[j];
+        mpt__ref_put(&w->out, to + n0, 1, sum[i], columns);
+    }
+}
+
+/* ==== Depthwise ==== */
+
+#define MPT__DEPTH_BLOCK (MPT__BLOCK / 4) /* channels at a time */
+
+/* Of a convolution of one group that has all channels. */
+typedef struct mpt__depthwise {
+    const mpt__cpu_call *call;
+    mpt__conv conv;
+    mpt__conv_product product;
+    mpt__ref_view in, out, other; /* dy, of the gradient of weights */
+    const mpt__real *weights;     /* [taps, channels] */
+} mpt__depthwise;
+
+/* Channels of a pixel, rounded; in place where that is all the same. */
+static const mpt__real *mpt__depth_in(const mpt__ref_view *view, int compute, int64_t at,
+                                      mpt__real *block, int64_t n) {
+    if (compute == MPT_F32 || compute == view->dtype) return mpt__ref_in(view, at, 1, block, n);
+    mpt__ref_get(view, at, 1, block, n);
+    mpt__ref_round(block, n, view->dtype, compute);
+    return block;
+}
+
+/* One line of pixels: each sums the products of its taps, after the bias. */
+static void mpt__depth_line(void *work, int64_t line, int thread) {
+    const mpt__depthwise *w = (const mpt__depthwise *)work;
+    const mpt__conv_product *p = &w->product;
+    const mpt__gemm_image *g = &p->image[0];
+    const int64_t channels = g->channels;
+    const int compute = w->conv.launch->compute_dtype;
+    mpt__real sum[MPT__DEPTH_BLOCK], x[MPT__DEPTH_BLOCK];
+    (void)thread;
+    for (int64_t row = line * g->grid[1]; row < (line + 1) * g->grid[1]; row++) {
+        int64_t at[2], pixel = mpt__gemm_pixel(g, row, at), to_at[2], n;
+        int64_t to = p->c_image ? mpt__gemm_pixel(p->c_image, row, to_at) : row * p->c_row;
+        for (int64_t c = 0; c < channels; c += n) {
+            n = mpt__ref_min(MPT__DEPTH_BLOCK, channels - c);
+            memset(sum, 0, (size_t)n * sizeof *sum);
+            if (p->bias.data != NULL) {
+                mpt__ref_load(sum, p->bias.data, (uint8_t)p->bias.dtype, c, 1, n);
+                mpt__ref_round(sum, n, p->bias.dtype, compute);
+            }
+            for (int64_t t = 0; t < g->taps[0] * g->taps[1]; t++) {
+                int64_t ty = t / g->taps[1] * g->apart[0], tx = t % g->taps[1] * g->apart[1];
+                if (at[0] + ty < 0 || at[0] + ty >= g->size[0]) continue;
+                if (at[1] + tx < 0 || at[1] + tx >= g->size[1]) continue;
+                int64_t from = pixel + ty * g->step[0] + tx * g->step[1] + c;
+                w->call->words->add_products(sum, mpt__depth_in(&w->in, compute, from, x, n),
+                                             w->weights + t * channels + c, n);
+            }
+            mpt__ref_put(&w->out, to + c, 1, sum, n);
+        }
+    }
+}
+
+/* The gradient of one tap's weights, of a block of channels: line by line. */
+static void mpt__depth_weights(void *work, int64_t chunk, int thread) {
+    const mpt__depthwise *w = (const mpt__depthwise *)work;
+    const mpt__gemm_image *g = &w->product.image[0];
+    const mpt__words *words = w->call->words;
+    const int64_t taps = g->taps[0] * g->taps[1], t = chunk % taps, c = chunk / taps * 64;
+    const int64_t n = mpt__ref_min(64, g->channels - c), lines = w->conv.n * g->grid[0];
+    const int64_t ty = t / g->taps[1] * g->apart[0], tx = t % g->taps[1] * g->apart[1];
+    const int compute = w->conv.launch->compute_dtype;
+    mpt__real total[64] = {0}, sum[64], x[64], dy[64];
+    (void)thread;
+    for (int64_t row = 0, line = 0; line < lines; line++) {
+        memset(sum, 0, sizeof sum);
+        for (int64_t i = 0; i < g->grid[1]; i++, row++) {
+            int64_t at[2], pixel = mpt__gemm_pixel(g, row, at);
+            if (at[0] + ty < 0 || at[0] + ty >= g->size[0]) continue;
+            if (at[1] + tx < 0 || at[1] + tx >= g->size[1]) continue;
+            int64_t from = pixel + ty * g->step[0] + tx * g->step[1] + c;
+            words->add_products(sum, mpt__depth_in(&w->in, compute, from, x, n),
+                                mpt__depth_in(&w->other, compute, row * g->channels + c, dy, n), n);
+        }
+        words->binary[MPT__BINARY_ADD](total, total, sum, n, 0, 0);
+    }
+    mpt__ref_put(&w->out, c * taps + t, taps, total, n);
+}
+
+/* The kernel's elements that the taps of a phase use, as [taps, channels]. */
+static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
+    const mpt__conv_product *p = &w->product;
+    const mpt__operand *o = &w->conv.launch->operand[1];
+    const int64_t *taps = p->image[0].taps, *kernel = w->conv.kernel;
+    const int64_t channels = p->image[0].channels;
+    for (int64_t t = 0; t < taps[0] * taps[1]; t++, to += channels) {
+        int64_t ky = p->kernel[0] + t / taps[1] * p->kernel_step[0];
+        int64_t kx = p->kernel[1] + t % taps[1] * p->kernel_step[1];
+        mpt__ref_load(to, w->call->data[1], o->dtype, ky * kernel[1] + kx, kernel[0] * kernel[1],
+                      channels);
+        mpt__ref_round(to, channels, o->dtype, w->conv.launch->compute_dtype);
+    }
+}
+
+static void mpt__depth_run(const mpt__cpu_call *call, const mpt__conv *conv) {
+    mpt__depthwise w;
+    const int kernel = call->launch->kernel;
+    const bool input = kernel == MPT__K_CONV_BACKWARD_INPUT;
+    w.call = call;
+    w.conv = *conv;
+    w.conv.groups = 1, w.conv.in = w.conv.out = conv->x[2];
+    w.in = mpt__ref_view_of(call, input ? 2 : 0);
+    w.other = mpt__ref_view_of(call, 2);
+    w.out = mpt__ref_view_of(call, input ? 0 : kernel == MPT__K_CONV ? 2 : 1);
+    w.weights = (const mpt__real *)call->workspace;
+    for (int64_t i = 0; i < conv->phases[0] * conv->phases[1]; i++) {
+        mpt__conv_product_of(&w.conv, call->data, i, &w.product);
+        const mpt__gemm_image *g = &w.product.image[0];
+        const int64_t taps = g->taps[0] * g->taps[1], lines = conv->n * g->grid[0];
+        int64_t cost = mpt__ref_cost(call, lines * g->grid[1] * taps * g->channels, 1.0);
+        if (kernel == MPT__K_CONV_BACKWARD_WEIGHT) {
+            mpt__parallel(call->pool, taps * mpt__ref_chunks(g->channels, 64), cost,
+                          mpt__depth_weights, &w);
+        } else {
+            mpt__depth_lay_out(&w, (mpt__real *)call->workspace);
+            mpt__parallel(call->pool, lines, cost, mpt__depth_line, &w);
+        }
+    }
+}
+
+/* ==== The reference level ==== */
+
+static int64_t mpt__ref_conv_workspace(const mpt__launch *launch, int threads) {
+    const mpt__operand *o = launch->operand;
+    (void)threads;
+    return o[1].shape[0] * o[1].shape[1] * o[1].shape[2] * (int64_t)sizeof(mpt__real);
+}
+
+static void mpt__ref_conv(const mpt__cpu_call *call) {
+    mpt__conv conv;
+    mpt__ref_conv_work w;
+    mpt__conv_read(&conv, call->launch);
+    if (mpt__conv_is_depthwise(&conv)) {
+        mpt__depth_run(call, &conv);
+        return;
+    }
+    w.launch = call->launch;
+    w.out.words = call->words;
+    w.out.dtype = mpt__conv_output(w.launch)->dtype;
+    w.out.accumulate = mpt__conv_output(w.launch)->access == MPT__ACCUMULATE;
+    for (int64_t i = 0; i < conv.groups * conv.phases[0] * conv.phases[1]; i++) {
+        mpt__conv_product_of(&conv, call->data, i, &w.product);
+        const mpt__conv_product *p = &w.product;
+        double cost = (double)p->m * (double)p->n * ((double)p->k * 0.5 + 2);
+        w.across = mpt__ref_chunks(p->n, MPT__GEMM_N);
+        w.out.data = p->c;
+        mpt__parallel(call->pool, w.across * mpt__ref_chunks(p->m, MPT__GEMM_M), (int64_t)cost,
+                      mpt__ref_conv_tile, &w);
+    }
+}
+
+/* ==== Levels with matrix products ==== */
+
+#ifdef MPT__HAS_GEMM
+
+/* False where the level cannot take it. */
+static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt__conv *conv,
+                           const mpt__conv_product *p) {
+    const mpt__operand *out = mpt__conv_output(conv->launch);
+    const unsigned good = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
+    unsigned dtypes = 1u << p->a.dtype | 1u << p->b.dtype | 1u << out->dtype;
+    if (p->bias.data != NULL) dtypes |= 1u << p->bias.dtype;
+    if ((dtypes & ~good) != 0) return false;
+    memset(g, 0, sizeof *g);
+    g->m = p->m, g->n = p->n, g->k = p->k;
+    g->a = p->a, g->b = p->b, g->bias = p->bias;
+    g->a_image = p->a_image, g->b_image = p->b_image, g->c_image = p->c_image;
+    g->c = p->c, g->c_row = p->c_row, g->c_column = 1;
+    g->c_dtype = out->dtype;
+    g->accumulate = out->access == MPT__ACCUMULATE;
+    g->alpha = 1.0f;
+    g->batch_count = 1;
+    g->level = level->choose != NULL && g->k > 0 ? level->choose(g) : level;
+    return g->level != NULL;
+}
+
+typedef struct mpt__conv_work {
+    const mpt__gemm_level *level;
+    mpt__conv conv;
+    void *const *data;
+    mpt__pool *pool;
+    char *workspace;
+    int64_t products, bytes; /* of workspace, for each thread where they take products whole */
+    bool whole, refuses;
+    mpt__gemm_watch watch;
+} mpt__conv_work;
+
+/* False where the launch is not for this level. */
+static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
+                           const mpt__launch *launch, int threads) {
+    mpt__conv_product p;
+    mpt__gemm g;
+    mpt__conv_read(&w->conv, launch);
+    const int64_t phases = w->conv.phases[0] * w->conv.phases[1];
+    w->level = level;
+    w->products = phases * w->conv.groups;
+    w->bytes = 0;
+    w->refuses = false;
+    if (mpt__conv_is_depthwise(&w->conv)) return false;
+    for (int64_t i = 0; i < phases; i++) {
+        mpt__conv_product_of(&w->conv, NULL, i, &p);
+        if (!mpt__conv_gemm(&g, level, &w->conv, &p)) return false;
+        if (i == 0)
+            w->whole = w->products > 1 &&
+                       g.m * g.n * g.k <= g.level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
+        w->refuses |= g.level->refuses;
+        int64_t bytes = g.m * g.n > 0 ? mpt__gemm_bytes(&g, w->whole ? 1 : threads) : 0;
+        if (bytes > w->bytes) w->bytes = bytes;
+    }
+    return true;
+}
+
+static void mpt__conv_chunk(void *work, int64_t chunk, int thread) {
+    mpt__conv_work *w = (mpt__conv_work *)work;
+    mpt__conv_product p;
+    mpt__gemm g;
+    mpt__conv_product_of(&w->conv, w->data, chunk, &p);
+    if (p.m == 0 || p.n == 0 || !mpt__conv_gemm(&g, w->level, &w->conv, &p)) return;
+    mpt__gemm_run_one(&g, w->whole ? NULL : w->pool, w->workspace + thread * w->bytes, &w->watch);
+}
+
+static void mpt__conv_products(mpt__conv_work *w) {
+    const mpt__conv *c = &w->conv;
+    int64_t macs = c->n * c->y[0] * c->y[1] * c->y[2] * c->in * c->kernel[0] * c->kernel[1];
+    if (w->whole) {
+        mpt__parallel(w->pool, w->products, macs / w->level->rate + w->products, mpt__conv_chunk,
+                      w);
+    } else {
+        for (int64_t i = 0; i < w->products; i++) mpt__conv_chunk(w, i, 0);
+    }
+}
+
+static void mpt__conv_run(const mpt__gemm_level *level, const mpt__cpu_call *call) {
+    char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
+    mpt__conv_work w;
+    memset(&w.watch, 0, sizeof w.watch);
+    if (!mpt__conv_plan(&w, level, call->launch, mpt__pool_threads(call->pool))) {
+        mpt__cpu_fall_back(call);
+        return;
+    }
+    uint32_t state = mpt__flush_denormals(true);
+    w.data = call->data;
+    w.pool = call->pool;
+    w.workspace = call->workspace ? (char *)call->workspace : nothing;
+    /* A launch that adds to C cannot be begun again by another level. */
+    w.watch.dry = w.refuses && mpt__conv_output(call->launch)->access == MPT__ACCUMULATE;
+    mpt__conv_products(&w);
+    if (w.watch.dry && !w.watch.refused) {
+        w.watch.dry = false;
+        mpt__conv_products(&w);
+    }
+    mpt__restore_denormals(state);
+    if (w.watch.refused) mpt__cpu_fall_back(call);
+}
+
+static int64_t mpt__conv_workspace(const mpt__gemm_level *level, const mpt__launch *launch,
+                                   int threads) {
+    mpt__conv_work w;
+    if (!mpt__conv_plan(&w, level, launch, threads)) return ~0;
+    int64_t bytes = w.whole ? w.bytes * threads : w.bytes;
+    return w.refuses ? ~bytes : bytes;
+}
+
+#endif
+
+/* One function per level, for the three kernels. */
+#define MPT__CONV_LEVEL(ISA)                                                             \
+    static void mpt__##ISA##_conv(const mpt__cpu_call *call) {                           \
+        mpt__conv_run(&mpt__##ISA##_gemm_level, call);                                   \
+    }                                                                                    \
+    static int64_t mpt__##ISA##_conv_workspace(const mpt__launch *launch, int threads) { \
+        return mpt__conv_workspace(&mpt__##ISA##_gemm_level, launch, threads);           \
+    }
+#define MPT__CONV_ADD(ISA, LEVEL)                                                      \
+    if (cpu->isa == MPT_ISA_##LEVEL ||                                                 \
+        (cpu->isa > MPT_ISA_##LEVEL && mpt__isa_supported(MPT_ISA_##LEVEL, features))) \
+        mpt__cpu_add(cpu, (mpt__kernel)k, mpt__##ISA##_conv, mpt__##ISA##_conv_workspace);
+#ifdef MPT__HAS_AVX2
+MPT__CONV_LEVEL(avx2)
+#endif
+#ifdef MPT__HAS_AVX512
+MPT__CONV_LEVEL(avx512)
+#endif
+#ifdef MPT__HAS_AMX
+MPT__CONV_LEVEL(amx)
+#endif
+#ifdef MPT__HAS_NEON
+MPT__CONV_LEVEL(neon)
+#endif
+
+static void mpt__cpu_add_conv(mpt__cpu *cpu) {
+    const uint32_t features = mpt__cpu_features();
+    (void)features;
+    for (int k = MPT__K_CONV; k <= MPT__K_CONV_BACKWARD_WEIGHT; k++) {
+        mpt__cpu_add(cpu, (mpt__kernel)k, mpt__ref_conv, mpt__ref_conv_workspace);
+#ifdef MPT__HAS_AVX2
+        MPT__CONV_ADD(avx2, AVX2)
+#endif
+#ifdef MPT__HAS_AVX512
+        MPT__CONV_ADD(avx512, AVX512)
+#endif
+#ifdef MPT__HAS_AMX
+        MPT__CONV_ADD(amx, AMX)
+#endif
+#ifdef MPT__HAS_NEON
+        MPT__CONV_ADD(neon, NEON)
+#endif
+    }
+}
+
+#endif
 /* ---------------------------------------------------------------------------------------------
  * 38_cpu_norm.c: normalisation and pooling on the CPU.
+ *
+ * A norm sees [N, G, C, S]. Where all that shares a mean and deviation lies in lines - along C with
+ * a weight for each element, or along S with one for all - one thread takes it as a whole, in two or
+ * three passes of which memory sees one. Batches whose channels lie innermost go by columns.
  * ------------------------------------------------------------------------------------------- */
 
-static void mpt__cpu_add_norm(mpt__cpu *cpu) { (void)cpu; }
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+
+/* ==== Norms ==== */
+
+enum { MPT__NORM_N, MPT__NORM_G, MPT__NORM_C, MPT__NORM_S };
+
+typedef struct mpt__norm_work {
+    const mpt__launch *launch;
+    const mpt__words *words;
+    mpt__ref_view view[MPT__MAX_OPERANDS];
+    int64_t size[4], count; /* of x; elements of one statistic */
+    bool of_channels, given, along_c;
+    int64_t lines, length, line, step; /* of a statistic: their dimensions line and step */
+    double eps;
+    int64_t chunk, chunks; /* of n, whose gradients of weight and bias add up in a row */
+    mpt__real *partial;    /* [chunks, 2, G C] */
+} mpt__norm_work;
+
+static int64_t mpt__norm_stride(const mpt__norm_work *w, int operand, int64_t dim) {
+    return w->launch->operand[operand].stride[dim];
+}
+
+/* Chunks of n: one result of each is kept, so they are not too many; no thread counts. */
+#define MPT__NORM_CHUNKS 64
+#define MPT__NORM_CHUNK 8
+/* Where channels lie innermost: elements of a column summed in a row, columns at a time. */
+#define MPT__NORM_COLUMN 256
+#define MPT__NORM_COLUMNS (MPT__BLOCK / 4)
+
+static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
+    const mpt__operand *x = &launch->operand[0];
+    w->launch = launch;
+    memcpy(w->size, x->shape, sizeof w->size);
+    w->of_channels = launch->index[0] != 0;
+    w->given = launch->index[1] != 0;
+    w->eps = launch->imm[0];
+    w->along_c = w->size[MPT__NORM_S] == 1 || (x->stride[MPT__NORM_C] == 1 &&
+                                               x->stride[MPT__NORM_S] != 1);
+    w->step = w->along_c ? MPT__NORM_C : MPT__NORM_S;
+    w->line = w->of_channels ? MPT__NORM_N : MPT__NORM_S + MPT__NORM_C - w->step;
+    w->length = w->size[w->step];
+    w->lines = w->size[w->line];
+    w->count = w->size[MPT__NORM_S] * w->size[w->of_channels ? MPT__NORM_N : MPT__NORM_C];
+    w->chunk = mpt__ref_chunks(w->size[MPT__NORM_N], MPT__NORM_CHUNKS);
+    if (w->chunk < MPT__NORM_CHUNK) w->chunk = MPT__NORM_CHUNK;
+    w->chunks = mpt__ref_chunks(w->size[MPT__NORM_N], w->chunk);
+}
+
+static int64_t mpt__norm_channels(const mpt__norm_work *w) {
+    return w->size[MPT__NORM_G] * w->size[MPT__NORM_C];
+}
+
+/* Where line `line` of statistic [n, g] (or of channel n) begins. */
+static int64_t mpt__norm_at(const mpt__norm_work *w, int operand, int64_t n, int64_t g,
+                            int64_t line) {
+    int64_t at = line * mpt__norm_stride(w, operand, w->line);
+    if (w->of_channels) return at + n * mpt__norm_stride(w, operand, MPT__NORM_C);
+    return at + n * mpt__norm_stride(w, operand, MPT__NORM_N) +
+           g * mpt__norm_stride(w, operand, MPT__NORM_G);
+}
+
+/* n elements more, those behind `at` of a line, go into the lanes of a sum: of a chunk that they do
+   not fill beyond its end. */
+static void mpt__norm_room(mpt__ref_sum *sum, int64_t at, int64_t length) {
+    if (at % MPT__SUM_CHUNK != 0) return;
+    int64_t n = mpt__ref_min(MPT__SUM_CHUNK, length - at);
+    if (sum->count + n > MPT__SUM_CHUNK) mpt__ref_sum_close_chunk(sum);
+    sum->count += n;
+}
+
+static mpt__real mpt__norm_rstd(double variance, double eps) {
+    double root = sqrt(variance + eps);
+    return root == 0 ? 0 : (mpt__real)(1 / root);
+}
+
+/* The sum with the residual, rounded as it is stored. */
+static void mpt__norm_add(const mpt__norm_work *w, int64_t n, int64_t g) {
+    mpt__real a[MPT__BLOCK], b[MPT__BLOCK];
+    for (int64_t line = 0; line < w->lines; line++) {
+        for (int64_t i = 0, m; i < w->length; i += m) {
+            int64_t at[6];
+            m = mpt__ref_min(MPT__BLOCK, w->length - i);
+            for (int k = 0; k < 6; k++)
+                at[k] = mpt__norm_at(w, k, n, g, line) + i * mpt__norm_stride(w, k, w->step);
+            const mpt__real *x =
+                mpt__ref_in(&w->view[0], at[0], mpt__norm_stride(w, 0, w->step), a, m);
+            const mpt__real *r =
+                mpt__ref_in(&w->view[1], at[1], mpt__norm_stride(w, 1, w->step), b, m);
+            mpt__real *sum = mpt__ref_out(&w->view[5], at[5], mpt__norm_stride(w, 5, w->step), a);
+            w->words->binary[MPT__BINARY_ADD](sum, x, r, m, 0, 0);
+            mpt__ref_put(&w->view[5], at[5], mpt__norm_stride(w, 5, w->step), sum, m);
+        }
+    }
+}
+
+/* The sum of a statistic's elements, or of the squares of x - *mean. */
+static mpt__real mpt__norm_total(const mpt__norm_work *w, int from, int64_t n, int64_t g,
+                                 const mpt__real *mean) {
+    mpt__real block[MPT__BLOCK];
+    mpt__ref_sum sum;
+    mpt__ref_sum_init(&sum, w->words);
+    for (int64_t line = 0; line < w->lines; line++) {
+        int64_t at = mpt__norm_at(w, from, n, g, line), step = mpt__norm_stride(w, from, w->step);
+        for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
+            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i);
+            const mpt__real *x = mpt__ref_in(&w->view[from], at + i * step, step, block, m);
+            mpt__norm_room(&sum, i, w->length);
+            if (mean != NULL)
+                w->words->norm_squares(sum.lane, x, 0, m, *mean);
+            else
+                w->words->add_lanes(sum.lane, 0, x, m);
+        }
+    }
+    return mpt__ref_sum_total(&sum);
+}
+
+/* Mean and deviation of a statistic, found or given. */
+static void mpt__norm_moments(const mpt__norm_work *w, int from, int64_t n, int64_t g,
+                              mpt__norm_line *l) {
+    int64_t at = w->of_channels ? n : n * w->size[MPT__NORM_G] + g;
+    const mpt__ref_view *mean = &w->view[6], *variance = &w->view[8];
+    double spread;
+    l->mean = 0;
+    if (w->given) {
+        l->mean = mpt__ref_get_one(mean, at);
+        spread = (double)mpt__ref_get_one(variance, at);
+    } else {
+        if (mean->data != NULL) {
+            l->mean = mpt__norm_total(w, from, n, g, NULL) / (mpt__real)w->count;
+            mpt__ref_put_one(mean, at, l->mean);
+        }
+        mpt__real total = mpt__norm_total(w, from, n, g, &l->mean) / (mpt__real)w->count;
+        if (variance->data != NULL) mpt__ref_put_one(variance, at, total);
+        spread = (double)total;
+    }
+    l->rstd = mpt__norm_rstd(spread, w->eps);
+    mpt__ref_put_one(&w->view[7], at, l->rstd);
+}
+
+/* Weight and bias (NULL: the call has none) of m elements from i on of a line. */
+static void mpt__norm_weights(const mpt__norm_work *w, mpt__norm_line *l, const mpt__ref_view *of,
+                              const mpt__ref_view *bias, int64_t n, int64_t g, int64_t line,
+                              int64_t i, int64_t m, mpt__real block[2][MPT__BLOCK]) {
+    int64_t at = w->of_channels ? n : g * w->size[MPT__NORM_C] + (w->along_c ? i : line);
+    l->w = l->b = NULL;
+    l->weight = 1, l->bias = 0;
+    if (w->along_c) {
+        if (of->data != NULL) l->w = mpt__ref_in(of, at, 1, block[0], m);
+        if (bias->data != NULL) l->b = mpt__ref_in(bias, at, 1, block[1], m);
+    } else {
+        if (of->data != NULL) l->weight = mpt__ref_get_one(of, at);
+        if (bias->data != NULL) l->bias = mpt__ref_get_one(bias, at);
+    }
+}
+
+static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
+    mpt__real in[MPT__BLOCK], out[MPT__BLOCK], weights[2][MPT__BLOCK];
+    const int from = w->view[5].data != NULL ? 5 : 0;
+    const int64_t step = mpt__norm_stride(w, from, w->step), to = mpt__norm_stride(w, 4, w->step);
+    mpt__norm_line l;
+    if (w->view[1].data != NULL) mpt__norm_add(w, n, g);
+    mpt__norm_moments(w, from, n, g, &l);
+    for (int64_t line = 0; line < w->lines; line++) {
+        int64_t at = mpt__norm_at(w, from, n, g, line), place = mpt__norm_at(w, 4, n, g, line);
+        for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
+            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i);
+            mpt__norm_weights(w, &l, &w->view[2], &w->view[3], n, g, line, i, m, weights);
+            const mpt__real *x = mpt__ref_in(&w->view[from], at + i * step, step, in, m);
+            mpt__real *y = mpt__ref_out(&w->view[4], place + i * to, to, out);
+            w->words->norm(y, x, 0, m, &l);
+            mpt__ref_put(&w->view[4], place + i * to, to, y, m);
+        }
+    }
+}
+
+/* Sums of dy weight and dy weight x normalised; where a line has one weight, those without it go to
+   the gradients of that. */
+static void mpt__norm_slopes(const mpt__norm_work *w, int64_t n, int64_t g, mpt__norm_line *l,
+                             mpt__real *dw, mpt__real *db, mpt__real total[2]) {
+    mpt__real in[2][MPT__BLOCK], weights[2][MPT__BLOCK], lane[2 * MPT__SUM_LANES];
+    const mpt__ref_view none = {NULL, NULL, 0, false};
+    const int64_t step[2] = {mpt__norm_stride(w, 0, w->step), mpt__norm_stride(w, 1, w->step)};
+    total[0] = total[1] = 0;
+    for (int64_t line = 0; line < w->lines; line++) {
+        int64_t at[2] = {mpt__norm_at(w, 0, n, g, line), mpt__norm_at(w, 1, n, g, line)};
+        mpt__ref_sum sum[2];
+        for (int k = 0; k < 2; k++) mpt__ref_sum_init(&sum[k], w->words);
+        for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
+            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i);
+            const mpt__real *x = mpt__ref_in(&w->view[0], at[0] + i * step[0], step[0], in[0], m);
+            const mpt__real *dy = mpt__ref_in(&w->view[1], at[1] + i * step[1], step[1], in[1], m);
+            mpt__norm_weights(w, l, w->along_c ? &w->view[2] : &none, &none, n, g, line, i, m,
+                              weights);
+            for (int k = 0; k < 2; k++) {
+                mpt__norm_room(&sum[k], i, w->length);
+                memcpy(lane + k * MPT__SUM_LANES, sum[k].lane, sizeof sum[k].lane);
+            }
+            w->words->norm_sums(lane, x, dy, 0, m, l);
+            for (int k = 0; k < 2; k++)
+                memcpy(sum[k].lane, lane + k * MPT__SUM_LANES, sizeof sum[k].lane);
+        }
+        mpt__real shift = mpt__ref_sum_total(&sum[0]), slope = mpt__ref_sum_total(&sum[1]);
+        int64_t channel = w->of_channels ? 0 : line;
+        if (!w->along_c && db != NULL) db[channel] += shift;
+        if (!w->along_c && dw != NULL) dw[channel] += slope;
+        if (!w->along_c)
+            mpt__norm_weights(w, l, &w->view[2], &none, n, g, line, 0, 1, weights);
+        mpt__real weight = w->along_c ? 1 : l->weight;
+        total[0] += shift * weight;
+        total[1] += slope * weight;
+    }
+}
+
+/* Gradients of one statistic; those of its channels are added to dw and db. */
+static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g, mpt__real *dw,
+                           mpt__real *db) {
+    mpt__real in[3][MPT__BLOCK], out[MPT__BLOCK], weights[2][MPT__BLOCK], total[2];
+    const mpt__ref_view none = {NULL, NULL, 0, false};
+    int64_t at = w->of_channels ? n : n * w->size[MPT__NORM_G] + g;
+    mpt__norm_line l;
+    bool centred = w->view[3].data != NULL, wanted = w->view[6].data != NULL;
+    l.mean = centred ? mpt__ref_get_one(&w->view[3], at) : 0;
+    l.rstd = mpt__ref_get_one(&w->view[4], at);
+    mpt__norm_slopes(w, n, g, &l, dw, db, total);
+    l.shift = centred && !w->given ? total[0] / (mpt__real)w->count : 0;
+    l.slope = w->given ? 0 : total[1] / (mpt__real)w->count;
+    if (!wanted && !w->along_c) return;
+    for (int64_t line = 0; line < w->lines; line++) {
+        for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
+            static const uint8_t operand[4] = {0, 1, 5, 6};
+            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i), place[4], step[4];
+            const mpt__real *x[3] = {NULL, NULL, NULL};
+            for (int k = 0; k < 4; k++) {
+                const int o = operand[k];
+                if (w->view[o].data == NULL) continue;
+                step[k] = mpt__norm_stride(w, o, w->step);
+                place[k] = mpt__norm_at(w, o, n, g, line) + i * step[k];
+                if (k < 3) x[k] = mpt__ref_in(&w->view[o], place[k], step[k], in[k], m);
+            }
+            mpt__norm_weights(w, &l, &w->view[2], &none, n, g, line, i, m, weights);
+            l.dw = w->along_c && dw != NULL ? dw + i : NULL;
+            l.db = w->along_c && db != NULL ? db + i : NULL;
+            mpt__real *dx = wanted ? mpt__ref_out(&w->view[6], place[3], step[3], out) : out;
+            if (dx == x[2]) dx = out; /* it is added last */
+            w->words->norm_slope(dx, x[0], x[1], 0, m, &l);
+            if (!wanted) continue;
+            if (x[2] != NULL) w->words->binary[MPT__BINARY_ADD](dx, dx, x[2], m, 0, 0);
+            mpt__ref_put(&w->view[6], place[3], step[3], dx, m);
+        }
+    }
+}
+
+static void mpt__norm_task(void *work, int64_t task, int thread) {
+    const mpt__norm_work *w = (const mpt__norm_work *)work;
+    int64_t g = task % w->size[MPT__NORM_G], begin = task / w->size[MPT__NORM_G] * w->chunk;
+    int64_t end = mpt__ref_min(begin + w->chunk, w->size[MPT__NORM_N]);
+    (void)thread;
+    if (w->of_channels)
+        mpt__norm_whole(w, task, 0);
+    else
+        for (int64_t n = begin; n < end; n++) mpt__norm_whole(w, n, g);
+}
+
+static void mpt__norm_back_task(void *work, int64_t task, int thread) {
+    const mpt__norm_work *w = (const mpt__norm_work *)work;
+    const int64_t channels = mpt__norm_channels(w), c = w->size[MPT__NORM_C];
+    int64_t g = task % w->size[MPT__NORM_G], begin = task / w->size[MPT__NORM_G] * w->chunk;
+    int64_t end = mpt__ref_min(begin + w->chunk, w->size[MPT__NORM_N]);
+    mpt__real sum[2] = {0, 0}, *gradient[2] = {NULL, NULL};
+    (void)thread;
+    if (w->of_channels) {
+        mpt__norm_back(w, task, 0, &sum[0], &sum[1]);
+        for (int k = 0; k < 2; k++)
+            if (w->view[7 + k].data != NULL) mpt__ref_put_one(&w->view[7 + k], task, sum[k]);
+        return;
+    }
+    for (int k = 0; k < 2; k++) {
+        if (w->view[7 + k].data == NULL) continue;
+        gradient[k] = w->partial + (2 * (task / w->size[MPT__NORM_G]) + k) * channels + g * c;
+        memset(gradient[k], 0, (size_t)c * sizeof *gradient[k]);
+    }
+    for (int64_t n = begin; n < end; n++) mpt__norm_back(w, n, g, gradient[0], gradient[1]);
+}
+
+/* The gradients of weight and bias: the chunks in pairs, pairs of pairs and so on. */
+static void mpt__norm_join(void *work, int64_t task, int thread) {
+    const mpt__norm_work *w = (const mpt__norm_work *)work;
+    const int64_t channels = mpt__norm_channels(w), begin = task / 2 * MPT__BLOCK, step = channels * 2;
+    const int64_t n = mpt__ref_min(MPT__BLOCK, channels - begin);
+    const mpt__ref_view *to = &w->view[7 + task % 2];
+    mpt__real *part = w->partial + task % 2 * channels + begin;
+    (void)thread;
+    if (to->data == NULL) return;
+    for (int64_t by = 1; by < w->chunks; by *= 2)
+        for (int64_t k = 0; k + by < w->chunks; k += 2 * by)
+            w->words->binary[MPT__BINARY_ADD](part + k * step, part + k * step,
+                                              part + (k + by) * step, n, 0, 0);
+    mpt__ref_put(to, begin, 1, part, n);
+}
+
+/* ---- Batches with their channels innermost ---- */
+
+#ifndef MPTRAIN_NO_CONV
+enum { MPT__COLUMN_SUM, MPT__COLUMN_SQUARES, MPT__COLUMN_NORM, MPT__COLUMN_SUMS, MPT__COLUMN_SLOPE };
+/* Numbers of each column. */
+enum { MPT__OF_MEAN, MPT__OF_RSTD, MPT__OF_WEIGHT, MPT__OF_BIAS, MPT__OF_SLOPE, MPT__OF_COUNT };
+
+typedef struct mpt__norm_columns {
+    mpt__norm_work w;
+    int pass;
+    int64_t rows, chunks, tiles, columns;
+    mpt__real *partial, *of[MPT__OF_COUNT]; /* [chunks, 2, C]; [C] */
+} mpt__norm_columns;
+
+static void mpt__norm_columns_setup(mpt__norm_columns *c, const mpt__launch *launch) {
+    mpt__norm_setup(&c->w, launch);
+    c->columns = c->w.size[MPT__NORM_C];
+    c->rows = mpt__ref_times(c->w.size[MPT__NORM_N], c->w.size[MPT__NORM_S]);
+    c->chunks = mpt__ref_chunks(c->rows, MPT__NORM_COLUMN);
+    c->tiles = mpt__ref_chunks(c->columns, MPT__NORM_COLUMNS);
+}
+
+static int64_t mpt__norm_row_at(const mpt__norm_work *w, int operand, int64_t row, int64_t first) {
+    const int64_t s = w->size[MPT__NORM_S];
+    return row / s * mpt__norm_stride(w, operand, MPT__NORM_N) +
+           row % s * mpt__norm_stride(w, operand, MPT__NORM_S) +
+           first * mpt__norm_stride(w, operand, MPT__NORM_C);
+}
+
+/* One row of a pass, n columns from `first` on. */
+static void mpt__norm_row(const mpt__norm_columns *c, int64_t row, int64_t first, int64_t n,
+                          mpt__real *sum[2]) {
+    const mpt__norm_work *w = &c->w;
+    const mpt__binary_fn *word = w->words->binary;
+    const int to = c->pass == MPT__COLUMN_NORM ? 4 : 6;
+    mpt__real in[2][MPT__NORM_COLUMNS], t[MPT__NORM_COLUMNS];
+    const mpt__real *x[2] = {NULL, NULL}, *of[MPT__OF_COUNT];
+    for (int k = 0; k < (c->pass < MPT__COLUMN_SUMS ? 1 : 2); k++)
+        x[k] = mpt__ref_in(&w->view[k], mpt__norm_row_at(w, k, row, first),
+                           mpt__norm_stride(w, k, MPT__NORM_C), in[k], n);
+    for (int k = 0; k < MPT__OF_COUNT; k++) of[k] = c->of[k] + first;
+    if (c->pass == MPT__COLUMN_SUM) {
+        word[MPT__BINARY_ADD](sum[0], sum[0], x[0], n, 0, 0);
+        return;
+    }
+    word[MPT__BINARY_SUB](t, x[0], of[MPT__OF_MEAN], n, 0, 0);
+    if (c->pass == MPT__COLUMN_SQUARES || c->pass == MPT__COLUMN_SUMS) {
+        const bool squares = c->pass == MPT__COLUMN_SQUARES;
+        word[MPT__BINARY_MUL](t, t, squares ? t : x[1], n, 0, 0);
+        word[MPT__BINARY_ADD](sum[1], sum[1], t, n, 0, 0);
+        if (!squares) word[MPT__BINARY_ADD](sum[0], sum[0], x[1], n, 0, 0);
+        return;
+    }
+    if (c->pass == MPT__COLUMN_NORM) {
+        word[MPT__BINARY_MUL](t, t, of[MPT__OF_RSTD], n, 0, 0);
+        word[MPT__BINARY_MUL](t, t, of[MPT__OF_WEIGHT], n, 0, 0);
+        word[MPT__BINARY_ADD](t, t, of[MPT__OF_BIAS], n, 0, 0);
+    } else {
+        word[MPT__BINARY_MUL](t, t, of[MPT__OF_SLOPE], n, 0, 0);
+        word[MPT__BINARY_MUL](in[0], x[1], of[MPT__OF_WEIGHT], n, 0, 0);
+        word[MPT__BINARY_SUB](in[0], in[0], of[MPT__OF_BIAS], n, 0, 0);
+        word[MPT__BINARY_SUB](t, in[0], t, n, 0, 0);
+        word[MPT__BINARY_MUL](t, t, of[MPT__OF_RSTD], n, 0, 0);
+    }
+    mpt__ref_put(&w->view[to], mpt__norm_row_at(w, to, row, first),
+                 mpt__norm_stride(w, to, MPT__NORM_C), t, n);
+}
+
+static void mpt__norm_columns_chunk(void *work, int64_t task, int thread) {
+    const mpt__norm_columns *c = (const mpt__norm_columns *)work;
+    int64_t chunk = task / c->tiles, first = task % c->tiles * MPT__NORM_COLUMNS;
+    int64_t n = mpt__ref_min(MPT__NORM_COLUMNS, c->columns - first);
+    int64_t begin = chunk * MPT__NORM_COLUMN;
+    int64_t end = mpt__ref_min(begin + MPT__NORM_COLUMN, c->rows);
+    mpt__real *sum[2];
+    (void)thread;
+    for (int k = 0; k < 2; k++) {
+        sum[k] = c->partial + (2 * chunk + k) * c->columns + first;
+        memset(sum[k], 0, (size_t)n * sizeof *sum[k]);
+    }
+    for (int64_t row = begin; row < end; row++) mpt__norm_row(c, row, first, n, sum);
+}
+
+/* What the chunks of a pass add up to, and what follows from it for each column. */
+static void mpt__norm_columns_end(void *work, int64_t tile, int thread) {
+    const mpt__norm_columns *c = (const mpt__norm_columns *)work;
+    const mpt__norm_work *w = &c->w;
+    int64_t first = tile * MPT__NORM_COLUMNS, step = 2 * c->columns;
+    int64_t n = mpt__ref_min(MPT__NORM_COLUMNS, c->columns - first);
+    mpt__real *sum[2], *of[MPT__OF_COUNT];
+    const mpt__real count = (mpt__real)w->count;
+    (void)thread;
+    for (int k = 0; k < MPT__OF_COUNT; k++) of[k] = c->of[k] + first;
+    for (int k = 0; k < 2; k++) {
+        mpt__real *part = sum[k] = c->partial + k * c->columns + first;
+        for (int64_t by = 1; by < c->chunks; by *= 2)
+            for (int64_t j = 0; j + by < c->chunks; j += 2 * by)
+                w->words->binary[MPT__BINARY_ADD](part + j * step, part + j * step,
+                                                  part + (j + by) * step, n, 0, 0);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        if (c->pass == MPT__COLUMN_SUM) {
+            of[MPT__OF_MEAN][i] = sum[0][i] / count;
+        } else if (c->pass == MPT__COLUMN_SQUARES) {
+            sum[1][i] /= count;
+            of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)sum[1][i], w->eps);
+        } else {
+            mpt__real rstd = of[MPT__OF_RSTD][i], weight = of[MPT__OF_WEIGHT][i];
+            sum[1][i] *= rstd;
+            of[MPT__OF_BIAS][i] = w->given ? 0 : sum[0][i] * weight / count;
+            of[MPT__OF_SLOPE][i] = w->given ? 0 : sum[1][i] * weight / count * rstd;
+        }
+    }
+    if (c->pass == MPT__COLUMN_SUM) {
+        mpt__ref_put(&w->view[6], first, 1, of[MPT__OF_MEAN], n);
+    } else if (c->pass == MPT__COLUMN_SQUARES) {
+        mpt__ref_put(&w->view[7], first, 1, of[MPT__OF_RSTD], n);
+        if (w->view[8].data != NULL) mpt__ref_put(&w->view[8], first, 1, sum[1], n);
+    } else {
+        if (w->view[7].data != NULL) mpt__ref_put(&w->view[7], first, 1, sum[1], n);
+        if (w->view[8].data != NULL) mpt__ref_put(&w->view[8], first, 1, sum[0], n);
+    }
+}
+
+/* n numbers of an operand into a column's place; `otherwise` where it is absent. */
+static void mpt__norm_columns_get(const mpt__norm_columns *c, int operand, int of,
+                                  mpt__real otherwise) {
+    if (c->w.view[operand].data != NULL)
+        mpt__ref_get(&c->w.view[operand], 0, 1, c->of[of], c->columns);
+    else
+        for (int64_t i = 0; i < c->columns; i++) c->of[of][i] = otherwise;
+}
+
+static void mpt__norm_columns_run(const mpt__cpu_call *call, mpt__norm_columns *c, int pass,
+                                  double ns, bool ends) {
+    c->pass = pass;
+    mpt__parallel(call->pool, c->chunks * c->tiles,
+                  mpt__ref_cost(call, mpt__ref_times(c->rows, c->columns), ns),
+                  mpt__norm_columns_chunk, c);
+    if (ends) mpt__parallel(call->pool, c->tiles, c->columns, mpt__norm_columns_end, c);
+}
+
+static void mpt__norm_by_columns(const mpt__cpu_call *call, const mpt__norm_work *w, bool back) {
+    mpt__norm_columns c;
+    mpt__norm_columns_setup(&c, call->launch);
+    c.w = *w;
+    c.partial = (mpt__real *)call->workspace;
+    for (int k = 0; k < MPT__OF_COUNT; k++)
+        c.of[k] = c.partial + (2 * c.chunks + k) * c.columns;
+    mpt__norm_columns_get(&c, 2, MPT__OF_WEIGHT, 1);
+    if (back) {
+        mpt__norm_columns_get(&c, 3, MPT__OF_MEAN, 0);
+        mpt__norm_columns_get(&c, 4, MPT__OF_RSTD, 1);
+        mpt__norm_columns_run(call, &c, MPT__COLUMN_SUMS, 6.0, true);
+        if (w->view[6].data != NULL)
+            mpt__norm_columns_run(call, &c, MPT__COLUMN_SLOPE, 10.0, false);
+        return;
+    }
+    mpt__norm_columns_get(&c, 3, MPT__OF_BIAS, 0);
+    if (w->given) {
+        mpt__norm_columns_get(&c, 6, MPT__OF_MEAN, 0);
+        mpt__norm_columns_get(&c, 8, MPT__OF_RSTD, 0);
+        for (int64_t i = 0; i < c.columns; i++)
+            c.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)c.of[MPT__OF_RSTD][i], w->eps);
+        mpt__ref_put(&w->view[7], 0, 1, c.of[MPT__OF_RSTD], c.columns);
+    } else {
+        mpt__norm_columns_run(call, &c, MPT__COLUMN_SUM, 2.0, true);
+        mpt__norm_columns_run(call, &c, MPT__COLUMN_SQUARES, 5.0, true);
+    }
+    mpt__norm_columns_run(call, &c, MPT__COLUMN_NORM, 8.0, false);
+}
+#endif
+
+/* ---- The kernels ---- */
+
+static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
+    mpt__norm_work w;
+    (void)threads;
+    mpt__norm_setup(&w, launch);
+#ifndef MPTRAIN_NO_CONV
+    if (w.of_channels && w.along_c) {
+        mpt__norm_columns c;
+        mpt__norm_columns_setup(&c, launch);
+        return (2 * c.chunks + MPT__OF_COUNT) * c.columns * (int64_t)sizeof(mpt__real);
+    }
+#endif
+    if (launch->kernel == MPT__K_NORM || w.of_channels) return 0;
+    return 2 * w.chunks * mpt__norm_channels(&w) * (int64_t)sizeof(mpt__real);
+}
+
+static void mpt__norm_run(const mpt__cpu_call *call, bool back) {
+    mpt__norm_work w;
+    mpt__norm_setup(&w, call->launch);
+    w.words = call->words;
+    w.partial = (mpt__real *)call->workspace;
+    for (int k = 0; k < MPT__MAX_OPERANDS; k++) {
+        memset(&w.view[k], 0, sizeof w.view[k]);
+        if (call->data[k] != NULL) w.view[k] = mpt__ref_view_of(call, k);
+    }
+    int64_t groups = mpt__norm_channels(&w);
+    int64_t all = mpt__ref_times(mpt__ref_times(w.size[MPT__NORM_N], groups), w.size[MPT__NORM_S]);
+    if (all == 0) return;
+#ifndef MPTRAIN_NO_CONV
+    if (w.of_channels && w.along_c) {
+        mpt__norm_by_columns(call, &w, back);
+        return;
+    }
+#endif
+    int64_t tasks = w.of_channels ? groups : w.chunks * w.size[MPT__NORM_G];
+    mpt__parallel(call->pool, tasks, mpt__ref_cost(call, all, back ? 8.0 : 5.0),
+                  back ? mpt__norm_back_task : mpt__norm_task, &w);
+    if (back && !w.of_channels)
+        mpt__parallel(call->pool, 2 * mpt__ref_chunks(groups, MPT__BLOCK),
+                      mpt__ref_cost(call, groups * w.chunks, 1.0), mpt__norm_join, &w);
+}
+static void mpt__cpu_norm(const mpt__cpu_call *call) { mpt__norm_run(call, false); }
+static void mpt__cpu_norm_backward(const mpt__cpu_call *call) { mpt__norm_run(call, true); }
+#endif
+
+#ifndef MPTRAIN_NO_CONV
+static void mpt__cpu_running_stats(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    const float *fresh[2] = {(const float *)call->data[0], (const float *)call->data[1]};
+    const float *old = (const float *)call->data[2];
+    const int64_t *count = (const int64_t *)call->data[3];
+    float *to = (float *)call->data[4];
+    int64_t *counts = (int64_t *)call->data[5];
+    const int64_t channels = launch->operand[2].shape[1];
+    if (!mpt__gate_open(call, 0)) return;
+    const double momentum = launch->imm[0] < 0 ? 1.0 / (double)(count[0] + 1) : launch->imm[0];
+    bool updates = fresh[0] != NULL, good = updates;
+    for (int pass = 0; pass < 2; pass++) { /* old may be what is written: looks, then writes */
+        for (int64_t i = 0; i < 2 * channels; i++) {
+            float value = old[i];
+            if (updates && (pass == 0 || good)) {
+                double now = (double)fresh[i / channels][i % channels];
+                if (i >= channels) now *= launch->imm[1];
+                value = (float)((double)old[i] + momentum * (now - (double)old[i]));
+            }
+            if (pass == 0)
+                good = good && mpt__f32_is_finite(value);
+            else
+                to[i] = value;
+        }
+    }
+    const int64_t before[2] = {count[0], count[1]};
+    counts[0] = before[0] + (updates && good);
+    counts[1] = before[1] + (updates && !good);
+}
+#endif
+
+static void mpt__cpu_add_norm(mpt__cpu *cpu) {
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+    mpt__cpu_add(cpu, MPT__K_NORM, mpt__cpu_norm, mpt__norm_workspace);
+    mpt__cpu_add(cpu, MPT__K_NORM_BACKWARD, mpt__cpu_norm_backward, mpt__norm_workspace);
+#endif
+#ifndef MPTRAIN_NO_CONV
+    mpt__cpu_add(cpu, MPT__K_RUNNING_STATS, mpt__cpu_running_stats, NULL);
+#endif
+    (void)cpu;
+}
 
 /* ---------------------------------------------------------------------------------------------
  * 38_cpu_attention.c: embedding and attention on the CPU.
+ *
+ * Attention works on tiles of scores, a block of keys by a block of queries. The one that a piece
+ * of work is about, its own side, is turned once, so that all products run along rows: a tile
+ * holds a row for each of the other side's elements. No result depends on the number of threads.
  * ------------------------------------------------------------------------------------------- */
 
+#ifdef MPTRAIN_NO_ATTENTION
 static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
+#else
+
+/* ==== Embedding ==== */
+
+#define MPT__EMBEDDING_ROWS 16    /* of a chunk, forward */
+#define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward */
+
+typedef struct mpt__ref_embedding {
+    const mpt__cpu_call *call;
+    mpt__ref_view table, ids, rows;
+    int64_t table_step[2], id_step, row_step[2], n, size, columns;
+} mpt__ref_embedding;
+
+/* The row of the table for element j; -1: none. */
+static int64_t mpt__ref_embedding_at(const mpt__ref_embedding *w, int64_t j) {
+    int64_t id = ((const int64_t *)w->ids.data)[j * w->id_step];
+    return id >= 0 && id < w->size ? id : -1;
+}
+
+static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
+    const int64_t bytes = mpt__dtype_info[w->rows.dtype].bytes, begin = chunk * MPT__EMBEDDING_ROWS;
+    const bool dense = w->table_step[1] == 1 && w->row_step[1] == 1;
+    mpt__real block[MPT__BLOCK];
+    (void)thread;
+    for (int64_t j = begin; j < w->n && j < begin + MPT__EMBEDDING_ROWS; j++) {
+        const int64_t id = mpt__ref_embedding_at(w, j), to = j * w->row_step[0];
+        const int64_t from = id * w->table_step[0];
+        if (dense && id >= 0) {
+            memcpy((char *)w->rows.data + to * bytes, (const char *)w->table.data + from * bytes,
+                   (size_t)(w->columns * bytes));
+            continue;
+        }
+        for (int64_t c = 0, m; c < w->columns; c += m) {
+            m = mpt__ref_min(MPT__BLOCK, w->columns - c);
+            memset(block, 0, sizeof block);
+            if (id >= 0)
+                mpt__ref_get(&w->table, from + c * w->table_step[1], w->table_step[1], block, m);
+            mpt__ref_put(&w->rows, to + c * w->row_step[1], w->row_step[1], block, m);
+        }
+    }
+}
+
+/* Some columns of the whole table: what meets in one element adds up in the order of the ids. */
+static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
+    const mpt__binary_fn add = w->call->words->binary[MPT__BINARY_ADD];
+    const int64_t c = chunk * MPT__EMBEDDING_COLUMNS, padding = w->call->launch->index[0];
+    const int64_t m = mpt__ref_min(MPT__EMBEDDING_COLUMNS, w->columns - c);
+    mpt__real *table = (mpt__real *)w->table.data + c, block[MPT__EMBEDDING_COLUMNS];
+    (void)thread;
+    if (w->call->launch->operand[2].access == MPT__WRITE) {
+        for (int64_t id = 0; id < w->size; id++)
+            memset(table + id * w->table_step[0], 0, (size_t)m * sizeof *table);
+    }
+    for (int64_t j = 0; j < w->n; j++) {
+        const int64_t id = mpt__ref_embedding_at(w, j);
+        mpt__real *to = table + id * w->table_step[0];
+        if (id < 0 || id == padding) continue;
+        add(to, to,
+            mpt__ref_in(&w->rows, j * w->row_step[0] + c * w->row_step[1], w->row_step[1], block,
+                        m),
+            m, 0, 0);
+    }
+}
+
+static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids, int rows,
+                                   mpt__chunk_fn fn, int64_t per_chunk) {
+    const mpt__operand *o = call->launch->operand;
+    const bool by_rows = ids == 1;
+    mpt__ref_embedding w;
+    w.call = call;
+    w.table = mpt__ref_view_of(call, table);
+    w.ids = mpt__ref_view_of(call, ids);
+    w.rows = mpt__ref_view_of(call, rows);
+    w.n = o[ids].shape[0];
+    w.size = o[table].shape[0];
+    w.columns = o[table].shape[1];
+    w.id_step = o[ids].stride[0];
+    for (int i = 0; i < 2; i++) {
+        w.table_step[i] = o[table].stride[i];
+        w.row_step[i] = o[rows].stride[i];
+    }
+    mpt__ref_check_indices(call, ids, w.size);
+    int64_t work = mpt__ref_times(by_rows ? w.n : w.n + w.size, w.columns);
+    mpt__parallel(call->pool, mpt__ref_chunks(by_rows ? w.n : w.columns, per_chunk),
+                  mpt__ref_cost(call, work, 1.0), fn, &w);
+}
+
+static void mpt__ref_embedding_forward(const mpt__cpu_call *call) {
+    mpt__ref_embedding_run(call, 0, 1, 2, mpt__ref_embedding_chunk, MPT__EMBEDDING_ROWS);
+}
+static void mpt__ref_embedding_backward(const mpt__cpu_call *call) {
+    mpt__ref_embedding_run(call, 2, 0, 1, mpt__ref_embedding_back_chunk, MPT__EMBEDDING_COLUMNS);
+}
+
+/* ==== Attention: what its three kernels share ==== */
+
+#define MPT__ATTENTION_BLOCK 64 /* queries, and keys, of a tile */
+
+/* Operands; from LSE on those of the gradients, where OUT stands last, or DV. */
+enum { MPT__AT_Q, MPT__AT_K, MPT__AT_V, MPT__AT_MASK, MPT__AT_LSE, MPT__AT_DOUT, MPT__AT_DELTA };
+
+typedef struct mpt__attention {
+    const mpt__cpu_call *call;
+    const mpt__words *words;
+    const mpt__operand *o;
+    mpt__ref_view view[MPT__MAX_OPERANDS];
+    int64_t heads, group, queries, keys, depth, width; /* group: query heads of a key head */
+    int64_t blocks;                                    /* of the own side, in one head */
+    mpt__real scale, kept;                             /* kept: factor of what dropout keeps */
+    uint32_t threshold;
+    mpt__rng_key key;
+    bool causal, drops;
+#ifdef MPT__HAS_GEMM
+    const mpt__gemm_level *level;
+#endif
+} mpt__attention;
+
+/* Some rows of an operand [B, H, rows, columns], as they lie or converted. */
+typedef struct mpt__attention_rows {
+    const mpt__real *x;
+    int64_t step;
+} mpt__attention_rows;
+
+/* A piece of work: a block of its own side, and the memory of its thread. */
+typedef struct mpt__attention_item {
+    const mpt__attention *w;
+    int64_t batch, head, first, n;
+    bool by_keys;
+    mpt__real *turned[2], *rows[2],
+        *sum[2];                         /* columns by n; rows of the other side; n by columns */
+    mpt__real *score, *slope, *spare[2]; /* tiles */
+} mpt__attention_item;
+
+static int64_t mpt__attention_floats(int64_t depth, int64_t width) {
+    const int64_t block = MPT__ATTENTION_BLOCK;
+    return (3 * (depth + width) + 4 * block) * block;
+}
+
+static int64_t mpt__attention_workspace(const mpt__launch *launch, int threads) {
+    const mpt__operand *o = launch->operand;
+    return threads * mpt__attention_floats(o[MPT__AT_K].shape[3], o[MPT__AT_V].shape[3]) *
+           (int64_t)sizeof(mpt__real);
+}
+
+static int64_t mpt__attention_at(const mpt__attention *w, int operand, int64_t b, int64_t h,
+                                 int64_t row) {
+    const int64_t *stride = w->o[operand].stride;
+    return b * stride[0] + h * stride[1] + row * stride[2];
+}
+
+/* Rounds to the compute dtype where the operand is wider. */
+static void mpt__attention_round(const mpt__attention *w, int operand, mpt__real *x, int64_t n) {
+    const uint8_t dtype = w->call->launch->compute_dtype;
+    const mpt__convert_table *convert = w->words->convert;
+    uint16_t half[MPT__BLOCK];
+    if (operand > MPT__AT_V || dtype == w->o[operand].dtype || !mpt__ref_is_half(dtype)) return;
+    for (int64_t m; n > 0; n -= m, x += m) {
+        float *to = (float *)(void *)x;
+        m = mpt__ref_min(n, MPT__BLOCK);
+        (dtype == MPT_F16 ? convert->f32_to_f16 : convert->f32_to_bf16)(to, half, (size_t)m);
+        (dtype == MPT_F16 ? convert->f16_to_f32 : convert->bf16_to_f32)(half, to, (size_t)m);
+    }
+}
+
+static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int operand, int64_t b,
+                                               int64_t h, int64_t first, int64_t n, mpt__real *to) {
+    const mpt__operand *o = &w->o[operand];
+    const int64_t columns = o->shape[3], from = mpt__attention_at(w, operand, b, h, first);
+    const uint8_t dtype = w->call->launch->compute_dtype;
+    bool rounds = operand <= MPT__AT_V && mpt__ref_is_half(dtype);
+    mpt__attention_rows rows;
+    rows.x = to, rows.step = columns;
+    if (mpt__ref_is_real(o->dtype) && o->stride[3] == 1 && !rounds) {
+        rows.x = (const mpt__real *)w->view[operand].data + from;
+        rows.step = o->stride[2];
+        return rows;
+    }
+    for (int64_t i = 0; i < n; i++)
+        mpt__ref_get(&w->view[operand], from + i * o->stride[2], o->stride[3], to + i * columns,
+                     columns);
+    mpt__attention_round(w, operand, to, n * columns);
+    return rows;
+}
+
+/* The own block of an operand, turned. */
+static void mpt__attention_turn(const mpt__attention_item *t, int operand, int64_t head,
+                                mpt__real *to) {
+    const mpt__attention *w = t->w;
+    const int64_t columns = w->o[operand].shape[3];
+    mpt__attention_rows rows =
+        mpt__attention_load(w, operand, t->batch, head, t->first, t->n, t->rows[0]);
+    w->words->transpose(to, t->n, rows.x, rows.step, t->n, columns, false);
+}
+
+/* Puts the n rows of a sum where the operand has the own block, each times `factor`. */
+static void mpt__attention_put(const mpt__attention_item *t, int operand, mpt__real *sum,
+                               mpt__real factor) {
+    const mpt__attention *w = t->w;
+    const mpt__operand *o = &w->o[operand];
+    const int64_t columns = o->shape[3],
+                  to = mpt__attention_at(w, operand, t->batch, t->head, t->first);
+    w->words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, t->n * columns, factor, 0);
+    for (int64_t i = 0; i < t->n; i++)
+        for (int64_t c = 0; c < columns; c += MPT__BLOCK)
+            mpt__ref_put(&w->view[operand], to + i * o->stride[2] + c * o->stride[3], o->stride[3],
+                         sum + i * columns + c, mpt__ref_min(MPT__BLOCK, columns - c));
+}
+
+/* c[m, n] = or (add) += a[m, depth] b[depth, n]; `outer` and `inner` are the strides of a. */
+static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, int64_t outer,
+                                   int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m,
+                                   int64_t n, int64_t depth, bool add) {
+#ifdef MPT__HAS_GEMM
+    if (w->level) {
+        const int64_t down = w->level->direct_rows, across = w->level->columns;
+        mpt__gemm_side left = {NULL, MPT_F32, 0, outer, inner};
+        mpt__gemm_side right = {NULL, MPT_F32, 0, 1, b.step};
+        for (int64_t i = 0; i < m; i += down) {
+            left.data = (const char *)(a + i * outer);
+            for (int64_t j = 0; j < n; j += across) {
+                right.data = (const char *)(b.x + j);
+                w->level->direct(depth, &left, &right, (float *)(void *)(c + i * n + j), n,
+                                 (int)mpt__ref_min(down, m - i), (int)mpt__ref_min(across, n - j),
+                                 add ? MPT__GEMM_ADD : 0);
+            }
+        }
+        return;
+    }
+#endif
+    (void)w;
+    for (int64_t i = 0; i < m; i++, c += n) {
+        if (!add) memset(c, 0, (size_t)n * sizeof *c);
+        for (int64_t p = 0; p < depth; p++) {
+            const mpt__real factor = a[i * outer + p * inner];
+            for (int64_t j = 0; j < n; j++) c[j] += factor * b.x[p * b.step + j];
+        }
+    }
+}
+
+/* Where the key and the query of a tile's first element stand. */
+typedef struct mpt__attention_tile {
+    int64_t head, query, key, m; /* m: rows */
+} mpt__attention_tile;
+
+/* A tile made by rows of keys, one row for each query: turned where the own side are queries. */
+static const mpt__real *
+mpt__attention_by_queries(const mpt__attention_item *t, const mpt__attention_tile *at,
+                          void (*row)(const mpt__attention *w, const mpt__attention_tile *at,
+                                      int64_t b, int64_t query, int64_t n, mpt__real *to)) {
+    const int64_t rows = t->by_keys ? at->m : t->n, n = t->by_keys ? t->n : at->m;
+    for (int64_t i = 0; i < rows; i++)
+        row(t->w, at, t->batch, at->query + i, n, t->spare[0] + i * n);
+    if (t->by_keys) return t->spare[0];
+    t->w->words->transpose(t->spare[1], rows, t->spare[0], n, rows, n, false);
+    return t->spare[1];
+}
+
+/* What a mask adds: its floats, or 0 for true and -infinity for false. */
+static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attention_tile *at,
+                                    int64_t b, int64_t query, int64_t n, mpt__real *to) {
+    const mpt__operand *o = &w->o[MPT__AT_MASK];
+    const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
+    mpt__ref_get(&w->view[MPT__AT_MASK], from + at->key * o->stride[3], o->stride[3], to, n);
+    for (int64_t i = 0; o->dtype == MPT_BOOL && i < n; i++)
+        to[i] = to[i] != 0 ? 0 : -mpt__real_infinity();
+}
+
+/* The factors of dropout. Rows of random words begin at multiples of 4. */
+static void mpt__attention_drop_row(const mpt__attention *w, const mpt__attention_tile *at,
+                                    int64_t b, int64_t query, int64_t n, mpt__real *to) {
+    const int64_t row = (b * w->heads + at->head) * w->queries + query;
+    const uint64_t first = (uint64_t)row * (uint64_t)((w->keys + 3) / 4 * 4) + (uint64_t)at->key;
+    for (int64_t i = 0; i < n; i++) to[i] = w->kept != 0 ? 1 : 0;
+    if (w->kept != 0) w->words->dropout(to, to, n, w->key, first, w->threshold, w->kept);
+}
+
+/* The scores of a tile into t->score, from the other side's rows. */
+static void mpt__attention_scores(const mpt__attention_item *t, const mpt__attention_tile *at,
+                                  mpt__attention_rows rows) {
+    const mpt__attention *w = t->w;
+    const mpt__attention_rows own = {t->turned[0], t->n};
+    mpt__attention_product(w, rows.x, rows.step, 1, own, t->score, at->m, t->n, w->depth, false);
+    if (w->view[MPT__AT_MASK].data) {
+        const mpt__real *mask = mpt__attention_by_queries(t, at, mpt__attention_mask_row);
+        w->words->binary[MPT__BINARY_ADD](t->score, t->score, mask, at->m * t->n, 0, 0);
+    }
+    /* What no causal tile before this one ends in: it crosses the diagonal. */
+    for (int64_t r = 0; w->causal && r < at->m; r++) {
+        const int64_t seen = t->by_keys ? at->query + r - at->key + 1 : 0;
+        const int64_t begin = seen < 0 ? 0 : seen,
+                      end = t->by_keys ? t->n : at->key + r - at->query;
+        for (int64_t i = begin; i < end && i < t->n; i++)
+            t->score[r * t->n + i] = -mpt__real_infinity();
+    }
+}
+
+/* Tile *= the factors of dropout, into `to`. */
+static void mpt__attention_drop(const mpt__attention_item *t, const mpt__attention_tile *at,
+                                const mpt__real *tile, mpt__real *to, const mpt__real *factors) {
+    if (t->w->drops) t->w->words->binary[MPT__BINARY_MUL](to, tile, factors, at->m * t->n, 0, 0);
+}
+
+static const mpt__real *mpt__attention_factors(const mpt__attention_item *t,
+                                               const mpt__attention_tile *at) {
+    return t->w->drops ? mpt__attention_by_queries(t, at, mpt__attention_drop_row) : NULL;
+}
+
+/* Every row of a tile: to = fn(row, with), with one number for each of the own side. */
+static void mpt__attention_each(const mpt__attention_item *t, int fn, int64_t m, mpt__real *tile,
+                                const mpt__real *with) {
+    for (int64_t r = 0; r < m; r++)
+        t->w->words->binary[fn](tile + r * t->n, tile + r * t->n, with, t->n, 0, 0);
+}
+
+/* The keys that the own queries see. */
+static int64_t mpt__attention_seen(const mpt__attention_item *t) {
+    return t->w->causal ? mpt__ref_min(t->w->keys, t->first + t->n) : t->w->keys;
+}
+
+/* The item of a chunk: blocks of a head follow each other. */
+static mpt__attention_item mpt__attention_begin(const mpt__attention *w, int64_t chunk, int thread,
+                                                bool by_keys) {
+    const int64_t block = MPT__ATTENTION_BLOCK, of_sum = (w->depth + w->width) * block;
+    const int64_t heads = by_keys ? w->heads / w->group : w->heads;
+    mpt__attention_item t;
+    mpt__real *at =
+        (mpt__real *)w->call->workspace + thread * mpt__attention_floats(w->depth, w->width);
+    t.w = w;
+    t.by_keys = by_keys;
+    t.first = chunk % w->blocks * block;
+    t.n = mpt__ref_min(block, (by_keys ? w->keys : w->queries) - t.first);
+    t.head = chunk / w->blocks % heads;
+    t.batch = chunk / w->blocks / heads;
+    mpt__real **parts[3] = {t.turned, t.rows, t.sum};
+    for (int i = 0; i < 3; i++) {
+        parts[i][0] = at + i * of_sum;
+        parts[i][1] = parts[i][0] + w->depth * block;
+    }
+    t.score = at + 3 * of_sum;
+    t.slope = t.score + block * block;
+    t.spare[0] = t.slope + block * block;
+    t.spare[1] = t.spare[0] + block * block;
+    return t;
+}
+
+/* ==== Forward ==== */
+
+enum { MPT__AT_OUT = 4, MPT__AT_LSE_OUT = 5 };
+
+/* A tile more: raises the running maxima, shrinks what was summed up by as much. */
+static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__attention_tile *at,
+                                    mpt__real *most, mpt__real *total) {
+    const mpt__attention *w = t->w;
+    const mpt__words *words = w->words;
+    mpt__real next[MPT__ATTENTION_BLOCK], shrink[MPT__ATTENTION_BLOCK];
+    memcpy(next, most, (size_t)t->n * sizeof *next);
+    for (int64_t r = 0; r < at->m; r++)
+        words->binary[MPT__BINARY_MAXIMUM](next, next, t->score + r * t->n, t->n, 0, 0);
+    memcpy(shrink, most, (size_t)t->n * sizeof *shrink);
+    memcpy(most, next, (size_t)t->n * sizeof *most);
+    words->unary[MPT__UNARY_FINITE](next, next, t->n, 0, 0);
+    words->binary[MPT__BINARY_EXP_DIFFERENCE](shrink, shrink, next, t->n, 0, 0);
+    words->binary[MPT__BINARY_MUL](total, total, shrink, t->n, 0, 0);
+    mpt__attention_each(t, MPT__BINARY_EXP_DIFFERENCE, at->m, t->score, next);
+    for (int64_t r = 0; r < at->m; r++)
+        words->binary[MPT__BINARY_ADD](total, total, t->score + r * t->n, t->n, 0, 0);
+    mpt__attention_drop(t, at, t->score, t->score, mpt__attention_factors(t, at));
+    for (int64_t i = 0; i < t->n; i++) {
+        mpt__real *sum = t->sum[1] + i * w->width;
+        if (shrink[i] != 1) words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, shrink[i], 0);
+    }
+}
+
+static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__attention *w = (const mpt__attention *)work;
+    mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
+    const int64_t key_head = t.head / w->group, seen = mpt__attention_seen(&t);
+    mpt__real most[MPT__ATTENTION_BLOCK], total[MPT__ATTENTION_BLOCK], log[MPT__ATTENTION_BLOCK];
+    mpt__attention_turn(&t, MPT__AT_Q, t.head, t.turned[0]);
+    w->words->unary[MPT__UNARY_MUL_SCALAR](t.turned[0], t.turned[0], w->depth * t.n, w->scale, 0);
+    for (int64_t i = 0; i < t.n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
+    memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
+    for (int64_t key = 0; key < seen; key += MPT__ATTENTION_BLOCK) {
+        mpt__attention_tile at = {t.head, t.first, key,
+                                  mpt__ref_min(MPT__ATTENTION_BLOCK, seen - key)};
+        mpt__attention_scores(
+            &t, &at, mpt__attention_load(w, MPT__AT_K, t.batch, key_head, key, at.m, t.rows[0]));
+        mpt__attention_add_tile(&t, &at, most, total);
+        mpt__attention_product(
+            w, t.score, 1, t.n,
+            mpt__attention_load(w, MPT__AT_V, t.batch, key_head, key, at.m, t.rows[1]), t.sum[1],
+            t.n, w->width, at.m, true);
+    }
+    w->words->unary[MPT__UNARY_FINITE](most, most, t.n, 0, 0);
+    w->words->unary[MPT__UNARY_LOG](log, total, t.n, 0, 0);
+    for (int64_t i = 0; i < t.n; i++) {
+        mpt__real *sum = t.sum[1] + i * w->width;
+        if (total[i] == 0) { /* nothing is seen: 0, and exp(score - infinity) = 0 in backward */
+            memset(sum, 0, (size_t)w->width * sizeof *sum);
+            most[i] = mpt__real_infinity();
+        } else {
+            w->words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, 1 / total[i], 0);
+            most[i] += log[i];
+        }
+    }
+    mpt__attention_put(&t, MPT__AT_OUT, t.sum[1], 1);
+    if (w->view[MPT__AT_LSE_OUT].data)
+        mpt__ref_put(&w->view[MPT__AT_LSE_OUT],
+                     mpt__attention_at(w, MPT__AT_LSE_OUT, t.batch, t.head, t.first), 1, most, t.n);
+}
+
+/* ==== Backward ====
+ *
+ * With p = exp(score - lse), g = dout v^T with dropout's factors, delta = dout out: the slope of a
+ * score is p (g - delta). */
+
+enum { MPT__AT_DQ = 7, MPT__AT_OUT_SEEN = 8, MPT__AT_DK = 7, MPT__AT_DV = 8 };
+
+/* delta = dout out of the own queries, kept for the other pass. */
+static void mpt__attention_delta(const mpt__attention_item *t, mpt__real *delta) {
+    const mpt__attention *w = t->w;
+    mpt__attention_rows dout =
+        mpt__attention_load(w, MPT__AT_DOUT, t->batch, t->head, t->first, t->n, t->sum[1]);
+    mpt__attention_rows out =
+        mpt__attention_load(w, MPT__AT_OUT_SEEN, t->batch, t->head, t->first, t->n, t->rows[1]);
+    for (int64_t i = 0; i < t->n; i++) {
+        mpt__real lane[MPT__SUM_LANES] = {0}, *product = t->turned[1];
+        w->words->binary[MPT__BINARY_MUL](product, dout.x + i * dout.step, out.x + i * out.step,
+                                          w->width, 0, 0);
+        w->words->add_lanes(lane, 0, product, w->width);
+        delta[i] = mpt__ref_fold_lanes(lane);
+    }
+    mpt__ref_put(&w->view[MPT__AT_DELTA],
+                 mpt__attention_at(w, MPT__AT_DELTA, t->batch, t->head, t->first), 1, delta, t->n);
+}
+
+static const mpt__real *mpt__attention_numbers(const mpt__attention *w, int operand, int64_t b,
+                                               int64_t h, int64_t first) {
+    return (const mpt__real *)w->view[operand].data + mpt__attention_at(w, operand, b, h, first);
+}
+
+static void mpt__attention_dq_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__attention *w = (const mpt__attention *)work;
+    mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
+    const int64_t key_head = t.head / w->group, seen = mpt__attention_seen(&t);
+    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, t.batch, t.head, t.first);
+    const mpt__attention_rows dout = {t.turned[1], t.n};
+    mpt__real delta[MPT__ATTENTION_BLOCK];
+    mpt__attention_delta(&t, delta);
+    if (!w->view[MPT__AT_DQ].data) return;
+    mpt__attention_turn(&t, MPT__AT_Q, t.head, t.turned[0]);
+    w->words->unary[MPT__UNARY_MUL_SCALAR](t.turned[0], t.turned[0], w->depth * t.n, w->scale, 0);
+    mpt__attention_rows rows =
+        mpt__attention_load(w, MPT__AT_DOUT, t.batch, t.head, t.first, t.n, t.rows[1]);
+    w->words->transpose(t.turned[1], t.n, rows.x, rows.step, t.n, w->width, false);
+    memset(t.sum[0], 0, (size_t)(t.n * w->depth) * sizeof *t.sum[0]);
+    for (int64_t key = 0; key < seen; key += MPT__ATTENTION_BLOCK) {
+        mpt__attention_tile at = {t.head, t.first, key,
+                                  mpt__ref_min(MPT__ATTENTION_BLOCK, seen - key)};
+        mpt__attention_rows k =
+            mpt__attention_load(w, MPT__AT_K, t.batch, key_head, key, at.m, t.rows[0]);
+        mpt__attention_rows v =
+            mpt__attention_load(w, MPT__AT_V, t.batch, key_head, key, at.m, t.rows[1]);
+        mpt__attention_scores(&t, &at, k);
+        mpt__attention_each(&t, MPT__BINARY_EXP_DIFFERENCE, at.m, t.score, lse);
+        mpt__attention_product(w, v.x, v.step, 1, dout, t.slope, at.m, t.n, w->width, false);
+        mpt__attention_drop(&t, &at, t.slope, t.slope, mpt__attention_factors(&t, &at));
+        mpt__attention_each(&t, MPT__BINARY_SUB, at.m, t.slope, delta);
+        w->words->binary[MPT__BINARY_MUL](t.slope, t.slope, t.score, at.m * t.n, 0, 0);
+        mpt__attention_product(w, t.slope, 1, t.n, k, t.sum[0], t.n, w->depth, at.m, true);
+    }
+    mpt__attention_put(&t, MPT__AT_DQ, t.sum[0], w->scale);
+}
+
+/* The queries of one head from `query` on, over the own keys. */
+static void mpt__attention_dkv_tile(const mpt__attention_item *t, int64_t head, int64_t query) {
+    const mpt__attention *w = t->w;
+    const mpt__words *words = w->words;
+    const mpt__attention_rows own_v = {t->turned[1], t->n};
+    mpt__attention_tile at = {head, query, t->first,
+                              mpt__ref_min(MPT__ATTENTION_BLOCK, w->queries - query)};
+    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, t->batch, head, query);
+    const mpt__real *delta = mpt__attention_numbers(w, MPT__AT_DELTA, t->batch, head, query);
+    mpt__attention_rows q =
+        mpt__attention_load(w, MPT__AT_Q, t->batch, head, query, at.m, t->rows[0]);
+    mpt__attention_rows dout =
+        mpt__attention_load(w, MPT__AT_DOUT, t->batch, head, query, at.m, t->rows[1]);
+    mpt__attention_scores(t, &at, q);
+    for (int64_t r = 0; r < at.m; r++) {
+        mpt__real *row = t->score + r * t->n;
+        words->unary[MPT__UNARY_ADD_SCALAR](row, row, t->n, -lse[r], 0);
+    }
+    words->unary[MPT__UNARY_EXP](t->score, t->score, at.m * t->n, 0, 0);
+    mpt__attention_product(w, dout.x, dout.step, 1, own_v, t->slope, at.m, t->n, w->width, false);
+    const mpt__real *factors = mpt__attention_factors(t, &at), *kept = t->score;
+    if (factors) {
+        mpt__attention_drop(t, &at, t->slope, t->slope, factors);
+        mpt__attention_drop(t, &at, t->score, t->spare[1], factors);
+        kept = t->spare[1];
+    }
+    if (w->view[MPT__AT_DV].data)
+        mpt__attention_product(w, kept, 1, t->n, dout, t->sum[1], t->n, w->width, at.m, true);
+    if (!w->view[MPT__AT_DK].data) return;
+    for (int64_t r = 0; r < at.m; r++) {
+        mpt__real *row = t->slope + r * t->n;
+        words->unary[MPT__UNARY_ADD_SCALAR](row, row, t->n, -delta[r], 0);
+    }
+    words->binary[MPT__BINARY_MUL](t->slope, t->slope, t->score, at.m * t->n, 0, 0);
+    mpt__attention_product(w, t->slope, 1, t->n, q, t->sum[0], t->n, w->depth, at.m, true);
+}
+
+static void mpt__attention_dkv_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__attention *w = (const mpt__attention *)work;
+    mpt__attention_item t = mpt__attention_begin(w, chunk, thread, true);
+    const int64_t floats = t.n * (w->depth + w->width), block = MPT__ATTENTION_BLOCK;
+    mpt__attention_turn(&t, MPT__AT_K, t.head, t.turned[0]);
+    w->words->unary[MPT__UNARY_MUL_SCALAR](t.turned[0], t.turned[0], w->depth * t.n, w->scale, 0);
+    mpt__attention_turn(&t, MPT__AT_V, t.head, t.turned[1]);
+    t.sum[1] = t.sum[0] + t.n * w->depth;
+    memset(t.sum[0], 0, (size_t)floats * sizeof *t.sum[0]);
+    for (int64_t h = 0; h < w->group; h++)
+        for (int64_t query = w->causal ? t.first : 0; query < w->queries; query += block)
+            mpt__attention_dkv_tile(&t, t.head * w->group + h, query);
+    if (w->view[MPT__AT_DK].data) mpt__attention_put(&t, MPT__AT_DK, t.sum[0], w->scale);
+    if (w->view[MPT__AT_DV].data) mpt__attention_put(&t, MPT__AT_DV, t.sum[1], 1);
+}
+
+/* ==== Launches ==== */
+
+#ifdef MPT__HAS_GEMM
+static const mpt__gemm_level *mpt__attention_level(const mpt__words *words) {
+#ifdef MPT__HAS_AVX2
+    if (words == &mpt__avx2_words) return &mpt__avx2_gemm_level;
+#endif
+#ifdef MPT__HAS_AVX512
+    if (words == &mpt__avx512_words) return &mpt__avx512_gemm_level;
+#endif
+#ifdef MPT__HAS_NEON
+    if (words == &mpt__neon_words) return &mpt__neon_gemm_level;
+#endif
+    return NULL;
+}
+#endif
+
+static void mpt__attention_run(const mpt__cpu_call *call, mpt__chunk_fn fn, bool by_keys,
+                               double products) {
+    const mpt__launch *launch = call->launch;
+    const mpt__operand *o = launch->operand;
+    const double p = launch->imm[1], lowest = p * 4294967296.0;
+    mpt__attention w;
+    w.call = call;
+    w.words = call->words;
+    w.o = o;
+    for (int i = 0; i < MPT__MAX_OPERANDS; i++) w.view[i] = mpt__ref_view_of(call, i);
+    w.heads = o[MPT__AT_Q].shape[1];
+    w.queries = o[MPT__AT_Q].shape[2];
+    w.depth = o[MPT__AT_Q].shape[3];
+    w.keys = o[MPT__AT_K].shape[2];
+    w.width = o[MPT__AT_V].shape[3];
+    w.group = o[MPT__AT_K].shape[1] > 0 ? w.heads / o[MPT__AT_K].shape[1] : 1;
+    w.scale = (mpt__real)launch->imm[0];
+    w.causal = launch->index[0] != 0;
+    w.drops = p > 0;
+    w.key = mpt__cpu_rng_key(call);
+    w.kept = lowest <= 4294967295.0 ? (mpt__real)(1 / (1 - p)) : 0;
+    w.threshold = lowest <= 4294967295.0 ? (uint32_t)lowest : 0;
+    if ((double)w.threshold < lowest) w.threshold++;
+#ifdef MPT__HAS_GEMM
+    w.level = mpt__attention_level(call->words);
+#endif
+    w.blocks = mpt__ref_chunks(by_keys ? w.keys : w.queries, MPT__ATTENTION_BLOCK);
+    int64_t items = mpt__ref_times(o[MPT__AT_Q].shape[0],
+                                   mpt__ref_times(by_keys ? w.heads / w.group : w.heads, w.blocks));
+    double scores = (double)items * (by_keys ? (double)(w.queries * w.group) : (double)w.keys) *
+                    MPT__ATTENTION_BLOCK;
+    double cost = scores * products * (double)(w.depth + w.width) * 0.3 * call->words->slowness;
+    uint32_t state = mpt__flush_denormals(call->words->flushes);
+    mpt__parallel(call->pool, items, cost < 9e18 ? (int64_t)cost : INT64_MAX, fn, &w);
+    mpt__restore_denormals(state);
+}
+
+static void mpt__ref_attention(const mpt__cpu_call *call) {
+    mpt__attention_run(call, mpt__attention_forward_chunk, false, 1.0);
+}
+static void mpt__ref_attention_dq(const mpt__cpu_call *call) {
+    mpt__attention_run(call, mpt__attention_dq_chunk, false, 1.5);
+}
+static void mpt__ref_attention_dkv(const mpt__cpu_call *call) {
+    mpt__attention_run(call, mpt__attention_dkv_chunk, true, 2.0);
+}
+
+static void mpt__cpu_add_attention(mpt__cpu *cpu) {
+    mpt__cpu_add(cpu, MPT__K_EMBEDDING, mpt__ref_embedding_forward, NULL);
+    mpt__cpu_add(cpu, MPT__K_EMBEDDING_BACKWARD, mpt__ref_embedding_backward, NULL);
+    mpt__cpu_add(cpu, MPT__K_ATTENTION, mpt__ref_attention, mpt__attention_workspace);
+    mpt__cpu_add(cpu, MPT__K_ATTENTION_DQ, mpt__ref_attention_dq, mpt__attention_workspace);
+    mpt__cpu_add(cpu, MPT__K_ATTENTION_DKV, mpt__ref_attention_dkv, mpt__attention_workspace);
+}
+
+#endif
+/* ---------------------------------------------------------------------------------------------
+ * 38_cpu_resize.c: images of another size on the CPU.
+ * ------------------------------------------------------------------------------------------- */
+
+#ifndef MPTRAIN_NO_CONV
+
+/* [N, C, H, W]. */
+typedef struct mpt__ref_image {
+    mpt__ref_view view;
+    const mpt__operand *operand;
+    int64_t rows, columns;
+} mpt__ref_image;
+
+typedef struct mpt__ref_resize_work {
+    mpt__ref_image from, image; /* before, after */
+    int way;
+    mpt__real step[2];  /* rows and columns before per one after */
+    mpt__real *scratch; /* `room` for each thread */
+    int64_t room;
+} mpt__ref_resize_work;
+
+/* Which of `size` elements, at most two, element `at` of the result is made of. */
+typedef struct mpt__ref_source {
+    int64_t first, second;
+    mpt__real weight; /* of the second */
+} mpt__ref_source;
+
+static mpt__ref_source mpt__ref_source_of(const mpt__ref_resize_work *w, int axis, int64_t at,
+                                          int64_t size) {
+    mpt__real half = (mpt__real)0.5, x = (mpt__real)at * w->step[axis];
+    mpt__ref_source s;
+    if (w->way == MPT__RESIZE_CENTERS) x = w->step[axis] * ((mpt__real)at + half) - half;
+    if (!(x > 0)) x = 0;
+    s.first = mpt__ref_min((int64_t)x, size - 1);
+    s.second = w->way != MPT__RESIZE_NEAREST && s.first < size - 1 ? s.first + 1 : s.first;
+    s.weight = s.second > s.first ? x - (mpt__real)s.first : 0;
+    return s;
+}
+
+/* Where row `row` of a plane begins. */
+static int64_t mpt__ref_image_row(const mpt__ref_image *image, int64_t plane, int64_t row) {
+    const mpt__operand *o = image->operand;
+    return plane / o->shape[1] * o->stride[0] + plane % o->shape[1] * o->stride[1] +
+           row * o->stride[2];
+}
+
+static void mpt__ref_image_load(const mpt__ref_image *image, int64_t plane, int64_t row,
+                                mpt__real *to) {
+    mpt__ref_get(&image->view, mpt__ref_image_row(image, plane, row), image->operand->stride[3], to,
+                 image->columns);
+}
+
+static void mpt__ref_image_put(const mpt__ref_image *image, int64_t plane, int64_t row,
+                               const mpt__real *from) {
+    int64_t begin = mpt__ref_image_row(image, plane, row), stride = image->operand->stride[3];
+    for (int64_t at = 0; at < image->columns; at += MPT__BLOCK)
+        mpt__ref_put(&image->view, begin + at * stride, stride, from + at,
+                     mpt__ref_min(MPT__BLOCK, image->columns - at));
+}
+
+static void mpt__ref_resize_plane(void *work, int64_t plane, int thread) {
+    const mpt__ref_resize_work *w = (const mpt__ref_resize_work *)work;
+    mpt__real *upper = w->scratch + thread * w->room, *lower = upper + w->from.columns;
+    mpt__real *out = lower + w->from.columns;
+    for (int64_t y = 0; y < w->image.rows; y++) {
+        mpt__ref_source row = mpt__ref_source_of(w, 0, y, w->from.rows);
+        mpt__ref_image_load(&w->from, plane, row.first, upper);
+        mpt__ref_image_load(&w->from, plane, row.second, lower);
+        for (int64_t x = 0; x < w->image.columns; x++) {
+            mpt__ref_source s = mpt__ref_source_of(w, 1, x, w->from.columns);
+            mpt__real above = upper[s.first], below = lower[s.first];
+            if (s.weight != 0) above = (1 - s.weight) * above + s.weight * upper[s.second];
+            if (s.weight != 0) below = (1 - s.weight) * below + s.weight * lower[s.second];
+            out[x] = row.weight != 0 ? (1 - row.weight) * above + row.weight * below : above;
+        }
+        mpt__ref_image_put(&w->image, plane, y, out);
+    }
+}
+
+/* A plane's elements get their shares in the order of the results. */
+static void mpt__ref_resize_plane_backward(void *work, int64_t plane, int thread) {
+    const mpt__ref_resize_work *w = (const mpt__ref_resize_work *)work;
+    mpt__real *sum = w->scratch + thread * w->room, *dy = sum + w->from.rows * w->from.columns;
+    memset(sum, 0, (size_t)(w->from.rows * w->from.columns) * sizeof *sum);
+    for (int64_t y = 0; y < w->image.rows; y++) {
+        mpt__ref_source row = mpt__ref_source_of(w, 0, y, w->from.rows);
+        mpt__real *upper = sum + row.first * w->from.columns;
+        mpt__real *lower = sum + row.second * w->from.columns;
+        mpt__ref_image_load(&w->image, plane, y, dy);
+        for (int64_t x = 0; x < w->image.columns; x++) {
+            mpt__ref_source s = mpt__ref_source_of(w, 1, x, w->from.columns);
+            mpt__real above = (1 - row.weight) * dy[x], below = row.weight * dy[x];
+            upper[s.first] += (1 - s.weight) * above;
+            if (s.weight != 0) upper[s.second] += s.weight * above;
+            if (row.weight == 0) continue;
+            lower[s.first] += (1 - s.weight) * below;
+            if (s.weight != 0) lower[s.second] += s.weight * below;
+        }
+    }
+    for (int64_t y = 0; y < w->from.rows; y++)
+        mpt__ref_image_put(&w->from, plane, y, sum + y * w->from.columns);
+}
+
+static int64_t mpt__ref_resize_room(const mpt__launch *launch) {
+    bool backward = launch->kernel == MPT__K_INTERPOLATE_BACKWARD;
+    const int64_t *from = launch->operand[backward].shape;
+    const int64_t *image = launch->operand[!backward].shape;
+    return (backward ? from[2] : 2) * from[3] + image[3];
+}
+
+static int64_t mpt__ref_resize_workspace(const mpt__launch *launch, int threads) {
+    const int64_t *shape = launch->operand[0].shape;
+    return (shape[0] * shape[1] > 1 ? threads : 1) * mpt__ref_resize_room(launch) *
+           (int64_t)sizeof(mpt__real);
+}
+
+static mpt__ref_image mpt__ref_image_of(const mpt__cpu_call *call, int operand) {
+    mpt__ref_image image;
+    image.view = mpt__ref_view_of(call, operand);
+    image.operand = &call->launch->operand[operand];
+    image.rows = image.operand->shape[2];
+    image.columns = image.operand->shape[3];
+    return image;
+}
+
+static void mpt__ref_resize(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    bool backward = launch->kernel == MPT__K_INTERPOLATE_BACKWARD;
+    mpt__ref_resize_work w;
+    w.from = mpt__ref_image_of(call, backward);
+    w.image = mpt__ref_image_of(call, !backward);
+    w.way = (int)launch->index[0];
+    for (int i = 0; i < 2; i++) w.step[i] = (mpt__real)launch->imm[i];
+    w.scratch = (mpt__real *)call->workspace;
+    w.room = mpt__ref_resize_room(launch);
+    int64_t planes = launch->operand[0].shape[0] * launch->operand[0].shape[1];
+    mpt__parallel(call->pool, planes,
+                  mpt__ref_cost(call, planes * w.image.rows * w.image.columns, 12.0),
+                  backward ? mpt__ref_resize_plane_backward : mpt__ref_resize_plane, &w);
+}
+
+static void mpt__cpu_add_resize(mpt__cpu *cpu) {
+    mpt__cpu_add(cpu, MPT__K_INTERPOLATE, mpt__ref_resize, mpt__ref_resize_workspace);
+    mpt__cpu_add(cpu, MPT__K_INTERPOLATE_BACKWARD, mpt__ref_resize, mpt__ref_resize_workspace);
+}
+
+#else
+static void mpt__cpu_add_resize(mpt__cpu *cpu) { (void)cpu; }
+#endif /* MPTRAIN_NO_CONV */
 
 /* ---------------------------------------------------------------------------------------------
  * 39_cpu_table.c: the ISA levels of this build, and the making of a CPU backend.
@@ -11780,6 +14421,7 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
         mpt__cpu_add_conv(cpu);
         mpt__cpu_add_norm(cpu);
         mpt__cpu_add_attention(cpu);
+        mpt__cpu_add_resize(cpu);
     }
     *chosen = isa;
     return MPT_OK;
@@ -11888,11 +14530,20 @@ typedef struct mpt__attributes {
     uint8_t required; /* inputs that cannot be left out */
 } mpt__attributes;
 
+/* How an op lays its results out, as its shape rule says. Of ops that keep the layout, gradients are
+   laid out as what they belong to; the others may take all that they write for contiguous. */
+typedef enum mpt__layout {
+    MPT__LAYOUT_CONTIGUOUS,
+    MPT__LAYOUT_KEPT, /* channels last where an input is */
+    MPT__LAYOUT_CHANNELS_LAST
+} mpt__layout;
+
 /* One op call. References: outputs hold the record, the record holds its inputs. */
 typedef struct mpt__record {
     uint16_t op; /* mpt__op_id */
     uint8_t n_in, n_out, n_saved;
     uint8_t live, done;       /* done: backward has used it up */
+    uint8_t layout;           /* mpt__layout; as decided in forward */
     uint8_t compute_dtype;    /* what the policy decided in forward */
     uint32_t number;          /* index in context->records */
     uint32_t references;      /* outputs alive */
@@ -11917,6 +14568,7 @@ typedef enum mpt__object_kind {
     MPT__SCHEDULE,
     MPT__DATASET,
     MPT__LOADER,
+    MPT__TOKENIZER,
     MPT__RECORDING,
     MPT__CAPTURED,
     MPT__USER_OP,
@@ -12045,6 +14697,7 @@ struct mpt_context {
     bool capturing;                  /* what is recorded is to run without the host .. */
     bool unrecorded;                 /* .. but for this, which the host does each time */
     int64_t host_writes;             /* uploads so far */
+    struct mpt__captured *sliced;    /* the captured step that stands between two launches */
     mpt__tracer tracer;
     mpt__printer printer;
     mpt_counters counters;
@@ -12052,6 +14705,7 @@ struct mpt_context {
     int metric_count;
     uint64_t module_creations;
     uint32_t module_mark; /* of the last walk over modules */
+    int64_t pending;      /* modules whose running statistics the end of the step changes */
 };
 
 /* ==== Called from below the room that defines it ==== */
@@ -12076,6 +14730,8 @@ static mpt_status mpt__decide_dtype(struct mpt__frame *frame);
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage);
 /* 50_ops.c: the dtype of losses: fp32, or fp64 in the double-precision test build. */
 static mpt_dtype mpt__loss_dtype(const struct mpt__frame *frame);
+/* 67_norm.c: running statistics of the step become the modules', or are forgotten. */
+static void mpt__running_settle(mpt_context *context, bool commit);
 /* 62_optim.c: a replay wrote a storage of version `before`; masters that agreed still do. */
 static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_t before);
 
@@ -12103,6 +14759,13 @@ static bool mpt__enter_checked(mpt_context *context, const char *op) {
     return mpt__reject(
         context, MPT_ERROR_THREAD,
         "this context was made before fork; make a new one in the child with mpt_create");
+}
+
+/* Whether no step stands between two of its launches, else an error. */
+static bool mpt__no_slice(mpt_context *context) {
+    if (!context->sliced) return true;
+    return mpt__reject(context, MPT_ERROR_STATE,
+                       "a step is under way in slices; call mpt_step_slice until it is done");
 }
 
 /* The status of a call whose context may be NULL. */
@@ -12487,11 +15150,39 @@ static MPT__INLINE mpt__scalar *mpt__device_scalars(mpt_context *context) {
     return (mpt__scalar *)context->data[context->scalar_storage];
 }
 
+/* Elementwise launches on channels last: H and W as one dimension where all operands allow it, and,
+   where the result lies so, channels as the last one: loops then run along memory. */
+static MPT__NOINLINE void mpt__launch_order(mpt__launch *launch) {
+    const int n = launch->n_operands, last = launch->operand[n - 1].stride[1] == 1;
+    bool merges = true;
+    for (int i = 0; i < n; i++) {
+        const mpt__operand *o = &launch->operand[i];
+        merges = merges && o->stride[2] == o->shape[3] * o->stride[3];
+    }
+    for (int i = 0; i < n; i++) {
+        mpt__operand *o = &launch->operand[i];
+        int64_t channels = o->shape[1], step = o->stride[1];
+        if (merges) {
+            o->rank = 3;
+            o->shape[2] *= o->shape[3], o->stride[2] = o->stride[3];
+        }
+        for (int d = 1; last && d < o->rank; d++) {
+            bool end = d == o->rank - 1;
+            o->shape[d] = end ? channels : o->shape[d + 1];
+            o->stride[d] = end ? step : o->stride[d + 1];
+        }
+    }
+}
+
 /* Runs a launch, its operands set. */
 static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
     if (context->base.status != MPT_OK) return context->base.status;
     launch->number = ++context->counters.launches;
+    if (launch->kernel <= MPT__K_BINARY && launch->operand[0].rank == 4 &&
+        (launch->operand[0].stride[1] == 1 ||
+         launch->operand[launch->n_operands - 1].stride[1] == 1))
+        mpt__launch_order(launch);
     if (context->config.debug && mpt__check_operands(context, launch) != MPT_OK)
         return context->base.status;
     mpt__execution execution;
@@ -12947,6 +15638,23 @@ static bool mpt__tensor_contiguous(const mpt__tensor *tensor) {
     return true;
 }
 
+/* Whether [N, C, H, W] or [N, C, L] has the strides of a dense [N, H, W, C]. One element for each N
+   lies either way and counts as contiguous. */
+static MPT__NOINLINE bool mpt__channels_last(const mpt__tensor *tensor) {
+    int64_t step = tensor->shape.dim[1];
+    for (int i = tensor->shape.rank - 1; i > 1; step *= tensor->shape.dim[i--])
+        if (tensor->stride[i] != step) return false;
+    return tensor->stride[1] == 1 && tensor->stride[0] == step && step > 1;
+}
+
+static void mpt__channels_last_strides(mpt__tensor *tensor) {
+    int64_t step = tensor->shape.dim[1];
+    tensor->stride[1] = 1;
+    for (int i = tensor->shape.rank - 1; i > 1; step *= tensor->shape.dim[i--])
+        tensor->stride[i] = step;
+    tensor->stride[0] = step;
+}
+
 static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b) {
     if (a->shape.rank != b->shape.rank) return false;
     for (int i = 0; i < a->shape.rank; i++)
@@ -13032,8 +15740,8 @@ static int64_t mpt__scalar_get_i(mpt_context *context, uint16_t slot) {
 /* ==== Objects ==== */
 
 static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {
-    "module", "optimizer", "scaler",        "schedule", "dataset",
-    "loader", "recording", "captured step", "op",       "average"};
+    "module",    "optimizer", "scaler",        "schedule", "dataset", "loader",
+    "tokenizer", "recording", "captured step", "op",       "average"};
 
 /* A new row for `object`, owned by the table from here on; 0 on error. */
 static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, void *object,
@@ -13159,7 +15867,8 @@ MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
-    if (!mpt__enter_checked(context, "mpt_step_begin")) return mpt__status_of(context);
+    if (!mpt__enter_checked(context, "mpt_step_begin") || !mpt__no_slice(context))
+        return mpt__status_of(context);
     if (context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE,
                           "step %lld is still open; end it with mpt_step_end", context->now.step);
@@ -13179,6 +15888,7 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
     if (context->scope_depth > context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
                           context->scope_depth - context->step_depth);
+    if (context->pending > 0) mpt__running_settle(context, true);
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
     context->step_depth = 0;
     if (!context->backend.synchronous && context->base.status == MPT_OK) {
@@ -13223,8 +15933,9 @@ typedef struct mpt__frame {
     mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
     mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
     mpt__attributes *attributes;
-    bool records; /* forward: backward will follow */
-    bool is_view; /* shape rule: output 0 views input 0 */
+    bool records;   /* forward: backward will follow */
+    bool is_view;   /* shape rule: output 0 views input 0 */
+    uint8_t layout; /* mpt__layout; shape rule: of outputs */
     int64_t view_stride[MPT_MAX_RANK], view_offset;
     mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
     int n_temporary;
@@ -13341,6 +16052,7 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, mpt_status sta
     record->done = 0;
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
+    record->layout = frame->layout;
     record->path = context->path;
     record->step = context->now.step;
     for (int i = 0; i < frame->n_in; i++)
@@ -13405,6 +16117,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *co
     frame->in = record->in;
     frame->attributes = &record->attributes;
     frame->is_view = false;
+    frame->layout = MPT__LAYOUT_CONTIGUOUS;
     frame->n_temporary = 0;
     return true;
 }
@@ -13428,12 +16141,25 @@ static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
         "or mpt_clone it");
 }
 
+/* Lays a new output of four dimensions out as the op has it. */
+static MPT__NOINLINE void mpt__output_layout(const mpt__frame *frame, mpt__tensor *out) {
+    bool last = frame->layout == MPT__LAYOUT_CHANNELS_LAST;
+    for (int i = 0; i < frame->n_in; i++) {
+        const mpt__tensor *in = frame->in[i];
+        last |= in && in->shape.rank == 4 && mpt__channels_last(in);
+    }
+    if (last) mpt__channels_last_strides(out);
+}
+
 static mpt__tensor *mpt__output_new(mpt__frame *frame) {
     mpt_context *context = frame->context;
     const mpt__tensor *in = frame->in[0];
-    if (!frame->is_view)
-        return mpt__tensor_new(context, frame->out_dtype[0], &frame->out_shape[0],
-                               MPT_MEMORY_ACTIVATION);
+    if (!frame->is_view) {
+        mpt__tensor *out = mpt__tensor_new(context, frame->out_dtype[0], &frame->out_shape[0],
+                                           MPT_MEMORY_ACTIVATION);
+        if (frame->layout && frame->out_shape[0].rank == 4 && out) mpt__output_layout(frame, out);
+        return out;
+    }
     mpt__tensor view = *in;
     view.shape = frame->out_shape[0];
     view.offset = frame->view_offset;
@@ -13540,6 +16266,11 @@ static bool mpt__owned(const mpt_context *context, const mpt__tensor *gradient) 
     return context->storages[gradient->storage].references == 1 && mpt__tensor_contiguous(gradient);
 }
 
+/* Whether a gradient is to be channels last, as what it belongs to. */
+static MPT__INLINE bool mpt__keeps_layout(const mpt__frame *frame, const mpt__tensor *tensor) {
+    return frame->layout && tensor->shape.rank == 4 && mpt__channels_last(tensor);
+}
+
 /* Gradient number i's destination: NULL if it is not wanted or on error, else a tensor to write to
    with *access: the first contribution overwrites, later ones accumulate. Parameters collect in
    their fp32 block, others in a tensor of their own dtype. */
@@ -13557,10 +16288,13 @@ static mpt__tensor *mpt__gradient_into(mpt__frame *frame, int i, mpt__access *ac
     mpt__tensor **place = mpt__gradient_place(input), *old = *place;
     *access = old ? MPT__ACCUMULATE : MPT__WRITE;
     if (old && mpt__owned(context, old)) return old;
+    if (old && context->storages[old->storage].references == 1 && mpt__keeps_layout(frame, old))
+        return old;
     mpt__tensor *own =
         mpt__tensor_unscoped(context, (mpt_dtype)input->dtype, &input->shape, MPT_MEMORY_GRADIENT);
     if (!own) return NULL;
     own->flags = MPT__KEPT | MPT__GRADIENT;
+    if (mpt__keeps_layout(frame, input)) mpt__channels_last_strides(own);
     *place = own;
     if (old) { /* passed on without a copy before, so others read it: leave theirs alone */
         mpt__launch_copy(context, old, own, MPT__WRITE);
@@ -13637,8 +16371,8 @@ static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *reco
         if (saved && context->storages[saved->storage].version != record->saved_version[i])
             return mpt__error(
                 context, MPT_ERROR_STATE,
-                "a tensor that %s saved for backward was changed in place since (mpt_write "
-                "or an optimizer step between forward and backward); mpt_clone it first",
+                "a tensor that %s saved for backward was changed in place since (mpt_write, "
+                "an op such as mpt_add_, or an optimizer step); mpt_clone it first",
                 mpt__op_row_of(record->op)->name);
     }
     return MPT_OK;
@@ -13656,6 +16390,7 @@ static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record
         frame.n_in = record->n_in;
         frame.n_out = record->n_out;
         frame.compute = (mpt_dtype)record->compute_dtype;
+        frame.layout = record->layout;
         frame.attributes = &record->attributes;
         frame.record = record;
         frame.row = mpt__op_row_of(record->op);
@@ -13723,12 +16458,14 @@ static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, 
     frame.context = context;
     frame.n_in = 1;
     frame.in = &tensor;
+    frame.layout = MPT__LAYOUT_KEPT;
     return mpt__gradient_pass(&frame, 0, seed);
 }
 
 MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
     mpt_context *context = tensor.context;
-    if (!mpt__enter_checked(context, "mpt_backward")) return mpt__status_of(context);
+    if (!mpt__enter_checked(context, "mpt_backward") || !mpt__no_slice(context))
+        return mpt__status_of(context);
     mpt__tensor *root = mpt__at(context, tensor, "loss");
     if (!root) return context->base.status;
     if (!(root->flags & MPT__REQUIRES_GRAD))
@@ -13920,12 +16657,14 @@ static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
                       first, second);
 }
 
-/* The dtype that all inputs share, or fp32 where they differ inside a region. */
+/* The dtype that all inputs share, or fp32 where they differ inside a region. What a call with more
+   than two of them can do without is a mask, of any dtype. */
 static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *common) {
     int first = -1, other = -1;
     *common = MPT_F32;
     for (int i = 0; frame->not_f32 && i < frame->n_in; i++) {
-        if (!frame->in[i]) continue;
+        if (!frame->in[i] || (frame->attributes->required > 2 && i >= frame->attributes->required))
+            continue;
         mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
         if (!mpt__dtype_computes(dtype)) {
             char text[160];
@@ -14266,7 +17005,8 @@ static bool mpt__recorder_idle(mpt_context *context) {
 }
 
 MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_record_begin")) return mpt__status_of(context);
+    if (!mpt__enter(context, "mpt_record_begin") || !mpt__no_slice(context))
+        return mpt__status_of(context);
     if (!mpt__recorder_idle(context)) return context->base.status;
     mpt__recording *recorder =
         (mpt__recording *)mpt__object_make(context, MPT__RECORDING, sizeof *recorder);
@@ -14348,18 +17088,22 @@ static void mpt__replay_versions(mpt_context *context, const mpt__recording *rec
     }
 }
 
+static void mpt__replay_launch(mpt_context *context, const mpt__recording *recorder, int64_t i) {
+    mpt__launch launch = recorder->launches[i];
+    mpt__submit(context, &launch);
+}
+
 /* The launches of a recording whose storages have memory. */
 static void mpt__replay_launches(mpt_context *context, const mpt__recording *recorder) {
-    for (int64_t i = 0; i < recorder->count && context->base.status == MPT_OK; i++) {
-        mpt__launch launch = recorder->launches[i];
-        mpt__submit(context, &launch);
-    }
+    for (int64_t i = 0; i < recorder->count && context->base.status == MPT_OK; i++)
+        mpt__replay_launch(context, recorder, i);
 }
 
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     mpt_context *context = recording.context;
     mpt__recording *recorder = mpt__recording_enter(recording, "mpt_replay");
-    if (!recorder || !mpt__recorder_idle(context)) return mpt__status_of(context);
+    if (!recorder || !mpt__recorder_idle(context) || !mpt__no_slice(context))
+        return mpt__status_of(context);
     bool ready = mpt__replay_memory(context, recorder, true);
     context->device_step = -1; /* the launches may set it */
     if (ready) mpt__replay_launches(context, recorder);
@@ -14711,17 +17455,23 @@ static mpt_status mpt__write_f32(mpt_context *context, mpt__tensor *tensor, cons
     return mpt__write_as(context, tensor, MPT_F32, values);
 }
 
+/* Whether a tensor cannot be written, being expanded: an error. */
+static bool mpt__is_expanded(mpt_context *context, const mpt__tensor *tensor) {
+    for (int i = 0; i < tensor->shape.rank; i++) {
+        if (tensor->stride[i] != 0 || tensor->shape.dim[i] <= 1) continue;
+        mpt__error(context, MPT_ERROR_STATE,
+                   "an expanded tensor shows one element in many places; mpt_clone it first");
+        return true;
+    }
+    return false;
+}
+
 MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes) {
     mpt_context *context = tensor.context;
     mpt__tensor *found = mpt__enter_at(tensor, "mpt_write", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
         return mpt__status_of(context);
-    for (int i = 0; i < found->shape.rank; i++) {
-        if (found->stride[i] == 0 && found->shape.dim[i] > 1)
-            return mpt__error(
-                context, MPT_ERROR_STATE,
-                "an expanded tensor shows one element in many places; mpt_clone it first");
-    }
+    if (mpt__is_expanded(context, found)) return context->base.status;
     return mpt__write_as(context, found, (mpt_dtype)found->dtype, source);
 }
 
@@ -14840,13 +17590,44 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
    functions are mpt__<shape>_shape, mpt__<forward>_forward, mpt__<backward>_backward; `none`
    means NULL. */
 /* Convolutions */
-#define MPT__CONV_OPS(O)
+#define MPT__CONV_OPS(O)                                 \
+    O(conv2d, LOW, conv, conv, conv, NONE, NONE, "Conv") \
+    O(conv1d, LOW, conv, conv, conv, NONE, NONE, "Conv") \
+    O(conv_transpose2d, LOW, conv, conv, conv, NONE, NONE, "ConvTranspose")
 
 /* Normalisation, pooling */
-#define MPT__NORM_OPS(O)
+#ifdef MPTRAIN_NO_ATTENTION
+#define MPT__ROW_NORM_OPS(O)                                                \
+    O(layer_norm, ANY, no_rows, none, none, NONE, NONE, "LayerNormalization") \
+    O(rms_norm, ANY, no_rows, none, none, NONE, NONE, "RMSNormalization")
+#else
+#define MPT__ROW_NORM_OPS(O)                                                      \
+    O(layer_norm, ANY, row_norm, normalise, normalise, NONE, NONE, "LayerNormalization") \
+    O(rms_norm, ANY, row_norm, normalise, normalise, NONE, NONE, "RMSNormalization")
+#endif
+#ifdef MPTRAIN_NO_CONV
+#define MPT__CHANNEL_NORM_OPS(O)                                                   \
+    O(batch_norm, ANY, no_channels, none, none, NONE, NONE, "BatchNormalization") \
+    O(group_norm, ANY, no_channels, none, none, NONE, NONE, "GroupNormalization")
+#else
+#define MPT__CHANNEL_NORM_OPS(O)                                                   \
+    O(batch_norm, ANY, channel_norm, normalise, normalise, NONE, NONE, "BatchNormalization") \
+    O(group_norm, ANY, channel_norm, normalise, normalise, NONE, NONE, "GroupNormalization")
+#endif
+#define MPT__NORM_OPS(O) MPT__ROW_NORM_OPS(O) MPT__CHANNEL_NORM_OPS(O)
 
 /* Embedding, attention */
-#define MPT__ATTENTION_OPS(O)
+#ifdef MPTRAIN_NO_ATTENTION
+#define MPT__ATTENTION_OPS(O)                                                      \
+    O(embedding, ANY, no_attention, none, none, NONE, NONE, "Gather")              \
+    O(scaled_dot_product_attention, ANY, no_attention, none, none, NONE, NONE, "") \
+    O(linear_cross_entropy, ANY, no_attention, none, none, NONE, NONE, "")
+#else
+#define MPT__ATTENTION_OPS(O)                                                                      \
+    O(embedding, ANY, embedding, embedding, embedding, NONE, NONE, "Gather")                       \
+    O(scaled_dot_product_attention, LOW, attention, attention, attention, NONE, NONE, "Attention") \
+    O(linear_cross_entropy, LOSS, linear_nll, linear_nll, linear_nll, NONE, NONE, "")
+#endif
 
 #define MPT__OPS(O)                                                                           \
     O(add, INPUT, binary, binary, add, ADD, NONE, "Add")                                      \
@@ -14915,7 +17696,7 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
     O(permute, ANY, permute, none, permute, NONE, NONE, "Transpose")                          \
     O(slice, ANY, slice, none, slice, NONE, NONE, "Slice")                                    \
     O(expand, ANY, expand, none, expand, NONE, NONE, "Expand")                                \
-    O(clone, ANY, unary, copy, pass, NONE, NONE, "Identity")                                  \
+    O(clone, ANY, clone, copy, pass, NONE, NONE, "Identity")                                  \
     O(cast, ANY, cast, copy, pass, NONE, NONE, "Cast")                                        \
     O(cat, INPUT, cat, cat, cat, NONE, NONE, "Concat")                                        \
     O(gather, ANY, gather, gather, gather, NONE, NONE, "GatherElements")                      \
@@ -14944,6 +17725,10 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
     O(cosine_similarity, LOSS, pair, pair, pair, COSINE, NONE, "")                            \
     O(cosine_embedding_loss, LOSS, pair, pair, pair, COSINE_EMBEDDING, NONE, "")              \
     O(soft_targets, LOSS, pair, pair, pair, SOFT_TARGETS, NONE, "")                           \
+    O(poisson_nll_loss, LOSS, pair, pair, pair, POISSON, NONE, "")                            \
+    O(multi_margin_loss, LOSS, pair, pair, pair, MULTI_MARGIN, NONE, "")                      \
+    O(interpolate, INPUT, interpolate, interpolate, interpolate, NONE, NONE, "Resize")        \
+    O(argsort, INPUT, argsort, argsort, none, NONE, NONE, "")                                 \
     MPT__CONV_OPS(O) MPT__NORM_OPS(O) MPT__ATTENTION_OPS(O)
 
 typedef enum mpt__op_id {
@@ -15057,6 +17842,7 @@ static const mpt__tensor *mpt__contiguous_of(mpt__frame *frame, const mpt__tenso
 /* ==== Elementwise, one input ==== */
 
 static mpt_status mpt__unary_shape(mpt__frame *frame) {
+    frame->layout = MPT__LAYOUT_KEPT;
     mpt__shape_copy(&frame->out_shape[0], &frame->in[0]->shape);
     return MPT_OK;
 }
@@ -15158,6 +17944,7 @@ static int mpt__broadcast_dims(const mpt__tensor *a, int na, const mpt__tensor *
 
 static mpt_status mpt__binary_shape(mpt__frame *frame) {
     const mpt__tensor *a = frame->in[0], *b = frame->in[1];
+    frame->layout = MPT__LAYOUT_KEPT;
     int misfit = mpt__broadcast_dims(a, a->shape.rank, b, b->shape.rank, &frame->out_shape[0]);
     if (misfit < 0) return MPT_OK;
     int back = frame->out_shape[0].rank - misfit;
@@ -15179,11 +17966,14 @@ static mpt_status mpt__logical_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__binary_forward(mpt__frame *frame) {
-    if (frame->op == MPT__OP_mul || frame->op == MPT__OP_div) {
-        mpt__save(frame, frame->in[0]);
+    if (frame->op == MPT__OP_mul) { /* each for the gradient of the other */
+        mpt__save(frame, mpt__wants(frame, 1) ? frame->in[0] : NULL);
+        mpt__save(frame, mpt__wants(frame, 0) ? frame->in[1] : NULL);
+    } else if (frame->op == MPT__OP_div) {
+        mpt__save(frame, NULL);
         mpt__save(frame, frame->in[1]);
+        mpt__save(frame, mpt__wants(frame, 1) ? frame->out[0] : NULL);
     }
-    if (frame->op == MPT__OP_div) mpt__save(frame, frame->out[0]);
     return mpt__launch_binary(frame->context, frame->row->function, frame->in[0], frame->in[1],
                               frame->out[0], MPT__WRITE);
 }
@@ -15314,6 +18104,7 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
                 "argument %d is %s, which this op does not compute in; mpt_cast it to "
                 "f32",
                 i + 1, mpt_dtype_name((mpt_dtype)frame->in[i]->dtype));
+    frame->layout = MPT__LAYOUT_KEPT;
     frame->out_dtype[0] = a->dtype == b->dtype ? (mpt_dtype)a->dtype : MPT_F32;
     if (a->dtype != b->dtype && mpt__autocast_dtype(context) == MPT_F32)
         return mpt__dtype_mismatch(frame, 1, 2);
@@ -15617,6 +18408,8 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];
+    if (frame->row->function == MPT__FN_SUM || frame->row->function == MPT__FN_MEAN)
+        frame->layout = MPT__LAYOUT_KEPT;
     out->rank = 0;
     if (x->shape.rank == 0 && (a->index[0] == 0 || a->index[0] == -1)) a->index[2] = 1;
     if (!a->index[2]) {
@@ -15955,23 +18748,31 @@ static mpt_status mpt__cumsum_backward(mpt__frame *frame) {
 
 /* ==== Dropout ==== */
 
-/* The mask is drawn from a key of which the number of forward's step is a part. */
+/* Sets the number of forward's step, which is a part of the key that masks are drawn from. */
+static mpt_status mpt__dropout_step(mpt_context *context, int64_t step) {
+    if (context->device_step == step) return MPT_OK;
+    context->unrecorded = context->capturing;
+    mpt__scalar_set_i(context, MPT__SLOT_STEP, step);
+    context->unrecorded = false;
+    if (context->base.status == MPT_OK) context->device_step = step;
+    return context->base.status;
+}
+
+static void mpt__dropout_key(mpt__launch *launch, mpt_context *context, int64_t stream,
+                             int64_t call) {
+    launch->rng.seed = context->config.seed;
+    launch->rng.stream = (uint64_t)stream;
+    launch->rng.call = (uint64_t)call;
+    launch->slot[0] = MPT__SLOT_STEP;
+}
+
 static mpt_status mpt__launch_dropout(mpt__frame *frame, int64_t step, const mpt__tensor *in,
                                       const mpt__tensor *out, mpt__access access) {
     mpt_context *context = frame->context;
-    if (context->device_step != step) {
-        context->unrecorded = context->capturing;
-        mpt__scalar_set_i(context, MPT__SLOT_STEP, step);
-        context->unrecorded = false;
-        if (context->base.status != MPT_OK) return context->base.status;
-        context->device_step = step;
-    }
+    if (mpt__dropout_step(context, step) != MPT_OK) return context->base.status;
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_DROPOUT);
     launch->imm[0] = frame->attributes->imm[0];
-    launch->rng.seed = context->config.seed;
-    launch->rng.stream = (uint64_t)frame->attributes->index[0];
-    launch->rng.call = (uint64_t)frame->attributes->index[1];
-    launch->slot[0] = MPT__SLOT_STEP;
+    mpt__dropout_key(launch, context, frame->attributes->index[0], frame->attributes->index[1]);
     mpt__operand_of(launch, 0, in, MPT__READ);
     mpt__operand_of(launch, 1, out, access);
     return mpt__submit(context, launch);
@@ -16006,12 +18807,20 @@ static mpt_status mpt__copy_forward(mpt__frame *frame) {
     return mpt__launch_copy(frame->context, frame->in[0], frame->out[0], MPT__WRITE);
 }
 
+/* index[0]: the mpt__layout that is wanted. */
+static mpt_status mpt__clone_shape(mpt__frame *frame) {
+    mpt__shape_copy(&frame->out_shape[0], &frame->in[0]->shape);
+    frame->layout = (uint8_t)frame->attributes->index[0];
+    return MPT_OK;
+}
+
 static mpt_status mpt__cast_shape(mpt__frame *frame) {
     mpt_dtype dtype = (mpt_dtype)frame->attributes->index[0];
     if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT)
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "dtype %d is none of mpt_dtype",
                           (int)dtype);
     if (!mpt__dtype_info[dtype].is_float) frame->records = false;
+    frame->layout = MPT__LAYOUT_KEPT;
     frame->out_dtype[0] = dtype;
     frame->out_shape[0] = frame->in[0]->shape;
     return MPT_OK;
@@ -16398,6 +19207,35 @@ static mpt_status mpt__scatter_add_backward(mpt__frame *frame) {
     return mpt__launch_gather(frame, frame->dy[0], frame->saved[0], source, access);
 }
 
+/* ---- Order ---- */
+
+/* index[1]: how many of the first ones, -1: all; index[2]: the largest first. */
+static mpt_status mpt__argsort_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    int64_t *index = frame->attributes->index;
+    int dim = mpt__dimension(frame->context, (int)index[0], x->shape.rank);
+    if (dim < 0) return frame->context->base.status;
+    int64_t size = x->shape.dim[dim], count = index[1] < 0 ? size : index[1];
+    if (count > size)
+        return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
+                          "k = %lld: dimension %d of %S has but %lld elements", count, dim,
+                          &x->shape, size);
+    index[0] = dim;
+    frame->out_shape[0] = x->shape;
+    frame->out_shape[0].dim[dim] = count;
+    frame->out_dtype[0] = MPT_I64;
+    return MPT_OK;
+}
+
+static mpt_status mpt__argsort_forward(mpt__frame *frame) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGSORT);
+    launch->index[0] = frame->attributes->index[0];
+    launch->function = frame->attributes->index[2] ? MPT__FN_MAX : MPT__FN_MIN;
+    mpt__operand_of(launch, 0, frame->in[0], MPT__READ);
+    mpt__operand_of(launch, 1, frame->out[0], MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
 /* index[1]: the number of classes. */
 static mpt_status mpt__one_hot_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
@@ -16741,15 +19579,1045 @@ static mpt_status mpt__pair_backward(mpt__frame *frame) {
 
 /* ---------------------------------------------------------------------------------------------
  * 53_ops_conv.c: convolutions as ops.
+ *
+ * A convolution stands between an image x and an image y: forward computes y, or, transposed, x.
+ * Kernels work on dense [N, H, W, C]; what lies otherwise is copied. One dimension is two, of which
+ * the first has size 1.
  * ------------------------------------------------------------------------------------------- */
 
+/* attributes->index of a convolution: pairs (MPT__TWO) but for the first and the last. */
+enum {
+    MPT__CONV_GROUPS,
+    MPT__CONV_STRIDE,
+    MPT__CONV_PADDING,
+    MPT__CONV_DILATION,
+    MPT__CONV_OUTPUT_PADDING,
+    MPT__CONV_SAME
+};
+
+#ifdef MPTRAIN_NO_CONV
+
+static mpt_status mpt__conv_shape(mpt__frame *frame) {
+    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+                      "built without convolutions (MPTRAIN_NO_CONV)");
+}
+#define mpt__conv_forward NULL
+#define mpt__conv_backward NULL
+
+#else
+
+/* ==== Shapes ==== */
+
+/* [N, C, L] as [N, C, 1, L]. */
+static mpt__tensor mpt__image_view(const mpt__tensor *tensor) {
+    mpt__tensor view = *tensor;
+    if (view.shape.rank == 4) return view;
+    view.shape.rank = 4;
+    view.shape.dim[3] = tensor->shape.dim[2], view.stride[3] = tensor->stride[2];
+    view.shape.dim[2] = 1, view.stride[2] = view.shape.dim[3] * view.stride[3];
+    return view;
+}
+
+/* The size of dimension d (0: lines) of the output; sets the padding where it is to be `same`. */
+static int64_t mpt__conv_size(mpt__frame *frame, int d, int64_t size, int64_t kernel) {
+    int64_t *index = frame->attributes->index;
+    int64_t stride = MPT__TWO_AT(index[MPT__CONV_STRIDE], d);
+    int64_t reach = MPT__TWO_AT(index[MPT__CONV_DILATION], d) * (kernel - 1);
+    int64_t padding = 2 * MPT__TWO_AT(index[MPT__CONV_PADDING], d);
+    if (frame->op == MPT__OP_conv_transpose2d)
+        return (size - 1) * stride - padding + reach + 1 +
+               MPT__TWO_AT(index[MPT__CONV_OUTPUT_PADDING], d);
+    if (index[MPT__CONV_SAME]) {
+        index[MPT__CONV_PADDING] |= d ? reach / 2 : MPT__TWO(reach / 2, 0);
+        return reach / 2 <= INT32_MAX ? size : 0;
+    }
+    return size + padding > reach ? (size + padding - reach - 1) / stride + 1 : 0;
+}
+
+static mpt_status mpt__conv_shape(mpt__frame *frame) {
+    const mpt__tensor *bias = frame->in[2];
+    const int rank = frame->op == MPT__OP_conv1d ? 3 : 4;
+    const mpt_shape *x = &frame->in[0]->shape, *w = &frame->in[1]->shape;
+    mpt_shape *out = &frame->out_shape[0];
+    bool transposed = frame->op == MPT__OP_conv_transpose2d;
+    if (x->rank != rank || w->rank != rank)
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "input %S and weight %S: expected %d dimensions each", x, w, rank);
+    int64_t groups = frame->attributes->index[MPT__CONV_GROUPS];
+    int64_t in = transposed ? w->dim[0] : w->dim[1], inputs = x->dim[1] / groups;
+    if (x->dim[1] % groups != 0 || w->dim[0] % groups != 0 || x->dim[1] < 1 || w->dim[0] < 1 ||
+        w->dim[1] < 1 || in != (transposed ? x->dim[1] : inputs))
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "input %S does not fit weight %S in %lld groups: expected %s", x, w,
+                          groups,
+                          transposed ? "[N, C, ..] and [C, O / groups, ..]"
+                                     : "[N, C, ..] and [O, C / groups, ..]");
+    *out = *x;
+    out->dim[1] = transposed ? w->dim[1] * groups : w->dim[0];
+    if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != out->dim[1]))
+        return mpt__error(frame->context, MPT_ERROR_SHAPE, "bias %S: expected [%lld]", &bias->shape,
+                          out->dim[1]);
+    for (int i = 2; i < rank; i++) {
+        bool good =
+            x->dim[i] > 0 && x->dim[i] <= INT32_MAX && w->dim[i] > 0 && w->dim[i] <= INT32_MAX;
+        out->dim[i] = good ? mpt__conv_size(frame, i - rank + 2, x->dim[i], w->dim[i]) : 0;
+        if (out->dim[i] < 1)
+            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                              "no output: dimension %d of input %S, padded, is too small for "
+                              "weight %S",
+                              i, x, w);
+    }
+    frame->layout = MPT__LAYOUT_KEPT;
+    return MPT_OK;
+}
+
+/* ==== Launches ==== */
+
+/* Whether an image lies as a dense [N, H, W, C]. */
+static bool mpt__image_dense(const mpt__tensor *image) {
+    static const uint8_t order[] = {1, 3, 2, 0};
+    int64_t step = 1;
+    for (int i = 0; i < 4; i++) {
+        int d = order[i];
+        if (image->shape.dim[d] != 1 && image->stride[d] != step) return false;
+        step *= image->shape.dim[d];
+    }
+    return true;
+}
+
+/* A dense image like that one, until the end of the call; false with an error recorded. */
+static bool mpt__image_new(mpt__frame *frame, mpt__tensor *view, mpt_dtype dtype) {
+    mpt__tensor *dense = mpt__temporary(frame, dtype, &view->shape);
+    if (!dense) return false;
+    mpt__channels_last_strides(dense);
+    *view = *dense;
+    return true;
+}
+
+/* A tensor as a dense image, copied where it is not, in the dtype that it will be rounded to. */
+static bool mpt__image_in(mpt__frame *frame, const mpt__tensor *tensor, mpt__tensor *view) {
+    *view = mpt__image_view(tensor);
+    if (mpt__image_dense(view)) return true;
+    mpt__tensor from = *view;
+    mpt_dtype dtype = frame->compute == MPT_F32 ? (mpt_dtype)from.dtype : frame->compute;
+    return mpt__image_new(frame, view, dtype) &&
+           mpt__launch_copy(frame->context, &from, view, MPT__WRITE) == MPT_OK;
+}
+
+static bool mpt__conv_weight(mpt__frame *frame, const mpt__tensor *weight, mpt__tensor *view) {
+    mpt__source source;
+    if (!mpt__gemm_source(frame->context, weight, frame->compute, &source)) return false;
+    mpt__tensor from = *weight;
+    from.storage = source.storage;
+    from.dtype = source.dtype;
+    return mpt__image_in(frame, &from, view);
+}
+
+static void mpt__operand_image(mpt__launch *launch, int position, const mpt__tensor *image,
+                               mpt__access access) {
+    static const uint8_t order[] = {0, 2, 3, 1};
+    mpt__operand *operand = mpt__operand_ranked(launch, position, image, 4, access);
+    int64_t step = 1;
+    for (int i = 3; i >= 0; i--) {
+        mpt__operand_dim(operand, i, image->shape.dim[order[i]], step);
+        step *= operand->shape[i];
+    }
+}
+
+/* One of the three launches, where image[i] is operand i, and `out` what it writes of them: the
+   tensor itself, or a dense image that is then copied to it. */
+static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__tensor image[3],
+                                   const mpt__tensor *bias, const mpt__tensor *out,
+                                   mpt__access access) {
+    static const uint8_t written[] = {2, 0, 1};
+    const int o = written[kernel - MPT__K_CONV];
+    mpt__tensor to = mpt__image_view(out);
+    bool direct = mpt__image_dense(&to);
+    image[o] = to;
+    if (!direct &&
+        !mpt__image_new(frame, &image[o],
+                        access == MPT__ACCUMULATE ? mpt__loss_dtype(frame) : (mpt_dtype)to.dtype))
+        return frame->context->base.status;
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->compute_dtype = (uint8_t)frame->compute;
+    for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
+    for (int i = 0; i < 3; i++)
+        mpt__operand_image(launch, i, &image[i], i != o ? MPT__READ : direct ? access : MPT__WRITE);
+    if (bias) mpt__operand_of(launch, 3, bias, MPT__READ);
+    mpt_status status = mpt__submit(frame->context, launch);
+    if (status != MPT_OK || direct) return status;
+    return mpt__launch_copy(frame->context, &image[o], &to, access);
+}
+
+static mpt_status mpt__conv_forward(mpt__frame *frame) {
+    bool transposed = frame->op == MPT__OP_conv_transpose2d;
+    mpt__tensor image[3];
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
+    if (!mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
+        !mpt__conv_weight(frame, frame->in[1], &image[1]))
+        return frame->context->base.status;
+    return mpt__launch_conv(frame, transposed ? MPT__K_CONV_BACKWARD_INPUT : MPT__K_CONV, image,
+                            frame->in[2], frame->out[0], MPT__WRITE);
+}
+
+static mpt_status mpt__conv_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    bool transposed = frame->op == MPT__OP_conv_transpose2d;
+    const int in = transposed ? 2 : 0;
+    mpt__tensor dy, image[3];
+    mpt__access access;
+    if (!mpt__image_in(frame, frame->dy[0], &dy)) return context->base.status;
+    const mpt__tensor *to = mpt__gradient_into(frame, 0, &access);
+    if (to) {
+        if (!mpt__conv_weight(frame, frame->saved[1], &image[1])) return context->base.status;
+        image[2 - in] = dy;
+        mpt__launch_conv(frame, transposed ? MPT__K_CONV : MPT__K_CONV_BACKWARD_INPUT, image, NULL,
+                         to, access);
+    }
+    to = mpt__gradient_into(frame, 1, &access);
+    if (to) {
+        if (!mpt__image_in(frame, frame->saved[0], &image[in])) return context->base.status;
+        image[2 - in] = dy;
+        mpt__launch_conv(frame, MPT__K_CONV_BACKWARD_WEIGHT, image, NULL, to, access);
+    }
+    to = mpt__gradient_into(frame, 2, &access);
+    if (to) {
+        mpt__tensor each = *to; /* [1, O, 1, 1] */
+        each.shape = dy.shape;
+        each.shape.dim[0] = each.shape.dim[2] = each.shape.dim[3] = 1;
+        each.stride[1] = to->stride[0];
+        mpt__launch_reduce(context, MPT__FN_SUM, &dy, &each, access);
+    }
+    return context->base.status;
+}
+
+#endif
 /* ---------------------------------------------------------------------------------------------
  * 53_ops_norm.c: normalisation and pooling as ops.
  * ------------------------------------------------------------------------------------------- */
 
+#ifdef MPTRAIN_NO_ATTENTION
+static mpt_status mpt__no_rows_shape(mpt__frame *frame) {
+    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+                      "built without layer and RMS norm (MPTRAIN_NO_ATTENTION)");
+}
+#endif
+#ifdef MPTRAIN_NO_CONV
+static mpt_status mpt__no_channels_shape(mpt__frame *frame) {
+    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+                      "built without batch norm, group norm and pooling (MPTRAIN_NO_CONV)");
+}
+#endif
+
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+
+/* ==== Norms ==== */
+
+/* in: x, weight?, bias?, then residual? (rows), mean? and variance? (batches). index[0]: dimensions
+   of a row, or groups; index[1]: the module that keeps running statistics; imm[0]: eps. */
+enum { MPT__NORM_WEIGHT = 1, MPT__NORM_BIAS, MPT__NORM_MORE };
+/* Saved: what was normalised, weight, mean (absent: 0), 1 / deviation. */
+enum { MPT__NORM_SUM, MPT__NORM_WEIGHTS, MPT__NORM_MEAN, MPT__NORM_RSTD };
+
+/* 67_norm.c: statistics of a batch on their way into those of a module. */
+static mpt_status mpt__running_update(mpt_context *context, uint32_t module,
+                                      const mpt__tensor *mean, const mpt__tensor *variance,
+                                      double unbiased);
+
+static bool mpt__norm_of_rows(const mpt__frame *frame) {
+    return frame->op == MPT__OP_layer_norm || frame->op == MPT__OP_rms_norm;
+}
+
+/* Whether an optional argument is float and has the last dimensions of x from `first` on; or those
+   alone that lie before `last`. */
+static bool mpt__norm_argument(mpt__frame *frame, int i, int first, int last) {
+    const mpt__tensor *x = frame->in[0], *got = i < frame->n_in ? frame->in[i] : NULL;
+    mpt_shape want = MPT_SCALAR;
+    if (!got) return true;
+    if (!mpt__check_float(frame, i)) return false;
+    for (int d = first; d < last; d++) want.dim[want.rank++] = x->shape.dim[d];
+    bool same = got->shape.rank == want.rank;
+    for (int d = 0; same && d < want.rank; d++) same = got->shape.dim[d] == want.dim[d];
+    return same || mpt__reject(frame->context, MPT_ERROR_SHAPE,
+                               "input %S: argument %d is %S, expected %S", &x->shape, i + 1,
+                               &got->shape, &want);
+}
+
+static bool mpt__norm_begin(mpt__frame *frame, int least) {
+    const mpt__tensor *x = frame->in[0];
+    double eps = frame->attributes->imm[0];
+    if (!mpt__check_float(frame, 0)) return false;
+    if (x->shape.rank < least)
+        return mpt__reject(frame->context, MPT_ERROR_SHAPE,
+                           "input %S: expected at least %d dimensions", &x->shape, least);
+    if (!(eps >= 0.0 && mpt__f64_is_finite(eps)))
+        return mpt__reject(frame->context, MPT_ERROR_ARGUMENT, "eps %g: expected 0 or more", eps);
+    mpt__shape_copy(&frame->out_shape[0], &x->shape);
+    return true;
+}
+#endif
+
+#ifndef MPTRAIN_NO_ATTENTION
+static mpt_status mpt__row_norm_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    int64_t dims = frame->attributes->index[0];
+    if (!mpt__norm_begin(frame, 1)) return context->base.status;
+    int rank = x->shape.rank;
+    if (dims < 1 || dims > rank)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%lld dimensions to normalise over: input %S has 1 to %d", dims,
+                          &x->shape, rank);
+    for (int i = MPT__NORM_WEIGHT; i <= MPT__NORM_BIAS; i++)
+        if (!mpt__norm_argument(frame, i, rank - (int)dims, rank)) return context->base.status;
+    if (frame->n_in <= MPT__NORM_MORE) return MPT_OK;
+    if (!mpt__norm_argument(frame, MPT__NORM_MORE, 0, rank)) return context->base.status;
+    if (frame->in[MPT__NORM_MORE]->dtype == x->dtype) return MPT_OK;
+    if (mpt__autocast_dtype(context) == MPT_F32)
+        return mpt__dtype_mismatch(frame, 0, MPT__NORM_MORE);
+    frame->out_dtype[0] = MPT_F32;
+    return MPT_OK;
+}
+#endif
+
+#ifndef MPTRAIN_NO_CONV
+static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    if (!mpt__norm_begin(frame, 2)) return context->base.status;
+    int64_t channels = x->shape.dim[1], groups = frame->attributes->index[0];
+    for (int i = MPT__NORM_WEIGHT; i < frame->n_in; i++)
+        if (!mpt__norm_argument(frame, i, 1, 2)) return context->base.status;
+    if (frame->op == MPT__OP_group_norm) {
+        if (groups < 1 || channels % groups != 0)
+            return mpt__error(context, MPT_ERROR_ARGUMENT,
+                              "%lld groups do not divide the %lld channels of input %S", groups,
+                              channels, &x->shape);
+    } else if (!frame->in[MPT__NORM_MORE] != !frame->in[MPT__NORM_MORE + 1]) {
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "expected mean and variance, or neither");
+    } else if (!frame->in[MPT__NORM_MORE] && channels > 0 &&
+               mpt__tensor_numel(x) / channels == 1) {
+        return mpt__error(context, MPT_ERROR_SHAPE,
+                          "input %S has one value for each channel: a batch has no variance; use "
+                          "larger batches, or mpt_eval",
+                          &x->shape);
+    }
+    return MPT_OK;
+}
+#endif
+
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+/* The stride of dimensions 2 and on as one; -1: they are not. */
+static int64_t mpt__inner_stride(const mpt__tensor *x) {
+    int64_t stride = -1, next = -1;
+    for (int d = x->shape.rank - 1; d > 1; d--) {
+        if (x->shape.dim[d] == 1) continue;
+        if (next >= 0 && x->stride[d] != next) return -1;
+        if (next < 0) stride = x->stride[d];
+        next = x->stride[d] * x->shape.dim[d];
+    }
+    return stride < 0 ? 1 : stride;
+}
+
+/* Dense, with the channels innermost. */
+static bool mpt__channels_inside(const mpt__tensor *x) {
+    if (x->shape.rank < 3 || mpt__tensor_contiguous(x)) return false;
+    int64_t channels = x->shape.dim[1], inner = 1;
+    for (int d = 2; d < x->shape.rank; d++) inner *= x->shape.dim[d];
+    return x->stride[1] == 1 && mpt__inner_stride(x) == channels &&
+           (x->shape.dim[0] == 1 || x->stride[0] == channels * inner);
+}
+
+/* A fresh tensor of the shape of x lies as that does. */
+static void mpt__lie_as(mpt__tensor *to, const mpt__tensor *x) {
+    if (mpt__channels_inside(x)) mpt__copy_dims(to->stride, x->stride, x->shape.rank);
+}
+
+/* A tensor of the shape of x itself, or a copy that lies as x does. */
+static const mpt__tensor *mpt__lying_as(mpt__frame *frame, const mpt__tensor *tensor,
+                                        const mpt__tensor *x) {
+    bool inside = mpt__channels_inside(x);
+    if (inside ? mpt__channels_inside(tensor) : mpt__tensor_contiguous(tensor)) return tensor;
+    mpt__tensor *copy = mpt__temporary(frame, (mpt_dtype)tensor->dtype, &tensor->shape);
+    if (!copy) return NULL;
+    mpt__lie_as(copy, x);
+    return mpt__launch_copy(frame->context, tensor, copy, MPT__WRITE) == MPT_OK ? copy : NULL;
+}
+
+/* [N, G, C, S] of an operand of the input's shape. */
+static void mpt__norm_operand(const mpt__frame *frame, mpt__launch *launch, int position,
+                              const mpt__tensor *tensor, mpt__access access) {
+    mpt__operand *o = mpt__operand_ranked(launch, position, tensor, 4, access);
+    int64_t n = 1, c = 1, rank = tensor->shape.rank, groups = 1, s = 1;
+    if (mpt__norm_of_rows(frame)) {
+        for (int64_t d = 0; d < rank; d++)
+            *(d < rank - frame->attributes->index[0] ? &n : &c) *= tensor->shape.dim[d];
+        mpt__operand_dim(o, 0, n, c);
+        mpt__operand_dim(o, 1, 1, 0);
+        mpt__operand_dim(o, 2, c, 1);
+        mpt__operand_dim(o, 3, 1, 1);
+        return;
+    }
+    if (frame->op == MPT__OP_group_norm) groups = frame->attributes->index[0];
+    c = tensor->shape.dim[1] / groups;
+    for (int d = 2; d < rank; d++) s *= tensor->shape.dim[d];
+    mpt__operand_dim(o, 0, tensor->shape.dim[0], tensor->stride[0]);
+    mpt__operand_dim(o, 1, groups, c * tensor->stride[1]);
+    mpt__operand_dim(o, 2, c, tensor->stride[1]);
+    mpt__operand_dim(o, 3, s, mpt__inner_stride(tensor));
+}
+
+/* The statistics have one element for each row, group or channel. */
+static mpt__tensor *mpt__norm_statistic(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    int64_t count = 1;
+    for (int64_t d = 0; d < x->shape.rank - frame->attributes->index[0]; d++)
+        count *= x->shape.dim[d];
+    if (frame->op == MPT__OP_group_norm) count = x->shape.dim[0] * frame->attributes->index[0];
+    if (frame->op == MPT__OP_batch_norm) count = x->shape.dim[1];
+    mpt_shape shape = MPT_SHAPE(count);
+    return mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+}
+
+static mpt__launch *mpt__normalise_launch(mpt__frame *frame, mpt__kernel kernel, bool given) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->imm[0] = frame->attributes->imm[0];
+    launch->index[0] = frame->op == MPT__OP_batch_norm;
+    launch->index[1] = given;
+    return launch;
+}
+
+static mpt_status mpt__normalise_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__tensor *const *in = frame->in, *more[2] = {NULL, NULL}, *variance = NULL;
+    const mpt__tensor *x = in[0], *dense[4] = {NULL, NULL, NULL, NULL}, *residual = NULL;
+    bool rows = mpt__norm_of_rows(frame), batch = frame->op == MPT__OP_batch_norm;
+    for (int i = 0; i < 2 && MPT__NORM_MORE + i < frame->n_in; i++)
+        more[i] = in[MPT__NORM_MORE + i];
+    bool given = batch && more[0];
+    if (rows || mpt__inner_stride(x) < 0) x = mpt__contiguous_of(frame, x);
+    if (rows && more[0]) residual = mpt__contiguous_of(frame, more[0]);
+    if (!x || (rows && more[0] && !residual)) return context->base.status;
+    for (int i = 0; i < 4; i++) {
+        mpt__tensor *from = i < 2 ? in[MPT__NORM_WEIGHT + i] : given ? more[i - 2] : NULL;
+        dense[i] = from ? mpt__contiguous_of(frame, from) : NULL;
+        if (from && !dense[i]) return context->base.status;
+    }
+    mpt__tensor *mean = NULL, *rstd = mpt__norm_statistic(frame);
+    if (rstd && !given && frame->op != MPT__OP_rms_norm && !(mean = mpt__norm_statistic(frame)))
+        return context->base.status;
+    if (rstd && batch && !given && frame->attributes->index[1])
+        if (!(variance = mpt__norm_statistic(frame))) return context->base.status;
+    if (!rstd) return context->base.status;
+    mpt__save(frame, residual ? frame->out[1] : in[0]);
+    mpt__save(frame, in[MPT__NORM_WEIGHT]);
+    mpt__save(frame, given ? more[0] : mean);
+    mpt__save(frame, rstd);
+    if (!rows) mpt__lie_as(frame->out[0], x);
+    if (mpt__tensor_numel(x) == 0) return MPT_OK;
+    mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM, given);
+    mpt__norm_operand(frame, launch, 0, x, MPT__READ);
+    if (residual) mpt__norm_operand(frame, launch, 1, residual, MPT__READ);
+    for (int i = 0; i < 2; i++)
+        if (dense[i]) mpt__operand_of(launch, 2 + i, dense[i], MPT__READ);
+    mpt__norm_operand(frame, launch, 4, frame->out[0], MPT__WRITE);
+    if (residual) mpt__norm_operand(frame, launch, 5, frame->out[1], MPT__WRITE);
+    if (given) mpt__operand_of(launch, 6, dense[2], MPT__READ);
+    if (mean) mpt__operand_of(launch, 6, mean, MPT__WRITE);
+    mpt__operand_of(launch, 7, rstd, MPT__WRITE);
+    if (given) mpt__operand_of(launch, 8, dense[3], MPT__READ);
+    if (variance) mpt__operand_of(launch, 8, variance, MPT__WRITE);
+    mpt_status status = mpt__submit(context, launch);
+    if (status != MPT_OK || !variance) return status;
+    double n = (double)mpt__tensor_numel(x) / (double)x->shape.dim[1];
+    return mpt__running_update(context, (uint32_t)frame->attributes->index[1], mean, variance,
+                               n / (n - 1.0));
+}
+
+/* Gradients of weight and bias of an empty batch. */
+static mpt_status mpt__norm_nothing(mpt__frame *frame, mpt__tensor *const into[2],
+                                    const mpt__access access[2]) {
+    for (int i = 0; i < 2; i++)
+        if (into[i] && access[i] == MPT__WRITE) mpt__launch_fill(frame->context, into[i], 0.0);
+    return frame->context->base.status;
+}
+
+static mpt_status mpt__normalise_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    bool rows = mpt__norm_of_rows(frame), residual = frame->n_out > 1;
+    bool given = frame->op == MPT__OP_batch_norm && frame->in[MPT__NORM_MORE];
+    const mpt__tensor *x = frame->saved[MPT__NORM_SUM], *dy = frame->dy[0], *extra = NULL;
+    const mpt__tensor *weight = frame->saved[MPT__NORM_WEIGHTS];
+    const mpt__tensor *mean = frame->saved[MPT__NORM_MEAN];
+    if (!dy) {
+        mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[1]);
+        return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, frame->dy[1]) : status;
+    }
+    if (rows || mpt__inner_stride(x) < 0) x = mpt__contiguous_of(frame, x);
+    if (x) dy = mpt__lying_as(frame, dy, x);
+    if (weight) weight = mpt__contiguous_of(frame, weight);
+    if (mean) mean = mpt__contiguous_of(frame, mean);
+    if (residual && frame->dy[1]) extra = mpt__contiguous_of(frame, frame->dy[1]);
+    mpt__access access[3] = {MPT__WRITE, MPT__WRITE, MPT__WRITE};
+    mpt__tensor *dx = NULL, *into[2];
+    if (!x) return context->base.status;
+    if (!residual) {
+        dx = mpt__gradient_into(frame, 0, &access[2]);
+        if (dx && access[2] == MPT__WRITE && !rows) mpt__lie_as(dx, x);
+    } else if (mpt__wants(frame, 0) || mpt__wants(frame, MPT__NORM_MORE)) {
+        dx = mpt__temporary(frame, (mpt_dtype)x->dtype, &x->shape);
+    }
+    for (int i = 0; i < 2; i++)
+        into[i] = mpt__gradient_into(frame, MPT__NORM_WEIGHT + i, &access[i]);
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (mpt__tensor_numel(x) == 0) return mpt__norm_nothing(frame, into, access);
+    mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM_BACKWARD, given);
+    mpt__norm_operand(frame, launch, 0, x, MPT__READ);
+    mpt__norm_operand(frame, launch, 1, dy, MPT__READ);
+    if (weight) mpt__operand_of(launch, 2, weight, MPT__READ);
+    if (mean) mpt__operand_of(launch, 3, mean, MPT__READ);
+    mpt__operand_of(launch, 4, frame->saved[MPT__NORM_RSTD], MPT__READ);
+    if (extra) mpt__norm_operand(frame, launch, 5, extra, MPT__READ);
+    if (dx) mpt__norm_operand(frame, launch, 6, dx, access[2]);
+    for (int i = 0; i < 2; i++)
+        if (into[i]) mpt__operand_of(launch, 7 + i, into[i], access[i]);
+    mpt_status status = mpt__submit(context, launch);
+    if (!residual || !dx || status != MPT_OK) return status;
+    status = mpt__gradient_pass(frame, 0, dx);
+    return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, dx) : status;
+}
+#endif
+
 /* ---------------------------------------------------------------------------------------------
- * 53_ops_attention.c: embedding and attention as ops.
+ * 53_ops_attention.c: embedding and attention as ops, and the classifier that never holds all of
+ * its logits.
  * ------------------------------------------------------------------------------------------- */
+
+#ifdef MPTRAIN_NO_ATTENTION
+
+static mpt_status mpt__no_attention_shape(mpt__frame *frame) {
+    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+                      "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
+}
+
+#else
+
+/* ==== Embedding ==== */
+
+/* in: ids [..], weight [V, D]. index[0]: the padding row, -1 none. */
+static mpt_status mpt__embedding_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *ids = frame->in[0], *w = frame->in[1];
+    int64_t padding = frame->attributes->index[0];
+    if (ids->dtype != MPT_I64)
+        return mpt__error(context, MPT_ERROR_DTYPE, "ids are %s: expected i64; mpt_cast them",
+                          mpt_dtype_name((mpt_dtype)ids->dtype));
+    if (!mpt__check_float(frame, 1)) return context->base.status;
+    if (w->shape.rank != 2 || ids->shape.rank == MPT_MAX_RANK)
+        return mpt__error(context, MPT_ERROR_SHAPE,
+                          "ids %S, weight %S: expected at most 7 dimensions, and [V, D]",
+                          &ids->shape, &w->shape);
+    if (padding < -1 || padding >= w->shape.dim[0])
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "padding_index %lld: expected a row of weight %S, or -1 for none",
+                          padding, &w->shape);
+    frame->out_dtype[0] = (mpt_dtype)w->dtype;
+    frame->out_shape[0] = ids->shape;
+    frame->out_shape[0].dim[frame->out_shape[0].rank++] = w->shape.dim[1];
+    return MPT_OK;
+}
+
+/* Contiguous ids as [n]; rows as [n, D]. */
+static void mpt__operand_ids(mpt__launch *launch, int position, const mpt__tensor *ids) {
+    mpt__operand *o = mpt__operand_ranked(launch, position, ids, 1, MPT__READ);
+    mpt__operand_dim(o, 0, mpt__tensor_numel(ids), 1);
+}
+
+static mpt_status mpt__embedding_forward(mpt__frame *frame) {
+    const mpt__tensor *ids = mpt__contiguous_of(frame, frame->in[0]);
+    if (!ids) return frame->context->base.status;
+    mpt__save(frame, frame->in[0]);
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_EMBEDDING);
+    mpt__operand_of(launch, 0, frame->in[1], MPT__READ);
+    mpt__operand_ids(launch, 1, ids);
+    mpt__operand_rows(launch, 2, frame->out[0], false, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+/* Straight into the gradient where that is fp32. */
+static mpt_status mpt__embedding_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__access access;
+    const mpt__tensor *dw = mpt__gradient_into(frame, 1, &access), *sum = dw;
+    const mpt__tensor *ids = dw ? mpt__contiguous_of(frame, frame->saved[0]) : NULL;
+    const mpt__tensor *dy = ids ? mpt__rows_source(frame, frame->dy[0]) : NULL;
+    if (!dy) return context->base.status;
+    bool wide = dw->dtype == MPT_F32 || dw->dtype == MPT_F64;
+    if (!wide) sum = mpt__temporary(frame, MPT_F32, &dw->shape);
+    if (!sum) return context->base.status;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_EMBEDDING_BACKWARD);
+    launch->index[0] = frame->attributes->index[0];
+    mpt__operand_ids(launch, 0, ids);
+    mpt__operand_rows(launch, 1, dy, false, MPT__READ);
+    mpt__operand_of(launch, 2, sum, wide ? access : MPT__WRITE);
+    mpt_status status = mpt__submit(context, launch);
+    return status != MPT_OK || wide ? status : mpt__launch_copy(context, sum, dw, access);
+}
+
+/* ==== Attention ====
+ *
+ * in: q, k, v and a mask or none. rank 0: they are [.., T, D]; else so many heads lie side by side
+ * in the last dimension of [B, T, ..]: of three tensors, or of q alone, where q, k and v follow
+ * each other in it. imm: scale, dropout; index: causal, stream and call of dropout. */
+
+typedef struct mpt__attention_views {
+    mpt__tensor q, k, v;
+} mpt__attention_views;
+
+/* [.., T, D], or one of `parts` equal parts of the last dimension, by heads, as [B, H, T, D]. */
+static mpt__tensor mpt__attention_view(const mpt__frame *frame, const mpt__tensor *x, int part,
+                                       int parts) {
+    mpt__tensor view = *x;
+    int lead = 4 - x->shape.rank;
+    view.shape.rank = 4;
+    if (frame->attributes->rank == 0) {
+        for (int i = 0; i < 4; i++) {
+            view.shape.dim[i] = i < lead ? 1 : x->shape.dim[i - lead];
+            view.stride[i] = i < lead ? 0 : x->stride[i - lead];
+        }
+        return view;
+    }
+    const int64_t heads = frame->attributes->rank, width = x->shape.dim[2] / parts;
+    view.shape.dim[1] = heads, view.stride[1] = width / heads * x->stride[2];
+    view.shape.dim[2] = x->shape.dim[1], view.stride[2] = x->stride[1];
+    view.shape.dim[3] = width / heads, view.stride[3] = x->stride[2];
+    view.offset += part * width * x->stride[2];
+    return view;
+}
+
+/* Views of q, k and v, or of what has their places in a gradient. */
+static mpt__attention_views mpt__attention_split(const mpt__frame *frame,
+                                                 mpt__tensor *const in[3]) {
+    mpt__attention_views views;
+    bool packed = !frame->in[1];
+    views.q = mpt__attention_view(frame, in[0], 0, packed ? 3 : 1);
+    views.k = mpt__attention_view(frame, packed ? in[0] : in[1], 1, packed ? 3 : 1);
+    views.v = mpt__attention_view(frame, packed ? in[0] : in[2], 2, packed ? 3 : 1);
+    if (packed) return views;
+    views.k.offset = in[1]->offset, views.v.offset = in[2]->offset;
+    return views;
+}
+
+static mpt_status mpt__attention_mismatch(mpt__frame *frame, const char *expected) {
+    const mpt__tensor *k = frame->in[1] ? frame->in[1] : frame->in[0];
+    const mpt__tensor *v = frame->in[2] ? frame->in[2] : frame->in[0];
+    return mpt__error(frame->context, MPT_ERROR_SHAPE, "q %S, k %S, v %S: expected %s",
+                      &frame->in[0]->shape, &k->shape, &v->shape, expected);
+}
+
+static mpt_status mpt__attention_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *q = frame->in[0], *mask = frame->in[3];
+    const int rank = q->shape.rank, heads = frame->attributes->rank, parts = frame->in[1] ? 1 : 3;
+    bool good = heads ? rank == 3 : rank >= 2 && rank <= 4;
+    for (int i = 0; good && i < 3; i++) {
+        if (!frame->in[i]) continue;
+        good = frame->in[i]->shape.rank == rank;
+        if (good && heads)
+            good =
+                frame->in[i]->shape.dim[2] % (heads * parts) == 0 && frame->in[i]->shape.dim[2] > 0;
+    }
+    if (!good)
+        return mpt__attention_mismatch(
+            frame, heads ? "[B, T, E] with E a multiple of the heads"
+                         : "[.., T, D] of equal ranks, 2 to 4; mpt_reshape others");
+    mpt__attention_views at = mpt__attention_split(frame, frame->in);
+    const int64_t *a = at.q.shape.dim, *b = at.k.shape.dim, *c = at.v.shape.dim;
+    if (a[0] != b[0] || a[0] != c[0] || b[1] != c[1] || b[2] != c[2] || a[3] != b[3])
+        return mpt__attention_mismatch(frame,
+                                       "[B, H, T, D], [B, G, S, D] and [B, G, S, Dv]: the same B, "
+                                       "G, S and D");
+    if (b[1] == 0 ? a[1] != 0 : a[1] % b[1] != 0)
+        return mpt__attention_mismatch(frame, "heads of q that are a multiple of those of k and v");
+    if (a[3] == 0) return mpt__attention_mismatch(frame, "one element in a head or more");
+    frame->out_shape[0] = q->shape;
+    frame->out_shape[0].dim[rank - 1] = heads ? heads * c[3] : c[3];
+    if (!mask) return MPT_OK;
+    if (mask->flags & MPT__REQUIRES_GRAD)
+        return mpt__error(context, MPT_ERROR_UNSUPPORTED,
+                          "the mask gets no gradient; mpt_detach it, or add it to scores of your "
+                          "own");
+    if (mask->dtype != MPT_BOOL && !mpt__check_float(frame, 3)) return context->base.status;
+    int64_t full[4] = {a[0], a[1], a[2], b[2]};
+    int lead = (heads ? 4 : rank) - mask->shape.rank;
+    good = lead >= 0;
+    for (int i = 0; good && i < mask->shape.rank; i++)
+        good = mask->shape.dim[i] == 1 || mask->shape.dim[i] == full[4 - mask->shape.rank + i];
+    if (good) return MPT_OK;
+    return mpt__error(context, MPT_ERROR_SHAPE,
+                      "mask %S does not broadcast to the scores, %lld x %lld x %lld x %lld",
+                      &mask->shape, a[0], a[1], a[2], b[2]);
+}
+
+/* Operands 0 to 3 and what else the three kernels share. */
+static mpt__launch *mpt__attention_launch(mpt__frame *frame, mpt__kernel kernel,
+                                          const mpt__attention_views *at, const mpt__tensor *mask) {
+    const mpt__attributes *a = frame->attributes;
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->imm[0] = a->imm[0];
+    if (launch->imm[0] == 0.0) launch->imm[0] = 1.0 / sqrt((double)at->q.shape.dim[3]);
+    launch->imm[1] = a->imm[1];
+    launch->index[0] = a->index[0];
+    launch->compute_dtype = (uint8_t)frame->compute;
+    if (a->imm[1] > 0.0) mpt__dropout_key(launch, frame->context, a->index[1], a->index[2]);
+    mpt__operand_of(launch, 0, &at->q, MPT__READ);
+    mpt__operand_of(launch, 1, &at->k, MPT__READ);
+    mpt__operand_of(launch, 2, &at->v, MPT__READ);
+    if (mask) {
+        mpt__tensor scores = at->q;
+        scores.shape.dim[3] = at->k.shape.dim[2];
+        mpt__operand_spread(launch, 3, mask, &scores);
+    }
+    return launch;
+}
+
+/* A number for each query. */
+static mpt__tensor *mpt__attention_numbers_new(mpt__frame *frame, const mpt__attention_views *at) {
+    mpt_shape shape = at->q.shape;
+    shape.dim[3] = 1;
+    return mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+}
+
+/* Saved: q, k, v, mask, the output, the log-sum-exp of each query. */
+static mpt_status mpt__attention_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__attention_views at = mpt__attention_split(frame, frame->in);
+    if (frame->attributes->imm[1] > 0.0 && mpt__dropout_step(context, context->now.step) != MPT_OK)
+        return context->base.status;
+    mpt__tensor *lse = NULL, out = mpt__attention_view(frame, frame->out[0], 0, 1);
+    for (int i = 0; i < 4; i++) mpt__save(frame, frame->in[i]);
+    if (frame->records) {
+        lse = mpt__attention_numbers_new(frame, &at);
+        if (!lse) return context->base.status;
+        mpt__save(frame, frame->out[0]);
+        mpt__save(frame, lse);
+    }
+    mpt__launch *launch = mpt__attention_launch(frame, MPT__K_ATTENTION, &at, frame->in[3]);
+    mpt__operand_of(launch, 4, &out, MPT__WRITE);
+    if (lse) mpt__operand_of(launch, 5, lse, MPT__WRITE);
+    return mpt__submit(context, launch);
+}
+
+static mpt__launch *mpt__attention_back_launch(mpt__frame *frame, mpt__kernel kernel,
+                                               const mpt__attention_views *at,
+                                               const mpt__tensor *dout, const mpt__tensor *delta,
+                                               mpt__access access) {
+    mpt__launch *launch = mpt__attention_launch(frame, kernel, at, frame->saved[3]);
+    mpt__operand_of(launch, 4, frame->saved[5], MPT__READ);
+    mpt__operand_of(launch, 5, dout, MPT__READ);
+    mpt__operand_of(launch, 6, delta, access);
+    return launch;
+}
+
+static mpt_status mpt__attention_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__attention_views at = mpt__attention_split(frame, frame->saved), to = at;
+    mpt__tensor *delta = mpt__attention_numbers_new(frame, &at), *target[3] = {NULL, NULL, NULL};
+    mpt__tensor out = mpt__attention_view(frame, frame->saved[4], 0, 1);
+    mpt__tensor dout = mpt__attention_view(frame, frame->dy[0], 0, 1);
+    mpt__access access[3] = {MPT__WRITE, MPT__WRITE, MPT__WRITE};
+    const bool packed = !frame->in[1];
+    if (!delta) return context->base.status;
+    if (frame->attributes->imm[1] > 0.0 &&
+        mpt__dropout_step(context, frame->record->step) != MPT_OK)
+        return context->base.status;
+    for (int i = 0; i < 3; i++)
+        if (frame->in[i]) target[i] = mpt__gradient_into(frame, i, &access[i]);
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (packed) target[1] = target[2] = target[0], access[1] = access[2] = access[0];
+    mpt__tensor *view[3] = {&to.q, &to.k, &to.v};
+    for (int i = 0; i < 3; i++)
+        if (target[i])
+            *view[i] = mpt__attention_view(frame, target[i], packed ? i : 0, packed ? 3 : 1);
+    mpt__launch *launch =
+        mpt__attention_back_launch(frame, MPT__K_ATTENTION_DQ, &at, &dout, delta, MPT__WRITE);
+    if (target[0]) mpt__operand_of(launch, 7, &to.q, access[0]);
+    mpt__operand_of(launch, 8, &out, MPT__READ);
+    mpt_status status = mpt__submit(context, launch);
+    if (status != MPT_OK || (!target[1] && !target[2])) return status;
+    launch = mpt__attention_back_launch(frame, MPT__K_ATTENTION_DKV, &at, &dout, delta, MPT__READ);
+    if (target[1]) mpt__operand_of(launch, 7, &to.k, access[1]);
+    if (target[2]) mpt__operand_of(launch, 8, &to.v, access[2]);
+    return mpt__submit(context, launch);
+}
+
+/* ==== Linear and cross-entropy ====
+ *
+ * in: x [.., D], weight [V, D], targets [..], class weights or none. The logits of some rows exist
+ * at a time; backward computes them again and turns them into their gradient in place. */
+
+#define MPT__LOGIT_BYTES ((int64_t)32 << 20) /* of the logits that exist at a time, about */
+
+static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0], *w = frame->in[1], *t = frame->in[2], *by = frame->in[3];
+    mpt_dtype low = mpt__autocast_dtype(context);
+    int rank = x->shape.rank;
+    if (!mpt__check_float(frame, 0) || !mpt__check_float(frame, 1)) return context->base.status;
+    if (t->dtype != MPT_I64)
+        return mpt__error(
+            context, MPT_ERROR_DTYPE,
+            "targets have dtype %s, expected i64 class numbers; mpt_cast them to MPT_I64",
+            mpt_dtype_name((mpt_dtype)t->dtype));
+    bool good = rank >= 2 && w->shape.rank == 2 && t->shape.rank == rank - 1 &&
+                x->shape.dim[rank - 1] == w->shape.dim[1];
+    for (int i = 0; good && i < rank - 1; i++) good = t->shape.dim[i] == x->shape.dim[i];
+    if (!good)
+        return mpt__error(context, MPT_ERROR_SHAPE,
+                          "input %S, weight %S, targets %S: expected [.., D], [V, D] and [..]",
+                          &x->shape, &w->shape, &t->shape);
+    if (by && (by->shape.rank != 1 || by->shape.dim[0] != w->shape.dim[0] ||
+               by->dtype != frame->out_dtype[0]))
+        return mpt__error(context, MPT_ERROR_SHAPE, "class weights %s %S: expected %s [%lld]",
+                          mpt_dtype_name((mpt_dtype)by->dtype), &by->shape,
+                          mpt_dtype_name(frame->out_dtype[0]), w->shape.dim[0]);
+    if (low == MPT_F32 && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);
+    if (x->dtype != MPT_F64) frame->compute = low;
+    frame->attributes->index[1] = 1; /* rows of a sample */
+    for (int i = 1; i < rank - 1; i++) frame->attributes->index[1] *= x->shape.dim[i];
+    if (rank == 2) frame->attributes->index[1] = 0;
+    frame->out_shape[0].rank = 0;
+    if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], &t->shape);
+    return MPT_OK;
+}
+
+/* The rows under way: at .. at+n-1 of all. */
+typedef struct mpt__logit_rows {
+    int64_t at, n, step, all;
+    mpt__tensor logits; /* room for `step` rows */
+    const mpt__tensor *x, *weight, *targets;
+} mpt__logit_rows;
+
+static bool mpt__logits_begin(mpt__frame *frame, mpt__tensor *const in[3], mpt__logit_rows *rows) {
+    rows->weight = in[1];
+    rows->x = mpt__rows_source(frame, in[0]);
+    rows->targets = mpt__contiguous_of(frame, in[2]);
+    if (!rows->x || !rows->targets) return false;
+    int64_t classes = in[1]->shape.dim[0];
+    rows->at = rows->n = 0;
+    rows->all = mpt__tensor_numel(in[2]);
+    rows->step = MPT__LOGIT_BYTES / 4 / (classes > 0 ? classes : 1) / 16 * 16;
+    if (rows->step < 16) rows->step = 16;
+    if (rows->step > rows->all) rows->step = rows->all;
+    mpt_shape room = MPT_SHAPE(rows->step, classes);
+    mpt__tensor *logits = mpt__temporary(frame, mpt__loss_dtype(frame), &room);
+    if (logits) rows->logits = *logits;
+    return logits != NULL;
+}
+
+/* Rows at .. of a tensor [.., columns], or its elements, as an operand. */
+static void mpt__operand_part(mpt__launch *launch, int position, const mpt__tensor *tensor,
+                              const mpt__logit_rows *rows, bool transposed, mpt__access access) {
+    mpt__operand *o = mpt__operand_rows(launch, position, tensor, transposed, access);
+    int row = transposed ? 1 : 0;
+    o->offset += rows->at * o->stride[row];
+    o->shape[row] = rows->n;
+}
+static void mpt__operand_numbers(mpt__launch *launch, int position, const mpt__tensor *tensor,
+                                 const mpt__logit_rows *rows, mpt__access access) {
+    mpt__operand *o = mpt__operand_ranked(launch, position, tensor, 1, access);
+    mpt__operand_dim(o, 0, rows->n, 1);
+    o->offset += rows->at;
+}
+
+/* The logits of the next rows; false at the end and on error. */
+static bool mpt__logits_next(mpt__frame *frame, mpt__logit_rows *rows) {
+    mpt__source w;
+    rows->at += rows->n;
+    rows->n = rows->all - rows->at < rows->step ? rows->all - rows->at : rows->step;
+    rows->logits.shape.dim[0] = rows->n;
+    if (rows->n == 0 || !mpt__gemm_source(frame->context, rows->weight, frame->compute, &w))
+        return false;
+    mpt__launch *launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+    mpt__operand_part(launch, 0, rows->x, rows, false, MPT__READ);
+    mpt__linear_weight(launch, rows->weight, &w, true);
+    mpt__operand_rows(launch, 3, &rows->logits, false, MPT__WRITE);
+    return mpt__submit(frame->context, launch) == MPT_OK;
+}
+
+/* Looks at all targets, and at what a mean divides by. `losses`: [rows] with MPT_NONE, else [1]. */
+static mpt_status mpt__linear_nll_divisor(mpt__frame *frame, const mpt__logit_rows *rows,
+                                          const mpt__tensor *losses, const mpt__tensor *divisor) {
+    mpt__launch *launch = mpt__loss_launch(frame, MPT__K_NLL);
+    mpt__tensor one = *divisor; /* in place of log-probabilities */
+    one.storage = frame->context->scalar_storage;
+    one.offset = one.dtype == MPT_F64 ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
+    mpt__operand *o = mpt__operand_ranked(launch, 0, &one, 2, MPT__READ);
+    mpt__operand_dim(o, 0, rows->all, 0);
+    mpt__operand_dim(o, 1, rows->weight->shape.dim[0], 0);
+    mpt__operand_ids(launch, 1, rows->targets);
+    if (frame->in[3]) mpt__operand_of(launch, 2, frame->in[3], MPT__READ);
+    o = mpt__operand_ranked(launch, 3, losses, 1, MPT__WRITE);
+    mpt__operand_dim(o, 0, launch->reduction == MPT_NONE ? rows->all : 1, 1);
+    mpt__operand_of(launch, 4, divisor, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+/* Saved: x, weight, targets, class weights, divisor, log-sum-exp of the rows in two parts. */
+static mpt_status mpt__linear_nll_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__logit_rows rows;
+    if (!mpt__logits_begin(frame, frame->in, &rows)) return context->base.status;
+    bool each = frame->attributes->reduction == MPT_NONE;
+    mpt_shape one = MPT_SHAPE(1), all = MPT_SHAPE(rows.all), two = MPT_SHAPE(rows.all, 2);
+    mpt_dtype dtype = frame->out_dtype[0];
+    mpt__tensor *divisor = mpt__temporary(frame, dtype, &one), *losses = frame->out[0];
+    mpt__tensor *sums = divisor ? mpt__temporary(frame, dtype, &two) : NULL;
+    mpt__tensor *unused = sums ? mpt__temporary(frame, dtype, &one) : NULL;
+    if (unused && !each) losses = mpt__temporary(frame, dtype, &all);
+    if (!unused || !losses) return context->base.status;
+    for (int i = 0; i < 4; i++) mpt__save(frame, frame->in[i]);
+    mpt__save(frame, divisor);
+    mpt__save(frame, sums);
+    if (mpt__linear_nll_divisor(frame, &rows, each ? losses : unused, divisor) != MPT_OK)
+        return context->base.status;
+    while (mpt__logits_next(frame, &rows)) {
+        mpt__launch *launch = mpt__loss_launch(frame, MPT__K_CROSS_ENTROPY);
+        launch->reduction = MPT_NONE;
+        mpt__operand_rows(launch, 0, &rows.logits, false, MPT__READ);
+        mpt__operand_numbers(launch, 1, rows.targets, &rows, MPT__READ);
+        if (frame->in[3]) mpt__operand_of(launch, 2, frame->in[3], MPT__READ);
+        mpt__operand_numbers(launch, 3, losses, &rows, MPT__WRITE);
+        mpt__operand_of(launch, 4, unused, MPT__WRITE);
+        mpt__operand_part(launch, 5, sums, &rows, false, MPT__WRITE);
+        if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
+    }
+    if (each || context->base.status != MPT_OK) return context->base.status;
+    mpt__launch_reduce(context, MPT__FN_SUM, losses, frame->out[0], MPT__WRITE);
+    if (frame->attributes->reduction != MPT_MEAN) return context->base.status;
+    mpt__tensor number = *divisor;
+    number.shape.rank = 0;
+    return mpt__launch_binary(context, MPT__FN_DIV, frame->out[0], &number, frame->out[0],
+                              MPT__WRITE);
+}
+
+/* The logits of the rows become their gradient. */
+static mpt_status mpt__logits_slopes(mpt__frame *frame, const mpt__logit_rows *rows,
+                                     const mpt__tensor *dloss) {
+    mpt__launch *launch = mpt__loss_launch(frame, MPT__K_CROSS_ENTROPY_BACKWARD);
+    mpt__operand_rows(launch, 0, &rows->logits, false, MPT__READ);
+    mpt__operand_numbers(launch, 1, rows->targets, rows, MPT__READ);
+    if (frame->saved[3]) mpt__operand_of(launch, 2, frame->saved[3], MPT__READ);
+    mpt__operand_of(launch, 3, frame->saved[4], MPT__READ);
+    if (launch->reduction == MPT_NONE)
+        mpt__operand_numbers(launch, 4, dloss, rows, MPT__READ);
+    else
+        mpt__operand_padded(launch, 4, dloss, 1, MPT__READ);
+    mpt__operand_part(launch, 5, frame->saved[5], rows, false, MPT__READ);
+    mpt__operand_rows(launch, 6, &rows->logits, false, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__logit_rows rows;
+    mpt__access to_x, to_w;
+    const mpt__tensor *dx = mpt__gradient_into(frame, 0, &to_x);
+    const mpt__tensor *dw = mpt__gradient_into(frame, 1, &to_w), *sum = dw;
+    const mpt__tensor *dloss = mpt__contiguous_of(frame, frame->dy[0]);
+    if (!dloss || !mpt__logits_begin(frame, frame->saved, &rows)) return context->base.status;
+    bool wide = !dw || dw->dtype == MPT_F32 || dw->dtype == MPT_F64;
+    if (!wide) sum = mpt__temporary(frame, MPT_F32, &dw->shape);
+    if (!wide && !sum) return context->base.status;
+    mpt__access access = wide ? to_w : MPT__WRITE;
+    if (rows.all == 0 && sum && access == MPT__WRITE) mpt__launch_fill(context, sum, 0.0);
+    while (mpt__logits_next(frame, &rows)) {
+        mpt__source w;
+        if (mpt__logits_slopes(frame, &rows, dloss) != MPT_OK ||
+            !mpt__gemm_source(context, rows.weight, frame->compute, &w))
+            return context->base.status;
+        mpt__launch *launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+        if (dx) {
+            mpt__operand_rows(launch, 0, &rows.logits, false, MPT__READ);
+            mpt__linear_weight(launch, rows.weight, &w, false);
+            mpt__operand_part(launch, 3, dx, &rows, false, to_x);
+            mpt__submit(context, launch);
+        }
+        if (!sum) continue;
+        launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+        mpt__operand_rows(launch, 0, &rows.logits, true, MPT__READ);
+        mpt__operand_part(launch, 1, rows.x, &rows, false, MPT__READ);
+        mpt__operand_of(launch, 3, sum, access);
+        mpt__submit(context, launch);
+        access = MPT__ACCUMULATE;
+    }
+    if (wide || context->base.status != MPT_OK) return context->base.status;
+    return mpt__launch_copy(context, sum, dw, to_w);
+}
+
+#endif
+/* ---------------------------------------------------------------------------------------------
+ * 53_ops_resize.c: images of another size as an op.
+ * ------------------------------------------------------------------------------------------- */
+
+#ifndef MPTRAIN_NO_CONV
+
+/* index[0], index[1]: height and width, or 0 where the scale imm[0] counts; index[2]: the way. The
+   numbers become steps of rows and columns, computed as PyTorch does. */
+static mpt_status mpt__interpolate_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    mpt__attributes *a = frame->attributes;
+    mpt_shape *out = &frame->out_shape[0];
+    double scale = a->imm[0];
+    *out = x->shape;
+    if (x->shape.rank != 4 || x->shape.dim[2] < 1 || x->shape.dim[3] < 1)
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "%S: expected [N, C, H, W] with pixels to choose from", &x->shape);
+    for (int i = 0; i < 2; i++) {
+        int64_t from = x->shape.dim[2 + i], to = a->index[i];
+        double wanted = (double)from * scale;
+        if (to == 0) to = wanted < 1073741824.0 ? (int64_t)wanted : -1;
+        if (to < 1 || to > 1073741824)
+            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                              "%S by %g: expected a size of 1 to 2^30 pixels each way", &x->shape,
+                              scale);
+        float step = a->index[i] == 0 ? (float)(1.0 / scale) : (float)from / (float)to;
+        if (a->index[2] == MPT__RESIZE_CORNERS)
+            step = to > 1 ? (float)(from - 1) / (float)(to - 1) : 0.0f;
+        a->imm[i] = (double)step;
+        out->dim[2 + i] = to;
+    }
+    return MPT_OK;
+}
+
+static mpt_status mpt__launch_interpolate(mpt__frame *frame, mpt__kernel kernel,
+                                          const mpt__tensor *from, const mpt__tensor *to,
+                                          mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->index[0] = frame->attributes->index[2];
+    for (int i = 0; i < 2; i++) launch->imm[i] = frame->attributes->imm[i];
+    mpt__operand_of(launch, 0, from, MPT__READ);
+    mpt__operand_of(launch, 1, to, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__interpolate_forward(mpt__frame *frame) {
+    return mpt__launch_interpolate(frame, MPT__K_INTERPOLATE, frame->in[0], frame->out[0],
+                                   MPT__WRITE);
+}
+
+static mpt_status mpt__interpolate_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_interpolate(frame, MPT__K_INTERPOLATE_BACKWARD, frame->dy[0], frame->dx,
+                                   frame->access);
+}
+
+#else
+#define mpt__interpolate_shape NULL
+#define mpt__interpolate_forward NULL
+#define mpt__interpolate_backward NULL
+#endif /* MPTRAIN_NO_CONV */
 
 /* ---------------------------------------------------------------------------------------------
  * 54_ops_user.c: ops that users define as compositions of ops.
@@ -17060,7 +20928,6 @@ MPT__DEFINE_UNARY(tanh)
 MPT__DEFINE_UNARY(sigmoid)
 MPT__DEFINE_UNARY(isnan)
 MPT__DEFINE_UNARY(isinf)
-MPT__DEFINE_UNARY(clone)
 MPT__DEFINE_UNARY(logical_not)
 MPT__DEFINE_UNARY(log1p)
 MPT__DEFINE_UNARY(rsqrt)
@@ -17102,6 +20969,36 @@ MPT__DEFINE_BINARY(maximum)
 #undef MPT__DEFINE_BINARY
 
 /* ==== With numbers ==== */
+
+/* Comparison with a number that takes the tensor's dtype, as PyTorch's do; integers meet one that
+   they cannot be in fp32. */
+static mpt_tensor mpt__compare_number(const char *name, int op, mpt_tensor x, double value) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    if (!tensor) return mpt__null(context);
+    mpt_dtype dtype = (mpt_dtype)tensor->dtype;
+    double limit = dtype == MPT_I64 ? 9007199254740992.0 : dtype == MPT_I32 ? 2147483647.0 : 0.0;
+    bool whole = value >= -limit && value <= limit && value == (double)(int64_t)value;
+    bool casts = !mpt__dtype_info[dtype].is_float && !whole;
+    mpt_tensor a = casts ? mpt_cast(x, MPT_F32) : x;
+    mpt_tensor b = mpt_full(context, casts ? MPT_F32 : dtype, MPT_SCALAR, value);
+    mpt_tensor out = mpt__apply2(name, op, a, b);
+    mpt_release(b);
+    if (casts) mpt_release(a);
+    return out;
+}
+
+#define MPT__DEFINE_COMPARISON(id, op)                                            \
+    MPTRAIN_API mpt_tensor mpt_##id##_scalar(mpt_tensor x, double value) {        \
+        return mpt__compare_number("mpt_" #id "_scalar", MPT__OP_##op, x, value); \
+    }
+MPT__DEFINE_COMPARISON(lt, lt)
+MPT__DEFINE_COMPARISON(le, le)
+MPT__DEFINE_COMPARISON(gt, gt)
+MPT__DEFINE_COMPARISON(ge, ge)
+MPT__DEFINE_COMPARISON(eq, equal)
+MPT__DEFINE_COMPARISON(ne, ne)
+#undef MPT__DEFINE_COMPARISON
 
 static mpt_tensor mpt__apply_number(const char *name, int op, mpt_tensor x, double value) {
     mpt__attributes attributes = mpt__no_attributes;
@@ -17323,10 +21220,36 @@ MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
     return mpt_reshape(x, shape);
 }
 
+static mpt_tensor mpt__copy_call(const char *name, mpt_tensor x, mpt__layout layout) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = layout;
+    return mpt__apply1(name, MPT__OP_clone, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_clone(mpt_tensor x) {
+    return mpt__copy_call("mpt_clone", x, MPT__LAYOUT_KEPT);
+}
+
 MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_contiguous", "argument 1");
     if (!tensor) return mpt__null(x.context);
-    return mpt__tensor_contiguous(tensor) ? x : mpt_clone(x);
+    if (mpt__tensor_contiguous(tensor)) return x;
+    return mpt__copy_call("mpt_contiguous", x, MPT__LAYOUT_CONTIGUOUS);
+}
+
+MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x) {
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_to_channels_last", "argument 1");
+    if (!tensor) return mpt__null(x.context);
+    if (tensor->shape.rank != 4)
+        return mpt__refuse(x.context, MPT_ERROR_SHAPE, "shape %S: expected [N, C, H, W]",
+                           &tensor->shape);
+    if (mpt__channels_last(tensor)) return x;
+    return mpt__copy_call("mpt_to_channels_last", x, MPT__LAYOUT_CHANNELS_LAST);
+}
+
+MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x) {
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_is_channels_last", "argument 1");
+    return tensor && tensor->shape.rank == 4 && mpt__channels_last(tensor);
 }
 
 MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
@@ -17482,6 +21405,40 @@ MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, 
     mpt_tensor in[3];
     in[0] = x, in[1] = index, in[2] = source;
     return mpt__apply_index("mpt_scatter_add", MPT__OP_scatter_add, in, 3, dim);
+}
+/* The first `count` in order, -1: all, and their indices; the values are gathered, so that their
+   gradients find the way back. */
+static mpt_tensor mpt__sorted(const char *name, mpt_tensor x, int64_t count, int dim,
+                              bool descending, bool values, mpt_tensor *indices) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = dim;
+    attributes.index[1] = count;
+    attributes.index[2] = descending;
+    mpt_tensor in[2];
+    in[0] = x;
+    in[1] = mpt__apply1(name, MPT__OP_argsort, &x, 1, &attributes);
+    mpt_tensor out = values ? mpt__apply_index(name, MPT__OP_gather, in, 2, dim) : in[1];
+    if (indices)
+        *indices = in[1];
+    else if (values)
+        mpt_release(in[1]);
+    return out;
+}
+
+MPTRAIN_API mpt_tensor mpt_argsort(mpt_tensor x, int dim, bool descending) {
+    return mpt__sorted("mpt_argsort", x, -1, dim, descending, false, NULL);
+}
+MPTRAIN_API mpt_tensor mpt_sort(mpt_tensor x, int dim, bool descending, mpt_tensor *indices) {
+    return mpt__sorted("mpt_sort", x, -1, dim, descending, true, indices);
+}
+MPTRAIN_API mpt_tensor mpt_topk(mpt_tensor x, int64_t k, int dim, bool largest,
+                                mpt_tensor *indices) {
+    if (k < 0 && x.context) {
+        mpt__misuse(x.context, "mpt_topk", MPT_ERROR_ARGUMENT, "k = %lld: expected 0 or more", k);
+        if (indices) *indices = mpt__null(x.context);
+        return mpt__null(x.context);
+    }
+    return mpt__sorted("mpt_topk", x, k, dim, largest, true, indices);
 }
 MPTRAIN_API mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count) {
     mpt__attributes attributes = mpt__no_attributes;
@@ -17787,6 +21744,87 @@ MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_t
                            &attributes, reduction);
 }
 
+MPTRAIN_API mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input,
+                                            bool full, double eps, mpt_reduction reduction) {
+    static const char name[] = "mpt_poisson_nll_loss";
+    mpt_tensor in[2];
+    in[0] = input, in[1] = target;
+    if (!mpt__good_number(mpt__context_of(in, 2), name, "eps", eps, "0 or more"))
+        return mpt__null(mpt__context_of(in, 2));
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, eps, full);
+    attributes.index[0] = log_input ? MPT__FN_POISSON_LOG - MPT__FN_POISSON : 0;
+    return mpt__apply_pair(name, MPT__OP_poisson_nll_loss, in, 2, &attributes, reduction);
+}
+
+/* ---- Means over the classes, the last dimension ---- */
+
+/* Losses of classes as those of their samples. */
+static mpt_tensor mpt__by_sample(mpt__spares *spares, mpt_tensor loss, mpt_reduction reduction) {
+    if (reduction == MPT_MEAN) return loss;
+    loss = mpt_mean(mpt__spare(spares, loss), -1, false);
+    return reduction == MPT_NONE ? loss : mpt_sum(mpt__spare(spares, loss), MPT_ALL_DIMS, false);
+}
+
+MPTRAIN_API mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target,
+                                                       mpt_tensor weight, mpt_reduction reduction) {
+    static const char name[] = "mpt_multilabel_soft_margin_loss";
+    mpt__spares spares;
+    mpt_tensor in[3];
+    in[0] = input, in[1] = target, in[2] = weight;
+    spares.count = 0;
+    if (!mpt__good_reduction(mpt__context_of(in, 3), name, reduction, MPT_NONE))
+        return mpt__null(mpt__context_of(in, 3));
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_binary_cross_entropy_with_logits, in, 3,
+                                      &attributes, reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+    return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
+}
+
+/* Pairs of an input and whether it is the target's, beside the target's input and weight. */
+MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p,
+                                             double margin, mpt_tensor weight,
+                                             mpt_reduction reduction) {
+    static const char name[] = "mpt_multi_margin_loss";
+    mpt__spares spares;
+    mpt_tensor in[4];
+    in[0] = input, in[1] = targets, in[2] = weight;
+    mpt_context *context = mpt__context_of(in, 3);
+    spares.count = 0;
+    if (!mpt__good_reduction(context, name, reduction, MPT_NONE) ||
+        !mpt__good_number(context, name, "margin", margin, "a number") ||
+        !mpt__enter(context, name))
+        return mpt__null(context);
+    const mpt__tensor *x = mpt__at(context, input, "argument 1");
+    const mpt__tensor *t = x ? mpt__at(context, targets, "argument 2") : NULL;
+    const mpt__tensor *w =
+        t && (weight.context || weight.slot) ? mpt__at(context, weight, "argument 5") : NULL;
+    if (!t || context->base.status != MPT_OK) return mpt__null(context);
+    bool fits = x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0] &&
+                (!w || (w->shape.rank == 1 && w->shape.dim[0] == x->shape.dim[1]));
+    if (!fits)
+        return mpt__refuse(context, MPT_ERROR_SHAPE,
+                           "input %S and targets %S: expected [N, C] and [N], and a weight [C] or "
+                           "none",
+                           &x->shape, &t->shape);
+    if (p != 1 && p != 2)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "p = %d: expected 1 or 2", p);
+    mpt_shape column = MPT_SHAPE(x->shape.dim[0], 1);
+    mpt_tensor by_row[2];
+    by_row[0] = input;
+    by_row[1] = mpt__spare(&spares, mpt_reshape(targets, column));
+    in[2] = mpt__spare(&spares, mpt__apply_index(name, MPT__OP_gather, by_row, 2, 1));
+    in[1] = mpt__spare(&spares, mpt_one_hot(targets, x->shape.dim[1]));
+    in[1] = mpt__spare(&spares, mpt_cast(in[1], MPT_F32));
+    if (w) {
+        in[3] = mpt__spare(&spares, mpt_index_select(weight, 0, targets));
+        in[3] = mpt__spare(&spares, mpt_reshape(in[3], column));
+    }
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, p);
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_multi_margin_loss, in, w ? 4 : 3, &attributes,
+                                      reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+    return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
+}
+
 /* ---- Of vectors: sums of products along a dimension, then a pair loss of those ---- */
 
 static mpt_tensor mpt__dot(mpt__spares *spares, mpt_tensor a, mpt_tensor b, int dim) {
@@ -17878,6 +21916,231 @@ MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt
 }
 
 /* ---------------------------------------------------------------------------------------------
+ * 56_inplace.c: ops that write their result over their first argument.
+ *
+ * They run rows of the op table with that tensor as the output. Where backward will follow, the
+ * tensor gets the call's record, and what stands in the graph for its old value is a tensor without
+ * memory that takes over the old record: gradients find their way, and a backward that saved the
+ * old value sees its version change.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ==== What may be written ==== */
+
+/* The first element in memory of a tensor, and the one behind its last; equal if it has none. */
+static void mpt__tensor_span(const mpt__tensor *x, int64_t span[2]) {
+    int64_t last = x->offset;
+    bool empty = false;
+    for (int i = 0; i < x->shape.rank; i++) {
+        empty |= x->shape.dim[i] == 0;
+        last += (x->shape.dim[i] - 1) * x->stride[i];
+    }
+    span[0] = x->offset;
+    span[1] = empty ? x->offset : last + 1;
+}
+
+/* Whether `from` shows memory that writing to x would change before it is read. */
+static bool mpt__overlaps(const mpt__tensor *x, const mpt__tensor *from) {
+    int64_t a[2], b[2];
+    if (x->storage != from->storage) return false;
+    bool same = mpt__same_shape(x, from) && x->offset == from->offset;
+    for (int i = 0; same && i < x->shape.rank; i++)
+        same = x->stride[i] == from->stride[i] || x->shape.dim[i] == 1;
+    mpt__tensor_span(x, a);
+    mpt__tensor_span(from, b);
+    return !same && a[0] < b[1] && b[0] < a[1];
+}
+
+static bool mpt__fits_shape(const mpt_shape *shape, const mpt__tensor *x) {
+    bool fits = shape->rank == x->shape.rank;
+    for (int i = 0; fits && i < shape->rank; i++) fits = shape->dim[i] == x->shape.dim[i];
+    return fits;
+}
+
+static mpt_status mpt__check_inplace(mpt_context *context, const mpt__tensor *x,
+                                     mpt__tensor *const *in, int n_in, bool records) {
+    bool leaf = (x->flags & MPT__LEAF) && (x->flags & MPT__REQUIRES_GRAD);
+    if (leaf && !context->no_grad_depth && !context->inference_depth)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a leaf that collects a gradient cannot be changed in place, for its "
+                          "gradient would belong to another value; do it between "
+                          "mpt_no_grad_begin and mpt_no_grad_end");
+    if (mpt__is_expanded(context, x)) return context->base.status;
+    for (int i = 0; i < n_in; i++)
+        if (in[i] && mpt__overlaps(x, in[i]))
+            return mpt__error(context, MPT_ERROR_STATE,
+                              "argument 2 shows part of the memory that is written; mpt_clone it");
+    if (!records || context->storages[x->storage].references == 1) return MPT_OK;
+    return mpt__error(
+        context, MPT_ERROR_STATE,
+        "the tensor shares its memory with others (it is a view, or has views), whose "
+        "history cannot follow; mpt_clone it first, or release them");
+}
+
+/* ==== History ==== */
+
+/* Moves a tensor's record, and its place as an input of others, to another. */
+static void mpt__history_move(mpt_context *context, mpt__tensor *from, mpt__tensor *to) {
+    to->record = from->record;
+    to->output = from->output;
+    from->record = NULL;
+    for (int64_t r = 1; r < context->record_count && from->nodes > 0; r++) {
+        mpt__record *record = context->records[r];
+        for (int i = 0; record->live && i < record->n_in; i++) {
+            if (record->in[i] != from) continue;
+            record->in[i] = to;
+            to->nodes++;
+            from->nodes--;
+        }
+    }
+}
+
+/* A tensor that stands for the value of x so far, with the history of that. NULL on error. */
+static mpt__tensor *mpt__rebase(mpt_context *context, mpt__tensor *x) {
+    mpt__tensor *old = mpt__tensor_outside(context, x, x->flags & MPT__REQUIRES_GRAD);
+    if (old) mpt__history_move(context, x, old);
+    return old;
+}
+
+/* Whether what x gets from elsewhere ends its history. */
+static bool mpt__history_ends(const mpt_context *context, const mpt__tensor *x) {
+    return x->record && !context->no_grad_depth && !context->inference_depth;
+}
+
+/* Runs the op's forward with x as its output. */
+static mpt_status mpt__forward_into(mpt__frame *frame, mpt__tensor *x) {
+    mpt_context *context = frame->context;
+    context->storages[x->storage].version++;
+    frame->out[0] = x;
+    context->launch_op = frame->op;
+    context->launch_phase = MPT__FORWARD;
+    mpt_status status = frame->row->forward(frame);
+    context->launch_op = 0;
+    context->launch_phase = MPT__OTHER;
+    return status;
+}
+
+/* Runs an op on the inputs of its record, over x. */
+static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
+    mpt_context *context = frame->context;
+    mpt__tensor *old = NULL;
+    mpt_status status = MPT_ERROR_STATE;
+    if (mpt__check_inputs(frame) && mpt__decide_dtype(frame) == MPT_OK)
+        status = frame->row->shape(frame);
+    bool ends = !frame->records && mpt__history_ends(context, x);
+    if (status == MPT_OK && !mpt__fits_shape(&frame->out_shape[0], x))
+        status = mpt__error(context, MPT_ERROR_SHAPE,
+                            "the result has shape %S, which does not fit the tensor's %S",
+                            &frame->out_shape[0], &x->shape);
+    if (status == MPT_OK)
+        status = mpt__check_inplace(context, x, frame->in, frame->n_in, frame->records || ends);
+    if (status == MPT_OK && (frame->records || ends)) {
+        old = mpt__rebase(context, x);
+        status = context->base.status;
+        for (int i = 0; old && i < frame->n_in; i++)
+            if (frame->in[i] == x) frame->record->in[i] = old;
+    }
+    if (status == MPT_OK) status = mpt__forward_into(frame, x);
+    mpt__record_call(frame, status);
+    mpt__drop_temporaries(frame);
+    if (!old) return status;
+    if (status != MPT_OK)
+        mpt__history_move(context, old, x);
+    else if (ends)
+        x->flags &= (uint8_t)~MPT__REQUIRES_GRAD;
+    mpt__tensor_drop(context, old);
+    return status;
+}
+
+/* x = op(in), in place; gives x, or the error null. */
+static mpt_tensor mpt__apply_inplace(const char *name, int op, mpt_tensor x, const mpt_tensor *in,
+                                     int n_in, mpt__attributes *attributes) {
+    mpt__frame frame;
+    mpt_context *context = mpt__context_of(in, n_in);
+    if (!context) context = x.context;
+    if (!mpt__enter(context, name)) return mpt__null(context);
+    mpt__tensor *to = mpt__at(context, x, "argument 1");
+    if (!to || !mpt__call_begin(&frame, context, op, n_in, 1, attributes))
+        return mpt__null(context);
+    if (!mpt__find_inputs(context, in, n_in, n_in, frame.record->in)) {
+        mpt__record_spare(context, frame.record);
+        return mpt__null(context);
+    }
+    return mpt__run_inplace(&frame, to) == MPT_OK ? x : mpt__null(context);
+}
+
+/* ==== The functions ==== */
+
+static mpt_tensor mpt__inplace_number(const char *name, int op, mpt_tensor x, double value) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.imm[0] = value;
+    return mpt__apply_inplace(name, op, x, &x, 1, &attributes);
+}
+
+static mpt_tensor mpt__inplace_pair(const char *name, int op, mpt_tensor x, mpt_tensor first,
+                                    mpt_tensor b) {
+    mpt__attributes attributes = mpt__no_attributes;
+    mpt_tensor in[2];
+    in[0] = first, in[1] = b;
+    return mpt__apply_inplace(name, op, x, in, 2, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_relu_(mpt_tensor x) {
+    return mpt__inplace_number("mpt_relu_", MPT__OP_relu, x, 0.0);
+}
+MPTRAIN_API mpt_tensor mpt_add_scalar_(mpt_tensor x, double value) {
+    return mpt__inplace_number("mpt_add_scalar_", MPT__OP_add_scalar, x, value);
+}
+MPTRAIN_API mpt_tensor mpt_mul_scalar_(mpt_tensor x, double value) {
+    return mpt__inplace_number("mpt_mul_scalar_", MPT__OP_mul_scalar, x, value);
+}
+MPTRAIN_API mpt_tensor mpt_add_(mpt_tensor x, mpt_tensor b) {
+    return mpt__inplace_pair("mpt_add_", MPT__OP_add, x, x, b);
+}
+
+/* The gradient of b needs the old value of x: backward gets a copy. */
+MPTRAIN_API mpt_tensor mpt_mul_(mpt_tensor x, mpt_tensor b) {
+    mpt_context *context = x.context;
+    mpt__tensor *to = context ? mpt__live(context, x) : NULL;
+    const mpt__tensor *by = context ? mpt__live(context, b) : NULL;
+    bool copies = to && by && (by->flags & MPT__REQUIRES_GRAD) && !context->no_grad_depth &&
+                  !context->inference_depth && !(to->flags & MPT__LEAF);
+    if (!copies) return mpt__inplace_pair("mpt_mul_", MPT__OP_mul, x, x, b);
+    mpt_tensor kept = mpt_clone(x);
+    mpt_tensor out = mpt__inplace_pair("mpt_mul_", MPT__OP_mul, x, kept, by == to ? kept : b);
+    mpt_release(kept);
+    return out;
+}
+
+MPTRAIN_API mpt_tensor mpt_copy_(mpt_tensor x, mpt_tensor source) {
+    static const char name[] = "mpt_copy_";
+    mpt_context *context = x.context;
+    mpt__attributes attributes = mpt__no_attributes;
+    mpt__tensor *to = mpt__enter_at(x, name, "argument 1");
+    const mpt__tensor *from = to ? mpt__at(context, source, "argument 2") : NULL;
+    if (!from) return mpt__null(context);
+    bool whole = mpt__same_shape(from, to);
+    attributes.index[0] = to->dtype;
+    if (!whole) source = mpt__apply_shape(name, MPT__OP_expand, source, &to->shape);
+    mpt_tensor out = mpt__apply_inplace(name, MPT__OP_cast, x, &source, 1, &attributes);
+    if (!whole) mpt_release(source);
+    return out;
+}
+
+MPTRAIN_API mpt_tensor mpt_fill_(mpt_tensor x, double value) {
+    mpt_context *context = x.context;
+    mpt__tensor *to = mpt__enter_at(x, "mpt_fill_", "argument 1");
+    bool ends = to && mpt__history_ends(context, to);
+    if (!to || mpt__check_inplace(context, to, NULL, 0, ends) != MPT_OK) return mpt__null(context);
+    mpt__tensor *old = ends ? mpt__rebase(context, to) : NULL;
+    if (old) {
+        to->flags &= (uint8_t)~MPT__REQUIRES_GRAD;
+        mpt__tensor_drop(context, old);
+    }
+    context->storages[to->storage].version++;
+    return mpt__launch_fill(context, to, value) == MPT_OK ? x : mpt__null(context);
+}
+
+/* ---------------------------------------------------------------------------------------------
  * 60_nn.c: modules: trees of layers, their parameters, the forward call.
  *
  * A tree is built freely and frozen when its root is first used: then every parameter gets its
@@ -17920,10 +22183,21 @@ typedef struct mpt__module_parameter {
     L(elu, elu, 1, NONE)                  \
     L(softplus, softplus, 1, NONE)        \
     L(hardtanh, hardtanh, 1, NONE)        \
+    L(upsample, interpolate, 1, NONE)     \
     MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
-#define MPT__CONV_LAYERS(L)
-#define MPT__NORM_LAYERS(L)
-#define MPT__ATTENTION_LAYERS(L)
+#define MPT__CONV_LAYERS(L)    \
+    L(conv2d, conv2d, 3, NONE) \
+    L(conv1d, conv1d, 3, NONE) \
+    L(conv_transpose2d, conv_transpose2d, 3, NONE)
+#define MPT__NORM_LAYERS(L)               \
+    L(layer_norm, layer_norm, 3, NONE)    \
+    L(rms_norm, rms_norm, 2, NONE)        \
+    L(batch_norm1d, none, 0, NONE)        \
+    L(batch_norm2d, none, 0, NONE)        \
+    L(group_norm, group_norm, 3, NONE)
+#define MPT__ATTENTION_LAYERS(L)     \
+    L(embedding, embedding, 2, NONE) \
+    L(multi_head_attention, none, 0, NONE)
 
 typedef enum mpt__layer {
 #define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,
@@ -17946,6 +22220,20 @@ typedef struct mpt__draws {
     int64_t step;   /* dropout calls are counted per step */
     uint64_t count; /* in it */
 } mpt__draws;
+
+/* State of a module that no gradient changes: running statistics. `next` is what a step will have
+   made of them, `pending` until that step ends. */
+#define MPT__BUFFERS 3
+typedef struct mpt__running {
+    uint32_t values, counts, next_values, next_counts; /* storages: [2, C] f32, [2] i64 */
+    mpt__tensor *buffer[MPT__BUFFERS];                 /* views of the first two; NULL: not made */
+    char *path[MPT__BUFFERS];                          /* once the tree is frozen */
+    double momentum;
+    bool pending;
+} mpt__running;
+
+static const char *const mpt__buffer_names[MPT__BUFFERS] = {"running_mean", "running_var",
+                                                            "num_batches_tracked"};
 
 typedef struct mpt__module {
     mpt__id id;
@@ -17970,11 +22258,16 @@ typedef struct mpt__module {
     int64_t updates;
     uint32_t mark;
     uint64_t label; /* hash of the label, which stands for `creation`; 0 = none */
+    mpt__running *running; /* NULL: it keeps none */
 } mpt__module;
 
 /* 65_init.c */
 static bool mpt__check_init(mpt_context *context, mpt_init init);
 static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i);
+/* 67_norm.c */
+static void mpt__running_free(mpt_context *context, mpt__running *running);
+static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__module *module,
+                                          mpt_tensor x);
 
 /* ==== Handles ==== */
 
@@ -18028,6 +22321,7 @@ static void mpt__module_free(mpt_context *context, void *object) {
     }
     mpt__room_free(context, module->children, module->child_capacity);
     mpt__room_free(context, module->parameters, module->parameter_capacity);
+    mpt__running_free(context, module->running);
 }
 
 /* Slot of another module that holds `child`; 0 if there is none. */
@@ -18122,6 +22416,22 @@ static mpt__module *mpt__walk_next(mpt__walk *walk) {
         if (child->mark != walk->mark) return mpt__walk_down(walk, child, row->name);
     }
     return NULL;
+}
+
+/* A tensor of a module's state, and its path in the tree. */
+typedef struct mpt__buffer {
+    mpt__tensor *tensor;
+    const char *path;
+} mpt__buffer;
+
+/* The next tensor of state, as mpt__walk_parameter gives parameters; false at the end. */
+static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
+    while (!walk->module->running || walk->row == MPT__BUFFERS)
+        if (!mpt__walk_next(walk)) return false;
+    const mpt__running *running = walk->module->running;
+    buffer->tensor = running->buffer[walk->row];
+    buffer->path = running->path[walk->row++];
+    return true;
 }
 
 /* The next parameter, of the current module or the next that has one; NULL at the end. */
@@ -18534,6 +22844,14 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
         for (int64_t i = 0; i < module->parameter_count; i++)
             if (mpt__parameter_new(walk, &module->parameters[i], block) != MPT_OK)
                 return context->base.status;
+        for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
+            char text[MPT__PATH_BYTES + 256];
+            mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "",
+                             mpt__buffer_names[i]);
+            mpt__host_text_free(context, module->running->path[i]);
+            module->running->path[i] = mpt__host_text(context, text);
+            if (!module->running->path[i]) return context->base.status;
+        }
     }
     return context->base.status;
 }
@@ -18659,6 +22977,7 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__mo
     mpt_tensor out = mpt__null(context);
     switch (module->layer) {
     case MPT__LAYER_user:
+    case MPT__LAYER_multi_head_attention:
         mpt__user_forward_call(context, module, &x, 1, &out, 1);
         return out;
     case MPT__LAYER_dropout:
@@ -18666,6 +22985,9 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__mo
                                  mpt__dropout_count(context, module));
     case MPT__LAYER_flatten:
         return mpt_flatten(x, 1, -1);
+    case MPT__LAYER_batch_norm1d:
+    case MPT__LAYER_batch_norm2d:
+        return mpt__batch_norm_forward(context, module, x);
     default:
         mpt__error(context, MPT_ERROR_UNSUPPORTED,
                    "a list has no forward of its own; call its children, see mpt_child");
@@ -18742,7 +23064,7 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
     uint64_t path_hash = context->path_hash;
     bool training = context->module_training;
     int autocast_depth = context->autocast_depth;
-    if (found->layer == MPT__LAYER_user) {
+    if (found->cls.forward) {
         mpt__module_begin(context, found);
         mpt__user_forward_call(context, found, in, n_in, out, n_out);
     } else if (n_in != 1 || n_out != 1) {
@@ -18817,6 +23139,20 @@ MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path) {
     return i < 0 ? mpt__null(context) : mpt__parameter_handle(context, holder, i);
 }
 
+MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_frozen(module, "mpt_buffer");
+    if (!found) return mpt__null(context);
+    const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
+    const mpt__module *holder = dot ? mpt__module_find(context, found, path, dot) : found;
+    for (int i = 0; name && holder && holder->running && i < MPT__BUFFERS; i++)
+        if (strcmp(mpt__buffer_names[i], name) == 0)
+            return mpt__handle(context, holder->running->buffer[i]);
+    return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+                       "%s has no buffer \"%s\"; mpt_summary lists them", found->cls.name,
+                       path ? path : "(null)");
+}
+
 MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_enter(module, "mpt_child");
@@ -18876,10 +23212,9 @@ static mpt__parameter *mpt__walk_values(mpt__walk *walk) {
     return row ? &walk->context->parameters[row->parameter - 1] : NULL;
 }
 
-/* The path of a parameter as seen from `module`, whose own path is a prefix of it. */
+/* The path of a parameter or buffer as seen from `module`, whose own path is a prefix of it. */
 static const char *mpt__relative_path(mpt_context *context, const mpt__module *module,
-                                      const mpt__parameter *parameter) {
-    const char *path = parameter->path;
+                                      const char *path) {
     if (!module->parent) return path;
     const char *prefix = mpt__path_text(context, module->path);
     size_t length = strlen(prefix);
@@ -18898,7 +23233,7 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
     mpt__walk_begin(&walk, context, found);
     for (; (parameter = mpt__walk_values(&walk)) != NULL; count++) {
         if (count != index) continue;
-        mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter));
+        mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter->path));
         return mpt__handle(context, parameter->tensor);
     }
     return mpt__refuse(context, MPT_ERROR_ARGUMENT, "parameter %d: the module has %d of them",
@@ -19038,7 +23373,7 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
 
 typedef struct mpt__summary {
     mpt__text out;
-    int64_t parameters, bytes;
+    int64_t parameters, bytes, buffer_bytes;
 } mpt__summary;
 
 /* One line: columns begin at 0, 27, 45 and 65, or one blank after a longer one. */
@@ -19055,19 +23390,32 @@ static void mpt__summary_line(mpt__text *out, const char *name, const char *kind
     mpt__write_text(out, "\n");
 }
 
-static void mpt__summary_parameter(mpt_context *context, mpt__summary *summary,
-                                   const mpt__module_parameter *row) {
+static void mpt__summary_tensor(mpt__summary *summary, const char *text, mpt_dtype dtype,
+                                const mpt_shape *dims, bool buffer) {
     char name[256], shape[192], number[24];
-    mpt_dtype dtype = MPT_F32;
-    if (row->parameter)
-        dtype = (mpt_dtype)context->blocks[context->parameters[row->parameter - 1].block].dtype;
-    int64_t numel = mpt__shape_numel(&row->shape);
-    mpt__format_text(name, sizeof name, "  %s", row->name);
-    mpt__format_text(shape, sizeof shape, "%S", &row->shape);
+    int64_t numel = mpt__shape_numel(dims), bytes = numel * mpt__dtype_info[dtype].bytes;
+    mpt__format_text(name, sizeof name, "  %s", text);
+    mpt__format_text(shape, sizeof shape, "%S", dims);
     mpt__format_text(number, sizeof number, "%lld", numel);
-    mpt__summary_line(&summary->out, name, mpt_dtype_name(dtype), shape, number);
-    summary->parameters += numel;
-    summary->bytes += numel * mpt__dtype_info[dtype].bytes;
+    mpt__summary_line(&summary->out, name, mpt_dtype_name(dtype), shape, buffer ? "" : number);
+    summary->parameters += buffer ? 0 : numel;
+    *(buffer ? &summary->buffer_bytes : &summary->bytes) += bytes;
+}
+
+static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
+                                const mpt__module *module) {
+    for (int64_t i = 0; i < module->parameter_count; i++) {
+        const mpt__module_parameter *row = &module->parameters[i];
+        mpt_dtype dtype = MPT_F32;
+        if (row->parameter)
+            dtype = (mpt_dtype)context->blocks[context->parameters[row->parameter - 1].block].dtype;
+        mpt__summary_tensor(summary, row->name, dtype, &row->shape, false);
+    }
+    for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
+        const mpt__tensor *tensor = module->running->buffer[i];
+        mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype,
+                            &tensor->shape, true);
+    }
 }
 
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
@@ -19080,15 +23428,34 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
     found = mpt__walk_begin(&walk, module.context, found);
     for (; found; found = mpt__walk_next(&walk)) {
         mpt__summary_line(&summary.out, *walk.path ? walk.path : "(root)", found->cls.name, "", "");
-        for (int64_t i = 0; i < found->parameter_count; i++)
-            mpt__summary_parameter(module.context, &summary, &found->parameters[i]);
+        mpt__summary_module(module.context, &summary, found);
     }
-    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes\n", summary.parameters,
+    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes", summary.parameters,
                     summary.bytes);
+    if (summary.buffer_bytes > 0)
+        mpt__write_text(&summary.out, "; buffers: %lld bytes", summary.buffer_bytes);
+    mpt__write_text(&summary.out, "\n");
     return summary.out.length;
 }
 
 /* ==== Copying, hashing, destroying ==== */
+
+/* Values of one buffer into another, through host memory. */
+static mpt_status mpt__copy_buffer(mpt_context *to, const mpt__buffer *target, mpt_context *from,
+                                   const mpt__buffer *source) {
+    const mpt__tensor *a = target->tensor, *b = source->tensor;
+    if (a->dtype != b->dtype || !mpt__same_shape(a, b))
+        return mpt__error(to, MPT_ERROR_SHAPE, "buffer %s is %S here and %S in the source (%s)",
+                          target->path, &a->shape, &b->shape, source->path);
+    size_t bytes = (size_t)mpt__tensor_bytes(a);
+    void *values = mpt__host_new(from, bytes);
+    if (values && mpt__read_as(from, b, (mpt_dtype)b->dtype, values) == MPT_OK)
+        mpt__write_as(to, target->tensor, (mpt_dtype)a->dtype, values);
+    else
+        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+    mpt__host_free(from, values, bytes);
+    return to->base.status;
+}
 
 /* Values of one parameter into another of the same shape, through host memory. */
 static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *target,
@@ -19129,6 +23496,15 @@ MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source
     mpt__walk_begin(&walk_b, from, origin);
     while ((a = mpt__walk_values(&walk_a)) != NULL && (b = mpt__walk_values(&walk_b)) != NULL)
         if (mpt__copy_parameter(to, a, from, b) != MPT_OK) break;
+    mpt__buffer here_now, there_now;
+    mpt__walk_begin(&walk_a, to, target);
+    mpt__walk_begin(&walk_b, from, origin);
+    while (to->base.status == MPT_OK && mpt__walk_buffer(&walk_a, &here_now)) {
+        if (!mpt__walk_buffer(&walk_b, &there_now))
+            return mpt__error(to, MPT_ERROR_SHAPE, "the source has no buffer for %s",
+                              here_now.path);
+        mpt__copy_buffer(to, &here_now, from, &there_now);
+    }
     return to->base.status;
 }
 
@@ -19144,25 +23520,33 @@ static uint64_t mpt__hash_storage(mpt_context *context, uint64_t hash, uint32_t 
     return hash;
 }
 
+static uint64_t mpt__hash_tensor(mpt_context *context, uint64_t hash, const char *path,
+                                 const mpt__tensor *tensor) {
+    int64_t width = mpt__dtype_info[tensor->dtype].bytes;
+    hash = mpt__hash_bytes(hash, path, strlen(path));
+    for (int d = 0; d < tensor->shape.rank; d++)
+        hash = mpt__hash_u64(hash, (uint64_t)tensor->shape.dim[d]);
+    hash = mpt__hash_u64(hash, tensor->dtype);
+    return mpt__hash_storage(context, hash, tensor->storage, tensor->offset * width,
+                             mpt__tensor_bytes(tensor));
+}
+
 MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_frozen(module, "mpt_module_hash");
     if (!found) return 0;
     uint64_t hash = 0;
     const mpt__parameter *parameter;
+    mpt__buffer buffer;
     mpt__walk walk;
     mpt__walk_begin(&walk, context, found);
-    while ((parameter = mpt__walk_values(&walk)) != NULL) {
-        const mpt__tensor *tensor = parameter->tensor;
-        const char *path = mpt__relative_path(context, found, parameter);
-        int64_t width = mpt__dtype_info[tensor->dtype].bytes;
-        hash = mpt__hash_bytes(hash, path, strlen(path));
-        for (int d = 0; d < tensor->shape.rank; d++)
-            hash = mpt__hash_u64(hash, (uint64_t)tensor->shape.dim[d]);
-        hash = mpt__hash_u64(hash, tensor->dtype);
-        hash = mpt__hash_storage(context, hash, tensor->storage, tensor->offset * width,
-                                 parameter->numel * width);
-    }
+    while ((parameter = mpt__walk_values(&walk)) != NULL)
+        hash = mpt__hash_tensor(context, hash, mpt__relative_path(context, found, parameter->path),
+                                parameter->tensor);
+    mpt__walk_begin(&walk, context, found);
+    while (mpt__walk_buffer(&walk, &buffer))
+        hash = mpt__hash_tensor(context, hash, mpt__relative_path(context, found, buffer.path),
+                                buffer.tensor);
     return hash;
 }
 
@@ -21689,6 +26073,10 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
         mpt__random_normal(key, 0, count, (float)a, (float)b, values);
     else
         for (size_t k = 0; k < count; k++) values[k] = (float)a;
+    if (module->layer == MPT__LAYER_embedding && module->attributes.index[0] >= 0) {
+        const int64_t width = row->shape.dim[1];
+        memset(values + module->attributes.index[0] * width, 0, (size_t)width * sizeof(float));
+    }
     mpt_status status = mpt__write_f32(context, parameter->tensor, values);
     mpt__host_free(context, values, count * sizeof(float));
     return status;
@@ -21973,13 +26361,743 @@ MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema handle) {
  * 67_conv.c: convolutions: functions and layers.
  * ------------------------------------------------------------------------------------------- */
 
+MPTRAIN_API mpt_conv_config mpt_conv_config_default(void) {
+    mpt_conv_config config;
+    memset(&config, 0, sizeof config);
+    for (int d = 0; d < 2; d++) config.stride[d] = config.dilation[d] = 1;
+    config.groups = 1;
+    config.bias = true;
+    return config;
+}
+
+/* Why the numbers of a config are none that a convolution has; NULL: they are fine. */
+static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
+    bool transposed = op == MPT__OP_conv_transpose2d;
+    if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 or more";
+    for (int d = op == MPT__OP_conv1d; d < 2; d++) {
+        int64_t most = c->stride[d] > c->dilation[d] ? c->stride[d] : c->dilation[d];
+        if (c->stride[d] < 1 || c->dilation[d] < 1 || most > INT32_MAX)
+            return "stride and dilation: expected 1 or more";
+        if (c->padding[d] < 0 || c->padding[d] > INT32_MAX) return "padding: expected 0 or more";
+        if (c->output_padding[d] < 0 || c->output_padding[d] >= (transposed ? most : 1))
+            return transposed ? "output_padding: expected 0 to less than stride or dilation"
+                              : "output_padding: only a transposed convolution has one";
+        if (c->same && (transposed || c->stride[d] != 1))
+            return "same: only with stride 1, and not transposed";
+    }
+    return NULL;
+}
+
+/* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is that
+   of lines of size 1. False with an error recorded by `call`. */
+static bool mpt__conv_attributes(mpt_context *context, const char *call, int op,
+                                 const mpt_conv_config *config, mpt__attributes *a) {
+    mpt_conv_config c = config ? *config : mpt_conv_config_default();
+    const char *why = mpt__bad_conv(&c, op);
+    if (why) {
+        mpt__misuse(context, call, MPT_ERROR_ARGUMENT, "%s", why);
+        return false;
+    }
+    if (op == MPT__OP_conv1d) {
+        c.stride[0] = c.dilation[0] = 1;
+        c.padding[0] = 0;
+    }
+    for (int d = 0; d < 2 && c.same; d++) c.padding[d] = 0; /* the shape rule's to find */
+    *a = mpt__no_attributes;
+    a->required = 2;
+    a->index[MPT__CONV_GROUPS] = c.groups;
+    a->index[MPT__CONV_STRIDE] = MPT__TWO(c.stride[0], c.stride[1]);
+    a->index[MPT__CONV_PADDING] = MPT__TWO(c.padding[0], c.padding[1]);
+    a->index[MPT__CONV_DILATION] = MPT__TWO(c.dilation[0], c.dilation[1]);
+    a->index[MPT__CONV_OUTPUT_PADDING] = MPT__TWO(c.output_padding[0], c.output_padding[1]);
+    a->index[MPT__CONV_SAME] = c.same;
+    return true;
+}
+
+static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_tensor weight,
+                                 mpt_tensor bias, const mpt_conv_config *config) {
+    mpt_tensor in[3];
+    mpt__attributes attributes;
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (context && !mpt__conv_attributes(context, call, op, config, &attributes))
+        return mpt__null(context);
+    return context ? mpt__apply1(call, op, in, 3, &attributes) : mpt__null(NULL);
+}
+
+MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv2d", MPT__OP_conv2d, x, weight, bias, config);
+}
+MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv1d", MPT__OP_conv1d, x, weight, bias, config);
+}
+MPTRAIN_API mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                            const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv_transpose2d", MPT__OP_conv_transpose2d, x, weight, bias,
+                          config);
+}
+
+/* A layer with a weight of that shape, whose dimensions 0 and 1 are channels, still to be divided
+   into groups. */
+static mpt_module mpt__conv_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                  mpt_shape weight, const mpt_conv_config *config) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    if (!module) return mpt__module_handle(context, NULL);
+    const int op = mpt__layer_rows[layer].op;
+    const bool transposed = op == MPT__OP_conv_transpose2d;
+    int64_t out = weight.dim[transposed], fan = 1;
+    bool good = true;
+#ifdef MPTRAIN_NO_CONV
+    mpt__error(context, MPT_ERROR_UNSUPPORTED, "built without convolutions (MPTRAIN_NO_CONV)");
+#endif
+    if (mpt__conv_attributes(context, call, op, config, &module->attributes)) {
+        int64_t groups = module->attributes.index[MPT__CONV_GROUPS];
+        for (int i = 0; i < weight.rank; i++)
+            good = good && weight.dim[i] > 0 && (i > 1 || weight.dim[i] % groups == 0);
+        if (!good)
+            mpt__error(context, MPT_ERROR_ARGUMENT,
+                       "weight %S in %lld groups: expected sizes of 1 or more, and channels that "
+                       "the groups divide",
+                       &weight, groups);
+        weight.dim[1] /= groups;
+    }
+    mpt__layer_parameter(context, module, "weight", weight, 0);
+    for (int i = 1; i < weight.rank && context->base.status == MPT_OK; i++) fan *= weight.dim[i];
+    if (!config || config->bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), fan);
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_conv2d(mpt_context *context, int64_t in, int64_t out,
+                                     int64_t kernel_h, int64_t kernel_w,
+                                     const mpt_conv_config *config) {
+    return mpt__conv_layer(context, "mpt_nn_conv2d", MPT__LAYER_conv2d,
+                           MPT_SHAPE(out, in, kernel_h, kernel_w), config);
+}
+MPTRAIN_API mpt_module mpt_nn_conv1d(mpt_context *context, int64_t in, int64_t out, int64_t kernel,
+                                     const mpt_conv_config *config) {
+    return mpt__conv_layer(context, "mpt_nn_conv1d", MPT__LAYER_conv1d, MPT_SHAPE(out, in, kernel),
+                           config);
+}
+MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in, int64_t out,
+                                               int64_t kernel_h, int64_t kernel_w,
+                                               const mpt_conv_config *config) {
+    return mpt__conv_layer(context, "mpt_nn_conv_transpose2d", MPT__LAYER_conv_transpose2d,
+                           MPT_SHAPE(in, out, kernel_h, kernel_w), config);
+}
+
 /* ---------------------------------------------------------------------------------------------
  * 67_norm.c: normalisation and pooling: functions and layers.
  * ------------------------------------------------------------------------------------------- */
 
+/* ==== Functions ==== */
+
+static mpt__attributes mpt__norm_attributes(int64_t count, double eps) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = count;
+    attributes.imm[0] = eps;
+    attributes.required = 1;
+    return attributes;
+}
+
+static mpt_tensor mpt__apply_norm(const char *name, int op, mpt_tensor x, int64_t count,
+                                  mpt_tensor weight, mpt_tensor bias, double eps) {
+    mpt_tensor in[3];
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt__attributes attributes = mpt__norm_attributes(count, eps);
+    return mpt__apply1(name, op, in, 3, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias,
+                                      double eps) {
+    return mpt__apply_norm("mpt_layer_norm", MPT__OP_layer_norm, x, dims, weight, bias, eps);
+}
+MPTRAIN_API mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps) {
+    return mpt__apply_norm("mpt_rms_norm", MPT__OP_rms_norm, x, dims, weight, mpt__null(NULL), eps);
+}
+MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
+                                      mpt_tensor bias, double eps) {
+    return mpt__apply_norm("mpt_group_norm", MPT__OP_group_norm, x, groups, weight, bias, eps);
+}
+
+/* mpt__call_run for a norm of two outputs, the second one the sum that it normalises. */
+static mpt_status mpt__norm_run_both(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt_status status = MPT_ERROR_STATE;
+    frame->out[0] = frame->out[1] = NULL;
+    if (mpt__check_inputs(frame) && mpt__decide_dtype(frame) == MPT_OK &&
+        frame->row->shape(frame) == MPT_OK) {
+        frame->out[0] = mpt__output_new(frame);
+        frame->out[1] = frame->out[0] ? mpt__output_new(frame) : NULL;
+    }
+    context->launch_op = frame->op;
+    context->launch_phase = MPT__FORWARD;
+    if (frame->out[1]) status = frame->row->forward(frame);
+    context->launch_op = 0;
+    context->launch_phase = MPT__OTHER;
+    mpt__record_call(frame, status);
+    mpt__drop_temporaries(frame);
+    for (int i = 0; i < 2 && status != MPT_OK; i++)
+        if (frame->out[i]) mpt__tensor_drop(context, frame->out[i]);
+    return status;
+}
+
+static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mpt_tensor residual,
+                                      int dims, mpt_tensor weight, mpt_tensor bias, double eps,
+                                      mpt_tensor *sum) {
+    mpt_tensor in[4];
+    mpt__frame frame;
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = residual;
+    mpt_context *context = mpt__context_of(in, 4);
+    mpt__attributes attributes = mpt__norm_attributes(dims, eps);
+    if (sum) *sum = mpt__null(context);
+    if (!mpt__enter(context, name)) return mpt__null(context);
+    if (!sum)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "there is no place for the sum");
+    if (!mpt__at(context, x, "argument 1") || !mpt__at(context, residual, "argument 2") ||
+        !mpt__call_begin(&frame, context, op, 4, 2, &attributes))
+        return mpt__null(context);
+    if (!mpt__find_inputs(context, in, 4, 1, frame.record->in)) {
+        mpt__record_spare(context, frame.record);
+        return mpt__null(context);
+    }
+    if (mpt__norm_run_both(&frame) != MPT_OK) return mpt__null(context);
+    *sum = mpt__handle(context, frame.out[1]);
+    return mpt__handle(context, frame.out[0]);
+}
+
+MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                          mpt_tensor weight, mpt_tensor bias, double eps,
+                                          mpt_tensor *sum) {
+    return mpt__apply_add_norm("mpt_add_layer_norm", MPT__OP_layer_norm, x, residual, dims, weight,
+                               bias, eps, sum);
+}
+MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                        mpt_tensor weight, double eps, mpt_tensor *sum) {
+    return mpt__apply_add_norm("mpt_add_rms_norm", MPT__OP_rms_norm, x, residual, dims, weight,
+                               mpt__null(NULL), eps, sum);
+}
+
+/* index[1]: slot of the module whose running statistics the batch's go to; 0: none. */
+static mpt_tensor mpt__apply_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                        mpt_tensor weight, mpt_tensor bias, double eps,
+                                        uint32_t module) {
+    mpt_tensor in[5];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance;
+    mpt__attributes attributes = mpt__norm_attributes(0, eps);
+    attributes.index[1] = module;
+    return mpt__apply1("mpt_batch_norm", MPT__OP_batch_norm, in, 5, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                      mpt_tensor weight, mpt_tensor bias, double eps) {
+    return mpt__apply_batch_norm(x, mean, variance, weight, bias, eps, 0);
+}
+
+/* ==== Running statistics ==== */
+
+static void mpt__running_free(mpt_context *context, mpt__running *running) {
+    if (!running) return;
+    const uint32_t storages[] = {running->values, running->counts, running->next_values,
+                                 running->next_counts};
+    if (running->pending) context->pending--;
+    for (int i = 0; i < MPT__BUFFERS; i++) {
+        if (running->buffer[i]) {
+            running->buffer[i]->flags = MPT__KEPT;
+            mpt__tensor_drop(context, running->buffer[i]);
+        }
+        mpt__host_text_free(context, running->path[i]);
+    }
+    for (int i = 0; i < 4; i++)
+        if (storages[i]) mpt__storage_release(context, storages[i]);
+    mpt__host_free(context, running, sizeof *running);
+}
+
+static mpt__launch *mpt__running_launch(mpt_context *context, const uint32_t storage[4],
+                                        int64_t channels) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_RUNNING_STATS);
+    const mpt_shape values = MPT_SHAPE(2, channels), counts = MPT_SHAPE(2);
+    for (int i = 0; i < 4; i++) {
+        mpt__tensor view = mpt__view_on(storage[i], i % 2 ? MPT_I64 : MPT_F32,
+                                        i % 2 ? &counts : &values, 0);
+        mpt__operand_of(launch, 2 + i, &view, i < 2 ? MPT__READ : MPT__WRITE);
+    }
+    return launch;
+}
+
+static int64_t mpt__running_channels(const mpt__running *running) {
+    return running->buffer[0]->shape.dim[0];
+}
+
+static MPT__UNUSED mpt_status mpt__running_update(mpt_context *context, uint32_t slot,
+                                                  const mpt__tensor *mean,
+                                                  const mpt__tensor *variance, double unbiased) {
+    mpt__running *running = mpt__module_slot(context, slot)->running;
+    const uint32_t storage[4] = {running->pending ? running->next_values : running->values,
+                                 running->pending ? running->next_counts : running->counts,
+                                 running->next_values, running->next_counts};
+    mpt__launch *launch =
+        mpt__running_launch(context, storage, mpt__running_channels(running));
+    launch->imm[0] = running->momentum;
+    launch->imm[1] = unbiased;
+    mpt__operand_of(launch, 0, mean, MPT__READ);
+    mpt__operand_of(launch, 1, variance, MPT__READ);
+    if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
+    context->pending += !running->pending;
+    running->pending = true;
+    if (!context->step_depth) mpt__running_settle(context, true);
+    return context->base.status;
+}
+
+static void mpt__running_settle(mpt_context *context, bool commit) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count && context->pending > 0; i++) {
+        const mpt__module *module = (const mpt__module *)table->rows[i].object;
+        mpt__running *running = module ? module->running : NULL;
+        if (!running || !running->pending) continue;
+        running->pending = false;
+        context->pending--;
+        if (!commit) continue;
+        const uint32_t storage[4] = {running->next_values, running->next_counts, running->values,
+                                     running->counts};
+        mpt__submit(context, mpt__running_launch(context, storage, mpt__running_channels(running)));
+        context->storages[running->values].version++;
+        context->storages[running->counts].version++;
+    }
+}
+
+MPTRAIN_API int64_t mpt_refused_updates(mpt_module module) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_refused_updates");
+    int64_t count = 0, counts[2];
+    mpt__walk walk;
+    for (found = found ? mpt__walk_begin(&walk, context, found) : NULL; found;
+         found = mpt__walk_next(&walk)) {
+        if (!found->running) continue;
+        if (mpt__download(context, counts, found->running->counts, 0, sizeof counts) == MPT_OK)
+            count += counts[1];
+    }
+    return mpt__status_of(context) == MPT_OK ? count : -1;
+}
+
+/* Means 0, variances 1, counts 0. */
+static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t channels,
+                             double momentum) {
+    const mpt_shape each = MPT_SHAPE(channels), none = MPT_SCALAR;
+    mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
+    if (!running) return;
+    memset(running, 0, sizeof *running);
+    module->running = running;
+    running->momentum = momentum;
+    uint32_t *const storages[] = {&running->values, &running->next_values, &running->counts,
+                                  &running->next_counts};
+    for (int i = 0; i < 4; i++) {
+        *storages[i] = mpt__storage_new(context, i < 2 ? 8 * channels : 16, MPT_MEMORY_PARAMETER,
+                                        MPT__FROM_DEVICE, true);
+        if (!*storages[i]) return;
+    }
+    for (int i = 0; i < MPT__BUFFERS; i++) {
+        mpt__tensor view = i < 2 ? mpt__view_on(running->values, MPT_F32, &each, i * channels)
+                                 : mpt__view_on(running->counts, MPT_I64, &none, 0);
+        running->buffer[i] = mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);
+        if (!running->buffer[i]) return;
+    }
+    mpt__launch_fill(context, running->buffer[1], 1.0);
+}
+
+/* ==== Layers ==== */
+
+MPTRAIN_API mpt_norm_config mpt_norm_config_default(void) {
+    mpt_norm_config config;
+    memset(&config, 0, sizeof config);
+    config.eps = 1e-5;
+    config.weight = config.bias = config.track = true;
+    config.momentum = 0.1;
+    return config;
+}
+
+#ifdef MPTRAIN_NO_ATTENTION
+#define MPT__ROW_NORMS "built without layer and RMS norm (MPTRAIN_NO_ATTENTION)"
+#else
+#define MPT__ROW_NORMS NULL
+#endif
+#ifdef MPTRAIN_NO_CONV
+#define MPT__CHANNEL_NORMS "built without batch norm, group norm and pooling (MPTRAIN_NO_CONV)"
+#else
+#define MPT__CHANNEL_NORMS NULL
+#endif
+
+/* A norm with parameters of `shape`; `count` of groups or of dimensions; `missing` says why there
+   is none in this build. */
+static mpt__module *mpt__norm_new(mpt_context *context, const char *call, mpt__layer layer,
+                                  mpt_shape shape, int64_t count, const mpt_norm_config *config,
+                                  const char *missing) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    if (!module) return NULL;
+    module->attributes = mpt__norm_attributes(count, config->eps);
+    if (missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
+    bool good = shape.rank > 0 && shape.rank <= MPT_MAX_RANK;
+    for (int d = 0; good && d < shape.rank; d++) good = shape.dim[d] > 0;
+    if (context->base.status == MPT_OK && !good)
+        mpt__error(context, MPT_ERROR_SHAPE,
+                   "expected 1 to %d dimensions, or a number of features, of 1 or more",
+                   (int)MPT_MAX_RANK);
+    if (context->base.status == MPT_OK && !(config->eps >= 0.0 && mpt__f64_is_finite(config->eps)))
+        mpt__error(context, MPT_ERROR_ARGUMENT, "eps %g: expected 0 or more", config->eps);
+    static const char *const names[] = {"weight", "bias"};
+    for (int i = 0; i < 2 && context->base.status == MPT_OK; i++) {
+        bool wanted = i == 0 ? config->weight : config->bias && layer != MPT__LAYER_rms_norm;
+        mpt_init init = mpt_init_make(i == 0 ? MPT_INIT_ONES : MPT_INIT_ZEROS, 0, 0);
+        if (wanted) mpt__add_parameter(context, module, names[i], &shape, init, 0);
+    }
+    return module;
+}
+
+static mpt_norm_config mpt__norm_config_of(const mpt_norm_config *config) {
+    return config ? *config : mpt_norm_config_default();
+}
+
+#define MPT__DEFINE_ROW_NORM(name)                                                              \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape,                 \
+                                         const mpt_norm_config *given) {                        \
+        mpt_norm_config config = mpt__norm_config_of(given);                                    \
+        return mpt__layer_made(context,                                                         \
+                               mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name,       \
+                                             shape, shape.rank, &config, MPT__ROW_NORMS));      \
+    }
+MPT__DEFINE_ROW_NORM(layer_norm)
+MPT__DEFINE_ROW_NORM(rms_norm)
+#undef MPT__DEFINE_ROW_NORM
+
+MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
+                                         const mpt_norm_config *given) {
+    mpt_norm_config config = mpt__norm_config_of(given);
+    mpt__module *module =
+        mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm, MPT_SHAPE(channels),
+                      groups, &config, MPT__CHANNEL_NORMS);
+    if (module && context->base.status == MPT_OK && (groups < 1 || channels % groups != 0))
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld groups do not divide %lld channels", groups,
+                   channels);
+    return mpt__layer_made(context, module);
+}
+
+#define MPT__DEFINE_BATCH_NORM(name)                                                            \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, int64_t features,                \
+                                         const mpt_norm_config *given) {                        \
+        mpt_norm_config config = mpt__norm_config_of(given);                                    \
+        mpt__module *module =                                                                   \
+            mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, MPT_SHAPE(features), 0,  \
+                          &config, MPT__CHANNEL_NORMS);                                         \
+        if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0))              \
+            mpt__error(context, MPT_ERROR_ARGUMENT,                                             \
+                       "momentum %g: expected at most 1 (negative: the mean of all)",           \
+                       config.momentum);                                                        \
+        if (module && context->base.status == MPT_OK && config.track)                           \
+            mpt__running_new(context, module, features, config.momentum);                       \
+        return mpt__layer_made(context, module);                                                \
+    }
+MPT__DEFINE_BATCH_NORM(batch_norm1d)
+MPT__DEFINE_BATCH_NORM(batch_norm2d)
+#undef MPT__DEFINE_BATCH_NORM
+
+/* Of the batch while it trains, and where there is nothing else. */
+static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__module *module,
+                                          mpt_tensor x) {
+    const mpt__running *running = module->running;
+    const bool training = module->training && !context->inference_depth;
+    const mpt__tensor *tensor = mpt__live(context, x);
+    mpt_tensor given[2], parameter[2];
+    bool flat = module->layer == MPT__LAYER_batch_norm1d;
+    int rank = tensor->shape.rank;
+    if (flat ? rank != 2 && rank != 3 : rank != 4)
+        return mpt__refuse(context, MPT_ERROR_SHAPE, "%s of input %S: expected %s",
+                           module->cls.name, &tensor->shape, flat ? "[N, C] or [N, C, L]"
+                                                                  : "[N, C, H, W]");
+    for (int i = 0; i < 2; i++) {
+        given[i] = parameter[i] = mpt__null(NULL);
+        if (running && !training) given[i] = mpt__handle(context, running->buffer[i]);
+        for (int64_t k = 0; k < module->parameter_count; k++)
+            if (strcmp(module->parameters[k].name, i ? "bias" : "weight") == 0)
+                parameter[i] = mpt__parameter_handle(context, module, k);
+    }
+    return mpt__apply_batch_norm(x, given[0], given[1], parameter[0], parameter[1],
+                                 module->attributes.imm[0],
+                                 running && training ? module->id.slot : 0);
+}
+
 /* ---------------------------------------------------------------------------------------------
  * 67_attention.c: embedding and attention: functions and layers.
  * ------------------------------------------------------------------------------------------- */
+
+static mpt__module *mpt__attention_layer(mpt_context *context, const char *call, mpt__layer layer) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+#ifdef MPTRAIN_NO_ATTENTION
+    if (module)
+        mpt__error(context, MPT_ERROR_UNSUPPORTED,
+                   "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
+#endif
+    return module;
+}
+
+/* ==== Embedding ==== */
+
+MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor weight, mpt_tensor ids, int64_t padding_index) {
+    mpt_tensor in[2];
+    in[0] = ids, in[1] = weight;
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = padding_index;
+    attributes.required = 2;
+    return mpt__apply1("mpt_embedding", MPT__OP_embedding, in, 2, &attributes);
+}
+
+MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
+                                        int64_t padding_index) {
+    mpt__module *module = mpt__attention_layer(context, "mpt_nn_embedding", MPT__LAYER_embedding);
+    if (!module) return mpt__module_handle(context, NULL);
+    module->attributes.index[0] = padding_index;
+    mpt_shape shape = MPT_SHAPE(count, width);
+    mpt_init normal = mpt_init_make(MPT_INIT_NORMAL, 0, 1);
+    if (count < 1 || width < 1 || padding_index < -1 || padding_index >= count)
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "%lld rows of %lld, padding_index %lld: expected 1 or more, and a row or -1",
+                   count, width, padding_index);
+    else if (context->base.status == MPT_OK)
+        mpt__add_parameter(context, module, "weight", &shape, normal, 0);
+    return mpt__layer_made(context, module);
+}
+
+/* ==== Attention ==== */
+
+MPTRAIN_API mpt_attention_config mpt_attention_config_default(void) {
+    mpt_attention_config config;
+    memset(&config, 0, sizeof config);
+    return config;
+}
+
+/* Attributes of a call; `heads` as MPT__OP_scaled_dot_product_attention has them. */
+static mpt__attributes mpt__attention_attributes(int heads, bool causal, double dropout,
+                                                 double scale, uint64_t stream, uint64_t call) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = 3;
+    attributes.rank = (uint8_t)heads;
+    attributes.imm[0] = scale;
+    attributes.imm[1] = dropout;
+    attributes.index[0] = causal;
+    attributes.index[1] = (int64_t)stream;
+    attributes.index[2] = (int64_t)call;
+    return attributes;
+}
+
+MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
+                                                        const mpt_attention_config *config) {
+    static const char name[] = "mpt_scaled_dot_product_attention";
+    mpt_attention_config none = mpt_attention_config_default();
+    if (!config) config = &none;
+    mpt_tensor in[4];
+    in[0] = q, in[1] = k, in[2] = v, in[3] = config->mask;
+    mpt_context *context = mpt__context_of(in, 4);
+    double p = config->dropout;
+    if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale)) {
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT,
+                    "dropout %g, scale %g: expected a probability, and a finite number", p,
+                    config->scale);
+        return mpt__null(context);
+    }
+    if (context && (!context->module_training || context->inference_depth)) p = 0.0;
+    bool drops = context && p > 0.0;
+    mpt__attributes attributes = mpt__attention_attributes(
+        0, config->causal, p, config->scale, drops ? mpt__hash_u64(context->path_hash, 1) : 0,
+        drops ? context->now.module_calls++ : 0);
+    return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
+}
+
+/* Heads side by side in [B, T, E]; k and v null: q holds all three. */
+static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attributes *attributes) {
+    mpt__frame frame;
+    mpt_context *context = in[0].context;
+    if (!mpt__enter(context, "mpt_nn_multi_head_attention") ||
+        !mpt__call_begin(&frame, context, MPT__OP_scaled_dot_product_attention, 4, 1, attributes))
+        return mpt__null(context);
+    if (mpt__find_inputs(context, in, 4, 1, frame.record->in))
+        return mpt__handle(context, mpt__call_run(&frame));
+    mpt__record_spare(context, frame.record);
+    return mpt__null(context);
+}
+
+MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void) {
+    mpt_multi_head_config config;
+    memset(&config, 0, sizeof config);
+    config.bias = true;
+    return config;
+}
+
+/* Part i of 3 of the fused projection of x. */
+static mpt_tensor mpt__projected(mpt__spares *spares, mpt_tensor x, mpt_tensor weight,
+                                 mpt_tensor bias, int64_t width, int i) {
+    mpt_tensor part = mpt__null(NULL);
+    weight = mpt__spare(spares, mpt_slice(weight, 0, i * width, (i + 1) * width, 1));
+    if (bias.slot) part = mpt__spare(spares, mpt_slice(bias, 0, i * width, (i + 1) * width, 1));
+    return mpt__spare(spares, mpt_linear(x, weight, part, MPT_ACTIVATION_NONE));
+}
+
+static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
+    return a.slot == b.slot && a.generation == b.generation;
+}
+
+/* in: x, or query, key, value, and maybe a mask. */
+static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt_tensor *in,
+                                          int n_in, mpt_tensor *out, int n_out) {
+    mpt_context *context = self.context;
+    mpt__module *module = mpt__module_at(context, self);
+    mpt_tensor part[4], none = mpt__null(NULL);
+    (void)user;
+    if (!module) return context->base.status;
+    if (n_out != 1 || (n_in != 1 && n_in != 3 && n_in != 4))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%d inputs, %d outputs: expected x, or query, key, value and maybe a "
+                          "mask, and one output",
+                          n_in, n_out);
+    bool training = context->module_training && !context->inference_depth, own = n_in == 1;
+    double p = training ? module->attributes.imm[1] : 0.0;
+    mpt__attributes attributes = mpt__attention_attributes(
+        module->attributes.rank, module->attributes.index[0] != 0, p, 0.0, module->path_hash,
+        p > 0.0 ? mpt__dropout_count(context, module) : 0);
+    int64_t width = module->parameters[0].shape.dim[1];
+    mpt_tensor weight = mpt__parameter_handle(context, module, 0);
+    mpt_tensor bias =
+        module->parameter_count > 1 ? mpt__parameter_handle(context, module, 1) : none;
+    mpt__spares spares;
+    spares.count = 0;
+    if (n_in > 1) own = mpt__same_handle(in[0], in[1]) && mpt__same_handle(in[0], in[2]);
+    part[1] = part[2] = none;
+    part[3] = n_in == 4 ? in[3] : none;
+    if (own) part[0] = mpt__spare(&spares, mpt_linear(in[0], weight, bias, MPT_ACTIVATION_NONE));
+    for (int i = 0; i < 3 && !own; i++)
+        part[i] = mpt__projected(&spares, in[i], weight, bias, width, i);
+    mpt_module project = mpt_child(self, "out_proj");
+    if (context->base.status != MPT_OK) return context->base.status;
+    mpt_tensor heads = mpt__spare(&spares, mpt__merged_attention(part, &attributes));
+    out[0] = mpt__spares_end(&spares, mpt_forward(project, heads));
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
+                                                   const mpt_multi_head_config *config) {
+    static const char name[] = "mpt_nn_multi_head_attention";
+    mpt_multi_head_config defaults = mpt_multi_head_config_default();
+    if (!config) config = &defaults;
+    bool good = width >= 1 && width <= INT32_MAX && heads >= 1 && heads <= 255 &&
+                width % heads == 0 && config->dropout >= 0.0 && config->dropout <= 1.0;
+    mpt_module project = mpt__module_handle(context, NULL);
+    if (good) project = mpt__linear_new(context, name, width, width, config->bias);
+    mpt__module *child = project.slot ? mpt__module_at(context, project) : NULL;
+    mpt__module *module = child || !good
+                              ? mpt__attention_layer(context, name, MPT__LAYER_multi_head_attention)
+                              : NULL;
+    if (module && !good)
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
+                   "probability",
+                   width, heads, config->dropout);
+    if (module && context->base.status == MPT_OK) {
+        mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
+        module->cls.forward = mpt__multi_head_forward;
+        module->cls.n_inputs = 0;
+        module->attributes.rank = (uint8_t)heads;
+        module->attributes.imm[1] = config->dropout;
+        module->attributes.index[0] = config->causal;
+        mpt__add_parameter(context, module, "in_proj_weight", &weight,
+                           mpt_init_make(MPT_INIT_XAVIER_UNIFORM, 1, 0), 0);
+        if (config->bias) {
+            mpt__add_parameter(context, module, "in_proj_bias", &bias,
+                               mpt_init_make(MPT_INIT_ZEROS, 0, 0), 0);
+            child->parameters[1].init = mpt_init_make(MPT_INIT_ZEROS, 0, 0);
+        }
+        mpt__add_child(context, module, "out_proj", child);
+    }
+    mpt_module made = mpt__layer_made(context, module);
+    if (context && !made.slot) mpt__number_back(context, &project, 1);
+    return made;
+}
+
+/* ==== Linear and cross-entropy ==== */
+
+MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
+                                                const mpt_nll_config *config) {
+    static const char name[] = "mpt_linear_cross_entropy";
+    mpt_nll_config defaults = mpt_nll_config_default();
+    if (!config) config = &defaults;
+    mpt_tensor in[4];
+    in[0] = x, in[1] = weight, in[2] = targets, in[3] = config->weight;
+    mpt_context *context = mpt__context_of(in, 4);
+    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
+    if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0)) {
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
+                    config->label_smoothing);
+        return mpt__null(context);
+    }
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = config->ignore_index;
+    attributes.reduction = (uint8_t)config->reduction;
+    attributes.required = 3;
+    attributes.imm[0] = config->label_smoothing;
+    return mpt__apply1(name, MPT__OP_linear_cross_entropy, in, 4, &attributes);
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * 67_resize.c: images of another size: function and layer.
+ * ------------------------------------------------------------------------------------------- */
+
+/* What was asked for as attributes of the op; false with an error recorded if it makes no sense. */
+static bool mpt__interpolate_attributes(mpt_context *context, const mpt_shape *size, double scale,
+                                        mpt_interpolation mode, bool align_corners,
+                                        mpt__attributes *attributes) {
+    bool sized = size->rank == 2, scaled = size->rank == 0 && scale > 0.0;
+    *attributes = mpt__no_attributes;
+#ifdef MPTRAIN_NO_CONV
+    return mpt__reject(context, MPT_ERROR_UNSUPPORTED,
+                       "built without interpolation (MPTRAIN_NO_CONV)");
+#endif
+    for (int i = 0; i < 2 && sized; i++) {
+        sized = size->dim[i] >= 1;
+        attributes->index[i] = size->dim[i];
+    }
+    if (!sized && !scaled)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "size %S, scale %g: expected MPT_SHAPE(height, width), or MPT_SCALAR "
+                           "and a scale above 0",
+                           size, scale);
+    if (mode != MPT_NEAREST && mode != MPT_BILINEAR)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "mode %d is neither MPT_NEAREST nor MPT_BILINEAR", (int)mode);
+    if (align_corners && mode == MPT_NEAREST)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "MPT_NEAREST has no corners to align");
+    attributes->index[2] = mode == MPT_NEAREST ? MPT__RESIZE_NEAREST
+                           : align_corners     ? MPT__RESIZE_CORNERS
+                                               : MPT__RESIZE_CENTERS;
+    attributes->imm[0] = scale;
+    return true;
+}
+
+MPTRAIN_API mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale,
+                                       mpt_interpolation mode, bool align_corners) {
+    static const char name[] = "mpt_interpolate";
+    mpt__attributes attributes;
+    if (!mpt__enter(x.context, name) ||
+        !mpt__interpolate_attributes(x.context, &size, scale, mode, align_corners, &attributes))
+        return mpt__null(x.context);
+    return mpt__apply1(name, MPT__OP_interpolate, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
+                                       mpt_interpolation mode, bool align_corners) {
+    mpt__module *module = mpt__layer_new(context, "mpt_nn_upsample", MPT__LAYER_upsample);
+    if (module)
+        mpt__interpolate_attributes(context, &size, scale, mode, align_corners,
+                                    &module->attributes);
+    return mpt__layer_made(context, module);
+}
 
 /* ---------------------------------------------------------------------------------------------
  * 68_check.c: what tensors hold, whether gradients are right, what could differ from run to run.
@@ -22147,7 +27265,7 @@ MPTRAIN_API size_t mpt_histograms(mpt_module module, bool gradients, char *text,
         const bool none = gradients && !mpt__leaf_has_grad(context, tensor);
         mpt__write_text(&out, "\n");
         const size_t line = out.length;
-        mpt__write_text(&out, "%s%s", mpt__relative_path(context, found, parameter),
+        mpt__write_text(&out, "%s%s", mpt__relative_path(context, found, parameter->path),
                         none ? " none" : "");
         if (none) continue;
         if (gradients)
@@ -22370,8 +27488,16 @@ static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype 
 
 /* ==== Datasets as objects ==== */
 
-typedef struct mpt__dataset {
+typedef struct mpt__dataset mpt__dataset;
+
+/* Makes sample `at` of a dataset that reads files or computes. `work`: the dataset's work_bytes,
+   aligned; `target` may be NULL. Any thread. */
+typedef bool (*mpt__make_fn)(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
+                             void *input, void *target, char *error);
+
+struct mpt__dataset {
     mpt__id id;
+    const mpt__base *base;
     int32_t references; /* the handle, subsets and loaders: the last one to go frees the data */
     int32_t loaders;    /* while there are any, the delivered values cannot change */
     int64_t count;
@@ -22382,19 +27508,25 @@ typedef struct mpt__dataset {
     bool normalised;
     float mean, deviation;
 
-    const uint8_t *inputs, *targets; /* samples in memory; NULL: a callback makes them */
+    const uint8_t *inputs, *targets; /* samples in memory; NULL: `make` or a callback makes them */
     bool byte_targets;               /* class numbers are stored as u8 and delivered as i64 */
     void *owned[2];                  /* what of that came from the allocator */
     size_t owned_bytes[2];
     bool (*sample)(void *user, int64_t index, uint64_t seed, void *input, void *target, char *error,
                    size_t error_size);
     void *user;
+    mpt__make_fn make;
+    const void *state; /* of make, in owned[0] */
+    size_t work_bytes;
+    mpt__dataset *source; /* what make draws from, referenced unless there is a parent; or NULL */
+    const char *const *classes; /* names in order, NULL if there are none */
+    int64_t class_count;
 
     /* A subset is its parent (itself none) with other samples: first + i or indices[i]. */
-    struct mpt__dataset *parent;
+    mpt__dataset *parent;
     int64_t first;
     int64_t *indices;
-} mpt__dataset;
+};
 
 MPT__HANDLES(dataset, MPT__DATASET)
 
@@ -22402,7 +27534,10 @@ static void mpt__dataset_release(mpt_context *context, void *object) {
     mpt__dataset *dataset = (mpt__dataset *)object;
     mpt__base *base = &context->base;
     if (--dataset->references > 0) return;
-    if (dataset->parent) mpt__dataset_release(context, dataset->parent);
+    if (dataset->parent)
+        mpt__dataset_release(context, dataset->parent);
+    else if (dataset->source)
+        mpt__dataset_release(context, dataset->source);
     mpt__release(base, dataset->indices, (size_t)dataset->count * sizeof(int64_t), MPT_MEMORY_DATA);
     for (int i = 0; i < 2; i++)
         mpt__release(base, dataset->owned[i], dataset->owned_bytes[i], MPT_MEMORY_DATA);
@@ -22466,6 +27601,7 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
          !mpt__sample_size(context, "target", target, &config->target_shape, config->count,
                            &made.target_numel, &made.target_bytes)))
         return NULL;
+    made.base = &context->base;
     made.references = 1;
     made.count = config->count;
     made.dtype = dtype, made.target_dtype = target;
@@ -22478,15 +27614,38 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
 
 /* ==== Samples ==== */
 
-#define MPT__SAMPLE_ERROR 256 /* bytes of message that a callback may write */
+#define MPT__SAMPLE_ERROR 512 /* bytes of message that a callback may write */
+
+/* Scratch for one sample, each part aligned for any dtype: an input, a target, what `make` needs. */
+static size_t mpt__scratch_target(const mpt__dataset *dataset) {
+    return (dataset->input_bytes + 63) / 64 * 64;
+}
+
+static size_t mpt__scratch_work(const mpt__dataset *dataset) {
+    return mpt__scratch_target(dataset) + (dataset->target_bytes + 63) / 64 * 64;
+}
+
+static size_t mpt__scratch_bytes(const mpt__dataset *dataset) {
+    return dataset->inputs ? 0 : mpt__scratch_work(dataset) + dataset->work_bytes;
+}
 
 /* The input of a sample as it is stored: where it lies, or in `input`, which a callback fills. NULL
-   with a sentence in `error` if it fails. `target` may be NULL only for samples in memory, or
-   without targets. Any thread. */
+   with a sentence in `error` if it fails. A user's callback gets a target if it has targets.
+   `scratch`: mpt__scratch_bytes. Any thread. */
 static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, uint64_t seed,
-                                    void *input, void *target, char error[MPT__SAMPLE_ERROR]) {
+                                    uint8_t *scratch, void *input, void *target,
+                                    char error[MPT__SAMPLE_ERROR]) {
     const size_t at = (size_t)(dataset->indices ? dataset->indices[index] : dataset->first + index);
     error[0] = 0;
+    if (dataset->target_dtype == MPT_DTYPE_NONE)
+        target = NULL;
+    else if (!target && scratch)
+        target = scratch + mpt__scratch_target(dataset);
+    if (dataset->make)
+        return dataset->make(dataset, (int64_t)at, seed, scratch + mpt__scratch_work(dataset),
+                             input, target, error)
+                   ? input
+                   : NULL;
     if (!dataset->inputs) {
         bool good = dataset->sample(dataset->user, (int64_t)at, seed, input, target, error,
                                     MPT__SAMPLE_ERROR);
@@ -22501,15 +27660,6 @@ static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, 
         memcpy(target, dataset->targets + at * dataset->target_bytes, dataset->target_bytes);
     }
     return dataset->inputs + at * dataset->input_bytes;
-}
-
-/* Scratch with room for one input and, aligned for any dtype, one target of a callback. */
-static size_t mpt__scratch_target(const mpt__dataset *dataset) {
-    return (dataset->input_bytes + 63) / 64 * 64;
-}
-
-static size_t mpt__scratch_bytes(const mpt__dataset *dataset) {
-    return dataset->inputs ? 0 : mpt__scratch_target(dataset) + dataset->target_bytes;
 }
 
 /* How the inputs of a dataset become the elements of a batch. */
@@ -22579,11 +27729,7 @@ static bool mpt__dataset_fetch(const mpt__dataset *dataset, const mpt__delivery 
                                int64_t index, uint64_t seed, uint8_t *scratch, void *input,
                                void *target, char error[MPT__SAMPLE_ERROR]) {
     void *room = input && delivery->copies ? input : scratch;
-    if (dataset->target_dtype == MPT_DTYPE_NONE)
-        target = NULL;
-    else if (!target && scratch)
-        target = scratch + mpt__scratch_target(dataset);
-    const void *values = mpt__sample_read(dataset, index, seed, room, target, error);
+    const void *values = mpt__sample_read(dataset, index, seed, scratch, room, target, error);
     if (input && values && values != input)
         mpt__deliver(delivery, values, input, (size_t)dataset->numel);
     return values != NULL;
@@ -22772,6 +27918,11 @@ static bool mpt__dataset_whole(const mpt__dataset *dataset) {
     return dataset->dtype == MPT_I64 || dataset->dtype == MPT_I32;
 }
 
+MPTRAIN_API const char *mpt_class_name(mpt_dataset dataset, int64_t index) {
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_class_name");
+    return found && index >= 0 && index < found->class_count ? found->classes[index] : NULL;
+}
+
 MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
     mpt_context *context = dataset.context;
     mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_normalize");
@@ -22825,11 +27976,9 @@ static void mpt__tally_add(mpt__tally *tally, mpt_dtype dtype, const void *value
 static bool mpt__tally_pass(mpt_context *context, const mpt__dataset *dataset, uint8_t *scratch,
                             mpt__tally *tally) {
     char error[MPT__SAMPLE_ERROR];
-    uint8_t *target =
-        dataset->target_bytes && scratch ? scratch + mpt__scratch_target(dataset) : NULL;
     tally->sum = tally->squares = 0.0;
     for (int64_t i = 0; i < dataset->count; i++) {
-        const void *values = mpt__sample_read(dataset, i, 0, scratch, target, error);
+        const void *values = mpt__sample_read(dataset, i, 0, scratch, scratch, NULL, error);
         if (!values) return mpt__reject(context, MPT_ERROR_IO, "sample %lld: %s", i, error);
         mpt__tally_add(tally, dataset->dtype, values, (size_t)dataset->numel);
     }
@@ -23147,6 +28296,1385 @@ MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, m
         return mpt__idx_dataset(context, paths, MPT__MNIST_SIDE);
     }
     return mpt__dataset_handle(context, NULL);
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * 71_transform.c: from a picture to a sample: crops, flips, bilinear resizing, erasing.
+ *
+ * Geometric steps only change a description of the picture (part, size, window, mirror); pixels
+ * are computed once, when values are needed, into the sample itself where they can. All sizes but
+ * those of decoded files are known when a dataset is made, so that running allocates nothing.
+ * ------------------------------------------------------------------------------------------- */
+
+#define MPT__MAX_SIDE (INT64_C(1) << 24) /* pixels */
+#define MPT__MAX_CHANNELS 4
+#define MPT__MAX_STEPS 16
+#define MPT__TRANSFORM_STREAM UINT64_C(0x617567) /* "aug" */
+
+/* Steps with their sizes. */
+typedef struct mpt__pipeline {
+    int64_t channels, height, width; /* of the result */
+    int64_t in_height, in_width;     /* of every picture; 0: any */
+    int64_t most;                    /* elements of the largest picture between steps */
+    int64_t columns;                 /* of the widest */
+    int last_move;                   /* the last geometric step; -1: none */
+    int count;
+    mpt_transform steps[MPT__MAX_STEPS];
+} mpt__pipeline;
+
+/* A picture not computed yet: a part of pixels that lie somewhere, stretched to a size, of which a
+   window is seen (zeros where it lies outside), mirrored or not. */
+typedef struct mpt__picture {
+    const uint8_t *bytes; /* or, if NULL, .. */
+    const float *values;
+    int64_t channels, channel_step, row_step, column_step; /* in elements */
+    int64_t height, width;                                 /* of the part */
+    int64_t to_height, to_width;                           /* what it is stretched to */
+    int64_t top, left, rows, columns;                      /* of the window */
+    bool mirrored, antialias;
+} mpt__picture;
+
+/* ==== Planning ==== */
+
+MPTRAIN_API mpt_transform mpt_transform_default(mpt_transform_kind kind, int64_t height,
+                                                int64_t width) {
+    mpt_transform step;
+    const bool erasing = kind == MPT_RANDOM_ERASING;
+    memset(&step, 0, sizeof step);
+    step.kind = kind;
+    step.height = height, step.width = width;
+    step.antialias = true;
+    step.p = 0.5;
+    step.scale[0] = erasing ? 0.02 : 0.08, step.scale[1] = erasing ? 0.33 : 1.0;
+    step.ratio[0] = erasing ? 0.3 : 0.75, step.ratio[1] = erasing ? 3.3 : 4.0 / 3.0;
+    for (int c = 0; c < MPT__MAX_CHANNELS; c++) step.deviation[c] = 1.0;
+    return step;
+}
+
+static const char *const mpt__step_names[MPT_TRANSFORM_KINDS] = {
+    "MPT_RESIZE",       "MPT_CENTER_CROP",    "MPT_RANDOM_CROP", "MPT_RANDOM_FLIP",
+    "MPT_RESIZED_CROP", "MPT_RANDOM_ERASING", "MPT_NORMALIZE",   "MPT_APPLY"};
+
+static bool mpt__step_moves(const mpt_transform *step) { return step->kind <= MPT_RESIZED_CROP; }
+
+static bool mpt__step_sizes(const mpt_transform *step) {
+    return mpt__step_moves(step) && step->kind != MPT_RANDOM_FLIP;
+}
+
+/* Both finite, 0 < low <= high <= most. */
+static bool mpt__range_good(const double range[2], double most) {
+    return range[0] > 0.0 && range[0] <= range[1] && range[1] <= most;
+}
+
+/* What is wrong with a step by itself; NULL: nothing. */
+static const char *mpt__step_fault(const mpt_transform *step, int64_t channels) {
+    const bool part = step->kind == MPT_RESIZED_CROP || step->kind == MPT_RANDOM_ERASING;
+    if ((unsigned)step->kind >= MPT_TRANSFORM_KINDS) return "is of no known kind";
+    if (mpt__step_sizes(step) &&
+        (step->height < 1 || step->height > MPT__MAX_SIDE || step->width > MPT__MAX_SIDE ||
+         step->width < (step->kind == MPT_RESIZE ? 0 : 1)))
+        return "needs a height and a width from 1 to 2^24";
+    if (step->padding < 0 || step->padding > MPT__MAX_SIDE) return "has a negative padding";
+    if (!(step->p >= 0.0 && step->p <= 1.0)) return "has a p outside [0, 1]";
+    if (part && !(mpt__range_good(step->scale, 1.0) && mpt__range_good(step->ratio, 1e6)))
+        return "needs 0 < scale[0] <= scale[1] <= 1 and 0 < ratio[0] <= ratio[1]";
+    for (int64_t c = 0; c < channels && step->kind == MPT_NORMALIZE; c++)
+        if (!mpt__f64_is_finite(step->mean[c]) || !mpt__f64_is_finite(step->deviation[c]) ||
+            !((float)step->deviation[c] > 0.0f))
+            return "needs finite means and positive deviations";
+    if (step->kind == MPT_APPLY && !step->apply) return "has no function";
+    return NULL;
+}
+
+/* The sides of a picture whose shorter one becomes `side`, as torchvision rounds them. */
+static void mpt__shorter_side(int64_t side, int64_t *height, int64_t *width) {
+    int64_t *small = *height <= *width ? height : width, *other = small == height ? width : height;
+    *other = side * *other / *small;
+    *small = side;
+}
+
+/* Sizes from step to step; *height and *width are 0 while they depend on the file. */
+static bool mpt__pipeline_size(mpt_context *context, mpt__pipeline *plan, int i, int64_t *height,
+                               int64_t *width, bool *stretched) {
+    const mpt_transform *step = &plan->steps[i];
+    const char *name = mpt__step_names[step->kind];
+    const bool known = *height > 0;
+    if (!known && (!mpt__step_moves(step) ||
+                   (*stretched && (step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP))))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "step %d (%s) needs a picture of known size: put a crop, or a resize to "
+                           "[height, width], before it",
+                           i, name);
+    if (mpt__step_moves(step)) plan->last_move = i;
+    if (step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP) *stretched = true;
+    if (!mpt__step_sizes(step)) return true;
+    if (known && step->kind == MPT_RANDOM_CROP &&
+        (*height + 2 * step->padding < step->height || *width + 2 * step->padding < step->width))
+        return mpt__reject(context, MPT_ERROR_SHAPE,
+                           "step %d (%s): a crop of %lld x %lld from %lld x %lld with %lld of "
+                           "padding; resize before it",
+                           i, name, step->height, step->width, *height, *width, step->padding);
+    if (step->width == 0) {
+        if (known) mpt__shorter_side(step->height, height, width);
+    } else {
+        *height = step->height, *width = step->width;
+    }
+    return true;
+}
+
+/* Fills a plan for pictures of a size (0: any); false with an error recorded. A result of height 0:
+   it has the size of the first picture, which is not known yet. */
+static bool mpt__pipeline_plan(mpt_context *context, const mpt_transform *steps, int count,
+                               int64_t channels, int64_t height, int64_t width,
+                               mpt__pipeline *plan) {
+    bool stretched = false;
+    memset(plan, 0, sizeof *plan);
+    if (count < 0 || count > MPT__MAX_STEPS || (count > 0 && !steps))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "%d steps%s; 0 to %d are possible", count,
+                           steps ? "" : " at NULL", MPT__MAX_STEPS);
+    plan->channels = channels;
+    plan->in_height = height, plan->in_width = width;
+    plan->last_move = -1;
+    plan->count = count;
+    for (int i = 0; i < count; i++) {
+        const char *fault = mpt__step_fault(&steps[i], channels);
+        plan->steps[i] = steps[i];
+        if (fault)
+            return mpt__reject(
+                context, MPT_ERROR_ARGUMENT, "step %d%s%s %s", i,
+                (unsigned)steps[i].kind < MPT_TRANSFORM_KINDS ? ", " : "",
+                (unsigned)steps[i].kind < MPT_TRANSFORM_KINDS ? mpt__step_names[steps[i].kind] : "",
+                fault);
+        if (!mpt__pipeline_size(context, plan, i, &height, &width, &stretched)) return false;
+        if (height > MPT__MAX_SIDE || width > MPT__MAX_SIDE)
+            return mpt__reject(context, MPT_ERROR_SHAPE, "step %d makes %lld x %lld pixels", i,
+                               height, width);
+        if (plan->most < channels * height * width) plan->most = channels * height * width;
+        if (plan->columns < width) plan->columns = width;
+    }
+    if (plan->most < channels * height * width) plan->most = channels * height * width;
+    if (plan->columns < width) plan->columns = width;
+    plan->height = height, plan->width = width;
+    return true;
+}
+
+/* ==== Bilinear resampling ==== */
+
+/* The inputs that an output is the weighted mean of. */
+typedef struct mpt__taps {
+    int64_t first, end;
+    double center, sharpness, total;
+} mpt__taps;
+
+/* The triangle around the center, as PIL and PyTorch compute it (align_corners = false). */
+static MPT__INLINE double mpt__tap(const mpt__taps *taps, int64_t i) {
+    double distance = ((double)i + 0.5 - taps->center) * taps->sharpness;
+    if (distance < 0.0) distance = -distance;
+    return distance < 1.0 ? 1.0 - distance : 0.0;
+}
+
+/* Of output `at` when `size` inputs become `to`; none if it lies outside. */
+static mpt__taps mpt__taps_of(int64_t at, int64_t size, int64_t to, bool antialias) {
+    mpt__taps taps = {0, 0, 0.0, 1.0, 0.0};
+    if (at < 0 || at >= to) return taps;
+    const double ratio = (double)size / (double)to;
+    const double reach = antialias && ratio > 1.0 ? ratio : 1.0;
+    taps.center = ratio * ((double)at + 0.5);
+    taps.sharpness = 1.0 / reach;
+    if (taps.center - reach + 0.5 > 0.0) taps.first = (int64_t)(taps.center - reach + 0.5);
+    taps.end = (int64_t)(taps.center + reach + 0.5);
+    if (taps.end > size) taps.end = size;
+    for (int64_t i = taps.first; i < taps.end; i++) taps.total += mpt__tap(&taps, i);
+    return taps;
+}
+
+#define MPT__RESIZE_COLUMNS 256 /* inputs of a row that are summed over rows at a time */
+
+/* Adds `weight` times n elements of either kind. */
+static void mpt__add_weighted(const mpt__picture *from, int64_t offset, int64_t n, int64_t step,
+                              float weight, float *sum) {
+    for (int64_t i = 0; i < n && from->bytes; i++)
+        sum[i] += weight * (float)from->bytes[offset + i * step];
+    for (int64_t i = 0; i < n && !from->bytes; i++)
+        sum[i] += weight * from->values[offset + i * step];
+}
+
+/* One output row of `lanes` channels whose elements alternate, from channel `channel` on. */
+static void mpt__resize_row(const mpt__picture *from, const mpt__taps *row,
+                            const mpt__taps *columns, int64_t channel, int64_t lanes, float *out,
+                            int64_t plane) {
+    float sum[MPT__RESIZE_COLUMNS * MPT__MAX_CHANNELS];
+    const int64_t step = lanes > 1 ? 1 : from->column_step;
+    for (int64_t l = 0; l < lanes; l++)
+        for (int64_t x = 0; x < from->columns; x++) out[l * plane + x] = 0.0f;
+    for (int64_t x0 = 0; x0 < from->width; x0 += MPT__RESIZE_COLUMNS) {
+        const int64_t left = from->width - x0;
+        const int64_t n = left < MPT__RESIZE_COLUMNS ? left : MPT__RESIZE_COLUMNS;
+        for (int64_t i = 0; i < n * lanes; i++) sum[i] = 0.0f;
+        for (int64_t y = row->first; y < row->end; y++)
+            mpt__add_weighted(
+                from, channel * from->channel_step + y * from->row_step + x0 * from->column_step,
+                n * lanes, step, (float)(mpt__tap(row, y) / row->total), sum);
+        for (int64_t x = 0; x < from->columns; x++) {
+            const mpt__taps *taps = &columns[x];
+            const int64_t first = taps->first > x0 ? taps->first : x0;
+            const int64_t end = taps->end < x0 + n ? taps->end : x0 + n;
+            if (taps->first >= x0 + n) break;
+            for (int64_t i = first; i < end; i++) {
+                const float weight = (float)(mpt__tap(taps, i) / taps->total);
+                for (int64_t l = 0; l < lanes; l++)
+                    out[l * plane + x] += weight * sum[(i - x0) * lanes + l];
+            }
+        }
+    }
+}
+
+/* ==== Pixels ==== */
+
+/* Rows of the window as they are. */
+static void mpt__copy_row(const mpt__picture *from, int64_t channel, int64_t y, float *out) {
+    const int64_t at = channel * from->channel_step + y * from->row_step, step = from->column_step;
+    int64_t first = from->left < 0 ? -from->left : 0, end = from->width - from->left;
+    if (end > from->columns) end = from->columns;
+    if (y < 0 || y >= from->height || first > end) first = end = 0;
+    for (int64_t x = 0; x < first; x++) out[x] = 0.0f;
+    for (int64_t x = end; x < from->columns; x++) out[x] = 0.0f;
+    for (int64_t x = first; x < end && from->bytes; x++)
+        out[x] = (float)from->bytes[at + (from->left + x) * step] / 255.0f;
+    for (int64_t x = first; x < end && !from->bytes; x++)
+        out[x] = from->values[at + (from->left + x) * step];
+}
+
+static void mpt__finish_row(const mpt__picture *from, bool scale, float *row) {
+    for (int64_t x = 0; x < from->columns && scale; x++) row[x] /= 255.0f;
+    for (int64_t x = 0, y = from->columns - 1; x < y && from->mirrored; x++, y--) {
+        const float value = row[x];
+        row[x] = row[y], row[y] = value;
+    }
+}
+
+static bool mpt__picture_stretched(const mpt__picture *from) {
+    return from->to_height != from->height || from->to_width != from->width;
+}
+
+/* Computes the window into out [C, rows, columns] and goes on from there. `taps`: one per column. */
+static void mpt__picture_make(mpt__picture *from, mpt__taps *taps, float *out) {
+    const bool stretched = mpt__picture_stretched(from);
+    const int64_t plane = from->rows * from->columns;
+    const int64_t lanes = stretched && from->channel_step == 1 ? from->channels : 1;
+    for (int64_t x = 0; x < from->columns && stretched; x++)
+        taps[x] = mpt__taps_of(from->left + x, from->width, from->to_width, from->antialias);
+    for (int64_t c = 0; c < from->channels; c += lanes) {
+        for (int64_t y = 0; y < from->rows; y++) {
+            float *row = out + c * plane + y * from->columns;
+            if (stretched) {
+                const mpt__taps down =
+                    mpt__taps_of(from->top + y, from->height, from->to_height, from->antialias);
+                mpt__resize_row(from, &down, taps, c, lanes, row, plane);
+            } else {
+                mpt__copy_row(from, c, from->top + y, row);
+            }
+            for (int64_t l = 0; l < lanes; l++)
+                mpt__finish_row(from, stretched && from->bytes, row + l * plane);
+        }
+    }
+    from->bytes = NULL, from->values = out;
+    from->channel_step = plane, from->row_step = from->columns, from->column_step = 1;
+    from->height = from->to_height = from->rows;
+    from->width = from->to_width = from->columns;
+    from->top = from->left = 0;
+    from->mirrored = false;
+}
+
+static mpt__picture mpt__picture_of(const mpt__pipeline *plan, const uint8_t *bytes,
+                                    const float *values, int64_t height, int64_t width) {
+    mpt__picture picture;
+    memset(&picture, 0, sizeof picture);
+    picture.bytes = bytes, picture.values = values;
+    picture.channels = plan->channels;
+    picture.height = picture.to_height = picture.rows = height;
+    picture.width = picture.to_width = picture.columns = width;
+    picture.channel_step = height * width, picture.row_step = width, picture.column_step = 1;
+    return picture;
+}
+
+/* ==== Steps ==== */
+
+/* What of the window is left, as it is seen. */
+static void mpt__picture_crop(mpt__picture *picture, int64_t top, int64_t left, int64_t rows,
+                              int64_t columns) {
+    picture->top += top;
+    picture->left += picture->mirrored ? picture->columns - left - columns : left;
+    picture->rows = rows, picture->columns = columns;
+}
+
+/* What is seen, unstretched and all of it in the picture, is what is stretched. */
+static void mpt__picture_resize(mpt__picture *picture, int64_t height, int64_t width,
+                                bool antialias) {
+    const int64_t at = picture->top * picture->row_step + picture->left * picture->column_step;
+    if (picture->bytes)
+        picture->bytes += at;
+    else
+        picture->values += at;
+    picture->height = picture->rows, picture->width = picture->columns;
+    picture->top = picture->left = 0;
+    picture->to_height = picture->rows = height;
+    picture->to_width = picture->columns = width;
+    picture->antialias = antialias;
+}
+
+static bool mpt__picture_resizable(const mpt__picture *picture) {
+    return !mpt__picture_stretched(picture) && picture->top >= 0 && picture->left >= 0 &&
+           picture->top + picture->rows <= picture->height &&
+           picture->left + picture->columns <= picture->width;
+}
+
+/* The words of one step of one sample. */
+static void mpt__step_draw(uint64_t seed, int step, uint64_t first, double *out, int n) {
+    const mpt__rng_key key = {seed, MPT__TRANSFORM_STREAM, (uint64_t)step};
+    uint32_t words[4];
+    mpt__random_bits(key, first, (size_t)n, words);
+    for (int i = 0; i < n; i++) out[i] = (double)words[i] * (1.0 / 4294967296.0);
+}
+
+#define MPT__PART_TRIES 10 /* of torchvision */
+
+/* A random part [top, left, rows, columns] of height x width, by area and ratio; false if no try
+   fits. `most`: whether it may have a side of the whole. */
+static bool mpt__random_part(const mpt_transform *step, uint64_t seed, int number, int64_t height,
+                             int64_t width, bool most, int64_t part[4]) {
+    const double low = mpt__ln(step->ratio[0]), high = mpt__ln(step->ratio[1]);
+    double u[4];
+    for (uint64_t i = 0; i < MPT__PART_TRIES; i++) {
+        mpt__step_draw(seed, number, 4 + 4 * i, u, 4);
+        const double area = (double)height * (double)width *
+                            (step->scale[0] + u[0] * (step->scale[1] - step->scale[0]));
+        const double ratio = mpt__exp(low + u[1] * (high - low));
+        const double columns = sqrt(area * ratio) + 0.5, rows = sqrt(area / ratio) + 0.5;
+        if (!(columns < 1e9 && rows < 1e9)) continue;
+        part[2] = (int64_t)rows, part[3] = (int64_t)columns;
+        if (part[2] < 1 || part[3] < 1 || part[2] > height - !most || part[3] > width - !most)
+            continue;
+        part[0] = (int64_t)(u[2] * (double)(height - part[2] + 1));
+        part[1] = (int64_t)(u[3] * (double)(width - part[3] + 1));
+        return true;
+    }
+    return false;
+}
+
+/* The middle of a picture with the nearest ratio that is allowed, as torchvision falls back to. */
+static void mpt__middle_part(const mpt_transform *step, int64_t height, int64_t width,
+                             int64_t part[4]) {
+    const double ratio = (double)width / (double)height;
+    part[2] = height, part[3] = width;
+    if (ratio < step->ratio[0]) part[2] = (int64_t)((double)width / step->ratio[0] + 0.5);
+    if (ratio > step->ratio[1]) part[3] = (int64_t)((double)height * step->ratio[1] + 0.5);
+    if (part[2] < 1) part[2] = 1;
+    if (part[3] < 1) part[3] = 1;
+    part[0] = (height - part[2]) / 2, part[1] = (width - part[3]) / 2;
+}
+
+/* Half of a difference of sizes: to even as Python rounds, or what zeros are put before. */
+static int64_t mpt__half_of(int64_t difference) {
+    if (difference < 0) return -(-difference / 2);
+    return difference / 2 + (difference % 4 == 3);
+}
+
+/* A geometric step; false if the picture is too small for it. */
+static bool mpt__step_move(const mpt_transform *step, uint64_t seed, int number,
+                           mpt__picture *picture) {
+    const int64_t rows = picture->rows, columns = picture->columns;
+    int64_t height = rows, width = columns, part[4];
+    double u[2];
+    mpt__step_draw(seed, number, 0, u, 2);
+    if (step->kind == MPT_RANDOM_FLIP) {
+        if (u[0] < step->p) picture->mirrored = !picture->mirrored;
+    } else if (step->kind == MPT_CENTER_CROP) {
+        mpt__picture_crop(picture, mpt__half_of(rows - step->height),
+                          mpt__half_of(columns - step->width), step->height, step->width);
+    } else if (step->kind == MPT_RANDOM_CROP) {
+        const int64_t down = rows + 2 * step->padding - step->height;
+        const int64_t right = columns + 2 * step->padding - step->width;
+        if (down < 0 || right < 0) return false;
+        mpt__picture_crop(picture, (int64_t)(u[0] * (double)(down + 1)) - step->padding,
+                          (int64_t)(u[1] * (double)(right + 1)) - step->padding, step->height,
+                          step->width);
+    } else if (step->kind == MPT_RESIZED_CROP) {
+        if (!mpt__random_part(step, seed, number, rows, columns, true, part))
+            mpt__middle_part(step, rows, columns, part);
+        mpt__picture_crop(picture, part[0], part[1], part[2], part[3]);
+        mpt__picture_resize(picture, step->height, step->width, step->antialias);
+    } else {
+        if (step->width == 0)
+            mpt__shorter_side(step->height, &height, &width);
+        else
+            height = step->height, width = step->width;
+        if (height > MPT__MAX_SIDE || width > MPT__MAX_SIDE || height < 1 || width < 1)
+            return false;
+        mpt__picture_resize(picture, height, width, step->antialias);
+    }
+    return true;
+}
+
+static void mpt__step_normalize(const mpt_transform *step, float *values, int64_t channels,
+                                int64_t plane) {
+    for (int64_t c = 0; c < channels; c++, values += plane) {
+        const float mean = (float)step->mean[c], deviation = (float)step->deviation[c];
+        for (int64_t i = 0; i < plane; i++) {
+            float centered = values[i] - mean;
+            values[i] = centered / deviation;
+        }
+    }
+}
+
+static void mpt__step_erase(const mpt_transform *step, uint64_t seed, int number,
+                            const mpt__picture *picture, float *values) {
+    int64_t part[4];
+    double u[1];
+    mpt__step_draw(seed, number, 0, u, 1);
+    if (!(u[0] < step->p) ||
+        !mpt__random_part(step, seed, number, picture->rows, picture->columns, false, part))
+        return;
+    for (int64_t c = 0; c < picture->channels; c++)
+        for (int64_t y = part[0]; y < part[0] + part[2]; y++)
+            memset(values + (c * picture->rows + y) * picture->columns + part[1], 0,
+                   (size_t)part[3] * sizeof *values);
+}
+
+/* ==== Running ==== */
+
+/* Bytes that mpt__pipeline_run works in: taps of a row, two pictures between steps. */
+static size_t mpt__pipeline_bytes(const mpt__pipeline *plan) {
+    return ((size_t)plan->columns * sizeof(mpt__taps) + 63) / 64 * 64 +
+           2 * (((size_t)plan->most * sizeof(float) + 63) / 64 * 64);
+}
+
+/* All steps, into out [channels, height, width]; false with a sentence in `error`. */
+static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, uint64_t seed,
+                              uint8_t *work, float *out, char *error) {
+    const size_t spare_bytes = ((size_t)plan->most * sizeof(float) + 63) / 64 * 64;
+    mpt__taps *taps = (mpt__taps *)(void *)work;
+    uint8_t *spare = work + ((size_t)plan->columns * sizeof(mpt__taps) + 63) / 64 * 64;
+    float *values = NULL; /* the picture as it is now, if that is computed */
+    int made = 0;
+    if (plan->in_height > 0 &&
+        (picture->rows != plan->in_height || picture->columns != plan->in_width)) {
+        mpt__format_text(error, MPT__SAMPLE_ERROR,
+                         "%lld x %lld pixels, expected %lld x %lld as the first picture has; a "
+                         "resize or a crop makes them equal",
+                         picture->rows, picture->columns, plan->in_height, plan->in_width);
+        return false;
+    }
+    for (int i = 0; i < plan->count; i++) {
+        const mpt_transform *step = &plan->steps[i];
+        const bool resizes = step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP;
+        if (mpt__step_moves(step) ? resizes && !mpt__picture_resizable(picture) : !values) {
+            values =
+                i > plan->last_move ? out : (float *)(void *)(spare + (size_t)made * spare_bytes);
+            made = !made;
+            mpt__picture_make(picture, taps, values);
+        }
+        if (mpt__step_moves(step)) {
+            values = NULL;
+            if (mpt__step_move(step, seed, i, picture)) continue;
+            mpt__format_text(error, MPT__SAMPLE_ERROR,
+                             "step %d (%s, %lld x %lld) does not fit %lld x %lld pixels", i,
+                             mpt__step_names[step->kind], step->height, step->width, picture->rows,
+                             picture->columns);
+            return false;
+        }
+        if (step->kind == MPT_NORMALIZE)
+            mpt__step_normalize(step, values, picture->channels, picture->rows * picture->columns);
+        if (step->kind == MPT_RANDOM_ERASING) mpt__step_erase(step, seed, i, picture, values);
+        if (step->kind == MPT_APPLY &&
+            !step->apply(step->user, values,
+                         MPT_SHAPE(picture->channels, picture->rows, picture->columns),
+                         mpt__hash_u64(seed, (uint64_t)i), error, MPT__SAMPLE_ERROR)) {
+            error[MPT__SAMPLE_ERROR - 1] = 0;
+            return false;
+        }
+    }
+    if (values != out || !values) mpt__picture_make(picture, taps, out);
+    return true;
+}
+
+/* ==== Datasets with steps ==== */
+
+static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint64_t seed,
+                                  uint8_t *work, void *input, void *target, char *error) {
+    const mpt__pipeline *plan = (const mpt__pipeline *)dataset->state;
+    const mpt__dataset *source = dataset->source;
+    uint8_t *scratch = work + mpt__pipeline_bytes(plan);
+    /* Steps of the same number in two datasets, one on the other, draw apart. */
+    const uint64_t below = source->make ? mpt__hash_u64(seed, MPT__TRANSFORM_STREAM) : seed;
+    const void *raw = mpt__sample_read(source, at, below, source->inputs ? NULL : scratch, scratch,
+                                       target, error);
+    if (!raw) return false;
+    if (source->dtype != MPT_U8 && (uintptr_t)raw % sizeof(float) != 0) {
+        memcpy(scratch, raw, source->input_bytes); /* the user's memory may lie anywhere */
+        raw = scratch;
+    }
+    mpt__picture picture = mpt__picture_of(
+        plan, source->dtype == MPT_U8 ? (const uint8_t *)raw : NULL,
+        source->dtype == MPT_U8 ? NULL : (const float *)raw, plan->in_height, plan->in_width);
+    return mpt__pipeline_run(plan, &picture, seed, work, (float *)input, error);
+}
+
+/* A dataset like `config` whose samples `make` makes with a state of `bytes` that it owns: the plan,
+   then zeros. NULL with an error recorded. */
+static mpt__dataset *mpt__planned_new(mpt_context *context, const mpt_user_dataset_config *config,
+                                      const mpt__pipeline *plan, mpt__make_fn make, size_t bytes) {
+    mpt__dataset *dataset = mpt__dataset_new(context, config);
+    if (!dataset) return NULL;
+    dataset->make = make;
+    dataset->owned[0] = mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+    dataset->owned_bytes[0] = bytes;
+    if (!dataset->owned[0]) {
+        mpt__dataset_release(context, dataset);
+        return NULL;
+    }
+    memcpy(dataset->owned[0], plan, sizeof *plan);
+    dataset->state = dataset->owned[0];
+    return dataset;
+}
+
+static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *source,
+                                          const mpt_transform *steps, int count) {
+    const mpt_shape *shape = &source->shape;
+    const int64_t channels = shape->rank == 3 ? shape->dim[0] : 1;
+    mpt_user_dataset_config samples;
+    mpt__pipeline plan;
+    if ((source->dtype != MPT_U8 && source->dtype != MPT_F32) || shape->rank < 2 ||
+        shape->rank > 3 || channels > MPT__MAX_CHANNELS ||
+        shape->dim[shape->rank - 2] > MPT__MAX_SIDE ||
+        shape->dim[shape->rank - 1] > MPT__MAX_SIDE) {
+        mpt__error(context, MPT_ERROR_SHAPE,
+                   "pictures are u8 or f32, [C, H, W] with at most 4 channels or [H, W]; this "
+                   "dataset holds %s %S",
+                   mpt_dtype_name(source->dtype), shape);
+        return NULL;
+    }
+    if (!mpt__pipeline_plan(context, steps, count, channels, shape->dim[shape->rank - 2],
+                            shape->dim[shape->rank - 1], &plan))
+        return NULL;
+    memset(&samples, 0, sizeof samples);
+    samples.count = source->count;
+    samples.dtype = MPT_F32;
+    samples.shape = MPT_SHAPE(channels, plan.height, plan.width);
+    samples.target_dtype = source->target_dtype;
+    samples.target_shape = source->target_shape;
+    mpt__dataset *dataset =
+        mpt__planned_new(context, &samples, &plan, mpt__transformed_make, sizeof plan);
+    if (!dataset) return NULL;
+    dataset->source = source;
+    source->references++;
+    dataset->classes = source->classes, dataset->class_count = source->class_count;
+    dataset->work_bytes =
+        mpt__pipeline_bytes(&plan) +
+        (source->inputs ? mpt__scratch_target(source) : mpt__scratch_bytes(source));
+    return dataset;
+}
+
+MPTRAIN_API mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps,
+                                        int count) {
+    mpt_context *context = dataset.context;
+    mpt__dataset *source = mpt__dataset_enter(dataset, "mpt_transformed");
+    if (!source) return mpt__dataset_handle(context, NULL);
+    return mpt__dataset_publish(context, mpt__transformed_new(context, source, steps, count));
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * 71_image.c: folders of image files, decoded by stb_image where the build has it; CIFAR-10.
+ *
+ * stb_image takes what it needs from libc (or from STBI_MALLOC where it is implemented), at most a
+ * few times the pixels that max_pixels allows. It reads through callbacks that notice when it asks
+ * for bytes past the end: it would decode most torn files to something. The bytes it reads pass
+ * the checksums of PNG chunks and, with a manifest, SHA-256 on their way.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ==== SHA-256 (FIPS 180-4) ==== */
+
+typedef struct mpt__sha256 {
+    uint32_t state[8];
+    uint64_t bytes;
+    uint8_t block[64];
+} mpt__sha256;
+
+static void mpt__sha256_begin(mpt__sha256 *sha) {
+    static const uint32_t start[8] = {0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
+                                      0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
+    memcpy(sha->state, start, sizeof start);
+    sha->bytes = 0;
+}
+
+static MPT__INLINE uint32_t mpt__rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
+
+static void mpt__sha256_block(uint32_t state[8], const uint8_t *p) {
+    static const uint32_t k[64] = {
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
+        0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
+        0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
+        0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
+        0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
+        0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
+        0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
+        0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
+        0xc67178f2};
+    uint32_t w[64], s[8];
+    memcpy(s, state, sizeof s);
+    for (int i = 0; i < 16; i++)
+        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
+               (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
+    for (int i = 16; i < 64; i++)
+        w[i] = w[i - 16] + w[i - 7] +
+               (mpt__rotate(w[i - 15], 7) ^ mpt__rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
+               (mpt__rotate(w[i - 2], 17) ^ mpt__rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
+    for (int i = 0; i < 64; i++) {
+        const uint32_t e = s[4], a = s[0];
+        const uint32_t first = s[7] +
+                               (mpt__rotate(e, 6) ^ mpt__rotate(e, 11) ^ mpt__rotate(e, 25)) +
+                               ((e & s[5]) ^ (~e & s[6])) + k[i] + w[i];
+        const uint32_t second = (mpt__rotate(a, 2) ^ mpt__rotate(a, 13) ^ mpt__rotate(a, 22)) +
+                                ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
+        memmove(s + 1, s, 7 * sizeof *s);
+        s[4] += first, s[0] = first + second;
+    }
+    for (int i = 0; i < 8; i++) state[i] += s[i];
+}
+
+static void mpt__sha256_add(mpt__sha256 *sha, const uint8_t *p, size_t n) {
+    while (n > 0) {
+        const size_t held = (size_t)(sha->bytes % 64), take = 64 - held < n ? 64 - held : n;
+        memcpy(sha->block + held, p, take);
+        sha->bytes += take, p += take, n -= take;
+        if (held + take == 64) mpt__sha256_block(sha->state, sha->block);
+    }
+}
+
+static void mpt__sha256_end(mpt__sha256 *sha, uint8_t digest[32]) {
+    static const uint8_t padding[64] = {0x80};
+    const uint64_t bits = sha->bytes * 8;
+    uint8_t tail[8];
+    mpt__sha256_add(sha, padding, (size_t)((119 - sha->bytes % 64) % 64 + 1));
+    for (int i = 0; i < 8; i++) tail[i] = (uint8_t)(bits >> (56 - 8 * i));
+    mpt__sha256_add(sha, tail, 8);
+    for (int i = 0; i < 32; i++) digest[i] = (uint8_t)(sha->state[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+/* ==== Lists of files ==== */
+
+/* Paths relative to a folder, "class/name", one after the other and each with its 0. */
+typedef struct mpt__files {
+    mpt_context *context;
+    char *text;
+    int64_t length, room;
+    int64_t *at; /* where each begins */
+    int64_t count, at_room;
+    char prefix[MPT__PATH_SIZE]; /* of what is added: "class/", or "" for folders alone */
+    bool too_long;
+} mpt__files;
+
+static void mpt__files_free(mpt__files *files) {
+    mpt__base *base = &files->context->base;
+    mpt__release(base, files->text, (size_t)files->room, MPT_MEMORY_HOST);
+    mpt__release(base, files->at, (size_t)files->at_room * sizeof *files->at, MPT_MEMORY_HOST);
+}
+
+static bool mpt__image_name(const char *name) {
+    static const char *const endings[] = {".png", ".jpg", ".jpeg", ".bmp"};
+    const size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        const size_t n = strlen(endings[i]);
+        bool same = length > n;
+        for (size_t k = 0; k < n && same; k++) {
+            const char c = name[length - n + k];
+            same = (c >= 'A' && c <= 'Z' ? (char)(c + 32) : c) == endings[i][k];
+        }
+        if (same) return true;
+    }
+    return false;
+}
+
+/* What io.list reports: a folder where folders are looked for, else an image file. */
+static void mpt__files_entry(void *to, const char *name, bool is_folder) {
+    mpt__files *files = (mpt__files *)to;
+    mpt__base *base = &files->context->base;
+    const int64_t prefix = (int64_t)strlen(files->prefix), n = (int64_t)strlen(name) + 1;
+    if (name[0] == '.' || is_folder != (prefix == 0) || (prefix > 0 && !mpt__image_name(name)))
+        return;
+    if (prefix + n > MPT__PATH_SIZE) files->too_long = true;
+    if (files->too_long ||
+        !mpt__grow(base, &files->text, &files->room, files->length + prefix + n, 1,
+                   MPT_MEMORY_HOST) ||
+        !mpt__grow(base, &files->at, &files->at_room, files->count + 1, sizeof *files->at,
+                   MPT_MEMORY_HOST))
+        return;
+    memcpy(files->text + files->length, files->prefix, (size_t)prefix);
+    memcpy(files->text + files->length + prefix, name, (size_t)n);
+    files->at[files->count++] = files->length;
+    files->length += prefix + n;
+}
+
+static bool mpt__files_list(mpt__files *files, const char *path) {
+    mpt_context *context = files->context;
+    const mpt_io *io = &context->base.io;
+    if (!io->list)
+        return mpt__reject(context, MPT_ERROR_IO, "cannot list %s: config.io has no `list`", path);
+    if (!io->list(io->user, path, mpt__files_entry, files))
+        return mpt__reject(context, MPT_ERROR_IO, "cannot list %s: %s", path,
+                           mpt__io_reason(&context->base));
+    if (files->too_long)
+        return mpt__reject(context, MPT_ERROR_IO, "%s: a path of more than %d bytes", path,
+                           MPT__PATH_SIZE - 1);
+    return context->base.status == MPT_OK;
+}
+
+/* In the order of bytes, '/' before all others, so that folders stay together. */
+static int mpt__path_compare(const char *a, const char *b) {
+    while (*a && *a == *b) a++, b++;
+    const int x = *a == '/' ? 1 : (uint8_t)*a * 2, y = *b == '/' ? 1 : (uint8_t)*b * 2;
+    return x - y;
+}
+
+/* Heap sort. */
+static void mpt__files_sort(mpt__files *files) {
+    int64_t *at = files->at;
+    for (int64_t begin = files->count / 2, end = files->count; end > 1;) {
+        if (begin > 0) {
+            begin--;
+        } else {
+            const int64_t top = at[0];
+            at[0] = at[--end], at[end] = top;
+        }
+        for (int64_t i = begin, child; (child = 2 * i + 1) < end; i = child) {
+            if (child + 1 < end &&
+                mpt__path_compare(files->text + at[child], files->text + at[child + 1]) < 0)
+                child++;
+            if (mpt__path_compare(files->text + at[i], files->text + at[child]) >= 0) break;
+            const int64_t other = at[i];
+            at[i] = at[child], at[child] = other;
+        }
+    }
+}
+
+/* The index of a path among sorted ones; -1 if it is not there. */
+static int64_t mpt__files_find(const mpt__files *files, const char *path) {
+    int64_t low = 0, high = files->count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        const int order = mpt__path_compare(files->text + files->at[middle], path);
+        if (order == 0) return middle;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return -1;
+}
+
+/* ==== Manifests ==== */
+
+static int mpt__hex_digit(char c) {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
+
+/* One line "64 digits, a space, a space or *, path" of n bytes; NULL if it is good, else what is
+   wrong. */
+static const char *mpt__manifest_line(const char *line, size_t n, uint8_t digest[32],
+                                      char path[MPT__PATH_SIZE]) {
+    if (n > 0 && line[n - 1] == '\r') n--;
+    if (n < 67 || line[64] != ' ' || (line[65] != ' ' && line[65] != '*'))
+        return "is not a SHA-256 in 64 digits, two spaces and a path";
+    for (int i = 0; i < 32; i++) {
+        const int high = mpt__hex_digit(line[2 * i]), low = mpt__hex_digit(line[2 * i + 1]);
+        if (high < 0 || low < 0) return "has a hash that is not 64 hexadecimal digits";
+        digest[i] = (uint8_t)(high << 4 | low);
+    }
+    line += 66, n -= 66;
+    if (n > 2 && line[0] == '.' && line[1] == '/') line += 2, n -= 2;
+    if (n >= MPT__PATH_SIZE) return "has a path that is too long";
+    memcpy(path, line, n);
+    path[n] = 0;
+    return strlen(path) == n ? NULL : "has a path with a zero byte";
+}
+
+/* Gives every file its digest of the manifest in `text`, which has a line for each of them. */
+static bool mpt__manifest_read(const mpt__files *files, const char *path, const char *text,
+                               size_t n, uint8_t (*digests)[32], uint8_t *named) {
+    mpt_context *context = files->context;
+    char file[MPT__PATH_SIZE];
+    int64_t number = 1;
+    for (size_t at = 0, end; at < n; at = end + 1, number++) {
+        uint8_t digest[32];
+        for (end = at; end < n && text[end] != '\n';) end++;
+        if (end == at || (end == at + 1 && text[at] == '\r')) continue;
+        const char *fault = mpt__manifest_line(text + at, end - at, digest, file);
+        if (fault)
+            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: line %lld %s", path, number, fault);
+        if (!mpt__image_name(file)) continue;
+        const int64_t index = mpt__files_find(files, file);
+        if (index < 0 || named[index])
+            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: line %lld names %s, which %s", path,
+                               number, file,
+                               index < 0 ? "is not there" : "an earlier line names, too");
+        memcpy(digests[index], digest, sizeof digest);
+        named[index] = 1;
+    }
+    for (int64_t i = 0; i < files->count; i++)
+        if (!named[i])
+            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: has no line for %s", path,
+                               files->text + files->at[i]);
+    return true;
+}
+
+/* ==== Image folders ==== */
+
+MPTRAIN_API mpt_image_config mpt_image_config_default(void) {
+    mpt_image_config config;
+    memset(&config, 0, sizeof config);
+    config.channels = 3;
+    config.max_pixels = INT64_C(1) << 25;
+    return config;
+}
+
+#ifdef MPTRAIN_STB_IMAGE
+
+MPT__FOREIGN_CODE_BEGIN
+#ifdef MPTRAIN_STB_IMAGE_IMPLEMENTATION
+#define STB_IMAGE_IMPLEMENTATION
+#endif
+#if defined(__has_include)
+#if __has_include(<stb_image.h>)
+#include <stb_image.h>
+#else
+#include <stb/stb_image.h>
+#endif
+#else
+#include <stb_image.h>
+#endif
+MPT__FOREIGN_CODE_END
+
+/* What the samples of a folder are made of; all of it one allocation. */
+typedef struct mpt__folder {
+    mpt__pipeline plan;
+    mpt_image_config config;
+    const char *root;
+    const char *text;
+    const int64_t *at;
+    const int64_t *labels;
+    const uint8_t (*digests)[32]; /* NULL: no manifest */
+} mpt__folder;
+
+enum { MPT__NO_IMAGE, MPT__PNG, MPT__JPEG, MPT__BMP };
+
+/* A file on its way to the decoder. */
+typedef struct mpt__image_file {
+    const mpt_io *io;
+    void *handle;
+    int64_t size, position; /* position: of what comes after the buffer */
+    bool starved;           /* it was asked for bytes past its end */
+    bool torn;              /* it gave fewer bytes than it has */
+    bool hashed;
+    int format;
+    /* PNG: what the next chunk still has; `fault` names the first whose checksum is wrong. */
+    int64_t chunk_left, chunk_size, chunk_at;
+    uint32_t chunk_crc;
+    uint8_t chunk[8]; /* length and type, then the checksum */
+    int chunk_filled;
+    bool chunk_body, chunks_end;
+    int64_t fault;
+    mpt__sha256 sha;
+    size_t begin, end; /* of what is left in the buffer */
+    uint8_t buffer[8192];
+} mpt__image_file;
+
+static uint32_t mpt__png_crc(uint32_t crc, const uint8_t *p, size_t n) {
+    static const uint32_t nibble[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac,
+                                        0x76dc4190, 0x6b6b51f4, 0x4db26158, 0x5005713c,
+                                        0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
+                                        0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
+    for (size_t i = 0; i < n; i++) {
+        crc = crc >> 4 ^ nibble[(crc ^ p[i]) & 15];
+        crc = crc >> 4 ^ nibble[(crc ^ (uint32_t)p[i] >> 4) & 15];
+    }
+    return crc;
+}
+
+/* Follows the chunks of a PNG file, without its signature. */
+static void mpt__png_chunks(mpt__image_file *file, const uint8_t *p, size_t n) {
+    while (n > 0 && !file->chunks_end && file->fault < 0) {
+        if (file->chunk_body && file->chunk_left > 0) {
+            const size_t take = file->chunk_left < (int64_t)n ? (size_t)file->chunk_left : n;
+            file->chunk_crc = mpt__png_crc(file->chunk_crc, p, take);
+            file->chunk_left -= (int64_t)take, p += take, n -= take;
+            continue;
+        }
+        file->chunk[file->chunk_filled++] = *p++, n--;
+        const uint8_t *c = file->chunk;
+        const uint32_t word =
+            (uint32_t)c[0] << 24 | (uint32_t)c[1] << 16 | (uint32_t)c[2] << 8 | c[3];
+        if (file->chunk_body && file->chunk_filled == 4) {
+            if (word != (file->chunk_crc ^ 0xffffffffu)) file->fault = file->chunk_at;
+            file->chunk_body = false, file->chunk_filled = 0;
+            file->chunk_at += 12 + file->chunk_size;
+        } else if (!file->chunk_body && file->chunk_filled == 8) {
+            file->chunk_left = file->chunk_size = word;
+            file->chunks_end = memcmp(c + 4, "IEND", 4) == 0; /* its own checksum means nothing */
+            file->chunk_crc = mpt__png_crc(0xffffffffu, c + 4, 4);
+            file->chunk_body = true, file->chunk_filled = 0;
+        }
+    }
+}
+
+/* Fills the buffer; false at the end. */
+static bool mpt__image_refill(mpt__image_file *file) {
+    const int64_t left = file->size - file->position;
+    const size_t wanted = left < (int64_t)sizeof file->buffer ? (size_t)left : sizeof file->buffer;
+    const size_t signature = file->position == 0 ? 8 : 0;
+    file->begin = 0;
+    file->end = wanted && !file->torn
+                    ? file->io->read(file->io->user, file->handle, file->buffer, wanted)
+                    : 0;
+    if (file->end < wanted) file->torn = true;
+    file->position += (int64_t)file->end;
+    if (file->hashed) mpt__sha256_add(&file->sha, file->buffer, file->end);
+    if (file->format == MPT__PNG && file->end > signature)
+        mpt__png_chunks(file, file->buffer + signature, file->end - signature);
+    return file->end > 0;
+}
+
+static int mpt__image_read(void *user, char *data, int size) {
+    mpt__image_file *file = (mpt__image_file *)user;
+    size_t done = 0;
+    while (size > 0 && done < (size_t)size) {
+        if (file->begin == file->end && !mpt__image_refill(file)) break;
+        size_t take = file->end - file->begin, left = (size_t)size - done;
+        if (take > left) take = left;
+        if (data) memcpy(data + done, file->buffer + file->begin, take);
+        file->begin += take, done += take;
+    }
+    if (size > 0 && done == 0) file->starved = true;
+    return (int)done;
+}
+
+static void mpt__image_skip(void *user, int n) {
+    mpt__image_file *file = (mpt__image_file *)user;
+    if (n > 0 && mpt__image_read(user, NULL, n) < n) file->starved = true;
+}
+
+static int mpt__image_end(void *user) {
+    const mpt__image_file *file = (const mpt__image_file *)user;
+    return file->begin == file->end && (file->torn || file->position >= file->size);
+}
+
+/* Back to the first byte; from here on all bytes are watched. */
+static bool mpt__image_rewind(mpt__image_file *file, int format, bool hashed) {
+    file->position = 0;
+    file->begin = file->end = 0;
+    file->starved = file->torn = false;
+    file->format = format, file->hashed = hashed;
+    file->fault = -1;
+    mpt__sha256_begin(&file->sha);
+    return file->io->seek && file->io->seek(file->io->user, file->handle, 0);
+}
+
+/* By the first bytes. */
+static int mpt__image_format(mpt__image_file *file) {
+    static const uint8_t png[8] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+    mpt__image_refill(file);
+    const uint8_t *p = file->buffer;
+    if (file->end >= 8 && memcmp(p, png, 8) == 0) return MPT__PNG;
+    if (file->end >= 3 && p[0] == 0xff && p[1] == 0xd8 && p[2] == 0xff) return MPT__JPEG;
+    return file->end >= 2 && p[0] == 'B' && p[1] == 'M' ? MPT__BMP : MPT__NO_IMAGE;
+}
+
+typedef struct mpt__decoded {
+    uint8_t *pixels; /* of stbi */
+    int width, height;
+} mpt__decoded;
+
+/* Says what is wrong with a file: false. */
+#define MPT__IMAGE_FAULT(...) (mpt__format_text(error, MPT__SAMPLE_ERROR, __VA_ARGS__), false)
+
+/* Decodes a file that is open, or only measures it; false with a sentence in `error`. */
+static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file, const char *path,
+                              const uint8_t *digest, bool measure, mpt__decoded *out, char *error) {
+    static const stbi_io_callbacks callbacks = {mpt__image_read, mpt__image_skip, mpt__image_end};
+    const char *torn = "%s: the file ends too early: the decoder asked for more than %lld bytes";
+    uint8_t sum[32];
+    int channels = 0;
+    const int format = mpt__image_format(file);
+    if (format == MPT__NO_IMAGE)
+        return MPT__IMAGE_FAULT("%s: neither PNG nor JPEG nor BMP (first bytes %llx %llx)", path,
+                                (uint64_t)file->buffer[0], (uint64_t)file->buffer[1]);
+    if (!mpt__image_rewind(file, MPT__NO_IMAGE, false))
+        return MPT__IMAGE_FAULT("%s: cannot go back to its beginning", path);
+    if (!stbi_info_from_callbacks(&callbacks, file, &out->width, &out->height, &channels))
+        return file->starved ? MPT__IMAGE_FAULT(torn, path, file->size)
+                             : MPT__IMAGE_FAULT("%s: %s", path, stbi_failure_reason());
+    if (out->height < 0 && out->height >= -INT32_MAX)
+        out->height = -out->height; /* a BMP from top */
+    if (out->width < 1 || out->height < 1 ||
+        (int64_t)out->width * out->height > folder->config.max_pixels)
+        return MPT__IMAGE_FAULT("%s: %d x %d pixels; max_pixels is %lld", path, out->height,
+                                out->width, folder->config.max_pixels);
+    if (measure) return true;
+    const int width = out->width, height = out->height;
+    if (!mpt__image_rewind(file, format, digest != NULL))
+        return MPT__IMAGE_FAULT("%s: cannot go back to its beginning", path);
+    file->chunk_at = 8;
+    mpt__image_refill(file);
+    out->pixels = stbi_load_from_callbacks(&callbacks, file, &out->width, &out->height, &channels,
+                                           folder->config.channels);
+    const bool starved = file->starved;
+    while ((digest || format == MPT__PNG) && mpt__image_refill(file)) continue;
+    if (file->torn) return MPT__IMAGE_FAULT("%s: not all of it could be read", path);
+    mpt__sha256_end(&file->sha, sum);
+    if (digest && memcmp(sum, digest, sizeof sum) != 0)
+        return MPT__IMAGE_FAULT("%s: its SHA-256 is not that of the manifest", path);
+    if (starved) return MPT__IMAGE_FAULT(torn, path, file->size);
+    if (file->fault >= 0)
+        return MPT__IMAGE_FAULT("%s: a PNG chunk has a wrong checksum (at byte %lld)", path,
+                                file->fault);
+    if (!out->pixels) return MPT__IMAGE_FAULT("%s: %s", path, stbi_failure_reason());
+    if (out->width != width || out->height != height)
+        return MPT__IMAGE_FAULT("%s: decoded to another size than its header says", path);
+    return true;
+}
+
+static bool mpt__image_open(const mpt__base *base, const mpt__folder *folder, int64_t index,
+                            bool measure, mpt__image_file *file, mpt__decoded *out, char *error) {
+    char path[2 * MPT__PATH_SIZE];
+    const char *name = folder->text + folder->at[index];
+    const mpt_io *io = &base->io;
+    mpt__format_text(path, sizeof path, "%s/%s", folder->root, name);
+    memset(file, 0, offsetof(mpt__image_file, buffer));
+    memset(out, 0, sizeof *out);
+    file->io = io;
+    file->fault = -1;
+    file->handle = io->open && io->read ? io->open(io->user, path, 'r') : NULL;
+    if (!file->handle) return MPT__IMAGE_FAULT("cannot open %s: %s", path, mpt__io_reason(base));
+    file->size = io->size ? io->size(io->user, file->handle) : -1;
+    const bool good = mpt__image_decode(
+        folder, file, name, folder->digests ? folder->digests[index] : NULL, measure, out, error);
+    if (io->close) io->close(io->user, file->handle);
+    return good;
+}
+
+static bool mpt__folder_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
+                             void *input, void *target, char *error) {
+    const mpt__folder *folder = (const mpt__folder *)dataset->state;
+    const mpt__pipeline *plan = &folder->plan;
+    mpt__image_file *file = (mpt__image_file *)(void *)(work + mpt__pipeline_bytes(plan));
+    mpt__decoded image;
+    bool good = mpt__image_open(dataset->base, folder, at, false, file, &image, error);
+    if (good) {
+        mpt__picture picture = mpt__picture_of(plan, image.pixels, NULL, image.height, image.width);
+        picture.channel_step = 1, picture.column_step = plan->channels;
+        picture.row_step = plan->channels * image.width;
+        good = mpt__pipeline_run(plan, &picture, seed, work, (float *)input, error);
+        if (!good) {
+            char said[MPT__SAMPLE_ERROR];
+            memcpy(said, error, sizeof said);
+            mpt__format_text(error, MPT__SAMPLE_ERROR, "%s: %s", folder->text + folder->at[at],
+                             said);
+        }
+    }
+    if (image.pixels) stbi_image_free(image.pixels);
+    if (good && target) memcpy(target, &folder->labels[at], sizeof(int64_t));
+    return good;
+}
+
+/* The classes and files of a folder; *classes and files have to be freed. */
+static bool mpt__folder_list(const char *root, mpt__files *classes, mpt__files *files) {
+    mpt_context *context = files->context;
+    char path[2 * MPT__PATH_SIZE];
+    if (!mpt__files_list(classes, root)) return false;
+    mpt__files_sort(classes);
+    if (classes->count == 0)
+        return mpt__reject(context, MPT_ERROR_IO, "%s has no subfolders; each one is a class",
+                           root);
+    for (int64_t i = 0; i < classes->count; i++) {
+        const char *name = classes->text + classes->at[i];
+        const int64_t before = files->count;
+        if (mpt__format_text(files->prefix, MPT__PATH_SIZE, "%s/", name) >= MPT__PATH_SIZE)
+            return mpt__reject(context, MPT_ERROR_IO, "%s: a path that is too long", root);
+        mpt__format_text(path, sizeof path, "%s/%s", root, name);
+        if (!mpt__files_list(files, path)) return false;
+        if (files->count == before)
+            return mpt__reject(context, MPT_ERROR_IO, "%s holds no .png, .jpg, .jpeg or .bmp file",
+                               path);
+    }
+    mpt__files_sort(files);
+    return true;
+}
+
+/* Bytes of each part of what a folder owns, every one a multiple of 8. */
+static size_t mpt__folder_part(size_t bytes) { return (bytes + 7) / 8 * 8; }
+
+static bool mpt__path_within(const char *path, const char *folder) {
+    const size_t n = strlen(folder);
+    return strncmp(path, folder, n) == 0 && path[n] == '/';
+}
+
+/* Copies the lists behind the folder's head; `state` has room for all of it. */
+static void mpt__folder_fill(mpt__dataset *dataset, const char *root, const mpt__files *classes,
+                             const mpt__files *files, const mpt_image_config *config) {
+    mpt__folder *folder = (mpt__folder *)dataset->owned[0];
+    uint8_t *at = (uint8_t *)dataset->owned[0] + mpt__folder_part(sizeof *folder);
+    const char **names = (const char **)(void *)at;
+    at += mpt__folder_part((size_t)classes->count * sizeof *names);
+    int64_t *labels = (int64_t *)(void *)at;
+    at += (size_t)files->count * sizeof *labels;
+    int64_t *places = (int64_t *)(void *)at;
+    at += (size_t)files->count * sizeof *places;
+    if (config->manifest) {
+        folder->digests = (const uint8_t(*)[32])(void *)at;
+        at += (size_t)files->count * 32;
+    }
+    char *text = (char *)at;
+    memcpy(places, files->at, (size_t)files->count * sizeof *places);
+    memcpy(text, files->text, (size_t)files->length);
+    memcpy(text + files->length, classes->text, (size_t)classes->length);
+    memcpy(text + files->length + classes->length, root, strlen(root) + 1);
+    for (int64_t i = 0; i < classes->count; i++) names[i] = text + files->length + classes->at[i];
+    for (int64_t i = 0, label = 0; i < files->count; i++) {
+        const char *path = text + places[i];
+        while (label + 1 < classes->count && !mpt__path_within(path, names[label])) label++;
+        labels[i] = label;
+    }
+    folder->config = *config;
+    folder->root = text + files->length + classes->length;
+    folder->text = text, folder->at = places, folder->labels = labels;
+    dataset->classes = (const char *const *)(const void *)names;
+    dataset->class_count = classes->count;
+}
+
+/* Reads the manifest into the folder's digests. */
+static bool mpt__folder_manifest(mpt_context *context, mpt__dataset *dataset,
+                                 const mpt__files *files) {
+    const mpt__folder *folder = (const mpt__folder *)dataset->state;
+    const char *path = folder->config.manifest;
+    mpt__reader file;
+    if (!mpt__reader_open(&file, context, path)) return false;
+    uint8_t *text =
+        file.size ? mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST) : NULL;
+    uint8_t *named = (uint8_t *)mpt__host_new(context, (size_t)files->count);
+    uint8_t(*digests)[32] = (uint8_t(*)[32])(uintptr_t)folder->digests;
+    mpt__reader_close(&file);
+    bool good =
+        named && context->base.status == MPT_OK &&
+        mpt__manifest_read(files, path, (const char *)text, (size_t)file.size, digests, named);
+    mpt__host_free(context, text, (size_t)file.size);
+    mpt__host_free(context, named, (size_t)files->count);
+    return good;
+}
+
+/* Without steps that set it, the size of the first picture; then the finished plan. */
+static bool mpt__folder_plan(mpt_context *context, const mpt__folder *probe, mpt__pipeline *plan) {
+    const mpt_image_config *config = &probe->config;
+    char error[MPT__SAMPLE_ERROR];
+    mpt__decoded image;
+    if (!mpt__pipeline_plan(context, config->steps, config->step_count, config->channels, 0, 0,
+                            plan))
+        return false;
+    if (plan->height > 0) return true;
+    mpt__image_file *file = (mpt__image_file *)mpt__host_new(context, sizeof *file);
+    if (!file) return false;
+    const bool good = mpt__image_open(&context->base, probe, 0, true, file, &image, error);
+    mpt__host_free(context, file, sizeof *file);
+    if (!good)
+        return mpt__reject(context, MPT_ERROR_IO, "%s (the first picture sets the size of all)",
+                           error);
+    return mpt__pipeline_plan(context, config->steps, config->step_count, config->channels,
+                              image.height, image.width, plan);
+}
+
+static mpt__dataset *mpt__folder_new(mpt_context *context, const char *root,
+                                     const mpt__files *classes, const mpt__files *files,
+                                     const mpt_image_config *config) {
+    mpt_user_dataset_config samples;
+    mpt__folder probe;
+    memset(&samples, 0, sizeof samples);
+    memset(&probe, 0, sizeof probe);
+    probe.config = *config;
+    probe.root = root;
+    probe.text = files->text, probe.at = files->at;
+    if (!mpt__folder_plan(context, &probe, &probe.plan)) return NULL;
+    samples.count = files->count;
+    samples.dtype = MPT_F32;
+    samples.shape = MPT_SHAPE(config->channels, probe.plan.height, probe.plan.width);
+    samples.target_dtype = MPT_I64;
+    const size_t bytes =
+        mpt__folder_part(sizeof probe) + mpt__folder_part((size_t)classes->count * sizeof(char *)) +
+        (size_t)files->count * (2 * sizeof(int64_t) + (config->manifest ? 32 : 0)) +
+        (size_t)files->length + (size_t)classes->length + strlen(root) + 1;
+    mpt__dataset *dataset =
+        mpt__planned_new(context, &samples, &probe.plan, mpt__folder_make, bytes);
+    if (!dataset) return NULL;
+    dataset->work_bytes = mpt__pipeline_bytes(&probe.plan) + sizeof(mpt__image_file);
+    mpt__folder_fill(dataset, root, classes, files, config);
+    if (!config->manifest || mpt__folder_manifest(context, dataset, files)) return dataset;
+    mpt__dataset_release(context, dataset);
+    return NULL;
+}
+
+static mpt__dataset *mpt__folder_open(mpt_context *context, const char *root,
+                                      const mpt_image_config *config) {
+    mpt__files *lists = (mpt__files *)mpt__host_new(context, 2 * sizeof *lists);
+    mpt__dataset *dataset = NULL;
+    if (!lists) return NULL;
+    lists[0].context = lists[1].context = context;
+    if (mpt__folder_list(root, &lists[0], &lists[1]))
+        dataset = mpt__folder_new(context, root, &lists[0], &lists[1], config);
+    mpt__files_free(&lists[0]);
+    mpt__files_free(&lists[1]);
+    mpt__host_free(context, lists, 2 * sizeof *lists);
+    return dataset;
+}
+
+#endif
+
+MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folder,
+                                         const mpt_image_config *config) {
+    mpt_image_config defaults = mpt_image_config_default();
+    mpt__dataset *dataset = NULL;
+    if (!config) config = &defaults;
+    if (!mpt__enter(context, "mpt_image_folder") || mpt__no_files(context))
+        return mpt__dataset_handle(context, NULL);
+    if (!folder || !folder[0] || strlen(folder) >= MPT__PATH_SIZE) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "folder is %s",
+                   !folder      ? "NULL"
+                   : !folder[0] ? "empty"
+                                : "too long a path");
+    } else if (config->channels != 1 && config->channels != 3 && config->channels != 4) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "channels is %d; 1 grey, 3 RGB, 4 RGBA",
+                   config->channels);
+    } else if (config->max_pixels < 1) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "max_pixels is %lld; at least 1",
+                   config->max_pixels);
+    } else {
+#ifdef MPTRAIN_STB_IMAGE
+        dataset = mpt__folder_open(context, folder, config);
+#else
+        mpt__error(context, MPT_ERROR_UNSUPPORTED, "built without image files (MPTRAIN_STB_IMAGE)");
+#endif
+    }
+    return mpt__dataset_publish(context, dataset);
+}
+
+/* ==== CIFAR-10 ==== */
+
+enum { MPT__CIFAR_PIXELS = 3 * 32 * 32, MPT__CIFAR_RECORD = 1 + MPT__CIFAR_PIXELS };
+
+static const char *const mpt__cifar_classes[10] = {
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"};
+
+/* Opens file number `i` of a split and checks its size. */
+static bool mpt__cifar_open(mpt_context *context, const char *directory, mpt_split split, int i,
+                            char path[MPT__PATH_SIZE], mpt__reader *file) {
+    const size_t length =
+        split == MPT_TEST
+            ? mpt__format_text(path, MPT__PATH_SIZE, "%s/test_batch.bin", directory)
+            : mpt__format_text(path, MPT__PATH_SIZE, "%s/data_batch_%d.bin", directory, i + 1);
+    if (length >= MPT__PATH_SIZE)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "the path of the directory is too long");
+    if (!mpt__reader_open(file, context, path)) return false;
+    if (file->size > 0 && file->size % MPT__CIFAR_RECORD == 0) return true;
+    mpt__reader_close(file);
+    return mpt__reject(context, MPT_ERROR_FORMAT,
+                       "%s: %lld bytes are not a number of records of %d (a label, 3 x 32 x 32 "
+                       "pixels)",
+                       path, file->size, (int)MPT__CIFAR_RECORD);
+}
+
+/* Moves labels out of `records` records, so that their pixels lie one after the other. */
+static bool mpt__cifar_split(mpt_context *context, const char *path, uint8_t *records,
+                             int64_t count, uint8_t *pixels, uint8_t *labels) {
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t *record = records + i * MPT__CIFAR_RECORD;
+        if (record[0] > 9)
+            return mpt__reject(context, MPT_ERROR_FORMAT,
+                               "%s: label %d in record %lld (byte %lld); labels are 0 to 9", path,
+                               (int)record[0], i, i * MPT__CIFAR_RECORD);
+        labels[i] = record[0];
+        memmove(pixels + i * MPT__CIFAR_PIXELS, record + 1, MPT__CIFAR_PIXELS);
+    }
+    return true;
+}
+
+static bool mpt__cifar_read(mpt_context *context, const char *directory, mpt_split split,
+                            mpt__dataset *dataset) {
+    uint8_t *pixels = (uint8_t *)dataset->owned[0], *labels = (uint8_t *)dataset->owned[1];
+    char path[MPT__PATH_SIZE];
+    int64_t done = 0;
+    for (int i = 0; i < (split == MPT_TEST ? 1 : 5); i++) {
+        mpt__reader file;
+        if (!mpt__cifar_open(context, directory, split, i, path, &file)) return false;
+        const int64_t count = file.size / MPT__CIFAR_RECORD;
+        /* The records end where those still to come begin: moving pixels down never overtakes. */
+        uint8_t *records = pixels + done * MPT__CIFAR_RECORD;
+        bool good = count <= dataset->count - done;
+        if (!good)
+            mpt__error(context, MPT_ERROR_IO, "%s: it grew while it was read", path);
+        else
+            good = mpt__reader_read(&file, records, (size_t)file.size);
+        mpt__reader_close(&file);
+        if (!good || !mpt__cifar_split(context, path, records, count,
+                                       pixels + done * MPT__CIFAR_PIXELS, labels + done))
+            return false;
+        done += count;
+    }
+    if (done == dataset->count) return true;
+    return mpt__reject(context, MPT_ERROR_IO, "%s: it shrank while it was read", path);
+}
+
+static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory, mpt_split split) {
+    mpt_user_dataset_config samples;
+    char path[MPT__PATH_SIZE];
+    memset(&samples, 0, sizeof samples);
+    samples.dtype = MPT_U8;
+    samples.shape = MPT_SHAPE(3, 32, 32);
+    samples.target_dtype = MPT_I64;
+    for (int i = 0; i < (split == MPT_TEST ? 1 : 5); i++) {
+        mpt__reader file;
+        if (!mpt__cifar_open(context, directory, split, i, path, &file)) return NULL;
+        samples.count += file.size / MPT__CIFAR_RECORD;
+        mpt__reader_close(&file);
+    }
+    mpt__dataset *dataset = mpt__dataset_new(context, &samples);
+    if (!dataset) return NULL;
+    for (int i = 0; i < 2; i++) {
+        dataset->owned_bytes[i] = (size_t)samples.count * (i ? 1 : MPT__CIFAR_RECORD);
+        dataset->owned[i] = mpt__allocate(&context->base, dataset->owned_bytes[i], MPT_MEMORY_DATA);
+    }
+    if (context->base.status == MPT_OK && mpt__cifar_read(context, directory, split, dataset)) {
+        dataset->inputs = (const uint8_t *)dataset->owned[0];
+        dataset->targets = (const uint8_t *)dataset->owned[1];
+        dataset->byte_targets = true;
+        dataset->classes = mpt__cifar_classes, dataset->class_count = 10;
+        return dataset;
+    }
+    mpt__dataset_release(context, dataset);
+    return NULL;
+}
+
+MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory, mpt_split split) {
+    mpt__dataset *dataset = NULL;
+    if (!mpt__enter(context, "mpt_cifar10") || mpt__no_files(context))
+        return mpt__dataset_handle(context, NULL);
+    if (!directory)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "directory is NULL");
+    else if (split != MPT_TRAIN && split != MPT_TEST)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST",
+                   (int)split);
+    else
+        dataset = mpt__cifar_new(context, directory, split);
+    return mpt__dataset_publish(context, dataset);
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -24060,7 +30588,7 @@ static mpt__entry *mpt__archive_find(const mpt__archive *a, const char *name) {
 
 /* ==== Parameters ==== */
 
-/* The parameters of a save or load, with their names in the file. */
+/* The parameters and buffers of a save or load, with their names in the file. */
 typedef struct mpt__weight {
     const char *path;
     const mpt__tensor *tensor;
@@ -24076,20 +30604,28 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_at(context, module);
     const mpt__parameter *parameter;
+    mpt__buffer buffer;
     mpt__walk walk;
     weights->rows = NULL;
     weights->count = 0;
     if (!found || mpt__freeze(context, found) != MPT_OK) return false;
     mpt__walk_begin(&walk, context, found);
     while (mpt__walk_values(&walk) != NULL) weights->count++;
+    mpt__walk_begin(&walk, context, found);
+    while (mpt__walk_buffer(&walk, &buffer)) weights->count++;
     weights->rows =
         (mpt__weight *)mpt__host_new(context, (size_t)weights->count * sizeof(mpt__weight));
     if (weights->rows == NULL) weights->count = 0;
+    int64_t row = 0;
     mpt__walk_begin(&walk, context, found);
-    for (int64_t i = 0; i < weights->count; i++) {
-        parameter = mpt__walk_values(&walk);
-        weights->rows[i].path = mpt__relative_path(context, found, parameter);
-        weights->rows[i].tensor = parameter->tensor;
+    while (row < weights->count && (parameter = mpt__walk_values(&walk)) != NULL) {
+        weights->rows[row].path = mpt__relative_path(context, found, parameter->path);
+        weights->rows[row++].tensor = parameter->tensor;
+    }
+    mpt__walk_begin(&walk, context, found);
+    while (row < weights->count && mpt__walk_buffer(&walk, &buffer)) {
+        weights->rows[row].path = mpt__relative_path(context, found, buffer.path);
+        weights->rows[row++].tensor = buffer.tensor;
     }
     return context->base.status == MPT_OK;
 }
@@ -24360,7 +30896,7 @@ typedef struct mpt__copy {
     int from, to;                        /* rows of mpt__dtype_info */
     uint8_t raw[MPT__ELEMENT_BLOCK * 8]; /* of the file, in this machine's byte order */
     float exact[MPT__ELEMENT_BLOCK];
-    uint16_t converted[MPT__ELEMENT_BLOCK * 2]; /* room for fp32 */
+    uint16_t converted[MPT__ELEMENT_BLOCK * 4]; /* room for i64 */
 } mpt__copy;
 
 /* Fills the three from the block that begins with element `first`. Returns its elements. */
@@ -24436,7 +30972,8 @@ static bool mpt__load_check(mpt__copy *copy, const char *path) {
     if (!same)
         return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s has shape %S, the parameter %S",
                            a->name, path, &got, &want);
-    if (!mpt__elements_known(copy->from))
+    bool converts = copy->from == copy->to || mpt__dtype_info[copy->to].is_float;
+    if (!mpt__elements_known(copy->from) || !converts)
         return mpt__reject(
             a->context, MPT_ERROR_DTYPE, "%s: %s is %s, which does not convert to %s", a->name,
             path, mpt__file_dtype_name(copy->entry->dtype), mpt__dtype_info[copy->to].name);
@@ -24952,8 +31489,12 @@ typedef struct mpt__captured {
     void *graph;                           /* of the backend; NULL: launches one by one */
     uint32_t workspace;                    /* storage of the graph's scratch memory; 0: none */
     int64_t calls, count;
-    bool draws; /* dropout: the device needs the step number */
-    bool eager; /* cannot be captured, for a reason that the log has */
+    int64_t updates;     /* of optimizers, before the step under way */
+    int64_t next;        /* in slices: the launch to go on with .. */
+    int64_t step;        /* .. of the step of this number .. */
+    uint32_t seen_state; /* .. and what mpt__held_state was when it paused */
+    bool draws;          /* dropout: the device needs the step number */
+    bool eager;          /* cannot be captured, for a reason that the log has */
 } mpt__captured;
 
 MPT__HANDLES(captured, MPT__CAPTURED)
@@ -24969,6 +31510,7 @@ static void mpt__graph_free(mpt_context *context, mpt__captured *captured) {
 
 /* Gives back all that recording took: the next call is as the second one was. */
 static void mpt__captured_forget(mpt_context *context, mpt__captured *captured) {
+    if (context->sliced == captured) context->sliced = NULL;
     mpt__graph_free(context, captured);
     if (captured->recording) {
         mpt__replay_memory(context, captured->recording, false);
@@ -24999,11 +31541,14 @@ MPTRAIN_API int64_t mpt_captured_count(mpt_captured handle) {
     return captured ? captured->count : -1;
 }
 
+static void mpt__slice_end(mpt_context *context);
+
 MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured handle) {
     const mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_destroy");
     if (captured && handle.context->capturing)
         return mpt__error(handle.context, MPT_ERROR_STATE,
                           "a step is being recorded; end it before");
+    if (captured && handle.context->sliced == captured) mpt__slice_end(handle.context);
     if (captured) mpt__object_free(handle.context, MPT__CAPTURED, captured->id.slot);
     return mpt__status_of(handle.context);
 }
@@ -25155,28 +31700,92 @@ static mpt_status mpt__host_work(mpt_context *context, const mpt__recording *rec
     return context->base.status;
 }
 
-static mpt_status mpt__capture_repeat(mpt_context *context, mpt__captured *captured) {
-    mpt__backend *backend = &context->backend;
-    const mpt__recording *recording = captured->recording;
-    const int64_t updates = context->now.updates;
+static mpt_status mpt__repeat_begin(mpt_context *context, mpt__captured *captured) {
+    captured->updates = context->now.updates;
     context->now.step++;
     context->base.step = context->now.step;
     context->now.module_calls = 0;
-    if (mpt__host_work(context, recording, MPT__OPTIMIZER) != MPT_OK) return context->base.status;
+    if (mpt__host_work(context, captured->recording, MPT__OPTIMIZER) != MPT_OK)
+        return context->base.status;
     if (captured->draws) mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
     context->device_step = captured->draws ? context->now.step : -1;
+    return context->base.status;
+}
+
+static mpt_status mpt__repeat_end(mpt_context *context, mpt__captured *captured) {
+    mpt__replay_versions(context, captured->recording);
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (context->now.updates > captured->updates) context->committed = context->now;
+    captured->count++;
+    if (!context->backend.synchronous) mpt__scalars_fetch(context, context->backend.snapshot);
+    return mpt__host_work(context, captured->recording, MPT__SCALER);
+}
+
+static mpt_status mpt__capture_repeat(mpt_context *context, mpt__captured *captured) {
+    mpt__backend *backend = &context->backend;
+    if (mpt__repeat_begin(context, captured) != MPT_OK) return context->base.status;
     if (captured->graph) {
         mpt_status status = backend->graph_run(backend->self, captured->graph);
         if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
     } else {
-        mpt__replay_launches(context, recording);
+        mpt__replay_launches(context, captured->recording);
     }
-    mpt__replay_versions(context, recording);
-    if (context->base.status != MPT_OK) return context->base.status;
-    if (context->now.updates > updates) context->committed = context->now;
-    captured->count++;
-    if (!backend->synchronous) mpt__scalars_fetch(context, backend->snapshot);
-    return mpt__host_work(context, recording, MPT__SCALER);
+    return mpt__repeat_end(context, captured);
+}
+
+/* ==== Slices ==== */
+
+/* A number that changes with any of the tensors, made before, that the launches name. */
+static uint32_t mpt__held_state(const mpt_context *context, const mpt__recording *recording) {
+    uint32_t sum = 0; /* of counts that only grow */
+    for (int64_t i = 0; i < recording->held.count; i++)
+        sum += context->storages[recording->held.id[i]].version;
+    return sum;
+}
+
+/* Launches of the step under way for so long, one at least; ends it after the last. */
+static mpt_status mpt__slice_run(mpt_context *context, mpt__captured *captured, double seconds) {
+    const mpt__recording *recording = captured->recording;
+    const mpt_clock *clock = &context->base.clock;
+    double start = clock->now(clock->user);
+    context->sliced = NULL; /* so an error ends it, too */
+    while (captured->next < recording->count && context->base.status == MPT_OK) {
+        mpt__replay_launch(context, recording, captured->next++);
+        if (!(clock->now(clock->user) - start < seconds)) break;
+    }
+    if (context->base.status != MPT_OK || captured->next == recording->count)
+        return mpt__repeat_end(context, captured);
+    context->sliced = captured;
+    captured->seen_state = mpt__held_state(context, recording);
+    return MPT_OK;
+}
+
+static mpt_status mpt__slice_go_on(mpt_context *context, mpt__captured *captured, double seconds) {
+    if (mpt__held_state(context, captured->recording) != captured->seen_state) {
+        context->sliced = NULL;
+        return mpt__error(
+            context, MPT_ERROR_STATE,
+            "a tensor of the step under way was changed between its slices (mpt_write, "
+            "an op in place, an optimizer or a load); the step is given up");
+    }
+    if (captured->draws && context->device_step != captured->step) {
+        mpt__scalar_set_i(context, MPT__SLOT_STEP, captured->step);
+        context->device_step = captured->step;
+    }
+    return mpt__slice_run(context, captured, seconds);
+}
+
+/* Gives up a step between two launches; once it has changed weights it is done to its end. */
+static void mpt__slice_end(mpt_context *context) {
+    mpt__captured *captured = context->sliced;
+    bool changed = false;
+    if (!captured) return;
+    for (int64_t i = 0; i < captured->next; i++) {
+        int kernel = captured->recording->launches[i].kernel;
+        changed |= kernel == MPT__K_SGD || kernel == MPT__K_ADAM || kernel == MPT__K_MOMENTS;
+    }
+    context->sliced = NULL;
+    if (changed) mpt__slice_run(context, captured, (double)INFINITY);
 }
 
 /* ==== Comparing ==== */
@@ -25221,12 +31830,9 @@ static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured
 
 /* ==== A step ==== */
 
-MPTRAIN_API mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
-    mpt_context *context = handle.context;
-    mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_step");
-    mpt_tensor given[MPT__CAPTURE_INPUTS];
-    given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
-    if (!captured) return mpt__status_of(context);
+/* `seconds`: of the first slice, after which the step may stand between two launches. */
+static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *context,
+                                      const mpt_tensor *given, double seconds) {
     if (context->step_depth || context->recorder)
         return mpt__error(context, MPT_ERROR_STATE, "a %s is under way; captured steps stand alone",
                           context->recorder ? "recording" : "step");
@@ -25242,7 +31848,40 @@ MPTRAIN_API mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_
     if (mpt__inputs_set(context, captured, given) != MPT_OK) return context->base.status;
     if (context->config.debug && captured->calls % MPT__CAPTURE_CHECK == 0)
         return mpt__capture_compare(context, captured);
-    return mpt__capture_repeat(context, captured);
+    if (!context->backend.synchronous || !(seconds < (double)INFINITY))
+        return mpt__capture_repeat(context, captured);
+    if (mpt__repeat_begin(context, captured) != MPT_OK) return context->base.status;
+    captured->next = 0;
+    captured->step = context->now.step;
+    return mpt__slice_run(context, captured, seconds);
+}
+
+MPTRAIN_API mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
+    mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_step");
+    mpt_tensor given[MPT__CAPTURE_INPUTS];
+    given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
+    if (!captured || !mpt__no_slice(handle.context)) return mpt__status_of(handle.context);
+    return mpt__captured_begin(captured, handle.context, given, (double)INFINITY);
+}
+
+MPTRAIN_API mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y,
+                                      double seconds, bool *done) {
+    mpt_context *context = handle.context;
+    mpt__captured *captured = mpt__captured_enter(handle, "mpt_step_slice");
+    mpt_tensor given[MPT__CAPTURE_INPUTS];
+    given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
+    mpt_status status = mpt__status_of(context);
+    if (captured && !(seconds >= 0.0))
+        status =
+            mpt__error(context, MPT_ERROR_ARGUMENT, "seconds = %g: expected 0 or more", seconds);
+    else if (captured && context->sliced == captured)
+        status = mpt__slice_go_on(context, captured, seconds);
+    else if (captured && mpt__no_slice(context))
+        status = mpt__captured_begin(captured, context, given, seconds);
+    else if (captured)
+        status = context->base.status;
+    if (done) *done = captured && status == MPT_OK && !context->sliced;
+    return status;
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -25599,10 +32238,12 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
         mpt__upload(context, context->scalar_storage,
                     MPT__SLOT_ERROR * (int64_t)sizeof(mpt__scalar),
                     &context->scalars[MPT__SLOT_ERROR], sizeof(mpt__scalar));
+    mpt__slice_end(context);
     context->base.status = MPT_OK;
     mpt__discard_history(context);
     mpt__scaler_forget(context);
     mpt__draws_forget(context);
+    mpt__running_settle(context, false);
     const mpt__recording *stopped = mpt__recorder_stop(context);
     if (stopped) mpt__object_free(context, MPT__RECORDING, stopped->id.slot);
     context->now = context->committed;

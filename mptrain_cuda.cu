@@ -1496,6 +1496,141 @@ mpt_status mpt__cuda_cumsum(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
+/* ---- ARGSORT ----
+ *
+ * An element is a word: its value as an integer that orders alike, and behind it its index. All
+ * words of a line differ, so that there is one order, whatever sorts them. Blocks sort tiles of a
+ * line in shared memory; then runs of the line are merged in pairs, a thread for an element. */
+
+#define MPT__TILE (4 * MPT__THREADS) /* words: 8 KB of shared memory */
+
+struct mpt__argsort {
+    mpt__space lines;
+    mpt__array from, to; /* strides over the lines */
+    long long n, k, from_stride, to_stride, tiles;
+    unsigned long long *words; /* [lines, n], twice; NULL: a line is one tile */
+    int descending;
+};
+
+__device__ __forceinline__ unsigned long long mpt__sort_word(const mpt__argsort &w, float x,
+                                                             long long index) {
+    const unsigned int bits = __float_as_uint(x == 0 ? 0.0f : x);
+    unsigned int key = bits >> 31 ? ~bits : bits | 0x80000000u;
+    if (x != x) key = 0xffffffffu;
+    if (w.descending) key = ~key;
+    return (unsigned long long)key << 32 | (unsigned long long)index;
+}
+
+__device__ __forceinline__ void mpt__sort_put(const mpt__argsort &w, long long line,
+                                              long long place, unsigned long long word) {
+    if (place >= w.k) return;
+    mpt__store_i64(w.to.data, w.to.dtype,
+                   mpt__locate(w.lines, w.to.stride, line) + place * w.to_stride,
+                   (long long)(word & 0xffffffffu));
+}
+
+__global__ void mpt__sort_tiles_kernel(const mpt__argsort w) {
+    __shared__ unsigned long long word[MPT__TILE];
+    const int thread = (int)threadIdx.x;
+    for (long long tile = blockIdx.x; tile < w.lines.count * w.tiles; tile += gridDim.x) {
+        const long long line = tile / w.tiles, begin = tile % w.tiles * MPT__TILE;
+        const long long from = mpt__locate(w.lines, w.from.stride, line);
+        for (int i = thread; i < MPT__TILE; i += MPT__THREADS) {
+            word[i] = ~0ull; /* behind all others */
+            if (begin + i < w.n)
+                word[i] = mpt__sort_word(
+                    w, mpt__load(w.from.data, w.from.dtype, from + (begin + i) * w.from_stride),
+                    begin + i);
+        }
+        __syncthreads();
+        for (int size = 2; size <= MPT__TILE; size *= 2) { /* Batcher's bitonic network */
+            for (int step = size / 2; step > 0; step /= 2) {
+                for (int p = thread; p < MPT__TILE / 2; p += MPT__THREADS) {
+                    const int i = 2 * p - p % step, j = i + step;
+                    const unsigned long long a = word[i], b = word[j];
+                    if ((a > b) == ((i & size) == 0)) word[i] = b, word[j] = a;
+                }
+                __syncthreads();
+            }
+        }
+        for (int i = thread; i < MPT__TILE && begin + i < w.n; i += MPT__THREADS) {
+            if (w.words == NULL)
+                mpt__sort_put(w, line, i, word[i]);
+            else
+                w.words[line * w.n + begin + i] = word[i];
+        }
+        __syncthreads();
+    }
+}
+
+/* Runs of `run` words: an element's place in the merged run is its own place and the number of
+   those before it in the neighbouring run. The last merge writes the result. */
+__global__ void mpt__sort_merge_kernel(const mpt__argsort w, long long run,
+                                       const unsigned long long *from, unsigned long long *to) {
+    MPT__EACH(at, w.lines.count * w.n) {
+        const long long line = at / w.n, i = at % w.n, pair = i / (2 * run) * (2 * run);
+        const long long middle = pair + run < w.n ? pair + run : w.n;
+        const long long end = pair + 2 * run < w.n ? pair + 2 * run : w.n;
+        const unsigned long long word = from[at];
+        long long low = i < middle ? middle : pair, high = i < middle ? end : middle;
+        const long long first = low;
+        while (low < high) {
+            const long long half = low + (high - low) / 2;
+            if (from[line * w.n + half] < word)
+                low = half + 1;
+            else
+                high = half;
+        }
+        const long long place = i < middle ? i + (low - first) : i - middle + low;
+        if (2 * run >= w.n)
+            mpt__sort_put(w, line, place, word);
+        else
+            to[line * w.n + place] = word;
+    }
+}
+
+int64_t mpt__cuda_argsort_workspace(const mpt__launch *launch) {
+    const mpt__operand &o = launch->operand[0];
+    int64_t count = 1;
+    for (int d = 0; d < o.rank; d++) count *= o.shape[d];
+    return o.shape[launch->index[0]] > MPT__TILE ? 2 * count * 8 : 0;
+}
+
+mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
+    const mpt__operand *o = call->launch->operand;
+    const int axis = (int)call->launch->index[0];
+    int64_t shape[MPT_MAX_RANK];
+    mpt__argsort w;
+    mpt__array *arrays[2] = {&w.from, &w.to};
+    memset(&w, 0, sizeof w);
+    w.from = mpt__array_of(call, 0);
+    w.to = mpt__array_of(call, 1);
+    w.n = o[0].shape[axis];
+    w.k = o[1].shape[axis];
+    w.from_stride = o[0].stride[axis];
+    w.to_stride = o[1].stride[axis];
+    w.tiles = (w.n + MPT__TILE - 1) / MPT__TILE;
+    w.descending = call->launch->function == MPT__FN_MAX;
+    for (int d = 0; d < o[0].rank; d++) shape[d] = d == axis ? 1 : o[0].shape[d];
+    w.lines = mpt__merge(o[0].rank, shape, arrays, 2);
+    if (w.n == 0 || w.k == 0 || w.lines.count == 0) return MPT_OK;
+    if (w.n >> 32)
+        return mpt__cuda_refuse(call->cuda, MPT_ERROR_UNSUPPORTED, "argsort",
+                                "lines of 2^32 elements or more");
+    const long long count = w.lines.count * w.n;
+    if (w.tiles > 1) w.words = (unsigned long long *)call->workspace;
+    mpt__sort_tiles_kernel<<<mpt__blocks(call, w.lines.count * w.tiles * MPT__THREADS),
+                             MPT__THREADS, 0, call->stream>>>(w);
+    unsigned long long *from = w.words, *to = w.words + count;
+    for (long long run = MPT__TILE; run < w.n; run *= 2) {
+        mpt__sort_merge_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(
+            w, run, from, to);
+        unsigned long long *kept = from;
+        from = to, to = kept;
+    }
+    return MPT_OK;
+}
+
 /* `first` begins as -1, which is the largest of the unsigned. */
 __global__ void mpt__find_nonfinite_kernel(const mpt__walk walk, mpt__scalar *first) {
     const long long done = 8 * walk.eights;
@@ -2423,6 +2558,139 @@ mpt_status mpt__cuda_metric_add(const mpt__cuda_call *call) {
     mpt__metric_add_kernel<<<1, 1, 0, call->stream>>>(mpt__array_of(call, 0),
                                                       call->scalars + slot[0],
                                                       call->scalars + slot[1]);
+    return MPT_OK;
+}
+
+/* ==== Images of another size: INTERPOLATE, INTERPOLATE_BACKWARD ==== */
+
+struct mpt__resize {
+    mpt__array from, to;
+    long long count, channels, from_size[2], to_size[2]; /* count: of elements written */
+    float step[2];
+    int way;
+};
+
+struct mpt__pixels {
+    long long first, second;
+    float weight; /* of the second */
+};
+
+/* Which of `size` elements, at most two, element `at` of the result is made of. */
+__device__ __forceinline__ mpt__pixels mpt__pixels_of(const mpt__resize &w, int axis,
+                                                      long long at, long long size) {
+    float x = (float)at * w.step[axis];
+    if (w.way == MPT__RESIZE_CENTERS) x = w.step[axis] * ((float)at + 0.5f) - 0.5f;
+    if (!(x > 0)) x = 0;
+    mpt__pixels p;
+    p.first = (long long)x < size - 1 ? (long long)x : size - 1;
+    p.second = w.way != MPT__RESIZE_NEAREST && p.first < size - 1 ? p.first + 1 : p.first;
+    p.weight = p.second > p.first ? x - (float)p.first : 0.0f;
+    return p;
+}
+
+/* Where element i of [N, C, rows, columns] is: its row and column, and its plane in an array. */
+struct mpt__pixel {
+    long long row, column, sample, channel;
+};
+
+__device__ __forceinline__ mpt__pixel mpt__pixel_of(const mpt__resize &w, const long long *size,
+                                                    long long i) {
+    mpt__pixel p;
+    p.column = i % size[1], i /= size[1];
+    p.row = i % size[0], i /= size[0];
+    p.channel = i % w.channels;
+    p.sample = i / w.channels;
+    return p;
+}
+
+__device__ __forceinline__ long long mpt__pixel_at(const mpt__array &array, const mpt__pixel &p,
+                                                   long long row, long long column) {
+    return p.sample * array.stride[0] + p.channel * array.stride[1] + row * array.stride[2] +
+           column * array.stride[3];
+}
+
+__global__ void mpt__interpolate_kernel(const mpt__resize w) {
+    MPT__EACH(i, w.count) {
+        const mpt__pixel p = mpt__pixel_of(w, w.to_size, i);
+        const mpt__pixels y = mpt__pixels_of(w, 0, p.row, w.from_size[0]);
+        const mpt__pixels x = mpt__pixels_of(w, 1, p.column, w.from_size[1]);
+        float line[2];
+        for (int k = 0; k < 2; k++) {
+            const long long row = k == 0 ? y.first : y.second;
+            line[k] = mpt__load(w.from.data, w.from.dtype, mpt__pixel_at(w.from, p, row, x.first));
+            if (x.weight != 0)
+                line[k] = (1 - x.weight) * line[k] +
+                          x.weight * mpt__load(w.from.data, w.from.dtype,
+                                               mpt__pixel_at(w.from, p, row, x.second));
+        }
+        const float z = y.weight != 0 ? (1 - y.weight) * line[0] + y.weight * line[1] : line[0];
+        mpt__put(w.to, mpt__pixel_at(w.to, p, p.row, p.column), z);
+    }
+}
+
+/* The first of `count` results that element `at`, or one after it, has a share in. */
+__device__ long long mpt__first_share(const mpt__resize &w, int axis, long long at, long long size,
+                                      long long count) {
+    long long low = 0, high = count;
+    while (low < high) {
+        const long long half = low + (high - low) / 2;
+        if (mpt__pixels_of(w, axis, half, size).second < at)
+            low = half + 1;
+        else
+            high = half;
+    }
+    return low;
+}
+
+__device__ __forceinline__ float mpt__share(const mpt__pixels &p, long long at) {
+    return (p.first == at ? 1 - p.weight : 0.0f) +
+           (p.second == at && p.second > p.first ? p.weight : 0.0f);
+}
+
+/* A thread for an element before, which sums its shares in the order of the results. */
+__global__ void mpt__interpolate_backward_kernel(const mpt__resize w) {
+    MPT__EACH(i, w.count) {
+        const mpt__pixel p = mpt__pixel_of(w, w.to_size, i);
+        const long long rows = w.from_size[0], columns = w.from_size[1];
+        const long long left = mpt__first_share(w, 1, p.column, w.to_size[1], columns);
+        float sum = 0;
+        for (long long y = mpt__first_share(w, 0, p.row, w.to_size[0], rows); y < rows; y++) {
+            const mpt__pixels row = mpt__pixels_of(w, 0, y, w.to_size[0]);
+            if (row.first > p.row) break;
+            const float share = mpt__share(row, p.row);
+            for (long long x = left; x < columns; x++) {
+                const mpt__pixels column = mpt__pixels_of(w, 1, x, w.to_size[1]);
+                if (column.first > p.column) break;
+                sum += mpt__share(column, p.column) *
+                       (share * mpt__load(w.from.data, w.from.dtype, mpt__pixel_at(w.from, p, y, x)));
+            }
+        }
+        mpt__put(w.to, mpt__pixel_at(w.to, p, p.row, p.column), sum);
+    }
+}
+
+mpt_status mpt__cuda_interpolate(const mpt__cuda_call *call) {
+    const mpt__operand *o = call->launch->operand;
+    mpt__resize w;
+    memset(&w, 0, sizeof w);
+    w.from = mpt__array_of(call, 0);
+    w.to = mpt__array_of(call, 1);
+    w.channels = o[0].shape[1];
+    w.count = 1;
+    for (int d = 0; d < 4; d++) w.count *= o[1].shape[d];
+    for (int i = 0; i < 2; i++) {
+        w.from_size[i] = o[0].shape[2 + i];
+        w.to_size[i] = o[1].shape[2 + i];
+        w.step[i] = (float)call->launch->imm[i];
+    }
+    w.way = (int)call->launch->index[0];
+    if (w.count == 0) return MPT_OK;
+    if (call->launch->kernel == MPT__K_INTERPOLATE) {
+        mpt__interpolate_kernel<<<mpt__blocks(call, w.count), MPT__THREADS, 0, call->stream>>>(w);
+    } else {
+        mpt__interpolate_backward_kernel<<<mpt__blocks(call, w.count), MPT__THREADS, 0,
+                                           call->stream>>>(w);
+    }
     return MPT_OK;
 }
 
@@ -4144,9 +4412,681 @@ mpt_status mpt__cuda_scaler_update(const mpt__cuda_call *call) {
 
 /* ==== Normalisation and pooling ==== */
 
-/* In the order of MPT__NORM_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_NORM_KERNELS
+enum { MPT__N, MPT__G, MPT__C, MPT__S };
 
+/* A norm over [N, G, C, S]. Rows and groups: what shares a mean is taken by a warp or a block, in
+   lines along C, with a weight for each element, or along S, with one for all. Batches: sums of
+   each channel by chunks, then their ends, then the elements. */
+struct mpt__norm_call {
+    mpt__array x, residual, y, sum, dy, extra, dx; /* strides of the four dimensions */
+    mpt__array weight, bias, mean, variance, dweight, dbias;
+    float *rstd;
+    long long size[4], count, lines, length, channels;
+    int line, step, along_c, of_channels, given;
+    float eps;
+    long long of, chunk, chunks; /* sums of channels: elements of each, those of a chunk, chunks */
+    float *partial, *column; /* [chunks, 2, channels]; MPT__COLUMNS times [channels] */
+};
+
+/* y or dx of an element is dy a + (x - mean) b + c of its channel's numbers. */
+enum { MPT__COLUMN_MEAN, MPT__COLUMN_A, MPT__COLUMN_B, MPT__COLUMN_C, MPT__COLUMNS };
+
+#define MPT__CHANNELS 32 /* side by side in a block */
+#define MPT__NORM_BLOCKS 264 /* most that keep sums of columns for their rows: two for each of many
+                                multiprocessors; results depend on it */
+
+/* a / b and, in *rest, what is left: divisions of 64 bits take as long as the memory does. */
+__device__ __forceinline__ long long mpt__divide(long long a, long long b, long long *rest) {
+    if (((unsigned long long)(a | b) >> 32) == 0) {
+        const unsigned int quotient = (unsigned int)a / (unsigned int)b;
+        *rest = (unsigned int)a - quotient * (unsigned int)b;
+        return quotient;
+    }
+    *rest = a % b;
+    return a / b;
+}
+
+/* Element i of statistic [n, g] in an array. */
+__device__ __forceinline__ long long mpt__norm_place(const mpt__norm_call &w, const mpt__array &a,
+                                                     long long n, long long g, long long i) {
+    long long step = i;
+    const long long line = w.lines == 1 ? 0 : mpt__divide(i, w.length, &step);
+    return n * a.stride[MPT__N] + g * a.stride[MPT__G] + line * a.stride[w.line] +
+           step * a.stride[w.step];
+}
+
+/* Of V elements from i on: the numbers of their channels in `of`, or `otherwise`. */
+template <int V>
+__device__ __forceinline__ void mpt__norm_weights(const mpt__norm_call &w, const mpt__array &of,
+                                                  long long g, long long i, float otherwise,
+                                                  float *out) {
+    long long step = i;
+    const long long line = w.lines == 1 ? 0 : mpt__divide(i, w.length, &step);
+    const long long at = g * w.size[MPT__C] + (w.along_c ? step : line);
+    for (int k = 0; k < V; k++) out[k] = otherwise;
+    if (of.data == NULL) return;
+    if (w.along_c) {
+        mpt__load_some<V>(of, at, out);
+    } else {
+        const float all = mpt__load(of.data, of.dtype, at);
+        for (int k = 0; k < V; k++) out[k] = all;
+    }
+}
+
+__device__ __forceinline__ float mpt__norm_rstd(float variance, float eps) {
+    const float root = sqrtf(variance + eps);
+    return root == 0.0f ? 0.0f : 1.0f / root;
+}
+
+/* x, or the sum with the residual, which it stores, as rounded there. */
+template <int V>
+__device__ __forceinline__ void mpt__norm_load(const mpt__norm_call &w, long long n, long long g,
+                                               long long i, float *x) {
+    float r[V];
+    mpt__load_some<V>(w.x, mpt__norm_place(w, w.x, n, g, i), x);
+    if (w.residual.data == NULL) return;
+    mpt__load_some<V>(w.residual, mpt__norm_place(w, w.residual, n, g, i), r);
+    for (int k = 0; k < V; k++) x[k] += r[k];
+    const long long to = mpt__norm_place(w, w.sum, n, g, i);
+    mpt__put_some<V>(w.sum, to, x);
+    for (int k = 0; k < V; k++) {
+        if (w.sum.dtype == MPT_F16) x[k] = __half2float(__float2half_rn(x[k]));
+        if (w.sum.dtype == MPT_BF16) x[k] = __bfloat162float(__float2bfloat16_rn(x[k]));
+    }
+}
+
+template <int GROUP, int V> __global__ void mpt__norm_rows_kernel(const mpt__norm_call w) {
+    const long long first = threadIdx.x % GROUP * V, step = GROUP * V;
+    MPT__EACH_LINE(row, GROUP, w.size[MPT__N] * w.size[MPT__G]) {
+        const long long n = row / w.size[MPT__G], g = row % w.size[MPT__G];
+        const mpt__array &from = w.residual.data != NULL ? w.sum : w.x;
+        float x[V], weight[V], bias[V], total = 0.0f, mean = 0.0f;
+        for (long long i = first; i < w.count; i += step) {
+            mpt__norm_load<V>(w, n, g, i, x);
+            for (int k = 0; k < V; k++) total += x[k];
+        }
+        if (w.mean.data != NULL) mean = mpt__group_sum<GROUP>(total) / (float)w.count;
+        total = 0.0f;
+        for (long long i = first; i < w.count; i += step) {
+            mpt__load_some<V>(from, mpt__norm_place(w, from, n, g, i), x);
+            for (int k = 0; k < V; k++) total += (x[k] - mean) * (x[k] - mean);
+        }
+        const float variance = mpt__group_sum<GROUP>(total) / (float)w.count;
+        const float rstd = mpt__norm_rstd(variance, w.eps);
+        for (long long i = first; i < w.count; i += step) {
+            mpt__load_some<V>(from, mpt__norm_place(w, from, n, g, i), x);
+            mpt__norm_weights<V>(w, w.weight, g, i, 1.0f, weight);
+            mpt__norm_weights<V>(w, w.bias, g, i, 0.0f, bias);
+            for (int k = 0; k < V; k++) x[k] = (x[k] - mean) * rstd * weight[k] + bias[k];
+            mpt__put_some<V>(w.y, mpt__norm_place(w, w.y, n, g, i), x);
+        }
+        if (first != 0) continue;
+        w.rstd[row] = rstd;
+        if (w.mean.data != NULL) mpt__put(w.mean, row, mean);
+        if (w.variance.data != NULL) mpt__put(w.variance, row, variance);
+    }
+}
+
+/* Rows of up to MPT__LINE elements, in eights, stay in a warp's registers. */
+__global__ void mpt__norm_held_kernel(const mpt__norm_call w) {
+    const int lane = (int)(threadIdx.x % MPT__WARP);
+    MPT__EACH_LINE(row, MPT__WARP, w.size[MPT__N]) {
+        float x[MPT__HELD], weight[8], bias[8], total = 0.0f, mean = 0.0f;
+#pragma unroll
+        for (int j = 0; j < MPT__HELD; j += 8) {
+            const int i = lane * 8 + j * MPT__WARP;
+            for (int k = 0; k < 8; k++) x[j + k] = 0.0f;
+            if (i < w.count) mpt__norm_load<8>(w, row, 0, i, x + j);
+            for (int k = 0; k < 8; k++) total += x[j + k];
+        }
+        if (w.mean.data != NULL) mean = mpt__group_sum<MPT__WARP>(total) / (float)w.count;
+        total = 0.0f;
+#pragma unroll
+        for (int j = 0; j < MPT__HELD; j += 8) {
+            const bool there = lane * 8 + j * MPT__WARP < w.count;
+            for (int k = 0; k < 8; k++) {
+                const float d = there ? x[j + k] - mean : 0.0f;
+                total += d * d;
+            }
+        }
+        const float variance = mpt__group_sum<MPT__WARP>(total) / (float)w.count;
+        const float rstd = mpt__norm_rstd(variance, w.eps);
+#pragma unroll
+        for (int j = 0; j < MPT__HELD; j += 8) {
+            const int i = lane * 8 + j * MPT__WARP;
+            if (i >= w.count) continue;
+            mpt__norm_weights<8>(w, w.weight, 0, i, 1.0f, weight);
+            mpt__norm_weights<8>(w, w.bias, 0, i, 0.0f, bias);
+            for (int k = 0; k < 8; k++)
+                x[j + k] = (x[j + k] - mean) * rstd * weight[k] + bias[k];
+            mpt__put_some<8>(w.y, row * w.y.stride[MPT__N] + i, x + j);
+        }
+        if (lane != 0) continue;
+        w.rstd[row] = rstd;
+        if (w.mean.data != NULL) mpt__put(w.mean, row, mean);
+    }
+}
+
+__device__ __forceinline__ float mpt__norm_mean(const mpt__norm_call &w, long long statistic) {
+    return w.mean.data != NULL ? mpt__load(w.mean.data, w.mean.dtype, statistic) : 0.0f;
+}
+
+template <int GROUP, int V> __global__ void mpt__norm_rows_back_kernel(const mpt__norm_call w) {
+    const long long first = threadIdx.x % GROUP * V, step = GROUP * V;
+    MPT__EACH_LINE(row, GROUP, w.size[MPT__N] * w.size[MPT__G]) {
+        const long long n = row / w.size[MPT__G], g = row % w.size[MPT__G];
+        const float mean = mpt__norm_mean(w, row), rstd = w.rstd[row];
+        float x[V], dy[V], weight[V], shift = 0.0f, slope = 0.0f;
+        for (long long i = first; i < w.count; i += step) {
+            mpt__load_some<V>(w.x, mpt__norm_place(w, w.x, n, g, i), x);
+            mpt__load_some<V>(w.dy, mpt__norm_place(w, w.dy, n, g, i), dy);
+            mpt__norm_weights<V>(w, w.weight, g, i, 1.0f, weight);
+            for (int k = 0; k < V; k++) {
+                dy[k] *= weight[k];
+                shift += dy[k];
+                slope += dy[k] * ((x[k] - mean) * rstd);
+            }
+        }
+        shift = mpt__group_sum<GROUP>(shift) / (float)w.count;
+        slope = mpt__group_sum<GROUP>(slope) / (float)w.count;
+        if (w.mean.data == NULL) shift = 0.0f;
+        for (long long i = first; i < w.count; i += step) {
+            mpt__load_some<V>(w.x, mpt__norm_place(w, w.x, n, g, i), x);
+            mpt__load_some<V>(w.dy, mpt__norm_place(w, w.dy, n, g, i), dy);
+            mpt__norm_weights<V>(w, w.weight, g, i, 1.0f, weight);
+            for (int k = 0; k < V; k++)
+                dy[k] = (dy[k] * weight[k] - shift - (x[k] - mean) * rstd * slope) * rstd;
+            if (w.extra.data != NULL) {
+                mpt__load_some<V>(w.extra, mpt__norm_place(w, w.extra, n, g, i), x);
+                for (int k = 0; k < V; k++) dy[k] += x[k];
+            }
+            mpt__put_some<V>(w.dx, mpt__norm_place(w, w.dx, n, g, i), dy);
+        }
+    }
+}
+
+/* What the warps of a block hold for its columns, added up in their order. */
+__device__ __forceinline__ void mpt__norm_columns_out(const mpt__norm_call &w, const float *held,
+                                                      float *to) {
+    __shared__ float part[MPT__LINE];
+    const int lane = (int)(threadIdx.x % MPT__WARP), warp = (int)(threadIdx.x / MPT__WARP);
+    for (int turn = 0; turn < (int)blockDim.x / MPT__WARP; turn++) {
+        __syncthreads();
+        if (turn != warp) continue;
+#pragma unroll
+        for (int j = 0; j < MPT__HELD; j++) {
+            const int i = lane * 8 + j / 8 * 8 * MPT__WARP + j % 8;
+            part[i] = turn == 0 ? held[j] : part[i] + held[j];
+        }
+    }
+    __syncthreads();
+    for (long long i = threadIdx.x; i < w.count; i += blockDim.x) to[i] = part[i];
+}
+
+/* The same rows backward. A block keeps the sums of its rows' columns: rows b, b + blocks .. of the
+   warps in order. */
+__global__ void mpt__norm_held_back_kernel(const mpt__norm_call w) {
+    const int lane = (int)(threadIdx.x % MPT__WARP);
+    const bool columns = w.partial != NULL;
+    float dw[MPT__HELD], db[MPT__HELD];
+#pragma unroll
+    for (int j = 0; j < MPT__HELD; j++) dw[j] = db[j] = 0.0f;
+    MPT__EACH_LINE(row, MPT__WARP, w.size[MPT__N]) {
+        const float mean = mpt__norm_mean(w, row), rstd = w.rstd[row];
+        float x[MPT__HELD], dy[MPT__HELD], weight[8], shift = 0.0f, slope = 0.0f;
+#pragma unroll
+        for (int j = 0; j < MPT__HELD; j += 8) {
+            const int i = lane * 8 + j * MPT__WARP;
+            for (int k = 0; k < 8; k++) x[j + k] = dy[j + k] = 0.0f;
+            if (i >= w.count) continue;
+            mpt__load_some<8>(w.x, row * w.x.stride[MPT__N] + i, x + j);
+            mpt__load_some<8>(w.dy, row * w.dy.stride[MPT__N] + i, dy + j);
+            mpt__norm_weights<8>(w, w.weight, 0, i, 1.0f, weight);
+            for (int k = 0; k < 8; k++) {
+                x[j + k] = (x[j + k] - mean) * rstd;
+                dw[j + k] += dy[j + k] * x[j + k];
+                db[j + k] += dy[j + k];
+                dy[j + k] *= weight[k];
+                shift += dy[j + k];
+                slope += dy[j + k] * x[j + k];
+            }
+        }
+        if (w.dx.data == NULL) continue;
+        shift = mpt__group_sum<MPT__WARP>(shift) / (float)w.count;
+        slope = mpt__group_sum<MPT__WARP>(slope) / (float)w.count;
+        if (w.mean.data == NULL) shift = 0.0f;
+#pragma unroll
+        for (int j = 0; j < MPT__HELD; j += 8) {
+            const int i = lane * 8 + j * MPT__WARP;
+            if (i >= w.count) continue;
+            for (int k = 0; k < 8; k++)
+                dy[j + k] = (dy[j + k] - shift - x[j + k] * slope) * rstd;
+            if (w.extra.data != NULL) {
+                mpt__load_some<8>(w.extra, row * w.extra.stride[MPT__N] + i, weight);
+                for (int k = 0; k < 8; k++) dy[j + k] += weight[k];
+            }
+            mpt__put_some<8>(w.dx, row * w.dx.stride[MPT__N] + i, dy + j);
+        }
+    }
+    if (!columns) return;
+    float *to = w.partial + 2 * (long long)blockIdx.x * w.channels;
+    mpt__norm_columns_out(w, dw, to + w.channels);
+    mpt__norm_columns_out(w, db, to);
+}
+
+/* ---- Sums of channels ---- */
+
+/* How many numbers, their mean, the sum of squares of what they differ from it by; or two sums. */
+struct mpt__moments {
+    float n, a, b;
+};
+
+__device__ __forceinline__ mpt__moments mpt__moments_join(mpt__moments p, const mpt__moments &q,
+                                                          bool slopes) {
+    const float n = p.n + q.n, d = q.a - p.a;
+    if (slopes) {
+        p.a += q.a;
+        p.b += q.b;
+    } else if (q.n > 0.0f) { /* Chan, Golub, LeVeque 1979 */
+        p.a += d * (q.n / n);
+        p.b += q.b + d * d * (p.n * q.n / n);
+    }
+    p.n = n;
+    return p;
+}
+
+struct mpt__channel_sum {
+    mpt__moments sum;
+    float pivot;
+};
+
+/* Adds element [n, s] of channel g C + c. */
+__device__ __forceinline__ void mpt__channel_add(const mpt__norm_call &w, long long g, long long c,
+                                                 long long n, long long s, bool slopes,
+                                                 mpt__channel_sum *sum) {
+    const float x = mpt__load(w.x.data, w.x.dtype,
+                              n * w.x.stride[MPT__N] + g * w.x.stride[MPT__G] +
+                                  c * w.x.stride[MPT__C] + s * w.x.stride[MPT__S]);
+    if (slopes) {
+        const long long statistic = w.of_channels ? c : n * w.size[MPT__G] + g;
+        const float dy = mpt__load(w.dy.data, w.dy.dtype,
+                                   n * w.dy.stride[MPT__N] + g * w.dy.stride[MPT__G] +
+                                       c * w.dy.stride[MPT__C] + s * w.dy.stride[MPT__S]);
+        sum->sum.a += dy;
+        sum->sum.b += dy * ((x - mpt__norm_mean(w, statistic)) * w.rstd[statistic]);
+    } else {
+        if (sum->sum.n == 0.0f) sum->pivot = x; /* squares of small differences lose little */
+        sum->sum.a += x - sum->pivot;
+        sum->sum.b += (x - sum->pivot) * (x - sum->pivot);
+    }
+    sum->sum.n += 1.0f;
+}
+
+__device__ __forceinline__ mpt__moments mpt__channel_end(const mpt__channel_sum &sum, bool slopes) {
+    mpt__moments m = sum.sum;
+    if (slopes || m.n == 0.0f) return m;
+    const float shift = m.a / m.n;
+    m.b -= m.a * shift;
+    m.a = sum.pivot + shift;
+    if (m.b < 0.0f) m.b = 0.0f;
+    return m;
+}
+
+/* Joins those of the threads of a block that are `width` apart, in pairs; they end in the first
+   ones. */
+__device__ __forceinline__ mpt__moments mpt__moments_fold(mpt__moments m, int width, bool slopes) {
+    __shared__ mpt__moments part[MPT__THREADS];
+    __syncthreads();
+    part[threadIdx.x] = m;
+    for (int half = MPT__THREADS / 2; half >= width; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half)
+            part[threadIdx.x] = mpt__moments_join(part[threadIdx.x], part[threadIdx.x + half],
+                                                  slopes);
+    }
+    __syncthreads();
+    return part[threadIdx.x];
+}
+
+/* A block for each chunk of `width` channels: one, or MPT__CHANNELS side by side. */
+template <int WIDTH> __global__ void mpt__channel_sums_kernel(const mpt__norm_call w, int slopes) {
+    const long long tiles = (w.channels + WIDTH - 1) / WIDTH;
+    for (long long piece = blockIdx.x; piece < tiles * w.chunks; piece += gridDim.x) {
+        const long long chunk = piece / tiles;
+        const long long channel = piece % tiles * WIDTH + threadIdx.x % WIDTH;
+        const long long begin = chunk * w.chunk, stop = begin + w.chunk;
+        const long long end = channel >= w.channels ? 0 : stop < w.of ? stop : w.of;
+        mpt__channel_sum sum = {{0.0f, 0.0f, 0.0f}, 0.0f};
+        const long long step = MPT__THREADS / WIDTH, size = w.size[MPT__S];
+        long long j = begin + threadIdx.x / WIDTH, s, c, s_step;
+        const long long g = mpt__divide(channel, w.size[MPT__C], &c);
+        long long n = mpt__divide(j, size, &s);
+        const long long n_step = mpt__divide(step, size, &s_step);
+        for (; j < end; j += step) {
+            mpt__channel_add(w, g, c, n, s, slopes != 0, &sum);
+            n += n_step, s += s_step;
+            if (s >= size) s -= size, n++;
+        }
+        const mpt__moments m =
+            mpt__moments_fold(mpt__channel_end(sum, slopes != 0), WIDTH, slopes != 0);
+        if (threadIdx.x < WIDTH && channel < w.channels) {
+            w.partial[2 * chunk * w.channels + channel] = m.a;
+            w.partial[(2 * chunk + 1) * w.channels + channel] = m.b;
+        }
+    }
+}
+
+/* What the chunks of a channel come to, and what follows from it. */
+__global__ void mpt__channel_end_kernel(const mpt__norm_call w, int slopes) {
+    const long long tiles = (w.channels + MPT__CHANNELS - 1) / MPT__CHANNELS;
+    for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const long long channel = tile * MPT__CHANNELS + threadIdx.x % MPT__CHANNELS;
+        const bool there = channel < w.channels;
+        mpt__moments m = {0.0f, 0.0f, 0.0f};
+        for (long long k = threadIdx.x / MPT__CHANNELS; there && k < w.chunks;
+             k += MPT__THREADS / MPT__CHANNELS) {
+            const long long left = w.of - k * w.chunk;
+            const mpt__moments more = {(float)(left < w.chunk ? left : w.chunk),
+                                       w.partial[2 * k * w.channels + channel],
+                                       w.partial[(2 * k + 1) * w.channels + channel]};
+            m = mpt__moments_join(m, more, slopes != 0);
+        }
+        m = mpt__moments_fold(m, MPT__CHANNELS, slopes != 0);
+        if (!there || threadIdx.x >= MPT__CHANNELS) continue;
+        const float weight =
+            w.weight.data != NULL ? mpt__load(w.weight.data, w.weight.dtype, channel) : 1.0f;
+        float *column = w.column + channel;
+        if (slopes) {
+            if (w.dweight.data != NULL) mpt__put(w.dweight, channel, m.b);
+            if (w.dbias.data != NULL) mpt__put(w.dbias, channel, m.a);
+            if (!w.of_channels) continue;
+            const float rstd = w.rstd[channel], n = w.given ? INFINITY : (float)w.of;
+            column[MPT__COLUMN_MEAN * w.channels] = mpt__norm_mean(w, channel);
+            column[MPT__COLUMN_A * w.channels] = weight * rstd;
+            column[MPT__COLUMN_B * w.channels] = w.given ? 0.0f : -m.b * weight / n * rstd * rstd;
+            column[MPT__COLUMN_C * w.channels] = w.given ? 0.0f : -m.a * weight / n * rstd;
+            continue;
+        }
+        const float mean = w.given ? mpt__norm_mean(w, channel) : m.a;
+        const float variance =
+            w.given ? mpt__load(w.variance.data, w.variance.dtype, channel) : m.b / (float)w.of;
+        const float rstd = mpt__norm_rstd(variance, w.eps);
+        w.rstd[channel] = rstd;
+        if (!w.given) mpt__put(w.mean, channel, mean);
+        if (!w.given && w.variance.data != NULL) mpt__put(w.variance, channel, variance);
+        column[MPT__COLUMN_MEAN * w.channels] = mean;
+        column[MPT__COLUMN_B * w.channels] = rstd * weight;
+        column[MPT__COLUMN_C * w.channels] =
+            w.bias.data != NULL ? mpt__load(w.bias.data, w.bias.dtype, channel) : 0.0f;
+    }
+}
+
+/* The elements of a batch, V neighbours at a time, which share a channel or have one each. */
+template <int V>
+__global__ void mpt__channel_apply_kernel(const mpt__norm_call w, const mpt__array to) {
+    MPT__EACH(piece, w.size[MPT__N] * w.lines * w.length / V) {
+        long long rest, step;
+        const long long n = mpt__divide(piece * V, w.count, &rest);
+        const long long line = mpt__divide(rest, w.length, &step);
+        const long long channel = w.along_c ? step : line;
+        float x[V], dy[V];
+        mpt__load_some<V>(w.x, mpt__norm_place(w, w.x, n, 0, rest), x);
+        for (int k = 0; k < V; k++) dy[k] = 0.0f;
+        if (w.dy.data != NULL)
+            mpt__load_some<V>(w.dy, mpt__norm_place(w, w.dy, n, 0, rest), dy);
+        for (int k = 0; k < V; k++) {
+            const float *column = w.column + channel + (w.along_c ? k : 0);
+            const float a = w.dy.data != NULL ? column[MPT__COLUMN_A * w.channels] : 0.0f;
+            x[k] = dy[k] * a +
+                   (x[k] - column[MPT__COLUMN_MEAN * w.channels]) *
+                       column[MPT__COLUMN_B * w.channels] +
+                   column[MPT__COLUMN_C * w.channels];
+        }
+        mpt__put_some<V>(to, mpt__norm_place(w, to, n, 0, rest), x);
+    }
+}
+
+/* ---- Launching ---- */
+
+/* Whether lines of this array can be taken in eights. */
+bool mpt__norm_eights(const mpt__norm_call &w, const mpt__array &array) {
+    if (array.data == NULL) return true;
+    if (!mpt__is_streamed(array.dtype) || (uintptr_t)array.data % 16 != 0) return false;
+    for (int d = 0; d < 4; d++)
+        if (d != w.step && w.size[d] != 1 && array.stride[d] % 8 != 0) return false;
+    return array.stride[w.step] == 1 && w.length % 8 == 0;
+}
+
+/* The numbers of channels are read in eights along C. */
+bool mpt__norm_weight_eights(const mpt__norm_call &w, const mpt__array &array) {
+    if (array.data == NULL || !w.along_c) return true;
+    return mpt__is_streamed(array.dtype) && (uintptr_t)array.data % 16 == 0 &&
+           w.size[MPT__C] % 8 == 0;
+}
+
+mpt__array mpt__norm_array(const mpt__cuda_call *call, int position) {
+    mpt__array none;
+    memset(&none, 0, sizeof none);
+    const bool there = position < call->launch->n_operands && call->data[position] != NULL;
+    return there ? mpt__array_of(call, position) : none;
+}
+
+/* All but the pointers. */
+mpt__norm_call mpt__norm_shape_of(const mpt__launch *launch) {
+    const mpt__operand &o = launch->operand[0];
+    const bool back = launch->kernel == MPT__K_NORM_BACKWARD;
+    mpt__norm_call w;
+    memset(&w, 0, sizeof w);
+    for (int d = 0; d < 4; d++) w.size[d] = o.shape[d];
+    w.of_channels = launch->index[0] != 0;
+    w.given = launch->index[1] != 0;
+    w.eps = (float)launch->imm[0];
+    w.along_c = o.shape[MPT__S] == 1 || (o.stride[MPT__C] == 1 && o.stride[MPT__S] != 1);
+    w.step = w.along_c ? MPT__C : MPT__S;
+    w.line = w.along_c ? MPT__S : MPT__C;
+    w.length = w.size[w.step];
+    w.lines = w.size[w.line];
+    w.count = w.lines * w.length;
+    w.channels = w.size[MPT__G] * w.size[MPT__C];
+    w.of = w.size[MPT__N] * w.size[MPT__S];
+    if (w.count == 0 || w.of == 0 || w.channels == 0) return w;
+    if (back && !w.of_channels && w.lines == 1 && w.size[MPT__G] == 1 && w.along_c &&
+        w.count <= MPT__LINE && w.count % 8 == 0) {
+        const long long blocks = (w.of + MPT__THREADS / MPT__WARP - 1) / (MPT__THREADS / MPT__WARP);
+        w.chunks = blocks < MPT__NORM_BLOCKS ? blocks : MPT__NORM_BLOCKS;
+        w.chunk = 0; /* by rows held in registers, if their memory allows it */
+    }
+    /* Some thousand blocks fill any card; a chunk is worth one. */
+    const long long tiles = w.along_c ? (w.channels + MPT__CHANNELS - 1) / MPT__CHANNELS
+                                      : w.channels;
+    long long chunks = (1024 + tiles - 1) / tiles, most = (w.of + 255) / 256;
+    if (chunks > most) chunks = most;
+    const long long chunk = (w.of + chunks - 1) / chunks;
+    w.chunk = chunk;
+    if ((w.of + chunk - 1) / chunk > w.chunks) w.chunks = (w.of + chunk - 1) / chunk;
+    return w;
+}
+
+int64_t mpt__cuda_norm_workspace(const mpt__launch *launch) {
+    const mpt__norm_call w = mpt__norm_shape_of(launch);
+    if (launch->kernel == MPT__K_NORM && !w.of_channels) return 0;
+    return (2 * w.chunks + MPT__COLUMNS) * w.channels * (int64_t)sizeof(float);
+}
+
+void mpt__channel_sums(const mpt__cuda_call *call, mpt__norm_call &w, bool slopes, bool sums) {
+    const long long tiles = (w.channels + MPT__CHANNELS - 1) / MPT__CHANNELS;
+    w.chunks = (w.of + w.chunk - 1) / w.chunk;
+    if (sums && w.along_c) {
+        mpt__channel_sums_kernel<MPT__CHANNELS>
+            <<<mpt__blocks(call, tiles * w.chunks * MPT__THREADS), MPT__THREADS, 0,
+               call->stream>>>(w, slopes);
+    } else if (sums) {
+        mpt__channel_sums_kernel<1><<<mpt__blocks(call, w.channels * w.chunks * MPT__THREADS),
+                                      MPT__THREADS, 0, call->stream>>>(w, slopes);
+    }
+    mpt__channel_end_kernel<<<mpt__blocks(call, tiles * MPT__THREADS), MPT__THREADS, 0,
+                              call->stream>>>(w, slopes);
+}
+
+void mpt__channel_apply(const mpt__cuda_call *call, const mpt__norm_call &w, const mpt__array &to) {
+    const long long all = w.size[MPT__N] * w.count;
+    if (mpt__norm_eights(w, w.x) && mpt__norm_eights(w, w.dy) && mpt__norm_eights(w, to)) {
+        mpt__channel_apply_kernel<8>
+            <<<mpt__blocks(call, all / 8), MPT__THREADS, 0, call->stream>>>(w, to);
+    } else {
+        mpt__channel_apply_kernel<1>
+            <<<mpt__blocks(call, all), MPT__THREADS, 0, call->stream>>>(w, to);
+    }
+}
+
+mpt_status mpt__cuda_norm(const mpt__cuda_call *call) {
+    mpt__norm_call w = mpt__norm_shape_of(call->launch);
+    w.x = mpt__norm_array(call, 0);
+    w.residual = mpt__norm_array(call, 1);
+    w.weight = mpt__norm_array(call, 2);
+    w.bias = mpt__norm_array(call, 3);
+    w.y = mpt__norm_array(call, 4);
+    w.sum = mpt__norm_array(call, 5);
+    w.mean = mpt__norm_array(call, 6);
+    w.rstd = (float *)call->data[7];
+    w.variance = mpt__norm_array(call, 8);
+    if (w.count == 0 || w.of == 0) return MPT_OK;
+    if (w.of_channels) {
+        w.partial = (float *)call->workspace;
+        w.column = w.partial + 2 * w.chunks * w.channels;
+        if (w.given) w.chunks = 0;
+        mpt__channel_sums(call, w, false, !w.given);
+        mpt__channel_apply(call, w, w.y);
+        return MPT_OK;
+    }
+    const long long rows = w.size[MPT__N] * w.size[MPT__G];
+    const bool eights = mpt__norm_eights(w, w.x) && mpt__norm_eights(w, w.residual) &&
+                        mpt__norm_eights(w, w.y) && mpt__norm_eights(w, w.sum) &&
+                        mpt__norm_weight_eights(w, w.weight) && mpt__norm_weight_eights(w, w.bias);
+    if (w.count > MPT__LINE && eights) {
+        mpt__norm_rows_kernel<MPT__THREADS, 8>
+            <<<mpt__blocks(call, rows * MPT__THREADS), MPT__THREADS, 0, call->stream>>>(w);
+    } else if (w.count > MPT__LINE) {
+        mpt__norm_rows_kernel<MPT__THREADS, 1>
+            <<<mpt__blocks(call, rows * MPT__THREADS), MPT__THREADS, 0, call->stream>>>(w);
+    } else if (eights && w.lines == 1 && w.size[MPT__G] == 1 && w.along_c) {
+        mpt__norm_held_kernel<<<mpt__blocks(call, rows * MPT__WARP), MPT__THREADS, 0,
+                                call->stream>>>(w);
+    } else {
+        mpt__norm_rows_kernel<MPT__WARP, 1>
+            <<<mpt__blocks(call, rows * MPT__WARP), MPT__THREADS, 0, call->stream>>>(w);
+    }
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_norm_backward(const mpt__cuda_call *call) {
+    mpt__norm_call w = mpt__norm_shape_of(call->launch);
+    w.x = mpt__norm_array(call, 0);
+    w.dy = mpt__norm_array(call, 1);
+    w.weight = mpt__norm_array(call, 2);
+    w.mean = mpt__norm_array(call, 3);
+    w.rstd = (float *)call->data[4];
+    w.extra = mpt__norm_array(call, 5);
+    w.dx = mpt__norm_array(call, 6);
+    w.dweight = mpt__norm_array(call, 7);
+    w.dbias = mpt__norm_array(call, 8);
+    if (w.count == 0 || w.of == 0) return MPT_OK;
+    const bool columns = w.dweight.data != NULL || w.dbias.data != NULL;
+    const long long rows = w.size[MPT__N] * w.size[MPT__G];
+    w.partial = (float *)call->workspace;
+    w.column = w.partial + 2 * w.chunks * w.channels;
+    if (w.of_channels) {
+        mpt__channel_sums(call, w, true, true);
+        if (w.dx.data != NULL) mpt__channel_apply(call, w, w.dx);
+        return MPT_OK;
+    }
+    const bool eights = mpt__norm_eights(w, w.x) && mpt__norm_eights(w, w.dy) &&
+                        mpt__norm_eights(w, w.extra) && mpt__norm_eights(w, w.dx) &&
+                        mpt__norm_weight_eights(w, w.weight);
+    if (eights && w.lines == 1 && w.size[MPT__G] == 1 && w.along_c && w.count <= MPT__LINE) {
+        const long long blocks = (rows + MPT__THREADS / MPT__WARP - 1) / (MPT__THREADS / MPT__WARP);
+        mpt__norm_call held = w;
+        held.chunks = blocks < MPT__NORM_BLOCKS ? blocks : MPT__NORM_BLOCKS;
+        if (!columns) held.partial = NULL;
+        mpt__norm_held_back_kernel<<<(unsigned int)held.chunks, MPT__THREADS, 0, call->stream>>>(
+            held);
+        if (!columns) return MPT_OK;
+        mpt__channel_end_kernel<<<mpt__blocks(call, (w.channels + MPT__CHANNELS - 1) /
+                                                        MPT__CHANNELS * MPT__THREADS),
+                                  MPT__THREADS, 0, call->stream>>>(held, 1);
+        return MPT_OK;
+    }
+    if (w.dx.data != NULL && w.count > MPT__LINE && eights) {
+        mpt__norm_rows_back_kernel<MPT__THREADS, 8>
+            <<<mpt__blocks(call, rows * MPT__THREADS), MPT__THREADS, 0, call->stream>>>(w);
+    } else if (w.dx.data != NULL && w.count > MPT__LINE) {
+        mpt__norm_rows_back_kernel<MPT__THREADS, 1>
+            <<<mpt__blocks(call, rows * MPT__THREADS), MPT__THREADS, 0, call->stream>>>(w);
+    } else if (w.dx.data != NULL) {
+        mpt__norm_rows_back_kernel<MPT__WARP, 1>
+            <<<mpt__blocks(call, rows * MPT__WARP), MPT__THREADS, 0, call->stream>>>(w);
+    }
+    if (columns) mpt__channel_sums(call, w, true, true);
+    return MPT_OK;
+}
+
+struct mpt__running_call {
+    const float *mean, *variance, *old; /* the first two may be absent */
+    const long long *count;
+    float *to;
+    long long *counts;
+    long long channels;
+    double momentum, unbiased;
+    const mpt__scalar *scalars;
+};
+
+__device__ __forceinline__ float mpt__running_value(const mpt__running_call &w, long long i,
+                                                    double momentum) {
+    const double old = (double)w.old[i];
+    double fresh = i < w.channels ? (double)w.mean[i]
+                                  : (double)w.variance[i - w.channels] * w.unbiased;
+    return (float)(old + momentum * (fresh - old));
+}
+
+/* One block. */
+__global__ void mpt__running_stats_kernel(const mpt__running_call w) {
+    if (!mpt__gate_open(w.scalars, 0)) return;
+    const double momentum = w.momentum < 0 ? 1.0 / (double)(w.count[0] + 1) : w.momentum;
+    int bad = 0;
+    for (long long i = threadIdx.x; w.mean != NULL && i < 2 * w.channels; i += blockDim.x)
+        if (!mpt__is_finite(mpt__running_value(w, i, momentum))) bad = 1;
+    bad = __syncthreads_or(bad);
+    const long long updates = w.count[0], refused = w.count[1];
+    for (long long i = threadIdx.x; i < 2 * w.channels; i += blockDim.x)
+        w.to[i] = w.mean != NULL && !bad ? mpt__running_value(w, i, momentum) : w.old[i];
+    __syncthreads(); /* all have read the counts, which may be those that change */
+    if (threadIdx.x != 0) return;
+    w.counts[0] = updates + (w.mean != NULL && !bad);
+    w.counts[1] = refused + (w.mean != NULL && bad);
+}
+
+mpt_status mpt__cuda_running_stats(const mpt__cuda_call *call) {
+    mpt__running_call w;
+    memset(&w, 0, sizeof w);
+    w.mean = (const float *)call->data[0];
+    w.variance = (const float *)call->data[1];
+    w.old = (const float *)call->data[2];
+    w.count = (const long long *)call->data[3];
+    w.to = (float *)call->data[4];
+    w.counts = (long long *)call->data[5];
+    w.channels = call->launch->operand[2].shape[1];
+    w.momentum = call->launch->imm[0];
+    w.unbiased = call->launch->imm[1];
+    w.scalars = call->scalars;
+    mpt__running_stats_kernel<<<1, MPT__THREADS, 0, call->stream>>>(w);
+    return MPT_OK;
+}
+
+/* In the order of MPT__NORM_KERNELS, each with a comma behind it. */
+#define MPT__CUDA_NORM_KERNELS                          \
+    {mpt__cuda_norm, mpt__cuda_norm_workspace},          \
+    {mpt__cuda_norm_backward, mpt__cuda_norm_workspace}, \
+    {mpt__cuda_running_stats, NULL},
 /* ==== Embedding and attention ==== */
 
 /* In the order of MPT__ATTENTION_KERNELS, each with a comma behind it. */
@@ -4340,6 +5280,9 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_gather, NULL},
     {mpt__cuda_scatter_add, NULL},
     {mpt__cuda_triangle, NULL},
+    {mpt__cuda_argsort, mpt__cuda_argsort_workspace},
+    {mpt__cuda_interpolate, NULL},
+    {mpt__cuda_interpolate, NULL},
     MPT__CUDA_CONV_KERNELS MPT__CUDA_NORM_KERNELS MPT__CUDA_ATTENTION_KERNELS
 };
 static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,

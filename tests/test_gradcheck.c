@@ -157,7 +157,7 @@ static mpt_tensor call_soft_targets(const mpt_tensor *in, int v) {
     return mpt_cross_entropy(in[0], in[1], &config);
 }
 
-static mpt_tensor call_norm(const mpt_tensor *in, int v, bool layer) {
+static mpt_tensor call_row_norm(const mpt_tensor *in, int v, bool layer) {
     const double eps = 0.1 + 0.2 * v;
     mpt_tensor sum, y;
     if (v < 3)
@@ -168,8 +168,8 @@ static mpt_tensor call_norm(const mpt_tensor *in, int v, bool layer) {
               : mpt_add_rms_norm(in[0], residual, 1, in[1], eps, &sum);
     return v == 3 ? y : mpt_add(y, mpt_mul(sum, sum));
 }
-CALL(layer_norm, call_norm(in, v, true))
-CALL(rms_norm, call_norm(in, v, false))
+CALL(layer_norm, call_row_norm(in, v, true))
+CALL(rms_norm, call_row_norm(in, v, false))
 static mpt_tensor constants(mpt_tensor like) {
     static const double values[6] = {0.5, 2.0, 1.25, 0.75, 1.5, 1.0};
     return mpt_from(context, MPT_F64, mpt_get_shape(like), values);
