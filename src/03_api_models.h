@@ -116,6 +116,33 @@ MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path);
    error. */
 MPTRAIN_API int64_t mpt_refused_updates(mpt_module module);
 
+/* Windows that slide over [N, C, H, W], one number for H and one for W; in 1d over [N, C, L] by the
+   first numbers. Outputs are as many as fit, or, with ceil_mode, one more that begins inside and
+   ends beyond. */
+typedef struct mpt_pool_config {
+    int64_t window[2];
+    int64_t step[2];    /* 0: as large as the window */
+    int64_t padding[2]; /* on both sides, at most half the window */
+    bool ceil_mode;     /* false */
+    bool count_padding; /* true: the padding's zeros count in means */
+} mpt_pool_config;
+MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding);
+/* The largest element of each window (a NaN is larger than all; of equal ones the first gets the
+   gradient), or their mean. NULL means windows of 2. Torch's max_pool2d and avg_pool2d. The result
+   lies in memory as x does, its channels innermost or not. */
+MPTRAIN_API mpt_tensor mpt_max_pool2d(mpt_tensor x, const mpt_pool_config *config);
+MPTRAIN_API mpt_tensor mpt_avg_pool2d(mpt_tensor x, const mpt_pool_config *config);
+MPTRAIN_API mpt_tensor mpt_max_pool1d(mpt_tensor x, const mpt_pool_config *config);
+MPTRAIN_API mpt_tensor mpt_avg_pool1d(mpt_tensor x, const mpt_pool_config *config);
+/* [N, C, height, width] whatever the size of x: element i is of those from floor(i in / out) to
+   ceil((i + 1) in / out). */
+MPTRAIN_API mpt_tensor mpt_adaptive_avg_pool2d(mpt_tensor x, int64_t height, int64_t width);
+MPTRAIN_API mpt_tensor mpt_adaptive_max_pool2d(mpt_tensor x, int64_t height, int64_t width);
+MPTRAIN_API mpt_module mpt_nn_max_pool2d(mpt_context *context, const mpt_pool_config *config);
+MPTRAIN_API mpt_module mpt_nn_avg_pool2d(mpt_context *context, const mpt_pool_config *config);
+MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height,
+                                                  int64_t width);
+
 /* ==== Embedding and attention ============================================================== */
 
 /* torch.nn.functional.embedding: the rows of weight [V, D] that ids, i64 [..], name -> [.., D], of

@@ -215,11 +215,18 @@ typedef struct mpt__operand {
  *           w, o5 w: copies, or, with o0 r mean and o1 r variance of a batch [C] f32, those of old
  *           + imm[0] (new - old), imm[1] times the variance being the new one; imm[0] < 0: 1 / the
  *           count of updates. A result that is not finite: copies, and one more refused. Gate.
+ * POOL      o0 r x [N, C, H, W] -> o1 w y [N, C, OH, OW]: fn MAX (NaN wins) or MEAN of the elements
+ *           of each window; o2? w i32: h W + w of the first maximum. index[0..2]: window, step and
+ *           padding, those of H times 2^32 plus those of W; index[3] = 1: the padding counts in
+ *           means; 2: element i begins at floor(i in / out) and ends at ceil((i + 1) in / out).
+ * POOL_BACKWARD  o0 r dy, o1? r i32 (MAX) -> o2 wa dx. fn, index as above.
  */
 #define MPT__NORM_KERNELS(K)                 \
     K(NORM, "norm", 0)                       \
     K(NORM_BACKWARD, "norm_backward", 0)     \
-    K(RUNNING_STATS, "running_stats", 1)
+    K(RUNNING_STATS, "running_stats", 1)     \
+    K(POOL, "pool", 0)                       \
+    K(POOL_BACKWARD, "pool_backward", 0)
 
 /* ---- Embedding, attention ----
  *

@@ -298,4 +298,107 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
 }
 #endif
 
+/* ==== Pooling ==== */
+
+/* index[0..1]: window, or sizes of the output (adaptive); [2..3] steps, [4..5] padding, of H and W;
+   [6]: MPT__POOL_.. */
+enum { MPT__POOL_COUNTS_PADDING = 1, MPT__POOL_ADAPTIVE = 2, MPT__POOL_CEILING = 4 };
+
+#ifndef MPTRAIN_NO_CONV
+#define MPT__POOL_MOST (INT64_C(1) << 30) /* of all these numbers */
+
+static mpt_status mpt__pooling_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    const int64_t *a = frame->attributes->index;
+    if (x->shape.rank != 4)
+        return mpt__error(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, H, W]", &x->shape);
+    mpt__shape_copy(&frame->out_shape[0], &x->shape);
+    for (int d = 0; d < 2; d++) {
+        int64_t in = x->shape.dim[2 + d], window = a[d], step = a[2 + d], padding = a[4 + d];
+        bool adaptive = a[6] & MPT__POOL_ADAPTIVE;
+        if (window < 1 || window > MPT__POOL_MOST ||
+            (!adaptive && (step < 1 || step > MPT__POOL_MOST)))
+            return mpt__error(context, MPT_ERROR_ARGUMENT,
+                              "window or output size %lld, step %lld: expected 1 or more", window,
+                              step);
+        if (!adaptive && (padding < 0 || padding > window / 2))
+            return mpt__error(context, MPT_ERROR_ARGUMENT,
+                              "padding %lld: expected 0 to half the window of %lld", padding,
+                              window);
+        int64_t room = in + 2 * padding - window, out = adaptive ? window : room / step + 1;
+        if (!adaptive && (a[6] & MPT__POOL_CEILING) && room > 0) {
+            out = (room + step - 1) / step + 1;
+            if ((out - 1) * step >= in + padding) out--; /* it would begin in the padding */
+        }
+        if ((!adaptive && room < 0) || in < 1 || in > MPT__POOL_MOST ||
+            in * x->shape.dim[2] > INT32_MAX)
+            return mpt__error(context, MPT_ERROR_SHAPE,
+                              "input %S with a window of %lld and padding of %lld: no output",
+                              &x->shape, window, padding);
+        frame->out_shape[0].dim[2 + d] = out;
+    }
+    return MPT_OK;
+}
+
+static mpt__launch *mpt__pooling_launch(mpt__frame *frame, mpt__kernel kernel) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    const int64_t *a = frame->attributes->index;
+    launch->function = (uint8_t)frame->row->function;
+    for (int k = 0; k < 3; k++) launch->index[k] = a[2 * k] * (INT64_C(1) << 32) + a[2 * k + 1];
+    launch->index[3] = a[6] & (MPT__POOL_COUNTS_PADDING | MPT__POOL_ADAPTIVE);
+    return launch;
+}
+
+/* Means of all there is of each channel are an ordinary reduction. */
+static bool mpt__pools_all(const mpt__frame *frame) {
+    const int64_t *a = frame->attributes->index;
+    return frame->op == MPT__OP_avg_pool2d && (a[6] & MPT__POOL_ADAPTIVE) && a[0] == 1 && a[1] == 1;
+}
+
+static mpt_status mpt__pooling_forward(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    mpt__tensor *index = NULL;
+    if (mpt__pools_all(frame))
+        return mpt__launch_reduce(frame->context, MPT__FN_MEAN, x, frame->out[0], MPT__WRITE);
+    if (frame->records && frame->op == MPT__OP_max_pool2d) {
+        index = mpt__temporary(frame, MPT_I32, &frame->out_shape[0]);
+        if (!index) return frame->context->base.status;
+        mpt__save(frame, index);
+    }
+    if (mpt__channels_inside(x)) {
+        const mpt_shape *out = &frame->out_shape[0];
+        int64_t *to = frame->out[0]->stride;
+        to[1] = 1, to[3] = out->dim[1];
+        to[2] = out->dim[3] * to[3], to[0] = out->dim[2] * to[2];
+        if (index) mpt__copy_dims(index->stride, to, 4);
+    }
+    mpt__launch *launch = mpt__pooling_launch(frame, MPT__K_POOL);
+    mpt__operand_of(launch, 0, x, MPT__READ);
+    mpt__operand_of(launch, 1, frame->out[0], MPT__WRITE);
+    if (index) mpt__operand_of(launch, 2, index, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__pooling_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    const mpt__tensor *x = frame->in[0], *dy = frame->dy[0];
+    if (frame->access == MPT__WRITE) mpt__lie_as(frame->dx, x);
+    if (mpt__pools_all(frame)) {
+        mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
+        launch->function = MPT__FN_MUL_SCALAR;
+        launch->imm[0] = 1.0 / (double)(x->shape.dim[2] * x->shape.dim[3]);
+        mpt__operand_spread(launch, 0, dy, frame->dx);
+        mpt__operand_of(launch, 1, frame->dx, frame->access);
+        return mpt__submit(frame->context, launch);
+    }
+    mpt__launch *launch = mpt__pooling_launch(frame, MPT__K_POOL_BACKWARD);
+    mpt__operand_of(launch, 0, dy, MPT__READ);
+    if (frame->saved[0] && frame->op == MPT__OP_max_pool2d)
+        mpt__operand_of(launch, 1, frame->saved[0], MPT__READ);
+    mpt__operand_of(launch, 2, frame->dx, frame->access);
+    return mpt__submit(frame->context, launch);
+}
+#endif
+
 #endif

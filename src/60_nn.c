@@ -56,7 +56,9 @@ typedef struct mpt__module_parameter {
     L(rms_norm, rms_norm, 2, NONE)        \
     L(batch_norm1d, none, 0, NONE)        \
     L(batch_norm2d, none, 0, NONE)        \
-    L(group_norm, group_norm, 3, NONE)
+    L(group_norm, group_norm, 3, NONE)    \
+    L(max_pool2d, max_pool2d, 1, NONE)    \
+    L(avg_pool2d, avg_pool2d, 1, NONE)
 #define MPT__ATTENTION_LAYERS(L)     \
     L(embedding, embedding, 2, NONE) \
     L(multi_head_attention, none, 0, NONE)

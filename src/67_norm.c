@@ -341,4 +341,106 @@ static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__modul
                                  running && training ? module->id.slot : 0);
 }
 
+/* ==== Pooling ==== */
+
+MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding) {
+    mpt_pool_config config;
+    memset(&config, 0, sizeof config);
+    for (int d = 0; d < 2; d++) {
+        config.window[d] = window;
+        config.step[d] = step;
+        config.padding[d] = padding;
+    }
+    config.count_padding = true;
+    return config;
+}
+
+static mpt__attributes mpt__pooling_attributes(const mpt_pool_config *given) {
+    mpt_pool_config config = given ? *given : mpt_pool_config_make(2, 0, 0);
+    mpt__attributes attributes = mpt__no_attributes;
+    for (int d = 0; d < 2; d++) {
+        attributes.index[d] = config.window[d];
+        attributes.index[2 + d] = config.step[d] ? config.step[d] : config.window[d];
+        attributes.index[4 + d] = config.padding[d];
+    }
+    attributes.index[6] = (config.count_padding ? MPT__POOL_COUNTS_PADDING : 0) |
+                          (config.ceil_mode ? MPT__POOL_CEILING : 0);
+    return attributes;
+}
+
+static mpt__attributes mpt__adaptive_attributes(int64_t height, int64_t width) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = height;
+    attributes.index[1] = width;
+    attributes.index[6] = MPT__POOL_ADAPTIVE;
+    return attributes;
+}
+
+/* [N, C, L] as [N, C, 1, L], whose windows are one high. */
+static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
+                                    const mpt_pool_config *config) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    mpt__attributes attributes = mpt__pooling_attributes(config);
+    mpt__spares spares;
+    spares.count = 0;
+    if (!tensor) return mpt__null(context);
+    if (tensor->shape.rank != 3)
+        return mpt__refuse(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, L]",
+                           &tensor->shape);
+    mpt_shape shape = MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1,
+                                tensor->shape.dim[2]);
+    for (int k = 0; k < 6; k += 2) {
+        attributes.index[k + 1] = attributes.index[k];
+        attributes.index[k] = k < 4;
+    }
+    mpt_tensor flat = mpt__spare(&spares, mpt_reshape(x, shape));
+    mpt_tensor y = mpt__apply1(name, op, &flat, 1, &attributes);
+    if (!y.slot) return mpt__spares_end(&spares, y);
+    shape = mpt_get_shape(y);
+    shape.dim[2] = shape.dim[3];
+    shape.rank = 3;
+    return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
+}
+
+#define MPT__DEFINE_POOL(kind)                                                                \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
+        mpt__attributes attributes = mpt__pooling_attributes(config);                            \
+        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1,            \
+                           &attributes);                                                      \
+    }                                                                                         \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
+        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
+    }                                                                                         \
+    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height,         \
+                                                        int64_t width) {                      \
+        mpt__attributes attributes = mpt__adaptive_attributes(height, width);                 \
+        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1,   \
+                           &attributes);                                                      \
+    }                                                                                         \
+    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context,                       \
+                                                  const mpt_pool_config *config) {            \
+        return mpt__pooling_layer(context, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
+                               mpt__pooling_attributes(config));                                 \
+    }
+
+static mpt_module mpt__pooling_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                  mpt__attributes attributes) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    const char *missing = MPT__CHANNEL_NORMS;
+    if (module) module->attributes = attributes;
+    if (module && missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
+    return mpt__layer_made(context, module);
+}
+
+MPT__DEFINE_POOL(max)
+MPT__DEFINE_POOL(avg)
+#undef MPT__DEFINE_POOL
+
+MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height,
+                                                  int64_t width) {
+    return mpt__pooling_layer(context, "mpt_nn_adaptive_avg_pool2d", MPT__LAYER_avg_pool2d,
+                           mpt__adaptive_attributes(height, width));
+}
+
 #endif

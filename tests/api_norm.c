@@ -27,6 +27,20 @@ static mpt_tensor call(const golden_case *c, const mpt_tensor *in, mpt_tensor *s
     OP(add_rms_norm, mpt_add_rms_norm(in[0], in[1], n, in[2], eps, sum));
     OP(batch_norm, mpt_batch_norm(in[0], in[3], in[4], in[1], in[2], eps));
     OP(group_norm, mpt_group_norm(in[0], n, in[1], in[2], eps));
+    OP(adaptive_max_pool2d, mpt_adaptive_max_pool2d(in[0], c->ints[0], c->ints[1]));
+    OP(adaptive_avg_pool2d, mpt_adaptive_avg_pool2d(in[0], c->ints[0], c->ints[1]));
+    mpt_pool_config pool = mpt_pool_config_make(2, 0, 0);
+    for (int d = 0; d < 2 && c->n_ints == 8; d++) {
+        pool.window[d] = c->ints[d];
+        pool.step[d] = c->ints[2 + d];
+        pool.padding[d] = c->ints[4 + d];
+    }
+    pool.ceil_mode = c->n_ints == 8 && c->ints[6];
+    pool.count_padding = c->n_ints == 8 && c->ints[7];
+    OP(max_pool2d, mpt_max_pool2d(in[0], &pool));
+    OP(avg_pool2d, mpt_avg_pool2d(in[0], &pool));
+    OP(max_pool1d, mpt_max_pool1d(in[0], &pool));
+    OP(avg_pool1d, mpt_avg_pool1d(in[0], &pool));
 #undef OP
     TEST_FAIL_("%s: no such op here", c->label);
     return nothing();
@@ -305,6 +319,41 @@ TEST(large) {
     }
 }
 
+/* Rows longer than what is taken at a time: windows of 3, 2 apart, in means of all 3. */
+TEST(long_rows) {
+    enum { WIDTH = 2501, OUT = (WIDTH + 2 - 3) / 2 + 1 };
+    mpt_pool_config pool = mpt_pool_config_make(1, 1, 0);
+    pool.window[1] = 3, pool.step[1] = 2, pool.padding[1] = 1;
+    float *x = numbers(5, WIDTH), *dy = numbers(6, OUT), got[WIDTH];
+    for (int most = 0; most < 2; most++) {
+        double y[OUT], dx[WIDTH] = {0};
+        for (int i = 0; i < OUT; i++) {
+            int best = -1;
+            y[i] = 0;
+            for (int k = 2 * i - 1; k < 2 * i + 2; k++) {
+                if (k < 0 || k >= WIDTH) continue;
+                y[i] += (double)x[k] / 3;
+                if (best < 0 || x[k] > x[best]) best = k;
+                if (!most) dx[k] += (double)dy[i] / 3;
+            }
+            if (most) y[i] = (double)x[best], dx[best] += (double)dy[i];
+        }
+        context = mpt_create(NULL);
+        mpt_tensor in = mpt_from(context, MPT_F32, MPT_SHAPE(1, 1, 1, WIDTH), x);
+        mpt_requires_grad(in, true);
+        mpt_tensor out = most ? mpt_max_pool2d(in, &pool) : mpt_avg_pool2d(in, &pool);
+        mpt_backward_from(out, mpt_from(context, MPT_F32, MPT_SHAPE(1, 1, 1, OUT), dy), false);
+        CHECK_EQ_INT(mpt_read_f32(out, got, OUT), MPT_OK);
+        for (int i = 0; i < OUT; i++) CHECK_NEAR((double)got[i], y[i], 1e-6);
+        CHECK_EQ_INT(mpt_read_f32(mpt_grad(in), got, WIDTH), MPT_OK);
+        for (int i = 0; i < WIDTH; i++) CHECK_NEAR((double)got[i], dx[i], 1e-6);
+        CHECK_EQ_STR(mpt_error(context), "");
+        mpt_destroy(context);
+    }
+    free(x);
+    free(dy);
+}
+
 /* ==== Running statistics ==== */
 
 static mpt_module make_net(mpt_context *in, double momentum) {
@@ -503,6 +552,6 @@ TEST(training) {
     mpt_destroy(context);
 }
 
-TEST_TABLE = {T(goldens),    T(large), T(running_statistics), T(several_batches),
+TEST_TABLE = {T(goldens),    T(large), T(long_rows), T(running_statistics), T(several_batches),
               T(evaluation), T(state), T(captured),           T(training)};
 TEST_MAIN

@@ -157,7 +157,7 @@ static mpt_tensor call_soft_targets(const mpt_tensor *in, int v) {
     return mpt_cross_entropy(in[0], in[1], &config);
 }
 
-static mpt_tensor call_row_norm(const mpt_tensor *in, int v, bool layer) {
+static mpt_tensor row_norm(const mpt_tensor *in, int v, bool layer) {
     const double eps = 0.1 + 0.2 * v;
     mpt_tensor sum, y;
     if (v < 3)
@@ -168,8 +168,8 @@ static mpt_tensor call_row_norm(const mpt_tensor *in, int v, bool layer) {
               : mpt_add_rms_norm(in[0], residual, 1, in[1], eps, &sum);
     return v == 3 ? y : mpt_add(y, mpt_mul(sum, sum));
 }
-CALL(layer_norm, call_row_norm(in, v, true))
-CALL(rms_norm, call_row_norm(in, v, false))
+CALL(layer_norm, row_norm(in, v, true))
+CALL(rms_norm, row_norm(in, v, false))
 static mpt_tensor constants(mpt_tensor like) {
     static const double values[6] = {0.5, 2.0, 1.25, 0.75, 1.5, 1.0};
     return mpt_from(context, MPT_F64, mpt_get_shape(like), values);
@@ -189,6 +189,22 @@ static mpt_tensor call_multi_margin_loss(const mpt_tensor *in, int v) {
     mpt_tensor t = mpt_from(context, MPT_I64, MPT_SHAPE(shape.dim[0]), targets);
     mpt_tensor weight = v > 2 ? mpt_from(context, MPT_F64, MPT_SHAPE(3), by_class) : none();
     return mpt_multi_margin_loss(in[0], t, 1 + v % 2, 0.8, weight, REDUCTION);
+}
+
+static mpt_pool_config windows(int v) {
+    mpt_pool_config config = mpt_pool_config_make(2 + v / 2, 1 + v % 2, v / 2);
+    config.padding[1] = 0;
+    config.ceil_mode = v > 2;
+    config.count_padding = v != 3;
+    return config;
+}
+static mpt_tensor call_max_pool2d(const mpt_tensor *in, int v) {
+    mpt_pool_config config = windows(v);
+    return v == 4 ? mpt_adaptive_max_pool2d(in[0], 2, 3) : mpt_max_pool2d(in[0], &config);
+}
+static mpt_tensor call_avg_pool2d(const mpt_tensor *in, int v) {
+    mpt_pool_config config = windows(v);
+    return v == 4 ? mpt_adaptive_avg_pool2d(in[0], 2, 3) : mpt_avg_pool2d(in[0], &config);
 }
 
 /* The mask is drawn from the call's number, which must be the same in every evaluation. */
@@ -339,6 +355,8 @@ static void make_cases(void) {
                                                   {S(2, 3, 2, 2), S(3), S(3)},
                                                   {S(2, 2, 3), S(2), S(2)},
                                                   {S(2, 3, 2, 1), S(3), S(3)}};
+    const mpt_shape images[VARIANTS][MAX_IN] = {
+        {S(1, 2, 3, 4)}, {S(2, 1, 4, 4)}, {S(1, 2, 5, 4)}, {S(1, 1, 4, 6)}, {S(2, 2, 3, 4)}};
     const mpt_shape grown[VARIANTS][MAX_IN] = {
         {S(3, 4)}, {S(3, 1)}, {S(1, 1)}, {S(1, 4)}, {S(2, 4)}};
     const mpt_shape parts[VARIANTS][MAX_IN] = {{S(2, 3), S(1, 3), S(4, 3)},
@@ -451,6 +469,8 @@ static void make_cases(void) {
     CASE(poisson_nll_loss, 2, 0.3, 3, same);
     CASE(interpolate, 1, -2, 2, images);
     CASE(multi_margin_loss, 1, -2, 2, samples);
+    CASE(max_pool2d, 1, -2, 2, images);
+    CASE(avg_pool2d, 1, -2, 2, images);
     CASE(user, 1, -2, 2, matrix);
     CASE(embedding, 1, -2, 2, tables);
     CASE(scaled_dot_product_attention, 3, -2, 2, heads);

@@ -113,7 +113,7 @@ static void make_fixture(void) {
 
 /* ==== Cases ==== */
 
-enum { MAX_NAMES = 400 };
+enum { MAX_NAMES = 600 };
 static char covered[MAX_NAMES][48];
 static int covered_count;
 static const char *case_function;
@@ -912,6 +912,7 @@ TEST(autograd) {
 }
 
 #include "misuse_nn.h"
+#include "misuse_norm.h"
 #include "misuse_data.h"
 
 /* ==== The list ==== */
@@ -972,6 +973,8 @@ TEST_TABLE = {T(contexts),
               T(losses_of_more),
               T(autograd),
               T(modules),
+              T(norms),
+              T(pooling),
               T(module_trees),
               T(user_ops),
               T(optimizers),

@@ -44,7 +44,22 @@ def shape_of(x, i):
     return x[0].shape[-i[0]:]
 
 
+def pool(kind):
+    """ints: windows, steps, padding of H and W, ceil_mode, count_padding."""
+    def run(x, i, r):
+        if kind == "max":
+            return [F.max_pool2d(x[0], i[0:2], i[2:4], i[4:6], ceil_mode=bool(i[6]))]
+        return [F.avg_pool2d(x[0], i[0:2], i[2:4], i[4:6], bool(i[6]), bool(i[7]))]
+    return run
+
+
 NORMS = {
+    "max_pool2d": pool("max"),
+    "avg_pool2d": pool("avg"),
+    "adaptive_max_pool2d": lambda x, i, r: [F.adaptive_max_pool2d(x[0], i)],
+    "adaptive_avg_pool2d": lambda x, i, r: [F.adaptive_avg_pool2d(x[0], i)],
+    "max_pool1d": lambda x, i, r: [F.max_pool1d(x[0], i[0], i[2], i[4], ceil_mode=bool(i[6]))],
+    "avg_pool1d": lambda x, i, r: [F.avg_pool1d(x[0], i[0], i[2], i[4], bool(i[6]), bool(i[7]))],
     "layer_norm": lambda x, i, r: [F.layer_norm(x[0], shape_of(x, i), get(x, 1), get(x, 2), r[0])],
     "rms_norm": lambda x, i, r: [F.rms_norm(x[0], shape_of(x, i), get(x, 1), r[0])],
     "group_norm": lambda x, i, r: [F.group_norm(x[0], i[0], get(x, 1), get(x, 2), r[0])],
@@ -78,6 +93,11 @@ def case(op, label, inputs, ints=(), reals=(), layouts=None, constant=()):
     return Case(op, label, ints, reals, tensors)
 
 
+def some(rows, dtype):
+    """Halves take every second one."""
+    return rows if dtype == F32 else rows[1::2]
+
+
 def weights(label, shape):
     return 1 + noise(label + "/weight", shape, 0.5), noise(label + "/bias", shape)
 
@@ -85,7 +105,7 @@ def weights(label, shape):
 def row_cases(dtype):
     shapes = [((3, 16), 1, 1e-5), ((2, 37), 1, 1e-5), ((2, 3, 5), 1, 1e-5),
               ((2, 2, 3, 4), 2, 1e-5), ((3, 1), 1, 1.0), ((20, 3), 1, 1e-5), ((5,), 1, 1e-5)]
-    for shape, dims, eps in shapes:
+    for shape, dims, eps in some(shapes, dtype):
         label = f"{shape} {dims}"
         x = (noise(label, shape, 2.0) + 0.5).to(dtype)
         w, b = weights(label, shape[len(shape) - dims:])
@@ -110,7 +130,7 @@ def row_cases(dtype):
 def channel_cases(dtype):
     shapes = [((6, 3), 0), ((2, 3, 5), 0), ((2, 4, 2, 3), 0), ((2, 4, 2, 3), CHANNELS_LAST),
               ((2, 2, 5, 7), 0), ((1, 6, 2, 2), CHANNELS_LAST)]
-    for shape, layout in shapes:
+    for shape, layout in some(shapes, dtype):
         label = f"{shape}" + (" channels last" if layout else "")
         x = (noise(label, shape, 2.0) + 0.5).to(dtype)
         w, b = weights(label, shape[1:2])
@@ -126,10 +146,37 @@ def channel_cases(dtype):
     yield case("group_norm", "plain", [x], [2], [0.25])
 
 
+def pool_cases(dtype):
+    specs = [((1, 2, 4, 6), [2, 2, 2, 2, 0, 0, 0, 1]), ((2, 3, 5, 7), [3, 3, 2, 2, 1, 1, 0, 1]),
+             ((1, 2, 5, 5), [3, 2, 2, 1, 1, 0, 1, 0]), ((1, 2, 6, 5), [2, 3, 3, 2, 1, 1, 1, 1]),
+             ((1, 1, 7, 4), [2, 2, 3, 3, 0, 1, 1, 1])]
+    for shape, ints in some(specs, dtype):
+        for layout in (0, CHANNELS_LAST) if shape[1] > 1 else (0,):
+            label = f"{shape} {ints}" + (" channels last" if layout else "")
+            x = noise(label, shape, 2.0).to(dtype)
+            yield case("max_pool2d", label, [x], ints, [], [layout])
+            yield case("avg_pool2d", label, [x], ints, [], [layout])
+    x = noise("ties", (1, 1, 4, 4), 2.0).round().to(dtype)
+    yield case("max_pool2d", "ties", [x], [3, 3, 1, 1, 1, 1, 0, 1])
+    x[0, 0, 1, 2], x[0, 0, 3, 3] = float("nan"), float("inf")
+    yield case("max_pool2d", "not finite", [x], [2, 2, 2, 2, 0, 0, 0, 1])
+    for size in some([[1, 1], [3, 2], [7, 6]], dtype):
+        for layout in (0, CHANNELS_LAST):
+            label = f"{size}" + (" channels last" if layout else "")
+            x = noise(label, (1, 3, 5, 4), 2.0).to(dtype)
+            yield case("adaptive_avg_pool2d", label, [x], size, [], [layout])
+            if dtype == F32:
+                yield case("adaptive_max_pool2d", label, [x], size, [], [layout])
+    x = noise("1d", (2, 2, 9), 2.0).to(dtype)
+    yield case("max_pool1d", "1d", [x], [3, 0, 2, 0, 1, 0, 0, 1])
+    yield case("avg_pool1d", "1d", [x], [3, 0, 2, 0, 1, 0, 1, 0])
+
+
 def cases():
     for dtype in (F32, F16, BF16):
         yield from row_cases(dtype)
         yield from channel_cases(dtype)
+        yield from pool_cases(dtype)
 
 
 def main():

@@ -670,8 +670,145 @@ mpt_status mpt__cuda_running_stats(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
+/* ---- Pooling ---- */
+
+struct mpt__pooling {
+    mpt__array large, small_one; /* x or dx, y or dy: strides of N, C, H, W */
+    int *index;
+    long long index_stride[4];
+    long long n, c, in[2], out[2], window[2], step[2], padding[2];
+    int most, adaptive, padding_counts, inside; /* inside: channels lie innermost */
+};
+
+/* What output i of dimension d (0: H, 1: W) covers; returns its size in a mean. */
+__device__ __forceinline__ long long mpt__pooling_bounds(const mpt__pooling &w, int d, long long i,
+                                                         long long *begin, long long *end) {
+    if (w.adaptive) {
+        *begin = i * w.in[d] / w.out[d];
+        *end = ((i + 1) * w.in[d] + w.out[d] - 1) / w.out[d];
+        return *end - *begin;
+    }
+    const long long first = i * w.step[d] - w.padding[d];
+    const long long stop = first + w.window[d], most = w.in[d] + w.padding[d];
+    const long long last = stop < most ? stop : most;
+    *begin = first > 0 ? first : 0;
+    *end = last < w.in[d] ? last : w.in[d];
+    return w.padding_counts ? last - first : *end - *begin;
+}
+
+/* Piece i of [N, C, h, w], the innermost dimension of memory being the last. */
+__device__ __forceinline__ void mpt__pooling_piece(const mpt__pooling &w, long long i,
+                                                   const long long *size, long long at[4]) {
+    long long rest = i;
+    if (w.inside) rest = mpt__divide(rest, w.c, &at[1]);
+    rest = mpt__divide(rest, size[1], &at[3]);
+    rest = mpt__divide(rest, size[0], &at[2]);
+    if (!w.inside) rest = mpt__divide(rest, w.c, &at[1]);
+    at[0] = rest;
+}
+
+__device__ __forceinline__ long long mpt__pooling_at(const long long *stride, const long long *at) {
+    return at[0] * stride[0] + at[1] * stride[1] + at[2] * stride[2] + at[3] * stride[3];
+}
+
+__global__ void mpt__pool_kernel(const mpt__pooling w) {
+    MPT__EACH(i, w.n * w.c * w.out[0] * w.out[1]) {
+        long long at[4], h0, h1, w0, w1;
+        mpt__pooling_piece(w, i, w.out, at);
+        long long size = mpt__pooling_bounds(w, 0, at[2], &h0, &h1);
+        size *= mpt__pooling_bounds(w, 1, at[3], &w0, &w1);
+        const long long base = at[0] * w.large.stride[0] + at[1] * w.large.stride[1];
+        float best = w.most ? -INFINITY : 0.0f;
+        long long index = h0 * w.in[1] + w0;
+        for (long long h = h0; h < h1; h++) {
+            for (long long k = w0; k < w1; k++) {
+                const float x = mpt__load(w.large.data, w.large.dtype,
+                                          base + h * w.large.stride[2] + k * w.large.stride[3]);
+                if (!w.most) {
+                    best += x;
+                } else if (x > best || x != x) {
+                    best = x;
+                    index = h * w.in[1] + k;
+                }
+            }
+        }
+        if (!w.most) best /= (float)size;
+        mpt__put(w.small_one, mpt__pooling_at(w.small_one.stride, at), best);
+        if (w.index != NULL) w.index[mpt__pooling_at(w.index_stride, at)] = (int)index;
+    }
+}
+
+/* A thread for each input: from every output whose window covers it. */
+__global__ void mpt__pool_backward_kernel(const mpt__pooling w) {
+    MPT__EACH(i, w.n * w.c * w.in[0] * w.in[1]) {
+        long long at[4], begin[2], end[2], from[4], a, b;
+        mpt__pooling_piece(w, i, w.in, at);
+        for (int d = 0; d < 2; d++) {
+            const long long to = at[2 + d] + w.padding[d], before = to - w.window[d];
+            begin[d] = w.adaptive    ? at[2 + d] * w.out[d] / w.in[d]
+                       : before < 0 ? 0
+                                    : before / w.step[d] + 1;
+            end[d] = w.adaptive ? ((at[2 + d] + 1) * w.out[d] + w.in[d] - 1) / w.in[d]
+                                : to / w.step[d] + 1;
+            if (end[d] > w.out[d]) end[d] = w.out[d];
+        }
+        const long long here = at[2] * w.in[1] + at[3];
+        float sum = 0.0f;
+        from[0] = at[0], from[1] = at[1];
+        for (from[2] = begin[0]; from[2] < end[0]; from[2]++) {
+            const long long high = mpt__pooling_bounds(w, 0, from[2], &a, &b);
+            for (from[3] = begin[1]; from[3] < end[1]; from[3]++) {
+                if (w.most && w.index[mpt__pooling_at(w.index_stride, from)] != here) continue;
+                const float dy = mpt__load(w.small_one.data, w.small_one.dtype,
+                                           mpt__pooling_at(w.small_one.stride, from));
+                sum += w.most ? dy : dy / (float)(high * mpt__pooling_bounds(w, 1, from[3], &a, &b));
+            }
+        }
+        mpt__put(w.large, mpt__pooling_at(w.large.stride, at), sum);
+    }
+}
+
+mpt_status mpt__cuda_pool(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    const bool back = launch->kernel == MPT__K_POOL_BACKWARD;
+    const int large = back ? 2 : 0, less = back ? 0 : 1, index = back ? 1 : 2;
+    const mpt__operand &x = launch->operand[large], &y = launch->operand[less];
+    mpt__pooling w;
+    memset(&w, 0, sizeof w);
+    w.large = mpt__norm_array(call, large);
+    w.small_one = mpt__norm_array(call, less);
+    if (index < launch->n_operands) w.index = (int *)call->data[index];
+    w.n = x.shape[0];
+    w.c = x.shape[1];
+    for (int d = 0; d < 4; d++)
+        w.index_stride[d] = w.index != NULL ? launch->operand[index].stride[d] : 0;
+    for (int d = 0; d < 2; d++) {
+        const int shift = d == 0 ? 32 : 0;
+        w.in[d] = x.shape[2 + d];
+        w.out[d] = y.shape[2 + d];
+        w.window[d] = launch->index[0] >> shift & 0xffffffff;
+        w.step[d] = launch->index[1] >> shift & 0xffffffff;
+        w.padding[d] = launch->index[2] >> shift & 0xffffffff;
+    }
+    w.most = launch->function == MPT__FN_MAX;
+    w.padding_counts = (launch->index[3] & 1) != 0;
+    w.adaptive = (launch->index[3] & 2) != 0;
+    w.inside = x.stride[1] == 1;
+    const long long *size = back ? w.in : w.out;
+    const long long all = w.n * w.c * size[0] * size[1];
+    if (all == 0) return MPT_OK;
+    if (back) {
+        mpt__pool_backward_kernel<<<mpt__blocks(call, all), MPT__THREADS, 0, call->stream>>>(w);
+    } else {
+        mpt__pool_kernel<<<mpt__blocks(call, all), MPT__THREADS, 0, call->stream>>>(w);
+    }
+    return MPT_OK;
+}
+
 /* In the order of MPT__NORM_KERNELS, each with a comma behind it. */
 #define MPT__CUDA_NORM_KERNELS                          \
     {mpt__cuda_norm, mpt__cuda_norm_workspace},          \
     {mpt__cuda_norm_backward, mpt__cuda_norm_workspace}, \
-    {mpt__cuda_running_stats, NULL},
+    {mpt__cuda_running_stats, NULL},                     \
+    {mpt__cuda_pool, NULL},                              \
+    {mpt__cuda_pool, NULL},
