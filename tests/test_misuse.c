@@ -438,6 +438,9 @@ TEST(views) {
     CASE(mpt_flatten, ARGUMENT, "last_dim 0 lies before first_dim 1", mpt_flatten(f.x, 1, 0));
     TENSOR(mpt_contiguous, mpt_contiguous(t_));
     TENSOR(mpt_clone, mpt_clone(t_));
+    TENSOR(mpt_to_channels_last, mpt_to_channels_last(t_));
+    HANDLE(mpt_is_channels_last, "null handle", CHECK(!mpt_is_channels_last(t_)));
+    CASE(mpt_to_channels_last, SHAPE, "expected [N, C, H, W]", mpt_to_channels_last(f.x));
     TENSOR(mpt_detach, mpt_detach(t_));
     TENSOR(mpt_cast, mpt_cast(t_, MPT_F16));
     CASE(mpt_cast, ARGUMENT, "dtype 42 is none of mpt_dtype", mpt_cast(f.x, (mpt_dtype)42));
@@ -805,6 +808,7 @@ TEST(autograd) {
 }
 
 #include "misuse_nn.h"
+#include "misuse_conv.h"
 #include "misuse_data.h"
 
 /* ==== The list ==== */
@@ -828,10 +832,11 @@ static const char *declared(char *text, char **at) {
 }
 
 TEST(every_function_has_a_case) {
-    static const char *const files[] = {"src/01_api.h", "src/02_api_train.h"};
+    static const char *const files[] = {"src/01_api.h", "src/02_api_train.h",
+                                        "src/03_api_models.h"};
     static char text[1 << 18];
     size_t bytes = 0;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         FILE *file = fopen(files[i], "rb");
         if (!file) SKIP("src/: run it from the top directory");
         bytes += fread(text + bytes, 1, sizeof text - 1 - bytes, file);
@@ -865,6 +870,7 @@ TEST_TABLE = {T(contexts),
               T(modules),
               T(module_trees),
               T(user_ops),
+              T(convolutions),
               T(optimizers),
               T(averages),
               T(scalers),
