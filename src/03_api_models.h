@@ -32,11 +32,11 @@ typedef struct mpt_conv_config {
 } mpt_conv_config;
 MPTRAIN_API mpt_conv_config mpt_conv_config_default(void);
 
-/* As torch.nn.functional: x [N, C, H, W], weight [O, C / groups, KH, KW], bias [O] or a null handle
-   -> [N, O, OH, OW] with OH = (H + 2 padding - dilation (KH - 1) - 1) / stride + 1. In one dimension
-   without H. Transposed, the gradient of such a convolution by its input: weight [C, O / groups, KH,
-   KW] -> OH = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1. fp32 sums
-   whatever the dtype; f16 or bf16 inside autocast. A NULL config means defaults. */
+/* As in torch.nn.functional: x [N, C, H, W], weight [O, C / groups, KH, KW], bias [O] or a null
+   handle -> [N, O, OH, OW] with OH = (H + 2 padding - dilation (KH - 1) - 1) / stride + 1. Of one
+   dimension without H. Transposed, the gradient of such a convolution by its input: weight [C,
+   O / groups, KH, KW] -> OH = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1.
+   fp32 sums whatever the dtype; f16 or bf16 inside autocast. A NULL config means defaults. */
 MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
                                   const mpt_conv_config *config);
 MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,

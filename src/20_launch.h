@@ -186,9 +186,9 @@ typedef struct mpt__operand {
 /* ---- Convolutions ----
  *
  * Between an image x [N, H, W, C] and an image y [N, OH, OW, O], both dense, by a kernel w [O, KH,
- * KW, C / groups], dense: y[n, i, j, o] = sum over a, b, c of w[o, a, b, c] times x[n, i stride - pad
- * + a dilation, j .., first channel of o's group + c], zero outside. Each launch computes one of
- * the three: o0 is x, o1 w, o2 y or its gradient. index[0] groups, index[1] stride, index[2] padding
+ * KW, C / groups], dense: y[n, i, j, o] = sum over a, b, c of w[o, a, b, c] times x[n, i stride -
+ * pad + a dilation, j .., first channel of o's group + c], zero outside. Each launch computes one
+ * of the three: o0 is x, o1 w, o2 y or its gradient. index[0] groups, index[1] stride, index[2] pad
  * before the first line and pixel, index[3] dilation, each MPT__TWO(along lines, along pixels).
  * compute_dtype F16 or BF16 rounds what is read to it; accumulation is fp32.
  *

@@ -104,8 +104,8 @@ typedef struct mpt__attributes {
     uint8_t required; /* inputs that cannot be left out */
 } mpt__attributes;
 
-/* How an op lays its results out, as its shape rule says. Of ops that keep the layout, gradients are
-   laid out as what they belong to; the others may take all that they write for contiguous. */
+/* How an op lays its results out, as its shape rule says. Of ops that keep the layout, gradients
+   lie as what they belong to does; the others may take all that they write for contiguous. */
 typedef enum mpt__layout {
     MPT__LAYOUT_CONTIGUOUS,
     MPT__LAYOUT_KEPT, /* channels last where an input is */

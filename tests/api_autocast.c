@@ -81,6 +81,11 @@ static mpt_tensor call(const char *op, mpt_tensor x) {
     OP("hardtanh", mpt_hardtanh(x, -1, 1));
     OP("matmul", mpt_matmul(x, x));
     OP("linear", mpt_linear(x, x, none, MPT_ACTIVATION_RELU));
+    mpt_tensor image = mpt_reshape(x, MPT_SHAPE(1, 4, 1, 4));
+    mpt_tensor line = mpt_reshape(x, MPT_SHAPE(1, 4, 4));
+    OP("conv2d", mpt_conv2d(image, mpt_permute(image, MPT_SHAPE(2, 1, 0, 3)), none, NULL));
+    OP("conv1d", mpt_conv1d(line, line, none, NULL));
+    OP("conv_transpose2d", mpt_conv_transpose2d(image, mpt_transpose(image, 0, 1), none, NULL));
     OP("sum", mpt_sum(x, 0, false));
     OP("mean", mpt_mean(x, MPT_ALL_DIMS, false));
     OP("max", mpt_max(x, 1, false));
@@ -167,6 +172,9 @@ static const row rows[] = {{"add", "input", 'i'},
                            {"scale_loss", "f32 always", '-'},
                            {"matmul", "f16 / bf16", 'l'},
                            {"linear", "f16 / bf16", 'l'},
+                           {"conv2d", "f16 / bf16", 'l'},
+                           {"conv1d", "f16 / bf16", 'l'},
+                           {"conv_transpose2d", "f16 / bf16", 'l'},
                            {"sum", "f32", '3'},
                            {"mean", "f32", '3'},
                            {"max", "input", 'i'},

@@ -134,8 +134,8 @@ typedef struct problem {
     int64_t ints[10];
 } problem;
 
-/* Values of all three sides, [N, C, H, W], [O, C / groups, KH, KW], [N, O, OH, OW], and what each of
-   them is by the two others. */
+/* Values of all three sides, [N, C, H, W], [O, C / groups, KH, KW], [N, O, OH, OW], and what each
+   of them is by the two others. */
 typedef struct sides {
     int64_t count[3];
     float *value[3];

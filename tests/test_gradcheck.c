@@ -98,6 +98,23 @@ CALL(hardtanh, mpt_hardtanh(in[0], -1, 0.5))
 CALL(scale_loss, mpt_scale_loss(scaler, mpt_sum(in[0], MPT_ALL_DIMS, false)))
 CALL(matmul, mpt_matmul(in[0], in[1]))
 CALL(linear, mpt_linear(in[0], in[1], v == 4 ? none() : in[2], (mpt_activation)v))
+static const mpt_conv_config *conv_config(int v, bool transposed) {
+    static const int stride[VARIANTS] = {1, 2, 1, 3, 2}, dilation[VARIANTS] = {1, 1, 2, 1, 1};
+    static mpt_conv_config config;
+    config = mpt_conv_config_default();
+    for (int d = 0; d < 2; d++) {
+        config.stride[d] = v == 3 ? stride[v] - d : stride[v];
+        config.dilation[d] = dilation[v];
+        config.padding[d] = v > 0 ? 1 : 0;
+        config.output_padding[d] = transposed && v == 3 ? 1 - d : 0;
+    }
+    config.groups = v == 2 ? 2 : v == 4 ? 3 : 1;
+    return &config;
+}
+CALL(conv2d, mpt_conv2d(in[0], in[1], v == 4 ? none() : in[2], conv_config(v, false)))
+CALL(conv1d, mpt_conv1d(in[0], in[1], v == 4 ? none() : in[2], conv_config(v, false)))
+CALL(conv_transpose2d,
+     mpt_conv_transpose2d(in[0], in[1], v == 4 ? none() : in[2], conv_config(v, true)))
 CALL(sum, mpt_sum(in[0], dims[v], v == 4))
 CALL(mean, mpt_mean(in[0], dims[v], v == 4))
 CALL(max, mpt_max(in[0], dims[v], v == 4))
@@ -357,6 +374,21 @@ static void make_cases(void) {
                                                   {S(2, 3, 2, 1), S(3), S(3)}};
     const mpt_shape images[VARIANTS][MAX_IN] = {
         {S(1, 2, 3, 4)}, {S(2, 1, 4, 4)}, {S(1, 2, 5, 4)}, {S(1, 1, 4, 6)}, {S(2, 2, 3, 4)}};
+    const mpt_shape kernels[VARIANTS][MAX_IN] = {{S(2, 2, 4, 3), S(3, 2, 2, 3), S(3)},
+                                                {S(1, 2, 5, 4), S(2, 2, 3, 2), S(2)},
+                                                {S(1, 4, 4, 5), S(2, 2, 2, 3), S(2)},
+                                                {S(2, 1, 5, 5), S(2, 1, 3, 3), S(2)},
+                                                {S(2, 3, 4, 4), S(3, 1, 3, 2), S(3)}};
+    const mpt_shape signals[VARIANTS][MAX_IN] = {{S(2, 2, 5), S(3, 2, 3), S(3)},
+                                                 {S(1, 2, 6), S(2, 2, 2), S(2)},
+                                                 {S(1, 4, 5), S(2, 2, 3), S(2)},
+                                                 {S(2, 1, 7), S(2, 1, 3), S(2)},
+                                                 {S(2, 3, 4), S(3, 1, 2), S(3)}};
+    const mpt_shape spread[VARIANTS][MAX_IN] = {{S(2, 2, 3, 2), S(2, 3, 2, 3), S(3)},
+                                                {S(1, 2, 3, 2), S(2, 2, 3, 2), S(2)},
+                                                {S(1, 4, 3, 3), S(4, 1, 2, 3), S(2)},
+                                                {S(2, 1, 2, 3), S(1, 2, 3, 3), S(2)},
+                                                {S(2, 3, 2, 3), S(3, 1, 3, 2), S(3)}};
     const mpt_shape grown[VARIANTS][MAX_IN] = {
         {S(3, 4)}, {S(3, 1)}, {S(1, 1)}, {S(1, 4)}, {S(2, 4)}};
     const mpt_shape parts[VARIANTS][MAX_IN] = {{S(2, 3), S(1, 3), S(4, 3)},
@@ -432,6 +464,9 @@ static void make_cases(void) {
     CASE(scale_loss, 1, -2, 2, matrix);
     CASE(matmul, 2, -2, 2, products);
     CASE(linear, 3, -2, 2, lines);
+    CASE(conv2d, 3, -2, 2, kernels);
+    CASE(conv1d, 3, -2, 2, signals);
+    CASE(conv_transpose2d, 3, -2, 2, spread);
     CASE(sum, 1, -2, 2, matrix);
     CASE(mean, 1, -2, 2, matrix);
     CASE(max, 1, -2, 2, matrix);
@@ -554,7 +589,8 @@ static void check_variant(const op_case *row, int variant, bool transposed) {
     mpt_backward_from(out, mpt_from(context, MPT_F64, mpt_get_shape(out), upstream), false);
     for (int i = 0; i < row->n_in; i++) {
         if (!mpt_has_grad(leaf[i])) {
-            bool no_bias = strcmp(row->op, "linear") == 0 && variant == 4 && i == 2;
+            bool layer = strcmp(row->op, "linear") == 0 || strncmp(row->op, "conv", 4) == 0;
+            bool no_bias = layer && variant == 4 && i == 2;
             bool unused = strstr(row->op, "_norm") != NULL && i == 2;
             CHECK(no_bias || unused || (strcmp(row->op, "where") == 0 && i == 2));
             continue;

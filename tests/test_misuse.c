@@ -448,6 +448,9 @@ TEST(views) {
     CASE(mpt_flatten, ARGUMENT, "last_dim 0 lies before first_dim 1", mpt_flatten(f.x, 1, 0));
     TENSOR(mpt_contiguous, mpt_contiguous(t_));
     TENSOR(mpt_clone, mpt_clone(t_));
+    TENSOR(mpt_to_channels_last, mpt_to_channels_last(t_));
+    HANDLE(mpt_is_channels_last, "null handle", CHECK(!mpt_is_channels_last(t_)));
+    CASE(mpt_to_channels_last, SHAPE, "expected [N, C, H, W]", mpt_to_channels_last(f.x));
     TENSOR(mpt_detach, mpt_detach(t_));
     TENSOR(mpt_cast, mpt_cast(t_, MPT_F16));
     CASE(mpt_cast, ARGUMENT, "dtype 42 is none of mpt_dtype", mpt_cast(f.x, (mpt_dtype)42));
@@ -912,6 +915,7 @@ TEST(autograd) {
 }
 
 #include "misuse_nn.h"
+#include "misuse_conv.h"
 #include "misuse_norm.h"
 #include "misuse_data.h"
 
@@ -977,6 +981,7 @@ TEST_TABLE = {T(contexts),
               T(pooling),
               T(module_trees),
               T(user_ops),
+              T(convolutions),
               T(optimizers),
               T(averages),
               T(scalers),
