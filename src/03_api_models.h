@@ -20,7 +20,7 @@ extern "C" {
    the weight's dtype. padding_index names a row without a gradient, -1 none. An id out of range is
    an error that names its element; weights stay untouched. The gradient is [V, D], its sums in
    fp32, in the order of the ids. */
-MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor weight, mpt_tensor ids, int64_t padding_index);
+MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index);
 /* torch.nn.Embedding: "weight" [count, width], normal of deviation 1, the padding row 0. */
 MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
                                         int64_t padding_index);
