@@ -149,26 +149,27 @@ MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t 
    the weight's dtype. padding_index names a row without a gradient, -1 none. An id out of range is
    an error that names its element; weights stay untouched. The gradient is [V, D], its sums in
    fp32, in the order of the ids. */
-MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor weight, mpt_tensor ids, int64_t padding_index);
+MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index);
 /* torch.nn.Embedding: "weight" [count, width], normal of deviation 1, the padding row 0. */
 MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
                                         int64_t padding_index);
 
+/* mask: bool, true takes part, or floats added to the scores; broadcasts to [B, H, T, S]; gets no
+   gradient. causal: query t sees keys 0 to t, also where T and S differ; and what the mask lets
+   through, if there is one. */
 typedef struct mpt_attention_config {
-    mpt_tensor
-        mask;       /* bool, true takes part, or floats added to the scores; broadcasts to [B, H, T,
-                        S]; gets no gradient. Or a null handle */
-    bool causal;    /* query t sees keys 0 to t, also where T and S differ; and the mask, if any */
-    double dropout; /* 0; none in eval mode and in inference, as mpt_dropout */
-    double scale;   /* of the scores; 0: 1 / sqrt(D) */
+    mpt_tensor mask; /* or a null handle */
+    bool causal;     /* false */
+    double dropout;  /* 0; none in eval mode and in inference, as mpt_dropout */
+    double scale;    /* of the scores; 0: 1 / sqrt(D) */
 } mpt_attention_config;
 MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
 /* softmax(q k^T scale + mask) v: q [B, H, T, D], k [B, G, S, D], v [B, G, S, Dv] -> [B, H, T, Dv],
-   as torch.nn.functional.scaled_dot_product_attention; without B, or without B and heads, too. G heads
-   of k and v serve H = n G of q: multi-query, grouped-query. Any strides: views of one projection
-   are read where they lie. Computed in fp32 by blocks of queries and keys, so that memory is linear
-   in T and S, also in backward, which computes the scores again. Matmul-like for autocast. A query
-   that sees no key gives 0 and passes no gradient (PyTorch before 2.5: NaN). */
+   as torch.nn.functional.scaled_dot_product_attention; without B, or without B and heads, too. G
+   heads of k and v serve H = n G of q: multi-query, grouped-query. Any strides: views of one
+   projection are read where they lie. Computed in fp32 by blocks of queries and keys, so that
+   memory is linear in T and S, also in backward, which computes the scores again. Matmul-like for
+   autocast. A query that sees no key gives 0 and passes no gradient (PyTorch before 2.5: NaN). */
 MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
                                                         const mpt_attention_config *config);
 

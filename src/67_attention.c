@@ -18,7 +18,7 @@ static mpt__module *mpt__attention_layer(mpt_context *context, const char *call,
 
 /* ==== Embedding ==== */
 
-MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor weight, mpt_tensor ids, int64_t padding_index) {
+MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
     mpt_tensor in[2];
     in[0] = ids, in[1] = weight;
     mpt__attributes attributes = mpt__no_attributes;

@@ -42,7 +42,7 @@ static mpt_nll_config nll_of(const golden_case *c) {
 }
 
 static mpt_tensor call_op(const golden_case *c, const mpt_tensor *in, int n) {
-    if (strcmp(c->op, "embedding") == 0) return mpt_embedding(in[1], in[0], c->ints[0]);
+    if (strcmp(c->op, "embedding") == 0) return mpt_embedding(in[0], in[1], c->ints[0]);
     if (strcmp(c->op, "linear_cross_entropy") == 0) {
         mpt_nll_config config = nll_of(c);
         if (n > 3) config.weight = in[3];
@@ -349,7 +349,7 @@ static uint64_t bits_of(int threads, mpt_dtype region) {
     mpt_tensor x = leaf(MPT_SHAPE(1, 4, n, 24), 1), k = leaf(MPT_SHAPE(1, 2, n, 24), 2);
     mpt_tensor out = mpt_scaled_dot_product_attention(x, k, k, &config);
     mpt_tensor table = leaf(MPT_SHAPE(20, 200), 3);
-    mpt_tensor rows = mpt_embedding(table, mpt_from(context, MPT_I64, MPT_SHAPE(64), ids), 3);
+    mpt_tensor rows = mpt_embedding(mpt_from(context, MPT_I64, MPT_SHAPE(64), ids), table, 3);
     mpt_autocast_end(context);
     mpt_backward_from(out, noise(mpt_get_shape(out), 5), false);
     mpt_backward_from(rows, noise(mpt_get_shape(rows), 6), false);
@@ -421,7 +421,7 @@ static void check_tied(int64_t n, int64_t classes, int64_t width, mpt_dtype regi
         mpt_memory_reset_peak(context);
         int64_t before = mpt_memory(context).total_current;
         mpt_autocast_begin(context, region);
-        mpt_tensor x = mpt_embedding(table, index, -1);
+        mpt_tensor x = mpt_embedding(index, table, -1);
         loss[i] =
             i ? mpt_cross_entropy(mpt_linear(x, table, none(), MPT_ACTIVATION_NONE), targets, NULL)
               : mpt_linear_cross_entropy(x, table, targets, NULL);

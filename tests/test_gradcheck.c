@@ -249,7 +249,7 @@ CALL(cross_entropy, losses(in, v, true))
 
 static mpt_tensor call_embedding(const mpt_tensor *in, int v) {
     mpt_tensor ids = picks(v & 1 ? MPT_SHAPE(2, 3) : MPT_SHAPE(v), 3);
-    return mpt_embedding(in[0], ids, v == 1 ? 4 : -1);
+    return mpt_embedding(ids, in[0], v == 1 ? 4 : -1);
 }
 
 /* Keys 1 and 4 are hidden, and all of them from query 1. */

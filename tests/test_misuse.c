@@ -778,6 +778,94 @@ TEST(ops_in_place) {
         TENSOR(function, (a_ = t_, b_ = t_, __VA_ARGS__));                \
     } while (0)
 
+TEST(attention) {
+    mpt_tensor q = mpt_ones(f.context, MPT_F32, MPT_SHAPE(2, 4, 8));
+    mpt_tensor deep = mpt_ones(f.context, MPT_F32, MPT_SHAPE(1, 1, 2, 4, 8));
+    mpt_tensor three = mpt_ones(f.context, MPT_F32, MPT_SHAPE(3, 4, 8)), leaf = mpt_clone(f.x);
+    mpt_attention_config config = mpt_attention_config_default();
+    mpt_requires_grad(leaf, true);
+    TENSOR(mpt_embedding, mpt_embedding(t_, t_, -1));
+    CASE(mpt_embedding, BAD_HANDLE, "argument 2 is a null", mpt_embedding(f.labels, f.nil, -1));
+    CASE(mpt_embedding, DTYPE, "ids are float32: expected i64", mpt_embedding(f.x, f.x, -1));
+    CASE(mpt_embedding, DTYPE, "argument 2 has dtype int64", mpt_embedding(f.labels, f.longs, -1));
+    CASE(mpt_embedding, SHAPE, "weight [2, 4, 8]", mpt_embedding(f.labels, q, -1));
+    CASE(mpt_embedding, ARGUMENT, "padding_index 4", mpt_embedding(f.labels, f.x, 4));
+    CASE(mpt_embedding, MPT_ERROR_INDEX, "element 3 of the indices",
+         mpt_embedding(f.labels, mpt_slice(f.x, 0, 0, 3, 1), -1);
+         mpt_synchronize(f.context));
+    QUIET(mpt_nn_embedding, mpt_nn_embedding(NULL, 4, 2, -1).slot == 0);
+    CASE(mpt_nn_embedding, ARGUMENT, "0 rows of 2", mpt_nn_embedding(f.context, 0, 2, -1));
+    CASE(mpt_nn_embedding, ARGUMENT, "padding_index 4", mpt_nn_embedding(f.context, 4, 2, 4));
+    CASE(mpt_nn_embedding, SHAPE, "elements",
+         mpt_nn_embedding(f.context, INT64_MAX, INT64_MAX, -1));
+    QUIET(mpt_attention_config_default, config.dropout == 0);
+    TENSOR(mpt_scaled_dot_product_attention, mpt_scaled_dot_product_attention(t_, t_, t_, NULL));
+    CASE(mpt_scaled_dot_product_attention, BAD_HANDLE, "argument 3 is a null",
+         mpt_scaled_dot_product_attention(f.x, f.x, f.nil, NULL));
+    CASE(mpt_scaled_dot_product_attention, DTYPE, "argument 3 is float16",
+         mpt_scaled_dot_product_attention(f.x, f.x, f.half, NULL));
+    CASE(mpt_scaled_dot_product_attention, SHAPE, "of equal ranks",
+         mpt_scaled_dot_product_attention(q, f.x, f.x, NULL));
+    CASE(mpt_scaled_dot_product_attention, SHAPE, "2 to 4; mpt_reshape",
+         mpt_scaled_dot_product_attention(deep, deep, deep, NULL));
+    CASE(mpt_scaled_dot_product_attention, SHAPE, "the same B, G, S and D",
+         mpt_scaled_dot_product_attention(f.x, f.wide, f.wide, NULL));
+    CASE(mpt_scaled_dot_product_attention, SHAPE, "a multiple of those of k",
+         mpt_scaled_dot_product_attention(three, q, q, NULL));
+    config.mask = f.wide;
+    CASE(mpt_scaled_dot_product_attention, SHAPE, "mask [3, 5] does not broadcast",
+         mpt_scaled_dot_product_attention(q, q, q, &config));
+    config.mask = f.longs;
+    CASE(mpt_scaled_dot_product_attention, DTYPE, "argument 4 has dtype int64",
+         mpt_scaled_dot_product_attention(q, q, q, &config));
+    config.mask = leaf;
+    CASE(mpt_scaled_dot_product_attention, MPT_ERROR_UNSUPPORTED, "the mask gets no gradient",
+         mpt_scaled_dot_product_attention(q, q, q, &config));
+    config.mask = f.nil;
+    config.dropout = 2;
+    CASE(mpt_scaled_dot_product_attention, ARGUMENT, "dropout 2",
+         mpt_scaled_dot_product_attention(q, q, q, &config));
+    config.dropout = 0, config.scale = 1e308 * 10;
+    CASE(mpt_scaled_dot_product_attention, ARGUMENT, "a finite number",
+         mpt_scaled_dot_product_attention(q, q, q, &config));
+    mpt_multi_head_config heads = mpt_multi_head_config_default();
+    QUIET(mpt_multi_head_config_default, heads.bias);
+    QUIET(mpt_nn_multi_head_attention, mpt_nn_multi_head_attention(NULL, 8, 2, NULL).slot == 0);
+    CASE(mpt_nn_multi_head_attention, ARGUMENT, "width 8, 3 heads",
+         mpt_nn_multi_head_attention(f.context, 8, 3, NULL));
+    CASE(mpt_nn_multi_head_attention, ARGUMENT, "a multiple of 1 to 255 heads",
+         mpt_nn_multi_head_attention(f.context, 512, 256, NULL));
+    heads.dropout = -1;
+    CASE(mpt_nn_multi_head_attention, ARGUMENT, "dropout -1",
+         mpt_nn_multi_head_attention(f.context, 8, 2, &heads));
+    mpt_module layer = mpt_nn_multi_head_attention(f.context, 8, 2, NULL);
+    mpt_tensor in[2], out[2];
+    in[0] = in[1] = q;
+    CASE(mpt_nn_multi_head_attention, ARGUMENT, "2 inputs, 1 outputs",
+         mpt_forward_n(layer, in, 2, out, 1);
+         case_function = "mpt_forward");
+    CASE(mpt_nn_multi_head_attention, SHAPE, "[B, T, E]", mpt_forward(layer, f.x));
+    TENSOR(mpt_linear_cross_entropy, mpt_linear_cross_entropy(t_, t_, t_, NULL));
+    CASE(mpt_linear_cross_entropy, BAD_HANDLE, "argument 3 is a null",
+         mpt_linear_cross_entropy(f.x, f.x, f.nil, NULL));
+    CASE(mpt_linear_cross_entropy, DTYPE, "targets have dtype float32",
+         mpt_linear_cross_entropy(f.x, f.x, f.x, NULL));
+    CASE(mpt_linear_cross_entropy, DTYPE, "argument 2 is float16",
+         mpt_linear_cross_entropy(f.x, f.half, f.labels, NULL));
+    CASE(mpt_linear_cross_entropy, SHAPE, "expected [.., D], [V, D] and [..]",
+         mpt_linear_cross_entropy(f.x, f.wide, f.labels, NULL));
+    mpt_nll_config nll = mpt_nll_config_default();
+    nll.label_smoothing = 2;
+    CASE(mpt_linear_cross_entropy, ARGUMENT, "label_smoothing 2",
+         mpt_linear_cross_entropy(f.x, f.x, f.labels, &nll));
+    nll = mpt_nll_config_default(), nll.weight = f.wide;
+    CASE(mpt_linear_cross_entropy, SHAPE, "class weights float32 [3, 5]",
+         mpt_linear_cross_entropy(f.x, f.x, f.labels, &nll));
+    nll = mpt_nll_config_default(), nll.reduction = (mpt_reduction)9;
+    CASE(mpt_linear_cross_entropy, ARGUMENT, "reduction 9",
+         mpt_linear_cross_entropy(f.x, f.x, f.labels, &nll));
+}
+
 TEST(losses) {
     double infinite = 1e308 * 10, nan = infinite - infinite;
     mpt_nll_config n = mpt_nll_config_default();
@@ -944,7 +1032,7 @@ TEST(every_function_has_a_case) {
                                         "src/03_api_models.h"};
     static char text[1 << 18];
     size_t bytes = 0;
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         FILE *file = fopen(files[i], "rb");
         if (!file) SKIP("src/: run it from the top directory");
         bytes += fread(text + bytes, 1, sizeof text - 1 - bytes, file);
@@ -973,6 +1061,7 @@ TEST_TABLE = {T(contexts),
               T(views),
               T(ops),
               T(ops_in_place),
+              T(attention),
               T(losses),
               T(losses_of_more),
               T(autograd),

@@ -1,5 +1,475 @@
 /* ==== Embedding and attention ==== */
 
-/* In the order of MPT__ATTENTION_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_ATTENTION_KERNELS
+/* Rows of `table` [size, columns] that the ids name, in `rows` [n, columns]; backward the table is
+   the gradient. */
+struct mpt__embedding {
+    mpt__array table, ids, rows;
+    long long n, size, columns, padding;
+};
 
+__device__ __forceinline__ long long mpt__id_at(const mpt__embedding &w, long long j) {
+    const long long id = ((const long long *)w.ids.data)[j * w.ids.stride[0]];
+    return id >= 0 && id < w.size ? id : -1;
+}
+
+template <int V> __global__ void mpt__embedding_kernel(const mpt__embedding w) {
+    const long long pieces = w.columns / V;
+    MPT__EACH(i, w.n * pieces) {
+        const long long j = i / pieces, c = i % pieces * V, id = mpt__id_at(w, j);
+        float x[V];
+        for (int k = 0; k < V; k++) x[k] = 0.0f;
+        if (id >= 0)
+            mpt__load_some<V>(w.table, id * w.table.stride[0] + c * w.table.stride[1], x);
+        mpt__put_some<V>(w.rows, j * w.rows.stride[0] + c * w.rows.stride[1], x);
+    }
+}
+
+/* A block for an element whose id did not come before: it adds up all the rows of that id, in their
+   order. */
+__global__ void mpt__embedding_backward_kernel(const mpt__embedding w) {
+    const long long threads = (long long)blockDim.x;
+    for (long long j = blockIdx.x; j < w.n; j += gridDim.x) {
+        const long long id = mpt__id_at(w, j);
+        if (id < 0 || id == w.padding) continue;
+        int before = 0; /* the nearest first: frequent ids end soon */
+        for (long long end = j; end > 0 && !before; end -= threads) {
+            const long long i = end - 1 - (long long)threadIdx.x;
+            before = __syncthreads_or(i >= 0 && mpt__id_at(w, i) == id);
+        }
+        if (before) continue;
+        for (long long c = threadIdx.x; c < w.columns; c += threads) {
+            float *to = (float *)w.table.data + id * w.table.stride[0] + c * w.table.stride[1];
+            float sum = *to;
+            for (long long i = j; i < w.n; i++) {
+                if (mpt__id_at(w, i) != id) continue;
+                sum += mpt__load(w.rows.data, w.rows.dtype,
+                                 i * w.rows.stride[0] + c * w.rows.stride[1]);
+            }
+            *to = sum;
+        }
+    }
+}
+
+mpt__embedding mpt__embedding_of(const mpt__cuda_call *call, int table, int ids, int rows) {
+    const mpt__operand *o = call->launch->operand;
+    mpt__embedding w;
+    w.table = mpt__array_of(call, table);
+    w.ids = mpt__array_of(call, ids);
+    w.rows = mpt__array_of(call, rows);
+    w.n = o[ids].shape[0];
+    w.size = o[table].shape[0];
+    w.columns = o[table].shape[1];
+    w.padding = call->launch->index[0];
+    mpt__check_indices(call, ids, w.size);
+    return w;
+}
+
+mpt_status mpt__cuda_embedding(const mpt__cuda_call *call) {
+    const mpt__embedding w = mpt__embedding_of(call, 0, 1, 2);
+    const long long count = w.n * w.columns;
+    if (count == 0) return MPT_OK;
+    if (mpt__rows_in_eights(w.table, w.columns) && mpt__rows_in_eights(w.rows, w.columns)) {
+        mpt__embedding_kernel<8>
+            <<<mpt__blocks(call, count / 8), MPT__THREADS, 0, call->stream>>>(w);
+    } else {
+        mpt__embedding_kernel<1><<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(w);
+    }
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_embedding_backward(const mpt__cuda_call *call) {
+    const mpt__embedding w = mpt__embedding_of(call, 2, 0, 1);
+    if (!w.table.accumulate && w.size * w.columns > 0)
+        cudaMemsetAsync(w.table.data, 0, (size_t)(w.size * w.columns) * sizeof(float),
+                        call->stream);
+    if (w.n == 0 || w.columns == 0) return MPT_OK;
+    const unsigned int blocks = (unsigned int)(w.n < (1 << 20) ? w.n : 1 << 20);
+    mpt__embedding_backward_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
+    return MPT_OK;
+}
+
+/* ---- Attention ----
+ *
+ * A block of threads has a block of its own side (queries, or keys and values) in shared memory and
+ * goes over the other side. A tile holds a row for each element of the other side. */
+
+struct mpt__attention {
+    mpt__array q, k, v, mask, lse, dout, delta, out, dq, dk, dv; /* lse: written by forward */
+    long long heads, group, queries, keys, blocks, items; /* group: query heads of a key head */
+    int depth, width, n; /* n: of each side in a tile */
+    int compute, causal, drops;
+    float scale;
+    mpt__dropout dropout;
+};
+
+/* A piece of work: a block of its own side. */
+struct mpt__attention_item {
+    long long batch, head, first;
+    int n;
+};
+
+__device__ __forceinline__ mpt__attention_item mpt__attention_at(const mpt__attention &w,
+                                                                 long long item, bool by_keys) {
+    const long long heads = by_keys ? w.heads / w.group : w.heads;
+    mpt__attention_item t;
+    t.first = item % w.blocks * w.n;
+    t.head = item / w.blocks % heads;
+    t.batch = item / w.blocks / heads;
+    const long long left = (by_keys ? w.keys : w.queries) - t.first;
+    t.n = (int)(left < w.n ? left : w.n);
+    return t;
+}
+
+__device__ __forceinline__ long long mpt__attention_row(const mpt__array &array, long long b,
+                                                        long long h, long long row) {
+    return b * array.stride[0] + h * array.stride[1] + row * array.stride[2];
+}
+
+/* As the matrix products of this dtype read it. */
+__device__ __forceinline__ float mpt__computed(float x, int compute) {
+    if (compute == MPT_F16) return __half2float(__float2half_rn(x));
+    return compute == MPT_BF16 ? __bfloat162float(__float2bfloat16_rn(x)) : x;
+}
+
+/* n rows times `factor` into shared memory, where a row takes columns + 1: no two of them begin in
+   one bank. */
+__device__ void mpt__attention_load(const mpt__array &array, int compute, long long b, long long h,
+                                    long long first, int n, int columns, float factor, float *to) {
+    const long long from = mpt__attention_row(array, b, h, first);
+    for (int i = (int)threadIdx.x; i < n * columns; i += (int)blockDim.x) {
+        const int r = i / columns, c = i % columns;
+        const float x =
+            mpt__load(array.data, array.dtype, from + r * array.stride[2] + c * array.stride[3]);
+        to[r * (columns + 1) + c] = mpt__computed(x, compute) * factor;
+    }
+}
+
+__device__ void mpt__attention_store(const mpt__array &array, const mpt__attention_item &t,
+                                     int columns, float factor, const float *from) {
+    const long long to = mpt__attention_row(array, t.batch, t.head, t.first);
+    for (int i = (int)threadIdx.x; i < t.n * columns; i += (int)blockDim.x) {
+        const int r = i / columns, c = i % columns;
+        mpt__put(array, to + r * array.stride[2] + c * array.stride[3],
+                 from[r * (columns + 1) + c] * factor);
+    }
+}
+
+__device__ __forceinline__ float mpt__attention_dot(const float *a, const float *b, int n) {
+    float sum = 0.0f;
+    for (int i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+/* What a mask and the diagonal make of a score. */
+__device__ __forceinline__ float mpt__attention_score(const mpt__attention &w, float score,
+                                                      long long b, long long h, long long query,
+                                                      long long key) {
+    if (w.mask.data != NULL) {
+        const float mask = mpt__load(w.mask.data, w.mask.dtype,
+                                     mpt__attention_row(w.mask, b, h, query) +
+                                         key * w.mask.stride[3]);
+        score += w.mask.dtype != MPT_BOOL ? mask : mask != 0.0f ? 0.0f : -INFINITY;
+    }
+    return w.causal && key > query ? -INFINITY : score;
+}
+
+/* The factor that dropout gives a weight. */
+__device__ __forceinline__ float mpt__attention_kept(const mpt__attention &w,
+                                                     unsigned long long sequence, long long b,
+                                                     long long h, long long query, long long key) {
+    const long long at = ((b * w.heads + h) * w.queries + query) * ((w.keys + 3) / 4 * 4) + key;
+    unsigned int word[4];
+    mpt__philox(w.dropout.key.seed, sequence, at / 4, word);
+    if (at % 4 > 1) word[0] = word[2], word[1] = word[3]; /* an index would be a stack */
+    return mpt__kept(w.dropout, at % 2 ? word[1] : word[0], 1.0f);
+}
+
+/* sum[n, columns] += tile^T rows, of m rows on the other side. */
+__device__ void mpt__attention_add(const mpt__attention &w, const float *tile, const float *rows,
+                                   int m, int n, int columns, float *sum) {
+    for (int i = (int)threadIdx.x; i < n * columns; i += (int)blockDim.x) {
+        const int r = i / columns, c = i % columns;
+        float x = sum[r * (columns + 1) + c];
+        for (int k = 0; k < m; k++) x += tile[k * w.n + r] * rows[k * (columns + 1) + c];
+        sum[r * (columns + 1) + c] = x;
+    }
+}
+
+__device__ __forceinline__ void mpt__attention_clear(float *x, int count) {
+    for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) x[i] = 0.0f;
+}
+
+__device__ __forceinline__ unsigned long long mpt__attention_sequence(const mpt__attention &w) {
+    return w.drops ? mpt__sequence_of(w.dropout.key) : 0;
+}
+
+/* The keys that the own queries see. */
+__device__ __forceinline__ long long mpt__attention_seen(const mpt__attention &w,
+                                                         const mpt__attention_item &t) {
+    return w.causal && t.first + t.n < w.keys ? t.first + t.n : w.keys;
+}
+
+/* Raises a query's running maximum and shrinks its sum by as much; the tile becomes the weights. */
+__device__ void mpt__attention_softmax(const mpt__attention &w, float *tile, int m, int n,
+                                       float *most, float *total, float *shrink) {
+    const int r = (int)threadIdx.x;
+    if (r < n) {
+        float top = most[r];
+        for (int c = 0; c < m; c++) top = mpt__larger(top, tile[c * w.n + r]);
+        const float base = isinf(top) ? 0.0f : top;
+        shrink[r] = expf(most[r] - base);
+        float sum = total[r] * shrink[r];
+        for (int c = 0; c < m; c++) {
+            const float p = expf(tile[c * w.n + r] - base);
+            tile[c * w.n + r] = p;
+            sum += p;
+        }
+        most[r] = top;
+        total[r] = sum;
+    }
+}
+
+__global__ void __launch_bounds__(MPT__THREADS) mpt__attention_kernel(const mpt__attention w) {
+    extern __shared__ float mpt__attention_room[];
+    const int wide = w.depth + 1, out = w.width + 1;
+    float *q = mpt__attention_room, *k = q + w.n * wide, *v = k + w.n * wide, *sum = v + w.n * out;
+    float *tile = sum + w.n * out, *most = tile + w.n * w.n, *total = most + w.n;
+    float *shrink = total + w.n;
+    const unsigned long long sequence = mpt__attention_sequence(w);
+    for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
+        const mpt__attention_item t = mpt__attention_at(w, item, false);
+        const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
+        mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+        mpt__attention_clear(sum, w.n * out);
+        mpt__attention_clear(total, w.n);
+        for (int r = (int)threadIdx.x; r < w.n; r += (int)blockDim.x) most[r] = -INFINITY;
+        for (long long key = 0; key < seen; key += w.n) {
+            const int m = (int)(seen - key < w.n ? seen - key : w.n);
+            mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
+            mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
+                const int c = i / t.n, r = i % t.n;
+                const float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
+                tile[c * w.n + r] =
+                    mpt__attention_score(w, score, t.batch, t.head, t.first + r, key + c);
+            }
+            __syncthreads();
+            mpt__attention_softmax(w, tile, m, t.n, most, total, shrink);
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x)
+                sum[i / w.width * out + i % w.width] *= shrink[i / w.width];
+            for (int i = (int)threadIdx.x; w.drops && i < m * t.n; i += (int)blockDim.x) {
+                const int c = i / t.n, r = i % t.n;
+                tile[c * w.n + r] *= mpt__attention_kept(w, sequence, t.batch, t.head, t.first + r,
+                                                         key + c);
+            }
+            __syncthreads();
+            mpt__attention_add(w, tile, v, m, t.n, w.width, sum);
+            __syncthreads();
+        }
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x) {
+            const int r = i / w.width, c = i % w.width;
+            const float x = total[r] == 0.0f ? 0.0f : sum[r * out + c] * (1.0f / total[r]);
+            mpt__put(w.out,
+                     mpt__attention_row(w.out, t.batch, t.head, t.first + r) + c * w.out.stride[3],
+                     x);
+        }
+        for (int r = (int)threadIdx.x; w.lse.data != NULL && r < t.n; r += (int)blockDim.x) {
+            const float base = isinf(most[r]) ? 0.0f : most[r];
+            mpt__put(w.lse, mpt__attention_row(w.lse, t.batch, t.head, t.first + r),
+                     total[r] == 0.0f ? INFINITY : base + logf(total[r]));
+        }
+        __syncthreads();
+    }
+}
+
+__device__ __forceinline__ float mpt__attention_number(const mpt__array &array, long long b,
+                                                       long long h, long long row) {
+    return ((const float *)array.data)[mpt__attention_row(array, b, h, row)];
+}
+
+/* Also the sums of dout out, which the other pass reads. */
+__global__ void __launch_bounds__(MPT__THREADS) mpt__attention_dq_kernel(const mpt__attention w) {
+    extern __shared__ float mpt__attention_room[];
+    const int wide = w.depth + 1, out = w.width + 1;
+    float *q = mpt__attention_room, *dout = q + w.n * wide, *k = dout + w.n * out;
+    float *v = k + w.n * wide, *sum = v + w.n * out, *slope = sum + w.n * wide;
+    float *lse = slope + w.n * w.n, *delta = lse + w.n;
+    const unsigned long long sequence = mpt__attention_sequence(w);
+    for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
+        const mpt__attention_item t = mpt__attention_at(w, item, false);
+        const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
+        mpt__attention_load(w.dout, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, dout);
+        mpt__attention_load(w.out, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
+        mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+        mpt__attention_clear(sum, w.n * wide);
+        __syncthreads();
+        for (int r = (int)threadIdx.x; r < t.n; r += (int)blockDim.x) {
+            delta[r] = mpt__attention_dot(dout + r * out, v + r * out, w.width);
+            lse[r] = mpt__attention_number(w.lse, t.batch, t.head, t.first + r);
+            mpt__put(w.delta, mpt__attention_row(w.delta, t.batch, t.head, t.first + r), delta[r]);
+        }
+        __syncthreads();
+        for (long long key = 0; w.dq.data != NULL && key < seen; key += w.n) {
+            const int m = (int)(seen - key < w.n ? seen - key : w.n);
+            mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
+            mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
+                const int c = i / t.n, r = i % t.n;
+                const long long query = t.first + r;
+                float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
+                score = mpt__attention_score(w, score, t.batch, t.head, query, key + c);
+                float g = mpt__attention_dot(dout + r * out, v + c * out, w.width);
+                if (w.drops)
+                    g *= mpt__attention_kept(w, sequence, t.batch, t.head, query, key + c);
+                slope[c * w.n + r] = expf(score - lse[r]) * (g - delta[r]);
+            }
+            __syncthreads();
+            mpt__attention_add(w, slope, k, m, t.n, w.depth, sum);
+            __syncthreads();
+        }
+        if (w.dq.data != NULL) mpt__attention_store(w.dq, t, w.depth, w.scale, sum);
+        __syncthreads();
+    }
+}
+
+__global__ void __launch_bounds__(MPT__THREADS) mpt__attention_dkv_kernel(const mpt__attention w) {
+    extern __shared__ float mpt__attention_room[];
+    const int wide = w.depth + 1, out = w.width + 1;
+    float *k = mpt__attention_room, *v = k + w.n * wide, *q = v + w.n * out;
+    float *dout = q + w.n * wide, *dk = dout + w.n * out, *dv = dk + w.n * wide;
+    float *weight = dv + w.n * out, *slope = weight + w.n * w.n;
+    const unsigned long long sequence = mpt__attention_sequence(w);
+    for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
+        const mpt__attention_item t = mpt__attention_at(w, item, true);
+        const long long begin = w.causal ? t.first : 0;
+        mpt__attention_load(w.k, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, k);
+        mpt__attention_load(w.v, w.compute, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
+        mpt__attention_clear(dk, w.n * (wide + out));
+        for (long long h = t.head * w.group; h < (t.head + 1) * w.group; h++) {
+            for (long long query = begin; query < w.queries; query += w.n) {
+                const int m = (int)(w.queries - query < w.n ? w.queries - query : w.n);
+                mpt__attention_load(w.q, w.compute, t.batch, h, query, m, w.depth, 1.0f, q);
+                mpt__attention_load(w.dout, 0, t.batch, h, query, m, w.width, 1.0f, dout);
+                __syncthreads();
+                for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
+                    const int c = i / t.n, r = i % t.n;
+                    const long long at = query + c;
+                    float score = mpt__attention_dot(q + c * wide, k + r * wide, w.depth);
+                    score = mpt__attention_score(w, score, t.batch, h, at, t.first + r);
+                    float g = mpt__attention_dot(dout + c * out, v + r * out, w.width), kept = 1.0f;
+                    if (w.drops)
+                        kept = mpt__attention_kept(w, sequence, t.batch, h, at, t.first + r);
+                    const float p = expf(score - mpt__attention_number(w.lse, t.batch, h, at));
+                    const float delta = mpt__attention_number(w.delta, t.batch, h, at);
+                    weight[c * w.n + r] = p * kept;
+                    slope[c * w.n + r] = p * (g * kept - delta);
+                }
+                __syncthreads();
+                mpt__attention_add(w, slope, q, m, t.n, w.depth, dk);
+                mpt__attention_add(w, weight, dout, m, t.n, w.width, dv);
+                __syncthreads();
+            }
+        }
+        __syncthreads();
+        if (w.dk.data != NULL) mpt__attention_store(w.dk, t, w.depth, w.scale, dk);
+        if (w.dv.data != NULL) mpt__attention_store(w.dv, t, w.width, 1.0f, dv);
+        __syncthreads();
+    }
+}
+
+#define MPT__ATTENTION_ROOM 49152 /* bytes of shared memory that every card gives a block */
+
+/* Shared memory of a block whose tiles are n by n. */
+size_t mpt__attention_bytes(const mpt__attention &w, bool by_keys) {
+    const int floats = (w.depth + w.width + 2) * (by_keys ? 3 : 2) + (by_keys ? 0 : w.depth + 4) +
+                       (by_keys ? 2 : 1) * w.n;
+    return (size_t)w.n * (size_t)floats * sizeof(float);
+}
+
+/* What the three kernels share; false, with the reason recorded, where a row is too long. */
+bool mpt__attention_of(const mpt__cuda_call *call, bool by_keys, mpt__attention *w) {
+    const mpt__launch *launch = call->launch;
+    const mpt__operand *o = launch->operand;
+    const double p = launch->imm[1], lowest = p * 4294967296.0;
+    memset(w, 0, sizeof *w);
+    w->q = mpt__array_of(call, 0);
+    w->k = mpt__array_of(call, 1);
+    w->v = mpt__array_of(call, 2);
+    w->mask = mpt__array_of(call, 3);
+    w->heads = o[0].shape[1];
+    w->group = o[1].shape[1] > 0 ? w->heads / o[1].shape[1] : 1;
+    w->queries = o[0].shape[2];
+    w->keys = o[1].shape[2];
+    w->compute = launch->compute_dtype;
+    w->causal = launch->index[0] != 0;
+    w->scale = (float)launch->imm[0];
+    w->drops = p > 0;
+    w->dropout.key = mpt__key_of(call);
+    w->dropout.any = lowest <= 4294967295.0;
+    w->dropout.factor = w->dropout.any ? (float)(1 / (1 - p)) : 0.0f;
+    w->dropout.threshold = w->dropout.any && lowest > 0 ? (unsigned int)ceil(lowest) : 0;
+    w->depth = (int)(o[0].shape[3] < MPT__ATTENTION_ROOM ? o[0].shape[3] : MPT__ATTENTION_ROOM);
+    w->width = (int)(o[2].shape[3] < MPT__ATTENTION_ROOM ? o[2].shape[3] : MPT__ATTENTION_ROOM);
+    for (w->n = 32; w->n > 1 && mpt__attention_bytes(*w, by_keys) > MPT__ATTENTION_ROOM;) w->n /= 2;
+    if (mpt__attention_bytes(*w, by_keys) > MPT__ATTENTION_ROOM) {
+        mpt__cuda_refuse(call->cuda, MPT_ERROR_UNSUPPORTED, "attention",
+                         "a head is too wide for the shared memory of a GPU (about 2000 elements)");
+        return false;
+    }
+    w->blocks = ((by_keys ? w->keys : w->queries) + w->n - 1) / w->n;
+    w->items = o[0].shape[0] * (by_keys ? w->heads / w->group : w->heads) * w->blocks;
+    return true;
+}
+
+unsigned int mpt__attention_blocks(const mpt__attention &w) {
+    return (unsigned int)(w.items < (1 << 20) ? w.items : 1 << 20);
+}
+
+mpt_status mpt__cuda_attention(const mpt__cuda_call *call) {
+    mpt__attention w;
+    if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
+    w.out = mpt__array_of(call, 4);
+    w.lse = mpt__array_of(call, 5);
+    if (w.items == 0) return MPT_OK;
+    mpt__attention_kernel<<<mpt__attention_blocks(w), MPT__THREADS, mpt__attention_bytes(w, false),
+                            call->stream>>>(w);
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_attention_dq(const mpt__cuda_call *call) {
+    mpt__attention w;
+    if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
+    w.lse = mpt__array_of(call, 4);
+    w.dout = mpt__array_of(call, 5);
+    w.delta = mpt__array_of(call, 6);
+    w.dq = mpt__array_of(call, 7);
+    w.out = mpt__array_of(call, 8);
+    if (w.items == 0) return MPT_OK;
+    mpt__attention_dq_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
+                               mpt__attention_bytes(w, false), call->stream>>>(w);
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
+    mpt__attention w;
+    if (!mpt__attention_of(call, true, &w)) return MPT_ERROR_UNSUPPORTED;
+    w.lse = mpt__array_of(call, 4);
+    w.dout = mpt__array_of(call, 5);
+    w.delta = mpt__array_of(call, 6);
+    w.dk = mpt__array_of(call, 7);
+    w.dv = mpt__array_of(call, 8);
+    if (w.items == 0) return MPT_OK;
+    mpt__attention_dkv_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
+                                mpt__attention_bytes(w, true), call->stream>>>(w);
+    return MPT_OK;
+}
+
+/* In the order of MPT__ATTENTION_KERNELS, each with a comma behind it. */
+#define MPT__CUDA_ATTENTION_KERNELS                                                             \
+    {mpt__cuda_embedding, NULL}, {mpt__cuda_embedding_backward, NULL},                          \
+        {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL},                            \
+        {mpt__cuda_attention_dkv, NULL},

@@ -183,6 +183,22 @@ static void call_attributes(void) {
     }
 }
 
+static void call_attention(void) {
+    mpt_tensor x = tensor(), y = tensor(), z = tensor();
+    mpt_attention_config config = mpt_attention_config_default();
+    mpt_nll_config nll = mpt_nll_config_default();
+    switch (pick(4)) {
+    case 0: put(mpt_embedding(x, y, count())); break;
+    case 1: nll.reduction = reduction(); put(mpt_linear_cross_entropy(x, y, z, &nll)); break;
+    case 2:
+        config.mask = tensor(), config.causal = flip();
+        config.dropout = number(), config.scale = number();
+        put(mpt_scaled_dot_product_attention(x, y, z, &config));
+        break;
+    default: put(mpt_scaled_dot_product_attention(x, x, x, NULL)); break;
+    }
+}
+
 static void call_losses(void) {
     mpt_tensor x = tensor(), y = tensor(), z = tensor(), w = tensor();
     double a = number(), b = number();
@@ -284,7 +300,7 @@ static void (*const calls[])(void) = {
     call_read,      call_backward, call_backward, call_lifetime, call_lifetime, call_region,
     call_layer,     call_tree,    call_module,    call_module, call_optimizer, call_optimizer,
     call_scaler,    call_scaler,  call_schedule,  call_train,  call_train,     call_data,
-    call_inspect,   call_user_op};
+    call_inspect,   call_user_op, call_attention};
 
 /* One call; an error stays only where the byte says so. */
 static void next_call(void) {

@@ -17,6 +17,8 @@ static void call_layer(void) {
     case 4: put_module(mpt_nn_log_softmax(c, dim())); break;
     case 5: put_module(mpt_nn_flatten(c)); break;
     case 6: put_module(mpt_module_create(c, &of_the_user, NULL)); break;
+    case 7: put_module(mpt_nn_embedding(c, count(), 1 + pick(4), count())); break;
+    case 8: put_module(mpt_nn_multi_head_attention(c, count(), (int)pick(5), NULL)); break;
     default: put_module(mpt_nn_linear(c, 3, 3)); break;
     }
 }

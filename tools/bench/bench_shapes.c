@@ -3,6 +3,8 @@
        bench_shapes --serve    subjects for a driver:
            gemm f32|bf16|f16 BATCH M N K A B THREADS    A, B: n as stored, t transposed
            kernel NAME ELEMENTS THREADS                 the names: see kernels[]
+           attention f32|bf16|f16 B H T D CAUSAL BACK THREADS
+           embedding V D N BACK THREADS                 BACK: 1 backward too, or alone
            copy BYTES                                   a plain one, not memcpy
            ceiling tiles|avx512|avx2 THREADS
            blas LIBRARY M N K A B THREADS               sgemm of numpy's OpenBLAS */
@@ -173,6 +175,100 @@ static bool make_kernel(subject *s, int argc, char **argv, char *error, size_t s
     return false;
 }
 
+/* ==== Attention, embedding ==== */
+
+/* x: q, or the table; y: k or the ids; z: v. */
+typedef struct lookup {
+    mpt_context *context;
+    mpt_tensor x, y, z, dout;
+    bool causal, back;
+} lookup;
+
+static void attention_run(void *self) {
+    lookup *a = (lookup *)self;
+    mpt_attention_config config = mpt_attention_config_default();
+    config.causal = a->causal;
+    mpt_step_begin(a->context);
+    mpt_tensor out = mpt_scaled_dot_product_attention(a->x, a->y, a->z, &config);
+    if (a->back) {
+        mpt_backward_from(out, a->dout, false);
+        mpt_clear_grad(a->x), mpt_clear_grad(a->y), mpt_clear_grad(a->z);
+    }
+    mpt_step_end(a->context);
+}
+
+/* Gradients add up, as they would over some steps. */
+static void embedding_run(void *self) {
+    lookup *e = (lookup *)self;
+    if (e->back)
+        mpt_backward_from(e->z, e->dout, true);
+    else
+        mpt_release(mpt_embedding(e->y, e->x, -1));
+}
+
+static void lookup_end(void *self) {
+    mpt_destroy(((lookup *)self)->context);
+    free(self);
+}
+
+static lookup *make_lookup(subject *s, const char *threads, char *error, size_t size) {
+    lookup *p = (lookup *)calloc(1, sizeof *p);
+    s->end = lookup_end, s->self = p;
+    s->context = p->context = make_context(threads, error, size);
+    return p->context ? p : NULL;
+}
+
+static mpt_tensor make_leaf(mpt_context *context, mpt_shape shape, mpt_dtype dtype, bool leaf) {
+    mpt_tensor x = mpt_randn(context, MPT_F32, shape);
+    if (dtype != MPT_F32) x = mpt_cast(x, dtype);
+    if (leaf) mpt_requires_grad(x, true);
+    return x;
+}
+
+static bool make_attention(subject *s, int argc, char **argv, char *error, size_t size) {
+    int64_t dim[4];
+    mpt_dtype dtype = MPT_DTYPE_NONE;
+    snprintf(error, size, "expected DTYPE B H T D CAUSAL BACK THREADS");
+    for (int i = 0; argc == 8 && i < DTYPES; i++)
+        if (strcmp(dtypes[i].name, argv[0]) == 0) dtype = dtypes[i].dtype;
+    if (dtype == MPT_DTYPE_NONE) return false;
+    lookup *a = make_lookup(s, argv[7], error, size);
+    if (!a) return false;
+    for (int i = 0; i < 4; i++) dim[i] = atoll(argv[1 + i]);
+    mpt_shape shape = MPT_SHAPE(dim[0], dim[1], dim[2], dim[3]);
+    s->run = attention_run;
+    a->causal = atoi(argv[5]) != 0, a->back = atoi(argv[6]) != 0;
+    a->x = make_leaf(a->context, shape, dtype, a->back);
+    a->y = make_leaf(a->context, shape, dtype, a->back);
+    a->z = make_leaf(a->context, shape, dtype, a->back);
+    a->dout = make_leaf(a->context, shape, dtype, false);
+    s->work = 4.0 * (double)(dim[0] * dim[1] * dim[2] * dim[2] * dim[3]) * (a->back ? 3.5 : 1) /
+              (a->causal ? 2 : 1);
+    return true;
+}
+
+static bool make_embedding(subject *s, int argc, char **argv, char *error, size_t size) {
+    snprintf(error, size, "expected V D N BACK THREADS");
+    int64_t v = argc == 5 ? atoll(argv[0]) : 0, d = v ? atoll(argv[1]) : 0,
+            n = v ? atoll(argv[2]) : 0;
+    int64_t *ids = (int64_t *)malloc((size_t)(n + 1) * sizeof *ids);
+    lookup *e = v > 0 ? make_lookup(s, argv[4], error, size) : NULL;
+    for (int64_t i = 0; i < n && v > 0; i++)
+        ids[i] = (int64_t)((uint64_t)i * 2654435761u % (uint64_t)v);
+    if (e) {
+        e->back = atoi(argv[3]) != 0;
+        e->x = make_leaf(e->context, MPT_SHAPE(v, d), MPT_F32, e->back);
+        e->y = mpt_from(e->context, MPT_I64, MPT_SHAPE(n), ids);
+        if (e->back) e->z = mpt_embedding(e->y, e->x, -1);
+        e->dout = make_leaf(e->context, MPT_SHAPE(n, d), MPT_F32, false);
+        s->run = embedding_run;
+        s->work = 12.0 * (double)(n * d); /* forward: read, fetched, written; backward: read twice,
+                                             written */
+    }
+    free(ids);
+    return e != NULL;
+}
+
 /* ==== The ceilings ==== */
 
 typedef struct plain_copy {
@@ -295,6 +391,8 @@ static bool make_blas(subject *s, int argc, char **argv, char *error, size_t siz
 
 static const subject_maker makers[] = {{"gemm", make_product},
                                        {"kernel", make_kernel},
+                                       {"attention", make_attention},
+                                       {"embedding", make_embedding},
                                        {"copy", make_copy},
                                        {"ceiling", make_ceiling},
 #ifdef HAVE_DLOPEN

@@ -544,6 +544,59 @@ def bandwidth():
         verdict(name, share, 0.8, f'{1e-9 * kernel.work / times.median("kernel"):.1f} GB/s')
 
 
+def torch_attention(name, sizes, causal, back, threads):
+    q, k, v, g = (torch.randn(sizes).to(DTYPES[name]).requires_grad_(back) for _ in range(4))
+
+    def run():
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        if back:
+            torch.autograd.grad(out, (q, k, v), g.detach())
+    return Peer(run if back else torch.inference_mode()(run), threads)
+
+
+@row('attention', 'scaled dot-product attention, times PyTorch')
+def attention():
+    shapes_ = [(4, 4, 128, 32), (4, 12, 128, 64), (4, 4, 512, 64), (4, 12, 1024, 64)]
+    for name in ('f32', 'bf16'):
+        for threads in thread_counts():
+            for back in (False, True):
+                ratios = {}
+                for sizes in shapes_:
+                    for causal in (False, True):
+                        words = ' '.join(map(str, sizes))
+                        key = words + ' causal' * causal
+                        own = Ours(shapes, f'attention {name} {words} {int(causal)} {int(back)} '
+                                   f'{threads}', threads)
+                        times = alternate({'ours': own, 'torch': torch_attention(
+                            name, sizes, causal, back, threads)}, 0.03, 5)
+                        ratios[key] = times.faster('ours', 'torch')
+                        detail(f'{name} {threads}T {"both" if back else "forward"} {key:<24} '
+                               f'{ratios[key]:5.2f}  GFLOP/s '
+                               f'{1e-9 * own.work / times.median("ours"):.0f}; {times.note()}')
+                judge_products(f'{name} {"with backward" if back else "forward"}', ratios, threads,
+                               None, None)
+
+
+@row('embedding', 'rows of a table, share of a plain copy by bytes moved, and times PyTorch')
+def embedding():
+    for v, d, n in ((50257, 768, 4096), (50257, 64, 16384)):
+        for back in (False, True):
+            table, grad = torch.randn(v, d), torch.randn(n, d)
+            ids = torch.arange(n) * 2654435761 % v
+
+            def run(table=table.requires_grad_(back), ids=ids, grad=grad, back=back):
+                out = F.embedding(ids, table)
+                if back:
+                    torch.autograd.grad(out, table, grad)
+            own = Ours(shapes, f'embedding {v} {d} {n} {int(back)} 1', 1)
+            copy = Ours(shapes, f'copy {4 * n * d}', 1)
+            times = alternate({'ours': own, 'copy': copy, 'torch': Peer(run, 1)}, 0.03, 5)
+            what = f'{"backward" if back else "forward"}, {v} x {d}, {n} ids'
+            verdict(what, times.faster('ours', 'copy') * own.work / copy.work, 0.7)
+            verdict(what + ', times PyTorch' + ' and its forward' * back,
+                    times.faster('ours', 'torch'))
+
+
 @row('threads', 'two threads against one')
 def threads_row():
     limit = 'avx512' if 'avx512f' in cpu_flags() else 'avx2'
