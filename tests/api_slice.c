@@ -293,7 +293,7 @@ TEST(given_up_or_ended) {
     NEEDS_PROMPT_DEVICE;
     int64_t most = 0;
     bool ended_some = false, gave_up_some = false;
-    for (int64_t n = 1; n == 1 || n < most; n++) {
+    for (int64_t n = 1; n == 1 || n <= most; n++) {
         for (int destroys = 0; destroys < 2; destroys++) {
             sliced s, twin;
             make_twins(&s, &twin, MPT_F16, 1);
