@@ -89,7 +89,8 @@ typedef enum mpt_dtype {
     MPT_I32,
     MPT_U8,
     MPT_BOOL,
-    MPT_DTYPE_COUNT
+    MPT_DTYPE_COUNT,
+    MPT_PRECISION_AUTO /* no dtype: see mpt_precision_auto */
 } mpt_dtype;
 
 #define MPT_MAX_RANK 8
@@ -233,6 +234,10 @@ typedef struct mpt_device_info {
     bool fast_half;      /* halves are faster than fp32: Tensor Cores, AMX; else they save memory */
 } mpt_device_info;
 MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context);
+/* The precision to train in on this device, for mpt_autocast_begin: MPT_BF16 where bf16 is faster
+   than fp32, MPT_F16, which wants a scaler, where only fp16 is, else MPT_F32. It depends on the
+   device and the instruction set alone. *reason (may be NULL) gets a sentence, valid for ever. */
+MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reason);
 /* How many of them this program can use; 0 for CUDA in a build without it or without a driver. */
 MPTRAIN_API int mpt_device_count(mpt_device device);
 MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype); /* "float16"; "none" if it is none */

@@ -635,9 +635,9 @@ MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mp
    are over; 0: after one launch. *done (may be NULL) tells whether the step is complete. The bits
    are those of mpt_captured_step. x and y are read when the step begins. Until it is done, other
    steps, backward passes and recordings are errors, and changing one of its tensors makes the next
-   slice one; a forward pass is allowed, and sees what the step has done so far. What a captured step
-   does by hand, and all of it on a GPU, is one slice. mpt_clear_error gives the step up, or ends it
-   where weights have changed. */
+   slice one; a forward pass is allowed, and sees what the step has done so far. What a captured
+   step does by hand, and all of it on a GPU, is one slice. mpt_clear_error gives the step up, or
+   ends it where weights have changed. */
 MPTRAIN_API mpt_status mpt_step_slice(mpt_captured captured, mpt_tensor x, mpt_tensor y,
                                       double seconds, bool *done);
 /* How many steps so far ran without `fn`; -1 on error. */
@@ -660,7 +660,8 @@ typedef struct mpt_progress {
 
 typedef struct mpt_fit_config {
     int epochs;            /* 5 */
-    mpt_dtype precision;   /* MPT_F32; MPT_F16 and MPT_BF16 open an autocast region per step */
+    mpt_dtype precision;   /* MPT_F32; MPT_F16 and MPT_BF16 open an autocast region per step;
+                              MPT_PRECISION_AUTO: what mpt_precision_auto says, which is logged */
     mpt_scaler scaler;     /* null handle: none, except for MPT_F16, where a default one is made */
     mpt_loader validation; /* null handle: none */
     double clip_norm;      /* 0: no clipping */

@@ -198,8 +198,8 @@ MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight,
 
 typedef enum mpt_interpolation { MPT_NEAREST = 0, MPT_BILINEAR } mpt_interpolation;
 /* torch.nn.functional.interpolate of [N, C, H, W]: to MPT_SHAPE(height, width), or, with MPT_SCALAR
-   for the size, to `scale` times the size, rounded down. align_corners, of MPT_BILINEAR: the corners
-   stay where they are; else a pixel is the area around its centre. */
+   for the size, to `scale` times the size, rounded down. align_corners, of MPT_BILINEAR: the
+   corners stay where they are; else a pixel is the area around its centre. */
 MPTRAIN_API mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale,
                                        mpt_interpolation mode, bool align_corners);
 MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,

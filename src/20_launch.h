@@ -134,13 +134,13 @@ typedef struct mpt__operand {
  *           [0, 1] sets the error word {MPT_ERROR_NUMERIC, launch number, element} if it is clear.
  * PAIR_LOSS_BACKWARD  o0 .. o3 as above, o4 r dloss -> o5 wa: the slope of fn by operand index[0],
  *           times dloss over imm[2].
- * ARGSORT   o1 w i64: the indices along dimension index[0] that put o0 r in order, as many as o1 has
- *           places there, the size of o0 or fewer. fn MAX: the largest first. NaN counts as the
+ * ARGSORT   o1 w i64: the indices along dimension index[0] that put o0 r in order, as many as o1
+ *           has places there, the size of o0 or fewer. fn MAX: the largest first. NaN counts as the
  *           largest; equal ones keep their order.
- * INTERPOLATE  o0 r [N, C, H, W] -> o1 wa [N, C, H2, W2] by mpt__resize_way index[0]; imm[0], imm[1]:
- *           rows and columns of o0 per one of o1.
- * INTERPOLATE_BACKWARD  o0 r dy -> o1 wa dx; index, imm as above. Each element of dx sums its shares
- *           in the order of dy's.
+ * INTERPOLATE  o0 r [N, C, H, W] -> o1 wa [N, C, H2, W2] by mpt__resize_way index[0]; imm[0] and
+ *           imm[1]: rows and columns of o0 per one of o1.
+ * INTERPOLATE_BACKWARD  o0 r dy -> o1 wa dx; index, imm as above. Each element of dx sums its
+ *           shares in the order of dy's.
  */
 #define MPT__KERNELS(K)                                    \
     K(FILL, "fill", 0)                                     \

@@ -66,6 +66,15 @@ static mpt_tensor mpt__fit_loss(const mpt_fit_config *config, mpt_tensor output,
                         : mpt_nll_loss(output, target, NULL);
 }
 
+/* AUTO becomes what it stands for, and the log hears why. */
+static void mpt__fit_choose(mpt_context *context, const char *call, mpt_dtype *precision) {
+    const char *reason;
+    if (!context || *precision != MPT_PRECISION_AUTO) return;
+    *precision = mpt_precision_auto(context, &reason);
+    mpt__log(&context->base, MPT_LOG_INFO, "%s: %s, since %s", call, mpt_dtype_name(*precision),
+             reason);
+}
+
 static mpt_status mpt__fit_check_precision(mpt_context *context, mpt_dtype precision) {
     if (precision == MPT_F32 || precision == MPT_F16 || precision == MPT_BF16) return MPT_OK;
     return mpt__error(context, MPT_ERROR_DTYPE,
@@ -130,8 +139,10 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
     mpt_context *context = mpt__fit_context(net.context, loader.context, NULL);
     mpt_fit_config config = mpt_fit_config_default();
     config.precision = precision;
+    mpt__fit_choose(context, "mpt_evaluate", &config.precision);
     if (context && mpt__enter(context, "mpt_evaluate") && mpt__module_at(context, net) &&
-        mpt__loader_at(context, loader) && mpt__fit_check_precision(context, precision) == MPT_OK)
+        mpt__loader_at(context, loader) &&
+        mpt__fit_check_precision(context, config.precision) == MPT_OK)
         return mpt__evaluate(net, loader, &config);
     mpt_evaluation none = {MPT_ERROR_HANDLE, MPT__NAN_F64, MPT__NAN_F64, 0};
     if (context) none.status = context->base.status;
@@ -388,12 +399,13 @@ static void mpt__fit_run(mpt__fit *fit) {
 
 MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
                                    const mpt_fit_config *config) {
-    mpt_fit_config defaults = mpt_fit_config_default();
+    mpt_fit_config chosen = config ? *config : mpt_fit_config_default();
     mpt__fit fit;
     memset(&fit, 0, sizeof fit);
     fit.context = mpt__fit_context(net.context, optimizer.context, train.context);
     fit.net = net, fit.optimizer = optimizer, fit.train = train;
-    fit.config = config ? config : &defaults;
+    mpt__fit_choose(fit.context, "mpt_fit", &chosen.precision);
+    fit.config = &chosen;
     fit.result.train_loss = fit.result.validation_loss = MPT__NAN_F64;
     fit.result.validation_accuracy = MPT__NAN_F64;
     fit.progress.validation_loss = fit.progress.validation_accuracy = MPT__NAN_F64;

@@ -272,6 +272,23 @@ MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context) {
     return info;
 }
 
+MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reason) {
+    mpt_device_info info = mpt_get_device_info(context);
+    bool gpu = info.device == MPT_DEVICE_CUDA;
+    mpt_dtype precision = !info.fast_half ? MPT_F32 : gpu && info.major < 8 ? MPT_F16 : MPT_BF16;
+    const char *why = "there is no context";
+    if (context)
+        why = precision == MPT_F16    ? "this GPU's Tensor Cores multiply fp16, but not bf16"
+              : precision == MPT_BF16 ? gpu ? "this GPU's Tensor Cores multiply bf16, whose range "
+                                              "is that of fp32"
+                                            : "AMX tiles multiply bf16, whose range is that of fp32"
+              : gpu ? "this GPU has no Tensor Cores: halves would save memory, not time"
+                    : "the CPU's kernels in use multiply in fp32: halves would save memory, not "
+                      "time";
+    if (reason) *reason = why;
+    return precision;
+}
+
 MPTRAIN_API int mpt_device_count(mpt_device device) {
 #if defined(MPTRAIN_CUDA)
     char why[8];

@@ -116,6 +116,10 @@ static mpt_tensor call(const char *op, mpt_tensor x) {
     OP("cosine_similarity", mpt_cosine_similarity(x, x, 1, 1e-8));
     OP("cosine_embedding_loss", mpt_cosine_embedding_loss(x, x, mpt_sum(x, 1, false), 0, MPT_MEAN));
     OP("soft_targets", mpt_cross_entropy(x, x, NULL));
+    OP("poisson_nll_loss", mpt_poisson_nll_loss(x, x, true, false, 1e-8, MPT_MEAN));
+    OP("multi_margin_loss", mpt_multi_margin_loss(x, labels(), 1, 1, none, MPT_MEAN));
+    OP("interpolate",
+       mpt_interpolate(mpt_reshape(x, MPT_SHAPE(1, 1, 4, 4)), MPT_SCALAR, 2, MPT_BILINEAR, false));
 #undef OP
     return none;
 }
@@ -222,6 +226,10 @@ static const row rows[] = {{"add", "input", 'i'},
                            {"cosine_similarity", "f32 always", 'L'},
                            {"cosine_embedding_loss", "f32 always", 'L'},
                            {"soft_targets", "f32 always", 'L'},
+                           {"poisson_nll_loss", "f32 always", 'L'},
+                           {"multi_margin_loss", "f32 always", 'L'},
+                           {"interpolate", "input", 'i'},
+                           {"argsort", "input", '-'},
                            {"user", "any", '-'}};
 enum { ROWS = sizeof rows / sizeof rows[0] };
 

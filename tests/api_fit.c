@@ -146,6 +146,48 @@ TEST(same_bits_as_the_loop_by_hand) {
     check_same_bits(MPT_BF16, 0.5);
 }
 
+static char last_log[512];
+static void keep_log(void *user, mpt_log_level level, const char *message) {
+    (void)user;
+    if (level == MPT_LOG_INFO) snprintf(last_log, sizeof last_log, "%s", message);
+}
+
+/* AUTO is the precision that mpt_precision_auto names, on every level that this CPU has. */
+TEST(automatic_precision) {
+    static const mpt_isa levels[] = {MPT_ISA_REF, MPT_ISA_AUTO, MPT_ISA_AMX};
+    mpt_config machine = mpt_config_default();
+    machine.log.write = keep_log;
+    for (int i = 0; i < 3; i++) {
+        machine.isa = levels[i];
+        mpt_context *probe = mpt_create(&machine);
+        if (!probe) continue; /* without AMX */
+        const char *reason;
+        mpt_device_info info = mpt_get_device_info(probe);
+        mpt_dtype precision = mpt_precision_auto(probe, &reason);
+        CHECK_EQ_INT(mpt_precision_auto(probe, NULL), precision);
+        mpt_destroy(probe);
+        CHECK((precision != MPT_F32) == info.fast_half);
+        if (info.device == MPT_DEVICE_CPU)
+            CHECK_EQ_INT(precision, info.fast_half ? MPT_BF16 : MPT_F32);
+        uint64_t hash[2];
+        for (int automatic = 0; automatic < 2; automatic++) {
+            world w = make_world_with(&machine, 0.01);
+            mpt_fit_config config = mpt_fit_config_default();
+            config.epochs = 2;
+            config.precision = automatic ? MPT_PRECISION_AUTO : precision;
+            last_log[0] = '\0';
+            CHECK_EQ_INT(mpt_fit(w.net, w.optimizer, w.train, &config).status, MPT_OK);
+            CHECK(automatic == (strstr(last_log, reason) != NULL));
+            if (automatic) CHECK_CONTAINS(last_log, mpt_dtype_name(precision));
+            hash[automatic] = mpt_module_hash(w.net);
+            double loss = mpt_evaluate(w.net, w.validation, precision).loss;
+            CHECK(mpt_evaluate(w.net, w.validation, MPT_PRECISION_AUTO).loss == loss);
+            mpt_destroy(w.ctx);
+        }
+        CHECK(hash[0] == hash[1]);
+    }
+}
+
 TEST(learns_and_reports) {
     world w = make_world(0.02);
     mpt_fit_config config = mpt_fit_config_default();
@@ -498,6 +540,7 @@ TEST(an_error_in_the_middle_leaves_weights_alone) {
 
 TEST_TABLE = {T(defaults),
               T(same_bits_as_the_loop_by_hand),
+              T(automatic_precision),
               T(learns_and_reports),
               T(no_allocations_in_the_steady_state),
               T(evaluate_against_the_definition),

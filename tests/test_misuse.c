@@ -265,6 +265,9 @@ TEST(contexts) {
     QUIET(mpt_get_device, mpt_get_device(NULL) == MPT_DEVICE_AUTO);
     QUIET(mpt_device_name, strcmp(mpt_device_name(NULL), "none") == 0);
     QUIET(mpt_get_device_info, mpt_get_device_info(NULL).device == MPT_DEVICE_AUTO);
+    const char *reason;
+    QUIET(mpt_precision_auto, mpt_precision_auto(NULL, &reason) == MPT_F32);
+    QUIET(mpt_precision_auto, strstr(reason, "no context") != NULL);
     QUIET(mpt_device_count, mpt_device_count((mpt_device)7) == 0);
     QUIET(mpt_benchmark, mpt_benchmark(NULL, true, true) == MPT_ERROR_HANDLE);
     QUIET(mpt_benchmark_text, mpt_benchmark_text(NULL, NULL, 5) == 0);

@@ -321,7 +321,7 @@ mpt_status mpt__cuda_cumsum(const mpt__cuda_call *call) {
  * words of a line differ, so that there is one order, whatever sorts them. Blocks sort tiles of a
  * line in shared memory; then runs of the line are merged in pairs, a thread for an element. */
 
-#define MPT__TILE (4 * MPT__THREADS) /* words: 8 KB of shared memory */
+#define MPT__SORT_TILE (4 * MPT__THREADS) /* words: 8 KB of shared memory */
 
 struct mpt__argsort {
     mpt__space lines;
@@ -349,12 +349,12 @@ __device__ __forceinline__ void mpt__sort_put(const mpt__argsort &w, long long l
 }
 
 __global__ void mpt__sort_tiles_kernel(const mpt__argsort w) {
-    __shared__ unsigned long long word[MPT__TILE];
+    __shared__ unsigned long long word[MPT__SORT_TILE];
     const int thread = (int)threadIdx.x;
     for (long long tile = blockIdx.x; tile < w.lines.count * w.tiles; tile += gridDim.x) {
-        const long long line = tile / w.tiles, begin = tile % w.tiles * MPT__TILE;
+        const long long line = tile / w.tiles, begin = tile % w.tiles * MPT__SORT_TILE;
         const long long from = mpt__locate(w.lines, w.from.stride, line);
-        for (int i = thread; i < MPT__TILE; i += MPT__THREADS) {
+        for (int i = thread; i < MPT__SORT_TILE; i += MPT__THREADS) {
             word[i] = ~0ull; /* behind all others */
             if (begin + i < w.n)
                 word[i] = mpt__sort_word(
@@ -362,9 +362,9 @@ __global__ void mpt__sort_tiles_kernel(const mpt__argsort w) {
                     begin + i);
         }
         __syncthreads();
-        for (int size = 2; size <= MPT__TILE; size *= 2) { /* Batcher's bitonic network */
+        for (int size = 2; size <= MPT__SORT_TILE; size *= 2) { /* Batcher's bitonic network */
             for (int step = size / 2; step > 0; step /= 2) {
-                for (int p = thread; p < MPT__TILE / 2; p += MPT__THREADS) {
+                for (int p = thread; p < MPT__SORT_TILE / 2; p += MPT__THREADS) {
                     const int i = 2 * p - p % step, j = i + step;
                     const unsigned long long a = word[i], b = word[j];
                     if ((a > b) == ((i & size) == 0)) word[i] = b, word[j] = a;
@@ -372,7 +372,7 @@ __global__ void mpt__sort_tiles_kernel(const mpt__argsort w) {
                 __syncthreads();
             }
         }
-        for (int i = thread; i < MPT__TILE && begin + i < w.n; i += MPT__THREADS) {
+        for (int i = thread; i < MPT__SORT_TILE && begin + i < w.n; i += MPT__THREADS) {
             if (w.words == NULL)
                 mpt__sort_put(w, line, i, word[i]);
             else
@@ -412,7 +412,7 @@ int64_t mpt__cuda_argsort_workspace(const mpt__launch *launch) {
     const mpt__operand &o = launch->operand[0];
     int64_t count = 1;
     for (int d = 0; d < o.rank; d++) count *= o.shape[d];
-    return o.shape[launch->index[0]] > MPT__TILE ? 2 * count * 8 : 0;
+    return o.shape[launch->index[0]] > MPT__SORT_TILE ? 2 * count * 8 : 0;
 }
 
 mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
@@ -428,7 +428,7 @@ mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
     w.k = o[1].shape[axis];
     w.from_stride = o[0].stride[axis];
     w.to_stride = o[1].stride[axis];
-    w.tiles = (w.n + MPT__TILE - 1) / MPT__TILE;
+    w.tiles = (w.n + MPT__SORT_TILE - 1) / MPT__SORT_TILE;
     w.descending = call->launch->function == MPT__FN_MAX;
     for (int d = 0; d < o[0].rank; d++) shape[d] = d == axis ? 1 : o[0].shape[d];
     w.lines = mpt__merge(o[0].rank, shape, arrays, 2);
@@ -441,7 +441,7 @@ mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
     mpt__sort_tiles_kernel<<<mpt__blocks(call, w.lines.count * w.tiles * MPT__THREADS),
                              MPT__THREADS, 0, call->stream>>>(w);
     unsigned long long *from = w.words, *to = w.words + count;
-    for (long long run = MPT__TILE; run < w.n; run *= 2) {
+    for (long long run = MPT__SORT_TILE; run < w.n; run *= 2) {
         mpt__sort_merge_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(
             w, run, from, to);
         unsigned long long *kept = from;
