@@ -504,6 +504,11 @@ typedef struct mpt_loader_config {
     int prefetch;    /* 2 batches per worker */
     mpt_dtype dtype; /* MPT_F32; inputs arrive so: MPT_F16, MPT_BF16 */
     uint64_t seed;   /* 0: derived from the context's */
+    /* NULL; one per sample, copied: `samples` (0: as many as there are) are drawn by weight each
+       epoch, with replacement. */
+    const double *weights;
+    int64_t samples;
+    bool skip_bad; /* false; true: samples that fail are left out and counted, the log says why */
 } mpt_loader_config;
 MPTRAIN_API mpt_loader_config mpt_loader_config_default(void);
 typedef struct mpt_batch {
@@ -518,9 +523,14 @@ MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset datas
 MPTRAIN_API bool mpt_loader_next(mpt_loader loader, mpt_batch *batch);
 MPTRAIN_API int64_t mpt_loader_batches(mpt_loader loader);  /* per epoch */
 MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader loader); /* to the start of a new epoch */
+/* Goes on with that batch, as a loader with the same seed would that had come there: with epoch and
+   next of mpt_loader_statistics a training resumes where it was. */
+MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader loader, int64_t epoch, int64_t batch);
 typedef struct mpt_loader_stats {
-    int64_t batches;       /* delivered so far */
-    int64_t epoch;         /* from 0 */
+    int64_t batches;       /* delivered so far, of */
+    int64_t samples;       /* so many */
+    int64_t skipped;       /* samples left out (skip_bad) */
+    int64_t epoch, next;   /* where the loader stands: epoch from 0, number of its next batch */
     double seconds_waited; /* the training thread waited for data */
     int64_t by_worker[64]; /* samples made by each worker */
 } mpt_loader_stats;

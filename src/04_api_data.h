@@ -70,6 +70,46 @@ MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folde
    u8 inputs [3, 32, 32]. */
 MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory, mpt_split split);
 
+/* ==== Text =================================================================================== */
+
+/* Text as numbers and back. Lives until it is destroyed. */
+/* The characters of a UTF-8 file, numbered in the order of their code points. */
+MPTRAIN_API mpt_tokenizer mpt_char_tokenizer(mpt_context *context, const char *path);
+/* Byte-level BPE as GPT-2 has it, from its two files: a JSON object of tokens and numbers
+   (encoder.json, vocab.json) and the merges, one pair per line (vocab.bpe, merges.txt). */
+MPTRAIN_API mpt_tokenizer mpt_bpe_tokenizer(mpt_context *context, const char *vocabulary_path,
+                                            const char *merges_path);
+MPTRAIN_API int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer); /* -1 on error */
+/* The number of the token of exactly these bytes, special ones such as "<|endoftext|>" too, which
+   mpt_encode takes for text; -1 if there is none. */
+MPTRAIN_API int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes);
+/* Writes at most `capacity` tokens (bytes); returns how many there are, -1 on error. */
+MPTRAIN_API int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes,
+                               int32_t *tokens, int64_t capacity);
+MPTRAIN_API int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count,
+                               char *text, int64_t capacity);
+MPTRAIN_API mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer);
+
+/* Windows of a long row of tokens: inputs i64 [block], targets i64 [block] one token further. */
+typedef struct mpt_window_config {
+    int64_t block;      /* 128 */
+    int64_t stride;     /* 0: block; from one window to the next */
+    bool random;        /* false; true: `samples` windows at random places, others each epoch */
+    int64_t samples;    /* 0: as many as lie side by side */
+    int64_t vocabulary; /* 0; else a token that is not below it fails its sample */
+} mpt_window_config;
+MPTRAIN_API mpt_window_config mpt_window_config_default(void);
+/* From a file of little-endian numbers of 1, 2 or 4 bytes, which is read window by window. */
+MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, int bytes_per_token,
+                                       const mpt_window_config *config);
+/* From memory, which is copied. */
+MPTRAIN_API mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *tokens, int64_t count,
+                                         const mpt_window_config *config);
+/* From a text file, encoded when the dataset is made and held in as few bytes as its vocabulary
+   needs. */
+MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
+                                      const mpt_window_config *config);
+
 #ifdef __cplusplus
 }
 #endif

@@ -11,6 +11,16 @@
 
 #include "71_transform.c"
 
+MPTRAIN_API mpt_image_config mpt_image_config_default(void) {
+    mpt_image_config config;
+    memset(&config, 0, sizeof config);
+    config.channels = 3;
+    config.max_pixels = INT64_C(1) << 25;
+    return config;
+}
+
+#ifdef MPTRAIN_STB_IMAGE
+
 /* ==== SHA-256 (FIPS 180-4) ==== */
 
 typedef struct mpt__sha256 {
@@ -251,16 +261,6 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
 }
 
 /* ==== Image folders ==== */
-
-MPTRAIN_API mpt_image_config mpt_image_config_default(void) {
-    mpt_image_config config;
-    memset(&config, 0, sizeof config);
-    config.channels = 3;
-    config.max_pixels = INT64_C(1) << 25;
-    return config;
-}
-
-#ifdef MPTRAIN_STB_IMAGE
 
 MPT__FOREIGN_CODE_BEGIN
 #ifdef MPTRAIN_STB_IMAGE_IMPLEMENTATION

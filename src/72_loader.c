@@ -17,6 +17,7 @@
 
 #define MPT__LOADER_STREAM UINT64_C(0x6f72646572)   /* "order" */
 #define MPT__SAMPLE_STREAM UINT64_C(0x73616d706c65) /* "sample" */
+#define MPT__WEIGHT_STREAM UINT64_C(0x776569676874) /* "weight" */
 
 /* Inputs and targets of a batch. */
 enum { MPT__BATCH_X, MPT__BATCH_Y, MPT__BATCH_PARTS };
@@ -26,7 +27,9 @@ typedef struct mpt__loader_slot {
     uint32_t storage[MPT__BATCH_PARTS]; /* 0: a part that there is not */
     void *memory[MPT__BATCH_PARTS];     /* where workers write: the storage's own, or staging */
     bool ready;
-    int64_t failed; /* sample that could not be made, -1 = none */
+    int64_t size;    /* samples made */
+    int64_t failed;  /* the first that could not be made, -1 = none */
+    int64_t skipped; /* how many were left out for that */
     char error[MPT__SAMPLE_ERROR];
 } mpt__loader_slot;
 
@@ -45,8 +48,9 @@ struct mpt__loader {
     mpt__dataset *dataset; /* referenced */
     mpt_loader_config config;
     mpt__delivery delivery;
-    int64_t batches;                       /* per epoch */
+    int64_t batches, samples;              /* per epoch */
     int64_t *order;                        /* of the epoch; NULL without shuffling */
+    double *weight_sums;                   /* of the samples up to each; NULL without weights */
     size_t sample_bytes[MPT__BATCH_PARTS]; /* 0: a part that there is not */
     bool staged;                           /* the device cannot be written to: upload */
 
@@ -63,7 +67,7 @@ struct mpt__loader {
     uint64_t epoch_seed; /* of its samples' seeds */
     int64_t next;        /* number of the next batch in it */
     bool held;           /* batch next - 1 is in the user's hands */
-    int64_t delivered;
+    int64_t delivered, delivered_samples, skipped;
     double seconds_waited;
     mpt_tensor batch[MPT__BATCH_PARTS]; /* handles of the batch in use; slot 0 = none */
 
@@ -79,7 +83,7 @@ struct mpt__loader {
 
 /* Samples in a batch of the epoch. */
 static int64_t mpt__batch_size(const mpt__loader *loader, int64_t number) {
-    int64_t left = loader->dataset->count - number * loader->config.batch;
+    int64_t left = loader->samples - number * loader->config.batch;
     return left < loader->config.batch ? left : loader->config.batch;
 }
 
@@ -90,19 +94,28 @@ static void *mpt__slot_sample(const mpt__loader *loader, const mpt__loader_slot 
     return memory ? memory + (size_t)i * loader->sample_bytes[part] : NULL;
 }
 
-/* Fills a slot, up to the first sample that fails. Any thread. */
+/* Fills a slot, up to the first sample that fails, or without those that do. Any thread. */
 static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, int64_t number,
                             uint8_t *scratch) {
     int64_t first = number * loader->config.batch, size = mpt__batch_size(loader, number);
     uint32_t state = mpt__flush_denormals(false);
+    char error[MPT__SAMPLE_ERROR];
     slot->failed = -1;
-    for (int64_t i = 0; i < size && slot->failed < 0; i++) {
-        int64_t index = loader->order ? loader->order[first + i] : first + i;
-        if (!mpt__dataset_fetch(loader->dataset, &loader->delivery, index,
-                                mpt__hash_u64(loader->epoch_seed, (uint64_t)index), scratch,
-                                mpt__slot_sample(loader, slot, MPT__BATCH_X, i),
-                                mpt__slot_sample(loader, slot, MPT__BATCH_Y, i), slot->error))
-            slot->failed = index;
+    slot->size = slot->skipped = 0;
+    for (int64_t i = first; i < first + size; i++) {
+        int64_t index = loader->order ? loader->order[i] : i;
+        /* A sample that weights draw twice is made in two ways. */
+        uint64_t key = (uint64_t)(loader->weight_sums ? i : index);
+        if (mpt__dataset_fetch(loader->dataset, &loader->delivery, index,
+                               mpt__hash_u64(loader->epoch_seed, key), scratch,
+                               mpt__slot_sample(loader, slot, MPT__BATCH_X, slot->size),
+                               mpt__slot_sample(loader, slot, MPT__BATCH_Y, slot->size), error)) {
+            slot->size++;
+            continue;
+        }
+        if (slot->failed < 0) memcpy(slot->error, error, sizeof error), slot->failed = index;
+        if (!loader->config.skip_bad) break;
+        slot->skipped++;
     }
     mpt__restore_denormals(state);
 }
@@ -161,16 +174,42 @@ static void mpt__loader_close_epoch(mpt__loader *loader) {
     loader->next = 0;
 }
 
-static void mpt__loader_open_epoch(mpt__loader *loader) {
+/* Samples with replacement, each as likely as its weight. */
+static void mpt__loader_draw(mpt__loader *loader, uint64_t seed, uint64_t epoch) {
+    const mpt__rng_key key = {seed, MPT__WEIGHT_STREAM, epoch};
+    const double *sums = loader->weight_sums;
+    const int64_t last = loader->dataset->count - 1;
+    for (int64_t i = 0; i < loader->samples; i++) {
+        const uint64_t word = mpt__random_below(key, (uint64_t)i, UINT64_C(1) << 53);
+        const double at = (double)word * (1.0 / 9007199254740992.0) * sums[last];
+        int64_t low = 0, high = last;
+        while (low < high) {
+            const int64_t middle = low + (high - low) / 2;
+            if (sums[middle] > at)
+                high = middle;
+            else
+                low = middle + 1;
+        }
+        while (low > 0 && sums[low] == sums[low - 1]) low--; /* the product was rounded up */
+        loader->order[i] = low;
+    }
+}
+
+/* Starts the epoch at its batch number `first`. */
+static void mpt__loader_open_epoch(mpt__loader *loader, int64_t first) {
     uint64_t seed = loader->config.seed, epoch = (uint64_t)loader->epoch;
     mpt__rng_key key = {seed, MPT__LOADER_STREAM, epoch};
-    if (loader->order) mpt__random_permutation(key, loader->dataset->count, loader->order);
+    if (loader->weight_sums)
+        mpt__loader_draw(loader, seed, epoch);
+    else if (loader->order)
+        mpt__random_permutation(key, loader->dataset->count, loader->order);
     loader->epoch_seed = mpt__hash_u64(mpt__hash_u64(seed, MPT__SAMPLE_STREAM), epoch);
     loader->open = true;
+    loader->next = first;
     mpt__loader_lock(loader);
-    loader->claimed = 0;
+    loader->claimed = first;
     for (int64_t i = 0; i < loader->slot_count; i++) loader->slots[i].ready = false;
-    mpt__loader_allow(loader, loader->slot_count);
+    mpt__loader_allow(loader, first + loader->slot_count);
     mpt__loader_unlock(loader);
 }
 
@@ -237,22 +276,27 @@ static mpt_tensor mpt__batch_tensor(mpt_context *context, const mpt__loader *loa
 
 static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_batch *batch) {
     mpt__loader_take_back(context, loader);
-    if (!loader->open) mpt__loader_open_epoch(loader);
+    if (!loader->open) mpt__loader_open_epoch(loader, 0);
     if (loader->next == loader->batches) {
         mpt__loader_close_epoch(loader);
         return false;
     }
-    int64_t number = loader->next, size = mpt__batch_size(loader, number);
+    const int64_t number = loader->next;
     const mpt__loader_slot *slot = mpt__loader_wait(loader);
+    const int64_t size = slot->size;
     loader->next++;
     loader->held = true;
     batch->index = number;
-    if (slot->failed >= 0) {
+    const char *why = slot->error[0] ? slot->error : "the dataset gave no message";
+    if (slot->failed >= 0 && size > 0 && loader->config.skip_bad) {
+        mpt__log(&context->base, MPT_LOG_WARNING,
+                 "batch %lld of epoch %lld goes without %lld samples; the first is %lld: %s",
+                 number, loader->epoch, slot->skipped, slot->failed, why);
+    } else if (slot->failed >= 0) {
         mpt__error(context, MPT_ERROR_IO,
                    "sample %lld (batch %lld of epoch %lld): %s; after mpt_clear_error the loader "
                    "goes on with the next batch",
-                   slot->failed, number, loader->epoch,
-                   slot->error[0] ? slot->error : "the dataset gave no message");
+                   slot->failed, number, loader->epoch, why);
         mpt__loader_take_back(context, loader);
         return false;
     }
@@ -268,6 +312,8 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     batch->y = loader->batch[MPT__BATCH_Y];
     batch->size = size;
     loader->delivered++;
+    loader->delivered_samples += size;
+    loader->skipped += slot->skipped;
     return true;
 }
 
@@ -329,7 +375,8 @@ static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
 static void mpt__loader_free(mpt_context *context, void *object) {
     mpt__loader *loader = (mpt__loader *)object;
     mpt__base *base = &context->base;
-    size_t order_bytes = (size_t)loader->dataset->count * sizeof(int64_t);
+    size_t order_bytes = (size_t)loader->samples * sizeof(int64_t);
+    size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
     mpt__loader_stop(loader);
     mpt__batch_end(context, loader);
@@ -343,6 +390,7 @@ static void mpt__loader_free(mpt_context *context, void *object) {
     mpt__room_free(context, loader->slots, loader->slot_count);
     mpt__release(base, loader->scratch, scratch_bytes, MPT_MEMORY_BATCH);
     mpt__release(base, loader->order, order_bytes, MPT_MEMORY_BATCH);
+    mpt__release(base, loader->weight_sums, sums_bytes, MPT_MEMORY_BATCH);
     loader->dataset->loaders--;
     mpt__dataset_release(context, loader->dataset);
 }
@@ -350,12 +398,18 @@ static void mpt__loader_free(mpt_context *context, void *object) {
 /* All memory of a loader; false with an error recorded. */
 static bool mpt__loader_allocate(mpt_context *context, mpt__loader *loader) {
     mpt__base *base = &context->base;
-    size_t order_bytes = (size_t)loader->dataset->count * sizeof(int64_t);
+    const double *weights = loader->config.weights;
+    size_t order_bytes = (size_t)loader->samples * sizeof(int64_t);
+    size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
     size_t slot_bytes = (size_t)loader->slot_count * sizeof *loader->slots;
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
     loader->slots = (mpt__loader_slot *)mpt__host_new(context, slot_bytes);
     loader->scratch = (uint8_t *)mpt__allocate(base, scratch_bytes, MPT_MEMORY_BATCH);
-    if (loader->config.shuffle)
+    if (weights) loader->weight_sums = (double *)mpt__allocate(base, sums_bytes, MPT_MEMORY_BATCH);
+    for (int64_t i = 0; loader->weight_sums && i < loader->dataset->count; i++)
+        loader->weight_sums[i] = weights[i] + (i > 0 ? loader->weight_sums[i - 1] : 0.0);
+    loader->config.weights = NULL; /* the caller's */
+    if (loader->config.shuffle || weights)
         loader->order = (int64_t *)mpt__allocate(base, order_bytes, MPT_MEMORY_BATCH);
     for (int64_t i = 0; base->status == MPT_OK && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
         mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
@@ -409,10 +463,27 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
         return mpt__reject(context, MPT_ERROR_DTYPE,
                            "dtype %s: batches are MPT_F32, MPT_F16 or MPT_BF16",
                            mpt_dtype_name(config->dtype));
-    if (config->drop_last && config->batch > dataset->count)
+    if (config->samples < 0 || config->samples > PTRDIFF_MAX / 8 ||
+        (config->samples > 0 && !config->weights))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "samples is %lld; it counts those that weights draw, 0 for as many as "
+                           "there are",
+                           config->samples);
+    double sum = 0.0;
+    for (int64_t i = 0; config->weights && i < dataset->count; i++) {
+        if (!(config->weights[i] >= 0.0 && config->weights[i] <= 1e300))
+            return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                               "weight %lld is %g; weights are finite and not negative", i,
+                               config->weights[i]);
+        sum += config->weights[i];
+    }
+    if (config->weights && !(sum > 0.0 && mpt__f64_is_finite(sum)))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "the weights sum to %g", sum);
+    const int64_t samples = config->samples > 0 ? config->samples : dataset->count;
+    if (config->drop_last && config->batch > samples)
         return mpt__reject(context, MPT_ERROR_ARGUMENT,
                            "drop_last leaves nothing: batch %lld of %lld samples", config->batch,
-                           dataset->count);
+                           samples);
 #ifdef MPTRAIN_NO_THREADS
     if (config->workers > 0)
         return mpt__reject(
@@ -434,12 +505,13 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     dataset->references++;
     dataset->loaders++;
     loader->config = *config;
-    if (config->batch > dataset->count) loader->config.batch = dataset->count;
+    loader->samples = config->samples > 0 ? config->samples : dataset->count;
+    if (config->batch > loader->samples) loader->config.batch = loader->samples;
     if (config->seed == 0)
         loader->config.seed = mpt__hash_u64(context->config.seed, MPT__LOADER_STREAM);
     mpt__delivery_begin(context, &loader->delivery, dataset, to);
-    loader->batches = dataset->count / loader->config.batch;
-    if (!config->drop_last && dataset->count % loader->config.batch != 0) loader->batches++;
+    loader->batches = loader->samples / loader->config.batch;
+    if (!config->drop_last && loader->samples % loader->config.batch != 0) loader->batches++;
     loader->slot_count = ring < loader->batches ? ring : loader->batches;
     loader->scratch_bytes = (mpt__scratch_bytes(dataset) + 63) / 64 * 64;
     loader->sample_bytes[MPT__BATCH_X] = (size_t)dataset->numel * mpt__dtype_info[to].bytes;
@@ -478,13 +550,35 @@ MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
     return MPT_OK;
 }
 
+MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
+    mpt_context *context = handle.context;
+    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
+    if (!loader) return mpt__status_of(context);
+    if (epoch < 0 || batch < 0 || batch > loader->batches)
+        return mpt__error(context, MPT_ERROR_INDEX,
+                          "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs count "
+                          "from 0",
+                          batch, epoch, loader->batches - 1);
+    if (loader->thread_count > 0 && context->base.process != mpt__process_id())
+        return mpt__error(context, MPT_ERROR_THREAD,
+                          "this loader's workers stayed behind in the parent process");
+    mpt__loader_take_back(context, loader);
+    if (loader->open) mpt__loader_close_epoch(loader);
+    loader->epoch = epoch;
+    mpt__loader_open_epoch(loader, batch);
+    return MPT_OK;
+}
+
 MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
     mpt_loader_stats stats;
     memset(&stats, 0, sizeof stats);
     const mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_statistics");
     if (!loader) return stats;
     stats.batches = loader->delivered;
+    stats.samples = loader->delivered_samples;
+    stats.skipped = loader->skipped;
     stats.epoch = loader->epoch;
+    stats.next = loader->next;
     stats.seconds_waited = loader->seconds_waited;
     mpt__loader_lock(loader);
     for (int i = 0; i < MPT__MAX_WORKERS; i++) stats.by_worker[i] = loader->workers[i].samples;

@@ -153,6 +153,7 @@ static bool mpt__context_start(mpt_context *context) {
     context->objects[MPT__EMA].destroy = mpt__ema_free;
     context->objects[MPT__DATASET].destroy = mpt__dataset_release;
     context->objects[MPT__LOADER].destroy = mpt__loader_free;
+    context->objects[MPT__TOKENIZER].destroy = mpt__tokenizer_free;
     return context->base.status == MPT_OK;
 }
 
@@ -186,8 +187,8 @@ MPTRAIN_API mpt_context *mpt_create(const mpt_config *config) {
 
 /* In this order workers stop before what they read goes, and optimizers before parameters. */
 static const mpt__object_kind mpt__destroy_order[MPT__OBJECT_KINDS] = {
-    MPT__LOADER,   MPT__DATASET, MPT__CAPTURED,  MPT__RECORDING, MPT__EMA,
-    MPT__SCHEDULE, MPT__SCALER,  MPT__OPTIMIZER, MPT__MODULE,    MPT__USER_OP};
+    MPT__LOADER, MPT__DATASET,   MPT__CAPTURED, MPT__RECORDING, MPT__EMA,      MPT__SCHEDULE,
+    MPT__SCALER, MPT__OPTIMIZER, MPT__MODULE,   MPT__USER_OP,   MPT__TOKENIZER};
 
 static void mpt__destroy_objects(mpt_context *context) {
     for (int k = 0; k < MPT__OBJECT_KINDS; k++) {

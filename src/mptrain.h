@@ -70,6 +70,7 @@
 #include "70_data.c"
 #include "71_transform.c"
 #include "71_image.c"
+#include "71_text.c"
 #include "72_loader.c"
 #include "73_checkpoint.c"
 #include "80_fit.c"

@@ -569,6 +569,104 @@ TEST(worker_errors_at_their_place) {
     }
 }
 
+/* With skip_bad they are left out, a batch of nothing else is an error, and it is counted. */
+TEST(bad_samples_left_out) {
+    for (int workers = 0; workers <= 3; workers += 3) {
+        mpt_context *context = make_context();
+        if (workers && !have_threads(context)) {
+            mpt_destroy(context);
+            SKIP("threads");
+        }
+        user_source source = {22, 0, 0};
+        mpt_loader_config config = mpt_loader_config_default();
+        config.batch = 5, config.workers = workers, config.skip_bad = true;
+        mpt_loader loader = mpt_loader_create(context, make_user(context, &source), &config);
+        mpt_batch batch;
+        int64_t samples = 0, y[5];
+        while (mpt_loader_next(loader, &batch)) {
+            CHECK_EQ_INT(batch.size, batch.index == 4 ? 4 : 5);
+            CHECK_EQ_INT(mpt_get_shape(batch.x).dim[0], batch.size);
+            mpt_read(batch.y, y, (size_t)batch.size * sizeof *y);
+            for (int64_t i = 0; i < batch.size; i++, samples++)
+                CHECK_EQ_INT(y[i], samples + (samples >= 22));
+        }
+        CHECK_EQ_STR(mpt_error(context), "");
+        CHECK_EQ_INT(samples, COUNT - 1);
+        CHECK_EQ_INT(mpt_loader_statistics(loader).skipped, 1);
+        CHECK_EQ_INT(mpt_loader_statistics(loader).samples, COUNT - 1);
+        config.batch = 1;
+        loader = mpt_loader_create(context, make_user(context, &source), &config);
+        while (mpt_loader_next(loader, &batch)) {}
+        CHECK_CONTAINS(mpt_error(context), "sample 22 (batch 22 of epoch 0): image 22 is torn");
+        mpt_destroy(context);
+    }
+}
+
+/* A loader put somewhere goes on as one that has come there. */
+TEST(resume_anywhere) {
+    static const int workers[3] = {0, 1, 4};
+    for (int w = 0; w < 3; w++) {
+        mpt_context *context = make_context();
+        if (workers[w] && !have_threads(context)) {
+            mpt_destroy(context);
+            SKIP("threads");
+        }
+        mpt_dataset dataset = make_bytes(context, COUNT);
+        mpt_loader a = make_loader(context, dataset, 7, true, 0);
+        mpt_loader b = make_loader(context, dataset, 7, true, workers[w]);
+        mpt_batch batch;
+        mpt_loader_seek(a, 3, 0);
+        for (int i = 0; i < 5; i++) REQUIRE(mpt_loader_next(a, &batch));
+        mpt_loader_stats at = mpt_loader_statistics(a);
+        CHECK_EQ_INT(at.epoch, 3);
+        CHECK_EQ_INT(at.next, 5);
+        REQUIRE(mpt_loader_next(b, &batch)); /* somewhere else */
+        CHECK_EQ_INT(mpt_loader_seek(b, at.epoch, at.next), MPT_OK);
+        const uint64_t rest = epoch_hash(a, NULL), later = epoch_hash(a, NULL);
+        CHECK(epoch_hash(b, NULL) == rest);
+        CHECK(epoch_hash(b, NULL) == later);
+        mpt_loader fresh = make_loader(context, dataset, 7, true, 0);
+        for (int e = 0; e < 4; e++) epoch_hash(fresh, NULL);
+        CHECK(epoch_hash(fresh, NULL) == later);
+        CHECK_EQ_INT(mpt_loader_seek(b, 2, 8), MPT_OK); /* the end of an epoch */
+        CHECK(!mpt_loader_next(b, &batch));
+        CHECK_EQ_INT(mpt_loader_statistics(b).epoch, 3);
+        CHECK(!mpt_failed(context));
+        CHECK_EQ_INT(mpt_loader_seek(b, 0, 9), MPT_ERROR_INDEX);
+        CHECK_CONTAINS(mpt_error(context), "batch 9 of epoch 0: an epoch has batches 0 to 7");
+        mpt_destroy(context);
+    }
+}
+
+/* Samples come as often as their weights say; those of weight 0 never; others each epoch. */
+TEST(weighted_samples) {
+    mpt_context *context = make_context();
+    mpt_dataset dataset = make_bytes(context, 10);
+    const double weights[10] = {0, 1, 0, 0, 2, 0, 0, 0, 5, 0};
+    mpt_loader_config config = mpt_loader_config_default();
+    config.weights = weights, config.samples = 8000, config.batch = 500;
+    mpt_loader loader = mpt_loader_create(context, dataset, &config);
+    mpt_batch batch;
+    int64_t seen[10] = {0}, y[500];
+    CHECK_EQ_INT(mpt_loader_batches(loader), 16);
+    while (mpt_loader_next(loader, &batch)) {
+        mpt_read(batch.y, y, sizeof y);
+        for (int i = 0; i < 500; i++) seen[y[i]]++;
+    }
+    CHECK_EQ_INT(seen[1] + seen[4] + seen[8], 8000);
+    CHECK_NEAR((double)seen[1] / 8000.0, 1.0 / 8, 0.02); /* five standard deviations */
+    CHECK_NEAR((double)seen[4] / 8000.0, 2.0 / 8, 0.025);
+    mpt_loader again = mpt_loader_create(context, dataset, &config);
+    const uint64_t first = epoch_hash(again, NULL);
+    CHECK(epoch_hash(again, NULL) != first);
+    mpt_loader_seek(loader, 0, 0);
+    CHECK(epoch_hash(loader, NULL) == first);
+    config.samples = 0;
+    CHECK_EQ_INT(mpt_loader_batches(mpt_loader_create(context, dataset, &config)), 1);
+    CHECK(!mpt_failed(context));
+    mpt_destroy(context);
+}
+
 TEST(statistics_and_samples_of_user_data) {
     mpt_context *context = make_context();
     user_source source = {49, 0, 0};
@@ -1057,6 +1155,9 @@ TEST_TABLE = {T(memory_samples),
               T(backward_after_next_batch_is_an_error),
               T(same_bits_for_0_1_4_workers),
               T(worker_errors_at_their_place),
+              T(bad_samples_left_out),
+              T(resume_anywhere),
+              T(weighted_samples),
               T(statistics_and_samples_of_user_data),
               T(end_while_workers_run),
               T(misuse_is_named),

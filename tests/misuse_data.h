@@ -79,6 +79,110 @@ TEST(datasets) {
     DATASET(mpt_dataset_destroy, mpt_dataset_destroy(h_));
 }
 
+static bool no_apply(void *user, float *image, mpt_shape shape, uint64_t seed, char *error,
+                     size_t error_size) {
+    (void)user, (void)image, (void)shape, (void)seed;
+    snprintf(error, error_size, "no paint");
+    return false;
+}
+
+TEST(pictures) {
+    mpt_context *c = f.context;
+    float value[12] = {0};
+    mpt_memory_dataset_config m = mpt_memory_dataset_config_default();
+    m.count = 1, m.shape = MPT_SHAPE(3, 2, 2), m.inputs = value;
+    mpt_dataset picture = mpt_memory_dataset(c, &m);
+    mpt_transform step = mpt_transform_default(MPT_RESIZE, 0, 3);
+    QUIET(mpt_transform_default, step.antialias);
+    QUIET(mpt_transform_default, mpt_transform_default((mpt_transform_kind)99, 0, 0).p > 0);
+    DATASET(mpt_class_name, CHECK(mpt_class_name(h_, 0) == NULL));
+    QUIET(mpt_class_name, mpt_class_name(picture, 0) == NULL);
+    DATASET(mpt_transformed, CHECK(mpt_transformed(h_, &step, 1).slot == 0));
+    CASE(mpt_transformed, ARGUMENT, "step 0, MPT_RESIZE needs a height",
+         mpt_transformed(picture, &step, 1));
+    CASE(mpt_transformed, ARGUMENT, "-1 steps", mpt_transformed(picture, &step, -1));
+    CASE(mpt_transformed, ARGUMENT, "17 steps", mpt_transformed(picture, &step, 17));
+    CASE(mpt_transformed, ARGUMENT, "1 steps at NULL", mpt_transformed(picture, NULL, 1));
+    CASE(mpt_transformed, SHAPE, "this dataset holds float32 [8]",
+         mpt_transformed(f.t.data, &step, 1));
+    step = mpt_transform_default(MPT_RANDOM_CROP, 3, 3);
+    CASE(mpt_transformed, SHAPE, "a crop of 3 x 3 from 2 x 2", mpt_transformed(picture, &step, 1));
+    step = mpt_transform_default(MPT_APPLY, 0, 0), step.apply = no_apply;
+    mpt_dataset refusing = mpt_transformed(picture, &step, 1);
+    CASE(mpt_sample, MPT_ERROR_IO, "no paint", mpt_sample(refusing, 0, value, NULL));
+    mpt_image_config i = mpt_image_config_default();
+    QUIET(mpt_image_config_default, i.channels == 3);
+    QUIET(mpt_image_folder, mpt_image_folder(NULL, "a", NULL).slot == 0);
+    CASE(mpt_image_folder, ARGUMENT, "folder is NULL", mpt_image_folder(c, NULL, NULL));
+    CASE(mpt_image_folder, ARGUMENT, "folder is empty", mpt_image_folder(c, "", &i));
+    i.channels = 2;
+    CASE(mpt_image_folder, ARGUMENT, "channels is 2", mpt_image_folder(c, "a", &i));
+    i.channels = 4, i.max_pixels = 0;
+    CASE(mpt_image_folder, ARGUMENT, "max_pixels is 0", mpt_image_folder(c, "a", &i));
+    CASE(mpt_image_folder, MPT_ERROR_UNSUPPORTED, "MPTRAIN_STB_IMAGE",
+         mpt_image_folder(c, "a", NULL));
+    QUIET(mpt_cifar10, mpt_cifar10(NULL, ".", MPT_TRAIN).slot == 0);
+    CASE(mpt_cifar10, ARGUMENT, "directory is NULL", mpt_cifar10(c, NULL, MPT_TRAIN));
+    CASE(mpt_cifar10, ARGUMENT, "split 4", mpt_cifar10(c, ".", (mpt_split)4));
+    CASE(mpt_cifar10, MPT_ERROR_IO, "no/such/place", mpt_cifar10(c, "no/such/place", MPT_TEST));
+}
+
+#define TOKENIZER(function, statement) \
+    OBJECT(function, mpt_tokenizer, f.no_tokenizer, f.stale_tokenizer, statement)
+
+TEST(texts) {
+    mpt_context *c = f.context;
+    int32_t tokens[4] = {0, 1, 9, 0};
+    char text[4], path[512];
+    snprintf(path, sizeof path, "%s", test_tmp_path("letters"));
+    FILE *file = fopen(path, "wb");
+    REQUIRE(file);
+    fputs("abab", file);
+    fclose(file);
+    mpt_tokenizer t = mpt_char_tokenizer(c, path);
+    QUIET(mpt_char_tokenizer, mpt_char_tokenizer(NULL, path).slot == 0);
+    CASE(mpt_char_tokenizer, ARGUMENT, "path is NULL", mpt_char_tokenizer(c, NULL));
+    CASE(mpt_char_tokenizer, MPT_ERROR_IO, "cannot open no/such/file",
+         mpt_char_tokenizer(c, "no/such/file"));
+    QUIET(mpt_bpe_tokenizer, mpt_bpe_tokenizer(NULL, path, path).slot == 0);
+    CASE(mpt_bpe_tokenizer, ARGUMENT, "vocabulary_path is NULL", mpt_bpe_tokenizer(c, NULL, path));
+    CASE(mpt_bpe_tokenizer, ARGUMENT, "merges_path is NULL", mpt_bpe_tokenizer(c, path, NULL));
+    CASE(mpt_bpe_tokenizer, MPT_ERROR_FORMAT, "byte 0: expected an object",
+         mpt_bpe_tokenizer(c, path, path));
+    TOKENIZER(mpt_vocabulary_size, CHECK_EQ_INT(mpt_vocabulary_size(h_), -1));
+    TOKENIZER(mpt_token_of, CHECK_EQ_INT(mpt_token_of(h_, "a", 1), -1));
+    CASE(mpt_token_of, ARGUMENT, "text is NULL", mpt_token_of(t, NULL, 0));
+    TOKENIZER(mpt_encode, CHECK_EQ_INT(mpt_encode(h_, "a", 1, tokens, 4), -1));
+    CASE(mpt_encode, ARGUMENT, "4 bytes of text at NULL", mpt_encode(t, NULL, 4, tokens, 4));
+    CASE(mpt_encode, ARGUMENT, "room for 4 tokens at NULL", mpt_encode(t, "ab", 2, NULL, 4));
+    CASE(mpt_encode, ARGUMENT, "room for -1 tokens", mpt_encode(t, "ab", 2, tokens, -1));
+    CASE(mpt_encode, ARGUMENT, "byte 1 begins no character", mpt_encode(t, "a?", 2, tokens, 4));
+    TOKENIZER(mpt_decode, CHECK_EQ_INT(mpt_decode(h_, tokens, 1, text, 4), -1));
+    CASE(mpt_decode, ARGUMENT, "2 tokens at NULL", mpt_decode(t, NULL, 2, text, 4));
+    CASE(mpt_decode, ARGUMENT, "room for 4 bytes at NULL", mpt_decode(t, tokens, 2, NULL, 4));
+    CASE(mpt_decode, ARGUMENT, "-2 tokens", mpt_decode(t, tokens, -2, text, 4));
+    CASE(mpt_decode, MPT_ERROR_INDEX, "token 2 is 9", mpt_decode(t, tokens, 3, text, 4));
+    mpt_window_config w = mpt_window_config_default();
+    QUIET(mpt_window_config_default, w.block == 128);
+    w.block = 2;
+    QUIET(mpt_token_memory, mpt_token_memory(NULL, tokens, 4, &w).slot == 0);
+    CASE(mpt_token_memory, ARGUMENT, "4 tokens at NULL", mpt_token_memory(c, NULL, 4, &w));
+    CASE(mpt_token_memory, ARGUMENT, "0 tokens", mpt_token_memory(c, tokens, 0, &w));
+    CASE(mpt_token_memory, ARGUMENT, "need 129", mpt_token_memory(c, tokens, 4, NULL));
+    QUIET(mpt_token_file, mpt_token_file(NULL, path, 2, &w).slot == 0);
+    CASE(mpt_token_file, ARGUMENT, "path is NULL", mpt_token_file(c, NULL, 2, &w));
+    CASE(mpt_token_file, ARGUMENT, "bytes_per_token is 3", mpt_token_file(c, path, 3, &w));
+    CASE(mpt_token_file, ARGUMENT, "2 tokens; windows of 2", mpt_token_file(c, path, 2, &w));
+    CASE(mpt_token_file, MPT_ERROR_IO, "cannot open", mpt_token_file(c, "no/such/file", 2, &w));
+    w.block = 0;
+    CASE(mpt_token_file, ARGUMENT, "block 0", mpt_token_file(c, path, 1, &w));
+    TOKENIZER(mpt_text_file, CHECK(mpt_text_file(h_, path, &w).slot == 0));
+    CASE(mpt_text_file, ARGUMENT, "path is NULL", mpt_text_file(t, NULL, NULL));
+    CASE(mpt_text_file, ARGUMENT, "4 tokens; windows of 128", mpt_text_file(t, path, NULL));
+    TOKENIZER(mpt_tokenizer_destroy, mpt_tokenizer_destroy(h_));
+    remove(path);
+}
+
 #define LOADER_SETTING(field, value, status, text)                          \
     do {                                                                    \
         mpt_loader_config c_ = mpt_loader_config_default();                 \
@@ -109,6 +213,16 @@ TEST(loaders) {
     CASE(mpt_loader_next, ARGUMENT, "batch is NULL", mpt_loader_next(f.t.loader, NULL));
     LOADER(mpt_loader_batches, CHECK_EQ_INT(mpt_loader_batches(h_), -1));
     LOADER(mpt_loader_reset, mpt_loader_reset(h_));
+    double weights[SAMPLES] = {0};
+    LOADER_SETTING(weights, weights, ARGUMENT, "the weights sum to 0");
+    weights[3] = -1;
+    LOADER_SETTING(weights, weights, ARGUMENT, "weight 3 is -1");
+    LOADER_SETTING(samples, 5, ARGUMENT, "samples is 5; it counts those that weights draw");
+    LOADER(mpt_loader_seek, mpt_loader_seek(h_, 0, 0));
+    CASE(mpt_loader_seek, MPT_ERROR_INDEX, "batch 1000 of epoch 0",
+         mpt_loader_seek(f.t.loader, 0, 1000));
+    CASE(mpt_loader_seek, MPT_ERROR_INDEX, "batch 0 of epoch -1",
+         mpt_loader_seek(f.t.loader, -1, 0));
     LOADER(mpt_loader_statistics, CHECK_EQ_INT(mpt_loader_statistics(h_).batches, 0));
     LOADER(mpt_loader_destroy, mpt_loader_destroy(h_));
 }

@@ -24,6 +24,7 @@ typedef struct fixture {
     mpt_recording no_recording, stale_recording;
     mpt_captured no_captured, stale_captured;
     mpt_op no_op, stale_op;
+    mpt_tokenizer no_tokenizer, stale_tokenizer;
 } fixture;
 
 static fixture f;
@@ -65,6 +66,9 @@ static void make_objects(void) {
     memset(&f.no_recording, 0, sizeof f.no_recording);
     memset(&f.no_captured, 0, sizeof f.no_captured);
     memset(&f.no_op, 0, sizeof f.no_op);
+    memset(&f.no_tokenizer, 0, sizeof f.no_tokenizer);
+    f.stale_tokenizer.context = c;
+    f.stale_tokenizer.slot = 77, f.stale_tokenizer.generation = 3;
     f.stale_op = f.no_op;
     f.stale_op.context = c, f.stale_op.slot = 77, f.stale_op.generation = 3;
     f.net = make_net(c);
@@ -1032,7 +1036,7 @@ static const char *declared(char *text, char **at) {
 
 TEST(every_function_has_a_case) {
     static const char *const files[] = {"src/01_api.h", "src/02_api_train.h",
-                                        "src/03_api_models.h"};
+                                         "src/03_api_models.h", "src/04_api_data.h"};
     static char text[1 << 18];
     size_t bytes = 0;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
@@ -1078,6 +1082,8 @@ TEST_TABLE = {T(contexts),
               T(averages),
               T(scalers),
               T(datasets),
+              T(pictures),
+              T(texts),
               T(loaders),
               T(files),
               T(inspection),
