@@ -1107,7 +1107,7 @@ TEST(gather_and_scatter_add) {
         int rank = random_shape(shape);
         if (rank == 0) shape[rank++] = 4;
         axis = below(rank);
-        if (round == 0) rank = 2, axis = 0, shape[0] = 30, shape[1] = 200;
+        if (round < 2) rank = 2, axis = 0, shape[0] = 30, shape[1] = round ? 77 : 200;
         memcpy(part, shape, sizeof part);
         part[axis] = 1 + below(9);
         bool empty = false;
@@ -1130,7 +1130,7 @@ TEST(gather_and_scatter_add) {
 
         begin(MPT__K_SCATTER_ADD);
         launch.index[0] = axis;
-        part[axis] = 1 + below(9);
+        part[axis] = round < 2 ? 101 : 1 + below(9);
         add_indices(rank, part, shape[axis], round % 2 == 1);
         add(random_float(), MPT__READ, rank, part, in_layout());
         o = add(MPT_F32, MPT__READ_WRITE, rank, shape, out_layout());
@@ -1150,6 +1150,22 @@ TEST(gather_and_scatter_add) {
     CHECK_EQ_INT(scalars[MPT__SLOT_ERROR].i, MPT_ERROR_INDEX);
     CHECK_EQ_INT(scalars[MPT__SLOT_ERROR_LAUNCH].i, 77);
     CHECK_EQ_INT(scalars[MPT__SLOT_ERROR_INDEX].i, -1 - 2);
+    for (int shared = 0; shared < 2; shared++) { /* and adds nothing; 3 counts for its element */
+        const int64_t shape[2] = {5, 40};
+        begin(MPT__K_SCATTER_ADD);
+        launch.number = 78;
+        add_indices(2, shape, 5, shared != 0);
+        add(MPT_F32, MPT__READ, 2, shape, PACKED);
+        int o = add(MPT_F32, MPT__READ_WRITE, 2, shape, PACKED);
+        for (int64_t i[2] = {0, 0}; i[0] < 5; i[0]++) {
+            static const double some[5] = {3, -1, 3, 5, 9};
+            for (i[1] = 0; i[1] < 40; i[1]++) set_value(0, i, some[i[0]]);
+        }
+        run();
+        check_output(o, want_scatter_add, 5);
+        CHECK_EQ_INT(scalars[MPT__SLOT_ERROR_LAUNCH].i, 78);
+        CHECK_EQ_INT(scalars[MPT__SLOT_ERROR_INDEX].i, -1 - (shared ? 1 : 40));
+    }
     scalars[MPT__SLOT_ERROR].i = 0;
 }
 

@@ -14,6 +14,7 @@ out=build/gpu limit=480 # seconds of a part
 if [ -n "$SIM" ]; then
     out=build/cudasim/plain limit=1200
     export MPTRAIN_STEPS=3 # of the digits
+    export CUDASIM_OBJECTS="${CUDASIM_OBJECTS:-$PWD/build/cudasim/cudasim}"
 fi
 mkdir -p $out/tests/cudasim
 jobs=$(nproc 2>/dev/null || echo 2)
@@ -44,10 +45,6 @@ build() {
     fi
 }
 
-suite='tests/test_cpu_ref.c tests/api_golden_ops.c tests/api_golden_train.c tests/api_optim.c
-    tests/api_scaler.c tests/api_capture.c tests/cudasim/api_cuda.c tests/cudasim/api_digits.c'
-present() { for test in $suite; do [ -e "$test" ] && printf '%s ' "$test"; done; }
-
 part_build() {
     try build build $out/mnist $out/bench/device_speed || return 1
     { [ -n "$SIM" ] || ! $out/bench/device_speed 1 cuda | grep -m 1 '^device: '; } | tee $out/card
@@ -63,7 +60,7 @@ part_build() {
 }
 
 part_ops() {
-    try ops build EXAMPLES= TESTS="$(present)" test
+    try ops build EXAMPLES= TESTS="$(sh tests/cudasim/tests.sh | tr '\n' ' ')" test
     {
         echo '## Op suite on the device'
         grep -E '^[a-z_/]+: [0-9]+ passed' $out/ops.log | sed 's/^/- /'
@@ -81,15 +78,23 @@ products() {
         try products $program
 }
 
+# All ops, and steps in graphs. The dry run runs the programs by themselves.
 part_sanitizer() {
     echo '## compute-sanitizer' >$out/sanitizer.md
-    if [ -n "$SIM" ] || ! command -v compute-sanitizer >/dev/null 2>&1; then
+    if [ -z "$SIM" ] && ! command -v compute-sanitizer >/dev/null 2>&1; then
         echo '- not here' | tee -a $out/sanitizer.md
         return 0
     fi
+    try sanitizer_build build EXAMPLES= TESTS='tests/api_golden_ops.c tests/api_capture.c' tests ||
+        return 1
     for tool in memcheck racecheck initcheck; do
-        try "sanitizer_$tool" compute-sanitizer --tool $tool --error-exitcode 9 \
-            $out/tests/api_capture && echo "- $tool: clean" >>$out/sanitizer.md
+        for program in api_golden_ops api_capture; do
+            with="compute-sanitizer --tool $tool --error-exitcode 9"
+            [ -z "$SIM" ] || with=env
+            # shellcheck disable=SC2086  # a list of words
+            try "sanitizer_${tool}_$program" $with $out/tests/$program &&
+                echo "- $tool, $program: clean" >>$out/sanitizer.md
+        done
     done
 }
 

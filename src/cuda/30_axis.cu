@@ -93,19 +93,25 @@ __device__ void mpt__raise(mpt__scalar *scalars, long long status, long long num
     scalars[MPT__SLOT_ERROR_POSITION].i = position;
 }
 
-/* One block finds the first element of `index` that is not in 0 .. size-1. */
-__global__ void mpt__check_indices_kernel(const mpt__space space, const mpt__array index,
-                                          long long size, mpt__scalar *scalars, long long number) {
+#define MPT__CHECKERS 1024 /* threads that look at many indices */
+
+/* One block finds the first element of `index` that is not in 0 .. size-1. No thread ends early, so
+   that a thread's loads need not wait for each other. */
+__global__ void __launch_bounds__(MPT__CHECKERS)
+    mpt__check_indices_kernel(const mpt__space space, const mpt__array index, long long size,
+                              mpt__scalar *scalars, long long number) {
     __shared__ unsigned long long first;
+    unsigned long long mine = ~0ull;
     if (threadIdx.x == 0) first = ~0ull;
     __syncthreads();
+#pragma unroll 4
     for (long long i = threadIdx.x; i < space.count; i += blockDim.x) {
         const long long x =
             mpt__load_i64(index.data, index.dtype, mpt__locate(space, index.stride, i));
-        if (x >= 0 && x < size) continue;
-        atomicMin(&first, (unsigned long long)i);
-        break;
+        const bool bad = x < 0 || x >= size;
+        mine = bad && (unsigned long long)i < mine ? (unsigned long long)i : mine;
     }
+    if (mine != ~0ull) atomicMin(&first, mine);
     __syncthreads();
     if (threadIdx.x == 0 && first != ~0ull)
         mpt__raise(scalars, MPT_ERROR_INDEX, number, -1 - (long long)first, -1);
@@ -119,9 +125,9 @@ void mpt__check_indices(const mpt__cuda_call *call, int position, long long size
     for (int d = 0; d < o.rank; d++) shape[d] = o.stride[d] == 0 && o.shape[d] > 0 ? 1 : o.shape[d];
     const mpt__space space = mpt__merge(o.rank, shape, arrays, 1);
     if (space.count == 0) return;
-    mpt__check_indices_kernel<<<1, MPT__THREADS, 0, call->stream>>>(space, index, size,
-                                                                    call->scalars,
-                                                                    call->launch->number);
+    const unsigned int threads = space.count > 4 * MPT__CHECKERS ? MPT__CHECKERS : MPT__THREADS;
+    mpt__check_indices_kernel<<<1, threads, 0, call->stream>>>(space, index, size, call->scalars,
+                                                               call->launch->number);
 }
 
 mpt_status mpt__cuda_scatter_axis(const mpt__cuda_call *call) {
@@ -187,24 +193,64 @@ struct mpt__scatter_add {
     mpt__space lines;
     mpt__array index, from, to; /* strides over the lines */
     long long n, size, index_stride, from_stride, to_stride;
+    long long parts; /* a power of 2 */
 };
 
-/* A thread for a line: what meets in one element adds up in order. */
+/* Adds element j of a line to element k of it. */
+__device__ __forceinline__ void mpt__scatter_one(const mpt__scatter_add &w, long long from,
+                                                 long long to, long long j, long long k) {
+    const float x = mpt__load(w.from.data, w.from.dtype, from + j * w.from_stride);
+    const long long at = to + k * w.to_stride;
+    mpt__store(w.to.data, w.to.dtype, at, mpt__load(w.to.data, w.to.dtype, at) + x);
+}
+
+/* A thread owns one part of a line, the elements whose number is that of the part, modulo the parts:
+   it looks at all the line's indices, and what meets in one element adds up in order. So the number
+   of parts changes no bit. */
 __global__ void mpt__scatter_add_kernel(const mpt__scatter_add w) {
-    MPT__EACH(line, w.lines.count) {
+    MPT__EACH(i, w.lines.count * w.parts) {
+        const long long line = i % w.lines.count, part = i / w.lines.count;
         const long long index = mpt__locate(w.lines, w.index.stride, line);
         const long long from = mpt__locate(w.lines, w.from.stride, line);
         const long long to = mpt__locate(w.lines, w.to.stride, line);
         for (long long j = 0; j < w.n; j++) {
             const long long k =
                 mpt__load_i64(w.index.data, w.index.dtype, index + j * w.index_stride);
-            if (k < 0 || k >= w.size) continue;
-            const float x = mpt__load(w.from.data, w.from.dtype, from + j * w.from_stride);
-            const long long at = to + k * w.to_stride;
-            mpt__store(w.to.data, w.to.dtype, at, mpt__load(w.to.data, w.to.dtype, at) + x);
+            if (k >= 0 && k < w.size && (k & (w.parts - 1)) == part)
+                mpt__scatter_one(w, from, to, j, k);
         }
     }
 }
+
+/* The same where all lines share their indices, as the columns of an embedding do: a warp owns a
+   part of 32 lines and looks at 32 indices at a time. */
+__global__ void mpt__scatter_add_shared_kernel(const mpt__scatter_add w) {
+    const int lane = (int)(threadIdx.x % MPT__WARP);
+    const long long bundles = (w.lines.count + MPT__WARP - 1) / MPT__WARP;
+    const long long step = (long long)gridDim.x * blockDim.x / MPT__WARP;
+    long long i = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / MPT__WARP;
+    for (; i < bundles * w.parts; i += step) {
+        const long long line = i % bundles * MPT__WARP + lane, part = i / bundles;
+        const bool is_line = line < w.lines.count;
+        const long long from = is_line ? mpt__locate(w.lines, w.from.stride, line) : 0;
+        const long long to = is_line ? mpt__locate(w.lines, w.to.stride, line) : 0;
+        for (long long first = 0; first < w.n; first += MPT__WARP) {
+            long long k = -1;
+            if (first + lane < w.n)
+                k = mpt__load_i64(w.index.data, w.index.dtype, (first + lane) * w.index_stride);
+            const bool ours = k >= 0 && k < w.size && (k & (w.parts - 1)) == part;
+            for (unsigned int left = __ballot_sync(MPT__ALL, ours); left != 0; left &= left - 1) {
+                const int next = __ffs((int)left) - 1;
+                const long long at = __shfl_sync(MPT__ALL, k, next);
+                if (is_line) mpt__scatter_one(w, from, to, first + next, at);
+            }
+        }
+    }
+}
+
+/* To look at an index of another part is a small part of an addition, which waits for memory twice;
+   in 256 parts it is the larger share of a thread's time. */
+#define MPT__MOST_PARTS 256
 
 mpt_status mpt__cuda_scatter_add(const mpt__cuda_call *call) {
     const mpt__operand *o = call->launch->operand;
@@ -225,7 +271,20 @@ mpt_status mpt__cuda_scatter_add(const mpt__cuda_call *call) {
     mpt__check_indices(call, 0, w.size);
     w.lines = mpt__merge(o[1].rank, shape, arrays, 3);
     if (w.n == 0 || w.lines.count == 0) return MPT_OK;
-    mpt__scatter_add_kernel<<<mpt__blocks(call, w.lines.count), MPT__THREADS, 0, call->stream>>>(w);
+    bool shared = w.lines.count >= MPT__WARP;
+    for (int d = 0; d < w.lines.rank; d++) shared &= w.index.stride[d] == 0;
+    const long long most = w.n < w.size ? w.n : w.size;
+    const long long room = (long long)mpt__blocks(call, LLONG_MAX / 2) * MPT__THREADS;
+    for (w.parts = 1; w.parts < most && w.parts < MPT__MOST_PARTS; w.parts *= 2)
+        if (w.lines.count * w.parts >= room) break;
+    if (shared) {
+        const long long bundles = (w.lines.count + MPT__WARP - 1) / MPT__WARP;
+        const unsigned int blocks = mpt__blocks(call, bundles * w.parts * MPT__WARP);
+        mpt__scatter_add_shared_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
+    } else {
+        const unsigned int blocks = mpt__blocks(call, w.lines.count * w.parts);
+        mpt__scatter_add_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
+    }
     return MPT_OK;
 }
 

@@ -17,7 +17,8 @@ enum { MPT__IGNORED = -1, MPT__BAD = -2 };
 /* The class of a sample, or one of the above. */
 __device__ __forceinline__ long long mpt__class_of(const mpt__loss &loss, long long row) {
     const long long t = ((const long long *)loss.target.data)[row * loss.target.stride[0]];
-    return t == loss.ignore ? MPT__IGNORED : t < 0 || t >= loss.classes ? MPT__BAD : t;
+    if (t == loss.ignore) return MPT__IGNORED;
+    return t < 0 || t >= loss.classes ? (long long)MPT__BAD : t;
 }
 
 __device__ __forceinline__ float mpt__class_weight(const mpt__loss &loss, long long c) {

@@ -3,22 +3,39 @@
 #     build.sh OUT "FLAGS" FILE...              a program of .cu, .c, .cpp and .o
 #     build.sh OUT.o "FLAGS" FILE               one object of it
 #     build.sh --simulator FOLDER "FLAGS"       prints the simulator's objects, to be linked first
+#     build.sh --rewrite OUT FILE.cu            the C++ that is compiled in place of a .cu
+#     build.sh --nvcc "FLAGS" ... -c -o OUT.o FILE.cu    in place of nvcc in a call of make's
 # FLAGS go to every compilation and to the link; -fsanitize=address or thread in them picks the
 # simulator to match. CXX, CC (g++, gcc) and CUDA_HOME (/usr/local/cuda) are yours. Objects lie in
 # OUT.parts; the simulator's stay in FOLDER/cudasim, beside OUT, until its sources change.
+# CUDASIM_OBJECTS names another folder for them, that several builds can share.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cxx=${CXX:-g++} cc=${CC:-gcc} cuda=${CUDA_HOME:-/usr/local/cuda}
-if [ "$1" = --simulator ]; then
-    out=
-    folder=$2 flags=$3
-    shift 3
-else
-    out=$1 flags=$2
-    folder=$(dirname "$out")
-    shift 2
-fi
-simulator=$folder/cudasim
+task=program
+case $1 in
+    --simulator)
+        task=simulator folder=$2 flags=$3
+        shift 3
+        ;;
+    --rewrite)
+        task=rewrite out=$2 flags=
+        shift 2
+        ;;
+    --nvcc)
+        task=object flags="$2 -Isrc"
+        while [ "$1" != -o ]; do shift; done
+        out=$2
+        shift 2
+        ;;
+    *)
+        out=$1 flags=$2
+        case $out in *.o) task=object ;; esac
+        shift 2
+        ;;
+esac
+[ $task = simulator ] || folder=$(dirname "$out")
+simulator=${CUDASIM_OBJECTS:-$folder/cudasim}
 if [ ! -e "$cuda/include/cuda_runtime.h" ]; then
     echo "build.sh: no CUDA toolkit in $cuda; CUDA_HOME names another place" >&2
     exit 2
@@ -82,10 +99,14 @@ compile() {
     esac
 }
 
-case $out in
-    '') build_simulator ;;
-    *.o) compile "$1" "$out" ;;
-    *)
+case $task in
+    simulator) build_simulator ;;
+    object) compile "$1" "$out" ;;
+    rewrite)
+        build_rewriter
+        "$simulator/rewrite" "$1" >"$out"
+        ;;
+    program)
         objects=$(build_simulator)
         mkdir -p "$out.parts"
         for file in "$@"; do

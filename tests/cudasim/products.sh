@@ -5,14 +5,13 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$here/../..
-folder=$1
+mkdir -p "$1/rewritten"
+folder=$(cd "$1" && pwd)
 shift
 [ $# -gt 0 ] || set -- plain asan tsan
-mkdir -p "$folder/rewritten"
-# The test includes the backend, whose rewritten text build.sh leaves beside the object.
-make -s -C "$root" build/mptrain_cuda.cu
-sh "$here/build.sh" "$folder/backend.o" "-fsyntax-only -I$root/src" "$root/build/mptrain_cuda.cu"
-cp "$folder/backend.o.cpp" "$folder/rewritten/mptrain_cuda.cu"
+# The test includes the backend, rewritten.
+make -s -C "$root" BUILD="$folder" "$folder/mptrain_cuda.cu"
+sh "$here/build.sh" --rewrite "$folder/rewritten/mptrain_cuda.cu" "$folder/mptrain_cuda.cu"
 for mode in "$@"; do
     case $mode in
         plain) flags='-O1' orders='0 1 7' ;;

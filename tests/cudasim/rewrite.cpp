@@ -162,11 +162,11 @@ static string rewrite(size_t at, size_t end) {
             at = next;
             continue;
         }
-        const auto lines_before = lines(done, 0, done.size());
-        if (starts(at, "extern") && !(at && in_name(source[at - 1])))
-            next = rewrite_shared(at, done);
-        else if (starts(at, "<<<"))
-            next = rewrite_launch(at, done, code_end);
+        const bool launch = starts(at, "<<<");
+        const bool shared = starts(at, "extern") && !(at && in_name(source[at - 1]));
+        const auto lines_before = launch || shared ? lines(done, 0, done.size()) : 0;
+        if (shared) next = rewrite_shared(at, done);
+        if (launch) next = rewrite_launch(at, done, code_end);
         if (next == at) {
             done += source[at++];
             if (!is_space(done.back())) code_end = done.size();

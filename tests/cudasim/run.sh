@@ -1,21 +1,16 @@
 #!/bin/sh
 # Tests the simulator: run.sh [FOLDER]    builds in FOLDER, build/cudasim unless given
 # test_cudasim.cu must pass in every mode and order; of faults.cu each program must be caught, and
-# the sound one must not. One line per test, then the counts.
+# the sound one must not. The modes run side by side. One line per test, then the counts.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:-build/cudasim}
 mkdir -p "$folder"
-passed=0 failed=0
 
 verdict() { # verdict STATUS NAME LOG
-    if [ "$1" -eq 0 ]; then
-        echo "ok $2"
-        passed=$((passed + 1))
-    else
+    if [ "$1" -eq 0 ]; then echo "ok $2"; else
         echo "FAIL $2"
         sed 's/^/    | /' "$3" | head -n 40
-        failed=$((failed + 1))
     fi
 }
 
@@ -33,7 +28,7 @@ build() { # build PROGRAM MODE
 
 # sound NAME PROGRAM VARIABLES ARGUMENTS: must end with status 0
 sound() {
-    log=$folder/run.log
+    log=$folder/$2.log
     # shellcheck disable=SC2086  # lists of words
     env $3 "$folder/$2" $4 >"$log" 2>&1
     verdict $? "$1" "$log"
@@ -41,7 +36,7 @@ sound() {
 
 # caught FAULT MODE VARIABLE TEXT: must end badly, and say TEXT; a VARIABLE of - is none
 caught() {
-    log=$folder/run.log
+    log=$folder/faults-$2.log
     status=0
     # shellcheck disable=SC2086  # a list of words
     env ${3%-} "$folder/faults-$2" "$1" >"$log" 2>&1 && status=1
@@ -49,34 +44,7 @@ caught() {
     verdict $status "fault $1, $2 ${3%-}" "$log"
 }
 
-build_both() {
-    build test_cudasim "$1"
-    build faults "$1"
-}
-build_both asan &
-build_both plain
-build_both tsan
-wait
-
-for mode in plain asan tsan; do
-    for program in test_cudasim faults; do
-        [ -x "$folder/$program-$mode" ]
-        verdict $? "build of $program, $mode" "$folder/$program-$mode.log"
-    done
-    for how in 'CUDASIM_ORDER=0' 'CUDASIM_ORDER=1 CUDASIM_ASYNC=1' \
-        'CUDASIM_ORDER=7 CUDASIM_ASYNC=1'; do
-        sound "tests, $mode $how" "test_cudasim-$mode" "$how" ''
-        sound "no fault, $mode $how" "faults-$mode" "$how" none
-    done
-done
-for protect in 0 2; do
-    sound "tests, plain CUDASIM_PROTECT=$protect" test_cudasim-plain CUDASIM_PROTECT=$protect ''
-done
-sound 'no fault, tsan CUDASIM_TSAN_GRID=1' faults-tsan CUDASIM_TSAN_GRID=1 none
-
-while read -r fault mode variables text; do
-    caught "$fault" "$mode" "$variables" "$text"
-done <<'END'
+faults='
 static_shared            asan  -                global-buffer-overflow
 dynamic_shared           asan  -                use-after-poison
 global_memory            asan  -                use-after-poison
@@ -108,6 +76,37 @@ block_race               tsan  CUDASIM_TSAN_GRID=1 data race
 product_of_host_memory   plain -                are not device memory
 product_beyond_memory    plain -                are not device memory
 workspace_in_use         plain -                wrong: element 0 is -*nan
-END
+'
+
+run_mode() { # run_mode MODE: builds both programs of it, and runs them
+    for program in test_cudasim faults; do
+        build $program "$1"
+        [ -x "$folder/$program-$1" ]
+        verdict $? "build of $program, $1" "$folder/$program-$1.log"
+    done
+    for how in 'CUDASIM_ORDER=0' 'CUDASIM_ORDER=1 CUDASIM_ASYNC=1' \
+        'CUDASIM_ORDER=7 CUDASIM_ASYNC=1'; do
+        sound "tests, $1 $how" "test_cudasim-$1" "$how" ''
+        sound "no fault, $1 $how" "faults-$1" "$how" none
+    done
+    if [ "$1" = plain ]; then
+        for protect in 0 2; do
+            sound "tests, plain CUDASIM_PROTECT=$protect" test_cudasim-plain \
+                CUDASIM_PROTECT=$protect ''
+        done
+    elif [ "$1" = tsan ]; then
+        sound 'no fault, tsan CUDASIM_TSAN_GRID=1' faults-tsan CUDASIM_TSAN_GRID=1 none
+    fi
+    echo "$faults" | while read -r fault in variables text; do
+        [ "$in" != "$1" ] || caught "$fault" "$in" "$variables" "$text"
+    done
+    echo "end of $1"
+}
+
+for mode in plain asan tsan; do run_mode "$mode" >"$folder/run-$mode.log" 2>&1 & done
+wait
+cat "$folder/run-plain.log" "$folder/run-asan.log" "$folder/run-tsan.log" >"$folder/run.log"
+grep -v '^end of ' "$folder/run.log"
+passed=$(grep -c '^ok ' "$folder/run.log") failed=$(grep -c '^FAIL ' "$folder/run.log")
 echo "$passed passed, $failed failed, 0 skipped"
-[ $failed -eq 0 ]
+[ "$failed" -eq 0 ] && [ "$(grep -c '^end of ' "$folder/run.log")" -eq 3 ]

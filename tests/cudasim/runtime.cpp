@@ -64,7 +64,9 @@ std::map<const char *, size_t> device_blocks, pinned_blocks;
 
 // Opens and closes device memory: by a protection key, which is quick and touches this thread
 // alone, or, where the CPU has none, by the rights of its pages. That takes as long as there are
-// pages, so unless it was asked for they are closed one time in 16: the host still meets them.
+// pages, so unless it was asked for they are closed the less often the more there are: the host
+// still meets them, and a step of training costs a tenth of it at most.
+const size_t CLOSED_AT_ONCE = 32; // pages for each opening that lies between
 int protection_key = -1;
 char *open_to; // pages from the arena's first to here are open
 
@@ -74,12 +76,13 @@ void set_protection(bool open) {
         pkey_set(protection_key, open ? 0 : PKEY_DISABLE_ACCESS);
         return;
     }
-    static unsigned closings;
+    static size_t closings;
     if (open) {
         const size_t size = (size_t)(arena_top - open_to + (long)PAGE - 1) & ~(PAGE - 1);
         mprotect(open_to, size, PROT_READ | PROT_WRITE);
         open_to += size;
-    } else if (protect == BY_PAGES || ++closings % 16 == 0) {
+    } else if (protect == BY_PAGES ||
+               ++closings % (1 + (size_t)(open_to - arena) / (CLOSED_AT_ONCE * PAGE)) == 0) {
         mprotect(arena, (size_t)(open_to - arena), PROT_NONE);
         open_to = arena;
     }

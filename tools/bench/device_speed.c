@@ -9,7 +9,7 @@
 #include <math.h>
 
 static mpt_context *context;
-static mpt_tensor array, other, half, matrix[3];
+static mpt_tensor array, other, half, picks, matrix[3];
 static double megabytes = 256;
 
 /* Wall-clock seconds of one run, the best of five samples of `runs` each. */
@@ -60,6 +60,10 @@ RUN(log_softmax, mpt_log_softmax(array, -1))
 RUN(sum_rows, mpt_sum(array, 0, false))
 RUN(sum_columns, mpt_sum(array, 1, false))
 RUN(sum_all, mpt_sum(array, MPT_ALL_DIMS, false))
+RUN(select, mpt_index_select(array, 0, picks))
+RUN(scatter, mpt_scatter_add(other, 0,
+                             mpt_expand(mpt_reshape(picks, MPT_SHAPE(-1, 1)), mpt_get_shape(array)),
+                             array))
 
 typedef struct row {
     const char *name;
@@ -79,19 +83,33 @@ static const row rows[] = {{"relu", run_relu, 2},
                            {"log_softmax of rows", run_log_softmax, 2},
                            {"sum over rows", run_sum_rows, 1},
                            {"sum over columns", run_sum_columns, 1},
-                           {"sum of all", run_sum_all, 1}};
+                           {"sum of all", run_sum_all, 1},
+                           {"rows by index", run_select, 2},
+                           {"rows added by index", run_scatter, 5}};
+
+/* As many rows as there are, of which some come often: those of the squares. */
+static mpt_tensor make_picks(int64_t lines) {
+    int64_t *index = (int64_t *)malloc((size_t)lines * sizeof *index);
+    mpt_tensor made = {NULL, 0, 0};
+    if (!index) return made;
+    for (int64_t i = 0; i < lines; i++) index[i] = i * i % lines;
+    made = mpt_from(context, MPT_I64, MPT_SHAPE(lines), index);
+    free(index);
+    return made;
+}
 
 static double bench_arrays(void) {
     const int64_t columns = 4096, lines = (int64_t)(megabytes * 1e6 / 4 / 4096);
     array = mpt_randn(context, MPT_F32, MPT_SHAPE(lines, columns));
     other = mpt_randn(context, MPT_F32, MPT_SHAPE(lines, columns));
     half = mpt_cast(array, MPT_BF16);
+    picks = make_picks(lines);
     const double bytes = (double)(lines * columns) * 4;
     double copy = report("copy (ceiling)", seconds_of(run_clone, NULL, 10), 2 * bytes, "GB/s", 0);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         report(rows[i].name, seconds_of(rows[i].run, NULL, 10), rows[i].arrays * bytes, "GB/s",
                copy);
-    mpt_release(array), mpt_release(other), mpt_release(half);
+    mpt_release(array), mpt_release(other), mpt_release(half), mpt_release(picks);
     return copy;
 }
 

@@ -46,6 +46,8 @@ def arrays():
     """The kernels of device_speed that PyTorch has as one call."""
     x = torch.randn(MEGABYTES * 1000000 // 4 // 4096, 4096, device=DEVICE)
     y, half = torch.randn_like(x), x.to(torch.bfloat16)
+    picks = torch.arange(len(x), device=DEVICE)
+    picks = picks * picks % len(x)
     return {
         'copy (ceiling)': x.clone,
         'relu': lambda: F.relu(x),
@@ -61,6 +63,8 @@ def arrays():
         'sum over rows': lambda: x.sum(0),
         'sum over columns': lambda: x.sum(1),
         'sum of all': lambda: x.sum(),
+        'rows by index': lambda: x.index_select(0, picks),
+        'rows added by index': lambda: y.index_add(0, picks, x),
     }
 
 
