@@ -418,7 +418,7 @@ static void make_cases(void) {
         {S(4, 3)}, {S(1, 3)}, {S(5, 3)}, {S(2, 3, 2, 2)}, {S(3)}};
     const mpt_shape samples[VARIANTS][MAX_IN] = {
         {S(4, 3)}, {S(1, 3)}, {S(5, 3)}, {S(2, 3)}, {S(3, 3)}};
-    const mpt_shape images[VARIANTS][MAX_IN] = {
+    const mpt_shape pictures[VARIANTS][MAX_IN] = {
         {S(2, 2, 3, 4)}, {S(1, 2, 3, 4)}, {S(2, 1, 4, 2)}, {S(1, 1, 3, 2)}, {S(1, 1, 6, 7)}};
 #define CASE(name, n, low, high, shapes) add_case(#name, call_##name, n, low, high, shapes)
     CASE(add, 2, -2, 2, broadcast);
@@ -508,7 +508,7 @@ static void make_cases(void) {
     CASE(batch_norm, 3, -2, 2, channels);
     CASE(group_norm, 3, -2, 2, channels);
     CASE(poisson_nll_loss, 2, 0.3, 3, same);
-    CASE(interpolate, 1, -2, 2, images);
+    CASE(interpolate, 1, -2, 2, pictures);
     CASE(multi_margin_loss, 1, -2, 2, samples);
     CASE(max_pool2d, 1, -2, 2, images);
     CASE(avg_pool2d, 1, -2, 2, images);
