@@ -587,13 +587,13 @@ TEST(autocast) { run_cases(MPT_DTYPE_NONE, 150); }
    for each op, name the same ones. Random ops and what has no values of its own stand apart; others
    have theirs in files that other tests run. */
 static int is_elsewhere(const char *name) {
-    static const char *const files[] = {"losses.bin", "norm.bin", "conv.bin",
-                                        "attention.bin"};
+    static const char *const others[] = {"losses.bin", "norm.bin", "conv.bin",
+                                         "attention.bin"};
     golden_file file;
     static golden_case c;
     int found = 0;
-    for (size_t i = 0; i < sizeof files / sizeof *files && !found; i++) {
-        if (!golden_open(&file, files[i])) return 0;
+    for (size_t i = 0; i < sizeof others / sizeof *others && !found; i++) {
+        if (!golden_open(&file, others[i])) return 0;
         while (!found && golden_next(&file, &c)) found = strcmp(c.op, name) == 0;
         golden_close(&file);
     }
