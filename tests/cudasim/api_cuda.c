@@ -258,6 +258,29 @@ TEST(weights_move_between_devices) {
     end(&gpu);
 }
 
+/* ==== Benchmark mode ==== */
+
+/* What one program has timed another one takes over, and times nothing. */
+TEST(choices_of_benchmark_mode_move) {
+    static char text[1 << 14], again[1 << 14];
+    training first, second;
+    if (!begin_both(&first, &second, &recipes[3])) return;
+    end(&first);
+    REQUIRE(begin(&first, MPT_DEVICE_CUDA, &recipes[3], 0));
+    CHECK_EQ_INT(mpt_benchmark(first.context, true, false), MPT_OK);
+    REQUIRE(train_step(&first) && train_step(&first));
+    CHECK(mpt_benchmark_text(first.context, text, sizeof text) == strlen(text));
+    CHECK_CONTAINS(text, " algorithm=");
+    CHECK(strstr(text, "heuristic\n") == NULL);
+    CHECK_EQ_INT(mpt_benchmark_read(second.context, text), MPT_OK);
+    REQUIRE(train_step(&second) && train_step(&second));
+    mpt_benchmark_text(second.context, again, sizeof again);
+    CHECK_EQ_STR(again, text);
+    CHECK(state_of(&first) == state_of(&second));
+    end(&first);
+    end(&second);
+}
+
 /* ==== Mishaps ==== */
 
 /* An overflow leaves no trace but a smaller scale. */
@@ -369,8 +392,8 @@ TEST(captured_steps_are_the_same_bits) {
     end(&captured);
 }
 
-TEST_TABLE = {T(draws_are_the_same_bits),         T(trainings_agree),
-              T(weights_move_between_devices),    T(overflow_is_skipped),
-              T(bad_targets_are_named),           T(out_of_memory_is_survived),
-              T(captured_steps_are_the_same_bits)};
+TEST_TABLE = {T(draws_are_the_same_bits),        T(trainings_agree),
+              T(weights_move_between_devices),   T(choices_of_benchmark_mode_move),
+              T(overflow_is_skipped),            T(bad_targets_are_named),
+              T(out_of_memory_is_survived),      T(captured_steps_are_the_same_bits)};
 TEST_MAIN
