@@ -111,6 +111,9 @@ static mpt_tensor call(const char *op, mpt_tensor x) {
     OP("cosine_similarity", mpt_cosine_similarity(x, x, 1, 1e-8));
     OP("cosine_embedding_loss", mpt_cosine_embedding_loss(x, x, mpt_sum(x, 1, false), 0, MPT_MEAN));
     OP("soft_targets", mpt_cross_entropy(x, x, NULL));
+    OP("embedding", mpt_embedding(labels(), x, -1));
+    OP("scaled_dot_product_attention", mpt_scaled_dot_product_attention(x, x, x, NULL));
+    OP("linear_cross_entropy", mpt_linear_cross_entropy(x, x, labels(), NULL));
 #undef OP
     return none;
 }
@@ -214,6 +217,9 @@ static const row rows[] = {{"add", "input", 'i'},
                            {"cosine_similarity", "f32 always", 'L'},
                            {"cosine_embedding_loss", "f32 always", 'L'},
                            {"soft_targets", "f32 always", 'L'},
+                           {"embedding", "any", 'i'},
+                           {"scaled_dot_product_attention", "f16 / bf16", 'l'},
+                           {"linear_cross_entropy", "f32 always", 'L'},
                            {"user", "any", '-'}};
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
