@@ -91,6 +91,7 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_NO_AMX       without the matrix products on AMX tiles
     MPTRAIN_NO_FP8       without the two 8-bit float dtypes
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate, which then return an error
+    MPTRAIN_NO_ATTENTION without attention and embedding, which then return an error
 
     environment
     MPTRAIN_ISA          ref, avx2, avx512, amx, neon: the default of mpt_config.isa

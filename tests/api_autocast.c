@@ -120,6 +120,9 @@ static mpt_tensor call(const char *op, mpt_tensor x) {
     OP("multi_margin_loss", mpt_multi_margin_loss(x, labels(), 1, 1, none, MPT_MEAN));
     OP("interpolate",
        mpt_interpolate(mpt_reshape(x, MPT_SHAPE(1, 1, 4, 4)), MPT_SCALAR, 2, MPT_BILINEAR, false));
+    OP("embedding", mpt_embedding(labels(), x, -1));
+    OP("scaled_dot_product_attention", mpt_scaled_dot_product_attention(x, x, x, NULL));
+    OP("linear_cross_entropy", mpt_linear_cross_entropy(x, x, labels(), NULL));
 #undef OP
     return none;
 }
@@ -230,6 +233,9 @@ static const row rows[] = {{"add", "input", 'i'},
                            {"multi_margin_loss", "f32 always", 'L'},
                            {"interpolate", "input", 'i'},
                            {"argsort", "input", '-'},
+                           {"embedding", "any", 'i'},
+                           {"scaled_dot_product_attention", "f16 / bf16", 'l'},
+                           {"linear_cross_entropy", "f32 always", 'L'},
                            {"user", "any", '-'}};
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
