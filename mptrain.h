@@ -93,6 +93,7 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_NO_AMX       without the matrix products on AMX tiles
     MPTRAIN_NO_FP8       without the two 8-bit float dtypes
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate, which then return an error
+    MPTRAIN_NO_ATTENTION without attention and embedding, which then return an error
 
     environment
     MPTRAIN_ISA          ref, avx2, avx512, amx, neon: the default of mpt_config.isa
@@ -391,7 +392,8 @@ typedef enum mpt_dtype {
     MPT_I32,
     MPT_U8,
     MPT_BOOL,
-    MPT_DTYPE_COUNT
+    MPT_DTYPE_COUNT,
+    MPT_PRECISION_AUTO /* no dtype: see mpt_precision_auto */
 } mpt_dtype;
 
 #define MPT_MAX_RANK 8
@@ -535,6 +537,10 @@ typedef struct mpt_device_info {
     bool fast_half;      /* halves are faster than fp32: Tensor Cores, AMX; else they save memory */
 } mpt_device_info;
 MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context);
+/* The precision to train in on this device, for mpt_autocast_begin: MPT_BF16 where bf16 is faster
+   than fp32, MPT_F16, which wants a scaler, where only fp16 is, else MPT_F32. It depends on the
+   device and the instruction set alone. *reason (may be NULL) gets a sentence, valid for ever. */
+MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reason);
 /* How many of them this program can use; 0 for CUDA in a build without it or without a driver. */
 MPTRAIN_API int mpt_device_count(mpt_device device);
 MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype); /* "float16"; "none" if it is none */
@@ -1467,6 +1473,11 @@ typedef struct mpt_loader_config {
     int prefetch;    /* 2 batches per worker */
     mpt_dtype dtype; /* MPT_F32; inputs arrive so: MPT_F16, MPT_BF16 */
     uint64_t seed;   /* 0: derived from the context's */
+    /* NULL; one per sample, copied: `samples` (0: as many as there are) are drawn by weight each
+       epoch, with replacement. */
+    const double *weights;
+    int64_t samples;
+    bool skip_bad; /* false; true: samples that fail are left out and counted, the log says why */
 } mpt_loader_config;
 MPTRAIN_API mpt_loader_config mpt_loader_config_default(void);
 typedef struct mpt_batch {
@@ -1481,9 +1492,14 @@ MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset datas
 MPTRAIN_API bool mpt_loader_next(mpt_loader loader, mpt_batch *batch);
 MPTRAIN_API int64_t mpt_loader_batches(mpt_loader loader);  /* per epoch */
 MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader loader); /* to the start of a new epoch */
+/* Goes on with that batch, as a loader with the same seed would that had come there: with epoch and
+   next of mpt_loader_statistics a training resumes where it was. */
+MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader loader, int64_t epoch, int64_t batch);
 typedef struct mpt_loader_stats {
-    int64_t batches;       /* delivered so far */
-    int64_t epoch;         /* from 0 */
+    int64_t batches;       /* delivered so far, of */
+    int64_t samples;       /* so many */
+    int64_t skipped;       /* samples left out (skip_bad) */
+    int64_t epoch, next;   /* where the loader stands: epoch from 0, number of its next batch */
     double seconds_waited; /* the training thread waited for data */
     int64_t by_worker[64]; /* samples made by each worker */
 } mpt_loader_stats;
@@ -1598,9 +1614,9 @@ MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mp
    are over; 0: after one launch. *done (may be NULL) tells whether the step is complete. The bits
    are those of mpt_captured_step. x and y are read when the step begins. Until it is done, other
    steps, backward passes and recordings are errors, and changing one of its tensors makes the next
-   slice one; a forward pass is allowed, and sees what the step has done so far. What a captured step
-   does by hand, and all of it on a GPU, is one slice. mpt_clear_error gives the step up, or ends it
-   where weights have changed. */
+   slice one; a forward pass is allowed, and sees what the step has done so far. What a captured
+   step does by hand, and all of it on a GPU, is one slice. mpt_clear_error gives the step up, or
+   ends it where weights have changed. */
 MPTRAIN_API mpt_status mpt_step_slice(mpt_captured captured, mpt_tensor x, mpt_tensor y,
                                       double seconds, bool *done);
 /* How many steps so far ran without `fn`; -1 on error. */
@@ -1623,7 +1639,8 @@ typedef struct mpt_progress {
 
 typedef struct mpt_fit_config {
     int epochs;            /* 5 */
-    mpt_dtype precision;   /* MPT_F32; MPT_F16 and MPT_BF16 open an autocast region per step */
+    mpt_dtype precision;   /* MPT_F32; MPT_F16 and MPT_BF16 open an autocast region per step;
+                              MPT_PRECISION_AUTO: what mpt_precision_auto says, which is logged */
     mpt_scaler scaler;     /* null handle: none, except for MPT_F16, where a default one is made */
     mpt_loader validation; /* null handle: none */
     double clip_norm;      /* 0: no clipping */
@@ -1689,11 +1706,11 @@ typedef struct mpt_conv_config {
 } mpt_conv_config;
 MPTRAIN_API mpt_conv_config mpt_conv_config_default(void);
 
-/* As torch.nn.functional: x [N, C, H, W], weight [O, C / groups, KH, KW], bias [O] or a null handle
-   -> [N, O, OH, OW] with OH = (H + 2 padding - dilation (KH - 1) - 1) / stride + 1. In one dimension
-   without H. Transposed, the gradient of such a convolution by its input: weight [C, O / groups, KH,
-   KW] -> OH = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1. fp32 sums
-   whatever the dtype; f16 or bf16 inside autocast. A NULL config means defaults. */
+/* As in torch.nn.functional: x [N, C, H, W], weight [O, C / groups, KH, KW], bias [O] or a null
+   handle -> [N, O, OH, OW] with OH = (H + 2 padding - dilation (KH - 1) - 1) / stride + 1. Of one
+   dimension without H. Transposed, the gradient of such a convolution by its input: weight [C,
+   O / groups, KH, KW] -> OH = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1.
+   fp32 sums whatever the dtype; f16 or bf16 inside autocast. A NULL config means defaults. */
 MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
                                   const mpt_conv_config *config);
 MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
@@ -1773,32 +1790,60 @@ MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path);
    error. */
 MPTRAIN_API int64_t mpt_refused_updates(mpt_module module);
 
+/* Windows that slide over [N, C, H, W], one number for H and one for W; in 1d over [N, C, L] by the
+   first numbers. Outputs are as many as fit, or, with ceil_mode, one more that begins inside and
+   ends beyond. */
+typedef struct mpt_pool_config {
+    int64_t window[2];
+    int64_t step[2];    /* 0: as large as the window */
+    int64_t padding[2]; /* on both sides, at most half the window */
+    bool ceil_mode;     /* false */
+    bool count_padding; /* true: the padding's zeros count in means */
+} mpt_pool_config;
+MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding);
+/* The largest element of each window (a NaN is larger than all; of equal ones the first gets the
+   gradient), or their mean. NULL means windows of 2. Torch's max_pool2d and avg_pool2d. The result
+   lies in memory as x does, its channels innermost or not. */
+MPTRAIN_API mpt_tensor mpt_max_pool2d(mpt_tensor x, const mpt_pool_config *config);
+MPTRAIN_API mpt_tensor mpt_avg_pool2d(mpt_tensor x, const mpt_pool_config *config);
+MPTRAIN_API mpt_tensor mpt_max_pool1d(mpt_tensor x, const mpt_pool_config *config);
+MPTRAIN_API mpt_tensor mpt_avg_pool1d(mpt_tensor x, const mpt_pool_config *config);
+/* [N, C, height, width] whatever the size of x: element i is of those from floor(i in / out) to
+   ceil((i + 1) in / out). */
+MPTRAIN_API mpt_tensor mpt_adaptive_avg_pool2d(mpt_tensor x, int64_t height, int64_t width);
+MPTRAIN_API mpt_tensor mpt_adaptive_max_pool2d(mpt_tensor x, int64_t height, int64_t width);
+MPTRAIN_API mpt_module mpt_nn_max_pool2d(mpt_context *context, const mpt_pool_config *config);
+MPTRAIN_API mpt_module mpt_nn_avg_pool2d(mpt_context *context, const mpt_pool_config *config);
+MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height,
+                                                  int64_t width);
+
 /* ==== Embedding and attention ============================================================== */
 
 /* torch.nn.functional.embedding: the rows of weight [V, D] that ids, i64 [..], name -> [.., D], of
    the weight's dtype. padding_index names a row without a gradient, -1 none. An id out of range is
    an error that names its element; weights stay untouched. The gradient is [V, D], its sums in
    fp32, in the order of the ids. */
-MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor weight, mpt_tensor ids, int64_t padding_index);
+MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index);
 /* torch.nn.Embedding: "weight" [count, width], normal of deviation 1, the padding row 0. */
 MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
                                         int64_t padding_index);
 
+/* mask: bool, true takes part, or floats added to the scores; broadcasts to [B, H, T, S]; gets no
+   gradient. causal: query t sees keys 0 to t, also where T and S differ; and what the mask lets
+   through, if there is one. */
 typedef struct mpt_attention_config {
-    mpt_tensor
-        mask;       /* bool, true takes part, or floats added to the scores; broadcasts to [B, H, T,
-                        S]; gets no gradient. Or a null handle */
-    bool causal;    /* query t sees keys 0 to t, also where T and S differ; and the mask, if any */
-    double dropout; /* 0; none in eval mode and in inference, as mpt_dropout */
-    double scale;   /* of the scores; 0: 1 / sqrt(D) */
+    mpt_tensor mask; /* or a null handle */
+    bool causal;     /* false */
+    double dropout;  /* 0; none in eval mode and in inference, as mpt_dropout */
+    double scale;    /* of the scores; 0: 1 / sqrt(D) */
 } mpt_attention_config;
 MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
 /* softmax(q k^T scale + mask) v: q [B, H, T, D], k [B, G, S, D], v [B, G, S, Dv] -> [B, H, T, Dv],
-   as torch.nn.functional.scaled_dot_product_attention; without B, or without B and heads, too. G heads
-   of k and v serve H = n G of q: multi-query, grouped-query. Any strides: views of one projection
-   are read where they lie. Computed in fp32 by blocks of queries and keys, so that memory is linear
-   in T and S, also in backward, which computes the scores again. Matmul-like for autocast. A query
-   that sees no key gives 0 and passes no gradient (PyTorch before 2.5: NaN). */
+   as torch.nn.functional.scaled_dot_product_attention; without B, or without B and heads, too. G
+   heads of k and v serve H = n G of q: multi-query, grouped-query. Any strides: views of one
+   projection are read where they lie. Computed in fp32 by blocks of queries and keys, so that
+   memory is linear in T and S, also in backward, which computes the scores again. Matmul-like for
+   autocast. A query that sees no key gives 0 and passes no gradient (PyTorch before 2.5: NaN). */
 MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
                                                         const mpt_attention_config *config);
 
@@ -1827,8 +1872,8 @@ MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight,
 
 typedef enum mpt_interpolation { MPT_NEAREST = 0, MPT_BILINEAR } mpt_interpolation;
 /* torch.nn.functional.interpolate of [N, C, H, W]: to MPT_SHAPE(height, width), or, with MPT_SCALAR
-   for the size, to `scale` times the size, rounded down. align_corners, of MPT_BILINEAR: the corners
-   stay where they are; else a pixel is the area around its centre. */
+   for the size, to `scale` times the size, rounded down. align_corners, of MPT_BILINEAR: the
+   corners stay where they are; else a pixel is the area around its centre. */
 MPTRAIN_API mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale,
                                        mpt_interpolation mode, bool align_corners);
 MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
@@ -1907,6 +1952,46 @@ MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folde
 /* CIFAR-10 from a directory with data_batch_1.bin .. data_batch_5.bin (train) and test_batch.bin:
    u8 inputs [3, 32, 32]. */
 MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory, mpt_split split);
+
+/* ==== Text =================================================================================== */
+
+/* Text as numbers and back. Lives until it is destroyed. */
+/* The characters of a UTF-8 file, numbered in the order of their code points. */
+MPTRAIN_API mpt_tokenizer mpt_char_tokenizer(mpt_context *context, const char *path);
+/* Byte-level BPE as GPT-2 has it, from its two files: a JSON object of tokens and numbers
+   (encoder.json, vocab.json) and the merges, one pair per line (vocab.bpe, merges.txt). */
+MPTRAIN_API mpt_tokenizer mpt_bpe_tokenizer(mpt_context *context, const char *vocabulary_path,
+                                            const char *merges_path);
+MPTRAIN_API int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer); /* -1 on error */
+/* The number of the token of exactly these bytes, special ones such as "<|endoftext|>" too, which
+   mpt_encode takes for text; -1 if there is none. */
+MPTRAIN_API int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes);
+/* Writes at most `capacity` tokens (bytes); returns how many there are, -1 on error. */
+MPTRAIN_API int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes,
+                               int32_t *tokens, int64_t capacity);
+MPTRAIN_API int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count,
+                               char *text, int64_t capacity);
+MPTRAIN_API mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer);
+
+/* Windows of a long row of tokens: inputs i64 [block], targets i64 [block] one token further. */
+typedef struct mpt_window_config {
+    int64_t block;      /* 128 */
+    int64_t stride;     /* 0: block; from one window to the next */
+    bool random;        /* false; true: `samples` windows at random places, others each epoch */
+    int64_t samples;    /* 0: as many as lie side by side */
+    int64_t vocabulary; /* 0; else a token that is not below it fails its sample */
+} mpt_window_config;
+MPTRAIN_API mpt_window_config mpt_window_config_default(void);
+/* From a file of little-endian numbers of 1, 2 or 4 bytes, which is read window by window. */
+MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, int bytes_per_token,
+                                       const mpt_window_config *config);
+/* From memory, which is copied. */
+MPTRAIN_API mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *tokens, int64_t count,
+                                         const mpt_window_config *config);
+/* From a text file, encoded when the dataset is made and held in as few bytes as its vocabulary
+   needs. */
+MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
+                                      const mpt_window_config *config);
 
 #ifdef __cplusplus
 }
@@ -2048,13 +2133,13 @@ typedef struct mpt__operand {
  *           [0, 1] sets the error word {MPT_ERROR_NUMERIC, launch number, element} if it is clear.
  * PAIR_LOSS_BACKWARD  o0 .. o3 as above, o4 r dloss -> o5 wa: the slope of fn by operand index[0],
  *           times dloss over imm[2].
- * ARGSORT   o1 w i64: the indices along dimension index[0] that put o0 r in order, as many as o1 has
- *           places there, the size of o0 or fewer. fn MAX: the largest first. NaN counts as the
+ * ARGSORT   o1 w i64: the indices along dimension index[0] that put o0 r in order, as many as o1
+ *           has places there, the size of o0 or fewer. fn MAX: the largest first. NaN counts as the
  *           largest; equal ones keep their order.
- * INTERPOLATE  o0 r [N, C, H, W] -> o1 wa [N, C, H2, W2] by mpt__resize_way index[0]; imm[0], imm[1]:
- *           rows and columns of o0 per one of o1.
- * INTERPOLATE_BACKWARD  o0 r dy -> o1 wa dx; index, imm as above. Each element of dx sums its shares
- *           in the order of dy's.
+ * INTERPOLATE  o0 r [N, C, H, W] -> o1 wa [N, C, H2, W2] by mpt__resize_way index[0]; imm[0] and
+ *           imm[1]: rows and columns of o0 per one of o1.
+ * INTERPOLATE_BACKWARD  o0 r dy -> o1 wa dx; index, imm as above. Each element of dx sums its
+ *           shares in the order of dy's.
  */
 #define MPT__KERNELS(K)                                    \
     K(FILL, "fill", 0)                                     \
@@ -2100,9 +2185,9 @@ typedef struct mpt__operand {
 /* ---- Convolutions ----
  *
  * Between an image x [N, H, W, C] and an image y [N, OH, OW, O], both dense, by a kernel w [O, KH,
- * KW, C / groups], dense: y[n, i, j, o] = sum over a, b, c of w[o, a, b, c] times x[n, i stride - pad
- * + a dilation, j .., first channel of o's group + c], zero outside. Each launch computes one of
- * the three: o0 is x, o1 w, o2 y or its gradient. index[0] groups, index[1] stride, index[2] padding
+ * KW, C / groups], dense: y[n, i, j, o] = sum over a, b, c of w[o, a, b, c] times x[n, i stride -
+ * pad + a dilation, j .., first channel of o's group + c], zero outside. Each launch computes one
+ * of the three: o0 is x, o1 w, o2 y or its gradient. index[0] groups, index[1] stride, index[2] pad
  * before the first line and pixel, index[3] dilation, each MPT__TWO(along lines, along pixels).
  * compute_dtype F16 or BF16 rounds what is read to it; accumulation is fp32.
  *
@@ -2129,11 +2214,18 @@ typedef struct mpt__operand {
  *           w, o5 w: copies, or, with o0 r mean and o1 r variance of a batch [C] f32, those of old
  *           + imm[0] (new - old), imm[1] times the variance being the new one; imm[0] < 0: 1 / the
  *           count of updates. A result that is not finite: copies, and one more refused. Gate.
+ * POOL      o0 r x [N, C, H, W] -> o1 w y [N, C, OH, OW]: fn MAX (NaN wins) or MEAN of the elements
+ *           of each window; o2? w i32: h W + w of the first maximum. index[0..2]: window, step and
+ *           padding, those of H times 2^32 plus those of W; index[3] = 1: the padding counts in
+ *           means; 2: element i begins at floor(i in / out) and ends at ceil((i + 1) in / out).
+ * POOL_BACKWARD  o0 r dy, o1? r i32 (MAX) -> o2 wa dx. fn, index as above.
  */
 #define MPT__NORM_KERNELS(K)                 \
     K(NORM, "norm", 0)                       \
     K(NORM_BACKWARD, "norm_backward", 0)     \
-    K(RUNNING_STATS, "running_stats", 1)
+    K(RUNNING_STATS, "running_stats", 1)     \
+    K(POOL, "pool", 0)                       \
+    K(POOL_BACKWARD, "pool_backward", 0)
 
 /* ---- Embedding, attention ----
  *
@@ -13017,7 +13109,7 @@ static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     w->along_c = w->size[MPT__NORM_S] == 1 || (x->stride[MPT__NORM_C] == 1 &&
                                                x->stride[MPT__NORM_S] != 1);
     w->step = w->along_c ? MPT__NORM_C : MPT__NORM_S;
-    w->line = w->of_channels ? MPT__NORM_N : MPT__NORM_S + MPT__NORM_C - w->step;
+    w->line = w->of_channels ? MPT__NORM_N : w->along_c ? MPT__NORM_S : MPT__NORM_C;
     w->length = w->size[w->step];
     w->lines = w->size[w->line];
     w->count = w->size[MPT__NORM_S] * w->size[w->of_channels ? MPT__NORM_N : MPT__NORM_C];
@@ -13527,6 +13619,243 @@ static void mpt__cpu_running_stats(const mpt__cpu_call *call) {
     counts[0] = before[0] + (updates && good);
     counts[1] = before[1] + (updates && !good);
 }
+
+/* ==== Pooling ==== */
+
+/* Lines along C where channels lie innermost or windows differ, else along W. */
+typedef struct mpt__pooling_work {
+    const mpt__launch *launch;
+    const mpt__words *words;
+    mpt__ref_view view[3];
+    const mpt__operand *more, *less; /* x or dx; y or dy */
+    const int32_t *index;
+    int64_t window[2], step[2], padding[2];
+    bool most, along_c, adaptive, padding_counts;
+} mpt__pooling_work;
+
+/* What output i of dimension d (0: H, 1: W) covers; returns its size in a mean. */
+static int64_t mpt__pooling_bounds(const mpt__pooling_work *w, int d, int64_t i, int64_t *begin,
+                                int64_t *end) {
+    const int64_t in = w->more->shape[2 + d], out = w->less->shape[2 + d];
+    if (w->adaptive) {
+        *begin = i * in / out;
+        *end = mpt__ref_chunks((i + 1) * in, out);
+        return *end - *begin;
+    }
+    int64_t first = i * w->step[d] - w->padding[d];
+    int64_t last = mpt__ref_min(first + w->window[d], in + w->padding[d]);
+    *begin = first > 0 ? first : 0;
+    *end = mpt__ref_min(last, in);
+    return w->padding_counts ? last - first : *end - *begin;
+}
+
+/* The outputs of dimension d that cover input i: [*begin, *end). */
+static void mpt__pooling_covers(const mpt__pooling_work *w, int d, int64_t i, int64_t *begin,
+                             int64_t *end) {
+    const int64_t in = w->more->shape[2 + d], out = w->less->shape[2 + d];
+    if (w->adaptive) {
+        *begin = i * out / in;
+        *end = mpt__ref_chunks((i + 1) * out, in);
+        return;
+    }
+    int64_t before = i + w->padding[d] - w->window[d];
+    *begin = before < 0 ? 0 : before / w->step[d] + 1;
+    *end = mpt__ref_min((i + w->padding[d]) / w->step[d] + 1, out);
+}
+
+static int64_t mpt__pooling_at(const mpt__operand *o, int64_t n, int64_t c, int64_t h, int64_t i) {
+    return n * o->stride[0] + c * o->stride[1] + h * o->stride[2] + i * o->stride[3];
+}
+
+/* Takes one element into a maximum, as PyTorch does: a NaN wins over all before it. */
+static MPT__INLINE void mpt__pooling_take(mpt__real x, int64_t at, mpt__real *best, int32_t *index) {
+    if (!(x > *best) && !mpt__real_is_nan(x)) return;
+    *best = x;
+    *index = (int32_t)at;
+}
+
+static void mpt__pooling_give(const mpt__pooling_work *w, int64_t at, int64_t step, int64_t place,
+                           int64_t place_step, const mpt__real *y, const int32_t *index,
+                           int64_t n) {
+    int32_t *to = (int32_t *)w->view[2].data;
+    mpt__ref_put(&w->view[1], at, step, y, n);
+    for (int64_t i = 0; to != NULL && i < n; i++) to[place + i * place_step] = index[i];
+}
+
+/* Output [n, .., oh, ow] of all channels. */
+static void mpt__pooling_pixel(const mpt__pooling_work *w, int64_t n, int64_t oh, int64_t ow) {
+    const mpt__operand *x = w->more, *y = w->less, *o = &w->launch->operand[2];
+    mpt__real block[MPT__BLOCK], best[MPT__BLOCK];
+    int32_t index[MPT__BLOCK];
+    int64_t h0, h1, w0, w1, channels = x->shape[1], width = x->shape[3];
+    int64_t size = mpt__pooling_bounds(w, 0, oh, &h0, &h1);
+    size *= mpt__pooling_bounds(w, 1, ow, &w0, &w1);
+    for (int64_t c = 0, m; c < channels; c += m) {
+        m = mpt__ref_min(MPT__BLOCK, channels - c);
+        for (int64_t k = 0; k < m; k++) {
+            best[k] = w->most ? -mpt__real_infinity() : 0;
+            index[k] = (int32_t)(h0 * width + w0);
+        }
+        for (int64_t h = h0; h < h1; h++) {
+            for (int64_t i = w0; i < w1; i++) {
+                const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(x, n, c, h, i),
+                                                  x->stride[1], block, m);
+                if (!w->most) w->words->binary[MPT__BINARY_ADD](best, best, in, m, 0, 0);
+                for (int64_t k = 0; w->most && k < m; k++)
+                    mpt__pooling_take(in[k], h * width + i, &best[k], &index[k]);
+            }
+        }
+        for (int64_t k = 0; !w->most && k < m; k++) best[k] /= (mpt__real)size;
+        mpt__pooling_give(w, mpt__pooling_at(y, n, c, oh, ow), y->stride[1],
+                       mpt__pooling_at(o, n, c, oh, ow), o->stride[1], best, index, m);
+    }
+}
+
+/* Outputs [n, c, oh, ..]. */
+static void mpt__pooling_line(const mpt__pooling_work *w, int64_t n, int64_t c, int64_t oh) {
+    const mpt__operand *x = w->more, *y = w->less, *o = &w->launch->operand[2];
+    mpt__real block[MPT__BLOCK], best[MPT__BLOCK];
+    int32_t index[MPT__BLOCK];
+    int64_t h0, h1, w0, w1, left, width = x->shape[3], most = MPT__BLOCK / 2 / w->step[1];
+    const int64_t high = mpt__pooling_bounds(w, 0, oh, &h0, &h1);
+    for (int64_t first = 0, m; first < y->shape[3]; first += m) {
+        m = mpt__ref_min(most, y->shape[3] - first);
+        mpt__pooling_bounds(w, 1, first, &left, &w1);
+        mpt__pooling_bounds(w, 1, first + m - 1, &w0, &w1);
+        for (int64_t h = h0; h < h1; h++) {
+            const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(x, n, c, h, left),
+                                              x->stride[3], block, w1 - left);
+            for (int64_t k = 0; k < m; k++) {
+                int64_t begin, end;
+                mpt__pooling_bounds(w, 1, first + k, &begin, &end);
+                if (h == h0) {
+                    best[k] = w->most ? -mpt__real_infinity() : 0;
+                    index[k] = (int32_t)(h0 * width + begin);
+                }
+                for (int64_t i = begin; i < end; i++) {
+                    if (w->most)
+                        mpt__pooling_take(in[i - left], h * width + i, &best[k], &index[k]);
+                    else
+                        best[k] += in[i - left];
+                }
+            }
+        }
+        for (int64_t k = 0; !w->most && k < m; k++)
+            best[k] /= (mpt__real)(high * mpt__pooling_bounds(w, 1, first + k, &w0, &w1));
+        mpt__pooling_give(w, mpt__pooling_at(y, n, c, oh, first), y->stride[3],
+                       mpt__pooling_at(o, n, c, oh, first), o->stride[3], best, index, m);
+    }
+}
+
+/* Gradients [n, .., h, i] of all channels: from every output whose window covers them. */
+static void mpt__pooling_back_pixel(const mpt__pooling_work *w, int64_t n, int64_t h, int64_t i) {
+    const mpt__operand *dx = w->more, *dy = w->less, *o = &w->launch->operand[1];
+    mpt__real block[MPT__BLOCK], sum[MPT__BLOCK];
+    int64_t h0, h1, w0, w1, a, b, channels = dx->shape[1], at = h * dx->shape[3] + i;
+    mpt__pooling_covers(w, 0, h, &h0, &h1);
+    mpt__pooling_covers(w, 1, i, &w0, &w1);
+    for (int64_t c = 0, m; c < channels; c += m) {
+        m = mpt__ref_min(MPT__BLOCK, channels - c);
+        memset(sum, 0, (size_t)m * sizeof *sum);
+        for (int64_t oh = h0; oh < h1; oh++) {
+            const int64_t high = mpt__pooling_bounds(w, 0, oh, &a, &b);
+            for (int64_t ow = w0; ow < w1; ow++) {
+                const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow),
+                                                  dy->stride[1], block, m);
+                const mpt__real size =
+                    (mpt__real)(high * mpt__pooling_bounds(w, 1, ow, &a, &b));
+                const int64_t place = mpt__pooling_at(o, n, c, oh, ow);
+                for (int64_t k = 0; k < m; k++) {
+                    if (!w->most)
+                        sum[k] += in[k] / size;
+                    else if (w->index[place + k * o->stride[1]] == at)
+                        sum[k] += in[k];
+                }
+            }
+        }
+        mpt__ref_put(&w->view[2], mpt__pooling_at(dx, n, c, h, i), dx->stride[1], sum, m);
+    }
+}
+
+/* Gradients [n, c, h, ..]. */
+static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_t c, int64_t h) {
+    const mpt__operand *dx = w->more, *dy = w->less, *o = &w->launch->operand[1];
+    mpt__real in, sum[MPT__BLOCK];
+    int64_t h0, h1, w0, w1, begin, end, a, b, width = dx->shape[3];
+    mpt__pooling_covers(w, 0, h, &h0, &h1);
+    for (int64_t first = 0, m; first < width; first += m) {
+        m = mpt__ref_min(MPT__BLOCK, width - first);
+        memset(sum, 0, (size_t)m * sizeof *sum);
+        mpt__pooling_covers(w, 1, first, &w0, &end);
+        mpt__pooling_covers(w, 1, first + m - 1, &begin, &w1);
+        for (int64_t oh = h0; oh < h1; oh++) {
+            const int64_t high = mpt__pooling_bounds(w, 0, oh, &a, &b);
+            for (int64_t ow = w0; ow < w1; ow++) {
+                int64_t to = 0;
+                if (w->most) {
+                    to = w->index[mpt__pooling_at(o, n, c, oh, ow)] - h * width - first;
+                    if (to < 0 || to >= m) continue;
+                }
+                in = mpt__ref_get_one(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow));
+                if (w->most) {
+                    sum[to] += in;
+                    continue;
+                }
+                const mpt__real part =
+                    in / (mpt__real)(high * mpt__pooling_bounds(w, 1, ow, &begin, &end));
+                for (int64_t i = begin; i < end; i++)
+                    if (i >= first && i < first + m) sum[i - first] += part;
+            }
+        }
+        mpt__ref_put(&w->view[2], mpt__pooling_at(dx, n, c, h, first), dx->stride[3], sum, m);
+    }
+}
+
+static void mpt__pooling_task(void *work, int64_t task, int thread) {
+    const mpt__pooling_work *w = (const mpt__pooling_work *)work;
+    const bool back = w->launch->kernel == MPT__K_POOL_BACKWARD;
+    const mpt__operand *o = back ? w->more : w->less;
+    const int64_t rows = task % o->shape[2], rest = task / o->shape[2];
+    (void)thread;
+    if (!w->along_c) {
+        (back ? mpt__pooling_back_line : mpt__pooling_line)(w, rest / o->shape[1], rest % o->shape[1],
+                                                      rows);
+        return;
+    }
+    for (int64_t i = 0; i < o->shape[3]; i++)
+        (back ? mpt__pooling_back_pixel : mpt__pooling_pixel)(w, rest, rows, i);
+}
+
+static void mpt__cpu_pool(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    const bool back = launch->kernel == MPT__K_POOL_BACKWARD;
+    mpt__pooling_work w;
+    w.launch = launch;
+    w.words = call->words;
+    for (int k = 0; k < 3; k++) {
+        memset(&w.view[k], 0, sizeof w.view[k]);
+        if (call->data[k] != NULL) w.view[k] = mpt__ref_view_of(call, k);
+    }
+    w.more = &launch->operand[back ? 2 : 0];
+    w.less = &launch->operand[back ? 0 : 1];
+    w.index = back ? (const int32_t *)call->data[1] : NULL;
+    w.most = launch->function == MPT__FN_MAX;
+    w.padding_counts = launch->index[3] & 1;
+    w.adaptive = launch->index[3] & 2;
+    int64_t *const pair[] = {w.window, w.step, w.padding};
+    for (int k = 0; k < 3; k++) {
+        pair[k][0] = launch->index[k] >> 32;
+        pair[k][1] = launch->index[k] & 0xffffffff;
+    }
+    w.along_c = w.adaptive || w.more->stride[1] == 1 || w.window[1] > MPT__BLOCK / 2 ||
+                w.step[1] > MPT__BLOCK / 4;
+    const mpt__operand *o = back ? w.more : w.less;
+    int64_t all = mpt__ref_numel(o), tasks = o->shape[0] * o->shape[2];
+    if (all == 0) return;
+    if (!w.along_c) tasks *= o->shape[1];
+    double cost = (double)mpt__ref_numel(w.more) + (double)mpt__ref_numel(w.less);
+    mpt__parallel(call->pool, tasks, (int64_t)(cost * 4.0), mpt__pooling_task, &w);
+}
 #endif
 
 static void mpt__cpu_add_norm(mpt__cpu *cpu) {
@@ -13536,6 +13865,8 @@ static void mpt__cpu_add_norm(mpt__cpu *cpu) {
 #endif
 #ifndef MPTRAIN_NO_CONV
     mpt__cpu_add(cpu, MPT__K_RUNNING_STATS, mpt__cpu_running_stats, NULL);
+    mpt__cpu_add(cpu, MPT__K_POOL, mpt__cpu_pool, NULL);
+    mpt__cpu_add(cpu, MPT__K_POOL_BACKWARD, mpt__cpu_pool, NULL);
 #endif
     (void)cpu;
 }
@@ -14530,8 +14861,8 @@ typedef struct mpt__attributes {
     uint8_t required; /* inputs that cannot be left out */
 } mpt__attributes;
 
-/* How an op lays its results out, as its shape rule says. Of ops that keep the layout, gradients are
-   laid out as what they belong to; the others may take all that they write for contiguous. */
+/* How an op lays its results out, as its shape rule says. Of ops that keep the layout, gradients
+   lie as what they belong to does; the others may take all that they write for contiguous. */
 typedef enum mpt__layout {
     MPT__LAYOUT_CONTIGUOUS,
     MPT__LAYOUT_KEPT, /* channels last where an input is */
@@ -17608,11 +17939,15 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
 #ifdef MPTRAIN_NO_CONV
 #define MPT__CHANNEL_NORM_OPS(O)                                                   \
     O(batch_norm, ANY, no_channels, none, none, NONE, NONE, "BatchNormalization") \
-    O(group_norm, ANY, no_channels, none, none, NONE, NONE, "GroupNormalization")
+    O(group_norm, ANY, no_channels, none, none, NONE, NONE, "GroupNormalization") \
+    O(max_pool2d, ANY, no_channels, none, none, NONE, NONE, "MaxPool")            \
+    O(avg_pool2d, ANY, no_channels, none, none, NONE, NONE, "AveragePool")
 #else
 #define MPT__CHANNEL_NORM_OPS(O)                                                   \
     O(batch_norm, ANY, channel_norm, normalise, normalise, NONE, NONE, "BatchNormalization") \
-    O(group_norm, ANY, channel_norm, normalise, normalise, NONE, NONE, "GroupNormalization")
+    O(group_norm, ANY, channel_norm, normalise, normalise, NONE, NONE, "GroupNormalization") \
+    O(max_pool2d, INPUT, pooling, pooling, pooling, MAX, NONE, "MaxPool") \
+    O(avg_pool2d, INPUT, pooling, pooling, pooling, MEAN, NONE, "AveragePool")
 #endif
 #define MPT__NORM_OPS(O) MPT__ROW_NORM_OPS(O) MPT__CHANNEL_NORM_OPS(O)
 
@@ -20089,6 +20424,109 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
 }
 #endif
 
+/* ==== Pooling ==== */
+
+/* index[0..1]: window, or sizes of the output (adaptive); [2..3] steps, [4..5] padding, of H and W;
+   [6]: MPT__POOL_.. */
+enum { MPT__POOL_COUNTS_PADDING = 1, MPT__POOL_ADAPTIVE = 2, MPT__POOL_CEILING = 4 };
+
+#ifndef MPTRAIN_NO_CONV
+#define MPT__POOL_MOST (INT64_C(1) << 30) /* of all these numbers */
+
+static mpt_status mpt__pooling_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    const int64_t *a = frame->attributes->index;
+    if (x->shape.rank != 4)
+        return mpt__error(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, H, W]", &x->shape);
+    mpt__shape_copy(&frame->out_shape[0], &x->shape);
+    for (int d = 0; d < 2; d++) {
+        int64_t in = x->shape.dim[2 + d], window = a[d], step = a[2 + d], padding = a[4 + d];
+        bool adaptive = a[6] & MPT__POOL_ADAPTIVE;
+        if (window < 1 || window > MPT__POOL_MOST ||
+            (!adaptive && (step < 1 || step > MPT__POOL_MOST)))
+            return mpt__error(context, MPT_ERROR_ARGUMENT,
+                              "window or output size %lld, step %lld: expected 1 or more", window,
+                              step);
+        if (!adaptive && (padding < 0 || padding > window / 2))
+            return mpt__error(context, MPT_ERROR_ARGUMENT,
+                              "padding %lld: expected 0 to half the window of %lld", padding,
+                              window);
+        int64_t room = in + 2 * padding - window, out = adaptive ? window : room / step + 1;
+        if (!adaptive && (a[6] & MPT__POOL_CEILING) && room > 0) {
+            out = (room + step - 1) / step + 1;
+            if ((out - 1) * step >= in + padding) out--; /* it would begin in the padding */
+        }
+        if ((!adaptive && room < 0) || in < 1 || in > MPT__POOL_MOST ||
+            in * x->shape.dim[2] > INT32_MAX)
+            return mpt__error(context, MPT_ERROR_SHAPE,
+                              "input %S with a window of %lld and padding of %lld: no output",
+                              &x->shape, window, padding);
+        frame->out_shape[0].dim[2 + d] = out;
+    }
+    return MPT_OK;
+}
+
+static mpt__launch *mpt__pooling_launch(mpt__frame *frame, mpt__kernel kernel) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    const int64_t *a = frame->attributes->index;
+    launch->function = (uint8_t)frame->row->function;
+    for (int k = 0; k < 3; k++) launch->index[k] = a[2 * k] * (INT64_C(1) << 32) + a[2 * k + 1];
+    launch->index[3] = a[6] & (MPT__POOL_COUNTS_PADDING | MPT__POOL_ADAPTIVE);
+    return launch;
+}
+
+/* Means of all there is of each channel are an ordinary reduction. */
+static bool mpt__pools_all(const mpt__frame *frame) {
+    const int64_t *a = frame->attributes->index;
+    return frame->op == MPT__OP_avg_pool2d && (a[6] & MPT__POOL_ADAPTIVE) && a[0] == 1 && a[1] == 1;
+}
+
+static mpt_status mpt__pooling_forward(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    mpt__tensor *index = NULL;
+    if (mpt__pools_all(frame))
+        return mpt__launch_reduce(frame->context, MPT__FN_MEAN, x, frame->out[0], MPT__WRITE);
+    if (frame->records && frame->op == MPT__OP_max_pool2d) {
+        index = mpt__temporary(frame, MPT_I32, &frame->out_shape[0]);
+        if (!index) return frame->context->base.status;
+        mpt__save(frame, index);
+    }
+    if (mpt__channels_inside(x)) {
+        const mpt_shape *out = &frame->out_shape[0];
+        int64_t *to = frame->out[0]->stride;
+        to[1] = 1, to[3] = out->dim[1];
+        to[2] = out->dim[3] * to[3], to[0] = out->dim[2] * to[2];
+        if (index) mpt__copy_dims(index->stride, to, 4);
+    }
+    mpt__launch *launch = mpt__pooling_launch(frame, MPT__K_POOL);
+    mpt__operand_of(launch, 0, x, MPT__READ);
+    mpt__operand_of(launch, 1, frame->out[0], MPT__WRITE);
+    if (index) mpt__operand_of(launch, 2, index, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__pooling_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    const mpt__tensor *x = frame->in[0], *dy = frame->dy[0];
+    if (frame->access == MPT__WRITE) mpt__lie_as(frame->dx, x);
+    if (mpt__pools_all(frame)) {
+        mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
+        launch->function = MPT__FN_MUL_SCALAR;
+        launch->imm[0] = 1.0 / (double)(x->shape.dim[2] * x->shape.dim[3]);
+        mpt__operand_spread(launch, 0, dy, frame->dx);
+        mpt__operand_of(launch, 1, frame->dx, frame->access);
+        return mpt__submit(frame->context, launch);
+    }
+    mpt__launch *launch = mpt__pooling_launch(frame, MPT__K_POOL_BACKWARD);
+    mpt__operand_of(launch, 0, dy, MPT__READ);
+    if (frame->saved[0] && frame->op == MPT__OP_max_pool2d)
+        mpt__operand_of(launch, 1, frame->saved[0], MPT__READ);
+    mpt__operand_of(launch, 2, frame->dx, frame->access);
+    return mpt__submit(frame->context, launch);
+}
+#endif
+
 /* ---------------------------------------------------------------------------------------------
  * 53_ops_attention.c: embedding and attention as ops, and the classifier that never holds all of
  * its logits.
@@ -22194,7 +22632,9 @@ typedef struct mpt__module_parameter {
     L(rms_norm, rms_norm, 2, NONE)        \
     L(batch_norm1d, none, 0, NONE)        \
     L(batch_norm2d, none, 0, NONE)        \
-    L(group_norm, group_norm, 3, NONE)
+    L(group_norm, group_norm, 3, NONE)    \
+    L(max_pool2d, max_pool2d, 1, NONE)    \
+    L(avg_pool2d, avg_pool2d, 1, NONE)
 #define MPT__ATTENTION_LAYERS(L)     \
     L(embedding, embedding, 2, NONE) \
     L(multi_head_attention, none, 0, NONE)
@@ -26826,6 +27266,108 @@ static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__modul
                                  running && training ? module->id.slot : 0);
 }
 
+/* ==== Pooling ==== */
+
+MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding) {
+    mpt_pool_config config;
+    memset(&config, 0, sizeof config);
+    for (int d = 0; d < 2; d++) {
+        config.window[d] = window;
+        config.step[d] = step;
+        config.padding[d] = padding;
+    }
+    config.count_padding = true;
+    return config;
+}
+
+static mpt__attributes mpt__pooling_attributes(const mpt_pool_config *given) {
+    mpt_pool_config config = given ? *given : mpt_pool_config_make(2, 0, 0);
+    mpt__attributes attributes = mpt__no_attributes;
+    for (int d = 0; d < 2; d++) {
+        attributes.index[d] = config.window[d];
+        attributes.index[2 + d] = config.step[d] ? config.step[d] : config.window[d];
+        attributes.index[4 + d] = config.padding[d];
+    }
+    attributes.index[6] = (config.count_padding ? MPT__POOL_COUNTS_PADDING : 0) |
+                          (config.ceil_mode ? MPT__POOL_CEILING : 0);
+    return attributes;
+}
+
+static mpt__attributes mpt__adaptive_attributes(int64_t height, int64_t width) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = height;
+    attributes.index[1] = width;
+    attributes.index[6] = MPT__POOL_ADAPTIVE;
+    return attributes;
+}
+
+/* [N, C, L] as [N, C, 1, L], whose windows are one high. */
+static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
+                                    const mpt_pool_config *config) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    mpt__attributes attributes = mpt__pooling_attributes(config);
+    mpt__spares spares;
+    spares.count = 0;
+    if (!tensor) return mpt__null(context);
+    if (tensor->shape.rank != 3)
+        return mpt__refuse(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, L]",
+                           &tensor->shape);
+    mpt_shape shape = MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1,
+                                tensor->shape.dim[2]);
+    for (int k = 0; k < 6; k += 2) {
+        attributes.index[k + 1] = attributes.index[k];
+        attributes.index[k] = k < 4;
+    }
+    mpt_tensor flat = mpt__spare(&spares, mpt_reshape(x, shape));
+    mpt_tensor y = mpt__apply1(name, op, &flat, 1, &attributes);
+    if (!y.slot) return mpt__spares_end(&spares, y);
+    shape = mpt_get_shape(y);
+    shape.dim[2] = shape.dim[3];
+    shape.rank = 3;
+    return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
+}
+
+#define MPT__DEFINE_POOL(kind)                                                                \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
+        mpt__attributes attributes = mpt__pooling_attributes(config);                            \
+        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1,            \
+                           &attributes);                                                      \
+    }                                                                                         \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
+        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
+    }                                                                                         \
+    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height,         \
+                                                        int64_t width) {                      \
+        mpt__attributes attributes = mpt__adaptive_attributes(height, width);                 \
+        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1,   \
+                           &attributes);                                                      \
+    }                                                                                         \
+    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context,                       \
+                                                  const mpt_pool_config *config) {            \
+        return mpt__pooling_layer(context, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
+                               mpt__pooling_attributes(config));                                 \
+    }
+
+static mpt_module mpt__pooling_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                  mpt__attributes attributes) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    const char *missing = MPT__CHANNEL_NORMS;
+    if (module) module->attributes = attributes;
+    if (module && missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
+    return mpt__layer_made(context, module);
+}
+
+MPT__DEFINE_POOL(max)
+MPT__DEFINE_POOL(avg)
+#undef MPT__DEFINE_POOL
+
+MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height,
+                                                  int64_t width) {
+    return mpt__pooling_layer(context, "mpt_nn_adaptive_avg_pool2d", MPT__LAYER_avg_pool2d,
+                           mpt__adaptive_attributes(height, width));
+}
+
 /* ---------------------------------------------------------------------------------------------
  * 67_attention.c: embedding and attention: functions and layers.
  * ------------------------------------------------------------------------------------------- */
@@ -26842,7 +27384,7 @@ static mpt__module *mpt__attention_layer(mpt_context *context, const char *call,
 
 /* ==== Embedding ==== */
 
-MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor weight, mpt_tensor ids, int64_t padding_index) {
+MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
     mpt_tensor in[2];
     in[0] = ids, in[1] = weight;
     mpt__attributes attributes = mpt__no_attributes;
@@ -28892,6 +29434,16 @@ MPTRAIN_API mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform
  * the checksums of PNG chunks and, with a manifest, SHA-256 on their way.
  * ------------------------------------------------------------------------------------------- */
 
+MPTRAIN_API mpt_image_config mpt_image_config_default(void) {
+    mpt_image_config config;
+    memset(&config, 0, sizeof config);
+    config.channels = 3;
+    config.max_pixels = INT64_C(1) << 25;
+    return config;
+}
+
+#ifdef MPTRAIN_STB_IMAGE
+
 /* ==== SHA-256 (FIPS 180-4) ==== */
 
 typedef struct mpt__sha256 {
@@ -29132,16 +29684,6 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
 }
 
 /* ==== Image folders ==== */
-
-MPTRAIN_API mpt_image_config mpt_image_config_default(void) {
-    mpt_image_config config;
-    memset(&config, 0, sizeof config);
-    config.channels = 3;
-    config.max_pixels = INT64_C(1) << 25;
-    return config;
-}
-
-#ifdef MPTRAIN_STB_IMAGE
 
 MPT__FOREIGN_CODE_BEGIN
 #ifdef MPTRAIN_STB_IMAGE_IMPLEMENTATION
@@ -29678,6 +30220,910 @@ MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory,
 }
 
 /* ---------------------------------------------------------------------------------------------
+ * 71_text.c: tokenizers (characters, byte-level BPE) and windows of tokens as samples.
+ *
+ * Files are checked while they are read; what is allocated for them is a few times their size.
+ * ------------------------------------------------------------------------------------------- */
+
+#define MPT__MAX_TEXT_FILE (INT64_C(1) << 30) /* of a vocabulary or merges: places are 32-bit */
+#define MPT__WINDOW_STREAM UINT64_C(0x77696e646f77) /* "window" */
+
+/* ==== Characters ==== */
+
+/* The bytes that the first character takes, or 0 if they are no UTF-8. */
+static size_t mpt__utf8_read(const uint8_t *p, size_t n, uint32_t *code) {
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    if (n == 0) return 0;
+    const size_t size = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    if (size == 0 || size > n || p[0] > 0xf4) return 0;
+    *code = size == 1 ? p[0] : p[0] & (0x7fu >> size);
+    for (size_t i = 1; i < size; i++) {
+        if ((p[i] & 0xc0) != 0x80) return 0;
+        *code = *code << 6 | (p[i] & 0x3fu);
+    }
+    return *code < least[size] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0
+                                                                                          : size;
+}
+
+static size_t mpt__utf8_write(uint32_t code, uint8_t out[4]) {
+    const size_t size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (size_t i = size; i-- > 1; code >>= 6) out[i] = (uint8_t)(0x80 | (code & 0x3f));
+    out[0] = (uint8_t)(size == 1 ? code : (0xf00u >> size & 0xf0) | code);
+    return size;
+}
+
+/* Letters, numbers, white space: made by tools/unicode_classes.py, which says how to read it. */
+enum { MPT__MARK, MPT__LETTER, MPT__NUMBER, MPT__SPACE };
+static const char mpt__unicode_classes[] =
+    "J$7N%'a$K$@K&<K&N$'N&'H$'A+('1(')/(_%(_&(K\\$4S$\\$7@'('H37(C$(7,'([0(O4D$C=<G(`+O'X(O(Y%K$4+"
+    "(O/('`$+@-L$/,'D%'([&X&G.P$a$L$G'H$+4/0[%4'H$'0'`%G&@C((\?D%K(L*[)0'L%'@K$5K$(C%4_)('D%G$8;5L"
+    "$+-;,'D$_)X&Y$K$,/D%_)('L%K%5K$H$'P$_)('\\&;5K$()C%(O*L%\?a$W$L%_)('L&K$5G%)\?('4_)('`&75P$_$"
+    "4_),'D%'8/)@/5O%(\?4W+U&S$`$C)(+T$\?I$K$`'C)(+H$O$E$T$W'a&S%T$G)`%7P1O(T%)K$<;430'0+@/4W$T$')"
+    "K$<O.(GO%U$`%C%D%C/(SP%,J%(K&8O,10G'X$O%\\$K%\\$K%\\$S)P''4'1C'E%D%W/,K'([1]'L$E3[$L'_%H$W)Q("
+    "C'@'X._(H%Q$K$H([&X$-L$S(L&S'U&X$1L$S',C+H(3(;(+0[;D+WZ$('0O$0W$0W$8O$2O$Z&+:'b('E%(1;8)K$<C%"
+    "L/'4',K$('07<'('('(3(O$,3874')P)-7]]%S*],[%]Q%[&TP'W\?<30\?5',C1D%C/`,'F]$'4-'I&G$@7-0+4C.4/("
+    "K.(S5-3L$C'D)C%E'K$]&C$)_$E'K$a'_$DK$C[<D+CUY%D+[(,WD$0E%L$W+D%_&,]+K$`'G$,_/,_1(/(3(_%Y$;L$S"
+    ")\\$K)U&C%L%;0'(+)L$S&L$_%H&C'4_(T&)[$,7(M$L$_(`%/(C$5S$4_%0'0K)('0+,7,'(S&,O$@/T$K.([$<O1Y$D"
+    "%[FR%(K$(C4H'OP$L%_2H'S$T1_4I%K$@K&<K&P$K2D'CC$AC)I$G*I%+TAC/)`&E'X$U%(E$<['L$_&(C))`(E7D%_:("
+    "__%)D$_%-@a'H*Q&8]%G$(_&H+U*,-D+'`$C(E$C%D%Y&+(Y&P'C$(S&=7D%G*@E&D$E&D$G&E%`-MB<S'U$DM$O(8Y0L"
+    "$_&Q$3P&K%\\(Y%P&C'0W)M&[&(+,K$4W(D'E'C%0S'a$K$4',S(0K$0C)\\$3Q$L$'('5`&S(T-G(@_(I%C%8[),'L%"
+    "\?<7\\6W)L%39K$8G-T%+(I$D9_(H(3T'C)T%U$C%D'O(X$'AD+W&Q%S$4S@T1E+`&G)`$'(']$D-G)D%'('T&'L$C(@'"
+    "X%'P$[(P%'L%_R$H%'a$C',C'\\0G)X%'I$D%K(\\$E$DK$O%X:E%W%P(EC'C1D%GQ.`$CI'D]2EOI$[$,E-D%C'D%C)D"
+    "%3U$P%YF&_%H0_,('L+_,('T&SVO%UK9C'E/D7G[%(G&(_&(G&(_&(G&(_&(G&(_&(G&(M$K)DC*CC$DC$C)@I$\\$'HK"
+    "$[&L%S(5_$H_'a\?G$D)S+@9[$QE&O*)/)W2)H=CAEE%W$Q_-DE'GCCC&";
+
+#define MPT__CLASS_RUNS 1024
+
+/* ==== Tokenizers ==== */
+
+typedef struct mpt__merge {
+    int32_t left, right, rank, token; /* rank -1: an empty row */
+} mpt__merge;
+
+/* Memory with its size. */
+typedef struct mpt__memory {
+    void *at;
+    size_t bytes;
+} mpt__memory;
+
+enum {
+    MPT__TOKEN_TEXT,
+    MPT__TOKEN_PLACE,
+    MPT__TOKEN_SIZE,
+    MPT__TOKEN_FIND,
+    MPT__TOKEN_MERGES,
+    MPT__TOKEN_WORK,
+    MPT__TOKEN_PARTS
+};
+
+typedef struct mpt__tokenizer {
+    mpt__id id;
+    mpt__memory memory[MPT__TOKEN_PARTS];
+    int64_t count;
+    uint8_t *text;          /* of all tokens */
+    uint32_t *place, *size; /* of each in it */
+    uint32_t *find;         /* open addressing by the hash of the text: number + 1, 0 = empty */
+    size_t find_mask;
+    bool pairs;
+    mpt__merge *merges; /* open addressing by the pair */
+    size_t merge_mask;
+    int32_t of_byte[256]; /* -1: none */
+    uint32_t run_start[MPT__CLASS_RUNS];
+    uint8_t run_class[MPT__CLASS_RUNS];
+    int runs;
+} mpt__tokenizer;
+
+MPT__HANDLES(tokenizer, MPT__TOKENIZER)
+
+static void mpt__tokenizer_free(mpt_context *context, void *object) {
+    mpt__tokenizer *tokenizer = (mpt__tokenizer *)object;
+    for (int i = 0; i < MPT__TOKEN_PARTS; i++)
+        mpt__host_free(context, tokenizer->memory[i].at, tokenizer->memory[i].bytes);
+}
+
+/* A zeroed part of `count` elements; what it was is gone. NULL with an error recorded. */
+static void *mpt__tokenizer_part(mpt_context *context, mpt__tokenizer *tokenizer, int part,
+                                 int64_t count, size_t size) {
+    mpt__memory *memory = &tokenizer->memory[part];
+    mpt__host_free(context, memory->at, memory->bytes);
+    memory->bytes = (size_t)count * size;
+    memory->at = mpt__host_new(context, memory->bytes);
+    return memory->at;
+}
+
+/* The least power of two with a third of it free. */
+static size_t mpt__table_size(int64_t count) {
+    size_t size = 8;
+    while (size * 2 / 3 < (size_t)count) size *= 2;
+    return size;
+}
+
+/* The row of a token, or the empty one where it would be. */
+static uint32_t *mpt__token_row(const mpt__tokenizer *tokenizer, const uint8_t *text, size_t n) {
+    size_t at = (size_t)mpt__hash_bytes(0, text, n) & tokenizer->find_mask;
+    for (;; at = (at + 1) & tokenizer->find_mask) {
+        const uint32_t number = tokenizer->find[at];
+        if (number == 0 || (tokenizer->size[number - 1] == n &&
+                            memcmp(tokenizer->text + tokenizer->place[number - 1], text, n) == 0))
+            return &tokenizer->find[at];
+    }
+}
+
+static int64_t mpt__token_find(const mpt__tokenizer *tokenizer, const uint8_t *text, size_t n) {
+    return (int64_t)*mpt__token_row(tokenizer, text, n) - 1;
+}
+
+/* Fills `find`. Gives the first token that is there twice, -1 if none is, -2 on error. */
+static int64_t mpt__tokenizer_index(mpt_context *context, mpt__tokenizer *tokenizer) {
+    const size_t size = mpt__table_size(tokenizer->count);
+    tokenizer->find = (uint32_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_FIND,
+                                                      (int64_t)size, sizeof(uint32_t));
+    tokenizer->find_mask = size - 1;
+    for (int64_t i = 0; tokenizer->find && i < tokenizer->count; i++) {
+        uint32_t *row =
+            mpt__token_row(tokenizer, tokenizer->text + tokenizer->place[i], tokenizer->size[i]);
+        if (*row) return i;
+        *row = (uint32_t)i + 1;
+    }
+    return tokenizer->find ? -1 : -2;
+}
+
+/* Places for `count` tokens in `bytes` of text. */
+static bool mpt__tokenizer_room(mpt_context *context, mpt__tokenizer *tokenizer, int64_t count,
+                                int64_t bytes) {
+    tokenizer->count = count;
+    tokenizer->text =
+        (uint8_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_TEXT, bytes ? bytes : 1, 1);
+    tokenizer->place = (uint32_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_PLACE, count,
+                                                       sizeof(uint32_t));
+    tokenizer->size = (uint32_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_SIZE, count,
+                                                      sizeof(uint32_t));
+    return context->base.status == MPT_OK;
+}
+
+/* A whole file of at most `most` bytes, to be freed with *size; NULL with an error recorded. */
+static uint8_t *mpt__text_read(mpt_context *context, const char *path, int64_t most, size_t *size) {
+    mpt__reader file;
+    uint8_t *bytes = NULL;
+    if (!mpt__reader_open(&file, context, path)) return NULL;
+    *size = (size_t)file.size;
+    if (file.size < 1 || file.size > most)
+        mpt__error(context, MPT_ERROR_FORMAT, "%s: %lld bytes; expected 1 to %lld", path, file.size,
+                   most);
+    else
+        bytes = mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
+    mpt__reader_close(&file);
+    return bytes;
+}
+
+/* ==== Characters as tokens ==== */
+
+static bool mpt__char_fill(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+                           const uint8_t *text, size_t n, uint8_t *seen) {
+    int64_t count = 0, bytes = 0;
+    uint32_t code = 0;
+    for (size_t at = 0, size; at < n; at += size) {
+        size = mpt__utf8_read(text + at, n - at, &code);
+        if (size == 0)
+            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: byte %lld begins no UTF-8 character",
+                               path, (int64_t)at);
+        count += !(seen[code / 8] >> code % 8 & 1);
+        bytes += !(seen[code / 8] >> code % 8 & 1) ? (int64_t)size : 0;
+        seen[code / 8] |= (uint8_t)(1 << code % 8);
+    }
+    if (!mpt__tokenizer_room(context, tokenizer, count, bytes)) return false;
+    uint32_t place = 0;
+    for (code = 0, count = 0; code <= 0x10ffff; code++) {
+        uint8_t utf8[4];
+        if (!(seen[code / 8] >> code % 8 & 1)) continue;
+        const size_t size = mpt__utf8_write(code, utf8);
+        memcpy(tokenizer->text + place, utf8, size);
+        tokenizer->place[count] = place, tokenizer->size[count++] = (uint32_t)size;
+        place += (uint32_t)size;
+    }
+    return mpt__tokenizer_index(context, tokenizer) == -1;
+}
+
+static bool mpt__char_load(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+                           const char *unused) {
+    const size_t seen_bytes = 0x110000 / 8;
+    size_t n = 0;
+    (void)unused;
+    uint8_t *text = mpt__text_read(context, path, PTRDIFF_MAX, &n);
+    uint8_t *seen = text ? (uint8_t *)mpt__host_new(context, seen_bytes) : NULL;
+    const bool good = seen && mpt__char_fill(context, tokenizer, path, text, n, seen);
+    mpt__host_free(context, text, n);
+    mpt__host_free(context, seen, seen_bytes);
+    return good;
+}
+
+/* ==== The files of byte-level BPE ==== */
+
+/* In these files each byte is written as one visible character: itself where it is one, else one
+   from 256 on. -1: not such a character. */
+static int mpt__byte_of(uint32_t code) {
+    if ((code >= 33 && code <= 126) || (code >= 161 && code <= 172) || (code >= 174 && code <= 255))
+        return (int)code;
+    const uint32_t k = code - 256;
+    if (code < 256 || k > 67) return -1;
+    return (int)(k < 33 ? k : k < 67 ? 127 + (k - 33) : 173);
+}
+
+/* A text that is being parsed; `fault` says what is wrong at `at`. */
+typedef struct mpt__parse {
+    const uint8_t *p;
+    size_t n, at;
+    const char *fault;
+} mpt__parse;
+
+static bool mpt__parse_fault(mpt__parse *parse, const char *fault) {
+    parse->fault = fault;
+    return false;
+}
+
+/* Skips white space; the byte then next, 0 at the end. */
+static uint8_t mpt__parse_peek(mpt__parse *parse) {
+    while (parse->at < parse->n) {
+        const uint8_t c = parse->p[parse->at];
+        if (c != ' ' && c != '\t' && c != '\n' && c != '\r') return c;
+        parse->at++;
+    }
+    return 0;
+}
+
+static bool mpt__parse_expect(mpt__parse *parse, uint8_t c, const char *fault) {
+    if (mpt__parse_peek(parse) != c) return mpt__parse_fault(parse, fault);
+    parse->at++;
+    return true;
+}
+
+/* One character of a JSON string. */
+static bool mpt__parse_char(mpt__parse *parse, uint32_t *code) {
+    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+    const size_t size = mpt__utf8_read(parse->p + parse->at, parse->n - parse->at, code);
+    if (size == 0) return mpt__parse_fault(parse, "no UTF-8 character");
+    parse->at += size;
+    if (*code != '\\') return *code >= 32 || mpt__parse_fault(parse, "a control character");
+    if (parse->at >= parse->n) return mpt__parse_fault(parse, "the file ends in a string");
+    const uint8_t c = parse->p[parse->at++];
+    for (int i = 0; letters[i]; i++)
+        if (c == (uint8_t)letters[i]) return *code = (uint8_t)meanings[i], true;
+    if (c != 'u' || parse->n - parse->at < 4) return mpt__parse_fault(parse, "no known escape");
+    *code = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint8_t d = parse->p[parse->at++], low = d | 32;
+        if (!((d >= '0' && d <= '9') || (low >= 'a' && low <= 'f')))
+            return mpt__parse_fault(parse, "an escape without four hexadecimal digits");
+        *code = *code * 16 + (uint32_t)(d <= '9' ? d - '0' : low - 'a' + 10);
+    }
+    return true;
+}
+
+/* A JSON string of bytes written as characters; out (or NULL) has room for all that is left. */
+static bool mpt__parse_string(mpt__parse *parse, uint8_t *out, size_t *size) {
+    *size = 0;
+    if (!mpt__parse_expect(parse, '"', "expected a string")) return false;
+    while (parse->at < parse->n && parse->p[parse->at] != '"') {
+        uint32_t code;
+        if (!mpt__parse_char(parse, &code)) return false;
+        const int byte = mpt__byte_of(code);
+        if (byte < 0) return mpt__parse_fault(parse, "a character that stands for no byte");
+        if (out) out[*size] = (uint8_t)byte;
+        ++*size;
+    }
+    if (*size == 0) return mpt__parse_fault(parse, "an empty token, or none");
+    return mpt__parse_expect(parse, '"', "the file ends in a string");
+}
+
+static bool mpt__parse_number(mpt__parse *parse, int64_t *value) {
+    const uint8_t first = mpt__parse_peek(parse);
+    if (first < '0' || first > '9') return mpt__parse_fault(parse, "expected a number from 0 on");
+    for (*value = 0; parse->at < parse->n; parse->at++) {
+        const uint8_t c = parse->p[parse->at];
+        if (c < '0' || c > '9') break;
+        *value = *value * 10 + (c - '0');
+        if (*value > INT32_MAX) return mpt__parse_fault(parse, "a number beyond 2^31");
+    }
+    return true;
+}
+
+/* The object of tokens and numbers: counts them, or fills a tokenizer that has room for them. */
+static bool mpt__parse_vocabulary(mpt__parse *parse, mpt__tokenizer *tokenizer, int64_t *count,
+                                  int64_t *bytes) {
+    *count = *bytes = 0;
+    if (!mpt__parse_expect(parse, '{', "expected an object, {")) return false;
+    do {
+        size_t size;
+        int64_t number;
+        if (*count) parse->at++; /* the comma */
+        if (!mpt__parse_string(parse, tokenizer ? tokenizer->text + *bytes : NULL, &size) ||
+            !mpt__parse_expect(parse, ':', "expected a colon") ||
+            !mpt__parse_number(parse, &number))
+            return false;
+        if (tokenizer) {
+            if (number >= tokenizer->count)
+                return mpt__parse_fault(parse, "numbers are not 0 to the number of tokens - 1");
+            if (tokenizer->size[number]) return mpt__parse_fault(parse, "a number given twice");
+            tokenizer->place[number] = (uint32_t)*bytes;
+            tokenizer->size[number] = (uint32_t)size;
+        }
+        *bytes += (int64_t)size, ++*count;
+    } while (mpt__parse_peek(parse) == ',');
+    if (!mpt__parse_expect(parse, '}', "expected a comma or }")) return false;
+    return mpt__parse_peek(parse) == 0 && parse->at == parse->n
+               ? true
+               : mpt__parse_fault(parse, "something after the object");
+}
+
+static bool mpt__bpe_vocabulary(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+                                const uint8_t *text, size_t n) {
+    mpt__parse parse = {text, n, 0, NULL};
+    int64_t count, bytes;
+    if (mpt__parse_vocabulary(&parse, NULL, &count, &bytes)) {
+        if (!mpt__tokenizer_room(context, tokenizer, count, bytes)) return false;
+        parse.at = 0;
+        mpt__parse_vocabulary(&parse, tokenizer, &count, &bytes);
+    }
+    if (parse.fault)
+        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: byte %lld: %s", path, (int64_t)parse.at,
+                           parse.fault);
+    const int64_t twice = mpt__tokenizer_index(context, tokenizer);
+    if (twice >= 0)
+        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: token %lld is spelled as an earlier one",
+                           path, twice);
+    for (int i = 0; i < 256 && twice == -1; i++) {
+        const uint8_t byte = (uint8_t)i;
+        tokenizer->of_byte[i] = (int32_t)mpt__token_find(tokenizer, &byte, 1);
+    }
+    return twice == -1;
+}
+
+/* The row of a pair, or the empty one where it would be. */
+static mpt__merge *mpt__merge_row(const mpt__tokenizer *tokenizer, int32_t left, int32_t right) {
+    size_t at = (size_t)mpt__hash_u64((uint64_t)(uint32_t)left, (uint64_t)(uint32_t)right) &
+                tokenizer->merge_mask;
+    for (;; at = (at + 1) & tokenizer->merge_mask) {
+        mpt__merge *row = &tokenizer->merges[at];
+        if (row->rank < 0 || (row->left == left && row->right == right)) return row;
+    }
+}
+
+/* One line "left right" of n bytes; NULL if it is good, else what is wrong. `bytes` has room for
+   the line. */
+static const char *mpt__merge_line(const mpt__tokenizer *tokenizer, const uint8_t *line, size_t n,
+                                   int32_t rank, uint8_t *bytes) {
+    size_t length = 0, left = 0;
+    for (size_t at = 0, size; at < n; at += size) {
+        uint32_t code;
+        size = mpt__utf8_read(line + at, n - at, &code);
+        if (size && code == ' ' && left == 0 && length > 0) {
+            left = length;
+            continue;
+        }
+        const int byte = size ? mpt__byte_of(code) : -1;
+        if (byte < 0) return "has a character that stands for no byte";
+        bytes[length++] = (uint8_t)byte;
+    }
+    if (left == 0 || left == length) return "is not two tokens with a space between them";
+    const int64_t a = mpt__token_find(tokenizer, bytes, left);
+    const int64_t b = mpt__token_find(tokenizer, bytes + left, length - left);
+    const int64_t both = mpt__token_find(tokenizer, bytes, length);
+    if (a < 0 || b < 0 || both < 0) return "makes, or is made of, what is not in the vocabulary";
+    mpt__merge *row = mpt__merge_row(tokenizer, (int32_t)a, (int32_t)b);
+    if (row->rank >= 0) return "repeats an earlier one";
+    row->left = (int32_t)a, row->right = (int32_t)b;
+    row->token = (int32_t)both, row->rank = rank;
+    return NULL;
+}
+
+static bool mpt__bpe_merges(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+                            const uint8_t *text, size_t n, uint8_t *bytes) {
+    int64_t lines = 1, number = 1;
+    int32_t rank = 0;
+    for (size_t i = 0; i < n; i++) lines += text[i] == '\n';
+    const size_t size = mpt__table_size(lines);
+    tokenizer->merges = (mpt__merge *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_MERGES,
+                                                          (int64_t)size, sizeof(mpt__merge));
+    if (!tokenizer->merges) return false;
+    tokenizer->merge_mask = size - 1;
+    for (size_t i = 0; i < size; i++) tokenizer->merges[i].rank = -1;
+    for (size_t at = 0, end; at < n; at = end + 1, number++) {
+        size_t length;
+        for (end = at; end < n && text[end] != '\n';) end++;
+        length = end - at;
+        if (length > 0 && text[end - 1] == '\r') length--;
+        if (length == 0 || (at == 0 && length >= 8 && memcmp(text, "#version", 8) == 0)) continue;
+        const char *fault = mpt__merge_line(tokenizer, text + at, length, rank++, bytes);
+        if (fault)
+            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: line %lld %s", path, number, fault);
+    }
+    return true;
+}
+
+static void mpt__classes_read(mpt__tokenizer *tokenizer) {
+    uint32_t start = 0;
+    tokenizer->runs = 1;
+    for (const char *p = mpt__unicode_classes; *p; tokenizer->runs++) {
+        uint32_t value = 0, digit;
+        int shift = 0;
+        do {
+            digit = (uint32_t)(*p++ - 35);
+            value |= (digit & 31) << shift;
+            shift += 5;
+        } while (digit >= 32);
+        start += value / 4;
+        tokenizer->run_start[tokenizer->runs] = start;
+        tokenizer->run_class[tokenizer->runs] = (uint8_t)(value % 4);
+    }
+}
+
+static bool mpt__bpe_load(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+                          const char *merges_path) {
+    size_t n = 0, n_merges = 0;
+    uint8_t *text = mpt__text_read(context, path, MPT__MAX_TEXT_FILE, &n);
+    bool good = text && mpt__bpe_vocabulary(context, tokenizer, path, text, n);
+    mpt__host_free(context, text, n);
+    if (!good) return false;
+    text = mpt__text_read(context, merges_path, MPT__MAX_TEXT_FILE, &n_merges);
+    uint8_t *bytes = text ? (uint8_t *)mpt__host_new(context, n_merges) : NULL;
+    good = bytes && mpt__bpe_merges(context, tokenizer, merges_path, text, n_merges, bytes);
+    mpt__host_free(context, bytes, n_merges);
+    mpt__host_free(context, text, n_merges);
+    tokenizer->pairs = true;
+    mpt__classes_read(tokenizer);
+    return good;
+}
+
+static mpt_tokenizer
+mpt__tokenizer_make(mpt_context *context, const char *path, const char *merges_path,
+                    bool (*load)(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+                                 const char *merges_path)) {
+    mpt__tokenizer *made = NULL;
+    if (!path || !merges_path)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL",
+                   load == mpt__char_load ? "path"
+                   : path                 ? "merges_path"
+                                          : "vocabulary_path");
+    else
+        made = (mpt__tokenizer *)mpt__object_make(context, MPT__TOKENIZER, sizeof *made);
+    if (made && !load(context, made, path, merges_path)) {
+        mpt__object_free(context, MPT__TOKENIZER, made->id.slot);
+        made = NULL;
+    }
+    return mpt__tokenizer_handle(context, made);
+}
+
+MPTRAIN_API mpt_tokenizer mpt_char_tokenizer(mpt_context *context, const char *path) {
+    if (!mpt__enter(context, "mpt_char_tokenizer") || mpt__no_files(context))
+        return mpt__tokenizer_handle(context, NULL);
+    return mpt__tokenizer_make(context, path, "", mpt__char_load);
+}
+
+MPTRAIN_API mpt_tokenizer mpt_bpe_tokenizer(mpt_context *context, const char *vocabulary_path,
+                                            const char *merges_path) {
+    if (!mpt__enter(context, "mpt_bpe_tokenizer") || mpt__no_files(context))
+        return mpt__tokenizer_handle(context, NULL);
+    return mpt__tokenizer_make(context, vocabulary_path, merges_path, mpt__bpe_load);
+}
+
+/* ==== Encoding ==== */
+
+/* Where tokens go: counted, and written while there is room, as int32 or in `width` bytes. */
+typedef struct mpt__token_sink {
+    int32_t *tokens;
+    uint8_t *packed;
+    int width;
+    int64_t count, capacity;
+} mpt__token_sink;
+
+static void mpt__token_put(mpt__token_sink *sink, int32_t token) {
+    const int64_t i = sink->count++;
+    if (i >= sink->capacity) return;
+    if (sink->tokens) sink->tokens[i] = token;
+    for (int k = 0; sink->packed && k < sink->width; k++)
+        sink->packed[i * sink->width + k] = (uint8_t)((uint32_t)token >> 8 * k);
+}
+
+/* The class of the first character and its size; bytes that are no UTF-8 are marks. */
+static int mpt__class_of(const mpt__tokenizer *tokenizer, const uint8_t *p, size_t n,
+                         size_t *size) {
+    uint32_t code = 0;
+    int low = 0, high = tokenizer->runs;
+    *size = mpt__utf8_read(p, n, &code);
+    if (*size == 0) return *size = 1, MPT__MARK;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (tokenizer->run_start[middle] <= code)
+            low = middle;
+        else
+            high = middle;
+    }
+    return tokenizer->run_class[low];
+}
+
+/* The first piece of GPT-2's pattern
+   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
+static size_t mpt__piece(const mpt__tokenizer *tokenizer, const uint8_t *p, size_t n) {
+    static const char *const endings[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
+    size_t at = p[0] == ' ', size, last = 0;
+    for (size_t i = 0; i < sizeof endings / sizeof *endings && p[0] == '\''; i++) {
+        const size_t length = strlen(endings[i]);
+        if (n >= length && memcmp(p, endings[i], length) == 0) return length;
+    }
+    const int kind = at < n ? mpt__class_of(tokenizer, p + at, n - at, &size) : MPT__SPACE;
+    if (kind == MPT__SPACE) at = 0;
+    while (at < n && mpt__class_of(tokenizer, p + at, n - at, &size) == kind) {
+        at += size;
+        last = size;
+    }
+    /* The last of several spaces belongs to what follows. */
+    return kind == MPT__SPACE && at < n && at > last ? at - last : at;
+}
+
+/* What a piece is cut into while its pairs are merged. */
+typedef struct mpt__symbols {
+    int32_t *token, *next, *before; /* token -1: merged away; next, before: -1 at the ends */
+    uint64_t *heap;                 /* rank << 32 | place, the least first */
+    size_t heap_size;
+} mpt__symbols;
+
+static void mpt__heap_push(mpt__symbols *s, uint64_t key) {
+    size_t i = s->heap_size++;
+    for (; i > 0 && s->heap[(i - 1) / 2] > key; i = (i - 1) / 2) s->heap[i] = s->heap[(i - 1) / 2];
+    s->heap[i] = key;
+}
+
+static uint64_t mpt__heap_pop(mpt__symbols *s) {
+    const uint64_t top = s->heap[0], key = s->heap[--s->heap_size];
+    size_t i = 0, child;
+    while ((child = 2 * i + 1) < s->heap_size) {
+        child += child + 1 < s->heap_size && s->heap[child + 1] < s->heap[child];
+        if (s->heap[child] >= key) break;
+        s->heap[i] = s->heap[child];
+        i = child;
+    }
+    s->heap[i] = key;
+    return top;
+}
+
+/* The merge of a symbol and the one after it; NULL if there is none. */
+static const mpt__merge *mpt__symbol_merge(const mpt__tokenizer *tokenizer, const mpt__symbols *s,
+                                           int32_t at) {
+    if (at < 0 || s->token[at] < 0 || s->next[at] < 0) return NULL;
+    const mpt__merge *row = mpt__merge_row(tokenizer, s->token[at], s->token[s->next[at]]);
+    return row->rank < 0 ? NULL : row;
+}
+
+static void mpt__symbol_offer(const mpt__tokenizer *tokenizer, mpt__symbols *s, int32_t at) {
+    const mpt__merge *merge = mpt__symbol_merge(tokenizer, s, at);
+    if (merge) mpt__heap_push(s, (uint64_t)(uint32_t)merge->rank << 32 | (uint32_t)at);
+}
+
+/* The tokens of a piece: again and again the pair of the least rank, leftmost first, is merged. */
+static void mpt__piece_encode(const mpt__tokenizer *tokenizer, mpt__symbols *s, const uint8_t *p,
+                              int32_t n, mpt__token_sink *sink) {
+    for (int32_t i = 0; i < n; i++) {
+        s->token[i] = tokenizer->of_byte[p[i]];
+        s->next[i] = i + 1 < n ? i + 1 : -1;
+        s->before[i] = i - 1;
+    }
+    s->heap_size = 0;
+    for (int32_t i = 0; i + 1 < n; i++) mpt__symbol_offer(tokenizer, s, i);
+    while (s->heap_size > 0) {
+        const uint64_t key = mpt__heap_pop(s);
+        const int32_t at = (int32_t)(key & 0xffffffffu);
+        const mpt__merge *merge = mpt__symbol_merge(tokenizer, s, at);
+        if (!merge || (uint64_t)(uint32_t)merge->rank != key >> 32) continue; /* out of date */
+        const int32_t gone = s->next[at];
+        s->token[at] = merge->token;
+        s->token[gone] = -1;
+        s->next[at] = s->next[gone];
+        if (s->next[at] >= 0) s->before[s->next[at]] = at;
+        mpt__symbol_offer(tokenizer, s, s->before[at]);
+        mpt__symbol_offer(tokenizer, s, at);
+    }
+    for (int32_t i = 0; i >= 0; i = s->next[i]) mpt__token_put(sink, s->token[i]);
+}
+
+/* Room for the symbols of a piece of n bytes, which the tokenizer keeps. */
+static bool mpt__symbols_room(mpt_context *context, mpt__tokenizer *tokenizer, size_t n,
+                              mpt__symbols *s) {
+    const size_t each = 3 * sizeof(int32_t) + 3 * sizeof(uint64_t);
+    mpt__memory *work = &tokenizer->memory[MPT__TOKEN_WORK];
+    if (n > INT32_MAX / 2)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "a word of %lld bytes", (int64_t)n);
+    if (work->bytes < n * each && !mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_WORK,
+                                                       (int64_t)(n < 64 ? 64 : 2 * n), each))
+        return work->bytes = 0, false;
+    const size_t room = work->bytes / each;
+    s->heap = (uint64_t *)work->at;
+    s->token = (int32_t *)(void *)(s->heap + 3 * room);
+    s->next = s->token + room;
+    s->before = s->next + room;
+    return true;
+}
+
+static bool mpt__text_encode(mpt_context *context, mpt__tokenizer *tokenizer, const uint8_t *text,
+                             size_t n, mpt__token_sink *sink) {
+    mpt__symbols symbols;
+    for (size_t at = 0, size; at < n; at += size) {
+        uint32_t code = 0;
+        if (!tokenizer->pairs) {
+            size = mpt__utf8_read(text + at, n - at, &code);
+            const int64_t token = size ? mpt__token_find(tokenizer, text + at, size) : -1;
+            if (token < 0)
+                return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                                   "byte %lld begins no character of the vocabulary", (int64_t)at);
+            mpt__token_put(sink, (int32_t)token);
+            continue;
+        }
+        size = mpt__piece(tokenizer, text + at, n - at);
+        for (size_t i = at; i < at + size; i++)
+            if (tokenizer->of_byte[text[i]] < 0)
+                return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                                   "byte %lld, which is %d, has no token", (int64_t)i,
+                                   (int)text[i]);
+        if (!mpt__symbols_room(context, tokenizer, size, &symbols)) return false;
+        mpt__piece_encode(tokenizer, &symbols, text + at, (int32_t)size, sink);
+    }
+    return true;
+}
+
+MPTRAIN_API int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
+    const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_vocabulary_size");
+    return found ? found->count : -1;
+}
+
+MPTRAIN_API int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
+    const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_token_of");
+    if (!found) return -1;
+    if (text) return mpt__token_find(found, (const uint8_t *)text, bytes);
+    mpt__error(tokenizer.context, MPT_ERROR_ARGUMENT, "text is NULL");
+    return -1;
+}
+
+MPTRAIN_API int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes,
+                               int32_t *tokens, int64_t capacity) {
+    mpt_context *context = tokenizer.context;
+    mpt__token_sink sink = {tokens, NULL, 0, 0, capacity};
+    mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_encode");
+    if (!found) return -1;
+    if ((!text && bytes) || (!tokens && capacity) || capacity < 0)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s",
+                   (int64_t)bytes, text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
+    else if (mpt__text_encode(context, found, (const uint8_t *)text, bytes, &sink))
+        return sink.count;
+    return -1;
+}
+
+MPTRAIN_API int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count,
+                               char *text, int64_t capacity) {
+    mpt_context *context = tokenizer.context;
+    const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_decode");
+    int64_t length = 0;
+    if (!found) return -1;
+    if (count < 0 || (!tokens && count) || (!text && capacity) || capacity < 0) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
+                   tokens ? "" : " at NULL", capacity, text ? "" : " at NULL");
+        return -1;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        if (tokens[i] < 0 || tokens[i] >= found->count) {
+            mpt__error(context, MPT_ERROR_INDEX, "token %lld is %d; the vocabulary has %lld", i,
+                       (int)tokens[i], found->count);
+            return -1;
+        }
+        const uint8_t *from = found->text + found->place[tokens[i]];
+        const int64_t size = found->size[tokens[i]];
+        for (int64_t k = 0; k < size && length + k < capacity; k++)
+            text[length + k] = (char)from[k];
+        length += size;
+    }
+    return length;
+}
+
+MPTRAIN_API mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
+    mpt_context *context = tokenizer.context;
+    if (!context) return MPT_ERROR_HANDLE;
+    mpt__enter(context, "mpt_tokenizer_destroy");
+    if (!mpt__tokenizer_at(context, tokenizer)) return context->base.status;
+    mpt__object_free(context, MPT__TOKENIZER, tokenizer.slot);
+    return MPT_OK;
+}
+
+/* ==== Windows ==== */
+
+MPTRAIN_API mpt_window_config mpt_window_config_default(void) {
+    mpt_window_config config;
+    memset(&config, 0, sizeof config);
+    config.block = 128;
+    return config;
+}
+
+/* A row of tokens, in memory (owned[1]) or in a file. */
+typedef struct mpt__tokens {
+    mpt_window_config config;
+    int64_t count;
+    int width; /* bytes of each, low one first */
+    const uint8_t *bytes;
+    char path[MPT__PATH_SIZE];
+} mpt__tokens;
+
+/* Reads part of the file; false with a sentence in `error`. */
+static bool mpt__tokens_read(const mpt__base *base, const mpt__tokens *tokens, int64_t first,
+                             size_t bytes, uint8_t *to, char *error) {
+    const mpt_io *io = &base->io;
+    void *file = io->open && io->seek && io->read ? io->open(io->user, tokens->path, 'r') : NULL;
+    if (!file) {
+        mpt__format_text(error, MPT__SAMPLE_ERROR, "cannot open %s: %s", tokens->path,
+                         mpt__io_reason(base));
+        return false;
+    }
+    const bool good = io->seek(io->user, file, first * tokens->width) &&
+                      io->read(io->user, file, to, bytes) == bytes;
+    if (!good)
+        mpt__format_text(error, MPT__SAMPLE_ERROR, "%s: cannot read %lld bytes at byte %lld: %s",
+                         tokens->path, (int64_t)bytes, first * tokens->width, mpt__io_reason(base));
+    if (io->close) io->close(io->user, file);
+    return good;
+}
+
+static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
+                             void *input, void *target, char *error) {
+    const mpt__tokens *tokens = (const mpt__tokens *)dataset->state;
+    const mpt_window_config *config = &tokens->config;
+    const mpt__rng_key key = {mpt__hash_u64(seed, (uint64_t)at), MPT__WINDOW_STREAM, 0};
+    const int64_t block = config->block;
+    int64_t *x = (int64_t *)input, *y = (int64_t *)target;
+    int64_t first = at * config->stride;
+    if (config->random)
+        first = (int64_t)mpt__random_below(key, 0, (uint64_t)(tokens->count - block));
+    const uint8_t *bytes = tokens->bytes ? tokens->bytes + first * tokens->width : work;
+    if (!tokens->bytes && !mpt__tokens_read(dataset->base, tokens, first,
+                                            (size_t)((block + 1) * tokens->width), work, error))
+        return false;
+    for (int64_t i = 0; i <= block; i++) {
+        const int64_t token =
+            (int64_t)mpt__load_little_endian(bytes + i * tokens->width, (size_t)tokens->width);
+        if (config->vocabulary > 0 && token >= config->vocabulary) {
+            mpt__format_text(error, MPT__SAMPLE_ERROR,
+                             "token %lld of the row is %lld; the vocabulary has %lld", first + i,
+                             token, config->vocabulary);
+            return false;
+        }
+        if (i < block) x[i] = token;
+        if (i > 0) y[i - 1] = token;
+    }
+    return true;
+}
+
+/* Checks a config and fills in what it leaves open; the number of windows, 0 with an error. */
+static int64_t mpt__window_count(mpt_context *context, mpt_window_config *config, int64_t count) {
+    if (config->block < 1 || config->block > MPT__MAX_TEXT_FILE || config->stride < 0 ||
+        config->samples < 0 || config->vocabulary < 0)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "block %lld, stride %lld, samples %lld, vocabulary %lld: block is at "
+                           "least 1, the others at least 0",
+                           config->block, config->stride, config->samples, config->vocabulary);
+    if (count <= config->block)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "%lld tokens; windows of %lld and the token after them need %lld", count,
+                           config->block, config->block + 1);
+    if (config->stride == 0) config->stride = config->block;
+    const int64_t beside = (count - 1 - config->block) / config->stride + 1;
+    return config->random && config->samples > 0 ? config->samples : beside;
+}
+
+/* A dataset of windows of what `tokens` describes; its bytes, if it has any, go over to it. */
+static mpt__dataset *mpt__window_new(mpt_context *context, mpt__tokens *tokens, size_t bytes) {
+    mpt_user_dataset_config samples;
+    mpt__dataset *dataset = NULL;
+    memset(&samples, 0, sizeof samples);
+    samples.count = mpt__window_count(context, &tokens->config, tokens->count);
+    samples.dtype = samples.target_dtype = MPT_I64;
+    samples.shape = samples.target_shape = MPT_SHAPE(tokens->config.block);
+    if (samples.count > 0) dataset = mpt__dataset_new(context, &samples);
+    if (dataset) {
+        dataset->owned_bytes[0] = sizeof *tokens;
+        dataset->owned[0] = mpt__allocate(&context->base, sizeof *tokens, MPT_MEMORY_DATA);
+        if (dataset->owned[0]) {
+            memcpy(dataset->owned[0], tokens, sizeof *tokens);
+            dataset->owned[1] = (void *)(uintptr_t)tokens->bytes, dataset->owned_bytes[1] = bytes;
+            dataset->state = dataset->owned[0];
+            dataset->make = mpt__window_make;
+            if (!tokens->bytes)
+                dataset->work_bytes = (size_t)((tokens->config.block + 1) * tokens->width);
+            return dataset;
+        }
+        mpt__dataset_release(context, dataset);
+    }
+    mpt__release(&context->base, (void *)(uintptr_t)tokens->bytes, bytes, MPT_MEMORY_DATA);
+    return NULL;
+}
+
+static void mpt__tokens_begin(mpt__tokens *tokens, const mpt_window_config *config) {
+    memset(tokens, 0, sizeof *tokens);
+    tokens->config = config ? *config : mpt_window_config_default();
+}
+
+MPTRAIN_API mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *values, int64_t count,
+                                         const mpt_window_config *config) {
+    mpt__tokens tokens;
+    mpt__dataset *dataset = NULL;
+    if (!mpt__enter(context, "mpt_token_memory")) return mpt__dataset_handle(context, NULL);
+    mpt__tokens_begin(&tokens, config);
+    tokens.width = (int)sizeof *values;
+    tokens.count = count;
+    if (!values || count < 1 || count > PTRDIFF_MAX / tokens.width) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld tokens%s", count, values ? "" : " at NULL");
+    } else if (mpt__window_count(context, &tokens.config, count) > 0) {
+        const size_t bytes = (size_t)count * sizeof *values;
+        uint8_t *copy = (uint8_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+        mpt__token_sink sink = {NULL, copy, tokens.width, 0, count};
+        for (int64_t i = 0; copy && i < count; i++) mpt__token_put(&sink, values[i]);
+        tokens.bytes = copy;
+        if (copy) dataset = mpt__window_new(context, &tokens, bytes);
+    }
+    return mpt__dataset_publish(context, dataset);
+}
+
+MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, int bytes_per_token,
+                                       const mpt_window_config *config) {
+    mpt__tokens tokens;
+    mpt__reader file;
+    mpt__dataset *dataset = NULL;
+    if (!mpt__enter(context, "mpt_token_file") || mpt__no_files(context))
+        return mpt__dataset_handle(context, NULL);
+    mpt__tokens_begin(&tokens, config);
+    tokens.width = bytes_per_token;
+    if (!path || strlen(path) >= sizeof tokens.path) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "path is %s", path ? "too long" : "NULL");
+    } else if (bytes_per_token != 1 && bytes_per_token != 2 && bytes_per_token != 4) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "bytes_per_token is %d; 1, 2 or 4",
+                   bytes_per_token);
+    } else if (mpt__reader_open(&file, context, path)) {
+        mpt__reader_close(&file);
+        memcpy(tokens.path, path, strlen(path));
+        tokens.count = file.size / bytes_per_token;
+        if (file.size % bytes_per_token != 0)
+            mpt__error(context, MPT_ERROR_FORMAT, "%s: %lld bytes are not tokens of %d", path,
+                       file.size, bytes_per_token);
+        else
+            dataset = mpt__window_new(context, &tokens, 0);
+    }
+    return mpt__dataset_publish(context, dataset);
+}
+
+MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
+                                      const mpt_window_config *config) {
+    mpt_context *context = tokenizer.context;
+    mpt__tokens tokens;
+    mpt__dataset *dataset = NULL;
+    size_t n = 0;
+    mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_text_file");
+    if (!found || mpt__no_files(context)) return mpt__dataset_handle(context, NULL);
+    mpt__tokens_begin(&tokens, config);
+    tokens.width = found->count <= 256 ? 1 : found->count <= 65536 ? 2 : 4;
+    if (!path) mpt__error(context, MPT_ERROR_ARGUMENT, "path is NULL");
+    uint8_t *text = path ? mpt__text_read(context, path, PTRDIFF_MAX, &n) : NULL;
+    mpt__token_sink sink = {NULL, NULL, tokens.width, 0, 0};
+    if (text && mpt__text_encode(context, found, text, n, &sink) &&
+        mpt__window_count(context, &tokens.config, sink.count) > 0) {
+        const size_t bytes = (size_t)(sink.count * tokens.width);
+        sink.packed = (uint8_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+        tokens.count = sink.capacity = sink.count;
+        tokens.bytes = sink.packed;
+        sink.count = 0;
+        if (sink.packed) {
+            mpt__text_encode(context, found, text, n, &sink);
+            dataset = mpt__window_new(context, &tokens, bytes);
+        }
+    }
+    mpt__host_free(context, text, n);
+    return mpt__dataset_publish(context, dataset);
+}
+
+/* ---------------------------------------------------------------------------------------------
  * 72_loader.c: batches from a dataset, shuffled, converted, made ahead by worker threads.
  *
  * Batches lie in a ring of slots that the owner's thread allocates when the loader is made. A
@@ -29692,6 +31138,7 @@ MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory,
 
 #define MPT__LOADER_STREAM UINT64_C(0x6f72646572)   /* "order" */
 #define MPT__SAMPLE_STREAM UINT64_C(0x73616d706c65) /* "sample" */
+#define MPT__WEIGHT_STREAM UINT64_C(0x776569676874) /* "weight" */
 
 /* Inputs and targets of a batch. */
 enum { MPT__BATCH_X, MPT__BATCH_Y, MPT__BATCH_PARTS };
@@ -29701,7 +31148,9 @@ typedef struct mpt__loader_slot {
     uint32_t storage[MPT__BATCH_PARTS]; /* 0: a part that there is not */
     void *memory[MPT__BATCH_PARTS];     /* where workers write: the storage's own, or staging */
     bool ready;
-    int64_t failed; /* sample that could not be made, -1 = none */
+    int64_t size;    /* samples made */
+    int64_t failed;  /* the first that could not be made, -1 = none */
+    int64_t skipped; /* how many were left out for that */
     char error[MPT__SAMPLE_ERROR];
 } mpt__loader_slot;
 
@@ -29720,8 +31169,9 @@ struct mpt__loader {
     mpt__dataset *dataset; /* referenced */
     mpt_loader_config config;
     mpt__delivery delivery;
-    int64_t batches;                       /* per epoch */
+    int64_t batches, samples;              /* per epoch */
     int64_t *order;                        /* of the epoch; NULL without shuffling */
+    double *weight_sums;                   /* of the samples up to each; NULL without weights */
     size_t sample_bytes[MPT__BATCH_PARTS]; /* 0: a part that there is not */
     bool staged;                           /* the device cannot be written to: upload */
 
@@ -29738,7 +31188,7 @@ struct mpt__loader {
     uint64_t epoch_seed; /* of its samples' seeds */
     int64_t next;        /* number of the next batch in it */
     bool held;           /* batch next - 1 is in the user's hands */
-    int64_t delivered;
+    int64_t delivered, delivered_samples, skipped;
     double seconds_waited;
     mpt_tensor batch[MPT__BATCH_PARTS]; /* handles of the batch in use; slot 0 = none */
 
@@ -29754,7 +31204,7 @@ struct mpt__loader {
 
 /* Samples in a batch of the epoch. */
 static int64_t mpt__batch_size(const mpt__loader *loader, int64_t number) {
-    int64_t left = loader->dataset->count - number * loader->config.batch;
+    int64_t left = loader->samples - number * loader->config.batch;
     return left < loader->config.batch ? left : loader->config.batch;
 }
 
@@ -29765,19 +31215,28 @@ static void *mpt__slot_sample(const mpt__loader *loader, const mpt__loader_slot 
     return memory ? memory + (size_t)i * loader->sample_bytes[part] : NULL;
 }
 
-/* Fills a slot, up to the first sample that fails. Any thread. */
+/* Fills a slot, up to the first sample that fails, or without those that do. Any thread. */
 static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, int64_t number,
                             uint8_t *scratch) {
     int64_t first = number * loader->config.batch, size = mpt__batch_size(loader, number);
     uint32_t state = mpt__flush_denormals(false);
+    char error[MPT__SAMPLE_ERROR];
     slot->failed = -1;
-    for (int64_t i = 0; i < size && slot->failed < 0; i++) {
-        int64_t index = loader->order ? loader->order[first + i] : first + i;
-        if (!mpt__dataset_fetch(loader->dataset, &loader->delivery, index,
-                                mpt__hash_u64(loader->epoch_seed, (uint64_t)index), scratch,
-                                mpt__slot_sample(loader, slot, MPT__BATCH_X, i),
-                                mpt__slot_sample(loader, slot, MPT__BATCH_Y, i), slot->error))
-            slot->failed = index;
+    slot->size = slot->skipped = 0;
+    for (int64_t i = first; i < first + size; i++) {
+        int64_t index = loader->order ? loader->order[i] : i;
+        /* A sample that weights draw twice is made in two ways. */
+        uint64_t key = (uint64_t)(loader->weight_sums ? i : index);
+        if (mpt__dataset_fetch(loader->dataset, &loader->delivery, index,
+                               mpt__hash_u64(loader->epoch_seed, key), scratch,
+                               mpt__slot_sample(loader, slot, MPT__BATCH_X, slot->size),
+                               mpt__slot_sample(loader, slot, MPT__BATCH_Y, slot->size), error)) {
+            slot->size++;
+            continue;
+        }
+        if (slot->failed < 0) memcpy(slot->error, error, sizeof error), slot->failed = index;
+        if (!loader->config.skip_bad) break;
+        slot->skipped++;
     }
     mpt__restore_denormals(state);
 }
@@ -29836,16 +31295,42 @@ static void mpt__loader_close_epoch(mpt__loader *loader) {
     loader->next = 0;
 }
 
-static void mpt__loader_open_epoch(mpt__loader *loader) {
+/* Samples with replacement, each as likely as its weight. */
+static void mpt__loader_draw(mpt__loader *loader, uint64_t seed, uint64_t epoch) {
+    const mpt__rng_key key = {seed, MPT__WEIGHT_STREAM, epoch};
+    const double *sums = loader->weight_sums;
+    const int64_t last = loader->dataset->count - 1;
+    for (int64_t i = 0; i < loader->samples; i++) {
+        const uint64_t word = mpt__random_below(key, (uint64_t)i, UINT64_C(1) << 53);
+        const double at = (double)word * (1.0 / 9007199254740992.0) * sums[last];
+        int64_t low = 0, high = last;
+        while (low < high) {
+            const int64_t middle = low + (high - low) / 2;
+            if (sums[middle] > at)
+                high = middle;
+            else
+                low = middle + 1;
+        }
+        while (low > 0 && sums[low] == sums[low - 1]) low--; /* the product was rounded up */
+        loader->order[i] = low;
+    }
+}
+
+/* Starts the epoch at its batch number `first`. */
+static void mpt__loader_open_epoch(mpt__loader *loader, int64_t first) {
     uint64_t seed = loader->config.seed, epoch = (uint64_t)loader->epoch;
     mpt__rng_key key = {seed, MPT__LOADER_STREAM, epoch};
-    if (loader->order) mpt__random_permutation(key, loader->dataset->count, loader->order);
+    if (loader->weight_sums)
+        mpt__loader_draw(loader, seed, epoch);
+    else if (loader->order)
+        mpt__random_permutation(key, loader->dataset->count, loader->order);
     loader->epoch_seed = mpt__hash_u64(mpt__hash_u64(seed, MPT__SAMPLE_STREAM), epoch);
     loader->open = true;
+    loader->next = first;
     mpt__loader_lock(loader);
-    loader->claimed = 0;
+    loader->claimed = first;
     for (int64_t i = 0; i < loader->slot_count; i++) loader->slots[i].ready = false;
-    mpt__loader_allow(loader, loader->slot_count);
+    mpt__loader_allow(loader, first + loader->slot_count);
     mpt__loader_unlock(loader);
 }
 
@@ -29912,22 +31397,27 @@ static mpt_tensor mpt__batch_tensor(mpt_context *context, const mpt__loader *loa
 
 static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_batch *batch) {
     mpt__loader_take_back(context, loader);
-    if (!loader->open) mpt__loader_open_epoch(loader);
+    if (!loader->open) mpt__loader_open_epoch(loader, 0);
     if (loader->next == loader->batches) {
         mpt__loader_close_epoch(loader);
         return false;
     }
-    int64_t number = loader->next, size = mpt__batch_size(loader, number);
+    const int64_t number = loader->next;
     const mpt__loader_slot *slot = mpt__loader_wait(loader);
+    const int64_t size = slot->size;
     loader->next++;
     loader->held = true;
     batch->index = number;
-    if (slot->failed >= 0) {
+    const char *why = slot->error[0] ? slot->error : "the dataset gave no message";
+    if (slot->failed >= 0 && size > 0 && loader->config.skip_bad) {
+        mpt__log(&context->base, MPT_LOG_WARNING,
+                 "batch %lld of epoch %lld goes without %lld samples; the first is %lld: %s",
+                 number, loader->epoch, slot->skipped, slot->failed, why);
+    } else if (slot->failed >= 0) {
         mpt__error(context, MPT_ERROR_IO,
                    "sample %lld (batch %lld of epoch %lld): %s; after mpt_clear_error the loader "
                    "goes on with the next batch",
-                   slot->failed, number, loader->epoch,
-                   slot->error[0] ? slot->error : "the dataset gave no message");
+                   slot->failed, number, loader->epoch, why);
         mpt__loader_take_back(context, loader);
         return false;
     }
@@ -29943,6 +31433,8 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     batch->y = loader->batch[MPT__BATCH_Y];
     batch->size = size;
     loader->delivered++;
+    loader->delivered_samples += size;
+    loader->skipped += slot->skipped;
     return true;
 }
 
@@ -30004,7 +31496,8 @@ static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
 static void mpt__loader_free(mpt_context *context, void *object) {
     mpt__loader *loader = (mpt__loader *)object;
     mpt__base *base = &context->base;
-    size_t order_bytes = (size_t)loader->dataset->count * sizeof(int64_t);
+    size_t order_bytes = (size_t)loader->samples * sizeof(int64_t);
+    size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
     mpt__loader_stop(loader);
     mpt__batch_end(context, loader);
@@ -30018,6 +31511,7 @@ static void mpt__loader_free(mpt_context *context, void *object) {
     mpt__room_free(context, loader->slots, loader->slot_count);
     mpt__release(base, loader->scratch, scratch_bytes, MPT_MEMORY_BATCH);
     mpt__release(base, loader->order, order_bytes, MPT_MEMORY_BATCH);
+    mpt__release(base, loader->weight_sums, sums_bytes, MPT_MEMORY_BATCH);
     loader->dataset->loaders--;
     mpt__dataset_release(context, loader->dataset);
 }
@@ -30025,12 +31519,18 @@ static void mpt__loader_free(mpt_context *context, void *object) {
 /* All memory of a loader; false with an error recorded. */
 static bool mpt__loader_allocate(mpt_context *context, mpt__loader *loader) {
     mpt__base *base = &context->base;
-    size_t order_bytes = (size_t)loader->dataset->count * sizeof(int64_t);
+    const double *weights = loader->config.weights;
+    size_t order_bytes = (size_t)loader->samples * sizeof(int64_t);
+    size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
     size_t slot_bytes = (size_t)loader->slot_count * sizeof *loader->slots;
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
     loader->slots = (mpt__loader_slot *)mpt__host_new(context, slot_bytes);
     loader->scratch = (uint8_t *)mpt__allocate(base, scratch_bytes, MPT_MEMORY_BATCH);
-    if (loader->config.shuffle)
+    if (weights) loader->weight_sums = (double *)mpt__allocate(base, sums_bytes, MPT_MEMORY_BATCH);
+    for (int64_t i = 0; loader->weight_sums && i < loader->dataset->count; i++)
+        loader->weight_sums[i] = weights[i] + (i > 0 ? loader->weight_sums[i - 1] : 0.0);
+    loader->config.weights = NULL; /* the caller's */
+    if (loader->config.shuffle || weights)
         loader->order = (int64_t *)mpt__allocate(base, order_bytes, MPT_MEMORY_BATCH);
     for (int64_t i = 0; base->status == MPT_OK && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
         mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
@@ -30084,10 +31584,27 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
         return mpt__reject(context, MPT_ERROR_DTYPE,
                            "dtype %s: batches are MPT_F32, MPT_F16 or MPT_BF16",
                            mpt_dtype_name(config->dtype));
-    if (config->drop_last && config->batch > dataset->count)
+    if (config->samples < 0 || config->samples > PTRDIFF_MAX / 8 ||
+        (config->samples > 0 && !config->weights))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "samples is %lld; it counts those that weights draw, 0 for as many as "
+                           "there are",
+                           config->samples);
+    double sum = 0.0;
+    for (int64_t i = 0; config->weights && i < dataset->count; i++) {
+        if (!(config->weights[i] >= 0.0 && config->weights[i] <= 1e300))
+            return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                               "weight %lld is %g; weights are finite and not negative", i,
+                               config->weights[i]);
+        sum += config->weights[i];
+    }
+    if (config->weights && !(sum > 0.0 && mpt__f64_is_finite(sum)))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "the weights sum to %g", sum);
+    const int64_t samples = config->samples > 0 ? config->samples : dataset->count;
+    if (config->drop_last && config->batch > samples)
         return mpt__reject(context, MPT_ERROR_ARGUMENT,
                            "drop_last leaves nothing: batch %lld of %lld samples", config->batch,
-                           dataset->count);
+                           samples);
 #ifdef MPTRAIN_NO_THREADS
     if (config->workers > 0)
         return mpt__reject(
@@ -30109,12 +31626,13 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     dataset->references++;
     dataset->loaders++;
     loader->config = *config;
-    if (config->batch > dataset->count) loader->config.batch = dataset->count;
+    loader->samples = config->samples > 0 ? config->samples : dataset->count;
+    if (config->batch > loader->samples) loader->config.batch = loader->samples;
     if (config->seed == 0)
         loader->config.seed = mpt__hash_u64(context->config.seed, MPT__LOADER_STREAM);
     mpt__delivery_begin(context, &loader->delivery, dataset, to);
-    loader->batches = dataset->count / loader->config.batch;
-    if (!config->drop_last && dataset->count % loader->config.batch != 0) loader->batches++;
+    loader->batches = loader->samples / loader->config.batch;
+    if (!config->drop_last && loader->samples % loader->config.batch != 0) loader->batches++;
     loader->slot_count = ring < loader->batches ? ring : loader->batches;
     loader->scratch_bytes = (mpt__scratch_bytes(dataset) + 63) / 64 * 64;
     loader->sample_bytes[MPT__BATCH_X] = (size_t)dataset->numel * mpt__dtype_info[to].bytes;
@@ -30153,13 +31671,35 @@ MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
     return MPT_OK;
 }
 
+MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
+    mpt_context *context = handle.context;
+    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
+    if (!loader) return mpt__status_of(context);
+    if (epoch < 0 || batch < 0 || batch > loader->batches)
+        return mpt__error(context, MPT_ERROR_INDEX,
+                          "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs count "
+                          "from 0",
+                          batch, epoch, loader->batches - 1);
+    if (loader->thread_count > 0 && context->base.process != mpt__process_id())
+        return mpt__error(context, MPT_ERROR_THREAD,
+                          "this loader's workers stayed behind in the parent process");
+    mpt__loader_take_back(context, loader);
+    if (loader->open) mpt__loader_close_epoch(loader);
+    loader->epoch = epoch;
+    mpt__loader_open_epoch(loader, batch);
+    return MPT_OK;
+}
+
 MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
     mpt_loader_stats stats;
     memset(&stats, 0, sizeof stats);
     const mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_statistics");
     if (!loader) return stats;
     stats.batches = loader->delivered;
+    stats.samples = loader->delivered_samples;
+    stats.skipped = loader->skipped;
     stats.epoch = loader->epoch;
+    stats.next = loader->next;
     stats.seconds_waited = loader->seconds_waited;
     mpt__loader_lock(loader);
     for (int i = 0; i < MPT__MAX_WORKERS; i++) stats.by_worker[i] = loader->workers[i].samples;
@@ -31130,6 +32670,15 @@ static mpt_tensor mpt__fit_loss(const mpt_fit_config *config, mpt_tensor output,
                         : mpt_nll_loss(output, target, NULL);
 }
 
+/* AUTO becomes what it stands for, and the log hears why. */
+static void mpt__fit_choose(mpt_context *context, const char *call, mpt_dtype *precision) {
+    const char *reason;
+    if (!context || *precision != MPT_PRECISION_AUTO) return;
+    *precision = mpt_precision_auto(context, &reason);
+    mpt__log(&context->base, MPT_LOG_INFO, "%s: %s, since %s", call, mpt_dtype_name(*precision),
+             reason);
+}
+
 static mpt_status mpt__fit_check_precision(mpt_context *context, mpt_dtype precision) {
     if (precision == MPT_F32 || precision == MPT_F16 || precision == MPT_BF16) return MPT_OK;
     return mpt__error(context, MPT_ERROR_DTYPE,
@@ -31194,8 +32743,10 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
     mpt_context *context = mpt__fit_context(net.context, loader.context, NULL);
     mpt_fit_config config = mpt_fit_config_default();
     config.precision = precision;
+    mpt__fit_choose(context, "mpt_evaluate", &config.precision);
     if (context && mpt__enter(context, "mpt_evaluate") && mpt__module_at(context, net) &&
-        mpt__loader_at(context, loader) && mpt__fit_check_precision(context, precision) == MPT_OK)
+        mpt__loader_at(context, loader) &&
+        mpt__fit_check_precision(context, config.precision) == MPT_OK)
         return mpt__evaluate(net, loader, &config);
     mpt_evaluation none = {MPT_ERROR_HANDLE, MPT__NAN_F64, MPT__NAN_F64, 0};
     if (context) none.status = context->base.status;
@@ -31452,12 +33003,13 @@ static void mpt__fit_run(mpt__fit *fit) {
 
 MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
                                    const mpt_fit_config *config) {
-    mpt_fit_config defaults = mpt_fit_config_default();
+    mpt_fit_config chosen = config ? *config : mpt_fit_config_default();
     mpt__fit fit;
     memset(&fit, 0, sizeof fit);
     fit.context = mpt__fit_context(net.context, optimizer.context, train.context);
     fit.net = net, fit.optimizer = optimizer, fit.train = train;
-    fit.config = config ? config : &defaults;
+    mpt__fit_choose(fit.context, "mpt_fit", &chosen.precision);
+    fit.config = &chosen;
     fit.result.train_loss = fit.result.validation_loss = MPT__NAN_F64;
     fit.result.validation_accuracy = MPT__NAN_F64;
     fit.progress.validation_loss = fit.progress.validation_accuracy = MPT__NAN_F64;
@@ -32035,6 +33587,7 @@ static bool mpt__context_start(mpt_context *context) {
     context->objects[MPT__EMA].destroy = mpt__ema_free;
     context->objects[MPT__DATASET].destroy = mpt__dataset_release;
     context->objects[MPT__LOADER].destroy = mpt__loader_free;
+    context->objects[MPT__TOKENIZER].destroy = mpt__tokenizer_free;
     return context->base.status == MPT_OK;
 }
 
@@ -32068,8 +33621,8 @@ MPTRAIN_API mpt_context *mpt_create(const mpt_config *config) {
 
 /* In this order workers stop before what they read goes, and optimizers before parameters. */
 static const mpt__object_kind mpt__destroy_order[MPT__OBJECT_KINDS] = {
-    MPT__LOADER,   MPT__DATASET, MPT__CAPTURED,  MPT__RECORDING, MPT__EMA,
-    MPT__SCHEDULE, MPT__SCALER,  MPT__OPTIMIZER, MPT__MODULE,    MPT__USER_OP};
+    MPT__LOADER, MPT__DATASET,   MPT__CAPTURED, MPT__RECORDING, MPT__EMA,      MPT__SCHEDULE,
+    MPT__SCALER, MPT__OPTIMIZER, MPT__MODULE,   MPT__USER_OP,   MPT__TOKENIZER};
 
 static void mpt__destroy_objects(mpt_context *context) {
     for (int k = 0; k < MPT__OBJECT_KINDS; k++) {
@@ -32152,6 +33705,23 @@ MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context) {
     mpt__format_text(info.name, sizeof info.name, "%s", mpt_device_name(context));
     if (context->backend.describe) context->backend.describe(context->backend.self, &info);
     return info;
+}
+
+MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reason) {
+    mpt_device_info info = mpt_get_device_info(context);
+    bool gpu = info.device == MPT_DEVICE_CUDA;
+    mpt_dtype precision = !info.fast_half ? MPT_F32 : gpu && info.major < 8 ? MPT_F16 : MPT_BF16;
+    const char *why = "there is no context";
+    if (context)
+        why = precision == MPT_F16    ? "this GPU's Tensor Cores multiply fp16, but not bf16"
+              : precision == MPT_BF16 ? gpu ? "this GPU's Tensor Cores multiply bf16, whose range "
+                                              "is that of fp32"
+                                            : "AMX tiles multiply bf16, whose range is that of fp32"
+              : gpu ? "this GPU has no Tensor Cores: halves would save memory, not time"
+                    : "the CPU's kernels in use multiply in fp32: halves would save memory, not "
+                      "time";
+    if (reason) *reason = why;
+    return precision;
 }
 
 MPTRAIN_API int mpt_device_count(mpt_device device) {

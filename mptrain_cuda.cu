@@ -1274,19 +1274,25 @@ __device__ void mpt__raise(mpt__scalar *scalars, long long status, long long num
     scalars[MPT__SLOT_ERROR_POSITION].i = position;
 }
 
-/* One block finds the first element of `index` that is not in 0 .. size-1. */
-__global__ void mpt__check_indices_kernel(const mpt__space space, const mpt__array index,
-                                          long long size, mpt__scalar *scalars, long long number) {
+#define MPT__CHECKERS 1024 /* threads that look at many indices */
+
+/* One block finds the first element of `index` that is not in 0 .. size-1. No thread ends early, so
+   that a thread's loads need not wait for each other. */
+__global__ void __launch_bounds__(MPT__CHECKERS)
+    mpt__check_indices_kernel(const mpt__space space, const mpt__array index, long long size,
+                              mpt__scalar *scalars, long long number) {
     __shared__ unsigned long long first;
+    unsigned long long mine = ~0ull;
     if (threadIdx.x == 0) first = ~0ull;
     __syncthreads();
+#pragma unroll 4
     for (long long i = threadIdx.x; i < space.count; i += blockDim.x) {
         const long long x =
             mpt__load_i64(index.data, index.dtype, mpt__locate(space, index.stride, i));
-        if (x >= 0 && x < size) continue;
-        atomicMin(&first, (unsigned long long)i);
-        break;
+        const bool bad = x < 0 || x >= size;
+        mine = bad && (unsigned long long)i < mine ? (unsigned long long)i : mine;
     }
+    if (mine != ~0ull) atomicMin(&first, mine);
     __syncthreads();
     if (threadIdx.x == 0 && first != ~0ull)
         mpt__raise(scalars, MPT_ERROR_INDEX, number, -1 - (long long)first, -1);
@@ -1300,9 +1306,9 @@ void mpt__check_indices(const mpt__cuda_call *call, int position, long long size
     for (int d = 0; d < o.rank; d++) shape[d] = o.stride[d] == 0 && o.shape[d] > 0 ? 1 : o.shape[d];
     const mpt__space space = mpt__merge(o.rank, shape, arrays, 1);
     if (space.count == 0) return;
-    mpt__check_indices_kernel<<<1, MPT__THREADS, 0, call->stream>>>(space, index, size,
-                                                                    call->scalars,
-                                                                    call->launch->number);
+    const unsigned int threads = space.count > 4 * MPT__CHECKERS ? MPT__CHECKERS : MPT__THREADS;
+    mpt__check_indices_kernel<<<1, threads, 0, call->stream>>>(space, index, size, call->scalars,
+                                                               call->launch->number);
 }
 
 mpt_status mpt__cuda_scatter_axis(const mpt__cuda_call *call) {
@@ -1368,24 +1374,64 @@ struct mpt__scatter_add {
     mpt__space lines;
     mpt__array index, from, to; /* strides over the lines */
     long long n, size, index_stride, from_stride, to_stride;
+    long long parts; /* a power of 2 */
 };
 
-/* A thread for a line: what meets in one element adds up in order. */
+/* Adds element j of a line to element k of it. */
+__device__ __forceinline__ void mpt__scatter_one(const mpt__scatter_add &w, long long from,
+                                                 long long to, long long j, long long k) {
+    const float x = mpt__load(w.from.data, w.from.dtype, from + j * w.from_stride);
+    const long long at = to + k * w.to_stride;
+    mpt__store(w.to.data, w.to.dtype, at, mpt__load(w.to.data, w.to.dtype, at) + x);
+}
+
+/* A thread owns one part of a line, the elements whose number is that of the part, modulo the parts:
+   it looks at all the line's indices, and what meets in one element adds up in order. So the number
+   of parts changes no bit. */
 __global__ void mpt__scatter_add_kernel(const mpt__scatter_add w) {
-    MPT__EACH(line, w.lines.count) {
+    MPT__EACH(i, w.lines.count * w.parts) {
+        const long long line = i % w.lines.count, part = i / w.lines.count;
         const long long index = mpt__locate(w.lines, w.index.stride, line);
         const long long from = mpt__locate(w.lines, w.from.stride, line);
         const long long to = mpt__locate(w.lines, w.to.stride, line);
         for (long long j = 0; j < w.n; j++) {
             const long long k =
                 mpt__load_i64(w.index.data, w.index.dtype, index + j * w.index_stride);
-            if (k < 0 || k >= w.size) continue;
-            const float x = mpt__load(w.from.data, w.from.dtype, from + j * w.from_stride);
-            const long long at = to + k * w.to_stride;
-            mpt__store(w.to.data, w.to.dtype, at, mpt__load(w.to.data, w.to.dtype, at) + x);
+            if (k >= 0 && k < w.size && (k & (w.parts - 1)) == part)
+                mpt__scatter_one(w, from, to, j, k);
         }
     }
 }
+
+/* The same where all lines share their indices, as the columns of an embedding do: a warp owns a
+   part of 32 lines and looks at 32 indices at a time. */
+__global__ void mpt__scatter_add_shared_kernel(const mpt__scatter_add w) {
+    const int lane = (int)(threadIdx.x % MPT__WARP);
+    const long long bundles = (w.lines.count + MPT__WARP - 1) / MPT__WARP;
+    const long long step = (long long)gridDim.x * blockDim.x / MPT__WARP;
+    long long i = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / MPT__WARP;
+    for (; i < bundles * w.parts; i += step) {
+        const long long line = i % bundles * MPT__WARP + lane, part = i / bundles;
+        const bool is_line = line < w.lines.count;
+        const long long from = is_line ? mpt__locate(w.lines, w.from.stride, line) : 0;
+        const long long to = is_line ? mpt__locate(w.lines, w.to.stride, line) : 0;
+        for (long long first = 0; first < w.n; first += MPT__WARP) {
+            long long k = -1;
+            if (first + lane < w.n)
+                k = mpt__load_i64(w.index.data, w.index.dtype, (first + lane) * w.index_stride);
+            const bool ours = k >= 0 && k < w.size && (k & (w.parts - 1)) == part;
+            for (unsigned int left = __ballot_sync(MPT__ALL, ours); left != 0; left &= left - 1) {
+                const int next = __ffs((int)left) - 1;
+                const long long at = __shfl_sync(MPT__ALL, k, next);
+                if (is_line) mpt__scatter_one(w, from, to, first + next, at);
+            }
+        }
+    }
+}
+
+/* To look at an index of another part is a small part of an addition, which waits for memory twice;
+   in 256 parts it is the larger share of a thread's time. */
+#define MPT__MOST_PARTS 256
 
 mpt_status mpt__cuda_scatter_add(const mpt__cuda_call *call) {
     const mpt__operand *o = call->launch->operand;
@@ -1406,7 +1452,20 @@ mpt_status mpt__cuda_scatter_add(const mpt__cuda_call *call) {
     mpt__check_indices(call, 0, w.size);
     w.lines = mpt__merge(o[1].rank, shape, arrays, 3);
     if (w.n == 0 || w.lines.count == 0) return MPT_OK;
-    mpt__scatter_add_kernel<<<mpt__blocks(call, w.lines.count), MPT__THREADS, 0, call->stream>>>(w);
+    bool shared = w.lines.count >= MPT__WARP;
+    for (int d = 0; d < w.lines.rank; d++) shared &= w.index.stride[d] == 0;
+    const long long most = w.n < w.size ? w.n : w.size;
+    const long long room = (long long)mpt__blocks(call, LLONG_MAX / 2) * MPT__THREADS;
+    for (w.parts = 1; w.parts < most && w.parts < MPT__MOST_PARTS; w.parts *= 2)
+        if (w.lines.count * w.parts >= room) break;
+    if (shared) {
+        const long long bundles = (w.lines.count + MPT__WARP - 1) / MPT__WARP;
+        const unsigned int blocks = mpt__blocks(call, bundles * w.parts * MPT__WARP);
+        mpt__scatter_add_shared_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
+    } else {
+        const unsigned int blocks = mpt__blocks(call, w.lines.count * w.parts);
+        mpt__scatter_add_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
+    }
     return MPT_OK;
 }
 
@@ -1502,7 +1561,7 @@ mpt_status mpt__cuda_cumsum(const mpt__cuda_call *call) {
  * words of a line differ, so that there is one order, whatever sorts them. Blocks sort tiles of a
  * line in shared memory; then runs of the line are merged in pairs, a thread for an element. */
 
-#define MPT__TILE (4 * MPT__THREADS) /* words: 8 KB of shared memory */
+#define MPT__SORT_TILE (4 * MPT__THREADS) /* words: 8 KB of shared memory */
 
 struct mpt__argsort {
     mpt__space lines;
@@ -1530,12 +1589,12 @@ __device__ __forceinline__ void mpt__sort_put(const mpt__argsort &w, long long l
 }
 
 __global__ void mpt__sort_tiles_kernel(const mpt__argsort w) {
-    __shared__ unsigned long long word[MPT__TILE];
+    __shared__ unsigned long long word[MPT__SORT_TILE];
     const int thread = (int)threadIdx.x;
     for (long long tile = blockIdx.x; tile < w.lines.count * w.tiles; tile += gridDim.x) {
-        const long long line = tile / w.tiles, begin = tile % w.tiles * MPT__TILE;
+        const long long line = tile / w.tiles, begin = tile % w.tiles * MPT__SORT_TILE;
         const long long from = mpt__locate(w.lines, w.from.stride, line);
-        for (int i = thread; i < MPT__TILE; i += MPT__THREADS) {
+        for (int i = thread; i < MPT__SORT_TILE; i += MPT__THREADS) {
             word[i] = ~0ull; /* behind all others */
             if (begin + i < w.n)
                 word[i] = mpt__sort_word(
@@ -1543,9 +1602,9 @@ __global__ void mpt__sort_tiles_kernel(const mpt__argsort w) {
                     begin + i);
         }
         __syncthreads();
-        for (int size = 2; size <= MPT__TILE; size *= 2) { /* Batcher's bitonic network */
+        for (int size = 2; size <= MPT__SORT_TILE; size *= 2) { /* Batcher's bitonic network */
             for (int step = size / 2; step > 0; step /= 2) {
-                for (int p = thread; p < MPT__TILE / 2; p += MPT__THREADS) {
+                for (int p = thread; p < MPT__SORT_TILE / 2; p += MPT__THREADS) {
                     const int i = 2 * p - p % step, j = i + step;
                     const unsigned long long a = word[i], b = word[j];
                     if ((a > b) == ((i & size) == 0)) word[i] = b, word[j] = a;
@@ -1553,7 +1612,7 @@ __global__ void mpt__sort_tiles_kernel(const mpt__argsort w) {
                 __syncthreads();
             }
         }
-        for (int i = thread; i < MPT__TILE && begin + i < w.n; i += MPT__THREADS) {
+        for (int i = thread; i < MPT__SORT_TILE && begin + i < w.n; i += MPT__THREADS) {
             if (w.words == NULL)
                 mpt__sort_put(w, line, i, word[i]);
             else
@@ -1593,7 +1652,7 @@ int64_t mpt__cuda_argsort_workspace(const mpt__launch *launch) {
     const mpt__operand &o = launch->operand[0];
     int64_t count = 1;
     for (int d = 0; d < o.rank; d++) count *= o.shape[d];
-    return o.shape[launch->index[0]] > MPT__TILE ? 2 * count * 8 : 0;
+    return o.shape[launch->index[0]] > MPT__SORT_TILE ? 2 * count * 8 : 0;
 }
 
 mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
@@ -1609,7 +1668,7 @@ mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
     w.k = o[1].shape[axis];
     w.from_stride = o[0].stride[axis];
     w.to_stride = o[1].stride[axis];
-    w.tiles = (w.n + MPT__TILE - 1) / MPT__TILE;
+    w.tiles = (w.n + MPT__SORT_TILE - 1) / MPT__SORT_TILE;
     w.descending = call->launch->function == MPT__FN_MAX;
     for (int d = 0; d < o[0].rank; d++) shape[d] = d == axis ? 1 : o[0].shape[d];
     w.lines = mpt__merge(o[0].rank, shape, arrays, 2);
@@ -1622,7 +1681,7 @@ mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
     mpt__sort_tiles_kernel<<<mpt__blocks(call, w.lines.count * w.tiles * MPT__THREADS),
                              MPT__THREADS, 0, call->stream>>>(w);
     unsigned long long *from = w.words, *to = w.words + count;
-    for (long long run = MPT__TILE; run < w.n; run *= 2) {
+    for (long long run = MPT__SORT_TILE; run < w.n; run *= 2) {
         mpt__sort_merge_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(
             w, run, from, to);
         unsigned long long *kept = from;
@@ -2193,7 +2252,8 @@ enum { MPT__IGNORED = -1, MPT__BAD = -2 };
 /* The class of a sample, or one of the above. */
 __device__ __forceinline__ long long mpt__class_of(const mpt__loss &loss, long long row) {
     const long long t = ((const long long *)loss.target.data)[row * loss.target.stride[0]];
-    return t == loss.ignore ? MPT__IGNORED : t < 0 || t >= loss.classes ? MPT__BAD : t;
+    if (t == loss.ignore) return MPT__IGNORED;
+    return t < 0 || t >= loss.classes ? (long long)MPT__BAD : t;
 }
 
 __device__ __forceinline__ float mpt__class_weight(const mpt__loss &loss, long long c) {
@@ -4405,11 +4465,289 @@ mpt_status mpt__cuda_scaler_update(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
-/* ==== Convolutions ==== */
+/* ==== Convolutions ====
+ *
+ * Products of matrices that are gathered from images while tiles are fetched, in fp32; the kernel
+ * goes over groups as over batches. Of gradients of weights, whose K is all pixels, blocks take
+ * slices of K, which a second kernel adds up in order. */
+
+#define MPT__CONV_TILE 64
+#define MPT__CONV_DEPTH 16
+#define MPT__CONV_SLICE 2048 /* pixels of a slice, at least */
+#define MPT__CONV_SLICES 64  /* at most */
+
+struct mpt__conv_args {
+    mpt__array x, w, y, bias;
+    int kernel, compute_dtype, slices;
+    int size[2], out_size[2], taps[2], stride[2], padding[2], dilation[2];
+    long long images, groups, in, out; /* channels of a group */
+    long long m, n, k, depth;          /* of a group's product; K of a slice */
+    float *partial;                    /* [slices, groups, m, n]; NULL: one slice */
+};
+
+/* A pixel of a grid: its image, and where its first tap lies (of input gradients before the
+   division by the stride). */
+struct mpt__conv_spot {
+    long long image;
+    int at[2];
+};
+
+__device__ __forceinline__ mpt__conv_spot mpt__conv_spot_of(const mpt__conv_args &p,
+                                                            long long pixel) {
+    const bool input = p.kernel == MPT__K_CONV_BACKWARD_INPUT;
+    const int *grid = input ? p.size : p.out_size;
+    mpt__conv_spot spot;
+    for (int d = 1; d >= 0; d--) {
+        const int i = (int)(pixel % grid[d]);
+        pixel /= grid[d];
+        spot.at[d] = input ? i + p.padding[d] : i * p.stride[d] - p.padding[d];
+    }
+    spot.image = pixel;
+    return spot;
+}
+
+/* Where a pixel's tap lies among the pixels of the image that is read; -1: outside. */
+__device__ __forceinline__ long long mpt__conv_tap(const mpt__conv_args &p,
+                                                   const mpt__conv_spot &spot, int ty, int tx) {
+    const bool input = p.kernel == MPT__K_CONV_BACKWARD_INPUT;
+    const int *size = input ? p.out_size : p.size;
+    const int tap[2] = {ty, tx};
+    long long at[2];
+    for (int d = 0; d < 2; d++) {
+        const long long far = (long long)tap[d] * p.dilation[d];
+        at[d] = input ? spot.at[d] - far : spot.at[d] + far;
+        if (at[d] < 0 || (input && at[d] % p.stride[d] != 0)) return -1;
+        if (input) at[d] /= p.stride[d];
+        if (at[d] >= size[d]) return -1;
+    }
+    return (spot.image * size[0] + at[0]) * size[1] + at[1];
+}
+
+__device__ __forceinline__ float mpt__conv_load(const mpt__conv_args &p, const mpt__array &array,
+                                                long long at) {
+    return mpt__rounded(mpt__load(array.data, array.dtype, at), p.compute_dtype);
+}
+
+/* Element `column` (tap, channel) of the row of a pixel, in a group. */
+__device__ __forceinline__ float mpt__conv_element(const mpt__conv_args &p,
+                                                   const mpt__conv_spot &spot, long long group,
+                                                   long long column) {
+    const bool input = p.kernel == MPT__K_CONV_BACKWARD_INPUT;
+    const long long channels = input ? p.out : p.in, tap = column / channels;
+    const long long pixel =
+        mpt__conv_tap(p, spot, (int)(tap / p.taps[1]), (int)(tap % p.taps[1]));
+    if (pixel < 0) return 0;
+    const long long channel = group * channels + column % channels;
+    return mpt__conv_load(p, input ? p.y : p.x, pixel * p.groups * channels + channel);
+}
+
+/* Row k, column j of the kernel as B of a product. */
+__device__ __forceinline__ float mpt__conv_weight(const mpt__conv_args &p, long long group,
+                                                  long long k, long long j) {
+    const long long depth = (long long)p.taps[0] * p.taps[1] * p.in, first = group * p.out;
+    if (p.kernel == MPT__K_CONV) return mpt__conv_load(p, p.w, (first + j) * depth + k);
+    return mpt__conv_load(p, p.w, (first + k % p.out) * depth + k / p.out * p.in + j);
+}
+
+/* A block per tile of a product, or of a slice of one; a thread has 4 by 4 elements, 16 apart. Each
+   sum runs over K in order. WEIGHTS: the gradient of the kernel. */
+template <bool WEIGHTS>
+__global__ void mpt__conv_kernel(const __grid_constant__ mpt__conv_args p) {
+    enum { TILE = MPT__CONV_TILE, DEPTH = MPT__CONV_DEPTH };
+    __shared__ float a[DEPTH][TILE + 1], b[DEPTH][TILE + 1];
+    __shared__ mpt__conv_spot spot[TILE]; /* of the rows, or of the K under way */
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const long long across = (p.n + TILE - 1) / TILE, down = (p.m + TILE - 1) / TILE;
+    const long long tiles = across * down, all = tiles * p.groups * p.slices;
+    for (long long t = blockIdx.x; t < all; t += gridDim.x) {
+        const long long i0 = t / across % down * TILE, j0 = t % across * TILE;
+        const long long group = t / tiles % p.groups, slice = t / tiles / p.groups;
+        const long long begin = slice * p.depth;
+        const long long end = begin + p.depth < p.k ? begin + p.depth : p.k;
+        float sum[4][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}, {0, 0, 0, 0}, {0, 0, 0, 0}};
+        if (!WEIGHTS && threadIdx.x < TILE && i0 + threadIdx.x < p.m)
+            spot[threadIdx.x] = mpt__conv_spot_of(p, i0 + threadIdx.x);
+        __syncthreads();
+        for (long long k0 = begin; k0 < end; k0 += DEPTH) {
+            if (WEIGHTS) {
+                if (threadIdx.x < DEPTH && k0 + threadIdx.x < end)
+                    spot[threadIdx.x] = mpt__conv_spot_of(p, k0 + threadIdx.x);
+                __syncthreads();
+            }
+            for (int e = threadIdx.x; e < TILE * DEPTH; e += MPT__THREADS) {
+                const int wide = e % TILE, deep = e / TILE; /* neighbours along a tile's width */
+                const int row = WEIGHTS ? wide : e / DEPTH, step = WEIGHTS ? deep : e % DEPTH;
+                float left = 0, right = 0;
+                if (i0 + row < p.m && k0 + step < end)
+                    left = WEIGHTS ? mpt__conv_load(p, p.y, ((k0 + step) * p.groups + group) * p.m +
+                                                                i0 + row)
+                                   : mpt__conv_element(p, spot[row], group, k0 + step);
+                a[step][row] = left;
+                const bool along = !WEIGHTS && p.kernel == MPT__K_CONV; /* neighbours along K */
+                const int column = along ? e / DEPTH : wide, at = along ? e % DEPTH : deep;
+                if (j0 + column < p.n && k0 + at < end)
+                    right = WEIGHTS ? mpt__conv_element(p, spot[at], group, j0 + column)
+                                    : mpt__conv_weight(p, group, k0 + at, j0 + column);
+                b[at][column] = right;
+            }
+            __syncthreads();
+#pragma unroll
+            for (int e = 0; e < DEPTH; e++) {
+                for (int r = 0; r < 4; r++) {
+                    for (int c = 0; c < 4; c++) sum[r][c] += a[e][y + 16 * r] * b[e][x + 16 * c];
+                }
+            }
+            __syncthreads();
+        }
+#pragma unroll
+        for (int e = 0; e < 16; e++) {
+            const long long i = i0 + y + 16 * (e / 4), j = j0 + x + 16 * (e % 4);
+            if (i >= p.m || j >= p.n) continue;
+            float value = sum[e / 4][e % 4];
+            if (WEIGHTS && p.partial != NULL) {
+                p.partial[((slice * p.groups + group) * p.m + i) * p.n + j] = value;
+                continue;
+            }
+            if (!WEIGHTS && p.bias.data != NULL)
+                value += mpt__conv_load(p, p.bias, group * p.n + j);
+            const long long at = WEIGHTS ? (group * p.m + i) * p.n + j
+                                         : (i * p.groups + group) * p.n + j;
+            mpt__put(WEIGHTS ? p.w : p.kernel == MPT__K_CONV ? p.y : p.x, at, value);
+        }
+    }
+}
+
+/* The sums of all slices. */
+__global__ void mpt__conv_slices_kernel(const __grid_constant__ mpt__conv_args p) {
+    const long long count = p.groups * p.m * p.n;
+    MPT__EACH(i, count) {
+        float sum = 0;
+        for (int s = 0; s < p.slices; s++) sum += p.partial[s * count + i];
+        mpt__put(p.w, i, sum);
+    }
+}
+
+/* ---- Depthwise: a group for each channel ---- */
+
+/* A thread per element, after the bias. */
+__global__ void mpt__conv_depthwise_kernel(const __grid_constant__ mpt__conv_args p) {
+    const bool input = p.kernel == MPT__K_CONV_BACKWARD_INPUT;
+    const int taps = p.taps[0] * p.taps[1];
+    MPT__EACH(i, p.m * p.groups) {
+        const long long channel = i % p.groups;
+        const mpt__conv_spot spot = mpt__conv_spot_of(p, i / p.groups);
+        float sum = p.bias.data != NULL ? mpt__conv_load(p, p.bias, channel) : 0.0f;
+        for (int t = 0; t < taps; t++) {
+            const long long pixel = mpt__conv_tap(p, spot, t / p.taps[1], t % p.taps[1]);
+            if (pixel < 0) continue;
+            sum += mpt__conv_load(p, input ? p.y : p.x, pixel * p.groups + channel) *
+                   mpt__conv_load(p, p.w, channel * taps + t);
+        }
+        mpt__put(input ? p.x : p.y, i, sum);
+    }
+}
+
+/* A block per tap and 32 channels: eight lanes of pixels, which add up in order. */
+__global__ void mpt__conv_depthwise_weights_kernel(const __grid_constant__ mpt__conv_args p) {
+    __shared__ float part[MPT__THREADS];
+    const int taps = p.taps[0] * p.taps[1], lanes = MPT__THREADS / MPT__WARP;
+    const long long blocks = (p.groups + MPT__WARP - 1) / MPT__WARP * taps;
+    for (long long t = blockIdx.x; t < blocks; t += gridDim.x) {
+        const int tap = (int)(t % taps);
+        const long long channel = t / taps * MPT__WARP + threadIdx.x % MPT__WARP;
+        float sum = 0;
+        for (long long k = threadIdx.x / MPT__WARP; k < p.k && channel < p.groups; k += lanes) {
+            const long long pixel =
+                mpt__conv_tap(p, mpt__conv_spot_of(p, k), tap / p.taps[1], tap % p.taps[1]);
+            if (pixel < 0) continue;
+            sum += mpt__conv_load(p, p.x, pixel * p.groups + channel) *
+                   mpt__conv_load(p, p.y, k * p.groups + channel);
+        }
+        part[threadIdx.x] = sum;
+        __syncthreads();
+        if (threadIdx.x < MPT__WARP && channel < p.groups) {
+            for (int l = 1; l < lanes; l++) sum += part[threadIdx.x + l * MPT__WARP];
+            mpt__put(p.w, channel * taps + tap, sum);
+        }
+        __syncthreads();
+    }
+}
+
+/* ---- Launches ---- */
+
+mpt__conv_args mpt__conv_args_of(const mpt__launch *launch) {
+    const mpt__operand &x = launch->operand[0], &w = launch->operand[1], &y = launch->operand[2];
+    mpt__conv_args p;
+    memset(&p, 0, sizeof p);
+    p.kernel = launch->kernel;
+    p.compute_dtype = launch->compute_dtype;
+    p.images = x.shape[0];
+    p.groups = launch->index[0];
+    for (int d = 0; d < 2; d++) {
+        p.size[d] = (int)x.shape[d + 1], p.out_size[d] = (int)y.shape[d + 1];
+        p.taps[d] = (int)w.shape[d + 1];
+        p.stride[d] = (int)MPT__TWO_AT(launch->index[1], d);
+        p.padding[d] = (int)MPT__TWO_AT(launch->index[2], d);
+        p.dilation[d] = (int)MPT__TWO_AT(launch->index[3], d);
+    }
+    p.in = x.shape[3] / p.groups, p.out = y.shape[3] / p.groups;
+    const long long taps = (long long)p.taps[0] * p.taps[1];
+    const long long pixels = p.images * p.out_size[0] * p.out_size[1];
+    const bool input = p.kernel == MPT__K_CONV_BACKWARD_INPUT;
+    p.m = input ? p.images * p.size[0] * p.size[1] : pixels;
+    p.n = input ? p.in : p.out;
+    p.k = taps * (input ? p.out : p.in);
+    if (p.kernel == MPT__K_CONV_BACKWARD_WEIGHT) p.m = p.out, p.n = taps * p.in, p.k = pixels;
+    const long long slices = p.kernel == MPT__K_CONV_BACKWARD_WEIGHT ? p.k / MPT__CONV_SLICE : 1;
+    p.slices = (int)(slices < 1 ? 1 : slices < MPT__CONV_SLICES ? slices : MPT__CONV_SLICES);
+    p.depth = (p.k + p.slices - 1) / p.slices;
+    return p;
+}
+
+int64_t mpt__cuda_conv_workspace(const mpt__launch *launch) {
+    const mpt__conv_args p = mpt__conv_args_of(launch);
+    if (p.slices == 1 || (p.in == 1 && p.out == 1)) return 0;
+    return p.slices * p.groups * p.m * p.n * (int64_t)sizeof(float);
+}
+
+mpt_status mpt__cuda_conv(const mpt__cuda_call *call) {
+    mpt__conv_args p = mpt__conv_args_of(call->launch);
+    const bool weights = p.kernel == MPT__K_CONV_BACKWARD_WEIGHT;
+    p.x = mpt__array_of(call, 0), p.w = mpt__array_of(call, 1);
+    p.y = mpt__array_of(call, 2), p.bias = mpt__array_of(call, 3);
+    if (p.m == 0 || p.n == 0) return MPT_OK;
+    if (p.in == 1 && p.out == 1) {
+        if (weights) {
+            const long long blocks =
+                (p.groups + MPT__WARP - 1) / MPT__WARP * p.taps[0] * p.taps[1] * MPT__THREADS;
+            mpt__conv_depthwise_weights_kernel<<<mpt__blocks(call, blocks), MPT__THREADS, 0,
+                                                 call->stream>>>(p);
+        } else {
+            mpt__conv_depthwise_kernel<<<mpt__blocks(call, p.m * p.groups), MPT__THREADS, 0,
+                                         call->stream>>>(p);
+        }
+        return MPT_OK;
+    }
+    const long long tiles = (p.m + MPT__CONV_TILE - 1) / MPT__CONV_TILE *
+                            ((p.n + MPT__CONV_TILE - 1) / MPT__CONV_TILE) * p.groups * p.slices;
+    const unsigned int blocks = mpt__blocks(call, tiles * MPT__THREADS);
+    if (!weights) {
+        mpt__conv_kernel<false><<<blocks, MPT__THREADS, 0, call->stream>>>(p);
+        return MPT_OK;
+    }
+    if (p.slices > 1) p.partial = (float *)call->workspace;
+    mpt__conv_kernel<true><<<blocks, MPT__THREADS, 0, call->stream>>>(p);
+    if (p.slices > 1) {
+        const unsigned int adders = mpt__blocks(call, p.groups * p.m * p.n);
+        mpt__conv_slices_kernel<<<adders, MPT__THREADS, 0, call->stream>>>(p);
+    }
+    return MPT_OK;
+}
 
 /* In the order of MPT__CONV_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_CONV_KERNELS
-
+#define MPT__CUDA_CONV_KERNELS                                                      \
+    {mpt__cuda_conv, mpt__cuda_conv_workspace}, {mpt__cuda_conv, mpt__cuda_conv_workspace}, \
+        {mpt__cuda_conv, mpt__cuda_conv_workspace},
 /* ==== Normalisation and pooling ==== */
 
 enum { MPT__N, MPT__G, MPT__C, MPT__S };
@@ -5082,16 +5420,623 @@ mpt_status mpt__cuda_running_stats(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
+/* ---- Pooling ---- */
+
+struct mpt__pooling {
+    mpt__array large, small_one; /* x or dx, y or dy: strides of N, C, H, W */
+    int *index;
+    long long index_stride[4];
+    long long n, c, in[2], out[2], window[2], step[2], padding[2];
+    int most, adaptive, padding_counts, inside; /* inside: channels lie innermost */
+};
+
+/* What output i of dimension d (0: H, 1: W) covers; returns its size in a mean. */
+__device__ __forceinline__ long long mpt__pooling_bounds(const mpt__pooling &w, int d, long long i,
+                                                         long long *begin, long long *end) {
+    if (w.adaptive) {
+        *begin = i * w.in[d] / w.out[d];
+        *end = ((i + 1) * w.in[d] + w.out[d] - 1) / w.out[d];
+        return *end - *begin;
+    }
+    const long long first = i * w.step[d] - w.padding[d];
+    const long long stop = first + w.window[d], most = w.in[d] + w.padding[d];
+    const long long last = stop < most ? stop : most;
+    *begin = first > 0 ? first : 0;
+    *end = last < w.in[d] ? last : w.in[d];
+    return w.padding_counts ? last - first : *end - *begin;
+}
+
+/* Piece i of [N, C, h, w], the innermost dimension of memory being the last. */
+__device__ __forceinline__ void mpt__pooling_piece(const mpt__pooling &w, long long i,
+                                                   const long long *size, long long at[4]) {
+    long long rest = i;
+    if (w.inside) rest = mpt__divide(rest, w.c, &at[1]);
+    rest = mpt__divide(rest, size[1], &at[3]);
+    rest = mpt__divide(rest, size[0], &at[2]);
+    if (!w.inside) rest = mpt__divide(rest, w.c, &at[1]);
+    at[0] = rest;
+}
+
+__device__ __forceinline__ long long mpt__pooling_at(const long long *stride, const long long *at) {
+    return at[0] * stride[0] + at[1] * stride[1] + at[2] * stride[2] + at[3] * stride[3];
+}
+
+__global__ void mpt__pool_kernel(const mpt__pooling w) {
+    MPT__EACH(i, w.n * w.c * w.out[0] * w.out[1]) {
+        long long at[4], h0, h1, w0, w1;
+        mpt__pooling_piece(w, i, w.out, at);
+        long long size = mpt__pooling_bounds(w, 0, at[2], &h0, &h1);
+        size *= mpt__pooling_bounds(w, 1, at[3], &w0, &w1);
+        const long long base = at[0] * w.large.stride[0] + at[1] * w.large.stride[1];
+        float best = w.most ? -INFINITY : 0.0f;
+        long long index = h0 * w.in[1] + w0;
+        for (long long h = h0; h < h1; h++) {
+            for (long long k = w0; k < w1; k++) {
+                const float x = mpt__load(w.large.data, w.large.dtype,
+                                          base + h * w.large.stride[2] + k * w.large.stride[3]);
+                if (!w.most) {
+                    best += x;
+                } else if (x > best || x != x) {
+                    best = x;
+                    index = h * w.in[1] + k;
+                }
+            }
+        }
+        if (!w.most) best /= (float)size;
+        mpt__put(w.small_one, mpt__pooling_at(w.small_one.stride, at), best);
+        if (w.index != NULL) w.index[mpt__pooling_at(w.index_stride, at)] = (int)index;
+    }
+}
+
+/* A thread for each input: from every output whose window covers it. */
+__global__ void mpt__pool_backward_kernel(const mpt__pooling w) {
+    MPT__EACH(i, w.n * w.c * w.in[0] * w.in[1]) {
+        long long at[4], begin[2], end[2], from[4], a, b;
+        mpt__pooling_piece(w, i, w.in, at);
+        for (int d = 0; d < 2; d++) {
+            const long long to = at[2 + d] + w.padding[d], before = to - w.window[d];
+            begin[d] = w.adaptive    ? at[2 + d] * w.out[d] / w.in[d]
+                       : before < 0 ? 0
+                                    : before / w.step[d] + 1;
+            end[d] = w.adaptive ? ((at[2 + d] + 1) * w.out[d] + w.in[d] - 1) / w.in[d]
+                                : to / w.step[d] + 1;
+            if (end[d] > w.out[d]) end[d] = w.out[d];
+        }
+        const long long here = at[2] * w.in[1] + at[3];
+        float sum = 0.0f;
+        from[0] = at[0], from[1] = at[1];
+        for (from[2] = begin[0]; from[2] < end[0]; from[2]++) {
+            const long long high = mpt__pooling_bounds(w, 0, from[2], &a, &b);
+            for (from[3] = begin[1]; from[3] < end[1]; from[3]++) {
+                if (w.most && w.index[mpt__pooling_at(w.index_stride, from)] != here) continue;
+                const float dy = mpt__load(w.small_one.data, w.small_one.dtype,
+                                           mpt__pooling_at(w.small_one.stride, from));
+                sum += w.most ? dy : dy / (float)(high * mpt__pooling_bounds(w, 1, from[3], &a, &b));
+            }
+        }
+        mpt__put(w.large, mpt__pooling_at(w.large.stride, at), sum);
+    }
+}
+
+mpt_status mpt__cuda_pool(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    const bool back = launch->kernel == MPT__K_POOL_BACKWARD;
+    const int large = back ? 2 : 0, less = back ? 0 : 1, index = back ? 1 : 2;
+    const mpt__operand &x = launch->operand[large], &y = launch->operand[less];
+    mpt__pooling w;
+    memset(&w, 0, sizeof w);
+    w.large = mpt__norm_array(call, large);
+    w.small_one = mpt__norm_array(call, less);
+    if (index < launch->n_operands) w.index = (int *)call->data[index];
+    w.n = x.shape[0];
+    w.c = x.shape[1];
+    for (int d = 0; d < 4; d++)
+        w.index_stride[d] = w.index != NULL ? launch->operand[index].stride[d] : 0;
+    for (int d = 0; d < 2; d++) {
+        const int shift = d == 0 ? 32 : 0;
+        w.in[d] = x.shape[2 + d];
+        w.out[d] = y.shape[2 + d];
+        w.window[d] = launch->index[0] >> shift & 0xffffffff;
+        w.step[d] = launch->index[1] >> shift & 0xffffffff;
+        w.padding[d] = launch->index[2] >> shift & 0xffffffff;
+    }
+    w.most = launch->function == MPT__FN_MAX;
+    w.padding_counts = (launch->index[3] & 1) != 0;
+    w.adaptive = (launch->index[3] & 2) != 0;
+    w.inside = x.stride[1] == 1;
+    const long long *size = back ? w.in : w.out;
+    const long long all = w.n * w.c * size[0] * size[1];
+    if (all == 0) return MPT_OK;
+    if (back) {
+        mpt__pool_backward_kernel<<<mpt__blocks(call, all), MPT__THREADS, 0, call->stream>>>(w);
+    } else {
+        mpt__pool_kernel<<<mpt__blocks(call, all), MPT__THREADS, 0, call->stream>>>(w);
+    }
+    return MPT_OK;
+}
+
 /* In the order of MPT__NORM_KERNELS, each with a comma behind it. */
 #define MPT__CUDA_NORM_KERNELS                          \
     {mpt__cuda_norm, mpt__cuda_norm_workspace},          \
     {mpt__cuda_norm_backward, mpt__cuda_norm_workspace}, \
-    {mpt__cuda_running_stats, NULL},
+    {mpt__cuda_running_stats, NULL},                     \
+    {mpt__cuda_pool, NULL},                              \
+    {mpt__cuda_pool, NULL},
 /* ==== Embedding and attention ==== */
 
-/* In the order of MPT__ATTENTION_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_ATTENTION_KERNELS
+/* Rows of `table` [size, columns] that the ids name, in `rows` [n, columns]; backward the table is
+   the gradient. */
+struct mpt__embedding {
+    mpt__array table, ids, rows;
+    long long n, size, columns, padding;
+};
 
+__device__ __forceinline__ long long mpt__id_at(const mpt__embedding &w, long long j) {
+    const long long id = ((const long long *)w.ids.data)[j * w.ids.stride[0]];
+    return id >= 0 && id < w.size ? id : -1;
+}
+
+template <int V> __global__ void mpt__embedding_kernel(const mpt__embedding w) {
+    const long long pieces = w.columns / V;
+    MPT__EACH(i, w.n * pieces) {
+        const long long j = i / pieces, c = i % pieces * V, id = mpt__id_at(w, j);
+        float x[V];
+        for (int k = 0; k < V; k++) x[k] = 0.0f;
+        if (id >= 0)
+            mpt__load_some<V>(w.table, id * w.table.stride[0] + c * w.table.stride[1], x);
+        mpt__put_some<V>(w.rows, j * w.rows.stride[0] + c * w.rows.stride[1], x);
+    }
+}
+
+/* A block for an element whose id did not come before: it adds up all the rows of that id, in their
+   order. */
+__global__ void mpt__embedding_backward_kernel(const mpt__embedding w) {
+    const long long threads = (long long)blockDim.x;
+    for (long long j = blockIdx.x; j < w.n; j += gridDim.x) {
+        const long long id = mpt__id_at(w, j);
+        if (id < 0 || id == w.padding) continue;
+        int before = 0; /* the nearest first: frequent ids end soon */
+        for (long long end = j; end > 0 && !before; end -= threads) {
+            const long long i = end - 1 - (long long)threadIdx.x;
+            before = __syncthreads_or(i >= 0 && mpt__id_at(w, i) == id);
+        }
+        if (before) continue;
+        for (long long c = threadIdx.x; c < w.columns; c += threads) {
+            float *to = (float *)w.table.data + id * w.table.stride[0] + c * w.table.stride[1];
+            float sum = *to;
+            for (long long i = j; i < w.n; i++) {
+                if (mpt__id_at(w, i) != id) continue;
+                sum += mpt__load(w.rows.data, w.rows.dtype,
+                                 i * w.rows.stride[0] + c * w.rows.stride[1]);
+            }
+            *to = sum;
+        }
+    }
+}
+
+mpt__embedding mpt__embedding_of(const mpt__cuda_call *call, int table, int ids, int rows) {
+    const mpt__operand *o = call->launch->operand;
+    mpt__embedding w;
+    w.table = mpt__array_of(call, table);
+    w.ids = mpt__array_of(call, ids);
+    w.rows = mpt__array_of(call, rows);
+    w.n = o[ids].shape[0];
+    w.size = o[table].shape[0];
+    w.columns = o[table].shape[1];
+    w.padding = call->launch->index[0];
+    mpt__check_indices(call, ids, w.size);
+    return w;
+}
+
+mpt_status mpt__cuda_embedding(const mpt__cuda_call *call) {
+    const mpt__embedding w = mpt__embedding_of(call, 0, 1, 2);
+    const long long count = w.n * w.columns;
+    if (count == 0) return MPT_OK;
+    if (mpt__rows_in_eights(w.table, w.columns) && mpt__rows_in_eights(w.rows, w.columns)) {
+        mpt__embedding_kernel<8>
+            <<<mpt__blocks(call, count / 8), MPT__THREADS, 0, call->stream>>>(w);
+    } else {
+        mpt__embedding_kernel<1><<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(w);
+    }
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_embedding_backward(const mpt__cuda_call *call) {
+    const mpt__embedding w = mpt__embedding_of(call, 2, 0, 1);
+    if (!w.table.accumulate && w.size * w.columns > 0)
+        cudaMemsetAsync(w.table.data, 0, (size_t)(w.size * w.columns) * sizeof(float),
+                        call->stream);
+    if (w.n == 0 || w.columns == 0) return MPT_OK;
+    const unsigned int blocks = (unsigned int)(w.n < (1 << 20) ? w.n : 1 << 20);
+    mpt__embedding_backward_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
+    return MPT_OK;
+}
+
+/* ---- Attention ----
+ *
+ * A block of threads has a block of its own side (queries, or keys and values) in shared memory and
+ * goes over the other side. A tile holds a row for each element of the other side. */
+
+struct mpt__attention {
+    mpt__array q, k, v, mask, lse, dout, delta, out, dq, dk, dv; /* lse: written by forward */
+    long long heads, group, queries, keys, blocks, items; /* group: query heads of a key head */
+    int depth, width, n; /* n: of each side in a tile */
+    int compute, causal, drops;
+    float scale;
+    mpt__dropout dropout;
+};
+
+/* A piece of work: a block of its own side. */
+struct mpt__attention_item {
+    long long batch, head, first;
+    int n;
+};
+
+__device__ __forceinline__ mpt__attention_item mpt__attention_at(const mpt__attention &w,
+                                                                 long long item, bool by_keys) {
+    const long long heads = by_keys ? w.heads / w.group : w.heads;
+    mpt__attention_item t;
+    t.first = item % w.blocks * w.n;
+    t.head = item / w.blocks % heads;
+    t.batch = item / w.blocks / heads;
+    const long long left = (by_keys ? w.keys : w.queries) - t.first;
+    t.n = (int)(left < w.n ? left : w.n);
+    return t;
+}
+
+__device__ __forceinline__ long long mpt__attention_row(const mpt__array &array, long long b,
+                                                        long long h, long long row) {
+    return b * array.stride[0] + h * array.stride[1] + row * array.stride[2];
+}
+
+/* As the matrix products of this dtype read it. */
+__device__ __forceinline__ float mpt__computed(float x, int compute) {
+    if (compute == MPT_F16) return __half2float(__float2half_rn(x));
+    return compute == MPT_BF16 ? __bfloat162float(__float2bfloat16_rn(x)) : x;
+}
+
+/* n rows times `factor` into shared memory, where a row takes columns + 1: no two of them begin in
+   one bank. */
+__device__ void mpt__attention_load(const mpt__array &array, int compute, long long b, long long h,
+                                    long long first, int n, int columns, float factor, float *to) {
+    const long long from = mpt__attention_row(array, b, h, first);
+    for (int i = (int)threadIdx.x; i < n * columns; i += (int)blockDim.x) {
+        const int r = i / columns, c = i % columns;
+        const float x =
+            mpt__load(array.data, array.dtype, from + r * array.stride[2] + c * array.stride[3]);
+        to[r * (columns + 1) + c] = mpt__computed(x, compute) * factor;
+    }
+}
+
+__device__ void mpt__attention_store(const mpt__array &array, const mpt__attention_item &t,
+                                     int columns, float factor, const float *from) {
+    const long long to = mpt__attention_row(array, t.batch, t.head, t.first);
+    for (int i = (int)threadIdx.x; i < t.n * columns; i += (int)blockDim.x) {
+        const int r = i / columns, c = i % columns;
+        mpt__put(array, to + r * array.stride[2] + c * array.stride[3],
+                 from[r * (columns + 1) + c] * factor);
+    }
+}
+
+__device__ __forceinline__ float mpt__attention_dot(const float *a, const float *b, int n) {
+    float sum = 0.0f;
+    for (int i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+/* What a mask and the diagonal make of a score. */
+__device__ __forceinline__ float mpt__attention_score(const mpt__attention &w, float score,
+                                                      long long b, long long h, long long query,
+                                                      long long key) {
+    if (w.mask.data != NULL) {
+        const float mask = mpt__load(w.mask.data, w.mask.dtype,
+                                     mpt__attention_row(w.mask, b, h, query) +
+                                         key * w.mask.stride[3]);
+        score += w.mask.dtype != MPT_BOOL ? mask : mask != 0.0f ? 0.0f : -INFINITY;
+    }
+    return w.causal && key > query ? -INFINITY : score;
+}
+
+/* The factor that dropout gives a weight. */
+__device__ __forceinline__ float mpt__attention_kept(const mpt__attention &w,
+                                                     unsigned long long sequence, long long b,
+                                                     long long h, long long query, long long key) {
+    const long long at = ((b * w.heads + h) * w.queries + query) * ((w.keys + 3) / 4 * 4) + key;
+    unsigned int word[4];
+    mpt__philox(w.dropout.key.seed, sequence, at / 4, word);
+    if (at % 4 > 1) word[0] = word[2], word[1] = word[3]; /* an index would be a stack */
+    return mpt__kept(w.dropout, at % 2 ? word[1] : word[0], 1.0f);
+}
+
+/* sum[n, columns] += tile^T rows, of m rows on the other side. */
+__device__ void mpt__attention_add(const mpt__attention &w, const float *tile, const float *rows,
+                                   int m, int n, int columns, float *sum) {
+    for (int i = (int)threadIdx.x; i < n * columns; i += (int)blockDim.x) {
+        const int r = i / columns, c = i % columns;
+        float x = sum[r * (columns + 1) + c];
+        for (int k = 0; k < m; k++) x += tile[k * w.n + r] * rows[k * (columns + 1) + c];
+        sum[r * (columns + 1) + c] = x;
+    }
+}
+
+__device__ __forceinline__ void mpt__attention_clear(float *x, int count) {
+    for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) x[i] = 0.0f;
+}
+
+__device__ __forceinline__ unsigned long long mpt__attention_sequence(const mpt__attention &w) {
+    return w.drops ? mpt__sequence_of(w.dropout.key) : 0;
+}
+
+/* The keys that the own queries see. */
+__device__ __forceinline__ long long mpt__attention_seen(const mpt__attention &w,
+                                                         const mpt__attention_item &t) {
+    return w.causal && t.first + t.n < w.keys ? t.first + t.n : w.keys;
+}
+
+/* Raises a query's running maximum and shrinks its sum by as much; the tile becomes the weights. */
+__device__ void mpt__attention_softmax(const mpt__attention &w, float *tile, int m, int n,
+                                       float *most, float *total, float *shrink) {
+    const int r = (int)threadIdx.x;
+    if (r < n) {
+        float top = most[r];
+        for (int c = 0; c < m; c++) top = mpt__larger(top, tile[c * w.n + r]);
+        const float base = isinf(top) ? 0.0f : top;
+        shrink[r] = expf(most[r] - base);
+        float sum = total[r] * shrink[r];
+        for (int c = 0; c < m; c++) {
+            const float p = expf(tile[c * w.n + r] - base);
+            tile[c * w.n + r] = p;
+            sum += p;
+        }
+        most[r] = top;
+        total[r] = sum;
+    }
+}
+
+__global__ void __launch_bounds__(MPT__THREADS) mpt__attention_kernel(const mpt__attention w) {
+    extern __shared__ float mpt__attention_room[];
+    const int wide = w.depth + 1, out = w.width + 1;
+    float *q = mpt__attention_room, *k = q + w.n * wide, *v = k + w.n * wide, *sum = v + w.n * out;
+    float *tile = sum + w.n * out, *most = tile + w.n * w.n, *total = most + w.n;
+    float *shrink = total + w.n;
+    const unsigned long long sequence = mpt__attention_sequence(w);
+    for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
+        const mpt__attention_item t = mpt__attention_at(w, item, false);
+        const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
+        mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+        mpt__attention_clear(sum, w.n * out);
+        mpt__attention_clear(total, w.n);
+        for (int r = (int)threadIdx.x; r < w.n; r += (int)blockDim.x) most[r] = -INFINITY;
+        for (long long key = 0; key < seen; key += w.n) {
+            const int m = (int)(seen - key < w.n ? seen - key : w.n);
+            mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
+            mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
+                const int c = i / t.n, r = i % t.n;
+                const float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
+                tile[c * w.n + r] =
+                    mpt__attention_score(w, score, t.batch, t.head, t.first + r, key + c);
+            }
+            __syncthreads();
+            mpt__attention_softmax(w, tile, m, t.n, most, total, shrink);
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x)
+                sum[i / w.width * out + i % w.width] *= shrink[i / w.width];
+            for (int i = (int)threadIdx.x; w.drops && i < m * t.n; i += (int)blockDim.x) {
+                const int c = i / t.n, r = i % t.n;
+                tile[c * w.n + r] *= mpt__attention_kept(w, sequence, t.batch, t.head, t.first + r,
+                                                         key + c);
+            }
+            __syncthreads();
+            mpt__attention_add(w, tile, v, m, t.n, w.width, sum);
+            __syncthreads();
+        }
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x) {
+            const int r = i / w.width, c = i % w.width;
+            const float x = total[r] == 0.0f ? 0.0f : sum[r * out + c] * (1.0f / total[r]);
+            mpt__put(w.out,
+                     mpt__attention_row(w.out, t.batch, t.head, t.first + r) + c * w.out.stride[3],
+                     x);
+        }
+        for (int r = (int)threadIdx.x; w.lse.data != NULL && r < t.n; r += (int)blockDim.x) {
+            const float base = isinf(most[r]) ? 0.0f : most[r];
+            mpt__put(w.lse, mpt__attention_row(w.lse, t.batch, t.head, t.first + r),
+                     total[r] == 0.0f ? INFINITY : base + logf(total[r]));
+        }
+        __syncthreads();
+    }
+}
+
+__device__ __forceinline__ float mpt__attention_number(const mpt__array &array, long long b,
+                                                       long long h, long long row) {
+    return ((const float *)array.data)[mpt__attention_row(array, b, h, row)];
+}
+
+/* Also the sums of dout out, which the other pass reads. */
+__global__ void __launch_bounds__(MPT__THREADS) mpt__attention_dq_kernel(const mpt__attention w) {
+    extern __shared__ float mpt__attention_room[];
+    const int wide = w.depth + 1, out = w.width + 1;
+    float *q = mpt__attention_room, *dout = q + w.n * wide, *k = dout + w.n * out;
+    float *v = k + w.n * wide, *sum = v + w.n * out, *slope = sum + w.n * wide;
+    float *lse = slope + w.n * w.n, *delta = lse + w.n;
+    const unsigned long long sequence = mpt__attention_sequence(w);
+    for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
+        const mpt__attention_item t = mpt__attention_at(w, item, false);
+        const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
+        mpt__attention_load(w.dout, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, dout);
+        mpt__attention_load(w.out, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
+        mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+        mpt__attention_clear(sum, w.n * wide);
+        __syncthreads();
+        for (int r = (int)threadIdx.x; r < t.n; r += (int)blockDim.x) {
+            delta[r] = mpt__attention_dot(dout + r * out, v + r * out, w.width);
+            lse[r] = mpt__attention_number(w.lse, t.batch, t.head, t.first + r);
+            mpt__put(w.delta, mpt__attention_row(w.delta, t.batch, t.head, t.first + r), delta[r]);
+        }
+        __syncthreads();
+        for (long long key = 0; w.dq.data != NULL && key < seen; key += w.n) {
+            const int m = (int)(seen - key < w.n ? seen - key : w.n);
+            mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
+            mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
+                const int c = i / t.n, r = i % t.n;
+                const long long query = t.first + r;
+                float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
+                score = mpt__attention_score(w, score, t.batch, t.head, query, key + c);
+                float g = mpt__attention_dot(dout + r * out, v + c * out, w.width);
+                if (w.drops)
+                    g *= mpt__attention_kept(w, sequence, t.batch, t.head, query, key + c);
+                slope[c * w.n + r] = expf(score - lse[r]) * (g - delta[r]);
+            }
+            __syncthreads();
+            mpt__attention_add(w, slope, k, m, t.n, w.depth, sum);
+            __syncthreads();
+        }
+        if (w.dq.data != NULL) mpt__attention_store(w.dq, t, w.depth, w.scale, sum);
+        __syncthreads();
+    }
+}
+
+__global__ void __launch_bounds__(MPT__THREADS) mpt__attention_dkv_kernel(const mpt__attention w) {
+    extern __shared__ float mpt__attention_room[];
+    const int wide = w.depth + 1, out = w.width + 1;
+    float *k = mpt__attention_room, *v = k + w.n * wide, *q = v + w.n * out;
+    float *dout = q + w.n * wide, *dk = dout + w.n * out, *dv = dk + w.n * wide;
+    float *weight = dv + w.n * out, *slope = weight + w.n * w.n;
+    const unsigned long long sequence = mpt__attention_sequence(w);
+    for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
+        const mpt__attention_item t = mpt__attention_at(w, item, true);
+        const long long begin = w.causal ? t.first : 0;
+        mpt__attention_load(w.k, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, k);
+        mpt__attention_load(w.v, w.compute, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
+        mpt__attention_clear(dk, w.n * (wide + out));
+        for (long long h = t.head * w.group; h < (t.head + 1) * w.group; h++) {
+            for (long long query = begin; query < w.queries; query += w.n) {
+                const int m = (int)(w.queries - query < w.n ? w.queries - query : w.n);
+                mpt__attention_load(w.q, w.compute, t.batch, h, query, m, w.depth, 1.0f, q);
+                mpt__attention_load(w.dout, 0, t.batch, h, query, m, w.width, 1.0f, dout);
+                __syncthreads();
+                for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
+                    const int c = i / t.n, r = i % t.n;
+                    const long long at = query + c;
+                    float score = mpt__attention_dot(q + c * wide, k + r * wide, w.depth);
+                    score = mpt__attention_score(w, score, t.batch, h, at, t.first + r);
+                    float g = mpt__attention_dot(dout + c * out, v + r * out, w.width), kept = 1.0f;
+                    if (w.drops)
+                        kept = mpt__attention_kept(w, sequence, t.batch, h, at, t.first + r);
+                    const float p = expf(score - mpt__attention_number(w.lse, t.batch, h, at));
+                    const float delta = mpt__attention_number(w.delta, t.batch, h, at);
+                    weight[c * w.n + r] = p * kept;
+                    slope[c * w.n + r] = p * (g * kept - delta);
+                }
+                __syncthreads();
+                mpt__attention_add(w, slope, q, m, t.n, w.depth, dk);
+                mpt__attention_add(w, weight, dout, m, t.n, w.width, dv);
+                __syncthreads();
+            }
+        }
+        __syncthreads();
+        if (w.dk.data != NULL) mpt__attention_store(w.dk, t, w.depth, w.scale, dk);
+        if (w.dv.data != NULL) mpt__attention_store(w.dv, t, w.width, 1.0f, dv);
+        __syncthreads();
+    }
+}
+
+#define MPT__ATTENTION_ROOM 49152 /* bytes of shared memory that every card gives a block */
+
+/* Shared memory of a block whose tiles are n by n. */
+size_t mpt__attention_bytes(const mpt__attention &w, bool by_keys) {
+    const int floats = (w.depth + w.width + 2) * (by_keys ? 3 : 2) + (by_keys ? 0 : w.depth + 4) +
+                       (by_keys ? 2 : 1) * w.n;
+    return (size_t)w.n * (size_t)floats * sizeof(float);
+}
+
+/* What the three kernels share; false, with the reason recorded, where a row is too long. */
+bool mpt__attention_of(const mpt__cuda_call *call, bool by_keys, mpt__attention *w) {
+    const mpt__launch *launch = call->launch;
+    const mpt__operand *o = launch->operand;
+    const double p = launch->imm[1], lowest = p * 4294967296.0;
+    memset(w, 0, sizeof *w);
+    w->q = mpt__array_of(call, 0);
+    w->k = mpt__array_of(call, 1);
+    w->v = mpt__array_of(call, 2);
+    w->mask = mpt__array_of(call, 3);
+    w->heads = o[0].shape[1];
+    w->group = o[1].shape[1] > 0 ? w->heads / o[1].shape[1] : 1;
+    w->queries = o[0].shape[2];
+    w->keys = o[1].shape[2];
+    w->compute = launch->compute_dtype;
+    w->causal = launch->index[0] != 0;
+    w->scale = (float)launch->imm[0];
+    w->drops = p > 0;
+    w->dropout.key = mpt__key_of(call);
+    w->dropout.any = lowest <= 4294967295.0;
+    w->dropout.factor = w->dropout.any ? (float)(1 / (1 - p)) : 0.0f;
+    w->dropout.threshold = w->dropout.any && lowest > 0 ? (unsigned int)ceil(lowest) : 0;
+    w->depth = (int)(o[0].shape[3] < MPT__ATTENTION_ROOM ? o[0].shape[3] : MPT__ATTENTION_ROOM);
+    w->width = (int)(o[2].shape[3] < MPT__ATTENTION_ROOM ? o[2].shape[3] : MPT__ATTENTION_ROOM);
+    for (w->n = 32; w->n > 1 && mpt__attention_bytes(*w, by_keys) > MPT__ATTENTION_ROOM;) w->n /= 2;
+    if (mpt__attention_bytes(*w, by_keys) > MPT__ATTENTION_ROOM) {
+        mpt__cuda_refuse(call->cuda, MPT_ERROR_UNSUPPORTED, "attention",
+                         "a head is too wide for the shared memory of a GPU (about 2000 elements)");
+        return false;
+    }
+    w->blocks = ((by_keys ? w->keys : w->queries) + w->n - 1) / w->n;
+    w->items = o[0].shape[0] * (by_keys ? w->heads / w->group : w->heads) * w->blocks;
+    return true;
+}
+
+unsigned int mpt__attention_blocks(const mpt__attention &w) {
+    return (unsigned int)(w.items < (1 << 20) ? w.items : 1 << 20);
+}
+
+mpt_status mpt__cuda_attention(const mpt__cuda_call *call) {
+    mpt__attention w;
+    if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
+    w.out = mpt__array_of(call, 4);
+    w.lse = mpt__array_of(call, 5);
+    if (w.items == 0) return MPT_OK;
+    mpt__attention_kernel<<<mpt__attention_blocks(w), MPT__THREADS, mpt__attention_bytes(w, false),
+                            call->stream>>>(w);
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_attention_dq(const mpt__cuda_call *call) {
+    mpt__attention w;
+    if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
+    w.lse = mpt__array_of(call, 4);
+    w.dout = mpt__array_of(call, 5);
+    w.delta = mpt__array_of(call, 6);
+    w.dq = mpt__array_of(call, 7);
+    w.out = mpt__array_of(call, 8);
+    if (w.items == 0) return MPT_OK;
+    mpt__attention_dq_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
+                               mpt__attention_bytes(w, false), call->stream>>>(w);
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
+    mpt__attention w;
+    if (!mpt__attention_of(call, true, &w)) return MPT_ERROR_UNSUPPORTED;
+    w.lse = mpt__array_of(call, 4);
+    w.dout = mpt__array_of(call, 5);
+    w.delta = mpt__array_of(call, 6);
+    w.dk = mpt__array_of(call, 7);
+    w.dv = mpt__array_of(call, 8);
+    if (w.items == 0) return MPT_OK;
+    mpt__attention_dkv_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
+                                mpt__attention_bytes(w, true), call->stream>>>(w);
+    return MPT_OK;
+}
+
+/* In the order of MPT__ATTENTION_KERNELS, each with a comma behind it. */
+#define MPT__CUDA_ATTENTION_KERNELS                                                             \
+    {mpt__cuda_embedding, NULL}, {mpt__cuda_embedding_backward, NULL},                          \
+        {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL},                            \
+        {mpt__cuda_attention_dkv, NULL},
 /* ==== Errors ==== */
 
 /* OK, or the status and the words of an error. One that the driver will repeat for ever, because a
