@@ -141,6 +141,22 @@
 #define MPT__END_FLOAT_CONTROL
 #endif
 
+/* The levels that rooms are compiled at under -O2 and more, since half of the time that gcc needs for
+   -O2 buys nothing measurable there. COLD: what no step runs for long. KERNELS: loops over elements;
+   they need no more instructions than with -O2. Between levels gcc inlines only what it is forced to,
+   so rooms that share small functions share a level. clang has no such pragma. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+#define MPT__BEGIN_COLD _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
+#define MPT__BEGIN_KERNELS                                                                    \
+    MPT__BEGIN_COLD _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
+        _Pragma("GCC optimize(\"gcse\", \"strict-aliasing\", \"expensive-optimizations\")")
+#define MPT__END_LEVEL _Pragma("GCC pop_options")
+#else
+#define MPT__BEGIN_COLD
+#define MPT__BEGIN_KERNELS
+#define MPT__END_LEVEL
+#endif
+
 /* Where floats are computed in double (strict ISO C on s390x), the excess-precision pragma of gcc
    takes that back: same bits, proven by the pinned results of the tests. x87 has no such way. */
 #if FLT_EVAL_METHOD == 2 || (FLT_EVAL_METHOD == 1 && (!defined(__GNUC__) || defined(__clang__)))

@@ -138,7 +138,7 @@ static int64_t mpt__ref_reduce_workspace(const mpt__launch *launch, int threads)
 }
 
 static void mpt__ref_multiply_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) lane[(first + i) % MPT__SUM_LANES] *= x[i];
+    for (int64_t i = 0; i < n; i++) lane[(size_t)(first + i) % MPT__SUM_LANES] *= x[i];
 }
 
 /* What is done with the elements: how two are combined, and what an empty lane holds. */

@@ -42,7 +42,7 @@ typedef struct mpt__ref_gradient_work {
 static void mpt__ref_add_magnitudes(double *lane, const float *x, int64_t n, mpt__real multiplier,
                                     bool most) {
     for (int64_t i = 0; i < n; i++) {
-        double *to = &lane[i % MPT__SUM_LANES], size = fabs((double)(x[i] * multiplier));
+        double *to = &lane[(size_t)i % MPT__SUM_LANES], size = fabs((double)(x[i] * multiplier));
         if (!most)
             *to += size;
         else if (size > *to || mpt__f64_is_nan(size))
@@ -190,15 +190,16 @@ static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt
 static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
                                 mpt__real *m, mpt__real *v, void *half, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        mpt__real gradient = g[i] * w->multiplier;
+        mpt__real x = p[i], gradient = g[i] * w->multiplier;
         if (w->decoupled) {
-            p[i] -= w->shrink * p[i];
+            x -= w->shrink * x;
         } else if (w->decay != 0) {
-            gradient += w->decay * p[i];
+            gradient += w->decay * x;
         }
-        m[i] = w->beta1 * m[i] + w->rest1 * gradient;
-        v[i] = w->beta2 * v[i] + w->rest2 * gradient * gradient;
-        p[i] -= w->step_size * m[i] / (mpt__real_sqrt(v[i]) * w->root_factor + w->eps);
+        const mpt__real mean = w->beta1 * m[i] + w->rest1 * gradient;
+        const mpt__real square = w->beta2 * v[i] + w->rest2 * gradient * gradient;
+        m[i] = mean, v[i] = square;
+        p[i] = x - w->step_size * mean / (mpt__real_sqrt(square) * w->root_factor + w->eps);
     }
     if (half != NULL) mpt__ref_store(half, w->param.dtype, 0, 1, p, n);
 }
@@ -667,12 +668,12 @@ static mpt__real mpt__ref_peak(const mpt__real *x, int64_t n, mpt__real start) {
 }
 
 static void mpt__ref_add_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) lane[(first + i) % MPT__SUM_LANES] += x[i];
+    for (int64_t i = 0; i < n; i++) lane[(size_t)(first + i) % MPT__SUM_LANES] += x[i];
 }
 
 static void mpt__ref_max_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        mpt__real *to = &lane[(first + i) % MPT__SUM_LANES];
+        mpt__real *to = &lane[(size_t)(first + i) % MPT__SUM_LANES];
         *to = mpt__real_max(*to, x[i]);
     }
 }
@@ -687,7 +688,7 @@ static void mpt__ref_add_exp(mpt__real *lane, mpt__real *out, const mpt__real *x
     for (int64_t i = 0; i < n; i++) {
         mpt__real difference = x[i] - most, e = mpt__real_exp(difference);
         out[i] = differences ? difference : e;
-        lane[i % MPT__SUM_LANES] += e;
+        lane[(size_t)i % MPT__SUM_LANES] += e;
     }
 }
 
@@ -695,7 +696,7 @@ static void mpt__ref_add_run(double *lane, const float *x, int64_t n, mpt__real 
     double sum[MPT__SUM_LANES] = {0};
     for (int64_t i = 0; i < n; i++) {
         mpt__real product = x[i] * multiplier;
-        sum[i % MPT__SUM_LANES] += (double)product * (double)product;
+        sum[(size_t)i % MPT__SUM_LANES] += (double)product * (double)product;
     }
     for (int l = 0; l < MPT__SUM_LANES; l++) lane[l] += sum[l];
 }

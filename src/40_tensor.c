@@ -348,9 +348,8 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int 
 }
 
 /* Turns the device error word, once it can be read, into the sticky error; gives the status. */
-static mpt_status mpt__check_device(mpt_context *context) {
+static MPT__NOINLINE mpt_status mpt__fail_device(mpt_context *context) {
     const mpt__scalar *scalars = context->scalars;
-    if (!scalars || scalars[MPT__SLOT_ERROR].i == 0) return context->base.status;
     mpt_status status = (mpt_status)scalars[MPT__SLOT_ERROR].i;
     int64_t index = scalars[MPT__SLOT_ERROR_INDEX].i, launch = scalars[MPT__SLOT_ERROR_LAUNCH].i;
     char position[48] = "";
@@ -371,6 +370,13 @@ static mpt_status mpt__check_device(mpt_context *context) {
                       "target of sample %lld%s is not a class number of the input's [N, C] (launch "
                       "%lld); check the labels, or name them with ignore_index",
                       index, position, launch);
+}
+
+/* Inlined into every launch: nothing but a load where all is well. */
+static MPT__INLINE mpt_status mpt__check_device(mpt_context *context) {
+    const mpt__scalar *scalars = context->scalars;
+    const bool well = !scalars || scalars[MPT__SLOT_ERROR].i == 0;
+    return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
 }
 
 /* For config.debug: every element that an operand names lies in its storage. */

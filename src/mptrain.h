@@ -13,6 +13,7 @@
 #define MPT__IMPLEMENTED
 #include "10_platform.h"
 #include "10_base.c"
+MPT__BEGIN_KERNELS
 #include "11_parallel.c"
 #include "12_random.c"
 #include "13_dtype.c"
@@ -37,12 +38,15 @@
 #include "38_cpu_attention.c"
 #include "38_cpu_resize.c"
 #include "39_cpu_table.c"
+MPT__END_LEVEL
 #include "40_context.h"
 #include "40_tensor.c"
 #include "41_autograd.c"
 #include "42_autocast.c"
+MPT__BEGIN_COLD
 #include "43_inspect.c"
 #include "44_values.c"
+MPT__END_LEVEL
 #include "50_ops.c"
 #include "51_ops_math.c"
 #include "52_ops_shape.c"
@@ -51,14 +55,19 @@
 #include "53_ops_norm.c"
 #include "53_ops_attention.c"
 #include "53_ops_resize.c"
+MPT__BEGIN_COLD
 #include "54_ops_user.c"
+MPT__END_LEVEL
 #include "55_ops_api.c"
 #include "56_inplace.c"
 #include "60_nn.c"
+MPT__BEGIN_COLD
 #include "61_module.c"
+MPT__END_LEVEL
 #include "62_optim.c"
 #include "62_update.c"
 #include "63_scaler.c"
+MPT__BEGIN_COLD
 #include "64_schedule.c"
 #include "65_init.c"
 #include "66_average.c"
@@ -76,5 +85,6 @@
 #include "80_fit.c"
 #include "81_compile.c"
 #include "90_context.c"
+MPT__END_LEVEL
 #include "99_end.h"
 #endif
