@@ -99,12 +99,13 @@ static uint64_t train(mpt_dtype precision, bool capture, bool debug, int steps, 
 
 TEST(captured_steps_leave_the_same_bits) {
     static const mpt_dtype precisions[] = {MPT_F32, MPT_BF16, MPT_F16};
+    const int steps = getenv("MPTRAIN_STEPS") ? 100 : 330; /* asked to be short */
     for (int i = 0; i < 3; i++) {
         int64_t captured, none;
-        uint64_t hash = train(precisions[i], true, false, 330, &captured);
-        CHECK_EQ_INT(by_hand + captured, 330);
-        CHECK(captured > 250);
-        CHECK(hash == train(precisions[i], false, false, 330, &none));
+        uint64_t hash = train(precisions[i], true, false, steps, &captured);
+        CHECK_EQ_INT(by_hand + captured, steps);
+        CHECK(captured > steps * 3 / 4);
+        CHECK(hash == train(precisions[i], false, false, steps, &none));
         CHECK_EQ_INT(none, 0);
     }
 }

@@ -392,8 +392,8 @@ TEST(captured_steps_are_the_same_bits) {
     end(&captured);
 }
 
-TEST_TABLE = {T(draws_are_the_same_bits),        T(trainings_agree),
-              T(weights_move_between_devices),   T(choices_of_benchmark_mode_move),
-              T(overflow_is_skipped),            T(bad_targets_are_named),
-              T(out_of_memory_is_survived),      T(captured_steps_are_the_same_bits)};
+TEST_TABLE = {T(draws_are_the_same_bits),      T(trainings_agree),
+              T(weights_move_between_devices), T(choices_of_benchmark_mode_move),
+              T(overflow_is_skipped),          T(bad_targets_are_named),
+              T(out_of_memory_is_survived),    T(captured_steps_are_the_same_bits)};
 TEST_MAIN

@@ -27,8 +27,7 @@ static double seconds_of(void (*run)(void *), void *self, int runs) {
     return best;
 }
 
-static double report(const char *name, double seconds, double work, const char *unit,
-                     double most) {
+static double report(const char *name, double seconds, double work, const char *unit, double most) {
     double rate = work / seconds;
     printf("%-34s %10.1f us %9.1f %s", name, seconds * 1e6, rate * 1e-9, unit);
     if (most > 0) printf(" %6.1f %%", 100 * rate / most);
@@ -61,9 +60,9 @@ RUN(sum_rows, mpt_sum(array, 0, false))
 RUN(sum_columns, mpt_sum(array, 1, false))
 RUN(sum_all, mpt_sum(array, MPT_ALL_DIMS, false))
 RUN(select, mpt_index_select(array, 0, picks))
-RUN(scatter, mpt_scatter_add(other, 0,
-                             mpt_expand(mpt_reshape(picks, MPT_SHAPE(-1, 1)), mpt_get_shape(array)),
-                             array))
+RUN(scatter,
+    mpt_scatter_add(other, 0,
+                    mpt_expand(mpt_reshape(picks, MPT_SHAPE(-1, 1)), mpt_get_shape(array)), array))
 
 typedef struct row {
     const char *name;
