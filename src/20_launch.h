@@ -195,11 +195,11 @@ typedef struct mpt__operand {
  *           means; 2: element i begins at floor(i in / out) and ends at ceil((i + 1) in / out).
  * POOL_BACKWARD  o0 r dy, o1? r i32 (MAX) -> o2 wa dx. fn, index as above.
  */
-#define MPT__NORM_KERNELS(K)                 \
-    K(NORM, "norm", 0)                       \
-    K(NORM_BACKWARD, "norm_backward", 0)     \
-    K(RUNNING_STATS, "running_stats", 1)     \
-    K(POOL, "pool", 0)                       \
+#define MPT__NORM_KERNELS(K)             \
+    K(NORM, "norm", 0)                   \
+    K(NORM_BACKWARD, "norm_backward", 0) \
+    K(RUNNING_STATS, "running_stats", 1) \
+    K(POOL, "pool", 0)                   \
     K(POOL_BACKWARD, "pool_backward", 0)
 
 /* ---- Embedding, attention ---- */

@@ -47,13 +47,13 @@ typedef struct mpt__module_parameter {
     L(hardtanh, hardtanh, 1, NONE)        \
     MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
 #define MPT__CONV_LAYERS(L)
-#define MPT__NORM_LAYERS(L)               \
-    L(layer_norm, layer_norm, 3, NONE)    \
-    L(rms_norm, rms_norm, 2, NONE)        \
-    L(batch_norm1d, none, 0, NONE)        \
-    L(batch_norm2d, none, 0, NONE)        \
-    L(group_norm, group_norm, 3, NONE)    \
-    L(max_pool2d, max_pool2d, 1, NONE)    \
+#define MPT__NORM_LAYERS(L)            \
+    L(layer_norm, layer_norm, 3, NONE) \
+    L(rms_norm, rms_norm, 2, NONE)     \
+    L(batch_norm1d, none, 0, NONE)     \
+    L(batch_norm2d, none, 0, NONE)     \
+    L(group_norm, group_norm, 3, NONE) \
+    L(max_pool2d, max_pool2d, 1, NONE) \
     L(avg_pool2d, avg_pool2d, 1, NONE)
 #define MPT__ATTENTION_LAYERS(L)
 
@@ -115,7 +115,7 @@ typedef struct mpt__module {
     mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
     int64_t updates;
     uint32_t mark;
-    uint64_t label; /* hash of the label, which stands for `creation`; 0 = none */
+    uint64_t label;        /* hash of the label, which stands for `creation`; 0 = none */
     mpt__running *running; /* NULL: it keeps none */
 } mpt__module;
 

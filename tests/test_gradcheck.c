@@ -177,8 +177,11 @@ static mpt_tensor constants(mpt_tensor like) {
 CALL(batch_norm,
      mpt_batch_norm(in[0], v == 4 ? constants(in[1]) : none(), v == 4 ? constants(in[1]) : none(),
                     in[1], v == 3 ? none() : in[2], 0.1 + v))
-CALL(group_norm, mpt_group_norm(in[0], v < 2 ? 2 : v == 2 ? 1 : mpt_get_shape(in[1]).dim[0], in[1],
-                                in[2], 0.1 + v))
+CALL(group_norm, mpt_group_norm(in[0],
+                                v < 2    ? 2
+                                : v == 2 ? 1
+                                         : mpt_get_shape(in[1]).dim[0],
+                                in[1], in[2], 0.1 + v))
 
 static mpt_pool_config windows(int v) {
     mpt_pool_config config = mpt_pool_config_make(2 + v / 2, 1 + v % 2, v / 2);
