@@ -2,8 +2,8 @@
  * 38_cpu_norm.c: normalisation and pooling on the CPU.
  *
  * A norm sees [N, G, C, S]. Rows and groups are taken by one thread as a whole, in lines along C,
- * with a weight for each element, or along S, with one for all: two or three passes, of which memory
- * sees one. Batches go by chunks, in the order of memory.
+ * with a weight for each element, or along S, with one for all: two or three passes, of which
+ * memory sees one. Batches go by chunks, in the order of memory.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__38_CPU_NORM_INCLUDED
 #define MPT__38_CPU_NORM_INCLUDED
@@ -302,8 +302,8 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 
 /* ---- Batches ----
  *
- * In the order of memory: rows of all channels where those lie innermost, else planes of one channel
- * after the other. Chunks of rows or of samples leave what they found about each channel. */
+ * In the order of memory: rows of all channels where those lie innermost, else planes of one
+ * channel after the other. Chunks of rows or of samples leave what they found about each channel. */
 
 #ifndef MPTRAIN_NO_CONV
 /* Rows, elements of planes, of a chunk; channels of a task: of rows, of planes. */

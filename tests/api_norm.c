@@ -1,5 +1,5 @@
-/* api_norm.c: norms and pooling: against PyTorch, forward and every gradient, in fp32, fp16 and bf16;
- * larger ones against sums in double; batch norm's running statistics. */
+/* api_norm.c: norms and pooling: against PyTorch, forward and every gradient, in fp32, fp16 and
+ * bf16; larger ones against sums in double; batch norm's running statistics. */
 #include "golden.h"
 
 #define MAX_INPUTS 5
@@ -416,8 +416,8 @@ TEST(running_statistics) {
     mpt_destroy(context);
 }
 
-/* Two batches in one step follow each other; without a step each counts at once; a negative momentum
-   makes means of all. */
+/* Two batches in one step follow each other; without a step each counts at once; a negative
+   momentum makes means of all. */
 TEST(several_batches) {
     const double mean[4] = {1, 18, 3.5, 351.5};
     for (int in_step = 0; in_step < 2; in_step++) {

@@ -6,7 +6,8 @@
        bench_kernels [seconds per figure, 0.2] [elements beyond cache, 33554432] */
 #include "bench.h"
 
-/* The second operand; the output of a reduction; norms: of batches, whose channels lie innermost. */
+/* The second operand; the output of a reduction; of norms: groups, batches, those with their
+   channels innermost. */
 enum { ROWS = 1, COLUMNS, TURNED, WHOLE, PLANES, INSIDE };
 
 typedef struct kernel_case {
