@@ -90,6 +90,8 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_NO_SIMD      portable kernels only
     MPTRAIN_NO_AMX       without the matrix products on AMX tiles
     MPTRAIN_NO_FP8       without the two 8-bit float dtypes
+    MPTRAIN_NO_CONV      without batch norm, group norm and pooling, which then return an error
+    MPTRAIN_NO_ATTENTION without layer and RMS norm, which then return an error
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate, which then return an error
     MPTRAIN_NO_ATTENTION without attention and embedding, which then return an error
 

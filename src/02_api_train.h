@@ -106,7 +106,8 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x);
 MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
                                      mpt_tensor *out, int n_out);
-/* Dropout on, which is the state after creation, or off, for a module and all below it. */
+/* Training, which is the state after creation, or not, for a module and all below it: whether
+   dropout is on, and batch norm takes the statistics of the batch. */
 MPTRAIN_API mpt_status mpt_train(mpt_module module);
 MPTRAIN_API mpt_status mpt_eval(mpt_module module);
 MPTRAIN_API bool mpt_is_training(mpt_module module);
@@ -119,13 +120,13 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype);
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
 /* Table of modules, shapes, parameters and bytes; returns the length it needs. */
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size);
-/* Copies parameter values, converting dtypes, between trees whose parameters have the same shapes
-   in the same order, also between contexts. */
+/* Copies the values of parameters, converting dtypes, and of buffers, between trees whose
+   parameters have the same shapes in the same order, also between contexts. */
 MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source);
 /* Destroys a tree that is not part of another one, with its parameters; children that another tree
    holds stay. An error while an optimizer holds one of them. */
 MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root);
-/* A 64-bit hash over names, shapes, dtypes and bits of all parameters. */
+/* A 64-bit hash over names, shapes, dtypes and bits of all parameters and buffers. */
 MPTRAIN_API uint64_t mpt_module_hash(mpt_module module);
 
 /* User-defined ops: forward and backward as compositions of ops, run without history. In forward,

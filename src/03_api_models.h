@@ -58,8 +58,8 @@ MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in,
 /* ==== Normalisation and pooling ============================================================ */
 
 /* Norms compute in fp32 whatever goes in and give their input's dtype, also inside autocast:
-   y = (x - mean) / sqrt(variance + eps) weight + bias, with the variance over n. weight and bias may
-   be of another float dtype than x, or left out (null handles). eps >= 0. */
+   y = (x - mean) / sqrt(variance + eps) weight + bias, with the variance over n. weight and bias
+   may be of another float dtype than x, or left out (null handles). eps >= 0. */
 
 /* Over the last `dims` dimensions, whose shape weight and bias have. Layer Normalization,
    arXiv:1607.06450; torch.nn.functional.layer_norm. */
@@ -74,14 +74,14 @@ MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int
                                           mpt_tensor *sum);
 MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
                                         mpt_tensor weight, double eps, mpt_tensor *sum);
-/* [N, C, ..] over all but dimension 1, weight and bias [C]: with mean and variance [C], which get no
-   gradient, or, where both are null handles, with those of the batch, which then must have more than
-   one value for each channel. arXiv:1502.03167; torch.nn.functional.batch_norm, whose running
+/* [N, C, ..] over all but dimension 1, weight and bias [C]: with mean and variance [C], which get
+   no gradient, or, where both are null handles, with those of the batch, which then must have more
+   than one value for each channel. arXiv:1502.03167; torch.nn.functional.batch_norm, whose running
    statistics are the modules' here. */
 MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
                                       mpt_tensor weight, mpt_tensor bias, double eps);
-/* [N, C, ..] over groups of neighbouring channels of one sample, weight and bias [C]; as many groups
-   as channels: instance norm. arXiv:1803.08494; torch.nn.functional.group_norm. */
+/* [N, C, ..] over groups of neighbouring channels of one sample, weight and bias [C]; as many
+   groups as channels: instance norm. arXiv:1803.08494; torch.nn.functional.group_norm. */
 MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
                                       mpt_tensor bias, double eps);
 
@@ -102,8 +102,8 @@ MPTRAIN_API mpt_module mpt_nn_rms_norm(mpt_context *context, mpt_shape shape,
                                        const mpt_norm_config *config);
 MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
                                          const mpt_norm_config *config);
-/* Of [N, C] or [N, C, L], and of [N, C, H, W]. Buffers, named and saved as PyTorch's: "running_mean",
-   "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but not in inference
+/* Of [N, C] or [N, C, L], and of [N, C, H, W]. Buffers, named and saved as PyTorch's:
+   "running_mean", "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but not in inference
    mode, changes them; in a step, at its end, and not if it fails. An update that is not finite, as
    of a batch that overflowed, is left out and counted. In evaluation they stand for the batch's. */
 MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,

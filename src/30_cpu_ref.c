@@ -44,6 +44,7 @@ typedef MPT__REAL mpt__real;
    pairs, pairs of pairs and so on, an odd last one passing on unchanged. */
 #define MPT__SUM_CHUNK 1024
 #define MPT__SUM_LANES 16
+#define MPT__NORM_LANES 32 /* of norms, which then fold in halves to as many: twice as fast */
 #define MPT__SUM_LEVELS 54 /* log2 of the most chunks that fit an int64 count of elements */
 
 /* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
@@ -208,10 +209,10 @@ typedef struct mpt__words {
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
                       int64_t rows, int64_t columns, bool beyond_cache);
     mpt__update_fn sgd, adam;
-    /* Elements first .. n-1 of a line of norms. Element i goes to lane i % MPT__SUM_LANES: squares
-       of x - mean; dy weight, and behind those lanes dy weight (x - mean) rstd. */
-    void (*norm_squares)(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
-                         mpt__real mean);
+    /* Elements first .. n-1 of a line of norms. Element i goes to lane i % MPT__NORM_LANES: itself,
+       or the square of x - mean; dy weight, and behind those lanes dy weight (x - mean) rstd. */
+    void (*norm_total)(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
+                       mpt__real mean, bool squares);
     void (*norm)(mpt__real *out, const mpt__real *x, int64_t first, int64_t n,
                  const mpt__norm_line *l);
     void (*norm_sums)(mpt__real *lane, const mpt__real *x, const mpt__real *dy, int64_t first,

@@ -814,11 +814,11 @@ static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
 
 /* ==== Norms: the words of their lines ==== */
 
-static void mpt__ref_norm_squares(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
-                                  mpt__real mean) {
+static void mpt__ref_norm_total(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
+                                mpt__real mean, bool squares) {
     for (int64_t i = first; i < n; i++) {
         const mpt__real d = x[i] - mean;
-        lane[i % MPT__SUM_LANES] += d * d;
+        lane[i % MPT__NORM_LANES] += squares ? d * d : x[i];
     }
 }
 
@@ -834,8 +834,8 @@ static void mpt__ref_norm_sums(mpt__real *lane, const mpt__real *x, const mpt__r
                                int64_t first, int64_t n, const mpt__norm_line *l) {
     for (int64_t i = first; i < n; i++) {
         const mpt__real slope = dy[i] * (l->w != NULL ? l->w[i] : l->weight);
-        lane[i % MPT__SUM_LANES] += slope;
-        lane[MPT__SUM_LANES + i % MPT__SUM_LANES] += slope * ((x[i] - l->mean) * l->rstd);
+        lane[i % MPT__NORM_LANES] += slope;
+        lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += slope * ((x[i] - l->mean) * l->rstd);
     }
 }
 

@@ -357,67 +357,76 @@
         }                                                                                    \
     }
 
-/* The lines of norms; what does not fill the lanes is left to the reference. */
+/* The lines of norms; what does not fill the lanes is left to the reference. X(k) for the vectors
+   that make MPT__NORM_LANES. */
+#define MPT__NORM_VECTORS_16(X, V) X(0, V, 16) X(1, V, 16)
+#define MPT__NORM_VECTORS_8(X, V) X(0, V, 8) X(1, V, 8) X(2, V, 8) X(3, V, 8)
+#define MPT__NORM_VECTORS_4(X, V) \
+    X(0, V, 4) X(1, V, 4) X(2, V, 4) X(3, V, 4) X(4, V, 4) X(5, V, 4) X(6, V, 4) X(7, V, 4)
+#define MPT__NORM_ADD(k, V, W) s##k = V##_add(s##k, V##_load(x + i + k * W));
 #define MPT__NORM_SQUARE(k, V, W)               \
     d = V##_sub(V##_load(x + i + k * W), mean); \
     s##k = V##_add(s##k, V##_mul(d, d));
-#define MPT__NORM_MEANS_LOAD(k, V, W) V##_f t##k = V##_load(lane + MPT__SUM_LANES + k * W);
-#define MPT__NORM_MEANS_STORE(k, V, W) V##_store(lane + MPT__SUM_LANES + k * W, t##k);
+#define MPT__NORM_MEANS_LOAD(k, V, W) V##_f t##k = V##_load(lane + MPT__NORM_LANES + k * W);
+#define MPT__NORM_MEANS_STORE(k, V, W) V##_store(lane + MPT__NORM_LANES + k * W, t##k);
 #define MPT__LINE_WEIGHT(V, at) (l->w != NULL ? V##_load(l->w + at) : weight)
 #define MPT__NORM_NORMAL(V, at) V##_mul(V##_sub(V##_load(x + at), mean), rstd)
-#define MPT__NORM_SUM(k, V, W)                                                      \
-    d = V##_mul(V##_load(dy + i + k * W), MPT__LINE_WEIGHT(V, i + k * W));          \
-    s##k = V##_add(s##k, d);                                                        \
+#define MPT__NORM_SUM(k, V, W)                                             \
+    d = V##_mul(V##_load(dy + i + k * W), MPT__LINE_WEIGHT(V, i + k * W)); \
+    s##k = V##_add(s##k, d);                                               \
     t##k = V##_add(t##k, V##_mul(d, MPT__NORM_NORMAL(V, i + k * W)));
-#define MPT__NORM_CONSTANTS(V)                                                      \
+#define MPT__NORM_CONSTANTS(V) \
     const V##_f mean = V##_set(l->mean), rstd = V##_set(l->rstd), weight = V##_set(l->weight);
-#define MPT__SIMD_NORM(FN, N, V, W)                                                            \
-    FN void N##_norm_squares(float *lane, const float *x, int64_t i, int64_t n, float middle) { \
-        const V##_f mean = V##_set(middle);                                                    \
-        V##_f d;                                                                               \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                                             \
-        for (; i + MPT__SUM_LANES <= n; i += MPT__SUM_LANES) {                                 \
-            MPT__SIMD_VECTORS_##W(MPT__NORM_SQUARE, V);                                        \
-        }                                                                                      \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V);                                            \
-        mpt__ref_norm_squares(lane, x, i, n, middle);                                          \
-    }                                                                                          \
-    FN void N##_norm(float *out, const float *x, int64_t i, int64_t n,                         \
-                     const mpt__norm_line *l) {                                                \
-        MPT__NORM_CONSTANTS(V)                                                                 \
-        const V##_f bias = V##_set(l->bias);                                                   \
-        for (; i + W <= n; i += W) {                                                           \
-            const V##_f y = V##_mul(MPT__NORM_NORMAL(V, i), MPT__LINE_WEIGHT(V, i));           \
-            V##_store(out + i, V##_add(y, l->b != NULL ? V##_load(l->b + i) : bias));          \
-        }                                                                                      \
-        mpt__ref_norm(out, x, i, n, l);                                                        \
-    }                                                                                          \
-    FN void N##_norm_sums(float *lane, const float *x, const float *dy, int64_t i, int64_t n,  \
-                          const mpt__norm_line *l) {                                           \
-        MPT__NORM_CONSTANTS(V)                                                                 \
-        V##_f d;                                                                               \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                                             \
-        MPT__SIMD_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                                        \
-        for (; i + MPT__SUM_LANES <= n; i += MPT__SUM_LANES) {                                 \
-            MPT__SIMD_VECTORS_##W(MPT__NORM_SUM, V);                                           \
-        }                                                                                      \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V);                                            \
-        MPT__SIMD_VECTORS_##W(MPT__NORM_MEANS_STORE, V);                                       \
-        mpt__ref_norm_sums(lane, x, dy, i, n, l);                                              \
-    }                                                                                          \
-    FN void N##_norm_slope(float *dx, const float *x, const float *dy, int64_t i, int64_t n,   \
-                           const mpt__norm_line *l) {                                          \
-        MPT__NORM_CONSTANTS(V)                                                                 \
-        const V##_f shift = V##_set(l->shift), slope = V##_set(l->slope);                      \
-        for (; i + W <= n; i += W) {                                                           \
-            const V##_f normal = MPT__NORM_NORMAL(V, i), d = V##_load(dy + i);                 \
-            V##_f sum = V##_sub(V##_mul(d, MPT__LINE_WEIGHT(V, i)), shift);                    \
-            if (l->dw != NULL)                                                                 \
-                V##_store(l->dw + i, V##_add(V##_load(l->dw + i), V##_mul(d, normal)));        \
-            if (l->db != NULL) V##_store(l->db + i, V##_add(V##_load(l->db + i), d));          \
-            V##_store(dx + i, V##_mul(V##_sub(sum, V##_mul(normal, slope)), rstd));            \
-        }                                                                                      \
-        mpt__ref_norm_slope(dx, x, dy, i, n, l);                                               \
+#define MPT__SIMD_NORM(FN, N, V, W)                                                               \
+    FN void N##_norm_total(float *lane, const float *x, int64_t i, int64_t n, float middle,       \
+                           bool squares) {                                                        \
+        const V##_f mean = V##_set(middle);                                                       \
+        V##_f d;                                                                                  \
+        MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                                \
+        for (; !squares && i + MPT__NORM_LANES <= n; i += MPT__NORM_LANES) {                      \
+            MPT__NORM_VECTORS_##W(MPT__NORM_ADD, V);                                              \
+        }                                                                                         \
+        for (; i + MPT__NORM_LANES <= n; i += MPT__NORM_LANES) {                                  \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SQUARE, V);                                           \
+        }                                                                                         \
+        MPT__NORM_VECTORS_##W(MPT__LANES_STORE, V);                                               \
+        mpt__ref_norm_total(lane, x, i, n, middle, squares);                                      \
+    }                                                                                             \
+    FN void N##_norm(float *out, const float *x, int64_t i, int64_t n, const mpt__norm_line *l) { \
+        MPT__NORM_CONSTANTS(V)                                                                    \
+        const V##_f bias = V##_set(l->bias);                                                      \
+        for (; i + W <= n; i += W) {                                                              \
+            const V##_f y = V##_mul(MPT__NORM_NORMAL(V, i), MPT__LINE_WEIGHT(V, i));              \
+            V##_store(out + i, V##_add(y, l->b != NULL ? V##_load(l->b + i) : bias));             \
+        }                                                                                         \
+        mpt__ref_norm(out, x, i, n, l);                                                           \
+    }                                                                                             \
+    FN void N##_norm_sums(float *lane, const float *x, const float *dy, int64_t i, int64_t n,     \
+                          const mpt__norm_line *l) {                                              \
+        MPT__NORM_CONSTANTS(V)                                                                    \
+        V##_f d;                                                                                  \
+        MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                                \
+        MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                                           \
+        for (; i + MPT__NORM_LANES <= n; i += MPT__NORM_LANES) {                                  \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V);                                              \
+        }                                                                                         \
+        MPT__NORM_VECTORS_##W(MPT__LANES_STORE, V);                                               \
+        MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_STORE, V);                                          \
+        mpt__ref_norm_sums(lane, x, dy, i, n, l);                                                 \
+    }                                                                                             \
+    FN void N##_norm_slope(float *dx, const float *x, const float *dy, int64_t i, int64_t n,      \
+                           const mpt__norm_line *l) {                                             \
+        MPT__NORM_CONSTANTS(V)                                                                    \
+        const V##_f shift = V##_set(l->shift), slope = V##_set(l->slope);                         \
+        for (; i + W <= n; i += W) {                                                              \
+            const V##_f normal = MPT__NORM_NORMAL(V, i), d = V##_load(dy + i);                    \
+            V##_f sum = V##_sub(V##_mul(d, MPT__LINE_WEIGHT(V, i)), shift);                       \
+            if (l->dw != NULL)                                                                    \
+                V##_store(l->dw + i, V##_add(V##_load(l->dw + i), V##_mul(d, normal)));           \
+            if (l->db != NULL) V##_store(l->db + i, V##_add(V##_load(l->db + i), d));             \
+            V##_store(dx + i, V##_mul(V##_sub(sum, V##_mul(normal, slope)), rstd));               \
+        }                                                                                         \
+        mpt__ref_norm_slope(dx, x, dy, i, n, l);                                                  \
     }
 
 /* X(k) for four vectors at a time: of one run, or of two or four. The square of a float is exact in
@@ -605,7 +614,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_transpose,                                                                   \
         N##_sgd,                                                                         \
         N##_adam,                                                                        \
-        N##_norm_squares,                                                                \
+        N##_norm_total,                                                                  \
         N##_norm,                                                                        \
         N##_norm_sums,                                                                   \
         N##_norm_slope};

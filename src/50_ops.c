@@ -20,25 +20,25 @@
 
 /* Normalisation, pooling */
 #ifdef MPTRAIN_NO_ATTENTION
-#define MPT__ROW_NORM_OPS(O)                                                \
+#define MPT__ROW_NORM_OPS(O)                                                  \
     O(layer_norm, ANY, no_rows, none, none, NONE, NONE, "LayerNormalization") \
     O(rms_norm, ANY, no_rows, none, none, NONE, NONE, "RMSNormalization")
 #else
-#define MPT__ROW_NORM_OPS(O)                                                      \
+#define MPT__ROW_NORM_OPS(O)                                                             \
     O(layer_norm, ANY, row_norm, normalise, normalise, NONE, NONE, "LayerNormalization") \
     O(rms_norm, ANY, row_norm, normalise, normalise, NONE, NONE, "RMSNormalization")
 #endif
 #ifdef MPTRAIN_NO_CONV
-#define MPT__CHANNEL_NORM_OPS(O)                                                   \
+#define MPT__CHANNEL_NORM_OPS(O)                                                  \
     O(batch_norm, ANY, no_channels, none, none, NONE, NONE, "BatchNormalization") \
     O(group_norm, ANY, no_channels, none, none, NONE, NONE, "GroupNormalization") \
     O(max_pool2d, ANY, no_channels, none, none, NONE, NONE, "MaxPool")            \
     O(avg_pool2d, ANY, no_channels, none, none, NONE, NONE, "AveragePool")
 #else
-#define MPT__CHANNEL_NORM_OPS(O)                                                   \
+#define MPT__CHANNEL_NORM_OPS(O)                                                             \
     O(batch_norm, ANY, channel_norm, normalise, normalise, NONE, NONE, "BatchNormalization") \
     O(group_norm, ANY, channel_norm, normalise, normalise, NONE, NONE, "GroupNormalization") \
-    O(max_pool2d, INPUT, pooling, pooling, pooling, MAX, NONE, "MaxPool") \
+    O(max_pool2d, INPUT, pooling, pooling, pooling, MAX, NONE, "MaxPool")                    \
     O(avg_pool2d, INPUT, pooling, pooling, pooling, MEAN, NONE, "AveragePool")
 #endif
 #define MPT__NORM_OPS(O) MPT__ROW_NORM_OPS(O) MPT__CHANNEL_NORM_OPS(O)

@@ -48,9 +48,9 @@ static bool mpt__norm_argument(mpt__frame *frame, int i, int first, int last) {
     for (int d = first; d < last; d++) want.dim[want.rank++] = x->shape.dim[d];
     bool same = got->shape.rank == want.rank;
     for (int d = 0; same && d < want.rank; d++) same = got->shape.dim[d] == want.dim[d];
-    return same || mpt__reject(frame->context, MPT_ERROR_SHAPE,
-                               "input %S: argument %d is %S, expected %S", &x->shape, i + 1,
-                               &got->shape, &want);
+    return same ||
+           mpt__reject(frame->context, MPT_ERROR_SHAPE, "input %S: argument %d is %S, expected %S",
+                       &x->shape, i + 1, &got->shape, &want);
 }
 
 static bool mpt__norm_begin(mpt__frame *frame, int least) {
@@ -105,8 +105,7 @@ static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
                               channels, &x->shape);
     } else if (!frame->in[MPT__NORM_MORE] != !frame->in[MPT__NORM_MORE + 1]) {
         return mpt__error(context, MPT_ERROR_ARGUMENT, "expected mean and variance, or neither");
-    } else if (!frame->in[MPT__NORM_MORE] && channels > 0 &&
-               mpt__tensor_numel(x) / channels == 1) {
+    } else if (!frame->in[MPT__NORM_MORE] && channels > 0 && mpt__tensor_numel(x) / channels == 1) {
         return mpt__error(context, MPT_ERROR_SHAPE,
                           "input %S has one value for each channel: a batch has no variance; use "
                           "larger batches, or mpt_eval",

@@ -121,7 +121,7 @@ typedef struct mpt__module {
     mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
     int64_t updates;
     uint32_t mark;
-    uint64_t label; /* hash of the label, which stands for `creation`; 0 = none */
+    uint64_t label;        /* hash of the label, which stands for `creation`; 0 = none */
     mpt__running *running; /* NULL: it keeps none */
 } mpt__module;
 

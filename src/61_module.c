@@ -327,8 +327,8 @@ static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
     }
     for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
         const mpt__tensor *tensor = module->running->buffer[i];
-        mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype,
-                            &tensor->shape, true);
+        mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype, &tensor->shape,
+                            true);
     }
 }
 

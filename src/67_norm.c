@@ -68,8 +68,7 @@ static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mp
     mpt__attributes attributes = mpt__norm_attributes(dims, eps);
     if (sum) *sum = mpt__null(context);
     if (!mpt__enter(context, name)) return mpt__null(context);
-    if (!sum)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "there is no place for the sum");
+    if (!sum) return mpt__refuse(context, MPT_ERROR_ARGUMENT, "there is no place for the sum");
     if (!mpt__at(context, x, "argument 1") || !mpt__at(context, residual, "argument 2") ||
         !mpt__call_begin(&frame, context, op, 4, 2, &attributes))
         return mpt__null(context);
@@ -134,8 +133,8 @@ static mpt__launch *mpt__running_launch(mpt_context *context, const uint32_t sto
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_RUNNING_STATS);
     const mpt_shape values = MPT_SHAPE(2, channels), counts = MPT_SHAPE(2);
     for (int i = 0; i < 4; i++) {
-        mpt__tensor view = mpt__view_on(storage[i], i % 2 ? MPT_I64 : MPT_F32,
-                                        i % 2 ? &counts : &values, 0);
+        mpt__tensor view =
+            mpt__view_on(storage[i], i % 2 ? MPT_I64 : MPT_F32, i % 2 ? &counts : &values, 0);
         mpt__operand_of(launch, 2 + i, &view, i < 2 ? MPT__READ : MPT__WRITE);
     }
     return launch;
@@ -152,8 +151,7 @@ static MPT__UNUSED mpt_status mpt__running_update(mpt_context *context, uint32_t
     const uint32_t storage[4] = {running->pending ? running->next_values : running->values,
                                  running->pending ? running->next_counts : running->counts,
                                  running->next_values, running->next_counts};
-    mpt__launch *launch =
-        mpt__running_launch(context, storage, mpt__running_channels(running));
+    mpt__launch *launch = mpt__running_launch(context, storage, mpt__running_channels(running));
     launch->imm[0] = running->momentum;
     launch->imm[1] = unbiased;
     mpt__operand_of(launch, 0, mean, MPT__READ);
@@ -273,13 +271,13 @@ static mpt_norm_config mpt__norm_config_of(const mpt_norm_config *config) {
     return config ? *config : mpt_norm_config_default();
 }
 
-#define MPT__DEFINE_ROW_NORM(name)                                                              \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape,                 \
-                                         const mpt_norm_config *given) {                        \
-        mpt_norm_config config = mpt__norm_config_of(given);                                    \
-        return mpt__layer_made(context,                                                         \
-                               mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name,       \
-                                             shape, shape.rank, &config, MPT__ROW_NORMS));      \
+#define MPT__DEFINE_ROW_NORM(name)                                                               \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape,                  \
+                                         const mpt_norm_config *given) {                         \
+        mpt_norm_config config = mpt__norm_config_of(given);                                     \
+        return mpt__layer_made(context,                                                          \
+                               mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, shape, \
+                                             shape.rank, &config, MPT__ROW_NORMS));              \
     }
 MPT__DEFINE_ROW_NORM(layer_norm)
 MPT__DEFINE_ROW_NORM(rms_norm)
@@ -288,29 +286,27 @@ MPT__DEFINE_ROW_NORM(rms_norm)
 MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
                                          const mpt_norm_config *given) {
     mpt_norm_config config = mpt__norm_config_of(given);
-    mpt__module *module =
-        mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm, MPT_SHAPE(channels),
-                      groups, &config, MPT__CHANNEL_NORMS);
+    mpt__module *module = mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm,
+                                        MPT_SHAPE(channels), groups, &config, MPT__CHANNEL_NORMS);
     if (module && context->base.status == MPT_OK && (groups < 1 || channels % groups != 0))
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld groups do not divide %lld channels", groups,
                    channels);
     return mpt__layer_made(context, module);
 }
 
-#define MPT__DEFINE_BATCH_NORM(name)                                                            \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, int64_t features,                \
-                                         const mpt_norm_config *given) {                        \
-        mpt_norm_config config = mpt__norm_config_of(given);                                    \
-        mpt__module *module =                                                                   \
-            mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, MPT_SHAPE(features), 0,  \
-                          &config, MPT__CHANNEL_NORMS);                                         \
-        if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0))              \
-            mpt__error(context, MPT_ERROR_ARGUMENT,                                             \
-                       "momentum %g: expected at most 1 (negative: the mean of all)",           \
-                       config.momentum);                                                        \
-        if (module && context->base.status == MPT_OK && config.track)                           \
-            mpt__running_new(context, module, features, config.momentum);                       \
-        return mpt__layer_made(context, module);                                                \
+#define MPT__DEFINE_BATCH_NORM(name)                                                              \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, int64_t features,                  \
+                                         const mpt_norm_config *given) {                          \
+        mpt_norm_config config = mpt__norm_config_of(given);                                      \
+        mpt__module *module = mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name,          \
+                                            MPT_SHAPE(features), 0, &config, MPT__CHANNEL_NORMS); \
+        if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0))                \
+            mpt__error(context, MPT_ERROR_ARGUMENT,                                               \
+                       "momentum %g: expected at most 1 (negative: the mean of all)",             \
+                       config.momentum);                                                          \
+        if (module && context->base.status == MPT_OK && config.track)                             \
+            mpt__running_new(context, module, features, config.momentum);                         \
+        return mpt__layer_made(context, module);                                                  \
     }
 MPT__DEFINE_BATCH_NORM(batch_norm1d)
 MPT__DEFINE_BATCH_NORM(batch_norm2d)
@@ -327,8 +323,8 @@ static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__modul
     int rank = tensor->shape.rank;
     if (flat ? rank != 2 && rank != 3 : rank != 4)
         return mpt__refuse(context, MPT_ERROR_SHAPE, "%s of input %S: expected %s",
-                           module->cls.name, &tensor->shape, flat ? "[N, C] or [N, C, L]"
-                                                                  : "[N, C, H, W]");
+                           module->cls.name, &tensor->shape,
+                           flat ? "[N, C] or [N, C, L]" : "[N, C, H, W]");
     for (int i = 0; i < 2; i++) {
         given[i] = parameter[i] = mpt__null(NULL);
         if (running && !training) given[i] = mpt__handle(context, running->buffer[i]);
@@ -388,8 +384,8 @@ static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
     if (tensor->shape.rank != 3)
         return mpt__refuse(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, L]",
                            &tensor->shape);
-    mpt_shape shape = MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1,
-                                tensor->shape.dim[2]);
+    mpt_shape shape =
+        MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1, tensor->shape.dim[2]);
     for (int k = 0; k < 6; k += 2) {
         attributes.index[k + 1] = attributes.index[k];
         attributes.index[k] = k < 4;
@@ -403,29 +399,28 @@ static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
     return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
 }
 
-#define MPT__DEFINE_POOL(kind)                                                                \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
-        mpt__attributes attributes = mpt__pooling_attributes(config);                            \
-        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1,            \
-                           &attributes);                                                      \
-    }                                                                                         \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
-        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
-    }                                                                                         \
-    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height,         \
-                                                        int64_t width) {                      \
-        mpt__attributes attributes = mpt__adaptive_attributes(height, width);                 \
-        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1,   \
-                           &attributes);                                                      \
-    }                                                                                         \
-    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context,                       \
-                                                  const mpt_pool_config *config) {            \
+#define MPT__DEFINE_POOL(kind)                                                                    \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) {     \
+        mpt__attributes attributes = mpt__pooling_attributes(config);                             \
+        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes);  \
+    }                                                                                             \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) {     \
+        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config);     \
+    }                                                                                             \
+    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height,             \
+                                                        int64_t width) {                          \
+        mpt__attributes attributes = mpt__adaptive_attributes(height, width);                     \
+        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1,       \
+                           &attributes);                                                          \
+    }                                                                                             \
+    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context,                           \
+                                                  const mpt_pool_config *config) {                \
         return mpt__pooling_layer(context, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
-                               mpt__pooling_attributes(config));                                 \
+                                  mpt__pooling_attributes(config));                               \
     }
 
 static mpt_module mpt__pooling_layer(mpt_context *context, const char *call, mpt__layer layer,
-                                  mpt__attributes attributes) {
+                                     mpt__attributes attributes) {
     mpt__module *module = mpt__layer_new(context, call, layer);
     const char *missing = MPT__CHANNEL_NORMS;
     if (module) module->attributes = attributes;
@@ -440,7 +435,7 @@ MPT__DEFINE_POOL(avg)
 MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height,
                                                   int64_t width) {
     return mpt__pooling_layer(context, "mpt_nn_adaptive_avg_pool2d", MPT__LAYER_avg_pool2d,
-                           mpt__adaptive_attributes(height, width));
+                              mpt__adaptive_attributes(height, width));
 }
 
 #endif

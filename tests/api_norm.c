@@ -1,5 +1,5 @@
-/* api_norm.c: norms and pooling: against PyTorch, forward and every gradient, in fp32, fp16 and bf16;
- * larger ones against sums in double; batch norm's running statistics. */
+/* api_norm.c: norms and pooling: against PyTorch, forward and every gradient, in fp32, fp16 and
+ * bf16; larger ones against sums in double; batch norm's running statistics. */
 #include "golden.h"
 
 #define MAX_INPUTS 5
@@ -86,8 +86,7 @@ static void run_case(const golden_case *c) {
     for (int i = 0; i < c->n_tensors; i++) {
         const golden_tensor *t = &c->tensors[i];
         if (t->role <= GOLDEN_LEAF) leaf[t->input] = make_leaf(t, &view[t->input]);
-        if (t->role == GOLDEN_UPSTREAM)
-            up[n_up++] = mpt_from(context, t->dtype, t->shape, t->data);
+        if (t->role == GOLDEN_UPSTREAM) up[n_up++] = mpt_from(context, t->dtype, t->shape, t->data);
     }
     mpt_tensor out = call(c, view, &sum);
     const golden_tensor *want = golden_find(c, "out");
@@ -373,8 +372,8 @@ static void check_buffers(mpt_module net, const double want[4], double updates) 
     CHECK_NEAR(mpt_item(mpt_buffer(net, "0.num_batches_tracked")), updates, 0);
 }
 
-static const float batch[6] = {1, 10, 2, 20, 6, 60};   /* means 3 and 30, variances 7 and 700 */
-static const float other[6] = {-1, 5, -1, 5, -1, 8};   /* means -1 and 6, variances 0 and 3 */
+static const float batch[6] = {1, 10, 2, 20, 6, 60}; /* means 3 and 30, variances 7 and 700 */
+static const float other[6] = {-1, 5, -1, 5, -1, 8}; /* means -1 and 6, variances 0 and 3 */
 static const float broken[6] = {1, 2, INFINITY, 4, 5, 6};
 
 static void step(mpt_module net, const float *values) {
@@ -417,8 +416,8 @@ TEST(running_statistics) {
     mpt_destroy(context);
 }
 
-/* Two batches in one step follow each other; without a step each counts at once; a negative momentum
-   makes means of all. */
+/* Two batches in one step follow each other; without a step each counts at once; a negative
+   momentum makes means of all. */
 TEST(several_batches) {
     const double mean[4] = {1, 18, 3.5, 351.5};
     for (int in_step = 0; in_step < 2; in_step++) {
@@ -519,11 +518,11 @@ TEST(captured) {
    allocator once it has run. */
 TEST(training) {
     context = mpt_create(NULL);
-    mpt_module net =
-        mpt_sequential(context, mpt_nn_linear(context, 6, 8), mpt_nn_layer_norm(context,
-                       MPT_SHAPE(8), NULL), mpt_nn_relu(context), mpt_nn_linear(context, 8, 8),
-                       mpt_nn_batch_norm1d(context, 8, NULL), mpt_nn_rms_norm(context, MPT_SHAPE(8),
-                       NULL), mpt_nn_group_norm(context, 2, 8, NULL), MPT_END);
+    mpt_module net = mpt_sequential(
+        context, mpt_nn_linear(context, 6, 8), mpt_nn_layer_norm(context, MPT_SHAPE(8), NULL),
+        mpt_nn_relu(context), mpt_nn_linear(context, 8, 8), mpt_nn_batch_norm1d(context, 8, NULL),
+        mpt_nn_rms_norm(context, MPT_SHAPE(8), NULL), mpt_nn_group_norm(context, 2, 8, NULL),
+        MPT_END);
     mpt_optimizer optimizer = mpt_sgd(net, NULL);
     float *values = numbers(9, 96);
     double first = 0, last = 0;
@@ -552,6 +551,7 @@ TEST(training) {
     mpt_destroy(context);
 }
 
-TEST_TABLE = {T(goldens),    T(large), T(long_rows), T(running_statistics), T(several_batches),
-              T(evaluation), T(state), T(captured),           T(training)};
+TEST_TABLE = {T(goldens),         T(large),      T(long_rows), T(running_statistics),
+              T(several_batches), T(evaluation), T(state),     T(captured),
+              T(training)};
 TEST_MAIN

@@ -6,7 +6,8 @@ TEST(norms) {
     mpt_tensor sum, eight = mpt_ones(c, MPT_F32, MPT_SHAPE(8)), nil = f.nil;
     mpt_tensor image = mpt_ones(c, MPT_F32, MPT_SHAPE(2, 4, 3, 3));
     TENSOR(mpt_layer_norm, mpt_layer_norm(t_, 1, nil, nil, 1e-5));
-    CASE(mpt_layer_norm, ARGUMENT, "0 dimensions to normalise", mpt_layer_norm(f.x, 0, nil, nil, 0));
+    CASE(mpt_layer_norm, ARGUMENT, "0 dimensions to normalise",
+         mpt_layer_norm(f.x, 0, nil, nil, 0));
     CASE(mpt_layer_norm, ARGUMENT, "has 1 to 2", mpt_layer_norm(f.x, 3, nil, nil, 0));
     CASE(mpt_layer_norm, ARGUMENT, "eps -1: expected 0", mpt_layer_norm(f.x, 1, nil, nil, -1));
     CASE(mpt_layer_norm, SHAPE, "argument 2 is [4, 8], expected [8]",
@@ -50,8 +51,7 @@ TEST(norms) {
     CASE(mpt_nn_group_norm, SHAPE, "of 1 or more", mpt_nn_group_norm(c, 1, -3, NULL));
     CASE(mpt_nn_group_norm, ARGUMENT, "2 groups do not", mpt_nn_group_norm(c, 2, 3, NULL));
     CASE(mpt_nn_batch_norm1d, SHAPE, "of 1 or more", mpt_nn_batch_norm1d(c, 0, NULL));
-    CASE(mpt_nn_batch_norm2d, SHAPE, "elements",
-         mpt_nn_batch_norm2d(c, INT64_MAX / 2, NULL));
+    CASE(mpt_nn_batch_norm2d, SHAPE, "elements", mpt_nn_batch_norm2d(c, INT64_MAX / 2, NULL));
     config.momentum = 1.5;
     CASE(mpt_nn_batch_norm2d, ARGUMENT, "momentum 1.5", mpt_nn_batch_norm2d(c, 3, &config));
     config.eps = (double)NAN;
@@ -69,10 +69,10 @@ TEST(norms) {
          mpt_buffer(f.net, "9.running_var"));
     CASE(mpt_buffer, ARGUMENT, "(null)", mpt_buffer(f.net, NULL));
     MODULE(mpt_refused_updates, CHECK(mpt_refused_updates(h_) <= 0));
-    CASE(mpt_release, STATE, "mpt_", mpt_release(mpt_buffer(mpt_nn_batch_norm1d(c, 3, NULL),
-                                                            "running_mean")));
-    CASE(mpt_copy_module, SHAPE, "no buffer",
-         mpt_norm_config plain = mpt_norm_config_default(); plain.track = false;
+    CASE(mpt_release, STATE, "mpt_",
+         mpt_release(mpt_buffer(mpt_nn_batch_norm1d(c, 3, NULL), "running_mean")));
+    CASE(mpt_copy_module, SHAPE, "no buffer", mpt_norm_config plain = mpt_norm_config_default();
+         plain.track = false;
          mpt_copy_module(mpt_nn_batch_norm1d(c, 3, NULL), mpt_nn_batch_norm1d(c, 3, &plain)));
 }
 

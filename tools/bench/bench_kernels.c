@@ -6,7 +6,9 @@
        bench_kernels [seconds per figure, 0.2] [elements beyond cache, 33554432] */
 #include "bench.h"
 
-enum { ROWS = 1, COLUMNS, TURNED, WHOLE }; /* the second operand; the output of a reduction */
+/* The second operand; the output of a reduction; of norms: groups, batches, those with their
+   channels innermost. */
+enum { ROWS = 1, COLUMNS, TURNED, WHOLE, PLANES, INSIDE };
 
 typedef struct kernel_case {
     const char *name;
@@ -52,6 +54,15 @@ static const kernel_case kernels[] = {
     {"adamw", MPT__K_ADAM, 0, 0, 0, 7, 0, 0, 0},
     {"rmsprop", MPT__K_MOMENTS, MPT__FN_RMSPROP, 0, 0, 5, 0, 0, 0},
     {"lion", MPT__K_MOMENTS, MPT__FN_LION, 0, 0, 5, 0, 0, 0},
+    {"layer norm of 768", MPT__K_NORM, 0, 768, 1, 0, 1, 0, 0},
+    {"its backward", MPT__K_NORM_BACKWARD, 0, 768, 2, 0, 1, 0, 0},
+    {"rms norm of 4096", MPT__K_NORM, 1, 4096, 1, 0, 1, 0, 0},
+    {"its backward", MPT__K_NORM_BACKWARD, 1, 4096, 2, 0, 1, 0, 0},
+    {"group norm, 32 x 392", MPT__K_NORM, 0, 196, 1, 0, 1, 0, ROWS},
+    {"batch norm, 64 x 196", MPT__K_NORM, 0, 196, 1, 0, 1, 0, PLANES},
+    {"its backward", MPT__K_NORM_BACKWARD, 0, 196, 2, 0, 1, 0, PLANES},
+    {"batch norm, 196 x 64", MPT__K_NORM, 0, 196, 1, 0, 1, 0, INSIDE},
+    {"its backward", MPT__K_NORM_BACKWARD, 0, 196, 2, 0, 1, 0, INSIDE},
 };
 
 /* f32 arrays, halves for input and output, and what is small. */
@@ -146,11 +157,44 @@ static void make_plain_case(bench_case *c, const kernel_case *k, int dtype, int6
     }
 }
 
+/* [N, G, C, S]: rows of `width`, or planes of it. Function 1: without mean and bias. */
+static void make_norm_case(bench_case *c, const kernel_case *k, int dtype, int64_t n) {
+    const bool back = k->kernel == MPT__K_NORM_BACKWARD, batch = k->shape >= PLANES;
+    const int64_t width = k->width, channels = k->shape ? 64 : width, s = k->shape ? width : 1;
+    const int64_t groups = k->shape == ROWS ? 32 : 1, each = channels / groups;
+    const int64_t count = n / (channels * s), inside = k->shape == INSIDE;
+    float *small = (float *)row_memory;
+    for (int i = 0; i < 3; i++) {
+        const int at = i < 2 ? i : back ? 6 : 4;
+        if (i == 1 && !back) continue;
+        mpt__operand *o = &c->launch.operand[at];
+        bench_operand(c, at, dtype, 1, 1, 1, 1, i < 2 ? MPT__READ : MPT__WRITE,
+                      dtype == MPT_F32 ? memory[i] : halves[i]);
+        o->rank = 4;
+        o->shape[0] = count, o->shape[1] = groups, o->shape[2] = each, o->shape[3] = s;
+        o->stride[0] = channels * s, o->stride[1] = each * (inside ? 1 : s);
+        o->stride[2] = inside ? 1 : s, o->stride[3] = inside ? channels : 1;
+    }
+    c->launch.imm[0] = 1e-5;
+    c->launch.index[0] = batch;
+    block(c, 2, MPT_F32, channels, MPT__READ, small);
+    if (!back && k->function == 0) block(c, 3, MPT_F32, channels, MPT__READ, small + channels);
+    if (k->function == 0)
+        block(c, back ? 3 : 6, MPT_F32, batch ? channels : count * groups,
+              back ? MPT__READ : MPT__WRITE, memory[3]);
+    block(c, back ? 4 : 7, MPT_F32, batch ? channels : count * groups,
+          back ? MPT__READ : MPT__WRITE, (float *)memory[3] + count * groups + channels);
+    if (back) block(c, 7, MPT_F32, channels, MPT__WRITE, small + 2 * channels);
+    if (back && k->function == 0) block(c, 8, MPT_F32, channels, MPT__WRITE, small + 3 * channels);
+}
+
 static void make_case(bench_case *c, mpt__backend *backend, const kernel_case *k, int dtype,
                       int64_t n) {
     bench_init(c, backend, k->kernel);
     c->launch.function = (uint8_t)k->function;
-    if (k->kernel >= MPT__K_GRAD_NORM) {
+    if (k->kernel == MPT__K_NORM || k->kernel == MPT__K_NORM_BACKWARD) {
+        make_norm_case(c, k, dtype, n);
+    } else if (k->kernel >= MPT__K_GRAD_NORM) {
         make_gradient_case(c, k, dtype, n);
     } else if (k->kernel >= MPT__K_NLL) {
         make_loss_case(c, k, dtype, n / k->width);
