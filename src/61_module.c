@@ -38,8 +38,13 @@ static int64_t mpt__find_parameter(mpt_context *context, mpt__module *module, co
                                    mpt__module **holder) {
     const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
     *holder = dot ? mpt__module_find(context, module, path, dot) : module;
-    for (int64_t i = 0; name && *holder && i < (*holder)->parameter_count; i++)
-        if (strcmp((*holder)->parameters[i].name, name) == 0) return i;
+    for (int64_t i = 0; name && *holder && i < (*holder)->parameter_count; i++) {
+        const mpt__module_parameter *row = &(*holder)->parameters[i];
+        if (strcmp(row->name, name) != 0) continue;
+        if (!row->owner) return i;
+        *holder = mpt__module_slot(context, row->owner);
+        return row->owner_row;
+    }
     mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no parameter \"%s\"; mpt_summary lists them",
                module->cls.name, path ? path : "(null)");
     return -1;
@@ -317,7 +322,8 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
     for (; found; found = mpt__walk_next(&walk)) {
         mpt__summary_line(&summary.out, *walk.path ? walk.path : "(root)", found->cls.name, "", "");
         for (int64_t i = 0; i < found->parameter_count; i++)
-            mpt__summary_parameter(module.context, &summary, &found->parameters[i]);
+            if (!found->parameters[i].owner)
+                mpt__summary_parameter(module.context, &summary, &found->parameters[i]);
     }
     mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes\n", summary.parameters,
                     summary.bytes);
