@@ -452,7 +452,7 @@ TEST(classifier_of_tied_weights) {
     mpt_destroy(context);
 }
 
-/* One parameter of two modules: it counts once, collects both gradients, and outlives one of them. */
+/* One parameter of two modules: it counts once, collects both gradients, outlives one of them. */
 TEST(tied_modules) {
     REQUIRE(begin(1));
     const int64_t five = 5;
