@@ -187,6 +187,11 @@ MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
 MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
                                                    const mpt_multi_head_config *config);
 
+/* Makes the parameter at `path` of a tree that is not yet in use the one at `source`, of the same
+   shape: mpt_tie(net, "head.weight", "table.weight"). It counts, trains and is saved once, under
+   the source's path, with the source's first values; mpt_parameter finds it under both. */
+MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source);
+
 /* mpt_cross_entropy(mpt_linear(x, weight)) for many classes: x [.., D], weight [V, D], targets i64
    [..] -> fp32, 0-d, or like the targets with MPT_NONE. Of the logits [.., V] some rows exist at a
    time, about 32 MB, in fp32; backward computes them again. The weight may be that of an embedding

@@ -21,6 +21,8 @@ typedef struct mpt__module_parameter {
     mpt_init init;
     int64_t fan_in;     /* what MPT_INIT_DEFAULT draws by */
     uint32_t parameter; /* index in context->parameters + 1; 0 before the tree is frozen */
+    uint32_t owner; /* slot of the module whose parameter it is where it is tied to one; else 0 */
+    int64_t owner_row;
 } mpt__module_parameter;
 
 /* The built-in layers, L(name, op, inputs, activation): one that is a single op says which, and
@@ -158,7 +160,7 @@ static void mpt__block_free(mpt_context *context, mpt__block *block) {
 
 /* Everything a parameter holds, once no module names it any more. */
 static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row) {
-    if (!row->parameter) return;
+    if (!row->parameter || row->owner) return;
     mpt__parameter *parameter = &context->parameters[row->parameter - 1];
     mpt__block *block = &context->blocks[parameter->block];
     row->parameter = 0;
@@ -174,8 +176,25 @@ static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row
     if (--block->parameters == 0) mpt__block_free(context, block);
 }
 
+/* A tied row of a module that lives on becomes the owner of what a module that ends has. */
+static void mpt__tied_bequeath(mpt_context *context, const mpt__module *module) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count; i++) {
+        const mpt__module *other = (const mpt__module *)table->rows[i].object;
+        for (int64_t k = 0; other && k < other->parameter_count; k++) {
+            mpt__module_parameter *row = &other->parameters[k];
+            if (row->owner != module->id.slot) continue;
+            mpt__module_parameter *from = &module->parameters[row->owner_row];
+            row->owner = from->owner, row->owner_row = from->owner_row;
+            if (from->owner) continue;
+            from->owner = other->id.slot, from->owner_row = k;
+        }
+    }
+}
+
 static void mpt__module_free(mpt_context *context, void *object) {
     mpt__module *module = (mpt__module *)object;
+    mpt__tied_bequeath(context, module);
     if (module->cls.destroy) module->cls.destroy(module->user);
     for (int64_t i = 0; i < module->child_count; i++)
         mpt__host_text_free(context, module->children[i].name);
@@ -298,11 +317,16 @@ static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
     return true;
 }
 
-/* The next parameter, of the current module or the next that has one; NULL at the end. */
+/* The next parameter, of the current module or the next that has one; NULL at the end. One that is
+   tied to another is passed over. */
 static mpt__module_parameter *mpt__walk_parameter(mpt__walk *walk) {
-    while (walk->row == walk->module->parameter_count)
-        if (!mpt__walk_next(walk)) return NULL;
-    return &walk->module->parameters[walk->row++];
+    mpt__module_parameter *row;
+    do {
+        while (walk->row == walk->module->parameter_count)
+            if (!mpt__walk_next(walk)) return NULL;
+        row = &walk->module->parameters[walk->row++];
+    } while (row->owner);
+    return row;
 }
 
 /* ==== Numbers ====
@@ -695,6 +719,26 @@ static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
     return index;
 }
 
+/* Gives tied parameters the places of their owners, which the walk before this one saw. */
+static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
+    mpt_context *context = walk->context;
+    const uint32_t mark = walk->mark;
+    mpt__module *module = mpt__walk_begin(walk, context, root);
+    for (; module; module = mpt__walk_next(walk)) {
+        for (int64_t i = 0; i < module->parameter_count; i++) {
+            mpt__module_parameter *row = &module->parameters[i];
+            if (!row->owner) continue;
+            const mpt__module *owner = mpt__module_slot(context, row->owner);
+            if (owner->mark != mark && owner->mark != walk->mark)
+                return mpt__error(context, MPT_ERROR_STATE,
+                                  "parameter %s of module %s is tied to one outside the tree",
+                                  row->name, walk->path);
+            row->parameter = owner->parameters[row->owner_row].parameter;
+        }
+    }
+    return context->base.status;
+}
+
 /* Paths and places for all modules and parameters of a tree. */
 static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_t block) {
     mpt_context *context = walk->context;
@@ -706,7 +750,8 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
         if (!module->path) return context->base.status;
         module->path_hash = mpt__hash_bytes(key, walk->path, strlen(walk->path));
         for (int64_t i = 0; i < module->parameter_count; i++)
-            if (mpt__parameter_new(walk, &module->parameters[i], block) != MPT_OK)
+            if (!module->parameters[i].owner &&
+                mpt__parameter_new(walk, &module->parameters[i], block) != MPT_OK)
                 return context->base.status;
         for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
             char text[MPT__PATH_BYTES + 256];
@@ -717,7 +762,7 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
             if (!module->running->path[i]) return context->base.status;
         }
     }
-    return context->base.status;
+    return mpt__freeze_ties(walk, root);
 }
 
 /* Memory and first values for parameters that have their places. */

@@ -38,8 +38,13 @@ static int64_t mpt__find_parameter(mpt_context *context, mpt__module *module, co
                                    mpt__module **holder) {
     const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
     *holder = dot ? mpt__module_find(context, module, path, dot) : module;
-    for (int64_t i = 0; name && *holder && i < (*holder)->parameter_count; i++)
-        if (strcmp((*holder)->parameters[i].name, name) == 0) return i;
+    for (int64_t i = 0; name && *holder && i < (*holder)->parameter_count; i++) {
+        const mpt__module_parameter *row = &(*holder)->parameters[i];
+        if (strcmp(row->name, name) != 0) continue;
+        if (!row->owner) return i;
+        *holder = mpt__module_slot(context, row->owner);
+        return row->owner_row;
+    }
     mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no parameter \"%s\"; mpt_summary lists them",
                module->cls.name, path ? path : "(null)");
     return -1;
@@ -321,6 +326,7 @@ static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
     for (int64_t i = 0; i < module->parameter_count; i++) {
         const mpt__module_parameter *row = &module->parameters[i];
         mpt_dtype dtype = MPT_F32;
+        if (row->owner) continue; /* tied: it stands in another module */
         if (row->parameter)
             dtype = (mpt_dtype)context->blocks[context->parameters[row->parameter - 1].block].dtype;
         mpt__summary_tensor(summary, row->name, dtype, &row->shape, false);

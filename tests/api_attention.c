@@ -452,6 +452,41 @@ TEST(classifier_of_tied_weights) {
     mpt_destroy(context);
 }
 
+/* One parameter of two modules: it counts once, collects both gradients, outlives one of them. */
+TEST(tied_modules) {
+    REQUIRE(begin(1));
+    const int64_t five = 5;
+    mpt_module table = mpt_nn_embedding(context, 7, 4, -1);
+    mpt_module head = mpt_nn_linear_no_bias(context, 4, 7), net = mpt_nn_list(context, MPT_END);
+    mpt_add_child(net, "table", table);
+    mpt_add_child(net, "head", head);
+    mpt_module shared = mpt_sequential(context, head, MPT_END);
+    CHECK_EQ_INT(mpt_tie(net, "head.weight", "table.weight"), MPT_OK);
+    CHECK_EQ_INT(mpt_parameter_count(net), 1);
+    CHECK_EQ_INT(mpt_parameter_numel(net), 28);
+    mpt_parameter(shared, "0.weight");
+    check_error(context, MPT_ERROR_STATE, "is tied to one outside the tree");
+    mpt_tensor weight = mpt_parameter(net, "head.weight"),
+               other = mpt_parameter(net, "table.weight");
+    CHECK(weight.slot != 0 && weight.slot == other.slot);
+    mpt_tie(net, "head.weight", "table.weight");
+    check_error(context, MPT_ERROR_STATE, "no more ties");
+    mpt_tensor ids = mpt_from(context, MPT_I64, MPT_SHAPE(1), &five);
+    mpt_tensor y = mpt_forward(head, mpt_forward(table, ids));
+    mpt_backward(mpt_sum(y, MPT_ALL_DIMS, false));
+    /* d sum_v w_5 w_v: w_5 for every row, and for row 5 the sum of all rows too. */
+    mpt_tensor five_row = mpt_slice(weight, 0, 5, 6, 1), all = mpt_sum(weight, 0, true);
+    mpt_tensor grad = mpt_grad(weight);
+    check_close("row 5", mpt_slice(grad, 0, 5, 6, 1), mpt_add(five_row, all), 1e-6);
+    check_close("row 2", mpt_slice(grad, 0, 2, 3, 1), five_row, 1e-6);
+    check_ok(context);
+    mpt_module_destroy(net); /* the head is part of another tree */
+    y = mpt_forward(head, mpt_ones(context, MPT_F32, MPT_SHAPE(1, 4)));
+    CHECK_EQ_INT(mpt_get_shape(y).dim[1], 7);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 /* ==== A block of a transformer ==== */
 
 static mpt_tensor embedded(mpt_module net, mpt_tensor ids) {
@@ -512,5 +547,6 @@ TEST_TABLE = {T(as_pytorch),
               T(the_same_bits_for_any_number_of_threads),
               T(embedding_layer),
               T(classifier_of_tied_weights),
+              T(tied_modules),
               T(a_block_trains_without_allocations)};
 TEST_MAIN

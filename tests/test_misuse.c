@@ -852,6 +852,15 @@ TEST(attention) {
          mpt_forward_n(layer, in, 2, out, 1);
          case_function = "mpt_forward");
     CASE(mpt_nn_multi_head_attention, SHAPE, "[B, T, E]", mpt_forward(layer, f.x));
+    mpt_module net = mpt_sequential(f.context, mpt_nn_linear(f.context, 2, 3),
+                                    mpt_nn_linear(f.context, 3, 2), MPT_END);
+    QUIET(mpt_tie, mpt_tie(f.no_module, "0.weight", "1.weight") != MPT_OK);
+    CASE(mpt_tie, MPT_ERROR_HANDLE, "was destroyed", mpt_tie(f.stale_module, "a", "b"));
+    CASE(mpt_tie, STATE, "no more ties", mpt_tie(f.net, "0.weight", "2.weight"));
+    CASE(mpt_tie, ARGUMENT, "no parameter \"2.weight\"", mpt_tie(net, "0.weight", "2.weight"));
+    CASE(mpt_tie, ARGUMENT, "no parameter \"(null)\"", mpt_tie(net, NULL, "1.weight"));
+    CASE(mpt_tie, SHAPE, "expected equal shapes", mpt_tie(net, "0.weight", "1.weight"));
+    CASE(mpt_tie, ARGUMENT, "one parameter already", mpt_tie(net, "0.weight", "0.weight"));
     TENSOR(mpt_linear_cross_entropy, mpt_linear_cross_entropy(t_, t_, t_, NULL));
     CASE(mpt_linear_cross_entropy, BAD_HANDLE, "argument 3 is a null",
          mpt_linear_cross_entropy(f.x, f.x, f.nil, NULL));
