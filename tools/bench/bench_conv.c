@@ -1,7 +1,7 @@
 /* bench_conv.c: convolutions of residual nets, forward and backward through the public API.
        bench_conv [seconds per sample, 0.2]
        bench_conv --serve    subjects for a driver:
-           conv N C H W O KERNEL STRIDE GROUPS fp32|bf16|fp16 contiguous|last forward|both THREADS */
+           conv N C H W O KERNEL STRIDE GROUPS PRECISION contiguous|last forward|both THREADS */
 #include "measure.h"
 
 typedef struct convolution {
