@@ -128,7 +128,7 @@ bench: $(patsubst tools/bench/%.c,$(BUILD)/bench/%$(EXE),$(wildcard tools/bench/
 	@for program in $^; do echo "== $$program"; $(RUN) $$program $(ARGS) || exit 1; done
 
 PYTHON ?= python3
-bench-peers: $(BUILD)/bench/bench_shapes $(BUILD)/bench/bench_mlp $(BUILD)/mnist
+bench-peers: $(BUILD)/bench/bench_shapes $(BUILD)/bench/bench_conv $(BUILD)/bench/bench_mlp $(BUILD)/mnist
 	@$(PYTHON) tools/bench/peers.py --build '$(BUILD)' --rows '$(ROWS)' --cc '$(CC)' \
 	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \
 	    --prototype '$(PROTOTYPE)' $(if $(WRITE),--write)

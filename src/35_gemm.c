@@ -49,23 +49,34 @@ static MPT__UNUSED void mpt__gemm_gather(char *to, const mpt__gemm_image *g, con
                                          int64_t columns) {
     const int64_t tap = column / g->channels, first = column % g->channels;
     const int64_t ty0 = tap / g->taps[1], tx0 = tap % g->taps[1];
+    const int64_t line_step = g->apart[0] * g->step[0], tap_step = g->apart[1] * g->step[1];
     const bool adjoin = g->apart[1] == 1 && g->step[1] == g->channels;
-    for (; rows > 0; rows--, row++) {
-        int64_t at[2], pixel = mpt__gemm_pixel(g, row, at), ty = ty0, tx = tx0, c = first, n;
+    int64_t at[2], pixel = mpt__gemm_pixel(g, row, at), in_line = row % g->grid[1];
+    while (rows-- > 0) {
+        int64_t from = pixel + ty0 * line_step + tx0 * tap_step + first, n;
+        int64_t y = at[0] + ty0 * g->apart[0], tx = tx0, c = first;
         bool whole = adjoin && at[1] >= 0 && at[1] + g->taps[1] <= g->size[1];
         for (int64_t left = columns; left > 0; left -= n, to += n * bytes) {
-            int64_t y = at[0] + ty * g->apart[0], x = at[1] + tx * g->apart[1];
-            int64_t from = ty * g->apart[0] * g->step[0] + tx * g->apart[1] * g->step[1] + c;
+            int64_t x = at[1] + tx * g->apart[1];
             n = (whole ? (g->taps[1] - tx) * g->channels : g->channels) - c;
             n = n < left ? n : left;
             if (y >= 0 && y < g->size[0] && x >= 0 && x < g->size[1]) {
-                memcpy(to, data + (pixel + from) * bytes, (size_t)(n * bytes));
+                memcpy(to, data + from * bytes, (size_t)(n * bytes));
             } else {
                 memset(to, 0, (size_t)(n * bytes));
             }
+            from += tap_step - c;
             c = 0;
-            if (whole || ++tx == g->taps[1]) tx = 0, ty++;
+            if (whole || ++tx == g->taps[1]) {
+                from += line_step - (whole ? tx + 1 : tx) * tap_step;
+                y += g->apart[0];
+                tx = 0;
+            }
         }
+        at[1] += g->stride[1], pixel += g->stride[1] * g->step[1], row++;
+        if (++in_line < g->grid[1]) continue;
+        pixel = mpt__gemm_pixel(g, row, at);
+        in_line = 0;
     }
 }
 

@@ -68,6 +68,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 #define MPT__GEMM_PACKED (4 << 20) /* bytes of both packed operands, about: they stay in cache */
 #define MPT__GEMM_FAR (1 << 17)   /* elements of C from which on it lies too far to be waited for */
 #define MPT__GEMM_CHUNK_COST 8192 /* ns of one core, about */
+#define MPT__GEMM_GATHERED 16384  /* bytes of an image that are packed at a time */
 
 /* Where the sums of products live until all of K has been seen. */
 typedef enum mpt__gemm_home {
@@ -167,12 +168,17 @@ static MPT__NOINLINE bool mpt__gemm_pack_image(const mpt__gemm_level *level, cha
                                                const mpt__gemm_side *side,
                                                const mpt__gemm_image *image, int64_t outer,
                                                int64_t count, int64_t k, int64_t depth) {
-    enum { DEPTH = 64, WIDTH = 32 };
-    MPT__ALIGN(64) char gathered[DEPTH * WIDTH * 4];
+    MPT__ALIGN(64) char gathered[MPT__GEMM_GATHERED];
     const int64_t width = b ? level->columns : level->rows;
+    const int64_t most = MPT__GEMM_GATHERED / 4 / width / 32 * 32; /* k, in fp32 */
     bool good = true;
-    for (int64_t at = 0; at < depth && good; at += DEPTH) {
-        int64_t n = mpt__smaller_of(DEPTH, depth - at);
+    if (image->along_k && b && level->element == 4 && count == width && side->dtype == MPT_F32 &&
+        side->round == 0) { /* it is a panel */
+        mpt__gemm_gather(panel, image, side->data, 4, k, depth, outer, count);
+        return true;
+    }
+    for (int64_t at = 0; at < depth && good; at += most) {
+        int64_t n = mpt__smaller_of(most, depth - at);
         mpt__gemm_side part = mpt__gemm_part(side, image, outer, count, k + at, n, gathered);
         good = level->pack(panel + at * width * level->element, b, &part, 0, count, 0, n);
     }

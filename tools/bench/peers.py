@@ -343,6 +343,45 @@ def ceiling():
     verdict('bf16, share of the ceiling in the same mode, worst', worst, 0.4)
 
 
+# ---- Convolutions ----
+
+CONVOLUTIONS = ['32 3 32 32 64 3 1 1', '32 64 32 32 64 3 1 1', '32 64 32 32 128 3 2 1',
+                '32 128 16 16 128 3 1 1', '32 256 8 8 256 3 1 1', '32 512 4 4 512 3 1 1',
+                '32 64 32 32 128 1 2 1', '32 256 16 16 64 1 1 1']
+
+
+def torch_convolution(shape, dtype, last):
+    n, c, h, w, o, k, stride, groups = map(int, shape.split())
+    form = torch.channels_last if last else torch.contiguous_format
+    x = torch.randn(n, c, h, w).to(memory_format=form, dtype=DTYPES[dtype]).requires_grad_()
+    weight = torch.randn(o, c // groups, k, k).to(memory_format=form).requires_grad_()
+    bias = torch.randn(o, requires_grad=True)
+
+    def forward():
+        with torch.autocast('cpu', dtype=torch.bfloat16, enabled=dtype != 'f32'):
+            return F.conv2d(x, weight, bias, stride=stride, padding=k // 2, groups=groups)
+    y = forward()
+    dy = torch.randn_like(y)
+    return lambda: torch.autograd.grad(forward(), (x, weight, bias), dy)
+
+
+@row('conv', 'convolutions of residual nets, forward and backward, times PyTorch')
+def conv():
+    server = Server(os.path.join(options.build, 'bench', 'bench_conv'), '--serve')
+    for dtype, own in ('f32', 'fp32'), ('bf16', 'bf16'):
+        ratios = {'contiguous': [], 'last': []}
+        for shape in CONVOLUTIONS:
+            for layout, list_ in ratios.items():
+                ours = Ours(server, f'conv {shape} {own} {layout} both 1', 1)
+                times = alternate({'ours': ours, 'torch': Peer(
+                    torch_convolution(shape, dtype, layout == 'last'), 1)})
+                list_.append(times.faster('ours', 'torch'))
+                detail(f'{dtype} {layout} {shape}: {list_[-1]:.2f}; '
+                       f'{1e-9 * ours.work / times.median("ours"):.1f} GFLOP/s; {times.note()}')
+        for layout, list_ in ratios.items():
+            verdict(f'{dtype}, {layout}, geometric mean', geometric_mean(list_), 1.0)
+
+
 # ---- Whole training steps ----
 
 def make_net(sizes):
