@@ -11,7 +11,7 @@ trainings="tests/cudasim/api_cuda.c tests/api_capture.c"
 faults=tests/cudasim/api_faults.c digits=tests/cudasim/api_digits.c
 suite="$kernels $trainings $faults $digits tests/api_golden_ops.c tests/api_golden_train.c
     tests/api_autocast.c tests/api_losses.c tests/api_modules.c tests/api_optim.c
-    tests/api_scaler.c"
+    tests/api_scaler.c tests/api_sort.c tests/api_inplace.c tests/api_resize.c"
 
 part() { # part NAME MODE TESTS
     start=$(date +%s)
