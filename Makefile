@@ -117,6 +117,10 @@ $(BUILD)/alone/%.log: src/% FORCE
 	    -Werror=implicit-function-declaration -x c $< 2>$@ || \
 	    { echo "$< does not compile alone"; grep error: $@; exit 1; }
 
+reference: $(BUILD)/reference
+	@$(BUILD)/reference mptrain.h $(BUILD)/reference.md
+	@echo "$(BUILD)/reference.md is the manual and every declaration"
+
 header-test:
 	@CC='$(CC)' BUILD='$(BUILD)' bash tests/header/run.sh
 
@@ -157,7 +161,7 @@ $(BUILD)/flags: FORCE
 	    cmp -s - $@ || \
 	    printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_ARCH)))' > $@
 
-$(BUILD)/amalgamate $(BUILD)/lint: $(BUILD)/%: tools/%.c
+$(BUILD)/amalgamate $(BUILD)/lint $(BUILD)/reference: $(BUILD)/%: tools/%.c
 	@mkdir -p $(BUILD)
 	@echo "  CC    $@"
 	$(Q)$(HOSTCC) -std=c11 -O1 -Wall -Wextra -o $@ $<
@@ -202,7 +206,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/bench/*.d)
 
 FORCE:
-.PHONY: all mnist examples cuda tests test amalgamate check-header lint header-test bench bench-peers gpu-check \
+.PHONY: all mnist examples cuda tests test amalgamate check-header lint reference header-test bench bench-peers gpu-check \
     check-instructions install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

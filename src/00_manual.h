@@ -65,7 +65,7 @@ mpt_fit is the short road. The loop that it stands for, in full:
         mpt_metric_push(ctx, "loss", loss);        // a running mean, without waiting
         mpt_step_end(ctx);
     }
-    if (mpt_failed(ctx)) ...mpt_error(ctx)...      // one check is enough: errors stick
+    if (mpt_failed(ctx)) puts(mpt_error(ctx));     // one check is enough: errors stick
 
 For bf16 or fp32 leave the scaler out, or make it with enabled = false, and call mpt_step instead.
 Configs come from xxx_config_default(); NULL for a config means those defaults.
@@ -256,8 +256,10 @@ mpt_print_launches shows every kernel with its operands. mpt_trace_nan finds the
 and step whose output is not finite; the scaler switches it on by itself for the step after an
 overflow. mpt_get_counters counts calls, kernels, casts and the work of each thread.
 mpt_record_begin and mpt_replay execute a step again, on inputs made before the recording.
-mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. MPT_ISA_NULL
-executes nothing and so measures what calls cost.
+mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. mpt_histograms is a
+table of all weights or gradients, with what fp16 would lose of them; mpt_gradcheck tests an op of
+yours; mpt_determinism says what could differ elsewhere. MPT_ISA_NULL executes nothing and so
+measures what calls cost.
 
 ==== MANUAL 12: GPUs and captured steps ========================================================
 
@@ -268,7 +270,7 @@ device finds (a bad target) and what a scaler has seen arrive at the next wait o
 Memory of yours cannot be borrowed there: mpt_from copies what mpt_wrap would borrow.
 
     // the loop's body, on batches x and y
-    static mpt_status step(mpt_context *ctx, void *user, mpt_tensor x, mpt_tensor y);
+    mpt_status step(mpt_context *ctx, void *user, mpt_tensor x, mpt_tensor y);
     mpt_captured captured = mpt_capture(ctx, step, &model);
     while (mpt_loader_next(loader, &b)) mpt_captured_step(captured, b.x, b.y);
 

@@ -207,6 +207,7 @@ typedef struct mpt_lion_config {
     bool allow_shared, maximize;
 } mpt_lion_config;
 
+/* The values that the comments above give. */
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void);
 MPTRAIN_API mpt_adam_config mpt_adam_config_default(void);
 MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void);
@@ -292,6 +293,7 @@ MPTRAIN_API mpt_rate mpt_cosine_lr(int64_t t_max, double eta_min);
    as the one before. */
 MPTRAIN_API mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double eta_min);
 
+/* Sets the optimizer's rates by such a curve, from the rates that they have now. */
 MPTRAIN_API mpt_schedule mpt_schedule_create(mpt_optimizer optimizer, mpt_rate rate,
                                              mpt_schedule_unit unit);
 /* Up to MPT_MAX_RATES curves one after the other: number k + 1 begins, with t = 0 again, at
@@ -564,6 +566,43 @@ MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
 MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on);
 /* Text about the first non-finite value found; empty if none. */
 MPTRAIN_API const char *mpt_nan_report(mpt_context *context);
+
+/* What a tensor's numbers are; minimum, maximum, mean and deviation are of the finite ones, NaN
+   where there is none. binade[i] counts magnitudes from 2^(MPT_BINADE_FIRST + i) to below the next
+   power of two, the first and the last one what lies beyond, too. Waits for the device. */
+enum { MPT_BINADE_FIRST = -40, MPT_BINADES = 64 };
+typedef struct mpt_tensor_stats {
+    int64_t count, zeros, nans, infinities;
+    double min, max, mean, deviation;
+    int64_t binade[MPT_BINADES];
+} mpt_tensor_stats;
+MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor);
+/* Counts the elements in `bins` equal parts of [low, high]; what lies outside is not counted. */
+MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts,
+                                     int bins);
+/* The same as text, a line for each parameter or, if asked for, its gradient: statistics, how much
+   is zero and how much fp16 would lose, to 0 or infinity, and a picture of the magnitudes. Returns
+   the length it needs. */
+MPTRAIN_API size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size);
+
+/* Whether backward agrees with small changes of each element of each fp32 input, as for an op or a
+   module of yours. `fn` computes any tensor from the inputs, the same in each call: no dropout.
+   Values near a kink (relu at 0) disagree rightly. MPT_ERROR_NUMERIC names the first element. */
+typedef mpt_tensor (*mpt_check_fn)(mpt_context *context, void *user, const mpt_tensor *in,
+                                   int n_in);
+typedef struct mpt_gradcheck_config {
+    double step;       /* 1e-2; times the value where that exceeds 1 */
+    double rtol, atol; /* 1e-2, 1e-3: what fp32 and this step allow */
+} mpt_gradcheck_config;
+MPTRAIN_API mpt_gradcheck_config mpt_gradcheck_config_default(void);
+/* Up to 8 inputs. */
+MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void *user,
+                                     const mpt_tensor *in, int n_in,
+                                     const mpt_gradcheck_config *config);
+/* What in this context could give other bits elsewhere, or in another run, as text, a line each;
+   returns the length it needs. */
+MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size);
+
 /* Records the launches from here to mpt_record_end; mpt_replay executes them again on the current
    values of parameters, states and inputs. What the host puts in between (mpt_from, mpt_write,
    mpt_wrap, a loader's batch) is no launch: make inputs before. Recordings do not nest. */

@@ -257,6 +257,7 @@ struct mpt_context {
     mpt__hook hooks[MPT__MAX_HOOKS];
     int hook_count;
     struct mpt__recording *recorder; /* 43_inspect.c */
+    bool timed_products, tf32;       /* mpt_benchmark */
     bool capturing;                  /* what is recorded is to run without the host .. */
     bool unrecorded;                 /* .. but for this, which the host does each time */
     int64_t host_writes;             /* uploads so far */

@@ -65,6 +65,7 @@
 #include "67_norm.c"
 #include "67_attention.c"
 #include "67_resize.c"
+#include "68_check.c"
 #include "70_data.c"
 #include "72_loader.c"
 #include "73_checkpoint.c"

@@ -137,6 +137,14 @@ TEST(files) {
 
 static void hear(void *user, const char *line) { (void)user, (void)line; }
 
+/* A null handle, as from a function that forgot to return one. */
+static mpt_tensor check_nothing(mpt_context *c, void *user, const mpt_tensor *in, int n_in) {
+    mpt_tensor none;
+    (void)user, (void)in, (void)n_in;
+    none.context = c, none.slot = 0, none.generation = 0;
+    return none;
+}
+
 TEST(inspection) {
     mpt_context *c = f.context;
     char name[64];
@@ -166,6 +174,23 @@ TEST(inspection) {
     QUIET(mpt_print_launches, mpt_print_launches(c, NULL, NULL) == MPT_OK);
     QUIET(mpt_trace_nan, mpt_trace_nan(NULL, true) == MPT_ERROR_HANDLE);
     QUIET(mpt_trace_nan, mpt_trace_nan(c, false) == MPT_OK);
+    mpt_gradcheck_config g = mpt_gradcheck_config_default();
+    QUIET(mpt_gradcheck_config_default, g.step == 1e-2);
+    QUIET(mpt_gradcheck, mpt_gradcheck(NULL, check_nothing, NULL, &f.x, 1, NULL) != MPT_OK);
+    CASE(mpt_gradcheck, ARGUMENT, "1..8 inputs (got 9)",
+         mpt_gradcheck(c, check_nothing, NULL, &f.x, 9, NULL));
+    CASE(mpt_gradcheck, ARGUMENT, "expected a function",
+         mpt_gradcheck(c, NULL, NULL, &f.x, 1, NULL));
+    CASE(mpt_gradcheck, ARGUMENT, "inputs (got 0)",
+         mpt_gradcheck(c, check_nothing, NULL, NULL, 1, NULL));
+    CASE(mpt_gradcheck, BAD_HANDLE, "null handle",
+         mpt_gradcheck(c, check_nothing, NULL, &f.none, 1, NULL));
+    CASE(mpt_gradcheck, BAD_HANDLE, "null handle",
+         mpt_gradcheck(c, check_nothing, NULL, &f.x, 1, NULL));
+    g.step = 0;
+    CASE(mpt_gradcheck, ARGUMENT, "a step > 0 (got 0)",
+         mpt_gradcheck(c, check_nothing, NULL, &f.x, 1, &g));
+    QUIET(mpt_determinism, mpt_determinism(NULL, NULL, 0) == 0 && mpt_determinism(c, NULL, 0) > 80);
     QUIET(mpt_nan_report, *mpt_nan_report(NULL) == 0 && *mpt_nan_report(c) == 0);
     QUIET(mpt_record_begin, mpt_record_begin(NULL) == MPT_ERROR_HANDLE);
     CASE(mpt_record_begin, STATE, "a recording is under way", mpt_record_begin(c);

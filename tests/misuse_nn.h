@@ -222,6 +222,8 @@ TEST(module_trees) {
     CASE(mpt_set_dtype_policy, DTYPE, "expected MPT_F16", mpt_set_dtype_policy(f.net, MPT_F64));
     MODULE(mpt_summary, CHECK_EQ_INT(mpt_summary(h_, NULL, 0), 0));
     QUIET(mpt_summary, mpt_summary(f.net, path, sizeof path) > 100 && strlen(path) == 7);
+    MODULE(mpt_histograms, CHECK_EQ_INT(mpt_histograms(h_, false, NULL, 0), 0));
+    QUIET(mpt_histograms, mpt_histograms(f.net, true, path, sizeof path) > 90 && strlen(path) == 7);
     MODULE(mpt_copy_module, mpt_copy_module(h_, f.net));
     CASE(mpt_copy_module, BAD_HANDLE, "the source is a null handle",
          mpt_copy_module(f.net, f.no_module));

@@ -395,6 +395,15 @@ TEST(reading_tensors) {
     mpt_tensor huge = mpt_expand(f.scalar, MPT_SHAPE(INT64_C(1) << 40));
     CASE(mpt_allclose, MPT_ERROR_MEMORY, "out of memory", mpt_allclose(huge, huge, 0, 0));
     CASE(mpt_read_f32, ARGUMENT, "has 1099511627776 elements", mpt_read_f32(huge, out, 1));
+    HANDLE(mpt_statistics, "null handle", CHECK_EQ_INT(mpt_statistics(t_).count, 0));
+    CASE(mpt_statistics, MPT_ERROR_MEMORY, "out of memory", mpt_statistics(huge));
+    int64_t counts[2];
+    HANDLE(mpt_histogram, "null handle", CHECK(mpt_histogram(t_, 0, 1, counts, 2) != MPT_OK));
+    CASE(mpt_histogram, ARGUMENT, "2 bins from 1 to 1", mpt_histogram(f.x, 1, 1, counts, 2));
+    CASE(mpt_histogram, ARGUMENT, "0 bins", mpt_histogram(f.x, 0, 1, NULL, 2));
+    CASE(mpt_histogram, ARGUMENT, "finite low < high",
+         mpt_histogram(f.x, -(double)INFINITY, 1, counts, 2));
+    CASE(mpt_histogram, MPT_ERROR_MEMORY, "out of memory", mpt_histogram(huge, 0, 1, counts, 2));
     CASE(mpt_allclose, BAD_HANDLE, "another context", mpt_allclose(f.x, f.foreign, 0, 0));
     HANDLE(mpt_expect_shape, "null handle",
            CHECK(mpt_expect_shape(t_, MPT_SHAPE(1), "t") != MPT_OK));

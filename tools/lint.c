@@ -107,9 +107,11 @@ static const char *base_name(const char *name) {
     return slash ? slash + 1 : name;
 }
 
-/* The number of a room from its file name, NN_name.c or NN_name.h; NO_ROOM for other files. */
+/* The number of a room from its file name, NN_name.c or NN_name.h; NO_ROOM for other files, such as
+   the numbered lessons. */
 static int room_number(const char *name) {
     const char *base = base_name(name);
+    if (strncmp(name, "examples/", 9) == 0) return NO_ROOM;
     if (!isdigit((unsigned char)base[0]) || !isdigit((unsigned char)base[1]) || base[2] != '_')
         return NO_ROOM;
     return (base[0] - '0') * 10 + (base[1] - '0');
@@ -365,7 +367,7 @@ static void check_spine(const char *name, int n_files, char **files) {
     for (i = 0; i < n_files; i++) {
         const char *base = base_name(files[i]);
         char include[160], *first;
-        if (room_number(base) == NO_ROOM) continue;
+        if (room_number(files[i]) == NO_ROOM) continue;
         snprintf(include, sizeof include, "#include \"%.100s\"\n", base);
         first = strstr(text, include);
         if (!first) report("does not list %s", base);

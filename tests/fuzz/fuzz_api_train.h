@@ -44,7 +44,10 @@ static void call_module(void) {
     case 5: mpt_set_label(m, flip() ? "a" : "b"); break;
     case 6: mpt_half(m, dtype()); break;
     case 7: mpt_set_dtype_policy(m, dtype()); break;
-    case 8: PROMISE(mpt_summary(m, text, pick(sizeof text)) < 1000000); break;
+    case 8:
+        PROMISE(mpt_summary(m, text, pick(sizeof text)) < 1000000);
+        PROMISE(mpt_histograms(m, pick(2), text, pick(sizeof text)) < 1000000);
+        break;
     case 9: mpt_copy_module(m, module()); break;
     case 10: mpt_module_destroy(m); break;
     case 11: mpt_module_hash(m); break;

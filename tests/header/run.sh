@@ -336,6 +336,10 @@ for block in readme*.c; do
         $cc -std=c11 -Wall -Wextra -Werror -O1 $block $link -o program && ./program >output"
 done
 
+# The reference page is made, nothing lacks its comment, README and manual name nothing that is not
+# declared, and the manual's fragments compile.
+job manual "sh $here/manual.sh $top $cc >manual.out || cat manual.out"
+
 # An installed copy is found through its pkg-config file.
 if have pkg-config; then
     job installed "make -s -C $top install DESTDIR=$work/root PREFIX=/opt/mptrain >install.log &&

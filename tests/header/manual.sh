@@ -1,0 +1,32 @@
+#!/bin/sh
+# Makes the reference page in the current folder and checks what it is made of: manual.sh TOP CC
+set -eu
+top=$1 cc=$2
+$cc -std=c11 -O1 -Wall -Wextra -Werror -o reference "$top/tools/reference.c"
+./reference --check "$top/mptrain.h" "$top/README.md"
+./reference "$top/mptrain.h" reference.md
+
+# Code of the manual that is no whole program, each block as the body of a function.
+awk '/^## Basic types/ { exit } /^```$/ { on = !on; n += on; next }
+    on { print > ("manual" n ".txt") }' reference.md
+fragments=0
+for block in manual*.txt; do
+    if grep -q 'int main' "$block" || ! grep -q '^ *mpt_.*);' "$block"; then continue; fi
+    {
+        echo '#include <stdio.h>'
+        echo '#include "mptrain.h"'
+        echo 'void fragment(mpt_context *ctx, mpt_optimizer optimizer, mpt_module net,'
+        echo '              mpt_loader loader, mpt_batch b, int model);'
+        echo 'void fragment(mpt_context *ctx, mpt_optimizer optimizer, mpt_module net,'
+        echo '              mpt_loader loader, mpt_batch b, int model) {'
+        echo '    (void)ctx, (void)optimizer, (void)net, (void)loader, (void)b, (void)model;'
+        echo '    {'
+        cat "$block"
+        echo '    }'
+        echo '}'
+    } >"${block%.txt}.c"
+    $cc -std=c11 -Wall -Werror -I"$top" -fsyntax-only "${block%.txt}.c"
+    fragments=$((fragments + 1))
+done
+echo "$fragments fragments compile"
+[ $fragments -ge 2 ]

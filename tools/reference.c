@@ -1,0 +1,294 @@
+/* reference.c - writes the reference page from the manual and the declarations in mptrain.h.
+
+       reference mptrain.h reference.md
+       reference --check mptrain.h README.md...
+
+   The page is Markdown: the chapters of the manual, then every declaration under the comment that
+   stands above it, then an index. --check fails where a function has no comment, and where a text
+   (the manual is one) names something that the header does not declare. */
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_NAMES = 4096, MAX_NAME = 64, MAX_BLOCK = 1 << 16 };
+
+/* Where the declarations end and the implementation begins. */
+static const char end_of_api[] = "#if defined(MPTRAIN_BACKEND_API)";
+
+typedef struct {
+    FILE *out;                    /* NULL: only checks */
+    char comment[MAX_BLOCK];      /* the last one, as text */
+    char declarations[MAX_BLOCK]; /* under it */
+    char functions[MAX_NAMES][MAX_NAME];
+    int n_functions, first; /* of the block under way */
+    int findings;
+} page;
+
+static void fail(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "reference: ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+    exit(1);
+}
+
+static char *read_file(const char *path) {
+    FILE *file = fopen(path, "rb");
+    char *text = NULL;
+    size_t size = 0, got;
+    if (!file) fail("cannot read %s", path);
+    do {
+        text = (char *)realloc(text, size + 4097);
+        if (!text) fail("out of memory reading %s", path);
+        got = fread(text + size, 1, 4096, file);
+        size += got;
+    } while (got > 0);
+    fclose(file);
+    text[size] = '\0';
+    return text;
+}
+
+static void put(const page *p, const char *format, ...) {
+    va_list args;
+    if (!p->out) return;
+    va_start(args, format);
+    vfprintf(p->out, format, args);
+    va_end(args);
+}
+
+static int starts(const char *text, const char *with) {
+    return strncmp(text, with, strlen(with)) == 0;
+}
+
+static void append(char *text, const char *from, size_t length) {
+    const size_t n = strlen(text);
+    if (n + length + 2 > MAX_BLOCK) fail("a block of more than %d bytes", (int)MAX_BLOCK);
+    memcpy(text + n, from, length);
+    text[n + length] = '\n';
+    text[n + length + 1] = '\0';
+}
+
+/* A line without its end; *next is the one behind it. */
+static size_t line_of(const char *text, const char **next) {
+    const size_t length = strcspn(text, "\n");
+    *next = text + length + (text[length] == '\n');
+    return length;
+}
+
+/* The title in a line of '='s, "==== Title ====": without them and their spaces. */
+static size_t title_of(const char *line, size_t length, const char **title) {
+    while (length > 0 && (*line == '=' || *line == ' ' || *line == '/' || *line == '*'))
+        line++, length--;
+    while (length > 0 && strchr("= */", line[length - 1])) length--;
+    *title = line;
+    return length;
+}
+
+/* ---- The manual ---- */
+
+/* Prose as it is, what is indented by four as code; returns what follows the comment. */
+static const char *write_manual(page *p, const char *text) {
+    const char *next;
+    int in_code = 0, empty = 0, begun = 0;
+    for (; *text && !starts(text, "*/"); text = next) {
+        const char *title;
+        const size_t length = line_of(text, &next);
+        const int code = starts(text, "    ");
+        if (length == 0) {
+            empty += empty == 0;
+            continue;
+        }
+        if (starts(text, "====")) {
+            const size_t n = title_of(text, length, &title);
+            put(p, "%s\n## %.*s\n\n", in_code ? "```\n" : "", (int)n - 7, title + 7); /* MANUAL */
+            in_code = 0, empty = -1, begun = 1; /* an empty line is there already */
+            continue;
+        }
+        if (!begun) continue; /* the banner and the contents */
+        if (in_code != code)
+            put(p, code ? "%s```\n" : "```\n%s", empty > 0 ? "\n" : "");
+        else if (empty > 0)
+            put(p, "\n");
+        in_code = code, empty = 0;
+        put(p, "%.*s\n", (int)length - 4 * code, text + 4 * code);
+    }
+    if (in_code) put(p, "```\n");
+    return *text ? text + 2 : text;
+}
+
+/* ---- Declarations ---- */
+
+/* The names of functions in a line of declarations: mpt_x before the first '(' of a line that
+   declares something. */
+static void find_functions(page *p, const char *line, size_t length) {
+    const char *open = (const char *)memchr(line, '(', length), *name = open;
+    if (!starts(line, "MPTRAIN_API ") || !open) return;
+    while (name > line && (isalnum((unsigned char)name[-1]) || name[-1] == '_')) name--;
+    if (!starts(name, "mpt_") || open - name >= MAX_NAME) return;
+    if (p->n_functions == MAX_NAMES) fail("more than %d functions", (int)MAX_NAMES);
+    snprintf(p->functions[p->n_functions++], MAX_NAME, "%.*s", (int)(open - name), name);
+}
+
+static void end_block(page *p) {
+    int i;
+    for (i = p->first; i < p->n_functions; i++) {
+        put(p, "<a id=\"%s\"></a>", p->functions[i]);
+        if (p->out || *p->comment || strstr(p->declarations, "/*")) continue;
+        printf("%s has no comment\n", p->functions[i]);
+        p->findings++;
+    }
+    if (p->first < p->n_functions) put(p, "\n\n");
+    if (*p->comment) put(p, "%s\n", p->comment);
+    if (*p->declarations) put(p, "```c\n%s```\n\n", p->declarations);
+    p->first = p->n_functions;
+    *p->comment = *p->declarations = '\0';
+}
+
+/* What only compilers read. */
+static int is_scaffolding(const char *line) {
+    return (*line == '#' && !starts(line, "#define MPT_")) || starts(line, "extern \"C\"");
+}
+
+/* The text of a comment that begins at `line`; returns the line behind it. */
+static const char *read_comment(page *p, const char *line) {
+    const char *next = line;
+    for (;;) {
+        size_t length = line_of(line, &next), skip = strspn(line, "/* ");
+        const char *end = NULL;
+        if (skip > 3) skip = 3;
+        if (length >= 2 && starts(line + length - 2, "*/")) end = line + length - 2;
+        if (skip > length) skip = length;
+        if (end) length = (size_t)(end - line);
+        while (length > skip && line[length - 1] == ' ') length--;
+        append(p->comment, line + skip, length > skip ? length - skip : 0);
+        if (end || !*next) return next;
+        line = next;
+    }
+}
+
+static void write_declarations(page *p, const char *text) {
+    const char *next;
+    int depth = 0, continued = 0; /* braces; a directive that goes on */
+    for (; *text && !starts(text, end_of_api); text = next) {
+        const char *title, *c;
+        size_t length = line_of(text, &next);
+        if (continued || (is_scaffolding(text) && depth == 0)) {
+            continued = length > 0 && text[length - 1] == '\\';
+            continue;
+        }
+        if (depth == 0 && starts(text, "/* ----")) { /* the banner of a room */
+            while (!starts(text, " * ----") && *next) text = next, length = line_of(text, &next);
+            continue;
+        }
+        if (depth == 0 && starts(text, "/* ====")) {
+            end_block(p);
+            length = title_of(text, length, &title);
+            put(p, "\n## %.*s\n\n", (int)length, title);
+            continue;
+        }
+        if (depth == 0 && (length == 0 || starts(text, "/*"))) {
+            end_block(p);
+            if (length > 0) next = read_comment(p, text);
+            continue;
+        }
+        if (starts(text, "}") && depth == 0) continue; /* of extern "C" */
+        find_functions(p, text, length);
+        for (c = text; c < text + length; c++) depth += (*c == '{') - (*c == '}');
+        if (starts(text, "MPTRAIN_API "))
+            append(p->declarations, text + 12, length - 12);
+        else
+            append(p->declarations, text, length);
+    }
+    end_block(p);
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp((const char *)a, (const char *)b);
+}
+
+static void write_index(page *p) {
+    int i;
+    qsort(p->functions, (size_t)p->n_functions, MAX_NAME, by_name);
+    put(p, "\n## Index\n\n");
+    for (i = 0; i < p->n_functions; i++)
+        put(p, "[`%s`](#%s)%s\n", p->functions[i], p->functions[i],
+            i + 1 < p->n_functions ? "," : "");
+}
+
+/* ---- Checks ---- */
+
+static int is_word(char c) { return isalnum((unsigned char)c) || c == '_'; }
+
+/* Whether the API, which ends at `end`, has this word outside of its comments' beginning, the
+   manual. */
+static int declares(const char *api, const char *end, const char *word, size_t length) {
+    const char *at = api;
+    char name[MAX_NAME + 1];
+    if (length > MAX_NAME) return 0;
+    memcpy(name, word, length);
+    name[length] = '\0';
+    while ((at = strstr(at, name)) != NULL && at < end) {
+        if (!is_word(at[-1]) && !is_word(at[length])) return 1;
+        at += length;
+    }
+    return 0;
+}
+
+/* Every mpt_ and MPT_ word of a text must be declared; mpt_x_ stands for names that begin so. */
+static int check_text(const char *path, const char *text, const char *text_end, const char *api,
+                      const char *end) {
+    int line = 1, findings = 0;
+    const char *at;
+    for (at = text; at < text_end; at++) {
+        size_t length = 0;
+        line += *at == '\n';
+        if (!(starts(at, "mpt_") || starts(at, "MPT_")) || (at > text && is_word(at[-1]))) continue;
+        while (is_word(at[length])) length++;
+        if (length > 4 && !declares(api, end, at, length)) {
+            printf("%s:%d: the header does not declare %.*s\n", path, line, (int)length, at);
+            findings++;
+        }
+        at += length - 1;
+    }
+    return findings;
+}
+
+int main(int argc, char **argv) {
+    static page p;
+    char *header;
+    const char *api, *end;
+    const int check = argc > 2 && strcmp(argv[1], "--check") == 0;
+    int i;
+    if (argc < 3 || (!check && argc != 3))
+        fail("usage: reference HEADER OUTPUT, or reference --check HEADER TEXT...");
+    header = read_file(argv[1 + check]);
+    api = strstr(header, "\n*/\n");
+    end = strstr(header, end_of_api);
+    if (!api || !end || !strstr(header, "==== MANUAL 1")) fail("this is not mptrain.h");
+    if (!check) {
+        p.out = fopen(argv[2], "wb");
+        if (!p.out) fail("cannot write %s", argv[2]);
+    }
+    put(&p, "# mptrain: manual and reference\n\nMade from `mptrain.h`; [index](#index).\n");
+    write_manual(&p, header);
+    write_declarations(&p, api + 4);
+    write_index(&p);
+    if (check) {
+        p.findings += check_text(argv[2], header, api, api, end);
+        for (i = 3; i < argc; i++) {
+            char *text = read_file(argv[i]);
+            p.findings += check_text(argv[i], text, text + strlen(text), api, end);
+            free(text);
+        }
+        printf("%d functions, each with a comment%s\n", p.n_functions,
+               p.findings ? " but for those above" : "");
+    } else if (ferror(p.out) | fclose(p.out)) {
+        fail("cannot write %s", argv[2]);
+    }
+    free(header);
+    return p.findings > 0;
+}
