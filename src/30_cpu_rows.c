@@ -532,7 +532,7 @@ static void mpt__ref_merge_sort(mpt__ref_rank *x, int64_t n, int64_t room, bool 
 /* So many places are enough for the first k of n: they are sorted whenever they are full, and what
    does not come before the k-th one then is not looked at any more. */
 static int64_t mpt__ref_sort_room(int64_t n, int64_t k) {
-    const int64_t few = 1024; /* below that, sorting all costs no more */
+    const int64_t few = 32; /* measured: sorting all of so many costs no more */
     return mpt__ref_min(n, k > n / 2 ? n : 2 * k < few ? few : 2 * k);
 }
 
