@@ -92,6 +92,8 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_NO_SIMD      portable kernels only
     MPTRAIN_NO_AMX       without the matrix products on AMX tiles
     MPTRAIN_NO_FP8       without the two 8-bit float dtypes
+    MPTRAIN_NO_CONV      without batch norm, group norm and pooling, which then return an error
+    MPTRAIN_NO_ATTENTION without layer and RMS norm, which then return an error
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate, which then return an error
     MPTRAIN_NO_ATTENTION without attention and embedding, which then return an error
 
@@ -1075,7 +1077,8 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x);
 MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
                                      mpt_tensor *out, int n_out);
-/* Dropout on, which is the state after creation, or off, for a module and all below it. */
+/* Training, which is the state after creation, or not, for a module and all below it: whether
+   dropout is on, and batch norm takes the statistics of the batch. */
 MPTRAIN_API mpt_status mpt_train(mpt_module module);
 MPTRAIN_API mpt_status mpt_eval(mpt_module module);
 MPTRAIN_API bool mpt_is_training(mpt_module module);
@@ -1088,13 +1091,13 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype);
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
 /* Table of modules, shapes, parameters and bytes; returns the length it needs. */
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size);
-/* Copies parameter values, converting dtypes, between trees whose parameters have the same shapes
-   in the same order, also between contexts. */
+/* Copies the values of parameters, converting dtypes, and of buffers, between trees whose
+   parameters have the same shapes in the same order, also between contexts. */
 MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source);
 /* Destroys a tree that is not part of another one, with its parameters; children that another tree
    holds stay. An error while an optimizer holds one of them. */
 MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root);
-/* A 64-bit hash over names, shapes, dtypes and bits of all parameters. */
+/* A 64-bit hash over names, shapes, dtypes and bits of all parameters and buffers. */
 MPTRAIN_API uint64_t mpt_module_hash(mpt_module module);
 
 /* User-defined ops: forward and backward as compositions of ops, run without history. In forward,
@@ -1732,8 +1735,8 @@ MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in,
 /* ==== Normalisation and pooling ============================================================ */
 
 /* Norms compute in fp32 whatever goes in and give their input's dtype, also inside autocast:
-   y = (x - mean) / sqrt(variance + eps) weight + bias, with the variance over n. weight and bias may
-   be of another float dtype than x, or left out (null handles). eps >= 0. */
+   y = (x - mean) / sqrt(variance + eps) weight + bias, with the variance over n. weight and bias
+   may be of another float dtype than x, or left out (null handles). eps >= 0. */
 
 /* Over the last `dims` dimensions, whose shape weight and bias have. Layer Normalization,
    arXiv:1607.06450; torch.nn.functional.layer_norm. */
@@ -1748,14 +1751,14 @@ MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int
                                           mpt_tensor *sum);
 MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
                                         mpt_tensor weight, double eps, mpt_tensor *sum);
-/* [N, C, ..] over all but dimension 1, weight and bias [C]: with mean and variance [C], which get no
-   gradient, or, where both are null handles, with those of the batch, which then must have more than
-   one value for each channel. arXiv:1502.03167; torch.nn.functional.batch_norm, whose running
+/* [N, C, ..] over all but dimension 1, weight and bias [C]: with mean and variance [C], which get
+   no gradient, or, where both are null handles, with those of the batch, which then must have more
+   than one value for each channel. arXiv:1502.03167; torch.nn.functional.batch_norm, whose running
    statistics are the modules' here. */
 MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
                                       mpt_tensor weight, mpt_tensor bias, double eps);
-/* [N, C, ..] over groups of neighbouring channels of one sample, weight and bias [C]; as many groups
-   as channels: instance norm. arXiv:1803.08494; torch.nn.functional.group_norm. */
+/* [N, C, ..] over groups of neighbouring channels of one sample, weight and bias [C]; as many
+   groups as channels: instance norm. arXiv:1803.08494; torch.nn.functional.group_norm. */
 MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
                                       mpt_tensor bias, double eps);
 
@@ -1776,8 +1779,8 @@ MPTRAIN_API mpt_module mpt_nn_rms_norm(mpt_context *context, mpt_shape shape,
                                        const mpt_norm_config *config);
 MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
                                          const mpt_norm_config *config);
-/* Of [N, C] or [N, C, L], and of [N, C, H, W]. Buffers, named and saved as PyTorch's: "running_mean",
-   "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but not in inference
+/* Of [N, C] or [N, C, L], and of [N, C, H, W]. Buffers, named and saved as PyTorch's:
+   "running_mean", "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but not in inference
    mode, changes them; in a step, at its end, and not if it fails. An update that is not finite, as
    of a batch that overflowed, is left out and counted. In evaluation they stand for the batch's. */
 MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
@@ -1860,6 +1863,11 @@ MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
    most 255 heads. */
 MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
                                                    const mpt_multi_head_config *config);
+
+/* Makes the parameter at `path` of a tree that is not yet in use the one at `source`, of the same
+   shape: mpt_tie(net, "head.weight", "table.weight"). It counts, trains and is saved once, under
+   the source's path, with the source's first values; mpt_parameter finds it under both. */
+MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source);
 
 /* mpt_cross_entropy(mpt_linear(x, weight)) for many classes: x [.., D], weight [V, D], targets i64
    [..] -> fp32, 0-d, or like the targets with MPT_NONE. Of the logits [.., V] some rows exist at a
@@ -2204,8 +2212,8 @@ typedef struct mpt__operand {
 /* ---- Normalisation, pooling ----
  *
  * NORM      [N, G, C, S] o0 r x, o1? r residual, o2? r weight and o3? r bias, dense [G C] -> o4 w y
- *           = (s - mean) rstd weight + bias with s = x, or x + residual rounded to the dtype of o5 w
- *           where that goes; o6? mean (absent: 0), o7 w rstd = 1 / sqrt(variance + imm[0]), 0 where
+ *           = (s - mean) rstd weight + bias with s = x, or x + residual rounded to the dtype of o5
+ *           w, where that goes; o6? mean (absent: 0), o7 w rstd = 1 / sqrt(variance + imm[0]), 0 where
  *           that is infinite; o8? variance (over n); each dense. index[0] = 0: statistics of every
  *           [n, g]; 1: of every c, G being 1. index[1] = 1: o6 and o8 are read, else written.
  * NORM_BACKWARD  o0 r s, o1 r dy, o2? r weight, o3? r mean, o4 r rstd, o5? r gradient of s from
@@ -2220,11 +2228,11 @@ typedef struct mpt__operand {
  *           means; 2: element i begins at floor(i in / out) and ends at ceil((i + 1) in / out).
  * POOL_BACKWARD  o0 r dy, o1? r i32 (MAX) -> o2 wa dx. fn, index as above.
  */
-#define MPT__NORM_KERNELS(K)                 \
-    K(NORM, "norm", 0)                       \
-    K(NORM_BACKWARD, "norm_backward", 0)     \
-    K(RUNNING_STATS, "running_stats", 1)     \
-    K(POOL, "pool", 0)                       \
+#define MPT__NORM_KERNELS(K)             \
+    K(NORM, "norm", 0)                   \
+    K(NORM_BACKWARD, "norm_backward", 0) \
+    K(RUNNING_STATS, "running_stats", 1) \
+    K(POOL, "pool", 0)                   \
     K(POOL_BACKWARD, "pool_backward", 0)
 
 /* ---- Embedding, attention ----
@@ -2721,6 +2729,22 @@ int mpt__cuda_device_count(char *why, size_t size);
 #else
 #pragma STDC FP_CONTRACT OFF
 #define MPT__END_FLOAT_CONTROL
+#endif
+
+/* The levels that rooms are compiled at under -O2 and more, since half of the time that gcc needs for
+   -O2 buys nothing measurable there. COLD: what no step runs for long. KERNELS: loops over elements;
+   they need no more instructions than with -O2. Between levels gcc inlines only what it is forced to,
+   so rooms that share small functions share a level. clang has no such pragma. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+#define MPT__BEGIN_COLD _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
+#define MPT__BEGIN_KERNELS                                                                    \
+    MPT__BEGIN_COLD _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
+        _Pragma("GCC optimize(\"gcse\", \"strict-aliasing\", \"expensive-optimizations\")")
+#define MPT__END_LEVEL _Pragma("GCC pop_options")
+#else
+#define MPT__BEGIN_COLD
+#define MPT__BEGIN_KERNELS
+#define MPT__END_LEVEL
 #endif
 
 /* Where floats are computed in double (strict ISO C on s390x), the excess-precision pragma of gcc
@@ -3974,6 +3998,7 @@ static void mpt__base_init(mpt__base *base, const mpt_config *config) {
                   threads);
 }
 
+MPT__BEGIN_KERNELS
 /* ---------------------------------------------------------------------------------------------
  * 11_parallel.c: the thread pool of a context.
  *
@@ -6303,6 +6328,7 @@ typedef MPT__REAL mpt__real;
    pairs, pairs of pairs and so on, an odd last one passing on unchanged. */
 #define MPT__SUM_CHUNK 1024
 #define MPT__SUM_LANES 16
+#define MPT__NORM_LANES 32 /* of norms, which then fold in halves to as many: twice as fast */
 #define MPT__SUM_LEVELS 54 /* log2 of the most chunks that fit an int64 count of elements */
 
 /* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
@@ -6467,10 +6493,10 @@ typedef struct mpt__words {
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
                       int64_t rows, int64_t columns, bool beyond_cache);
     mpt__update_fn sgd, adam;
-    /* Elements first .. n-1 of a line of norms. Element i goes to lane i % MPT__SUM_LANES: squares
-       of x - mean; dy weight, and behind those lanes dy weight (x - mean) rstd. */
-    void (*norm_squares)(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
-                         mpt__real mean);
+    /* Elements first .. n-1 of a line of norms. Element i goes to lane i % MPT__NORM_LANES: itself,
+       or the square of x - mean; dy weight, and behind those lanes dy weight (x - mean) rstd. */
+    void (*norm_total)(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
+                       mpt__real mean, bool squares);
     void (*norm)(mpt__real *out, const mpt__real *x, int64_t first, int64_t n,
                  const mpt__norm_line *l);
     void (*norm_sums)(mpt__real *lane, const mpt__real *x, const mpt__real *dy, int64_t first,
@@ -7534,7 +7560,7 @@ static int64_t mpt__ref_reduce_workspace(const mpt__launch *launch, int threads)
 }
 
 static void mpt__ref_multiply_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) lane[(first + i) % MPT__SUM_LANES] *= x[i];
+    for (int64_t i = 0; i < n; i++) lane[(size_t)(first + i) % MPT__SUM_LANES] *= x[i];
 }
 
 /* What is done with the elements: how two are combined, and what an empty lane holds. */
@@ -7928,7 +7954,7 @@ static void mpt__ref_merge_sort(mpt__ref_rank *x, int64_t n, int64_t room, bool 
 /* So many places are enough for the first k of n: they are sorted whenever they are full, and what
    does not come before the k-th one then is not looked at any more. */
 static int64_t mpt__ref_sort_room(int64_t n, int64_t k) {
-    const int64_t few = 1024; /* below that, sorting all costs no more */
+    const int64_t few = 32; /* measured: sorting all of so many costs no more */
     return mpt__ref_min(n, k > n / 2 ? n : 2 * k < few ? few : 2 * k);
 }
 
@@ -8210,11 +8236,11 @@ static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
 
 /* ==== Norms: the words of their lines ==== */
 
-static void mpt__ref_norm_squares(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
-                                  mpt__real mean) {
+static void mpt__ref_norm_total(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
+                                mpt__real mean, bool squares) {
     for (int64_t i = first; i < n; i++) {
         const mpt__real d = x[i] - mean;
-        lane[i % MPT__SUM_LANES] += d * d;
+        lane[i % MPT__NORM_LANES] += squares ? d * d : x[i];
     }
 }
 
@@ -8230,8 +8256,8 @@ static void mpt__ref_norm_sums(mpt__real *lane, const mpt__real *x, const mpt__r
                                int64_t first, int64_t n, const mpt__norm_line *l) {
     for (int64_t i = first; i < n; i++) {
         const mpt__real slope = dy[i] * (l->w != NULL ? l->w[i] : l->weight);
-        lane[i % MPT__SUM_LANES] += slope;
-        lane[MPT__SUM_LANES + i % MPT__SUM_LANES] += slope * ((x[i] - l->mean) * l->rstd);
+        lane[i % MPT__NORM_LANES] += slope;
+        lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += slope * ((x[i] - l->mean) * l->rstd);
     }
 }
 
@@ -8882,7 +8908,7 @@ typedef struct mpt__ref_gradient_work {
 static void mpt__ref_add_magnitudes(double *lane, const float *x, int64_t n, mpt__real multiplier,
                                     bool most) {
     for (int64_t i = 0; i < n; i++) {
-        double *to = &lane[i % MPT__SUM_LANES], size = fabs((double)(x[i] * multiplier));
+        double *to = &lane[(size_t)i % MPT__SUM_LANES], size = fabs((double)(x[i] * multiplier));
         if (!most)
             *to += size;
         else if (size > *to || mpt__f64_is_nan(size))
@@ -9030,15 +9056,16 @@ static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt
 static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
                                 mpt__real *m, mpt__real *v, void *half, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        mpt__real gradient = g[i] * w->multiplier;
+        mpt__real x = p[i], gradient = g[i] * w->multiplier;
         if (w->decoupled) {
-            p[i] -= w->shrink * p[i];
+            x -= w->shrink * x;
         } else if (w->decay != 0) {
-            gradient += w->decay * p[i];
+            gradient += w->decay * x;
         }
-        m[i] = w->beta1 * m[i] + w->rest1 * gradient;
-        v[i] = w->beta2 * v[i] + w->rest2 * gradient * gradient;
-        p[i] -= w->step_size * m[i] / (mpt__real_sqrt(v[i]) * w->root_factor + w->eps);
+        const mpt__real mean = w->beta1 * m[i] + w->rest1 * gradient;
+        const mpt__real square = w->beta2 * v[i] + w->rest2 * gradient * gradient;
+        m[i] = mean, v[i] = square;
+        p[i] = x - w->step_size * mean / (mpt__real_sqrt(square) * w->root_factor + w->eps);
     }
     if (half != NULL) mpt__ref_store(half, w->param.dtype, 0, 1, p, n);
 }
@@ -9507,12 +9534,12 @@ static mpt__real mpt__ref_peak(const mpt__real *x, int64_t n, mpt__real start) {
 }
 
 static void mpt__ref_add_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) lane[(first + i) % MPT__SUM_LANES] += x[i];
+    for (int64_t i = 0; i < n; i++) lane[(size_t)(first + i) % MPT__SUM_LANES] += x[i];
 }
 
 static void mpt__ref_max_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        mpt__real *to = &lane[(first + i) % MPT__SUM_LANES];
+        mpt__real *to = &lane[(size_t)(first + i) % MPT__SUM_LANES];
         *to = mpt__real_max(*to, x[i]);
     }
 }
@@ -9527,7 +9554,7 @@ static void mpt__ref_add_exp(mpt__real *lane, mpt__real *out, const mpt__real *x
     for (int64_t i = 0; i < n; i++) {
         mpt__real difference = x[i] - most, e = mpt__real_exp(difference);
         out[i] = differences ? difference : e;
-        lane[i % MPT__SUM_LANES] += e;
+        lane[(size_t)i % MPT__SUM_LANES] += e;
     }
 }
 
@@ -9535,7 +9562,7 @@ static void mpt__ref_add_run(double *lane, const float *x, int64_t n, mpt__real 
     double sum[MPT__SUM_LANES] = {0};
     for (int64_t i = 0; i < n; i++) {
         mpt__real product = x[i] * multiplier;
-        sum[i % MPT__SUM_LANES] += (double)product * (double)product;
+        sum[(size_t)i % MPT__SUM_LANES] += (double)product * (double)product;
     }
     for (int l = 0; l < MPT__SUM_LANES; l++) lane[l] += sum[l];
 }
@@ -9587,7 +9614,7 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__ref_transpose,
                                           mpt__ref_sgd_block,
                                           mpt__ref_adam_block,
-                                          mpt__ref_norm_squares,
+                                          mpt__ref_norm_total,
                                           mpt__ref_norm,
                                           mpt__ref_norm_sums,
                                           mpt__ref_norm_slope};
@@ -9996,67 +10023,76 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
         }                                                                                    \
     }
 
-/* The lines of norms; what does not fill the lanes is left to the reference. */
+/* The lines of norms; what does not fill the lanes is left to the reference. X(k) for the vectors
+   that make MPT__NORM_LANES. */
+#define MPT__NORM_VECTORS_16(X, V) X(0, V, 16) X(1, V, 16)
+#define MPT__NORM_VECTORS_8(X, V) X(0, V, 8) X(1, V, 8) X(2, V, 8) X(3, V, 8)
+#define MPT__NORM_VECTORS_4(X, V) \
+    X(0, V, 4) X(1, V, 4) X(2, V, 4) X(3, V, 4) X(4, V, 4) X(5, V, 4) X(6, V, 4) X(7, V, 4)
+#define MPT__NORM_ADD(k, V, W) s##k = V##_add(s##k, V##_load(x + i + k * W));
 #define MPT__NORM_SQUARE(k, V, W)               \
     d = V##_sub(V##_load(x + i + k * W), mean); \
     s##k = V##_add(s##k, V##_mul(d, d));
-#define MPT__NORM_MEANS_LOAD(k, V, W) V##_f t##k = V##_load(lane + MPT__SUM_LANES + k * W);
-#define MPT__NORM_MEANS_STORE(k, V, W) V##_store(lane + MPT__SUM_LANES + k * W, t##k);
+#define MPT__NORM_MEANS_LOAD(k, V, W) V##_f t##k = V##_load(lane + MPT__NORM_LANES + k * W);
+#define MPT__NORM_MEANS_STORE(k, V, W) V##_store(lane + MPT__NORM_LANES + k * W, t##k);
 #define MPT__LINE_WEIGHT(V, at) (l->w != NULL ? V##_load(l->w + at) : weight)
 #define MPT__NORM_NORMAL(V, at) V##_mul(V##_sub(V##_load(x + at), mean), rstd)
-#define MPT__NORM_SUM(k, V, W)                                                      \
-    d = V##_mul(V##_load(dy + i + k * W), MPT__LINE_WEIGHT(V, i + k * W));          \
-    s##k = V##_add(s##k, d);                                                        \
+#define MPT__NORM_SUM(k, V, W)                                             \
+    d = V##_mul(V##_load(dy + i + k * W), MPT__LINE_WEIGHT(V, i + k * W)); \
+    s##k = V##_add(s##k, d);                                               \
     t##k = V##_add(t##k, V##_mul(d, MPT__NORM_NORMAL(V, i + k * W)));
-#define MPT__NORM_CONSTANTS(V)                                                      \
+#define MPT__NORM_CONSTANTS(V) \
     const V##_f mean = V##_set(l->mean), rstd = V##_set(l->rstd), weight = V##_set(l->weight);
-#define MPT__SIMD_NORM(FN, N, V, W)                                                            \
-    FN void N##_norm_squares(float *lane, const float *x, int64_t i, int64_t n, float middle) { \
-        const V##_f mean = V##_set(middle);                                                    \
-        V##_f d;                                                                               \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                                             \
-        for (; i + MPT__SUM_LANES <= n; i += MPT__SUM_LANES) {                                 \
-            MPT__SIMD_VECTORS_##W(MPT__NORM_SQUARE, V);                                        \
-        }                                                                                      \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V);                                            \
-        mpt__ref_norm_squares(lane, x, i, n, middle);                                          \
-    }                                                                                          \
-    FN void N##_norm(float *out, const float *x, int64_t i, int64_t n,                         \
-                     const mpt__norm_line *l) {                                                \
-        MPT__NORM_CONSTANTS(V)                                                                 \
-        const V##_f bias = V##_set(l->bias);                                                   \
-        for (; i + W <= n; i += W) {                                                           \
-            const V##_f y = V##_mul(MPT__NORM_NORMAL(V, i), MPT__LINE_WEIGHT(V, i));           \
-            V##_store(out + i, V##_add(y, l->b != NULL ? V##_load(l->b + i) : bias));          \
-        }                                                                                      \
-        mpt__ref_norm(out, x, i, n, l);                                                        \
-    }                                                                                          \
-    FN void N##_norm_sums(float *lane, const float *x, const float *dy, int64_t i, int64_t n,  \
-                          const mpt__norm_line *l) {                                           \
-        MPT__NORM_CONSTANTS(V)                                                                 \
-        V##_f d;                                                                               \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                                             \
-        MPT__SIMD_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                                        \
-        for (; i + MPT__SUM_LANES <= n; i += MPT__SUM_LANES) {                                 \
-            MPT__SIMD_VECTORS_##W(MPT__NORM_SUM, V);                                           \
-        }                                                                                      \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V);                                            \
-        MPT__SIMD_VECTORS_##W(MPT__NORM_MEANS_STORE, V);                                       \
-        mpt__ref_norm_sums(lane, x, dy, i, n, l);                                              \
-    }                                                                                          \
-    FN void N##_norm_slope(float *dx, const float *x, const float *dy, int64_t i, int64_t n,   \
-                           const mpt__norm_line *l) {                                          \
-        MPT__NORM_CONSTANTS(V)                                                                 \
-        const V##_f shift = V##_set(l->shift), slope = V##_set(l->slope);                      \
-        for (; i + W <= n; i += W) {                                                           \
-            const V##_f normal = MPT__NORM_NORMAL(V, i), d = V##_load(dy + i);                 \
-            V##_f sum = V##_sub(V##_mul(d, MPT__LINE_WEIGHT(V, i)), shift);                    \
-            if (l->dw != NULL)                                                                 \
-                V##_store(l->dw + i, V##_add(V##_load(l->dw + i), V##_mul(d, normal)));        \
-            if (l->db != NULL) V##_store(l->db + i, V##_add(V##_load(l->db + i), d));          \
-            V##_store(dx + i, V##_mul(V##_sub(sum, V##_mul(normal, slope)), rstd));            \
-        }                                                                                      \
-        mpt__ref_norm_slope(dx, x, dy, i, n, l);                                               \
+#define MPT__SIMD_NORM(FN, N, V, W)                                                               \
+    FN void N##_norm_total(float *lane, const float *x, int64_t i, int64_t n, float middle,       \
+                           bool squares) {                                                        \
+        const V##_f mean = V##_set(middle);                                                       \
+        V##_f d;                                                                                  \
+        MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                                \
+        for (; !squares && i + MPT__NORM_LANES <= n; i += MPT__NORM_LANES) {                      \
+            MPT__NORM_VECTORS_##W(MPT__NORM_ADD, V);                                              \
+        }                                                                                         \
+        for (; i + MPT__NORM_LANES <= n; i += MPT__NORM_LANES) {                                  \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SQUARE, V);                                           \
+        }                                                                                         \
+        MPT__NORM_VECTORS_##W(MPT__LANES_STORE, V);                                               \
+        mpt__ref_norm_total(lane, x, i, n, middle, squares);                                      \
+    }                                                                                             \
+    FN void N##_norm(float *out, const float *x, int64_t i, int64_t n, const mpt__norm_line *l) { \
+        MPT__NORM_CONSTANTS(V)                                                                    \
+        const V##_f bias = V##_set(l->bias);                                                      \
+        for (; i + W <= n; i += W) {                                                              \
+            const V##_f y = V##_mul(MPT__NORM_NORMAL(V, i), MPT__LINE_WEIGHT(V, i));              \
+            V##_store(out + i, V##_add(y, l->b != NULL ? V##_load(l->b + i) : bias));             \
+        }                                                                                         \
+        mpt__ref_norm(out, x, i, n, l);                                                           \
+    }                                                                                             \
+    FN void N##_norm_sums(float *lane, const float *x, const float *dy, int64_t i, int64_t n,     \
+                          const mpt__norm_line *l) {                                              \
+        MPT__NORM_CONSTANTS(V)                                                                    \
+        V##_f d;                                                                                  \
+        MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                                \
+        MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                                           \
+        for (; i + MPT__NORM_LANES <= n; i += MPT__NORM_LANES) {                                  \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V);                                              \
+        }                                                                                         \
+        MPT__NORM_VECTORS_##W(MPT__LANES_STORE, V);                                               \
+        MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_STORE, V);                                          \
+        mpt__ref_norm_sums(lane, x, dy, i, n, l);                                                 \
+    }                                                                                             \
+    FN void N##_norm_slope(float *dx, const float *x, const float *dy, int64_t i, int64_t n,      \
+                           const mpt__norm_line *l) {                                             \
+        MPT__NORM_CONSTANTS(V)                                                                    \
+        const V##_f shift = V##_set(l->shift), slope = V##_set(l->slope);                         \
+        for (; i + W <= n; i += W) {                                                              \
+            const V##_f normal = MPT__NORM_NORMAL(V, i), d = V##_load(dy + i);                    \
+            V##_f sum = V##_sub(V##_mul(d, MPT__LINE_WEIGHT(V, i)), shift);                       \
+            if (l->dw != NULL)                                                                    \
+                V##_store(l->dw + i, V##_add(V##_load(l->dw + i), V##_mul(d, normal)));           \
+            if (l->db != NULL) V##_store(l->db + i, V##_add(V##_load(l->db + i), d));             \
+            V##_store(dx + i, V##_mul(V##_sub(sum, V##_mul(normal, slope)), rstd));               \
+        }                                                                                         \
+        mpt__ref_norm_slope(dx, x, dy, i, n, l);                                                  \
     }
 
 /* X(k) for four vectors at a time: of one run, or of two or four. The square of a float is exact in
@@ -10244,7 +10280,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_transpose,                                                                   \
         N##_sgd,                                                                         \
         N##_adam,                                                                        \
-        N##_norm_squares,                                                                \
+        N##_norm_total,                                                                  \
         N##_norm,                                                                        \
         N##_norm_sums,                                                                   \
         N##_norm_slope};
@@ -10779,23 +10815,34 @@ static MPT__UNUSED void mpt__gemm_gather(char *to, const mpt__gemm_image *g, con
                                          int64_t columns) {
     const int64_t tap = column / g->channels, first = column % g->channels;
     const int64_t ty0 = tap / g->taps[1], tx0 = tap % g->taps[1];
+    const int64_t line_step = g->apart[0] * g->step[0], tap_step = g->apart[1] * g->step[1];
     const bool adjoin = g->apart[1] == 1 && g->step[1] == g->channels;
-    for (; rows > 0; rows--, row++) {
-        int64_t at[2], pixel = mpt__gemm_pixel(g, row, at), ty = ty0, tx = tx0, c = first, n;
+    int64_t at[2], pixel = mpt__gemm_pixel(g, row, at), in_line = row % g->grid[1];
+    while (rows-- > 0) {
+        int64_t from = pixel + ty0 * line_step + tx0 * tap_step + first, n;
+        int64_t y = at[0] + ty0 * g->apart[0], tx = tx0, c = first;
         bool whole = adjoin && at[1] >= 0 && at[1] + g->taps[1] <= g->size[1];
         for (int64_t left = columns; left > 0; left -= n, to += n * bytes) {
-            int64_t y = at[0] + ty * g->apart[0], x = at[1] + tx * g->apart[1];
-            int64_t from = ty * g->apart[0] * g->step[0] + tx * g->apart[1] * g->step[1] + c;
+            int64_t x = at[1] + tx * g->apart[1];
             n = (whole ? (g->taps[1] - tx) * g->channels : g->channels) - c;
             n = n < left ? n : left;
             if (y >= 0 && y < g->size[0] && x >= 0 && x < g->size[1]) {
-                memcpy(to, data + (pixel + from) * bytes, (size_t)(n * bytes));
+                memcpy(to, data + from * bytes, (size_t)(n * bytes));
             } else {
                 memset(to, 0, (size_t)(n * bytes));
             }
+            from += tap_step - c;
             c = 0;
-            if (whole || ++tx == g->taps[1]) tx = 0, ty++;
+            if (whole || ++tx == g->taps[1]) {
+                from += line_step - (whole ? tx + 1 : tx) * tap_step;
+                y += g->apart[0];
+                tx = 0;
+            }
         }
+        at[1] += g->stride[1], pixel += g->stride[1] * g->step[1], row++;
+        if (++in_line < g->grid[1]) continue;
+        pixel = mpt__gemm_pixel(g, row, at);
+        in_line = 0;
     }
 }
 
@@ -11824,6 +11871,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 #define MPT__GEMM_PACKED (4 << 20) /* bytes of both packed operands, about: they stay in cache */
 #define MPT__GEMM_FAR (1 << 17)   /* elements of C from which on it lies too far to be waited for */
 #define MPT__GEMM_CHUNK_COST 8192 /* ns of one core, about */
+#define MPT__GEMM_GATHERED 16384  /* bytes of an image that are packed at a time */
 
 /* Where the sums of products live until all of K has been seen. */
 typedef enum mpt__gemm_home {
@@ -11923,12 +11971,17 @@ static MPT__NOINLINE bool mpt__gemm_pack_image(const mpt__gemm_level *level, cha
                                                const mpt__gemm_side *side,
                                                const mpt__gemm_image *image, int64_t outer,
                                                int64_t count, int64_t k, int64_t depth) {
-    enum { DEPTH = 64, WIDTH = 32 };
-    MPT__ALIGN(64) char gathered[DEPTH * WIDTH * 4];
+    MPT__ALIGN(64) char gathered[MPT__GEMM_GATHERED];
     const int64_t width = b ? level->columns : level->rows;
+    const int64_t most = MPT__GEMM_GATHERED / 4 / width / 32 * 32; /* k, in fp32 */
     bool good = true;
-    for (int64_t at = 0; at < depth && good; at += DEPTH) {
-        int64_t n = mpt__smaller_of(DEPTH, depth - at);
+    if (image->along_k && b && level->element == 4 && count == width && side->dtype == MPT_F32 &&
+        side->round == 0) { /* it is a panel */
+        mpt__gemm_gather(panel, image, side->data, 4, k, depth, outer, count);
+        return true;
+    }
+    for (int64_t at = 0; at < depth && good; at += most) {
+        int64_t n = mpt__smaller_of(most, depth - at);
         mpt__gemm_side part = mpt__gemm_part(side, image, outer, count, k + at, n, gathered);
         good = level->pack(panel + at * width * level->element, b, &part, 0, count, 0, n);
     }
@@ -13065,9 +13118,9 @@ static void mpt__cpu_add_conv(mpt__cpu *cpu) {
 /* ---------------------------------------------------------------------------------------------
  * 38_cpu_norm.c: normalisation and pooling on the CPU.
  *
- * A norm sees [N, G, C, S]. Where all that shares a mean and deviation lies in lines - along C with
- * a weight for each element, or along S with one for all - one thread takes it as a whole, in two or
- * three passes of which memory sees one. Batches whose channels lie innermost go by columns.
+ * A norm sees [N, G, C, S]. Rows and groups are taken by one thread as a whole, in lines along C,
+ * with a weight for each element, or along S, with one for all: two or three passes, of which
+ * memory sees one. Batches go by chunks, in the order of memory.
  * ------------------------------------------------------------------------------------------- */
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
@@ -13080,9 +13133,9 @@ typedef struct mpt__norm_work {
     const mpt__launch *launch;
     const mpt__words *words;
     mpt__ref_view view[MPT__MAX_OPERANDS];
-    int64_t size[4], count; /* of x; elements of one statistic */
+    int64_t size[4]; /* of x */
     bool of_channels, given, along_c;
-    int64_t lines, length, line, step; /* of a statistic: their dimensions line and step */
+    int64_t lines, length, line, step; /* of [n, g]: their dimensions line and step */
     double eps;
     int64_t chunk, chunks; /* of n, whose gradients of weight and bias add up in a row */
     mpt__real *partial;    /* [chunks, 2, G C] */
@@ -13095,9 +13148,6 @@ static int64_t mpt__norm_stride(const mpt__norm_work *w, int operand, int64_t di
 /* Chunks of n: one result of each is kept, so they are not too many; no thread counts. */
 #define MPT__NORM_CHUNKS 64
 #define MPT__NORM_CHUNK 8
-/* Where channels lie innermost: elements of a column summed in a row, columns at a time. */
-#define MPT__NORM_COLUMN 256
-#define MPT__NORM_COLUMNS (MPT__BLOCK / 4)
 
 static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     const mpt__operand *x = &launch->operand[0];
@@ -13106,13 +13156,12 @@ static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     w->of_channels = launch->index[0] != 0;
     w->given = launch->index[1] != 0;
     w->eps = launch->imm[0];
-    w->along_c = w->size[MPT__NORM_S] == 1 || (x->stride[MPT__NORM_C] == 1 &&
-                                               x->stride[MPT__NORM_S] != 1);
+    w->along_c =
+        w->size[MPT__NORM_S] == 1 || (x->stride[MPT__NORM_C] == 1 && x->stride[MPT__NORM_S] != 1);
     w->step = w->along_c ? MPT__NORM_C : MPT__NORM_S;
-    w->line = w->of_channels ? MPT__NORM_N : w->along_c ? MPT__NORM_S : MPT__NORM_C;
+    w->line = w->along_c ? MPT__NORM_S : MPT__NORM_C;
     w->length = w->size[w->step];
     w->lines = w->size[w->line];
-    w->count = w->size[MPT__NORM_S] * w->size[w->of_channels ? MPT__NORM_N : MPT__NORM_C];
     w->chunk = mpt__ref_chunks(w->size[MPT__NORM_N], MPT__NORM_CHUNKS);
     if (w->chunk < MPT__NORM_CHUNK) w->chunk = MPT__NORM_CHUNK;
     w->chunks = mpt__ref_chunks(w->size[MPT__NORM_N], w->chunk);
@@ -13122,22 +13171,55 @@ static int64_t mpt__norm_channels(const mpt__norm_work *w) {
     return w->size[MPT__NORM_G] * w->size[MPT__NORM_C];
 }
 
-/* Where line `line` of statistic [n, g] (or of channel n) begins. */
+/* Where line `line` of [n, g] begins. */
 static int64_t mpt__norm_at(const mpt__norm_work *w, int operand, int64_t n, int64_t g,
                             int64_t line) {
-    int64_t at = line * mpt__norm_stride(w, operand, w->line);
-    if (w->of_channels) return at + n * mpt__norm_stride(w, operand, MPT__NORM_C);
-    return at + n * mpt__norm_stride(w, operand, MPT__NORM_N) +
-           g * mpt__norm_stride(w, operand, MPT__NORM_G);
+    const int64_t *stride = w->launch->operand[operand].stride;
+    return n * stride[MPT__NORM_N] + g * stride[MPT__NORM_G] + line * stride[w->line];
 }
 
-/* n elements more, those behind `at` of a line, go into the lanes of a sum: of a chunk that they do
-   not fill beyond its end. */
-static void mpt__norm_room(mpt__ref_sum *sum, int64_t at, int64_t length) {
-    if (at % MPT__SUM_CHUNK != 0) return;
-    int64_t n = mpt__ref_min(MPT__SUM_CHUNK, length - at);
+/* m elements of an operand from element i of a line on, which begins at `at`. */
+static const mpt__real *mpt__norm_in(const mpt__norm_work *w, int operand, int64_t at, int64_t i,
+                                     mpt__real *block, int64_t m) {
+    const int64_t step = mpt__norm_stride(w, operand, w->step);
+    return mpt__ref_in(&w->view[operand], at + i * step, step, block, m);
+}
+
+/* Lanes of at most MPT__SUM_CHUNK elements join a sum, in a chunk that they do not overfill. */
+static void mpt__norm_join_lanes(mpt__ref_sum *sum, const mpt__real *lane, int64_t n) {
     if (sum->count + n > MPT__SUM_CHUNK) mpt__ref_sum_close_chunk(sum);
+    for (int l = 0; l < MPT__SUM_LANES; l++) sum->lane[l] += lane[l] + lane[l + MPT__SUM_LANES];
     sum->count += n;
+}
+
+/* Adds a line to a sum: its elements, or the squares of what they differ from *mean by. `held`: the
+   line as it was loaded before, or NULL. */
+static void mpt__norm_feed(const mpt__norm_work *w, mpt__ref_sum *sum, int operand, int64_t at,
+                           const mpt__real *held, const mpt__real *mean) {
+    mpt__real block[MPT__BLOCK], lane[MPT__NORM_LANES];
+    for (int64_t i = 0, n; i < w->length; i += n) {
+        n = mpt__ref_min(MPT__SUM_CHUNK, w->length - i);
+        memset(lane, 0, sizeof lane);
+        for (int64_t k = 0, m; k < n; k += m) {
+            m = mpt__ref_min(MPT__BLOCK, n - k);
+            const mpt__real *x =
+                held != NULL ? held : mpt__norm_in(w, operand, at, i + k, block, m);
+            w->words->norm_total(lane, x, 0, m, mean != NULL ? *mean : 0, mean != NULL);
+        }
+        mpt__norm_join_lanes(sum, lane, n);
+    }
+}
+
+/* Adds dy weight, and that times x normalised, of m elements from i on of a line to two sums; the
+   lanes are the caller's. */
+static void mpt__norm_feed_slopes(const mpt__norm_work *w, mpt__ref_sum sum[2], mpt__real *lane,
+                                  const mpt__real *x, const mpt__real *dy, int64_t i, int64_t m,
+                                  const mpt__norm_line *l) {
+    if (i % MPT__SUM_CHUNK == 0) memset(lane, 0, 2 * MPT__NORM_LANES * sizeof *lane);
+    w->words->norm_sums(lane, x, dy, 0, m, l);
+    if ((i + m) % MPT__SUM_CHUNK != 0 && i + m < w->length) return;
+    const int64_t n = i + m - i / MPT__SUM_CHUNK * MPT__SUM_CHUNK;
+    for (int k = 0; k < 2; k++) mpt__norm_join_lanes(&sum[k], lane + k * MPT__NORM_LANES, n);
 }
 
 static mpt__real mpt__norm_rstd(double variance, double eps) {
@@ -13148,72 +13230,34 @@ static mpt__real mpt__norm_rstd(double variance, double eps) {
 /* The sum with the residual, rounded as it is stored. */
 static void mpt__norm_add(const mpt__norm_work *w, int64_t n, int64_t g) {
     mpt__real a[MPT__BLOCK], b[MPT__BLOCK];
+    const int64_t step = mpt__norm_stride(w, 5, w->step);
     for (int64_t line = 0; line < w->lines; line++) {
         for (int64_t i = 0, m; i < w->length; i += m) {
-            int64_t at[6];
             m = mpt__ref_min(MPT__BLOCK, w->length - i);
-            for (int k = 0; k < 6; k++)
-                at[k] = mpt__norm_at(w, k, n, g, line) + i * mpt__norm_stride(w, k, w->step);
-            const mpt__real *x =
-                mpt__ref_in(&w->view[0], at[0], mpt__norm_stride(w, 0, w->step), a, m);
-            const mpt__real *r =
-                mpt__ref_in(&w->view[1], at[1], mpt__norm_stride(w, 1, w->step), b, m);
-            mpt__real *sum = mpt__ref_out(&w->view[5], at[5], mpt__norm_stride(w, 5, w->step), a);
+            const mpt__real *x = mpt__norm_in(w, 0, mpt__norm_at(w, 0, n, g, line), i, a, m);
+            const mpt__real *r = mpt__norm_in(w, 1, mpt__norm_at(w, 1, n, g, line), i, b, m);
+            int64_t at = mpt__norm_at(w, 5, n, g, line) + i * step;
+            mpt__real *sum = mpt__ref_out(&w->view[5], at, step, a);
             w->words->binary[MPT__BINARY_ADD](sum, x, r, m, 0, 0);
-            mpt__ref_put(&w->view[5], at[5], mpt__norm_stride(w, 5, w->step), sum, m);
+            mpt__ref_put(&w->view[5], at, step, sum, m);
         }
     }
 }
 
-/* The sum of a statistic's elements, or of the squares of x - *mean. */
-static mpt__real mpt__norm_total(const mpt__norm_work *w, int from, int64_t n, int64_t g,
-                                 const mpt__real *mean) {
-    mpt__real block[MPT__BLOCK];
+static mpt__real mpt__norm_mean_of(const mpt__norm_work *w, int from, int64_t n, int64_t g,
+                                   const mpt__real *held, const mpt__real *mean) {
     mpt__ref_sum sum;
     mpt__ref_sum_init(&sum, w->words);
-    for (int64_t line = 0; line < w->lines; line++) {
-        int64_t at = mpt__norm_at(w, from, n, g, line), step = mpt__norm_stride(w, from, w->step);
-        for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
-            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i);
-            const mpt__real *x = mpt__ref_in(&w->view[from], at + i * step, step, block, m);
-            mpt__norm_room(&sum, i, w->length);
-            if (mean != NULL)
-                w->words->norm_squares(sum.lane, x, 0, m, *mean);
-            else
-                w->words->add_lanes(sum.lane, 0, x, m);
-        }
-    }
-    return mpt__ref_sum_total(&sum);
+    for (int64_t line = 0; line < w->lines; line++)
+        mpt__norm_feed(w, &sum, from, mpt__norm_at(w, from, n, g, line), held, mean);
+    return mpt__ref_sum_total(&sum) / (mpt__real)(w->lines * w->length);
 }
 
-/* Mean and deviation of a statistic, found or given. */
-static void mpt__norm_moments(const mpt__norm_work *w, int from, int64_t n, int64_t g,
-                              mpt__norm_line *l) {
-    int64_t at = w->of_channels ? n : n * w->size[MPT__NORM_G] + g;
-    const mpt__ref_view *mean = &w->view[6], *variance = &w->view[8];
-    double spread;
-    l->mean = 0;
-    if (w->given) {
-        l->mean = mpt__ref_get_one(mean, at);
-        spread = (double)mpt__ref_get_one(variance, at);
-    } else {
-        if (mean->data != NULL) {
-            l->mean = mpt__norm_total(w, from, n, g, NULL) / (mpt__real)w->count;
-            mpt__ref_put_one(mean, at, l->mean);
-        }
-        mpt__real total = mpt__norm_total(w, from, n, g, &l->mean) / (mpt__real)w->count;
-        if (variance->data != NULL) mpt__ref_put_one(variance, at, total);
-        spread = (double)total;
-    }
-    l->rstd = mpt__norm_rstd(spread, w->eps);
-    mpt__ref_put_one(&w->view[7], at, l->rstd);
-}
-
-/* Weight and bias (NULL: the call has none) of m elements from i on of a line. */
+/* Weight and bias (no data: the call has none) of m elements from i on of a line. */
 static void mpt__norm_weights(const mpt__norm_work *w, mpt__norm_line *l, const mpt__ref_view *of,
-                              const mpt__ref_view *bias, int64_t n, int64_t g, int64_t line,
-                              int64_t i, int64_t m, mpt__real block[2][MPT__BLOCK]) {
-    int64_t at = w->of_channels ? n : g * w->size[MPT__NORM_C] + (w->along_c ? i : line);
+                              const mpt__ref_view *bias, int64_t g, int64_t line, int64_t i,
+                              int64_t m, mpt__real block[2][MPT__BLOCK]) {
+    int64_t at = g * w->size[MPT__NORM_C] + (w->along_c ? i : line);
     l->w = l->b = NULL;
     l->weight = 1, l->bias = 0;
     if (w->along_c) {
@@ -13225,19 +13269,33 @@ static void mpt__norm_weights(const mpt__norm_work *w, mpt__norm_line *l, const 
     }
 }
 
+/* The one line of [n, g], where it is not longer than a block: loaded once for all passes. */
+static const mpt__real *mpt__norm_held(const mpt__norm_work *w, int operand, int64_t n, int64_t g,
+                                       mpt__real *block) {
+    if (w->lines > 1 || w->length > MPT__BLOCK) return NULL;
+    return mpt__norm_in(w, operand, mpt__norm_at(w, operand, n, g, 0), 0, block, w->length);
+}
+
 static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
     mpt__real in[MPT__BLOCK], out[MPT__BLOCK], weights[2][MPT__BLOCK];
     const int from = w->view[5].data != NULL ? 5 : 0;
-    const int64_t step = mpt__norm_stride(w, from, w->step), to = mpt__norm_stride(w, 4, w->step);
+    const int64_t to = mpt__norm_stride(w, 4, w->step), at = n * w->size[MPT__NORM_G] + g;
     mpt__norm_line l;
     if (w->view[1].data != NULL) mpt__norm_add(w, n, g);
-    mpt__norm_moments(w, from, n, g, &l);
+    const mpt__real *held = mpt__norm_held(w, from, n, g, in);
+    l.mean = 0;
+    if (w->view[6].data != NULL) {
+        l.mean = mpt__norm_mean_of(w, from, n, g, held, NULL);
+        mpt__ref_put_one(&w->view[6], at, l.mean);
+    }
+    l.rstd = mpt__norm_rstd((double)mpt__norm_mean_of(w, from, n, g, held, &l.mean), w->eps);
+    mpt__ref_put_one(&w->view[7], at, l.rstd);
     for (int64_t line = 0; line < w->lines; line++) {
-        int64_t at = mpt__norm_at(w, from, n, g, line), place = mpt__norm_at(w, 4, n, g, line);
+        int64_t begin = mpt__norm_at(w, from, n, g, line), place = mpt__norm_at(w, 4, n, g, line);
         for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
             int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i);
-            mpt__norm_weights(w, &l, &w->view[2], &w->view[3], n, g, line, i, m, weights);
-            const mpt__real *x = mpt__ref_in(&w->view[from], at + i * step, step, in, m);
+            mpt__norm_weights(w, &l, &w->view[2], &w->view[3], g, line, i, m, weights);
+            const mpt__real *x = held != NULL ? held : mpt__norm_in(w, from, begin, i, in, m);
             mpt__real *y = mpt__ref_out(&w->view[4], place + i * to, to, out);
             w->words->norm(y, x, 0, m, &l);
             mpt__ref_put(&w->view[4], place + i * to, to, y, m);
@@ -13246,119 +13304,104 @@ static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
 }
 
 /* Sums of dy weight and dy weight x normalised; where a line has one weight, those without it go to
-   the gradients of that. */
+   the gradients of that. held: x and dy, or NULL. */
 static void mpt__norm_slopes(const mpt__norm_work *w, int64_t n, int64_t g, mpt__norm_line *l,
-                             mpt__real *dw, mpt__real *db, mpt__real total[2]) {
-    mpt__real in[2][MPT__BLOCK], weights[2][MPT__BLOCK], lane[2 * MPT__SUM_LANES];
+                             const mpt__real *const held[2], mpt__real *const gradient[2],
+                             mpt__real total[2]) {
+    mpt__real in[2][MPT__BLOCK], weights[2][MPT__BLOCK], lane[2 * MPT__NORM_LANES];
     const mpt__ref_view none = {NULL, NULL, 0, false};
-    const int64_t step[2] = {mpt__norm_stride(w, 0, w->step), mpt__norm_stride(w, 1, w->step)};
     total[0] = total[1] = 0;
     for (int64_t line = 0; line < w->lines; line++) {
-        int64_t at[2] = {mpt__norm_at(w, 0, n, g, line), mpt__norm_at(w, 1, n, g, line)};
         mpt__ref_sum sum[2];
         for (int k = 0; k < 2; k++) mpt__ref_sum_init(&sum[k], w->words);
         for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
             int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i);
-            const mpt__real *x = mpt__ref_in(&w->view[0], at[0] + i * step[0], step[0], in[0], m);
-            const mpt__real *dy = mpt__ref_in(&w->view[1], at[1] + i * step[1], step[1], in[1], m);
-            mpt__norm_weights(w, l, w->along_c ? &w->view[2] : &none, &none, n, g, line, i, m,
-                              weights);
-            for (int k = 0; k < 2; k++) {
-                mpt__norm_room(&sum[k], i, w->length);
-                memcpy(lane + k * MPT__SUM_LANES, sum[k].lane, sizeof sum[k].lane);
-            }
-            w->words->norm_sums(lane, x, dy, 0, m, l);
+            const mpt__real *x[2];
             for (int k = 0; k < 2; k++)
-                memcpy(sum[k].lane, lane + k * MPT__SUM_LANES, sizeof sum[k].lane);
+                x[k] = held[k] != NULL
+                           ? held[k]
+                           : mpt__norm_in(w, k, mpt__norm_at(w, k, n, g, line), i, in[k], m);
+            mpt__norm_weights(w, l, w->along_c ? &w->view[2] : &none, &none, g, line, i, m,
+                              weights);
+            mpt__norm_feed_slopes(w, sum, lane, x[0], x[1], i, m, l);
         }
-        mpt__real shift = mpt__ref_sum_total(&sum[0]), slope = mpt__ref_sum_total(&sum[1]);
-        int64_t channel = w->of_channels ? 0 : line;
-        if (!w->along_c && db != NULL) db[channel] += shift;
-        if (!w->along_c && dw != NULL) dw[channel] += slope;
-        if (!w->along_c)
-            mpt__norm_weights(w, l, &w->view[2], &none, n, g, line, 0, 1, weights);
-        mpt__real weight = w->along_c ? 1 : l->weight;
-        total[0] += shift * weight;
-        total[1] += slope * weight;
+        if (!w->along_c) mpt__norm_weights(w, l, &w->view[2], &none, g, line, 0, 1, weights);
+        for (int k = 0; k < 2; k++) {
+            mpt__real part = mpt__ref_sum_total(&sum[k]);
+            if (!w->along_c && gradient[1 - k] != NULL) gradient[1 - k][line] += part;
+            total[k] += part * (w->along_c ? 1 : l->weight);
+        }
     }
 }
 
-/* Gradients of one statistic; those of its channels are added to dw and db. */
-static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g, mpt__real *dw,
-                           mpt__real *db) {
+/* Gradients of [n, g]; those of its channels are added to gradient[0], weights, and [1], biases. */
+static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
+                           mpt__real *const gradient[2]) {
+    static const uint8_t operand[4] = {0, 1, 5, 6};
     mpt__real in[3][MPT__BLOCK], out[MPT__BLOCK], weights[2][MPT__BLOCK], total[2];
     const mpt__ref_view none = {NULL, NULL, 0, false};
-    int64_t at = w->of_channels ? n : n * w->size[MPT__NORM_G] + g;
-    mpt__norm_line l;
+    const mpt__real *held[2], count = (mpt__real)(w->lines * w->length);
+    int64_t at = n * w->size[MPT__NORM_G] + g;
     bool centred = w->view[3].data != NULL, wanted = w->view[6].data != NULL;
+    mpt__norm_line l;
+    for (int k = 0; k < 2; k++) held[k] = mpt__norm_held(w, k, n, g, in[k]);
     l.mean = centred ? mpt__ref_get_one(&w->view[3], at) : 0;
     l.rstd = mpt__ref_get_one(&w->view[4], at);
-    mpt__norm_slopes(w, n, g, &l, dw, db, total);
-    l.shift = centred && !w->given ? total[0] / (mpt__real)w->count : 0;
-    l.slope = w->given ? 0 : total[1] / (mpt__real)w->count;
+    mpt__norm_slopes(w, n, g, &l, held, gradient, total);
+    l.shift = centred ? total[0] / count : 0;
+    l.slope = total[1] / count;
     if (!wanted && !w->along_c) return;
     for (int64_t line = 0; line < w->lines; line++) {
         for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
-            static const uint8_t operand[4] = {0, 1, 5, 6};
-            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i), place[4], step[4];
-            const mpt__real *x[3] = {NULL, NULL, NULL};
+            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i), place = 0, step = 1;
+            const mpt__real *x[3] = {held[0], held[1], NULL};
             for (int k = 0; k < 4; k++) {
                 const int o = operand[k];
-                if (w->view[o].data == NULL) continue;
-                step[k] = mpt__norm_stride(w, o, w->step);
-                place[k] = mpt__norm_at(w, o, n, g, line) + i * step[k];
-                if (k < 3) x[k] = mpt__ref_in(&w->view[o], place[k], step[k], in[k], m);
+                if (w->view[o].data == NULL || (k < 2 && x[k] != NULL)) continue;
+                place = mpt__norm_at(w, o, n, g, line);
+                if (k < 3) x[k] = mpt__norm_in(w, o, place, i, in[k], m);
             }
-            mpt__norm_weights(w, &l, &w->view[2], &none, n, g, line, i, m, weights);
-            l.dw = w->along_c && dw != NULL ? dw + i : NULL;
-            l.db = w->along_c && db != NULL ? db + i : NULL;
-            mpt__real *dx = wanted ? mpt__ref_out(&w->view[6], place[3], step[3], out) : out;
-            if (dx == x[2]) dx = out; /* it is added last */
+            if (wanted) step = mpt__norm_stride(w, 6, w->step), place += i * step;
+            mpt__norm_weights(w, &l, &w->view[2], &none, g, line, i, m, weights);
+            l.dw = w->along_c && gradient[0] != NULL ? gradient[0] + i : NULL;
+            l.db = w->along_c && gradient[1] != NULL ? gradient[1] + i : NULL;
+            mpt__real *dx = wanted ? mpt__ref_out(&w->view[6], place, step, out) : out;
             w->words->norm_slope(dx, x[0], x[1], 0, m, &l);
             if (!wanted) continue;
             if (x[2] != NULL) w->words->binary[MPT__BINARY_ADD](dx, dx, x[2], m, 0, 0);
-            mpt__ref_put(&w->view[6], place[3], step[3], dx, m);
+            mpt__ref_put(&w->view[6], place, step, dx, m);
         }
     }
 }
 
 static void mpt__norm_task(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
-    int64_t g = task % w->size[MPT__NORM_G], begin = task / w->size[MPT__NORM_G] * w->chunk;
-    int64_t end = mpt__ref_min(begin + w->chunk, w->size[MPT__NORM_N]);
+    int64_t g = task % w->size[MPT__NORM_G], chunk = task / w->size[MPT__NORM_G];
+    int64_t end = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
     (void)thread;
-    if (w->of_channels)
-        mpt__norm_whole(w, task, 0);
-    else
-        for (int64_t n = begin; n < end; n++) mpt__norm_whole(w, n, g);
+    for (int64_t n = chunk * w->chunk; n < end; n++) mpt__norm_whole(w, n, g);
 }
 
 static void mpt__norm_back_task(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
     const int64_t channels = mpt__norm_channels(w), c = w->size[MPT__NORM_C];
-    int64_t g = task % w->size[MPT__NORM_G], begin = task / w->size[MPT__NORM_G] * w->chunk;
-    int64_t end = mpt__ref_min(begin + w->chunk, w->size[MPT__NORM_N]);
-    mpt__real sum[2] = {0, 0}, *gradient[2] = {NULL, NULL};
+    int64_t g = task % w->size[MPT__NORM_G], chunk = task / w->size[MPT__NORM_G];
+    int64_t end = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
+    mpt__real *gradient[2] = {NULL, NULL};
     (void)thread;
-    if (w->of_channels) {
-        mpt__norm_back(w, task, 0, &sum[0], &sum[1]);
-        for (int k = 0; k < 2; k++)
-            if (w->view[7 + k].data != NULL) mpt__ref_put_one(&w->view[7 + k], task, sum[k]);
-        return;
-    }
     for (int k = 0; k < 2; k++) {
         if (w->view[7 + k].data == NULL) continue;
-        gradient[k] = w->partial + (2 * (task / w->size[MPT__NORM_G]) + k) * channels + g * c;
+        gradient[k] = w->partial + (2 * chunk + k) * channels + g * c;
         memset(gradient[k], 0, (size_t)c * sizeof *gradient[k]);
     }
-    for (int64_t n = begin; n < end; n++) mpt__norm_back(w, n, g, gradient[0], gradient[1]);
+    for (int64_t n = chunk * w->chunk; n < end; n++) mpt__norm_back(w, n, g, gradient);
 }
 
 /* The gradients of weight and bias: the chunks in pairs, pairs of pairs and so on. */
 static void mpt__norm_join(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
-    const int64_t channels = mpt__norm_channels(w), begin = task / 2 * MPT__BLOCK, step = channels * 2;
-    const int64_t n = mpt__ref_min(MPT__BLOCK, channels - begin);
+    const int64_t channels = mpt__norm_channels(w), begin = task / 2 * MPT__BLOCK;
+    const int64_t n = mpt__ref_min(MPT__BLOCK, channels - begin), step = channels * 2;
     const mpt__ref_view *to = &w->view[7 + task % 2];
     mpt__real *part = w->partial + task % 2 * channels + begin;
     (void)thread;
@@ -13370,61 +13413,75 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
     mpt__ref_put(to, begin, 1, part, n);
 }
 
-/* ---- Batches with their channels innermost ---- */
+/* ---- Batches ----
+ *
+ * In the order of memory: rows of all channels where those lie innermost, else planes of one
+ * channel after the other. Chunks of rows or of samples leave what they found about each channel. */
 
 #ifndef MPTRAIN_NO_CONV
-enum { MPT__COLUMN_SUM, MPT__COLUMN_SQUARES, MPT__COLUMN_NORM, MPT__COLUMN_SUMS, MPT__COLUMN_SLOPE };
-/* Numbers of each column. */
+/* Rows, elements of planes, of a chunk; channels of a task: of rows, of planes. */
+#define MPT__BATCH_ROWS 256
+#define MPT__BATCH_PLANES 8192
+#define MPT__BATCH_COLUMNS (MPT__BLOCK / 4)
+#define MPT__BATCH_CHANNELS 16
+
+enum { MPT__BATCH_SUM, MPT__BATCH_SQUARES, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLOPE };
+/* Numbers of each channel; in backward bias is shift. */
 enum { MPT__OF_MEAN, MPT__OF_RSTD, MPT__OF_WEIGHT, MPT__OF_BIAS, MPT__OF_SLOPE, MPT__OF_COUNT };
 
-typedef struct mpt__norm_columns {
+typedef struct mpt__batches_work {
     mpt__norm_work w;
     int pass;
-    int64_t rows, chunks, tiles, columns;
+    int64_t rows, chunk, chunks, tile, tiles, channels;
     mpt__real *partial, *of[MPT__OF_COUNT]; /* [chunks, 2, C]; [C] */
-} mpt__norm_columns;
+} mpt__batches_work;
 
-static void mpt__norm_columns_setup(mpt__norm_columns *c, const mpt__launch *launch) {
-    mpt__norm_setup(&c->w, launch);
-    c->columns = c->w.size[MPT__NORM_C];
-    c->rows = mpt__ref_times(c->w.size[MPT__NORM_N], c->w.size[MPT__NORM_S]);
-    c->chunks = mpt__ref_chunks(c->rows, MPT__NORM_COLUMN);
-    c->tiles = mpt__ref_chunks(c->columns, MPT__NORM_COLUMNS);
+static void mpt__batches_setup(mpt__batches_work *b, const mpt__launch *launch) {
+    mpt__norm_setup(&b->w, launch);
+    const bool along_c = b->w.along_c;
+    const int64_t *size = b->w.size;
+    b->channels = size[MPT__NORM_C];
+    b->rows = along_c ? mpt__ref_times(size[MPT__NORM_N], size[MPT__NORM_S]) : size[MPT__NORM_N];
+    b->chunk =
+        along_c ? MPT__BATCH_ROWS : mpt__ref_chunks(MPT__BATCH_PLANES, size[MPT__NORM_S] + 1);
+    b->chunks = mpt__ref_chunks(b->rows, b->chunk);
+    b->tile = along_c ? MPT__BATCH_COLUMNS : MPT__BATCH_CHANNELS;
+    b->tiles = mpt__ref_chunks(b->channels, b->tile);
 }
 
-static int64_t mpt__norm_row_at(const mpt__norm_work *w, int operand, int64_t row, int64_t first) {
-    const int64_t s = w->size[MPT__NORM_S];
-    return row / s * mpt__norm_stride(w, operand, MPT__NORM_N) +
-           row % s * mpt__norm_stride(w, operand, MPT__NORM_S) +
-           first * mpt__norm_stride(w, operand, MPT__NORM_C);
+/* Where channel c of a row, or of a sample, begins. */
+static int64_t mpt__batches_at(const mpt__norm_work *w, int operand, int64_t row, int64_t c) {
+    const int64_t *stride = w->launch->operand[operand].stride, s = w->size[MPT__NORM_S];
+    int64_t at = c * stride[MPT__NORM_C];
+    if (!w->along_c) return at + row * stride[MPT__NORM_N];
+    return at + row / s * stride[MPT__NORM_N] + row % s * stride[MPT__NORM_S];
 }
 
-/* One row of a pass, n columns from `first` on. */
-static void mpt__norm_row(const mpt__norm_columns *c, int64_t row, int64_t first, int64_t n,
-                          mpt__real *sum[2]) {
-    const mpt__norm_work *w = &c->w;
+/* One row of a pass, n channels from `first` on. */
+static void mpt__batches_row(const mpt__batches_work *b, int64_t row, int64_t first, int64_t n,
+                             mpt__real *sum[2]) {
+    const mpt__norm_work *w = &b->w;
     const mpt__binary_fn *word = w->words->binary;
-    const int to = c->pass == MPT__COLUMN_NORM ? 4 : 6;
-    mpt__real in[2][MPT__NORM_COLUMNS], t[MPT__NORM_COLUMNS];
+    const int to = b->pass == MPT__BATCH_NORM ? 4 : 6;
+    mpt__real in[2][MPT__BATCH_COLUMNS], t[MPT__BATCH_COLUMNS];
     const mpt__real *x[2] = {NULL, NULL}, *of[MPT__OF_COUNT];
-    for (int k = 0; k < (c->pass < MPT__COLUMN_SUMS ? 1 : 2); k++)
-        x[k] = mpt__ref_in(&w->view[k], mpt__norm_row_at(w, k, row, first),
-                           mpt__norm_stride(w, k, MPT__NORM_C), in[k], n);
-    for (int k = 0; k < MPT__OF_COUNT; k++) of[k] = c->of[k] + first;
-    if (c->pass == MPT__COLUMN_SUM) {
+    for (int k = 0; k < (b->pass < MPT__BATCH_SLOPES ? 1 : 2); k++)
+        x[k] = mpt__norm_in(w, k, mpt__batches_at(w, k, row, first), 0, in[k], n);
+    for (int k = 0; k < MPT__OF_COUNT; k++) of[k] = b->of[k] + first;
+    if (b->pass == MPT__BATCH_SUM) {
         word[MPT__BINARY_ADD](sum[0], sum[0], x[0], n, 0, 0);
         return;
     }
     word[MPT__BINARY_SUB](t, x[0], of[MPT__OF_MEAN], n, 0, 0);
-    if (c->pass == MPT__COLUMN_SQUARES || c->pass == MPT__COLUMN_SUMS) {
-        const bool squares = c->pass == MPT__COLUMN_SQUARES;
+    if (b->pass == MPT__BATCH_SQUARES || b->pass == MPT__BATCH_SLOPES) {
+        const bool squares = b->pass == MPT__BATCH_SQUARES;
         word[MPT__BINARY_MUL](t, t, squares ? t : x[1], n, 0, 0);
         word[MPT__BINARY_ADD](sum[1], sum[1], t, n, 0, 0);
         if (!squares) word[MPT__BINARY_ADD](sum[0], sum[0], x[1], n, 0, 0);
         return;
     }
-    if (c->pass == MPT__COLUMN_NORM) {
-        word[MPT__BINARY_MUL](t, t, of[MPT__OF_RSTD], n, 0, 0);
+    word[MPT__BINARY_MUL](t, t, of[MPT__OF_RSTD], n, 0, 0);
+    if (b->pass == MPT__BATCH_NORM) {
         word[MPT__BINARY_MUL](t, t, of[MPT__OF_WEIGHT], n, 0, 0);
         word[MPT__BINARY_ADD](t, t, of[MPT__OF_BIAS], n, 0, 0);
     } else {
@@ -13434,112 +13491,191 @@ static void mpt__norm_row(const mpt__norm_columns *c, int64_t row, int64_t first
         word[MPT__BINARY_SUB](t, in[0], t, n, 0, 0);
         word[MPT__BINARY_MUL](t, t, of[MPT__OF_RSTD], n, 0, 0);
     }
-    mpt__ref_put(&w->view[to], mpt__norm_row_at(w, to, row, first),
+    mpt__ref_put(&w->view[to], mpt__batches_at(w, to, row, first),
                  mpt__norm_stride(w, to, MPT__NORM_C), t, n);
 }
 
-static void mpt__norm_columns_chunk(void *work, int64_t task, int thread) {
-    const mpt__norm_columns *c = (const mpt__norm_columns *)work;
-    int64_t chunk = task / c->tiles, first = task % c->tiles * MPT__NORM_COLUMNS;
-    int64_t n = mpt__ref_min(MPT__NORM_COLUMNS, c->columns - first);
-    int64_t begin = chunk * MPT__NORM_COLUMN;
-    int64_t end = mpt__ref_min(begin + MPT__NORM_COLUMN, c->rows);
-    mpt__real *sum[2];
-    (void)thread;
-    for (int k = 0; k < 2; k++) {
-        sum[k] = c->partial + (2 * chunk + k) * c->columns + first;
-        memset(sum[k], 0, (size_t)n * sizeof *sum[k]);
-    }
-    for (int64_t row = begin; row < end; row++) mpt__norm_row(c, row, first, n, sum);
+/* Joins mean and sum of squares of what differs from it, of n and of more numbers (Chan, Golub,
+   LeVeque 1979). */
+static void mpt__batches_join(mpt__real *mean, mpt__real *squares, int64_t n, mpt__real more_mean,
+                              mpt__real more_squares, int64_t more) {
+    const mpt__real all = (mpt__real)(n + more), d = more_mean - *mean;
+    *mean += d * ((mpt__real)more / all);
+    *squares += more_squares + d * d * ((mpt__real)n * ((mpt__real)more / all));
 }
 
-/* What the chunks of a pass add up to, and what follows from it for each column. */
-static void mpt__norm_columns_end(void *work, int64_t tile, int thread) {
-    const mpt__norm_columns *c = (const mpt__norm_columns *)work;
-    const mpt__norm_work *w = &c->w;
-    int64_t first = tile * MPT__NORM_COLUMNS, step = 2 * c->columns;
-    int64_t n = mpt__ref_min(MPT__NORM_COLUMNS, c->columns - first);
-    mpt__real *sum[2], *of[MPT__OF_COUNT];
-    const mpt__real count = (mpt__real)w->count;
-    (void)thread;
-    for (int k = 0; k < MPT__OF_COUNT; k++) of[k] = c->of[k] + first;
-    for (int k = 0; k < 2; k++) {
-        mpt__real *part = sum[k] = c->partial + k * c->columns + first;
-        for (int64_t by = 1; by < c->chunks; by *= 2)
-            for (int64_t j = 0; j + by < c->chunks; j += 2 * by)
-                w->words->binary[MPT__BINARY_ADD](part + j * step, part + j * step,
-                                                  part + (j + by) * step, n, 0, 0);
-    }
-    for (int64_t i = 0; i < n; i++) {
-        if (c->pass == MPT__COLUMN_SUM) {
-            of[MPT__OF_MEAN][i] = sum[0][i] / count;
-        } else if (c->pass == MPT__COLUMN_SQUARES) {
-            sum[1][i] /= count;
-            of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)sum[1][i], w->eps);
-        } else {
-            mpt__real rstd = of[MPT__OF_RSTD][i], weight = of[MPT__OF_WEIGHT][i];
-            sum[1][i] *= rstd;
-            of[MPT__OF_BIAS][i] = w->given ? 0 : sum[0][i] * weight / count;
-            of[MPT__OF_SLOPE][i] = w->given ? 0 : sum[1][i] * weight / count * rstd;
-        }
-    }
-    if (c->pass == MPT__COLUMN_SUM) {
-        mpt__ref_put(&w->view[6], first, 1, of[MPT__OF_MEAN], n);
-    } else if (c->pass == MPT__COLUMN_SQUARES) {
-        mpt__ref_put(&w->view[7], first, 1, of[MPT__OF_RSTD], n);
-        if (w->view[8].data != NULL) mpt__ref_put(&w->view[8], first, 1, sum[1], n);
-    } else {
-        if (w->view[7].data != NULL) mpt__ref_put(&w->view[7], first, 1, sum[1], n);
-        if (w->view[8].data != NULL) mpt__ref_put(&w->view[8], first, 1, sum[0], n);
-    }
-}
-
-/* n numbers of an operand into a column's place; `otherwise` where it is absent. */
-static void mpt__norm_columns_get(const mpt__norm_columns *c, int operand, int of,
-                                  mpt__real otherwise) {
-    if (c->w.view[operand].data != NULL)
-        mpt__ref_get(&c->w.view[operand], 0, 1, c->of[of], c->columns);
-    else
-        for (int64_t i = 0; i < c->columns; i++) c->of[of][i] = otherwise;
-}
-
-static void mpt__norm_columns_run(const mpt__cpu_call *call, mpt__norm_columns *c, int pass,
-                                  double ns, bool ends) {
-    c->pass = pass;
-    mpt__parallel(call->pool, c->chunks * c->tiles,
-                  mpt__ref_cost(call, mpt__ref_times(c->rows, c->columns), ns),
-                  mpt__norm_columns_chunk, c);
-    if (ends) mpt__parallel(call->pool, c->tiles, c->columns, mpt__norm_columns_end, c);
-}
-
-static void mpt__norm_by_columns(const mpt__cpu_call *call, const mpt__norm_work *w, bool back) {
-    mpt__norm_columns c;
-    mpt__norm_columns_setup(&c, call->launch);
-    c.w = *w;
-    c.partial = (mpt__real *)call->workspace;
-    for (int k = 0; k < MPT__OF_COUNT; k++)
-        c.of[k] = c.partial + (2 * c.chunks + k) * c.columns;
-    mpt__norm_columns_get(&c, 2, MPT__OF_WEIGHT, 1);
-    if (back) {
-        mpt__norm_columns_get(&c, 3, MPT__OF_MEAN, 0);
-        mpt__norm_columns_get(&c, 4, MPT__OF_RSTD, 1);
-        mpt__norm_columns_run(call, &c, MPT__COLUMN_SUMS, 6.0, true);
-        if (w->view[6].data != NULL)
-            mpt__norm_columns_run(call, &c, MPT__COLUMN_SLOPE, 10.0, false);
+/* Channel c of a sample; `before`: samples of the chunk that came before it. */
+static void mpt__batches_plane(const mpt__batches_work *b, int64_t row, int64_t c, int64_t before,
+                               mpt__real *sum[2]) {
+    const mpt__norm_work *w = &b->w;
+    const int to = b->pass == MPT__BATCH_NORM ? 4 : 6;
+    mpt__real in[2][MPT__BLOCK], out[MPT__BLOCK], lane[2 * MPT__NORM_LANES];
+    mpt__ref_sum total[2];
+    mpt__norm_line l;
+    memset(&l, 0, sizeof l);
+    for (int k = 0; k < 2; k++) mpt__ref_sum_init(&total[k], w->words);
+    if (b->pass == MPT__BATCH_SUM) {
+        const int64_t at = mpt__batches_at(w, 0, row, c);
+        const mpt__real *held =
+            w->length <= MPT__BLOCK ? mpt__norm_in(w, 0, at, 0, in[0], w->length) : NULL;
+        mpt__norm_feed(w, &total[0], 0, at, held, NULL);
+        const mpt__real mean = mpt__ref_sum_total(&total[0]) / (mpt__real)w->length;
+        mpt__norm_feed(w, &total[1], 0, at, held, &mean);
+        mpt__batches_join(sum[0], sum[1], before * w->length, mean, mpt__ref_sum_total(&total[1]),
+                          w->length);
         return;
     }
-    mpt__norm_columns_get(&c, 3, MPT__OF_BIAS, 0);
-    if (w->given) {
-        mpt__norm_columns_get(&c, 6, MPT__OF_MEAN, 0);
-        mpt__norm_columns_get(&c, 8, MPT__OF_RSTD, 0);
-        for (int64_t i = 0; i < c.columns; i++)
-            c.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)c.of[MPT__OF_RSTD][i], w->eps);
-        mpt__ref_put(&w->view[7], 0, 1, c.of[MPT__OF_RSTD], c.columns);
-    } else {
-        mpt__norm_columns_run(call, &c, MPT__COLUMN_SUM, 2.0, true);
-        mpt__norm_columns_run(call, &c, MPT__COLUMN_SQUARES, 5.0, true);
+    l.mean = b->of[MPT__OF_MEAN][c];
+    l.rstd = l.weight = 1;
+    if (b->pass != MPT__BATCH_SLOPES) {
+        l.rstd = b->of[MPT__OF_RSTD][c];
+        l.weight = b->of[MPT__OF_WEIGHT][c];
+        l.bias = l.shift = b->of[MPT__OF_BIAS][c];
+        l.slope = b->of[MPT__OF_SLOPE][c];
     }
-    mpt__norm_columns_run(call, &c, MPT__COLUMN_NORM, 8.0, false);
+    for (int64_t i = 0, m; i < w->length; i += m) {
+        const mpt__real *x[2] = {NULL, NULL};
+        m = mpt__ref_min(MPT__BLOCK, w->length - i);
+        for (int k = 0; k < (b->pass == MPT__BATCH_NORM ? 1 : 2); k++)
+            x[k] = mpt__norm_in(w, k, mpt__batches_at(w, k, row, c), i, in[k], m);
+        if (b->pass == MPT__BATCH_SLOPES) {
+            mpt__norm_feed_slopes(w, total, lane, x[0], x[1], i, m, &l);
+            continue;
+        }
+        const int64_t step = mpt__norm_stride(w, to, MPT__NORM_S);
+        const int64_t place = mpt__batches_at(w, to, row, c) + i * step;
+        mpt__real *y = mpt__ref_out(&w->view[to], place, step, out);
+        if (to == 4)
+            w->words->norm(y, x[0], 0, m, &l);
+        else
+            w->words->norm_slope(y, x[0], x[1], 0, m, &l);
+        mpt__ref_put(&w->view[to], place, step, y, m);
+    }
+    for (int k = 0; k < 2 && b->pass == MPT__BATCH_SLOPES; k++)
+        *sum[k] += mpt__ref_sum_total(&total[k]);
+}
+
+static void mpt__batches_chunk(void *work, int64_t task, int thread) {
+    const mpt__batches_work *b = (const mpt__batches_work *)work;
+    int64_t begin = task / b->tiles * b->chunk, first = task % b->tiles * b->tile;
+    int64_t end = mpt__ref_min(begin + b->chunk, b->rows);
+    int64_t n = mpt__ref_min(b->tile, b->channels - first);
+    mpt__real *sum[2], *one[2];
+    (void)thread;
+    for (int k = 0; k < 2; k++) {
+        sum[k] = b->partial + (2 * (task / b->tiles) + k) * b->channels + first;
+        memset(sum[k], 0, (size_t)n * sizeof *sum[k]);
+    }
+    for (int64_t row = begin; row < end; row++) {
+        if (b->w.along_c) {
+            mpt__batches_row(b, row, first, n, sum);
+            continue;
+        }
+        for (int64_t c = 0; c < n; c++) {
+            one[0] = sum[0] + c, one[1] = sum[1] + c;
+            mpt__batches_plane(b, row, first + c, row - begin, one);
+        }
+    }
+}
+
+/* The chunks of a pass in pairs, pairs of pairs and so on. */
+static void mpt__batches_fold(const mpt__batches_work *b, int64_t first, int64_t n) {
+    const int64_t step = 2 * b->channels, each = b->chunk * b->w.length;
+    for (int64_t by = 1; by < b->chunks; by *= 2) {
+        for (int64_t j = 0; j + by < b->chunks; j += 2 * by) {
+            mpt__real *to = b->partial + j * step + first, *from = to + by * step;
+            const int64_t all = b->rows * b->w.length, begin = (j + by) * each;
+            const int64_t more = mpt__ref_min(begin + by * each, all) - begin;
+            for (int64_t i = 0; i < n; i++) {
+                if (!b->w.along_c && b->pass == MPT__BATCH_SUM) {
+                    mpt__batches_join(&to[i], &to[i + b->channels], by * each, from[i],
+                                      from[i + b->channels], more);
+                } else {
+                    to[i] += from[i];
+                    to[i + b->channels] += from[i + b->channels];
+                }
+            }
+        }
+    }
+}
+
+/* What follows from a pass for each channel. */
+static void mpt__batches_end(void *work, int64_t tile, int thread) {
+    const mpt__batches_work *b = (const mpt__batches_work *)work;
+    const mpt__norm_work *w = &b->w;
+    int64_t first = tile * b->tile, n = mpt__ref_min(b->tile, b->channels - first);
+    const mpt__real count = (mpt__real)(w->size[MPT__NORM_N] * w->size[MPT__NORM_S]);
+    mpt__real *sum[2], *of[MPT__OF_COUNT];
+    const bool sums = b->pass == MPT__BATCH_SUM;
+    (void)thread;
+    mpt__batches_fold(b, first, n);
+    for (int k = 0; k < MPT__OF_COUNT; k++) of[k] = b->of[k] + first;
+    for (int k = 0; k < 2; k++) sum[k] = b->partial + k * b->channels + first;
+    for (int64_t i = 0; i < n; i++) {
+        const mpt__real weight = of[MPT__OF_WEIGHT][i];
+        if (sums) of[MPT__OF_MEAN][i] = w->along_c ? sum[0][i] / count : sum[0][i];
+        if (b->pass == MPT__BATCH_SLOPES) {
+            sum[1][i] *= of[MPT__OF_RSTD][i];
+            of[MPT__OF_BIAS][i] = w->given ? 0 : sum[0][i] * weight / count;
+            of[MPT__OF_SLOPE][i] = w->given ? 0 : sum[1][i] * weight / count;
+        } else if (!sums || !w->along_c) {
+            sum[1][i] /= count;
+            of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)sum[1][i], w->eps);
+        }
+    }
+    if (sums) mpt__ref_put(&w->view[6], first, 1, of[MPT__OF_MEAN], n);
+    if (b->pass == MPT__BATCH_SLOPES) {
+        for (int k = 0; k < 2; k++)
+            if (w->view[7 + k].data != NULL) mpt__ref_put(&w->view[7 + k], first, 1, sum[1 - k], n);
+    } else if (!sums || !w->along_c) {
+        mpt__ref_put(&w->view[7], first, 1, of[MPT__OF_RSTD], n);
+        if (w->view[8].data != NULL) mpt__ref_put(&w->view[8], first, 1, sum[1], n);
+    }
+}
+
+/* The numbers of an operand, or `otherwise` where it is absent, for all channels. */
+static void mpt__batches_get(const mpt__batches_work *b, int operand, int of, mpt__real otherwise) {
+    const mpt__ref_view *view = &b->w.view[operand];
+    for (int64_t i = 0; i < b->channels; i++)
+        b->of[of][i] = view->data != NULL ? mpt__ref_get_one(view, i) : otherwise;
+}
+
+static void mpt__batches_pass(const mpt__cpu_call *call, mpt__batches_work *b, int pass, double ns,
+                              bool ends) {
+    b->pass = pass;
+    mpt__parallel(call->pool, b->chunks * b->tiles,
+                  mpt__ref_cost(call, mpt__ref_numel(&call->launch->operand[0]), ns),
+                  mpt__batches_chunk, b);
+    if (ends) mpt__parallel(call->pool, b->tiles, b->channels * b->chunks, mpt__batches_end, b);
+}
+
+static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w, bool back) {
+    mpt__batches_work b;
+    mpt__batches_setup(&b, call->launch);
+    b.w = *w;
+    b.partial = (mpt__real *)call->workspace;
+    for (int k = 0; k < MPT__OF_COUNT; k++) b.of[k] = b.partial + (2 * b.chunks + k) * b.channels;
+    mpt__batches_get(&b, 2, MPT__OF_WEIGHT, 1);
+    if (back) {
+        mpt__batches_get(&b, 3, MPT__OF_MEAN, 0);
+        mpt__batches_get(&b, 4, MPT__OF_RSTD, 1);
+        mpt__batches_pass(call, &b, MPT__BATCH_SLOPES, 6.0, true);
+        if (w->view[6].data != NULL) mpt__batches_pass(call, &b, MPT__BATCH_SLOPE, 10.0, false);
+        return;
+    }
+    mpt__batches_get(&b, 3, MPT__OF_BIAS, 0);
+    if (w->given) {
+        mpt__batches_get(&b, 6, MPT__OF_MEAN, 0);
+        mpt__batches_get(&b, 8, MPT__OF_RSTD, 0);
+        for (int64_t i = 0; i < b.channels; i++)
+            b.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)b.of[MPT__OF_RSTD][i], w->eps);
+        for (int64_t i = 0; i < b.channels; i++)
+            mpt__ref_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
+    } else {
+        mpt__batches_pass(call, &b, MPT__BATCH_SUM, 5.0, true);
+        if (w->along_c) mpt__batches_pass(call, &b, MPT__BATCH_SQUARES, 5.0, true);
+    }
+    mpt__batches_pass(call, &b, MPT__BATCH_NORM, 8.0, false);
 }
 #endif
 
@@ -13550,13 +13686,13 @@ static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
     (void)threads;
     mpt__norm_setup(&w, launch);
 #ifndef MPTRAIN_NO_CONV
-    if (w.of_channels && w.along_c) {
-        mpt__norm_columns c;
-        mpt__norm_columns_setup(&c, launch);
-        return (2 * c.chunks + MPT__OF_COUNT) * c.columns * (int64_t)sizeof(mpt__real);
+    if (w.of_channels) {
+        mpt__batches_work b;
+        mpt__batches_setup(&b, launch);
+        return (2 * b.chunks + MPT__OF_COUNT) * b.channels * (int64_t)sizeof(mpt__real);
     }
 #endif
-    if (launch->kernel == MPT__K_NORM || w.of_channels) return 0;
+    if (launch->kernel == MPT__K_NORM) return 0;
     return 2 * w.chunks * mpt__norm_channels(&w) * (int64_t)sizeof(mpt__real);
 }
 
@@ -13573,15 +13709,15 @@ static void mpt__norm_run(const mpt__cpu_call *call, bool back) {
     int64_t all = mpt__ref_times(mpt__ref_times(w.size[MPT__NORM_N], groups), w.size[MPT__NORM_S]);
     if (all == 0) return;
 #ifndef MPTRAIN_NO_CONV
-    if (w.of_channels && w.along_c) {
-        mpt__norm_by_columns(call, &w, back);
+    if (w.of_channels) {
+        mpt__norm_batch(call, &w, back);
         return;
     }
 #endif
-    int64_t tasks = w.of_channels ? groups : w.chunks * w.size[MPT__NORM_G];
-    mpt__parallel(call->pool, tasks, mpt__ref_cost(call, all, back ? 8.0 : 5.0),
+    mpt__parallel(call->pool, w.chunks * w.size[MPT__NORM_G],
+                  mpt__ref_cost(call, all, back ? 8.0 : 5.0),
                   back ? mpt__norm_back_task : mpt__norm_task, &w);
-    if (back && !w.of_channels)
+    if (back)
         mpt__parallel(call->pool, 2 * mpt__ref_chunks(groups, MPT__BLOCK),
                       mpt__ref_cost(call, groups * w.chunks, 1.0), mpt__norm_join, &w);
 }
@@ -13635,7 +13771,7 @@ typedef struct mpt__pooling_work {
 
 /* What output i of dimension d (0: H, 1: W) covers; returns its size in a mean. */
 static int64_t mpt__pooling_bounds(const mpt__pooling_work *w, int d, int64_t i, int64_t *begin,
-                                int64_t *end) {
+                                   int64_t *end) {
     const int64_t in = w->more->shape[2 + d], out = w->less->shape[2 + d];
     if (w->adaptive) {
         *begin = i * in / out;
@@ -13651,7 +13787,7 @@ static int64_t mpt__pooling_bounds(const mpt__pooling_work *w, int d, int64_t i,
 
 /* The outputs of dimension d that cover input i: [*begin, *end). */
 static void mpt__pooling_covers(const mpt__pooling_work *w, int d, int64_t i, int64_t *begin,
-                             int64_t *end) {
+                                int64_t *end) {
     const int64_t in = w->more->shape[2 + d], out = w->less->shape[2 + d];
     if (w->adaptive) {
         *begin = i * out / in;
@@ -13668,15 +13804,16 @@ static int64_t mpt__pooling_at(const mpt__operand *o, int64_t n, int64_t c, int6
 }
 
 /* Takes one element into a maximum, as PyTorch does: a NaN wins over all before it. */
-static MPT__INLINE void mpt__pooling_take(mpt__real x, int64_t at, mpt__real *best, int32_t *index) {
+static MPT__INLINE void mpt__pooling_take(mpt__real x, int64_t at, mpt__real *best,
+                                          int32_t *index) {
     if (!(x > *best) && !mpt__real_is_nan(x)) return;
     *best = x;
     *index = (int32_t)at;
 }
 
 static void mpt__pooling_give(const mpt__pooling_work *w, int64_t at, int64_t step, int64_t place,
-                           int64_t place_step, const mpt__real *y, const int32_t *index,
-                           int64_t n) {
+                              int64_t place_step, const mpt__real *y, const int32_t *index,
+                              int64_t n) {
     int32_t *to = (int32_t *)w->view[2].data;
     mpt__ref_put(&w->view[1], at, step, y, n);
     for (int64_t i = 0; to != NULL && i < n; i++) to[place + i * place_step] = index[i];
@@ -13707,7 +13844,7 @@ static void mpt__pooling_pixel(const mpt__pooling_work *w, int64_t n, int64_t oh
         }
         for (int64_t k = 0; !w->most && k < m; k++) best[k] /= (mpt__real)size;
         mpt__pooling_give(w, mpt__pooling_at(y, n, c, oh, ow), y->stride[1],
-                       mpt__pooling_at(o, n, c, oh, ow), o->stride[1], best, index, m);
+                          mpt__pooling_at(o, n, c, oh, ow), o->stride[1], best, index, m);
     }
 }
 
@@ -13743,7 +13880,7 @@ static void mpt__pooling_line(const mpt__pooling_work *w, int64_t n, int64_t c, 
         for (int64_t k = 0; !w->most && k < m; k++)
             best[k] /= (mpt__real)(high * mpt__pooling_bounds(w, 1, first + k, &w0, &w1));
         mpt__pooling_give(w, mpt__pooling_at(y, n, c, oh, first), y->stride[3],
-                       mpt__pooling_at(o, n, c, oh, first), o->stride[3], best, index, m);
+                          mpt__pooling_at(o, n, c, oh, first), o->stride[3], best, index, m);
     }
 }
 
@@ -13762,8 +13899,7 @@ static void mpt__pooling_back_pixel(const mpt__pooling_work *w, int64_t n, int64
             for (int64_t ow = w0; ow < w1; ow++) {
                 const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow),
                                                   dy->stride[1], block, m);
-                const mpt__real size =
-                    (mpt__real)(high * mpt__pooling_bounds(w, 1, ow, &a, &b));
+                const mpt__real size = (mpt__real)(high * mpt__pooling_bounds(w, 1, ow, &a, &b));
                 const int64_t place = mpt__pooling_at(o, n, c, oh, ow);
                 for (int64_t k = 0; k < m; k++) {
                     if (!w->most)
@@ -13818,8 +13954,8 @@ static void mpt__pooling_task(void *work, int64_t task, int thread) {
     const int64_t rows = task % o->shape[2], rest = task / o->shape[2];
     (void)thread;
     if (!w->along_c) {
-        (back ? mpt__pooling_back_line : mpt__pooling_line)(w, rest / o->shape[1], rest % o->shape[1],
-                                                      rows);
+        (back ? mpt__pooling_back_line : mpt__pooling_line)(w, rest / o->shape[1],
+                                                            rest % o->shape[1], rows);
         return;
     }
     for (int64_t i = 0; i < o->shape[3]; i++)
@@ -14758,6 +14894,7 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
     return MPT_OK;
 }
 
+MPT__END_LEVEL
 /* ---------------------------------------------------------------------------------------------
  * 40_context.h: what a context holds, and the contract between the rooms of floors 4 to 8.
  *
@@ -15413,9 +15550,8 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int 
 }
 
 /* Turns the device error word, once it can be read, into the sticky error; gives the status. */
-static mpt_status mpt__check_device(mpt_context *context) {
+static MPT__NOINLINE mpt_status mpt__fail_device(mpt_context *context) {
     const mpt__scalar *scalars = context->scalars;
-    if (!scalars || scalars[MPT__SLOT_ERROR].i == 0) return context->base.status;
     mpt_status status = (mpt_status)scalars[MPT__SLOT_ERROR].i;
     int64_t index = scalars[MPT__SLOT_ERROR_INDEX].i, launch = scalars[MPT__SLOT_ERROR_LAUNCH].i;
     char position[48] = "";
@@ -15436,6 +15572,13 @@ static mpt_status mpt__check_device(mpt_context *context) {
                       "target of sample %lld%s is not a class number of the input's [N, C] (launch "
                       "%lld); check the labels, or name them with ignore_index",
                       index, position, launch);
+}
+
+/* Inlined into every launch: nothing but a load where all is well. */
+static MPT__INLINE mpt_status mpt__check_device(mpt_context *context) {
+    const mpt__scalar *scalars = context->scalars;
+    const bool well = !scalars || scalars[MPT__SLOT_ERROR].i == 0;
+    return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
 }
 
 /* For config.debug: every element that an operand names lies in its storage. */
@@ -17087,6 +17230,7 @@ static bool mpt__gemm_source(mpt_context *context, const mpt__tensor *tensor, mp
     return true;
 }
 
+MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
  * 43_inspect.c: wrappers of the launch entry: printer, NaN tracer, recorder; metrics.
  * ------------------------------------------------------------------------------------------- */
@@ -17910,6 +18054,7 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
     return printing.out.length;
 }
 
+MPT__END_LEVEL
 /* ---------------------------------------------------------------------------------------------
  * 50_ops.c: the op table, the map of the system: one line per op.
  *
@@ -17928,25 +18073,25 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
 
 /* Normalisation, pooling */
 #ifdef MPTRAIN_NO_ATTENTION
-#define MPT__ROW_NORM_OPS(O)                                                \
+#define MPT__ROW_NORM_OPS(O)                                                  \
     O(layer_norm, ANY, no_rows, none, none, NONE, NONE, "LayerNormalization") \
     O(rms_norm, ANY, no_rows, none, none, NONE, NONE, "RMSNormalization")
 #else
-#define MPT__ROW_NORM_OPS(O)                                                      \
+#define MPT__ROW_NORM_OPS(O)                                                             \
     O(layer_norm, ANY, row_norm, normalise, normalise, NONE, NONE, "LayerNormalization") \
     O(rms_norm, ANY, row_norm, normalise, normalise, NONE, NONE, "RMSNormalization")
 #endif
 #ifdef MPTRAIN_NO_CONV
-#define MPT__CHANNEL_NORM_OPS(O)                                                   \
+#define MPT__CHANNEL_NORM_OPS(O)                                                  \
     O(batch_norm, ANY, no_channels, none, none, NONE, NONE, "BatchNormalization") \
     O(group_norm, ANY, no_channels, none, none, NONE, NONE, "GroupNormalization") \
     O(max_pool2d, ANY, no_channels, none, none, NONE, NONE, "MaxPool")            \
     O(avg_pool2d, ANY, no_channels, none, none, NONE, NONE, "AveragePool")
 #else
-#define MPT__CHANNEL_NORM_OPS(O)                                                   \
+#define MPT__CHANNEL_NORM_OPS(O)                                                             \
     O(batch_norm, ANY, channel_norm, normalise, normalise, NONE, NONE, "BatchNormalization") \
     O(group_norm, ANY, channel_norm, normalise, normalise, NONE, NONE, "GroupNormalization") \
-    O(max_pool2d, INPUT, pooling, pooling, pooling, MAX, NONE, "MaxPool") \
+    O(max_pool2d, INPUT, pooling, pooling, pooling, MAX, NONE, "MaxPool")                    \
     O(avg_pool2d, INPUT, pooling, pooling, pooling, MEAN, NONE, "AveragePool")
 #endif
 #define MPT__NORM_OPS(O) MPT__ROW_NORM_OPS(O) MPT__CHANNEL_NORM_OPS(O)
@@ -20174,9 +20319,9 @@ static bool mpt__norm_argument(mpt__frame *frame, int i, int first, int last) {
     for (int d = first; d < last; d++) want.dim[want.rank++] = x->shape.dim[d];
     bool same = got->shape.rank == want.rank;
     for (int d = 0; same && d < want.rank; d++) same = got->shape.dim[d] == want.dim[d];
-    return same || mpt__reject(frame->context, MPT_ERROR_SHAPE,
-                               "input %S: argument %d is %S, expected %S", &x->shape, i + 1,
-                               &got->shape, &want);
+    return same ||
+           mpt__reject(frame->context, MPT_ERROR_SHAPE, "input %S: argument %d is %S, expected %S",
+                       &x->shape, i + 1, &got->shape, &want);
 }
 
 static bool mpt__norm_begin(mpt__frame *frame, int least) {
@@ -20231,8 +20376,7 @@ static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
                               channels, &x->shape);
     } else if (!frame->in[MPT__NORM_MORE] != !frame->in[MPT__NORM_MORE + 1]) {
         return mpt__error(context, MPT_ERROR_ARGUMENT, "expected mean and variance, or neither");
-    } else if (!frame->in[MPT__NORM_MORE] && channels > 0 &&
-               mpt__tensor_numel(x) / channels == 1) {
+    } else if (!frame->in[MPT__NORM_MORE] && channels > 0 && mpt__tensor_numel(x) / channels == 1) {
         return mpt__error(context, MPT_ERROR_SHAPE,
                           "input %S has one value for each channel: a batch has no variance; use "
                           "larger batches, or mpt_eval",
@@ -21057,6 +21201,7 @@ static mpt_status mpt__interpolate_backward(mpt__frame *frame) {
 #define mpt__interpolate_backward NULL
 #endif /* MPTRAIN_NO_CONV */
 
+MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
  * 54_ops_user.c: ops that users define as compositions of ops.
  *
@@ -21306,6 +21451,7 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
     return context->base.status;
 }
 
+MPT__END_LEVEL
 /* ---------------------------------------------------------------------------------------------
  * 55_ops_api.c: the op table's rows, and the public op functions: each fills attributes and
  * applies a row.
@@ -22597,6 +22743,8 @@ typedef struct mpt__module_parameter {
     mpt_init init;
     int64_t fan_in;     /* what MPT_INIT_DEFAULT draws by */
     uint32_t parameter; /* index in context->parameters + 1; 0 before the tree is frozen */
+    uint32_t owner; /* slot of the module whose parameter it is where it is tied to one; else 0 */
+    int64_t owner_row;
 } mpt__module_parameter;
 
 /* The built-in layers, L(name, op, inputs, activation): one that is a single op says which, and
@@ -22697,7 +22845,7 @@ typedef struct mpt__module {
     mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
     int64_t updates;
     uint32_t mark;
-    uint64_t label; /* hash of the label, which stands for `creation`; 0 = none */
+    uint64_t label;        /* hash of the label, which stands for `creation`; 0 = none */
     mpt__running *running; /* NULL: it keeps none */
 } mpt__module;
 
@@ -22734,7 +22882,7 @@ static void mpt__block_free(mpt_context *context, mpt__block *block) {
 
 /* Everything a parameter holds, once no module names it any more. */
 static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row) {
-    if (!row->parameter) return;
+    if (!row->parameter || row->owner) return;
     mpt__parameter *parameter = &context->parameters[row->parameter - 1];
     mpt__block *block = &context->blocks[parameter->block];
     row->parameter = 0;
@@ -22750,8 +22898,25 @@ static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row
     if (--block->parameters == 0) mpt__block_free(context, block);
 }
 
+/* A tied row of a module that lives on becomes the owner of what a module that ends has. */
+static void mpt__tied_bequeath(mpt_context *context, const mpt__module *module) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count; i++) {
+        const mpt__module *other = (const mpt__module *)table->rows[i].object;
+        for (int64_t k = 0; other && k < other->parameter_count; k++) {
+            mpt__module_parameter *row = &other->parameters[k];
+            if (row->owner != module->id.slot) continue;
+            mpt__module_parameter *from = &module->parameters[row->owner_row];
+            row->owner = from->owner, row->owner_row = from->owner_row;
+            if (from->owner) continue;
+            from->owner = other->id.slot, from->owner_row = k;
+        }
+    }
+}
+
 static void mpt__module_free(mpt_context *context, void *object) {
     mpt__module *module = (mpt__module *)object;
+    mpt__tied_bequeath(context, module);
     if (module->cls.destroy) module->cls.destroy(module->user);
     for (int64_t i = 0; i < module->child_count; i++)
         mpt__host_text_free(context, module->children[i].name);
@@ -22874,11 +23039,16 @@ static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
     return true;
 }
 
-/* The next parameter, of the current module or the next that has one; NULL at the end. */
+/* The next parameter, of the current module or the next that has one; NULL at the end. One that is
+   tied to another is passed over. */
 static mpt__module_parameter *mpt__walk_parameter(mpt__walk *walk) {
-    while (walk->row == walk->module->parameter_count)
-        if (!mpt__walk_next(walk)) return NULL;
-    return &walk->module->parameters[walk->row++];
+    mpt__module_parameter *row;
+    do {
+        while (walk->row == walk->module->parameter_count)
+            if (!mpt__walk_next(walk)) return NULL;
+        row = &walk->module->parameters[walk->row++];
+    } while (row->owner);
+    return row;
 }
 
 /* ==== Numbers ====
@@ -23271,6 +23441,26 @@ static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
     return index;
 }
 
+/* Gives tied parameters the places of their owners, which the walk before this one saw. */
+static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
+    mpt_context *context = walk->context;
+    const uint32_t mark = walk->mark;
+    mpt__module *module = mpt__walk_begin(walk, context, root);
+    for (; module; module = mpt__walk_next(walk)) {
+        for (int64_t i = 0; i < module->parameter_count; i++) {
+            mpt__module_parameter *row = &module->parameters[i];
+            if (!row->owner) continue;
+            const mpt__module *owner = mpt__module_slot(context, row->owner);
+            if (owner->mark != mark && owner->mark != walk->mark)
+                return mpt__error(context, MPT_ERROR_STATE,
+                                  "parameter %s of module %s is tied to one outside the tree",
+                                  row->name, walk->path);
+            row->parameter = owner->parameters[row->owner_row].parameter;
+        }
+    }
+    return context->base.status;
+}
+
 /* Paths and places for all modules and parameters of a tree. */
 static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_t block) {
     mpt_context *context = walk->context;
@@ -23282,7 +23472,8 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
         if (!module->path) return context->base.status;
         module->path_hash = mpt__hash_bytes(key, walk->path, strlen(walk->path));
         for (int64_t i = 0; i < module->parameter_count; i++)
-            if (mpt__parameter_new(walk, &module->parameters[i], block) != MPT_OK)
+            if (!module->parameters[i].owner &&
+                mpt__parameter_new(walk, &module->parameters[i], block) != MPT_OK)
                 return context->base.status;
         for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
             char text[MPT__PATH_BYTES + 256];
@@ -23293,7 +23484,7 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
             if (!module->running->path[i]) return context->base.status;
         }
     }
-    return context->base.status;
+    return mpt__freeze_ties(walk, root);
 }
 
 /* Memory and first values for parameters that have their places. */
@@ -23528,6 +23719,7 @@ MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {
     return out;
 }
 
+MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
  * 61_module.c: what can be asked of a module and done to it besides forward.
  * ------------------------------------------------------------------------------------------- */
@@ -23564,8 +23756,13 @@ static int64_t mpt__find_parameter(mpt_context *context, mpt__module *module, co
                                    mpt__module **holder) {
     const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
     *holder = dot ? mpt__module_find(context, module, path, dot) : module;
-    for (int64_t i = 0; name && *holder && i < (*holder)->parameter_count; i++)
-        if (strcmp((*holder)->parameters[i].name, name) == 0) return i;
+    for (int64_t i = 0; name && *holder && i < (*holder)->parameter_count; i++) {
+        const mpt__module_parameter *row = &(*holder)->parameters[i];
+        if (strcmp(row->name, name) != 0) continue;
+        if (!row->owner) return i;
+        *holder = mpt__module_slot(context, row->owner);
+        return row->owner_row;
+    }
     mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no parameter \"%s\"; mpt_summary lists them",
                module->cls.name, path ? path : "(null)");
     return -1;
@@ -23847,14 +24044,15 @@ static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
     for (int64_t i = 0; i < module->parameter_count; i++) {
         const mpt__module_parameter *row = &module->parameters[i];
         mpt_dtype dtype = MPT_F32;
+        if (row->owner) continue; /* tied: it stands in another module */
         if (row->parameter)
             dtype = (mpt_dtype)context->blocks[context->parameters[row->parameter - 1].block].dtype;
         mpt__summary_tensor(summary, row->name, dtype, &row->shape, false);
     }
     for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
         const mpt__tensor *tensor = module->running->buffer[i];
-        mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype,
-                            &tensor->shape, true);
+        mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype, &tensor->shape,
+                            true);
     }
 }
 
@@ -24014,6 +24212,7 @@ MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
     return context->base.status;
 }
 
+MPT__END_LEVEL
 /* ---------------------------------------------------------------------------------------------
  * 62_optim.c: the optimizers: what each kind is, their states, groups, options and rates.
  *
@@ -25785,6 +25984,7 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
     return mpt__put_scale(context, scaler, state->scale);
 }
 
+MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
  * 64_schedule.c: learning rates over time: curves, what joins them, one cycle, plateaus.
  *
@@ -26993,8 +27193,7 @@ static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mp
     mpt__attributes attributes = mpt__norm_attributes(dims, eps);
     if (sum) *sum = mpt__null(context);
     if (!mpt__enter(context, name)) return mpt__null(context);
-    if (!sum)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "there is no place for the sum");
+    if (!sum) return mpt__refuse(context, MPT_ERROR_ARGUMENT, "there is no place for the sum");
     if (!mpt__at(context, x, "argument 1") || !mpt__at(context, residual, "argument 2") ||
         !mpt__call_begin(&frame, context, op, 4, 2, &attributes))
         return mpt__null(context);
@@ -27059,8 +27258,8 @@ static mpt__launch *mpt__running_launch(mpt_context *context, const uint32_t sto
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_RUNNING_STATS);
     const mpt_shape values = MPT_SHAPE(2, channels), counts = MPT_SHAPE(2);
     for (int i = 0; i < 4; i++) {
-        mpt__tensor view = mpt__view_on(storage[i], i % 2 ? MPT_I64 : MPT_F32,
-                                        i % 2 ? &counts : &values, 0);
+        mpt__tensor view =
+            mpt__view_on(storage[i], i % 2 ? MPT_I64 : MPT_F32, i % 2 ? &counts : &values, 0);
         mpt__operand_of(launch, 2 + i, &view, i < 2 ? MPT__READ : MPT__WRITE);
     }
     return launch;
@@ -27077,8 +27276,7 @@ static MPT__UNUSED mpt_status mpt__running_update(mpt_context *context, uint32_t
     const uint32_t storage[4] = {running->pending ? running->next_values : running->values,
                                  running->pending ? running->next_counts : running->counts,
                                  running->next_values, running->next_counts};
-    mpt__launch *launch =
-        mpt__running_launch(context, storage, mpt__running_channels(running));
+    mpt__launch *launch = mpt__running_launch(context, storage, mpt__running_channels(running));
     launch->imm[0] = running->momentum;
     launch->imm[1] = unbiased;
     mpt__operand_of(launch, 0, mean, MPT__READ);
@@ -27198,13 +27396,13 @@ static mpt_norm_config mpt__norm_config_of(const mpt_norm_config *config) {
     return config ? *config : mpt_norm_config_default();
 }
 
-#define MPT__DEFINE_ROW_NORM(name)                                                              \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape,                 \
-                                         const mpt_norm_config *given) {                        \
-        mpt_norm_config config = mpt__norm_config_of(given);                                    \
-        return mpt__layer_made(context,                                                         \
-                               mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name,       \
-                                             shape, shape.rank, &config, MPT__ROW_NORMS));      \
+#define MPT__DEFINE_ROW_NORM(name)                                                               \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape,                  \
+                                         const mpt_norm_config *given) {                         \
+        mpt_norm_config config = mpt__norm_config_of(given);                                     \
+        return mpt__layer_made(context,                                                          \
+                               mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, shape, \
+                                             shape.rank, &config, MPT__ROW_NORMS));              \
     }
 MPT__DEFINE_ROW_NORM(layer_norm)
 MPT__DEFINE_ROW_NORM(rms_norm)
@@ -27213,29 +27411,27 @@ MPT__DEFINE_ROW_NORM(rms_norm)
 MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
                                          const mpt_norm_config *given) {
     mpt_norm_config config = mpt__norm_config_of(given);
-    mpt__module *module =
-        mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm, MPT_SHAPE(channels),
-                      groups, &config, MPT__CHANNEL_NORMS);
+    mpt__module *module = mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm,
+                                        MPT_SHAPE(channels), groups, &config, MPT__CHANNEL_NORMS);
     if (module && context->base.status == MPT_OK && (groups < 1 || channels % groups != 0))
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld groups do not divide %lld channels", groups,
                    channels);
     return mpt__layer_made(context, module);
 }
 
-#define MPT__DEFINE_BATCH_NORM(name)                                                            \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, int64_t features,                \
-                                         const mpt_norm_config *given) {                        \
-        mpt_norm_config config = mpt__norm_config_of(given);                                    \
-        mpt__module *module =                                                                   \
-            mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, MPT_SHAPE(features), 0,  \
-                          &config, MPT__CHANNEL_NORMS);                                         \
-        if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0))              \
-            mpt__error(context, MPT_ERROR_ARGUMENT,                                             \
-                       "momentum %g: expected at most 1 (negative: the mean of all)",           \
-                       config.momentum);                                                        \
-        if (module && context->base.status == MPT_OK && config.track)                           \
-            mpt__running_new(context, module, features, config.momentum);                       \
-        return mpt__layer_made(context, module);                                                \
+#define MPT__DEFINE_BATCH_NORM(name)                                                              \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, int64_t features,                  \
+                                         const mpt_norm_config *given) {                          \
+        mpt_norm_config config = mpt__norm_config_of(given);                                      \
+        mpt__module *module = mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name,          \
+                                            MPT_SHAPE(features), 0, &config, MPT__CHANNEL_NORMS); \
+        if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0))                \
+            mpt__error(context, MPT_ERROR_ARGUMENT,                                               \
+                       "momentum %g: expected at most 1 (negative: the mean of all)",             \
+                       config.momentum);                                                          \
+        if (module && context->base.status == MPT_OK && config.track)                             \
+            mpt__running_new(context, module, features, config.momentum);                         \
+        return mpt__layer_made(context, module);                                                  \
     }
 MPT__DEFINE_BATCH_NORM(batch_norm1d)
 MPT__DEFINE_BATCH_NORM(batch_norm2d)
@@ -27252,8 +27448,8 @@ static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__modul
     int rank = tensor->shape.rank;
     if (flat ? rank != 2 && rank != 3 : rank != 4)
         return mpt__refuse(context, MPT_ERROR_SHAPE, "%s of input %S: expected %s",
-                           module->cls.name, &tensor->shape, flat ? "[N, C] or [N, C, L]"
-                                                                  : "[N, C, H, W]");
+                           module->cls.name, &tensor->shape,
+                           flat ? "[N, C] or [N, C, L]" : "[N, C, H, W]");
     for (int i = 0; i < 2; i++) {
         given[i] = parameter[i] = mpt__null(NULL);
         if (running && !training) given[i] = mpt__handle(context, running->buffer[i]);
@@ -27313,8 +27509,8 @@ static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
     if (tensor->shape.rank != 3)
         return mpt__refuse(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, L]",
                            &tensor->shape);
-    mpt_shape shape = MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1,
-                                tensor->shape.dim[2]);
+    mpt_shape shape =
+        MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1, tensor->shape.dim[2]);
     for (int k = 0; k < 6; k += 2) {
         attributes.index[k + 1] = attributes.index[k];
         attributes.index[k] = k < 4;
@@ -27328,29 +27524,28 @@ static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
     return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
 }
 
-#define MPT__DEFINE_POOL(kind)                                                                \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
-        mpt__attributes attributes = mpt__pooling_attributes(config);                            \
-        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1,            \
-                           &attributes);                                                      \
-    }                                                                                         \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
-        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
-    }                                                                                         \
-    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height,         \
-                                                        int64_t width) {                      \
-        mpt__attributes attributes = mpt__adaptive_attributes(height, width);                 \
-        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1,   \
-                           &attributes);                                                      \
-    }                                                                                         \
-    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context,                       \
-                                                  const mpt_pool_config *config) {            \
+#define MPT__DEFINE_POOL(kind)                                                                    \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) {     \
+        mpt__attributes attributes = mpt__pooling_attributes(config);                             \
+        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes);  \
+    }                                                                                             \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) {     \
+        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config);     \
+    }                                                                                             \
+    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height,             \
+                                                        int64_t width) {                          \
+        mpt__attributes attributes = mpt__adaptive_attributes(height, width);                     \
+        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1,       \
+                           &attributes);                                                          \
+    }                                                                                             \
+    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context,                           \
+                                                  const mpt_pool_config *config) {                \
         return mpt__pooling_layer(context, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
-                               mpt__pooling_attributes(config));                                 \
+                                  mpt__pooling_attributes(config));                               \
     }
 
 static mpt_module mpt__pooling_layer(mpt_context *context, const char *call, mpt__layer layer,
-                                  mpt__attributes attributes) {
+                                     mpt__attributes attributes) {
     mpt__module *module = mpt__layer_new(context, call, layer);
     const char *missing = MPT__CHANNEL_NORMS;
     if (module) module->attributes = attributes;
@@ -27365,7 +27560,7 @@ MPT__DEFINE_POOL(avg)
 MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height,
                                                   int64_t width) {
     return mpt__pooling_layer(context, "mpt_nn_adaptive_avg_pool2d", MPT__LAYER_avg_pool2d,
-                           mpt__adaptive_attributes(height, width));
+                              mpt__adaptive_attributes(height, width));
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -27561,6 +27756,39 @@ MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t
     mpt_module made = mpt__layer_made(context, module);
     if (context && !made.slot) mpt__number_back(context, &project, 1);
     return made;
+}
+
+/* ==== Tied weights ==== */
+
+MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_tie"), *holder, *owner;
+    if (!found || !mpt__check_open(context, found, "ties")) return mpt__status_of(context);
+    int64_t i = mpt__find_parameter(context, found, path, &holder);
+    int64_t k = i >= 0 ? mpt__find_parameter(context, found, source, &owner) : -1;
+    if (k < 0) return context->base.status;
+    const mpt__module_parameter *from = &owner->parameters[k];
+    mpt__module_parameter *row = &holder->parameters[i];
+    if (row == from)
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "%s and %s are one parameter already", path,
+                          source);
+    bool same = row->shape.rank == from->shape.rank;
+    for (int d = 0; same && d < row->shape.rank; d++)
+        same = row->shape.dim[d] == from->shape.dim[d];
+    if (!same)
+        return mpt__error(context, MPT_ERROR_SHAPE, "%s is %S, %s is %S: expected equal shapes",
+                          path, &row->shape, source, &from->shape);
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
+        const mpt__module *other = (const mpt__module *)table->rows[m].object;
+        for (int64_t r = 0; other && r < other->parameter_count; r++) {
+            mpt__module_parameter *tied = &other->parameters[r];
+            if (tied->owner != holder->id.slot || tied->owner_row != i) continue;
+            tied->owner = owner->id.slot, tied->owner_row = k;
+        }
+    }
+    row->owner = owner->id.slot, row->owner_row = k;
+    return MPT_OK;
 }
 
 /* ==== Linear and cross-entropy ==== */
@@ -33823,6 +34051,7 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     context->module_training = true;
 }
 
+MPT__END_LEVEL
 /* ---------------------------------------------------------------------------------------------
  * 99_end.h: gives the user's compiler flags back; changelog; licence.
  * ------------------------------------------------------------------------------------------- */

@@ -5511,7 +5511,8 @@ __global__ void mpt__pool_backward_kernel(const mpt__pooling w) {
                 if (w.most && w.index[mpt__pooling_at(w.index_stride, from)] != here) continue;
                 const float dy = mpt__load(w.small_one.data, w.small_one.dtype,
                                            mpt__pooling_at(w.small_one.stride, from));
-                sum += w.most ? dy : dy / (float)(high * mpt__pooling_bounds(w, 1, from[3], &a, &b));
+                const long long size = high * mpt__pooling_bounds(w, 1, from[3], &a, &b);
+                sum += w.most ? dy : dy / (float)size;
             }
         }
         mpt__put(w.large, mpt__pooling_at(w.large.stride, at), sum);
