@@ -190,7 +190,7 @@ static void run_captured(void *self) {
 
 static void bench_steps(const mpt_config *config, const char *sizes_text, int64_t batch) {
     int64_t sizes[MAX_LAYERS + 1];
-    int layers = parse_sizes(sizes_text, sizes);
+    int layers = parse_sizes(sizes_text, sizes), runs = megabytes < 1 ? 2 : 50;
     for (int p = 0; p < PRECISIONS; p++) {
         captured_run run;
         char name[80];
@@ -199,12 +199,12 @@ static void bench_steps(const mpt_config *config, const char *sizes_text, int64_
         if (!run.t) break;
         context = run.t->context;
         snprintf(name, sizeof name, "step %s %s", sizes_text, precisions[p].name);
-        report(name, seconds_of(training_step, run.t, 50), 1e9, "steps/s", 0);
+        report(name, seconds_of(training_step, run.t, runs), 1e9, "steps/s", 0);
         run.captured = mpt_capture(context, captured_fn, run.t);
         run.x = run.t->x[1], run.y = run.t->y[1];
         for (int i = 0; i < 3; i++) run_captured(&run);
         snprintf(name, sizeof name, "captured step %s %s", sizes_text, precisions[p].name);
-        report(name, seconds_of(run_captured, &run, 50), 1e9, "steps/s", 0);
+        report(name, seconds_of(run_captured, &run, runs), 1e9, "steps/s", 0);
         if (mpt_failed(context)) printf("%s\n", mpt_error(context));
         training_end(run.t);
         context = all;
@@ -220,7 +220,7 @@ int main(int argc, char **argv) {
     printf("device: %s\n", mpt_device_name(context));
     double copy = bench_arrays();
     bench_updates(copy);
-    bench_products(megabytes < 64 ? 512 : 4096);
+    bench_products(megabytes < 1 ? 64 : megabytes < 64 ? 512 : 4096);
     if (mpt_failed(context)) printf("%s\n", mpt_error(context));
     bool failed = mpt_failed(context);
     mpt_destroy(context);
