@@ -103,9 +103,10 @@ MPTRAIN_API mpt_module mpt_nn_rms_norm(mpt_context *context, mpt_shape shape,
 MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
                                          const mpt_norm_config *config);
 /* Of [N, C] or [N, C, L], and of [N, C, H, W]. Buffers, named and saved as PyTorch's:
-   "running_mean", "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but not in inference
-   mode, changes them; in a step, at its end, and not if it fails. An update that is not finite, as
-   of a batch that overflowed, is left out and counted. In evaluation they stand for the batch's. */
+   "running_mean", "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but
+   not in inference mode, changes them; in a step, at its end, and not if it fails. An update that
+   is not finite, as of a batch that overflowed, is left out and counted. In evaluation they stand
+   for the batch's. */
 MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
                                            const mpt_norm_config *config);
 MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,

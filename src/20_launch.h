@@ -206,9 +206,10 @@ typedef struct mpt__operand {
  *
  * NORM      [N, G, C, S] o0 r x, o1? r residual, o2? r weight and o3? r bias, dense [G C] -> o4 w y
  *           = (s - mean) rstd weight + bias with s = x, or x + residual rounded to the dtype of o5
- *           w, where that goes; o6? mean (absent: 0), o7 w rstd = 1 / sqrt(variance + imm[0]), 0 where
- *           that is infinite; o8? variance (over n); each dense. index[0] = 0: statistics of every
- *           [n, g]; 1: of every c, G being 1. index[1] = 1: o6 and o8 are read, else written.
+ *           w, where that goes; o6? mean (absent: 0), o7 w rstd = 1 / sqrt(variance + imm[0]), 0
+ *           where that is infinite; o8? variance (over n); each dense. index[0] = 0: statistics of
+ *           every [n, g]; 1: of every c, G being 1. index[1] = 1: o6 and o8 are read, else
+ *           written.
  * NORM_BACKWARD  o0 r s, o1 r dy, o2? r weight, o3? r mean, o4 r rstd, o5? r gradient of s from
  *           elsewhere -> o6? wa ds, o7? wa dweight, o8? wa dbias. index as above.
  * RUNNING_STATS  o2 r [2, C] f32 (means; variances) and o3 r [2] i64 (updates; refused ones) -> o4

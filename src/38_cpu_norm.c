@@ -303,7 +303,8 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 /* ---- Batches ----
  *
  * In the order of memory: rows of all channels where those lie innermost, else planes of one
- * channel after the other. Chunks of rows or of samples leave what they found about each channel. */
+ * channel after the other. Chunks of rows or of samples leave what they found about each channel.
+ */
 
 #ifndef MPTRAIN_NO_CONV
 /* Rows, elements of planes, of a chunk; channels of a task: of rows, of planes. */
