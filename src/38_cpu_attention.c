@@ -17,12 +17,12 @@ static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
 /* ==== Embedding ==== */
 
 #define MPT__EMBEDDING_ROWS 16    /* of a chunk, forward */
-#define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward */
+#define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward, or a multiple: no result depends on it */
 
 typedef struct mpt__ref_embedding {
     const mpt__cpu_call *call;
     mpt__ref_view table, ids, rows;
-    int64_t table_step[2], id_step, row_step[2], n, size, columns;
+    int64_t table_step[2], id_step, row_step[2], n, size, columns, per_chunk;
 } mpt__ref_embedding;
 
 /* The row of the table for element j; -1: none. */
@@ -59,9 +59,9 @@ static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
 static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
     const mpt__binary_fn add = w->call->words->binary[MPT__BINARY_ADD];
-    const int64_t c = chunk * MPT__EMBEDDING_COLUMNS, padding = w->call->launch->index[0];
-    const int64_t m = mpt__ref_min(MPT__EMBEDDING_COLUMNS, w->columns - c);
-    mpt__real *table = (mpt__real *)w->table.data + c, block[MPT__EMBEDDING_COLUMNS];
+    const int64_t c = chunk * w->per_chunk, padding = w->call->launch->index[0];
+    const int64_t m = mpt__ref_min(w->per_chunk, w->columns - c);
+    mpt__real *table = (mpt__real *)w->table.data + c, block[MPT__BLOCK];
     (void)thread;
     if (w->call->launch->operand[2].access == MPT__WRITE) {
         for (int64_t id = 0; id < w->size; id++)
@@ -69,8 +69,8 @@ static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread)
     }
     for (int64_t j = 0; j < w->n; j++) {
         const int64_t id = mpt__ref_embedding_at(w, j);
-        mpt__real *to = table + id * w->table_step[0];
         if (id < 0 || id == padding) continue;
+        mpt__real *to = table + id * w->table_step[0];
         add(to, to,
             mpt__ref_in(&w->rows, j * w->row_step[0] + c * w->row_step[1], w->row_step[1], block,
                         m),
@@ -79,9 +79,10 @@ static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread)
 }
 
 static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids, int rows,
-                                   mpt__chunk_fn fn, int64_t per_chunk) {
+                                   mpt__chunk_fn fn) {
     const mpt__operand *o = call->launch->operand;
     const bool by_rows = ids == 1;
+    const int64_t unit = MPT__EMBEDDING_COLUMNS;
     mpt__ref_embedding w;
     w.call = call;
     w.table = mpt__ref_view_of(call, table);
@@ -91,21 +92,26 @@ static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids
     w.size = o[table].shape[0];
     w.columns = o[table].shape[1];
     w.id_step = o[ids].stride[0];
+    w.per_chunk = MPT__EMBEDDING_ROWS;
+    if (!by_rows) {
+        int64_t share = w.columns / mpt__pool_threads(call->pool);
+        w.per_chunk = mpt__ref_min(MPT__BLOCK, (share / unit + 1) * unit);
+    }
     for (int i = 0; i < 2; i++) {
         w.table_step[i] = o[table].stride[i];
         w.row_step[i] = o[rows].stride[i];
     }
     mpt__ref_check_indices(call, ids, w.size);
     int64_t work = mpt__ref_times(by_rows ? w.n : w.n + w.size, w.columns);
-    mpt__parallel(call->pool, mpt__ref_chunks(by_rows ? w.n : w.columns, per_chunk),
+    mpt__parallel(call->pool, mpt__ref_chunks(by_rows ? w.n : w.columns, w.per_chunk),
                   mpt__ref_cost(call, work, 1.0), fn, &w);
 }
 
 static void mpt__ref_embedding_forward(const mpt__cpu_call *call) {
-    mpt__ref_embedding_run(call, 0, 1, 2, mpt__ref_embedding_chunk, MPT__EMBEDDING_ROWS);
+    mpt__ref_embedding_run(call, 0, 1, 2, mpt__ref_embedding_chunk);
 }
 static void mpt__ref_embedding_backward(const mpt__cpu_call *call) {
-    mpt__ref_embedding_run(call, 2, 0, 1, mpt__ref_embedding_back_chunk, MPT__EMBEDDING_COLUMNS);
+    mpt__ref_embedding_run(call, 2, 0, 1, mpt__ref_embedding_back_chunk);
 }
 
 /* ==== Attention: what its three kernels share ==== */
