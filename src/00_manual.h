@@ -90,10 +90,9 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_NO_SIMD      portable kernels only
     MPTRAIN_NO_AMX       without the matrix products on AMX tiles
     MPTRAIN_NO_FP8       without the two 8-bit float dtypes
-    MPTRAIN_NO_CONV      without batch norm, group norm and pooling, which then return an error
-    MPTRAIN_NO_ATTENTION without layer and RMS norm, which then return an error
-    MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate, which then return an error
-    MPTRAIN_NO_ATTENTION without attention and embedding, which then return an error
+    MPTRAIN_NO_CONV      without convolutions, pooling, batch and group norm, images of another size
+    MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
+    MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
 
     environment
     MPTRAIN_ISA          ref, avx2, avx512, amx, neon: the default of mpt_config.isa
@@ -297,7 +296,7 @@ examples/embedded.c does. A 32-bit CPU with IEEE floats and 64-bit integers will
 
 This version: x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere, and CUDA
 kernels that no real GPU has run yet.
-No convolution, recurrence, attention or batch norm, no gradients of gradients, no resuming of
+No recurrence, attention or batch norm, no gradients of gradients, no resuming of
 optimizer state from files. fp8 and fp64 are dtypes of storage. Tensors have at most 8 dimensions.
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.
 */

@@ -95,9 +95,10 @@ static mpt__gemm_side mpt__conv_side(const mpt__conv *c, void *const *data, int 
     mpt__gemm_side side;
     side.dtype = o->dtype;
     side.round = compute == MPT_F32 || compute == o->dtype ? 0 : compute;
-    side.data = data ? (const char *)data[operand] + from * mpt__dtype_info[o->dtype].bytes
-                     : (const char *)(const void *)c;
-    if (operand >= c->launch->n_operands || o->storage == 0) side.data = NULL;
+    side.data = NULL;
+    if (operand < c->launch->n_operands && o->storage != 0)
+        side.data = data ? (const char *)data[operand] + from * mpt__dtype_info[o->dtype].bytes
+                         : (const char *)(const void *)c;
     side.outer = outer;
     side.inner = inner;
     return side;
