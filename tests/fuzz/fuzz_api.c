@@ -229,6 +229,37 @@ static void call_classes(void) {
                : mpt_cross_entropy(x, y, flip() ? &config : NULL));
 }
 
+static void call_inplace(void) {
+    mpt_tensor x = tensor(), y = tensor();
+    switch (pick(8)) {
+    case 0: mpt_relu_(x); break;
+    case 1: mpt_add_(x, y); break;
+    case 2: mpt_mul_(x, y); break;
+    case 3: mpt_mul_(x, x); break;
+    case 4: mpt_copy_(x, y); break;
+    case 5: mpt_add_scalar_(x, number()); break;
+    case 6: mpt_mul_scalar_(x, number()); break;
+    default: mpt_fill_(x, number()); break;
+    }
+}
+
+static void call_order(void) {
+    mpt_tensor x = tensor(), at;
+    bool on = flip();
+    switch (pick(7)) {
+    case 0: put(mpt_sort(x, dim(), on, &at)); put(at); break;
+    case 1: put(mpt_topk(x, count(), dim(), on, on ? &at : NULL)); break;
+    case 2: put(mpt_argsort(x, dim(), on)); break;
+    case 3: put(mpt_lt_scalar(x, number())); break;
+    case 4: put(mpt_multi_margin_loss(x, tensor(), 1 + on, number(), tensor(), reduction())); break;
+    case 5: put(mpt_poisson_nll_loss(x, tensor(), on, flip(), number(), reduction())); break;
+    default:
+        put(mpt_interpolate(x, on ? MPT_SCALAR : small_shape(), number(),
+                            (mpt_interpolation)pick(2), flip()));
+        break;
+    }
+}
+
 static void call_read(void) {
     static int64_t out[2 * ELEMENTS];
     mpt_tensor x = tensor();
@@ -300,7 +331,7 @@ static void (*const calls[])(void) = {
     call_read,      call_backward, call_backward, call_lifetime, call_lifetime, call_region,
     call_layer,     call_tree,    call_module,    call_module, call_optimizer, call_optimizer,
     call_scaler,    call_scaler,  call_schedule,  call_train,  call_train,     call_data,
-    call_inspect,   call_user_op, call_attention};
+    call_inspect,   call_user_op, call_inplace,   call_inplace, call_order,     call_attention};
 
 /* One call; an error stays only where the byte says so. */
 static void next_call(void) {
