@@ -94,9 +94,10 @@ static const char *mpt__step_fault(const mpt_transform *step, int64_t channels) 
 
 /* The sides of a picture whose shorter one becomes `side`, as torchvision rounds them. */
 static void mpt__shorter_side(int64_t side, int64_t *height, int64_t *width) {
-    int64_t *small = *height <= *width ? height : width, *other = small == height ? width : height;
-    *other = side * *other / *small;
-    *small = side;
+    int64_t *shorter = *height <= *width ? height : width;
+    int64_t *longer = shorter == height ? width : height;
+    *longer = side * *longer / *shorter;
+    *shorter = side;
 }
 
 /* Sizes from step to step; *height and *width are 0 while they depend on the file. */
@@ -161,6 +162,10 @@ static bool mpt__pipeline_plan(mpt_context *context, const mpt_transform *steps,
     if (plan->most < channels * height * width) plan->most = channels * height * width;
     if (plan->columns < width) plan->columns = width;
     plan->height = height, plan->width = width;
+    if (plan->most > PTRDIFF_MAX / 16)
+        return mpt__reject(context, MPT_ERROR_SHAPE,
+                           "%lld elements between two steps are more than memory holds",
+                           plan->most);
     return true;
 }
 
