@@ -268,7 +268,7 @@ static bool mpt__picture_stretched(const mpt__picture *from) {
     return from->to_height != from->height || from->to_width != from->width;
 }
 
-/* Computes the window into out [C, rows, columns] and goes on from there. `taps`: one per column. */
+/* Computes the window into out [C, rows, columns] and goes on from there; taps: one per column. */
 static void mpt__picture_make(mpt__picture *from, mpt__taps *taps, float *out) {
     const bool stretched = mpt__picture_stretched(from);
     const int64_t plane = from->rows * from->columns;
@@ -531,7 +531,7 @@ static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint6
     return mpt__pipeline_run(plan, &picture, seed, work, (float *)input, error);
 }
 
-/* A dataset like `config` whose samples `make` makes with a state of `bytes` that it owns: the plan,
+/* A dataset like `config` whose samples `make` makes with a state of `bytes` that it owns: plan,
    then zeros. NULL with an error recorded. */
 static mpt__dataset *mpt__planned_new(mpt_context *context, const mpt_user_dataset_config *config,
                                       const mpt__pipeline *plan, mpt__make_fn make, size_t bytes) {

@@ -1,8 +1,8 @@
 /* fuzz_data.c: the other files that data comes in. The first byte says which, the next two how much
    of the rest is the first of two files: the vocabulary and merges of a BPE tokenizer, a text for
    characters, records of CIFAR-10, tokens, the manifest of an image folder (in a build with
-   stb_image; its pictures are not decoded). What is accepted is used: texts go there and back, every
-   sample is made. No allocation exceeds a few times the files. */
+   stb_image; its pictures are not decoded). What is accepted is used: texts go there and back,
+   every sample is made. No allocation exceeds a few times the files. */
 #if defined(__has_include)
 #if __has_include(<stb_image.h>) || __has_include(<stb/stb_image.h>)
 #define MPTRAIN_STB_IMAGE
@@ -124,9 +124,11 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     const char *folder = corpus_folder(*argc, *argv);
     char records[MAX_SIZE];
     if (!folder) return 0;
-    write_pair(folder, "bpe", BPE, 0, "{\"a\": 0, \"b\": 1, \"ab\": 2, \"\\u0120a\" :3,\"\xc4\xa0\":4 }",
+    write_pair(folder, "bpe", BPE, 0,
+               "{\"a\": 0, \"b\": 1, \"ab\": 2, \"\\u0120a\" :3,\"\xc4\xa0\":4 }",
                "#version: 0.2\na b\n\xc4\xa0 a\n");
-    write_pair(folder, "chars", CHARS, 2, "ab\xc3\xa9\xe4\xb8\xad\xf0\x9f\x99\x82\n", "ab\xc3\xa9 aba");
+    write_pair(folder, "chars", CHARS, 2,
+               "ab\xc3\xa9\xe4\xb8\xad\xf0\x9f\x99\x82\n", "ab\xc3\xa9 aba");
     write_pair(folder, "tokens", TOKENS, 65, "0123456789abcdef", "");
     memset(records, 7, sizeof records);
     records[3073] = 0;
