@@ -20,7 +20,7 @@
  *     MANUAL 13  small machines; limits
  *     then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
  *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Captured
- *     steps, Fit;
+ *     steps, Fit, Images, Text;
  *     then, where MPTRAIN_IMPLEMENTATION is defined, the implementation; changelog and licence.
 
 ==== MANUAL 1: quick start =====================================================================
@@ -86,13 +86,16 @@ run time. Compiler flags such as -Ofast do not change results.
                          wherever mptrain.h is included in that file
     MPTRAIN_NO_THREADS   the calling thread does all work; loaders have no workers
     MPTRAIN_NO_STDIO     no file access of its own; give callbacks in mpt_config.io for files
-    MPTRAIN_NO_FILES     the same, and without readers of MNIST and idx files
+    MPTRAIN_NO_FILES     the same, and without datasets and tokenizers from files
     MPTRAIN_NO_SIMD      portable kernels only
     MPTRAIN_NO_AMX       without the matrix products on AMX tiles
     MPTRAIN_NO_FP8       without the two 8-bit float dtypes
     MPTRAIN_NO_CONV      without convolutions, pooling, batch and group norm, images of another size
     MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
+    MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
+                         compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
+    MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too
 
     environment
     MPTRAIN_ISA          ref, avx2, avx512, amx, neon: the default of mpt_config.isa
@@ -244,6 +247,30 @@ value / 255, normalised, in the loader's dtype: fp32, fp16 or bf16. With workers
 ahead by threads; order and values depend on seed, epoch and index only. An error in a worker
 arrives with its batch and names the sample.
 
+Photos lie in folder/class/name.jpg (or .jpeg, .png, .bmp); MPTRAIN_STB_IMAGE has to be defined:
+
+    mpt_transform steps[3] = {mpt_transform_default(MPT_RESIZED_CROP, 224, 224),
+                              mpt_transform_default(MPT_RANDOM_FLIP, 0, 0),
+                              mpt_transform_default(MPT_NORMALIZE, 0, 0)};
+    steps[2].mean[0] = 0.485, steps[2].deviation[0] = 0.229; // and so on for green and blue
+    mpt_image_config images = mpt_image_config_default();
+    images.steps = steps, images.step_count = 3;
+    mpt_dataset photos = mpt_image_folder(ctx, "data/photos", &images);
+
+Workers decode and augment while the step runs; what is random depends on the loader's seed, the
+epoch and the sample alone. They take no memory from the context: stb_image takes its own from libc.
+mpt_transformed does the same to CIFAR-10, MNIST and pictures in memory. A torn file is an error
+that names it, or with skip_bad is left out; a manifest of SHA-256 finds every change.
+mpt_loader_seek goes on where mpt_loader_statistics said that a training was.
+
+Text becomes tokens by its characters or by GPT-2's pairs, and windows of them with the same window
+one token further as targets:
+
+    mpt_tokenizer chars = mpt_char_tokenizer(ctx, "input.txt");
+    mpt_window_config window = mpt_window_config_default();
+    window.block = 256, window.random = true;
+    mpt_dataset text = mpt_text_file(chars, "input.txt", &window); // x, y [256] of int64
+
 ==== MANUAL 10: files ==========================================================================
 
 mpt_save writes safetensors, which Python's safetensors package reads; mpt_load checks all names,
@@ -296,7 +323,7 @@ examples/embedded.c does. A 32-bit CPU with IEEE floats and 64-bit integers will
 
 This version: x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere, and CUDA
 kernels that no real GPU has run yet.
-No recurrence, attention or batch norm, no gradients of gradients, no resuming of
+No recurrent layers, no gradients of gradients, no resuming of
 optimizer state from files. fp8 and fp64 are dtypes of storage. Tensors have at most 8 dimensions.
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.
 */

@@ -159,8 +159,8 @@ typedef struct mpt_clock {
 /* Files. `open` returns NULL on failure; mode is 'r' (read) or 'w' (create or truncate). `read` and
    `write` return the bytes moved, fewer only at the end or on error. `size` is -1 if unknown.
    `commit` makes the file durable and moves it from `temporary` to `path` in one step. `list` hands
-   the names in a folder, in any order and without "." and "..", to `entry`. Paths are UTF-8 on every
-   system. May be called from loader workers (read side only). */
+   the names in a folder, in any order and without "." and "..", to `entry`. Paths are UTF-8
+   everywhere. May be called from loader workers (read side only). */
 typedef void (*mpt_list_entry)(void *to, const char *name, bool is_folder);
 typedef struct mpt_io {
     void *(*open)(void *user, const char *path, char mode);

@@ -62,7 +62,7 @@ MPTRAIN_API mpt_image_config mpt_image_config_default(void);
    MPTRAIN_STB_IMAGE. Classes are the subfolders by name, samples the files of each by name, in the
    order of bytes; names that begin with a dot do not count. Steps as in mpt_transformed; without
    one that sets the size, all pictures have that of the first. Files are opened by who makes the
-   batch; one that is torn, not of its format or, with a manifest, not of its hash, fails its sample.
+   batch; one that is torn, not of its format or, with a manifest, not of its hash fails its sample.
    Rotation marks (EXIF) are ignored; alpha is left out below 4 channels. */
 MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folder,
                                          const mpt_image_config *config);

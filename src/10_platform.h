@@ -171,6 +171,9 @@ MPT__REFUSE("mptrain: floats are computed with more precision here, so results w
 #endif
 
 /* Around a header of others: the warnings of the user's build are not for it. */
+#if defined(MPTRAIN_STB_IMAGE_IMPLEMENTATION) && !defined(STB_IMAGE_IMPLEMENTATION)
+#define STB_IMAGE_IMPLEMENTATION
+#endif
 #if defined(__GNUC__) || defined(__clang__)
 #define MPT__FOREIGN_CODE_BEGIN                                                       \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wconversion\"") \

@@ -188,7 +188,7 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
 
 #define MPT__SAMPLE_ERROR 512 /* bytes of message that a callback may write */
 
-/* Scratch for one sample, each part aligned for any dtype: an input, a target, what `make` needs. */
+/* Scratch for one sample, each part aligned for any dtype: input, target, what `make` needs. */
 static size_t mpt__scratch_target(const mpt__dataset *dataset) {
     return (dataset->input_bytes + 63) / 64 * 64;
 }

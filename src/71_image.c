@@ -263,9 +263,6 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
 /* ==== Image folders ==== */
 
 MPT__FOREIGN_CODE_BEGIN
-#ifdef MPTRAIN_STB_IMAGE_IMPLEMENTATION
-#define STB_IMAGE_IMPLEMENTATION
-#endif
 #if defined(__has_include)
 #if __has_include(<stb_image.h>)
 #include <stb_image.h>

@@ -9,7 +9,7 @@
 #include "04_api_data.h"
 #include "70_data.c"
 
-#define MPT__MAX_TEXT_FILE (INT64_C(1) << 30) /* of a vocabulary or merges: places are 32-bit */
+#define MPT__MAX_BPE_FILE (INT64_C(1) << 26)        /* bytes; GPT-2's have one million and less */
 #define MPT__WINDOW_STREAM UINT64_C(0x77696e646f77) /* "window" */
 
 /* ==== Characters ==== */
@@ -110,8 +110,13 @@ static void *mpt__tokenizer_part(mpt_context *context, mpt__tokenizer *tokenizer
                                  int64_t count, size_t size) {
     mpt__memory *memory = &tokenizer->memory[part];
     mpt__host_free(context, memory->at, memory->bytes);
-    memory->bytes = (size_t)count * size;
-    memory->at = mpt__host_new(context, memory->bytes);
+    memory->at = NULL, memory->bytes = 0;
+    if (count > (int64_t)((size_t)PTRDIFF_MAX / size)) {
+        mpt__fail_memory(&context->base, PTRDIFF_MAX, MPT_MEMORY_HOST);
+        return NULL;
+    }
+    memory->at = mpt__host_new(context, (size_t)count * size);
+    if (memory->at) memory->bytes = (size_t)count * size;
     return memory->at;
 }
 
@@ -404,7 +409,11 @@ static bool mpt__bpe_merges(mpt_context *context, mpt__tokenizer *tokenizer, con
                             const uint8_t *text, size_t n, uint8_t *bytes) {
     int64_t lines = 1, number = 1;
     int32_t rank = 0;
-    for (size_t i = 0; i < n; i++) lines += text[i] == '\n';
+    for (size_t i = 0, start = 0; i < n; i++) {
+        if (text[i] != '\n') continue;
+        lines += i - start >= 3; /* shorter ones are no merges */
+        start = i + 1;
+    }
     const size_t size = mpt__table_size(lines);
     tokenizer->merges = (mpt__merge *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_MERGES,
                                                           (int64_t)size, sizeof(mpt__merge));
@@ -444,11 +453,11 @@ static void mpt__classes_read(mpt__tokenizer *tokenizer) {
 static bool mpt__bpe_load(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
                           const char *merges_path) {
     size_t n = 0, n_merges = 0;
-    uint8_t *text = mpt__text_read(context, path, MPT__MAX_TEXT_FILE, &n);
+    uint8_t *text = mpt__text_read(context, path, MPT__MAX_BPE_FILE, &n);
     bool good = text && mpt__bpe_vocabulary(context, tokenizer, path, text, n);
     mpt__host_free(context, text, n);
     if (!good) return false;
-    text = mpt__text_read(context, merges_path, MPT__MAX_TEXT_FILE, &n_merges);
+    text = mpt__text_read(context, merges_path, MPT__MAX_BPE_FILE, &n_merges);
     uint8_t *bytes = text ? (uint8_t *)mpt__host_new(context, n_merges) : NULL;
     good = bytes && mpt__bpe_merges(context, tokenizer, merges_path, text, n_merges, bytes);
     mpt__host_free(context, bytes, n_merges);
@@ -618,7 +627,7 @@ static bool mpt__symbols_room(mpt_context *context, mpt__tokenizer *tokenizer, s
         return mpt__reject(context, MPT_ERROR_ARGUMENT, "a word of %lld bytes", (int64_t)n);
     if (work->bytes < n * each && !mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_WORK,
                                                        (int64_t)(n < 64 ? 64 : 2 * n), each))
-        return work->bytes = 0, false;
+        return false;
     const size_t room = work->bytes / each;
     s->heap = (uint64_t *)work->at;
     s->token = (int32_t *)(void *)(s->heap + 3 * room);
@@ -783,7 +792,7 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
 
 /* Checks a config and fills in what it leaves open; the number of windows, 0 with an error. */
 static int64_t mpt__window_count(mpt_context *context, mpt_window_config *config, int64_t count) {
-    if (config->block < 1 || config->block > MPT__MAX_TEXT_FILE || config->stride < 0 ||
+    if (config->block < 1 || config->block > INT32_MAX || config->stride < 0 ||
         config->samples < 0 || config->vocabulary < 0)
         return mpt__reject(context, MPT_ERROR_ARGUMENT,
                            "block %lld, stride %lld, samples %lld, vocabulary %lld: block is at "

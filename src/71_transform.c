@@ -94,9 +94,10 @@ static const char *mpt__step_fault(const mpt_transform *step, int64_t channels) 
 
 /* The sides of a picture whose shorter one becomes `side`, as torchvision rounds them. */
 static void mpt__shorter_side(int64_t side, int64_t *height, int64_t *width) {
-    int64_t *small = *height <= *width ? height : width, *other = small == height ? width : height;
-    *other = side * *other / *small;
-    *small = side;
+    int64_t *shorter = *height <= *width ? height : width;
+    int64_t *longer = shorter == height ? width : height;
+    *longer = side * *longer / *shorter;
+    *shorter = side;
 }
 
 /* Sizes from step to step; *height and *width are 0 while they depend on the file. */
@@ -161,6 +162,10 @@ static bool mpt__pipeline_plan(mpt_context *context, const mpt_transform *steps,
     if (plan->most < channels * height * width) plan->most = channels * height * width;
     if (plan->columns < width) plan->columns = width;
     plan->height = height, plan->width = width;
+    if (plan->most > PTRDIFF_MAX / 16)
+        return mpt__reject(context, MPT_ERROR_SHAPE,
+                           "%lld elements between two steps are more than memory holds",
+                           plan->most);
     return true;
 }
 
@@ -263,7 +268,7 @@ static bool mpt__picture_stretched(const mpt__picture *from) {
     return from->to_height != from->height || from->to_width != from->width;
 }
 
-/* Computes the window into out [C, rows, columns] and goes on from there. `taps`: one per column. */
+/* Computes the window into out [C, rows, columns] and goes on from there; taps: one per column. */
 static void mpt__picture_make(mpt__picture *from, mpt__taps *taps, float *out) {
     const bool stretched = mpt__picture_stretched(from);
     const int64_t plane = from->rows * from->columns;
@@ -526,7 +531,7 @@ static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint6
     return mpt__pipeline_run(plan, &picture, seed, work, (float *)input, error);
 }
 
-/* A dataset like `config` whose samples `make` makes with a state of `bytes` that it owns: the plan,
+/* A dataset like `config` whose samples `make` makes with a state of `bytes` that it owns: plan,
    then zeros. NULL with an error recorded. */
 static mpt__dataset *mpt__planned_new(mpt_context *context, const mpt_user_dataset_config *config,
                                       const mpt__pipeline *plan, mpt__make_fn make, size_t bytes) {

@@ -4,6 +4,7 @@
 #ifndef MPT__90_CONTEXT_INCLUDED
 #define MPT__90_CONTEXT_INCLUDED
 
+#include "71_text.c"
 #include "81_compile.c"
 
 MPTRAIN_API int mpt_version(void) { return MPTRAIN_VERSION; }

@@ -25,6 +25,37 @@ static mpt_context *make_context(void) {
     return mpt_create(&config);
 }
 
+/* An allocator that says no at one call, and knows what it gave. */
+typedef struct counted {
+    int64_t calls, fails, live;
+} counted;
+
+static void *counted_allocate(void *user, size_t bytes, size_t alignment) {
+    counted *c = (counted *)user;
+    if (++c->calls == c->fails) return NULL;
+    char *block = (char *)malloc(bytes + alignment + sizeof(void *));
+    if (!block) return NULL;
+    c->live += (int64_t)bytes;
+    uintptr_t at = ((uintptr_t)block + sizeof(void *) + alignment - 1) / alignment * alignment;
+    memcpy((char *)at - sizeof block, &block, sizeof block);
+    return (void *)at;
+}
+
+static void counted_release(void *user, void *pointer, size_t bytes, size_t alignment) {
+    char *block;
+    (void)alignment;
+    ((counted *)user)->live -= (int64_t)bytes;
+    memcpy(&block, (char *)pointer - sizeof block, sizeof block);
+    free(block);
+}
+
+static void count_memory(mpt_config *config, counted *c) {
+    memset(c, 0, sizeof *c);
+    config->threads = 1;
+    config->allocator.allocate = counted_allocate, config->allocator.release = counted_release;
+    config->allocator.user = c;
+}
+
 /* ==== Files in memory, which several threads may read ==== */
 
 enum { SHELF_FILES = 24 };
@@ -107,14 +138,15 @@ static void shelf_add(shelf *s, const char *path, const void *data, size_t size)
     s->files[s->count++].size = size;
 }
 
-static mpt_context *shelf_context(shelf *s) {
-    mpt_config config = mpt_config_default();
+static mpt_context *shelf_context_of(mpt_config config, shelf *s) {
     config.threads = 1;
     config.io.open = shelf_open, config.io.read = shelf_read, config.io.seek = shelf_seek;
     config.io.size = shelf_size, config.io.close = shelf_close, config.io.list = shelf_list;
     config.io.user = s;
     return mpt_create(&config);
 }
+
+static mpt_context *shelf_context(shelf *s) { return shelf_context_of(mpt_config_default(), s); }
 
 /* ==== Steps ==== */
 
@@ -377,10 +409,12 @@ static void same_for_workers(mpt_context *context, mpt_dataset data) {
             continue;
         }
         for (int e = 0; e < 2; e++) {
+            const int64_t allocations = mpt_memory(context).allocations;
             const uint64_t got = epoch_hash(loader, &sum);
             if (w == 0) want[e] = got;
             CHECK(got == want[e]);
             CHECK(sum == sum);
+            if (e > 0) CHECK_EQ_INT(mpt_memory(context).allocations, allocations);
         }
         mpt_loader_destroy(loader);
     }
@@ -647,6 +681,49 @@ TEST(manifests) {
     EXPECT(MPT_ERROR_IO, "cannot open nothing");
     CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_HOST] > 0, 1);
     mpt_destroy(context);
+}
+
+/* Whatever allocation fails, nothing leaks, and the same calls succeed afterwards. */
+TEST(out_of_memory) {
+    static uint8_t bmp[2][256], records[2 * RECORD];
+    char hex[2][65], text[256];
+    float x[192];
+    shelf s;
+    memset(&s, 0, sizeof s);
+    for (int i = 0; i < 2; i++) {
+        const size_t n = put_bmp(bmp[i], 5, 4, i);
+        hex_digest(bmp[i], n, hex[i]);
+        shelf_add(&s, i ? "r/b/1.bmp" : "r/a/1.bmp", bmp[i], n);
+    }
+    put_records(records, 2, 0);
+    shelf_add(&s, "c/test_batch.bin", records, sizeof records);
+    shelf_add(&s, "sums", text,
+              (size_t)snprintf(text, sizeof text, "%s  a/1.bmp\n%s  b/1.bmp\n", hex[0], hex[1]));
+    mpt_transform step = mpt_transform_default(MPT_CENTER_CROP, 8, 8);
+    bool failed = true;
+    int64_t fails = 1;
+    for (; failed && fails < 200; fails++) {
+        mpt_config config = mpt_config_default();
+        counted c;
+        count_memory(&config, &c);
+        mpt_context *context = shelf_context_of(config, &s);
+        REQUIRE(context);
+        c.fails = c.calls + fails;
+        for (int again = 0; again < 2; again++) {
+            mpt_sample(folder_of(context, "r", NULL, 0, "sums"), 1, x, NULL);
+            mpt_dataset data = mpt_transformed(mpt_cifar10(context, "c", MPT_TEST), &step, 1);
+            mpt_sample(data, 1, x, NULL);
+            if (again) break;
+            failed = mpt_failed(context);
+            if (failed) CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_MEMORY);
+            mpt_clear_error(context);
+            c.fails = 0;
+        }
+        CHECK_EQ_STR(mpt_error(context), "");
+        mpt_destroy(context);
+        CHECK_EQ_INT(c.live, 0);
+    }
+    CHECK(fails > 10 && fails < 200);
 }
 
 static uint8_t *read_whole(const char *path, size_t *size) {
@@ -963,6 +1040,7 @@ TEST_TABLE = {T(resize_as_pytorch),
               T(folders_in_order),
               T(sha256),
               T(manifests),
+              T(out_of_memory),
               T(torn_and_flipped_photos),
               T(photos_with_augmentation),
               T(odd_files_are_refused_or_decoded),

@@ -48,6 +48,37 @@ static uint64_t hash_tokens(const int32_t *tokens, int64_t n) {
     return hash;
 }
 
+/* An allocator that says no at one call, and knows what it gave. */
+typedef struct counted {
+    int64_t calls, fails, live;
+} counted;
+
+static void *counted_allocate(void *user, size_t bytes, size_t alignment) {
+    counted *c = (counted *)user;
+    if (++c->calls == c->fails) return NULL;
+    char *block = (char *)malloc(bytes + alignment + sizeof(void *));
+    if (!block) return NULL;
+    c->live += (int64_t)bytes;
+    uintptr_t at = ((uintptr_t)block + sizeof(void *) + alignment - 1) / alignment * alignment;
+    memcpy((char *)at - sizeof block, &block, sizeof block);
+    return (void *)at;
+}
+
+static void counted_release(void *user, void *pointer, size_t bytes, size_t alignment) {
+    char *block;
+    (void)alignment;
+    ((counted *)user)->live -= (int64_t)bytes;
+    memcpy(&block, (char *)pointer - sizeof block, sizeof block);
+    free(block);
+}
+
+static void count_memory(mpt_config *config, counted *c) {
+    memset(c, 0, sizeof *c);
+    config->threads = 1;
+    config->allocator.allocate = counted_allocate, config->allocator.release = counted_release;
+    config->allocator.user = c;
+}
+
 /* ==== Characters ==== */
 
 TEST(characters) {
@@ -443,6 +474,44 @@ TEST(text_files) {
     mpt_destroy(context);
 }
 
-TEST_TABLE = {T(characters), T(bpe_of_a_few_merges), T(bpe_of_a_long_word), T(bpe_files_damaged),
-              T(gpt2),       T(windows_in_order),    T(token_files),        T(text_files)};
+/* Whatever allocation fails, nothing leaks, and the same calls succeed afterwards. */
+TEST(out_of_memory) {
+    bool failed = true;
+    int64_t fails = 1;
+    for (; failed && fails < 200; fails++) {
+        mpt_config config = mpt_config_default();
+        counted c;
+        count_memory(&config, &c);
+        mpt_context *context = mpt_create(&config);
+        REQUIRE(context);
+        NEEDS_FILES
+        mpt_window_config window = windows(4);
+        c.fails = c.calls + fails;
+        for (int again = 0; again < 2; again++) {
+            char path[512];
+            float x[4];
+            mpt_tokenizer bpe = small_bpe(context);
+            snprintf(path, sizeof path, "%s", put_text("chars", "a rose is a rose"));
+            mpt_tokenizer chars = mpt_char_tokenizer(context, path);
+            mpt_sample(mpt_text_file(chars, path, &window), 1, x, NULL);
+            mpt_sample(mpt_text_file(bpe, path, &window), 1, x, NULL);
+            mpt_sample(mpt_token_file(context, path, 1, &window), 1, x, NULL);
+            if (again) break;
+            failed = mpt_failed(context);
+            if (failed) CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_MEMORY);
+            mpt_clear_error(context);
+            c.fails = 0;
+        }
+        CHECK_EQ_STR(mpt_error(context), "");
+        mpt_destroy(context);
+        CHECK_EQ_INT(c.live, 0);
+    }
+    CHECK(fails > 15 && fails < 200);
+    remove(test_tmp_path("chars"));
+    drop_files();
+}
+
+TEST_TABLE = {T(characters),   T(bpe_of_a_few_merges), T(bpe_of_a_long_word), T(bpe_files_damaged),
+              T(gpt2),         T(windows_in_order),    T(token_files),        T(text_files),
+              T(out_of_memory)};
 TEST_MAIN

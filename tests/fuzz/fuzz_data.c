@@ -1,0 +1,142 @@
+/* fuzz_data.c: the other files that data comes in. The first byte says which, the next two how much
+   of the rest is the first of two files: the vocabulary and merges of a BPE tokenizer, a text for
+   characters, records of CIFAR-10, tokens, the manifest of an image folder (in a build with
+   stb_image; its pictures are not decoded). What is accepted is used: texts go there and back,
+   every sample is made. No allocation exceeds a few times the files. */
+#if defined(__has_include)
+#if __has_include(<stb_image.h>) || __has_include(<stb/stb_image.h>)
+#define MPTRAIN_STB_IMAGE
+#define MPTRAIN_STB_IMAGE_IMPLEMENTATION
+#endif
+#endif
+#include "fuzz.h"
+
+enum { MAX_SIZE = 4096, BPE, CHARS, CIFAR, TOKENS, MANIFEST, KINDS };
+
+static void put_file(disk *d, const char *path, const void *data, size_t size) {
+    disk_file *file = (disk_file *)disk_open(d, path, 'w');
+    disk_write(d, file, data, size);
+    disk_close(d, file);
+}
+
+static bool list_pictures(void *user, const char *path, mpt_list_entry entry, void *to) {
+    (void)user;
+    if (strcmp(path, "r") == 0) entry(to, "b", true), entry(to, "a", true);
+    if (strcmp(path, "r") != 0) entry(to, "2.png", false), entry(to, "1.jpg", false);
+    return true;
+}
+
+/* Any text that is encoded comes back. */
+static void there_and_back(mpt_context *context, mpt_tokenizer t, const char *text, size_t n) {
+    static int32_t tokens[MAX_SIZE];
+    static char back[MAX_SIZE];
+    const int64_t size = mpt_vocabulary_size(t);
+    const int64_t count = mpt_encode(t, text, n, tokens, MAX_SIZE);
+    PROMISE((count < 0) == mpt_failed(context));
+    mpt_clear_error(context);
+    if (count < 0) return;
+    PROMISE(count <= (int64_t)n);
+    for (int64_t i = 0; i < count; i++) PROMISE(tokens[i] >= 0 && tokens[i] < size);
+    PROMISE(mpt_decode(t, tokens, count, back, MAX_SIZE) == (int64_t)n);
+    PROMISE(memcmp(back, text, n) == 0);
+}
+
+static void every_sample(mpt_context *context, mpt_dataset data) {
+    static float input[MAX_SIZE];
+    for (int64_t i = 0; i < mpt_dataset_size(data) && i < 300; i++)
+        mpt_sample(data, i, input, NULL);
+    mpt_clear_error(context); /* tokens beyond a vocabulary */
+}
+
+static void use(mpt_context *context, int kind, int flags, const uint8_t *second, size_t n) {
+    mpt_tokenizer t;
+    mpt_dataset data;
+    mpt_window_config config = mpt_window_config_default();
+    memset(&data, 0, sizeof data);
+    config.block = 1 + flags % 7, config.random = flags & 64, config.stride = flags / 8 % 4;
+    config.vocabulary = flags & 128;
+    if (kind == BPE) {
+        t = mpt_bpe_tokenizer(context, "r/1", "r/2");
+        if (!mpt_failed(context)) there_and_back(context, t, (const char *)second, n);
+    } else if (kind == CHARS) {
+        t = mpt_char_tokenizer(context, "r/1");
+        if (!mpt_failed(context)) {
+            there_and_back(context, t, (const char *)second, n);
+            data = mpt_text_file(t, "r/2", &config);
+        }
+    } else if (kind == CIFAR) {
+        data = mpt_cifar10(context, "r", MPT_TEST);
+    } else if (kind == TOKENS) {
+        data = mpt_token_file(context, "r/1", 1 << flags % 3, &config);
+    } else {
+        mpt_image_config images = mpt_image_config_default();
+        mpt_transform step = mpt_transform_default(MPT_RESIZE, 2, 2);
+        images.manifest = "r/1", images.steps = &step, images.step_count = 1;
+        data = mpt_image_folder(context, "r", &images);
+        if (!mpt_failed(context)) PROMISE(mpt_dataset_size(data) == 4);
+        return;
+    }
+    PROMISE(!mpt_failed(context) || data.slot == 0);
+    if (data.slot) every_sample(context, data);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    heap h;
+    disk d;
+    if (size < 4 || size > MAX_SIZE) return 0;
+    const int kind = BPE + data[0] % (KINDS - BPE), flags = data[1];
+    size_t n = (size_t)(data[2] | data[3] << 8);
+    if (n > size - 4) n = size - 4;
+    const uint8_t *second = data + 4 + n;
+    mpt_config config = fuzz_config(&h);
+    disk_use(&d, &config);
+    config.io.list = list_pictures;
+    put_file(&d, "r/1", data + 4, n);
+    put_file(&d, "r/test_batch.bin", data + 4, n);
+    put_file(&d, "r/2", second, size - 4 - n);
+    mpt_context *context = mpt_create(&config);
+    PROMISE(context != NULL);
+    h.largest = 0;
+    use(context, kind, flags, second, size - 4 - n);
+    PROMISE(h.largest <= (int64_t)size * 16 + 200000); /* all of Unicode is 139,264 bits of bytes */
+    PROMISE(mpt_failed(context) == (mpt_error(context)[0] != 0));
+    PROMISE(d.open_now == 0);
+    mpt_destroy(context);
+    PROMISE(h.live == 0);
+    disk_free(&d);
+    return 0;
+}
+
+/* ==== Seeds ==== */
+
+static void write_pair(const char *folder, const char *name, int kind, int flags,
+                       const char *first, const char *second) {
+    uint8_t seed[MAX_SIZE];
+    const size_t n = strlen(first), m = strlen(second);
+    seed[0] = (uint8_t)(kind - BPE), seed[1] = (uint8_t)flags;
+    seed[2] = (uint8_t)n, seed[3] = (uint8_t)(n >> 8);
+    memcpy(seed + 4, first, n);
+    memcpy(seed + 4 + n, second, m);
+    write_seed(folder, name, seed, 4 + n + m);
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv) {
+    const char *folder = corpus_folder(*argc, *argv);
+    char records[MAX_SIZE];
+    if (!folder) return 0;
+    write_pair(folder, "bpe", BPE, 0,
+               "{\"a\": 0, \"b\": 1, \"ab\": 2, \"\\u0120a\" :3,\"\xc4\xa0\":4 }",
+               "#version: 0.2\na b\n\xc4\xa0 a\n");
+    write_pair(folder, "chars", CHARS, 2,
+               "ab\xc3\xa9\xe4\xb8\xad\xf0\x9f\x99\x82\n", "ab\xc3\xa9 aba");
+    write_pair(folder, "tokens", TOKENS, 65, "0123456789abcdef", "");
+    memset(records, 7, sizeof records);
+    records[3073] = 0;
+    write_pair(folder, "cifar", CIFAR, 0, records, "");
+    for (int i = 0; i < 4; i++)
+        snprintf(records + strlen(records) * (i > 0), 100,
+                 "%064d  %s%s/%s\n", 1000 * i + 7, i ? "" : "./", i % 2 ? "a" : "b",
+                 i / 2 ? "1.jpg" : "2.png");
+    write_pair(folder, "manifest", MANIFEST, 0, records, "");
+    return 0;
+}
