@@ -22,7 +22,7 @@
  *     MANUAL 13  small machines; limits
  *     then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
  *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Captured
- *     steps, Fit;
+ *     steps, Fit, Images, Text;
  *     then, where MPTRAIN_IMPLEMENTATION is defined, the implementation; changelog and licence.
 
 ==== MANUAL 1: quick start =====================================================================
@@ -88,14 +88,16 @@ run time. Compiler flags such as -Ofast do not change results.
                          wherever mptrain.h is included in that file
     MPTRAIN_NO_THREADS   the calling thread does all work; loaders have no workers
     MPTRAIN_NO_STDIO     no file access of its own; give callbacks in mpt_config.io for files
-    MPTRAIN_NO_FILES     the same, and without readers of MNIST and idx files
+    MPTRAIN_NO_FILES     the same, and without datasets and tokenizers from files
     MPTRAIN_NO_SIMD      portable kernels only
     MPTRAIN_NO_AMX       without the matrix products on AMX tiles
     MPTRAIN_NO_FP8       without the two 8-bit float dtypes
-    MPTRAIN_NO_CONV      without batch norm, group norm and pooling, which then return an error
-    MPTRAIN_NO_ATTENTION without layer and RMS norm, which then return an error
-    MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate, which then return an error
-    MPTRAIN_NO_ATTENTION without attention and embedding, which then return an error
+    MPTRAIN_NO_CONV      without convolutions, pooling, batch and group norm, images of another size
+    MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
+    MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
+    MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
+                         compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
+    MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too
 
     environment
     MPTRAIN_ISA          ref, avx2, avx512, amx, neon: the default of mpt_config.isa
@@ -247,6 +249,30 @@ value / 255, normalised, in the loader's dtype: fp32, fp16 or bf16. With workers
 ahead by threads; order and values depend on seed, epoch and index only. An error in a worker
 arrives with its batch and names the sample.
 
+Photos lie in folder/class/name.jpg (or .jpeg, .png, .bmp); MPTRAIN_STB_IMAGE has to be defined:
+
+    mpt_transform steps[3] = {mpt_transform_default(MPT_RESIZED_CROP, 224, 224),
+                              mpt_transform_default(MPT_RANDOM_FLIP, 0, 0),
+                              mpt_transform_default(MPT_NORMALIZE, 0, 0)};
+    steps[2].mean[0] = 0.485, steps[2].deviation[0] = 0.229; // and so on for green and blue
+    mpt_image_config images = mpt_image_config_default();
+    images.steps = steps, images.step_count = 3;
+    mpt_dataset photos = mpt_image_folder(ctx, "data/photos", &images);
+
+Workers decode and augment while the step runs; what is random depends on the loader's seed, the
+epoch and the sample alone. They take no memory from the context: stb_image takes its own from libc.
+mpt_transformed does the same to CIFAR-10, MNIST and pictures in memory. A torn file is an error
+that names it, or with skip_bad is left out; a manifest of SHA-256 finds every change.
+mpt_loader_seek goes on where mpt_loader_statistics said that a training was.
+
+Text becomes tokens by its characters or by GPT-2's pairs, and windows of them with the same window
+one token further as targets:
+
+    mpt_tokenizer chars = mpt_char_tokenizer(ctx, "input.txt");
+    mpt_window_config window = mpt_window_config_default();
+    window.block = 256, window.random = true;
+    mpt_dataset text = mpt_text_file(chars, "input.txt", &window); // x, y [256] of int64
+
 ==== MANUAL 10: files ==========================================================================
 
 mpt_save writes safetensors, which Python's safetensors package reads; mpt_load checks all names,
@@ -299,7 +325,7 @@ examples/embedded.c does. A 32-bit CPU with IEEE floats and 64-bit integers will
 
 This version: x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere, and CUDA
 kernels that no real GPU has run yet.
-No convolution, recurrence, attention or batch norm, no gradients of gradients, no resuming of
+No recurrent layers, no gradients of gradients, no resuming of
 optimizer state from files. fp8 and fp64 are dtypes of storage. Tensors have at most 8 dimensions.
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.
 */
@@ -464,8 +490,8 @@ typedef struct mpt_clock {
 /* Files. `open` returns NULL on failure; mode is 'r' (read) or 'w' (create or truncate). `read` and
    `write` return the bytes moved, fewer only at the end or on error. `size` is -1 if unknown.
    `commit` makes the file durable and moves it from `temporary` to `path` in one step. `list` hands
-   the names in a folder, in any order and without "." and "..", to `entry`. Paths are UTF-8 on every
-   system. May be called from loader workers (read side only). */
+   the names in a folder, in any order and without "." and "..", to `entry`. Paths are UTF-8
+   everywhere. May be called from loader workers (read side only). */
 typedef void (*mpt_list_entry)(void *to, const char *name, bool is_folder);
 typedef struct mpt_io {
     void *(*open)(void *user, const char *path, char mode);
@@ -1780,9 +1806,10 @@ MPTRAIN_API mpt_module mpt_nn_rms_norm(mpt_context *context, mpt_shape shape,
 MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
                                          const mpt_norm_config *config);
 /* Of [N, C] or [N, C, L], and of [N, C, H, W]. Buffers, named and saved as PyTorch's:
-   "running_mean", "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but not in inference
-   mode, changes them; in a step, at its end, and not if it fails. An update that is not finite, as
-   of a batch that overflowed, is left out and counted. In evaluation they stand for the batch's. */
+   "running_mean", "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but
+   not in inference mode, changes them; in a step, at its end, and not if it fails. An update that
+   is not finite, as of a batch that overflowed, is left out and counted. In evaluation they stand
+   for the batch's. */
 MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
                                            const mpt_norm_config *config);
 MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
@@ -1953,7 +1980,7 @@ MPTRAIN_API mpt_image_config mpt_image_config_default(void);
    MPTRAIN_STB_IMAGE. Classes are the subfolders by name, samples the files of each by name, in the
    order of bytes; names that begin with a dot do not count. Steps as in mpt_transformed; without
    one that sets the size, all pictures have that of the first. Files are opened by who makes the
-   batch; one that is torn, not of its format or, with a manifest, not of its hash, fails its sample.
+   batch; one that is torn, not of its format or, with a manifest, not of its hash fails its sample.
    Rotation marks (EXIF) are ignored; alpha is left out below 4 channels. */
 MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folder,
                                          const mpt_image_config *config);
@@ -2213,9 +2240,10 @@ typedef struct mpt__operand {
  *
  * NORM      [N, G, C, S] o0 r x, o1? r residual, o2? r weight and o3? r bias, dense [G C] -> o4 w y
  *           = (s - mean) rstd weight + bias with s = x, or x + residual rounded to the dtype of o5
- *           w, where that goes; o6? mean (absent: 0), o7 w rstd = 1 / sqrt(variance + imm[0]), 0 where
- *           that is infinite; o8? variance (over n); each dense. index[0] = 0: statistics of every
- *           [n, g]; 1: of every c, G being 1. index[1] = 1: o6 and o8 are read, else written.
+ *           w, where that goes; o6? mean (absent: 0), o7 w rstd = 1 / sqrt(variance + imm[0]), 0
+ *           where that is infinite; o8? variance (over n); each dense. index[0] = 0: statistics of
+ *           every [n, g]; 1: of every c, G being 1. index[1] = 1: o6 and o8 are read, else
+ *           written.
  * NORM_BACKWARD  o0 r s, o1 r dy, o2? r weight, o3? r mean, o4 r rstd, o5? r gradient of s from
  *           elsewhere -> o6? wa ds, o7? wa dweight, o8? wa dbias. index as above.
  * RUNNING_STATS  o2 r [2, C] f32 (means; variances) and o3 r [2] i64 (updates; refused ones) -> o4
@@ -2731,10 +2759,10 @@ int mpt__cuda_device_count(char *why, size_t size);
 #define MPT__END_FLOAT_CONTROL
 #endif
 
-/* The levels that rooms are compiled at under -O2 and more, since half of the time that gcc needs for
-   -O2 buys nothing measurable there. COLD: what no step runs for long. KERNELS: loops over elements;
-   they need no more instructions than with -O2. Between levels gcc inlines only what it is forced to,
-   so rooms that share small functions share a level. clang has no such pragma. */
+/* The levels that rooms are compiled at under -O2 and more: half of the time that gcc needs for -O2
+   buys nothing measurable there. COLD: what no step runs for long. KERNELS: loops over elements,
+   which need no more instructions than with -O2. Between levels gcc inlines only what it is forced
+   to, so rooms that share small functions share a level. clang has no such pragma. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
 #define MPT__BEGIN_COLD _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
 #define MPT__BEGIN_KERNELS                                                                    \
@@ -2761,6 +2789,9 @@ MPT__REFUSE("mptrain: floats are computed with more precision here, so results w
 #endif
 
 /* Around a header of others: the warnings of the user's build are not for it. */
+#if defined(MPTRAIN_STB_IMAGE_IMPLEMENTATION) && !defined(STB_IMAGE_IMPLEMENTATION)
+#define STB_IMAGE_IMPLEMENTATION
+#endif
 #if defined(__GNUC__) || defined(__clang__)
 #define MPT__FOREIGN_CODE_BEGIN                                                       \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wconversion\"") \
@@ -12673,9 +12704,10 @@ static mpt__gemm_side mpt__conv_side(const mpt__conv *c, void *const *data, int 
     mpt__gemm_side side;
     side.dtype = o->dtype;
     side.round = compute == MPT_F32 || compute == o->dtype ? 0 : compute;
-    side.data = data ? (const char *)data[operand] + from * mpt__dtype_info[o->dtype].bytes
-                     : (const char *)(const void *)c;
-    if (operand >= c->launch->n_operands || o->storage == 0) side.data = NULL;
+    side.data = NULL;
+    if (operand < c->launch->n_operands && o->storage != 0)
+        side.data = data ? (const char *)data[operand] + from * mpt__dtype_info[o->dtype].bytes
+                         : (const char *)(const void *)c;
     side.outer = outer;
     side.inner = inner;
     return side;
@@ -13416,7 +13448,8 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 /* ---- Batches ----
  *
  * In the order of memory: rows of all channels where those lie innermost, else planes of one
- * channel after the other. Chunks of rows or of samples leave what they found about each channel. */
+ * channel after the other. Chunks of rows or of samples leave what they found about each channel.
+ */
 
 #ifndef MPTRAIN_NO_CONV
 /* Rows, elements of planes, of a chunk; channels of a task: of rows, of planes. */
@@ -14022,12 +14055,12 @@ static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
 /* ==== Embedding ==== */
 
 #define MPT__EMBEDDING_ROWS 16    /* of a chunk, forward */
-#define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward */
+#define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward, or a multiple: no result depends on it */
 
 typedef struct mpt__ref_embedding {
     const mpt__cpu_call *call;
     mpt__ref_view table, ids, rows;
-    int64_t table_step[2], id_step, row_step[2], n, size, columns;
+    int64_t table_step[2], id_step, row_step[2], n, size, columns, per_chunk;
 } mpt__ref_embedding;
 
 /* The row of the table for element j; -1: none. */
@@ -14064,9 +14097,9 @@ static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
 static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
     const mpt__binary_fn add = w->call->words->binary[MPT__BINARY_ADD];
-    const int64_t c = chunk * MPT__EMBEDDING_COLUMNS, padding = w->call->launch->index[0];
-    const int64_t m = mpt__ref_min(MPT__EMBEDDING_COLUMNS, w->columns - c);
-    mpt__real *table = (mpt__real *)w->table.data + c, block[MPT__EMBEDDING_COLUMNS];
+    const int64_t c = chunk * w->per_chunk, padding = w->call->launch->index[0];
+    const int64_t m = mpt__ref_min(w->per_chunk, w->columns - c);
+    mpt__real *table = (mpt__real *)w->table.data + c, block[MPT__BLOCK];
     (void)thread;
     if (w->call->launch->operand[2].access == MPT__WRITE) {
         for (int64_t id = 0; id < w->size; id++)
@@ -14074,8 +14107,8 @@ static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread)
     }
     for (int64_t j = 0; j < w->n; j++) {
         const int64_t id = mpt__ref_embedding_at(w, j);
-        mpt__real *to = table + id * w->table_step[0];
         if (id < 0 || id == padding) continue;
+        mpt__real *to = table + id * w->table_step[0];
         add(to, to,
             mpt__ref_in(&w->rows, j * w->row_step[0] + c * w->row_step[1], w->row_step[1], block,
                         m),
@@ -14084,9 +14117,10 @@ static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread)
 }
 
 static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids, int rows,
-                                   mpt__chunk_fn fn, int64_t per_chunk) {
+                                   mpt__chunk_fn fn) {
     const mpt__operand *o = call->launch->operand;
     const bool by_rows = ids == 1;
+    const int64_t unit = MPT__EMBEDDING_COLUMNS;
     mpt__ref_embedding w;
     w.call = call;
     w.table = mpt__ref_view_of(call, table);
@@ -14096,21 +14130,26 @@ static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids
     w.size = o[table].shape[0];
     w.columns = o[table].shape[1];
     w.id_step = o[ids].stride[0];
+    w.per_chunk = MPT__EMBEDDING_ROWS;
+    if (!by_rows) {
+        int64_t share = w.columns / mpt__pool_threads(call->pool);
+        w.per_chunk = mpt__ref_min(MPT__BLOCK, (share / unit + 1) * unit);
+    }
     for (int i = 0; i < 2; i++) {
         w.table_step[i] = o[table].stride[i];
         w.row_step[i] = o[rows].stride[i];
     }
     mpt__ref_check_indices(call, ids, w.size);
     int64_t work = mpt__ref_times(by_rows ? w.n : w.n + w.size, w.columns);
-    mpt__parallel(call->pool, mpt__ref_chunks(by_rows ? w.n : w.columns, per_chunk),
+    mpt__parallel(call->pool, mpt__ref_chunks(by_rows ? w.n : w.columns, w.per_chunk),
                   mpt__ref_cost(call, work, 1.0), fn, &w);
 }
 
 static void mpt__ref_embedding_forward(const mpt__cpu_call *call) {
-    mpt__ref_embedding_run(call, 0, 1, 2, mpt__ref_embedding_chunk, MPT__EMBEDDING_ROWS);
+    mpt__ref_embedding_run(call, 0, 1, 2, mpt__ref_embedding_chunk);
 }
 static void mpt__ref_embedding_backward(const mpt__cpu_call *call) {
-    mpt__ref_embedding_run(call, 2, 0, 1, mpt__ref_embedding_back_chunk, MPT__EMBEDDING_COLUMNS);
+    mpt__ref_embedding_run(call, 2, 0, 1, mpt__ref_embedding_back_chunk);
 }
 
 /* ==== Attention: what its three kernels share ==== */
@@ -28386,7 +28425,7 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
 
 #define MPT__SAMPLE_ERROR 512 /* bytes of message that a callback may write */
 
-/* Scratch for one sample, each part aligned for any dtype: an input, a target, what `make` needs. */
+/* Scratch for one sample, each part aligned for any dtype: input, target, what `make` needs. */
 static size_t mpt__scratch_target(const mpt__dataset *dataset) {
     return (dataset->input_bytes + 63) / 64 * 64;
 }
@@ -29158,9 +29197,10 @@ static const char *mpt__step_fault(const mpt_transform *step, int64_t channels) 
 
 /* The sides of a picture whose shorter one becomes `side`, as torchvision rounds them. */
 static void mpt__shorter_side(int64_t side, int64_t *height, int64_t *width) {
-    int64_t *small = *height <= *width ? height : width, *other = small == height ? width : height;
-    *other = side * *other / *small;
-    *small = side;
+    int64_t *shorter = *height <= *width ? height : width;
+    int64_t *longer = shorter == height ? width : height;
+    *longer = side * *longer / *shorter;
+    *shorter = side;
 }
 
 /* Sizes from step to step; *height and *width are 0 while they depend on the file. */
@@ -29225,6 +29265,10 @@ static bool mpt__pipeline_plan(mpt_context *context, const mpt_transform *steps,
     if (plan->most < channels * height * width) plan->most = channels * height * width;
     if (plan->columns < width) plan->columns = width;
     plan->height = height, plan->width = width;
+    if (plan->most > PTRDIFF_MAX / 16)
+        return mpt__reject(context, MPT_ERROR_SHAPE,
+                           "%lld elements between two steps are more than memory holds",
+                           plan->most);
     return true;
 }
 
@@ -29327,7 +29371,7 @@ static bool mpt__picture_stretched(const mpt__picture *from) {
     return from->to_height != from->height || from->to_width != from->width;
 }
 
-/* Computes the window into out [C, rows, columns] and goes on from there. `taps`: one per column. */
+/* Computes the window into out [C, rows, columns] and goes on from there; taps: one per column. */
 static void mpt__picture_make(mpt__picture *from, mpt__taps *taps, float *out) {
     const bool stretched = mpt__picture_stretched(from);
     const int64_t plane = from->rows * from->columns;
@@ -29590,7 +29634,7 @@ static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint6
     return mpt__pipeline_run(plan, &picture, seed, work, (float *)input, error);
 }
 
-/* A dataset like `config` whose samples `make` makes with a state of `bytes` that it owns: the plan,
+/* A dataset like `config` whose samples `make` makes with a state of `bytes` that it owns: plan,
    then zeros. NULL with an error recorded. */
 static mpt__dataset *mpt__planned_new(mpt_context *context, const mpt_user_dataset_config *config,
                                       const mpt__pipeline *plan, mpt__make_fn make, size_t bytes) {
@@ -29914,9 +29958,6 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
 /* ==== Image folders ==== */
 
 MPT__FOREIGN_CODE_BEGIN
-#ifdef MPTRAIN_STB_IMAGE_IMPLEMENTATION
-#define STB_IMAGE_IMPLEMENTATION
-#endif
 #if defined(__has_include)
 #if __has_include(<stb_image.h>)
 #include <stb_image.h>
@@ -30453,7 +30494,7 @@ MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory,
  * Files are checked while they are read; what is allocated for them is a few times their size.
  * ------------------------------------------------------------------------------------------- */
 
-#define MPT__MAX_TEXT_FILE (INT64_C(1) << 30) /* of a vocabulary or merges: places are 32-bit */
+#define MPT__MAX_BPE_FILE (INT64_C(1) << 26)        /* bytes; GPT-2's have one million and less */
 #define MPT__WINDOW_STREAM UINT64_C(0x77696e646f77) /* "window" */
 
 /* ==== Characters ==== */
@@ -30554,8 +30595,13 @@ static void *mpt__tokenizer_part(mpt_context *context, mpt__tokenizer *tokenizer
                                  int64_t count, size_t size) {
     mpt__memory *memory = &tokenizer->memory[part];
     mpt__host_free(context, memory->at, memory->bytes);
-    memory->bytes = (size_t)count * size;
-    memory->at = mpt__host_new(context, memory->bytes);
+    memory->at = NULL, memory->bytes = 0;
+    if (count > (int64_t)((size_t)PTRDIFF_MAX / size)) {
+        mpt__fail_memory(&context->base, PTRDIFF_MAX, MPT_MEMORY_HOST);
+        return NULL;
+    }
+    memory->at = mpt__host_new(context, (size_t)count * size);
+    if (memory->at) memory->bytes = (size_t)count * size;
     return memory->at;
 }
 
@@ -30848,7 +30894,11 @@ static bool mpt__bpe_merges(mpt_context *context, mpt__tokenizer *tokenizer, con
                             const uint8_t *text, size_t n, uint8_t *bytes) {
     int64_t lines = 1, number = 1;
     int32_t rank = 0;
-    for (size_t i = 0; i < n; i++) lines += text[i] == '\n';
+    for (size_t i = 0, start = 0; i < n; i++) {
+        if (text[i] != '\n') continue;
+        lines += i - start >= 3; /* shorter ones are no merges */
+        start = i + 1;
+    }
     const size_t size = mpt__table_size(lines);
     tokenizer->merges = (mpt__merge *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_MERGES,
                                                           (int64_t)size, sizeof(mpt__merge));
@@ -30888,11 +30938,11 @@ static void mpt__classes_read(mpt__tokenizer *tokenizer) {
 static bool mpt__bpe_load(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
                           const char *merges_path) {
     size_t n = 0, n_merges = 0;
-    uint8_t *text = mpt__text_read(context, path, MPT__MAX_TEXT_FILE, &n);
+    uint8_t *text = mpt__text_read(context, path, MPT__MAX_BPE_FILE, &n);
     bool good = text && mpt__bpe_vocabulary(context, tokenizer, path, text, n);
     mpt__host_free(context, text, n);
     if (!good) return false;
-    text = mpt__text_read(context, merges_path, MPT__MAX_TEXT_FILE, &n_merges);
+    text = mpt__text_read(context, merges_path, MPT__MAX_BPE_FILE, &n_merges);
     uint8_t *bytes = text ? (uint8_t *)mpt__host_new(context, n_merges) : NULL;
     good = bytes && mpt__bpe_merges(context, tokenizer, merges_path, text, n_merges, bytes);
     mpt__host_free(context, bytes, n_merges);
@@ -31062,7 +31112,7 @@ static bool mpt__symbols_room(mpt_context *context, mpt__tokenizer *tokenizer, s
         return mpt__reject(context, MPT_ERROR_ARGUMENT, "a word of %lld bytes", (int64_t)n);
     if (work->bytes < n * each && !mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_WORK,
                                                        (int64_t)(n < 64 ? 64 : 2 * n), each))
-        return work->bytes = 0, false;
+        return false;
     const size_t room = work->bytes / each;
     s->heap = (uint64_t *)work->at;
     s->token = (int32_t *)(void *)(s->heap + 3 * room);
@@ -31227,7 +31277,7 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
 
 /* Checks a config and fills in what it leaves open; the number of windows, 0 with an error. */
 static int64_t mpt__window_count(mpt_context *context, mpt_window_config *config, int64_t count) {
-    if (config->block < 1 || config->block > MPT__MAX_TEXT_FILE || config->stride < 0 ||
+    if (config->block < 1 || config->block > INT32_MAX || config->stride < 0 ||
         config->samples < 0 || config->vocabulary < 0)
         return mpt__reject(context, MPT_ERROR_ARGUMENT,
                            "block %lld, stride %lld, samples %lld, vocabulary %lld: block is at "
