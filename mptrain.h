@@ -3498,7 +3498,6 @@ static const struct {
     {EMFILE, "too many open files"},
     {EFBIG, "the file would get too large"},
     {EIO, "input or output error"},
-    {EOVERFLOW, "a size or file number beyond 32 bits: compile with _FILE_OFFSET_BITS=64"},
     {ENOMEM, "out of memory"},
 #endif
 };
@@ -3630,10 +3629,22 @@ static bool mpt__file_list(void *user, const char *path, mpt_list_entry entry, v
 #ifndef __USE_LARGEFILE64
 extern int open64(const char *path, int flags, ...);
 extern long long lseek64(int file, long long offset, int whence);
+struct dirent64 {
+    uint64_t d_ino;
+    int64_t d_off;
+    unsigned short d_reclen;
+    unsigned char d_type;
+    char d_name[256];
+};
+extern struct dirent64 *readdir64(DIR *directory);
 #endif
+#define MPT__DIRENT struct dirent64
+#define MPT__READDIR readdir64
 #define MPT__OPEN open64
 #define MPT__LSEEK lseek64
 #else
+#define MPT__DIRENT struct dirent
+#define MPT__READDIR readdir
 #define MPT__OPEN open
 #define MPT__LSEEK lseek
 #endif
@@ -3770,11 +3781,11 @@ static bool mpt__file_remove(void *user, const char *path) {
 
 static bool mpt__file_list(void *user, const char *path, mpt_list_entry entry, void *to) {
     char child[4096];
-    struct dirent *item;
+    MPT__DIRENT *item;
     DIR *const directory = opendir(path);
     (void)user;
     if (!mpt__file_result(directory != NULL)) return false;
-    for (errno = 0; (item = readdir(directory)) != NULL; errno = 0) {
+    for (errno = 0; (item = MPT__READDIR(directory)) != NULL; errno = 0) {
         if (strcmp(item->d_name, ".") == 0 || strcmp(item->d_name, "..") == 0) continue;
         if (mpt__format_text(child, sizeof child, "%s/%s", path, item->d_name) >= sizeof child) {
             errno = ENAMETOOLONG;

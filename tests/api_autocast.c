@@ -122,6 +122,12 @@ static mpt_tensor call(const char *op, mpt_tensor x) {
        mpt_interpolate(mpt_reshape(x, MPT_SHAPE(1, 1, 4, 4)), MPT_SCALAR, 2, MPT_BILINEAR, false));
     OP("embedding", mpt_embedding(labels(), x, -1));
     OP("scaled_dot_product_attention", mpt_scaled_dot_product_attention(x, x, x, NULL));
+    OP("layer_norm", mpt_layer_norm(x, 1, none, none, 1e-5));
+    OP("rms_norm", mpt_rms_norm(x, 1, none, 1e-5));
+    OP("batch_norm", mpt_batch_norm(x, none, none, none, none, 1e-5));
+    OP("group_norm", mpt_group_norm(x, 2, none, none, 1e-5));
+    OP("max_pool2d", mpt_max_pool2d(mpt_reshape(x, MPT_SHAPE(1, 1, 4, 4)), NULL));
+    OP("avg_pool2d", mpt_avg_pool2d(mpt_reshape(x, MPT_SHAPE(1, 1, 4, 4)), NULL));
     OP("linear_cross_entropy", mpt_linear_cross_entropy(x, x, labels(), NULL));
 #undef OP
     return none;
@@ -235,6 +241,12 @@ static const row rows[] = {{"add", "input", 'i'},
                            {"argsort", "input", '-'},
                            {"embedding", "any", 'i'},
                            {"scaled_dot_product_attention", "f16 / bf16", 'l'},
+                           {"layer_norm", "any", 'i'},
+                           {"rms_norm", "any", 'i'},
+                           {"batch_norm", "any", 'i'},
+                           {"group_norm", "any", 'i'},
+                           {"max_pool2d", "input", 'i'},
+                           {"avg_pool2d", "input", 'i'},
                            {"linear_cross_entropy", "f32 always", 'L'},
                            {"user", "any", '-'}};
 enum { ROWS = sizeof rows / sizeof rows[0] };
