@@ -2762,8 +2762,10 @@ int mpt__cuda_device_count(char *why, size_t size);
 /* The levels that rooms are compiled at under -O2 and more: half of the time that gcc needs for -O2
    buys nothing measurable there. COLD: what no step runs for long. KERNELS: loops over elements,
    which need no more instructions than with -O2. Between levels gcc inlines only what it is forced
-   to, so rooms that share small functions share a level. clang has no such pragma. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+   to, so rooms that share small functions share a level. clang has no such pragma; gcc for Windows
+   keeps vectors on a stack that is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
+#if defined(__GNUC__) && !defined(__clang__) && !defined(_WIN32) && defined(__OPTIMIZE__) && \
+    !defined(__OPTIMIZE_SIZE__)
 #define MPT__BEGIN_COLD _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
 #define MPT__BEGIN_KERNELS                                                                    \
     MPT__BEGIN_COLD _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
@@ -20007,6 +20009,7 @@ static mpt_status mpt__nll_backward(mpt__frame *frame) {
         below.context = context;
         below.n_in = 1;
         below.in = x->record->in;
+        below.layout = MPT__LAYOUT_CONTIGUOUS;
         target = &below;
     }
     mpt__access access;

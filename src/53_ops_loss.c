@@ -116,6 +116,7 @@ static mpt_status mpt__nll_backward(mpt__frame *frame) {
         below.context = context;
         below.n_in = 1;
         below.in = x->record->in;
+        below.layout = MPT__LAYOUT_CONTIGUOUS;
         target = &below;
     }
     mpt__access access;

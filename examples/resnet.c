@@ -1,0 +1,126 @@
+/* resnet.c - ResNet-18 on small pictures: CIFAR-10 from its binary files, or drawn digits.
+ *
+ * Convolutions in channels-last memory, batch norm, shortcuts; SGD with momentum, a one-cycle rate,
+ * crops and flips that loader threads make. Parameters have torchvision's names.
+ * test arguments: --width 4 --subset 128 --epochs 1 --batch 32 */
+#include "common.h"
+#include "precisions.h"
+#include "resnet.h"
+
+typedef struct settings {
+    int64_t width, epochs, batch, subset, precision, workers, seed;
+    double lr;
+    const char *data;
+    bool help;
+} settings;
+
+static const option_row rows[] = {
+    {"--data", OPTION_TEXT, offsetof(settings, data), NULL, 0, 0,
+     "a folder with data_batch_1.bin .."},
+    {"--width", OPTION_INT, offsetof(settings, width), NULL, 1, 1024, "64: ResNet-18; default 16"},
+    {"--epochs", OPTION_INT, offsetof(settings, epochs), NULL, 1, 10000, "default 3"},
+    {"--batch", OPTION_INT, offsetof(settings, batch), NULL, 2, 8192, "default 64"},
+    {"--subset", OPTION_INT, offsetof(settings, subset), NULL, 2, 50000, "pictures, default 4096"},
+    {"--precision", OPTION_CHOICE, offsetof(settings, precision), "fp32|fp16|bf16", 0, 0,
+     "default bf16"},
+    {"--lr", OPTION_NUMBER, offsetof(settings, lr), NULL, 0, 0, "the highest, default 0.1"},
+    {"--workers", OPTION_INT, offsetof(settings, workers), NULL, 0, 64, "default 1"},
+    {"--seed", OPTION_INT, offsetof(settings, seed), NULL, 0, INT32_MAX, "default 0"},
+    {"--help", OPTION_FLAG, offsetof(settings, help), NULL, 0, 0, "this list"}};
+enum { ROWS = sizeof rows / sizeof *rows };
+
+/* Training pictures move by up to two pixels; those with colours may also be mirrored. */
+static void open_data(mpt_context *ctx, const settings *s, data_sets *sets) {
+    const bool colours = s->data != NULL;
+    const int64_t size = colours ? 32 : DIGITS_SIZE;
+    mpt_transform steps[3] = {mpt_transform_default(MPT_NORMALIZE, 0, 0),
+                              mpt_transform_default(MPT_RANDOM_CROP, size, size),
+                              mpt_transform_default(MPT_RANDOM_FLIP, 0, 0)};
+    const double mean[3] = {0.4914, 0.4822, 0.4465}, deviation[3] = {0.247, 0.2435, 0.2616};
+    for (int c = 0; c < 3; c++) {
+        steps[0].mean[c] = colours ? mean[c] : DATA_MEAN;
+        steps[0].deviation[c] = colours ? deviation[c] : DATA_DEVIATION;
+    }
+    steps[1].padding = 2;
+    if (colours) {
+        snprintf(sets->name, sizeof sets->name, "CIFAR-10 from %.200s", s->data);
+        sets->train = mpt_cifar10(ctx, s->data, MPT_TRAIN);
+        sets->test = mpt_cifar10(ctx, s->data, MPT_TEST);
+    } else {
+        snprintf(sets->name, sizeof sets->name, "embedded digits (drawn by the program)");
+        sets->train = data_drawn(ctx, DIGITS_TRAIN_SEED, s->subset);
+        sets->test = data_drawn(ctx, DIGITS_TEST_SEED, s->subset / 4 + 1);
+    }
+    if (colours && mpt_dataset_size(sets->train) > s->subset)
+        sets->train = mpt_subset(sets->train, 0, s->subset);
+    sets->train = mpt_transformed(sets->train, steps, colours ? 3 : 2);
+    sets->test = mpt_transformed(sets->test, steps, 1);
+}
+
+static int train(mpt_context *ctx, const settings *s) {
+    const precision *p = &precisions[s->precision];
+    data_sets sets;
+    open_data(ctx, s, &sets);
+    mpt_loader_config lc = mpt_loader_config_default();
+    lc.batch = s->batch, lc.workers = (int)s->workers, lc.dtype = p->batch;
+    mpt_loader tests = mpt_loader_create(ctx, sets.test, &lc);
+    lc.shuffle = lc.drop_last = true;
+    mpt_loader loader = mpt_loader_create(ctx, sets.train, &lc);
+    mpt_module net = resnet18(ctx, s->data ? 3 : 1, 10, s->width, false);
+    mpt_sgd_config sgd = mpt_sgd_config_default();
+    sgd.lr = s->lr, sgd.momentum = 0.9, sgd.nesterov = true, sgd.weight_decay = 5e-4;
+    mpt_optimizer optimizer = mpt_sgd(net, &sgd);
+    mpt_one_cycle_config cycle = mpt_one_cycle_config_default();
+    cycle.max_lr = s->lr, cycle.total = s->epochs * mpt_loader_batches(loader);
+    mpt_one_cycle(optimizer, &cycle, MPT_PER_STEP);
+    mpt_scaler_config sc = mpt_scaler_config_default();
+    sc.enabled = p->scaled;
+    mpt_scaler scaler = mpt_grad_scaler(ctx, &sc);
+    if (mpt_failed(ctx)) return fail_with_error("resnet", ctx);
+    printf("%s, %lld parameters, %s\n", sets.name, (long long)mpt_parameter_numel(net), p->name);
+
+    progress bar = progress_begin("", true, s->epochs, mpt_loader_batches(loader));
+    for (bar.epoch = 1; bar.epoch <= s->epochs; bar.epoch++) {
+        mpt_batch b;
+        mpt_metric_reset(ctx, "loss");
+        while (mpt_loader_next(loader, &b)) {
+            mpt_step_begin(ctx);
+            mpt_autocast_begin(ctx, p->autocast);
+            mpt_tensor loss = mpt_cross_entropy(mpt_forward(net, b.x), b.y, NULL);
+            mpt_autocast_end(ctx);
+            mpt_metric_push(ctx, "loss", loss);
+            mpt_zero_grad(optimizer);
+            mpt_backward(mpt_scale_loss(scaler, loss));
+            mpt_scaler_step(scaler, optimizer);
+            mpt_scaler_update(scaler);
+            mpt_step_end(ctx);
+            progress_step(&bar, ctx, scaler, b.index + 1);
+        }
+        if (mpt_failed(ctx)) return progress_clear(&bar), fail_with_error("resnet", ctx);
+        progress_epoch(&bar, mpt_metric_mean(ctx, "loss", true));
+    }
+    const double seconds = seconds_now() - bar.started;
+    const mpt_loader_stats stats = mpt_loader_statistics(loader);
+    const mpt_evaluation test = mpt_evaluate(net, tests, p->autocast);
+    mpt_save(net, "resnet.safetensors");
+    if (mpt_failed(ctx)) return fail_with_error("resnet", ctx);
+    printf(
+        "Test accuracy: %.2f %%, %.0f pictures per second, %.1f %% of the time waited for data\n",
+        100.0 * test.accuracy, (double)(bar.steps * s->batch) / seconds,
+        100.0 * stats.seconds_waited / seconds);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    settings s = {16, 3, 64, 4096, 2, 1, 0, 0.1, NULL, false};
+    char error[256];
+    if (!options_parse(rows, ROWS, argc, argv, &s, error, sizeof error))
+        return fail("resnet", EXIT_BAD_INPUT, "%s", error);
+    if (s.help) return options_help("resnet", rows, ROWS, stdout), 0;
+    mpt_config config = default_config("resnet");
+    config.seed = (uint64_t)s.seed;
+    mpt_context *ctx = mpt_create(&config);
+    const int status = ctx ? train(ctx, &s) : fail_with_error("resnet", ctx);
+    mpt_destroy(ctx);
+    return status;
+}
