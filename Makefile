@@ -203,7 +203,7 @@ $(BUILD)/tests/examples.log: $(EXAMPLE_PROGRAMS) FORCE
 $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 	@MPTRAIN_TEST_TMP='$(BUILD)/tests/tmp' sh tests/run.sh one $* $@ $(RUN) $<
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/bench/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/tests/cudasim/*.d $(BUILD)/bench/*.d)
 
 FORCE:
 .PHONY: all mnist examples cuda tests test amalgamate check-header lint reference header-test bench bench-peers gpu-check \

@@ -499,7 +499,7 @@ mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
     if (w.tiles > 1) w.words = (unsigned long long *)call->workspace;
     mpt__sort_tiles_kernel<<<mpt__blocks(call, w.lines.count * w.tiles * MPT__THREADS),
                              MPT__THREADS, 0, call->stream>>>(w);
-    unsigned long long *from = w.words, *to = w.words + count;
+    unsigned long long *from = w.words, *to = w.tiles > 1 ? w.words + count : NULL;
     for (long long run = MPT__SORT_TILE; run < w.n; run *= 2) {
         mpt__sort_merge_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(
             w, run, from, to);

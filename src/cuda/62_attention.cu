@@ -18,8 +18,7 @@ template <int V> __global__ void mpt__embedding_kernel(const mpt__embedding w) {
         const long long j = i / pieces, c = i % pieces * V, id = mpt__id_at(w, j);
         float x[V];
         for (int k = 0; k < V; k++) x[k] = 0.0f;
-        if (id >= 0)
-            mpt__load_some<V>(w.table, id * w.table.stride[0] + c * w.table.stride[1], x);
+        if (id >= 0) mpt__load_some<V>(w.table, id * w.table.stride[0] + c * w.table.stride[1], x);
         mpt__put_some<V>(w.rows, j * w.rows.stride[0] + c * w.rows.stride[1], x);
     }
 }
@@ -38,14 +37,14 @@ __global__ void mpt__embedding_backward_kernel(const mpt__embedding w) {
         }
         if (before) continue;
         for (long long c = threadIdx.x; c < w.columns; c += threads) {
-            float *to = (float *)w.table.data + id * w.table.stride[0] + c * w.table.stride[1];
-            float sum = *to;
+            const long long to = id * w.table.stride[0] + c * w.table.stride[1];
+            float sum = mpt__load(w.table.data, w.table.dtype, to);
             for (long long i = j; i < w.n; i++) {
                 if (mpt__id_at(w, i) != id) continue;
                 sum += mpt__load(w.rows.data, w.rows.dtype,
                                  i * w.rows.stride[0] + c * w.rows.stride[1]);
             }
-            *to = sum;
+            mpt__store(w.table.data, w.table.dtype, to, sum);
         }
     }
 }
@@ -80,8 +79,8 @@ mpt_status mpt__cuda_embedding(const mpt__cuda_call *call) {
 mpt_status mpt__cuda_embedding_backward(const mpt__cuda_call *call) {
     const mpt__embedding w = mpt__embedding_of(call, 2, 0, 1);
     if (!w.table.accumulate && w.size * w.columns > 0)
-        cudaMemsetAsync(w.table.data, 0, (size_t)(w.size * w.columns) * sizeof(float),
-                        call->stream);
+        cudaMemsetAsync(w.table.data, 0,
+                        (size_t)(w.size * w.columns) * mpt__bytes_of(w.table.dtype), call->stream);
     if (w.n == 0 || w.columns == 0) return MPT_OK;
     const unsigned int blocks = (unsigned int)(w.n < (1 << 20) ? w.n : 1 << 20);
     mpt__embedding_backward_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
@@ -96,7 +95,7 @@ mpt_status mpt__cuda_embedding_backward(const mpt__cuda_call *call) {
 struct mpt__attention {
     mpt__array q, k, v, mask, lse, dout, delta, out, dq, dk, dv; /* lse: written by forward */
     long long heads, group, queries, keys, blocks, items; /* group: query heads of a key head */
-    int depth, width, n; /* n: of each side in a tile */
+    int depth, width, n;                                  /* n: of each side in a tile */
     int compute, causal, drops;
     float scale;
     mpt__dropout dropout;
@@ -165,9 +164,9 @@ __device__ __forceinline__ float mpt__attention_score(const mpt__attention &w, f
                                                       long long b, long long h, long long query,
                                                       long long key) {
     if (w.mask.data != NULL) {
-        const float mask = mpt__load(w.mask.data, w.mask.dtype,
-                                     mpt__attention_row(w.mask, b, h, query) +
-                                         key * w.mask.stride[3]);
+        const float mask =
+            mpt__load(w.mask.data, w.mask.dtype,
+                      mpt__attention_row(w.mask, b, h, query) + key * w.mask.stride[3]);
         score += w.mask.dtype != MPT_BOOL ? mask : mask != 0.0f ? 0.0f : -INFINITY;
     }
     return w.causal && key > query ? -INFINITY : score;
@@ -229,7 +228,7 @@ __device__ void mpt__attention_softmax(const mpt__attention &w, float *tile, int
     }
 }
 
-__global__ void __launch_bounds__(MPT__THREADS) mpt__attention_kernel(const mpt__attention w) {
+__global__ void __launch_bounds__(MPT__THREADS, 2) mpt__attention_kernel(const mpt__attention w) {
     extern __shared__ float mpt__attention_room[];
     const int wide = w.depth + 1, out = w.width + 1;
     float *q = mpt__attention_room, *k = q + w.n * wide, *v = k + w.n * wide, *sum = v + w.n * out;
@@ -261,8 +260,8 @@ __global__ void __launch_bounds__(MPT__THREADS) mpt__attention_kernel(const mpt_
                 sum[i / w.width * out + i % w.width] *= shrink[i / w.width];
             for (int i = (int)threadIdx.x; w.drops && i < m * t.n; i += (int)blockDim.x) {
                 const int c = i / t.n, r = i % t.n;
-                tile[c * w.n + r] *= mpt__attention_kept(w, sequence, t.batch, t.head, t.first + r,
-                                                         key + c);
+                tile[c * w.n + r] *=
+                    mpt__attention_kept(w, sequence, t.batch, t.head, t.first + r, key + c);
             }
             __syncthreads();
             mpt__attention_add(w, tile, v, m, t.n, w.width, sum);
@@ -287,11 +286,12 @@ __global__ void __launch_bounds__(MPT__THREADS) mpt__attention_kernel(const mpt_
 
 __device__ __forceinline__ float mpt__attention_number(const mpt__array &array, long long b,
                                                        long long h, long long row) {
-    return ((const float *)array.data)[mpt__attention_row(array, b, h, row)];
+    return mpt__load(array.data, array.dtype, mpt__attention_row(array, b, h, row));
 }
 
 /* Also the sums of dout out, which the other pass reads. */
-__global__ void __launch_bounds__(MPT__THREADS) mpt__attention_dq_kernel(const mpt__attention w) {
+__global__ void __launch_bounds__(MPT__THREADS, 2)
+    mpt__attention_dq_kernel(const mpt__attention w) {
     extern __shared__ float mpt__attention_room[];
     const int wide = w.depth + 1, out = w.width + 1;
     float *q = mpt__attention_room, *dout = q + w.n * wide, *k = dout + w.n * out;
@@ -323,8 +323,7 @@ __global__ void __launch_bounds__(MPT__THREADS) mpt__attention_dq_kernel(const m
                 float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
                 score = mpt__attention_score(w, score, t.batch, t.head, query, key + c);
                 float g = mpt__attention_dot(dout + r * out, v + c * out, w.width);
-                if (w.drops)
-                    g *= mpt__attention_kept(w, sequence, t.batch, t.head, query, key + c);
+                if (w.drops) g *= mpt__attention_kept(w, sequence, t.batch, t.head, query, key + c);
                 slope[c * w.n + r] = expf(score - lse[r]) * (g - delta[r]);
             }
             __syncthreads();
@@ -336,7 +335,8 @@ __global__ void __launch_bounds__(MPT__THREADS) mpt__attention_dq_kernel(const m
     }
 }
 
-__global__ void __launch_bounds__(MPT__THREADS) mpt__attention_dkv_kernel(const mpt__attention w) {
+__global__ void __launch_bounds__(MPT__THREADS, 2)
+    mpt__attention_dkv_kernel(const mpt__attention w) {
     extern __shared__ float mpt__attention_room[];
     const int wide = w.depth + 1, out = w.width + 1;
     float *k = mpt__attention_room, *v = k + w.n * wide, *q = v + w.n * out;
@@ -469,7 +469,7 @@ mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
 }
 
 /* In the order of MPT__ATTENTION_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_ATTENTION_KERNELS                                                             \
-    {mpt__cuda_embedding, NULL}, {mpt__cuda_embedding_backward, NULL},                          \
-        {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL},                            \
+#define MPT__CUDA_ATTENTION_KERNELS                                    \
+    {mpt__cuda_embedding, NULL}, {mpt__cuda_embedding_backward, NULL}, \
+        {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL},   \
         {mpt__cuda_attention_dkv, NULL},
