@@ -15,11 +15,14 @@ for block in manual*.txt; do
     {
         echo '#include <stdio.h>'
         echo '#include "mptrain.h"'
-        echo 'void fragment(mpt_context *ctx, mpt_optimizer optimizer, mpt_module net,'
-        echo '              mpt_loader loader, mpt_batch b, int model);'
-        echo 'void fragment(mpt_context *ctx, mpt_optimizer optimizer, mpt_module net,'
-        echo '              mpt_loader loader, mpt_batch b, int model) {'
+        echo 'void update_and_draw(void);'
+        for end in ';' ' {'; do
+            echo 'void fragment(mpt_context *ctx, mpt_optimizer optimizer, mpt_module net,'
+            echo '              mpt_loader loader, mpt_batch b, int model, mpt_captured captured,'
+            echo "              mpt_tensor x, mpt_tensor y, bool running)$end"
+        done
         echo '    (void)ctx, (void)optimizer, (void)net, (void)loader, (void)b, (void)model;'
+        echo '    (void)captured, (void)x, (void)y, (void)running;'
         echo '    {'
         cat "$block"
         echo '    }'
