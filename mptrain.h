@@ -4539,16 +4539,16 @@ static MPT__INLINE uint64_t mpt__multiply_u64(uint64_t a, uint64_t b, uint64_t *
  * (Lemire, "Fast random integer generation in an interval", 2019). Uses block `index` of the key,
  * and that of further sequences derived from it in the rare case that both its tries are rejected.
  */
-static uint64_t mpt__random_below(mpt__rng_key key, uint64_t index, uint64_t bound) {
+static MPT__FORCE_INLINE uint64_t mpt__random_below(mpt__rng_key key, uint64_t index,
+                                                    uint64_t bound) {
     uint64_t sequence = mpt__hash_u64(key.stream, key.call);
-    uint64_t rejected = (0 - bound) % bound; /* 2^64 mod bound */
     for (;;) {
         uint32_t words[4];
         mpt__philox(key.seed, sequence, index, words);
         for (int i = 0; i < 4; i += 2) {
             uint64_t high, low;
             low = mpt__multiply_u64((uint64_t)words[i + 1] << 32 | words[i], bound, &high);
-            if (low >= rejected) return high;
+            if (low >= bound || low >= (0 - bound) % bound) return high; /* 2^64 mod bound */
         }
         sequence = mpt__hash_u64(sequence, index);
     }
@@ -6951,13 +6951,13 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
 
 /* ==== Sums ==== */
 
-#define MPT__DEFINE_FOLD(name, type, combine)                                     \
-    static type name(const type lane[MPT__SUM_LANES]) {                           \
-        type fold[8];                                                             \
-        for (int l = 0; l < 8; l++) fold[l] = combine(lane[l], lane[l + 8]);      \
-        for (int l = 0; l < 4; l++) fold[l] = combine(fold[l], fold[l + 4]);      \
-        fold[0] = combine(fold[0], fold[2]), fold[1] = combine(fold[1], fold[3]); \
-        return combine(fold[0], fold[1]);                                         \
+/* Unrolled: a loop over an array in memory would take three times the instructions. */
+#define MPT__FOLD_2(x, l, f) f(x[l], x[(l) + 8])
+#define MPT__FOLD_4(x, l, f) f(MPT__FOLD_2(x, l, f), MPT__FOLD_2(x, (l) + 4, f))
+#define MPT__FOLD_8(x, l, f) f(MPT__FOLD_4(x, l, f), MPT__FOLD_4(x, (l) + 2, f))
+#define MPT__DEFINE_FOLD(name, type, combine)                                         \
+    static type name(const type lane[MPT__SUM_LANES]) {                               \
+        return combine(MPT__FOLD_8(lane, 0, combine), MPT__FOLD_8(lane, 1, combine)); \
     }
 #define MPT__PLUS(a, b) ((a) + (b))
 #define MPT__TIMES(a, b) ((a) * (b))
@@ -15191,7 +15191,7 @@ struct mpt_context {
 
     int no_grad_depth, inference_depth;
     bool in_backward;
-    uint8_t autocast[MPT__MAX_REGIONS]; /* mpt_dtype; F32 = off */
+    uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
     int autocast_depth;
 
     mpt__counters_state now, committed;
@@ -15206,10 +15206,7 @@ struct mpt_context {
 
     mpt__object_table objects[MPT__OBJECT_KINDS];
 
-    mpt__launch launch; /* the one being filled */
-    int launch_phase;
-    uint32_t launch_record;
-    int launch_op;
+    mpt__launch launch; /* the one being filled; between calls, the origin of the next ones */
     mpt__hook hooks[MPT__MAX_HOOKS];
     int hook_count;
     struct mpt__recording *recorder; /* 43_inspect.c */
@@ -15243,8 +15240,9 @@ struct mpt__frame;
 static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor);
 /* 41_autograd.c: one output of a record is gone: without outputs it lets go of its inputs. */
 static void mpt__record_release(mpt_context *context, mpt__record *record);
-/* 42_autocast.c: sets the compute and result dtypes of a call by its policy. */
-static mpt_status mpt__decide_dtype(struct mpt__frame *frame);
+/* 42_autocast.c: sets the compute and result dtypes of a call by its policy, where they are not fp32
+   as a matter of course. */
+static mpt_status mpt__policy_dtype(struct mpt__frame *frame);
 /* 43_inspect.c: a storage that a recording names was given back: its id stays reserved until the
    recording ends. */
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage);
@@ -15523,16 +15521,18 @@ static void mpt__pool_give(mpt_context *context, void *pointer, int size_class) 
 
 /* ==== Launches ==== */
 
-/* The context's launch, cleared. */
+/* What the launches from here on come from, but for their record. */
+static MPT__FORCE_INLINE void mpt__launch_origin(mpt_context *context, mpt__phase phase, int op) {
+    context->launch.phase = (uint8_t)phase;
+    context->launch.op = (uint16_t)op;
+}
+
+/* The context's launch, cleared but for its origin. */
 static MPT__FORCE_INLINE mpt__launch *mpt__launch_begin(mpt_context *context, mpt__kernel kernel) {
     mpt__launch *launch = &context->launch; /* field by field: a memset of it all costs more */
     launch->kernel = (uint16_t)kernel;
     launch->n_operands = launch->function = launch->activation = launch->reduction = 0;
     launch->compute_dtype = MPT_F32;
-    launch->op_record = context->launch_record;
-    launch->op = (uint16_t)context->launch_op;
-    launch->phase = (uint8_t)context->launch_phase;
-    launch->number = launch->workspace = 0;
     memset(launch->slot, 0, sizeof launch->slot);
     memset(launch->imm, 0, sizeof launch->imm);
     memset(launch->index, 0, sizeof launch->index);
@@ -15715,7 +15715,7 @@ static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     execution.data = context->data;
     execution.scalars = mpt__device_scalars(context);
     execution.workspace = NULL;
-    if (backend->workspace) launch->workspace = backend->workspace(backend->self, launch);
+    launch->workspace = backend->workspace ? backend->workspace(backend->self, launch) : 0;
     if (launch->workspace > 0) {
         execution.workspace = mpt__launch_workspace(context, launch->workspace);
         if (!execution.workspace) return context->base.status;
@@ -16371,14 +16371,18 @@ static void mpt__scope_drop(mpt_context *context, int64_t start) {
     }
 }
 
-MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
+static MPT__FORCE_INLINE mpt_status mpt__scope_open(mpt_context *context) {
     if (context->scope_depth == MPT__MAX_REGIONS)
         return mpt__error(context, MPT_ERROR_STATE,
                           "%d scopes are open; close some with mpt_scope_end",
                           (int)MPT__MAX_REGIONS);
     context->scope_start[context->scope_depth++] = context->scoped_count;
     return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
+    return mpt__scope_open(context);
 }
 
 MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
@@ -16398,7 +16402,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     if (context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE,
                           "step %lld is still open; end it with mpt_step_end", context->now.step);
-    mpt_status status = mpt_scope_begin(context);
+    mpt_status status = mpt__scope_open(context);
     if (status != MPT_OK) return status;
     context->step_depth = context->scope_depth;
     context->now.step++;
@@ -16452,7 +16456,7 @@ typedef struct mpt__frame {
     mpt_context *context;
     const struct mpt__op_row *row;
     int op, n_in, n_out;
-    unsigned not_f32;                   /* 0 where all inputs are MPT_F32 */
+    unsigned dtypes;                    /* bit d: an input is of mpt_dtype d */
     mpt__tensor *const *in;             /* NULL: absent */
     mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
     mpt_shape out_shape[MPT__MAX_OUTPUTS];
@@ -16604,16 +16608,20 @@ static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
     return NULL;
 }
 
+static MPT__NOINLINE bool mpt__input_stale(mpt_context *context, mpt_tensor handle, int number) {
+    char argument[24];
+    mpt__format_text(argument, sizeof argument, "argument %d", number);
+    mpt__stale(context, handle, argument);
+    return false;
+}
+
 /* Finds the tensors of handles; those from `required` on may be absent. */
 static bool mpt__find_inputs(mpt_context *context, const mpt_tensor *in, int n_in, int required,
                              mpt__tensor **found) {
     for (int i = 0; i < n_in; i++) {
         found[i] = mpt__live(context, in[i]);
-        if (found[i] || (!in[i].context && !in[i].slot && i >= required)) continue;
-        char argument[24];
-        mpt__format_text(argument, sizeof argument, "argument %d", i + 1);
-        mpt__stale(context, in[i], argument);
-        return false;
+        if (!found[i] && (in[i].context || in[i].slot || i < required))
+            return mpt__input_stale(context, in[i], i + 1);
     }
     return true;
 }
@@ -16651,13 +16659,13 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *co
 /* Looks at the inputs: whether backward will follow. */
 static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
     const mpt_context *context = frame->context;
-    unsigned flags = 0, not_f32 = 0;
+    unsigned flags = 0, dtypes = 0;
     for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i]) continue;
         flags |= frame->in[i]->flags;
-        not_f32 |= frame->in[i]->dtype ^ (unsigned)MPT_F32;
+        dtypes |= 1u << frame->in[i]->dtype;
     }
-    frame->not_f32 = not_f32;
+    frame->dtypes = dtypes;
     frame->records = (flags & MPT__REQUIRES_GRAD) && !context->no_grad_depth &&
                      !context->inference_depth && frame->row->backward;
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
@@ -16677,40 +16685,60 @@ static MPT__NOINLINE void mpt__output_layout(const mpt__frame *frame, mpt__tenso
     if (last) mpt__channels_last_strides(out);
 }
 
-static mpt__tensor *mpt__output_new(mpt__frame *frame) {
-    mpt_context *context = frame->context;
-    const mpt__tensor *in = frame->in[0];
-    if (!frame->is_view) {
-        mpt__tensor *out = mpt__tensor_new(context, frame->out_dtype[0], &frame->out_shape[0],
-                                           MPT_MEMORY_ACTIVATION);
-        if (frame->layout && frame->out_shape[0].rank == 4 && out) mpt__output_layout(frame, out);
-        return out;
-    }
-    mpt__tensor view = *in;
+static MPT__NOINLINE mpt__tensor *mpt__output_view(const mpt__frame *frame) {
+    mpt__tensor view = *frame->in[0];
     view.shape = frame->out_shape[0];
     view.offset = frame->view_offset;
     mpt__copy_dims(view.stride, frame->view_stride, view.shape.rank);
-    return mpt__tensor_alias(context, &view);
+    return mpt__tensor_alias(frame->context, &view);
+}
+
+static MPT__FORCE_INLINE mpt__tensor *mpt__output_new(const mpt__frame *frame) {
+    if (frame->is_view) return mpt__output_view(frame);
+    mpt__tensor *out = mpt__tensor_new(frame->context, frame->out_dtype[0], &frame->out_shape[0],
+                                       MPT_MEMORY_ACTIVATION);
+    if (frame->layout && frame->out_shape[0].rank == 4 && out) mpt__output_layout(frame, out);
+    return out;
+}
+
+static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
+    return (mpt_dtype)context->autocast[context->autocast_depth];
+}
+
+/* The first part of a forward call, up to the shapes and dtypes of its outputs. */
+static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
+    if (!mpt__check_inputs(frame)) return frame->context->base.status;
+    frame->out_dtype[0] = frame->compute = MPT_F32;
+    if (frame->dtypes != 1u << MPT_F32 || mpt__autocast_dtype(frame->context) != MPT_F32) {
+        mpt_status status = mpt__policy_dtype(frame);
+        if (status != MPT_OK) return status;
+    }
+    return frame->row->shape(frame);
+}
+
+/* The second, once the outputs are there. */
+static MPT__FORCE_INLINE mpt_status mpt__call_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__launch_origin(context, MPT__FORWARD, frame->op);
+    mpt_status status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;
+    mpt__launch_origin(context, MPT__OTHER, 0);
+    return status;
+}
+
+/* The last, whatever came of the others. */
+static MPT__FORCE_INLINE void mpt__call_end(mpt__frame *frame, mpt_status status) {
+    mpt__record_call(frame, status);
+    mpt__drop_temporaries(frame);
 }
 
 /* Runs an op of one output on the inputs of its record; NULL on error. */
 static mpt__tensor *mpt__call_run(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    mpt_status status = MPT_ERROR_STATE;
-    frame->out[0] = NULL;
-    if (mpt__check_inputs(frame) && mpt__decide_dtype(frame) == MPT_OK &&
-        frame->row->shape(frame) == MPT_OK)
-        frame->out[0] = mpt__output_new(frame);
-    mpt__tensor *out = frame->out[0];
-    if (out) {
-        context->launch_op = frame->op;
-        context->launch_phase = MPT__FORWARD;
-        status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;
-        context->launch_op = 0;
-        context->launch_phase = MPT__OTHER;
-    }
-    mpt__record_call(frame, status);
-    mpt__drop_temporaries(frame);
+    mpt_status status = mpt__call_shape(frame);
+    mpt__tensor *out = status == MPT_OK ? mpt__output_new(frame) : NULL;
+    frame->out[0] = out;
+    status = out ? mpt__call_forward(frame) : MPT_ERROR_STATE;
+    mpt__call_end(frame, status);
     if (status == MPT_OK) return out;
     if (out) mpt__tensor_drop(context, out);
     return NULL;
@@ -16767,7 +16795,8 @@ mpt__parameter_gradient_new(mpt_context *context, mpt__tensor *tensor, mpt__bloc
 }
 
 /* The gradient of a parameter: a view of its block's, made on first use. */
-static MPT__INLINE mpt__tensor *mpt__parameter_gradient(mpt_context *context, mpt__tensor *tensor) {
+static MPT__FORCE_INLINE mpt__tensor *mpt__parameter_gradient(mpt_context *context,
+                                                              mpt__tensor *tensor) {
     mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
     mpt__tensor *known = tensor->gradient;
     if (known && known->storage == block->gradients && known->offset == tensor->offset)
@@ -16797,20 +16826,10 @@ static MPT__INLINE bool mpt__keeps_layout(const mpt__frame *frame, const mpt__te
     return frame->layout && tensor->shape.rank == 4 && mpt__channels_last(tensor);
 }
 
-/* Gradient number i's destination: NULL if it is not wanted or on error, else a tensor to write to
-   with *access: the first contribution overwrites, later ones accumulate. Parameters collect in
-   their fp32 block, others in a tensor of their own dtype. */
-static mpt__tensor *mpt__gradient_into(mpt__frame *frame, int i, mpt__access *access) {
+/* mpt__gradient_into for what is no parameter. */
+static MPT__NOINLINE mpt__tensor *mpt__activation_into(const mpt__frame *frame, mpt__tensor *input,
+                                                       mpt__access *access) {
     mpt_context *context = frame->context;
-    if (!mpt__wants(frame, i)) return NULL;
-    mpt__tensor *input = frame->in[i];
-    if (input->parameter) {
-        mpt__parameter *parameter = &context->parameters[input->parameter - 1];
-        mpt__tensor *view = mpt__parameter_gradient(context, input);
-        *access = parameter->has_grad ? MPT__ACCUMULATE : MPT__WRITE;
-        if (view) parameter->has_grad = true;
-        return view;
-    }
     mpt__tensor **place = mpt__gradient_place(input), *old = *place;
     *access = old ? MPT__ACCUMULATE : MPT__WRITE;
     if (old && mpt__owned(context, old)) return old;
@@ -16827,6 +16846,19 @@ static mpt__tensor *mpt__gradient_into(mpt__frame *frame, int i, mpt__access *ac
         mpt__tensor_drop(context, old);
     }
     return own;
+}
+
+/* Gradient number i's destination: NULL if it is not wanted or on error, else a tensor to write to
+   with *access: the first contribution overwrites, later ones accumulate. Parameters collect in
+   their fp32 block, others in a tensor of their own dtype. */
+static mpt__tensor *mpt__gradient_into(const mpt__frame *frame, int i, mpt__access *access) {
+    if (!mpt__wants(frame, i)) return NULL;
+    mpt__tensor *input = frame->in[i];
+    if (!input->parameter) return mpt__activation_into(frame, input, access);
+    mpt__parameter *parameter = &frame->context->parameters[input->parameter - 1];
+    *access = parameter->has_grad ? MPT__ACCUMULATE : MPT__WRITE;
+    parameter->has_grad = true; /* after an error nobody asks */
+    return mpt__parameter_gradient(frame->context, input);
 }
 
 /* The destination of an op's only gradient, frame->dx; false where that is all there is to do. */
@@ -16923,9 +16955,8 @@ static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record
         frame.in = record->in;
         frame.saved = record->saved;
         frame.dy = record->grad;
-        context->launch_op = record->op;
-        context->launch_record = record->number;
-        context->launch_phase = MPT__BACKWARD;
+        mpt__launch_origin(context, MPT__BACKWARD, record->op);
+        context->launch.op_record = record->number;
         status = frame.row->backward(&frame);
         mpt__drop_temporaries(&frame);
         for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
@@ -17004,7 +17035,7 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
     context->in_backward = true;
-    context->launch_phase = MPT__BACKWARD;
+    context->launch.phase = MPT__BACKWARD;
     mpt__materialise_all(context);
     mpt__tensor one; /* in no table, and without a handle that could end */
     mpt__storage_retain(context, context->scalar_storage); /* or it would seem to be its owner */
@@ -17016,9 +17047,8 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
         status = mpt__backward_record(context, record, retain);
     root->nodes--;
     context->no_grad_depth--;
-    context->launch_op = 0;
-    context->launch_record = 0;
-    context->launch_phase = MPT__OTHER;
+    mpt__launch_origin(context, MPT__OTHER, 0);
+    context->launch.op_record = 0;
     context->in_backward = false;
     if (status != MPT_OK) mpt__drop_record_gradients(context);
     mpt__storage_release(context, context->scalar_storage);
@@ -17112,9 +17142,8 @@ static void mpt__discard_history(mpt_context *context) {
     mpt__scope_drop(context, 0);
     context->scope_depth = context->step_depth = 0;
     context->no_grad_depth = context->inference_depth = context->autocast_depth = 0;
-    context->launch_op = 0;
-    context->launch_record = 0;
-    context->launch_phase = MPT__OTHER;
+    mpt__launch_origin(context, MPT__OTHER, 0);
+    context->launch.op_record = 0;
     for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].has_grad = false;
     for (int64_t i = 0; i < context->block_count; i++) context->blocks[i].multiplier_slot = 0;
     for (int64_t i = 1; i < context->tensor_count; i++)
@@ -17129,11 +17158,6 @@ static void mpt__discard_history(mpt_context *context) {
  * tensor is ever made for an activation, and the original is what backward saves.
  * ------------------------------------------------------------------------------------------- */
 
-static mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
-    int depth = context->autocast_depth;
-    return depth == 0 ? MPT_F32 : (mpt_dtype)context->autocast[depth - 1];
-}
-
 MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype) {
     if (!mpt__enter(context, "mpt_autocast_begin")) return mpt__status_of(context);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
@@ -17144,7 +17168,7 @@ MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype)
     if (context->autocast_depth == MPT__MAX_REGIONS)
         return mpt__error(context, MPT_ERROR_STATE, "%d autocast regions are open; end some",
                           (int)MPT__MAX_REGIONS);
-    context->autocast[context->autocast_depth++] = (uint8_t)dtype;
+    context->autocast[++context->autocast_depth] = (uint8_t)dtype;
     return MPT_OK;
 }
 
@@ -17185,10 +17209,11 @@ static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
 
 /* The dtype that all inputs share, or fp32 where they differ inside a region. What a call with more
    than two of them can do without is a mask, of any dtype. */
-static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *common) {
+static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, bool region,
+                                                  mpt_dtype *common) {
     int first = -1, other = -1;
     *common = MPT_F32;
-    for (int i = 0; frame->not_f32 && i < frame->n_in; i++) {
+    for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i] || (frame->attributes->required > 2 && i >= frame->attributes->required))
             continue;
         mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
@@ -17206,18 +17231,22 @@ static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *c
     return region ? MPT_OK : mpt__dtype_mismatch(frame, first, other);
 }
 
-static mpt_status mpt__decide_dtype(mpt__frame *frame) {
+static mpt_status mpt__policy_dtype(mpt__frame *frame) {
     mpt_dtype low = mpt__autocast_dtype(frame->context);
     bool region = low != MPT_F32;
     mpt_dtype result = MPT_F32;
-    frame->compute = MPT_F32;
     mpt__policy policy = frame->row->policy;
     mpt_status status = MPT_OK;
+    const unsigned computing = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
+    if (region && policy == MPT__POLICY_LOW && !(frame->dtypes & ~computing)) {
+        frame->out_dtype[0] = frame->compute = low;
+        return MPT_OK;
+    }
     if (policy == MPT__POLICY_ANY)
         result = frame->in[0] ? (mpt_dtype)frame->in[0]->dtype : MPT_F32;
     else if (policy == MPT__POLICY_LOSS)
         result = mpt__loss_dtype(frame);
-    else
+    else if (frame->dtypes != 1u << MPT_F32)
         status = mpt__common_dtype(frame, region, &result);
     bool casts = region && result != MPT_F64;
     if (casts && policy == MPT__POLICY_FP32) result = MPT_F32;
@@ -17231,14 +17260,9 @@ static mpt_status mpt__decide_dtype(mpt__frame *frame) {
 /* A form is a cast of a tree's whole block, made on first use, shared by forward and backward of
    all its layers. The version of the values tells whether it is stale. An update writes the form
    that was in use along with the values; other changes leave it to be made anew. */
-static uint32_t mpt__parameter_form(mpt_context *context, mpt__block *block, mpt_dtype dtype) {
+static MPT__NOINLINE uint32_t mpt__form_new(mpt_context *context, mpt__block *block,
+                                            mpt_dtype dtype, uint32_t version) {
     int which = dtype == MPT_BF16;
-    uint32_t version = context->storages[block->values].version;
-    block->form_read[which] = true;
-    if (block->form[which] && block->form_version[which] == version) {
-        context->counters.form_hits++;
-        return block->form[which];
-    }
     context->counters.form_misses++;
     if (!block->form[which]) {
         block->form[which] =
@@ -17250,6 +17274,19 @@ static uint32_t mpt__parameter_form(mpt_context *context, mpt__block *block, mpt
     mpt__operand_on(launch, 1, block->form[which], dtype, 0, block->numel, MPT__WRITE);
     if (mpt__submit(context, launch) != MPT_OK) return 0;
     block->form_version[which] = version;
+    return block->form[which];
+}
+
+/* That of a parameter; 0 on error. */
+static MPT__NOINLINE uint32_t mpt__parameter_form(mpt_context *context, const mpt__tensor *tensor,
+                                                  mpt_dtype dtype) {
+    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
+    int which = dtype == MPT_BF16;
+    uint32_t version = context->storages[block->values].version;
+    block->form_read[which] = true;
+    if (!block->form[which] || block->form_version[which] != version)
+        return mpt__form_new(context, block, dtype, version);
+    context->counters.form_hits++;
     return block->form[which];
 }
 
@@ -17268,18 +17305,15 @@ typedef struct mpt__source {
     uint8_t dtype;
 } mpt__source;
 
-static bool mpt__gemm_source(mpt_context *context, const mpt__tensor *tensor, mpt_dtype compute,
-                             mpt__source *source) {
+static MPT__FORCE_INLINE bool mpt__gemm_source(mpt_context *context, const mpt__tensor *tensor,
+                                               mpt_dtype compute, mpt__source *source) {
     source->storage = tensor->storage;
     source->dtype = tensor->dtype;
-    if (!tensor->parameter || compute == MPT_F32 || (mpt_dtype)tensor->dtype != MPT_F32)
+    if (compute == MPT_F32 || !tensor->parameter || (mpt_dtype)tensor->dtype != MPT_F32)
         return true;
-    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
-    uint32_t form = mpt__parameter_form(context, block, compute);
-    if (!form) return false;
-    source->storage = form;
+    source->storage = mpt__parameter_form(context, tensor, compute);
     source->dtype = (uint8_t)compute;
-    return true;
+    return source->storage != 0;
 }
 
 MPT__BEGIN_COLD
@@ -22258,9 +22292,6 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&
                     mpt__dtype_info[t->dtype].is_float && x->shape.rank > 0;
     bool folds = !probable && x && t && x->shape.rank > 2;
-    mpt_shape each = folds ? t->shape : MPT_SCALAR;
-    mpt__spares spares;
-    spares.count = 0;
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = config->ignore_index;
     attributes.reduction = (uint8_t)config->reduction;
@@ -22269,10 +22300,14 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     if ((probable || folds) && !mpt__enter(context, name)) return mpt__null(context);
     if (probable && smoothing >= 0.0 && smoothing <= 1.0)
         return mpt__soft_cross_entropy(name, input, targets, x->shape, config);
-    if (folds) attributes.index[1] = mpt__fold_positions(&spares, in, x, t);
+    if (!folds) return mpt__apply1(name, op, in, 3, &attributes);
+    mpt_shape each = t->shape;
+    mpt__spares spares;
+    spares.count = 0;
+    attributes.index[1] = mpt__fold_positions(&spares, in, x, t);
     if (attributes.index[1] < 0) return mpt__null(context);
     mpt_tensor loss = mpt__apply1(name, op, in, 3, &attributes);
-    if (folds && config->reduction == MPT_NONE) loss = mpt_reshape(mpt__spare(&spares, loss), each);
+    if (config->reduction == MPT_NONE) loss = mpt_reshape(mpt__spare(&spares, loss), each);
     return mpt__spares_end(&spares, loss);
 }
 
@@ -22648,21 +22683,14 @@ static mpt_status mpt__forward_into(mpt__frame *frame, mpt__tensor *x) {
     mpt_context *context = frame->context;
     context->storages[x->storage].version++;
     frame->out[0] = x;
-    context->launch_op = frame->op;
-    context->launch_phase = MPT__FORWARD;
-    mpt_status status = frame->row->forward(frame);
-    context->launch_op = 0;
-    context->launch_phase = MPT__OTHER;
-    return status;
+    return mpt__call_forward(frame);
 }
 
 /* Runs an op on the inputs of its record, over x. */
 static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
     mpt_context *context = frame->context;
     mpt__tensor *old = NULL;
-    mpt_status status = MPT_ERROR_STATE;
-    if (mpt__check_inputs(frame) && mpt__decide_dtype(frame) == MPT_OK)
-        status = frame->row->shape(frame);
+    mpt_status status = mpt__call_shape(frame);
     bool ends = !frame->records && mpt__history_ends(context, x);
     if (status == MPT_OK && !mpt__fits_shape(&frame->out_shape[0], x))
         status = mpt__error(context, MPT_ERROR_SHAPE,
@@ -22677,8 +22705,7 @@ static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
             if (frame->in[i] == x) frame->record->in[i] = old;
     }
     if (status == MPT_OK) status = mpt__forward_into(frame, x);
-    mpt__record_call(frame, status);
-    mpt__drop_temporaries(frame);
+    mpt__call_end(frame, status);
     if (!old) return status;
     if (status != MPT_OK)
         mpt__history_move(context, old, x);
@@ -22828,13 +22855,13 @@ typedef struct mpt__module_parameter {
     L(conv2d, conv2d, 3, NONE) \
     L(conv1d, conv1d, 3, NONE) \
     L(conv_transpose2d, conv_transpose2d, 3, NONE)
-#define MPT__NORM_LAYERS(L)               \
-    L(layer_norm, layer_norm, 3, NONE)    \
-    L(rms_norm, rms_norm, 2, NONE)        \
-    L(batch_norm1d, none, 0, NONE)        \
-    L(batch_norm2d, none, 0, NONE)        \
-    L(group_norm, group_norm, 3, NONE)    \
-    L(max_pool2d, max_pool2d, 1, NONE)    \
+#define MPT__NORM_LAYERS(L)            \
+    L(layer_norm, layer_norm, 3, NONE) \
+    L(rms_norm, rms_norm, 2, NONE)     \
+    L(batch_norm1d, none, 0, NONE)     \
+    L(batch_norm2d, none, 0, NONE)     \
+    L(group_norm, group_norm, 3, NONE) \
+    L(max_pool2d, max_pool2d, 1, NONE) \
     L(avg_pool2d, avg_pool2d, 1, NONE)
 #define MPT__ATTENTION_LAYERS(L)     \
     L(embedding, embedding, 2, NONE) \
@@ -23617,8 +23644,9 @@ static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module 
 }
 
 /* A layer that is one op; NULL on error, as all that follow. */
-static mpt__tensor *mpt__op_layer_forward(mpt_context *context, const mpt__module *module,
-                                          mpt__tensor *x, mpt_activation activation) {
+static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
+                                                        const mpt__module *module, mpt__tensor *x,
+                                                        mpt_activation activation) {
     mpt__frame frame;
     int op = mpt__layer_rows[module->layer].op, n_in = mpt__layer_rows[module->layer].inputs;
     if (!mpt__enter(context, mpt__layer_rows[module->layer].call) ||
@@ -23693,8 +23721,8 @@ static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *context, const mpt_
 }
 
 /* Runs a module of one input and one output; `activation` follows a linear layer. */
-static mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module, mpt__tensor *x,
-                                    mpt_activation activation) {
+static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module,
+                                                      mpt__tensor *x, mpt_activation activation) {
     int autocast_depth = context->autocast_depth;
     mpt__module_begin(context, module);
     mpt__tensor *out = NULL;
@@ -23713,8 +23741,8 @@ static mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module, m
 /* Children in order. A linear layer takes an activation that follows it into its own call. What
    passes between children is given up as soon as the next one has it, unless a user's forward in
    the tree may have put a handle of it by. */
-static mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
-                                            mpt__tensor *x) {
+static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
+                                                          mpt__tensor *x) {
     mpt__tensor *now = x;
     bool watched = mpt__module_root(context, module)->watched;
     for (int64_t i = 0; i < module->child_count && now; i++) {
@@ -25385,12 +25413,12 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
         if (mpt__averages_applied(context, optimizer->states[i].block))
             return mpt__error(context, MPT_ERROR_STATE,
                               "the module's values are averages; call mpt_ema_restore first");
-    int phase = context->launch_phase;
-    context->launch_phase = MPT__UPDATE;
+    uint8_t phase = context->launch.phase;
+    context->launch.phase = MPT__UPDATE;
     mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
     mpt_status status = mpt__schedule_before_step(context, optimizer);
     if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
-    context->launch_phase = phase;
+    context->launch.phase = phase;
     if (status != MPT_OK) return status;
     context->now.updates++;
     context->committed = context->now;
@@ -25399,8 +25427,8 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
 
 /* fp16 without a scaler loses small gradients in silence: said once per optimizer. */
 static void mpt__warn_unscaled(mpt_context *context, mpt__optimizer *optimizer) {
-    bool ended = context->autocast_depth == 0; /* then entry 0 is the region that was open last */
-    if (optimizer->warned_unscaled || !ended || context->autocast[0] != MPT_F16) return;
+    bool ended = context->autocast_depth == 0; /* then entry 1 is the region that was open last */
+    if (optimizer->warned_unscaled || !ended || context->autocast[1] != MPT_F16) return;
     optimizer->warned_unscaled = true;
     if (context->objects[MPT__SCALER].count > 1) return;
     mpt__log(&context->base, MPT_LOG_WARNING,
@@ -25646,8 +25674,8 @@ MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler handle) {
 
 /* bf16 has fp32's range; said once. */
 static void mpt__note_bf16(mpt_context *context, mpt__scaler *scaler) {
-    int depth = context->autocast_depth; /* 0: entry 0 is the region that was open last */
-    if (scaler->told_bf16 || context->autocast[depth ? depth - 1 : 0] != MPT_BF16) return;
+    int depth = context->autocast_depth; /* 0: entry 1 is the region that was open last */
+    if (scaler->told_bf16 || context->autocast[depth ? depth : 1] != MPT_BF16) return;
     scaler->told_bf16 = true;
     mpt__log(
         &context->base, MPT_LOG_INFO,
@@ -27217,20 +27245,11 @@ MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor w
 /* mpt__call_run for a norm of two outputs, the second one the sum that it normalises. */
 static mpt_status mpt__norm_run_both(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    mpt_status status = MPT_ERROR_STATE;
-    frame->out[0] = frame->out[1] = NULL;
-    if (mpt__check_inputs(frame) && mpt__decide_dtype(frame) == MPT_OK &&
-        frame->row->shape(frame) == MPT_OK) {
-        frame->out[0] = mpt__output_new(frame);
-        frame->out[1] = frame->out[0] ? mpt__output_new(frame) : NULL;
-    }
-    context->launch_op = frame->op;
-    context->launch_phase = MPT__FORWARD;
-    if (frame->out[1]) status = frame->row->forward(frame);
-    context->launch_op = 0;
-    context->launch_phase = MPT__OTHER;
-    mpt__record_call(frame, status);
-    mpt__drop_temporaries(frame);
+    mpt_status status = mpt__call_shape(frame);
+    frame->out[0] = status == MPT_OK ? mpt__output_new(frame) : NULL;
+    frame->out[1] = frame->out[0] ? mpt__output_new(frame) : NULL;
+    status = frame->out[1] ? mpt__call_forward(frame) : MPT_ERROR_STATE;
+    mpt__call_end(frame, status);
     for (int i = 0; i < 2 && status != MPT_OK; i++)
         if (frame->out[i]) mpt__tensor_drop(context, frame->out[i]);
     return status;
@@ -33869,7 +33888,8 @@ static bool mpt__scalars_start(mpt_context *context) {
 static bool mpt__context_start(mpt_context *context) {
     if (!mpt__scalars_start(context)) return false;
     context->module_training = true;
-    context->launch_phase = MPT__OTHER;
+    context->launch.phase = MPT__OTHER;
+    context->autocast[0] = MPT_F32;
     context->objects[MPT__MODULE].destroy = mpt__module_free;
     context->objects[MPT__RECORDING].destroy = mpt__recorder_free;
     context->objects[MPT__CAPTURED].destroy = mpt__captured_free;

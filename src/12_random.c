@@ -149,16 +149,16 @@ static MPT__INLINE uint64_t mpt__multiply_u64(uint64_t a, uint64_t b, uint64_t *
  * (Lemire, "Fast random integer generation in an interval", 2019). Uses block `index` of the key,
  * and that of further sequences derived from it in the rare case that both its tries are rejected.
  */
-static uint64_t mpt__random_below(mpt__rng_key key, uint64_t index, uint64_t bound) {
+static MPT__FORCE_INLINE uint64_t mpt__random_below(mpt__rng_key key, uint64_t index,
+                                                    uint64_t bound) {
     uint64_t sequence = mpt__hash_u64(key.stream, key.call);
-    uint64_t rejected = (0 - bound) % bound; /* 2^64 mod bound */
     for (;;) {
         uint32_t words[4];
         mpt__philox(key.seed, sequence, index, words);
         for (int i = 0; i < 4; i += 2) {
             uint64_t high, low;
             low = mpt__multiply_u64((uint64_t)words[i + 1] << 32 | words[i], bound, &high);
-            if (low >= rejected) return high;
+            if (low >= bound || low >= (0 - bound) % bound) return high; /* 2^64 mod bound */
         }
         sequence = mpt__hash_u64(sequence, index);
     }

@@ -245,7 +245,7 @@ struct mpt_context {
 
     int no_grad_depth, inference_depth;
     bool in_backward;
-    uint8_t autocast[MPT__MAX_REGIONS]; /* mpt_dtype; F32 = off */
+    uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
     int autocast_depth;
 
     mpt__counters_state now, committed;
@@ -260,10 +260,7 @@ struct mpt_context {
 
     mpt__object_table objects[MPT__OBJECT_KINDS];
 
-    mpt__launch launch; /* the one being filled */
-    int launch_phase;
-    uint32_t launch_record;
-    int launch_op;
+    mpt__launch launch; /* the one being filled; between calls, the origin of the next ones */
     mpt__hook hooks[MPT__MAX_HOOKS];
     int hook_count;
     struct mpt__recording *recorder; /* 43_inspect.c */
@@ -297,8 +294,9 @@ struct mpt__frame;
 static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor);
 /* 41_autograd.c: one output of a record is gone: without outputs it lets go of its inputs. */
 static void mpt__record_release(mpt_context *context, mpt__record *record);
-/* 42_autocast.c: sets the compute and result dtypes of a call by its policy. */
-static mpt_status mpt__decide_dtype(struct mpt__frame *frame);
+/* 42_autocast.c: sets the compute and result dtypes of a call by its policy, where they are not fp32
+   as a matter of course. */
+static mpt_status mpt__policy_dtype(struct mpt__frame *frame);
 /* 43_inspect.c: a storage that a recording names was given back: its id stays reserved until the
    recording ends. */
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage);

@@ -269,16 +269,18 @@ static void mpt__pool_give(mpt_context *context, void *pointer, int size_class) 
 
 /* ==== Launches ==== */
 
-/* The context's launch, cleared. */
+/* What the launches from here on come from, but for their record. */
+static MPT__FORCE_INLINE void mpt__launch_origin(mpt_context *context, mpt__phase phase, int op) {
+    context->launch.phase = (uint8_t)phase;
+    context->launch.op = (uint16_t)op;
+}
+
+/* The context's launch, cleared but for its origin. */
 static MPT__FORCE_INLINE mpt__launch *mpt__launch_begin(mpt_context *context, mpt__kernel kernel) {
     mpt__launch *launch = &context->launch; /* field by field: a memset of it all costs more */
     launch->kernel = (uint16_t)kernel;
     launch->n_operands = launch->function = launch->activation = launch->reduction = 0;
     launch->compute_dtype = MPT_F32;
-    launch->op_record = context->launch_record;
-    launch->op = (uint16_t)context->launch_op;
-    launch->phase = (uint8_t)context->launch_phase;
-    launch->number = launch->workspace = 0;
     memset(launch->slot, 0, sizeof launch->slot);
     memset(launch->imm, 0, sizeof launch->imm);
     memset(launch->index, 0, sizeof launch->index);
@@ -461,7 +463,7 @@ static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     execution.data = context->data;
     execution.scalars = mpt__device_scalars(context);
     execution.workspace = NULL;
-    if (backend->workspace) launch->workspace = backend->workspace(backend->self, launch);
+    launch->workspace = backend->workspace ? backend->workspace(backend->self, launch) : 0;
     if (launch->workspace > 0) {
         execution.workspace = mpt__launch_workspace(context, launch->workspace);
         if (!execution.workspace) return context->base.status;
@@ -1117,14 +1119,18 @@ static void mpt__scope_drop(mpt_context *context, int64_t start) {
     }
 }
 
-MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
+static MPT__FORCE_INLINE mpt_status mpt__scope_open(mpt_context *context) {
     if (context->scope_depth == MPT__MAX_REGIONS)
         return mpt__error(context, MPT_ERROR_STATE,
                           "%d scopes are open; close some with mpt_scope_end",
                           (int)MPT__MAX_REGIONS);
     context->scope_start[context->scope_depth++] = context->scoped_count;
     return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
+    return mpt__scope_open(context);
 }
 
 MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
@@ -1144,7 +1150,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     if (context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE,
                           "step %lld is still open; end it with mpt_step_end", context->now.step);
-    mpt_status status = mpt_scope_begin(context);
+    mpt_status status = mpt__scope_open(context);
     if (status != MPT_OK) return status;
     context->step_depth = context->scope_depth;
     context->now.step++;

@@ -26,7 +26,7 @@ typedef struct mpt__frame {
     mpt_context *context;
     const struct mpt__op_row *row;
     int op, n_in, n_out;
-    unsigned not_f32;                   /* 0 where all inputs are MPT_F32 */
+    unsigned dtypes;                    /* bit d: an input is of mpt_dtype d */
     mpt__tensor *const *in;             /* NULL: absent */
     mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
     mpt_shape out_shape[MPT__MAX_OUTPUTS];
@@ -178,16 +178,20 @@ static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
     return NULL;
 }
 
+static MPT__NOINLINE bool mpt__input_stale(mpt_context *context, mpt_tensor handle, int number) {
+    char argument[24];
+    mpt__format_text(argument, sizeof argument, "argument %d", number);
+    mpt__stale(context, handle, argument);
+    return false;
+}
+
 /* Finds the tensors of handles; those from `required` on may be absent. */
 static bool mpt__find_inputs(mpt_context *context, const mpt_tensor *in, int n_in, int required,
                              mpt__tensor **found) {
     for (int i = 0; i < n_in; i++) {
         found[i] = mpt__live(context, in[i]);
-        if (found[i] || (!in[i].context && !in[i].slot && i >= required)) continue;
-        char argument[24];
-        mpt__format_text(argument, sizeof argument, "argument %d", i + 1);
-        mpt__stale(context, in[i], argument);
-        return false;
+        if (!found[i] && (in[i].context || in[i].slot || i < required))
+            return mpt__input_stale(context, in[i], i + 1);
     }
     return true;
 }
@@ -225,13 +229,13 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *co
 /* Looks at the inputs: whether backward will follow. */
 static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
     const mpt_context *context = frame->context;
-    unsigned flags = 0, not_f32 = 0;
+    unsigned flags = 0, dtypes = 0;
     for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i]) continue;
         flags |= frame->in[i]->flags;
-        not_f32 |= frame->in[i]->dtype ^ (unsigned)MPT_F32;
+        dtypes |= 1u << frame->in[i]->dtype;
     }
-    frame->not_f32 = not_f32;
+    frame->dtypes = dtypes;
     frame->records = (flags & MPT__REQUIRES_GRAD) && !context->no_grad_depth &&
                      !context->inference_depth && frame->row->backward;
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
@@ -251,40 +255,60 @@ static MPT__NOINLINE void mpt__output_layout(const mpt__frame *frame, mpt__tenso
     if (last) mpt__channels_last_strides(out);
 }
 
-static mpt__tensor *mpt__output_new(mpt__frame *frame) {
-    mpt_context *context = frame->context;
-    const mpt__tensor *in = frame->in[0];
-    if (!frame->is_view) {
-        mpt__tensor *out = mpt__tensor_new(context, frame->out_dtype[0], &frame->out_shape[0],
-                                           MPT_MEMORY_ACTIVATION);
-        if (frame->layout && frame->out_shape[0].rank == 4 && out) mpt__output_layout(frame, out);
-        return out;
-    }
-    mpt__tensor view = *in;
+static MPT__NOINLINE mpt__tensor *mpt__output_view(const mpt__frame *frame) {
+    mpt__tensor view = *frame->in[0];
     view.shape = frame->out_shape[0];
     view.offset = frame->view_offset;
     mpt__copy_dims(view.stride, frame->view_stride, view.shape.rank);
-    return mpt__tensor_alias(context, &view);
+    return mpt__tensor_alias(frame->context, &view);
+}
+
+static MPT__FORCE_INLINE mpt__tensor *mpt__output_new(const mpt__frame *frame) {
+    if (frame->is_view) return mpt__output_view(frame);
+    mpt__tensor *out = mpt__tensor_new(frame->context, frame->out_dtype[0], &frame->out_shape[0],
+                                       MPT_MEMORY_ACTIVATION);
+    if (frame->layout && frame->out_shape[0].rank == 4 && out) mpt__output_layout(frame, out);
+    return out;
+}
+
+static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
+    return (mpt_dtype)context->autocast[context->autocast_depth];
+}
+
+/* The first part of a forward call, up to the shapes and dtypes of its outputs. */
+static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
+    if (!mpt__check_inputs(frame)) return frame->context->base.status;
+    frame->out_dtype[0] = frame->compute = MPT_F32;
+    if (frame->dtypes != 1u << MPT_F32 || mpt__autocast_dtype(frame->context) != MPT_F32) {
+        mpt_status status = mpt__policy_dtype(frame);
+        if (status != MPT_OK) return status;
+    }
+    return frame->row->shape(frame);
+}
+
+/* The second, once the outputs are there. */
+static MPT__FORCE_INLINE mpt_status mpt__call_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__launch_origin(context, MPT__FORWARD, frame->op);
+    mpt_status status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;
+    mpt__launch_origin(context, MPT__OTHER, 0);
+    return status;
+}
+
+/* The last, whatever came of the others. */
+static MPT__FORCE_INLINE void mpt__call_end(mpt__frame *frame, mpt_status status) {
+    mpt__record_call(frame, status);
+    mpt__drop_temporaries(frame);
 }
 
 /* Runs an op of one output on the inputs of its record; NULL on error. */
 static mpt__tensor *mpt__call_run(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    mpt_status status = MPT_ERROR_STATE;
-    frame->out[0] = NULL;
-    if (mpt__check_inputs(frame) && mpt__decide_dtype(frame) == MPT_OK &&
-        frame->row->shape(frame) == MPT_OK)
-        frame->out[0] = mpt__output_new(frame);
-    mpt__tensor *out = frame->out[0];
-    if (out) {
-        context->launch_op = frame->op;
-        context->launch_phase = MPT__FORWARD;
-        status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;
-        context->launch_op = 0;
-        context->launch_phase = MPT__OTHER;
-    }
-    mpt__record_call(frame, status);
-    mpt__drop_temporaries(frame);
+    mpt_status status = mpt__call_shape(frame);
+    mpt__tensor *out = status == MPT_OK ? mpt__output_new(frame) : NULL;
+    frame->out[0] = out;
+    status = out ? mpt__call_forward(frame) : MPT_ERROR_STATE;
+    mpt__call_end(frame, status);
     if (status == MPT_OK) return out;
     if (out) mpt__tensor_drop(context, out);
     return NULL;
@@ -341,7 +365,8 @@ mpt__parameter_gradient_new(mpt_context *context, mpt__tensor *tensor, mpt__bloc
 }
 
 /* The gradient of a parameter: a view of its block's, made on first use. */
-static MPT__INLINE mpt__tensor *mpt__parameter_gradient(mpt_context *context, mpt__tensor *tensor) {
+static MPT__FORCE_INLINE mpt__tensor *mpt__parameter_gradient(mpt_context *context,
+                                                              mpt__tensor *tensor) {
     mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
     mpt__tensor *known = tensor->gradient;
     if (known && known->storage == block->gradients && known->offset == tensor->offset)
@@ -371,20 +396,10 @@ static MPT__INLINE bool mpt__keeps_layout(const mpt__frame *frame, const mpt__te
     return frame->layout && tensor->shape.rank == 4 && mpt__channels_last(tensor);
 }
 
-/* Gradient number i's destination: NULL if it is not wanted or on error, else a tensor to write to
-   with *access: the first contribution overwrites, later ones accumulate. Parameters collect in
-   their fp32 block, others in a tensor of their own dtype. */
-static mpt__tensor *mpt__gradient_into(mpt__frame *frame, int i, mpt__access *access) {
+/* mpt__gradient_into for what is no parameter. */
+static MPT__NOINLINE mpt__tensor *mpt__activation_into(const mpt__frame *frame, mpt__tensor *input,
+                                                       mpt__access *access) {
     mpt_context *context = frame->context;
-    if (!mpt__wants(frame, i)) return NULL;
-    mpt__tensor *input = frame->in[i];
-    if (input->parameter) {
-        mpt__parameter *parameter = &context->parameters[input->parameter - 1];
-        mpt__tensor *view = mpt__parameter_gradient(context, input);
-        *access = parameter->has_grad ? MPT__ACCUMULATE : MPT__WRITE;
-        if (view) parameter->has_grad = true;
-        return view;
-    }
     mpt__tensor **place = mpt__gradient_place(input), *old = *place;
     *access = old ? MPT__ACCUMULATE : MPT__WRITE;
     if (old && mpt__owned(context, old)) return old;
@@ -401,6 +416,19 @@ static mpt__tensor *mpt__gradient_into(mpt__frame *frame, int i, mpt__access *ac
         mpt__tensor_drop(context, old);
     }
     return own;
+}
+
+/* Gradient number i's destination: NULL if it is not wanted or on error, else a tensor to write to
+   with *access: the first contribution overwrites, later ones accumulate. Parameters collect in
+   their fp32 block, others in a tensor of their own dtype. */
+static mpt__tensor *mpt__gradient_into(const mpt__frame *frame, int i, mpt__access *access) {
+    if (!mpt__wants(frame, i)) return NULL;
+    mpt__tensor *input = frame->in[i];
+    if (!input->parameter) return mpt__activation_into(frame, input, access);
+    mpt__parameter *parameter = &frame->context->parameters[input->parameter - 1];
+    *access = parameter->has_grad ? MPT__ACCUMULATE : MPT__WRITE;
+    parameter->has_grad = true; /* after an error nobody asks */
+    return mpt__parameter_gradient(frame->context, input);
 }
 
 /* The destination of an op's only gradient, frame->dx; false where that is all there is to do. */
@@ -497,9 +525,8 @@ static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record
         frame.in = record->in;
         frame.saved = record->saved;
         frame.dy = record->grad;
-        context->launch_op = record->op;
-        context->launch_record = record->number;
-        context->launch_phase = MPT__BACKWARD;
+        mpt__launch_origin(context, MPT__BACKWARD, record->op);
+        context->launch.op_record = record->number;
         status = frame.row->backward(&frame);
         mpt__drop_temporaries(&frame);
         for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
@@ -578,7 +605,7 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
     context->in_backward = true;
-    context->launch_phase = MPT__BACKWARD;
+    context->launch.phase = MPT__BACKWARD;
     mpt__materialise_all(context);
     mpt__tensor one; /* in no table, and without a handle that could end */
     mpt__storage_retain(context, context->scalar_storage); /* or it would seem to be its owner */
@@ -590,9 +617,8 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
         status = mpt__backward_record(context, record, retain);
     root->nodes--;
     context->no_grad_depth--;
-    context->launch_op = 0;
-    context->launch_record = 0;
-    context->launch_phase = MPT__OTHER;
+    mpt__launch_origin(context, MPT__OTHER, 0);
+    context->launch.op_record = 0;
     context->in_backward = false;
     if (status != MPT_OK) mpt__drop_record_gradients(context);
     mpt__storage_release(context, context->scalar_storage);
@@ -686,9 +712,8 @@ static void mpt__discard_history(mpt_context *context) {
     mpt__scope_drop(context, 0);
     context->scope_depth = context->step_depth = 0;
     context->no_grad_depth = context->inference_depth = context->autocast_depth = 0;
-    context->launch_op = 0;
-    context->launch_record = 0;
-    context->launch_phase = MPT__OTHER;
+    mpt__launch_origin(context, MPT__OTHER, 0);
+    context->launch.op_record = 0;
     for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].has_grad = false;
     for (int64_t i = 0; i < context->block_count; i++) context->blocks[i].multiplier_slot = 0;
     for (int64_t i = 1; i < context->tensor_count; i++)

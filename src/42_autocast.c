@@ -10,11 +10,6 @@
 
 #include "41_autograd.c"
 
-static mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
-    int depth = context->autocast_depth;
-    return depth == 0 ? MPT_F32 : (mpt_dtype)context->autocast[depth - 1];
-}
-
 MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype) {
     if (!mpt__enter(context, "mpt_autocast_begin")) return mpt__status_of(context);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
@@ -25,7 +20,7 @@ MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype)
     if (context->autocast_depth == MPT__MAX_REGIONS)
         return mpt__error(context, MPT_ERROR_STATE, "%d autocast regions are open; end some",
                           (int)MPT__MAX_REGIONS);
-    context->autocast[context->autocast_depth++] = (uint8_t)dtype;
+    context->autocast[++context->autocast_depth] = (uint8_t)dtype;
     return MPT_OK;
 }
 
@@ -66,10 +61,11 @@ static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
 
 /* The dtype that all inputs share, or fp32 where they differ inside a region. What a call with more
    than two of them can do without is a mask, of any dtype. */
-static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *common) {
+static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, bool region,
+                                                  mpt_dtype *common) {
     int first = -1, other = -1;
     *common = MPT_F32;
-    for (int i = 0; frame->not_f32 && i < frame->n_in; i++) {
+    for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i] || (frame->attributes->required > 2 && i >= frame->attributes->required))
             continue;
         mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
@@ -87,18 +83,22 @@ static mpt_status mpt__common_dtype(mpt__frame *frame, bool region, mpt_dtype *c
     return region ? MPT_OK : mpt__dtype_mismatch(frame, first, other);
 }
 
-static mpt_status mpt__decide_dtype(mpt__frame *frame) {
+static mpt_status mpt__policy_dtype(mpt__frame *frame) {
     mpt_dtype low = mpt__autocast_dtype(frame->context);
     bool region = low != MPT_F32;
     mpt_dtype result = MPT_F32;
-    frame->compute = MPT_F32;
     mpt__policy policy = frame->row->policy;
     mpt_status status = MPT_OK;
+    const unsigned computing = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
+    if (region && policy == MPT__POLICY_LOW && !(frame->dtypes & ~computing)) {
+        frame->out_dtype[0] = frame->compute = low;
+        return MPT_OK;
+    }
     if (policy == MPT__POLICY_ANY)
         result = frame->in[0] ? (mpt_dtype)frame->in[0]->dtype : MPT_F32;
     else if (policy == MPT__POLICY_LOSS)
         result = mpt__loss_dtype(frame);
-    else
+    else if (frame->dtypes != 1u << MPT_F32)
         status = mpt__common_dtype(frame, region, &result);
     bool casts = region && result != MPT_F64;
     if (casts && policy == MPT__POLICY_FP32) result = MPT_F32;
@@ -112,14 +112,9 @@ static mpt_status mpt__decide_dtype(mpt__frame *frame) {
 /* A form is a cast of a tree's whole block, made on first use, shared by forward and backward of
    all its layers. The version of the values tells whether it is stale. An update writes the form
    that was in use along with the values; other changes leave it to be made anew. */
-static uint32_t mpt__parameter_form(mpt_context *context, mpt__block *block, mpt_dtype dtype) {
+static MPT__NOINLINE uint32_t mpt__form_new(mpt_context *context, mpt__block *block,
+                                            mpt_dtype dtype, uint32_t version) {
     int which = dtype == MPT_BF16;
-    uint32_t version = context->storages[block->values].version;
-    block->form_read[which] = true;
-    if (block->form[which] && block->form_version[which] == version) {
-        context->counters.form_hits++;
-        return block->form[which];
-    }
     context->counters.form_misses++;
     if (!block->form[which]) {
         block->form[which] =
@@ -131,6 +126,19 @@ static uint32_t mpt__parameter_form(mpt_context *context, mpt__block *block, mpt
     mpt__operand_on(launch, 1, block->form[which], dtype, 0, block->numel, MPT__WRITE);
     if (mpt__submit(context, launch) != MPT_OK) return 0;
     block->form_version[which] = version;
+    return block->form[which];
+}
+
+/* That of a parameter; 0 on error. */
+static MPT__NOINLINE uint32_t mpt__parameter_form(mpt_context *context, const mpt__tensor *tensor,
+                                                  mpt_dtype dtype) {
+    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
+    int which = dtype == MPT_BF16;
+    uint32_t version = context->storages[block->values].version;
+    block->form_read[which] = true;
+    if (!block->form[which] || block->form_version[which] != version)
+        return mpt__form_new(context, block, dtype, version);
+    context->counters.form_hits++;
     return block->form[which];
 }
 
@@ -149,18 +157,15 @@ typedef struct mpt__source {
     uint8_t dtype;
 } mpt__source;
 
-static bool mpt__gemm_source(mpt_context *context, const mpt__tensor *tensor, mpt_dtype compute,
-                             mpt__source *source) {
+static MPT__FORCE_INLINE bool mpt__gemm_source(mpt_context *context, const mpt__tensor *tensor,
+                                               mpt_dtype compute, mpt__source *source) {
     source->storage = tensor->storage;
     source->dtype = tensor->dtype;
-    if (!tensor->parameter || compute == MPT_F32 || (mpt_dtype)tensor->dtype != MPT_F32)
+    if (compute == MPT_F32 || !tensor->parameter || (mpt_dtype)tensor->dtype != MPT_F32)
         return true;
-    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
-    uint32_t form = mpt__parameter_form(context, block, compute);
-    if (!form) return false;
-    source->storage = form;
+    source->storage = mpt__parameter_form(context, tensor, compute);
     source->dtype = (uint8_t)compute;
-    return true;
+    return source->storage != 0;
 }
 
 #endif

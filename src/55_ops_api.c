@@ -755,9 +755,6 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&
                     mpt__dtype_info[t->dtype].is_float && x->shape.rank > 0;
     bool folds = !probable && x && t && x->shape.rank > 2;
-    mpt_shape each = folds ? t->shape : MPT_SCALAR;
-    mpt__spares spares;
-    spares.count = 0;
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = config->ignore_index;
     attributes.reduction = (uint8_t)config->reduction;
@@ -766,10 +763,14 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     if ((probable || folds) && !mpt__enter(context, name)) return mpt__null(context);
     if (probable && smoothing >= 0.0 && smoothing <= 1.0)
         return mpt__soft_cross_entropy(name, input, targets, x->shape, config);
-    if (folds) attributes.index[1] = mpt__fold_positions(&spares, in, x, t);
+    if (!folds) return mpt__apply1(name, op, in, 3, &attributes);
+    mpt_shape each = t->shape;
+    mpt__spares spares;
+    spares.count = 0;
+    attributes.index[1] = mpt__fold_positions(&spares, in, x, t);
     if (attributes.index[1] < 0) return mpt__null(context);
     mpt_tensor loss = mpt__apply1(name, op, in, 3, &attributes);
-    if (folds && config->reduction == MPT_NONE) loss = mpt_reshape(mpt__spare(&spares, loss), each);
+    if (config->reduction == MPT_NONE) loss = mpt_reshape(mpt__spare(&spares, loss), each);
     return mpt__spares_end(&spares, loss);
 }
 

@@ -98,21 +98,14 @@ static mpt_status mpt__forward_into(mpt__frame *frame, mpt__tensor *x) {
     mpt_context *context = frame->context;
     context->storages[x->storage].version++;
     frame->out[0] = x;
-    context->launch_op = frame->op;
-    context->launch_phase = MPT__FORWARD;
-    mpt_status status = frame->row->forward(frame);
-    context->launch_op = 0;
-    context->launch_phase = MPT__OTHER;
-    return status;
+    return mpt__call_forward(frame);
 }
 
 /* Runs an op on the inputs of its record, over x. */
 static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
     mpt_context *context = frame->context;
     mpt__tensor *old = NULL;
-    mpt_status status = MPT_ERROR_STATE;
-    if (mpt__check_inputs(frame) && mpt__decide_dtype(frame) == MPT_OK)
-        status = frame->row->shape(frame);
+    mpt_status status = mpt__call_shape(frame);
     bool ends = !frame->records && mpt__history_ends(context, x);
     if (status == MPT_OK && !mpt__fits_shape(&frame->out_shape[0], x))
         status = mpt__error(context, MPT_ERROR_SHAPE,
@@ -127,8 +120,7 @@ static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
             if (frame->in[i] == x) frame->record->in[i] = old;
     }
     if (status == MPT_OK) status = mpt__forward_into(frame, x);
-    mpt__record_call(frame, status);
-    mpt__drop_temporaries(frame);
+    mpt__call_end(frame, status);
     if (!old) return status;
     if (status != MPT_OK)
         mpt__history_move(context, old, x);

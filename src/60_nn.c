@@ -53,13 +53,13 @@ typedef struct mpt__module_parameter {
     L(conv2d, conv2d, 3, NONE) \
     L(conv1d, conv1d, 3, NONE) \
     L(conv_transpose2d, conv_transpose2d, 3, NONE)
-#define MPT__NORM_LAYERS(L)               \
-    L(layer_norm, layer_norm, 3, NONE)    \
-    L(rms_norm, rms_norm, 2, NONE)        \
-    L(batch_norm1d, none, 0, NONE)        \
-    L(batch_norm2d, none, 0, NONE)        \
-    L(group_norm, group_norm, 3, NONE)    \
-    L(max_pool2d, max_pool2d, 1, NONE)    \
+#define MPT__NORM_LAYERS(L)            \
+    L(layer_norm, layer_norm, 3, NONE) \
+    L(rms_norm, rms_norm, 2, NONE)     \
+    L(batch_norm1d, none, 0, NONE)     \
+    L(batch_norm2d, none, 0, NONE)     \
+    L(group_norm, group_norm, 3, NONE) \
+    L(max_pool2d, max_pool2d, 1, NONE) \
     L(avg_pool2d, avg_pool2d, 1, NONE)
 #define MPT__ATTENTION_LAYERS(L)     \
     L(embedding, embedding, 2, NONE) \
@@ -842,8 +842,9 @@ static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module 
 }
 
 /* A layer that is one op; NULL on error, as all that follow. */
-static mpt__tensor *mpt__op_layer_forward(mpt_context *context, const mpt__module *module,
-                                          mpt__tensor *x, mpt_activation activation) {
+static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
+                                                        const mpt__module *module, mpt__tensor *x,
+                                                        mpt_activation activation) {
     mpt__frame frame;
     int op = mpt__layer_rows[module->layer].op, n_in = mpt__layer_rows[module->layer].inputs;
     if (!mpt__enter(context, mpt__layer_rows[module->layer].call) ||
@@ -918,8 +919,8 @@ static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *context, const mpt_
 }
 
 /* Runs a module of one input and one output; `activation` follows a linear layer. */
-static mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module, mpt__tensor *x,
-                                    mpt_activation activation) {
+static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module,
+                                                      mpt__tensor *x, mpt_activation activation) {
     int autocast_depth = context->autocast_depth;
     mpt__module_begin(context, module);
     mpt__tensor *out = NULL;
@@ -938,8 +939,8 @@ static mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module, m
 /* Children in order. A linear layer takes an activation that follows it into its own call. What
    passes between children is given up as soon as the next one has it, unless a user's forward in
    the tree may have put a handle of it by. */
-static mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
-                                            mpt__tensor *x) {
+static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
+                                                          mpt__tensor *x) {
     mpt__tensor *now = x;
     bool watched = mpt__module_root(context, module)->watched;
     for (int64_t i = 0; i < module->child_count && now; i++) {

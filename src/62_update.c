@@ -377,12 +377,12 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
         if (mpt__averages_applied(context, optimizer->states[i].block))
             return mpt__error(context, MPT_ERROR_STATE,
                               "the module's values are averages; call mpt_ema_restore first");
-    int phase = context->launch_phase;
-    context->launch_phase = MPT__UPDATE;
+    uint8_t phase = context->launch.phase;
+    context->launch.phase = MPT__UPDATE;
     mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
     mpt_status status = mpt__schedule_before_step(context, optimizer);
     if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
-    context->launch_phase = phase;
+    context->launch.phase = phase;
     if (status != MPT_OK) return status;
     context->now.updates++;
     context->committed = context->now;
@@ -391,8 +391,8 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
 
 /* fp16 without a scaler loses small gradients in silence: said once per optimizer. */
 static void mpt__warn_unscaled(mpt_context *context, mpt__optimizer *optimizer) {
-    bool ended = context->autocast_depth == 0; /* then entry 0 is the region that was open last */
-    if (optimizer->warned_unscaled || !ended || context->autocast[0] != MPT_F16) return;
+    bool ended = context->autocast_depth == 0; /* then entry 1 is the region that was open last */
+    if (optimizer->warned_unscaled || !ended || context->autocast[1] != MPT_F16) return;
     optimizer->warned_unscaled = true;
     if (context->objects[MPT__SCALER].count > 1) return;
     mpt__log(&context->base, MPT_LOG_WARNING,

@@ -158,8 +158,8 @@ MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler handle) {
 
 /* bf16 has fp32's range; said once. */
 static void mpt__note_bf16(mpt_context *context, mpt__scaler *scaler) {
-    int depth = context->autocast_depth; /* 0: entry 0 is the region that was open last */
-    if (scaler->told_bf16 || context->autocast[depth ? depth - 1 : 0] != MPT_BF16) return;
+    int depth = context->autocast_depth; /* 0: entry 1 is the region that was open last */
+    if (scaler->told_bf16 || context->autocast[depth ? depth : 1] != MPT_BF16) return;
     scaler->told_bf16 = true;
     mpt__log(
         &context->base, MPT_LOG_INFO,

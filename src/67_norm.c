@@ -39,20 +39,11 @@ MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor w
 /* mpt__call_run for a norm of two outputs, the second one the sum that it normalises. */
 static mpt_status mpt__norm_run_both(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    mpt_status status = MPT_ERROR_STATE;
-    frame->out[0] = frame->out[1] = NULL;
-    if (mpt__check_inputs(frame) && mpt__decide_dtype(frame) == MPT_OK &&
-        frame->row->shape(frame) == MPT_OK) {
-        frame->out[0] = mpt__output_new(frame);
-        frame->out[1] = frame->out[0] ? mpt__output_new(frame) : NULL;
-    }
-    context->launch_op = frame->op;
-    context->launch_phase = MPT__FORWARD;
-    if (frame->out[1]) status = frame->row->forward(frame);
-    context->launch_op = 0;
-    context->launch_phase = MPT__OTHER;
-    mpt__record_call(frame, status);
-    mpt__drop_temporaries(frame);
+    mpt_status status = mpt__call_shape(frame);
+    frame->out[0] = status == MPT_OK ? mpt__output_new(frame) : NULL;
+    frame->out[1] = frame->out[0] ? mpt__output_new(frame) : NULL;
+    status = frame->out[1] ? mpt__call_forward(frame) : MPT_ERROR_STATE;
+    mpt__call_end(frame, status);
     for (int i = 0; i < 2 && status != MPT_OK; i++)
         if (frame->out[i]) mpt__tensor_drop(context, frame->out[i]);
     return status;

@@ -144,7 +144,8 @@ static bool mpt__scalars_start(mpt_context *context) {
 static bool mpt__context_start(mpt_context *context) {
     if (!mpt__scalars_start(context)) return false;
     context->module_training = true;
-    context->launch_phase = MPT__OTHER;
+    context->launch.phase = MPT__OTHER;
+    context->autocast[0] = MPT_F32;
     context->objects[MPT__MODULE].destroy = mpt__module_free;
     context->objects[MPT__RECORDING].destroy = mpt__recorder_free;
     context->objects[MPT__CAPTURED].destroy = mpt__captured_free;
