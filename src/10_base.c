@@ -180,9 +180,13 @@ static void mpt__account(mpt__base *base, mpt_memory_kind kind, int64_t bytes) {
     mpt_memory_stats *memory = &base->memory;
     memory->current[kind] += bytes;
     memory->total_current += bytes;
-    if (bytes < 0) return;
     if (memory->peak[kind] < memory->current[kind]) memory->peak[kind] = memory->current[kind];
     if (memory->total_peak < memory->total_current) memory->total_peak = memory->total_current;
+}
+
+static void mpt__account_less(mpt__base *base, mpt_memory_kind kind, int64_t bytes) {
+    base->memory.current[kind] -= bytes;
+    base->memory.total_current -= bytes;
 }
 
 /* Memory. Returns zeroed memory aligned to 64 bytes, accounted under `kind`, or NULL with an error
@@ -204,7 +208,7 @@ static void *mpt__allocate(mpt__base *base, size_t bytes, mpt_memory_kind kind) 
 static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memory_kind kind) {
     if (!pointer) return;
     mpt__release_raw(base, pointer, bytes);
-    mpt__account(base, kind, -(int64_t)bytes);
+    mpt__account_less(base, kind, (int64_t)bytes);
 }
 
 /* A growing array, a pointer at `array`: makes room for `need` elements of `size` bytes; *capacity

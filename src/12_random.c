@@ -82,7 +82,8 @@ typedef struct mpt__rng_key {
 /* Block `block` of a sequence. The mapping gives seeds their meaning and may not change: the Philox
  * key is the seed; counter words 0 and 1 are the block index, 2 and 3 the sequence, which is
  * mpt__hash_u64(stream, call); low words first. */
-static void mpt__philox(uint64_t seed, uint64_t sequence, uint64_t block, uint32_t out[4]) {
+static MPT__INLINE void mpt__philox(uint64_t seed, uint64_t sequence, uint64_t block,
+                                    uint32_t out[4]) {
     uint32_t counter[4], key[2];
     counter[0] = (uint32_t)block;
     counter[1] = (uint32_t)(block >> 32);

@@ -38,8 +38,8 @@ static void mpt__ref_reduce_outputs(const mpt__ref_reduce_work *w, int64_t chunk
                    : left > 0                               ? left
                                                             : 1; /* lanes */
     mpt__ref_cursor at;
-    memset(lane, 0, (size_t)(used * n) * sizeof *lane);
-    if (w->identity != 0) words->unary[MPT__UNARY_SPLAT](lane, lane, used * n, w->identity, 0);
+    lane[0] = w->identity;
+    words->unary[MPT__UNARY_SPLAT](lane, lane, used * n, lane[0], 0);
     mpt__ref_start(&at, &w->reduced, first);
     for (first = 0; left > 0; left -= m, first += m) {
         m = mpt__ref_min(left, mpt__ref_room(&at, &w->reduced));

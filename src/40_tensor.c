@@ -411,7 +411,7 @@ static MPT__NOINLINE void *mpt__launch_workspace(mpt_context *context, int64_t b
     void *workspace = mpt__workspace(context, bytes);
     if (!workspace) return NULL;
     mpt__account(&context->base, MPT_MEMORY_WORKSPACE, bytes);
-    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, -bytes);
+    mpt__account_less(&context->base, MPT_MEMORY_WORKSPACE, bytes);
     return workspace;
 }
 
@@ -500,6 +500,8 @@ static MPT__NOINLINE void mpt__storage_end(mpt_context *context, uint32_t id) {
     const mpt__storage *storage = &context->storages[id];
     void *data = context->data[id];
     context->data[id] = NULL;
+    if (storage->source != MPT__BORROWED)
+        mpt__account_less(&context->base, (mpt_memory_kind)storage->kind, storage->held);
     if (storage->source == MPT__FROM_POOL)
         mpt__pool_give(context, data, storage->size_class);
     else if (storage->source == MPT__FROM_DEVICE)
@@ -514,12 +516,12 @@ static MPT__INLINE void mpt__storage_release(mpt_context *context, uint32_t id) 
     mpt__storage *storage = &context->storages[id];
     if (--storage->references > 0) return;
     storage->live = 0;
-    if (storage->source != MPT__BORROWED)
-        mpt__account(&context->base, (mpt_memory_kind)storage->kind, -storage->held);
-    if (storage->source == MPT__FROM_POOL && !context->recorder)
-        mpt__idle_give(context, id);
-    else
+    if (storage->source != MPT__FROM_POOL || context->recorder) {
         mpt__storage_end(context, id);
+        return;
+    }
+    mpt__account_less(&context->base, (mpt_memory_kind)storage->kind, storage->held);
+    mpt__idle_give(context, id);
 }
 
 /* Counts a row's memory and makes it a storage with one reference. */
@@ -827,8 +829,9 @@ static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const m
 
 /* A new contiguous tensor with its own storage, in the current scope or outside all of them. NULL
    on error. */
-static mpt__tensor *mpt__tensor_make(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
-                                     mpt_memory_kind kind, bool scoped) {
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_make(mpt_context *context, mpt_dtype dtype,
+                                                       const mpt_shape *shape, mpt_memory_kind kind,
+                                                       bool scoped) {
     mpt__tensor *tensor = mpt__tensor_next(context);
     int64_t bytes = tensor ? mpt__checked_strides(context, dtype, shape, tensor->stride) : -1;
     uint32_t storage = bytes < 0 ? 0 : mpt__idle_take(context, bytes, kind);
@@ -838,13 +841,14 @@ static mpt__tensor *mpt__tensor_make(mpt_context *context, mpt_dtype dtype, cons
     return scoped ? mpt__scoped_tensor(context, tensor) : tensor;
 }
 
-static mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
-                                    mpt_memory_kind kind) {
+static MPT__NOINLINE mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype,
+                                                  const mpt_shape *shape, mpt_memory_kind kind) {
     return mpt__tensor_make(context, dtype, shape, kind, true);
 }
 
-static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
-                                         const mpt_shape *shape, mpt_memory_kind kind) {
+static MPT__NOINLINE mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
+                                                       const mpt_shape *shape,
+                                                       mpt_memory_kind kind) {
     return mpt__tensor_make(context, dtype, shape, kind, false);
 }
 

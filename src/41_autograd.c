@@ -265,8 +265,8 @@ static MPT__NOINLINE mpt__tensor *mpt__output_view(const mpt__frame *frame) {
 
 static MPT__FORCE_INLINE mpt__tensor *mpt__output_new(const mpt__frame *frame) {
     if (frame->is_view) return mpt__output_view(frame);
-    mpt__tensor *out = mpt__tensor_new(frame->context, frame->out_dtype[0], &frame->out_shape[0],
-                                       MPT_MEMORY_ACTIVATION);
+    mpt__tensor *out = mpt__tensor_make(frame->context, frame->out_dtype[0], &frame->out_shape[0],
+                                        MPT_MEMORY_ACTIVATION, true);
     if (frame->layout && frame->out_shape[0].rank == 4 && out) mpt__output_layout(frame, out);
     return out;
 }

@@ -316,8 +316,8 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recording *recorder, b
             storage->size_class = (uint16_t)size_class;
             mpt__account(&context->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(size_class));
         } else if (context->data[id]) {
-            mpt__account(&context->base, MPT_MEMORY_ACTIVATION,
-                         -mpt__class_bytes(storage->size_class));
+            mpt__account_less(&context->base, MPT_MEMORY_ACTIVATION,
+                              mpt__class_bytes(storage->size_class));
             mpt__pool_give(context, context->data[id], storage->size_class);
             context->data[id] = NULL;
             storage->live = 0;

@@ -40,8 +40,11 @@ MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor w
 static mpt_status mpt__norm_run_both(mpt__frame *frame) {
     mpt_context *context = frame->context;
     mpt_status status = mpt__call_shape(frame);
-    frame->out[0] = status == MPT_OK ? mpt__output_new(frame) : NULL;
-    frame->out[1] = frame->out[0] ? mpt__output_new(frame) : NULL;
+    frame->out[0] = frame->out[1] = NULL;
+    for (int i = 0; i < 2 && status == MPT_OK; i++) {
+        frame->out[i] = mpt__output_new(frame);
+        status = context->base.status;
+    }
     status = frame->out[1] ? mpt__call_forward(frame) : MPT_ERROR_STATE;
     mpt__call_end(frame, status);
     for (int i = 0; i < 2 && status != MPT_OK; i++)
