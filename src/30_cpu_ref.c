@@ -449,12 +449,10 @@ static mpt__real *mpt__ref_edit(const mpt__ref_view *view, int64_t offset, mpt__
     return x;
 }
 
-/* Stores n <= MPT__BLOCK results, added to what is there if the operand accumulates; nothing is
-   left to do for those that stand where mpt__ref_out said. */
-static void mpt__ref_put(const mpt__ref_view *view, int64_t offset, int64_t stride,
-                         const mpt__real *x, int64_t n) {
+/* Stores n <= MPT__BLOCK results, added to what is there if the operand accumulates. */
+static MPT__NOINLINE void mpt__ref_put_block(const mpt__ref_view *view, int64_t offset,
+                                             int64_t stride, const mpt__real *x, int64_t n) {
     mpt__real sum[MPT__BLOCK];
-    if (mpt__ref_out(view, offset, stride, NULL) == x) return;
     if (view->accumulate) {
         const mpt__real *old = mpt__ref_in(view, offset, stride, sum, n);
         view->words->binary[MPT__BINARY_ADD](sum, old, x, n, 0, 0);
@@ -469,6 +467,13 @@ static void mpt__ref_put(const mpt__ref_view *view, int64_t offset, int64_t stri
     mpt__ref_store(view->data, view->dtype, offset, stride, x, n);
 }
 
+/* The same, where nothing is left to do for those that stand where mpt__ref_out said. */
+static MPT__INLINE void mpt__ref_put(const mpt__ref_view *view, int64_t offset, int64_t stride,
+                                     const mpt__real *x, int64_t n) {
+    if (mpt__ref_out(view, offset, stride, NULL) != x)
+        mpt__ref_put_block(view, offset, stride, x, n);
+}
+
 static mpt__real mpt__ref_get_one(const mpt__ref_view *view, int64_t offset) {
     mpt__real x = 0;
     mpt__ref_load(&x, view->data, view->dtype, offset, 1, 1);
@@ -476,7 +481,7 @@ static mpt__real mpt__ref_get_one(const mpt__ref_view *view, int64_t offset) {
 }
 
 static void mpt__ref_put_one(const mpt__ref_view *view, int64_t offset, mpt__real x) {
-    mpt__ref_put(view, offset, 1, &x, 1);
+    mpt__ref_put_block(view, offset, 1, &x, 1);
 }
 
 static int64_t mpt__ref_get_integer(const mpt__ref_view *view, int64_t offset) {

@@ -25,12 +25,10 @@ static int64_t mpt__ref_loss_operand(const mpt__cpu_call *call, int operand, mpt
                                      int64_t stride[2]) {
     const mpt__operand *o = &call->launch->operand[operand];
     bool present = call->data[operand] != NULL && o->rank > 0;
+    int64_t first = present ? o->stride[0] : 0;
     *view = mpt__ref_view_of(call, operand);
-    if (stride != NULL) {
-        stride[0] = present ? o->stride[0] : 0;
-        stride[1] = present ? o->stride[1] : 0;
-    }
-    return present ? o->stride[0] : 0;
+    if (stride != NULL) stride[0] = first, stride[1] = present ? o->stride[1] : 0;
+    return first;
 }
 
 /* The class of a sample, or -1 where it is ignored or bad. */
