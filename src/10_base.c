@@ -51,7 +51,7 @@ static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, .
 
 /* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
    `status`, also when an earlier error stays. The log hears the first one. */
-static mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *format, ...) {
+static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *format, ...) {
     const size_t size = sizeof base->message;
     size_t length = 0;
     va_list arguments;

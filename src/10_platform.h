@@ -50,6 +50,7 @@
 #define MPT__INLINE inline
 #define MPT__FORCE_INLINE inline __attribute__((always_inline))
 #define MPT__NOINLINE __attribute__((noinline))
+#define MPT__COLD __attribute__((noinline, cold)) /* for errors: what leads to them stands apart */
 #define MPT__RESTRICT __restrict
 #define MPT__ALIGN(n) __attribute__((aligned(n)))
 #define MPT__LIKELY(x) __builtin_expect(!!(x), 1)
@@ -59,6 +60,7 @@
 #define MPT__INLINE __inline
 #define MPT__FORCE_INLINE __forceinline
 #define MPT__NOINLINE __declspec(noinline)
+#define MPT__COLD __declspec(noinline)
 #define MPT__RESTRICT __restrict
 #define MPT__ALIGN(n) __declspec(align(n))
 #define MPT__LIKELY(x) (x)
@@ -68,6 +70,7 @@
 #define MPT__INLINE inline
 #define MPT__FORCE_INLINE inline
 #define MPT__NOINLINE
+#define MPT__COLD
 #define MPT__RESTRICT
 #define MPT__ALIGN(n) _Alignas(n)
 #define MPT__LIKELY(x) (x)

@@ -119,8 +119,8 @@ static void *mpt__device_try(mpt_context *context, int64_t bytes) {
 }
 
 /* Says why there is no memory: the device may have failed, or other programs may fill it. */
-static MPT__NOINLINE void mpt__device_refused(mpt_context *context, int64_t bytes,
-                                              mpt_memory_kind kind) {
+static MPT__COLD void mpt__device_refused(mpt_context *context, int64_t bytes,
+                                          mpt_memory_kind kind) {
     mpt__backend *backend = &context->backend;
     const bool fits = (uint64_t)bytes <= (uint64_t)PTRDIFF_MAX;
     char who[96] = "the allocator";
@@ -350,7 +350,7 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int 
 }
 
 /* Turns the device error word, once it can be read, into the sticky error; gives the status. */
-static MPT__NOINLINE mpt_status mpt__fail_device(mpt_context *context) {
+static MPT__COLD mpt_status mpt__fail_device(mpt_context *context) {
     const mpt__scalar *scalars = context->scalars;
     mpt_status status = (mpt_status)scalars[MPT__SLOT_ERROR].i;
     int64_t index = scalars[MPT__SLOT_ERROR_INDEX].i, launch = scalars[MPT__SLOT_ERROR_LAUNCH].i;
@@ -382,8 +382,7 @@ static MPT__INLINE mpt_status mpt__check_device(mpt_context *context) {
 }
 
 /* For config.debug: every element that an operand names lies in its storage. */
-static MPT__NOINLINE mpt_status mpt__check_operands(mpt_context *context,
-                                                    const mpt__launch *launch) {
+static MPT__COLD mpt_status mpt__check_operands(mpt_context *context, const mpt__launch *launch) {
     for (int i = 0; i < launch->n_operands; i++) {
         const mpt__operand *operand = &launch->operand[i];
         if (!operand->storage) continue;
@@ -639,7 +638,7 @@ static mpt_tensor mpt__handle(mpt_context *context, const mpt__tensor *tensor) {
 }
 
 /* Makes more slots. They never move, so pointers to tensors stay good. */
-static MPT__NOINLINE bool mpt__slots_grow(mpt_context *context) {
+static MPT__COLD bool mpt__slots_grow(mpt_context *context) {
     int64_t first = context->tensor_count, need = first + MPT__TENSOR_CHUNK;
     if (!mpt__room(context, context->tensors, context->tensor_capacity, need)) return false;
     mpt__tensor *chunk =
@@ -828,7 +827,7 @@ static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const m
 }
 
 /* A new contiguous tensor with its own storage, in the current scope or outside all of them. NULL
-   on error. */
+   on error. In line for the outputs of ops alone. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_make(mpt_context *context, mpt_dtype dtype,
                                                        const mpt_shape *shape, mpt_memory_kind kind,
                                                        bool scoped) {
@@ -841,19 +840,24 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_make(mpt_context *context, mpt
     return scoped ? mpt__scoped_tensor(context, tensor) : tensor;
 }
 
-static MPT__NOINLINE mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype,
-                                                  const mpt_shape *shape, mpt_memory_kind kind) {
-    return mpt__tensor_make(context, dtype, shape, kind, true);
+static MPT__NOINLINE mpt__tensor *mpt__tensor_made(mpt_context *context, mpt_dtype dtype,
+                                                   const mpt_shape *shape, mpt_memory_kind kind,
+                                                   bool scoped) {
+    return mpt__tensor_make(context, dtype, shape, kind, scoped);
 }
 
-static MPT__NOINLINE mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
-                                                       const mpt_shape *shape,
-                                                       mpt_memory_kind kind) {
-    return mpt__tensor_make(context, dtype, shape, kind, false);
+static mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
+                                    mpt_memory_kind kind) {
+    return mpt__tensor_made(context, dtype, shape, kind, true);
+}
+
+static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
+                                         const mpt_shape *shape, mpt_memory_kind kind) {
+    return mpt__tensor_made(context, dtype, shape, kind, false);
 }
 
 /* Why a handle is not good, for the message. */
-static void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argument) {
+static MPT__COLD void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argument) {
     if (handle.slot == 0) {
         mpt__error(context, MPT_ERROR_HANDLE, "%s is a null handle", argument);
         return;
@@ -1044,8 +1048,8 @@ static void *mpt__object_slot(mpt_context *context, mpt__object_kind kind, uint3
     return context->objects[kind].rows[slot].object;
 }
 
-static MPT__NOINLINE void *mpt__object_missing(mpt_context *context, mpt__object_kind kind,
-                                               const mpt_context *owner, uint32_t slot) {
+static MPT__COLD void *mpt__object_missing(mpt_context *context, mpt__object_kind kind,
+                                           const mpt_context *owner, uint32_t slot) {
     mpt__error(context, MPT_ERROR_HANDLE, "the %s %s", mpt__object_names[kind],
                owner && owner != context ? "belongs to another context"
                : slot == 0               ? "is a null handle"

@@ -87,7 +87,7 @@ static void mpt__drop_temporaries(mpt__frame *frame) {
 /* ==== Records ==== */
 
 /* Makes more records. They never move. */
-static MPT__NOINLINE bool mpt__records_grow(mpt_context *context) {
+static MPT__COLD bool mpt__records_grow(mpt_context *context) {
     int64_t first = context->record_count, need = first + MPT__RECORD_CHUNK;
     if (!mpt__room(context, context->records, context->record_capacity, need)) return false;
     mpt__record *chunk =
@@ -178,7 +178,7 @@ static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
     return NULL;
 }
 
-static MPT__NOINLINE bool mpt__input_stale(mpt_context *context, mpt_tensor handle, int number) {
+static MPT__COLD bool mpt__input_stale(mpt_context *context, mpt_tensor handle, int number) {
     char argument[24];
     mpt__format_text(argument, sizeof argument, "argument %d", number);
     mpt__stale(context, handle, argument);

@@ -8,7 +8,7 @@
 set -u
 program=$1 figures=$2 compiler=$3 flags=$4 update=${5:-}
 TOLERANCE=3
-levels='ref avx2'
+levels='null ref avx2'
 work=$program.counts
 
 skip() {
@@ -19,7 +19,7 @@ skip() {
 
 command -v valgrind >/dev/null 2>&1 || skip 'no valgrind'
 [ "$(uname -m)" = x86_64 ] || skip "the figures are of x86_64, this is $(uname -m)"
-grep -qw avx2 /proc/cpuinfo && grep -qw fma /proc/cpuinfo || levels=ref
+grep -qw avx2 /proc/cpuinfo && grep -qw fma /proc/cpuinfo || levels='null ref'
 still=
 setarch -R true 2>/dev/null && still='setarch -R'
 
