@@ -7182,7 +7182,7 @@ static void mpt__ref_transpose_tile(const mpt__ref_transposition *w, int64_t fro
     }
     w->walk[0].view.words->transpose(tile, T, in, T, n, m, false);
     for (int64_t r = 0; r < m; r++) {
-        mpt__ref_put(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
+        mpt__ref_put_block(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
     }
 }
 
@@ -8416,8 +8416,8 @@ static void mpt__ref_gemm_tile(void *work, int64_t tile, int thread) {
             for (int64_t j = 0; j < columns; j++) sum[i][j] += bias[j];
         }
         if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0, 0);
-        mpt__ref_put(&w->view[3], mpt__ref_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
-                     sum[i], columns);
+        mpt__ref_put_block(&w->view[3], mpt__ref_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
+                           sum[i], columns);
     }
 }
 
@@ -8616,8 +8616,8 @@ static void mpt__ref_loss(const mpt__cpu_call *call, bool from_logits) {
 
     if (launch->reduction == MPT_NONE) {
         for (int64_t at = 0; at < w.rows; at += MPT__BLOCK) {
-            mpt__ref_put(&w.out, at * out_stride, out_stride, w.row_loss + at,
-                         mpt__ref_min(MPT__BLOCK, w.rows - at));
+            mpt__ref_put_block(&w.out, at * out_stride, out_stride, w.row_loss + at,
+                               mpt__ref_min(MPT__BLOCK, w.rows - at));
         }
         mpt__ref_put_one(&divisor, 0, 1);
         return;

@@ -846,7 +846,7 @@ static void mpt__ref_transpose_tile(const mpt__ref_transposition *w, int64_t fro
     }
     w->walk[0].view.words->transpose(tile, T, in, T, n, m, false);
     for (int64_t r = 0; r < m; r++) {
-        mpt__ref_put(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
+        mpt__ref_put_block(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
     }
 }
 

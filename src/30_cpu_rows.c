@@ -937,8 +937,8 @@ static void mpt__ref_gemm_tile(void *work, int64_t tile, int thread) {
             for (int64_t j = 0; j < columns; j++) sum[i][j] += bias[j];
         }
         if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0, 0);
-        mpt__ref_put(&w->view[3], mpt__ref_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
-                     sum[i], columns);
+        mpt__ref_put_block(&w->view[3], mpt__ref_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
+                           sum[i], columns);
     }
 }
 

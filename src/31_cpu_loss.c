@@ -163,8 +163,8 @@ static void mpt__ref_loss(const mpt__cpu_call *call, bool from_logits) {
 
     if (launch->reduction == MPT_NONE) {
         for (int64_t at = 0; at < w.rows; at += MPT__BLOCK) {
-            mpt__ref_put(&w.out, at * out_stride, out_stride, w.row_loss + at,
-                         mpt__ref_min(MPT__BLOCK, w.rows - at));
+            mpt__ref_put_block(&w.out, at * out_stride, out_stride, w.row_loss + at,
+                               mpt__ref_min(MPT__BLOCK, w.rows - at));
         }
         mpt__ref_put_one(&divisor, 0, 1);
         return;
