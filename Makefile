@@ -11,6 +11,8 @@
 #   make header-test   what a user's compiler sees of mptrain.h (warnings, symbols, sizes)
 #   make bench         the benchmarks in tools/bench/: ours against ceilings
 #   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder
+#   make tables        what precision costs and saves whole models, in build/tables/tables.md: about an
+#                      hour;  DATA=  ROWS="resnet gpt bert vit"  PEERS=1  SEEDS="0 1 2"  TINY=1  WRITE=1
 #   make gpu-check     all that needs an NVIDIA GPU;  PART="build ops mnist speed"  DATA=  SIM=1
 #   make check-instructions  instruction counts against committed figures;  UPDATE=1 writes them
 #   make install       header and pkg-config file;  PREFIX=/usr/local  DESTDIR=
@@ -133,6 +135,17 @@ bench-peers: $(BUILD)/bench/bench_shapes $(BUILD)/bench/bench_conv $(BUILD)/benc
 	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \
 	    --prototype '$(PROTOTYPE)' $(if $(WRITE),--write)
 
+# Without stb_image.h there is no CIFAR-10, which comes as PNG files.
+TABLE_PROGRAMS := $(filter $(addprefix $(BUILD)/,resnet gpt bert vit),$(EXAMPLE_PROGRAMS))
+tables: $(TABLE_PROGRAMS)
+	@$(MAKE) $(BUILD)/tables_cifar || echo "make tables: no stb_image.h, so without CIFAR-10"
+	@ROWS='$(ROWS)' PEERS='$(PEERS)' $(if $(SEEDS),SEEDS='$(SEEDS)') TINY='$(TINY)' WRITE='$(WRITE)' \
+	    PYTHON='$(PYTHON)' sh tools/tables.sh '$(BUILD)' '$(or $(DATA),$(MPTRAIN_DATA),data)'
+
+$(BUILD)/tables_cifar: tools/tables_cifar.c $(BUILD)/flags
+	@echo "  CC    $@"
+	$(Q)$(COMPILE) $(CFLAGS) $(LDFLAGS) $(DEPS) -o $@ $< $(LDLIBS)
+
 gpu-check:
 	@PART='$(PART)' SIM='$(SIM)' DATA='$(DATA)' NVCC='$(NVCC)' PYTHON='$(PYTHON)' sh tools/gpu_check.sh
 
@@ -206,7 +219,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/tests/cudasim/*.d $(BUILD)/bench/*.d)
 
 FORCE:
-.PHONY: all mnist examples cuda tests test amalgamate check-header lint reference header-test bench bench-peers gpu-check \
+.PHONY: all mnist examples cuda tests test amalgamate check-header lint reference header-test bench bench-peers tables gpu-check \
     check-instructions install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -81,11 +81,12 @@ static inline void show_warning(void *user, mpt_log_level level, const char *mes
     fprintf(stderr, "%s: %s\n", program_name, message);
 }
 
-/* The defaults, with warnings on stderr. */
+/* The defaults and what the common options say, with warnings on stderr, or NULL: without. */
 static inline mpt_config default_config(const char *program) {
     mpt_config config = mpt_config_default();
     program_name = program;
-    config.log.write = show_warning;
+    config.memory_limit = common.memory_limit << 20;
+    if (program) config.log.write = show_warning;
     return config;
 }
 
@@ -100,6 +101,8 @@ typedef struct progress {
     int64_t printed;                /* lines of this epoch */
     double started, drawn;
     double epoch_started, fastest; /* seconds of the fastest epoch, 0 before the first */
+    double last, seconds;          /* when the last step ended; of all of them together */
+    double fastest_step;           /* which a busy machine disturbs least; 0 before the second */
 } progress;
 
 static inline progress progress_begin(const char *label, bool on, int64_t epochs, int64_t batches) {
@@ -110,7 +113,7 @@ static inline progress progress_begin(const char *label, bool on, int64_t epochs
     p.terminal = stdout_is_terminal();
     p.epochs = epochs;
     p.batches = batches;
-    p.started = p.epoch_started = seconds_now();
+    p.started = p.epoch_started = p.last = seconds_now();
     return p;
 }
 
@@ -136,8 +139,10 @@ static inline void progress_line(const progress *p, int64_t batch, double loss, 
 /* After a step; `batch` counts from 1. Waits for nothing. */
 static inline void progress_step(progress *p, mpt_context *ctx, mpt_scaler scaler, int64_t batch) {
     char text[256];
-    double now = seconds_now();
+    double now = seconds_now(), step = now - p->last;
     p->steps++;
+    p->last = now, p->seconds = now - p->started;
+    if (p->steps > 1 && (p->fastest_step == 0.0 || step < p->fastest_step)) p->fastest_step = step;
     if (!p->on) return;
     bool due = p->terminal ? now - p->drawn > 0.05 || batch == p->batches
                            : !*p->label && batch * PROGRESS_LINES / p->batches > p->printed;
@@ -171,6 +176,32 @@ static inline void progress_epoch(progress *p, double loss) {
     printf("%sEpoch %lld/%lld - Loss: %.4f\n", p->label, (long long)p->epoch, (long long)p->epochs,
            loss);
     fflush(stdout);
+}
+
+/* ==== Results ==== */
+
+/* The run as one JSON object, with its figure of merit, where --json names a file. Returns what
+ * main shall return. */
+static inline int write_results(mpt_context *ctx, const progress *p, mpt_scaler scaler,
+                                const char *metric, double value) {
+    FILE *file = common.json ? fopen(common.json, "w") : NULL;
+    if (!common.json) return 0;
+    if (file) {
+        const mpt_memory_stats memory = mpt_memory(ctx);
+        fprintf(file, "{");
+        json_text(file, "program", program_name);
+        json_text(file, "isa", mpt_isa_name(mpt_get_isa(ctx)));
+        json_number(file, metric, value);
+        json_number(file, "steps", (double)p->steps);
+        json_number(file, "skipped_steps", (double)mpt_scaler_statistics(scaler).skipped);
+        json_number(file, "seconds", p->seconds);
+        json_number(file, "fastest_step_seconds", p->fastest_step);
+        json_peaks(file, memory.peak, memory.total_peak);
+        fprintf(file, "}\n");
+    }
+    const bool good = file && !ferror(file);
+    if (file && fclose(file) == 0 && good) return 0;
+    return fail(program_name, EXIT_BAD_INPUT, "%s: cannot be written", common.json);
 }
 
 #endif

@@ -98,7 +98,7 @@ static int train(mpt_context *ctx, const gpt_settings *s, const int32_t *tokens,
     printf("%s: %.4f nats per byte, %.0f bytes per second\n",
            kept ? "Text that was kept out" : "The text", mpt_metric_mean(ctx, "loss", true),
            (double)(s->steps * s->batch * s->context) / seconds);
-    return 0;
+    return write_results(ctx, &bar, scaler, "loss", mpt_metric_mean(ctx, "loss", true));
 }
 
 int main(int argc, char **argv) {

@@ -90,7 +90,7 @@ static int train(mpt_context *ctx, const settings *s, run_report *report) {
 }
 
 static int run(const settings *s, run_report *report) {
-    mpt_config config = s->quiet ? mpt_config_default() : default_config("mnist");
+    mpt_config config = default_config(s->quiet ? NULL : "mnist");
     config.seed = (uint64_t)s->seed;
     config.threads = (int)s->threads;
     config.device = (mpt_device)s->device;

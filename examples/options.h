@@ -29,6 +29,29 @@ typedef struct option_row {
     const char *help;
 } option_row;
 
+/* What every example understands, too. */
+typedef struct common_options {
+    const char *json;     /* file for the results */
+    int64_t memory_limit; /* MiB, 0 = none */
+} common_options;
+
+static common_options common;
+
+static const option_row common_rows[] = {
+    {"--json", OPTION_TEXT, offsetof(common_options, json), NULL, 0, 0, "file for the results"},
+    {"--memory-limit", OPTION_INT, offsetof(common_options, memory_limit), NULL, 1, 1 << 30,
+     "MiB, more is an error"}};
+enum { COMMON_ROWS = sizeof common_rows / sizeof *common_rows };
+
+/* The row of that name, or NULL. */
+static inline const option_row *option_find(const option_row *rows, int count, const char *name,
+                                            size_t length) {
+    for (int r = 0; r < count; r++)
+        if (strlen(rows[r].name) == length && memcmp(rows[r].name, name, length) == 0)
+            return &rows[r];
+    return NULL;
+}
+
 /* The number of `word` among "a|b|c", -1 if it is not there. */
 static inline int64_t option_choice(const char *words, const char *word) {
     size_t length = strlen(word);
@@ -85,17 +108,15 @@ static inline bool option_set(const option_row *row, const char *value, void *fi
     return false;
 }
 
-/* Reads `--name value`, `--name=value` and flags into `fields`. False: `error` holds one line that
- * says what is wrong. */
+/* Reads `--name value`, `--name=value` and flags into `fields`, or into `common`. False: `error`
+ * holds one line that says what is wrong. */
 static inline bool options_parse(const option_row *rows, int row_count, int argc, char **argv,
                                  void *fields, char *error, size_t error_size) {
     for (int i = 1; i < argc; i++) {
         const char *value = strchr(argv[i], '=');
         size_t length = value ? (size_t)(value - argv[i]) : strlen(argv[i]);
-        const option_row *row = NULL;
-        for (int r = 0; r < row_count && !row; r++)
-            if (strlen(rows[r].name) == length && memcmp(rows[r].name, argv[i], length) == 0)
-                row = &rows[r];
+        const option_row *own = option_find(rows, row_count, argv[i], length);
+        const option_row *row = own ? own : option_find(common_rows, COMMON_ROWS, argv[i], length);
         if (!row) {
             snprintf(error, error_size, "unknown option \"%.40s\"; --help lists them", argv[i]);
             return false;
@@ -111,7 +132,7 @@ static inline bool options_parse(const option_row *rows, int row_count, int argc
                 return false;
             }
         }
-        if (!option_set(row, value, fields, error, error_size)) return false;
+        if (!option_set(row, value, own ? fields : &common, error, error_size)) return false;
     }
     return true;
 }
@@ -120,11 +141,13 @@ static inline void options_help(const char *program, const option_row *rows, int
                                 FILE *out) {
     static const char *const values[] = {"", " N", " X", " NAME", " "};
     fprintf(out, "usage: %s [options]\n", program);
-    for (int r = 0; r < row_count; r++) {
+    for (int r = 0; r < row_count + COMMON_ROWS; r++) {
+        const option_row *row = r < row_count ? &rows[r] : &common_rows[r - row_count];
         char left[80];
-        snprintf(left, sizeof left, "%s%s%s", rows[r].name, values[rows[r].kind],
-                 rows[r].kind == OPTION_CHOICE ? rows[r].words : "");
-        fprintf(out, "  %-32s %s\n", left, rows[r].help);
+        if (r >= row_count && option_find(rows, row_count, row->name, strlen(row->name))) continue;
+        snprintf(left, sizeof left, "%s%s%s", row->name, values[row->kind],
+                 row->kind == OPTION_CHOICE ? row->words : "");
+        fprintf(out, "  %-32s %s\n", left, row->help);
     }
 }
 

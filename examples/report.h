@@ -154,6 +154,15 @@ static inline void json_text(FILE *file, const char *name, const char *text) {
     fprintf(file, "\", ");
 }
 
+/* The last entry of an object: peaks by kind, and of all together. */
+static inline void json_peaks(FILE *file, const int64_t *bytes, int64_t total) {
+    fprintf(file, "\"peak_bytes\": {");
+    for (int kind = 0; kind < MPT_MEMORY_KINDS; kind++)
+        fprintf(file, "\"%s\": %lld, ", mpt_memory_kind_name((mpt_memory_kind)kind),
+                (long long)bytes[kind]);
+    fprintf(file, "\"total\": %lld}", (long long)total);
+}
+
 static inline void json_run(FILE *file, const run_report *run) {
     fprintf(file, "{");
     json_text(file, "precision", run->precision);
@@ -168,11 +177,8 @@ static inline void json_run(FILE *file, const run_report *run) {
     json_number(file, "steps_per_second", run->steps_per_second);
     fprintf(file, "\"skipped_steps\": %lld, ", (long long)run->skipped_steps);
     json_number(file, "loss_scale", run->loss_scale);
-    fprintf(file, "\"peak_bytes\": {");
-    for (int kind = 0; kind < MPT_MEMORY_KINDS; kind++)
-        fprintf(file, "\"%s\": %lld, ", mpt_memory_kind_name((mpt_memory_kind)kind),
-                (long long)run->bytes[kind]);
-    fprintf(file, "\"total\": %lld}}", (long long)run->total_bytes);
+    json_peaks(file, run->bytes, run->total_bytes);
+    fprintf(file, "}");
 }
 
 /* One object: the run itself, or {"runs": [...]} for several. False if it cannot be written. */

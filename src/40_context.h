@@ -294,8 +294,7 @@ struct mpt__frame;
 static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor);
 /* 41_autograd.c: one output of a record is gone: without outputs it lets go of its inputs. */
 static void mpt__record_release(mpt_context *context, mpt__record *record);
-/* 42_autocast.c: sets the compute and result dtypes of a call by its policy, where they are not fp32
-   as a matter of course. */
+/* 42_autocast.c: sets the compute and result dtypes of a call by its policy. */
 static mpt_status mpt__policy_dtype(struct mpt__frame *frame);
 /* 43_inspect.c: a storage that a recording names was given back: its id stays reserved until the
    recording ends. */

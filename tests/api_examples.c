@@ -1,6 +1,9 @@
 /* What the examples share: options, reports as JSON, the search for data; and the quick start,
    which README.md and the manual must show as it is compiled here. */
 #include "../examples/common.h"
+#include "../examples/cartpole_game.h"
+#include "../examples/picture.h"
+#include "../examples/png.h"
 #include "../examples/settings.h"
 #include "harness.h"
 
@@ -85,6 +88,22 @@ TEST(options_refused_with_one_line) {
     }
 }
 
+/* --json belongs to mnist's own options, --memory-limit to those of all examples. */
+TEST(options_of_all_examples) {
+    static const char *const words[] = {"--json", "a.json", "--memory-limit=3"};
+    static const char *const bad[] = {"--memory-limit", "0"};
+    settings s;
+    char error[256];
+    memset(&common, 0, sizeof common);
+    CHECK(parse(&s, error, 3, words));
+    CHECK(common.json == NULL);
+    CHECK_EQ_INT(common.memory_limit, 3);
+    CHECK_EQ_INT(default_config("test").memory_limit, 3 << 20);
+    CHECK(!parse(&s, error, 2, bad));
+    CHECK_CONTAINS(error, "--memory-limit: expected a whole number from 1 to");
+    common.memory_limit = 0;
+}
+
 /* ==== Reports ==== */
 
 TEST(report_as_json) {
@@ -120,6 +139,35 @@ TEST(report_as_json) {
     CHECK_EQ_INT(depth, 0);
 }
 
+/* What a driver reads: the run as the progress saw it, and its peaks. */
+TEST(results_as_json) {
+    char text[2048] = "";
+    const char *path = test_tmp_path("results.json");
+    mpt_config config = default_config("test");
+    mpt_context *ctx = mpt_create(&config);
+    mpt_scaler scaler = mpt_grad_scaler(ctx, NULL);
+    progress bar = progress_begin("", false, 1, 3);
+    for (int i = 0; i < 3; i++) progress_step(&bar, ctx, scaler, i + 1);
+    CHECK(bar.steps == 3 && bar.fastest_step >= 0 && bar.fastest_step <= bar.seconds);
+    common.json = NULL;
+    CHECK_EQ_INT(write_results(ctx, &bar, scaler, "loss", 1.5), 0);
+    common.json = path;
+    CHECK_EQ_INT(write_results(ctx, &bar, scaler, "loss", 1.5), 0);
+    FILE *file = fopen(path, "rb");
+    REQUIRE(file != NULL);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    remove(path);
+    CHECK_CONTAINS(text, "{\"program\": \"test\", \"isa\": \"");
+    CHECK_CONTAINS(text, "\"loss\": 1.5, \"steps\": 3, \"skipped_steps\": 0, \"seconds\": ");
+    CHECK_CONTAINS(text, "\"peak_bytes\": {\"parameter\": 0, ");
+    CHECK(strcmp(text + strlen(text) - 3, "}}\n") == 0);
+    common.json = "no/such/folder/results.json";
+    CHECK_EQ_INT(write_results(ctx, &bar, scaler, "loss", 1.5), EXIT_BAD_INPUT);
+    common.json = NULL;
+    mpt_destroy(ctx);
+}
+
 /* ==== Data ==== */
 
 TEST(data_falls_back_to_drawn_digits) {
@@ -147,6 +195,115 @@ TEST(data_that_is_named_must_be_there) {
     CHECK_EQ_INT(mpt_error_code(ctx), MPT_ERROR_IO);
     CHECK_CONTAINS(mpt_error(ctx), "no/such/folder");
     mpt_destroy(ctx);
+}
+
+/* ==== Pictures ==== */
+
+/* Files as Python's zlib.crc32 and zlib.adler32 make them: their sizes and the CRC-32 of all bytes.
+   The rows of the first one fill one block of zlib's, those of the others need more. */
+TEST(pictures_as_png) {
+    static const struct {
+        int width, height;
+        size_t bytes;
+        uint32_t crc;
+    } files[] = {{28, 771, 65603, 0x0c74ca20u},
+                 {28, 772, 65693, 0xfae6e3deu},
+                 {300, 200, 180278, 0x29947720u}};
+    static uint8_t rgb[300 * 200 * 3], file_bytes[200000];
+    const char *path = test_tmp_path("picture.png");
+    for (unsigned i = 0; i < sizeof rgb; i++) rgb[i] = (uint8_t)((uint64_t)i * i / 7 + i);
+    for (int i = 0; i < 3; i++) {
+        CHECK(png_write(path, files[i].width, files[i].height, rgb));
+        FILE *file = fopen(path, "rb");
+        REQUIRE(file != NULL);
+        size_t bytes = fread(file_bytes, 1, sizeof file_bytes, file);
+        fclose(file);
+        remove(path);
+        CHECK_EQ_INT(bytes, files[i].bytes);
+        CHECK_EQ_INT(png_crc(file_bytes, bytes), files[i].crc);
+    }
+    CHECK(!png_write("no/such/folder/picture.png", 1, 1, rgb));
+}
+
+TEST(pictures_drawn_and_reduced) {
+    static const uint8_t bytes[2 * 5 * 3] = {1, 10, 20, 3, 10, 20, 5, 0, 0, 7, 0, 0, 99, 99, 99,
+                                             5, 30, 20, 7, 30, 20, 9, 8, 0, 3, 0, 4, 99, 99, 99};
+    static const float means[6] = {4, 20, 20, 6, 2, 1};
+    picture p = picture_reduce(bytes, 5, 2, 2, 1);
+    REQUIRE(p.rgb != NULL);
+    for (int i = 0; i < 6; i++) CHECK_NEAR(p.rgb[i], means[i] / 255, 1e-7);
+    free(p.rgb);
+    p = picture_draw(64);
+    REQUIRE(p.rgb != NULL);
+    double sum = 0;
+    for (int i = 0; i < 3 * 64 * 64; i++) sum += (double)p.rgb[i];
+    for (int i = 0; i < 3 * 64 * 64; i++) CHECK(p.rgb[i] >= 0 && p.rgb[i] <= 1);
+    CHECK(sum / (3 * 64 * 64) > 0.2 && sum / (3 * 64 * 64) < 0.8);
+    free(p.rgb);
+    p = picture_read("no/such/picture.png", 64);
+    CHECK(p.rgb == NULL && *p.error);
+}
+
+/* ==== The game ==== */
+
+/* What the formulas of Gymnasium's CartPole-v1 give in Python, pushed right, left, right, right, ..
+   for twelve frames. */
+TEST(cart_moves_as_published) {
+    cart c = {0.03, -0.02, 0.04, 0.01};
+    for (int i = 0; i < 12; i++) CHECK(cart_move(&c, i % 3 != 1));
+    CHECK_NEAR(c.place, 0.1105445706263315, 1e-12);
+    CHECK_NEAR(c.speed, 0.7589831321967977, 1e-12);
+    CHECK_NEAR(c.angle, -0.07520278796366722, 1e-12);
+    CHECK_NEAR(c.spin, -1.1298885733373312, 1e-12);
+    int frames = 1;
+    while (cart_move(&c, true) && frames < EPISODE) frames++;
+    CHECK(frames < 10 && c.angle < -0.2);
+}
+
+TEST(game_rounds) {
+    static game g, again;
+    static float outputs[CARTS][OUTPUTS];
+    int longest = 0;
+    for (int i = 0; i < CARTS; i++) outputs[i][i % 2] = i < 2 ? 50.0f : 0.0f; /* two push one way */
+    for (int run = 0; run < 2; run++) {
+        game *at = run ? &again : &g;
+        at->random.state = 5;
+        for (int round = 0; round < 8; round++) {
+            game_begin_round(at);
+            while (game_is_on(at)) game_frame(at, outputs);
+            game_end_round(at);
+        }
+    }
+    CHECK_EQ_BITS(&g, &again, sizeof g);
+    CHECK_EQ_INT(g.episodes, 8 * CARTS);
+    for (int i = 0; i < CARTS; i++) {
+        const cart_record *r = &g.carts[i];
+        CHECK(r->length >= 8 && r->length < EPISODE && !r->playing);
+        if (i < 2) CHECK(r->length <= 11);
+        if (i < 2) CHECK(r->right[0] == (i == 1));
+        CHECK_NEAR(r->worth[r->length - 1], 0.01, 1e-7); /* the last frame alone */
+        CHECK_NEAR(r->worth[0], 1 - pow(0.99, r->length), 1e-6);
+        if (r->length > longest) longest = r->length;
+    }
+    CHECK(longest > 15 && game_mean_length(&g) > 12 && game_mean_length(&g) < 40);
+    for (int n = 0; n < BATCH; n++) {
+        const float *taught = g.taught[0][n];
+        CHECK(taught[0] + taught[1] == 1.0f && taught[2] > 0.009f);
+        CHECK((double)taught[2] < 1 - pow(0.99, longest) + 1e-6);
+    }
+}
+
+TEST(cart_as_text) {
+    char text[64];
+    cart c = {0, 0, 0, 0};
+    cart_draw_text(&c, text, 11);
+    CHECK_EQ_STR(text, "____[|]____");
+    c.place = 9, c.angle = 0.2;
+    cart_draw_text(&c, text, 11);
+    CHECK_EQ_STR(text, "________[/]");
+    c.place = -9, c.angle = -0.2;
+    cart_draw_text(&c, text, 11);
+    CHECK_EQ_STR(text, "[\\]________");
 }
 
 /* ==== Quick start ==== */
@@ -197,9 +354,16 @@ TEST(quick_start_is_what_is_printed) {
 TEST_TABLE = {T(options_defaults),
               T(options_set_fields),
               T(options_refused_with_one_line),
+              T(options_of_all_examples),
               T(report_as_json),
+              T(results_as_json),
               T(data_falls_back_to_drawn_digits),
               T(data_that_is_named_must_be_there),
+              T(pictures_as_png),
+              T(pictures_drawn_and_reduced),
+              T(cart_moves_as_published),
+              T(game_rounds),
+              T(cart_as_text),
               T(quick_start_runs),
               T(quick_start_is_what_is_printed)};
 TEST_MAIN
