@@ -87,8 +87,9 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_STATIC       all functions static; every file that wants it has its own copy. Define it
                          wherever mptrain.h is included in that file
     MPTRAIN_NO_THREADS   the calling thread does all work; loaders have no workers
-    MPTRAIN_NO_STDIO     no file access of its own; give callbacks in mpt_config.io for files
-    MPTRAIN_NO_FILES     the same, and without datasets and tokenizers from files
+    MPTRAIN_NO_STDIO     no file access of its own: weights go through callbacks in mpt_config.io,
+                         datasets come from memory or from callbacks, tokenizers not at all
+    MPTRAIN_NO_FILES     the same, and without mpt_save and mpt_load: weights come from memory
     MPTRAIN_NO_SIMD      portable kernels only
     MPTRAIN_NO_AMX       without the matrix products on AMX tiles
     MPTRAIN_NO_FP8       without the two 8-bit float dtypes
@@ -321,7 +322,11 @@ next frame, with the same bits again:
 
 Where there is no file system, no thread and no heap: define MPTRAIN_NO_STDIO, MPTRAIN_NO_THREADS
 and MPTRAIN_NO_SIMD, give an allocator over a static array, and set threads = 1;
-examples/embedded.c does. A 32-bit CPU with IEEE floats and 64-bit integers will do.
+examples/embedded.c does. A 32-bit CPU with IEEE floats and 64-bit integers will do. Compile for
+size (-Os), with -ffunction-sections and -Wl,--gc-sections if you can: what a program does not call
+goes. Without convolutions and attention all of the library is less than 250 KB of ARM code; no
+frame is larger than 8 KB. The first example of this manual with AdamW at batch 16 takes 2.8 MB.
+mpt_load_memory takes weights from a C array: a safetensors file, as mpt_save writes it.
 
 This version: x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere, and CUDA
 kernels that no real GPU has run yet.
@@ -2695,6 +2700,11 @@ int mpt__cuda_device_count(char *why, size_t size);
 #define MPT__UNLIKELY(x) (x)
 #define MPT__UNUSED
 #endif
+/* What is inlined for speed alone would be a tenth of the portable code where size counts. */
+#if defined(__OPTIMIZE_SIZE__) && defined(MPTRAIN_NO_SIMD)
+#undef MPT__FORCE_INLINE
+#define MPT__FORCE_INLINE inline
+#endif
 
 #if defined(__x86_64__) || defined(_M_X64)
 #define MPT__X86 1
@@ -2763,19 +2773,22 @@ int mpt__cuda_device_count(char *why, size_t size);
 #endif
 
 /* The levels that rooms are compiled at under -O2 and more: half of the time that gcc needs for -O2
-   buys nothing measurable there. COLD: what no step runs for long. KERNELS: loops over elements,
-   which need no more instructions than with -O2. Between levels gcc inlines only what it is forced
-   to, so rooms that share small functions share a level. clang has no such pragma; gcc for Windows
-   keeps vectors on a stack that is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
+   buys nothing measurable there. COLD: what no step runs for long, and so for size (a twentieth of
+   the object). DATA: loops over samples. KERNELS: loops over elements, which need no more
+   instructions than with -O2. Between levels gcc inlines only what it is forced to, so rooms that
+   share small functions share a level. clang has no such pragma; gcc for Windows keeps vectors on a
+   stack that is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(_WIN32) && defined(__OPTIMIZE__) && \
     !defined(__OPTIMIZE_SIZE__)
-#define MPT__BEGIN_COLD _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
+#define MPT__BEGIN_COLD _Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\")")
+#define MPT__BEGIN_DATA _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
 #define MPT__BEGIN_KERNELS                                                                    \
-    MPT__BEGIN_COLD _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
+    MPT__BEGIN_DATA _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
         _Pragma("GCC optimize(\"gcse\", \"strict-aliasing\", \"expensive-optimizations\")")
 #define MPT__END_LEVEL _Pragma("GCC pop_options")
 #else
 #define MPT__BEGIN_COLD
+#define MPT__BEGIN_DATA
 #define MPT__BEGIN_KERNELS
 #define MPT__END_LEVEL
 #endif
@@ -3416,6 +3429,11 @@ static int64_t mpt__process_id(void) {
     return (int64_t)getpid();
 }
 
+#if defined(_SC_NPROCESSORS_ONLN)
+#define MPT__CORES_ONLINE _SC_NPROCESSORS_ONLN
+#else
+#define MPT__CORES_ONLINE 58 /* of Apple's systems; -D_POSIX_C_SOURCE hides the name */
+#endif
 #if defined(__linux__) && !defined(CPU_SETSIZE)
 extern int sched_getaffinity(pid_t process, size_t size, void *mask); /* hidden by -std=c11 */
 #endif
@@ -3435,7 +3453,7 @@ static int mpt__core_count(void) {
             for (uint64_t bits = mask[i]; bits; bits &= bits - 1) allowed++;
     if (allowed > 0) return allowed;
 #endif
-    online = sysconf(_SC_NPROCESSORS_ONLN);
+    online = sysconf(MPT__CORES_ONLINE);
     return online > 0 ? (int)online : 1;
 }
 
@@ -11517,7 +11535,7 @@ MPT__AMX_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_
 }
 
 /* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
-MPT__AMX_OP void mpt__amx_transpose(char *to, const char *from, int64_t row) {
+MPT__AMX MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
     float *out = (float *)(void *)to;
     for (int j = 0; j < 4; j++, out += 64, from += 16) {
         mpt__v16_f r0 = mpt__v16_gemm_quads(from, row, 16, MPT_F32);
@@ -11576,11 +11594,10 @@ MPT__AMX_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *sid
     __m512 bad = _mm512_setzero_ps();
     for (; depth > 0;
          depth -= MPT__AMX_K, panel += gap * parts, from += MPT__AMX_K * k_step * bytes) {
-        mpt__amx_pack_tile(panel, gap, b, from, o_step, k_step, count, depth, dtype, round, parts,
-                           &bad);
-        if (count <= 16) continue;
-        mpt__amx_pack_tile(panel + MPT__AMX_TILE, gap, b, from + 16 * o_step * bytes, o_step,
-                           k_step, count - 16, depth, dtype, round, parts, &bad);
+        for (int64_t o = 0; o < count; o += 16) {
+            mpt__amx_pack_tile(panel + o / 16 * MPT__AMX_TILE, gap, b, from + o * o_step * bytes,
+                               o_step, k_step, count - o, depth, dtype, round, parts, &bad);
+        }
     }
     return _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
 }
@@ -28298,6 +28315,8 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
     return out.length;
 }
 
+MPT__END_LEVEL
+MPT__BEGIN_DATA
 /* ---------------------------------------------------------------------------------------------
  * 70_data.c: datasets: memory, idx files, user callbacks, subsets and splits.
  *
@@ -28306,14 +28325,23 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
  * stored dtype (u8 stays u8) and is converted and normalised on the way into a batch.
  * ------------------------------------------------------------------------------------------- */
 
-/* True if this build has no files; the error is recorded. */
-static bool mpt__no_files(mpt_context *context) {
-#ifdef MPTRAIN_NO_FILES
-    return !mpt__reject(context, MPT_ERROR_UNSUPPORTED, "built without files (MPTRAIN_NO_FILES)");
-#else
-    return (void)context, false;
-#endif
+/* What this build leaves out, as constants: true, with the error recorded, and nothing that stands
+   behind it is compiled. Weights in files need MPTRAIN_NO_FILES to go, datasets and tokenizers go
+   with MPTRAIN_NO_STDIO, too. */
+#ifdef MPT__NO_FILES
+static void mpt__say_no_files(mpt_context *context) {
+    mpt__error(context, MPT_ERROR_UNSUPPORTED,
+               "built without files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO)");
 }
+#define mpt__no_data_files(context) (mpt__say_no_files(context), true)
+#else
+#define mpt__no_data_files(context) ((void)(context), false)
+#endif
+#ifdef MPTRAIN_NO_FILES
+#define mpt__no_files(context) mpt__no_data_files(context)
+#else
+#define mpt__no_files(context) ((void)(context), false)
+#endif
 
 /* ==== Elements ====
  *
@@ -29109,7 +29137,7 @@ static mpt_dataset mpt__idx_dataset(mpt_context *context, const char *const path
 MPTRAIN_API mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path,
                                 const char *targets_path) {
     const char *const paths[2] = {inputs_path, targets_path};
-    if (!mpt__enter(context, "mpt_idx") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_idx") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (inputs_path) return mpt__idx_dataset(context, paths, 0);
     mpt__error(context, MPT_ERROR_ARGUMENT, "inputs_path is NULL");
@@ -29147,7 +29175,7 @@ static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_spl
 MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, mpt_split split) {
     char images[MPT__PATH_SIZE], labels[MPT__PATH_SIZE];
     const char *const paths[2] = {images, labels};
-    if (!mpt__enter(context, "mpt_mnist") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_mnist") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!directory) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "directory is NULL");
@@ -30409,7 +30437,7 @@ MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folde
     mpt_image_config defaults = mpt_image_config_default();
     mpt__dataset *dataset = NULL;
     if (!config) config = &defaults;
-    if (!mpt__enter(context, "mpt_image_folder") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_image_folder") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!folder || !folder[0] || strlen(folder) >= MPT__PATH_SIZE) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "folder is %s",
@@ -30530,7 +30558,7 @@ static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory,
 
 MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory, mpt_split split) {
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_cifar10") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_cifar10") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!directory)
         mpt__error(context, MPT_ERROR_ARGUMENT, "directory is NULL");
@@ -31026,14 +31054,14 @@ mpt__tokenizer_make(mpt_context *context, const char *path, const char *merges_p
 }
 
 MPTRAIN_API mpt_tokenizer mpt_char_tokenizer(mpt_context *context, const char *path) {
-    if (!mpt__enter(context, "mpt_char_tokenizer") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_char_tokenizer") || mpt__no_data_files(context))
         return mpt__tokenizer_handle(context, NULL);
     return mpt__tokenizer_make(context, path, "", mpt__char_load);
 }
 
 MPTRAIN_API mpt_tokenizer mpt_bpe_tokenizer(mpt_context *context, const char *vocabulary_path,
                                             const char *merges_path) {
-    if (!mpt__enter(context, "mpt_bpe_tokenizer") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_bpe_tokenizer") || mpt__no_data_files(context))
         return mpt__tokenizer_handle(context, NULL);
     return mpt__tokenizer_make(context, vocabulary_path, merges_path, mpt__bpe_load);
 }
@@ -31208,7 +31236,7 @@ MPTRAIN_API int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
 
 MPTRAIN_API int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_token_of");
-    if (!found) return -1;
+    if (!found || mpt__no_data_files(tokenizer.context)) return -1;
     if (text) return mpt__token_find(found, (const uint8_t *)text, bytes);
     mpt__error(tokenizer.context, MPT_ERROR_ARGUMENT, "text is NULL");
     return -1;
@@ -31219,7 +31247,7 @@ MPTRAIN_API int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t
     mpt_context *context = tokenizer.context;
     mpt__token_sink sink = {tokens, NULL, 0, 0, capacity};
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_encode");
-    if (!found) return -1;
+    if (!found || mpt__no_data_files(context)) return -1;
     if ((!text && bytes) || (!tokens && capacity) || capacity < 0)
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s",
                    (int64_t)bytes, text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
@@ -31233,7 +31261,7 @@ MPTRAIN_API int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, i
     mpt_context *context = tokenizer.context;
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_decode");
     int64_t length = 0;
-    if (!found) return -1;
+    if (!found || mpt__no_data_files(context)) return -1;
     if (count < 0 || (!tokens && count) || (!text && capacity) || capacity < 0) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
                    tokens ? "" : " at NULL", capacity, text ? "" : " at NULL");
@@ -31404,7 +31432,7 @@ MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, i
     mpt__tokens tokens;
     mpt__reader file;
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_token_file") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_token_file") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = bytes_per_token;
@@ -31433,7 +31461,7 @@ MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__dataset *dataset = NULL;
     size_t n = 0;
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_text_file");
-    if (!found || mpt__no_files(context)) return mpt__dataset_handle(context, NULL);
+    if (!found || mpt__no_data_files(context)) return mpt__dataset_handle(context, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = found->count <= 256 ? 1 : found->count <= 65536 ? 2 : 4;
     if (!path) mpt__error(context, MPT_ERROR_ARGUMENT, "path is NULL");
@@ -32048,6 +32076,8 @@ MPTRAIN_API mpt_status mpt_loader_destroy(mpt_loader handle) {
     return MPT_OK;
 }
 
+MPT__END_LEVEL
+MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
  * 73_checkpoint.c: weights as safetensors, to and from files and memory.
  *

@@ -274,6 +274,11 @@ static int64_t mpt__process_id(void) {
     return (int64_t)getpid();
 }
 
+#if defined(_SC_NPROCESSORS_ONLN)
+#define MPT__CORES_ONLINE _SC_NPROCESSORS_ONLN
+#else
+#define MPT__CORES_ONLINE 58 /* of Apple's systems; -D_POSIX_C_SOURCE hides the name */
+#endif
 #if defined(__linux__) && !defined(CPU_SETSIZE)
 extern int sched_getaffinity(pid_t process, size_t size, void *mask); /* hidden by -std=c11 */
 #endif
@@ -293,7 +298,7 @@ static int mpt__core_count(void) {
             for (uint64_t bits = mask[i]; bits; bits &= bits - 1) allowed++;
     if (allowed > 0) return allowed;
 #endif
-    online = sysconf(_SC_NPROCESSORS_ONLN);
+    online = sysconf(MPT__CORES_ONLINE);
     return online > 0 ? (int)online : 1;
 }
 

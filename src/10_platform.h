@@ -77,6 +77,11 @@
 #define MPT__UNLIKELY(x) (x)
 #define MPT__UNUSED
 #endif
+/* What is inlined for speed alone would be a tenth of the portable code where size counts. */
+#if defined(__OPTIMIZE_SIZE__) && defined(MPTRAIN_NO_SIMD)
+#undef MPT__FORCE_INLINE
+#define MPT__FORCE_INLINE inline
+#endif
 
 #if defined(__x86_64__) || defined(_M_X64)
 #define MPT__X86 1
@@ -145,19 +150,22 @@
 #endif
 
 /* The levels that rooms are compiled at under -O2 and more: half of the time that gcc needs for -O2
-   buys nothing measurable there. COLD: what no step runs for long. KERNELS: loops over elements,
-   which need no more instructions than with -O2. Between levels gcc inlines only what it is forced
-   to, so rooms that share small functions share a level. clang has no such pragma; gcc for Windows
-   keeps vectors on a stack that is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
+   buys nothing measurable there. COLD: what no step runs for long, and so for size (a twentieth of
+   the object). DATA: loops over samples. KERNELS: loops over elements, which need no more
+   instructions than with -O2. Between levels gcc inlines only what it is forced to, so rooms that
+   share small functions share a level. clang has no such pragma; gcc for Windows keeps vectors on a
+   stack that is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(_WIN32) && defined(__OPTIMIZE__) && \
     !defined(__OPTIMIZE_SIZE__)
-#define MPT__BEGIN_COLD _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
+#define MPT__BEGIN_COLD _Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\")")
+#define MPT__BEGIN_DATA _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
 #define MPT__BEGIN_KERNELS                                                                    \
-    MPT__BEGIN_COLD _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
+    MPT__BEGIN_DATA _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
         _Pragma("GCC optimize(\"gcse\", \"strict-aliasing\", \"expensive-optimizations\")")
 #define MPT__END_LEVEL _Pragma("GCC pop_options")
 #else
 #define MPT__BEGIN_COLD
+#define MPT__BEGIN_DATA
 #define MPT__BEGIN_KERNELS
 #define MPT__END_LEVEL
 #endif

@@ -143,7 +143,7 @@ MPT__AMX_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_
 }
 
 /* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
-MPT__AMX_OP void mpt__amx_transpose(char *to, const char *from, int64_t row) {
+MPT__AMX MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
     float *out = (float *)(void *)to;
     for (int j = 0; j < 4; j++, out += 64, from += 16) {
         mpt__v16_f r0 = mpt__v16_gemm_quads(from, row, 16, MPT_F32);
@@ -202,11 +202,10 @@ MPT__AMX_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *sid
     __m512 bad = _mm512_setzero_ps();
     for (; depth > 0;
          depth -= MPT__AMX_K, panel += gap * parts, from += MPT__AMX_K * k_step * bytes) {
-        mpt__amx_pack_tile(panel, gap, b, from, o_step, k_step, count, depth, dtype, round, parts,
-                           &bad);
-        if (count <= 16) continue;
-        mpt__amx_pack_tile(panel + MPT__AMX_TILE, gap, b, from + 16 * o_step * bytes, o_step,
-                           k_step, count - 16, depth, dtype, round, parts, &bad);
+        for (int64_t o = 0; o < count; o += 16) {
+            mpt__amx_pack_tile(panel + o / 16 * MPT__AMX_TILE, gap, b, from + o * o_step * bytes,
+                               o_step, k_step, count - o, depth, dtype, round, parts, &bad);
+        }
     }
     return _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
 }

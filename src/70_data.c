@@ -15,14 +15,23 @@
 #include "18_idx.c"
 #include "40_tensor.c"
 
-/* True if this build has no files; the error is recorded. */
-static bool mpt__no_files(mpt_context *context) {
-#ifdef MPTRAIN_NO_FILES
-    return !mpt__reject(context, MPT_ERROR_UNSUPPORTED, "built without files (MPTRAIN_NO_FILES)");
-#else
-    return (void)context, false;
-#endif
+/* What this build leaves out, as constants: true, with the error recorded, and nothing that stands
+   behind it is compiled. Weights in files need MPTRAIN_NO_FILES to go, datasets and tokenizers go
+   with MPTRAIN_NO_STDIO, too. */
+#ifdef MPT__NO_FILES
+static void mpt__say_no_files(mpt_context *context) {
+    mpt__error(context, MPT_ERROR_UNSUPPORTED,
+               "built without files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO)");
 }
+#define mpt__no_data_files(context) (mpt__say_no_files(context), true)
+#else
+#define mpt__no_data_files(context) ((void)(context), false)
+#endif
+#ifdef MPTRAIN_NO_FILES
+#define mpt__no_files(context) mpt__no_data_files(context)
+#else
+#define mpt__no_files(context) ((void)(context), false)
+#endif
 
 /* ==== Elements ====
  *
@@ -818,7 +827,7 @@ static mpt_dataset mpt__idx_dataset(mpt_context *context, const char *const path
 MPTRAIN_API mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path,
                                 const char *targets_path) {
     const char *const paths[2] = {inputs_path, targets_path};
-    if (!mpt__enter(context, "mpt_idx") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_idx") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (inputs_path) return mpt__idx_dataset(context, paths, 0);
     mpt__error(context, MPT_ERROR_ARGUMENT, "inputs_path is NULL");
@@ -856,7 +865,7 @@ static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_spl
 MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, mpt_split split) {
     char images[MPT__PATH_SIZE], labels[MPT__PATH_SIZE];
     const char *const paths[2] = {images, labels};
-    if (!mpt__enter(context, "mpt_mnist") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_mnist") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!directory) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "directory is NULL");

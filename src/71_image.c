@@ -660,7 +660,7 @@ MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folde
     mpt_image_config defaults = mpt_image_config_default();
     mpt__dataset *dataset = NULL;
     if (!config) config = &defaults;
-    if (!mpt__enter(context, "mpt_image_folder") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_image_folder") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!folder || !folder[0] || strlen(folder) >= MPT__PATH_SIZE) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "folder is %s",
@@ -781,7 +781,7 @@ static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory,
 
 MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory, mpt_split split) {
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_cifar10") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_cifar10") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!directory)
         mpt__error(context, MPT_ERROR_ARGUMENT, "directory is NULL");

@@ -487,14 +487,14 @@ mpt__tokenizer_make(mpt_context *context, const char *path, const char *merges_p
 }
 
 MPTRAIN_API mpt_tokenizer mpt_char_tokenizer(mpt_context *context, const char *path) {
-    if (!mpt__enter(context, "mpt_char_tokenizer") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_char_tokenizer") || mpt__no_data_files(context))
         return mpt__tokenizer_handle(context, NULL);
     return mpt__tokenizer_make(context, path, "", mpt__char_load);
 }
 
 MPTRAIN_API mpt_tokenizer mpt_bpe_tokenizer(mpt_context *context, const char *vocabulary_path,
                                             const char *merges_path) {
-    if (!mpt__enter(context, "mpt_bpe_tokenizer") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_bpe_tokenizer") || mpt__no_data_files(context))
         return mpt__tokenizer_handle(context, NULL);
     return mpt__tokenizer_make(context, vocabulary_path, merges_path, mpt__bpe_load);
 }
@@ -669,7 +669,7 @@ MPTRAIN_API int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
 
 MPTRAIN_API int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_token_of");
-    if (!found) return -1;
+    if (!found || mpt__no_data_files(tokenizer.context)) return -1;
     if (text) return mpt__token_find(found, (const uint8_t *)text, bytes);
     mpt__error(tokenizer.context, MPT_ERROR_ARGUMENT, "text is NULL");
     return -1;
@@ -680,7 +680,7 @@ MPTRAIN_API int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t
     mpt_context *context = tokenizer.context;
     mpt__token_sink sink = {tokens, NULL, 0, 0, capacity};
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_encode");
-    if (!found) return -1;
+    if (!found || mpt__no_data_files(context)) return -1;
     if ((!text && bytes) || (!tokens && capacity) || capacity < 0)
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s",
                    (int64_t)bytes, text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
@@ -694,7 +694,7 @@ MPTRAIN_API int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, i
     mpt_context *context = tokenizer.context;
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_decode");
     int64_t length = 0;
-    if (!found) return -1;
+    if (!found || mpt__no_data_files(context)) return -1;
     if (count < 0 || (!tokens && count) || (!text && capacity) || capacity < 0) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
                    tokens ? "" : " at NULL", capacity, text ? "" : " at NULL");
@@ -865,7 +865,7 @@ MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, i
     mpt__tokens tokens;
     mpt__reader file;
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_token_file") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_token_file") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = bytes_per_token;
@@ -894,7 +894,7 @@ MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__dataset *dataset = NULL;
     size_t n = 0;
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_text_file");
-    if (!found || mpt__no_files(context)) return mpt__dataset_handle(context, NULL);
+    if (!found || mpt__no_data_files(context)) return mpt__dataset_handle(context, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = found->count <= 256 ? 1 : found->count <= 65536 ? 2 : 4;
     if (!path) mpt__error(context, MPT_ERROR_ARGUMENT, "path is NULL");

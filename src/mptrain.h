@@ -76,11 +76,15 @@ MPT__BEGIN_COLD
 #include "67_attention.c"
 #include "67_resize.c"
 #include "68_check.c"
+MPT__END_LEVEL
+MPT__BEGIN_DATA
 #include "70_data.c"
 #include "71_transform.c"
 #include "71_image.c"
 #include "71_text.c"
 #include "72_loader.c"
+MPT__END_LEVEL
+MPT__BEGIN_COLD
 #include "73_checkpoint.c"
 #include "80_fit.c"
 #include "81_compile.c"
