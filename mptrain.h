@@ -199,6 +199,20 @@ Pure half: mpt_half(net, MPT_F16 or MPT_BF16) before the optimizer is made. Para
 and inputs (mpt_loader_config.dtype) are then 16 bits wide; the optimizer keeps fp32 masters, its
 moments and all gradients of parameters are fp32. A weight that fp16 cannot hold is an error.
 
+bf16 without masters: stochastic_rounding in the optimizer's config leaves the masters out, 4 bytes
+per parameter. An update that is small beside the spacing of bf16, 2^-8 of the weight, is then not
+lost but kept with the probability that it deserves, so that sums of many come out right. Which
+elements are rounded up depends on the seed, the tree, the parameter's count of updates and the
+element alone. It needs mpt_half(net, MPT_BF16); a skipped step changes and draws nothing.
+
+fp8: mpt_fp8(net, NULL) before the first use makes the linear layers of net multiply fp8 numbers,
+E4M3 forward, E5M2 for gradients, each with a scale of its own. What backward needs of activations
+is then a byte per element. Scales are powers of two by delayed scaling: from the largest magnitudes
+of the last 16 steps. Products are computed by widening, which is exact, on the CPU and on GPUs; so
+fp8 saves memory, not time. What is finite saturates; infinities and NaN stay what they are (in
+E4M3: NaN), so that a loss scaler sees them. Parameters stay fp32, or bf16 with mpt_half; autocast
+says what the layers' results are. mpt_cast and mpt_cast_fp8 convert tensors.
+
 What to take: bf16 where its 8 bits of precision do; fp16 with a scaler where they do not. Mixed
 precision pays where activations and batches dominate. It adds 2 bytes per parameter for the cast
 copy, so a small net at a small batch needs more memory than in fp32; `make mnist ARGS=--compare`
@@ -286,7 +300,9 @@ from memory; mpt_config.io replaces file access.
 
 mpt_print_launches shows every kernel with its operands. mpt_trace_nan finds the first op, module
 and step whose output is not finite; the scaler switches it on by itself for the step after an
-overflow. mpt_get_counters counts calls, kernels, casts and the work of each thread.
+overflow. mpt_anomaly_mode runs a step whose loss or gradients are not finite once more in fp32, and
+names the first op that overflowed in fp16 or bf16 but would not have there, or says that fp32 fails
+as well. mpt_get_counters counts calls, kernels, casts and the work of each thread.
 mpt_record_begin and mpt_replay execute a step again, on inputs made before the recording.
 mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. mpt_histograms is a
 table of all weights or gradients, with what fp16 would lose of them; mpt_gradcheck tests an op of
@@ -331,7 +347,8 @@ mpt_load_memory takes weights from a C array: a safetensors file, as mpt_save wr
 This version: x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere, and CUDA
 kernels that no real GPU has run yet.
 No recurrent layers, no gradients of gradients, no resuming of
-optimizer state from files. fp8 and fp64 are dtypes of storage. Tensors have at most 8 dimensions.
+optimizer state from files. fp64 is a dtype of storage, fp8 that
+and what mpt_fp8 multiplies. Tensors have at most 8 dimensions.
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.
 */
 /* ---------------------------------------------------------------------------------------------
@@ -1118,6 +1135,25 @@ MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label);
 /* Pure half: parameters become `dtype`; optimizers keep fp32 masters. A weight beyond the range of
    `dtype` is an error that names it, and nothing changes. Before any optimizer. */
 MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype);
+/* fp8: the linear layers of a tree, before its first use, multiply fp8 numbers: x and weight as
+   E4M3, which is what is saved for backward, gradients as E5M2, each times a scale; sums are fp32,
+   results and gradients of the dtypes that they would have anyway, parameters stay as they are.
+   Delayed scaling: a scale is the power of two that takes the largest finite magnitude of the last
+   `history` steps to 448 (gradients: 57344) or below, less `margin` powers; it is 1 before the
+   first step ends. What is finite saturates, NaN and infinities do not. Layers in mpt_eval leave
+   their scales alone, mpt_step_end sets them. They are the layer's buffer "fp8_state" [3, 2 +
+   history] of x, weight and gradient: scale, magnitude of the open step, history; files, copies and
+   hashes have it. */
+typedef struct mpt_fp8_config {
+    int history; /* 16; 1 to 1024 steps */
+    int margin;  /* 0 */
+} mpt_fp8_config;
+MPTRAIN_API mpt_fp8_config mpt_fp8_config_default(void);
+MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config);
+/* x, of fp32, fp16 or bf16, as MPT_F8E4M3 or MPT_F8E5M2, to nearest even. saturate: what is too
+   large becomes the largest finite number, as in mpt_cast and CUDA's satfinite; else it becomes NaN
+   (E4M3) or infinity (E5M2). PyTorch's casts saturate in E4M3 alone. Without history. */
+MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate);
 /* Inside autocast, this module and its children run in `dtype` (MPT_F32: casting off). */
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
 /* Table of modules, shapes, parameters and bytes; returns the length it needs. */
@@ -1168,15 +1204,19 @@ typedef struct mpt_sgd_config {
     bool nesterov;       /* false; needs momentum > 0 and dampening 0 */
     bool allow_shared;   /* false; true: parameters may be in another optimizer too */
     bool maximize;       /* false; true: up the gradient */
+    /* false; true: parameters, which must be bf16 (mpt_half), have no fp32 masters; an update is
+       rounded to one of the two nearest bf16 numbers by chance, so that small ones are not lost */
+    bool stochastic_rounding;
 } mpt_sgd_config;
 typedef struct mpt_adam_config {
-    double lr;           /* 1e-3 */
-    double beta1, beta2; /* 0.9, 0.999 */
-    double eps;          /* 1e-8, outside the root, after bias correction */
-    double weight_decay; /* Adam: 0, added to the gradient; AdamW: 1e-2, decoupled */
-    bool allow_shared;   /* false */
-    bool amsgrad;        /* false; true: with the largest second moment so far */
-    bool maximize;       /* false */
+    double lr;                /* 1e-3 */
+    double beta1, beta2;      /* 0.9, 0.999 */
+    double eps;               /* 1e-8, outside the root, after bias correction */
+    double weight_decay;      /* Adam: 0, added to the gradient; AdamW: 1e-2, decoupled */
+    bool allow_shared;        /* false */
+    bool amsgrad;             /* false; true: with the largest second moment so far */
+    bool maximize;            /* false */
+    bool stochastic_rounding; /* false; see mpt_sgd_config, as in all that follow */
 } mpt_adam_config;
 typedef mpt_adam_config mpt_adamw_config;
 typedef struct mpt_rmsprop_config {
@@ -1186,7 +1226,7 @@ typedef struct mpt_rmsprop_config {
     double weight_decay; /* 0, added to the gradient */
     double momentum;     /* 0 */
     bool centered;       /* false; true: the square of the mean is taken off */
-    bool allow_shared, maximize;
+    bool allow_shared, maximize, stochastic_rounding;
 } mpt_rmsprop_config;
 typedef struct mpt_adagrad_config {
     double lr;                  /* 1e-2 */
@@ -1194,20 +1234,20 @@ typedef struct mpt_adagrad_config {
     double weight_decay;        /* 0, added to the gradient */
     double initial_accumulator; /* 0; what sums of squares start from */
     double eps;                 /* 1e-10, outside the root */
-    bool allow_shared, maximize;
+    bool allow_shared, maximize, stochastic_rounding;
 } mpt_adagrad_config;
 typedef struct mpt_adadelta_config {
     double lr;           /* 1 */
     double rho;          /* 0.9, of both means */
     double eps;          /* 1e-6, inside the roots */
     double weight_decay; /* 0, added to the gradient */
-    bool allow_shared, maximize;
+    bool allow_shared, maximize, stochastic_rounding;
 } mpt_adadelta_config;
 typedef struct mpt_lion_config {
     double lr;           /* 1e-4 */
     double beta1, beta2; /* 0.9 of the step, 0.99 of what is kept */
     double weight_decay; /* 0, decoupled */
-    bool allow_shared, maximize;
+    bool allow_shared, maximize, stochastic_rounding;
 } mpt_lion_config;
 
 /* The values that the comments above give. */
@@ -1220,7 +1260,7 @@ MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void);
 MPTRAIN_API mpt_lion_config mpt_lion_config_default(void);
 /* Over all parameters of a tree. Order of operations as in torch.optim (SGD and Adam: its fused
    form), of Lion as in arXiv 2302.06675; moments and arithmetic are fp32, half parameters get fp32
-   masters, steps count in 64 bits. */
+   masters unless stochastic_rounding is set, steps count in 64 bits. */
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config);
 MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config);
 MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config);
@@ -1581,6 +1621,23 @@ MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
 MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on);
 /* Text about the first non-finite value found; empty if none. */
 MPTRAIN_API const char *mpt_nan_report(mpt_context *context);
+
+/* Anomaly mode, switched between steps: where loss or gradients of a step are not finite, before an
+   update or at the step's end, the step is run again in fp32, in memory of its own, and the first
+   op is named whose result is not finite but would be in fp32. Every launch waits, and a step keeps
+   all its memory until its end. Steps that are recorded, replayed or captured are not looked at.
+   What a step changes in place outside its own tensors is replayed with the values it has then. */
+typedef enum mpt_anomaly_kind {
+    MPT_ANOMALY_NONE = 0,
+    MPT_ANOMALY_PRECISION, /* an op that fp32 would have kept finite */
+    MPT_ANOMALY_VALUES,    /* fp32 gives NaN or infinity, too */
+    MPT_ANOMALY_UNKNOWN    /* the step could not be run again */
+} mpt_anomaly_kind;
+MPTRAIN_API mpt_status mpt_anomaly_mode(mpt_context *context, bool on);
+/* What the last failed step of the mode was, and the same in words: step, op, module, element, both
+   values; empty if none has failed. The log gets that as a warning. */
+MPTRAIN_API mpt_anomaly_kind mpt_anomaly(mpt_context *context);
+MPTRAIN_API const char *mpt_anomaly_text(mpt_context *context);
 
 /* What a tensor's numbers are; minimum, maximum, mean and deviation are of the finite ones, NaN
    where there is none. binade[i] counts magnitudes from 2^(MPT_BINADE_FIRST + i) to below the next
@@ -2133,7 +2190,9 @@ typedef struct mpt__operand {
  *           gradients; slot[2] found_inf; imm: momentum, dampening, decay; index[0]: Nesterov. With
  *           index[1] = 1 the step counts of all segments += 1 at the end, with 2 also slot[3], the
  *           applied steps. A step count of 0 copies g to momentum. index[2] = 1: gradients count
- *           with the other sign. Gate.
+ *           with the other sign. index[3] = 1: o0 is bf16, without a master, and rounded
+ *           stochastically: element i of the block (the operand's offset counts) by word i of rng,
+ *           with the step count mixed into its stream. Gate.
  * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
  *           decoupled decay. t = step count + 1. Gate.
  * CLIP      slot[0] multiplier (0: none) *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w
@@ -2220,7 +2279,7 @@ typedef struct mpt__operand {
     K(ARGSORT, "argsort", 0)                               \
     K(INTERPOLATE, "interpolate", 0)                       \
     K(INTERPOLATE_BACKWARD, "interpolate_backward", 0)     \
-    MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K)
+    MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K)
 
 /* ---- Convolutions ----
  *
@@ -2290,6 +2349,32 @@ typedef struct mpt__operand {
     K(ATTENTION, "attention", 0)                   \
     K(ATTENTION_DQ, "attention_dq", 0)             \
     K(ATTENTION_DKV, "attention_dkv", 0)
+
+/* ---- fp8 ----
+ *
+ * The state of a tensor that is kept in fp8 is a row of f32: scale, a power of two; largest finite
+ * magnitude since the last update; those before the updates so far, the latest first.
+ *
+ * FP8_SCALE   o0 r [n] -> o1 w [n], both dense; o2? r or rw a state (absent: a scale of 1).
+ *             index[0] (mpt__fp8_way): o1 is fp8 and o0 scale, where SCALE saturates what was
+ *             finite and leaves infinities to overflow, NONSAT lets all overflow (E4M3: NaN, E5M2:
+ *             infinity), SATURATE none; WIDEN: o1 is float and o0 / scale. o2 rw: its magnitude
+ *             takes part.
+ * FP8_UPDATE  o0 rw states [rows, width]: the magnitude of now becomes 0; with index[0] = 1 it
+ *             enters the history first, and the scale becomes 2^(floor(log2(limit / largest in the
+ *             history)) - index[1]), limit being 448 in rows 0 and 1, else 57344; with a history of
+ *             zeros it stays. Exponents are within +-MPT__FP8_POWERS. Gate. */
+#define MPT__FP8_KERNELS(K)      \
+    K(FP8_SCALE, "fp8_scale", 0) \
+    K(FP8_UPDATE, "fp8_update", 1)
+typedef enum mpt__fp8_way {
+    MPT__FP8_SCALE,
+    MPT__FP8_NONSAT,
+    MPT__FP8_SATURATE,
+    MPT__FP8_WIDEN
+} mpt__fp8_way;
+enum { MPT__FP8_SCALE_NOW, MPT__FP8_AMAX, MPT__FP8_HISTORY }; /* in a state */
+enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,
@@ -4832,6 +4917,14 @@ static MPT__INLINE uint16_t mpt__f32_to_bf16(float value) {
     uint32_t bits = mpt__f32_bits(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+/* To one of the two bf16 numbers around the value, which is the nearer the likelier: the mean is
+ * the value. `word` is random. What bf16 has stays, beyond its largest number infinity is next. */
+static MPT__INLINE uint16_t mpt__f32_to_bf16_stochastic(float value, uint32_t word) {
+    uint32_t bits = mpt__f32_bits(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;
+    return (uint16_t)((bits + (word >> 16)) >> 16);
 }
 
 /* Exact, payloads of NaN included. */
@@ -9098,6 +9191,9 @@ struct mpt__ref_update {
     mpt__real multiplier, lr, decay;
     mpt__real momentum, keep; /* SGD: momentum, 1 - dampening */
     bool nesterov, decoupled;
+    bool stochastic;                           /* rounding of param, */
+    mpt__rng_key key;                          /* by this sequence, */
+    int64_t before;                            /* from this word on */
     double first_setting;                      /* momentum or beta1 */
     mpt__real beta1, rest1, beta2, rest2, eps; /* Adam; rest = 1 - beta */
     mpt__real step_size, root_factor, shrink;  /* lr / c1, 1 / sqrt(c2), lr decay */
@@ -9261,6 +9357,14 @@ static void mpt__ref_program(const mpt__ref_update *w, mpt__real *p, const mpt__
     w->program(w, p, g, m, n);
 }
 
+static void mpt__ref_put_stochastic(const mpt__ref_update *w, int64_t offset, const mpt__real *x,
+                                    int64_t n) {
+    uint16_t *to = (uint16_t *)w->param.data + offset;
+    uint32_t words[MPT__BLOCK];
+    mpt__random_bits(w->key, (uint64_t)(w->before + offset), (size_t)n, words);
+    for (int64_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16_stochastic((float)x[i], words[i]);
+}
+
 static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_update *w = (const mpt__ref_update *)work;
     int64_t begin = chunk * MPT__CHUNK;
@@ -9282,7 +9386,10 @@ static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
         else
             mpt__ref_program(w, p, g, m, n);
         if (weights != &w->param) mpt__ref_put(weights, offset, 1, p, n);
-        if (!along) mpt__ref_put(&w->param, offset, 1, p, n);
+        if (w->stochastic)
+            mpt__ref_put_stochastic(w, offset, p, n);
+        else if (!along)
+            mpt__ref_put(&w->param, offset, 1, p, n);
         for (int k = 0; k < 3; k++)
             if (m[k]) mpt__ref_put(&w->moment[k], offset, 1, m[k], n);
     }
@@ -9330,11 +9437,15 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
     w->lr = (mpt__real)lr;
     w->multiplier = mpt__ref_factor(call, launch->slot[1]);
     if (launch->index[2] != 0) w->multiplier = -w->multiplier;
+    w->stochastic = launch->index[3] != 0;
+    w->before = launch->operand[0].offset;
+    w->key.seed = launch->rng.seed, w->key.call = launch->rng.call;
     for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
         w->segment = mpt__ref_segment(call, 4, s);
         int64_t step = steps[w->segment[MPT__SEGMENT_STEP]];
         bool known = s > 0 && step == w->step;
         w->step = step;
+        w->key.stream = mpt__hash_u64(launch->rng.stream, (uint64_t)step);
         if (prepare != NULL && !known) prepare(launch, w, lr);
         int64_t count = w->segment[MPT__SEGMENT_COUNT];
         mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK),
@@ -14850,6 +14961,117 @@ static void mpt__cpu_add_resize(mpt__cpu *cpu) { (void)cpu; }
 #endif /* MPTRAIN_NO_CONV */
 
 /* ---------------------------------------------------------------------------------------------
+ * 38_cpu_fp8.c: scaled fp8 on the CPU.
+ * ------------------------------------------------------------------------------------------- */
+
+#ifndef MPTRAIN_NO_FP8
+
+typedef struct mpt__ref_fp8_work {
+    mpt__ref_view from, to;
+    int64_t count;
+    float scale; /* a power of two: its inverse is one, too */
+    mpt__fp8_way way;
+    float *most; /* of each chunk; NULL: nobody asks */
+} mpt__ref_fp8_work;
+
+/* Codes of n numbers. Returns the largest finite magnitude among them. */
+static float mpt__ref_fp8_codes(const mpt__ref_fp8_work *w, const mpt__real *x, uint8_t *to,
+                                int64_t n) {
+    float most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float value = (float)x[i], size = mpt__f32_from_bits(mpt__f32_bits(value) & 0x7fffffffu);
+        bool finite = mpt__f32_is_finite(value);
+        if (finite && size > most) most = size;
+        bool saturates = w->way == MPT__FP8_SATURATE || (w->way == MPT__FP8_SCALE && finite);
+        mpt__f8_mode mode = saturates ? MPT__F8_SATFINITE : MPT__F8_NONSAT;
+        value *= w->scale;
+        to[i] = w->to.dtype == MPT_F8E4M3 ? mpt__f32_to_f8e4m3(value, mode)
+                                          : mpt__f32_to_f8e5m2(value, mode);
+    }
+    return most;
+}
+
+static void mpt__ref_fp8_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_fp8_work *w = (const mpt__ref_fp8_work *)work;
+    int64_t begin = chunk * MPT__CHUNK, end = mpt__ref_min(begin + MPT__CHUNK, w->count), n;
+    mpt__real block[2][MPT__BLOCK];
+    float most = 0;
+    (void)thread;
+    for (int64_t at = begin; at < end; at += n) {
+        n = mpt__ref_min(MPT__BLOCK, end - at);
+        const mpt__real *x = mpt__ref_in(&w->from, at, 1, block[0], n);
+        if (w->way == MPT__FP8_WIDEN) {
+            mpt__real *to = mpt__ref_out(&w->to, at, 1, block[1]);
+            for (int64_t i = 0; i < n; i++) to[i] = x[i] * (mpt__real)(1 / w->scale);
+            mpt__ref_put(&w->to, at, 1, to, n);
+        } else {
+            float here = mpt__ref_fp8_codes(w, x, (uint8_t *)w->to.data + at, n);
+            most = here > most ? here : most;
+        }
+    }
+    if (w->most) w->most[chunk] = most;
+}
+
+static int64_t mpt__ref_fp8_workspace(const mpt__launch *launch, int threads) {
+    (void)threads;
+    return mpt__ref_chunks(launch->operand[0].shape[0], MPT__CHUNK) * (int64_t)sizeof(float);
+}
+
+static void mpt__ref_fp8_scale(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    float *state = launch->n_operands > 2 ? (float *)call->data[2] : NULL;
+    mpt__ref_fp8_work w;
+    w.from = mpt__ref_view_of(call, 0);
+    w.to = mpt__ref_view_of(call, 1);
+    w.count = launch->operand[0].shape[0];
+    w.scale = state ? state[MPT__FP8_SCALE_NOW] : 1;
+    w.way = (mpt__fp8_way)launch->index[0];
+    bool watched = state && launch->operand[2].access == MPT__READ_WRITE;
+    w.most = watched ? (float *)call->workspace : NULL;
+    int64_t chunks = mpt__ref_chunks(w.count, MPT__CHUNK);
+    mpt__parallel(call->pool, chunks, mpt__ref_cost(call, w.count, 4.0), mpt__ref_fp8_chunk, &w);
+    for (int64_t i = 0; i < chunks && watched; i++)
+        if (w.most[i] > state[MPT__FP8_AMAX]) state[MPT__FP8_AMAX] = w.most[i];
+}
+
+/* The power of two that takes `most` to `limit` at the most: 7/4 of a power is each limit. */
+static float mpt__ref_fp8_power(float most, int limit_exponent, int margin) {
+    uint32_t bits = mpt__f32_bits(most);
+    int power = limit_exponent - ((int)(bits >> 23) - 127) - margin;
+    if ((bits & 0x7fffffu) > 0x600000u) power--;
+    if (power > MPT__FP8_POWERS) power = MPT__FP8_POWERS;
+    if (power < -MPT__FP8_POWERS) power = -MPT__FP8_POWERS;
+    return mpt__f32_from_bits((uint32_t)(power + 127) << 23);
+}
+
+static void mpt__ref_fp8_update(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    const int64_t width = launch->operand[0].shape[1];
+    if (!mpt__gate_open(call, 0)) return;
+    for (int64_t row = 0; row < launch->operand[0].shape[0]; row++) {
+        float *state = (float *)call->data[0] + row * width, most = 0;
+        for (int64_t i = width - 1; i > MPT__FP8_HISTORY && launch->index[0]; i--)
+            state[i] = state[i - 1];
+        if (launch->index[0]) state[MPT__FP8_HISTORY] = state[MPT__FP8_AMAX];
+        state[MPT__FP8_AMAX] = 0;
+        for (int64_t i = MPT__FP8_HISTORY; i < width; i++)
+            if (state[i] > most) most = state[i];
+        if (launch->index[0] && most > 0)
+            state[MPT__FP8_SCALE_NOW] =
+                mpt__ref_fp8_power(most, row < 2 ? 8 : 15, (int)launch->index[1]);
+    }
+}
+
+static void mpt__cpu_add_fp8(mpt__cpu *cpu) {
+    mpt__cpu_add(cpu, MPT__K_FP8_SCALE, mpt__ref_fp8_scale, mpt__ref_fp8_workspace);
+    mpt__cpu_add(cpu, MPT__K_FP8_UPDATE, mpt__ref_fp8_update, NULL);
+}
+
+#else
+static void mpt__cpu_add_fp8(mpt__cpu *cpu) { (void)cpu; }
+#endif /* MPTRAIN_NO_FP8 */
+
+/* ---------------------------------------------------------------------------------------------
  * 39_cpu_table.c: the ISA levels of this build, and the making of a CPU backend.
  * ------------------------------------------------------------------------------------------- */
 
@@ -14969,6 +15191,7 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
         mpt__cpu_add_norm(cpu);
         mpt__cpu_add_attention(cpu);
         mpt__cpu_add_resize(cpu);
+        mpt__cpu_add_fp8(cpu);
     }
     *chosen = isa;
     return MPT_OK;
@@ -15190,7 +15413,8 @@ struct mpt_context {
     int64_t storage_count, storage_capacity, data_capacity;
     uint32_t free_storage, recorded_free_storage;
     uint32_t idle[MPT__SIZE_CLASSES]; /* the first storage that has only memory, by size class */
-    void *workspace;                  /* scratch of launches, one at a time; grows */
+    int pool_reach; /* classes above its own from which a storage may come: MPT__POOL_REACH, or 0 */
+    void *workspace; /* scratch of launches, one at a time; grows */
     int64_t workspace_bytes;
     uint32_t scalar_storage;
     mpt__scalar *scalars; /* host view; valid after synchronize on asynchronous backends */
@@ -15238,6 +15462,7 @@ struct mpt_context {
     mpt__hook hooks[MPT__MAX_HOOKS];
     int hook_count;
     struct mpt__recording *recorder; /* 43_inspect.c */
+    struct mpt__anomaly *anomaly;    /* 45_anomaly.c; NULL: off */
     bool timed_products, tf32;       /* mpt_benchmark */
     bool capturing;                  /* what is recorded is to run without the host .. */
     bool unrecorded;                 /* .. but for this, which the host does each time */
@@ -15273,6 +15498,12 @@ static mpt_status mpt__policy_dtype(struct mpt__frame *frame);
 /* 43_inspect.c: a storage that a recording names was given back: its id stays reserved until the
    recording ends. */
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage);
+/* 45_anomaly.c, in anomaly mode: a step starts; backward does, from a loss; if loss or gradients
+   are not finite, finds out why; ends the recording of the step. */
+static void mpt__anomaly_start(mpt_context *context);
+static void mpt__anomaly_loss(mpt_context *context, const mpt__tensor *loss);
+static void mpt__anomaly_look(mpt_context *context);
+static void mpt__anomaly_stop(mpt_context *context);
 /* 50_ops.c: the dtype of losses: fp32, or fp64 in the double-precision test build. */
 static mpt_dtype mpt__loss_dtype(const struct mpt__frame *frame);
 /* 67_norm.c: running statistics of the step become the modules', or are forgotten. */
@@ -15511,7 +15742,7 @@ static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class
 static MPT__FORCE_INLINE uint32_t mpt__idle_take(mpt_context *context, int64_t bytes,
                                                  mpt_memory_kind kind) {
     int wanted = mpt__size_class(bytes);
-    for (int i = wanted; i <= wanted + MPT__POOL_REACH && i < MPT__SIZE_CLASSES; i++) {
+    for (int i = wanted; i <= wanted + context->pool_reach && i < MPT__SIZE_CLASSES; i++) {
         uint32_t id = context->idle[i];
         if (!id) continue;
         context->idle[i] = context->storages[id].next_free;
@@ -16443,7 +16674,8 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     context->now.step++;
     context->base.step = context->now.step;
     context->now.module_calls = 0;
-    return MPT_OK;
+    if (context->anomaly) mpt__anomaly_start(context);
+    return context->base.status;
 }
 
 MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
@@ -16453,9 +16685,11 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
     if (context->scope_depth > context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
                           context->scope_depth - context->step_depth);
+    if (context->anomaly) mpt__anomaly_look(context);
     if (context->pending > 0) mpt__running_settle(context, true);
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
     context->step_depth = 0;
+    if (context->anomaly) mpt__anomaly_stop(context);
     if (!context->backend.synchronous && context->base.status == MPT_OK) {
         mpt__check_device(context); /* what an earlier step left */
         mpt__scalars_fetch(context, context->backend.snapshot);
@@ -17069,6 +17303,7 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
         return mpt__error(context, MPT_ERROR_STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
+    if (context->anomaly) mpt__anomaly_loss(context, root);
     context->in_backward = true;
     context->launch.phase = MPT__BACKWARD;
     mpt__materialise_all(context);
@@ -17443,8 +17678,9 @@ MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
 
 /* ==== NaN tracer ==== */
 
-static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
-                               const mpt__operand *operand) {
+/* Index of the first non-finite element of a view, -1: there is none. `data` is by storage id. */
+static int64_t mpt__find_nonfinite(mpt_context *context, void *const *data,
+                                   const mpt__operand *operand) {
     mpt__launch probe;
     memset(&probe, 0, sizeof probe);
     probe.kernel = MPT__K_FIND_NONFINITE;
@@ -17453,11 +17689,16 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     probe.operand[0] = *operand;
     probe.operand[0].access = MPT__READ;
     mpt__execution execution;
-    execution.data = context->data;
+    execution.data = data;
     execution.scalars = mpt__device_scalars(context);
     execution.workspace = NULL;
-    if (context->backend.launch(context->backend.self, &execution, &probe) != MPT_OK) return;
-    int64_t index = mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
+    if (context->backend.launch(context->backend.self, &execution, &probe) != MPT_OK) return -1;
+    return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
+}
+
+static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
+                               const mpt__operand *operand) {
+    int64_t index = mpt__find_nonfinite(context, context->data, operand);
     if (index < 0) return;
     mpt_shape shape = mpt__operand_shape(operand);
     uint32_t record = traced->op_record;
@@ -17531,6 +17772,7 @@ typedef struct mpt__recording {
     mpt__ids held;    /* outlive the recording, with a reference each */
     mpt__ids work;    /* kind, slot, generation of objects that the host has work with */
     bool failed;
+    bool own; /* anomaly mode's */
 } mpt__recording;
 
 MPT__HANDLES(recording, MPT__RECORDING)
@@ -17594,16 +17836,15 @@ static void mpt__recorder_free(mpt_context *context, void *object) {
     mpt__room_free(context, recorder->work.id, recorder->work.capacity);
 }
 
+/* Anomaly mode leaves a step in which the user has recordings alone. */
 static bool mpt__recorder_idle(mpt_context *context) {
+    mpt__anomaly_stop(context);
     if (context->recorder)
         mpt__error(context, MPT_ERROR_STATE, "a recording is under way; mpt_record_end ends it");
     return !context->recorder;
 }
 
-MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_record_begin") || !mpt__no_slice(context))
-        return mpt__status_of(context);
-    if (!mpt__recorder_idle(context)) return context->base.status;
+static mpt_status mpt__recorder_start(mpt_context *context) {
     mpt__recording *recorder =
         (mpt__recording *)mpt__object_make(context, MPT__RECORDING, sizeof *recorder);
     if (!recorder) return context->base.status;
@@ -17625,6 +17866,12 @@ MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
     return MPT_OK;
 }
 
+MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_record_begin") || !mpt__no_slice(context))
+        return mpt__status_of(context);
+    return mpt__recorder_idle(context) ? mpt__recorder_start(context) : context->base.status;
+}
+
 /* Stops recording, if one is under way; the free ids of before are free again. */
 static mpt__recording *mpt__recorder_stop(mpt_context *context) {
     mpt__recording *recorder = context->recorder;
@@ -17639,6 +17886,7 @@ static mpt__recording *mpt__recorder_stop(mpt_context *context) {
 
 MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
     if (!mpt__enter(context, "mpt_record_end")) return mpt__recording_handle(context, NULL);
+    mpt__anomaly_stop(context);
     mpt__recording *recorder = mpt__recorder_stop(context);
     if (!recorder)
         mpt__error(context, MPT_ERROR_STATE,
@@ -18173,6 +18421,325 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
     mpt__write_text(&printing.out, " %s %S", mpt_dtype_name((mpt_dtype)printing.tensor->dtype),
                     &printing.tensor->shape);
     return printing.out.length;
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * 45_anomaly.c: anomaly mode: which op of a failed step overflowed, and whether fp32 would have.
+ *
+ * Every step is recorded, with a note of each launch that made a non-finite value. If the loss or
+ * gradients are not finite before an update, or at the end of the step, its launches run once more
+ * in memory of their own, where whatever was fp16 or bf16 is fp32. The first launch that is finite
+ * there is where precision failed. If there is none the values themselves are at fault.
+ * ------------------------------------------------------------------------------------------- */
+
+/* What a launch made that is not finite: its first such element. */
+typedef struct mpt__finding {
+    int64_t launch; /* position in the recording */
+    int64_t index;
+    uint32_t path; /* of the module */
+    int operand;
+    double value;
+} mpt__finding;
+
+typedef struct mpt__anomaly {
+    mpt__finding *findings; /* of the open step */
+    int64_t count, capacity;
+    bool lost;   /* a loss that backward ran from was not finite */
+    bool looked; /* the step was replayed already */
+    mpt_anomaly_kind kind;
+    char report[640];
+} mpt__anomaly;
+
+/* A storage in the replay. */
+typedef struct mpt__shadow {
+    void *data; /* NULL: the replay reads the original */
+    int size_class;
+    uint8_t dtype, first; /* of its first use: as what, how; 0: it is not used */
+    bool low, written;
+} mpt__shadow;
+
+static const uint8_t mpt__kernel_effects[] = {
+#define MPT__ROW(id, name, effect) effect,
+    MPT__KERNELS(MPT__ROW)
+#undef MPT__ROW
+};
+
+static bool mpt__is_low(int dtype) { return dtype == MPT_F16 || dtype == MPT_BF16; }
+
+/* A float element of a view, as a double, without the checks that a captured step would fail. */
+static double mpt__element(mpt_context *context, void *const *data, const mpt__operand *operand,
+                           int64_t index) {
+    int64_t at = operand->offset, bits = 0;
+    double value = 0;
+    size_t size = mpt_dtype_size((mpt_dtype)operand->dtype);
+    for (int d = operand->rank - 1; d >= 0; index /= operand->shape[d--])
+        at += index % operand->shape[d] * operand->stride[d];
+    const char *from = (const char *)data[operand->storage] + at * (int64_t)size;
+    context->backend.download(context->backend.self, &bits, from, size);
+    mpt__ref_load_f64(&value, &bits, operand->dtype, 0, 1, 1);
+    return value;
+}
+
+/* ==== While a step runs ==== */
+
+static void mpt__anomaly_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+    mpt__anomaly *anomaly = (mpt__anomaly *)user;
+    if (launch->phase > MPT__BACKWARD) return;
+    for (int i = 0; i < launch->n_operands; i++) {
+        const mpt__operand *operand = &launch->operand[i];
+        if (!operand->storage || operand->access == MPT__READ ||
+            !mpt__dtype_info[operand->dtype].is_float)
+            continue;
+        int64_t index = mpt__find_nonfinite(context, context->data, operand);
+        if (index < 0 ||
+            !mpt__room(context, anomaly->findings, anomaly->capacity, anomaly->count + 1))
+            continue;
+        mpt__finding *finding = &anomaly->findings[anomaly->count++];
+        uint32_t record = launch->op_record;
+        finding->launch = context->recorder->count - 1;
+        finding->index = index;
+        finding->path = record ? context->records[record]->path : context->path;
+        finding->operand = i;
+        finding->value = mpt__element(context, context->data, operand, index);
+        return;
+    }
+}
+
+/* Ends the recording of a step, if it is this mode's. */
+static void mpt__anomaly_stop(mpt_context *context) {
+    if (!context->recorder || !context->recorder->own) return;
+    const mpt__recording *recorder = mpt__recorder_stop(context);
+    mpt__hook_remove(context, mpt__anomaly_launch);
+    mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
+}
+
+/* At the start of a step. One that the user records, or captures, is not looked at. */
+static void mpt__anomaly_start(mpt_context *context) {
+    mpt__anomaly *anomaly = context->anomaly;
+    anomaly->count = 0;
+    anomaly->looked = anomaly->lost = false;
+    if (context->recorder || mpt__recorder_start(context) != MPT_OK) return;
+    context->recorder->own = true;
+    mpt__hook_add(context, mpt__anomaly_launch, anomaly);
+}
+
+/* ==== The replay ==== */
+
+/* What a launch is in the replay; false if it has no place there: what changes state other than
+   tensors of the step. */
+static bool mpt__anomaly_widen(const mpt__launch *from, mpt__launch *launch) {
+    *launch = *from;
+    if (launch->kernel == MPT__K_SCALE_LOSS) launch->kernel = MPT__K_UNARY;
+    if (mpt__kernel_effects[launch->kernel] || launch->phase > MPT__BACKWARD) return false;
+    if (mpt__is_low(launch->compute_dtype)) launch->compute_dtype = MPT_F32;
+    for (int i = 0; i < launch->n_operands; i++)
+        if (mpt__is_low(launch->operand[i].dtype)) launch->operand[i].dtype = MPT_F32;
+    return true;
+}
+
+/* Launches outside the context's order, on memory by a table of its own. */
+static bool mpt__anomaly_run(mpt_context *context, void *const *data, mpt__launch *launch) {
+    mpt__backend *backend = &context->backend;
+    mpt__execution execution;
+    execution.data = data;
+    execution.scalars = mpt__device_scalars(context);
+    execution.workspace = NULL;
+    launch->workspace = backend->workspace ? backend->workspace(backend->self, launch) : 0;
+    if (launch->workspace > 0) {
+        execution.workspace = mpt__launch_workspace(context, launch->workspace);
+        if (!execution.workspace) return false;
+    }
+    mpt_status status = backend->launch(backend->self, &execution, launch);
+    return status == MPT_OK || mpt__reject(context, status, "%s", backend->error);
+}
+
+/* How the launches up to the last finding use each storage. */
+static void mpt__anomaly_uses(const mpt_context *context, int64_t last, mpt__shadow *shadows) {
+    for (int64_t i = 0; i <= last; i++) {
+        const mpt__launch *launch = &context->recorder->launches[i];
+        mpt__launch wide;
+        if (!mpt__anomaly_widen(launch, &wide)) continue;
+        for (int k = 0; k < launch->n_operands; k++) {
+            const mpt__operand *operand = &launch->operand[k];
+            mpt__shadow *shadow = &shadows[operand->storage];
+            if (!shadow->first) shadow->first = operand->access, shadow->dtype = operand->dtype;
+            shadow->low = shadow->low || mpt__is_low(operand->dtype);
+            shadow->written = shadow->written || operand->access != MPT__READ;
+        }
+    }
+}
+
+/* Memory for a storage that the replay writes or has in fp32: with the values of now where they are
+   read before they are written, else zeros. */
+static bool mpt__anomaly_shadow(mpt_context *context, uint32_t id, mpt__shadow *shadow) {
+    int64_t bytes = context->storages[id].bytes * (shadow->low ? 2 : 1);
+    bool copied = shadow->first == MPT__READ;
+    if (copied && !context->data[id]) return false; /* written by the host, and gone */
+    shadow->data =
+        mpt__pool_take(context, bytes > 0 ? bytes : 1, MPT_MEMORY_WORKSPACE, &shadow->size_class);
+    if (!shadow->data) return false;
+    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, mpt__class_bytes(shadow->size_class));
+    void *pair[3] = {NULL, context->data[id], shadow->data};
+    mpt__launch *launch = mpt__launch_begin(context, copied ? MPT__K_COPY : MPT__K_FILL);
+    bool low = copied && mpt__is_low(shadow->dtype); /* of other dtypes bytes are what counts */
+    int64_t count = copied && low ? bytes / 4 : copied ? context->storages[id].bytes : bytes;
+    if (copied)
+        mpt__operand_on(launch, 0, 1, low ? (mpt_dtype)shadow->dtype : MPT_U8, 0, count, MPT__READ);
+    mpt__operand_on(launch, copied, 2, low ? MPT_F32 : MPT_U8, 0, count, MPT__WRITE);
+    return bytes == 0 || mpt__anomaly_run(context, pair, launch);
+}
+
+static void mpt__anomaly_shadows_free(mpt_context *context, const mpt__shadow *shadows,
+                                      int64_t count) {
+    for (int64_t id = 0; id < count; id++) {
+        if (!shadows[id].data) continue;
+        mpt__account(&context->base, MPT_MEMORY_WORKSPACE,
+                     -mpt__class_bytes(shadows[id].size_class));
+        mpt__pool_give(context, shadows[id].data, shadows[id].size_class);
+    }
+}
+
+/* Says what a finding is; `wide` is what fp32 has in its place. */
+static void mpt__anomaly_report(mpt_context *context, const mpt__finding *finding,
+                                mpt_anomaly_kind kind, double wide) {
+    mpt__anomaly *anomaly = context->anomaly;
+    const mpt__launch *launch = &context->recorder->launches[finding->launch];
+    const mpt__operand *operand = &launch->operand[finding->operand];
+    const char *path = mpt__path_text(context, finding->path);
+    mpt_shape shape = mpt__operand_shape(operand);
+    mpt__text text = mpt__text_make(anomaly->report, sizeof anomaly->report);
+    anomaly->kind = kind;
+    mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %s tensor %S ",
+                    context->now.step, mpt__phase_names[launch->phase],
+                    launch->op ? mpt__op_row_of(launch->op)->name : "no op",
+                    *path ? ", module " : "", path, mpt__kernel_names[launch->kernel],
+                    finding->index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape);
+    if (kind == MPT_ANOMALY_PRECISION)
+        mpt__write_text(&text,
+                        "is %g; in float32 it is %g. Keep that module in fp32 with "
+                        "mpt_set_dtype_policy%s, or take MPT_BF16 for MPT_F16",
+                        finding->value, wide,
+                        launch->phase == MPT__BACKWARD ? ", lower the loss scale" : "");
+    else if (kind == MPT_ANOMALY_VALUES)
+        mpt__write_text(&text,
+                        "is %g, in float32 too: precision is not the cause. Check the data, the "
+                        "learning rate, and logarithms, divisions and roots before it",
+                        finding->value);
+    else
+        mpt__write_text(&text, "is %g; what fp32 would have given cannot be said: an input is gone",
+                        finding->value);
+    mpt__log(&context->base, MPT_LOG_WARNING, "%s", anomaly->report);
+}
+
+/* Runs the launches on the shadows, and reports the first finding that fp32 does not share, or, if
+   it shares them all, the first NaN among them, or else the first. */
+static void mpt__anomaly_compare(mpt_context *context, void *const *data) {
+    const mpt__anomaly *anomaly = context->anomaly;
+    const mpt__finding *finding = anomaly->findings, *end = finding + anomaly->count;
+    const mpt__finding *worst = finding;
+    for (int64_t i = 0; finding < end; i++) {
+        mpt__launch launch;
+        bool runs = mpt__anomaly_widen(&context->recorder->launches[i], &launch);
+        if (runs && !mpt__anomaly_run(context, data, &launch)) return;
+        if (i < finding->launch) continue;
+        const mpt__operand *operand = &launch.operand[finding->operand];
+        if (runs && mpt__find_nonfinite(context, data, operand) < 0) {
+            mpt__anomaly_report(context, finding, MPT_ANOMALY_PRECISION,
+                                mpt__element(context, data, operand, finding->index));
+            return;
+        }
+        if (mpt__f64_is_nan(finding->value) && !mpt__f64_is_nan(worst->value)) worst = finding;
+        finding++;
+    }
+    mpt__anomaly_report(context, worst, MPT_ANOMALY_VALUES, 0);
+}
+
+static void mpt__anomaly_replay(mpt_context *context) {
+    const mpt__anomaly *anomaly = context->anomaly;
+    int64_t count = context->storage_count, last = anomaly->findings[anomaly->count - 1].launch;
+    size_t bytes = (size_t)count * (sizeof(mpt__shadow) + sizeof(void *));
+    mpt__shadow *shadows = (mpt__shadow *)mpt__host_new(context, bytes);
+    if (!shadows) return;
+    void **data = (void **)(void *)(shadows + count);
+    mpt__anomaly_uses(context, last, shadows);
+    bool ready = true;
+    for (int64_t id = 1; id < count && ready; id++)
+        if (shadows[id].first && (shadows[id].low || shadows[id].written))
+            ready = mpt__anomaly_shadow(context, (uint32_t)id, &shadows[id]);
+    for (int64_t id = 0; id < count; id++)
+        data[id] = shadows[id].data ? shadows[id].data : context->data[id];
+    if (ready)
+        mpt__anomaly_compare(context, data);
+    else if (context->base.status == MPT_OK)
+        mpt__anomaly_report(context, anomaly->findings, MPT_ANOMALY_UNKNOWN, 0);
+    mpt__anomaly_shadows_free(context, shadows, count);
+    mpt__host_free(context, shadows, bytes);
+}
+
+static void mpt__anomaly_loss(mpt_context *context, const mpt__tensor *loss) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FIND_NONFINITE);
+    mpt__operand_of(launch, 0, loss, MPT__READ);
+    if (mpt__find_nonfinite(context, context->data, &launch->operand[0]) >= 0)
+        context->anomaly->lost = true;
+}
+
+/* Whether any gradient of a parameter is not finite. */
+static bool mpt__gradients_failed(mpt_context *context) {
+    for (int64_t i = 0; i < context->parameter_count; i++) {
+        const mpt__parameter *parameter = &context->parameters[i];
+        if (!parameter->live || !parameter->has_grad) continue;
+        mpt__operand operand;
+        memset(&operand, 0, sizeof operand);
+        operand.storage = context->blocks[parameter->block].gradients;
+        operand.dtype = MPT_F32;
+        operand.rank = 1;
+        operand.offset = parameter->offset;
+        operand.shape[0] = parameter->numel;
+        operand.stride[0] = 1;
+        if (mpt__find_nonfinite(context, context->data, &operand) >= 0) return true;
+    }
+    return false;
+}
+
+static void mpt__anomaly_look(mpt_context *context) {
+    mpt__anomaly *anomaly = context->anomaly;
+    if (!context->recorder || !context->recorder->own || context->recorder->failed ||
+        anomaly->count == 0 || anomaly->looked || context->base.status != MPT_OK ||
+        !(anomaly->lost || mpt__gradients_failed(context)))
+        return;
+    anomaly->looked = true;
+    mpt__anomaly_replay(context);
+}
+
+/* ==== API ==== */
+
+static void mpt__anomaly_free(mpt_context *context) {
+    mpt__anomaly *anomaly = context->anomaly;
+    if (!anomaly) return;
+    mpt__anomaly_stop(context);
+    mpt__room_free(context, anomaly->findings, anomaly->capacity);
+    mpt__host_free(context, anomaly, sizeof *anomaly);
+    context->anomaly = NULL;
+}
+
+MPTRAIN_API mpt_status mpt_anomaly_mode(mpt_context *context, bool on) {
+    if (!mpt__enter(context, "mpt_anomaly_mode")) return mpt__status_of(context);
+    if (context->step_depth)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "step %lld is open; switch anomaly mode between steps",
+                          context->now.step);
+    if (!on) mpt__anomaly_free(context);
+    if (on && !context->anomaly)
+        context->anomaly = (mpt__anomaly *)mpt__host_new(context, sizeof *context->anomaly);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_anomaly_kind mpt_anomaly(mpt_context *context) {
+    return context && context->anomaly ? context->anomaly->kind : MPT_ANOMALY_NONE;
+}
+
+MPTRAIN_API const char *mpt_anomaly_text(mpt_context *context) {
+    return context && context->anomaly ? context->anomaly->report : "";
 }
 
 MPT__END_LEVEL
@@ -22924,19 +23491,22 @@ typedef struct mpt__draws {
     uint64_t count; /* in it */
 } mpt__draws;
 
-/* State of a module that no gradient changes: running statistics. `next` is what a step will have
-   made of them, `pending` until that step ends. */
-#define MPT__BUFFERS 3
+/* State of a module that no gradient changes: running statistics, or what fp8 scales are made of.
+   `next` is what a step will have made of statistics, `pending` until that step ends. */
+enum { MPT__BUFFER_FP8 = 3, MPT__BUFFERS };
 typedef struct mpt__running {
     uint32_t values, counts, next_values, next_counts; /* storages: [2, C] f32, [2] i64 */
     mpt__tensor *buffer[MPT__BUFFERS];                 /* views of the first two; NULL: not made */
     char *path[MPT__BUFFERS];                          /* once the tree is frozen */
     double momentum;
+    int margin; /* of fp8 scales */
+    uint32_t op_slot, op_generation;
+    mpt_tensor spare[3]; /* handles that end with the fp8 call under way */
     bool pending;
 } mpt__running;
 
 static const char *const mpt__buffer_names[MPT__BUFFERS] = {"running_mean", "running_var",
-                                                            "num_batches_tracked"};
+                                                            "num_batches_tracked", "fp8_state"};
 
 typedef struct mpt__module {
     mpt__id id;
@@ -22971,6 +23541,9 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
 static void mpt__running_free(mpt_context *context, mpt__running *running);
 static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__module *module,
                                           mpt_tensor x);
+/* 67_fp8.c */
+static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
+static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit);
 
 /* ==== Handles ==== */
 
@@ -23146,8 +23719,12 @@ typedef struct mpt__buffer {
 
 /* The next tensor of state, as mpt__walk_parameter gives parameters; false at the end. */
 static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
-    while (!walk->module->running || walk->row == MPT__BUFFERS)
+    for (;;) {
+        const mpt__running *has = walk->module->running;
+        while (has && walk->row < MPT__BUFFERS && !has->buffer[walk->row]) walk->row++;
+        if (has && walk->row < MPT__BUFFERS) break;
         if (!mpt__walk_next(walk)) return false;
+    }
     const mpt__running *running = walk->module->running;
     buffer->tensor = running->buffer[walk->row];
     buffer->path = running->path[walk->row++];
@@ -23592,6 +24169,7 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
                 return context->base.status;
         for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
             char text[MPT__PATH_BYTES + 256];
+            if (!module->running->buffer[i]) continue;
             mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "",
                              mpt__buffer_names[i]);
             mpt__host_text_free(context, module->running->path[i]);
@@ -23732,6 +24310,8 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__mo
                                  mpt__dropout_count(context, module));
     case MPT__LAYER_flatten:
         return mpt_flatten(x, 1, -1);
+    case MPT__LAYER_linear:
+        return mpt__fp8_forward(context, module, x);
     case MPT__LAYER_batch_norm1d:
     case MPT__LAYER_batch_norm2d:
         return mpt__batch_norm_forward(context, module, x);
@@ -23761,7 +24341,7 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt_
     int autocast_depth = context->autocast_depth;
     mpt__module_begin(context, module);
     mpt__tensor *out = NULL;
-    if (mpt__layer_rows[module->layer].op) {
+    if (mpt__layer_rows[module->layer].op && !module->running) {
         out = mpt__op_layer_forward(context, module, x, activation);
     } else if (module->layer == MPT__LAYER_sequential) {
         out = mpt__sequential_forward(context, module, x);
@@ -23783,7 +24363,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, 
     for (int64_t i = 0; i < module->child_count && now; i++) {
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
-        if (child->layer == MPT__LAYER_linear && i + 1 < module->child_count) {
+        if (child->layer == MPT__LAYER_linear && !child->running && i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
             if (next->policy == child->policy) activation = mpt__layer_rows[next->layer].activation;
         }
@@ -23899,7 +24479,7 @@ MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path) {
     const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
     const mpt__module *holder = dot ? mpt__module_find(context, found, path, dot) : found;
     for (int i = 0; name && holder && holder->running && i < MPT__BUFFERS; i++)
-        if (strcmp(mpt__buffer_names[i], name) == 0)
+        if (holder->running->buffer[i] && strcmp(mpt__buffer_names[i], name) == 0)
             return mpt__handle(context, holder->running->buffer[i]);
     return mpt__refuse(context, MPT_ERROR_ARGUMENT,
                        "%s has no buffer \"%s\"; mpt_summary lists them", found->cls.name,
@@ -24167,8 +24747,9 @@ static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
     }
     for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
         const mpt__tensor *tensor = module->running->buffer[i];
-        mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype, &tensor->shape,
-                            true);
+        if (tensor)
+            mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype,
+                                &tensor->shape, true);
     }
 }
 
@@ -24371,6 +24952,7 @@ typedef struct mpt__optim_state {
     uint32_t block;
     uint32_t mirror[MPT__MIRRORS]; /* storages f32: moments, master; 0 = none */
     uint32_t agreed;               /* mpt__foreign_writes when the master was loaded */
+    uint64_t stream;               /* of the random words that round its elements */
     int64_t first, count;
     int64_t held;      /* parameters of the block that are in the optimizer */
     int64_t row, rows; /* its segments; rows 0: no gradient in this pattern */
@@ -24404,6 +24986,7 @@ typedef struct mpt__optimizer {
     double setting[MPT__SETTINGS];
     double initial; /* value of the first moment of what is new */
     bool variant, maximize, shared, warned_no_grad, warned_unscaled;
+    bool stochastic; /* bf16 values are rounded by chance and have no masters */
     bool pattern_valid, norm_valid;
     mpt__group *groups;
     int64_t group_count, group_capacity;
@@ -24479,7 +25062,8 @@ static mpt_status mpt__copy_elements(mpt_context *context, uint32_t from, mpt_dt
 
 static bool mpt__wants_mirror(const mpt_context *context, const mpt__optimizer *optimizer,
                               const mpt__optim_state *state, int k) {
-    if (k == MPT__MASTER) return mpt__block_of(context, state)->dtype != MPT_F32;
+    if (k == MPT__MASTER)
+        return !optimizer->stochastic && mpt__block_of(context, state)->dtype != MPT_F32;
     if (!optimizer->rule->moment[k].name) return false;
     mpt__need need = optimizer->rule->moment[k].need;
     return need == MPT__IF_FIRST     ? optimizer->setting[0] != 0
@@ -24599,6 +25183,22 @@ static mpt__optim_item *mpt__item_of(const mpt__optimizer *optimizer, uint32_t p
     return NULL;
 }
 
+/* Only bf16 values can be rounded by chance: fp16 lacks the range to do without a master, fp32 the
+   need. */
+static mpt_status mpt__check_stochastic(mpt_context *context, const mpt__optimizer *optimizer,
+                                        const uint32_t *list, int64_t count) {
+    for (int64_t i = 0; optimizer->stochastic && i < count; i++) {
+        const mpt__parameter *parameter = &context->parameters[list[i]];
+        mpt_dtype dtype = (mpt_dtype)context->blocks[parameter->block].dtype;
+        if (dtype == MPT_BF16) continue;
+        return mpt__error(context, MPT_ERROR_DTYPE,
+                          "stochastic_rounding: parameter %s is %s; call mpt_half(net, MPT_BF16) "
+                          "before the optimizer is made",
+                          parameter->path, mpt_dtype_name(dtype));
+    }
+    return MPT_OK;
+}
+
 static mpt_status mpt__check_free(mpt_context *context, const mpt__optimizer *optimizer,
                                   const uint32_t *list, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
@@ -24658,6 +25258,8 @@ static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint3
     item->history = optimizer->patterns; /* as its peers, and nobody from before */
     mpt__optim_state *state = &optimizer->states[item->state];
     state->held++;
+    mpt__module *holder = mpt__module_slot(context, parameter->module);
+    state->stream = mpt__module_root(context, holder)->path_hash;
     if (state->mirror[MPT__MASTER])
         mpt__master_load(context, state, parameter->offset, parameter->numel);
     if (optimizer->initial == 0) return;
@@ -24672,6 +25274,7 @@ static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint3
 static mpt_status mpt__take(mpt_context *context, mpt__optimizer *optimizer, const uint32_t *list,
                             int64_t count, uint32_t group) {
     mpt_status status = mpt__check_free(context, optimizer, list, count);
+    if (status == MPT_OK) status = mpt__check_stochastic(context, optimizer, list, count);
     if (status == MPT_OK)
         status = mpt__items_reserve(context, optimizer, optimizer->item_count + count);
     if (status == MPT_OK) status = mpt__states_prepare(context, optimizer, list, count);
@@ -24780,7 +25383,7 @@ static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay
 /* What the configs of all kinds of optimizers say, settings in the order of the rule. */
 typedef struct mpt__plan {
     double lr, weight_decay, setting[MPT__SETTINGS];
-    bool variant, maximize, shared;
+    bool variant, maximize, shared, stochastic;
     double initial;
 } mpt__plan;
 
@@ -24801,6 +25404,7 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     optimizer->variant = plan->variant;
     optimizer->maximize = plan->maximize;
     optimizer->shared = plan->shared;
+    optimizer->stochastic = plan->stochastic;
     optimizer->initial = plan->initial;
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(context, 0);
     if (context->base.status == MPT_OK &&
@@ -24875,12 +25479,12 @@ static const mpt__rule mpt__lion_rule = {
     {{"beta1", 0, 1}, {"beta2", 0, 1}, {NULL, 0, 0}}};
 
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
-    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false};
+    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_adam_config mpt_adam_config_default(void) {
-    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false};
+    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, false};
     return config;
 }
 
@@ -24891,31 +25495,30 @@ MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void) {
 }
 
 MPTRAIN_API mpt_rmsprop_config mpt_rmsprop_config_default(void) {
-    mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false};
+    mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_adagrad_config mpt_adagrad_config_default(void) {
-    mpt_adagrad_config config = {1e-2, 0, 0, 0, 1e-10, false, false};
+    mpt_adagrad_config config = {1e-2, 0, 0, 0, 1e-10, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void) {
-    mpt_adadelta_config config = {1, 0.9, 1e-6, 0, false, false};
+    mpt_adadelta_config config = {1, 0.9, 1e-6, 0, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_lion_config mpt_lion_config_default(void) {
-    mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false};
+    mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
     mpt_context *context = module.context;
     mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0},
-                      c.nesterov, c.maximize,     c.allow_shared,
-                      0};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,        0};
     if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
         return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
     mpt__misuse(context, "mpt_sgd", MPT_ERROR_ARGUMENT,
@@ -24926,8 +25529,8 @@ MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *confi
 
 static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, mpt_adam_config c,
                                    bool decoupled) {
-    mpt__plan plan = {
-        c.lr, c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled, c.maximize, c.allow_shared, 0};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,     0};
     return mpt__optimizer_new(name, module, c.amsgrad ? &mpt__amsgrad_rule : &mpt__adam_rule,
                               &plan);
 }
@@ -24942,16 +25545,15 @@ MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *c
 
 MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
     mpt_rmsprop_config c = config ? *config : mpt_rmsprop_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.alpha, c.eps},
-                      c.centered, c.maximize,     c.allow_shared,
-                      0};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.alpha, c.eps}, c.centered,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,        0};
     return mpt__optimizer_new("mpt_rmsprop", module, &mpt__rmsprop_rule, &plan);
 }
 
 MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
     mpt_adagrad_config c = config ? *config : mpt_adagrad_config_default();
     mpt__plan plan = {c.lr,       c.weight_decay, {c.lr_decay, c.eps, 0}, false,
-                      c.maximize, c.allow_shared, c.initial_accumulator};
+                      c.maximize, c.allow_shared, c.stochastic_rounding,  c.initial_accumulator};
     if (c.initial_accumulator >= 0 && c.initial_accumulator < MPT__NO_LIMIT)
         return mpt__optimizer_new("mpt_adagrad", module, &mpt__adagrad_rule, &plan);
     mpt__misuse(module.context, "mpt_adagrad", MPT_ERROR_ARGUMENT,
@@ -24961,15 +25563,15 @@ MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_confi
 
 MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
     mpt_adadelta_config c = config ? *config : mpt_adadelta_config_default();
-    mpt__plan plan = {c.lr, c.weight_decay, {c.rho, c.eps, 0}, false, c.maximize, c.allow_shared,
-                      0};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.rho, c.eps, 0},     false,
+                      c.maximize, c.allow_shared, c.stochastic_rounding, 0};
     return mpt__optimizer_new("mpt_adadelta", module, &mpt__adadelta_rule, &plan);
 }
 
 MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
     mpt_lion_config c = config ? *config : mpt_lion_config_default();
-    mpt__plan plan = {
-        c.lr, c.weight_decay, {c.beta1, c.beta2, 0}, false, c.maximize, c.allow_shared, 0};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, 0}, false,
+                      c.maximize, c.allow_shared, c.stochastic_rounding, 0};
     return mpt__optimizer_new("mpt_lion", module, &mpt__lion_rule, &plan);
 }
 
@@ -25397,6 +25999,9 @@ static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer 
     launch->index[0] = optimizer->variant;
     launch->index[1] = row + rows == optimizer->row_count ? 2 : 1;
     launch->index[2] = optimizer->maximize;
+    launch->index[3] = optimizer->stochastic;
+    launch->rng.seed = context->config.seed;
+    launch->rng.stream = state->stream;
     return mpt__submit(context, launch);
 }
 
@@ -25448,6 +26053,7 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
         if (mpt__averages_applied(context, optimizer->states[i].block))
             return mpt__error(context, MPT_ERROR_STATE,
                               "the module's values are averages; call mpt_ema_restore first");
+    if (context->anomaly) mpt__anomaly_look(context);
     uint8_t phase = context->launch.phase;
     context->launch.phase = MPT__UPDATE;
     mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
@@ -27406,7 +28012,8 @@ static void mpt__running_settle(mpt_context *context, bool commit) {
         if (!running || !running->pending) continue;
         running->pending = false;
         context->pending--;
-        if (!commit) continue;
+        if (running->buffer[MPT__BUFFER_FP8]) mpt__fp8_settle(context, running, commit);
+        if (!commit || !running->counts) continue;
         const uint32_t storage[4] = {running->next_values, running->next_counts, running->values,
                                      running->counts};
         mpt__submit(context, mpt__running_launch(context, storage, mpt__running_channels(running)));
@@ -27422,7 +28029,7 @@ MPTRAIN_API int64_t mpt_refused_updates(mpt_module module) {
     mpt__walk walk;
     for (found = found ? mpt__walk_begin(&walk, context, found) : NULL; found;
          found = mpt__walk_next(&walk)) {
-        if (!found->running) continue;
+        if (!found->running || !found->running->counts) continue;
         if (mpt__download(context, counts, found->running->counts, 0, sizeof counts) == MPT_OK)
             count += counts[1];
     }
@@ -27445,7 +28052,7 @@ static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t 
                                         MPT__FROM_DEVICE, true);
         if (!*storages[i]) return;
     }
-    for (int i = 0; i < MPT__BUFFERS; i++) {
+    for (int i = 0; i < MPT__BUFFER_FP8; i++) {
         mpt__tensor view = i < 2 ? mpt__view_on(running->values, MPT_F32, &each, i * channels)
                                  : mpt__view_on(running->counts, MPT_I64, &none, 0);
         running->buffer[i] = mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);
@@ -27978,6 +28585,300 @@ MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, dou
                                     &module->attributes);
     return mpt__layer_made(context, module);
 }
+
+/* ---------------------------------------------------------------------------------------------
+ * 67_fp8.c: linear layers whose products are of fp8 numbers, by delayed scaling.
+ *
+ * A layer keeps a scale for each of x, weight and gradient, a power of two that the largest values
+ * of the last steps give. Forward puts x and weight into E4M3 and saves these, backward the
+ * gradient into E5M2; products are of the numbers that stand for, widened to fp32, which is exact.
+ * ------------------------------------------------------------------------------------------- */
+
+MPTRAIN_API mpt_fp8_config mpt_fp8_config_default(void) {
+    mpt_fp8_config config = {16, 0};
+    return config;
+}
+
+#ifdef MPTRAIN_NO_FP8
+
+MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
+    (void)dtype, (void)saturate;
+    mpt__misuse(x.context, "mpt_cast_fp8", MPT_ERROR_UNSUPPORTED,
+                "built without fp8 (MPTRAIN_NO_FP8)");
+    return mpt__null(x.context);
+}
+
+MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config) {
+    (void)config;
+    mpt__misuse(module.context, "mpt_fp8", MPT_ERROR_UNSUPPORTED,
+                "built without fp8 (MPTRAIN_NO_FP8)");
+    return mpt__status_of(module.context);
+}
+
+static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x) {
+    (void)module;
+    return (void)x, mpt__null(context);
+}
+
+static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit) {
+    (void)context, (void)running, (void)commit;
+}
+
+#else
+
+/* ==== Casts ==== */
+
+/* A dense tensor by row `row` of a layer's state (NULL: a scale of 1), as `dtype`; NULL on
+   error. */
+static mpt__tensor *mpt__fp8_cast(mpt_context *context, const mpt__tensor *x, mpt_dtype dtype,
+                                  mpt__fp8_way way, const mpt__tensor *state, int row,
+                                  bool watched) {
+    /* Codes are kept: not in the memory of widened numbers before them, of four times their
+       size. */
+    context->pool_reach = way == MPT__FP8_WIDEN ? MPT__POOL_REACH : 0;
+    mpt__tensor *out = mpt__tensor_new(context, dtype, &x->shape, MPT_MEMORY_ACTIVATION);
+    context->pool_reach = MPT__POOL_REACH;
+    if (!out) return NULL;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FP8_SCALE);
+    int64_t count = mpt__tensor_numel(x);
+    mpt__operand_on(launch, 0, x->storage, (mpt_dtype)x->dtype, x->offset, count, MPT__READ);
+    mpt__operand_on(launch, 1, out->storage, dtype, out->offset, count, MPT__WRITE);
+    if (state)
+        mpt__operand_on(launch, 2, state->storage, MPT_F32,
+                        state->offset + row * state->shape.dim[1], state->shape.dim[1],
+                        watched ? MPT__READ_WRITE : MPT__READ);
+    launch->index[0] = way;
+    if (mpt__submit(context, launch) == MPT_OK) return out;
+    mpt__tensor_drop(context, out);
+    return NULL;
+}
+
+MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_cast_fp8", "argument 1");
+    if (!tensor) return mpt__null(context);
+    if (dtype != MPT_F8E4M3 && dtype != MPT_F8E5M2)
+        return mpt__refuse(context, MPT_ERROR_DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2, got %s",
+                           mpt_dtype_name(dtype));
+    if (tensor->dtype != MPT_F32 && tensor->dtype != MPT_F16 && tensor->dtype != MPT_BF16)
+        return mpt__refuse(context, MPT_ERROR_DTYPE,
+                           "argument 1 is %s; mpt_cast it to float32 first",
+                           mpt_dtype_name((mpt_dtype)tensor->dtype));
+    mpt_tensor dense = mpt__tensor_contiguous(tensor) ? x : mpt_clone(x);
+    tensor = mpt__live(context, dense);
+    mpt__tensor *out = NULL;
+    if (tensor && context->base.status == MPT_OK)
+        out = mpt__fp8_cast(context, tensor, dtype, saturate ? MPT__FP8_SATURATE : MPT__FP8_NONSAT,
+                            NULL, 0, false);
+    if (dense.slot != x.slot) mpt_release(dense);
+    return out ? mpt__handle(context, out) : mpt__null(context);
+}
+
+/* ==== The layer as an op ====
+ *
+ * A user-defined op of the library's own: inputs x, weight, bias (or none) and the state. */
+
+enum { MPT__FP8_X, MPT__FP8_WEIGHT, MPT__FP8_GRADIENT, MPT__FP8_ROWS };
+
+static void mpt__fp8_end(mpt_context *context, mpt_tensor handle) {
+    mpt__tensor *tensor = handle.slot ? mpt__live(context, handle) : NULL;
+    if (tensor) mpt__tensor_drop(context, tensor);
+}
+
+/* `x` as [rows, columns], quantised by a row of the state; the null handle on error. */
+static mpt_tensor mpt__fp8_quantised(mpt_op_call *call, mpt_tensor x, int64_t columns, int row,
+                                     bool watched) {
+    mpt_context *context = call->frame->context;
+    mpt_tensor flat = mpt_reshape(x, MPT_SHAPE(-1, columns)), dense = flat;
+    const mpt__tensor *tensor = mpt__live(context, flat);
+    if (tensor && !mpt__tensor_contiguous(tensor)) dense = mpt_clone(flat); /* a view */
+    tensor = mpt__live(context, dense);
+    mpt__tensor *out = NULL;
+    if (tensor && context->base.status == MPT_OK)
+        out = mpt__fp8_cast(context, tensor, row == MPT__FP8_GRADIENT ? MPT_F8E5M2 : MPT_F8E4M3,
+                            MPT__FP8_SCALE, call->frame->in[3], row, watched);
+    mpt__fp8_end(context, flat);
+    if (dense.slot != flat.slot) mpt__fp8_end(context, dense);
+    return out ? mpt__handle(context, out) : mpt__null(context);
+}
+
+static mpt_tensor mpt__fp8_widened(mpt_op_call *call, mpt_tensor quantised, int row) {
+    mpt_context *context = call->frame->context;
+    const mpt__tensor *tensor = mpt__live(context, quantised);
+    mpt__tensor *out = tensor ? mpt__fp8_cast(context, tensor, MPT_F32, MPT__FP8_WIDEN,
+                                              call->frame->in[3], row, false)
+                              : NULL;
+    return out ? mpt__handle(context, out) : mpt__null(context);
+}
+
+/* That of the module whose call it is; NULL if it is no more. */
+static mpt__running *mpt__fp8_running(mpt_op_call *call) {
+    uint32_t slot = (uint32_t)(uintptr_t)call->op->user;
+    const mpt__module *module = mpt__module_slot(call->frame->context, slot);
+    mpt__running *running = module ? module->running : NULL;
+    return running && running->values == call->frame->in[3]->storage ? running : NULL;
+}
+
+/* Whether the call takes note of magnitudes: in training; the step then ends with an update. */
+static bool mpt__fp8_watched(mpt_op_call *call) {
+    mpt_context *context = call->frame->context;
+    mpt__running *running = mpt__fp8_running(call);
+    const mpt__module *module = mpt__module_slot(context, (uint32_t)(uintptr_t)call->op->user);
+    if (!running || !module->training || context->inference_depth) return false;
+    context->pending += !running->pending;
+    running->pending = true;
+    return true;
+}
+
+static mpt_tensor mpt__fp8_as(mpt_tensor x, mpt_dtype dtype) {
+    return mpt_get_dtype(x) == dtype ? x : mpt_cast(x, dtype);
+}
+
+static mpt_status mpt__fp8_op_forward(mpt_op_call *call, void *user) {
+    mpt_context *context = call->frame->context;
+    mpt__tensor *const *in = call->frame->in;
+    mpt_shape shape = in[0]->shape;
+    int64_t columns = in[1]->shape.dim[1];
+    (void)user;
+    if (shape.rank < 1 || shape.dim[shape.rank - 1] != columns)
+        return mpt__error(context, MPT_ERROR_SHAPE,
+                          "linear layer in fp8: input %S does not fit weight %S (the last "
+                          "dimension has to be %lld)",
+                          &shape, &in[1]->shape, columns);
+    mpt_dtype dtype = mpt__autocast_dtype(context);
+    if (dtype == MPT_F32) dtype = (mpt_dtype)in[0]->dtype;
+    if (!mpt__dtype_computes((mpt_dtype)in[0]->dtype))
+        return mpt__error(context, MPT_ERROR_DTYPE, "linear layer in fp8: the input is %s",
+                          mpt_dtype_name((mpt_dtype)in[0]->dtype));
+    mpt__running *running = mpt__fp8_running(call);
+    bool watched = mpt__fp8_watched(call);
+    if (!running || mpt_scope_begin(context) != MPT_OK) return context->base.status;
+    mpt_tensor wide[2], y;
+    mpt_autocast_begin(context, MPT_F32);
+    for (int i = 0; i < 2; i++) {
+        mpt_tensor codes =
+            mpt__fp8_quantised(call, mpt__handle(context, in[i]), columns, i, watched);
+        wide[i] = mpt__fp8_widened(call, codes, i);
+        running->spare[i] = mpt_keep(codes);
+    }
+    y = in[2] ? mpt__fp8_as(mpt__handle(context, in[2]), MPT_F32) : mpt__null(NULL);
+    y = mpt__fp8_as(mpt_linear(wide[0], wide[1], y, MPT_ACTIVATION_NONE), dtype);
+    shape.dim[shape.rank - 1] = in[1]->shape.dim[0];
+    running->spare[2] = mpt_keep(mpt_reshape(y, shape));
+    mpt_autocast_end(context);
+    mpt_scope_end(context);
+    for (int i = 0; i < 2; i++) mpt_op_save(call, i, running->spare[i]);
+    return mpt_op_set_output(call, 0, running->spare[2]);
+}
+
+static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
+    const mpt__frame *frame = call->frame;
+    mpt_context *context = frame->context;
+    const int64_t outputs = frame->in[1]->shape.dim[0];
+    mpt_tensor dy = mpt_reshape(mpt_op_output_grad(call, 0), MPT_SHAPE(-1, outputs));
+    bool watched = mpt__fp8_watched(call);
+    (void)user;
+    if (mpt__wants(frame, 2)) {
+        mpt_op_set_input_grad(call, 2, mpt_sum(mpt__fp8_as(dy, MPT_F32), 0, false));
+    }
+    mpt_tensor codes = mpt__fp8_quantised(call, dy, outputs, MPT__FP8_GRADIENT, watched);
+    mpt_tensor slope = mpt__fp8_widened(call, codes, MPT__FP8_GRADIENT);
+    if (mpt__wants(frame, 0)) {
+        mpt_tensor weight = mpt__fp8_widened(call, mpt_op_saved(call, 1), MPT__FP8_WEIGHT);
+        mpt_tensor dx = mpt__fp8_as(mpt_matmul(slope, weight), (mpt_dtype)frame->in[0]->dtype);
+        mpt_op_set_input_grad(call, 0, mpt_reshape(dx, frame->in[0]->shape));
+        mpt_release(weight);
+    }
+    if (mpt__wants(frame, 1)) {
+        mpt_tensor x = mpt__fp8_widened(call, mpt_op_saved(call, 0), MPT__FP8_X);
+        mpt_op_set_input_grad(call, 1, mpt_matmul(mpt_transpose(slope, 0, 1), x));
+    }
+    return context->base.status;
+}
+
+static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x) {
+    mpt__running *running = module->running;
+    mpt_op op = {context, running->op_slot, running->op_generation};
+    mpt_tensor in[4], out = mpt__null(context);
+    in[0] = x;
+    for (int i = 0; i < 2; i++)
+        in[1 + i] = i < module->parameter_count ? mpt__parameter_handle(context, module, i)
+                                                : mpt__null(NULL);
+    in[3] = mpt__handle(context, running->buffer[MPT__BUFFER_FP8]);
+    mpt_op_apply(op, in, 4, &out, 1);
+    for (int i = 0; i < 3; i++) { /* what was saved lives on until backward has used it */
+        mpt__fp8_end(context, running->spare[i]);
+        running->spare[i] = mpt__null(context);
+    }
+    return out;
+}
+
+/* ==== State ==== */
+
+/* The step's largest values enter the history and give the next scales, or are forgotten. */
+static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FP8_UPDATE);
+    launch->index[0] = commit;
+    launch->index[1] = running->margin;
+    mpt__operand_of(launch, 0, running->buffer[MPT__BUFFER_FP8], MPT__READ_WRITE);
+    mpt__submit(context, launch);
+    context->storages[running->values].version++;
+}
+
+/* Scales of 1, an empty history. */
+static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp8_config *config) {
+    static const mpt_op_class cls = {
+        "fp8_linear", MPT_AUTOCAST_INPUT, mpt__fp8_op_forward, mpt__fp8_op_backward, 4, 1};
+    const mpt_shape shape = MPT_SHAPE(MPT__FP8_ROWS, MPT__FP8_HISTORY + config->history);
+    mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
+    if (!running) return;
+    module->running = running;
+    running->margin = config->margin;
+    running->values = mpt__storage_new(context, shape.dim[0] * shape.dim[1] * 4,
+                                       MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
+    if (!running->values) return;
+    mpt__tensor view = mpt__view_on(running->values, MPT_F32, &shape, 0);
+    running->buffer[MPT__BUFFER_FP8] =
+        mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);
+    for (int row = 0; row < MPT__FP8_ROWS; row++) {
+        mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+        launch->imm[0] = 1;
+        mpt__operand_on(launch, 0, running->values, MPT_F32,
+                        row * shape.dim[1] + MPT__FP8_SCALE_NOW, 1, MPT__WRITE);
+        mpt__submit(context, launch);
+    }
+    mpt_op op = mpt_op_register(context, &cls, (void *)(uintptr_t)module->id.slot);
+    running->op_slot = op.slot, running->op_generation = op.generation;
+}
+
+MPTRAIN_API mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) {
+    mpt_context *context = handle.context;
+    mpt_fp8_config c = config ? *config : mpt_fp8_config_default();
+    mpt__module *module = mpt__module_enter(handle, "mpt_fp8");
+    if (!module) return mpt__status_of(context);
+    if (c.history < 1 || c.history > MPT__FP8_LONGEST || c.margin < 0 || c.margin > 32)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "history = %d, margin = %d; expected 1..%d and 0..32", c.history,
+                          c.margin, (int)MPT__FP8_LONGEST);
+    if (module->frozen)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "the tree is in use; call mpt_fp8 before its first forward, optimizer, "
+                          "save or value read");
+    int64_t layers = 0;
+    mpt__walk walk;
+    for (module = mpt__walk_begin(&walk, context, module); module && context->base.status == MPT_OK;
+         module = mpt__walk_next(&walk)) {
+        if (module->layer != MPT__LAYER_linear) continue;
+        layers++;
+        if (!module->running) mpt__fp8_new(context, module, &c);
+    }
+    if (layers == 0 && context->base.status == MPT_OK)
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "the module has no linear layer; those of mpt_nn_linear are what fp8 is for");
+    return context->base.status;
+}
+
+#endif
 
 /* ---------------------------------------------------------------------------------------------
  * 68_check.c: what tensors hold, whether gradients are right, what could differ from run to run.
@@ -33937,6 +34838,7 @@ static bool mpt__scalars_start(mpt_context *context) {
 
 /* The parts that need the backend: device scalars and the tables' destructors. */
 static bool mpt__context_start(mpt_context *context) {
+    context->pool_reach = MPT__POOL_REACH;
     if (!mpt__scalars_start(context)) return false;
     context->module_training = true;
     context->launch.phase = MPT__OTHER;
@@ -34029,6 +34931,7 @@ static void mpt__destroy_tables(mpt_context *context) {
 
 MPTRAIN_API void mpt_destroy(mpt_context *context) {
     if (!context) return;
+    mpt__anomaly_free(context);
     mpt__recorder_stop(context);
     mpt__destroy_objects(context);
     mpt__destroy_tensors(context);
@@ -34177,6 +35080,7 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     mpt__scaler_forget(context);
     mpt__draws_forget(context);
     mpt__running_settle(context, false);
+    mpt__anomaly_stop(context);
     const mpt__recording *stopped = mpt__recorder_stop(context);
     if (stopped) mpt__object_free(context, MPT__RECORDING, stopped->id.slot);
     context->now = context->committed;

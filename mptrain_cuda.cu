@@ -4053,6 +4053,9 @@ struct mpt__update {
     int aligned, adam, variant; /* Nesterov; decoupled decay */
     int maximize;
     int function; /* of MOMENTS */
+    int stochastic; /* rounding of param, by this key */
+    mpt__key key;
+    long long before; /* words before that of the first element */
     float keep2, add2, eps, decay;
     double imm[4];
     mpt__segments segments;
@@ -4072,6 +4075,7 @@ struct mpt__pace {
     float keep1, add1; /* momentum, 1 - dampening; beta1, 1 - beta1 */
     float root_factor, shrink;
     int fresh; /* no update before this one */
+    unsigned long long sequence;
 };
 
 /* base^exponent by repeated squaring. */
@@ -4087,7 +4091,8 @@ __device__ double mpt__power(double base, long long exponent) {
 __device__ mpt__pace mpt__pace_of(const mpt__update &u, long long segment) {
     const long long step =
         u.steps[u.segments.rows[segment * MPT__SEGMENT_FIELDS + MPT__SEGMENT_STEP]];
-    mpt__pace pace = {0, 0, 0, 0, 0, step == 0};
+    const unsigned long long stream = mpt__hash_u64(u.key.stream, (unsigned long long)step);
+    mpt__pace pace = {0, 0, 0, 0, 0, step == 0, mpt__hash_u64(stream, u.key.call)};
     double lr = u.scalars[u.slot.at[0]].f, first = u.imm[0];
     if (u.rates != NULL) {
         const long long at = u.scalars[u.slot.at[3]].i - u.scalars[u.slot.at[4]].i;
@@ -4172,6 +4177,22 @@ __device__ __forceinline__ void mpt__moments_of(const mpt__update &u, const mpt_
     }
 }
 
+/* To bf16 numbers, which the store then keeps: up where the random word carries. `element` is a
+   multiple of N. */
+template <int N>
+__device__ __forceinline__ void mpt__round_by_chance(const mpt__update &u, const mpt__pace &pace,
+                                                     long long element, float (&p)[N]) {
+    unsigned int word[4] = {0, 0, 0, 0};
+    for (int i = 0; i < N; i++) {
+        if (i % 4 == 0) mpt__philox(u.key.seed, pace.sequence, (element + i) / 4, word);
+        const int k = N == 1 ? (int)(element & 3) : i % 4;
+        const unsigned int random =
+            k == 0 ? word[0] : k == 1 ? word[1] : k == 2 ? word[2] : word[3];
+        const unsigned int bits = __float_as_uint(p[i]);
+        if (!isnan(p[i])) p[i] = __uint_as_float((bits + (random >> 16)) & 0xffff0000u);
+    }
+}
+
 template <int N, bool MOMENTS>
 __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__pace &pace,
                                                float multiplier, long long at) {
@@ -4198,6 +4219,7 @@ __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__
     if (u.second != NULL) mpt__write<N>(u.second, MPT_F32, at, v);
     if (MOMENTS && u.third != NULL) mpt__write<N>(u.third, MPT_F32, at, w);
     if (u.master != NULL) mpt__write<N>(u.master, MPT_F32, at, p);
+    if (u.stochastic) mpt__round_by_chance<N>(u, pace, u.before + at, p);
     mpt__write<N>(u.param, u.dtype, at, p);
 }
 
@@ -4258,6 +4280,9 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
         u.rate_count = rates.shape[rates.rank - 1];
         u.cycles = rates.rank == 2;
     }
+    u.stochastic = launch->index[3] != 0;
+    u.key = mpt__key_of(call);
+    u.before = launch->operand[0].offset;
     u.commit = launch->index[1];
     u.slot = mpt__slots_of(launch);
     u.scalars = call->scalars;
@@ -4268,7 +4293,7 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
 mpt_status mpt__run_update(const mpt__cuda_call *call, mpt__update *u) {
     const void *arrays[6] = {u->param, u->master, u->gradient, u->first, u->second, u->third};
     const unsigned int blocks = mpt__segment_blocks(call, u->segments);
-    u->aligned = mpt__is_streamed(u->dtype);
+    u->aligned = mpt__is_streamed(u->dtype) && u->before % 8 == 0;
     for (int i = 0; i < 6; i++) u->aligned = u->aligned && (uintptr_t)arrays[i] % 16 == 0;
     if (u->function != MPT__FN_NONE)
         mpt__update_kernel<true><<<blocks, MPT__THREADS, 0, call->stream>>>(*u);
@@ -6038,6 +6063,93 @@ mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
     {mpt__cuda_embedding, NULL}, {mpt__cuda_embedding_backward, NULL}, \
         {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL},   \
         {mpt__cuda_attention_dkv, NULL},
+/* ---------------------------------------------------------------------------------------------
+ * 63_fp8.cu: scaled fp8.
+ * ------------------------------------------------------------------------------------------- */
+
+struct mpt__fp8 {
+    const void *from;
+    void *to;
+    int from_dtype, to_dtype, way;
+    long long count;
+    const float *state; /* NULL: a scale of 1 */
+    float *most;        /* NULL: nobody asks */
+};
+
+/* A code; what was not finite may overflow where the rest saturates. */
+__device__ __forceinline__ unsigned char mpt__fp8_code(const mpt__fp8 &f, float x, float scale) {
+    const bool saturates =
+        f.way == MPT__FP8_SATURATE || (f.way == MPT__FP8_SCALE && mpt__is_finite(x));
+    const __nv_saturation_t mode = saturates ? __NV_SATFINITE : __NV_NOSAT;
+    const float scaled = __fmul_rn(x, scale);
+    return (unsigned char)__nv_cvt_float_to_fp8(
+        scaled, mode, f.to_dtype == MPT_F8E4M3 ? __NV_E4M3 : __NV_E5M2);
+}
+
+__global__ void mpt__fp8_scale_kernel(const mpt__fp8 f) {
+    const float scale = f.state != NULL ? f.state[MPT__FP8_SCALE_NOW] : 1.0f;
+    float most = 0;
+    MPT__EACH(i, f.count) {
+        const float x = mpt__load(f.from, f.from_dtype, i);
+        if (f.way == MPT__FP8_WIDEN) {
+            mpt__store(f.to, f.to_dtype, i, __fmul_rn(x, 1 / scale));
+        } else {
+            ((unsigned char *)f.to)[i] = mpt__fp8_code(f, x, scale);
+            if (mpt__is_finite(x) && fabsf(x) > most) most = fabsf(x);
+        }
+    }
+    if (f.most == NULL) return;
+    most = mpt__block_max(most);
+    if (threadIdx.x == 0) atomicMax((int *)f.most, __float_as_int(most)); /* ordered as ints are */
+}
+
+mpt_status mpt__cuda_fp8_scale(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    const bool stated = launch->n_operands > 2;
+    mpt__fp8 f;
+    memset(&f, 0, sizeof f);
+    f.from = call->data[0];
+    f.to = call->data[1];
+    f.from_dtype = launch->operand[0].dtype;
+    f.to_dtype = launch->operand[1].dtype;
+    f.way = (int)launch->index[0];
+    f.count = launch->operand[0].shape[0];
+    f.state = stated ? (const float *)call->data[2] : NULL;
+    if (stated && launch->operand[2].access == MPT__READ_WRITE)
+        f.most = (float *)call->data[2] + MPT__FP8_AMAX;
+    if (f.count == 0) return MPT_OK;
+    mpt__fp8_scale_kernel<<<mpt__blocks(call, f.count), MPT__THREADS, 0, call->stream>>>(f);
+    return MPT_OK;
+}
+
+/* One thread for each row. */
+__global__ void mpt__fp8_update_kernel(float *states, long long width, int commit, int margin,
+                                       const mpt__scalar *scalars) {
+    float *state = states + threadIdx.x * width, most = 0;
+    if (!mpt__gate_open(scalars, 0)) return;
+    for (long long i = width - 1; i > MPT__FP8_HISTORY && commit; i--) state[i] = state[i - 1];
+    if (commit) state[MPT__FP8_HISTORY] = state[MPT__FP8_AMAX];
+    state[MPT__FP8_AMAX] = 0;
+    for (long long i = MPT__FP8_HISTORY; i < width; i++)
+        if (state[i] > most) most = state[i];
+    if (!commit || !(most > 0)) return;
+    const unsigned int bits = __float_as_uint(most);
+    int power = (threadIdx.x < 2 ? 8 : 15) - ((int)(bits >> 23) - 127) - margin;
+    if ((bits & 0x7fffffu) > 0x600000u) power--; /* both limits are 7/4 of a power */
+    if (power > MPT__FP8_POWERS) power = MPT__FP8_POWERS;
+    if (power < -MPT__FP8_POWERS) power = -MPT__FP8_POWERS;
+    state[MPT__FP8_SCALE_NOW] = __uint_as_float((unsigned int)(power + 127) << 23);
+}
+
+mpt_status mpt__cuda_fp8_update(const mpt__cuda_call *call) {
+    const mpt__operand &states = call->launch->operand[0];
+    mpt__fp8_update_kernel<<<1, (unsigned int)states.shape[0], 0, call->stream>>>(
+        (float *)call->data[0], states.shape[1], call->launch->index[0] != 0,
+        (int)call->launch->index[1], call->scalars);
+    return MPT_OK;
+}
+
+#define MPT__CUDA_FP8_KERNELS {mpt__cuda_fp8_scale, NULL}, {mpt__cuda_fp8_update, NULL},
 /* ==== Errors ==== */
 
 /* OK, or the status and the words of an error. One that the driver will repeat for ever, because a
@@ -6230,6 +6342,7 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_interpolate, NULL},
     {mpt__cuda_interpolate, NULL},
     MPT__CUDA_CONV_KERNELS MPT__CUDA_NORM_KERNELS MPT__CUDA_ATTENTION_KERNELS
+    MPT__CUDA_FP8_KERNELS
 };
 static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,
               "a kernel of the launch table has no implementation here");

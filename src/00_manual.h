@@ -197,6 +197,20 @@ Pure half: mpt_half(net, MPT_F16 or MPT_BF16) before the optimizer is made. Para
 and inputs (mpt_loader_config.dtype) are then 16 bits wide; the optimizer keeps fp32 masters, its
 moments and all gradients of parameters are fp32. A weight that fp16 cannot hold is an error.
 
+bf16 without masters: stochastic_rounding in the optimizer's config leaves the masters out, 4 bytes
+per parameter. An update that is small beside the spacing of bf16, 2^-8 of the weight, is then not
+lost but kept with the probability that it deserves, so that sums of many come out right. Which
+elements are rounded up depends on the seed, the tree, the parameter's count of updates and the
+element alone. It needs mpt_half(net, MPT_BF16); a skipped step changes and draws nothing.
+
+fp8: mpt_fp8(net, NULL) before the first use makes the linear layers of net multiply fp8 numbers,
+E4M3 forward, E5M2 for gradients, each with a scale of its own. What backward needs of activations
+is then a byte per element. Scales are powers of two by delayed scaling: from the largest magnitudes
+of the last 16 steps. Products are computed by widening, which is exact, on the CPU and on GPUs; so
+fp8 saves memory, not time. What is finite saturates; infinities and NaN stay what they are (in
+E4M3: NaN), so that a loss scaler sees them. Parameters stay fp32, or bf16 with mpt_half; autocast
+says what the layers' results are. mpt_cast and mpt_cast_fp8 convert tensors.
+
 What to take: bf16 where its 8 bits of precision do; fp16 with a scaler where they do not. Mixed
 precision pays where activations and batches dominate. It adds 2 bytes per parameter for the cast
 copy, so a small net at a small batch needs more memory than in fp32; `make mnist ARGS=--compare`
@@ -284,7 +298,9 @@ from memory; mpt_config.io replaces file access.
 
 mpt_print_launches shows every kernel with its operands. mpt_trace_nan finds the first op, module
 and step whose output is not finite; the scaler switches it on by itself for the step after an
-overflow. mpt_get_counters counts calls, kernels, casts and the work of each thread.
+overflow. mpt_anomaly_mode runs a step whose loss or gradients are not finite once more in fp32, and
+names the first op that overflowed in fp16 or bf16 but would not have there, or says that fp32 fails
+as well. mpt_get_counters counts calls, kernels, casts and the work of each thread.
 mpt_record_begin and mpt_replay execute a step again, on inputs made before the recording.
 mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. mpt_histograms is a
 table of all weights or gradients, with what fp16 would lose of them; mpt_gradcheck tests an op of
@@ -329,6 +345,7 @@ mpt_load_memory takes weights from a C array: a safetensors file, as mpt_save wr
 This version: x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere, and CUDA
 kernels that no real GPU has run yet.
 No recurrent layers, no gradients of gradients, no resuming of
-optimizer state from files. fp8 and fp64 are dtypes of storage. Tensors have at most 8 dimensions.
+optimizer state from files. fp64 is a dtype of storage, fp8 that
+and what mpt_fp8 multiplies. Tensors have at most 8 dimensions.
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.
 */

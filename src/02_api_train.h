@@ -116,6 +116,25 @@ MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label);
 /* Pure half: parameters become `dtype`; optimizers keep fp32 masters. A weight beyond the range of
    `dtype` is an error that names it, and nothing changes. Before any optimizer. */
 MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype);
+/* fp8: the linear layers of a tree, before its first use, multiply fp8 numbers: x and weight as
+   E4M3, which is what is saved for backward, gradients as E5M2, each times a scale; sums are fp32,
+   results and gradients of the dtypes that they would have anyway, parameters stay as they are.
+   Delayed scaling: a scale is the power of two that takes the largest finite magnitude of the last
+   `history` steps to 448 (gradients: 57344) or below, less `margin` powers; it is 1 before the
+   first step ends. What is finite saturates, NaN and infinities do not. Layers in mpt_eval leave
+   their scales alone, mpt_step_end sets them. They are the layer's buffer "fp8_state" [3, 2 +
+   history] of x, weight and gradient: scale, magnitude of the open step, history; files, copies and
+   hashes have it. */
+typedef struct mpt_fp8_config {
+    int history; /* 16; 1 to 1024 steps */
+    int margin;  /* 0 */
+} mpt_fp8_config;
+MPTRAIN_API mpt_fp8_config mpt_fp8_config_default(void);
+MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config);
+/* x, of fp32, fp16 or bf16, as MPT_F8E4M3 or MPT_F8E5M2, to nearest even. saturate: what is too
+   large becomes the largest finite number, as in mpt_cast and CUDA's satfinite; else it becomes NaN
+   (E4M3) or infinity (E5M2). PyTorch's casts saturate in E4M3 alone. Without history. */
+MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate);
 /* Inside autocast, this module and its children run in `dtype` (MPT_F32: casting off). */
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
 /* Table of modules, shapes, parameters and bytes; returns the length it needs. */
@@ -166,15 +185,19 @@ typedef struct mpt_sgd_config {
     bool nesterov;       /* false; needs momentum > 0 and dampening 0 */
     bool allow_shared;   /* false; true: parameters may be in another optimizer too */
     bool maximize;       /* false; true: up the gradient */
+    /* false; true: parameters, which must be bf16 (mpt_half), have no fp32 masters; an update is
+       rounded to one of the two nearest bf16 numbers by chance, so that small ones are not lost */
+    bool stochastic_rounding;
 } mpt_sgd_config;
 typedef struct mpt_adam_config {
-    double lr;           /* 1e-3 */
-    double beta1, beta2; /* 0.9, 0.999 */
-    double eps;          /* 1e-8, outside the root, after bias correction */
-    double weight_decay; /* Adam: 0, added to the gradient; AdamW: 1e-2, decoupled */
-    bool allow_shared;   /* false */
-    bool amsgrad;        /* false; true: with the largest second moment so far */
-    bool maximize;       /* false */
+    double lr;                /* 1e-3 */
+    double beta1, beta2;      /* 0.9, 0.999 */
+    double eps;               /* 1e-8, outside the root, after bias correction */
+    double weight_decay;      /* Adam: 0, added to the gradient; AdamW: 1e-2, decoupled */
+    bool allow_shared;        /* false */
+    bool amsgrad;             /* false; true: with the largest second moment so far */
+    bool maximize;            /* false */
+    bool stochastic_rounding; /* false; see mpt_sgd_config, as in all that follow */
 } mpt_adam_config;
 typedef mpt_adam_config mpt_adamw_config;
 typedef struct mpt_rmsprop_config {
@@ -184,7 +207,7 @@ typedef struct mpt_rmsprop_config {
     double weight_decay; /* 0, added to the gradient */
     double momentum;     /* 0 */
     bool centered;       /* false; true: the square of the mean is taken off */
-    bool allow_shared, maximize;
+    bool allow_shared, maximize, stochastic_rounding;
 } mpt_rmsprop_config;
 typedef struct mpt_adagrad_config {
     double lr;                  /* 1e-2 */
@@ -192,20 +215,20 @@ typedef struct mpt_adagrad_config {
     double weight_decay;        /* 0, added to the gradient */
     double initial_accumulator; /* 0; what sums of squares start from */
     double eps;                 /* 1e-10, outside the root */
-    bool allow_shared, maximize;
+    bool allow_shared, maximize, stochastic_rounding;
 } mpt_adagrad_config;
 typedef struct mpt_adadelta_config {
     double lr;           /* 1 */
     double rho;          /* 0.9, of both means */
     double eps;          /* 1e-6, inside the roots */
     double weight_decay; /* 0, added to the gradient */
-    bool allow_shared, maximize;
+    bool allow_shared, maximize, stochastic_rounding;
 } mpt_adadelta_config;
 typedef struct mpt_lion_config {
     double lr;           /* 1e-4 */
     double beta1, beta2; /* 0.9 of the step, 0.99 of what is kept */
     double weight_decay; /* 0, decoupled */
-    bool allow_shared, maximize;
+    bool allow_shared, maximize, stochastic_rounding;
 } mpt_lion_config;
 
 /* The values that the comments above give. */
@@ -218,7 +241,7 @@ MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void);
 MPTRAIN_API mpt_lion_config mpt_lion_config_default(void);
 /* Over all parameters of a tree. Order of operations as in torch.optim (SGD and Adam: its fused
    form), of Lion as in arXiv 2302.06675; moments and arithmetic are fp32, half parameters get fp32
-   masters, steps count in 64 bits. */
+   masters unless stochastic_rounding is set, steps count in 64 bits. */
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config);
 MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config);
 MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config);
@@ -579,6 +602,23 @@ MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
 MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on);
 /* Text about the first non-finite value found; empty if none. */
 MPTRAIN_API const char *mpt_nan_report(mpt_context *context);
+
+/* Anomaly mode, switched between steps: where loss or gradients of a step are not finite, before an
+   update or at the step's end, the step is run again in fp32, in memory of its own, and the first
+   op is named whose result is not finite but would be in fp32. Every launch waits, and a step keeps
+   all its memory until its end. Steps that are recorded, replayed or captured are not looked at.
+   What a step changes in place outside its own tensors is replayed with the values it has then. */
+typedef enum mpt_anomaly_kind {
+    MPT_ANOMALY_NONE = 0,
+    MPT_ANOMALY_PRECISION, /* an op that fp32 would have kept finite */
+    MPT_ANOMALY_VALUES,    /* fp32 gives NaN or infinity, too */
+    MPT_ANOMALY_UNKNOWN    /* the step could not be run again */
+} mpt_anomaly_kind;
+MPTRAIN_API mpt_status mpt_anomaly_mode(mpt_context *context, bool on);
+/* What the last failed step of the mode was, and the same in words: step, op, module, element, both
+   values; empty if none has failed. The log gets that as a warning. */
+MPTRAIN_API mpt_anomaly_kind mpt_anomaly(mpt_context *context);
+MPTRAIN_API const char *mpt_anomaly_text(mpt_context *context);
 
 /* What a tensor's numbers are; minimum, maximum, mean and deviation are of the finite ones, NaN
    where there is none. binade[i] counts magnitudes from 2^(MPT_BINADE_FIRST + i) to below the next

@@ -247,6 +247,14 @@ static MPT__INLINE uint16_t mpt__f32_to_bf16(float value) {
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
+/* To one of the two bf16 numbers around the value, which is the nearer the likelier: the mean is
+ * the value. `word` is random. What bf16 has stays, beyond its largest number infinity is next. */
+static MPT__INLINE uint16_t mpt__f32_to_bf16_stochastic(float value, uint32_t word) {
+    uint32_t bits = mpt__f32_bits(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;
+    return (uint16_t)((bits + (word >> 16)) >> 16);
+}
+
 /* Exact, payloads of NaN included. */
 static MPT__INLINE float mpt__bf16_to_f32(uint16_t half) {
     return mpt__f32_from_bits((uint32_t)half << 16);

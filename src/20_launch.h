@@ -94,7 +94,9 @@ typedef struct mpt__operand {
  *           gradients; slot[2] found_inf; imm: momentum, dampening, decay; index[0]: Nesterov. With
  *           index[1] = 1 the step counts of all segments += 1 at the end, with 2 also slot[3], the
  *           applied steps. A step count of 0 copies g to momentum. index[2] = 1: gradients count
- *           with the other sign. Gate.
+ *           with the other sign. index[3] = 1: o0 is bf16, without a master, and rounded
+ *           stochastically: element i of the block (the operand's offset counts) by word i of rng,
+ *           with the step count mixed into its stream. Gate.
  * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
  *           decoupled decay. t = step count + 1. Gate.
  * CLIP      slot[0] multiplier (0: none) *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w
@@ -181,7 +183,7 @@ typedef struct mpt__operand {
     K(ARGSORT, "argsort", 0)                               \
     K(INTERPOLATE, "interpolate", 0)                       \
     K(INTERPOLATE_BACKWARD, "interpolate_backward", 0)     \
-    MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K)
+    MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K)
 
 /* ---- Convolutions ----
  *
@@ -251,6 +253,32 @@ typedef struct mpt__operand {
     K(ATTENTION, "attention", 0)                   \
     K(ATTENTION_DQ, "attention_dq", 0)             \
     K(ATTENTION_DKV, "attention_dkv", 0)
+
+/* ---- fp8 ----
+ *
+ * The state of a tensor that is kept in fp8 is a row of f32: scale, a power of two; largest finite
+ * magnitude since the last update; those before the updates so far, the latest first.
+ *
+ * FP8_SCALE   o0 r [n] -> o1 w [n], both dense; o2? r or rw a state (absent: a scale of 1).
+ *             index[0] (mpt__fp8_way): o1 is fp8 and o0 scale, where SCALE saturates what was
+ *             finite and leaves infinities to overflow, NONSAT lets all overflow (E4M3: NaN, E5M2:
+ *             infinity), SATURATE none; WIDEN: o1 is float and o0 / scale. o2 rw: its magnitude
+ *             takes part.
+ * FP8_UPDATE  o0 rw states [rows, width]: the magnitude of now becomes 0; with index[0] = 1 it
+ *             enters the history first, and the scale becomes 2^(floor(log2(limit / largest in the
+ *             history)) - index[1]), limit being 448 in rows 0 and 1, else 57344; with a history of
+ *             zeros it stays. Exponents are within +-MPT__FP8_POWERS. Gate. */
+#define MPT__FP8_KERNELS(K)      \
+    K(FP8_SCALE, "fp8_scale", 0) \
+    K(FP8_UPDATE, "fp8_update", 1)
+typedef enum mpt__fp8_way {
+    MPT__FP8_SCALE,
+    MPT__FP8_NONSAT,
+    MPT__FP8_SATURATE,
+    MPT__FP8_WIDEN
+} mpt__fp8_way;
+enum { MPT__FP8_SCALE_NOW, MPT__FP8_AMAX, MPT__FP8_HISTORY }; /* in a state */
+enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,

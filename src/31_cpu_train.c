@@ -159,6 +159,9 @@ struct mpt__ref_update {
     mpt__real multiplier, lr, decay;
     mpt__real momentum, keep; /* SGD: momentum, 1 - dampening */
     bool nesterov, decoupled;
+    bool stochastic;                           /* rounding of param, */
+    mpt__rng_key key;                          /* by this sequence, */
+    int64_t before;                            /* from this word on */
     double first_setting;                      /* momentum or beta1 */
     mpt__real beta1, rest1, beta2, rest2, eps; /* Adam; rest = 1 - beta */
     mpt__real step_size, root_factor, shrink;  /* lr / c1, 1 / sqrt(c2), lr decay */
@@ -322,6 +325,14 @@ static void mpt__ref_program(const mpt__ref_update *w, mpt__real *p, const mpt__
     w->program(w, p, g, m, n);
 }
 
+static void mpt__ref_put_stochastic(const mpt__ref_update *w, int64_t offset, const mpt__real *x,
+                                    int64_t n) {
+    uint16_t *to = (uint16_t *)w->param.data + offset;
+    uint32_t words[MPT__BLOCK];
+    mpt__random_bits(w->key, (uint64_t)(w->before + offset), (size_t)n, words);
+    for (int64_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16_stochastic((float)x[i], words[i]);
+}
+
 static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_update *w = (const mpt__ref_update *)work;
     int64_t begin = chunk * MPT__CHUNK;
@@ -343,7 +354,10 @@ static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
         else
             mpt__ref_program(w, p, g, m, n);
         if (weights != &w->param) mpt__ref_put(weights, offset, 1, p, n);
-        if (!along) mpt__ref_put(&w->param, offset, 1, p, n);
+        if (w->stochastic)
+            mpt__ref_put_stochastic(w, offset, p, n);
+        else if (!along)
+            mpt__ref_put(&w->param, offset, 1, p, n);
         for (int k = 0; k < 3; k++)
             if (m[k]) mpt__ref_put(&w->moment[k], offset, 1, m[k], n);
     }
@@ -391,11 +405,15 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
     w->lr = (mpt__real)lr;
     w->multiplier = mpt__ref_factor(call, launch->slot[1]);
     if (launch->index[2] != 0) w->multiplier = -w->multiplier;
+    w->stochastic = launch->index[3] != 0;
+    w->before = launch->operand[0].offset;
+    w->key.seed = launch->rng.seed, w->key.call = launch->rng.call;
     for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
         w->segment = mpt__ref_segment(call, 4, s);
         int64_t step = steps[w->segment[MPT__SEGMENT_STEP]];
         bool known = s > 0 && step == w->step;
         w->step = step;
+        w->key.stream = mpt__hash_u64(launch->rng.stream, (uint64_t)step);
         if (prepare != NULL && !known) prepare(launch, w, lr);
         int64_t count = w->segment[MPT__SEGMENT_COUNT];
         mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK),

@@ -5,7 +5,7 @@
 #define MPT__39_CPU_TABLE_INCLUDED
 
 #include "31_cpu_train.c"
-#include "38_cpu_resize.c"
+#include "38_cpu_fp8.c"
 
 /* ==== Levels ==== */
 
@@ -123,6 +123,7 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
         mpt__cpu_add_norm(cpu);
         mpt__cpu_add_attention(cpu);
         mpt__cpu_add_resize(cpu);
+        mpt__cpu_add_fp8(cpu);
     }
     *chosen = isa;
     return MPT_OK;

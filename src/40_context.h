@@ -216,7 +216,8 @@ struct mpt_context {
     int64_t storage_count, storage_capacity, data_capacity;
     uint32_t free_storage, recorded_free_storage;
     uint32_t idle[MPT__SIZE_CLASSES]; /* the first storage that has only memory, by size class */
-    void *workspace;                  /* scratch of launches, one at a time; grows */
+    int pool_reach; /* classes above its own from which a storage may come: MPT__POOL_REACH, or 0 */
+    void *workspace; /* scratch of launches, one at a time; grows */
     int64_t workspace_bytes;
     uint32_t scalar_storage;
     mpt__scalar *scalars; /* host view; valid after synchronize on asynchronous backends */
@@ -264,6 +265,7 @@ struct mpt_context {
     mpt__hook hooks[MPT__MAX_HOOKS];
     int hook_count;
     struct mpt__recording *recorder; /* 43_inspect.c */
+    struct mpt__anomaly *anomaly;    /* 45_anomaly.c; NULL: off */
     bool timed_products, tf32;       /* mpt_benchmark */
     bool capturing;                  /* what is recorded is to run without the host .. */
     bool unrecorded;                 /* .. but for this, which the host does each time */
@@ -299,6 +301,12 @@ static mpt_status mpt__policy_dtype(struct mpt__frame *frame);
 /* 43_inspect.c: a storage that a recording names was given back: its id stays reserved until the
    recording ends. */
 static void mpt__recorder_retire(mpt_context *context, uint32_t storage);
+/* 45_anomaly.c, in anomaly mode: a step starts; backward does, from a loss; if loss or gradients
+   are not finite, finds out why; ends the recording of the step. */
+static void mpt__anomaly_start(mpt_context *context);
+static void mpt__anomaly_loss(mpt_context *context, const mpt__tensor *loss);
+static void mpt__anomaly_look(mpt_context *context);
+static void mpt__anomaly_stop(mpt_context *context);
 /* 50_ops.c: the dtype of losses: fp32, or fp64 in the double-precision test build. */
 static mpt_dtype mpt__loss_dtype(const struct mpt__frame *frame);
 /* 67_norm.c: running statistics of the step become the modules', or are forgotten. */

@@ -232,7 +232,7 @@ static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class
 static MPT__FORCE_INLINE uint32_t mpt__idle_take(mpt_context *context, int64_t bytes,
                                                  mpt_memory_kind kind) {
     int wanted = mpt__size_class(bytes);
-    for (int i = wanted; i <= wanted + MPT__POOL_REACH && i < MPT__SIZE_CLASSES; i++) {
+    for (int i = wanted; i <= wanted + context->pool_reach && i < MPT__SIZE_CLASSES; i++) {
         uint32_t id = context->idle[i];
         if (!id) continue;
         context->idle[i] = context->storages[id].next_free;
@@ -1164,7 +1164,8 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     context->now.step++;
     context->base.step = context->now.step;
     context->now.module_calls = 0;
-    return MPT_OK;
+    if (context->anomaly) mpt__anomaly_start(context);
+    return context->base.status;
 }
 
 MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
@@ -1174,9 +1175,11 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
     if (context->scope_depth > context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
                           context->scope_depth - context->step_depth);
+    if (context->anomaly) mpt__anomaly_look(context);
     if (context->pending > 0) mpt__running_settle(context, true);
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
     context->step_depth = 0;
+    if (context->anomaly) mpt__anomaly_stop(context);
     if (!context->backend.synchronous && context->base.status == MPT_OK) {
         mpt__check_device(context); /* what an earlier step left */
         mpt__scalars_fetch(context, context->backend.snapshot);

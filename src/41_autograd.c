@@ -604,6 +604,7 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
         return mpt__error(context, MPT_ERROR_STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
+    if (context->anomaly) mpt__anomaly_loss(context, root);
     context->in_backward = true;
     context->launch.phase = MPT__BACKWARD;
     mpt__materialise_all(context);

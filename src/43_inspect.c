@@ -93,8 +93,9 @@ MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
 
 /* ==== NaN tracer ==== */
 
-static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
-                               const mpt__operand *operand) {
+/* Index of the first non-finite element of a view, -1: there is none. `data` is by storage id. */
+static int64_t mpt__find_nonfinite(mpt_context *context, void *const *data,
+                                   const mpt__operand *operand) {
     mpt__launch probe;
     memset(&probe, 0, sizeof probe);
     probe.kernel = MPT__K_FIND_NONFINITE;
@@ -103,11 +104,16 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     probe.operand[0] = *operand;
     probe.operand[0].access = MPT__READ;
     mpt__execution execution;
-    execution.data = context->data;
+    execution.data = data;
     execution.scalars = mpt__device_scalars(context);
     execution.workspace = NULL;
-    if (context->backend.launch(context->backend.self, &execution, &probe) != MPT_OK) return;
-    int64_t index = mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
+    if (context->backend.launch(context->backend.self, &execution, &probe) != MPT_OK) return -1;
+    return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
+}
+
+static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
+                               const mpt__operand *operand) {
+    int64_t index = mpt__find_nonfinite(context, context->data, operand);
     if (index < 0) return;
     mpt_shape shape = mpt__operand_shape(operand);
     uint32_t record = traced->op_record;
@@ -181,6 +187,7 @@ typedef struct mpt__recording {
     mpt__ids held;    /* outlive the recording, with a reference each */
     mpt__ids work;    /* kind, slot, generation of objects that the host has work with */
     bool failed;
+    bool own; /* anomaly mode's */
 } mpt__recording;
 
 MPT__HANDLES(recording, MPT__RECORDING)
@@ -244,16 +251,15 @@ static void mpt__recorder_free(mpt_context *context, void *object) {
     mpt__room_free(context, recorder->work.id, recorder->work.capacity);
 }
 
+/* Anomaly mode leaves a step in which the user has recordings alone. */
 static bool mpt__recorder_idle(mpt_context *context) {
+    mpt__anomaly_stop(context);
     if (context->recorder)
         mpt__error(context, MPT_ERROR_STATE, "a recording is under way; mpt_record_end ends it");
     return !context->recorder;
 }
 
-MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_record_begin") || !mpt__no_slice(context))
-        return mpt__status_of(context);
-    if (!mpt__recorder_idle(context)) return context->base.status;
+static mpt_status mpt__recorder_start(mpt_context *context) {
     mpt__recording *recorder =
         (mpt__recording *)mpt__object_make(context, MPT__RECORDING, sizeof *recorder);
     if (!recorder) return context->base.status;
@@ -275,6 +281,12 @@ MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
     return MPT_OK;
 }
 
+MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_record_begin") || !mpt__no_slice(context))
+        return mpt__status_of(context);
+    return mpt__recorder_idle(context) ? mpt__recorder_start(context) : context->base.status;
+}
+
 /* Stops recording, if one is under way; the free ids of before are free again. */
 static mpt__recording *mpt__recorder_stop(mpt_context *context) {
     mpt__recording *recorder = context->recorder;
@@ -289,6 +301,7 @@ static mpt__recording *mpt__recorder_stop(mpt_context *context) {
 
 MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
     if (!mpt__enter(context, "mpt_record_end")) return mpt__recording_handle(context, NULL);
+    mpt__anomaly_stop(context);
     mpt__recording *recorder = mpt__recorder_stop(context);
     if (!recorder)
         mpt__error(context, MPT_ERROR_STATE,

@@ -7,7 +7,7 @@
 #ifndef MPT__50_OPS_INCLUDED
 #define MPT__50_OPS_INCLUDED
 
-#include "44_values.c"
+#include "45_anomaly.c"
 
 /* O(id, policy, shape rule, forward, backward, function, backward function, ONNX name):
    functions are mpt__<shape>_shape, mpt__<forward>_forward, mpt__<backward>_backward; `none`

@@ -87,19 +87,22 @@ typedef struct mpt__draws {
     uint64_t count; /* in it */
 } mpt__draws;
 
-/* State of a module that no gradient changes: running statistics. `next` is what a step will have
-   made of them, `pending` until that step ends. */
-#define MPT__BUFFERS 3
+/* State of a module that no gradient changes: running statistics, or what fp8 scales are made of.
+   `next` is what a step will have made of statistics, `pending` until that step ends. */
+enum { MPT__BUFFER_FP8 = 3, MPT__BUFFERS };
 typedef struct mpt__running {
     uint32_t values, counts, next_values, next_counts; /* storages: [2, C] f32, [2] i64 */
     mpt__tensor *buffer[MPT__BUFFERS];                 /* views of the first two; NULL: not made */
     char *path[MPT__BUFFERS];                          /* once the tree is frozen */
     double momentum;
+    int margin; /* of fp8 scales */
+    uint32_t op_slot, op_generation;
+    mpt_tensor spare[3]; /* handles that end with the fp8 call under way */
     bool pending;
 } mpt__running;
 
 static const char *const mpt__buffer_names[MPT__BUFFERS] = {"running_mean", "running_var",
-                                                            "num_batches_tracked"};
+                                                            "num_batches_tracked", "fp8_state"};
 
 typedef struct mpt__module {
     mpt__id id;
@@ -134,6 +137,9 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
 static void mpt__running_free(mpt_context *context, mpt__running *running);
 static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__module *module,
                                           mpt_tensor x);
+/* 67_fp8.c */
+static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
+static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit);
 
 /* ==== Handles ==== */
 
@@ -309,8 +315,12 @@ typedef struct mpt__buffer {
 
 /* The next tensor of state, as mpt__walk_parameter gives parameters; false at the end. */
 static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
-    while (!walk->module->running || walk->row == MPT__BUFFERS)
+    for (;;) {
+        const mpt__running *has = walk->module->running;
+        while (has && walk->row < MPT__BUFFERS && !has->buffer[walk->row]) walk->row++;
+        if (has && walk->row < MPT__BUFFERS) break;
         if (!mpt__walk_next(walk)) return false;
+    }
     const mpt__running *running = walk->module->running;
     buffer->tensor = running->buffer[walk->row];
     buffer->path = running->path[walk->row++];
@@ -755,6 +765,7 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
                 return context->base.status;
         for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
             char text[MPT__PATH_BYTES + 256];
+            if (!module->running->buffer[i]) continue;
             mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "",
                              mpt__buffer_names[i]);
             mpt__host_text_free(context, module->running->path[i]);
@@ -895,6 +906,8 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__mo
                                  mpt__dropout_count(context, module));
     case MPT__LAYER_flatten:
         return mpt_flatten(x, 1, -1);
+    case MPT__LAYER_linear:
+        return mpt__fp8_forward(context, module, x);
     case MPT__LAYER_batch_norm1d:
     case MPT__LAYER_batch_norm2d:
         return mpt__batch_norm_forward(context, module, x);
@@ -924,7 +937,7 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt_
     int autocast_depth = context->autocast_depth;
     mpt__module_begin(context, module);
     mpt__tensor *out = NULL;
-    if (mpt__layer_rows[module->layer].op) {
+    if (mpt__layer_rows[module->layer].op && !module->running) {
         out = mpt__op_layer_forward(context, module, x, activation);
     } else if (module->layer == MPT__LAYER_sequential) {
         out = mpt__sequential_forward(context, module, x);
@@ -946,7 +959,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, 
     for (int64_t i = 0; i < module->child_count && now; i++) {
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
-        if (child->layer == MPT__LAYER_linear && i + 1 < module->child_count) {
+        if (child->layer == MPT__LAYER_linear && !child->running && i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
             if (next->policy == child->policy) activation = mpt__layer_rows[next->layer].activation;
         }

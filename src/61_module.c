@@ -65,7 +65,7 @@ MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path) {
     const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
     const mpt__module *holder = dot ? mpt__module_find(context, found, path, dot) : found;
     for (int i = 0; name && holder && holder->running && i < MPT__BUFFERS; i++)
-        if (strcmp(mpt__buffer_names[i], name) == 0)
+        if (holder->running->buffer[i] && strcmp(mpt__buffer_names[i], name) == 0)
             return mpt__handle(context, holder->running->buffer[i]);
     return mpt__refuse(context, MPT_ERROR_ARGUMENT,
                        "%s has no buffer \"%s\"; mpt_summary lists them", found->cls.name,
@@ -333,8 +333,9 @@ static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
     }
     for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
         const mpt__tensor *tensor = module->running->buffer[i];
-        mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype, &tensor->shape,
-                            true);
+        if (tensor)
+            mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype,
+                                &tensor->shape, true);
     }
 }
 

@@ -44,6 +44,7 @@ typedef struct mpt__optim_state {
     uint32_t block;
     uint32_t mirror[MPT__MIRRORS]; /* storages f32: moments, master; 0 = none */
     uint32_t agreed;               /* mpt__foreign_writes when the master was loaded */
+    uint64_t stream;               /* of the random words that round its elements */
     int64_t first, count;
     int64_t held;      /* parameters of the block that are in the optimizer */
     int64_t row, rows; /* its segments; rows 0: no gradient in this pattern */
@@ -77,6 +78,7 @@ typedef struct mpt__optimizer {
     double setting[MPT__SETTINGS];
     double initial; /* value of the first moment of what is new */
     bool variant, maximize, shared, warned_no_grad, warned_unscaled;
+    bool stochastic; /* bf16 values are rounded by chance and have no masters */
     bool pattern_valid, norm_valid;
     mpt__group *groups;
     int64_t group_count, group_capacity;
@@ -152,7 +154,8 @@ static mpt_status mpt__copy_elements(mpt_context *context, uint32_t from, mpt_dt
 
 static bool mpt__wants_mirror(const mpt_context *context, const mpt__optimizer *optimizer,
                               const mpt__optim_state *state, int k) {
-    if (k == MPT__MASTER) return mpt__block_of(context, state)->dtype != MPT_F32;
+    if (k == MPT__MASTER)
+        return !optimizer->stochastic && mpt__block_of(context, state)->dtype != MPT_F32;
     if (!optimizer->rule->moment[k].name) return false;
     mpt__need need = optimizer->rule->moment[k].need;
     return need == MPT__IF_FIRST     ? optimizer->setting[0] != 0
@@ -272,6 +275,22 @@ static mpt__optim_item *mpt__item_of(const mpt__optimizer *optimizer, uint32_t p
     return NULL;
 }
 
+/* Only bf16 values can be rounded by chance: fp16 lacks the range to do without a master, fp32 the
+   need. */
+static mpt_status mpt__check_stochastic(mpt_context *context, const mpt__optimizer *optimizer,
+                                        const uint32_t *list, int64_t count) {
+    for (int64_t i = 0; optimizer->stochastic && i < count; i++) {
+        const mpt__parameter *parameter = &context->parameters[list[i]];
+        mpt_dtype dtype = (mpt_dtype)context->blocks[parameter->block].dtype;
+        if (dtype == MPT_BF16) continue;
+        return mpt__error(context, MPT_ERROR_DTYPE,
+                          "stochastic_rounding: parameter %s is %s; call mpt_half(net, MPT_BF16) "
+                          "before the optimizer is made",
+                          parameter->path, mpt_dtype_name(dtype));
+    }
+    return MPT_OK;
+}
+
 static mpt_status mpt__check_free(mpt_context *context, const mpt__optimizer *optimizer,
                                   const uint32_t *list, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
@@ -331,6 +350,8 @@ static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint3
     item->history = optimizer->patterns; /* as its peers, and nobody from before */
     mpt__optim_state *state = &optimizer->states[item->state];
     state->held++;
+    mpt__module *holder = mpt__module_slot(context, parameter->module);
+    state->stream = mpt__module_root(context, holder)->path_hash;
     if (state->mirror[MPT__MASTER])
         mpt__master_load(context, state, parameter->offset, parameter->numel);
     if (optimizer->initial == 0) return;
@@ -345,6 +366,7 @@ static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint3
 static mpt_status mpt__take(mpt_context *context, mpt__optimizer *optimizer, const uint32_t *list,
                             int64_t count, uint32_t group) {
     mpt_status status = mpt__check_free(context, optimizer, list, count);
+    if (status == MPT_OK) status = mpt__check_stochastic(context, optimizer, list, count);
     if (status == MPT_OK)
         status = mpt__items_reserve(context, optimizer, optimizer->item_count + count);
     if (status == MPT_OK) status = mpt__states_prepare(context, optimizer, list, count);
@@ -453,7 +475,7 @@ static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay
 /* What the configs of all kinds of optimizers say, settings in the order of the rule. */
 typedef struct mpt__plan {
     double lr, weight_decay, setting[MPT__SETTINGS];
-    bool variant, maximize, shared;
+    bool variant, maximize, shared, stochastic;
     double initial;
 } mpt__plan;
 
@@ -474,6 +496,7 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     optimizer->variant = plan->variant;
     optimizer->maximize = plan->maximize;
     optimizer->shared = plan->shared;
+    optimizer->stochastic = plan->stochastic;
     optimizer->initial = plan->initial;
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(context, 0);
     if (context->base.status == MPT_OK &&
@@ -548,12 +571,12 @@ static const mpt__rule mpt__lion_rule = {
     {{"beta1", 0, 1}, {"beta2", 0, 1}, {NULL, 0, 0}}};
 
 MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
-    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false};
+    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_adam_config mpt_adam_config_default(void) {
-    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false};
+    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, false};
     return config;
 }
 
@@ -564,31 +587,30 @@ MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void) {
 }
 
 MPTRAIN_API mpt_rmsprop_config mpt_rmsprop_config_default(void) {
-    mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false};
+    mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_adagrad_config mpt_adagrad_config_default(void) {
-    mpt_adagrad_config config = {1e-2, 0, 0, 0, 1e-10, false, false};
+    mpt_adagrad_config config = {1e-2, 0, 0, 0, 1e-10, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void) {
-    mpt_adadelta_config config = {1, 0.9, 1e-6, 0, false, false};
+    mpt_adadelta_config config = {1, 0.9, 1e-6, 0, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_lion_config mpt_lion_config_default(void) {
-    mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false};
+    mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false, false};
     return config;
 }
 
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
     mpt_context *context = module.context;
     mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0},
-                      c.nesterov, c.maximize,     c.allow_shared,
-                      0};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,        0};
     if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
         return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
     mpt__misuse(context, "mpt_sgd", MPT_ERROR_ARGUMENT,
@@ -599,8 +621,8 @@ MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *confi
 
 static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, mpt_adam_config c,
                                    bool decoupled) {
-    mpt__plan plan = {
-        c.lr, c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled, c.maximize, c.allow_shared, 0};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,     0};
     return mpt__optimizer_new(name, module, c.amsgrad ? &mpt__amsgrad_rule : &mpt__adam_rule,
                               &plan);
 }
@@ -615,16 +637,15 @@ MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *c
 
 MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
     mpt_rmsprop_config c = config ? *config : mpt_rmsprop_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.alpha, c.eps},
-                      c.centered, c.maximize,     c.allow_shared,
-                      0};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.alpha, c.eps}, c.centered,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,        0};
     return mpt__optimizer_new("mpt_rmsprop", module, &mpt__rmsprop_rule, &plan);
 }
 
 MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
     mpt_adagrad_config c = config ? *config : mpt_adagrad_config_default();
     mpt__plan plan = {c.lr,       c.weight_decay, {c.lr_decay, c.eps, 0}, false,
-                      c.maximize, c.allow_shared, c.initial_accumulator};
+                      c.maximize, c.allow_shared, c.stochastic_rounding,  c.initial_accumulator};
     if (c.initial_accumulator >= 0 && c.initial_accumulator < MPT__NO_LIMIT)
         return mpt__optimizer_new("mpt_adagrad", module, &mpt__adagrad_rule, &plan);
     mpt__misuse(module.context, "mpt_adagrad", MPT_ERROR_ARGUMENT,
@@ -634,15 +655,15 @@ MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_confi
 
 MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
     mpt_adadelta_config c = config ? *config : mpt_adadelta_config_default();
-    mpt__plan plan = {c.lr, c.weight_decay, {c.rho, c.eps, 0}, false, c.maximize, c.allow_shared,
-                      0};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.rho, c.eps, 0},     false,
+                      c.maximize, c.allow_shared, c.stochastic_rounding, 0};
     return mpt__optimizer_new("mpt_adadelta", module, &mpt__adadelta_rule, &plan);
 }
 
 MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
     mpt_lion_config c = config ? *config : mpt_lion_config_default();
-    mpt__plan plan = {
-        c.lr, c.weight_decay, {c.beta1, c.beta2, 0}, false, c.maximize, c.allow_shared, 0};
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, 0}, false,
+                      c.maximize, c.allow_shared, c.stochastic_rounding, 0};
     return mpt__optimizer_new("mpt_lion", module, &mpt__lion_rule, &plan);
 }
 

@@ -326,6 +326,9 @@ static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer 
     launch->index[0] = optimizer->variant;
     launch->index[1] = row + rows == optimizer->row_count ? 2 : 1;
     launch->index[2] = optimizer->maximize;
+    launch->index[3] = optimizer->stochastic;
+    launch->rng.seed = context->config.seed;
+    launch->rng.stream = state->stream;
     return mpt__submit(context, launch);
 }
 
@@ -377,6 +380,7 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
         if (mpt__averages_applied(context, optimizer->states[i].block))
             return mpt__error(context, MPT_ERROR_STATE,
                               "the module's values are averages; call mpt_ema_restore first");
+    if (context->anomaly) mpt__anomaly_look(context);
     uint8_t phase = context->launch.phase;
     context->launch.phase = MPT__UPDATE;
     mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);

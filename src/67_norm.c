@@ -165,7 +165,8 @@ static void mpt__running_settle(mpt_context *context, bool commit) {
         if (!running || !running->pending) continue;
         running->pending = false;
         context->pending--;
-        if (!commit) continue;
+        if (running->buffer[MPT__BUFFER_FP8]) mpt__fp8_settle(context, running, commit);
+        if (!commit || !running->counts) continue;
         const uint32_t storage[4] = {running->next_values, running->next_counts, running->values,
                                      running->counts};
         mpt__submit(context, mpt__running_launch(context, storage, mpt__running_channels(running)));
@@ -181,7 +182,7 @@ MPTRAIN_API int64_t mpt_refused_updates(mpt_module module) {
     mpt__walk walk;
     for (found = found ? mpt__walk_begin(&walk, context, found) : NULL; found;
          found = mpt__walk_next(&walk)) {
-        if (!found->running) continue;
+        if (!found->running || !found->running->counts) continue;
         if (mpt__download(context, counts, found->running->counts, 0, sizeof counts) == MPT_OK)
             count += counts[1];
     }
@@ -204,7 +205,7 @@ static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t 
                                         MPT__FROM_DEVICE, true);
         if (!*storages[i]) return;
     }
-    for (int i = 0; i < MPT__BUFFERS; i++) {
+    for (int i = 0; i < MPT__BUFFER_FP8; i++) {
         mpt__tensor view = i < 2 ? mpt__view_on(running->values, MPT_F32, &each, i * channels)
                                  : mpt__view_on(running->counts, MPT_I64, &none, 0);
         running->buffer[i] = mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);

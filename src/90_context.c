@@ -142,6 +142,7 @@ static bool mpt__scalars_start(mpt_context *context) {
 
 /* The parts that need the backend: device scalars and the tables' destructors. */
 static bool mpt__context_start(mpt_context *context) {
+    context->pool_reach = MPT__POOL_REACH;
     if (!mpt__scalars_start(context)) return false;
     context->module_training = true;
     context->launch.phase = MPT__OTHER;
@@ -234,6 +235,7 @@ static void mpt__destroy_tables(mpt_context *context) {
 
 MPTRAIN_API void mpt_destroy(mpt_context *context) {
     if (!context) return;
+    mpt__anomaly_free(context);
     mpt__recorder_stop(context);
     mpt__destroy_objects(context);
     mpt__destroy_tensors(context);
@@ -382,6 +384,7 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     mpt__scaler_forget(context);
     mpt__draws_forget(context);
     mpt__running_settle(context, false);
+    mpt__anomaly_stop(context);
     const mpt__recording *stopped = mpt__recorder_stop(context);
     if (stopped) mpt__object_free(context, MPT__RECORDING, stopped->id.slot);
     context->now = context->committed;

@@ -37,6 +37,7 @@ MPT__BEGIN_KERNELS
 #include "38_cpu_norm.c"
 #include "38_cpu_attention.c"
 #include "38_cpu_resize.c"
+#include "38_cpu_fp8.c"
 #include "39_cpu_table.c"
 MPT__END_LEVEL
 #include "40_context.h"
@@ -46,6 +47,7 @@ MPT__END_LEVEL
 MPT__BEGIN_COLD
 #include "43_inspect.c"
 #include "44_values.c"
+#include "45_anomaly.c"
 MPT__END_LEVEL
 #include "50_ops.c"
 #include "51_ops_math.c"
@@ -75,6 +77,7 @@ MPT__BEGIN_COLD
 #include "67_norm.c"
 #include "67_attention.c"
 #include "67_resize.c"
+#include "67_fp8.c"
 #include "68_check.c"
 MPT__END_LEVEL
 MPT__BEGIN_DATA

@@ -288,6 +288,10 @@ TEST(inspection) {
     QUIET(mpt_print_launches, mpt_print_launches(c, NULL, NULL) == MPT_OK);
     QUIET(mpt_trace_nan, mpt_trace_nan(NULL, true) == MPT_ERROR_HANDLE);
     QUIET(mpt_trace_nan, mpt_trace_nan(c, false) == MPT_OK);
+    QUIET(mpt_anomaly_mode, mpt_anomaly_mode(NULL, true) == MPT_ERROR_HANDLE);
+    QUIET(mpt_anomaly_mode, mpt_anomaly_mode(c, false) == MPT_OK);
+    QUIET(mpt_anomaly, mpt_anomaly(NULL) == MPT_ANOMALY_NONE && mpt_anomaly(c) == MPT_ANOMALY_NONE);
+    QUIET(mpt_anomaly_text, *mpt_anomaly_text(NULL) == 0 && *mpt_anomaly_text(c) == 0);
     mpt_gradcheck_config g = mpt_gradcheck_config_default();
     QUIET(mpt_gradcheck_config_default, g.step == 1e-2);
     QUIET(mpt_gradcheck, mpt_gradcheck(NULL, check_nothing, NULL, &f.x, 1, NULL) != MPT_OK);

@@ -218,6 +218,18 @@ TEST(module_trees) {
     CASE(mpt_half, DTYPE, "expected MPT_F16", mpt_half(f.net, MPT_U8));
     CASE(mpt_half, STATE, "parameter 0.weight already belongs to an optimizer",
          mpt_half(f.t.net, MPT_F16));
+    MODULE(mpt_fp8, mpt_fp8(h_, NULL));
+    QUIET(mpt_fp8_config_default, mpt_fp8_config_default().history == 16);
+#ifdef MPTRAIN_NO_FP8
+    CASE(mpt_fp8, UNSUPPORTED, "built without fp8 (MPTRAIN_NO_FP8)", mpt_fp8(f.net, NULL));
+    CASE(mpt_cast_fp8, UNSUPPORTED, "built without fp8 (MPTRAIN_NO_FP8)",
+         mpt_cast_fp8(f.x, MPT_F8E4M3, true));
+#else
+    CASE(mpt_fp8, STATE, "the tree is in use", mpt_fp8(f.t.net, NULL));
+    CASE(mpt_cast_fp8, DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2",
+         mpt_cast_fp8(f.x, MPT_F32, true));
+    CASE(mpt_cast_fp8, BAD_HANDLE, "null handle", mpt_cast_fp8(f.none, MPT_F8E4M3, true));
+#endif
     MODULE(mpt_set_dtype_policy, mpt_set_dtype_policy(h_, MPT_F32));
     CASE(mpt_set_dtype_policy, DTYPE, "expected MPT_F16", mpt_set_dtype_policy(f.net, MPT_F64));
     MODULE(mpt_summary, CHECK_EQ_INT(mpt_summary(h_, NULL, 0), 0));

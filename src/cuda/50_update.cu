@@ -250,6 +250,9 @@ struct mpt__update {
     int aligned, adam, variant; /* Nesterov; decoupled decay */
     int maximize;
     int function; /* of MOMENTS */
+    int stochastic; /* rounding of param, by this key */
+    mpt__key key;
+    long long before; /* words before that of the first element */
     float keep2, add2, eps, decay;
     double imm[4];
     mpt__segments segments;
@@ -269,6 +272,7 @@ struct mpt__pace {
     float keep1, add1; /* momentum, 1 - dampening; beta1, 1 - beta1 */
     float root_factor, shrink;
     int fresh; /* no update before this one */
+    unsigned long long sequence;
 };
 
 /* base^exponent by repeated squaring. */
@@ -284,7 +288,8 @@ __device__ double mpt__power(double base, long long exponent) {
 __device__ mpt__pace mpt__pace_of(const mpt__update &u, long long segment) {
     const long long step =
         u.steps[u.segments.rows[segment * MPT__SEGMENT_FIELDS + MPT__SEGMENT_STEP]];
-    mpt__pace pace = {0, 0, 0, 0, 0, step == 0};
+    const unsigned long long stream = mpt__hash_u64(u.key.stream, (unsigned long long)step);
+    mpt__pace pace = {0, 0, 0, 0, 0, step == 0, mpt__hash_u64(stream, u.key.call)};
     double lr = u.scalars[u.slot.at[0]].f, first = u.imm[0];
     if (u.rates != NULL) {
         const long long at = u.scalars[u.slot.at[3]].i - u.scalars[u.slot.at[4]].i;
@@ -369,6 +374,22 @@ __device__ __forceinline__ void mpt__moments_of(const mpt__update &u, const mpt_
     }
 }
 
+/* To bf16 numbers, which the store then keeps: up where the random word carries. `element` is a
+   multiple of N. */
+template <int N>
+__device__ __forceinline__ void mpt__round_by_chance(const mpt__update &u, const mpt__pace &pace,
+                                                     long long element, float (&p)[N]) {
+    unsigned int word[4] = {0, 0, 0, 0};
+    for (int i = 0; i < N; i++) {
+        if (i % 4 == 0) mpt__philox(u.key.seed, pace.sequence, (element + i) / 4, word);
+        const int k = N == 1 ? (int)(element & 3) : i % 4;
+        const unsigned int random =
+            k == 0 ? word[0] : k == 1 ? word[1] : k == 2 ? word[2] : word[3];
+        const unsigned int bits = __float_as_uint(p[i]);
+        if (!isnan(p[i])) p[i] = __uint_as_float((bits + (random >> 16)) & 0xffff0000u);
+    }
+}
+
 template <int N, bool MOMENTS>
 __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__pace &pace,
                                                float multiplier, long long at) {
@@ -395,6 +416,7 @@ __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__
     if (u.second != NULL) mpt__write<N>(u.second, MPT_F32, at, v);
     if (MOMENTS && u.third != NULL) mpt__write<N>(u.third, MPT_F32, at, w);
     if (u.master != NULL) mpt__write<N>(u.master, MPT_F32, at, p);
+    if (u.stochastic) mpt__round_by_chance<N>(u, pace, u.before + at, p);
     mpt__write<N>(u.param, u.dtype, at, p);
 }
 
@@ -455,6 +477,9 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
         u.rate_count = rates.shape[rates.rank - 1];
         u.cycles = rates.rank == 2;
     }
+    u.stochastic = launch->index[3] != 0;
+    u.key = mpt__key_of(call);
+    u.before = launch->operand[0].offset;
     u.commit = launch->index[1];
     u.slot = mpt__slots_of(launch);
     u.scalars = call->scalars;
@@ -465,7 +490,7 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
 mpt_status mpt__run_update(const mpt__cuda_call *call, mpt__update *u) {
     const void *arrays[6] = {u->param, u->master, u->gradient, u->first, u->second, u->third};
     const unsigned int blocks = mpt__segment_blocks(call, u->segments);
-    u->aligned = mpt__is_streamed(u->dtype);
+    u->aligned = mpt__is_streamed(u->dtype) && u->before % 8 == 0;
     for (int i = 0; i < 6; i++) u->aligned = u->aligned && (uintptr_t)arrays[i] % 16 == 0;
     if (u->function != MPT__FN_NONE)
         mpt__update_kernel<true><<<blocks, MPT__THREADS, 0, call->stream>>>(*u);

@@ -190,6 +190,7 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_interpolate, NULL},
     {mpt__cuda_interpolate, NULL},
     MPT__CUDA_CONV_KERNELS MPT__CUDA_NORM_KERNELS MPT__CUDA_ATTENTION_KERNELS
+    MPT__CUDA_FP8_KERNELS
 };
 static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,
               "a kernel of the launch table has no implementation here");

@@ -44,4 +44,5 @@ namespace {
 #include "60_conv.cu"
 #include "61_norm.cu"
 #include "62_attention.cu"
+#include "63_fp8.cu"
 #include "90_backend.cu"
