@@ -110,7 +110,7 @@ check-header: $(BUILD)/amalgamate
 
 lint: $(BUILD)/lint $(ROOMS:src/%=$(BUILD)/alone/%.log)
 	@$(BUILD)/lint src/mptrain.h $(ROOMS) $(EXAMPLES) $(wildcard examples/*.h tests/*.[ch] \
-	    tests/*/*.[ch] tools/*.c tools/*.sh tools/bench/*.[ch])
+	    tests/*/*.[ch] tools/*.[ch] tools/*.sh tools/bench/*.[ch])
 	@echo "lint: $(words $(ROOMS)) rooms are clean and compile alone"
 
 $(BUILD)/alone/%.log: src/% FORCE
@@ -174,7 +174,7 @@ $(BUILD)/flags: FORCE
 	    cmp -s - $@ || \
 	    printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_ARCH)))' > $@
 
-$(BUILD)/amalgamate $(BUILD)/lint $(BUILD)/reference: $(BUILD)/%: tools/%.c
+$(BUILD)/amalgamate $(BUILD)/lint $(BUILD)/reference: $(BUILD)/%: tools/%.c tools/read_file.h
 	@mkdir -p $(BUILD)
 	@echo "  CC    $@"
 	$(Q)$(HOSTCC) -std=c11 -O1 -Wall -Wextra -o $@ $<

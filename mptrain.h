@@ -264,6 +264,21 @@ value / 255, normalised, in the loader's dtype: fp32, fp16 or bf16. With workers
 ahead by threads; order and values depend on seed, epoch and index only. An error in a worker
 arrives with its batch and names the sample.
 
+Tables are CSV files. Columns of texts become one-hot inputs, the last column is the target: a class
+if it holds texts. mpt_table_fit scales numbers and fills in those that are missing, by what the
+training part alone shows:
+
+    mpt_table_config config = mpt_table_config_default();
+    config.missing = true, config.target = "median_house_value";
+    mpt_dataset table = mpt_csv(ctx, "housing.csv", &config), parts[2];
+    const double shares[2] = {0.8, 0.2};
+    mpt_random_split(table, shares, 2, 1, parts);
+    mpt_table_fit(parts[0], true);
+
+mpt_npy and mpt_npz read what NumPy saved, mpt_raw_files numbers too many for memory, sample by
+sample. With rank and world in its config a loader deals an epoch out to several processes; collate
+mixes the samples of a batch.
+
 Photos lie in folder/class/name.jpg (or .jpeg, .png, .bmp); MPTRAIN_STB_IMAGE has to be defined:
 
     mpt_transform steps[3] = {mpt_transform_default(MPT_RESIZED_CROP, 224, 224),
@@ -294,7 +309,17 @@ mpt_save writes safetensors, which Python's safetensors package reads; mpt_load 
 shapes and sizes before it changes anything, converts dtypes, and with strict = false takes what
 matches. Files appear whole or not at all: written beside their place, flushed, renamed. Paths are
 UTF-8. Contents are never trusted: sizes are checked before memory is taken. mpt_load_memory reads
-from memory; mpt_config.io replaces file access.
+from memory; mpt_config.io replaces file access. Weights of others come by rules for their names:
+
+    static const mpt_rename rules[] = {
+        {"transformer.*", "*", false, 0, 0},                   // a prefix goes
+        {"*.c_fc.weight", "*.mlp.0.weight", true, 0, 0},       // kept as [in, out]
+        {"*.query.weight", "*.in_proj_weight", false, 0, 3}};  // the first of three parts
+    static const char *const masks[] = {"*.attn.bias"};
+    mpt_load_config config = mpt_load_config_default();
+    config.renames = rules, config.rename_count = 3;
+    config.ignore = masks, config.ignore_count = 1;
+    mpt_load(net, "model.safetensors", &config, NULL);
 
 ==== MANUAL 11: finding out what happens =======================================================
 
@@ -1521,7 +1546,8 @@ typedef struct mpt_user_dataset_config {
 MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
                                          const mpt_user_dataset_config *config);
 
-MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset); /* -1 on error */
+MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset);    /* -1 on error */
+MPTRAIN_API mpt_shape mpt_dataset_shape(mpt_dataset dataset); /* of an input; rank -1 on error */
 /* The name of a class number; NULL past the last one, or if classes have no names. */
 MPTRAIN_API const char *mpt_class_name(mpt_dataset dataset, int64_t index);
 /* (value - mean) / deviation on delivery, u8 inputs after division by 255. */
@@ -1539,6 +1565,15 @@ MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *inp
                                   int64_t *target);
 MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset);
 
+/* A batch that has been made, as a loader's `collate` finds it. `x` [size, shape..], of the dtype
+   that is delivered, and `y` [size, target shape..] of the dataset are to be changed in place;
+   `out` is NULL, or with mpt_loader_config.target_dtype [size, target_shape..] and delivered in
+   place of y. `seed` depends on the loader's seed, epoch and batch alone. */
+typedef struct mpt_collation {
+    int64_t size, index; /* samples; number of the batch in its epoch */
+    uint64_t seed;
+    void *x, *y, *out;
+} mpt_collation;
 typedef struct mpt_loader_config {
     int64_t batch;   /* 64 */
     bool shuffle;    /* false */
@@ -1552,6 +1587,19 @@ typedef struct mpt_loader_config {
     const double *weights;
     int64_t samples;
     bool skip_bad; /* false; true: samples that fail are left out and counted, the log says why */
+    /* 0 of 1: this process's share of an epoch that `world` loaders of the same dataset, seed and
+       settings deal out in turn, each sample to one of them. All get as many: the first samples of
+       the order are given again where the last round lacks some; with drop_last the last round is
+       left out. seed 0 is the same for contexts of the same seed. */
+    int rank, world;
+    /* NULL; changes each batch, mixes its samples or makes other targets of them. Workers run it
+       side by side, for different batches: it calls nothing of the context. False: the batch fails
+       with what was written to `error`. */
+    bool (*collate)(void *user, const mpt_collation *batch, char *error, size_t error_size);
+    void *collate_user;
+    mpt_dtype
+        target_dtype; /* MPT_DTYPE_NONE: targets stay what they are; else what collate makes */
+    mpt_shape target_shape; /* of one sample */
 } mpt_loader_config;
 MPTRAIN_API mpt_loader_config mpt_loader_config_default(void);
 typedef struct mpt_batch {
@@ -1582,14 +1630,29 @@ MPTRAIN_API mpt_status mpt_loader_destroy(mpt_loader loader);
 
 /* ==== Files ================================================================================== */
 
+/* From a name in a file to one in a module. A '*' in `from` stands for any text, also none or with
+   dots; that in `to` for the same text. The rules that fit act in the order of their table, each on
+   what those before made of the name. */
+typedef struct mpt_rename {
+    const char *from, *to; /* "transformer.*", "*"; one '*' at most */
+    bool transpose;        /* the file has the matrix as [in, out] */
+    int part, parts;       /* 0, 0: the whole parameter; else number `part` of `parts` (up to 16)
+                              equal ones along its first dimension, as query, key and value are of
+                              in_proj_weight */
+} mpt_rename;
 typedef struct mpt_load_config {
-    bool strict; /* true: the same names on both sides; false: what matches by name */
+    bool strict;               /* true: the same names on both sides; false: what matches by name */
+    const mpt_rename *renames; /* NULL; read during the call, as is `ignore` */
+    int rename_count;
+    const char *const *ignore; /* NULL; patterns of names of the file, as in `from`, to leave out */
+    int ignore_count;
 } mpt_load_config;
 MPTRAIN_API mpt_load_config mpt_load_config_default(void);
 /* All parameters as safetensors. The file appears whole or not at all. */
 MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path);
 /* Checks everything, then copies in; on error nothing changed. Values convert to the parameter's
-   dtype. Returns the status; *loaded (may be NULL) counts the tensors taken. */
+   dtype. Returns the status; *loaded (may be NULL) counts the tensors taken. Two tensors for one
+   place are an error; a parameter that lacks a part is missing. */
 MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
                                 int *loaded);
 MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
@@ -1981,7 +2044,8 @@ MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, dou
 #endif
 #endif /* MPT__03_API_MODELS_INCLUDED */
 /* ---------------------------------------------------------------------------------------------
- * 04_api_data.h: the public API of data in files: images with augmentation, text, tokens.
+ * 04_api_data.h: the public API of data in files: tables, arrays, images with
+ * augmentation, text, tokens.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__04_API_DATA_INCLUDED
 #define MPT__04_API_DATA_INCLUDED
@@ -2089,6 +2153,83 @@ MPTRAIN_API mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *to
    needs. */
 MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
                                       const mpt_window_config *config);
+
+/* ==== Tables ================================================================================= */
+
+/* What a column of a table is for. A column is of numbers if its first field with a value is one;
+   any other field of it is then an error. Texts that differ are categories, numbered in order:
+   numbers first, by value, then by their bytes. */
+typedef enum mpt_column_use {
+    MPT_COLUMN_AUTO = 0, /* numbers: an input; texts: one-hot, with MPT_I64 their codes */
+    MPT_COLUMN_NUMBER,   /* an input; a text is an error */
+    MPT_COLUMN_ONE_HOT,  /* as many inputs as categories: 1 for its own, 0 for the others */
+    MPT_COLUMN_CODE,     /* an input: the number of its category, for an embedding */
+    MPT_COLUMN_TARGET,   /* a number to predict: targets f32 [columns of this kind] */
+    MPT_COLUMN_CLASS,    /* a class to predict: its category; targets i64, a scalar if it is one */
+    MPT_COLUMN_IGNORE
+} mpt_column_use;
+typedef struct mpt_column {
+    const char *name; /* in the header; else its number from 0, "-1" for the last */
+    mpt_column_use use;
+} mpt_column;
+typedef struct mpt_table_config {
+    char delimiter;     /* ',' */
+    bool header;        /* true: the first line names the columns */
+    bool missing;       /* false: a field without a value is an error. true: a number is then NaN
+                           until mpt_table_fit, a category the text "" */
+    mpt_dtype dtype;    /* MPT_F32; MPT_I64: all inputs are codes or whole numbers */
+    const char *target; /* NULL: the last column, unless `columns` has targets; "": none; or the
+                           name of one: a class if it holds texts, else a number */
+    const mpt_column *columns; /* what is not MPT_COLUMN_AUTO */
+    int column_count;          /* 0 */
+    mpt_dataset like; /* a table whose categories, means and deviations this one takes over, as that
+                         of the training data; it has the same columns */
+} mpt_table_config;
+MPTRAIN_API mpt_table_config mpt_table_config_default(void);
+/* One sample per line of a CSV file: fields in "quotes" may hold delimiters, line ends and doubled
+   quotes; blanks around fields and empty lines do not count. Without a value are the fields that
+   are empty or NA, N/A, NaN, nan, NULL, null, None, ?. Numbers are rounded correctly, to double and
+   then to the inputs' dtype. Targets always have a value. Errors name file, line and column. */
+MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
+                                const mpt_table_config *config);
+/* The same from memory, which is copied. */
+MPTRAIN_API mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, size_t bytes,
+                                       const mpt_table_config *config);
+/* Means and deviations (divided by n) of the columns of numbers over the samples of `part`: a table
+   or what mpt_subset and mpt_random_split made of it, the training part. In the whole table numbers
+   without a value are then that mean and, with `standardise`, become (value - mean) / deviation;
+   a column without deviation is divided by 1. Targets, codes and one-hot inputs stay. */
+MPTRAIN_API mpt_status mpt_table_fit(mpt_dataset part, bool standardise);
+/* The column that an input of a table comes from; NULL past the last. */
+MPTRAIN_API const char *mpt_column_name(mpt_dataset table, int64_t input);
+/* The text of a category: of number `code`, or the one that a one-hot input stands for. NULL if
+   there is none. mpt_class_name has those of a target. */
+MPTRAIN_API const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code);
+
+/* ==== Arrays ================================================================================= */
+
+/* NumPy's files, .npy and (several in one, compressed or not) .npz, of little or big endian numbers
+   in either order: float16, 32, 64 as they are; uint8 and bool, too; int8, int16, uint16 and int32
+   become i32, uint32, int64 and uint64 i64. `name`: an array in an .npz, NULL for an .npy. */
+MPTRAIN_API mpt_tensor mpt_numpy_tensor(mpt_context *context, const char *path, const char *name);
+/* Samples from two of them, along the first dimension; targets_path may be NULL. Targets of whole
+   numbers become i64, of float64 f32. */
+MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
+                                const char *targets_path);
+MPTRAIN_API mpt_dataset mpt_npz(mpt_context *context, const char *path, const char *inputs,
+                                const char *targets);
+/* Samples one after the other in files, as numpy.memmap reads them: in the byte order of the
+   machine, of which only what a batch needs is read, by who makes it. */
+typedef struct mpt_raw_config {
+    const char *inputs, *targets;  /* paths; targets may be NULL, or the same file */
+    int64_t offset, target_offset; /* 0; bytes before the first */
+    int64_t stride, target_stride; /* 0: they lie side by side; bytes from one to the next */
+    int64_t count;                 /* 0: as many as the file of inputs holds */
+    mpt_dtype dtype, target_dtype; /* MPT_F32, MPT_I64 */
+    mpt_shape shape, target_shape; /* MPT_SCALAR */
+} mpt_raw_config;
+MPTRAIN_API mpt_raw_config mpt_raw_config_default(void);
+MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config *config);
 
 #ifdef __cplusplus
 }
@@ -3084,7 +3225,7 @@ static void mpt__text_shape(mpt__text *text, const mpt_shape *shape) {
     mpt__text_char(text, ']');
 }
 
-/* A natural number in digits of base 10^9, the lowest first. 88 hold 2^53 * 5^1074. */
+/* A natural number in digits of base 10^9, the lowest first. 88 hold 2^54 * 5^1076. */
 typedef struct mpt__big {
     uint32_t digit[88];
     int count;
@@ -3103,13 +3244,18 @@ static void mpt__big_multiply(mpt__big *big, uint32_t factor) {
     }
 }
 
-/* The decimal digits of a finite value > 0 with these bits, exact and without leading zeros.
-   Returns their number; the value is 0.d1d2d3.. * 10^*point. */
-static int mpt__exact_digits(uint64_t bits, char digits[800], int *point) {
+/* The mantissa of a finite value > 0 with these bits, which is mantissa * 2^*exponent. */
+static uint64_t mpt__mantissa_of(uint64_t bits, int *exponent) {
     const int field = (int)(bits >> 52 & 0x7ff);
     const uint64_t fraction = bits & 0xfffffffffffffull;
-    uint64_t mantissa = field ? fraction | (uint64_t)1 << 52 : fraction;
-    int exponent = (field ? field : 1) - 1075, count = 0;
+    *exponent = (field ? field : 1) - 1075;
+    return field ? fraction | (uint64_t)1 << 52 : fraction;
+}
+
+/* The decimal digits of mantissa * 2^exponent, of at most 54 bits from -1076 on, exact and without
+   leading zeros. Returns their number; the value is 0.d1d2d3.. * 10^*point. */
+static int mpt__exact_digits(uint64_t mantissa, int exponent, char digits[800], int *point) {
+    int count = 0;
     mpt__big big;
     while (!(mantissa & 1) && exponent < 0) mantissa >>= 1, exponent++;
     /* m * 2^-k = (m * 5^k) / 10^k. */
@@ -3167,7 +3313,8 @@ static void mpt__text_double(mpt__text *text, double value, int precision) {
         mpt__text_string(text, bits ? "inf" : "0");
         return;
     }
-    count = mpt__exact_digits(bits, digits, &point);
+    const uint64_t mantissa = mpt__mantissa_of(bits, &exponent);
+    count = mpt__exact_digits(mantissa, exponent, digits, &point);
     count = mpt__round_digits(digits, count, precision, &point);
     exponent = point - 1;
     if (exponent < -4 || exponent >= precision) point = 1;
@@ -6140,19 +6287,34 @@ static bool mpt__inflate_member(mpt__inflate *z) {
     return true;
 }
 
-/* Decodes a whole gzip file of n bytes into out[size]; z->written bytes have come of it. False when
- * z->error says what is wrong with it, and with that still NULL when there is more than `size`. */
-static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
+static void mpt__inflate_begin(mpt__inflate *z, const void *data, size_t n, void *out,
+                               size_t size) {
     memset(z, 0, sizeof *z);
     mpt__crc32_init(z->crc_table);
     z->start = z->in.next = (const uint8_t *)data;
     z->in.end = z->start + n;
     z->out = (uint8_t *)out;
     z->size = size;
+}
+
+/* Decodes a whole gzip file of n bytes into out[size]; z->written bytes have come of it. False when
+ * z->error says what is wrong with it, and with that still NULL when there is more than `size`. */
+static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
+    mpt__inflate_begin(z, data, n, out, size);
     do
         if (!mpt__inflate_member(z)) return false;
     while (z->in.next < z->in.end);
     return true;
+}
+
+/* The same for blocks alone, as zip files hold them; the caller knows their size and checksum. */
+static bool mpt__inflate_blocks(mpt__inflate *z, const void *data, size_t n, void *out,
+                                size_t size) {
+    bool last = false;
+    mpt__inflate_begin(z, data, n, out, size);
+    while (!last)
+        if (!mpt__inflate_block(z, &last)) return false;
+    return z->written == size;
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -29278,6 +29440,28 @@ static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype 
     if (dtype == MPT_BF16) convert->f32_to_bf16(from, (uint16_t *)to, n);
 }
 
+/* ==== Order ==== */
+
+typedef bool (*mpt__before_fn)(const void *of, int64_t a, int64_t b);
+
+/* Heap sort of what stands for things in `of`. */
+static void mpt__sort_by(int64_t *at, int64_t count, mpt__before_fn before, const void *of) {
+    for (int64_t begin = count / 2, end = count; end > 1;) {
+        if (begin > 0) {
+            begin--;
+        } else {
+            const int64_t top = at[0];
+            at[0] = at[--end], at[end] = top;
+        }
+        for (int64_t i = begin, child; (child = 2 * i + 1) < end; i = child) {
+            child += child + 1 < end && before(of, at[child], at[child + 1]);
+            if (!before(of, at[i], at[child])) break;
+            const int64_t other = at[i];
+            at[i] = at[child], at[child] = other;
+        }
+    }
+}
+
 /* ==== Datasets as objects ==== */
 
 typedef struct mpt__dataset mpt__dataset;
@@ -29287,11 +29471,14 @@ typedef struct mpt__dataset mpt__dataset;
 typedef bool (*mpt__make_fn)(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
                              void *input, void *target, char *error);
 
+enum { MPT__OWNED = 4 };
+
 struct mpt__dataset {
     mpt__id id;
     const mpt__base *base;
     int32_t references; /* the handle, subsets and loaders: the last one to go frees the data */
     int32_t loaders;    /* while there are any, the delivered values cannot change */
+    int32_t readers;    /* those of its subsets, too */
     int64_t count;
     mpt_dtype dtype, target_dtype; /* target: MPT_DTYPE_NONE if there is none */
     mpt_shape shape, target_shape;
@@ -29302,8 +29489,8 @@ struct mpt__dataset {
 
     const uint8_t *inputs, *targets; /* samples in memory; NULL: `make` or a callback makes them */
     bool byte_targets;               /* class numbers are stored as u8 and delivered as i64 */
-    void *owned[2];                  /* what of that came from the allocator */
-    size_t owned_bytes[2];
+    void *owned[MPT__OWNED];         /* what of that came from the allocator */
+    size_t owned_bytes[MPT__OWNED];
     bool (*sample)(void *user, int64_t index, uint64_t seed, void *input, void *target, char *error,
                    size_t error_size);
     void *user;
@@ -29331,7 +29518,7 @@ static void mpt__dataset_release(mpt_context *context, void *object) {
     else if (dataset->source)
         mpt__dataset_release(context, dataset->source);
     mpt__release(base, dataset->indices, (size_t)dataset->count * sizeof(int64_t), MPT_MEMORY_DATA);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < MPT__OWNED; i++)
         mpt__release(base, dataset->owned[i], dataset->owned_bytes[i], MPT_MEMORY_DATA);
     mpt__host_free(context, dataset, sizeof *dataset);
 }
@@ -29339,7 +29526,13 @@ static void mpt__dataset_release(mpt_context *context, void *object) {
 /* Gives a finished dataset (NULL: the error null) to the table; on failure it is gone. */
 static mpt_dataset mpt__dataset_publish(mpt_context *context, mpt__dataset *dataset) {
     if (dataset) {
-        dataset->id.slot = mpt__object_new(context, MPT__DATASET, dataset, &dataset->id.generation);
+        if (dataset->input_bytes / 64 + dataset->target_bytes / 64 + dataset->work_bytes / 64 >
+            PTRDIFF_MAX / 64 - 4)
+            mpt__error(context, MPT_ERROR_SHAPE,
+                       "one sample, and what it takes to make it, are more than memory holds");
+        else
+            dataset->id.slot =
+                mpt__object_new(context, MPT__DATASET, dataset, &dataset->id.generation);
         if (dataset->id.slot) return mpt__dataset_handle(context, dataset);
         mpt__dataset_release(context, dataset);
     }
@@ -29368,6 +29561,10 @@ static bool mpt__sample_size(mpt_context *context, const char *what, mpt_dtype d
     return true;
 }
 
+static bool mpt__target_dtype(mpt_dtype dtype) {
+    return dtype == MPT_I64 || dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
+}
+
 /* A checked dataset of such samples with one reference, or NULL with an error recorded. */
 static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_dataset_config *config) {
     const mpt_dtype dtype = config->dtype, target = config->target_dtype;
@@ -29381,8 +29578,7 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
         mpt__error(context, MPT_ERROR_DTYPE,
                    "input dtype %s: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64",
                    mpt_dtype_name(dtype));
-    else if (target != MPT_DTYPE_NONE && target != MPT_I64 && target != MPT_F32 &&
-             target != MPT_F16 && target != MPT_BF16)
+    else if (target != MPT_DTYPE_NONE && !mpt__target_dtype(target))
         mpt__error(context, MPT_ERROR_DTYPE,
                    "target dtype %s: targets are i64 class numbers, or f32, f16, bf16",
                    mpt_dtype_name(target));
@@ -29606,15 +29802,18 @@ static mpt__dataset *mpt__subset_new(mpt_context *context, mpt__dataset *dataset
     if (!subset) return NULL;
     *subset = *dataset;
     subset->references = 1;
-    subset->loaders = 0;
+    subset->loaders = subset->readers = 0;
     subset->count = count;
-    subset->owned[0] = subset->owned[1] = NULL;
+    memset(subset->owned, 0, sizeof subset->owned);
     subset->parent = dataset->parent ? dataset->parent : dataset;
     subset->parent->references++;
     subset->first += first;
     subset->indices = NULL;
     if (!order && !dataset->indices) return subset;
-    subset->indices = (int64_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+    if (count > PTRDIFF_MAX / (int64_t)sizeof(int64_t))
+        mpt__fail_memory(&context->base, PTRDIFF_MAX, MPT_MEMORY_DATA);
+    else
+        subset->indices = (int64_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
     if (!subset->indices) {
         mpt__dataset_release(context, subset);
         return NULL;
@@ -29685,7 +29884,7 @@ MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fract
                           MPT__SPLIT_PARTS, n);
     if (!mpt__split_sizes(context, whole->count, fractions, n, sizes)) return context->base.status;
     size_t bytes = (size_t)whole->count * sizeof(int64_t);
-    int64_t *order = (int64_t *)mpt__host_new(context, bytes);
+    int64_t *order = (int64_t *)mpt__host_array(context, whole->count, sizeof *order);
     if (order) mpt__random_permutation(key, whole->count, order);
     for (int i = 0; i < n && context->base.status == MPT_OK; at += sizes[i++])
         parts[i] =
@@ -29703,6 +29902,13 @@ MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fract
 MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset) {
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_size");
     return found ? found->count : -1;
+}
+
+MPTRAIN_API mpt_shape mpt_dataset_shape(mpt_dataset dataset) {
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_shape");
+    mpt_shape none = MPT_SCALAR;
+    none.rank = -1;
+    return found ? found->shape : none;
 }
 
 /* Inputs that no loader converts: token ids and the like. */
@@ -29888,6 +30094,25 @@ static uint8_t *mpt__reader_rest(mpt__reader *file, const uint8_t *head, size_t 
     if (mpt__reader_read(file, bytes + n, size - n)) return bytes;
     mpt__release(&file->context->base, bytes, size, kind);
     return NULL;
+}
+
+/* Part of a file, from any thread; false with a sentence in `error`. */
+static bool mpt__file_part(const mpt__base *base, const char *path, int64_t position, size_t bytes,
+                           void *to, char *error) {
+    const mpt_io *io = &base->io;
+    void *file = io->open && io->seek && io->read ? io->open(io->user, path, 'r') : NULL;
+    if (!file) {
+        mpt__format_text(error, MPT__SAMPLE_ERROR, "cannot open %s: %s", path,
+                         mpt__io_reason(base));
+        return false;
+    }
+    const bool good =
+        io->seek(io->user, file, position) && io->read(io->user, file, to, bytes) == bytes;
+    if (!good)
+        mpt__format_text(error, MPT__SAMPLE_ERROR, "%s: cannot read %lld bytes at byte %lld: %s",
+                         path, (int64_t)bytes, position, mpt__io_reason(base));
+    if (io->close) io->close(io->user, file);
+    return good;
 }
 
 /* ==== idx files ==== */
@@ -30681,6 +30906,1293 @@ MPTRAIN_API mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform
 }
 
 /* ---------------------------------------------------------------------------------------------
+ * 71_table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
+ *
+ * A table is held as one double per field, a number or that of its category, and a list of texts;
+ * samples are made of that when they are asked for. So what is allocated is a few times the file,
+ * however many inputs a one-hot column has.
+ * ------------------------------------------------------------------------------------------- */
+
+#define MPT__MAX_COLUMNS (INT64_C(1) << 20)
+#define MPT__MAX_CATEGORIES (INT64_C(1) << 24) /* all have a number in fp32 */
+#define MPT__MAX_ONE_HOT 1024                  /* inputs of one column */
+
+/* ==== Numbers ==== */
+
+/* Digits as they are written, d1d2d3.. * 10^(point - count). Any more than this cannot matter but
+   for whether they are zeros. */
+typedef struct mpt__decimal {
+    char digits[800];
+    int count, point;
+    bool negative;
+} mpt__decimal;
+
+/* Reads [+-]digits[.digits][e[+-]digits]; false if the text is anything else. */
+static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n) {
+    const char *const end = p + n;
+    bool any = false, fraction = false;
+    int exponent = 0;
+    d->count = d->point = 0;
+    d->negative = p < end && *p == '-';
+    if (p < end && (*p == '-' || *p == '+')) p++;
+    for (; p < end && ((*p >= '0' && *p <= '9') || (*p == '.' && !fraction)); p++) {
+        if (*p == '.') {
+            fraction = true;
+            continue;
+        }
+        any = true;
+        if (*p == '0' && d->count == 0) {
+            if (d->point > -100000) d->point -= fraction;
+            continue;
+        }
+        if (d->count < 799)
+            d->digits[d->count++] = *p;
+        else if (*p != '0')
+            d->digits[798] = '1'; /* far behind all digits of what it is compared with */
+        if (d->point < 100000) d->point += !fraction;
+    }
+    if (!any) return false;
+    if (p < end && (*p == 'e' || *p == 'E')) {
+        const bool below = ++p < end && *p == '-';
+        if (p < end && (*p == '-' || *p == '+')) p++;
+        if (p == end) return false;
+        for (; p < end && *p >= '0' && *p <= '9'; p++)
+            if (exponent < 1000000) exponent = exponent * 10 + (*p - '0');
+        d->point += below ? -exponent : exponent;
+    }
+    return p == end;
+}
+
+/* Whether the decimal is less than (-1), equal to or more than (1) mantissa * 2^exponent. */
+static int mpt__decimal_compare(const mpt__decimal *d, uint64_t mantissa, int exponent) {
+    char digits[800];
+    int point;
+    const int count = mpt__exact_digits(mantissa, exponent, digits, &point);
+    if (d->point != point) return d->point < point ? -1 : 1;
+    for (int i = 0; i < d->count || i < count; i++) {
+        const char a = i < d->count ? d->digits[i] : '0', b = i < count ? digits[i] : '0';
+        if (a != b) return a < b ? -1 : 1;
+    }
+    return 0;
+}
+
+/* Whether the decimal, above the double of these bits, is nearer to the next one: half to even. */
+static bool mpt__decimal_passes(const mpt__decimal *d, uint64_t bits) {
+    int exponent;
+    const uint64_t mantissa = mpt__mantissa_of(bits, &exponent);
+    const int order = mpt__decimal_compare(d, 2 * mantissa + 1, exponent - 1);
+    return order > 0 || (order == 0 && (bits & 1));
+}
+
+/* The nearest double, infinity beyond the largest; false if the text is no number. Needs the
+   floating-point state of mpt__flush_denormals(false). */
+static bool mpt__parse_double(const char *p, size_t n, double *value) {
+    static const double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                    1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                    1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    mpt__decimal d;
+    uint64_t whole = 0, bits;
+    if (!mpt__decimal_read(&d, p, n)) return false;
+    const int taken = d.count < 19 ? d.count : 19;
+    int exponent = d.point - taken;
+    for (int i = 0; i < taken; i++) whole = whole * 10 + (uint64_t)(d.digits[i] - '0');
+    double guess = (double)whole;
+    if (d.count == 0 || d.point < -330) {
+        guess = 0.0;
+    } else if (d.point > 310) {
+        guess = mpt__f64_from_bits(UINT64_C(0x7ff) << 52);
+    } else {
+        /* One exact factor by another is rounded once. */
+        const bool exact =
+            d.count == taken && whole >> 53 == 0 && exponent >= -22 && exponent <= 22;
+        for (int step; exponent > 0; exponent -= step)
+            step = exponent < 22 ? exponent : 22, guess *= powers[step];
+        for (int step; exponent < 0; exponent += step)
+            step = exponent > -22 ? -exponent : 22, guess /= powers[step];
+        memcpy(&bits, &guess, sizeof bits);
+        if (bits >= UINT64_C(0x7ff) << 52) bits = (UINT64_C(0x7ff) << 52) - 1;
+        while (!exact && bits < UINT64_C(0x7ff) << 52 && mpt__decimal_passes(&d, bits)) bits++;
+        while (!exact && bits > 0 && !mpt__decimal_passes(&d, bits - 1)) bits--;
+        memcpy(&guess, &bits, sizeof guess);
+    }
+    *value = d.negative ? -guess : guess;
+    return true;
+}
+
+/* ==== Fields ==== */
+
+/* The text of a table, read from front to back. */
+typedef struct mpt__csv {
+    mpt_context *context;
+    const char *path; /* for messages */
+    char *text;
+    size_t size, at;
+    int64_t line, begun; /* of what is next; of the record under way; from 1 */
+    char delimiter;
+    bool write; /* quoted fields lose their quotes where they lie */
+    char *field;
+    size_t length; /* of the field */
+    bool ends;     /* it is the last of its record */
+} mpt__csv;
+
+static bool mpt__csv_blank(const mpt__csv *csv, char c) {
+    return (c == ' ' || c == '\t' || c == '\r') && c != csv->delimiter;
+}
+
+static bool mpt__csv_fault(const mpt__csv *csv, int64_t column, const char *name, const char *fault,
+                           const char *text, size_t length) {
+    char shown[48];
+    const size_t n = length < sizeof shown - 4 ? length : sizeof shown - 4;
+    memcpy(shown, text, n);
+    memcpy(shown + n, "...", 4);
+    if (n == length) shown[n] = 0;
+    return mpt__reject(csv->context, MPT_ERROR_FORMAT,
+                       "%s: line %lld, column %lld%s%s%s: \"%s\" %s", csv->path, csv->begun, column,
+                       name ? " (" : "", name ? name : "", name ? ")" : "", shown, fault);
+}
+
+/* The next field; false with an error recorded. */
+static bool mpt__csv_field(mpt__csv *csv, int64_t column) {
+    char *const end = csv->text + csv->size, *p = csv->text + csv->at, *out;
+    while (p < end && mpt__csv_blank(csv, *p)) p++;
+    const bool quoted = p < end && *p == '"';
+    csv->field = out = p += quoted;
+    for (; p < end && (quoted || (*p != csv->delimiter && *p != '\n')); p++, out++) {
+        if (quoted && *p == '"' && (p + 1 == end || p[1] != '"')) break;
+        p += quoted && *p == '"';
+        csv->line += *p == '\n';
+        if (csv->write) *out = *p;
+        if (*p == 0)
+            return mpt__csv_fault(csv, column, NULL, "ends in a zero byte; tables are UTF-8 text",
+                                  csv->field, (size_t)(out - csv->field));
+    }
+    csv->length = (size_t)(out - csv->field);
+    if (quoted && p++ == end)
+        return mpt__csv_fault(csv, column, NULL, "begins with a quote that never ends", csv->field,
+                              csv->length);
+    while (quoted && p < end && mpt__csv_blank(csv, *p)) p++;
+    if (p < end && *p != csv->delimiter && *p != '\n')
+        return mpt__csv_fault(csv, column, NULL, "has text behind its closing quote", csv->field,
+                              csv->length);
+    while (!quoted && csv->length > 0 && mpt__csv_blank(csv, csv->field[csv->length - 1]))
+        csv->length--;
+    csv->ends = p == end || *p == '\n';
+    csv->line += p < end && *p == '\n';
+    csv->at = (size_t)(p - csv->text) + (p < end);
+    return true;
+}
+
+/* Goes to the first field of the next record that is not an empty line; false at the end. */
+static bool mpt__csv_record(mpt__csv *csv) {
+    for (size_t at = csv->at; at < csv->size; at++) {
+        csv->begun = csv->line;
+        if (csv->text[at] == '\n')
+            csv->at = at + 1, csv->line++;
+        else if (!mpt__csv_blank(csv, csv->text[at]))
+            return true;
+    }
+    return false;
+}
+
+static void mpt__csv_rewind(mpt__csv *csv) {
+    csv->at = csv->size >= 3 && memcmp(csv->text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    csv->line = csv->begun = 1;
+}
+
+/* Counts records, all of which have as many fields as the first; false with an error recorded. */
+static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
+    *records = *columns = 0;
+    for (mpt__csv_rewind(csv); mpt__csv_record(csv); ++*records) {
+        int64_t n = 0;
+        do
+            if (!mpt__csv_field(csv, n++)) return false;
+        while (!csv->ends && n < MPT__MAX_COLUMNS);
+        if (*records == 0) *columns = n;
+        if (n != *columns || !csv->ends)
+            return mpt__reject(csv->context, MPT_ERROR_FORMAT,
+                               "%s: line %lld has %lld fields, expected %lld; is '%c' the "
+                               "delimiter?",
+                               csv->path, csv->begun, n, csv->ends ? *columns : MPT__MAX_COLUMNS,
+                               csv->delimiter);
+    }
+    return true;
+}
+
+/* ==== Tables ==== */
+
+typedef struct mpt__table_column {
+    mpt_column_use use; /* AUTO until a field says what it is, if it is ever said */
+    bool is_target;
+    int64_t name;              /* where in the text */
+    int64_t first, categories; /* of its texts among all */
+    double mean, deviation;    /* what numbers become */
+} mpt__table_column;
+
+/* The state of a table: owned[0], with its columns behind it; owned[1] has the fields, owned[2] the
+   texts of all categories in order, owned[3] their characters. */
+typedef struct mpt__table {
+    int64_t rows, count; /* of columns */
+    const double *fields;
+    const char *const *categories;
+    const char *text;
+    mpt_dtype dtype;
+    bool named, filled; /* has a header; numbers without a value are means */
+    mpt__table_column *columns;
+} mpt__table;
+
+/* A text of a column, while a table is read. */
+typedef struct mpt__category {
+    int64_t column, text;
+    size_t length;
+    double number; /* NaN if it is none */
+} mpt__category;
+
+typedef struct mpt__table_reader {
+    mpt__csv csv;
+    mpt__table *table;
+    double *fields;
+    char *text;
+    int64_t text_size, text_room;
+    mpt__category *found;
+    int64_t found_count, found_room;
+    uint32_t *rows; /* open addressing by column and text: number + 1, 0 = empty */
+    int64_t row_count;
+    bool missing, fixed; /* fixed: no category is added */
+} mpt__table_reader;
+
+static bool mpt__column_texts(const mpt__table_column *column) {
+    return column->use == MPT_COLUMN_ONE_HOT || column->use == MPT_COLUMN_CODE ||
+           column->use == MPT_COLUMN_CLASS;
+}
+
+/* Adds characters and their 0; where they are, -1 with an error recorded. */
+static int64_t mpt__table_text(mpt__table_reader *r, const char *from, size_t n) {
+    const int64_t at = r->text_size;
+    if (!mpt__grow(&r->csv.context->base, &r->text, &r->text_room, at + (int64_t)n + 1, 1,
+                   MPT_MEMORY_DATA))
+        return -1;
+    memcpy(r->text + at, from, n);
+    r->text[at + (int64_t)n] = 0;
+    r->text_size = at + (int64_t)n + 1;
+    return at;
+}
+
+/* The row of a category, or the empty one where it would be. */
+static uint32_t *mpt__category_row(const mpt__table_reader *r, int64_t column, const char *text,
+                                   size_t n) {
+    const size_t mask = (size_t)r->row_count - 1;
+    size_t at = (size_t)mpt__hash_bytes((uint64_t)column, text, n) & mask;
+    for (;; at = (at + 1) & mask) {
+        const mpt__category *other = &r->found[r->rows[at] ? r->rows[at] - 1 : 0];
+        if (r->rows[at] == 0 || (other->column == column && other->length == n &&
+                                 memcmp(r->text + other->text, text, n) == 0))
+            return &r->rows[at];
+    }
+}
+
+/* Room for one more category. */
+static bool mpt__category_room(mpt__table_reader *r) {
+    mpt_context *context = r->csv.context;
+    const int64_t old = r->row_count;
+    if (r->found_count >= MPT__MAX_CATEGORIES)
+        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: more than 2^24 texts differ",
+                           r->csv.path);
+    if (!mpt__room(context, r->found, r->found_room, r->found_count + 1)) return false;
+    if (r->found_count < old / 2) return true;
+    mpt__room_free(context, r->rows, old);
+    r->row_count = old ? 2 * old : 64;
+    r->rows = (uint32_t *)mpt__host_new(context, (size_t)r->row_count * sizeof *r->rows);
+    for (int64_t i = 0; r->rows && i < r->found_count; i++) {
+        const mpt__category *c = &r->found[i];
+        *mpt__category_row(r, c->column, r->text + c->text, c->length) = (uint32_t)i + 1;
+    }
+    return r->rows != NULL;
+}
+
+/* The number of a category, which is added; -1 if that is not possible. */
+static int64_t mpt__category_of(mpt__table_reader *r, int64_t column, const char *text, size_t n) {
+    if (!mpt__category_room(r)) return -1;
+    uint32_t *row = mpt__category_row(r, column, text, n);
+    if (*row) return (int64_t)*row - 1;
+    const int64_t at = r->fixed ? -1 : mpt__table_text(r, text, n);
+    if (at < 0) return -1;
+    mpt__category *c = &r->found[r->found_count++];
+    c->column = column, c->text = at, c->length = n;
+    if (!mpt__parse_double(text, n, &c->number)) c->number = MPT__NAN_F64;
+    r->table->columns[column].categories++;
+    *row = (uint32_t)r->found_count;
+    return r->found_count - 1;
+}
+
+/* Numbers by value, before texts by their bytes. */
+static bool mpt__category_before(const void *of, int64_t a, int64_t b) {
+    const mpt__table_reader *r = (const mpt__table_reader *)of;
+    const mpt__category *x = &r->found[a], *y = &r->found[b];
+    if (x->column != y->column) return x->column < y->column;
+    const bool first = mpt__f64_is_finite(x->number), second = mpt__f64_is_finite(y->number);
+    if (first != second) return first;
+    if (first && (x->number < y->number || x->number > y->number)) return x->number < y->number;
+    return strcmp(r->text + x->text, r->text + y->text) < 0;
+}
+
+static bool mpt__field_missing(const char *p, size_t n) {
+    static const char *const words[] = {"", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strlen(words[i]) == n && memcmp(words[i], p, n) == 0) return true;
+    return false;
+}
+
+/* Stores a field, and what kind its column is if that was open. */
+static bool mpt__table_field(mpt__table_reader *r, int64_t c, double *out) {
+    const mpt__csv *csv = &r->csv;
+    mpt__table_column *column = &r->table->columns[c];
+    const char *name = r->table->named ? r->text + column->name : NULL, *fault;
+    const bool whole = r->table->dtype == MPT_I64 && !column->is_target;
+    double value = MPT__NAN_F64;
+    if (column->use == MPT_COLUMN_IGNORE) return true;
+    if (mpt__field_missing(csv->field, csv->length)) {
+        *out = value;
+        if (r->missing && !column->is_target && !whole) return true;
+        fault = column->is_target ? "is no value for a target; leave such lines out"
+                : whole           ? "is no value, and whole numbers have no NaN"
+                        : "is no value; with mpt_table_config.missing = true it may lack, and "
+                          "mpt_table_fit fills it in";
+        return mpt__csv_fault(csv, c, name, fault, csv->field, csv->length);
+    }
+    const bool number = mpt__parse_double(csv->field, csv->length, &value);
+    if (column->use == MPT_COLUMN_AUTO)
+        column->use = number              ? MPT_COLUMN_NUMBER
+                      : column->is_target ? MPT_COLUMN_CLASS
+                      : whole             ? MPT_COLUMN_CODE
+                                          : MPT_COLUMN_ONE_HOT;
+    if (mpt__column_texts(column)) {
+        const int64_t category = mpt__category_of(r, c, csv->field, csv->length);
+        *out = (double)category;
+        if (category < 0)
+            return mpt__csv_fault(csv, c, name, "is not in the table that this one is like",
+                                  csv->field, csv->length);
+        return column->use != MPT_COLUMN_ONE_HOT || column->categories <= MPT__MAX_ONE_HOT ||
+               mpt__csv_fault(csv, c, name,
+                              "is one text too many for one-hot inputs, which are at most 1024: "
+                              "MPT_COLUMN_CODE or MPT_COLUMN_IGNORE",
+                              csv->field, csv->length);
+    }
+    *out = value;
+    fault = !number ? "is not a number, and its column is one of numbers"
+            : whole && !(value >= -9007199254740992.0 && value <= 9007199254740992.0 &&
+                         (double)(int64_t)value == value)
+                ? "is not a whole number up to 2^53, as dtype MPT_I64 needs"
+            : !mpt__f32_is_finite((float)value) ? "is beyond what float32 holds"
+                                                : NULL;
+    return !fault || mpt__csv_fault(csv, c, name, fault, csv->field, csv->length);
+}
+
+/* The column of a name, else of a number; -1 with an error recorded. */
+static int64_t mpt__column_find(const mpt__table_reader *r, const char *name) {
+    const mpt__table *table = r->table;
+    double number;
+    for (int64_t c = 0; name && c < table->count; c++)
+        if (strcmp(r->text + table->columns[c].name, name) == 0) return c;
+    if (name && mpt__parse_double(name, strlen(name), &number)) {
+        if (number < 0) number += (double)table->count;
+        for (int64_t c = 0; c < table->count; c++)
+            if ((double)c == number) return c;
+    }
+    mpt__error(r->csv.context, MPT_ERROR_ARGUMENT, "%s: no column is named %s, and it has %lld",
+               r->csv.path, name ? name : "NULL", table->count);
+    return -1;
+}
+
+/* Names, from the first record or else numbers. */
+static bool mpt__table_names(mpt__table_reader *r, bool header) {
+    char number[24];
+    bool numbers = header;
+    double value;
+    for (int64_t c = 0; c < r->table->count; c++) {
+        const char *name = number;
+        size_t n = header ? 0 : mpt__format_text(number, sizeof number, "%lld", c);
+        if (header) {
+            if (!mpt__csv_field(&r->csv, c)) return false;
+            name = r->csv.field, n = r->csv.length;
+            numbers = numbers && mpt__parse_double(name, n, &value);
+        }
+        r->table->columns[c].name = mpt__table_text(r, name, n);
+        if (r->table->columns[c].name < 0) return false;
+    }
+    if (numbers)
+        mpt__log(
+            &r->csv.context->base, MPT_LOG_WARNING,
+            "%s: the first line, taken for names, is numbers; header = false makes it a sample",
+            r->csv.path);
+    return true;
+}
+
+/* What the columns are for, by config. */
+static bool mpt__table_uses(mpt__table_reader *r, const mpt_table_config *config) {
+    mpt__table *table = r->table;
+    bool targets = config->target != NULL;
+    for (int i = 0; i < config->column_count; i++) {
+        const mpt_column_use use = config->columns[i].use;
+        const int64_t c = mpt__column_find(r, config->columns[i].name);
+        if (c < 0) return false;
+        if ((unsigned)use > MPT_COLUMN_IGNORE)
+            return mpt__reject(r->csv.context, MPT_ERROR_ARGUMENT, "columns[%d].use is %d", i,
+                               (int)use);
+        const bool is_target = use == MPT_COLUMN_TARGET || use == MPT_COLUMN_CLASS;
+        table->columns[c].use = use == MPT_COLUMN_TARGET ? MPT_COLUMN_NUMBER : use;
+        table->columns[c].is_target = is_target;
+        targets = targets || is_target;
+    }
+    if (targets && !(config->target && config->target[0])) return true;
+    const int64_t c = config->target ? mpt__column_find(r, config->target) : table->count - 1;
+    if (c >= 0) table->columns[c].is_target = true;
+    return c >= 0;
+}
+
+/* What the columns are for, by another table. */
+static bool mpt__table_like(mpt__table_reader *r, const mpt__table *like) {
+    mpt__table *table = r->table;
+    bool same = table->count == like->count;
+    for (int64_t c = 0; same && c < table->count; c++) {
+        mpt__table_column *column = &table->columns[c];
+        const int64_t name = column->name;
+        const char *other = like->text + like->columns[c].name;
+        same = !table->named || !like->named || strcmp(r->text + name, other) == 0;
+        *column = like->columns[c];
+        column->name = name, column->categories = 0;
+        for (int64_t i = 0; i < like->columns[c].categories; i++) {
+            const char *text = like->categories[like->columns[c].first + i];
+            if (mpt__category_of(r, c, text, strlen(text)) < 0) return false;
+        }
+    }
+    table->filled = like->filled;
+    r->fixed = true;
+    return same ||
+           mpt__reject(r->csv.context, MPT_ERROR_FORMAT,
+                       "%s: its columns are not those of the table that it is like", r->csv.path);
+}
+
+/* Numbers categories in order, in the fields too; their list is `owned[2]` of the dataset. */
+static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
+    mpt_context *context = r->csv.context;
+    mpt__table *table = r->table;
+    const int64_t n = r->found_count;
+    if (n == 0) return true;
+    int64_t *order = (int64_t *)mpt__host_array(context, 2 * n, sizeof *order);
+    int64_t *codes = order ? order + n : NULL;
+    const char **texts =
+        (const char **)mpt__allocate(&context->base, (size_t)n * sizeof *texts, MPT_MEMORY_DATA);
+    dataset->owned[2] = (void *)texts, dataset->owned_bytes[2] = (size_t)n * sizeof *texts;
+    for (int64_t i = 0; order && i < n; i++) order[i] = i;
+    if (order) mpt__sort_by(order, n, mpt__category_before, r);
+    for (int64_t i = n; order && texts && i-- > 0;) {
+        const mpt__category *c = &r->found[order[i]];
+        codes[order[i]] = table->columns[c->column].first = i;
+        texts[i] = r->text + c->text;
+    }
+    for (int64_t c = 0; order && c < table->count; c++)
+        for (int64_t i = 0; mpt__column_texts(&table->columns[c]) && i < table->rows; i++) {
+            double *field = &r->fields[i * table->count + c];
+            *field = (double)(codes[(int64_t)*field] - table->columns[c].first);
+        }
+    mpt__host_free(context, order, 2 * (size_t)n * sizeof *order);
+    table->categories = texts;
+    return context->base.status == MPT_OK;
+}
+
+/* Reads all records into the fields; numbers categories as they come. */
+static bool mpt__table_fill(mpt__table_reader *r) {
+    mpt__table *table = r->table;
+    for (int64_t i = 0; i < table->rows; i++) {
+        mpt__csv_record(&r->csv);
+        for (int64_t c = 0; c < table->count; c++)
+            if (!mpt__csv_field(&r->csv, c) ||
+                !mpt__table_field(r, c, &r->fields[i * table->count + c]))
+                return false;
+    }
+    for (int64_t c = 0; c < table->count; c++) {
+        mpt__table_column *column = &table->columns[c];
+        if (column->use == MPT_COLUMN_AUTO) column->use = MPT_COLUMN_NUMBER; /* without values */
+        for (int64_t i = 0; mpt__column_texts(column) && i < table->rows; i++) {
+            double *field = &r->fields[i * table->count + c];
+            if (*field >= 0.0) continue;
+            const int64_t category = mpt__category_of(r, c, "", 0);
+            if (category < 0)
+                return mpt__csv_fault(&r->csv, c, NULL, "is not in the table that this one is like",
+                                      "", 0);
+            *field = (double)category;
+        }
+    }
+    return true;
+}
+
+/* ==== Samples ==== */
+
+/* A number as it is delivered. */
+static double mpt__column_value(const mpt__table *table, const mpt__table_column *column,
+                                double value) {
+    if (column->is_target) return value;
+    if (table->filled && !mpt__f64_is_finite(value)) value = column->mean;
+    return column->deviation > 0.0 ? (value - column->mean) / column->deviation : value;
+}
+
+static bool mpt__table_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
+                            void *input, void *target, char *error) {
+    const mpt__table *table = (const mpt__table *)dataset->state;
+    const double *row = table->fields + at * table->count;
+    int64_t done[2] = {0, 0};
+    (void)seed, (void)work, (void)error;
+    for (int64_t c = 0; c < table->count; c++) {
+        const mpt__table_column *column = &table->columns[c];
+        const int part = column->is_target;
+        void *to = part ? target : input;
+        const int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
+        if (column->use == MPT_COLUMN_IGNORE || !to) continue;
+        for (int64_t i = 0; i < n; i++, done[part]++) {
+            const double value = column->use == MPT_COLUMN_ONE_HOT ? (int64_t)row[c] == i
+                                 : column->use == MPT_COLUMN_NUMBER
+                                     ? mpt__column_value(table, column, row[c])
+                                     : row[c];
+            if ((part ? dataset->target_dtype : dataset->dtype) == MPT_I64)
+                ((int64_t *)to)[done[part]] = (int64_t)value;
+            else
+                ((float *)to)[done[part]] = (float)value;
+        }
+    }
+    return true;
+}
+
+/* Counts inputs and targets; false with an error recorded if they do not go together. */
+static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config *samples) {
+    const mpt__table *table = r->table;
+    int64_t inputs = 0, targets = 0, classes = 0;
+    for (int64_t c = 0; c < table->count; c++) {
+        const mpt__table_column *column = &table->columns[c];
+        if (column->use == MPT_COLUMN_IGNORE) continue;
+        targets += column->is_target;
+        classes += column->is_target && column->use == MPT_COLUMN_CLASS;
+        if (column->is_target) continue;
+        inputs += column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
+        if (table->dtype == MPT_I64 && column->use == MPT_COLUMN_ONE_HOT)
+            return mpt__reject(r->csv.context, MPT_ERROR_DTYPE,
+                               "%s: column %s is one-hot, which dtype MPT_I64 is not for",
+                               r->csv.path, r->text + column->name);
+    }
+    if (inputs == 0 || (classes > 0 && classes < targets))
+        return mpt__reject(
+            r->csv.context, MPT_ERROR_ARGUMENT,
+            "%s: %lld inputs, %lld targets, %lld of them classes: there is an input, "
+            "and targets are all classes or all numbers",
+            r->csv.path, inputs, targets, classes);
+    samples->count = table->rows;
+    samples->dtype = table->dtype;
+    samples->shape = MPT_SHAPE(inputs);
+    samples->target_dtype = targets == 0 ? MPT_DTYPE_NONE : classes ? MPT_I64 : MPT_F32;
+    samples->target_shape = classes == 1 ? MPT_SCALAR : MPT_SHAPE(targets ? targets : 1);
+    return true;
+}
+
+/* ==== Reading ==== */
+
+/* A dataset of what was read; what the reader still owns is released by the caller. */
+static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
+    mpt_context *context = r->csv.context;
+    mpt__table *table = r->table;
+    mpt_user_dataset_config samples;
+    memset(&samples, 0, sizeof samples);
+    mpt__dataset *dataset =
+        mpt__table_shape(r, &samples) ? mpt__dataset_new(context, &samples) : NULL;
+    if (!dataset) return NULL;
+    if (!mpt__table_number(r, dataset)) {
+        mpt__dataset_release(context, dataset);
+        return NULL;
+    }
+    table->fields = r->fields, table->text = r->text;
+    dataset->owned[0] = table;
+    dataset->owned_bytes[0] = sizeof *table + (size_t)table->count * sizeof *table->columns;
+    dataset->owned[1] = r->fields;
+    dataset->owned_bytes[1] = (size_t)table->rows * (size_t)table->count * sizeof *r->fields;
+    dataset->owned[3] = r->text, dataset->owned_bytes[3] = (size_t)r->text_room;
+    dataset->state = table;
+    dataset->make = mpt__table_make;
+    for (int64_t c = 0; c < table->count; c++) {
+        const mpt__table_column *column = &table->columns[c];
+        if (!column->is_target || column->use != MPT_COLUMN_CLASS) continue;
+        dataset->classes = table->categories + column->first;
+        dataset->class_count = column->categories;
+        break;
+    }
+    r->table = NULL, r->fields = NULL, r->text = NULL;
+    return dataset;
+}
+
+static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_config *config,
+                                     const mpt__table *like) {
+    mpt_context *context = r->csv.context;
+    mpt__base *base = &context->base;
+    mpt__dataset *dataset = NULL;
+    int64_t rows, columns;
+    if (!mpt__csv_count(&r->csv, &rows, &columns)) return NULL;
+    rows -= config->header;
+    if (rows < 1) {
+        mpt__error(context, MPT_ERROR_FORMAT,
+                   "%s: no samples: %lld lines with fields, of which %d "
+                   "is the header",
+                   r->csv.path, rows + config->header, (int)config->header);
+        return NULL;
+    }
+    /* Every field has a byte of its own in the file, so that these products cannot overflow where
+       the file fits. */
+    const size_t table_bytes = sizeof *r->table + (size_t)columns * sizeof *r->table->columns;
+    const size_t field_bytes = (size_t)rows * (size_t)columns;
+    if (field_bytes > (size_t)PTRDIFF_MAX / sizeof *r->fields) {
+        mpt__fail_memory(base, PTRDIFF_MAX, MPT_MEMORY_DATA);
+        return NULL;
+    }
+    r->table = (mpt__table *)mpt__allocate(base, table_bytes, MPT_MEMORY_DATA);
+    r->fields = (double *)mpt__allocate(base, field_bytes * sizeof *r->fields, MPT_MEMORY_DATA);
+    if (r->table && r->fields) {
+        r->table->rows = rows, r->table->count = columns;
+        r->table->columns = (mpt__table_column *)(void *)(r->table + 1);
+        r->table->dtype = like ? like->dtype : config->dtype;
+        r->table->named = config->header;
+        r->csv.write = true;
+        mpt__csv_rewind(&r->csv);
+        mpt__csv_record(&r->csv);
+        if (mpt__table_names(r, config->header) &&
+            (like ? mpt__table_like(r, like) : mpt__table_uses(r, config)) && mpt__table_fill(r))
+            dataset = mpt__table_finish(r);
+    }
+    mpt__release(base, r->table, table_bytes, MPT_MEMORY_DATA);
+    mpt__release(base, r->fields, field_bytes * sizeof *r->fields, MPT_MEMORY_DATA);
+    mpt__release(base, r->text, (size_t)r->text_room, MPT_MEMORY_DATA);
+    mpt__room_free(context, r->found, r->found_room);
+    mpt__room_free(context, r->rows, r->row_count);
+    return dataset;
+}
+
+/* The table that a dataset is, or is part of; NULL with an error recorded. */
+static mpt__table *mpt__table_at(mpt_context *context, const mpt__dataset *dataset) {
+    const mpt__dataset *whole = dataset->parent ? dataset->parent : dataset;
+    if (whole->make == mpt__table_make) return (mpt__table *)whole->owned[0];
+    mpt__error(context, MPT_ERROR_ARGUMENT, "this dataset is not a table of mpt_csv");
+    return NULL;
+}
+
+static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char *text, size_t size,
+                                   const mpt_table_config *config) {
+    mpt_table_config usual = mpt_table_config_default();
+    mpt__table_reader reader;
+    mpt__dataset *dataset = NULL, *other = NULL;
+    const mpt__table *like = NULL;
+    memset(&reader, 0, sizeof reader);
+    if (!config) config = &usual;
+    if (text && config->like.slot) other = mpt__dataset_at(context, config->like);
+    if (other) like = mpt__table_at(context, other);
+    reader.csv.context = context, reader.csv.path = path;
+    reader.csv.text = text, reader.csv.size = size;
+    reader.csv.delimiter = config->delimiter;
+    reader.missing = config->missing;
+    if (!text || context->base.status != MPT_OK) {
+        /* recorded */
+    } else if (config->delimiter == '"' || config->delimiter == '\n' || config->delimiter == 0) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "delimiter is byte %d", (int)config->delimiter);
+    } else if (config->dtype != MPT_F32 && config->dtype != MPT_I64) {
+        mpt__error(context, MPT_ERROR_DTYPE, "dtype %s: inputs are MPT_F32 or MPT_I64",
+                   mpt_dtype_name(config->dtype));
+    } else if (config->column_count < 0 || (config->column_count > 0 && !config->columns)) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%d columns%s", config->column_count,
+                   config->columns ? "" : " at NULL");
+    } else {
+        const uint32_t state = mpt__flush_denormals(false);
+        dataset = mpt__table_read(&reader, config, like);
+        mpt__restore_denormals(state);
+    }
+    mpt__host_free(context, text, size);
+    return mpt__dataset_publish(context, dataset);
+}
+
+MPTRAIN_API mpt_table_config mpt_table_config_default(void) {
+    mpt_table_config config;
+    memset(&config, 0, sizeof config);
+    config.delimiter = ',';
+    config.header = true;
+    config.dtype = MPT_F32;
+    return config;
+}
+
+MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
+                                const mpt_table_config *config) {
+    char *text = NULL;
+    mpt__reader file;
+    if (!mpt__enter(context, "mpt_csv") || mpt__no_files(context))
+        return mpt__dataset_handle(context, NULL);
+    file.size = 0;
+    if (!path) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "path is NULL");
+    } else if (mpt__reader_open(&file, context, path)) {
+        if (file.size == 0) mpt__error(context, MPT_ERROR_FORMAT, "%s: the file is empty", path);
+        text = (char *)mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
+        mpt__reader_close(&file);
+    }
+    return mpt__table_open(context, path, text, (size_t)file.size, config);
+}
+
+MPTRAIN_API mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, size_t bytes,
+                                       const mpt_table_config *config) {
+    if (!mpt__enter(context, "mpt_csv_memory")) return mpt__dataset_handle(context, NULL);
+    if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld bytes of text%s", (int64_t)bytes,
+                   text ? "" : " at NULL");
+        return mpt__dataset_handle(context, NULL);
+    }
+    char *copy = (char *)mpt__host_new(context, bytes);
+    if (copy) memcpy(copy, text, bytes);
+    return mpt__table_open(context, "text", copy, bytes, config);
+}
+
+/* ==== Scaling, names ==== */
+
+/* Mean and deviation of a column over the samples of a part that have a value. */
+static void mpt__column_fit(mpt__table *table, int64_t c, const mpt__dataset *part,
+                            bool standardise) {
+    mpt__table_column *column = &table->columns[c];
+    double center = 0.0, sum = 0.0, squares = 0.0;
+    for (int pass = 0; pass < 2; pass++) {
+        int64_t n = 0;
+        sum = squares = 0.0;
+        for (int64_t i = 0; i < part->count; i++) {
+            const int64_t row = part->indices ? part->indices[i] : part->first + i;
+            const double value = table->fields[row * table->count + c] - center;
+            if (!mpt__f64_is_finite(value)) continue;
+            sum += value, squares += value * value;
+            n++;
+        }
+        if (n > 0) sum /= (double)n, squares /= (double)n;
+        center += sum;
+    }
+    column->mean = center;
+    squares -= sum * sum;
+    column->deviation = !standardise ? 0.0 : squares > 0.0 ? sqrt(squares) : 1.0;
+}
+
+MPTRAIN_API mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
+    mpt_context *context = handle.context;
+    const mpt__dataset *part = mpt__dataset_enter(handle, "mpt_table_fit");
+    mpt__table *table = part ? mpt__table_at(context, part) : NULL;
+    if (!table) return mpt__status_of(context);
+    if ((part->parent ? part->parent : part)->readers > 0)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a loader already delivers from this table; call mpt_table_fit before "
+                          "mpt_loader_create");
+    if (table->dtype == MPT_I64)
+        return mpt__error(context, MPT_ERROR_DTYPE, "the inputs are int64, which have no mean");
+    const uint32_t state = mpt__flush_denormals(false);
+    for (int64_t c = 0; c < table->count; c++)
+        if (table->columns[c].use == MPT_COLUMN_NUMBER && !table->columns[c].is_target)
+            mpt__column_fit(table, c, part, standardise);
+    mpt__restore_denormals(state);
+    table->filled = true;
+    return MPT_OK;
+}
+
+/* The column of an input, and which of its inputs it is; NULL past the last. */
+static const mpt__table_column *mpt__column_of(mpt_dataset handle, const char *name, int64_t *input,
+                                               const mpt__table **table) {
+    const mpt__dataset *dataset = mpt__dataset_enter(handle, name);
+    *table = dataset ? mpt__table_at(handle.context, dataset) : NULL;
+    for (int64_t c = 0; *table && *input >= 0 && c < (*table)->count; c++) {
+        const mpt__table_column *column = &(*table)->columns[c];
+        const int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
+        if (column->use == MPT_COLUMN_IGNORE || column->is_target) continue;
+        if (*input < n) return column;
+        *input -= n;
+    }
+    return NULL;
+}
+
+MPTRAIN_API const char *mpt_column_name(mpt_dataset table, int64_t input) {
+    const mpt__table *found;
+    const mpt__table_column *column = mpt__column_of(table, "mpt_column_name", &input, &found);
+    return column ? found->text + column->name : NULL;
+}
+
+MPTRAIN_API const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code) {
+    const mpt__table *found;
+    const mpt__table_column *column = mpt__column_of(table, "mpt_category_name", &input, &found);
+    if (column && column->use == MPT_COLUMN_ONE_HOT) code = input;
+    if (!column || !mpt__column_texts(column) || code < 0 || code >= column->categories)
+        return NULL;
+    return found->categories[column->first + code];
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * 71_array.c: arrays in files: NumPy's .npy and .npz, raw numbers that are read when needed.
+ *
+ * Headers are checked against the bytes that there are before anything is allocated for them.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ==== npy ==== */
+
+/* An array as it lies in memory that belongs to a file. */
+typedef struct mpt__npy {
+    mpt_context *context;
+    const char *path, *name; /* name: in an npz, or NULL */
+    const uint8_t *bytes;    /* of all */
+    size_t size;
+    const uint8_t *elements;
+    char kind;       /* f, i, u, b */
+    int width;       /* of an element */
+    bool big;        /* endian */
+    bool transposed; /* the first dimension runs fastest */
+    mpt_dtype dtype; /* what they become */
+    mpt_shape shape;
+} mpt__npy;
+
+static bool mpt__npy_fault(const mpt__npy *npy, const char *fault) {
+    return mpt__reject(npy->context, MPT_ERROR_FORMAT, "%s%s%s: %s", npy->path,
+                       npy->name ? ", " : "", npy->name ? npy->name : "", fault);
+}
+
+/* The header's text, a Python dictionary, while it is read. */
+typedef struct mpt__npy_text {
+    const char *at, *end;
+} mpt__npy_text;
+
+/* Skips blanks and, if it comes next, a word. */
+static bool mpt__npy_take(mpt__npy_text *text, const char *word) {
+    const size_t n = strlen(word);
+    while (text->at < text->end && (*text->at == ' ' || *text->at == '\n')) text->at++;
+    if ((size_t)(text->end - text->at) < n || memcmp(text->at, word, n) != 0) return false;
+    text->at += n;
+    return true;
+}
+
+static bool mpt__npy_shape(mpt__npy *npy, mpt__npy_text *text) {
+    npy->shape.rank = 0;
+    if (!mpt__npy_take(text, "(")) return false;
+    while (!mpt__npy_take(text, ")")) {
+        int64_t value = 0;
+        const char *const begin = text->at;
+        for (; text->at < text->end && *text->at >= '0' && *text->at <= '9'; text->at++) {
+            if (value > PTRDIFF_MAX / 16) return false;
+            value = value * 10 + (*text->at - '0');
+        }
+        if (text->at == begin || npy->shape.rank == MPT_MAX_RANK) return false;
+        npy->shape.dim[npy->shape.rank++] = value;
+        mpt__npy_take(text, "L");
+        if (!mpt__npy_take(text, ",")) return mpt__npy_take(text, ")");
+    }
+    return true;
+}
+
+/* What an element becomes: by kind and width. */
+static const struct {
+    char kind;
+    uint8_t width, dtype;
+} mpt__npy_dtypes[] = {{'f', 2, MPT_F16}, {'f', 4, MPT_F32}, {'f', 8, MPT_F64}, {'b', 1, MPT_BOOL},
+                       {'u', 1, MPT_U8},  {'i', 1, MPT_I32}, {'i', 2, MPT_I32}, {'u', 2, MPT_I32},
+                       {'i', 4, MPT_I32}, {'u', 4, MPT_I64}, {'i', 8, MPT_I64}, {'u', 8, MPT_I64}};
+
+/* The header of what bytes[size] holds; false with an error recorded. */
+static bool mpt__npy_header(mpt__npy *npy) {
+    const uint8_t *p = npy->bytes;
+    const size_t lead = npy->size > 6 && p[6] > 1 ? 12 : 10;
+    int seen = 0;
+    if (npy->size < lead || memcmp(p, "\x93NUMPY", 6) != 0 || p[6] < 1 || p[6] > 3)
+        return mpt__npy_fault(npy, "no .npy data of version 1 to 3");
+    const uint64_t length = mpt__load_little_endian(p + 8, lead - 8);
+    if (length > npy->size - lead) return mpt__npy_fault(npy, "it ends inside its header");
+    mpt__npy_text text = {(const char *)p + lead, (const char *)p + lead + length};
+    bool good = mpt__npy_take(&text, "{");
+    while (good && !mpt__npy_take(&text, "}")) {
+        if (mpt__npy_take(&text, "'descr': '")) {
+            seen |= 1;
+            good = text.end - text.at > 3 && strchr("<>|=", *text.at) != NULL;
+            if (!good) break;
+            npy->big = *text.at == '>';
+            npy->kind = text.at[1], npy->width = text.at[2] - '0';
+            text.at += 3;
+            good = mpt__npy_take(&text, "'");
+        } else if (mpt__npy_take(&text, "'fortran_order': ")) {
+            seen |= 2;
+            npy->transposed = mpt__npy_take(&text, "True");
+            good = npy->transposed || mpt__npy_take(&text, "False");
+        } else {
+            seen |= 4;
+            good = mpt__npy_take(&text, "'shape': ") && mpt__npy_shape(npy, &text);
+        }
+        mpt__npy_take(&text, ",");
+    }
+    if (!good || seen != 7)
+        return mpt__npy_fault(npy,
+                              "its header is not one of plain numbers in at most 8 dimensions");
+    npy->dtype = MPT_DTYPE_NONE;
+    for (size_t i = 0; i < sizeof mpt__npy_dtypes / sizeof *mpt__npy_dtypes; i++)
+        if (mpt__npy_dtypes[i].kind == npy->kind && mpt__npy_dtypes[i].width == npy->width)
+            npy->dtype = (mpt_dtype)mpt__npy_dtypes[i].dtype;
+    if (npy->dtype == MPT_DTYPE_NONE)
+        return mpt__npy_fault(npy, "its elements are no float, integer or bool of 1 to 8 bytes");
+    const size_t left = npy->size - lead - (size_t)length;
+    const int64_t numel = mpt__shape_numel(&npy->shape);
+    if (numel < 1) return mpt__npy_fault(npy, "it holds nothing");
+    if (left % (size_t)npy->width != 0 || (uint64_t)numel != left / (size_t)npy->width)
+        return mpt__reject(npy->context, MPT_ERROR_FORMAT,
+                           "%s%s%s: %lld elements of %d bytes by its header, %lld bytes follow it",
+                           npy->path, npy->name ? ", " : "", npy->name ? npy->name : "", numel,
+                           npy->width, (int64_t)left);
+    npy->elements = p + lead + length;
+    return true;
+}
+
+/* One element as `to`: sign or zeros in front, or double to float. False: beyond int64. */
+static bool mpt__npy_element(const mpt__npy *npy, const uint8_t *p, mpt_dtype to, uint8_t *out) {
+    const int width = npy->width;
+    uint64_t bits = 0;
+    double wide;
+    for (int i = 0; i < width; i++) bits = bits << 8 | p[npy->big ? i : width - 1 - i];
+    if (npy->kind == 'i' && width < 8 && bits >> (8 * width - 1)) bits |= ~UINT64_C(0) << 8 * width;
+    if (npy->kind == 'b') bits = bits != 0;
+    if (npy->kind == 'f' && to == MPT_F32 && width == 8) {
+        memcpy(&wide, &bits, sizeof wide);
+        const float narrow = (float)wide;
+        memcpy(out, &narrow, sizeof narrow);
+        return true;
+    }
+    const uint32_t word = (uint32_t)bits;
+    const uint16_t half = (uint16_t)bits;
+    const size_t size = mpt__dtype_info[to].bytes;
+    if (size == 1) *out = (uint8_t)bits;
+    if (size == 2) memcpy(out, &half, size);
+    if (size == 4) memcpy(out, &word, size);
+    if (size == 8) memcpy(out, &bits, size);
+    return npy->kind != 'u' || width < 8 || bits <= INT64_MAX;
+}
+
+/* All elements, in rows, with `*bytes` of memory that the caller releases; NULL with an error. */
+static uint8_t *mpt__npy_read(const mpt__npy *npy, mpt_dtype to, mpt_memory_kind kind,
+                              size_t *bytes) {
+    mpt__base *base = &npy->context->base;
+    const mpt_shape *shape = &npy->shape;
+    const int64_t numel = mpt__shape_numel(shape), size = mpt__dtype_info[to].bytes;
+    int64_t index[MPT_MAX_RANK] = {0};
+    if (numel > PTRDIFF_MAX / size) {
+        mpt__fail_memory(base, PTRDIFF_MAX, kind);
+        return NULL;
+    }
+    *bytes = (size_t)(numel * size);
+    uint8_t *out = (uint8_t *)mpt__allocate(base, *bytes, kind);
+    for (int64_t i = 0; out && i < numel; i++) {
+        int64_t at = i, step = 1;
+        for (int k = 0; k < shape->rank && npy->transposed; step *= shape->dim[k++])
+            at = (k ? at : 0) + index[k] * step;
+        if (!mpt__npy_element(npy, npy->elements + at * npy->width, to, out + i * size)) {
+            mpt__npy_fault(npy, "an element is 2^63 or more, which int64 does not hold");
+            mpt__release(base, out, *bytes, kind);
+            return NULL;
+        }
+        for (int k = shape->rank; k-- > 0 && ++index[k] == shape->dim[k];) index[k] = 0;
+    }
+    return out;
+}
+
+/* ==== npz: zip archives ==== */
+
+enum { MPT__ZIP_END = 22, MPT__ZIP_ENTRY = 46, MPT__ZIP_LOCAL = 30 };
+
+/* A file with arrays, and what of it had to be decompressed. */
+typedef struct mpt__npz {
+    mpt_context *context;
+    const char *path;
+    uint8_t *bytes;
+    size_t size;
+    uint8_t *unpacked;
+    size_t unpacked_size;
+} mpt__npz;
+
+static void mpt__npz_close(mpt__npz *file) {
+    mpt__host_free(file->context, file->bytes, file->size);
+    mpt__host_free(file->context, file->unpacked, file->unpacked_size);
+}
+
+static bool mpt__npz_open(mpt__npz *file, mpt_context *context, const char *path) {
+    mpt__reader reader;
+    memset(file, 0, sizeof *file);
+    file->context = context;
+    file->path = path;
+    if (!path) return mpt__reject(context, MPT_ERROR_ARGUMENT, "path is NULL");
+    if (!mpt__reader_open(&reader, context, path)) return false;
+    file->size = (size_t)reader.size;
+    file->bytes = mpt__reader_rest(&reader, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
+    mpt__reader_close(&reader);
+    return file->bytes || mpt__reject(context, MPT_ERROR_FORMAT, "%s: the file is empty", path);
+}
+
+/* The entry "name.npy" in the directory at the end of a zip file; false with an error recorded. */
+static bool mpt__zip_find(const mpt__npz *file, const mpt__npy *npy, const uint8_t **entry) {
+    const uint8_t *const p = file->bytes;
+    const size_t n = file->size, length = strlen(npy->name);
+    size_t end = n < MPT__ZIP_END ? 0 : n - MPT__ZIP_END + 1, at, count;
+    while (end > 0 && mpt__load_u32(p + end - 1) != 0x06054b50u) end--;
+    if (end-- == 0) return mpt__npy_fault(npy, "this is no .npz: it has no directory");
+    count = (size_t)mpt__load_little_endian(p + end + 10, 2);
+    at = mpt__load_u32(p + end + 16);
+    for (; count > 0; count--) {
+        if (at > n || n - at < MPT__ZIP_ENTRY || mpt__load_u32(p + at) != 0x02014b50u)
+            return mpt__npy_fault(npy, "the directory of the .npz is damaged, or it is zip64");
+        *entry = p + at;
+        const size_t name = (size_t)mpt__load_little_endian(*entry + 28, 2);
+        at += MPT__ZIP_ENTRY;
+        if (name > n - at) continue;
+        if (name == length + 4 && memcmp(p + at, npy->name, length) == 0 &&
+            memcmp(p + at + length, ".npy", 4) == 0)
+            return true;
+        at += name + (size_t)mpt__load_little_endian(*entry + 30, 2) +
+              (size_t)mpt__load_little_endian(*entry + 32, 2);
+    }
+    return mpt__npy_fault(npy, "the .npz has no array of this name");
+}
+
+/* The bytes of an entry, checked against its checksum. */
+static bool mpt__zip_read(mpt__npz *file, mpt__npy *npy, const uint8_t *entry, mpt__inflate *z) {
+    const uint8_t *p = file->bytes;
+    const size_t n = file->size, method = (size_t)mpt__load_little_endian(entry + 10, 2);
+    const size_t packed = mpt__load_u32(entry + 20), size = mpt__load_u32(entry + 24);
+    size_t at = mpt__load_u32(entry + 42);
+    if (at > n || n - at < MPT__ZIP_LOCAL || mpt__load_u32(p + at) != 0x04034b50u)
+        return mpt__npy_fault(npy, "its place in the .npz is damaged, or it is zip64");
+    at += MPT__ZIP_LOCAL + (size_t)mpt__load_little_endian(p + at + 26, 2) +
+          (size_t)mpt__load_little_endian(p + at + 28, 2);
+    if (at > n || packed > n - at || (method == 0 && packed != size) ||
+        (method == 8 && size / MPT__DEFLATE_RATIO > packed))
+        return mpt__npy_fault(npy, "its size in the .npz is not possible");
+    if ((method != 0 && method != 8) || (entry[8] & 1))
+        return mpt__npy_fault(npy, "it is encrypted, or compressed in a way other than deflate");
+    npy->bytes = p + at, npy->size = size;
+    if (method == 8) {
+        mpt__host_free(file->context, file->unpacked, file->unpacked_size);
+        file->unpacked = (uint8_t *)mpt__host_new(file->context, size);
+        file->unpacked_size = file->unpacked ? size : 0;
+        if (file->context->base.status != MPT_OK) return false;
+        if (!mpt__inflate_blocks(z, p + at, packed, file->unpacked, size))
+            return mpt__npy_fault(npy, z->error ? z->error : "it unpacks to another size");
+        npy->bytes = file->unpacked;
+    }
+    mpt__crc32_init(z->crc_table);
+    return mpt__crc32(z->crc_table, npy->bytes, size) == mpt__load_u32(entry + 16) ||
+           mpt__npy_fault(npy, "it does not match its checksum");
+}
+
+/* An array of an open file; `name` is NULL in an npy. */
+static bool mpt__npy_open(mpt__npz *file, const char *name, mpt__npy *npy) {
+    memset(npy, 0, sizeof *npy);
+    npy->context = file->context;
+    npy->path = file->path, npy->name = name;
+    npy->bytes = file->bytes, npy->size = file->size;
+    if (name) {
+        const uint8_t *entry = NULL;
+        mpt__inflate *z = mpt__zip_find(file, npy, &entry)
+                              ? (mpt__inflate *)mpt__host_new(file->context, sizeof *z)
+                              : NULL;
+        const bool good = z && mpt__zip_read(file, npy, entry, z);
+        mpt__host_free(file->context, z, sizeof *z);
+        if (!good) return false;
+    }
+    return mpt__npy_header(npy);
+}
+
+MPTRAIN_API mpt_tensor mpt_numpy_tensor(mpt_context *context, const char *path, const char *name) {
+    mpt__npz file;
+    mpt__npy npy;
+    size_t bytes = 0;
+    mpt_tensor made = mpt__null(context);
+    if (!mpt__enter(context, "mpt_numpy_tensor") || mpt__no_files(context)) return made;
+    uint8_t *data = mpt__npz_open(&file, context, path) && mpt__npy_open(&file, name, &npy)
+                        ? mpt__npy_read(&npy, npy.dtype, MPT_MEMORY_HOST, &bytes)
+                        : NULL;
+    mpt__tensor *tensor =
+        data ? mpt__tensor_new(context, npy.dtype, &npy.shape, MPT_MEMORY_ACTIVATION) : NULL;
+    if (tensor)
+        made = mpt__tensor_done(context, tensor,
+                                mpt__upload(context, tensor->storage, 0, data, (int64_t)bytes));
+    mpt__host_free(context, data, bytes);
+    mpt__npz_close(&file);
+    return made;
+}
+
+/* What targets become. */
+static mpt_dtype mpt__npy_target(mpt_dtype dtype) {
+    return dtype == MPT_F64 ? MPT_F32 : dtype == MPT_F32 || dtype == MPT_F16 ? dtype : MPT_I64;
+}
+
+/* A part of samples, all of it in owned[part]. */
+static bool mpt__npy_part(mpt__npz *file, const char *name, int part, int64_t count,
+                          mpt_user_dataset_config *samples, uint8_t **data, size_t *bytes) {
+    mpt__npy npy;
+    if (!mpt__npy_open(file, name, &npy)) return false;
+    if (npy.shape.rank < 1 || (part && npy.shape.dim[0] != count))
+        return mpt__reject(file->context, MPT_ERROR_FORMAT,
+                           "%s%s%s: its shape is %S; the first dimension counts samples%s",
+                           file->path, name ? ", " : "", name ? name : "", &npy.shape,
+                           part ? ", as many as inputs" : "");
+    const mpt_dtype dtype = part ? mpt__npy_target(npy.dtype) : npy.dtype;
+    *data = mpt__npy_read(&npy, dtype, MPT_MEMORY_DATA, bytes);
+    samples->count = npy.shape.dim[0];
+    *(part ? &samples->target_dtype : &samples->dtype) = dtype;
+    mpt_shape *shape = part ? &samples->target_shape : &samples->shape;
+    *shape = npy.shape;
+    shape->rank--;
+    memmove(shape->dim, shape->dim + 1, sizeof shape->dim - sizeof *shape->dim);
+    return *data != NULL;
+}
+
+/* From a file of each, or from one with both names. */
+static mpt_dataset mpt__npy_dataset(mpt_context *context, const char *const paths[2],
+                                    const char *const names[2]) {
+    mpt_user_dataset_config samples;
+    mpt__dataset *dataset = NULL;
+    mpt__npz file;
+    uint8_t *data[2] = {NULL, NULL};
+    size_t bytes[2] = {0, 0};
+    memset(&samples, 0, sizeof samples);
+    bool good = mpt__npz_open(&file, context, paths[0]) &&
+                mpt__npy_part(&file, names[0], 0, 0, &samples, &data[0], &bytes[0]);
+    if (good && (paths[1] || names[1])) {
+        if (paths[1]) {
+            mpt__npz_close(&file);
+            good = mpt__npz_open(&file, context, paths[1]);
+        }
+        good =
+            good && mpt__npy_part(&file, names[1], 1, samples.count, &samples, &data[1], &bytes[1]);
+    }
+    mpt__npz_close(&file);
+    if (good) dataset = mpt__dataset_new(context, &samples);
+    for (int i = 0; i < 2; i++) {
+        if (!dataset)
+            mpt__release(&context->base, data[i], bytes[i], MPT_MEMORY_DATA);
+        else
+            dataset->owned[i] = data[i], dataset->owned_bytes[i] = bytes[i];
+    }
+    if (dataset) dataset->inputs = data[0], dataset->targets = data[1];
+    return mpt__dataset_publish(context, dataset);
+}
+
+MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
+                                const char *targets_path) {
+    const char *const paths[2] = {inputs_path, targets_path}, *const names[2] = {NULL, NULL};
+    if (!mpt__enter(context, "mpt_npy") || mpt__no_files(context))
+        return mpt__dataset_handle(context, NULL);
+    return mpt__npy_dataset(context, paths, names);
+}
+
+MPTRAIN_API mpt_dataset mpt_npz(mpt_context *context, const char *path, const char *inputs,
+                                const char *targets) {
+    const char *const paths[2] = {path, NULL}, *const names[2] = {inputs, targets};
+    if (!mpt__enter(context, "mpt_npz") || mpt__no_files(context))
+        return mpt__dataset_handle(context, NULL);
+    if (inputs) return mpt__npy_dataset(context, paths, names);
+    mpt__error(context, MPT_ERROR_ARGUMENT, "inputs is NULL; it names an array in the .npz");
+    return mpt__dataset_handle(context, NULL);
+}
+
+/* ==== Raw numbers in files ==== */
+
+MPTRAIN_API mpt_raw_config mpt_raw_config_default(void) {
+    mpt_raw_config config;
+    memset(&config, 0, sizeof config);
+    config.dtype = MPT_F32;
+    config.target_dtype = MPT_I64;
+    config.shape = config.target_shape = MPT_SCALAR;
+    return config;
+}
+
+/* Inputs and targets in their files: owned[0], with the paths behind it. */
+typedef struct mpt__raw {
+    struct {
+        const char *path;
+        int64_t offset, stride;
+    } part[2];
+} mpt__raw;
+
+static bool mpt__raw_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
+                          void *input, void *target, char *error) {
+    const mpt__raw *raw = (const mpt__raw *)dataset->state;
+    (void)seed, (void)work;
+    for (int i = 0; i < 2; i++) {
+        void *to = i ? target : input;
+        if (to && raw->part[i].path &&
+            !mpt__file_part(dataset->base, raw->part[i].path,
+                            raw->part[i].offset + at * raw->part[i].stride,
+                            i ? dataset->target_bytes : dataset->input_bytes, to, error))
+            return false;
+    }
+    return true;
+}
+
+/* How many samples of `bytes` a file holds, -1 with an error recorded. */
+static int64_t mpt__raw_count(mpt_context *context, const char *path, int64_t offset,
+                              int64_t *stride, size_t bytes) {
+    mpt__reader file;
+    if (!mpt__reader_open(&file, context, path)) return -1;
+    mpt__reader_close(&file);
+    if (*stride == 0) *stride = (int64_t)bytes;
+    if (offset >= 0 && *stride > 0 && offset <= file.size &&
+        file.size - offset >= (int64_t)bytes) /* the last one need not be followed by a gap */
+        return (file.size - offset - (int64_t)bytes) / *stride + 1;
+    mpt__error(context, MPT_ERROR_FORMAT,
+               "%s: no sample of %lld bytes, %lld apart, from byte %lld on in %lld bytes", path,
+               (int64_t)bytes, *stride, offset, file.size);
+    return -1;
+}
+
+static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *config) {
+    const char *const paths[2] = {config->inputs, config->targets};
+    const size_t first = strlen(paths[0]) + 1, second = paths[1] ? strlen(paths[1]) + 1 : 0;
+    mpt_user_dataset_config samples;
+    memset(&samples, 0, sizeof samples);
+    samples.count = config->count ? config->count : 1;
+    samples.dtype = config->dtype, samples.shape = config->shape;
+    samples.target_dtype = paths[1] ? config->target_dtype : MPT_DTYPE_NONE;
+    samples.target_shape = config->target_shape;
+    mpt__dataset *dataset = mpt__dataset_new(context, &samples);
+    if (!dataset) return NULL;
+    dataset->owned_bytes[0] = sizeof(mpt__raw) + first + second;
+    mpt__raw *raw =
+        (mpt__raw *)mpt__allocate(&context->base, dataset->owned_bytes[0], MPT_MEMORY_DATA);
+    dataset->owned[0] = raw;
+    for (int i = 0; raw && i < 2 && paths[i]; i++) {
+        char *text = (char *)(raw + 1) + (i ? first : 0);
+        memcpy(text, paths[i], i ? second : first);
+        raw->part[i].path = text;
+        raw->part[i].offset = i ? config->target_offset : config->offset;
+        raw->part[i].stride = i ? config->target_stride : config->stride;
+        const int64_t count =
+            mpt__raw_count(context, text, raw->part[i].offset, &raw->part[i].stride,
+                           i ? dataset->target_bytes : dataset->input_bytes);
+        if (i == 0 && config->count == 0 && count > 0) dataset->count = count;
+        if (count >= 0 && count < dataset->count)
+            mpt__error(context, MPT_ERROR_FORMAT, "%s: %lld samples, expected %lld", text, count,
+                       dataset->count);
+    }
+    dataset->state = raw;
+    dataset->make = mpt__raw_make;
+    if (context->base.status == MPT_OK) return dataset;
+    mpt__dataset_release(context, dataset);
+    return NULL;
+}
+
+MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config *config) {
+    mpt__dataset *dataset = NULL;
+    if (!mpt__enter(context, "mpt_raw_files") || mpt__no_files(context))
+        return mpt__dataset_handle(context, NULL);
+    if (!config || !config->inputs)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL", config ? "config->inputs" : "config");
+    else
+        dataset = mpt__raw_new(context, config);
+    return mpt__dataset_publish(context, dataset);
+}
+
+/* ---------------------------------------------------------------------------------------------
  * 71_image.c: folders of image files, decoded by stb_image where the build has it; CIFAR-10.
  *
  * stb_image takes what it needs from libc (or from STBI_MALLOC where it is implemented), at most a
@@ -30844,25 +32356,12 @@ static int mpt__path_compare(const char *a, const char *b) {
     return x - y;
 }
 
-/* Heap sort. */
+static bool mpt__path_before(const void *text, int64_t a, int64_t b) {
+    return mpt__path_compare((const char *)text + a, (const char *)text + b) < 0;
+}
+
 static void mpt__files_sort(mpt__files *files) {
-    int64_t *at = files->at;
-    for (int64_t begin = files->count / 2, end = files->count; end > 1;) {
-        if (begin > 0) {
-            begin--;
-        } else {
-            const int64_t top = at[0];
-            at[0] = at[--end], at[end] = top;
-        }
-        for (int64_t i = begin, child; (child = 2 * i + 1) < end; i = child) {
-            if (child + 1 < end &&
-                mpt__path_compare(files->text + at[child], files->text + at[child + 1]) < 0)
-                child++;
-            if (mpt__path_compare(files->text + at[i], files->text + at[child]) >= 0) break;
-            const int64_t other = at[i];
-            at[i] = at[child], at[child] = other;
-        }
-    }
+    mpt__sort_by(files->at, files->count, mpt__path_before, files->text);
 }
 
 /* The index of a path among sorted ones; -1 if it is not there. */
@@ -32210,25 +33709,6 @@ typedef struct mpt__tokens {
     char path[MPT__PATH_SIZE];
 } mpt__tokens;
 
-/* Reads part of the file; false with a sentence in `error`. */
-static bool mpt__tokens_read(const mpt__base *base, const mpt__tokens *tokens, int64_t first,
-                             size_t bytes, uint8_t *to, char *error) {
-    const mpt_io *io = &base->io;
-    void *file = io->open && io->seek && io->read ? io->open(io->user, tokens->path, 'r') : NULL;
-    if (!file) {
-        mpt__format_text(error, MPT__SAMPLE_ERROR, "cannot open %s: %s", tokens->path,
-                         mpt__io_reason(base));
-        return false;
-    }
-    const bool good = io->seek(io->user, file, first * tokens->width) &&
-                      io->read(io->user, file, to, bytes) == bytes;
-    if (!good)
-        mpt__format_text(error, MPT__SAMPLE_ERROR, "%s: cannot read %lld bytes at byte %lld: %s",
-                         tokens->path, (int64_t)bytes, first * tokens->width, mpt__io_reason(base));
-    if (io->close) io->close(io->user, file);
-    return good;
-}
-
 static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
                              void *input, void *target, char *error) {
     const mpt__tokens *tokens = (const mpt__tokens *)dataset->state;
@@ -32240,8 +33720,8 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
     if (config->random)
         first = (int64_t)mpt__random_below(key, 0, (uint64_t)(tokens->count - block));
     const uint8_t *bytes = tokens->bytes ? tokens->bytes + first * tokens->width : work;
-    if (!tokens->bytes && !mpt__tokens_read(dataset->base, tokens, first,
-                                            (size_t)((block + 1) * tokens->width), work, error))
+    if (!tokens->bytes && !mpt__file_part(dataset->base, tokens->path, first * tokens->width,
+                                          (size_t)((block + 1) * tokens->width), work, error))
         return false;
     for (int64_t i = 0; i <= block; i++) {
         const int64_t token =
@@ -32400,6 +33880,7 @@ MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
 #define MPT__LOADER_STREAM UINT64_C(0x6f72646572)   /* "order" */
 #define MPT__SAMPLE_STREAM UINT64_C(0x73616d706c65) /* "sample" */
 #define MPT__WEIGHT_STREAM UINT64_C(0x776569676874) /* "weight" */
+#define MPT__COLLATE_STREAM UINT64_C(0x6d6978)      /* "mix" */
 
 /* Inputs and targets of a batch. */
 enum { MPT__BATCH_X, MPT__BATCH_Y, MPT__BATCH_PARTS };
@@ -32412,6 +33893,7 @@ typedef struct mpt__loader_slot {
     int64_t size;    /* samples made */
     int64_t failed;  /* the first that could not be made, -1 = none */
     int64_t skipped; /* how many were left out for that */
+    bool collate_failed;
     char error[MPT__SAMPLE_ERROR];
 } mpt__loader_slot;
 
@@ -32420,7 +33902,7 @@ typedef struct mpt__loader mpt__loader;
 typedef struct mpt__worker {
     mpt__loader *loader;
     void *thread;
-    uint8_t *scratch; /* may be NULL */
+    uint8_t *scratch; /* may be NULL; of a sample, then of a batch's targets for collate */
     int64_t samples;  /* under the mutex */
 } mpt__worker;
 
@@ -32430,7 +33912,11 @@ struct mpt__loader {
     mpt__dataset *dataset; /* referenced */
     mpt_loader_config config;
     mpt__delivery delivery;
-    int64_t batches, samples;              /* per epoch */
+    int64_t batches, samples; /* per epoch */
+    int64_t total;            /* samples of all ranks */
+    mpt_dtype target_dtype;   /* delivered */
+    mpt_shape target_shape;
+    bool remakes;                          /* collate makes other targets */
     int64_t *order;                        /* of the epoch; NULL without shuffling */
     double *weight_sums;                   /* of the samples up to each; NULL without weights */
     size_t sample_bytes[MPT__BATCH_PARTS]; /* 0: a part that there is not */
@@ -32469,35 +33955,58 @@ static int64_t mpt__batch_size(const mpt__loader *loader, int64_t number) {
     return left < loader->config.batch ? left : loader->config.batch;
 }
 
-/* Where sample i of a batch goes; NULL for a part that there is not. */
-static void *mpt__slot_sample(const mpt__loader *loader, const mpt__loader_slot *slot, int part,
-                              int64_t i) {
-    uint8_t *memory = (uint8_t *)slot->memory[part];
-    return memory ? memory + (size_t)i * loader->sample_bytes[part] : NULL;
+/* Bytes for making a sample; behind them lie a batch's targets that collate makes others of. */
+static size_t mpt__loader_scratch(const mpt__dataset *dataset) {
+    return (mpt__scratch_bytes(dataset) + 63) / 64 * 64;
+}
+
+/* Element i of what may not be there. */
+static void *mpt__sample_place(void *memory, int64_t i, size_t bytes) {
+    return memory ? (uint8_t *)memory + (size_t)i * bytes : NULL;
 }
 
 /* Fills a slot, up to the first sample that fails, or without those that do. Any thread. */
 static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, int64_t number,
                             uint8_t *scratch) {
-    int64_t first = number * loader->config.batch, size = mpt__batch_size(loader, number);
+    const mpt_loader_config *config = &loader->config;
+    const int64_t first = number * config->batch, size = mpt__batch_size(loader, number);
     uint32_t state = mpt__flush_denormals(false);
     char error[MPT__SAMPLE_ERROR];
+    void *x = slot->memory[MPT__BATCH_X], *y = slot->memory[MPT__BATCH_Y];
+    if (loader->remakes)
+        y = loader->dataset->target_bytes ? scratch + mpt__loader_scratch(loader->dataset) : NULL;
     slot->failed = -1;
     slot->size = slot->skipped = 0;
+    slot->collate_failed = false;
     for (int64_t i = first; i < first + size; i++) {
-        int64_t index = loader->order ? loader->order[i] : i;
+        const int64_t place = (i * config->world + config->rank) % loader->total;
+        const int64_t index = loader->order ? loader->order[place] : place;
         /* A sample that weights draw twice is made in two ways. */
-        uint64_t key = (uint64_t)(loader->weight_sums ? i : index);
-        if (mpt__dataset_fetch(loader->dataset, &loader->delivery, index,
-                               mpt__hash_u64(loader->epoch_seed, key), scratch,
-                               mpt__slot_sample(loader, slot, MPT__BATCH_X, slot->size),
-                               mpt__slot_sample(loader, slot, MPT__BATCH_Y, slot->size), error)) {
+        const uint64_t key = (uint64_t)(loader->weight_sums ? place : index);
+        if (mpt__dataset_fetch(
+                loader->dataset, &loader->delivery, index, mpt__hash_u64(loader->epoch_seed, key),
+                scratch, mpt__sample_place(x, slot->size, loader->sample_bytes[MPT__BATCH_X]),
+                mpt__sample_place(y, slot->size, loader->dataset->target_bytes), error)) {
             slot->size++;
             continue;
         }
         if (slot->failed < 0) memcpy(slot->error, error, sizeof error), slot->failed = index;
-        if (!loader->config.skip_bad) break;
+        if (!config->skip_bad) break;
         slot->skipped++;
+    }
+    if (config->collate && slot->size > 0 && (slot->failed < 0 || config->skip_bad)) {
+        const uint64_t batch = (uint64_t)(number * config->world + config->rank);
+        mpt_collation made;
+        made.size = slot->size, made.index = number;
+        made.seed = mpt__hash_u64(mpt__hash_u64(loader->epoch_seed, MPT__COLLATE_STREAM), batch);
+        made.x = x, made.y = y;
+        made.out = loader->remakes ? slot->memory[MPT__BATCH_Y] : NULL;
+        error[0] = 0;
+        slot->collate_failed = !config->collate(config->collate_user, &made, error, sizeof error);
+        error[sizeof error - 1] = 0;
+        if (slot->collate_failed)
+            mpt__format_text(slot->error, MPT__SAMPLE_ERROR, "%s",
+                             error[0] ? error : "it gave no message");
     }
     mpt__restore_denormals(state);
 }
@@ -32561,7 +34070,7 @@ static void mpt__loader_draw(mpt__loader *loader, uint64_t seed, uint64_t epoch)
     const mpt__rng_key key = {seed, MPT__WEIGHT_STREAM, epoch};
     const double *sums = loader->weight_sums;
     const int64_t last = loader->dataset->count - 1;
-    for (int64_t i = 0; i < loader->samples; i++) {
+    for (int64_t i = 0; i < loader->total; i++) {
         const uint64_t word = mpt__random_below(key, (uint64_t)i, UINT64_C(1) << 53);
         const double at = (double)word * (1.0 / 9007199254740992.0) * sums[last];
         int64_t low = 0, high = last;
@@ -32642,9 +34151,9 @@ static void mpt__loader_take_back(mpt_context *context, mpt__loader *loader) {
 /* A part of a slot as a tensor that only the loader ends: the error null on failure. */
 static mpt_tensor mpt__batch_tensor(mpt_context *context, const mpt__loader *loader,
                                     const mpt__loader_slot *slot, int part, int64_t size) {
-    const mpt__dataset *dataset = loader->dataset;
-    const mpt_shape *sample = part == MPT__BATCH_X ? &dataset->shape : &dataset->target_shape;
-    mpt_dtype dtype = part == MPT__BATCH_X ? loader->delivery.to : dataset->target_dtype;
+    const mpt_shape *sample =
+        part == MPT__BATCH_X ? &loader->dataset->shape : &loader->target_shape;
+    mpt_dtype dtype = part == MPT__BATCH_X ? loader->delivery.to : loader->target_dtype;
     mpt_shape shape;
     shape.rank = sample->rank + 1;
     shape.dim[0] = size;
@@ -32670,6 +34179,14 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     loader->held = true;
     batch->index = number;
     const char *why = slot->error[0] ? slot->error : "the dataset gave no message";
+    if (slot->collate_failed) {
+        mpt__error(context, MPT_ERROR_IO,
+                   "collate of batch %lld of epoch %lld: %s; after mpt_clear_error the loader goes "
+                   "on with the next batch",
+                   number, loader->epoch, why);
+        mpt__loader_take_back(context, loader);
+        return false;
+    }
     if (slot->failed >= 0 && size > 0 && loader->config.skip_bad) {
         mpt__log(&context->base, MPT_LOG_WARNING,
                  "batch %lld of epoch %lld goes without %lld samples; the first is %lld: %s",
@@ -32724,6 +34241,7 @@ MPTRAIN_API mpt_loader_config mpt_loader_config_default(void) {
     memset(&config, 0, sizeof config);
     config.batch = 64;
     config.prefetch = 2;
+    config.world = 1;
     config.dtype = MPT_F32;
     return config;
 }
@@ -32753,11 +34271,17 @@ static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
     return (size_t)loader->config.batch * loader->sample_bytes[part];
 }
 
+/* One loader more or less reads a dataset. */
+static void mpt__dataset_loaders(mpt__dataset *dataset, int by) {
+    dataset->loaders += by;
+    (dataset->parent ? dataset->parent : dataset)->readers += by;
+}
+
 /* Frees a loader in any stage of creation. */
 static void mpt__loader_free(mpt_context *context, void *object) {
     mpt__loader *loader = (mpt__loader *)object;
     mpt__base *base = &context->base;
-    size_t order_bytes = (size_t)loader->samples * sizeof(int64_t);
+    size_t order_bytes = (size_t)loader->total * sizeof(int64_t);
     size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
     mpt__loader_stop(loader);
@@ -32773,15 +34297,41 @@ static void mpt__loader_free(mpt_context *context, void *object) {
     mpt__release(base, loader->scratch, scratch_bytes, MPT_MEMORY_BATCH);
     mpt__release(base, loader->order, order_bytes, MPT_MEMORY_BATCH);
     mpt__release(base, loader->weight_sums, sums_bytes, MPT_MEMORY_BATCH);
-    loader->dataset->loaders--;
+    mpt__dataset_loaders(loader->dataset, -1);
     mpt__dataset_release(context, loader->dataset);
+}
+
+/* What a loader's parts take, each of which has to fit into memory by itself: 32-bit sizes would
+   wrap. False with an error recorded. */
+static bool mpt__loader_measure(mpt_context *context, mpt__loader *loader) {
+    const mpt__dataset *dataset = loader->dataset;
+    const mpt_loader_config *config = &loader->config;
+    const int64_t most = PTRDIFF_MAX, batch = config->batch;
+    size_t *bytes = loader->sample_bytes;
+    int64_t unused;
+    if (!mpt__sample_size(context, "input", loader->delivery.to, &dataset->shape, batch, &unused,
+                          &bytes[MPT__BATCH_X]) ||
+        (loader->target_dtype != MPT_DTYPE_NONE &&
+         !mpt__sample_size(context, "target", loader->target_dtype, &loader->target_shape, batch,
+                           &unused, &bytes[MPT__BATCH_Y])))
+        return false;
+    uint64_t scratch = mpt__loader_scratch(dataset);
+    if (loader->remakes) scratch += (uint64_t)batch * dataset->target_bytes;
+    loader->scratch_bytes = (size_t)((scratch + 63) / 64 * 64);
+    if (scratch <= (uint64_t)(most / mpt__loader_makers(loader) - 64) &&
+        loader->total <= most / (int64_t)sizeof(int64_t) &&
+        (!config->weights || dataset->count <= most / (int64_t)sizeof(double)) &&
+        loader->slot_count <= most / (int64_t)sizeof *loader->slots)
+        return true;
+    mpt__fail_memory(&context->base, (size_t)most, MPT_MEMORY_BATCH);
+    return false;
 }
 
 /* All memory of a loader; false with an error recorded. */
 static bool mpt__loader_allocate(mpt_context *context, mpt__loader *loader) {
     mpt__base *base = &context->base;
     const double *weights = loader->config.weights;
-    size_t order_bytes = (size_t)loader->samples * sizeof(int64_t);
+    size_t order_bytes = (size_t)loader->total * sizeof(int64_t);
     size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
     size_t slot_bytes = (size_t)loader->slot_count * sizeof *loader->slots;
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
@@ -32828,6 +34378,11 @@ static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
     return true;
 }
 
+/* Samples of each rank in an epoch. */
+static int64_t mpt__loader_share(const mpt_loader_config *config, int64_t total) {
+    return total / config->world + (total % config->world != 0 && !config->drop_last);
+}
+
 /* What is wrong with a config; false with an error recorded. */
 static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
                               const mpt_loader_config *config) {
@@ -32861,11 +34416,21 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
     }
     if (config->weights && !(sum > 0.0 && mpt__f64_is_finite(sum)))
         return mpt__reject(context, MPT_ERROR_ARGUMENT, "the weights sum to %g", sum);
-    const int64_t samples = config->samples > 0 ? config->samples : dataset->count;
+    if (config->world < 1 || config->rank < 0 || config->rank >= config->world)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "rank %d of world %d; ranks are 0 to world - 1", config->rank,
+                           config->world);
+    const int64_t samples =
+        mpt__loader_share(config, config->samples > 0 ? config->samples : dataset->count);
     if (config->drop_last && config->batch > samples)
         return mpt__reject(context, MPT_ERROR_ARGUMENT,
                            "drop_last leaves nothing: batch %lld of %lld samples", config->batch,
                            samples);
+    const mpt_dtype target = config->target_dtype;
+    if (target != MPT_DTYPE_NONE && (!config->collate || !mpt__target_dtype(target)))
+        return mpt__reject(context, MPT_ERROR_DTYPE,
+                           "target_dtype %s%s; collate makes i64, f32, f16 or bf16",
+                           mpt_dtype_name(target), config->collate ? "" : " without collate");
 #ifdef MPTRAIN_NO_THREADS
     if (config->workers > 0)
         return mpt__reject(
@@ -32885,9 +34450,10 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     loader->base = &context->base;
     loader->dataset = dataset;
     dataset->references++;
-    dataset->loaders++;
+    mpt__dataset_loaders(dataset, 1);
     loader->config = *config;
-    loader->samples = config->samples > 0 ? config->samples : dataset->count;
+    loader->total = config->samples > 0 ? config->samples : dataset->count;
+    loader->samples = mpt__loader_share(config, loader->total);
     if (config->batch > loader->samples) loader->config.batch = loader->samples;
     if (config->seed == 0)
         loader->config.seed = mpt__hash_u64(context->config.seed, MPT__LOADER_STREAM);
@@ -32895,9 +34461,9 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     loader->batches = loader->samples / loader->config.batch;
     if (!config->drop_last && loader->samples % loader->config.batch != 0) loader->batches++;
     loader->slot_count = ring < loader->batches ? ring : loader->batches;
-    loader->scratch_bytes = (mpt__scratch_bytes(dataset) + 63) / 64 * 64;
-    loader->sample_bytes[MPT__BATCH_X] = (size_t)dataset->numel * mpt__dtype_info[to].bytes;
-    loader->sample_bytes[MPT__BATCH_Y] = dataset->target_bytes;
+    loader->remakes = config->target_dtype != MPT_DTYPE_NONE;
+    loader->target_dtype = loader->remakes ? config->target_dtype : dataset->target_dtype;
+    loader->target_shape = loader->remakes ? config->target_shape : dataset->target_shape;
     loader->staged = context->backend.allocate != NULL || !context->backend.synchronous;
 }
 
@@ -32912,7 +34478,8 @@ MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset datas
         loader = (mpt__loader *)mpt__object_make(context, MPT__LOADER, sizeof *loader);
     if (loader) {
         mpt__loader_plan(context, loader, source, config);
-        if (mpt__loader_allocate(context, loader) && mpt__loader_start(context, loader))
+        if (mpt__loader_measure(context, loader) && mpt__loader_allocate(context, loader) &&
+            mpt__loader_start(context, loader))
             return mpt__loader_handle(context, loader);
         mpt__object_free(context, MPT__LOADER, loader->id.slot);
     }
@@ -33026,10 +34593,12 @@ typedef struct mpt__span {
 typedef struct mpt__entry {
     mpt__span name;
     int64_t numel, begin, end; /* the last two in the data */
+    int64_t weight;            /* where it goes: row + 1, 0 nowhere */
     uint32_t shape;            /* position of its '[' in the header */
     uint8_t dtype;             /* row, see mpt__file_dtype_name */
     uint8_t rank;              /* at most 255 */
-    bool used;
+    uint8_t part, parts;       /* of the weight's first dimension; 0 of 1: all of it */
+    bool ignored, transpose;
 } mpt__entry;
 
 /* A file in memory, and the place in its header that is being read. */
@@ -33373,14 +34942,18 @@ static bool mpt__archive_check(mpt__archive *a) {
     return true;
 }
 
-/* The entry of a name, or NULL. */
-static mpt__entry *mpt__archive_find(const mpt__archive *a, const char *name) {
-    const mpt__span wanted = {(uint8_t *)(uintptr_t)name, strlen(name)}; /* only read */
-    int64_t low = 0, high = a->count;
+static mpt__span mpt__span_of(const char *text) {
+    const mpt__span span = {(uint8_t *)(uintptr_t)text, strlen(text)}; /* only read */
+    return span;
+}
+
+/* The entry of a name among sorted ones, or NULL. */
+static mpt__entry *mpt__entries_find(mpt__entry *entries, int64_t count, mpt__span name) {
+    int64_t low = 0, high = count;
     while (low < high) {
         int64_t middle = low + (high - low) / 2;
-        int order = mpt__span_compare(a->entries[middle].name, wanted);
-        if (order == 0) return &a->entries[middle];
+        int order = mpt__span_compare(entries[middle].name, name);
+        if (order == 0) return &entries[middle];
         if (order < 0)
             low = middle + 1;
         else
@@ -33395,12 +34968,19 @@ static mpt__entry *mpt__archive_find(const mpt__archive *a, const char *name) {
 typedef struct mpt__weight {
     const char *path;
     const mpt__tensor *tensor;
+    uint32_t parts, seen; /* of a load: into how many it was divided, and a bit for each */
 } mpt__weight;
 
 typedef struct mpt__weights {
     mpt__weight *rows;
     int64_t count;
 } mpt__weights;
+
+static void mpt__weight_set(mpt__weight *weight, const char *path, const mpt__tensor *tensor) {
+    weight->path = path;
+    weight->tensor = tensor;
+    weight->parts = weight->seen = 0;
+}
 
 /* In the order of the tree, which is frozen by it; false with an error recorded. */
 static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
@@ -33422,13 +35002,13 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     int64_t row = 0;
     mpt__walk_begin(&walk, context, found);
     while (row < weights->count && (parameter = mpt__walk_values(&walk)) != NULL) {
-        weights->rows[row].path = mpt__relative_path(context, found, parameter->path);
-        weights->rows[row++].tensor = parameter->tensor;
+        mpt__weight_set(&weights->rows[row++], mpt__relative_path(context, found, parameter->path),
+                        parameter->tensor);
     }
     mpt__walk_begin(&walk, context, found);
     while (row < weights->count && mpt__walk_buffer(&walk, &buffer)) {
-        weights->rows[row].path = mpt__relative_path(context, found, buffer.path);
-        weights->rows[row++].tensor = buffer.tensor;
+        mpt__weight_set(&weights->rows[row++], mpt__relative_path(context, found, buffer.path),
+                        buffer.tensor);
     }
     return context->base.status == MPT_OK;
 }
@@ -33617,8 +35197,90 @@ MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path) {
 
 MPTRAIN_API mpt_load_config mpt_load_config_default(void) {
     mpt_load_config config;
+    memset(&config, 0, sizeof config);
     config.strict = true;
     return config;
+}
+
+enum { MPT__LOAD_PARTS = 16, MPT__LOAD_NAME = 1024 };
+
+static bool mpt__pattern_good(const char *pattern) {
+    return pattern && *pattern && strchr(pattern, '*') == strrchr(pattern, '*');
+}
+
+static bool mpt__rename_good(const mpt_rename *rule) {
+    return mpt__pattern_good(rule->from) && mpt__pattern_good(rule->to) &&
+           (strchr(rule->from, '*') || !strchr(rule->to, '*')) && rule->part >= 0 &&
+           rule->parts >= 0 && rule->parts <= MPT__LOAD_PARTS &&
+           rule->part < (rule->parts ? rule->parts : 1);
+}
+
+static bool mpt__load_config_good(mpt_context *context, const mpt_load_config *config) {
+    const char *table = "renames", *wanted = "counts of 0, or tables";
+    int i = 0;
+    if (config->rename_count >= 0 && config->ignore_count >= 0 &&
+        (config->rename_count == 0 || config->renames) &&
+        (config->ignore_count == 0 || config->ignore)) {
+        wanted = "names with one '*' at most, in `to` only if in `from`, and part 0 of 0 or a part "
+                 "of 1 to 16";
+        while (i < config->rename_count && mpt__rename_good(&config->renames[i])) i++;
+        if (i == config->rename_count) {
+            table = "ignore", wanted = "a name with one '*' at most";
+            for (i = 0; i < config->ignore_count && mpt__pattern_good(config->ignore[i]);) i++;
+            if (i == config->ignore_count) return true;
+        }
+    }
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s[%d]: expected %s", table, i, wanted);
+}
+
+/* Whether a name fits a pattern, and the text that its '*' stands for. */
+static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
+    const char *at = strchr(pattern, '*');
+    const size_t length = strlen(pattern), head = at ? (size_t)(at - pattern) : length;
+    const size_t tail = at ? length - head - 1 : 0;
+    if (at ? name.length < head + tail : name.length != length) return false;
+    star->text = name.text + head;
+    star->length = name.length - head - tail;
+    return memcmp(pattern, name.text, head) == 0 &&
+           memcmp(pattern + length - tail, star->text + star->length, tail) == 0;
+}
+
+/* Puts into *name what the rules make of an entry's name, each from what those before it made, in
+   one or the other half of `room`; false where that is too long. */
+static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, mpt__span *name,
+                             uint8_t room[2][MPT__LOAD_NAME]) {
+    *name = entry->name;
+    entry->part = 0, entry->parts = 1, entry->transpose = false;
+    for (int i = 0; i < config->rename_count; i++) {
+        const mpt_rename *rule = &config->renames[i];
+        uint8_t *out = room[name->text == room[0]];
+        mpt__span star, to = mpt__span_of(rule->to);
+        if (!mpt__pattern_fits(rule->from, *name, &star)) continue;
+        const char *at = strchr(rule->to, '*');
+        const size_t head = at ? (size_t)(at - rule->to) : to.length;
+        const size_t tail = at ? to.length - head - 1 : 0;
+        if (!at) star.length = 0;
+        if (head + star.length + tail > MPT__LOAD_NAME) return false;
+        memcpy(out, to.text, head);
+        memcpy(out + head, star.text, star.length);
+        memcpy(out + head + star.length, to.text + to.length - tail, tail);
+        name->text = out;
+        name->length = head + star.length + tail;
+        entry->transpose = entry->transpose != rule->transpose;
+        if (rule->parts > 0) entry->part = (uint8_t)rule->part, entry->parts = (uint8_t)rule->parts;
+    }
+    return true;
+}
+
+enum { MPT__SHOWN_NAME = 112 };
+
+/* A name of the file for messages: shortened and without control characters. */
+static const char *mpt__show_name(mpt__span name, char text[MPT__SHOWN_NAME]) {
+    size_t n = 0;
+    for (; n < name.length && n < MPT__SHOWN_NAME - 1; n++)
+        text[n] = name.text[n] < 0x20 ? '?' : (char)name.text[n];
+    text[n] = '\0';
+    return text;
 }
 
 static size_t mpt__archive_capacity(const mpt__archive *a) {
@@ -33694,8 +35356,10 @@ static mpt_shape mpt__archive_shape(mpt__archive *a, const mpt__entry *entry) {
 typedef struct mpt__copy {
     mpt__archive *archive;
     const mpt__entry *entry;
+    const char *path;
     const mpt__tensor *tensor;
     const mpt__convert_table *convert;
+    mpt_shape shape;                     /* of the entry, turned where it is transposed */
     int from, to;                        /* rows of mpt__dtype_info */
     uint8_t raw[MPT__ELEMENT_BLOCK * 8]; /* of the file, in this machine's byte order */
     float exact[MPT__ELEMENT_BLOCK];
@@ -33706,8 +35370,15 @@ typedef struct mpt__copy {
 static size_t mpt__copy_block(mpt__copy *copy, int64_t first) {
     const size_t size = mpt__dtype_info[copy->from].bytes;
     const int64_t left = copy->entry->numel - first;
+    const uint8_t *data = copy->archive->data + copy->entry->begin;
     size_t n = left < MPT__ELEMENT_BLOCK ? (size_t)left : MPT__ELEMENT_BLOCK;
-    memcpy(copy->raw, copy->archive->data + copy->entry->begin + first * (int64_t)size, n * size);
+    if (!copy->entry->transpose) memcpy(copy->raw, data + first * (int64_t)size, n * size);
+    for (size_t i = 0; i < n && copy->entry->transpose; i++) {
+        const int64_t at = first + (int64_t)i, rows = copy->shape.dim[0],
+                      columns = copy->shape.dim[1];
+        memcpy(copy->raw + i * size, data + (at % columns * rows + at / columns) * (int64_t)size,
+               size);
+    }
     mpt__file_order(copy->raw, n * size, size);
     mpt__elements_to_f32((mpt_dtype)copy->from, copy->raw, copy->exact, n);
     mpt__elements_from_f32(copy->convert, (mpt_dtype)copy->to, copy->exact, copy->converted, n);
@@ -33715,7 +35386,7 @@ static size_t mpt__copy_block(mpt__copy *copy, int64_t first) {
 }
 
 /* Refuses values that are finite in the file and would not be so as a parameter. */
-static bool mpt__copy_check(mpt__copy *copy, const char *path) {
+static bool mpt__copy_check(mpt__copy *copy) {
     float back[MPT__ELEMENT_BLOCK];
     if (copy->from == copy->to) return true;
     for (int64_t first = 0; first < copy->entry->numel; first += MPT__ELEMENT_BLOCK) {
@@ -33728,7 +35399,7 @@ static bool mpt__copy_check(mpt__copy *copy, const char *path) {
                 return mpt__reject(copy->archive->context, MPT_ERROR_NUMERIC,
                                    "%s: element %lld of %s is %g, beyond the range of the "
                                    "parameter's %s",
-                                   copy->archive->name, first + (int64_t)i, path, value,
+                                   copy->archive->name, first + (int64_t)i, copy->path, value,
                                    mpt__dtype_info[copy->to].name);
         }
     }
@@ -33739,85 +35410,154 @@ static bool mpt__copy_in(mpt__copy *copy) {
     const mpt__tensor *tensor = copy->tensor;
     mpt_context *context = copy->archive->context;
     const int64_t size = mpt__dtype_info[copy->to].bytes, numel = copy->entry->numel;
-    if (copy->from == copy->to && !mpt__big_endian())
-        return mpt__upload(context, tensor->storage, tensor->offset * size,
+    const int64_t offset = tensor->offset + copy->entry->part * numel;
+    const bool same = copy->from == copy->to;
+    if (same && !mpt__big_endian() && !copy->entry->transpose)
+        return mpt__upload(context, tensor->storage, offset * size,
                            copy->archive->data + copy->entry->begin, numel * size) == MPT_OK;
     for (int64_t first = 0; first < numel; first += MPT__ELEMENT_BLOCK) {
         size_t n = mpt__copy_block(copy, first);
-        const void *block = copy->from == copy->to ? (const void *)copy->raw : copy->converted;
-        if (mpt__upload(context, tensor->storage, (tensor->offset + first) * size, block,
+        const void *block = same ? (const void *)copy->raw : copy->converted;
+        if (mpt__upload(context, tensor->storage, (offset + first) * size, block,
                         (int64_t)n * size) != MPT_OK)
             return false;
     }
     return true;
 }
 
-/* Finds the entry of a weight; false if there is none. */
-static bool mpt__copy_begin(mpt__copy *copy, mpt__archive *a, const mpt__weight *weight) {
-    mpt__entry *entry = mpt__archive_find(a, weight->path);
-    if (!entry) return false;
-    entry->used = true;
+/* False for an entry that goes nowhere. */
+static bool mpt__copy_begin(mpt__copy *copy, mpt__archive *a, const mpt__weights *weights,
+                            const mpt__entry *entry) {
+    if (!entry->weight) return false;
+    const mpt__weight *weight = &weights->rows[entry->weight - 1];
     copy->archive = a;
     copy->entry = entry;
+    copy->path = weight->path;
     copy->tensor = weight->tensor;
     copy->convert = mpt__convert_table_for(a->context->config.isa);
     copy->from = entry->dtype;
     copy->to = weight->tensor->dtype;
+    copy->shape = mpt__archive_shape(a, entry);
+    if (entry->transpose) {
+        copy->shape.dim[0] = copy->shape.dim[1];
+        copy->shape.dim[1] = mpt__archive_shape(a, entry).dim[0];
+    }
     return true;
 }
 
-/* Checks that an entry can become its parameter, or records an error. */
-static bool mpt__load_check(mpt__copy *copy, const char *path) {
+/* Checks that an entry can become its parameter or a part of it, or records an error. */
+static bool mpt__load_check(mpt__copy *copy) {
     mpt__archive *a = copy->archive;
-    mpt_shape want = copy->tensor->shape, got = mpt__archive_shape(a, copy->entry);
-    bool same = want.rank == copy->entry->rank;
-    for (int i = 0; same && i < want.rank; i++) same = want.dim[i] == got.dim[i];
-    if (!same)
-        return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s has shape %S, the parameter %S",
-                           a->name, path, &got, &want);
+    const mpt__entry *entry = copy->entry;
+    mpt_shape want = copy->tensor->shape;
+    char shown[MPT__SHOWN_NAME];
+    bool divides = entry->parts == 1 || (want.rank > 0 && want.dim[0] % entry->parts == 0);
+    bool same = divides && want.rank == entry->rank && (!entry->transpose || entry->rank == 2);
+    if (divides && want.rank > 0) want.dim[0] /= entry->parts;
+    for (int i = 0; same && i < want.rank; i++) same = want.dim[i] == copy->shape.dim[i];
+    if (!same) {
+        mpt_shape got = mpt__archive_shape(a, entry);
+        bool renamed = !mpt__span_is(entry->name, copy->path);
+        return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s%s%s has shape %S%s, %s %S", a->name,
+                           mpt__show_name(entry->name, shown), renamed ? ", renamed to " : "",
+                           renamed ? copy->path : "", &got,
+                           entry->transpose ? ", to be transposed" : "",
+                           entry->parts > 1 ? "a part of the parameter" : "the parameter", &want);
+    }
     bool converts = copy->from == copy->to || mpt__dtype_info[copy->to].is_float;
     if (!mpt__elements_known(copy->from) || !converts)
-        return mpt__reject(
-            a->context, MPT_ERROR_DTYPE, "%s: %s is %s, which does not convert to %s", a->name,
-            path, mpt__file_dtype_name(copy->entry->dtype), mpt__dtype_info[copy->to].name);
-    return mpt__copy_check(copy, path);
+        return mpt__reject(a->context, MPT_ERROR_DTYPE,
+                           "%s: %s is %s, which does not convert to %s", a->name, copy->path,
+                           mpt__file_dtype_name(entry->dtype), mpt__dtype_info[copy->to].name);
+    return mpt__copy_check(copy);
 }
 
-/* Names on one side only, counted and the first one given: that of the file shortened and without
-   control characters. */
-static bool mpt__load_strict(const mpt__archive *a, int64_t missing, const char *first_missing) {
-    const mpt__entry *first = NULL;
-    char name[96] = "";
-    int64_t extra = 0;
+/* Gives an entry its place; false with an error recorded where that is another one's. */
+static bool mpt__load_place(mpt__archive *a, const mpt__weights *weights, mpt__entry *entry,
+                            const mpt__entry *found) {
+    mpt__weight *weight = &weights->rows[found->begin];
+    const uint32_t bit = 1u << entry->part;
+    char shown[MPT__SHOWN_NAME];
+    if (weight->seen && (weight->parts != entry->parts || (weight->seen & bit)))
+        return mpt__reject(a->context, MPT_ERROR_FORMAT,
+                           "%s: %s becomes %s, and so does another tensor of the file", a->name,
+                           mpt__show_name(entry->name, shown), weight->path);
+    weight->parts = entry->parts;
+    weight->seen |= bit;
+    entry->weight = found->begin + 1;
+    return true;
+}
+
+/* Finds the parameter of each entry by way of the sorted paths. */
+static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
+                          const mpt_load_config *config, mpt__entry *paths) {
+    uint8_t room[2][MPT__LOAD_NAME];
+    char shown[MPT__SHOWN_NAME];
+    mpt__span name;
+    for (int64_t i = 0; i < weights->count; i++) {
+        paths[i].name = mpt__span_of(weights->rows[i].path);
+        paths[i].begin = i;
+    }
+    mpt__entries_sort(paths, weights->count, true);
+    for (int64_t i = 0; i < a->count; i++) {
+        mpt__entry *entry = &a->entries[i], *found;
+        for (int k = 0; k < config->ignore_count && !entry->ignored; k++)
+            entry->ignored = mpt__pattern_fits(config->ignore[k], entry->name, &name);
+        if (entry->ignored) continue;
+        if (!mpt__load_rename(config, entry, &name, room))
+            return mpt__reject(a->context, MPT_ERROR_ARGUMENT,
+                               "%s: the renames make more than %d bytes of %s", a->name,
+                               MPT__LOAD_NAME, mpt__show_name(entry->name, shown));
+        found = mpt__entries_find(paths, weights->count, name);
+        if (found && !mpt__load_place(a, weights, entry, found)) return false;
+    }
+    return true;
+}
+
+/* Names on one side only, counted and the first one given. */
+static bool mpt__load_strict(const mpt__weights *weights, const mpt__archive *a,
+                             const mpt_load_config *config) {
+    const char *first_missing = "";
+    mpt__entry *first = NULL;
+    char shown[MPT__SHOWN_NAME] = "", made[MPT__SHOWN_NAME] = "";
+    uint8_t room[2][MPT__LOAD_NAME];
+    int64_t missing = 0, extra = 0;
+    for (int64_t i = weights->count - 1; i >= 0; i--) {
+        const mpt__weight *weight = &weights->rows[i];
+        if (weight->seen && weight->seen == (1u << weight->parts) - 1) continue;
+        first_missing = weight->path, missing++;
+    }
     for (int64_t i = a->count - 1; i >= 0; i--)
-        if (!a->entries[i].used) first = &a->entries[i], extra++;
-    for (size_t i = 0; first && i < first->name.length && i < sizeof name - 1; i++)
-        name[i] = first->name.text[i] < 0x20 ? '?' : (char)first->name.text[i];
+        if (!a->entries[i].weight && !a->entries[i].ignored) first = &a->entries[i], extra++;
+    if (first) {
+        mpt__span name;
+        mpt__load_rename(config, first, &name, room);
+        mpt__show_name(first->name, shown);
+        if (name.text != first->name.text) mpt__show_name(name, made);
+    }
     return (missing == 0 && extra == 0) ||
            mpt__reject(a->context, MPT_ERROR_FORMAT,
-                       "%s: %lld parameters are missing%s%s; %lld tensors have no parameter%s%s; "
-                       "strict = false takes what fits",
+                       "%s: %lld parameters are missing%s%s; %lld tensors have no parameter%s%s%s"
+                       "%s; of mpt_load_config, strict = false takes what fits, and renames and "
+                       "ignore tell about names",
                        a->name, missing, missing ? ", first " : "", first_missing, extra,
-                       extra ? ", first " : "", name);
+                       extra ? ", first " : "", shown, *made ? ", renamed to " : "", made);
 }
 
 /* Checks all, then copies all. Returns how many, 0 with an error recorded. */
-static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a, bool strict) {
-    const char *first_missing = "";
-    int64_t missing = 0;
+static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a,
+                             const mpt_load_config *config) {
+    const size_t bytes = (size_t)(weights->count + 1) * sizeof(mpt__entry);
+    mpt__entry *paths = (mpt__entry *)mpt__host_new(a->context, bytes);
+    bool good = paths && mpt__load_map(weights, a, config, paths);
     mpt__copy copy;
     int found = 0;
-    for (int64_t i = 0; i < weights->count; i++) {
-        const char *path = weights->rows[i].path;
-        if (mpt__copy_begin(&copy, a, &weights->rows[i])) {
-            if (!mpt__load_check(&copy, path)) return 0;
-        } else if (missing++ == 0) {
-            first_missing = path;
-        }
-    }
-    if (strict && !mpt__load_strict(a, missing, first_missing)) return 0;
-    for (int64_t i = 0; i < weights->count; i++) {
-        if (!mpt__copy_begin(&copy, a, &weights->rows[i])) continue;
+    mpt__host_free(a->context, paths, bytes);
+    for (int64_t i = 0; good && i < a->count; i++)
+        if (mpt__copy_begin(&copy, a, weights, &a->entries[i])) good = mpt__load_check(&copy);
+    if (!good || (config->strict && !mpt__load_strict(weights, a, config))) return 0;
+    for (int64_t i = 0; i < a->count; i++) {
+        if (!mpt__copy_begin(&copy, a, weights, &a->entries[i])) continue;
         if (!mpt__copy_in(&copy)) return 0;
         found++;
     }
@@ -33827,10 +35567,11 @@ static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a, bool 
 /* The part of a load that follows once the archive was read, or was not. */
 static mpt_status mpt__load_end(mpt_module module, mpt__archive *a, bool good,
                                 const mpt_load_config *config, int *loaded) {
+    mpt_load_config defaults = mpt_load_config_default();
     mpt__weights weights = {NULL, 0};
     uint32_t state = mpt__flush_denormals(false);
     if (good && mpt__weights_make(module, &weights)) {
-        int found = mpt__load_weights(&weights, a, !config || config->strict);
+        int found = mpt__load_weights(&weights, a, config ? config : &defaults);
         if (loaded) *loaded = found;
     }
     mpt__restore_denormals(state);
@@ -33840,12 +35581,13 @@ static mpt_status mpt__load_end(mpt_module module, mpt__archive *a, bool good,
 }
 
 static bool mpt__load_begin(mpt_module module, const char *op, mpt__archive *a, const char *name,
-                            int *loaded) {
+                            const mpt_load_config *config, int *loaded) {
     memset(a, 0, sizeof *a);
     a->context = module.context;
     a->name = name;
     if (loaded) *loaded = 0;
-    return mpt__enter(a->context, op) && mpt__module_at(a->context, module);
+    return mpt__enter(a->context, op) && mpt__module_at(a->context, module) &&
+           (!config || mpt__load_config_good(a->context, config));
 }
 
 MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
@@ -33853,7 +35595,8 @@ MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_l
     mpt_context *context = module.context;
     mpt__archive archive;
     mpt__reader file;
-    if (!mpt__load_begin(module, "mpt_load", &archive, path, loaded) || mpt__no_files(context))
+    if (!mpt__load_begin(module, "mpt_load", &archive, path, config, loaded) ||
+        mpt__no_files(context))
         return mpt__status_of(context);
     if (!path || !*path) return mpt__error(context, MPT_ERROR_ARGUMENT, "path is empty");
     if (!mpt__reader_open(&file, context, path)) return context->base.status;
@@ -33866,7 +35609,7 @@ MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size
                                        const mpt_load_config *config, int *loaded) {
     mpt_context *context = module.context;
     mpt__archive archive;
-    if (!mpt__load_begin(module, "mpt_load_memory", &archive, "memory", loaded))
+    if (!mpt__load_begin(module, "mpt_load_memory", &archive, "memory", config, loaded))
         return mpt__status_of(context);
     if (!data) return mpt__error(context, MPT_ERROR_ARGUMENT, "data is NULL");
     bool good = mpt__archive_read_memory(&archive, (const uint8_t *)data, bytes);

@@ -1,8 +1,12 @@
-/* gpt.c - a GPT-2 of any size: learns to continue a text, byte by byte, and then writes some.
+/* gpt.c - a GPT-2 of any size: learns to continue a text, and then writes some.
  *
  * Pre-norm blocks of causal attention and a GELU layer, positions learned, the output tied to the
  * embedding. Logits of the whole vocabulary never exist at once, nor does a table of T x T scores.
- * Without --text it learns a sonnet of Shakespeare's by heart.
+ * Tokens are bytes, or with --tokens those of GPT-2. Without --text it learns a sonnet by heart.
+ *
+ *     gpt --tokens gpt2 --weights gpt2/model.safetensors --layers 12 --heads 12 --width 768
+ *         --context 1024 --steps 0 --prompt "The meaning of life is"
+ *
  * test arguments: --layers 2 --width 32 --context 32 --batch 8 --steps 30 --write 20 */
 #include "common.h"
 #include "gpt.h"
@@ -14,50 +18,54 @@ static mpt_tensor loss_of(mpt_module net, const mpt_batch *b, mpt_tensor positio
                                     b->y, NULL);
 }
 
-/* Continues a line end, each byte drawn by its probability to the power of 1 / temperature. */
+/* Draws the token behind those seen, each by its probability to the power of 1 / temperature. */
+static int32_t next_token(mpt_context *ctx, mpt_module net, const gpt_settings *s,
+                          const int64_t *seen, int64_t length, float *p) {
+    double sum = 0.0;
+    mpt_scope_begin(ctx);
+    mpt_inference_begin(ctx);
+    mpt_tensor tokens = mpt_from(ctx, MPT_I64, MPT_SHAPE(1, length), seen);
+    mpt_tensor y = hidden(net, tokens, mpt_arange(ctx, MPT_I64, length));
+    y = mpt_matmul(mpt_slice(y, 1, length - 1, length, 1),
+                   mpt_transpose(mpt_parameter(net, "wte.weight"), 0, 1));
+    mpt_read_f32(mpt_softmax(mpt_mul_scalar(y, 1.0 / s->temperature), -1), p, s->vocabulary);
+    const double draw = mpt_item(mpt_rand(ctx, MPT_F32, MPT_SCALAR));
+    mpt_inference_end(ctx);
+    mpt_scope_end(ctx);
+    int32_t token = 0;
+    while (token < s->vocabulary - 1 && (sum += (double)p[token]) < draw) token++;
+    return token;
+}
+
+/* Continues the prompt. */
 static void write_text(mpt_context *ctx, mpt_module net, const gpt_settings *s,
-                       mpt_tensor positions) {
-    int64_t seen[8192] = {'\n'}, length = 1;
-    for (int64_t n = 0; n < s->write && !mpt_failed(ctx); n++) {
-        float p[BYTES] = {0};
-        double sum = 0.0, draw;
-        mpt_scope_begin(ctx);
-        mpt_inference_begin(ctx);
-        mpt_tensor bytes = mpt_from(ctx, MPT_I64, MPT_SHAPE(1, length), seen);
-        mpt_tensor y = hidden(net, bytes, mpt_slice(positions, 0, 0, length, 1));
-        y = mpt_matmul(mpt_slice(y, 1, length - 1, length, 1),
-                       mpt_transpose(mpt_parameter(net, "wte.weight"), 0, 1));
-        mpt_read_f32(mpt_softmax(mpt_mul_scalar(y, 1.0 / s->temperature), -1), p, BYTES);
-        draw = mpt_item(mpt_rand(ctx, MPT_F32, MPT_SCALAR));
-        mpt_inference_end(ctx);
-        mpt_scope_end(ctx);
-        int byte = 0;
-        while (byte < BYTES - 1 && (sum += (double)p[byte]) < draw) byte++;
-        putchar(byte);
+                       const text_codec *codec) {
+    int64_t seen[8192], length = 0;
+    int32_t *prompt = NULL;
+    const int64_t n = codec_encode(codec, s->prompt, strlen(s->prompt), &prompt);
+    float *p = (float *)calloc((size_t)s->vocabulary, sizeof *p);
+    for (int64_t i = n > s->context ? n - s->context : 0; i < n; i++) seen[length++] = prompt[i];
+    for (int64_t i = 0; p && length > 0 && i < s->write && !mpt_failed(ctx); i++) {
+        const int32_t token = next_token(ctx, net, s, seen, length, p);
+        codec_put(codec, token);
         if (length == s->context) memmove(seen, seen + 1, (size_t)(--length) * sizeof *seen);
-        seen[length++] = byte;
+        seen[length++] = token;
     }
     printf("\n");
+    free(prompt);
+    free(p);
 }
 
-/* Windows at random places, or, to look back, one beside the other. */
-static mpt_loader make_loader(mpt_context *ctx, const gpt_settings *s, const int32_t *tokens,
-                              int64_t count, bool random) {
-    mpt_window_config windows = mpt_window_config_default();
-    mpt_loader_config config = mpt_loader_config_default();
-    windows.block = s->context, windows.random = random;
-    windows.samples = random ? s->steps * s->batch : 0;
-    config.batch = s->batch;
-    return mpt_loader_create(ctx, mpt_token_memory(ctx, tokens, count, &windows), &config);
-}
-
-static int train(mpt_context *ctx, const gpt_settings *s, const int32_t *tokens, int64_t count) {
+static int train(mpt_context *ctx, const gpt_settings *s, const text_codec *codec,
+                 const int32_t *tokens, int64_t count) {
     const int64_t kept = count > 40 * s->context ? count / 10 : 0; /* to measure with; or all */
     const precision *p = &precisions[s->precision];
-    mpt_loader loader = make_loader(ctx, s, tokens, count - kept, true);
-    mpt_loader tests =
-        make_loader(ctx, s, tokens + (kept ? count - kept : 0), kept ? kept : count, false);
+    mpt_loader loader =
+        text_windows(ctx, s->context, s->batch, (s->steps + 1) * s->batch, tokens, count - kept);
+    mpt_loader tests = text_windows(ctx, s->context, s->batch, 0,
+                                    tokens + (kept ? count - kept : 0), kept ? kept : count);
     mpt_module net = make_gpt(ctx, s);
+    if (s->weights) gpt_load(net, s->weights, NULL);
     mpt_adamw_config adamw = mpt_adamw_config_default();
     adamw.lr = s->lr, adamw.weight_decay = 0.1;
     mpt_optimizer optimizer = mpt_adamw(net, &adamw);
@@ -67,12 +75,12 @@ static int train(mpt_context *ctx, const gpt_settings *s, const int32_t *tokens,
     mpt_scaler scaler = mpt_grad_scaler(ctx, &sc);
     mpt_tensor positions = mpt_arange(ctx, MPT_I64, s->context);
     if (mpt_failed(ctx)) return fail_with_error("gpt", ctx);
-    printf("%lld parameters, %lld bytes of text, %s\n", (long long)mpt_parameter_numel(net),
+    printf("%lld parameters, %lld tokens of text, %s\n", (long long)mpt_parameter_numel(net),
            (long long)count, p->name);
 
     progress bar = progress_begin("", true, 1, s->steps);
     mpt_batch b;
-    for (bar.epoch = 1; mpt_loader_next(loader, &b) && bar.steps < s->steps;) {
+    for (bar.epoch = 1; bar.steps < s->steps && mpt_loader_next(loader, &b);) {
         mpt_step_begin(ctx);
         mpt_autocast_begin(ctx, p->autocast);
         mpt_tensor loss = loss_of(net, &b, positions);
@@ -89,13 +97,14 @@ static int train(mpt_context *ctx, const gpt_settings *s, const int32_t *tokens,
     }
     const double seconds = seconds_now() - bar.started;
     progress_clear(&bar);
+    write_text(ctx, net, s, codec);
+    if (s->steps > 0 && s->save) mpt_save(net, s->save);
     mpt_metric_reset(ctx, "loss");
     mpt_inference_begin(ctx);
     while (mpt_loader_next(tests, &b)) mpt_metric_push(ctx, "loss", loss_of(net, &b, positions));
     mpt_inference_end(ctx);
-    write_text(ctx, net, s, positions);
     if (mpt_failed(ctx)) return fail_with_error("gpt", ctx);
-    printf("%s: %.4f nats per byte, %.0f bytes per second\n",
+    printf("%s: %.4f nats per token, %.0f tokens per second\n",
            kept ? "Text that was kept out" : "The text", mpt_metric_mean(ctx, "loss", true),
            (double)(s->steps * s->batch * s->context) / seconds);
     return write_results(ctx, &bar, scaler, "loss", mpt_metric_mean(ctx, "loss", true));
@@ -103,19 +112,26 @@ static int train(mpt_context *ctx, const gpt_settings *s, const int32_t *tokens,
 
 int main(int argc, char **argv) {
     gpt_settings s = gpt_defaults;
-    int64_t count = 0;
     char error[256];
+    int32_t *tokens = NULL;
+    int status;
     if (!options_parse(gpt_rows, GPT_ROWS, argc, argv, &s, error, sizeof error))
         return fail("gpt", EXIT_BAD_INPUT, "%s", error);
     if (s.help) return options_help("gpt", gpt_rows, GPT_ROWS, stdout), 0;
-    int32_t *tokens = read_bytes(s.text, s.context + 1, &count);
-    if (!tokens)
-        return fail("gpt", EXIT_BAD_INPUT, "%s: %lld bytes could be read, --context needs more",
-                    s.text ? s.text : "the sonnet", (long long)count);
     mpt_config config = default_config("gpt");
     config.seed = (uint64_t)s.seed;
     mpt_context *ctx = mpt_create(&config);
-    int status = ctx ? train(ctx, &s, tokens, count) : fail_with_error("gpt", ctx);
+    if (!ctx) return fail_with_error("gpt", NULL);
+    const text_codec codec = codec_open(ctx, s.tokens);
+    const int64_t count = mpt_failed(ctx) ? 0 : codec_read(&codec, s.text, &tokens);
+    s.vocabulary = codec.vocabulary;
+    if (mpt_failed(ctx))
+        status = fail_with_error("gpt", ctx);
+    else if (count <= s.context)
+        status = fail("gpt", EXIT_BAD_INPUT, "%s: %lld tokens could be read, --context needs more",
+                      s.text ? s.text : "the sonnet", (long long)count);
+    else
+        status = train(ctx, &s, &codec, tokens, count);
     mpt_destroy(ctx);
     free(tokens);
     return status;

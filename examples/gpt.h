@@ -1,4 +1,4 @@
-/* gpt.h - the model of gpt.c and its options. */
+/* gpt.h - the model of gpt.c, its options, and weights of GPT-2 for it. */
 #ifndef GPT_H
 #define GPT_H
 
@@ -8,21 +8,31 @@
 typedef struct gpt_settings {
     int64_t layers, heads, width, context, batch, steps, write, precision, seed;
     double lr, temperature;
-    const char *text;
+    const char *text, *tokens, *weights, *save, *prompt;
     bool help;
+    int64_t vocabulary; /* no option: 256, or that of the tokens */
 } gpt_settings;
 
 static const option_row gpt_rows[] = {
     {"--text", OPTION_TEXT, offsetof(gpt_settings, text), NULL, 0, 0, "a file to learn from"},
+    {"--tokens", OPTION_TEXT, offsetof(gpt_settings, tokens), NULL, 0, 0,
+     "a folder with vocab.json and merges.txt"},
+    {"--weights", OPTION_TEXT, offsetof(gpt_settings, weights), NULL, 0, 0,
+     "a safetensors file to start from: GPT-2's"},
+    {"--save", OPTION_TEXT, offsetof(gpt_settings, save), NULL, 0, 0,
+     "a safetensors file for what was learned"},
+    {"--prompt", OPTION_TEXT, offsetof(gpt_settings, prompt), NULL, 0, 0,
+     "a text to continue, default a line end"},
     {"--layers", OPTION_INT, offsetof(gpt_settings, layers), NULL, 1, TRANSFORMER_BLOCKS,
      "default 4"},
     {"--heads", OPTION_INT, offsetof(gpt_settings, heads), NULL, 1, 64, "default 4"},
     {"--width", OPTION_INT, offsetof(gpt_settings, width), NULL, 8, 8192, "default 128"},
-    {"--context", OPTION_INT, offsetof(gpt_settings, context), NULL, 8, 8192, "bytes, default 128"},
+    {"--context", OPTION_INT, offsetof(gpt_settings, context), NULL, 8, 8192,
+     "tokens, default 128"},
     {"--batch", OPTION_INT, offsetof(gpt_settings, batch), NULL, 1, 4096, "default 16"},
-    {"--steps", OPTION_INT, offsetof(gpt_settings, steps), NULL, 1, 1000000, "default 300"},
+    {"--steps", OPTION_INT, offsetof(gpt_settings, steps), NULL, 0, 1000000, "default 300"},
     {"--lr", OPTION_NUMBER, offsetof(gpt_settings, lr), NULL, 0, 0, "default 2e-3"},
-    {"--write", OPTION_INT, offsetof(gpt_settings, write), NULL, 0, 100000, "bytes, default 300"},
+    {"--write", OPTION_INT, offsetof(gpt_settings, write), NULL, 0, 100000, "tokens, default 300"},
     {"--temperature", OPTION_NUMBER, offsetof(gpt_settings, temperature), NULL, 0, 0,
      "default 0.7"},
     {"--precision", OPTION_CHOICE, offsetof(gpt_settings, precision), "fp32|fp16|bf16", 0, 0,
@@ -31,12 +41,10 @@ static const option_row gpt_rows[] = {
     {"--help", OPTION_FLAG, offsetof(gpt_settings, help), NULL, 0, 0, "this list"}};
 enum { GPT_ROWS = sizeof gpt_rows / sizeof *gpt_rows };
 
-static const gpt_settings gpt_defaults = {4, 4, 128,  128, 16,   300,  300,
-                                          2, 0, 2e-3, 0.7, NULL, false};
+static const gpt_settings gpt_defaults = {4,    4,   128,  128,  16,   300,  300,  2,     0,
+                                          2e-3, 0.7, NULL, NULL, NULL, NULL, "\n", false, 256};
 
-enum { BYTES = 256 };
-
-/* Bytes [B, T] and positions [T] -> [B, T, width], to be multiplied by the embedding. */
+/* Tokens [B, T] and positions [T] -> [B, T, width], to be multiplied by the embedding. */
 static inline mpt_status gpt_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
                                      mpt_tensor *out, int n_out) {
     (void)user, (void)n_in, (void)n_out;
@@ -47,17 +55,38 @@ static inline mpt_status gpt_forward(mpt_module self, void *user, const mpt_tens
 
 static inline mpt_module make_gpt(mpt_context *ctx, const gpt_settings *s) {
     static mpt_module_class gpt = {"gpt", gpt_forward, NULL, NULL, NULL, 2, 1};
+    static transformer_kind kind = {"attn", true, true, false, 1e-5};
     mpt_module self = mpt_module_create(ctx, &gpt, NULL);
-    mpt_add_child(self, "wte", mpt_nn_embedding(ctx, BYTES, s->width, -1));
+    mpt_add_child(self, "wte", mpt_nn_embedding(ctx, s->vocabulary, s->width, -1));
     mpt_add_child(self, "wpe", mpt_nn_embedding(ctx, s->context, s->width, -1));
-    mpt_add_child(self, "h", transformer_blocks(ctx, s->layers, s->width, (int)s->heads, true));
+    mpt_add_child(self, "h", transformer_blocks(ctx, s->layers, s->width, (int)s->heads, &kind));
     mpt_add_child(self, "ln_f", mpt_nn_layer_norm(ctx, MPT_SHAPE(s->width), NULL));
     mpt_set_init(self, NULL, mpt_init_make(MPT_INIT_NORMAL, 0.0, 0.02)); /* as GPT-2 */
     return self;
 }
 
-static inline mpt_tensor hidden(mpt_module net, mpt_tensor bytes, mpt_tensor positions) {
-    mpt_tensor in[2] = {bytes, positions}, out;
+/* Loads weights of this program, or of Hugging Face's GPT-2, which keeps matrices as [in, out] and
+ * causal masks as buffers. */
+static inline mpt_status gpt_load(mpt_module net, const char *path, int *loaded) {
+    static const mpt_rename names[] = {
+        {"transformer.*", "*", false, 0, 0},
+        {"*.c_attn.weight", "*.in_proj_weight", true, 0, 0},
+        {"*.c_attn.bias", "*.in_proj_bias", false, 0, 0},
+        {"*.attn.c_proj.weight", "*.attn.out_proj.weight", true, 0, 0},
+        {"*.attn.c_proj.bias", "*.attn.out_proj.bias", false, 0, 0},
+        {"*.c_fc.weight", "*.0.weight", true, 0, 0},
+        {"*.c_fc.bias", "*.0.bias", false, 0, 0},
+        {"*.mlp.c_proj.weight", "*.mlp.2.weight", true, 0, 0},
+        {"*.mlp.c_proj.bias", "*.mlp.2.bias", false, 0, 0}};
+    static const char *const ignored[] = {"*.attn.bias", "*.attn.masked_bias", "lm_head.weight"};
+    mpt_load_config config = mpt_load_config_default();
+    config.renames = names, config.rename_count = sizeof names / sizeof *names;
+    config.ignore = ignored, config.ignore_count = sizeof ignored / sizeof *ignored;
+    return mpt_load(net, path, &config, loaded);
+}
+
+static inline mpt_tensor hidden(mpt_module net, mpt_tensor tokens, mpt_tensor positions) {
+    mpt_tensor in[2] = {tokens, positions}, out;
     mpt_forward_n(net, in, 2, &out, 1);
     return out;
 }

@@ -4,19 +4,24 @@
  * crops and flips that loader threads make. Parameters have torchvision's names.
  * test arguments: --width 4 --subset 128 --epochs 1 --batch 32 */
 #include "common.h"
+#include "pictures.h"
 #include "precisions.h"
 #include "resnet.h"
 
 typedef struct settings {
-    int64_t width, epochs, batch, subset, precision, workers, seed;
+    int64_t width, epochs, batch, subset, precision, workers, seed, size;
     double lr;
-    const char *data;
+    const char *data, *weights;
     bool help;
 } settings;
 
 static const option_row rows[] = {
     {"--data", OPTION_TEXT, offsetof(settings, data), NULL, 0, 0,
      "a folder with data_batch_1.bin .."},
+    {"--weights", OPTION_TEXT, offsetof(settings, weights), NULL, 0, 0,
+     "a safetensors file to start from, without fc"},
+    {"--size", OPTION_INT, offsetof(settings, size), NULL, 0, 512,
+     "of pictures, 0: their own; from 64 on ImageNet's stem"},
     {"--width", OPTION_INT, offsetof(settings, width), NULL, 1, 1024, "64: ResNet-18; default 16"},
     {"--epochs", OPTION_INT, offsetof(settings, epochs), NULL, 1, 10000, "default 3"},
     {"--batch", OPTION_INT, offsetof(settings, batch), NULL, 2, 8192, "default 64"},
@@ -29,44 +34,19 @@ static const option_row rows[] = {
     {"--help", OPTION_FLAG, offsetof(settings, help), NULL, 0, 0, "this list"}};
 enum { ROWS = sizeof rows / sizeof *rows };
 
-/* Training pictures move by up to two pixels; those with colours may also be mirrored. */
-static void open_data(mpt_context *ctx, const settings *s, data_sets *sets) {
-    const bool colours = s->data != NULL;
-    const int64_t size = colours ? 32 : DIGITS_SIZE;
-    mpt_transform steps[3] = {mpt_transform_default(MPT_NORMALIZE, 0, 0),
-                              mpt_transform_default(MPT_RANDOM_CROP, size, size),
-                              mpt_transform_default(MPT_RANDOM_FLIP, 0, 0)};
-    const double mean[3] = {0.4914, 0.4822, 0.4465}, deviation[3] = {0.247, 0.2435, 0.2616};
-    for (int c = 0; c < 3; c++) {
-        steps[0].mean[c] = colours ? mean[c] : DATA_MEAN;
-        steps[0].deviation[c] = colours ? deviation[c] : DATA_DEVIATION;
-    }
-    steps[1].padding = 2;
-    if (colours) {
-        snprintf(sets->name, sizeof sets->name, "CIFAR-10 from %.200s", s->data);
-        sets->train = mpt_cifar10(ctx, s->data, MPT_TRAIN);
-        sets->test = mpt_cifar10(ctx, s->data, MPT_TEST);
-    } else {
-        snprintf(sets->name, sizeof sets->name, "embedded digits (drawn by the program)");
-        sets->train = data_drawn(ctx, DIGITS_TRAIN_SEED, s->subset);
-        sets->test = data_drawn(ctx, DIGITS_TEST_SEED, s->subset / 4 + 1);
-    }
-    if (colours && mpt_dataset_size(sets->train) > s->subset)
-        sets->train = mpt_subset(sets->train, 0, s->subset);
-    sets->train = mpt_transformed(sets->train, steps, colours ? 3 : 2);
-    sets->test = mpt_transformed(sets->test, steps, 1);
-}
-
 static int train(mpt_context *ctx, const settings *s) {
     const precision *p = &precisions[s->precision];
     data_sets sets;
-    open_data(ctx, s, &sets);
+    pictures_open(ctx, s->data, s->subset, s->size, &sets);
     mpt_loader_config lc = mpt_loader_config_default();
     lc.batch = s->batch, lc.workers = (int)s->workers, lc.dtype = p->batch;
     mpt_loader tests = mpt_loader_create(ctx, sets.test, &lc);
     lc.shuffle = lc.drop_last = true;
     mpt_loader loader = mpt_loader_create(ctx, sets.train, &lc);
-    mpt_module net = resnet18(ctx, s->data ? 3 : 1, 10, s->width, false);
+    mpt_module net = resnet18(ctx, s->data ? 3 : 1, 10, s->width, s->size >= 64);
+    int loaded = 0;
+    if (s->weights) pictures_load(net, s->weights, "fc.*", &loaded);
+    if (s->weights) printf("%d tensors from %s\n", loaded, s->weights);
     mpt_sgd_config sgd = mpt_sgd_config_default();
     sgd.lr = s->lr, sgd.momentum = 0.9, sgd.nesterov = true, sgd.weight_decay = 5e-4;
     mpt_optimizer optimizer = mpt_sgd(net, &sgd);
@@ -112,7 +92,7 @@ static int train(mpt_context *ctx, const settings *s) {
 }
 
 int main(int argc, char **argv) {
-    settings s = {16, 3, 64, 4096, 2, 1, 0, 0.1, NULL, false};
+    settings s = {16, 3, 64, 4096, 2, 1, 0, 0, 0.1, NULL, NULL, false};
     char error[256];
     if (!options_parse(rows, ROWS, argc, argv, &s, error, sizeof error))
         return fail("resnet", EXIT_BAD_INPUT, "%s", error);

@@ -262,6 +262,21 @@ value / 255, normalised, in the loader's dtype: fp32, fp16 or bf16. With workers
 ahead by threads; order and values depend on seed, epoch and index only. An error in a worker
 arrives with its batch and names the sample.
 
+Tables are CSV files. Columns of texts become one-hot inputs, the last column is the target: a class
+if it holds texts. mpt_table_fit scales numbers and fills in those that are missing, by what the
+training part alone shows:
+
+    mpt_table_config config = mpt_table_config_default();
+    config.missing = true, config.target = "median_house_value";
+    mpt_dataset table = mpt_csv(ctx, "housing.csv", &config), parts[2];
+    const double shares[2] = {0.8, 0.2};
+    mpt_random_split(table, shares, 2, 1, parts);
+    mpt_table_fit(parts[0], true);
+
+mpt_npy and mpt_npz read what NumPy saved, mpt_raw_files numbers too many for memory, sample by
+sample. With rank and world in its config a loader deals an epoch out to several processes; collate
+mixes the samples of a batch.
+
 Photos lie in folder/class/name.jpg (or .jpeg, .png, .bmp); MPTRAIN_STB_IMAGE has to be defined:
 
     mpt_transform steps[3] = {mpt_transform_default(MPT_RESIZED_CROP, 224, 224),
@@ -292,7 +307,17 @@ mpt_save writes safetensors, which Python's safetensors package reads; mpt_load 
 shapes and sizes before it changes anything, converts dtypes, and with strict = false takes what
 matches. Files appear whole or not at all: written beside their place, flushed, renamed. Paths are
 UTF-8. Contents are never trusted: sizes are checked before memory is taken. mpt_load_memory reads
-from memory; mpt_config.io replaces file access.
+from memory; mpt_config.io replaces file access. Weights of others come by rules for their names:
+
+    static const mpt_rename rules[] = {
+        {"transformer.*", "*", false, 0, 0},                   // a prefix goes
+        {"*.c_fc.weight", "*.mlp.0.weight", true, 0, 0},       // kept as [in, out]
+        {"*.query.weight", "*.in_proj_weight", false, 0, 3}};  // the first of three parts
+    static const char *const masks[] = {"*.attn.bias"};
+    mpt_load_config config = mpt_load_config_default();
+    config.renames = rules, config.rename_count = 3;
+    config.ignore = masks, config.ignore_count = 1;
+    mpt_load(net, "model.safetensors", &config, NULL);
 
 ==== MANUAL 11: finding out what happens =======================================================
 

@@ -502,7 +502,8 @@ typedef struct mpt_user_dataset_config {
 MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
                                          const mpt_user_dataset_config *config);
 
-MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset); /* -1 on error */
+MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset);    /* -1 on error */
+MPTRAIN_API mpt_shape mpt_dataset_shape(mpt_dataset dataset); /* of an input; rank -1 on error */
 /* The name of a class number; NULL past the last one, or if classes have no names. */
 MPTRAIN_API const char *mpt_class_name(mpt_dataset dataset, int64_t index);
 /* (value - mean) / deviation on delivery, u8 inputs after division by 255. */
@@ -520,6 +521,15 @@ MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *inp
                                   int64_t *target);
 MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset);
 
+/* A batch that has been made, as a loader's `collate` finds it. `x` [size, shape..], of the dtype
+   that is delivered, and `y` [size, target shape..] of the dataset are to be changed in place;
+   `out` is NULL, or with mpt_loader_config.target_dtype [size, target_shape..] and delivered in
+   place of y. `seed` depends on the loader's seed, epoch and batch alone. */
+typedef struct mpt_collation {
+    int64_t size, index; /* samples; number of the batch in its epoch */
+    uint64_t seed;
+    void *x, *y, *out;
+} mpt_collation;
 typedef struct mpt_loader_config {
     int64_t batch;   /* 64 */
     bool shuffle;    /* false */
@@ -533,6 +543,19 @@ typedef struct mpt_loader_config {
     const double *weights;
     int64_t samples;
     bool skip_bad; /* false; true: samples that fail are left out and counted, the log says why */
+    /* 0 of 1: this process's share of an epoch that `world` loaders of the same dataset, seed and
+       settings deal out in turn, each sample to one of them. All get as many: the first samples of
+       the order are given again where the last round lacks some; with drop_last the last round is
+       left out. seed 0 is the same for contexts of the same seed. */
+    int rank, world;
+    /* NULL; changes each batch, mixes its samples or makes other targets of them. Workers run it
+       side by side, for different batches: it calls nothing of the context. False: the batch fails
+       with what was written to `error`. */
+    bool (*collate)(void *user, const mpt_collation *batch, char *error, size_t error_size);
+    void *collate_user;
+    mpt_dtype
+        target_dtype; /* MPT_DTYPE_NONE: targets stay what they are; else what collate makes */
+    mpt_shape target_shape; /* of one sample */
 } mpt_loader_config;
 MPTRAIN_API mpt_loader_config mpt_loader_config_default(void);
 typedef struct mpt_batch {
@@ -563,14 +586,29 @@ MPTRAIN_API mpt_status mpt_loader_destroy(mpt_loader loader);
 
 /* ==== Files ================================================================================== */
 
+/* From a name in a file to one in a module. A '*' in `from` stands for any text, also none or with
+   dots; that in `to` for the same text. The rules that fit act in the order of their table, each on
+   what those before made of the name. */
+typedef struct mpt_rename {
+    const char *from, *to; /* "transformer.*", "*"; one '*' at most */
+    bool transpose;        /* the file has the matrix as [in, out] */
+    int part, parts;       /* 0, 0: the whole parameter; else number `part` of `parts` (up to 16)
+                              equal ones along its first dimension, as query, key and value are of
+                              in_proj_weight */
+} mpt_rename;
 typedef struct mpt_load_config {
-    bool strict; /* true: the same names on both sides; false: what matches by name */
+    bool strict;               /* true: the same names on both sides; false: what matches by name */
+    const mpt_rename *renames; /* NULL; read during the call, as is `ignore` */
+    int rename_count;
+    const char *const *ignore; /* NULL; patterns of names of the file, as in `from`, to leave out */
+    int ignore_count;
 } mpt_load_config;
 MPTRAIN_API mpt_load_config mpt_load_config_default(void);
 /* All parameters as safetensors. The file appears whole or not at all. */
 MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path);
 /* Checks everything, then copies in; on error nothing changed. Values convert to the parameter's
-   dtype. Returns the status; *loaded (may be NULL) counts the tensors taken. */
+   dtype. Returns the status; *loaded (may be NULL) counts the tensors taken. Two tensors for one
+   place are an error; a parameter that lacks a part is missing. */
 MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
                                 int *loaded);
 MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,

@@ -1,5 +1,6 @@
 /* ---------------------------------------------------------------------------------------------
- * 04_api_data.h: the public API of data in files: images with augmentation, text, tokens.
+ * 04_api_data.h: the public API of data in files: tables, arrays, images with
+ * augmentation, text, tokens.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__04_API_DATA_INCLUDED
 #define MPT__04_API_DATA_INCLUDED
@@ -109,6 +110,83 @@ MPTRAIN_API mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *to
    needs. */
 MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
                                       const mpt_window_config *config);
+
+/* ==== Tables ================================================================================= */
+
+/* What a column of a table is for. A column is of numbers if its first field with a value is one;
+   any other field of it is then an error. Texts that differ are categories, numbered in order:
+   numbers first, by value, then by their bytes. */
+typedef enum mpt_column_use {
+    MPT_COLUMN_AUTO = 0, /* numbers: an input; texts: one-hot, with MPT_I64 their codes */
+    MPT_COLUMN_NUMBER,   /* an input; a text is an error */
+    MPT_COLUMN_ONE_HOT,  /* as many inputs as categories: 1 for its own, 0 for the others */
+    MPT_COLUMN_CODE,     /* an input: the number of its category, for an embedding */
+    MPT_COLUMN_TARGET,   /* a number to predict: targets f32 [columns of this kind] */
+    MPT_COLUMN_CLASS,    /* a class to predict: its category; targets i64, a scalar if it is one */
+    MPT_COLUMN_IGNORE
+} mpt_column_use;
+typedef struct mpt_column {
+    const char *name; /* in the header; else its number from 0, "-1" for the last */
+    mpt_column_use use;
+} mpt_column;
+typedef struct mpt_table_config {
+    char delimiter;     /* ',' */
+    bool header;        /* true: the first line names the columns */
+    bool missing;       /* false: a field without a value is an error. true: a number is then NaN
+                           until mpt_table_fit, a category the text "" */
+    mpt_dtype dtype;    /* MPT_F32; MPT_I64: all inputs are codes or whole numbers */
+    const char *target; /* NULL: the last column, unless `columns` has targets; "": none; or the
+                           name of one: a class if it holds texts, else a number */
+    const mpt_column *columns; /* what is not MPT_COLUMN_AUTO */
+    int column_count;          /* 0 */
+    mpt_dataset like; /* a table whose categories, means and deviations this one takes over, as that
+                         of the training data; it has the same columns */
+} mpt_table_config;
+MPTRAIN_API mpt_table_config mpt_table_config_default(void);
+/* One sample per line of a CSV file: fields in "quotes" may hold delimiters, line ends and doubled
+   quotes; blanks around fields and empty lines do not count. Without a value are the fields that
+   are empty or NA, N/A, NaN, nan, NULL, null, None, ?. Numbers are rounded correctly, to double and
+   then to the inputs' dtype. Targets always have a value. Errors name file, line and column. */
+MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
+                                const mpt_table_config *config);
+/* The same from memory, which is copied. */
+MPTRAIN_API mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, size_t bytes,
+                                       const mpt_table_config *config);
+/* Means and deviations (divided by n) of the columns of numbers over the samples of `part`: a table
+   or what mpt_subset and mpt_random_split made of it, the training part. In the whole table numbers
+   without a value are then that mean and, with `standardise`, become (value - mean) / deviation;
+   a column without deviation is divided by 1. Targets, codes and one-hot inputs stay. */
+MPTRAIN_API mpt_status mpt_table_fit(mpt_dataset part, bool standardise);
+/* The column that an input of a table comes from; NULL past the last. */
+MPTRAIN_API const char *mpt_column_name(mpt_dataset table, int64_t input);
+/* The text of a category: of number `code`, or the one that a one-hot input stands for. NULL if
+   there is none. mpt_class_name has those of a target. */
+MPTRAIN_API const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code);
+
+/* ==== Arrays ================================================================================= */
+
+/* NumPy's files, .npy and (several in one, compressed or not) .npz, of little or big endian numbers
+   in either order: float16, 32, 64 as they are; uint8 and bool, too; int8, int16, uint16 and int32
+   become i32, uint32, int64 and uint64 i64. `name`: an array in an .npz, NULL for an .npy. */
+MPTRAIN_API mpt_tensor mpt_numpy_tensor(mpt_context *context, const char *path, const char *name);
+/* Samples from two of them, along the first dimension; targets_path may be NULL. Targets of whole
+   numbers become i64, of float64 f32. */
+MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
+                                const char *targets_path);
+MPTRAIN_API mpt_dataset mpt_npz(mpt_context *context, const char *path, const char *inputs,
+                                const char *targets);
+/* Samples one after the other in files, as numpy.memmap reads them: in the byte order of the
+   machine, of which only what a batch needs is read, by who makes it. */
+typedef struct mpt_raw_config {
+    const char *inputs, *targets;  /* paths; targets may be NULL, or the same file */
+    int64_t offset, target_offset; /* 0; bytes before the first */
+    int64_t stride, target_stride; /* 0: they lie side by side; bytes from one to the next */
+    int64_t count;                 /* 0: as many as the file of inputs holds */
+    mpt_dtype dtype, target_dtype; /* MPT_F32, MPT_I64 */
+    mpt_shape shape, target_shape; /* MPT_SCALAR */
+} mpt_raw_config;
+MPTRAIN_API mpt_raw_config mpt_raw_config_default(void);
+MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config *config);
 
 #ifdef __cplusplus
 }

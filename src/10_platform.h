@@ -376,7 +376,7 @@ static void mpt__text_shape(mpt__text *text, const mpt_shape *shape) {
     mpt__text_char(text, ']');
 }
 
-/* A natural number in digits of base 10^9, the lowest first. 88 hold 2^53 * 5^1074. */
+/* A natural number in digits of base 10^9, the lowest first. 88 hold 2^54 * 5^1076. */
 typedef struct mpt__big {
     uint32_t digit[88];
     int count;
@@ -395,13 +395,18 @@ static void mpt__big_multiply(mpt__big *big, uint32_t factor) {
     }
 }
 
-/* The decimal digits of a finite value > 0 with these bits, exact and without leading zeros.
-   Returns their number; the value is 0.d1d2d3.. * 10^*point. */
-static int mpt__exact_digits(uint64_t bits, char digits[800], int *point) {
+/* The mantissa of a finite value > 0 with these bits, which is mantissa * 2^*exponent. */
+static uint64_t mpt__mantissa_of(uint64_t bits, int *exponent) {
     const int field = (int)(bits >> 52 & 0x7ff);
     const uint64_t fraction = bits & 0xfffffffffffffull;
-    uint64_t mantissa = field ? fraction | (uint64_t)1 << 52 : fraction;
-    int exponent = (field ? field : 1) - 1075, count = 0;
+    *exponent = (field ? field : 1) - 1075;
+    return field ? fraction | (uint64_t)1 << 52 : fraction;
+}
+
+/* The decimal digits of mantissa * 2^exponent, of at most 54 bits from -1076 on, exact and without
+   leading zeros. Returns their number; the value is 0.d1d2d3.. * 10^*point. */
+static int mpt__exact_digits(uint64_t mantissa, int exponent, char digits[800], int *point) {
+    int count = 0;
     mpt__big big;
     while (!(mantissa & 1) && exponent < 0) mantissa >>= 1, exponent++;
     /* m * 2^-k = (m * 5^k) / 10^k. */
@@ -459,7 +464,8 @@ static void mpt__text_double(mpt__text *text, double value, int precision) {
         mpt__text_string(text, bits ? "inf" : "0");
         return;
     }
-    count = mpt__exact_digits(bits, digits, &point);
+    const uint64_t mantissa = mpt__mantissa_of(bits, &exponent);
+    count = mpt__exact_digits(mantissa, exponent, digits, &point);
     count = mpt__round_digits(digits, count, precision, &point);
     exponent = point - 1;
     if (exponent < -4 || exponent >= precision) point = 1;

@@ -384,19 +384,34 @@ static bool mpt__inflate_member(mpt__inflate *z) {
     return true;
 }
 
-/* Decodes a whole gzip file of n bytes into out[size]; z->written bytes have come of it. False when
- * z->error says what is wrong with it, and with that still NULL when there is more than `size`. */
-static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
+static void mpt__inflate_begin(mpt__inflate *z, const void *data, size_t n, void *out,
+                               size_t size) {
     memset(z, 0, sizeof *z);
     mpt__crc32_init(z->crc_table);
     z->start = z->in.next = (const uint8_t *)data;
     z->in.end = z->start + n;
     z->out = (uint8_t *)out;
     z->size = size;
+}
+
+/* Decodes a whole gzip file of n bytes into out[size]; z->written bytes have come of it. False when
+ * z->error says what is wrong with it, and with that still NULL when there is more than `size`. */
+static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
+    mpt__inflate_begin(z, data, n, out, size);
     do
         if (!mpt__inflate_member(z)) return false;
     while (z->in.next < z->in.end);
     return true;
+}
+
+/* The same for blocks alone, as zip files hold them; the caller knows their size and checksum. */
+static bool mpt__inflate_blocks(mpt__inflate *z, const void *data, size_t n, void *out,
+                                size_t size) {
+    bool last = false;
+    mpt__inflate_begin(z, data, n, out, size);
+    while (!last)
+        if (!mpt__inflate_block(z, &last)) return false;
+    return z->written == size;
 }
 
 #endif

@@ -67,6 +67,28 @@ static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype 
     if (dtype == MPT_BF16) convert->f32_to_bf16(from, (uint16_t *)to, n);
 }
 
+/* ==== Order ==== */
+
+typedef bool (*mpt__before_fn)(const void *of, int64_t a, int64_t b);
+
+/* Heap sort of what stands for things in `of`. */
+static void mpt__sort_by(int64_t *at, int64_t count, mpt__before_fn before, const void *of) {
+    for (int64_t begin = count / 2, end = count; end > 1;) {
+        if (begin > 0) {
+            begin--;
+        } else {
+            const int64_t top = at[0];
+            at[0] = at[--end], at[end] = top;
+        }
+        for (int64_t i = begin, child; (child = 2 * i + 1) < end; i = child) {
+            child += child + 1 < end && before(of, at[child], at[child + 1]);
+            if (!before(of, at[i], at[child])) break;
+            const int64_t other = at[i];
+            at[i] = at[child], at[child] = other;
+        }
+    }
+}
+
 /* ==== Datasets as objects ==== */
 
 typedef struct mpt__dataset mpt__dataset;
@@ -76,11 +98,14 @@ typedef struct mpt__dataset mpt__dataset;
 typedef bool (*mpt__make_fn)(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
                              void *input, void *target, char *error);
 
+enum { MPT__OWNED = 4 };
+
 struct mpt__dataset {
     mpt__id id;
     const mpt__base *base;
     int32_t references; /* the handle, subsets and loaders: the last one to go frees the data */
     int32_t loaders;    /* while there are any, the delivered values cannot change */
+    int32_t readers;    /* those of its subsets, too */
     int64_t count;
     mpt_dtype dtype, target_dtype; /* target: MPT_DTYPE_NONE if there is none */
     mpt_shape shape, target_shape;
@@ -91,8 +116,8 @@ struct mpt__dataset {
 
     const uint8_t *inputs, *targets; /* samples in memory; NULL: `make` or a callback makes them */
     bool byte_targets;               /* class numbers are stored as u8 and delivered as i64 */
-    void *owned[2];                  /* what of that came from the allocator */
-    size_t owned_bytes[2];
+    void *owned[MPT__OWNED];         /* what of that came from the allocator */
+    size_t owned_bytes[MPT__OWNED];
     bool (*sample)(void *user, int64_t index, uint64_t seed, void *input, void *target, char *error,
                    size_t error_size);
     void *user;
@@ -120,7 +145,7 @@ static void mpt__dataset_release(mpt_context *context, void *object) {
     else if (dataset->source)
         mpt__dataset_release(context, dataset->source);
     mpt__release(base, dataset->indices, (size_t)dataset->count * sizeof(int64_t), MPT_MEMORY_DATA);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < MPT__OWNED; i++)
         mpt__release(base, dataset->owned[i], dataset->owned_bytes[i], MPT_MEMORY_DATA);
     mpt__host_free(context, dataset, sizeof *dataset);
 }
@@ -128,7 +153,13 @@ static void mpt__dataset_release(mpt_context *context, void *object) {
 /* Gives a finished dataset (NULL: the error null) to the table; on failure it is gone. */
 static mpt_dataset mpt__dataset_publish(mpt_context *context, mpt__dataset *dataset) {
     if (dataset) {
-        dataset->id.slot = mpt__object_new(context, MPT__DATASET, dataset, &dataset->id.generation);
+        if (dataset->input_bytes / 64 + dataset->target_bytes / 64 + dataset->work_bytes / 64 >
+            PTRDIFF_MAX / 64 - 4)
+            mpt__error(context, MPT_ERROR_SHAPE,
+                       "one sample, and what it takes to make it, are more than memory holds");
+        else
+            dataset->id.slot =
+                mpt__object_new(context, MPT__DATASET, dataset, &dataset->id.generation);
         if (dataset->id.slot) return mpt__dataset_handle(context, dataset);
         mpt__dataset_release(context, dataset);
     }
@@ -157,6 +188,10 @@ static bool mpt__sample_size(mpt_context *context, const char *what, mpt_dtype d
     return true;
 }
 
+static bool mpt__target_dtype(mpt_dtype dtype) {
+    return dtype == MPT_I64 || dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
+}
+
 /* A checked dataset of such samples with one reference, or NULL with an error recorded. */
 static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_dataset_config *config) {
     const mpt_dtype dtype = config->dtype, target = config->target_dtype;
@@ -170,8 +205,7 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
         mpt__error(context, MPT_ERROR_DTYPE,
                    "input dtype %s: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64",
                    mpt_dtype_name(dtype));
-    else if (target != MPT_DTYPE_NONE && target != MPT_I64 && target != MPT_F32 &&
-             target != MPT_F16 && target != MPT_BF16)
+    else if (target != MPT_DTYPE_NONE && !mpt__target_dtype(target))
         mpt__error(context, MPT_ERROR_DTYPE,
                    "target dtype %s: targets are i64 class numbers, or f32, f16, bf16",
                    mpt_dtype_name(target));
@@ -395,15 +429,18 @@ static mpt__dataset *mpt__subset_new(mpt_context *context, mpt__dataset *dataset
     if (!subset) return NULL;
     *subset = *dataset;
     subset->references = 1;
-    subset->loaders = 0;
+    subset->loaders = subset->readers = 0;
     subset->count = count;
-    subset->owned[0] = subset->owned[1] = NULL;
+    memset(subset->owned, 0, sizeof subset->owned);
     subset->parent = dataset->parent ? dataset->parent : dataset;
     subset->parent->references++;
     subset->first += first;
     subset->indices = NULL;
     if (!order && !dataset->indices) return subset;
-    subset->indices = (int64_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+    if (count > PTRDIFF_MAX / (int64_t)sizeof(int64_t))
+        mpt__fail_memory(&context->base, PTRDIFF_MAX, MPT_MEMORY_DATA);
+    else
+        subset->indices = (int64_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
     if (!subset->indices) {
         mpt__dataset_release(context, subset);
         return NULL;
@@ -474,7 +511,7 @@ MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fract
                           MPT__SPLIT_PARTS, n);
     if (!mpt__split_sizes(context, whole->count, fractions, n, sizes)) return context->base.status;
     size_t bytes = (size_t)whole->count * sizeof(int64_t);
-    int64_t *order = (int64_t *)mpt__host_new(context, bytes);
+    int64_t *order = (int64_t *)mpt__host_array(context, whole->count, sizeof *order);
     if (order) mpt__random_permutation(key, whole->count, order);
     for (int i = 0; i < n && context->base.status == MPT_OK; at += sizes[i++])
         parts[i] =
@@ -492,6 +529,13 @@ MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fract
 MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset) {
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_size");
     return found ? found->count : -1;
+}
+
+MPTRAIN_API mpt_shape mpt_dataset_shape(mpt_dataset dataset) {
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_shape");
+    mpt_shape none = MPT_SCALAR;
+    none.rank = -1;
+    return found ? found->shape : none;
 }
 
 /* Inputs that no loader converts: token ids and the like. */
@@ -677,6 +721,25 @@ static uint8_t *mpt__reader_rest(mpt__reader *file, const uint8_t *head, size_t 
     if (mpt__reader_read(file, bytes + n, size - n)) return bytes;
     mpt__release(&file->context->base, bytes, size, kind);
     return NULL;
+}
+
+/* Part of a file, from any thread; false with a sentence in `error`. */
+static bool mpt__file_part(const mpt__base *base, const char *path, int64_t position, size_t bytes,
+                           void *to, char *error) {
+    const mpt_io *io = &base->io;
+    void *file = io->open && io->seek && io->read ? io->open(io->user, path, 'r') : NULL;
+    if (!file) {
+        mpt__format_text(error, MPT__SAMPLE_ERROR, "cannot open %s: %s", path,
+                         mpt__io_reason(base));
+        return false;
+    }
+    const bool good =
+        io->seek(io->user, file, position) && io->read(io->user, file, to, bytes) == bytes;
+    if (!good)
+        mpt__format_text(error, MPT__SAMPLE_ERROR, "%s: cannot read %lld bytes at byte %lld: %s",
+                         path, (int64_t)bytes, position, mpt__io_reason(base));
+    if (io->close) io->close(io->user, file);
+    return good;
 }
 
 /* ==== idx files ==== */

@@ -166,25 +166,12 @@ static int mpt__path_compare(const char *a, const char *b) {
     return x - y;
 }
 
-/* Heap sort. */
+static bool mpt__path_before(const void *text, int64_t a, int64_t b) {
+    return mpt__path_compare((const char *)text + a, (const char *)text + b) < 0;
+}
+
 static void mpt__files_sort(mpt__files *files) {
-    int64_t *at = files->at;
-    for (int64_t begin = files->count / 2, end = files->count; end > 1;) {
-        if (begin > 0) {
-            begin--;
-        } else {
-            const int64_t top = at[0];
-            at[0] = at[--end], at[end] = top;
-        }
-        for (int64_t i = begin, child; (child = 2 * i + 1) < end; i = child) {
-            if (child + 1 < end &&
-                mpt__path_compare(files->text + at[child], files->text + at[child + 1]) < 0)
-                child++;
-            if (mpt__path_compare(files->text + at[i], files->text + at[child]) >= 0) break;
-            const int64_t other = at[i];
-            at[i] = at[child], at[child] = other;
-        }
-    }
+    mpt__sort_by(files->at, files->count, mpt__path_before, files->text);
 }
 
 /* The index of a path among sorted ones; -1 if it is not there. */

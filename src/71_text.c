@@ -742,25 +742,6 @@ typedef struct mpt__tokens {
     char path[MPT__PATH_SIZE];
 } mpt__tokens;
 
-/* Reads part of the file; false with a sentence in `error`. */
-static bool mpt__tokens_read(const mpt__base *base, const mpt__tokens *tokens, int64_t first,
-                             size_t bytes, uint8_t *to, char *error) {
-    const mpt_io *io = &base->io;
-    void *file = io->open && io->seek && io->read ? io->open(io->user, tokens->path, 'r') : NULL;
-    if (!file) {
-        mpt__format_text(error, MPT__SAMPLE_ERROR, "cannot open %s: %s", tokens->path,
-                         mpt__io_reason(base));
-        return false;
-    }
-    const bool good = io->seek(io->user, file, first * tokens->width) &&
-                      io->read(io->user, file, to, bytes) == bytes;
-    if (!good)
-        mpt__format_text(error, MPT__SAMPLE_ERROR, "%s: cannot read %lld bytes at byte %lld: %s",
-                         tokens->path, (int64_t)bytes, first * tokens->width, mpt__io_reason(base));
-    if (io->close) io->close(io->user, file);
-    return good;
-}
-
 static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
                              void *input, void *target, char *error) {
     const mpt__tokens *tokens = (const mpt__tokens *)dataset->state;
@@ -772,8 +753,8 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
     if (config->random)
         first = (int64_t)mpt__random_below(key, 0, (uint64_t)(tokens->count - block));
     const uint8_t *bytes = tokens->bytes ? tokens->bytes + first * tokens->width : work;
-    if (!tokens->bytes && !mpt__tokens_read(dataset->base, tokens, first,
-                                            (size_t)((block + 1) * tokens->width), work, error))
+    if (!tokens->bytes && !mpt__file_part(dataset->base, tokens->path, first * tokens->width,
+                                          (size_t)((block + 1) * tokens->width), work, error))
         return false;
     for (int64_t i = 0; i <= block; i++) {
         const int64_t token =

@@ -18,6 +18,7 @@
 #define MPT__LOADER_STREAM UINT64_C(0x6f72646572)   /* "order" */
 #define MPT__SAMPLE_STREAM UINT64_C(0x73616d706c65) /* "sample" */
 #define MPT__WEIGHT_STREAM UINT64_C(0x776569676874) /* "weight" */
+#define MPT__COLLATE_STREAM UINT64_C(0x6d6978)      /* "mix" */
 
 /* Inputs and targets of a batch. */
 enum { MPT__BATCH_X, MPT__BATCH_Y, MPT__BATCH_PARTS };
@@ -30,6 +31,7 @@ typedef struct mpt__loader_slot {
     int64_t size;    /* samples made */
     int64_t failed;  /* the first that could not be made, -1 = none */
     int64_t skipped; /* how many were left out for that */
+    bool collate_failed;
     char error[MPT__SAMPLE_ERROR];
 } mpt__loader_slot;
 
@@ -38,7 +40,7 @@ typedef struct mpt__loader mpt__loader;
 typedef struct mpt__worker {
     mpt__loader *loader;
     void *thread;
-    uint8_t *scratch; /* may be NULL */
+    uint8_t *scratch; /* may be NULL; of a sample, then of a batch's targets for collate */
     int64_t samples;  /* under the mutex */
 } mpt__worker;
 
@@ -48,7 +50,11 @@ struct mpt__loader {
     mpt__dataset *dataset; /* referenced */
     mpt_loader_config config;
     mpt__delivery delivery;
-    int64_t batches, samples;              /* per epoch */
+    int64_t batches, samples; /* per epoch */
+    int64_t total;            /* samples of all ranks */
+    mpt_dtype target_dtype;   /* delivered */
+    mpt_shape target_shape;
+    bool remakes;                          /* collate makes other targets */
     int64_t *order;                        /* of the epoch; NULL without shuffling */
     double *weight_sums;                   /* of the samples up to each; NULL without weights */
     size_t sample_bytes[MPT__BATCH_PARTS]; /* 0: a part that there is not */
@@ -87,35 +93,58 @@ static int64_t mpt__batch_size(const mpt__loader *loader, int64_t number) {
     return left < loader->config.batch ? left : loader->config.batch;
 }
 
-/* Where sample i of a batch goes; NULL for a part that there is not. */
-static void *mpt__slot_sample(const mpt__loader *loader, const mpt__loader_slot *slot, int part,
-                              int64_t i) {
-    uint8_t *memory = (uint8_t *)slot->memory[part];
-    return memory ? memory + (size_t)i * loader->sample_bytes[part] : NULL;
+/* Bytes for making a sample; behind them lie a batch's targets that collate makes others of. */
+static size_t mpt__loader_scratch(const mpt__dataset *dataset) {
+    return (mpt__scratch_bytes(dataset) + 63) / 64 * 64;
+}
+
+/* Element i of what may not be there. */
+static void *mpt__sample_place(void *memory, int64_t i, size_t bytes) {
+    return memory ? (uint8_t *)memory + (size_t)i * bytes : NULL;
 }
 
 /* Fills a slot, up to the first sample that fails, or without those that do. Any thread. */
 static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, int64_t number,
                             uint8_t *scratch) {
-    int64_t first = number * loader->config.batch, size = mpt__batch_size(loader, number);
+    const mpt_loader_config *config = &loader->config;
+    const int64_t first = number * config->batch, size = mpt__batch_size(loader, number);
     uint32_t state = mpt__flush_denormals(false);
     char error[MPT__SAMPLE_ERROR];
+    void *x = slot->memory[MPT__BATCH_X], *y = slot->memory[MPT__BATCH_Y];
+    if (loader->remakes)
+        y = loader->dataset->target_bytes ? scratch + mpt__loader_scratch(loader->dataset) : NULL;
     slot->failed = -1;
     slot->size = slot->skipped = 0;
+    slot->collate_failed = false;
     for (int64_t i = first; i < first + size; i++) {
-        int64_t index = loader->order ? loader->order[i] : i;
+        const int64_t place = (i * config->world + config->rank) % loader->total;
+        const int64_t index = loader->order ? loader->order[place] : place;
         /* A sample that weights draw twice is made in two ways. */
-        uint64_t key = (uint64_t)(loader->weight_sums ? i : index);
-        if (mpt__dataset_fetch(loader->dataset, &loader->delivery, index,
-                               mpt__hash_u64(loader->epoch_seed, key), scratch,
-                               mpt__slot_sample(loader, slot, MPT__BATCH_X, slot->size),
-                               mpt__slot_sample(loader, slot, MPT__BATCH_Y, slot->size), error)) {
+        const uint64_t key = (uint64_t)(loader->weight_sums ? place : index);
+        if (mpt__dataset_fetch(
+                loader->dataset, &loader->delivery, index, mpt__hash_u64(loader->epoch_seed, key),
+                scratch, mpt__sample_place(x, slot->size, loader->sample_bytes[MPT__BATCH_X]),
+                mpt__sample_place(y, slot->size, loader->dataset->target_bytes), error)) {
             slot->size++;
             continue;
         }
         if (slot->failed < 0) memcpy(slot->error, error, sizeof error), slot->failed = index;
-        if (!loader->config.skip_bad) break;
+        if (!config->skip_bad) break;
         slot->skipped++;
+    }
+    if (config->collate && slot->size > 0 && (slot->failed < 0 || config->skip_bad)) {
+        const uint64_t batch = (uint64_t)(number * config->world + config->rank);
+        mpt_collation made;
+        made.size = slot->size, made.index = number;
+        made.seed = mpt__hash_u64(mpt__hash_u64(loader->epoch_seed, MPT__COLLATE_STREAM), batch);
+        made.x = x, made.y = y;
+        made.out = loader->remakes ? slot->memory[MPT__BATCH_Y] : NULL;
+        error[0] = 0;
+        slot->collate_failed = !config->collate(config->collate_user, &made, error, sizeof error);
+        error[sizeof error - 1] = 0;
+        if (slot->collate_failed)
+            mpt__format_text(slot->error, MPT__SAMPLE_ERROR, "%s",
+                             error[0] ? error : "it gave no message");
     }
     mpt__restore_denormals(state);
 }
@@ -179,7 +208,7 @@ static void mpt__loader_draw(mpt__loader *loader, uint64_t seed, uint64_t epoch)
     const mpt__rng_key key = {seed, MPT__WEIGHT_STREAM, epoch};
     const double *sums = loader->weight_sums;
     const int64_t last = loader->dataset->count - 1;
-    for (int64_t i = 0; i < loader->samples; i++) {
+    for (int64_t i = 0; i < loader->total; i++) {
         const uint64_t word = mpt__random_below(key, (uint64_t)i, UINT64_C(1) << 53);
         const double at = (double)word * (1.0 / 9007199254740992.0) * sums[last];
         int64_t low = 0, high = last;
@@ -260,9 +289,9 @@ static void mpt__loader_take_back(mpt_context *context, mpt__loader *loader) {
 /* A part of a slot as a tensor that only the loader ends: the error null on failure. */
 static mpt_tensor mpt__batch_tensor(mpt_context *context, const mpt__loader *loader,
                                     const mpt__loader_slot *slot, int part, int64_t size) {
-    const mpt__dataset *dataset = loader->dataset;
-    const mpt_shape *sample = part == MPT__BATCH_X ? &dataset->shape : &dataset->target_shape;
-    mpt_dtype dtype = part == MPT__BATCH_X ? loader->delivery.to : dataset->target_dtype;
+    const mpt_shape *sample =
+        part == MPT__BATCH_X ? &loader->dataset->shape : &loader->target_shape;
+    mpt_dtype dtype = part == MPT__BATCH_X ? loader->delivery.to : loader->target_dtype;
     mpt_shape shape;
     shape.rank = sample->rank + 1;
     shape.dim[0] = size;
@@ -288,6 +317,14 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     loader->held = true;
     batch->index = number;
     const char *why = slot->error[0] ? slot->error : "the dataset gave no message";
+    if (slot->collate_failed) {
+        mpt__error(context, MPT_ERROR_IO,
+                   "collate of batch %lld of epoch %lld: %s; after mpt_clear_error the loader goes "
+                   "on with the next batch",
+                   number, loader->epoch, why);
+        mpt__loader_take_back(context, loader);
+        return false;
+    }
     if (slot->failed >= 0 && size > 0 && loader->config.skip_bad) {
         mpt__log(&context->base, MPT_LOG_WARNING,
                  "batch %lld of epoch %lld goes without %lld samples; the first is %lld: %s",
@@ -342,6 +379,7 @@ MPTRAIN_API mpt_loader_config mpt_loader_config_default(void) {
     memset(&config, 0, sizeof config);
     config.batch = 64;
     config.prefetch = 2;
+    config.world = 1;
     config.dtype = MPT_F32;
     return config;
 }
@@ -371,11 +409,17 @@ static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
     return (size_t)loader->config.batch * loader->sample_bytes[part];
 }
 
+/* One loader more or less reads a dataset. */
+static void mpt__dataset_loaders(mpt__dataset *dataset, int by) {
+    dataset->loaders += by;
+    (dataset->parent ? dataset->parent : dataset)->readers += by;
+}
+
 /* Frees a loader in any stage of creation. */
 static void mpt__loader_free(mpt_context *context, void *object) {
     mpt__loader *loader = (mpt__loader *)object;
     mpt__base *base = &context->base;
-    size_t order_bytes = (size_t)loader->samples * sizeof(int64_t);
+    size_t order_bytes = (size_t)loader->total * sizeof(int64_t);
     size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
     mpt__loader_stop(loader);
@@ -391,15 +435,41 @@ static void mpt__loader_free(mpt_context *context, void *object) {
     mpt__release(base, loader->scratch, scratch_bytes, MPT_MEMORY_BATCH);
     mpt__release(base, loader->order, order_bytes, MPT_MEMORY_BATCH);
     mpt__release(base, loader->weight_sums, sums_bytes, MPT_MEMORY_BATCH);
-    loader->dataset->loaders--;
+    mpt__dataset_loaders(loader->dataset, -1);
     mpt__dataset_release(context, loader->dataset);
+}
+
+/* What a loader's parts take, each of which has to fit into memory by itself: 32-bit sizes would
+   wrap. False with an error recorded. */
+static bool mpt__loader_measure(mpt_context *context, mpt__loader *loader) {
+    const mpt__dataset *dataset = loader->dataset;
+    const mpt_loader_config *config = &loader->config;
+    const int64_t most = PTRDIFF_MAX, batch = config->batch;
+    size_t *bytes = loader->sample_bytes;
+    int64_t unused;
+    if (!mpt__sample_size(context, "input", loader->delivery.to, &dataset->shape, batch, &unused,
+                          &bytes[MPT__BATCH_X]) ||
+        (loader->target_dtype != MPT_DTYPE_NONE &&
+         !mpt__sample_size(context, "target", loader->target_dtype, &loader->target_shape, batch,
+                           &unused, &bytes[MPT__BATCH_Y])))
+        return false;
+    uint64_t scratch = mpt__loader_scratch(dataset);
+    if (loader->remakes) scratch += (uint64_t)batch * dataset->target_bytes;
+    loader->scratch_bytes = (size_t)((scratch + 63) / 64 * 64);
+    if (scratch <= (uint64_t)(most / mpt__loader_makers(loader) - 64) &&
+        loader->total <= most / (int64_t)sizeof(int64_t) &&
+        (!config->weights || dataset->count <= most / (int64_t)sizeof(double)) &&
+        loader->slot_count <= most / (int64_t)sizeof *loader->slots)
+        return true;
+    mpt__fail_memory(&context->base, (size_t)most, MPT_MEMORY_BATCH);
+    return false;
 }
 
 /* All memory of a loader; false with an error recorded. */
 static bool mpt__loader_allocate(mpt_context *context, mpt__loader *loader) {
     mpt__base *base = &context->base;
     const double *weights = loader->config.weights;
-    size_t order_bytes = (size_t)loader->samples * sizeof(int64_t);
+    size_t order_bytes = (size_t)loader->total * sizeof(int64_t);
     size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
     size_t slot_bytes = (size_t)loader->slot_count * sizeof *loader->slots;
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
@@ -446,6 +516,11 @@ static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
     return true;
 }
 
+/* Samples of each rank in an epoch. */
+static int64_t mpt__loader_share(const mpt_loader_config *config, int64_t total) {
+    return total / config->world + (total % config->world != 0 && !config->drop_last);
+}
+
 /* What is wrong with a config; false with an error recorded. */
 static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
                               const mpt_loader_config *config) {
@@ -479,11 +554,21 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
     }
     if (config->weights && !(sum > 0.0 && mpt__f64_is_finite(sum)))
         return mpt__reject(context, MPT_ERROR_ARGUMENT, "the weights sum to %g", sum);
-    const int64_t samples = config->samples > 0 ? config->samples : dataset->count;
+    if (config->world < 1 || config->rank < 0 || config->rank >= config->world)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "rank %d of world %d; ranks are 0 to world - 1", config->rank,
+                           config->world);
+    const int64_t samples =
+        mpt__loader_share(config, config->samples > 0 ? config->samples : dataset->count);
     if (config->drop_last && config->batch > samples)
         return mpt__reject(context, MPT_ERROR_ARGUMENT,
                            "drop_last leaves nothing: batch %lld of %lld samples", config->batch,
                            samples);
+    const mpt_dtype target = config->target_dtype;
+    if (target != MPT_DTYPE_NONE && (!config->collate || !mpt__target_dtype(target)))
+        return mpt__reject(context, MPT_ERROR_DTYPE,
+                           "target_dtype %s%s; collate makes i64, f32, f16 or bf16",
+                           mpt_dtype_name(target), config->collate ? "" : " without collate");
 #ifdef MPTRAIN_NO_THREADS
     if (config->workers > 0)
         return mpt__reject(
@@ -503,9 +588,10 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     loader->base = &context->base;
     loader->dataset = dataset;
     dataset->references++;
-    dataset->loaders++;
+    mpt__dataset_loaders(dataset, 1);
     loader->config = *config;
-    loader->samples = config->samples > 0 ? config->samples : dataset->count;
+    loader->total = config->samples > 0 ? config->samples : dataset->count;
+    loader->samples = mpt__loader_share(config, loader->total);
     if (config->batch > loader->samples) loader->config.batch = loader->samples;
     if (config->seed == 0)
         loader->config.seed = mpt__hash_u64(context->config.seed, MPT__LOADER_STREAM);
@@ -513,9 +599,9 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     loader->batches = loader->samples / loader->config.batch;
     if (!config->drop_last && loader->samples % loader->config.batch != 0) loader->batches++;
     loader->slot_count = ring < loader->batches ? ring : loader->batches;
-    loader->scratch_bytes = (mpt__scratch_bytes(dataset) + 63) / 64 * 64;
-    loader->sample_bytes[MPT__BATCH_X] = (size_t)dataset->numel * mpt__dtype_info[to].bytes;
-    loader->sample_bytes[MPT__BATCH_Y] = dataset->target_bytes;
+    loader->remakes = config->target_dtype != MPT_DTYPE_NONE;
+    loader->target_dtype = loader->remakes ? config->target_dtype : dataset->target_dtype;
+    loader->target_shape = loader->remakes ? config->target_shape : dataset->target_shape;
     loader->staged = context->backend.allocate != NULL || !context->backend.synchronous;
 }
 
@@ -530,7 +616,8 @@ MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset datas
         loader = (mpt__loader *)mpt__object_make(context, MPT__LOADER, sizeof *loader);
     if (loader) {
         mpt__loader_plan(context, loader, source, config);
-        if (mpt__loader_allocate(context, loader) && mpt__loader_start(context, loader))
+        if (mpt__loader_measure(context, loader) && mpt__loader_allocate(context, loader) &&
+            mpt__loader_start(context, loader))
             return mpt__loader_handle(context, loader);
         mpt__object_free(context, MPT__LOADER, loader->id.slot);
     }

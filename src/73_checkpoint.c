@@ -50,10 +50,12 @@ typedef struct mpt__span {
 typedef struct mpt__entry {
     mpt__span name;
     int64_t numel, begin, end; /* the last two in the data */
+    int64_t weight;            /* where it goes: row + 1, 0 nowhere */
     uint32_t shape;            /* position of its '[' in the header */
     uint8_t dtype;             /* row, see mpt__file_dtype_name */
     uint8_t rank;              /* at most 255 */
-    bool used;
+    uint8_t part, parts;       /* of the weight's first dimension; 0 of 1: all of it */
+    bool ignored, transpose;
 } mpt__entry;
 
 /* A file in memory, and the place in its header that is being read. */
@@ -397,14 +399,18 @@ static bool mpt__archive_check(mpt__archive *a) {
     return true;
 }
 
-/* The entry of a name, or NULL. */
-static mpt__entry *mpt__archive_find(const mpt__archive *a, const char *name) {
-    const mpt__span wanted = {(uint8_t *)(uintptr_t)name, strlen(name)}; /* only read */
-    int64_t low = 0, high = a->count;
+static mpt__span mpt__span_of(const char *text) {
+    const mpt__span span = {(uint8_t *)(uintptr_t)text, strlen(text)}; /* only read */
+    return span;
+}
+
+/* The entry of a name among sorted ones, or NULL. */
+static mpt__entry *mpt__entries_find(mpt__entry *entries, int64_t count, mpt__span name) {
+    int64_t low = 0, high = count;
     while (low < high) {
         int64_t middle = low + (high - low) / 2;
-        int order = mpt__span_compare(a->entries[middle].name, wanted);
-        if (order == 0) return &a->entries[middle];
+        int order = mpt__span_compare(entries[middle].name, name);
+        if (order == 0) return &entries[middle];
         if (order < 0)
             low = middle + 1;
         else
@@ -419,12 +425,19 @@ static mpt__entry *mpt__archive_find(const mpt__archive *a, const char *name) {
 typedef struct mpt__weight {
     const char *path;
     const mpt__tensor *tensor;
+    uint32_t parts, seen; /* of a load: into how many it was divided, and a bit for each */
 } mpt__weight;
 
 typedef struct mpt__weights {
     mpt__weight *rows;
     int64_t count;
 } mpt__weights;
+
+static void mpt__weight_set(mpt__weight *weight, const char *path, const mpt__tensor *tensor) {
+    weight->path = path;
+    weight->tensor = tensor;
+    weight->parts = weight->seen = 0;
+}
 
 /* In the order of the tree, which is frozen by it; false with an error recorded. */
 static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
@@ -446,13 +459,13 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     int64_t row = 0;
     mpt__walk_begin(&walk, context, found);
     while (row < weights->count && (parameter = mpt__walk_values(&walk)) != NULL) {
-        weights->rows[row].path = mpt__relative_path(context, found, parameter->path);
-        weights->rows[row++].tensor = parameter->tensor;
+        mpt__weight_set(&weights->rows[row++], mpt__relative_path(context, found, parameter->path),
+                        parameter->tensor);
     }
     mpt__walk_begin(&walk, context, found);
     while (row < weights->count && mpt__walk_buffer(&walk, &buffer)) {
-        weights->rows[row].path = mpt__relative_path(context, found, buffer.path);
-        weights->rows[row++].tensor = buffer.tensor;
+        mpt__weight_set(&weights->rows[row++], mpt__relative_path(context, found, buffer.path),
+                        buffer.tensor);
     }
     return context->base.status == MPT_OK;
 }
@@ -641,8 +654,90 @@ MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path) {
 
 MPTRAIN_API mpt_load_config mpt_load_config_default(void) {
     mpt_load_config config;
+    memset(&config, 0, sizeof config);
     config.strict = true;
     return config;
+}
+
+enum { MPT__LOAD_PARTS = 16, MPT__LOAD_NAME = 1024 };
+
+static bool mpt__pattern_good(const char *pattern) {
+    return pattern && *pattern && strchr(pattern, '*') == strrchr(pattern, '*');
+}
+
+static bool mpt__rename_good(const mpt_rename *rule) {
+    return mpt__pattern_good(rule->from) && mpt__pattern_good(rule->to) &&
+           (strchr(rule->from, '*') || !strchr(rule->to, '*')) && rule->part >= 0 &&
+           rule->parts >= 0 && rule->parts <= MPT__LOAD_PARTS &&
+           rule->part < (rule->parts ? rule->parts : 1);
+}
+
+static bool mpt__load_config_good(mpt_context *context, const mpt_load_config *config) {
+    const char *table = "renames", *wanted = "counts of 0, or tables";
+    int i = 0;
+    if (config->rename_count >= 0 && config->ignore_count >= 0 &&
+        (config->rename_count == 0 || config->renames) &&
+        (config->ignore_count == 0 || config->ignore)) {
+        wanted = "names with one '*' at most, in `to` only if in `from`, and part 0 of 0 or a part "
+                 "of 1 to 16";
+        while (i < config->rename_count && mpt__rename_good(&config->renames[i])) i++;
+        if (i == config->rename_count) {
+            table = "ignore", wanted = "a name with one '*' at most";
+            for (i = 0; i < config->ignore_count && mpt__pattern_good(config->ignore[i]);) i++;
+            if (i == config->ignore_count) return true;
+        }
+    }
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s[%d]: expected %s", table, i, wanted);
+}
+
+/* Whether a name fits a pattern, and the text that its '*' stands for. */
+static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
+    const char *at = strchr(pattern, '*');
+    const size_t length = strlen(pattern), head = at ? (size_t)(at - pattern) : length;
+    const size_t tail = at ? length - head - 1 : 0;
+    if (at ? name.length < head + tail : name.length != length) return false;
+    star->text = name.text + head;
+    star->length = name.length - head - tail;
+    return memcmp(pattern, name.text, head) == 0 &&
+           memcmp(pattern + length - tail, star->text + star->length, tail) == 0;
+}
+
+/* Puts into *name what the rules make of an entry's name, each from what those before it made, in
+   one or the other half of `room`; false where that is too long. */
+static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, mpt__span *name,
+                             uint8_t room[2][MPT__LOAD_NAME]) {
+    *name = entry->name;
+    entry->part = 0, entry->parts = 1, entry->transpose = false;
+    for (int i = 0; i < config->rename_count; i++) {
+        const mpt_rename *rule = &config->renames[i];
+        uint8_t *out = room[name->text == room[0]];
+        mpt__span star, to = mpt__span_of(rule->to);
+        if (!mpt__pattern_fits(rule->from, *name, &star)) continue;
+        const char *at = strchr(rule->to, '*');
+        const size_t head = at ? (size_t)(at - rule->to) : to.length;
+        const size_t tail = at ? to.length - head - 1 : 0;
+        if (!at) star.length = 0;
+        if (head + star.length + tail > MPT__LOAD_NAME) return false;
+        memcpy(out, to.text, head);
+        memcpy(out + head, star.text, star.length);
+        memcpy(out + head + star.length, to.text + to.length - tail, tail);
+        name->text = out;
+        name->length = head + star.length + tail;
+        entry->transpose = entry->transpose != rule->transpose;
+        if (rule->parts > 0) entry->part = (uint8_t)rule->part, entry->parts = (uint8_t)rule->parts;
+    }
+    return true;
+}
+
+enum { MPT__SHOWN_NAME = 112 };
+
+/* A name of the file for messages: shortened and without control characters. */
+static const char *mpt__show_name(mpt__span name, char text[MPT__SHOWN_NAME]) {
+    size_t n = 0;
+    for (; n < name.length && n < MPT__SHOWN_NAME - 1; n++)
+        text[n] = name.text[n] < 0x20 ? '?' : (char)name.text[n];
+    text[n] = '\0';
+    return text;
 }
 
 static size_t mpt__archive_capacity(const mpt__archive *a) {
@@ -718,8 +813,10 @@ static mpt_shape mpt__archive_shape(mpt__archive *a, const mpt__entry *entry) {
 typedef struct mpt__copy {
     mpt__archive *archive;
     const mpt__entry *entry;
+    const char *path;
     const mpt__tensor *tensor;
     const mpt__convert_table *convert;
+    mpt_shape shape;                     /* of the entry, turned where it is transposed */
     int from, to;                        /* rows of mpt__dtype_info */
     uint8_t raw[MPT__ELEMENT_BLOCK * 8]; /* of the file, in this machine's byte order */
     float exact[MPT__ELEMENT_BLOCK];
@@ -730,8 +827,15 @@ typedef struct mpt__copy {
 static size_t mpt__copy_block(mpt__copy *copy, int64_t first) {
     const size_t size = mpt__dtype_info[copy->from].bytes;
     const int64_t left = copy->entry->numel - first;
+    const uint8_t *data = copy->archive->data + copy->entry->begin;
     size_t n = left < MPT__ELEMENT_BLOCK ? (size_t)left : MPT__ELEMENT_BLOCK;
-    memcpy(copy->raw, copy->archive->data + copy->entry->begin + first * (int64_t)size, n * size);
+    if (!copy->entry->transpose) memcpy(copy->raw, data + first * (int64_t)size, n * size);
+    for (size_t i = 0; i < n && copy->entry->transpose; i++) {
+        const int64_t at = first + (int64_t)i, rows = copy->shape.dim[0],
+                      columns = copy->shape.dim[1];
+        memcpy(copy->raw + i * size, data + (at % columns * rows + at / columns) * (int64_t)size,
+               size);
+    }
     mpt__file_order(copy->raw, n * size, size);
     mpt__elements_to_f32((mpt_dtype)copy->from, copy->raw, copy->exact, n);
     mpt__elements_from_f32(copy->convert, (mpt_dtype)copy->to, copy->exact, copy->converted, n);
@@ -739,7 +843,7 @@ static size_t mpt__copy_block(mpt__copy *copy, int64_t first) {
 }
 
 /* Refuses values that are finite in the file and would not be so as a parameter. */
-static bool mpt__copy_check(mpt__copy *copy, const char *path) {
+static bool mpt__copy_check(mpt__copy *copy) {
     float back[MPT__ELEMENT_BLOCK];
     if (copy->from == copy->to) return true;
     for (int64_t first = 0; first < copy->entry->numel; first += MPT__ELEMENT_BLOCK) {
@@ -752,7 +856,7 @@ static bool mpt__copy_check(mpt__copy *copy, const char *path) {
                 return mpt__reject(copy->archive->context, MPT_ERROR_NUMERIC,
                                    "%s: element %lld of %s is %g, beyond the range of the "
                                    "parameter's %s",
-                                   copy->archive->name, first + (int64_t)i, path, value,
+                                   copy->archive->name, first + (int64_t)i, copy->path, value,
                                    mpt__dtype_info[copy->to].name);
         }
     }
@@ -763,85 +867,154 @@ static bool mpt__copy_in(mpt__copy *copy) {
     const mpt__tensor *tensor = copy->tensor;
     mpt_context *context = copy->archive->context;
     const int64_t size = mpt__dtype_info[copy->to].bytes, numel = copy->entry->numel;
-    if (copy->from == copy->to && !mpt__big_endian())
-        return mpt__upload(context, tensor->storage, tensor->offset * size,
+    const int64_t offset = tensor->offset + copy->entry->part * numel;
+    const bool same = copy->from == copy->to;
+    if (same && !mpt__big_endian() && !copy->entry->transpose)
+        return mpt__upload(context, tensor->storage, offset * size,
                            copy->archive->data + copy->entry->begin, numel * size) == MPT_OK;
     for (int64_t first = 0; first < numel; first += MPT__ELEMENT_BLOCK) {
         size_t n = mpt__copy_block(copy, first);
-        const void *block = copy->from == copy->to ? (const void *)copy->raw : copy->converted;
-        if (mpt__upload(context, tensor->storage, (tensor->offset + first) * size, block,
+        const void *block = same ? (const void *)copy->raw : copy->converted;
+        if (mpt__upload(context, tensor->storage, (offset + first) * size, block,
                         (int64_t)n * size) != MPT_OK)
             return false;
     }
     return true;
 }
 
-/* Finds the entry of a weight; false if there is none. */
-static bool mpt__copy_begin(mpt__copy *copy, mpt__archive *a, const mpt__weight *weight) {
-    mpt__entry *entry = mpt__archive_find(a, weight->path);
-    if (!entry) return false;
-    entry->used = true;
+/* False for an entry that goes nowhere. */
+static bool mpt__copy_begin(mpt__copy *copy, mpt__archive *a, const mpt__weights *weights,
+                            const mpt__entry *entry) {
+    if (!entry->weight) return false;
+    const mpt__weight *weight = &weights->rows[entry->weight - 1];
     copy->archive = a;
     copy->entry = entry;
+    copy->path = weight->path;
     copy->tensor = weight->tensor;
     copy->convert = mpt__convert_table_for(a->context->config.isa);
     copy->from = entry->dtype;
     copy->to = weight->tensor->dtype;
+    copy->shape = mpt__archive_shape(a, entry);
+    if (entry->transpose) {
+        copy->shape.dim[0] = copy->shape.dim[1];
+        copy->shape.dim[1] = mpt__archive_shape(a, entry).dim[0];
+    }
     return true;
 }
 
-/* Checks that an entry can become its parameter, or records an error. */
-static bool mpt__load_check(mpt__copy *copy, const char *path) {
+/* Checks that an entry can become its parameter or a part of it, or records an error. */
+static bool mpt__load_check(mpt__copy *copy) {
     mpt__archive *a = copy->archive;
-    mpt_shape want = copy->tensor->shape, got = mpt__archive_shape(a, copy->entry);
-    bool same = want.rank == copy->entry->rank;
-    for (int i = 0; same && i < want.rank; i++) same = want.dim[i] == got.dim[i];
-    if (!same)
-        return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s has shape %S, the parameter %S",
-                           a->name, path, &got, &want);
+    const mpt__entry *entry = copy->entry;
+    mpt_shape want = copy->tensor->shape;
+    char shown[MPT__SHOWN_NAME];
+    bool divides = entry->parts == 1 || (want.rank > 0 && want.dim[0] % entry->parts == 0);
+    bool same = divides && want.rank == entry->rank && (!entry->transpose || entry->rank == 2);
+    if (divides && want.rank > 0) want.dim[0] /= entry->parts;
+    for (int i = 0; same && i < want.rank; i++) same = want.dim[i] == copy->shape.dim[i];
+    if (!same) {
+        mpt_shape got = mpt__archive_shape(a, entry);
+        bool renamed = !mpt__span_is(entry->name, copy->path);
+        return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s%s%s has shape %S%s, %s %S", a->name,
+                           mpt__show_name(entry->name, shown), renamed ? ", renamed to " : "",
+                           renamed ? copy->path : "", &got,
+                           entry->transpose ? ", to be transposed" : "",
+                           entry->parts > 1 ? "a part of the parameter" : "the parameter", &want);
+    }
     bool converts = copy->from == copy->to || mpt__dtype_info[copy->to].is_float;
     if (!mpt__elements_known(copy->from) || !converts)
-        return mpt__reject(
-            a->context, MPT_ERROR_DTYPE, "%s: %s is %s, which does not convert to %s", a->name,
-            path, mpt__file_dtype_name(copy->entry->dtype), mpt__dtype_info[copy->to].name);
-    return mpt__copy_check(copy, path);
+        return mpt__reject(a->context, MPT_ERROR_DTYPE,
+                           "%s: %s is %s, which does not convert to %s", a->name, copy->path,
+                           mpt__file_dtype_name(entry->dtype), mpt__dtype_info[copy->to].name);
+    return mpt__copy_check(copy);
 }
 
-/* Names on one side only, counted and the first one given: that of the file shortened and without
-   control characters. */
-static bool mpt__load_strict(const mpt__archive *a, int64_t missing, const char *first_missing) {
-    const mpt__entry *first = NULL;
-    char name[96] = "";
-    int64_t extra = 0;
+/* Gives an entry its place; false with an error recorded where that is another one's. */
+static bool mpt__load_place(mpt__archive *a, const mpt__weights *weights, mpt__entry *entry,
+                            const mpt__entry *found) {
+    mpt__weight *weight = &weights->rows[found->begin];
+    const uint32_t bit = 1u << entry->part;
+    char shown[MPT__SHOWN_NAME];
+    if (weight->seen && (weight->parts != entry->parts || (weight->seen & bit)))
+        return mpt__reject(a->context, MPT_ERROR_FORMAT,
+                           "%s: %s becomes %s, and so does another tensor of the file", a->name,
+                           mpt__show_name(entry->name, shown), weight->path);
+    weight->parts = entry->parts;
+    weight->seen |= bit;
+    entry->weight = found->begin + 1;
+    return true;
+}
+
+/* Finds the parameter of each entry by way of the sorted paths. */
+static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
+                          const mpt_load_config *config, mpt__entry *paths) {
+    uint8_t room[2][MPT__LOAD_NAME];
+    char shown[MPT__SHOWN_NAME];
+    mpt__span name;
+    for (int64_t i = 0; i < weights->count; i++) {
+        paths[i].name = mpt__span_of(weights->rows[i].path);
+        paths[i].begin = i;
+    }
+    mpt__entries_sort(paths, weights->count, true);
+    for (int64_t i = 0; i < a->count; i++) {
+        mpt__entry *entry = &a->entries[i], *found;
+        for (int k = 0; k < config->ignore_count && !entry->ignored; k++)
+            entry->ignored = mpt__pattern_fits(config->ignore[k], entry->name, &name);
+        if (entry->ignored) continue;
+        if (!mpt__load_rename(config, entry, &name, room))
+            return mpt__reject(a->context, MPT_ERROR_ARGUMENT,
+                               "%s: the renames make more than %d bytes of %s", a->name,
+                               MPT__LOAD_NAME, mpt__show_name(entry->name, shown));
+        found = mpt__entries_find(paths, weights->count, name);
+        if (found && !mpt__load_place(a, weights, entry, found)) return false;
+    }
+    return true;
+}
+
+/* Names on one side only, counted and the first one given. */
+static bool mpt__load_strict(const mpt__weights *weights, const mpt__archive *a,
+                             const mpt_load_config *config) {
+    const char *first_missing = "";
+    mpt__entry *first = NULL;
+    char shown[MPT__SHOWN_NAME] = "", made[MPT__SHOWN_NAME] = "";
+    uint8_t room[2][MPT__LOAD_NAME];
+    int64_t missing = 0, extra = 0;
+    for (int64_t i = weights->count - 1; i >= 0; i--) {
+        const mpt__weight *weight = &weights->rows[i];
+        if (weight->seen && weight->seen == (1u << weight->parts) - 1) continue;
+        first_missing = weight->path, missing++;
+    }
     for (int64_t i = a->count - 1; i >= 0; i--)
-        if (!a->entries[i].used) first = &a->entries[i], extra++;
-    for (size_t i = 0; first && i < first->name.length && i < sizeof name - 1; i++)
-        name[i] = first->name.text[i] < 0x20 ? '?' : (char)first->name.text[i];
+        if (!a->entries[i].weight && !a->entries[i].ignored) first = &a->entries[i], extra++;
+    if (first) {
+        mpt__span name;
+        mpt__load_rename(config, first, &name, room);
+        mpt__show_name(first->name, shown);
+        if (name.text != first->name.text) mpt__show_name(name, made);
+    }
     return (missing == 0 && extra == 0) ||
            mpt__reject(a->context, MPT_ERROR_FORMAT,
-                       "%s: %lld parameters are missing%s%s; %lld tensors have no parameter%s%s; "
-                       "strict = false takes what fits",
+                       "%s: %lld parameters are missing%s%s; %lld tensors have no parameter%s%s%s"
+                       "%s; of mpt_load_config, strict = false takes what fits, and renames and "
+                       "ignore tell about names",
                        a->name, missing, missing ? ", first " : "", first_missing, extra,
-                       extra ? ", first " : "", name);
+                       extra ? ", first " : "", shown, *made ? ", renamed to " : "", made);
 }
 
 /* Checks all, then copies all. Returns how many, 0 with an error recorded. */
-static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a, bool strict) {
-    const char *first_missing = "";
-    int64_t missing = 0;
+static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a,
+                             const mpt_load_config *config) {
+    const size_t bytes = (size_t)(weights->count + 1) * sizeof(mpt__entry);
+    mpt__entry *paths = (mpt__entry *)mpt__host_new(a->context, bytes);
+    bool good = paths && mpt__load_map(weights, a, config, paths);
     mpt__copy copy;
     int found = 0;
-    for (int64_t i = 0; i < weights->count; i++) {
-        const char *path = weights->rows[i].path;
-        if (mpt__copy_begin(&copy, a, &weights->rows[i])) {
-            if (!mpt__load_check(&copy, path)) return 0;
-        } else if (missing++ == 0) {
-            first_missing = path;
-        }
-    }
-    if (strict && !mpt__load_strict(a, missing, first_missing)) return 0;
-    for (int64_t i = 0; i < weights->count; i++) {
-        if (!mpt__copy_begin(&copy, a, &weights->rows[i])) continue;
+    mpt__host_free(a->context, paths, bytes);
+    for (int64_t i = 0; good && i < a->count; i++)
+        if (mpt__copy_begin(&copy, a, weights, &a->entries[i])) good = mpt__load_check(&copy);
+    if (!good || (config->strict && !mpt__load_strict(weights, a, config))) return 0;
+    for (int64_t i = 0; i < a->count; i++) {
+        if (!mpt__copy_begin(&copy, a, weights, &a->entries[i])) continue;
         if (!mpt__copy_in(&copy)) return 0;
         found++;
     }
@@ -851,10 +1024,11 @@ static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a, bool 
 /* The part of a load that follows once the archive was read, or was not. */
 static mpt_status mpt__load_end(mpt_module module, mpt__archive *a, bool good,
                                 const mpt_load_config *config, int *loaded) {
+    mpt_load_config defaults = mpt_load_config_default();
     mpt__weights weights = {NULL, 0};
     uint32_t state = mpt__flush_denormals(false);
     if (good && mpt__weights_make(module, &weights)) {
-        int found = mpt__load_weights(&weights, a, !config || config->strict);
+        int found = mpt__load_weights(&weights, a, config ? config : &defaults);
         if (loaded) *loaded = found;
     }
     mpt__restore_denormals(state);
@@ -864,12 +1038,13 @@ static mpt_status mpt__load_end(mpt_module module, mpt__archive *a, bool good,
 }
 
 static bool mpt__load_begin(mpt_module module, const char *op, mpt__archive *a, const char *name,
-                            int *loaded) {
+                            const mpt_load_config *config, int *loaded) {
     memset(a, 0, sizeof *a);
     a->context = module.context;
     a->name = name;
     if (loaded) *loaded = 0;
-    return mpt__enter(a->context, op) && mpt__module_at(a->context, module);
+    return mpt__enter(a->context, op) && mpt__module_at(a->context, module) &&
+           (!config || mpt__load_config_good(a->context, config));
 }
 
 MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
@@ -877,7 +1052,8 @@ MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_l
     mpt_context *context = module.context;
     mpt__archive archive;
     mpt__reader file;
-    if (!mpt__load_begin(module, "mpt_load", &archive, path, loaded) || mpt__no_files(context))
+    if (!mpt__load_begin(module, "mpt_load", &archive, path, config, loaded) ||
+        mpt__no_files(context))
         return mpt__status_of(context);
     if (!path || !*path) return mpt__error(context, MPT_ERROR_ARGUMENT, "path is empty");
     if (!mpt__reader_open(&file, context, path)) return context->base.status;
@@ -890,7 +1066,7 @@ MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size
                                        const mpt_load_config *config, int *loaded) {
     mpt_context *context = module.context;
     mpt__archive archive;
-    if (!mpt__load_begin(module, "mpt_load_memory", &archive, "memory", loaded))
+    if (!mpt__load_begin(module, "mpt_load_memory", &archive, "memory", config, loaded))
         return mpt__status_of(context);
     if (!data) return mpt__error(context, MPT_ERROR_ARGUMENT, "data is NULL");
     bool good = mpt__archive_read_memory(&archive, (const uint8_t *)data, bytes);

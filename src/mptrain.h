@@ -83,6 +83,8 @@ MPT__END_LEVEL
 MPT__BEGIN_DATA
 #include "70_data.c"
 #include "71_transform.c"
+#include "71_table.c"
+#include "71_array.c"
 #include "71_image.c"
 #include "71_text.c"
 #include "72_loader.c"

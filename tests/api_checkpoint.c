@@ -286,6 +286,156 @@ TEST(strict_and_subset) {
     mpt_destroy(context);
 }
 
+/* ---- other names ---- */
+
+/* weight [2, 3] and bias [2] of a linear(3, 2) as others save them: bytes 0.. as u8, which convert
+   exactly. */
+static mpt_status load_named(mpt_module net, const char *header, size_t data,
+                             const mpt_load_config *config, int *loaded, float values[8]) {
+    uint8_t file[1024];
+    size_t n = make_file(file, header, data);
+    mpt_status status = mpt_load_memory(net, file, n, config, loaded);
+    if (status != MPT_OK) return status;
+    mpt_read_f32(mpt_parameter(net, "weight"), values, 6);
+    mpt_read_f32(mpt_parameter(net, "bias"), values + 6, 2);
+    return status;
+}
+
+#define U8(NAME, SHAPE, FROM, TO) \
+    "\"" NAME "\":{\"dtype\":\"U8\",\"shape\":[" SHAPE "],\"data_offsets\":[" #FROM "," #TO "]}"
+
+TEST(renamed_and_ignored) {
+    static const mpt_rename rules[] = {{"model.*", "*", false, 0, 0},
+                                       {"*.attn.c.weight", "*.weight", true, 0, 0},
+                                       {"*.attn.c.bias", "*.bias", false, 0, 0},
+                                       {"h.*", "*", false, 0, 0}, /* of what came before */
+                                       {"7.*", "*", false, 0, 0}};
+    static const char *const ignored[] = {"*.mask", "exactly"};
+    static const float want[8] = {0, 2, 4, 1, 3, 5, 6, 7};
+    const char *header = "{" U8("model.h.7.attn.c.weight", "3,2", 0, 6) "," U8(
+        "h.7.attn.c.bias", "2", 6, 8) "," U8("model.h.7.mask", "1,1", 8, 9) "}";
+    mpt_context *context = make_context();
+    mpt_module net = mpt_nn_linear(context, 3, 2);
+    mpt_load_config config = mpt_load_config_default();
+    float got[8] = {0};
+    int loaded = -1;
+    config.renames = rules, config.rename_count = 5;
+    config.ignore = ignored, config.ignore_count = 2;
+    CHECK_EQ_INT(load_named(net, header, 9, &config, &loaded, got), MPT_OK);
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK_EQ_INT(loaded, 2);
+    for (int i = 0; i < 8; i++) CHECK_NEAR(got[i], want[i], 0.0);
+    config.ignore_count = 0; /* an unexpected name, as the file and as the rules say it */
+    CHECK_EQ_INT(load_named(net, header, 9, &config, &loaded, got), MPT_ERROR_FORMAT);
+    CHECK_CONTAINS(mpt_error(context), "0 parameters are missing; 1 tensors have no parameter, "
+                                       "first model.h.7.mask, renamed to mask");
+    mpt_clear_error(context);
+    config.strict = false;
+    CHECK_EQ_INT(load_named(net, header, 9, &config, &loaded, got), MPT_OK);
+    CHECK_EQ_INT(loaded, 2);
+    config.strict = true;
+    header = "{" U8("model.weight", "2,3", 0, 6) "," U8("weights", "2", 6, 8) "}";
+    CHECK_EQ_INT(load_named(net, header, 8, &config, &loaded, got), MPT_ERROR_FORMAT);
+    CHECK_CONTAINS(mpt_error(context), "1 parameters are missing, first bias; 1 tensors have no "
+                                       "parameter, first weights; of mpt_load_config");
+    mpt_destroy(context);
+}
+
+TEST(parts_of_a_parameter) {
+    static const mpt_rename rules[] = {{"q", "weight", false, 0, 2},
+                                       {"k", "weight", false, 1, 2},
+                                       {"turned", "weight", true, 1, 2},
+                                       {"third", "weight", false, 0, 3}};
+    static const float want[8] = {3, 4, 5, 0, 1, 2, 6, 7};
+#define K_Q_BIAS(K, Q) "{" K "," Q "," U8("bias", "2", 6, 8) "}"
+    static const struct {
+        const char *header;
+        mpt_status status;
+        const char *text;
+    } rows[] = {
+        {K_Q_BIAS(U8("k", "1,3", 0, 3), U8("q", "1,3", 3, 6)), MPT_OK, ""},
+        {K_Q_BIAS(U8("turned", "3,1", 0, 3), U8("q", "1,3", 3, 6)), MPT_OK, ""},
+        {K_Q_BIAS(U8("k", "1,3", 0, 3), U8("x", "1,3", 3, 6)), MPT_ERROR_FORMAT,
+         "1 parameters are missing, first weight; 1 tensors have no parameter, first x"},
+        {K_Q_BIAS(U8("k", "1,3", 0, 3), U8("turned", "3,1", 3, 6)), MPT_ERROR_FORMAT,
+         "turned becomes weight, and so does another tensor of the file"},
+        {K_Q_BIAS(U8("k", "1,3", 0, 3), U8("weight", "1,3", 3, 6)), MPT_ERROR_FORMAT,
+         "weight becomes weight, and so does another tensor of the file"},
+        {K_Q_BIAS(U8("k", "3,1", 0, 3), U8("q", "1,3", 3, 6)), MPT_ERROR_SHAPE,
+         "k, renamed to weight has shape [3, 1], a part of the parameter [1, 3]"},
+        {K_Q_BIAS(U8("turned", "1,3", 0, 3), U8("q", "1,3", 3, 6)), MPT_ERROR_SHAPE,
+         "turned, renamed to weight has shape [1, 3], to be transposed, a part"},
+        {K_Q_BIAS(U8("turned", "3", 0, 3), U8("q", "1,3", 3, 6)), MPT_ERROR_SHAPE,
+         "has shape [3], to be transposed"},
+        {K_Q_BIAS(U8("third", "1,3", 0, 3), U8("x", "1,3", 3, 6)), MPT_ERROR_SHAPE,
+         "third, renamed to weight has shape [1, 3], a part of the parameter [2, 3]"},
+    };
+    mpt_context *context = make_context();
+    mpt_module net = mpt_nn_linear(context, 3, 2);
+    mpt_load_config config = mpt_load_config_default();
+    uint64_t before = mpt_module_hash(net);
+    config.renames = rules, config.rename_count = 4;
+    for (size_t i = sizeof rows / sizeof *rows; i-- > 0;) {
+        float got[8] = {0};
+        CHECK_EQ_INT(load_named(net, rows[i].header, 8, &config, NULL, got), rows[i].status);
+        CHECK_CONTAINS(mpt_error(context), rows[i].text);
+        for (int k = 0; k < 8 && rows[i].status == MPT_OK; k++) CHECK_NEAR(got[k], want[k], 0.0);
+        mpt_clear_error(context);
+        CHECK((mpt_module_hash(net) == before) == (i > 1));
+    }
+    mpt_destroy(context);
+}
+
+/* Three blocks of elements, turned, from fp16 into fp32 and into bf16. */
+TEST(transposed_and_converted) {
+    enum { ROWS = 37, COLUMNS = 61, NUMEL = ROWS * COLUMNS };
+    static const mpt_rename turn = {"*", "*", true, 0, 0};
+    static uint8_t file[2 * NUMEL + 256];
+    static float got[NUMEL];
+    mpt_context *context = make_context();
+    mpt_load_config config = mpt_load_config_default();
+    const size_t n = make_file(
+        file, "{\"weight\":{\"dtype\":\"F16\",\"shape\":[61,37],\"data_offsets\":[0,4514]}}",
+        sizeof(uint16_t) * NUMEL);
+    config.renames = &turn, config.rename_count = 1;
+    for (int i = 0; i < NUMEL; i++) { /* 1 + i % 128 / 128: exact in both */
+        file[n - 2 * NUMEL + 2 * (size_t)i] = (uint8_t)(i % 128 * 8);
+        file[n - 2 * NUMEL + 2 * (size_t)i + 1] = (uint8_t)(0x3c | i % 128 * 8 >> 8);
+    }
+    for (int half = 0; half < 2; half++) {
+        mpt_module net = mpt_nn_linear_no_bias(context, COLUMNS, ROWS);
+        if (half) mpt_half(net, MPT_BF16);
+        CHECK_EQ_INT(mpt_load_memory(net, file, n, &config, NULL), MPT_OK);
+        mpt_read_f32(mpt_parameter(net, "weight"), got, NUMEL);
+        for (int i = 0; i < NUMEL; i++)
+            CHECK_NEAR(got[i], 1.0 + (i % COLUMNS * ROWS + i / COLUMNS) % 128 / 128.0, 0.0);
+    }
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
+TEST(names_that_grow_too_long) {
+    char to[1020];
+    mpt_context *context = make_context();
+    mpt_module net = mpt_nn_linear(context, 3, 2);
+    mpt_load_config config = mpt_load_config_default();
+    uint8_t file[1500];
+    memset(to, 'n', sizeof to);
+    to[0] = '*', to[1019] = 0;
+    const mpt_rename rule = {"*", to, false, 0, 0};
+    config.renames = &rule, config.rename_count = 1;
+    for (int i = 0; i < 2; i++) { /* 1024 bytes, and one more */
+        size_t n = make_file(
+            file, i ? "{" U8("1234567", "1", 0, 1) "}" : "{" U8("123456", "1", 0, 1) "}", 1);
+        CHECK_EQ_INT(mpt_load_memory(net, file, n, &config, NULL),
+                     i ? MPT_ERROR_ARGUMENT : MPT_ERROR_FORMAT);
+        CHECK_CONTAINS(mpt_error(context), i ? "the renames make more than 1024 bytes of 1234567"
+                                             : "123456, renamed to 123456nn");
+        mpt_clear_error(context);
+    }
+    mpt_destroy(context);
+}
+
 /* What does not fit is refused before anything changes, also outside strict mode. */
 TEST(shapes_and_dtypes_that_do_not_fit) {
     static const struct {
@@ -675,6 +825,10 @@ TEST_TABLE = {T(file_round_trip),
               T(forward_uses_loaded_weights),
               T(names_with_escapes),
               T(strict_and_subset),
+              T(renamed_and_ignored),
+              T(parts_of_a_parameter),
+              T(transposed_and_converted),
+              T(names_that_grow_too_long),
               T(shapes_and_dtypes_that_do_not_fit),
               T(overflow_is_refused),
               T(refused_headers),

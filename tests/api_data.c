@@ -2,16 +2,11 @@
  * at their place, memory. */
 #include MPTRAIN_HEADER_FILE
 #include "harness.h"
+#include "memory.h"
 
 #include <math.h>
 
 /* ---- small helpers ---- */
-
-static mpt_context *make_context(void) {
-    mpt_config config = mpt_config_default();
-    config.threads = 1;
-    return mpt_create(&config);
-}
 
 /* A pixel that depends on sample and place. */
 static uint8_t pixel(int64_t sample, int64_t at) { return (uint8_t)(sample * 7 + at * 13 + 5); }
@@ -489,15 +484,18 @@ static bool have_threads(mpt_context *context) {
     return built;
 }
 
+#define NEEDS_THREADS(workers)                  \
+    if ((workers) && !have_threads(context)) { \
+        mpt_destroy(context);                   \
+        SKIP("threads");                        \
+    }
+
 TEST(same_bits_for_0_1_4_workers) {
     static const int workers[] = {0, 1, 4};
     uint64_t want[3] = {0, 0, 0};
     for (int w = 0; w < 3; w++) {
         mpt_context *context = make_context();
-        if (!have_threads(context)) {
-            mpt_destroy(context);
-            SKIP("threads");
-        }
+        NEEDS_THREADS(1)
         user_source source = {-1, 0, 200000};
         mpt_dataset user = make_user(context, &source), bytes = make_bytes(context, COUNT);
         mpt_normalize(bytes, 0.25, 0.125);
@@ -543,10 +541,7 @@ TEST(same_bits_for_0_1_4_workers) {
 TEST(worker_errors_at_their_place) {
     for (int workers = 0; workers <= 3; workers += 3) {
         mpt_context *context = make_context();
-        if (workers && !have_threads(context)) {
-            mpt_destroy(context);
-            SKIP("threads");
-        }
+        NEEDS_THREADS(workers)
         user_source source = {22, 0, 0};
         mpt_loader loader = make_loader(context, make_user(context, &source), 5, false, workers);
         mpt_batch batch;
@@ -573,10 +568,7 @@ TEST(worker_errors_at_their_place) {
 TEST(bad_samples_left_out) {
     for (int workers = 0; workers <= 3; workers += 3) {
         mpt_context *context = make_context();
-        if (workers && !have_threads(context)) {
-            mpt_destroy(context);
-            SKIP("threads");
-        }
+        NEEDS_THREADS(workers)
         user_source source = {22, 0, 0};
         mpt_loader_config config = mpt_loader_config_default();
         config.batch = 5, config.workers = workers, config.skip_bad = true;
@@ -693,10 +685,7 @@ TEST(end_while_workers_run) {
     for (int round = 0; round < 20; round++) {
         mpt_context *context = make_context();
         user_source source = {-1, 0, 20000};
-        if (!have_threads(context)) {
-            mpt_destroy(context);
-            SKIP("threads");
-        }
+        NEEDS_THREADS(1)
         mpt_dataset dataset = make_user(context, &source);
         mpt_loader loader = make_loader(context, dataset, 4, true, 3);
         mpt_batch batch;
@@ -710,13 +699,6 @@ TEST(end_while_workers_run) {
 }
 
 /* ---- misuse ---- */
-
-static bool have_files(mpt_context *context) {
-    mpt_idx(context, "no such file", NULL);
-    bool built = strstr(mpt_error(context), "MPTRAIN_NO_FILES") == NULL;
-    mpt_clear_error(context);
-    return built;
-}
 
 TEST(misuse_is_named) {
     mpt_context *context = make_context(), *other = make_context();
@@ -781,39 +763,9 @@ TEST(misuse_is_named) {
 
 /* ---- memory ---- */
 
-typedef struct counted {
-    int64_t calls, live;
-    int64_t fail_after; /* calls until the allocator says no; -1 = never */
-} counted;
-
-static void *counted_allocate(void *user, size_t bytes, size_t alignment) {
-    counted *c = (counted *)user;
-    if (c->fail_after >= 0 && c->calls >= c->fail_after) return NULL;
-    c->calls++;
-    c->live += (int64_t)bytes;
-    char *block = (char *)malloc(bytes + alignment + sizeof(void *));
-    uintptr_t at = ((uintptr_t)block + sizeof(void *) + alignment - 1) / alignment * alignment;
-    memcpy((char *)at - sizeof block, &block, sizeof block);
-    return (void *)at;
-}
-
-static void counted_release(void *user, void *pointer, size_t bytes, size_t alignment) {
-    counted *c = (counted *)user;
-    char *block;
-    (void)alignment;
-    c->live -= (int64_t)bytes;
-    memcpy(&block, (char *)pointer - sizeof block, sizeof block);
-    free(block);
-}
-
 static mpt_context *counted_context(counted *c) {
     mpt_config config = mpt_config_default();
-    memset(c, 0, sizeof *c);
-    c->fail_after = -1;
-    config.threads = 1;
-    config.allocator.allocate = counted_allocate;
-    config.allocator.release = counted_release;
-    config.allocator.user = c;
+    count_memory(&config, c);
     return mpt_create(&config);
 }
 
@@ -847,7 +799,7 @@ TEST(out_of_memory_while_creating) {
         double halves[2] = {0.5, 0.5};
         mpt_dataset parts[2];
         int64_t samples = 0;
-        c.fail_after = c.calls + fail;
+        c.fails = c.calls + fail + 1, c.onwards = true;
         mpt_dataset dataset = make_bytes(context, COUNT);
         mpt_random_split(dataset, halves, 2, 3, parts);
         mpt_loader loader = make_loader(context, parts[1], 4, true, 0);
@@ -857,7 +809,7 @@ TEST(out_of_memory_while_creating) {
             CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_MEMORY);
         else
             CHECK_EQ_INT(samples, COUNT / 2);
-        c.fail_after = -1;
+        c.fails = 0;
         mpt_clear_error(context);
         samples = 0;
         dataset = make_bytes(context, COUNT);

@@ -12,49 +12,13 @@
 
 #include "golden.h"
 #include "harness.h"
+#include "memory.h"
 
 #ifdef MPTRAIN_STB_IMAGE
 #define NEEDS_STB (void)0
 #else
 #define NEEDS_STB SKIP("stb_image.h")
 #endif
-
-static mpt_context *make_context(void) {
-    mpt_config config = mpt_config_default();
-    config.threads = 1;
-    return mpt_create(&config);
-}
-
-/* An allocator that says no at one call, and knows what it gave. */
-typedef struct counted {
-    int64_t calls, fails, live;
-} counted;
-
-static void *counted_allocate(void *user, size_t bytes, size_t alignment) {
-    counted *c = (counted *)user;
-    if (++c->calls == c->fails) return NULL;
-    char *block = (char *)malloc(bytes + alignment + sizeof(void *));
-    if (!block) return NULL;
-    c->live += (int64_t)bytes;
-    uintptr_t at = ((uintptr_t)block + sizeof(void *) + alignment - 1) / alignment * alignment;
-    memcpy((char *)at - sizeof block, &block, sizeof block);
-    return (void *)at;
-}
-
-static void counted_release(void *user, void *pointer, size_t bytes, size_t alignment) {
-    char *block;
-    (void)alignment;
-    ((counted *)user)->live -= (int64_t)bytes;
-    memcpy(&block, (char *)pointer - sizeof block, sizeof block);
-    free(block);
-}
-
-static void count_memory(mpt_config *config, counted *c) {
-    memset(c, 0, sizeof *c);
-    config->threads = 1;
-    config->allocator.allocate = counted_allocate, config->allocator.release = counted_release;
-    config->allocator.user = c;
-}
 
 /* ==== Files in memory, which several threads may read ==== */
 
@@ -529,11 +493,6 @@ static mpt_dataset folder_of(mpt_context *context, const char *root, const mpt_t
     config.steps = steps, config.step_count = count, config.manifest = manifest;
     return mpt_image_folder(context, root, &config);
 }
-
-#define EXPECT(code, text)                       \
-    CHECK_EQ_INT(mpt_error_code(context), code); \
-    CHECK_CONTAINS(mpt_error(context), text);    \
-    mpt_clear_error(context)
 
 TEST(folders_in_order) {
     static uint8_t small[4][256], wide[512];

@@ -2,81 +2,12 @@
  */
 #include MPTRAIN_HEADER_FILE
 #include "harness.h"
-
-static mpt_context *make_context(void) {
-    mpt_config config = mpt_config_default();
-    config.threads = 1;
-    return mpt_create(&config);
-}
-
-static bool have_files(mpt_context *context) {
-    mpt_char_tokenizer(context, "no such file");
-    bool built = strstr(mpt_error(context), "MPTRAIN_NO_FILES") == NULL;
-    mpt_clear_error(context);
-    return built;
-}
-
-#define NEEDS_FILES             \
-    if (!have_files(context)) { \
-        mpt_destroy(context);   \
-        SKIP("files");          \
-    }
-
-#define EXPECT(code, text)                       \
-    CHECK_EQ_INT(mpt_error_code(context), code); \
-    CHECK_CONTAINS(mpt_error(context), text);    \
-    mpt_clear_error(context)
-
-/* Writes a scratch file and returns its path. */
-static const char *put_file(const char *name, const void *bytes, size_t n) {
-    const char *path = test_tmp_path(name);
-    FILE *file = fopen(path, "wb");
-    if (file) {
-        if (n) fwrite(bytes, 1, n, file);
-        fclose(file);
-    }
-    return path;
-}
-
-static const char *put_text(const char *name, const char *text) {
-    return put_file(name, text, strlen(text));
-}
+#include "memory.h"
 
 static uint64_t hash_tokens(const int32_t *tokens, int64_t n) {
     uint64_t hash = UINT64_C(14695981039346656037);
     for (int64_t i = 0; i < n; i++) hash = (hash ^ (uint64_t)tokens[i]) * UINT64_C(1099511628211);
     return hash;
-}
-
-/* An allocator that says no at one call, and knows what it gave. */
-typedef struct counted {
-    int64_t calls, fails, live;
-} counted;
-
-static void *counted_allocate(void *user, size_t bytes, size_t alignment) {
-    counted *c = (counted *)user;
-    if (++c->calls == c->fails) return NULL;
-    char *block = (char *)malloc(bytes + alignment + sizeof(void *));
-    if (!block) return NULL;
-    c->live += (int64_t)bytes;
-    uintptr_t at = ((uintptr_t)block + sizeof(void *) + alignment - 1) / alignment * alignment;
-    memcpy((char *)at - sizeof block, &block, sizeof block);
-    return (void *)at;
-}
-
-static void counted_release(void *user, void *pointer, size_t bytes, size_t alignment) {
-    char *block;
-    (void)alignment;
-    ((counted *)user)->live -= (int64_t)bytes;
-    memcpy(&block, (char *)pointer - sizeof block, sizeof block);
-    free(block);
-}
-
-static void count_memory(mpt_config *config, counted *c) {
-    memset(c, 0, sizeof *c);
-    config->threads = 1;
-    config->allocator.allocate = counted_allocate, config->allocator.release = counted_release;
-    config->allocator.user = c;
 }
 
 /* ==== Characters ==== */

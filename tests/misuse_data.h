@@ -79,6 +79,77 @@ TEST(datasets) {
     DATASET(mpt_dataset_destroy, mpt_dataset_destroy(h_));
 }
 
+static bool no_collate(void *user, const mpt_collation *batch, char *error, size_t error_size) {
+    (void)user, (void)batch;
+    snprintf(error, error_size, "no glue");
+    return false;
+}
+
+TEST(tables) {
+    mpt_context *c = f.context;
+    const char *text = "a,b\n1,x\n2,y\n";
+    const mpt_column columns[2] = {{"z", MPT_COLUMN_IGNORE}, {"a", (mpt_column_use)9}};
+    mpt_table_config t = mpt_table_config_default();
+    mpt_dataset table = mpt_csv_memory(c, text, strlen(text), NULL);
+    QUIET(mpt_table_config_default, t.delimiter == ',' && t.header);
+    QUIET(mpt_csv, mpt_csv(NULL, "a", NULL).slot == 0);
+    CASE(mpt_csv, ARGUMENT, "path is NULL", mpt_csv(c, NULL, &t));
+    CASE(mpt_csv, MPT_ERROR_IO, "cannot open no/such/file", mpt_csv(c, "no/such/file", NULL));
+    QUIET(mpt_csv_memory, mpt_csv_memory(NULL, text, 4, NULL).slot == 0);
+    CASE(mpt_csv_memory, ARGUMENT, "9 bytes of text at NULL", mpt_csv_memory(c, NULL, 9, NULL));
+    CASE(mpt_csv_memory, ARGUMENT, "0 bytes of text", mpt_csv_memory(c, text, 0, NULL));
+    CASE(mpt_csv_memory, ARGUMENT, "bytes of text", mpt_csv_memory(c, text, SIZE_MAX, NULL));
+    t.delimiter = '"';
+    CASE(mpt_csv_memory, ARGUMENT, "delimiter is byte 34", mpt_csv_memory(c, text, 12, &t));
+    t.delimiter = ',', t.dtype = MPT_F16;
+    CASE(mpt_csv_memory, DTYPE, "MPT_F32 or MPT_I64", mpt_csv_memory(c, text, 12, &t));
+    t.dtype = MPT_F32, t.column_count = 1;
+    CASE(mpt_csv_memory, ARGUMENT, "1 columns at NULL", mpt_csv_memory(c, text, 12, &t));
+    t.columns = columns;
+    CASE(mpt_csv_memory, ARGUMENT, "no column is named z", mpt_csv_memory(c, text, 12, &t));
+    t.columns = columns + 1;
+    CASE(mpt_csv_memory, ARGUMENT, "columns[0].use is 9", mpt_csv_memory(c, text, 12, &t));
+    t.column_count = 0, t.target = "2";
+    CASE(mpt_csv_memory, ARGUMENT, "no column is named 2", mpt_csv_memory(c, text, 12, &t));
+    t.target = NULL, t.like = f.t.data;
+    CASE(mpt_csv_memory, ARGUMENT, "not a table", mpt_csv_memory(c, text, 12, &t));
+    t.like = f.foreign_data;
+    CASE(mpt_csv_memory, BAD_HANDLE, "another context", mpt_csv_memory(c, text, 12, &t));
+    DATASET(mpt_table_fit, mpt_table_fit(h_, true));
+    CASE(mpt_table_fit, ARGUMENT, "not a table of mpt_csv", mpt_table_fit(f.t.data, true));
+    DATASET(mpt_column_name, CHECK(mpt_column_name(h_, 0) == NULL));
+    CASE(mpt_column_name, ARGUMENT, "not a table", mpt_column_name(f.t.data, 0));
+    QUIET(mpt_column_name, mpt_column_name(table, INT64_MIN) == NULL);
+    DATASET(mpt_category_name, CHECK(mpt_category_name(h_, 0, 0) == NULL));
+    QUIET(mpt_category_name, mpt_category_name(table, 0, -7) == NULL);
+    DATASET(mpt_dataset_shape, CHECK_EQ_INT(mpt_dataset_shape(h_).rank, -1));
+}
+
+TEST(arrays) {
+    mpt_context *c = f.context;
+    const char *none = "no/such/file";
+    mpt_raw_config r = mpt_raw_config_default();
+    QUIET(mpt_numpy_tensor, mpt_numpy_tensor(NULL, none, NULL).slot == 0);
+    CASE(mpt_numpy_tensor, ARGUMENT, "path is NULL", mpt_numpy_tensor(c, NULL, "x"));
+    CASE(mpt_numpy_tensor, MPT_ERROR_IO, "cannot open", mpt_numpy_tensor(c, none, NULL));
+    QUIET(mpt_npy, mpt_npy(NULL, none, none).slot == 0);
+    CASE(mpt_npy, ARGUMENT, "path is NULL", mpt_npy(c, NULL, none));
+    CASE(mpt_npy, MPT_ERROR_IO, "cannot open no/such/file", mpt_npy(c, none, NULL));
+    QUIET(mpt_npz, mpt_npz(NULL, none, "x", "y").slot == 0);
+    CASE(mpt_npz, ARGUMENT, "path is NULL", mpt_npz(c, NULL, "x", "y"));
+    CASE(mpt_npz, ARGUMENT, "inputs is NULL", mpt_npz(c, none, NULL, "y"));
+    QUIET(mpt_raw_config_default, r.dtype == MPT_F32);
+    QUIET(mpt_raw_files, mpt_raw_files(NULL, &r).slot == 0);
+    CASE(mpt_raw_files, ARGUMENT, "config is NULL", mpt_raw_files(c, NULL));
+    CASE(mpt_raw_files, ARGUMENT, "config->inputs is NULL", mpt_raw_files(c, &r));
+    r.inputs = none;
+    CASE(mpt_raw_files, MPT_ERROR_IO, "cannot open no/such/file", mpt_raw_files(c, &r));
+    r.count = -1;
+    CASE(mpt_raw_files, ARGUMENT, "count is -1", mpt_raw_files(c, &r));
+    r.count = 0, r.dtype = MPT_F8E4M3;
+    CASE(mpt_raw_files, DTYPE, "input dtype", mpt_raw_files(c, &r));
+}
+
 static bool no_apply(void *user, float *image, mpt_shape shape, uint64_t seed, char *error,
                      size_t error_size) {
     (void)user, (void)image, (void)shape, (void)seed;
@@ -218,6 +289,11 @@ TEST(loaders) {
     weights[3] = -1;
     LOADER_SETTING(weights, weights, ARGUMENT, "weight 3 is -1");
     LOADER_SETTING(samples, 5, ARGUMENT, "samples is 5; it counts those that weights draw");
+    LOADER_SETTING(world, 0, ARGUMENT, "rank 0 of world 0");
+    LOADER_SETTING(rank, 1, ARGUMENT, "rank 1 of world 1; ranks are 0 to world - 1");
+    LOADER_SETTING(rank, -1, ARGUMENT, "rank -1");
+    LOADER_SETTING(target_dtype, MPT_F32, DTYPE, "target_dtype float32 without collate");
+    LOADER_SETTING(target_dtype, MPT_U8; c_.collate = no_collate, DTYPE, "collate makes i64, f32");
     LOADER(mpt_loader_seek, mpt_loader_seek(h_, 0, 0));
     CASE(mpt_loader_seek, MPT_ERROR_INDEX, "batch 1000 of epoch 0",
          mpt_loader_seek(f.t.loader, 0, 1000));
@@ -226,6 +302,14 @@ TEST(loaders) {
     LOADER(mpt_loader_statistics, CHECK_EQ_INT(mpt_loader_statistics(h_).batches, 0));
     LOADER(mpt_loader_destroy, mpt_loader_destroy(h_));
 }
+
+#define LOAD_RULE(FROM, TO, PART, PARTS, TEXT)                                                  \
+    do {                                                                                        \
+        const mpt_rename rules_[2] = {{"a", "b", false, 0, 0}, {FROM, TO, false, PART, PARTS}}; \
+        mpt_load_config named_ = mpt_load_config_default();                                     \
+        named_.renames = rules_, named_.rename_count = 2;                                       \
+        CASE(mpt_load, ARGUMENT, TEXT, mpt_load(f.net, "unused", &named_, NULL));               \
+    } while (0)
 
 TEST(files) {
     mpt_load_config l = mpt_load_config_default();
@@ -237,6 +321,32 @@ TEST(files) {
     CASE(mpt_save, MPT_ERROR_IO, "no/such/place/file", mpt_save(f.net, "no/such/place/file"));
     MODULE(mpt_load, mpt_load(h_, "unused", NULL, NULL));
     CASE(mpt_load, ARGUMENT, "path is empty", mpt_load(f.net, NULL, &l, &loaded));
+    LOAD_RULE("", "x", 0, 0,
+              "renames[1]: expected names with one '*' at most, in `to` only if in `from`");
+    LOAD_RULE(NULL, "x", 0, 0, "renames[1]: expected names with one");
+    LOAD_RULE("x", NULL, 0, 0, "renames[1]: expected names with one");
+    LOAD_RULE("*.*", "x", 0, 0, "renames[1]: expected names with one '*' at most");
+    LOAD_RULE("x", "*", 0, 0, "renames[1]: expected names with one '*' at most, in `to` only if");
+    LOAD_RULE("x", "y", 1, 1,
+              "renames[1]: expected names with one '*' at most, in `to` only if in `from`, and "
+              "part 0 of 0 or a part of 1 to 16");
+    LOAD_RULE("x", "y", 1, 0, "renames[1]: expected names");
+    LOAD_RULE("x", "y", -1, 3, "renames[1]: expected names");
+    LOAD_RULE("x", "y", 0, -1, "renames[1]: expected names");
+    LOAD_RULE("x", "y", 0, 17, "renames[1]: expected names");
+    const char *const patterns[] = {"*.bias", "*x*", NULL};
+    for (int i = 0; i < 2; i++) {
+        l.ignore = patterns + i, l.ignore_count = 2;
+        CASE(mpt_load, ARGUMENT, "]: expected a name with one '*' at most",
+             mpt_load(f.net, "unused", &l, NULL));
+    }
+    l.ignore = NULL;
+    CASE(mpt_load_memory, ARGUMENT, "expected counts of 0, or tables",
+         mpt_load_memory(f.net, "0123456789", 10, &l, NULL));
+    l.ignore_count = 0, l.rename_count = -1;
+    CASE(mpt_load, ARGUMENT, "expected counts of 0, or tables",
+         mpt_load(f.net, "unused", &l, NULL));
+    l = mpt_load_config_default();
     CASE(mpt_load, MPT_ERROR_IO, "cannot open no/such/file",
          mpt_load(f.net, "no/such/file", NULL, NULL));
     MODULE(mpt_load_memory, mpt_load_memory(h_, "0123456789", 10, NULL, NULL));

@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "read_file.h"
+
 enum { MAX_ROOMS = 128, MAX_PATH_LENGTH = 512 };
 
 typedef struct {
@@ -33,24 +35,17 @@ static void fail(const char *format, ...) {
     exit(1);
 }
 
-/* The whole file as a string without '\r' and ending in '\n'; NULL when it cannot be opened. */
-static char *read_file(const char *path) {
-    FILE *file = fopen(path, "rb");
-    char *text = NULL;
-    size_t size = 0, capacity = 0, kept = 0, i, got;
-    if (!file) return NULL;
-    do {
-        if (size + 4096 + 2 > capacity) {
-            capacity = capacity * 2 + 8192;
-            text = (char *)realloc(text, capacity);
-            if (!text) fail("out of memory reading %s", path);
-        }
-        got = fread(text + size, 1, 4096, file);
-        size += got;
-    } while (got > 0);
-    fclose(file);
+/* The whole file as a string without '\r' and ending in '\n'; NULL when it cannot be read. */
+static char *read_text(const char *path) {
+    size_t size, kept = 0, i;
+    char *text = read_file(path, &size);
+    if (!text) return NULL;
     for (i = 0; i < size; i++) {
         if (text[i] != '\r') text[kept++] = text[i];
+    }
+    if (kept == size && kept > 0 && text[kept - 1] != '\n') {
+        text = (char *)realloc(text, size + 2);
+        if (!text) fail("out of memory reading %s", path);
     }
     if (kept > 0 && text[kept - 1] != '\n') text[kept++] = '\n';
     text[kept] = '\0';
@@ -112,7 +107,7 @@ static int was_seen(const amalgamation *a, const char *name) {
 static char *read_beside(const amalgamation *a, const char *name) {
     char path[MAX_PATH_LENGTH + 64];
     snprintf(path, sizeof path, "%s%s", a->folder, name);
-    return read_file(path);
+    return read_text(path);
 }
 
 /* Whether this line of a .c room belongs to its include guard, from `#ifndef X_INCLUDED` to the
@@ -172,7 +167,7 @@ int main(int argc, char **argv) {
     if (strlen(argv[1]) >= MAX_PATH_LENGTH || strlen(spine_name) >= 64) fail("path too long");
     memcpy(a.folder, argv[1], (size_t)(spine_name - argv[1]));
     strcpy(a.seen[a.n_seen++], spine_name);
-    spine = read_file(argv[1]);
+    spine = read_text(argv[1]);
     if (!spine) fail("cannot read %s", argv[1]);
     a.out = fopen(argv[2], "wb");
     if (!a.out) fail("cannot write %s", argv[2]);

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "read_file.h"
+
 enum { MAX_COLUMNS = 100, MAX_ROOM_LINES = 1200, MAX_EXAMPLE_LINES = 149 };
 enum { NO_ROOM = -1, LAUNCH_ROOM = 20 };
 
@@ -83,23 +85,11 @@ static void report(const char *format, ...) {
     findings++;
 }
 
-static char *read_file(const char *name) {
-    FILE *file = fopen(name, "rb");
-    char *text;
-    long size;
-    if (!file || fseek(file, 0, SEEK_END) != 0 || (size = ftell(file)) < 0) {
-        fprintf(stderr, "lint: cannot read %s\n", name);
-        exit(2);
-    }
-    rewind(file);
-    text = (char *)malloc((size_t)size + 1);
-    if (!text || fread(text, 1, (size_t)size, file) != (size_t)size) {
-        fprintf(stderr, "lint: cannot read %s\n", name);
-        exit(2);
-    }
-    fclose(file);
-    text[size] = '\0';
-    return text;
+static char *read_text(const char *name) {
+    char *text = read_file(name, NULL);
+    if (text) return text;
+    fprintf(stderr, "lint: cannot read %s\n", name);
+    exit(2);
 }
 
 static const char *base_name(const char *name) {
@@ -329,14 +319,14 @@ static void check_lines(char *text, char *blanked, int room) {
 }
 
 static void check_file(const char *name) {
-    char *text = read_file(name), *blanked = NULL;
+    char *text = read_text(name), *blanked = NULL;
     int room = room_number(name);
     path = name;
     line_number = 1;
     memset(broken, 0, sizeof broken);
     if (room != NO_ROOM) {
         check_guard(text, room);
-        blanked = read_file(name);
+        blanked = read_text(name);
         blank_comments_and_literals(blanked);
     }
     check_lines(text, blanked, room);
@@ -349,7 +339,7 @@ static void check_file(const char *name) {
    backends read it without the implementation. That a room includes only what is listed before it,
    the amalgamator checks. */
 static void check_spine(const char *name, int n_files, char **files) {
-    char *text = read_file(name), *at = text;
+    char *text = read_text(name), *at = text;
     int last = 0, i;
     path = name;
     blank_comments_and_literals(text);

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "read_file.h"
+
 enum { MAX_NAMES = 4096, MAX_NAME = 64, MAX_BLOCK = 1 << 16 };
 
 /* Where the declarations end and the implementation begins. */
@@ -36,19 +38,9 @@ static void fail(const char *format, ...) {
     exit(1);
 }
 
-static char *read_file(const char *path) {
-    FILE *file = fopen(path, "rb");
-    char *text = NULL;
-    size_t size = 0, got;
-    if (!file) fail("cannot read %s", path);
-    do {
-        text = (char *)realloc(text, size + 4097);
-        if (!text) fail("out of memory reading %s", path);
-        got = fread(text + size, 1, 4096, file);
-        size += got;
-    } while (got > 0);
-    fclose(file);
-    text[size] = '\0';
+static char *read_text(const char *path) {
+    char *text = read_file(path, NULL);
+    if (!text) fail("cannot read %s", path);
     return text;
 }
 
@@ -265,7 +257,7 @@ int main(int argc, char **argv) {
     int i;
     if (argc < 3 || (!check && argc != 3))
         fail("usage: reference HEADER OUTPUT, or reference --check HEADER TEXT...");
-    header = read_file(argv[1 + check]);
+    header = read_text(argv[1 + check]);
     api = strstr(header, "\n*/\n");
     end = strstr(header, end_of_api);
     if (!api || !end || !strstr(header, "==== MANUAL 1")) fail("this is not mptrain.h");
@@ -280,7 +272,7 @@ int main(int argc, char **argv) {
     if (check) {
         p.findings += check_text(argv[2], header, api, api, end);
         for (i = 3; i < argc; i++) {
-            char *text = read_file(argv[i]);
+            char *text = read_text(argv[i]);
             p.findings += check_text(argv[i], text, text + strlen(text), api, end);
             free(text);
         }

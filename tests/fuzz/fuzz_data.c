@@ -1,6 +1,7 @@
 /* fuzz_data.c: the other files that data comes in. The first byte says which, the next two how much
    of the rest is the first of two files: the vocabulary and merges of a BPE tokenizer, a text for
-   characters, records of CIFAR-10, tokens, the manifest of an image folder (in a build with
+   characters, records of CIFAR-10, tokens, a table and one like it, two .npy or an .npz, the
+   manifest of an image folder (in a build with
    stb_image; its pictures are not decoded). What is accepted is used: texts go there and back,
    every sample is made. No allocation exceeds a few times the files. */
 #if defined(__has_include)
@@ -11,7 +12,7 @@
 #endif
 #include "fuzz.h"
 
-enum { MAX_SIZE = 4096, BPE, CHARS, CIFAR, TOKENS, MANIFEST, KINDS };
+enum { MAX_SIZE = 4096, BPE, CHARS, CIFAR, TOKENS, MANIFEST, TABLE, NPY, NPZ, KINDS };
 
 static void put_file(disk *d, const char *path, const void *data, size_t size) {
     disk_file *file = (disk_file *)disk_open(d, path, 'w');
@@ -41,11 +42,42 @@ static void there_and_back(mpt_context *context, mpt_tokenizer t, const char *te
     PROMISE(memcmp(back, text, n) == 0);
 }
 
+static int64_t shape_count(mpt_shape shape) {
+    int64_t n = 1;
+    for (int i = 0; i < shape.rank; i++) n *= shape.dim[i];
+    return n;
+}
+
 static void every_sample(mpt_context *context, mpt_dataset data) {
-    static float input[MAX_SIZE];
+    static float input[1 << 21]; /* a one-hot input per byte of a table, and more */
+    if (shape_count(mpt_dataset_shape(data)) > 1 << 21) return;
     for (int64_t i = 0; i < mpt_dataset_size(data) && i < 300; i++)
         mpt_sample(data, i, input, NULL);
     mpt_clear_error(context); /* tokens beyond a vocabulary */
+}
+
+/* Columns by the bits of `flags`; the second table may be like the first. */
+static mpt_dataset read_tables(mpt_context *context, int flags) {
+    static const char delimiters[4] = {',', ';', '\t', ' '};
+    const mpt_column columns[2] = {{"0", (mpt_column_use)(flags / 16 % 7)},
+                                   {"-1", (mpt_column_use)(flags / 16 % 5 + 2)}};
+    mpt_table_config config = mpt_table_config_default();
+    config.header = flags & 1, config.missing = flags & 2;
+    config.delimiter = delimiters[flags / 4 % 4];
+    if (flags & 64) config.dtype = MPT_I64;
+    if (flags & 128) config.columns = columns, config.column_count = 2;
+    mpt_dataset table = mpt_csv(context, "r/1", &config);
+    if (!table.slot) return table;
+    for (int64_t i = 0; mpt_column_name(table, i) && i < 40; i++)
+        for (int64_t k = 0; mpt_category_name(table, i, k) && k < 40; k++) continue;
+    every_sample(context, table);
+    mpt_table_fit(mpt_subset(table, 0, 1), flags & 32);
+    mpt_clear_error(context);
+    config.like = table;
+    mpt_dataset other = mpt_csv(context, "r/2", &config);
+    if (other.slot) every_sample(context, other);
+    mpt_clear_error(context);
+    return table;
 }
 
 static void use(mpt_context *context, int kind, int flags, const uint8_t *second, size_t n) {
@@ -68,6 +100,14 @@ static void use(mpt_context *context, int kind, int flags, const uint8_t *second
         data = mpt_cifar10(context, "r", MPT_TEST);
     } else if (kind == TOKENS) {
         data = mpt_token_file(context, "r/1", 1 << flags % 3, &config);
+    } else if (kind == TABLE) {
+        data = read_tables(context, flags);
+    } else if (kind == NPY) {
+        if (flags & 1) mpt_numpy_tensor(context, "r/2", NULL);
+        mpt_clear_error(context);
+        data = mpt_npy(context, "r/1", flags & 2 ? "r/2" : NULL);
+    } else if (kind == NPZ) {
+        data = mpt_npz(context, "r/1", "x", flags & 2 ? "y" : NULL);
     } else {
         mpt_image_config images = mpt_image_config_default();
         mpt_transform step = mpt_transform_default(MPT_RESIZE, 2, 2);
@@ -120,6 +160,46 @@ static void write_pair(const char *folder, const char *name, int kind, int flags
     write_seed(folder, name, seed, 4 + n + m);
 }
 
+/* A .npy of four i16, and that in an .npz, stored and as a stored block of deflate. */
+static void write_arrays(const char *folder) {
+    static const char header[] = "{'descr': '>i2', 'fortran_order': True, 'shape': (2, 2), }";
+    uint8_t seed[1024] = {0}, *npy = seed + 4;
+    const size_t n = 10 + sizeof header - 1 + 8;
+    seed[0] = NPY - BPE, seed[1] = 3, seed[2] = (uint8_t)n;
+    memcpy(npy, "\x93NUMPY\x01", 8);
+    npy[8] = sizeof header - 1;
+    memcpy(npy + 10, header, sizeof header - 1);
+    memcpy(npy + n - 8, "\0\1\0\2\377\377\0\4", 8);
+    memcpy(npy + n, npy, n);
+    write_seed(folder, "npy", seed, 4 + 2 * n);
+    for (int deflate = 0; deflate < 2; deflate++) {
+        uint8_t body[256] = {1, (uint8_t)n, 0, (uint8_t)~n, 255};
+        const size_t size = n + (deflate ? 5 : 0);
+        uint32_t crc = 0xffffffffu;
+        memcpy(body + (deflate ? 5 : 0), npy, n);
+        for (size_t i = 0; i < n; i++) {
+            crc ^= npy[i];
+            for (int k = 0; k < 8; k++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+        }
+        crc = ~crc;
+        uint8_t zip[512] = {'P', 'K', 3, 4}, *entry = zip + 35 + size, *end = entry + 51;
+        zip[26] = entry[28] = 5;
+        memcpy(zip + 30, "x.npy", 5);
+        memcpy(zip + 35, body, size);
+        memcpy(entry, "PK\1\2", 4);
+        entry[10] = deflate ? 8 : 0;
+        for (int k = 0; k < 4; k++) entry[16 + k] = (uint8_t)(crc >> 8 * k);
+        entry[20] = (uint8_t)size, entry[24] = (uint8_t)n;
+        memcpy(entry + 46, "x.npy", 5);
+        memcpy(end, "PK\5\6", 4);
+        end[10] = 1, end[16] = (uint8_t)(35 + size);
+        const size_t all = 35 + size + 51 + 22;
+        uint8_t out[1024] = {NPZ - BPE, 0, (uint8_t)all, (uint8_t)(all >> 8)};
+        memcpy(out + 4, zip, all);
+        write_seed(folder, deflate ? "npz-deflated" : "npz", out, 4 + all);
+    }
+}
+
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     const char *folder = corpus_folder(*argc, *argv);
     char records[MAX_SIZE];
@@ -138,5 +218,9 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
                  "%064d  %s%s/%s\n", 1000 * i + 7, i ? "" : "./", i % 2 ? "a" : "b",
                  i / 2 ? "1.jpg" : "2.png");
     write_pair(folder, "manifest", MANIFEST, 0, records, "");
+    write_pair(folder, "table", TABLE, 3,
+               "a,b,\"c d\"\n1,x,u\n-2.5e3,\"y,\"\"\",v\nNA,x,\"u\"\r\n", "a,b,c d\n3,x,u\n");
+    write_pair(folder, "table-codes", TABLE, 128 + 64 + 4 + 48, "7;b;x\n8;a;y\n9;c;x", "1;b;y");
+    write_arrays(folder);
     return 0;
 }

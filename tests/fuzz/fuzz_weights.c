@@ -1,10 +1,11 @@
-/* fuzz_weights.c: safetensors from memory into a small net, strict and not. The first byte says how
-   the rest is read: as a file, or as a header up to the first NUL with its data after it, which
-   spares the fuzzer the arithmetic of lengths. A file that is refused changes nothing; what a file
-   that is accepted has made of the net survives mpt_save and mpt_load, to the bit. */
+/* fuzz_weights.c: safetensors from memory into a small net, strict and not, by rules for names and
+   without. The first byte says how the rest is read: as a file, or as a header up to the first NUL
+   with its data after it, which spares the fuzzer the arithmetic of lengths. A file that is refused
+   changes nothing; what a file that is accepted has made of the net survives mpt_save and mpt_load,
+   to the bit. */
 #include "fuzz.h"
 
-enum { MAX_SIZE = 2048, STRICT = 1, FRAME = 2, F16 = 4, BF16 = 8, SHARED = 16 };
+enum { MAX_SIZE = 2048, STRICT = 1, FRAME = 2, F16 = 4, BF16 = 8, SHARED = 16, RENAMED = 32 };
 
 static mpt_module make_small_net(mpt_context *context, int flags) {
     mpt_module layers[3];
@@ -39,7 +40,17 @@ static void load(const uint8_t *data, size_t size, int flags) {
     mpt_module net = make_small_net(context, flags);
     mpt_load_config how = mpt_load_config_default();
     int loaded = -1;
+    static const mpt_rename rules[] = {{"m.*", "*", false, 0, 0},
+                                       {"*.t", "*.weight", true, 0, 0},
+                                       {"*.q", "*.weight", false, 0, 2},
+                                       {"*.k", "*.weight", true, 1, 2}};
+    static const char *const ignored[] = {"*.mask", "step"};
     how.strict = (flags & STRICT) != 0;
+    if (flags & RENAMED) {
+        how.renames = rules, how.rename_count = 4;
+        how.ignore = ignored, how.ignore_count = 2;
+    }
+    const int parts = flags & RENAMED ? 2 : 1; /* of a parameter, at most */
     uint64_t before = mpt_module_hash(net);
     PROMISE(!mpt_failed(context));
     h.largest = 0;
@@ -52,8 +63,8 @@ static void load(const uint8_t *data, size_t size, int flags) {
         mpt_clear_error(context);
         PROMISE(mpt_module_hash(net) == before);
     } else {
-        PROMISE(loaded >= 0 && loaded <= mpt_parameter_count(net));
-        PROMISE(!how.strict || loaded == mpt_parameter_count(net));
+        PROMISE(loaded >= 0 && loaded <= parts * mpt_parameter_count(net));
+        PROMISE(!how.strict || loaded >= mpt_parameter_count(net));
         save_and_load(context, &d, net, flags);
     }
     PROMISE(!mpt_failed(context));
@@ -133,5 +144,12 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
                  "\"x\":{\"dtype\":\"F4\",\"shape\":[3,2],\"data_offsets\":[4,7]},"
                  "\"none\":{\"dtype\":\"I16\",\"shape\":[0,7],\"data_offsets\":[7,7]}}",
                  7);
+    write_framed(folder, "renamed", STRICT | RENAMED,
+                 "{\"m.0.t\":{\"dtype\":\"F32\",\"shape\":[3,4],\"data_offsets\":[0,48]},"
+                 "\"m.0.bias\":{\"dtype\":\"F16\",\"shape\":[4],\"data_offsets\":[48,56]},"
+                 "\"m.2.q\":{\"dtype\":\"U8\",\"shape\":[1,4],\"data_offsets\":[56,60]},"
+                 "\"2.k\":{\"dtype\":\"BF16\",\"shape\":[4,1],\"data_offsets\":[60,68]},"
+                 "\"0.mask\":{\"dtype\":\"I8\",\"shape\":[2],\"data_offsets\":[68,70]}}",
+                 70);
     return 0;
 }
