@@ -178,6 +178,15 @@ typedef struct mpt__norm_line {
     mpt__real *dw, *db;
 } mpt__norm_line;
 
+/* out[i][c] = start[i][c] + the sum over j < depth of x[j][i][c] w[j][c], for i < count, c < n.
+   Steps are from i to i, of w from j to j. */
+typedef struct mpt__product_sums {
+    mpt__real *out;
+    const mpt__real *start, *w, *const *x;
+    int64_t out_step, start_step, x_step, w_step;
+    int64_t count, depth, n;
+} mpt__product_sums;
+
 typedef struct mpt__words {
     double slowness; /* nanoseconds of what takes the reference level one */
     bool flushes;    /* optimizers take denormals as zero: moments that fade away
@@ -190,7 +199,7 @@ typedef struct mpt__words {
     /* Element i goes to lane (first + i) % MPT__SUM_LANES. Of maxima NaN wins, and any zero. */
     void (*add_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     void (*max_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
-    void (*add_products)(mpt__real *sum, const mpt__real *x, const mpt__real *y, int64_t n);
+    void (*sum_products)(const mpt__product_sums *p);
     /* The same with first = 0 for exp(x - most); out gets that, or the differences. */
     void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
                     bool differences);

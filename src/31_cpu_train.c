@@ -696,9 +696,15 @@ static void mpt__ref_max_lanes(mpt__real *lane, int64_t first, const mpt__real *
     }
 }
 
-static void mpt__ref_add_products(mpt__real *sum, const mpt__real *x, const mpt__real *y,
-                                  int64_t n) {
-    for (int64_t i = 0; i < n; i++) sum[i] += x[i] * y[i];
+static void mpt__ref_sum_products(const mpt__product_sums *p) {
+    for (int64_t i = 0; i < p->count; i++) {
+        mpt__real *out = p->out + i * p->out_step;
+        for (int64_t c = 0; c < p->n; c++) out[c] = p->start[i * p->start_step + c];
+        for (int64_t j = 0; j < p->depth; j++) {
+            const mpt__real *x = p->x[j] + i * p->x_step, *w = p->w + j * p->w_step;
+            for (int64_t c = 0; c < p->n; c++) out[c] += x[c] * w[c];
+        }
+    }
 }
 
 static void mpt__ref_add_exp(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n,
@@ -757,7 +763,7 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__ref_peak,
                                           mpt__ref_add_lanes,
                                           mpt__ref_max_lanes,
-                                          mpt__ref_add_products,
+                                          mpt__ref_sum_products,
                                           mpt__ref_add_exp,
                                           NULL,
                                           NULL,

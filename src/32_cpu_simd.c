@@ -265,20 +265,51 @@
         mpt__ref_##word##_lanes(lane, first + head, x, n);                                    \
     }
 
-#define MPT__SIMD_ADD_PRODUCTS(FN, N, V, W)                                              \
-    FN void N##_add_products(float *sum, const float *x, const float *y, int64_t n) {    \
-        int64_t i = 0;                                                                   \
-        for (; i + W <= n; i += W) {                                                     \
-            V##_f product = V##_mul(V##_load(x + i), V##_load(y + i));                   \
-            V##_store(sum + i, V##_add(V##_load(sum + i), product));                     \
-        }                                                                                \
-        if (i < n) {                                                                     \
-            V##_f a = V##_load_as(x + i, n - i, MPT_F32);                                \
-            V##_f b = V##_load_as(y + i, n - i, MPT_F32);                                \
-            V##_f s = V##_load_as(sum + i, n - i, MPT_F32);                              \
-            V##_store_as(sum + i, V##_add(s, V##_mul(a, b)), n - i, MPT_F32);            \
-        }                                                                                \
+/* Four i share what they load of w; those past the last one repeat it, for nobody. n >= W is known
+   where it is so. */
+#define MPT__PRODUCTS_LOAD(V, at) V##_load_as(at, n, MPT_F32)
+#define MPT__PRODUCTS_OF_FOUR(V)                                                             \
+    {                                                                                        \
+        V##_f s0 = MPT__PRODUCTS_LOAD(V, start);                                             \
+        V##_f s1 = MPT__PRODUCTS_LOAD(V, start + i1 * p->start_step);                        \
+        V##_f s2 = MPT__PRODUCTS_LOAD(V, start + i2 * p->start_step);                        \
+        V##_f s3 = MPT__PRODUCTS_LOAD(V, start + i3 * p->start_step);                        \
+        for (int64_t j = 0; j < p->depth; j++, w += p->w_step) {                             \
+            const float *x = p->x[j] + i * p->x_step + c;                                    \
+            V##_f b = MPT__PRODUCTS_LOAD(V, w);                                              \
+            s0 = V##_fma(MPT__PRODUCTS_LOAD(V, x), b, s0);                                   \
+            s1 = V##_fma(MPT__PRODUCTS_LOAD(V, x + x1), b, s1);                              \
+            s2 = V##_fma(MPT__PRODUCTS_LOAD(V, x + x2), b, s2);                              \
+            s3 = V##_fma(MPT__PRODUCTS_LOAD(V, x + x3), b, s3);                              \
+        }                                                                                    \
+        V##_store_as(out, s0, n, MPT_F32);                                                   \
+        if (i1 > 0) V##_store_as(out + i1 * p->out_step, s1, n, MPT_F32);                    \
+        if (i2 > i1) V##_store_as(out + i2 * p->out_step, s2, n, MPT_F32);                   \
+        if (i3 > i2) V##_store_as(out + i3 * p->out_step, s3, n, MPT_F32);                   \
     }
+#ifdef MPTRAIN_NO_CONV
+#define MPT__SIMD_SUM_PRODUCTS(FN, N, V, W)
+#define MPT__SUM_PRODUCTS_OF(N) mpt__ref_sum_products
+#else
+#define MPT__SUM_PRODUCTS_OF(N) N##_sum_products
+#define MPT__SIMD_SUM_PRODUCTS(FN, N, V, W)                                                  \
+    FN void N##_sum_products(const mpt__product_sums *p) {                                       \
+        for (int64_t i = 0; i < p->count; i += 4) {                                          \
+            const int64_t last = p->count - i - 1, i1 = last > 0, i2 = last > 1 ? 2 : i1;    \
+            const int64_t i3 = last > 2 ? 3 : i2;                                            \
+            const int64_t x1 = i1 * p->x_step, x2 = i2 * p->x_step, x3 = i3 * p->x_step;     \
+            for (int64_t c = 0; c < p->n; c += W) {                                          \
+                const float *start = p->start + i * p->start_step + c, *w = p->w + c;        \
+                float *out = p->out + i * p->out_step + c;                                   \
+                int64_t n = W;                                                               \
+                if (p->n - c >= W) MPT__PRODUCTS_OF_FOUR(V) else {                           \
+                    n = p->n - c;                                                            \
+                    MPT__PRODUCTS_OF_FOUR(V)                                                 \
+                }                                                                            \
+            }                                                                                \
+        }                                                                                    \
+    }
+#endif
 
 #define MPT__EXP_STEP(k, V, W)                   \
     d = V##_sub(V##_load(x + k * W), shift);     \
@@ -587,7 +618,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     MPT__SIMD_PEAK(FN, N, V, W)                                                          \
     MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)                                    \
     MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)                                    \
-    MPT__SIMD_ADD_PRODUCTS(FN, N, V, W)                                                  \
+    MPT__SIMD_SUM_PRODUCTS(FN, N, V, W)                                                  \
     MPT__SIMD_ADD_EXP(FN, N, V, W)                                                       \
     MPT__SIMD_SOFTMAX(FN, N, V, W)                                                       \
     MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                                              \
@@ -605,7 +636,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_peak,                                                                        \
         N##_add_lanes,                                                                   \
         N##_max_lanes,                                                                   \
-        N##_add_products,                                                                \
+        MPT__SUM_PRODUCTS_OF(N),                                                         \
         N##_add_exp,                                                                     \
         N##_softmax,                                                                     \
         N##_softmax_backward,                                                            \

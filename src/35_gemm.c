@@ -139,6 +139,10 @@ struct mpt__gemm_level {
     /* From matrices where they lie: A of fp32, B of any dtype with b.outer = 1, no rounding; rows
        <= direct_rows. NULL: this level only does packed products. */
     mpt__gemm_tile *direct;
+    /* The same from lines of pixels: B of fp32 too. A has a multiple of line_rows rows, and rows of
+       B are as wide as a tile. */
+    mpt__gemm_tile *lines;
+    int line_rows;
     /* The same with a.inner = b.inner = 1; any rows, columns <= 4, any dtypes. */
     mpt__gemm_tile *dot;
     /* A panel of A or B: elements outer .. outer+count-1 at k .. k+depth-1, zeros from count on.
@@ -232,6 +236,54 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         }                                                                                          \
         MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                               \
     }
+
+/* A tile of lines of pixels. Pointers to every third row, scaled steps to the ones between: so few
+   registers that none has to wait elsewhere. */
+#define MPT__LINES_A0 a0[0]
+#define MPT__LINES_A1 a0[o]
+#define MPT__LINES_A2 a0[2 * o]
+#define MPT__LINES_A3 a3[0]
+#define MPT__LINES_A4 a3[o]
+#define MPT__LINES_A5 a3[2 * o]
+#define MPT__LINES_A6 a6[0]
+#define MPT__LINES_A7 a6[o]
+#define MPT__LINES_STEP1(i, V, W) x##i = V##_fma(V##_set(MPT__LINES_A##i), b0, x##i);
+#define MPT__LINES_STEP2(i, V, W)                                                                  \
+    {                                                                                              \
+        V##_f s = V##_set(MPT__LINES_A##i);                                                        \
+        x##i = V##_fma(s, b0, x##i);                                                               \
+        y##i = V##_fma(s, b1, y##i);                                                               \
+    }
+#define MPT__GEMM_LINES(FN, NAME, V, W, ROWS, NV)                                                  \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
+                 int64_t ldc, int rows, int columns, int how) {                                    \
+        const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
+        const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);                  \
+        const int64_t o = a->outer, a_step = a->inner, b_step = b->inner;                          \
+        const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;                                            \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
+        for (int64_t p = 0; p < depth; p++) {                                                      \
+            MPT__PANEL_LOAD##NV(V, W);                                                             \
+            MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W);                                           \
+            a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                              \
+        }                                                                                          \
+        (void)a6;                                                                                  \
+        MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                               \
+    }
+
+#ifdef MPTRAIN_NO_CONV
+#define MPT__GEMM_CONV(FN, N, V, W, R)
+#define MPT__GEMM_CONV_OF(N) NULL
+#else
+#define MPT__GEMM_CONV(FN, N, V, W, R)                                                             \
+    MPT__GEMM_LINES(FN, N##_lines##R##x1, V, W, R, 1)                                              \
+    MPT__GEMM_LINES(FN, N##_lines##R##x2, V, W, R, 2)                                              \
+    static void N##_gemm_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,    \
+                               float *c, int64_t ldc, int rows, int columns, int how) {            \
+        MPT__GEMM_OF_WIDTH(N##_lines, W, R)(depth, a, b, c, ldc, rows, columns, how);              \
+    }
+#define MPT__GEMM_CONV_OF(N) N##_gemm_lines
+#endif
 
 /* The tiles of R rows, one and two vectors wide, and the choice between two such functions. */
 #define MPT__GEMM_TILES(FN, N, V, W, FROM, A_STEP, B_STEP, R)                                      \
@@ -462,8 +514,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 /* ==== Levels ==== */
 
 #define MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, FINISH)                                      \
-    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct, N##_gemm_dot,          \
-     N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false}
+    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct, MPT__GEMM_CONV_OF(N),  \
+     DR, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
@@ -476,6 +528,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, MR)                                   \
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, 2)                           \
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, DR)                          \
+    MPT__GEMM_CONV(FN, N, V, W, DR)                                                                \
     static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,     \
                               float *c, int64_t ldc, int rows, int columns, int how) {             \
         mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                   \

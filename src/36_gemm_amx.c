@@ -441,6 +441,8 @@ enum { MPT__AMX_RATE = 400 };
                                                    N##_tile,                              \
                                                    NULL,                                  \
                                                    NULL,                                  \
+                                                   0,                                     \
+                                                   NULL,                                  \
                                                    N##_pack,                              \
                                                    MPT__AMX_BASE(load),                   \
                                                    mpt__amx_finish,                       \

@@ -3,7 +3,8 @@
  *
  * All three kernels are matrix products, one for each group and, of a strided convolution's input
  * gradient, for each phase of the stride: the pixels whose taps meet the same elements of the
- * kernel. Images are never written down as matrices: packing gathers what a panel needs
+ * kernel. Images are never written down as matrices. Products go line by line where that pays, the
+ * image read where it lies but for its padding; otherwise packing gathers what a panel needs
  * (mpt__gemm_image), and rows of C go to their pixels. Depthwise convolutions have loops of their
  * own. The order of every sum depends on the problem and the level alone.
  * ------------------------------------------------------------------------------------------- */
@@ -226,87 +227,216 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
     }
 }
 
+/* ==== Lines of pixels ====
+ *
+ * The taps of a line of pixels on a line of the image are runs of channels, one behind the other.
+ * Kernels read them where they lie; what hangs over the edge or is not of the type computed in is
+ * copied, once, to lines with room for the padding. */
+
+typedef struct mpt__conv_lines {
+    const mpt__gemm_image *x;   /* what taps are of */
+    const mpt__gemm_side *side; /* where it lies */
+    const mpt__words *words;
+    bool in_place;
+    int64_t wide, ring;           /* elements of a copied line; lines under way */
+    int64_t lines, chunk, chunks; /* lines of the grid: all, those of a chunk */
+} mpt__conv_lines;
+
+#define MPT__CONV_SLICES 16 /* chunks of a gradient of weights, each with sums of its own */
+#define MPT__CONV_COST 8192 /* ns of another chunk, about */
+
+/* cost: ns of a line, about. */
+static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
+                               const mpt__gemm_side *side, const mpt__conv *c, int64_t cost) {
+    const int64_t reach = (x->taps[1] - 1) * x->apart[1] + 1;
+    const int64_t pixels = (x->grid[1] - 1) * x->stride[1] + reach;
+    l->x = x;
+    l->side = side;
+    l->words = NULL;
+    l->in_place = mpt__ref_is_real(side->dtype) && side->round == 0 && x->first[1] >= 0 &&
+                  x->first[1] + pixels <= x->size[1];
+    const bool taps = x->taps[0] * x->taps[1] > 0; /* some phases have none */
+    l->wide = taps ? pixels * x->channels : 0;
+    l->ring = taps ? (x->taps[0] - 1) * x->apart[0] + 1 : 0;
+    l->lines = c->n * x->grid[0];
+    l->chunk = MPT__CONV_COST / (cost + 1) + 4;
+    if (c->launch->kernel == MPT__K_CONV_BACKWARD_WEIGHT)
+        l->chunk = mpt__ref_chunks(l->lines, MPT__CONV_SLICES);
+    if (l->chunk == 0) l->chunk = 1;
+    l->chunks = mpt__ref_chunks(l->lines, l->chunk);
+    if (l->chunks == 0) l->chunks = 1;
+}
+
+/* Elements of a side, rounded, as floats. */
+static void mpt__conv_floats(const mpt__words *words, const mpt__gemm_side *side, int64_t from,
+                             mpt__real *to, int64_t n) {
+    enum { MOST = 256 };
+    const mpt__convert_table *convert = words->convert;
+    mpt__ref_view view;
+    view.data = NULL;
+    view.words = words;
+    view.dtype = (uint8_t)side->dtype;
+    memcpy(&view.data, &side->data, sizeof view.data); /* it is only read */
+    if (mpt__ref_is_real(side->dtype) && side->round == 0) {
+        memcpy(to, mpt__ref_in(&view, from, 1, to, n), (size_t)n * sizeof *to);
+        return;
+    }
+    mpt__ref_get(&view, from, 1, to, n);
+    if (side->round == 0) return;
+    if (!mpt__ref_is_half(side->round)) {
+        mpt__ref_round(to, n, side->dtype, side->round);
+        return;
+    }
+    for (int64_t m; n > 0; n -= m, to += m) {
+        uint16_t half[MOST];
+        m = mpt__ref_min(MOST, n);
+        float *floats = (float *)(void *)to;
+        bool f16 = side->round == MPT_F16;
+        (f16 ? convert->f32_to_f16 : convert->f32_to_bf16)(floats, half, (size_t)m);
+        (f16 ? convert->f16_to_f32 : convert->bf16_to_f32)(half, floats, (size_t)m);
+    }
+}
+
+/* The line of the grid's number `line` begins: its image, and in y the line of its first tap. */
+static int64_t mpt__conv_begin_line(const mpt__conv_lines *l, int64_t line, int64_t *y,
+                                    int64_t *loaded) {
+    const int64_t at = line % l->x->grid[0];
+    *y = at * l->x->stride[0] + l->x->first[0];
+    if (at == 0) *loaded = 0;
+    if (*loaded < *y) *loaded = *y;
+    return line / l->x->grid[0];
+}
+
+/* The first tap of line y of image n; `ring` has the lines before `loaded`. */
+static const mpt__real *mpt__conv_line(const mpt__conv_lines *l, mpt__real *ring, int64_t n,
+                                       int64_t y, int64_t *loaded) {
+    const mpt__gemm_image *x = l->x;
+    const int64_t first = x->first[1] * x->channels, width = x->size[1] * x->channels;
+    const int64_t left = first < 0 ? mpt__ref_min(-first, l->wide) : 0;
+    int64_t from = n * x->image + y * x->step[0] + first;
+    int64_t right = mpt__ref_min(width - first, l->wide);
+    if (right < left) right = left;
+    if (l->in_place) return (const mpt__real *)(const void *)l->side->data + from;
+    for (; *loaded <= y; ++*loaded) {
+        mpt__real *to = ring + *loaded % l->ring * l->wide;
+        from = n * x->image + *loaded * x->step[0] + first;
+        memset(to, 0, (size_t)left * sizeof *to);
+        mpt__conv_floats(l->words, l->side, from + left, to + left, right - left);
+        memset(to + right, 0, (size_t)(l->wide - right) * sizeof *to);
+    }
+    return ring + y % l->ring * l->wide;
+}
+
 /* ==== Depthwise ==== */
 
-#define MPT__DEPTH_BLOCK (MPT__BLOCK / 4) /* channels at a time */
+#define MPT__DEPTH_TAPS 32 /* taps, or pixels of a gradient of weights, at a time */
 
 /* Of a convolution of one group that has all channels. */
 typedef struct mpt__depthwise {
     const mpt__cpu_call *call;
     mpt__conv conv;
     mpt__conv_product product;
-    mpt__ref_view in, out, other; /* dy, of the gradient of weights */
-    const mpt__real *weights;     /* [taps, channels] */
+    mpt__conv_lines lines;
+    mpt__ref_view out;
+    int64_t shared, own; /* elements of the memory: of all threads, of each */
+    mpt__real *memory;   /* [taps + 1, channels], the last the bias, or the sums of each slice; and
+                            of each thread lines under way and one of the other side */
 } mpt__depthwise;
 
-/* Channels of a pixel, rounded; in place where that is all the same. */
-static const mpt__real *mpt__depth_in(const mpt__ref_view *view, int compute, int64_t at,
-                                      mpt__real *block, int64_t n) {
-    if (compute == MPT_F32 || compute == view->dtype) return mpt__ref_in(view, at, 1, block, n);
-    mpt__ref_get(view, at, 1, block, n);
-    mpt__ref_round(block, n, view->dtype, compute);
-    return block;
-}
-
-/* One line of pixels: each sums the products of its taps, after the bias. */
-static void mpt__depth_line(void *work, int64_t line, int thread) {
-    const mpt__depthwise *w = (const mpt__depthwise *)work;
-    const mpt__conv_product *p = &w->product;
-    const mpt__gemm_image *g = &p->image[0];
-    const int64_t channels = g->channels;
-    const int compute = w->conv.launch->compute_dtype;
-    mpt__real sum[MPT__DEPTH_BLOCK], x[MPT__DEPTH_BLOCK];
-    (void)thread;
-    for (int64_t row = line * g->grid[1]; row < (line + 1) * g->grid[1]; row++) {
-        int64_t at[2], pixel = mpt__gemm_pixel(g, row, at), to_at[2], n;
-        int64_t to = p->c_image ? mpt__gemm_pixel(p->c_image, row, to_at) : row * p->c_row;
-        for (int64_t c = 0; c < channels; c += n) {
-            n = mpt__ref_min(MPT__DEPTH_BLOCK, channels - c);
-            memset(sum, 0, (size_t)n * sizeof *sum);
-            if (p->bias.data != NULL) {
-                mpt__ref_load(sum, p->bias.data, (uint8_t)p->bias.dtype, c, 1, n);
-                mpt__ref_round(sum, n, p->bias.dtype, compute);
+/* One line of pixels: each begins with the bias and adds its taps. */
+static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ring,
+                            int64_t *loaded) {
+    const mpt__conv_lines *l = &w->lines;
+    const mpt__gemm_image *g = l->x, *to = w->product.c_image;
+    const int64_t channels = g->channels, taps = g->taps[0] * g->taps[1];
+    int64_t y0, at[2], step = w->product.c_row, pixel = line * g->grid[1] * step, t = 0;
+    const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
+    const mpt__real *tap[MPT__DEPTH_TAPS];
+    mpt__product_sums p;
+    if (to != NULL) {
+        pixel = mpt__gemm_pixel(to, line * g->grid[1], at);
+        step = to->stride[1] * to->step[1];
+    }
+    mpt__real *apart = ring + l->ring * l->wide;
+    p.out = mpt__ref_out(&w->out, pixel, 1, apart);
+    p.out_step = p.out == apart ? channels : step;
+    p.start = w->memory + taps * channels, p.start_step = 0;
+    p.x = tap, p.x_step = g->stride[1] * channels;
+    p.w_step = channels;
+    p.count = g->grid[1], p.n = channels;
+    do {
+        p.w = w->memory + t * channels;
+        for (p.depth = 0; p.depth < MPT__DEPTH_TAPS && t < taps; t++) {
+            const int64_t y = y0 + t / g->taps[1] * g->apart[0];
+            if (y >= 0 && y < g->size[0]) {
+                tap[p.depth++] = mpt__conv_line(l, ring, n, y, loaded) +
+                                 t % g->taps[1] * g->apart[1] * channels;
+            } else if (p.depth > 0) {
+                break; /* the weights of taps lie one behind the other */
+            } else {
+                p.w += channels;
             }
-            for (int64_t t = 0; t < g->taps[0] * g->taps[1]; t++) {
-                int64_t ty = t / g->taps[1] * g->apart[0], tx = t % g->taps[1] * g->apart[1];
-                if (at[0] + ty < 0 || at[0] + ty >= g->size[0]) continue;
-                if (at[1] + tx < 0 || at[1] + tx >= g->size[1]) continue;
-                int64_t from = pixel + ty * g->step[0] + tx * g->step[1] + c;
-                w->call->words->add_products(sum, mpt__depth_in(&w->in, compute, from, x, n),
-                                             w->weights + t * channels + c, n);
-            }
-            mpt__ref_put(&w->out, to + c, 1, sum, n);
+        }
+        w->call->words->sum_products(&p);
+        p.start = p.out, p.start_step = p.out_step;
+    } while (t < taps);
+    for (int64_t i = 0; p.out == apart && i < p.count; i++) {
+        for (int64_t c = 0; c < channels; c += MPT__BLOCK) {
+            mpt__ref_put(&w->out, pixel + i * step + c, 1, apart + i * channels + c,
+                         mpt__ref_min(MPT__BLOCK, channels - c));
         }
     }
 }
 
-/* The gradient of one tap's weights, of a block of channels: line by line. */
-static void mpt__depth_weights(void *work, int64_t chunk, int thread) {
-    const mpt__depthwise *w = (const mpt__depthwise *)work;
-    const mpt__gemm_image *g = &w->product.image[0];
-    const mpt__words *words = w->call->words;
-    const int64_t taps = g->taps[0] * g->taps[1], t = chunk % taps, c = chunk / taps * 64;
-    const int64_t n = mpt__ref_min(64, g->channels - c), lines = w->conv.n * g->grid[0];
-    const int64_t ty = t / g->taps[1] * g->apart[0], tx = t % g->taps[1] * g->apart[1];
-    const int compute = w->conv.launch->compute_dtype;
-    mpt__real total[64] = {0}, sum[64], x[64], dy[64];
-    (void)thread;
-    for (int64_t row = 0, line = 0; line < lines; line++) {
-        memset(sum, 0, sizeof sum);
-        for (int64_t i = 0; i < g->grid[1]; i++, row++) {
-            int64_t at[2], pixel = mpt__gemm_pixel(g, row, at);
-            if (at[0] + ty < 0 || at[0] + ty >= g->size[0]) continue;
-            if (at[1] + tx < 0 || at[1] + tx >= g->size[1]) continue;
-            int64_t from = pixel + ty * g->step[0] + tx * g->step[1] + c;
-            words->add_products(sum, mpt__depth_in(&w->in, compute, from, x, n),
-                                mpt__depth_in(&w->other, compute, row * g->channels + c, dy, n), n);
+/* Adds what a line of dy gives the gradients of all taps. */
+static void mpt__depth_weights(const mpt__depthwise *w, int64_t line, mpt__real *ring,
+                               int64_t *loaded, mpt__real *sums) {
+    const mpt__conv_lines *l = &w->lines;
+    const mpt__gemm_image *g = l->x;
+    const mpt__gemm_side *dy = &w->product.a;
+    const int64_t channels = g->channels, row = line * g->grid[1] * channels;
+    const mpt__real *pixel[MPT__DEPTH_TAPS], *other = ring + l->ring * l->wide;
+    int64_t y0;
+    const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
+    mpt__product_sums p;
+    mpt__conv_floats(l->words, dy, row, ring + l->ring * l->wide, g->grid[1] * channels);
+    p.x = pixel, p.x_step = g->apart[1] * channels;
+    p.out_step = p.start_step = p.w_step = channels;
+    p.count = g->taps[1], p.n = channels;
+    for (int64_t ty = 0; ty < g->taps[0]; ty++) {
+        const int64_t y = y0 + ty * g->apart[0];
+        if (y < 0 || y >= g->size[0]) continue;
+        const mpt__real *x = mpt__conv_line(l, ring, n, y, loaded);
+        p.out = sums + ty * g->taps[1] * channels;
+        p.start = p.out;
+        for (int64_t i = 0; i < g->grid[1]; i += p.depth) {
+            p.depth = mpt__ref_min(MPT__DEPTH_TAPS, g->grid[1] - i);
+            for (int64_t j = 0; j < p.depth; j++) pixel[j] = x + (i + j) * g->stride[1] * channels;
+            p.w = other + i * channels;
+            l->words->sum_products(&p);
         }
-        words->binary[MPT__BINARY_ADD](total, total, sum, n, 0, 0);
     }
-    mpt__ref_put(&w->out, c * taps + t, taps, total, n);
 }
 
-/* The kernel's elements that the taps of a phase use, as [taps, channels]. */
+static void mpt__depth_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__depthwise *w = (const mpt__depthwise *)work;
+    const mpt__conv_lines *l = &w->lines;
+    const bool weights = w->conv.launch->kernel == MPT__K_CONV_BACKWARD_WEIGHT;
+    const int64_t sums = l->x->taps[0] * l->x->taps[1] * l->x->channels;
+    mpt__real *ring = w->memory + w->shared + thread * w->own, *sum = w->memory + chunk * sums;
+    const int64_t end = mpt__ref_min((chunk + 1) * l->chunk, l->lines);
+    int64_t loaded = 0;
+    if (weights) memset(sum, 0, (size_t)sums * sizeof *sum);
+    for (int64_t line = chunk * l->chunk; line < end; line++) {
+        if (weights) {
+            mpt__depth_weights(w, line, ring, &loaded, sum);
+        } else {
+            mpt__depth_line(w, line, ring, &loaded);
+        }
+    }
+}
+
+/* The kernel's elements that the taps of a phase use, as [taps, channels], and the bias. */
 static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
     const mpt__conv_product *p = &w->product;
     const mpt__operand *o = &w->conv.launch->operand[1];
@@ -319,40 +449,72 @@ static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
                       channels);
         mpt__ref_round(to, channels, o->dtype, w->conv.launch->compute_dtype);
     }
+    memset(to, 0, (size_t)channels * sizeof *to);
+    if (p->bias.data != NULL) mpt__conv_floats(w->call->words, &p->bias, 0, to, channels);
+}
+
+/* What a depthwise convolution needs for a phase; call may be NULL: then only sizes count. */
+static void mpt__depth_plan(mpt__depthwise *w, const mpt__conv *conv, const mpt__cpu_call *call,
+                            int64_t phase) {
+    w->call = call;
+    w->conv = *conv;
+    w->conv.groups = 1, w->conv.in = w->conv.out = conv->x[2];
+    mpt__conv_product_of(&w->conv, call ? call->data : NULL, phase, &w->product);
+    const bool weights = conv->launch->kernel == MPT__K_CONV_BACKWARD_WEIGHT;
+    const mpt__gemm_image *g = &w->product.image[0];
+    const int64_t sums = g->taps[0] * g->taps[1] * g->channels;
+    mpt__conv_lines_of(&w->lines, g, weights ? &w->product.b : &w->product.a, conv,
+                       g->grid[1] * sums / 16);
+    if (call) w->lines.words = call->words, w->memory = (mpt__real *)call->workspace;
+    w->shared = weights ? w->lines.chunks * sums : sums + g->channels;
+    w->own = w->lines.ring * w->lines.wide + g->grid[1] * g->channels;
+}
+
+/* Sums of slices, [taps, channels], become one and then weights. */
+static void mpt__depth_add_slices(const mpt__depthwise *w) {
+    const mpt__gemm_image *g = w->lines.x;
+    const int64_t taps = g->taps[0] * g->taps[1], numel = taps * g->channels;
+    mpt__real *sum = w->memory;
+    for (int64_t s = 1; s < w->lines.chunks; s++) {
+        w->call->words->binary[MPT__BINARY_ADD](sum, sum, sum + s * numel, numel, 0, 0);
+    }
+    for (int64_t t = 0; t < taps; t++) {
+        for (int64_t c = 0; c < g->channels; c += MPT__BLOCK) {
+            mpt__ref_put(&w->out, c * taps + t, taps, sum + t * g->channels + c,
+                         mpt__ref_min(MPT__BLOCK, g->channels - c));
+        }
+    }
 }
 
 static void mpt__depth_run(const mpt__cpu_call *call, const mpt__conv *conv) {
     mpt__depthwise w;
-    const int kernel = call->launch->kernel;
-    const bool input = kernel == MPT__K_CONV_BACKWARD_INPUT;
-    w.call = call;
-    w.conv = *conv;
-    w.conv.groups = 1, w.conv.in = w.conv.out = conv->x[2];
-    w.in = mpt__ref_view_of(call, input ? 2 : 0);
-    w.other = mpt__ref_view_of(call, 2);
-    w.out = mpt__ref_view_of(call, input ? 0 : kernel == MPT__K_CONV ? 2 : 1);
-    w.weights = (const mpt__real *)call->workspace;
+    const bool weights = call->launch->kernel == MPT__K_CONV_BACKWARD_WEIGHT;
+    w.out = mpt__ref_view_of(call, (int)(mpt__conv_output(call->launch) - call->launch->operand));
     for (int64_t i = 0; i < conv->phases[0] * conv->phases[1]; i++) {
-        mpt__conv_product_of(&w.conv, call->data, i, &w.product);
-        const mpt__gemm_image *g = &w.product.image[0];
-        const int64_t taps = g->taps[0] * g->taps[1], lines = conv->n * g->grid[0];
-        int64_t cost = mpt__ref_cost(call, lines * g->grid[1] * taps * g->channels, 1.0);
-        if (kernel == MPT__K_CONV_BACKWARD_WEIGHT) {
-            mpt__parallel(call->pool, taps * mpt__ref_chunks(g->channels, 64), cost,
-                          mpt__depth_weights, &w);
-        } else {
-            mpt__depth_lay_out(&w, (mpt__real *)call->workspace);
-            mpt__parallel(call->pool, lines, cost, mpt__depth_line, &w);
-        }
+        mpt__depth_plan(&w, conv, call, i);
+        const mpt__gemm_image *g = w.lines.x;
+        const int64_t products = w.lines.lines * g->grid[1] * g->taps[0] * g->taps[1] * g->channels;
+        if (!weights) mpt__depth_lay_out(&w, w.memory);
+        mpt__parallel(call->pool, w.lines.chunks, mpt__ref_cost(call, products, 1.0),
+                      mpt__depth_chunk, &w);
+        if (weights) mpt__depth_add_slices(&w);
     }
 }
 
 /* ==== The reference level ==== */
 
 static int64_t mpt__ref_conv_workspace(const mpt__launch *launch, int threads) {
-    const mpt__operand *o = launch->operand;
-    (void)threads;
-    return o[1].shape[0] * o[1].shape[1] * o[1].shape[2] * (int64_t)sizeof(mpt__real);
+    mpt__conv conv;
+    mpt__depthwise w;
+    int64_t most = 0;
+    mpt__conv_read(&conv, launch);
+    if (!mpt__conv_is_depthwise(&conv)) return 0;
+    for (int64_t i = 0; i < conv.phases[0] * conv.phases[1]; i++) {
+        mpt__depth_plan(&w, &conv, NULL, i);
+        const int64_t elements = w.shared + threads * w.own;
+        if (elements > most) most = elements;
+    }
+    return most * (int64_t)sizeof(mpt__real);
 }
 
 static void mpt__ref_conv(const mpt__cpu_call *call) {
@@ -403,12 +565,192 @@ static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt
     return g->level != NULL;
 }
 
+/* ==== Products line by line ====
+ *
+ * Where a tile of pixels and the taps of one line of the image are a matrix with overlapping rows,
+ * nothing is packed but weights. */
+
+#define MPT__CONV_DEPTH 256          /* products at a time: their weights stay in L1 */
+#define MPT__CONV_SLICE_FLOATS 81920 /* the most sums of a slice; measured */
+
+typedef struct mpt__conv_rows {
+    const mpt__gemm *g;
+    mpt__conv_lines lines;
+    bool in_c, weights;
+    int64_t run;                /* channels of a line's taps */
+    int64_t panel, shared, own; /* floats: of a panel of weights, of all of them, of a thread */
+    float *memory;
+} mpt__conv_rows;
+
+/* False where the other road is the faster one; measured. */
+static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__conv *c) {
+    const mpt__gemm_level *level = g->level;
+    const int64_t tile = level->line_rows;
+    const mpt__gemm_image *x = g->a_image != NULL ? g->a_image : g->b_image;
+    r->g = g;
+    r->weights = g->a_image == NULL;
+    if (x == NULL || level->lines == NULL || c->groups != 1 || g->k == 0) return false;
+    if (x->taps[1] > 1 && x->apart[1] != 1) return false;
+    const int64_t pixels = x->grid[1], whole = mpt__round_up(pixels, tile);
+    if (pixels * 4 < whole * 3) return false;
+    if (r->weights && (g->m * g->n > MPT__CONV_SLICE_FLOATS || pixels < 2 * tile)) return false;
+    mpt__conv_lines *l = &r->lines;
+    mpt__conv_lines_of(l, x, r->weights ? &g->b : &g->a, c, pixels * g->n / level->rate * g->k);
+    if (r->weights || pixels < whole) l->in_place = false; /* tiles are read whole */
+    r->run = x->taps[1] * x->channels;
+    r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate);
+    int64_t room = r->weights ? level->columns : (whole - pixels) * x->stride[1] * x->channels;
+    r->panel = g->k * level->columns + MPT__GEMM_SLACK / (int64_t)sizeof(float);
+    r->shared = r->panel * mpt__gemm_panels(g->n, level->columns);
+    if (r->weights) r->shared = g->m * g->n * l->chunks;
+    r->own = l->in_place ? 0 : l->ring * l->wide + room;
+    r->own += r->weights ? pixels * g->m + tile : r->in_c ? 0 : pixels * g->n;
+    r->shared = mpt__round_up(r->shared, 16);
+    r->own = mpt__round_up(r->own, 16);
+    return true;
+}
+
+/* c[rows, columns] = or += A B. */
+static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__gemm_side a,
+                            const mpt__gemm_side *b, float *c, int64_t ldc, int64_t rows,
+                            int64_t columns, int how) {
+    for (int64_t i = 0; i < rows; i += level->line_rows, c += level->line_rows * ldc) {
+        level->lines(depth, &a, b, c, ldc, (int)mpt__smaller_of(level->line_rows, rows - i),
+                     (int)columns, how);
+        a.data += level->line_rows * a.outer * (int64_t)sizeof(float);
+    }
+}
+
+/* Taps of line ty with their weights, for a line of C. */
+static void mpt__conv_row_products(const mpt__conv_rows *r, const float *x, int64_t ty, float *c,
+                                   int64_t ldc, int how) {
+    const mpt__gemm_level *level = r->g->level;
+    const mpt__gemm_image *image = r->lines.x;
+    const int64_t columns = level->columns, pixel = image->stride[1] * image->channels;
+    for (int64_t j = 0; j < r->g->n; j += columns) {
+        const float *w = r->memory + j / columns * r->panel + ty * r->run * columns;
+        for (int64_t k = 0; k < r->run; k += MPT__CONV_DEPTH) {
+            const mpt__gemm_side a = {(const char *)(x + k), MPT_F32, 0, pixel, 1};
+            const mpt__gemm_side b = {(const char *)(w + k * columns), MPT_F32, 0, 1, columns};
+            mpt__conv_tiles(level, mpt__smaller_of(MPT__CONV_DEPTH, r->run - k), a, &b, c + j, ldc,
+                            image->grid[1], mpt__smaller_of(columns, r->g->n - j),
+                            k > 0 ? MPT__GEMM_ADD : how);
+        }
+    }
+}
+
+static void mpt__conv_row(const mpt__conv_rows *r, int64_t line, float *ring, int64_t *loaded) {
+    const mpt__conv_lines *l = &r->lines;
+    const mpt__gemm_image *x = l->x;
+    mpt__gemm g = *r->g;
+    int64_t y0, at[2], pixel = line * x->grid[1] * g.c_row;
+    const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
+    if (g.c_image != NULL) {
+        pixel = mpt__gemm_pixel(g.c_image, line * x->grid[1], at);
+        g.c_row = g.c_image->stride[1] * g.c_image->step[1];
+    }
+    g.c += pixel * mpt__dtype_info[g.c_dtype].bytes;
+    float *sums = r->in_c ? (float *)(void *)g.c : ring + r->own - x->grid[1] * g.n;
+    const int64_t ldc = r->in_c ? g.c_row : g.n;
+    int how = r->in_c && g.accumulate ? MPT__GEMM_ADD : 0;
+    for (int64_t ty = 0; ty < x->taps[0]; ty++) {
+        const int64_t y = y0 + ty * x->apart[0];
+        if (y < 0 || y >= x->size[0]) continue;
+        mpt__conv_row_products(r, mpt__conv_line(l, ring, n, y, loaded), ty, sums, ldc, how);
+        how = MPT__GEMM_ADD;
+    }
+    for (int64_t i = 0; how == 0 && i < x->grid[1]; i++) {
+        memset(sums + i * ldc, 0, (size_t)g.n * sizeof *sums);
+    }
+    if (!r->in_c || !mpt__gemm_is_plain(&g)) {
+        g.level->finish(&g, sums, ldc, 0, 0, x->grid[1], g.n);
+    }
+}
+
+/* Adds what a line of dy gives the gradients of all taps. */
+static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, float *ring,
+                                  int64_t *loaded, float *sums) {
+    const mpt__conv_lines *l = &r->lines;
+    const mpt__gemm_image *x = l->x;
+    const mpt__gemm *g = r->g;
+    const mpt__gemm_level *level = g->level;
+    const int64_t numel = x->grid[1] * g->m, pixel = x->stride[1] * x->channels;
+    const float *dy = mpt__gemm_floats_of(&g->a) + line * numel;
+    int64_t y0;
+    const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
+    if (g->a.dtype != MPT_F32 || g->a.round != 0 || g->m % level->line_rows != 0) {
+        float *apart = ring + r->own - numel - level->line_rows;
+        mpt__conv_floats(l->words, &g->a, line * numel, apart, numel);
+        dy = apart;
+    }
+    const mpt__gemm_side a = {(const char *)dy, MPT_F32, 0, 1, g->m};
+    for (int64_t ty = 0; ty < x->taps[0]; ty++) {
+        const int64_t y = y0 + ty * x->apart[0];
+        if (y < 0 || y >= x->size[0]) continue;
+        const float *taps = mpt__conv_line(l, ring, n, y, loaded);
+        for (int64_t j = 0; j < r->run; j += level->columns) {
+            const mpt__gemm_side b = {(const char *)(taps + j), MPT_F32, 0, 1, pixel};
+            mpt__conv_tiles(level, x->grid[1], a, &b, sums + ty * r->run + j, g->n, g->m,
+                            mpt__smaller_of(level->columns, r->run - j), MPT__GEMM_ADD);
+        }
+    }
+}
+
+static void mpt__conv_row_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__conv_rows *r = (const mpt__conv_rows *)work;
+    const mpt__conv_lines *l = &r->lines;
+    const int64_t end = mpt__smaller_of((chunk + 1) * l->chunk, l->lines);
+    const int64_t numel = r->g->m * r->g->n;
+    float *ring = r->memory + r->shared + thread * r->own, *sums = r->memory + chunk * numel;
+    int64_t loaded = 0;
+    if (r->weights) memset(sums, 0, (size_t)numel * sizeof *sums);
+    for (int64_t line = chunk * l->chunk; line < end; line++) {
+        if (r->weights) {
+            mpt__conv_row_weights(r, line, ring, &loaded, sums);
+        } else {
+            mpt__conv_row(r, line, ring, &loaded);
+        }
+    }
+}
+
+/* A panel of weights, or some rows of the sum of all slices. */
+static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
+    const mpt__conv_rows *r = (const mpt__conv_rows *)work;
+    const mpt__gemm *g = r->g;
+    const int64_t width = g->level->columns, j = panel * width;
+    const int64_t count = mpt__smaller_of(width, (r->weights ? g->m : g->n) - j);
+    (void)thread;
+    if (r->weights) {
+        float *sum = r->memory + j * g->n;
+        for (int64_t s = 1; s < r->lines.chunks; s++) {
+            r->lines.words->binary[MPT__BINARY_ADD](sum, sum, sum + s * g->m * g->n, count * g->n,
+                                                    0, 0);
+        }
+        g->level->finish(g, sum, g->n, j, 0, count, g->n);
+    } else if (g->b_image != NULL) {
+        mpt__gemm_pack_image(g->level, (char *)(r->memory + panel * r->panel), true, &g->b,
+                             g->b_image, j, count, 0, g->k);
+    } else {
+        g->level->pack(r->memory + panel * r->panel, true, &g->b, j, count, 0, g->k);
+    }
+}
+
+static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
+    const mpt__gemm *g = r->g;
+    const int64_t panels = mpt__gemm_panels(r->weights ? g->m : g->n, g->level->columns);
+    if (!r->weights) mpt__gemm_for(pool, panels, g->k * g->n / 4, mpt__conv_panel_chunk, r);
+    mpt__gemm_for(pool, r->lines.chunks, g->m * g->n / g->level->rate * g->k, mpt__conv_row_chunk,
+                  r);
+    if (r->weights) mpt__gemm_for(pool, panels, g->m * g->n, mpt__conv_panel_chunk, r);
+}
+
 typedef struct mpt__conv_work {
     const mpt__gemm_level *level;
     mpt__conv conv;
     void *const *data;
     mpt__pool *pool;
     char *workspace;
+    const mpt__words *words;
     int64_t products, bytes; /* of workspace, for each thread where they take products whole */
     bool whole, refuses;
     mpt__gemm_watch watch;
@@ -433,7 +775,13 @@ static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
             w->whole = w->products > 1 &&
                        g.m * g.n * g.k <= g.level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
         w->refuses |= g.level->refuses;
-        int64_t bytes = g.m * g.n > 0 ? mpt__gemm_bytes(&g, w->whole ? 1 : threads) : 0;
+        mpt__conv_rows r;
+        int64_t bytes = 0;
+        if (g.m * g.n > 0) {
+            bytes = mpt__conv_rows_of(&r, &g, &w->conv)
+                        ? (r.shared + (w->whole ? 1 : threads) * r.own) * (int64_t)sizeof(float)
+                        : mpt__gemm_bytes(&g, w->whole ? 1 : threads);
+        }
         if (bytes > w->bytes) w->bytes = bytes;
     }
     return true;
@@ -444,8 +792,17 @@ static void mpt__conv_chunk(void *work, int64_t chunk, int thread) {
     mpt__conv_product p;
     mpt__gemm g;
     mpt__conv_product_of(&w->conv, w->data, chunk, &p);
+    mpt__conv_rows r;
+    char *workspace = w->workspace + thread * w->bytes;
     if (p.m == 0 || p.n == 0 || !mpt__conv_gemm(&g, w->level, &w->conv, &p)) return;
-    mpt__gemm_run_one(&g, w->whole ? NULL : w->pool, w->workspace + thread * w->bytes, &w->watch);
+    if (w->watch.dry && !g.level->refuses) return;
+    if (mpt__conv_rows_of(&r, &g, &w->conv)) {
+        r.lines.words = w->words;
+        r.memory = (float *)(void *)workspace;
+        mpt__conv_run_rows(&r, w->whole ? NULL : w->pool);
+    } else {
+        mpt__gemm_run_one(&g, w->whole ? NULL : w->pool, workspace, &w->watch);
+    }
 }
 
 static void mpt__conv_products(mpt__conv_work *w) {
@@ -470,6 +827,7 @@ static void mpt__conv_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
     uint32_t state = mpt__flush_denormals(true);
     w.data = call->data;
     w.pool = call->pool;
+    w.words = call->words;
     w.workspace = call->workspace ? (char *)call->workspace : nothing;
     /* A launch that adds to C cannot be begun again by another level. */
     w.watch.dry = w.refuses && mpt__conv_output(call->launch)->access == MPT__ACCUMULATE;

@@ -168,13 +168,16 @@ static void sums_in_double(const problem *p, int64_t oh, int64_t ow, const sides
                         }
 }
 
+/* Results of a half dtype are off by its rounding too. */
 static void compare_sums(const char *what, const sides *s, int k, mpt_tensor got) {
+    const mpt_dtype dtype = mpt_get_dtype(got);
+    const double rounding = dtype == MPT_BF16 ? 0.00390625 : dtype == MPT_F16 ? 0.00048828125 : 0;
     float *values = (float *)calloc((size_t)s->count[k] + 1, sizeof *values);
     int64_t wrong = 0, at = -1;
     if (mpt_read_f32(got, values, s->count[k]) != MPT_OK) TEST_FAIL_("%s", mpt_error(context));
     for (int64_t i = 0; i < s->count[k]; i++) {
         double off = fabs((double)values[i] - s->sum[k][i]);
-        if (off <= 1e-6 * s->size[k][i] + 1e-7) continue;
+        if (off <= 1e-6 * s->size[k][i] + 1e-7 + rounding * fabs(s->sum[k][i])) continue;
         if (wrong++ == 0) at = i;
     }
     if (wrong)
@@ -183,7 +186,9 @@ static void compare_sums(const char *what, const sides *s, int k, mpt_tensor got
     free(values);
 }
 
-static void run_problem(const problem *p, bool last) {
+/* In half precision the values are such that it holds them exactly; x and y stay fp32 there and are
+   rounded by the call, or (stored) are of that dtype. */
+static void run_problem(const problem *p, bool last, mpt_dtype dtype, bool stored) {
     const int64_t *i = p->ints;
     mpt_conv_config config = config_of(i);
     int64_t oh = (p->h + 2 * i[PADDING] - i[DILATION] * (p->kh - 1) - 1) / i[STRIDE] + 1;
@@ -196,19 +201,24 @@ static void run_problem(const problem *p, bool last) {
     shape[0] = MPT_SHAPE(p->n, p->in, p->h, p->w);
     shape[1] = MPT_SHAPE(p->out, p->in / i[GROUPS], p->kh, p->kw);
     shape[2] = MPT_SHAPE(p->n, p->out, oh, ow);
-    snprintf(what, sizeof what, "%ldx%ldx%ldx%ld to %ld by %ldx%ld in %ld, stride %ld%s",
+    snprintf(what, sizeof what, "%ldx%ldx%ldx%ld to %ld by %ldx%ld in %ld, stride %ld%s, %s%s",
              (long)p->n, (long)p->in, (long)p->h, (long)p->w, (long)p->out, (long)p->kh,
-             (long)p->kw, (long)i[GROUPS], (long)i[STRIDE], last ? ", channels last" : "");
+             (long)p->kw, (long)i[GROUPS], (long)i[STRIDE], last ? ", channels last" : "",
+             mpt_dtype_name(dtype), stored ? " stored" : "");
     mpt_scope_begin(context);
+    mpt_autocast_begin(context, dtype);
     for (int k = 0; k < 3; k++) {
         s.count[k] = shape[k].dim[0] * shape[k].dim[1] * shape[k].dim[2] * shape[k].dim[3];
         s.value[k] = (float *)calloc((size_t)s.count[k], sizeof(float));
         s.sum[k] = (double *)calloc((size_t)s.count[k], sizeof(double));
         s.size[k] = (double *)calloc((size_t)s.count[k], sizeof(double));
         for (int64_t e = 0; e < s.count[k]; e++)
-            s.value[k][e] = golden_uniform((uint32_t)(k + 7 * p->in), (uint32_t)e);
+            s.value[k][e] = dtype == MPT_F32
+                                ? golden_uniform((uint32_t)(k + 7 * p->in), (uint32_t)e)
+                                : (float)((e * 37 + k * 11) % 129 - 64) / 64;
         side[k] = mpt_from(context, MPT_F32, shape[k], s.value[k]);
         if (last) side[k] = mpt_to_channels_last(side[k]);
+        if (k == 2 || (k == 0 && stored)) side[k] = mpt_cast(side[k], dtype);
         if (k < 2) mpt_requires_grad(side[k], true);
     }
     sums_in_double(p, oh, ow, &s);
@@ -227,7 +237,7 @@ static void run_problem(const problem *p, bool last) {
     mpt_requires_grad(side[2], true);
     mpt_tensor x = mpt_conv_transpose2d(side[2], side[1], none(), &config);
     compare_sums(what, &s, 0, x);
-    mpt_backward_from(x, mpt_detach(side[0]), false);
+    mpt_backward_from(x, mpt_cast(mpt_detach(side[0]), dtype), false);
     compare_sums(what, &s, 2, mpt_grad(side[2]));
     compare_sums(what, &s, 1, mpt_grad(side[1]));
     for (int k = 0; k < 3; k++) free(s.value[k]), free(s.sum[k]), free(s.size[k]);
@@ -235,6 +245,7 @@ static void run_problem(const problem *p, bool last) {
         TEST_FAIL_("%s: %s", what, mpt_error(context));
         mpt_clear_error(context);
     } else {
+        mpt_autocast_end(context);
         mpt_scope_end(context);
     }
 }
@@ -250,11 +261,25 @@ TEST(sums) {
         {1, 300, 300, 5, 6, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 300, 0}}, /* depthwise */
         {2, 37, 37, 8, 9, 3, 3, {2, 2, 1, 1, 1, 1, 0, 0, 37, 0}},
         {1, 2, 3, 30, 90, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 1, 0}}, /* more than one block of rows */
+        {2, 16, 16, 20, 32, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 1, 0}},
+        {2, 5, 11, 19, 31, 3, 3, {1, 1, 4, 4, 1, 1, 0, 0, 1, 0}}, /* lines without a tap */
+        {2, 6, 41, 21, 38, 5, 3, {2, 2, 3, 1, 2, 1, 0, 0, 1, 0}},
+        {1, 300, 9, 3, 24, 1, 3, {1, 1, 0, 1, 1, 1, 0, 0, 1, 0}}, /* many channels to a line */
+        {2, 16, 24, 16, 48, 1, 1, {2, 2, 0, 0, 1, 1, 0, 0, 1, 0}},
+        {2, 7, 8, 5, 130, 2, 4, {3, 3, 2, 1, 1, 1, 0, 0, 1, 0}},
+        {1, 35, 35, 12, 50, 7, 7, {1, 1, 3, 5, 1, 1, 0, 0, 35, 0}}, /* depthwise, many taps */
+        {2, 20, 20, 14, 13, 3, 3, {2, 1, 2, 3, 2, 3, 0, 0, 20, 0}},
+        {1, 24, 24, 3, 5, 2, 2, {1, 1, 3, 3, 1, 1, 0, 0, 24, 0}},
+        {2, 19, 19, 9, 8, 1, 1, {2, 3, 0, 0, 1, 1, 0, 0, 19, 0}}, /* pixels without a tap */
     };
     context = mpt_create(NULL);
     REQUIRE(context != NULL);
     for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
-        for (int last = 0; last < 2; last++) run_problem(&problems[i], last != 0);
+        for (int last = 0; last < 2; last++) {
+            run_problem(&problems[i], last != 0, MPT_F32, false);
+            run_problem(&problems[i], last != 0, MPT_BF16, last != 0);
+            run_problem(&problems[i], last != 0, MPT_F16, last == 0);
+        }
     mpt_destroy(context);
 }
 
@@ -360,19 +385,20 @@ TEST(layers) {
 
 /* ==== Bits ==== */
 
-/* A convolution by groups and strides, a plain one, and a depthwise one, forward and backward. */
+/* A convolution by groups and strides, a plain one, a depthwise one, and one by strides, forward
+ * and backward. */
 static uint64_t bits(int threads, mpt_dtype dtype) {
     mpt_config config = mpt_config_default();
     config.threads = threads;
     context = mpt_create(&config);
     if (!context) return 0;
     uint64_t hash = 1;
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 4; k++) {
         mpt_conv_config conv = mpt_conv_config_default();
-        conv.groups = k == 0 ? 2 : k == 1 ? 1 : 24;
-        conv.stride[0] = conv.stride[1] = k == 0 ? 2 : 1;
+        conv.groups = k == 0 ? 2 : k == 2 ? 24 : 1;
+        conv.stride[0] = conv.stride[1] = k == 0 || k == 3 ? 2 : 1;
         conv.padding[0] = conv.padding[1] = 1;
-        mpt_tensor x = drawn(MPT_SHAPE(2, 24, 18, 18));
+        mpt_tensor x = drawn(MPT_SHAPE(2, 24, 18, k == 3 ? 48 : 18));
         mpt_tensor w = drawn(MPT_SHAPE(24, 24 / conv.groups, 3, 3)), b = drawn(MPT_SHAPE(24));
         if (k == 1) x = mpt_to_channels_last(x);
         mpt_requires_grad(x, true);

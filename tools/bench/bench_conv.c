@@ -1,7 +1,8 @@
 /* bench_conv.c: convolutions of residual nets, forward and backward through the public API.
        bench_conv [seconds per sample, 0.2]
        bench_conv --serve    subjects for a driver:
-           conv N C H W O KERNEL STRIDE GROUPS PRECISION contiguous|last forward|both THREADS */
+           conv N C H W O KERNEL STRIDE GROUPS PRECISION contiguous|last PASS THREADS
+       PASS: forward, both, or forward and one gradient alone: input, weight. */
 #include "measure.h"
 
 typedef struct convolution {
@@ -9,7 +10,7 @@ typedef struct convolution {
     mpt_tensor x, w, b, dy;
     mpt_conv_config config;
     mpt_dtype dtype;
-    bool backward;
+    bool backward, input, weight;
 } convolution;
 
 static void convolution_run(void *self) {
@@ -50,7 +51,9 @@ static bool make_convolution(subject *s, int argc, char **argv, char *error, siz
     c->config = mpt_conv_config_default();
     for (int d = 0; d < 2; d++) c->config.stride[d] = n[6], c->config.padding[d] = padding;
     c->config.groups = n[7];
-    c->backward = strcmp(argv[10], "both") == 0;
+    c->input = strcmp(argv[10], "both") == 0 || strcmp(argv[10], "input") == 0;
+    c->weight = strcmp(argv[10], "both") == 0 || strcmp(argv[10], "weight") == 0;
+    c->backward = c->input || c->weight;
     c->dtype = strcmp(argv[8], "bf16") == 0   ? MPT_BF16
                : strcmp(argv[8], "fp16") == 0 ? MPT_F16
                                               : MPT_F32;
@@ -60,11 +63,11 @@ static bool make_convolution(subject *s, int argc, char **argv, char *error, siz
     c->dy = mpt_randn(c->context, MPT_F32, MPT_SHAPE(n[0], n[4], oh, ow));
     if (last) c->x = mpt_to_channels_last(c->x), c->dy = mpt_to_channels_last(c->dy);
     c->x = mpt_cast(c->x, c->dtype), c->dy = mpt_cast(c->dy, c->dtype);
-    mpt_requires_grad(c->x, c->backward);
-    mpt_requires_grad(c->w, c->backward);
-    mpt_requires_grad(c->b, c->backward);
+    mpt_requires_grad(c->x, c->input);
+    mpt_requires_grad(c->w, c->weight);
+    mpt_requires_grad(c->b, c->weight);
     s->work = 2.0 * (double)(n[0] * oh * ow * n[4] * n[1] / n[7] * n[5] * n[5]);
-    if (c->backward) s->work *= 3;
+    s->work *= 1 + c->input + c->weight;
     snprintf(error, size, "%s", mpt_error(c->context));
     return !mpt_failed(c->context);
 }
