@@ -117,7 +117,7 @@ static int train(mpt_context *ctx, const settings *s, const int32_t *tokens, int
            kept ? "Text that was kept out" : "The text", mpt_metric_mean(ctx, "loss", true),
            100.0 * mpt_metric_mean(ctx, "right", true),
            (double)(s->steps * s->batch * s->length) / seconds);
-    return 0;
+    return write_results(ctx, &bar, scaler, "loss", mpt_metric_mean(ctx, "loss", true));
 }
 
 int main(int argc, char **argv) {

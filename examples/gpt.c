@@ -7,7 +7,7 @@
  *     gpt --tokens gpt2 --weights gpt2/model.safetensors --layers 12 --heads 12 --width 768
  *         --context 1024 --steps 0 --prompt "The meaning of life is"
  *
- * test arguments: --layers 2 --width 32 --context 32 --batch 8 --steps 30 --write 20 */
+ * test arguments: --layers 2 --width 32 --context 32 --batch 8 --steps 30 --write 20 --top-p 0.9 */
 #include "common.h"
 #include "gpt.h"
 #include "precisions.h"
@@ -18,42 +18,27 @@ static mpt_tensor loss_of(mpt_module net, const mpt_batch *b, mpt_tensor positio
                                     b->y, NULL);
 }
 
-/* Draws the token behind those seen, each by its probability to the power of 1 / temperature. */
-static int32_t next_token(mpt_context *ctx, mpt_module net, const gpt_settings *s,
-                          const int64_t *seen, int64_t length, float *p) {
-    double sum = 0.0;
-    mpt_scope_begin(ctx);
-    mpt_inference_begin(ctx);
-    mpt_tensor tokens = mpt_from(ctx, MPT_I64, MPT_SHAPE(1, length), seen);
-    mpt_tensor y = hidden(net, tokens, mpt_arange(ctx, MPT_I64, length));
-    y = mpt_matmul(mpt_slice(y, 1, length - 1, length, 1),
-                   mpt_transpose(mpt_parameter(net, "wte.weight"), 0, 1));
-    mpt_read_f32(mpt_softmax(mpt_mul_scalar(y, 1.0 / s->temperature), -1), p, s->vocabulary);
-    const double draw = mpt_item(mpt_rand(ctx, MPT_F32, MPT_SCALAR));
-    mpt_inference_end(ctx);
-    mpt_scope_end(ctx);
-    int32_t token = 0;
-    while (token < s->vocabulary - 1 && (sum += (double)p[token]) < draw) token++;
-    return token;
-}
-
 /* Continues the prompt. */
 static void write_text(mpt_context *ctx, mpt_module net, const gpt_settings *s,
                        const text_codec *codec) {
     int64_t seen[8192], length = 0;
     int32_t *prompt = NULL;
     const int64_t n = codec_encode(codec, s->prompt, strlen(s->prompt), &prompt);
-    float *p = (float *)calloc((size_t)s->vocabulary, sizeof *p);
+    candidates c = {NULL, NULL, s->top_k < s->vocabulary ? s->top_k : s->vocabulary};
+    c.p = (float *)calloc((size_t)c.count, sizeof *c.p);
+    c.token = (int64_t *)calloc((size_t)c.count, sizeof *c.token);
+    const bool ready = c.p && c.token && n > 0;
     for (int64_t i = n > s->context ? n - s->context : 0; i < n; i++) seen[length++] = prompt[i];
-    for (int64_t i = 0; p && length > 0 && i < s->write && !mpt_failed(ctx); i++) {
-        const int32_t token = next_token(ctx, net, s, seen, length, p);
-        codec_put(codec, token);
+    for (int64_t i = 0; ready && i < s->write && !mpt_failed(ctx); i++) {
+        const int64_t token = next_token(ctx, net, s, seen, length, &c);
+        codec_put(codec, (int32_t)token);
         if (length == s->context) memmove(seen, seen + 1, (size_t)(--length) * sizeof *seen);
         seen[length++] = token;
     }
     printf("\n");
     free(prompt);
-    free(p);
+    free(c.p);
+    free(c.token);
 }
 
 static int train(mpt_context *ctx, const gpt_settings *s, const text_codec *codec,
@@ -101,7 +86,11 @@ static int train(mpt_context *ctx, const gpt_settings *s, const text_codec *code
     if (s->steps > 0 && s->save) mpt_save(net, s->save);
     mpt_metric_reset(ctx, "loss");
     mpt_inference_begin(ctx);
-    while (mpt_loader_next(tests, &b)) mpt_metric_push(ctx, "loss", loss_of(net, &b, positions));
+    while (mpt_loader_next(tests, &b)) {
+        mpt_scope_begin(ctx);
+        mpt_metric_push(ctx, "loss", loss_of(net, &b, positions));
+        mpt_scope_end(ctx);
+    }
     mpt_inference_end(ctx);
     if (mpt_failed(ctx)) return fail_with_error("gpt", ctx);
     printf("%s: %.4f nats per token, %.0f tokens per second\n",

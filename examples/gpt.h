@@ -6,8 +6,8 @@
 #include "transformer.h"
 
 typedef struct gpt_settings {
-    int64_t layers, heads, width, context, batch, steps, write, precision, seed;
-    double lr, temperature;
+    int64_t layers, heads, width, context, batch, steps, write, precision, seed, top_k;
+    double lr, temperature, top_p;
     const char *text, *tokens, *weights, *save, *prompt;
     bool help;
     int64_t vocabulary; /* no option: 256, or that of the tokens */
@@ -35,14 +35,19 @@ static const option_row gpt_rows[] = {
     {"--write", OPTION_INT, offsetof(gpt_settings, write), NULL, 0, 100000, "tokens, default 300"},
     {"--temperature", OPTION_NUMBER, offsetof(gpt_settings, temperature), NULL, 0, 0,
      "default 0.7"},
+    {"--top-k", OPTION_INT, offsetof(gpt_settings, top_k), NULL, 1, INT32_MAX,
+     "draw from the likeliest so many, default all"},
+    {"--top-p", OPTION_NUMBER, offsetof(gpt_settings, top_p), NULL, 0, 0,
+     "and of those that together have this probability, default 1"},
     {"--precision", OPTION_CHOICE, offsetof(gpt_settings, precision), "fp32|fp16|bf16", 0, 0,
      "default bf16"},
     {"--seed", OPTION_INT, offsetof(gpt_settings, seed), NULL, 0, INT32_MAX, "default 0"},
     {"--help", OPTION_FLAG, offsetof(gpt_settings, help), NULL, 0, 0, "this list"}};
 enum { GPT_ROWS = sizeof gpt_rows / sizeof *gpt_rows };
 
-static const gpt_settings gpt_defaults = {4,    4,   128,  128,  16,   300,  300,  2,     0,
-                                          2e-3, 0.7, NULL, NULL, NULL, NULL, "\n", false, 256};
+static const gpt_settings gpt_defaults = {4,    4,    128,       128,  16,    300, 300,
+                                          2,    0,    INT32_MAX, 2e-3, 0.7,   1.0, NULL,
+                                          NULL, NULL, NULL,      "\n", false, 256};
 
 /* Tokens [B, T] and positions [T] -> [B, T, width], to be multiplied by the embedding. */
 static inline mpt_status gpt_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
@@ -89,6 +94,35 @@ static inline mpt_tensor hidden(mpt_module net, mpt_tensor tokens, mpt_tensor po
     mpt_tensor in[2] = {tokens, positions}, out;
     mpt_forward_n(net, in, 2, &out, 1);
     return out;
+}
+
+/* What next_token reads: a probability and its token for each candidate, the likeliest first. */
+typedef struct candidates {
+    float *p;
+    int64_t *token, count;
+} candidates;
+
+/* Draws the token behind those seen, each by its probability to the power of 1 / temperature, from
+ * the likeliest --top-k, and of those from the fewest that together have --top-p. */
+static inline int64_t next_token(mpt_context *ctx, mpt_module net, const gpt_settings *s,
+                                 const int64_t *seen, int64_t length, const candidates *c) {
+    double kept = 0.0, sum = 0.0;
+    int64_t most = 0, i = 0;
+    mpt_scope_begin(ctx);
+    mpt_inference_begin(ctx);
+    mpt_tensor tokens = mpt_from(ctx, MPT_I64, MPT_SHAPE(1, length), seen), token;
+    mpt_tensor y = hidden(net, tokens, mpt_arange(ctx, MPT_I64, length));
+    y = mpt_matmul(mpt_slice(y, 1, length - 1, length, 1),
+                   mpt_transpose(mpt_parameter(net, "wte.weight"), 0, 1));
+    y = mpt_softmax(mpt_mul_scalar(y, 1.0 / s->temperature), -1);
+    mpt_read_f32(mpt_topk(y, c->count, -1, true, &token), c->p, c->count);
+    mpt_read(token, c->token, (size_t)c->count * sizeof *c->token);
+    const double draw = mpt_item(mpt_rand(ctx, MPT_F32, MPT_SCALAR));
+    mpt_inference_end(ctx);
+    mpt_scope_end(ctx);
+    while (most < c->count && (most == 0 || kept < s->top_p)) kept += (double)c->p[most++];
+    while (i < most - 1 && (sum += (double)c->p[i]) < draw * kept) i++;
+    return c->token[i];
 }
 
 #endif

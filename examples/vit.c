@@ -96,7 +96,7 @@ static int train(mpt_context *ctx, const settings *s) {
         "Test accuracy: %.2f %%, %.0f pictures per second, %.1f %% of the time waited for data\n",
         100.0 * test.accuracy, (double)(bar.steps * s->batch) / seconds,
         100.0 * stats.seconds_waited / seconds);
-    return 0;
+    return write_results(ctx, &bar, scaler, "test_accuracy", test.accuracy);
 }
 
 int main(int argc, char **argv) {
