@@ -19214,8 +19214,8 @@ static void mpt__anomaly_shadows_free(mpt_context *context, const mpt__shadow *s
                                       int64_t count) {
     for (int64_t id = 0; id < count; id++) {
         if (!shadows[id].data) continue;
-        mpt__account(&context->base, MPT_MEMORY_WORKSPACE,
-                     -mpt__class_bytes(shadows[id].size_class));
+        mpt__account_less(&context->base, MPT_MEMORY_WORKSPACE,
+                          mpt__class_bytes(shadows[id].size_class));
         mpt__pool_give(context, shadows[id].data, shadows[id].size_class);
     }
 }
@@ -32033,6 +32033,7 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_confi
 /* The table that a dataset is, or is part of; NULL with an error recorded. */
 static mpt__table *mpt__table_at(mpt_context *context, const mpt__dataset *dataset) {
     const mpt__dataset *whole = dataset->parent ? dataset->parent : dataset;
+    if (mpt__no_data_files(context)) return NULL;
     if (whole->make == mpt__table_make) return (mpt__table *)whole->owned[0];
     mpt__error(context, MPT_ERROR_ARGUMENT, "this dataset is not a table of mpt_csv");
     return NULL;
@@ -32084,7 +32085,7 @@ MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
                                 const mpt_table_config *config) {
     char *text = NULL;
     mpt__reader file;
-    if (!mpt__enter(context, "mpt_csv") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_csv") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     file.size = 0;
     if (!path) {
@@ -32099,7 +32100,8 @@ MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
 
 MPTRAIN_API mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, size_t bytes,
                                        const mpt_table_config *config) {
-    if (!mpt__enter(context, "mpt_csv_memory")) return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(context, "mpt_csv_memory") || mpt__no_data_files(context))
+        return mpt__dataset_handle(context, NULL);
     if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld bytes of text%s", (int64_t)bytes,
                    text ? "" : " at NULL");
@@ -32465,7 +32467,7 @@ MPTRAIN_API mpt_tensor mpt_numpy_tensor(mpt_context *context, const char *path, 
     mpt__npy npy;
     size_t bytes = 0;
     mpt_tensor made = mpt__null(context);
-    if (!mpt__enter(context, "mpt_numpy_tensor") || mpt__no_files(context)) return made;
+    if (!mpt__enter(context, "mpt_numpy_tensor") || mpt__no_data_files(context)) return made;
     uint8_t *data = mpt__npz_open(&file, context, path) && mpt__npy_open(&file, name, &npy)
                         ? mpt__npy_read(&npy, npy.dtype, MPT_MEMORY_HOST, &bytes)
                         : NULL;
@@ -32539,7 +32541,7 @@ static mpt_dataset mpt__npy_dataset(mpt_context *context, const char *const path
 MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
                                 const char *targets_path) {
     const char *const paths[2] = {inputs_path, targets_path}, *const names[2] = {NULL, NULL};
-    if (!mpt__enter(context, "mpt_npy") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_npy") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     return mpt__npy_dataset(context, paths, names);
 }
@@ -32547,7 +32549,7 @@ MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
 MPTRAIN_API mpt_dataset mpt_npz(mpt_context *context, const char *path, const char *inputs,
                                 const char *targets) {
     const char *const paths[2] = {path, NULL}, *const names[2] = {inputs, targets};
-    if (!mpt__enter(context, "mpt_npz") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_npz") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (inputs) return mpt__npy_dataset(context, paths, names);
     mpt__error(context, MPT_ERROR_ARGUMENT, "inputs is NULL; it names an array in the .npz");
@@ -32642,7 +32644,7 @@ static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *co
 
 MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config *config) {
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_raw_files") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_raw_files") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!config || !config->inputs)
         mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL", config ? "config->inputs" : "config");

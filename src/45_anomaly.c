@@ -172,8 +172,8 @@ static void mpt__anomaly_shadows_free(mpt_context *context, const mpt__shadow *s
                                       int64_t count) {
     for (int64_t id = 0; id < count; id++) {
         if (!shadows[id].data) continue;
-        mpt__account(&context->base, MPT_MEMORY_WORKSPACE,
-                     -mpt__class_bytes(shadows[id].size_class));
+        mpt__account_less(&context->base, MPT_MEMORY_WORKSPACE,
+                          mpt__class_bytes(shadows[id].size_class));
         mpt__pool_give(context, shadows[id].data, shadows[id].size_class);
     }
 }

@@ -283,7 +283,7 @@ MPTRAIN_API mpt_tensor mpt_numpy_tensor(mpt_context *context, const char *path, 
     mpt__npy npy;
     size_t bytes = 0;
     mpt_tensor made = mpt__null(context);
-    if (!mpt__enter(context, "mpt_numpy_tensor") || mpt__no_files(context)) return made;
+    if (!mpt__enter(context, "mpt_numpy_tensor") || mpt__no_data_files(context)) return made;
     uint8_t *data = mpt__npz_open(&file, context, path) && mpt__npy_open(&file, name, &npy)
                         ? mpt__npy_read(&npy, npy.dtype, MPT_MEMORY_HOST, &bytes)
                         : NULL;
@@ -357,7 +357,7 @@ static mpt_dataset mpt__npy_dataset(mpt_context *context, const char *const path
 MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
                                 const char *targets_path) {
     const char *const paths[2] = {inputs_path, targets_path}, *const names[2] = {NULL, NULL};
-    if (!mpt__enter(context, "mpt_npy") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_npy") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     return mpt__npy_dataset(context, paths, names);
 }
@@ -365,7 +365,7 @@ MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
 MPTRAIN_API mpt_dataset mpt_npz(mpt_context *context, const char *path, const char *inputs,
                                 const char *targets) {
     const char *const paths[2] = {path, NULL}, *const names[2] = {inputs, targets};
-    if (!mpt__enter(context, "mpt_npz") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_npz") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (inputs) return mpt__npy_dataset(context, paths, names);
     mpt__error(context, MPT_ERROR_ARGUMENT, "inputs is NULL; it names an array in the .npz");
@@ -460,7 +460,7 @@ static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *co
 
 MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config *config) {
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_raw_files") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_raw_files") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!config || !config->inputs)
         mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL", config ? "config->inputs" : "config");

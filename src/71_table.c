@@ -672,6 +672,7 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_confi
 /* The table that a dataset is, or is part of; NULL with an error recorded. */
 static mpt__table *mpt__table_at(mpt_context *context, const mpt__dataset *dataset) {
     const mpt__dataset *whole = dataset->parent ? dataset->parent : dataset;
+    if (mpt__no_data_files(context)) return NULL;
     if (whole->make == mpt__table_make) return (mpt__table *)whole->owned[0];
     mpt__error(context, MPT_ERROR_ARGUMENT, "this dataset is not a table of mpt_csv");
     return NULL;
@@ -723,7 +724,7 @@ MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
                                 const mpt_table_config *config) {
     char *text = NULL;
     mpt__reader file;
-    if (!mpt__enter(context, "mpt_csv") || mpt__no_files(context))
+    if (!mpt__enter(context, "mpt_csv") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     file.size = 0;
     if (!path) {
@@ -738,7 +739,8 @@ MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
 
 MPTRAIN_API mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, size_t bytes,
                                        const mpt_table_config *config) {
-    if (!mpt__enter(context, "mpt_csv_memory")) return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(context, "mpt_csv_memory") || mpt__no_data_files(context))
+        return mpt__dataset_handle(context, NULL);
     if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld bytes of text%s", (int64_t)bytes,
                    text ? "" : " at NULL");

@@ -153,7 +153,7 @@ TEST(results_as_json) {
     CHECK_EQ_INT(write_results(ctx, &bar, scaler, "loss", 1.5), 0);
     common.json = path;
     CHECK_EQ_INT(write_results(ctx, &bar, scaler, "loss", 1.5), 0);
-    FILE *file = fopen(path, "rb");
+    FILE *file = fopen(path, "r");
     REQUIRE(file != NULL);
     text[fread(text, 1, sizeof text - 1, file)] = '\0';
     fclose(file);
