@@ -1908,19 +1908,26 @@ MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int d
    statistics are the modules' here. */
 MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
                                       mpt_tensor weight, mpt_tensor bias, double eps);
+/* relu(mpt_batch_norm(..) + residual), in one pass over memory, and one backward: residual is of
+   the shape and dtype of x, or a null handle. Layers do it by config.relu, by a relu behind them in
+   mpt_sequential, and with a residual as the second input of mpt_forward_n. */
+MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                           mpt_tensor weight, mpt_tensor bias, double eps,
+                                           mpt_tensor residual);
 /* [N, C, ..] over groups of neighbouring channels of one sample, weight and bias [C]; as many
    groups as channels: instance norm. arXiv:1803.08494; torch.nn.functional.group_norm. */
 MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
                                       mpt_tensor bias, double eps);
 
 /* Of batch norm alone: momentum, the part of a new statistic in the running one (negative: 1 / the
-   number of updates, which makes it the mean of all), and track, without which a module has no
-   running statistics and takes those of the batch also when it does not train. */
+   number of updates, which makes it the mean of all), track, without which a module has no running
+   statistics and takes those of the batch also when it does not train, and relu. */
 typedef struct mpt_norm_config {
     double eps;        /* 1e-5 */
     bool weight, bias; /* true; weight 1, bias 0 at first; of RMS norm no bias */
     double momentum;   /* 0.1 */
     bool track;        /* true */
+    bool relu;         /* false: a relu follows, after the second input where there is one */
 } mpt_norm_config;
 MPTRAIN_API mpt_norm_config mpt_norm_config_default(void);
 /* Over the last dimensions, which are `shape`. Parameters "weight", "bias". */
@@ -1934,7 +1941,8 @@ MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, i
    "running_mean", "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but
    not in inference mode, changes them; in a step, at its end, and not if it fails. An update that
    is not finite, as of a batch that overflowed, is left out and counted. In evaluation they stand
-   for the batch's. */
+   for the batch's. The second input of mpt_forward_n, if there is one, is added to the result. A
+   convolution before it that has a bias is named in a notice to the log, once. */
 MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
                                            const mpt_norm_config *config);
 MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
@@ -2248,7 +2256,7 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
 #ifndef MPT__20_LAUNCH_INCLUDED
 #define MPT__20_LAUNCH_INCLUDED
 
-#define MPT__MAX_OPERANDS 9
+#define MPT__MAX_OPERANDS 10
 #define MPT__MAX_SLOTS 8
 
 /* ==== Operands ==== */
@@ -2447,10 +2455,11 @@ typedef struct mpt__operand {
  *           = (s - mean) rstd weight + bias with s = x, or x + residual rounded to the dtype of o5
  *           w, where that goes; o6? mean (absent: 0), o7 w rstd = 1 / sqrt(variance + imm[0]), 0
  *           where that is infinite; o8? variance (over n); each dense. index[0] = 0: statistics of
- *           every [n, g]; 1: of every c, G being 1. index[1] = 1: o6 and o8 are read, else
- *           written.
+ *           every [n, g]; 1: of every c, G being 1, and the residual is added to y. index[1] = 1:
+ *           o6 and o8 are read, else written. index[2] = 1: y is relu of that.
  * NORM_BACKWARD  o0 r s, o1 r dy, o2? r weight, o3? r mean, o4 r rstd, o5? r gradient of s from
- *           elsewhere -> o6? wa ds, o7? wa dweight, o8? wa dbias. index as above.
+ *           elsewhere, or y with index[2] = 1: where it is <= 0, dy counts as 0 -> o6? wa ds, o7?
+ *           wa dweight, o8? wa dbias, o9? wa dresidual (of index[0] = 1). index as above.
  * RUNNING_STATS  o2 r [2, C] f32 (means; variances) and o3 r [2] i64 (updates; refused ones) -> o4
  *           w, o5 w: copies, or, with o0 r mean and o1 r variance of a batch [C] f32, those of old
  *           + imm[0] (new - old), imm[1] times the variance being the new one; imm[0] < 0: 1 / the
@@ -2904,6 +2913,7 @@ int mpt__cuda_device_count(char *why, size_t size);
 #define MPT__ALIGN(n) __attribute__((aligned(n)))
 #define MPT__LIKELY(x) __builtin_expect(!!(x), 1)
 #define MPT__UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define MPT__PREFETCH(p) __builtin_prefetch(p)
 #define MPT__UNUSED __attribute__((unused))
 #elif defined(_MSC_VER)
 #define MPT__INLINE __inline
@@ -2913,6 +2923,7 @@ int mpt__cuda_device_count(char *why, size_t size);
 #define MPT__RESTRICT __restrict
 #define MPT__ALIGN(n) __declspec(align(n))
 #define MPT__LIKELY(x) (x)
+#define MPT__PREFETCH(p) ((void)(p))
 #define MPT__UNLIKELY(x) (x)
 #define MPT__UNUSED
 #else
@@ -2923,6 +2934,7 @@ int mpt__cuda_device_count(char *why, size_t size);
 #define MPT__RESTRICT
 #define MPT__ALIGN(n) _Alignas(n)
 #define MPT__LIKELY(x) (x)
+#define MPT__PREFETCH(p) ((void)(p))
 #define MPT__UNLIKELY(x) (x)
 #define MPT__UNUSED
 #endif
@@ -6778,14 +6790,25 @@ typedef struct mpt__ref_update mpt__ref_update;
 typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
                                mpt__real *m, mpt__real *v, void *half, int64_t n);
 
-/* A line of a norm: y = (x - mean) rstd weight + bias, weight and bias for each element (w, b) or
-   one for all; dx = rstd (dy weight - shift - slope (x - mean) rstd), and what is added to the
-   gradients of w and b (NULL: not wanted). */
-typedef struct mpt__norm_line {
-    mpt__real mean, rstd, weight, bias, shift, slope;
-    const mpt__real *w, *b;
-    mpt__real *dw, *db;
-} mpt__norm_line;
+/* Rows of a norm: y = (x - mean) rstd weight + bias, + residual, then relu; dx = rstd (g weight -
+   shift - slope (x - mean) rstd) + other gradient, with g = dy where y is not <= 0 or there is no
+   relu. ALL: the same numbers for all; LINES: mean, rstd, shift and slope of each row, weight and
+   bias of each column; COLUMNS: all of each column. */
+enum { MPT__NORM_ALL, MPT__NORM_LINES, MPT__NORM_COLUMNS };
+/* What a row is made of: y is of backward with relu; rest: g. */
+enum { MPT__PART_X, MPT__PART_DY, MPT__PART_MORE, MPT__PART_OUT, MPT__PART_REST, MPT__PARTS };
+typedef struct mpt__norm_block {
+    uint8_t dtype, mode; /* of all parts: that of mpt__real, or half where the level is `typed` */
+    bool relu, squares;
+    int64_t rows, n, step[MPT__PARTS]; /* bytes between rows, whose elements are neighbours */
+    char *data[MPT__PARTS];            /* x, dy, residual or other gradient or y, out; NULL: none */
+    mpt__real *lane, total[2];         /* NULL: lanes that begin with 0 */
+    int64_t each;                      /* ALL: row r takes number r each of weight and bias */
+    int64_t ahead; /* bytes from x to what is better on its way into the caches */
+    const mpt__real *mean, *rstd, *shift, *slope, *weight, *bias;
+    mpt__real *sum[2];
+} mpt__norm_block;
+typedef void (*mpt__norm_fn)(mpt__norm_block *b);
 
 /* out[i][c] = start[i][c] + the sum over j < depth of x[j][i][c] w[j][c], for i < count, c < n.
    Steps are from i to i, of w from j to j. */
@@ -6827,16 +6850,15 @@ typedef struct mpt__words {
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
                       int64_t rows, int64_t columns, bool beyond_cache);
     mpt__update_fn sgd, adam;
-    /* Elements first .. n-1 of a line of norms. Element i goes to lane i % MPT__NORM_LANES: itself,
-       or the square of x - mean; dy weight, and behind those lanes dy weight (x - mean) rstd. */
-    void (*norm_total)(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
-                       mpt__real mean, bool squares);
-    void (*norm)(mpt__real *out, const mpt__real *x, int64_t first, int64_t n,
-                 const mpt__norm_line *l);
-    void (*norm_sums)(mpt__real *lane, const mpt__real *x, const mpt__real *dy, int64_t first,
-                      int64_t n, const mpt__norm_line *l);
-    void (*norm_slope)(mpt__real *dx, const mpt__real *x, const mpt__real *dy, int64_t first,
-                       int64_t n, const mpt__norm_line *l);
+    bool typed; /* norms take halves as they lie */
+    /* Element i of a row goes to lane i % MPT__NORM_LANES: itself, or the square of x - mean; g
+       weight, and behind those lanes g weight (x - mean). total: the lanes, folded in halves. */
+    mpt__norm_fn norm_total, norm_sums;
+    /* Out; LINES of backward also add g (x - mean) rstd to sum[0] and g to sum[1]. */
+    mpt__norm_fn norm, norm_slope;
+    /* sum[0] of each column += x, or sum[1] += the square of x - mean, or, where there is dy, g and
+       g (x - mean). */
+    mpt__norm_fn norm_columns;
 } mpt__words;
 
 /* ==== Real numbers ==== */
@@ -8573,43 +8595,121 @@ static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
     mpt__ref_softmax_run(call, 3, 15.0);
 }
 
-/* ==== Norms: the words of their lines ==== */
+/* ==== Norms: the words of their rows ==== */
 
-static void mpt__ref_norm_total(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
-                                mpt__real mean, bool squares) {
-    for (int64_t i = first; i < n; i++) {
-        const mpt__real d = x[i] - mean;
-        lane[i % MPT__NORM_LANES] += squares ? d * d : x[i];
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+static MPT__INLINE mpt__real *mpt__ref_norm_row(const mpt__norm_block *b, int part, int64_t r) {
+    return b->data[part] == NULL ? NULL : (mpt__real *)(void *)(b->data[part] + r * b->step[part]);
+}
+
+static MPT__INLINE mpt__real mpt__ref_norm_g(const mpt__norm_block *b, int64_t r, int64_t i) {
+    const mpt__real g = mpt__ref_norm_row(b, MPT__PART_DY, r)[i];
+    return b->relu && mpt__ref_norm_row(b, MPT__PART_MORE, r)[i] <= 0 ? 0 : g;
+}
+
+/* The lanes as they were before, and folded as they are after. */
+static void mpt__ref_lanes_begin(const mpt__norm_block *b, mpt__real lane[2 * MPT__NORM_LANES]) {
+    memset(lane, 0, 2 * MPT__NORM_LANES * sizeof *lane);
+    if (b->lane != NULL) memcpy(lane, b->lane, 2 * MPT__NORM_LANES * sizeof *lane);
+}
+static void mpt__ref_lanes_end(mpt__norm_block *b, mpt__real lane[2 * MPT__NORM_LANES]) {
+    if (b->lane != NULL) memcpy(b->lane, lane, 2 * MPT__NORM_LANES * sizeof *lane);
+    for (int half = MPT__NORM_LANES / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            lane[i] += lane[i + half];
+            lane[MPT__NORM_LANES + i] += lane[MPT__NORM_LANES + i + half];
+        }
+    }
+    b->total[0] = lane[0], b->total[1] = lane[MPT__NORM_LANES];
+}
+
+static void mpt__ref_norm_total(mpt__norm_block *b) {
+    mpt__real lane[2 * MPT__NORM_LANES];
+    mpt__ref_lanes_begin(b, lane);
+    for (int64_t r = 0; r < b->rows; r++) {
+        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        for (int64_t i = 0; i < b->n; i++) {
+            const mpt__real d = b->squares ? x[i] - *b->mean : x[i];
+            lane[i % MPT__NORM_LANES] += b->squares ? d * d : d;
+        }
+    }
+    mpt__ref_lanes_end(b, lane);
+}
+
+static void mpt__ref_norm_sums(mpt__norm_block *b) {
+    mpt__real lane[2 * MPT__NORM_LANES];
+    mpt__ref_lanes_begin(b, lane);
+    for (int64_t r = 0; r < b->rows; r++) {
+        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        for (int64_t i = 0; i < b->n; i++) {
+            mpt__real g = mpt__ref_norm_g(b, r, i);
+            if (b->mode == MPT__NORM_LINES) g *= b->weight[i];
+            lane[i % MPT__NORM_LANES] += g;
+            lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += g * (x[i] - *b->mean);
+        }
+    }
+    mpt__ref_lanes_end(b, lane);
+}
+
+static void mpt__ref_norm(mpt__norm_block *b) {
+    for (int64_t r = 0; r < b->rows; r++) {
+        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        const mpt__real *more = mpt__ref_norm_row(b, MPT__PART_MORE, r);
+        mpt__real *y = mpt__ref_norm_row(b, MPT__PART_OUT, r);
+        for (int64_t i = 0; i < b->n; i++) {
+            const int64_t one = b->mode == MPT__NORM_LINES ? r : b->mode ? i : 0;
+            const int64_t c = b->mode ? i : r * b->each;
+            mpt__real v = (x[i] - b->mean[one]) * b->rstd[one] * b->weight[c];
+            v += b->bias != NULL ? b->bias[c] : 0;
+            if (more != NULL) v += more[i];
+            y[i] = b->relu && v <= 0 ? 0 : v;
+        }
     }
 }
 
-static void mpt__ref_norm(mpt__real *out, const mpt__real *x, int64_t first, int64_t n,
-                          const mpt__norm_line *l) {
-    for (int64_t i = first; i < n; i++) {
-        const mpt__real w = l->w != NULL ? l->w[i] : l->weight;
-        out[i] = (x[i] - l->mean) * l->rstd * w + (l->b != NULL ? l->b[i] : l->bias);
+static void mpt__ref_norm_slope(mpt__norm_block *b) {
+    for (int64_t r = 0; r < b->rows; r++) {
+        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        const mpt__real *more = b->relu ? NULL : mpt__ref_norm_row(b, MPT__PART_MORE, r);
+        mpt__real *dx = mpt__ref_norm_row(b, MPT__PART_OUT, r);
+        mpt__real *rest = mpt__ref_norm_row(b, MPT__PART_REST, r);
+        for (int64_t i = 0; i < b->n; i++) {
+            const int64_t one = b->mode == MPT__NORM_LINES ? r : b->mode ? i : 0;
+            const int64_t c = b->mode ? i : r * b->each;
+            const mpt__real g = mpt__ref_norm_g(b, r, i);
+            const mpt__real normal = (x[i] - b->mean[one]) * b->rstd[one];
+            if (b->mode == MPT__NORM_LINES && b->sum[0] != NULL) b->sum[0][i] += g * normal;
+            if (b->mode == MPT__NORM_LINES && b->sum[1] != NULL) b->sum[1][i] += g;
+            if (rest != NULL) rest[i] = g;
+            if (dx == NULL) continue;
+            dx[i] = (g * b->weight[c] - b->shift[one] - normal * b->slope[one]) * b->rstd[one];
+            if (more != NULL) dx[i] += more[i];
+        }
     }
 }
 
-static void mpt__ref_norm_sums(mpt__real *lane, const mpt__real *x, const mpt__real *dy,
-                               int64_t first, int64_t n, const mpt__norm_line *l) {
-    for (int64_t i = first; i < n; i++) {
-        const mpt__real slope = dy[i] * (l->w != NULL ? l->w[i] : l->weight);
-        lane[i % MPT__NORM_LANES] += slope;
-        lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += slope * ((x[i] - l->mean) * l->rstd);
+static void mpt__ref_norm_columns(mpt__norm_block *b) {
+    for (int64_t r = 0; r < b->rows; r++) {
+        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        for (int64_t i = 0; i < b->n; i++) {
+            if (b->data[MPT__PART_DY] != NULL) {
+                const mpt__real g = mpt__ref_norm_g(b, r, i);
+                b->sum[0][i] += g;
+                b->sum[1][i] += g * (x[i] - b->mean[i]);
+            } else if (b->squares) {
+                b->sum[1][i] += (x[i] - b->mean[i]) * (x[i] - b->mean[i]);
+            } else {
+                b->sum[0][i] += x[i];
+            }
+        }
     }
 }
-
-static void mpt__ref_norm_slope(mpt__real *dx, const mpt__real *x, const mpt__real *dy,
-                                int64_t first, int64_t n, const mpt__norm_line *l) {
-    for (int64_t i = first; i < n; i++) {
-        const mpt__real normal = (x[i] - l->mean) * l->rstd;
-        const mpt__real slope = dy[i] * (l->w != NULL ? l->w[i] : l->weight);
-        if (l->dw != NULL) l->dw[i] += dy[i] * normal;
-        if (l->db != NULL) l->db[i] += dy[i];
-        dx[i] = (slope - l->shift - normal * l->slope) * l->rstd;
-    }
-}
+#define MPT__REF_NORM_WORDS                                                      \
+    mpt__ref_norm_total, mpt__ref_norm_sums, mpt__ref_norm, mpt__ref_norm_slope, \
+        mpt__ref_norm_columns
+#else
+#define MPT__REF_NORM_WORDS NULL, NULL, NULL, NULL, NULL
+#endif
 
 /* ==== GEMM ==== */
 
@@ -9975,10 +10075,8 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__ref_transpose,
                                           mpt__ref_sgd_block,
                                           mpt__ref_adam_block,
-                                          mpt__ref_norm_total,
-                                          mpt__ref_norm,
-                                          mpt__ref_norm_sums,
-                                          mpt__ref_norm_slope};
+                                          false,
+                                          MPT__REF_NORM_WORDS};
 
 /* ==== The table ==== */
 
@@ -10415,77 +10513,298 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
         }                                                                                    \
     }
 
-/* The lines of norms; what does not fill the lanes is left to the reference. X(k) for the vectors
-   that make MPT__NORM_LANES. */
+/* The rows of norms, for floats and for halves of either type, which a branch tells apart. What is
+   there or wanted beside x is decided where it is used: a loop for each case would not be faster,
+   but large. X(k) for the vectors that make MPT__NORM_LANES. */
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+/* Byte `at` of row r of a part; where there is none, of x, which nobody looks at. */
+static MPT__INLINE char *mpt__norm_place(const mpt__norm_block *b, int part, int64_t r,
+                                         int64_t at) {
+    if (b->data[part] == NULL) part = MPT__PART_X;
+    return b->data[part] + r * b->step[part] + at;
+}
+static MPT__INLINE int64_t mpt__norm_step(const mpt__norm_block *b, int part) {
+    return b->step[b->data[part] != NULL ? part : MPT__PART_X];
+}
+
+/* Rows of columns to go down at a time. */
+static int64_t mpt__norm_rows(const mpt__norm_block *b) {
+    const int64_t rows = 8192 / (b->n * (b->dtype == MPT_F32 ? 4 : 2));
+    return rows < 8 ? 8 : mpt__ref_min(rows, 64);
+}
+
+/* A word of the reference on the elements from i on, less than 16, of some rows. */
+static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_block *b, int64_t r,
+                                         int64_t rows, int64_t i) {
+    const int64_t n = b->n - i, size = b->dtype == MPT_F32 ? 4 : 2;
+    mpt__real part[MPT__PARTS][16];
+    mpt__norm_block one = *b;
+    one.rows = 1, one.n = n;
+    for (int64_t end = r + rows; r < end; r++) {
+        const int64_t of = b->mode == MPT__NORM_LINES ? r : b->mode ? i : 0;
+        const int64_t c = b->mode ? i : r * b->each;
+        one.mean = b->mean + of, one.rstd = b->rstd + of;
+        one.shift = b->shift + of, one.slope = b->slope + of;
+        one.weight = b->weight + c, one.bias = b->bias != NULL ? b->bias + c : NULL;
+        for (int k = 0; k < 2; k++) one.sum[k] = b->sum[k] != NULL ? b->sum[k] + c : NULL;
+        for (int k = 0; k < MPT__PARTS; k++) {
+            if (b->data[k] == NULL) continue;
+            if (k < MPT__PART_OUT)
+                mpt__ref_load(part[k], mpt__norm_place(b, k, r, i * size), b->dtype, 0, 1, n);
+            one.data[k] = (char *)part[k];
+        }
+        word(&one);
+        for (int k = MPT__PART_OUT; k < MPT__PARTS; k++)
+            if (b->data[k] != NULL)
+                mpt__ref_store(mpt__norm_place(b, k, r, i * size), b->dtype, 0, 1, part[k], n);
+    }
+}
+
 #define MPT__NORM_VECTORS_16(X, V) X(0, V, 16) X(1, V, 16)
 #define MPT__NORM_VECTORS_8(X, V) X(0, V, 8) X(1, V, 8) X(2, V, 8) X(3, V, 8)
 #define MPT__NORM_VECTORS_4(X, V) \
     X(0, V, 4) X(1, V, 4) X(2, V, 4) X(3, V, 4) X(4, V, 4) X(5, V, 4) X(6, V, 4) X(7, V, 4)
-#define MPT__NORM_ADD(k, V, W) s##k = V##_add(s##k, V##_load(x + i + k * W));
-#define MPT__NORM_SQUARE(k, V, W)               \
-    d = V##_sub(V##_load(x + i + k * W), mean); \
-    s##k = V##_add(s##k, V##_mul(d, d));
+#define MPT__NORM_FOLD_16(V, s) V##_total(V##_add(s##0, s##1))
+#define MPT__NORM_FOLD_8(V, s) V##_total(V##_add(V##_add(s##0, s##2), V##_add(s##1, s##3)))
+#define MPT__NORM_FOLD_4(V, s)                                           \
+    V##_total(V##_add(V##_add(V##_add(s##0, s##4), V##_add(s##2, s##6)), \
+                      V##_add(V##_add(s##1, s##5), V##_add(s##3, s##7))))
 #define MPT__NORM_MEANS_LOAD(k, V, W) V##_f t##k = V##_load(lane + MPT__NORM_LANES + k * W);
 #define MPT__NORM_MEANS_STORE(k, V, W) V##_store(lane + MPT__NORM_LANES + k * W, t##k);
-#define MPT__LINE_WEIGHT(V, at) (l->w != NULL ? V##_load(l->w + at) : weight)
-#define MPT__NORM_NORMAL(V, at) V##_mul(V##_sub(V##_load(x + at), mean), rstd)
-#define MPT__NORM_SUM(k, V, W)                                             \
-    d = V##_mul(V##_load(dy + i + k * W), MPT__LINE_WEIGHT(V, i + k * W)); \
-    s##k = V##_add(s##k, d);                                               \
-    t##k = V##_add(t##k, V##_mul(d, MPT__NORM_NORMAL(V, i + k * W)));
-#define MPT__NORM_CONSTANTS(V) \
-    const V##_f mean = V##_set(l->mean), rstd = V##_set(l->rstd), weight = V##_set(l->weight);
-#define MPT__SIMD_NORM(FN, N, V, W)                                                               \
-    FN void N##_norm_total(float *lane, const float *x, int64_t i, int64_t n, float middle,       \
-                           bool squares) {                                                        \
-        const V##_f mean = V##_set(middle);                                                       \
+#define MPT__NORM_ADD(k, V, W) s##k = V##_add(s##k, V##_load_full(x + k * W * size, dtype));
+#define MPT__NORM_SQUARE(k, V, W)                                   \
+    d = V##_sub(V##_load_full(x + k * W * size, dtype), mean);      \
+    s##k = V##_add(s##k, V##_mul(d, d));
+#define MPT__NORM_SUM(k, V, W)                                                 \
+    d = V##_load_full(dy + k * W * size, dtype);                               \
+    if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d);         \
+    if (lines) d = V##_mul(d, V##_load(weight + k * W));                       \
+    s##k = V##_add(s##k, d);                                                   \
+    d = V##_mul(d, V##_sub(V##_load_full(x + k * W * size, dtype), mean));     \
+    t##k = V##_add(t##k, d);
+#define MPT__NORM_PART(name, PART, W)                                         \
+    char *name = mpt__norm_place(b, MPT__PART_##PART, r, i * size);        \
+    const int64_t name##_by = down ? mpt__norm_step(b, MPT__PART_##PART) : W * size;
+#define MPT__NORM_NUMBER(V, p) (down ? V##_load(p) : V##_set(*(p)))
+#define MPT__SIMD_NORM(FN, OP, N, V, W)                                                           \
+    OP V##_f V##_gate(V##_f y, V##_f d) {                                                         \
+        V##_f kept = V##_select(V##_is_nan(y), d, V##_zero());                                    \
+        return V##_select(V##_greater(y, V##_zero()), d, kept);                                   \
+    }                                                                                             \
+    /* elements of row r from i on, less than there are lanes */                                  \
+    FN MPT__NOINLINE void N##_norm_lanes(const mpt__norm_block *b, float *lane, int64_t r,        \
+                                         int64_t i) {                                             \
+        const int dtype = b->dtype;                                                               \
+        const int64_t n = b->n - i, size = dtype == MPT_F32 ? 4 : 2;                              \
+        const char *x = mpt__norm_place(b, MPT__PART_X, r, i * size);                             \
+        const char *dy = mpt__norm_place(b, MPT__PART_DY, r, i * size);                           \
+        const char *y = mpt__norm_place(b, MPT__PART_MORE, r, i * size);                          \
+        const bool slopes = b->data[MPT__PART_DY] != NULL;                                        \
+        const V##_f mean = V##_set(slopes || b->squares ? *b->mean : 0);                          \
+        for (int64_t k = 0; k < n; k += W, lane += W) {                                           \
+            V##_f e = V##_sub(V##_load_as(x + k * size, n - k, dtype), mean), d = e;              \
+            e = d = V##_select(V##_first(n - k), e, V##_zero());                                  \
+            if (slopes) {                                                                         \
+                d = V##_load_as(dy + k * size, n - k, dtype);                                     \
+                if (b->relu) d = V##_gate(V##_load_as(y + k * size, n - k, dtype), d);            \
+                if (b->mode == MPT__NORM_LINES)                                                   \
+                    d = V##_mul(d, V##_load_as(b->weight + i + k, n - k, MPT_F32));               \
+                V##_f t = V##_load(lane + MPT__NORM_LANES);                                       \
+                V##_store(lane + MPT__NORM_LANES, V##_add(t, V##_mul(d, e)));                     \
+            } else if (b->squares) {                                                              \
+                d = V##_mul(e, e);                                                                \
+            }                                                                                     \
+            V##_store(lane, V##_add(V##_load(lane), d));                                          \
+        }                                                                                         \
+    }                                                                                             \
+    OP void N##_total_of(const mpt__norm_block *b, float *lane, int64_t r, int64_t n,             \
+                         int dtype) {                                                             \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
+        const V##_f mean = V##_set(b->squares ? *b->mean : 0);                                    \
+        const char *x = mpt__norm_place(b, MPT__PART_X, r, 0), *end = x + n * size;               \
+        const int64_t ahead = b->ahead;                                                           \
         V##_f d;                                                                                  \
         MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                                \
-        for (; !squares && i + MPT__NORM_LANES <= n; i += MPT__NORM_LANES) {                      \
-            MPT__NORM_VECTORS_##W(MPT__NORM_ADD, V);                                              \
-        }                                                                                         \
-        for (; i + MPT__NORM_LANES <= n; i += MPT__NORM_LANES) {                                  \
+        for (; !b->squares && x < end; x += by) { MPT__NORM_VECTORS_##W(MPT__NORM_ADD, V); }      \
+        for (; x < end; x += by) {                                                                \
+            if (ahead) MPT__PREFETCH(x + ahead);                                                  \
             MPT__NORM_VECTORS_##W(MPT__NORM_SQUARE, V);                                           \
         }                                                                                         \
         MPT__NORM_VECTORS_##W(MPT__LANES_STORE, V);                                               \
-        mpt__ref_norm_total(lane, x, i, n, middle, squares);                                      \
     }                                                                                             \
-    FN void N##_norm(float *out, const float *x, int64_t i, int64_t n, const mpt__norm_line *l) { \
-        MPT__NORM_CONSTANTS(V)                                                                    \
-        const V##_f bias = V##_set(l->bias);                                                      \
-        for (; i + W <= n; i += W) {                                                              \
-            const V##_f y = V##_mul(MPT__NORM_NORMAL(V, i), MPT__LINE_WEIGHT(V, i));              \
-            V##_store(out + i, V##_add(y, l->b != NULL ? V##_load(l->b + i) : bias));             \
-        }                                                                                         \
-        mpt__ref_norm(out, x, i, n, l);                                                           \
-    }                                                                                             \
-    FN void N##_norm_sums(float *lane, const float *x, const float *dy, int64_t i, int64_t n,     \
-                          const mpt__norm_line *l) {                                              \
-        MPT__NORM_CONSTANTS(V)                                                                    \
+    OP void N##_sums_of(const mpt__norm_block *b, float *lane, int64_t r, int64_t n, int dtype) { \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
+        const V##_f mean = V##_set(*b->mean);                                                     \
+        const bool relu = b->relu, lines = b->mode == MPT__NORM_LINES;                            \
+        const char *x = mpt__norm_place(b, MPT__PART_X, r, 0), *end = x + n * size;               \
+        const char *dy = mpt__norm_place(b, MPT__PART_DY, r, 0);                                  \
+        const char *y = mpt__norm_place(b, MPT__PART_MORE, r, 0);                                 \
+        const float *weight = b->weight;                                                          \
         V##_f d;                                                                                  \
         MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                                \
         MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                                           \
-        for (; i + MPT__NORM_LANES <= n; i += MPT__NORM_LANES) {                                  \
+        for (; x < end; x += by, dy += by, y += by) {                                             \
             MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V);                                              \
+            if (lines) weight += MPT__NORM_LANES;                                                 \
         }                                                                                         \
         MPT__NORM_VECTORS_##W(MPT__LANES_STORE, V);                                               \
         MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_STORE, V);                                          \
-        mpt__ref_norm_sums(lane, x, dy, i, n, l);                                                 \
     }                                                                                             \
-    FN void N##_norm_slope(float *dx, const float *x, const float *dy, int64_t i, int64_t n,      \
-                           const mpt__norm_line *l) {                                             \
-        MPT__NORM_CONSTANTS(V)                                                                    \
-        const V##_f shift = V##_set(l->shift), slope = V##_set(l->slope);                         \
-        for (; i + W <= n; i += W) {                                                              \
-            const V##_f normal = MPT__NORM_NORMAL(V, i), d = V##_load(dy + i);                    \
-            V##_f sum = V##_sub(V##_mul(d, MPT__LINE_WEIGHT(V, i)), shift);                       \
-            if (l->dw != NULL)                                                                    \
-                V##_store(l->dw + i, V##_add(V##_load(l->dw + i), V##_mul(d, normal)));           \
-            if (l->db != NULL) V##_store(l->db + i, V##_add(V##_load(l->db + i), d));             \
-            V##_store(dx + i, V##_mul(V##_sub(sum, V##_mul(normal, slope)), rstd));               \
+    MPT__NORM_TOTALS(FN, N, V, W, norm_total, total_of)                                           \
+    MPT__NORM_TOTALS(FN, N, V, W, norm_sums, sums_of)                                             \
+    /* `count` vectors from element i of row r on, along the row or down the column */            \
+    OP void N##_norm_of(const mpt__norm_block *b, int64_t r, int64_t i, int64_t count, bool down, \
+                        int dtype) {                                                              \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, c = b->mode ? i : r * b->each;             \
+        const int64_t one = down ? i : b->mode ? r : 0;                                           \
+        const bool relu = b->relu, more = b->data[MPT__PART_MORE], after = relu || more;          \
+        const bool lines = b->mode && !down;                                                      \
+        const float *weights = b->weight + c, *biases = b->bias != NULL ? b->bias + c : NULL;     \
+        const V##_f mean = MPT__NORM_NUMBER(V, b->mean + one);                                    \
+        const V##_f rstd = MPT__NORM_NUMBER(V, b->rstd + one);                                    \
+        V##_f weight = MPT__NORM_NUMBER(V, weights), bias = V##_zero(), v;                        \
+        if (biases) bias = MPT__NORM_NUMBER(V, biases);                                           \
+        MPT__NORM_PART(x, X, W)                                                                   \
+        MPT__NORM_PART(y, MORE, W)                                                                \
+        MPT__NORM_PART(out, OUT, W)                                                               \
+        /* rows of floats, the fastest: nothing to decide */                                      \
+        for (; dtype == MPT_F32 && lines && !biases && !after && count > 0; count--) {            \
+            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
+            V##_store_as(out, V##_add(V##_mul(v, V##_load(weights)), bias), W, dtype);            \
+            weights += W, x += W * size, out += W * size;                                         \
         }                                                                                         \
-        mpt__ref_norm_slope(dx, x, dy, i, n, l);                                                  \
+        for (; dtype == MPT_F32 && lines && !after && count > 0; count--) {                       \
+            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
+            v = V##_add(V##_mul(v, V##_load(weights)), V##_load(biases));                         \
+            V##_store_as(out, v, W, dtype);                                                       \
+            weights += W, biases += W, x += W * size, out += W * size;                            \
+        }                                                                                         \
+        for (; count > 0; count--, x += x_by, out += out_by) {                                    \
+            if (lines) {                                                                          \
+                weight = V##_load(weights), weights += W;                                         \
+                if (biases) bias = V##_load(biases), biases += W;                                 \
+            }                                                                                     \
+            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
+            v = V##_add(V##_mul(v, weight), bias);                                                \
+            if (after) {                                                                          \
+                if (more) v = V##_add(v, V##_load_full(y, dtype)), y += y_by;                     \
+                if (relu) v = V##_relu(v);                                                        \
+            }                                                                                     \
+            V##_store_as(out, v, W, dtype);                                                       \
+        }                                                                                         \
+    }                                                                                             \
+    OP void N##_norm_slope_of(const mpt__norm_block *b, int64_t r, int64_t i, int64_t count,      \
+                              bool down, int dtype) {                                             \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, c = b->mode ? i : r * b->each;             \
+        const int64_t one = down ? i : b->mode ? r : 0;                                           \
+        const bool relu = b->relu, more = !relu && b->data[MPT__PART_MORE];                       \
+        const bool is_out = b->data[MPT__PART_OUT], is_rest = b->data[MPT__PART_REST];            \
+        const bool lines = b->mode && !down;                                                      \
+        const float *weights = b->weight + c;                                                     \
+        float *dw = lines ? b->sum[0] : NULL, *db = lines ? b->sum[1] : NULL; /* i is 0 */        \
+        const V##_f mean = MPT__NORM_NUMBER(V, b->mean + one);                                    \
+        const V##_f rstd = MPT__NORM_NUMBER(V, b->rstd + one);                                    \
+        const V##_f shift = MPT__NORM_NUMBER(V, b->shift + one);                                  \
+        const V##_f slope = MPT__NORM_NUMBER(V, b->slope + one);                                  \
+        V##_f weight = MPT__NORM_NUMBER(V, weights), d, v;                                        \
+        MPT__NORM_PART(x, X, W)                                                                   \
+        MPT__NORM_PART(dy, DY, W)                                                                 \
+        MPT__NORM_PART(y, MORE, W)                                                                \
+        MPT__NORM_PART(out, OUT, W)                                                               \
+        MPT__NORM_PART(rest, REST, W)                                                             \
+        for (; count > 0; count--, x += x_by, dy += dy_by, y += y_by, out += out_by) {            \
+            d = V##_load_full(dy, dtype);                                                         \
+            if (relu) d = V##_gate(V##_load_full(y, dtype), d);                                   \
+            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
+            if (is_rest) V##_store_as(rest, d, W, dtype), rest += rest_by;                        \
+            if (lines) weight = V##_load(weights), weights += W;                                  \
+            if (dw) V##_store(dw, V##_add(V##_load(dw), V##_mul(d, v))), dw += W;                 \
+            if (db) V##_store(db, V##_add(V##_load(db), d)), db += W;                             \
+            if (!is_out) continue;                                                                \
+            d = V##_sub(V##_sub(V##_mul(d, weight), shift), V##_mul(v, slope));                   \
+            d = V##_mul(d, rstd);                                                                 \
+            if (more) d = V##_add(d, V##_load_full(y, dtype));                                    \
+            V##_store_as(out, d, W, dtype);                                                       \
+        }                                                                                         \
+    }                                                                                             \
+    OP void N##_norm_columns_of(const mpt__norm_block *b, int64_t r, int64_t i, int64_t count,    \
+                                bool down, int dtype) {                                           \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2;                                            \
+        const bool relu = b->relu, squares = b->squares, slopes = b->data[MPT__PART_DY];          \
+        const V##_f mean = V##_load(b->mean + i);                                                 \
+        V##_f s = V##_load(b->sum[0] + i), t = V##_load(b->sum[1] + i), d, v;                     \
+        MPT__NORM_PART(x, X, W)                                                                   \
+        MPT__NORM_PART(dy, DY, W)                                                                 \
+        MPT__NORM_PART(y, MORE, W)                                                                \
+        for (; count > 0; count--, x += x_by, dy += dy_by, y += y_by) {                           \
+            v = V##_load_full(x, dtype);                                                          \
+            if (!slopes && !squares) {                                                            \
+                s = V##_add(s, v);                                                                \
+                continue;                                                                         \
+            }                                                                                     \
+            d = v = V##_sub(v, mean);                                                             \
+            if (slopes) {                                                                         \
+                d = V##_load_full(dy, dtype);                                                     \
+                if (relu) d = V##_gate(V##_load_full(y, dtype), d);                               \
+                s = V##_add(s, d);                                                                \
+            }                                                                                     \
+            t = V##_add(t, V##_mul(d, v));                                                        \
+        }                                                                                         \
+        V##_store(b->sum[0] + i, s), V##_store(b->sum[1] + i, t);                                 \
+    }                                                                                             \
+    MPT__NORM_WORD(FN, N, W, norm, false)                                                         \
+    MPT__NORM_WORD(FN, N, W, norm_slope, b->mode == MPT__NORM_LINES)                              \
+    MPT__NORM_WORD(FN, N, W, norm_columns, true)
+#define MPT__NORM_HALF (b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16)
+#define MPT__NORM_TOTALS(FN, N, V, W, name, part)                                     \
+    FN void N##_##name(mpt__norm_block *b) {                                          \
+        const int64_t n = b->n / MPT__NORM_LANES * MPT__NORM_LANES;                   \
+        float begin[2 * MPT__NORM_LANES], *lane = b->lane != NULL ? b->lane : begin;  \
+        if (b->lane == NULL) memset(begin, 0, sizeof begin);                          \
+        for (int64_t r = 0; r < b->rows; r++) {                                       \
+            if (b->dtype == MPT_F32)                                                  \
+                N##_##part(b, lane, r, n, MPT_F32);                                   \
+            else                                                                      \
+                N##_##part(b, lane, r, n, MPT__NORM_HALF);                            \
+            if (n < b->n) N##_norm_lanes(b, lane, r, n);                              \
+        }                                                                             \
+        MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                    \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s);                                       \
+        if (b->data[MPT__PART_DY] == NULL) return;                                    \
+        MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                               \
+        b->total[1] = MPT__NORM_FOLD_##W(V, t);                                       \
     }
+/* Rows one after the other, or columns of some rows at a time, as many as the nearest cache keeps.
+   What fills no vector is done with what is before it, or, where that would count twice (once),
+   by the reference. */
+#define MPT__NORM_WORD(FN, N, W, name, once)                                                     \
+    FN MPT__NOINLINE void N##_##name##_run(const mpt__norm_block *b, int64_t r, int64_t i,       \
+                                           int64_t count, bool down) {                           \
+        if (b->dtype == MPT_F32)                                                                 \
+            N##_##name##_of(b, r, i, count, down, MPT_F32);                                      \
+        else                                                                                     \
+            N##_##name##_of(b, r, i, count, down, MPT__NORM_HALF);                               \
+    }                                                                                            \
+    FN void N##_##name(mpt__norm_block *b) {                                                     \
+        const bool down = b->mode == MPT__NORM_COLUMNS, reach = b->n >= W && !(once);            \
+        const int64_t whole = b->n / W * W, by = down ? mpt__norm_rows(b) : 1;                   \
+        for (int64_t r = 0; r < b->rows; r += by) {                                              \
+            const int64_t rows = mpt__ref_min(by, b->rows - r);                                  \
+            for (int64_t i = 0; i < whole && down; i += W) N##_##name##_run(b, r, i, rows, true); \
+            if (!down) N##_##name##_run(b, r, 0, whole / W, false);                              \
+            if (whole == b->n) continue;                                                         \
+            if (reach)                                                                           \
+                N##_##name##_run(b, r, b->n - W, rows, down);                                    \
+            else                                                                                 \
+                mpt__norm_rest(mpt__ref_##name, b, r, rows, whole);                              \
+        }                                                                                        \
+    }
+#define MPT__SIMD_NORM_WORDS(N) \
+    N##_norm_total, N##_norm_sums, N##_norm, N##_norm_slope, N##_norm_columns
+#else
+#define MPT__SIMD_NORM(FN, OP, N, V, W)
+#define MPT__SIMD_NORM_WORDS(N) MPT__REF_NORM_WORDS
+#endif
 
 /* X(k) for four vectors at a time: of one run, or of two or four. The square of a float is exact in
    double, so that fusing it with the sum changes nothing. */
@@ -10653,7 +10972,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     MPT__SIMD_SQUARES(FN, N, V, W)                                                       \
     MPT__SIMD_DROPOUT(FN, OP, N, V, W)                                                   \
     MPT__SIMD_UPDATE(FN, OP, N, V, W)                                                    \
-    MPT__SIMD_NORM(FN, N, V, W)                                                          \
+    MPT__SIMD_NORM(FN, OP, N, V, W)                                                      \
     static const mpt__words N##_words = {                                                \
         slowness,                                                                        \
         true,                                                                            \
@@ -10672,10 +10991,8 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_transpose,                                                                   \
         N##_sgd,                                                                         \
         N##_adam,                                                                        \
-        N##_norm_total,                                                                  \
-        N##_norm,                                                                        \
-        N##_norm_sums,                                                                   \
-        N##_norm_slope};
+        true,                                                                            \
+        MPT__SIMD_NORM_WORDS(N)};
 
 #endif
 /* ---------------------------------------------------------------------------------------------
@@ -11047,6 +11364,10 @@ MPT__NEON_OP mpt__v4_m mpt__v4_equal(mpt__v4_f a, mpt__v4_f b) {
 MPT__NEON_OP mpt__v4_m mpt__v4_is_nan(mpt__v4_f a) {
     int32x4_t magnitude = vandq_s32(mpt__v4_bits(a), vdupq_n_s32(0x7fffffff));
     return vcgtq_s32(magnitude, vdupq_n_s32(0x7f800000));
+}
+MPT__NEON_OP mpt__v4_m mpt__v4_first(int64_t n) {
+    static const int32_t lanes[4] = {0, 1, 2, 3};
+    return vcltq_s32(vld1q_s32(lanes), vdupq_n_s32((int32_t)(n < 0 ? 0 : n > 4 ? 4 : n)));
 }
 MPT__NEON_OP mpt__v4_m mpt__v4_words_from(const uint32_t *words, uint32_t threshold) {
     return vcgeq_u32(vld1q_u32(words), vdupq_n_u32(threshold));
@@ -13925,7 +14246,7 @@ static void mpt__cpu_add_conv(mpt__cpu *cpu) {
  *
  * A norm sees [N, G, C, S]. Rows and groups are taken by one thread as a whole, in lines along C,
  * with a weight for each element, or along S, with one for all: two or three passes, of which
- * memory sees one. Batches go by chunks, in the order of memory.
+ * memory sees one. Batches go by chunks of rows of channels, or of planes of one channel.
  * ------------------------------------------------------------------------------------------- */
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
@@ -13938,28 +14259,41 @@ typedef struct mpt__norm_work {
     const mpt__launch *launch;
     const mpt__words *words;
     mpt__ref_view view[MPT__MAX_OPERANDS];
-    int64_t size[4]; /* of x */
-    bool of_channels, given, along_c;
-    int64_t lines, length, line, step; /* of [n, g]: their dimensions line and step */
+    int64_t size[4];        /* of x */
+    int part[MPT__PARTS];   /* operands; -1: none */
+    char *data[MPT__PARTS]; /* of what is direct, and bytes from one to the next */
+    int64_t bytes[MPT__PARTS][4];
+    uint8_t dtype;
+    bool of_channels, given, relu, back; /* relu follows */
+    bool along_c, direct;                /* all parts can be computed with where they lie */
+    int64_t lines, length, line, step;   /* of [n, g]: their dimensions line and step */
     double eps;
-    int64_t chunk, chunks; /* of n, whose gradients of weight and bias add up in a row */
-    mpt__real *partial;    /* [chunks, 2, G C] */
+    int64_t ahead;                  /* as of mpt__norm_block: what is worked on after this */
+    int64_t group, groups;          /* of a task; tasks of all groups */
+    int64_t chunk, chunks;          /* of n, whose gradients of weight and bias add up in a row */
+    const mpt__real *weight, *bias; /* of all channels */
+    mpt__real *partial;             /* [chunks, 2, G C] */
 } mpt__norm_work;
-
-static int64_t mpt__norm_stride(const mpt__norm_work *w, int operand, int64_t dim) {
-    return w->launch->operand[operand].stride[dim];
-}
 
 /* Chunks of n: one result of each is kept, so they are not too many; no thread counts. */
 #define MPT__NORM_CHUNKS 64
 #define MPT__NORM_CHUNK 8
+/* Elements of a sum in float; sums of more than that are in double. */
+#define MPT__NORM_PIECE 4096
+/* Rows, elements of planes, of a chunk of a batch. */
+#define MPT__BATCH_ROWS 256
+#define MPT__BATCH_PLANES 8192
+#define MPT__PART_BIT(part) (1 << MPT__PART_##part)
 
 static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     const mpt__operand *x = &launch->operand[0];
+    memset(w, 0, sizeof *w);
     w->launch = launch;
     memcpy(w->size, x->shape, sizeof w->size);
+    w->back = launch->kernel == MPT__K_NORM_BACKWARD;
     w->of_channels = launch->index[0] != 0;
     w->given = launch->index[1] != 0;
+    w->relu = launch->index[2] != 0;
     w->eps = launch->imm[0];
     w->along_c =
         w->size[MPT__NORM_S] == 1 || (x->stride[MPT__NORM_C] == 1 && x->stride[MPT__NORM_S] != 1);
@@ -13970,61 +14304,141 @@ static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     w->chunk = mpt__ref_chunks(w->size[MPT__NORM_N], MPT__NORM_CHUNKS);
     if (w->chunk < MPT__NORM_CHUNK) w->chunk = MPT__NORM_CHUNK;
     w->chunks = mpt__ref_chunks(w->size[MPT__NORM_N], w->chunk);
+    w->group = MPT__NORM_PIECE * 4 / (mpt__ref_times(w->lines, w->length) + 1) + 1;
+    w->groups = mpt__ref_chunks(w->size[MPT__NORM_G], w->group);
 }
 
 static int64_t mpt__norm_channels(const mpt__norm_work *w) {
     return w->size[MPT__NORM_G] * w->size[MPT__NORM_C];
 }
 
-/* Where line `line` of [n, g] begins. */
-static int64_t mpt__norm_at(const mpt__norm_work *w, int operand, int64_t n, int64_t g,
-                            int64_t line) {
-    const int64_t *stride = w->launch->operand[operand].stride;
-    return n * stride[MPT__NORM_N] + g * stride[MPT__NORM_G] + line * stride[w->line];
-}
-
-/* m elements of an operand from element i of a line on, which begins at `at`. */
-static const mpt__real *mpt__norm_in(const mpt__norm_work *w, int operand, int64_t at, int64_t i,
-                                     mpt__real *block, int64_t m) {
-    const int64_t step = mpt__norm_stride(w, operand, w->step);
-    return mpt__ref_in(&w->view[operand], at + i * step, step, block, m);
-}
-
-/* Lanes of at most MPT__SUM_CHUNK elements join a sum, in a chunk that they do not overfill. */
-static void mpt__norm_join_lanes(mpt__ref_sum *sum, const mpt__real *lane, int64_t n) {
-    if (sum->count + n > MPT__SUM_CHUNK) mpt__ref_sum_close_chunk(sum);
-    for (int l = 0; l < MPT__SUM_LANES; l++) sum->lane[l] += lane[l] + lane[l + MPT__SUM_LANES];
-    sum->count += n;
-}
-
-/* Adds a line to a sum: its elements, or the squares of what they differ from *mean by. `held`: the
-   line as it was loaded before, or NULL. */
-static void mpt__norm_feed(const mpt__norm_work *w, mpt__ref_sum *sum, int operand, int64_t at,
-                           const mpt__real *held, const mpt__real *mean) {
-    mpt__real block[MPT__BLOCK], lane[MPT__NORM_LANES];
-    for (int64_t i = 0, n; i < w->length; i += n) {
-        n = mpt__ref_min(MPT__SUM_CHUNK, w->length - i);
-        memset(lane, 0, sizeof lane);
-        for (int64_t k = 0, m; k < n; k += m) {
-            m = mpt__ref_min(MPT__BLOCK, n - k);
-            const mpt__real *x =
-                held != NULL ? held : mpt__norm_in(w, operand, at, i + k, block, m);
-            w->words->norm_total(lane, x, 0, m, mean != NULL ? *mean : 0, mean != NULL);
-        }
-        mpt__norm_join_lanes(sum, lane, n);
+/* The parts: of rows with a residual x is the sum, of batches the residual comes after. */
+static void mpt__norm_find_parts(mpt__norm_work *w) {
+    static const int8_t parts[2][MPT__PARTS] = {{0, -1, 1, 4, -1}, {0, 1, 5, 6, 9}};
+    int dtype = MPT_DTYPE_NONE;
+    for (int k = 0; k < MPT__PARTS; k++) {
+        const int at = parts[w->back][k];
+        w->part[k] = at >= 0 && w->view[at].data != NULL ? at : -1;
     }
+    if (!w->back && !w->of_channels) w->part[MPT__PART_MORE] = -1;
+    if (!w->back && w->view[5].data != NULL) w->part[MPT__PART_X] = 5;
+    w->direct = true;
+    for (int k = 0; k < MPT__PARTS; k++) {
+        if (w->part[k] < 0) continue;
+        const mpt__operand *o = &w->launch->operand[w->part[k]];
+        if (k == 0) dtype = o->dtype;
+        w->direct = w->direct && o->dtype == dtype && o->access != MPT__ACCUMULATE &&
+                    (o->stride[w->step] == 1 || w->length == 1);
+    }
+    w->direct =
+        w->direct && (mpt__ref_is_real(dtype) || (w->words->typed && mpt__ref_is_half(dtype)));
+    w->dtype = (uint8_t)(w->direct ? dtype : MPT_F32);
+    if (!w->direct) return;
+    const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)dtype);
+    for (int k = 0; k < MPT__PARTS; k++) {
+        if (w->part[k] < 0) continue;
+        w->data[k] = (char *)w->view[w->part[k]].data;
+        for (int d = 0; d < 4; d++)
+            w->bytes[k][d] = w->launch->operand[w->part[k]].stride[d] * size;
+    }
+    /* the next chunk; rows the hardware foresees */
+    if (w->of_channels)
+        w->ahead = w->along_c ? MPT__BATCH_ROWS * w->length * size
+                              : MPT__BATCH_PLANES / (w->length + 1) * w->bytes[0][0];
 }
 
-/* Adds dy weight, and that times x normalised, of m elements from i on of a line to two sums; the
-   lanes are the caller's. */
-static void mpt__norm_feed_slopes(const mpt__norm_work *w, mpt__ref_sum sum[2], mpt__real *lane,
-                                  const mpt__real *x, const mpt__real *dy, int64_t i, int64_t m,
-                                  const mpt__norm_line *l) {
-    if (i % MPT__SUM_CHUNK == 0) memset(lane, 0, 2 * MPT__NORM_LANES * sizeof *lane);
-    w->words->norm_sums(lane, x, dy, 0, m, l);
-    if ((i + m) % MPT__SUM_CHUNK != 0 && i + m < w->length) return;
-    const int64_t n = i + m - i / MPT__SUM_CHUNK * MPT__SUM_CHUNK;
-    for (int k = 0; k < 2; k++) mpt__norm_join_lanes(&sum[k], lane + k * MPT__NORM_LANES, n);
+static const mpt__real *mpt__norm_from(const mpt__real *p, int64_t i) {
+    return p != NULL ? p + i : NULL;
+}
+
+/* A word on the rows of a block, in pieces that are loaded and converted one after the other. */
+static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
+                             const int64_t at[MPT__PARTS], const int64_t by[MPT__PARTS]) {
+    mpt__real block[MPT__PARTS][MPT__BLOCK], lane[2 * MPT__NORM_LANES];
+    mpt__norm_block one = *b;
+    memset(lane, 0, sizeof lane);
+    one.lane = lane;
+    one.rows = 1;
+    for (int64_t r = 0; r < b->rows; r++) {
+        const int64_t line = b->mode == MPT__NORM_LINES && word != w->words->norm_sums ? r : 0;
+        for (int64_t i = 0; i < b->n; i += MPT__BLOCK) {
+            const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : line,
+                          c = b->mode ? i : r * b->each;
+            const int64_t n = mpt__ref_min(MPT__BLOCK, b->n - i);
+            one.n = n, one.each = 0;
+            one.mean = mpt__norm_from(b->mean, of), one.rstd = mpt__norm_from(b->rstd, of);
+            one.shift = mpt__norm_from(b->shift, of), one.slope = mpt__norm_from(b->slope, of);
+            one.weight = mpt__norm_from(b->weight, c), one.bias = mpt__norm_from(b->bias, c);
+            for (int k = 0; k < 2; k++) one.sum[k] = b->sum[k] != NULL ? b->sum[k] + c : NULL;
+            for (int k = 0; k < MPT__PARTS; k++) {
+                if (b->data[k] == NULL) continue;
+                const mpt__ref_view *view = &w->view[w->part[k]];
+                const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
+                const int64_t place = at[k] + r * by[k] + i * step;
+                mpt__real *data = block[k];
+                if (k < MPT__PART_OUT)
+                    mpt__ref_get(view, place, step, data, n);
+                else
+                    data = mpt__ref_out(view, place, step, data);
+                one.data[k] = (char *)data;
+            }
+            word(&one);
+            for (int k = MPT__PART_OUT; k < MPT__PARTS; k++) {
+                if (b->data[k] == NULL) continue;
+                const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
+                mpt__ref_put(&w->view[w->part[k]], at[k] + r * by[k] + i * step, step,
+                             (const mpt__real *)(const void *)one.data[k], n);
+            }
+        }
+    }
+    memcpy(b->total, one.total, sizeof one.total);
+}
+
+/* A word on b->rows rows along dimension `dim` from [n, g, c, s] on, with some of the parts. */
+static void mpt__norm_do(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
+                         const int64_t from[4], int64_t dim, int parts) {
+    int64_t at[MPT__PARTS], by[MPT__PARTS];
+    b->dtype = w->dtype;
+    for (int k = 0; k < MPT__PARTS; k++) {
+        b->data[k] = NULL;
+        if (!(parts >> k & 1) || w->part[k] < 0) continue;
+        if (w->direct) {
+            const int64_t *bytes = w->bytes[k];
+            b->data[k] = w->data[k] + from[0] * bytes[0] + from[1] * bytes[1] + from[2] * bytes[2] +
+                         from[3] * bytes[3];
+            b->step[k] = bytes[dim];
+            continue;
+        }
+        const int64_t *stride = w->launch->operand[w->part[k]].stride;
+        b->data[k] = (char *)w->view[w->part[k]].data;
+        by[k] = stride[dim], at[k] = 0;
+        for (int d = 0; d < 4; d++) at[k] += from[d] * stride[d];
+    }
+    if (w->direct)
+        word(b);
+    else
+        mpt__norm_pieces(w, word, b, at, by);
+}
+
+/* The totals of a word over rows of n elements, by pieces. */
+static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
+                            const int64_t from[4], int64_t dim, int64_t rows, int64_t n, int parts,
+                            double total[2]) {
+    const mpt__real *weight = b->weight;
+    int64_t place[4], by = 1;
+    total[0] = total[1] = 0;
+    if (n < MPT__NORM_PIECE / 2) by = rows > 1 ? MPT__NORM_PIECE / n : rows;
+    memcpy(place, from, sizeof place);
+    for (int64_t r = 0; r < rows; r += by) {
+        for (int64_t i = 0; i < n; i += MPT__NORM_PIECE) {
+            b->rows = mpt__ref_min(by, rows - r), b->n = mpt__ref_min(MPT__NORM_PIECE, n - i);
+            place[dim] = from[dim] + r, place[w->step] = from[w->step] + i;
+            if (b->mode != MPT__NORM_ALL) b->weight = weight + i;
+            mpt__norm_do(w, word, b, place, dim, parts);
+            for (int k = 0; k < 2; k++) total[k] += (double)b->total[k];
+        }
+    }
+    b->weight = weight;
 }
 
 static mpt__real mpt__norm_rstd(double variance, double eps) {
@@ -14032,174 +14446,157 @@ static mpt__real mpt__norm_rstd(double variance, double eps) {
     return root == 0 ? 0 : (mpt__real)(1 / root);
 }
 
+/* Mean, unless it is NULL, and sum of the squares of what differs from it. */
+static double mpt__norm_moments(const mpt__norm_work *w, const int64_t from[4], int64_t dim,
+                                int64_t rows, int64_t n, mpt__real *mean) {
+    static const mpt__real zero = 0;
+    mpt__norm_block b;
+    double total[2];
+    memset(&b, 0, sizeof b);
+    const int64_t *stride = w->launch->operand[w->part[0]].stride;
+    if (rows > 1 && stride[dim] == n * stride[w->step]) n *= rows, rows = 1;
+    if (mean != NULL) {
+        mpt__norm_total(w, w->words->norm_total, &b, from, dim, rows, n, MPT__PART_BIT(X), total);
+        *mean = (mpt__real)(total[0] / (double)(rows * n));
+    }
+    b.mean = mean != NULL ? mean : &zero;
+    b.squares = true;
+    b.ahead = w->ahead;
+    mpt__norm_total(w, w->words->norm_total, &b, from, dim, rows, n, MPT__PART_BIT(X), total);
+    return total[0];
+}
+
 /* The sum with the residual, rounded as it is stored. */
 static void mpt__norm_add(const mpt__norm_work *w, int64_t n, int64_t g) {
     mpt__real a[MPT__BLOCK], b[MPT__BLOCK];
-    const int64_t step = mpt__norm_stride(w, 5, w->step);
-    for (int64_t line = 0; line < w->lines; line++) {
-        for (int64_t i = 0, m; i < w->length; i += m) {
-            m = mpt__ref_min(MPT__BLOCK, w->length - i);
-            const mpt__real *x = mpt__norm_in(w, 0, mpt__norm_at(w, 0, n, g, line), i, a, m);
-            const mpt__real *r = mpt__norm_in(w, 1, mpt__norm_at(w, 1, n, g, line), i, b, m);
-            int64_t at = mpt__norm_at(w, 5, n, g, line) + i * step;
-            mpt__real *sum = mpt__ref_out(&w->view[5], at, step, a);
-            w->words->binary[MPT__BINARY_ADD](sum, x, r, m, 0, 0);
-            mpt__ref_put(&w->view[5], at, step, sum, m);
-        }
+    const mpt__operand *o = w->launch->operand;
+    for (int64_t i = 0, m; i < w->length; i += m) {
+        int64_t at[6];
+        m = mpt__ref_min(MPT__BLOCK, w->length - i);
+        for (int k = 0; k < 6; k++)
+            at[k] = n * o[k].stride[0] + g * o[k].stride[1] + i * o[k].stride[w->step];
+        const mpt__real *x = mpt__ref_in(&w->view[0], at[0], o[0].stride[w->step], a, m);
+        const mpt__real *r = mpt__ref_in(&w->view[1], at[1], o[1].stride[w->step], b, m);
+        mpt__real *sum = mpt__ref_out(&w->view[5], at[5], o[5].stride[w->step], a);
+        w->words->binary[MPT__BINARY_ADD](sum, x, r, m, 0, 0);
+        mpt__ref_put(&w->view[5], at[5], o[5].stride[w->step], sum, m);
     }
 }
 
-static mpt__real mpt__norm_mean_of(const mpt__norm_work *w, int from, int64_t n, int64_t g,
-                                   const mpt__real *held, const mpt__real *mean) {
-    mpt__ref_sum sum;
-    mpt__ref_sum_init(&sum, w->words);
-    for (int64_t line = 0; line < w->lines; line++)
-        mpt__norm_feed(w, &sum, from, mpt__norm_at(w, from, n, g, line), held, mean);
-    return mpt__ref_sum_total(&sum) / (mpt__real)(w->lines * w->length);
+/* The numbers of an operand, or `otherwise` where it is absent, for n channels. */
+static void mpt__norm_get(const mpt__ref_view *view, mpt__real *to, mpt__real otherwise,
+                          int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = view->data != NULL ? mpt__ref_get_one(view, i) : otherwise;
 }
 
-/* Weight and bias (no data: the call has none) of m elements from i on of a line. */
-static void mpt__norm_weights(const mpt__norm_work *w, mpt__norm_line *l, const mpt__ref_view *of,
-                              const mpt__ref_view *bias, int64_t g, int64_t line, int64_t i,
-                              int64_t m, mpt__real block[2][MPT__BLOCK]) {
-    int64_t at = g * w->size[MPT__NORM_C] + (w->along_c ? i : line);
-    l->w = l->b = NULL;
-    l->weight = 1, l->bias = 0;
-    if (w->along_c) {
-        if (of->data != NULL) l->w = mpt__ref_in(of, at, 1, block[0], m);
-        if (bias->data != NULL) l->b = mpt__ref_in(bias, at, 1, block[1], m);
-    } else {
-        if (of->data != NULL) l->weight = mpt__ref_get_one(of, at);
-        if (bias->data != NULL) l->bias = mpt__ref_get_one(bias, at);
-    }
-}
-
-/* The one line of [n, g], where it is not longer than a block: loaded once for all passes. */
-static const mpt__real *mpt__norm_held(const mpt__norm_work *w, int operand, int64_t n, int64_t g,
-                                       mpt__real *block) {
-    if (w->lines > 1 || w->length > MPT__BLOCK) return NULL;
-    return mpt__norm_in(w, operand, mpt__norm_at(w, operand, n, g, 0), 0, block, w->length);
-}
+/* Lines of weights for each element that go at once. */
+#define MPT__NORM_FOUR 4
 
 static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
-    mpt__real in[MPT__BLOCK], out[MPT__BLOCK], weights[2][MPT__BLOCK];
-    const int from = w->view[5].data != NULL ? 5 : 0;
-    const int64_t to = mpt__norm_stride(w, 4, w->step), at = n * w->size[MPT__NORM_G] + g;
-    mpt__norm_line l;
+    const int parts = MPT__PART_BIT(X) | MPT__PART_BIT(OUT);
+    const int64_t at = n * w->size[MPT__NORM_G] + g, c = g * w->size[MPT__NORM_C];
+    int64_t from[4] = {0, 0, 0, 0};
+    mpt__real mean = 0, means[MPT__NORM_FOUR], rstds[MPT__NORM_FOUR];
+    mpt__norm_block b;
+    from[0] = n, from[1] = g;
     if (w->view[1].data != NULL) mpt__norm_add(w, n, g);
-    const mpt__real *held = mpt__norm_held(w, from, n, g, in);
-    l.mean = 0;
-    if (w->view[6].data != NULL) {
-        l.mean = mpt__norm_mean_of(w, from, n, g, held, NULL);
-        mpt__ref_put_one(&w->view[6], at, l.mean);
-    }
-    l.rstd = mpt__norm_rstd((double)mpt__norm_mean_of(w, from, n, g, held, &l.mean), w->eps);
-    mpt__ref_put_one(&w->view[7], at, l.rstd);
-    for (int64_t line = 0; line < w->lines; line++) {
-        int64_t begin = mpt__norm_at(w, from, n, g, line), place = mpt__norm_at(w, 4, n, g, line);
-        for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
-            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i);
-            mpt__norm_weights(w, &l, &w->view[2], &w->view[3], g, line, i, m, weights);
-            const mpt__real *x = held != NULL ? held : mpt__norm_in(w, from, begin, i, in, m);
-            mpt__real *y = mpt__ref_out(&w->view[4], place + i * to, to, out);
-            w->words->norm(y, x, 0, m, &l);
-            mpt__ref_put(&w->view[4], place + i * to, to, y, m);
-        }
+    double squares = mpt__norm_moments(w, from, w->line, w->lines, w->length,
+                                       w->view[6].data != NULL ? &mean : NULL);
+    const mpt__real rstd =
+        mpt__norm_rstd((double)(mpt__real)(squares / (double)(w->lines * w->length)), w->eps);
+    if (w->view[6].data != NULL) mpt__ref_put_one(&w->view[6], at, mean);
+    mpt__ref_put_one(&w->view[7], at, rstd);
+    memset(&b, 0, sizeof b);
+    b.mode = w->along_c ? MPT__NORM_LINES : MPT__NORM_ALL;
+    for (int k = 0; k < MPT__NORM_FOUR; k++) means[k] = mean, rstds[k] = rstd;
+    b.mean = b.shift = b.slope = means, b.rstd = rstds, b.n = w->length;
+    b.weight = w->weight + c, b.each = 1;
+    b.bias = w->view[3].data != NULL ? w->bias + c : NULL;
+    for (int64_t l = 0; l < w->lines; l += b.rows) {
+        b.rows = w->along_c ? mpt__ref_min(MPT__NORM_FOUR, w->lines - l) : w->lines;
+        from[w->line] = l;
+        mpt__norm_do(w, w->words->norm, &b, from, w->line, parts);
     }
 }
 
-/* Sums of dy weight and dy weight x normalised; where a line has one weight, those without it go to
-   the gradients of that. held: x and dy, or NULL. */
-static void mpt__norm_slopes(const mpt__norm_work *w, int64_t n, int64_t g, mpt__norm_line *l,
-                             const mpt__real *const held[2], mpt__real *const gradient[2],
-                             mpt__real total[2]) {
-    mpt__real in[2][MPT__BLOCK], weights[2][MPT__BLOCK], lane[2 * MPT__NORM_LANES];
-    const mpt__ref_view none = {NULL, NULL, 0, false};
-    total[0] = total[1] = 0;
-    for (int64_t line = 0; line < w->lines; line++) {
-        mpt__ref_sum sum[2];
-        for (int k = 0; k < 2; k++) mpt__ref_sum_init(&sum[k], w->words);
-        for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
-            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i);
-            const mpt__real *x[2];
-            for (int k = 0; k < 2; k++)
-                x[k] = held[k] != NULL
-                           ? held[k]
-                           : mpt__norm_in(w, k, mpt__norm_at(w, k, n, g, line), i, in[k], m);
-            mpt__norm_weights(w, l, w->along_c ? &w->view[2] : &none, &none, g, line, i, m,
-                              weights);
-            mpt__norm_feed_slopes(w, sum, lane, x[0], x[1], i, m, l);
-        }
-        if (!w->along_c) mpt__norm_weights(w, l, &w->view[2], &none, g, line, 0, 1, weights);
+/* What the gradients of the elements of [n, g] have in common. Where a line has one weight, its
+   sums go to the gradients of that and of the bias. */
+static void mpt__norm_slopes(const mpt__norm_work *w, mpt__norm_block *b, int64_t n, int64_t g,
+                             mpt__real *const gradient[2], mpt__real number[4]) {
+    const int64_t at = n * w->size[MPT__NORM_G] + g, c = g * w->size[MPT__NORM_C];
+    const int parts = MPT__PART_BIT(X) | MPT__PART_BIT(DY);
+    const bool centred = w->view[3].data != NULL;
+    const double count = (double)(w->lines * w->length);
+    double total[2], all[2] = {0, 0};
+    int64_t from[4] = {0, 0, 0, 0};
+    from[0] = n, from[1] = g;
+    number[0] = centred ? mpt__ref_get_one(&w->view[3], at) : 0;
+    number[1] = mpt__ref_get_one(&w->view[4], at);
+    b->mean = &number[0];
+    const int64_t by = w->along_c ? w->lines : 1;
+    for (int64_t l = 0; l < w->lines; l += by) {
+        from[w->line] = l;
+        b->weight = w->weight + c + (w->along_c ? 0 : l);
+        mpt__norm_total(w, w->words->norm_sums, b, from, w->line, by, w->length, parts, total);
+        total[1] *= (double)number[1];
         for (int k = 0; k < 2; k++) {
-            mpt__real part = mpt__ref_sum_total(&sum[k]);
-            if (!w->along_c && gradient[1 - k] != NULL) gradient[1 - k][line] += part;
-            total[k] += part * (w->along_c ? 1 : l->weight);
+            if (!w->along_c) gradient[1 - k][l] += (mpt__real)total[k];
+            all[k] += total[k] * (w->along_c ? 1 : (double)*b->weight);
         }
     }
+    number[2] = centred ? (mpt__real)(all[0] / count) : 0;
+    number[3] = (mpt__real)(all[1] / count);
 }
 
-/* Gradients of [n, g]; those of its channels are added to gradient[0], weights, and [1], biases. */
+/* Gradients of [n, g]; those of its channels are added to gradient[0], weights, and [1]. */
 static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
                            mpt__real *const gradient[2]) {
-    static const uint8_t operand[4] = {0, 1, 5, 6};
-    mpt__real in[3][MPT__BLOCK], out[MPT__BLOCK], weights[2][MPT__BLOCK], total[2];
-    const mpt__ref_view none = {NULL, NULL, 0, false};
-    const mpt__real *held[2], count = (mpt__real)(w->lines * w->length);
-    int64_t at = n * w->size[MPT__NORM_G] + g;
-    bool centred = w->view[3].data != NULL, wanted = w->view[6].data != NULL;
-    mpt__norm_line l;
-    for (int k = 0; k < 2; k++) held[k] = mpt__norm_held(w, k, n, g, in[k]);
-    l.mean = centred ? mpt__ref_get_one(&w->view[3], at) : 0;
-    l.rstd = mpt__ref_get_one(&w->view[4], at);
-    mpt__norm_slopes(w, n, g, &l, held, gradient, total);
-    l.shift = centred ? total[0] / count : 0;
-    l.slope = total[1] / count;
-    if (!wanted && !w->along_c) return;
-    for (int64_t line = 0; line < w->lines; line++) {
-        for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
-            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i), place = 0, step = 1;
-            const mpt__real *x[3] = {held[0], held[1], NULL};
-            for (int k = 0; k < 4; k++) {
-                const int o = operand[k];
-                if (w->view[o].data == NULL || (k < 2 && x[k] != NULL)) continue;
-                place = mpt__norm_at(w, o, n, g, line);
-                if (k < 3) x[k] = mpt__norm_in(w, o, place, i, in[k], m);
-            }
-            if (wanted) step = mpt__norm_stride(w, 6, w->step), place += i * step;
-            mpt__norm_weights(w, &l, &w->view[2], &none, g, line, i, m, weights);
-            l.dw = w->along_c && gradient[0] != NULL ? gradient[0] + i : NULL;
-            l.db = w->along_c && gradient[1] != NULL ? gradient[1] + i : NULL;
-            mpt__real *dx = wanted ? mpt__ref_out(&w->view[6], place, step, out) : out;
-            w->words->norm_slope(dx, x[0], x[1], 0, m, &l);
-            if (!wanted) continue;
-            if (x[2] != NULL) w->words->binary[MPT__BINARY_ADD](dx, dx, x[2], m, 0, 0);
-            mpt__ref_put(&w->view[6], place, step, dx, m);
-        }
+    const int parts =
+        MPT__PART_BIT(X) | MPT__PART_BIT(DY) | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT);
+    const int64_t c = g * w->size[MPT__NORM_C];
+    mpt__real number[4], of[4][MPT__NORM_FOUR];
+    int64_t from[4] = {0, 0, 0, 0};
+    mpt__norm_block b;
+    memset(&b, 0, sizeof b);
+    b.mode = w->along_c ? MPT__NORM_LINES : MPT__NORM_ALL;
+    mpt__norm_slopes(w, &b, n, g, gradient, number);
+    for (int k = 0; k < 4; k++)
+        for (int l = 0; l < MPT__NORM_FOUR; l++) of[k][l] = number[k];
+    if (w->part[MPT__PART_OUT] < 0 && !w->along_c) return;
+    b.mean = of[0], b.rstd = of[1], b.shift = of[2], b.slope = of[3];
+    for (int k = 0; k < 2; k++) b.sum[k] = w->view[7 + k].data != NULL ? gradient[k] : NULL;
+    b.n = w->length, b.weight = w->weight + c, b.each = 1;
+    from[0] = n, from[1] = g;
+    for (int64_t l = 0; l < w->lines; l += b.rows) {
+        b.rows = w->along_c ? mpt__ref_min(MPT__NORM_FOUR, w->lines - l) : w->lines;
+        from[w->line] = l;
+        mpt__norm_do(w, w->words->norm_slope, &b, from, w->line, parts);
     }
 }
 
+/* A chunk of n of some groups. */
 static void mpt__norm_task(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
-    int64_t g = task % w->size[MPT__NORM_G], chunk = task / w->size[MPT__NORM_G];
-    int64_t end = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
-    (void)thread;
-    for (int64_t n = chunk * w->chunk; n < end; n++) mpt__norm_whole(w, n, g);
-}
-
-static void mpt__norm_back_task(void *work, int64_t task, int thread) {
-    const mpt__norm_work *w = (const mpt__norm_work *)work;
     const int64_t channels = mpt__norm_channels(w), c = w->size[MPT__NORM_C];
-    int64_t g = task % w->size[MPT__NORM_G], chunk = task / w->size[MPT__NORM_G];
-    int64_t end = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
-    mpt__real *gradient[2] = {NULL, NULL};
+    const int64_t chunk = task / w->groups, begin = task % w->groups * w->group;
+    const int64_t stop = mpt__ref_min(begin + w->group, w->size[MPT__NORM_G]);
+    const int64_t end = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
+    mpt__real *gradient[2];
     (void)thread;
-    for (int k = 0; k < 2; k++) {
-        if (w->view[7 + k].data == NULL) continue;
-        gradient[k] = w->partial + (2 * chunk + k) * channels + g * c;
-        memset(gradient[k], 0, (size_t)c * sizeof *gradient[k]);
+    for (int k = 0; k < 2 && w->back; k++)
+        memset(w->partial + (2 * chunk + k) * channels + begin * c, 0,
+               (size_t)((stop - begin) * c) * sizeof *w->partial);
+    for (int64_t n = chunk * w->chunk; n < end; n++) {
+        for (int64_t g = begin; g < stop; g++) {
+            for (int k = 0; k < 2; k++)
+                gradient[k] = w->partial + (2 * chunk + k) * channels + g * c;
+            if (w->back)
+                mpt__norm_back(w, n, g, gradient);
+            else
+                mpt__norm_whole(w, n, g);
+        }
     }
-    for (int64_t n = chunk * w->chunk; n < end; n++) mpt__norm_back(w, n, g, gradient);
 }
 
 /* The gradients of weight and bias: the chunks in pairs, pairs of pairs and so on. */
@@ -14220,20 +14617,29 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 
 /* ---- Batches ----
  *
- * In the order of memory: rows of all channels where those lie innermost, else planes of one
- * channel after the other. Chunks of rows or of samples leave what they found about each channel.
+ * Rows of all channels where those lie innermost, else planes of one channel. Chunks of rows or of
+ * samples leave what they found about each channel: sum, and squares of what differs from their own
+ * mean. Where there are channels enough, a thread takes a few of them through all passes, so that
+ * memory is read once; else the last pass goes backwards over what the caches may still hold.
  */
 
 #ifndef MPTRAIN_NO_CONV
-/* Rows, elements of planes, of a chunk; channels of a task: of rows, of planes. */
-#define MPT__BATCH_ROWS 256
-#define MPT__BATCH_PLANES 8192
+/* Channels of a task: of rows, of planes, where as many as fill a cache are taken at once. */
 #define MPT__BATCH_COLUMNS (MPT__BLOCK / 4)
 #define MPT__BATCH_CHANNELS 16
+#define MPT__BATCH_CACHE (INT64_C(1) << 20)
 
-enum { MPT__BATCH_SUM, MPT__BATCH_SQUARES, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLOPE };
-/* Numbers of each channel; in backward bias is shift. */
-enum { MPT__OF_MEAN, MPT__OF_RSTD, MPT__OF_WEIGHT, MPT__OF_BIAS, MPT__OF_SLOPE, MPT__OF_COUNT };
+enum { MPT__BATCH_STATISTICS, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLOPE };
+/* Numbers of each channel. */
+enum {
+    MPT__OF_MEAN,
+    MPT__OF_RSTD,
+    MPT__OF_WEIGHT,
+    MPT__OF_BIAS,
+    MPT__OF_SHIFT,
+    MPT__OF_SLOPE,
+    MPT__OF_COUNT
+};
 
 typedef struct mpt__batches_work {
     mpt__norm_work w;
@@ -14251,199 +14657,171 @@ static void mpt__batches_setup(mpt__batches_work *b, const mpt__launch *launch) 
     b->chunk =
         along_c ? MPT__BATCH_ROWS : mpt__ref_chunks(MPT__BATCH_PLANES, size[MPT__NORM_S] + 1);
     b->chunks = mpt__ref_chunks(b->rows, b->chunk);
-    b->tile = along_c ? MPT__BATCH_COLUMNS : MPT__BATCH_CHANNELS;
+    b->tile = MPT__BATCH_COLUMNS;
+    if (!along_c) {
+        int64_t all = mpt__ref_times(mpt__ref_times(b->rows, size[MPT__NORM_S]), 4);
+        b->tile = mpt__ref_min(MPT__BATCH_CHANNELS, MPT__BATCH_CACHE / (all + 1) + 1);
+    }
     b->tiles = mpt__ref_chunks(b->channels, b->tile);
 }
 
-/* Where channel c of a row, or of a sample, begins. */
-static int64_t mpt__batches_at(const mpt__norm_work *w, int operand, int64_t row, int64_t c) {
-    const int64_t *stride = w->launch->operand[operand].stride, s = w->size[MPT__NORM_S];
-    int64_t at = c * stride[MPT__NORM_C];
-    if (!w->along_c) return at + row * stride[MPT__NORM_N];
-    return at + row / s * stride[MPT__NORM_N] + row % s * stride[MPT__NORM_S];
+static void mpt__batches_block(const mpt__batches_work *b, mpt__norm_block *k, int64_t c) {
+    memset(k, 0, sizeof *k);
+    k->mode = b->w.along_c ? MPT__NORM_COLUMNS : MPT__NORM_ALL;
+    k->relu = b->w.relu;
+    k->mean = b->of[MPT__OF_MEAN] + c, k->rstd = b->of[MPT__OF_RSTD] + c;
+    k->weight = b->of[MPT__OF_WEIGHT] + c, k->bias = b->of[MPT__OF_BIAS] + c;
+    k->shift = b->of[MPT__OF_SHIFT] + c, k->slope = b->of[MPT__OF_SLOPE] + c;
 }
 
-/* One row of a pass, n channels from `first` on. */
-static void mpt__batches_row(const mpt__batches_work *b, int64_t row, int64_t first, int64_t n,
-                             mpt__real *sum[2]) {
+/* The parts of a pass. */
+static int mpt__batches_parts(const mpt__batches_work *b) {
+    static const uint8_t parts[] = {MPT__PART_BIT(X),
+                                    MPT__PART_BIT(X) | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT),
+                                    MPT__PART_BIT(X) | MPT__PART_BIT(DY) | MPT__PART_BIT(MORE),
+                                    MPT__PART_BIT(X) | MPT__PART_BIT(DY) | MPT__PART_BIT(MORE) |
+                                        MPT__PART_BIT(OUT) | MPT__PART_BIT(REST)};
+    return parts[b->pass];
+}
+
+/* A word on rows [begin, end) of n channels from `first` on; a sample ends where its rows do. */
+static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_fn word, mpt__norm_block *k,
+                              int64_t begin, int64_t end, int64_t first, int64_t n) {
+    const int64_t s = b->w.size[MPT__NORM_S];
+    int64_t from[4] = {0, 0, 0, 0};
+    k->n = n;
+    from[MPT__NORM_C] = first;
+    for (int64_t row = begin; row < end; row += k->rows) {
+        from[MPT__NORM_N] = row / s, from[MPT__NORM_S] = row % s;
+        k->rows = mpt__ref_min(end - row, s == 1 ? end - row : s - row % s);
+        mpt__norm_do(&b->w, word, k, from, s == 1 ? MPT__NORM_N : MPT__NORM_S,
+                     mpt__batches_parts(b));
+    }
+}
+
+/* Rows of n channels from `first` on: sums of what the pass wants in sum, or its output. */
+static void mpt__batches_columns(const mpt__batches_work *b, int64_t begin, int64_t end,
+                                 int64_t first, int64_t n, mpt__real *const sum[2]) {
+    const mpt__words *words = b->w.words;
+    mpt__real mean[MPT__BATCH_COLUMNS];
+    mpt__norm_block k;
+    mpt__batches_block(b, &k, first);
+    k.sum[0] = sum[0], k.sum[1] = sum[1];
+    if (b->pass == MPT__BATCH_NORM || b->pass == MPT__BATCH_SLOPE) {
+        mpt__batches_rows(b, b->pass == MPT__BATCH_NORM ? words->norm : words->norm_slope, &k,
+                          begin, end, first, n);
+        return;
+    }
+    mpt__batches_rows(b, words->norm_columns, &k, begin, end, first, n);
+    if (b->pass == MPT__BATCH_SLOPES) return;
+    for (int64_t i = 0; i < n; i++) mean[i] = sum[0][i] / (mpt__real)(end - begin);
+    k.mean = mean;
+    k.squares = true;
+    k.ahead = b->w.ahead;
+    mpt__batches_rows(b, words->norm_columns, &k, begin, end, first, n);
+}
+
+/* The same for planes [begin, end) of channel c. */
+static void mpt__batches_planes(const mpt__batches_work *b, int64_t begin, int64_t end, int64_t c,
+                                mpt__real *const sum[2]) {
     const mpt__norm_work *w = &b->w;
-    const mpt__binary_fn *word = w->words->binary;
-    const int to = b->pass == MPT__BATCH_NORM ? 4 : 6;
-    mpt__real in[2][MPT__BATCH_COLUMNS], t[MPT__BATCH_COLUMNS];
-    const mpt__real *x[2] = {NULL, NULL}, *of[MPT__OF_COUNT];
-    for (int k = 0; k < (b->pass < MPT__BATCH_SLOPES ? 1 : 2); k++)
-        x[k] = mpt__norm_in(w, k, mpt__batches_at(w, k, row, first), 0, in[k], n);
-    for (int k = 0; k < MPT__OF_COUNT; k++) of[k] = b->of[k] + first;
-    if (b->pass == MPT__BATCH_SUM) {
-        word[MPT__BINARY_ADD](sum[0], sum[0], x[0], n, 0, 0);
-        return;
-    }
-    word[MPT__BINARY_SUB](t, x[0], of[MPT__OF_MEAN], n, 0, 0);
-    if (b->pass == MPT__BATCH_SQUARES || b->pass == MPT__BATCH_SLOPES) {
-        const bool squares = b->pass == MPT__BATCH_SQUARES;
-        word[MPT__BINARY_MUL](t, t, squares ? t : x[1], n, 0, 0);
-        word[MPT__BINARY_ADD](sum[1], sum[1], t, n, 0, 0);
-        if (!squares) word[MPT__BINARY_ADD](sum[0], sum[0], x[1], n, 0, 0);
-        return;
-    }
-    word[MPT__BINARY_MUL](t, t, of[MPT__OF_RSTD], n, 0, 0);
-    if (b->pass == MPT__BATCH_NORM) {
-        word[MPT__BINARY_MUL](t, t, of[MPT__OF_WEIGHT], n, 0, 0);
-        word[MPT__BINARY_ADD](t, t, of[MPT__OF_BIAS], n, 0, 0);
+    int64_t from[4] = {0, 0, 0, 0};
+    mpt__norm_block k;
+    double total[2];
+    from[MPT__NORM_N] = begin, from[MPT__NORM_C] = c;
+    mpt__batches_block(b, &k, c);
+    if (b->pass == MPT__BATCH_STATISTICS) {
+        mpt__real mean;
+        *sum[1] = (mpt__real)mpt__norm_moments(w, from, MPT__NORM_N, end - begin, w->length, &mean);
+        *sum[0] = mean * (mpt__real)((end - begin) * w->length);
+    } else if (b->pass == MPT__BATCH_SLOPES) {
+        mpt__norm_total(w, w->words->norm_sums, &k, from, MPT__NORM_N, end - begin, w->length,
+                        mpt__batches_parts(b), total);
+        for (int i = 0; i < 2; i++) *sum[i] = (mpt__real)total[i];
     } else {
-        word[MPT__BINARY_MUL](t, t, of[MPT__OF_SLOPE], n, 0, 0);
-        word[MPT__BINARY_MUL](in[0], x[1], of[MPT__OF_WEIGHT], n, 0, 0);
-        word[MPT__BINARY_SUB](in[0], in[0], of[MPT__OF_BIAS], n, 0, 0);
-        word[MPT__BINARY_SUB](t, in[0], t, n, 0, 0);
-        word[MPT__BINARY_MUL](t, t, of[MPT__OF_RSTD], n, 0, 0);
+        k.rows = end - begin, k.n = w->length;
+        mpt__norm_do(w, b->pass == MPT__BATCH_NORM ? w->words->norm : w->words->norm_slope, &k,
+                     from, MPT__NORM_N, mpt__batches_parts(b));
     }
-    mpt__ref_put(&w->view[to], mpt__batches_at(w, to, row, first),
-                 mpt__norm_stride(w, to, MPT__NORM_C), t, n);
 }
 
-/* Joins mean and sum of squares of what differs from it, of n and of more numbers (Chan, Golub,
-   LeVeque 1979). */
-static void mpt__batches_join(mpt__real *mean, mpt__real *squares, int64_t n, mpt__real more_mean,
-                              mpt__real more_squares, int64_t more) {
-    const mpt__real all = (mpt__real)(n + more), d = more_mean - *mean;
-    *mean += d * ((mpt__real)more / all);
-    *squares += more_squares + d * d * ((mpt__real)n * ((mpt__real)more / all));
-}
-
-/* Channel c of a sample; `before`: samples of the chunk that came before it. */
-static void mpt__batches_plane(const mpt__batches_work *b, int64_t row, int64_t c, int64_t before,
-                               mpt__real *sum[2]) {
-    const mpt__norm_work *w = &b->w;
-    const int to = b->pass == MPT__BATCH_NORM ? 4 : 6;
-    mpt__real in[2][MPT__BLOCK], out[MPT__BLOCK], lane[2 * MPT__NORM_LANES];
-    mpt__ref_sum total[2];
-    mpt__norm_line l;
-    memset(&l, 0, sizeof l);
-    for (int k = 0; k < 2; k++) mpt__ref_sum_init(&total[k], w->words);
-    if (b->pass == MPT__BATCH_SUM) {
-        const int64_t at = mpt__batches_at(w, 0, row, c);
-        const mpt__real *held =
-            w->length <= MPT__BLOCK ? mpt__norm_in(w, 0, at, 0, in[0], w->length) : NULL;
-        mpt__norm_feed(w, &total[0], 0, at, held, NULL);
-        const mpt__real mean = mpt__ref_sum_total(&total[0]) / (mpt__real)w->length;
-        mpt__norm_feed(w, &total[1], 0, at, held, &mean);
-        mpt__batches_join(sum[0], sum[1], before * w->length, mean, mpt__ref_sum_total(&total[1]),
-                          w->length);
-        return;
-    }
-    l.mean = b->of[MPT__OF_MEAN][c];
-    l.rstd = l.weight = 1;
-    if (b->pass != MPT__BATCH_SLOPES) {
-        l.rstd = b->of[MPT__OF_RSTD][c];
-        l.weight = b->of[MPT__OF_WEIGHT][c];
-        l.bias = l.shift = b->of[MPT__OF_BIAS][c];
-        l.slope = b->of[MPT__OF_SLOPE][c];
-    }
-    for (int64_t i = 0, m; i < w->length; i += m) {
-        const mpt__real *x[2] = {NULL, NULL};
-        m = mpt__ref_min(MPT__BLOCK, w->length - i);
-        for (int k = 0; k < (b->pass == MPT__BATCH_NORM ? 1 : 2); k++)
-            x[k] = mpt__norm_in(w, k, mpt__batches_at(w, k, row, c), i, in[k], m);
-        if (b->pass == MPT__BATCH_SLOPES) {
-            mpt__norm_feed_slopes(w, total, lane, x[0], x[1], i, m, &l);
-            continue;
-        }
-        const int64_t step = mpt__norm_stride(w, to, MPT__NORM_S);
-        const int64_t place = mpt__batches_at(w, to, row, c) + i * step;
-        mpt__real *y = mpt__ref_out(&w->view[to], place, step, out);
-        if (to == 4)
-            w->words->norm(y, x[0], 0, m, &l);
-        else
-            w->words->norm_slope(y, x[0], x[1], 0, m, &l);
-        mpt__ref_put(&w->view[to], place, step, y, m);
-    }
-    for (int k = 0; k < 2 && b->pass == MPT__BATCH_SLOPES; k++)
-        *sum[k] += mpt__ref_sum_total(&total[k]);
-}
-
-static void mpt__batches_chunk(void *work, int64_t task, int thread) {
-    const mpt__batches_work *b = (const mpt__batches_work *)work;
-    int64_t begin = task / b->tiles * b->chunk, first = task % b->tiles * b->tile;
+static void mpt__batches_chunk(const mpt__batches_work *b, int64_t chunk, int64_t tile) {
+    int64_t begin = chunk * b->chunk, first = tile * b->tile;
     int64_t end = mpt__ref_min(begin + b->chunk, b->rows);
     int64_t n = mpt__ref_min(b->tile, b->channels - first);
     mpt__real *sum[2], *one[2];
-    (void)thread;
     for (int k = 0; k < 2; k++) {
-        sum[k] = b->partial + (2 * (task / b->tiles) + k) * b->channels + first;
-        memset(sum[k], 0, (size_t)n * sizeof *sum[k]);
+        sum[k] = b->partial + (2 * chunk + k) * b->channels + first;
+        if (b->pass == MPT__BATCH_STATISTICS || b->pass == MPT__BATCH_SLOPES)
+            memset(sum[k], 0, (size_t)n * sizeof *sum[k]);
     }
-    for (int64_t row = begin; row < end; row++) {
-        if (b->w.along_c) {
-            mpt__batches_row(b, row, first, n, sum);
-            continue;
-        }
-        for (int64_t c = 0; c < n; c++) {
-            one[0] = sum[0] + c, one[1] = sum[1] + c;
-            mpt__batches_plane(b, row, first + c, row - begin, one);
-        }
+    if (b->w.along_c) mpt__batches_columns(b, begin, end, first, n, sum);
+    for (int64_t c = 0; c < n && !b->w.along_c; c++) {
+        one[0] = sum[0] + c, one[1] = sum[1] + c;
+        mpt__batches_planes(b, begin, end, first + c, one);
     }
 }
 
-/* The chunks of a pass in pairs, pairs of pairs and so on. */
-static void mpt__batches_fold(const mpt__batches_work *b, int64_t first, int64_t n) {
-    const int64_t step = 2 * b->channels, each = b->chunk * b->w.length;
-    for (int64_t by = 1; by < b->chunks; by *= 2) {
-        for (int64_t j = 0; j + by < b->chunks; j += 2 * by) {
-            mpt__real *to = b->partial + j * step + first, *from = to + by * step;
-            const int64_t all = b->rows * b->w.length, begin = (j + by) * each;
-            const int64_t more = mpt__ref_min(begin + by * each, all) - begin;
-            for (int64_t i = 0; i < n; i++) {
-                if (!b->w.along_c && b->pass == MPT__BATCH_SUM) {
-                    mpt__batches_join(&to[i], &to[i + b->channels], by * each, from[i],
-                                      from[i + b->channels], more);
-                } else {
-                    to[i] += from[i];
-                    to[i + b->channels] += from[i + b->channels];
-                }
-            }
-        }
+/* What follows from the chunks of a pass for channel c. */
+static void mpt__batches_channel(const mpt__batches_work *b, int64_t c) {
+    const mpt__norm_work *w = &b->w;
+    const double each = (double)(b->chunk * (w->along_c ? 1 : w->length));
+    const double count = (double)b->rows * (double)(w->along_c ? 1 : w->length);
+    const int64_t step = 2 * b->channels;
+    const mpt__real *part = b->partial + c;
+    double total[2] = {0, 0};
+    for (int64_t j = 0; j < b->chunks; j++) {
+        total[0] += (double)part[j * step];
+        total[1] += (double)part[j * step + b->channels];
     }
+    if (b->pass == MPT__BATCH_STATISTICS) {
+        const double mean = total[0] / count;
+        for (int64_t j = 0; j < b->chunks; j++) {
+            const double n = j + 1 < b->chunks ? each : count - (double)j * each;
+            const double d = (double)part[j * step] / n - mean;
+            total[1] += n * d * d;
+        }
+        const mpt__real variance = (mpt__real)(total[1] / count);
+        b->of[MPT__OF_MEAN][c] = (mpt__real)mean;
+        b->of[MPT__OF_RSTD][c] = mpt__norm_rstd((double)variance, w->eps);
+        mpt__ref_put_one(&w->view[6], c, (mpt__real)mean);
+        mpt__ref_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
+        if (w->view[8].data != NULL) mpt__ref_put_one(&w->view[8], c, variance);
+        return;
+    }
+    const double weight = (double)b->of[MPT__OF_WEIGHT][c];
+    total[1] *= (double)b->of[MPT__OF_RSTD][c];
+    b->of[MPT__OF_SHIFT][c] = w->given ? 0 : (mpt__real)(total[0] * weight / count);
+    b->of[MPT__OF_SLOPE][c] = w->given ? 0 : (mpt__real)(total[1] * weight / count);
+    for (int k = 0; k < 2; k++)
+        if (w->view[7 + k].data != NULL)
+            mpt__ref_put_one(&w->view[7 + k], c, (mpt__real)total[1 - k]);
 }
 
-/* What follows from a pass for each channel. */
 static void mpt__batches_end(void *work, int64_t tile, int thread) {
     const mpt__batches_work *b = (const mpt__batches_work *)work;
-    const mpt__norm_work *w = &b->w;
-    int64_t first = tile * b->tile, n = mpt__ref_min(b->tile, b->channels - first);
-    const mpt__real count = (mpt__real)(w->size[MPT__NORM_N] * w->size[MPT__NORM_S]);
-    mpt__real *sum[2], *of[MPT__OF_COUNT];
-    const bool sums = b->pass == MPT__BATCH_SUM;
+    const int64_t end = mpt__ref_min((tile + 1) * b->tile, b->channels);
     (void)thread;
-    mpt__batches_fold(b, first, n);
-    for (int k = 0; k < MPT__OF_COUNT; k++) of[k] = b->of[k] + first;
-    for (int k = 0; k < 2; k++) sum[k] = b->partial + k * b->channels + first;
-    for (int64_t i = 0; i < n; i++) {
-        const mpt__real weight = of[MPT__OF_WEIGHT][i];
-        if (sums) of[MPT__OF_MEAN][i] = w->along_c ? sum[0][i] / count : sum[0][i];
-        if (b->pass == MPT__BATCH_SLOPES) {
-            sum[1][i] *= of[MPT__OF_RSTD][i];
-            of[MPT__OF_BIAS][i] = w->given ? 0 : sum[0][i] * weight / count;
-            of[MPT__OF_SLOPE][i] = w->given ? 0 : sum[1][i] * weight / count;
-        } else if (!sums || !w->along_c) {
-            sum[1][i] /= count;
-            of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)sum[1][i], w->eps);
-        }
-    }
-    if (sums) mpt__ref_put(&w->view[6], first, 1, of[MPT__OF_MEAN], n);
-    if (b->pass == MPT__BATCH_SLOPES) {
-        for (int k = 0; k < 2; k++)
-            if (w->view[7 + k].data != NULL) mpt__ref_put(&w->view[7 + k], first, 1, sum[1 - k], n);
-    } else if (!sums || !w->along_c) {
-        mpt__ref_put(&w->view[7], first, 1, of[MPT__OF_RSTD], n);
-        if (w->view[8].data != NULL) mpt__ref_put(&w->view[8], first, 1, sum[1], n);
-    }
+    for (int64_t c = tile * b->tile; c < end; c++) mpt__batches_channel(b, c);
 }
 
-/* The numbers of an operand, or `otherwise` where it is absent, for all channels. */
-static void mpt__batches_get(const mpt__batches_work *b, int operand, int of, mpt__real otherwise) {
-    const mpt__ref_view *view = &b->w.view[operand];
-    for (int64_t i = 0; i < b->channels; i++)
-        b->of[of][i] = view->data != NULL ? mpt__ref_get_one(view, i) : otherwise;
+static void mpt__batches_task(void *work, int64_t task, int thread) {
+    const mpt__batches_work *b = (const mpt__batches_work *)work;
+    (void)thread;
+    if (b->pass == MPT__BATCH_NORM || b->pass == MPT__BATCH_SLOPE)
+        task = b->chunks * b->tiles - 1 - task;
+    mpt__batches_chunk(b, task / b->tiles, task % b->tiles);
+}
+
+/* Both passes over some channels. */
+static void mpt__batches_through(void *work, int64_t tile, int thread) {
+    mpt__batches_work b = *(const mpt__batches_work *)work;
+    for (int64_t j = 0; j < b.chunks; j++) mpt__batches_chunk(&b, j, tile);
+    mpt__batches_end(&b, tile, thread);
+    b.pass++;
+    if (b.pass == MPT__BATCH_SLOPE && b.w.part[MPT__PART_OUT] < 0 && b.w.part[MPT__PART_REST] < 0)
+        return;
+    for (int64_t j = b.chunks - 1; j >= 0; j--) mpt__batches_chunk(&b, j, tile);
 }
 
 static void mpt__batches_pass(const mpt__cpu_call *call, mpt__batches_work *b, int pass, double ns,
@@ -14451,37 +14829,40 @@ static void mpt__batches_pass(const mpt__cpu_call *call, mpt__batches_work *b, i
     b->pass = pass;
     mpt__parallel(call->pool, b->chunks * b->tiles,
                   mpt__ref_cost(call, mpt__ref_numel(&call->launch->operand[0]), ns),
-                  mpt__batches_chunk, b);
-    if (ends) mpt__parallel(call->pool, b->tiles, b->channels * b->chunks, mpt__batches_end, b);
+                  mpt__batches_task, b);
+    if (ends) mpt__parallel(call->pool, b->tiles, b->channels * b->chunks * 4, mpt__batches_end, b);
 }
 
-static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w, bool back) {
+static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) {
+    static const mpt__ref_view none = {NULL, NULL, 0, false};
     mpt__batches_work b;
     mpt__batches_setup(&b, call->launch);
     b.w = *w;
     b.partial = (mpt__real *)call->workspace;
     for (int k = 0; k < MPT__OF_COUNT; k++) b.of[k] = b.partial + (2 * b.chunks + k) * b.channels;
-    mpt__batches_get(&b, 2, MPT__OF_WEIGHT, 1);
-    if (back) {
-        mpt__batches_get(&b, 3, MPT__OF_MEAN, 0);
-        mpt__batches_get(&b, 4, MPT__OF_RSTD, 1);
-        mpt__batches_pass(call, &b, MPT__BATCH_SLOPES, 6.0, true);
-        if (w->view[6].data != NULL) mpt__batches_pass(call, &b, MPT__BATCH_SLOPE, 10.0, false);
+    const int64_t n = b.channels;
+    mpt__norm_get(&w->view[2], b.of[MPT__OF_WEIGHT], 1, n);
+    mpt__norm_get(w->back ? &none : &w->view[3], b.of[MPT__OF_BIAS], 0, n);
+    const bool statistics = w->back || !w->given;
+    if (!statistics || w->back) {
+        mpt__norm_get(&w->view[w->back ? 3 : 6], b.of[MPT__OF_MEAN], 0, n);
+        mpt__norm_get(&w->view[w->back ? 4 : 8], b.of[MPT__OF_RSTD], 1, n);
+    }
+    for (int64_t i = 0; i < n && !statistics; i++) {
+        b.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)b.of[MPT__OF_RSTD][i], w->eps);
+        mpt__ref_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
+    }
+    b.pass = w->back ? MPT__BATCH_SLOPES : MPT__BATCH_STATISTICS;
+    if (statistics && !w->along_c &&
+        b.tiles >= 4 * (call->pool != NULL ? call->pool->started + 1 : 1)) {
+        mpt__parallel(call->pool, b.tiles,
+                      mpt__ref_cost(call, mpt__ref_numel(&call->launch->operand[0]), 13.0),
+                      mpt__batches_through, &b);
         return;
     }
-    mpt__batches_get(&b, 3, MPT__OF_BIAS, 0);
-    if (w->given) {
-        mpt__batches_get(&b, 6, MPT__OF_MEAN, 0);
-        mpt__batches_get(&b, 8, MPT__OF_RSTD, 0);
-        for (int64_t i = 0; i < b.channels; i++)
-            b.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)b.of[MPT__OF_RSTD][i], w->eps);
-        for (int64_t i = 0; i < b.channels; i++)
-            mpt__ref_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
-    } else {
-        mpt__batches_pass(call, &b, MPT__BATCH_SUM, 5.0, true);
-        if (w->along_c) mpt__batches_pass(call, &b, MPT__BATCH_SQUARES, 5.0, true);
-    }
-    mpt__batches_pass(call, &b, MPT__BATCH_NORM, 8.0, false);
+    if (statistics) mpt__batches_pass(call, &b, b.pass, 6.0, true);
+    if (!w->back || w->part[MPT__PART_OUT] >= 0 || w->part[MPT__PART_REST] >= 0)
+        mpt__batches_pass(call, &b, w->back ? MPT__BATCH_SLOPE : MPT__BATCH_NORM, 8.0, false);
 }
 #endif
 
@@ -14498,37 +14879,44 @@ static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
         return (2 * b.chunks + MPT__OF_COUNT) * b.channels * (int64_t)sizeof(mpt__real);
     }
 #endif
-    if (launch->kernel == MPT__K_NORM) return 0;
-    return 2 * w.chunks * mpt__norm_channels(&w) * (int64_t)sizeof(mpt__real);
+    return 2 * (w.back ? 1 + w.chunks : 1) * mpt__norm_channels(&w) * (int64_t)sizeof(mpt__real);
 }
 
-static void mpt__norm_run(const mpt__cpu_call *call, bool back) {
+/* Numbers of all channels where they lie, or converted. */
+static const mpt__real *mpt__norm_numbers(const mpt__ref_view *view, mpt__real *to,
+                                          mpt__real otherwise, int64_t n) {
+    if (view->data != NULL && mpt__ref_is_real(view->dtype)) return (const mpt__real *)view->data;
+    mpt__norm_get(view, to, otherwise, n);
+    return to;
+}
+
+static void mpt__norm_run(const mpt__cpu_call *call) {
     mpt__norm_work w;
     mpt__norm_setup(&w, call->launch);
     w.words = call->words;
-    w.partial = (mpt__real *)call->workspace;
-    for (int k = 0; k < MPT__MAX_OPERANDS; k++) {
-        memset(&w.view[k], 0, sizeof w.view[k]);
+    for (int k = 0; k < MPT__MAX_OPERANDS; k++)
         if (call->data[k] != NULL) w.view[k] = mpt__ref_view_of(call, k);
-    }
+    mpt__norm_find_parts(&w);
     int64_t groups = mpt__norm_channels(&w);
     int64_t all = mpt__ref_times(mpt__ref_times(w.size[MPT__NORM_N], groups), w.size[MPT__NORM_S]);
     if (all == 0) return;
 #ifndef MPTRAIN_NO_CONV
     if (w.of_channels) {
-        mpt__norm_batch(call, &w, back);
+        mpt__norm_batch(call, &w);
         return;
     }
 #endif
-    mpt__parallel(call->pool, w.chunks * w.size[MPT__NORM_G],
-                  mpt__ref_cost(call, all, back ? 8.0 : 5.0),
-                  back ? mpt__norm_back_task : mpt__norm_task, &w);
-    if (back)
+    static const mpt__ref_view none = {NULL, NULL, 0, false};
+    mpt__real *numbers = (mpt__real *)call->workspace;
+    w.partial = numbers + 2 * groups;
+    w.weight = mpt__norm_numbers(&w.view[2], numbers, 1, groups);
+    w.bias = mpt__norm_numbers(w.back ? &none : &w.view[3], numbers + groups, 0, groups);
+    mpt__parallel(call->pool, w.chunks * w.groups, mpt__ref_cost(call, all, w.back ? 8.0 : 5.0),
+                  mpt__norm_task, &w);
+    if (w.back)
         mpt__parallel(call->pool, 2 * mpt__ref_chunks(groups, MPT__BLOCK),
                       mpt__ref_cost(call, groups * w.chunks, 1.0), mpt__norm_join, &w);
 }
-static void mpt__cpu_norm(const mpt__cpu_call *call) { mpt__norm_run(call, false); }
-static void mpt__cpu_norm_backward(const mpt__cpu_call *call) { mpt__norm_run(call, true); }
 #endif
 
 #ifndef MPTRAIN_NO_CONV
@@ -14802,8 +15190,8 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
 
 static void mpt__cpu_add_norm(mpt__cpu *cpu) {
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-    mpt__cpu_add(cpu, MPT__K_NORM, mpt__cpu_norm, mpt__norm_workspace);
-    mpt__cpu_add(cpu, MPT__K_NORM_BACKWARD, mpt__cpu_norm_backward, mpt__norm_workspace);
+    mpt__cpu_add(cpu, MPT__K_NORM, mpt__norm_run, mpt__norm_workspace);
+    mpt__cpu_add(cpu, MPT__K_NORM_BACKWARD, mpt__norm_run, mpt__norm_workspace);
 #endif
 #ifndef MPTRAIN_NO_CONV
     mpt__cpu_add(cpu, MPT__K_RUNNING_STATS, mpt__cpu_running_stats, NULL);
@@ -21604,11 +21992,12 @@ static mpt_status mpt__no_channels_shape(mpt__frame *frame) {
 
 /* ==== Norms ==== */
 
-/* in: x, weight?, bias?, then residual? (rows), mean? and variance? (batches). index[0]: dimensions
-   of a row, or groups; index[1]: the module that keeps running statistics; imm[0]: eps. */
-enum { MPT__NORM_WEIGHT = 1, MPT__NORM_BIAS, MPT__NORM_MORE };
-/* Saved: what was normalised, weight, mean (absent: 0), 1 / deviation. */
-enum { MPT__NORM_SUM, MPT__NORM_WEIGHTS, MPT__NORM_MEAN, MPT__NORM_RSTD };
+/* in: x, weight?, bias?, then residual? (rows), mean?, variance? and residual? (batches). index[0]:
+   dimensions of a row, or groups; index[1]: the module that keeps running statistics; index[2]: a
+   relu follows; imm[0]: eps. */
+enum { MPT__NORM_WEIGHT = 1, MPT__NORM_BIAS, MPT__NORM_MORE, MPT__NORM_RESIDUAL = 5 };
+/* Saved: what was normalised, weight, mean (absent: 0), 1 / deviation, what relu gave. */
+enum { MPT__NORM_SUM, MPT__NORM_WEIGHTS, MPT__NORM_MEAN, MPT__NORM_RSTD, MPT__NORM_OUT };
 
 /* 67_norm.c: statistics of a batch on their way into those of a module. */
 static mpt_status mpt__running_update(mpt_context *context, uint32_t module,
@@ -21646,6 +22035,18 @@ static bool mpt__norm_begin(mpt__frame *frame, int least) {
     mpt__shape_copy(&frame->out_shape[0], &x->shape);
     return true;
 }
+
+/* What is added to x or to the result: of another dtype only where autocast promotes. */
+static bool mpt__norm_residual(mpt__frame *frame, int i) {
+    const mpt__tensor *x = frame->in[0], *more = i < frame->n_in ? frame->in[i] : NULL;
+    if (!more) return true;
+    if (!mpt__norm_argument(frame, i, 0, x->shape.rank)) return false;
+    if (more->dtype == x->dtype) return true;
+    if (mpt__autocast_dtype(frame->context) == MPT_F32)
+        return mpt__dtype_mismatch(frame, 0, i) == MPT_OK;
+    frame->out_dtype[0] = MPT_F32;
+    return true;
+}
 #endif
 
 #ifndef MPTRAIN_NO_ATTENTION
@@ -21661,13 +22062,8 @@ static mpt_status mpt__row_norm_shape(mpt__frame *frame) {
                           &x->shape, rank);
     for (int i = MPT__NORM_WEIGHT; i <= MPT__NORM_BIAS; i++)
         if (!mpt__norm_argument(frame, i, rank - (int)dims, rank)) return context->base.status;
-    if (frame->n_in <= MPT__NORM_MORE) return MPT_OK;
-    if (!mpt__norm_argument(frame, MPT__NORM_MORE, 0, rank)) return context->base.status;
-    if (frame->in[MPT__NORM_MORE]->dtype == x->dtype) return MPT_OK;
-    if (mpt__autocast_dtype(context) == MPT_F32)
-        return mpt__dtype_mismatch(frame, 0, MPT__NORM_MORE);
-    frame->out_dtype[0] = MPT_F32;
-    return MPT_OK;
+    mpt__norm_residual(frame, MPT__NORM_MORE);
+    return context->base.status;
 }
 #endif
 
@@ -21677,8 +22073,9 @@ static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     if (!mpt__norm_begin(frame, 2)) return context->base.status;
     int64_t channels = x->shape.dim[1], groups = frame->attributes->index[0];
-    for (int i = MPT__NORM_WEIGHT; i < frame->n_in; i++)
+    for (int i = MPT__NORM_WEIGHT; i < frame->n_in && i < MPT__NORM_RESIDUAL; i++)
         if (!mpt__norm_argument(frame, i, 1, 2)) return context->base.status;
+    if (!mpt__norm_residual(frame, MPT__NORM_RESIDUAL)) return context->base.status;
     if (frame->op == MPT__OP_group_norm) {
         if (groups < 1 || channels % groups != 0)
             return mpt__error(context, MPT_ERROR_ARGUMENT,
@@ -21774,6 +22171,7 @@ static mpt__launch *mpt__normalise_launch(mpt__frame *frame, mpt__kernel kernel,
     launch->imm[0] = frame->attributes->imm[0];
     launch->index[0] = frame->op == MPT__OP_batch_norm;
     launch->index[1] = given;
+    launch->index[2] = frame->op == MPT__OP_batch_norm && frame->attributes->index[2];
     return launch;
 }
 
@@ -21786,8 +22184,9 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
         more[i] = in[MPT__NORM_MORE + i];
     bool given = batch && more[0];
     if (rows || mpt__inner_stride(x) < 0) x = mpt__contiguous_of(frame, x);
-    if (rows && more[0]) residual = mpt__contiguous_of(frame, more[0]);
-    if (!x || (rows && more[0] && !residual)) return context->base.status;
+    mpt__tensor *const added = rows ? more[0] : frame->n_in > MPT__NORM_RESIDUAL ? in[5] : NULL;
+    if (x && added) residual = mpt__lying_as(frame, added, x);
+    if (!x || (added && !residual)) return context->base.status;
     for (int i = 0; i < 4; i++) {
         mpt__tensor *from = i < 2 ? in[MPT__NORM_WEIGHT + i] : given ? more[i - 2] : NULL;
         dense[i] = from ? mpt__contiguous_of(frame, from) : NULL;
@@ -21799,10 +22198,11 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     if (rstd && batch && !given && frame->attributes->index[1])
         if (!(variance = mpt__norm_statistic(frame))) return context->base.status;
     if (!rstd) return context->base.status;
-    mpt__save(frame, residual ? frame->out[1] : in[0]);
+    mpt__save(frame, rows && residual ? frame->out[1] : in[0]);
     mpt__save(frame, in[MPT__NORM_WEIGHT]);
     mpt__save(frame, given ? more[0] : mean);
     mpt__save(frame, rstd);
+    if (batch && frame->attributes->index[2]) mpt__save(frame, frame->out[0]);
     if (!rows) mpt__lie_as(frame->out[0], x);
     if (mpt__tensor_numel(x) == 0) return MPT_OK;
     mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM, given);
@@ -21811,7 +22211,7 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     for (int i = 0; i < 2; i++)
         if (dense[i]) mpt__operand_of(launch, 2 + i, dense[i], MPT__READ);
     mpt__norm_operand(frame, launch, 4, frame->out[0], MPT__WRITE);
-    if (residual) mpt__norm_operand(frame, launch, 5, frame->out[1], MPT__WRITE);
+    if (rows && residual) mpt__norm_operand(frame, launch, 5, frame->out[1], MPT__WRITE);
     if (given) mpt__operand_of(launch, 6, dense[2], MPT__READ);
     if (mean) mpt__operand_of(launch, 6, mean, MPT__WRITE);
     mpt__operand_of(launch, 7, rstd, MPT__WRITE);
@@ -21839,6 +22239,7 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     const mpt__tensor *x = frame->saved[MPT__NORM_SUM], *dy = frame->dy[0], *extra = NULL;
     const mpt__tensor *weight = frame->saved[MPT__NORM_WEIGHTS];
     const mpt__tensor *mean = frame->saved[MPT__NORM_MEAN];
+    const bool relu = frame->op == MPT__OP_batch_norm && frame->attributes->index[2];
     if (!dy) {
         mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[1]);
         return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, frame->dy[1]) : status;
@@ -21848,12 +22249,16 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     if (weight) weight = mpt__contiguous_of(frame, weight);
     if (mean) mean = mpt__contiguous_of(frame, mean);
     if (residual && frame->dy[1]) extra = mpt__contiguous_of(frame, frame->dy[1]);
-    mpt__access access[3] = {MPT__WRITE, MPT__WRITE, MPT__WRITE};
-    mpt__tensor *dx = NULL, *into[2];
-    if (!x) return context->base.status;
+    if (relu && x) extra = mpt__lying_as(frame, frame->saved[MPT__NORM_OUT], x);
+    mpt__access access[4] = {MPT__WRITE, MPT__WRITE, MPT__WRITE, MPT__WRITE};
+    mpt__tensor *dx = NULL, *rest = NULL, *into[2];
+    if (!x || (relu && !extra)) return context->base.status;
     if (!residual) {
         dx = mpt__gradient_into(frame, 0, &access[2]);
         if (dx && access[2] == MPT__WRITE && !rows) mpt__lie_as(dx, x);
+        if (frame->n_in > MPT__NORM_RESIDUAL)
+            rest = mpt__gradient_into(frame, MPT__NORM_RESIDUAL, &access[3]);
+        if (rest && access[3] == MPT__WRITE) mpt__lie_as(rest, x);
     } else if (mpt__wants(frame, 0) || mpt__wants(frame, MPT__NORM_MORE)) {
         dx = mpt__temporary(frame, (mpt_dtype)x->dtype, &x->shape);
     }
@@ -21869,6 +22274,7 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     mpt__operand_of(launch, 4, frame->saved[MPT__NORM_RSTD], MPT__READ);
     if (extra) mpt__norm_operand(frame, launch, 5, extra, MPT__READ);
     if (dx) mpt__norm_operand(frame, launch, 6, dx, access[2]);
+    if (rest) mpt__norm_operand(frame, launch, 9, rest, access[3]);
     for (int i = 0; i < 2; i++)
         if (into[i]) mpt__operand_of(launch, 7 + i, into[i], access[i]);
     mpt_status status = mpt__submit(context, launch);
@@ -24153,6 +24559,7 @@ typedef struct mpt__module {
     uint32_t mark;
     uint64_t label;        /* hash of the label, which stands for `creation`; 0 = none */
     mpt__running *running; /* NULL: it keeps none */
+    bool noticed;          /* its first forward in training looked for a bias before it */
 } mpt__module;
 
 /* 65_init.c */
@@ -24160,8 +24567,8 @@ static bool mpt__check_init(mpt_context *context, mpt_init init);
 static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i);
 /* 67_norm.c */
 static void mpt__running_free(mpt_context *context, mpt__running *running);
-static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__module *module,
-                                          mpt_tensor x);
+static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+                                          mpt_tensor residual, bool relu);
 /* 67_fp8.c */
 static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
 static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit);
@@ -24917,9 +25324,13 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
     return MPT_OK;
 }
 
+static bool mpt__is_batch_norm(const mpt__module *module) {
+    return module->layer == MPT__LAYER_batch_norm1d || module->layer == MPT__LAYER_batch_norm2d;
+}
+
 /* A layer of one input and one output that is more than an op. */
 static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__module *module,
-                                                   mpt_tensor x) {
+                                                   mpt_tensor x, mpt_activation activation) {
     mpt_tensor out = mpt__null(context);
     switch (module->layer) {
     case MPT__LAYER_user:
@@ -24935,7 +25346,8 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__mo
         return mpt__fp8_forward(context, module, x);
     case MPT__LAYER_batch_norm1d:
     case MPT__LAYER_batch_norm2d:
-        return mpt__batch_norm_forward(context, module, x);
+        return mpt__batch_norm_forward(context, module, x, mpt__null(NULL),
+                                       activation == MPT_ACTIVATION_RELU);
     default:
         mpt__error(context, MPT_ERROR_UNSUPPORTED,
                    "a list has no forward of its own; call its children, see mpt_child");
@@ -24956,7 +25368,8 @@ static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *context, const mpt_
         mpt_autocast_begin(context, (mpt_dtype)module->policy);
 }
 
-/* Runs a module of one input and one output; `activation` follows a linear layer. */
+/* Runs a module of one input and one output; `activation` follows a linear layer, relu also a batch
+   norm. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module,
                                                       mpt__tensor *x, mpt_activation activation) {
     int autocast_depth = context->autocast_depth;
@@ -24967,16 +25380,16 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt_
     } else if (module->layer == MPT__LAYER_sequential) {
         out = mpt__sequential_forward(context, module, x);
     } else {
-        mpt_tensor made = mpt__layer_forward(context, module, mpt__handle(context, x));
+        mpt_tensor made = mpt__layer_forward(context, module, mpt__handle(context, x), activation);
         if (made.slot) out = mpt__at(context, made, "output");
     }
     context->autocast_depth = autocast_depth;
     return out;
 }
 
-/* Children in order. A linear layer takes an activation that follows it into its own call. What
-   passes between children is given up as soon as the next one has it, unless a user's forward in
-   the tree may have put a handle of it by. */
+/* Children in order. A linear layer takes an activation that follows it into its own call, and a
+   batch norm a relu. What passes between children is given up as soon as the next one has it,
+   unless a user's forward in the tree may have put a handle of it by. */
 static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
                                                           mpt__tensor *x) {
     mpt__tensor *now = x;
@@ -24984,9 +25397,12 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, 
     for (int64_t i = 0; i < module->child_count && now; i++) {
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
-        if (child->layer == MPT__LAYER_linear && !child->running && i + 1 < module->child_count) {
+        const bool norm = mpt__is_batch_norm(child);
+        if (((child->layer == MPT__LAYER_linear && !child->running) || norm) &&
+            i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
-            if (next->policy == child->policy) activation = mpt__layer_rows[next->layer].activation;
+            if (next->policy == child->policy && (!norm || next->layer == MPT__LAYER_relu))
+                activation = mpt__layer_rows[next->layer].activation;
         }
         mpt__tensor *out = mpt__module_run(context, child, now, activation);
         if (activation != MPT_ACTIVATION_NONE) i++;
@@ -25015,6 +25431,9 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
     if (found->cls.forward) {
         mpt__module_begin(context, found);
         mpt__user_forward_call(context, found, in, n_in, out, n_out);
+    } else if (mpt__is_batch_norm(found) && n_in == 2 && n_out == 1) {
+        mpt__module_begin(context, found);
+        out[0] = mpt__batch_norm_forward(context, found, in[0], in[1], false);
     } else if (n_in != 1 || n_out != 1) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%s takes one input and one output, got %d and %d",
                    found->cls.name, n_in, n_out);
@@ -28555,20 +28974,30 @@ MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int d
                                mpt__null(NULL), eps, sum);
 }
 
-/* index[1]: slot of the module whose running statistics the batch's go to; 0: none. */
-static mpt_tensor mpt__apply_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
-                                        mpt_tensor weight, mpt_tensor bias, double eps,
-                                        uint32_t module) {
-    mpt_tensor in[5];
-    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance;
+/* in: x, weight, bias, mean, variance, residual. index[1]: slot of the module whose running
+   statistics the batch's go to; 0: none. */
+static mpt_tensor mpt__apply_batch_norm(const mpt_tensor in[6], double eps, uint32_t module,
+                                        bool relu) {
     mpt__attributes attributes = mpt__norm_attributes(0, eps);
     attributes.index[1] = module;
-    return mpt__apply1("mpt_batch_norm", MPT__OP_batch_norm, in, 5, &attributes);
+    attributes.index[2] = relu;
+    return mpt__apply1(relu ? "mpt_batch_norm_relu" : "mpt_batch_norm", MPT__OP_batch_norm, in,
+                       in[5].slot || relu ? 6 : 5, &attributes);
 }
 
 MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
                                       mpt_tensor weight, mpt_tensor bias, double eps) {
-    return mpt__apply_batch_norm(x, mean, variance, weight, bias, eps, 0);
+    mpt_tensor in[6];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance,
+    in[5] = mpt__null(NULL);
+    return mpt__apply_batch_norm(in, eps, 0, false);
+}
+MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                           mpt_tensor weight, mpt_tensor bias, double eps,
+                                           mpt_tensor residual) {
+    mpt_tensor in[6];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance, in[5] = residual;
+    return mpt__apply_batch_norm(in, eps, 0, true);
 }
 
 /* ==== Running statistics ==== */
@@ -28767,6 +29196,7 @@ MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, i
             mpt__error(context, MPT_ERROR_ARGUMENT,                                               \
                        "momentum %g: expected at most 1 (negative: the mean of all)",             \
                        config.momentum);                                                          \
+        if (module) module->attributes.index[2] = config.relu;                                    \
         if (module && context->base.status == MPT_OK && config.track)                             \
             mpt__running_new(context, module, features, config.momentum);                         \
         return mpt__layer_made(context, module);                                                  \
@@ -28775,29 +29205,45 @@ MPT__DEFINE_BATCH_NORM(batch_norm1d)
 MPT__DEFINE_BATCH_NORM(batch_norm2d)
 #undef MPT__DEFINE_BATCH_NORM
 
+/* A bias that a batch's mean takes away again costs memory and time; once for each module. */
+static void mpt__notice_bias(mpt_context *context, mpt__module *module, const mpt__tensor *x) {
+    const mpt__record *record = x->record;
+    if (module->noticed || !record) return;
+    module->noticed = true;
+    bool conv = record->op == MPT__OP_conv2d || record->op == MPT__OP_conv1d ||
+                record->op == MPT__OP_conv_transpose2d;
+    if (conv && record->n_in > 2 && record->in[2])
+        mpt__log(&context->base, MPT_LOG_INFO,
+                 "convolution \"%s\" has a bias, which batch norm \"%s\" takes away again: make it "
+                 "without one (config.bias = false)",
+                 mpt__path_text(context, record->path), mpt__path_text(context, module->path));
+}
+
 /* Of the batch while it trains, and where there is nothing else. */
-static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__module *module,
-                                          mpt_tensor x) {
+static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+                                          mpt_tensor residual, bool relu) {
     const mpt__running *running = module->running;
     const bool training = module->training && !context->inference_depth;
     const mpt__tensor *tensor = mpt__live(context, x);
-    mpt_tensor given[2], parameter[2];
+    mpt_tensor in[6];
     bool flat = module->layer == MPT__LAYER_batch_norm1d;
     int rank = tensor->shape.rank;
     if (flat ? rank != 2 && rank != 3 : rank != 4)
         return mpt__refuse(context, MPT_ERROR_SHAPE, "%s of input %S: expected %s",
                            module->cls.name, &tensor->shape,
                            flat ? "[N, C] or [N, C, L]" : "[N, C, H, W]");
+    if (training) mpt__notice_bias(context, module, tensor);
+    in[0] = x, in[5] = residual;
     for (int i = 0; i < 2; i++) {
-        given[i] = parameter[i] = mpt__null(NULL);
-        if (running && !training) given[i] = mpt__handle(context, running->buffer[i]);
+        in[1 + i] = in[3 + i] = mpt__null(NULL);
+        if (running && !training) in[3 + i] = mpt__handle(context, running->buffer[i]);
         for (int64_t k = 0; k < module->parameter_count; k++)
             if (strcmp(module->parameters[k].name, i ? "bias" : "weight") == 0)
-                parameter[i] = mpt__parameter_handle(context, module, k);
+                in[1 + i] = mpt__parameter_handle(context, module, k);
     }
-    return mpt__apply_batch_norm(x, given[0], given[1], parameter[0], parameter[1],
-                                 module->attributes.imm[0],
-                                 running && training ? module->id.slot : 0);
+    relu = relu || module->attributes.index[2];
+    return mpt__apply_batch_norm(in, module->attributes.imm[0],
+                                 running && training ? module->id.slot : 0, relu);
 }
 
 /* ==== Pooling ==== */

@@ -4781,11 +4781,11 @@ enum { MPT__N, MPT__G, MPT__C, MPT__S };
    lines along C, with a weight for each element, or along S, with one for all. Batches: sums of
    each channel by chunks, then their ends, then the elements. */
 struct mpt__norm_call {
-    mpt__array x, residual, y, sum, dy, extra, dx; /* strides of the four dimensions */
+    mpt__array x, residual, y, sum, dy, extra, dx, rest; /* strides of the four dimensions */
     mpt__array weight, bias, mean, variance, dweight, dbias;
     float *rstd;
     long long size[4], count, lines, length, channels;
-    int line, step, along_c, of_channels, given;
+    int line, step, along_c, of_channels, given, relu;
     float eps;
     long long of, chunk, chunks; /* sums of channels: elements of each, those of a chunk, chunks */
     float *partial, *column; /* [chunks, 2, channels]; MPT__COLUMNS times [channels] */
@@ -5072,9 +5072,13 @@ __device__ __forceinline__ void mpt__channel_add(const mpt__norm_call &w, long l
                                   c * w.x.stride[MPT__C] + s * w.x.stride[MPT__S]);
     if (slopes) {
         const long long statistic = w.of_channels ? c : n * w.size[MPT__G] + g;
-        const float dy = mpt__load(w.dy.data, w.dy.dtype,
-                                   n * w.dy.stride[MPT__N] + g * w.dy.stride[MPT__G] +
-                                       c * w.dy.stride[MPT__C] + s * w.dy.stride[MPT__S]);
+        float dy = mpt__load(w.dy.data, w.dy.dtype,
+                             n * w.dy.stride[MPT__N] + g * w.dy.stride[MPT__G] +
+                                 c * w.dy.stride[MPT__C] + s * w.dy.stride[MPT__S]);
+        if (w.relu && mpt__load(w.y.data, w.y.dtype,
+                                n * w.y.stride[MPT__N] + c * w.y.stride[MPT__C] +
+                                    s * w.y.stride[MPT__S]) <= 0.0f)
+            dy = 0.0f;
         sum->sum.a += dy;
         sum->sum.b += dy * ((x - mpt__norm_mean(w, statistic)) * w.rstd[statistic]);
     } else {
@@ -5192,20 +5196,31 @@ __global__ void mpt__channel_apply_kernel(const mpt__norm_call w, const mpt__arr
         const long long n = mpt__divide(piece * V, w.count, &rest);
         const long long line = mpt__divide(rest, w.length, &step);
         const long long channel = w.along_c ? step : line;
-        float x[V], dy[V];
+        const bool back = w.dy.data != NULL;
+        float x[V], dy[V], more[V];
         mpt__load_some<V>(w.x, mpt__norm_place(w, w.x, n, 0, rest), x);
-        for (int k = 0; k < V; k++) dy[k] = 0.0f;
-        if (w.dy.data != NULL)
-            mpt__load_some<V>(w.dy, mpt__norm_place(w, w.dy, n, 0, rest), dy);
-        for (int k = 0; k < V; k++) {
-            const float *column = w.column + channel + (w.along_c ? k : 0);
-            const float a = w.dy.data != NULL ? column[MPT__COLUMN_A * w.channels] : 0.0f;
-            x[k] = dy[k] * a +
-                   (x[k] - column[MPT__COLUMN_MEAN * w.channels]) *
-                       column[MPT__COLUMN_B * w.channels] +
-                   column[MPT__COLUMN_C * w.channels];
+        for (int k = 0; k < V; k++) dy[k] = more[k] = 0.0f;
+        if (back) mpt__load_some<V>(w.dy, mpt__norm_place(w, w.dy, n, 0, rest), dy);
+        if (back && w.relu) mpt__load_some<V>(w.y, mpt__norm_place(w, w.y, n, 0, rest), more);
+        for (int k = 0; k < V && back && w.relu; k++)
+            if (more[k] <= 0.0f) dy[k] = 0.0f;
+        if (to.data != NULL) {
+            if (!back && w.residual.data != NULL)
+                mpt__load_some<V>(w.residual, mpt__norm_place(w, w.residual, n, 0, rest), more);
+            for (int k = 0; k < V; k++) {
+                const float *column = w.column + channel + (w.along_c ? k : 0);
+                const float a = back ? column[MPT__COLUMN_A * w.channels] : 0.0f;
+                x[k] = dy[k] * a +
+                       (x[k] - column[MPT__COLUMN_MEAN * w.channels]) *
+                           column[MPT__COLUMN_B * w.channels] +
+                       column[MPT__COLUMN_C * w.channels];
+                if (!back) x[k] += more[k];
+                if (!back && w.relu && x[k] <= 0.0f) x[k] = 0.0f;
+            }
+            mpt__put_some<V>(to, mpt__norm_place(w, to, n, 0, rest), x);
         }
-        mpt__put_some<V>(to, mpt__norm_place(w, to, n, 0, rest), x);
+        if (w.rest.data != NULL)
+            mpt__put_some<V>(w.rest, mpt__norm_place(w, w.rest, n, 0, rest), dy);
     }
 }
 
@@ -5243,6 +5258,7 @@ mpt__norm_call mpt__norm_shape_of(const mpt__launch *launch) {
     for (int d = 0; d < 4; d++) w.size[d] = o.shape[d];
     w.of_channels = launch->index[0] != 0;
     w.given = launch->index[1] != 0;
+    w.relu = launch->index[2] != 0;
     w.eps = (float)launch->imm[0];
     w.along_c = o.shape[MPT__S] == 1 || (o.stride[MPT__C] == 1 && o.stride[MPT__S] != 1);
     w.step = w.along_c ? MPT__C : MPT__S;
@@ -5293,7 +5309,9 @@ void mpt__channel_sums(const mpt__cuda_call *call, mpt__norm_call &w, bool slope
 
 void mpt__channel_apply(const mpt__cuda_call *call, const mpt__norm_call &w, const mpt__array &to) {
     const long long all = w.size[MPT__N] * w.count;
-    if (mpt__norm_eights(w, w.x) && mpt__norm_eights(w, w.dy) && mpt__norm_eights(w, to)) {
+    if (mpt__norm_eights(w, w.x) && mpt__norm_eights(w, w.dy) && mpt__norm_eights(w, to) &&
+        mpt__norm_eights(w, w.y) && mpt__norm_eights(w, w.residual) &&
+        mpt__norm_eights(w, w.rest)) {
         mpt__channel_apply_kernel<8>
             <<<mpt__blocks(call, all / 8), MPT__THREADS, 0, call->stream>>>(w, to);
     } else {
@@ -5349,7 +5367,8 @@ mpt_status mpt__cuda_norm_backward(const mpt__cuda_call *call) {
     w.weight = mpt__norm_array(call, 2);
     w.mean = mpt__norm_array(call, 3);
     w.rstd = (float *)call->data[4];
-    w.extra = mpt__norm_array(call, 5);
+    (w.relu ? w.y : w.extra) = mpt__norm_array(call, 5);
+    w.rest = mpt__norm_array(call, 9);
     w.dx = mpt__norm_array(call, 6);
     w.dweight = mpt__norm_array(call, 7);
     w.dbias = mpt__norm_array(call, 8);
@@ -5360,7 +5379,7 @@ mpt_status mpt__cuda_norm_backward(const mpt__cuda_call *call) {
     w.column = w.partial + 2 * w.chunks * w.channels;
     if (w.of_channels) {
         mpt__channel_sums(call, w, true, true);
-        if (w.dx.data != NULL) mpt__channel_apply(call, w, w.dx);
+        if (w.dx.data != NULL || w.rest.data != NULL) mpt__channel_apply(call, w, w.dx);
         return MPT_OK;
     }
     const bool eights = mpt__norm_eights(w, w.x) && mpt__norm_eights(w, w.dy) &&

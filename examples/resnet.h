@@ -14,10 +14,9 @@ static inline mpt_status resnet_block_forward(mpt_module self, void *user, const
                                               int n_in, mpt_tensor *out, int n_out) {
     (void)n_in, (void)n_out;
     mpt_tensor shortcut = *(const int *)user ? resnet_run(self, "downsample", in[0]) : in[0];
-    mpt_tensor x = mpt_relu(resnet_run(self, "bn1", resnet_run(self, "conv1", in[0])));
-    x = resnet_run(self, "bn2", resnet_run(self, "conv2", x));
-    out[0] = mpt_relu(mpt_add(x, shortcut));
-    return MPT_OK;
+    mpt_tensor x = resnet_run(self, "bn1", resnet_run(self, "conv1", in[0]));
+    const mpt_tensor sum[2] = {resnet_run(self, "conv2", x), shortcut};
+    return mpt_forward_n(mpt_child(self, "bn2"), sum, 2, out, 1);
 }
 
 /* A convolution without bias, padded so that a stride of 1 keeps the size. */
@@ -30,15 +29,22 @@ static inline mpt_module resnet_conv(mpt_context *ctx, int64_t in, int64_t out, 
     return mpt_nn_conv2d(ctx, in, out, kernel, kernel, &config);
 }
 
+/* With the relu behind it, and what is added before that, in one pass over memory. */
+static inline mpt_module resnet_norm(mpt_context *ctx, int64_t channels) {
+    mpt_norm_config config = mpt_norm_config_default();
+    config.relu = true;
+    return mpt_nn_batch_norm2d(ctx, channels, &config);
+}
+
 static inline mpt_module resnet_block(mpt_context *ctx, int64_t in, int64_t out, int64_t stride) {
     static int shortcuts[2] = {0, 1};
     static mpt_module_class cls = {"block", resnet_block_forward, NULL, NULL, NULL, 1, 1};
     const int other = stride != 1 || in != out;
     mpt_module self = mpt_module_create(ctx, &cls, &shortcuts[other]);
     mpt_add_child(self, "conv1", resnet_conv(ctx, in, out, 3, stride));
-    mpt_add_child(self, "bn1", mpt_nn_batch_norm2d(ctx, out, NULL));
+    mpt_add_child(self, "bn1", resnet_norm(ctx, out));
     mpt_add_child(self, "conv2", resnet_conv(ctx, out, out, 3, 1));
-    mpt_add_child(self, "bn2", mpt_nn_batch_norm2d(ctx, out, NULL));
+    mpt_add_child(self, "bn2", resnet_norm(ctx, out));
     if (other)
         mpt_add_child(self, "downsample",
                       mpt_sequential(ctx, resnet_conv(ctx, in, out, 1, stride),
@@ -52,7 +58,7 @@ static inline mpt_status resnet_forward(mpt_module self, void *user, const mpt_t
     static const char *const layers[] = {"layer1", "layer2", "layer3", "layer4", "avgpool"};
     (void)n_in, (void)n_out;
     mpt_tensor x = mpt_to_channels_last(in[0]); /* the layout that convolutions like */
-    x = mpt_relu(resnet_run(self, "bn1", resnet_run(self, "conv1", x)));
+    x = resnet_run(self, "bn1", resnet_run(self, "conv1", x));
     if (*(const int *)user) x = resnet_run(self, "maxpool", x);
     for (int i = 0; i < 5; i++) x = resnet_run(self, layers[i], x);
     out[0] = resnet_run(self, "fc", mpt_flatten(x, 1, -1));
@@ -68,7 +74,7 @@ static inline mpt_module resnet18(mpt_context *ctx, int64_t channels, int64_t cl
     mpt_pool_config pool = mpt_pool_config_make(3, 2, 1);
     mpt_module self = mpt_module_create(ctx, &cls, &stems[large]);
     mpt_add_child(self, "conv1", resnet_conv(ctx, channels, width, large ? 7 : 3, large ? 2 : 1));
-    mpt_add_child(self, "bn1", mpt_nn_batch_norm2d(ctx, width, NULL));
+    mpt_add_child(self, "bn1", resnet_norm(ctx, width));
     if (large) mpt_add_child(self, "maxpool", mpt_nn_max_pool2d(ctx, &pool));
     for (int i = 0; i < 4; i++) {
         const char *const name[] = {"layer1", "layer2", "layer3", "layer4"};

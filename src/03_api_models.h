@@ -80,19 +80,26 @@ MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int d
    statistics are the modules' here. */
 MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
                                       mpt_tensor weight, mpt_tensor bias, double eps);
+/* relu(mpt_batch_norm(..) + residual), in one pass over memory, and one backward: residual is of
+   the shape and dtype of x, or a null handle. Layers do it by config.relu, by a relu behind them in
+   mpt_sequential, and with a residual as the second input of mpt_forward_n. */
+MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                           mpt_tensor weight, mpt_tensor bias, double eps,
+                                           mpt_tensor residual);
 /* [N, C, ..] over groups of neighbouring channels of one sample, weight and bias [C]; as many
    groups as channels: instance norm. arXiv:1803.08494; torch.nn.functional.group_norm. */
 MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
                                       mpt_tensor bias, double eps);
 
 /* Of batch norm alone: momentum, the part of a new statistic in the running one (negative: 1 / the
-   number of updates, which makes it the mean of all), and track, without which a module has no
-   running statistics and takes those of the batch also when it does not train. */
+   number of updates, which makes it the mean of all), track, without which a module has no running
+   statistics and takes those of the batch also when it does not train, and relu. */
 typedef struct mpt_norm_config {
     double eps;        /* 1e-5 */
     bool weight, bias; /* true; weight 1, bias 0 at first; of RMS norm no bias */
     double momentum;   /* 0.1 */
     bool track;        /* true */
+    bool relu;         /* false: a relu follows, after the second input where there is one */
 } mpt_norm_config;
 MPTRAIN_API mpt_norm_config mpt_norm_config_default(void);
 /* Over the last dimensions, which are `shape`. Parameters "weight", "bias". */
@@ -106,7 +113,8 @@ MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, i
    "running_mean", "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but
    not in inference mode, changes them; in a step, at its end, and not if it fails. An update that
    is not finite, as of a batch that overflowed, is left out and counted. In evaluation they stand
-   for the batch's. */
+   for the batch's. The second input of mpt_forward_n, if there is one, is added to the result. A
+   convolution before it that has a bias is named in a notice to the log, once. */
 MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
                                            const mpt_norm_config *config);
 MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,

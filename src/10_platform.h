@@ -55,6 +55,7 @@
 #define MPT__ALIGN(n) __attribute__((aligned(n)))
 #define MPT__LIKELY(x) __builtin_expect(!!(x), 1)
 #define MPT__UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define MPT__PREFETCH(p) __builtin_prefetch(p)
 #define MPT__UNUSED __attribute__((unused))
 #elif defined(_MSC_VER)
 #define MPT__INLINE __inline
@@ -64,6 +65,7 @@
 #define MPT__RESTRICT __restrict
 #define MPT__ALIGN(n) __declspec(align(n))
 #define MPT__LIKELY(x) (x)
+#define MPT__PREFETCH(p) ((void)(p))
 #define MPT__UNLIKELY(x) (x)
 #define MPT__UNUSED
 #else
@@ -74,6 +76,7 @@
 #define MPT__RESTRICT
 #define MPT__ALIGN(n) _Alignas(n)
 #define MPT__LIKELY(x) (x)
+#define MPT__PREFETCH(p) ((void)(p))
 #define MPT__UNLIKELY(x) (x)
 #define MPT__UNUSED
 #endif

@@ -11,7 +11,7 @@
 
 #include "03_api_models.h"
 
-#define MPT__MAX_OPERANDS 9
+#define MPT__MAX_OPERANDS 10
 #define MPT__MAX_SLOTS 8
 
 /* ==== Operands ==== */
@@ -210,10 +210,11 @@ typedef struct mpt__operand {
  *           = (s - mean) rstd weight + bias with s = x, or x + residual rounded to the dtype of o5
  *           w, where that goes; o6? mean (absent: 0), o7 w rstd = 1 / sqrt(variance + imm[0]), 0
  *           where that is infinite; o8? variance (over n); each dense. index[0] = 0: statistics of
- *           every [n, g]; 1: of every c, G being 1. index[1] = 1: o6 and o8 are read, else
- *           written.
+ *           every [n, g]; 1: of every c, G being 1, and the residual is added to y. index[1] = 1:
+ *           o6 and o8 are read, else written. index[2] = 1: y is relu of that.
  * NORM_BACKWARD  o0 r s, o1 r dy, o2? r weight, o3? r mean, o4 r rstd, o5? r gradient of s from
- *           elsewhere -> o6? wa ds, o7? wa dweight, o8? wa dbias. index as above.
+ *           elsewhere, or y with index[2] = 1: where it is <= 0, dy counts as 0 -> o6? wa ds, o7?
+ *           wa dweight, o8? wa dbias, o9? wa dresidual (of index[0] = 1). index as above.
  * RUNNING_STATS  o2 r [2, C] f32 (means; variances) and o3 r [2] i64 (updates; refused ones) -> o4
  *           w, o5 w: copies, or, with o0 r mean and o1 r variance of a batch [C] f32, those of old
  *           + imm[0] (new - old), imm[1] times the variance being the new one; imm[0] < 0: 1 / the

@@ -169,14 +169,25 @@ typedef struct mpt__ref_update mpt__ref_update;
 typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
                                mpt__real *m, mpt__real *v, void *half, int64_t n);
 
-/* A line of a norm: y = (x - mean) rstd weight + bias, weight and bias for each element (w, b) or
-   one for all; dx = rstd (dy weight - shift - slope (x - mean) rstd), and what is added to the
-   gradients of w and b (NULL: not wanted). */
-typedef struct mpt__norm_line {
-    mpt__real mean, rstd, weight, bias, shift, slope;
-    const mpt__real *w, *b;
-    mpt__real *dw, *db;
-} mpt__norm_line;
+/* Rows of a norm: y = (x - mean) rstd weight + bias, + residual, then relu; dx = rstd (g weight -
+   shift - slope (x - mean) rstd) + other gradient, with g = dy where y is not <= 0 or there is no
+   relu. ALL: the same numbers for all; LINES: mean, rstd, shift and slope of each row, weight and
+   bias of each column; COLUMNS: all of each column. */
+enum { MPT__NORM_ALL, MPT__NORM_LINES, MPT__NORM_COLUMNS };
+/* What a row is made of: y is of backward with relu; rest: g. */
+enum { MPT__PART_X, MPT__PART_DY, MPT__PART_MORE, MPT__PART_OUT, MPT__PART_REST, MPT__PARTS };
+typedef struct mpt__norm_block {
+    uint8_t dtype, mode; /* of all parts: that of mpt__real, or half where the level is `typed` */
+    bool relu, squares;
+    int64_t rows, n, step[MPT__PARTS]; /* bytes between rows, whose elements are neighbours */
+    char *data[MPT__PARTS];            /* x, dy, residual or other gradient or y, out; NULL: none */
+    mpt__real *lane, total[2];         /* NULL: lanes that begin with 0 */
+    int64_t each;                      /* ALL: row r takes number r each of weight and bias */
+    int64_t ahead; /* bytes from x to what is better on its way into the caches */
+    const mpt__real *mean, *rstd, *shift, *slope, *weight, *bias;
+    mpt__real *sum[2];
+} mpt__norm_block;
+typedef void (*mpt__norm_fn)(mpt__norm_block *b);
 
 /* out[i][c] = start[i][c] + the sum over j < depth of x[j][i][c] w[j][c], for i < count, c < n.
    Steps are from i to i, of w from j to j. */
@@ -218,16 +229,15 @@ typedef struct mpt__words {
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
                       int64_t rows, int64_t columns, bool beyond_cache);
     mpt__update_fn sgd, adam;
-    /* Elements first .. n-1 of a line of norms. Element i goes to lane i % MPT__NORM_LANES: itself,
-       or the square of x - mean; dy weight, and behind those lanes dy weight (x - mean) rstd. */
-    void (*norm_total)(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
-                       mpt__real mean, bool squares);
-    void (*norm)(mpt__real *out, const mpt__real *x, int64_t first, int64_t n,
-                 const mpt__norm_line *l);
-    void (*norm_sums)(mpt__real *lane, const mpt__real *x, const mpt__real *dy, int64_t first,
-                      int64_t n, const mpt__norm_line *l);
-    void (*norm_slope)(mpt__real *dx, const mpt__real *x, const mpt__real *dy, int64_t first,
-                       int64_t n, const mpt__norm_line *l);
+    bool typed; /* norms take halves as they lie */
+    /* Element i of a row goes to lane i % MPT__NORM_LANES: itself, or the square of x - mean; g
+       weight, and behind those lanes g weight (x - mean). total: the lanes, folded in halves. */
+    mpt__norm_fn norm_total, norm_sums;
+    /* Out; LINES of backward also add g (x - mean) rstd to sum[0] and g to sum[1]. */
+    mpt__norm_fn norm, norm_slope;
+    /* sum[0] of each column += x, or sum[1] += the square of x - mean, or, where there is dy, g and
+       g (x - mean). */
+    mpt__norm_fn norm_columns;
 } mpt__words;
 
 /* ==== Real numbers ==== */

@@ -812,43 +812,121 @@ static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
     mpt__ref_softmax_run(call, 3, 15.0);
 }
 
-/* ==== Norms: the words of their lines ==== */
+/* ==== Norms: the words of their rows ==== */
 
-static void mpt__ref_norm_total(mpt__real *lane, const mpt__real *x, int64_t first, int64_t n,
-                                mpt__real mean, bool squares) {
-    for (int64_t i = first; i < n; i++) {
-        const mpt__real d = x[i] - mean;
-        lane[i % MPT__NORM_LANES] += squares ? d * d : x[i];
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+static MPT__INLINE mpt__real *mpt__ref_norm_row(const mpt__norm_block *b, int part, int64_t r) {
+    return b->data[part] == NULL ? NULL : (mpt__real *)(void *)(b->data[part] + r * b->step[part]);
+}
+
+static MPT__INLINE mpt__real mpt__ref_norm_g(const mpt__norm_block *b, int64_t r, int64_t i) {
+    const mpt__real g = mpt__ref_norm_row(b, MPT__PART_DY, r)[i];
+    return b->relu && mpt__ref_norm_row(b, MPT__PART_MORE, r)[i] <= 0 ? 0 : g;
+}
+
+/* The lanes as they were before, and folded as they are after. */
+static void mpt__ref_lanes_begin(const mpt__norm_block *b, mpt__real lane[2 * MPT__NORM_LANES]) {
+    memset(lane, 0, 2 * MPT__NORM_LANES * sizeof *lane);
+    if (b->lane != NULL) memcpy(lane, b->lane, 2 * MPT__NORM_LANES * sizeof *lane);
+}
+static void mpt__ref_lanes_end(mpt__norm_block *b, mpt__real lane[2 * MPT__NORM_LANES]) {
+    if (b->lane != NULL) memcpy(b->lane, lane, 2 * MPT__NORM_LANES * sizeof *lane);
+    for (int half = MPT__NORM_LANES / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            lane[i] += lane[i + half];
+            lane[MPT__NORM_LANES + i] += lane[MPT__NORM_LANES + i + half];
+        }
+    }
+    b->total[0] = lane[0], b->total[1] = lane[MPT__NORM_LANES];
+}
+
+static void mpt__ref_norm_total(mpt__norm_block *b) {
+    mpt__real lane[2 * MPT__NORM_LANES];
+    mpt__ref_lanes_begin(b, lane);
+    for (int64_t r = 0; r < b->rows; r++) {
+        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        for (int64_t i = 0; i < b->n; i++) {
+            const mpt__real d = b->squares ? x[i] - *b->mean : x[i];
+            lane[i % MPT__NORM_LANES] += b->squares ? d * d : d;
+        }
+    }
+    mpt__ref_lanes_end(b, lane);
+}
+
+static void mpt__ref_norm_sums(mpt__norm_block *b) {
+    mpt__real lane[2 * MPT__NORM_LANES];
+    mpt__ref_lanes_begin(b, lane);
+    for (int64_t r = 0; r < b->rows; r++) {
+        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        for (int64_t i = 0; i < b->n; i++) {
+            mpt__real g = mpt__ref_norm_g(b, r, i);
+            if (b->mode == MPT__NORM_LINES) g *= b->weight[i];
+            lane[i % MPT__NORM_LANES] += g;
+            lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += g * (x[i] - *b->mean);
+        }
+    }
+    mpt__ref_lanes_end(b, lane);
+}
+
+static void mpt__ref_norm(mpt__norm_block *b) {
+    for (int64_t r = 0; r < b->rows; r++) {
+        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        const mpt__real *more = mpt__ref_norm_row(b, MPT__PART_MORE, r);
+        mpt__real *y = mpt__ref_norm_row(b, MPT__PART_OUT, r);
+        for (int64_t i = 0; i < b->n; i++) {
+            const int64_t one = b->mode == MPT__NORM_LINES ? r : b->mode ? i : 0;
+            const int64_t c = b->mode ? i : r * b->each;
+            mpt__real v = (x[i] - b->mean[one]) * b->rstd[one] * b->weight[c];
+            v += b->bias != NULL ? b->bias[c] : 0;
+            if (more != NULL) v += more[i];
+            y[i] = b->relu && v <= 0 ? 0 : v;
+        }
     }
 }
 
-static void mpt__ref_norm(mpt__real *out, const mpt__real *x, int64_t first, int64_t n,
-                          const mpt__norm_line *l) {
-    for (int64_t i = first; i < n; i++) {
-        const mpt__real w = l->w != NULL ? l->w[i] : l->weight;
-        out[i] = (x[i] - l->mean) * l->rstd * w + (l->b != NULL ? l->b[i] : l->bias);
+static void mpt__ref_norm_slope(mpt__norm_block *b) {
+    for (int64_t r = 0; r < b->rows; r++) {
+        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        const mpt__real *more = b->relu ? NULL : mpt__ref_norm_row(b, MPT__PART_MORE, r);
+        mpt__real *dx = mpt__ref_norm_row(b, MPT__PART_OUT, r);
+        mpt__real *rest = mpt__ref_norm_row(b, MPT__PART_REST, r);
+        for (int64_t i = 0; i < b->n; i++) {
+            const int64_t one = b->mode == MPT__NORM_LINES ? r : b->mode ? i : 0;
+            const int64_t c = b->mode ? i : r * b->each;
+            const mpt__real g = mpt__ref_norm_g(b, r, i);
+            const mpt__real normal = (x[i] - b->mean[one]) * b->rstd[one];
+            if (b->mode == MPT__NORM_LINES && b->sum[0] != NULL) b->sum[0][i] += g * normal;
+            if (b->mode == MPT__NORM_LINES && b->sum[1] != NULL) b->sum[1][i] += g;
+            if (rest != NULL) rest[i] = g;
+            if (dx == NULL) continue;
+            dx[i] = (g * b->weight[c] - b->shift[one] - normal * b->slope[one]) * b->rstd[one];
+            if (more != NULL) dx[i] += more[i];
+        }
     }
 }
 
-static void mpt__ref_norm_sums(mpt__real *lane, const mpt__real *x, const mpt__real *dy,
-                               int64_t first, int64_t n, const mpt__norm_line *l) {
-    for (int64_t i = first; i < n; i++) {
-        const mpt__real slope = dy[i] * (l->w != NULL ? l->w[i] : l->weight);
-        lane[i % MPT__NORM_LANES] += slope;
-        lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += slope * ((x[i] - l->mean) * l->rstd);
+static void mpt__ref_norm_columns(mpt__norm_block *b) {
+    for (int64_t r = 0; r < b->rows; r++) {
+        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        for (int64_t i = 0; i < b->n; i++) {
+            if (b->data[MPT__PART_DY] != NULL) {
+                const mpt__real g = mpt__ref_norm_g(b, r, i);
+                b->sum[0][i] += g;
+                b->sum[1][i] += g * (x[i] - b->mean[i]);
+            } else if (b->squares) {
+                b->sum[1][i] += (x[i] - b->mean[i]) * (x[i] - b->mean[i]);
+            } else {
+                b->sum[0][i] += x[i];
+            }
+        }
     }
 }
-
-static void mpt__ref_norm_slope(mpt__real *dx, const mpt__real *x, const mpt__real *dy,
-                                int64_t first, int64_t n, const mpt__norm_line *l) {
-    for (int64_t i = first; i < n; i++) {
-        const mpt__real normal = (x[i] - l->mean) * l->rstd;
-        const mpt__real slope = dy[i] * (l->w != NULL ? l->w[i] : l->weight);
-        if (l->dw != NULL) l->dw[i] += dy[i] * normal;
-        if (l->db != NULL) l->db[i] += dy[i];
-        dx[i] = (slope - l->shift - normal * l->slope) * l->rstd;
-    }
-}
+#define MPT__REF_NORM_WORDS                                                      \
+    mpt__ref_norm_total, mpt__ref_norm_sums, mpt__ref_norm, mpt__ref_norm_slope, \
+        mpt__ref_norm_columns
+#else
+#define MPT__REF_NORM_WORDS NULL, NULL, NULL, NULL, NULL
+#endif
 
 /* ==== GEMM ==== */
 

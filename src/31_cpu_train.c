@@ -772,10 +772,8 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__ref_transpose,
                                           mpt__ref_sgd_block,
                                           mpt__ref_adam_block,
-                                          mpt__ref_norm_total,
-                                          mpt__ref_norm,
-                                          mpt__ref_norm_sums,
-                                          mpt__ref_norm_slope};
+                                          false,
+                                          MPT__REF_NORM_WORDS};
 
 /* ==== The table ==== */
 

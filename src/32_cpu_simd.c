@@ -388,77 +388,298 @@
         }                                                                                    \
     }
 
-/* The lines of norms; what does not fill the lanes is left to the reference. X(k) for the vectors
-   that make MPT__NORM_LANES. */
+/* The rows of norms, for floats and for halves of either type, which a branch tells apart. What is
+   there or wanted beside x is decided where it is used: a loop for each case would not be faster,
+   but large. X(k) for the vectors that make MPT__NORM_LANES. */
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+/* Byte `at` of row r of a part; where there is none, of x, which nobody looks at. */
+static MPT__INLINE char *mpt__norm_place(const mpt__norm_block *b, int part, int64_t r,
+                                         int64_t at) {
+    if (b->data[part] == NULL) part = MPT__PART_X;
+    return b->data[part] + r * b->step[part] + at;
+}
+static MPT__INLINE int64_t mpt__norm_step(const mpt__norm_block *b, int part) {
+    return b->step[b->data[part] != NULL ? part : MPT__PART_X];
+}
+
+/* Rows of columns to go down at a time. */
+static int64_t mpt__norm_rows(const mpt__norm_block *b) {
+    const int64_t rows = 8192 / (b->n * (b->dtype == MPT_F32 ? 4 : 2));
+    return rows < 8 ? 8 : mpt__ref_min(rows, 64);
+}
+
+/* A word of the reference on the elements from i on, less than 16, of some rows. */
+static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_block *b, int64_t r,
+                                         int64_t rows, int64_t i) {
+    const int64_t n = b->n - i, size = b->dtype == MPT_F32 ? 4 : 2;
+    mpt__real part[MPT__PARTS][16];
+    mpt__norm_block one = *b;
+    one.rows = 1, one.n = n;
+    for (int64_t end = r + rows; r < end; r++) {
+        const int64_t of = b->mode == MPT__NORM_LINES ? r : b->mode ? i : 0;
+        const int64_t c = b->mode ? i : r * b->each;
+        one.mean = b->mean + of, one.rstd = b->rstd + of;
+        one.shift = b->shift + of, one.slope = b->slope + of;
+        one.weight = b->weight + c, one.bias = b->bias != NULL ? b->bias + c : NULL;
+        for (int k = 0; k < 2; k++) one.sum[k] = b->sum[k] != NULL ? b->sum[k] + c : NULL;
+        for (int k = 0; k < MPT__PARTS; k++) {
+            if (b->data[k] == NULL) continue;
+            if (k < MPT__PART_OUT)
+                mpt__ref_load(part[k], mpt__norm_place(b, k, r, i * size), b->dtype, 0, 1, n);
+            one.data[k] = (char *)part[k];
+        }
+        word(&one);
+        for (int k = MPT__PART_OUT; k < MPT__PARTS; k++)
+            if (b->data[k] != NULL)
+                mpt__ref_store(mpt__norm_place(b, k, r, i * size), b->dtype, 0, 1, part[k], n);
+    }
+}
+
 #define MPT__NORM_VECTORS_16(X, V) X(0, V, 16) X(1, V, 16)
 #define MPT__NORM_VECTORS_8(X, V) X(0, V, 8) X(1, V, 8) X(2, V, 8) X(3, V, 8)
 #define MPT__NORM_VECTORS_4(X, V) \
     X(0, V, 4) X(1, V, 4) X(2, V, 4) X(3, V, 4) X(4, V, 4) X(5, V, 4) X(6, V, 4) X(7, V, 4)
-#define MPT__NORM_ADD(k, V, W) s##k = V##_add(s##k, V##_load(x + i + k * W));
-#define MPT__NORM_SQUARE(k, V, W)               \
-    d = V##_sub(V##_load(x + i + k * W), mean); \
-    s##k = V##_add(s##k, V##_mul(d, d));
+#define MPT__NORM_FOLD_16(V, s) V##_total(V##_add(s##0, s##1))
+#define MPT__NORM_FOLD_8(V, s) V##_total(V##_add(V##_add(s##0, s##2), V##_add(s##1, s##3)))
+#define MPT__NORM_FOLD_4(V, s)                                           \
+    V##_total(V##_add(V##_add(V##_add(s##0, s##4), V##_add(s##2, s##6)), \
+                      V##_add(V##_add(s##1, s##5), V##_add(s##3, s##7))))
 #define MPT__NORM_MEANS_LOAD(k, V, W) V##_f t##k = V##_load(lane + MPT__NORM_LANES + k * W);
 #define MPT__NORM_MEANS_STORE(k, V, W) V##_store(lane + MPT__NORM_LANES + k * W, t##k);
-#define MPT__LINE_WEIGHT(V, at) (l->w != NULL ? V##_load(l->w + at) : weight)
-#define MPT__NORM_NORMAL(V, at) V##_mul(V##_sub(V##_load(x + at), mean), rstd)
-#define MPT__NORM_SUM(k, V, W)                                             \
-    d = V##_mul(V##_load(dy + i + k * W), MPT__LINE_WEIGHT(V, i + k * W)); \
-    s##k = V##_add(s##k, d);                                               \
-    t##k = V##_add(t##k, V##_mul(d, MPT__NORM_NORMAL(V, i + k * W)));
-#define MPT__NORM_CONSTANTS(V) \
-    const V##_f mean = V##_set(l->mean), rstd = V##_set(l->rstd), weight = V##_set(l->weight);
-#define MPT__SIMD_NORM(FN, N, V, W)                                                               \
-    FN void N##_norm_total(float *lane, const float *x, int64_t i, int64_t n, float middle,       \
-                           bool squares) {                                                        \
-        const V##_f mean = V##_set(middle);                                                       \
+#define MPT__NORM_ADD(k, V, W) s##k = V##_add(s##k, V##_load_full(x + k * W * size, dtype));
+#define MPT__NORM_SQUARE(k, V, W)                                   \
+    d = V##_sub(V##_load_full(x + k * W * size, dtype), mean);      \
+    s##k = V##_add(s##k, V##_mul(d, d));
+#define MPT__NORM_SUM(k, V, W)                                                 \
+    d = V##_load_full(dy + k * W * size, dtype);                               \
+    if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d);         \
+    if (lines) d = V##_mul(d, V##_load(weight + k * W));                       \
+    s##k = V##_add(s##k, d);                                                   \
+    d = V##_mul(d, V##_sub(V##_load_full(x + k * W * size, dtype), mean));     \
+    t##k = V##_add(t##k, d);
+#define MPT__NORM_PART(name, PART, W)                                         \
+    char *name = mpt__norm_place(b, MPT__PART_##PART, r, i * size);        \
+    const int64_t name##_by = down ? mpt__norm_step(b, MPT__PART_##PART) : W * size;
+#define MPT__NORM_NUMBER(V, p) (down ? V##_load(p) : V##_set(*(p)))
+#define MPT__SIMD_NORM(FN, OP, N, V, W)                                                           \
+    OP V##_f V##_gate(V##_f y, V##_f d) {                                                         \
+        V##_f kept = V##_select(V##_is_nan(y), d, V##_zero());                                    \
+        return V##_select(V##_greater(y, V##_zero()), d, kept);                                   \
+    }                                                                                             \
+    /* elements of row r from i on, less than there are lanes */                                  \
+    FN MPT__NOINLINE void N##_norm_lanes(const mpt__norm_block *b, float *lane, int64_t r,        \
+                                         int64_t i) {                                             \
+        const int dtype = b->dtype;                                                               \
+        const int64_t n = b->n - i, size = dtype == MPT_F32 ? 4 : 2;                              \
+        const char *x = mpt__norm_place(b, MPT__PART_X, r, i * size);                             \
+        const char *dy = mpt__norm_place(b, MPT__PART_DY, r, i * size);                           \
+        const char *y = mpt__norm_place(b, MPT__PART_MORE, r, i * size);                          \
+        const bool slopes = b->data[MPT__PART_DY] != NULL;                                        \
+        const V##_f mean = V##_set(slopes || b->squares ? *b->mean : 0);                          \
+        for (int64_t k = 0; k < n; k += W, lane += W) {                                           \
+            V##_f e = V##_sub(V##_load_as(x + k * size, n - k, dtype), mean), d = e;              \
+            e = d = V##_select(V##_first(n - k), e, V##_zero());                                  \
+            if (slopes) {                                                                         \
+                d = V##_load_as(dy + k * size, n - k, dtype);                                     \
+                if (b->relu) d = V##_gate(V##_load_as(y + k * size, n - k, dtype), d);            \
+                if (b->mode == MPT__NORM_LINES)                                                   \
+                    d = V##_mul(d, V##_load_as(b->weight + i + k, n - k, MPT_F32));               \
+                V##_f t = V##_load(lane + MPT__NORM_LANES);                                       \
+                V##_store(lane + MPT__NORM_LANES, V##_add(t, V##_mul(d, e)));                     \
+            } else if (b->squares) {                                                              \
+                d = V##_mul(e, e);                                                                \
+            }                                                                                     \
+            V##_store(lane, V##_add(V##_load(lane), d));                                          \
+        }                                                                                         \
+    }                                                                                             \
+    OP void N##_total_of(const mpt__norm_block *b, float *lane, int64_t r, int64_t n,             \
+                         int dtype) {                                                             \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
+        const V##_f mean = V##_set(b->squares ? *b->mean : 0);                                    \
+        const char *x = mpt__norm_place(b, MPT__PART_X, r, 0), *end = x + n * size;               \
+        const int64_t ahead = b->ahead;                                                           \
         V##_f d;                                                                                  \
         MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                                \
-        for (; !squares && i + MPT__NORM_LANES <= n; i += MPT__NORM_LANES) {                      \
-            MPT__NORM_VECTORS_##W(MPT__NORM_ADD, V);                                              \
-        }                                                                                         \
-        for (; i + MPT__NORM_LANES <= n; i += MPT__NORM_LANES) {                                  \
+        for (; !b->squares && x < end; x += by) { MPT__NORM_VECTORS_##W(MPT__NORM_ADD, V); }      \
+        for (; x < end; x += by) {                                                                \
+            if (ahead) MPT__PREFETCH(x + ahead);                                                  \
             MPT__NORM_VECTORS_##W(MPT__NORM_SQUARE, V);                                           \
         }                                                                                         \
         MPT__NORM_VECTORS_##W(MPT__LANES_STORE, V);                                               \
-        mpt__ref_norm_total(lane, x, i, n, middle, squares);                                      \
     }                                                                                             \
-    FN void N##_norm(float *out, const float *x, int64_t i, int64_t n, const mpt__norm_line *l) { \
-        MPT__NORM_CONSTANTS(V)                                                                    \
-        const V##_f bias = V##_set(l->bias);                                                      \
-        for (; i + W <= n; i += W) {                                                              \
-            const V##_f y = V##_mul(MPT__NORM_NORMAL(V, i), MPT__LINE_WEIGHT(V, i));              \
-            V##_store(out + i, V##_add(y, l->b != NULL ? V##_load(l->b + i) : bias));             \
-        }                                                                                         \
-        mpt__ref_norm(out, x, i, n, l);                                                           \
-    }                                                                                             \
-    FN void N##_norm_sums(float *lane, const float *x, const float *dy, int64_t i, int64_t n,     \
-                          const mpt__norm_line *l) {                                              \
-        MPT__NORM_CONSTANTS(V)                                                                    \
+    OP void N##_sums_of(const mpt__norm_block *b, float *lane, int64_t r, int64_t n, int dtype) { \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
+        const V##_f mean = V##_set(*b->mean);                                                     \
+        const bool relu = b->relu, lines = b->mode == MPT__NORM_LINES;                            \
+        const char *x = mpt__norm_place(b, MPT__PART_X, r, 0), *end = x + n * size;               \
+        const char *dy = mpt__norm_place(b, MPT__PART_DY, r, 0);                                  \
+        const char *y = mpt__norm_place(b, MPT__PART_MORE, r, 0);                                 \
+        const float *weight = b->weight;                                                          \
         V##_f d;                                                                                  \
         MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                                \
         MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                                           \
-        for (; i + MPT__NORM_LANES <= n; i += MPT__NORM_LANES) {                                  \
+        for (; x < end; x += by, dy += by, y += by) {                                             \
             MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V);                                              \
+            if (lines) weight += MPT__NORM_LANES;                                                 \
         }                                                                                         \
         MPT__NORM_VECTORS_##W(MPT__LANES_STORE, V);                                               \
         MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_STORE, V);                                          \
-        mpt__ref_norm_sums(lane, x, dy, i, n, l);                                                 \
     }                                                                                             \
-    FN void N##_norm_slope(float *dx, const float *x, const float *dy, int64_t i, int64_t n,      \
-                           const mpt__norm_line *l) {                                             \
-        MPT__NORM_CONSTANTS(V)                                                                    \
-        const V##_f shift = V##_set(l->shift), slope = V##_set(l->slope);                         \
-        for (; i + W <= n; i += W) {                                                              \
-            const V##_f normal = MPT__NORM_NORMAL(V, i), d = V##_load(dy + i);                    \
-            V##_f sum = V##_sub(V##_mul(d, MPT__LINE_WEIGHT(V, i)), shift);                       \
-            if (l->dw != NULL)                                                                    \
-                V##_store(l->dw + i, V##_add(V##_load(l->dw + i), V##_mul(d, normal)));           \
-            if (l->db != NULL) V##_store(l->db + i, V##_add(V##_load(l->db + i), d));             \
-            V##_store(dx + i, V##_mul(V##_sub(sum, V##_mul(normal, slope)), rstd));               \
+    MPT__NORM_TOTALS(FN, N, V, W, norm_total, total_of)                                           \
+    MPT__NORM_TOTALS(FN, N, V, W, norm_sums, sums_of)                                             \
+    /* `count` vectors from element i of row r on, along the row or down the column */            \
+    OP void N##_norm_of(const mpt__norm_block *b, int64_t r, int64_t i, int64_t count, bool down, \
+                        int dtype) {                                                              \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, c = b->mode ? i : r * b->each;             \
+        const int64_t one = down ? i : b->mode ? r : 0;                                           \
+        const bool relu = b->relu, more = b->data[MPT__PART_MORE], after = relu || more;          \
+        const bool lines = b->mode && !down;                                                      \
+        const float *weights = b->weight + c, *biases = b->bias != NULL ? b->bias + c : NULL;     \
+        const V##_f mean = MPT__NORM_NUMBER(V, b->mean + one);                                    \
+        const V##_f rstd = MPT__NORM_NUMBER(V, b->rstd + one);                                    \
+        V##_f weight = MPT__NORM_NUMBER(V, weights), bias = V##_zero(), v;                        \
+        if (biases) bias = MPT__NORM_NUMBER(V, biases);                                           \
+        MPT__NORM_PART(x, X, W)                                                                   \
+        MPT__NORM_PART(y, MORE, W)                                                                \
+        MPT__NORM_PART(out, OUT, W)                                                               \
+        /* rows of floats, the fastest: nothing to decide */                                      \
+        for (; dtype == MPT_F32 && lines && !biases && !after && count > 0; count--) {            \
+            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
+            V##_store_as(out, V##_add(V##_mul(v, V##_load(weights)), bias), W, dtype);            \
+            weights += W, x += W * size, out += W * size;                                         \
         }                                                                                         \
-        mpt__ref_norm_slope(dx, x, dy, i, n, l);                                                  \
+        for (; dtype == MPT_F32 && lines && !after && count > 0; count--) {                       \
+            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
+            v = V##_add(V##_mul(v, V##_load(weights)), V##_load(biases));                         \
+            V##_store_as(out, v, W, dtype);                                                       \
+            weights += W, biases += W, x += W * size, out += W * size;                            \
+        }                                                                                         \
+        for (; count > 0; count--, x += x_by, out += out_by) {                                    \
+            if (lines) {                                                                          \
+                weight = V##_load(weights), weights += W;                                         \
+                if (biases) bias = V##_load(biases), biases += W;                                 \
+            }                                                                                     \
+            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
+            v = V##_add(V##_mul(v, weight), bias);                                                \
+            if (after) {                                                                          \
+                if (more) v = V##_add(v, V##_load_full(y, dtype)), y += y_by;                     \
+                if (relu) v = V##_relu(v);                                                        \
+            }                                                                                     \
+            V##_store_as(out, v, W, dtype);                                                       \
+        }                                                                                         \
+    }                                                                                             \
+    OP void N##_norm_slope_of(const mpt__norm_block *b, int64_t r, int64_t i, int64_t count,      \
+                              bool down, int dtype) {                                             \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, c = b->mode ? i : r * b->each;             \
+        const int64_t one = down ? i : b->mode ? r : 0;                                           \
+        const bool relu = b->relu, more = !relu && b->data[MPT__PART_MORE];                       \
+        const bool is_out = b->data[MPT__PART_OUT], is_rest = b->data[MPT__PART_REST];            \
+        const bool lines = b->mode && !down;                                                      \
+        const float *weights = b->weight + c;                                                     \
+        float *dw = lines ? b->sum[0] : NULL, *db = lines ? b->sum[1] : NULL; /* i is 0 */        \
+        const V##_f mean = MPT__NORM_NUMBER(V, b->mean + one);                                    \
+        const V##_f rstd = MPT__NORM_NUMBER(V, b->rstd + one);                                    \
+        const V##_f shift = MPT__NORM_NUMBER(V, b->shift + one);                                  \
+        const V##_f slope = MPT__NORM_NUMBER(V, b->slope + one);                                  \
+        V##_f weight = MPT__NORM_NUMBER(V, weights), d, v;                                        \
+        MPT__NORM_PART(x, X, W)                                                                   \
+        MPT__NORM_PART(dy, DY, W)                                                                 \
+        MPT__NORM_PART(y, MORE, W)                                                                \
+        MPT__NORM_PART(out, OUT, W)                                                               \
+        MPT__NORM_PART(rest, REST, W)                                                             \
+        for (; count > 0; count--, x += x_by, dy += dy_by, y += y_by, out += out_by) {            \
+            d = V##_load_full(dy, dtype);                                                         \
+            if (relu) d = V##_gate(V##_load_full(y, dtype), d);                                   \
+            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
+            if (is_rest) V##_store_as(rest, d, W, dtype), rest += rest_by;                        \
+            if (lines) weight = V##_load(weights), weights += W;                                  \
+            if (dw) V##_store(dw, V##_add(V##_load(dw), V##_mul(d, v))), dw += W;                 \
+            if (db) V##_store(db, V##_add(V##_load(db), d)), db += W;                             \
+            if (!is_out) continue;                                                                \
+            d = V##_sub(V##_sub(V##_mul(d, weight), shift), V##_mul(v, slope));                   \
+            d = V##_mul(d, rstd);                                                                 \
+            if (more) d = V##_add(d, V##_load_full(y, dtype));                                    \
+            V##_store_as(out, d, W, dtype);                                                       \
+        }                                                                                         \
+    }                                                                                             \
+    OP void N##_norm_columns_of(const mpt__norm_block *b, int64_t r, int64_t i, int64_t count,    \
+                                bool down, int dtype) {                                           \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2;                                            \
+        const bool relu = b->relu, squares = b->squares, slopes = b->data[MPT__PART_DY];          \
+        const V##_f mean = V##_load(b->mean + i);                                                 \
+        V##_f s = V##_load(b->sum[0] + i), t = V##_load(b->sum[1] + i), d, v;                     \
+        MPT__NORM_PART(x, X, W)                                                                   \
+        MPT__NORM_PART(dy, DY, W)                                                                 \
+        MPT__NORM_PART(y, MORE, W)                                                                \
+        for (; count > 0; count--, x += x_by, dy += dy_by, y += y_by) {                           \
+            v = V##_load_full(x, dtype);                                                          \
+            if (!slopes && !squares) {                                                            \
+                s = V##_add(s, v);                                                                \
+                continue;                                                                         \
+            }                                                                                     \
+            d = v = V##_sub(v, mean);                                                             \
+            if (slopes) {                                                                         \
+                d = V##_load_full(dy, dtype);                                                     \
+                if (relu) d = V##_gate(V##_load_full(y, dtype), d);                               \
+                s = V##_add(s, d);                                                                \
+            }                                                                                     \
+            t = V##_add(t, V##_mul(d, v));                                                        \
+        }                                                                                         \
+        V##_store(b->sum[0] + i, s), V##_store(b->sum[1] + i, t);                                 \
+    }                                                                                             \
+    MPT__NORM_WORD(FN, N, W, norm, false)                                                         \
+    MPT__NORM_WORD(FN, N, W, norm_slope, b->mode == MPT__NORM_LINES)                              \
+    MPT__NORM_WORD(FN, N, W, norm_columns, true)
+#define MPT__NORM_HALF (b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16)
+#define MPT__NORM_TOTALS(FN, N, V, W, name, part)                                     \
+    FN void N##_##name(mpt__norm_block *b) {                                          \
+        const int64_t n = b->n / MPT__NORM_LANES * MPT__NORM_LANES;                   \
+        float begin[2 * MPT__NORM_LANES], *lane = b->lane != NULL ? b->lane : begin;  \
+        if (b->lane == NULL) memset(begin, 0, sizeof begin);                          \
+        for (int64_t r = 0; r < b->rows; r++) {                                       \
+            if (b->dtype == MPT_F32)                                                  \
+                N##_##part(b, lane, r, n, MPT_F32);                                   \
+            else                                                                      \
+                N##_##part(b, lane, r, n, MPT__NORM_HALF);                            \
+            if (n < b->n) N##_norm_lanes(b, lane, r, n);                              \
+        }                                                                             \
+        MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                    \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s);                                       \
+        if (b->data[MPT__PART_DY] == NULL) return;                                    \
+        MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                               \
+        b->total[1] = MPT__NORM_FOLD_##W(V, t);                                       \
     }
+/* Rows one after the other, or columns of some rows at a time, as many as the nearest cache keeps.
+   What fills no vector is done with what is before it, or, where that would count twice (once),
+   by the reference. */
+#define MPT__NORM_WORD(FN, N, W, name, once)                                                     \
+    FN MPT__NOINLINE void N##_##name##_run(const mpt__norm_block *b, int64_t r, int64_t i,       \
+                                           int64_t count, bool down) {                           \
+        if (b->dtype == MPT_F32)                                                                 \
+            N##_##name##_of(b, r, i, count, down, MPT_F32);                                      \
+        else                                                                                     \
+            N##_##name##_of(b, r, i, count, down, MPT__NORM_HALF);                               \
+    }                                                                                            \
+    FN void N##_##name(mpt__norm_block *b) {                                                     \
+        const bool down = b->mode == MPT__NORM_COLUMNS, reach = b->n >= W && !(once);            \
+        const int64_t whole = b->n / W * W, by = down ? mpt__norm_rows(b) : 1;                   \
+        for (int64_t r = 0; r < b->rows; r += by) {                                              \
+            const int64_t rows = mpt__ref_min(by, b->rows - r);                                  \
+            for (int64_t i = 0; i < whole && down; i += W) N##_##name##_run(b, r, i, rows, true); \
+            if (!down) N##_##name##_run(b, r, 0, whole / W, false);                              \
+            if (whole == b->n) continue;                                                         \
+            if (reach)                                                                           \
+                N##_##name##_run(b, r, b->n - W, rows, down);                                    \
+            else                                                                                 \
+                mpt__norm_rest(mpt__ref_##name, b, r, rows, whole);                              \
+        }                                                                                        \
+    }
+#define MPT__SIMD_NORM_WORDS(N) \
+    N##_norm_total, N##_norm_sums, N##_norm, N##_norm_slope, N##_norm_columns
+#else
+#define MPT__SIMD_NORM(FN, OP, N, V, W)
+#define MPT__SIMD_NORM_WORDS(N) MPT__REF_NORM_WORDS
+#endif
 
 /* X(k) for four vectors at a time: of one run, or of two or four. The square of a float is exact in
    double, so that fusing it with the sum changes nothing. */
@@ -626,7 +847,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     MPT__SIMD_SQUARES(FN, N, V, W)                                                       \
     MPT__SIMD_DROPOUT(FN, OP, N, V, W)                                                   \
     MPT__SIMD_UPDATE(FN, OP, N, V, W)                                                    \
-    MPT__SIMD_NORM(FN, N, V, W)                                                          \
+    MPT__SIMD_NORM(FN, OP, N, V, W)                                                      \
     static const mpt__words N##_words = {                                                \
         slowness,                                                                        \
         true,                                                                            \
@@ -645,10 +866,8 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_transpose,                                                                   \
         N##_sgd,                                                                         \
         N##_adam,                                                                        \
-        N##_norm_total,                                                                  \
-        N##_norm,                                                                        \
-        N##_norm_sums,                                                                   \
-        N##_norm_slope};
+        true,                                                                            \
+        MPT__SIMD_NORM_WORDS(N)};
 
 #endif
 #endif

@@ -32,6 +32,10 @@ MPT__NEON_OP mpt__v4_m mpt__v4_is_nan(mpt__v4_f a) {
     int32x4_t magnitude = vandq_s32(mpt__v4_bits(a), vdupq_n_s32(0x7fffffff));
     return vcgtq_s32(magnitude, vdupq_n_s32(0x7f800000));
 }
+MPT__NEON_OP mpt__v4_m mpt__v4_first(int64_t n) {
+    static const int32_t lanes[4] = {0, 1, 2, 3};
+    return vcltq_s32(vld1q_s32(lanes), vdupq_n_s32((int32_t)(n < 0 ? 0 : n > 4 ? 4 : n)));
+}
 MPT__NEON_OP mpt__v4_m mpt__v4_words_from(const uint32_t *words, uint32_t threshold) {
     return vcgeq_u32(vld1q_u32(words), vdupq_n_u32(threshold));
 }

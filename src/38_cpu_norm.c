@@ -3,7 +3,7 @@
  *
  * A norm sees [N, G, C, S]. Rows and groups are taken by one thread as a whole, in lines along C,
  * with a weight for each element, or along S, with one for all: two or three passes, of which
- * memory sees one. Batches go by chunks, in the order of memory.
+ * memory sees one. Batches go by chunks of rows of channels, or of planes of one channel.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__38_CPU_NORM_INCLUDED
 #define MPT__38_CPU_NORM_INCLUDED
@@ -20,28 +20,41 @@ typedef struct mpt__norm_work {
     const mpt__launch *launch;
     const mpt__words *words;
     mpt__ref_view view[MPT__MAX_OPERANDS];
-    int64_t size[4]; /* of x */
-    bool of_channels, given, along_c;
-    int64_t lines, length, line, step; /* of [n, g]: their dimensions line and step */
+    int64_t size[4];        /* of x */
+    int part[MPT__PARTS];   /* operands; -1: none */
+    char *data[MPT__PARTS]; /* of what is direct, and bytes from one to the next */
+    int64_t bytes[MPT__PARTS][4];
+    uint8_t dtype;
+    bool of_channels, given, relu, back; /* relu follows */
+    bool along_c, direct;                /* all parts can be computed with where they lie */
+    int64_t lines, length, line, step;   /* of [n, g]: their dimensions line and step */
     double eps;
-    int64_t chunk, chunks; /* of n, whose gradients of weight and bias add up in a row */
-    mpt__real *partial;    /* [chunks, 2, G C] */
+    int64_t ahead;                  /* as of mpt__norm_block: what is worked on after this */
+    int64_t group, groups;          /* of a task; tasks of all groups */
+    int64_t chunk, chunks;          /* of n, whose gradients of weight and bias add up in a row */
+    const mpt__real *weight, *bias; /* of all channels */
+    mpt__real *partial;             /* [chunks, 2, G C] */
 } mpt__norm_work;
-
-static int64_t mpt__norm_stride(const mpt__norm_work *w, int operand, int64_t dim) {
-    return w->launch->operand[operand].stride[dim];
-}
 
 /* Chunks of n: one result of each is kept, so they are not too many; no thread counts. */
 #define MPT__NORM_CHUNKS 64
 #define MPT__NORM_CHUNK 8
+/* Elements of a sum in float; sums of more than that are in double. */
+#define MPT__NORM_PIECE 4096
+/* Rows, elements of planes, of a chunk of a batch. */
+#define MPT__BATCH_ROWS 256
+#define MPT__BATCH_PLANES 8192
+#define MPT__PART_BIT(part) (1 << MPT__PART_##part)
 
 static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     const mpt__operand *x = &launch->operand[0];
+    memset(w, 0, sizeof *w);
     w->launch = launch;
     memcpy(w->size, x->shape, sizeof w->size);
+    w->back = launch->kernel == MPT__K_NORM_BACKWARD;
     w->of_channels = launch->index[0] != 0;
     w->given = launch->index[1] != 0;
+    w->relu = launch->index[2] != 0;
     w->eps = launch->imm[0];
     w->along_c =
         w->size[MPT__NORM_S] == 1 || (x->stride[MPT__NORM_C] == 1 && x->stride[MPT__NORM_S] != 1);
@@ -52,61 +65,141 @@ static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     w->chunk = mpt__ref_chunks(w->size[MPT__NORM_N], MPT__NORM_CHUNKS);
     if (w->chunk < MPT__NORM_CHUNK) w->chunk = MPT__NORM_CHUNK;
     w->chunks = mpt__ref_chunks(w->size[MPT__NORM_N], w->chunk);
+    w->group = MPT__NORM_PIECE * 4 / (mpt__ref_times(w->lines, w->length) + 1) + 1;
+    w->groups = mpt__ref_chunks(w->size[MPT__NORM_G], w->group);
 }
 
 static int64_t mpt__norm_channels(const mpt__norm_work *w) {
     return w->size[MPT__NORM_G] * w->size[MPT__NORM_C];
 }
 
-/* Where line `line` of [n, g] begins. */
-static int64_t mpt__norm_at(const mpt__norm_work *w, int operand, int64_t n, int64_t g,
-                            int64_t line) {
-    const int64_t *stride = w->launch->operand[operand].stride;
-    return n * stride[MPT__NORM_N] + g * stride[MPT__NORM_G] + line * stride[w->line];
-}
-
-/* m elements of an operand from element i of a line on, which begins at `at`. */
-static const mpt__real *mpt__norm_in(const mpt__norm_work *w, int operand, int64_t at, int64_t i,
-                                     mpt__real *block, int64_t m) {
-    const int64_t step = mpt__norm_stride(w, operand, w->step);
-    return mpt__ref_in(&w->view[operand], at + i * step, step, block, m);
-}
-
-/* Lanes of at most MPT__SUM_CHUNK elements join a sum, in a chunk that they do not overfill. */
-static void mpt__norm_join_lanes(mpt__ref_sum *sum, const mpt__real *lane, int64_t n) {
-    if (sum->count + n > MPT__SUM_CHUNK) mpt__ref_sum_close_chunk(sum);
-    for (int l = 0; l < MPT__SUM_LANES; l++) sum->lane[l] += lane[l] + lane[l + MPT__SUM_LANES];
-    sum->count += n;
-}
-
-/* Adds a line to a sum: its elements, or the squares of what they differ from *mean by. `held`: the
-   line as it was loaded before, or NULL. */
-static void mpt__norm_feed(const mpt__norm_work *w, mpt__ref_sum *sum, int operand, int64_t at,
-                           const mpt__real *held, const mpt__real *mean) {
-    mpt__real block[MPT__BLOCK], lane[MPT__NORM_LANES];
-    for (int64_t i = 0, n; i < w->length; i += n) {
-        n = mpt__ref_min(MPT__SUM_CHUNK, w->length - i);
-        memset(lane, 0, sizeof lane);
-        for (int64_t k = 0, m; k < n; k += m) {
-            m = mpt__ref_min(MPT__BLOCK, n - k);
-            const mpt__real *x =
-                held != NULL ? held : mpt__norm_in(w, operand, at, i + k, block, m);
-            w->words->norm_total(lane, x, 0, m, mean != NULL ? *mean : 0, mean != NULL);
-        }
-        mpt__norm_join_lanes(sum, lane, n);
+/* The parts: of rows with a residual x is the sum, of batches the residual comes after. */
+static void mpt__norm_find_parts(mpt__norm_work *w) {
+    static const int8_t parts[2][MPT__PARTS] = {{0, -1, 1, 4, -1}, {0, 1, 5, 6, 9}};
+    int dtype = MPT_DTYPE_NONE;
+    for (int k = 0; k < MPT__PARTS; k++) {
+        const int at = parts[w->back][k];
+        w->part[k] = at >= 0 && w->view[at].data != NULL ? at : -1;
     }
+    if (!w->back && !w->of_channels) w->part[MPT__PART_MORE] = -1;
+    if (!w->back && w->view[5].data != NULL) w->part[MPT__PART_X] = 5;
+    w->direct = true;
+    for (int k = 0; k < MPT__PARTS; k++) {
+        if (w->part[k] < 0) continue;
+        const mpt__operand *o = &w->launch->operand[w->part[k]];
+        if (k == 0) dtype = o->dtype;
+        w->direct = w->direct && o->dtype == dtype && o->access != MPT__ACCUMULATE &&
+                    (o->stride[w->step] == 1 || w->length == 1);
+    }
+    w->direct =
+        w->direct && (mpt__ref_is_real(dtype) || (w->words->typed && mpt__ref_is_half(dtype)));
+    w->dtype = (uint8_t)(w->direct ? dtype : MPT_F32);
+    if (!w->direct) return;
+    const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)dtype);
+    for (int k = 0; k < MPT__PARTS; k++) {
+        if (w->part[k] < 0) continue;
+        w->data[k] = (char *)w->view[w->part[k]].data;
+        for (int d = 0; d < 4; d++)
+            w->bytes[k][d] = w->launch->operand[w->part[k]].stride[d] * size;
+    }
+    /* the next chunk; rows the hardware foresees */
+    if (w->of_channels)
+        w->ahead = w->along_c ? MPT__BATCH_ROWS * w->length * size
+                              : MPT__BATCH_PLANES / (w->length + 1) * w->bytes[0][0];
 }
 
-/* Adds dy weight, and that times x normalised, of m elements from i on of a line to two sums; the
-   lanes are the caller's. */
-static void mpt__norm_feed_slopes(const mpt__norm_work *w, mpt__ref_sum sum[2], mpt__real *lane,
-                                  const mpt__real *x, const mpt__real *dy, int64_t i, int64_t m,
-                                  const mpt__norm_line *l) {
-    if (i % MPT__SUM_CHUNK == 0) memset(lane, 0, 2 * MPT__NORM_LANES * sizeof *lane);
-    w->words->norm_sums(lane, x, dy, 0, m, l);
-    if ((i + m) % MPT__SUM_CHUNK != 0 && i + m < w->length) return;
-    const int64_t n = i + m - i / MPT__SUM_CHUNK * MPT__SUM_CHUNK;
-    for (int k = 0; k < 2; k++) mpt__norm_join_lanes(&sum[k], lane + k * MPT__NORM_LANES, n);
+static const mpt__real *mpt__norm_from(const mpt__real *p, int64_t i) {
+    return p != NULL ? p + i : NULL;
+}
+
+/* A word on the rows of a block, in pieces that are loaded and converted one after the other. */
+static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
+                             const int64_t at[MPT__PARTS], const int64_t by[MPT__PARTS]) {
+    mpt__real block[MPT__PARTS][MPT__BLOCK], lane[2 * MPT__NORM_LANES];
+    mpt__norm_block one = *b;
+    memset(lane, 0, sizeof lane);
+    one.lane = lane;
+    one.rows = 1;
+    for (int64_t r = 0; r < b->rows; r++) {
+        const int64_t line = b->mode == MPT__NORM_LINES && word != w->words->norm_sums ? r : 0;
+        for (int64_t i = 0; i < b->n; i += MPT__BLOCK) {
+            const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : line,
+                          c = b->mode ? i : r * b->each;
+            const int64_t n = mpt__ref_min(MPT__BLOCK, b->n - i);
+            one.n = n, one.each = 0;
+            one.mean = mpt__norm_from(b->mean, of), one.rstd = mpt__norm_from(b->rstd, of);
+            one.shift = mpt__norm_from(b->shift, of), one.slope = mpt__norm_from(b->slope, of);
+            one.weight = mpt__norm_from(b->weight, c), one.bias = mpt__norm_from(b->bias, c);
+            for (int k = 0; k < 2; k++) one.sum[k] = b->sum[k] != NULL ? b->sum[k] + c : NULL;
+            for (int k = 0; k < MPT__PARTS; k++) {
+                if (b->data[k] == NULL) continue;
+                const mpt__ref_view *view = &w->view[w->part[k]];
+                const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
+                const int64_t place = at[k] + r * by[k] + i * step;
+                mpt__real *data = block[k];
+                if (k < MPT__PART_OUT)
+                    mpt__ref_get(view, place, step, data, n);
+                else
+                    data = mpt__ref_out(view, place, step, data);
+                one.data[k] = (char *)data;
+            }
+            word(&one);
+            for (int k = MPT__PART_OUT; k < MPT__PARTS; k++) {
+                if (b->data[k] == NULL) continue;
+                const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
+                mpt__ref_put(&w->view[w->part[k]], at[k] + r * by[k] + i * step, step,
+                             (const mpt__real *)(const void *)one.data[k], n);
+            }
+        }
+    }
+    memcpy(b->total, one.total, sizeof one.total);
+}
+
+/* A word on b->rows rows along dimension `dim` from [n, g, c, s] on, with some of the parts. */
+static void mpt__norm_do(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
+                         const int64_t from[4], int64_t dim, int parts) {
+    int64_t at[MPT__PARTS], by[MPT__PARTS];
+    b->dtype = w->dtype;
+    for (int k = 0; k < MPT__PARTS; k++) {
+        b->data[k] = NULL;
+        if (!(parts >> k & 1) || w->part[k] < 0) continue;
+        if (w->direct) {
+            const int64_t *bytes = w->bytes[k];
+            b->data[k] = w->data[k] + from[0] * bytes[0] + from[1] * bytes[1] + from[2] * bytes[2] +
+                         from[3] * bytes[3];
+            b->step[k] = bytes[dim];
+            continue;
+        }
+        const int64_t *stride = w->launch->operand[w->part[k]].stride;
+        b->data[k] = (char *)w->view[w->part[k]].data;
+        by[k] = stride[dim], at[k] = 0;
+        for (int d = 0; d < 4; d++) at[k] += from[d] * stride[d];
+    }
+    if (w->direct)
+        word(b);
+    else
+        mpt__norm_pieces(w, word, b, at, by);
+}
+
+/* The totals of a word over rows of n elements, by pieces. */
+static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
+                            const int64_t from[4], int64_t dim, int64_t rows, int64_t n, int parts,
+                            double total[2]) {
+    const mpt__real *weight = b->weight;
+    int64_t place[4], by = 1;
+    total[0] = total[1] = 0;
+    if (n < MPT__NORM_PIECE / 2) by = rows > 1 ? MPT__NORM_PIECE / n : rows;
+    memcpy(place, from, sizeof place);
+    for (int64_t r = 0; r < rows; r += by) {
+        for (int64_t i = 0; i < n; i += MPT__NORM_PIECE) {
+            b->rows = mpt__ref_min(by, rows - r), b->n = mpt__ref_min(MPT__NORM_PIECE, n - i);
+            place[dim] = from[dim] + r, place[w->step] = from[w->step] + i;
+            if (b->mode != MPT__NORM_ALL) b->weight = weight + i;
+            mpt__norm_do(w, word, b, place, dim, parts);
+            for (int k = 0; k < 2; k++) total[k] += (double)b->total[k];
+        }
+    }
+    b->weight = weight;
 }
 
 static mpt__real mpt__norm_rstd(double variance, double eps) {
@@ -114,174 +207,157 @@ static mpt__real mpt__norm_rstd(double variance, double eps) {
     return root == 0 ? 0 : (mpt__real)(1 / root);
 }
 
+/* Mean, unless it is NULL, and sum of the squares of what differs from it. */
+static double mpt__norm_moments(const mpt__norm_work *w, const int64_t from[4], int64_t dim,
+                                int64_t rows, int64_t n, mpt__real *mean) {
+    static const mpt__real zero = 0;
+    mpt__norm_block b;
+    double total[2];
+    memset(&b, 0, sizeof b);
+    const int64_t *stride = w->launch->operand[w->part[0]].stride;
+    if (rows > 1 && stride[dim] == n * stride[w->step]) n *= rows, rows = 1;
+    if (mean != NULL) {
+        mpt__norm_total(w, w->words->norm_total, &b, from, dim, rows, n, MPT__PART_BIT(X), total);
+        *mean = (mpt__real)(total[0] / (double)(rows * n));
+    }
+    b.mean = mean != NULL ? mean : &zero;
+    b.squares = true;
+    b.ahead = w->ahead;
+    mpt__norm_total(w, w->words->norm_total, &b, from, dim, rows, n, MPT__PART_BIT(X), total);
+    return total[0];
+}
+
 /* The sum with the residual, rounded as it is stored. */
 static void mpt__norm_add(const mpt__norm_work *w, int64_t n, int64_t g) {
     mpt__real a[MPT__BLOCK], b[MPT__BLOCK];
-    const int64_t step = mpt__norm_stride(w, 5, w->step);
-    for (int64_t line = 0; line < w->lines; line++) {
-        for (int64_t i = 0, m; i < w->length; i += m) {
-            m = mpt__ref_min(MPT__BLOCK, w->length - i);
-            const mpt__real *x = mpt__norm_in(w, 0, mpt__norm_at(w, 0, n, g, line), i, a, m);
-            const mpt__real *r = mpt__norm_in(w, 1, mpt__norm_at(w, 1, n, g, line), i, b, m);
-            int64_t at = mpt__norm_at(w, 5, n, g, line) + i * step;
-            mpt__real *sum = mpt__ref_out(&w->view[5], at, step, a);
-            w->words->binary[MPT__BINARY_ADD](sum, x, r, m, 0, 0);
-            mpt__ref_put(&w->view[5], at, step, sum, m);
-        }
+    const mpt__operand *o = w->launch->operand;
+    for (int64_t i = 0, m; i < w->length; i += m) {
+        int64_t at[6];
+        m = mpt__ref_min(MPT__BLOCK, w->length - i);
+        for (int k = 0; k < 6; k++)
+            at[k] = n * o[k].stride[0] + g * o[k].stride[1] + i * o[k].stride[w->step];
+        const mpt__real *x = mpt__ref_in(&w->view[0], at[0], o[0].stride[w->step], a, m);
+        const mpt__real *r = mpt__ref_in(&w->view[1], at[1], o[1].stride[w->step], b, m);
+        mpt__real *sum = mpt__ref_out(&w->view[5], at[5], o[5].stride[w->step], a);
+        w->words->binary[MPT__BINARY_ADD](sum, x, r, m, 0, 0);
+        mpt__ref_put(&w->view[5], at[5], o[5].stride[w->step], sum, m);
     }
 }
 
-static mpt__real mpt__norm_mean_of(const mpt__norm_work *w, int from, int64_t n, int64_t g,
-                                   const mpt__real *held, const mpt__real *mean) {
-    mpt__ref_sum sum;
-    mpt__ref_sum_init(&sum, w->words);
-    for (int64_t line = 0; line < w->lines; line++)
-        mpt__norm_feed(w, &sum, from, mpt__norm_at(w, from, n, g, line), held, mean);
-    return mpt__ref_sum_total(&sum) / (mpt__real)(w->lines * w->length);
+/* The numbers of an operand, or `otherwise` where it is absent, for n channels. */
+static void mpt__norm_get(const mpt__ref_view *view, mpt__real *to, mpt__real otherwise,
+                          int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = view->data != NULL ? mpt__ref_get_one(view, i) : otherwise;
 }
 
-/* Weight and bias (no data: the call has none) of m elements from i on of a line. */
-static void mpt__norm_weights(const mpt__norm_work *w, mpt__norm_line *l, const mpt__ref_view *of,
-                              const mpt__ref_view *bias, int64_t g, int64_t line, int64_t i,
-                              int64_t m, mpt__real block[2][MPT__BLOCK]) {
-    int64_t at = g * w->size[MPT__NORM_C] + (w->along_c ? i : line);
-    l->w = l->b = NULL;
-    l->weight = 1, l->bias = 0;
-    if (w->along_c) {
-        if (of->data != NULL) l->w = mpt__ref_in(of, at, 1, block[0], m);
-        if (bias->data != NULL) l->b = mpt__ref_in(bias, at, 1, block[1], m);
-    } else {
-        if (of->data != NULL) l->weight = mpt__ref_get_one(of, at);
-        if (bias->data != NULL) l->bias = mpt__ref_get_one(bias, at);
-    }
-}
-
-/* The one line of [n, g], where it is not longer than a block: loaded once for all passes. */
-static const mpt__real *mpt__norm_held(const mpt__norm_work *w, int operand, int64_t n, int64_t g,
-                                       mpt__real *block) {
-    if (w->lines > 1 || w->length > MPT__BLOCK) return NULL;
-    return mpt__norm_in(w, operand, mpt__norm_at(w, operand, n, g, 0), 0, block, w->length);
-}
+/* Lines of weights for each element that go at once. */
+#define MPT__NORM_FOUR 4
 
 static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
-    mpt__real in[MPT__BLOCK], out[MPT__BLOCK], weights[2][MPT__BLOCK];
-    const int from = w->view[5].data != NULL ? 5 : 0;
-    const int64_t to = mpt__norm_stride(w, 4, w->step), at = n * w->size[MPT__NORM_G] + g;
-    mpt__norm_line l;
+    const int parts = MPT__PART_BIT(X) | MPT__PART_BIT(OUT);
+    const int64_t at = n * w->size[MPT__NORM_G] + g, c = g * w->size[MPT__NORM_C];
+    int64_t from[4] = {0, 0, 0, 0};
+    mpt__real mean = 0, means[MPT__NORM_FOUR], rstds[MPT__NORM_FOUR];
+    mpt__norm_block b;
+    from[0] = n, from[1] = g;
     if (w->view[1].data != NULL) mpt__norm_add(w, n, g);
-    const mpt__real *held = mpt__norm_held(w, from, n, g, in);
-    l.mean = 0;
-    if (w->view[6].data != NULL) {
-        l.mean = mpt__norm_mean_of(w, from, n, g, held, NULL);
-        mpt__ref_put_one(&w->view[6], at, l.mean);
-    }
-    l.rstd = mpt__norm_rstd((double)mpt__norm_mean_of(w, from, n, g, held, &l.mean), w->eps);
-    mpt__ref_put_one(&w->view[7], at, l.rstd);
-    for (int64_t line = 0; line < w->lines; line++) {
-        int64_t begin = mpt__norm_at(w, from, n, g, line), place = mpt__norm_at(w, 4, n, g, line);
-        for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
-            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i);
-            mpt__norm_weights(w, &l, &w->view[2], &w->view[3], g, line, i, m, weights);
-            const mpt__real *x = held != NULL ? held : mpt__norm_in(w, from, begin, i, in, m);
-            mpt__real *y = mpt__ref_out(&w->view[4], place + i * to, to, out);
-            w->words->norm(y, x, 0, m, &l);
-            mpt__ref_put(&w->view[4], place + i * to, to, y, m);
-        }
+    double squares = mpt__norm_moments(w, from, w->line, w->lines, w->length,
+                                       w->view[6].data != NULL ? &mean : NULL);
+    const mpt__real rstd =
+        mpt__norm_rstd((double)(mpt__real)(squares / (double)(w->lines * w->length)), w->eps);
+    if (w->view[6].data != NULL) mpt__ref_put_one(&w->view[6], at, mean);
+    mpt__ref_put_one(&w->view[7], at, rstd);
+    memset(&b, 0, sizeof b);
+    b.mode = w->along_c ? MPT__NORM_LINES : MPT__NORM_ALL;
+    for (int k = 0; k < MPT__NORM_FOUR; k++) means[k] = mean, rstds[k] = rstd;
+    b.mean = b.shift = b.slope = means, b.rstd = rstds, b.n = w->length;
+    b.weight = w->weight + c, b.each = 1;
+    b.bias = w->view[3].data != NULL ? w->bias + c : NULL;
+    for (int64_t l = 0; l < w->lines; l += b.rows) {
+        b.rows = w->along_c ? mpt__ref_min(MPT__NORM_FOUR, w->lines - l) : w->lines;
+        from[w->line] = l;
+        mpt__norm_do(w, w->words->norm, &b, from, w->line, parts);
     }
 }
 
-/* Sums of dy weight and dy weight x normalised; where a line has one weight, those without it go to
-   the gradients of that. held: x and dy, or NULL. */
-static void mpt__norm_slopes(const mpt__norm_work *w, int64_t n, int64_t g, mpt__norm_line *l,
-                             const mpt__real *const held[2], mpt__real *const gradient[2],
-                             mpt__real total[2]) {
-    mpt__real in[2][MPT__BLOCK], weights[2][MPT__BLOCK], lane[2 * MPT__NORM_LANES];
-    const mpt__ref_view none = {NULL, NULL, 0, false};
-    total[0] = total[1] = 0;
-    for (int64_t line = 0; line < w->lines; line++) {
-        mpt__ref_sum sum[2];
-        for (int k = 0; k < 2; k++) mpt__ref_sum_init(&sum[k], w->words);
-        for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
-            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i);
-            const mpt__real *x[2];
-            for (int k = 0; k < 2; k++)
-                x[k] = held[k] != NULL
-                           ? held[k]
-                           : mpt__norm_in(w, k, mpt__norm_at(w, k, n, g, line), i, in[k], m);
-            mpt__norm_weights(w, l, w->along_c ? &w->view[2] : &none, &none, g, line, i, m,
-                              weights);
-            mpt__norm_feed_slopes(w, sum, lane, x[0], x[1], i, m, l);
-        }
-        if (!w->along_c) mpt__norm_weights(w, l, &w->view[2], &none, g, line, 0, 1, weights);
+/* What the gradients of the elements of [n, g] have in common. Where a line has one weight, its
+   sums go to the gradients of that and of the bias. */
+static void mpt__norm_slopes(const mpt__norm_work *w, mpt__norm_block *b, int64_t n, int64_t g,
+                             mpt__real *const gradient[2], mpt__real number[4]) {
+    const int64_t at = n * w->size[MPT__NORM_G] + g, c = g * w->size[MPT__NORM_C];
+    const int parts = MPT__PART_BIT(X) | MPT__PART_BIT(DY);
+    const bool centred = w->view[3].data != NULL;
+    const double count = (double)(w->lines * w->length);
+    double total[2], all[2] = {0, 0};
+    int64_t from[4] = {0, 0, 0, 0};
+    from[0] = n, from[1] = g;
+    number[0] = centred ? mpt__ref_get_one(&w->view[3], at) : 0;
+    number[1] = mpt__ref_get_one(&w->view[4], at);
+    b->mean = &number[0];
+    const int64_t by = w->along_c ? w->lines : 1;
+    for (int64_t l = 0; l < w->lines; l += by) {
+        from[w->line] = l;
+        b->weight = w->weight + c + (w->along_c ? 0 : l);
+        mpt__norm_total(w, w->words->norm_sums, b, from, w->line, by, w->length, parts, total);
+        total[1] *= (double)number[1];
         for (int k = 0; k < 2; k++) {
-            mpt__real part = mpt__ref_sum_total(&sum[k]);
-            if (!w->along_c && gradient[1 - k] != NULL) gradient[1 - k][line] += part;
-            total[k] += part * (w->along_c ? 1 : l->weight);
+            if (!w->along_c) gradient[1 - k][l] += (mpt__real)total[k];
+            all[k] += total[k] * (w->along_c ? 1 : (double)*b->weight);
         }
     }
+    number[2] = centred ? (mpt__real)(all[0] / count) : 0;
+    number[3] = (mpt__real)(all[1] / count);
 }
 
-/* Gradients of [n, g]; those of its channels are added to gradient[0], weights, and [1], biases. */
+/* Gradients of [n, g]; those of its channels are added to gradient[0], weights, and [1]. */
 static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
                            mpt__real *const gradient[2]) {
-    static const uint8_t operand[4] = {0, 1, 5, 6};
-    mpt__real in[3][MPT__BLOCK], out[MPT__BLOCK], weights[2][MPT__BLOCK], total[2];
-    const mpt__ref_view none = {NULL, NULL, 0, false};
-    const mpt__real *held[2], count = (mpt__real)(w->lines * w->length);
-    int64_t at = n * w->size[MPT__NORM_G] + g;
-    bool centred = w->view[3].data != NULL, wanted = w->view[6].data != NULL;
-    mpt__norm_line l;
-    for (int k = 0; k < 2; k++) held[k] = mpt__norm_held(w, k, n, g, in[k]);
-    l.mean = centred ? mpt__ref_get_one(&w->view[3], at) : 0;
-    l.rstd = mpt__ref_get_one(&w->view[4], at);
-    mpt__norm_slopes(w, n, g, &l, held, gradient, total);
-    l.shift = centred ? total[0] / count : 0;
-    l.slope = total[1] / count;
-    if (!wanted && !w->along_c) return;
-    for (int64_t line = 0; line < w->lines; line++) {
-        for (int64_t i = 0; i < w->length; i += MPT__BLOCK) {
-            int64_t m = mpt__ref_min(MPT__BLOCK, w->length - i), place = 0, step = 1;
-            const mpt__real *x[3] = {held[0], held[1], NULL};
-            for (int k = 0; k < 4; k++) {
-                const int o = operand[k];
-                if (w->view[o].data == NULL || (k < 2 && x[k] != NULL)) continue;
-                place = mpt__norm_at(w, o, n, g, line);
-                if (k < 3) x[k] = mpt__norm_in(w, o, place, i, in[k], m);
-            }
-            if (wanted) step = mpt__norm_stride(w, 6, w->step), place += i * step;
-            mpt__norm_weights(w, &l, &w->view[2], &none, g, line, i, m, weights);
-            l.dw = w->along_c && gradient[0] != NULL ? gradient[0] + i : NULL;
-            l.db = w->along_c && gradient[1] != NULL ? gradient[1] + i : NULL;
-            mpt__real *dx = wanted ? mpt__ref_out(&w->view[6], place, step, out) : out;
-            w->words->norm_slope(dx, x[0], x[1], 0, m, &l);
-            if (!wanted) continue;
-            if (x[2] != NULL) w->words->binary[MPT__BINARY_ADD](dx, dx, x[2], m, 0, 0);
-            mpt__ref_put(&w->view[6], place, step, dx, m);
-        }
+    const int parts =
+        MPT__PART_BIT(X) | MPT__PART_BIT(DY) | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT);
+    const int64_t c = g * w->size[MPT__NORM_C];
+    mpt__real number[4], of[4][MPT__NORM_FOUR];
+    int64_t from[4] = {0, 0, 0, 0};
+    mpt__norm_block b;
+    memset(&b, 0, sizeof b);
+    b.mode = w->along_c ? MPT__NORM_LINES : MPT__NORM_ALL;
+    mpt__norm_slopes(w, &b, n, g, gradient, number);
+    for (int k = 0; k < 4; k++)
+        for (int l = 0; l < MPT__NORM_FOUR; l++) of[k][l] = number[k];
+    if (w->part[MPT__PART_OUT] < 0 && !w->along_c) return;
+    b.mean = of[0], b.rstd = of[1], b.shift = of[2], b.slope = of[3];
+    for (int k = 0; k < 2; k++) b.sum[k] = w->view[7 + k].data != NULL ? gradient[k] : NULL;
+    b.n = w->length, b.weight = w->weight + c, b.each = 1;
+    from[0] = n, from[1] = g;
+    for (int64_t l = 0; l < w->lines; l += b.rows) {
+        b.rows = w->along_c ? mpt__ref_min(MPT__NORM_FOUR, w->lines - l) : w->lines;
+        from[w->line] = l;
+        mpt__norm_do(w, w->words->norm_slope, &b, from, w->line, parts);
     }
 }
 
+/* A chunk of n of some groups. */
 static void mpt__norm_task(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
-    int64_t g = task % w->size[MPT__NORM_G], chunk = task / w->size[MPT__NORM_G];
-    int64_t end = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
-    (void)thread;
-    for (int64_t n = chunk * w->chunk; n < end; n++) mpt__norm_whole(w, n, g);
-}
-
-static void mpt__norm_back_task(void *work, int64_t task, int thread) {
-    const mpt__norm_work *w = (const mpt__norm_work *)work;
     const int64_t channels = mpt__norm_channels(w), c = w->size[MPT__NORM_C];
-    int64_t g = task % w->size[MPT__NORM_G], chunk = task / w->size[MPT__NORM_G];
-    int64_t end = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
-    mpt__real *gradient[2] = {NULL, NULL};
+    const int64_t chunk = task / w->groups, begin = task % w->groups * w->group;
+    const int64_t stop = mpt__ref_min(begin + w->group, w->size[MPT__NORM_G]);
+    const int64_t end = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
+    mpt__real *gradient[2];
     (void)thread;
-    for (int k = 0; k < 2; k++) {
-        if (w->view[7 + k].data == NULL) continue;
-        gradient[k] = w->partial + (2 * chunk + k) * channels + g * c;
-        memset(gradient[k], 0, (size_t)c * sizeof *gradient[k]);
+    for (int k = 0; k < 2 && w->back; k++)
+        memset(w->partial + (2 * chunk + k) * channels + begin * c, 0,
+               (size_t)((stop - begin) * c) * sizeof *w->partial);
+    for (int64_t n = chunk * w->chunk; n < end; n++) {
+        for (int64_t g = begin; g < stop; g++) {
+            for (int k = 0; k < 2; k++)
+                gradient[k] = w->partial + (2 * chunk + k) * channels + g * c;
+            if (w->back)
+                mpt__norm_back(w, n, g, gradient);
+            else
+                mpt__norm_whole(w, n, g);
+        }
     }
-    for (int64_t n = chunk * w->chunk; n < end; n++) mpt__norm_back(w, n, g, gradient);
 }
 
 /* The gradients of weight and bias: the chunks in pairs, pairs of pairs and so on. */
@@ -302,20 +378,29 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 
 /* ---- Batches ----
  *
- * In the order of memory: rows of all channels where those lie innermost, else planes of one
- * channel after the other. Chunks of rows or of samples leave what they found about each channel.
+ * Rows of all channels where those lie innermost, else planes of one channel. Chunks of rows or of
+ * samples leave what they found about each channel: sum, and squares of what differs from their own
+ * mean. Where there are channels enough, a thread takes a few of them through all passes, so that
+ * memory is read once; else the last pass goes backwards over what the caches may still hold.
  */
 
 #ifndef MPTRAIN_NO_CONV
-/* Rows, elements of planes, of a chunk; channels of a task: of rows, of planes. */
-#define MPT__BATCH_ROWS 256
-#define MPT__BATCH_PLANES 8192
+/* Channels of a task: of rows, of planes, where as many as fill a cache are taken at once. */
 #define MPT__BATCH_COLUMNS (MPT__BLOCK / 4)
 #define MPT__BATCH_CHANNELS 16
+#define MPT__BATCH_CACHE (INT64_C(1) << 20)
 
-enum { MPT__BATCH_SUM, MPT__BATCH_SQUARES, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLOPE };
-/* Numbers of each channel; in backward bias is shift. */
-enum { MPT__OF_MEAN, MPT__OF_RSTD, MPT__OF_WEIGHT, MPT__OF_BIAS, MPT__OF_SLOPE, MPT__OF_COUNT };
+enum { MPT__BATCH_STATISTICS, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLOPE };
+/* Numbers of each channel. */
+enum {
+    MPT__OF_MEAN,
+    MPT__OF_RSTD,
+    MPT__OF_WEIGHT,
+    MPT__OF_BIAS,
+    MPT__OF_SHIFT,
+    MPT__OF_SLOPE,
+    MPT__OF_COUNT
+};
 
 typedef struct mpt__batches_work {
     mpt__norm_work w;
@@ -333,199 +418,171 @@ static void mpt__batches_setup(mpt__batches_work *b, const mpt__launch *launch) 
     b->chunk =
         along_c ? MPT__BATCH_ROWS : mpt__ref_chunks(MPT__BATCH_PLANES, size[MPT__NORM_S] + 1);
     b->chunks = mpt__ref_chunks(b->rows, b->chunk);
-    b->tile = along_c ? MPT__BATCH_COLUMNS : MPT__BATCH_CHANNELS;
+    b->tile = MPT__BATCH_COLUMNS;
+    if (!along_c) {
+        int64_t all = mpt__ref_times(mpt__ref_times(b->rows, size[MPT__NORM_S]), 4);
+        b->tile = mpt__ref_min(MPT__BATCH_CHANNELS, MPT__BATCH_CACHE / (all + 1) + 1);
+    }
     b->tiles = mpt__ref_chunks(b->channels, b->tile);
 }
 
-/* Where channel c of a row, or of a sample, begins. */
-static int64_t mpt__batches_at(const mpt__norm_work *w, int operand, int64_t row, int64_t c) {
-    const int64_t *stride = w->launch->operand[operand].stride, s = w->size[MPT__NORM_S];
-    int64_t at = c * stride[MPT__NORM_C];
-    if (!w->along_c) return at + row * stride[MPT__NORM_N];
-    return at + row / s * stride[MPT__NORM_N] + row % s * stride[MPT__NORM_S];
+static void mpt__batches_block(const mpt__batches_work *b, mpt__norm_block *k, int64_t c) {
+    memset(k, 0, sizeof *k);
+    k->mode = b->w.along_c ? MPT__NORM_COLUMNS : MPT__NORM_ALL;
+    k->relu = b->w.relu;
+    k->mean = b->of[MPT__OF_MEAN] + c, k->rstd = b->of[MPT__OF_RSTD] + c;
+    k->weight = b->of[MPT__OF_WEIGHT] + c, k->bias = b->of[MPT__OF_BIAS] + c;
+    k->shift = b->of[MPT__OF_SHIFT] + c, k->slope = b->of[MPT__OF_SLOPE] + c;
 }
 
-/* One row of a pass, n channels from `first` on. */
-static void mpt__batches_row(const mpt__batches_work *b, int64_t row, int64_t first, int64_t n,
-                             mpt__real *sum[2]) {
+/* The parts of a pass. */
+static int mpt__batches_parts(const mpt__batches_work *b) {
+    static const uint8_t parts[] = {MPT__PART_BIT(X),
+                                    MPT__PART_BIT(X) | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT),
+                                    MPT__PART_BIT(X) | MPT__PART_BIT(DY) | MPT__PART_BIT(MORE),
+                                    MPT__PART_BIT(X) | MPT__PART_BIT(DY) | MPT__PART_BIT(MORE) |
+                                        MPT__PART_BIT(OUT) | MPT__PART_BIT(REST)};
+    return parts[b->pass];
+}
+
+/* A word on rows [begin, end) of n channels from `first` on; a sample ends where its rows do. */
+static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_fn word, mpt__norm_block *k,
+                              int64_t begin, int64_t end, int64_t first, int64_t n) {
+    const int64_t s = b->w.size[MPT__NORM_S];
+    int64_t from[4] = {0, 0, 0, 0};
+    k->n = n;
+    from[MPT__NORM_C] = first;
+    for (int64_t row = begin; row < end; row += k->rows) {
+        from[MPT__NORM_N] = row / s, from[MPT__NORM_S] = row % s;
+        k->rows = mpt__ref_min(end - row, s == 1 ? end - row : s - row % s);
+        mpt__norm_do(&b->w, word, k, from, s == 1 ? MPT__NORM_N : MPT__NORM_S,
+                     mpt__batches_parts(b));
+    }
+}
+
+/* Rows of n channels from `first` on: sums of what the pass wants in sum, or its output. */
+static void mpt__batches_columns(const mpt__batches_work *b, int64_t begin, int64_t end,
+                                 int64_t first, int64_t n, mpt__real *const sum[2]) {
+    const mpt__words *words = b->w.words;
+    mpt__real mean[MPT__BATCH_COLUMNS];
+    mpt__norm_block k;
+    mpt__batches_block(b, &k, first);
+    k.sum[0] = sum[0], k.sum[1] = sum[1];
+    if (b->pass == MPT__BATCH_NORM || b->pass == MPT__BATCH_SLOPE) {
+        mpt__batches_rows(b, b->pass == MPT__BATCH_NORM ? words->norm : words->norm_slope, &k,
+                          begin, end, first, n);
+        return;
+    }
+    mpt__batches_rows(b, words->norm_columns, &k, begin, end, first, n);
+    if (b->pass == MPT__BATCH_SLOPES) return;
+    for (int64_t i = 0; i < n; i++) mean[i] = sum[0][i] / (mpt__real)(end - begin);
+    k.mean = mean;
+    k.squares = true;
+    k.ahead = b->w.ahead;
+    mpt__batches_rows(b, words->norm_columns, &k, begin, end, first, n);
+}
+
+/* The same for planes [begin, end) of channel c. */
+static void mpt__batches_planes(const mpt__batches_work *b, int64_t begin, int64_t end, int64_t c,
+                                mpt__real *const sum[2]) {
     const mpt__norm_work *w = &b->w;
-    const mpt__binary_fn *word = w->words->binary;
-    const int to = b->pass == MPT__BATCH_NORM ? 4 : 6;
-    mpt__real in[2][MPT__BATCH_COLUMNS], t[MPT__BATCH_COLUMNS];
-    const mpt__real *x[2] = {NULL, NULL}, *of[MPT__OF_COUNT];
-    for (int k = 0; k < (b->pass < MPT__BATCH_SLOPES ? 1 : 2); k++)
-        x[k] = mpt__norm_in(w, k, mpt__batches_at(w, k, row, first), 0, in[k], n);
-    for (int k = 0; k < MPT__OF_COUNT; k++) of[k] = b->of[k] + first;
-    if (b->pass == MPT__BATCH_SUM) {
-        word[MPT__BINARY_ADD](sum[0], sum[0], x[0], n, 0, 0);
-        return;
-    }
-    word[MPT__BINARY_SUB](t, x[0], of[MPT__OF_MEAN], n, 0, 0);
-    if (b->pass == MPT__BATCH_SQUARES || b->pass == MPT__BATCH_SLOPES) {
-        const bool squares = b->pass == MPT__BATCH_SQUARES;
-        word[MPT__BINARY_MUL](t, t, squares ? t : x[1], n, 0, 0);
-        word[MPT__BINARY_ADD](sum[1], sum[1], t, n, 0, 0);
-        if (!squares) word[MPT__BINARY_ADD](sum[0], sum[0], x[1], n, 0, 0);
-        return;
-    }
-    word[MPT__BINARY_MUL](t, t, of[MPT__OF_RSTD], n, 0, 0);
-    if (b->pass == MPT__BATCH_NORM) {
-        word[MPT__BINARY_MUL](t, t, of[MPT__OF_WEIGHT], n, 0, 0);
-        word[MPT__BINARY_ADD](t, t, of[MPT__OF_BIAS], n, 0, 0);
+    int64_t from[4] = {0, 0, 0, 0};
+    mpt__norm_block k;
+    double total[2];
+    from[MPT__NORM_N] = begin, from[MPT__NORM_C] = c;
+    mpt__batches_block(b, &k, c);
+    if (b->pass == MPT__BATCH_STATISTICS) {
+        mpt__real mean;
+        *sum[1] = (mpt__real)mpt__norm_moments(w, from, MPT__NORM_N, end - begin, w->length, &mean);
+        *sum[0] = mean * (mpt__real)((end - begin) * w->length);
+    } else if (b->pass == MPT__BATCH_SLOPES) {
+        mpt__norm_total(w, w->words->norm_sums, &k, from, MPT__NORM_N, end - begin, w->length,
+                        mpt__batches_parts(b), total);
+        for (int i = 0; i < 2; i++) *sum[i] = (mpt__real)total[i];
     } else {
-        word[MPT__BINARY_MUL](t, t, of[MPT__OF_SLOPE], n, 0, 0);
-        word[MPT__BINARY_MUL](in[0], x[1], of[MPT__OF_WEIGHT], n, 0, 0);
-        word[MPT__BINARY_SUB](in[0], in[0], of[MPT__OF_BIAS], n, 0, 0);
-        word[MPT__BINARY_SUB](t, in[0], t, n, 0, 0);
-        word[MPT__BINARY_MUL](t, t, of[MPT__OF_RSTD], n, 0, 0);
+        k.rows = end - begin, k.n = w->length;
+        mpt__norm_do(w, b->pass == MPT__BATCH_NORM ? w->words->norm : w->words->norm_slope, &k,
+                     from, MPT__NORM_N, mpt__batches_parts(b));
     }
-    mpt__ref_put(&w->view[to], mpt__batches_at(w, to, row, first),
-                 mpt__norm_stride(w, to, MPT__NORM_C), t, n);
 }
 
-/* Joins mean and sum of squares of what differs from it, of n and of more numbers (Chan, Golub,
-   LeVeque 1979). */
-static void mpt__batches_join(mpt__real *mean, mpt__real *squares, int64_t n, mpt__real more_mean,
-                              mpt__real more_squares, int64_t more) {
-    const mpt__real all = (mpt__real)(n + more), d = more_mean - *mean;
-    *mean += d * ((mpt__real)more / all);
-    *squares += more_squares + d * d * ((mpt__real)n * ((mpt__real)more / all));
-}
-
-/* Channel c of a sample; `before`: samples of the chunk that came before it. */
-static void mpt__batches_plane(const mpt__batches_work *b, int64_t row, int64_t c, int64_t before,
-                               mpt__real *sum[2]) {
-    const mpt__norm_work *w = &b->w;
-    const int to = b->pass == MPT__BATCH_NORM ? 4 : 6;
-    mpt__real in[2][MPT__BLOCK], out[MPT__BLOCK], lane[2 * MPT__NORM_LANES];
-    mpt__ref_sum total[2];
-    mpt__norm_line l;
-    memset(&l, 0, sizeof l);
-    for (int k = 0; k < 2; k++) mpt__ref_sum_init(&total[k], w->words);
-    if (b->pass == MPT__BATCH_SUM) {
-        const int64_t at = mpt__batches_at(w, 0, row, c);
-        const mpt__real *held =
-            w->length <= MPT__BLOCK ? mpt__norm_in(w, 0, at, 0, in[0], w->length) : NULL;
-        mpt__norm_feed(w, &total[0], 0, at, held, NULL);
-        const mpt__real mean = mpt__ref_sum_total(&total[0]) / (mpt__real)w->length;
-        mpt__norm_feed(w, &total[1], 0, at, held, &mean);
-        mpt__batches_join(sum[0], sum[1], before * w->length, mean, mpt__ref_sum_total(&total[1]),
-                          w->length);
-        return;
-    }
-    l.mean = b->of[MPT__OF_MEAN][c];
-    l.rstd = l.weight = 1;
-    if (b->pass != MPT__BATCH_SLOPES) {
-        l.rstd = b->of[MPT__OF_RSTD][c];
-        l.weight = b->of[MPT__OF_WEIGHT][c];
-        l.bias = l.shift = b->of[MPT__OF_BIAS][c];
-        l.slope = b->of[MPT__OF_SLOPE][c];
-    }
-    for (int64_t i = 0, m; i < w->length; i += m) {
-        const mpt__real *x[2] = {NULL, NULL};
-        m = mpt__ref_min(MPT__BLOCK, w->length - i);
-        for (int k = 0; k < (b->pass == MPT__BATCH_NORM ? 1 : 2); k++)
-            x[k] = mpt__norm_in(w, k, mpt__batches_at(w, k, row, c), i, in[k], m);
-        if (b->pass == MPT__BATCH_SLOPES) {
-            mpt__norm_feed_slopes(w, total, lane, x[0], x[1], i, m, &l);
-            continue;
-        }
-        const int64_t step = mpt__norm_stride(w, to, MPT__NORM_S);
-        const int64_t place = mpt__batches_at(w, to, row, c) + i * step;
-        mpt__real *y = mpt__ref_out(&w->view[to], place, step, out);
-        if (to == 4)
-            w->words->norm(y, x[0], 0, m, &l);
-        else
-            w->words->norm_slope(y, x[0], x[1], 0, m, &l);
-        mpt__ref_put(&w->view[to], place, step, y, m);
-    }
-    for (int k = 0; k < 2 && b->pass == MPT__BATCH_SLOPES; k++)
-        *sum[k] += mpt__ref_sum_total(&total[k]);
-}
-
-static void mpt__batches_chunk(void *work, int64_t task, int thread) {
-    const mpt__batches_work *b = (const mpt__batches_work *)work;
-    int64_t begin = task / b->tiles * b->chunk, first = task % b->tiles * b->tile;
+static void mpt__batches_chunk(const mpt__batches_work *b, int64_t chunk, int64_t tile) {
+    int64_t begin = chunk * b->chunk, first = tile * b->tile;
     int64_t end = mpt__ref_min(begin + b->chunk, b->rows);
     int64_t n = mpt__ref_min(b->tile, b->channels - first);
     mpt__real *sum[2], *one[2];
-    (void)thread;
     for (int k = 0; k < 2; k++) {
-        sum[k] = b->partial + (2 * (task / b->tiles) + k) * b->channels + first;
-        memset(sum[k], 0, (size_t)n * sizeof *sum[k]);
+        sum[k] = b->partial + (2 * chunk + k) * b->channels + first;
+        if (b->pass == MPT__BATCH_STATISTICS || b->pass == MPT__BATCH_SLOPES)
+            memset(sum[k], 0, (size_t)n * sizeof *sum[k]);
     }
-    for (int64_t row = begin; row < end; row++) {
-        if (b->w.along_c) {
-            mpt__batches_row(b, row, first, n, sum);
-            continue;
-        }
-        for (int64_t c = 0; c < n; c++) {
-            one[0] = sum[0] + c, one[1] = sum[1] + c;
-            mpt__batches_plane(b, row, first + c, row - begin, one);
-        }
+    if (b->w.along_c) mpt__batches_columns(b, begin, end, first, n, sum);
+    for (int64_t c = 0; c < n && !b->w.along_c; c++) {
+        one[0] = sum[0] + c, one[1] = sum[1] + c;
+        mpt__batches_planes(b, begin, end, first + c, one);
     }
 }
 
-/* The chunks of a pass in pairs, pairs of pairs and so on. */
-static void mpt__batches_fold(const mpt__batches_work *b, int64_t first, int64_t n) {
-    const int64_t step = 2 * b->channels, each = b->chunk * b->w.length;
-    for (int64_t by = 1; by < b->chunks; by *= 2) {
-        for (int64_t j = 0; j + by < b->chunks; j += 2 * by) {
-            mpt__real *to = b->partial + j * step + first, *from = to + by * step;
-            const int64_t all = b->rows * b->w.length, begin = (j + by) * each;
-            const int64_t more = mpt__ref_min(begin + by * each, all) - begin;
-            for (int64_t i = 0; i < n; i++) {
-                if (!b->w.along_c && b->pass == MPT__BATCH_SUM) {
-                    mpt__batches_join(&to[i], &to[i + b->channels], by * each, from[i],
-                                      from[i + b->channels], more);
-                } else {
-                    to[i] += from[i];
-                    to[i + b->channels] += from[i + b->channels];
-                }
-            }
-        }
+/* What follows from the chunks of a pass for channel c. */
+static void mpt__batches_channel(const mpt__batches_work *b, int64_t c) {
+    const mpt__norm_work *w = &b->w;
+    const double each = (double)(b->chunk * (w->along_c ? 1 : w->length));
+    const double count = (double)b->rows * (double)(w->along_c ? 1 : w->length);
+    const int64_t step = 2 * b->channels;
+    const mpt__real *part = b->partial + c;
+    double total[2] = {0, 0};
+    for (int64_t j = 0; j < b->chunks; j++) {
+        total[0] += (double)part[j * step];
+        total[1] += (double)part[j * step + b->channels];
     }
+    if (b->pass == MPT__BATCH_STATISTICS) {
+        const double mean = total[0] / count;
+        for (int64_t j = 0; j < b->chunks; j++) {
+            const double n = j + 1 < b->chunks ? each : count - (double)j * each;
+            const double d = (double)part[j * step] / n - mean;
+            total[1] += n * d * d;
+        }
+        const mpt__real variance = (mpt__real)(total[1] / count);
+        b->of[MPT__OF_MEAN][c] = (mpt__real)mean;
+        b->of[MPT__OF_RSTD][c] = mpt__norm_rstd((double)variance, w->eps);
+        mpt__ref_put_one(&w->view[6], c, (mpt__real)mean);
+        mpt__ref_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
+        if (w->view[8].data != NULL) mpt__ref_put_one(&w->view[8], c, variance);
+        return;
+    }
+    const double weight = (double)b->of[MPT__OF_WEIGHT][c];
+    total[1] *= (double)b->of[MPT__OF_RSTD][c];
+    b->of[MPT__OF_SHIFT][c] = w->given ? 0 : (mpt__real)(total[0] * weight / count);
+    b->of[MPT__OF_SLOPE][c] = w->given ? 0 : (mpt__real)(total[1] * weight / count);
+    for (int k = 0; k < 2; k++)
+        if (w->view[7 + k].data != NULL)
+            mpt__ref_put_one(&w->view[7 + k], c, (mpt__real)total[1 - k]);
 }
 
-/* What follows from a pass for each channel. */
 static void mpt__batches_end(void *work, int64_t tile, int thread) {
     const mpt__batches_work *b = (const mpt__batches_work *)work;
-    const mpt__norm_work *w = &b->w;
-    int64_t first = tile * b->tile, n = mpt__ref_min(b->tile, b->channels - first);
-    const mpt__real count = (mpt__real)(w->size[MPT__NORM_N] * w->size[MPT__NORM_S]);
-    mpt__real *sum[2], *of[MPT__OF_COUNT];
-    const bool sums = b->pass == MPT__BATCH_SUM;
+    const int64_t end = mpt__ref_min((tile + 1) * b->tile, b->channels);
     (void)thread;
-    mpt__batches_fold(b, first, n);
-    for (int k = 0; k < MPT__OF_COUNT; k++) of[k] = b->of[k] + first;
-    for (int k = 0; k < 2; k++) sum[k] = b->partial + k * b->channels + first;
-    for (int64_t i = 0; i < n; i++) {
-        const mpt__real weight = of[MPT__OF_WEIGHT][i];
-        if (sums) of[MPT__OF_MEAN][i] = w->along_c ? sum[0][i] / count : sum[0][i];
-        if (b->pass == MPT__BATCH_SLOPES) {
-            sum[1][i] *= of[MPT__OF_RSTD][i];
-            of[MPT__OF_BIAS][i] = w->given ? 0 : sum[0][i] * weight / count;
-            of[MPT__OF_SLOPE][i] = w->given ? 0 : sum[1][i] * weight / count;
-        } else if (!sums || !w->along_c) {
-            sum[1][i] /= count;
-            of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)sum[1][i], w->eps);
-        }
-    }
-    if (sums) mpt__ref_put(&w->view[6], first, 1, of[MPT__OF_MEAN], n);
-    if (b->pass == MPT__BATCH_SLOPES) {
-        for (int k = 0; k < 2; k++)
-            if (w->view[7 + k].data != NULL) mpt__ref_put(&w->view[7 + k], first, 1, sum[1 - k], n);
-    } else if (!sums || !w->along_c) {
-        mpt__ref_put(&w->view[7], first, 1, of[MPT__OF_RSTD], n);
-        if (w->view[8].data != NULL) mpt__ref_put(&w->view[8], first, 1, sum[1], n);
-    }
+    for (int64_t c = tile * b->tile; c < end; c++) mpt__batches_channel(b, c);
 }
 
-/* The numbers of an operand, or `otherwise` where it is absent, for all channels. */
-static void mpt__batches_get(const mpt__batches_work *b, int operand, int of, mpt__real otherwise) {
-    const mpt__ref_view *view = &b->w.view[operand];
-    for (int64_t i = 0; i < b->channels; i++)
-        b->of[of][i] = view->data != NULL ? mpt__ref_get_one(view, i) : otherwise;
+static void mpt__batches_task(void *work, int64_t task, int thread) {
+    const mpt__batches_work *b = (const mpt__batches_work *)work;
+    (void)thread;
+    if (b->pass == MPT__BATCH_NORM || b->pass == MPT__BATCH_SLOPE)
+        task = b->chunks * b->tiles - 1 - task;
+    mpt__batches_chunk(b, task / b->tiles, task % b->tiles);
+}
+
+/* Both passes over some channels. */
+static void mpt__batches_through(void *work, int64_t tile, int thread) {
+    mpt__batches_work b = *(const mpt__batches_work *)work;
+    for (int64_t j = 0; j < b.chunks; j++) mpt__batches_chunk(&b, j, tile);
+    mpt__batches_end(&b, tile, thread);
+    b.pass++;
+    if (b.pass == MPT__BATCH_SLOPE && b.w.part[MPT__PART_OUT] < 0 && b.w.part[MPT__PART_REST] < 0)
+        return;
+    for (int64_t j = b.chunks - 1; j >= 0; j--) mpt__batches_chunk(&b, j, tile);
 }
 
 static void mpt__batches_pass(const mpt__cpu_call *call, mpt__batches_work *b, int pass, double ns,
@@ -533,37 +590,40 @@ static void mpt__batches_pass(const mpt__cpu_call *call, mpt__batches_work *b, i
     b->pass = pass;
     mpt__parallel(call->pool, b->chunks * b->tiles,
                   mpt__ref_cost(call, mpt__ref_numel(&call->launch->operand[0]), ns),
-                  mpt__batches_chunk, b);
-    if (ends) mpt__parallel(call->pool, b->tiles, b->channels * b->chunks, mpt__batches_end, b);
+                  mpt__batches_task, b);
+    if (ends) mpt__parallel(call->pool, b->tiles, b->channels * b->chunks * 4, mpt__batches_end, b);
 }
 
-static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w, bool back) {
+static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) {
+    static const mpt__ref_view none = {NULL, NULL, 0, false};
     mpt__batches_work b;
     mpt__batches_setup(&b, call->launch);
     b.w = *w;
     b.partial = (mpt__real *)call->workspace;
     for (int k = 0; k < MPT__OF_COUNT; k++) b.of[k] = b.partial + (2 * b.chunks + k) * b.channels;
-    mpt__batches_get(&b, 2, MPT__OF_WEIGHT, 1);
-    if (back) {
-        mpt__batches_get(&b, 3, MPT__OF_MEAN, 0);
-        mpt__batches_get(&b, 4, MPT__OF_RSTD, 1);
-        mpt__batches_pass(call, &b, MPT__BATCH_SLOPES, 6.0, true);
-        if (w->view[6].data != NULL) mpt__batches_pass(call, &b, MPT__BATCH_SLOPE, 10.0, false);
+    const int64_t n = b.channels;
+    mpt__norm_get(&w->view[2], b.of[MPT__OF_WEIGHT], 1, n);
+    mpt__norm_get(w->back ? &none : &w->view[3], b.of[MPT__OF_BIAS], 0, n);
+    const bool statistics = w->back || !w->given;
+    if (!statistics || w->back) {
+        mpt__norm_get(&w->view[w->back ? 3 : 6], b.of[MPT__OF_MEAN], 0, n);
+        mpt__norm_get(&w->view[w->back ? 4 : 8], b.of[MPT__OF_RSTD], 1, n);
+    }
+    for (int64_t i = 0; i < n && !statistics; i++) {
+        b.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)b.of[MPT__OF_RSTD][i], w->eps);
+        mpt__ref_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
+    }
+    b.pass = w->back ? MPT__BATCH_SLOPES : MPT__BATCH_STATISTICS;
+    if (statistics && !w->along_c &&
+        b.tiles >= 4 * (call->pool != NULL ? call->pool->started + 1 : 1)) {
+        mpt__parallel(call->pool, b.tiles,
+                      mpt__ref_cost(call, mpt__ref_numel(&call->launch->operand[0]), 13.0),
+                      mpt__batches_through, &b);
         return;
     }
-    mpt__batches_get(&b, 3, MPT__OF_BIAS, 0);
-    if (w->given) {
-        mpt__batches_get(&b, 6, MPT__OF_MEAN, 0);
-        mpt__batches_get(&b, 8, MPT__OF_RSTD, 0);
-        for (int64_t i = 0; i < b.channels; i++)
-            b.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)b.of[MPT__OF_RSTD][i], w->eps);
-        for (int64_t i = 0; i < b.channels; i++)
-            mpt__ref_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
-    } else {
-        mpt__batches_pass(call, &b, MPT__BATCH_SUM, 5.0, true);
-        if (w->along_c) mpt__batches_pass(call, &b, MPT__BATCH_SQUARES, 5.0, true);
-    }
-    mpt__batches_pass(call, &b, MPT__BATCH_NORM, 8.0, false);
+    if (statistics) mpt__batches_pass(call, &b, b.pass, 6.0, true);
+    if (!w->back || w->part[MPT__PART_OUT] >= 0 || w->part[MPT__PART_REST] >= 0)
+        mpt__batches_pass(call, &b, w->back ? MPT__BATCH_SLOPE : MPT__BATCH_NORM, 8.0, false);
 }
 #endif
 
@@ -580,37 +640,44 @@ static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
         return (2 * b.chunks + MPT__OF_COUNT) * b.channels * (int64_t)sizeof(mpt__real);
     }
 #endif
-    if (launch->kernel == MPT__K_NORM) return 0;
-    return 2 * w.chunks * mpt__norm_channels(&w) * (int64_t)sizeof(mpt__real);
+    return 2 * (w.back ? 1 + w.chunks : 1) * mpt__norm_channels(&w) * (int64_t)sizeof(mpt__real);
 }
 
-static void mpt__norm_run(const mpt__cpu_call *call, bool back) {
+/* Numbers of all channels where they lie, or converted. */
+static const mpt__real *mpt__norm_numbers(const mpt__ref_view *view, mpt__real *to,
+                                          mpt__real otherwise, int64_t n) {
+    if (view->data != NULL && mpt__ref_is_real(view->dtype)) return (const mpt__real *)view->data;
+    mpt__norm_get(view, to, otherwise, n);
+    return to;
+}
+
+static void mpt__norm_run(const mpt__cpu_call *call) {
     mpt__norm_work w;
     mpt__norm_setup(&w, call->launch);
     w.words = call->words;
-    w.partial = (mpt__real *)call->workspace;
-    for (int k = 0; k < MPT__MAX_OPERANDS; k++) {
-        memset(&w.view[k], 0, sizeof w.view[k]);
+    for (int k = 0; k < MPT__MAX_OPERANDS; k++)
         if (call->data[k] != NULL) w.view[k] = mpt__ref_view_of(call, k);
-    }
+    mpt__norm_find_parts(&w);
     int64_t groups = mpt__norm_channels(&w);
     int64_t all = mpt__ref_times(mpt__ref_times(w.size[MPT__NORM_N], groups), w.size[MPT__NORM_S]);
     if (all == 0) return;
 #ifndef MPTRAIN_NO_CONV
     if (w.of_channels) {
-        mpt__norm_batch(call, &w, back);
+        mpt__norm_batch(call, &w);
         return;
     }
 #endif
-    mpt__parallel(call->pool, w.chunks * w.size[MPT__NORM_G],
-                  mpt__ref_cost(call, all, back ? 8.0 : 5.0),
-                  back ? mpt__norm_back_task : mpt__norm_task, &w);
-    if (back)
+    static const mpt__ref_view none = {NULL, NULL, 0, false};
+    mpt__real *numbers = (mpt__real *)call->workspace;
+    w.partial = numbers + 2 * groups;
+    w.weight = mpt__norm_numbers(&w.view[2], numbers, 1, groups);
+    w.bias = mpt__norm_numbers(w.back ? &none : &w.view[3], numbers + groups, 0, groups);
+    mpt__parallel(call->pool, w.chunks * w.groups, mpt__ref_cost(call, all, w.back ? 8.0 : 5.0),
+                  mpt__norm_task, &w);
+    if (w.back)
         mpt__parallel(call->pool, 2 * mpt__ref_chunks(groups, MPT__BLOCK),
                       mpt__ref_cost(call, groups * w.chunks, 1.0), mpt__norm_join, &w);
 }
-static void mpt__cpu_norm(const mpt__cpu_call *call) { mpt__norm_run(call, false); }
-static void mpt__cpu_norm_backward(const mpt__cpu_call *call) { mpt__norm_run(call, true); }
 #endif
 
 #ifndef MPTRAIN_NO_CONV
@@ -884,8 +951,8 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
 
 static void mpt__cpu_add_norm(mpt__cpu *cpu) {
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-    mpt__cpu_add(cpu, MPT__K_NORM, mpt__cpu_norm, mpt__norm_workspace);
-    mpt__cpu_add(cpu, MPT__K_NORM_BACKWARD, mpt__cpu_norm_backward, mpt__norm_workspace);
+    mpt__cpu_add(cpu, MPT__K_NORM, mpt__norm_run, mpt__norm_workspace);
+    mpt__cpu_add(cpu, MPT__K_NORM_BACKWARD, mpt__norm_run, mpt__norm_workspace);
 #endif
 #ifndef MPTRAIN_NO_CONV
     mpt__cpu_add(cpu, MPT__K_RUNNING_STATS, mpt__cpu_running_stats, NULL);

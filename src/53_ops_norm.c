@@ -23,11 +23,12 @@ static mpt_status mpt__no_channels_shape(mpt__frame *frame) {
 
 /* ==== Norms ==== */
 
-/* in: x, weight?, bias?, then residual? (rows), mean? and variance? (batches). index[0]: dimensions
-   of a row, or groups; index[1]: the module that keeps running statistics; imm[0]: eps. */
-enum { MPT__NORM_WEIGHT = 1, MPT__NORM_BIAS, MPT__NORM_MORE };
-/* Saved: what was normalised, weight, mean (absent: 0), 1 / deviation. */
-enum { MPT__NORM_SUM, MPT__NORM_WEIGHTS, MPT__NORM_MEAN, MPT__NORM_RSTD };
+/* in: x, weight?, bias?, then residual? (rows), mean?, variance? and residual? (batches). index[0]:
+   dimensions of a row, or groups; index[1]: the module that keeps running statistics; index[2]: a
+   relu follows; imm[0]: eps. */
+enum { MPT__NORM_WEIGHT = 1, MPT__NORM_BIAS, MPT__NORM_MORE, MPT__NORM_RESIDUAL = 5 };
+/* Saved: what was normalised, weight, mean (absent: 0), 1 / deviation, what relu gave. */
+enum { MPT__NORM_SUM, MPT__NORM_WEIGHTS, MPT__NORM_MEAN, MPT__NORM_RSTD, MPT__NORM_OUT };
 
 /* 67_norm.c: statistics of a batch on their way into those of a module. */
 static mpt_status mpt__running_update(mpt_context *context, uint32_t module,
@@ -65,6 +66,18 @@ static bool mpt__norm_begin(mpt__frame *frame, int least) {
     mpt__shape_copy(&frame->out_shape[0], &x->shape);
     return true;
 }
+
+/* What is added to x or to the result: of another dtype only where autocast promotes. */
+static bool mpt__norm_residual(mpt__frame *frame, int i) {
+    const mpt__tensor *x = frame->in[0], *more = i < frame->n_in ? frame->in[i] : NULL;
+    if (!more) return true;
+    if (!mpt__norm_argument(frame, i, 0, x->shape.rank)) return false;
+    if (more->dtype == x->dtype) return true;
+    if (mpt__autocast_dtype(frame->context) == MPT_F32)
+        return mpt__dtype_mismatch(frame, 0, i) == MPT_OK;
+    frame->out_dtype[0] = MPT_F32;
+    return true;
+}
 #endif
 
 #ifndef MPTRAIN_NO_ATTENTION
@@ -80,13 +93,8 @@ static mpt_status mpt__row_norm_shape(mpt__frame *frame) {
                           &x->shape, rank);
     for (int i = MPT__NORM_WEIGHT; i <= MPT__NORM_BIAS; i++)
         if (!mpt__norm_argument(frame, i, rank - (int)dims, rank)) return context->base.status;
-    if (frame->n_in <= MPT__NORM_MORE) return MPT_OK;
-    if (!mpt__norm_argument(frame, MPT__NORM_MORE, 0, rank)) return context->base.status;
-    if (frame->in[MPT__NORM_MORE]->dtype == x->dtype) return MPT_OK;
-    if (mpt__autocast_dtype(context) == MPT_F32)
-        return mpt__dtype_mismatch(frame, 0, MPT__NORM_MORE);
-    frame->out_dtype[0] = MPT_F32;
-    return MPT_OK;
+    mpt__norm_residual(frame, MPT__NORM_MORE);
+    return context->base.status;
 }
 #endif
 
@@ -96,8 +104,9 @@ static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     if (!mpt__norm_begin(frame, 2)) return context->base.status;
     int64_t channels = x->shape.dim[1], groups = frame->attributes->index[0];
-    for (int i = MPT__NORM_WEIGHT; i < frame->n_in; i++)
+    for (int i = MPT__NORM_WEIGHT; i < frame->n_in && i < MPT__NORM_RESIDUAL; i++)
         if (!mpt__norm_argument(frame, i, 1, 2)) return context->base.status;
+    if (!mpt__norm_residual(frame, MPT__NORM_RESIDUAL)) return context->base.status;
     if (frame->op == MPT__OP_group_norm) {
         if (groups < 1 || channels % groups != 0)
             return mpt__error(context, MPT_ERROR_ARGUMENT,
@@ -193,6 +202,7 @@ static mpt__launch *mpt__normalise_launch(mpt__frame *frame, mpt__kernel kernel,
     launch->imm[0] = frame->attributes->imm[0];
     launch->index[0] = frame->op == MPT__OP_batch_norm;
     launch->index[1] = given;
+    launch->index[2] = frame->op == MPT__OP_batch_norm && frame->attributes->index[2];
     return launch;
 }
 
@@ -205,8 +215,9 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
         more[i] = in[MPT__NORM_MORE + i];
     bool given = batch && more[0];
     if (rows || mpt__inner_stride(x) < 0) x = mpt__contiguous_of(frame, x);
-    if (rows && more[0]) residual = mpt__contiguous_of(frame, more[0]);
-    if (!x || (rows && more[0] && !residual)) return context->base.status;
+    mpt__tensor *const added = rows ? more[0] : frame->n_in > MPT__NORM_RESIDUAL ? in[5] : NULL;
+    if (x && added) residual = mpt__lying_as(frame, added, x);
+    if (!x || (added && !residual)) return context->base.status;
     for (int i = 0; i < 4; i++) {
         mpt__tensor *from = i < 2 ? in[MPT__NORM_WEIGHT + i] : given ? more[i - 2] : NULL;
         dense[i] = from ? mpt__contiguous_of(frame, from) : NULL;
@@ -218,10 +229,11 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     if (rstd && batch && !given && frame->attributes->index[1])
         if (!(variance = mpt__norm_statistic(frame))) return context->base.status;
     if (!rstd) return context->base.status;
-    mpt__save(frame, residual ? frame->out[1] : in[0]);
+    mpt__save(frame, rows && residual ? frame->out[1] : in[0]);
     mpt__save(frame, in[MPT__NORM_WEIGHT]);
     mpt__save(frame, given ? more[0] : mean);
     mpt__save(frame, rstd);
+    if (batch && frame->attributes->index[2]) mpt__save(frame, frame->out[0]);
     if (!rows) mpt__lie_as(frame->out[0], x);
     if (mpt__tensor_numel(x) == 0) return MPT_OK;
     mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM, given);
@@ -230,7 +242,7 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     for (int i = 0; i < 2; i++)
         if (dense[i]) mpt__operand_of(launch, 2 + i, dense[i], MPT__READ);
     mpt__norm_operand(frame, launch, 4, frame->out[0], MPT__WRITE);
-    if (residual) mpt__norm_operand(frame, launch, 5, frame->out[1], MPT__WRITE);
+    if (rows && residual) mpt__norm_operand(frame, launch, 5, frame->out[1], MPT__WRITE);
     if (given) mpt__operand_of(launch, 6, dense[2], MPT__READ);
     if (mean) mpt__operand_of(launch, 6, mean, MPT__WRITE);
     mpt__operand_of(launch, 7, rstd, MPT__WRITE);
@@ -258,6 +270,7 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     const mpt__tensor *x = frame->saved[MPT__NORM_SUM], *dy = frame->dy[0], *extra = NULL;
     const mpt__tensor *weight = frame->saved[MPT__NORM_WEIGHTS];
     const mpt__tensor *mean = frame->saved[MPT__NORM_MEAN];
+    const bool relu = frame->op == MPT__OP_batch_norm && frame->attributes->index[2];
     if (!dy) {
         mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[1]);
         return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, frame->dy[1]) : status;
@@ -267,12 +280,16 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     if (weight) weight = mpt__contiguous_of(frame, weight);
     if (mean) mean = mpt__contiguous_of(frame, mean);
     if (residual && frame->dy[1]) extra = mpt__contiguous_of(frame, frame->dy[1]);
-    mpt__access access[3] = {MPT__WRITE, MPT__WRITE, MPT__WRITE};
-    mpt__tensor *dx = NULL, *into[2];
-    if (!x) return context->base.status;
+    if (relu && x) extra = mpt__lying_as(frame, frame->saved[MPT__NORM_OUT], x);
+    mpt__access access[4] = {MPT__WRITE, MPT__WRITE, MPT__WRITE, MPT__WRITE};
+    mpt__tensor *dx = NULL, *rest = NULL, *into[2];
+    if (!x || (relu && !extra)) return context->base.status;
     if (!residual) {
         dx = mpt__gradient_into(frame, 0, &access[2]);
         if (dx && access[2] == MPT__WRITE && !rows) mpt__lie_as(dx, x);
+        if (frame->n_in > MPT__NORM_RESIDUAL)
+            rest = mpt__gradient_into(frame, MPT__NORM_RESIDUAL, &access[3]);
+        if (rest && access[3] == MPT__WRITE) mpt__lie_as(rest, x);
     } else if (mpt__wants(frame, 0) || mpt__wants(frame, MPT__NORM_MORE)) {
         dx = mpt__temporary(frame, (mpt_dtype)x->dtype, &x->shape);
     }
@@ -288,6 +305,7 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     mpt__operand_of(launch, 4, frame->saved[MPT__NORM_RSTD], MPT__READ);
     if (extra) mpt__norm_operand(frame, launch, 5, extra, MPT__READ);
     if (dx) mpt__norm_operand(frame, launch, 6, dx, access[2]);
+    if (rest) mpt__norm_operand(frame, launch, 9, rest, access[3]);
     for (int i = 0; i < 2; i++)
         if (into[i]) mpt__operand_of(launch, 7 + i, into[i], access[i]);
     mpt_status status = mpt__submit(context, launch);

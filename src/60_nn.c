@@ -128,6 +128,7 @@ typedef struct mpt__module {
     uint32_t mark;
     uint64_t label;        /* hash of the label, which stands for `creation`; 0 = none */
     mpt__running *running; /* NULL: it keeps none */
+    bool noticed;          /* its first forward in training looked for a bias before it */
 } mpt__module;
 
 /* 65_init.c */
@@ -135,8 +136,8 @@ static bool mpt__check_init(mpt_context *context, mpt_init init);
 static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i);
 /* 67_norm.c */
 static void mpt__running_free(mpt_context *context, mpt__running *running);
-static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__module *module,
-                                          mpt_tensor x);
+static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+                                          mpt_tensor residual, bool relu);
 /* 67_fp8.c */
 static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
 static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit);
@@ -892,9 +893,13 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
     return MPT_OK;
 }
 
+static bool mpt__is_batch_norm(const mpt__module *module) {
+    return module->layer == MPT__LAYER_batch_norm1d || module->layer == MPT__LAYER_batch_norm2d;
+}
+
 /* A layer of one input and one output that is more than an op. */
 static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__module *module,
-                                                   mpt_tensor x) {
+                                                   mpt_tensor x, mpt_activation activation) {
     mpt_tensor out = mpt__null(context);
     switch (module->layer) {
     case MPT__LAYER_user:
@@ -910,7 +915,8 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__mo
         return mpt__fp8_forward(context, module, x);
     case MPT__LAYER_batch_norm1d:
     case MPT__LAYER_batch_norm2d:
-        return mpt__batch_norm_forward(context, module, x);
+        return mpt__batch_norm_forward(context, module, x, mpt__null(NULL),
+                                       activation == MPT_ACTIVATION_RELU);
     default:
         mpt__error(context, MPT_ERROR_UNSUPPORTED,
                    "a list has no forward of its own; call its children, see mpt_child");
@@ -931,7 +937,8 @@ static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *context, const mpt_
         mpt_autocast_begin(context, (mpt_dtype)module->policy);
 }
 
-/* Runs a module of one input and one output; `activation` follows a linear layer. */
+/* Runs a module of one input and one output; `activation` follows a linear layer, relu also a batch
+   norm. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module,
                                                       mpt__tensor *x, mpt_activation activation) {
     int autocast_depth = context->autocast_depth;
@@ -942,16 +949,16 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt_
     } else if (module->layer == MPT__LAYER_sequential) {
         out = mpt__sequential_forward(context, module, x);
     } else {
-        mpt_tensor made = mpt__layer_forward(context, module, mpt__handle(context, x));
+        mpt_tensor made = mpt__layer_forward(context, module, mpt__handle(context, x), activation);
         if (made.slot) out = mpt__at(context, made, "output");
     }
     context->autocast_depth = autocast_depth;
     return out;
 }
 
-/* Children in order. A linear layer takes an activation that follows it into its own call. What
-   passes between children is given up as soon as the next one has it, unless a user's forward in
-   the tree may have put a handle of it by. */
+/* Children in order. A linear layer takes an activation that follows it into its own call, and a
+   batch norm a relu. What passes between children is given up as soon as the next one has it,
+   unless a user's forward in the tree may have put a handle of it by. */
 static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
                                                           mpt__tensor *x) {
     mpt__tensor *now = x;
@@ -959,9 +966,12 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, 
     for (int64_t i = 0; i < module->child_count && now; i++) {
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
-        if (child->layer == MPT__LAYER_linear && !child->running && i + 1 < module->child_count) {
+        const bool norm = mpt__is_batch_norm(child);
+        if (((child->layer == MPT__LAYER_linear && !child->running) || norm) &&
+            i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
-            if (next->policy == child->policy) activation = mpt__layer_rows[next->layer].activation;
+            if (next->policy == child->policy && (!norm || next->layer == MPT__LAYER_relu))
+                activation = mpt__layer_rows[next->layer].activation;
         }
         mpt__tensor *out = mpt__module_run(context, child, now, activation);
         if (activation != MPT_ACTIVATION_NONE) i++;
@@ -990,6 +1000,9 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
     if (found->cls.forward) {
         mpt__module_begin(context, found);
         mpt__user_forward_call(context, found, in, n_in, out, n_out);
+    } else if (mpt__is_batch_norm(found) && n_in == 2 && n_out == 1) {
+        mpt__module_begin(context, found);
+        out[0] = mpt__batch_norm_forward(context, found, in[0], in[1], false);
     } else if (n_in != 1 || n_out != 1) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%s takes one input and one output, got %d and %d",
                    found->cls.name, n_in, n_out);

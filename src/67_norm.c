@@ -87,20 +87,30 @@ MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int d
                                mpt__null(NULL), eps, sum);
 }
 
-/* index[1]: slot of the module whose running statistics the batch's go to; 0: none. */
-static mpt_tensor mpt__apply_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
-                                        mpt_tensor weight, mpt_tensor bias, double eps,
-                                        uint32_t module) {
-    mpt_tensor in[5];
-    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance;
+/* in: x, weight, bias, mean, variance, residual. index[1]: slot of the module whose running
+   statistics the batch's go to; 0: none. */
+static mpt_tensor mpt__apply_batch_norm(const mpt_tensor in[6], double eps, uint32_t module,
+                                        bool relu) {
     mpt__attributes attributes = mpt__norm_attributes(0, eps);
     attributes.index[1] = module;
-    return mpt__apply1("mpt_batch_norm", MPT__OP_batch_norm, in, 5, &attributes);
+    attributes.index[2] = relu;
+    return mpt__apply1(relu ? "mpt_batch_norm_relu" : "mpt_batch_norm", MPT__OP_batch_norm, in,
+                       in[5].slot || relu ? 6 : 5, &attributes);
 }
 
 MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
                                       mpt_tensor weight, mpt_tensor bias, double eps) {
-    return mpt__apply_batch_norm(x, mean, variance, weight, bias, eps, 0);
+    mpt_tensor in[6];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance,
+    in[5] = mpt__null(NULL);
+    return mpt__apply_batch_norm(in, eps, 0, false);
+}
+MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                           mpt_tensor weight, mpt_tensor bias, double eps,
+                                           mpt_tensor residual) {
+    mpt_tensor in[6];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance, in[5] = residual;
+    return mpt__apply_batch_norm(in, eps, 0, true);
 }
 
 /* ==== Running statistics ==== */
@@ -299,6 +309,7 @@ MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, i
             mpt__error(context, MPT_ERROR_ARGUMENT,                                               \
                        "momentum %g: expected at most 1 (negative: the mean of all)",             \
                        config.momentum);                                                          \
+        if (module) module->attributes.index[2] = config.relu;                                    \
         if (module && context->base.status == MPT_OK && config.track)                             \
             mpt__running_new(context, module, features, config.momentum);                         \
         return mpt__layer_made(context, module);                                                  \
@@ -307,29 +318,45 @@ MPT__DEFINE_BATCH_NORM(batch_norm1d)
 MPT__DEFINE_BATCH_NORM(batch_norm2d)
 #undef MPT__DEFINE_BATCH_NORM
 
+/* A bias that a batch's mean takes away again costs memory and time; once for each module. */
+static void mpt__notice_bias(mpt_context *context, mpt__module *module, const mpt__tensor *x) {
+    const mpt__record *record = x->record;
+    if (module->noticed || !record) return;
+    module->noticed = true;
+    bool conv = record->op == MPT__OP_conv2d || record->op == MPT__OP_conv1d ||
+                record->op == MPT__OP_conv_transpose2d;
+    if (conv && record->n_in > 2 && record->in[2])
+        mpt__log(&context->base, MPT_LOG_INFO,
+                 "convolution \"%s\" has a bias, which batch norm \"%s\" takes away again: make it "
+                 "without one (config.bias = false)",
+                 mpt__path_text(context, record->path), mpt__path_text(context, module->path));
+}
+
 /* Of the batch while it trains, and where there is nothing else. */
-static mpt_tensor mpt__batch_norm_forward(mpt_context *context, const mpt__module *module,
-                                          mpt_tensor x) {
+static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+                                          mpt_tensor residual, bool relu) {
     const mpt__running *running = module->running;
     const bool training = module->training && !context->inference_depth;
     const mpt__tensor *tensor = mpt__live(context, x);
-    mpt_tensor given[2], parameter[2];
+    mpt_tensor in[6];
     bool flat = module->layer == MPT__LAYER_batch_norm1d;
     int rank = tensor->shape.rank;
     if (flat ? rank != 2 && rank != 3 : rank != 4)
         return mpt__refuse(context, MPT_ERROR_SHAPE, "%s of input %S: expected %s",
                            module->cls.name, &tensor->shape,
                            flat ? "[N, C] or [N, C, L]" : "[N, C, H, W]");
+    if (training) mpt__notice_bias(context, module, tensor);
+    in[0] = x, in[5] = residual;
     for (int i = 0; i < 2; i++) {
-        given[i] = parameter[i] = mpt__null(NULL);
-        if (running && !training) given[i] = mpt__handle(context, running->buffer[i]);
+        in[1 + i] = in[3 + i] = mpt__null(NULL);
+        if (running && !training) in[3 + i] = mpt__handle(context, running->buffer[i]);
         for (int64_t k = 0; k < module->parameter_count; k++)
             if (strcmp(module->parameters[k].name, i ? "bias" : "weight") == 0)
-                parameter[i] = mpt__parameter_handle(context, module, k);
+                in[1 + i] = mpt__parameter_handle(context, module, k);
     }
-    return mpt__apply_batch_norm(x, given[0], given[1], parameter[0], parameter[1],
-                                 module->attributes.imm[0],
-                                 running && training ? module->id.slot : 0);
+    relu = relu || module->attributes.index[2];
+    return mpt__apply_batch_norm(in, module->attributes.imm[0],
+                                 running && training ? module->id.slot : 0, relu);
 }
 
 /* ==== Pooling ==== */

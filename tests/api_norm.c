@@ -2,7 +2,7 @@
  * bf16; larger ones against sums in double; batch norm's running statistics. */
 #include "golden.h"
 
-#define MAX_INPUTS 5
+#define MAX_INPUTS 6
 enum { CHANNELS_LAST = 3 };
 
 static mpt_context *context;
@@ -26,6 +26,7 @@ static mpt_tensor call(const golden_case *c, const mpt_tensor *in, mpt_tensor *s
     OP(add_layer_norm, mpt_add_layer_norm(in[0], in[1], n, in[2], in[3], eps, sum));
     OP(add_rms_norm, mpt_add_rms_norm(in[0], in[1], n, in[2], eps, sum));
     OP(batch_norm, mpt_batch_norm(in[0], in[3], in[4], in[1], in[2], eps));
+    OP(batch_norm_relu, mpt_batch_norm_relu(in[0], in[4], in[5], in[1], in[2], eps, in[3]));
     OP(group_norm, mpt_group_norm(in[0], n, in[1], in[2], eps));
     OP(adaptive_max_pool2d, mpt_adaptive_max_pool2d(in[0], c->ints[0], c->ints[1]));
     OP(adaptive_avg_pool2d, mpt_adaptive_avg_pool2d(in[0], c->ints[0], c->ints[1]));
@@ -551,7 +552,152 @@ TEST(training) {
     mpt_destroy(context);
 }
 
-TEST_TABLE = {T(goldens),         T(large),      T(long_rows), T(running_statistics),
-              T(several_batches), T(evaluation), T(state),     T(captured),
-              T(training)};
+/* ==== With a residual and relu ==== */
+
+static char notices[512];
+static void keep_log(void *user, mpt_log_level level, const char *message) {
+    (void)user;
+    if (level == MPT_LOG_INFO && strstr(message, "has a bias"))
+        snprintf(notices + strlen(notices), sizeof notices - strlen(notices), "%s|", message);
+}
+
+static uint64_t hash_of(uint64_t hash, mpt_tensor x) {
+    int64_t n = mpt_numel(x);
+    float *got = (float *)malloc((size_t)n * sizeof *got);
+    CHECK_EQ_INT(mpt_read_f32(x, got, n), MPT_OK);
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &got[i], sizeof bits);
+        hash = (hash ^ bits) * UINT64_C(0x100000001b3);
+    }
+    free(got);
+    return hash;
+}
+
+/* A picture in fp32 or half, its channels innermost or not: of numbers in [-1, 1] times scale, and
+   `apart` away from 0. */
+static mpt_tensor picture(const mpt_shape *shape, uint32_t stream, float scale, float apart,
+                          mpt_dtype dtype, bool last) {
+    int64_t count = shape->dim[0] * shape->dim[1] * shape->dim[2] * shape->dim[3];
+    float *values = numbers(stream, count);
+    for (int64_t i = 0; i < count; i++) {
+        const float v = (values[i] - 0.25f) / 2;
+        values[i] = scale * v + (v < 0 ? -apart : apart);
+    }
+    mpt_tensor x = mpt_cast(mpt_from(context, MPT_F32, *shape, values), dtype);
+    free(values);
+    x = mpt_detach(last ? mpt_to_channels_last(x) : x);
+    mpt_requires_grad(x, true);
+    return x;
+}
+
+/* Hash of y and all gradients: in one launch, or as norm, sum and relu. */
+static uint64_t run_fused(const mpt_shape *shape, mpt_isa isa, int threads, mpt_dtype dtype,
+                          bool last) {
+    mpt_config config = mpt_config_default();
+    mpt_norm_config norm = mpt_norm_config_default();
+    config.threads = threads;
+    if (isa != MPT_ISA_AUTO) config.isa = isa, config.device = MPT_DEVICE_CPU;
+    context = mpt_create(&config);
+    norm.relu = true;
+    mpt_module fused = mpt_nn_batch_norm2d(context, shape->dim[1], &norm);
+    mpt_module plain = mpt_nn_batch_norm2d(context, shape->dim[1], NULL);
+    uint64_t hash = 1;
+    mpt_tensor result[2][6], dy = mpt_detach(picture(shape, 13, 1, 0, dtype, last));
+    for (int k = 0; k < 2; k++) {
+        mpt_tensor x = picture(shape, 11, 1, 1, dtype, last), in[2], y;
+        in[0] = x, in[1] = picture(shape, 12, 0.25f, 0, dtype, last);
+        mpt_module net = k ? plain : fused;
+        CHECK_EQ_INT(mpt_forward_n(net, in, k ? 1 : 2, &y, 1), MPT_OK);
+        if (k) {
+            y = mpt_add(y, in[1]);
+            /* rounding does not change a sign, so that gradients are the same in halves too */
+            CHECK(mpt_item(mpt_min(mpt_abs(y), MPT_ALL_DIMS, false)) > 1e-2);
+            y = mpt_relu(y);
+        }
+        CHECK_EQ_INT(mpt_backward_from(y, dy, false), MPT_OK);
+        result[k][0] = y, result[k][1] = mpt_grad(x), result[k][2] = mpt_grad(in[1]);
+        result[k][3] = mpt_grad(mpt_parameter(net, "weight"));
+        result[k][4] = mpt_grad(mpt_parameter(net, "bias"));
+        result[k][5] = mpt_buffer(net, "running_var");
+    }
+    for (int i = 0; i < 6; i++) {
+        /* y alone is rounded once more where norm and sum are apart */
+        const double bound = i > 0 || dtype == MPT_F32 ? 1e-5 : dtype == MPT_F16 ? 2e-3 : 1.6e-2;
+        hash = hash_of(hash, result[0][i]);
+        CHECK(mpt_allclose(result[0][i], result[1][i], bound, bound));
+    }
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+    return hash;
+}
+
+TEST(fused) {
+    const mpt_shape shapes[] = {MPT_SHAPE(5, 40, 12, 14), MPT_SHAPE(3, 5, 40, 33),
+                                MPT_SHAPE(9, 17, 3, 3)};
+    const mpt_dtype dtypes[] = {MPT_F32, MPT_F16, MPT_BF16};
+    for (int i = 0; i < 18; i++) {
+        const mpt_shape *shape = &shapes[i / 6];
+        mpt_dtype dtype = dtypes[i / 2 % 3];
+        uint64_t one = run_fused(shape, MPT_ISA_REF, 1, dtype, i & 1);
+        CHECK(run_fused(shape, MPT_ISA_REF, 3, dtype, i & 1) == one);
+        CHECK(run_fused(shape, MPT_ISA_AUTO, 2, dtype, i & 1) == one ||
+              mpt_device_count(MPT_DEVICE_CUDA) > 0);
+    }
+}
+
+static void count_unary(void *user, const char *line) {
+    *(int *)user += strstr(line, "unary") != 0;
+}
+
+/* Launches of elementwise kernels, such as relu alone would be. */
+static int count_relus(mpt_context *in, mpt_module net, mpt_tensor x) {
+    int count = 0;
+    mpt_print_launches(in, count_unary, &count);
+    mpt_step_begin(in);
+    mpt_forward(net, x);
+    mpt_step_end(in);
+    mpt_print_launches(in, NULL, NULL);
+    return count;
+}
+
+/* A relu behind a batch norm in a list is its own; NaN passes; a bias before it is named once. */
+TEST(lists_and_notices) {
+    mpt_config config = mpt_config_default();
+    config.log.write = keep_log;
+    context = mpt_create(&config);
+    mpt_conv_config plain = mpt_conv_config_default();
+    plain.bias = false;
+    notices[0] = 0;
+    mpt_module net = mpt_sequential(
+        context, mpt_nn_conv2d(context, 2, 4, 3, 3, &plain), mpt_nn_batch_norm2d(context, 4, NULL),
+        mpt_nn_relu(context), mpt_nn_conv2d(context, 4, 4, 3, 3, NULL),
+        mpt_nn_batch_norm2d(context, 4, NULL), mpt_nn_relu(context), MPT_END);
+    for (int i = 0; i < 3; i++) {
+        mpt_tensor x = mpt_randn(context, MPT_F32, MPT_SHAPE(3, 2, 6, 6));
+        if (i == 0) CHECK_EQ_INT(count_relus(context, net, x), 0);
+        mpt_step_begin(context);
+        mpt_tensor y = mpt_forward(net, x);
+        CHECK(mpt_item(mpt_min(y, MPT_ALL_DIMS, false)) == 0);
+        CHECK(mpt_item(mpt_max(y, MPT_ALL_DIMS, false)) > 0);
+        mpt_step_end(context);
+    }
+    CHECK_EQ_STR(notices,
+                 "convolution \"3\" has a bias, which batch norm \"4\" takes away again: make "
+                 "it without one (config.bias = false)|");
+    float values[4] = {NAN, 1, 2, -3}, got[4];
+    const float zero[2] = {0, 0}, one[2] = {1, 1};
+    mpt_tensor mean = mpt_from(context, MPT_F32, MPT_SHAPE(2), zero);
+    mpt_tensor variance = mpt_from(context, MPT_F32, MPT_SHAPE(2), one);
+    mpt_tensor x = mpt_from(context, MPT_F32, MPT_SHAPE(2, 2), values);
+    mpt_tensor y = mpt_batch_norm_relu(x, mean, variance, nothing(), nothing(), 0, nothing());
+    CHECK_EQ_INT(mpt_read_f32(y, got, 4), MPT_OK);
+    CHECK(got[0] != got[0] && got[1] == 1 && got[2] == 2 && got[3] == 0);
+    mpt_destroy(context);
+}
+
+TEST_TABLE = {
+    T(goldens),          T(large), T(long_rows), T(running_statistics), T(several_batches),
+    T(evaluation),       T(state), T(captured),  T(training),           T(fused),
+    T(lists_and_notices)};
 TEST_MAIN

@@ -37,6 +37,13 @@ TEST(norms) {
     CASE(mpt_batch_norm, SHAPE, "at least 2", mpt_batch_norm(eight, nil, nil, nil, nil, 1e-5));
     CASE(mpt_batch_norm, SHAPE, "argument 4 is [4, 8], expected [8]",
          mpt_batch_norm(f.x, f.x, f.x, nil, nil, 1e-5));
+    TENSOR(mpt_batch_norm_relu, mpt_batch_norm_relu(t_, nil, nil, nil, nil, 1e-5, t_));
+    CASE(mpt_batch_norm_relu, SHAPE, "argument 6 is [8], expected [4, 8]",
+         mpt_batch_norm_relu(f.x, nil, nil, nil, nil, 1e-5, eight));
+    CASE(mpt_batch_norm_relu, DTYPE, "mpt_autocast_begin",
+         mpt_batch_norm_relu(f.x, nil, nil, nil, nil, 1e-5, f.half));
+    CASE(mpt_batch_norm_relu, BAD_HANDLE, "null",
+         mpt_batch_norm_relu(f.none, nil, nil, nil, nil, 1e-5, f.x));
     TENSOR(mpt_group_norm, mpt_group_norm(t_, 2, nil, nil, 1e-5));
     CASE(mpt_group_norm, ARGUMENT, "3 groups do not divide", mpt_group_norm(f.x, 3, nil, nil, 0));
     CASE(mpt_group_norm, ARGUMENT, "0 groups", mpt_group_norm(f.x, 0, nil, nil, 0));

@@ -10,7 +10,7 @@
 
 #include "harness.h"
 
-enum { MAX_IN = 3, VARIANTS = 5, MAX_NUMEL = 256 };
+enum { MAX_IN = 4, VARIANTS = 5, MAX_NUMEL = 256 };
 #if defined(MPTRAIN_CUDA)
 static const double step = 5e-4, tolerance = 2e-3;
 #else
@@ -197,11 +197,19 @@ static mpt_tensor constants(mpt_tensor like) {
     static const double values[6] = {0.5, 2.0, 1.25, 0.75, 1.5, 1.0};
     return mpt_from(context, MPT_F64, mpt_get_shape(like), values);
 }
-CALL(batch_norm,
-     mpt_batch_norm(in[0], v == 4 ? constants(in[1]) : none(), v == 4 ? constants(in[1]) : none(),
-                    in[1], v == 3 ? none() : in[2], 0.1 + v))
-CALL(group_norm, mpt_group_norm(in[0], v < 2 ? 2 : v == 2 ? 1 : mpt_get_shape(in[1]).dim[0], in[1],
-                                in[2], 0.1 + v))
+/* Without and with what may follow; once x is its own residual. */
+static mpt_tensor call_batch_norm(const mpt_tensor *in, int v) {
+    const mpt_tensor given = v == 4 ? constants(in[1]) : none();
+    mpt_tensor residual = v == 2 ? mpt_mul(in[0], in[3]) : v == 3 ? in[0] : in[3];
+    mpt_tensor y = mpt_batch_norm_relu(in[0], given, given, in[1], in[2], 0.1 + v, residual);
+    if (v == 3) y = mpt_mul(y, in[3]);
+    return mpt_add(y, mpt_batch_norm(in[0], given, given, in[1], v == 3 ? none() : in[2], 0.1 + v));
+}
+CALL(group_norm, mpt_group_norm(in[0],
+                                v < 2    ? 2
+                                : v == 2 ? 1
+                                         : mpt_get_shape(in[1]).dim[0],
+                                in[1], in[2], 0.1 + v))
 CALL(poisson_nll_loss, mpt_poisson_nll_loss(in[0], in[1], v & 1, v > 1, 1e-3, REDUCTION))
 CALL(interpolate, mpt_interpolate(in[0], v & 1 ? MPT_SHAPE(5, 3) : MPT_SCALAR, 1.6 - 0.3 * v,
                                   v == 0 ? MPT_NEAREST : MPT_BILINEAR, v > 2))
@@ -378,13 +386,18 @@ static void make_cases(void) {
                                                   {S(2, 3, 2, 2), S(3), S(3)},
                                                   {S(2, 2, 3), S(2), S(2)},
                                                   {S(2, 3, 2, 1), S(3), S(3)}};
+    const mpt_shape after[VARIANTS][MAX_IN] = {{S(3, 4), S(4), S(4), S(3, 4)},
+                                               {S(2, 4, 3), S(4), S(4), S(2, 4, 3)},
+                                               {S(2, 3, 2, 2), S(3), S(3), S(2, 3, 2, 2)},
+                                               {S(2, 2, 3), S(2), S(2), S(2, 2, 3)},
+                                               {S(2, 3, 2, 1), S(3), S(3), S(2, 3, 2, 1)}};
     const mpt_shape images[VARIANTS][MAX_IN] = {
         {S(1, 2, 3, 4)}, {S(2, 1, 4, 4)}, {S(1, 2, 5, 4)}, {S(1, 1, 4, 6)}, {S(2, 2, 3, 4)}};
     const mpt_shape kernels[VARIANTS][MAX_IN] = {{S(2, 2, 4, 3), S(3, 2, 2, 3), S(3)},
-                                                {S(1, 2, 5, 4), S(2, 2, 3, 2), S(2)},
-                                                {S(1, 4, 4, 5), S(2, 2, 2, 3), S(2)},
-                                                {S(2, 1, 5, 5), S(2, 1, 3, 3), S(2)},
-                                                {S(2, 3, 4, 4), S(3, 1, 3, 2), S(3)}};
+                                                 {S(1, 2, 5, 4), S(2, 2, 3, 2), S(2)},
+                                                 {S(1, 4, 4, 5), S(2, 2, 2, 3), S(2)},
+                                                 {S(2, 1, 5, 5), S(2, 1, 3, 3), S(2)},
+                                                 {S(2, 3, 4, 4), S(3, 1, 3, 2), S(3)}};
     const mpt_shape signals[VARIANTS][MAX_IN] = {{S(2, 2, 5), S(3, 2, 3), S(3)},
                                                  {S(1, 2, 6), S(2, 2, 2), S(2)},
                                                  {S(1, 4, 5), S(2, 2, 3), S(2)},
@@ -505,7 +518,7 @@ static void make_cases(void) {
     CASE(soft_targets, 2, -2, 2, probable);
     CASE(layer_norm, 3, -2, 2, rows);
     CASE(rms_norm, 3, -2, 2, rows);
-    CASE(batch_norm, 3, -2, 2, channels);
+    CASE(batch_norm, 4, -2, 2, after);
     CASE(group_norm, 3, -2, 2, channels);
     CASE(poisson_nll_loss, 2, 0.3, 3, same);
     CASE(interpolate, 1, -2, 2, pictures);

@@ -28,6 +28,12 @@ def batch_norm(x, i, r):
     return [F.batch_norm(x[0], get(x, 3), get(x, 4), get(x, 1), get(x, 2), not i[0], 0.0, r[0])]
 
 
+def batch_norm_relu(x, i, r):
+    """x, weight, bias, residual?, mean?, variance?"""
+    y = F.batch_norm(x[0], get(x, 4), get(x, 5), x[1], x[2], not i[0], 0.0, r[0])
+    return [F.relu(y + x[3] if len(x) > 3 else y)]
+
+
 def add_norm(norm):
     def run(x, i, r, dtype):
         wide = golden.round_through(x[0] + x[1], dtype)
@@ -64,6 +70,7 @@ NORMS = {
     "rms_norm": lambda x, i, r: [F.rms_norm(x[0], shape_of(x, i), get(x, 1), r[0])],
     "group_norm": lambda x, i, r: [F.group_norm(x[0], i[0], get(x, 1), get(x, 2), r[0])],
     "batch_norm": batch_norm,
+    "batch_norm_relu": batch_norm_relu,
 }
 SUMS = {"add_layer_norm": add_norm("layer"), "add_rms_norm": add_norm("rms")}
 
@@ -138,6 +145,12 @@ def channel_cases(dtype):
         yield case("batch_norm", label, [x, w, b], [0], [1e-5], lay)
         mean, var = noise(label + "/mean", shape[1:2]), 1 + noise(label + "/var", shape[1:2], 0.5)
         yield case("batch_norm", label + " given", [x, w, b, mean, var], [1], [1e-3], lay, (3, 4))
+        residual = noise(label + "/residual", shape).to(dtype)
+        lay = [layout, 0, 0, layout, 0, 0]
+        yield case("batch_norm_relu", label, [x, w, b], [0], [1e-5], lay)
+        yield case("batch_norm_relu", label + " sum", [x, w, b, residual], [0], [1e-5], lay)
+        yield case("batch_norm_relu", label + " given", [x, w, b, residual, mean, var], [1], [1e-3],
+                   lay, (4, 5))
         for groups in (1, shape[1], 2):
             if shape[1] % groups == 0 and len(shape) > 2:
                 yield case("group_norm", f"{label} {groups}", [x, w, b], [groups], [1e-5], lay)

@@ -3,7 +3,7 @@
    Beyond cache, for fp32, bf16 and fp16, the bytes that a kernel moves per second as a share of
    those of a plain copy, measured between its runs. Both count what a store to memory costs: the
    line is read before it is written, so that a written array counts twice.
-       bench_kernels [seconds per figure, 0.2] [elements beyond cache, 33554432] */
+       bench_kernels [seconds per figure, 0.2] [elements beyond cache, 33554432] [part of names] */
 #include "bench.h"
 
 /* The second operand; the output of a reduction; of norms: groups, batches, those with their
@@ -220,10 +220,17 @@ static void make_memory(int64_t n) {
     steps[0] = 3;
 }
 
-static void measure_levels(int64_t n, double seconds) {
+/* Kernels whose name, or that of the one whose backward they are, has `part` in it. */
+static bool is_wanted(size_t i, const char *part) {
+    if (i > 0 && strcmp(kernels[i].name, "its backward") == 0) i--;
+    return strstr(kernels[i].name, part) != NULL;
+}
+
+static void measure_levels(int64_t n, double seconds, const char *part) {
     static const mpt_isa isa[3] = {MPT_ISA_REF, MPT_ISA_AVX2, MPT_ISA_AUTO};
     printf("%ld elements of fp32\n%-24s %9s %8s %8s\n", (long)n, "", "ns/elem", "x ref", "x avx2");
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+        if (!is_wanted(i, part)) continue;
         static bench_case cases[3];
         bench_fn fn[3] = {bench_run_case, bench_run_case, bench_run_case};
         void *work[3];
@@ -244,7 +251,7 @@ static void measure_levels(int64_t n, double seconds) {
     }
 }
 
-static void measure_bandwidth(int64_t n, double seconds) {
+static void measure_bandwidth(int64_t n, double seconds, const char *part) {
     static const int dtypes[3] = {MPT_F32, MPT_BF16, MPT_F16};
     static const kernel_case times_one = {"", MPT__K_UNARY, MPT__FN_MUL_SCALAR, 0, 1, 0, 1, 0, 0};
     mpt__backend *backend = bench_backend(MPT_ISA_AUTO, 1);
@@ -254,6 +261,7 @@ static void measure_bandwidth(int64_t n, double seconds) {
            "%16s %16s\n",
            (long)n, backend->name, "", "fp32", "bf16", "fp16");
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+        if (!is_wanted(i, part)) continue;
         static bench_case cases[3];
         bench_fn fn[4] = {bench_run_case, bench_run_case, bench_run_case, bench_run_case};
         void *work[4] = {&cases[0], &cases[1], &cases[2], &plain_copy};
@@ -273,8 +281,9 @@ static void measure_bandwidth(int64_t n, double seconds) {
 int main(int argc, char **argv) {
     double seconds = argc > 1 ? atof(argv[1]) : 0.2;
     int64_t n = argc > 2 ? atol(argv[2]) : 33554432;
+    const char *part = argc > 3 ? argv[3] : "";
     make_memory(n);
-    measure_levels(65536, seconds);
-    measure_bandwidth(n, seconds);
+    measure_levels(65536, seconds, part);
+    measure_bandwidth(n, seconds, part);
     return 0;
 }

@@ -5,6 +5,7 @@
            kernel NAME ELEMENTS THREADS                 the names: see kernels[]
            attention f32|bf16|f16 B H T D CAUSAL BACK THREADS
            embedding V D N BACK THREADS                 BACK: 1 backward too, or alone
+           norm KIND DTYPE N C H W BACK THREADS         layer, rms, group, batch, batch-last
            copy BYTES                                   a plain one, not memcpy
            ceiling tiles|avx512|avx2 THREADS
            blas LIBRARY M N K A B THREADS               sgemm of numpy's OpenBLAS */
@@ -269,6 +270,81 @@ static bool make_embedding(subject *s, int argc, char **argv, char *error, size_
     return e != NULL;
 }
 
+/* ==== Norms ==== */
+
+enum { LAYER_NORM, RMS_NORM, GROUP_NORM, BATCH_NORM, BATCH_NORM_LAST, NORM_KINDS };
+typedef struct normed {
+    mpt_context *context;
+    mpt_tensor x, weight, bias, y, dy;
+    int kind;
+    bool back;
+} normed;
+
+static mpt_tensor norm_of(const normed *n) {
+    mpt_tensor none;
+    memset(&none, 0, sizeof none);
+    switch (n->kind) {
+    case LAYER_NORM:
+        return mpt_layer_norm(n->x, 1, n->weight, n->bias, 1e-5);
+    case RMS_NORM:
+        return mpt_rms_norm(n->x, 1, n->weight, 1e-5);
+    case GROUP_NORM:
+        return mpt_group_norm(n->x, 32, n->weight, n->bias, 1e-5);
+    default:
+        return mpt_batch_norm(n->x, none, none, n->weight, n->bias, 1e-5);
+    }
+}
+
+/* Backward alone, or forward alone. */
+static void norm_run(void *self) {
+    normed *n = (normed *)self;
+    if (!n->back) {
+        mpt_release(norm_of(n));
+        return;
+    }
+    mpt_backward_from(n->y, n->dy, true);
+    mpt_clear_grad(n->x), mpt_clear_grad(n->weight), mpt_clear_grad(n->bias);
+}
+
+static void norm_end(void *self) {
+    mpt_destroy(((normed *)self)->context);
+    free(self);
+}
+
+/* Memory traffic: what is read once, and what is written twice, because a plain store fetches the
+   line first. A batch has to be read twice, but caches may hold it: that counts as ours to win. */
+static bool make_norm(subject *s, int argc, char **argv, char *error, size_t size) {
+    static const char *const kinds[NORM_KINDS] = {"layer", "rms", "group", "batch", "batch-last"};
+    int64_t dim[4];
+    int kind = 0, type = 0;
+    snprintf(error, size, "expected KIND DTYPE N C H W BACK THREADS");
+    if (argc != 8) return false;
+    while (kind < NORM_KINDS && strcmp(kinds[kind], argv[0]) != 0) kind++;
+    while (type < DTYPES && strcmp(dtypes[type].name, argv[1]) != 0) type++;
+    if (kind == NORM_KINDS || type == DTYPES) return false;
+    for (int i = 0; i < 4; i++) dim[i] = atoll(argv[2 + i]);
+    normed *n = (normed *)calloc(1, sizeof *n);
+    s->run = norm_run, s->end = norm_end, s->self = n;
+    s->context = n->context = make_context(argv[7], error, size);
+    if (!n->context) return false;
+    n->kind = kind, n->back = atoi(argv[6]) != 0;
+    const bool rows = kind <= RMS_NORM;
+    mpt_shape shape = rows ? MPT_SHAPE(dim[0], dim[1]) : MPT_SHAPE(dim[0], dim[1], dim[2], dim[3]);
+    mpt_tensor x = make_leaf(n->context, shape, dtypes[type].dtype, false);
+    if (kind == BATCH_NORM_LAST) x = mpt_to_channels_last(x);
+    n->x = mpt_detach(x);
+    n->weight = make_leaf(n->context, MPT_SHAPE(dim[1]), MPT_F32, n->back);
+    n->bias = make_leaf(n->context, MPT_SHAPE(dim[1]), MPT_F32, n->back);
+    if (n->back) {
+        mpt_requires_grad(n->x, true);
+        n->y = norm_of(n);
+        n->dy = mpt_detach(mpt_clone(n->y));
+    }
+    s->work = (n->back ? 4.0 : 3.0) * (double)(dim[0] * dim[1] * dim[2] * dim[3]) *
+              (double)mpt_dtype_size(dtypes[type].dtype);
+    return true;
+}
+
 /* ==== The ceilings ==== */
 
 typedef struct plain_copy {
@@ -393,6 +469,7 @@ static const subject_maker makers[] = {{"gemm", make_product},
                                        {"kernel", make_kernel},
                                        {"attention", make_attention},
                                        {"embedding", make_embedding},
+                                       {"norm", make_norm},
                                        {"copy", make_copy},
                                        {"ceiling", make_ceiling},
 #ifdef HAVE_DLOPEN

@@ -623,17 +623,59 @@ def embedding():
             table, grad = torch.randn(v, d), torch.randn(n, d)
             ids = torch.arange(n) * 2654435761 % v
 
-            def run(table=table.requires_grad_(back), ids=ids, grad=grad, back=back):
-                out = F.embedding(ids, table)
-                if back:
-                    torch.autograd.grad(out, table, grad)
+            def run(table=table, ids=ids, grad=grad, back=back):
+                if back:  # into an existing gradient, as ours: not a fresh one of the whole table
+                    table.index_add_(0, ids, grad)
+                else:
+                    F.embedding(ids, table)
             own = Ours(shapes, f'embedding {v} {d} {n} {int(back)} 1', 1)
             copy = Ours(shapes, f'copy {4 * n * d}', 1)
             times = alternate({'ours': own, 'copy': copy, 'torch': Peer(run, 1)}, 0.03, 5)
             what = f'{"backward" if back else "forward"}, {v} x {d}, {n} ids'
             verdict(what, times.faster('ours', 'copy') * own.work / copy.work, 0.7)
-            verdict(what + ', times PyTorch' + ' and its forward' * back,
-                    times.faster('ours', 'torch'))
+            verdict(what + ', times PyTorch' + '\'s index_add_' * back,
+                    times.faster('ours', 'torch'), 1.0)
+
+
+def torch_norm(kind, x):
+    """The function of x, and of weights of its own."""
+    channels = x.shape[1] if kind.startswith(('batch', 'group')) else x.shape[-1]
+    w, b = (torch.randn(channels).requires_grad_(x.requires_grad) for _ in range(2))
+    wh, bh = (p.detach().to(x.dtype).requires_grad_(x.requires_grad) for p in (w, b))
+    if kind == 'layer':
+        return lambda: F.layer_norm(x, (channels,), wh, bh), (wh, bh)
+    if kind == 'rms':
+        return lambda: F.rms_norm(x, (channels,), wh), (wh,)
+    if kind == 'group':
+        return lambda: F.group_norm(x, 32, wh, bh), (wh, bh)
+    return lambda: F.batch_norm(x, None, None, w, b, True), (w, b)
+
+
+@row('norms', 'norms beyond cache, share of a plain copy by bytes moved, and times PyTorch')
+def norms():
+    for kind, sizes in (('layer', (21845, 768)), ('rms', (4096, 4096)), ('group', (1337, 64, 196, 1)),
+                        ('batch', (1337, 64, 14, 14)), ('batch-last', (1337, 64, 14, 14))):
+        for name in ('f32', 'bf16'):
+            for back in (False, True):
+                x = torch.randn(sizes).to(DTYPES[name])
+                if kind == 'batch-last':
+                    x = x.contiguous(memory_format=torch.channels_last)
+                x.requires_grad_(back)
+                run, weights = torch_norm(kind, x)
+                if back:
+                    y = run()
+                    dy = torch.randn_like(y)
+
+                    def run(y=y, dy=dy, x=x, weights=weights):
+                        torch.autograd.grad(y, (x, *weights), dy, retain_graph=True)
+                words = ' '.join(map(str, list(sizes) + [1] * (4 - len(sizes))))
+                own = Ours(shapes, f'norm {kind} {name} {words} {int(back)} 1', 1)
+                copy = Ours(shapes, f'copy {x.numel() * x.element_size()}', 1)
+                peer = run if back else torch.inference_mode()(run)
+                times = alternate({'ours': own, 'copy': copy, 'torch': Peer(peer, 1)}, 0.03, 5)
+                what = f'{kind}, {name}, {"backward" if back else "forward"}'
+                verdict(what, times.faster('ours', 'copy') * own.work / copy.work, 0.7)
+                verdict(what + ', times PyTorch', times.faster('ours', 'torch'), 1.0)
 
 
 @row('threads', 'two threads against one')
