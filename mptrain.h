@@ -10667,18 +10667,6 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         MPT__NORM_PART(x, X, W)                                                                   \
         MPT__NORM_PART(y, MORE, W)                                                                \
         MPT__NORM_PART(out, OUT, W)                                                               \
-        /* rows of floats, the fastest: nothing to decide */                                      \
-        for (; dtype == MPT_F32 && lines && !biases && !after && count > 0; count--) {            \
-            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
-            V##_store_as(out, V##_add(V##_mul(v, V##_load(weights)), bias), W, dtype);            \
-            weights += W, x += W * size, out += W * size;                                         \
-        }                                                                                         \
-        for (; dtype == MPT_F32 && lines && !after && count > 0; count--) {                       \
-            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
-            v = V##_add(V##_mul(v, V##_load(weights)), V##_load(biases));                         \
-            V##_store_as(out, v, W, dtype);                                                       \
-            weights += W, biases += W, x += W * size, out += W * size;                            \
-        }                                                                                         \
         for (; count > 0; count--, x += x_by, out += out_by) {                                    \
             if (lines) {                                                                          \
                 weight = V##_load(weights), weights += W;                                         \
