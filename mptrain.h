@@ -2348,7 +2348,8 @@ typedef struct mpt__operand {
  *           f32 [1] = norm.
  * SCALAR_SET  slot[0] = imm[0] as double if index[0] is 0, else index[1] as integer.
  * SCALAR_OR  slot[0] = (slot[1] | slot[2]) != 0, integers.
- * SCALE_LOSS  UNARY MUL_SLOT, and slot[1] = 1 when an element of o0 is not finite.
+ * SCALE_LOSS  UNARY MUL_SLOT, and slot[1] = 1 when an element of o0 is not finite; slot[2] (0:
+ *           none) = slot[0] as an fp32 in the first bytes.
  * SCALER_UPDATE  slot[0] scale (a double that holds a float), slot[1] tracker, slot[2] found_inf of
  *           this update, slot[3] updates, slot[4] skipped, slot[5] skipped in a row, slot[6] last
  *           skipped update, slot[7] outcome, where slots from 3 on may be 0: not counted; imm:
@@ -9977,8 +9978,11 @@ static void mpt__ref_find_nonfinite(const mpt__cpu_call *call) {
 
 /* A finite loss may overflow by the scale: what counts is the loss. */
 static void mpt__ref_scale_loss(const mpt__cpu_call *call) {
+    const uint16_t *slot = call->launch->slot;
+    const float scale = (float)call->scalars[slot[0]].f;
+    if (slot[2]) memcpy(&call->scalars[slot[2]], &scale, sizeof scale);
     mpt__ref_unary(call);
-    if (mpt__ref_first_nonfinite(call) >= 0) call->scalars[call->launch->slot[1]].i = 1;
+    if (mpt__ref_first_nonfinite(call) >= 0) call->scalars[slot[1]].i = 1;
 }
 
 /* ==== The words of the reference level ==== */
@@ -15643,18 +15647,22 @@ static void mpt__attention_delta(const mpt__attention_item *t, mpt__real *delta)
                  mpt__attention_at(w, MPT__AT_DELTA, t->batch, t->head, t->first), 1, delta, t->n);
 }
 
-static const mpt__real *mpt__attention_numbers(const mpt__attention *w, int operand, int64_t b,
-                                               int64_t h, int64_t first) {
-    return (const mpt__real *)w->view[operand].data + mpt__attention_at(w, operand, b, h, first);
+/* A number for each of n queries, in place or in `block`. */
+static const mpt__real *mpt__attention_numbers(const mpt__attention *w, int operand,
+                                               const mpt__attention_tile *at, int64_t b, int64_t n,
+                                               mpt__real *block) {
+    return mpt__ref_in(&w->view[operand], mpt__attention_at(w, operand, b, at->head, at->query), 1,
+                       block, n);
 }
 
 static void mpt__attention_dq_chunk(void *work, int64_t chunk, int thread) {
     const mpt__attention *w = (const mpt__attention *)work;
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
     const int64_t key_head = t.head / w->group, seen = mpt__attention_seen(&t);
-    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, t.batch, t.head, t.first);
+    const mpt__attention_tile own = {t.head, t.first, 0, 0};
     const mpt__attention_rows dout = {t.turned[1], t.n};
-    mpt__real delta[MPT__ATTENTION_BLOCK];
+    mpt__real delta[MPT__ATTENTION_BLOCK], block[MPT__ATTENTION_BLOCK];
+    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, &own, t.batch, t.n, block);
     mpt__attention_delta(&t, delta);
     if (!w->view[MPT__AT_DQ].data) return;
     mpt__attention_turn(&t, MPT__AT_Q, t.head, t.turned[0]);
@@ -15688,8 +15696,10 @@ static void mpt__attention_dkv_tile(const mpt__attention_item *t, int64_t head, 
     const mpt__attention_rows own_v = {t->turned[1], t->n};
     mpt__attention_tile at = {head, query, t->first,
                               mpt__ref_min(MPT__ATTENTION_BLOCK, w->queries - query)};
-    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, t->batch, head, query);
-    const mpt__real *delta = mpt__attention_numbers(w, MPT__AT_DELTA, t->batch, head, query);
+    mpt__real block[2][MPT__ATTENTION_BLOCK];
+    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, &at, t->batch, at.m, block[0]);
+    const mpt__real *delta =
+        mpt__attention_numbers(w, MPT__AT_DELTA, &at, t->batch, at.m, block[1]);
     mpt__attention_rows q =
         mpt__attention_load(w, MPT__AT_Q, t->batch, head, query, at.m, t->rows[0]);
     mpt__attention_rows dout =
@@ -16360,7 +16370,7 @@ typedef struct mpt__object_table {
 
 /* ==== Context ==== */
 
-#define MPT__SIZE_CLASSES 288
+#define MPT__SIZE_CLASSES 440 /* 424 hold all that an int64_t counts; MPT__POOL_REACH behind them */
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
@@ -16722,6 +16732,12 @@ static MPT__FORCE_INLINE void mpt__idle_give(mpt_context *context, uint32_t id) 
     *list = id;
 }
 
+static MPT__FORCE_INLINE uint32_t mpt__idle_pop(mpt_context *context, int size_class) {
+    uint32_t id = context->idle[size_class];
+    if (id) context->idle[size_class] = context->storages[id].next_free;
+    return id;
+}
+
 /* A row with new memory. */
 static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class,
                                             mpt_memory_kind kind) {
@@ -16735,17 +16751,20 @@ static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class
     return 0;
 }
 
+static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *context, int wanted,
+                                              mpt_memory_kind kind) {
+    const int last = wanted + context->pool_reach;
+    for (int i = wanted + 1; i <= last; i++)
+        if (context->idle[i]) return mpt__idle_pop(context, i);
+    return mpt__idle_new(context, wanted, kind);
+}
+
 /* A row with memory for `bytes`: idle memory of this class or one little above, else new. */
 static MPT__FORCE_INLINE uint32_t mpt__idle_take(mpt_context *context, int64_t bytes,
                                                  mpt_memory_kind kind) {
     int wanted = mpt__size_class(bytes);
-    for (int i = wanted; i <= wanted + context->pool_reach && i < MPT__SIZE_CLASSES; i++) {
-        uint32_t id = context->idle[i];
-        if (!id) continue;
-        context->idle[i] = context->storages[id].next_free;
-        return id;
-    }
-    return mpt__idle_new(context, wanted, kind);
+    uint32_t id = mpt__idle_pop(context, wanted);
+    return id ? id : mpt__idle_above(context, wanted, kind);
 }
 
 /* Memory without a row, for ids that a recording keeps; it must go back by mpt__pool_give, which
@@ -16799,9 +16818,9 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_begin(mpt__launch *launch, i
                                                           uint32_t storage, mpt_dtype dtype,
                                                           mpt__access access) {
     mpt__operand *operand = &launch->operand[position];
-    for (; launch->n_operands < position; launch->n_operands++)
-        launch->operand[launch->n_operands].storage = 0;
-    if (launch->n_operands == position) launch->n_operands++;
+    int n = launch->n_operands;
+    for (; n < position; n++) launch->operand[n].storage = 0;
+    if (n == position) launch->n_operands = (uint8_t)(n + 1);
     operand->storage = storage;
     operand->dtype = (uint8_t)dtype;
     operand->access = (uint8_t)access;
@@ -16881,8 +16900,7 @@ static MPT__COLD mpt_status mpt__fail_device(mpt_context *context) {
                       index, position, launch);
 }
 
-/* Inlined into every launch: nothing but a load where all is well. */
-static MPT__INLINE mpt_status mpt__check_device(mpt_context *context) {
+static mpt_status mpt__check_device(mpt_context *context) {
     const mpt__scalar *scalars = context->scalars;
     const bool well = !scalars || scalars[MPT__SLOT_ERROR].i == 0;
     return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
@@ -16965,10 +16983,7 @@ static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
         mpt__launch_order(launch);
     if (context->config.debug && mpt__check_operands(context, launch) != MPT_OK)
         return context->base.status;
-    mpt__execution execution;
-    execution.data = context->data;
-    execution.scalars = mpt__device_scalars(context);
-    execution.workspace = NULL;
+    mpt__execution execution = {context->data, mpt__device_scalars(context), NULL};
     launch->workspace = backend->workspace ? backend->workspace(backend->self, launch) : 0;
     if (launch->workspace > 0) {
         execution.workspace = mpt__launch_workspace(context, launch->workspace);
@@ -16976,8 +16991,9 @@ static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     }
     mpt_status status = backend->launch(backend->self, &execution, launch);
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
-    if (context->hook_count > 0) mpt__launch_hooks(context, launch);
-    return backend->synchronous ? mpt__check_device(context) : context->base.status;
+    if (MPT__UNLIKELY(context->hook_count)) mpt__launch_hooks(context, launch);
+    const bool well = !backend->synchronous || execution.scalars[MPT__SLOT_ERROR].i == 0;
+    return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
 }
 
 static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {
@@ -17775,7 +17791,7 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
     record->n_saved++;
 }
 
-static void mpt__drop_temporaries(mpt__frame *frame) {
+static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
     while (frame->n_temporary > 0)
         mpt__tensor_drop(frame->context, frame->temporary[--frame->n_temporary]);
 }
@@ -17836,7 +17852,7 @@ static MPT__NOINLINE void mpt__record_release(mpt_context *context, mpt__record 
 
 /* Leaves the record of a forward call that has ended, or, where there is none to leave, gives it
    back. */
-static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, mpt_status status) {
+static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt_status status) {
     mpt_context *context = frame->context;
     mpt__record *record = frame->record;
     if (status != MPT_OK || !frame->records) {
@@ -17853,7 +17869,7 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, mpt_status sta
     record->step = context->now.step;
     for (int i = 0; i < frame->n_in; i++)
         if (record->in[i]) record->in[i]->nodes++;
-    for (int i = 0; i < frame->n_out; i++) {
+    for (int i = 0; i < n_out; i++) {
         record->grad[i] = NULL;
         frame->out[i]->record = record;
         frame->out[i]->output = (uint8_t)i;
@@ -17892,7 +17908,8 @@ static bool mpt__find_inputs(mpt_context *context, const mpt_tensor *in, int n_i
     return true;
 }
 
-/* Begins a forward call, on a record whose inputs are the caller's to set. */
+/* Begins a forward call, on a record whose inputs are the caller's to set, and its attributes too
+   where they are NULL here. */
 static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *context, int op,
                                               int n_in, int n_out,
                                               const mpt__attributes *attributes) {
@@ -17902,7 +17919,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *co
         record = context->free_record;
     }
     context->free_record = record->next;
-    record->attributes = *attributes;
+    if (attributes) record->attributes = *attributes;
     record->op = (uint16_t)op;
     record->n_in = (uint8_t)n_in;
     record->n_out = (uint8_t)n_out;
@@ -17992,8 +18009,8 @@ static MPT__FORCE_INLINE mpt_status mpt__call_forward(mpt__frame *frame) {
 }
 
 /* The last, whatever came of the others. */
-static MPT__FORCE_INLINE void mpt__call_end(mpt__frame *frame, mpt_status status) {
-    mpt__record_call(frame, status);
+static MPT__FORCE_INLINE void mpt__call_end(mpt__frame *frame, int n_out, mpt_status status) {
+    mpt__record_call(frame, n_out, status);
     mpt__drop_temporaries(frame);
 }
 
@@ -18004,24 +18021,33 @@ static mpt__tensor *mpt__call_run(mpt__frame *frame) {
     mpt__tensor *out = status == MPT_OK ? mpt__output_new(frame) : NULL;
     frame->out[0] = out;
     status = out ? mpt__call_forward(frame) : MPT_ERROR_STATE;
-    mpt__call_end(frame, status);
+    mpt__call_end(frame, 1, status);
     if (status == MPT_OK) return out;
     if (out) mpt__tensor_drop(context, out);
     return NULL;
 }
 
-/* The same on handles, in a public call of that name; gives the output's handle or the error null.
-   The context is that of the first input that has one. */
+/* Begins it on handles, in a public call of that name, with attributes still to be set; false: it
+   ends here. The context is that of the first input that has one. */
+static MPT__FORCE_INLINE bool mpt__apply_begin(mpt__frame *frame, const char *name, int op,
+                                               const mpt_tensor *in, int n_in, int required) {
+    mpt_context *context = mpt__context_of(in, n_in);
+    if (!mpt__enter(context, name) || !mpt__call_begin(frame, context, op, n_in, 1, NULL))
+        return false;
+    if (mpt__find_inputs(context, in, n_in, required, frame->record->in)) return true;
+    mpt__record_spare(context, frame->record);
+    return false;
+}
+
+/* All of it; gives the output's handle or the error null. */
 static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
                               const mpt__attributes *attributes) {
     mpt__frame frame;
     mpt_context *context = mpt__context_of(in, n_in);
-    if (!mpt__enter(context, name) || !mpt__call_begin(&frame, context, op, n_in, 1, attributes))
+    if (!mpt__apply_begin(&frame, name, op, in, n_in, attributes->required))
         return mpt__null(context);
-    if (mpt__find_inputs(context, in, n_in, attributes->required, frame.record->in))
-        return mpt__handle(context, mpt__call_run(&frame));
-    mpt__record_spare(context, frame.record);
-    return mpt__null(context);
+    *frame.attributes = *attributes;
+    return mpt__handle(context, mpt__call_run(&frame));
 }
 
 /* ==== Gradients of parameters ==== */
@@ -18046,9 +18072,9 @@ static void mpt__gradient_drop(mpt_context *context, mpt__tensor **at) {
     if (gradient) mpt__tensor_drop(context, gradient);
 }
 
-static MPT__NOINLINE mpt__tensor *
-mpt__parameter_gradient_new(mpt_context *context, mpt__tensor *tensor, mpt__block *block) {
-    mpt__gradient_drop(context, &tensor->gradient); /* of a parameter that has moved */
+static MPT__NOINLINE mpt__tensor *mpt__parameter_gradient_new(mpt_context *context,
+                                                              mpt__tensor *tensor) {
+    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
     if (!block->gradients)
         block->gradients = mpt__storage_new(context, block->numel * 4, MPT_MEMORY_GRADIENT,
                                             MPT__FROM_DEVICE, true);
@@ -18060,14 +18086,11 @@ mpt__parameter_gradient_new(mpt_context *context, mpt__tensor *tensor, mpt__bloc
     return tensor->gradient;
 }
 
-/* The gradient of a parameter: a view of its block's, made on first use. */
+/* The gradient of a parameter: a view of its block's, made on first use, dropped when it moves. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__parameter_gradient(mpt_context *context,
                                                               mpt__tensor *tensor) {
-    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
     mpt__tensor *known = tensor->gradient;
-    if (known && known->storage == block->gradients && known->offset == tensor->offset)
-        return known;
-    return mpt__parameter_gradient_new(context, tensor, block);
+    return known ? known : mpt__parameter_gradient_new(context, tensor);
 }
 
 /* ==== Where backward puts its results ==== */
@@ -18166,14 +18189,21 @@ static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
             record->next = under;
         }
         mpt__record *below = NULL;
-        while (record->cursor < record->n_in && !below) {
-            const mpt__tensor *input = record->in[record->cursor++];
+        int cursor = record->cursor;
+        while (cursor < record->n_in && !below) {
+            const mpt__tensor *input = record->in[cursor++];
             if (!input || !input->record || !(input->flags & MPT__REQUIRES_GRAD)) continue;
             if (input->record->mark != mark) below = input->record;
         }
-        under = below ? record : record->next;
-        if (!below) record->next = order, order = record;
-        record = below ? below : under;
+        record->cursor = (uint8_t)cursor;
+        if (below) {
+            under = record;
+            record = below;
+        } else {
+            under = record->next;
+            record->next = order, order = record;
+            record = under;
+        }
     }
     return order;
 }
@@ -18505,9 +18535,9 @@ static mpt_status mpt__policy_dtype(mpt__frame *frame) {
     mpt__policy policy = frame->row->policy;
     mpt_status status = MPT_OK;
     const unsigned computing = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
-    if (region && policy == MPT__POLICY_LOW && !(frame->dtypes & ~computing)) {
-        frame->out_dtype[0] = frame->compute = low;
-        return MPT_OK;
+    if (region && !(frame->dtypes & ~computing)) { /* most calls; fp32 is preset */
+        if (policy == MPT__POLICY_LOW) frame->out_dtype[0] = frame->compute = low;
+        if (policy == MPT__POLICY_LOW || policy == MPT__POLICY_FP32) return MPT_OK;
     }
     if (policy == MPT__POLICY_ANY)
         result = frame->in[0] ? (mpt_dtype)frame->in[0]->dtype : MPT_F32;
@@ -19839,7 +19869,7 @@ MPT__END_LEVEL
     O(silu, INPUT, unary, unary_keep_in, unary, SILU, SILU_BACKWARD, "")                      \
     O(softplus, FP32, unary, unary_keep_in, unary, SOFTPLUS, SOFTPLUS_BACKWARD, "")           \
     O(hardtanh, INPUT, unary, unary_keep_in, unary, CLAMP, HARDTANH_BACKWARD, "Clip")         \
-    O(scale_loss, LOSS, unary, scale_loss, linear_unary, MUL_SLOT, MUL_SLOT, "Mul")           \
+    O(scale_loss, LOSS, unary, scale_loss, scale_loss, MUL_SLOT, MUL_SLOT, "Mul")             \
     O(matmul, LOW, matmul, matmul, matmul, NONE, NONE, "MatMul")                              \
     O(linear, LOW, linear, linear, linear, NONE, NONE, "Gemm")                                \
     O(sum, FP32, reduce, reduce, reduce, SUM, NONE, "ReduceSum")                              \
@@ -19946,9 +19976,10 @@ static MPT__INLINE void mpt__operand_dim(mpt__operand *operand, int i, int64_t s
 static void mpt__operand_around(mpt__launch *launch, int position, const mpt__tensor *tensor,
                                 int dim, mpt__access access) {
     mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 3, access);
-    int64_t outer = 1, inner = 1, n = tensor->shape.rank > 0 ? tensor->shape.dim[dim] : 1;
-    for (int i = 0; i < dim; i++) outer *= tensor->shape.dim[i];
-    for (int i = dim + 1; i < tensor->shape.rank; i++) inner *= tensor->shape.dim[i];
+    const int64_t *size = tensor->shape.dim;
+    int64_t outer = 1, inner = 1, n = tensor->shape.rank > 0 ? size[dim] : 1;
+    for (int i = 0; i < dim; i++) outer *= size[i];
+    for (int i = dim + 1; i < tensor->shape.rank; i++) inner *= size[i];
     mpt__operand_dim(operand, 0, outer, n * inner);
     mpt__operand_dim(operand, 1, n, inner);
     mpt__operand_dim(operand, 2, inner, 1);
@@ -20038,7 +20069,7 @@ static mpt_status mpt__unary_forward(mpt__frame *frame) {
 static mpt_status mpt__scale_loss_forward(mpt__frame *frame) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCALE_LOSS);
     launch->function = MPT__FN_MUL_SLOT;
-    for (int i = 0; i < 2; i++) launch->slot[i] = (uint16_t)frame->attributes->index[i];
+    for (int i = 0; i < 3; i++) launch->slot[i] = (uint16_t)frame->attributes->index[i];
     mpt__operand_of(launch, 0, frame->in[0], MPT__READ);
     mpt__operand_of(launch, 1, frame->out[0], MPT__WRITE);
     return mpt__submit(frame->context, launch);
@@ -20085,6 +20116,20 @@ static mpt_status mpt__linear_unary_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return frame->context->base.status;
     return mpt__launch_unary(frame, frame->row->backward_function, frame->dy[0], frame->dx,
                              frame->access);
+}
+
+/* Where backward begins here, the gradient is the scale itself, which forward left as an fp32. */
+static mpt_status mpt__scale_loss_backward(mpt__frame *frame) {
+    mpt__tensor scale;
+    const mpt__tensor *dy = frame->dy[0];
+    if (dy->storage != frame->context->scalar_storage || dy->offset != 2 * MPT__SLOT_ONE_F32)
+        return mpt__linear_unary_backward(frame);
+    scale.storage = dy->storage;
+    scale.dtype = dy->dtype;
+    scale.offset = 2 * frame->attributes->index[2];
+    mpt__shape_copy(&scale.shape, &dy->shape);
+    mpt__copy_dims(scale.stride, dy->stride, dy->shape.rank);
+    return mpt__gradient_pass(frame, 0, &scale);
 }
 
 static mpt_status mpt__pass_backward(mpt__frame *frame) {
@@ -20521,10 +20566,12 @@ static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor
         inner = mpt__temporary(frame, (mpt_dtype)dy->dtype, &dy->shape);
         if (!inner) return NULL;
     }
-    mpt__function function = mpt__activation_function(activation, true);
-    mpt_status status =
-        mpt__launch_binary(frame->context, function, frame->saved[2], dy, inner, MPT__WRITE);
-    return status == MPT_OK ? inner : NULL;
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_BINARY);
+    launch->function = (uint8_t)mpt__activation_function(activation, true);
+    mpt__operand_of(launch, 0, frame->saved[2], MPT__READ);
+    mpt__operand_of(launch, 1, dy, MPT__READ);
+    mpt__operand_of(launch, 2, inner, MPT__WRITE);
+    return mpt__submit(frame->context, launch) == MPT_OK ? inner : NULL;
 }
 
 static mpt_status mpt__linear_backward(mpt__frame *frame) {
@@ -21586,9 +21633,12 @@ enum { MPT__NLL_INPUT, MPT__NLL_TARGETS, MPT__NLL_WEIGHTS, MPT__NLL_DIVISOR, MPT
 static mpt_status mpt__nll_forward(mpt__frame *frame) {
     bool fused = frame->op == MPT__OP_cross_entropy;
     const mpt__tensor *x = frame->in[0];
-    mpt_shape one = MPT_SHAPE(1), rows = MPT_SHAPE(x->shape.rank == 2 ? x->shape.dim[0] : 1, 2);
-    mpt__tensor *divisor = mpt__temporary(frame, frame->out_dtype[0], &one);
-    mpt__tensor *sums = fused ? mpt__temporary(frame, frame->out_dtype[0], &rows) : NULL;
+    mpt_shape shape = MPT_SHAPE(1);
+    mpt__tensor *divisor = mpt__temporary(frame, frame->out_dtype[0], &shape), *sums = NULL;
+    if (fused) {
+        shape = MPT_SHAPE(x->shape.rank == 2 ? x->shape.dim[0] : 1, 2);
+        sums = mpt__temporary(frame, frame->out_dtype[0], &shape);
+    }
     if (!divisor || (fused && !sums)) return frame->context->base.status;
     mpt__save(frame, fused ? frame->in[0] : NULL);
     mpt__save(frame, frame->in[1]);
@@ -23145,7 +23195,7 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
         frame.records = frame.records && found->cls.backward;
         status = mpt__user_run(&frame, found, &call);
     }
-    mpt__record_call(&frame, status);
+    mpt__record_call(&frame, n_out, status);
     for (int i = 0; i < n_out; i++) {
         if (status == MPT_OK)
             out[i] = mpt__handle(context, frame.out[i]);
@@ -23897,7 +23947,7 @@ static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const 
 
 static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt_tensor targets,
                                  const mpt_nll_config *config) {
-    mpt_nll_config defaults = mpt_nll_config_default();
+    static const mpt_nll_config defaults = {MPT_MEAN, -100, {NULL, 0, 0}, 0.0};
     if (!config) config = &defaults;
     mpt_tensor in[3];
     in[0] = input, in[1] = targets, in[2] = config->weight;
@@ -23905,25 +23955,35 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
     double smoothing = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
     const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
-    const mpt__tensor *t = context ? mpt__live(context, targets) : NULL;
+    const bool plain = x && x->shape.rank <= 2 && op == MPT__OP_nll_loss;
+    const mpt__tensor *t = context && !plain ? mpt__live(context, targets) : NULL;
     bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&
                     mpt__dtype_info[t->dtype].is_float && x->shape.rank > 0;
     bool folds = !probable && x && t && x->shape.rank > 2;
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = config->ignore_index;
-    attributes.reduction = (uint8_t)config->reduction;
-    attributes.required = 2;
-    attributes.imm[0] = smoothing;
     if ((probable || folds) && !mpt__enter(context, name)) return mpt__null(context);
     if (probable && smoothing >= 0.0 && smoothing <= 1.0)
         return mpt__soft_cross_entropy(name, input, targets, x->shape, config);
-    if (!folds) return mpt__apply1(name, op, in, 3, &attributes);
-    mpt_shape each = t->shape;
+    mpt_shape each;
     mpt__spares spares;
-    spares.count = 0;
-    attributes.index[1] = mpt__fold_positions(&spares, in, x, t);
-    if (attributes.index[1] < 0) return mpt__null(context);
-    mpt_tensor loss = mpt__apply1(name, op, in, 3, &attributes);
+    int64_t positions = 0;
+    spares.count = each.rank = 0;
+    if (folds) {
+        each = t->shape;
+        positions = mpt__fold_positions(&spares, in, x, t);
+        if (positions < 0) return mpt__null(context);
+    }
+    mpt__frame frame;
+    mpt_tensor loss = mpt__null(context);
+    if (mpt__apply_begin(&frame, name, op, in, 3, 2)) {
+        *frame.attributes = mpt__no_attributes; /* one copied here would wait for its own stores */
+        frame.attributes->index[0] = config->ignore_index;
+        frame.attributes->index[1] = positions;
+        frame.attributes->reduction = (uint8_t)config->reduction;
+        frame.attributes->required = 2;
+        frame.attributes->imm[0] = smoothing;
+        loss = mpt__handle(context, mpt__call_run(&frame));
+    }
+    if (!folds) return loss;
     if (config->reduction == MPT_NONE) loss = mpt_reshape(mpt__spare(&spares, loss), each);
     return mpt__spares_end(&spares, loss);
 }
@@ -24322,7 +24382,7 @@ static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
             if (frame->in[i] == x) frame->record->in[i] = old;
     }
     if (status == MPT_OK) status = mpt__forward_into(frame, x);
-    mpt__call_end(frame, status);
+    mpt__call_end(frame, 1, status);
     if (!old) return status;
     if (status != MPT_OK)
         mpt__history_move(context, old, x);
@@ -25284,10 +25344,9 @@ static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
     frame.attributes->activation = (uint8_t)activation;
     mpt__tensor **in = frame.record->in;
     in[0] = x;
-    for (int i = 1; i < n_in; i++)
-        in[i] = i > module->parameter_count
-                    ? NULL
-                    : context->parameters[module->parameters[i - 1].parameter - 1].tensor;
+    const mpt__module_parameter *row = module->parameters;
+    for (int i = 1; i < n_in; i++, row++)
+        in[i] = i > module->parameter_count ? NULL : context->parameters[row->parameter - 1].tensor;
     return mpt__call_run(&frame);
 }
 
@@ -25400,8 +25459,9 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, 
     return now;
 }
 
-MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
-                                     mpt_tensor *out, int n_out) {
+/* What both calls below do. What is made by layers alone comes as *made, not in out. */
+static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
+                               int n_out, mpt__tensor **made) {
     mpt_context *context = module.context;
     if (out) mpt__outputs_null(context, out, n_out);
     mpt__module *found = mpt__module_enter(module, "mpt_forward");
@@ -25427,7 +25487,7 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
                    found->cls.name, n_in, n_out);
     } else {
         mpt__tensor *x = mpt__slot(context, in[0].slot);
-        out[0] = mpt__handle(context, mpt__module_run(context, found, x, MPT_ACTIVATION_NONE));
+        *made = mpt__module_run(context, found, x, MPT_ACTIVATION_NONE);
     }
     context->autocast_depth = autocast_depth;
     context->path = path;
@@ -25437,10 +25497,19 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
     return context->base.status;
 }
 
+MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
+                                     mpt_tensor *out, int n_out) {
+    mpt__tensor *made = NULL;
+    mpt_status status = mpt__forward(module, in, n_in, out, n_out, &made);
+    if (made) out[0] = mpt__handle(module.context, made);
+    return status;
+}
+
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {
     mpt_tensor out = mpt__null(module.context);
-    mpt_forward_n(module, &x, 1, &out, 1);
-    return out;
+    mpt__tensor *made = NULL;
+    mpt__forward(module, &x, 1, &out, 1, &made);
+    return made ? mpt__handle(module.context, made) : out;
 }
 
 MPT__BEGIN_COLD
@@ -25685,7 +25754,9 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
 static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter, uint32_t index,
                                 int64_t offset) {
     mpt__block *block = &context->blocks[index], *old = &context->blocks[parameter->block];
-    mpt__tensor *tensor = parameter->tensor, moved = *tensor;
+    mpt__tensor *tensor = parameter->tensor;
+    mpt__gradient_drop(context, &tensor->gradient); /* a view of the old block's */
+    mpt__tensor moved = *tensor;
     moved.storage = block->values;
     moved.dtype = block->dtype;
     moved.offset = offset;
@@ -26755,21 +26826,22 @@ static void mpt__build_rows(const mpt_context *context, mpt__optimizer *optimize
 
 /* Brings the segments up to date with which parameters have a gradient now. */
 static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) {
-    bool same = optimizer->pattern_valid;
-    optimizer->with_grad = 0;
-    for (int64_t i = 0; i < optimizer->item_count; i++) {
-        mpt__optim_item *item = &optimizer->items[i];
+    bool changed = !optimizer->pattern_valid;
+    int64_t with_grad = 0;
+    mpt__optim_item *const end = optimizer->items + optimizer->item_count;
+    for (mpt__optim_item *item = optimizer->items; item < end; item++) {
         const mpt__parameter *parameter = &context->parameters[item->parameter];
         if (!parameter->live || parameter->block != optimizer->states[item->state].block)
             return mpt__error(
                 context, MPT_ERROR_STATE,
                 "the module whose parameters the optimizer holds was destroyed; destroy the "
                 "optimizer too and make one for the new module");
-        same = same && item->had_grad == parameter->has_grad;
+        changed |= item->had_grad != parameter->has_grad;
         item->had_grad = parameter->has_grad;
-        optimizer->with_grad += parameter->has_grad;
+        with_grad += parameter->has_grad;
     }
-    if (same) return MPT_OK;
+    optimizer->with_grad = with_grad;
+    if (!changed) return MPT_OK;
     optimizer->pattern_valid = optimizer->norm_valid = false;
     optimizer->patterns++;
     for (int64_t i = 0; i < optimizer->item_count; i++) {
@@ -26807,9 +26879,10 @@ static mpt__launch *mpt__gradients_launch(mpt_context *context, const mpt__optim
 /* ==== The pending multiplier ==== */
 
 /* For each state of an optimizer that has gradients now. */
-#define MPT__EACH_STATE(state, optimizer)                                 \
-    for (mpt__optim_state *state = (optimizer)->states;                   \
-         state < (optimizer)->states + (optimizer)->state_count; state++) \
+#define MPT__EACH_STATE(state, optimizer)                                  \
+    for (mpt__optim_state *state = (optimizer)->states,                    \
+                          *state##_end = state + (optimizer)->state_count; \
+         state < state##_end; state++)                                     \
         if (state->rows)
 
 /* Multiplies all gradients by a scalar, then clamps to +-limit if that is > 0. */
@@ -26845,16 +26918,14 @@ static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimiz
 }
 
 /* Whether a user has handles on gradients of a state: references beyond the block's own, those of
-   recordings and the views that its parameters keep. */
-static bool mpt__gradients_seen(mpt_context *context, const mpt__optimizer *optimizer,
-                                const mpt__optim_state *state) {
-    uint32_t gradients = mpt__block_of(context, state)->gradients;
+   recordings and the views that its parameters keep. Those live: mpt__pattern has looked. */
+static bool mpt__gradients_seen(const mpt_context *context, const mpt__optimizer *optimizer,
+                                uint32_t gradients) {
     const mpt__storage *storage = &context->storages[gradients];
     int64_t others = (int64_t)storage->references - storage->recordings - 1;
-    for (int64_t i = 0; others > 0 && i < optimizer->item_count; i++) {
-        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
-        if (&optimizer->states[optimizer->items[i].state] != state || !parameter->live) continue;
-        const mpt__tensor *view = parameter->tensor->gradient;
+    const mpt__optim_item *item = optimizer->items, *end = item + optimizer->item_count;
+    for (; others > 0 && item < end; item++) {
+        const mpt__tensor *view = context->parameters[item->parameter].tensor->gradient;
         if (view && view->storage == gradients) others--;
     }
     return others > 0;
@@ -26866,7 +26937,8 @@ static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimize
     uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
     MPT__EACH_STATE(state, optimizer) {
         const mpt__block *block = mpt__block_of(context, state);
-        if (state->held != block->parameters || mpt__gradients_seen(context, optimizer, state))
+        if (state->held != block->parameters ||
+            mpt__gradients_seen(context, optimizer, block->gradients))
             return mpt__scale_gradients(context, optimizer, slot, 0);
     }
     MPT__EACH_STATE(state, optimizer) { mpt__block_of(context, state)->multiplier_slot = slot; }
@@ -27089,8 +27161,8 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
     if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
     context->launch.phase = phase;
     if (status != MPT_OK) return status;
-    context->now.updates++;
     context->committed = context->now;
+    context->committed.updates = ++context->now.updates;
     return MPT_OK;
 }
 
@@ -27207,6 +27279,7 @@ enum {
     MPT__SCALER_LAST,
     MPT__SCALER_OUTCOME,
     MPT__SCALER_LOSS, /* a loss since the last look was not finite */
+    MPT__SCALER_SEED, /* the scale of the last loss, as an fp32 */
     MPT__SCALER_SLOTS
 };
 
@@ -27366,6 +27439,7 @@ MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
     frame.record->in[0] = found;
     frame.attributes->index[0] = scaler->slots[MPT__SCALER_SCALE];
     frame.attributes->index[1] = scaler->slots[MPT__SCALER_LOSS];
+    frame.attributes->index[2] = scaler->slots[MPT__SCALER_SEED];
     return mpt__handle(context, mpt__call_run(&frame));
 }
 
@@ -28921,7 +28995,7 @@ static mpt_status mpt__norm_run_both(mpt__frame *frame) {
         status = context->base.status;
     }
     status = frame->out[1] ? mpt__call_forward(frame) : MPT_ERROR_STATE;
-    mpt__call_end(frame, status);
+    mpt__call_end(frame, 2, status);
     for (int i = 0; i < 2 && status != MPT_OK; i++)
         if (frame->out[i]) mpt__tensor_drop(context, frame->out[i]);
     return status;

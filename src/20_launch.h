@@ -103,7 +103,8 @@ typedef struct mpt__operand {
  *           f32 [1] = norm.
  * SCALAR_SET  slot[0] = imm[0] as double if index[0] is 0, else index[1] as integer.
  * SCALAR_OR  slot[0] = (slot[1] | slot[2]) != 0, integers.
- * SCALE_LOSS  UNARY MUL_SLOT, and slot[1] = 1 when an element of o0 is not finite.
+ * SCALE_LOSS  UNARY MUL_SLOT, and slot[1] = 1 when an element of o0 is not finite; slot[2] (0:
+ *           none) = slot[0] as an fp32 in the first bytes.
  * SCALER_UPDATE  slot[0] scale (a double that holds a float), slot[1] tracker, slot[2] found_inf of
  *           this update, slot[3] updates, slot[4] skipped, slot[5] skipped in a row, slot[6] last
  *           skipped update, slot[7] outcome, where slots from 3 on may be 0: not counted; imm:

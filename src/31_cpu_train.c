@@ -674,8 +674,11 @@ static void mpt__ref_find_nonfinite(const mpt__cpu_call *call) {
 
 /* A finite loss may overflow by the scale: what counts is the loss. */
 static void mpt__ref_scale_loss(const mpt__cpu_call *call) {
+    const uint16_t *slot = call->launch->slot;
+    const float scale = (float)call->scalars[slot[0]].f;
+    if (slot[2]) memcpy(&call->scalars[slot[2]], &scale, sizeof scale);
     mpt__ref_unary(call);
-    if (mpt__ref_first_nonfinite(call) >= 0) call->scalars[call->launch->slot[1]].i = 1;
+    if (mpt__ref_first_nonfinite(call) >= 0) call->scalars[slot[1]].i = 1;
 }
 
 /* ==== The words of the reference level ==== */

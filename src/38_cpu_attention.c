@@ -456,18 +456,22 @@ static void mpt__attention_delta(const mpt__attention_item *t, mpt__real *delta)
                  mpt__attention_at(w, MPT__AT_DELTA, t->batch, t->head, t->first), 1, delta, t->n);
 }
 
-static const mpt__real *mpt__attention_numbers(const mpt__attention *w, int operand, int64_t b,
-                                               int64_t h, int64_t first) {
-    return (const mpt__real *)w->view[operand].data + mpt__attention_at(w, operand, b, h, first);
+/* A number for each of n queries, in place or in `block`. */
+static const mpt__real *mpt__attention_numbers(const mpt__attention *w, int operand,
+                                               const mpt__attention_tile *at, int64_t b, int64_t n,
+                                               mpt__real *block) {
+    return mpt__ref_in(&w->view[operand], mpt__attention_at(w, operand, b, at->head, at->query), 1,
+                       block, n);
 }
 
 static void mpt__attention_dq_chunk(void *work, int64_t chunk, int thread) {
     const mpt__attention *w = (const mpt__attention *)work;
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
     const int64_t key_head = t.head / w->group, seen = mpt__attention_seen(&t);
-    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, t.batch, t.head, t.first);
+    const mpt__attention_tile own = {t.head, t.first, 0, 0};
     const mpt__attention_rows dout = {t.turned[1], t.n};
-    mpt__real delta[MPT__ATTENTION_BLOCK];
+    mpt__real delta[MPT__ATTENTION_BLOCK], block[MPT__ATTENTION_BLOCK];
+    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, &own, t.batch, t.n, block);
     mpt__attention_delta(&t, delta);
     if (!w->view[MPT__AT_DQ].data) return;
     mpt__attention_turn(&t, MPT__AT_Q, t.head, t.turned[0]);
@@ -501,8 +505,10 @@ static void mpt__attention_dkv_tile(const mpt__attention_item *t, int64_t head, 
     const mpt__attention_rows own_v = {t->turned[1], t->n};
     mpt__attention_tile at = {head, query, t->first,
                               mpt__ref_min(MPT__ATTENTION_BLOCK, w->queries - query)};
-    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, t->batch, head, query);
-    const mpt__real *delta = mpt__attention_numbers(w, MPT__AT_DELTA, t->batch, head, query);
+    mpt__real block[2][MPT__ATTENTION_BLOCK];
+    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, &at, t->batch, at.m, block[0]);
+    const mpt__real *delta =
+        mpt__attention_numbers(w, MPT__AT_DELTA, &at, t->batch, at.m, block[1]);
     mpt__attention_rows q =
         mpt__attention_load(w, MPT__AT_Q, t->batch, head, query, at.m, t->rows[0]);
     mpt__attention_rows dout =

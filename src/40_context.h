@@ -166,7 +166,7 @@ typedef struct mpt__object_table {
 
 /* ==== Context ==== */
 
-#define MPT__SIZE_CLASSES 288
+#define MPT__SIZE_CLASSES 440 /* 424 hold all that an int64_t counts; MPT__POOL_REACH behind them */
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */

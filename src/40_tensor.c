@@ -215,6 +215,12 @@ static MPT__FORCE_INLINE void mpt__idle_give(mpt_context *context, uint32_t id) 
     *list = id;
 }
 
+static MPT__FORCE_INLINE uint32_t mpt__idle_pop(mpt_context *context, int size_class) {
+    uint32_t id = context->idle[size_class];
+    if (id) context->idle[size_class] = context->storages[id].next_free;
+    return id;
+}
+
 /* A row with new memory. */
 static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class,
                                             mpt_memory_kind kind) {
@@ -228,17 +234,20 @@ static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class
     return 0;
 }
 
+static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *context, int wanted,
+                                              mpt_memory_kind kind) {
+    const int last = wanted + context->pool_reach;
+    for (int i = wanted + 1; i <= last; i++)
+        if (context->idle[i]) return mpt__idle_pop(context, i);
+    return mpt__idle_new(context, wanted, kind);
+}
+
 /* A row with memory for `bytes`: idle memory of this class or one little above, else new. */
 static MPT__FORCE_INLINE uint32_t mpt__idle_take(mpt_context *context, int64_t bytes,
                                                  mpt_memory_kind kind) {
     int wanted = mpt__size_class(bytes);
-    for (int i = wanted; i <= wanted + context->pool_reach && i < MPT__SIZE_CLASSES; i++) {
-        uint32_t id = context->idle[i];
-        if (!id) continue;
-        context->idle[i] = context->storages[id].next_free;
-        return id;
-    }
-    return mpt__idle_new(context, wanted, kind);
+    uint32_t id = mpt__idle_pop(context, wanted);
+    return id ? id : mpt__idle_above(context, wanted, kind);
 }
 
 /* Memory without a row, for ids that a recording keeps; it must go back by mpt__pool_give, which
@@ -292,9 +301,9 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_begin(mpt__launch *launch, i
                                                           uint32_t storage, mpt_dtype dtype,
                                                           mpt__access access) {
     mpt__operand *operand = &launch->operand[position];
-    for (; launch->n_operands < position; launch->n_operands++)
-        launch->operand[launch->n_operands].storage = 0;
-    if (launch->n_operands == position) launch->n_operands++;
+    int n = launch->n_operands;
+    for (; n < position; n++) launch->operand[n].storage = 0;
+    if (n == position) launch->n_operands = (uint8_t)(n + 1);
     operand->storage = storage;
     operand->dtype = (uint8_t)dtype;
     operand->access = (uint8_t)access;
@@ -374,8 +383,7 @@ static MPT__COLD mpt_status mpt__fail_device(mpt_context *context) {
                       index, position, launch);
 }
 
-/* Inlined into every launch: nothing but a load where all is well. */
-static MPT__INLINE mpt_status mpt__check_device(mpt_context *context) {
+static mpt_status mpt__check_device(mpt_context *context) {
     const mpt__scalar *scalars = context->scalars;
     const bool well = !scalars || scalars[MPT__SLOT_ERROR].i == 0;
     return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
@@ -458,10 +466,7 @@ static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
         mpt__launch_order(launch);
     if (context->config.debug && mpt__check_operands(context, launch) != MPT_OK)
         return context->base.status;
-    mpt__execution execution;
-    execution.data = context->data;
-    execution.scalars = mpt__device_scalars(context);
-    execution.workspace = NULL;
+    mpt__execution execution = {context->data, mpt__device_scalars(context), NULL};
     launch->workspace = backend->workspace ? backend->workspace(backend->self, launch) : 0;
     if (launch->workspace > 0) {
         execution.workspace = mpt__launch_workspace(context, launch->workspace);
@@ -469,8 +474,9 @@ static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     }
     mpt_status status = backend->launch(backend->self, &execution, launch);
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
-    if (context->hook_count > 0) mpt__launch_hooks(context, launch);
-    return backend->synchronous ? mpt__check_device(context) : context->base.status;
+    if (MPT__UNLIKELY(context->hook_count)) mpt__launch_hooks(context, launch);
+    const bool well = !backend->synchronous || execution.scalars[MPT__SLOT_ERROR].i == 0;
+    return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
 }
 
 static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {

@@ -79,7 +79,7 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
     record->n_saved++;
 }
 
-static void mpt__drop_temporaries(mpt__frame *frame) {
+static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
     while (frame->n_temporary > 0)
         mpt__tensor_drop(frame->context, frame->temporary[--frame->n_temporary]);
 }
@@ -140,7 +140,7 @@ static MPT__NOINLINE void mpt__record_release(mpt_context *context, mpt__record 
 
 /* Leaves the record of a forward call that has ended, or, where there is none to leave, gives it
    back. */
-static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, mpt_status status) {
+static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt_status status) {
     mpt_context *context = frame->context;
     mpt__record *record = frame->record;
     if (status != MPT_OK || !frame->records) {
@@ -157,7 +157,7 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, mpt_status sta
     record->step = context->now.step;
     for (int i = 0; i < frame->n_in; i++)
         if (record->in[i]) record->in[i]->nodes++;
-    for (int i = 0; i < frame->n_out; i++) {
+    for (int i = 0; i < n_out; i++) {
         record->grad[i] = NULL;
         frame->out[i]->record = record;
         frame->out[i]->output = (uint8_t)i;
@@ -196,7 +196,8 @@ static bool mpt__find_inputs(mpt_context *context, const mpt_tensor *in, int n_i
     return true;
 }
 
-/* Begins a forward call, on a record whose inputs are the caller's to set. */
+/* Begins a forward call, on a record whose inputs are the caller's to set, and its attributes too
+   where they are NULL here. */
 static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *context, int op,
                                               int n_in, int n_out,
                                               const mpt__attributes *attributes) {
@@ -206,7 +207,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *co
         record = context->free_record;
     }
     context->free_record = record->next;
-    record->attributes = *attributes;
+    if (attributes) record->attributes = *attributes;
     record->op = (uint16_t)op;
     record->n_in = (uint8_t)n_in;
     record->n_out = (uint8_t)n_out;
@@ -296,8 +297,8 @@ static MPT__FORCE_INLINE mpt_status mpt__call_forward(mpt__frame *frame) {
 }
 
 /* The last, whatever came of the others. */
-static MPT__FORCE_INLINE void mpt__call_end(mpt__frame *frame, mpt_status status) {
-    mpt__record_call(frame, status);
+static MPT__FORCE_INLINE void mpt__call_end(mpt__frame *frame, int n_out, mpt_status status) {
+    mpt__record_call(frame, n_out, status);
     mpt__drop_temporaries(frame);
 }
 
@@ -308,24 +309,33 @@ static mpt__tensor *mpt__call_run(mpt__frame *frame) {
     mpt__tensor *out = status == MPT_OK ? mpt__output_new(frame) : NULL;
     frame->out[0] = out;
     status = out ? mpt__call_forward(frame) : MPT_ERROR_STATE;
-    mpt__call_end(frame, status);
+    mpt__call_end(frame, 1, status);
     if (status == MPT_OK) return out;
     if (out) mpt__tensor_drop(context, out);
     return NULL;
 }
 
-/* The same on handles, in a public call of that name; gives the output's handle or the error null.
-   The context is that of the first input that has one. */
+/* Begins it on handles, in a public call of that name, with attributes still to be set; false: it
+   ends here. The context is that of the first input that has one. */
+static MPT__FORCE_INLINE bool mpt__apply_begin(mpt__frame *frame, const char *name, int op,
+                                               const mpt_tensor *in, int n_in, int required) {
+    mpt_context *context = mpt__context_of(in, n_in);
+    if (!mpt__enter(context, name) || !mpt__call_begin(frame, context, op, n_in, 1, NULL))
+        return false;
+    if (mpt__find_inputs(context, in, n_in, required, frame->record->in)) return true;
+    mpt__record_spare(context, frame->record);
+    return false;
+}
+
+/* All of it; gives the output's handle or the error null. */
 static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
                               const mpt__attributes *attributes) {
     mpt__frame frame;
     mpt_context *context = mpt__context_of(in, n_in);
-    if (!mpt__enter(context, name) || !mpt__call_begin(&frame, context, op, n_in, 1, attributes))
+    if (!mpt__apply_begin(&frame, name, op, in, n_in, attributes->required))
         return mpt__null(context);
-    if (mpt__find_inputs(context, in, n_in, attributes->required, frame.record->in))
-        return mpt__handle(context, mpt__call_run(&frame));
-    mpt__record_spare(context, frame.record);
-    return mpt__null(context);
+    *frame.attributes = *attributes;
+    return mpt__handle(context, mpt__call_run(&frame));
 }
 
 /* ==== Gradients of parameters ==== */
@@ -350,9 +360,9 @@ static void mpt__gradient_drop(mpt_context *context, mpt__tensor **at) {
     if (gradient) mpt__tensor_drop(context, gradient);
 }
 
-static MPT__NOINLINE mpt__tensor *
-mpt__parameter_gradient_new(mpt_context *context, mpt__tensor *tensor, mpt__block *block) {
-    mpt__gradient_drop(context, &tensor->gradient); /* of a parameter that has moved */
+static MPT__NOINLINE mpt__tensor *mpt__parameter_gradient_new(mpt_context *context,
+                                                              mpt__tensor *tensor) {
+    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
     if (!block->gradients)
         block->gradients = mpt__storage_new(context, block->numel * 4, MPT_MEMORY_GRADIENT,
                                             MPT__FROM_DEVICE, true);
@@ -364,14 +374,11 @@ mpt__parameter_gradient_new(mpt_context *context, mpt__tensor *tensor, mpt__bloc
     return tensor->gradient;
 }
 
-/* The gradient of a parameter: a view of its block's, made on first use. */
+/* The gradient of a parameter: a view of its block's, made on first use, dropped when it moves. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__parameter_gradient(mpt_context *context,
                                                               mpt__tensor *tensor) {
-    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
     mpt__tensor *known = tensor->gradient;
-    if (known && known->storage == block->gradients && known->offset == tensor->offset)
-        return known;
-    return mpt__parameter_gradient_new(context, tensor, block);
+    return known ? known : mpt__parameter_gradient_new(context, tensor);
 }
 
 /* ==== Where backward puts its results ==== */
@@ -470,14 +477,21 @@ static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
             record->next = under;
         }
         mpt__record *below = NULL;
-        while (record->cursor < record->n_in && !below) {
-            const mpt__tensor *input = record->in[record->cursor++];
+        int cursor = record->cursor;
+        while (cursor < record->n_in && !below) {
+            const mpt__tensor *input = record->in[cursor++];
             if (!input || !input->record || !(input->flags & MPT__REQUIRES_GRAD)) continue;
             if (input->record->mark != mark) below = input->record;
         }
-        under = below ? record : record->next;
-        if (!below) record->next = order, order = record;
-        record = below ? below : under;
+        record->cursor = (uint8_t)cursor;
+        if (below) {
+            under = record;
+            record = below;
+        } else {
+            under = record->next;
+            record->next = order, order = record;
+            record = under;
+        }
     }
     return order;
 }

@@ -90,9 +90,9 @@ static mpt_status mpt__policy_dtype(mpt__frame *frame) {
     mpt__policy policy = frame->row->policy;
     mpt_status status = MPT_OK;
     const unsigned computing = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
-    if (region && policy == MPT__POLICY_LOW && !(frame->dtypes & ~computing)) {
-        frame->out_dtype[0] = frame->compute = low;
-        return MPT_OK;
+    if (region && !(frame->dtypes & ~computing)) { /* most calls; fp32 is preset */
+        if (policy == MPT__POLICY_LOW) frame->out_dtype[0] = frame->compute = low;
+        if (policy == MPT__POLICY_LOW || policy == MPT__POLICY_FP32) return MPT_OK;
     }
     if (policy == MPT__POLICY_ANY)
         result = frame->in[0] ? (mpt_dtype)frame->in[0]->dtype : MPT_F32;

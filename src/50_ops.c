@@ -101,7 +101,7 @@
     O(silu, INPUT, unary, unary_keep_in, unary, SILU, SILU_BACKWARD, "")                      \
     O(softplus, FP32, unary, unary_keep_in, unary, SOFTPLUS, SOFTPLUS_BACKWARD, "")           \
     O(hardtanh, INPUT, unary, unary_keep_in, unary, CLAMP, HARDTANH_BACKWARD, "Clip")         \
-    O(scale_loss, LOSS, unary, scale_loss, linear_unary, MUL_SLOT, MUL_SLOT, "Mul")           \
+    O(scale_loss, LOSS, unary, scale_loss, scale_loss, MUL_SLOT, MUL_SLOT, "Mul")             \
     O(matmul, LOW, matmul, matmul, matmul, NONE, NONE, "MatMul")                              \
     O(linear, LOW, linear, linear, linear, NONE, NONE, "Gemm")                                \
     O(sum, FP32, reduce, reduce, reduce, SUM, NONE, "ReduceSum")                              \

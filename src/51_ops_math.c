@@ -38,9 +38,10 @@ static MPT__INLINE void mpt__operand_dim(mpt__operand *operand, int i, int64_t s
 static void mpt__operand_around(mpt__launch *launch, int position, const mpt__tensor *tensor,
                                 int dim, mpt__access access) {
     mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 3, access);
-    int64_t outer = 1, inner = 1, n = tensor->shape.rank > 0 ? tensor->shape.dim[dim] : 1;
-    for (int i = 0; i < dim; i++) outer *= tensor->shape.dim[i];
-    for (int i = dim + 1; i < tensor->shape.rank; i++) inner *= tensor->shape.dim[i];
+    const int64_t *size = tensor->shape.dim;
+    int64_t outer = 1, inner = 1, n = tensor->shape.rank > 0 ? size[dim] : 1;
+    for (int i = 0; i < dim; i++) outer *= size[i];
+    for (int i = dim + 1; i < tensor->shape.rank; i++) inner *= size[i];
     mpt__operand_dim(operand, 0, outer, n * inner);
     mpt__operand_dim(operand, 1, n, inner);
     mpt__operand_dim(operand, 2, inner, 1);
@@ -130,7 +131,7 @@ static mpt_status mpt__unary_forward(mpt__frame *frame) {
 static mpt_status mpt__scale_loss_forward(mpt__frame *frame) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCALE_LOSS);
     launch->function = MPT__FN_MUL_SLOT;
-    for (int i = 0; i < 2; i++) launch->slot[i] = (uint16_t)frame->attributes->index[i];
+    for (int i = 0; i < 3; i++) launch->slot[i] = (uint16_t)frame->attributes->index[i];
     mpt__operand_of(launch, 0, frame->in[0], MPT__READ);
     mpt__operand_of(launch, 1, frame->out[0], MPT__WRITE);
     return mpt__submit(frame->context, launch);
@@ -177,6 +178,20 @@ static mpt_status mpt__linear_unary_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return frame->context->base.status;
     return mpt__launch_unary(frame, frame->row->backward_function, frame->dy[0], frame->dx,
                              frame->access);
+}
+
+/* Where backward begins here, the gradient is the scale itself, which forward left as an fp32. */
+static mpt_status mpt__scale_loss_backward(mpt__frame *frame) {
+    mpt__tensor scale;
+    const mpt__tensor *dy = frame->dy[0];
+    if (dy->storage != frame->context->scalar_storage || dy->offset != 2 * MPT__SLOT_ONE_F32)
+        return mpt__linear_unary_backward(frame);
+    scale.storage = dy->storage;
+    scale.dtype = dy->dtype;
+    scale.offset = 2 * frame->attributes->index[2];
+    mpt__shape_copy(&scale.shape, &dy->shape);
+    mpt__copy_dims(scale.stride, dy->stride, dy->shape.rank);
+    return mpt__gradient_pass(frame, 0, &scale);
 }
 
 static mpt_status mpt__pass_backward(mpt__frame *frame) {
@@ -613,10 +628,12 @@ static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor
         inner = mpt__temporary(frame, (mpt_dtype)dy->dtype, &dy->shape);
         if (!inner) return NULL;
     }
-    mpt__function function = mpt__activation_function(activation, true);
-    mpt_status status =
-        mpt__launch_binary(frame->context, function, frame->saved[2], dy, inner, MPT__WRITE);
-    return status == MPT_OK ? inner : NULL;
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_BINARY);
+    launch->function = (uint8_t)mpt__activation_function(activation, true);
+    mpt__operand_of(launch, 0, frame->saved[2], MPT__READ);
+    mpt__operand_of(launch, 1, dy, MPT__READ);
+    mpt__operand_of(launch, 2, inner, MPT__WRITE);
+    return mpt__submit(frame->context, launch) == MPT_OK ? inner : NULL;
 }
 
 static mpt_status mpt__linear_backward(mpt__frame *frame) {

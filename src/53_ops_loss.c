@@ -60,9 +60,12 @@ enum { MPT__NLL_INPUT, MPT__NLL_TARGETS, MPT__NLL_WEIGHTS, MPT__NLL_DIVISOR, MPT
 static mpt_status mpt__nll_forward(mpt__frame *frame) {
     bool fused = frame->op == MPT__OP_cross_entropy;
     const mpt__tensor *x = frame->in[0];
-    mpt_shape one = MPT_SHAPE(1), rows = MPT_SHAPE(x->shape.rank == 2 ? x->shape.dim[0] : 1, 2);
-    mpt__tensor *divisor = mpt__temporary(frame, frame->out_dtype[0], &one);
-    mpt__tensor *sums = fused ? mpt__temporary(frame, frame->out_dtype[0], &rows) : NULL;
+    mpt_shape shape = MPT_SHAPE(1);
+    mpt__tensor *divisor = mpt__temporary(frame, frame->out_dtype[0], &shape), *sums = NULL;
+    if (fused) {
+        shape = MPT_SHAPE(x->shape.rank == 2 ? x->shape.dim[0] : 1, 2);
+        sums = mpt__temporary(frame, frame->out_dtype[0], &shape);
+    }
     if (!divisor || (fused && !sums)) return frame->context->base.status;
     mpt__save(frame, fused ? frame->in[0] : NULL);
     mpt__save(frame, frame->in[1]);

@@ -241,7 +241,7 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
         frame.records = frame.records && found->cls.backward;
         status = mpt__user_run(&frame, found, &call);
     }
-    mpt__record_call(&frame, status);
+    mpt__record_call(&frame, n_out, status);
     for (int i = 0; i < n_out; i++) {
         if (status == MPT_OK)
             out[i] = mpt__handle(context, frame.out[i]);

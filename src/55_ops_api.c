@@ -743,7 +743,7 @@ static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const 
 
 static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt_tensor targets,
                                  const mpt_nll_config *config) {
-    mpt_nll_config defaults = mpt_nll_config_default();
+    static const mpt_nll_config defaults = {MPT_MEAN, -100, {NULL, 0, 0}, 0.0};
     if (!config) config = &defaults;
     mpt_tensor in[3];
     in[0] = input, in[1] = targets, in[2] = config->weight;
@@ -751,25 +751,35 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
     double smoothing = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
     const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
-    const mpt__tensor *t = context ? mpt__live(context, targets) : NULL;
+    const bool plain = x && x->shape.rank <= 2 && op == MPT__OP_nll_loss;
+    const mpt__tensor *t = context && !plain ? mpt__live(context, targets) : NULL;
     bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&
                     mpt__dtype_info[t->dtype].is_float && x->shape.rank > 0;
     bool folds = !probable && x && t && x->shape.rank > 2;
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = config->ignore_index;
-    attributes.reduction = (uint8_t)config->reduction;
-    attributes.required = 2;
-    attributes.imm[0] = smoothing;
     if ((probable || folds) && !mpt__enter(context, name)) return mpt__null(context);
     if (probable && smoothing >= 0.0 && smoothing <= 1.0)
         return mpt__soft_cross_entropy(name, input, targets, x->shape, config);
-    if (!folds) return mpt__apply1(name, op, in, 3, &attributes);
-    mpt_shape each = t->shape;
+    mpt_shape each;
     mpt__spares spares;
-    spares.count = 0;
-    attributes.index[1] = mpt__fold_positions(&spares, in, x, t);
-    if (attributes.index[1] < 0) return mpt__null(context);
-    mpt_tensor loss = mpt__apply1(name, op, in, 3, &attributes);
+    int64_t positions = 0;
+    spares.count = each.rank = 0;
+    if (folds) {
+        each = t->shape;
+        positions = mpt__fold_positions(&spares, in, x, t);
+        if (positions < 0) return mpt__null(context);
+    }
+    mpt__frame frame;
+    mpt_tensor loss = mpt__null(context);
+    if (mpt__apply_begin(&frame, name, op, in, 3, 2)) {
+        *frame.attributes = mpt__no_attributes; /* one copied here would wait for its own stores */
+        frame.attributes->index[0] = config->ignore_index;
+        frame.attributes->index[1] = positions;
+        frame.attributes->reduction = (uint8_t)config->reduction;
+        frame.attributes->required = 2;
+        frame.attributes->imm[0] = smoothing;
+        loss = mpt__handle(context, mpt__call_run(&frame));
+    }
+    if (!folds) return loss;
     if (config->reduction == MPT_NONE) loss = mpt_reshape(mpt__spare(&spares, loss), each);
     return mpt__spares_end(&spares, loss);
 }

@@ -120,7 +120,7 @@ static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
             if (frame->in[i] == x) frame->record->in[i] = old;
     }
     if (status == MPT_OK) status = mpt__forward_into(frame, x);
-    mpt__call_end(frame, status);
+    mpt__call_end(frame, 1, status);
     if (!old) return status;
     if (status != MPT_OK)
         mpt__history_move(context, old, x);

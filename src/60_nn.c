@@ -865,10 +865,9 @@ static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
     frame.attributes->activation = (uint8_t)activation;
     mpt__tensor **in = frame.record->in;
     in[0] = x;
-    for (int i = 1; i < n_in; i++)
-        in[i] = i > module->parameter_count
-                    ? NULL
-                    : context->parameters[module->parameters[i - 1].parameter - 1].tensor;
+    const mpt__module_parameter *row = module->parameters;
+    for (int i = 1; i < n_in; i++, row++)
+        in[i] = i > module->parameter_count ? NULL : context->parameters[row->parameter - 1].tensor;
     return mpt__call_run(&frame);
 }
 
@@ -981,8 +980,9 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, 
     return now;
 }
 
-MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
-                                     mpt_tensor *out, int n_out) {
+/* What both calls below do. What is made by layers alone comes as *made, not in out. */
+static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
+                               int n_out, mpt__tensor **made) {
     mpt_context *context = module.context;
     if (out) mpt__outputs_null(context, out, n_out);
     mpt__module *found = mpt__module_enter(module, "mpt_forward");
@@ -1008,7 +1008,7 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
                    found->cls.name, n_in, n_out);
     } else {
         mpt__tensor *x = mpt__slot(context, in[0].slot);
-        out[0] = mpt__handle(context, mpt__module_run(context, found, x, MPT_ACTIVATION_NONE));
+        *made = mpt__module_run(context, found, x, MPT_ACTIVATION_NONE);
     }
     context->autocast_depth = autocast_depth;
     context->path = path;
@@ -1018,10 +1018,19 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
     return context->base.status;
 }
 
+MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
+                                     mpt_tensor *out, int n_out) {
+    mpt__tensor *made = NULL;
+    mpt_status status = mpt__forward(module, in, n_in, out, n_out, &made);
+    if (made) out[0] = mpt__handle(module.context, made);
+    return status;
+}
+
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {
     mpt_tensor out = mpt__null(module.context);
-    mpt_forward_n(module, &x, 1, &out, 1);
-    return out;
+    mpt__tensor *made = NULL;
+    mpt__forward(module, &x, 1, &out, 1, &made);
+    return made ? mpt__handle(module.context, made) : out;
 }
 
 #endif

@@ -243,7 +243,9 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
 static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter, uint32_t index,
                                 int64_t offset) {
     mpt__block *block = &context->blocks[index], *old = &context->blocks[parameter->block];
-    mpt__tensor *tensor = parameter->tensor, moved = *tensor;
+    mpt__tensor *tensor = parameter->tensor;
+    mpt__gradient_drop(context, &tensor->gradient); /* a view of the old block's */
+    mpt__tensor moved = *tensor;
     moved.storage = block->values;
     moved.dtype = block->dtype;
     moved.offset = offset;

@@ -54,21 +54,22 @@ static void mpt__build_rows(const mpt_context *context, mpt__optimizer *optimize
 
 /* Brings the segments up to date with which parameters have a gradient now. */
 static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) {
-    bool same = optimizer->pattern_valid;
-    optimizer->with_grad = 0;
-    for (int64_t i = 0; i < optimizer->item_count; i++) {
-        mpt__optim_item *item = &optimizer->items[i];
+    bool changed = !optimizer->pattern_valid;
+    int64_t with_grad = 0;
+    mpt__optim_item *const end = optimizer->items + optimizer->item_count;
+    for (mpt__optim_item *item = optimizer->items; item < end; item++) {
         const mpt__parameter *parameter = &context->parameters[item->parameter];
         if (!parameter->live || parameter->block != optimizer->states[item->state].block)
             return mpt__error(
                 context, MPT_ERROR_STATE,
                 "the module whose parameters the optimizer holds was destroyed; destroy the "
                 "optimizer too and make one for the new module");
-        same = same && item->had_grad == parameter->has_grad;
+        changed |= item->had_grad != parameter->has_grad;
         item->had_grad = parameter->has_grad;
-        optimizer->with_grad += parameter->has_grad;
+        with_grad += parameter->has_grad;
     }
-    if (same) return MPT_OK;
+    optimizer->with_grad = with_grad;
+    if (!changed) return MPT_OK;
     optimizer->pattern_valid = optimizer->norm_valid = false;
     optimizer->patterns++;
     for (int64_t i = 0; i < optimizer->item_count; i++) {
@@ -106,9 +107,10 @@ static mpt__launch *mpt__gradients_launch(mpt_context *context, const mpt__optim
 /* ==== The pending multiplier ==== */
 
 /* For each state of an optimizer that has gradients now. */
-#define MPT__EACH_STATE(state, optimizer)                                 \
-    for (mpt__optim_state *state = (optimizer)->states;                   \
-         state < (optimizer)->states + (optimizer)->state_count; state++) \
+#define MPT__EACH_STATE(state, optimizer)                                  \
+    for (mpt__optim_state *state = (optimizer)->states,                    \
+                          *state##_end = state + (optimizer)->state_count; \
+         state < state##_end; state++)                                     \
         if (state->rows)
 
 /* Multiplies all gradients by a scalar, then clamps to +-limit if that is > 0. */
@@ -144,16 +146,14 @@ static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimiz
 }
 
 /* Whether a user has handles on gradients of a state: references beyond the block's own, those of
-   recordings and the views that its parameters keep. */
-static bool mpt__gradients_seen(mpt_context *context, const mpt__optimizer *optimizer,
-                                const mpt__optim_state *state) {
-    uint32_t gradients = mpt__block_of(context, state)->gradients;
+   recordings and the views that its parameters keep. Those live: mpt__pattern has looked. */
+static bool mpt__gradients_seen(const mpt_context *context, const mpt__optimizer *optimizer,
+                                uint32_t gradients) {
     const mpt__storage *storage = &context->storages[gradients];
     int64_t others = (int64_t)storage->references - storage->recordings - 1;
-    for (int64_t i = 0; others > 0 && i < optimizer->item_count; i++) {
-        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
-        if (&optimizer->states[optimizer->items[i].state] != state || !parameter->live) continue;
-        const mpt__tensor *view = parameter->tensor->gradient;
+    const mpt__optim_item *item = optimizer->items, *end = item + optimizer->item_count;
+    for (; others > 0 && item < end; item++) {
+        const mpt__tensor *view = context->parameters[item->parameter].tensor->gradient;
         if (view && view->storage == gradients) others--;
     }
     return others > 0;
@@ -165,7 +165,8 @@ static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimize
     uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
     MPT__EACH_STATE(state, optimizer) {
         const mpt__block *block = mpt__block_of(context, state);
-        if (state->held != block->parameters || mpt__gradients_seen(context, optimizer, state))
+        if (state->held != block->parameters ||
+            mpt__gradients_seen(context, optimizer, block->gradients))
             return mpt__scale_gradients(context, optimizer, slot, 0);
     }
     MPT__EACH_STATE(state, optimizer) { mpt__block_of(context, state)->multiplier_slot = slot; }
@@ -388,8 +389,8 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
     if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
     context->launch.phase = phase;
     if (status != MPT_OK) return status;
-    context->now.updates++;
     context->committed = context->now;
+    context->committed.updates = ++context->now.updates;
     return MPT_OK;
 }
 

@@ -22,6 +22,7 @@ enum {
     MPT__SCALER_LAST,
     MPT__SCALER_OUTCOME,
     MPT__SCALER_LOSS, /* a loss since the last look was not finite */
+    MPT__SCALER_SEED, /* the scale of the last loss, as an fp32 */
     MPT__SCALER_SLOTS
 };
 
@@ -181,6 +182,7 @@ MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
     frame.record->in[0] = found;
     frame.attributes->index[0] = scaler->slots[MPT__SCALER_SCALE];
     frame.attributes->index[1] = scaler->slots[MPT__SCALER_LOSS];
+    frame.attributes->index[2] = scaler->slots[MPT__SCALER_SEED];
     return mpt__handle(context, mpt__call_run(&frame));
 }
 

@@ -46,7 +46,7 @@ static mpt_status mpt__norm_run_both(mpt__frame *frame) {
         status = context->base.status;
     }
     status = frame->out[1] ? mpt__call_forward(frame) : MPT_ERROR_STATE;
-    mpt__call_end(frame, status);
+    mpt__call_end(frame, 2, status);
     for (int i = 0; i < 2 && status != MPT_OK; i++)
         if (frame->out[i]) mpt__tensor_drop(context, frame->out[i]);
     return status;

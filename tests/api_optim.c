@@ -1151,8 +1151,37 @@ TEST(schedule_counts_applied_steps) {
     mpt_destroy(context);
 }
 
+/* A parameter that moves to another block leaves its gradient's place behind: what comes later
+   stands where the optimizer looks. */
+TEST(gradients_after_parameters_moved) {
+    mpt_context *context = mpt_create(NULL);
+    mpt_module net = mpt_nn_linear_no_bias(context, 2, 1);
+    const float start[2] = {0.5f, -1.0f}, lines[2] = {1.0f, 3.0f};
+    float values[2] = {0};
+    mpt_tensor x = mpt_from(context, MPT_F32, MPT_SHAPE(1, 2), lines), weight;
+    for (int half = 0; half < 2; half++) {
+        if (half) mpt_half(net, MPT_F16);
+        weight = mpt_parameter(net, "weight");
+        if (!half) mpt_write(weight, start, sizeof start);
+        mpt_autocast_begin(context, MPT_F16);
+        mpt_backward(mpt_sum(mpt_forward(net, x), MPT_ALL_DIMS, false));
+        mpt_autocast_end(context);
+        mpt_read_f32(mpt_grad(weight), values, 2);
+        CHECK(values[0] == 1.0f && values[1] == 3.0f);
+    }
+    mpt_sgd_config config = mpt_sgd_config_default();
+    config.lr = 0.5;
+    mpt_optimizer optimizer = mpt_sgd(net, &config);
+    mpt_step(optimizer);
+    mpt_read_f32(weight, values, 2);
+    CHECK(values[0] == 0.0f && values[1] == -2.5f);
+    CHECK(!mpt_failed(context));
+    mpt_destroy(context);
+}
+
 TEST_TABLE = {
     T(bad_configurations_are_named),
+    T(gradients_after_parameters_moved),
     T(parameter_in_two_optimizers),
     T(parameters_without_gradient_are_left_alone),
     T(step_counts_are_per_parameter),

@@ -617,9 +617,58 @@ TEST(steady_state) {
     mpt_destroy(net.context);
 }
 
+/* ---- where backward begins ---- */
+
+/* The gradient of all elements of "0.bias" after a backward pass from `loss`; launches counts those
+   of the pass. */
+static float gradient_from(const scaled_net *net, mpt_tensor loss, mpt_tensor seed,
+                           int64_t *launches) {
+    float gradient[OUT] = {0};
+    mpt_zero_grad(net->optimizer);
+    int64_t before = mpt_get_counters(net->context).launches;
+    CHECK_EQ_INT(mpt_backward_from(loss, seed, false), MPT_OK);
+    *launches = mpt_get_counters(net->context).launches - before;
+    mpt_read_f32(mpt_grad(mpt_parameter(net->module, "0.bias")), gradient, OUT);
+    for (int i = 1; i < OUT; i++) CHECK(gradient[i] == gradient[0]);
+    return gradient[0];
+}
+
+/* From 1 on the scale itself is the gradient of the loss: no launch multiplies. From another
+   gradient, into one that is there, and into a half loss it is a product as any other. */
+TEST(backward_begins_at_the_scale) {
+    mpt_scaler_config config = mpt_scaler_config_default();
+    config.init_scale = 1000;
+    scaled_net net = new_net(&config);
+    const mpt_tensor none = {NULL, 0, 0};
+    const float three = 3;
+    int64_t plain, launches;
+    mpt_step_begin(net.context);
+    CHECK(gradient_from(&net, loss_of(&net, 0.25), none, &plain) == 0.25f);
+    CHECK(gradient_from(&net, loss_of(&net, 0.25), none, &plain) == 0.25f);
+    CHECK(gradient_from(&net, mpt_scale_loss(net.scaler, loss_of(&net, 0.25)), none, &launches) ==
+          250);
+    CHECK_EQ_INT(launches, plain);
+    mpt_tensor seed = mpt_from(net.context, MPT_F32, MPT_SCALAR, &three);
+    CHECK(gradient_from(&net, mpt_scale_loss(net.scaler, loss_of(&net, 0.25)), seed, &launches) ==
+          750);
+    CHECK_EQ_INT(launches, plain + 1);
+    mpt_tensor loss = loss_of(&net, 0.25);
+    loss = mpt_add(mpt_scale_loss(net.scaler, loss), mpt_scale_loss(net.scaler, loss));
+    CHECK(gradient_from(&net, loss, none, &launches) == 500);
+    loss = mpt_scale_loss(net.scaler, mpt_cast(loss_of(&net, 0.25), MPT_F16));
+    CHECK(gradient_from(&net, loss, none, &launches) == 250);
+    mpt_set_scale(net.scaler, 64);
+    CHECK(gradient_from(&net, mpt_scale_loss(net.scaler, loss_of(&net, 0.25)), none, &launches) ==
+          16);
+    mpt_step_end(net.context);
+    CHECK(!mpt_failed(net.context));
+    mpt_destroy(net.context);
+}
+
 TEST_TABLE = {
     T(overflow_leaves_everything),
     T(overflow_in_the_first_step),
+    T(backward_begins_at_the_scale),
     T(scaling_is_invisible),
     T(gradients_read_after_unscale),
     T(floor_ceiling_and_growth),

@@ -2169,9 +2169,14 @@ TEST(scalar_kernels) {
         launch.slot[0] = 30;
         launch.slot[1] = 31;
         scalars[30].f = 1e38; /* that the product overflows does not count */
+        launch.slot[2] = 32;
+        scalars[32].i = 0;
         run();
+        float seed;
+        memcpy(&seed, &scalars[32], sizeof seed);
         CHECK(i > 0 || at(1, 0) == (double)INFINITY);
         CHECK_EQ_INT(scalars[31].i, i > 0);
+        CHECK(seed == 1e38f);
     }
     begin(MPT__K_METRIC_ADD);
     add1(MPT_F16, MPT__READ, 1);

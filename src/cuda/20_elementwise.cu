@@ -494,6 +494,7 @@ struct mpt__unary {
     float c, d;
     const mpt__scalar *slot; /* NULL: c stands there */
     mpt__scalar *nonfinite;  /* NULL, or set to 1 where an operand is not finite */
+    mpt__scalar *seed;       /* NULL, or gets c in its first bytes */
 };
 
 template <int N>
@@ -515,11 +516,12 @@ __device__ __forceinline__ void mpt__unary_at(const mpt__walk &walk, const mpt__
 __global__ void mpt__unary_kernel(const mpt__walk walk, const mpt__unary unary) {
     const long long done = 8 * walk.eights;
     const float c = unary.slot != NULL ? (float)unary.slot->f : unary.c;
+    if (unary.seed != NULL && blockIdx.x == 0 && threadIdx.x == 0) *(float *)unary.seed = c;
     MPT__EACH(i, walk.eights) mpt__unary_at<8>(walk, unary, c, 8 * i);
     MPT__EACH(i, walk.space.count - done) mpt__unary_at<1>(walk, unary, c, done + i);
 }
 
-mpt_status mpt__run_unary(const mpt__cuda_call *call, mpt__scalar *nonfinite) {
+mpt_status mpt__run_unary(const mpt__cuda_call *call, mpt__scalar *nonfinite, mpt__scalar *seed) {
     const mpt__launch *launch = call->launch;
     const mpt__walk walk = mpt__walk_over(call, 2);
     mpt__unary unary;
@@ -530,15 +532,18 @@ mpt_status mpt__run_unary(const mpt__cuda_call *call, mpt__scalar *nonfinite) {
     unary.d = (float)launch->imm[1];
     unary.slot = launch->function == MPT__FN_MUL_SLOT ? &call->scalars[launch->slot[0]] : NULL;
     unary.nonfinite = nonfinite;
+    unary.seed = seed;
     mpt__unary_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(walk, unary);
     return MPT_OK;
 }
 
-mpt_status mpt__cuda_unary(const mpt__cuda_call *call) { return mpt__run_unary(call, NULL); }
+mpt_status mpt__cuda_unary(const mpt__cuda_call *call) { return mpt__run_unary(call, NULL, NULL); }
 
 /* A finite loss may overflow by the scale: what counts is the loss. */
 mpt_status mpt__cuda_scale_loss(const mpt__cuda_call *call) {
-    return mpt__run_unary(call, &call->scalars[call->launch->slot[1]]);
+    const uint16_t *slot = call->launch->slot;
+    return mpt__run_unary(call, &call->scalars[slot[1]],
+                          slot[2] ? &call->scalars[slot[2]] : NULL);
 }
 
 struct mpt__binary {
