@@ -245,7 +245,8 @@ is frozen when it is first used (forward, optimizer, save, value read): paramete
 memory and first values, and no child can be added. mpt_set_init before that is a recipe; after it
 values are drawn at once. A module of your own is an mpt_module_class with a forward function;
 mpt_add_child and mpt_add_parameter build it, mpt_parameter(self, "name") reads it in forward. A
-module used twice is shared and counted once. mpt_train and mpt_eval switch dropout.
+module used twice is shared and counted once. mpt_train and mpt_eval switch dropout. For inference
+mpt_fuse makes one launch of each convolution and the batch norm, relu and sum behind it.
 
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
 autocast class. Gradients of gradients are not available.
@@ -1947,6 +1948,18 @@ MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t feature
                                            const mpt_norm_config *config);
 MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
                                            const mpt_norm_config *config);
+/* Fuses convolutions with the batch norms behind them, for inference: a pair becomes one launch, of
+   weights that have the norm's scale in them, with the norm's relu and what it adds. x, an input of
+   `module`, shows by a forward what follows what. Nothing of the net or its files changes: the
+   folded weights, in fp32 or the dtype of autocast, are copies, made anew once parameters or
+   statistics have changed. Forwards in evaluation between mpt_no_grad_begin or mpt_inference_begin
+   (as in mpt_evaluate) and its end use them; training goes on as before. A forward in which other
+   calls come between the two runs unfused. The result of a fused convolution is gone after the
+   norm; mpt_keep before it keeps it, unfused. Numbers differ by roundings. Returns how many pairs,
+   -1 on error; `text`, unless NULL, gets a line for each convolution: what it is fused with, or why
+   not. Another call begins anew; mpt_unfuse ends it. arXiv:1712.05877, 3.2. */
+MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size);
+MPTRAIN_API mpt_status mpt_unfuse(mpt_module module);
 /* A buffer by its path ("1.running_mean"); it lives as long as its module. */
 MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path);
 /* How many updates of running statistics were left out in a module and all below it; waits. -1 on
@@ -2440,8 +2453,11 @@ typedef struct mpt__operand {
  * before the first line and pixel, index[3] dilation, each MPT__TWO(along lines, along pixels).
  * compute_dtype F16 or BF16 rounds what is read to it; accumulation is fp32.
  *
- * CONV                  o0 r, o1 r, o2 wa = y + o3? r, the bias [O].
- * CONV_BACKWARD_INPUT   o0 wa = what y's gradient o2 r is to x by o1 r, + o3? r, a bias [C].
+ * CONV                  o0 r, o1 r, o2 wa = act(y + o3? r, the bias [O], + o4? r, which lies as o2
+ *                       does and is of its dtype; it and act, NONE or RELU, only with w). imm[0] =
+ *                       1: o3 is not rounded on load.
+ * CONV_BACKWARD_INPUT   o0 wa = what y's gradient o2 r is to x by o1 r, + o3? r, a bias [C], with
+ *                       o4 and act as above.
  * CONV_BACKWARD_WEIGHT  o0 r, o1 wa, o2 r. */
 #define MPT__CONV_KERNELS(K)                         \
     K(CONV, "conv", 0)                               \
@@ -2773,7 +2789,7 @@ typedef struct mpt__launch {
     uint8_t n_operands;
     uint8_t function;      /* mpt__function */
     uint8_t compute_dtype; /* GEMM, CONV..: MPT_F32, MPT_F16 or MPT_BF16 */
-    uint8_t activation;    /* GEMM: mpt_activation */
+    uint8_t activation;    /* GEMM, CONV..: mpt_activation */
     uint8_t reduction;     /* losses: mpt_reduction */
     uint8_t phase;         /* origin: mpt__phase */
     uint32_t op_record;    /* origin: record number in the tape, 0 = none */
@@ -11584,7 +11600,8 @@ typedef struct mpt__gemm {
     const mpt__gemm_image *a_image, *b_image, *c_image;
     char *c;
     int c_dtype, activation;
-    bool accumulate;
+    bool accumulate;  /* the activation follows */
+    int64_t onto;     /* bytes from C to what the sums are added to then; lies as C does */
     float alpha;
     int64_t c_row, c_column;
     /* Batch dimensions, the last one fastest; strides of a, b, bias, c. */
@@ -11940,12 +11957,12 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         if (biased) {                                                                              \
             v = V##_add(v, V##_round(V##_load_as(bias + x * bias_bytes, n, bias_dtype), round));   \
         }                                                                                          \
+        if (accumulate) v = V##_add(V##_load_as(c + g->onto + x * bytes, n, dtype), v);            \
         if (activation == MPT_ACTIVATION_RELU) {                                                   \
             v = V##_relu(v);                                                                       \
         } else if (activation != MPT_ACTIVATION_NONE) {                                            \
             v = V##_activate(v, activation);                                                       \
         }                                                                                          \
-        if (accumulate) v = V##_add(V##_load_as(c + x * bytes, n, dtype), v);                      \
         STORE(c + x * bytes, v, n, dtype);                                                         \
     }
 
@@ -12487,6 +12504,7 @@ static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__
     plain.alpha = 1.0f;
     plain.activation = MPT_ACTIVATION_NONE;
     plain.accumulate = add;
+    plain.onto = 0;
     mpt__amx_finish(&plain, beside, MPT__AMX_WIDTH, 0, 0, rows, columns);
 }
 
@@ -12669,7 +12687,8 @@ static int64_t mpt__gemm_panels(int64_t size, int64_t width) {
 }
 
 static bool mpt__gemm_is_plain(const mpt__gemm *g) {
-    return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE;
+    return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE &&
+           g->onto == 0;
 }
 
 static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
@@ -12700,7 +12719,8 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     } else if (blocks == 1) {
         lay.home = MPT__GEMM_ON_STACK;
     } else {
-        lay.home = as_floats && !g->accumulate ? MPT__GEMM_FINISH : MPT__GEMM_IN_PARTIAL;
+        lay.home = as_floats && (!g->accumulate || g->onto != 0) ? MPT__GEMM_FINISH
+                                                                 : MPT__GEMM_IN_PARTIAL;
     }
     lay.partial = lay.home == MPT__GEMM_IN_PARTIAL ? lay.m * lay.n * (int64_t)sizeof(float) : 0;
     return lay;
@@ -13160,6 +13180,7 @@ static bool mpt__gemm_read(mpt__gemm *g, const mpt__gemm_level *level, const mpt
     g->c_column = o[3].stride[column];
     g->activation = launch->activation;
     g->accumulate = o[3].access == MPT__ACCUMULATE;
+    g->onto = 0;
     g->alpha = (float)launch->imm[0];
     g->batch_rank = rank - 2;
     g->batch_count = 1;
@@ -13385,11 +13406,12 @@ static void mpt__conv_read(mpt__conv *c, const mpt__launch *launch) {
 
 static bool mpt__conv_is_depthwise(const mpt__conv *c) { return c->in == 1 && c->out == 1; }
 
-/* C[m, n] = A[m, k] B[k, n] + bias. Not to be copied: the pointers are to its own images. */
+/* C[m, n] = act(A[m, k] B[k, n] + bias + more). Not to be copied: the pointers are to its own
+   images. */
 typedef struct mpt__conv_product {
     int64_t m, n, k;
     mpt__gemm_side a, b, bias;
-    char *c;
+    char *c, *more; /* more: what is added, lying as C does; NULL: nothing */
     int64_t c_row;
     mpt__gemm_image image[3];
     const mpt__gemm_image *a_image, *b_image, *c_image; /* NULL: a matrix where it lies */
@@ -13433,6 +13455,7 @@ static mpt__gemm_side mpt__conv_side(const mpt__conv *c, void *const *data, int 
     mpt__gemm_side side;
     side.dtype = o->dtype;
     side.round = compute == MPT_F32 || compute == o->dtype ? 0 : compute;
+    if (operand == 3 && c->launch->imm[0] != 0) side.round = 0;
     side.data = NULL;
     if (operand < c->launch->n_operands && o->storage != 0)
         side.data = data ? (const char *)data[operand] + from * mpt__dtype_info[o->dtype].bytes
@@ -13440,6 +13463,10 @@ static mpt__gemm_side mpt__conv_side(const mpt__conv *c, void *const *data, int 
     side.outer = outer;
     side.inner = inner;
     return side;
+}
+
+static bool mpt__conv_adds(const mpt__launch *launch) {
+    return launch->n_operands > 4 && launch->operand[4].storage != 0;
 }
 
 static char *mpt__conv_target(const mpt__conv *c, void *const *data, int operand, int64_t from) {
@@ -13505,6 +13532,11 @@ static void mpt__conv_product_of(const mpt__conv *c, void *const *data, int64_t 
         p->c = mpt__conv_target(c, data, 1, out * depth), p->c_row = depth;
     }
     if (plain) p->a_image = p->b_image = p->c_image = NULL;
+    p->more = NULL;
+    if (mpt__conv_adds(c->launch)) {
+        const int64_t from = kernel == MPT__K_CONV ? out : in;
+        p->more = data ? mpt__conv_target(c, data, 4, from) : (char *)p->image;
+    }
 }
 
 static const mpt__operand *mpt__conv_output(const mpt__launch *launch) {
@@ -13522,17 +13554,17 @@ typedef struct mpt__ref_conv_work {
 } mpt__ref_conv_work;
 
 /* n elements of a part, `step` apart, rounded. */
-static void mpt__ref_conv_load(const mpt__ref_conv_work *w, const mpt__gemm_side *part,
-                               int64_t step, mpt__real *x, int64_t n) {
+static void mpt__ref_conv_load(const mpt__gemm_side *part, int64_t step, mpt__real *x, int64_t n) {
     mpt__ref_load(x, part->data, (uint8_t)part->dtype, 0, step, n);
-    mpt__ref_round(x, n, part->dtype, w->launch->compute_dtype);
+    if (part->round != 0) mpt__ref_round(x, n, part->dtype, part->round);
 }
 
 static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
     const mpt__ref_conv_work *w = (const mpt__ref_conv_work *)work;
     const mpt__conv_product *p = &w->product;
     mpt__real sum[MPT__GEMM_M][MPT__GEMM_N], a[MPT__GEMM_M][MPT__GEMM_K];
-    mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N];
+    mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N], more[MPT__GEMM_N];
+    const bool relu = w->launch->activation == MPT_ACTIVATION_RELU;
     double gathered[MPT__GEMM_N]; /* of any dtype */
     const int64_t m0 = tile / w->across * MPT__GEMM_M, n0 = tile % w->across * MPT__GEMM_N;
     const int64_t rows = mpt__ref_min(MPT__GEMM_M, p->m - m0);
@@ -13544,22 +13576,26 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
         const int64_t k = mpt__ref_min(MPT__GEMM_K, p->k - k0);
         for (int64_t i = 0; i < rows; i++) {
             part = mpt__gemm_part(&p->a, p->a_image, m0 + i, 1, k0, k, (char *)gathered);
-            mpt__ref_conv_load(w, &part, part.inner, a[i], k);
+            mpt__ref_conv_load(&part, part.inner, a[i], k);
         }
         for (int64_t i = 0; i < k; i++) {
             part = mpt__gemm_part(&p->b, p->b_image, n0, columns, k0 + i, 1, (char *)gathered);
-            mpt__ref_conv_load(w, &part, part.outer, b[i], columns);
+            mpt__ref_conv_load(&part, part.outer, b[i], columns);
         }
         mpt__ref_gemm_panel(sum, a, b, rows, columns, k);
     }
     if (p->bias.data != NULL) {
         part = mpt__gemm_part(&p->bias, NULL, 0, 1, n0, columns, NULL);
-        mpt__ref_conv_load(w, &part, 1, bias, columns);
+        mpt__ref_conv_load(&part, 1, bias, columns);
     }
     for (int64_t i = 0; i < rows; i++) {
         int64_t at[2], to = (m0 + i) * p->c_row;
         if (p->c_image != NULL) to = mpt__gemm_pixel(p->c_image, m0 + i, at);
         for (int64_t j = 0; p->bias.data != NULL && j < columns; j++) sum[i][j] += bias[j];
+        if (p->more != NULL) mpt__ref_load(more, p->more, w->out.dtype, to + n0, 1, columns);
+        for (int64_t j = 0; p->more != NULL && j < columns; j++) sum[i][j] += more[j];
+        for (int64_t j = 0; relu && j < columns; j++)
+            if (sum[i][j] <= 0) sum[i][j] = 0;
         mpt__ref_put(&w->out, to + n0, 1, sum[i], columns);
     }
 }
@@ -13680,6 +13716,19 @@ typedef struct mpt__depthwise {
                             of each thread lines under way and one of the other side */
 } mpt__depthwise;
 
+/* What follows the sums of m channels, from an element of the output on. */
+static void mpt__depth_end(const mpt__depthwise *w, int64_t to, mpt__real *x, int64_t m,
+                           bool relu) {
+    const mpt__words *words = w->call->words;
+    mpt__real block[MPT__BLOCK];
+    mpt__ref_view more = w->out;
+    more.data = w->product.more;
+    if (more.data != NULL)
+        words->binary[MPT__BINARY_ADD](x, x, mpt__ref_in(&more, to, 1, block, m), m, 0, 0);
+    if (relu) words->unary[MPT__UNARY_RELU](x, x, m, 0, 0);
+    mpt__ref_put(&w->out, to, 1, x, m);
+}
+
 /* One line of pixels: each begins with the bias and adds its taps. */
 static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ring,
                             int64_t *loaded) {
@@ -13717,10 +13766,12 @@ static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ri
         w->call->words->sum_products(&p);
         p.start = p.out, p.start_step = p.out_step;
     } while (t < taps);
-    for (int64_t i = 0; p.out == apart && i < p.count; i++) {
+    const bool relu = w->conv.launch->activation == MPT_ACTIVATION_RELU;
+    if (p.out != apart && !relu && w->product.more == NULL) return;
+    for (int64_t i = 0; i < p.count; i++) {
         for (int64_t c = 0; c < channels; c += MPT__BLOCK) {
-            mpt__ref_put(&w->out, pixel + i * step + c, 1, apart + i * channels + c,
-                         mpt__ref_min(MPT__BLOCK, channels - c));
+            mpt__depth_end(w, pixel + i * step + c, p.out + i * p.out_step + c,
+                           mpt__ref_min(MPT__BLOCK, channels - c), relu);
         }
     }
 }
@@ -13895,7 +13946,9 @@ static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt
     g->a_image = p->a_image, g->b_image = p->b_image, g->c_image = p->c_image;
     g->c = p->c, g->c_row = p->c_row, g->c_column = 1;
     g->c_dtype = out->dtype;
-    g->accumulate = out->access == MPT__ACCUMULATE;
+    g->accumulate = out->access == MPT__ACCUMULATE || p->more != NULL;
+    g->activation = conv->launch->activation;
+    if (p->more != NULL) g->onto = (int64_t)((intptr_t)p->more - (intptr_t)p->c);
     g->alpha = 1.0f;
     g->batch_count = 1;
     g->level = level->choose != NULL && g->k > 0 ? level->choose(g) : level;
@@ -13916,6 +13969,7 @@ typedef struct mpt__conv_rows {
     bool in_c, weights;
     int64_t run;                /* channels of a line's taps */
     int64_t panel, shared, own; /* floats: of a panel of weights, of all of them, of a thread */
+    int64_t biases; /* where, behind those, the biases of a line of pixels lie; 0: the few of one */
     float *memory;
 } mpt__conv_rows;
 
@@ -13935,11 +13989,16 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
     mpt__conv_lines_of(l, x, r->weights ? &g->b : &g->a, c, pixels * g->n / level->rate * g->k);
     if (r->weights || pixels < whole) l->in_place = false; /* tiles are read whole */
     r->run = x->taps[1] * x->channels;
-    r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate);
+    r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate || g->onto != 0);
     int64_t room = r->weights ? level->columns : (whole - pixels) * x->stride[1] * x->channels;
     r->panel = g->k * level->columns + MPT__GEMM_SLACK / (int64_t)sizeof(float);
     r->shared = r->panel * mpt__gemm_panels(g->n, level->columns);
     if (r->weights) r->shared = g->m * g->n * l->chunks;
+    r->biases = 0;
+    if (g->bias.data != NULL && g->c_image == NULL && g->c_row == g->n) {
+        r->biases = r->shared;
+        r->shared += pixels * g->n;
+    }
     r->own = l->in_place ? 0 : l->ring * l->wide + room;
     r->own += r->weights ? pixels * g->m + tile : r->in_c ? 0 : pixels * g->n;
     r->shared = mpt__round_up(r->shared, 16);
@@ -13989,7 +14048,7 @@ static void mpt__conv_row(const mpt__conv_rows *r, int64_t line, float *ring, in
     g.c += pixel * mpt__dtype_info[g.c_dtype].bytes;
     float *sums = r->in_c ? (float *)(void *)g.c : ring + r->own - x->grid[1] * g.n;
     const int64_t ldc = r->in_c ? g.c_row : g.n;
-    int how = r->in_c && g.accumulate ? MPT__GEMM_ADD : 0;
+    int how = r->in_c && g.accumulate && g.onto == 0 ? MPT__GEMM_ADD : 0;
     for (int64_t ty = 0; ty < x->taps[0]; ty++) {
         const int64_t y = y0 + ty * x->apart[0];
         if (y < 0 || y >= x->size[0]) continue;
@@ -13999,7 +14058,11 @@ static void mpt__conv_row(const mpt__conv_rows *r, int64_t line, float *ring, in
     for (int64_t i = 0; how == 0 && i < x->grid[1]; i++) {
         memset(sums + i * ldc, 0, (size_t)g.n * sizeof *sums);
     }
-    if (!r->in_c || !mpt__gemm_is_plain(&g)) {
+    if (r->biases > 0) { /* as one row */
+        const mpt__gemm_side biases = {(const char *)(r->memory + r->biases), MPT_F32, 0, 0, 1};
+        g.bias = biases;
+        g.level->finish(&g, sums, 0, 0, 0, 1, x->grid[1] * g.n);
+    } else if (!r->in_c || !mpt__gemm_is_plain(&g)) {
         g.level->finish(&g, sums, ldc, 0, 0, x->grid[1], g.n);
     }
 }
@@ -14075,6 +14138,11 @@ static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
 static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
     const mpt__gemm *g = r->g;
     const int64_t panels = mpt__gemm_panels(r->weights ? g->m : g->n, g->level->columns);
+    float *biases = r->memory + r->biases;
+    if (r->biases > 0) mpt__conv_floats(r->lines.words, &g->bias, 0, biases, g->n);
+    for (int64_t i = 1; r->biases > 0 && i < r->lines.x->grid[1]; i++) {
+        memcpy(biases + i * g->n, biases, (size_t)g->n * sizeof *biases);
+    }
     if (!r->weights) mpt__gemm_for(pool, panels, g->k * g->n / 4, mpt__conv_panel_chunk, r);
     mpt__gemm_for(pool, r->lines.chunks, g->m * g->n / g->level->rate * g->k, mpt__conv_row_chunk,
                   r);
@@ -16368,6 +16436,18 @@ typedef struct mpt__object_table {
     void (*destroy)(mpt_context *context, void *object); /* set by the room of that kind */
 } mpt__object_table;
 
+/* A convolution that is to be one launch with the batch norm after it, see 67_conv.c: it waits, and
+   runs by itself once anything else is launched, read or written. */
+typedef struct mpt__waiting {
+    uint32_t module;    /* slot of the layer under way; 0: none that may wait */
+    uint32_t conv;      /* that of the one that waits */
+    mpt__tensor *in[3];    /* as an op's; in[0] and out are held */
+    mpt__tensor *out;      /* NULL: none waits */
+    mpt__attributes attributes;
+    uint16_t op;
+    uint8_t compute;
+} mpt__waiting;
+
 /* ==== Context ==== */
 
 #define MPT__SIZE_CLASSES 440 /* 424 hold all that an int64_t counts; MPT__POOL_REACH behind them */
@@ -16482,6 +16562,7 @@ struct mpt_context {
     int metric_count;
     uint64_t module_creations;
     uint32_t module_mark; /* of the last walk over modules */
+    mpt__waiting waiting;
     int64_t pending;      /* modules whose running statistics the end of the step changes */
 };
 
@@ -16513,6 +16594,14 @@ static void mpt__anomaly_look(mpt_context *context);
 static void mpt__anomaly_stop(mpt_context *context);
 /* 50_ops.c: the dtype of losses: fp32, or fp64 in the double-precision test build. */
 static mpt_dtype mpt__loss_dtype(const struct mpt__frame *frame);
+#ifdef MPTRAIN_NO_CONV
+#define mpt__wait_no_more(context) ((void)0)
+#else
+/* 53_ops_conv.c: what waits runs. */
+static void mpt__run_waiting(mpt_context *context);
+#define mpt__wait_no_more(context) \
+    ((context)->waiting.out ? mpt__run_waiting(context) : (void)0)
+#endif
 /* 67_norm.c: running statistics of the step become the modules', or are forgotten. */
 static void mpt__running_settle(mpt_context *context, bool commit);
 /* 62_optim.c: a replay wrote a storage of version `before`; masters that agreed still do. */
@@ -16975,6 +17064,7 @@ static MPT__NOINLINE void mpt__launch_order(mpt__launch *launch) {
 /* Runs a launch, its operands set. */
 static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
+    mpt__wait_no_more(context);
     if (context->base.status != MPT_OK) return context->base.status;
     launch->number = ++context->counters.launches;
     if (launch->kernel <= MPT__K_BINARY && launch->operand[0].rank == 4 &&
@@ -17122,6 +17212,7 @@ static void mpt__wait(mpt_context *context) {
 static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t byte_offset,
                               const void *source, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
+    mpt__wait_no_more(context);
     mpt__backend *backend = &context->backend;
     mpt_status status = backend->upload(backend->self, (char *)context->data[storage] + byte_offset,
                                         source, (size_t)bytes);
@@ -17134,6 +17225,7 @@ static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t by
 static mpt_status mpt__download(mpt_context *context, void *destination, uint32_t storage,
                                 int64_t byte_offset, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
+    mpt__wait_no_more(context);
     if (context->capturing)
         return mpt__error(context, MPT_ERROR_STATE,
                           "a captured step cannot wait for values; call mpt_metric_push in it, and "
@@ -21940,10 +22032,16 @@ static void mpt__operand_image(mpt__launch *launch, int position, const mpt__ten
     }
 }
 
+/* What follows the sums of products; all of it may be absent. */
+typedef struct mpt__conv_end {
+    const mpt__tensor *bias, *residual; /* the latter a dense image */
+    bool exact, relu;                   /* exact: the bias is not rounded */
+} mpt__conv_end;
+
 /* One of the three launches, where image[i] is operand i, and `out` what it writes of them: the
    tensor itself, or a dense image that is then copied to it. */
 static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__tensor image[3],
-                                   const mpt__tensor *bias, const mpt__tensor *out,
+                                   const mpt__conv_end *end, const mpt__tensor *out,
                                    mpt__access access) {
     static const uint8_t written[] = {2, 0, 1};
     const int o = written[kernel - MPT__K_CONV];
@@ -21959,22 +22057,81 @@ static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__t
     for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
     for (int i = 0; i < 3; i++)
         mpt__operand_image(launch, i, &image[i], i != o ? MPT__READ : direct ? access : MPT__WRITE);
-    if (bias) mpt__operand_of(launch, 3, bias, MPT__READ);
+    if (end && end->bias) mpt__operand_of(launch, 3, end->bias, MPT__READ);
+    if (end && end->residual) mpt__operand_image(launch, 4, end->residual, MPT__READ);
+    if (end && end->relu) launch->activation = MPT_ACTIVATION_RELU;
+    if (end && end->exact) launch->imm[0] = 1;
     mpt_status status = mpt__submit(frame->context, launch);
     if (status != MPT_OK || direct) return status;
     return mpt__launch_copy(frame->context, &image[o], &to, access);
 }
 
-static mpt_status mpt__conv_forward(mpt__frame *frame) {
+/* What forward computes, given the weight and what follows, where the residual may lie anyhow. */
+static mpt_status mpt__conv_compute(mpt__frame *frame, const mpt__tensor *weight,
+                                    mpt__conv_end end) {
     bool transposed = frame->op == MPT__OP_conv_transpose2d;
-    mpt__tensor image[3];
+    mpt__tensor image[3], residual;
+    if (!mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
+        !mpt__conv_weight(frame, weight, &image[1]) ||
+        (end.residual && !mpt__image_in(frame, end.residual, &residual)))
+        return frame->context->base.status;
+    if (end.residual) end.residual = &residual;
+    return mpt__launch_conv(frame, transposed ? MPT__K_CONV_BACKWARD_INPUT : MPT__K_CONV, image,
+                            &end, frame->out[0], MPT__WRITE);
+}
+
+/* ==== Waiting for a norm ==== */
+
+/* Takes what waits, as the frame of its call; mpt__waiting_end follows. */
+static void mpt__waiting_begin(mpt__frame *frame, mpt_context *context, mpt__waiting *taken) {
+    *taken = context->waiting;
+    context->waiting.out = NULL;
+    frame->context = context;
+    frame->op = taken->op;
+    frame->n_in = 3;
+    frame->in = taken->in;
+    frame->out[0] = taken->out;
+    frame->attributes = &taken->attributes;
+    frame->compute = (mpt_dtype)taken->compute;
+    frame->n_temporary = 0;
+    mpt__launch_origin(context, MPT__FORWARD, taken->op);
+}
+
+static void mpt__waiting_end(mpt__frame *frame, const mpt__waiting *taken) {
+    mpt__tensor *const held[] = {taken->in[0], taken->out};
+    mpt__drop_temporaries(frame);
+    mpt__launch_origin(frame->context, MPT__OTHER, 0);
+    for (int i = 0; i < 2; i++)
+        if (--held[i]->saves == 0) mpt__tensor_settle(frame->context, held[i]);
+}
+
+static MPT__COLD void mpt__run_waiting(mpt_context *context) {
+    mpt__launch filled = context->launch; /* the one that comes after */
+    mpt__waiting taken;
+    mpt__frame frame;
+    mpt__waiting_begin(&frame, context, &taken);
+    mpt__conv_end end = {taken.in[2], NULL, false, false};
+    mpt__conv_compute(&frame, taken.in[1], end);
+    mpt__waiting_end(&frame, &taken);
+    context->launch = filled;
+}
+
+static mpt_status mpt__conv_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__conv_end end = {frame->in[2], NULL, false, false};
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, frame->in[1]);
-    if (!mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
-        !mpt__conv_weight(frame, frame->in[1], &image[1]))
-        return frame->context->base.status;
-    return mpt__launch_conv(frame, transposed ? MPT__K_CONV_BACKWARD_INPUT : MPT__K_CONV, image,
-                            frame->in[2], frame->out[0], MPT__WRITE);
+    if (!context->waiting.module) return mpt__conv_compute(frame, frame->in[1], end);
+    mpt__wait_no_more(context);
+    mpt__waiting *waiting = &context->waiting;
+    for (int i = 0; i < 3; i++) waiting->in[i] = frame->in[i];
+    waiting->out = frame->out[0];
+    waiting->conv = waiting->module;
+    waiting->in[0]->saves++, waiting->out->saves++;
+    waiting->attributes = *frame->attributes;
+    waiting->op = (uint16_t)frame->op;
+    waiting->compute = (uint8_t)frame->compute;
+    return MPT_OK;
 }
 
 static mpt_status mpt__conv_backward(mpt__frame *frame) {
@@ -24575,6 +24732,8 @@ typedef struct mpt__running {
     char *path[MPT__BUFFERS];                          /* once the tree is frozen */
     double momentum;
     int margin; /* of fp8 scales */
+    uint32_t norm;    /* of a fused convolution, whose `values` are folded: slot of its norm .. */
+    uint64_t made_of; /* .. and a hash of what they come from */
     uint32_t op_slot, op_generation;
     mpt_tensor spare[3]; /* handles that end with the fp8 call under way */
     bool pending;
@@ -24598,6 +24757,7 @@ typedef struct mpt__module {
     mpt__module_parameter *parameters;
     int64_t parameter_count, parameter_capacity;
     bool training, frozen;
+    bool resumes; /* it was in training before mpt_fuse's trace */
     bool watched;   /* of a root, once frozen: a user's forward runs somewhere in the tree */
     uint8_t policy; /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
     uint32_t path;  /* index in context->paths, once frozen */
@@ -24617,6 +24777,8 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
 static void mpt__running_free(mpt_context *context, mpt__running *running);
 static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
                                           mpt_tensor residual, bool relu);
+/* 67_conv.c */
+static mpt_tensor mpt__fused_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
 /* 67_fp8.c */
 static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
 static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit);
@@ -25391,6 +25553,10 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__mo
         return mpt_flatten(x, 1, -1);
     case MPT__LAYER_linear:
         return mpt__fp8_forward(context, module, x);
+    case MPT__LAYER_conv2d:
+    case MPT__LAYER_conv1d:
+    case MPT__LAYER_conv_transpose2d:
+        return mpt__fused_forward(context, module, x);
     case MPT__LAYER_batch_norm1d:
     case MPT__LAYER_batch_norm2d:
         return mpt__batch_norm_forward(context, module, x, mpt__null(NULL),
@@ -25489,6 +25655,7 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
         mpt__tensor *x = mpt__slot(context, in[0].slot);
         *made = mpt__module_run(context, found, x, MPT_ACTIVATION_NONE);
     }
+    if (!above) mpt__wait_no_more(context);
     context->autocast_depth = autocast_depth;
     context->path = path;
     context->module = above;
@@ -25762,6 +25929,7 @@ static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter,
     moved.offset = offset;
     mpt__launch_copy(context, tensor, &moved, MPT__WRITE);
     mpt__storage_retain(context, block->values);
+    context->storages[block->values].version += context->storages[tensor->storage].version + 1;
     mpt__storage_release(context, tensor->storage);
     *tensor = moved;
     parameter->block = index;
@@ -28951,6 +29119,137 @@ MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in,
                            MPT_SHAPE(in, out, kernel_h, kernel_w), config);
 }
 
+/* ==== Fused with the norm behind ====
+ *
+ * Where nothing asks for gradients, a convolution that mpt_fuse paired with a batch norm waits for
+ * that one to be called, and both are one launch, of weights that have the norm's scale in them.
+ * Those are made anew whenever what they come from has changed. */
+
+static mpt_tensor mpt__fused_forward(mpt_context *context, const mpt__module *module,
+                                     mpt_tensor x) {
+    const bool waits = context->no_grad_depth || context->inference_depth;
+    context->waiting.module = waits ? module->id.slot : 0;
+    mpt__tensor *out = mpt__op_layer_forward(context, module, mpt__live(context, x),
+                                             MPT_ACTIVATION_NONE);
+    context->waiting.module = 0;
+    return mpt__handle(context, out);
+}
+
+#ifndef MPTRAIN_NO_CONV
+
+/* The folded weight, dense, and behind it the bias. */
+static void mpt__folded_views(const mpt__running *fused, const mpt__tensor *weight,
+                              mpt_dtype compute, int64_t channels, mpt__tensor view[2]) {
+    const mpt_shape each = MPT_SHAPE(channels);
+    const int64_t place = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32));
+    view[0] = mpt__image_view(weight);
+    view[0].storage = fused->values, view[0].offset = 0;
+    view[0].dtype = (uint8_t)compute;
+    view[0].parameter = 0;
+    mpt__channels_last_strides(&view[0]);
+    view[1] = mpt__view_on(fused->values, MPT_F32, &each, place);
+}
+
+/* Rows of channels through the norm, given its weight, bias and statistics. */
+static mpt_status mpt__fold_launch(mpt__frame *frame, const mpt__tensor *from, bool across,
+                                   const mpt__tensor *to, mpt__tensor *const norm[4],
+                                   const mpt__tensor *rstd, double eps) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_NORM);
+    const int64_t channels = rstd->shape.dim[0], first = across ? from->shape.dim[0] : 1;
+    const int64_t inner = mpt__tensor_numel(from) / channels / first;
+    const mpt__tensor *const ends[] = {from, to};
+    launch->imm[0] = eps;
+    launch->index[0] = launch->index[1] = 1;
+    for (int i = 0; i < 2; i++) {
+        mpt__operand *o =
+            mpt__operand_ranked(launch, i * 4, ends[i], 4, i ? MPT__WRITE : MPT__READ);
+        mpt__operand_dim(o, 0, first, channels * inner);
+        mpt__operand_dim(o, 1, 1, channels * inner);
+        mpt__operand_dim(o, 2, channels, inner);
+        mpt__operand_dim(o, 3, inner, 1);
+        for (int k = 0; k < 2 && !i; k++)
+            if (norm[k]) mpt__operand_of(launch, 2 + k, norm[k], MPT__READ);
+    }
+    mpt__operand_of(launch, 6, norm[2], MPT__READ);
+    mpt__operand_of(launch, 7, rstd, MPT__WRITE);
+    mpt__operand_of(launch, 8, norm[3], MPT__READ);
+    return mpt__submit(frame->context, launch);
+}
+
+/* in: the weight and the bias of the convolution, those of the norm, its mean and variance. */
+static mpt_status mpt__fold(mpt__frame *frame, mpt__tensor *const in[6], double eps,
+                            const mpt__tensor view[2]) {
+    mpt_context *context = frame->context;
+    mpt__tensor *rstd = mpt__temporary(frame, MPT_F32, &view[1].shape);
+    mpt__tensor *zero = mpt__temporary(frame, MPT_F32, &view[1].shape);
+    mpt__tensor *scaled = mpt__temporary(frame, MPT_F32, &view[0].shape);
+    if (!rstd || !zero || !scaled) return context->base.status;
+    mpt__tensor *const scale[] = {in[2], NULL, zero, in[5]};
+    const bool across = frame->op == MPT__OP_conv_transpose2d;
+    mpt__launch_fill(context, zero, 0.0);
+    mpt__fold_launch(frame, in[0], across, scaled, scale, rstd, eps);
+    mpt__launch_copy(context, scaled, &view[0], MPT__WRITE);
+    return mpt__fold_launch(frame, in[1] ? in[1] : zero, false, &view[1], in + 2, rstd, eps);
+}
+
+/* Makes the folded weight and bias where they are not those of now. A recording has them made by
+   each replay. */
+static mpt_status mpt__fold_anew(mpt__frame *frame, mpt__running *fused, mpt__tensor *const in[6],
+                                 double eps, mpt__tensor view[2]) {
+    mpt_context *context = frame->context;
+    uint64_t made_of = mpt__hash_u64(1, (uint64_t)frame->compute);
+    for (int i = 0; i < 6; i++) {
+        if (!in[i]) continue;
+        const uint64_t version = context->storages[in[i]->storage].version;
+        made_of = mpt__hash_u64(made_of, (uint64_t)in[i]->storage << 32 | version);
+    }
+    mpt__folded_views(fused, in[0], frame->compute, in[4]->shape.dim[0], view);
+    if (made_of == fused->made_of && !context->recorder) return MPT_OK;
+    fused->made_of = 0;
+    if (mpt__fold(frame, in, eps, view) == MPT_OK) fused->made_of = made_of;
+    return context->base.status;
+}
+#endif
+
+/* A batch norm of in (x, weight, bias, mean, variance, residual) in one launch with the convolution
+   that gives x; NULL where it is not that one which waits, or x is wanted by itself, too. */
+static mpt__tensor *mpt__fused_norm(mpt_context *context, const mpt__module *norm,
+                                    const mpt_tensor in[6], bool relu) {
+#ifdef MPTRAIN_NO_CONV
+    (void)context, (void)norm, (void)in, (void)relu;
+    return NULL;
+#else
+    mpt__tensor *x = context->waiting.out, *found[6], *out = NULL, view[2];
+    if (!x || mpt__live(context, in[0]) != x || !in[3].slot) return NULL;
+    for (int i = 1; i < 6; i++) found[i] = mpt__live(context, in[i]);
+    const mpt__storage *storage = &context->storages[x->storage];
+    const mpt__tensor *residual = found[5];
+    if (storage->references - storage->recordings != 1 || x->saves != 1 || x->nodes ||
+        (in[5].slot && !residual) ||
+        (residual &&
+         (residual == x || residual->dtype != x->dtype || !mpt__same_shape(residual, x))))
+        return NULL;
+    mpt__module *conv = mpt__module_slot(context, context->waiting.conv);
+    if (!conv || !conv->running || conv->running->norm != norm->id.slot ||
+        found[3]->shape.dim[0] != x->shape.dim[1])
+        return NULL;
+    mpt__frame frame;
+    mpt__waiting taken;
+    mpt__waiting_begin(&frame, context, &taken);
+    mpt__tensor *const from[] = {taken.in[1], taken.in[2], found[1], found[2], found[3], found[4]};
+    if (mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view) == MPT_OK)
+        out = frame.out[0] = mpt__tensor_alias(context, x);
+    mpt__conv_end end = {&view[1], residual, true, relu};
+    if (out && mpt__conv_compute(&frame, &view[0], end) != MPT_OK) {
+        mpt__tensor_drop(context, out);
+        out = NULL;
+    }
+    mpt__waiting_end(&frame, &taken);
+    mpt__tensor_drop(context, x);
+    return out;
+#endif
+}
+
 /* ---------------------------------------------------------------------------------------------
  * 67_norm.c: normalisation and pooling: functions and layers.
  * ------------------------------------------------------------------------------------------- */
@@ -29304,6 +29603,8 @@ static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *mod
                 in[1 + i] = mpt__parameter_handle(context, module, k);
     }
     relu = relu || module->attributes.index[2];
+    mpt__tensor *fused = mpt__fused_norm(context, module, in, relu);
+    if (fused) return mpt__handle(context, fused);
     return mpt__apply_batch_norm(in, module->attributes.imm[0],
                                  running && training ? module->id.slot : 0, relu);
 }
@@ -30345,6 +30646,250 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
     return out.length;
 }
 
+/* ---------------------------------------------------------------------------------------------
+ * 68_fuse.c: which convolutions are fused with the batch norm behind them, from the op records of a
+ * forward. How they run then stands in 67_conv.c.
+ * ------------------------------------------------------------------------------------------- */
+
+#ifdef MPTRAIN_NO_CONV
+
+MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
+    (void)x;
+    if (text && size > 0) *text = '\0';
+    mpt__misuse(module.context, "mpt_fuse", MPT_ERROR_UNSUPPORTED,
+                "built without convolutions (MPTRAIN_NO_CONV)");
+    return -1;
+}
+MPTRAIN_API mpt_status mpt_unfuse(mpt_module module) {
+    mpt__module_enter(module, "mpt_unfuse");
+    return mpt__status_of(module.context);
+}
+
+#else
+
+static bool mpt__is_conv(const mpt__module *module) {
+    return module->layer == MPT__LAYER_conv2d || module->layer == MPT__LAYER_conv1d ||
+           module->layer == MPT__LAYER_conv_transpose2d;
+}
+
+static void mpt__unfuse(mpt_context *context, mpt__module *root) {
+    mpt__walk walk;
+    for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
+        if (!mpt__is_conv(m)) continue;
+        mpt__running_free(context, m->running);
+        m->running = NULL;
+    }
+}
+
+MPTRAIN_API mpt_status mpt_unfuse(mpt_module module) {
+    mpt__module *found = mpt__module_enter(module, "mpt_unfuse");
+    if (found && module.context->module)
+        return mpt__error(module.context, MPT_ERROR_STATE, "a forward is under way");
+    if (found) mpt__unfuse(module.context, found);
+    return mpt__status_of(module.context);
+}
+
+/* ==== The trace ==== */
+
+/* Marks the records of now, so that those of the trace are told from them. */
+static uint32_t mpt__trace_mark(mpt_context *context) {
+    const uint32_t mark = ++context->walk_mark;
+    for (int64_t i = 1; i < context->record_count; i++)
+        if (context->records[i]->live) context->records[i]->mark = mark;
+    return mark;
+}
+
+/* All parameters and modules of a tree for the trace, as in evaluation, but recorded; or back. */
+static void mpt__trace_modes(mpt_context *context, mpt__module *root, bool begin) {
+    mpt__walk walk;
+    const mpt__module_parameter *row;
+    for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
+        if (begin) m->resumes = m->training;
+        m->training = !begin && m->resumes;
+    }
+    mpt__walk_begin(&walk, context, root);
+    while ((row = mpt__walk_parameter(&walk)) != NULL) {
+        mpt__tensor *tensor = context->parameters[row->parameter - 1].tensor;
+        if (begin) tensor->flags |= MPT__REQUIRES_GRAD;
+        if (!begin && !(tensor->flags & MPT__LEAF)) tensor->flags &= (uint8_t)~MPT__REQUIRES_GRAD;
+    }
+}
+
+typedef struct mpt__trace {
+    mpt_context *context;
+    uint32_t mark;
+    const mpt__tensor *out; /* of the net */
+} mpt__trace;
+
+/* The next record of the trace from number *at on; NULL at the end. */
+static const mpt__record *mpt__trace_next(const mpt__trace *trace, int64_t *at) {
+    while (*at < trace->context->record_count) {
+        const mpt__record *record = trace->context->records[(*at)++];
+        if (record->live && record->mark != trace->mark) return record;
+    }
+    return NULL;
+}
+
+/* How often a layer was called; *call: the last time. */
+static int mpt__trace_calls(const mpt__trace *trace, const mpt__module *module,
+                            const mpt__record **call) {
+    const mpt__record *record;
+    int count = 0;
+    for (int64_t at = 1; (record = mpt__trace_next(trace, &at)) != NULL;)
+        if (record->path == module->path && record->op == mpt__layer_rows[module->layer].op)
+            *call = record, count++;
+    return count;
+}
+
+/* How often the result of a call was used; *user: by what, NULL: it is the net's own result. */
+static int mpt__trace_uses(const mpt__trace *trace, const mpt__record *call,
+                           const mpt__record **user) {
+    const mpt__record *record;
+    int count = trace->out->record == call;
+    *user = NULL;
+    for (int64_t at = 1; (record = mpt__trace_next(trace, &at)) != NULL;)
+        for (int i = 0; i < record->n_in; i++)
+            if (record->in[i] && record->in[i]->record == call) *user = record, count++;
+    return count;
+}
+
+/* The batch norm layer that made a call; NULL: it was none. */
+static mpt__module *mpt__trace_norm(mpt_context *context, const mpt__record *call) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count; i++) {
+        mpt__module *module = (mpt__module *)table->rows[i].object;
+        if (module && module->frozen && module->path == call->path && mpt__is_batch_norm(module))
+            return module;
+    }
+    return NULL;
+}
+
+/* ==== Pairing ==== */
+
+/* Tries the folded numbers; says what is wrong with them, NULL: nothing, or an error recorded. */
+static const char *mpt__fold_try(mpt_context *context, const mpt__module *conv,
+                                 const mpt__module *norm, const mpt__record *call,
+                                 const mpt__record *next) {
+    mpt__tensor *const from[] = {call->in[1], call->in[2], next->in[1],
+                                 next->in[2], next->in[3], next->in[4]};
+    const char *why = NULL;
+    mpt__frame frame;
+    mpt__tensor view[2];
+    mpt__attributes attributes = call->attributes;
+    frame.context = context;
+    frame.op = call->op;
+    frame.attributes = &attributes;
+    frame.compute = MPT_F32;
+    frame.n_temporary = 0;
+    mpt_status status =
+        mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view);
+    mpt__drop_temporaries(&frame);
+    for (int i = 0; i < 2 && status == MPT_OK; i++) {
+        const mpt_shape numel = MPT_SHAPE(mpt__tensor_numel(&view[i]));
+        const mpt__tensor flat = mpt__view_on(view[i].storage, MPT_F32, &numel, view[i].offset);
+        size_t bytes = ((size_t)numel.dim[0] + 1) * sizeof(float);
+        float *values = (float *)mpt__host_new(context, bytes);
+        if (values) status = mpt__read_as(context, &flat, MPT_F32, values);
+        for (int64_t k = 0; values && status == MPT_OK && k < numel.dim[0]; k++)
+            if (!(values[k] <= 65504.0f && values[k] >= -65504.0f))
+                why = "its weights times the norm's scale would be beyond fp16";
+        mpt__host_free(context, values, bytes);
+    }
+    return why;
+}
+
+/* Pairs a convolution with its norm. Says why not, else NULL. */
+static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
+                                   const mpt__record **call, const mpt__record **next,
+                                   mpt__module **norm) {
+    mpt_context *context = trace->context;
+    const int calls = mpt__trace_calls(trace, conv, call);
+    if (calls != 1) return calls ? "it is called more than once" : "it is not called";
+    const int uses = mpt__trace_uses(trace, *call, next);
+    if (uses != 1) return uses ? "its result is used more than once" : "its result is not used";
+    if (!*next) return "its result is the net's";
+    if ((*next)->op != MPT__OP_batch_norm || (*next)->in[0]->record != *call)
+        return "no batch norm takes its result";
+    *norm = mpt__trace_norm(context, *next);
+    if (!*norm) return "the batch norm after it is no layer";
+    if (!(*next)->in[3]) return "the batch norm after it keeps no running statistics";
+    const mpt__tensor *weight = (*call)->in[1];
+    if (weight->dtype == MPT_F64) return "its weights are float64";
+    if ((*call)->op == MPT__OP_conv_transpose2d &&
+        (*call)->attributes.index[MPT__CONV_GROUPS] != 1)
+        return "it is transposed, of more than one group";
+    const int64_t floats = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32)) +
+                           (*next)->in[3]->shape.dim[0];
+    conv->running = (mpt__running *)mpt__host_new(context, sizeof *conv->running);
+    if (!conv->running) return NULL;
+    memset(conv->running, 0, sizeof *conv->running);
+    conv->running->norm = (*norm)->id.slot;
+    conv->running->values = mpt__storage_new(context, floats * 4, MPT_MEMORY_FORM,
+                                             MPT__FROM_DEVICE, false);
+    const char *why = conv->running->values ? mpt__fold_try(context, conv, *norm, *call, *next)
+                                            : NULL;
+    if (!why && context->base.status == MPT_OK) return NULL;
+    mpt__running_free(context, conv->running);
+    conv->running = NULL;
+    return why;
+}
+
+/* Pairs what can be, a line of text for each convolution; returns how many. */
+static int64_t mpt__fuse_all(const mpt__trace *trace, mpt__module *root, mpt__text *text) {
+    mpt_context *context = trace->context;
+    int64_t count = 0;
+    mpt__walk walk;
+    for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
+        if (!mpt__is_conv(m)) continue;
+        const mpt__record *call = NULL, *next = NULL, *last = NULL;
+        mpt__module *norm = NULL;
+        const char *why = mpt__fuse_layer(trace, m, &call, &next, &norm);
+        if (context->base.status != MPT_OK) return -1;
+        const char *name = *walk.path ? walk.path : m->cls.name;
+        if (why) {
+            mpt__write_text(text, "%s: by itself, since %s\n", name, why);
+            continue;
+        }
+        count++;
+        mpt__write_text(text, "%s + %s%s%s", name, mpt__path_text(context, norm->path),
+                        next->n_in > 5 && next->in[5] ? " + residual" : "",
+                        next->attributes.index[2] ? " + relu" : "");
+        if (mpt__trace_uses(trace, next, &last) == 1 && last && last->op == MPT__OP_relu)
+            mpt__write_text(text, " (the relu after it apart: see config.relu of the norm)");
+        mpt__write_text(text, "\n");
+    }
+    return count;
+}
+
+MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
+    mpt_context *context = module.context;
+    mpt__text lines = mpt__text_make(text, size);
+    mpt__module *root = mpt__module_enter(module, "mpt_fuse");
+    const mpt__tensor *given = root ? mpt__at(context, x, "x") : NULL;
+    if (!given || (!root->frozen && mpt__freeze(context, root) != MPT_OK)) return -1;
+    if (context->module || context->recorder || context->in_backward) {
+        mpt__error(context, MPT_ERROR_STATE, "a forward, a backward or a recording is under way");
+        return -1;
+    }
+    if (mpt_scope_begin(context) != MPT_OK) return -1;
+    const int no_grad = context->no_grad_depth, inference = context->inference_depth;
+    int64_t count = -1;
+    mpt__unfuse(context, root);
+    context->no_grad_depth = context->inference_depth = 0;
+    mpt__trace_modes(context, root, true);
+    mpt__trace trace = {context, mpt__trace_mark(context), NULL};
+    mpt__tensor *image = mpt__tensor_alias(context, given);
+    if (image) trace.out = mpt__live(context, mpt_forward(module, mpt__handle(context, image)));
+    mpt__trace_modes(context, root, false);
+    context->base.op = "mpt_fuse";
+    if (trace.out && context->base.status == MPT_OK)
+        count = mpt__fuse_all(&trace, root, &lines);
+    context->no_grad_depth = no_grad, context->inference_depth = inference;
+    mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
+    return context->base.status == MPT_OK ? count : -1;
+}
+
+#endif
 MPT__END_LEVEL
 MPT__BEGIN_DATA
 /* ---------------------------------------------------------------------------------------------

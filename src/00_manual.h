@@ -243,7 +243,8 @@ is frozen when it is first used (forward, optimizer, save, value read): paramete
 memory and first values, and no child can be added. mpt_set_init before that is a recipe; after it
 values are drawn at once. A module of your own is an mpt_module_class with a forward function;
 mpt_add_child and mpt_add_parameter build it, mpt_parameter(self, "name") reads it in forward. A
-module used twice is shared and counted once. mpt_train and mpt_eval switch dropout.
+module used twice is shared and counted once. mpt_train and mpt_eval switch dropout. For inference
+mpt_fuse makes one launch of each convolution and the batch norm, relu and sum behind it.
 
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
 autocast class. Gradients of gradients are not available.

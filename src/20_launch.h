@@ -195,8 +195,11 @@ typedef struct mpt__operand {
  * before the first line and pixel, index[3] dilation, each MPT__TWO(along lines, along pixels).
  * compute_dtype F16 or BF16 rounds what is read to it; accumulation is fp32.
  *
- * CONV                  o0 r, o1 r, o2 wa = y + o3? r, the bias [O].
- * CONV_BACKWARD_INPUT   o0 wa = what y's gradient o2 r is to x by o1 r, + o3? r, a bias [C].
+ * CONV                  o0 r, o1 r, o2 wa = act(y + o3? r, the bias [O], + o4? r, which lies as o2
+ *                       does and is of its dtype; it and act, NONE or RELU, only with w). imm[0] =
+ *                       1: o3 is not rounded on load.
+ * CONV_BACKWARD_INPUT   o0 wa = what y's gradient o2 r is to x by o1 r, + o3? r, a bias [C], with
+ *                       o4 and act as above.
  * CONV_BACKWARD_WEIGHT  o0 r, o1 wa, o2 r. */
 #define MPT__CONV_KERNELS(K)                         \
     K(CONV, "conv", 0)                               \
@@ -528,7 +531,7 @@ typedef struct mpt__launch {
     uint8_t n_operands;
     uint8_t function;      /* mpt__function */
     uint8_t compute_dtype; /* GEMM, CONV..: MPT_F32, MPT_F16 or MPT_BF16 */
-    uint8_t activation;    /* GEMM: mpt_activation */
+    uint8_t activation;    /* GEMM, CONV..: mpt_activation */
     uint8_t reduction;     /* losses: mpt_reduction */
     uint8_t phase;         /* origin: mpt__phase */
     uint32_t op_record;    /* origin: record number in the tape, 0 = none */

@@ -113,7 +113,8 @@ typedef struct mpt__gemm {
     const mpt__gemm_image *a_image, *b_image, *c_image;
     char *c;
     int c_dtype, activation;
-    bool accumulate;
+    bool accumulate;  /* the activation follows */
+    int64_t onto;     /* bytes from C to what the sums are added to then; lies as C does */
     float alpha;
     int64_t c_row, c_column;
     /* Batch dimensions, the last one fastest; strides of a, b, bias, c. */
@@ -469,12 +470,12 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         if (biased) {                                                                              \
             v = V##_add(v, V##_round(V##_load_as(bias + x * bias_bytes, n, bias_dtype), round));   \
         }                                                                                          \
+        if (accumulate) v = V##_add(V##_load_as(c + g->onto + x * bytes, n, dtype), v);            \
         if (activation == MPT_ACTIVATION_RELU) {                                                   \
             v = V##_relu(v);                                                                       \
         } else if (activation != MPT_ACTIVATION_NONE) {                                            \
             v = V##_activate(v, activation);                                                       \
         }                                                                                          \
-        if (accumulate) v = V##_add(V##_load_as(c + x * bytes, n, dtype), v);                      \
         STORE(c + x * bytes, v, n, dtype);                                                         \
     }
 

@@ -410,6 +410,7 @@ static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__
     plain.alpha = 1.0f;
     plain.activation = MPT_ACTIVATION_NONE;
     plain.accumulate = add;
+    plain.onto = 0;
     mpt__amx_finish(&plain, beside, MPT__AMX_WIDTH, 0, 0, rows, columns);
 }
 

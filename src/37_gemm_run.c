@@ -107,7 +107,8 @@ static int64_t mpt__gemm_panels(int64_t size, int64_t width) {
 }
 
 static bool mpt__gemm_is_plain(const mpt__gemm *g) {
-    return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE;
+    return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE &&
+           g->onto == 0;
 }
 
 static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
@@ -138,7 +139,8 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     } else if (blocks == 1) {
         lay.home = MPT__GEMM_ON_STACK;
     } else {
-        lay.home = as_floats && !g->accumulate ? MPT__GEMM_FINISH : MPT__GEMM_IN_PARTIAL;
+        lay.home = as_floats && (!g->accumulate || g->onto != 0) ? MPT__GEMM_FINISH
+                                                                 : MPT__GEMM_IN_PARTIAL;
     }
     lay.partial = lay.home == MPT__GEMM_IN_PARTIAL ? lay.m * lay.n * (int64_t)sizeof(float) : 0;
     return lay;
@@ -598,6 +600,7 @@ static bool mpt__gemm_read(mpt__gemm *g, const mpt__gemm_level *level, const mpt
     g->c_column = o[3].stride[column];
     g->activation = launch->activation;
     g->accumulate = o[3].access == MPT__ACCUMULATE;
+    g->onto = 0;
     g->alpha = (float)launch->imm[0];
     g->batch_rank = rank - 2;
     g->batch_count = 1;

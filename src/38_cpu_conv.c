@@ -48,11 +48,12 @@ static void mpt__conv_read(mpt__conv *c, const mpt__launch *launch) {
 
 static bool mpt__conv_is_depthwise(const mpt__conv *c) { return c->in == 1 && c->out == 1; }
 
-/* C[m, n] = A[m, k] B[k, n] + bias. Not to be copied: the pointers are to its own images. */
+/* C[m, n] = act(A[m, k] B[k, n] + bias + more). Not to be copied: the pointers are to its own
+   images. */
 typedef struct mpt__conv_product {
     int64_t m, n, k;
     mpt__gemm_side a, b, bias;
-    char *c;
+    char *c, *more; /* more: what is added, lying as C does; NULL: nothing */
     int64_t c_row;
     mpt__gemm_image image[3];
     const mpt__gemm_image *a_image, *b_image, *c_image; /* NULL: a matrix where it lies */
@@ -96,6 +97,7 @@ static mpt__gemm_side mpt__conv_side(const mpt__conv *c, void *const *data, int 
     mpt__gemm_side side;
     side.dtype = o->dtype;
     side.round = compute == MPT_F32 || compute == o->dtype ? 0 : compute;
+    if (operand == 3 && c->launch->imm[0] != 0) side.round = 0;
     side.data = NULL;
     if (operand < c->launch->n_operands && o->storage != 0)
         side.data = data ? (const char *)data[operand] + from * mpt__dtype_info[o->dtype].bytes
@@ -103,6 +105,10 @@ static mpt__gemm_side mpt__conv_side(const mpt__conv *c, void *const *data, int 
     side.outer = outer;
     side.inner = inner;
     return side;
+}
+
+static bool mpt__conv_adds(const mpt__launch *launch) {
+    return launch->n_operands > 4 && launch->operand[4].storage != 0;
 }
 
 static char *mpt__conv_target(const mpt__conv *c, void *const *data, int operand, int64_t from) {
@@ -168,6 +174,11 @@ static void mpt__conv_product_of(const mpt__conv *c, void *const *data, int64_t 
         p->c = mpt__conv_target(c, data, 1, out * depth), p->c_row = depth;
     }
     if (plain) p->a_image = p->b_image = p->c_image = NULL;
+    p->more = NULL;
+    if (mpt__conv_adds(c->launch)) {
+        const int64_t from = kernel == MPT__K_CONV ? out : in;
+        p->more = data ? mpt__conv_target(c, data, 4, from) : (char *)p->image;
+    }
 }
 
 static const mpt__operand *mpt__conv_output(const mpt__launch *launch) {
@@ -185,17 +196,17 @@ typedef struct mpt__ref_conv_work {
 } mpt__ref_conv_work;
 
 /* n elements of a part, `step` apart, rounded. */
-static void mpt__ref_conv_load(const mpt__ref_conv_work *w, const mpt__gemm_side *part,
-                               int64_t step, mpt__real *x, int64_t n) {
+static void mpt__ref_conv_load(const mpt__gemm_side *part, int64_t step, mpt__real *x, int64_t n) {
     mpt__ref_load(x, part->data, (uint8_t)part->dtype, 0, step, n);
-    mpt__ref_round(x, n, part->dtype, w->launch->compute_dtype);
+    if (part->round != 0) mpt__ref_round(x, n, part->dtype, part->round);
 }
 
 static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
     const mpt__ref_conv_work *w = (const mpt__ref_conv_work *)work;
     const mpt__conv_product *p = &w->product;
     mpt__real sum[MPT__GEMM_M][MPT__GEMM_N], a[MPT__GEMM_M][MPT__GEMM_K];
-    mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N];
+    mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N], more[MPT__GEMM_N];
+    const bool relu = w->launch->activation == MPT_ACTIVATION_RELU;
     double gathered[MPT__GEMM_N]; /* of any dtype */
     const int64_t m0 = tile / w->across * MPT__GEMM_M, n0 = tile % w->across * MPT__GEMM_N;
     const int64_t rows = mpt__ref_min(MPT__GEMM_M, p->m - m0);
@@ -207,22 +218,26 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
         const int64_t k = mpt__ref_min(MPT__GEMM_K, p->k - k0);
         for (int64_t i = 0; i < rows; i++) {
             part = mpt__gemm_part(&p->a, p->a_image, m0 + i, 1, k0, k, (char *)gathered);
-            mpt__ref_conv_load(w, &part, part.inner, a[i], k);
+            mpt__ref_conv_load(&part, part.inner, a[i], k);
         }
         for (int64_t i = 0; i < k; i++) {
             part = mpt__gemm_part(&p->b, p->b_image, n0, columns, k0 + i, 1, (char *)gathered);
-            mpt__ref_conv_load(w, &part, part.outer, b[i], columns);
+            mpt__ref_conv_load(&part, part.outer, b[i], columns);
         }
         mpt__ref_gemm_panel(sum, a, b, rows, columns, k);
     }
     if (p->bias.data != NULL) {
         part = mpt__gemm_part(&p->bias, NULL, 0, 1, n0, columns, NULL);
-        mpt__ref_conv_load(w, &part, 1, bias, columns);
+        mpt__ref_conv_load(&part, 1, bias, columns);
     }
     for (int64_t i = 0; i < rows; i++) {
         int64_t at[2], to = (m0 + i) * p->c_row;
         if (p->c_image != NULL) to = mpt__gemm_pixel(p->c_image, m0 + i, at);
         for (int64_t j = 0; p->bias.data != NULL && j < columns; j++) sum[i][j] += bias[j];
+        if (p->more != NULL) mpt__ref_load(more, p->more, w->out.dtype, to + n0, 1, columns);
+        for (int64_t j = 0; p->more != NULL && j < columns; j++) sum[i][j] += more[j];
+        for (int64_t j = 0; relu && j < columns; j++)
+            if (sum[i][j] <= 0) sum[i][j] = 0;
         mpt__ref_put(&w->out, to + n0, 1, sum[i], columns);
     }
 }
@@ -343,6 +358,19 @@ typedef struct mpt__depthwise {
                             of each thread lines under way and one of the other side */
 } mpt__depthwise;
 
+/* What follows the sums of m channels, from an element of the output on. */
+static void mpt__depth_end(const mpt__depthwise *w, int64_t to, mpt__real *x, int64_t m,
+                           bool relu) {
+    const mpt__words *words = w->call->words;
+    mpt__real block[MPT__BLOCK];
+    mpt__ref_view more = w->out;
+    more.data = w->product.more;
+    if (more.data != NULL)
+        words->binary[MPT__BINARY_ADD](x, x, mpt__ref_in(&more, to, 1, block, m), m, 0, 0);
+    if (relu) words->unary[MPT__UNARY_RELU](x, x, m, 0, 0);
+    mpt__ref_put(&w->out, to, 1, x, m);
+}
+
 /* One line of pixels: each begins with the bias and adds its taps. */
 static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ring,
                             int64_t *loaded) {
@@ -380,10 +408,12 @@ static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ri
         w->call->words->sum_products(&p);
         p.start = p.out, p.start_step = p.out_step;
     } while (t < taps);
-    for (int64_t i = 0; p.out == apart && i < p.count; i++) {
+    const bool relu = w->conv.launch->activation == MPT_ACTIVATION_RELU;
+    if (p.out != apart && !relu && w->product.more == NULL) return;
+    for (int64_t i = 0; i < p.count; i++) {
         for (int64_t c = 0; c < channels; c += MPT__BLOCK) {
-            mpt__ref_put(&w->out, pixel + i * step + c, 1, apart + i * channels + c,
-                         mpt__ref_min(MPT__BLOCK, channels - c));
+            mpt__depth_end(w, pixel + i * step + c, p.out + i * p.out_step + c,
+                           mpt__ref_min(MPT__BLOCK, channels - c), relu);
         }
     }
 }
@@ -558,7 +588,9 @@ static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt
     g->a_image = p->a_image, g->b_image = p->b_image, g->c_image = p->c_image;
     g->c = p->c, g->c_row = p->c_row, g->c_column = 1;
     g->c_dtype = out->dtype;
-    g->accumulate = out->access == MPT__ACCUMULATE;
+    g->accumulate = out->access == MPT__ACCUMULATE || p->more != NULL;
+    g->activation = conv->launch->activation;
+    if (p->more != NULL) g->onto = (int64_t)((intptr_t)p->more - (intptr_t)p->c);
     g->alpha = 1.0f;
     g->batch_count = 1;
     g->level = level->choose != NULL && g->k > 0 ? level->choose(g) : level;
@@ -579,6 +611,7 @@ typedef struct mpt__conv_rows {
     bool in_c, weights;
     int64_t run;                /* channels of a line's taps */
     int64_t panel, shared, own; /* floats: of a panel of weights, of all of them, of a thread */
+    int64_t biases; /* where, behind those, the biases of a line of pixels lie; 0: the few of one */
     float *memory;
 } mpt__conv_rows;
 
@@ -598,11 +631,16 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
     mpt__conv_lines_of(l, x, r->weights ? &g->b : &g->a, c, pixels * g->n / level->rate * g->k);
     if (r->weights || pixels < whole) l->in_place = false; /* tiles are read whole */
     r->run = x->taps[1] * x->channels;
-    r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate);
+    r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate || g->onto != 0);
     int64_t room = r->weights ? level->columns : (whole - pixels) * x->stride[1] * x->channels;
     r->panel = g->k * level->columns + MPT__GEMM_SLACK / (int64_t)sizeof(float);
     r->shared = r->panel * mpt__gemm_panels(g->n, level->columns);
     if (r->weights) r->shared = g->m * g->n * l->chunks;
+    r->biases = 0;
+    if (g->bias.data != NULL && g->c_image == NULL && g->c_row == g->n) {
+        r->biases = r->shared;
+        r->shared += pixels * g->n;
+    }
     r->own = l->in_place ? 0 : l->ring * l->wide + room;
     r->own += r->weights ? pixels * g->m + tile : r->in_c ? 0 : pixels * g->n;
     r->shared = mpt__round_up(r->shared, 16);
@@ -652,7 +690,7 @@ static void mpt__conv_row(const mpt__conv_rows *r, int64_t line, float *ring, in
     g.c += pixel * mpt__dtype_info[g.c_dtype].bytes;
     float *sums = r->in_c ? (float *)(void *)g.c : ring + r->own - x->grid[1] * g.n;
     const int64_t ldc = r->in_c ? g.c_row : g.n;
-    int how = r->in_c && g.accumulate ? MPT__GEMM_ADD : 0;
+    int how = r->in_c && g.accumulate && g.onto == 0 ? MPT__GEMM_ADD : 0;
     for (int64_t ty = 0; ty < x->taps[0]; ty++) {
         const int64_t y = y0 + ty * x->apart[0];
         if (y < 0 || y >= x->size[0]) continue;
@@ -662,7 +700,11 @@ static void mpt__conv_row(const mpt__conv_rows *r, int64_t line, float *ring, in
     for (int64_t i = 0; how == 0 && i < x->grid[1]; i++) {
         memset(sums + i * ldc, 0, (size_t)g.n * sizeof *sums);
     }
-    if (!r->in_c || !mpt__gemm_is_plain(&g)) {
+    if (r->biases > 0) { /* as one row */
+        const mpt__gemm_side biases = {(const char *)(r->memory + r->biases), MPT_F32, 0, 0, 1};
+        g.bias = biases;
+        g.level->finish(&g, sums, 0, 0, 0, 1, x->grid[1] * g.n);
+    } else if (!r->in_c || !mpt__gemm_is_plain(&g)) {
         g.level->finish(&g, sums, ldc, 0, 0, x->grid[1], g.n);
     }
 }
@@ -738,6 +780,11 @@ static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
 static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
     const mpt__gemm *g = r->g;
     const int64_t panels = mpt__gemm_panels(r->weights ? g->m : g->n, g->level->columns);
+    float *biases = r->memory + r->biases;
+    if (r->biases > 0) mpt__conv_floats(r->lines.words, &g->bias, 0, biases, g->n);
+    for (int64_t i = 1; r->biases > 0 && i < r->lines.x->grid[1]; i++) {
+        memcpy(biases + i * g->n, biases, (size_t)g->n * sizeof *biases);
+    }
     if (!r->weights) mpt__gemm_for(pool, panels, g->k * g->n / 4, mpt__conv_panel_chunk, r);
     mpt__gemm_for(pool, r->lines.chunks, g->m * g->n / g->level->rate * g->k, mpt__conv_row_chunk,
                   r);

@@ -164,6 +164,18 @@ typedef struct mpt__object_table {
     void (*destroy)(mpt_context *context, void *object); /* set by the room of that kind */
 } mpt__object_table;
 
+/* A convolution that is to be one launch with the batch norm after it, see 67_conv.c: it waits, and
+   runs by itself once anything else is launched, read or written. */
+typedef struct mpt__waiting {
+    uint32_t module;    /* slot of the layer under way; 0: none that may wait */
+    uint32_t conv;      /* that of the one that waits */
+    mpt__tensor *in[3];    /* as an op's; in[0] and out are held */
+    mpt__tensor *out;      /* NULL: none waits */
+    mpt__attributes attributes;
+    uint16_t op;
+    uint8_t compute;
+} mpt__waiting;
+
 /* ==== Context ==== */
 
 #define MPT__SIZE_CLASSES 440 /* 424 hold all that an int64_t counts; MPT__POOL_REACH behind them */
@@ -278,6 +290,7 @@ struct mpt_context {
     int metric_count;
     uint64_t module_creations;
     uint32_t module_mark; /* of the last walk over modules */
+    mpt__waiting waiting;
     int64_t pending;      /* modules whose running statistics the end of the step changes */
 };
 
@@ -309,6 +322,14 @@ static void mpt__anomaly_look(mpt_context *context);
 static void mpt__anomaly_stop(mpt_context *context);
 /* 50_ops.c: the dtype of losses: fp32, or fp64 in the double-precision test build. */
 static mpt_dtype mpt__loss_dtype(const struct mpt__frame *frame);
+#ifdef MPTRAIN_NO_CONV
+#define mpt__wait_no_more(context) ((void)0)
+#else
+/* 53_ops_conv.c: what waits runs. */
+static void mpt__run_waiting(mpt_context *context);
+#define mpt__wait_no_more(context) \
+    ((context)->waiting.out ? mpt__run_waiting(context) : (void)0)
+#endif
 /* 67_norm.c: running statistics of the step become the modules', or are forgotten. */
 static void mpt__running_settle(mpt_context *context, bool commit);
 /* 62_optim.c: a replay wrote a storage of version `before`; masters that agreed still do. */

@@ -458,6 +458,7 @@ static MPT__NOINLINE void mpt__launch_order(mpt__launch *launch) {
 /* Runs a launch, its operands set. */
 static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
+    mpt__wait_no_more(context);
     if (context->base.status != MPT_OK) return context->base.status;
     launch->number = ++context->counters.launches;
     if (launch->kernel <= MPT__K_BINARY && launch->operand[0].rank == 4 &&
@@ -605,6 +606,7 @@ static void mpt__wait(mpt_context *context) {
 static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t byte_offset,
                               const void *source, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
+    mpt__wait_no_more(context);
     mpt__backend *backend = &context->backend;
     mpt_status status = backend->upload(backend->self, (char *)context->data[storage] + byte_offset,
                                         source, (size_t)bytes);
@@ -617,6 +619,7 @@ static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t by
 static mpt_status mpt__download(mpt_context *context, void *destination, uint32_t storage,
                                 int64_t byte_offset, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
+    mpt__wait_no_more(context);
     if (context->capturing)
         return mpt__error(context, MPT_ERROR_STATE,
                           "a captured step cannot wait for values; call mpt_metric_push in it, and "

@@ -149,10 +149,16 @@ static void mpt__operand_image(mpt__launch *launch, int position, const mpt__ten
     }
 }
 
+/* What follows the sums of products; all of it may be absent. */
+typedef struct mpt__conv_end {
+    const mpt__tensor *bias, *residual; /* the latter a dense image */
+    bool exact, relu;                   /* exact: the bias is not rounded */
+} mpt__conv_end;
+
 /* One of the three launches, where image[i] is operand i, and `out` what it writes of them: the
    tensor itself, or a dense image that is then copied to it. */
 static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__tensor image[3],
-                                   const mpt__tensor *bias, const mpt__tensor *out,
+                                   const mpt__conv_end *end, const mpt__tensor *out,
                                    mpt__access access) {
     static const uint8_t written[] = {2, 0, 1};
     const int o = written[kernel - MPT__K_CONV];
@@ -168,22 +174,81 @@ static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__t
     for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
     for (int i = 0; i < 3; i++)
         mpt__operand_image(launch, i, &image[i], i != o ? MPT__READ : direct ? access : MPT__WRITE);
-    if (bias) mpt__operand_of(launch, 3, bias, MPT__READ);
+    if (end && end->bias) mpt__operand_of(launch, 3, end->bias, MPT__READ);
+    if (end && end->residual) mpt__operand_image(launch, 4, end->residual, MPT__READ);
+    if (end && end->relu) launch->activation = MPT_ACTIVATION_RELU;
+    if (end && end->exact) launch->imm[0] = 1;
     mpt_status status = mpt__submit(frame->context, launch);
     if (status != MPT_OK || direct) return status;
     return mpt__launch_copy(frame->context, &image[o], &to, access);
 }
 
-static mpt_status mpt__conv_forward(mpt__frame *frame) {
+/* What forward computes, given the weight and what follows, where the residual may lie anyhow. */
+static mpt_status mpt__conv_compute(mpt__frame *frame, const mpt__tensor *weight,
+                                    mpt__conv_end end) {
     bool transposed = frame->op == MPT__OP_conv_transpose2d;
-    mpt__tensor image[3];
+    mpt__tensor image[3], residual;
+    if (!mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
+        !mpt__conv_weight(frame, weight, &image[1]) ||
+        (end.residual && !mpt__image_in(frame, end.residual, &residual)))
+        return frame->context->base.status;
+    if (end.residual) end.residual = &residual;
+    return mpt__launch_conv(frame, transposed ? MPT__K_CONV_BACKWARD_INPUT : MPT__K_CONV, image,
+                            &end, frame->out[0], MPT__WRITE);
+}
+
+/* ==== Waiting for a norm ==== */
+
+/* Takes what waits, as the frame of its call; mpt__waiting_end follows. */
+static void mpt__waiting_begin(mpt__frame *frame, mpt_context *context, mpt__waiting *taken) {
+    *taken = context->waiting;
+    context->waiting.out = NULL;
+    frame->context = context;
+    frame->op = taken->op;
+    frame->n_in = 3;
+    frame->in = taken->in;
+    frame->out[0] = taken->out;
+    frame->attributes = &taken->attributes;
+    frame->compute = (mpt_dtype)taken->compute;
+    frame->n_temporary = 0;
+    mpt__launch_origin(context, MPT__FORWARD, taken->op);
+}
+
+static void mpt__waiting_end(mpt__frame *frame, const mpt__waiting *taken) {
+    mpt__tensor *const held[] = {taken->in[0], taken->out};
+    mpt__drop_temporaries(frame);
+    mpt__launch_origin(frame->context, MPT__OTHER, 0);
+    for (int i = 0; i < 2; i++)
+        if (--held[i]->saves == 0) mpt__tensor_settle(frame->context, held[i]);
+}
+
+static MPT__COLD void mpt__run_waiting(mpt_context *context) {
+    mpt__launch filled = context->launch; /* the one that comes after */
+    mpt__waiting taken;
+    mpt__frame frame;
+    mpt__waiting_begin(&frame, context, &taken);
+    mpt__conv_end end = {taken.in[2], NULL, false, false};
+    mpt__conv_compute(&frame, taken.in[1], end);
+    mpt__waiting_end(&frame, &taken);
+    context->launch = filled;
+}
+
+static mpt_status mpt__conv_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__conv_end end = {frame->in[2], NULL, false, false};
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, frame->in[1]);
-    if (!mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
-        !mpt__conv_weight(frame, frame->in[1], &image[1]))
-        return frame->context->base.status;
-    return mpt__launch_conv(frame, transposed ? MPT__K_CONV_BACKWARD_INPUT : MPT__K_CONV, image,
-                            frame->in[2], frame->out[0], MPT__WRITE);
+    if (!context->waiting.module) return mpt__conv_compute(frame, frame->in[1], end);
+    mpt__wait_no_more(context);
+    mpt__waiting *waiting = &context->waiting;
+    for (int i = 0; i < 3; i++) waiting->in[i] = frame->in[i];
+    waiting->out = frame->out[0];
+    waiting->conv = waiting->module;
+    waiting->in[0]->saves++, waiting->out->saves++;
+    waiting->attributes = *frame->attributes;
+    waiting->op = (uint16_t)frame->op;
+    waiting->compute = (uint8_t)frame->compute;
+    return MPT_OK;
 }
 
 static mpt_status mpt__conv_backward(mpt__frame *frame) {

@@ -96,6 +96,8 @@ typedef struct mpt__running {
     char *path[MPT__BUFFERS];                          /* once the tree is frozen */
     double momentum;
     int margin; /* of fp8 scales */
+    uint32_t norm;    /* of a fused convolution, whose `values` are folded: slot of its norm .. */
+    uint64_t made_of; /* .. and a hash of what they come from */
     uint32_t op_slot, op_generation;
     mpt_tensor spare[3]; /* handles that end with the fp8 call under way */
     bool pending;
@@ -119,6 +121,7 @@ typedef struct mpt__module {
     mpt__module_parameter *parameters;
     int64_t parameter_count, parameter_capacity;
     bool training, frozen;
+    bool resumes; /* it was in training before mpt_fuse's trace */
     bool watched;   /* of a root, once frozen: a user's forward runs somewhere in the tree */
     uint8_t policy; /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
     uint32_t path;  /* index in context->paths, once frozen */
@@ -138,6 +141,8 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
 static void mpt__running_free(mpt_context *context, mpt__running *running);
 static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
                                           mpt_tensor residual, bool relu);
+/* 67_conv.c */
+static mpt_tensor mpt__fused_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
 /* 67_fp8.c */
 static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
 static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit);
@@ -912,6 +917,10 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__mo
         return mpt_flatten(x, 1, -1);
     case MPT__LAYER_linear:
         return mpt__fp8_forward(context, module, x);
+    case MPT__LAYER_conv2d:
+    case MPT__LAYER_conv1d:
+    case MPT__LAYER_conv_transpose2d:
+        return mpt__fused_forward(context, module, x);
     case MPT__LAYER_batch_norm1d:
     case MPT__LAYER_batch_norm2d:
         return mpt__batch_norm_forward(context, module, x, mpt__null(NULL),
@@ -1010,6 +1019,7 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
         mpt__tensor *x = mpt__slot(context, in[0].slot);
         *made = mpt__module_run(context, found, x, MPT_ACTIVATION_NONE);
     }
+    if (!above) mpt__wait_no_more(context);
     context->autocast_depth = autocast_depth;
     context->path = path;
     context->module = above;

@@ -132,4 +132,135 @@ MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in,
                            MPT_SHAPE(in, out, kernel_h, kernel_w), config);
 }
 
+/* ==== Fused with the norm behind ====
+ *
+ * Where nothing asks for gradients, a convolution that mpt_fuse paired with a batch norm waits for
+ * that one to be called, and both are one launch, of weights that have the norm's scale in them.
+ * Those are made anew whenever what they come from has changed. */
+
+static mpt_tensor mpt__fused_forward(mpt_context *context, const mpt__module *module,
+                                     mpt_tensor x) {
+    const bool waits = context->no_grad_depth || context->inference_depth;
+    context->waiting.module = waits ? module->id.slot : 0;
+    mpt__tensor *out = mpt__op_layer_forward(context, module, mpt__live(context, x),
+                                             MPT_ACTIVATION_NONE);
+    context->waiting.module = 0;
+    return mpt__handle(context, out);
+}
+
+#ifndef MPTRAIN_NO_CONV
+
+/* The folded weight, dense, and behind it the bias. */
+static void mpt__folded_views(const mpt__running *fused, const mpt__tensor *weight,
+                              mpt_dtype compute, int64_t channels, mpt__tensor view[2]) {
+    const mpt_shape each = MPT_SHAPE(channels);
+    const int64_t place = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32));
+    view[0] = mpt__image_view(weight);
+    view[0].storage = fused->values, view[0].offset = 0;
+    view[0].dtype = (uint8_t)compute;
+    view[0].parameter = 0;
+    mpt__channels_last_strides(&view[0]);
+    view[1] = mpt__view_on(fused->values, MPT_F32, &each, place);
+}
+
+/* Rows of channels through the norm, given its weight, bias and statistics. */
+static mpt_status mpt__fold_launch(mpt__frame *frame, const mpt__tensor *from, bool across,
+                                   const mpt__tensor *to, mpt__tensor *const norm[4],
+                                   const mpt__tensor *rstd, double eps) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_NORM);
+    const int64_t channels = rstd->shape.dim[0], first = across ? from->shape.dim[0] : 1;
+    const int64_t inner = mpt__tensor_numel(from) / channels / first;
+    const mpt__tensor *const ends[] = {from, to};
+    launch->imm[0] = eps;
+    launch->index[0] = launch->index[1] = 1;
+    for (int i = 0; i < 2; i++) {
+        mpt__operand *o =
+            mpt__operand_ranked(launch, i * 4, ends[i], 4, i ? MPT__WRITE : MPT__READ);
+        mpt__operand_dim(o, 0, first, channels * inner);
+        mpt__operand_dim(o, 1, 1, channels * inner);
+        mpt__operand_dim(o, 2, channels, inner);
+        mpt__operand_dim(o, 3, inner, 1);
+        for (int k = 0; k < 2 && !i; k++)
+            if (norm[k]) mpt__operand_of(launch, 2 + k, norm[k], MPT__READ);
+    }
+    mpt__operand_of(launch, 6, norm[2], MPT__READ);
+    mpt__operand_of(launch, 7, rstd, MPT__WRITE);
+    mpt__operand_of(launch, 8, norm[3], MPT__READ);
+    return mpt__submit(frame->context, launch);
+}
+
+/* in: the weight and the bias of the convolution, those of the norm, its mean and variance. */
+static mpt_status mpt__fold(mpt__frame *frame, mpt__tensor *const in[6], double eps,
+                            const mpt__tensor view[2]) {
+    mpt_context *context = frame->context;
+    mpt__tensor *rstd = mpt__temporary(frame, MPT_F32, &view[1].shape);
+    mpt__tensor *zero = mpt__temporary(frame, MPT_F32, &view[1].shape);
+    mpt__tensor *scaled = mpt__temporary(frame, MPT_F32, &view[0].shape);
+    if (!rstd || !zero || !scaled) return context->base.status;
+    mpt__tensor *const scale[] = {in[2], NULL, zero, in[5]};
+    const bool across = frame->op == MPT__OP_conv_transpose2d;
+    mpt__launch_fill(context, zero, 0.0);
+    mpt__fold_launch(frame, in[0], across, scaled, scale, rstd, eps);
+    mpt__launch_copy(context, scaled, &view[0], MPT__WRITE);
+    return mpt__fold_launch(frame, in[1] ? in[1] : zero, false, &view[1], in + 2, rstd, eps);
+}
+
+/* Makes the folded weight and bias where they are not those of now. A recording has them made by
+   each replay. */
+static mpt_status mpt__fold_anew(mpt__frame *frame, mpt__running *fused, mpt__tensor *const in[6],
+                                 double eps, mpt__tensor view[2]) {
+    mpt_context *context = frame->context;
+    uint64_t made_of = mpt__hash_u64(1, (uint64_t)frame->compute);
+    for (int i = 0; i < 6; i++) {
+        if (!in[i]) continue;
+        const uint64_t version = context->storages[in[i]->storage].version;
+        made_of = mpt__hash_u64(made_of, (uint64_t)in[i]->storage << 32 | version);
+    }
+    mpt__folded_views(fused, in[0], frame->compute, in[4]->shape.dim[0], view);
+    if (made_of == fused->made_of && !context->recorder) return MPT_OK;
+    fused->made_of = 0;
+    if (mpt__fold(frame, in, eps, view) == MPT_OK) fused->made_of = made_of;
+    return context->base.status;
+}
+#endif
+
+/* A batch norm of in (x, weight, bias, mean, variance, residual) in one launch with the convolution
+   that gives x; NULL where it is not that one which waits, or x is wanted by itself, too. */
+static mpt__tensor *mpt__fused_norm(mpt_context *context, const mpt__module *norm,
+                                    const mpt_tensor in[6], bool relu) {
+#ifdef MPTRAIN_NO_CONV
+    (void)context, (void)norm, (void)in, (void)relu;
+    return NULL;
+#else
+    mpt__tensor *x = context->waiting.out, *found[6], *out = NULL, view[2];
+    if (!x || mpt__live(context, in[0]) != x || !in[3].slot) return NULL;
+    for (int i = 1; i < 6; i++) found[i] = mpt__live(context, in[i]);
+    const mpt__storage *storage = &context->storages[x->storage];
+    const mpt__tensor *residual = found[5];
+    if (storage->references - storage->recordings != 1 || x->saves != 1 || x->nodes ||
+        (in[5].slot && !residual) ||
+        (residual &&
+         (residual == x || residual->dtype != x->dtype || !mpt__same_shape(residual, x))))
+        return NULL;
+    mpt__module *conv = mpt__module_slot(context, context->waiting.conv);
+    if (!conv || !conv->running || conv->running->norm != norm->id.slot ||
+        found[3]->shape.dim[0] != x->shape.dim[1])
+        return NULL;
+    mpt__frame frame;
+    mpt__waiting taken;
+    mpt__waiting_begin(&frame, context, &taken);
+    mpt__tensor *const from[] = {taken.in[1], taken.in[2], found[1], found[2], found[3], found[4]};
+    if (mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view) == MPT_OK)
+        out = frame.out[0] = mpt__tensor_alias(context, x);
+    mpt__conv_end end = {&view[1], residual, true, relu};
+    if (out && mpt__conv_compute(&frame, &view[0], end) != MPT_OK) {
+        mpt__tensor_drop(context, out);
+        out = NULL;
+    }
+    mpt__waiting_end(&frame, &taken);
+    mpt__tensor_drop(context, x);
+    return out;
+#endif
+}
+
 #endif

@@ -355,6 +355,8 @@ static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *mod
                 in[1 + i] = mpt__parameter_handle(context, module, k);
     }
     relu = relu || module->attributes.index[2];
+    mpt__tensor *fused = mpt__fused_norm(context, module, in, relu);
+    if (fused) return mpt__handle(context, fused);
     return mpt__apply_batch_norm(in, module->attributes.imm[0],
                                  running && training ? module->id.slot : 0, relu);
 }

@@ -79,6 +79,7 @@ MPT__BEGIN_COLD
 #include "67_resize.c"
 #include "67_fp8.c"
 #include "68_check.c"
+#include "68_fuse.c"
 MPT__END_LEVEL
 MPT__BEGIN_DATA
 #include "70_data.c"

@@ -90,4 +90,13 @@ TEST(convolutions) {
     CASE(mpt_nn_conv2d, SHAPE, "elements", mpt_nn_conv2d(c, INT64_MAX, 4, INT64_MAX, 1, NULL));
     CASE(mpt_conv2d, SHAPE, "input [4, 8] and weight [4, 3, 1, 1]",
          mpt_forward(mpt_nn_conv2d(c, 3, 4, 1, 1, NULL), f.x));
+    MODULE(mpt_fuse, CHECK_EQ_INT(mpt_fuse(h_, image, NULL, 0), -1));
+    MODULE(mpt_unfuse, mpt_unfuse(h_));
+    mpt_module conv = mpt_nn_conv2d(c, 3, 4, 1, 1, NULL);
+    CASE(mpt_fuse, BAD_HANDLE, "x is a null handle",
+         CHECK_EQ_INT(mpt_fuse(conv, f.nil, NULL, 0), -1));
+    CASE(mpt_fuse, BAD_HANDLE, "x", CHECK_EQ_INT(mpt_fuse(conv, f.stale, NULL, 0), -1));
+    CASE(mpt_fuse, STATE, "a recording is under way", mpt_record_begin(c);
+         CHECK_EQ_INT(mpt_fuse(conv, image, NULL, 0), -1));
+    QUIET(mpt_fuse, mpt_fuse(conv, image, NULL, 0) == 0);
 }

@@ -190,6 +190,7 @@ class Gpt2(Model):
 class Resnet18(Model):
     name, optimizer, rate, float_input = "resnet18", "sgd", 2e-3, True
     width, size, classes, batch = 4, 48, 10, 6
+    training = True
 
     def ints(self):
         return [self.width, self.size, self.classes, self.batch]
@@ -236,7 +237,7 @@ class Resnet18(Model):
         def norm(x, name):
             mean, var = p[name + ".running_mean"], p[name + ".running_var"]
             return o.wide(lambda x: F.batch_norm(x, mean, var, p[name + ".weight"],
-                                                 p[name + ".bias"], training=True), x)
+                                                 p[name + ".bias"], training=self.training), x)
 
         x = x.to(p["fc.bias"].dtype)
         x = F.relu(norm(o.conv(x, p["conv1.weight"], stride=2, padding=3), "bn1"))

@@ -10,8 +10,8 @@
 #define MPT__CONV_SLICES 64  /* at most */
 
 struct mpt__conv_args {
-    mpt__array x, w, y, bias;
-    int kernel, compute_dtype, slices;
+    mpt__array x, w, y, bias, more; /* more: what is added, lying as the output does */
+    int kernel, compute_dtype, slices, relu, bias_dtype; /* bias_dtype: what it is rounded to */
     int size[2], out_size[2], taps[2], stride[2], padding[2], dilation[2];
     long long images, groups, in, out; /* channels of a group */
     long long m, n, k, depth;          /* of a group's product; K of a slice */
@@ -82,6 +82,18 @@ __device__ __forceinline__ float mpt__conv_weight(const mpt__conv_args &p, long 
     return mpt__conv_load(p, p.w, (first + k % p.out) * depth + k / p.out * p.in + j);
 }
 
+/* A sum as it is written. */
+__device__ __forceinline__ void mpt__conv_put(const mpt__conv_args &p, const mpt__array &to,
+                                              long long at, float value) {
+    if (p.more.data != NULL) value += mpt__load(p.more.data, p.more.dtype, at);
+    if (p.relu && value <= 0) value = 0;
+    mpt__put(to, at, value);
+}
+
+__device__ __forceinline__ float mpt__conv_bias(const mpt__conv_args &p, long long at) {
+    return mpt__rounded(mpt__load(p.bias.data, p.bias.dtype, at), p.bias_dtype);
+}
+
 /* A block per tile of a product, or of a slice of one; a thread has 4 by 4 elements, 16 apart. Each
    sum runs over K in order. WEIGHTS: the gradient of the kernel. */
 template <bool WEIGHTS>
@@ -142,10 +154,10 @@ __global__ void mpt__conv_kernel(const __grid_constant__ mpt__conv_args p) {
                 continue;
             }
             if (!WEIGHTS && p.bias.data != NULL)
-                value += mpt__conv_load(p, p.bias, group * p.n + j);
+                value += mpt__conv_bias(p, group * p.n + j);
             const long long at = WEIGHTS ? (group * p.m + i) * p.n + j
                                          : (i * p.groups + group) * p.n + j;
-            mpt__put(WEIGHTS ? p.w : p.kernel == MPT__K_CONV ? p.y : p.x, at, value);
+            mpt__conv_put(p, WEIGHTS ? p.w : p.kernel == MPT__K_CONV ? p.y : p.x, at, value);
         }
     }
 }
@@ -169,14 +181,14 @@ __global__ void mpt__conv_depthwise_kernel(const __grid_constant__ mpt__conv_arg
     MPT__EACH(i, p.m * p.groups) {
         const long long channel = i % p.groups;
         const mpt__conv_spot spot = mpt__conv_spot_of(p, i / p.groups);
-        float sum = p.bias.data != NULL ? mpt__conv_load(p, p.bias, channel) : 0.0f;
+        float sum = p.bias.data != NULL ? mpt__conv_bias(p, channel) : 0.0f;
         for (int t = 0; t < taps; t++) {
             const long long pixel = mpt__conv_tap(p, spot, t / p.taps[1], t % p.taps[1]);
             if (pixel < 0) continue;
             sum += mpt__conv_load(p, input ? p.y : p.x, pixel * p.groups + channel) *
                    mpt__conv_load(p, p.w, channel * taps + t);
         }
-        mpt__put(input ? p.x : p.y, i, sum);
+        mpt__conv_put(p, input ? p.x : p.y, i, sum);
     }
 }
 
@@ -214,6 +226,8 @@ mpt__conv_args mpt__conv_args_of(const mpt__launch *launch) {
     memset(&p, 0, sizeof p);
     p.kernel = launch->kernel;
     p.compute_dtype = launch->compute_dtype;
+    p.bias_dtype = launch->imm[0] != 0 ? MPT_F32 : launch->compute_dtype;
+    p.relu = launch->activation == MPT_ACTIVATION_RELU;
     p.images = x.shape[0];
     p.groups = launch->index[0];
     for (int d = 0; d < 2; d++) {
@@ -247,7 +261,7 @@ mpt_status mpt__cuda_conv(const mpt__cuda_call *call) {
     mpt__conv_args p = mpt__conv_args_of(call->launch);
     const bool weights = p.kernel == MPT__K_CONV_BACKWARD_WEIGHT;
     p.x = mpt__array_of(call, 0), p.w = mpt__array_of(call, 1);
-    p.y = mpt__array_of(call, 2), p.bias = mpt__array_of(call, 3);
+    p.y = mpt__array_of(call, 2), p.bias = mpt__array_of(call, 3), p.more = mpt__array_of(call, 4);
     if (p.m == 0 || p.n == 0) return MPT_OK;
     if (p.in == 1 && p.out == 1) {
         if (weights) {
