@@ -213,6 +213,10 @@ $(foreach s,$(TESTS) $(wildcard tests/tool_*.c),\
 $(BUILD)/tests/examples.log: $(EXAMPLE_PROGRAMS) FORCE
 	@EXE='$(EXE)' sh tests/run.sh examples $@ '$(abspath $(BUILD))' '$(RUN)' $(EXAMPLES)
 
+# What these have seen, test_gradcheck asks for each row of the op table.
+$(BUILD)/tests/test_gradcheck.log: $(filter $(patsubst %,$(BUILD)/tests/%.log,api_attention api_conv \
+    api_golden_ops api_losses api_norm test_misuse),$(LOGS))
+
 $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 	@MPTRAIN_TEST_TMP='$(BUILD)/tests/tmp' sh tests/run.sh one $* $@ $(RUN) $<
 

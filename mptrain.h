@@ -6859,7 +6859,8 @@ typedef struct mpt__words {
                              bool log);
     /* lane += squares of x multiplier, as MPT__SQUARE_RUNS says */
     void (*add_squares)(double *lane, const float *x, int64_t n, mpt__real multiplier);
-    /* Word first + i of the key's sequence >= threshold ? x factor : 0; first is a multiple of 4 */
+    /* mpt__random_bits; and word first + i >= threshold ? x factor : 0. first: a multiple of 4 */
+    void (*random)(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out);
     void (*dropout)(mpt__real *out, const mpt__real *x, int64_t n, mpt__rng_key key, uint64_t first,
                     uint32_t threshold, mpt__real factor);
     /* to[j][i] = from[i][j]; the steps are between rows. beyond_cache: what is written is better
@@ -7842,7 +7843,7 @@ static void mpt__ref_reduce_outputs(const mpt__ref_reduce_work *w, int64_t chunk
     words->unary[MPT__UNARY_SPLAT](lane, lane, used * n, lane[0], 0);
     mpt__ref_start(&at, &w->reduced, first);
     for (first = 0; left > 0; left -= m, first += m) {
-        m = mpt__ref_min(left, mpt__ref_room(&at, &w->reduced));
+        m = mpt__ref_min(mpt__ref_min(left, MPT__BLOCK), mpt__ref_room(&at, &w->reduced));
         for (int64_t i = 0; w->by_columns && i < m; i++) {
             mpt__real *to = lane + (first + i) % MPT__SUM_LANES * n;
             int64_t from = offset + at.offset + i * inner;
@@ -9649,7 +9650,8 @@ static void mpt__ref_put_stochastic(const mpt__ref_update *w, int64_t offset, co
                                     int64_t n) {
     uint16_t *to = (uint16_t *)w->param.data + offset;
     uint32_t words[MPT__BLOCK];
-    mpt__random_bits(w->key, (uint64_t)(w->before + offset), (size_t)n, words);
+    const uint64_t first = (uint64_t)(w->before + offset);
+    (first % 4 == 0 ? w->param.words->random : mpt__random_bits)(w->key, first, (size_t)n, words);
     for (int64_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16_stochastic((float)x[i], words[i]);
 }
 
@@ -10091,6 +10093,7 @@ static const mpt__words mpt__ref_words = {1.0,
                                           NULL,
                                           NULL,
                                           mpt__ref_add_squares,
+                                          mpt__random_bits,
                                           mpt__ref_dropout_block,
                                           mpt__ref_transpose,
                                           mpt__ref_sgd_block,
@@ -10848,28 +10851,27 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     p = V##_umul(c##0, m0), q = V##_umul(c##2, m1);                       \
     c##0 = V##_uxor(V##_uhigh(q), c##1, V##_uset(keys[2 * r])), c##1 = q; \
     c##2 = V##_uxor(V##_uhigh(p), c##3, V##_uset(keys[2 * r + 1])), c##3 = p
-#define MPT__PHILOX_ROUND(V, r) \
-    MPT__PHILOX_HALF(V, a, r);  \
-    MPT__PHILOX_HALF(V, b, r)
-#define MPT__SIMD_DROPOUT(FN, OP, N, V, W)                                                       \
+#define MPT__SIMD_RANDOM(FN, OP, N, V, W)                                                        \
     OP void N##_philox(const uint64_t *keys, uint64_t sequence, uint64_t block,                  \
                        uint32_t out[4 * W]) {                                                    \
         const V##_u m0 = V##_uset(MPT__PHILOX_M0), m1 = V##_uset(MPT__PHILOX_M1);                \
         V##_u a0 = V##_ucount(block), b0 = V##_ucount(block + W / 2), p, q;                      \
         V##_u a1 = V##_uhigh(a0), b1 = V##_uhigh(b0);                                            \
         V##_u a2 = V##_uset(sequence), a3 = V##_uset(sequence >> 32), b2 = a2, b3 = a3;          \
-        MPT__PHILOX_ROUND(V, 0);                                                                 \
-        MPT__PHILOX_ROUND(V, 1);                                                                 \
-        MPT__PHILOX_ROUND(V, 2);                                                                 \
-        MPT__PHILOX_ROUND(V, 3);                                                                 \
-        MPT__PHILOX_ROUND(V, 4);                                                                 \
-        MPT__PHILOX_ROUND(V, 5);                                                                 \
-        MPT__PHILOX_ROUND(V, 6);                                                                 \
-        MPT__PHILOX_ROUND(V, 7);                                                                 \
-        MPT__PHILOX_ROUND(V, 8);                                                                 \
-        MPT__PHILOX_ROUND(V, 9);                                                                 \
+        for (int r = 0; r < MPT__PHILOX_ROUNDS; r++) {                                           \
+            MPT__PHILOX_HALF(V, a, r);                                                           \
+            MPT__PHILOX_HALF(V, b, r);                                                           \
+        }                                                                                        \
         V##_ustore(out, a0, a1, a2, a3);                                                         \
         V##_ustore(out + 2 * W, b0, b1, b2, b3);                                                 \
+    }                                                                                            \
+    FN void N##_random(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {              \
+        const uint64_t sequence = mpt__hash_u64(key.stream, key.call);                           \
+        uint64_t keys[2 * MPT__PHILOX_ROUNDS];                                                   \
+        mpt__philox_keys(key.seed, keys);                                                        \
+        for (; n >= 4 * W; n -= 4 * W, first += 4 * W, out += 4 * W)                             \
+            N##_philox(keys, sequence, first / 4, out);                                          \
+        mpt__random_bits(key, first, n, out);                                                    \
     }                                                                                            \
     FN void N##_dropout(float *out, const float *x, int64_t n, mpt__rng_key key, uint64_t first, \
                         uint32_t threshold, float factor) {                                      \
@@ -10978,7 +10980,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                                              \
     MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST)                                           \
     MPT__SIMD_SQUARES(FN, N, V, W)                                                       \
-    MPT__SIMD_DROPOUT(FN, OP, N, V, W)                                                   \
+    MPT__SIMD_RANDOM(FN, OP, N, V, W)                                                    \
     MPT__SIMD_UPDATE(FN, OP, N, V, W)                                                    \
     MPT__SIMD_NORM(FN, OP, N, V, W)                                                      \
     static const mpt__words N##_words = {                                                \
@@ -10995,6 +10997,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_softmax,                                                                     \
         N##_softmax_backward,                                                            \
         N##_add_squares,                                                                 \
+        N##_random,                                                                      \
         N##_dropout,                                                                     \
         N##_transpose,                                                                   \
         N##_sgd,                                                                         \
@@ -19782,9 +19785,12 @@ static void mpt__anomaly_replay(mpt_context *context) {
     void **data = (void **)(void *)(shadows + count);
     mpt__anomaly_uses(context, last, shadows);
     bool ready = true;
-    for (int64_t id = 1; id < count && ready; id++)
-        if (shadows[id].first && (shadows[id].low || shadows[id].written))
-            ready = mpt__anomaly_shadow(context, (uint32_t)id, &shadows[id]);
+    for (int64_t id = 1; id < count && ready; id++) {
+        if (!shadows[id].first) continue;
+        ready = shadows[id].low || shadows[id].written
+                    ? mpt__anomaly_shadow(context, (uint32_t)id, &shadows[id])
+                    : context->data[id] != NULL;
+    }
     for (int64_t id = 0; id < count; id++)
         data[id] = shadows[id].data ? shadows[id].data : context->data[id];
     if (ready)
@@ -30208,9 +30214,9 @@ static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
     mpt_tensor dy = mpt_reshape(mpt_op_output_grad(call, 0), MPT_SHAPE(-1, outputs));
     bool watched = mpt__fp8_watched(call);
     (void)user;
-    if (mpt__wants(frame, 2)) {
+    mpt_autocast_begin(context, MPT_F32); /* mpt_backward may be called in any region */
+    if (mpt__wants(frame, 2))
         mpt_op_set_input_grad(call, 2, mpt_sum(mpt__fp8_as(dy, MPT_F32), 0, false));
-    }
     mpt_tensor codes = mpt__fp8_quantised(call, dy, outputs, MPT__FP8_GRADIENT, watched);
     mpt_tensor slope = mpt__fp8_widened(call, codes, MPT__FP8_GRADIENT);
     if (mpt__wants(frame, 0)) {
@@ -30223,6 +30229,7 @@ static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
         mpt_tensor x = mpt__fp8_widened(call, mpt_op_saved(call, 0), MPT__FP8_X);
         mpt_op_set_input_grad(call, 1, mpt_matmul(mpt_transpose(slope, 0, 1), x));
     }
+    mpt_autocast_end(context);
     return context->base.status;
 }
 
@@ -30255,10 +30262,21 @@ static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, b
     context->storages[running->values].version++;
 }
 
-/* Scales of 1, an empty history. */
-static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp8_config *config) {
+/* Ops live as long as the context: that of a module's slot is for each module that comes there. */
+static mpt_op mpt__fp8_op_of(mpt_context *context, uint32_t slot) {
     static const mpt_op_class cls = {
         "fp8_linear", MPT_AUTOCAST_INPUT, mpt__fp8_op_forward, mpt__fp8_op_backward, 4, 1};
+    void *user = (void *)(uintptr_t)slot;
+    for (int64_t i = 1; i < context->objects[MPT__USER_OP].count; i++) {
+        const mpt__op *op = (const mpt__op *)mpt__object_slot(context, MPT__USER_OP, (uint32_t)i);
+        if (op && op->cls.forward == cls.forward && op->user == user)
+            return mpt__op_handle(context, op);
+    }
+    return mpt_op_register(context, &cls, user);
+}
+
+/* Scales of 1, an empty history. */
+static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp8_config *config) {
     const mpt_shape shape = MPT_SHAPE(MPT__FP8_ROWS, MPT__FP8_HISTORY + config->history);
     mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
     if (!running) return;
@@ -30277,7 +30295,7 @@ static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp
                         row * shape.dim[1] + MPT__FP8_SCALE_NOW, 1, MPT__WRITE);
         mpt__submit(context, launch);
     }
-    mpt_op op = mpt_op_register(context, &cls, (void *)(uintptr_t)module->id.slot);
+    mpt_op op = mpt__fp8_op_of(context, module->id.slot);
     running->op_slot = op.slot, running->op_generation = op.generation;
 }
 

@@ -221,7 +221,8 @@ typedef struct mpt__words {
                              bool log);
     /* lane += squares of x multiplier, as MPT__SQUARE_RUNS says */
     void (*add_squares)(double *lane, const float *x, int64_t n, mpt__real multiplier);
-    /* Word first + i of the key's sequence >= threshold ? x factor : 0; first is a multiple of 4 */
+    /* mpt__random_bits; and word first + i >= threshold ? x factor : 0. first: a multiple of 4 */
+    void (*random)(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out);
     void (*dropout)(mpt__real *out, const mpt__real *x, int64_t n, mpt__rng_key key, uint64_t first,
                     uint32_t threshold, mpt__real factor);
     /* to[j][i] = from[i][j]; the steps are between rows. beyond_cache: what is written is better

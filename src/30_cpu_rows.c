@@ -42,7 +42,7 @@ static void mpt__ref_reduce_outputs(const mpt__ref_reduce_work *w, int64_t chunk
     words->unary[MPT__UNARY_SPLAT](lane, lane, used * n, lane[0], 0);
     mpt__ref_start(&at, &w->reduced, first);
     for (first = 0; left > 0; left -= m, first += m) {
-        m = mpt__ref_min(left, mpt__ref_room(&at, &w->reduced));
+        m = mpt__ref_min(mpt__ref_min(left, MPT__BLOCK), mpt__ref_room(&at, &w->reduced));
         for (int64_t i = 0; w->by_columns && i < m; i++) {
             mpt__real *to = lane + (first + i) % MPT__SUM_LANES * n;
             int64_t from = offset + at.offset + i * inner;

@@ -329,7 +329,8 @@ static void mpt__ref_put_stochastic(const mpt__ref_update *w, int64_t offset, co
                                     int64_t n) {
     uint16_t *to = (uint16_t *)w->param.data + offset;
     uint32_t words[MPT__BLOCK];
-    mpt__random_bits(w->key, (uint64_t)(w->before + offset), (size_t)n, words);
+    const uint64_t first = (uint64_t)(w->before + offset);
+    (first % 4 == 0 ? w->param.words->random : mpt__random_bits)(w->key, first, (size_t)n, words);
     for (int64_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16_stochastic((float)x[i], words[i]);
 }
 
@@ -771,6 +772,7 @@ static const mpt__words mpt__ref_words = {1.0,
                                           NULL,
                                           NULL,
                                           mpt__ref_add_squares,
+                                          mpt__random_bits,
                                           mpt__ref_dropout_block,
                                           mpt__ref_transpose,
                                           mpt__ref_sgd_block,

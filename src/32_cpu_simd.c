@@ -703,28 +703,27 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     p = V##_umul(c##0, m0), q = V##_umul(c##2, m1);                       \
     c##0 = V##_uxor(V##_uhigh(q), c##1, V##_uset(keys[2 * r])), c##1 = q; \
     c##2 = V##_uxor(V##_uhigh(p), c##3, V##_uset(keys[2 * r + 1])), c##3 = p
-#define MPT__PHILOX_ROUND(V, r) \
-    MPT__PHILOX_HALF(V, a, r);  \
-    MPT__PHILOX_HALF(V, b, r)
-#define MPT__SIMD_DROPOUT(FN, OP, N, V, W)                                                       \
+#define MPT__SIMD_RANDOM(FN, OP, N, V, W)                                                        \
     OP void N##_philox(const uint64_t *keys, uint64_t sequence, uint64_t block,                  \
                        uint32_t out[4 * W]) {                                                    \
         const V##_u m0 = V##_uset(MPT__PHILOX_M0), m1 = V##_uset(MPT__PHILOX_M1);                \
         V##_u a0 = V##_ucount(block), b0 = V##_ucount(block + W / 2), p, q;                      \
         V##_u a1 = V##_uhigh(a0), b1 = V##_uhigh(b0);                                            \
         V##_u a2 = V##_uset(sequence), a3 = V##_uset(sequence >> 32), b2 = a2, b3 = a3;          \
-        MPT__PHILOX_ROUND(V, 0);                                                                 \
-        MPT__PHILOX_ROUND(V, 1);                                                                 \
-        MPT__PHILOX_ROUND(V, 2);                                                                 \
-        MPT__PHILOX_ROUND(V, 3);                                                                 \
-        MPT__PHILOX_ROUND(V, 4);                                                                 \
-        MPT__PHILOX_ROUND(V, 5);                                                                 \
-        MPT__PHILOX_ROUND(V, 6);                                                                 \
-        MPT__PHILOX_ROUND(V, 7);                                                                 \
-        MPT__PHILOX_ROUND(V, 8);                                                                 \
-        MPT__PHILOX_ROUND(V, 9);                                                                 \
+        for (int r = 0; r < MPT__PHILOX_ROUNDS; r++) {                                           \
+            MPT__PHILOX_HALF(V, a, r);                                                           \
+            MPT__PHILOX_HALF(V, b, r);                                                           \
+        }                                                                                        \
         V##_ustore(out, a0, a1, a2, a3);                                                         \
         V##_ustore(out + 2 * W, b0, b1, b2, b3);                                                 \
+    }                                                                                            \
+    FN void N##_random(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {              \
+        const uint64_t sequence = mpt__hash_u64(key.stream, key.call);                           \
+        uint64_t keys[2 * MPT__PHILOX_ROUNDS];                                                   \
+        mpt__philox_keys(key.seed, keys);                                                        \
+        for (; n >= 4 * W; n -= 4 * W, first += 4 * W, out += 4 * W)                             \
+            N##_philox(keys, sequence, first / 4, out);                                          \
+        mpt__random_bits(key, first, n, out);                                                    \
     }                                                                                            \
     FN void N##_dropout(float *out, const float *x, int64_t n, mpt__rng_key key, uint64_t first, \
                         uint32_t threshold, float factor) {                                      \
@@ -833,7 +832,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                                              \
     MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST)                                           \
     MPT__SIMD_SQUARES(FN, N, V, W)                                                       \
-    MPT__SIMD_DROPOUT(FN, OP, N, V, W)                                                   \
+    MPT__SIMD_RANDOM(FN, OP, N, V, W)                                                    \
     MPT__SIMD_UPDATE(FN, OP, N, V, W)                                                    \
     MPT__SIMD_NORM(FN, OP, N, V, W)                                                      \
     static const mpt__words N##_words = {                                                \
@@ -850,6 +849,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_softmax,                                                                     \
         N##_softmax_backward,                                                            \
         N##_add_squares,                                                                 \
+        N##_random,                                                                      \
         N##_dropout,                                                                     \
         N##_transpose,                                                                   \
         N##_sgd,                                                                         \

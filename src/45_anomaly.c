@@ -242,9 +242,12 @@ static void mpt__anomaly_replay(mpt_context *context) {
     void **data = (void **)(void *)(shadows + count);
     mpt__anomaly_uses(context, last, shadows);
     bool ready = true;
-    for (int64_t id = 1; id < count && ready; id++)
-        if (shadows[id].first && (shadows[id].low || shadows[id].written))
-            ready = mpt__anomaly_shadow(context, (uint32_t)id, &shadows[id]);
+    for (int64_t id = 1; id < count && ready; id++) {
+        if (!shadows[id].first) continue;
+        ready = shadows[id].low || shadows[id].written
+                    ? mpt__anomaly_shadow(context, (uint32_t)id, &shadows[id])
+                    : context->data[id] != NULL;
+    }
     for (int64_t id = 0; id < count; id++)
         data[id] = shadows[id].data ? shadows[id].data : context->data[id];
     if (ready)

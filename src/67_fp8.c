@@ -194,9 +194,9 @@ static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
     mpt_tensor dy = mpt_reshape(mpt_op_output_grad(call, 0), MPT_SHAPE(-1, outputs));
     bool watched = mpt__fp8_watched(call);
     (void)user;
-    if (mpt__wants(frame, 2)) {
+    mpt_autocast_begin(context, MPT_F32); /* mpt_backward may be called in any region */
+    if (mpt__wants(frame, 2))
         mpt_op_set_input_grad(call, 2, mpt_sum(mpt__fp8_as(dy, MPT_F32), 0, false));
-    }
     mpt_tensor codes = mpt__fp8_quantised(call, dy, outputs, MPT__FP8_GRADIENT, watched);
     mpt_tensor slope = mpt__fp8_widened(call, codes, MPT__FP8_GRADIENT);
     if (mpt__wants(frame, 0)) {
@@ -209,6 +209,7 @@ static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
         mpt_tensor x = mpt__fp8_widened(call, mpt_op_saved(call, 0), MPT__FP8_X);
         mpt_op_set_input_grad(call, 1, mpt_matmul(mpt_transpose(slope, 0, 1), x));
     }
+    mpt_autocast_end(context);
     return context->base.status;
 }
 
@@ -241,10 +242,21 @@ static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, b
     context->storages[running->values].version++;
 }
 
-/* Scales of 1, an empty history. */
-static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp8_config *config) {
+/* Ops live as long as the context: that of a module's slot is for each module that comes there. */
+static mpt_op mpt__fp8_op_of(mpt_context *context, uint32_t slot) {
     static const mpt_op_class cls = {
         "fp8_linear", MPT_AUTOCAST_INPUT, mpt__fp8_op_forward, mpt__fp8_op_backward, 4, 1};
+    void *user = (void *)(uintptr_t)slot;
+    for (int64_t i = 1; i < context->objects[MPT__USER_OP].count; i++) {
+        const mpt__op *op = (const mpt__op *)mpt__object_slot(context, MPT__USER_OP, (uint32_t)i);
+        if (op && op->cls.forward == cls.forward && op->user == user)
+            return mpt__op_handle(context, op);
+    }
+    return mpt_op_register(context, &cls, user);
+}
+
+/* Scales of 1, an empty history. */
+static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp8_config *config) {
     const mpt_shape shape = MPT_SHAPE(MPT__FP8_ROWS, MPT__FP8_HISTORY + config->history);
     mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
     if (!running) return;
@@ -263,7 +275,7 @@ static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp
                         row * shape.dim[1] + MPT__FP8_SCALE_NOW, 1, MPT__WRITE);
         mpt__submit(context, launch);
     }
-    mpt_op op = mpt_op_register(context, &cls, (void *)(uintptr_t)module->id.slot);
+    mpt_op op = mpt__fp8_op_of(context, module->id.slot);
     running->op_slot = op.slot, running->op_generation = op.generation;
 }
 

@@ -86,6 +86,10 @@ TEST(an_overflow_in_forward_is_named) {
     CHECK_CONTAINS(mpt_anomaly_text(context), "step 3");
     train(net, scaler, optimizer, MPT_BF16, 800);
     CHECK_CONTAINS(mpt_anomaly_text(context), "step 3"); /* bf16 has the range */
+    int64_t held = mpt_memory(context).current[MPT_MEMORY_WORKSPACE];
+    train(net, scaler, optimizer, MPT_F16, 800);
+    CHECK_CONTAINS(mpt_anomaly_text(context), "step 6: forward of linear, module 2");
+    CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_WORKSPACE], held);
     check_ok(context);
     mpt_destroy(context);
 }
@@ -167,6 +171,76 @@ TEST(meant_infinities_are_passed_over) {
         check_ok(context);
         mpt_destroy(context);
     }
+}
+
+/* What only reads them is not blamed, either. */
+TEST(infinities_of_the_data_are_read) {
+    mpt_context *context = new_context();
+    mpt_anomaly_mode(context, true);
+    mpt_step_begin(context);
+    mpt_tensor w = mpt_full(context, MPT_F32, MPT_SHAPE(IN), 1e38);
+    mpt_requires_grad(w, true);
+    mpt_tensor masked = mpt_exp(mpt_full(context, MPT_F32, MPT_SHAPE(IN), -INFINITY)); /* 0 */
+    mpt_backward(mpt_sum(mpt_add(mpt_mul_scalar(w, 100), masked), 0, false));
+    mpt_step_end(context);
+    CHECK_EQ_INT(mpt_anomaly(context), MPT_ANOMALY_VALUES);
+    CHECK_CONTAINS(mpt_anomaly_text(context), "forward of mul_scalar");
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+/* What the host has written is not there any more, in fp32 or in fp16. */
+TEST(inputs_may_be_gone) {
+    for (int i = 0; i < 4; i++) {
+        const bool half = i & 1, gone = i & 2;
+        mpt_context *context = new_context();
+        mpt_module net = new_net(context, 1);
+        float values[BATCH * IN];
+        uint16_t halves[BATCH * IN];
+        for (int k = 0; k < BATCH * IN; k++) values[k] = 1024, halves[k] = 0x6400;
+        mpt_anomaly_mode(context, true);
+        mpt_step_begin(context);
+        mpt_autocast_begin(context, MPT_F16);
+        mpt_tensor x = half ? mpt_from(context, MPT_F16, MPT_SHAPE(BATCH, IN), halves)
+                            : mpt_from(context, MPT_F32, MPT_SHAPE(BATCH, IN), values);
+        mpt_tensor y = mpt_mul_scalar(x, 1);
+        if (gone) mpt_release(x);
+        mpt_tensor loss = mpt_mean(mpt_forward(net, y), MPT_ALL_DIMS, false);
+        mpt_autocast_end(context);
+        mpt_backward(loss);
+        mpt_step_end(context);
+        CHECK_EQ_INT(mpt_anomaly(context), gone ? MPT_ANOMALY_UNKNOWN : MPT_ANOMALY_PRECISION);
+        CHECK_CONTAINS(mpt_anomaly_text(context), "linear, module 2");
+        CHECK_CONTAINS(mpt_anomaly_text(context), gone ? "an input is gone" : "in float32 it is");
+        check_ok(context);
+        mpt_destroy(context);
+    }
+}
+
+/* Forward is finite, and so is the first gradient; the second is not in fp32 either. The next step
+   has no gradients, and those of before do not count. */
+TEST(a_gradient_of_any_parameter_counts) {
+    mpt_context *context = new_context();
+    mpt_module net = mpt_sequential(context, mpt_nn_linear_no_bias(context, IN, OUT),
+                                    mpt_nn_linear_no_bias(context, OUT, OUT), MPT_END);
+    mpt_set_init(net, NULL, mpt_init_make(MPT_INIT_CONSTANT, 1e-38, 0));
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    mpt_scaler scaler = mpt_grad_scaler(context, NULL);
+    mpt_anomaly_mode(context, true);
+    mpt_step_begin(context);
+    mpt_tensor first = mpt_sum(mpt_parameter(net, "0.weight"), MPT_ALL_DIMS, false);
+    mpt_tensor second = mpt_sum(mpt_parameter(net, "1.weight"), MPT_ALL_DIMS, false);
+    second = mpt_mul_scalar(mpt_mul_scalar(second, 1e25), 1e25);
+    finish(mpt_add(first, second), scaler, optimizer);
+    CHECK_EQ_INT(mpt_anomaly(context), MPT_ANOMALY_VALUES);
+    CHECK_CONTAINS(mpt_anomaly_text(context), "step 1: backward of mul_scalar");
+    mpt_step_begin(context);
+    mpt_zero_grad(optimizer);
+    mpt_mul_scalar(input_of(context, 1e38f), 100);
+    mpt_step_end(context);
+    CHECK_CONTAINS(mpt_anomaly_text(context), "step 1");
+    check_ok(context);
+    mpt_destroy(context);
 }
 
 /* ---- replays of other layers ---- */
@@ -317,6 +391,8 @@ TEST(memory_may_run_out) {
 
 TEST_TABLE = {T(an_overflow_in_forward_is_named), T(an_overflow_in_backward_is_named),
               T(a_nan_of_fp32_too_is_said_to_be), T(meant_infinities_are_passed_over),
+              T(infinities_of_the_data_are_read), T(inputs_may_be_gone),
+              T(a_gradient_of_any_parameter_counts),
               T(halves_and_other_layers_replay),  T(a_training_has_the_same_bits),
               T(recordings_come_first),           T(memory_may_run_out)};
 TEST_MAIN

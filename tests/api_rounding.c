@@ -200,6 +200,55 @@ TEST(parameters_draw_words_of_their_own) {
     mpt_destroy(context);
 }
 
+static void check_half_same(const float *x, const float *y, int64_t count) {
+    int64_t same = 0;
+    for (int64_t i = 0; i < count; i++) same += x[i] == y[i];
+    CHECK_NEAR((double)same, (double)count / 2, 5 * sqrt((double)count / 4));
+}
+
+/* Nor do those of two seeds, or of two optimizers that share a net. */
+TEST(seeds_and_optimizers_draw_their_own) {
+    enum { N = 4096 };
+    static float x[4][N];
+    for (int k = 0; k < 2; k++) {
+        mpt_context *context = new_context(1, 6 + (uint64_t)k);
+        mpt_module net = mpt_sequential(context, mpt_nn_linear_no_bias(context, N, 1),
+                                        mpt_nn_linear_no_bias(context, N, 1), MPT_END);
+        mpt_optimizer each[2];
+        mpt_set_init(net, NULL, mpt_init_make(MPT_INIT_ONES, 0, 0));
+        mpt_half(net, MPT_BF16);
+        for (int i = 0; i < 2; i++)
+            each[i] = plain_sgd(mpt_child(net, i ? "1" : "0"), 1.0 / 512);
+        step_by(net, each[0], 1.0);
+        step_by(net, each[1], 1.0);
+        for (int i = 0; i < 2; i++)
+            mpt_read_f32(mpt_parameter(net, i ? "1.weight" : "0.weight"), x[2 * k + i], N);
+        check_ok(context);
+        mpt_destroy(context);
+    }
+    check_half_same(x[0], x[1], N);
+    check_half_same(x[0], x[2], N);
+    check_half_same(x[1], x[3], N);
+}
+
+/* An element that is alone in its block: half way between two numbers, where rounding to nearest
+   would never move it. */
+TEST(the_last_element_is_rounded_too) {
+    enum { N = 1025 };
+    mpt_context *context = new_context(1, 9);
+    mpt_module net = weights_of(context, N, 1.0f);
+    mpt_optimizer optimizer = plain_sgd(net, 1.0 / 512);
+    float x[N];
+    x[N - 1] = 1.0f;
+    for (int i = 0; i < 40 && x[N - 1] == 1.0f; i++) {
+        step_by(net, optimizer, 1.0);
+        read_weights(net, x, N);
+    }
+    CHECK(x[N - 1] == 1.0f - 1.0f / 256);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 /* The words are keyed by the count of updates on the device: a recorded step goes on drawing. */
 TEST(replays_draw_as_steps_do) {
     uint64_t hash[2];
@@ -371,6 +420,8 @@ TEST_TABLE = {T(what_bf16_has_stays),
               T(small_steps_add_up),
               T(threads_make_no_difference),
               T(parameters_draw_words_of_their_own),
+              T(seeds_and_optimizers_draw_their_own),
+              T(the_last_element_is_rounded_too),
               T(replays_draw_as_steps_do),
               T(a_skipped_step_changes_nothing),
               T(masters_are_not_there),

@@ -48,10 +48,52 @@ typedef struct golden_file {
     size_t size, at;
     uint32_t cases;
     char version[256]; /* of the torch that made it */
+    const char *name;
     void *data[GOLDEN_MAX_TENSORS];
     int n_data;
     int broken; /* read past the end: the file is not what it should be */
 } golden_file;
+
+/* For each op, outputs and gradients of its cases without a region that are PyTorch's: [out or
+   gradient][fp32, fp16, bf16, of no floats]. */
+typedef struct golden_count {
+    char op[64];
+    int equal[2][4];
+} golden_count;
+enum { GOLDEN_MAX_OPS = 192 };
+static golden_count golden_counts[GOLDEN_MAX_OPS];
+static const golden_case *golden_now;
+
+/* Of the first input of floats. */
+static inline mpt_dtype golden_case_dtype(const golden_case *c) {
+    for (int i = 0; i < c->n_tensors && c->tensors[i].role <= GOLDEN_LEAF; i++)
+        if (c->tensors[i].dtype <= MPT_BF16) return c->tensors[i].dtype;
+    return MPT_DTYPE_NONE;
+}
+
+static inline void golden_note(const golden_tensor *want) {
+    const mpt_dtype dtypes[4] = {MPT_F32, MPT_F16, MPT_BF16, MPT_DTYPE_NONE};
+    if (!golden_now || golden_now->region != MPT_DTYPE_NONE || strlen(golden_now->op) > 63) return;
+    if (want->role != GOLDEN_OUTPUT && want->role != GOLDEN_GRADIENT) return;
+    golden_count *count = golden_counts;
+    while (*count->op && strcmp(count->op, golden_now->op) != 0) count++;
+    if (count == golden_counts + GOLDEN_MAX_OPS - 1) return; /* the last one stays empty */
+    memcpy(count->op, golden_now->op, sizeof count->op);
+    for (int k = 0; k < 4; k++)
+        count->equal[want->role == GOLDEN_GRADIENT][k] +=
+            golden_case_dtype(golden_now) == dtypes[k];
+}
+
+/* Lines of an op, outputs, gradients. */
+static inline void golden_write_counts(const char *name) {
+    const char *folder = getenv("MPTRAIN_TEST_TMP");
+    FILE *out = folder && *folder ? fopen(test_path_(folder, "equal.", name), "w") : NULL;
+    for (const golden_count *c = golden_counts; out && *c->op; c++)
+        fprintf(out, "%s %d %d %d %d %d %d %d %d\n", c->op, c->equal[0][0], c->equal[0][1],
+                c->equal[0][2], c->equal[0][3], c->equal[1][0], c->equal[1][1], c->equal[1][2],
+                c->equal[1][3]);
+    if (out) fclose(out);
+}
 
 static inline uint64_t golden_number(golden_file *f, size_t bytes) {
     uint64_t value = 0;
@@ -140,6 +182,7 @@ static inline void golden_drop_data(golden_file *f) {
 /* False at the end, and on a broken file, which fails the running test. */
 static inline int golden_next(golden_file *f, golden_case *c) {
     golden_drop_data(f);
+    golden_now = c;
     if (f->cases == 0) return 0;
     f->cases--;
     golden_text(f, c->op);
@@ -162,6 +205,8 @@ static inline void golden_close(golden_file *f) {
     golden_drop_data(f);
     free(f->bytes);
     f->bytes = NULL;
+    if (golden_now) golden_write_counts(f->name);
+    golden_now = NULL;
 }
 
 /* False if the file is missing or another one, which fails the running test. */
@@ -171,6 +216,7 @@ static inline int golden_open(golden_file *f, const char *name) {
     FILE *in = fopen(path, "rb");
     size_t room = 1 << 16, got;
     memset(f, 0, sizeof *f);
+    f->name = name;
     if (!in) {
         TEST_FAIL_("cannot open %s; MPTRAIN_GOLDEN names the folder", path);
         return 0;
@@ -256,6 +302,8 @@ static inline int64_t golden_compare(const char *label, const golden_tensor *wan
         TEST_FAIL_("%s: %s: %ld of %ld differ; at %ld %.9g, expected %.9g (rtol %.2g, atol %.2g)",
                    label, want->name, (long)wrong, (long)count, (long)at, (double)got[at],
                    golden_value(want, first + at), want->rtol, want->atol);
+    else if (first == 0 && count == want->count)
+        golden_note(want);
     return wrong;
 }
 

@@ -2,8 +2,10 @@
    The reference kernels are built with double arithmetic. Each differentiable op runs in at least
    five variants of shape and attributes, each once on contiguous inputs and once on transposed
    views, with a random upstream gradient. A row without a case fails; rows without a gradient must
-   let none through. A build with MPTRAIN_CUDA checks the kernels of mptrain_cuda.cu, which compute
-   in fp32, with a larger step and less closely. */
+   let none through. Each row also needs goldens that were met in fp32, fp16 and bf16, misuse that
+   was told, of which the programs that run those tests leave word, and a comment. A build with
+   MPTRAIN_CUDA checks the kernels of mptrain_cuda.cu, which compute in fp32, with a larger step and
+   less closely. */
 #define MPTRAIN_IMPLEMENTATION
 #define MPT__REAL double
 #include "mptrain.h"
@@ -592,6 +594,16 @@ static void check_input(const op_case *row, int variant, bool transposed, int i,
     mpt_write(leaf[i], values[i], (size_t)n * sizeof(double));
 }
 
+/* Whether a call of the op is in the history of a tensor. */
+static bool comes_from(const mpt__tensor *tensor, const char *op) {
+    const mpt__record *record = tensor ? tensor->record : NULL;
+    if (!record) return false;
+    if (strcmp(mpt__op_rows[record->op].name, op) == 0) return true;
+    for (int i = 0; i < record->n_in; i++)
+        if (comes_from(record->in[i], op)) return true;
+    return false;
+}
+
 static void check_variant(const op_case *row, int variant, bool transposed) {
     double upstream[MAX_NUMEL];
     mpt_scope_begin(context);
@@ -603,6 +615,8 @@ static void check_variant(const op_case *row, int variant, bool transposed) {
     }
     mpt_tensor out = evaluate(row, variant, transposed);
     int64_t n_out = mpt_numel(out);
+    if (!comes_from(mpt__live(context, out), row->op))
+        TEST_FAIL_("%s variant %d is computed by other ops", row->op, variant);
     for (int64_t e = 0; e < n_out; e++) upstream[e] = uniform(-1, 1);
     mpt_backward_from(out, mpt_from(context, MPT_F64, mpt_get_shape(out), upstream), false);
     for (int i = 0; i < row->n_in; i++) {
@@ -662,35 +676,225 @@ TEST(no_row_is_left_out) {
 }
 
 /* Results of the other rows have no history. */
+typedef struct plain_case {
+    const char *op;
+    mpt_tensor (*call)(const mpt_tensor *in, int v);
+} plain_case;
+CALL(isnan, mpt_isnan(in[0]))
+CALL(isinf, mpt_isinf(in[0]))
+CALL(equal, mpt_equal(in[0], in[0]))
+CALL(argmax, mpt_argmax(in[0], 0, false))
+CALL(lt, mpt_lt(in[0], in[0]))
+CALL(le, mpt_le(in[0], in[0]))
+CALL(gt, mpt_gt(in[0], in[0]))
+CALL(ge, mpt_ge(in[0], in[0]))
+CALL(ne, mpt_ne(in[0], in[0]))
+CALL(logical_and, mpt_logical_and(in[0], in[0]))
+CALL(logical_or, mpt_logical_or(in[0], in[0]))
+CALL(logical_not, mpt_logical_not(in[0]))
+CALL(argmin, mpt_argmin(in[0], 0, false))
+CALL(one_hot, mpt_one_hot(mpt_cast(in[0], MPT_I64), 3))
+CALL(argsort, mpt_argsort(in[0], 0, false))
+#define PLAIN(name) \
+    { #name, call_##name }
+static const plain_case plain[] = {
+    PLAIN(isnan), PLAIN(isinf), PLAIN(equal),       PLAIN(argmax),     PLAIN(lt),
+    PLAIN(le),    PLAIN(gt),    PLAIN(ge),          PLAIN(ne),         PLAIN(logical_and),
+    PLAIN(argmin), PLAIN(one_hot), PLAIN(argsort),  PLAIN(logical_or), PLAIN(logical_not)};
+enum { PLAINS = sizeof plain / sizeof *plain };
+
+static void check_plain(const plain_case *row, mpt_tensor x) {
+    bool launched = false;
+    mpt_record_begin(context);
+    mpt_tensor y = row->call(&x, 0);
+    mpt_recording recording = mpt_record_end(context);
+    const mpt__recording *kept = mpt__recording_at(context, recording);
+    for (int64_t i = 0; kept && i < kept->count; i++)
+        launched |= strcmp(mpt__op_rows[kept->launches[i].op].name, row->op) == 0;
+    mpt_recording_destroy(recording);
+    if (!launched) TEST_FAIL_("%s is computed by other ops", row->op);
+    CHECK(mpt_valid(y));
+    CHECK_EQ_INT(mpt_backward_from(y, y, false), MPT_ERROR_STATE);
+    CHECK_CONTAINS(mpt_error(context), "without history");
+    mpt_clear_error(context);
+}
+
 TEST(other_rows_pass_no_gradient) {
     REQUIRE(begin());
-    mpt_tensor x = mpt_ones(context, MPT_F64, MPT_SHAPE(2, 2));
+    mpt_tensor x = mpt_keep(mpt_ones(context, MPT_F64, MPT_SHAPE(2, 2)));
     mpt_requires_grad(x, true);
-    mpt_tensor results[] = {mpt_isnan(x),
-                            mpt_isinf(x),
-                            mpt_equal(x, x),
-                            mpt_argmax(x, 0, false),
-                            mpt_lt(x, x),
-                            mpt_le(x, x),
-                            mpt_gt(x, x),
-                            mpt_ge(x, x),
-                            mpt_ne(x, x),
-                            mpt_logical_and(x, x),
-                            mpt_logical_or(x, x),
-                            mpt_logical_not(x),
-                            mpt_argmin(x, 0, false),
-                            mpt_one_hot(mpt_cast(x, MPT_I64), 3),
-                            mpt_argsort(x, 0, false)};
-    const int count = (int)(sizeof results / sizeof *results);
-    int rows = 0;
-    for (int op = 1; op < MPT__OP_COUNT; op++) rows += mpt__op_rows[op].backward == NULL;
-    CHECK_EQ_INT(rows, count);
-    for (int i = 0; i < count; i++) {
-        CHECK(mpt_valid(results[i]));
-        CHECK_EQ_INT(mpt_backward_from(results[i], results[i], false), MPT_ERROR_STATE);
-        CHECK_CONTAINS(mpt_error(context), "without history");
-        mpt_clear_error(context);
+    for (int op = 1; op < MPT__OP_COUNT; op++) {
+        int found = 0;
+        for (int i = 0; i < PLAINS; i++) found += strcmp(plain[i].op, mpt__op_rows[op].name) == 0;
+        if (found != (mpt__op_rows[op].backward ? 0 : 1))
+            TEST_FAIL_("op %s has %d cases without a gradient", mpt__op_rows[op].name, found);
     }
+    for (int i = 0; i < PLAINS; i++) check_plain(&plain[i], x);
+    mpt_destroy(context);
+}
+
+/* ==== What other tests have seen ==== */
+
+enum { MAX_SEEN = 1024, COUNTS = 8 };
+typedef struct seen_row {
+    char name[64];
+    int count[COUNTS];
+} seen_row;
+static seen_row seen[MAX_SEEN];
+static int seen_count;
+
+/* Lines of a name and `counts` numbers; false if there is no such file, which a program of this
+   suite that came to its end has written. */
+static bool read_seen(const char *file, int counts) {
+    const char *folder = getenv("MPTRAIN_TEST_TMP");
+    FILE *in = folder && *folder ? fopen(test_path_(folder, "", file), "r") : NULL;
+    if (!in) return false;
+    for (; seen_count < MAX_SEEN; seen_count++) {
+        seen_row *row = &seen[seen_count];
+        memset(row, 0, sizeof *row);
+        int read = fscanf(in, "%63s", row->name);
+        for (int i = 0; i < counts; i++) read += fscanf(in, "%d", &row->count[i]);
+        if (read != 1 + counts) break;
+    }
+    fclose(in);
+    return seen_count < MAX_SEEN;
+}
+
+static int seen_of(const char *name, int which) {
+    int count = 0;
+    for (int i = 0; i < seen_count; i++)
+        if (strcmp(seen[i].name, name) == 0) count += seen[i].count[which];
+    return count;
+}
+
+/* Rows whose goldens are of other dtypes. */
+typedef struct golden_exception {
+    const char *op, *reason;
+} golden_exception;
+static const golden_exception of_whole_numbers[] = {{"one_hot", "takes and makes int64"}};
+
+static bool without_floats(const char *op) {
+    for (size_t i = 0; i < sizeof of_whole_numbers / sizeof *of_whole_numbers; i++)
+        if (strcmp(of_whole_numbers[i].op, op) == 0) return true;
+    return false;
+}
+
+TEST(every_row_met_its_goldens) {
+    static const char *const files[] = {"equal.more.bin", "equal.losses.bin", "equal.norm.bin",
+                                        "equal.conv.bin", "equal.attention.bin"};
+    static const char *const dtypes[] = {"fp32", "fp16", "bf16", "whole numbers"};
+    seen_count = 0;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (!read_seen(files[i], COUNTS)) SKIP("what the tests with goldens found: make test");
+    CHECK(seen_count > 100);
+    REQUIRE(begin());
+    for (int op = 1; op < MPT__OP_COUNT; op++) {
+        const char *name = mpt__op_rows[op].name;
+        const bool whole = without_floats(name), slopes = mpt__op_rows[op].backward != NULL;
+        for (int k = whole ? 3 : 0; k < (whole ? 4 : 3); k++) {
+            if (seen_of(name, k) == 0) TEST_FAIL_("%s: no golden met in %s", name, dtypes[k]);
+            if (slopes && seen_of(name, 4 + k) == 0)
+                TEST_FAIL_("%s: no golden of a gradient met in %s", name, dtypes[k]);
+        }
+    }
+    mpt_destroy(context);
+}
+
+/* ==== Functions ==== */
+
+typedef struct function {
+    char name[64];
+    bool op; /* makes a tensor of tensors */
+    bool documented;
+} function;
+static function functions[1024];
+static int function_count;
+
+/* A line that declares something, after a comment or with one. */
+static void note_function(const char *line, const char *end, bool documented) {
+    static const char ops[] = "MPTRAIN_API mpt_tensor mpt_";
+    const char *open = (const char *)memchr(line, '(', (size_t)(end - line)), *name = open;
+    if (!open || function_count == 1024) return;
+    while (name > line && name[-1] != ' ' && name[-1] != '*') name--;
+    function *f = &functions[function_count++];
+    snprintf(f->name, sizeof f->name, "%.*s", (int)(open - name), name);
+    f->op = strncmp(line, ops, sizeof ops - 1) == 0 && strncmp(open, "(mpt_tensor ", 12) == 0;
+    f->documented = documented || strstr(open, "/*") < end;
+}
+
+/* Declarations stand below their comment, with no empty line between. */
+static void note_functions(const char *text) {
+    bool documented = false;
+    for (const char *line = text, *end; *line; line = *end ? end + 1 : end) {
+        end = line + strcspn(line, "\n");
+        if (end == line) documented = false;
+        if (strncmp(line, "/*", 2) == 0) {
+            const char *close = strstr(line, "*/");
+            if (!close) return;
+            documented = close - line > 16 && !strchr("=-", line[3]);
+            end = close + strcspn(close, "\n");
+        }
+        if (strncmp(line, "MPTRAIN_API ", 12) == 0) note_function(line, end, documented);
+    }
+}
+
+static bool read_functions(void) {
+    static const char *const files[] = {"src/01_api.h", "src/02_api_train.h",
+                                         "src/03_api_models.h", "src/04_api_data.h"};
+    static char text[1 << 18];
+    function_count = 0;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        FILE *in = fopen(files[i], "r");
+        if (!in) return false;
+        size_t bytes = fread(text, 1, sizeof text - 1, in);
+        text[bytes] = '\0';
+        fclose(in);
+        note_functions(text);
+    }
+    return true;
+}
+
+/* A row is what mpt_<name> calls, but for these. */
+static const char *function_of(const char *op) {
+    static const char *const others[][2] = {
+        {"soft_targets", "mpt_cross_entropy"}, /* with probabilities as targets */
+        {"user", "mpt_op_apply"},
+    };
+    static char name[64];
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(others[i][0], op) == 0) return others[i][1];
+    snprintf(name, sizeof name, "mpt_%s", op);
+    return name;
+}
+
+TEST(every_row_has_a_comment) {
+    if (!read_functions()) SKIP("src/: run it from the top directory");
+    CHECK(function_count > 200);
+    REQUIRE(begin());
+    for (int op = 1; op < MPT__OP_COUNT; op++) {
+        const char *name = function_of(mpt__op_rows[op].name);
+        int i = 0;
+        while (i < function_count && strcmp(functions[i].name, name) != 0) i++;
+        if (i == function_count || !functions[i].documented)
+            TEST_FAIL_("%s is not %s", name, i == function_count ? "declared" : "documented");
+    }
+    mpt_destroy(context);
+}
+
+/* That of its function, and of every other function that makes a tensor of tensors. */
+TEST(every_row_tells_of_misuse) {
+    seen_count = 0;
+    if (!read_seen("misuse", 1)) SKIP("what test_misuse found: make test");
+    if (!read_functions()) SKIP("src/: run it from the top directory");
+    CHECK(seen_count > 200);
+    REQUIRE(begin());
+    for (int op = 1; op < MPT__OP_COUNT; op++) {
+        const char *name = function_of(mpt__op_rows[op].name);
+        if (seen_of(name, 0) == 0) TEST_FAIL_("%s: no misuse that is told", name);
+    }
+    for (int i = 0; i < function_count; i++)
+        if (functions[i].op && seen_of(functions[i].name, 0) == 0)
+            TEST_FAIL_("%s: no misuse that is told", functions[i].name);
     mpt_destroy(context);
 }
 
@@ -711,5 +915,6 @@ TEST(shared_inputs_accumulate) {
 }
 
 TEST_TABLE = {T(every_differentiable_op), T(no_row_is_left_out), T(other_rows_pass_no_gradient),
-              T(shared_inputs_accumulate)};
+              T(every_row_met_its_goldens),  T(every_row_has_a_comment),
+              T(every_row_tells_of_misuse),  T(shared_inputs_accumulate)};
 TEST_MAIN

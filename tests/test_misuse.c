@@ -119,15 +119,27 @@ static void make_fixture(void) {
 
 enum { MAX_NAMES = 600 };
 static char covered[MAX_NAMES][48];
+static int covered_errors[MAX_NAMES]; /* of their cases, those that end in an error */
 static int covered_count;
 static const char *case_function;
 static int64_t case_count;
 
-static void cover(const char *function) {
-    for (int i = 0; i < covered_count; i++)
-        if (strcmp(covered[i], function) == 0) return;
-    if (covered_count < MAX_NAMES)
+static int cover(const char *function) {
+    int i = 0;
+    while (i < covered_count && strcmp(covered[i], function) != 0) i++;
+    if (i == MAX_NAMES - 1) TEST_FAIL_("more than %d functions", MAX_NAMES - 1);
+    else if (i == covered_count)
         snprintf(covered[covered_count++], sizeof covered[0], "%s", function);
+    return i;
+}
+
+/* For the test of the op table: which functions have how many cases that end in an error. */
+static void write_covered(void) {
+    const char *folder = getenv("MPTRAIN_TEST_TMP");
+    FILE *out = folder && *folder ? fopen(test_path_(folder, "", "misuse"), "w") : NULL;
+    for (int i = 0; out && i < covered_count; i++)
+        fprintf(out, "%s %d\n", covered[i], covered_errors[i]);
+    if (out) fclose(out);
 }
 
 static void complain(int line, const char *what) {
@@ -170,6 +182,8 @@ static void case_end(int line, mpt_status status, const char *text, const char *
         complain(line, "the message lacks what was expected");
     } else if (!names_function(message, case_function)) {
         complain(line, "the message does not name the function");
+    } else {
+        covered_errors[cover(case_function)]++;
     }
     if (strcmp(message, before) != 0) complain(line, "a later call changed the error");
     mpt_clear_error(f.context);
@@ -1066,6 +1080,7 @@ TEST(every_function_has_a_case) {
     CHECK(functions > 200);
     CHECK(covered_count == functions); /* no case for what the header lacks */
     CHECK(case_count > 600);
+    write_covered();
     mpt_destroy(f.context);
     mpt_destroy(f.other);
 }

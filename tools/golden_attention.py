@@ -124,22 +124,24 @@ def attention_cases(dtype, region=None):
                              [q, k, noise(label + "/v", (1, 1, 130, 2))], [1], [0.0], region)
 
 
-def classifier_cases(region=None):
+def classifier_cases(dtype=F32, region=None):
     code = golden.DTYPE_CODE[region]
-    d = f"f32 in {golden.DTYPE_NAME[region]}" if region else "f32"
+    d = golden.DTYPE_NAME[dtype] + (f" in {golden.DTYPE_NAME[region]}" if region else "")
     for n, (shape, classes, reduction, smoothing, weighted) in enumerate((
             ((5, 4), 7, 0, 0.0, False), ((2, 4, 6), 17, 1, 0.1, True), ((6, 3), 5, 2, 0.2, False))):
         label = f"linear_cross_entropy {d} {list(shape)} {classes}"
         targets = (noise(label + "/t", shape[:-1]).abs() * classes).long()
         targets.flatten()[0] = -100
         inputs = [noise(label + "/x", shape, 2), noise(label + "/w", (classes, shape[-1])), targets]
+        inputs[:2] = [x.to(dtype) for x in inputs[:2]]
         if weighted:
             inputs.append(noise(label + "/c", (classes,)).abs() + 0.1)
         case = golden.op_case("linear_cross_entropy", label, inputs, [reduction, -100, code],
                               [smoothing], region, constant=(3,))
         for t in case.tensors:  # their products take slopes that are rounded to half
-            if region and t.role == GRADIENT:
-                t.rtol = golden.RTOL[region]
+            half = region or (dtype if dtype != F32 else None)
+            if half and t.role == GRADIENT:
+                t.rtol = golden.RTOL[half]
                 t.atol = t.rtol * t.value.abs().max().item()
         yield case
 
@@ -179,8 +181,9 @@ def cases():
         yield from attention_cases(dtype)
     for region in (F16, BF16):
         yield from attention_cases(F32, region)
-        yield from classifier_cases(region)
-    yield from classifier_cases()
+        yield from classifier_cases(region=region)
+    for dtype in DTYPES:
+        yield from classifier_cases(dtype)
     yield from multi_head_cases()
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes tests/golden/more.bin with PyTorch: order, in-place ops, comparisons with numbers, losses
-of classes and counts, interpolation. Commands, policy and file format are those of golden.py.
+of classes and counts, interpolation, dropout, scaled losses, a user's op. Commands, policy and file format are those of golden.py.
 
     python3 tools/golden_more.py             write it
     python3 tools/golden_more.py --verify    compute it again and compare with the file
@@ -34,7 +34,31 @@ def multi_margin(x, i, r):
                                weight=x[2] if len(x) > 2 else None)
 
 
+def dropout(x, i, r):
+    """What it makes of elements that it keeps: draws until each was kept once."""
+    out = F.dropout(x[0], r[0], True)
+    while r[0] < 1 and not out.all():
+        out = torch.where(out == 0, F.dropout(x[0], r[0], True), out)
+    return out
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, dy):
+        a, b = ctx.saved_tensors
+        return dy * b, dy * a
+
+
 golden.OPS.update({
+    "dropout": ("input", dropout),
+    "scale_loss": ("loss", lambda x, i, r: torch.amp.GradScaler(
+        "cpu", init_scale=r[0]).scale(x[0])),
+    "user": ("input", lambda x, i, r: Product.apply(x[0], x[1])),
     "sort": ("input", lambda x, i, r: torch.sort(x[0], dim=i[0], descending=bool(i[1]),
                                                  stable=True).values),
     "argsort": ("input", lambda x, i, r: torch.argsort(x[0], dim=i[0], descending=bool(i[1]),
@@ -174,8 +198,26 @@ def image_cases(dtype):
                           ints=[0, 0, mode, align], reals=[scale])
 
 
+def own_cases(dtype):
+    """Ops with random numbers, with state, and those that users define."""
+    d = DTYPE_NAME[dtype]
+    for shape, p, layout in (((90,), 0.3, DENSE), ((9, 11), 0.5, TRANSPOSED), ((4, 17), 0.1, SLICED),
+                             ((2, 3), 0.0, DENSE), ((3, 2), 1.0, DENSE)):
+        torch.manual_seed(1)
+        x = noise(f"dropout {d} {p}", shape, 3)
+        yield op_case("dropout", f"dropout {d} {list(shape)} {p}", [
+            (x.sign() * (x.abs() + 0.125)).to(dtype)],
+                      reals=[p], layouts=[layout])
+        yield op_case("user", f"user {d} {list(shape)}", [
+            x.to(dtype), noise(f"user {d} {p}", shape).to(dtype)], layouts=[layout, DENSE])
+    for scale in (1.0, 1024.0, 65536.0):
+        yield op_case("scale_loss", f"scale_loss {d} {scale}",
+                      [noise(f"scale_loss {d} {scale}", ()).to(dtype)], reals=[scale])
+
+
 def cases():
     for dtype in (F32, F16, BF16):
+        yield from own_cases(dtype)
         yield from order_cases(dtype)
         yield from comparison_cases(dtype)
         yield from inplace_cases(dtype)
