@@ -19123,7 +19123,10 @@ static mpt__metric *mpt__metric_make(mpt_context *context, const char *name) {
     }
     metric->sum_slot = mpt__scalar_new_f(context, 0.0);
     metric->count_slot = metric->sum_slot ? mpt__scalar_new_i(context, 0) : 0;
-    if (!metric->count_slot) return NULL;
+    if (!metric->count_slot) {
+        mpt__scalar_free(context, metric->sum_slot);
+        return NULL;
+    }
     mpt__format_text(metric->name, sizeof metric->name, "%s", name);
     context->metric_count++;
     return metric;
@@ -23198,7 +23201,10 @@ MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index) {
         return mpt__call_null(call);
     mpt_context *context = call->frame->context;
     const mpt__tensor *input = call->frame->in[index];
-    if (input && input->handle && input->storage) return mpt__handle(context, input);
+    if (!input)
+        return mpt__refuse(context, MPT_ERROR_HANDLE, "input %d of op %s is a null handle", index,
+                           call->op->cls.name);
+    if (input->handle && input->storage) return mpt__handle(context, input);
     return mpt__refuse(context, MPT_ERROR_STATE,
                        "input %d of op %s is gone in backward; mpt_op_save it in forward", index,
                        call->op->cls.name);
@@ -24930,7 +24936,7 @@ static mpt__module *mpt__walk_down(mpt__walk *walk, mpt__module *child, const ch
     length +=
         (uint32_t)mpt__format_text(&walk->path[length], room, "%s%s", length ? "." : "", name);
     if (length >= MPT__PATH_BYTES)
-        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "path %s is too long", walk->path);
+        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "a path is too long: %s", walk->path);
     else if (walk->depth == MPT__MAX_DEPTH)
         mpt__error(walk->context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
                    MPT__MAX_DEPTH);
@@ -25525,7 +25531,8 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
     if ((cls->n_inputs && n_in != cls->n_inputs) || (cls->n_outputs && n_out != cls->n_outputs))
         return mpt__error(context, MPT_ERROR_ARGUMENT,
                           "%s takes %d inputs and %d outputs, got %d and %d", cls->name,
-                          cls->n_inputs, cls->n_outputs, n_in, n_out);
+                          cls->n_inputs ? cls->n_inputs : n_in,
+                          cls->n_outputs ? cls->n_outputs : n_out, n_in, n_out);
     mpt_status status =
         cls->forward(mpt__module_handle(context, module), module->user, in, n_in, out, n_out);
     context->base.op = "mpt_forward"; /* not the last call that the user's function made */
@@ -28914,12 +28921,11 @@ MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema handle) {
                                  MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
         if (!part->backup) return context->base.status;
     }
-    for (int i = 0; i < ema->parts; i++) {
-        const mpt__ema_part *part = &ema->part[i];
-        mpt__ema_move(context, part, part->backup, false, false);
-        mpt__ema_move(context, part, part->average, true, true);
-    }
-    ema->applied = true;
+    for (int i = 0; i < ema->parts; i++)
+        mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, false);
+    ema->applied = context->base.status == MPT_OK; /* all is kept: mpt_ema_restore can give it */
+    for (int i = 0; i < ema->parts; i++)
+        mpt__ema_move(context, &ema->part[i], ema->part[i].average, true, true);
     return context->base.status;
 }
 
@@ -28931,7 +28937,7 @@ MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema handle) {
         return mpt__error(context, MPT_ERROR_STATE, "mpt_ema_apply was not called before");
     for (int i = 0; i < ema->parts; i++)
         mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, true);
-    ema->applied = false;
+    ema->applied = context->base.status != MPT_OK;
     return context->base.status;
 }
 

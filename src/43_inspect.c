@@ -416,7 +416,10 @@ static mpt__metric *mpt__metric_make(mpt_context *context, const char *name) {
     }
     metric->sum_slot = mpt__scalar_new_f(context, 0.0);
     metric->count_slot = metric->sum_slot ? mpt__scalar_new_i(context, 0) : 0;
-    if (!metric->count_slot) return NULL;
+    if (!metric->count_slot) {
+        mpt__scalar_free(context, metric->sum_slot);
+        return NULL;
+    }
     mpt__format_text(metric->name, sizeof metric->name, "%s", name);
     context->metric_count++;
     return metric;

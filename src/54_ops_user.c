@@ -81,7 +81,10 @@ MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index) {
         return mpt__call_null(call);
     mpt_context *context = call->frame->context;
     const mpt__tensor *input = call->frame->in[index];
-    if (input && input->handle && input->storage) return mpt__handle(context, input);
+    if (!input)
+        return mpt__refuse(context, MPT_ERROR_HANDLE, "input %d of op %s is a null handle", index,
+                           call->op->cls.name);
+    if (input->handle && input->storage) return mpt__handle(context, input);
     return mpt__refuse(context, MPT_ERROR_STATE,
                        "input %d of op %s is gone in backward; mpt_op_save it in forward", index,
                        call->op->cls.name);

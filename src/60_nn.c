@@ -288,7 +288,7 @@ static mpt__module *mpt__walk_down(mpt__walk *walk, mpt__module *child, const ch
     length +=
         (uint32_t)mpt__format_text(&walk->path[length], room, "%s%s", length ? "." : "", name);
     if (length >= MPT__PATH_BYTES)
-        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "path %s is too long", walk->path);
+        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "a path is too long: %s", walk->path);
     else if (walk->depth == MPT__MAX_DEPTH)
         mpt__error(walk->context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
                    MPT__MAX_DEPTH);
@@ -883,7 +883,8 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
     if ((cls->n_inputs && n_in != cls->n_inputs) || (cls->n_outputs && n_out != cls->n_outputs))
         return mpt__error(context, MPT_ERROR_ARGUMENT,
                           "%s takes %d inputs and %d outputs, got %d and %d", cls->name,
-                          cls->n_inputs, cls->n_outputs, n_in, n_out);
+                          cls->n_inputs ? cls->n_inputs : n_in,
+                          cls->n_outputs ? cls->n_outputs : n_out, n_in, n_out);
     mpt_status status =
         cls->forward(mpt__module_handle(context, module), module->user, in, n_in, out, n_out);
     context->base.op = "mpt_forward"; /* not the last call that the user's function made */

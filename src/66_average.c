@@ -172,12 +172,11 @@ MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema handle) {
                                  MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
         if (!part->backup) return context->base.status;
     }
-    for (int i = 0; i < ema->parts; i++) {
-        const mpt__ema_part *part = &ema->part[i];
-        mpt__ema_move(context, part, part->backup, false, false);
-        mpt__ema_move(context, part, part->average, true, true);
-    }
-    ema->applied = true;
+    for (int i = 0; i < ema->parts; i++)
+        mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, false);
+    ema->applied = context->base.status == MPT_OK; /* all is kept: mpt_ema_restore can give it */
+    for (int i = 0; i < ema->parts; i++)
+        mpt__ema_move(context, &ema->part[i], ema->part[i].average, true, true);
     return context->base.status;
 }
 
@@ -189,7 +188,7 @@ MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema handle) {
         return mpt__error(context, MPT_ERROR_STATE, "mpt_ema_apply was not called before");
     for (int i = 0; i < ema->parts; i++)
         mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, true);
-    ema->applied = false;
+    ema->applied = context->base.status != MPT_OK;
     return context->base.status;
 }
 

@@ -226,6 +226,57 @@ TEST(debug_names_what_changed) {
     mpt_destroy(context);
 }
 
+typedef struct fickle {
+    int calls, way;
+} fickle;
+
+/* In one way or another something else from its third call on, which is the first compared. */
+static mpt_status ways_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    fickle *f = (fickle *)user;
+    bool other = ++f->calls >= 3;
+    mpt_tensor z = x;
+    (void)y;
+    mpt_step_begin(context);
+    mpt_inference_begin(context);
+    switch (f->way) {
+    case 0: z = other ? mpt_tanh(x) : mpt_sigmoid(x); break;
+    case 1: z = mpt_mul_scalar(x, other ? 2 : 3); break;
+    case 2: z = mpt_sum(x, other ? 0 : 1, false); break;
+    case 3: z = mpt_mse_loss(x, mpt_neg(x), other ? MPT_SUM : MPT_MEAN); break;
+    case 4: z = other ? mpt_relu(mpt_relu(x)) : mpt_relu(x); break;
+    case 5: z = other ? mpt_relu(x) : mpt_relu(mpt_relu(x)); break;
+    case 6: z = mpt_relu(mpt_slice(x, 0, other, 3 + other, 1)); break;
+    case 7: z = mpt_cast(mpt_cast(x, other ? MPT_F16 : MPT_BF16), MPT_F32); break;
+    case 8: z = mpt_relu(mpt_slice(x, 0, 0, 3 + other, 1)); break;
+    case 9: z = mpt_relu(other ? mpt_reshape(x, MPT_SHAPE(4, 2, 2)) : x); break;
+    case 10: z = mpt_cumsum(x, other); break;
+    default: z = other ? mpt_add(x, x) : mpt_relu(x); break;
+    }
+    mpt_inference_end(context);
+    mpt_metric_push(context, "mean", mpt_mean(mpt_mul_scalar(z, 1), MPT_ALL_DIMS, false));
+    return mpt_step_end(context);
+}
+
+TEST(debug_finds_every_difference) {
+    for (int way = 0; way <= 11; way++) {
+        mpt_context *context = make_context(true);
+        mpt_tensor x = mpt_ones(context, MPT_F32, MPT_SHAPE(4, 4)), none;
+        fickle f = {0, way};
+        mpt_status status = MPT_OK;
+        memset(&none, 0, sizeof none);
+        mpt_captured captured = mpt_capture(context, ways_step, &f);
+        for (int i = 0; i < 16 && status == MPT_OK; i++)
+            status = mpt_captured_step(captured, x, none);
+        CHECK_EQ_INT(status, MPT_ERROR_STATE);
+        CHECK_EQ_INT(f.calls, 3);
+        CHECK_CONTAINS(mpt_error(context), "is no longer what its function does: launch ");
+        if (way == 4) CHECK_CONTAINS(mpt_error(context), "is now unary");
+        if (test_failures) printf("\n  way %d", way);
+        mpt_clear_error(context);
+        mpt_destroy(context);
+    }
+}
+
 TEST(destroyed_members_are_named) {
     training t;
     mpt_context *context = make_context(false);
@@ -278,6 +329,7 @@ TEST_TABLE = {
     T(captured_steps_leave_the_same_bits),  T(debug_compares_and_leaves_the_same_bits),
     T(steady_steps_allocate_nothing),       T(waiting_is_an_error),
     T(writing_from_the_host_stays_by_hand), T(debug_names_what_changed),
+    T(debug_finds_every_difference),
     T(destroyed_members_are_named),         T(a_step_cannot_destroy_itself),
     T(without_memory_it_is_recorded_later),
 };

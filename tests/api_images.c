@@ -636,8 +636,37 @@ TEST(manifests) {
         folder_of(context, "r", NULL, 0, "sums");
         EXPECT(MPT_ERROR_FORMAT, bad[i][1]);
     }
+    static char lines[8000];
+    char large[65];
+    for (int i = 0; i < 65; i++) /* upper case is the same hash */
+        large[i] = (char)(hex[0][i] >= 'a' ? hex[0][i] - 'a' + 'A' : hex[0][i]);
+    s.files[3].data = (const uint8_t *)lines;
+    s.files[3].size = (size_t)snprintf(lines, sizeof lines, "\r\n%s  b/1.bmp\n%s  a/2.bmp\n%s %s",
+                                       hex[2], hex[1], large, " a/1.bmp\r");
+    data = folder_of(context, "r", NULL, 0, "sums");
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK_EQ_INT(mpt_sample(data, 0, x, NULL), MPT_OK);
+    memset(lines + 66, 'x', sizeof lines - 66);
+    memcpy(lines + sizeof lines - 4, ".bmp", 4);
+    for (int i = 0; i < 3; i++) {
+        static const char *const words[] = {"line 1 has a path that is too long", "not a SHA-256",
+                                            "line 1 has a path with a zero byte"};
+        memcpy(lines, hex[0], 64), lines[64] = lines[65] = i == 1 ? '-' : ' ';
+        if (i == 2) lines[70] = 0;
+        s.files[3].size = i == 2 ? 80 : sizeof lines;
+        folder_of(context, "r", NULL, 0, "sums");
+        EXPECT(MPT_ERROR_FORMAT, words[i]);
+    }
     folder_of(context, "r", NULL, 0, "nothing");
     EXPECT(MPT_ERROR_IO, "cannot open nothing");
+    mpt_config config = mpt_config_default();
+    config.threads = 1, config.io.open = shelf_open, config.io.read = shelf_read;
+    config.io.user = &s;
+    mpt_context *poor = mpt_create(&config);
+    folder_of(poor, "r", NULL, 0, NULL);
+    CHECK_EQ_INT(mpt_error_code(poor), MPT_ERROR_IO);
+    CHECK_CONTAINS(mpt_error(poor), "cannot list r: config.io has no `list`");
+    mpt_destroy(poor);
     CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_HOST] > 0, 1);
     mpt_destroy(context);
 }

@@ -1,0 +1,260 @@
+/* api_odd_files.c: headers of safetensors, vocabularies, merges and NumPy arrays that are not quite
+   what they should be: each is refused by name, with what is wrong, and the context goes on. */
+#include MPTRAIN_HEADER_FILE
+#include "harness.h"
+#include "checks.h"
+#include "training.h"
+
+static disk files;
+
+static mpt_context *make_context(void) {
+    mpt_config config = mpt_config_default();
+    config.threads = 1;
+    disk_use(&files, &config);
+    return mpt_create(&config);
+}
+
+static void put(const char *path, const void *data, size_t bytes) {
+    disk_file *file = (disk_file *)disk_open(&files, path, 'w');
+    disk_write(&files, file, data, bytes);
+    disk_close(&files, file);
+}
+
+/* Whether the build does not read such files at all. */
+static bool unbuilt(mpt_context *c) { return strstr(mpt_error(c), "uilt without") != NULL; }
+
+static void end(mpt_context *c) {
+    mpt_destroy(c);
+    CHECK_EQ_INT(files.open_now, 0);
+    disk_free(&files);
+}
+
+static void refused(mpt_context *c, int row, const char *text) {
+    int before = test_failures;
+    CHECK_EQ_INT(mpt_error_code(c), MPT_ERROR_FORMAT);
+    CHECK_CONTAINS(mpt_error(c), text);
+    if (test_failures > before) printf("\n  row %d", row);
+    mpt_clear_error(c);
+}
+
+/* ==== safetensors ==== */
+
+#define WEIGHT(shape, offsets) \
+    "{\"a\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
+
+TEST(headers_of_weights) {
+    static const struct {
+        const char *header, *text;
+    } rows[] = {
+        {WEIGHT("[1e3]", "[0,4]"), "a whole number expected"},
+        {WEIGHT("[1E3]", "[0,4]"), "a whole number expected"},
+        {WEIGHT("[1.]", "[0,4]"), "a whole number expected"},
+        {WEIGHT("[x]", "[0,4]"), "a whole number expected"},
+        {WEIGHT("3", "[0,4]"), "a list of dimensions expected"},
+        {WEIGHT("[1 1]", "[0,4]"), "',' or the closing bracket expected"},
+        {WEIGHT("[1]", "0"), "two offsets expected"},
+        {WEIGHT("[1]", "[x,4]"), "a whole number expected"},
+        {WEIGHT("[1]", "[0 4]"), "two offsets expected"},
+        {WEIGHT("[1]", "[0,x]"), "a whole number expected"},
+        {"{\"\\ud800\\u0041\":{}}", "half of a surrogate pair"},
+        {"{\"\\ud800\\ue000\":{}}", "half of a surrogate pair"},
+        {"{\"\\ud800\\x\":{}}", "half of a surrogate pair"},
+        {"{\"\\ud800xu\":{}}", "half of a surrogate pair"},
+        {"{\"\\udc00\":{}}", "half of a surrogate pair"},
+        {"{\"\\ud800", "half of a surrogate pair"},
+        {"{\"\\ud800\\u00zz\":{}}", "four hexadecimal digits expected"},
+        {"{\"\\u00`0\":{}}", "four hexadecimal digits expected"},
+        {"{\"\\u00:0\":{}}", "four hexadecimal digits expected"},
+        {"{\"\\u00E9\":1}", "an object expected"},
+        {"{\"\\uffff\\/\\b\\f\\r\":1}", "an object expected"},
+        {"{\"\\", "an unknown escape"},
+        {"{\"\xed\xa0\x80\":{}}", "UTF-8"},
+        {"{\"\xf5\x80\x80\x80\":{}}", "UTF-8"},
+        {"{\"\xf0\x80\x80\x80\":{}}", "UTF-8"},
+        {"{\"\xf8\x80\x80\x80\":{}}", "UTF-8"},
+        {"{\"\x80\":{}}", "UTF-8"},
+        {"{\"\xe2\x82\":{}}", "UTF-8"},
+        {"{\"\xe2\x82", "UTF-8"},
+        {"{\"\xe2\x82\xac\xf0\x9f\x98\x80\":1}", "an object expected"},
+        {"{\"__metadata__\":1}", "an object expected"},
+        {"{\"__metadata__\":{\"a\"}}", "':' expected"},
+        {"{\"__metadata__\":{\"a\":\"b\" \"c\":\"d\"}}", "',' or the closing bracket expected"},
+        {"{\r\n\t \"__metadata__\" : {\"a\" : \"b\"} , \"a\":1}", "an object expected"},
+    };
+    mpt_context *c = make_context();
+    mpt_module net = mpt_nn_linear(c, 2, 1);
+    uint8_t file[2048];
+    uint64_t before = mpt_module_hash(net);
+    for (size_t i = 0; i <= sizeof rows / sizeof *rows; i++) {
+        char many[700] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[1";
+        const char *header = many, *text = "too many dimensions";
+        for (size_t k = strlen(many); k + 20 < sizeof many; k += 2) memcpy(many + k, ",1", 3);
+        if (i < sizeof rows / sizeof *rows) header = rows[i].header, text = rows[i].text;
+        size_t n = strlen(header);
+        memset(file, 0, 8);
+        file[0] = (uint8_t)n, file[1] = (uint8_t)(n >> 8);
+        memcpy(file + 8, header, n);
+        memset(file + 8 + n, 0, 4);
+        mpt_load_memory(net, file, 8 + n + 4, NULL, NULL);
+        if (unbuilt(c)) break;
+        refused(c, (int)i, text);
+    }
+    CHECK(mpt_module_hash(net) == before);
+    end(c);
+}
+
+/* ==== Byte-level BPE ==== */
+
+#define MERGED "{\"a\": 0, \"b\": 1, \"ab\": 2}"
+
+TEST(vocabularies_and_merges) {
+    static const struct {
+        const char *words, *merges, *text;
+    } rows[] = {
+        {MERGED, "#version: 0.2\na b\r\n\n", NULL},
+        {"\t{\r\n\"\\u0061\":0, \"b\":1,\"\\u00E9\" : 2 , \"\\u0120\":3,\"\\u0143\":4}\n", "\n",
+         NULL},
+        {"[", "\n", "expected an object"},
+        {"{", "\n", "expected a string"},
+        {"{\"a\"}", "\n", "expected a colon"},
+        {"{\"a\":-1}", "\n", "expected a number from 0 on"},
+        {"{\"a\":x}", "\n", "expected a number from 0 on"},
+        {"{\"a\":", "\n", "expected a number from 0 on"},
+        {"{\"a\":99999999999}", "\n", "a number beyond 2^31"},
+        {"{\"a\":0", "\n", "expected a comma or }"},
+        {"{\"a\":0 \"b\":1}", "\n", "expected a comma or }"},
+        {"{\"a\":0,}", "\n", "expected a string"},
+        {"{\"a\":0}x", "\n", "something after the object"},
+        {"{\"a\":5}", "\n", "numbers are not 0 to the number of tokens - 1"},
+        {"{\"a\":0,\"b\":0}", "\n", "a number given twice"},
+        {"{\"\":0}", "\n", "an empty token"},
+        {"{\"a", "\n", "the file ends in a string"},
+        {"{\"a\\", "\n", "the file ends in a string"},
+        {"{\"\\x\":0}", "\n", "no known escape"},
+        {"{\"\\u12", "\n", "no known escape"},
+        {"{\"\\u00/0\":0}", "\n", "without four hexadecimal digits"},
+        {"{\"\\u00g0\":0}", "\n", "without four hexadecimal digits"},
+        {"{\"\\u00:0\":0}", "\n", "without four hexadecimal digits"},
+        {"{\"a\x01\":0}", "\n", "a control character"},
+        {"{\"\xff\":0}", "\n", "no UTF-8 character"},
+        {"{\"\xc3", "\n", "no UTF-8 character"},
+        {"{\"\xc3(\":0}", "\n", "no UTF-8 character"},
+        {"{\"\xf4\x90\x80\x80\":0}", "\n", "no UTF-8 character"},
+        {"{\"\xe0\x80\x80\":0}", "\n", "no UTF-8 character"},
+        {"{\"\xed\xa0\x80\":0}", "\n", "no UTF-8 character"},
+        {"{\"\\u0300\":0}", "\n", "stands for no byte"},
+        {"{\"\\u0144\":0}", "\n", "stands for no byte"},
+        {"{\" \":0}", "\n", "stands for no byte"},
+        {"{\"\xc2\xad\":0}", "\n", "stands for no byte"},
+        {MERGED, "ab", "is not two tokens with a space between them"},
+        {MERGED, " b", "stands for no byte"},
+        {MERGED, "a ", "is not two tokens"},
+        {MERGED, "a q", "what is not in the vocabulary"},
+        {MERGED, "q a", "what is not in the vocabulary"},
+        {MERGED, "b a", "what is not in the vocabulary"},
+        {MERGED, "a \xff", "stands for no byte"},
+    };
+    mpt_context *c = make_context();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        put("words", rows[i].words, strlen(rows[i].words));
+        put("merges", rows[i].merges, strlen(rows[i].merges));
+        mpt_tokenizer made = mpt_bpe_tokenizer(c, "words", "merges");
+        if (unbuilt(c)) break;
+        if (!rows[i].text) {
+            check_ok(c);
+            CHECK(mpt_vocabulary_size(made) == (i == 0 ? 3 : 5));
+            CHECK_EQ_INT(mpt_token_of(made, i == 0 ? "ab" : " ", i == 0 ? 2 : 1), i == 0 ? 2 : 3);
+            mpt_tokenizer_destroy(made);
+            continue;
+        }
+        CHECK_EQ_INT(made.slot, 0);
+        refused(c, (int)i, rows[i].text);
+    }
+    end(c);
+}
+
+/* ==== NumPy ==== */
+
+/* An array file of such a version and header, with `bytes` bytes of elements. */
+static size_t put_npy(int version, const char *header, size_t bytes) {
+    uint8_t file[600];
+    size_t n = strlen(header), lead = version > 1 ? 12 : 10;
+    memset(file, 0, sizeof file);
+    memcpy(file, "\x93NUMPY", 6);
+    file[6] = (uint8_t)version, file[8] = (uint8_t)n, file[9] = (uint8_t)(n >> 8);
+    memcpy(file + lead, header, n);
+    for (size_t i = 0; i < bytes; i++) file[lead + n + i] = (uint8_t)(i % 4 == 3 ? 0x40 : 0);
+    put("array", file, lead + n + bytes);
+    return lead + n + bytes;
+}
+
+#define ARRAY(descr, order, shape) \
+    "{'descr': '" descr "', 'fortran_order': " order ", 'shape': " shape ", }"
+
+TEST(headers_of_arrays) {
+    static const char *const header = "its header is not one of plain numbers";
+    const struct {
+        int version;
+        const char *header;
+        size_t bytes;
+        const char *text;
+    } rows[] = {
+        {1, ARRAY("<f4", "False", "(2,)"), 8, NULL},
+        {2, ARRAY("=f4", "True", "(1L, 2L)"), 8, NULL},
+        {3, ARRAY("|u1", "False", "(2)") "  \n", 2, NULL},
+        {1, ARRAY(">f2", "False", "()"), 2, NULL},
+        {0, ARRAY("<f4", "False", "(2,)"), 8, "no .npy data of version 1 to 3"},
+        {4, ARRAY("<f4", "False", "(2,)"), 8, "no .npy data of version 1 to 3"},
+        {1, "", 0, header},
+        {1, "{", 0, header},
+        {1, "{'descr': '", 0, header},
+        {1, "{'descr': '<f", 0, header},
+        {1, "{'descr': '<f4", 0, header},
+        {1, ARRAY("?f4", "False", "(2,)"), 8, header},
+        {1, ARRAY("<f42", "False", "(2,)"), 8, header},
+        {1, ARRAY("<f4", "Maybe", "(2,)"), 8, header},
+        {1, ARRAY("<f4", "False", "2"), 8, header},
+        {1, ARRAY("<f4", "False", "(2"), 8, header},
+        {1, ARRAY("<f4", "False", "(2, x)"), 8, header},
+        {1, ARRAY("<f4", "False", "(1,1,1,1,1,1,1,1,2)"), 8, header},
+        {1, ARRAY("<f4", "False", "(99999999999999999999,)"), 8, header},
+        {1, "{'descr': '<f4', 'fortran_order': False, }", 8, header},
+        {1, "{'shape': (2,), 'fortran_order': False, }", 8, header},
+        {1, "{'descr': '<f4', 'shape': (2,)}", 8, header},
+        {1, ARRAY("<c8", "False", "(2,)"), 16, "no float, integer or bool"},
+        {1, ARRAY("<f3", "False", "(2,)"), 6, "no float, integer or bool"},
+        {1, ARRAY("<f:", "False", "(2,)"), 6, "no float, integer or bool"},
+        {1, ARRAY("<f4", "False", "(0,)"), 0, "it holds nothing"},
+        {1, ARRAY("<f4", "False", "(4611686018427387904, 8)"), 8, "it holds nothing"},
+        {1, ARRAY("<f4", "False", "(3,)"), 8, "3 elements of 4 bytes by its header, 8 bytes"},
+        {1, ARRAY("<f4", "False", "(2,)"), 9, "2 elements of 4 bytes by its header, 9"}};
+    mpt_context *c = make_context();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        put_npy(rows[i].version, rows[i].header, rows[i].bytes);
+        mpt_tensor x = mpt_numpy_tensor(c, "array", NULL);
+        if (unbuilt(c)) break;
+        if (!rows[i].text) {
+            check_ok(c);
+            CHECK_EQ_INT(mpt_numel(x), i == 3 ? 1 : 2);
+            CHECK_EQ_INT(mpt_get_shape(x).rank, i == 1 ? 2 : i == 3 ? 0 : 1);
+            mpt_release(x);
+            continue;
+        }
+        CHECK_EQ_INT(x.slot, 0);
+        CHECK_CONTAINS(mpt_error(c), "array");
+        refused(c, (int)i, rows[i].text);
+    }
+    mpt_clear_error(c);
+    size_t whole = put_npy(2, ARRAY("<f4", "False", "(2,)"), 8);
+    disk_file *file = disk_find(&files, "array", 0);
+    for (size_t n = 1; n < whole; n++) { /* every cut */
+        file->bytes = n;
+        CHECK_EQ_INT(mpt_numpy_tensor(c, "array", NULL).slot, 0);
+        CHECK(mpt_failed(c));
+        mpt_clear_error(c);
+    }
+    end(c);
+}
+
+TEST_TABLE = {T(headers_of_weights), T(vocabularies_and_merges), T(headers_of_arrays)};
+TEST_MAIN
