@@ -3,7 +3,8 @@
 
     python3 tools/golden.py                      write ops.bin, train.bin and losses.bin
     python3 tools/golden.py --verify             compute them again and compare with the files
-    python3 tools/golden.py --experiments        print how PyTorch behaves in corner cases
+    python3 tools/golden.py --experiments        print how PyTorch behaves in corner cases; more of
+                                                 them: golden_claims.py
     python3 tools/golden.py --mnist DIR          write mnist_reference.txt from the idx files in DIR
                                                  (thirty trainings, a few minutes)
 
