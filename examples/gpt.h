@@ -102,12 +102,19 @@ typedef struct candidates {
     int64_t *token, count;
 } candidates;
 
+/* The candidate that `draw`, from 0 to 1, falls on, of the fewest that together have top_p. */
+static inline int64_t pick_token(const candidates *c, double top_p, double draw) {
+    double kept = 0.0, sum = 0.0;
+    int64_t most = 0, i = 0;
+    while (most < c->count && (most == 0 || kept < top_p)) kept += (double)c->p[most++];
+    while (i < most - 1 && (sum += (double)c->p[i]) <= draw * kept) i++;
+    return c->token[i];
+}
+
 /* Draws the token behind those seen, each by its probability to the power of 1 / temperature, from
  * the likeliest --top-k, and of those from the fewest that together have --top-p. */
 static inline int64_t next_token(mpt_context *ctx, mpt_module net, const gpt_settings *s,
                                  const int64_t *seen, int64_t length, const candidates *c) {
-    double kept = 0.0, sum = 0.0;
-    int64_t most = 0, i = 0;
     mpt_scope_begin(ctx);
     mpt_inference_begin(ctx);
     mpt_tensor tokens = mpt_from(ctx, MPT_I64, MPT_SHAPE(1, length), seen), token;
@@ -120,9 +127,7 @@ static inline int64_t next_token(mpt_context *ctx, mpt_module net, const gpt_set
     const double draw = mpt_item(mpt_rand(ctx, MPT_F32, MPT_SCALAR));
     mpt_inference_end(ctx);
     mpt_scope_end(ctx);
-    while (most < c->count && (most == 0 || kept < s->top_p)) kept += (double)c->p[most++];
-    while (i < most - 1 && (sum += (double)c->p[i]) < draw * kept) i++;
-    return c->token[i];
+    return pick_token(c, s->top_p, draw);
 }
 
 #endif

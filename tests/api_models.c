@@ -365,11 +365,84 @@ TEST(parameter_counts) {
     }
 }
 
+/* ---- what gpt writes ---- */
+
+/* Draws of 0, 1/8, .. fall on the likeliest that together have top_p, each by its share of them. */
+TEST(tokens_of_top_p) {
+    static float p[4] = {0.5f, 0.25f, 0.125f, 0.125f};
+    static int64_t token[4] = {30, 10, 20, 40};
+    const candidates all = {p, token, 4}, two = {p, token, 2};
+    static const struct {
+        double top_p;
+        int64_t wanted[8];
+    } rows[] = {{1.0, {30, 30, 30, 30, 10, 10, 20, 40}},
+                {9.0, {30, 30, 30, 30, 10, 10, 20, 40}},
+                {0.75, {30, 30, 30, 30, 30, 30, 10, 10}}, /* the bound itself: no more are needed */
+                {0.5001, {30, 30, 30, 30, 30, 30, 10, 10}},
+                {0.5, {30, 30, 30, 30, 30, 30, 30, 30}},
+                {1e-9, {30, 30, 30, 30, 30, 30, 30, 30}}};
+    for (int r = 0; r < 6; r++)
+        for (int i = 0; i < 8; i++)
+            CHECK_EQ_INT(pick_token(&all, rows[r].top_p, i / 8.0), rows[r].wanted[i]);
+    for (int i = 0; i < 8; i++) CHECK_EQ_INT(pick_token(&two, 1.0, i / 8.0), i < 6 ? 30 : 10);
+    CHECK_EQ_INT(pick_token(&all, 0.8, 1.0), 20);
+}
+
+/* A net whose logits are logarithms of known probabilities, whatever it reads. */
+static mpt_module make_oracle(mpt_context *ctx, gpt_settings *s, const double *p, int64_t count) {
+    float table[64] = {0}, bias[8] = {1}, zeros[8] = {0};
+    *s = gpt_defaults;
+    s->layers = s->heads = 1, s->width = s->context = 8, s->vocabulary = count;
+    mpt_module net = make_gpt(ctx, s);
+    for (int64_t i = 0; i < count; i++) table[8 * i] = (float)log(p[i]);
+    mpt_write(mpt_parameter(net, "wte.weight"), table, (size_t)count * 8 * sizeof *table);
+    mpt_write(mpt_parameter(net, "ln_f.weight"), zeros, sizeof zeros);
+    mpt_write(mpt_parameter(net, "ln_f.bias"), bias, sizeof bias);
+    return net;
+}
+
+/* How often each token comes: by its probability among those that --temperature, --top-k and
+   --top-p leave. The deviation of a share of 2000 draws is 0.011 at most. */
+TEST(tokens_drawn) {
+    enum { TOKENS = 6, DRAWS = 2000 };
+    static const double p[TOKENS] = {0.04, 0.36, 0.16, 0.09, 0.25, 0.10};
+    static const struct {
+        double temperature, top_p;
+        int64_t top_k;
+        double share[TOKENS];
+    } rows[] = {{1, 1, 6, {0.04, 0.36, 0.16, 0.09, 0.25, 0.10}},
+                {1, 1, 2, {0, 0.36 / 0.61, 0, 0, 0.25 / 0.61, 0}},
+                {1, 0.7, 6, {0, 0.36 / 0.77, 0.16 / 0.77, 0, 0.25 / 0.77, 0}},
+                {1, 0.7, 2, {0, 0.36 / 0.61, 0, 0, 0.25 / 0.61, 0}},
+                {2, 0.4, 3, {0, 0.6 / 1.1, 0, 0, 0.5 / 1.1, 0}}, /* roots, of a sum of 2.316 */
+                {1, 1, 1, {0, 1, 0, 0, 0, 0}}};
+    for (int r = 0; r < 6; r++) {
+        float values[TOKENS] = {0};
+        int64_t tokens[TOKENS] = {0}, seen[2] = {3, 1}, counts[TOKENS] = {0};
+        const candidates c = {values, tokens, rows[r].top_k};
+        gpt_settings s;
+        mpt_context *ctx = mpt_create(NULL);
+        mpt_module net = make_oracle(ctx, &s, p, TOKENS);
+        s.temperature = rows[r].temperature, s.top_p = rows[r].top_p;
+        for (int i = 0; i < DRAWS && !mpt_failed(ctx); i++)
+            counts[next_token(ctx, net, &s, seen, 2, &c)]++;
+        if (strstr(mpt_error(ctx), "built without")) test_lacks = "attention";
+        if (!test_lacks) CHECK_EQ_STR(mpt_error(ctx), "");
+        for (int i = 0; i < TOKENS && !mpt_failed(ctx); i++) {
+            const double share = (double)counts[i] / DRAWS;
+            CHECK_NEAR(share, rows[r].share[i], rows[r].share[i] > 0 ? 0.04 : 0.0);
+        }
+        mpt_destroy(ctx);
+    }
+}
+
 TEST_TABLE = {T(gpt2),
               T(resnet),
               T(vit),
               T(bert),
               T(saved_and_loaded),
               T(other_shapes_are_refused),
-              T(parameter_counts)};
+              T(parameter_counts),
+              T(tokens_of_top_p),
+              T(tokens_drawn)};
 TEST_MAIN
