@@ -99,7 +99,8 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too
 
     environment
-    MPTRAIN_ISA          ref, avx2, avx512, amx, neon: the default of mpt_config.isa
+    MPTRAIN_ISA          ref, avx2, avx512, avx512bf16, amx, neon: the default of
+                         mpt_config.isa
     MPTRAIN_DEBUG        any value: mpt_config.debug is true
 
 No macro changes the layout of a public struct. mpt_version() is the version of the implementation,

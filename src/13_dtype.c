@@ -62,8 +62,8 @@ enum {
     MPT__CPU_AVX512 = 1 << 1, /* F, BW, VL, DQ: what the AVX-512 kernels need */
     MPT__CPU_AVX512_BF16 = 1 << 2,
     MPT__CPU_AVX512_FP16 = 1 << 3,
-    MPT__CPU_AMX_TILE = 1 << 4, /* present; the process must still ask Linux for permission */
-    MPT__CPU_AMX_BF16 = 1 << 5,
+    MPT__CPU_AMX_TILE = 1 << 4, /* the CPU has tiles, whatever the system saves */
+    MPT__CPU_AMX_BF16 = 1 << 5, /* present; the process must still ask Linux for permission */
     MPT__CPU_AMX_INT8 = 1 << 6,
     MPT__CPU_NEON = 1 << 7,      /* always on AArch64 */
     MPT__CPU_NEON_FP16 = 1 << 8, /* fp16 arithmetic */
@@ -101,7 +101,7 @@ typedef struct mpt__cpu_bit {
 
 static const mpt__cpu_bit mpt__cpu_bits[] = {{1, 0, 5, MPT__CPU_AVX512_BF16, MPT__XCR0_AVX512},
                                              {0, 3, 23, MPT__CPU_AVX512_FP16, MPT__XCR0_AVX512},
-                                             {0, 3, 24, MPT__CPU_AMX_TILE, MPT__XCR0_AMX},
+                                             {0, 3, 24, MPT__CPU_AMX_TILE, 0},
                                              {0, 3, 22, MPT__CPU_AMX_BF16, MPT__XCR0_AMX},
                                              {0, 3, 25, MPT__CPU_AMX_INT8, MPT__XCR0_AMX}};
 
@@ -153,6 +153,7 @@ static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
     uint32_t needed = 0;
     if (isa == MPT_ISA_AVX2) needed = MPT__CPU_AVX2;
     if (isa == MPT_ISA_AVX512) needed = MPT__CPU_AVX512;
+    if (isa == MPT_ISA_AVX512_BF16) needed = MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16;
     if (isa == MPT_ISA_AMX) needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
     if (isa == MPT_ISA_NEON) needed = MPT__CPU_NEON;
     return (unsigned)isa <= MPT_ISA_NEON && (features & needed) == needed;

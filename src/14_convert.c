@@ -380,7 +380,7 @@ MPT__CONVERT_TABLE(static, mpt__v4, 4, neon, portable)
 static const mpt__convert_table *mpt__convert_table_for(mpt_isa isa) {
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
     if (isa == MPT_ISA_AVX2) return &mpt__convert_avx2;
-    if (isa == MPT_ISA_AVX512 || isa == MPT_ISA_AMX) return &mpt__convert_avx512;
+    if (isa >= MPT_ISA_AVX512 && isa <= MPT_ISA_AMX) return &mpt__convert_avx512;
 #endif
 #if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
     if (isa == MPT_ISA_NEON) return &mpt__convert_neon;

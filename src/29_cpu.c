@@ -37,7 +37,7 @@ struct mpt__cpu_kernel {
     bool scratch;                    /* this row or one that it falls back to asks for workspace */
 };
 
-#define MPT__CPU_LEVELS 4 /* the most that stand on each other: ref, AVX2, AVX-512, AMX */
+#define MPT__CPU_LEVELS 5 /* the most that stand on each other: ref, AVX2, AVX-512, its BF16, AMX */
 
 /* ref fills every row with kernels that compute in the words of a level; a SIMD room puts its words
    in their place, and replaces the rows that take more than words. Such a kernel hands a launch
@@ -53,7 +53,7 @@ typedef struct mpt__cpu {
 } mpt__cpu;
 
 /* Makes `run` the kernel of its row, over what stands there. */
-static void mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id, mpt__cpu_run run,
+static MPT__NOINLINE void mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id, mpt__cpu_run run,
                          mpt__cpu_workspace workspace) {
     mpt__cpu_kernel *row = &cpu->kernel[id];
     if (row->run != NULL) {

@@ -14,9 +14,9 @@
 #ifndef MPT__36_GEMM_AMX_INCLUDED
 #define MPT__36_GEMM_AMX_INCLUDED
 
-#include "35_gemm.c"
+#include "36_gemm_bf16.c"
 
-#if defined(MPT__HAS_AVX512) && !defined(MPTRAIN_NO_AMX)
+#if defined(MPT__HAS_PAIRS) && !defined(MPTRAIN_NO_AMX)
 #if defined(MPTRAIN_EMULATE_AMX)
 #define MPT__HAS_AMX 1
 #elif defined(__linux__) && defined(__LP64__) && \
@@ -26,12 +26,6 @@
 #endif
 
 #ifdef MPT__HAS_AMX
-
-#ifdef MPTRAIN_EMULATE_AMX
-#define MPT__AMX_BASE(name) mpt__avx2_gemm_##name
-#else
-#define MPT__AMX_BASE(name) mpt__avx512_gemm_##name
-#endif
 
 /* ==== Panels ====
  *
@@ -44,14 +38,7 @@
 #define MPT__AMX_WIDTH 32
 #define MPT__AMX_K 32
 
-/* The dtype that the values of a side have when they get here. */
-static int mpt__amx_dtype(const mpt__gemm_side *side) {
-    return side->round != 0 ? side->round : side->dtype;
-}
-
 #ifdef MPTRAIN_EMULATE_AMX
-
-#define mpt__amx_finish mpt__avx2_gemm_finish
 
 static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                              int64_t count, int64_t k, int64_t depth, int parts) {
@@ -79,61 +66,19 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
 
 #else
 
-#define MPT__AMX MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") static
-#define MPT__AMX_OP                                                       \
-    MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") \
-    static MPT__FORCE_INLINE
-
-/* mpt__v16_store_as, but with the instruction for bf16, which flushes denormals as the sums do. */
-MPT__AMX_OP void mpt__amx_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
-    if (dtype != MPT_BF16) {
-        mpt__v16_store_as(p, v, n, dtype);
-    } else if (n >= 16) {
-        _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v));
-    } else {
-        _mm256_mask_storeu_epi16(p, mpt__v16_first(n), (__m256i)_mm512_cvtneps_pbh(v));
-    }
-}
-MPT__GEMM_FINISH(MPT__AMX, mpt__amx_finish, mpt__v16, 16, mpt__amx_store_as)
-
-/* The order of words that makes dwords of (word i, word 16 + i). */
-MPT__AMX_OP __m512i mpt__amx_pairs(void) {
-    const __m512i i = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i second = _mm512_add_epi32(i, _mm512_set1_epi32(16));
-    return _mm512_or_si512(i, _mm512_slli_epi32(second, 16));
-}
-
-MPT__AMX_OP __m256i mpt__amx_words(const char *p, __mmask16 lanes) {
-    if (lanes == 0xffff) return _mm256_loadu_si256((const __m256i *)(const void *)p);
-    return _mm256_maskz_loadu_epi16(lanes, p);
-}
-MPT__AMX_OP mpt__v16_f mpt__amx_load(const char *p, __mmask16 lanes, int dtype) {
-    if (dtype != MPT_F32) return mpt__v16_from_half(mpt__amx_words(p, lanes), dtype);
-    return lanes == 0xffff ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(lanes, p);
-}
-
 /* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
    q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
    becomes NaN where a value has no parts. */
-MPT__AMX_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
+MPT__PAIRS_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
                               const char *q, __mmask16 q_lanes, bool paired, int dtype, int round,
                               int parts, __m512 *bad) {
     if (parts == 1) {
-        __m512i row;
-        if (dtype == MPT_BF16) {
-            row = _mm512_castsi256_si512(mpt__amx_words(p, p_lanes));
-            row = _mm512_inserti64x4(row, mpt__amx_words(q, q_lanes), 1);
-        } else {
-            mpt__v16_f x = mpt__amx_load(p, p_lanes, dtype);
-            row = (__m512i)_mm512_cvtne2ps_pbh(mpt__amx_load(q, q_lanes, dtype), x);
-        }
-        if (paired) row = _mm512_permutexvar_epi16(mpt__amx_pairs(), row);
-        _mm512_storeu_si512(to, row);
+        _mm512_storeu_si512(to, mpt__pairs_row(p, p_lanes, q, q_lanes, paired, dtype));
         return;
     }
     const __m512i high = _mm512_set1_epi32((int)0xffff0000);
-    const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__amx_load(p, p_lanes, dtype), round));
-    const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__amx_load(q, q_lanes, dtype), round));
+    const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__pairs_load(p, p_lanes, dtype), round));
+    const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__pairs_load(q, q_lanes, dtype), round));
     const mpt__v16_f x_low = mpt__v16_sub(mpt__v16_float(x), mpt__v16_float(x & high));
     const mpt__v16_f y_low = mpt__v16_sub(mpt__v16_float(y), mpt__v16_float(y & high));
     const __m512i x_words = _mm512_srli_epi32(mpt__v16_bits(x_low), 16);
@@ -143,7 +88,7 @@ MPT__AMX_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_
 }
 
 /* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
-MPT__AMX MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
+MPT__PAIRS_FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
     float *out = (float *)(void *)to;
     for (int j = 0; j < 4; j++, out += 64, from += 16) {
         mpt__v16_f r0 = mpt__v16_gemm_quads(from, row, 16, MPT_F32);
@@ -157,9 +102,9 @@ MPT__AMX MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64
 }
 
 /* The tiles of all parts, `gap` bytes apart, from `count` outer elements at `from` by n k. */
-MPT__AMX_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from, int64_t outer,
-                                    int64_t inner, int64_t count, int64_t n, int dtype, int round,
-                                    int parts, __m512 *bad) {
+MPT__PAIRS_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
+                                      int64_t outer, int64_t inner, int64_t count, int64_t n,
+                                      int dtype, int round, int parts, __m512 *bad) {
     MPT__ALIGN(64) char staged[2 * MPT__AMX_TILE];
     const int bytes = dtype == MPT_F32 ? 4 : 2;
     const bool along_k = inner == 1 && outer != 1, transposed = along_k == b;
@@ -193,7 +138,7 @@ MPT__AMX_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *f
     if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE, 64);
 }
 
-MPT__AMX_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+MPT__PAIRS_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                                   int64_t count, int64_t k, int64_t depth, int dtype, int round,
                                   int parts) {
     const int64_t gap = 2 * MPT__AMX_TILE, bytes = dtype == MPT_F32 ? 4 : 2;
@@ -211,8 +156,9 @@ MPT__AMX_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *sid
 }
 
 /* A panel of a side that is contiguous in one direction; spelled out for what trainings have. */
-MPT__AMX bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                                  int64_t count, int64_t k, int64_t depth, int parts) {
+MPT__PAIRS_FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
+                                       int64_t outer, int64_t count, int64_t k, int64_t depth,
+                                       int parts) {
     const int dtype = side->dtype, round = side->round;
 #define MPT__AMX_PACK(DTYPE, ROUND, PARTS)                                                    \
     if (dtype == DTYPE && round == ROUND && parts == PARTS) {                                 \
@@ -239,7 +185,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
         for (int64_t o = 0; o < count; o += 16) {
             const int64_t lines = mpt__smaller_of(count - o, 16);
             for (int64_t i = 0; i < lines; i++) {
-                MPT__AMX_BASE(load)
+                MPT__PAIRS_BASE(load)
                 (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + o + i, k + at), side->inner,
                  n, side->dtype, 0);
             }
@@ -400,18 +346,7 @@ static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__
     if (down) MPT__TILE_SAVE(2, to + 16 * ld, step);
     if (across && down) MPT__TILE_SAVE(3, to + 16 * ld + 16, step);
     if (room) return;
-    const mpt__gemm_side none = {NULL, MPT_F32, 0, 0, 0};
-    mpt__gemm plain;
-    plain.bias = none;
-    plain.c = (char *)c;
-    plain.c_dtype = MPT_F32;
-    plain.c_row = ldc;
-    plain.c_column = 1;
-    plain.alpha = 1.0f;
-    plain.activation = MPT_ACTIVATION_NONE;
-    plain.accumulate = add;
-    plain.onto = 0;
-    mpt__amx_finish(&plain, beside, MPT__AMX_WIDTH, 0, 0, rows, columns);
+    mpt__gemm_put_tile(beside, MPT__AMX_WIDTH, c, ldc, rows, columns, add);
 }
 
 /* ==== The level ==== */
@@ -445,8 +380,8 @@ enum { MPT__AMX_RATE = 400 };
                                                    0,                                     \
                                                    NULL,                                  \
                                                    N##_pack,                              \
-                                                   MPT__AMX_BASE(load),                   \
-                                                   mpt__amx_finish,                       \
+                                                   MPT__PAIRS_BASE(load),                   \
+                                                   mpt__pairs_finish,                       \
                                                    mpt__amx_bracket,                      \
                                                    mpt__amx_choose,                       \
                                                    (PARTS) == 2};
@@ -471,11 +406,11 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
 /* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
 #ifndef MPTRAIN_EMULATE_AMX
 static const mpt__gemm_level mpt__amx_other_gemm_level =
-    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 14, 8, 336, 32, mpt__amx_finish);
+    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 14, 8, 336, 32, mpt__pairs_finish);
 #endif
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
-    const int a = mpt__amx_dtype(&g->a), b = mpt__amx_dtype(&g->b);
+    const int a = mpt__gemm_dtype(&g->a), b = mpt__gemm_dtype(&g->b);
     const bool split = a == MPT_F16 || b == MPT_F16;
 #ifdef MPTRAIN_EMULATE_AMX
     if (a == MPT_F32 || b == MPT_F32 || g->k == 0) return NULL;

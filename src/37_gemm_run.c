@@ -380,6 +380,7 @@ static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspac
 /* ==== The direct road ==== */
 
 #define MPT__GEMM_DIRECT_DEPTH 4096   /* the most K of one pass */
+#define MPT__GEMM_DIRECT_PAIRS 8192   /* the most products where a level has pairs of bf16 */
 #define MPT__GEMM_DIRECT_FLOATS 32768 /* of a converted chunk, which stays in L2 */
 
 typedef struct mpt__gemm_direct {
@@ -401,6 +402,10 @@ static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
     *dots = g->a.inner == 1 && g->b.inner == 1 && g->b.outer != 1;
     if (g->level->direct == NULL || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
     if (g->a_image || g->b_image || g->c_image) return false;
+    /* Pairs of halves are worth packing for all but the least. */
+    if (g->level->element == 2 && g->m > 2 && g->n > 10 && g->k > 10 &&
+        g->m * g->n * g->k > MPT__GEMM_DIRECT_PAIRS)
+        return false;
     if (*dots) return g->m <= 16 || (g->n <= 16 && g->m <= 256);
     if (g->b.outer != 1) return false;
     return g->m <= 16 || g->n <= 16 || g->k <= 32;
@@ -768,6 +773,11 @@ MPT__CPU_LEVEL(avx2, cpu->words = &mpt__avx2_words)
 MPT__CPU_LEVEL(avx512, cpu->words = &mpt__avx512_words)
 #else
 #define mpt__cpu_add_avx512 NULL
+#endif
+#ifdef MPT__HAS_PAIRS
+MPT__CPU_LEVEL(pairs, )
+#else
+#define mpt__cpu_add_pairs NULL
 #endif
 #ifdef MPT__HAS_AMX
 MPT__CPU_LEVEL(amx, )

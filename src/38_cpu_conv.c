@@ -915,6 +915,9 @@ MPT__CONV_LEVEL(avx2)
 #ifdef MPT__HAS_AVX512
 MPT__CONV_LEVEL(avx512)
 #endif
+#ifdef MPT__HAS_PAIRS
+MPT__CONV_LEVEL(pairs)
+#endif
 #ifdef MPT__HAS_AMX
 MPT__CONV_LEVEL(amx)
 #endif
@@ -932,6 +935,9 @@ static void mpt__cpu_add_conv(mpt__cpu *cpu) {
 #endif
 #ifdef MPT__HAS_AVX512
         MPT__CONV_ADD(avx512, AVX512)
+#endif
+#ifdef MPT__HAS_PAIRS
+        MPT__CONV_ADD(pairs, AVX512_BF16)
 #endif
 #ifdef MPT__HAS_AMX
         MPT__CONV_ADD(amx, AMX)

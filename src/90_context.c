@@ -271,7 +271,8 @@ MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context) {
     if (!context) return info;
     info.device = context->config.device;
     info.index = context->config.device == MPT_DEVICE_CPU ? 0 : context->config.device_index;
-    info.fast_half = context->config.isa == MPT_ISA_AMX;
+    info.fast_half =
+        context->config.isa == MPT_ISA_AMX || context->config.isa == MPT_ISA_AVX512_BF16;
     mpt__format_text(info.name, sizeof info.name, "%s", mpt_device_name(context));
     if (context->backend.describe) context->backend.describe(context->backend.self, &info);
     return info;
@@ -286,7 +287,8 @@ MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reas
         why = precision == MPT_F16    ? "this GPU's Tensor Cores multiply fp16, but not bf16"
               : precision == MPT_BF16 ? gpu ? "this GPU's Tensor Cores multiply bf16, whose range "
                                               "is that of fp32"
-                                            : "AMX tiles multiply bf16, whose range is that of fp32"
+                                            : "this CPU multiplies bf16 faster than fp32, whose "
+                                              "range it has"
               : gpu ? "this GPU has no Tensor Cores: halves would save memory, not time"
                     : "the CPU's kernels in use multiply in fp32: halves would save memory, not "
                       "time";

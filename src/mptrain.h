@@ -31,6 +31,7 @@ MPT__BEGIN_KERNELS
 #include "33_cpu_avx512.c"
 #include "34_cpu_neon.c"
 #include "35_gemm.c"
+#include "36_gemm_bf16.c"
 #include "36_gemm_amx.c"
 #include "37_gemm_run.c"
 #include "38_cpu_conv.c"

@@ -2254,7 +2254,7 @@ TEST(levels_that_cannot_be_had_are_named) {
         CHECK_CONTAINS(base.message, "MPT_ISA_AUTO");
         base.status = MPT_OK;
     }
-    CHECK(mpt__cpu_backend_create(&base, (mpt_isa)7, 1, true, &backend, &chosen) ==
+    CHECK(mpt__cpu_backend_create(&base, (mpt_isa)8, 1, true, &backend, &chosen) ==
           MPT_ERROR_ARGUMENT);
     base.status = MPT_OK;
     CHECK_EQ_INT(mpt__cpu_backend_create(&base, MPT_ISA_AUTO, 1, false, &backend, &chosen), MPT_OK);
@@ -2262,6 +2262,7 @@ TEST(levels_that_cannot_be_had_are_named) {
     CHECK_EQ_STR(backend.name, mpt__cpu_find_level(chosen)->name);
     backend.destroy(backend.self);
     CHECK_EQ_INT(mpt__cpu_isa_of_name("avx2"), MPT_ISA_AVX2);
+    CHECK_EQ_INT(mpt__cpu_isa_of_name("avx512bf16"), MPT_ISA_AVX512_BF16);
     CHECK_EQ_INT(mpt__cpu_isa_of_name("auto"), MPT_ISA_AUTO);
     CHECK_EQ_INT(mpt__cpu_isa_of_name("mmx"), -1);
 }

@@ -1,7 +1,7 @@
 /* test_gemm.c: matrix products of every ISA level of this CPU against sums in double, over random
    shapes, strides, offsets, dtypes, batches, epilogues and special values; nothing written outside
-   C or the workspace; the same bits for any number of threads, and on AMX tiles those of the
-   emulation, which test_gemm_emulated.c runs through the same tests on any x86-64 CPU. */
+   C or the workspace; the same bits for any number of threads, and those of the emulations of AMX
+   and AVX512_BF16, which test_gemm_emulated.c runs through the same tests on any x86-64 CPU. */
 #define MPTRAIN_IMPLEMENTATION
 #include "mptrain.h"
 
@@ -26,8 +26,9 @@ enum { SLOW_CPU = 0 };
 /* ==== Backends ==== */
 
 static mpt__base base;
-static const mpt_isa all_levels[] = {MPT_ISA_AVX2, MPT_ISA_AVX512, MPT_ISA_AMX, MPT_ISA_NEON};
-enum { LEVELS = 4 };
+static const mpt_isa all_levels[] = {MPT_ISA_AVX2, MPT_ISA_AVX512, MPT_ISA_AVX512_BF16, MPT_ISA_AMX,
+                                     MPT_ISA_NEON};
+enum { LEVELS = 5 };
 static mpt_isa levels[LEVELS];
 static int level_count;
 
@@ -417,29 +418,42 @@ TEST(threads_do_not_change_bits) {
     }
 }
 
-/* The sum of C's bits over products of all layouts and dtypes. The number was made by the
+/* The sum of C's bits over products of all layouts and dtypes, for pairs also of products around
+   the smallest normal number. The numbers were made by the
    instructions and by the emulation. */
-TEST(tiles_have_the_bits_of_the_emulation) {
+static int64_t bits_of_products(mpt_isa isa) {
     uint64_t hash = 0, kept = state;
-    NEEDS_AMX;
     state = 7;
     for (int i = 0; i < 48; i++) {
         int64_t m = 64 + below(50), n = 64 + below(50), k = 64 + below(300);
         int64_t a[2] = {m, k}, b[2] = {k, n}, c[2] = {m, n};
-        int dtype = i & 1 ? MPT_F16 : MPT_BF16;
+        int dtype = i & 1 && isa == MPT_ISA_AMX ? MPT_F16 : MPT_BF16;
         problem p;
         problem_init(&p, dtype);
         add_operand(&p, A, i & 2 ? MPT_F32 : dtype, 2, a, i / 4 % 3, 0, 0, MPT__READ);
         add_operand(&p, B, i & 2 ? dtype : MPT_F32, 2, b, i / 12 % 3, 0, 0, MPT__READ);
         add_operand(&p, C, MPT_F32, 2, c, 0, 0, 0, i % 5 ? MPT__WRITE : MPT__ACCUMULATE);
-        run_problem(&p, MPT_ISA_AMX, 1);
+        for (int x = A; x <= B && i % 3 == 0 && isa != MPT_ISA_AMX; x++) {
+            for (int64_t e = 0; e < p.elements[x]; e++) {
+                set_element(&p, x, e, get_element(&p, p.first[x], x, e) * 1e-19f);
+            }
+        }
+        run_problem(&p, isa, 1);
         for (size_t e = 0; e < p.bytes[C]; e++) {
             hash = (hash ^ (unsigned char)p.now[C][e]) * UINT64_C(1099511628211);
         }
         problem_free(&p);
     }
     state = kept;
-    CHECK_EQ_INT(hash, INT64_C(-4530250435225043319));
+    return (int64_t)hash;
+}
+TEST(tiles_have_the_bits_of_the_emulation) {
+    NEEDS_AMX;
+    CHECK_EQ_INT(bits_of_products(MPT_ISA_AMX), INT64_C(-4530250435225043319));
+}
+TEST(pairs_have_the_bits_of_the_emulation) {
+    if (!have_levels() || !backend_of(MPT_ISA_AVX512_BF16, 1)) SKIP("a CPU with AVX512_BF16");
+    CHECK_EQ_INT(bits_of_products(MPT_ISA_AVX512_BF16), INT64_C(-6204593714513043581));
 }
 
 TEST_TABLE = {
@@ -450,6 +464,7 @@ TEST_TABLE = {
     T(denormals),
     T(threads_do_not_change_bits),
     T(tiles_have_the_bits_of_the_emulation),
+    T(pairs_have_the_bits_of_the_emulation),
 };
 
 #else

@@ -157,6 +157,7 @@ int main(int argc, char **argv) {
     levels[1] = bench_backend(MPT_ISA_AMX, threads);
     if (levels[1] != NULL) ceilings[2].fn = ceiling_tiles;
 #endif
+    if (levels[1] == NULL) levels[1] = bench_backend(MPT_ISA_AVX512_BF16, threads);
     if (levels[1] == NULL) levels[1] = bench_backend(MPT_ISA_AVX512, threads);
     if (levels[1] != NULL) ceilings[1].fn = ceiling_512;
     mpt__pool *pool = mpt__pool_create(&bench_base, threads);
