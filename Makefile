@@ -15,6 +15,7 @@
 #                      hour;  DATA=  ROWS="resnet gpt bert vit"  PEERS=1  SEEDS="0 1 2"  TINY=1  WRITE=1
 #   make gpu-check     all that needs an NVIDIA GPU;  PART="build ops mnist speed"  DATA=  SIM=1
 #   make check-instructions  instruction counts against committed figures;  UPDATE=1 writes them
+#   make coverage      the branches of src/ that the suite takes, by room;  ROOM=18_idx.c lists the rest
 #   make install       header and pkg-config file;  PREFIX=/usr/local  DESTDIR=
 #   make clean
 # CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours; EXTRA is linked into every program. BUILD=dir keeps builds apart; RUN="qemu-x -L y"
@@ -153,6 +154,11 @@ check-instructions: $(BUILD)/bench/count_steps
 	@sh tools/bench/check_instructions.sh $< tools/bench/instructions.txt '$(CC)' '$(CFLAGS)' \
 	    $(if $(UPDATE),update)
 
+coverage:
+	@CC='$(if $(filter command environment,$(origin CC)),$(CC),gcc)' ROOM='$(ROOM)' KEEP='$(KEEP)' \
+	    $(if $(filter command environment,$(origin TESTS)),TESTS='$(TESTS)') \
+	    sh tools/coverage.sh '$(BUILD)/coverage'
+
 VERSION = $(shell awk '/define MPTRAIN_VERSION_(MAJOR|MINOR|PATCH) / { v = v dot $$3; dot = "." } \
     END { print v }' mptrain.h)
 
@@ -224,6 +230,6 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 
 FORCE:
 .PHONY: all mnist examples cuda tests test amalgamate check-header lint reference header-test bench bench-peers tables gpu-check \
-    check-instructions install clean FORCE
+    check-instructions coverage install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -2926,7 +2926,9 @@ int mpt__cuda_device_count(char *why, size_t size);
    function attribute (or nothing), written before `static`: MPT__TARGET("avx2,fma,f16c"). */
 #if defined(__GNUC__) || defined(__clang__)
 #define MPT__INLINE inline
+#ifndef MPT__FORCE_INLINE /* what counts branches (make coverage) sets inline: each is there once */
 #define MPT__FORCE_INLINE inline __attribute__((always_inline))
+#endif
 #define MPT__NOINLINE __attribute__((noinline))
 #define MPT__COLD __attribute__((noinline, cold)) /* for errors: what leads to them stands apart */
 #define MPT__RESTRICT __restrict
@@ -3537,9 +3539,8 @@ static const char *mpt__memory_kind_text(mpt_memory_kind kind) {
 static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t bytes,
                                       mpt_memory_kind kind) {
     const mpt_memory_stats *memory = &base->memory;
-    const bool limited =
-        base->memory_limit > 0 &&
-        (bytes > PTRDIFF_MAX || (int64_t)bytes > base->memory_limit - memory->held);
+    const int64_t wanted = bytes > PTRDIFF_MAX ? (int64_t)PTRDIFF_MAX : (int64_t)bytes;
+    const bool limited = base->memory_limit > 0 && wanted > base->memory_limit - memory->held;
     bool named[MPT_MEMORY_KINDS] = {false};
     char use[256];
     size_t length = 0;
@@ -3561,13 +3562,13 @@ static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t b
                          "out of memory: asked for %B for %s beyond the "
                          "memory_limit of %B; %B held, %B in use%s; try a smaller batch, "
                          "mpt_memory_trim or a higher memory_limit",
-                         (int64_t)bytes, mpt__memory_kind_text(kind), base->memory_limit,
-                         memory->held, memory->total_current, use);
+                         wanted, mpt__memory_kind_text(kind), base->memory_limit, memory->held,
+                         memory->total_current, use);
     return mpt__fail(base, MPT_ERROR_MEMORY,
                      "out of memory: %s refused %B for %s; "
                      "%B held, %B in use%s; try a smaller batch or mpt_memory_trim",
-                     who, (int64_t)(bytes > PTRDIFF_MAX ? PTRDIFF_MAX : bytes),
-                     mpt__memory_kind_text(kind), memory->held, memory->total_current, use);
+                     who, wanted, mpt__memory_kind_text(kind), memory->held,
+                     memory->total_current, use);
 }
 
 static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind) {

@@ -118,9 +118,8 @@ static const char *mpt__memory_kind_text(mpt_memory_kind kind) {
 static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t bytes,
                                       mpt_memory_kind kind) {
     const mpt_memory_stats *memory = &base->memory;
-    const bool limited =
-        base->memory_limit > 0 &&
-        (bytes > PTRDIFF_MAX || (int64_t)bytes > base->memory_limit - memory->held);
+    const int64_t wanted = bytes > PTRDIFF_MAX ? (int64_t)PTRDIFF_MAX : (int64_t)bytes;
+    const bool limited = base->memory_limit > 0 && wanted > base->memory_limit - memory->held;
     bool named[MPT_MEMORY_KINDS] = {false};
     char use[256];
     size_t length = 0;
@@ -142,13 +141,13 @@ static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t b
                          "out of memory: asked for %B for %s beyond the "
                          "memory_limit of %B; %B held, %B in use%s; try a smaller batch, "
                          "mpt_memory_trim or a higher memory_limit",
-                         (int64_t)bytes, mpt__memory_kind_text(kind), base->memory_limit,
-                         memory->held, memory->total_current, use);
+                         wanted, mpt__memory_kind_text(kind), base->memory_limit, memory->held,
+                         memory->total_current, use);
     return mpt__fail(base, MPT_ERROR_MEMORY,
                      "out of memory: %s refused %B for %s; "
                      "%B held, %B in use%s; try a smaller batch or mpt_memory_trim",
-                     who, (int64_t)(bytes > PTRDIFF_MAX ? PTRDIFF_MAX : bytes),
-                     mpt__memory_kind_text(kind), memory->held, memory->total_current, use);
+                     who, wanted, mpt__memory_kind_text(kind), memory->held,
+                     memory->total_current, use);
 }
 
 static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind) {

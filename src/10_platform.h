@@ -48,7 +48,9 @@
    function attribute (or nothing), written before `static`: MPT__TARGET("avx2,fma,f16c"). */
 #if defined(__GNUC__) || defined(__clang__)
 #define MPT__INLINE inline
+#ifndef MPT__FORCE_INLINE /* what counts branches (make coverage) sets inline: each is there once */
 #define MPT__FORCE_INLINE inline __attribute__((always_inline))
+#endif
 #define MPT__NOINLINE __attribute__((noinline))
 #define MPT__COLD __attribute__((noinline, cold)) /* for errors: what leads to them stands apart */
 #define MPT__RESTRICT __restrict

@@ -4,6 +4,7 @@
 #include "harness.h"
 
 #if defined(__unix__) || defined(__APPLE__)
+#include <sys/stat.h>
 #include <sys/wait.h>
 #define HAVE_FORK 1
 #endif
@@ -96,6 +97,10 @@ TEST(formats_text) {
                  "0 bytes 1 byte 1023 bytes 1.5 KiB");
     CHECK_EQ_STR(text_of("%B", INT64_MAX), "8 EiB");
     CHECK_EQ_STR(text_of("50%"), "50");
+    CHECK_EQ_STR(text_of("%lx|%y", 1), "lx|y"); /* no specifiers of its own */
+    mpt_shape broken = MPT_SCALAR;
+    broken.rank = 99; /* what a caller forged is not read beyond its end */
+    CHECK_EQ_STR(text_of("%S", &broken), "[0, 0, 0, 0, 0, 0, 0, 0]");
 }
 
 TEST(formats_numbers) {
@@ -106,6 +111,8 @@ TEST(formats_numbers) {
     CHECK_EQ_STR(text_of("%.1g %.1g %.1g", 0.25, 0.35, 9.5), "0.2 0.3 1e+01");
     CHECK_EQ_STR(text_of("%.17g", 0.1), "0.10000000000000001");
     CHECK_EQ_STR(text_of("%.17g", double_of(1)), "4.9406564584124654e-324");
+    CHECK_EQ_STR(text_of("%.18g %.1000g", 0.1, 0.1), "0.10000000000000001 0.10000000000000001");
+    CHECK_EQ_STR(text_of("%.0g %.g %.+", 0.16, 2.0), "0.2 2 +");
     CHECK_EQ_STR(text_of("%.17g", double_of(0x7fefffffffffffffull)), "1.7976931348623157e+308");
     CHECK_EQ_STR(text_of("%g %g %g", double_of(0x7ff8000000000000ull),
                          double_of(0x7ff0000000000000ull), double_of(0xfff0000000000000ull)),
@@ -301,6 +308,40 @@ TEST(allocator_that_refuses) {
     CHECK(!h.wrong);
 }
 
+/* What a program may ask for by mistake is refused before any arithmetic can wrap around. */
+TEST(sizes_beyond_all_memory) {
+    mpt__base base;
+    mpt_config config;
+    void *array = NULL;
+    int64_t capacity = 0;
+    CHECK(mpt__libc_allocate(NULL, SIZE_MAX, 64) == NULL);
+    CHECK(mpt__libc_allocate(NULL, PTRDIFF_MAX - 64, 64) == NULL);
+    mpt__base_init(&base, NULL);
+    CHECK(mpt__allocate_raw(&base, 0) == NULL);
+    mpt__release_raw(&base, NULL, 5);
+    CHECK_EQ_INT(base.memory.held, 0);
+    CHECK_EQ_INT(base.memory.releases, 0);
+    CHECK(mpt__allocate(&base, SIZE_MAX, MPT_MEMORY_DATA) == NULL);
+    CHECK_EQ_INT(base.status, MPT_ERROR_MEMORY);
+    CHECK_CONTAINS(base.message, SIZE_MAX > UINT32_MAX ? "the allocator refused 8 EiB for data"
+                                                       : "the allocator refused 2 GiB for data");
+    base.status = MPT_OK;
+    /* Doubling would overflow: all that an array can have is asked for, and refused. */
+    CHECK(!mpt__grow(&base, &array, &capacity, PTRDIFF_MAX - 3, 1, MPT_MEMORY_HOST));
+    CHECK_EQ_INT(base.status, MPT_ERROR_MEMORY);
+    CHECK_CONTAINS(base.message, "for host");
+    CHECK(array == NULL && capacity == 0);
+    memset(&config, 0, sizeof config);
+    config.memory_limit = 1000;
+    mpt__base_init(&base, &config);
+    CHECK(mpt__allocate(&base, SIZE_MAX, MPT_MEMORY_DATA) == NULL);
+    CHECK_CONTAINS(base.message, SIZE_MAX > UINT32_MAX ? "asked for 8 EiB for data beyond the"
+                                                       : "asked for 2 GiB for data beyond the");
+    CHECK_CONTAINS(base.message, "memory_limit of 1000 bytes");
+    CHECK_EQ_STR(mpt__memory_kind_text(MPT_MEMORY_DATA), "data");
+    CHECK_EQ_STR(mpt__memory_kind_text((mpt_memory_kind)MPT_MEMORY_KINDS), "unknown");
+}
+
 TEST(half_a_callback_group_is_an_error) {
     heap h;
     mpt_config config;
@@ -422,6 +463,108 @@ TEST(failed_files_have_reasons) {
 #endif
 }
 
+/* Whichever function of config.io is set, the others are not filled with built-in ones. */
+TEST(one_callback_of_io_is_taken_as_it_is) {
+#if defined(MPT__NO_FILES)
+    SKIP("files (MPTRAIN_NO_FILES)");
+#else
+    mpt__base built_in, base;
+    mpt_config config;
+    mpt__base_init(&built_in, NULL);
+    for (int k = 0; k < 10; k++) {
+        const mpt_io all = built_in.io;
+        memset(&config, 0, sizeof config);
+        mpt_io *io = &config.io;
+        if (k == 0) io->open = all.open;
+        if (k == 1) io->read = all.read;
+        if (k == 2) io->write = all.write;
+        if (k == 3) io->seek = all.seek;
+        if (k == 4) io->size = all.size;
+        if (k == 5) io->flush = all.flush;
+        if (k == 6) io->close = all.close;
+        if (k == 7) io->commit = all.commit;
+        if (k == 8) io->remove = all.remove;
+        if (k == 9) io->list = all.list;
+        mpt__base_init(&base, &config);
+        const mpt_io *got = &base.io;
+        CHECK_EQ_INT(base.status, MPT_OK);
+        CHECK_EQ_INT(!!got->open + !!got->read + !!got->write + !!got->seek + !!got->size +
+                         !!got->flush + !!got->close + !!got->commit + !!got->remove + !!got->list,
+                     1);
+    }
+#endif
+}
+
+#if defined(HAVE_FORK) && !defined(MPT__NO_FILES)
+static void count_entry(void *to, const char *name, bool folder) {
+    (void)name, (void)folder;
+    ++*(int *)to;
+}
+
+/* A file that was closed, or never opened: each call fails, and none moves a byte. */
+TEST(calls_on_no_file_fail) {
+    mpt__base base;
+    void *nothing = (void *)(intptr_t)30000;
+    char c = 'x';
+    mpt__base_init(&base, NULL);
+    CHECK_EQ_INT(base.io.read(NULL, nothing, &c, 1), 0);
+    CHECK_EQ_INT(base.io.write(NULL, nothing, &c, 1), 0);
+    CHECK(!base.io.seek(NULL, nothing, 0));
+    CHECK_EQ_INT(base.io.size(NULL, nothing), -1);
+    CHECK(!base.io.flush(NULL, nothing));
+    CHECK(!base.io.close(NULL, nothing));
+    CHECK_EQ_STR(mpt__io_reason(&base), "the system refused");
+    CHECK_EQ_INT(c, 'x');
+}
+
+/* A pipe cannot be made durable, nor has it a size: a commit leaves both files as they are. */
+TEST(commit_needs_a_durable_file) {
+    mpt__base base;
+    char pipe_path[512];
+    const char *path = test_tmp_path("kept.bin");
+    struct stat found;
+    mpt__base_init(&base, NULL);
+    mpt__format_text(pipe_path, sizeof pipe_path, "%s", test_tmp_path("pipe"));
+    base.io.remove(NULL, pipe_path);
+    if (mkfifo(pipe_path, 0600) != 0) SKIP("named pipes");
+    REQUIRE(write_file(&base, path, "kept"));
+    const int descriptor = mpt__open_descriptor(pipe_path, O_RDWR);
+    if (descriptor < 0 || fsync(descriptor) == 0) SKIP("a pipe that refuses to be made durable");
+    CHECK_EQ_INT(base.io.size(NULL, (void *)((intptr_t)descriptor + 1)), -1);
+    close(descriptor);
+    CHECK(!base.io.commit(NULL, pipe_path, path));
+    CHECK_EQ_STR(read_file(&base, path), "kept");
+    CHECK(stat(pipe_path, &found) == 0 && S_ISFIFO(found.st_mode));
+    CHECK(base.io.remove(NULL, pipe_path) && base.io.remove(NULL, path));
+}
+
+TEST(directories_of_all_kinds) {
+    static char path[6000];
+    mpt__base base;
+    int entries = 0;
+    mpt__base_init(&base, NULL);
+    CHECK(mpt__sync_directory("a name without a directory"));
+    CHECK(!mpt__sync_directory(test_tmp_path("no_such_directory/file")));
+    CHECK_EQ_STR(mpt__io_reason(&base), "no such file or directory");
+#if defined(__linux__)
+    CHECK(mpt__sync_directory("/proc/version")); /* a file system without fsync */
+#endif
+    CHECK(!base.io.list(NULL, test_tmp_path("no_such_directory"), count_entry, &entries));
+    CHECK_EQ_STR(mpt__io_reason(&base), "no such file or directory");
+    memset(path, 'x', sizeof path - 2);
+    path[4100] = '/';
+    CHECK(!mpt__sync_directory(path));
+    CHECK_CONTAINS(mpt__io_reason(&base), "too long");
+    /* A path that just fits: those of what is in the folder do not. */
+    for (int i = 0; i < 4094; i++) path[i] = i % 2 ? '/' : '.';
+    path[4094] = 0;
+    CHECK_EQ_INT(entries, 0);
+    CHECK(!base.io.list(NULL, path, count_entry, &entries));
+    CHECK_CONTAINS(mpt__io_reason(&base), "too long");
+    CHECK_EQ_INT(entries, 0);
+}
+#endif
+
 TEST(commit_replaces_or_leaves) {
     mpt__base base;
     char temporary[512], other[512];
@@ -455,6 +598,9 @@ TEST(temporary_path_without_directory) {
     mpt__base_init(&base, NULL);
     REQUIRE(mpt__temporary_path(&base, "net.safetensors", path, sizeof path));
     CHECK_EQ_BITS(path, ".mptrain-", 9);
+    REQUIRE(mpt__temporary_path(&base, "C:\\runs\\net.bin", path, sizeof path));
+    CHECK_EQ_BITS(path, "C:\\runs\\.mptrain-", 17);
+    CHECK(!mpt__temporary_path(&base, "/a/folder/net.bin", path, 10));
 }
 
 /* ==== Clock, process, floating-point state ==== */
@@ -589,10 +735,17 @@ TEST_TABLE = {T(formats_text),
               T(memory_is_accounted_by_kind),
               T(memory_limit_names_what_is_in_use),
               T(allocator_that_refuses),
+              T(sizes_beyond_all_memory),
               T(half_a_callback_group_is_an_error),
               T(files_read_and_write),
               T(files_beyond_4_gib),
               T(failed_files_have_reasons),
+              T(one_callback_of_io_is_taken_as_it_is),
+#if defined(HAVE_FORK) && !defined(MPT__NO_FILES)
+              T(calls_on_no_file_fail),
+              T(commit_needs_a_durable_file),
+              T(directories_of_all_kinds),
+#endif
               T(commit_replaces_or_leaves),
               T(temporary_path_without_directory),
               T(clock_and_process),

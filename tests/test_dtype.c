@@ -168,6 +168,11 @@ TEST(every_nan_stays_a_nan) {
         }
         CHECK_EQ_INT(wrong, 0);
     }
+    /* Also where chance rounds: no word may carry into the exponent. */
+    for (uint32_t word = 0; word < 32; word++) {
+        const float nan = mpt__f32_from_bits(word & 1 ? 0xff800001u : 0x7fffffffu);
+        CHECK_EQ_INT(mpt__f32_to_bf16_stochastic(nan, word * 0x08421085u), 0x7fc0);
+    }
 }
 
 /* How many positive floats up to infinity get at least `code`, found by bisection. */
@@ -428,6 +433,17 @@ TEST(cpu_features_are_consistent) {
     if (features & MPT__CPU_AVX512) CHECK(features & MPT__CPU_AVX2);
     if (features & MPT__CPU_AMX_BF16) CHECK(features & MPT__CPU_AMX_TILE);
     CHECK(mpt__isa_supported(MPT_ISA_REF, 0) && !mpt__isa_supported(MPT_ISA_AVX2, 0));
+    CHECK(!mpt__isa_supported((mpt_isa)(MPT_ISA_NEON + 1), UINT32_MAX));
+    CHECK_EQ_INT(mpt__cpu_isa_of_name(""), MPT_ISA_AUTO);
+    CHECK_EQ_INT(mpt__cpu_isa_of_name("ref"), MPT_ISA_REF);
+    CHECK_EQ_INT(mpt__cpu_isa_of_name("sse"), -1);
+    CHECK_EQ_INT(mpt__cpu_best(0, true), MPT_ISA_REF);
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+    const uint32_t most = MPT__CPU_AVX2 | MPT__CPU_AVX512; /* of a CPU of ours to make up */
+    CHECK_EQ_INT(mpt__cpu_best(MPT__CPU_AVX2, true), MPT_ISA_AVX2);
+    CHECK_EQ_INT(mpt__cpu_best(most | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16, false),
+                 MPT_ISA_AVX512);
+#endif
 #if (defined(__GNUC__) || defined(__clang__)) && defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
     CHECK_EQ_INT((features & MPT__CPU_AVX2) != 0, __builtin_cpu_supports("avx2") != 0);
     CHECK_EQ_INT((features & MPT__CPU_AVX512) != 0, __builtin_cpu_supports("avx512bw") != 0);

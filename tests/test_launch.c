@@ -63,6 +63,23 @@ TEST(debug_checks_operands) {
     mpt_destroy(c);
 }
 
+/* A kernel that no table has, as a launch of another version of the file might ask for. */
+TEST(a_kernel_of_no_number) {
+    mpt_context *c = make_context(MPT_ISA_REF, false);
+    mpt_shape shape = MPT_SHAPE(4);
+    mpt__tensor *x = mpt__tensor_new(c, MPT_F32, &shape, MPT_MEMORY_ACTIVATION);
+    mpt__launch *launch = mpt__launch_begin(c, MPT__K_FILL);
+    mpt__operand_of(launch, 0, x, MPT__WRITE);
+    launch->kernel = (uint16_t)(MPT__KERNEL_COUNT + 3);
+    CHECK_EQ_INT(c->backend.workspace(c->backend.self, launch), 0);
+    const mpt__execution nothing = {NULL, NULL, NULL};
+    CHECK_EQ_INT(c->backend.launch(c->backend.self, &nothing, launch), MPT_ERROR_UNSUPPORTED);
+    CHECK_CONTAINS(c->backend.error, "the ref backend has no kernel number");
+    /* Nothing to copy needs no place to copy it to. */
+    CHECK_EQ_INT(c->backend.upload(c->backend.self, NULL, NULL, 0), MPT_OK);
+    mpt_destroy(c);
+}
+
 /* Memory that was idle when a recording began serves it under ids that outlive it: replays write
    there, so nothing else may be given it. */
 TEST(recordings_keep_their_memory) {
@@ -147,6 +164,6 @@ TEST(any_chunk_gives_the_same_words) {
     }
 }
 
-TEST_TABLE = {T(float_state_of_the_program), T(debug_checks_operands),
+TEST_TABLE = {T(float_state_of_the_program), T(debug_checks_operands), T(a_kernel_of_no_number),
               T(recordings_keep_their_memory), T(any_chunk_gives_the_same_words)};
 TEST_MAIN
