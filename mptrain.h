@@ -2936,6 +2936,7 @@ int mpt__cuda_device_count(char *why, size_t size);
 #define MPT__LIKELY(x) __builtin_expect(!!(x), 1)
 #define MPT__UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define MPT__PREFETCH(p) __builtin_prefetch(p)
+#define MPT__PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2) /* not into the nearest cache */
 #define MPT__UNUSED __attribute__((unused))
 #elif defined(_MSC_VER)
 #define MPT__INLINE __inline
@@ -2946,6 +2947,7 @@ int mpt__cuda_device_count(char *why, size_t size);
 #define MPT__ALIGN(n) __declspec(align(n))
 #define MPT__LIKELY(x) (x)
 #define MPT__PREFETCH(p) ((void)(p))
+#define MPT__PREFETCH_FAR(p) ((void)(p))
 #define MPT__UNLIKELY(x) (x)
 #define MPT__UNUSED
 #else
@@ -2957,6 +2959,7 @@ int mpt__cuda_device_count(char *why, size_t size);
 #define MPT__ALIGN(n) _Alignas(n)
 #define MPT__LIKELY(x) (x)
 #define MPT__PREFETCH(p) ((void)(p))
+#define MPT__PREFETCH_FAR(p) ((void)(p))
 #define MPT__UNLIKELY(x) (x)
 #define MPT__UNUSED
 #endif
@@ -6829,6 +6832,11 @@ typedef struct mpt__norm_block {
     int64_t ahead; /* bytes from x to what is better on its way into the caches */
     const mpt__real *mean, *rstd, *shift, *slope, *weight, *bias;
     mpt__real *sum[2];
+    /* Of norm_next: x and dy of the row after this, and its mean; where the halves of both stand as
+       floats, one after the other, NULL: nowhere; out is better not cached; the last row. */
+    const char *next[2];
+    mpt__real next_mean, *kept[2];
+    bool beyond_cache, last;
 } mpt__norm_block;
 typedef void (*mpt__norm_fn)(mpt__norm_block *b);
 
@@ -6882,6 +6890,9 @@ typedef struct mpt__words {
     /* sum[0] of each column += x, or sum[1] += the square of x - mean, or, where there is dy, g and
        g (x - mean). */
     mpt__norm_fn norm_columns;
+    /* A row of whole lanes, and in the same pass the total of the next, which is the squares' (then
+       next_mean is set, but for rows of squares alone), or its sums; NULL: none. */
+    mpt__norm_fn norm_next, norm_slope_next;
 } mpt__words;
 
 /* ==== Real numbers ==== */
@@ -8729,9 +8740,9 @@ static void mpt__ref_norm_columns(mpt__norm_block *b) {
 }
 #define MPT__REF_NORM_WORDS                                                      \
     mpt__ref_norm_total, mpt__ref_norm_sums, mpt__ref_norm, mpt__ref_norm_slope, \
-        mpt__ref_norm_columns
+        mpt__ref_norm_columns, NULL, NULL
 #else
-#define MPT__REF_NORM_WORDS NULL, NULL, NULL, NULL, NULL
+#define MPT__REF_NORM_WORDS NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #endif
 
 /* ==== GEMM ==== */
@@ -10610,10 +10621,106 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     s##k = V##_add(s##k, d);                                                   \
     d = V##_mul(d, V##_sub(V##_load_full(x + k * W * size, dtype), mean));     \
     t##k = V##_add(t##k, d);
+/* Vector k of a row, and of the next. */
+#define MPT__NORM_NEXT(k, V, W)                                                       \
+    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);      \
+    v = V##_mul(V##_mul(V##_sub(v, mean), rstd), V##_load(weight + k * W));           \
+    v = V##_add(v, bias ? V##_load(bias + k * W) : V##_zero());                       \
+    if (streams)                                                                      \
+        V##_stream((float *)(void *)(out + k * W * size), v);                         \
+    else                                                                              \
+        V##_store_as(out + k * W * size, v, W, dtype);                                \
+    v = V##_load_full(next + k * W * size, dtype);                                    \
+    if (keeps) V##_store(kept + k * W, v);                                            \
+    if (squares) v = V##_mul(v, v);                                                   \
+    s##k = V##_add(s##k, v);
+#define MPT__NORM_SLOPE_NEXT(k, V, W)                                                 \
+    w = V##_load(weight + k * W);                                                     \
+    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);      \
+    d = keeps ? V##_load(kept_dy + k * W) : V##_load_full(dy + k * W * size, dtype);  \
+    v = V##_mul(V##_sub(v, mean), rstd);                                              \
+    V##_store(dw + k * W, V##_add(V##_load(dw + k * W), V##_mul(d, v)));              \
+    if (db) V##_store(db + k * W, V##_add(V##_load(db + k * W), d));                  \
+    d = V##_sub(V##_sub(V##_mul(d, w), shift), V##_mul(v, slope));                    \
+    V##_store_as(out + k * W * size, V##_mul(d, rstd), W, dtype);                     \
+    v = V##_load_full(next + k * W * size, dtype);                                    \
+    d = V##_load_full(next_dy + k * W * size, dtype);                                 \
+    if (keeps) V##_store(kept + k * W, v), V##_store(kept_dy + k * W, d);             \
+    d = V##_mul(d, w), s##k = V##_add(s##k, d);                                       \
+    t##k = V##_add(t##k, V##_mul(d, V##_sub(v, next_mean)));
+#define MPT__NORM_ZERO(k, V, W) V##_f s##k = V##_zero();
+#define MPT__NORM_ZERO_TOO(k, V, W) V##_f t##k = V##_zero();
 #define MPT__NORM_PART(name, PART, W)                                         \
     char *name = mpt__norm_place(b, MPT__PART_##PART, r, i * size);        \
     const int64_t name##_by = down ? mpt__norm_step(b, MPT__PART_##PART) : W * size;
 #define MPT__NORM_NUMBER(V, p) (down ? V##_load(p) : V##_set(*(p)))
+/* Passes: of the level with the widest vectors, whose gain pays for their size. */
+#define MPT__NORM_PASSES_8(FN, OP, N, V, W)
+#define MPT__NORM_PASSES_4(FN, OP, N, V, W)
+#define MPT__NORM_PASSES_WORDS_16(N) N##_norm_next, N##_norm_slope_next
+#define MPT__NORM_PASSES_WORDS_8(N) NULL, NULL
+#define MPT__NORM_PASSES_WORDS_4(N) NULL, NULL
+#define MPT__NORM_PASSES_16(FN, OP, N, V, W)                                                      \
+    OP float N##_squares_of(const char *x, int64_t n, float middle, int dtype) {                  \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
+        const V##_f mean = V##_set(middle);                                                       \
+        V##_f d;                                                                                  \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
+        for (const char *end = x + n * size; x < end; x += by) {                                  \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SQUARE, V);                                           \
+        }                                                                                         \
+        return MPT__NORM_FOLD_##W(V, s);                                                          \
+    }                                                                                             \
+    OP void N##_norm_next_of(mpt__norm_block *b, int dtype) {                                     \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size, n = b->n;     \
+        const V##_f mean = V##_set(*b->mean), rstd = V##_set(*b->rstd);                           \
+        const float *weight = b->weight, *bias = b->bias;                                         \
+        const char *x = b->data[MPT__PART_X], *end = x + n * size, *next = b->next[0];            \
+        char *out = b->data[MPT__PART_OUT];                                                       \
+        float *kept = b->kept[0];                                                                 \
+        const bool squares = b->squares, keeps = dtype != MPT_F32 && !squares && kept;            \
+        const bool streams = dtype == MPT_F32 && b->beyond_cache;                                 \
+        V##_f v;                                                                                  \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
+        for (; x < end; x += by, next += by, out += by) {                                         \
+            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT, V);                                             \
+            weight += MPT__NORM_LANES;                                                            \
+            if (bias) bias += MPT__NORM_LANES;                                                    \
+            if (keeps) kept += MPT__NORM_LANES;                                                   \
+        }                                                                                         \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s);                                                   \
+        if (streams && b->last) V##_fence();                                                      \
+        if (squares) return;                                                                      \
+        b->next_mean = (float)((double)b->total[0] / (double)n);                                  \
+        if (keeps)                                                                                \
+            b->total[0] = N##_squares_of((char *)b->kept[0], n, b->next_mean, MPT_F32);           \
+        else                                                                                      \
+            b->total[0] = N##_squares_of(b->next[0], n, b->next_mean, dtype);                     \
+    }                                                                                             \
+    OP void N##_norm_slope_next_of(mpt__norm_block *b, int dtype) {                               \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
+        const V##_f mean = V##_set(*b->mean), rstd = V##_set(*b->rstd);                           \
+        const V##_f shift = V##_set(*b->shift), slope = V##_set(*b->slope);                       \
+        const V##_f next_mean = V##_set(b->next_mean);                                            \
+        const float *weight = b->weight;                                                          \
+        const char *x = b->data[MPT__PART_X], *dy = b->data[MPT__PART_DY], *end = x + b->n * size;\
+        const char *next = b->next[0], *next_dy = b->next[1];                                     \
+        char *out = b->data[MPT__PART_OUT];                                                       \
+        float *dw = b->sum[0], *db = b->sum[1], *kept = b->kept[0], *kept_dy = b->kept[1];        \
+        const bool keeps = dtype != MPT_F32 && kept;                                              \
+        V##_f d, v, w;                                                                            \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO_TOO, V);                                             \
+        for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) {                \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V);                                       \
+            weight += MPT__NORM_LANES, dw += MPT__NORM_LANES;                                     \
+            if (db) db += MPT__NORM_LANES;                                                        \
+            if (keeps) kept += MPT__NORM_LANES, kept_dy += MPT__NORM_LANES;                       \
+        }                                                                                         \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);           \
+    }                                                                                             \
+    MPT__NORM_WORD_NEXT(FN, N, norm_next)                                                         \
+    MPT__NORM_WORD_NEXT(FN, N, norm_slope_next)
 #define MPT__SIMD_NORM(FN, OP, N, V, W)                                                           \
     OP V##_f V##_gate(V##_f y, V##_f d) {                                                         \
         V##_f kept = V##_select(V##_is_nan(y), d, V##_zero());                                    \
@@ -10768,20 +10875,28 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         }                                                                                         \
         V##_store(b->sum[0] + i, s), V##_store(b->sum[1] + i, t);                                 \
     }                                                                                             \
+    MPT__NORM_PASSES_##W(FN, OP, N, V, W)                                                         \
     MPT__NORM_WORD(FN, N, W, norm, false)                                                         \
     MPT__NORM_WORD(FN, N, W, norm_slope, b->mode == MPT__NORM_LINES)                              \
     MPT__NORM_WORD(FN, N, W, norm_columns, true)
 #define MPT__NORM_HALF (b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16)
+/* What of(.., dtype) does for the dtype of b. */
+#define MPT__NORM_BY_DTYPE(of, ...)          \
+    if (b->dtype == MPT_F32)                 \
+        of(__VA_ARGS__, MPT_F32);            \
+    else                                     \
+        of(__VA_ARGS__, MPT__NORM_HALF);
+#define MPT__NORM_WORD_NEXT(FN, N, name)                   \
+    FN void N##_##name(mpt__norm_block *b) {               \
+        MPT__NORM_BY_DTYPE(N##_##name##_of, b)             \
+    }
 #define MPT__NORM_TOTALS(FN, N, V, W, name, part)                                     \
     FN void N##_##name(mpt__norm_block *b) {                                          \
         const int64_t n = b->n / MPT__NORM_LANES * MPT__NORM_LANES;                   \
         float begin[2 * MPT__NORM_LANES], *lane = b->lane != NULL ? b->lane : begin;  \
         if (b->lane == NULL) memset(begin, 0, sizeof begin);                          \
         for (int64_t r = 0; r < b->rows; r++) {                                       \
-            if (b->dtype == MPT_F32)                                                  \
-                N##_##part(b, lane, r, n, MPT_F32);                                   \
-            else                                                                      \
-                N##_##part(b, lane, r, n, MPT__NORM_HALF);                            \
+            MPT__NORM_BY_DTYPE(N##_##part, b, lane, r, n)                             \
             if (n < b->n) N##_norm_lanes(b, lane, r, n);                              \
         }                                                                             \
         MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                    \
@@ -10815,11 +10930,12 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
                 mpt__norm_rest(mpt__ref_##name, b, r, rows, whole);                              \
         }                                                                                        \
     }
-#define MPT__SIMD_NORM_WORDS(N) \
-    N##_norm_total, N##_norm_sums, N##_norm, N##_norm_slope, N##_norm_columns
+#define MPT__SIMD_NORM_WORDS(N, W)                                                    \
+    N##_norm_total, N##_norm_sums, N##_norm, N##_norm_slope, N##_norm_columns, \
+        MPT__NORM_PASSES_WORDS_##W(N)
 #else
 #define MPT__SIMD_NORM(FN, OP, N, V, W)
-#define MPT__SIMD_NORM_WORDS(N) MPT__REF_NORM_WORDS
+#define MPT__SIMD_NORM_WORDS(N, W) MPT__REF_NORM_WORDS
 #endif
 
 /* X(k) for four vectors at a time: of one run, or of two or four. The square of a float is exact in
@@ -11008,7 +11124,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_sgd,                                                                         \
         N##_adam,                                                                        \
         true,                                                                            \
-        MPT__SIMD_NORM_WORDS(N)};
+        MPT__SIMD_NORM_WORDS(N, W)};
 
 #endif
 /* ---------------------------------------------------------------------------------------------
@@ -14571,6 +14687,7 @@ typedef struct mpt__norm_work {
     int64_t chunk, chunks;          /* of n, whose gradients of weight and bias add up in a row */
     const mpt__real *weight, *bias; /* of all channels */
     mpt__real *partial;             /* [chunks, 2, G C] */
+    bool passes, beyond_cache;      /* rows of one group: as of mpt__norm_passes */
 } mpt__norm_work;
 
 /* Chunks of n: one result of each is kept, so they are not too many; no thread counts. */
@@ -14581,6 +14698,10 @@ typedef struct mpt__norm_work {
 /* Rows, elements of planes, of a chunk of a batch. */
 #define MPT__BATCH_ROWS 256
 #define MPT__BATCH_PLANES 8192
+/* Elements of what is better written past the caches: with what is read more than most have. */
+#define MPT__NORM_BEYOND_CACHE (INT64_C(8) << 20)
+/* Halves of a row that are kept as floats, behind which the nearest cache has room for more. */
+#define MPT__NORM_KEPT 1024
 #define MPT__PART_BIT(part) (1 << MPT__PART_##part)
 
 static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
@@ -14873,6 +14994,81 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
     }
 }
 
+/* ---- Rows in passes ----
+ *
+ * A pass writes a row and takes the sums of the next, so that memory is read and written at the
+ * same time, as by a copy.
+ */
+
+/* All parts of rows of lanes can be computed with where they lie, and there is no more than x and
+   dy to them. */
+static bool mpt__norm_in_passes(const mpt__norm_work *w) {
+    return w->words->norm_next != NULL && w->direct && w->along_c && w->lines == 1 &&
+           w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
+           w->length <= MPT__NORM_PIECE && !w->relu && w->part[MPT__PART_MORE] < 0 &&
+           w->part[MPT__PART_OUT] >= 0;
+}
+
+static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end,
+                             mpt__real *const gradient[2]) {
+    const double count = (double)w->length;
+    const mpt__ref_view *of[2] = {&w->view[w->back ? 3 : 6], &w->view[w->back ? 4 : 7]};
+    const bool centred = of[0]->data != NULL, adds = !w->back && w->view[1].data != NULL;
+    const mpt__norm_fn pass = w->back ? w->words->norm_slope_next : w->words->norm_next;
+    MPT__ALIGN(64) mpt__real kept[2][MPT__NORM_KEPT + MPT__NORM_KEPT / 4];
+    mpt__real number[4] = {0, 0, 0, 0}, spare;
+    mpt__norm_block b;
+    memset(&b, 0, sizeof b);
+    b.dtype = w->dtype, b.rows = 1, b.n = w->length, b.mode = MPT__NORM_LINES;
+    b.weight = w->weight, b.bias = w->view[3].data != NULL ? w->bias : NULL;
+    b.mean = &number[0], b.rstd = &number[1], b.shift = &number[2], b.slope = &number[3];
+    b.beyond_cache = w->beyond_cache;
+    if (adds) mpt__norm_add(w, begin, 0);
+    for (int k = 0; k <= w->back; k++) { /* the first row's sums */
+        b.data[k] = w->data[k] + begin * w->bytes[k][MPT__NORM_N];
+        if (w->dtype == MPT_F32 || w->length > MPT__NORM_KEPT) continue;
+        mpt__ref_load(kept[k], b.data[k], w->dtype, 0, 1, w->length);
+        b.kept[k] = kept[k];
+    }
+    b.sum[0] = gradient[0], b.sum[1] = w->view[8].data != NULL ? gradient[1] : NULL;
+    if (w->back) {
+        if (centred) number[0] = *mpt__ref_in(of[0], begin, 1, &spare, 1);
+        w->words->norm_sums(&b);
+        b.next_mean = number[0];
+    } else {
+        if (centred) w->words->norm_total(&b);
+        b.next_mean = number[0] = centred ? (mpt__real)((double)b.total[0] / count) : 0;
+        b.squares = true;
+        w->words->norm_total(&b);
+        b.squares = !centred;
+    }
+    for (int64_t n = begin; n < end; n++) {
+        b.last = n + 1 == end;
+        const int64_t next = b.last ? n : n + 1;
+        number[0] = b.next_mean;
+        if (w->back) {
+            if (centred) b.next_mean = *mpt__ref_in(of[0], next, 1, &spare, 1);
+            if (centred) number[2] = (mpt__real)((double)b.total[0] / count);
+            number[1] = *mpt__ref_in(of[1], n, 1, &spare, 1);
+            number[3] = (mpt__real)((double)b.total[1] * (double)number[1] / count);
+        } else {
+            number[1] = mpt__norm_rstd((double)(mpt__real)((double)b.total[0] / count), w->eps);
+            for (int k = !centred; k < 2; k++) {
+                mpt__real *to = mpt__ref_out(of[k], n, 1, &spare);
+                *to = number[k];
+                mpt__ref_put(of[k], n, 1, to, 1);
+            }
+            if (adds && !b.last) mpt__norm_add(w, next, 0);
+        }
+        for (int k = 0; k <= w->back; k++) {
+            b.data[k] = w->data[k] + n * w->bytes[k][MPT__NORM_N];
+            b.next[k] = w->data[k] + next * w->bytes[k][MPT__NORM_N];
+        }
+        b.data[MPT__PART_OUT] = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
+        pass(&b);
+    }
+}
+
 /* A chunk of n of some groups. */
 static void mpt__norm_task(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
@@ -14880,11 +15076,16 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
     const int64_t chunk = task / w->groups, begin = task % w->groups * w->group;
     const int64_t stop = mpt__ref_min(begin + w->group, w->size[MPT__NORM_G]);
     const int64_t end = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
-    mpt__real *gradient[2];
+    mpt__real *gradient[2] = {NULL, NULL};
     (void)thread;
-    for (int k = 0; k < 2 && w->back; k++)
-        memset(w->partial + (2 * chunk + k) * channels + begin * c, 0,
-               (size_t)((stop - begin) * c) * sizeof *w->partial);
+    for (int k = 0; k < 2 && w->back; k++) {
+        gradient[k] = w->partial + (2 * chunk + k) * channels + begin * c;
+        memset(gradient[k], 0, (size_t)((stop - begin) * c) * sizeof *w->partial);
+    }
+    if (w->passes) {
+        mpt__norm_passes(w, chunk * w->chunk, end, gradient);
+        return;
+    }
     for (int64_t n = chunk * w->chunk; n < end; n++) {
         for (int64_t g = begin; g < stop; g++) {
             for (int k = 0; k < 2; k++)
@@ -15207,6 +15408,10 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
     static const mpt__ref_view none = {NULL, NULL, 0, false};
     mpt__real *numbers = (mpt__real *)call->workspace;
     w.partial = numbers + 2 * groups;
+    w.passes = mpt__norm_in_passes(&w);
+    w.beyond_cache =
+        all >= MPT__NORM_BEYOND_CACHE &&
+        (((uintptr_t)w.data[MPT__PART_OUT] | (uintptr_t)w.bytes[MPT__PART_OUT][0]) & 63) == 0;
     w.weight = mpt__norm_numbers(&w.view[2], numbers, 1, groups);
     w.bias = mpt__norm_numbers(w.back ? &none : &w.view[3], numbers + groups, 0, groups);
     mpt__parallel(call->pool, w.chunks * w.groups, mpt__ref_cost(call, all, w.back ? 8.0 : 5.0),
@@ -15519,13 +15724,29 @@ static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
 typedef struct mpt__ref_embedding {
     const mpt__cpu_call *call;
     mpt__ref_view table, ids, rows;
-    int64_t table_step[2], id_step, row_step[2], n, size, columns, per_chunk;
+    int64_t table_step[2], id_step, row_step[2], n, size, columns, per_chunk, ahead;
 } mpt__ref_embedding;
 
 /* The row of the table for element j; -1: none. */
 static int64_t mpt__ref_embedding_at(const mpt__ref_embedding *w, int64_t j) {
     int64_t id = ((const int64_t *)w->ids.data)[j * w->id_step];
     return id >= 0 && id < w->size ? id : -1;
+}
+
+/* Rows of the table lie anywhere, which no cache foresees: while one is worked on, piece by piece,
+   that of `ahead` elements later is fetched. That of less than a piece is there by then anyway. */
+#define MPT__EMBEDDING_AHEAD 12288 /* bytes */
+#define MPT__EMBEDDING_PIECE 128   /* elements */
+
+/* Byte `at` of the row that is fetched with element j; NULL: none. */
+static const char *mpt__ref_embedding_next(const mpt__ref_embedding *w, int64_t j, int64_t at) {
+    const int64_t bytes = mpt__dtype_info[w->table.dtype].bytes;
+    const int64_t id = j + w->ahead < w->n ? mpt__ref_embedding_at(w, j + w->ahead) : -1;
+    return id >= 0 ? (const char *)w->table.data + id * w->table_step[0] * bytes + at : NULL;
+}
+static MPT__INLINE void mpt__ref_embedding_fetch(const char *next, int64_t at, int64_t bytes) {
+    if (next == NULL) return;
+    for (next += at; bytes > 0; bytes -= 64, next += 64) MPT__PREFETCH_FAR(next);
 }
 
 static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
@@ -15537,12 +15758,14 @@ static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
     for (int64_t j = begin; j < w->n && j < begin + MPT__EMBEDDING_ROWS; j++) {
         const int64_t id = mpt__ref_embedding_at(w, j), to = j * w->row_step[0];
         const int64_t from = id * w->table_step[0];
-        if (dense && id >= 0) {
-            memcpy((char *)w->rows.data + to * bytes, (const char *)w->table.data + from * bytes,
-                   (size_t)(w->columns * bytes));
-            continue;
+        const char *next = dense ? mpt__ref_embedding_next(w, j, 0) : NULL;
+        for (int64_t c = 0, m; dense && id >= 0 && c < w->columns; c += m) {
+            m = mpt__ref_min(2 * MPT__EMBEDDING_PIECE, w->columns - c);
+            mpt__ref_embedding_fetch(next, c * bytes, m * bytes);
+            memcpy((char *)w->rows.data + (to + c) * bytes,
+                   (const char *)w->table.data + (from + c) * bytes, (size_t)(m * bytes));
         }
-        for (int64_t c = 0, m; c < w->columns; c += m) {
+        for (int64_t c = 0, m; !(dense && id >= 0) && c < w->columns; c += m) {
             m = mpt__ref_min(MPT__BLOCK, w->columns - c);
             memset(block, 0, sizeof block);
             if (id >= 0)
@@ -15568,10 +15791,14 @@ static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread)
         const int64_t id = mpt__ref_embedding_at(w, j);
         if (id < 0 || id == padding) continue;
         mpt__real *to = table + id * w->table_step[0];
-        add(to, to,
-            mpt__ref_in(&w->rows, j * w->row_step[0] + c * w->row_step[1], w->row_step[1], block,
-                        m),
-            m, 0, 0);
+        const mpt__real *from = mpt__ref_in(&w->rows, j * w->row_step[0] + c * w->row_step[1],
+                                            w->row_step[1], block, m);
+        const char *next = mpt__ref_embedding_next(w, j, c * (int64_t)sizeof *to);
+        for (int64_t i = 0, k; i < m; i += k) {
+            k = mpt__ref_min(MPT__EMBEDDING_PIECE, m - i);
+            mpt__ref_embedding_fetch(next, i * (int64_t)sizeof *to, k * (int64_t)sizeof *to);
+            add(to + i, to + i, from + i, k, 0, 0);
+        }
     }
 }
 
@@ -15589,6 +15816,7 @@ static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids
     w.size = o[table].shape[0];
     w.columns = o[table].shape[1];
     w.id_step = o[ids].stride[0];
+    w.ahead = w.columns < MPT__EMBEDDING_PIECE ? w.n : MPT__EMBEDDING_AHEAD / (4 * w.columns) + 1;
     w.per_chunk = MPT__EMBEDDING_ROWS;
     if (!by_rows) {
         int64_t share = w.columns / mpt__pool_threads(call->pool);

@@ -58,6 +58,7 @@
 #define MPT__LIKELY(x) __builtin_expect(!!(x), 1)
 #define MPT__UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define MPT__PREFETCH(p) __builtin_prefetch(p)
+#define MPT__PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2) /* not into the nearest cache */
 #define MPT__UNUSED __attribute__((unused))
 #elif defined(_MSC_VER)
 #define MPT__INLINE __inline
@@ -68,6 +69,7 @@
 #define MPT__ALIGN(n) __declspec(align(n))
 #define MPT__LIKELY(x) (x)
 #define MPT__PREFETCH(p) ((void)(p))
+#define MPT__PREFETCH_FAR(p) ((void)(p))
 #define MPT__UNLIKELY(x) (x)
 #define MPT__UNUSED
 #else
@@ -79,6 +81,7 @@
 #define MPT__ALIGN(n) _Alignas(n)
 #define MPT__LIKELY(x) (x)
 #define MPT__PREFETCH(p) ((void)(p))
+#define MPT__PREFETCH_FAR(p) ((void)(p))
 #define MPT__UNLIKELY(x) (x)
 #define MPT__UNUSED
 #endif

@@ -186,6 +186,11 @@ typedef struct mpt__norm_block {
     int64_t ahead; /* bytes from x to what is better on its way into the caches */
     const mpt__real *mean, *rstd, *shift, *slope, *weight, *bias;
     mpt__real *sum[2];
+    /* Of norm_next: x and dy of the row after this, and its mean; where the halves of both stand as
+       floats, one after the other, NULL: nowhere; out is better not cached; the last row. */
+    const char *next[2];
+    mpt__real next_mean, *kept[2];
+    bool beyond_cache, last;
 } mpt__norm_block;
 typedef void (*mpt__norm_fn)(mpt__norm_block *b);
 
@@ -239,6 +244,9 @@ typedef struct mpt__words {
     /* sum[0] of each column += x, or sum[1] += the square of x - mean, or, where there is dy, g and
        g (x - mean). */
     mpt__norm_fn norm_columns;
+    /* A row of whole lanes, and in the same pass the total of the next, which is the squares' (then
+       next_mean is set, but for rows of squares alone), or its sums; NULL: none. */
+    mpt__norm_fn norm_next, norm_slope_next;
 } mpt__words;
 
 /* ==== Real numbers ==== */

@@ -923,9 +923,9 @@ static void mpt__ref_norm_columns(mpt__norm_block *b) {
 }
 #define MPT__REF_NORM_WORDS                                                      \
     mpt__ref_norm_total, mpt__ref_norm_sums, mpt__ref_norm, mpt__ref_norm_slope, \
-        mpt__ref_norm_columns
+        mpt__ref_norm_columns, NULL, NULL
 #else
-#define MPT__REF_NORM_WORDS NULL, NULL, NULL, NULL, NULL
+#define MPT__REF_NORM_WORDS NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #endif
 
 /* ==== GEMM ==== */

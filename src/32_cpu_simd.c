@@ -457,10 +457,106 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     s##k = V##_add(s##k, d);                                                   \
     d = V##_mul(d, V##_sub(V##_load_full(x + k * W * size, dtype), mean));     \
     t##k = V##_add(t##k, d);
+/* Vector k of a row, and of the next. */
+#define MPT__NORM_NEXT(k, V, W)                                                       \
+    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);      \
+    v = V##_mul(V##_mul(V##_sub(v, mean), rstd), V##_load(weight + k * W));           \
+    v = V##_add(v, bias ? V##_load(bias + k * W) : V##_zero());                       \
+    if (streams)                                                                      \
+        V##_stream((float *)(void *)(out + k * W * size), v);                         \
+    else                                                                              \
+        V##_store_as(out + k * W * size, v, W, dtype);                                \
+    v = V##_load_full(next + k * W * size, dtype);                                    \
+    if (keeps) V##_store(kept + k * W, v);                                            \
+    if (squares) v = V##_mul(v, v);                                                   \
+    s##k = V##_add(s##k, v);
+#define MPT__NORM_SLOPE_NEXT(k, V, W)                                                 \
+    w = V##_load(weight + k * W);                                                     \
+    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);      \
+    d = keeps ? V##_load(kept_dy + k * W) : V##_load_full(dy + k * W * size, dtype);  \
+    v = V##_mul(V##_sub(v, mean), rstd);                                              \
+    V##_store(dw + k * W, V##_add(V##_load(dw + k * W), V##_mul(d, v)));              \
+    if (db) V##_store(db + k * W, V##_add(V##_load(db + k * W), d));                  \
+    d = V##_sub(V##_sub(V##_mul(d, w), shift), V##_mul(v, slope));                    \
+    V##_store_as(out + k * W * size, V##_mul(d, rstd), W, dtype);                     \
+    v = V##_load_full(next + k * W * size, dtype);                                    \
+    d = V##_load_full(next_dy + k * W * size, dtype);                                 \
+    if (keeps) V##_store(kept + k * W, v), V##_store(kept_dy + k * W, d);             \
+    d = V##_mul(d, w), s##k = V##_add(s##k, d);                                       \
+    t##k = V##_add(t##k, V##_mul(d, V##_sub(v, next_mean)));
+#define MPT__NORM_ZERO(k, V, W) V##_f s##k = V##_zero();
+#define MPT__NORM_ZERO_TOO(k, V, W) V##_f t##k = V##_zero();
 #define MPT__NORM_PART(name, PART, W)                                         \
     char *name = mpt__norm_place(b, MPT__PART_##PART, r, i * size);        \
     const int64_t name##_by = down ? mpt__norm_step(b, MPT__PART_##PART) : W * size;
 #define MPT__NORM_NUMBER(V, p) (down ? V##_load(p) : V##_set(*(p)))
+/* Passes: of the level with the widest vectors, whose gain pays for their size. */
+#define MPT__NORM_PASSES_8(FN, OP, N, V, W)
+#define MPT__NORM_PASSES_4(FN, OP, N, V, W)
+#define MPT__NORM_PASSES_WORDS_16(N) N##_norm_next, N##_norm_slope_next
+#define MPT__NORM_PASSES_WORDS_8(N) NULL, NULL
+#define MPT__NORM_PASSES_WORDS_4(N) NULL, NULL
+#define MPT__NORM_PASSES_16(FN, OP, N, V, W)                                                      \
+    OP float N##_squares_of(const char *x, int64_t n, float middle, int dtype) {                  \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
+        const V##_f mean = V##_set(middle);                                                       \
+        V##_f d;                                                                                  \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
+        for (const char *end = x + n * size; x < end; x += by) {                                  \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SQUARE, V);                                           \
+        }                                                                                         \
+        return MPT__NORM_FOLD_##W(V, s);                                                          \
+    }                                                                                             \
+    OP void N##_norm_next_of(mpt__norm_block *b, int dtype) {                                     \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size, n = b->n;     \
+        const V##_f mean = V##_set(*b->mean), rstd = V##_set(*b->rstd);                           \
+        const float *weight = b->weight, *bias = b->bias;                                         \
+        const char *x = b->data[MPT__PART_X], *end = x + n * size, *next = b->next[0];            \
+        char *out = b->data[MPT__PART_OUT];                                                       \
+        float *kept = b->kept[0];                                                                 \
+        const bool squares = b->squares, keeps = dtype != MPT_F32 && !squares && kept;            \
+        const bool streams = dtype == MPT_F32 && b->beyond_cache;                                 \
+        V##_f v;                                                                                  \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
+        for (; x < end; x += by, next += by, out += by) {                                         \
+            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT, V);                                             \
+            weight += MPT__NORM_LANES;                                                            \
+            if (bias) bias += MPT__NORM_LANES;                                                    \
+            if (keeps) kept += MPT__NORM_LANES;                                                   \
+        }                                                                                         \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s);                                                   \
+        if (streams && b->last) V##_fence();                                                      \
+        if (squares) return;                                                                      \
+        b->next_mean = (float)((double)b->total[0] / (double)n);                                  \
+        if (keeps)                                                                                \
+            b->total[0] = N##_squares_of((char *)b->kept[0], n, b->next_mean, MPT_F32);           \
+        else                                                                                      \
+            b->total[0] = N##_squares_of(b->next[0], n, b->next_mean, dtype);                     \
+    }                                                                                             \
+    OP void N##_norm_slope_next_of(mpt__norm_block *b, int dtype) {                               \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
+        const V##_f mean = V##_set(*b->mean), rstd = V##_set(*b->rstd);                           \
+        const V##_f shift = V##_set(*b->shift), slope = V##_set(*b->slope);                       \
+        const V##_f next_mean = V##_set(b->next_mean);                                            \
+        const float *weight = b->weight;                                                          \
+        const char *x = b->data[MPT__PART_X], *dy = b->data[MPT__PART_DY], *end = x + b->n * size;\
+        const char *next = b->next[0], *next_dy = b->next[1];                                     \
+        char *out = b->data[MPT__PART_OUT];                                                       \
+        float *dw = b->sum[0], *db = b->sum[1], *kept = b->kept[0], *kept_dy = b->kept[1];        \
+        const bool keeps = dtype != MPT_F32 && kept;                                              \
+        V##_f d, v, w;                                                                            \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO_TOO, V);                                             \
+        for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) {                \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V);                                       \
+            weight += MPT__NORM_LANES, dw += MPT__NORM_LANES;                                     \
+            if (db) db += MPT__NORM_LANES;                                                        \
+            if (keeps) kept += MPT__NORM_LANES, kept_dy += MPT__NORM_LANES;                       \
+        }                                                                                         \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);           \
+    }                                                                                             \
+    MPT__NORM_WORD_NEXT(FN, N, norm_next)                                                         \
+    MPT__NORM_WORD_NEXT(FN, N, norm_slope_next)
 #define MPT__SIMD_NORM(FN, OP, N, V, W)                                                           \
     OP V##_f V##_gate(V##_f y, V##_f d) {                                                         \
         V##_f kept = V##_select(V##_is_nan(y), d, V##_zero());                                    \
@@ -615,20 +711,28 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         }                                                                                         \
         V##_store(b->sum[0] + i, s), V##_store(b->sum[1] + i, t);                                 \
     }                                                                                             \
+    MPT__NORM_PASSES_##W(FN, OP, N, V, W)                                                         \
     MPT__NORM_WORD(FN, N, W, norm, false)                                                         \
     MPT__NORM_WORD(FN, N, W, norm_slope, b->mode == MPT__NORM_LINES)                              \
     MPT__NORM_WORD(FN, N, W, norm_columns, true)
 #define MPT__NORM_HALF (b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16)
+/* What of(.., dtype) does for the dtype of b. */
+#define MPT__NORM_BY_DTYPE(of, ...)          \
+    if (b->dtype == MPT_F32)                 \
+        of(__VA_ARGS__, MPT_F32);            \
+    else                                     \
+        of(__VA_ARGS__, MPT__NORM_HALF);
+#define MPT__NORM_WORD_NEXT(FN, N, name)                   \
+    FN void N##_##name(mpt__norm_block *b) {               \
+        MPT__NORM_BY_DTYPE(N##_##name##_of, b)             \
+    }
 #define MPT__NORM_TOTALS(FN, N, V, W, name, part)                                     \
     FN void N##_##name(mpt__norm_block *b) {                                          \
         const int64_t n = b->n / MPT__NORM_LANES * MPT__NORM_LANES;                   \
         float begin[2 * MPT__NORM_LANES], *lane = b->lane != NULL ? b->lane : begin;  \
         if (b->lane == NULL) memset(begin, 0, sizeof begin);                          \
         for (int64_t r = 0; r < b->rows; r++) {                                       \
-            if (b->dtype == MPT_F32)                                                  \
-                N##_##part(b, lane, r, n, MPT_F32);                                   \
-            else                                                                      \
-                N##_##part(b, lane, r, n, MPT__NORM_HALF);                            \
+            MPT__NORM_BY_DTYPE(N##_##part, b, lane, r, n)                             \
             if (n < b->n) N##_norm_lanes(b, lane, r, n);                              \
         }                                                                             \
         MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                    \
@@ -662,11 +766,12 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
                 mpt__norm_rest(mpt__ref_##name, b, r, rows, whole);                              \
         }                                                                                        \
     }
-#define MPT__SIMD_NORM_WORDS(N) \
-    N##_norm_total, N##_norm_sums, N##_norm, N##_norm_slope, N##_norm_columns
+#define MPT__SIMD_NORM_WORDS(N, W)                                                    \
+    N##_norm_total, N##_norm_sums, N##_norm, N##_norm_slope, N##_norm_columns, \
+        MPT__NORM_PASSES_WORDS_##W(N)
 #else
 #define MPT__SIMD_NORM(FN, OP, N, V, W)
-#define MPT__SIMD_NORM_WORDS(N) MPT__REF_NORM_WORDS
+#define MPT__SIMD_NORM_WORDS(N, W) MPT__REF_NORM_WORDS
 #endif
 
 /* X(k) for four vectors at a time: of one run, or of two or four. The square of a float is exact in
@@ -855,7 +960,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_sgd,                                                                         \
         N##_adam,                                                                        \
         true,                                                                            \
-        MPT__SIMD_NORM_WORDS(N)};
+        MPT__SIMD_NORM_WORDS(N, W)};
 
 #endif
 #endif

@@ -22,13 +22,29 @@ static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
 typedef struct mpt__ref_embedding {
     const mpt__cpu_call *call;
     mpt__ref_view table, ids, rows;
-    int64_t table_step[2], id_step, row_step[2], n, size, columns, per_chunk;
+    int64_t table_step[2], id_step, row_step[2], n, size, columns, per_chunk, ahead;
 } mpt__ref_embedding;
 
 /* The row of the table for element j; -1: none. */
 static int64_t mpt__ref_embedding_at(const mpt__ref_embedding *w, int64_t j) {
     int64_t id = ((const int64_t *)w->ids.data)[j * w->id_step];
     return id >= 0 && id < w->size ? id : -1;
+}
+
+/* Rows of the table lie anywhere, which no cache foresees: while one is worked on, piece by piece,
+   that of `ahead` elements later is fetched. That of less than a piece is there by then anyway. */
+#define MPT__EMBEDDING_AHEAD 12288 /* bytes */
+#define MPT__EMBEDDING_PIECE 128   /* elements */
+
+/* Byte `at` of the row that is fetched with element j; NULL: none. */
+static const char *mpt__ref_embedding_next(const mpt__ref_embedding *w, int64_t j, int64_t at) {
+    const int64_t bytes = mpt__dtype_info[w->table.dtype].bytes;
+    const int64_t id = j + w->ahead < w->n ? mpt__ref_embedding_at(w, j + w->ahead) : -1;
+    return id >= 0 ? (const char *)w->table.data + id * w->table_step[0] * bytes + at : NULL;
+}
+static MPT__INLINE void mpt__ref_embedding_fetch(const char *next, int64_t at, int64_t bytes) {
+    if (next == NULL) return;
+    for (next += at; bytes > 0; bytes -= 64, next += 64) MPT__PREFETCH_FAR(next);
 }
 
 static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
@@ -40,12 +56,14 @@ static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
     for (int64_t j = begin; j < w->n && j < begin + MPT__EMBEDDING_ROWS; j++) {
         const int64_t id = mpt__ref_embedding_at(w, j), to = j * w->row_step[0];
         const int64_t from = id * w->table_step[0];
-        if (dense && id >= 0) {
-            memcpy((char *)w->rows.data + to * bytes, (const char *)w->table.data + from * bytes,
-                   (size_t)(w->columns * bytes));
-            continue;
+        const char *next = dense ? mpt__ref_embedding_next(w, j, 0) : NULL;
+        for (int64_t c = 0, m; dense && id >= 0 && c < w->columns; c += m) {
+            m = mpt__ref_min(2 * MPT__EMBEDDING_PIECE, w->columns - c);
+            mpt__ref_embedding_fetch(next, c * bytes, m * bytes);
+            memcpy((char *)w->rows.data + (to + c) * bytes,
+                   (const char *)w->table.data + (from + c) * bytes, (size_t)(m * bytes));
         }
-        for (int64_t c = 0, m; c < w->columns; c += m) {
+        for (int64_t c = 0, m; !(dense && id >= 0) && c < w->columns; c += m) {
             m = mpt__ref_min(MPT__BLOCK, w->columns - c);
             memset(block, 0, sizeof block);
             if (id >= 0)
@@ -71,10 +89,14 @@ static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread)
         const int64_t id = mpt__ref_embedding_at(w, j);
         if (id < 0 || id == padding) continue;
         mpt__real *to = table + id * w->table_step[0];
-        add(to, to,
-            mpt__ref_in(&w->rows, j * w->row_step[0] + c * w->row_step[1], w->row_step[1], block,
-                        m),
-            m, 0, 0);
+        const mpt__real *from = mpt__ref_in(&w->rows, j * w->row_step[0] + c * w->row_step[1],
+                                            w->row_step[1], block, m);
+        const char *next = mpt__ref_embedding_next(w, j, c * (int64_t)sizeof *to);
+        for (int64_t i = 0, k; i < m; i += k) {
+            k = mpt__ref_min(MPT__EMBEDDING_PIECE, m - i);
+            mpt__ref_embedding_fetch(next, i * (int64_t)sizeof *to, k * (int64_t)sizeof *to);
+            add(to + i, to + i, from + i, k, 0, 0);
+        }
     }
 }
 
@@ -92,6 +114,7 @@ static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids
     w.size = o[table].shape[0];
     w.columns = o[table].shape[1];
     w.id_step = o[ids].stride[0];
+    w.ahead = w.columns < MPT__EMBEDDING_PIECE ? w.n : MPT__EMBEDDING_AHEAD / (4 * w.columns) + 1;
     w.per_chunk = MPT__EMBEDDING_ROWS;
     if (!by_rows) {
         int64_t share = w.columns / mpt__pool_threads(call->pool);

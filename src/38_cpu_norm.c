@@ -34,6 +34,7 @@ typedef struct mpt__norm_work {
     int64_t chunk, chunks;          /* of n, whose gradients of weight and bias add up in a row */
     const mpt__real *weight, *bias; /* of all channels */
     mpt__real *partial;             /* [chunks, 2, G C] */
+    bool passes, beyond_cache;      /* rows of one group: as of mpt__norm_passes */
 } mpt__norm_work;
 
 /* Chunks of n: one result of each is kept, so they are not too many; no thread counts. */
@@ -44,6 +45,10 @@ typedef struct mpt__norm_work {
 /* Rows, elements of planes, of a chunk of a batch. */
 #define MPT__BATCH_ROWS 256
 #define MPT__BATCH_PLANES 8192
+/* Elements of what is better written past the caches: with what is read more than most have. */
+#define MPT__NORM_BEYOND_CACHE (INT64_C(8) << 20)
+/* Halves of a row that are kept as floats, behind which the nearest cache has room for more. */
+#define MPT__NORM_KEPT 1024
 #define MPT__PART_BIT(part) (1 << MPT__PART_##part)
 
 static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
@@ -336,6 +341,81 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
     }
 }
 
+/* ---- Rows in passes ----
+ *
+ * A pass writes a row and takes the sums of the next, so that memory is read and written at the
+ * same time, as by a copy.
+ */
+
+/* All parts of rows of lanes can be computed with where they lie, and there is no more than x and
+   dy to them. */
+static bool mpt__norm_in_passes(const mpt__norm_work *w) {
+    return w->words->norm_next != NULL && w->direct && w->along_c && w->lines == 1 &&
+           w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
+           w->length <= MPT__NORM_PIECE && !w->relu && w->part[MPT__PART_MORE] < 0 &&
+           w->part[MPT__PART_OUT] >= 0;
+}
+
+static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end,
+                             mpt__real *const gradient[2]) {
+    const double count = (double)w->length;
+    const mpt__ref_view *of[2] = {&w->view[w->back ? 3 : 6], &w->view[w->back ? 4 : 7]};
+    const bool centred = of[0]->data != NULL, adds = !w->back && w->view[1].data != NULL;
+    const mpt__norm_fn pass = w->back ? w->words->norm_slope_next : w->words->norm_next;
+    MPT__ALIGN(64) mpt__real kept[2][MPT__NORM_KEPT + MPT__NORM_KEPT / 4];
+    mpt__real number[4] = {0, 0, 0, 0}, spare;
+    mpt__norm_block b;
+    memset(&b, 0, sizeof b);
+    b.dtype = w->dtype, b.rows = 1, b.n = w->length, b.mode = MPT__NORM_LINES;
+    b.weight = w->weight, b.bias = w->view[3].data != NULL ? w->bias : NULL;
+    b.mean = &number[0], b.rstd = &number[1], b.shift = &number[2], b.slope = &number[3];
+    b.beyond_cache = w->beyond_cache;
+    if (adds) mpt__norm_add(w, begin, 0);
+    for (int k = 0; k <= w->back; k++) { /* the first row's sums */
+        b.data[k] = w->data[k] + begin * w->bytes[k][MPT__NORM_N];
+        if (w->dtype == MPT_F32 || w->length > MPT__NORM_KEPT) continue;
+        mpt__ref_load(kept[k], b.data[k], w->dtype, 0, 1, w->length);
+        b.kept[k] = kept[k];
+    }
+    b.sum[0] = gradient[0], b.sum[1] = w->view[8].data != NULL ? gradient[1] : NULL;
+    if (w->back) {
+        if (centred) number[0] = *mpt__ref_in(of[0], begin, 1, &spare, 1);
+        w->words->norm_sums(&b);
+        b.next_mean = number[0];
+    } else {
+        if (centred) w->words->norm_total(&b);
+        b.next_mean = number[0] = centred ? (mpt__real)((double)b.total[0] / count) : 0;
+        b.squares = true;
+        w->words->norm_total(&b);
+        b.squares = !centred;
+    }
+    for (int64_t n = begin; n < end; n++) {
+        b.last = n + 1 == end;
+        const int64_t next = b.last ? n : n + 1;
+        number[0] = b.next_mean;
+        if (w->back) {
+            if (centred) b.next_mean = *mpt__ref_in(of[0], next, 1, &spare, 1);
+            if (centred) number[2] = (mpt__real)((double)b.total[0] / count);
+            number[1] = *mpt__ref_in(of[1], n, 1, &spare, 1);
+            number[3] = (mpt__real)((double)b.total[1] * (double)number[1] / count);
+        } else {
+            number[1] = mpt__norm_rstd((double)(mpt__real)((double)b.total[0] / count), w->eps);
+            for (int k = !centred; k < 2; k++) {
+                mpt__real *to = mpt__ref_out(of[k], n, 1, &spare);
+                *to = number[k];
+                mpt__ref_put(of[k], n, 1, to, 1);
+            }
+            if (adds && !b.last) mpt__norm_add(w, next, 0);
+        }
+        for (int k = 0; k <= w->back; k++) {
+            b.data[k] = w->data[k] + n * w->bytes[k][MPT__NORM_N];
+            b.next[k] = w->data[k] + next * w->bytes[k][MPT__NORM_N];
+        }
+        b.data[MPT__PART_OUT] = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
+        pass(&b);
+    }
+}
+
 /* A chunk of n of some groups. */
 static void mpt__norm_task(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
@@ -343,11 +423,16 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
     const int64_t chunk = task / w->groups, begin = task % w->groups * w->group;
     const int64_t stop = mpt__ref_min(begin + w->group, w->size[MPT__NORM_G]);
     const int64_t end = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
-    mpt__real *gradient[2];
+    mpt__real *gradient[2] = {NULL, NULL};
     (void)thread;
-    for (int k = 0; k < 2 && w->back; k++)
-        memset(w->partial + (2 * chunk + k) * channels + begin * c, 0,
-               (size_t)((stop - begin) * c) * sizeof *w->partial);
+    for (int k = 0; k < 2 && w->back; k++) {
+        gradient[k] = w->partial + (2 * chunk + k) * channels + begin * c;
+        memset(gradient[k], 0, (size_t)((stop - begin) * c) * sizeof *w->partial);
+    }
+    if (w->passes) {
+        mpt__norm_passes(w, chunk * w->chunk, end, gradient);
+        return;
+    }
     for (int64_t n = chunk * w->chunk; n < end; n++) {
         for (int64_t g = begin; g < stop; g++) {
             for (int k = 0; k < 2; k++)
@@ -670,6 +755,10 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
     static const mpt__ref_view none = {NULL, NULL, 0, false};
     mpt__real *numbers = (mpt__real *)call->workspace;
     w.partial = numbers + 2 * groups;
+    w.passes = mpt__norm_in_passes(&w);
+    w.beyond_cache =
+        all >= MPT__NORM_BEYOND_CACHE &&
+        (((uintptr_t)w.data[MPT__PART_OUT] | (uintptr_t)w.bytes[MPT__PART_OUT][0]) & 63) == 0;
     w.weight = mpt__norm_numbers(&w.view[2], numbers, 1, groups);
     w.bias = mpt__norm_numbers(w.back ? &none : &w.view[3], numbers + groups, 0, groups);
     mpt__parallel(call->pool, w.chunks * w.groups, mpt__ref_cost(call, all, w.back ? 8.0 : 5.0),

@@ -568,6 +568,7 @@ static uint64_t hash_of(uint64_t hash, mpt_tensor x) {
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, &got[i], sizeof bits);
+        if (got[i] != got[i]) bits = 0x7fc00000; /* any NaN is NaN */
         hash = (hash ^ bits) * UINT64_C(0x100000001b3);
     }
     free(got);
@@ -646,6 +647,82 @@ TEST(fused) {
     }
 }
 
+/* Hash of what kind k of norm of rows makes of numbers, one row of them far from 0, and of the
+   gradients. Without those of weights one row is NaN, and one has an infinity. */
+static uint64_t run_rows(int64_t rows, int64_t n, int k, mpt_isa isa, int threads,
+                         mpt_dtype dtype) {
+    enum { LAYER, RMS, ADD_LAYER, ADD_RMS, FROZEN };
+    mpt_config config = mpt_config_default();
+    config.threads = threads;
+    if (isa != MPT_ISA_AUTO) config.isa = isa, config.device = MPT_DEVICE_CPU;
+    context = mpt_create(&config);
+    mpt_tensor in[5], y, sum = nothing(); /* x, weight, bias, what is added, dy */
+    for (int i = 0; i < 5; i++) {
+        const bool whole = i % 3 == 0 || i == 4;
+        float *values = numbers((uint32_t)(20 + i), rows * n);
+        for (int64_t j = 0; j < n && i == 0; j++) {
+            values[2 * n + j] += 1000;
+            if (k == FROZEN) values[5 * n + j] = NAN;
+        }
+        if (i == 0 && k == FROZEN) values[7 * n + 3] = INFINITY;
+        in[i] = mpt_from(context, MPT_F32, whole ? MPT_SHAPE(rows, n) : MPT_SHAPE(n), values);
+        if (whole) in[i] = mpt_detach(mpt_cast(in[i], dtype));
+        if (i != 4 && (i == 0 || k != FROZEN)) mpt_requires_grad(in[i], true);
+        free(values);
+    }
+    if (k == LAYER || k == FROZEN) y = mpt_layer_norm(in[0], 1, in[1], in[2], 1e-5);
+    if (k == RMS) y = mpt_rms_norm(in[0], 1, in[1], 1e-5);
+    if (k == ADD_LAYER) y = mpt_add_layer_norm(in[0], in[3], 1, in[1], in[2], 1e-5, &sum);
+    if (k == ADD_RMS) y = mpt_add_rms_norm(in[0], in[3], 1, in[1], 1e-5, &sum);
+    CHECK_EQ_INT(mpt_backward_from(y, in[4], false), MPT_OK);
+    static const int gradients[] = {3, 2, 4, 3, 1};
+    uint64_t hash = hash_of(7, y);
+    int count = 0;
+    for (int i = 0; i < 4; i++) {
+        if (!mpt_has_grad(in[i])) continue;
+        hash = hash_of(hash, mpt_grad(in[i]));
+        count++;
+    }
+    CHECK_EQ_INT(count, gradients[k]);
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+    return hash;
+}
+
+/* Rows of whole vectors take a way of their own, which keeps short ones as floats. */
+TEST(rows) {
+    const int64_t lengths[] = {32, 96, 1024, 1056, 4096};
+    const mpt_dtype dtypes[] = {MPT_F32, MPT_F16, MPT_BF16};
+    for (int i = 0; i < 75; i++) {
+        const int64_t n = lengths[i % 5], rows = n > 2000 ? 19 : 53;
+        const int kind = i / 5 % 5;
+        mpt_dtype dtype = dtypes[i / 25];
+        uint64_t one = run_rows(rows, n, kind, MPT_ISA_REF, 1, dtype);
+        CHECK(run_rows(rows, n, kind, MPT_ISA_AUTO, 1, dtype) == one ||
+              mpt_device_count(MPT_DEVICE_CUDA) > 0);
+        CHECK(run_rows(rows, n, kind, MPT_ISA_AUTO, 3, dtype) == one ||
+              mpt_device_count(MPT_DEVICE_CUDA) > 0);
+    }
+}
+
+/* Rows of a tensor larger than caches, which is written past them, are as those of a small one. */
+TEST(beyond_caches) {
+    enum { ROWS = 8195, N = 1024, SOME = 5 };
+    context = mpt_create(NULL);
+    float *values = numbers(31, ROWS * N);
+    mpt_tensor x = mpt_from(context, MPT_F32, MPT_SHAPE(ROWS, N), values);
+    mpt_tensor y = mpt_layer_norm(x, 1, nothing(), nothing(), 1e-5);
+    const int64_t at[] = {0, 4000, ROWS - SOME};
+    for (int i = 0; i < 3; i++) {
+        mpt_tensor part = mpt_from(context, MPT_F32, MPT_SHAPE(SOME, N), values + at[i] * N);
+        mpt_tensor want = mpt_layer_norm(part, 1, nothing(), nothing(), 1e-5);
+        CHECK(hash_of(1, mpt_slice(y, 0, at[i], at[i] + SOME, 1)) == hash_of(1, want));
+    }
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+    free(values);
+}
+
 static void count_unary(void *user, const char *line) {
     *(int *)user += strstr(line, "unary") != 0;
 }
@@ -697,7 +774,7 @@ TEST(lists_and_notices) {
 }
 
 TEST_TABLE = {
-    T(goldens),          T(large), T(long_rows), T(running_statistics), T(several_batches),
-    T(evaluation),       T(state), T(captured),  T(training),           T(fused),
-    T(lists_and_notices)};
+    T(goldens),           T(large), T(long_rows),    T(running_statistics), T(several_batches),
+    T(evaluation),        T(state), T(captured),     T(training),           T(fused),
+    T(lists_and_notices), T(rows),  T(beyond_caches)};
 TEST_MAIN

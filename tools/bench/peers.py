@@ -8,8 +8,9 @@ tiles; it counts only if that was the same all along. One thread is measured in 
 wall clock, of the least disturbed piece of each sample, and only while two threads of plain
 arithmetic run nearly twice as fast as one. On a busy machine that takes a real-time priority:
 chrt -r 1 make bench-peers ROWS=... as root.
-Peers get what is best for them: oneDNN, denormals flushed, whichever optimizer and compiler
-setting is fastest here; against two threads of ours the better of their one and two.
+Peers get what is best for them: oneDNN, denormals flushed, memory that stays in the process,
+whichever optimizer and compiler setting is fastest here; against two threads of ours the better of
+their one and two.
 Results stay in FOLDER/peers.json, so rows can be measured one by one; --write turns all of them
 into tools/bench/results/cpu-KIND.md."""
 import argparse
@@ -27,12 +28,22 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
+
+# PyTorch returns each big result to the C library, which returns it to the system, so the next one
+# costs page faults; ours keeps such memory. These settings let a process of the peers keep it, too,
+# and have to be there when it starts. OURS is what our programs get: none of them.
+KEEP_MEMORY = {'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
+OURS = {k: v for k, v in os.environ.items() if k not in KEEP_MEMORY}
+if __name__ == '__main__' and any(os.environ.get(k) != v for k, v in KEEP_MEMORY.items()):
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**OURS, **KEEP_MEMORY})
 
 os.environ.setdefault('TORCHINDUCTOR_COMPILE_THREADS', '1')
 
 try:
     import numpy
     import torch
+    import torch._functorch.config as functorch_config
     import torch.nn.functional as F
     from torch import nn
 except ImportError as error:
@@ -52,7 +63,7 @@ class Server:
 
     def __init__(self, program, *arguments):
         self.process = subprocess.Popen([program, *arguments], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True)
+                                        stdout=subprocess.PIPE, text=True, env=OURS)
 
     def ask(self, line):
         self.process.stdin.write(line + '\n')
@@ -622,37 +633,56 @@ def embedding():
         for back in (False, True):
             table, grad = torch.randn(v, d), torch.randn(n, d)
             ids = torch.arange(n) * 2654435761 % v
-
-            def run(table=table, ids=ids, grad=grad, back=back):
-                if back:  # into an existing gradient, as ours: not a fresh one of the whole table
-                    table.index_add_(0, ids, grad)
-                else:
-                    F.embedding(ids, table)
+            if back:  # into an existing gradient, as ours: not a fresh one of the whole table
+                runs = {'index_add_': partial(table.index_add_, 0, ids, grad)}
+            else:
+                runs = {'embedding': partial(F.embedding, ids, table),
+                        'index_select': partial(torch.index_select, table, 0, ids, out=grad)}
+            peer, name = fastest({k: Peer(f, 1) for k, f in runs.items()})
             own = Ours(shapes, f'embedding {v} {d} {n} {int(back)} 1', 1)
             copy = Ours(shapes, f'copy {4 * n * d}', 1)
-            times = alternate({'ours': own, 'copy': copy, 'torch': Peer(run, 1)}, 0.03, 5)
+            times = alternate({'ours': own, 'copy': copy, 'torch': peer}, 0.03, 5)
             what = f'{"backward" if back else "forward"}, {v} x {d}, {n} ids'
             verdict(what, times.faster('ours', 'copy') * own.work / copy.work, 0.7)
-            verdict(what + ', times PyTorch' + '\'s index_add_' * back,
-                    times.faster('ours', 'torch'), 1.0)
+            verdict(what + ', times PyTorch', times.faster('ours', 'torch'), 1.0, name)
 
 
-def torch_norm(kind, x):
-    """The function of x, and of weights of its own."""
+def torch_norm(kind, x, back, compiled):
+    """A function that runs that norm of x with weights of its own or, if `back`, its gradients."""
     channels = x.shape[1] if kind.startswith(('batch', 'group')) else x.shape[-1]
-    w, b = (torch.randn(channels).requires_grad_(x.requires_grad) for _ in range(2))
-    wh, bh = (p.detach().to(x.dtype).requires_grad_(x.requires_grad) for p in (w, b))
-    if kind == 'layer':
-        return lambda: F.layer_norm(x, (channels,), wh, bh), (wh, bh)
-    if kind == 'rms':
-        return lambda: F.rms_norm(x, (channels,), wh), (wh,)
-    if kind == 'group':
-        return lambda: F.group_norm(x, 32, wh, bh), (wh, bh)
-    return lambda: F.batch_norm(x, None, None, w, b, True), (w, b)
+    low = torch.float32 if kind.startswith('batch') else x.dtype
+    w, b = (torch.randn(channels).to(low).requires_grad_(back) for _ in range(2))
+    function, parameters = {
+        'layer': (lambda x, w, b: F.layer_norm(x, (channels,), w, b), (w, b)),
+        'rms': (lambda x, w: F.rms_norm(x, (channels,), w), (w,)),
+        'group': (lambda x, w, b: F.group_norm(x, 32, w, b), (w, b)),
+        'batch': (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), (w, b)),
+    }[kind.split('-')[0]]
+    if compiled:
+        torch._dynamo.reset()
+        function = torch.compile(function)
+    x = x.detach().requires_grad_(back)
+    if not back:
+        return torch.inference_mode()(lambda: function(x, *parameters))
+    y = function(x, *parameters)
+    dy = torch.randn_like(y)
+    return lambda: torch.autograd.grad(y, (x, *parameters), dy, retain_graph=True)
+
+
+def best_norm(kind, x, back):
+    peers = {}
+    for name in 'eager', 'compiled':
+        try:
+            peers[name] = Peer(torch_norm(kind, x, back, name == 'compiled'), 1)
+        except Exception as error:  # without a compiler, say
+            detail(f'torch {kind} {name}: {type(error).__name__}: '
+                   f'{str(error).strip().splitlines()[0][:120]}')
+    return fastest(peers)
 
 
 @row('norms', 'norms beyond cache, share of a plain copy by bytes moved, and times PyTorch')
 def norms():
+    functorch_config.donated_buffer = False  # a compiled backward has to run again
     for kind, sizes in (('layer', (21845, 768)), ('rms', (4096, 4096)), ('group', (1337, 64, 196, 1)),
                         ('batch', (1337, 64, 14, 14)), ('batch-last', (1337, 64, 14, 14))):
         for name in ('f32', 'bf16'):
@@ -660,22 +690,14 @@ def norms():
                 x = torch.randn(sizes).to(DTYPES[name])
                 if kind == 'batch-last':
                     x = x.contiguous(memory_format=torch.channels_last)
-                x.requires_grad_(back)
-                run, weights = torch_norm(kind, x)
-                if back:
-                    y = run()
-                    dy = torch.randn_like(y)
-
-                    def run(y=y, dy=dy, x=x, weights=weights):
-                        torch.autograd.grad(y, (x, *weights), dy, retain_graph=True)
                 words = ' '.join(map(str, list(sizes) + [1] * (4 - len(sizes))))
                 own = Ours(shapes, f'norm {kind} {name} {words} {int(back)} 1', 1)
                 copy = Ours(shapes, f'copy {x.numel() * x.element_size()}', 1)
-                peer = run if back else torch.inference_mode()(run)
-                times = alternate({'ours': own, 'copy': copy, 'torch': Peer(peer, 1)}, 0.03, 5)
+                peer, setting = best_norm(kind, x, back)
+                times = alternate({'ours': own, 'copy': copy, 'torch': peer}, 0.03, 5)
                 what = f'{kind}, {name}, {"backward" if back else "forward"}'
                 verdict(what, times.faster('ours', 'copy') * own.work / copy.work, 0.7)
-                verdict(what + ', times PyTorch', times.faster('ours', 'torch'), 1.0)
+                verdict(what + ', times PyTorch', times.faster('ours', 'torch'), 1.0, setting)
 
 
 @row('threads', 'two threads against one')
@@ -725,6 +747,7 @@ def run_once(words):
     """Seconds of a program: what it prints after that word, else wall clock."""
     start = time.perf_counter()
     text = subprocess.run(words, check=True, capture_output=True, text=True,
+                          env=None if words[0] == sys.executable else OURS,
                           cwd=os.path.join(options.build, 'bench')).stdout.strip()
     seconds = time.perf_counter() - start
     inner = re.search(r'seconds ([0-9.]+)', text)
