@@ -371,8 +371,8 @@ goes. Without convolutions and attention all of the library is less than 250 KB 
 frame is larger than 8 KB. The first example of this manual with AdamW at batch 16 takes 2.8 MB.
 mpt_load_memory takes weights from a C array: a safetensors file, as mpt_save writes it.
 
-This version: x86-64 with AVX2, AVX-512 or AMX, AArch64 with NEON, portable C elsewhere, and CUDA
-kernels that no real GPU has run yet.
+This version: x86-64 with AVX2, AVX-512, AVX512_BF16 or AMX, AArch64 with NEON, portable C
+elsewhere, and CUDA kernels that no real GPU has run yet.
 No recurrent layers, no gradients of gradients, no resuming of
 optimizer state from files. fp64 is a dtype of storage, fp8 that
 and what mpt_fp8 multiplies. Tensors have at most 8 dimensions.
@@ -12490,11 +12490,11 @@ static int mpt__gemm_dtype(const mpt__gemm_side *side) {
     return side->round != 0 ? side->round : side->dtype;
 }
 
-/* Images with few channels are faster by lines of pixels in fp32. */
+/* Convolutions from or to few channels are faster by lines of pixels in fp32. */
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
     const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
     const mpt__gemm_image *image = g->a_image != NULL ? g->a_image : g->b_image;
-    const bool few = image != NULL && image->channels < 8;
+    const bool few = image != NULL && (image->channels < 8 || g->n < 8);
     return halves && !few ? &mpt__pairs_gemm_level : &MPT__PAIRS_BASE(level);
 }
 
@@ -17308,15 +17308,13 @@ static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class
     context->storages[id].size_class = (uint16_t)size_class;
     context->storages[id].held = mpt__class_bytes(size_class);
     context->data[id] = mpt__device_new(context, mpt__class_bytes(size_class), kind);
-    if (context->data[id]) return id;
-    mpt__storage_spare(context, id);
-    return 0;
+    if (!context->data[id]) mpt__storage_spare(context, id);
+    return context->data[id] ? id : 0;
 }
 
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *context, int wanted,
                                               mpt_memory_kind kind) {
-    const int last = wanted + context->pool_reach;
-    for (int i = wanted + 1; i <= last; i++)
+    for (int i = wanted + 1; i <= wanted + context->pool_reach; i++)
         if (context->idle[i]) return mpt__idle_pop(context, i);
     return mpt__idle_new(context, wanted, kind);
 }
@@ -17463,8 +17461,7 @@ static MPT__COLD mpt_status mpt__fail_device(mpt_context *context) {
 }
 
 static mpt_status mpt__check_device(mpt_context *context) {
-    const mpt__scalar *scalars = context->scalars;
-    const bool well = !scalars || scalars[MPT__SLOT_ERROR].i == 0;
+    const bool well = !context->scalars || context->scalars[MPT__SLOT_ERROR].i == 0;
     return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
 }
 

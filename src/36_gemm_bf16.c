@@ -272,11 +272,11 @@ static int mpt__gemm_dtype(const mpt__gemm_side *side) {
     return side->round != 0 ? side->round : side->dtype;
 }
 
-/* Images with few channels are faster by lines of pixels in fp32. */
+/* Convolutions from or to few channels are faster by lines of pixels in fp32. */
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
     const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
     const mpt__gemm_image *image = g->a_image != NULL ? g->a_image : g->b_image;
-    const bool few = image != NULL && image->channels < 8;
+    const bool few = image != NULL && (image->channels < 8 || g->n < 8);
     return halves && !few ? &mpt__pairs_gemm_level : &MPT__PAIRS_BASE(level);
 }
 

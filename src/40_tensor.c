@@ -229,15 +229,13 @@ static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class
     context->storages[id].size_class = (uint16_t)size_class;
     context->storages[id].held = mpt__class_bytes(size_class);
     context->data[id] = mpt__device_new(context, mpt__class_bytes(size_class), kind);
-    if (context->data[id]) return id;
-    mpt__storage_spare(context, id);
-    return 0;
+    if (!context->data[id]) mpt__storage_spare(context, id);
+    return context->data[id] ? id : 0;
 }
 
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *context, int wanted,
                                               mpt_memory_kind kind) {
-    const int last = wanted + context->pool_reach;
-    for (int i = wanted + 1; i <= last; i++)
+    for (int i = wanted + 1; i <= wanted + context->pool_reach; i++)
         if (context->idle[i]) return mpt__idle_pop(context, i);
     return mpt__idle_new(context, wanted, kind);
 }
@@ -384,8 +382,7 @@ static MPT__COLD mpt_status mpt__fail_device(mpt_context *context) {
 }
 
 static mpt_status mpt__check_device(mpt_context *context) {
-    const mpt__scalar *scalars = context->scalars;
-    const bool well = !scalars || scalars[MPT__SLOT_ERROR].i == 0;
+    const bool well = !context->scalars || context->scalars[MPT__SLOT_ERROR].i == 0;
     return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
 }
 
