@@ -15000,6 +15000,11 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
  * same time, as by a copy.
  */
 
+#ifndef MPT__HAS_AVX512 /* the only level that has such words */
+#define mpt__norm_in_passes(w) false
+#define mpt__norm_passes(w, begin, end, gradient) ((void)0)
+#else
+
 /* All parts of rows of lanes can be computed with where they lie, and there is no more than x and
    dy to them. */
 static bool mpt__norm_in_passes(const mpt__norm_work *w) {
@@ -15068,6 +15073,8 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
         pass(&b);
     }
 }
+
+#endif
 
 /* A chunk of n of some groups. */
 static void mpt__norm_task(void *work, int64_t task, int thread) {

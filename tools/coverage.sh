@@ -32,6 +32,7 @@ run_suite() { # run_suite ARGUMENT...: of make
 
 # The levels below the machine's own, for the tests of what a level has.
 lower_levels() {
+    grep -qw avx512_bf16 /proc/cpuinfo 2>/dev/null && echo avx512
     grep -qw avx512bw /proc/cpuinfo 2>/dev/null && echo avx2
     echo ref
 }
