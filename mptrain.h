@@ -15890,10 +15890,14 @@ static int64_t mpt__attention_floats(int64_t depth, int64_t width) {
     return (3 * (depth + width) + 4 * block) * block;
 }
 
+/* None where there is nothing to do; columns that no memory holds are refused as such. */
 static int64_t mpt__attention_workspace(const mpt__launch *launch, int threads) {
     const mpt__operand *o = launch->operand;
-    return threads * mpt__attention_floats(o[MPT__AT_K].shape[3], o[MPT__AT_V].shape[3]) *
-           (int64_t)sizeof(mpt__real);
+    const int64_t *own = o[launch->kernel == MPT__K_ATTENTION_DKV ? MPT__AT_K : MPT__AT_Q].shape;
+    const int64_t depth = o[MPT__AT_K].shape[3], width = o[MPT__AT_V].shape[3];
+    if (own[0] == 0 || own[1] == 0 || own[2] == 0) return 0;
+    if ((double)depth + (double)width > 1e12) return INT64_MAX / 4;
+    return threads * mpt__attention_floats(depth, width) * (int64_t)sizeof(mpt__real);
 }
 
 static int64_t mpt__attention_at(const mpt__attention *w, int operand, int64_t b, int64_t h,
@@ -16331,9 +16335,10 @@ static void mpt__attention_run(const mpt__cpu_call *call, mpt__chunk_fn fn, bool
     w.blocks = mpt__ref_chunks(by_keys ? w.keys : w.queries, MPT__ATTENTION_BLOCK);
     int64_t items = mpt__ref_times(o[MPT__AT_Q].shape[0],
                                    mpt__ref_times(by_keys ? w.heads / w.group : w.heads, w.blocks));
-    double scores = (double)items * (by_keys ? (double)(w.queries * w.group) : (double)w.keys) *
-                    MPT__ATTENTION_BLOCK;
-    double cost = scores * products * (double)(w.depth + w.width) * 0.3 * call->words->slowness;
+    double others = by_keys ? (double)w.queries * (double)w.group : (double)w.keys;
+    double columns = (double)w.depth + (double)w.width;
+    double cost = (double)items * others * MPT__ATTENTION_BLOCK * products * columns * 0.3 *
+                  call->words->slowness;
     uint32_t state = mpt__flush_denormals(call->words->flushes);
     mpt__parallel(call->pool, items, cost < 9e18 ? (int64_t)cost : INT64_MAX, fn, &w);
     mpt__restore_denormals(state);
