@@ -226,7 +226,7 @@ mpt__conv_args mpt__conv_args_of(const mpt__launch *launch) {
     memset(&p, 0, sizeof p);
     p.kernel = launch->kernel;
     p.compute_dtype = launch->compute_dtype;
-    p.bias_dtype = launch->imm[0] != 0 ? MPT_F32 : launch->compute_dtype;
+    p.bias_dtype = launch->imm[0] != 0 ? (int)MPT_F32 : (int)launch->compute_dtype;
     p.relu = launch->activation == MPT_ACTIVATION_RELU;
     p.images = x.shape[0];
     p.groups = launch->index[0];
