@@ -609,13 +609,10 @@ MPTRAIN_API mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
 
 /* ==== Losses ==== */
 
-MPTRAIN_API mpt_nll_config mpt_nll_config_default(void) {
-    mpt_nll_config config;
-    memset(&config, 0, sizeof config);
-    config.reduction = MPT_MEAN;
-    config.ignore_index = -100;
-    return config;
-}
+/* One that is copied would make its reader wait for the copy's stores. */
+static const mpt_nll_config mpt__nll_defaults = {MPT_MEAN, -100, {NULL, 0, 0}, 0.0};
+
+MPTRAIN_API mpt_nll_config mpt_nll_config_default(void) { return mpt__nll_defaults; }
 
 static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_reduction reduction,
                                 mpt_reduction last) {
@@ -743,8 +740,7 @@ static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const 
 
 static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt_tensor targets,
                                  const mpt_nll_config *config) {
-    static const mpt_nll_config defaults = {MPT_MEAN, -100, {NULL, 0, 0}, 0.0};
-    if (!config) config = &defaults;
+    if (!config) config = &mpt__nll_defaults;
     mpt_tensor in[3];
     in[0] = input, in[1] = targets, in[2] = config->weight;
     mpt_context *context = mpt__context_of(in, 3);

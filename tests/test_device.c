@@ -324,14 +324,6 @@ static mpt_context *toy_context(mpt_device device) {
 
 enum { TOY_STEPS = 14 };
 
-static mpt_status step_of(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
-    mpt_batch b;
-    (void)context;
-    memset(&b, 0, sizeof b);
-    b.x = x, b.y = y;
-    return train_on((training *)user, b);
-}
-
 /* Steps by hand or captured, on a schedule; a hash of all that training changes. */
 static uint64_t train_toy(mpt_context *context, mpt_dtype precision, bool capture) {
     training t;

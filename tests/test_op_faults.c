@@ -20,18 +20,9 @@ static mpt_shape shape_of(mpt_tensor tensor) {
 }
 #define mpt_get_shape shape_of
 #include "test_gradcheck.c"
+#include "faulty_launch.h"
 
 static arena memory;
-static int64_t launches, bad_launch;
-static mpt_status (*real_launch)(void *self, const mpt__execution *execution,
-                                 const mpt__launch *launch);
-
-static mpt_status faulty_launch(void *self, const mpt__execution *execution,
-                                const mpt__launch *launch) {
-    if (++launches != bad_launch) return real_launch(self, execution, launch);
-    snprintf(context->backend.error, sizeof context->backend.error, "the device broke");
-    return MPT_ERROR_DEVICE;
-}
 
 static bool begin_faulty(void) {
     if (!begin()) return false;
@@ -46,8 +37,7 @@ static bool begin_faulty(void) {
     mpt_op_class square = {"square", MPT_AUTOCAST_INPUT, square_forward, square_backward, 1, 1};
     square_op = mpt_op_register(context, &square, NULL);
     context->pool_reach = -1; /* idle memory never serves: each storage asks the allocator */
-    real_launch = context->backend.launch;
-    context->backend.launch = faulty_launch;
+    break_launches(context);
     return true;
 }
 

@@ -7,6 +7,7 @@
 #include <math.h>
 #include "harness.h"
 #include "training.h"
+#include "faulty_launch.h"
 
 static uint64_t mix(uint64_t hash, double value) {
     uint64_t bits;
@@ -284,14 +285,6 @@ static uint64_t stop_scaler(mpt_context *c) {
     return hash;
 }
 
-static mpt_status step_of(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
-    mpt_batch b;
-    (void)context;
-    memset(&b, 0, sizeof b);
-    b.x = x, b.y = y;
-    return train_on((training *)user, b);
-}
-
 static uint64_t stop_capture(mpt_context *c) {
     training t;
     mpt_batch b;
@@ -520,16 +513,6 @@ enum { FAULT_MEMORY, FAULT_LAUNCH, FAULT_DISK, FAULTS = FAULT_DISK + DISK_CALLBA
 
 static mpt_context *toured;
 static arena memory;
-static int64_t launches, bad_launch;
-static mpt_status (*real_launch)(void *self, const mpt__execution *execution,
-                                 const mpt__launch *launch);
-
-static mpt_status faulty_launch(void *self, const mpt__execution *execution,
-                                const mpt__launch *launch) {
-    if (++launches != bad_launch) return real_launch(self, execution, launch);
-    snprintf(toured->backend.error, sizeof toured->backend.error, "the device broke");
-    return MPT_ERROR_DEVICE;
-}
 
 static void tour_begin(void) {
     mpt_config config = mpt_config_default();
@@ -538,8 +521,7 @@ static void tour_begin(void) {
     disk_use(&files, &config);
     toured = mpt_create(&config);
     toured->pool_reach = -1; /* idle memory never serves: each storage asks the allocator */
-    real_launch = toured->backend.launch;
-    toured->backend.launch = faulty_launch;
+    break_launches(toured);
     launches = bad_launch = 0;
 }
 

@@ -307,6 +307,16 @@ static MAYBE_UNUSED mpt_status train_step(training *t) {
     return train_on(t, b);
 }
 
+/* The same as a step that mpt_capture takes; user: the training. */
+static MAYBE_UNUSED mpt_status step_of(mpt_context *context, void *user, mpt_tensor x,
+                                       mpt_tensor y) {
+    mpt_batch b;
+    (void)context;
+    memset(&b, 0, sizeof b);
+    b.x = x, b.y = y;
+    return train_on((training *)user, b);
+}
+
 /* Of weights, moments, masters, step counts and loss scale. */
 static MAYBE_UNUSED uint64_t training_hash(const training *t) {
     mpt_scaler_state state = mpt_scaler_get_state(t->scaler);

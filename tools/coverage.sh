@@ -16,7 +16,6 @@ export LC_ALL=C
 build=$1
 here=$(dirname "$0")
 cc=${CC:-gcc} gcov=${GCOV:-gcov} jobs=${JOBS:-2} least=90
-lists="$build/branches.txt $build/untaken.txt"
 
 # What would take many minutes at -O0 is left out: what trains long, AMX emulated, bits compared.
 tests() {
@@ -142,8 +141,7 @@ if [ -z "${ROOM:-}" ] || [ ! -f "$build/branches.txt" ]; then
     done
     gather
 fi
-# shellcheck disable=SC2086  # a list of files
-rm -f ${lists#* }
+rm -f "$build/untaken.txt"
 report >"$build/coverage.txt" || status=1
 if [ -n "${ROOM:-}" ]; then
     grep "^$ROOM:" "$build/untaken.txt"

@@ -172,14 +172,6 @@ TEST(steps_do_not_wait) {
 
 /* ==== Graphs ==== */
 
-static mpt_status step_of(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
-    mpt_batch b;
-    (void)context;
-    memset(&b, 0, sizeof b);
-    b.x = x, b.y = y;
-    return train_on((training *)user, b);
-}
-
 /* Six steps, the second of which cannot become a graph if `call` fails. */
 static uint64_t captured_run(const char *call, int after, int error) {
     training t;
