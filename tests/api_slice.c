@@ -31,14 +31,6 @@ static void check_ok(int line, mpt_context *context) {
 }
 #define OK(context) check_ok(__LINE__, context)
 
-static mpt_status step_of(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
-    mpt_batch b;
-    memset(&b, 0, sizeof b);
-    (void)context;
-    b.x = x, b.y = y;
-    return train_on((training *)user, b);
-}
-
 typedef struct sliced {
     training t;
     mpt_captured captured;
