@@ -11,8 +11,9 @@
 #   make header-test   what a user's compiler sees of mptrain.h (warnings, symbols, sizes)
 #   make bench         the benchmarks in tools/bench/: ours against ceilings
 #   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder
-#   make tables        what precision costs and saves whole models, in build/tables/tables.md: about an
-#                      hour;  DATA=  ROWS="resnet gpt bert vit"  PEERS=1  SEEDS="0 1 2"  TINY=1  WRITE=1
+#   make tables        what precision costs and saves whole models, in build/tables/tables.md: about
+#                      an hour;  DATA=  ROWS="resnet gpt bert vit"  SEEDS="0 1 2"  TINY=1  WRITE=1
+#                      PEERS="fp32 bf16"
 #   make gpu-check     all that needs an NVIDIA GPU;  PART="build ops mnist speed"  DATA=  SIM=1
 #   make check-instructions  instruction counts against committed figures;  UPDATE=1 writes them
 #   make coverage      the branches of src/ that the suite takes, by room;  ROOM=18_idx.c lists the rest

@@ -6,7 +6,8 @@
 # Runs are kept in BUILD/tables, so one that was broken off goes on; a new program or new options
 # run again. Rows whose program or data is not there are left out, and it says so. Environment:
 #   ROWS="gpt vit"  some rows only        SEEDS="0 1 2"   TINY=1  seconds instead of an hour
-#   PEERS=1  PyTorch's scripts of the same recipes, too, by PYTHON=python3
+#   PEERS="fp32 bf16"  PyTorch's scripts of the same recipes, too, in these precisions, by
+#   PYTHON=python3; its fp16 takes minutes per step where the CPU has no products of halves
 #   WRITE=1  the result goes to tools/bench/results/tables-KIND.md, too
 set -u
 build=$(cd "$1" && pwd) data=$(cd "$2" 2>/dev/null && pwd)
@@ -29,8 +30,8 @@ quality_rows() {
 resnet|ResNet-18 of width 8, 10,000 pictures of CIFAR-10, 5 epochs|test_accuracy|errors 2|\
 --data $pictures --width 8 --subset 10000 --epochs 5|\
 --subset 320 --epochs 1 --width 4|$pictures/test_batch.bin
-gpt|GPT, 4 layers of 96, 64 bytes, 800 steps of 32, tinyshakespeare|loss|share 0.01|\
---text $text --layers 4 --heads 4 --width 96 --context 64 --batch 32 --steps 800 --write 0|\
+gpt|GPT, 4 layers of 128, 128 bytes, 1,000 steps of 32, tinyshakespeare|loss|share 0.01|\
+--text $text --layers 4 --heads 4 --width 128 --context 128 --batch 32 --steps 1000 --write 0|\
 --layers 1 --width 32 --steps 20|$text
 bert|BERT, 4 layers of 96, 64 bytes, 800 steps of 32, tinyshakespeare|loss|share 0.01|\
 --text $text --layers 4 --heads 4 --width 96 --length 64 --batch 32 --steps 800|\
@@ -83,7 +84,9 @@ quality() { # by PyTorch too where it has the recipe
     [ -n "${PEERS:-}" ] && grep -q "^def train_$model" "$here/bench/models_peer.py" &&
         makers='mptrain PyTorch'
     for maker in $makers; do
-        for precision in fp32 fp16 bf16; do
+        precisions='fp32 fp16 bf16'
+        [ "$maker" = mptrain ] || precisions=$PEERS
+        for precision in $precisions; do
             for seed in $seeds; do
                 program=$build/$model
                 [ "$maker" = mptrain ] || program="$python $here/bench/models_peer.py $model"
@@ -106,11 +109,13 @@ quality_table() {
             return v > 0 ? v : 0
         }
         function figure(k) {
+            if (!n[k]) return ""
             return sprintf(percent ? "%.2f (%.2f)" : "%.4f (%.4f)", mean(k), sqrt(variance(k)))
         }
         # The difference of two means, what it may be, and the verdict; nothing for one seed alone
         # where the seeds are to tell.
         function compare(k, to, bound,  d, error, part, limit) {
+            if (!n[k] || !n[to]) return ""
             d = mean(k) - mean(to)
             error = sqrt(variance(k) / n[k] + variance(to) / n[to])
             split(bound, part, " ")
