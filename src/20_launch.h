@@ -251,7 +251,7 @@ typedef struct mpt__operand {
  *           rounded up to 4. compute_dtype rounds o0, o1 and o2 as in GEMM; all in between is fp32.
  * ATTENTION_DQ  o0 .. o3 as above, o4 r log-sum-exp, o5 r dout, o8 r out -> o6 w f32 [B, H, T, 1]:
  *           sums of dout out, o7? wa dq.
- * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv. */
+ * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq. */
 #define MPT__ATTENTION_KERNELS(K)                  \
     K(EMBEDDING, "embedding", 0)                   \
     K(EMBEDDING_BACKWARD, "embedding_backward", 0) \

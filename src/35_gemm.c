@@ -272,7 +272,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                               \
     }
 
-#ifdef MPTRAIN_NO_CONV
+#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
 #define MPT__GEMM_CONV(FN, N, V, W, R)
 #define MPT__GEMM_CONV_OF(N) NULL
 #else

@@ -141,8 +141,9 @@ static void mpt__ref_embedding_backward(const mpt__cpu_call *call) {
 
 #define MPT__ATTENTION_BLOCK 64 /* queries, and keys, of a tile */
 
-/* Operands; from LSE on those of the gradients, where OUT stands last, or DV. */
+/* Operands; from LSE on those of the gradients, of the two launches. */
 enum { MPT__AT_Q, MPT__AT_K, MPT__AT_V, MPT__AT_MASK, MPT__AT_LSE, MPT__AT_DOUT, MPT__AT_DELTA };
+enum { MPT__AT_DQ = 7, MPT__AT_OUT_SEEN = 8, MPT__AT_DK = 7, MPT__AT_DV = 8, MPT__AT_DQ_TOO = 9 };
 
 typedef struct mpt__attention {
     const mpt__cpu_call *call;
@@ -150,11 +151,12 @@ typedef struct mpt__attention {
     const mpt__operand *o;
     mpt__ref_view view[MPT__MAX_OPERANDS];
     int64_t heads, group, queries, keys, depth, width; /* group: query heads of a key head */
-    int64_t blocks;                                    /* of the own side, in one head */
-    mpt__real scale, kept;                             /* kept: factor of what dropout keeps */
+    int64_t blocks, memory; /* of the own side, in one head; bytes of a thread */
+    mpt__real scale, kept;  /* kept: factor of what dropout keeps */
     uint32_t threshold;
     mpt__rng_key key;
-    bool causal, drops;
+    bool causal, drops, pairs, dkv; /* pairs: q k and dout v by those of bf16; dkv: dk and dv too */
+    int dq;                         /* the operand of that which this pass computes; 0: none */
 #ifdef MPT__HAS_GEMM
     const mpt__gemm_level *level;
 #endif
@@ -171,14 +173,25 @@ typedef struct mpt__attention_item {
     const mpt__attention *w;
     int64_t batch, head, first, n;
     bool by_keys;
-    mpt__real *turned[2], *rows[2],
-        *sum[2];                         /* columns by n; rows of the other side; n by columns */
-    mpt__real *score, *slope, *spare[2]; /* tiles */
+    /* columns by n, or panels of pairs; rows of the other side; n by columns; tiles */
+    mpt__real *turned[2], *rows[2], *sum[2], *spare[2], *tile[2], *score, *slope;
+    mpt__real *own, *dq; /* the own keys' rows; sums of queries */
 } mpt__attention_item;
 
-static int64_t mpt__attention_floats(int64_t depth, int64_t width) {
-    const int64_t block = MPT__ATTENTION_BLOCK;
-    return (3 * (depth + width) + 4 * block) * block;
+/* Whether dq comes with dk and dv, in a pass over all of a key head, with 5 products: apart they
+   are 3 and 4, but can be shared out better. The bits are the same. */
+static bool mpt__attention_together(const mpt__launch *launch, int threads) {
+    const mpt__operand *o = launch->operand;
+    const int64_t *q = o[MPT__AT_Q].shape, *k = o[MPT__AT_K].shape;
+    const double items = (double)k[0] * (double)k[1];
+    const double sums = (double)q[1] * (double)q[2] * (double)q[3] / (double)k[1];
+    return launch->kernel == MPT__K_ATTENTION_DKV && o[MPT__AT_DQ_TOO].storage != 0 && k[2] > 0 &&
+           sums <= 4e6 && 5 * (items + threads - 1) <= 7 * items;
+}
+
+/* The most that a block of rows, a tile or panels take. */
+static int64_t mpt__attention_part(int64_t depth, int64_t width) {
+    return ((depth > width ? depth : width) + MPT__ATTENTION_BLOCK) * MPT__ATTENTION_BLOCK;
 }
 
 /* None where there is nothing to do; columns that no memory holds are refused as such. */
@@ -186,9 +199,13 @@ static int64_t mpt__attention_workspace(const mpt__launch *launch, int threads) 
     const mpt__operand *o = launch->operand;
     const int64_t *own = o[launch->kernel == MPT__K_ATTENTION_DKV ? MPT__AT_K : MPT__AT_Q].shape;
     const int64_t depth = o[MPT__AT_K].shape[3], width = o[MPT__AT_V].shape[3];
+    int64_t rows = MPT__ATTENTION_BLOCK; /* of dq */
     if (own[0] == 0 || own[1] == 0 || own[2] == 0) return 0;
     if ((double)depth + (double)width > 1e12) return INT64_MAX / 4;
-    return threads * mpt__attention_floats(depth, width) * (int64_t)sizeof(mpt__real);
+    if (mpt__attention_together(launch, threads))
+        rows = o[MPT__AT_Q].shape[1] / own[1] * o[MPT__AT_Q].shape[2];
+    int64_t floats = 10 * mpt__attention_part(depth, width) + (rows + MPT__ATTENTION_BLOCK) * depth;
+    return threads * floats * (int64_t)sizeof(mpt__real);
 }
 
 static int64_t mpt__attention_at(const mpt__attention *w, int operand, int64_t b, int64_t h,
@@ -231,14 +248,60 @@ static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int oper
     return rows;
 }
 
-/* The own block of an operand, turned. */
-static void mpt__attention_turn(const mpt__attention_item *t, int operand, int64_t head,
-                                mpt__real *to) {
+#ifdef MPT__HAS_PAIRS
+
+/* 8 rows by 2 W columns, from rows of pairs, o floats apart, and a panel of them. */
+#define MPT__ATTENTION_STEP(i, V, W)                                               \
+    {                                                                              \
+        V##_f s = V##_set(MPT__LINES_A##i);                                        \
+        x##i = V##_pairs(x##i, s, b0);                                             \
+        y##i = V##_pairs(y##i, s, b1);                                             \
+    }
+#define MPT__ATTENTION_PUT(i, V, W)                                                \
+    if (i < rows) {                                                                \
+        V##_store_as(c + i * ldc, V##_mul(x##i, times), columns, MPT_F32);         \
+        V##_store_as(c + i * ldc + W, V##_mul(y##i, times), columns - W, MPT_F32); \
+    }
+#define MPT__ATTENTION_TILE(V, W)                                                  \
+    MPT__PAIRS_FN void mpt__attention_pairs(                                       \
+        int64_t depth, const float *a0, int64_t o, const float *b, float *c,       \
+        int64_t ldc, int64_t rows, int64_t columns, float factor) {                \
+        const V##_f times = V##_set(factor);                                       \
+        const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;                            \
+        MPT__ROWS_8(MPT__TILE_ZERO2, V, W);                                        \
+        for (; depth > 0; depth--, a0++, a3++, a6++, b += 2 * W) {                 \
+            V##_f b0 = V##_load(b), b1 = V##_load(b + W);                          \
+            MPT__ROWS_8(MPT__ATTENTION_STEP, V, W);                                \
+        }                                                                          \
+        MPT__ROWS_8(MPT__ATTENTION_PUT, V, W);                                     \
+    }
+#ifdef MPTRAIN_EMULATE_AMX
+MPT__ATTENTION_TILE(mpt__v8, 8)
+#else
+MPT__ATTENTION_TILE(mpt__v16, 16)
+#endif
+
+#endif
+
+/* The own block of an operand into turned[i]; the first one, or its products, are scaled. */
+static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i) {
     const mpt__attention *w = t->w;
     const int64_t columns = w->o[operand].shape[3];
+    mpt__real *to = t->turned[i];
+#ifdef MPT__HAS_PAIRS
+    const mpt__operand *o = &w->o[operand];
+    const int64_t from = mpt__attention_at(w, operand, t->batch, t->head, t->first);
+    const mpt__gemm_side side = {(const char *)w->view[operand].data + 2 * from, MPT_BF16, 0,
+                                 o->stride[2], 1};
+    for (int64_t j = 0; w->pairs && j < t->n; j += MPT__PAIRS_WIDTH)
+        mpt__pairs_pack(to + j * (columns / 2), true, &side, j,
+                        mpt__ref_min(MPT__PAIRS_WIDTH, t->n - j), 0, columns);
+    if (w->pairs) return;
+#endif
     mpt__attention_rows rows =
-        mpt__attention_load(w, operand, t->batch, head, t->first, t->n, t->rows[0]);
+        mpt__attention_load(w, operand, t->batch, t->head, t->first, t->n, t->rows[0]);
     w->words->transpose(to, t->n, rows.x, rows.step, t->n, columns, false);
+    if (i == 0) w->words->unary[MPT__UNARY_MUL_SCALAR](to, to, columns * t->n, w->scale, 0);
 }
 
 /* Puts the n rows of a sum where the operand has the own block, each times `factor`. */
@@ -261,16 +324,18 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
                                    int64_t n, int64_t depth, bool add) {
 #ifdef MPT__HAS_GEMM
     if (w->level) {
-        const int64_t down = w->level->direct_rows, across = w->level->columns;
+        const int64_t down = w->level->direct_rows, wide = w->level->columns;
         mpt__gemm_side left = {NULL, MPT_F32, 0, outer, inner};
         mpt__gemm_side right = {NULL, MPT_F32, 0, 1, b.step};
         for (int64_t i = 0; i < m; i += down) {
+            const bool whole = w->level->lines && m - i >= down && n % (wide / 2) == 0;
             left.data = (const char *)(a + i * outer);
-            for (int64_t j = 0; j < n; j += across) {
+            for (int64_t j = 0; j < n; j += wide) {
                 right.data = (const char *)(b.x + j);
-                w->level->direct(depth, &left, &right, (float *)(void *)(c + i * n + j), n,
-                                 (int)mpt__ref_min(down, m - i), (int)mpt__ref_min(across, n - j),
-                                 add ? MPT__GEMM_ADD : 0);
+                (whole ? w->level->lines : w->level->direct)(
+                    depth, &left, &right, (float *)(void *)(c + i * n + j), n,
+                    (int)mpt__ref_min(down, m - i), (int)mpt__ref_min(wide, n - j),
+                    add ? MPT__GEMM_ADD : 0);
             }
         }
         return;
@@ -290,6 +355,34 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
 typedef struct mpt__attention_tile {
     int64_t head, query, key, m; /* m: rows */
 } mpt__attention_tile;
+
+/* c = rows of the other side, of Q or K or (i) of dout, times turned[i]. Returns them as real
+   numbers, but forward not where they are taken in pairs. */
+static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
+                                               const mpt__attention_tile *at, int i, mpt__real *c) {
+    const mpt__attention *w = t->w;
+    const int operand = !t->by_keys ? MPT__AT_K : i == 0 ? MPT__AT_Q : MPT__AT_DOUT;
+    const int64_t head = t->by_keys ? at->head : at->head / w->group;
+    const int64_t first = t->by_keys ? at->query : at->key, depth = w->o[operand].shape[3];
+    mpt__attention_rows rows = {NULL, 0}, own = {t->turned[i], t->n};
+    if (t->by_keys || !w->pairs)
+        rows = mpt__attention_load(w, operand, t->batch, head, first, at->m, t->rows[i]);
+#ifdef MPT__HAS_PAIRS
+    const int64_t step = w->o[operand].stride[2] / 2, wide = MPT__PAIRS_WIDTH;
+    const float *a = (const float *)w->view[operand].data +
+                     mpt__attention_at(w, operand, t->batch, head, first) / 2;
+    for (int64_t r = 0, each; w->pairs && r < at->m; r += each) {
+        each = at->m - r < 8 ? 1 : 8; /* the last ones one by one: nothing behind them is read */
+        for (int64_t j = 0; j < t->n; j += wide)
+            mpt__attention_pairs(depth / 2, a + r * step, each > 1 ? step : 0,
+                                 own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
+                                 i == 0 ? (float)w->scale : 1.0f);
+    }
+    if (w->pairs) return rows;
+#endif
+    mpt__attention_product(w, rows.x, rows.step, 1, own, c, at->m, t->n, depth, false);
+    return rows;
+}
 
 /* A tile made by rows of keys, one row for each query: turned where the own side are queries. */
 static const mpt__real *
@@ -323,12 +416,11 @@ static void mpt__attention_drop_row(const mpt__attention *w, const mpt__attentio
     if (w->kept != 0) w->words->dropout(to, to, n, w->key, first, w->threshold, w->kept);
 }
 
-/* The scores of a tile into t->score, from the other side's rows. */
-static void mpt__attention_scores(const mpt__attention_item *t, const mpt__attention_tile *at,
-                                  mpt__attention_rows rows) {
+/* The scores of a tile into t->score; the other side's rows come back. */
+static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
+                                                 const mpt__attention_tile *at) {
     const mpt__attention *w = t->w;
-    const mpt__attention_rows own = {t->turned[0], t->n};
-    mpt__attention_product(w, rows.x, rows.step, 1, own, t->score, at->m, t->n, w->depth, false);
+    const mpt__attention_rows rows = mpt__attention_meet(t, at, 0, t->score);
     if (w->view[MPT__AT_MASK].data) {
         const mpt__real *mask = mpt__attention_by_queries(t, at, mpt__attention_mask_row);
         w->words->binary[MPT__BINARY_ADD](t->score, t->score, mask, at->m * t->n, 0, 0);
@@ -341,54 +433,40 @@ static void mpt__attention_scores(const mpt__attention_item *t, const mpt__atten
         for (int64_t i = begin; i < end && i < t->n; i++)
             t->score[r * t->n + i] = -mpt__real_infinity();
     }
+    return rows;
 }
 
-/* Tile *= the factors of dropout, into `to`. */
-static void mpt__attention_drop(const mpt__attention_item *t, const mpt__attention_tile *at,
-                                const mpt__real *tile, mpt__real *to, const mpt__real *factors) {
-    if (t->w->drops) t->w->words->binary[MPT__BINARY_MUL](to, tile, factors, at->m * t->n, 0, 0);
-}
-
-static const mpt__real *mpt__attention_factors(const mpt__attention_item *t,
-                                               const mpt__attention_tile *at) {
-    return t->w->drops ? mpt__attention_by_queries(t, at, mpt__attention_drop_row) : NULL;
-}
-
-/* Every row of a tile: to = fn(row, with), with one number for each of the own side. */
-static void mpt__attention_each(const mpt__attention_item *t, int fn, int64_t m, mpt__real *tile,
-                                const mpt__real *with) {
-    for (int64_t r = 0; r < m; r++)
-        t->w->words->binary[fn](tile + r * t->n, tile + r * t->n, with, t->n, 0, 0);
-}
-
-/* The keys that the own queries see. */
-static int64_t mpt__attention_seen(const mpt__attention_item *t) {
-    return t->w->causal ? mpt__ref_min(t->w->keys, t->first + t->n) : t->w->keys;
+/* Tile *= the factors of dropout, which come back. NULL: they are yet to be drawn. */
+static const mpt__real *mpt__attention_drop(const mpt__attention_item *t,
+                                            const mpt__attention_tile *at, mpt__real *tile,
+                                            const mpt__real *factors) {
+    if (!t->w->drops) return NULL;
+    if (!factors) factors = mpt__attention_by_queries(t, at, mpt__attention_drop_row);
+    t->w->words->binary[MPT__BINARY_MUL](tile, tile, factors, at->m * t->n, 0, 0);
+    return factors;
 }
 
 /* The item of a chunk: blocks of a head follow each other. */
 static mpt__attention_item mpt__attention_begin(const mpt__attention *w, int64_t chunk, int thread,
                                                 bool by_keys) {
-    const int64_t block = MPT__ATTENTION_BLOCK, of_sum = (w->depth + w->width) * block;
+    const int64_t block = MPT__ATTENTION_BLOCK, part = mpt__attention_part(w->depth, w->width);
     const int64_t heads = by_keys ? w->heads / w->group : w->heads;
     mpt__attention_item t;
-    mpt__real *at =
-        (mpt__real *)w->call->workspace + thread * mpt__attention_floats(w->depth, w->width);
+    mpt__real *at = (mpt__real *)(void *)((char *)w->call->workspace + thread * w->memory);
     t.w = w;
     t.by_keys = by_keys;
     t.first = chunk % w->blocks * block;
     t.n = mpt__ref_min(block, (by_keys ? w->keys : w->queries) - t.first);
     t.head = chunk / w->blocks % heads;
     t.batch = chunk / w->blocks / heads;
-    mpt__real **parts[3] = {t.turned, t.rows, t.sum};
-    for (int i = 0; i < 3; i++) {
-        parts[i][0] = at + i * of_sum;
-        parts[i][1] = parts[i][0] + w->depth * block;
+    mpt__real **parts[5] = {t.turned, t.rows, t.sum, t.spare, t.tile};
+    for (int i = 0; i < 5; i++) {
+        parts[i][0] = at;
+        parts[i][1] = at + part;
+        at += 2 * part;
     }
-    t.score = at + 3 * of_sum;
-    t.slope = t.score + block * block;
-    t.spare[0] = t.slope + block * block;
-    t.spare[1] = t.spare[0] + block * block;
+    t.score = t.tile[0], t.slope = t.tile[1];
+    t.own = at, t.dq = at + w->depth * block;
     return t;
 }
 
@@ -410,10 +488,12 @@ static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__att
     words->unary[MPT__UNARY_FINITE](next, next, t->n, 0, 0);
     words->binary[MPT__BINARY_EXP_DIFFERENCE](shrink, shrink, next, t->n, 0, 0);
     words->binary[MPT__BINARY_MUL](total, total, shrink, t->n, 0, 0);
-    mpt__attention_each(t, MPT__BINARY_EXP_DIFFERENCE, at->m, t->score, next);
-    for (int64_t r = 0; r < at->m; r++)
-        words->binary[MPT__BINARY_ADD](total, total, t->score + r * t->n, t->n, 0, 0);
-    mpt__attention_drop(t, at, t->score, t->score, mpt__attention_factors(t, at));
+    for (int64_t r = 0; r < at->m; r++) {
+        mpt__real *row = t->score + r * t->n;
+        words->binary[MPT__BINARY_EXP_DIFFERENCE](row, row, next, t->n, 0, 0);
+        words->binary[MPT__BINARY_ADD](total, total, row, t->n, 0, 0);
+    }
+    mpt__attention_drop(t, at, t->score, NULL);
     for (int64_t i = 0; i < t->n; i++) {
         mpt__real *sum = t->sum[1] + i * w->width;
         if (shrink[i] != 1) words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, shrink[i], 0);
@@ -423,17 +503,16 @@ static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__att
 static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) {
     const mpt__attention *w = (const mpt__attention *)work;
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
-    const int64_t key_head = t.head / w->group, seen = mpt__attention_seen(&t);
+    const int64_t key_head = t.head / w->group;
+    const int64_t seen = w->causal ? mpt__ref_min(w->keys, t.first + t.n) : w->keys;
     mpt__real most[MPT__ATTENTION_BLOCK], total[MPT__ATTENTION_BLOCK], log[MPT__ATTENTION_BLOCK];
-    mpt__attention_turn(&t, MPT__AT_Q, t.head, t.turned[0]);
-    w->words->unary[MPT__UNARY_MUL_SCALAR](t.turned[0], t.turned[0], w->depth * t.n, w->scale, 0);
+    mpt__attention_turn(&t, MPT__AT_Q, 0);
     for (int64_t i = 0; i < t.n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
     memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
     for (int64_t key = 0; key < seen; key += MPT__ATTENTION_BLOCK) {
         mpt__attention_tile at = {t.head, t.first, key,
                                   mpt__ref_min(MPT__ATTENTION_BLOCK, seen - key)};
-        mpt__attention_scores(
-            &t, &at, mpt__attention_load(w, MPT__AT_K, t.batch, key_head, key, at.m, t.rows[0]));
+        mpt__attention_scores(&t, &at);
         mpt__attention_add_tile(&t, &at, most, total);
         mpt__attention_product(
             w, t.score, 1, t.n,
@@ -463,121 +542,91 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
  * With p = exp(score - lse), g = dout v^T with dropout's factors, delta = dout out: the slope of a
  * score is p (g - delta). */
 
-enum { MPT__AT_DQ = 7, MPT__AT_OUT_SEEN = 8, MPT__AT_DK = 7, MPT__AT_DV = 8 };
-
-/* delta = dout out of the own queries, kept for the other pass. */
-static void mpt__attention_delta(const mpt__attention_item *t, mpt__real *delta) {
-    const mpt__attention *w = t->w;
+/* delta = dout out of the own queries. */
+static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__attention *w = (const mpt__attention *)work;
+    const mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
+    mpt__real delta[MPT__ATTENTION_BLOCK], *product = t.turned[1];
     mpt__attention_rows dout =
-        mpt__attention_load(w, MPT__AT_DOUT, t->batch, t->head, t->first, t->n, t->sum[1]);
+        mpt__attention_load(w, MPT__AT_DOUT, t.batch, t.head, t.first, t.n, t.sum[1]);
     mpt__attention_rows out =
-        mpt__attention_load(w, MPT__AT_OUT_SEEN, t->batch, t->head, t->first, t->n, t->rows[1]);
-    for (int64_t i = 0; i < t->n; i++) {
-        mpt__real lane[MPT__SUM_LANES] = {0}, *product = t->turned[1];
+        mpt__attention_load(w, MPT__AT_OUT_SEEN, t.batch, t.head, t.first, t.n, t.rows[1]);
+    for (int64_t i = 0; i < t.n; i++) {
+        mpt__real lane[MPT__SUM_LANES] = {0};
         w->words->binary[MPT__BINARY_MUL](product, dout.x + i * dout.step, out.x + i * out.step,
                                           w->width, 0, 0);
         w->words->add_lanes(lane, 0, product, w->width);
         delta[i] = mpt__ref_fold_lanes(lane);
     }
     mpt__ref_put(&w->view[MPT__AT_DELTA],
-                 mpt__attention_at(w, MPT__AT_DELTA, t->batch, t->head, t->first), 1, delta, t->n);
+                 mpt__attention_at(w, MPT__AT_DELTA, t.batch, t.head, t.first), 1, delta, t.n);
 }
 
-/* A number for each of n queries, in place or in `block`. */
-static const mpt__real *mpt__attention_numbers(const mpt__attention *w, int operand,
-                                               const mpt__attention_tile *at, int64_t b, int64_t n,
-                                               mpt__real *block) {
-    return mpt__ref_in(&w->view[operand], mpt__attention_at(w, operand, b, at->head, at->query), 1,
-                       block, n);
-}
-
-static void mpt__attention_dq_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__attention *w = (const mpt__attention *)work;
-    mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
-    const int64_t key_head = t.head / w->group, seen = mpt__attention_seen(&t);
-    const mpt__attention_tile own = {t.head, t.first, 0, 0};
-    const mpt__attention_rows dout = {t.turned[1], t.n};
-    mpt__real delta[MPT__ATTENTION_BLOCK], block[MPT__ATTENTION_BLOCK];
-    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, &own, t.batch, t.n, block);
-    mpt__attention_delta(&t, delta);
-    if (!w->view[MPT__AT_DQ].data) return;
-    mpt__attention_turn(&t, MPT__AT_Q, t.head, t.turned[0]);
-    w->words->unary[MPT__UNARY_MUL_SCALAR](t.turned[0], t.turned[0], w->depth * t.n, w->scale, 0);
-    mpt__attention_rows rows =
-        mpt__attention_load(w, MPT__AT_DOUT, t.batch, t.head, t.first, t.n, t.rows[1]);
-    w->words->transpose(t.turned[1], t.n, rows.x, rows.step, t.n, w->width, false);
-    memset(t.sum[0], 0, (size_t)(t.n * w->depth) * sizeof *t.sum[0]);
-    for (int64_t key = 0; key < seen; key += MPT__ATTENTION_BLOCK) {
-        mpt__attention_tile at = {t.head, t.first, key,
-                                  mpt__ref_min(MPT__ATTENTION_BLOCK, seen - key)};
-        mpt__attention_rows k =
-            mpt__attention_load(w, MPT__AT_K, t.batch, key_head, key, at.m, t.rows[0]);
-        mpt__attention_rows v =
-            mpt__attention_load(w, MPT__AT_V, t.batch, key_head, key, at.m, t.rows[1]);
-        mpt__attention_scores(&t, &at, k);
-        mpt__attention_each(&t, MPT__BINARY_EXP_DIFFERENCE, at.m, t.score, lse);
-        mpt__attention_product(w, v.x, v.step, 1, dout, t.slope, at.m, t.n, w->width, false);
-        mpt__attention_drop(&t, &at, t.slope, t.slope, mpt__attention_factors(&t, &at));
-        mpt__attention_each(&t, MPT__BINARY_SUB, at.m, t.slope, delta);
-        w->words->binary[MPT__BINARY_MUL](t.slope, t.slope, t.score, at.m * t.n, 0, 0);
-        mpt__attention_product(w, t.slope, 1, t.n, k, t.sum[0], t.n, w->depth, at.m, true);
-    }
-    mpt__attention_put(&t, MPT__AT_DQ, t.sum[0], w->scale);
-}
-
-/* The queries of one head from `query` on, over the own keys. */
-static void mpt__attention_dkv_tile(const mpt__attention_item *t, int64_t head, int64_t query) {
+/* The queries of one head from `query` on, over the own keys, whose rows these are; dq: sums. */
+static void mpt__attention_back_tile(const mpt__attention_item *t, int64_t head, int64_t query,
+                                     mpt__attention_rows own, mpt__real *dq) {
     const mpt__attention *w = t->w;
     const mpt__words *words = w->words;
-    const mpt__attention_rows own_v = {t->turned[1], t->n};
     mpt__attention_tile at = {head, query, t->first,
                               mpt__ref_min(MPT__ATTENTION_BLOCK, w->queries - query)};
     mpt__real block[2][MPT__ATTENTION_BLOCK];
-    const mpt__real *lse = mpt__attention_numbers(w, MPT__AT_LSE, &at, t->batch, at.m, block[0]);
-    const mpt__real *delta =
-        mpt__attention_numbers(w, MPT__AT_DELTA, &at, t->batch, at.m, block[1]);
-    mpt__attention_rows q =
-        mpt__attention_load(w, MPT__AT_Q, t->batch, head, query, at.m, t->rows[0]);
-    mpt__attention_rows dout =
-        mpt__attention_load(w, MPT__AT_DOUT, t->batch, head, query, at.m, t->rows[1]);
-    mpt__attention_scores(t, &at, q);
+    const mpt__real *number[2];
+    for (int i = 0; i < 2; i++) {
+        const int operand = i == 0 ? MPT__AT_LSE : MPT__AT_DELTA;
+        const int64_t from = mpt__attention_at(w, operand, t->batch, head, query);
+        number[i] = mpt__ref_in(&w->view[operand], from, 1, block[i], at.m);
+    }
+    const mpt__attention_rows q = mpt__attention_scores(t, &at);
+    const mpt__attention_rows dout = mpt__attention_meet(t, &at, 1, t->slope);
+    const mpt__real *factors = mpt__attention_drop(t, &at, t->slope, NULL);
     for (int64_t r = 0; r < at.m; r++) {
-        mpt__real *row = t->score + r * t->n;
-        words->unary[MPT__UNARY_ADD_SCALAR](row, row, t->n, -lse[r], 0);
+        mpt__real *p = t->score + r * t->n, *slope = t->slope + r * t->n;
+        words->unary[MPT__UNARY_ADD_SCALAR](p, p, t->n, -number[0][r], 0);
+        words->unary[MPT__UNARY_ADD_SCALAR](slope, slope, t->n, -number[1][r], 0);
     }
     words->unary[MPT__UNARY_EXP](t->score, t->score, at.m * t->n, 0, 0);
-    mpt__attention_product(w, dout.x, dout.step, 1, own_v, t->slope, at.m, t->n, w->width, false);
-    const mpt__real *factors = mpt__attention_factors(t, &at), *kept = t->score;
-    if (factors) {
-        mpt__attention_drop(t, &at, t->slope, t->slope, factors);
-        mpt__attention_drop(t, &at, t->score, t->spare[1], factors);
-        kept = t->spare[1];
-    }
-    if (w->view[MPT__AT_DV].data)
-        mpt__attention_product(w, kept, 1, t->n, dout, t->sum[1], t->n, w->width, at.m, true);
-    if (!w->view[MPT__AT_DK].data) return;
-    for (int64_t r = 0; r < at.m; r++) {
-        mpt__real *row = t->slope + r * t->n;
-        words->unary[MPT__UNARY_ADD_SCALAR](row, row, t->n, -delta[r], 0);
-    }
     words->binary[MPT__BINARY_MUL](t->slope, t->slope, t->score, at.m * t->n, 0, 0);
-    mpt__attention_product(w, t->slope, 1, t->n, q, t->sum[0], t->n, w->depth, at.m, true);
+    mpt__attention_drop(t, &at, t->score, factors);
+    if (w->dkv && w->view[MPT__AT_DV].data)
+        mpt__attention_product(w, t->score, 1, t->n, dout, t->sum[1], t->n, w->width, at.m, true);
+    if (w->dkv && w->view[MPT__AT_DK].data)
+        mpt__attention_product(w, t->slope, 1, t->n, q, t->sum[0], t->n, w->depth, at.m, true);
+    if (w->dq)
+        mpt__attention_product(w, t->slope, t->n, 1, own, dq, at.m, w->depth, t->n, true);
 }
 
-static void mpt__attention_dkv_chunk(void *work, int64_t chunk, int thread) {
+/* One block of keys, or one of queries for dq alone, or all of both for a key head. */
+static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
     const mpt__attention *w = (const mpt__attention *)work;
-    mpt__attention_item t = mpt__attention_begin(w, chunk, thread, true);
-    const int64_t floats = t.n * (w->depth + w->width), block = MPT__ATTENTION_BLOCK;
-    mpt__attention_turn(&t, MPT__AT_K, t.head, t.turned[0]);
-    w->words->unary[MPT__UNARY_MUL_SCALAR](t.turned[0], t.turned[0], w->depth * t.n, w->scale, 0);
-    mpt__attention_turn(&t, MPT__AT_V, t.head, t.turned[1]);
-    t.sum[1] = t.sum[0] + t.n * w->depth;
-    memset(t.sum[0], 0, (size_t)floats * sizeof *t.sum[0]);
-    for (int64_t h = 0; h < w->group; h++)
-        for (int64_t query = w->causal ? t.first : 0; query < w->queries; query += block)
-            mpt__attention_dkv_tile(&t, t.head * w->group + h, query);
-    if (w->view[MPT__AT_DK].data) mpt__attention_put(&t, MPT__AT_DK, t.sum[0], w->scale);
-    if (w->view[MPT__AT_DV].data) mpt__attention_put(&t, MPT__AT_DV, t.sum[1], 1);
+    const int64_t block = MPT__ATTENTION_BLOCK, heads = w->dkv ? w->group : 1;
+    mpt__attention_item t = mpt__attention_begin(w, chunk, thread, w->dkv);
+    const int64_t head = t.head * heads, key_head = head / w->group;
+    const int64_t query = w->dkv ? 0 : t.first, queries = w->dkv ? w->queries : t.n;
+    int64_t key = w->dq ? 0 : t.first, end = w->dq ? w->keys : key + t.n;
+    if (!w->dkv && w->causal) end = mpt__ref_min(end, query + t.n);
+    if (w->dq) memset(t.dq, 0, (size_t)(heads * queries * w->depth) * sizeof *t.dq);
+    t.by_keys = true;
+    for (; key < end; key += block) {
+        t.head = key_head, t.first = key, t.n = mpt__ref_min(block, w->keys - key);
+        mpt__attention_turn(&t, MPT__AT_K, 0);
+        mpt__attention_turn(&t, MPT__AT_V, 1);
+        const mpt__attention_rows own =
+            mpt__attention_load(w, MPT__AT_K, t.batch, t.head, key, t.n, t.own);
+        memset(t.sum[0], 0, (size_t)(t.n * w->depth) * sizeof *t.sum[0]);
+        memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t q = w->causal && key > query ? key - query : 0; q < queries; q += block)
+                mpt__attention_back_tile(&t, head + h, query + q, own,
+                                         t.dq + (h * queries + q) * w->depth);
+        if (!w->dkv) continue;
+        if (w->view[MPT__AT_DK].data) mpt__attention_put(&t, MPT__AT_DK, t.sum[0], w->scale);
+        if (w->view[MPT__AT_DV].data) mpt__attention_put(&t, MPT__AT_DV, t.sum[1], 1);
+    }
+    t.first = query, t.n = queries;
+    for (int64_t h = 0; w->dq && h < heads; h++) {
+        t.head = head + h;
+        mpt__attention_put(&t, w->dq, t.dq + h * queries * w->depth, w->scale);
+    }
 }
 
 /* ==== Launches ==== */
@@ -597,22 +646,47 @@ static const mpt__gemm_level *mpt__attention_level(const mpt__words *words) {
 }
 #endif
 
-static void mpt__attention_run(const mpt__cpu_call *call, mpt__chunk_fn fn, bool by_keys,
-                               double products) {
+/* Whether q, k, v and dout are rows of pairs. */
+static bool mpt__attention_paired(const mpt__launch *launch) {
+    static const int operands[4] = {MPT__AT_Q, MPT__AT_K, MPT__AT_V, MPT__AT_DOUT};
+    bool paired = true;
+    for (int i = 0; i < (launch->kernel == MPT__K_ATTENTION ? 3 : 4); i++) {
+        const mpt__operand *o = &launch->operand[operands[i]];
+        const int64_t all = o->shape[3] | o->offset | o->stride[0] | o->stride[1] | o->stride[2];
+        paired &= o->dtype == MPT_BF16 && o->stride[3] == 1 && all % 2 == 0;
+    }
+    return paired;
+}
+
+/* products: of those of the forward pass, what fn computes. */
+static void mpt__attention_run(mpt__attention *w, mpt__chunk_fn fn, double products) {
+    const int64_t heads = w->dkv ? w->heads / w->group : w->heads;
+    const int64_t batches = w->o[MPT__AT_Q].shape[0];
+    w->blocks = mpt__ref_chunks(w->dkv ? w->keys : w->queries, MPT__ATTENTION_BLOCK);
+    if (w->dkv && w->dq) w->blocks = 1;
+    int64_t items = mpt__ref_times(batches, mpt__ref_times(heads, w->blocks));
+    const double scores = (double)w->queries * (double)w->keys * (double)w->heads * (double)batches;
+    const double columns = (double)w->depth + (double)w->width;
+    const double cost = scores * columns * products * 0.3 * w->words->slowness;
+    mpt__parallel(w->call->pool, items, cost < 9e18 ? (int64_t)cost : INT64_MAX, fn, w);
+}
+
+static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     const mpt__launch *launch = call->launch;
     const mpt__operand *o = launch->operand;
+    const int64_t *q = o[MPT__AT_Q].shape, *k = o[MPT__AT_K].shape;
     const double p = launch->imm[1], lowest = p * 4294967296.0;
+    const int threads = mpt__pool_threads(call->pool);
+    const int kernel = launch->kernel;
+    const int dq = kernel == MPT__K_ATTENTION_DQ ? MPT__AT_DQ : MPT__AT_DQ_TOO;
     mpt__attention w;
     w.call = call;
     w.words = call->words;
     w.o = o;
     for (int i = 0; i < MPT__MAX_OPERANDS; i++) w.view[i] = mpt__ref_view_of(call, i);
-    w.heads = o[MPT__AT_Q].shape[1];
-    w.queries = o[MPT__AT_Q].shape[2];
-    w.depth = o[MPT__AT_Q].shape[3];
-    w.keys = o[MPT__AT_K].shape[2];
-    w.width = o[MPT__AT_V].shape[3];
-    w.group = o[MPT__AT_K].shape[1] > 0 ? w.heads / o[MPT__AT_K].shape[1] : 1;
+    w.heads = q[1], w.queries = q[2], w.depth = q[3];
+    w.keys = k[2], w.width = o[MPT__AT_V].shape[3];
+    w.group = k[1] > 0 ? w.heads / k[1] : 1;
     w.scale = (mpt__real)launch->imm[0];
     w.causal = launch->index[0] != 0;
     w.drops = p > 0;
@@ -620,37 +694,40 @@ static void mpt__attention_run(const mpt__cpu_call *call, mpt__chunk_fn fn, bool
     w.kept = lowest <= 4294967295.0 ? (mpt__real)(1 / (1 - p)) : 0;
     w.threshold = lowest <= 4294967295.0 ? (uint32_t)lowest : 0;
     if ((double)w.threshold < lowest) w.threshold++;
+    w.pairs = pairs && mpt__attention_paired(launch);
+    w.memory = mpt__attention_workspace(launch, threads) / threads;
 #ifdef MPT__HAS_GEMM
     w.level = mpt__attention_level(call->words);
 #endif
-    w.blocks = mpt__ref_chunks(by_keys ? w.keys : w.queries, MPT__ATTENTION_BLOCK);
-    int64_t items = mpt__ref_times(o[MPT__AT_Q].shape[0],
-                                   mpt__ref_times(by_keys ? w.heads / w.group : w.heads, w.blocks));
-    double others = by_keys ? (double)w.queries * (double)w.group : (double)w.keys;
-    double columns = (double)w.depth + (double)w.width;
-    double cost = (double)items * others * MPT__ATTENTION_BLOCK * products * columns * 0.3 *
-                  call->words->slowness;
-    uint32_t state = mpt__flush_denormals(call->words->flushes);
-    mpt__parallel(call->pool, items, cost < 9e18 ? (int64_t)cost : INT64_MAX, fn, &w);
+    uint32_t state = mpt__flush_denormals(w.words->flushes);
+    w.dkv = false, w.dq = 0;
+    if (kernel == MPT__K_ATTENTION) mpt__attention_run(&w, mpt__attention_forward_chunk, 1.0);
+    if (kernel == MPT__K_ATTENTION_DQ) mpt__attention_run(&w, mpt__attention_delta_chunk, 0.01);
+    if (kernel != MPT__K_ATTENTION && w.view[dq].data) w.dq = dq;
+    if (w.dq && !mpt__attention_together(launch, threads)) {
+        mpt__attention_run(&w, mpt__attention_back_chunk, 1.5);
+        w.dq = 0;
+    }
+    w.dkv = kernel == MPT__K_ATTENTION_DKV;
+    if (w.dkv) mpt__attention_run(&w, mpt__attention_back_chunk, w.dq ? 2.5 : 2.0);
     mpt__restore_denormals(state);
 }
-
-static void mpt__ref_attention(const mpt__cpu_call *call) {
-    mpt__attention_run(call, mpt__attention_forward_chunk, false, 1.0);
+static void mpt__ref_attention(const mpt__cpu_call *call) { mpt__attention_launch_of(call, false); }
+#ifdef MPT__HAS_PAIRS
+static void mpt__pairs_attention(const mpt__cpu_call *call) {
+    mpt__attention_launch_of(call, true);
 }
-static void mpt__ref_attention_dq(const mpt__cpu_call *call) {
-    mpt__attention_run(call, mpt__attention_dq_chunk, false, 1.5);
-}
-static void mpt__ref_attention_dkv(const mpt__cpu_call *call) {
-    mpt__attention_run(call, mpt__attention_dkv_chunk, true, 2.0);
-}
+#endif
 
 static void mpt__cpu_add_attention(mpt__cpu *cpu) {
     mpt__cpu_add(cpu, MPT__K_EMBEDDING, mpt__ref_embedding_forward, NULL);
     mpt__cpu_add(cpu, MPT__K_EMBEDDING_BACKWARD, mpt__ref_embedding_backward, NULL);
-    mpt__cpu_add(cpu, MPT__K_ATTENTION, mpt__ref_attention, mpt__attention_workspace);
-    mpt__cpu_add(cpu, MPT__K_ATTENTION_DQ, mpt__ref_attention_dq, mpt__attention_workspace);
-    mpt__cpu_add(cpu, MPT__K_ATTENTION_DKV, mpt__ref_attention_dkv, mpt__attention_workspace);
+    mpt__cpu_run run = mpt__ref_attention;
+#ifdef MPT__HAS_PAIRS
+    if (cpu->isa == MPT_ISA_AVX512_BF16) run = mpt__pairs_attention;
+#endif
+    for (int id = MPT__K_ATTENTION; id <= MPT__K_ATTENTION_DKV; id++)
+        mpt__cpu_add(cpu, (mpt__kernel)id, run, mpt__attention_workspace);
 }
 
 #endif

@@ -253,15 +253,18 @@ static mpt_status mpt__attention_backward(mpt__frame *frame) {
     for (int i = 0; i < 3; i++)
         if (target[i])
             *view[i] = mpt__attention_view(frame, target[i], packed ? i : 0, packed ? 3 : 1);
+    const bool others = target[1] || target[2];
+    const bool later = others && !context->backend.describe && mpt__tensor_numel(&at.k) > 0;
     mpt__launch *launch =
         mpt__attention_back_launch(frame, MPT__K_ATTENTION_DQ, &at, &dout, delta, MPT__WRITE);
-    if (target[0]) mpt__operand_of(launch, 7, &to.q, access[0]);
+    if (target[0] && !later) mpt__operand_of(launch, 7, &to.q, access[0]);
     mpt__operand_of(launch, 8, &out, MPT__READ);
     mpt_status status = mpt__submit(context, launch);
-    if (status != MPT_OK || (!target[1] && !target[2])) return status;
+    if (status != MPT_OK || !others) return status;
     launch = mpt__attention_back_launch(frame, MPT__K_ATTENTION_DKV, &at, &dout, delta, MPT__READ);
     if (target[1]) mpt__operand_of(launch, 7, &to.k, access[1]);
     if (target[2]) mpt__operand_of(launch, 8, &to.v, access[2]);
+    if (target[0] && later) mpt__operand_of(launch, 9, &to.q, access[0]);
     return mpt__submit(context, launch);
 }
 
