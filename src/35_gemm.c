@@ -126,7 +126,7 @@ typedef struct mpt__gemm {
    goes. */
 typedef void mpt__gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
                             float *c, int64_t ldc, int rows, int columns, int how);
-enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2 };
+enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2, MPT__GEMM_MORE = 4 };
 
 struct mpt__gemm_level {
     int rows, columns; /* of the micro-kernel's tile */
@@ -140,8 +140,8 @@ struct mpt__gemm_level {
     /* From matrices where they lie: A of fp32, B of any dtype with b.outer = 1, no rounding; rows
        <= direct_rows. NULL: this level only does packed products. */
     mpt__gemm_tile *direct;
-    /* The same from lines of pixels: B of fp32 too. A has a multiple of line_rows rows, and rows of
-       B are as wide as a tile. */
+    /* From panels and lines of pixels, and (n MORE) n times from the sides behind, too: A has a
+       multiple of line_rows rows, and rows of B are as wide as a tile. */
     mpt__gemm_tile *lines;
     int line_rows;
     /* The same with a.inner = b.inner = 1; any rows, columns <= 4, any dtypes. */
@@ -255,30 +255,32 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         x##i = V##_fma(s, b0, x##i);                                                               \
         y##i = V##_fma(s, b1, y##i);                                                               \
     }
-#define MPT__GEMM_LINES(FN, NAME, V, W, ROWS, NV)                                                  \
+#define MPT__GEMM_LINES(FN, NAME, V, W, ROWS, NV, STEP)                                            \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
                  int64_t ldc, int rows, int columns, int how) {                                    \
         const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
-        const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);                  \
         const int64_t o = a->outer, a_step = a->inner, b_step = b->inner;                          \
-        const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;                                            \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (int64_t p = 0; p < depth; p++) {                                                      \
-            MPT__PANEL_LOAD##NV(V, W);                                                             \
-            MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W);                                           \
-            a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                              \
+        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {                                        \
+            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);              \
+            const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;                                        \
+            for (int64_t p = 0; p < depth; p++) {                                                  \
+                MPT__PANEL_LOAD##NV(V, W);                                                         \
+                MPT__ROWS_##ROWS(STEP##NV, V, W);                                                  \
+                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                          \
+            }                                                                                      \
+            (void)a6;                                                                              \
         }                                                                                          \
-        (void)a6;                                                                                  \
         MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                               \
     }
 
 #if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
-#define MPT__GEMM_CONV(FN, N, V, W, R)
+#define MPT__GEMM_CONV(FN, N, V, W, R, STEP)
 #define MPT__GEMM_CONV_OF(N) NULL
 #else
-#define MPT__GEMM_CONV(FN, N, V, W, R)                                                             \
-    MPT__GEMM_LINES(FN, N##_lines##R##x1, V, W, R, 1)                                              \
-    MPT__GEMM_LINES(FN, N##_lines##R##x2, V, W, R, 2)                                              \
+#define MPT__GEMM_CONV(FN, N, V, W, R, STEP)                                                       \
+    MPT__GEMM_LINES(FN, N##_lines##R##x1, V, W, R, 1, STEP)                                        \
+    MPT__GEMM_LINES(FN, N##_lines##R##x2, V, W, R, 2, STEP)                                        \
     static void N##_gemm_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,    \
                                float *c, int64_t ldc, int rows, int columns, int how) {            \
         MPT__GEMM_OF_WIDTH(N##_lines, W, R)(depth, a, b, c, ldc, rows, columns, how);              \
@@ -529,7 +531,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, MR)                                   \
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, 2)                           \
     MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, DR)                          \
-    MPT__GEMM_CONV(FN, N, V, W, DR)                                                                \
+    MPT__GEMM_CONV(FN, N, V, W, DR, MPT__LINES_STEP)                                               \
     static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,     \
                               float *c, int64_t ldc, int rows, int columns, int how) {             \
         mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                   \

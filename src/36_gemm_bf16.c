@@ -208,6 +208,18 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 #else
 #define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v16, 16, ROWS)
 #endif
+#define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_set(MPT__LINES_A##i), b0);
+#define MPT__PAIRS_LINES2(i, V, W)                                                         \
+    {                                                                                      \
+        V##_f s = V##_set(MPT__LINES_A##i);                                                \
+        x##i = V##_pairs(x##i, s, b0);                                                     \
+        y##i = V##_pairs(y##i, s, b1);                                                     \
+    }
+#ifdef MPTRAIN_EMULATE_AMX
+MPT__GEMM_CONV(MPT__PAIRS_FN, mpt__pairs, mpt__v8, 8, 6, MPT__PAIRS_LINES)
+#else
+MPT__GEMM_CONV(MPT__PAIRS_FN, mpt__pairs, mpt__v16, 16, 8, MPT__PAIRS_LINES)
+#endif
 MPT__PAIRS_TILES(4)
 MPT__PAIRS_TILES(8)
 MPT__PAIRS_TILES(14)
@@ -257,8 +269,8 @@ static const mpt__gemm_level mpt__pairs_gemm_level = {MPT__PAIRS_ROWS,
                                                       MPT__PAIRS_RATE,
                                                       mpt__pairs_tile,
                                                       MPT__PAIRS_BASE(direct),
-                                                      NULL,
-                                                      0,
+                                                      MPT__GEMM_CONV_OF(mpt__pairs),
+                                                      MPT__PAIRS_DIRECT,
                                                       MPT__PAIRS_BASE(dot),
                                                       mpt__pairs_pack,
                                                       MPT__PAIRS_BASE(load),
@@ -272,11 +284,11 @@ static int mpt__gemm_dtype(const mpt__gemm_side *side) {
     return side->round != 0 ? side->round : side->dtype;
 }
 
-/* Convolutions from or to few channels are faster by lines of pixels in fp32. */
+/* Convolutions of few channels, in their gradients of weights of one, are faster in fp32. */
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
     const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
     const mpt__gemm_image *image = g->a_image != NULL ? g->a_image : g->b_image;
-    const bool few = image != NULL && (image->channels < 8 || g->n < 8);
+    const bool few = image != NULL && image->channels < (g->a_image != NULL ? 8 : 2);
     return halves && !few ? &mpt__pairs_gemm_level : &MPT__PAIRS_BASE(level);
 }
 

@@ -252,32 +252,57 @@ typedef struct mpt__conv_lines {
     const mpt__gemm_image *x;   /* what taps are of */
     const mpt__gemm_side *side; /* where it lies */
     const mpt__words *words;
-    bool in_place;
-    int64_t wide, ring;           /* elements of a copied line; lines under way */
+#ifdef MPT__HAS_GEMM
+    const mpt__gemm_level *level;
+#endif
+    bool in_place, halves; /* halves: copied lines are bf16, else mpt__real */
+    int64_t pair;          /* of pairs of bf16 (halves) that go so far apart; 0: of neighbours */
+    int64_t wide, line;    /* elements and bytes of a copied line */
+    int64_t block, ring;   /* lines of the grid that go together; copied lines under way */
     int64_t lines, chunk, chunks; /* lines of the grid: all, those of a chunk */
 } mpt__conv_lines;
 
 #define MPT__CONV_SLICES 16 /* chunks of a gradient of weights, each with sums of its own */
+#define MPT__CONV_SLICES_FLOATS (1 << 20)
 #define MPT__CONV_COST 8192 /* ns of another chunk, about */
+#define MPT__CONV_PIXELS 64 /* of lines that go together, about; of pairs of pixels so many */
+#define MPT__CONV_MORE 8    /* the most lines at a time, and sides of a product */
+#define MPT__CONV_PAST 48   /* words that are written past a line of pairs */
 
-/* cost: ns of a line, about. */
+/* cost: ns of a line, about; unit: elements of a word, that is 2 for pairs; 0: lines go alone. */
 static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
-                               const mpt__gemm_side *side, const mpt__conv *c, int64_t cost) {
+                               const mpt__gemm_side *side, const mpt__conv *c, int64_t cost,
+                               int64_t unit) {
     const int64_t reach = (x->taps[1] - 1) * x->apart[1] + 1;
     const int64_t pixels = (x->grid[1] - 1) * x->stride[1] + reach;
+    const int kernel = c->launch->kernel;
+    const bool weights = kernel == MPT__K_CONV_BACKWARD_WEIGHT;
+    const int64_t offset = c->launch->operand[kernel == MPT__K_CONV_BACKWARD_INPUT ? 2 : 0].offset;
     l->x = x;
     l->side = side;
     l->words = NULL;
-    l->in_place = mpt__ref_is_real(side->dtype) && side->round == 0 && x->first[1] >= 0 &&
-                  x->first[1] + pixels <= x->size[1];
+    l->halves = unit > 1;
+    l->pair = l->halves && weights ? x->stride[1] * x->channels : 0;
+    l->in_place = (l->halves ? side->dtype == MPT_BF16 && offset % 2 == 0 && !weights
+                             : mpt__ref_is_real(side->dtype)) &&
+                  side->round == 0 && x->first[1] >= 0 && x->first[1] + pixels <= x->size[1];
     const bool taps = x->taps[0] * x->taps[1] > 0; /* some phases have none */
     l->wide = taps ? pixels * x->channels : 0;
-    l->ring = taps ? (x->taps[0] - 1) * x->apart[0] + 1 : 0;
+    l->line = l->wide * (l->halves ? 2 : (int64_t)sizeof(mpt__real));
+    if (l->pair > 0) l->line = (l->wide + MPT__CONV_PAST) * 4;
+    l->block = MPT__CONV_PIXELS * (weights || unit < 1 ? unit : 1) / (x->grid[1] + 1) + 1;
+    l->block = mpt__ref_min(mpt__ref_min(l->block, MPT__CONV_MORE), x->grid[0]);
+    if (l->block < 1) l->block = 1; /* of a phase without pixels */
+    l->ring = taps ? (l->block - 1) * x->stride[0] + (x->taps[0] - 1) * x->apart[0] + 1 : 0;
     l->lines = c->n * x->grid[0];
     l->chunk = MPT__CONV_COST / (cost + 1) + 4;
-    if (c->launch->kernel == MPT__K_CONV_BACKWARD_WEIGHT)
-        l->chunk = mpt__ref_chunks(l->lines, MPT__CONV_SLICES);
+    if (weights) {
+        const int64_t sums = c->out * c->in * c->kernel[0] * c->kernel[1];
+        const int64_t most = MPT__CONV_SLICES_FLOATS / (sums + 1) + 1;
+        l->chunk = mpt__ref_chunks(l->lines, mpt__ref_min(MPT__CONV_SLICES, most));
+    }
     if (l->chunk == 0) l->chunk = 1;
+    l->chunk = mpt__ref_chunks(l->chunk, l->block) * l->block;
     l->chunks = mpt__ref_chunks(l->lines, l->chunk);
     if (l->chunks == 0) l->chunks = 1;
 }
@@ -312,6 +337,27 @@ static void mpt__conv_floats(const mpt__words *words, const mpt__gemm_side *side
     }
 }
 
+/* The same as a line's elements. */
+static void mpt__conv_elements(const mpt__conv_lines *l, int64_t from, char *to, int64_t n) {
+    enum { MOST = 256 };
+    const mpt__gemm_side *side = l->side;
+    if (!l->halves) {
+        mpt__conv_floats(l->words, side, from, (mpt__real *)(void *)to, n);
+    } else if (side->dtype == MPT_BF16) {
+        memcpy(to, side->data + from * 2, (size_t)n * 2);
+    } else {
+        mpt__gemm_side plain = *side;
+        mpt__real reals[MOST];
+        plain.round = 0;
+        for (int64_t m; n > 0; n -= m, from += m, to += 2 * m) {
+            m = mpt__ref_min(MOST, n);
+            mpt__conv_floats(l->words, &plain, from, reals, m);
+            l->words->convert->f32_to_bf16((const float *)(const void *)reals,
+                                           (uint16_t *)(void *)to, (size_t)m);
+        }
+    }
+}
+
 /* The line of the grid's number `line` begins: its image, and in y the line of its first tap. */
 static int64_t mpt__conv_begin_line(const mpt__conv_lines *l, int64_t line, int64_t *y,
                                     int64_t *loaded) {
@@ -322,24 +368,43 @@ static int64_t mpt__conv_begin_line(const mpt__conv_lines *l, int64_t line, int6
     return line / l->x->grid[0];
 }
 
-/* The first tap of line y of image n; `ring` has the lines before `loaded`. */
-static const mpt__real *mpt__conv_line(const mpt__conv_lines *l, mpt__real *ring, int64_t n,
-                                       int64_t y, int64_t *loaded) {
+#ifdef MPT__HAS_GEMM
+/* words[i] = elements i and i + apart as a pair, count of them, and MPT__CONV_PAST. */
+static void mpt__conv_pair(const mpt__gemm_level *level, mpt__gemm_side side, int64_t apart,
+                           char *words, int64_t count) {
+    side.outer = 1, side.inner = apart;
+    for (int64_t i = 0; i < count; i += level->columns) {
+        level->pack(words + 4 * i, true, &side, i, mpt__smaller_of(level->columns, count - i), 0,
+                    2);
+    }
+}
+#endif
+
+/* The first tap of line y of image n; `ring` has the lines before `loaded`, and room for one. */
+static const char *mpt__conv_line(const mpt__conv_lines *l, char *ring, int64_t n, int64_t y,
+                                  int64_t *loaded) {
     const mpt__gemm_image *x = l->x;
     const int64_t first = x->first[1] * x->channels, width = x->size[1] * x->channels;
     const int64_t left = first < 0 ? mpt__ref_min(-first, l->wide) : 0;
+    const int64_t bytes = l->halves ? 2 : (int64_t)sizeof(mpt__real);
     int64_t from = n * x->image + y * x->step[0] + first;
     int64_t right = mpt__ref_min(width - first, l->wide);
     if (right < left) right = left;
-    if (l->in_place) return (const mpt__real *)(const void *)l->side->data + from;
+    if (l->in_place) return l->side->data + from * mpt__dtype_info[l->side->dtype].bytes;
     for (; *loaded <= y; ++*loaded) {
-        mpt__real *to = ring + *loaded % l->ring * l->wide;
+        char *line = ring + *loaded % l->ring * l->line;
+        char *to = l->pair > 0 ? ring + l->ring * l->line : line;
         from = n * x->image + *loaded * x->step[0] + first;
-        memset(to, 0, (size_t)left * sizeof *to);
-        mpt__conv_floats(l->words, l->side, from + left, to + left, right - left);
-        memset(to + right, 0, (size_t)(l->wide - right) * sizeof *to);
+        memset(to, 0, (size_t)(left * bytes));
+        mpt__conv_elements(l, from + left, to + left * bytes, right - left);
+        memset(to + right * bytes, 0, (size_t)((l->wide - right) * bytes));
+#ifdef MPT__HAS_GEMM
+        const mpt__gemm_side apart = {to, MPT_BF16, 0, 0, 0};
+        if (l->pair > 0)
+            mpt__conv_pair(l->level, apart, l->pair, line, l->wide - l->pair);
+#endif
     }
-    return ring + y % l->ring * l->wide;
+    return ring + y % l->ring * l->line;
 }
 
 /* ==== Depthwise ==== */
@@ -371,6 +436,11 @@ static void mpt__depth_end(const mpt__depthwise *w, int64_t to, mpt__real *x, in
     mpt__ref_put(&w->out, to, 1, x, m);
 }
 
+static const mpt__real *mpt__depth_tap(const mpt__conv_lines *l, mpt__real *ring, int64_t n,
+                                       int64_t y, int64_t *loaded) {
+    return (const mpt__real *)(const void *)mpt__conv_line(l, (char *)ring, n, y, loaded);
+}
+
 /* One line of pixels: each begins with the bias and adds its taps. */
 static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ring,
                             int64_t *loaded) {
@@ -397,7 +467,7 @@ static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ri
         for (p.depth = 0; p.depth < MPT__DEPTH_TAPS && t < taps; t++) {
             const int64_t y = y0 + t / g->taps[1] * g->apart[0];
             if (y >= 0 && y < g->size[0]) {
-                tap[p.depth++] = mpt__conv_line(l, ring, n, y, loaded) +
+                tap[p.depth++] = mpt__depth_tap(l, ring, n, y, loaded) +
                                  t % g->taps[1] * g->apart[1] * channels;
             } else if (p.depth > 0) {
                 break; /* the weights of taps lie one behind the other */
@@ -436,7 +506,7 @@ static void mpt__depth_weights(const mpt__depthwise *w, int64_t line, mpt__real 
     for (int64_t ty = 0; ty < g->taps[0]; ty++) {
         const int64_t y = y0 + ty * g->apart[0];
         if (y < 0 || y >= g->size[0]) continue;
-        const mpt__real *x = mpt__conv_line(l, ring, n, y, loaded);
+        const mpt__real *x = mpt__depth_tap(l, ring, n, y, loaded);
         p.out = sums + ty * g->taps[1] * channels;
         p.start = p.out;
         for (int64_t i = 0; i < g->grid[1]; i += p.depth) {
@@ -494,7 +564,7 @@ static void mpt__depth_plan(mpt__depthwise *w, const mpt__conv *conv, const mpt_
     const mpt__gemm_image *g = &w->product.image[0];
     const int64_t sums = g->taps[0] * g->taps[1] * g->channels;
     mpt__conv_lines_of(&w->lines, g, weights ? &w->product.b : &w->product.a, conv,
-                       g->grid[1] * sums / 16);
+                       g->grid[1] * sums / 16, 0);
     if (call) w->lines.words = call->words, w->memory = (mpt__real *)call->workspace;
     w->shared = weights ? w->lines.chunks * sums : sums + g->channels;
     w->own = w->lines.ring * w->lines.wide + g->grid[1] * g->channels;
@@ -602,38 +672,44 @@ static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt
  * Where a tile of pixels and the taps of one line of the image are a matrix with overlapping rows,
  * nothing is packed but weights. */
 
-#define MPT__CONV_DEPTH 256          /* products at a time: their weights stay in L1 */
-#define MPT__CONV_SLICE_FLOATS 81920 /* the most sums of a slice; measured */
+#define MPT__CONV_DEPTH 640          /* words at a time: their weights come from L2; measured */
+#define MPT__CONV_SLICE_FLOATS 163840 /* the most sums of a slice; measured */
 
+/* Words are what products are made of: floats, or pairs of bf16. */
 typedef struct mpt__conv_rows {
     const mpt__gemm *g;
     mpt__conv_lines lines;
     bool in_c, weights;
-    int64_t run;                /* channels of a line's taps */
+    int64_t run;                /* words of a line's taps */
+    int64_t depth;              /* weights: words of a line of dy */
     int64_t panel, shared, own; /* floats: of a panel of weights, of all of them, of a thread */
-    int64_t biases; /* where, behind those, the biases of a line of pixels lie; 0: the few of one */
+    int64_t apart;              /* of those, behind all else: lines of sums, or of dy */
+    int64_t biases; /* where, behind those, a line of sums that begins with them lies; 0: none */
     float *memory;
 } mpt__conv_rows;
 
 /* False where the other road is the faster one; measured. */
 static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__conv *c) {
     const mpt__gemm_level *level = g->level;
-    const int64_t tile = level->line_rows;
+    const int64_t tile = level->line_rows, unit = level->unit;
     const mpt__gemm_image *x = g->a_image != NULL ? g->a_image : g->b_image;
     r->g = g;
     r->weights = g->a_image == NULL;
     if (x == NULL || level->lines == NULL || c->groups != 1 || g->k == 0) return false;
     if (x->taps[1] > 1 && x->apart[1] != 1) return false;
     const int64_t pixels = x->grid[1], whole = mpt__round_up(pixels, tile);
-    if (pixels * 4 < whole * 3) return false;
+    if (pixels * 4 < whole * 3 || (r->weights ? pixels : x->channels) % unit != 0) return false;
     if (r->weights && (g->m * g->n > MPT__CONV_SLICE_FLOATS || pixels < 2 * tile)) return false;
     mpt__conv_lines *l = &r->lines;
-    mpt__conv_lines_of(l, x, r->weights ? &g->b : &g->a, c, pixels * g->n / level->rate * g->k);
+    mpt__conv_lines_of(l, x, r->weights ? &g->b : &g->a, c, pixels * g->n / level->rate * g->k,
+                       unit);
+    l->level = level;
     if (r->weights || pixels < whole) l->in_place = false; /* tiles are read whole */
-    r->run = x->taps[1] * x->channels;
+    r->run = x->taps[1] * x->channels / (r->weights ? 1 : unit);
+    r->depth = pixels / unit;
     r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate || g->onto != 0);
     int64_t room = r->weights ? level->columns : (whole - pixels) * x->stride[1] * x->channels;
-    r->panel = g->k * level->columns + MPT__GEMM_SLACK / (int64_t)sizeof(float);
+    r->panel = mpt__gemm_panel_bytes(level, g->k, level->columns) / (int64_t)sizeof(float);
     r->shared = r->panel * mpt__gemm_panels(g->n, level->columns);
     if (r->weights) r->shared = g->m * g->n * l->chunks;
     r->biases = 0;
@@ -641,99 +717,160 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
         r->biases = r->shared;
         r->shared += pixels * g->n;
     }
-    r->own = l->in_place ? 0 : l->ring * l->wide + room;
-    r->own += r->weights ? pixels * g->m + tile : r->in_c ? 0 : pixels * g->n;
+    r->apart = r->in_c ? 0 : pixels * g->n;
+    if (r->weights) r->apart = r->depth * g->m + tile + MPT__CONV_PAST;
+    r->apart *= l->block;
+    r->own = l->in_place ? 0 : (l->ring * l->line + l->wide * 2) / (int64_t)sizeof(float) + room;
+    r->own = mpt__round_up(r->own + r->apart, 16);
     r->shared = mpt__round_up(r->shared, 16);
-    r->own = mpt__round_up(r->own, 16);
     return true;
 }
 
 /* c[rows, columns] = or += A B. */
-static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__gemm_side a,
-                            const mpt__gemm_side *b, float *c, int64_t ldc, int64_t rows,
-                            int64_t columns, int how) {
+static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__gemm_side *a,
+                            const mpt__gemm_side *b, int sides, float *c, int64_t ldc,
+                            int64_t rows, int64_t columns, int how) {
+    how += (sides - 1) * MPT__GEMM_MORE;
     for (int64_t i = 0; i < rows; i += level->line_rows, c += level->line_rows * ldc) {
-        level->lines(depth, &a, b, c, ldc, (int)mpt__smaller_of(level->line_rows, rows - i),
+        level->lines(depth, a, b, c, ldc, (int)mpt__smaller_of(level->line_rows, rows - i),
                      (int)columns, how);
-        a.data += level->line_rows * a.outer * (int64_t)sizeof(float);
+        for (int s = 0; s < sides; s++)
+            a[s].data += level->line_rows * a->outer * (int64_t)sizeof(float);
     }
 }
 
-/* Taps of line ty with their weights, for a line of C. */
-static void mpt__conv_row_products(const mpt__conv_rows *r, const float *x, int64_t ty, float *c,
-                                   int64_t ldc, int how) {
+/* Where the sums of a line of a block are, and whether they are added to. */
+typedef struct mpt__conv_row {
+    float *sums;
+    char *c;
+    int how;
+} mpt__conv_row;
+
+/* Sums of a block of lines for some columns. Sides are the taps of as many lines as go
+   together, or a part of one. */
+static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_t count, int64_t j,
+                                   char *ring, int64_t *loaded, mpt__conv_row *row, int64_t ldc) {
     const mpt__gemm_level *level = r->g->level;
-    const mpt__gemm_image *image = r->lines.x;
-    const int64_t columns = level->columns, pixel = image->stride[1] * image->channels;
-    for (int64_t j = 0; j < r->g->n; j += columns) {
-        const float *w = r->memory + j / columns * r->panel + ty * r->run * columns;
+    const mpt__gemm_image *x = r->lines.x;
+    const int64_t columns = level->columns, pixel = x->stride[1] * x->channels / level->unit;
+    const float *panel = r->memory + j / columns * r->panel;
+    int64_t y0, together = mpt__smaller_of(MPT__CONV_DEPTH / r->run, MPT__CONV_MORE);
+    const int64_t n = mpt__conv_begin_line(&r->lines, line, &y0, loaded);
+    if (together < 1) together = 1;
+    for (int64_t ty0 = 0; ty0 < x->taps[0]; ty0 += together) {
         for (int64_t k = 0; k < r->run; k += MPT__CONV_DEPTH) {
-            const mpt__gemm_side a = {(const char *)(x + k), MPT_F32, 0, pixel, 1};
-            const mpt__gemm_side b = {(const char *)(w + k * columns), MPT_F32, 0, 1, columns};
-            mpt__conv_tiles(level, mpt__smaller_of(MPT__CONV_DEPTH, r->run - k), a, &b, c + j, ldc,
-                            image->grid[1], mpt__smaller_of(columns, r->g->n - j),
-                            k > 0 ? MPT__GEMM_ADD : how);
+            for (int64_t i = 0; i < count; i++) {
+                mpt__gemm_side a[MPT__CONV_MORE], b[MPT__CONV_MORE];
+                int sides = 0;
+                for (int64_t t = ty0; t < x->taps[0] && t < ty0 + together; t++) {
+                    const int64_t y = y0 + i * x->stride[0] + t * x->apart[0];
+                    if (y < 0 || y >= x->size[0]) continue;
+                    const char *taps = mpt__conv_line(&r->lines, ring, n, y, loaded);
+                    const mpt__gemm_side of_x = {taps + 4 * k, MPT_F32, 0, pixel, 1};
+                    const mpt__gemm_side of_w = {(const char *)(panel + (t * r->run + k) * columns),
+                                                 MPT_F32, 0, 1, columns};
+                    a[sides] = of_x, b[sides++] = of_w;
+                }
+                if (sides == 0) continue;
+                mpt__conv_tiles(level, mpt__smaller_of(MPT__CONV_DEPTH, r->run - k), a, b, sides,
+                                row[i].sums + j, ldc, x->grid[1],
+                                mpt__smaller_of(columns, r->g->n - j), row[i].how);
+                row[i].how = MPT__GEMM_ADD;
+            }
         }
     }
 }
 
-static void mpt__conv_row(const mpt__conv_rows *r, int64_t line, float *ring, int64_t *loaded) {
-    const mpt__conv_lines *l = &r->lines;
-    const mpt__gemm_image *x = l->x;
-    mpt__gemm g = *r->g;
-    int64_t y0, at[2], pixel = line * x->grid[1] * g.c_row;
-    const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
-    if (g.c_image != NULL) {
-        pixel = mpt__gemm_pixel(g.c_image, line * x->grid[1], at);
-        g.c_row = g.c_image->stride[1] * g.c_image->step[1];
+/* What follows the sums of a line; how == 0: it had no taps. */
+static void mpt__conv_row_end(const mpt__conv_rows *r, mpt__gemm *g, const mpt__conv_row *row,
+                              int64_t ldc) {
+    const int64_t pixels = r->lines.x->grid[1];
+    for (int64_t i = 0; row->how == 0 && i < pixels; i++) {
+        memset(row->sums + i * ldc, 0, (size_t)g->n * sizeof *row->sums);
     }
-    g.c += pixel * mpt__dtype_info[g.c_dtype].bytes;
-    float *sums = r->in_c ? (float *)(void *)g.c : ring + r->own - x->grid[1] * g.n;
-    const int64_t ldc = r->in_c ? g.c_row : g.n;
-    int how = r->in_c && g.accumulate && g.onto == 0 ? MPT__GEMM_ADD : 0;
-    for (int64_t ty = 0; ty < x->taps[0]; ty++) {
-        const int64_t y = y0 + ty * x->apart[0];
-        if (y < 0 || y >= x->size[0]) continue;
-        mpt__conv_row_products(r, mpt__conv_line(l, ring, n, y, loaded), ty, sums, ldc, how);
-        how = MPT__GEMM_ADD;
-    }
-    for (int64_t i = 0; how == 0 && i < x->grid[1]; i++) {
-        memset(sums + i * ldc, 0, (size_t)g.n * sizeof *sums);
-    }
-    if (r->biases > 0) { /* as one row */
-        const mpt__gemm_side biases = {(const char *)(r->memory + r->biases), MPT_F32, 0, 0, 1};
-        g.bias = biases;
-        g.level->finish(&g, sums, 0, 0, 0, 1, x->grid[1] * g.n);
-    } else if (!r->in_c || !mpt__gemm_is_plain(&g)) {
-        g.level->finish(&g, sums, ldc, 0, 0, x->grid[1], g.n);
+    g->c = row->c;
+    if (!r->in_c || !mpt__gemm_is_plain(g)) {
+        g->level->finish(g, row->sums, ldc, 0, 0, pixels, g->n);
     }
 }
 
-/* Adds what a line of dy gives the gradients of all taps. */
-static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, float *ring,
+static void mpt__conv_row_block(const mpt__conv_rows *r, int64_t line, int64_t count, char *ring,
+                                int64_t *loaded) {
+    const mpt__gemm_image *x = r->lines.x;
+    mpt__gemm g = *r->g;
+    mpt__conv_row row[MPT__CONV_MORE];
+    float *sums = (float *)(void *)ring + r->own - r->apart;
+    const bool onto_c = r->in_c && g.accumulate && g.onto == 0;
+    const int how = onto_c || r->biases > 0 ? MPT__GEMM_ADD : 0;
+    if (r->biases > 0) g.bias.data = NULL;
+    if (g.c_image != NULL) g.c_row = g.c_image->stride[1] * g.c_image->step[1];
+    const int64_t ldc = r->in_c ? g.c_row : g.n;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t at[2], pixel = (line + i) * x->grid[1] * g.c_row;
+        if (g.c_image != NULL) pixel = mpt__gemm_pixel(g.c_image, (line + i) * x->grid[1], at);
+        row[i].c = g.c + pixel * mpt__dtype_info[g.c_dtype].bytes;
+        row[i].sums = r->in_c ? (float *)(void *)row[i].c : sums + i * x->grid[1] * g.n;
+        row[i].how = how;
+        if (r->biases > 0)
+            memcpy(row[i].sums, r->memory + r->biases, (size_t)(x->grid[1] * g.n) * sizeof *sums);
+    }
+    for (int64_t j = 0; j < g.n; j += g.level->columns) {
+        for (int64_t i = 0; i < count; i++) row[i].how = how;
+        mpt__conv_row_products(r, line, count, j, ring, loaded, row, ldc);
+    }
+    for (int64_t i = 0; i < count; i++) mpt__conv_row_end(r, &g, &row[i], ldc);
+}
+
+/* A line of dy as words; `apart` has room for it. */
+static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float *apart) {
+    const mpt__gemm *g = r->g;
+    const int64_t m = g->m, numel = r->lines.x->grid[1] * m;
+    mpt__gemm_side dy = g->a;
+    dy.data += line * numel * mpt__dtype_info[dy.dtype].bytes;
+    if (g->level->unit > 1) {
+        for (int64_t i = 0; i < r->depth; i++) {
+            mpt__conv_pair(g->level, dy, m, (char *)(apart + i * m), m);
+            dy.data += 2 * m * mpt__dtype_info[dy.dtype].bytes;
+        }
+    } else if (dy.dtype != MPT_F32 || dy.round != 0 || m % g->level->line_rows != 0) {
+        mpt__conv_floats(r->lines.words, &dy, 0, apart, numel);
+    } else {
+        return dy.data;
+    }
+    return (const char *)apart;
+}
+
+/* Adds what a block of lines of dy gives the gradients of all taps. */
+static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t count, char *ring,
                                   int64_t *loaded, float *sums) {
     const mpt__conv_lines *l = &r->lines;
     const mpt__gemm_image *x = l->x;
     const mpt__gemm *g = r->g;
     const mpt__gemm_level *level = g->level;
-    const int64_t numel = x->grid[1] * g->m, pixel = x->stride[1] * x->channels;
-    const float *dy = mpt__gemm_floats_of(&g->a) + line * numel;
+    const int64_t pixel = x->stride[1] * x->channels * level->unit;
+    float *apart = (float *)(void *)ring + r->own - r->apart;
+    const char *dy[MPT__CONV_MORE];
     int64_t y0;
     const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
-    if (g->a.dtype != MPT_F32 || g->a.round != 0 || g->m % level->line_rows != 0) {
-        float *apart = ring + r->own - numel - level->line_rows;
-        mpt__conv_floats(l->words, &g->a, line * numel, apart, numel);
-        dy = apart;
+    for (int64_t i = 0; i < count; i++) {
+        dy[i] = mpt__conv_row_dy(r, line + i, apart + i * (r->apart / l->block));
     }
-    const mpt__gemm_side a = {(const char *)dy, MPT_F32, 0, 1, g->m};
     for (int64_t ty = 0; ty < x->taps[0]; ty++) {
-        const int64_t y = y0 + ty * x->apart[0];
-        if (y < 0 || y >= x->size[0]) continue;
-        const float *taps = mpt__conv_line(l, ring, n, y, loaded);
-        for (int64_t j = 0; j < r->run; j += level->columns) {
-            const mpt__gemm_side b = {(const char *)(taps + j), MPT_F32, 0, 1, pixel};
-            mpt__conv_tiles(level, x->grid[1], a, &b, sums + ty * r->run + j, g->n, g->m,
+        mpt__gemm_side a[MPT__CONV_MORE], b[MPT__CONV_MORE], from[MPT__CONV_MORE];
+        int sides = 0;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t y = y0 + i * x->stride[0] + ty * x->apart[0];
+            if (y < 0 || y >= x->size[0]) continue;
+            const mpt__gemm_side of_dy = {dy[i], MPT_F32, 0, 1, g->m};
+            const mpt__gemm_side of_x = {mpt__conv_line(l, ring, n, y, loaded), MPT_F32, 0, 1,
+                                         pixel};
+            from[sides] = of_dy, b[sides++] = of_x;
+        }
+        for (int64_t j = 0; sides > 0 && j < r->run; j += level->columns) {
+            memcpy(a, from, (size_t)sides * sizeof *a);
+            mpt__conv_tiles(level, r->depth, a, b, sides, sums + ty * r->run + j, g->n, g->m,
                             mpt__smaller_of(level->columns, r->run - j), MPT__GEMM_ADD);
+            for (int i = 0; i < sides; i++) b[i].data += level->columns * (int64_t)sizeof(float);
         }
     }
 }
@@ -742,15 +879,17 @@ static void mpt__conv_row_chunk(void *work, int64_t chunk, int thread) {
     const mpt__conv_rows *r = (const mpt__conv_rows *)work;
     const mpt__conv_lines *l = &r->lines;
     const int64_t end = mpt__smaller_of((chunk + 1) * l->chunk, l->lines);
-    const int64_t numel = r->g->m * r->g->n;
-    float *ring = r->memory + r->shared + thread * r->own, *sums = r->memory + chunk * numel;
-    int64_t loaded = 0;
+    const int64_t numel = r->g->m * r->g->n, high = l->x->grid[0];
+    float *sums = r->memory + chunk * numel;
+    char *ring = (char *)(r->memory + r->shared + thread * r->own);
+    int64_t loaded = 0, count;
     if (r->weights) memset(sums, 0, (size_t)numel * sizeof *sums);
-    for (int64_t line = chunk * l->chunk; line < end; line++) {
+    for (int64_t line = chunk * l->chunk; line < end; line += count) {
+        count = mpt__smaller_of(mpt__smaller_of(l->block, end - line), high - line % high);
         if (r->weights) {
-            mpt__conv_row_weights(r, line, ring, &loaded, sums);
+            mpt__conv_row_weights(r, line, count, ring, &loaded, sums);
         } else {
-            mpt__conv_row(r, line, ring, &loaded);
+            mpt__conv_row_block(r, line, count, ring, &loaded);
         }
     }
 }
@@ -834,6 +973,15 @@ static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
     return true;
 }
 
+/* Pixels that no tap of a strided convolution has met. */
+static void mpt__conv_no_taps(const mpt__gemm *g) {
+    const int64_t bytes = mpt__dtype_info[g->c_dtype].bytes;
+    int64_t at[2];
+    for (int64_t i = 0; !g->accumulate && i < g->m; i++) {
+        memset(g->c + mpt__gemm_pixel(g->c_image, i, at) * bytes, 0, (size_t)(g->n * bytes));
+    }
+}
+
 static void mpt__conv_chunk(void *work, int64_t chunk, int thread) {
     mpt__conv_work *w = (mpt__conv_work *)work;
     mpt__conv_product p;
@@ -843,6 +991,10 @@ static void mpt__conv_chunk(void *work, int64_t chunk, int thread) {
     char *workspace = w->workspace + thread * w->bytes;
     if (p.m == 0 || p.n == 0 || !mpt__conv_gemm(&g, w->level, &w->conv, &p)) return;
     if (w->watch.dry && !g.level->refuses) return;
+    if (g.k == 0 && p.c_image != NULL && mpt__gemm_is_plain(&g)) {
+        mpt__conv_no_taps(&g);
+        return;
+    }
     if (mpt__conv_rows_of(&r, &g, &w->conv)) {
         r.lines.words = w->words;
         r.memory = (float *)(void *)workspace;

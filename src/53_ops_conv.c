@@ -119,23 +119,32 @@ static bool mpt__image_new(mpt__frame *frame, mpt__tensor *view, mpt_dtype dtype
     return true;
 }
 
-/* A tensor as a dense image, copied where it is not, in the dtype that it will be rounded to. */
-static bool mpt__image_in(mpt__frame *frame, const mpt__tensor *tensor, mpt__tensor *view) {
-    *view = mpt__image_view(tensor);
-    if (mpt__image_dense(view)) return true;
-    mpt__tensor from = *view;
-    mpt_dtype dtype = frame->compute == MPT_F32 ? (mpt_dtype)from.dtype : frame->compute;
-    return mpt__image_new(frame, view, dtype) &&
-           mpt__launch_copy(frame->context, &from, view, MPT__WRITE) == MPT_OK;
+/* A tensor as a dense image, copied where it is not. */
+static bool mpt__image_as(mpt__frame *frame, mpt__tensor from, mpt_dtype dtype,
+                          mpt__tensor *view) {
+    *view = from = mpt__image_view(&from);
+    return mpt__image_dense(view) ||
+           (mpt__image_new(frame, view, dtype) &&
+            mpt__launch_copy(frame->context, &from, view, MPT__WRITE) == MPT_OK);
 }
 
+/* In the dtype that it will be rounded to. */
+static bool mpt__image_in(mpt__frame *frame, const mpt__tensor *tensor, mpt__tensor *view) {
+    mpt_dtype dtype = frame->compute == MPT_F32 ? (mpt_dtype)tensor->dtype : frame->compute;
+    return mpt__image_as(frame, *tensor, dtype, view);
+}
+
+/* Weights in their form, or, where that would have to be copied and a CPU does it, as they are:
+   copies that convert nothing are several times faster there, and packing rounds anyway. */
 static bool mpt__conv_weight(mpt__frame *frame, const mpt__tensor *weight, mpt__tensor *view) {
-    mpt__source source;
-    if (!mpt__gemm_source(frame->context, weight, frame->compute, &source)) return false;
-    mpt__tensor from = *weight;
+    mpt__source source = {weight->storage, weight->dtype};
+    mpt__tensor from = mpt__image_view(weight);
+    const bool copied = !mpt__image_dense(&from) && frame->context->backend.synchronous;
+    if (!copied && !mpt__gemm_source(frame->context, weight, frame->compute, &source)) return false;
     from.storage = source.storage;
     from.dtype = source.dtype;
-    return mpt__image_in(frame, &from, view);
+    return copied ? mpt__image_as(frame, from, (mpt_dtype)from.dtype, view)
+                  : mpt__image_in(frame, &from, view);
 }
 
 static void mpt__operand_image(mpt__launch *launch, int position, const mpt__tensor *image,

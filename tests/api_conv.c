@@ -264,6 +264,9 @@ TEST(sums) {
         {2, 16, 16, 20, 32, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 1, 0}},
         {2, 5, 11, 19, 31, 3, 3, {1, 1, 4, 4, 1, 1, 0, 0, 1, 0}}, /* lines without a tap */
         {2, 6, 41, 21, 38, 5, 3, {2, 2, 3, 1, 2, 1, 0, 0, 1, 0}},
+        {2, 12, 10, 11, 20, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 1, 0}}, /* lines left over */
+        {1, 3, 70, 12, 32, 7, 7, {2, 2, 3, 3, 1, 1, 0, 0, 1, 0}},
+        {1, 130, 140, 9, 8, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 1, 0}}, /* weights in few slices */
         {1, 300, 9, 3, 24, 1, 3, {1, 1, 0, 1, 1, 1, 0, 0, 1, 0}}, /* many channels to a line */
         {2, 16, 24, 16, 48, 1, 1, {2, 2, 0, 0, 1, 1, 0, 0, 1, 0}},
         {2, 7, 8, 5, 130, 2, 4, {3, 3, 2, 1, 1, 1, 0, 0, 1, 0}},
@@ -424,31 +427,61 @@ TEST(threads) {
     }
 }
 
-/* Infinity in fp16 is no number that AMX multiplies in two parts; it must not spread. */
-TEST(infinity) {
+/* Infinity in fp16 is no number that AMX multiplies in two parts, and a pair of bf16 has another
+   one's zero beside it; it must not spread. */
+static void infinite_column(mpt_dtype dtype) {
     mpt_conv_config config = mpt_conv_config_default();
-    context = mpt_create(NULL);
-    REQUIRE(context != NULL);
     config.same = true;
     mpt_tensor index = mpt_from(context, MPT_I64, MPT_SHAPE(1, 1, 1, 1), &(int64_t){0});
     mpt_tensor x = drawn(MPT_SHAPE(1, 64, 12, 12));
     mpt_tensor most = mpt_from(context, MPT_F32, MPT_SHAPE(1, 1, 1, 1), &(float){INFINITY});
     x = mpt_scatter_add(x, 3, mpt_expand(index, MPT_SHAPE(1, 64, 12, 1)),
                         mpt_expand(most, MPT_SHAPE(1, 64, 12, 1)));
-    x = mpt_cast(x, MPT_F16);
-    mpt_tensor w = mpt_cast(drawn(MPT_SHAPE(64, 64, 3, 3)), MPT_F16);
+    x = mpt_cast(x, dtype);
+    mpt_tensor w = mpt_cast(drawn(MPT_SHAPE(64, 64, 3, 3)), dtype);
     mpt_requires_grad(x, true);
     mpt_requires_grad(w, true);
     mpt_tensor y = mpt_conv2d(x, w, none(), &config);
-    mpt_backward_from(y, mpt_cast(drawn(MPT_SHAPE(1, 64, 12, 12)), MPT_F16), true);
-    mpt_backward_from(y, mpt_cast(drawn(MPT_SHAPE(1, 64, 12, 12)), MPT_F16), false);
-    static float values[64 * 144];
+    mpt_backward_from(y, mpt_cast(drawn(MPT_SHAPE(1, 64, 12, 12)), dtype), true);
+    mpt_backward_from(y, mpt_cast(drawn(MPT_SHAPE(1, 64, 12, 12)), dtype), false);
+    static float values[64 * 64 * 9];
     REQUIRE(mpt_read_f32(y, values, 64 * 144) == MPT_OK);
     for (int i = 0; i < 64 * 144; i++) CHECK((fabsf(values[i]) < INFINITY) == (i % 12 > 1));
     REQUIRE(mpt_read_f32(mpt_grad(x), values, 64 * 144) == MPT_OK);
     for (int i = 0; i < 64 * 144; i++) CHECK(fabsf(values[i]) < INFINITY);
+    REQUIRE(mpt_read_f32(mpt_grad(w), values, 64 * 64 * 9) == MPT_OK);
+    for (int i = 0; i < 64 * 64 * 9; i++) CHECK((fabsf(values[i]) < INFINITY) == (i % 3 == 2));
+}
+
+TEST(infinity) {
+    context = mpt_create(NULL);
+    REQUIRE(context != NULL);
+    infinite_column(MPT_F16);
+    infinite_column(MPT_BF16);
     mpt_destroy(context);
 }
 
-TEST_TABLE = {T(goldens), T(sums), T(channels_last), T(layers), T(threads), T(infinity)};
+/* Images that begin in the middle of what would be a pair of bf16. */
+TEST(odd_offsets) {
+    enum { PIXELS = 2 * 9 * 33, CHANNELS = 16, OUT = 2 * 5 * 17 * 24 };
+    static float got[2][OUT];
+    mpt_conv_config config = mpt_conv_config_default();
+    context = mpt_create(NULL);
+    REQUIRE(context != NULL);
+    config.stride[0] = config.stride[1] = 2;
+    mpt_tensor flat = mpt_cast(drawn(MPT_SHAPE(PIXELS * CHANNELS + 1)), MPT_BF16);
+    mpt_tensor w = mpt_cast(drawn(MPT_SHAPE(24, CHANNELS, 1, 1)), MPT_BF16);
+    mpt_tensor x = mpt_slice(flat, 0, 1, PIXELS * CHANNELS + 1, 1);
+    x = mpt_permute(mpt_reshape(x, MPT_SHAPE(2, 9, 33, CHANNELS)), MPT_SHAPE(0, 3, 1, 2));
+    for (int k = 0; k < 2; k++) {
+        mpt_tensor y = mpt_conv2d(k ? mpt_clone(x) : x, w, none(), &config);
+        CHECK(mpt_read_f32(y, got[k], OUT) == MPT_OK);
+    }
+    for (int i = 0; i < OUT; i++) CHECK(got[0][i] == got[1][i]);
+    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
+    mpt_destroy(context);
+}
+
+TEST_TABLE = {T(goldens), T(sums), T(channels_last), T(layers), T(threads), T(infinity),
+              T(odd_offsets)};
 TEST_MAIN

@@ -61,7 +61,8 @@ static bool make_convolution(subject *s, int argc, char **argv, char *error, siz
     c->w = mpt_randn(c->context, MPT_F32, MPT_SHAPE(n[4], n[1] / n[7], n[5], n[5]));
     c->b = mpt_randn(c->context, MPT_F32, MPT_SHAPE(n[4]));
     c->dy = mpt_randn(c->context, MPT_F32, MPT_SHAPE(n[0], n[4], oh, ow));
-    if (last) c->x = mpt_to_channels_last(c->x), c->dy = mpt_to_channels_last(c->dy);
+    if (last) c->x = mpt_to_channels_last(c->x), c->w = mpt_to_channels_last(c->w);
+    if (last) c->dy = mpt_to_channels_last(c->dy);
     c->x = mpt_cast(c->x, c->dtype), c->dy = mpt_cast(c->dy, c->dtype);
     mpt_requires_grad(c->x, c->input);
     mpt_requires_grad(c->w, c->weight);
