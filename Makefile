@@ -132,7 +132,8 @@ bench: $(patsubst tools/bench/%.c,$(BUILD)/bench/%$(EXE),$(wildcard tools/bench/
 	@for program in $^; do echo "== $$program"; $(RUN) $$program $(ARGS) || exit 1; done
 
 PYTHON ?= python3
-bench-peers: $(BUILD)/bench/bench_shapes $(BUILD)/bench/bench_conv $(BUILD)/bench/bench_mlp $(BUILD)/mnist
+PEER_BENCHES := $(patsubst %,$(BUILD)/bench/bench_%$(EXE),shapes conv mlp models)
+bench-peers: $(PEER_BENCHES) $(BUILD)/mnist$(EXE)
 	@$(PYTHON) tools/bench/peers.py --build '$(BUILD)' --rows '$(ROWS)' --cc '$(CC)' \
 	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \
 	    --prototype '$(PROTOTYPE)' $(if $(WRITE),--write)

@@ -52,16 +52,21 @@ static inline mpt_module resnet_block(mpt_context *ctx, int64_t in, int64_t out,
     return self;
 }
 
-/* `user` points to a 1 for the stem of large pictures, which ends in a pooling. */
+/* In the layout of the pictures. `large`: the stem of large ones, which ends in a pooling. */
+static inline mpt_tensor resnet_logits(mpt_module self, mpt_tensor x, bool large) {
+    static const char *const layers[] = {"layer1", "layer2", "layer3", "layer4", "avgpool"};
+    x = resnet_run(self, "bn1", resnet_run(self, "conv1", x));
+    if (large) x = resnet_run(self, "maxpool", x);
+    for (int i = 0; i < 5; i++) x = resnet_run(self, layers[i], x);
+    return resnet_run(self, "fc", mpt_flatten(x, 1, -1));
+}
+
+/* `user` points to a 1 for large pictures. */
 static inline mpt_status resnet_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
                                         mpt_tensor *out, int n_out) {
-    static const char *const layers[] = {"layer1", "layer2", "layer3", "layer4", "avgpool"};
-    (void)n_in, (void)n_out;
     mpt_tensor x = mpt_to_channels_last(in[0]); /* the layout that convolutions like */
-    x = resnet_run(self, "bn1", resnet_run(self, "conv1", x));
-    if (*(const int *)user) x = resnet_run(self, "maxpool", x);
-    for (int i = 0; i < 5; i++) x = resnet_run(self, layers[i], x);
-    out[0] = resnet_run(self, "fc", mpt_flatten(x, 1, -1));
+    (void)n_in, (void)n_out;
+    out[0] = resnet_logits(self, x, *(const int *)user != 0);
     return MPT_OK;
 }
 

@@ -133,14 +133,14 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
     lay.a = lay.a_panel * (lay.own_a ? threads : a_panels);
     lay.b = lay.b_panel * (lay.own_b ? threads : b_panels);
-    bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1 && g->c_image == NULL;
+    const bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1 && g->c_image == NULL;
+    const bool far_away = g->m * g->n >= MPT__GEMM_FAR;
     if (as_floats && mpt__gemm_is_plain(g)) {
         lay.home = MPT__GEMM_IN_C;
-    } else if (blocks == 1) {
-        lay.home = MPT__GEMM_ON_STACK;
+    } else if (as_floats && (far_away || blocks > 1) && (!g->accumulate || g->onto != 0)) {
+        lay.home = MPT__GEMM_FINISH;
     } else {
-        lay.home = as_floats && (!g->accumulate || g->onto != 0) ? MPT__GEMM_FINISH
-                                                                 : MPT__GEMM_IN_PARTIAL;
+        lay.home = blocks == 1 ? MPT__GEMM_ON_STACK : MPT__GEMM_IN_PARTIAL;
     }
     lay.partial = lay.home == MPT__GEMM_IN_PARTIAL ? lay.m * lay.n * (int64_t)sizeof(float) : 0;
     return lay;
@@ -212,14 +212,14 @@ static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
     mpt__gemm_pack(p, b, block, panel, mpt__gemm_panel(p, b, block, panel));
 }
 
-/* Fetches the lines of a tile of sums, as they are to be written. */
-static void mpt__gemm_fetch(const float *sum, int64_t ld, int rows, int columns) {
+/* Fetches the lines of a tile of C, as they are to be written. */
+static void mpt__gemm_fetch(const char *c, int64_t row, int rows, int64_t bytes) {
 #if defined(__GNUC__)
-    for (; rows > 0; rows--, sum += ld) {
-        for (int j = 0; j < columns; j += 16) __builtin_prefetch(sum + j, 1);
+    for (; rows > 0; rows--, c += row) {
+        for (int64_t j = 0; j < bytes; j += 64) __builtin_prefetch(c + j, 1);
     }
 #else
-    (void)sum, (void)ld, (void)rows, (void)columns;
+    (void)c, (void)row, (void)rows, (void)bytes;
 #endif
 }
 
@@ -262,8 +262,10 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i
         if (g->accumulate) how = MPT__GEMM_ADD;
         last = false;
     }
-    if (g->m * g->n >= MPT__GEMM_FAR && !(how & MPT__GEMM_ROOM)) {
-        mpt__gemm_fetch(sum, ld, rows, columns);
+    if (g->m * g->n >= MPT__GEMM_FAR && g->c_column == 1 && g->c_image == NULL) {
+        const int64_t bytes = mpt__dtype_info[g->c_dtype].bytes;
+        mpt__gemm_fetch(g->c + ((p->i + i) * g->c_row + p->j + j) * bytes, g->c_row * bytes, rows,
+                        columns * bytes);
     }
     level->tile(depth, &a, &b, sum, ld, rows, columns, how);
     mpt__gemm_finish_sums(g, sums);

@@ -1,5 +1,5 @@
-"""models_peer.py: the trainings of examples/resnet.c and gpt.c in PyTorch: the same models, first
-values by the same rules, recipes, augmentation and figures, from options of the same names. What is
+"""models_peer.py: the trainings of examples/resnet.c and gpt.c in PyTorch: the same models (and that
+of vit.c, which peers.py measures), first values by the same rules, recipes, augmentation and figures, from options of the same names. What is
 drawn at random (weights, order, crops, windows) has the same distribution, not the same bits.
 
     models_peer.py resnet --data FOLDER [--width 16] [--epochs 3] [--subset 4096] [--lr 0.1]
@@ -140,33 +140,52 @@ def train_resnet(options):
     return run.results('test_accuracy', right / len(x))
 
 
-# ==== GPT ====
+# ==== Transformers ====
 
-class GPTBlock(nn.Module):
-    def __init__(self, width, heads):
+class TransformerBlock(nn.Module):
+    """Attention and a GELU layer; that of GPT: causal, with the GELU by tanh."""
+
+    def __init__(self, width, heads, gpt, eps=1e-5):
         super().__init__()
-        self.heads = heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.heads, self.causal = heads, gpt
+        self.ln_1, self.ln_2 = nn.LayerNorm(width, eps), nn.LayerNorm(width, eps)
         self.attn = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         for bias in (self.attn.bias, self.out.bias):  # as nn.MultiheadAttention
             nn.init.zeros_(bias)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU('tanh'),
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU('tanh' if gpt else 'none'),
                                  nn.Linear(4 * width, width))
 
     def forward(self, x):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
                    for part in self.attn(self.ln_1(x)).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         return x + self.mlp(self.ln_2(x))
 
 
-class GPT(nn.Module):
-    def __init__(self, layers, heads, width, context):
+class ViT(nn.Module):
+    def __init__(self, layers, heads, width, patch, size, classes):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(256, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(GPTBlock(width, heads) for _ in range(layers)))
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
+        self.positions = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, width) * 0.02)
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, False, 1e-6)
+                                      for _ in range(layers)))
+        self.ln = nn.LayerNorm(width, 1e-6)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
+        return self.head(self.ln(self.blocks(x))[:, 0])
+
+
+class GPT(nn.Module):
+    def __init__(self, layers, heads, width, context, tokens=256):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(tokens, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, True) for _ in range(layers)))
         self.ln_f = nn.LayerNorm(width)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -236,4 +255,5 @@ def main():
             json.dump({'program': 'models_peer ' + model, **results}, file)
 
 
-main()
+if __name__ == '__main__':
+    main()

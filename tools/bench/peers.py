@@ -46,6 +46,8 @@ try:
     import torch._functorch.config as functorch_config
     import torch.nn.functional as F
     from torch import nn
+
+    import models_peer
 except ImportError as error:
     sys.exit(f'{error}: the peers need PyTorch 2 and numpy; PYTHON= names an interpreter with both')
 
@@ -523,6 +525,115 @@ def wide_eager():
             verdict(f'{precision}, {threads}T',
                     times.faster('ours ' + precision, 'torch ' + precision), None,
                     f'{1e3 * times.median("ours " + precision):.0f} ms')
+
+
+# What bench_models.c trains: the net and a batch, in PyTorch.
+def resnet_peer():
+    net = models_peer.resnet18(3, 10, 16)
+    return net, torch.randn(64, 3, 32, 32), torch.arange(64) % 10
+
+
+def vit_peer():
+    net = models_peer.ViT(12, 3, 192, 4, 32, 10)
+    return net, torch.randn(16, 3, 32, 32), torch.arange(16) % 10
+
+
+def gpt_peer():
+    tokens = torch.arange(32 * 128) * 7 % 65
+    return models_peer.GPT(4, 4, 128, 128, 65), tokens.view(32, 128), tokens.view(32, 128)
+
+
+MODELS = {'resnet': resnet_peer, 'vit': vit_peer, 'gpt': gpt_peer}
+
+
+def torch_model(model, precision, mode):
+    """A function that does one step of it: mode is eager or compiled, with words for pictures."""
+    torch.manual_seed(0)
+    net, x, y = MODELS[model]()
+    low, clipped = LOW[precision], model != 'resnet'
+    if x.is_floating_point():
+        x = x.to(low or torch.float32)
+    if 'last' in mode:
+        net = net.to(memory_format=torch.channels_last)
+        x = x.contiguous(memory_format=torch.channels_last)
+    if clipped:
+        opt = torch.optim.AdamW(net.parameters(), lr=1e-6, weight_decay=0.1, fused=True)
+    else:
+        opt = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9, nesterov=True,
+                              weight_decay=5e-4, fused=True)
+
+    def loss_of(x, y):
+        return net(x, y) if model == 'gpt' else F.cross_entropy(net(x), y)
+    if 'compiled' in mode:
+        loss_of = torch.compile(loss_of)
+
+    def step():
+        opt.zero_grad(set_to_none=True)
+        with torch.autocast('cpu', low) if low else contextlib.nullcontext():
+            loss = loss_of(x, y)
+        loss.backward()
+        if clipped:
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        opt.step()
+    return step
+
+
+def best_model(model, precision, threads):
+    modes = ['eager', 'compiled']
+    if model == 'resnet':
+        modes = ['eager', 'eager channels_last', 'compiled channels_last']
+    peers = {}
+    for mode in modes:
+        torch._dynamo.reset()
+        try:
+            peers[mode] = Peer(torch_model(model, precision, mode), threads)
+        except Exception as error:  # a setting that this build of the peer lacks
+            detail(f'torch {model} {precision} {mode}: {type(error).__name__}: '
+                   f'{str(error).strip().splitlines()[0][:120]}')
+    if not peers:
+        raise RuntimeError('PyTorch could not run this in any setting')
+    return fastest(peers)
+
+
+def model_row(model, threads, targets):
+    """`targets`: times PyTorch by precision, of own bf16 to own fp32, of layouts."""
+    server = Server(os.path.join(options.build, 'bench', 'bench_models'), '--serve')
+    subjects, settings = {}, {}
+    for precision in LOW:
+        subjects[precision] = Ours(server, f'model {model} {precision} last {threads}', threads)
+        if precision != 'fp16':  # in PyTorch many times slower than bf16
+            peer, settings[precision] = best_model(model, precision, threads)
+            subjects['torch ' + precision] = peer
+        if model == 'resnet' and precision != 'fp16':
+            words = f'model {model} {precision} contiguous {threads}'
+            subjects[precision + ' contiguous'] = Ours(server, words, threads)
+    times = alternate(subjects, 0.25, 5)
+    what = f'{model}, {threads}T, '
+    for precision in LOW:
+        other = 'bf16' if precision == 'fp16' else precision
+        verdict(what + precision, times.faster(precision, 'torch ' + other), targets.get(precision),
+                f'{1e3 * times.median(precision):.1f} ms, torch {other} {settings[other]} '
+                f'{1e3 * times.median("torch " + other):.1f} ms')
+    for precision in 'bf16', 'fp16':
+        verdict(f'{what}own {precision}, times own fp32', times.faster(precision, 'fp32'),
+                targets.get('own ' + precision))
+    for precision in ('fp32', 'bf16') if model == 'resnet' else ():
+        verdict(f'{what}{precision}, channels_last, times contiguous',
+                times.faster(precision, precision + ' contiguous'), targets.get('last'))
+    detail(f'{what}{times.note()}')
+
+
+@row('models', 'steps of narrow ResNet-18, ViT-Tiny and GPT with 4 layers, times PyTorch')
+def models():
+    targets = {'fp32': 1.0, 'bf16': 1.3, 'own bf16': 2.0, 'last': 1.2}
+    for model in MODELS:
+        model_row(model, thread_counts()[-1], targets)
+
+
+@row('models-1t', 'the same on one thread')
+def models_one():
+    for model in MODELS:
+        model_row(model, 1, {})
 
 
 # The prototype's step as a subject; its file gives mk_ and step.
