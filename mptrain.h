@@ -624,10 +624,13 @@ MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reas
 MPTRAIN_API int mpt_device_count(mpt_device device);
 MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype); /* "float16"; "none" if it is none */
 MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype);      /* bytes per element; 0 if it is none */
-/* On a GPU. `benchmark`: of each new kind of matrix product the fastest way is found by timing and
+/* `benchmark`, on a GPU: of each new kind of matrix product the fastest way is found by timing and
    kept, as cudnn.benchmark does; else the library's first choice is taken, so that every run gives
-   the same bits. `tf32`: fp32 products may round their operands to TF32. Both are off at first, and
-   do nothing on a CPU. */
+   the same bits. `tf32`: fp32 products may round their operands to TF32 on a GPU, and on a CPU with
+   AMX tiles are made of three of bf16: with hi the nearest bf16 of a value and lo that of the rest,
+   hi hi + hi lo + lo hi, off by less than 3.1e-5 of the sum of |a b| (TF32: 1e-3), and by what is
+   below 1e-37; products with a value from 2^62 on are left to fp32. Both are off at first, and do
+   nothing elsewhere. torch.set_float32_matmul_precision("high") */
 MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32);
 /* The choices so far as text, to print or to keep in a file: writes at most `capacity` bytes, the
    last one 0. Returns the length of the whole text; 0 where there is nothing to choose. */
@@ -11725,6 +11728,7 @@ typedef struct mpt__gemm {
     char *c;
     int c_dtype, activation;
     bool accumulate;  /* the activation follows */
+    bool fast;        /* fp32 may be multiplied in parts, see mpt_benchmark */
     int64_t onto;     /* bytes from C to what the sums are added to then; lies as C does */
     float alpha;
     int64_t c_row, c_column;
@@ -12044,10 +12048,10 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             const int64_t lines = count - r;                                                       \
             float *at = to, staged[4 * W];                                                         \
             int64_t left = depth;                                                                  \
+            const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;                                \
             MPT__PACK_QUADS(lines >= W && dtype == MPT_F32 && round == 0, N, W, MPT_F32, 0)        \
             MPT__PACK_QUADS(lines == MR && dtype == MPT_F32 && round == 0, N, MR, MPT_F32, 0)      \
-            MPT__PACK_QUADS(lines >= W && dtype == MPT_BF16 && round == 0, N, W, MPT_BF16, 0)      \
-            MPT__PACK_QUADS(lines >= W && dtype == MPT_F16 && round == 0, N, W, MPT_F16, 0)        \
+            MPT__PACK_QUADS(lines >= W && dtype != MPT_F32 && round == 0, N, W, half, 0)           \
             MPT__PACK_QUADS(true, N, lines, dtype, round)                                          \
             if (left == 0) continue;                                                               \
             memset(staged, 0, sizeof staged);                                                      \
@@ -12099,10 +12103,10 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     }
 
 /* Rows that lie one behind the other are one. */
-#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE)                                                    \
+#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, DTYPE)                                             \
     FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,           \
                  int64_t rows, int64_t columns) {                                                  \
-        const int dtype = g->c_dtype, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;\
+        const int dtype = DTYPE, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;     \
         const int bias_dtype = g->bias.dtype, bias_bytes = bias_dtype == MPT_F32 ? 4 : 2;          \
         const int round = g->bias.round;                                                           \
         const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                       \
@@ -12136,7 +12140,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE)                           \
     MPT__GEMM_ACTIVATE(FN, V, F)                                                                   \
     MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
-    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as)                                      \
+    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, g->c_dtype)                          \
     MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, R1)                                   \
     MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, R2)                                   \
     MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, MR)                                   \
@@ -12290,17 +12294,20 @@ MPT__AVX2_OP mpt__v8_f mpt__v8_pairs(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
 
 enum { MPT__PAIRS_WIDTH = 32, MPT__PAIRS_DIRECT = 8, MPT__PAIRS_RATE = 64 };
 
-/* mpt__v16_store_as, but with the instruction for bf16, which flushes denormals as the sums do. */
+/* A store of bf16 by its instruction, which flushes denormals as the sums do. */
 MPT__PAIRS_OP void mpt__pairs_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
-    if (dtype != MPT_BF16) {
-        mpt__v16_store_as(p, v, n, dtype);
-    } else if (n >= 16) {
+    if (dtype == MPT_BF16 && n >= 16) {
         _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v));
     } else {
         _mm256_mask_storeu_epi16(p, mpt__v16_first(n), (__m256i)_mm512_cvtneps_pbh(v));
     }
 }
-MPT__GEMM_FINISH(MPT__PAIRS_FN, mpt__pairs_finish, mpt__v16, 16, mpt__pairs_store_as)
+MPT__GEMM_FINISH(MPT__PAIRS_FN, mpt__pairs_finish_half, mpt__v16, 16, mpt__pairs_store_as, MPT_BF16)
+static void mpt__pairs_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
+                              int64_t j, int64_t rows, int64_t columns) {
+    (g->c_dtype == MPT_BF16 ? mpt__pairs_finish_half : mpt__avx512_gemm_finish)(g, sum, ld, i, j,
+                                                                                rows, columns);
+}
 
 MPT__PAIRS_OP __m256i mpt__pairs_words(const char *p, __mmask16 lanes) {
     if (lanes == 0xffff) return _mm256_loadu_si256((const __m256i *)(const void *)p);
@@ -12479,25 +12486,11 @@ static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__g
 /* ==== The level ==== */
 
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g);
-static const mpt__gemm_level mpt__pairs_gemm_level = {MPT__PAIRS_ROWS,
-                                                      MPT__PAIRS_WIDTH,
-                                                      MPT__PAIRS_DIRECT,
-                                                      2,
-                                                      2,
-                                                      1024,
-                                                      336,
-                                                      MPT__PAIRS_RATE,
-                                                      mpt__pairs_tile,
-                                                      MPT__PAIRS_BASE(direct),
-                                                      MPT__GEMM_CONV_OF(mpt__pairs),
-                                                      MPT__PAIRS_DIRECT,
-                                                      MPT__PAIRS_BASE(dot),
-                                                      mpt__pairs_pack,
-                                                      MPT__PAIRS_BASE(load),
-                                                      mpt__pairs_finish,
-                                                      NULL,
-                                                      mpt__pairs_choose,
-                                                      false};
+static const mpt__gemm_level mpt__pairs_gemm_level = {
+    MPT__PAIRS_ROWS, MPT__PAIRS_WIDTH, MPT__PAIRS_DIRECT, 2, 2, 2048, 336, MPT__PAIRS_RATE,
+    mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs),
+    MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(dot), mpt__pairs_pack, MPT__PAIRS_BASE(load),
+    mpt__pairs_finish, NULL, mpt__pairs_choose, false};
 
 /* The dtype that the values of a side have when they get here. */
 static int mpt__gemm_dtype(const mpt__gemm_side *side) {
@@ -12521,7 +12514,9 @@ static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
  * NaN come out as IEEE says. As with FMA kernels denormals count as zero, here also those sums of
  * pairs of products that are. A value of fp16 is split exactly into two of bf16, hi + lo (11 bits
  * into 8 + 3; its denormals are normal in bf16), and four products are summed; infinity has no such
- * parts, so a launch that holds one is left to AVX-512 as a whole.
+ * parts, so a launch that holds one is left to AVX-512 as a whole. On demand fp32 is multiplied in
+ * parts, too: hi and lo are both rounded, and lo lo is left out (mpt_benchmark has the bound); what
+ * is that large that a product in parts could be no number while that in fp32 is, is left as well.
  *
  * MPTRAIN_EMULATE_AMX, for tests: tiles and packing in portable C on an AVX2 level, with the bits
  * of the instructions (but for products below the smallest normal number, by one ulp of a sum).
@@ -12548,11 +12543,17 @@ static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
 #define MPT__AMX_TILE 1024
 #define MPT__AMX_WIDTH 32
 #define MPT__AMX_K 32
+#define MPT__AMX_HUGE 0x5e800000u /* 2^62; products of what is smaller are finite */
+
+/* Whether two parts of a side are rounded. */
+#define MPT__AMX_ROUNDED(dtype, round) ((dtype) == MPT_F32 && (round) == 0)
 
 #ifdef MPTRAIN_EMULATE_AMX
 
 static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                              int64_t count, int64_t k, int64_t depth, int parts) {
+    const bool rounded = MPT__AMX_ROUNDED(side->dtype, side->round);
+    const uint32_t half = rounded ? 0x8000 : 0;
     memset(panel, 0, (size_t)(mpt__round_up(depth, MPT__AMX_K) * MPT__AMX_WIDTH * 2 * parts));
     for (int64_t o = 0; o < count; o++) {
         for (int64_t i = 0; i < depth; i++) {
@@ -12561,9 +12562,11 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
                           1);
             if (side->round == MPT_F16) value = mpt__f16_to_f32(mpt__f32_to_f16(value));
             if (parts == 2 && !mpt__f32_is_finite(value)) return false;
+            if (rounded && parts == 2 && (mpt__f32_bits(value) & 0x7fffffffu) >= MPT__AMX_HUGE)
+                return false;
             for (int part = 0; part < parts; part++) {
                 uint16_t bits = mpt__f32_to_bf16(value);
-                if (parts == 2) bits = (uint16_t)(mpt__f32_bits(value) >> 16);
+                if (parts == 2) bits = (uint16_t)((mpt__f32_bits(value) + half) >> 16);
                 int64_t tile = (i / MPT__AMX_K * parts + part) * 2 + o / 16, at = i % MPT__AMX_K;
                 if (parts == 2) at = at % 16 * 2 + at / 16;
                 int64_t row = b ? at / 2 : o % 16, column = b ? o % 16 * 2 + at % 2 : at;
@@ -12579,7 +12582,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
 
 /* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
    q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
-   becomes NaN where a value has no parts. */
+   becomes NaN where a value has no parts, or has the largest magnitude if these are rounded. */
 MPT__PAIRS_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
                               const char *q, __mmask16 q_lanes, bool paired, int dtype, int round,
                               int parts, __m512 *bad) {
@@ -12587,15 +12590,27 @@ MPT__PAIRS_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 
         _mm512_storeu_si512(to, mpt__pairs_row(p, p_lanes, q, q_lanes, paired, dtype));
         return;
     }
+    const bool rounded = MPT__AMX_ROUNDED(dtype, round);
     const __m512i high = _mm512_set1_epi32((int)0xffff0000);
+    const __m512i half = _mm512_set1_epi32(rounded ? 0x8000 : 0);
     const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__pairs_load(p, p_lanes, dtype), round));
     const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__pairs_load(q, q_lanes, dtype), round));
-    const mpt__v16_f x_low = mpt__v16_sub(mpt__v16_float(x), mpt__v16_float(x & high));
-    const mpt__v16_f y_low = mpt__v16_sub(mpt__v16_float(y), mpt__v16_float(y & high));
-    const __m512i x_words = _mm512_srli_epi32(mpt__v16_bits(x_low), 16);
-    *bad = mpt__v16_add(*bad, mpt__v16_add(x_low, y_low));
-    _mm512_storeu_si512(to, _mm512_srli_epi32(x, 16) | (y & high));
-    _mm512_storeu_si512(to + gap, x_words | mpt__v16_bits(y_low));
+    const __m512i x_high = _mm512_add_epi32(x, half) & high;
+    const __m512i y_high = _mm512_add_epi32(y, half) & high;
+    const mpt__v16_f x_low = mpt__v16_sub(mpt__v16_float(x), mpt__v16_float(x_high));
+    const mpt__v16_f y_low = mpt__v16_sub(mpt__v16_float(y), mpt__v16_float(y_high));
+    if (rounded) {
+        const __mmask16 all = 0xffff;
+        const __m512i most =
+            _mm512_maskz_max_epu32(all, _mm512_slli_epi32(x, 1), _mm512_slli_epi32(y, 1));
+        *bad = mpt__v16_float(_mm512_maskz_max_epu32(all, mpt__v16_bits(*bad), most));
+    } else {
+        *bad = mpt__v16_add(*bad, mpt__v16_add(x_low, y_low));
+    }
+    const __m512i x_words = _mm512_add_epi32(mpt__v16_bits(x_low), half);
+    const __m512i y_words = _mm512_add_epi32(mpt__v16_bits(y_low), half);
+    _mm512_storeu_si512(to, _mm512_srli_epi32(x_high, 16) | y_high);
+    _mm512_storeu_si512(to + gap, _mm512_srli_epi32(x_words, 16) | (y_words & high));
 }
 
 /* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
@@ -12663,33 +12678,37 @@ MPT__PAIRS_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *s
                                o_step, k_step, count - o, depth, dtype, round, parts, &bad);
         }
     }
+    if (MPT__AMX_ROUNDED(dtype, round) && parts == 2) {
+        const __m512i limit = _mm512_set1_epi32((int)(2 * MPT__AMX_HUGE));
+        return _mm512_cmp_epu32_mask(mpt__v16_bits(bad), limit, _MM_CMPINT_LT) == 0xffff;
+    }
     return _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
 }
 
-/* A panel of a side that is contiguous in one direction; spelled out for what trainings have. */
+/* A panel of a side that is contiguous in one direction, and of fp32 if it is to be rounded. */
 MPT__PAIRS_FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
-                                       int64_t outer, int64_t count, int64_t k, int64_t depth,
-                                       int parts) {
+                                       int64_t outer, int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round;
 #define MPT__AMX_PACK(DTYPE, ROUND, PARTS)                                                    \
-    if (dtype == DTYPE && round == ROUND && parts == PARTS) {                                 \
+    if (dtype == DTYPE && round == ROUND) {                                                   \
         return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, DTYPE, ROUND, PARTS); \
     }
     MPT__AMX_PACK(MPT_BF16, 0, 1)
     MPT__AMX_PACK(MPT_F32, MPT_BF16, 1)
     MPT__AMX_PACK(MPT_F16, 0, 2)
     MPT__AMX_PACK(MPT_F32, MPT_F16, 2)
-    return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, dtype, round, parts);
+    return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, MPT_F32, 0, 2);
 }
 
 static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                              int64_t count, int64_t k, int64_t depth, int parts) {
     float gathered[16 * MPT__AMX_K];
-    const mpt__gemm_side square = {(const char *)gathered, MPT_F32, side->round, MPT__AMX_K, 1};
+    const int dtype = mpt__gemm_dtype(side), round = dtype == MPT_F32 ? 0 : dtype;
+    const mpt__gemm_side square = {(const char *)gathered, MPT_F32, round, MPT__AMX_K, 1};
     char *to = (char *)panel;
     bool good = true;
-    if (side->inner == 1 || side->outer == 1) {
-        return mpt__amx_pack_dense(to, b, side, outer, count, k, depth, parts);
+    if ((side->inner == 1 || side->outer == 1) && (side->dtype == MPT_F32 || side->round == 0)) {
+        return mpt__amx_pack_dense(to, b, side, outer, count, k, depth);
     }
     for (int64_t at = 0; at < depth; at += MPT__AMX_K, to += 2 * parts * MPT__AMX_TILE) {
         const int64_t n = mpt__smaller_of(depth - at, MPT__AMX_K);
@@ -12700,8 +12719,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
                 (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + o + i, k + at), side->inner,
                  n, side->dtype, 0);
             }
-            good &=
-                mpt__amx_pack_dense(to + o / 16 * MPT__AMX_TILE, b, &square, 0, lines, 0, n, parts);
+            good &= mpt__amx_pack_dense(to + o / 16 * MPT__AMX_TILE, b, &square, 0, lines, 0, n);
         }
     }
     return good;
@@ -12812,29 +12830,24 @@ static bool mpt__amx_request(void) {
     MPT__TILE_LOAD(6, b + (part)*2 * MPT__AMX_TILE, 64); \
     if (across) MPT__TILE_LOAD(7, b + ((part)*2 + 1) * MPT__AMX_TILE, 64);
 
+/* With parts in an order that takes the fewest loads. */
 static void mpt__amx_sums(int64_t depth, const char *a, const char *b, bool down, bool across,
-                          int parts) {
-    const int64_t step = 2 * MPT__AMX_TILE * parts;
+                          int products) {
+    const int64_t step = 2 * MPT__AMX_TILE * (products > 1 ? 2 : 1);
     for (; depth > 0; depth -= MPT__AMX_K, a += step, b += step) {
-        if (parts == 2) { /* in an order with the fewest loads */
-            MPT__AMX_LOAD_A(1)
-            MPT__AMX_LOAD_B(1)
-            MPT__AMX_PRODUCT
-        }
+        if (products > 1) { MPT__AMX_LOAD_A(1) }
+        if (products == 4) { MPT__AMX_LOAD_B(1) MPT__AMX_PRODUCT }
         MPT__AMX_LOAD_B(0)
-        if (parts == 2) { MPT__AMX_PRODUCT }
+        if (products > 1) { MPT__AMX_PRODUCT }
         MPT__AMX_LOAD_A(0)
         MPT__AMX_PRODUCT
-        if (parts == 2) {
-            MPT__AMX_LOAD_B(1)
-            MPT__AMX_PRODUCT
-        }
+        if (products > 1) { MPT__AMX_LOAD_B(1) MPT__AMX_PRODUCT }
     }
 }
 
 /* Where C has no room for it, a tile is summed beside C. */
 static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                             float *c, int64_t ldc, int rows, int columns, int how, int parts) {
+                             float *c, int64_t ldc, int rows, int columns, int how, int products) {
     MPT__ALIGN(64) float beside[MPT__AMX_WIDTH * MPT__AMX_WIDTH];
     const bool down = rows > 16, across = columns > 16, add = (how & MPT__GEMM_ADD) != 0;
     const bool room = (how & MPT__GEMM_ROOM) || (rows == 32 && columns == 32);
@@ -12851,7 +12864,7 @@ static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__
         MPT__TILE_CLEAR(2);
         MPT__TILE_CLEAR(3);
     }
-    mpt__amx_sums(depth, a->data, b->data, down, across, parts);
+    mpt__amx_sums(depth, a->data, b->data, down, across, products);
     MPT__TILE_SAVE(0, to, step);
     if (across) MPT__TILE_SAVE(1, to + 16, step);
     if (down) MPT__TILE_SAVE(2, to + 16 * ld, step);
@@ -12868,38 +12881,25 @@ enum { MPT__AMX_RATE = 4 };
 enum { MPT__AMX_RATE = 400 };
 #endif
 
-#define MPT__AMX_VARIANT(N, PARTS, DEPTH, RATE)                                           \
+#define MPT__AMX_VARIANT(N, PRODUCTS, DEPTH, RATE)                                        \
     static void N##_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
                          float *c, int64_t ldc, int rows, int columns, int how) {         \
-        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PARTS);                 \
+        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PRODUCTS);              \
     }                                                                                     \
     static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,  \
                          int64_t count, int64_t k, int64_t depth) {                       \
-        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth, PARTS);           \
+        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth,                   \
+                                (PRODUCTS) > 1 ? 2 : 1);                                  \
     }                                                                                     \
-    static const mpt__gemm_level N##_gemm_level = {32,                                    \
-                                                   32,                                    \
-                                                   0,                                     \
-                                                   2 * (PARTS),                           \
-                                                   MPT__AMX_K,                            \
-                                                   DEPTH,                                 \
-                                                   256,                                   \
-                                                   RATE,                                  \
-                                                   N##_tile,                              \
-                                                   NULL,                                  \
-                                                   NULL,                                  \
-                                                   0,                                     \
-                                                   NULL,                                  \
-                                                   N##_pack,                              \
-                                                   MPT__PAIRS_BASE(load),                   \
-                                                   mpt__pairs_finish,                       \
-                                                   mpt__amx_bracket,                      \
-                                                   mpt__amx_choose,                       \
-                                                   (PARTS) == 2};
+    static const mpt__gemm_level N##_gemm_level = {                                       \
+        32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL,  \
+        NULL, 0, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish,                \
+        mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1};
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
-MPT__AMX_VARIANT(mpt__amx_split, 2, 832, MPT__AMX_RATE / 3)
+MPT__AMX_VARIANT(mpt__amx_split, 4, 832, MPT__AMX_RATE / 3)
+MPT__AMX_VARIANT(mpt__amx_fast, 3, 832, MPT__AMX_RATE / 3)
 
 #ifndef MPTRAIN_EMULATE_AMX
 /* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024
@@ -12922,15 +12922,17 @@ static const mpt__gemm_level mpt__amx_other_gemm_level =
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
     const int a = mpt__gemm_dtype(&g->a), b = mpt__gemm_dtype(&g->b);
-    const bool split = a == MPT_F16 || b == MPT_F16;
+    const bool fast = g->fast && a == MPT_F32 && b == MPT_F32;
+    const bool split = fast || a == MPT_F16 || b == MPT_F16;
+    const bool exact = !fast && (a == MPT_F32 || b == MPT_F32);
 #ifdef MPTRAIN_EMULATE_AMX
-    if (a == MPT_F32 || b == MPT_F32 || g->k == 0) return NULL;
+    if (exact || g->k == 0) return NULL;
 #else
-    if (a == MPT_F32 || b == MPT_F32 || !mpt__amx_pays(g, split)) {
-        return &mpt__amx_other_gemm_level;
-    }
+    if (exact || !mpt__amx_pays(g, split)) return &mpt__amx_other_gemm_level;
 #endif
-    return split ? &mpt__amx_split_gemm_level : &mpt__amx_gemm_level;
+    return fast    ? &mpt__amx_fast_gemm_level
+           : split ? &mpt__amx_split_gemm_level
+                   : &mpt__amx_gemm_level;
 }
 
 #endif
@@ -13046,7 +13048,9 @@ static bool mpt__gemm_is_plain(const mpt__gemm *g) {
 static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     const mpt__gemm_level *level = g->level;
     mpt__gemm_layout lay;
-    int64_t blocks = mpt__gemm_panels(g->k, level->depth);
+    const bool few_rows = g->m <= level->chunk_rows, few_columns = g->n <= level->chunk_rows;
+    /* A few rows of pairs stay near even if they are twice as long; measured. */
+    int64_t blocks = mpt__gemm_panels(g->k, level->depth << (few_rows && level->unit == 2));
     lay.m = mpt__smaller_of(g->m, MPT__GEMM_BLOCK_M);
     lay.n = mpt__smaller_of(g->n, MPT__GEMM_BLOCK_N);
     lay.depth = mpt__smaller_of(mpt__round_up(mpt__gemm_panels(g->k, blocks), 32), g->k);
@@ -13056,10 +13060,9 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     int64_t k_blocks = mpt__gemm_panels(lay.pass, lay.depth);
     int64_t a_panels = mpt__gemm_panels(lay.m, level->rows) * k_blocks;
     int64_t b_panels = mpt__gemm_panels(lay.n, level->columns) * k_blocks;
-    const bool few_rows = g->m <= level->chunk_rows, few_columns = g->n <= level->chunk_rows;
     lay.own_a = few_columns && (g->m > g->n || !few_rows);
     lay.own_b = few_rows && !lay.own_a;
-    lay.b_in_place = lay.own_b && level->element == 4 && g->b.outer == 1 && g->b_image == NULL &&
+    lay.b_in_place = lay.own_b && level->unit == 1 && g->b.outer == 1 && g->b_image == NULL &&
                      g->b.dtype == MPT_F32 && g->b.round == 0;
     lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
     lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
@@ -13106,7 +13109,7 @@ static MPT__NOINLINE bool mpt__gemm_pack_image(const mpt__gemm_level *level, cha
     const int64_t width = b ? level->columns : level->rows;
     const int64_t most = MPT__GEMM_GATHERED / 4 / width / 32 * 32; /* k, in fp32 */
     bool good = true;
-    if (image->along_k && b && level->element == 4 && count == width && side->dtype == MPT_F32 &&
+    if (image->along_k && b && level->unit == 1 && count == width && side->dtype == MPT_F32 &&
         side->round == 0) { /* it is a panel */
         mpt__gemm_gather(panel, image, side->data, 4, k, depth, outer, count);
         return true;
@@ -13337,8 +13340,9 @@ static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
     if (g->level->direct == NULL || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
     if (g->a_image || g->b_image || g->c_image) return false;
     /* Pairs of halves are worth packing for all but the least. */
-    if (g->level->element == 2 && g->m > 2 && g->n > 10 && g->k > 10 &&
-        g->m * g->n * g->k > MPT__GEMM_DIRECT_PAIRS)
+    if (g->level->element == 2 && g->m > 2 && g->n > 10 &&
+        g->m * g->n * g->k > MPT__GEMM_DIRECT_PAIRS &&
+        (g->k > 10 || (g->k > 4 && g->m * g->n >= 1 << 16)))
         return false;
     if (*dots) return g->m <= 16 || (g->n <= 16 && g->m <= 256);
     if (g->b.outer != 1) return false;
@@ -13376,16 +13380,19 @@ static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
                                   const mpt__gemm_side *b, int64_t i0, int64_t j0, int64_t m,
                                   int64_t n) {
     const mpt__gemm_level *level = g->level;
-    enum { WIDE = MPT__GEMM_MAX_TILE / 2, DEPTH = 16 };
+    enum { WIDE = MPT__GEMM_MAX_TILE / 2 };
+    /* Lines a page apart share a set of the first cache, so few are under way; measured. */
+    const int64_t step = g->b.inner * mpt__dtype_info[g->b.dtype].bytes;
+    const int64_t depth = step % 4096 == 0 ? 16 : 64;
     float tile[MPT__GEMM_MAX_TILE];
     for (int64_t wide = 0; wide < n; wide += WIDE) {
         int64_t width = mpt__smaller_of(WIDE, n - wide);
-        for (int64_t k = 0; k < g->k; k += DEPTH) {
+        for (int64_t k = 0; k < g->k; k += depth) {
             mpt__gemm_side a_tile = *a, b_tile = *b;
             a_tile.data = mpt__gemm_at(a, 0, k);
             for (int64_t j = 0; j < width; j += level->columns) {
                 b_tile.data = mpt__gemm_at(b, wide + j, k);
-                level->direct(mpt__smaller_of(DEPTH, g->k - k), &a_tile, &b_tile, tile + j, WIDE,
+                level->direct(mpt__smaller_of(depth, g->k - k), &a_tile, &b_tile, tile + j, WIDE,
                               (int)m, (int)mpt__smaller_of(level->columns, width - j),
                               k > 0 ? MPT__GEMM_ADD : 0);
             }
@@ -13539,6 +13546,7 @@ static bool mpt__gemm_read(mpt__gemm *g, const mpt__gemm_level *level, const mpt
     g->c_column = o[3].stride[column];
     g->activation = launch->activation;
     g->accumulate = o[3].access == MPT__ACCUMULATE;
+    g->fast = launch->index[0] != 0;
     g->onto = 0;
     g->alpha = (float)launch->imm[0];
     g->batch_rank = rank - 2;
@@ -21227,12 +21235,19 @@ static mpt__tensor mpt__transposed_view(const mpt__tensor *tensor) {
     return view;
 }
 
+/* A launch of a product; its operands are to be set. */
+static MPT__NOINLINE mpt__launch *mpt__gemm_begin(mpt__frame *frame) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
+    launch->imm[0] = 1.0;
+    launch->index[0] = frame->context->tf32;
+    launch->compute_dtype = (uint8_t)frame->compute;
+    return launch;
+}
+
 /* out = a b, views of equal rank >= 2. */
 static mpt_status mpt__launch_gemm(mpt__frame *frame, const mpt__tensor *a, const mpt__tensor *b,
                                    const mpt__tensor *out, mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
-    launch->imm[0] = 1.0;
-    launch->compute_dtype = (uint8_t)frame->compute;
+    mpt__launch *launch = mpt__gemm_begin(frame);
     mpt__operand_of(launch, 0, a, MPT__READ);
     mpt__operand_of(launch, 1, b, MPT__READ);
     mpt__operand_of(launch, 3, out, access);
@@ -21317,16 +21332,6 @@ static mpt_status mpt__linear_shape(mpt__frame *frame) {
     return MPT_OK;
 }
 
-/* A GEMM launch of the linear layer; its operands are to be set. */
-static MPT__FORCE_INLINE mpt__launch *mpt__linear_begin(mpt__frame *frame,
-                                                        mpt_activation activation) {
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
-    launch->imm[0] = 1.0;
-    launch->compute_dtype = (uint8_t)frame->compute;
-    launch->activation = (uint8_t)activation;
-    return launch;
-}
-
 /* The weight as operand 1, in the form that mpt__gemm_source chose. */
 static MPT__FORCE_INLINE void mpt__linear_weight(mpt__launch *launch, const mpt__tensor *weight,
                                                  const mpt__source *source, bool transposed) {
@@ -21371,7 +21376,8 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
     } else if (activation != MPT_ACTIVATION_NONE) {
         mpt__save(frame, frame->out[0]);
     }
-    mpt__launch *launch = mpt__linear_begin(frame, split ? MPT_ACTIVATION_NONE : activation);
+    mpt__launch *launch = mpt__gemm_begin(frame);
+    launch->activation = (uint8_t)(split ? MPT_ACTIVATION_NONE : activation);
     mpt__operand *rows = mpt__operand_rows(launch, 0, x, false, MPT__READ);
     mpt__linear_weight(launch, frame->in[1], &w, true);
     if (bias) mpt__operand_rows(launch, 2, bias, false, MPT__READ)->shape[0] = rows->shape[0];
@@ -21410,7 +21416,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
         mpt__source w;
         if (!mpt__gemm_source(context, frame->saved[1], frame->compute, &w))
             return context->base.status;
-        launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+        launch = mpt__gemm_begin(frame);
         mpt__operand_rows(launch, 0, dy, false, MPT__READ);
         mpt__linear_weight(launch, frame->saved[1], &w, false);
         mpt__operand_rows(launch, 3, dx, false, access);
@@ -21420,7 +21426,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
     if (dw) {
         const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
         if (!x) return context->base.status;
-        launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+        launch = mpt__gemm_begin(frame);
         mpt__operand_rows(launch, 0, dy, true, MPT__READ);
         mpt__operand_rows(launch, 1, x, false, MPT__READ);
         mpt__operand_of(launch, 3, dw, access);
@@ -23677,7 +23683,7 @@ static bool mpt__logits_next(mpt__frame *frame, mpt__logit_rows *rows) {
     rows->logits.shape.dim[0] = rows->n;
     if (rows->n == 0 || !mpt__gemm_source(frame->context, rows->weight, frame->compute, &w))
         return false;
-    mpt__launch *launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+    mpt__launch *launch = mpt__gemm_begin(frame);
     mpt__operand_part(launch, 0, rows->x, rows, false, MPT__READ);
     mpt__linear_weight(launch, rows->weight, &w, true);
     mpt__operand_rows(launch, 3, &rows->logits, false, MPT__WRITE);
@@ -23775,7 +23781,7 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
         if (mpt__logits_slopes(frame, &rows, dloss) != MPT_OK ||
             !mpt__gemm_source(context, rows.weight, frame->compute, &w))
             return context->base.status;
-        mpt__launch *launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+        mpt__launch *launch = mpt__gemm_begin(frame);
         if (dx) {
             mpt__operand_rows(launch, 0, &rows.logits, false, MPT__READ);
             mpt__linear_weight(launch, rows.weight, &w, false);
@@ -23783,7 +23789,7 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
             mpt__submit(context, launch);
         }
         if (!sum) continue;
-        launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+        launch = mpt__gemm_begin(frame);
         mpt__operand_rows(launch, 0, &rows.logits, true, MPT__READ);
         mpt__operand_part(launch, 1, rows.x, &rows, false, MPT__READ);
         mpt__operand_of(launch, 3, sum, access);
@@ -31398,7 +31404,7 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
                         "matmul, linear: mpt_benchmark chose by timing; keep the choices with "
                         "mpt_benchmark_text\n");
     if (context->tf32)
-        mpt__write_text(&out, "matmul, linear: fp32 is rounded to TF32 on this device\n");
+        mpt__write_text(&out, "matmul, linear: fp32 is multiplied in rounded parts (tf32)\n");
     return out.length;
 }
 
@@ -39016,9 +39022,10 @@ MPTRAIN_API int mpt_device_count(mpt_device device) {
 MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32) {
     if (!mpt__enter(context, "mpt_benchmark")) return mpt__status_of(context);
     mpt__backend *backend = &context->backend;
+    context->tf32 = tf32 && (backend->benchmark || context->config.isa == MPT_ISA_AMX);
     if (!backend->benchmark) return MPT_OK;
     backend->benchmark(backend->self, benchmark, tf32);
-    context->timed_products = benchmark, context->tf32 = tf32;
+    context->timed_products = benchmark;
     return MPT_OK;
 }
 

@@ -114,6 +114,7 @@ typedef struct mpt__gemm {
     char *c;
     int c_dtype, activation;
     bool accumulate;  /* the activation follows */
+    bool fast;        /* fp32 may be multiplied in parts, see mpt_benchmark */
     int64_t onto;     /* bytes from C to what the sums are added to then; lies as C does */
     float alpha;
     int64_t c_row, c_column;
@@ -433,10 +434,10 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             const int64_t lines = count - r;                                                       \
             float *at = to, staged[4 * W];                                                         \
             int64_t left = depth;                                                                  \
+            const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;                                \
             MPT__PACK_QUADS(lines >= W && dtype == MPT_F32 && round == 0, N, W, MPT_F32, 0)        \
             MPT__PACK_QUADS(lines == MR && dtype == MPT_F32 && round == 0, N, MR, MPT_F32, 0)      \
-            MPT__PACK_QUADS(lines >= W && dtype == MPT_BF16 && round == 0, N, W, MPT_BF16, 0)      \
-            MPT__PACK_QUADS(lines >= W && dtype == MPT_F16 && round == 0, N, W, MPT_F16, 0)        \
+            MPT__PACK_QUADS(lines >= W && dtype != MPT_F32 && round == 0, N, W, half, 0)           \
             MPT__PACK_QUADS(true, N, lines, dtype, round)                                          \
             if (left == 0) continue;                                                               \
             memset(staged, 0, sizeof staged);                                                      \
@@ -488,10 +489,10 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     }
 
 /* Rows that lie one behind the other are one. */
-#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE)                                                    \
+#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, DTYPE)                                             \
     FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,           \
                  int64_t rows, int64_t columns) {                                                  \
-        const int dtype = g->c_dtype, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;\
+        const int dtype = DTYPE, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;     \
         const int bias_dtype = g->bias.dtype, bias_bytes = bias_dtype == MPT_F32 ? 4 : 2;          \
         const int round = g->bias.round;                                                           \
         const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                       \
@@ -525,7 +526,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE)                           \
     MPT__GEMM_ACTIVATE(FN, V, F)                                                                   \
     MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
-    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as)                                      \
+    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, g->c_dtype)                          \
     MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, R1)                                   \
     MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, R2)                                   \
     MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, MR)                                   \

@@ -6,7 +6,9 @@
  * NaN come out as IEEE says. As with FMA kernels denormals count as zero, here also those sums of
  * pairs of products that are. A value of fp16 is split exactly into two of bf16, hi + lo (11 bits
  * into 8 + 3; its denormals are normal in bf16), and four products are summed; infinity has no such
- * parts, so a launch that holds one is left to AVX-512 as a whole.
+ * parts, so a launch that holds one is left to AVX-512 as a whole. On demand fp32 is multiplied in
+ * parts, too: hi and lo are both rounded, and lo lo is left out (mpt_benchmark has the bound); what
+ * is that large that a product in parts could be no number while that in fp32 is, is left as well.
  *
  * MPTRAIN_EMULATE_AMX, for tests: tiles and packing in portable C on an AVX2 level, with the bits
  * of the instructions (but for products below the smallest normal number, by one ulp of a sum).
@@ -37,11 +39,17 @@
 #define MPT__AMX_TILE 1024
 #define MPT__AMX_WIDTH 32
 #define MPT__AMX_K 32
+#define MPT__AMX_HUGE 0x5e800000u /* 2^62; products of what is smaller are finite */
+
+/* Whether two parts of a side are rounded. */
+#define MPT__AMX_ROUNDED(dtype, round) ((dtype) == MPT_F32 && (round) == 0)
 
 #ifdef MPTRAIN_EMULATE_AMX
 
 static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                              int64_t count, int64_t k, int64_t depth, int parts) {
+    const bool rounded = MPT__AMX_ROUNDED(side->dtype, side->round);
+    const uint32_t half = rounded ? 0x8000 : 0;
     memset(panel, 0, (size_t)(mpt__round_up(depth, MPT__AMX_K) * MPT__AMX_WIDTH * 2 * parts));
     for (int64_t o = 0; o < count; o++) {
         for (int64_t i = 0; i < depth; i++) {
@@ -50,9 +58,11 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
                           1);
             if (side->round == MPT_F16) value = mpt__f16_to_f32(mpt__f32_to_f16(value));
             if (parts == 2 && !mpt__f32_is_finite(value)) return false;
+            if (rounded && parts == 2 && (mpt__f32_bits(value) & 0x7fffffffu) >= MPT__AMX_HUGE)
+                return false;
             for (int part = 0; part < parts; part++) {
                 uint16_t bits = mpt__f32_to_bf16(value);
-                if (parts == 2) bits = (uint16_t)(mpt__f32_bits(value) >> 16);
+                if (parts == 2) bits = (uint16_t)((mpt__f32_bits(value) + half) >> 16);
                 int64_t tile = (i / MPT__AMX_K * parts + part) * 2 + o / 16, at = i % MPT__AMX_K;
                 if (parts == 2) at = at % 16 * 2 + at / 16;
                 int64_t row = b ? at / 2 : o % 16, column = b ? o % 16 * 2 + at % 2 : at;
@@ -68,7 +78,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
 
 /* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
    q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
-   becomes NaN where a value has no parts. */
+   becomes NaN where a value has no parts, or has the largest magnitude if these are rounded. */
 MPT__PAIRS_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
                               const char *q, __mmask16 q_lanes, bool paired, int dtype, int round,
                               int parts, __m512 *bad) {
@@ -76,15 +86,27 @@ MPT__PAIRS_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 
         _mm512_storeu_si512(to, mpt__pairs_row(p, p_lanes, q, q_lanes, paired, dtype));
         return;
     }
+    const bool rounded = MPT__AMX_ROUNDED(dtype, round);
     const __m512i high = _mm512_set1_epi32((int)0xffff0000);
+    const __m512i half = _mm512_set1_epi32(rounded ? 0x8000 : 0);
     const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__pairs_load(p, p_lanes, dtype), round));
     const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__pairs_load(q, q_lanes, dtype), round));
-    const mpt__v16_f x_low = mpt__v16_sub(mpt__v16_float(x), mpt__v16_float(x & high));
-    const mpt__v16_f y_low = mpt__v16_sub(mpt__v16_float(y), mpt__v16_float(y & high));
-    const __m512i x_words = _mm512_srli_epi32(mpt__v16_bits(x_low), 16);
-    *bad = mpt__v16_add(*bad, mpt__v16_add(x_low, y_low));
-    _mm512_storeu_si512(to, _mm512_srli_epi32(x, 16) | (y & high));
-    _mm512_storeu_si512(to + gap, x_words | mpt__v16_bits(y_low));
+    const __m512i x_high = _mm512_add_epi32(x, half) & high;
+    const __m512i y_high = _mm512_add_epi32(y, half) & high;
+    const mpt__v16_f x_low = mpt__v16_sub(mpt__v16_float(x), mpt__v16_float(x_high));
+    const mpt__v16_f y_low = mpt__v16_sub(mpt__v16_float(y), mpt__v16_float(y_high));
+    if (rounded) {
+        const __mmask16 all = 0xffff;
+        const __m512i most =
+            _mm512_maskz_max_epu32(all, _mm512_slli_epi32(x, 1), _mm512_slli_epi32(y, 1));
+        *bad = mpt__v16_float(_mm512_maskz_max_epu32(all, mpt__v16_bits(*bad), most));
+    } else {
+        *bad = mpt__v16_add(*bad, mpt__v16_add(x_low, y_low));
+    }
+    const __m512i x_words = _mm512_add_epi32(mpt__v16_bits(x_low), half);
+    const __m512i y_words = _mm512_add_epi32(mpt__v16_bits(y_low), half);
+    _mm512_storeu_si512(to, _mm512_srli_epi32(x_high, 16) | y_high);
+    _mm512_storeu_si512(to + gap, _mm512_srli_epi32(x_words, 16) | (y_words & high));
 }
 
 /* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
@@ -152,33 +174,37 @@ MPT__PAIRS_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *s
                                o_step, k_step, count - o, depth, dtype, round, parts, &bad);
         }
     }
+    if (MPT__AMX_ROUNDED(dtype, round) && parts == 2) {
+        const __m512i limit = _mm512_set1_epi32((int)(2 * MPT__AMX_HUGE));
+        return _mm512_cmp_epu32_mask(mpt__v16_bits(bad), limit, _MM_CMPINT_LT) == 0xffff;
+    }
     return _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
 }
 
-/* A panel of a side that is contiguous in one direction; spelled out for what trainings have. */
+/* A panel of a side that is contiguous in one direction, and of fp32 if it is to be rounded. */
 MPT__PAIRS_FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
-                                       int64_t outer, int64_t count, int64_t k, int64_t depth,
-                                       int parts) {
+                                       int64_t outer, int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round;
 #define MPT__AMX_PACK(DTYPE, ROUND, PARTS)                                                    \
-    if (dtype == DTYPE && round == ROUND && parts == PARTS) {                                 \
+    if (dtype == DTYPE && round == ROUND) {                                                   \
         return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, DTYPE, ROUND, PARTS); \
     }
     MPT__AMX_PACK(MPT_BF16, 0, 1)
     MPT__AMX_PACK(MPT_F32, MPT_BF16, 1)
     MPT__AMX_PACK(MPT_F16, 0, 2)
     MPT__AMX_PACK(MPT_F32, MPT_F16, 2)
-    return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, dtype, round, parts);
+    return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, MPT_F32, 0, 2);
 }
 
 static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                              int64_t count, int64_t k, int64_t depth, int parts) {
     float gathered[16 * MPT__AMX_K];
-    const mpt__gemm_side square = {(const char *)gathered, MPT_F32, side->round, MPT__AMX_K, 1};
+    const int dtype = mpt__gemm_dtype(side), round = dtype == MPT_F32 ? 0 : dtype;
+    const mpt__gemm_side square = {(const char *)gathered, MPT_F32, round, MPT__AMX_K, 1};
     char *to = (char *)panel;
     bool good = true;
-    if (side->inner == 1 || side->outer == 1) {
-        return mpt__amx_pack_dense(to, b, side, outer, count, k, depth, parts);
+    if ((side->inner == 1 || side->outer == 1) && (side->dtype == MPT_F32 || side->round == 0)) {
+        return mpt__amx_pack_dense(to, b, side, outer, count, k, depth);
     }
     for (int64_t at = 0; at < depth; at += MPT__AMX_K, to += 2 * parts * MPT__AMX_TILE) {
         const int64_t n = mpt__smaller_of(depth - at, MPT__AMX_K);
@@ -189,8 +215,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
                 (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + o + i, k + at), side->inner,
                  n, side->dtype, 0);
             }
-            good &=
-                mpt__amx_pack_dense(to + o / 16 * MPT__AMX_TILE, b, &square, 0, lines, 0, n, parts);
+            good &= mpt__amx_pack_dense(to + o / 16 * MPT__AMX_TILE, b, &square, 0, lines, 0, n);
         }
     }
     return good;
@@ -301,29 +326,24 @@ static bool mpt__amx_request(void) {
     MPT__TILE_LOAD(6, b + (part)*2 * MPT__AMX_TILE, 64); \
     if (across) MPT__TILE_LOAD(7, b + ((part)*2 + 1) * MPT__AMX_TILE, 64);
 
+/* With parts in an order that takes the fewest loads. */
 static void mpt__amx_sums(int64_t depth, const char *a, const char *b, bool down, bool across,
-                          int parts) {
-    const int64_t step = 2 * MPT__AMX_TILE * parts;
+                          int products) {
+    const int64_t step = 2 * MPT__AMX_TILE * (products > 1 ? 2 : 1);
     for (; depth > 0; depth -= MPT__AMX_K, a += step, b += step) {
-        if (parts == 2) { /* in an order with the fewest loads */
-            MPT__AMX_LOAD_A(1)
-            MPT__AMX_LOAD_B(1)
-            MPT__AMX_PRODUCT
-        }
+        if (products > 1) { MPT__AMX_LOAD_A(1) }
+        if (products == 4) { MPT__AMX_LOAD_B(1) MPT__AMX_PRODUCT }
         MPT__AMX_LOAD_B(0)
-        if (parts == 2) { MPT__AMX_PRODUCT }
+        if (products > 1) { MPT__AMX_PRODUCT }
         MPT__AMX_LOAD_A(0)
         MPT__AMX_PRODUCT
-        if (parts == 2) {
-            MPT__AMX_LOAD_B(1)
-            MPT__AMX_PRODUCT
-        }
+        if (products > 1) { MPT__AMX_LOAD_B(1) MPT__AMX_PRODUCT }
     }
 }
 
 /* Where C has no room for it, a tile is summed beside C. */
 static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                             float *c, int64_t ldc, int rows, int columns, int how, int parts) {
+                             float *c, int64_t ldc, int rows, int columns, int how, int products) {
     MPT__ALIGN(64) float beside[MPT__AMX_WIDTH * MPT__AMX_WIDTH];
     const bool down = rows > 16, across = columns > 16, add = (how & MPT__GEMM_ADD) != 0;
     const bool room = (how & MPT__GEMM_ROOM) || (rows == 32 && columns == 32);
@@ -340,7 +360,7 @@ static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__
         MPT__TILE_CLEAR(2);
         MPT__TILE_CLEAR(3);
     }
-    mpt__amx_sums(depth, a->data, b->data, down, across, parts);
+    mpt__amx_sums(depth, a->data, b->data, down, across, products);
     MPT__TILE_SAVE(0, to, step);
     if (across) MPT__TILE_SAVE(1, to + 16, step);
     if (down) MPT__TILE_SAVE(2, to + 16 * ld, step);
@@ -357,38 +377,25 @@ enum { MPT__AMX_RATE = 4 };
 enum { MPT__AMX_RATE = 400 };
 #endif
 
-#define MPT__AMX_VARIANT(N, PARTS, DEPTH, RATE)                                           \
+#define MPT__AMX_VARIANT(N, PRODUCTS, DEPTH, RATE)                                        \
     static void N##_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
                          float *c, int64_t ldc, int rows, int columns, int how) {         \
-        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PARTS);                 \
+        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PRODUCTS);              \
     }                                                                                     \
     static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,  \
                          int64_t count, int64_t k, int64_t depth) {                       \
-        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth, PARTS);           \
+        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth,                   \
+                                (PRODUCTS) > 1 ? 2 : 1);                                  \
     }                                                                                     \
-    static const mpt__gemm_level N##_gemm_level = {32,                                    \
-                                                   32,                                    \
-                                                   0,                                     \
-                                                   2 * (PARTS),                           \
-                                                   MPT__AMX_K,                            \
-                                                   DEPTH,                                 \
-                                                   256,                                   \
-                                                   RATE,                                  \
-                                                   N##_tile,                              \
-                                                   NULL,                                  \
-                                                   NULL,                                  \
-                                                   0,                                     \
-                                                   NULL,                                  \
-                                                   N##_pack,                              \
-                                                   MPT__PAIRS_BASE(load),                   \
-                                                   mpt__pairs_finish,                       \
-                                                   mpt__amx_bracket,                      \
-                                                   mpt__amx_choose,                       \
-                                                   (PARTS) == 2};
+    static const mpt__gemm_level N##_gemm_level = {                                       \
+        32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL,  \
+        NULL, 0, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish,                \
+        mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1};
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
-MPT__AMX_VARIANT(mpt__amx_split, 2, 832, MPT__AMX_RATE / 3)
+MPT__AMX_VARIANT(mpt__amx_split, 4, 832, MPT__AMX_RATE / 3)
+MPT__AMX_VARIANT(mpt__amx_fast, 3, 832, MPT__AMX_RATE / 3)
 
 #ifndef MPTRAIN_EMULATE_AMX
 /* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024
@@ -411,15 +418,17 @@ static const mpt__gemm_level mpt__amx_other_gemm_level =
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
     const int a = mpt__gemm_dtype(&g->a), b = mpt__gemm_dtype(&g->b);
-    const bool split = a == MPT_F16 || b == MPT_F16;
+    const bool fast = g->fast && a == MPT_F32 && b == MPT_F32;
+    const bool split = fast || a == MPT_F16 || b == MPT_F16;
+    const bool exact = !fast && (a == MPT_F32 || b == MPT_F32);
 #ifdef MPTRAIN_EMULATE_AMX
-    if (a == MPT_F32 || b == MPT_F32 || g->k == 0) return NULL;
+    if (exact || g->k == 0) return NULL;
 #else
-    if (a == MPT_F32 || b == MPT_F32 || !mpt__amx_pays(g, split)) {
-        return &mpt__amx_other_gemm_level;
-    }
+    if (exact || !mpt__amx_pays(g, split)) return &mpt__amx_other_gemm_level;
 #endif
-    return split ? &mpt__amx_split_gemm_level : &mpt__amx_gemm_level;
+    return fast    ? &mpt__amx_fast_gemm_level
+           : split ? &mpt__amx_split_gemm_level
+                   : &mpt__amx_gemm_level;
 }
 
 #endif

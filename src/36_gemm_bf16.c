@@ -70,17 +70,20 @@ MPT__AVX2_OP mpt__v8_f mpt__v8_pairs(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
 
 enum { MPT__PAIRS_WIDTH = 32, MPT__PAIRS_DIRECT = 8, MPT__PAIRS_RATE = 64 };
 
-/* mpt__v16_store_as, but with the instruction for bf16, which flushes denormals as the sums do. */
+/* A store of bf16 by its instruction, which flushes denormals as the sums do. */
 MPT__PAIRS_OP void mpt__pairs_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
-    if (dtype != MPT_BF16) {
-        mpt__v16_store_as(p, v, n, dtype);
-    } else if (n >= 16) {
+    if (dtype == MPT_BF16 && n >= 16) {
         _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v));
     } else {
         _mm256_mask_storeu_epi16(p, mpt__v16_first(n), (__m256i)_mm512_cvtneps_pbh(v));
     }
 }
-MPT__GEMM_FINISH(MPT__PAIRS_FN, mpt__pairs_finish, mpt__v16, 16, mpt__pairs_store_as)
+MPT__GEMM_FINISH(MPT__PAIRS_FN, mpt__pairs_finish_half, mpt__v16, 16, mpt__pairs_store_as, MPT_BF16)
+static void mpt__pairs_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
+                              int64_t j, int64_t rows, int64_t columns) {
+    (g->c_dtype == MPT_BF16 ? mpt__pairs_finish_half : mpt__avx512_gemm_finish)(g, sum, ld, i, j,
+                                                                                rows, columns);
+}
 
 MPT__PAIRS_OP __m256i mpt__pairs_words(const char *p, __mmask16 lanes) {
     if (lanes == 0xffff) return _mm256_loadu_si256((const __m256i *)(const void *)p);
@@ -259,25 +262,11 @@ static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__g
 /* ==== The level ==== */
 
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g);
-static const mpt__gemm_level mpt__pairs_gemm_level = {MPT__PAIRS_ROWS,
-                                                      MPT__PAIRS_WIDTH,
-                                                      MPT__PAIRS_DIRECT,
-                                                      2,
-                                                      2,
-                                                      1024,
-                                                      336,
-                                                      MPT__PAIRS_RATE,
-                                                      mpt__pairs_tile,
-                                                      MPT__PAIRS_BASE(direct),
-                                                      MPT__GEMM_CONV_OF(mpt__pairs),
-                                                      MPT__PAIRS_DIRECT,
-                                                      MPT__PAIRS_BASE(dot),
-                                                      mpt__pairs_pack,
-                                                      MPT__PAIRS_BASE(load),
-                                                      mpt__pairs_finish,
-                                                      NULL,
-                                                      mpt__pairs_choose,
-                                                      false};
+static const mpt__gemm_level mpt__pairs_gemm_level = {
+    MPT__PAIRS_ROWS, MPT__PAIRS_WIDTH, MPT__PAIRS_DIRECT, 2, 2, 2048, 336, MPT__PAIRS_RATE,
+    mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs),
+    MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(dot), mpt__pairs_pack, MPT__PAIRS_BASE(load),
+    mpt__pairs_finish, NULL, mpt__pairs_choose, false};
 
 /* The dtype that the values of a side have when they get here. */
 static int mpt__gemm_dtype(const mpt__gemm_side *side) {

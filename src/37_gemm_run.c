@@ -114,7 +114,9 @@ static bool mpt__gemm_is_plain(const mpt__gemm *g) {
 static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     const mpt__gemm_level *level = g->level;
     mpt__gemm_layout lay;
-    int64_t blocks = mpt__gemm_panels(g->k, level->depth);
+    const bool few_rows = g->m <= level->chunk_rows, few_columns = g->n <= level->chunk_rows;
+    /* A few rows of pairs stay near even if they are twice as long; measured. */
+    int64_t blocks = mpt__gemm_panels(g->k, level->depth << (few_rows && level->unit == 2));
     lay.m = mpt__smaller_of(g->m, MPT__GEMM_BLOCK_M);
     lay.n = mpt__smaller_of(g->n, MPT__GEMM_BLOCK_N);
     lay.depth = mpt__smaller_of(mpt__round_up(mpt__gemm_panels(g->k, blocks), 32), g->k);
@@ -124,10 +126,9 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     int64_t k_blocks = mpt__gemm_panels(lay.pass, lay.depth);
     int64_t a_panels = mpt__gemm_panels(lay.m, level->rows) * k_blocks;
     int64_t b_panels = mpt__gemm_panels(lay.n, level->columns) * k_blocks;
-    const bool few_rows = g->m <= level->chunk_rows, few_columns = g->n <= level->chunk_rows;
     lay.own_a = few_columns && (g->m > g->n || !few_rows);
     lay.own_b = few_rows && !lay.own_a;
-    lay.b_in_place = lay.own_b && level->element == 4 && g->b.outer == 1 && g->b_image == NULL &&
+    lay.b_in_place = lay.own_b && level->unit == 1 && g->b.outer == 1 && g->b_image == NULL &&
                      g->b.dtype == MPT_F32 && g->b.round == 0;
     lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
     lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
@@ -174,7 +175,7 @@ static MPT__NOINLINE bool mpt__gemm_pack_image(const mpt__gemm_level *level, cha
     const int64_t width = b ? level->columns : level->rows;
     const int64_t most = MPT__GEMM_GATHERED / 4 / width / 32 * 32; /* k, in fp32 */
     bool good = true;
-    if (image->along_k && b && level->element == 4 && count == width && side->dtype == MPT_F32 &&
+    if (image->along_k && b && level->unit == 1 && count == width && side->dtype == MPT_F32 &&
         side->round == 0) { /* it is a panel */
         mpt__gemm_gather(panel, image, side->data, 4, k, depth, outer, count);
         return true;
@@ -405,8 +406,9 @@ static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
     if (g->level->direct == NULL || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
     if (g->a_image || g->b_image || g->c_image) return false;
     /* Pairs of halves are worth packing for all but the least. */
-    if (g->level->element == 2 && g->m > 2 && g->n > 10 && g->k > 10 &&
-        g->m * g->n * g->k > MPT__GEMM_DIRECT_PAIRS)
+    if (g->level->element == 2 && g->m > 2 && g->n > 10 &&
+        g->m * g->n * g->k > MPT__GEMM_DIRECT_PAIRS &&
+        (g->k > 10 || (g->k > 4 && g->m * g->n >= 1 << 16)))
         return false;
     if (*dots) return g->m <= 16 || (g->n <= 16 && g->m <= 256);
     if (g->b.outer != 1) return false;
@@ -444,16 +446,19 @@ static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
                                   const mpt__gemm_side *b, int64_t i0, int64_t j0, int64_t m,
                                   int64_t n) {
     const mpt__gemm_level *level = g->level;
-    enum { WIDE = MPT__GEMM_MAX_TILE / 2, DEPTH = 16 };
+    enum { WIDE = MPT__GEMM_MAX_TILE / 2 };
+    /* Lines a page apart share a set of the first cache, so few are under way; measured. */
+    const int64_t step = g->b.inner * mpt__dtype_info[g->b.dtype].bytes;
+    const int64_t depth = step % 4096 == 0 ? 16 : 64;
     float tile[MPT__GEMM_MAX_TILE];
     for (int64_t wide = 0; wide < n; wide += WIDE) {
         int64_t width = mpt__smaller_of(WIDE, n - wide);
-        for (int64_t k = 0; k < g->k; k += DEPTH) {
+        for (int64_t k = 0; k < g->k; k += depth) {
             mpt__gemm_side a_tile = *a, b_tile = *b;
             a_tile.data = mpt__gemm_at(a, 0, k);
             for (int64_t j = 0; j < width; j += level->columns) {
                 b_tile.data = mpt__gemm_at(b, wide + j, k);
-                level->direct(mpt__smaller_of(DEPTH, g->k - k), &a_tile, &b_tile, tile + j, WIDE,
+                level->direct(mpt__smaller_of(depth, g->k - k), &a_tile, &b_tile, tile + j, WIDE,
                               (int)m, (int)mpt__smaller_of(level->columns, width - j),
                               k > 0 ? MPT__GEMM_ADD : 0);
             }
@@ -607,6 +612,7 @@ static bool mpt__gemm_read(mpt__gemm *g, const mpt__gemm_level *level, const mpt
     g->c_column = o[3].stride[column];
     g->activation = launch->activation;
     g->accumulate = o[3].access == MPT__ACCUMULATE;
+    g->fast = launch->index[0] != 0;
     g->onto = 0;
     g->alpha = (float)launch->imm[0];
     g->batch_rank = rank - 2;

@@ -464,12 +464,19 @@ static mpt__tensor mpt__transposed_view(const mpt__tensor *tensor) {
     return view;
 }
 
+/* A launch of a product; its operands are to be set. */
+static MPT__NOINLINE mpt__launch *mpt__gemm_begin(mpt__frame *frame) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
+    launch->imm[0] = 1.0;
+    launch->index[0] = frame->context->tf32;
+    launch->compute_dtype = (uint8_t)frame->compute;
+    return launch;
+}
+
 /* out = a b, views of equal rank >= 2. */
 static mpt_status mpt__launch_gemm(mpt__frame *frame, const mpt__tensor *a, const mpt__tensor *b,
                                    const mpt__tensor *out, mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
-    launch->imm[0] = 1.0;
-    launch->compute_dtype = (uint8_t)frame->compute;
+    mpt__launch *launch = mpt__gemm_begin(frame);
     mpt__operand_of(launch, 0, a, MPT__READ);
     mpt__operand_of(launch, 1, b, MPT__READ);
     mpt__operand_of(launch, 3, out, access);
@@ -554,16 +561,6 @@ static mpt_status mpt__linear_shape(mpt__frame *frame) {
     return MPT_OK;
 }
 
-/* A GEMM launch of the linear layer; its operands are to be set. */
-static MPT__FORCE_INLINE mpt__launch *mpt__linear_begin(mpt__frame *frame,
-                                                        mpt_activation activation) {
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
-    launch->imm[0] = 1.0;
-    launch->compute_dtype = (uint8_t)frame->compute;
-    launch->activation = (uint8_t)activation;
-    return launch;
-}
-
 /* The weight as operand 1, in the form that mpt__gemm_source chose. */
 static MPT__FORCE_INLINE void mpt__linear_weight(mpt__launch *launch, const mpt__tensor *weight,
                                                  const mpt__source *source, bool transposed) {
@@ -608,7 +605,8 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
     } else if (activation != MPT_ACTIVATION_NONE) {
         mpt__save(frame, frame->out[0]);
     }
-    mpt__launch *launch = mpt__linear_begin(frame, split ? MPT_ACTIVATION_NONE : activation);
+    mpt__launch *launch = mpt__gemm_begin(frame);
+    launch->activation = (uint8_t)(split ? MPT_ACTIVATION_NONE : activation);
     mpt__operand *rows = mpt__operand_rows(launch, 0, x, false, MPT__READ);
     mpt__linear_weight(launch, frame->in[1], &w, true);
     if (bias) mpt__operand_rows(launch, 2, bias, false, MPT__READ)->shape[0] = rows->shape[0];
@@ -647,7 +645,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
         mpt__source w;
         if (!mpt__gemm_source(context, frame->saved[1], frame->compute, &w))
             return context->base.status;
-        launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+        launch = mpt__gemm_begin(frame);
         mpt__operand_rows(launch, 0, dy, false, MPT__READ);
         mpt__linear_weight(launch, frame->saved[1], &w, false);
         mpt__operand_rows(launch, 3, dx, false, access);
@@ -657,7 +655,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
     if (dw) {
         const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
         if (!x) return context->base.status;
-        launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+        launch = mpt__gemm_begin(frame);
         mpt__operand_rows(launch, 0, dy, true, MPT__READ);
         mpt__operand_rows(launch, 1, x, false, MPT__READ);
         mpt__operand_of(launch, 3, dw, access);

@@ -355,7 +355,7 @@ static bool mpt__logits_next(mpt__frame *frame, mpt__logit_rows *rows) {
     rows->logits.shape.dim[0] = rows->n;
     if (rows->n == 0 || !mpt__gemm_source(frame->context, rows->weight, frame->compute, &w))
         return false;
-    mpt__launch *launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+    mpt__launch *launch = mpt__gemm_begin(frame);
     mpt__operand_part(launch, 0, rows->x, rows, false, MPT__READ);
     mpt__linear_weight(launch, rows->weight, &w, true);
     mpt__operand_rows(launch, 3, &rows->logits, false, MPT__WRITE);
@@ -453,7 +453,7 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
         if (mpt__logits_slopes(frame, &rows, dloss) != MPT_OK ||
             !mpt__gemm_source(context, rows.weight, frame->compute, &w))
             return context->base.status;
-        mpt__launch *launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+        mpt__launch *launch = mpt__gemm_begin(frame);
         if (dx) {
             mpt__operand_rows(launch, 0, &rows.logits, false, MPT__READ);
             mpt__linear_weight(launch, rows.weight, &w, false);
@@ -461,7 +461,7 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
             mpt__submit(context, launch);
         }
         if (!sum) continue;
-        launch = mpt__linear_begin(frame, MPT_ACTIVATION_NONE);
+        launch = mpt__gemm_begin(frame);
         mpt__operand_rows(launch, 0, &rows.logits, true, MPT__READ);
         mpt__operand_part(launch, 1, rows.x, &rows, false, MPT__READ);
         mpt__operand_of(launch, 3, sum, access);

@@ -307,9 +307,10 @@ MPTRAIN_API int mpt_device_count(mpt_device device) {
 MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32) {
     if (!mpt__enter(context, "mpt_benchmark")) return mpt__status_of(context);
     mpt__backend *backend = &context->backend;
+    context->tf32 = tf32 && (backend->benchmark || context->config.isa == MPT_ISA_AMX);
     if (!backend->benchmark) return MPT_OK;
     backend->benchmark(backend->self, benchmark, tf32);
-    context->timed_products = benchmark, context->tf32 = tf32;
+    context->timed_products = benchmark;
     return MPT_OK;
 }
 

@@ -157,6 +157,8 @@ static void mark_c(problem *p) {
 static const int float_dtypes[] = {MPT_F32, MPT_F16, MPT_BF16};
 static int draw_float(void) { return float_dtypes[below(3)]; }
 
+static bool in_parts; /* products of fp32 may be of parts of it, see mpt_benchmark */
+
 /* Any product: mostly of one compute dtype, so that all roads are taken. */
 static void make_product(problem *p, int64_t m, int64_t n, int64_t k) {
     int rank = m * n * k > 100000 ? 2 : 2 + (int)below(3), compute = draw_float();
@@ -184,6 +186,7 @@ static void make_product(problem *p, int64_t m, int64_t n, int64_t k) {
         add_operand(p, BIAS, draw_float(), rank, shape[BIAS], (int)below(2), 0, rows, MPT__READ);
     }
     p->launch.activation = (uint8_t)(accumulates || below(2) ? 0 : below(6));
+    p->launch.index[0] = in_parts;
     add_operand(p, C, draw_float(), rank, shape[C], below(6) ? 0 : 1 + (int)below(2), below(3), 0,
                 accumulates ? MPT__ACCUMULATE : MPT__WRITE);
     mark_c(p);
@@ -219,6 +222,8 @@ static double rounded(const problem *p, int i, int64_t at) {
     if (p->launch.compute_dtype == MPT_BF16) x = mpt__bf16_to_f32(mpt__f32_to_bf16(x));
     return (double)x;
 }
+
+#define PARTS_BOUND 3.1e-5 /* 2^-16, what lo lo is at most, and 2^-17 for each rounded lo */
 
 static double activate(double x, int activation) {
     switch (activation) {
@@ -261,7 +266,9 @@ static bool check_element(const problem *p, const char *level, int64_t *index) {
     double want = activate(sum, p->launch.activation);
     if (o[C].access == MPT__ACCUMULATE) want += (double)get_element(p, p->first[C], C, at);
     double got = (double)get_element(p, p->now[C], C, at);
-    double bound = 6e-7 * size + (3e-7 + unit) * fabs(want) + (c_dtype == MPT_F16 ? 6e-8 : 1e-37);
+    bool parts = p->launch.index[0] && p->launch.compute_dtype == MPT_F32 && !strcmp(level, "amx");
+    double bound = (parts ? PARTS_BOUND : 6e-7) * size + (3e-7 + unit) * fabs(want) +
+                   (c_dtype == MPT_F16 ? 6e-8 : 1e-37);
     double most = c_dtype == MPT_F16 ? 65504 : 3.3e38;
     if (isnan(want)  ? isnan(got)
         : isinf(got) ? (got > 0) == (want > 0) && fabs(want) + bound >= most
@@ -319,7 +326,7 @@ TEST(any_shape) {
 TEST(beyond_one_block) {
     static const int64_t sizes[][3] = {{30, 40, 1100},  {300, 500, 900}, {2100, 64, 40},
                                        {20, 2100, 800}, {17, 33, 5000},  {200, 10, 4097},
-                                       {1, 3000, 700},  {500, 500, 385}, {65, 96, 2500}};
+                                       {1, 3000, 700},  {500, 500, 385}, {340, 96, 2500}};
     NEEDS_LEVELS;
     for (int i = 0; i < (EMULATED ? 9 : SLOW_CPU ? 18 : 54) && test_failures == 0; i++) {
         problem p;
@@ -418,6 +425,163 @@ TEST(threads_do_not_change_bits) {
     }
 }
 
+/* m n k of fp32, rows contiguous, each value times `scale`; index[0] as in_parts. */
+static void make_square(problem *p, int64_t n, float scale, float rest) {
+    int64_t shape[2] = {n, n};
+    problem_init(p, MPT_F32);
+    for (int i = 0; i < OPERANDS; i++) {
+        if (i == BIAS) continue;
+        add_operand(p, i, MPT_F32, 2, shape, i == B, 0, 0, i == C ? MPT__WRITE : MPT__READ);
+        for (int64_t e = 0; e < p->elements[i] && i != C; e++) {
+            set_element(p, i, e, get_element(p, p->first[i], i, e) * (i == A ? scale : rest));
+        }
+    }
+    p->launch.index[0] = in_parts;
+    mark_c(p);
+}
+
+/* The largest error of C, as a share of the sum of |a b|. */
+static double error_of(const problem *p, int64_t n) {
+    const mpt__operand *o = p->launch.operand;
+    double worst = 0;
+    for (int64_t e = 0; e < n * n; e++) {
+        int64_t c[2] = {e / n, e % n};
+        double sum = 0, size = 0;
+        for (int64_t k = 0; k < n; k++) {
+            int64_t a[2] = {c[0], k}, b[2] = {k, c[1]};
+            double product = rounded(p, A, at_index(&o[A], a)) * rounded(p, B, at_index(&o[B], b));
+            sum += product, size += fabs(product);
+        }
+        double error = fabs((double)get_element(p, p->now[C], C, at_index(&o[C], c)) - sum) / size;
+        worst = error > worst || isnan(error) ? error : worst;
+    }
+    return worst;
+}
+
+TEST(fp32_in_parts) {
+    NEEDS_AMX;
+    in_parts = true;
+    for (int i = 0; i < 600 && test_failures == 0; i++) {
+        problem p;
+        make_product(&p, draw_size(80), draw_size(100), below(20) ? draw_size(150) : 0);
+        check_product(&p, 40);
+        problem_free(&p);
+    }
+    /* Of many products the errors average out; fp32 alone would be off by 1e-7. */
+    problem p;
+    make_square(&p, 128, 1, 1);
+    run_problem(&p, MPT_ISA_AMX, 1);
+    double error = error_of(&p, 128);
+    CHECK(error < 3.6e-6 && error > 3e-7);
+    p.launch.index[0] = 0;
+    run_problem(&p, MPT_ISA_AMX, 1);
+    CHECK(error_of(&p, 128) < 3e-7);
+    problem_free(&p);
+    in_parts = false;
+}
+
+/* The values next to those that have no parts, with and without infinities. */
+TEST(huge_values_are_not_taken_apart) {
+    static const float huge[] = {4.6e18f, 4.62e18f, 1e30f, 3.4e38f, INFINITY, NAN};
+    NEEDS_AMX;
+    in_parts = true;
+    for (int i = 0; i < 12; i++) {
+        const bool whole = i % 6 > 0; /* 2^62 is 4.61e18 */
+        problem p;
+        make_square(&p, 64, 1e-20f, 1e-15f);
+        set_element(&p, i < 6 ? A : B, p.launch.operand[i < 6 ? A : B].offset + 64 * 63 + 63,
+                    huge[i % 6]);
+        char *want = (char *)malloc(p.bytes[C]);
+        p.launch.index[0] = 0;
+        run_problem(&p, MPT_ISA_AMX, 1);
+        memcpy(want, p.now[C], p.bytes[C]);
+        p.launch.index[0] = 1;
+        run_problem(&p, MPT_ISA_AMX, 1);
+        CHECK_EQ_INT(memcmp(want, p.now[C], p.bytes[C]) == 0, whole);
+        free(want);
+        problem_free(&p);
+    }
+    in_parts = false;
+}
+
+/* What a program sees of it: other bits where there are tiles, and a line that says so. */
+TEST(mpt_benchmark_allows_parts) {
+    NEEDS_LEVELS;
+    for (int l = 0; l < level_count; l++) {
+        static float out[3][64 * 64];
+        mpt_config config = mpt_config_default();
+        char text[4096];
+        config.isa = levels[l];
+        mpt_context *context = mpt_create(&config);
+        mpt_tensor a = mpt_randn(context, MPT_F32, MPT_SHAPE(64, 64));
+        for (int i = 0; i < 3; i++) {
+            CHECK_EQ_INT(mpt_benchmark(context, false, i == 1), MPT_OK);
+            mpt_read(mpt_matmul(a, a), out[i], sizeof out[i]);
+            mpt_determinism(context, text, sizeof text);
+            CHECK_EQ_INT(strstr(text, "rounded parts") != NULL, i == 1 && levels[l] == MPT_ISA_AMX);
+        }
+        CHECK_EQ_INT(memcmp(out[0], out[1], sizeof out[0]) == 0, levels[l] != MPT_ISA_AMX);
+        CHECK_EQ_BITS(out[2], out[0], sizeof out[0]);
+        CHECK(!mpt_failed(context));
+        mpt_destroy(context);
+    }
+}
+
+/* Panels of tiles by AVX-512, which a CPU without tiles has as well, against their layout in plain
+   words: tiles of 16 by 32, for each 32 k and each part; a tile of B holds pairs of k. */
+#if defined(MPT__HAS_AMX) && !defined(MPTRAIN_EMULATE_AMX)
+#define PANELS T(panels_of_tiles),
+TEST(panels_of_tiles) {
+    static const int sides[][2] = {{MPT_F32, 0},       {MPT_F32, MPT_F16}, {MPT_F16, 0},
+                                   {MPT_F32, MPT_BF16}, {MPT_BF16, 0},      {MPT_BF16, MPT_F16}};
+    static uint16_t panel[32 * 160 * 2 + 512], want[32 * 160 * 2];
+    if (!(mpt__cpu_features() & MPT__CPU_AVX512_BF16)) SKIP("a CPU with AVX512_BF16");
+    for (int i = 0; i < 600; i++) {
+        const int dtype = sides[i % 6][0], round = sides[i % 6][1], layout = i / 6 % 3;
+        const int parts = round == MPT_BF16 || (dtype == MPT_BF16 && round == 0) ? 1 : 2;
+        const int64_t count = 1 + below(32), depth = 1 + below(150), gap = below(3);
+        const bool b = below(2), cut = dtype == MPT_F32 && round == 0; /* rounded, not split */
+        const int64_t shape[2] = {count, depth};
+        problem p;
+        problem_init(&p, MPT_F32);
+        add_operand(&p, A, dtype, 2, shape, layout, gap, 0, MPT__READ);
+        if (i >= 300 && parts == 2) {
+            static const float no_parts[] = {INFINITY, -INFINITY, NAN, 4.7e18f};
+            set_element(&p, A, p.launch.operand[A].offset, no_parts[i % (cut ? 4 : 3)]);
+        }
+        const mpt__operand *o = &p.launch.operand[A];
+        mpt__gemm_side side = {p.first[A] + o->offset * mpt__dtype_info[dtype].bytes, dtype, round,
+                               o->stride[0], o->stride[1]};
+        memset(want, 0, sizeof want);
+        for (int64_t e = 0; e < count * depth; e++) {
+            const int64_t at = e / depth, k = e % depth, in_block = k % 32;
+            const int64_t from = o->offset + at * side.outer + k * side.inner;
+            float value = get_element(&p, p.first[A], A, from);
+            if (round == MPT_F16) value = mpt__f16_to_f32(mpt__f32_to_f16(value));
+            for (int part = 0; part < parts; part++) {
+                uint32_t bits = mpt__f32_bits(value);
+                bits = parts == 1 ? mpt__f32_to_bf16(value) : (bits + (cut ? 0x8000u : 0)) >> 16;
+                value -= mpt__bf16_to_f32((uint16_t)bits);
+                const int64_t x = parts == 2 ? in_block % 16 * 2 + in_block / 16 : in_block;
+                const int64_t in_tile = b ? x / 2 * 32 + at % 16 * 2 + x % 2 : at % 16 * 32 + x;
+                want[((k / 32 * parts + part) * 2 + at / 16) * 512 + in_tile] = (uint16_t)bits;
+            }
+        }
+        const uint32_t mode = mpt__flush_denormals(true);
+        const bool good = mpt__amx_pack_of(panel, b, &side, 0, count, 0, depth, parts);
+        mpt__restore_denormals(mode);
+        CHECK_EQ_INT(good, !(i >= 300 && parts == 2));
+        for (int64_t tile = 0; good && tile < (depth + 31) / 32 * parts * 2; tile++) {
+            if (tile % 2 && count <= 16) continue; /* not in use */
+            CHECK_EQ_BITS(panel + tile * 512, want + tile * 512, 1024);
+        }
+        problem_free(&p);
+    }
+}
+#else
+#define PANELS
+#endif
+
 /* The sum of C's bits over products of all layouts and dtypes, for pairs also of products around
    the smallest normal number. The numbers were made by the
    instructions and by the emulation. */
@@ -463,6 +627,10 @@ TEST_TABLE = {
     T(a_late_infinity_adds_once),
     T(denormals),
     T(threads_do_not_change_bits),
+    T(fp32_in_parts),
+    T(huge_values_are_not_taken_apart),
+    T(mpt_benchmark_allows_parts),
+    PANELS
     T(tiles_have_the_bits_of_the_emulation),
     T(pairs_have_the_bits_of_the_emulation),
 };
