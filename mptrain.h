@@ -625,12 +625,10 @@ MPTRAIN_API int mpt_device_count(mpt_device device);
 MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype); /* "float16"; "none" if it is none */
 MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype);      /* bytes per element; 0 if it is none */
 /* `benchmark`, on a GPU: of each new kind of matrix product the fastest way is found by timing and
-   kept, as cudnn.benchmark does; else the library's first choice is taken, so that every run gives
-   the same bits. `tf32`: fp32 products may round their operands to TF32 on a GPU, and on a CPU with
-   AMX tiles are made of three of bf16: with hi the nearest bf16 of a value and lo that of the rest,
-   hi hi + hi lo + lo hi, off by less than 3.1e-5 of the sum of |a b| (TF32: 1e-3), and by what is
-   below 1e-37; products with a value from 2^62 on are left to fp32. Both are off at first, and do
-   nothing elsewhere. torch.set_float32_matmul_precision("high") */
+   kept, as cudnn.benchmark does; else the first choice, so that every run gives the same bits.
+   `tf32`, as torch.set_float32_matmul_precision("high"): a GPU rounds operands of fp32 products to
+   TF32; with AMX tiles they are made of three of bf16, off by less than 3.1e-5 of the sum of |a b|
+   (TF32: 1e-3), unless a value reaches 2^62. Both are off at first, and do nothing elsewhere. */
 MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32);
 /* The choices so far as text, to print or to keep in a file: writes at most `capacity` bytes, the
    last one 0. Returns the length of the whole text; 0 where there is nothing to choose. */
@@ -6818,28 +6816,27 @@ typedef struct mpt__ref_update mpt__ref_update;
 typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
                                mpt__real *m, mpt__real *v, void *half, int64_t n);
 
-/* Rows of a norm: y = (x - mean) rstd weight + bias, + residual, then relu; dx = rstd (g weight -
-   shift - slope (x - mean) rstd) + other gradient, with g = dy where y is not <= 0 or there is no
-   relu. ALL: the same numbers for all; LINES: mean, rstd, shift and slope of each row, weight and
-   bias of each column; COLUMNS: all of each column. */
-enum { MPT__NORM_ALL, MPT__NORM_LINES, MPT__NORM_COLUMNS };
+/* Rows of a norm: y = (x - mean) rstd [weight] + bias, + residual, then relu; dx = [rstd] (g weight
+   - shift - slope (x - mean) [rstd]) + other gradient, with g = dy where y is not <= 0 or there is
+   no relu. ROWS: numbers of each row; LINES: what is in brackets is there, too; mean, rstd, shift
+   and slope are of each row, weight and bias of each column; COLUMNS: all are of each column. */
+enum { MPT__NORM_ROWS, MPT__NORM_LINES, MPT__NORM_COLUMNS };
 /* What a row is made of: y is of backward with relu; rest: g. */
 enum { MPT__PART_X, MPT__PART_DY, MPT__PART_MORE, MPT__PART_OUT, MPT__PART_REST, MPT__PARTS };
 typedef struct mpt__norm_block {
     uint8_t dtype, mode; /* of all parts: that of mpt__real, or half where the level is `typed` */
-    bool relu, squares;
+    bool relu;
     int64_t rows, n, step[MPT__PARTS]; /* bytes between rows, whose elements are neighbours */
     char *data[MPT__PARTS];            /* x, dy, residual or other gradient or y, out; NULL: none */
     mpt__real *lane, total[2];         /* NULL: lanes that begin with 0 */
-    int64_t each;                      /* ALL: row r takes number r each of weight and bias */
-    int64_t ahead; /* bytes from x to what is better on its way into the caches */
     const mpt__real *mean, *rstd, *shift, *slope, *weight, *bias;
     mpt__real *sum[2];
-    /* Of norm_next: x and dy of the row after this, and its mean; where the halves of both stand as
-       floats, one after the other, NULL: nowhere; out is better not cached; the last row. */
+    bool beyond_cache; /* out is better not cached; it and rows are multiples of 64 bytes */
+    /* Of norm_next, whose mean may be NULL, for 0: x and dy of the row after this, and its mean;
+       where the halves of both stand as floats, one after the other, NULL: none; the last row. */
     const char *next[2];
     mpt__real next_mean, *kept[2];
-    bool beyond_cache, last;
+    bool last;
 } mpt__norm_block;
 typedef void (*mpt__norm_fn)(mpt__norm_block *b);
 
@@ -6885,16 +6882,15 @@ typedef struct mpt__words {
                       int64_t rows, int64_t columns, bool beyond_cache);
     mpt__update_fn sgd, adam;
     bool typed; /* norms take halves as they lie */
-    /* Element i of a row goes to lane i % MPT__NORM_LANES: itself, or the square of x - mean; g
-       weight, and behind those lanes g weight (x - mean). total: the lanes, folded in halves. */
-    mpt__norm_fn norm_total, norm_sums;
+    /* Element i of a row goes to lane i % MPT__NORM_LANES: x - mean or, where there is dy, g, of
+       LINES times weight; behind those lanes that times (x - mean). total: the lanes of all rows,
+       folded in halves; ROWS: those of each row, which are added to sum[..][row], too. */
+    mpt__norm_fn norm_sums;
     /* Out; LINES of backward also add g (x - mean) rstd to sum[0] and g to sum[1]. */
     mpt__norm_fn norm, norm_slope;
-    /* sum[0] of each column += x, or sum[1] += the square of x - mean, or, where there is dy, g and
-       g (x - mean). */
+    /* The same of each column, without weight or lanes. */
     mpt__norm_fn norm_columns;
-    /* A row of whole lanes, and in the same pass the total of the next, which is the squares' (then
-       next_mean is set, but for rows of squares alone), or its sums; NULL: none. */
+    /* A row of whole lanes, and in the same pass the totals of the next; NULL: none. */
     mpt__norm_fn norm_next, norm_slope_next;
 } mpt__words;
 
@@ -8644,48 +8640,48 @@ static MPT__INLINE mpt__real mpt__ref_norm_g(const mpt__norm_block *b, int64_t r
     return b->relu && mpt__ref_norm_row(b, MPT__PART_MORE, r)[i] <= 0 ? 0 : g;
 }
 
-/* The lanes as they were before, and folded as they are after. */
-static void mpt__ref_lanes_begin(const mpt__norm_block *b, mpt__real lane[2 * MPT__NORM_LANES]) {
-    memset(lane, 0, 2 * MPT__NORM_LANES * sizeof *lane);
-    if (b->lane != NULL) memcpy(lane, b->lane, 2 * MPT__NORM_LANES * sizeof *lane);
+static MPT__INLINE const mpt__real *mpt__norm_from(const mpt__real *p, int64_t i) {
+    return p != NULL ? p + i : NULL;
 }
-static void mpt__ref_lanes_end(mpt__norm_block *b, mpt__real lane[2 * MPT__NORM_LANES]) {
-    if (b->lane != NULL) memcpy(b->lane, lane, 2 * MPT__NORM_LANES * sizeof *lane);
-    for (int half = MPT__NORM_LANES / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++) {
-            lane[i] += lane[i + half];
-            lane[MPT__NORM_LANES + i] += lane[MPT__NORM_LANES + i + half];
-        }
-    }
-    b->total[0] = lane[0], b->total[1] = lane[MPT__NORM_LANES];
+/* The numbers of element i of row r become the first ones; a total has one mean. */
+static void mpt__norm_begin_at(mpt__norm_block *one, const mpt__norm_block *b, int64_t r,
+                               int64_t i) {
+    const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
+    one->mean = mpt__norm_from(b->mean, of), one->rstd = mpt__norm_from(b->rstd, of);
+    one->shift = mpt__norm_from(b->shift, of), one->slope = mpt__norm_from(b->slope, of);
+    one->weight = mpt__norm_from(b->weight, c), one->bias = mpt__norm_from(b->bias, c);
+    for (int k = 0; k < 2; k++) one->sum[k] = b->sum[k] != NULL ? b->sum[k] + c : NULL;
 }
 
-static void mpt__ref_norm_total(mpt__norm_block *b) {
-    mpt__real lane[2 * MPT__NORM_LANES];
-    mpt__ref_lanes_begin(b, lane);
-    for (int64_t r = 0; r < b->rows; r++) {
-        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
-        for (int64_t i = 0; i < b->n; i++) {
-            const mpt__real d = b->squares ? x[i] - *b->mean : x[i];
-            lane[i % MPT__NORM_LANES] += b->squares ? d * d : d;
-        }
-    }
-    mpt__ref_lanes_end(b, lane);
+/* Lanes in halves; then they begin anew. */
+static mpt__real mpt__ref_fold(mpt__real lane[MPT__NORM_LANES]) {
+    for (int half = MPT__NORM_LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    const mpt__real total = lane[0];
+    memset(lane, 0, MPT__NORM_LANES * sizeof *lane);
+    return total;
 }
 
 static void mpt__ref_norm_sums(mpt__norm_block *b) {
+    const bool rows = b->mode == MPT__NORM_ROWS, slopes = b->data[MPT__PART_DY] != NULL;
     mpt__real lane[2 * MPT__NORM_LANES];
-    mpt__ref_lanes_begin(b, lane);
+    memset(lane, 0, sizeof lane);
+    if (b->lane != NULL) memcpy(lane, b->lane, sizeof lane);
     for (int64_t r = 0; r < b->rows; r++) {
-        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r), mean = b->mean[rows ? r : 0];
         for (int64_t i = 0; i < b->n; i++) {
-            mpt__real g = mpt__ref_norm_g(b, r, i);
-            if (b->mode == MPT__NORM_LINES) g *= b->weight[i];
+            mpt__real d = x[i] - mean, g = slopes ? mpt__ref_norm_g(b, r, i) : d;
+            if (slopes && !rows) g *= b->weight[i];
             lane[i % MPT__NORM_LANES] += g;
-            lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += g * (x[i] - *b->mean);
+            lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += g * d;
+        }
+        if (b->lane != NULL) memcpy(b->lane, lane, sizeof lane);
+        if (!rows && r + 1 < b->rows) continue;
+        for (int k = 0; k < 2; k++) {
+            b->total[k] = mpt__ref_fold(lane + k * MPT__NORM_LANES);
+            if (rows && b->sum[k] != NULL) b->sum[k][r] += b->total[k];
         }
     }
-    mpt__ref_lanes_end(b, lane);
 }
 
 static void mpt__ref_norm(mpt__norm_block *b) {
@@ -8694,10 +8690,10 @@ static void mpt__ref_norm(mpt__norm_block *b) {
         const mpt__real *more = mpt__ref_norm_row(b, MPT__PART_MORE, r);
         mpt__real *y = mpt__ref_norm_row(b, MPT__PART_OUT, r);
         for (int64_t i = 0; i < b->n; i++) {
-            const int64_t one = b->mode == MPT__NORM_LINES ? r : b->mode ? i : 0;
-            const int64_t c = b->mode ? i : r * b->each;
-            mpt__real v = (x[i] - b->mean[one]) * b->rstd[one] * b->weight[c];
-            v += b->bias != NULL ? b->bias[c] : 0;
+            const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
+            mpt__real v = (x[i] - b->mean[of]) * b->rstd[of];
+            if (b->mode == MPT__NORM_LINES) v *= b->weight[i];
+            if (b->bias != NULL) v += b->bias[c];
             if (more != NULL) v += more[i];
             y[i] = b->relu && v <= 0 ? 0 : v;
         }
@@ -8705,21 +8701,21 @@ static void mpt__ref_norm(mpt__norm_block *b) {
 }
 
 static void mpt__ref_norm_slope(mpt__norm_block *b) {
+    const bool lines = b->mode == MPT__NORM_LINES;
     for (int64_t r = 0; r < b->rows; r++) {
         const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
         const mpt__real *more = b->relu ? NULL : mpt__ref_norm_row(b, MPT__PART_MORE, r);
         mpt__real *dx = mpt__ref_norm_row(b, MPT__PART_OUT, r);
         mpt__real *rest = mpt__ref_norm_row(b, MPT__PART_REST, r);
         for (int64_t i = 0; i < b->n; i++) {
-            const int64_t one = b->mode == MPT__NORM_LINES ? r : b->mode ? i : 0;
-            const int64_t c = b->mode ? i : r * b->each;
-            const mpt__real g = mpt__ref_norm_g(b, r, i);
-            const mpt__real normal = (x[i] - b->mean[one]) * b->rstd[one];
-            if (b->mode == MPT__NORM_LINES && b->sum[0] != NULL) b->sum[0][i] += g * normal;
-            if (b->mode == MPT__NORM_LINES && b->sum[1] != NULL) b->sum[1][i] += g;
+            const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
+            const mpt__real g = mpt__ref_norm_g(b, r, i), rstd = lines ? b->rstd[r] : 1;
+            const mpt__real normal = (x[i] - b->mean[of]) * rstd;
+            if (lines && b->sum[0] != NULL) b->sum[0][i] += g * normal;
+            if (lines && b->sum[1] != NULL) b->sum[1][i] += g;
             if (rest != NULL) rest[i] = g;
             if (dx == NULL) continue;
-            dx[i] = (g * b->weight[c] - b->shift[one] - normal * b->slope[one]) * b->rstd[one];
+            dx[i] = (g * b->weight[c] - b->shift[of] - normal * b->slope[of]) * rstd;
             if (more != NULL) dx[i] += more[i];
         }
     }
@@ -8729,23 +8725,17 @@ static void mpt__ref_norm_columns(mpt__norm_block *b) {
     for (int64_t r = 0; r < b->rows; r++) {
         const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
         for (int64_t i = 0; i < b->n; i++) {
-            if (b->data[MPT__PART_DY] != NULL) {
-                const mpt__real g = mpt__ref_norm_g(b, r, i);
-                b->sum[0][i] += g;
-                b->sum[1][i] += g * (x[i] - b->mean[i]);
-            } else if (b->squares) {
-                b->sum[1][i] += (x[i] - b->mean[i]) * (x[i] - b->mean[i]);
-            } else {
-                b->sum[0][i] += x[i];
-            }
+            const mpt__real d = x[i] - b->mean[i];
+            const mpt__real g = b->data[MPT__PART_DY] != NULL ? mpt__ref_norm_g(b, r, i) : d;
+            b->sum[0][i] += g;
+            b->sum[1][i] += g * d;
         }
     }
 }
-#define MPT__REF_NORM_WORDS                                                      \
-    mpt__ref_norm_total, mpt__ref_norm_sums, mpt__ref_norm, mpt__ref_norm_slope, \
-        mpt__ref_norm_columns, NULL, NULL
+#define MPT__REF_NORM_WORDS \
+    mpt__ref_norm_sums, mpt__ref_norm, mpt__ref_norm_slope, mpt__ref_norm_columns, NULL, NULL
 #else
-#define MPT__REF_NORM_WORDS NULL, NULL, NULL, NULL, NULL, NULL, NULL
+#define MPT__REF_NORM_WORDS NULL, NULL, NULL, NULL, NULL, NULL
 #endif
 
 /* ==== GEMM ==== */
@@ -10555,27 +10545,26 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
         }                                                                                    \
     }
 
+/* X(k) for four vectors at a time: of one run, or of two or four, or of columns. */
+#define MPT__SIMD_FOUR(X, V, W) X(0, V, W) X(1, V, W) X(2, V, W) X(3, V, W)
+
 /* The rows of norms, for floats and for halves of either type, which a branch tells apart. What is
    there or wanted beside x is decided where it is used: a loop for each case would not be faster,
    but large. X(k) for the vectors that make MPT__NORM_LANES. */
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-/* Byte `at` of row r of a part; where there is none, of x, which nobody looks at. */
-static MPT__INLINE char *mpt__norm_place(const mpt__norm_block *b, int part, int64_t r,
-                                         int64_t at) {
+/* Row r of a part; where there is none, of x, which nobody looks at. */
+static MPT__INLINE char *mpt__norm_place(const mpt__norm_block *b, int part, int64_t r) {
     if (b->data[part] == NULL) part = MPT__PART_X;
-    return b->data[part] + r * b->step[part] + at;
-}
-static MPT__INLINE int64_t mpt__norm_step(const mpt__norm_block *b, int part) {
-    return b->step[b->data[part] != NULL ? part : MPT__PART_X];
+    return b->data[part] + r * b->step[part];
 }
 
-/* Rows of columns to go down at a time. */
-static int64_t mpt__norm_rows(const mpt__norm_block *b) {
-    const int64_t rows = 8192 / (b->n * (b->dtype == MPT_F32 ? 4 : 2));
-    return rows < 8 ? 8 : mpt__ref_min(rows, 64);
+/* Numbers of channels, and nothing but x, dy and out: what there are loops of its own for. */
+static bool mpt__norm_plain(const mpt__norm_block *b) {
+    return b->mode != MPT__NORM_LINES && !b->relu && b->data[MPT__PART_MORE] == NULL &&
+           b->data[MPT__PART_OUT] != NULL && b->data[MPT__PART_REST] == NULL;
 }
 
-/* A word of the reference on the elements from i on, less than 16, of some rows. */
+/* A word of the reference on the elements from i on of some rows: less than 16. */
 static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_block *b, int64_t r,
                                          int64_t rows, int64_t i) {
     const int64_t n = b->n - i, size = b->dtype == MPT_F32 ? 4 : 2;
@@ -10583,22 +10572,17 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     mpt__norm_block one = *b;
     one.rows = 1, one.n = n;
     for (int64_t end = r + rows; r < end; r++) {
-        const int64_t of = b->mode == MPT__NORM_LINES ? r : b->mode ? i : 0;
-        const int64_t c = b->mode ? i : r * b->each;
-        one.mean = b->mean + of, one.rstd = b->rstd + of;
-        one.shift = b->shift + of, one.slope = b->slope + of;
-        one.weight = b->weight + c, one.bias = b->bias != NULL ? b->bias + c : NULL;
-        for (int k = 0; k < 2; k++) one.sum[k] = b->sum[k] != NULL ? b->sum[k] + c : NULL;
+        mpt__norm_begin_at(&one, b, r, i);
         for (int k = 0; k < MPT__PARTS; k++) {
             if (b->data[k] == NULL) continue;
             if (k < MPT__PART_OUT)
-                mpt__ref_load(part[k], mpt__norm_place(b, k, r, i * size), b->dtype, 0, 1, n);
+                mpt__ref_load(part[k], mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, n);
             one.data[k] = (char *)part[k];
         }
         word(&one);
         for (int k = MPT__PART_OUT; k < MPT__PARTS; k++)
             if (b->data[k] != NULL)
-                mpt__ref_store(mpt__norm_place(b, k, r, i * size), b->dtype, 0, 1, part[k], n);
+                mpt__ref_store(mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, part[k], n);
     }
 }
 
@@ -10611,52 +10595,74 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
 #define MPT__NORM_FOLD_4(V, s)                                           \
     V##_total(V##_add(V##_add(V##_add(s##0, s##4), V##_add(s##2, s##6)), \
                       V##_add(V##_add(s##1, s##5), V##_add(s##3, s##7))))
-#define MPT__NORM_MEANS_LOAD(k, V, W) V##_f t##k = V##_load(lane + MPT__NORM_LANES + k * W);
-#define MPT__NORM_MEANS_STORE(k, V, W) V##_store(lane + MPT__NORM_LANES + k * W, t##k);
-#define MPT__NORM_ADD(k, V, W) s##k = V##_add(s##k, V##_load_full(x + k * W * size, dtype));
-#define MPT__NORM_SQUARE(k, V, W)                                   \
-    d = V##_sub(V##_load_full(x + k * W * size, dtype), mean);      \
-    s##k = V##_add(s##k, V##_mul(d, d));
-#define MPT__NORM_SUM(k, V, W)                                                 \
-    d = V##_load_full(dy + k * W * size, dtype);                               \
-    if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d);         \
-    if (lines) d = V##_mul(d, V##_load(weight + k * W));                       \
-    s##k = V##_add(s##k, d);                                                   \
-    d = V##_mul(d, V##_sub(V##_load_full(x + k * W * size, dtype), mean));     \
-    t##k = V##_add(t##k, d);
+/* Masks are cheap with the widest vectors alone: elsewhere what fills no vector is a call. */
+#define MPT__NORM_LOAD_16(FN, OP, V)                              \
+    OP V##_f V##_load_rest(const void *p, int64_t n, int dtype) { \
+        return V##_load_as(p, n, dtype);                          \
+    }
+#define MPT__NORM_LOAD_8(FN, OP, V)                                             \
+    FN MPT__NOINLINE V##_f V##_load_rest(const void *p, int64_t n, int dtype) { \
+        return V##_load_as(p, n, dtype);                                        \
+    }
+#define MPT__NORM_LOAD_4 MPT__NORM_LOAD_8
+#define MPT__NORM_ZERO(k, V, W) V##_f s##k = V##_zero(), t##k = V##_zero();
+#define MPT__NORM_CLEAR(k, V, W) s##k = t##k = V##_zero();
+#define MPT__NORM_LOAD_LANES(k, V, W) \
+    s##k = V##_load(lane + k * W), t##k = V##_load(lane + MPT__NORM_LANES + k * W);
+#define MPT__NORM_STORE_LANES(k, V, W) \
+    V##_store(lane + k * W, s##k), V##_store(lane + MPT__NORM_LANES + k * W, t##k);
+#define MPT__NORM_SUM(k, V, W)                                         \
+    e = d = V##_sub(V##_load_full(x + k * W * size, dtype), mean);     \
+    if (slopes) {                                                      \
+        d = V##_load_full(dy + k * W * size, dtype);                   \
+        if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d); \
+        if (lines) d = V##_mul(d, V##_load(weight + k * W));           \
+    }                                                                  \
+    s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
+#define MPT__NORM_SUM_REST(k, V, W)                                                    \
+    e = V##_sub(V##_load_rest(x + k * W * size, left - k * W, dtype), mean);           \
+    e = d = V##_select(V##_first(left - k * W), e, V##_zero());                        \
+    if (slopes) {                                                                      \
+        d = V##_load_rest(dy + k * W * size, left - k * W, dtype);                     \
+        if (relu) d = V##_gate(V##_load_rest(y + k * W * size, left - k * W, dtype), d); \
+        if (lines) d = V##_mul(d, V##_load_rest(weight + k * W, left - k * W, MPT_F32)); \
+    }                                                                                  \
+    s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
 /* Vector k of a row, and of the next. */
-#define MPT__NORM_NEXT(k, V, W)                                                       \
-    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);      \
-    v = V##_mul(V##_mul(V##_sub(v, mean), rstd), V##_load(weight + k * W));           \
-    v = V##_add(v, bias ? V##_load(bias + k * W) : V##_zero());                       \
-    if (streams)                                                                      \
-        V##_stream((float *)(void *)(out + k * W * size), v);                         \
-    else                                                                              \
-        V##_store_as(out + k * W * size, v, W, dtype);                                \
-    v = V##_load_full(next + k * W * size, dtype);                                    \
-    if (keeps) V##_store(kept + k * W, v);                                            \
-    if (squares) v = V##_mul(v, v);                                                   \
-    s##k = V##_add(s##k, v);
-#define MPT__NORM_SLOPE_NEXT(k, V, W)                                                 \
-    w = V##_load(weight + k * W);                                                     \
-    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);      \
-    d = keeps ? V##_load(kept_dy + k * W) : V##_load_full(dy + k * W * size, dtype);  \
-    v = V##_mul(V##_sub(v, mean), rstd);                                              \
-    V##_store(dw + k * W, V##_add(V##_load(dw + k * W), V##_mul(d, v)));              \
-    if (db) V##_store(db + k * W, V##_add(V##_load(db + k * W), d));                  \
-    d = V##_sub(V##_sub(V##_mul(d, w), shift), V##_mul(v, slope));                    \
-    V##_store_as(out + k * W * size, V##_mul(d, rstd), W, dtype);                     \
-    v = V##_load_full(next + k * W * size, dtype);                                    \
-    d = V##_load_full(next_dy + k * W * size, dtype);                                 \
-    if (keeps) V##_store(kept + k * W, v), V##_store(kept_dy + k * W, d);             \
-    d = V##_mul(d, w), s##k = V##_add(s##k, d);                                       \
-    t##k = V##_add(t##k, V##_mul(d, V##_sub(v, next_mean)));
-#define MPT__NORM_ZERO(k, V, W) V##_f s##k = V##_zero();
-#define MPT__NORM_ZERO_TOO(k, V, W) V##_f t##k = V##_zero();
-#define MPT__NORM_PART(name, PART, W)                                         \
-    char *name = mpt__norm_place(b, MPT__PART_##PART, r, i * size);        \
-    const int64_t name##_by = down ? mpt__norm_step(b, MPT__PART_##PART) : W * size;
-#define MPT__NORM_NUMBER(V, p) (down ? V##_load(p) : V##_set(*(p)))
+#define MPT__NORM_NEXT(k, V, W)                                                         \
+    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);        \
+    if (centred) v = V##_sub(v, mean);                                                  \
+    v = V##_mul(V##_mul(v, rstd), V##_load(weight + k * W));             \
+    if (bias) v = V##_add(v, V##_load(bias + k * W));                                   \
+    if (streams)                                                                        \
+        V##_stream_as(out + k * W * size, v, dtype);                                    \
+    else                                                                                \
+        V##_store_as(out + k * W * size, v, W, dtype);                                  \
+    v = V##_load_full(next + k * W * size, dtype);                                      \
+    if (keeps) V##_store(kept + k * W, v);                                              \
+    if (centred) v = V##_sub(v, next_mean), s##k = V##_add(s##k, v);                    \
+    t##k = V##_add(t##k, V##_mul(v, v));
+#define MPT__NORM_SLOPE_NEXT(k, V, W)                                                   \
+    w = V##_load(weight + k * W);                                                       \
+    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);        \
+    d = keeps ? V##_load(kept_dy + k * W) : V##_load_full(dy + k * W * size, dtype);    \
+    if (centred) v = V##_sub(v, mean);                                                  \
+    v = V##_mul(v, rstd);                                                               \
+    V##_store(dw + k * W, V##_add(V##_load(dw + k * W), V##_mul(d, v)));                \
+    if (db) V##_store(db + k * W, V##_add(V##_load(db + k * W), d));                    \
+    d = V##_mul(d, w);                                                                  \
+    if (centred) d = V##_sub(d, shift);                                                 \
+    d = V##_mul(V##_sub(d, V##_mul(v, slope)), rstd);       \
+    if (streams)                                                                        \
+        V##_stream_as(out + k * W * size, d, dtype);                                    \
+    else                                                                                \
+        V##_store_as(out + k * W * size, d, W, dtype);                                  \
+    v = V##_load_full(next + k * W * size, dtype);                                      \
+    d = V##_load_full(next_dy + k * W * size, dtype);                                   \
+    if (keeps) V##_store(kept + k * W, v), V##_store(kept_dy + k * W, d);               \
+    d = V##_mul(d, w);                                                                  \
+    if (centred) s##k = V##_add(s##k, d), v = V##_sub(v, next_mean);                    \
+    t##k = V##_add(t##k, V##_mul(d, v));
 /* Passes: of the level with the widest vectors, whose gain pays for their size. */
 #define MPT__NORM_PASSES_8(FN, OP, N, V, W)
 #define MPT__NORM_PASSES_4(FN, OP, N, V, W)
@@ -10664,25 +10670,16 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
 #define MPT__NORM_PASSES_WORDS_8(N) NULL, NULL
 #define MPT__NORM_PASSES_WORDS_4(N) NULL, NULL
 #define MPT__NORM_PASSES_16(FN, OP, N, V, W)                                                      \
-    OP float N##_squares_of(const char *x, int64_t n, float middle, int dtype) {                  \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const V##_f mean = V##_set(middle);                                                       \
-        V##_f d;                                                                                  \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
-        for (const char *end = x + n * size; x < end; x += by) {                                  \
-            MPT__NORM_VECTORS_##W(MPT__NORM_SQUARE, V);                                           \
-        }                                                                                         \
-        return MPT__NORM_FOLD_##W(V, s);                                                          \
-    }                                                                                             \
     OP void N##_norm_next_of(mpt__norm_block *b, int dtype) {                                     \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size, n = b->n;     \
-        const V##_f mean = V##_set(*b->mean), rstd = V##_set(*b->rstd);                           \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
+        const bool centred = b->mean;                                                             \
+        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);             \
+        const V##_f next_mean = V##_set(b->next_mean);                                            \
         const float *weight = b->weight, *bias = b->bias;                                         \
-        const char *x = b->data[MPT__PART_X], *end = x + n * size, *next = b->next[0];            \
+        const char *x = b->data[MPT__PART_X], *end = x + b->n * size, *next = b->next[0];         \
         char *out = b->data[MPT__PART_OUT];                                                       \
         float *kept = b->kept[0];                                                                 \
-        const bool squares = b->squares, keeps = dtype != MPT_F32 && !squares && kept;            \
-        const bool streams = dtype == MPT_F32 && b->beyond_cache;                                 \
+        const bool streams = b->beyond_cache, keeps = dtype != MPT_F32 && kept;                   \
         V##_f v;                                                                                  \
         MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
         for (; x < end; x += by, next += by, out += by) {                                         \
@@ -10691,18 +10688,13 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             if (bias) bias += MPT__NORM_LANES;                                                    \
             if (keeps) kept += MPT__NORM_LANES;                                                   \
         }                                                                                         \
-        b->total[0] = MPT__NORM_FOLD_##W(V, s);                                                   \
         if (streams && b->last) V##_fence();                                                      \
-        if (squares) return;                                                                      \
-        b->next_mean = (float)((double)b->total[0] / (double)n);                                  \
-        if (keeps)                                                                                \
-            b->total[0] = N##_squares_of((char *)b->kept[0], n, b->next_mean, MPT_F32);           \
-        else                                                                                      \
-            b->total[0] = N##_squares_of(b->next[0], n, b->next_mean, dtype);                     \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);           \
     }                                                                                             \
     OP void N##_norm_slope_next_of(mpt__norm_block *b, int dtype) {                               \
         const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const V##_f mean = V##_set(*b->mean), rstd = V##_set(*b->rstd);                           \
+        const bool centred = b->mean;                                                             \
+        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);             \
         const V##_f shift = V##_set(*b->shift), slope = V##_set(*b->slope);                       \
         const V##_f next_mean = V##_set(b->next_mean);                                            \
         const float *weight = b->weight;                                                          \
@@ -10710,240 +10702,217 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         const char *next = b->next[0], *next_dy = b->next[1];                                     \
         char *out = b->data[MPT__PART_OUT];                                                       \
         float *dw = b->sum[0], *db = b->sum[1], *kept = b->kept[0], *kept_dy = b->kept[1];        \
-        const bool keeps = dtype != MPT_F32 && kept;                                              \
+        const bool streams = b->beyond_cache, keeps = dtype != MPT_F32 && kept;                   \
         V##_f d, v, w;                                                                            \
         MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO_TOO, V);                                             \
         for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) {                \
             MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V);                                       \
             weight += MPT__NORM_LANES, dw += MPT__NORM_LANES;                                     \
             if (db) db += MPT__NORM_LANES;                                                        \
             if (keeps) kept += MPT__NORM_LANES, kept_dy += MPT__NORM_LANES;                       \
         }                                                                                         \
+        if (streams && b->last) V##_fence();                                                      \
         b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);           \
     }                                                                                             \
-    MPT__NORM_WORD_NEXT(FN, N, norm_next)                                                         \
-    MPT__NORM_WORD_NEXT(FN, N, norm_slope_next)
+    MPT__NORM_WORD(FN, N, norm_next)                                                              \
+    MPT__NORM_WORD(FN, N, norm_slope_next)
+/* Vector k of some columns, down the rows. */
+#define MPT__COLUMN_BEGIN(k, V, W)               \
+    const V##_f mean##k = V##_load(mean + k * W); \
+    V##_f s##k = V##_load(sum + k * W), t##k = V##_load(more + k * W);
+#define MPT__COLUMN_SUM(k, V, W)                                               \
+    e = d = V##_sub(V##_load_full(x + k * W * size, dtype), mean##k);          \
+    if (slopes) {                                                              \
+        d = V##_load_full(dy + k * W * size, dtype);                           \
+        if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d);     \
+    }                                                                          \
+    s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
+#define MPT__COLUMN_END(k, V, W) V##_store(sum + k * W, s##k), V##_store(more + k * W, t##k);
 #define MPT__SIMD_NORM(FN, OP, N, V, W)                                                           \
     OP V##_f V##_gate(V##_f y, V##_f d) {                                                         \
         V##_f kept = V##_select(V##_is_nan(y), d, V##_zero());                                    \
         return V##_select(V##_greater(y, V##_zero()), d, kept);                                   \
     }                                                                                             \
-    /* elements of row r from i on, less than there are lanes */                                  \
-    FN MPT__NOINLINE void N##_norm_lanes(const mpt__norm_block *b, float *lane, int64_t r,        \
-                                         int64_t i) {                                             \
-        const int dtype = b->dtype;                                                               \
-        const int64_t n = b->n - i, size = dtype == MPT_F32 ? 4 : 2;                              \
-        const char *x = mpt__norm_place(b, MPT__PART_X, r, i * size);                             \
-        const char *dy = mpt__norm_place(b, MPT__PART_DY, r, i * size);                           \
-        const char *y = mpt__norm_place(b, MPT__PART_MORE, r, i * size);                          \
-        const bool slopes = b->data[MPT__PART_DY] != NULL;                                        \
-        const V##_f mean = V##_set(slopes || b->squares ? *b->mean : 0);                          \
-        for (int64_t k = 0; k < n; k += W, lane += W) {                                           \
-            V##_f e = V##_sub(V##_load_as(x + k * size, n - k, dtype), mean), d = e;              \
-            e = d = V##_select(V##_first(n - k), e, V##_zero());                                  \
-            if (slopes) {                                                                         \
-                d = V##_load_as(dy + k * size, n - k, dtype);                                     \
-                if (b->relu) d = V##_gate(V##_load_as(y + k * size, n - k, dtype), d);            \
-                if (b->mode == MPT__NORM_LINES)                                                   \
-                    d = V##_mul(d, V##_load_as(b->weight + i + k, n - k, MPT_F32));               \
-                V##_f t = V##_load(lane + MPT__NORM_LANES);                                       \
-                V##_store(lane + MPT__NORM_LANES, V##_add(t, V##_mul(d, e)));                     \
-            } else if (b->squares) {                                                              \
-                d = V##_mul(e, e);                                                                \
-            }                                                                                     \
-            V##_store(lane, V##_add(V##_load(lane), d));                                          \
-        }                                                                                         \
+    OP void V##_stream_as(void *p, V##_f v, int dtype) {                                          \
+        if (dtype == MPT_F32)                                                                     \
+            V##_stream((float *)p, v);                                                            \
+        else                                                                                      \
+            V##_store_as(p, v, W, dtype);                                                         \
     }                                                                                             \
-    OP void N##_total_of(const mpt__norm_block *b, float *lane, int64_t r, int64_t n,             \
-                         int dtype) {                                                             \
+    MPT__NORM_LOAD_##W(FN, OP, V)                                                                 \
+    OP void N##_norm_sums_of(mpt__norm_block *b, int dtype) {                                     \
         const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const V##_f mean = V##_set(b->squares ? *b->mean : 0);                                    \
-        const char *x = mpt__norm_place(b, MPT__PART_X, r, 0), *end = x + n * size;               \
-        const int64_t ahead = b->ahead;                                                           \
-        V##_f d;                                                                                  \
-        MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                                \
-        for (; !b->squares && x < end; x += by) { MPT__NORM_VECTORS_##W(MPT__NORM_ADD, V); }      \
-        for (; x < end; x += by) {                                                                \
-            if (ahead) MPT__PREFETCH(x + ahead);                                                  \
-            MPT__NORM_VECTORS_##W(MPT__NORM_SQUARE, V);                                           \
-        }                                                                                         \
-        MPT__NORM_VECTORS_##W(MPT__LANES_STORE, V);                                               \
-    }                                                                                             \
-    OP void N##_sums_of(const mpt__norm_block *b, float *lane, int64_t r, int64_t n, int dtype) { \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const V##_f mean = V##_set(*b->mean);                                                     \
-        const bool relu = b->relu, lines = b->mode == MPT__NORM_LINES;                            \
-        const char *x = mpt__norm_place(b, MPT__PART_X, r, 0), *end = x + n * size;               \
-        const char *dy = mpt__norm_place(b, MPT__PART_DY, r, 0);                                  \
-        const char *y = mpt__norm_place(b, MPT__PART_MORE, r, 0);                                 \
-        const float *weight = b->weight;                                                          \
-        V##_f d;                                                                                  \
-        MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                                \
-        MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                                           \
-        for (; x < end; x += by, dy += by, y += by) {                                             \
-            MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V);                                              \
-            if (lines) weight += MPT__NORM_LANES;                                                 \
-        }                                                                                         \
-        MPT__NORM_VECTORS_##W(MPT__LANES_STORE, V);                                               \
-        MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_STORE, V);                                          \
-    }                                                                                             \
-    MPT__NORM_TOTALS(FN, N, V, W, norm_total, total_of)                                           \
-    MPT__NORM_TOTALS(FN, N, V, W, norm_sums, sums_of)                                             \
-    /* `count` vectors from element i of row r on, along the row or down the column */            \
-    OP void N##_norm_of(const mpt__norm_block *b, int64_t r, int64_t i, int64_t count, bool down, \
-                        int dtype) {                                                              \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, c = b->mode ? i : r * b->each;             \
-        const int64_t one = down ? i : b->mode ? r : 0;                                           \
-        const bool relu = b->relu, more = b->data[MPT__PART_MORE], after = relu || more;          \
-        const bool lines = b->mode && !down;                                                      \
-        const float *weights = b->weight + c, *biases = b->bias != NULL ? b->bias + c : NULL;     \
-        const V##_f mean = MPT__NORM_NUMBER(V, b->mean + one);                                    \
-        const V##_f rstd = MPT__NORM_NUMBER(V, b->rstd + one);                                    \
-        V##_f weight = MPT__NORM_NUMBER(V, weights), bias = V##_zero(), v;                        \
-        if (biases) bias = MPT__NORM_NUMBER(V, biases);                                           \
-        MPT__NORM_PART(x, X, W)                                                                   \
-        MPT__NORM_PART(y, MORE, W)                                                                \
-        MPT__NORM_PART(out, OUT, W)                                                               \
-        for (; count > 0; count--, x += x_by, out += out_by) {                                    \
-            if (lines) {                                                                          \
-                weight = V##_load(weights), weights += W;                                         \
-                if (biases) bias = V##_load(biases), biases += W;                                 \
+        const int64_t left = b->n % MPT__NORM_LANES;                                              \
+        const bool rows = b->mode == MPT__NORM_ROWS, slopes = b->data[MPT__PART_DY];              \
+        const bool relu = b->relu, lines = !rows;                                                 \
+        float *lane = b->lane;                                                                    \
+        V##_f d, e;                                                                               \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V)                                                  \
+        if (lane) { MPT__NORM_VECTORS_##W(MPT__NORM_LOAD_LANES, V) }                              \
+        for (int64_t r = 0; r < b->rows; r++) {                                                   \
+            const V##_f mean = V##_set(b->mean[rows ? r : 0]);                                    \
+            const char *x = mpt__norm_place(b, MPT__PART_X, r), *end = x + (b->n - left) * size;  \
+            const char *dy = mpt__norm_place(b, MPT__PART_DY, r);                                 \
+            const char *y = mpt__norm_place(b, MPT__PART_MORE, r);                                \
+            const float *weight = b->weight;                                                      \
+            for (; x < end; x += by, dy += by, y += by) {                                         \
+                MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V)                                           \
+                if (lines && slopes) weight += MPT__NORM_LANES;                                   \
             }                                                                                     \
-            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
-            v = V##_add(V##_mul(v, weight), bias);                                                \
-            if (after) {                                                                          \
-                if (more) v = V##_add(v, V##_load_full(y, dtype)), y += y_by;                     \
+            if (left) { MPT__NORM_VECTORS_##W(MPT__NORM_SUM_REST, V) }                            \
+            if (lane) { MPT__NORM_VECTORS_##W(MPT__NORM_STORE_LANES, V) }                         \
+            if (lines && r + 1 < b->rows) continue;                                               \
+            b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);       \
+            if (lines) return;                                                                    \
+            for (int k = 0; k < 2; k++)                                                           \
+                if (b->sum[k]) b->sum[k][r] += b->total[k];                                       \
+            MPT__NORM_VECTORS_##W(MPT__NORM_CLEAR, V)                                             \
+        }                                                                                         \
+    }                                                                                             \
+    /* The last vector of a row reaches back over the one before it, or, where that would count   \
+       twice and where it is the only one, is done by the reference. */                           \
+    OP void N##_norm_of(mpt__norm_block *b, int dtype, bool plain) {                              \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, n = b->n < W ? 0 : b->n;                   \
+        const bool relu = !plain && b->relu, more = !plain && b->data[MPT__PART_MORE];            \
+        const bool lines = !plain && b->mode == MPT__NORM_LINES, streams = b->beyond_cache;       \
+        const bool columns = b->mode == MPT__NORM_COLUMNS, biased = b->bias;                      \
+        const float *means = b->mean, *rstds = b->rstd, *biases = b->bias, *weights = b->weight;  \
+        V##_f bias = V##_zero(), v;                                                               \
+        for (int64_t r = 0; r < b->rows; r++) {                                                   \
+            const char *x = mpt__norm_place(b, MPT__PART_X, r);                                   \
+            const char *y = mpt__norm_place(b, MPT__PART_MORE, r);                                \
+            char *out = mpt__norm_place(b, MPT__PART_OUT, r);                                     \
+            V##_f mean = V##_set(means[columns ? 0 : r]), rstd = V##_set(rstds[columns ? 0 : r]); \
+            if (!columns && !lines && biased) bias = V##_set(biases[r]);                          \
+            for (int64_t i = 0; i < n; i += W) {                                                  \
+                if (i > n - W) i = n - W;                                                         \
+                if (columns) mean = V##_load(means + i), rstd = V##_load(rstds + i);              \
+                if ((columns || lines) && biased) bias = V##_load(biases + i);                    \
+                v = V##_mul(V##_sub(V##_load_full(x + i * size, dtype), mean), rstd);             \
+                if (lines) v = V##_mul(v, V##_load(weights + i));                                 \
+                if (biased) v = V##_add(v, bias);                                                 \
+                if (more) v = V##_add(v, V##_load_full(y + i * size, dtype));                     \
                 if (relu) v = V##_relu(v);                                                        \
+                if (streams)                                                                      \
+                    V##_stream_as(out + i * size, v, dtype);                                      \
+                else                                                                              \
+                    V##_store_as(out + i * size, v, W, dtype);                                    \
             }                                                                                     \
-            V##_store_as(out, v, W, dtype);                                                       \
         }                                                                                         \
+        if (streams) V##_fence();                                                                 \
+        if (n == 0) mpt__norm_rest(mpt__ref_norm, b, 0, b->rows, 0);                              \
     }                                                                                             \
-    OP void N##_norm_slope_of(const mpt__norm_block *b, int64_t r, int64_t i, int64_t count,      \
-                              bool down, int dtype) {                                             \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, c = b->mode ? i : r * b->each;             \
-        const int64_t one = down ? i : b->mode ? r : 0;                                           \
-        const bool relu = b->relu, more = !relu && b->data[MPT__PART_MORE];                       \
-        const bool is_out = b->data[MPT__PART_OUT], is_rest = b->data[MPT__PART_REST];            \
-        const bool lines = b->mode && !down;                                                      \
-        const float *weights = b->weight + c;                                                     \
-        float *dw = lines ? b->sum[0] : NULL, *db = lines ? b->sum[1] : NULL; /* i is 0 */        \
-        const V##_f mean = MPT__NORM_NUMBER(V, b->mean + one);                                    \
-        const V##_f rstd = MPT__NORM_NUMBER(V, b->rstd + one);                                    \
-        const V##_f shift = MPT__NORM_NUMBER(V, b->shift + one);                                  \
-        const V##_f slope = MPT__NORM_NUMBER(V, b->slope + one);                                  \
-        V##_f weight = MPT__NORM_NUMBER(V, weights), d, v;                                        \
-        MPT__NORM_PART(x, X, W)                                                                   \
-        MPT__NORM_PART(dy, DY, W)                                                                 \
-        MPT__NORM_PART(y, MORE, W)                                                                \
-        MPT__NORM_PART(out, OUT, W)                                                               \
-        MPT__NORM_PART(rest, REST, W)                                                             \
-        for (; count > 0; count--, x += x_by, dy += dy_by, y += y_by, out += out_by) {            \
-            d = V##_load_full(dy, dtype);                                                         \
-            if (relu) d = V##_gate(V##_load_full(y, dtype), d);                                   \
-            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
-            if (is_rest) V##_store_as(rest, d, W, dtype), rest += rest_by;                        \
-            if (lines) weight = V##_load(weights), weights += W;                                  \
-            if (dw) V##_store(dw, V##_add(V##_load(dw), V##_mul(d, v))), dw += W;                 \
-            if (db) V##_store(db, V##_add(V##_load(db), d)), db += W;                             \
-            if (!is_out) continue;                                                                \
-            d = V##_sub(V##_sub(V##_mul(d, weight), shift), V##_mul(v, slope));                   \
-            d = V##_mul(d, rstd);                                                                 \
-            if (more) d = V##_add(d, V##_load_full(y, dtype));                                    \
-            V##_store_as(out, d, W, dtype);                                                       \
-        }                                                                                         \
-    }                                                                                             \
-    OP void N##_norm_columns_of(const mpt__norm_block *b, int64_t r, int64_t i, int64_t count,    \
-                                bool down, int dtype) {                                           \
+    OP void N##_norm_slope_of(mpt__norm_block *b, int dtype, bool plain) {                        \
         const int64_t size = dtype == MPT_F32 ? 4 : 2;                                            \
-        const bool relu = b->relu, squares = b->squares, slopes = b->data[MPT__PART_DY];          \
-        const V##_f mean = V##_load(b->mean + i);                                                 \
-        V##_f s = V##_load(b->sum[0] + i), t = V##_load(b->sum[1] + i), d, v;                     \
-        MPT__NORM_PART(x, X, W)                                                                   \
-        MPT__NORM_PART(dy, DY, W)                                                                 \
-        MPT__NORM_PART(y, MORE, W)                                                                \
-        for (; count > 0; count--, x += x_by, dy += dy_by, y += y_by) {                           \
-            v = V##_load_full(x, dtype);                                                          \
-            if (!slopes && !squares) {                                                            \
-                s = V##_add(s, v);                                                                \
-                continue;                                                                         \
+        const bool relu = !plain && b->relu, more = !plain && !relu && b->data[MPT__PART_MORE];   \
+        const bool is_out = plain || b->data[MPT__PART_OUT];                                      \
+        const bool is_rest = !plain && b->data[MPT__PART_REST], streams = b->beyond_cache;        \
+        const bool lines = !plain && b->mode == MPT__NORM_LINES;                                  \
+        const bool columns = b->mode == MPT__NORM_COLUMNS;                                        \
+        const int64_t n = lines ? b->n / W * W : b->n < W ? 0 : b->n;                             \
+        const float *means = b->mean, *shifts = b->shift, *slopes = b->slope, *weights = b->weight;\
+        float *const dw = lines ? b->sum[0] : NULL, *const db = lines ? b->sum[1] : NULL;         \
+        V##_f rstd = V##_zero(), d, v;                                                            \
+        for (int64_t r = 0; r < b->rows; r++) {                                                   \
+            const int64_t of = columns ? 0 : r;                                                   \
+            const char *x = mpt__norm_place(b, MPT__PART_X, r);                                   \
+            const char *dy = mpt__norm_place(b, MPT__PART_DY, r);                                 \
+            const char *y = mpt__norm_place(b, MPT__PART_MORE, r);                                \
+            char *out = mpt__norm_place(b, MPT__PART_OUT, r);                                     \
+            char *rest = mpt__norm_place(b, MPT__PART_REST, r);                                   \
+            V##_f mean = V##_set(means[of]), weight = V##_set(weights[lines ? 0 : of]);           \
+            V##_f shift = V##_set(shifts[of]), slope = V##_set(slopes[of]);                       \
+            if (lines) rstd = V##_set(b->rstd[r]);                                                \
+            for (int64_t i = 0; i < n; i += W) {                                                  \
+                if (i > n - W) i = n - W;                                                         \
+                if (columns || lines) weight = V##_load(weights + i);                             \
+                if (columns) {                                                                    \
+                    mean = V##_load(means + i);                                                   \
+                    shift = V##_load(shifts + i), slope = V##_load(slopes + i);                   \
+                }                                                                                 \
+                d = V##_load_full(dy + i * size, dtype);                                          \
+                if (relu) d = V##_gate(V##_load_full(y + i * size, dtype), d);                    \
+                v = V##_sub(V##_load_full(x + i * size, dtype), mean);                            \
+                if (lines) v = V##_mul(v, rstd);                                                  \
+                if (is_rest) V##_store_as(rest + i * size, d, W, dtype);                          \
+                if (dw) V##_store(dw + i, V##_add(V##_load(dw + i), V##_mul(d, v)));              \
+                if (db) V##_store(db + i, V##_add(V##_load(db + i), d));                          \
+                if (!is_out) continue;                                                            \
+                d = V##_sub(V##_sub(V##_mul(d, weight), shift), V##_mul(v, slope));               \
+                if (lines) d = V##_mul(d, rstd);                                                  \
+                if (more) d = V##_add(d, V##_load_full(y + i * size, dtype));                     \
+                if (streams)                                                                      \
+                    V##_stream_as(out + i * size, d, dtype);                                      \
+                else                                                                              \
+                    V##_store_as(out + i * size, d, W, dtype);                                    \
             }                                                                                     \
-            d = v = V##_sub(v, mean);                                                             \
-            if (slopes) {                                                                         \
-                d = V##_load_full(dy, dtype);                                                     \
-                if (relu) d = V##_gate(V##_load_full(y, dtype), d);                               \
-                s = V##_add(s, d);                                                                \
-            }                                                                                     \
-            t = V##_add(t, V##_mul(d, v));                                                        \
         }                                                                                         \
-        V##_store(b->sum[0] + i, s), V##_store(b->sum[1] + i, t);                                 \
+        if (streams) V##_fence();                                                                 \
+        if (n < b->n) mpt__norm_rest(mpt__ref_norm_slope, b, 0, b->rows, n);                      \
+    }                                                                                             \
+    OP void N##_norm_columns_of(mpt__norm_block *b, int dtype) {                                  \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, whole = b->n / W * W, rows = b->rows;      \
+        const bool relu = b->relu, slopes = b->data[MPT__PART_DY];                                \
+        const int64_t x_by = b->step[MPT__PART_X], dy_by = slopes ? b->step[MPT__PART_DY] : 0;    \
+        const int64_t y_by = relu ? b->step[MPT__PART_MORE] : 0;                                  \
+        V##_f d, e;                                                                               \
+        for (int64_t i = 0, by; i < whole; i += by) {                                             \
+            const float *mean = b->mean + i;                                                      \
+            float *sum = b->sum[0] + i, *more = b->sum[1] + i;                                    \
+            const char *x = mpt__norm_place(b, MPT__PART_X, 0) + i * size;                        \
+            const char *dy = mpt__norm_place(b, MPT__PART_DY, 0) + i * size;                      \
+            const char *y = mpt__norm_place(b, MPT__PART_MORE, 0) + i * size;                     \
+            by = whole - i < 4 * W ? W : 4 * W;                                                   \
+            if (by == W) {                                                                        \
+                MPT__COLUMN_BEGIN(0, V, W)                                                        \
+                for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) {           \
+                    MPT__COLUMN_SUM(0, V, W)                                                      \
+                }                                                                                 \
+                MPT__COLUMN_END(0, V, W)                                                          \
+            } else {                                                                              \
+                MPT__SIMD_FOUR(MPT__COLUMN_BEGIN, V, W)                                           \
+                for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) {           \
+                    MPT__SIMD_FOUR(MPT__COLUMN_SUM, V, W)                                         \
+                }                                                                                 \
+                MPT__SIMD_FOUR(MPT__COLUMN_END, V, W)                                             \
+            }                                                                                     \
+        }                                                                                         \
+        if (whole < b->n) mpt__norm_rest(mpt__ref_norm_columns, b, 0, b->rows, whole);            \
     }                                                                                             \
     MPT__NORM_PASSES_##W(FN, OP, N, V, W)                                                         \
-    MPT__NORM_WORD(FN, N, W, norm, false)                                                         \
-    MPT__NORM_WORD(FN, N, W, norm_slope, b->mode == MPT__NORM_LINES)                              \
-    MPT__NORM_WORD(FN, N, W, norm_columns, true)
-#define MPT__NORM_HALF (b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16)
-/* What of(.., dtype) does for the dtype of b. */
-#define MPT__NORM_BY_DTYPE(of, ...)          \
-    if (b->dtype == MPT_F32)                 \
-        of(__VA_ARGS__, MPT_F32);            \
-    else                                     \
-        of(__VA_ARGS__, MPT__NORM_HALF);
-#define MPT__NORM_WORD_NEXT(FN, N, name)                   \
-    FN void N##_##name(mpt__norm_block *b) {               \
-        MPT__NORM_BY_DTYPE(N##_##name##_of, b)             \
+    MPT__NORM_WORD(FN, N, norm_sums)                                                              \
+    MPT__NORM_WORD_PLAIN(FN, N, norm)                                                             \
+    MPT__NORM_WORD_PLAIN(FN, N, norm_slope)                                                       \
+    MPT__NORM_WORD(FN, N, norm_columns)
+#define MPT__NORM_WORD(FN, N, name)                      \
+    FN void N##_##name(mpt__norm_block *b) {             \
+        if (b->dtype == MPT_F32)                         \
+            N##_##name##_of(b, MPT_F32);                 \
+        else if (b->dtype == MPT_F16)                    \
+            N##_##name##_of(b, MPT_F16);                 \
+        else                                             \
+            N##_##name##_of(b, MPT_BF16);                \
     }
-#define MPT__NORM_TOTALS(FN, N, V, W, name, part)                                     \
-    FN void N##_##name(mpt__norm_block *b) {                                          \
-        const int64_t n = b->n / MPT__NORM_LANES * MPT__NORM_LANES;                   \
-        float begin[2 * MPT__NORM_LANES], *lane = b->lane != NULL ? b->lane : begin;  \
-        if (b->lane == NULL) memset(begin, 0, sizeof begin);                          \
-        for (int64_t r = 0; r < b->rows; r++) {                                       \
-            MPT__NORM_BY_DTYPE(N##_##part, b, lane, r, n)                             \
-            if (n < b->n) N##_norm_lanes(b, lane, r, n);                              \
-        }                                                                             \
-        MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                    \
-        b->total[0] = MPT__NORM_FOLD_##W(V, s);                                       \
-        if (b->data[MPT__PART_DY] == NULL) return;                                    \
-        MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                               \
-        b->total[1] = MPT__NORM_FOLD_##W(V, t);                                       \
+#define MPT__NORM_WORD_PLAIN(FN, N, name)                                           \
+    FN void N##_##name(mpt__norm_block *b) {                                        \
+        const bool plain = mpt__norm_plain(b);                                      \
+        if (b->dtype == MPT_F32 && plain)                                           \
+            N##_##name##_of(b, MPT_F32, true);                                      \
+        else if (b->dtype == MPT_F32)                                               \
+            N##_##name##_of(b, MPT_F32, false);                                     \
+        else if (b->dtype == MPT_BF16 && plain)                                     \
+            N##_##name##_of(b, MPT_BF16, true);                                     \
+        else                                                                        \
+            N##_##name##_of(b, b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16, false);    \
     }
-/* Rows one after the other, or columns of some rows at a time, as many as the nearest cache keeps.
-   What fills no vector is done with what is before it, or, where that would count twice (once),
-   by the reference. */
-#define MPT__NORM_WORD(FN, N, W, name, once)                                                     \
-    FN MPT__NOINLINE void N##_##name##_run(const mpt__norm_block *b, int64_t r, int64_t i,       \
-                                           int64_t count, bool down) {                           \
-        if (b->dtype == MPT_F32)                                                                 \
-            N##_##name##_of(b, r, i, count, down, MPT_F32);                                      \
-        else                                                                                     \
-            N##_##name##_of(b, r, i, count, down, MPT__NORM_HALF);                               \
-    }                                                                                            \
-    FN void N##_##name(mpt__norm_block *b) {                                                     \
-        const bool down = b->mode == MPT__NORM_COLUMNS, reach = b->n >= W && !(once);            \
-        const int64_t whole = b->n / W * W, by = down ? mpt__norm_rows(b) : 1;                   \
-        for (int64_t r = 0; r < b->rows; r += by) {                                              \
-            const int64_t rows = mpt__ref_min(by, b->rows - r);                                  \
-            for (int64_t i = 0; i < whole && down; i += W) N##_##name##_run(b, r, i, rows, true); \
-            if (!down) N##_##name##_run(b, r, 0, whole / W, false);                              \
-            if (whole == b->n) continue;                                                         \
-            if (reach)                                                                           \
-                N##_##name##_run(b, r, b->n - W, rows, down);                                    \
-            else                                                                                 \
-                mpt__norm_rest(mpt__ref_##name, b, r, rows, whole);                              \
-        }                                                                                        \
-    }
-#define MPT__SIMD_NORM_WORDS(N, W)                                                    \
-    N##_norm_total, N##_norm_sums, N##_norm, N##_norm_slope, N##_norm_columns, \
-        MPT__NORM_PASSES_WORDS_##W(N)
+#define MPT__SIMD_NORM_WORDS(N, W) \
+    N##_norm_sums, N##_norm, N##_norm_slope, N##_norm_columns, MPT__NORM_PASSES_WORDS_##W(N)
 #else
 #define MPT__SIMD_NORM(FN, OP, N, V, W)
 #define MPT__SIMD_NORM_WORDS(N, W) MPT__REF_NORM_WORDS
 #endif
 
-/* X(k) for four vectors at a time: of one run, or of two or four. The square of a float is exact in
-   double, so that fusing it with the sum changes nothing. */
-#define MPT__SIMD_FOUR(X, V, W) X(0, V, W) X(1, V, W) X(2, V, W) X(3, V, W)
+/* The square of a float is exact in double, so that fusing it with the sum changes nothing. */
 #define MPT__SQUARES_START(k, V, W) V##_d s##k = V##_no_doubles();
 #define MPT__SQUARES_ADD(k, V, W) \
     s##k = V##_add_squares(s##k, V##_mul(V##_load(at + k * W / 16 * run + k * W % 16), by));
@@ -13150,9 +13119,8 @@ static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
 /* Fetches the lines of a tile of C, as they are to be written. */
 static void mpt__gemm_fetch(const char *c, int64_t row, int rows, int64_t bytes) {
 #if defined(__GNUC__)
-    for (; rows > 0; rows--, c += row) {
+    for (; rows > 0; rows--, c += row)
         for (int64_t j = 0; j < bytes; j += 64) __builtin_prefetch(c + j, 1);
-    }
 #else
     (void)c, (void)row, (void)rows, (void)bytes;
 #endif
@@ -13340,9 +13308,8 @@ static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
     if (g->level->direct == NULL || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
     if (g->a_image || g->b_image || g->c_image) return false;
     /* Pairs of halves are worth packing for all but the least. */
-    if (g->level->element == 2 && g->m > 2 && g->n > 10 &&
-        g->m * g->n * g->k > MPT__GEMM_DIRECT_PAIRS &&
-        (g->k > 10 || (g->k > 4 && g->m * g->n >= 1 << 16)))
+    if (g->level->element == 2 && g->m > 2 && g->n > 10 && g->k > 4 &&
+        g->m * g->n * g->k > MPT__GEMM_DIRECT_PAIRS && (g->k > 10 || g->m * g->n >= 1 << 16))
         return false;
     if (*dots) return g->m <= 16 || (g->n <= 16 && g->m <= 256);
     if (g->b.outer != 1) return false;
@@ -14835,8 +14802,8 @@ static void mpt__cpu_add_conv(mpt__cpu *cpu) {
  * 38_cpu_norm.c: normalisation and pooling on the CPU.
  *
  * A norm sees [N, G, C, S]. Rows and groups are taken by one thread as a whole, in lines along C,
- * with a weight for each element, or along S, with one for all: two or three passes, of which
- * memory sees one. Batches go by chunks of rows of channels, or of planes of one channel.
+ * with a weight for each element, or along S, with one for all: passes of which memory sees one.
+ * Batches go by chunks of rows of channels, or of planes of one channel.
  * ------------------------------------------------------------------------------------------- */
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
@@ -14858,12 +14825,14 @@ typedef struct mpt__norm_work {
     bool along_c, direct;                /* all parts can be computed with where they lie */
     int64_t lines, length, line, step;   /* of [n, g]: their dimensions line and step */
     double eps;
-    int64_t ahead;                  /* as of mpt__norm_block: what is worked on after this */
     int64_t group, groups;          /* of a task; tasks of all groups */
     int64_t chunk, chunks;          /* of n, whose gradients of weight and bias add up in a row */
     const mpt__real *weight, *bias; /* of all channels */
     mpt__real *partial;             /* [chunks, 2, G C] */
-    bool passes, beyond_cache;      /* rows of one group: as of mpt__norm_passes */
+    mpt__real *numbers;             /* of groups in planes, for each thread */
+    int64_t numbers_each;
+    bool passes, beyond_cache; /* rows of one group: as of mpt__norm_passes; of a block */
+    bool adds;                 /* passes: to the gradient of x that is there */
 } mpt__norm_work;
 
 /* Chunks of n: one result of each is kept, so they are not too many; no thread counts. */
@@ -14878,7 +14847,25 @@ typedef struct mpt__norm_work {
 #define MPT__NORM_BEYOND_CACHE (INT64_C(8) << 20)
 /* Halves of a row that are kept as floats, behind which the nearest cache has room for more. */
 #define MPT__NORM_KEPT 1024
+/* Of n, so many are asked for a number near the mean: sums of squares of what differs from that
+   lose but the bits of n / MPT__NORM_SOME(n) <= 16, whatever the numbers are. */
+#define MPT__NORM_SOME(n) ((n) < 512 ? mpt__ref_min(n, 32) : (n) / 512 * 32)
+/* Groups that go together: their channels, and their bytes: while those are read for the first
+   time, what is stored of the ones before is still on its way out of the core. */
+#define MPT__NORM_CHANNELS 64
+#define MPT__NORM_NEAR 4096
 #define MPT__PART_BIT(part) (1 << MPT__PART_##part)
+
+/* Numbers of each channel. */
+enum {
+    MPT__OF_MEAN,
+    MPT__OF_RSTD,
+    MPT__OF_WEIGHT,
+    MPT__OF_BIAS,
+    MPT__OF_SHIFT,
+    MPT__OF_SLOPE,
+    MPT__OF_COUNT
+};
 
 static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     const mpt__operand *x = &launch->operand[0];
@@ -14901,10 +14888,24 @@ static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     w->chunks = mpt__ref_chunks(w->size[MPT__NORM_N], w->chunk);
     w->group = MPT__NORM_PIECE * 4 / (mpt__ref_times(w->lines, w->length) + 1) + 1;
     w->groups = mpt__ref_chunks(w->size[MPT__NORM_G], w->group);
+#ifndef MPTRAIN_NO_CONV
+    const int64_t most =
+        w->size[MPT__NORM_C] > MPT__NORM_CHANNELS ? w->size[MPT__NORM_C] : MPT__NORM_CHANNELS;
+    w->numbers_each = (MPT__OF_COUNT + 2) * most;
+#endif
 }
 
 static int64_t mpt__norm_channels(const mpt__norm_work *w) {
     return w->size[MPT__NORM_G] * w->size[MPT__NORM_C];
+}
+
+/* All parts of rows of lanes can be computed with where they lie, and there is no more than x and
+   dy to them: at a level that has such words. */
+static bool mpt__norm_in_passes(const mpt__norm_work *w) {
+    return w->words->norm_next != NULL && w->direct && w->along_c && !w->of_channels &&
+           w->lines == 1 && w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
+           w->length <= (w->adds ? 2 * MPT__NORM_KEPT : MPT__NORM_PIECE) && !w->relu &&
+           w->part[MPT__PART_MORE] < 0 && w->part[MPT__PART_OUT] >= 0;
 }
 
 /* The parts: of rows with a residual x is the sum, of batches the residual comes after. */
@@ -14922,11 +14923,16 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
         if (w->part[k] < 0) continue;
         const mpt__operand *o = &w->launch->operand[w->part[k]];
         if (k == 0) dtype = o->dtype;
-        w->direct = w->direct && o->dtype == dtype && o->access != MPT__ACCUMULATE &&
+        const bool adds = o->access == MPT__ACCUMULATE;
+        w->adds = w->adds || (adds && k == MPT__PART_OUT);
+        w->direct = w->direct && o->dtype == dtype && (!adds || k == MPT__PART_OUT) &&
                     (o->stride[w->step] == 1 || w->length == 1);
     }
     w->direct =
         w->direct && (mpt__ref_is_real(dtype) || (w->words->typed && mpt__ref_is_half(dtype)));
+    w->passes = mpt__norm_in_passes(w);
+    w->direct = w->direct && (!w->adds || (w->passes && dtype == MPT_F32));
+    w->passes = w->passes && w->direct;
     w->dtype = (uint8_t)(w->direct ? dtype : MPT_F32);
     if (!w->direct) return;
     const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)dtype);
@@ -14936,35 +14942,29 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
         for (int d = 0; d < 4; d++)
             w->bytes[k][d] = w->launch->operand[w->part[k]].stride[d] * size;
     }
-    /* the next chunk; rows the hardware foresees */
-    if (w->of_channels)
-        w->ahead = w->along_c ? MPT__BATCH_ROWS * w->length * size
-                              : MPT__BATCH_PLANES / (w->length + 1) * w->bytes[0][0];
-}
-
-static const mpt__real *mpt__norm_from(const mpt__real *p, int64_t i) {
-    return p != NULL ? p + i : NULL;
+    const int64_t *out = w->bytes[MPT__PART_OUT];
+    w->beyond_cache = mpt__ref_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE &&
+                      w->data[MPT__PART_OUT] != NULL && !w->adds && w->length % 32 == 0 &&
+                      (((uintptr_t)w->data[MPT__PART_OUT] | (uintptr_t)out[0] | (uintptr_t)out[1] |
+                        (uintptr_t)(w->lines > 1 ? out[w->line] : 0)) &
+                       63) == 0;
 }
 
 /* A word on the rows of a block, in pieces that are loaded and converted one after the other. */
 static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
                              const int64_t at[MPT__PARTS], const int64_t by[MPT__PARTS]) {
     mpt__real block[MPT__PARTS][MPT__BLOCK], lane[2 * MPT__NORM_LANES];
+    const bool sums = word == w->words->norm_sums, each = sums && b->mode == MPT__NORM_ROWS;
     mpt__norm_block one = *b;
     memset(lane, 0, sizeof lane);
     one.lane = lane;
     one.rows = 1;
     for (int64_t r = 0; r < b->rows; r++) {
-        const int64_t line = b->mode == MPT__NORM_LINES && word != w->words->norm_sums ? r : 0;
         for (int64_t i = 0; i < b->n; i += MPT__BLOCK) {
-            const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : line,
-                          c = b->mode ? i : r * b->each;
             const int64_t n = mpt__ref_min(MPT__BLOCK, b->n - i);
-            one.n = n, one.each = 0;
-            one.mean = mpt__norm_from(b->mean, of), one.rstd = mpt__norm_from(b->rstd, of);
-            one.shift = mpt__norm_from(b->shift, of), one.slope = mpt__norm_from(b->slope, of);
-            one.weight = mpt__norm_from(b->weight, c), one.bias = mpt__norm_from(b->bias, c);
-            for (int k = 0; k < 2; k++) one.sum[k] = b->sum[k] != NULL ? b->sum[k] + c : NULL;
+            one.n = n;
+            mpt__norm_begin_at(&one, b, sums && !each ? 0 : r, i);
+            if (each) one.sum[0] = one.sum[1] = NULL;
             for (int k = 0; k < MPT__PARTS; k++) {
                 if (b->data[k] == NULL) continue;
                 const mpt__ref_view *view = &w->view[w->part[k]];
@@ -14985,6 +14985,8 @@ static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
                              (const mpt__real *)(const void *)one.data[k], n);
             }
         }
+        for (int k = 0; each && k < 2; k++) b->sum[k][r] += one.total[k];
+        if (each) memset(lane, 0, sizeof lane);
     }
     memcpy(b->total, one.total, sizeof one.total);
 }
@@ -15015,21 +15017,21 @@ static void mpt__norm_do(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_b
         mpt__norm_pieces(w, word, b, at, by);
 }
 
-/* The totals of a word over rows of n elements, by pieces. */
-static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
-                            const int64_t from[4], int64_t dim, int64_t rows, int64_t n, int parts,
-                            double total[2]) {
+/* The totals of lines of n elements, by pieces. */
+static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const int64_t from[4],
+                            int64_t rows, int64_t n, int parts, double total[2]) {
     const mpt__real *weight = b->weight;
     int64_t place[4], by = 1;
     total[0] = total[1] = 0;
     if (n < MPT__NORM_PIECE / 2) by = rows > 1 ? MPT__NORM_PIECE / n : rows;
     memcpy(place, from, sizeof place);
+    b->mode = MPT__NORM_LINES;
     for (int64_t r = 0; r < rows; r += by) {
         for (int64_t i = 0; i < n; i += MPT__NORM_PIECE) {
             b->rows = mpt__ref_min(by, rows - r), b->n = mpt__ref_min(MPT__NORM_PIECE, n - i);
-            place[dim] = from[dim] + r, place[w->step] = from[w->step] + i;
-            if (b->mode != MPT__NORM_ALL) b->weight = weight + i;
-            mpt__norm_do(w, word, b, place, dim, parts);
+            place[w->line] = from[w->line] + r, place[w->step] = from[w->step] + i;
+            b->weight = mpt__norm_from(weight, i);
+            mpt__norm_do(w, w->words->norm_sums, b, place, w->line, parts);
             for (int k = 0; k < 2; k++) total[k] += (double)b->total[k];
         }
     }
@@ -15041,24 +15043,31 @@ static mpt__real mpt__norm_rstd(double variance, double eps) {
     return root == 0 ? 0 : (mpt__real)(1 / root);
 }
 
-/* Mean, unless it is NULL, and sum of the squares of what differs from it. */
-static double mpt__norm_moments(const mpt__norm_work *w, const int64_t from[4], int64_t dim,
-                                int64_t rows, int64_t n, mpt__real *mean) {
-    static const mpt__real zero = 0;
+/* From n elements' sums of what differs from *mean, and of its squares: the mean, and the sum of
+   the squares of what differs from that. */
+static double mpt__norm_squares(const double total[2], double n, mpt__real *mean) {
+    const double squares = total[1] - total[0] * total[0] / n;
+    *mean = (mpt__real)((double)*mean + total[0] / n);
+    return squares < 0 ? 0 : squares;
+}
+
+/* Mean, unless it is NULL: then it is 0, and sum of the squares of what differs from it. */
+static double mpt__norm_moments(const mpt__norm_work *w, const int64_t from[4], mpt__real *mean) {
     mpt__norm_block b;
+    mpt__real some = 0;
     double total[2];
+    int64_t rows = w->lines, n = w->length;
     memset(&b, 0, sizeof b);
-    const int64_t *stride = w->launch->operand[w->part[0]].stride;
-    if (rows > 1 && stride[dim] == n * stride[w->step]) n *= rows, rows = 1;
+    b.mean = &some;
     if (mean != NULL) {
-        mpt__norm_total(w, w->words->norm_total, &b, from, dim, rows, n, MPT__PART_BIT(X), total);
-        *mean = (mpt__real)(total[0] / (double)(rows * n));
+        const int64_t lines = (rows + 15) / 16, length = lines < 2 ? MPT__NORM_SOME(n) : n;
+        mpt__norm_total(w, &b, from, lines, length, MPT__PART_BIT(X), total);
+        some = (mpt__real)(total[0] / (double)(lines * length));
     }
-    b.mean = mean != NULL ? mean : &zero;
-    b.squares = true;
-    b.ahead = w->ahead;
-    mpt__norm_total(w, w->words->norm_total, &b, from, dim, rows, n, MPT__PART_BIT(X), total);
-    return total[0];
+    mpt__norm_total(w, &b, from, rows, n, MPT__PART_BIT(X), total);
+    if (mean == NULL) return total[1];
+    *mean = some;
+    return mpt__norm_squares(total, (double)(rows * n), mean);
 }
 
 /* The sum with the residual, rounded as it is stored. */
@@ -15096,79 +15105,159 @@ static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
     mpt__norm_block b;
     from[0] = n, from[1] = g;
     if (w->view[1].data != NULL) mpt__norm_add(w, n, g);
-    double squares = mpt__norm_moments(w, from, w->line, w->lines, w->length,
-                                       w->view[6].data != NULL ? &mean : NULL);
+    double squares = mpt__norm_moments(w, from, w->view[6].data != NULL ? &mean : NULL);
     const mpt__real rstd =
         mpt__norm_rstd((double)(mpt__real)(squares / (double)(w->lines * w->length)), w->eps);
     if (w->view[6].data != NULL) mpt__ref_put_one(&w->view[6], at, mean);
     mpt__ref_put_one(&w->view[7], at, rstd);
     memset(&b, 0, sizeof b);
-    b.mode = w->along_c ? MPT__NORM_LINES : MPT__NORM_ALL;
+    b.mode = MPT__NORM_LINES;
     for (int k = 0; k < MPT__NORM_FOUR; k++) means[k] = mean, rstds[k] = rstd;
-    b.mean = b.shift = b.slope = means, b.rstd = rstds, b.n = w->length;
-    b.weight = w->weight + c, b.each = 1;
+    b.mean = means, b.rstd = rstds, b.n = w->length, b.weight = w->weight + c;
     b.bias = w->view[3].data != NULL ? w->bias + c : NULL;
     for (int64_t l = 0; l < w->lines; l += b.rows) {
-        b.rows = w->along_c ? mpt__ref_min(MPT__NORM_FOUR, w->lines - l) : w->lines;
+        b.rows = mpt__ref_min(MPT__NORM_FOUR, w->lines - l);
         from[w->line] = l;
         mpt__norm_do(w, w->words->norm, &b, from, w->line, parts);
     }
 }
 
-/* What the gradients of the elements of [n, g] have in common. Where a line has one weight, its
-   sums go to the gradients of that and of the bias. */
-static void mpt__norm_slopes(const mpt__norm_work *w, mpt__norm_block *b, int64_t n, int64_t g,
-                             mpt__real *const gradient[2], mpt__real number[4]) {
-    const int64_t at = n * w->size[MPT__NORM_G] + g, c = g * w->size[MPT__NORM_C];
-    const int parts = MPT__PART_BIT(X) | MPT__PART_BIT(DY);
-    const bool centred = w->view[3].data != NULL;
-    const double count = (double)(w->lines * w->length);
-    double total[2], all[2] = {0, 0};
-    int64_t from[4] = {0, 0, 0, 0};
-    from[0] = n, from[1] = g;
-    number[0] = centred ? mpt__ref_get_one(&w->view[3], at) : 0;
-    number[1] = mpt__ref_get_one(&w->view[4], at);
-    b->mean = &number[0];
-    const int64_t by = w->along_c ? w->lines : 1;
-    for (int64_t l = 0; l < w->lines; l += by) {
-        from[w->line] = l;
-        b->weight = w->weight + c + (w->along_c ? 0 : l);
-        mpt__norm_total(w, w->words->norm_sums, b, from, w->line, by, w->length, parts, total);
-        total[1] *= (double)number[1];
-        for (int k = 0; k < 2; k++) {
-            if (!w->along_c) gradient[1 - k][l] += (mpt__real)total[k];
-            all[k] += total[k] * (w->along_c ? 1 : (double)*b->weight);
-        }
-    }
-    number[2] = centred ? (mpt__real)(all[0] / count) : 0;
-    number[3] = (mpt__real)(all[1] / count);
-}
-
 /* Gradients of [n, g]; those of its channels are added to gradient[0], weights, and [1]. */
 static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
                            mpt__real *const gradient[2]) {
-    const int parts =
-        MPT__PART_BIT(X) | MPT__PART_BIT(DY) | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT);
-    const int64_t c = g * w->size[MPT__NORM_C];
-    mpt__real number[4], of[4][MPT__NORM_FOUR];
+    const int64_t at = n * w->size[MPT__NORM_G] + g, c = g * w->size[MPT__NORM_C];
+    const int reads = MPT__PART_BIT(X) | MPT__PART_BIT(DY);
+    const bool centred = w->view[3].data != NULL;
+    const double count = (double)(w->lines * w->length);
+    mpt__real number[4] = {0, 0, 0, 0}, of[4][MPT__NORM_FOUR];
     int64_t from[4] = {0, 0, 0, 0};
+    double total[2];
     mpt__norm_block b;
     memset(&b, 0, sizeof b);
-    b.mode = w->along_c ? MPT__NORM_LINES : MPT__NORM_ALL;
-    mpt__norm_slopes(w, &b, n, g, gradient, number);
+    from[0] = n, from[1] = g;
+    if (centred) number[0] = mpt__ref_get_one(&w->view[3], at);
+    number[1] = mpt__ref_get_one(&w->view[4], at);
+    b.mean = number, b.weight = w->weight + c;
+    mpt__norm_total(w, &b, from, w->lines, w->length, reads, total);
+    if (centred) number[2] = (mpt__real)(total[0] / count);
+    number[3] = (mpt__real)(total[1] * (double)number[1] / count);
     for (int k = 0; k < 4; k++)
         for (int l = 0; l < MPT__NORM_FOUR; l++) of[k][l] = number[k];
-    if (w->part[MPT__PART_OUT] < 0 && !w->along_c) return;
     b.mean = of[0], b.rstd = of[1], b.shift = of[2], b.slope = of[3];
     for (int k = 0; k < 2; k++) b.sum[k] = w->view[7 + k].data != NULL ? gradient[k] : NULL;
-    b.n = w->length, b.weight = w->weight + c, b.each = 1;
-    from[0] = n, from[1] = g;
+    b.n = w->length;
     for (int64_t l = 0; l < w->lines; l += b.rows) {
-        b.rows = w->along_c ? mpt__ref_min(MPT__NORM_FOUR, w->lines - l) : w->lines;
+        b.rows = mpt__ref_min(MPT__NORM_FOUR, w->lines - l);
         from[w->line] = l;
-        mpt__norm_do(w, w->words->norm_slope, &b, from, w->line, parts);
+        mpt__norm_do(w, w->words->norm_slope, &b, from, w->line,
+                     reads | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT));
     }
 }
+
+/* ---- Planes ----
+ *
+ * Where an element's neighbours are of one channel, each of those has numbers of its own. All
+ * channels of a sample, or a few, go one after the other, as they lie.
+ */
+
+#ifndef MPTRAIN_NO_CONV
+/* A word on n elements of each of some planes of a sample, from `first` on along dimension dim. */
+static void mpt__norm_planes(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
+                             int64_t sample, int64_t dim, int64_t first, int64_t rows, int64_t n,
+                             int parts) {
+    const int64_t most = word == w->words->norm_sums ? MPT__NORM_PIECE : n;
+    int64_t from[4] = {0, 0, 0, 0};
+    from[MPT__NORM_N] = sample, from[dim] = first;
+    b->mode = MPT__NORM_ROWS, b->relu = w->relu, b->rows = rows;
+    for (int64_t i = 0; i < n; i += most) {
+        from[MPT__NORM_S] = i, b->n = mpt__ref_min(most, n - i);
+        mpt__norm_do(w, word, b, from, dim, parts);
+    }
+}
+
+/* The numbers of each channel, from c on, for a word. */
+static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_COUNT], int64_t c) {
+    memset(b, 0, sizeof *b);
+    b->mean = of[MPT__OF_MEAN] + c, b->rstd = of[MPT__OF_RSTD] + c;
+    b->weight = of[MPT__OF_WEIGHT] + c, b->bias = of[MPT__OF_BIAS] + c;
+    b->shift = of[MPT__OF_SHIFT] + c, b->slope = of[MPT__OF_SLOPE] + c;
+}
+
+/* As the words take them, which multiply once, the numbers of channel c; those of its gradients
+   come from sums over n elements, NULL: there are none. */
+static void mpt__norm_number(mpt__real *const of[MPT__OF_COUNT], int64_t c, const double sum[2],
+                             double n) {
+    const double rstd = (double)of[MPT__OF_RSTD][c];
+    of[MPT__OF_WEIGHT][c] *= of[MPT__OF_RSTD][c];
+    of[MPT__OF_RSTD][c] = of[MPT__OF_WEIGHT][c];
+    if (sum == NULL) return;
+    of[MPT__OF_SHIFT][c] = (mpt__real)(sum[0] * rstd / n);
+    of[MPT__OF_SLOPE][c] = (mpt__real)(sum[1] * rstd * rstd * rstd / n);
+}
+
+/* Groups [begin, end) of sample n. Forward sums each as one row if it lies so. */
+static void mpt__norm_groups(const mpt__norm_work *w, int64_t n, int64_t begin, int64_t end,
+                             mpt__real *numbers, mpt__real *const gradient[2]) {
+    const int64_t channels = w->size[MPT__NORM_C], *stride = w->launch->operand[w->part[0]].stride;
+    const bool whole = !w->back && stride[MPT__NORM_C] == w->length * stride[MPT__NORM_S];
+    const int64_t each = whole ? 1 : channels, dim = whole ? MPT__NORM_G : MPT__NORM_C;
+    const int64_t length = whole ? channels * w->length : w->length, rows = (end - begin) * each;
+    const int64_t all = (end - begin) * channels, some = w->back ? 0 : MPT__NORM_SOME(length);
+    const double count = (double)(channels * w->length);
+    const int reads = MPT__PART_BIT(X) | (w->back ? MPT__PART_BIT(DY) : 0);
+    mpt__real *of[MPT__OF_COUNT + 2], *close;
+    mpt__norm_block b;
+    for (int k = 0; k < MPT__OF_COUNT + 2; k++) of[k] = numbers + k * all;
+    mpt__norm_block_of(&b, of, 0);
+    b.mean = close = of[MPT__OF_SHIFT];
+    for (int k = 0; k < 2; k++) b.sum[k] = of[MPT__OF_COUNT + k];
+    memset(close, 0, (size_t)(4 * all) * sizeof *close); /* and all behind it */
+    for (int64_t g = begin, r = 0; g < end && w->back; g++)
+        for (int64_t k = 0; k < each; k++)
+            close[r++] = mpt__ref_get_one(&w->view[3], n * w->size[MPT__NORM_G] + g);
+    for (int pass = w->back; pass < 2; pass++) {
+        mpt__norm_planes(w, w->words->norm_sums, &b, n, dim, begin * each, rows,
+                         pass ? length : some, reads);
+        for (int64_t r = 0; r < rows && !pass; r += each) {
+            double total = 0;
+            for (int64_t k = r; k < r + each; k++) total += (double)b.sum[0][k];
+            for (int64_t k = r; k < r + each; k++) {
+                close[k] = (mpt__real)(total / (double)(some * each));
+                b.sum[0][k] = b.sum[1][k] = 0;
+            }
+        }
+    }
+    for (int64_t g = begin, r = 0; g < end; g++, r += each) {
+        const int64_t at = n * w->size[MPT__NORM_G] + g, first = g * channels;
+        mpt__real mean = close[r], rstd;
+        double total[2] = {0, 0};
+        for (int k = 0; k < 2; k++)
+            for (int64_t i = 0; i < each; i++)
+                total[k] += (double)b.sum[k][r + i] * (w->back ? (double)w->weight[first + i] : 1);
+        if (w->back) {
+            rstd = mpt__ref_get_one(&w->view[4], at);
+        } else {
+            const double squares = mpt__norm_squares(total, count, &mean);
+            rstd = mpt__norm_rstd((double)(mpt__real)(squares / count), w->eps);
+            b.sum[0][g - begin] = mean, b.sum[1][g - begin] = rstd;
+        }
+        for (int64_t i = 0, c = (g - begin) * channels; i < channels; i++, c++) {
+            for (int k = 0; k < 2 && w->back; k++)
+                gradient[1 - k][first + i] += b.sum[k][c] * (k ? rstd : 1);
+            of[MPT__OF_MEAN][c] = mean, of[MPT__OF_RSTD][c] = rstd;
+            of[MPT__OF_WEIGHT][c] = w->weight[first + i], of[MPT__OF_BIAS][c] = w->bias[first + i];
+            mpt__norm_number(of, c, w->back ? total : NULL, count);
+        }
+    }
+    for (int k = 0; k < 2 && !w->back; k++)
+        mpt__ref_put(&w->view[6 + k], n * w->size[MPT__NORM_G] + begin, 1, b.sum[k], end - begin);
+    if (w->part[MPT__PART_OUT] < 0) return;
+    b.mean = of[MPT__OF_MEAN];
+    b.beyond_cache = w->beyond_cache;
+    mpt__norm_planes(w, w->back ? w->words->norm_slope : w->words->norm, &b, n, MPT__NORM_C,
+                     begin * channels, all, w->length, reads | MPT__PART_BIT(OUT));
+}
+#endif
 
 /* ---- Rows in passes ----
  *
@@ -15176,18 +15265,22 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
  * same time, as by a copy.
  */
 
-#ifndef MPT__HAS_AVX512 /* the only level that has such words */
-#define mpt__norm_in_passes(w) false
+#ifndef MPT__HAS_AVX512
 #define mpt__norm_passes(w, begin, end, gradient) ((void)0)
 #else
 
-/* All parts of rows of lanes can be computed with where they lie, and there is no more than x and
-   dy to them. */
-static bool mpt__norm_in_passes(const mpt__norm_work *w) {
-    return w->words->norm_next != NULL && w->direct && w->along_c && w->lines == 1 &&
-           w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
-           w->length <= MPT__NORM_PIECE && !w->relu && w->part[MPT__PART_MORE] < 0 &&
-           w->part[MPT__PART_OUT] >= 0;
+/* Words of a row, before its sums: its mean or, forward, what is near it. */
+static mpt__real mpt__norm_near(const mpt__norm_work *w, int64_t n) {
+    const int64_t some = MPT__NORM_SOME(w->length);
+    mpt__real mean = 0;
+    mpt__norm_block b;
+    if (w->view[w->back ? 3 : 6].data == NULL) return 0;
+    if (w->back) return mpt__ref_get_one(&w->view[3], n);
+    memset(&b, 0, sizeof b);
+    b.dtype = w->dtype, b.mode = MPT__NORM_LINES, b.rows = 1, b.n = some, b.mean = &mean;
+    b.data[MPT__PART_X] = w->data[MPT__PART_X] + n * w->bytes[MPT__PART_X][MPT__NORM_N];
+    w->words->norm_sums(&b);
+    return (mpt__real)((double)b.total[0] / (double)some);
 }
 
 static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end,
@@ -15197,7 +15290,7 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
     const bool centred = of[0]->data != NULL, adds = !w->back && w->view[1].data != NULL;
     const mpt__norm_fn pass = w->back ? w->words->norm_slope_next : w->words->norm_next;
     MPT__ALIGN(64) mpt__real kept[2][MPT__NORM_KEPT + MPT__NORM_KEPT / 4];
-    mpt__real number[4] = {0, 0, 0, 0}, spare;
+    mpt__real number[4] = {0, 0, 0, 0};
     mpt__norm_block b;
     memset(&b, 0, sizeof b);
     b.dtype = w->dtype, b.rows = 1, b.n = w->length, b.mode = MPT__NORM_LINES;
@@ -15211,45 +15304,58 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
         mpt__ref_load(kept[k], b.data[k], w->dtype, 0, 1, w->length);
         b.kept[k] = kept[k];
     }
+    number[0] = b.next_mean = mpt__norm_near(w, begin);
+    w->words->norm_sums(&b);
+    if (!centred) b.mean = NULL;
     b.sum[0] = gradient[0], b.sum[1] = w->view[8].data != NULL ? gradient[1] : NULL;
-    if (w->back) {
-        if (centred) number[0] = *mpt__ref_in(of[0], begin, 1, &spare, 1);
-        w->words->norm_sums(&b);
-        b.next_mean = number[0];
-    } else {
-        if (centred) w->words->norm_total(&b);
-        b.next_mean = number[0] = centred ? (mpt__real)((double)b.total[0] / count) : 0;
-        b.squares = true;
-        w->words->norm_total(&b);
-        b.squares = !centred;
-    }
     for (int64_t n = begin; n < end; n++) {
+        double total[2] = {(double)b.total[0], (double)b.total[1]};
         b.last = n + 1 == end;
         const int64_t next = b.last ? n : n + 1;
         number[0] = b.next_mean;
         if (w->back) {
-            if (centred) b.next_mean = *mpt__ref_in(of[0], next, 1, &spare, 1);
-            if (centred) number[2] = (mpt__real)((double)b.total[0] / count);
-            number[1] = *mpt__ref_in(of[1], n, 1, &spare, 1);
-            number[3] = (mpt__real)((double)b.total[1] * (double)number[1] / count);
+            if (centred) number[2] = (mpt__real)(total[0] / count);
+            number[1] = mpt__ref_get_one(of[1], n);
+            number[3] = (mpt__real)(total[1] * (double)number[1] / count);
         } else {
-            number[1] = mpt__norm_rstd((double)(mpt__real)((double)b.total[0] / count), w->eps);
-            for (int k = !centred; k < 2; k++) {
-                mpt__real *to = mpt__ref_out(of[k], n, 1, &spare);
-                *to = number[k];
-                mpt__ref_put(of[k], n, 1, to, 1);
-            }
+            if (centred) total[1] = mpt__norm_squares(total, count, &number[0]);
+            number[1] = mpt__norm_rstd((double)(mpt__real)(total[1] / count), w->eps);
+            for (int k = !centred; k < 2; k++) mpt__ref_put_one(of[k], n, number[k]);
             if (adds && !b.last) mpt__norm_add(w, next, 0);
         }
+        b.next_mean = mpt__norm_near(w, next);
         for (int k = 0; k <= w->back; k++) {
             b.data[k] = w->data[k] + n * w->bytes[k][MPT__NORM_N];
             b.next[k] = w->data[k] + next * w->bytes[k][MPT__NORM_N];
         }
-        b.data[MPT__PART_OUT] = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
+        char *out = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
+        b.data[MPT__PART_OUT] = w->adds ? (char *)kept : out; /* floats are not kept */
         pass(&b);
+        if (w->adds) {
+            mpt__real *sum = (mpt__real *)(void *)out;
+            w->words->binary[MPT__BINARY_ADD](sum, sum, kept[0], w->length, 0, 0);
+        }
     }
 }
 
+#endif
+
+#ifndef MPTRAIN_NO_CONV
+/* Of groups as they lie in planes, as many at a time as the nearest cache may keep. */
+static void mpt__norm_groups_task(const mpt__norm_work *w, int64_t chunk, int64_t begin,
+                                  int64_t end, int thread) {
+    const int64_t all = mpt__norm_channels(w), each = w->size[MPT__NORM_C];
+    const int64_t most = MPT__NORM_NEAR / (int64_t)mpt_dtype_size((mpt_dtype)w->dtype);
+    const int64_t by = mpt__ref_min(MPT__NORM_CHANNELS / each, most / (each * w->length));
+    mpt__real *gradient[2];
+    for (int k = 0; k < 2; k++) gradient[k] = w->partial + (2 * chunk + k) * all;
+    const int64_t stop = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
+    for (int64_t n = chunk * w->chunk; n < stop; n++)
+        for (int64_t g = begin, next; g < end; g = next) {
+            next = mpt__ref_min(g + (by > 1 ? by : 1), end);
+            mpt__norm_groups(w, n, g, next, w->numbers + thread * w->numbers_each, gradient);
+        }
+}
 #endif
 
 /* A chunk of n of some groups. */
@@ -15269,6 +15375,12 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
         mpt__norm_passes(w, chunk * w->chunk, end, gradient);
         return;
     }
+#ifndef MPTRAIN_NO_CONV
+    if (!w->along_c) {
+        mpt__norm_groups_task(w, chunk, begin, stop, thread);
+        return;
+    }
+#endif
     for (int64_t n = chunk * w->chunk; n < end; n++) {
         for (int64_t g = begin; g < stop; g++) {
             for (int k = 0; k < 2; k++)
@@ -15300,28 +15412,16 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 /* ---- Batches ----
  *
  * Rows of all channels where those lie innermost, else planes of one channel. Chunks of rows or of
- * samples leave what they found about each channel: sum, and squares of what differs from their own
- * mean. Where there are channels enough, a thread takes a few of them through all passes, so that
- * memory is read once; else the last pass goes backwards over what the caches may still hold.
+ * samples leave what they found about each channel: mean, and squares of what differs from it. The
+ * last pass goes backwards over what the caches may still hold.
  */
 
 #ifndef MPTRAIN_NO_CONV
-/* Channels of a task: of rows, of planes, where as many as fill a cache are taken at once. */
+/* Channels of a task; elements of the planes of one sample. */
 #define MPT__BATCH_COLUMNS (MPT__BLOCK / 4)
-#define MPT__BATCH_CHANNELS 16
-#define MPT__BATCH_CACHE (INT64_C(1) << 20)
+#define MPT__BATCH_TILE (INT64_C(1) << 14)
 
 enum { MPT__BATCH_STATISTICS, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLOPE };
-/* Numbers of each channel. */
-enum {
-    MPT__OF_MEAN,
-    MPT__OF_RSTD,
-    MPT__OF_WEIGHT,
-    MPT__OF_BIAS,
-    MPT__OF_SHIFT,
-    MPT__OF_SLOPE,
-    MPT__OF_COUNT
-};
 
 typedef struct mpt__batches_work {
     mpt__norm_work w;
@@ -15340,20 +15440,8 @@ static void mpt__batches_setup(mpt__batches_work *b, const mpt__launch *launch) 
         along_c ? MPT__BATCH_ROWS : mpt__ref_chunks(MPT__BATCH_PLANES, size[MPT__NORM_S] + 1);
     b->chunks = mpt__ref_chunks(b->rows, b->chunk);
     b->tile = MPT__BATCH_COLUMNS;
-    if (!along_c) {
-        int64_t all = mpt__ref_times(mpt__ref_times(b->rows, size[MPT__NORM_S]), 4);
-        b->tile = mpt__ref_min(MPT__BATCH_CHANNELS, MPT__BATCH_CACHE / (all + 1) + 1);
-    }
+    if (!along_c) b->tile = mpt__ref_min(b->tile, MPT__BATCH_TILE / (size[MPT__NORM_S] + 1) + 16);
     b->tiles = mpt__ref_chunks(b->channels, b->tile);
-}
-
-static void mpt__batches_block(const mpt__batches_work *b, mpt__norm_block *k, int64_t c) {
-    memset(k, 0, sizeof *k);
-    k->mode = b->w.along_c ? MPT__NORM_COLUMNS : MPT__NORM_ALL;
-    k->relu = b->w.relu;
-    k->mean = b->of[MPT__OF_MEAN] + c, k->rstd = b->of[MPT__OF_RSTD] + c;
-    k->weight = b->of[MPT__OF_WEIGHT] + c, k->bias = b->of[MPT__OF_BIAS] + c;
-    k->shift = b->of[MPT__OF_SHIFT] + c, k->slope = b->of[MPT__OF_SLOPE] + c;
 }
 
 /* The parts of a pass. */
@@ -15366,12 +15454,24 @@ static int mpt__batches_parts(const mpt__batches_work *b) {
     return parts[b->pass];
 }
 
-/* A word on rows [begin, end) of n channels from `first` on; a sample ends where its rows do. */
-static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_fn word, mpt__norm_block *k,
-                              int64_t begin, int64_t end, int64_t first, int64_t n) {
+/* The pass on rows, or samples, [begin, end) of n channels from `first` on; a sample ends where its
+   rows do. */
+static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, int64_t begin,
+                              int64_t end, int64_t first, int64_t n) {
+    const mpt__words *words = b->w.words;
+    const mpt__norm_fn sums = b->w.along_c ? words->norm_columns : words->norm_sums;
+    const mpt__norm_fn word = b->pass == MPT__BATCH_NORM    ? words->norm
+                              : b->pass == MPT__BATCH_SLOPE ? words->norm_slope
+                                                            : sums;
     const int64_t s = b->w.size[MPT__NORM_S];
     int64_t from[4] = {0, 0, 0, 0};
-    k->n = n;
+    if (!b->w.along_c) {
+        for (int64_t row = begin; row < end; row++)
+            mpt__norm_planes(&b->w, word, k, row, MPT__NORM_C, first, n, b->w.length,
+                             mpt__batches_parts(b));
+        return;
+    }
+    k->mode = MPT__NORM_COLUMNS, k->relu = b->w.relu, k->n = n;
     from[MPT__NORM_C] = first;
     for (int64_t row = begin; row < end; row += k->rows) {
         from[MPT__NORM_N] = row / s, from[MPT__NORM_S] = row % s;
@@ -15381,110 +15481,91 @@ static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_fn word, mpt
     }
 }
 
-/* Rows of n channels from `first` on: sums of what the pass wants in sum, or its output. */
-static void mpt__batches_columns(const mpt__batches_work *b, int64_t begin, int64_t end,
-                                 int64_t first, int64_t n, mpt__real *const sum[2]) {
-    const mpt__words *words = b->w.words;
-    mpt__real mean[MPT__BATCH_COLUMNS];
-    mpt__norm_block k;
-    mpt__batches_block(b, &k, first);
-    k.sum[0] = sum[0], k.sum[1] = sum[1];
-    if (b->pass == MPT__BATCH_NORM || b->pass == MPT__BATCH_SLOPE) {
-        mpt__batches_rows(b, b->pass == MPT__BATCH_NORM ? words->norm : words->norm_slope, &k,
-                          begin, end, first, n);
-        return;
-    }
-    mpt__batches_rows(b, words->norm_columns, &k, begin, end, first, n);
-    if (b->pass == MPT__BATCH_SLOPES) return;
-    for (int64_t i = 0; i < n; i++) mean[i] = sum[0][i] / (mpt__real)(end - begin);
-    k.mean = mean;
-    k.squares = true;
-    k.ahead = b->w.ahead;
-    mpt__batches_rows(b, words->norm_columns, &k, begin, end, first, n);
+/* Elements of each channel in a chunk. */
+static double mpt__batches_count(const mpt__batches_work *b, int64_t chunk) {
+    const int64_t rows = mpt__ref_min(b->chunk, b->rows - chunk * b->chunk);
+    return (double)(rows * (b->w.along_c ? 1 : b->w.length));
 }
 
-/* The same for planes [begin, end) of channel c. */
-static void mpt__batches_planes(const mpt__batches_work *b, int64_t begin, int64_t end, int64_t c,
-                                mpt__real *const sum[2]) {
-    const mpt__norm_work *w = &b->w;
-    int64_t from[4] = {0, 0, 0, 0};
-    mpt__norm_block k;
-    double total[2];
-    from[MPT__NORM_N] = begin, from[MPT__NORM_C] = c;
-    mpt__batches_block(b, &k, c);
-    if (b->pass == MPT__BATCH_STATISTICS) {
-        mpt__real mean;
-        *sum[1] = (mpt__real)mpt__norm_moments(w, from, MPT__NORM_N, end - begin, w->length, &mean);
-        *sum[0] = mean * (mpt__real)((end - begin) * w->length);
-    } else if (b->pass == MPT__BATCH_SLOPES) {
-        mpt__norm_total(w, w->words->norm_sums, &k, from, MPT__NORM_N, end - begin, w->length,
-                        mpt__batches_parts(b), total);
-        for (int i = 0; i < 2; i++) *sum[i] = (mpt__real)total[i];
-    } else {
-        k.rows = end - begin, k.n = w->length;
-        mpt__norm_do(w, b->pass == MPT__BATCH_NORM ? w->words->norm : w->words->norm_slope, &k,
-                     from, MPT__NORM_N, mpt__batches_parts(b));
+/* A number near the mean of each channel of a chunk, from the first eighth of its rows or, of a few
+   samples, the first elements of each: as MPT__NORM_SOME has it. */
+static void mpt__batches_some(mpt__batches_work b, mpt__norm_block *k, int64_t begin, int64_t end,
+                              int64_t first, int64_t n, mpt__real *mean) {
+    const bool few = !b.w.along_c && end - begin < 8;
+    const int64_t rows = few ? end - begin : (end - begin + 7) / 8;
+    if (few) b.w.length = MPT__NORM_SOME(b.w.length);
+    k->mean = mean;
+    mpt__batches_rows(&b, k, begin, begin + rows, first, n);
+    for (int64_t c = 0; c < n; c++) {
+        mean[c] = k->sum[0][c] / (mpt__real)(rows * (b.w.along_c ? 1 : b.w.length));
+        k->sum[0][c] = k->sum[1][c] = 0;
     }
 }
 
 static void mpt__batches_chunk(const mpt__batches_work *b, int64_t chunk, int64_t tile) {
-    int64_t begin = chunk * b->chunk, first = tile * b->tile;
-    int64_t end = mpt__ref_min(begin + b->chunk, b->rows);
-    int64_t n = mpt__ref_min(b->tile, b->channels - first);
-    mpt__real *sum[2], *one[2];
-    for (int k = 0; k < 2; k++) {
-        sum[k] = b->partial + (2 * chunk + k) * b->channels + first;
-        if (b->pass == MPT__BATCH_STATISTICS || b->pass == MPT__BATCH_SLOPES)
-            memset(sum[k], 0, (size_t)n * sizeof *sum[k]);
+    const int64_t begin = chunk * b->chunk, first = tile * b->tile;
+    const int64_t end = mpt__ref_min(begin + b->chunk, b->rows);
+    const int64_t n = mpt__ref_min(b->tile, b->channels - first);
+    const bool statistics = b->pass == MPT__BATCH_STATISTICS;
+    mpt__real mean[MPT__BATCH_COLUMNS] = {0};
+    mpt__norm_block k;
+    mpt__norm_block_of(&k, b->of, first);
+    k.beyond_cache = b->w.beyond_cache;
+    for (int i = 0; i < 2; i++) {
+        k.sum[i] = b->partial + (2 * chunk + i) * b->channels + first;
+        if (statistics || b->pass == MPT__BATCH_SLOPES)
+            memset(k.sum[i], 0, (size_t)n * sizeof *k.sum[i]);
     }
-    if (b->w.along_c) mpt__batches_columns(b, begin, end, first, n, sum);
-    for (int64_t c = 0; c < n && !b->w.along_c; c++) {
-        one[0] = sum[0] + c, one[1] = sum[1] + c;
-        mpt__batches_planes(b, begin, end, first + c, one);
+    if (statistics) mpt__batches_some(*b, &k, begin, end, first, n, mean);
+    mpt__batches_rows(b, &k, begin, end, first, n);
+    for (int64_t c = 0; c < n && statistics; c++) {
+        const double total[2] = {(double)k.sum[0][c], (double)k.sum[1][c]};
+        const double squares = mpt__norm_squares(total, mpt__batches_count(b, chunk), &mean[c]);
+        k.sum[0][c] = mean[c], k.sum[1][c] = (mpt__real)squares;
     }
 }
 
-/* What follows from the chunks of a pass for channel c. */
-static void mpt__batches_channel(const mpt__batches_work *b, int64_t c) {
-    const mpt__norm_work *w = &b->w;
-    const double each = (double)(b->chunk * (w->along_c ? 1 : w->length));
-    const double count = (double)b->rows * (double)(w->along_c ? 1 : w->length);
-    const int64_t step = 2 * b->channels;
-    const mpt__real *part = b->partial + c;
-    double total[2] = {0, 0};
-    for (int64_t j = 0; j < b->chunks; j++) {
-        total[0] += (double)part[j * step];
-        total[1] += (double)part[j * step + b->channels];
-    }
-    if (b->pass == MPT__BATCH_STATISTICS) {
-        const double mean = total[0] / count;
-        for (int64_t j = 0; j < b->chunks; j++) {
-            const double n = j + 1 < b->chunks ? each : count - (double)j * each;
-            const double d = (double)part[j * step] / n - mean;
-            total[1] += n * d * d;
-        }
-        const mpt__real variance = (mpt__real)(total[1] / count);
-        b->of[MPT__OF_MEAN][c] = (mpt__real)mean;
-        b->of[MPT__OF_RSTD][c] = mpt__norm_rstd((double)variance, w->eps);
-        mpt__ref_put_one(&w->view[6], c, (mpt__real)mean);
-        mpt__ref_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
-        if (w->view[8].data != NULL) mpt__ref_put_one(&w->view[8], c, variance);
-        return;
-    }
-    const double weight = (double)b->of[MPT__OF_WEIGHT][c];
-    total[1] *= (double)b->of[MPT__OF_RSTD][c];
-    b->of[MPT__OF_SHIFT][c] = w->given ? 0 : (mpt__real)(total[0] * weight / count);
-    b->of[MPT__OF_SLOPE][c] = w->given ? 0 : (mpt__real)(total[1] * weight / count);
-    for (int k = 0; k < 2; k++)
-        if (w->view[7 + k].data != NULL)
-            mpt__ref_put_one(&w->view[7 + k], c, (mpt__real)total[1 - k]);
-}
-
+/* What follows from the chunks of a pass for some channels: of statistics they hold means, and
+   squares of what differs from them. */
 static void mpt__batches_end(void *work, int64_t tile, int thread) {
     const mpt__batches_work *b = (const mpt__batches_work *)work;
-    const int64_t end = mpt__ref_min((tile + 1) * b->tile, b->channels);
+    const mpt__norm_work *w = &b->w;
+    const int64_t first = tile * b->tile, n = mpt__ref_min(b->tile, b->channels - first);
+    const bool statistics = b->pass == MPT__BATCH_STATISTICS;
+    const double count = (double)b->rows * (double)(w->along_c ? 1 : w->length);
+    double total[2][MPT__BATCH_COLUMNS];
     (void)thread;
-    for (int64_t c = tile * b->tile; c < end; c++) mpt__batches_channel(b, c);
+    memset(total, 0, sizeof total);
+    for (int again = 0; again <= statistics; again++) {
+        for (int64_t j = 0; j < b->chunks; j++) {
+            const mpt__real *part = b->partial + 2 * j * b->channels + first;
+            const double each = statistics ? mpt__batches_count(b, j) : 1;
+            for (int64_t c = 0; c < n; c++) {
+                const double d = (double)part[c] - total[0][c] / count;
+                total[0][c] += again ? 0 : each * (double)part[c];
+                total[1][c] += again ? each * d * d : (double)part[b->channels + c];
+            }
+        }
+    }
+    for (int64_t c = first; c < first + n; c++) {
+        double sum[2] = {total[0][c - first], total[1][c - first]};
+        if (statistics) {
+            const mpt__real variance = (mpt__real)(sum[1] / count);
+            b->of[MPT__OF_MEAN][c] = (mpt__real)(sum[0] / count);
+            b->of[MPT__OF_RSTD][c] = mpt__norm_rstd((double)variance, w->eps);
+            mpt__ref_put_one(&w->view[6], c, b->of[MPT__OF_MEAN][c]);
+            mpt__ref_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
+            if (w->view[8].data != NULL) mpt__ref_put_one(&w->view[8], c, variance);
+        } else {
+            for (int k = 0; k < 2; k++) {
+                const double rstd = k ? 1 : (double)b->of[MPT__OF_RSTD][c];
+                if (w->view[7 + k].data != NULL)
+                    mpt__ref_put_one(&w->view[7 + k], c, (mpt__real)(sum[1 - k] * rstd));
+                sum[1 - k] *= w->given ? 0 : (double)b->of[MPT__OF_WEIGHT][c];
+            }
+        }
+        mpt__norm_number(b->of, c, statistics ? NULL : sum, count);
+    }
 }
 
 static void mpt__batches_task(void *work, int64_t task, int thread) {
@@ -15493,17 +15574,6 @@ static void mpt__batches_task(void *work, int64_t task, int thread) {
     if (b->pass == MPT__BATCH_NORM || b->pass == MPT__BATCH_SLOPE)
         task = b->chunks * b->tiles - 1 - task;
     mpt__batches_chunk(b, task / b->tiles, task % b->tiles);
-}
-
-/* Both passes over some channels. */
-static void mpt__batches_through(void *work, int64_t tile, int thread) {
-    mpt__batches_work b = *(const mpt__batches_work *)work;
-    for (int64_t j = 0; j < b.chunks; j++) mpt__batches_chunk(&b, j, tile);
-    mpt__batches_end(&b, tile, thread);
-    b.pass++;
-    if (b.pass == MPT__BATCH_SLOPE && b.w.part[MPT__PART_OUT] < 0 && b.w.part[MPT__PART_REST] < 0)
-        return;
-    for (int64_t j = b.chunks - 1; j >= 0; j--) mpt__batches_chunk(&b, j, tile);
 }
 
 static void mpt__batches_pass(const mpt__cpu_call *call, mpt__batches_work *b, int pass, double ns,
@@ -15533,16 +15603,10 @@ static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) 
     for (int64_t i = 0; i < n && !statistics; i++) {
         b.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)b.of[MPT__OF_RSTD][i], w->eps);
         mpt__ref_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
+        mpt__norm_number(b.of, i, NULL, 1);
     }
-    b.pass = w->back ? MPT__BATCH_SLOPES : MPT__BATCH_STATISTICS;
-    if (statistics && !w->along_c &&
-        b.tiles >= 4 * (call->pool != NULL ? call->pool->started + 1 : 1)) {
-        mpt__parallel(call->pool, b.tiles,
-                      mpt__ref_cost(call, mpt__ref_numel(&call->launch->operand[0]), 13.0),
-                      mpt__batches_through, &b);
-        return;
-    }
-    if (statistics) mpt__batches_pass(call, &b, b.pass, 6.0, true);
+    if (statistics)
+        mpt__batches_pass(call, &b, w->back ? MPT__BATCH_SLOPES : MPT__BATCH_STATISTICS, 6.0, true);
     if (!w->back || w->part[MPT__PART_OUT] >= 0 || w->part[MPT__PART_REST] >= 0)
         mpt__batches_pass(call, &b, w->back ? MPT__BATCH_SLOPE : MPT__BATCH_NORM, 8.0, false);
 }
@@ -15552,16 +15616,18 @@ static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) 
 
 static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
     mpt__norm_work w;
-    (void)threads;
     mpt__norm_setup(&w, launch);
+    (void)threads;
+    int64_t all = 2 * (w.back ? 1 + w.chunks : 1) * mpt__norm_channels(&w);
 #ifndef MPTRAIN_NO_CONV
+    if (!w.along_c) all += w.numbers_each * threads;
     if (w.of_channels) {
         mpt__batches_work b;
         mpt__batches_setup(&b, launch);
         return (2 * b.chunks + MPT__OF_COUNT) * b.channels * (int64_t)sizeof(mpt__real);
     }
 #endif
-    return 2 * (w.back ? 1 + w.chunks : 1) * mpt__norm_channels(&w) * (int64_t)sizeof(mpt__real);
+    return all * (int64_t)sizeof(mpt__real);
 }
 
 /* Numbers of all channels where they lie, or converted. */
@@ -15591,10 +15657,7 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
     static const mpt__ref_view none = {NULL, NULL, 0, false};
     mpt__real *numbers = (mpt__real *)call->workspace;
     w.partial = numbers + 2 * groups;
-    w.passes = mpt__norm_in_passes(&w);
-    w.beyond_cache =
-        all >= MPT__NORM_BEYOND_CACHE &&
-        (((uintptr_t)w.data[MPT__PART_OUT] | (uintptr_t)w.bytes[MPT__PART_OUT][0]) & 63) == 0;
+    w.numbers = w.partial + (w.back ? 2 * w.chunks * groups : 0);
     w.weight = mpt__norm_numbers(&w.view[2], numbers, 1, groups);
     w.bias = mpt__norm_numbers(w.back ? &none : &w.view[3], numbers + groups, 0, groups);
     mpt__parallel(call->pool, w.chunks * w.groups, mpt__ref_cost(call, all, w.back ? 8.0 : 5.0),

@@ -245,12 +245,10 @@ MPTRAIN_API int mpt_device_count(mpt_device device);
 MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype); /* "float16"; "none" if it is none */
 MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype);      /* bytes per element; 0 if it is none */
 /* `benchmark`, on a GPU: of each new kind of matrix product the fastest way is found by timing and
-   kept, as cudnn.benchmark does; else the library's first choice is taken, so that every run gives
-   the same bits. `tf32`: fp32 products may round their operands to TF32 on a GPU, and on a CPU with
-   AMX tiles are made of three of bf16: with hi the nearest bf16 of a value and lo that of the rest,
-   hi hi + hi lo + lo hi, off by less than 3.1e-5 of the sum of |a b| (TF32: 1e-3), and by what is
-   below 1e-37; products with a value from 2^62 on are left to fp32. Both are off at first, and do
-   nothing elsewhere. torch.set_float32_matmul_precision("high") */
+   kept, as cudnn.benchmark does; else the first choice, so that every run gives the same bits.
+   `tf32`, as torch.set_float32_matmul_precision("high"): a GPU rounds operands of fp32 products to
+   TF32; with AMX tiles they are made of three of bf16, off by less than 3.1e-5 of the sum of |a b|
+   (TF32: 1e-3), unless a value reaches 2^62. Both are off at first, and do nothing elsewhere. */
 MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32);
 /* The choices so far as text, to print or to keep in a file: writes at most `capacity` bytes, the
    last one 0. Returns the length of the whole text; 0 where there is nothing to choose. */

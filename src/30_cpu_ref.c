@@ -169,28 +169,27 @@ typedef struct mpt__ref_update mpt__ref_update;
 typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
                                mpt__real *m, mpt__real *v, void *half, int64_t n);
 
-/* Rows of a norm: y = (x - mean) rstd weight + bias, + residual, then relu; dx = rstd (g weight -
-   shift - slope (x - mean) rstd) + other gradient, with g = dy where y is not <= 0 or there is no
-   relu. ALL: the same numbers for all; LINES: mean, rstd, shift and slope of each row, weight and
-   bias of each column; COLUMNS: all of each column. */
-enum { MPT__NORM_ALL, MPT__NORM_LINES, MPT__NORM_COLUMNS };
+/* Rows of a norm: y = (x - mean) rstd [weight] + bias, + residual, then relu; dx = [rstd] (g weight
+   - shift - slope (x - mean) [rstd]) + other gradient, with g = dy where y is not <= 0 or there is
+   no relu. ROWS: numbers of each row; LINES: what is in brackets is there, too; mean, rstd, shift
+   and slope are of each row, weight and bias of each column; COLUMNS: all are of each column. */
+enum { MPT__NORM_ROWS, MPT__NORM_LINES, MPT__NORM_COLUMNS };
 /* What a row is made of: y is of backward with relu; rest: g. */
 enum { MPT__PART_X, MPT__PART_DY, MPT__PART_MORE, MPT__PART_OUT, MPT__PART_REST, MPT__PARTS };
 typedef struct mpt__norm_block {
     uint8_t dtype, mode; /* of all parts: that of mpt__real, or half where the level is `typed` */
-    bool relu, squares;
+    bool relu;
     int64_t rows, n, step[MPT__PARTS]; /* bytes between rows, whose elements are neighbours */
     char *data[MPT__PARTS];            /* x, dy, residual or other gradient or y, out; NULL: none */
     mpt__real *lane, total[2];         /* NULL: lanes that begin with 0 */
-    int64_t each;                      /* ALL: row r takes number r each of weight and bias */
-    int64_t ahead; /* bytes from x to what is better on its way into the caches */
     const mpt__real *mean, *rstd, *shift, *slope, *weight, *bias;
     mpt__real *sum[2];
-    /* Of norm_next: x and dy of the row after this, and its mean; where the halves of both stand as
-       floats, one after the other, NULL: nowhere; out is better not cached; the last row. */
+    bool beyond_cache; /* out is better not cached; it and rows are multiples of 64 bytes */
+    /* Of norm_next, whose mean may be NULL, for 0: x and dy of the row after this, and its mean;
+       where the halves of both stand as floats, one after the other, NULL: none; the last row. */
     const char *next[2];
     mpt__real next_mean, *kept[2];
-    bool beyond_cache, last;
+    bool last;
 } mpt__norm_block;
 typedef void (*mpt__norm_fn)(mpt__norm_block *b);
 
@@ -236,16 +235,15 @@ typedef struct mpt__words {
                       int64_t rows, int64_t columns, bool beyond_cache);
     mpt__update_fn sgd, adam;
     bool typed; /* norms take halves as they lie */
-    /* Element i of a row goes to lane i % MPT__NORM_LANES: itself, or the square of x - mean; g
-       weight, and behind those lanes g weight (x - mean). total: the lanes, folded in halves. */
-    mpt__norm_fn norm_total, norm_sums;
+    /* Element i of a row goes to lane i % MPT__NORM_LANES: x - mean or, where there is dy, g, of
+       LINES times weight; behind those lanes that times (x - mean). total: the lanes of all rows,
+       folded in halves; ROWS: those of each row, which are added to sum[..][row], too. */
+    mpt__norm_fn norm_sums;
     /* Out; LINES of backward also add g (x - mean) rstd to sum[0] and g to sum[1]. */
     mpt__norm_fn norm, norm_slope;
-    /* sum[0] of each column += x, or sum[1] += the square of x - mean, or, where there is dy, g and
-       g (x - mean). */
+    /* The same of each column, without weight or lanes. */
     mpt__norm_fn norm_columns;
-    /* A row of whole lanes, and in the same pass the total of the next, which is the squares' (then
-       next_mean is set, but for rows of squares alone), or its sums; NULL: none. */
+    /* A row of whole lanes, and in the same pass the totals of the next; NULL: none. */
     mpt__norm_fn norm_next, norm_slope_next;
 } mpt__words;
 

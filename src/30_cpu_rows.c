@@ -824,48 +824,48 @@ static MPT__INLINE mpt__real mpt__ref_norm_g(const mpt__norm_block *b, int64_t r
     return b->relu && mpt__ref_norm_row(b, MPT__PART_MORE, r)[i] <= 0 ? 0 : g;
 }
 
-/* The lanes as they were before, and folded as they are after. */
-static void mpt__ref_lanes_begin(const mpt__norm_block *b, mpt__real lane[2 * MPT__NORM_LANES]) {
-    memset(lane, 0, 2 * MPT__NORM_LANES * sizeof *lane);
-    if (b->lane != NULL) memcpy(lane, b->lane, 2 * MPT__NORM_LANES * sizeof *lane);
+static MPT__INLINE const mpt__real *mpt__norm_from(const mpt__real *p, int64_t i) {
+    return p != NULL ? p + i : NULL;
 }
-static void mpt__ref_lanes_end(mpt__norm_block *b, mpt__real lane[2 * MPT__NORM_LANES]) {
-    if (b->lane != NULL) memcpy(b->lane, lane, 2 * MPT__NORM_LANES * sizeof *lane);
-    for (int half = MPT__NORM_LANES / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++) {
-            lane[i] += lane[i + half];
-            lane[MPT__NORM_LANES + i] += lane[MPT__NORM_LANES + i + half];
-        }
-    }
-    b->total[0] = lane[0], b->total[1] = lane[MPT__NORM_LANES];
+/* The numbers of element i of row r become the first ones; a total has one mean. */
+static void mpt__norm_begin_at(mpt__norm_block *one, const mpt__norm_block *b, int64_t r,
+                               int64_t i) {
+    const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
+    one->mean = mpt__norm_from(b->mean, of), one->rstd = mpt__norm_from(b->rstd, of);
+    one->shift = mpt__norm_from(b->shift, of), one->slope = mpt__norm_from(b->slope, of);
+    one->weight = mpt__norm_from(b->weight, c), one->bias = mpt__norm_from(b->bias, c);
+    for (int k = 0; k < 2; k++) one->sum[k] = b->sum[k] != NULL ? b->sum[k] + c : NULL;
 }
 
-static void mpt__ref_norm_total(mpt__norm_block *b) {
-    mpt__real lane[2 * MPT__NORM_LANES];
-    mpt__ref_lanes_begin(b, lane);
-    for (int64_t r = 0; r < b->rows; r++) {
-        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
-        for (int64_t i = 0; i < b->n; i++) {
-            const mpt__real d = b->squares ? x[i] - *b->mean : x[i];
-            lane[i % MPT__NORM_LANES] += b->squares ? d * d : d;
-        }
-    }
-    mpt__ref_lanes_end(b, lane);
+/* Lanes in halves; then they begin anew. */
+static mpt__real mpt__ref_fold(mpt__real lane[MPT__NORM_LANES]) {
+    for (int half = MPT__NORM_LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    const mpt__real total = lane[0];
+    memset(lane, 0, MPT__NORM_LANES * sizeof *lane);
+    return total;
 }
 
 static void mpt__ref_norm_sums(mpt__norm_block *b) {
+    const bool rows = b->mode == MPT__NORM_ROWS, slopes = b->data[MPT__PART_DY] != NULL;
     mpt__real lane[2 * MPT__NORM_LANES];
-    mpt__ref_lanes_begin(b, lane);
+    memset(lane, 0, sizeof lane);
+    if (b->lane != NULL) memcpy(lane, b->lane, sizeof lane);
     for (int64_t r = 0; r < b->rows; r++) {
-        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r), mean = b->mean[rows ? r : 0];
         for (int64_t i = 0; i < b->n; i++) {
-            mpt__real g = mpt__ref_norm_g(b, r, i);
-            if (b->mode == MPT__NORM_LINES) g *= b->weight[i];
+            mpt__real d = x[i] - mean, g = slopes ? mpt__ref_norm_g(b, r, i) : d;
+            if (slopes && !rows) g *= b->weight[i];
             lane[i % MPT__NORM_LANES] += g;
-            lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += g * (x[i] - *b->mean);
+            lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += g * d;
+        }
+        if (b->lane != NULL) memcpy(b->lane, lane, sizeof lane);
+        if (!rows && r + 1 < b->rows) continue;
+        for (int k = 0; k < 2; k++) {
+            b->total[k] = mpt__ref_fold(lane + k * MPT__NORM_LANES);
+            if (rows && b->sum[k] != NULL) b->sum[k][r] += b->total[k];
         }
     }
-    mpt__ref_lanes_end(b, lane);
 }
 
 static void mpt__ref_norm(mpt__norm_block *b) {
@@ -874,10 +874,10 @@ static void mpt__ref_norm(mpt__norm_block *b) {
         const mpt__real *more = mpt__ref_norm_row(b, MPT__PART_MORE, r);
         mpt__real *y = mpt__ref_norm_row(b, MPT__PART_OUT, r);
         for (int64_t i = 0; i < b->n; i++) {
-            const int64_t one = b->mode == MPT__NORM_LINES ? r : b->mode ? i : 0;
-            const int64_t c = b->mode ? i : r * b->each;
-            mpt__real v = (x[i] - b->mean[one]) * b->rstd[one] * b->weight[c];
-            v += b->bias != NULL ? b->bias[c] : 0;
+            const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
+            mpt__real v = (x[i] - b->mean[of]) * b->rstd[of];
+            if (b->mode == MPT__NORM_LINES) v *= b->weight[i];
+            if (b->bias != NULL) v += b->bias[c];
             if (more != NULL) v += more[i];
             y[i] = b->relu && v <= 0 ? 0 : v;
         }
@@ -885,21 +885,21 @@ static void mpt__ref_norm(mpt__norm_block *b) {
 }
 
 static void mpt__ref_norm_slope(mpt__norm_block *b) {
+    const bool lines = b->mode == MPT__NORM_LINES;
     for (int64_t r = 0; r < b->rows; r++) {
         const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
         const mpt__real *more = b->relu ? NULL : mpt__ref_norm_row(b, MPT__PART_MORE, r);
         mpt__real *dx = mpt__ref_norm_row(b, MPT__PART_OUT, r);
         mpt__real *rest = mpt__ref_norm_row(b, MPT__PART_REST, r);
         for (int64_t i = 0; i < b->n; i++) {
-            const int64_t one = b->mode == MPT__NORM_LINES ? r : b->mode ? i : 0;
-            const int64_t c = b->mode ? i : r * b->each;
-            const mpt__real g = mpt__ref_norm_g(b, r, i);
-            const mpt__real normal = (x[i] - b->mean[one]) * b->rstd[one];
-            if (b->mode == MPT__NORM_LINES && b->sum[0] != NULL) b->sum[0][i] += g * normal;
-            if (b->mode == MPT__NORM_LINES && b->sum[1] != NULL) b->sum[1][i] += g;
+            const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
+            const mpt__real g = mpt__ref_norm_g(b, r, i), rstd = lines ? b->rstd[r] : 1;
+            const mpt__real normal = (x[i] - b->mean[of]) * rstd;
+            if (lines && b->sum[0] != NULL) b->sum[0][i] += g * normal;
+            if (lines && b->sum[1] != NULL) b->sum[1][i] += g;
             if (rest != NULL) rest[i] = g;
             if (dx == NULL) continue;
-            dx[i] = (g * b->weight[c] - b->shift[one] - normal * b->slope[one]) * b->rstd[one];
+            dx[i] = (g * b->weight[c] - b->shift[of] - normal * b->slope[of]) * rstd;
             if (more != NULL) dx[i] += more[i];
         }
     }
@@ -909,23 +909,17 @@ static void mpt__ref_norm_columns(mpt__norm_block *b) {
     for (int64_t r = 0; r < b->rows; r++) {
         const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
         for (int64_t i = 0; i < b->n; i++) {
-            if (b->data[MPT__PART_DY] != NULL) {
-                const mpt__real g = mpt__ref_norm_g(b, r, i);
-                b->sum[0][i] += g;
-                b->sum[1][i] += g * (x[i] - b->mean[i]);
-            } else if (b->squares) {
-                b->sum[1][i] += (x[i] - b->mean[i]) * (x[i] - b->mean[i]);
-            } else {
-                b->sum[0][i] += x[i];
-            }
+            const mpt__real d = x[i] - b->mean[i];
+            const mpt__real g = b->data[MPT__PART_DY] != NULL ? mpt__ref_norm_g(b, r, i) : d;
+            b->sum[0][i] += g;
+            b->sum[1][i] += g * d;
         }
     }
 }
-#define MPT__REF_NORM_WORDS                                                      \
-    mpt__ref_norm_total, mpt__ref_norm_sums, mpt__ref_norm, mpt__ref_norm_slope, \
-        mpt__ref_norm_columns, NULL, NULL
+#define MPT__REF_NORM_WORDS \
+    mpt__ref_norm_sums, mpt__ref_norm, mpt__ref_norm_slope, mpt__ref_norm_columns, NULL, NULL
 #else
-#define MPT__REF_NORM_WORDS NULL, NULL, NULL, NULL, NULL, NULL, NULL
+#define MPT__REF_NORM_WORDS NULL, NULL, NULL, NULL, NULL, NULL
 #endif
 
 /* ==== GEMM ==== */

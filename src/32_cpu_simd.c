@@ -388,27 +388,26 @@
         }                                                                                    \
     }
 
+/* X(k) for four vectors at a time: of one run, or of two or four, or of columns. */
+#define MPT__SIMD_FOUR(X, V, W) X(0, V, W) X(1, V, W) X(2, V, W) X(3, V, W)
+
 /* The rows of norms, for floats and for halves of either type, which a branch tells apart. What is
    there or wanted beside x is decided where it is used: a loop for each case would not be faster,
    but large. X(k) for the vectors that make MPT__NORM_LANES. */
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-/* Byte `at` of row r of a part; where there is none, of x, which nobody looks at. */
-static MPT__INLINE char *mpt__norm_place(const mpt__norm_block *b, int part, int64_t r,
-                                         int64_t at) {
+/* Row r of a part; where there is none, of x, which nobody looks at. */
+static MPT__INLINE char *mpt__norm_place(const mpt__norm_block *b, int part, int64_t r) {
     if (b->data[part] == NULL) part = MPT__PART_X;
-    return b->data[part] + r * b->step[part] + at;
-}
-static MPT__INLINE int64_t mpt__norm_step(const mpt__norm_block *b, int part) {
-    return b->step[b->data[part] != NULL ? part : MPT__PART_X];
+    return b->data[part] + r * b->step[part];
 }
 
-/* Rows of columns to go down at a time. */
-static int64_t mpt__norm_rows(const mpt__norm_block *b) {
-    const int64_t rows = 8192 / (b->n * (b->dtype == MPT_F32 ? 4 : 2));
-    return rows < 8 ? 8 : mpt__ref_min(rows, 64);
+/* Numbers of channels, and nothing but x, dy and out: what there are loops of its own for. */
+static bool mpt__norm_plain(const mpt__norm_block *b) {
+    return b->mode != MPT__NORM_LINES && !b->relu && b->data[MPT__PART_MORE] == NULL &&
+           b->data[MPT__PART_OUT] != NULL && b->data[MPT__PART_REST] == NULL;
 }
 
-/* A word of the reference on the elements from i on, less than 16, of some rows. */
+/* A word of the reference on the elements from i on of some rows: less than 16. */
 static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_block *b, int64_t r,
                                          int64_t rows, int64_t i) {
     const int64_t n = b->n - i, size = b->dtype == MPT_F32 ? 4 : 2;
@@ -416,22 +415,17 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     mpt__norm_block one = *b;
     one.rows = 1, one.n = n;
     for (int64_t end = r + rows; r < end; r++) {
-        const int64_t of = b->mode == MPT__NORM_LINES ? r : b->mode ? i : 0;
-        const int64_t c = b->mode ? i : r * b->each;
-        one.mean = b->mean + of, one.rstd = b->rstd + of;
-        one.shift = b->shift + of, one.slope = b->slope + of;
-        one.weight = b->weight + c, one.bias = b->bias != NULL ? b->bias + c : NULL;
-        for (int k = 0; k < 2; k++) one.sum[k] = b->sum[k] != NULL ? b->sum[k] + c : NULL;
+        mpt__norm_begin_at(&one, b, r, i);
         for (int k = 0; k < MPT__PARTS; k++) {
             if (b->data[k] == NULL) continue;
             if (k < MPT__PART_OUT)
-                mpt__ref_load(part[k], mpt__norm_place(b, k, r, i * size), b->dtype, 0, 1, n);
+                mpt__ref_load(part[k], mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, n);
             one.data[k] = (char *)part[k];
         }
         word(&one);
         for (int k = MPT__PART_OUT; k < MPT__PARTS; k++)
             if (b->data[k] != NULL)
-                mpt__ref_store(mpt__norm_place(b, k, r, i * size), b->dtype, 0, 1, part[k], n);
+                mpt__ref_store(mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, part[k], n);
     }
 }
 
@@ -444,52 +438,74 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
 #define MPT__NORM_FOLD_4(V, s)                                           \
     V##_total(V##_add(V##_add(V##_add(s##0, s##4), V##_add(s##2, s##6)), \
                       V##_add(V##_add(s##1, s##5), V##_add(s##3, s##7))))
-#define MPT__NORM_MEANS_LOAD(k, V, W) V##_f t##k = V##_load(lane + MPT__NORM_LANES + k * W);
-#define MPT__NORM_MEANS_STORE(k, V, W) V##_store(lane + MPT__NORM_LANES + k * W, t##k);
-#define MPT__NORM_ADD(k, V, W) s##k = V##_add(s##k, V##_load_full(x + k * W * size, dtype));
-#define MPT__NORM_SQUARE(k, V, W)                                   \
-    d = V##_sub(V##_load_full(x + k * W * size, dtype), mean);      \
-    s##k = V##_add(s##k, V##_mul(d, d));
-#define MPT__NORM_SUM(k, V, W)                                                 \
-    d = V##_load_full(dy + k * W * size, dtype);                               \
-    if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d);         \
-    if (lines) d = V##_mul(d, V##_load(weight + k * W));                       \
-    s##k = V##_add(s##k, d);                                                   \
-    d = V##_mul(d, V##_sub(V##_load_full(x + k * W * size, dtype), mean));     \
-    t##k = V##_add(t##k, d);
+/* Masks are cheap with the widest vectors alone: elsewhere what fills no vector is a call. */
+#define MPT__NORM_LOAD_16(FN, OP, V)                              \
+    OP V##_f V##_load_rest(const void *p, int64_t n, int dtype) { \
+        return V##_load_as(p, n, dtype);                          \
+    }
+#define MPT__NORM_LOAD_8(FN, OP, V)                                             \
+    FN MPT__NOINLINE V##_f V##_load_rest(const void *p, int64_t n, int dtype) { \
+        return V##_load_as(p, n, dtype);                                        \
+    }
+#define MPT__NORM_LOAD_4 MPT__NORM_LOAD_8
+#define MPT__NORM_ZERO(k, V, W) V##_f s##k = V##_zero(), t##k = V##_zero();
+#define MPT__NORM_CLEAR(k, V, W) s##k = t##k = V##_zero();
+#define MPT__NORM_LOAD_LANES(k, V, W) \
+    s##k = V##_load(lane + k * W), t##k = V##_load(lane + MPT__NORM_LANES + k * W);
+#define MPT__NORM_STORE_LANES(k, V, W) \
+    V##_store(lane + k * W, s##k), V##_store(lane + MPT__NORM_LANES + k * W, t##k);
+#define MPT__NORM_SUM(k, V, W)                                         \
+    e = d = V##_sub(V##_load_full(x + k * W * size, dtype), mean);     \
+    if (slopes) {                                                      \
+        d = V##_load_full(dy + k * W * size, dtype);                   \
+        if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d); \
+        if (lines) d = V##_mul(d, V##_load(weight + k * W));           \
+    }                                                                  \
+    s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
+#define MPT__NORM_SUM_REST(k, V, W)                                                    \
+    e = V##_sub(V##_load_rest(x + k * W * size, left - k * W, dtype), mean);           \
+    e = d = V##_select(V##_first(left - k * W), e, V##_zero());                        \
+    if (slopes) {                                                                      \
+        d = V##_load_rest(dy + k * W * size, left - k * W, dtype);                     \
+        if (relu) d = V##_gate(V##_load_rest(y + k * W * size, left - k * W, dtype), d); \
+        if (lines) d = V##_mul(d, V##_load_rest(weight + k * W, left - k * W, MPT_F32)); \
+    }                                                                                  \
+    s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
 /* Vector k of a row, and of the next. */
-#define MPT__NORM_NEXT(k, V, W)                                                       \
-    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);      \
-    v = V##_mul(V##_mul(V##_sub(v, mean), rstd), V##_load(weight + k * W));           \
-    v = V##_add(v, bias ? V##_load(bias + k * W) : V##_zero());                       \
-    if (streams)                                                                      \
-        V##_stream((float *)(void *)(out + k * W * size), v);                         \
-    else                                                                              \
-        V##_store_as(out + k * W * size, v, W, dtype);                                \
-    v = V##_load_full(next + k * W * size, dtype);                                    \
-    if (keeps) V##_store(kept + k * W, v);                                            \
-    if (squares) v = V##_mul(v, v);                                                   \
-    s##k = V##_add(s##k, v);
-#define MPT__NORM_SLOPE_NEXT(k, V, W)                                                 \
-    w = V##_load(weight + k * W);                                                     \
-    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);      \
-    d = keeps ? V##_load(kept_dy + k * W) : V##_load_full(dy + k * W * size, dtype);  \
-    v = V##_mul(V##_sub(v, mean), rstd);                                              \
-    V##_store(dw + k * W, V##_add(V##_load(dw + k * W), V##_mul(d, v)));              \
-    if (db) V##_store(db + k * W, V##_add(V##_load(db + k * W), d));                  \
-    d = V##_sub(V##_sub(V##_mul(d, w), shift), V##_mul(v, slope));                    \
-    V##_store_as(out + k * W * size, V##_mul(d, rstd), W, dtype);                     \
-    v = V##_load_full(next + k * W * size, dtype);                                    \
-    d = V##_load_full(next_dy + k * W * size, dtype);                                 \
-    if (keeps) V##_store(kept + k * W, v), V##_store(kept_dy + k * W, d);             \
-    d = V##_mul(d, w), s##k = V##_add(s##k, d);                                       \
-    t##k = V##_add(t##k, V##_mul(d, V##_sub(v, next_mean)));
-#define MPT__NORM_ZERO(k, V, W) V##_f s##k = V##_zero();
-#define MPT__NORM_ZERO_TOO(k, V, W) V##_f t##k = V##_zero();
-#define MPT__NORM_PART(name, PART, W)                                         \
-    char *name = mpt__norm_place(b, MPT__PART_##PART, r, i * size);        \
-    const int64_t name##_by = down ? mpt__norm_step(b, MPT__PART_##PART) : W * size;
-#define MPT__NORM_NUMBER(V, p) (down ? V##_load(p) : V##_set(*(p)))
+#define MPT__NORM_NEXT(k, V, W)                                                         \
+    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);        \
+    if (centred) v = V##_sub(v, mean);                                                  \
+    v = V##_mul(V##_mul(v, rstd), V##_load(weight + k * W));             \
+    if (bias) v = V##_add(v, V##_load(bias + k * W));                                   \
+    if (streams)                                                                        \
+        V##_stream_as(out + k * W * size, v, dtype);                                    \
+    else                                                                                \
+        V##_store_as(out + k * W * size, v, W, dtype);                                  \
+    v = V##_load_full(next + k * W * size, dtype);                                      \
+    if (keeps) V##_store(kept + k * W, v);                                              \
+    if (centred) v = V##_sub(v, next_mean), s##k = V##_add(s##k, v);                    \
+    t##k = V##_add(t##k, V##_mul(v, v));
+#define MPT__NORM_SLOPE_NEXT(k, V, W)                                                   \
+    w = V##_load(weight + k * W);                                                       \
+    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);        \
+    d = keeps ? V##_load(kept_dy + k * W) : V##_load_full(dy + k * W * size, dtype);    \
+    if (centred) v = V##_sub(v, mean);                                                  \
+    v = V##_mul(v, rstd);                                                               \
+    V##_store(dw + k * W, V##_add(V##_load(dw + k * W), V##_mul(d, v)));                \
+    if (db) V##_store(db + k * W, V##_add(V##_load(db + k * W), d));                    \
+    d = V##_mul(d, w);                                                                  \
+    if (centred) d = V##_sub(d, shift);                                                 \
+    d = V##_mul(V##_sub(d, V##_mul(v, slope)), rstd);       \
+    if (streams)                                                                        \
+        V##_stream_as(out + k * W * size, d, dtype);                                    \
+    else                                                                                \
+        V##_store_as(out + k * W * size, d, W, dtype);                                  \
+    v = V##_load_full(next + k * W * size, dtype);                                      \
+    d = V##_load_full(next_dy + k * W * size, dtype);                                   \
+    if (keeps) V##_store(kept + k * W, v), V##_store(kept_dy + k * W, d);               \
+    d = V##_mul(d, w);                                                                  \
+    if (centred) s##k = V##_add(s##k, d), v = V##_sub(v, next_mean);                    \
+    t##k = V##_add(t##k, V##_mul(d, v));
 /* Passes: of the level with the widest vectors, whose gain pays for their size. */
 #define MPT__NORM_PASSES_8(FN, OP, N, V, W)
 #define MPT__NORM_PASSES_4(FN, OP, N, V, W)
@@ -497,25 +513,16 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
 #define MPT__NORM_PASSES_WORDS_8(N) NULL, NULL
 #define MPT__NORM_PASSES_WORDS_4(N) NULL, NULL
 #define MPT__NORM_PASSES_16(FN, OP, N, V, W)                                                      \
-    OP float N##_squares_of(const char *x, int64_t n, float middle, int dtype) {                  \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const V##_f mean = V##_set(middle);                                                       \
-        V##_f d;                                                                                  \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
-        for (const char *end = x + n * size; x < end; x += by) {                                  \
-            MPT__NORM_VECTORS_##W(MPT__NORM_SQUARE, V);                                           \
-        }                                                                                         \
-        return MPT__NORM_FOLD_##W(V, s);                                                          \
-    }                                                                                             \
     OP void N##_norm_next_of(mpt__norm_block *b, int dtype) {                                     \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size, n = b->n;     \
-        const V##_f mean = V##_set(*b->mean), rstd = V##_set(*b->rstd);                           \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
+        const bool centred = b->mean;                                                             \
+        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);             \
+        const V##_f next_mean = V##_set(b->next_mean);                                            \
         const float *weight = b->weight, *bias = b->bias;                                         \
-        const char *x = b->data[MPT__PART_X], *end = x + n * size, *next = b->next[0];            \
+        const char *x = b->data[MPT__PART_X], *end = x + b->n * size, *next = b->next[0];         \
         char *out = b->data[MPT__PART_OUT];                                                       \
         float *kept = b->kept[0];                                                                 \
-        const bool squares = b->squares, keeps = dtype != MPT_F32 && !squares && kept;            \
-        const bool streams = dtype == MPT_F32 && b->beyond_cache;                                 \
+        const bool streams = b->beyond_cache, keeps = dtype != MPT_F32 && kept;                   \
         V##_f v;                                                                                  \
         MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
         for (; x < end; x += by, next += by, out += by) {                                         \
@@ -524,18 +531,13 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             if (bias) bias += MPT__NORM_LANES;                                                    \
             if (keeps) kept += MPT__NORM_LANES;                                                   \
         }                                                                                         \
-        b->total[0] = MPT__NORM_FOLD_##W(V, s);                                                   \
         if (streams && b->last) V##_fence();                                                      \
-        if (squares) return;                                                                      \
-        b->next_mean = (float)((double)b->total[0] / (double)n);                                  \
-        if (keeps)                                                                                \
-            b->total[0] = N##_squares_of((char *)b->kept[0], n, b->next_mean, MPT_F32);           \
-        else                                                                                      \
-            b->total[0] = N##_squares_of(b->next[0], n, b->next_mean, dtype);                     \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);           \
     }                                                                                             \
     OP void N##_norm_slope_next_of(mpt__norm_block *b, int dtype) {                               \
         const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const V##_f mean = V##_set(*b->mean), rstd = V##_set(*b->rstd);                           \
+        const bool centred = b->mean;                                                             \
+        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);             \
         const V##_f shift = V##_set(*b->shift), slope = V##_set(*b->slope);                       \
         const V##_f next_mean = V##_set(b->next_mean);                                            \
         const float *weight = b->weight;                                                          \
@@ -543,240 +545,217 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         const char *next = b->next[0], *next_dy = b->next[1];                                     \
         char *out = b->data[MPT__PART_OUT];                                                       \
         float *dw = b->sum[0], *db = b->sum[1], *kept = b->kept[0], *kept_dy = b->kept[1];        \
-        const bool keeps = dtype != MPT_F32 && kept;                                              \
+        const bool streams = b->beyond_cache, keeps = dtype != MPT_F32 && kept;                   \
         V##_f d, v, w;                                                                            \
         MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO_TOO, V);                                             \
         for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) {                \
             MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V);                                       \
             weight += MPT__NORM_LANES, dw += MPT__NORM_LANES;                                     \
             if (db) db += MPT__NORM_LANES;                                                        \
             if (keeps) kept += MPT__NORM_LANES, kept_dy += MPT__NORM_LANES;                       \
         }                                                                                         \
+        if (streams && b->last) V##_fence();                                                      \
         b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);           \
     }                                                                                             \
-    MPT__NORM_WORD_NEXT(FN, N, norm_next)                                                         \
-    MPT__NORM_WORD_NEXT(FN, N, norm_slope_next)
+    MPT__NORM_WORD(FN, N, norm_next)                                                              \
+    MPT__NORM_WORD(FN, N, norm_slope_next)
+/* Vector k of some columns, down the rows. */
+#define MPT__COLUMN_BEGIN(k, V, W)               \
+    const V##_f mean##k = V##_load(mean + k * W); \
+    V##_f s##k = V##_load(sum + k * W), t##k = V##_load(more + k * W);
+#define MPT__COLUMN_SUM(k, V, W)                                               \
+    e = d = V##_sub(V##_load_full(x + k * W * size, dtype), mean##k);          \
+    if (slopes) {                                                              \
+        d = V##_load_full(dy + k * W * size, dtype);                           \
+        if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d);     \
+    }                                                                          \
+    s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
+#define MPT__COLUMN_END(k, V, W) V##_store(sum + k * W, s##k), V##_store(more + k * W, t##k);
 #define MPT__SIMD_NORM(FN, OP, N, V, W)                                                           \
     OP V##_f V##_gate(V##_f y, V##_f d) {                                                         \
         V##_f kept = V##_select(V##_is_nan(y), d, V##_zero());                                    \
         return V##_select(V##_greater(y, V##_zero()), d, kept);                                   \
     }                                                                                             \
-    /* elements of row r from i on, less than there are lanes */                                  \
-    FN MPT__NOINLINE void N##_norm_lanes(const mpt__norm_block *b, float *lane, int64_t r,        \
-                                         int64_t i) {                                             \
-        const int dtype = b->dtype;                                                               \
-        const int64_t n = b->n - i, size = dtype == MPT_F32 ? 4 : 2;                              \
-        const char *x = mpt__norm_place(b, MPT__PART_X, r, i * size);                             \
-        const char *dy = mpt__norm_place(b, MPT__PART_DY, r, i * size);                           \
-        const char *y = mpt__norm_place(b, MPT__PART_MORE, r, i * size);                          \
-        const bool slopes = b->data[MPT__PART_DY] != NULL;                                        \
-        const V##_f mean = V##_set(slopes || b->squares ? *b->mean : 0);                          \
-        for (int64_t k = 0; k < n; k += W, lane += W) {                                           \
-            V##_f e = V##_sub(V##_load_as(x + k * size, n - k, dtype), mean), d = e;              \
-            e = d = V##_select(V##_first(n - k), e, V##_zero());                                  \
-            if (slopes) {                                                                         \
-                d = V##_load_as(dy + k * size, n - k, dtype);                                     \
-                if (b->relu) d = V##_gate(V##_load_as(y + k * size, n - k, dtype), d);            \
-                if (b->mode == MPT__NORM_LINES)                                                   \
-                    d = V##_mul(d, V##_load_as(b->weight + i + k, n - k, MPT_F32));               \
-                V##_f t = V##_load(lane + MPT__NORM_LANES);                                       \
-                V##_store(lane + MPT__NORM_LANES, V##_add(t, V##_mul(d, e)));                     \
-            } else if (b->squares) {                                                              \
-                d = V##_mul(e, e);                                                                \
-            }                                                                                     \
-            V##_store(lane, V##_add(V##_load(lane), d));                                          \
-        }                                                                                         \
+    OP void V##_stream_as(void *p, V##_f v, int dtype) {                                          \
+        if (dtype == MPT_F32)                                                                     \
+            V##_stream((float *)p, v);                                                            \
+        else                                                                                      \
+            V##_store_as(p, v, W, dtype);                                                         \
     }                                                                                             \
-    OP void N##_total_of(const mpt__norm_block *b, float *lane, int64_t r, int64_t n,             \
-                         int dtype) {                                                             \
+    MPT__NORM_LOAD_##W(FN, OP, V)                                                                 \
+    OP void N##_norm_sums_of(mpt__norm_block *b, int dtype) {                                     \
         const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const V##_f mean = V##_set(b->squares ? *b->mean : 0);                                    \
-        const char *x = mpt__norm_place(b, MPT__PART_X, r, 0), *end = x + n * size;               \
-        const int64_t ahead = b->ahead;                                                           \
-        V##_f d;                                                                                  \
-        MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                                \
-        for (; !b->squares && x < end; x += by) { MPT__NORM_VECTORS_##W(MPT__NORM_ADD, V); }      \
-        for (; x < end; x += by) {                                                                \
-            if (ahead) MPT__PREFETCH(x + ahead);                                                  \
-            MPT__NORM_VECTORS_##W(MPT__NORM_SQUARE, V);                                           \
-        }                                                                                         \
-        MPT__NORM_VECTORS_##W(MPT__LANES_STORE, V);                                               \
-    }                                                                                             \
-    OP void N##_sums_of(const mpt__norm_block *b, float *lane, int64_t r, int64_t n, int dtype) { \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const V##_f mean = V##_set(*b->mean);                                                     \
-        const bool relu = b->relu, lines = b->mode == MPT__NORM_LINES;                            \
-        const char *x = mpt__norm_place(b, MPT__PART_X, r, 0), *end = x + n * size;               \
-        const char *dy = mpt__norm_place(b, MPT__PART_DY, r, 0);                                  \
-        const char *y = mpt__norm_place(b, MPT__PART_MORE, r, 0);                                 \
-        const float *weight = b->weight;                                                          \
-        V##_f d;                                                                                  \
-        MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                                \
-        MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                                           \
-        for (; x < end; x += by, dy += by, y += by) {                                             \
-            MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V);                                              \
-            if (lines) weight += MPT__NORM_LANES;                                                 \
-        }                                                                                         \
-        MPT__NORM_VECTORS_##W(MPT__LANES_STORE, V);                                               \
-        MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_STORE, V);                                          \
-    }                                                                                             \
-    MPT__NORM_TOTALS(FN, N, V, W, norm_total, total_of)                                           \
-    MPT__NORM_TOTALS(FN, N, V, W, norm_sums, sums_of)                                             \
-    /* `count` vectors from element i of row r on, along the row or down the column */            \
-    OP void N##_norm_of(const mpt__norm_block *b, int64_t r, int64_t i, int64_t count, bool down, \
-                        int dtype) {                                                              \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, c = b->mode ? i : r * b->each;             \
-        const int64_t one = down ? i : b->mode ? r : 0;                                           \
-        const bool relu = b->relu, more = b->data[MPT__PART_MORE], after = relu || more;          \
-        const bool lines = b->mode && !down;                                                      \
-        const float *weights = b->weight + c, *biases = b->bias != NULL ? b->bias + c : NULL;     \
-        const V##_f mean = MPT__NORM_NUMBER(V, b->mean + one);                                    \
-        const V##_f rstd = MPT__NORM_NUMBER(V, b->rstd + one);                                    \
-        V##_f weight = MPT__NORM_NUMBER(V, weights), bias = V##_zero(), v;                        \
-        if (biases) bias = MPT__NORM_NUMBER(V, biases);                                           \
-        MPT__NORM_PART(x, X, W)                                                                   \
-        MPT__NORM_PART(y, MORE, W)                                                                \
-        MPT__NORM_PART(out, OUT, W)                                                               \
-        for (; count > 0; count--, x += x_by, out += out_by) {                                    \
-            if (lines) {                                                                          \
-                weight = V##_load(weights), weights += W;                                         \
-                if (biases) bias = V##_load(biases), biases += W;                                 \
+        const int64_t left = b->n % MPT__NORM_LANES;                                              \
+        const bool rows = b->mode == MPT__NORM_ROWS, slopes = b->data[MPT__PART_DY];              \
+        const bool relu = b->relu, lines = !rows;                                                 \
+        float *lane = b->lane;                                                                    \
+        V##_f d, e;                                                                               \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V)                                                  \
+        if (lane) { MPT__NORM_VECTORS_##W(MPT__NORM_LOAD_LANES, V) }                              \
+        for (int64_t r = 0; r < b->rows; r++) {                                                   \
+            const V##_f mean = V##_set(b->mean[rows ? r : 0]);                                    \
+            const char *x = mpt__norm_place(b, MPT__PART_X, r), *end = x + (b->n - left) * size;  \
+            const char *dy = mpt__norm_place(b, MPT__PART_DY, r);                                 \
+            const char *y = mpt__norm_place(b, MPT__PART_MORE, r);                                \
+            const float *weight = b->weight;                                                      \
+            for (; x < end; x += by, dy += by, y += by) {                                         \
+                MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V)                                           \
+                if (lines && slopes) weight += MPT__NORM_LANES;                                   \
             }                                                                                     \
-            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
-            v = V##_add(V##_mul(v, weight), bias);                                                \
-            if (after) {                                                                          \
-                if (more) v = V##_add(v, V##_load_full(y, dtype)), y += y_by;                     \
+            if (left) { MPT__NORM_VECTORS_##W(MPT__NORM_SUM_REST, V) }                            \
+            if (lane) { MPT__NORM_VECTORS_##W(MPT__NORM_STORE_LANES, V) }                         \
+            if (lines && r + 1 < b->rows) continue;                                               \
+            b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);       \
+            if (lines) return;                                                                    \
+            for (int k = 0; k < 2; k++)                                                           \
+                if (b->sum[k]) b->sum[k][r] += b->total[k];                                       \
+            MPT__NORM_VECTORS_##W(MPT__NORM_CLEAR, V)                                             \
+        }                                                                                         \
+    }                                                                                             \
+    /* The last vector of a row reaches back over the one before it, or, where that would count   \
+       twice and where it is the only one, is done by the reference. */                           \
+    OP void N##_norm_of(mpt__norm_block *b, int dtype, bool plain) {                              \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, n = b->n < W ? 0 : b->n;                   \
+        const bool relu = !plain && b->relu, more = !plain && b->data[MPT__PART_MORE];            \
+        const bool lines = !plain && b->mode == MPT__NORM_LINES, streams = b->beyond_cache;       \
+        const bool columns = b->mode == MPT__NORM_COLUMNS, biased = b->bias;                      \
+        const float *means = b->mean, *rstds = b->rstd, *biases = b->bias, *weights = b->weight;  \
+        V##_f bias = V##_zero(), v;                                                               \
+        for (int64_t r = 0; r < b->rows; r++) {                                                   \
+            const char *x = mpt__norm_place(b, MPT__PART_X, r);                                   \
+            const char *y = mpt__norm_place(b, MPT__PART_MORE, r);                                \
+            char *out = mpt__norm_place(b, MPT__PART_OUT, r);                                     \
+            V##_f mean = V##_set(means[columns ? 0 : r]), rstd = V##_set(rstds[columns ? 0 : r]); \
+            if (!columns && !lines && biased) bias = V##_set(biases[r]);                          \
+            for (int64_t i = 0; i < n; i += W) {                                                  \
+                if (i > n - W) i = n - W;                                                         \
+                if (columns) mean = V##_load(means + i), rstd = V##_load(rstds + i);              \
+                if ((columns || lines) && biased) bias = V##_load(biases + i);                    \
+                v = V##_mul(V##_sub(V##_load_full(x + i * size, dtype), mean), rstd);             \
+                if (lines) v = V##_mul(v, V##_load(weights + i));                                 \
+                if (biased) v = V##_add(v, bias);                                                 \
+                if (more) v = V##_add(v, V##_load_full(y + i * size, dtype));                     \
                 if (relu) v = V##_relu(v);                                                        \
+                if (streams)                                                                      \
+                    V##_stream_as(out + i * size, v, dtype);                                      \
+                else                                                                              \
+                    V##_store_as(out + i * size, v, W, dtype);                                    \
             }                                                                                     \
-            V##_store_as(out, v, W, dtype);                                                       \
         }                                                                                         \
+        if (streams) V##_fence();                                                                 \
+        if (n == 0) mpt__norm_rest(mpt__ref_norm, b, 0, b->rows, 0);                              \
     }                                                                                             \
-    OP void N##_norm_slope_of(const mpt__norm_block *b, int64_t r, int64_t i, int64_t count,      \
-                              bool down, int dtype) {                                             \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, c = b->mode ? i : r * b->each;             \
-        const int64_t one = down ? i : b->mode ? r : 0;                                           \
-        const bool relu = b->relu, more = !relu && b->data[MPT__PART_MORE];                       \
-        const bool is_out = b->data[MPT__PART_OUT], is_rest = b->data[MPT__PART_REST];            \
-        const bool lines = b->mode && !down;                                                      \
-        const float *weights = b->weight + c;                                                     \
-        float *dw = lines ? b->sum[0] : NULL, *db = lines ? b->sum[1] : NULL; /* i is 0 */        \
-        const V##_f mean = MPT__NORM_NUMBER(V, b->mean + one);                                    \
-        const V##_f rstd = MPT__NORM_NUMBER(V, b->rstd + one);                                    \
-        const V##_f shift = MPT__NORM_NUMBER(V, b->shift + one);                                  \
-        const V##_f slope = MPT__NORM_NUMBER(V, b->slope + one);                                  \
-        V##_f weight = MPT__NORM_NUMBER(V, weights), d, v;                                        \
-        MPT__NORM_PART(x, X, W)                                                                   \
-        MPT__NORM_PART(dy, DY, W)                                                                 \
-        MPT__NORM_PART(y, MORE, W)                                                                \
-        MPT__NORM_PART(out, OUT, W)                                                               \
-        MPT__NORM_PART(rest, REST, W)                                                             \
-        for (; count > 0; count--, x += x_by, dy += dy_by, y += y_by, out += out_by) {            \
-            d = V##_load_full(dy, dtype);                                                         \
-            if (relu) d = V##_gate(V##_load_full(y, dtype), d);                                   \
-            v = V##_mul(V##_sub(V##_load_full(x, dtype), mean), rstd);                            \
-            if (is_rest) V##_store_as(rest, d, W, dtype), rest += rest_by;                        \
-            if (lines) weight = V##_load(weights), weights += W;                                  \
-            if (dw) V##_store(dw, V##_add(V##_load(dw), V##_mul(d, v))), dw += W;                 \
-            if (db) V##_store(db, V##_add(V##_load(db), d)), db += W;                             \
-            if (!is_out) continue;                                                                \
-            d = V##_sub(V##_sub(V##_mul(d, weight), shift), V##_mul(v, slope));                   \
-            d = V##_mul(d, rstd);                                                                 \
-            if (more) d = V##_add(d, V##_load_full(y, dtype));                                    \
-            V##_store_as(out, d, W, dtype);                                                       \
-        }                                                                                         \
-    }                                                                                             \
-    OP void N##_norm_columns_of(const mpt__norm_block *b, int64_t r, int64_t i, int64_t count,    \
-                                bool down, int dtype) {                                           \
+    OP void N##_norm_slope_of(mpt__norm_block *b, int dtype, bool plain) {                        \
         const int64_t size = dtype == MPT_F32 ? 4 : 2;                                            \
-        const bool relu = b->relu, squares = b->squares, slopes = b->data[MPT__PART_DY];          \
-        const V##_f mean = V##_load(b->mean + i);                                                 \
-        V##_f s = V##_load(b->sum[0] + i), t = V##_load(b->sum[1] + i), d, v;                     \
-        MPT__NORM_PART(x, X, W)                                                                   \
-        MPT__NORM_PART(dy, DY, W)                                                                 \
-        MPT__NORM_PART(y, MORE, W)                                                                \
-        for (; count > 0; count--, x += x_by, dy += dy_by, y += y_by) {                           \
-            v = V##_load_full(x, dtype);                                                          \
-            if (!slopes && !squares) {                                                            \
-                s = V##_add(s, v);                                                                \
-                continue;                                                                         \
+        const bool relu = !plain && b->relu, more = !plain && !relu && b->data[MPT__PART_MORE];   \
+        const bool is_out = plain || b->data[MPT__PART_OUT];                                      \
+        const bool is_rest = !plain && b->data[MPT__PART_REST], streams = b->beyond_cache;        \
+        const bool lines = !plain && b->mode == MPT__NORM_LINES;                                  \
+        const bool columns = b->mode == MPT__NORM_COLUMNS;                                        \
+        const int64_t n = lines ? b->n / W * W : b->n < W ? 0 : b->n;                             \
+        const float *means = b->mean, *shifts = b->shift, *slopes = b->slope, *weights = b->weight;\
+        float *const dw = lines ? b->sum[0] : NULL, *const db = lines ? b->sum[1] : NULL;         \
+        V##_f rstd = V##_zero(), d, v;                                                            \
+        for (int64_t r = 0; r < b->rows; r++) {                                                   \
+            const int64_t of = columns ? 0 : r;                                                   \
+            const char *x = mpt__norm_place(b, MPT__PART_X, r);                                   \
+            const char *dy = mpt__norm_place(b, MPT__PART_DY, r);                                 \
+            const char *y = mpt__norm_place(b, MPT__PART_MORE, r);                                \
+            char *out = mpt__norm_place(b, MPT__PART_OUT, r);                                     \
+            char *rest = mpt__norm_place(b, MPT__PART_REST, r);                                   \
+            V##_f mean = V##_set(means[of]), weight = V##_set(weights[lines ? 0 : of]);           \
+            V##_f shift = V##_set(shifts[of]), slope = V##_set(slopes[of]);                       \
+            if (lines) rstd = V##_set(b->rstd[r]);                                                \
+            for (int64_t i = 0; i < n; i += W) {                                                  \
+                if (i > n - W) i = n - W;                                                         \
+                if (columns || lines) weight = V##_load(weights + i);                             \
+                if (columns) {                                                                    \
+                    mean = V##_load(means + i);                                                   \
+                    shift = V##_load(shifts + i), slope = V##_load(slopes + i);                   \
+                }                                                                                 \
+                d = V##_load_full(dy + i * size, dtype);                                          \
+                if (relu) d = V##_gate(V##_load_full(y + i * size, dtype), d);                    \
+                v = V##_sub(V##_load_full(x + i * size, dtype), mean);                            \
+                if (lines) v = V##_mul(v, rstd);                                                  \
+                if (is_rest) V##_store_as(rest + i * size, d, W, dtype);                          \
+                if (dw) V##_store(dw + i, V##_add(V##_load(dw + i), V##_mul(d, v)));              \
+                if (db) V##_store(db + i, V##_add(V##_load(db + i), d));                          \
+                if (!is_out) continue;                                                            \
+                d = V##_sub(V##_sub(V##_mul(d, weight), shift), V##_mul(v, slope));               \
+                if (lines) d = V##_mul(d, rstd);                                                  \
+                if (more) d = V##_add(d, V##_load_full(y + i * size, dtype));                     \
+                if (streams)                                                                      \
+                    V##_stream_as(out + i * size, d, dtype);                                      \
+                else                                                                              \
+                    V##_store_as(out + i * size, d, W, dtype);                                    \
             }                                                                                     \
-            d = v = V##_sub(v, mean);                                                             \
-            if (slopes) {                                                                         \
-                d = V##_load_full(dy, dtype);                                                     \
-                if (relu) d = V##_gate(V##_load_full(y, dtype), d);                               \
-                s = V##_add(s, d);                                                                \
-            }                                                                                     \
-            t = V##_add(t, V##_mul(d, v));                                                        \
         }                                                                                         \
-        V##_store(b->sum[0] + i, s), V##_store(b->sum[1] + i, t);                                 \
+        if (streams) V##_fence();                                                                 \
+        if (n < b->n) mpt__norm_rest(mpt__ref_norm_slope, b, 0, b->rows, n);                      \
+    }                                                                                             \
+    OP void N##_norm_columns_of(mpt__norm_block *b, int dtype) {                                  \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, whole = b->n / W * W, rows = b->rows;      \
+        const bool relu = b->relu, slopes = b->data[MPT__PART_DY];                                \
+        const int64_t x_by = b->step[MPT__PART_X], dy_by = slopes ? b->step[MPT__PART_DY] : 0;    \
+        const int64_t y_by = relu ? b->step[MPT__PART_MORE] : 0;                                  \
+        V##_f d, e;                                                                               \
+        for (int64_t i = 0, by; i < whole; i += by) {                                             \
+            const float *mean = b->mean + i;                                                      \
+            float *sum = b->sum[0] + i, *more = b->sum[1] + i;                                    \
+            const char *x = mpt__norm_place(b, MPT__PART_X, 0) + i * size;                        \
+            const char *dy = mpt__norm_place(b, MPT__PART_DY, 0) + i * size;                      \
+            const char *y = mpt__norm_place(b, MPT__PART_MORE, 0) + i * size;                     \
+            by = whole - i < 4 * W ? W : 4 * W;                                                   \
+            if (by == W) {                                                                        \
+                MPT__COLUMN_BEGIN(0, V, W)                                                        \
+                for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) {           \
+                    MPT__COLUMN_SUM(0, V, W)                                                      \
+                }                                                                                 \
+                MPT__COLUMN_END(0, V, W)                                                          \
+            } else {                                                                              \
+                MPT__SIMD_FOUR(MPT__COLUMN_BEGIN, V, W)                                           \
+                for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) {           \
+                    MPT__SIMD_FOUR(MPT__COLUMN_SUM, V, W)                                         \
+                }                                                                                 \
+                MPT__SIMD_FOUR(MPT__COLUMN_END, V, W)                                             \
+            }                                                                                     \
+        }                                                                                         \
+        if (whole < b->n) mpt__norm_rest(mpt__ref_norm_columns, b, 0, b->rows, whole);            \
     }                                                                                             \
     MPT__NORM_PASSES_##W(FN, OP, N, V, W)                                                         \
-    MPT__NORM_WORD(FN, N, W, norm, false)                                                         \
-    MPT__NORM_WORD(FN, N, W, norm_slope, b->mode == MPT__NORM_LINES)                              \
-    MPT__NORM_WORD(FN, N, W, norm_columns, true)
-#define MPT__NORM_HALF (b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16)
-/* What of(.., dtype) does for the dtype of b. */
-#define MPT__NORM_BY_DTYPE(of, ...)          \
-    if (b->dtype == MPT_F32)                 \
-        of(__VA_ARGS__, MPT_F32);            \
-    else                                     \
-        of(__VA_ARGS__, MPT__NORM_HALF);
-#define MPT__NORM_WORD_NEXT(FN, N, name)                   \
-    FN void N##_##name(mpt__norm_block *b) {               \
-        MPT__NORM_BY_DTYPE(N##_##name##_of, b)             \
+    MPT__NORM_WORD(FN, N, norm_sums)                                                              \
+    MPT__NORM_WORD_PLAIN(FN, N, norm)                                                             \
+    MPT__NORM_WORD_PLAIN(FN, N, norm_slope)                                                       \
+    MPT__NORM_WORD(FN, N, norm_columns)
+#define MPT__NORM_WORD(FN, N, name)                      \
+    FN void N##_##name(mpt__norm_block *b) {             \
+        if (b->dtype == MPT_F32)                         \
+            N##_##name##_of(b, MPT_F32);                 \
+        else if (b->dtype == MPT_F16)                    \
+            N##_##name##_of(b, MPT_F16);                 \
+        else                                             \
+            N##_##name##_of(b, MPT_BF16);                \
     }
-#define MPT__NORM_TOTALS(FN, N, V, W, name, part)                                     \
-    FN void N##_##name(mpt__norm_block *b) {                                          \
-        const int64_t n = b->n / MPT__NORM_LANES * MPT__NORM_LANES;                   \
-        float begin[2 * MPT__NORM_LANES], *lane = b->lane != NULL ? b->lane : begin;  \
-        if (b->lane == NULL) memset(begin, 0, sizeof begin);                          \
-        for (int64_t r = 0; r < b->rows; r++) {                                       \
-            MPT__NORM_BY_DTYPE(N##_##part, b, lane, r, n)                             \
-            if (n < b->n) N##_norm_lanes(b, lane, r, n);                              \
-        }                                                                             \
-        MPT__NORM_VECTORS_##W(MPT__LANES_LOAD, V);                                    \
-        b->total[0] = MPT__NORM_FOLD_##W(V, s);                                       \
-        if (b->data[MPT__PART_DY] == NULL) return;                                    \
-        MPT__NORM_VECTORS_##W(MPT__NORM_MEANS_LOAD, V);                               \
-        b->total[1] = MPT__NORM_FOLD_##W(V, t);                                       \
+#define MPT__NORM_WORD_PLAIN(FN, N, name)                                           \
+    FN void N##_##name(mpt__norm_block *b) {                                        \
+        const bool plain = mpt__norm_plain(b);                                      \
+        if (b->dtype == MPT_F32 && plain)                                           \
+            N##_##name##_of(b, MPT_F32, true);                                      \
+        else if (b->dtype == MPT_F32)                                               \
+            N##_##name##_of(b, MPT_F32, false);                                     \
+        else if (b->dtype == MPT_BF16 && plain)                                     \
+            N##_##name##_of(b, MPT_BF16, true);                                     \
+        else                                                                        \
+            N##_##name##_of(b, b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16, false);    \
     }
-/* Rows one after the other, or columns of some rows at a time, as many as the nearest cache keeps.
-   What fills no vector is done with what is before it, or, where that would count twice (once),
-   by the reference. */
-#define MPT__NORM_WORD(FN, N, W, name, once)                                                     \
-    FN MPT__NOINLINE void N##_##name##_run(const mpt__norm_block *b, int64_t r, int64_t i,       \
-                                           int64_t count, bool down) {                           \
-        if (b->dtype == MPT_F32)                                                                 \
-            N##_##name##_of(b, r, i, count, down, MPT_F32);                                      \
-        else                                                                                     \
-            N##_##name##_of(b, r, i, count, down, MPT__NORM_HALF);                               \
-    }                                                                                            \
-    FN void N##_##name(mpt__norm_block *b) {                                                     \
-        const bool down = b->mode == MPT__NORM_COLUMNS, reach = b->n >= W && !(once);            \
-        const int64_t whole = b->n / W * W, by = down ? mpt__norm_rows(b) : 1;                   \
-        for (int64_t r = 0; r < b->rows; r += by) {                                              \
-            const int64_t rows = mpt__ref_min(by, b->rows - r);                                  \
-            for (int64_t i = 0; i < whole && down; i += W) N##_##name##_run(b, r, i, rows, true); \
-            if (!down) N##_##name##_run(b, r, 0, whole / W, false);                              \
-            if (whole == b->n) continue;                                                         \
-            if (reach)                                                                           \
-                N##_##name##_run(b, r, b->n - W, rows, down);                                    \
-            else                                                                                 \
-                mpt__norm_rest(mpt__ref_##name, b, r, rows, whole);                              \
-        }                                                                                        \
-    }
-#define MPT__SIMD_NORM_WORDS(N, W)                                                    \
-    N##_norm_total, N##_norm_sums, N##_norm, N##_norm_slope, N##_norm_columns, \
-        MPT__NORM_PASSES_WORDS_##W(N)
+#define MPT__SIMD_NORM_WORDS(N, W) \
+    N##_norm_sums, N##_norm, N##_norm_slope, N##_norm_columns, MPT__NORM_PASSES_WORDS_##W(N)
 #else
 #define MPT__SIMD_NORM(FN, OP, N, V, W)
 #define MPT__SIMD_NORM_WORDS(N, W) MPT__REF_NORM_WORDS
 #endif
 
-/* X(k) for four vectors at a time: of one run, or of two or four. The square of a float is exact in
-   double, so that fusing it with the sum changes nothing. */
-#define MPT__SIMD_FOUR(X, V, W) X(0, V, W) X(1, V, W) X(2, V, W) X(3, V, W)
+/* The square of a float is exact in double, so that fusing it with the sum changes nothing. */
 #define MPT__SQUARES_START(k, V, W) V##_d s##k = V##_no_doubles();
 #define MPT__SQUARES_ADD(k, V, W) \
     s##k = V##_add_squares(s##k, V##_mul(V##_load(at + k * W / 16 * run + k * W % 16), by));

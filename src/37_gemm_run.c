@@ -216,9 +216,8 @@ static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
 /* Fetches the lines of a tile of C, as they are to be written. */
 static void mpt__gemm_fetch(const char *c, int64_t row, int rows, int64_t bytes) {
 #if defined(__GNUC__)
-    for (; rows > 0; rows--, c += row) {
+    for (; rows > 0; rows--, c += row)
         for (int64_t j = 0; j < bytes; j += 64) __builtin_prefetch(c + j, 1);
-    }
 #else
     (void)c, (void)row, (void)rows, (void)bytes;
 #endif
@@ -406,9 +405,8 @@ static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
     if (g->level->direct == NULL || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
     if (g->a_image || g->b_image || g->c_image) return false;
     /* Pairs of halves are worth packing for all but the least. */
-    if (g->level->element == 2 && g->m > 2 && g->n > 10 &&
-        g->m * g->n * g->k > MPT__GEMM_DIRECT_PAIRS &&
-        (g->k > 10 || (g->k > 4 && g->m * g->n >= 1 << 16)))
+    if (g->level->element == 2 && g->m > 2 && g->n > 10 && g->k > 4 &&
+        g->m * g->n * g->k > MPT__GEMM_DIRECT_PAIRS && (g->k > 10 || g->m * g->n >= 1 << 16))
         return false;
     if (*dots) return g->m <= 16 || (g->n <= 16 && g->m <= 256);
     if (g->b.outer != 1) return false;

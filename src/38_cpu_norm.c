@@ -2,8 +2,8 @@
  * 38_cpu_norm.c: normalisation and pooling on the CPU.
  *
  * A norm sees [N, G, C, S]. Rows and groups are taken by one thread as a whole, in lines along C,
- * with a weight for each element, or along S, with one for all: two or three passes, of which
- * memory sees one. Batches go by chunks of rows of channels, or of planes of one channel.
+ * with a weight for each element, or along S, with one for all: passes of which memory sees one.
+ * Batches go by chunks of rows of channels, or of planes of one channel.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__38_CPU_NORM_INCLUDED
 #define MPT__38_CPU_NORM_INCLUDED
@@ -29,12 +29,14 @@ typedef struct mpt__norm_work {
     bool along_c, direct;                /* all parts can be computed with where they lie */
     int64_t lines, length, line, step;   /* of [n, g]: their dimensions line and step */
     double eps;
-    int64_t ahead;                  /* as of mpt__norm_block: what is worked on after this */
     int64_t group, groups;          /* of a task; tasks of all groups */
     int64_t chunk, chunks;          /* of n, whose gradients of weight and bias add up in a row */
     const mpt__real *weight, *bias; /* of all channels */
     mpt__real *partial;             /* [chunks, 2, G C] */
-    bool passes, beyond_cache;      /* rows of one group: as of mpt__norm_passes */
+    mpt__real *numbers;             /* of groups in planes, for each thread */
+    int64_t numbers_each;
+    bool passes, beyond_cache; /* rows of one group: as of mpt__norm_passes; of a block */
+    bool adds;                 /* passes: to the gradient of x that is there */
 } mpt__norm_work;
 
 /* Chunks of n: one result of each is kept, so they are not too many; no thread counts. */
@@ -49,7 +51,25 @@ typedef struct mpt__norm_work {
 #define MPT__NORM_BEYOND_CACHE (INT64_C(8) << 20)
 /* Halves of a row that are kept as floats, behind which the nearest cache has room for more. */
 #define MPT__NORM_KEPT 1024
+/* Of n, so many are asked for a number near the mean: sums of squares of what differs from that
+   lose but the bits of n / MPT__NORM_SOME(n) <= 16, whatever the numbers are. */
+#define MPT__NORM_SOME(n) ((n) < 512 ? mpt__ref_min(n, 32) : (n) / 512 * 32)
+/* Groups that go together: their channels, and their bytes: while those are read for the first
+   time, what is stored of the ones before is still on its way out of the core. */
+#define MPT__NORM_CHANNELS 64
+#define MPT__NORM_NEAR 4096
 #define MPT__PART_BIT(part) (1 << MPT__PART_##part)
+
+/* Numbers of each channel. */
+enum {
+    MPT__OF_MEAN,
+    MPT__OF_RSTD,
+    MPT__OF_WEIGHT,
+    MPT__OF_BIAS,
+    MPT__OF_SHIFT,
+    MPT__OF_SLOPE,
+    MPT__OF_COUNT
+};
 
 static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     const mpt__operand *x = &launch->operand[0];
@@ -72,10 +92,24 @@ static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     w->chunks = mpt__ref_chunks(w->size[MPT__NORM_N], w->chunk);
     w->group = MPT__NORM_PIECE * 4 / (mpt__ref_times(w->lines, w->length) + 1) + 1;
     w->groups = mpt__ref_chunks(w->size[MPT__NORM_G], w->group);
+#ifndef MPTRAIN_NO_CONV
+    const int64_t most =
+        w->size[MPT__NORM_C] > MPT__NORM_CHANNELS ? w->size[MPT__NORM_C] : MPT__NORM_CHANNELS;
+    w->numbers_each = (MPT__OF_COUNT + 2) * most;
+#endif
 }
 
 static int64_t mpt__norm_channels(const mpt__norm_work *w) {
     return w->size[MPT__NORM_G] * w->size[MPT__NORM_C];
+}
+
+/* All parts of rows of lanes can be computed with where they lie, and there is no more than x and
+   dy to them: at a level that has such words. */
+static bool mpt__norm_in_passes(const mpt__norm_work *w) {
+    return w->words->norm_next != NULL && w->direct && w->along_c && !w->of_channels &&
+           w->lines == 1 && w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
+           w->length <= (w->adds ? 2 * MPT__NORM_KEPT : MPT__NORM_PIECE) && !w->relu &&
+           w->part[MPT__PART_MORE] < 0 && w->part[MPT__PART_OUT] >= 0;
 }
 
 /* The parts: of rows with a residual x is the sum, of batches the residual comes after. */
@@ -93,11 +127,16 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
         if (w->part[k] < 0) continue;
         const mpt__operand *o = &w->launch->operand[w->part[k]];
         if (k == 0) dtype = o->dtype;
-        w->direct = w->direct && o->dtype == dtype && o->access != MPT__ACCUMULATE &&
+        const bool adds = o->access == MPT__ACCUMULATE;
+        w->adds = w->adds || (adds && k == MPT__PART_OUT);
+        w->direct = w->direct && o->dtype == dtype && (!adds || k == MPT__PART_OUT) &&
                     (o->stride[w->step] == 1 || w->length == 1);
     }
     w->direct =
         w->direct && (mpt__ref_is_real(dtype) || (w->words->typed && mpt__ref_is_half(dtype)));
+    w->passes = mpt__norm_in_passes(w);
+    w->direct = w->direct && (!w->adds || (w->passes && dtype == MPT_F32));
+    w->passes = w->passes && w->direct;
     w->dtype = (uint8_t)(w->direct ? dtype : MPT_F32);
     if (!w->direct) return;
     const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)dtype);
@@ -107,35 +146,29 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
         for (int d = 0; d < 4; d++)
             w->bytes[k][d] = w->launch->operand[w->part[k]].stride[d] * size;
     }
-    /* the next chunk; rows the hardware foresees */
-    if (w->of_channels)
-        w->ahead = w->along_c ? MPT__BATCH_ROWS * w->length * size
-                              : MPT__BATCH_PLANES / (w->length + 1) * w->bytes[0][0];
-}
-
-static const mpt__real *mpt__norm_from(const mpt__real *p, int64_t i) {
-    return p != NULL ? p + i : NULL;
+    const int64_t *out = w->bytes[MPT__PART_OUT];
+    w->beyond_cache = mpt__ref_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE &&
+                      w->data[MPT__PART_OUT] != NULL && !w->adds && w->length % 32 == 0 &&
+                      (((uintptr_t)w->data[MPT__PART_OUT] | (uintptr_t)out[0] | (uintptr_t)out[1] |
+                        (uintptr_t)(w->lines > 1 ? out[w->line] : 0)) &
+                       63) == 0;
 }
 
 /* A word on the rows of a block, in pieces that are loaded and converted one after the other. */
 static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
                              const int64_t at[MPT__PARTS], const int64_t by[MPT__PARTS]) {
     mpt__real block[MPT__PARTS][MPT__BLOCK], lane[2 * MPT__NORM_LANES];
+    const bool sums = word == w->words->norm_sums, each = sums && b->mode == MPT__NORM_ROWS;
     mpt__norm_block one = *b;
     memset(lane, 0, sizeof lane);
     one.lane = lane;
     one.rows = 1;
     for (int64_t r = 0; r < b->rows; r++) {
-        const int64_t line = b->mode == MPT__NORM_LINES && word != w->words->norm_sums ? r : 0;
         for (int64_t i = 0; i < b->n; i += MPT__BLOCK) {
-            const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : line,
-                          c = b->mode ? i : r * b->each;
             const int64_t n = mpt__ref_min(MPT__BLOCK, b->n - i);
-            one.n = n, one.each = 0;
-            one.mean = mpt__norm_from(b->mean, of), one.rstd = mpt__norm_from(b->rstd, of);
-            one.shift = mpt__norm_from(b->shift, of), one.slope = mpt__norm_from(b->slope, of);
-            one.weight = mpt__norm_from(b->weight, c), one.bias = mpt__norm_from(b->bias, c);
-            for (int k = 0; k < 2; k++) one.sum[k] = b->sum[k] != NULL ? b->sum[k] + c : NULL;
+            one.n = n;
+            mpt__norm_begin_at(&one, b, sums && !each ? 0 : r, i);
+            if (each) one.sum[0] = one.sum[1] = NULL;
             for (int k = 0; k < MPT__PARTS; k++) {
                 if (b->data[k] == NULL) continue;
                 const mpt__ref_view *view = &w->view[w->part[k]];
@@ -156,6 +189,8 @@ static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
                              (const mpt__real *)(const void *)one.data[k], n);
             }
         }
+        for (int k = 0; each && k < 2; k++) b->sum[k][r] += one.total[k];
+        if (each) memset(lane, 0, sizeof lane);
     }
     memcpy(b->total, one.total, sizeof one.total);
 }
@@ -186,21 +221,21 @@ static void mpt__norm_do(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_b
         mpt__norm_pieces(w, word, b, at, by);
 }
 
-/* The totals of a word over rows of n elements, by pieces. */
-static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
-                            const int64_t from[4], int64_t dim, int64_t rows, int64_t n, int parts,
-                            double total[2]) {
+/* The totals of lines of n elements, by pieces. */
+static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const int64_t from[4],
+                            int64_t rows, int64_t n, int parts, double total[2]) {
     const mpt__real *weight = b->weight;
     int64_t place[4], by = 1;
     total[0] = total[1] = 0;
     if (n < MPT__NORM_PIECE / 2) by = rows > 1 ? MPT__NORM_PIECE / n : rows;
     memcpy(place, from, sizeof place);
+    b->mode = MPT__NORM_LINES;
     for (int64_t r = 0; r < rows; r += by) {
         for (int64_t i = 0; i < n; i += MPT__NORM_PIECE) {
             b->rows = mpt__ref_min(by, rows - r), b->n = mpt__ref_min(MPT__NORM_PIECE, n - i);
-            place[dim] = from[dim] + r, place[w->step] = from[w->step] + i;
-            if (b->mode != MPT__NORM_ALL) b->weight = weight + i;
-            mpt__norm_do(w, word, b, place, dim, parts);
+            place[w->line] = from[w->line] + r, place[w->step] = from[w->step] + i;
+            b->weight = mpt__norm_from(weight, i);
+            mpt__norm_do(w, w->words->norm_sums, b, place, w->line, parts);
             for (int k = 0; k < 2; k++) total[k] += (double)b->total[k];
         }
     }
@@ -212,24 +247,31 @@ static mpt__real mpt__norm_rstd(double variance, double eps) {
     return root == 0 ? 0 : (mpt__real)(1 / root);
 }
 
-/* Mean, unless it is NULL, and sum of the squares of what differs from it. */
-static double mpt__norm_moments(const mpt__norm_work *w, const int64_t from[4], int64_t dim,
-                                int64_t rows, int64_t n, mpt__real *mean) {
-    static const mpt__real zero = 0;
+/* From n elements' sums of what differs from *mean, and of its squares: the mean, and the sum of
+   the squares of what differs from that. */
+static double mpt__norm_squares(const double total[2], double n, mpt__real *mean) {
+    const double squares = total[1] - total[0] * total[0] / n;
+    *mean = (mpt__real)((double)*mean + total[0] / n);
+    return squares < 0 ? 0 : squares;
+}
+
+/* Mean, unless it is NULL: then it is 0, and sum of the squares of what differs from it. */
+static double mpt__norm_moments(const mpt__norm_work *w, const int64_t from[4], mpt__real *mean) {
     mpt__norm_block b;
+    mpt__real some = 0;
     double total[2];
+    int64_t rows = w->lines, n = w->length;
     memset(&b, 0, sizeof b);
-    const int64_t *stride = w->launch->operand[w->part[0]].stride;
-    if (rows > 1 && stride[dim] == n * stride[w->step]) n *= rows, rows = 1;
+    b.mean = &some;
     if (mean != NULL) {
-        mpt__norm_total(w, w->words->norm_total, &b, from, dim, rows, n, MPT__PART_BIT(X), total);
-        *mean = (mpt__real)(total[0] / (double)(rows * n));
+        const int64_t lines = (rows + 15) / 16, length = lines < 2 ? MPT__NORM_SOME(n) : n;
+        mpt__norm_total(w, &b, from, lines, length, MPT__PART_BIT(X), total);
+        some = (mpt__real)(total[0] / (double)(lines * length));
     }
-    b.mean = mean != NULL ? mean : &zero;
-    b.squares = true;
-    b.ahead = w->ahead;
-    mpt__norm_total(w, w->words->norm_total, &b, from, dim, rows, n, MPT__PART_BIT(X), total);
-    return total[0];
+    mpt__norm_total(w, &b, from, rows, n, MPT__PART_BIT(X), total);
+    if (mean == NULL) return total[1];
+    *mean = some;
+    return mpt__norm_squares(total, (double)(rows * n), mean);
 }
 
 /* The sum with the residual, rounded as it is stored. */
@@ -267,79 +309,159 @@ static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
     mpt__norm_block b;
     from[0] = n, from[1] = g;
     if (w->view[1].data != NULL) mpt__norm_add(w, n, g);
-    double squares = mpt__norm_moments(w, from, w->line, w->lines, w->length,
-                                       w->view[6].data != NULL ? &mean : NULL);
+    double squares = mpt__norm_moments(w, from, w->view[6].data != NULL ? &mean : NULL);
     const mpt__real rstd =
         mpt__norm_rstd((double)(mpt__real)(squares / (double)(w->lines * w->length)), w->eps);
     if (w->view[6].data != NULL) mpt__ref_put_one(&w->view[6], at, mean);
     mpt__ref_put_one(&w->view[7], at, rstd);
     memset(&b, 0, sizeof b);
-    b.mode = w->along_c ? MPT__NORM_LINES : MPT__NORM_ALL;
+    b.mode = MPT__NORM_LINES;
     for (int k = 0; k < MPT__NORM_FOUR; k++) means[k] = mean, rstds[k] = rstd;
-    b.mean = b.shift = b.slope = means, b.rstd = rstds, b.n = w->length;
-    b.weight = w->weight + c, b.each = 1;
+    b.mean = means, b.rstd = rstds, b.n = w->length, b.weight = w->weight + c;
     b.bias = w->view[3].data != NULL ? w->bias + c : NULL;
     for (int64_t l = 0; l < w->lines; l += b.rows) {
-        b.rows = w->along_c ? mpt__ref_min(MPT__NORM_FOUR, w->lines - l) : w->lines;
+        b.rows = mpt__ref_min(MPT__NORM_FOUR, w->lines - l);
         from[w->line] = l;
         mpt__norm_do(w, w->words->norm, &b, from, w->line, parts);
     }
 }
 
-/* What the gradients of the elements of [n, g] have in common. Where a line has one weight, its
-   sums go to the gradients of that and of the bias. */
-static void mpt__norm_slopes(const mpt__norm_work *w, mpt__norm_block *b, int64_t n, int64_t g,
-                             mpt__real *const gradient[2], mpt__real number[4]) {
-    const int64_t at = n * w->size[MPT__NORM_G] + g, c = g * w->size[MPT__NORM_C];
-    const int parts = MPT__PART_BIT(X) | MPT__PART_BIT(DY);
-    const bool centred = w->view[3].data != NULL;
-    const double count = (double)(w->lines * w->length);
-    double total[2], all[2] = {0, 0};
-    int64_t from[4] = {0, 0, 0, 0};
-    from[0] = n, from[1] = g;
-    number[0] = centred ? mpt__ref_get_one(&w->view[3], at) : 0;
-    number[1] = mpt__ref_get_one(&w->view[4], at);
-    b->mean = &number[0];
-    const int64_t by = w->along_c ? w->lines : 1;
-    for (int64_t l = 0; l < w->lines; l += by) {
-        from[w->line] = l;
-        b->weight = w->weight + c + (w->along_c ? 0 : l);
-        mpt__norm_total(w, w->words->norm_sums, b, from, w->line, by, w->length, parts, total);
-        total[1] *= (double)number[1];
-        for (int k = 0; k < 2; k++) {
-            if (!w->along_c) gradient[1 - k][l] += (mpt__real)total[k];
-            all[k] += total[k] * (w->along_c ? 1 : (double)*b->weight);
-        }
-    }
-    number[2] = centred ? (mpt__real)(all[0] / count) : 0;
-    number[3] = (mpt__real)(all[1] / count);
-}
-
 /* Gradients of [n, g]; those of its channels are added to gradient[0], weights, and [1]. */
 static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
                            mpt__real *const gradient[2]) {
-    const int parts =
-        MPT__PART_BIT(X) | MPT__PART_BIT(DY) | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT);
-    const int64_t c = g * w->size[MPT__NORM_C];
-    mpt__real number[4], of[4][MPT__NORM_FOUR];
+    const int64_t at = n * w->size[MPT__NORM_G] + g, c = g * w->size[MPT__NORM_C];
+    const int reads = MPT__PART_BIT(X) | MPT__PART_BIT(DY);
+    const bool centred = w->view[3].data != NULL;
+    const double count = (double)(w->lines * w->length);
+    mpt__real number[4] = {0, 0, 0, 0}, of[4][MPT__NORM_FOUR];
     int64_t from[4] = {0, 0, 0, 0};
+    double total[2];
     mpt__norm_block b;
     memset(&b, 0, sizeof b);
-    b.mode = w->along_c ? MPT__NORM_LINES : MPT__NORM_ALL;
-    mpt__norm_slopes(w, &b, n, g, gradient, number);
+    from[0] = n, from[1] = g;
+    if (centred) number[0] = mpt__ref_get_one(&w->view[3], at);
+    number[1] = mpt__ref_get_one(&w->view[4], at);
+    b.mean = number, b.weight = w->weight + c;
+    mpt__norm_total(w, &b, from, w->lines, w->length, reads, total);
+    if (centred) number[2] = (mpt__real)(total[0] / count);
+    number[3] = (mpt__real)(total[1] * (double)number[1] / count);
     for (int k = 0; k < 4; k++)
         for (int l = 0; l < MPT__NORM_FOUR; l++) of[k][l] = number[k];
-    if (w->part[MPT__PART_OUT] < 0 && !w->along_c) return;
     b.mean = of[0], b.rstd = of[1], b.shift = of[2], b.slope = of[3];
     for (int k = 0; k < 2; k++) b.sum[k] = w->view[7 + k].data != NULL ? gradient[k] : NULL;
-    b.n = w->length, b.weight = w->weight + c, b.each = 1;
-    from[0] = n, from[1] = g;
+    b.n = w->length;
     for (int64_t l = 0; l < w->lines; l += b.rows) {
-        b.rows = w->along_c ? mpt__ref_min(MPT__NORM_FOUR, w->lines - l) : w->lines;
+        b.rows = mpt__ref_min(MPT__NORM_FOUR, w->lines - l);
         from[w->line] = l;
-        mpt__norm_do(w, w->words->norm_slope, &b, from, w->line, parts);
+        mpt__norm_do(w, w->words->norm_slope, &b, from, w->line,
+                     reads | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT));
     }
 }
+
+/* ---- Planes ----
+ *
+ * Where an element's neighbours are of one channel, each of those has numbers of its own. All
+ * channels of a sample, or a few, go one after the other, as they lie.
+ */
+
+#ifndef MPTRAIN_NO_CONV
+/* A word on n elements of each of some planes of a sample, from `first` on along dimension dim. */
+static void mpt__norm_planes(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
+                             int64_t sample, int64_t dim, int64_t first, int64_t rows, int64_t n,
+                             int parts) {
+    const int64_t most = word == w->words->norm_sums ? MPT__NORM_PIECE : n;
+    int64_t from[4] = {0, 0, 0, 0};
+    from[MPT__NORM_N] = sample, from[dim] = first;
+    b->mode = MPT__NORM_ROWS, b->relu = w->relu, b->rows = rows;
+    for (int64_t i = 0; i < n; i += most) {
+        from[MPT__NORM_S] = i, b->n = mpt__ref_min(most, n - i);
+        mpt__norm_do(w, word, b, from, dim, parts);
+    }
+}
+
+/* The numbers of each channel, from c on, for a word. */
+static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_COUNT], int64_t c) {
+    memset(b, 0, sizeof *b);
+    b->mean = of[MPT__OF_MEAN] + c, b->rstd = of[MPT__OF_RSTD] + c;
+    b->weight = of[MPT__OF_WEIGHT] + c, b->bias = of[MPT__OF_BIAS] + c;
+    b->shift = of[MPT__OF_SHIFT] + c, b->slope = of[MPT__OF_SLOPE] + c;
+}
+
+/* As the words take them, which multiply once, the numbers of channel c; those of its gradients
+   come from sums over n elements, NULL: there are none. */
+static void mpt__norm_number(mpt__real *const of[MPT__OF_COUNT], int64_t c, const double sum[2],
+                             double n) {
+    const double rstd = (double)of[MPT__OF_RSTD][c];
+    of[MPT__OF_WEIGHT][c] *= of[MPT__OF_RSTD][c];
+    of[MPT__OF_RSTD][c] = of[MPT__OF_WEIGHT][c];
+    if (sum == NULL) return;
+    of[MPT__OF_SHIFT][c] = (mpt__real)(sum[0] * rstd / n);
+    of[MPT__OF_SLOPE][c] = (mpt__real)(sum[1] * rstd * rstd * rstd / n);
+}
+
+/* Groups [begin, end) of sample n. Forward sums each as one row if it lies so. */
+static void mpt__norm_groups(const mpt__norm_work *w, int64_t n, int64_t begin, int64_t end,
+                             mpt__real *numbers, mpt__real *const gradient[2]) {
+    const int64_t channels = w->size[MPT__NORM_C], *stride = w->launch->operand[w->part[0]].stride;
+    const bool whole = !w->back && stride[MPT__NORM_C] == w->length * stride[MPT__NORM_S];
+    const int64_t each = whole ? 1 : channels, dim = whole ? MPT__NORM_G : MPT__NORM_C;
+    const int64_t length = whole ? channels * w->length : w->length, rows = (end - begin) * each;
+    const int64_t all = (end - begin) * channels, some = w->back ? 0 : MPT__NORM_SOME(length);
+    const double count = (double)(channels * w->length);
+    const int reads = MPT__PART_BIT(X) | (w->back ? MPT__PART_BIT(DY) : 0);
+    mpt__real *of[MPT__OF_COUNT + 2], *close;
+    mpt__norm_block b;
+    for (int k = 0; k < MPT__OF_COUNT + 2; k++) of[k] = numbers + k * all;
+    mpt__norm_block_of(&b, of, 0);
+    b.mean = close = of[MPT__OF_SHIFT];
+    for (int k = 0; k < 2; k++) b.sum[k] = of[MPT__OF_COUNT + k];
+    memset(close, 0, (size_t)(4 * all) * sizeof *close); /* and all behind it */
+    for (int64_t g = begin, r = 0; g < end && w->back; g++)
+        for (int64_t k = 0; k < each; k++)
+            close[r++] = mpt__ref_get_one(&w->view[3], n * w->size[MPT__NORM_G] + g);
+    for (int pass = w->back; pass < 2; pass++) {
+        mpt__norm_planes(w, w->words->norm_sums, &b, n, dim, begin * each, rows,
+                         pass ? length : some, reads);
+        for (int64_t r = 0; r < rows && !pass; r += each) {
+            double total = 0;
+            for (int64_t k = r; k < r + each; k++) total += (double)b.sum[0][k];
+            for (int64_t k = r; k < r + each; k++) {
+                close[k] = (mpt__real)(total / (double)(some * each));
+                b.sum[0][k] = b.sum[1][k] = 0;
+            }
+        }
+    }
+    for (int64_t g = begin, r = 0; g < end; g++, r += each) {
+        const int64_t at = n * w->size[MPT__NORM_G] + g, first = g * channels;
+        mpt__real mean = close[r], rstd;
+        double total[2] = {0, 0};
+        for (int k = 0; k < 2; k++)
+            for (int64_t i = 0; i < each; i++)
+                total[k] += (double)b.sum[k][r + i] * (w->back ? (double)w->weight[first + i] : 1);
+        if (w->back) {
+            rstd = mpt__ref_get_one(&w->view[4], at);
+        } else {
+            const double squares = mpt__norm_squares(total, count, &mean);
+            rstd = mpt__norm_rstd((double)(mpt__real)(squares / count), w->eps);
+            b.sum[0][g - begin] = mean, b.sum[1][g - begin] = rstd;
+        }
+        for (int64_t i = 0, c = (g - begin) * channels; i < channels; i++, c++) {
+            for (int k = 0; k < 2 && w->back; k++)
+                gradient[1 - k][first + i] += b.sum[k][c] * (k ? rstd : 1);
+            of[MPT__OF_MEAN][c] = mean, of[MPT__OF_RSTD][c] = rstd;
+            of[MPT__OF_WEIGHT][c] = w->weight[first + i], of[MPT__OF_BIAS][c] = w->bias[first + i];
+            mpt__norm_number(of, c, w->back ? total : NULL, count);
+        }
+    }
+    for (int k = 0; k < 2 && !w->back; k++)
+        mpt__ref_put(&w->view[6 + k], n * w->size[MPT__NORM_G] + begin, 1, b.sum[k], end - begin);
+    if (w->part[MPT__PART_OUT] < 0) return;
+    b.mean = of[MPT__OF_MEAN];
+    b.beyond_cache = w->beyond_cache;
+    mpt__norm_planes(w, w->back ? w->words->norm_slope : w->words->norm, &b, n, MPT__NORM_C,
+                     begin * channels, all, w->length, reads | MPT__PART_BIT(OUT));
+}
+#endif
 
 /* ---- Rows in passes ----
  *
@@ -347,18 +469,22 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
  * same time, as by a copy.
  */
 
-#ifndef MPT__HAS_AVX512 /* the only level that has such words */
-#define mpt__norm_in_passes(w) false
+#ifndef MPT__HAS_AVX512
 #define mpt__norm_passes(w, begin, end, gradient) ((void)0)
 #else
 
-/* All parts of rows of lanes can be computed with where they lie, and there is no more than x and
-   dy to them. */
-static bool mpt__norm_in_passes(const mpt__norm_work *w) {
-    return w->words->norm_next != NULL && w->direct && w->along_c && w->lines == 1 &&
-           w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
-           w->length <= MPT__NORM_PIECE && !w->relu && w->part[MPT__PART_MORE] < 0 &&
-           w->part[MPT__PART_OUT] >= 0;
+/* Words of a row, before its sums: its mean or, forward, what is near it. */
+static mpt__real mpt__norm_near(const mpt__norm_work *w, int64_t n) {
+    const int64_t some = MPT__NORM_SOME(w->length);
+    mpt__real mean = 0;
+    mpt__norm_block b;
+    if (w->view[w->back ? 3 : 6].data == NULL) return 0;
+    if (w->back) return mpt__ref_get_one(&w->view[3], n);
+    memset(&b, 0, sizeof b);
+    b.dtype = w->dtype, b.mode = MPT__NORM_LINES, b.rows = 1, b.n = some, b.mean = &mean;
+    b.data[MPT__PART_X] = w->data[MPT__PART_X] + n * w->bytes[MPT__PART_X][MPT__NORM_N];
+    w->words->norm_sums(&b);
+    return (mpt__real)((double)b.total[0] / (double)some);
 }
 
 static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end,
@@ -368,7 +494,7 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
     const bool centred = of[0]->data != NULL, adds = !w->back && w->view[1].data != NULL;
     const mpt__norm_fn pass = w->back ? w->words->norm_slope_next : w->words->norm_next;
     MPT__ALIGN(64) mpt__real kept[2][MPT__NORM_KEPT + MPT__NORM_KEPT / 4];
-    mpt__real number[4] = {0, 0, 0, 0}, spare;
+    mpt__real number[4] = {0, 0, 0, 0};
     mpt__norm_block b;
     memset(&b, 0, sizeof b);
     b.dtype = w->dtype, b.rows = 1, b.n = w->length, b.mode = MPT__NORM_LINES;
@@ -382,45 +508,58 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
         mpt__ref_load(kept[k], b.data[k], w->dtype, 0, 1, w->length);
         b.kept[k] = kept[k];
     }
+    number[0] = b.next_mean = mpt__norm_near(w, begin);
+    w->words->norm_sums(&b);
+    if (!centred) b.mean = NULL;
     b.sum[0] = gradient[0], b.sum[1] = w->view[8].data != NULL ? gradient[1] : NULL;
-    if (w->back) {
-        if (centred) number[0] = *mpt__ref_in(of[0], begin, 1, &spare, 1);
-        w->words->norm_sums(&b);
-        b.next_mean = number[0];
-    } else {
-        if (centred) w->words->norm_total(&b);
-        b.next_mean = number[0] = centred ? (mpt__real)((double)b.total[0] / count) : 0;
-        b.squares = true;
-        w->words->norm_total(&b);
-        b.squares = !centred;
-    }
     for (int64_t n = begin; n < end; n++) {
+        double total[2] = {(double)b.total[0], (double)b.total[1]};
         b.last = n + 1 == end;
         const int64_t next = b.last ? n : n + 1;
         number[0] = b.next_mean;
         if (w->back) {
-            if (centred) b.next_mean = *mpt__ref_in(of[0], next, 1, &spare, 1);
-            if (centred) number[2] = (mpt__real)((double)b.total[0] / count);
-            number[1] = *mpt__ref_in(of[1], n, 1, &spare, 1);
-            number[3] = (mpt__real)((double)b.total[1] * (double)number[1] / count);
+            if (centred) number[2] = (mpt__real)(total[0] / count);
+            number[1] = mpt__ref_get_one(of[1], n);
+            number[3] = (mpt__real)(total[1] * (double)number[1] / count);
         } else {
-            number[1] = mpt__norm_rstd((double)(mpt__real)((double)b.total[0] / count), w->eps);
-            for (int k = !centred; k < 2; k++) {
-                mpt__real *to = mpt__ref_out(of[k], n, 1, &spare);
-                *to = number[k];
-                mpt__ref_put(of[k], n, 1, to, 1);
-            }
+            if (centred) total[1] = mpt__norm_squares(total, count, &number[0]);
+            number[1] = mpt__norm_rstd((double)(mpt__real)(total[1] / count), w->eps);
+            for (int k = !centred; k < 2; k++) mpt__ref_put_one(of[k], n, number[k]);
             if (adds && !b.last) mpt__norm_add(w, next, 0);
         }
+        b.next_mean = mpt__norm_near(w, next);
         for (int k = 0; k <= w->back; k++) {
             b.data[k] = w->data[k] + n * w->bytes[k][MPT__NORM_N];
             b.next[k] = w->data[k] + next * w->bytes[k][MPT__NORM_N];
         }
-        b.data[MPT__PART_OUT] = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
+        char *out = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
+        b.data[MPT__PART_OUT] = w->adds ? (char *)kept : out; /* floats are not kept */
         pass(&b);
+        if (w->adds) {
+            mpt__real *sum = (mpt__real *)(void *)out;
+            w->words->binary[MPT__BINARY_ADD](sum, sum, kept[0], w->length, 0, 0);
+        }
     }
 }
 
+#endif
+
+#ifndef MPTRAIN_NO_CONV
+/* Of groups as they lie in planes, as many at a time as the nearest cache may keep. */
+static void mpt__norm_groups_task(const mpt__norm_work *w, int64_t chunk, int64_t begin,
+                                  int64_t end, int thread) {
+    const int64_t all = mpt__norm_channels(w), each = w->size[MPT__NORM_C];
+    const int64_t most = MPT__NORM_NEAR / (int64_t)mpt_dtype_size((mpt_dtype)w->dtype);
+    const int64_t by = mpt__ref_min(MPT__NORM_CHANNELS / each, most / (each * w->length));
+    mpt__real *gradient[2];
+    for (int k = 0; k < 2; k++) gradient[k] = w->partial + (2 * chunk + k) * all;
+    const int64_t stop = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
+    for (int64_t n = chunk * w->chunk; n < stop; n++)
+        for (int64_t g = begin, next; g < end; g = next) {
+            next = mpt__ref_min(g + (by > 1 ? by : 1), end);
+            mpt__norm_groups(w, n, g, next, w->numbers + thread * w->numbers_each, gradient);
+        }
+}
 #endif
 
 /* A chunk of n of some groups. */
@@ -440,6 +579,12 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
         mpt__norm_passes(w, chunk * w->chunk, end, gradient);
         return;
     }
+#ifndef MPTRAIN_NO_CONV
+    if (!w->along_c) {
+        mpt__norm_groups_task(w, chunk, begin, stop, thread);
+        return;
+    }
+#endif
     for (int64_t n = chunk * w->chunk; n < end; n++) {
         for (int64_t g = begin; g < stop; g++) {
             for (int k = 0; k < 2; k++)
@@ -471,28 +616,16 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 /* ---- Batches ----
  *
  * Rows of all channels where those lie innermost, else planes of one channel. Chunks of rows or of
- * samples leave what they found about each channel: sum, and squares of what differs from their own
- * mean. Where there are channels enough, a thread takes a few of them through all passes, so that
- * memory is read once; else the last pass goes backwards over what the caches may still hold.
+ * samples leave what they found about each channel: mean, and squares of what differs from it. The
+ * last pass goes backwards over what the caches may still hold.
  */
 
 #ifndef MPTRAIN_NO_CONV
-/* Channels of a task: of rows, of planes, where as many as fill a cache are taken at once. */
+/* Channels of a task; elements of the planes of one sample. */
 #define MPT__BATCH_COLUMNS (MPT__BLOCK / 4)
-#define MPT__BATCH_CHANNELS 16
-#define MPT__BATCH_CACHE (INT64_C(1) << 20)
+#define MPT__BATCH_TILE (INT64_C(1) << 14)
 
 enum { MPT__BATCH_STATISTICS, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLOPE };
-/* Numbers of each channel. */
-enum {
-    MPT__OF_MEAN,
-    MPT__OF_RSTD,
-    MPT__OF_WEIGHT,
-    MPT__OF_BIAS,
-    MPT__OF_SHIFT,
-    MPT__OF_SLOPE,
-    MPT__OF_COUNT
-};
 
 typedef struct mpt__batches_work {
     mpt__norm_work w;
@@ -511,20 +644,8 @@ static void mpt__batches_setup(mpt__batches_work *b, const mpt__launch *launch) 
         along_c ? MPT__BATCH_ROWS : mpt__ref_chunks(MPT__BATCH_PLANES, size[MPT__NORM_S] + 1);
     b->chunks = mpt__ref_chunks(b->rows, b->chunk);
     b->tile = MPT__BATCH_COLUMNS;
-    if (!along_c) {
-        int64_t all = mpt__ref_times(mpt__ref_times(b->rows, size[MPT__NORM_S]), 4);
-        b->tile = mpt__ref_min(MPT__BATCH_CHANNELS, MPT__BATCH_CACHE / (all + 1) + 1);
-    }
+    if (!along_c) b->tile = mpt__ref_min(b->tile, MPT__BATCH_TILE / (size[MPT__NORM_S] + 1) + 16);
     b->tiles = mpt__ref_chunks(b->channels, b->tile);
-}
-
-static void mpt__batches_block(const mpt__batches_work *b, mpt__norm_block *k, int64_t c) {
-    memset(k, 0, sizeof *k);
-    k->mode = b->w.along_c ? MPT__NORM_COLUMNS : MPT__NORM_ALL;
-    k->relu = b->w.relu;
-    k->mean = b->of[MPT__OF_MEAN] + c, k->rstd = b->of[MPT__OF_RSTD] + c;
-    k->weight = b->of[MPT__OF_WEIGHT] + c, k->bias = b->of[MPT__OF_BIAS] + c;
-    k->shift = b->of[MPT__OF_SHIFT] + c, k->slope = b->of[MPT__OF_SLOPE] + c;
 }
 
 /* The parts of a pass. */
@@ -537,12 +658,24 @@ static int mpt__batches_parts(const mpt__batches_work *b) {
     return parts[b->pass];
 }
 
-/* A word on rows [begin, end) of n channels from `first` on; a sample ends where its rows do. */
-static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_fn word, mpt__norm_block *k,
-                              int64_t begin, int64_t end, int64_t first, int64_t n) {
+/* The pass on rows, or samples, [begin, end) of n channels from `first` on; a sample ends where its
+   rows do. */
+static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, int64_t begin,
+                              int64_t end, int64_t first, int64_t n) {
+    const mpt__words *words = b->w.words;
+    const mpt__norm_fn sums = b->w.along_c ? words->norm_columns : words->norm_sums;
+    const mpt__norm_fn word = b->pass == MPT__BATCH_NORM    ? words->norm
+                              : b->pass == MPT__BATCH_SLOPE ? words->norm_slope
+                                                            : sums;
     const int64_t s = b->w.size[MPT__NORM_S];
     int64_t from[4] = {0, 0, 0, 0};
-    k->n = n;
+    if (!b->w.along_c) {
+        for (int64_t row = begin; row < end; row++)
+            mpt__norm_planes(&b->w, word, k, row, MPT__NORM_C, first, n, b->w.length,
+                             mpt__batches_parts(b));
+        return;
+    }
+    k->mode = MPT__NORM_COLUMNS, k->relu = b->w.relu, k->n = n;
     from[MPT__NORM_C] = first;
     for (int64_t row = begin; row < end; row += k->rows) {
         from[MPT__NORM_N] = row / s, from[MPT__NORM_S] = row % s;
@@ -552,110 +685,91 @@ static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_fn word, mpt
     }
 }
 
-/* Rows of n channels from `first` on: sums of what the pass wants in sum, or its output. */
-static void mpt__batches_columns(const mpt__batches_work *b, int64_t begin, int64_t end,
-                                 int64_t first, int64_t n, mpt__real *const sum[2]) {
-    const mpt__words *words = b->w.words;
-    mpt__real mean[MPT__BATCH_COLUMNS];
-    mpt__norm_block k;
-    mpt__batches_block(b, &k, first);
-    k.sum[0] = sum[0], k.sum[1] = sum[1];
-    if (b->pass == MPT__BATCH_NORM || b->pass == MPT__BATCH_SLOPE) {
-        mpt__batches_rows(b, b->pass == MPT__BATCH_NORM ? words->norm : words->norm_slope, &k,
-                          begin, end, first, n);
-        return;
-    }
-    mpt__batches_rows(b, words->norm_columns, &k, begin, end, first, n);
-    if (b->pass == MPT__BATCH_SLOPES) return;
-    for (int64_t i = 0; i < n; i++) mean[i] = sum[0][i] / (mpt__real)(end - begin);
-    k.mean = mean;
-    k.squares = true;
-    k.ahead = b->w.ahead;
-    mpt__batches_rows(b, words->norm_columns, &k, begin, end, first, n);
+/* Elements of each channel in a chunk. */
+static double mpt__batches_count(const mpt__batches_work *b, int64_t chunk) {
+    const int64_t rows = mpt__ref_min(b->chunk, b->rows - chunk * b->chunk);
+    return (double)(rows * (b->w.along_c ? 1 : b->w.length));
 }
 
-/* The same for planes [begin, end) of channel c. */
-static void mpt__batches_planes(const mpt__batches_work *b, int64_t begin, int64_t end, int64_t c,
-                                mpt__real *const sum[2]) {
-    const mpt__norm_work *w = &b->w;
-    int64_t from[4] = {0, 0, 0, 0};
-    mpt__norm_block k;
-    double total[2];
-    from[MPT__NORM_N] = begin, from[MPT__NORM_C] = c;
-    mpt__batches_block(b, &k, c);
-    if (b->pass == MPT__BATCH_STATISTICS) {
-        mpt__real mean;
-        *sum[1] = (mpt__real)mpt__norm_moments(w, from, MPT__NORM_N, end - begin, w->length, &mean);
-        *sum[0] = mean * (mpt__real)((end - begin) * w->length);
-    } else if (b->pass == MPT__BATCH_SLOPES) {
-        mpt__norm_total(w, w->words->norm_sums, &k, from, MPT__NORM_N, end - begin, w->length,
-                        mpt__batches_parts(b), total);
-        for (int i = 0; i < 2; i++) *sum[i] = (mpt__real)total[i];
-    } else {
-        k.rows = end - begin, k.n = w->length;
-        mpt__norm_do(w, b->pass == MPT__BATCH_NORM ? w->words->norm : w->words->norm_slope, &k,
-                     from, MPT__NORM_N, mpt__batches_parts(b));
+/* A number near the mean of each channel of a chunk, from the first eighth of its rows or, of a few
+   samples, the first elements of each: as MPT__NORM_SOME has it. */
+static void mpt__batches_some(mpt__batches_work b, mpt__norm_block *k, int64_t begin, int64_t end,
+                              int64_t first, int64_t n, mpt__real *mean) {
+    const bool few = !b.w.along_c && end - begin < 8;
+    const int64_t rows = few ? end - begin : (end - begin + 7) / 8;
+    if (few) b.w.length = MPT__NORM_SOME(b.w.length);
+    k->mean = mean;
+    mpt__batches_rows(&b, k, begin, begin + rows, first, n);
+    for (int64_t c = 0; c < n; c++) {
+        mean[c] = k->sum[0][c] / (mpt__real)(rows * (b.w.along_c ? 1 : b.w.length));
+        k->sum[0][c] = k->sum[1][c] = 0;
     }
 }
 
 static void mpt__batches_chunk(const mpt__batches_work *b, int64_t chunk, int64_t tile) {
-    int64_t begin = chunk * b->chunk, first = tile * b->tile;
-    int64_t end = mpt__ref_min(begin + b->chunk, b->rows);
-    int64_t n = mpt__ref_min(b->tile, b->channels - first);
-    mpt__real *sum[2], *one[2];
-    for (int k = 0; k < 2; k++) {
-        sum[k] = b->partial + (2 * chunk + k) * b->channels + first;
-        if (b->pass == MPT__BATCH_STATISTICS || b->pass == MPT__BATCH_SLOPES)
-            memset(sum[k], 0, (size_t)n * sizeof *sum[k]);
+    const int64_t begin = chunk * b->chunk, first = tile * b->tile;
+    const int64_t end = mpt__ref_min(begin + b->chunk, b->rows);
+    const int64_t n = mpt__ref_min(b->tile, b->channels - first);
+    const bool statistics = b->pass == MPT__BATCH_STATISTICS;
+    mpt__real mean[MPT__BATCH_COLUMNS] = {0};
+    mpt__norm_block k;
+    mpt__norm_block_of(&k, b->of, first);
+    k.beyond_cache = b->w.beyond_cache;
+    for (int i = 0; i < 2; i++) {
+        k.sum[i] = b->partial + (2 * chunk + i) * b->channels + first;
+        if (statistics || b->pass == MPT__BATCH_SLOPES)
+            memset(k.sum[i], 0, (size_t)n * sizeof *k.sum[i]);
     }
-    if (b->w.along_c) mpt__batches_columns(b, begin, end, first, n, sum);
-    for (int64_t c = 0; c < n && !b->w.along_c; c++) {
-        one[0] = sum[0] + c, one[1] = sum[1] + c;
-        mpt__batches_planes(b, begin, end, first + c, one);
+    if (statistics) mpt__batches_some(*b, &k, begin, end, first, n, mean);
+    mpt__batches_rows(b, &k, begin, end, first, n);
+    for (int64_t c = 0; c < n && statistics; c++) {
+        const double total[2] = {(double)k.sum[0][c], (double)k.sum[1][c]};
+        const double squares = mpt__norm_squares(total, mpt__batches_count(b, chunk), &mean[c]);
+        k.sum[0][c] = mean[c], k.sum[1][c] = (mpt__real)squares;
     }
 }
 
-/* What follows from the chunks of a pass for channel c. */
-static void mpt__batches_channel(const mpt__batches_work *b, int64_t c) {
-    const mpt__norm_work *w = &b->w;
-    const double each = (double)(b->chunk * (w->along_c ? 1 : w->length));
-    const double count = (double)b->rows * (double)(w->along_c ? 1 : w->length);
-    const int64_t step = 2 * b->channels;
-    const mpt__real *part = b->partial + c;
-    double total[2] = {0, 0};
-    for (int64_t j = 0; j < b->chunks; j++) {
-        total[0] += (double)part[j * step];
-        total[1] += (double)part[j * step + b->channels];
-    }
-    if (b->pass == MPT__BATCH_STATISTICS) {
-        const double mean = total[0] / count;
-        for (int64_t j = 0; j < b->chunks; j++) {
-            const double n = j + 1 < b->chunks ? each : count - (double)j * each;
-            const double d = (double)part[j * step] / n - mean;
-            total[1] += n * d * d;
-        }
-        const mpt__real variance = (mpt__real)(total[1] / count);
-        b->of[MPT__OF_MEAN][c] = (mpt__real)mean;
-        b->of[MPT__OF_RSTD][c] = mpt__norm_rstd((double)variance, w->eps);
-        mpt__ref_put_one(&w->view[6], c, (mpt__real)mean);
-        mpt__ref_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
-        if (w->view[8].data != NULL) mpt__ref_put_one(&w->view[8], c, variance);
-        return;
-    }
-    const double weight = (double)b->of[MPT__OF_WEIGHT][c];
-    total[1] *= (double)b->of[MPT__OF_RSTD][c];
-    b->of[MPT__OF_SHIFT][c] = w->given ? 0 : (mpt__real)(total[0] * weight / count);
-    b->of[MPT__OF_SLOPE][c] = w->given ? 0 : (mpt__real)(total[1] * weight / count);
-    for (int k = 0; k < 2; k++)
-        if (w->view[7 + k].data != NULL)
-            mpt__ref_put_one(&w->view[7 + k], c, (mpt__real)total[1 - k]);
-}
-
+/* What follows from the chunks of a pass for some channels: of statistics they hold means, and
+   squares of what differs from them. */
 static void mpt__batches_end(void *work, int64_t tile, int thread) {
     const mpt__batches_work *b = (const mpt__batches_work *)work;
-    const int64_t end = mpt__ref_min((tile + 1) * b->tile, b->channels);
+    const mpt__norm_work *w = &b->w;
+    const int64_t first = tile * b->tile, n = mpt__ref_min(b->tile, b->channels - first);
+    const bool statistics = b->pass == MPT__BATCH_STATISTICS;
+    const double count = (double)b->rows * (double)(w->along_c ? 1 : w->length);
+    double total[2][MPT__BATCH_COLUMNS];
     (void)thread;
-    for (int64_t c = tile * b->tile; c < end; c++) mpt__batches_channel(b, c);
+    memset(total, 0, sizeof total);
+    for (int again = 0; again <= statistics; again++) {
+        for (int64_t j = 0; j < b->chunks; j++) {
+            const mpt__real *part = b->partial + 2 * j * b->channels + first;
+            const double each = statistics ? mpt__batches_count(b, j) : 1;
+            for (int64_t c = 0; c < n; c++) {
+                const double d = (double)part[c] - total[0][c] / count;
+                total[0][c] += again ? 0 : each * (double)part[c];
+                total[1][c] += again ? each * d * d : (double)part[b->channels + c];
+            }
+        }
+    }
+    for (int64_t c = first; c < first + n; c++) {
+        double sum[2] = {total[0][c - first], total[1][c - first]};
+        if (statistics) {
+            const mpt__real variance = (mpt__real)(sum[1] / count);
+            b->of[MPT__OF_MEAN][c] = (mpt__real)(sum[0] / count);
+            b->of[MPT__OF_RSTD][c] = mpt__norm_rstd((double)variance, w->eps);
+            mpt__ref_put_one(&w->view[6], c, b->of[MPT__OF_MEAN][c]);
+            mpt__ref_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
+            if (w->view[8].data != NULL) mpt__ref_put_one(&w->view[8], c, variance);
+        } else {
+            for (int k = 0; k < 2; k++) {
+                const double rstd = k ? 1 : (double)b->of[MPT__OF_RSTD][c];
+                if (w->view[7 + k].data != NULL)
+                    mpt__ref_put_one(&w->view[7 + k], c, (mpt__real)(sum[1 - k] * rstd));
+                sum[1 - k] *= w->given ? 0 : (double)b->of[MPT__OF_WEIGHT][c];
+            }
+        }
+        mpt__norm_number(b->of, c, statistics ? NULL : sum, count);
+    }
 }
 
 static void mpt__batches_task(void *work, int64_t task, int thread) {
@@ -664,17 +778,6 @@ static void mpt__batches_task(void *work, int64_t task, int thread) {
     if (b->pass == MPT__BATCH_NORM || b->pass == MPT__BATCH_SLOPE)
         task = b->chunks * b->tiles - 1 - task;
     mpt__batches_chunk(b, task / b->tiles, task % b->tiles);
-}
-
-/* Both passes over some channels. */
-static void mpt__batches_through(void *work, int64_t tile, int thread) {
-    mpt__batches_work b = *(const mpt__batches_work *)work;
-    for (int64_t j = 0; j < b.chunks; j++) mpt__batches_chunk(&b, j, tile);
-    mpt__batches_end(&b, tile, thread);
-    b.pass++;
-    if (b.pass == MPT__BATCH_SLOPE && b.w.part[MPT__PART_OUT] < 0 && b.w.part[MPT__PART_REST] < 0)
-        return;
-    for (int64_t j = b.chunks - 1; j >= 0; j--) mpt__batches_chunk(&b, j, tile);
 }
 
 static void mpt__batches_pass(const mpt__cpu_call *call, mpt__batches_work *b, int pass, double ns,
@@ -704,16 +807,10 @@ static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) 
     for (int64_t i = 0; i < n && !statistics; i++) {
         b.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)b.of[MPT__OF_RSTD][i], w->eps);
         mpt__ref_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
+        mpt__norm_number(b.of, i, NULL, 1);
     }
-    b.pass = w->back ? MPT__BATCH_SLOPES : MPT__BATCH_STATISTICS;
-    if (statistics && !w->along_c &&
-        b.tiles >= 4 * (call->pool != NULL ? call->pool->started + 1 : 1)) {
-        mpt__parallel(call->pool, b.tiles,
-                      mpt__ref_cost(call, mpt__ref_numel(&call->launch->operand[0]), 13.0),
-                      mpt__batches_through, &b);
-        return;
-    }
-    if (statistics) mpt__batches_pass(call, &b, b.pass, 6.0, true);
+    if (statistics)
+        mpt__batches_pass(call, &b, w->back ? MPT__BATCH_SLOPES : MPT__BATCH_STATISTICS, 6.0, true);
     if (!w->back || w->part[MPT__PART_OUT] >= 0 || w->part[MPT__PART_REST] >= 0)
         mpt__batches_pass(call, &b, w->back ? MPT__BATCH_SLOPE : MPT__BATCH_NORM, 8.0, false);
 }
@@ -723,16 +820,18 @@ static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) 
 
 static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
     mpt__norm_work w;
-    (void)threads;
     mpt__norm_setup(&w, launch);
+    (void)threads;
+    int64_t all = 2 * (w.back ? 1 + w.chunks : 1) * mpt__norm_channels(&w);
 #ifndef MPTRAIN_NO_CONV
+    if (!w.along_c) all += w.numbers_each * threads;
     if (w.of_channels) {
         mpt__batches_work b;
         mpt__batches_setup(&b, launch);
         return (2 * b.chunks + MPT__OF_COUNT) * b.channels * (int64_t)sizeof(mpt__real);
     }
 #endif
-    return 2 * (w.back ? 1 + w.chunks : 1) * mpt__norm_channels(&w) * (int64_t)sizeof(mpt__real);
+    return all * (int64_t)sizeof(mpt__real);
 }
 
 /* Numbers of all channels where they lie, or converted. */
@@ -762,10 +861,7 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
     static const mpt__ref_view none = {NULL, NULL, 0, false};
     mpt__real *numbers = (mpt__real *)call->workspace;
     w.partial = numbers + 2 * groups;
-    w.passes = mpt__norm_in_passes(&w);
-    w.beyond_cache =
-        all >= MPT__NORM_BEYOND_CACHE &&
-        (((uintptr_t)w.data[MPT__PART_OUT] | (uintptr_t)w.bytes[MPT__PART_OUT][0]) & 63) == 0;
+    w.numbers = w.partial + (w.back ? 2 * w.chunks * groups : 0);
     w.weight = mpt__norm_numbers(&w.view[2], numbers, 1, groups);
     w.bias = mpt__norm_numbers(w.back ? &none : &w.view[3], numbers + groups, 0, groups);
     mpt__parallel(call->pool, w.chunks * w.groups, mpt__ref_cost(call, all, w.back ? 8.0 : 5.0),
