@@ -31467,7 +31467,7 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
                         "matmul, linear: mpt_benchmark chose by timing; keep the choices with "
                         "mpt_benchmark_text\n");
     if (context->tf32)
-        mpt__write_text(&out, "matmul, linear: fp32 is multiplied in rounded parts (tf32)\n");
+        mpt__write_text(&out, "matmul, linear: fp32 is rounded to TF32, or to parts of bf16\n");
     return out.length;
 }
 

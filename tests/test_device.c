@@ -607,7 +607,7 @@ TEST(choices_of_products) {
     CHECK(toy.benchmark);
     mpt_determinism(context, text, sizeof text);
     CHECK_CONTAINS(text, "mpt_benchmark chose by timing");
-    CHECK_CONTAINS(text, "rounded parts");
+    CHECK_CONTAINS(text, "rounded to TF32");
     CHECK_EQ_INT(mpt_benchmark_read(context, "toy 1"), MPT_OK);
     CHECK_EQ_INT(mpt_benchmark_text(context, text, sizeof text), 5);
     CHECK_EQ_STR(text, "toy 1");
