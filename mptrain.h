@@ -16199,12 +16199,6 @@ static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int oper
 #ifdef MPT__HAS_PAIRS
 
 /* 8 rows by 2 W columns, from rows of pairs, o floats apart, and a panel of them. */
-#define MPT__ATTENTION_STEP(i, V, W)                                               \
-    {                                                                              \
-        V##_f s = V##_set(MPT__LINES_A##i);                                        \
-        x##i = V##_pairs(x##i, s, b0);                                             \
-        y##i = V##_pairs(y##i, s, b1);                                             \
-    }
 #define MPT__ATTENTION_PUT(i, V, W)                                                \
     if (i < rows) {                                                                \
         V##_store_as(c + i * ldc, V##_mul(x##i, times), columns, MPT_F32);         \
@@ -16219,7 +16213,7 @@ static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int oper
         MPT__ROWS_8(MPT__TILE_ZERO2, V, W);                                        \
         for (; depth > 0; depth--, a0++, a3++, a6++, b += 2 * W) {                 \
             V##_f b0 = V##_load(b), b1 = V##_load(b + W);                          \
-            MPT__ROWS_8(MPT__ATTENTION_STEP, V, W);                                \
+            MPT__ROWS_8(MPT__PAIRS_LINES2, V, W);                                  \
         }                                                                          \
         MPT__ROWS_8(MPT__ATTENTION_PUT, V, W);                                     \
     }
