@@ -22,7 +22,8 @@
  *     MANUAL 13  small machines; limits
  *     then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
  *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Captured
- *     steps, Fit, Images, Text;
+ *     steps, Fit, Convolution, Normalisation and pooling, Embedding and attention, Images of
+ *     another size, Images, Text, Tables, Arrays;
  *     then, where MPTRAIN_IMPLEMENTATION is defined, the implementation; changelog and licence.
 
 ==== MANUAL 1: quick start =====================================================================
@@ -168,7 +169,8 @@ mpt_sequential are made.
 Between mpt_autocast_begin(ctx, MPT_F16 or MPT_BF16) and mpt_autocast_end, each op runs in the
 precision of one table, the same on every device (mpt_autocast_policy prints it):
 
-    low          matmul, linear
+    low          matmul, linear, convolutions, scaled_dot_product_attention, and the products,
+                 not the loss, of linear_cross_entropy
     fp32         exp, log, log1p, rsqrt, pow, softplus, softmax, log_softmax, sum, mean,
                  prod, norm, logsumexp, cumsum, all losses
     as input     everything else; inputs of different dtypes meet in fp32
@@ -182,7 +184,9 @@ mpt_set_dtype_policy(module, MPT_F32) keeps one module out. Run mpt_backward out
 Where torch.autocast differs (its CPU and CUDA lists also differ from each other):
 
     op                             here           CUDA           CPU
-    matmul, linear                 low            low            low
+    matmul, linear, convolutions,
+      attention                    low            low            low
+    layer_norm, group_norm         as input       fp32           as input
     exp, log, log1p, rsqrt, pow,
       softplus                     fp32           fp32           as input
     softmax, log_softmax, sum,
@@ -213,6 +217,9 @@ of the last 16 steps. Products are computed by widening, which is exact, on the 
 fp8 saves memory, not time. What is finite saturates; infinities and NaN stay what they are (in
 E4M3: NaN), so that a loss scaler sees them. Parameters stay fp32, or bf16 with mpt_half; autocast
 says what the layers' results are. mpt_cast and mpt_cast_fp8 convert tensors.
+
+Fast fp32: mpt_benchmark(ctx, false, true) lets products of fp32 lose bits: TF32 on GPUs, three
+products of bf16 on AMX. It is off unless asked for.
 
 What to take: bf16 where its 8 bits of precision do; fp16 with a scaler where they do not. Mixed
 precision pays where activations and batches dominate. It adds 2 bytes per parameter for the cast
@@ -508,7 +515,8 @@ typedef enum mpt_isa {
     MPT_ISA_AVX512,
     MPT_ISA_AVX512_BF16,
     MPT_ISA_AMX,
-    MPT_ISA_NEON
+    MPT_ISA_NEON,
+    MPT_ISA_UNKNOWN /* of a name in MPTRAIN_ISA that is none: mpt_create refuses it */
 } mpt_isa;
 
 /* All memory of the library comes from here. Alignment is a power of two <= 4096. `release` gets
@@ -16967,13 +16975,13 @@ static const mpt__cpu_level *mpt__cpu_find_level(mpt_isa isa) {
     return NULL;
 }
 
-/* The level of a name ("ref", "avx2", ..), AUTO for "auto" and "", -1 for any other. */
-static int mpt__cpu_isa_of_name(const char *name) {
+/* The level of a name ("ref", "avx2", ..), AUTO for "auto" and "", UNKNOWN for any other. */
+static mpt_isa mpt__cpu_isa_of_name(const char *name) {
     if (*name == '\0' || strcmp(name, "auto") == 0) return MPT_ISA_AUTO;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
-        if (strcmp(name, mpt__cpu_levels[i].name) == 0) return (int)mpt__cpu_levels[i].isa;
+        if (strcmp(name, mpt__cpu_levels[i].name) == 0) return mpt__cpu_levels[i].isa;
     }
-    return -1;
+    return MPT_ISA_UNKNOWN;
 }
 
 /* What AUTO means: the fastest level that is built in and that a CPU with these features has. Where
@@ -17012,8 +17020,8 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     const mpt__cpu_level *level = mpt__cpu_find_level(isa);
     const char *best = mpt__cpu_find_level(mpt__cpu_best(features, amx))->name;
     if (level == NULL) {
-        mpt__fail(base, MPT_ERROR_ARGUMENT, "%d is no instruction set level; use MPT_ISA_AUTO",
-                  (int)isa);
+        mpt__fail(base, MPT_ERROR_ARGUMENT, "isa (MPTRAIN_ISA) %d: expected %s", (int)isa,
+                  "auto, ref, avx2, avx512, avx512bf16, amx or neon");
         return false;
     }
     if (level->add == NULL && isa != MPT_ISA_NULL) {
@@ -38787,10 +38795,7 @@ MPTRAIN_API mpt_config mpt_config_default(void) {
     config.amx = true;
     config.debug = mpt__environment("MPTRAIN_DEBUG") != NULL;
     const char *isa = mpt__environment("MPTRAIN_ISA");
-    if (isa) {
-        int level = mpt__cpu_isa_of_name(isa);
-        if (level >= 0) config.isa = (mpt_isa)level;
-    }
+    if (isa) config.isa = mpt__cpu_isa_of_name(isa);
     return config;
 }
 

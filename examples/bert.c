@@ -129,6 +129,7 @@ int main(int argc, char **argv) {
         return fail("bert", EXIT_BAD_INPUT, "%s", error);
     if (s.help) return options_help("bert", rows, ROWS, stdout), 0;
     const int64_t count = codec_read(&bytes, s.text, &tokens);
+    if (count < 0) return fail("bert", EXIT_BAD_INPUT, "%s: cannot be opened", s.text);
     if (count <= s.length)
         return fail("bert", EXIT_BAD_INPUT, "%s: %lld bytes could be read, --length needs more",
                     s.text ? s.text : "the sonnet", (long long)count);

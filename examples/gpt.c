@@ -44,10 +44,11 @@ static void write_text(mpt_context *ctx, mpt_module net, const gpt_settings *s,
 static int train(mpt_context *ctx, const gpt_settings *s, const text_codec *codec,
                  const int32_t *tokens, int64_t count) {
     const int64_t kept = count > 40 * s->context ? count / 10 : 0; /* to measure with; or all */
+    const int64_t block = s->context < count ? s->context : count - 1;
     const precision *p = &precisions[s->precision];
     mpt_loader loader =
-        text_windows(ctx, s->context, s->batch, (s->steps + 1) * s->batch, tokens, count - kept);
-    mpt_loader tests = text_windows(ctx, s->context, s->batch, 0,
+        text_windows(ctx, block, s->batch, (s->steps + 1) * s->batch, tokens, count - kept);
+    mpt_loader tests = text_windows(ctx, block, s->batch, 0,
                                     tokens + (kept ? count - kept : 0), kept ? kept : count);
     mpt_module net = make_gpt(ctx, s);
     if (s->weights) gpt_load(net, s->weights, NULL);
@@ -58,7 +59,7 @@ static int train(mpt_context *ctx, const gpt_settings *s, const text_codec *code
     mpt_scaler_config sc = mpt_scaler_config_default();
     sc.enabled = p->scaled;
     mpt_scaler scaler = mpt_grad_scaler(ctx, &sc);
-    mpt_tensor positions = mpt_arange(ctx, MPT_I64, s->context);
+    mpt_tensor positions = mpt_arange(ctx, MPT_I64, block);
     if (mpt_failed(ctx)) return fail_with_error("gpt", ctx);
     printf("%lld parameters, %lld tokens of text, %s\n", (long long)mpt_parameter_numel(net),
            (long long)count, p->name);
@@ -116,7 +117,9 @@ int main(int argc, char **argv) {
     s.vocabulary = codec.vocabulary;
     if (mpt_failed(ctx))
         status = fail_with_error("gpt", ctx);
-    else if (count <= s.context)
+    else if (count < 0)
+        status = fail("gpt", EXIT_BAD_INPUT, "%s: cannot be opened", s.text);
+    else if (count <= s.context && (s.steps > 0 || count < 2))
         status = fail("gpt", EXIT_BAD_INPUT, "%s: %lld tokens could be read, --context needs more",
                       s.text ? s.text : "the sonnet", (long long)count);
     else

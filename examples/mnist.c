@@ -43,7 +43,7 @@ static int train(mpt_context *ctx, const settings *s, run_report *report) {
     mpt_scaler scaler = mpt_grad_scaler(ctx, &sc);
     if (mpt_failed(ctx)) return fail_with_error("mnist", ctx);
     snprintf(report->data, sizeof report->data, "%s", data.name);
-    if (!s->quiet && !s->compare) report_start(report, ctx, s->precision > 0);
+    if (!s->quiet && !s->compare) report_start(report, ctx, precisions[s->precision].batch);
 
     int64_t passes = s->overfit ? OVERFIT_PASSES : 1, batches = mpt_loader_batches(loader) * passes;
     char label[32];

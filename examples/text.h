@@ -71,11 +71,12 @@ static inline void codec_put(const text_codec *codec, int32_t token) {
 }
 
 /* The tokens of a file, or, without a path, of the sonnet, to be freed; how many is what it
- * returns, 0 where nothing could be read. */
+ * returns, -1 where it could not be opened. */
 static inline int64_t codec_read(const text_codec *codec, const char *path, int32_t **tokens) {
     FILE *file = path ? fopen(path, "rb") : NULL;
     char *text = NULL;
     size_t length = 0, capacity = 0, got = 1;
+    if (path && !file) return -1;
     while (file && got > 0) {
         if (length == capacity) {
             char *more = (char *)realloc(text, capacity = 2 * capacity + 65536);

@@ -20,7 +20,8 @@
  *     MANUAL 13  small machines; limits
  *     then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
  *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Captured
- *     steps, Fit, Images, Text;
+ *     steps, Fit, Convolution, Normalisation and pooling, Embedding and attention, Images of
+ *     another size, Images, Text, Tables, Arrays;
  *     then, where MPTRAIN_IMPLEMENTATION is defined, the implementation; changelog and licence.
 
 ==== MANUAL 1: quick start =====================================================================
@@ -166,7 +167,8 @@ mpt_sequential are made.
 Between mpt_autocast_begin(ctx, MPT_F16 or MPT_BF16) and mpt_autocast_end, each op runs in the
 precision of one table, the same on every device (mpt_autocast_policy prints it):
 
-    low          matmul, linear
+    low          matmul, linear, convolutions, scaled_dot_product_attention, and the products,
+                 not the loss, of linear_cross_entropy
     fp32         exp, log, log1p, rsqrt, pow, softplus, softmax, log_softmax, sum, mean,
                  prod, norm, logsumexp, cumsum, all losses
     as input     everything else; inputs of different dtypes meet in fp32
@@ -180,7 +182,9 @@ mpt_set_dtype_policy(module, MPT_F32) keeps one module out. Run mpt_backward out
 Where torch.autocast differs (its CPU and CUDA lists also differ from each other):
 
     op                             here           CUDA           CPU
-    matmul, linear                 low            low            low
+    matmul, linear, convolutions,
+      attention                    low            low            low
+    layer_norm, group_norm         as input       fp32           as input
     exp, log, log1p, rsqrt, pow,
       softplus                     fp32           fp32           as input
     softmax, log_softmax, sum,
@@ -211,6 +215,9 @@ of the last 16 steps. Products are computed by widening, which is exact, on the 
 fp8 saves memory, not time. What is finite saturates; infinities and NaN stay what they are (in
 E4M3: NaN), so that a loss scaler sees them. Parameters stay fp32, or bf16 with mpt_half; autocast
 says what the layers' results are. mpt_cast and mpt_cast_fp8 convert tensors.
+
+Fast fp32: mpt_benchmark(ctx, false, true) lets products of fp32 lose bits: TF32 on GPUs, three
+products of bf16 on AMX. It is off unless asked for.
 
 What to take: bf16 where its 8 bits of precision do; fp16 with a scaler where they do not. Mixed
 precision pays where activations and batches dominate. It adds 2 bytes per parameter for the cast

@@ -128,7 +128,8 @@ typedef enum mpt_isa {
     MPT_ISA_AVX512,
     MPT_ISA_AVX512_BF16,
     MPT_ISA_AMX,
-    MPT_ISA_NEON
+    MPT_ISA_NEON,
+    MPT_ISA_UNKNOWN /* of a name in MPTRAIN_ISA that is none: mpt_create refuses it */
 } mpt_isa;
 
 /* All memory of the library comes from here. Alignment is a power of two <= 4096. `release` gets

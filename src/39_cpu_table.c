@@ -36,13 +36,13 @@ static const mpt__cpu_level *mpt__cpu_find_level(mpt_isa isa) {
     return NULL;
 }
 
-/* The level of a name ("ref", "avx2", ..), AUTO for "auto" and "", -1 for any other. */
-static int mpt__cpu_isa_of_name(const char *name) {
+/* The level of a name ("ref", "avx2", ..), AUTO for "auto" and "", UNKNOWN for any other. */
+static mpt_isa mpt__cpu_isa_of_name(const char *name) {
     if (*name == '\0' || strcmp(name, "auto") == 0) return MPT_ISA_AUTO;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
-        if (strcmp(name, mpt__cpu_levels[i].name) == 0) return (int)mpt__cpu_levels[i].isa;
+        if (strcmp(name, mpt__cpu_levels[i].name) == 0) return mpt__cpu_levels[i].isa;
     }
-    return -1;
+    return MPT_ISA_UNKNOWN;
 }
 
 /* What AUTO means: the fastest level that is built in and that a CPU with these features has. Where
@@ -81,8 +81,8 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     const mpt__cpu_level *level = mpt__cpu_find_level(isa);
     const char *best = mpt__cpu_find_level(mpt__cpu_best(features, amx))->name;
     if (level == NULL) {
-        mpt__fail(base, MPT_ERROR_ARGUMENT, "%d is no instruction set level; use MPT_ISA_AUTO",
-                  (int)isa);
+        mpt__fail(base, MPT_ERROR_ARGUMENT, "isa (MPTRAIN_ISA) %d: expected %s", (int)isa,
+                  "auto, ref, avx2, avx512, avx512bf16, amx or neon");
         return false;
     }
     if (level->add == NULL && isa != MPT_ISA_NULL) {

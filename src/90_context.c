@@ -15,10 +15,7 @@ MPTRAIN_API mpt_config mpt_config_default(void) {
     config.amx = true;
     config.debug = mpt__environment("MPTRAIN_DEBUG") != NULL;
     const char *isa = mpt__environment("MPTRAIN_ISA");
-    if (isa) {
-        int level = mpt__cpu_isa_of_name(isa);
-        if (level >= 0) config.isa = (mpt_isa)level;
-    }
+    if (isa) config.isa = mpt__cpu_isa_of_name(isa);
     return config;
 }
 

@@ -44,7 +44,7 @@ static double uniform(double low, double high) {
 static bool have_backends(void) {
     const char *name = getenv("MPTRAIN_ISA");
     mpt_config config;
-    mpt_isa isa = name != NULL ? (mpt_isa)mpt__cpu_isa_of_name(name) : MPT_ISA_REF;
+    mpt_isa isa = name != NULL ? mpt__cpu_isa_of_name(name) : MPT_ISA_REF;
     if (backends[0].launch != NULL) return true;
     memset(&config, 0, sizeof config);
     mpt__base_init(&base, &config);
@@ -2264,7 +2264,7 @@ TEST(levels_that_cannot_be_had_are_named) {
     CHECK_EQ_INT(mpt__cpu_isa_of_name("avx2"), MPT_ISA_AVX2);
     CHECK_EQ_INT(mpt__cpu_isa_of_name("avx512bf16"), MPT_ISA_AVX512_BF16);
     CHECK_EQ_INT(mpt__cpu_isa_of_name("auto"), MPT_ISA_AUTO);
-    CHECK_EQ_INT(mpt__cpu_isa_of_name("mmx"), -1);
+    CHECK_EQ_INT(mpt__cpu_isa_of_name("mmx"), MPT_ISA_UNKNOWN);
 }
 
 TEST(null_backend_does_nothing) {

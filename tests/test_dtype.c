@@ -436,7 +436,7 @@ TEST(cpu_features_are_consistent) {
     CHECK(!mpt__isa_supported((mpt_isa)(MPT_ISA_NEON + 1), UINT32_MAX));
     CHECK_EQ_INT(mpt__cpu_isa_of_name(""), MPT_ISA_AUTO);
     CHECK_EQ_INT(mpt__cpu_isa_of_name("ref"), MPT_ISA_REF);
-    CHECK_EQ_INT(mpt__cpu_isa_of_name("sse"), -1);
+    CHECK_EQ_INT(mpt__cpu_isa_of_name("sse"), MPT_ISA_UNKNOWN);
     CHECK_EQ_INT(mpt__cpu_best(0, true), MPT_ISA_REF);
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
     const uint32_t most = MPT__CPU_AVX2 | MPT__CPU_AVX512; /* of a CPU of ours to make up */

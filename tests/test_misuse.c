@@ -258,6 +258,9 @@ TEST(contexts) {
     c = mpt_config_default(), c.isa = (mpt_isa)99;
     QUIET(mpt_create, mpt_create(&c) == NULL);
     no_context("99");
+    c = mpt_config_default(), c.isa = MPT_ISA_UNKNOWN; /* of MPTRAIN_ISA=AVX2, say */
+    QUIET(mpt_create, mpt_create(&c) == NULL);
+    no_context("isa (MPTRAIN_ISA) 8: expected auto, ref, avx2");
     c = mpt_config_default(), c.device = (mpt_device)7;
     QUIET(mpt_create, mpt_create(&c) == NULL);
     no_context("device 7");

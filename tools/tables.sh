@@ -150,9 +150,11 @@ quality_table() {
                 if (peer[x]) {
                     printf "| | mptrain - PyTorch"
                     split("fp32 fp16 bf16", low, " ")
-                    for (i = 1; i <= 3; i++)
-                        printf " | %s", compare(x "|mptrain|" low[i], x "|PyTorch|" low[i],
-                            percent ? "errors 2" : "plain 0.02")
+                    for (i = 1; i <= 3; i++) {
+                        by = x "|PyTorch|" low[i]
+                        printf " | %s", compare(x "|mptrain|" low[i],
+                            n[by] ? by : x "|PyTorch|fp32", percent ? "errors 2" : "plain 0.02")
+                    }
                     print " | | |"
                 }
             }
@@ -254,7 +256,7 @@ Written by \`make tables WRITE=1\`. Machines differ and are shared: no absolute 
 
 Means over the seeds, their deviations in brackets. Accuracies may differ from fp32's by two
 standard errors of the difference, losses by 1 % of fp32's${PEERS:+; from PyTorch's by two standard
-errors, losses by 0.02}.
+errors, losses by 0.02 nats; in a precision that PyTorch did not run, from its fp32}.
 
 $(quality_table)
 
