@@ -11132,6 +11132,9 @@ MPT__AVX2_OP mpt__v8_m mpt__v8_first(int64_t n) {
     __m256i count = _mm256_set1_epi32((int)(n < 0 ? 0 : n > 8 ? 8 : n));
     return _mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_first(const void *p, mpt__v8_m lanes) {
+    return _mm256_maskload_ps((const float *)p, lanes);
+}
 MPT__AVX2_OP mpt__v8_m mpt__v8_greater(mpt__v8_f a, mpt__v8_f b) {
     return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ));
 }
@@ -11318,6 +11321,9 @@ MPT__AVX512_OP mpt__v16_f mpt__v16_fma(mpt__v16_f a, mpt__v16_f b, mpt__v16_f c)
 }
 MPT__AVX512_OP mpt__v16_m mpt__v16_first(int64_t n) {
     return (__mmask16)(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u);
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_first(const void *p, mpt__v16_m lanes) {
+    return _mm512_maskz_loadu_ps(lanes, p);
 }
 MPT__AVX512_OP mpt__v16_m mpt__v16_greater(mpt__v16_f a, mpt__v16_f b) {
     return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
@@ -11513,6 +11519,9 @@ MPT__NEON_OP mpt__v4_f mpt__v4_load_as(const void *p, int64_t n, int dtype) {
     if (n >= 4) return mpt__v4_load_full(p, dtype);
     if (n > 0) memcpy(rest, p, (size_t)n * (dtype == MPT_F32 ? 4 : 2));
     return mpt__v4_load_full(rest, dtype);
+}
+MPT__NEON_OP mpt__v4_f mpt__v4_load_first(const void *p, mpt__v4_m lanes) {
+    return mpt__v4_load_as(p, (int64_t)vaddvq_u32(vshrq_n_u32(lanes, 31)), MPT_F32);
 }
 MPT__NEON_OP void mpt__v4_store_as(void *p, mpt__v4_f v, int64_t n, int dtype) {
     if (dtype != MPT_F32) {
@@ -11736,7 +11745,9 @@ struct mpt__gemm_level {
        multiple of line_rows rows, and rows of B are as wide as a tile. */
     mpt__gemm_tile *lines;
     int line_rows;
-    /* The same with a.inner = b.inner = 1; any rows, columns <= 4, any dtypes. */
+    /* The same for any columns, adding; B is read line after line. */
+    mpt__gemm_tile *sweep;
+    /* The same with a.inner = b.inner = 1; columns <= 4 or one row, any dtypes. */
     mpt__gemm_tile *dot;
     /* A panel of A or B: elements outer .. outer+count-1 at k .. k+depth-1, zeros from count on.
        Writes up to MPT__GEMM_SLACK bytes past the panel's end. depth > 0. False where the values
@@ -11777,11 +11788,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__ROWS_12(X, V, W) MPT__ROWS_8(X, V, W) X(8, V, W) X(9, V, W) X(10, V, W) X(11, V, W)
 #define MPT__ROWS_14(X, V, W) MPT__ROWS_12(X, V, W) X(12, V, W) X(13, V, W)
 
-/* a: the elements of a row; x: its first vector, y: the second one. Rows of A past the last repeat
-   it, so that nothing outside is read. */
+/* a: the elements of a row; x: its first vector, y: the second one. */
 #define MPT__ROW_OF_PANEL(i, V, W) const float *a##i = mpt__gemm_floats_of(a) + i;
-#define MPT__ROW_OF_MATRIX(i, V, W)                                                                \
-    const float *a##i = mpt__gemm_floats_of(a) + (i < rows ? i : rows - 1) * a->outer;
 #define MPT__TILE_ZERO1(i, V, W) V##_f x##i = V##_zero();
 #define MPT__TILE_ZERO2(i, V, W) MPT__TILE_ZERO1(i, V, W) V##_f y##i = V##_zero();
 #define MPT__TILE_STEP1(i, V, W) x##i = V##_fma(V##_set(a##i[at]), b0, x##i);
@@ -11791,43 +11799,36 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         x##i = V##_fma(s, b0, x##i);                                                               \
         y##i = V##_fma(s, b1, y##i);                                                               \
     }
-#define MPT__TILE_STORE1(i, V, W)                                                                  \
-    if (i < rows) {                                                                                \
-        float *p = c + i * ldc;                                                                    \
-        if (add) x##i = V##_add(V##_load_as(p, columns, MPT_F32), x##i);                           \
-        V##_store_as(p, x##i, columns, MPT_F32);                                                   \
-    }
-#define MPT__TILE_STORE2(i, V, W)                                                                  \
-    if (i < rows) {                                                                                \
-        float *p = c + i * ldc;                                                                    \
-        if (add) x##i = V##_add(V##_load(p), x##i);                                                \
-        if (add) y##i = V##_add(V##_load_as(p + W, columns - W, MPT_F32), y##i);                   \
-        V##_store(p, x##i);                                                                        \
-        V##_store_as(p + W, y##i, columns - W, MPT_F32);                                           \
-    }
-#define MPT__PANEL_LOAD1(V, W) V##_f b0 = V##_load((const float *)(const void *)from);
-#define MPT__PANEL_LOAD2(V, W)                                                                     \
-    MPT__PANEL_LOAD1(V, W) V##_f b1 = V##_load((const float *)(const void *)from + W);
-#define MPT__MATRIX_LOAD1(V, W) V##_f b0 = V##_load_as(from, columns, dtype);
-#define MPT__MATRIX_LOAD2(V, W)                                                                    \
-    V##_f b0 = V##_load_full(from, dtype), b1 = V##_load_as(from + W * bytes, columns - W, dtype);
+#define MPT__TILE_ADD1(i, V, W) x##i = V##_add(V##_load(to + i * ld), x##i);
+#define MPT__TILE_ADD2(i, V, W)                                                                    \
+    MPT__TILE_ADD1(i, V, W) y##i = V##_add(V##_load(to + i * ld + W), y##i);
+#define MPT__TILE_STORE1(i, V, W) V##_store(to + i * ld, x##i);
+#define MPT__TILE_STORE2(i, V, W) MPT__TILE_STORE1(i, V, W) V##_store(to + i * ld + W, y##i);
+#define MPT__PANEL_LOAD1(V, W) V##_f b0 = V##_load(from);
+#define MPT__PANEL_LOAD2(V, W) V##_f b0 = V##_load(from), b1 = V##_load(from + W);
 
-/* One tile of ROWS x (NV W) from a PANEL or a MATRIX, A_STEP and B_STEP elements from k to k. */
-#define MPT__GEMM_TILE(FN, NAME, V, W, FROM, A_STEP, B_STEP, ROWS, NV)                             \
+/* One tile of ROWS x (NV W) from panels. */
+#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, MR)                                               \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
                  int64_t ldc, int rows, int columns, int how) {                                    \
+        const bool whole = (how & MPT__GEMM_ROOM) || (rows == ROWS && columns == NV * W);          \
         const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
-        const int dtype = b->dtype, bytes = dtype == MPT_F32 ? 4 : 2;                              \
-        const int64_t b_step = (B_STEP) * bytes;                                                   \
-        const char *from = b->data;                                                                \
-        int64_t at = 0; /* in a; p counts, since a broadcast a stands still */                     \
-        MPT__ROWS_##ROWS(MPT__ROW_OF_##FROM, V, W);                                                \
+        MPT__ALIGN(64) float beside[ROWS * NV * W];                                                \
+        const int64_t b_step = b->inner;                                                           \
+        const float *from = mpt__gemm_floats_of(b);                                                \
+        MPT__ROWS_##ROWS(MPT__ROW_OF_PANEL, V, W);                                                 \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (int64_t p = 0; p < depth; p++, at += (A_STEP), from += b_step) {                      \
-            MPT__##FROM##_LOAD##NV(V, W);                                                          \
+        for (int64_t p = 0, at = 0; p < depth; p++, at += MR, from += b_step) {                    \
+            MPT__PANEL_LOAD##NV(V, W);                                                             \
             MPT__ROWS_##ROWS(MPT__TILE_STEP##NV, V, W);                                            \
         }                                                                                          \
+        float *to = whole ? c : beside;                                                            \
+        const int64_t ld = whole ? ldc : NV * W;                                                   \
+        if (add && whole) {                                                                        \
+            MPT__ROWS_##ROWS(MPT__TILE_ADD##NV, V, W)                                              \
+        }                                                                                          \
         MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                               \
+        if (!whole) V##_put_tile(beside, ld, c, ldc, rows, columns, add);                          \
     }
 
 /* A tile of lines of pixels. Pointers to every third row, scaled steps to the ones between: so few
@@ -11847,6 +11848,76 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         x##i = V##_fma(s, b0, x##i);                                                               \
         y##i = V##_fma(s, b1, y##i);                                                               \
     }
+/* The same from matrices where they lie. The last rows and columns are done twice where they fill
+   no tile, but for columns that fill no vector. */
+#define MPT__LINES_C0 c
+#define MPT__LINES_C1 (c + ldc)
+#define MPT__LINES_C2 (c + 2 * ldc)
+#define MPT__LINES_C3 c3
+#define MPT__LINES_C4 (c3 + ldc)
+#define MPT__LINES_C5 (c3 + 2 * ldc)
+#define MPT__LINES_C6 c6
+#define MPT__LINES_C7 (c6 + ldc)
+#define MPT__DIRECT_LOAD1(V, W, HALF)                                                              \
+    V##_f b0 = HALF ? V##_load_as(from, columns, dtype) : V##_load_first(from, lanes);
+#define MPT__DIRECT_LOAD2(V, W, HALF)                                                              \
+    V##_f b0 = V##_load_full(from, dtype), b1 = V##_load_full(from + past * bytes, dtype);
+#define MPT__DIRECT_ADD1(i, V, W)                                                                  \
+    x##i = V##_add(V##_load_as(MPT__LINES_C##i, columns, MPT_F32), x##i);
+#define MPT__DIRECT_ADD2(i, V, W)                                                                  \
+    x##i = V##_add(V##_load(MPT__LINES_C##i), x##i);                                               \
+    y##i = V##_add(V##_load(MPT__LINES_C##i + past), y##i);
+#define MPT__DIRECT_STORE1(i, V, W) V##_store_as(MPT__LINES_C##i, x##i, columns, MPT_F32);
+#define MPT__DIRECT_STORE2(i, V, W)                                                                \
+    V##_store(MPT__LINES_C##i, x##i);                                                              \
+    V##_store(MPT__LINES_C##i + past, y##i);
+#define MPT__GEMM_DIRECT(FN, NAME, V, W, ROWS, NV, HALF)                                           \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
+                 int64_t ldc, int rows, int columns, int how) {                                    \
+        const int dtype = !HALF ? MPT_F32 : b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16;              \
+        const int bytes = HALF ? 2 : 4;                                                            \
+        const int64_t o = rows > 1 ? a->outer : 0, a_step = a->inner, b_step = b->inner * bytes;   \
+        const int64_t third = rows < 6 ? rows - 3 : 3, sixth = rows < 8 ? rows - 2 : 6;            \
+        const int64_t past = columns - W;                                                          \
+        const V##_m lanes = V##_first(columns);                                                    \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
+        for (int left = how; left >= 0; left -= MPT__GEMM_MORE, a++, b++) {                        \
+            const char *from = b->data;                                                            \
+            const float *a0 = mpt__gemm_floats_of(a), *a3 = a0 + third * o, *a6 = a0 + sixth * o;  \
+            for (int64_t p = 0; p < depth; p++) {                                                  \
+                MPT__DIRECT_LOAD##NV(V, W, HALF)                                                   \
+                MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W)                                        \
+                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                          \
+            }                                                                                      \
+            (void)a3, (void)a6;                                                                    \
+        }                                                                                          \
+        ldc = rows > 1 ? ldc : 0;                                                                  \
+        float *c3 = c + third * ldc, *c6 = c + sixth * ldc;                                        \
+        if ((how & MPT__GEMM_ADD) != 0) {                                                          \
+            MPT__ROWS_##ROWS(MPT__DIRECT_ADD##NV, V, W)                                            \
+        }                                                                                          \
+        MPT__ROWS_##ROWS(MPT__DIRECT_STORE##NV, V, W);                                             \
+        (void)lanes, (void)past, (void)c3, (void)c6;                                               \
+    }
+
+#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
+#define MPT__GEMM_CONV(FN, N, V, W, R, STEP)
+#define MPT__GEMM_CONV_OF(function) NULL
+#else
+#define MPT__LINES_STORE1(i, V, W)                                                                 \
+    if (i < rows) {                                                                                \
+        float *p = c + i * ldc;                                                                    \
+        if (add) x##i = V##_add(V##_load_as(p, columns, MPT_F32), x##i);                           \
+        V##_store_as(p, x##i, columns, MPT_F32);                                                   \
+    }
+#define MPT__LINES_STORE2(i, V, W)                                                                 \
+    if (i < rows) {                                                                                \
+        float *p = c + i * ldc;                                                                    \
+        if (add) x##i = V##_add(V##_load(p), x##i);                                                \
+        if (add) y##i = V##_add(V##_load_as(p + W, columns - W, MPT_F32), y##i);                   \
+        V##_store(p, x##i);                                                                        \
+        V##_store_as(p + W, y##i, columns - W, MPT_F32);                                           \
+    }
 #define MPT__GEMM_LINES(FN, NAME, V, W, ROWS, NV, STEP)                                            \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
                  int64_t ldc, int rows, int columns, int how) {                                    \
@@ -11863,13 +11934,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             }                                                                                      \
             (void)a6;                                                                              \
         }                                                                                          \
-        MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                               \
+        MPT__ROWS_##ROWS(MPT__LINES_STORE##NV, V, W);                                              \
     }
-
-#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
-#define MPT__GEMM_CONV(FN, N, V, W, R, STEP)
-#define MPT__GEMM_CONV_OF(N) NULL
-#else
 #define MPT__GEMM_CONV(FN, N, V, W, R, STEP)                                                       \
     MPT__GEMM_LINES(FN, N##_lines##R##x1, V, W, R, 1, STEP)                                        \
     MPT__GEMM_LINES(FN, N##_lines##R##x2, V, W, R, 2, STEP)                                        \
@@ -11877,14 +11943,30 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                                float *c, int64_t ldc, int rows, int columns, int how) {            \
         MPT__GEMM_OF_WIDTH(N##_lines, W, R)(depth, a, b, c, ldc, rows, columns, how);              \
     }
-#define MPT__GEMM_CONV_OF(N) N##_gemm_lines
+#define MPT__GEMM_CONV_OF(function) function
 #endif
 
 /* The tiles of R rows, one and two vectors wide, and the choice between two such functions. */
-#define MPT__GEMM_TILES(FN, N, V, W, FROM, A_STEP, B_STEP, R)                                      \
-    MPT__GEMM_TILE(FN, N##R##x1, V, W, FROM, A_STEP, B_STEP, R, 1)                                 \
-    MPT__GEMM_TILE(FN, N##R##x2, V, W, FROM, A_STEP, B_STEP, R, 2)
+#define MPT__GEMM_TILES(FN, N, V, W, R, MR)                                                        \
+    MPT__GEMM_TILE(FN, N##R##x1, V, W, R, 1, MR)                                                   \
+    MPT__GEMM_TILE(FN, N##R##x2, V, W, R, 2, MR)
+#define MPT__GEMM_DIRECTS(FN, N, V, W, R, HALF)                                                    \
+    MPT__GEMM_DIRECT(FN, N##R##x1, V, W, R, 1, HALF)                                               \
+    MPT__GEMM_DIRECT(FN, N##R##x2, V, W, R, 2, HALF)
 #define MPT__GEMM_OF_WIDTH(N, W, R) (columns > W ? N##R##x2 : N##R##x1)
+
+/* c[rows, columns] = or (add) += a tile that was summed beside it. */
+#define MPT__GEMM_PUT(FN, V, W)                                                                    \
+    FN MPT__NOINLINE void V##_put_tile(const float *from, int64_t ld, float *c, int64_t ldc,       \
+                                       int rows, int columns, bool add) {                          \
+        for (; rows > 0; rows--, from += ld, c += ldc) {                                           \
+            for (int j = 0; j < columns; j += W) {                                                 \
+                V##_f v = V##_load(from + j);                                                      \
+                if (add) v = V##_add(V##_load_as(c + j, columns - j, MPT_F32), v);                 \
+                V##_store_as(c + j, v, columns - j, MPT_F32);                                      \
+            }                                                                                      \
+        }                                                                                          \
+    }
 
 #define MPT__GEMM_ACTIVATE(FN, V, F)                                                               \
     FN MPT__NOINLINE V##_f V##_activate(V##_f a, int activation) {                                 \
@@ -11912,6 +11994,52 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     }
 
 #define MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                      \
+    OP void N##_sweep(int lines, const float *a, int64_t a_step, const char *b, int64_t b_step,    \
+                      float *c, int64_t n, int dtype) {                                            \
+        const int bytes = dtype == MPT_F32 ? 4 : 2;                                                \
+        const int64_t two = lines > 1 ? 2 * b_step : 0, a_two = lines > 1 ? 2 * a_step : 0;        \
+        const V##_f a0 = V##_set(a[0]), a1 = V##_set(a[a_two / 2]), a2 = V##_set(a[a_two]);        \
+        const V##_f a3 = V##_set(a[a_two / 2 * 3]);                                                \
+        const char *b2 = b + two;                                                                  \
+        for (; n > 0; n -= W, b += W * bytes, b2 += W * bytes, c += W) {                           \
+            V##_f sum = V##_fma(a0, V##_load_as(b, n, dtype), V##_load_as(c, n, MPT_F32));         \
+            if (lines > 1) {                                                                       \
+                sum = V##_fma(a1, V##_load_as(b + b_step, n, dtype), sum);                         \
+                sum = V##_fma(a2, V##_load_as(b2, n, dtype), sum);                                 \
+                sum = V##_fma(a3, V##_load_as(b2 + b_step, n, dtype), sum);                        \
+            }                                                                                      \
+            V##_store_as(c, sum, n, MPT_F32);                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    OP void N##_sweep_all(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,         \
+                          float *c, int64_t ldc, int rows, int64_t columns, int dtype) {           \
+        const int64_t b_step = b->inner * (dtype == MPT_F32 ? 4 : 2);                              \
+        const float *of = mpt__gemm_floats_of(a);                                                  \
+        const char *line = b->data;                                                                \
+        for (; depth > 0; depth -= 4, of += 4 * a->inner, line += 4 * b_step) {                    \
+            for (int i = 0; i < rows; i++) {                                                       \
+                const float *at = of + i * a->outer;                                               \
+                if (depth >= 4) {                                                                  \
+                    N##_sweep(4, at, a->inner, line, b_step, c + i * ldc, columns, dtype);         \
+                    continue;                                                                      \
+                }                                                                                  \
+                for (int64_t k = 0; k < depth; k++) {                                              \
+                    N##_sweep(1, at + k * a->inner, 0, line + k * b_step, 0, c + i * ldc, columns, \
+                              dtype);                                                              \
+                }                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    FN void N##_gemm_sweep(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,        \
+                           float *c, int64_t ldc, int rows, int columns, int how) {                \
+        (void)how;                                                                                 \
+        if (b->dtype == MPT_F32) {                                                                 \
+            N##_sweep_all(depth, a, b, c, ldc, rows, columns, MPT_F32);                            \
+        } else {                                                                                   \
+            N##_sweep_all(depth, a, b, c, ldc, rows, columns,                                      \
+                          b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16);                               \
+        }                                                                                          \
+    }                                                                                              \
     /* Columns past the end repeat the last one, and so does a row. */                             \
     OP void N##_gemm_dot_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,       \
                             float *c, int64_t ldc, int rows, int columns, int u_dtype,             \
@@ -11938,22 +12066,69 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             float sums[8];                                                                         \
             V##_store_sums(sums, s00, s01, s02, s03, s10, s11, s12, s13);                          \
             for (int r = 0; r < 2 && i + r < rows; r++) {                                          \
-                float *to = c + r * ldc;                                                           \
-                to[0] = sums[4 * r];                                                               \
-                if (columns > 1) to[1] = sums[4 * r + 1];                                          \
-                if (columns > 2) to[2] = sums[4 * r + 2];                                          \
-                if (columns > 3) to[3] = sums[4 * r + 3];                                          \
+                if (columns == 4) {                                                                \
+                    memcpy(c + r * ldc, sums + 4 * r, 4 * sizeof *c);                              \
+                } else {                                                                           \
+                    for (int j = 0; j < columns; j++) c[r * ldc + j] = sums[4 * r + j];            \
+                }                                                                                  \
             }                                                                                      \
         }                                                                                          \
-    }\
+    }                                                                                              \
+    /* A line of p by `count` ones of q, 8 at a time; the last are done twice, but for 2. */       \
+    OP void N##_dots_of(int64_t depth, const char *p, const mpt__gemm_side *q, int64_t count,      \
+                        float *c, int64_t step, int p_dtype, int q_dtype) {                        \
+        const int p_bytes = p_dtype == MPT_F32 ? 4 : 2, q_bytes = q_dtype == MPT_F32 ? 4 : 2;      \
+        const char *line = q->data;                                                                \
+        for (int64_t n; count > 0; count -= n, c += n * step, line += n * q->outer * q_bytes) {    \
+            n = count > 8 ? 8 : count > 2 ? count : 1;                                             \
+            const int64_t third = n < 6 ? n - 3 : 3, sixth = n < 8 ? n - 2 : 6;                    \
+            const int64_t o = n > 1 ? q->outer * q_bytes : 0;                                      \
+            const char *q0 = line, *q3 = line + third * o, *q6 = line + sixth * o;                 \
+            V##_f s0 = V##_zero(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;  \
+            for (int64_t k = 0; k < depth; k += W) {                                               \
+                const int64_t left = depth - k;                                                    \
+                V##_f u = V##_load_as(p + k * p_bytes, left, p_dtype);                             \
+                s0 = V##_fma(u, V##_load_as(q0, left, q_dtype), s0);                               \
+                s1 = V##_fma(u, V##_load_as(q0 + o, left, q_dtype), s1);                           \
+                s2 = V##_fma(u, V##_load_as(q0 + 2 * o, left, q_dtype), s2);                       \
+                s3 = V##_fma(u, V##_load_as(q3, left, q_dtype), s3);                               \
+                s4 = V##_fma(u, V##_load_as(q3 + o, left, q_dtype), s4);                           \
+                s5 = V##_fma(u, V##_load_as(q3 + 2 * o, left, q_dtype), s5);                       \
+                s6 = V##_fma(u, V##_load_as(q6, left, q_dtype), s6);                               \
+                s7 = V##_fma(u, V##_load_as(q6 + o, left, q_dtype), s7);                           \
+                q0 += W * q_bytes, q3 += W * q_bytes, q6 += W * q_bytes;                           \
+            }                                                                                      \
+            float sums[8];                                                                         \
+            V##_store_sums(sums, s0, s1, s2, s3, s4, s5, s6, s7);                                  \
+            for (int64_t i = 0; i < n; i++) {                                                      \
+                c[i * step] = sums[i < 3 ? i : i < third + 3 ? i - third + 3 : i - sixth + 6];     \
+            }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    FN void N##_dots(int64_t depth, const mpt__gemm_side *p, const mpt__gemm_side *q,              \
+                     int64_t count, float *c, int64_t step) {                                      \
+        if (p->dtype == MPT_F32 && q->dtype == MPT_F32) {                                          \
+            N##_dots_of(depth, p->data, q, count, c, step, MPT_F32, MPT_F32);                      \
+        } else {                                                                                   \
+            N##_dots_of(depth, p->data, q, count, c, step, p->dtype, q->dtype);                    \
+        }                                                                                          \
+    }                                                                                              \
     FN void N##_gemm_dot(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,          \
                          float *c, int64_t ldc, int rows, int columns, int how) {                  \
         (void)how; /* all of K comes at once */                                                    \
-        if (a->dtype == MPT_F32 && b->dtype == MPT_F32) {                                          \
+        if (rows == 1 || columns == 1) {                                                           \
+            N##_dots(depth, rows == 1 ? a : b, rows == 1 ? b : a, rows == 1 ? columns : rows, c,   \
+                     rows == 1 ? 1 : ldc);                                                         \
+        } else if (columns == 2) {                                                                 \
+            mpt__gemm_side second = *b;                                                            \
+            second.data = mpt__gemm_at(b, 1, 0);                                                   \
+            N##_dots(depth, b, a, rows, c, ldc);                                                   \
+            N##_dots(depth, &second, a, rows, c + 1, ldc);                                         \
+        } else if (a->dtype == MPT_F32 && b->dtype == MPT_F32) {                                   \
             N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_F32);                 \
         } else if (a->dtype == MPT_F32 && b->dtype == MPT_BF16) {                                  \
             N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_BF16);                \
-        } else {\
+        } else {                                                                                   \
             N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, a->dtype, b->dtype);               \
         }                                                                                          \
     }                                                                                              \
@@ -12109,21 +12284,24 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 /* ==== Levels ==== */
 
 #define MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, FINISH)                                      \
-    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct, MPT__GEMM_CONV_OF(N),  \
-     DR, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false}
+    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct,                        \
+     MPT__GEMM_CONV_OF(N##_gemm_direct),                                                           \
+     DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
 #define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE)                           \
     MPT__GEMM_ACTIVATE(FN, V, F)                                                                   \
+    MPT__GEMM_PUT(FN, V, W)                                                                        \
     MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
     MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, g->c_dtype)                          \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, R1)                                   \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, R2)                                   \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, MR)                                   \
-    MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, 2)                           \
-    MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, DR)                          \
-    MPT__GEMM_CONV(FN, N, V, W, DR, MPT__LINES_STEP)                                               \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, MR)                                                    \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, MR)                                                    \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, MR)                                                    \
+    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, 2, false)                                              \
+    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, DR, false)                                             \
+    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, 2, true)                                               \
+    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, DR, true)                                              \
     static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,     \
                               float *c, int64_t ldc, int rows, int columns, int how) {             \
         mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                   \
@@ -12135,6 +12313,9 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                                 float *c, int64_t ldc, int rows, int columns, int how) {           \
         mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR)                    \
                                         : MPT__GEMM_OF_WIDTH(N##_direct, W, 2);                    \
+        if (b->dtype != MPT_F32)                                                                   \
+            tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_halves, W, DR)                                \
+                            : MPT__GEMM_OF_WIDTH(N##_halves, W, 2);                                \
         tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static const mpt__gemm_level N##_gemm_level =                                                  \
@@ -12465,9 +12646,9 @@ static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__g
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g);
 static const mpt__gemm_level mpt__pairs_gemm_level = {
     MPT__PAIRS_ROWS, MPT__PAIRS_WIDTH, MPT__PAIRS_DIRECT, 2, 2, 2048, 336, MPT__PAIRS_RATE,
-    mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs),
-    MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(dot), mpt__pairs_pack, MPT__PAIRS_BASE(load),
-    mpt__pairs_finish, NULL, mpt__pairs_choose, false};
+    mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_gemm_lines),
+    MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(sweep), MPT__PAIRS_BASE(dot), mpt__pairs_pack,
+    MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false};
 
 /* The dtype that the values of a side have when they get here. */
 static int mpt__gemm_dtype(const mpt__gemm_side *side) {
@@ -12870,7 +13051,7 @@ enum { MPT__AMX_RATE = 400 };
     }                                                                                     \
     static const mpt__gemm_level N##_gemm_level = {                                       \
         32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL,  \
-        NULL, 0, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish,                \
+        NULL, 0, NULL, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish,          \
         mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1};
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
@@ -13350,48 +13531,37 @@ static mpt__gemm_side mpt__gemm_as_floats(const mpt__gemm *g, const mpt__gemm_si
     return out;
 }
 
-/* One or two rows of C: K in short blocks over wide tiles, so that B is read along its rows. */
+/* One or two rows of C: B is read along its lines. */
 static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
                                   const mpt__gemm_side *b, int64_t i0, int64_t j0, int64_t m,
                                   int64_t n) {
-    const mpt__gemm_level *level = g->level;
-    enum { WIDE = MPT__GEMM_MAX_TILE / 2 };
-    /* Lines a page apart share a set of the first cache, so few are under way; measured. */
-    const int64_t step = g->b.inner * mpt__dtype_info[g->b.dtype].bytes;
-    const int64_t depth = step % 4096 == 0 ? 16 : 64;
     float tile[MPT__GEMM_MAX_TILE];
-    for (int64_t wide = 0; wide < n; wide += WIDE) {
-        int64_t width = mpt__smaller_of(WIDE, n - wide);
-        for (int64_t k = 0; k < g->k; k += depth) {
-            mpt__gemm_side a_tile = *a, b_tile = *b;
-            a_tile.data = mpt__gemm_at(a, 0, k);
-            for (int64_t j = 0; j < width; j += level->columns) {
-                b_tile.data = mpt__gemm_at(b, wide + j, k);
-                level->direct(mpt__smaller_of(depth, g->k - k), &a_tile, &b_tile, tile + j, WIDE,
-                              (int)m, (int)mpt__smaller_of(level->columns, width - j),
-                              k > 0 ? MPT__GEMM_ADD : 0);
-            }
-        }
-        mpt__gemm_finish(g, tile, WIDE, i0, j0 + wide, m, width);
+    const int64_t most = MPT__GEMM_MAX_TILE / m;
+    for (int64_t j = 0; j < n; j += most) {
+        int64_t width = mpt__smaller_of(most, n - j);
+        mpt__gemm_side part = *b;
+        part.data = mpt__gemm_at(b, j, 0);
+        memset(tile, 0, (size_t)(m * width) * sizeof *tile);
+        g->level->sweep(g->k, a, &part, tile, width, (int)m, (int)width, MPT__GEMM_ADD);
+        mpt__gemm_finish(g, tile, width, i0, j0 + j, m, width);
     }
 }
 
-/* c[m, n] = the plain sums of products of m rows of A from i0 on and n columns of B from j0 on; m
-   is any number, n too. */
-static void mpt__gemm_direct_sums(const mpt__gemm_direct *d, const mpt__gemm_side *a, int64_t i0,
-                                  int64_t m, const mpt__gemm_side *b, int64_t j0, int64_t n,
-                                  float *c, int64_t ldc) {
-    const mpt__gemm_level *level = d->g->level;
-    int64_t across = d->dots ? 4 : level->columns, down = d->dots ? 64 : level->direct_rows;
+/* c[m, n] = the plain sums of products of m rows of A and n columns of B, any number of each. */
+static void mpt__gemm_direct_sums(const mpt__gemm_level *level, bool dots, int64_t k,
+                                  const mpt__gemm_side *a, int64_t m, const mpt__gemm_side *b,
+                                  int64_t n, float *c, int64_t ldc) {
+    const int64_t across = !dots ? level->columns : m > 1 ? 4 : n;
+    const int64_t down = dots ? 64 : level->direct_rows;
     mpt__gemm_side a_tile = *a, b_tile = *b;
     for (int64_t j = 0; j < n; j += across) {
         int columns = (int)mpt__smaller_of(across, n - j);
-        b_tile.data = mpt__gemm_at(b, j0 + j, 0);
+        b_tile.data = mpt__gemm_at(b, j, 0);
         for (int64_t i = 0; i < m; i += down) {
             int rows = (int)mpt__smaller_of(down, m - i);
-            a_tile.data = mpt__gemm_at(a, i0 + i, 0);
-            (d->dots ? level->dot : level->direct)(d->g->k, &a_tile, &b_tile, c + i * ldc + j, ldc,
-                                                   rows, columns, 0);
+            a_tile.data = mpt__gemm_at(a, i, 0);
+            (dots ? level->dot : level->direct)(k, &a_tile, &b_tile, c + i * ldc + j, ldc, rows,
+                                                columns, 0);
         }
     }
 }
@@ -13413,7 +13583,7 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
     }
     if (g->c_dtype == MPT_F32 && g->c_column == 1 && !g->accumulate && mpt__gemm_is_plain(g)) {
         float *c = (float *)(void *)g->c + i0 * g->c_row + j0;
-        mpt__gemm_direct_sums(d, a, 0, m, b, 0, n, c, g->c_row);
+        mpt__gemm_direct_sums(g->level, d->dots, g->k, a, m, b, n, c, g->c_row);
         return;
     }
     /* Tiles as wide as they may be, so that they are finished in whole vectors. */
@@ -13422,7 +13592,11 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
     for (int64_t j = 0; j < n; j += across) {
         for (int64_t i = 0; i < m; i += down) {
             int64_t rows = mpt__smaller_of(down, m - i), columns = mpt__smaller_of(across, n - j);
-            mpt__gemm_direct_sums(d, a, i, rows, b, j, columns, tile, across);
+            mpt__gemm_side a_part = *a, b_part = *b;
+            a_part.data = mpt__gemm_at(a, i, 0);
+            b_part.data = mpt__gemm_at(b, j, 0);
+            mpt__gemm_direct_sums(g->level, d->dots, g->k, &a_part, rows, &b_part, columns, tile,
+                                  across);
             mpt__gemm_finish(g, tile, across, i0 + i, j0 + j, rows, columns);
         }
     }
@@ -13437,15 +13611,15 @@ static int64_t mpt__gemm_direct_plan(const mpt__gemm *g, bool dots, int threads,
     int64_t other = d->by_rows ? g->n : g->m, k = g->k;
     d->in_place = dots ? other <= 4 : !d->by_rows;
     int64_t size = d->by_rows ? g->m : g->n, macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST;
+    const bool copies = mpt__gemm_needs_copy(d->by_rows ? &g->a : &g->b, d->in_place);
     d->chunk = size; /* of a small product, without divisions */
-    if (size * other * k > macs || size * k > MPT__GEMM_DIRECT_FLOATS)
-        d->chunk =
-            mpt__round_up(mpt__smaller_of(macs / (other * k) + 1, MPT__GEMM_DIRECT_FLOATS / k + 1),
-                          d->by_rows ? 8 : g->level->columns);
-    d->copy_floats = 0;
-    if (mpt__gemm_needs_copy(d->by_rows ? &g->a : &g->b, d->in_place)) {
-        d->copy_floats = mpt__round_up(d->chunk * g->k, 16);
+    if (size * other * k > macs || (copies && size * k > MPT__GEMM_DIRECT_FLOATS)) {
+        int64_t most = threads > 1 ? size / (2 * threads) + 1 : size;
+        if (copies) most = MPT__GEMM_DIRECT_FLOATS / k + 1;
+        if (copies || other > 2) most = mpt__smaller_of(most, macs / (other * k) + 1);
+        d->chunk = mpt__round_up(most, d->by_rows ? 8 : g->level->columns);
     }
+    d->copy_floats = copies ? mpt__round_up(d->chunk * g->k, 16) : 0;
     bool shared = mpt__gemm_needs_copy(d->by_rows ? &g->b : &g->a, false);
     return threads * d->copy_floats + (shared ? mpt__round_up(other * g->k, 16) : 0);
 }
@@ -13631,16 +13805,42 @@ static void mpt__gemm_run_batch(const mpt__gemm *g, mpt__pool *pool, mpt__gemm_b
     }
 }
 
+/* Plain fp32 products of a few rows, columns or steps, for which the rest of this room would ask
+   more than they compute; the same sums. False: this is none. data NULL: only says so. */
+static bool mpt__gemm_tiny(const mpt__gemm_level *level, const mpt__launch *launch,
+                           void *const *data) {
+    enum { MOST = 64 };
+    const mpt__operand *a = launch->operand, *b = a + 1, *c = a + 3;
+    const int64_t m = c->shape[0], n = c->shape[1], k = a->shape[1];
+    const bool dots = a->stride[1] == 1 && b->stride[0] == 1 && b->stride[1] != 1;
+    if (level->direct == NULL || c->rank != 2 || a[2].storage != 0 || launch->activation != 0 ||
+        launch->imm[0] != 1.0 || launch->index[0] != 0 || launch->compute_dtype != MPT_F32 ||
+        a->dtype != MPT_F32 || b->dtype != MPT_F32 || c->dtype != MPT_F32 || m > MOST ||
+        n > MOST || k > MOST || k == 0 || c->access == MPT__ACCUMULATE || c->stride[1] != 1 ||
+        !(dots || b->stride[1] == 1) || !(m <= 16 || n <= 16 || (k <= 32 && !dots)))
+        return false;
+    if (data == NULL) return true;
+    const mpt__gemm_side as = {(const char *)data[0], MPT_F32, 0, a->stride[0], a->stride[1]};
+    const mpt__gemm_side bs = {(const char *)data[1], MPT_F32, 0, b->stride[1], b->stride[0]};
+    mpt__gemm_direct_sums(level, dots, k, &as, m, &bs, n, (float *)data[3], c->stride[0]);
+    return true;
+}
+
 static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *call) {
     mpt__gemm g;
     mpt__gemm_watch watch = {0, false};
     mpt__gemm_batch batch;
     char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
+    uint32_t state = mpt__flush_denormals(true);
+    if (mpt__gemm_tiny(level, call->launch, call->data)) {
+        mpt__restore_denormals(state);
+        return;
+    }
     if (!mpt__gemm_read(&g, level, call->launch, call->data)) {
+        mpt__restore_denormals(state);
         mpt__cpu_fall_back(call);
         return;
     }
-    uint32_t state = mpt__flush_denormals(true);
     batch.workspace = call->workspace ? (char *)call->workspace : nothing;
     batch.watch = &watch;
     /* A launch that adds to C cannot be begun again by another level. */
@@ -13657,6 +13857,7 @@ static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
 static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__launch *launch,
                                    int threads) {
     mpt__gemm g;
+    if (mpt__gemm_tiny(level, launch, NULL)) return 0;
     if (!mpt__gemm_read(&g, level, launch, NULL)) return ~0;
     if (g.batch_count == 0) return 0;
     int64_t bytes = mpt__gemm_splits_batch(&g) ? threads * mpt__gemm_bytes(&g, 1)
@@ -21271,24 +21472,22 @@ static mpt_status mpt__matmul_shape(mpt__frame *frame) {
 
 /* A tensor as [batch.., rows, columns] of a matmul; row, column: whether it has that dimension.
    `batches` leading dimensions of sizes `batch`, by strides of 0; NULL: its own sizes or 1. */
-static mpt__tensor mpt__matrix(const mpt__tensor *tensor, bool row, bool column, int batches,
-                               const int64_t *batch) {
-    mpt__tensor view;
-    view.storage = tensor->storage;
-    view.dtype = tensor->dtype;
-    view.shape.rank = (uint8_t)(batches + 2);
-    view.offset = tensor->offset;
+static void mpt__matrix(mpt__tensor *view, const mpt__tensor *tensor, bool row, bool column,
+                        int batches, const int64_t *batch) {
+    view->storage = tensor->storage;
+    view->dtype = tensor->dtype;
+    view->shape.rank = (uint8_t)(batches + 2);
+    view->offset = tensor->offset;
     int from = tensor->shape.rank - 1;
     for (int to = batches + 1; to >= 0; to--) {
         bool there = to > batches ? column : to == batches ? row : from >= 0;
-        view.shape.dim[to] = there ? tensor->shape.dim[from] : 1;
-        view.stride[to] = there ? tensor->stride[from] : 0;
+        view->shape.dim[to] = there ? tensor->shape.dim[from] : 1;
+        view->stride[to] = there ? tensor->stride[from] : 0;
         if (there) from--;
         if (to >= batches || !batch) continue;
-        if (view.shape.dim[to] != batch[to]) view.stride[to] = 0;
-        view.shape.dim[to] = batch[to];
+        if (view->shape.dim[to] != batch[to]) view->stride[to] = 0;
+        view->shape.dim[to] = batch[to];
     }
-    return view;
 }
 
 /* The last two dimensions swapped. */
@@ -21325,11 +21524,11 @@ static bool mpt__matmul_views(mpt__frame *frame, mpt__tensor *const in[2], const
                               mpt__tensor view[3]) {
     bool row = frame->in[0]->shape.rank > 1, column = frame->in[1]->shape.rank > 1;
     int batches = y->shape.rank - row - column;
-    view[2] = mpt__matrix(y, row, column, batches, NULL);
+    mpt__matrix(&view[2], y, row, column, batches, NULL);
     for (int i = 0; i < 2; i++) {
         mpt__source source;
         if (!mpt__gemm_source(frame->context, in[i], frame->compute, &source)) return false;
-        view[i] = mpt__matrix(in[i], i == 1 || row, i == 0 || column, batches, view[2].shape.dim);
+        mpt__matrix(&view[i], in[i], i == 1 || row, i == 0 || column, batches, view[2].shape.dim);
         view[i].storage = source.storage;
         view[i].dtype = source.dtype;
     }
@@ -21337,9 +21536,12 @@ static bool mpt__matmul_views(mpt__frame *frame, mpt__tensor *const in[2], const
 }
 
 static mpt_status mpt__matmul_forward(mpt__frame *frame) {
+    const mpt__tensor *a = frame->in[0], *b = frame->in[1];
     mpt__tensor view[3];
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, frame->in[1]);
+    if (a->shape.rank == 2 && b->shape.rank == 2 && !a->parameter && !b->parameter)
+        return mpt__launch_gemm(frame, a, b, frame->out[0], MPT__WRITE);
     if (!mpt__matmul_views(frame, frame->in, frame->out[0], view))
         return frame->context->base.status;
     return mpt__launch_gemm(frame, &view[0], &view[1], &view[2], MPT__WRITE);
@@ -21353,7 +21555,8 @@ static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tens
     if (!target) return frame->context->base.status;
     int batches = left->shape.rank - 2;
     bool vector = target->shape.rank == 1, summed = false;
-    mpt__tensor matrix = mpt__matrix(target, i == 1 || !vector, i == 0 || !vector, batches, NULL);
+    mpt__tensor matrix;
+    mpt__matrix(&matrix, target, i == 1 || !vector, i == 0 || !vector, batches, NULL);
     for (int d = 0; d < batches; d++) summed |= matrix.shape.dim[d] != left->shape.dim[d];
     if (!summed) return mpt__launch_gemm(frame, left, right, &matrix, access);
     mpt_shape full = left->shape;

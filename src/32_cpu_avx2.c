@@ -27,6 +27,9 @@ MPT__AVX2_OP mpt__v8_m mpt__v8_first(int64_t n) {
     __m256i count = _mm256_set1_epi32((int)(n < 0 ? 0 : n > 8 ? 8 : n));
     return _mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_first(const void *p, mpt__v8_m lanes) {
+    return _mm256_maskload_ps((const float *)p, lanes);
+}
 MPT__AVX2_OP mpt__v8_m mpt__v8_greater(mpt__v8_f a, mpt__v8_f b) {
     return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ));
 }

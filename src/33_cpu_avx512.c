@@ -27,6 +27,9 @@ MPT__AVX512_OP mpt__v16_f mpt__v16_fma(mpt__v16_f a, mpt__v16_f b, mpt__v16_f c)
 MPT__AVX512_OP mpt__v16_m mpt__v16_first(int64_t n) {
     return (__mmask16)(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u);
 }
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_first(const void *p, mpt__v16_m lanes) {
+    return _mm512_maskz_loadu_ps(lanes, p);
+}
 MPT__AVX512_OP mpt__v16_m mpt__v16_greater(mpt__v16_f a, mpt__v16_f b) {
     return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
 }

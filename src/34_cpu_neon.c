@@ -69,6 +69,9 @@ MPT__NEON_OP mpt__v4_f mpt__v4_load_as(const void *p, int64_t n, int dtype) {
     if (n > 0) memcpy(rest, p, (size_t)n * (dtype == MPT_F32 ? 4 : 2));
     return mpt__v4_load_full(rest, dtype);
 }
+MPT__NEON_OP mpt__v4_f mpt__v4_load_first(const void *p, mpt__v4_m lanes) {
+    return mpt__v4_load_as(p, (int64_t)vaddvq_u32(vshrq_n_u32(lanes, 31)), MPT_F32);
+}
 MPT__NEON_OP void mpt__v4_store_as(void *p, mpt__v4_f v, int64_t n, int dtype) {
     if (dtype != MPT_F32) {
         uint16x4_t half = mpt__v4_to_half(v, dtype);

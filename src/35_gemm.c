@@ -145,7 +145,9 @@ struct mpt__gemm_level {
        multiple of line_rows rows, and rows of B are as wide as a tile. */
     mpt__gemm_tile *lines;
     int line_rows;
-    /* The same with a.inner = b.inner = 1; any rows, columns <= 4, any dtypes. */
+    /* The same for any columns, adding; B is read line after line. */
+    mpt__gemm_tile *sweep;
+    /* The same with a.inner = b.inner = 1; columns <= 4 or one row, any dtypes. */
     mpt__gemm_tile *dot;
     /* A panel of A or B: elements outer .. outer+count-1 at k .. k+depth-1, zeros from count on.
        Writes up to MPT__GEMM_SLACK bytes past the panel's end. depth > 0. False where the values
@@ -186,11 +188,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__ROWS_12(X, V, W) MPT__ROWS_8(X, V, W) X(8, V, W) X(9, V, W) X(10, V, W) X(11, V, W)
 #define MPT__ROWS_14(X, V, W) MPT__ROWS_12(X, V, W) X(12, V, W) X(13, V, W)
 
-/* a: the elements of a row; x: its first vector, y: the second one. Rows of A past the last repeat
-   it, so that nothing outside is read. */
+/* a: the elements of a row; x: its first vector, y: the second one. */
 #define MPT__ROW_OF_PANEL(i, V, W) const float *a##i = mpt__gemm_floats_of(a) + i;
-#define MPT__ROW_OF_MATRIX(i, V, W)                                                                \
-    const float *a##i = mpt__gemm_floats_of(a) + (i < rows ? i : rows - 1) * a->outer;
 #define MPT__TILE_ZERO1(i, V, W) V##_f x##i = V##_zero();
 #define MPT__TILE_ZERO2(i, V, W) MPT__TILE_ZERO1(i, V, W) V##_f y##i = V##_zero();
 #define MPT__TILE_STEP1(i, V, W) x##i = V##_fma(V##_set(a##i[at]), b0, x##i);
@@ -200,43 +199,36 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         x##i = V##_fma(s, b0, x##i);                                                               \
         y##i = V##_fma(s, b1, y##i);                                                               \
     }
-#define MPT__TILE_STORE1(i, V, W)                                                                  \
-    if (i < rows) {                                                                                \
-        float *p = c + i * ldc;                                                                    \
-        if (add) x##i = V##_add(V##_load_as(p, columns, MPT_F32), x##i);                           \
-        V##_store_as(p, x##i, columns, MPT_F32);                                                   \
-    }
-#define MPT__TILE_STORE2(i, V, W)                                                                  \
-    if (i < rows) {                                                                                \
-        float *p = c + i * ldc;                                                                    \
-        if (add) x##i = V##_add(V##_load(p), x##i);                                                \
-        if (add) y##i = V##_add(V##_load_as(p + W, columns - W, MPT_F32), y##i);                   \
-        V##_store(p, x##i);                                                                        \
-        V##_store_as(p + W, y##i, columns - W, MPT_F32);                                           \
-    }
-#define MPT__PANEL_LOAD1(V, W) V##_f b0 = V##_load((const float *)(const void *)from);
-#define MPT__PANEL_LOAD2(V, W)                                                                     \
-    MPT__PANEL_LOAD1(V, W) V##_f b1 = V##_load((const float *)(const void *)from + W);
-#define MPT__MATRIX_LOAD1(V, W) V##_f b0 = V##_load_as(from, columns, dtype);
-#define MPT__MATRIX_LOAD2(V, W)                                                                    \
-    V##_f b0 = V##_load_full(from, dtype), b1 = V##_load_as(from + W * bytes, columns - W, dtype);
+#define MPT__TILE_ADD1(i, V, W) x##i = V##_add(V##_load(to + i * ld), x##i);
+#define MPT__TILE_ADD2(i, V, W)                                                                    \
+    MPT__TILE_ADD1(i, V, W) y##i = V##_add(V##_load(to + i * ld + W), y##i);
+#define MPT__TILE_STORE1(i, V, W) V##_store(to + i * ld, x##i);
+#define MPT__TILE_STORE2(i, V, W) MPT__TILE_STORE1(i, V, W) V##_store(to + i * ld + W, y##i);
+#define MPT__PANEL_LOAD1(V, W) V##_f b0 = V##_load(from);
+#define MPT__PANEL_LOAD2(V, W) V##_f b0 = V##_load(from), b1 = V##_load(from + W);
 
-/* One tile of ROWS x (NV W) from a PANEL or a MATRIX, A_STEP and B_STEP elements from k to k. */
-#define MPT__GEMM_TILE(FN, NAME, V, W, FROM, A_STEP, B_STEP, ROWS, NV)                             \
+/* One tile of ROWS x (NV W) from panels. */
+#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, MR)                                               \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
                  int64_t ldc, int rows, int columns, int how) {                                    \
+        const bool whole = (how & MPT__GEMM_ROOM) || (rows == ROWS && columns == NV * W);          \
         const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
-        const int dtype = b->dtype, bytes = dtype == MPT_F32 ? 4 : 2;                              \
-        const int64_t b_step = (B_STEP) * bytes;                                                   \
-        const char *from = b->data;                                                                \
-        int64_t at = 0; /* in a; p counts, since a broadcast a stands still */                     \
-        MPT__ROWS_##ROWS(MPT__ROW_OF_##FROM, V, W);                                                \
+        MPT__ALIGN(64) float beside[ROWS * NV * W];                                                \
+        const int64_t b_step = b->inner;                                                           \
+        const float *from = mpt__gemm_floats_of(b);                                                \
+        MPT__ROWS_##ROWS(MPT__ROW_OF_PANEL, V, W);                                                 \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (int64_t p = 0; p < depth; p++, at += (A_STEP), from += b_step) {                      \
-            MPT__##FROM##_LOAD##NV(V, W);                                                          \
+        for (int64_t p = 0, at = 0; p < depth; p++, at += MR, from += b_step) {                    \
+            MPT__PANEL_LOAD##NV(V, W);                                                             \
             MPT__ROWS_##ROWS(MPT__TILE_STEP##NV, V, W);                                            \
         }                                                                                          \
+        float *to = whole ? c : beside;                                                            \
+        const int64_t ld = whole ? ldc : NV * W;                                                   \
+        if (add && whole) {                                                                        \
+            MPT__ROWS_##ROWS(MPT__TILE_ADD##NV, V, W)                                              \
+        }                                                                                          \
         MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                               \
+        if (!whole) V##_put_tile(beside, ld, c, ldc, rows, columns, add);                          \
     }
 
 /* A tile of lines of pixels. Pointers to every third row, scaled steps to the ones between: so few
@@ -256,6 +248,76 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         x##i = V##_fma(s, b0, x##i);                                                               \
         y##i = V##_fma(s, b1, y##i);                                                               \
     }
+/* The same from matrices where they lie. The last rows and columns are done twice where they fill
+   no tile, but for columns that fill no vector. */
+#define MPT__LINES_C0 c
+#define MPT__LINES_C1 (c + ldc)
+#define MPT__LINES_C2 (c + 2 * ldc)
+#define MPT__LINES_C3 c3
+#define MPT__LINES_C4 (c3 + ldc)
+#define MPT__LINES_C5 (c3 + 2 * ldc)
+#define MPT__LINES_C6 c6
+#define MPT__LINES_C7 (c6 + ldc)
+#define MPT__DIRECT_LOAD1(V, W, HALF)                                                              \
+    V##_f b0 = HALF ? V##_load_as(from, columns, dtype) : V##_load_first(from, lanes);
+#define MPT__DIRECT_LOAD2(V, W, HALF)                                                              \
+    V##_f b0 = V##_load_full(from, dtype), b1 = V##_load_full(from + past * bytes, dtype);
+#define MPT__DIRECT_ADD1(i, V, W)                                                                  \
+    x##i = V##_add(V##_load_as(MPT__LINES_C##i, columns, MPT_F32), x##i);
+#define MPT__DIRECT_ADD2(i, V, W)                                                                  \
+    x##i = V##_add(V##_load(MPT__LINES_C##i), x##i);                                               \
+    y##i = V##_add(V##_load(MPT__LINES_C##i + past), y##i);
+#define MPT__DIRECT_STORE1(i, V, W) V##_store_as(MPT__LINES_C##i, x##i, columns, MPT_F32);
+#define MPT__DIRECT_STORE2(i, V, W)                                                                \
+    V##_store(MPT__LINES_C##i, x##i);                                                              \
+    V##_store(MPT__LINES_C##i + past, y##i);
+#define MPT__GEMM_DIRECT(FN, NAME, V, W, ROWS, NV, HALF)                                           \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
+                 int64_t ldc, int rows, int columns, int how) {                                    \
+        const int dtype = !HALF ? MPT_F32 : b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16;              \
+        const int bytes = HALF ? 2 : 4;                                                            \
+        const int64_t o = rows > 1 ? a->outer : 0, a_step = a->inner, b_step = b->inner * bytes;   \
+        const int64_t third = rows < 6 ? rows - 3 : 3, sixth = rows < 8 ? rows - 2 : 6;            \
+        const int64_t past = columns - W;                                                          \
+        const V##_m lanes = V##_first(columns);                                                    \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
+        for (int left = how; left >= 0; left -= MPT__GEMM_MORE, a++, b++) {                        \
+            const char *from = b->data;                                                            \
+            const float *a0 = mpt__gemm_floats_of(a), *a3 = a0 + third * o, *a6 = a0 + sixth * o;  \
+            for (int64_t p = 0; p < depth; p++) {                                                  \
+                MPT__DIRECT_LOAD##NV(V, W, HALF)                                                   \
+                MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W)                                        \
+                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                          \
+            }                                                                                      \
+            (void)a3, (void)a6;                                                                    \
+        }                                                                                          \
+        ldc = rows > 1 ? ldc : 0;                                                                  \
+        float *c3 = c + third * ldc, *c6 = c + sixth * ldc;                                        \
+        if ((how & MPT__GEMM_ADD) != 0) {                                                          \
+            MPT__ROWS_##ROWS(MPT__DIRECT_ADD##NV, V, W)                                            \
+        }                                                                                          \
+        MPT__ROWS_##ROWS(MPT__DIRECT_STORE##NV, V, W);                                             \
+        (void)lanes, (void)past, (void)c3, (void)c6;                                               \
+    }
+
+#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
+#define MPT__GEMM_CONV(FN, N, V, W, R, STEP)
+#define MPT__GEMM_CONV_OF(function) NULL
+#else
+#define MPT__LINES_STORE1(i, V, W)                                                                 \
+    if (i < rows) {                                                                                \
+        float *p = c + i * ldc;                                                                    \
+        if (add) x##i = V##_add(V##_load_as(p, columns, MPT_F32), x##i);                           \
+        V##_store_as(p, x##i, columns, MPT_F32);                                                   \
+    }
+#define MPT__LINES_STORE2(i, V, W)                                                                 \
+    if (i < rows) {                                                                                \
+        float *p = c + i * ldc;                                                                    \
+        if (add) x##i = V##_add(V##_load(p), x##i);                                                \
+        if (add) y##i = V##_add(V##_load_as(p + W, columns - W, MPT_F32), y##i);                   \
+        V##_store(p, x##i);                                                                        \
+        V##_store_as(p + W, y##i, columns - W, MPT_F32);                                           \
+    }
 #define MPT__GEMM_LINES(FN, NAME, V, W, ROWS, NV, STEP)                                            \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
                  int64_t ldc, int rows, int columns, int how) {                                    \
@@ -272,13 +334,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             }                                                                                      \
             (void)a6;                                                                              \
         }                                                                                          \
-        MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                               \
+        MPT__ROWS_##ROWS(MPT__LINES_STORE##NV, V, W);                                              \
     }
-
-#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
-#define MPT__GEMM_CONV(FN, N, V, W, R, STEP)
-#define MPT__GEMM_CONV_OF(N) NULL
-#else
 #define MPT__GEMM_CONV(FN, N, V, W, R, STEP)                                                       \
     MPT__GEMM_LINES(FN, N##_lines##R##x1, V, W, R, 1, STEP)                                        \
     MPT__GEMM_LINES(FN, N##_lines##R##x2, V, W, R, 2, STEP)                                        \
@@ -286,14 +343,30 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                                float *c, int64_t ldc, int rows, int columns, int how) {            \
         MPT__GEMM_OF_WIDTH(N##_lines, W, R)(depth, a, b, c, ldc, rows, columns, how);              \
     }
-#define MPT__GEMM_CONV_OF(N) N##_gemm_lines
+#define MPT__GEMM_CONV_OF(function) function
 #endif
 
 /* The tiles of R rows, one and two vectors wide, and the choice between two such functions. */
-#define MPT__GEMM_TILES(FN, N, V, W, FROM, A_STEP, B_STEP, R)                                      \
-    MPT__GEMM_TILE(FN, N##R##x1, V, W, FROM, A_STEP, B_STEP, R, 1)                                 \
-    MPT__GEMM_TILE(FN, N##R##x2, V, W, FROM, A_STEP, B_STEP, R, 2)
+#define MPT__GEMM_TILES(FN, N, V, W, R, MR)                                                        \
+    MPT__GEMM_TILE(FN, N##R##x1, V, W, R, 1, MR)                                                   \
+    MPT__GEMM_TILE(FN, N##R##x2, V, W, R, 2, MR)
+#define MPT__GEMM_DIRECTS(FN, N, V, W, R, HALF)                                                    \
+    MPT__GEMM_DIRECT(FN, N##R##x1, V, W, R, 1, HALF)                                               \
+    MPT__GEMM_DIRECT(FN, N##R##x2, V, W, R, 2, HALF)
 #define MPT__GEMM_OF_WIDTH(N, W, R) (columns > W ? N##R##x2 : N##R##x1)
+
+/* c[rows, columns] = or (add) += a tile that was summed beside it. */
+#define MPT__GEMM_PUT(FN, V, W)                                                                    \
+    FN MPT__NOINLINE void V##_put_tile(const float *from, int64_t ld, float *c, int64_t ldc,       \
+                                       int rows, int columns, bool add) {                          \
+        for (; rows > 0; rows--, from += ld, c += ldc) {                                           \
+            for (int j = 0; j < columns; j += W) {                                                 \
+                V##_f v = V##_load(from + j);                                                      \
+                if (add) v = V##_add(V##_load_as(c + j, columns - j, MPT_F32), v);                 \
+                V##_store_as(c + j, v, columns - j, MPT_F32);                                      \
+            }                                                                                      \
+        }                                                                                          \
+    }
 
 #define MPT__GEMM_ACTIVATE(FN, V, F)                                                               \
     FN MPT__NOINLINE V##_f V##_activate(V##_f a, int activation) {                                 \
@@ -321,6 +394,52 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     }
 
 #define MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                      \
+    OP void N##_sweep(int lines, const float *a, int64_t a_step, const char *b, int64_t b_step,    \
+                      float *c, int64_t n, int dtype) {                                            \
+        const int bytes = dtype == MPT_F32 ? 4 : 2;                                                \
+        const int64_t two = lines > 1 ? 2 * b_step : 0, a_two = lines > 1 ? 2 * a_step : 0;        \
+        const V##_f a0 = V##_set(a[0]), a1 = V##_set(a[a_two / 2]), a2 = V##_set(a[a_two]);        \
+        const V##_f a3 = V##_set(a[a_two / 2 * 3]);                                                \
+        const char *b2 = b + two;                                                                  \
+        for (; n > 0; n -= W, b += W * bytes, b2 += W * bytes, c += W) {                           \
+            V##_f sum = V##_fma(a0, V##_load_as(b, n, dtype), V##_load_as(c, n, MPT_F32));         \
+            if (lines > 1) {                                                                       \
+                sum = V##_fma(a1, V##_load_as(b + b_step, n, dtype), sum);                         \
+                sum = V##_fma(a2, V##_load_as(b2, n, dtype), sum);                                 \
+                sum = V##_fma(a3, V##_load_as(b2 + b_step, n, dtype), sum);                        \
+            }                                                                                      \
+            V##_store_as(c, sum, n, MPT_F32);                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    OP void N##_sweep_all(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,         \
+                          float *c, int64_t ldc, int rows, int64_t columns, int dtype) {           \
+        const int64_t b_step = b->inner * (dtype == MPT_F32 ? 4 : 2);                              \
+        const float *of = mpt__gemm_floats_of(a);                                                  \
+        const char *line = b->data;                                                                \
+        for (; depth > 0; depth -= 4, of += 4 * a->inner, line += 4 * b_step) {                    \
+            for (int i = 0; i < rows; i++) {                                                       \
+                const float *at = of + i * a->outer;                                               \
+                if (depth >= 4) {                                                                  \
+                    N##_sweep(4, at, a->inner, line, b_step, c + i * ldc, columns, dtype);         \
+                    continue;                                                                      \
+                }                                                                                  \
+                for (int64_t k = 0; k < depth; k++) {                                              \
+                    N##_sweep(1, at + k * a->inner, 0, line + k * b_step, 0, c + i * ldc, columns, \
+                              dtype);                                                              \
+                }                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    FN void N##_gemm_sweep(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,        \
+                           float *c, int64_t ldc, int rows, int columns, int how) {                \
+        (void)how;                                                                                 \
+        if (b->dtype == MPT_F32) {                                                                 \
+            N##_sweep_all(depth, a, b, c, ldc, rows, columns, MPT_F32);                            \
+        } else {                                                                                   \
+            N##_sweep_all(depth, a, b, c, ldc, rows, columns,                                      \
+                          b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16);                               \
+        }                                                                                          \
+    }                                                                                              \
     /* Columns past the end repeat the last one, and so does a row. */                             \
     OP void N##_gemm_dot_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,       \
                             float *c, int64_t ldc, int rows, int columns, int u_dtype,             \
@@ -347,22 +466,69 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             float sums[8];                                                                         \
             V##_store_sums(sums, s00, s01, s02, s03, s10, s11, s12, s13);                          \
             for (int r = 0; r < 2 && i + r < rows; r++) {                                          \
-                float *to = c + r * ldc;                                                           \
-                to[0] = sums[4 * r];                                                               \
-                if (columns > 1) to[1] = sums[4 * r + 1];                                          \
-                if (columns > 2) to[2] = sums[4 * r + 2];                                          \
-                if (columns > 3) to[3] = sums[4 * r + 3];                                          \
+                if (columns == 4) {                                                                \
+                    memcpy(c + r * ldc, sums + 4 * r, 4 * sizeof *c);                              \
+                } else {                                                                           \
+                    for (int j = 0; j < columns; j++) c[r * ldc + j] = sums[4 * r + j];            \
+                }                                                                                  \
             }                                                                                      \
         }                                                                                          \
-    }\
+    }                                                                                              \
+    /* A line of p by `count` ones of q, 8 at a time; the last are done twice, but for 2. */       \
+    OP void N##_dots_of(int64_t depth, const char *p, const mpt__gemm_side *q, int64_t count,      \
+                        float *c, int64_t step, int p_dtype, int q_dtype) {                        \
+        const int p_bytes = p_dtype == MPT_F32 ? 4 : 2, q_bytes = q_dtype == MPT_F32 ? 4 : 2;      \
+        const char *line = q->data;                                                                \
+        for (int64_t n; count > 0; count -= n, c += n * step, line += n * q->outer * q_bytes) {    \
+            n = count > 8 ? 8 : count > 2 ? count : 1;                                             \
+            const int64_t third = n < 6 ? n - 3 : 3, sixth = n < 8 ? n - 2 : 6;                    \
+            const int64_t o = n > 1 ? q->outer * q_bytes : 0;                                      \
+            const char *q0 = line, *q3 = line + third * o, *q6 = line + sixth * o;                 \
+            V##_f s0 = V##_zero(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;  \
+            for (int64_t k = 0; k < depth; k += W) {                                               \
+                const int64_t left = depth - k;                                                    \
+                V##_f u = V##_load_as(p + k * p_bytes, left, p_dtype);                             \
+                s0 = V##_fma(u, V##_load_as(q0, left, q_dtype), s0);                               \
+                s1 = V##_fma(u, V##_load_as(q0 + o, left, q_dtype), s1);                           \
+                s2 = V##_fma(u, V##_load_as(q0 + 2 * o, left, q_dtype), s2);                       \
+                s3 = V##_fma(u, V##_load_as(q3, left, q_dtype), s3);                               \
+                s4 = V##_fma(u, V##_load_as(q3 + o, left, q_dtype), s4);                           \
+                s5 = V##_fma(u, V##_load_as(q3 + 2 * o, left, q_dtype), s5);                       \
+                s6 = V##_fma(u, V##_load_as(q6, left, q_dtype), s6);                               \
+                s7 = V##_fma(u, V##_load_as(q6 + o, left, q_dtype), s7);                           \
+                q0 += W * q_bytes, q3 += W * q_bytes, q6 += W * q_bytes;                           \
+            }                                                                                      \
+            float sums[8];                                                                         \
+            V##_store_sums(sums, s0, s1, s2, s3, s4, s5, s6, s7);                                  \
+            for (int64_t i = 0; i < n; i++) {                                                      \
+                c[i * step] = sums[i < 3 ? i : i < third + 3 ? i - third + 3 : i - sixth + 6];     \
+            }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    FN void N##_dots(int64_t depth, const mpt__gemm_side *p, const mpt__gemm_side *q,              \
+                     int64_t count, float *c, int64_t step) {                                      \
+        if (p->dtype == MPT_F32 && q->dtype == MPT_F32) {                                          \
+            N##_dots_of(depth, p->data, q, count, c, step, MPT_F32, MPT_F32);                      \
+        } else {                                                                                   \
+            N##_dots_of(depth, p->data, q, count, c, step, p->dtype, q->dtype);                    \
+        }                                                                                          \
+    }                                                                                              \
     FN void N##_gemm_dot(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,          \
                          float *c, int64_t ldc, int rows, int columns, int how) {                  \
         (void)how; /* all of K comes at once */                                                    \
-        if (a->dtype == MPT_F32 && b->dtype == MPT_F32) {                                          \
+        if (rows == 1 || columns == 1) {                                                           \
+            N##_dots(depth, rows == 1 ? a : b, rows == 1 ? b : a, rows == 1 ? columns : rows, c,   \
+                     rows == 1 ? 1 : ldc);                                                         \
+        } else if (columns == 2) {                                                                 \
+            mpt__gemm_side second = *b;                                                            \
+            second.data = mpt__gemm_at(b, 1, 0);                                                   \
+            N##_dots(depth, b, a, rows, c, ldc);                                                   \
+            N##_dots(depth, &second, a, rows, c + 1, ldc);                                         \
+        } else if (a->dtype == MPT_F32 && b->dtype == MPT_F32) {                                   \
             N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_F32);                 \
         } else if (a->dtype == MPT_F32 && b->dtype == MPT_BF16) {                                  \
             N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_BF16);                \
-        } else {\
+        } else {                                                                                   \
             N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, a->dtype, b->dtype);               \
         }                                                                                          \
     }                                                                                              \
@@ -518,21 +684,24 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 /* ==== Levels ==== */
 
 #define MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, FINISH)                                      \
-    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct, MPT__GEMM_CONV_OF(N),  \
-     DR, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false}
+    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct,                        \
+     MPT__GEMM_CONV_OF(N##_gemm_direct),                                                           \
+     DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
 #define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE)                           \
     MPT__GEMM_ACTIVATE(FN, V, F)                                                                   \
+    MPT__GEMM_PUT(FN, V, W)                                                                        \
     MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
     MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, g->c_dtype)                          \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, R1)                                   \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, R2)                                   \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, PANEL, MR, b->inner, MR)                                   \
-    MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, 2)                           \
-    MPT__GEMM_TILES(FN, N##_direct, V, W, MATRIX, a->inner, b->inner, DR)                          \
-    MPT__GEMM_CONV(FN, N, V, W, DR, MPT__LINES_STEP)                                               \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, MR)                                                    \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, MR)                                                    \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, MR)                                                    \
+    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, 2, false)                                              \
+    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, DR, false)                                             \
+    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, 2, true)                                               \
+    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, DR, true)                                              \
     static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,     \
                               float *c, int64_t ldc, int rows, int columns, int how) {             \
         mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                   \
@@ -544,6 +713,9 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                                 float *c, int64_t ldc, int rows, int columns, int how) {           \
         mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR)                    \
                                         : MPT__GEMM_OF_WIDTH(N##_direct, W, 2);                    \
+        if (b->dtype != MPT_F32)                                                                   \
+            tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_halves, W, DR)                                \
+                            : MPT__GEMM_OF_WIDTH(N##_halves, W, 2);                                \
         tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static const mpt__gemm_level N##_gemm_level =                                                  \

@@ -389,7 +389,7 @@ enum { MPT__AMX_RATE = 400 };
     }                                                                                     \
     static const mpt__gemm_level N##_gemm_level = {                                       \
         32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL,  \
-        NULL, 0, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish,                \
+        NULL, 0, NULL, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish,          \
         mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1};
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);

@@ -264,9 +264,9 @@ static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__g
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g);
 static const mpt__gemm_level mpt__pairs_gemm_level = {
     MPT__PAIRS_ROWS, MPT__PAIRS_WIDTH, MPT__PAIRS_DIRECT, 2, 2, 2048, 336, MPT__PAIRS_RATE,
-    mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs),
-    MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(dot), mpt__pairs_pack, MPT__PAIRS_BASE(load),
-    mpt__pairs_finish, NULL, mpt__pairs_choose, false};
+    mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_gemm_lines),
+    MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(sweep), MPT__PAIRS_BASE(dot), mpt__pairs_pack,
+    MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false};
 
 /* The dtype that the values of a side have when they get here. */
 static int mpt__gemm_dtype(const mpt__gemm_side *side) {

@@ -439,48 +439,37 @@ static mpt__gemm_side mpt__gemm_as_floats(const mpt__gemm *g, const mpt__gemm_si
     return out;
 }
 
-/* One or two rows of C: K in short blocks over wide tiles, so that B is read along its rows. */
+/* One or two rows of C: B is read along its lines. */
 static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
                                   const mpt__gemm_side *b, int64_t i0, int64_t j0, int64_t m,
                                   int64_t n) {
-    const mpt__gemm_level *level = g->level;
-    enum { WIDE = MPT__GEMM_MAX_TILE / 2 };
-    /* Lines a page apart share a set of the first cache, so few are under way; measured. */
-    const int64_t step = g->b.inner * mpt__dtype_info[g->b.dtype].bytes;
-    const int64_t depth = step % 4096 == 0 ? 16 : 64;
     float tile[MPT__GEMM_MAX_TILE];
-    for (int64_t wide = 0; wide < n; wide += WIDE) {
-        int64_t width = mpt__smaller_of(WIDE, n - wide);
-        for (int64_t k = 0; k < g->k; k += depth) {
-            mpt__gemm_side a_tile = *a, b_tile = *b;
-            a_tile.data = mpt__gemm_at(a, 0, k);
-            for (int64_t j = 0; j < width; j += level->columns) {
-                b_tile.data = mpt__gemm_at(b, wide + j, k);
-                level->direct(mpt__smaller_of(depth, g->k - k), &a_tile, &b_tile, tile + j, WIDE,
-                              (int)m, (int)mpt__smaller_of(level->columns, width - j),
-                              k > 0 ? MPT__GEMM_ADD : 0);
-            }
-        }
-        mpt__gemm_finish(g, tile, WIDE, i0, j0 + wide, m, width);
+    const int64_t most = MPT__GEMM_MAX_TILE / m;
+    for (int64_t j = 0; j < n; j += most) {
+        int64_t width = mpt__smaller_of(most, n - j);
+        mpt__gemm_side part = *b;
+        part.data = mpt__gemm_at(b, j, 0);
+        memset(tile, 0, (size_t)(m * width) * sizeof *tile);
+        g->level->sweep(g->k, a, &part, tile, width, (int)m, (int)width, MPT__GEMM_ADD);
+        mpt__gemm_finish(g, tile, width, i0, j0 + j, m, width);
     }
 }
 
-/* c[m, n] = the plain sums of products of m rows of A from i0 on and n columns of B from j0 on; m
-   is any number, n too. */
-static void mpt__gemm_direct_sums(const mpt__gemm_direct *d, const mpt__gemm_side *a, int64_t i0,
-                                  int64_t m, const mpt__gemm_side *b, int64_t j0, int64_t n,
-                                  float *c, int64_t ldc) {
-    const mpt__gemm_level *level = d->g->level;
-    int64_t across = d->dots ? 4 : level->columns, down = d->dots ? 64 : level->direct_rows;
+/* c[m, n] = the plain sums of products of m rows of A and n columns of B, any number of each. */
+static void mpt__gemm_direct_sums(const mpt__gemm_level *level, bool dots, int64_t k,
+                                  const mpt__gemm_side *a, int64_t m, const mpt__gemm_side *b,
+                                  int64_t n, float *c, int64_t ldc) {
+    const int64_t across = !dots ? level->columns : m > 1 ? 4 : n;
+    const int64_t down = dots ? 64 : level->direct_rows;
     mpt__gemm_side a_tile = *a, b_tile = *b;
     for (int64_t j = 0; j < n; j += across) {
         int columns = (int)mpt__smaller_of(across, n - j);
-        b_tile.data = mpt__gemm_at(b, j0 + j, 0);
+        b_tile.data = mpt__gemm_at(b, j, 0);
         for (int64_t i = 0; i < m; i += down) {
             int rows = (int)mpt__smaller_of(down, m - i);
-            a_tile.data = mpt__gemm_at(a, i0 + i, 0);
-            (d->dots ? level->dot : level->direct)(d->g->k, &a_tile, &b_tile, c + i * ldc + j, ldc,
-                                                   rows, columns, 0);
+            a_tile.data = mpt__gemm_at(a, i, 0);
+            (dots ? level->dot : level->direct)(k, &a_tile, &b_tile, c + i * ldc + j, ldc, rows,
+                                                columns, 0);
         }
     }
 }
@@ -502,7 +491,7 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
     }
     if (g->c_dtype == MPT_F32 && g->c_column == 1 && !g->accumulate && mpt__gemm_is_plain(g)) {
         float *c = (float *)(void *)g->c + i0 * g->c_row + j0;
-        mpt__gemm_direct_sums(d, a, 0, m, b, 0, n, c, g->c_row);
+        mpt__gemm_direct_sums(g->level, d->dots, g->k, a, m, b, n, c, g->c_row);
         return;
     }
     /* Tiles as wide as they may be, so that they are finished in whole vectors. */
@@ -511,7 +500,11 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
     for (int64_t j = 0; j < n; j += across) {
         for (int64_t i = 0; i < m; i += down) {
             int64_t rows = mpt__smaller_of(down, m - i), columns = mpt__smaller_of(across, n - j);
-            mpt__gemm_direct_sums(d, a, i, rows, b, j, columns, tile, across);
+            mpt__gemm_side a_part = *a, b_part = *b;
+            a_part.data = mpt__gemm_at(a, i, 0);
+            b_part.data = mpt__gemm_at(b, j, 0);
+            mpt__gemm_direct_sums(g->level, d->dots, g->k, &a_part, rows, &b_part, columns, tile,
+                                  across);
             mpt__gemm_finish(g, tile, across, i0 + i, j0 + j, rows, columns);
         }
     }
@@ -526,15 +519,15 @@ static int64_t mpt__gemm_direct_plan(const mpt__gemm *g, bool dots, int threads,
     int64_t other = d->by_rows ? g->n : g->m, k = g->k;
     d->in_place = dots ? other <= 4 : !d->by_rows;
     int64_t size = d->by_rows ? g->m : g->n, macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST;
+    const bool copies = mpt__gemm_needs_copy(d->by_rows ? &g->a : &g->b, d->in_place);
     d->chunk = size; /* of a small product, without divisions */
-    if (size * other * k > macs || size * k > MPT__GEMM_DIRECT_FLOATS)
-        d->chunk =
-            mpt__round_up(mpt__smaller_of(macs / (other * k) + 1, MPT__GEMM_DIRECT_FLOATS / k + 1),
-                          d->by_rows ? 8 : g->level->columns);
-    d->copy_floats = 0;
-    if (mpt__gemm_needs_copy(d->by_rows ? &g->a : &g->b, d->in_place)) {
-        d->copy_floats = mpt__round_up(d->chunk * g->k, 16);
+    if (size * other * k > macs || (copies && size * k > MPT__GEMM_DIRECT_FLOATS)) {
+        int64_t most = threads > 1 ? size / (2 * threads) + 1 : size;
+        if (copies) most = MPT__GEMM_DIRECT_FLOATS / k + 1;
+        if (copies || other > 2) most = mpt__smaller_of(most, macs / (other * k) + 1);
+        d->chunk = mpt__round_up(most, d->by_rows ? 8 : g->level->columns);
     }
+    d->copy_floats = copies ? mpt__round_up(d->chunk * g->k, 16) : 0;
     bool shared = mpt__gemm_needs_copy(d->by_rows ? &g->b : &g->a, false);
     return threads * d->copy_floats + (shared ? mpt__round_up(other * g->k, 16) : 0);
 }
@@ -720,16 +713,42 @@ static void mpt__gemm_run_batch(const mpt__gemm *g, mpt__pool *pool, mpt__gemm_b
     }
 }
 
+/* Plain fp32 products of a few rows, columns or steps, for which the rest of this room would ask
+   more than they compute; the same sums. False: this is none. data NULL: only says so. */
+static bool mpt__gemm_tiny(const mpt__gemm_level *level, const mpt__launch *launch,
+                           void *const *data) {
+    enum { MOST = 64 };
+    const mpt__operand *a = launch->operand, *b = a + 1, *c = a + 3;
+    const int64_t m = c->shape[0], n = c->shape[1], k = a->shape[1];
+    const bool dots = a->stride[1] == 1 && b->stride[0] == 1 && b->stride[1] != 1;
+    if (level->direct == NULL || c->rank != 2 || a[2].storage != 0 || launch->activation != 0 ||
+        launch->imm[0] != 1.0 || launch->index[0] != 0 || launch->compute_dtype != MPT_F32 ||
+        a->dtype != MPT_F32 || b->dtype != MPT_F32 || c->dtype != MPT_F32 || m > MOST ||
+        n > MOST || k > MOST || k == 0 || c->access == MPT__ACCUMULATE || c->stride[1] != 1 ||
+        !(dots || b->stride[1] == 1) || !(m <= 16 || n <= 16 || (k <= 32 && !dots)))
+        return false;
+    if (data == NULL) return true;
+    const mpt__gemm_side as = {(const char *)data[0], MPT_F32, 0, a->stride[0], a->stride[1]};
+    const mpt__gemm_side bs = {(const char *)data[1], MPT_F32, 0, b->stride[1], b->stride[0]};
+    mpt__gemm_direct_sums(level, dots, k, &as, m, &bs, n, (float *)data[3], c->stride[0]);
+    return true;
+}
+
 static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *call) {
     mpt__gemm g;
     mpt__gemm_watch watch = {0, false};
     mpt__gemm_batch batch;
     char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
+    uint32_t state = mpt__flush_denormals(true);
+    if (mpt__gemm_tiny(level, call->launch, call->data)) {
+        mpt__restore_denormals(state);
+        return;
+    }
     if (!mpt__gemm_read(&g, level, call->launch, call->data)) {
+        mpt__restore_denormals(state);
         mpt__cpu_fall_back(call);
         return;
     }
-    uint32_t state = mpt__flush_denormals(true);
     batch.workspace = call->workspace ? (char *)call->workspace : nothing;
     batch.watch = &watch;
     /* A launch that adds to C cannot be begun again by another level. */
@@ -746,6 +765,7 @@ static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
 static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__launch *launch,
                                    int threads) {
     mpt__gemm g;
+    if (mpt__gemm_tiny(level, launch, NULL)) return 0;
     if (!mpt__gemm_read(&g, level, launch, NULL)) return ~0;
     if (g.batch_count == 0) return 0;
     int64_t bytes = mpt__gemm_splits_batch(&g) ? threads * mpt__gemm_bytes(&g, 1)

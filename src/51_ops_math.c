@@ -435,24 +435,22 @@ static mpt_status mpt__matmul_shape(mpt__frame *frame) {
 
 /* A tensor as [batch.., rows, columns] of a matmul; row, column: whether it has that dimension.
    `batches` leading dimensions of sizes `batch`, by strides of 0; NULL: its own sizes or 1. */
-static mpt__tensor mpt__matrix(const mpt__tensor *tensor, bool row, bool column, int batches,
-                               const int64_t *batch) {
-    mpt__tensor view;
-    view.storage = tensor->storage;
-    view.dtype = tensor->dtype;
-    view.shape.rank = (uint8_t)(batches + 2);
-    view.offset = tensor->offset;
+static void mpt__matrix(mpt__tensor *view, const mpt__tensor *tensor, bool row, bool column,
+                        int batches, const int64_t *batch) {
+    view->storage = tensor->storage;
+    view->dtype = tensor->dtype;
+    view->shape.rank = (uint8_t)(batches + 2);
+    view->offset = tensor->offset;
     int from = tensor->shape.rank - 1;
     for (int to = batches + 1; to >= 0; to--) {
         bool there = to > batches ? column : to == batches ? row : from >= 0;
-        view.shape.dim[to] = there ? tensor->shape.dim[from] : 1;
-        view.stride[to] = there ? tensor->stride[from] : 0;
+        view->shape.dim[to] = there ? tensor->shape.dim[from] : 1;
+        view->stride[to] = there ? tensor->stride[from] : 0;
         if (there) from--;
         if (to >= batches || !batch) continue;
-        if (view.shape.dim[to] != batch[to]) view.stride[to] = 0;
-        view.shape.dim[to] = batch[to];
+        if (view->shape.dim[to] != batch[to]) view->stride[to] = 0;
+        view->shape.dim[to] = batch[to];
     }
-    return view;
 }
 
 /* The last two dimensions swapped. */
@@ -489,11 +487,11 @@ static bool mpt__matmul_views(mpt__frame *frame, mpt__tensor *const in[2], const
                               mpt__tensor view[3]) {
     bool row = frame->in[0]->shape.rank > 1, column = frame->in[1]->shape.rank > 1;
     int batches = y->shape.rank - row - column;
-    view[2] = mpt__matrix(y, row, column, batches, NULL);
+    mpt__matrix(&view[2], y, row, column, batches, NULL);
     for (int i = 0; i < 2; i++) {
         mpt__source source;
         if (!mpt__gemm_source(frame->context, in[i], frame->compute, &source)) return false;
-        view[i] = mpt__matrix(in[i], i == 1 || row, i == 0 || column, batches, view[2].shape.dim);
+        mpt__matrix(&view[i], in[i], i == 1 || row, i == 0 || column, batches, view[2].shape.dim);
         view[i].storage = source.storage;
         view[i].dtype = source.dtype;
     }
@@ -501,9 +499,12 @@ static bool mpt__matmul_views(mpt__frame *frame, mpt__tensor *const in[2], const
 }
 
 static mpt_status mpt__matmul_forward(mpt__frame *frame) {
+    const mpt__tensor *a = frame->in[0], *b = frame->in[1];
     mpt__tensor view[3];
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, frame->in[1]);
+    if (a->shape.rank == 2 && b->shape.rank == 2 && !a->parameter && !b->parameter)
+        return mpt__launch_gemm(frame, a, b, frame->out[0], MPT__WRITE);
     if (!mpt__matmul_views(frame, frame->in, frame->out[0], view))
         return frame->context->base.status;
     return mpt__launch_gemm(frame, &view[0], &view[1], &view[2], MPT__WRITE);
@@ -517,7 +518,8 @@ static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tens
     if (!target) return frame->context->base.status;
     int batches = left->shape.rank - 2;
     bool vector = target->shape.rank == 1, summed = false;
-    mpt__tensor matrix = mpt__matrix(target, i == 1 || !vector, i == 0 || !vector, batches, NULL);
+    mpt__tensor matrix;
+    mpt__matrix(&matrix, target, i == 1 || !vector, i == 0 || !vector, batches, NULL);
     for (int d = 0; d < batches; d++) summed |= matrix.shape.dim[d] != left->shape.dim[d];
     if (!summed) return mpt__launch_gemm(frame, left, right, &matrix, access);
     mpt_shape full = left->shape;
