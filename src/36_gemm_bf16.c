@@ -211,13 +211,36 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 #else
 #define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v16, 16, ROWS)
 #endif
-#define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_set(MPT__LINES_A##i), b0);
+#define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_word(&MPT__LINES_A##i), b0);
 #define MPT__PAIRS_LINES2(i, V, W)                                                         \
     {                                                                                      \
         V##_f s = V##_set(MPT__LINES_A##i);                                                \
         x##i = V##_pairs(x##i, s, b0);                                                     \
         y##i = V##_pairs(y##i, s, b1);                                                     \
     }
+#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION) /* no lines */
+#elif defined(MPTRAIN_EMULATE_AMX)
+MPT__AVX2_OP mpt__v8_f mpt__v8_word(const float *p) { return mpt__v8_set(*p); }
+static MPT__UNUSED void mpt__pairs_apart(uint32_t *to, const uint16_t *from, int64_t apart,
+                                         int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = from[i] | (uint32_t)from[i + apart] << 16;
+}
+#else
+/* to[i] = elements i and i + apart as a pair; as far as whole vectors go. */
+MPT__PAIRS_FN MPT__UNUSED void mpt__pairs_apart(uint32_t *to, const uint16_t *from, int64_t apart,
+                                                int64_t count) {
+    for (int64_t i = 0; i < count; i += 16, from += 16)
+        _mm512_storeu_si512(to + i, mpt__pairs_row((const char *)from, 0xffff,
+                                                   (const char *)(from + apart), 0xffff, true,
+                                                   MPT_BF16));
+}
+/* An integer is broadcast beside the ports that products need, a float is not. */
+MPT__PAIRS_OP mpt__v16_f mpt__v16_word(const float *p) {
+    int32_t word;
+    memcpy(&word, p, sizeof word);
+    return _mm512_castsi512_ps(_mm512_set1_epi32(word));
+}
+#endif
 #ifdef MPTRAIN_EMULATE_AMX
 MPT__GEMM_CONV(MPT__PAIRS_FN, mpt__pairs, mpt__v8, 8, 6, MPT__PAIRS_LINES)
 #else

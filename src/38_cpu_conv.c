@@ -252,14 +252,12 @@ typedef struct mpt__conv_lines {
     const mpt__gemm_image *x;   /* what taps are of */
     const mpt__gemm_side *side; /* where it lies */
     const mpt__words *words;
-#ifdef MPT__HAS_GEMM
-    const mpt__gemm_level *level;
-#endif
     bool in_place, halves; /* halves: copied lines are bf16, else mpt__real */
     int64_t pair;          /* of pairs of bf16 (halves) that go so far apart; 0: of neighbours */
     int64_t wide, line;    /* elements and bytes of a copied line */
     int64_t block, ring;   /* lines of the grid that go together; copied lines under way */
     int64_t lines, chunk, chunks; /* lines of the grid: all, those of a chunk */
+    int64_t numel;                /* of all images */
 } mpt__conv_lines;
 
 #define MPT__CONV_SLICES 16 /* chunks of a gradient of weights, each with sums of its own */
@@ -295,6 +293,7 @@ static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
     if (l->block < 1) l->block = 1; /* of a phase without pixels */
     l->ring = taps ? (l->block - 1) * x->stride[0] + (x->taps[0] - 1) * x->apart[0] + 1 : 0;
     l->lines = c->n * x->grid[0];
+    l->numel = c->n * x->image;
     l->chunk = MPT__CONV_COST / (cost + 1) + 4;
     if (weights) {
         const int64_t sums = c->out * c->in * c->kernel[0] * c->kernel[1];
@@ -358,6 +357,16 @@ static void mpt__conv_elements(const mpt__conv_lines *l, int64_t from, char *to,
     }
 }
 
+/* What is read or written soon: lines are too short for the hardware to see them coming. */
+static MPT__FORCE_INLINE void mpt__conv_fetch(const mpt__gemm_side *side, int64_t from, int64_t n) {
+#if defined(__GNUC__)
+    const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
+    for (int64_t i = 0; i < n * bytes; i += 64) __builtin_prefetch(side->data + from * bytes + i);
+#else
+    (void)side, (void)from, (void)n;
+#endif
+}
+
 /* The line of the grid's number `line` begins: its image, and in y the line of its first tap. */
 static int64_t mpt__conv_begin_line(const mpt__conv_lines *l, int64_t line, int64_t *y,
                                     int64_t *loaded) {
@@ -367,18 +376,6 @@ static int64_t mpt__conv_begin_line(const mpt__conv_lines *l, int64_t line, int6
     if (*loaded < *y) *loaded = *y;
     return line / l->x->grid[0];
 }
-
-#ifdef MPT__HAS_GEMM
-/* words[i] = elements i and i + apart as a pair, count of them, and MPT__CONV_PAST. */
-static void mpt__conv_pair(const mpt__gemm_level *level, mpt__gemm_side side, int64_t apart,
-                           char *words, int64_t count) {
-    side.outer = 1, side.inner = apart;
-    for (int64_t i = 0; i < count; i += level->columns) {
-        level->pack(words + 4 * i, true, &side, i, mpt__smaller_of(level->columns, count - i), 0,
-                    2);
-    }
-}
-#endif
 
 /* The first tap of line y of image n; `ring` has the lines before `loaded`, and room for one. */
 static const char *mpt__conv_line(const mpt__conv_lines *l, char *ring, int64_t n, int64_t y,
@@ -397,11 +394,13 @@ static const char *mpt__conv_line(const mpt__conv_lines *l, char *ring, int64_t 
         from = n * x->image + *loaded * x->step[0] + first;
         memset(to, 0, (size_t)(left * bytes));
         mpt__conv_elements(l, from + left, to + left * bytes, right - left);
+        if (from + left + x->step[0] < l->numel)
+            mpt__conv_fetch(l->side, from + left + x->step[0], right - left);
         memset(to + right * bytes, 0, (size_t)((l->wide - right) * bytes));
-#ifdef MPT__HAS_GEMM
-        const mpt__gemm_side apart = {to, MPT_BF16, 0, 0, 0};
+#ifdef MPT__HAS_PAIRS
         if (l->pair > 0)
-            mpt__conv_pair(l->level, apart, l->pair, line, l->wide - l->pair);
+            mpt__pairs_apart((uint32_t *)(void *)line, (const uint16_t *)(const void *)to, l->pair,
+                             l->wide - l->pair);
 #endif
     }
     return ring + y % l->ring * l->line;
@@ -698,12 +697,13 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
     if (x == NULL || level->lines == NULL || c->groups != 1 || g->k == 0) return false;
     if (x->taps[1] > 1 && x->apart[1] != 1) return false;
     const int64_t pixels = x->grid[1], whole = mpt__round_up(pixels, tile);
-    if (pixels * 4 < whole * 3 || (r->weights ? pixels : x->channels) % unit != 0) return false;
-    if (r->weights && (g->m * g->n > MPT__CONV_SLICE_FLOATS || pixels < 2 * tile)) return false;
+    if ((r->weights ? pixels : x->channels) % unit != 0) return false;
+    if (r->weights ? g->m * g->n > MPT__CONV_SLICE_FLOATS || pixels < 4 * unit
+                   : pixels * 4 < whole * 3)
+        return false;
     mpt__conv_lines *l = &r->lines;
     mpt__conv_lines_of(l, x, r->weights ? &g->b : &g->a, c, pixels * g->n / level->rate * g->k,
                        unit);
-    l->level = level;
     if (r->weights || pixels < whole) l->in_place = false; /* tiles are read whole */
     r->run = x->taps[1] * x->channels / (r->weights ? 1 : unit);
     r->depth = pixels / unit;
@@ -718,7 +718,7 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
         r->shared += pixels * g->n;
     }
     r->apart = r->in_c ? 0 : pixels * g->n;
-    if (r->weights) r->apart = r->depth * g->m + tile + MPT__CONV_PAST;
+    if (r->weights) r->apart = r->depth * mpt__round_up(g->m, level->columns) + MPT__CONV_PAST;
     r->apart *= l->block;
     r->own = l->in_place ? 0 : (l->ring * l->line + l->wide * 2) / (int64_t)sizeof(float) + room;
     r->own = mpt__round_up(r->own + r->apart, 16);
@@ -811,6 +811,9 @@ static void mpt__conv_row_block(const mpt__conv_rows *r, int64_t line, int64_t c
         row[i].c = g.c + pixel * mpt__dtype_info[g.c_dtype].bytes;
         row[i].sums = r->in_c ? (float *)(void *)row[i].c : sums + i * x->grid[1] * g.n;
         row[i].how = how;
+        const mpt__gemm_side out = {row[i].c, g.c_dtype, 0, 0, 0};
+        if (!r->in_c)
+            mpt__conv_fetch(&out, 0, (x->grid[1] - 1) * g.c_row + g.n);
         if (r->biases > 0)
             memcpy(row[i].sums, r->memory + r->biases, (size_t)(x->grid[1] * g.n) * sizeof *sums);
     }
@@ -821,19 +824,19 @@ static void mpt__conv_row_block(const mpt__conv_rows *r, int64_t line, int64_t c
     for (int64_t i = 0; i < count; i++) mpt__conv_row_end(r, &g, &row[i], ldc);
 }
 
-/* A line of dy as words; `apart` has room for it. */
+/* A line of dy as words, pairs in panels; `apart` has room for it. */
 static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float *apart) {
     const mpt__gemm *g = r->g;
-    const int64_t m = g->m, numel = r->lines.x->grid[1] * m;
+    const int64_t m = g->m, pixels = r->lines.x->grid[1], width = g->level->columns;
     mpt__gemm_side dy = g->a;
-    dy.data += line * numel * mpt__dtype_info[dy.dtype].bytes;
+    dy.data += line * pixels * m * mpt__dtype_info[dy.dtype].bytes;
     if (g->level->unit > 1) {
-        for (int64_t i = 0; i < r->depth; i++) {
-            mpt__conv_pair(g->level, dy, m, (char *)(apart + i * m), m);
-            dy.data += 2 * m * mpt__dtype_info[dy.dtype].bytes;
+        for (int64_t i = 0; i < m; i += width) {
+            g->level->pack(apart + i * r->depth, true, &dy, i, mpt__smaller_of(width, m - i), 0,
+                           pixels);
         }
     } else if (dy.dtype != MPT_F32 || dy.round != 0 || m % g->level->line_rows != 0) {
-        mpt__conv_floats(r->lines.words, &dy, 0, apart, numel);
+        mpt__conv_floats(r->lines.words, &dy, 0, apart, pixels * m);
     } else {
         return dy.data;
     }
@@ -848,6 +851,7 @@ static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t
     const mpt__gemm *g = r->g;
     const mpt__gemm_level *level = g->level;
     const int64_t pixel = x->stride[1] * x->channels * level->unit;
+    const int64_t wide = level->unit > 1 ? level->columns : g->m; /* of the panels of dy */
     float *apart = (float *)(void *)ring + r->own - r->apart;
     const char *dy[MPT__CONV_MORE];
     int64_t y0;
@@ -861,15 +865,21 @@ static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t
         for (int64_t i = 0; i < count; i++) {
             const int64_t y = y0 + i * x->stride[0] + ty * x->apart[0];
             if (y < 0 || y >= x->size[0]) continue;
-            const mpt__gemm_side of_dy = {dy[i], MPT_F32, 0, 1, g->m};
+            const mpt__gemm_side of_dy = {dy[i], MPT_F32, 0, 1, wide};
             const mpt__gemm_side of_x = {mpt__conv_line(l, ring, n, y, loaded), MPT_F32, 0, 1,
                                          pixel};
             from[sides] = of_dy, b[sides++] = of_x;
         }
         for (int64_t j = 0; sides > 0 && j < r->run; j += level->columns) {
-            memcpy(a, from, (size_t)sides * sizeof *a);
-            mpt__conv_tiles(level, r->depth, a, b, sides, sums + ty * r->run + j, g->n, g->m,
-                            mpt__smaller_of(level->columns, r->run - j), MPT__GEMM_ADD);
+            for (int64_t m = 0; m < g->m; m += wide) {
+                for (int i = 0; i < sides; i++) {
+                    a[i] = from[i];
+                    a[i].data += m * r->depth * (int64_t)sizeof(float);
+                }
+                mpt__conv_tiles(level, r->depth, a, b, sides, sums + m * g->n + ty * r->run + j,
+                                g->n, mpt__smaller_of(wide, g->m - m),
+                                mpt__smaller_of(level->columns, r->run - j), MPT__GEMM_ADD);
+            }
             for (int i = 0; i < sides; i++) b[i].data += level->columns * (int64_t)sizeof(float);
         }
     }
@@ -938,9 +948,13 @@ typedef struct mpt__conv_work {
     char *workspace;
     const mpt__words *words;
     int64_t products, bytes; /* of workspace, for each thread where they take products whole */
-    bool whole, refuses;
+    bool whole, refuses, blank; /* blank: some pixels of C get zeros, and nothing else */
     mpt__gemm_watch watch;
 } mpt__conv_work;
+
+static bool mpt__conv_has_no_taps(const mpt__gemm *g) {
+    return g->k == 0 && g->c_image != NULL && mpt__gemm_is_plain(g);
+}
 
 /* False where the launch is not for this level. */
 static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
@@ -952,7 +966,7 @@ static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
     w->level = level;
     w->products = phases * w->conv.groups;
     w->bytes = 0;
-    w->refuses = false;
+    w->refuses = w->blank = false;
     if (mpt__conv_is_depthwise(&w->conv)) return false;
     for (int64_t i = 0; i < phases; i++) {
         mpt__conv_product_of(&w->conv, NULL, i, &p);
@@ -961,6 +975,7 @@ static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
             w->whole = w->products > 1 &&
                        g.m * g.n * g.k <= g.level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
         w->refuses |= g.level->refuses;
+        w->blank |= mpt__conv_has_no_taps(&g) && !g.accumulate;
         mpt__conv_rows r;
         int64_t bytes = 0;
         if (g.m * g.n > 0) {
@@ -973,13 +988,14 @@ static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
     return true;
 }
 
-/* Pixels that no tap of a strided convolution has met. */
-static void mpt__conv_no_taps(const mpt__gemm *g) {
-    const int64_t bytes = mpt__dtype_info[g->c_dtype].bytes;
-    int64_t at[2];
-    for (int64_t i = 0; !g->accumulate && i < g->m; i++) {
-        memset(g->c + mpt__gemm_pixel(g->c_image, i, at) * bytes, 0, (size_t)(g->n * bytes));
-    }
+/* Zeros for an image, of which taps of a strided convolution meet some pixels. */
+static void mpt__conv_blank_chunk(void *work, int64_t image, int thread) {
+    const mpt__conv_work *w = (const mpt__conv_work *)work;
+    const mpt__operand *o = mpt__conv_output(w->conv.launch);
+    const size_t bytes = (size_t)(w->conv.x[0] * w->conv.x[1] * w->conv.x[2] *
+                                  mpt__dtype_info[o->dtype].bytes);
+    (void)thread;
+    memset((char *)w->data[0] + (size_t)image * bytes, 0, bytes);
 }
 
 static void mpt__conv_chunk(void *work, int64_t chunk, int thread) {
@@ -991,10 +1007,7 @@ static void mpt__conv_chunk(void *work, int64_t chunk, int thread) {
     char *workspace = w->workspace + thread * w->bytes;
     if (p.m == 0 || p.n == 0 || !mpt__conv_gemm(&g, w->level, &w->conv, &p)) return;
     if (w->watch.dry && !g.level->refuses) return;
-    if (g.k == 0 && p.c_image != NULL && mpt__gemm_is_plain(&g)) {
-        mpt__conv_no_taps(&g);
-        return;
-    }
+    if (mpt__conv_has_no_taps(&g)) return;
     if (mpt__conv_rows_of(&r, &g, &w->conv)) {
         r.lines.words = w->words;
         r.memory = (float *)(void *)workspace;
@@ -1007,6 +1020,9 @@ static void mpt__conv_chunk(void *work, int64_t chunk, int thread) {
 static void mpt__conv_products(mpt__conv_work *w) {
     const mpt__conv *c = &w->conv;
     int64_t macs = c->n * c->y[0] * c->y[1] * c->y[2] * c->in * c->kernel[0] * c->kernel[1];
+    if (w->blank)
+        mpt__parallel(w->pool, c->n, c->n * c->x[0] * c->x[1] * c->x[2] / 8, mpt__conv_blank_chunk,
+                      w);
     if (w->whole) {
         mpt__parallel(w->pool, w->products, macs / w->level->rate + w->products, mpt__conv_chunk,
                       w);
