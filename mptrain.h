@@ -5452,17 +5452,20 @@ MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f32_to_bf16_step(const float *from,
 MPT__CONVERT_LOOPS(MPT__CONVERT_AVX2, 8, avx2, portable)
 MPT__CONVERT_TABLE(MPT__CONVERT_AVX2, mpt__v8, 8, avx2, portable)
 
-/* MPT__ROUND_BF16 in fewer instructions, with masks; the high words are picked by a permutation. */
+/* MPT__ROUND_BF16 in fewer instructions, with masks, in place; nan: whether there may be any. */
+MPT__V16 __m512i mpt__avx512_round_high(__m512i bits, bool nan) {
+    const __m512i half = _mm512_set1_epi32(0x8000), below = _mm512_set1_epi32(0x7fff);
+    const __m512 value = _mm512_castsi512_ps(bits);
+    __mmask16 none = nan ? _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q) : (__mmask16)0;
+    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    __m512i sum = _mm512_mask_add_epi32(_mm512_add_epi32(bits, below), odd, bits, half);
+    return nan ? _mm512_mask_mov_epi32(sum, none, _mm512_set1_epi32(0x7fc00000)) : sum;
+}
 MPT__V16 __m256i mpt__avx512_round_bf16(__m512i bits) {
     const __m512i high = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0x1f001d, 0x1b0019, 0x170015,
                                           0x130011, 0xf000d, 0xb0009, 0x70005, 0x30001);
-    const __m512i half = _mm512_set1_epi32(0x8000), below = _mm512_set1_epi32(0x7fff);
-    const __m512 value = _mm512_castsi512_ps(bits);
-    __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-    __m512i sum = _mm512_mask_add_epi32(_mm512_add_epi32(bits, below), odd, bits, half);
-    sum = _mm512_mask_mov_epi32(sum, nan, _mm512_set1_epi32(0x7fc00000));
-    return _mm512_castsi512_si256(_mm512_maskz_permutexvar_epi16(0xffffffff, high, sum));
+    bits = mpt__avx512_round_high(bits, true);
+    return _mm512_castsi512_si256(_mm512_maskz_permutexvar_epi16(0xffffffff, high, bits));
 }
 MPT__V16 __m256i mpt__avx512_round_f16(__m512 value) {
     return _mm512_maskz_cvtps_ph(MPT__V16_ALL, value, _MM_FROUND_TO_NEAREST_INT);
@@ -6838,13 +6841,11 @@ typedef struct mpt__norm_block {
     char *data[MPT__PARTS];            /* x, dy, residual or other gradient or y, out; NULL: none */
     mpt__real *lane, total[2];         /* NULL: lanes that begin with 0 */
     const mpt__real *mean, *rstd, *shift, *slope, *weight, *bias;
-    mpt__real *sum[2];
-    bool beyond_cache; /* out is better not cached; it and rows are multiples of 64 bytes */
-    /* Of norm_next, whose mean may be NULL, for 0: x and dy of the row after this, and its mean;
-       where the halves of both stand as floats, one after the other, NULL: none; the last row. */
+    /* Of norm_next, whose mean may be NULL, for 0: x and dy of a row after this, and its mean; the
+       last row. Of bf16, weight, bias, sum stand as mpt__norm_paired has it. */
+    mpt__real *sum[2], next_mean;
     const char *next[2];
-    mpt__real next_mean, *kept[2];
-    bool last;
+    bool last, beyond_cache; /* out is better not cached, it and rows multiples of 64 bytes */
 } mpt__norm_block;
 typedef void (*mpt__norm_fn)(mpt__norm_block *b);
 
@@ -6896,8 +6897,7 @@ typedef struct mpt__words {
     mpt__norm_fn norm_sums;
     /* Out; LINES of backward also add g (x - mean) rstd to sum[0] and g to sum[1]. */
     mpt__norm_fn norm, norm_slope;
-    /* The same of each column, without weight or lanes. */
-    mpt__norm_fn norm_columns;
+    mpt__norm_fn norm_columns; /* the same of each column, without weight or lanes */
     /* A row of whole lanes, and in the same pass the totals of the next; NULL: none. */
     mpt__norm_fn norm_next, norm_slope_next;
 } mpt__words;
@@ -10627,6 +10627,21 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         if (lines) d = V##_mul(d, V##_load(weight + k * W));           \
     }                                                                  \
     s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
+/* Of the widest vectors: rows of bf16 as V##_load_two has them, as far as there are pairs. */
+#define MPT__NORM_PAIRS_8(...)
+#define MPT__NORM_PAIRS_4(...)
+#define MPT__NORM_PAIRS_16(...) __VA_ARGS__
+#define MPT__PAIR_SUM(k, V, W)                       \
+    e##k = V##_sub(e##k, mean);                      \
+    if (!slopes) d##k = e##k;                        \
+    if (slopes && relu) d##k = V##_gate(y##k, d##k); \
+    s##k = V##_add(s##k, d##k), t##k = V##_add(t##k, V##_mul(d##k, e##k));
+#define MPT__PAIR_NORM(k, V, W)                \
+    v##k = V##_mul(V##_sub(v##k, mean), rstd); \
+    if (biased) v##k = V##_add(v##k, bias);
+#define MPT__PAIR_SLOPE(k, V, W)                \
+    v##k = V##_mul(V##_sub(v##k, mean), slope); \
+    d##k = V##_sub(V##_sub(V##_mul(d##k, weight), shift), v##k);
 #define MPT__NORM_SUM_REST(k, V, W)                                                    \
     e = V##_sub(V##_load_rest(x + k * W * size, left - k * W, dtype), mean);           \
     e = d = V##_select(V##_first(left - k * W), e, V##_zero());                        \
@@ -10637,92 +10652,89 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     }                                                                                  \
     s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
 /* Vector k of a row, and of the next. */
-#define MPT__NORM_NEXT(k, V, W)                                                         \
-    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);        \
-    if (centred) v = V##_sub(v, mean);                                                  \
-    v = V##_mul(V##_mul(v, rstd), V##_load(weight + k * W));             \
-    if (bias) v = V##_add(v, V##_load(bias + k * W));                                   \
-    if (streams)                                                                        \
-        V##_stream_as(out + k * W * size, v, dtype);                                    \
-    else                                                                                \
-        V##_store_as(out + k * W * size, v, W, dtype);                                  \
-    v = V##_load_full(next + k * W * size, dtype);                                      \
-    if (keeps) V##_store(kept + k * W, v);                                              \
-    if (centred) v = V##_sub(v, next_mean), s##k = V##_add(s##k, v);                    \
-    t##k = V##_add(t##k, V##_mul(v, v));
-#define MPT__NORM_SLOPE_NEXT(k, V, W)                                                   \
-    w = V##_load(weight + k * W);                                                       \
-    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);        \
-    d = keeps ? V##_load(kept_dy + k * W) : V##_load_full(dy + k * W * size, dtype);    \
-    if (centred) v = V##_sub(v, mean);                                                  \
-    v = V##_mul(v, rstd);                                                               \
-    V##_store(dw + k * W, V##_add(V##_load(dw + k * W), V##_mul(d, v)));                \
-    if (db) V##_store(db + k * W, V##_add(V##_load(db + k * W), d));                    \
-    d = V##_mul(d, w);                                                                  \
-    if (centred) d = V##_sub(d, shift);                                                 \
-    d = V##_mul(V##_sub(d, V##_mul(v, slope)), rstd);       \
-    if (streams)                                                                        \
-        V##_stream_as(out + k * W * size, d, dtype);                                    \
-    else                                                                                \
-        V##_store_as(out + k * W * size, d, W, dtype);                                  \
-    v = V##_load_full(next + k * W * size, dtype);                                      \
-    d = V##_load_full(next_dy + k * W * size, dtype);                                   \
-    if (keeps) V##_store(kept + k * W, v), V##_store(kept_dy + k * W, d);               \
-    d = V##_mul(d, w);                                                                  \
-    if (centred) s##k = V##_add(s##k, d), v = V##_sub(v, next_mean);                    \
-    t##k = V##_add(t##k, V##_mul(d, v));
-/* Passes: of the level with the widest vectors, whose gain pays for their size. */
+#define MPT__NORM_NEXT(k, V, W)                                    \
+    if (centred) v##k = V##_sub(v##k, mean);                       \
+    v##k = V##_mul(V##_mul(v##k, rstd), V##_load(weight + k * W)); \
+    if (bias) v##k = V##_add(v##k, V##_load(bias + k * W));
+#define MPT__NORM_NEXT_SUM(k, V, W)                                           \
+    if (centred) v##k = V##_sub(v##k, next_mean), s##k = V##_add(s##k, v##k); \
+    t##k = V##_add(t##k, V##_mul(v##k, v##k));
+#define MPT__NORM_SLOPE_NEXT(k, V, W)                                          \
+    if (centred) v##k = V##_sub(v##k, mean);                                   \
+    v##k = V##_mul(v##k, rstd);                                                \
+    V##_store(dw + k * W, V##_add(V##_load(dw + k * W), V##_mul(d##k, v##k))); \
+    if (db) V##_store(db + k * W, V##_add(V##_load(db + k * W), d##k));        \
+    d##k = V##_mul(d##k, V##_load(weight + k * W));                            \
+    if (centred) d##k = V##_sub(d##k, shift);                                  \
+    d##k = V##_mul(V##_sub(d##k, V##_mul(v##k, slope)), rstd);
+#define MPT__NORM_SLOPE_SUM(k, V, W)                                          \
+    d##k = V##_mul(d##k, V##_load(weight + k * W));                           \
+    if (centred) s##k = V##_add(s##k, d##k), v##k = V##_sub(v##k, next_mean); \
+    t##k = V##_add(t##k, V##_mul(d##k, v##k));
+/* Passes: of the level with the widest vectors, whose gain pays for their size. Pairs of bf16 come
+   as two vectors, those of even places and those of odd ones: so do weights, sums and bias. What is
+   read lies in pages that no cache foresees. */
+#define MPT__NORM_AHEAD (dtype == MPT_F32 ? 2048 : 4096) /* bytes */
 #define MPT__NORM_PASSES_8(FN, OP, N, V, W)
 #define MPT__NORM_PASSES_4(FN, OP, N, V, W)
 #define MPT__NORM_PASSES_WORDS_16(N) N##_norm_next, N##_norm_slope_next
 #define MPT__NORM_PASSES_WORDS_8(N) NULL, NULL
 #define MPT__NORM_PASSES_WORDS_4(N) NULL, NULL
-#define MPT__NORM_PASSES_16(FN, OP, N, V, W)                                                      \
-    OP void N##_norm_next_of(mpt__norm_block *b, int dtype) {                                     \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const bool centred = b->mean;                                                             \
-        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);             \
-        const V##_f next_mean = V##_set(b->next_mean);                                            \
-        const float *weight = b->weight, *bias = b->bias;                                         \
-        const char *x = b->data[MPT__PART_X], *end = x + b->n * size, *next = b->next[0];         \
-        char *out = b->data[MPT__PART_OUT];                                                       \
-        float *kept = b->kept[0];                                                                 \
-        const bool streams = b->beyond_cache, keeps = dtype != MPT_F32 && kept;                   \
-        V##_f v;                                                                                  \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
-        for (; x < end; x += by, next += by, out += by) {                                         \
-            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT, V);                                             \
-            weight += MPT__NORM_LANES;                                                            \
-            if (bias) bias += MPT__NORM_LANES;                                                    \
-            if (keeps) kept += MPT__NORM_LANES;                                                   \
-        }                                                                                         \
-        if (streams && b->last) V##_fence();                                                      \
-        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);           \
-    }                                                                                             \
-    OP void N##_norm_slope_next_of(mpt__norm_block *b, int dtype) {                               \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const bool centred = b->mean;                                                             \
-        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);             \
-        const V##_f shift = V##_set(*b->shift), slope = V##_set(*b->slope);                       \
-        const V##_f next_mean = V##_set(b->next_mean);                                            \
-        const float *weight = b->weight;                                                          \
-        const char *x = b->data[MPT__PART_X], *dy = b->data[MPT__PART_DY], *end = x + b->n * size;\
-        const char *next = b->next[0], *next_dy = b->next[1];                                     \
-        char *out = b->data[MPT__PART_OUT];                                                       \
-        float *dw = b->sum[0], *db = b->sum[1], *kept = b->kept[0], *kept_dy = b->kept[1];        \
-        const bool streams = b->beyond_cache, keeps = dtype != MPT_F32 && kept;                   \
-        V##_f d, v, w;                                                                            \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
-        for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) {                \
-            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V);                                       \
-            weight += MPT__NORM_LANES, dw += MPT__NORM_LANES;                                     \
-            if (db) db += MPT__NORM_LANES;                                                        \
-            if (keeps) kept += MPT__NORM_LANES, kept_dy += MPT__NORM_LANES;                       \
-        }                                                                                         \
-        if (streams && b->last) V##_fence();                                                      \
-        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);           \
-    }                                                                                             \
-    MPT__NORM_WORD(FN, N, norm_next)                                                              \
+#define MPT__NORM_PASSES_16(FN, OP, N, V, W)                                              \
+    OP void N##_norm_next_of(mpt__norm_block *b, int dtype) {                             \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;       \
+        const bool centred = b->mean, streams = b->beyond_cache;                          \
+        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);     \
+        const V##_f next_mean = V##_set(b->next_mean);                                    \
+        const float *weight = b->weight, *bias = b->bias;                                 \
+        const char *x = b->data[MPT__PART_X], *end = x + b->n * size, *next = b->next[0]; \
+        char *out = b->data[MPT__PART_OUT];                                               \
+        V##_f v0, v1;                                                                     \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                         \
+        for (; x < end; x += by, next += by, out += by) {                                 \
+            MPT__PREFETCH_FAR(next + MPT__NORM_AHEAD);                                    \
+            V##_load_two(x, &v0, &v1, dtype);                                             \
+            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT, V);                                     \
+            V##_store_two(out, v0, v1, dtype, streams);                                   \
+            V##_load_two(next, &v0, &v1, dtype);                                          \
+            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT_SUM, V);                                 \
+            weight += MPT__NORM_LANES;                                                    \
+            if (bias) bias += MPT__NORM_LANES;                                            \
+        }                                                                                 \
+        if (streams && b->last) V##_fence();                                              \
+        V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype);                     \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);   \
+    }                                                                                     \
+    OP void N##_norm_slope_next_of(mpt__norm_block *b, int dtype) {                       \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;       \
+        const bool centred = b->mean, streams = b->beyond_cache;                          \
+        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);     \
+        const V##_f shift = V##_set(*b->shift), slope = V##_set(*b->slope);               \
+        const V##_f next_mean = V##_set(b->next_mean);                                    \
+        const float *weight = b->weight;                                                  \
+        const char *x = b->data[MPT__PART_X], *dy = b->data[MPT__PART_DY];                \
+        const char *end = x + b->n * size;                                                \
+        const char *next = b->next[0], *next_dy = b->next[1];                             \
+        char *out = b->data[MPT__PART_OUT];                                               \
+        float *dw = b->sum[0], *db = b->sum[1];                                           \
+        V##_f d0, d1, v0, v1;                                                             \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                         \
+        for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) {        \
+            MPT__PREFETCH_FAR(next + MPT__NORM_AHEAD);                                    \
+            MPT__PREFETCH_FAR(next_dy + MPT__NORM_AHEAD);                                 \
+            V##_load_two(x, &v0, &v1, dtype), V##_load_two(dy, &d0, &d1, dtype);          \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V);                               \
+            V##_store_two(out, d0, d1, dtype, streams);                                   \
+            V##_load_two(next, &v0, &v1, dtype), V##_load_two(next_dy, &d0, &d1, dtype);  \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_SUM, V);                                \
+            weight += MPT__NORM_LANES, dw += MPT__NORM_LANES;                             \
+            if (db) db += MPT__NORM_LANES;                                                \
+        }                                                                                 \
+        if (streams && b->last) V##_fence();                                              \
+        V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype);                     \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);   \
+    }                                                                                     \
+    MPT__NORM_WORD(FN, N, norm_next)                                                      \
     MPT__NORM_WORD(FN, N, norm_slope_next)
 /* Vector k of some columns, down the rows. */
 #define MPT__COLUMN_BEGIN(k, V, W)               \
@@ -10763,6 +10775,14 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             const char *dy = mpt__norm_place(b, MPT__PART_DY, r);                                 \
             const char *y = mpt__norm_place(b, MPT__PART_MORE, r);                                \
             const float *weight = b->weight;                                                      \
+            MPT__NORM_PAIRS_##W(                                                                  \
+                V##_f d0, d1, e0, e1, y0 = V##_zero(), y1 = y0;                                   \
+                for (; rows && dtype == MPT_BF16 && x < end; x += by, dy += by, y += by) {        \
+                    V##_load_two(x, &e0, &e1, dtype);                                             \
+                    if (slopes) V##_load_two(dy, &d0, &d1, dtype);                                \
+                    if (relu) V##_load_two(y, &y0, &y1, dtype);                                   \
+                    MPT__NORM_VECTORS_##W(MPT__PAIR_SUM, V)                                       \
+                } if (rows) V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype);)        \
             for (; x < end; x += by, dy += by, y += by) {                                         \
                 MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V)                                           \
                 if (lines && slopes) weight += MPT__NORM_LANES;                                   \
@@ -10792,7 +10812,14 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             char *out = mpt__norm_place(b, MPT__PART_OUT, r);                                     \
             V##_f mean = V##_set(means[columns ? 0 : r]), rstd = V##_set(rstds[columns ? 0 : r]); \
             if (!columns && !lines && biased) bias = V##_set(biases[r]);                          \
-            for (int64_t i = 0; i < n; i += W) {                                                  \
+            int64_t i = 0;                                                                        \
+            MPT__NORM_PAIRS_##W(V##_f v0, v1;                                                     \
+                for (; plain && !columns && dtype == MPT_BF16 && i + 32 <= n; i += 32) {          \
+                    V##_load_two(x + i * size, &v0, &v1, dtype);                                  \
+                    MPT__NORM_VECTORS_##W(MPT__PAIR_NORM, V)                                      \
+                    V##_store_two(out + i * size, v0, v1, dtype, streams);                        \
+                })                                                                                \
+            for (; i < n; i += W) {                                                               \
                 if (i > n - W) i = n - W;                                                         \
                 if (columns) mean = V##_load(means + i), rstd = V##_load(rstds + i);              \
                 if ((columns || lines) && biased) bias = V##_load(biases + i);                    \
@@ -10831,7 +10858,15 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             V##_f mean = V##_set(means[of]), weight = V##_set(weights[lines ? 0 : of]);           \
             V##_f shift = V##_set(shifts[of]), slope = V##_set(slopes[of]);                       \
             if (lines) rstd = V##_set(b->rstd[r]);                                                \
-            for (int64_t i = 0; i < n; i += W) {                                                  \
+            int64_t i = 0;                                                                        \
+            MPT__NORM_PAIRS_##W(V##_f d0, d1, v0, v1;                                             \
+                for (; plain && !columns && dtype == MPT_BF16 && i + 32 <= n; i += 32) {          \
+                    V##_load_two(x + i * size, &v0, &v1, dtype);                                  \
+                    V##_load_two(dy + i * size, &d0, &d1, dtype);                                 \
+                    MPT__NORM_VECTORS_##W(MPT__PAIR_SLOPE, V)                                     \
+                    V##_store_two(out + i * size, d0, d1, dtype, streams);                        \
+                })                                                                                \
+            for (; i < n; i += W) {                                                               \
                 if (i > n - W) i = n - W;                                                         \
                 if (columns || lines) weight = V##_load(weights + i);                             \
                 if (columns) {                                                                    \
@@ -11400,6 +11435,50 @@ MPT__AVX512_OP __m256 mpt__v16_sum8(__m512 s0, __m512 s1, __m512 s2, __m512 s3, 
     return mpt__v8_sum8(mpt__v16_fold(s0), mpt__v16_fold(s1), mpt__v16_fold(s2), mpt__v16_fold(s3),
                         mpt__v16_fold(s4), mpt__v16_fold(s5), mpt__v16_fold(s6), mpt__v16_fold(s7));
 }
+
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+/* 32 elements: of bf16 those of even places, then those of odd ones; of others as they lie. */
+MPT__AVX512_OP void mpt__v16_load_two(const void *p, mpt__v16_f *a, mpt__v16_f *b, int dtype) {
+    if (dtype != MPT_BF16) {
+        *a = mpt__v16_load_full(p, dtype);
+        *b = mpt__v16_load_full((const char *)p + (dtype == MPT_F32 ? 64 : 32), dtype);
+        return;
+    }
+    const __m512i pairs = _mm512_loadu_si512(p);
+    *a = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    *b = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
+}
+/* Both rounded to bf16, a to the even places. That there is a NaN is seldom. */
+MPT__AVX512_OP __m512i mpt__v16_round_pairs(mpt__v16_f a, mpt__v16_f b) {
+    __m512i low = _mm512_castps_si512(a), high = _mm512_castps_si512(b);
+    if (_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q))
+        low = mpt__avx512_round_high(low, true), high = mpt__avx512_round_high(high, true);
+    else
+        low = mpt__avx512_round_high(low, false), high = mpt__avx512_round_high(high, false);
+    return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low, 16), high);
+}
+MPT__AVX512_OP void mpt__v16_store_two(void *p, mpt__v16_f a, mpt__v16_f b, int dtype,
+                                       bool streams) {
+    const int64_t bytes = dtype == MPT_F32 ? 64 : 32;
+    if (dtype == MPT_BF16 && streams)
+        _mm512_stream_si512((__m512i *)p, mpt__v16_round_pairs(a, b));
+    else if (dtype == MPT_BF16)
+        _mm512_storeu_si512(p, mpt__v16_round_pairs(a, b));
+    else if (dtype == MPT_F32 && streams)
+        mpt__v16_stream((float *)p, a), mpt__v16_stream((float *)p + 16, b);
+    else
+        mpt__v16_store_as(p, a, 16, dtype), mpt__v16_store_as((char *)p + bytes, b, 16, dtype);
+}
+/* Two vectors as of load_two in the order of what they are of. */
+MPT__AVX512_OP void mpt__v16_in_order(mpt__v16_f *a, mpt__v16_f *b, int dtype) {
+    if (dtype != MPT_BF16) return;
+    const __m512i low =
+        _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    const mpt__v16_f even = *a;
+    *a = _mm512_permutex2var_ps(even, low, *b), *b = _mm512_permutex2var_ps(even, high, *b);
+}
+#endif
 
 MPT__SIMD_WORDS(MPT__AVX512_OP, mpt__v16, MPT__NAME_AVX512)
 
@@ -15076,6 +15155,7 @@ typedef struct mpt__norm_work {
     int64_t group, groups;          /* of a task; tasks of all groups */
     int64_t chunk, chunks;          /* of n, whose gradients of weight and bias add up in a row */
     const mpt__real *weight, *bias; /* of all channels */
+    const mpt__real *paired[2];     /* the same as passes take them */
     mpt__real *partial;             /* [chunks, 2, G C] */
     mpt__real *numbers;             /* of groups in planes, for each thread */
     int64_t numbers_each;
@@ -15093,8 +15173,8 @@ typedef struct mpt__norm_work {
 #define MPT__BATCH_PLANES 8192
 /* Elements of what is better written past the caches: with what is read more than most have. */
 #define MPT__NORM_BEYOND_CACHE (INT64_C(8) << 20)
-/* Halves of a row that are kept as floats, behind which the nearest cache has room for more. */
-#define MPT__NORM_KEPT 1024
+/* Elements of a row whose gradient is kept while it is added to what is there. */
+#define MPT__NORM_KEPT 2048
 /* Of n, so many are asked for a number near the mean: sums of squares of what differs from that
    lose but the bits of n / MPT__NORM_SOME(n) <= 16, whatever the numbers are. */
 #define MPT__NORM_SOME(n) ((n) < 512 ? mpt__ref_min(n, 32) : (n) / 512 * 32)
@@ -15152,8 +15232,11 @@ static int64_t mpt__norm_channels(const mpt__norm_work *w) {
 static bool mpt__norm_in_passes(const mpt__norm_work *w) {
     return w->words->norm_next != NULL && w->direct && w->along_c && !w->of_channels &&
            w->lines == 1 && w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
-           w->length <= (w->adds ? 2 * MPT__NORM_KEPT : MPT__NORM_PIECE) && !w->relu &&
-           w->part[MPT__PART_MORE] < 0 && w->part[MPT__PART_OUT] >= 0;
+           w->length <= (w->adds ? MPT__NORM_KEPT : MPT__NORM_PIECE) && !w->relu &&
+           w->part[MPT__PART_MORE] < 0 && w->part[MPT__PART_OUT] >= 0 &&
+           (w->view[w->back ? 3 : 6].data == NULL ||
+            mpt__ref_is_real(w->view[w->back ? 3 : 6].dtype)) &&
+           mpt__ref_is_real(w->view[w->back ? 4 : 7].dtype);
 }
 
 /* The parts: of rows with a residual x is the sum, of batches the residual comes after. */
@@ -15509,80 +15592,75 @@ static void mpt__norm_groups(const mpt__norm_work *w, int64_t n, int64_t begin, 
 
 /* ---- Rows in passes ----
  *
- * A pass writes a row and takes the sums of the next, so that memory is read and written at the
- * same time, as by a copy.
+ * A pass writes a row and takes the sums of the next, or of the one after that, so that memory is
+ * read and written at the same time, as by a copy, and what follows from sums is there in time.
  */
 
 #ifndef MPT__HAS_AVX512
 #define mpt__norm_passes(w, begin, end, gradient) ((void)0)
 #else
 
-/* Words of a row, before its sums: its mean or, forward, what is near it. */
-static mpt__real mpt__norm_near(const mpt__norm_work *w, int64_t n) {
-    const int64_t some = MPT__NORM_SOME(w->length);
-    mpt__real mean = 0;
-    mpt__norm_block b;
-    if (w->view[w->back ? 3 : 6].data == NULL) return 0;
-    if (w->back) return mpt__ref_get_one(&w->view[3], n);
-    memset(&b, 0, sizeof b);
-    b.dtype = w->dtype, b.mode = MPT__NORM_LINES, b.rows = 1, b.n = some, b.mean = &mean;
-    b.data[MPT__PART_X] = w->data[MPT__PART_X] + n * w->bytes[MPT__PART_X][MPT__NORM_N];
-    w->words->norm_sums(&b);
-    return (mpt__real)((double)b.total[0] / (double)some);
-}
-
 static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end,
                              mpt__real *const gradient[2]) {
     const double count = (double)w->length;
-    const mpt__ref_view *of[2] = {&w->view[w->back ? 3 : 6], &w->view[w->back ? 4 : 7]};
-    const bool centred = of[0]->data != NULL, adds = !w->back && w->view[1].data != NULL;
-    const mpt__norm_fn pass = w->back ? w->words->norm_slope_next : w->words->norm_next;
-    MPT__ALIGN(64) mpt__real kept[2][MPT__NORM_KEPT + MPT__NORM_KEPT / 4];
-    mpt__real number[4] = {0, 0, 0, 0};
-    mpt__norm_block b;
+    const int64_t ahead = w->back ? 1 : 2; /* its numbers are sooner there */
+    mpt__real *const means = (mpt__real *)w->view[w->back ? 3 : 6].data;
+    mpt__real *const rstds = (mpt__real *)w->view[w->back ? 4 : 7].data;
+    const bool adds = !w->back && w->view[1].data != NULL;
+    MPT__ALIGN(64) mpt__real kept[MPT__NORM_KEPT];
+    mpt__real numbers[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, zero = 0; /* of n and n + 1 */
+    mpt__norm_block b, some;
     memset(&b, 0, sizeof b);
-    b.dtype = w->dtype, b.rows = 1, b.n = w->length, b.mode = MPT__NORM_LINES;
-    b.weight = w->weight, b.bias = w->view[3].data != NULL ? w->bias : NULL;
-    b.mean = &number[0], b.rstd = &number[1], b.shift = &number[2], b.slope = &number[3];
-    b.beyond_cache = w->beyond_cache;
-    if (adds) mpt__norm_add(w, begin, 0);
-    for (int k = 0; k <= w->back; k++) { /* the first row's sums */
-        b.data[k] = w->data[k] + begin * w->bytes[k][MPT__NORM_N];
-        if (w->dtype == MPT_F32 || w->length > MPT__NORM_KEPT) continue;
-        mpt__ref_load(kept[k], b.data[k], w->dtype, 0, 1, w->length);
-        b.kept[k] = kept[k];
-    }
-    number[0] = b.next_mean = mpt__norm_near(w, begin);
-    w->words->norm_sums(&b);
-    if (!centred) b.mean = NULL;
+    b.dtype = w->dtype, b.rows = 1, b.mode = MPT__NORM_LINES;
+    some = b;
+    some.n = MPT__NORM_SOME(w->length), some.mean = &zero;
+    b.n = w->length, b.beyond_cache = w->beyond_cache;
+    b.bias = w->view[3].data != NULL ? w->paired[1] : NULL;
     b.sum[0] = gradient[0], b.sum[1] = w->view[8].data != NULL ? gradient[1] : NULL;
-    for (int64_t n = begin; n < end; n++) {
-        double total[2] = {(double)b.total[0], (double)b.total[1]};
+    for (int64_t n = begin - ahead; n < end; n++) {
+        const int64_t next = mpt__ref_min(n + ahead, end - 1), now = n < begin ? next : n;
+        mpt__real *number = numbers[n & 1];
+        if (adds && next == n + ahead) mpt__norm_add(w, next, 0);
+        for (int k = 0; k <= w->back; k++) {
+            b.data[k] = w->data[k] + now * w->bytes[k][MPT__NORM_N];
+            b.next[k] = some.data[k] = w->data[k] + next * w->bytes[k][MPT__NORM_N];
+        }
+        if (means != NULL && w->back) {
+            b.next_mean = means[next];
+        } else if (means != NULL) {
+            w->words->norm_sums(&some);
+            b.next_mean = (mpt__real)((double)some.total[0] / (double)some.n);
+        }
         b.last = n + 1 == end;
-        const int64_t next = b.last ? n : n + 1;
+        if (n < begin) {
+            b.mean = &b.next_mean, b.weight = w->weight;
+            w->words->norm_sums(&b);
+        } else {
+            char *out = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
+            b.mean = means != NULL ? &number[0] : NULL, b.weight = w->paired[0];
+            b.rstd = &number[1], b.shift = &number[2], b.slope = &number[3];
+            b.data[MPT__PART_OUT] = w->adds ? (char *)kept : out;
+            (w->back ? w->words->norm_slope_next : w->words->norm_next)(&b);
+            if (w->adds)
+                w->words->binary[MPT__BINARY_ADD]((mpt__real *)(void *)out,
+                                                  (mpt__real *)(void *)out, kept, w->length, 0, 0);
+        }
+        if (next != n + ahead) continue;
+        double total[2] = {(double)b.total[0], (double)b.total[1]};
+        number = numbers[next & 1];
         number[0] = b.next_mean;
         if (w->back) {
-            if (centred) number[2] = (mpt__real)(total[0] / count);
-            number[1] = mpt__ref_get_one(of[1], n);
+            if (means != NULL) number[2] = (mpt__real)(total[0] / count);
+            number[1] = rstds[next];
             number[3] = (mpt__real)(total[1] * (double)number[1] / count);
-        } else {
-            if (centred) total[1] = mpt__norm_squares(total, count, &number[0]);
-            number[1] = mpt__norm_rstd((double)(mpt__real)(total[1] / count), w->eps);
-            for (int k = !centred; k < 2; k++) mpt__ref_put_one(of[k], n, number[k]);
-            if (adds && !b.last) mpt__norm_add(w, next, 0);
+            continue;
         }
-        b.next_mean = mpt__norm_near(w, next);
-        for (int k = 0; k <= w->back; k++) {
-            b.data[k] = w->data[k] + n * w->bytes[k][MPT__NORM_N];
-            b.next[k] = w->data[k] + next * w->bytes[k][MPT__NORM_N];
+        if (means != NULL) {
+            total[1] = mpt__norm_squares(total, count, &number[0]);
+            means[next] = number[0];
         }
-        char *out = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
-        b.data[MPT__PART_OUT] = w->adds ? (char *)kept : out; /* floats are not kept */
-        pass(&b);
-        if (w->adds) {
-            mpt__real *sum = (mpt__real *)(void *)out;
-            w->words->binary[MPT__BINARY_ADD](sum, sum, kept[0], w->length, 0, 0);
-        }
+        rstds[next] = number[1] =
+            mpt__norm_rstd((double)(mpt__real)(total[1] / count), w->eps);
     }
 }
 
@@ -15641,20 +15719,34 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
     }
 }
 
+/* Numbers of each column as the passes of bf16 take them, those of even places of each 32 before
+   those of odd ones, or, `back`, as they come from them. */
+static const mpt__real *mpt__norm_paired(const mpt__norm_work *w, const mpt__real *from,
+                                         mpt__real *to, int64_t n, bool back) {
+    if (!w->passes || w->dtype != MPT_BF16) return from;
+    for (int64_t i = 0; i < n; i += 32)
+        for (int64_t k = 0; k < 32; k += 2) {
+            const int64_t even = i + (back ? k / 2 : k), odd = even + (back ? 16 : 1);
+            to[back ? i + k : i + k / 2] = from[even];
+            to[back ? i + k + 1 : i + k / 2 + 16] = from[odd];
+        }
+    return to;
+}
+
 /* The gradients of weight and bias: the chunks in pairs, pairs of pairs and so on. */
 static void mpt__norm_join(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
     const int64_t channels = mpt__norm_channels(w), begin = task / 2 * MPT__BLOCK;
     const int64_t n = mpt__ref_min(MPT__BLOCK, channels - begin), step = channels * 2;
     const mpt__ref_view *to = &w->view[7 + task % 2];
-    mpt__real *part = w->partial + task % 2 * channels + begin;
+    mpt__real *part = w->partial + task % 2 * channels + begin, block[MPT__BLOCK];
     (void)thread;
     if (to->data == NULL) return;
     for (int64_t by = 1; by < w->chunks; by *= 2)
         for (int64_t k = 0; k + by < w->chunks; k += 2 * by)
             w->words->binary[MPT__BINARY_ADD](part + k * step, part + k * step,
                                               part + (k + by) * step, n, 0, 0);
-    mpt__ref_put(to, begin, 1, part, n);
+    mpt__ref_put(to, begin, 1, mpt__norm_paired(w, part, block, n, true), n);
 }
 
 /* ---- Batches ----
@@ -15866,7 +15958,7 @@ static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
     mpt__norm_work w;
     mpt__norm_setup(&w, launch);
     (void)threads;
-    int64_t all = 2 * (w.back ? 1 + w.chunks : 1) * mpt__norm_channels(&w);
+    int64_t all = 2 * (w.back ? 2 + w.chunks : 2) * mpt__norm_channels(&w);
 #ifndef MPTRAIN_NO_CONV
     if (!w.along_c) all += w.numbers_each * threads;
     if (w.of_channels) {
@@ -15904,10 +15996,12 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
 #endif
     static const mpt__ref_view none = {NULL, NULL, 0, false};
     mpt__real *numbers = (mpt__real *)call->workspace;
-    w.partial = numbers + 2 * groups;
+    w.partial = numbers + 4 * groups;
     w.numbers = w.partial + (w.back ? 2 * w.chunks * groups : 0);
     w.weight = mpt__norm_numbers(&w.view[2], numbers, 1, groups);
     w.bias = mpt__norm_numbers(w.back ? &none : &w.view[3], numbers + groups, 0, groups);
+    w.paired[0] = mpt__norm_paired(&w, w.weight, numbers + 2 * groups, groups, false);
+    w.paired[1] = mpt__norm_paired(&w, w.bias, numbers + 3 * groups, groups, false);
     mpt__parallel(call->pool, w.chunks * w.groups, mpt__ref_cost(call, all, w.back ? 8.0 : 5.0),
                   mpt__norm_task, &w);
     if (w.back)
@@ -16222,18 +16316,22 @@ typedef struct mpt__ref_embedding {
 } mpt__ref_embedding;
 
 /* The row of the table for element j; -1: none. */
-static int64_t mpt__ref_embedding_at(const mpt__ref_embedding *w, int64_t j) {
+static MPT__INLINE int64_t mpt__ref_embedding_at(const mpt__ref_embedding *w, int64_t j) {
     int64_t id = ((const int64_t *)w->ids.data)[j * w->id_step];
     return id >= 0 && id < w->size ? id : -1;
 }
 
 /* Rows of the table lie anywhere, which no cache foresees: while one is worked on, piece by piece,
-   that of `ahead` elements later is fetched. That of less than a piece is there by then anyway. */
-#define MPT__EMBEDDING_AHEAD 12288 /* bytes */
-#define MPT__EMBEDDING_PIECE 128   /* elements */
+   that of `ahead` elements later is fetched. Short rows are so only where they are added to, in a
+   table that is no cache's: to read them alone, or from a cache, takes no longer than to ask. */
+#define MPT__EMBEDDING_AHEAD 12288   /* bytes */
+#define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
+#define MPT__EMBEDDING_PIECE 128     /* elements */
+#define MPT__EMBEDDING_LARGE (1 << 18)
 
 /* Byte `at` of the row that is fetched with element j; NULL: none. */
-static const char *mpt__ref_embedding_next(const mpt__ref_embedding *w, int64_t j, int64_t at) {
+static MPT__INLINE const char *mpt__ref_embedding_next(const mpt__ref_embedding *w, int64_t j,
+                                                       int64_t at) {
     const int64_t bytes = mpt__dtype_info[w->table.dtype].bytes;
     const int64_t id = j + w->ahead < w->n ? mpt__ref_embedding_at(w, j + w->ahead) : -1;
     return id >= 0 ? (const char *)w->table.data + id * w->table_step[0] * bytes + at : NULL;
@@ -16310,7 +16408,11 @@ static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids
     w.size = o[table].shape[0];
     w.columns = o[table].shape[1];
     w.id_step = o[ids].stride[0];
-    w.ahead = w.columns < MPT__EMBEDDING_PIECE ? w.n : MPT__EMBEDDING_AHEAD / (4 * w.columns) + 1;
+    const bool fetched = w.columns >= MPT__EMBEDDING_PIECE ||
+                         (!by_rows && mpt__ref_times(w.size, w.columns) >= MPT__EMBEDDING_LARGE);
+    w.ahead = fetched ? mpt__ref_min(MPT__EMBEDDING_AHEAD / (4 * w.columns) + 1,
+                                     MPT__EMBEDDING_AHEAD_MOST)
+                      : w.n;
     w.per_chunk = MPT__EMBEDDING_ROWS;
     if (!by_rows) {
         int64_t share = w.columns / mpt__pool_threads(call->pool);

@@ -291,17 +291,20 @@ MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f32_to_bf16_step(const float *from,
 MPT__CONVERT_LOOPS(MPT__CONVERT_AVX2, 8, avx2, portable)
 MPT__CONVERT_TABLE(MPT__CONVERT_AVX2, mpt__v8, 8, avx2, portable)
 
-/* MPT__ROUND_BF16 in fewer instructions, with masks; the high words are picked by a permutation. */
+/* MPT__ROUND_BF16 in fewer instructions, with masks, in place; nan: whether there may be any. */
+MPT__V16 __m512i mpt__avx512_round_high(__m512i bits, bool nan) {
+    const __m512i half = _mm512_set1_epi32(0x8000), below = _mm512_set1_epi32(0x7fff);
+    const __m512 value = _mm512_castsi512_ps(bits);
+    __mmask16 none = nan ? _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q) : (__mmask16)0;
+    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    __m512i sum = _mm512_mask_add_epi32(_mm512_add_epi32(bits, below), odd, bits, half);
+    return nan ? _mm512_mask_mov_epi32(sum, none, _mm512_set1_epi32(0x7fc00000)) : sum;
+}
 MPT__V16 __m256i mpt__avx512_round_bf16(__m512i bits) {
     const __m512i high = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0x1f001d, 0x1b0019, 0x170015,
                                           0x130011, 0xf000d, 0xb0009, 0x70005, 0x30001);
-    const __m512i half = _mm512_set1_epi32(0x8000), below = _mm512_set1_epi32(0x7fff);
-    const __m512 value = _mm512_castsi512_ps(bits);
-    __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-    __m512i sum = _mm512_mask_add_epi32(_mm512_add_epi32(bits, below), odd, bits, half);
-    sum = _mm512_mask_mov_epi32(sum, nan, _mm512_set1_epi32(0x7fc00000));
-    return _mm512_castsi512_si256(_mm512_maskz_permutexvar_epi16(0xffffffff, high, sum));
+    bits = mpt__avx512_round_high(bits, true);
+    return _mm512_castsi512_si256(_mm512_maskz_permutexvar_epi16(0xffffffff, high, bits));
 }
 MPT__V16 __m256i mpt__avx512_round_f16(__m512 value) {
     return _mm512_maskz_cvtps_ph(MPT__V16_ALL, value, _MM_FROUND_TO_NEAREST_INT);

@@ -183,13 +183,11 @@ typedef struct mpt__norm_block {
     char *data[MPT__PARTS];            /* x, dy, residual or other gradient or y, out; NULL: none */
     mpt__real *lane, total[2];         /* NULL: lanes that begin with 0 */
     const mpt__real *mean, *rstd, *shift, *slope, *weight, *bias;
-    mpt__real *sum[2];
-    bool beyond_cache; /* out is better not cached; it and rows are multiples of 64 bytes */
-    /* Of norm_next, whose mean may be NULL, for 0: x and dy of the row after this, and its mean;
-       where the halves of both stand as floats, one after the other, NULL: none; the last row. */
+    /* Of norm_next, whose mean may be NULL, for 0: x and dy of a row after this, and its mean; the
+       last row. Of bf16, weight, bias, sum stand as mpt__norm_paired has it. */
+    mpt__real *sum[2], next_mean;
     const char *next[2];
-    mpt__real next_mean, *kept[2];
-    bool last;
+    bool last, beyond_cache; /* out is better not cached, it and rows multiples of 64 bytes */
 } mpt__norm_block;
 typedef void (*mpt__norm_fn)(mpt__norm_block *b);
 
@@ -241,8 +239,7 @@ typedef struct mpt__words {
     mpt__norm_fn norm_sums;
     /* Out; LINES of backward also add g (x - mean) rstd to sum[0] and g to sum[1]. */
     mpt__norm_fn norm, norm_slope;
-    /* The same of each column, without weight or lanes. */
-    mpt__norm_fn norm_columns;
+    mpt__norm_fn norm_columns; /* the same of each column, without weight or lanes */
     /* A row of whole lanes, and in the same pass the totals of the next; NULL: none. */
     mpt__norm_fn norm_next, norm_slope_next;
 } mpt__words;

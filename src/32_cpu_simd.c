@@ -462,6 +462,21 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         if (lines) d = V##_mul(d, V##_load(weight + k * W));           \
     }                                                                  \
     s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
+/* Of the widest vectors: rows of bf16 as V##_load_two has them, as far as there are pairs. */
+#define MPT__NORM_PAIRS_8(...)
+#define MPT__NORM_PAIRS_4(...)
+#define MPT__NORM_PAIRS_16(...) __VA_ARGS__
+#define MPT__PAIR_SUM(k, V, W)                       \
+    e##k = V##_sub(e##k, mean);                      \
+    if (!slopes) d##k = e##k;                        \
+    if (slopes && relu) d##k = V##_gate(y##k, d##k); \
+    s##k = V##_add(s##k, d##k), t##k = V##_add(t##k, V##_mul(d##k, e##k));
+#define MPT__PAIR_NORM(k, V, W)                \
+    v##k = V##_mul(V##_sub(v##k, mean), rstd); \
+    if (biased) v##k = V##_add(v##k, bias);
+#define MPT__PAIR_SLOPE(k, V, W)                \
+    v##k = V##_mul(V##_sub(v##k, mean), slope); \
+    d##k = V##_sub(V##_sub(V##_mul(d##k, weight), shift), v##k);
 #define MPT__NORM_SUM_REST(k, V, W)                                                    \
     e = V##_sub(V##_load_rest(x + k * W * size, left - k * W, dtype), mean);           \
     e = d = V##_select(V##_first(left - k * W), e, V##_zero());                        \
@@ -472,92 +487,89 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     }                                                                                  \
     s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
 /* Vector k of a row, and of the next. */
-#define MPT__NORM_NEXT(k, V, W)                                                         \
-    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);        \
-    if (centred) v = V##_sub(v, mean);                                                  \
-    v = V##_mul(V##_mul(v, rstd), V##_load(weight + k * W));             \
-    if (bias) v = V##_add(v, V##_load(bias + k * W));                                   \
-    if (streams)                                                                        \
-        V##_stream_as(out + k * W * size, v, dtype);                                    \
-    else                                                                                \
-        V##_store_as(out + k * W * size, v, W, dtype);                                  \
-    v = V##_load_full(next + k * W * size, dtype);                                      \
-    if (keeps) V##_store(kept + k * W, v);                                              \
-    if (centred) v = V##_sub(v, next_mean), s##k = V##_add(s##k, v);                    \
-    t##k = V##_add(t##k, V##_mul(v, v));
-#define MPT__NORM_SLOPE_NEXT(k, V, W)                                                   \
-    w = V##_load(weight + k * W);                                                       \
-    v = keeps ? V##_load(kept + k * W) : V##_load_full(x + k * W * size, dtype);        \
-    d = keeps ? V##_load(kept_dy + k * W) : V##_load_full(dy + k * W * size, dtype);    \
-    if (centred) v = V##_sub(v, mean);                                                  \
-    v = V##_mul(v, rstd);                                                               \
-    V##_store(dw + k * W, V##_add(V##_load(dw + k * W), V##_mul(d, v)));                \
-    if (db) V##_store(db + k * W, V##_add(V##_load(db + k * W), d));                    \
-    d = V##_mul(d, w);                                                                  \
-    if (centred) d = V##_sub(d, shift);                                                 \
-    d = V##_mul(V##_sub(d, V##_mul(v, slope)), rstd);       \
-    if (streams)                                                                        \
-        V##_stream_as(out + k * W * size, d, dtype);                                    \
-    else                                                                                \
-        V##_store_as(out + k * W * size, d, W, dtype);                                  \
-    v = V##_load_full(next + k * W * size, dtype);                                      \
-    d = V##_load_full(next_dy + k * W * size, dtype);                                   \
-    if (keeps) V##_store(kept + k * W, v), V##_store(kept_dy + k * W, d);               \
-    d = V##_mul(d, w);                                                                  \
-    if (centred) s##k = V##_add(s##k, d), v = V##_sub(v, next_mean);                    \
-    t##k = V##_add(t##k, V##_mul(d, v));
-/* Passes: of the level with the widest vectors, whose gain pays for their size. */
+#define MPT__NORM_NEXT(k, V, W)                                    \
+    if (centred) v##k = V##_sub(v##k, mean);                       \
+    v##k = V##_mul(V##_mul(v##k, rstd), V##_load(weight + k * W)); \
+    if (bias) v##k = V##_add(v##k, V##_load(bias + k * W));
+#define MPT__NORM_NEXT_SUM(k, V, W)                                           \
+    if (centred) v##k = V##_sub(v##k, next_mean), s##k = V##_add(s##k, v##k); \
+    t##k = V##_add(t##k, V##_mul(v##k, v##k));
+#define MPT__NORM_SLOPE_NEXT(k, V, W)                                          \
+    if (centred) v##k = V##_sub(v##k, mean);                                   \
+    v##k = V##_mul(v##k, rstd);                                                \
+    V##_store(dw + k * W, V##_add(V##_load(dw + k * W), V##_mul(d##k, v##k))); \
+    if (db) V##_store(db + k * W, V##_add(V##_load(db + k * W), d##k));        \
+    d##k = V##_mul(d##k, V##_load(weight + k * W));                            \
+    if (centred) d##k = V##_sub(d##k, shift);                                  \
+    d##k = V##_mul(V##_sub(d##k, V##_mul(v##k, slope)), rstd);
+#define MPT__NORM_SLOPE_SUM(k, V, W)                                          \
+    d##k = V##_mul(d##k, V##_load(weight + k * W));                           \
+    if (centred) s##k = V##_add(s##k, d##k), v##k = V##_sub(v##k, next_mean); \
+    t##k = V##_add(t##k, V##_mul(d##k, v##k));
+/* Passes: of the level with the widest vectors, whose gain pays for their size. Pairs of bf16 come
+   as two vectors, those of even places and those of odd ones: so do weights, sums and bias. What is
+   read lies in pages that no cache foresees. */
+#define MPT__NORM_AHEAD (dtype == MPT_F32 ? 2048 : 4096) /* bytes */
 #define MPT__NORM_PASSES_8(FN, OP, N, V, W)
 #define MPT__NORM_PASSES_4(FN, OP, N, V, W)
 #define MPT__NORM_PASSES_WORDS_16(N) N##_norm_next, N##_norm_slope_next
 #define MPT__NORM_PASSES_WORDS_8(N) NULL, NULL
 #define MPT__NORM_PASSES_WORDS_4(N) NULL, NULL
-#define MPT__NORM_PASSES_16(FN, OP, N, V, W)                                                      \
-    OP void N##_norm_next_of(mpt__norm_block *b, int dtype) {                                     \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const bool centred = b->mean;                                                             \
-        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);             \
-        const V##_f next_mean = V##_set(b->next_mean);                                            \
-        const float *weight = b->weight, *bias = b->bias;                                         \
-        const char *x = b->data[MPT__PART_X], *end = x + b->n * size, *next = b->next[0];         \
-        char *out = b->data[MPT__PART_OUT];                                                       \
-        float *kept = b->kept[0];                                                                 \
-        const bool streams = b->beyond_cache, keeps = dtype != MPT_F32 && kept;                   \
-        V##_f v;                                                                                  \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
-        for (; x < end; x += by, next += by, out += by) {                                         \
-            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT, V);                                             \
-            weight += MPT__NORM_LANES;                                                            \
-            if (bias) bias += MPT__NORM_LANES;                                                    \
-            if (keeps) kept += MPT__NORM_LANES;                                                   \
-        }                                                                                         \
-        if (streams && b->last) V##_fence();                                                      \
-        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);           \
-    }                                                                                             \
-    OP void N##_norm_slope_next_of(mpt__norm_block *b, int dtype) {                               \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const bool centred = b->mean;                                                             \
-        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);             \
-        const V##_f shift = V##_set(*b->shift), slope = V##_set(*b->slope);                       \
-        const V##_f next_mean = V##_set(b->next_mean);                                            \
-        const float *weight = b->weight;                                                          \
-        const char *x = b->data[MPT__PART_X], *dy = b->data[MPT__PART_DY], *end = x + b->n * size;\
-        const char *next = b->next[0], *next_dy = b->next[1];                                     \
-        char *out = b->data[MPT__PART_OUT];                                                       \
-        float *dw = b->sum[0], *db = b->sum[1], *kept = b->kept[0], *kept_dy = b->kept[1];        \
-        const bool streams = b->beyond_cache, keeps = dtype != MPT_F32 && kept;                   \
-        V##_f d, v, w;                                                                            \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                                 \
-        for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) {                \
-            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V);                                       \
-            weight += MPT__NORM_LANES, dw += MPT__NORM_LANES;                                     \
-            if (db) db += MPT__NORM_LANES;                                                        \
-            if (keeps) kept += MPT__NORM_LANES, kept_dy += MPT__NORM_LANES;                       \
-        }                                                                                         \
-        if (streams && b->last) V##_fence();                                                      \
-        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);           \
-    }                                                                                             \
-    MPT__NORM_WORD(FN, N, norm_next)                                                              \
+#define MPT__NORM_PASSES_16(FN, OP, N, V, W)                                              \
+    OP void N##_norm_next_of(mpt__norm_block *b, int dtype) {                             \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;       \
+        const bool centred = b->mean, streams = b->beyond_cache;                          \
+        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);     \
+        const V##_f next_mean = V##_set(b->next_mean);                                    \
+        const float *weight = b->weight, *bias = b->bias;                                 \
+        const char *x = b->data[MPT__PART_X], *end = x + b->n * size, *next = b->next[0]; \
+        char *out = b->data[MPT__PART_OUT];                                               \
+        V##_f v0, v1;                                                                     \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                         \
+        for (; x < end; x += by, next += by, out += by) {                                 \
+            MPT__PREFETCH_FAR(next + MPT__NORM_AHEAD);                                    \
+            V##_load_two(x, &v0, &v1, dtype);                                             \
+            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT, V);                                     \
+            V##_store_two(out, v0, v1, dtype, streams);                                   \
+            V##_load_two(next, &v0, &v1, dtype);                                          \
+            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT_SUM, V);                                 \
+            weight += MPT__NORM_LANES;                                                    \
+            if (bias) bias += MPT__NORM_LANES;                                            \
+        }                                                                                 \
+        if (streams && b->last) V##_fence();                                              \
+        V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype);                     \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);   \
+    }                                                                                     \
+    OP void N##_norm_slope_next_of(mpt__norm_block *b, int dtype) {                       \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;       \
+        const bool centred = b->mean, streams = b->beyond_cache;                          \
+        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);     \
+        const V##_f shift = V##_set(*b->shift), slope = V##_set(*b->slope);               \
+        const V##_f next_mean = V##_set(b->next_mean);                                    \
+        const float *weight = b->weight;                                                  \
+        const char *x = b->data[MPT__PART_X], *dy = b->data[MPT__PART_DY];                \
+        const char *end = x + b->n * size;                                                \
+        const char *next = b->next[0], *next_dy = b->next[1];                             \
+        char *out = b->data[MPT__PART_OUT];                                               \
+        float *dw = b->sum[0], *db = b->sum[1];                                           \
+        V##_f d0, d1, v0, v1;                                                             \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                         \
+        for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) {        \
+            MPT__PREFETCH_FAR(next + MPT__NORM_AHEAD);                                    \
+            MPT__PREFETCH_FAR(next_dy + MPT__NORM_AHEAD);                                 \
+            V##_load_two(x, &v0, &v1, dtype), V##_load_two(dy, &d0, &d1, dtype);          \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V);                               \
+            V##_store_two(out, d0, d1, dtype, streams);                                   \
+            V##_load_two(next, &v0, &v1, dtype), V##_load_two(next_dy, &d0, &d1, dtype);  \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_SUM, V);                                \
+            weight += MPT__NORM_LANES, dw += MPT__NORM_LANES;                             \
+            if (db) db += MPT__NORM_LANES;                                                \
+        }                                                                                 \
+        if (streams && b->last) V##_fence();                                              \
+        V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype);                     \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);   \
+    }                                                                                     \
+    MPT__NORM_WORD(FN, N, norm_next)                                                      \
     MPT__NORM_WORD(FN, N, norm_slope_next)
 /* Vector k of some columns, down the rows. */
 #define MPT__COLUMN_BEGIN(k, V, W)               \
@@ -598,6 +610,14 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             const char *dy = mpt__norm_place(b, MPT__PART_DY, r);                                 \
             const char *y = mpt__norm_place(b, MPT__PART_MORE, r);                                \
             const float *weight = b->weight;                                                      \
+            MPT__NORM_PAIRS_##W(                                                                  \
+                V##_f d0, d1, e0, e1, y0 = V##_zero(), y1 = y0;                                   \
+                for (; rows && dtype == MPT_BF16 && x < end; x += by, dy += by, y += by) {        \
+                    V##_load_two(x, &e0, &e1, dtype);                                             \
+                    if (slopes) V##_load_two(dy, &d0, &d1, dtype);                                \
+                    if (relu) V##_load_two(y, &y0, &y1, dtype);                                   \
+                    MPT__NORM_VECTORS_##W(MPT__PAIR_SUM, V)                                       \
+                } if (rows) V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype);)        \
             for (; x < end; x += by, dy += by, y += by) {                                         \
                 MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V)                                           \
                 if (lines && slopes) weight += MPT__NORM_LANES;                                   \
@@ -627,7 +647,14 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             char *out = mpt__norm_place(b, MPT__PART_OUT, r);                                     \
             V##_f mean = V##_set(means[columns ? 0 : r]), rstd = V##_set(rstds[columns ? 0 : r]); \
             if (!columns && !lines && biased) bias = V##_set(biases[r]);                          \
-            for (int64_t i = 0; i < n; i += W) {                                                  \
+            int64_t i = 0;                                                                        \
+            MPT__NORM_PAIRS_##W(V##_f v0, v1;                                                     \
+                for (; plain && !columns && dtype == MPT_BF16 && i + 32 <= n; i += 32) {          \
+                    V##_load_two(x + i * size, &v0, &v1, dtype);                                  \
+                    MPT__NORM_VECTORS_##W(MPT__PAIR_NORM, V)                                      \
+                    V##_store_two(out + i * size, v0, v1, dtype, streams);                        \
+                })                                                                                \
+            for (; i < n; i += W) {                                                               \
                 if (i > n - W) i = n - W;                                                         \
                 if (columns) mean = V##_load(means + i), rstd = V##_load(rstds + i);              \
                 if ((columns || lines) && biased) bias = V##_load(biases + i);                    \
@@ -666,7 +693,15 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             V##_f mean = V##_set(means[of]), weight = V##_set(weights[lines ? 0 : of]);           \
             V##_f shift = V##_set(shifts[of]), slope = V##_set(slopes[of]);                       \
             if (lines) rstd = V##_set(b->rstd[r]);                                                \
-            for (int64_t i = 0; i < n; i += W) {                                                  \
+            int64_t i = 0;                                                                        \
+            MPT__NORM_PAIRS_##W(V##_f d0, d1, v0, v1;                                             \
+                for (; plain && !columns && dtype == MPT_BF16 && i + 32 <= n; i += 32) {          \
+                    V##_load_two(x + i * size, &v0, &v1, dtype);                                  \
+                    V##_load_two(dy + i * size, &d0, &d1, dtype);                                 \
+                    MPT__NORM_VECTORS_##W(MPT__PAIR_SLOPE, V)                                     \
+                    V##_store_two(out + i * size, d0, d1, dtype, streams);                        \
+                })                                                                                \
+            for (; i < n; i += W) {                                                               \
                 if (i > n - W) i = n - W;                                                         \
                 if (columns || lines) weight = V##_load(weights + i);                             \
                 if (columns) {                                                                    \

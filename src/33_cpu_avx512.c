@@ -106,6 +106,50 @@ MPT__AVX512_OP __m256 mpt__v16_sum8(__m512 s0, __m512 s1, __m512 s2, __m512 s3, 
                         mpt__v16_fold(s4), mpt__v16_fold(s5), mpt__v16_fold(s6), mpt__v16_fold(s7));
 }
 
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+/* 32 elements: of bf16 those of even places, then those of odd ones; of others as they lie. */
+MPT__AVX512_OP void mpt__v16_load_two(const void *p, mpt__v16_f *a, mpt__v16_f *b, int dtype) {
+    if (dtype != MPT_BF16) {
+        *a = mpt__v16_load_full(p, dtype);
+        *b = mpt__v16_load_full((const char *)p + (dtype == MPT_F32 ? 64 : 32), dtype);
+        return;
+    }
+    const __m512i pairs = _mm512_loadu_si512(p);
+    *a = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    *b = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
+}
+/* Both rounded to bf16, a to the even places. That there is a NaN is seldom. */
+MPT__AVX512_OP __m512i mpt__v16_round_pairs(mpt__v16_f a, mpt__v16_f b) {
+    __m512i low = _mm512_castps_si512(a), high = _mm512_castps_si512(b);
+    if (_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q))
+        low = mpt__avx512_round_high(low, true), high = mpt__avx512_round_high(high, true);
+    else
+        low = mpt__avx512_round_high(low, false), high = mpt__avx512_round_high(high, false);
+    return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low, 16), high);
+}
+MPT__AVX512_OP void mpt__v16_store_two(void *p, mpt__v16_f a, mpt__v16_f b, int dtype,
+                                       bool streams) {
+    const int64_t bytes = dtype == MPT_F32 ? 64 : 32;
+    if (dtype == MPT_BF16 && streams)
+        _mm512_stream_si512((__m512i *)p, mpt__v16_round_pairs(a, b));
+    else if (dtype == MPT_BF16)
+        _mm512_storeu_si512(p, mpt__v16_round_pairs(a, b));
+    else if (dtype == MPT_F32 && streams)
+        mpt__v16_stream((float *)p, a), mpt__v16_stream((float *)p + 16, b);
+    else
+        mpt__v16_store_as(p, a, 16, dtype), mpt__v16_store_as((char *)p + bytes, b, 16, dtype);
+}
+/* Two vectors as of load_two in the order of what they are of. */
+MPT__AVX512_OP void mpt__v16_in_order(mpt__v16_f *a, mpt__v16_f *b, int dtype) {
+    if (dtype != MPT_BF16) return;
+    const __m512i low =
+        _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    const mpt__v16_f even = *a;
+    *a = _mm512_permutex2var_ps(even, low, *b), *b = _mm512_permutex2var_ps(even, high, *b);
+}
+#endif
+
 MPT__SIMD_WORDS(MPT__AVX512_OP, mpt__v16, MPT__NAME_AVX512)
 
 typedef struct mpt__v16_d {

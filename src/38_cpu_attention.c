@@ -26,18 +26,22 @@ typedef struct mpt__ref_embedding {
 } mpt__ref_embedding;
 
 /* The row of the table for element j; -1: none. */
-static int64_t mpt__ref_embedding_at(const mpt__ref_embedding *w, int64_t j) {
+static MPT__INLINE int64_t mpt__ref_embedding_at(const mpt__ref_embedding *w, int64_t j) {
     int64_t id = ((const int64_t *)w->ids.data)[j * w->id_step];
     return id >= 0 && id < w->size ? id : -1;
 }
 
 /* Rows of the table lie anywhere, which no cache foresees: while one is worked on, piece by piece,
-   that of `ahead` elements later is fetched. That of less than a piece is there by then anyway. */
-#define MPT__EMBEDDING_AHEAD 12288 /* bytes */
-#define MPT__EMBEDDING_PIECE 128   /* elements */
+   that of `ahead` elements later is fetched. Short rows are so only where they are added to, in a
+   table that is no cache's: to read them alone, or from a cache, takes no longer than to ask. */
+#define MPT__EMBEDDING_AHEAD 12288   /* bytes */
+#define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
+#define MPT__EMBEDDING_PIECE 128     /* elements */
+#define MPT__EMBEDDING_LARGE (1 << 18)
 
 /* Byte `at` of the row that is fetched with element j; NULL: none. */
-static const char *mpt__ref_embedding_next(const mpt__ref_embedding *w, int64_t j, int64_t at) {
+static MPT__INLINE const char *mpt__ref_embedding_next(const mpt__ref_embedding *w, int64_t j,
+                                                       int64_t at) {
     const int64_t bytes = mpt__dtype_info[w->table.dtype].bytes;
     const int64_t id = j + w->ahead < w->n ? mpt__ref_embedding_at(w, j + w->ahead) : -1;
     return id >= 0 ? (const char *)w->table.data + id * w->table_step[0] * bytes + at : NULL;
@@ -114,7 +118,11 @@ static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids
     w.size = o[table].shape[0];
     w.columns = o[table].shape[1];
     w.id_step = o[ids].stride[0];
-    w.ahead = w.columns < MPT__EMBEDDING_PIECE ? w.n : MPT__EMBEDDING_AHEAD / (4 * w.columns) + 1;
+    const bool fetched = w.columns >= MPT__EMBEDDING_PIECE ||
+                         (!by_rows && mpt__ref_times(w.size, w.columns) >= MPT__EMBEDDING_LARGE);
+    w.ahead = fetched ? mpt__ref_min(MPT__EMBEDDING_AHEAD / (4 * w.columns) + 1,
+                                     MPT__EMBEDDING_AHEAD_MOST)
+                      : w.n;
     w.per_chunk = MPT__EMBEDDING_ROWS;
     if (!by_rows) {
         int64_t share = w.columns / mpt__pool_threads(call->pool);

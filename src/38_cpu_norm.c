@@ -32,6 +32,7 @@ typedef struct mpt__norm_work {
     int64_t group, groups;          /* of a task; tasks of all groups */
     int64_t chunk, chunks;          /* of n, whose gradients of weight and bias add up in a row */
     const mpt__real *weight, *bias; /* of all channels */
+    const mpt__real *paired[2];     /* the same as passes take them */
     mpt__real *partial;             /* [chunks, 2, G C] */
     mpt__real *numbers;             /* of groups in planes, for each thread */
     int64_t numbers_each;
@@ -49,8 +50,8 @@ typedef struct mpt__norm_work {
 #define MPT__BATCH_PLANES 8192
 /* Elements of what is better written past the caches: with what is read more than most have. */
 #define MPT__NORM_BEYOND_CACHE (INT64_C(8) << 20)
-/* Halves of a row that are kept as floats, behind which the nearest cache has room for more. */
-#define MPT__NORM_KEPT 1024
+/* Elements of a row whose gradient is kept while it is added to what is there. */
+#define MPT__NORM_KEPT 2048
 /* Of n, so many are asked for a number near the mean: sums of squares of what differs from that
    lose but the bits of n / MPT__NORM_SOME(n) <= 16, whatever the numbers are. */
 #define MPT__NORM_SOME(n) ((n) < 512 ? mpt__ref_min(n, 32) : (n) / 512 * 32)
@@ -108,8 +109,11 @@ static int64_t mpt__norm_channels(const mpt__norm_work *w) {
 static bool mpt__norm_in_passes(const mpt__norm_work *w) {
     return w->words->norm_next != NULL && w->direct && w->along_c && !w->of_channels &&
            w->lines == 1 && w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
-           w->length <= (w->adds ? 2 * MPT__NORM_KEPT : MPT__NORM_PIECE) && !w->relu &&
-           w->part[MPT__PART_MORE] < 0 && w->part[MPT__PART_OUT] >= 0;
+           w->length <= (w->adds ? MPT__NORM_KEPT : MPT__NORM_PIECE) && !w->relu &&
+           w->part[MPT__PART_MORE] < 0 && w->part[MPT__PART_OUT] >= 0 &&
+           (w->view[w->back ? 3 : 6].data == NULL ||
+            mpt__ref_is_real(w->view[w->back ? 3 : 6].dtype)) &&
+           mpt__ref_is_real(w->view[w->back ? 4 : 7].dtype);
 }
 
 /* The parts: of rows with a residual x is the sum, of batches the residual comes after. */
@@ -465,80 +469,75 @@ static void mpt__norm_groups(const mpt__norm_work *w, int64_t n, int64_t begin, 
 
 /* ---- Rows in passes ----
  *
- * A pass writes a row and takes the sums of the next, so that memory is read and written at the
- * same time, as by a copy.
+ * A pass writes a row and takes the sums of the next, or of the one after that, so that memory is
+ * read and written at the same time, as by a copy, and what follows from sums is there in time.
  */
 
 #ifndef MPT__HAS_AVX512
 #define mpt__norm_passes(w, begin, end, gradient) ((void)0)
 #else
 
-/* Words of a row, before its sums: its mean or, forward, what is near it. */
-static mpt__real mpt__norm_near(const mpt__norm_work *w, int64_t n) {
-    const int64_t some = MPT__NORM_SOME(w->length);
-    mpt__real mean = 0;
-    mpt__norm_block b;
-    if (w->view[w->back ? 3 : 6].data == NULL) return 0;
-    if (w->back) return mpt__ref_get_one(&w->view[3], n);
-    memset(&b, 0, sizeof b);
-    b.dtype = w->dtype, b.mode = MPT__NORM_LINES, b.rows = 1, b.n = some, b.mean = &mean;
-    b.data[MPT__PART_X] = w->data[MPT__PART_X] + n * w->bytes[MPT__PART_X][MPT__NORM_N];
-    w->words->norm_sums(&b);
-    return (mpt__real)((double)b.total[0] / (double)some);
-}
-
 static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end,
                              mpt__real *const gradient[2]) {
     const double count = (double)w->length;
-    const mpt__ref_view *of[2] = {&w->view[w->back ? 3 : 6], &w->view[w->back ? 4 : 7]};
-    const bool centred = of[0]->data != NULL, adds = !w->back && w->view[1].data != NULL;
-    const mpt__norm_fn pass = w->back ? w->words->norm_slope_next : w->words->norm_next;
-    MPT__ALIGN(64) mpt__real kept[2][MPT__NORM_KEPT + MPT__NORM_KEPT / 4];
-    mpt__real number[4] = {0, 0, 0, 0};
-    mpt__norm_block b;
+    const int64_t ahead = w->back ? 1 : 2; /* its numbers are sooner there */
+    mpt__real *const means = (mpt__real *)w->view[w->back ? 3 : 6].data;
+    mpt__real *const rstds = (mpt__real *)w->view[w->back ? 4 : 7].data;
+    const bool adds = !w->back && w->view[1].data != NULL;
+    MPT__ALIGN(64) mpt__real kept[MPT__NORM_KEPT];
+    mpt__real numbers[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, zero = 0; /* of n and n + 1 */
+    mpt__norm_block b, some;
     memset(&b, 0, sizeof b);
-    b.dtype = w->dtype, b.rows = 1, b.n = w->length, b.mode = MPT__NORM_LINES;
-    b.weight = w->weight, b.bias = w->view[3].data != NULL ? w->bias : NULL;
-    b.mean = &number[0], b.rstd = &number[1], b.shift = &number[2], b.slope = &number[3];
-    b.beyond_cache = w->beyond_cache;
-    if (adds) mpt__norm_add(w, begin, 0);
-    for (int k = 0; k <= w->back; k++) { /* the first row's sums */
-        b.data[k] = w->data[k] + begin * w->bytes[k][MPT__NORM_N];
-        if (w->dtype == MPT_F32 || w->length > MPT__NORM_KEPT) continue;
-        mpt__ref_load(kept[k], b.data[k], w->dtype, 0, 1, w->length);
-        b.kept[k] = kept[k];
-    }
-    number[0] = b.next_mean = mpt__norm_near(w, begin);
-    w->words->norm_sums(&b);
-    if (!centred) b.mean = NULL;
+    b.dtype = w->dtype, b.rows = 1, b.mode = MPT__NORM_LINES;
+    some = b;
+    some.n = MPT__NORM_SOME(w->length), some.mean = &zero;
+    b.n = w->length, b.beyond_cache = w->beyond_cache;
+    b.bias = w->view[3].data != NULL ? w->paired[1] : NULL;
     b.sum[0] = gradient[0], b.sum[1] = w->view[8].data != NULL ? gradient[1] : NULL;
-    for (int64_t n = begin; n < end; n++) {
-        double total[2] = {(double)b.total[0], (double)b.total[1]};
+    for (int64_t n = begin - ahead; n < end; n++) {
+        const int64_t next = mpt__ref_min(n + ahead, end - 1), now = n < begin ? next : n;
+        mpt__real *number = numbers[n & 1];
+        if (adds && next == n + ahead) mpt__norm_add(w, next, 0);
+        for (int k = 0; k <= w->back; k++) {
+            b.data[k] = w->data[k] + now * w->bytes[k][MPT__NORM_N];
+            b.next[k] = some.data[k] = w->data[k] + next * w->bytes[k][MPT__NORM_N];
+        }
+        if (means != NULL && w->back) {
+            b.next_mean = means[next];
+        } else if (means != NULL) {
+            w->words->norm_sums(&some);
+            b.next_mean = (mpt__real)((double)some.total[0] / (double)some.n);
+        }
         b.last = n + 1 == end;
-        const int64_t next = b.last ? n : n + 1;
+        if (n < begin) {
+            b.mean = &b.next_mean, b.weight = w->weight;
+            w->words->norm_sums(&b);
+        } else {
+            char *out = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
+            b.mean = means != NULL ? &number[0] : NULL, b.weight = w->paired[0];
+            b.rstd = &number[1], b.shift = &number[2], b.slope = &number[3];
+            b.data[MPT__PART_OUT] = w->adds ? (char *)kept : out;
+            (w->back ? w->words->norm_slope_next : w->words->norm_next)(&b);
+            if (w->adds)
+                w->words->binary[MPT__BINARY_ADD]((mpt__real *)(void *)out,
+                                                  (mpt__real *)(void *)out, kept, w->length, 0, 0);
+        }
+        if (next != n + ahead) continue;
+        double total[2] = {(double)b.total[0], (double)b.total[1]};
+        number = numbers[next & 1];
         number[0] = b.next_mean;
         if (w->back) {
-            if (centred) number[2] = (mpt__real)(total[0] / count);
-            number[1] = mpt__ref_get_one(of[1], n);
+            if (means != NULL) number[2] = (mpt__real)(total[0] / count);
+            number[1] = rstds[next];
             number[3] = (mpt__real)(total[1] * (double)number[1] / count);
-        } else {
-            if (centred) total[1] = mpt__norm_squares(total, count, &number[0]);
-            number[1] = mpt__norm_rstd((double)(mpt__real)(total[1] / count), w->eps);
-            for (int k = !centred; k < 2; k++) mpt__ref_put_one(of[k], n, number[k]);
-            if (adds && !b.last) mpt__norm_add(w, next, 0);
+            continue;
         }
-        b.next_mean = mpt__norm_near(w, next);
-        for (int k = 0; k <= w->back; k++) {
-            b.data[k] = w->data[k] + n * w->bytes[k][MPT__NORM_N];
-            b.next[k] = w->data[k] + next * w->bytes[k][MPT__NORM_N];
+        if (means != NULL) {
+            total[1] = mpt__norm_squares(total, count, &number[0]);
+            means[next] = number[0];
         }
-        char *out = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
-        b.data[MPT__PART_OUT] = w->adds ? (char *)kept : out; /* floats are not kept */
-        pass(&b);
-        if (w->adds) {
-            mpt__real *sum = (mpt__real *)(void *)out;
-            w->words->binary[MPT__BINARY_ADD](sum, sum, kept[0], w->length, 0, 0);
-        }
+        rstds[next] = number[1] =
+            mpt__norm_rstd((double)(mpt__real)(total[1] / count), w->eps);
     }
 }
 
@@ -597,20 +596,34 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
     }
 }
 
+/* Numbers of each column as the passes of bf16 take them, those of even places of each 32 before
+   those of odd ones, or, `back`, as they come from them. */
+static const mpt__real *mpt__norm_paired(const mpt__norm_work *w, const mpt__real *from,
+                                         mpt__real *to, int64_t n, bool back) {
+    if (!w->passes || w->dtype != MPT_BF16) return from;
+    for (int64_t i = 0; i < n; i += 32)
+        for (int64_t k = 0; k < 32; k += 2) {
+            const int64_t even = i + (back ? k / 2 : k), odd = even + (back ? 16 : 1);
+            to[back ? i + k : i + k / 2] = from[even];
+            to[back ? i + k + 1 : i + k / 2 + 16] = from[odd];
+        }
+    return to;
+}
+
 /* The gradients of weight and bias: the chunks in pairs, pairs of pairs and so on. */
 static void mpt__norm_join(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
     const int64_t channels = mpt__norm_channels(w), begin = task / 2 * MPT__BLOCK;
     const int64_t n = mpt__ref_min(MPT__BLOCK, channels - begin), step = channels * 2;
     const mpt__ref_view *to = &w->view[7 + task % 2];
-    mpt__real *part = w->partial + task % 2 * channels + begin;
+    mpt__real *part = w->partial + task % 2 * channels + begin, block[MPT__BLOCK];
     (void)thread;
     if (to->data == NULL) return;
     for (int64_t by = 1; by < w->chunks; by *= 2)
         for (int64_t k = 0; k + by < w->chunks; k += 2 * by)
             w->words->binary[MPT__BINARY_ADD](part + k * step, part + k * step,
                                               part + (k + by) * step, n, 0, 0);
-    mpt__ref_put(to, begin, 1, part, n);
+    mpt__ref_put(to, begin, 1, mpt__norm_paired(w, part, block, n, true), n);
 }
 
 /* ---- Batches ----
@@ -822,7 +835,7 @@ static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
     mpt__norm_work w;
     mpt__norm_setup(&w, launch);
     (void)threads;
-    int64_t all = 2 * (w.back ? 1 + w.chunks : 1) * mpt__norm_channels(&w);
+    int64_t all = 2 * (w.back ? 2 + w.chunks : 2) * mpt__norm_channels(&w);
 #ifndef MPTRAIN_NO_CONV
     if (!w.along_c) all += w.numbers_each * threads;
     if (w.of_channels) {
@@ -860,10 +873,12 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
 #endif
     static const mpt__ref_view none = {NULL, NULL, 0, false};
     mpt__real *numbers = (mpt__real *)call->workspace;
-    w.partial = numbers + 2 * groups;
+    w.partial = numbers + 4 * groups;
     w.numbers = w.partial + (w.back ? 2 * w.chunks * groups : 0);
     w.weight = mpt__norm_numbers(&w.view[2], numbers, 1, groups);
     w.bias = mpt__norm_numbers(w.back ? &none : &w.view[3], numbers + groups, 0, groups);
+    w.paired[0] = mpt__norm_paired(&w, w.weight, numbers + 2 * groups, groups, false);
+    w.paired[1] = mpt__norm_paired(&w, w.bias, numbers + 3 * groups, groups, false);
     mpt__parallel(call->pool, w.chunks * w.groups, mpt__ref_cost(call, all, w.back ? 8.0 : 5.0),
                   mpt__norm_task, &w);
     if (w.back)
