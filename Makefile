@@ -14,7 +14,7 @@
 #   make tables        what precision costs and saves whole models, in build/tables/tables.md: about
 #                      an hour;  DATA=  ROWS="resnet gpt bert vit"  SEEDS="0 1 2"  TINY=1  WRITE=1
 #                      PEERS="fp32 bf16"
-#   make gpu-check     all that needs an NVIDIA GPU;  PART="build ops mnist speed"  DATA=  SIM=1
+#   make gpu-check     all that needs an NVIDIA GPU;  PART="build mnist models"  DATA=  SIM=1
 #   make check-instructions  instruction counts against committed figures;  UPDATE=1 writes them
 #   make coverage      the branches of src/ that the suite takes, by room;  ROOM=18_idx.c lists the rest
 #   make install       header and pkg-config file;  PREFIX=/usr/local  DESTDIR=
@@ -212,6 +212,11 @@ endef
 $(foreach s,$(EXAMPLES),$(eval $(call program_rules,$(s),$(s:examples/%.c=$(BUILD)/%),$$(CFLAGS))))
 $(foreach s,$(BENCHES),\
     $(eval $(call program_rules,$(s),$(s:tools/bench/%.c=$(BUILD)/bench/%),$$(CFLAGS))))
+# This one counts what a step asks of the CUDA runtime. Nothing else is built with these flags.
+ifneq ($(findstring MPTRAIN_CUDA,$(CPPFLAGS)),)
+COUNTED := $(shell awk -F '[, ]+' '/^COUNT.[0-9]/ { print $$2 }' tools/bench/device_models.c)
+$(BUILD)/bench/device_models$(EXE): private override LDFLAGS += $(COUNTED:%=-Wl,--wrap=%)
+endif
 # A test that holds the implementation keeps it to itself, so that what it does not reach is not
 # compiled: with a sanitizer that is most of the time.
 static = $(if $(filter $(1),$(SELF)),-DMPTRAIN_STATIC)

@@ -1,14 +1,15 @@
 #!/bin/sh
 # gpu_check.sh: what only a machine with an NVIDIA GPU can show (make gpu-check). Unattended,
 # without network, in parts that end after 8 minutes at the latest:
-#     PART="build ops sanitizer mnist speed peers"    those to run; all by default
+#     PART="build mnist"    those to run: build ops sanitizer mnist speed models limit worst peers
 #     DATA=folder      MNIST as idx files (data/mnist, else the built-in digits)
 #     SIM=1            a dry run on the CPU through tests/cudasim: every step, small sizes
 # Each part leaves its lines in build/gpu/PART.md; the report of all parts that ran so far goes to
 # tools/bench/results/gpu-CARD.md (SIM: build/gpu/report.md). Ends with "N passed, N failed".
 set -u
 cd "$(dirname "$0")/.." || exit 1
-: "${PART:=build ops sanitizer mnist speed peers}" "${SIM:=}" "${MAKE:=make}" "${PYTHON:=python3}"
+: "${PART:=build ops sanitizer mnist speed models limit worst peers}" "${SIM:=}"
+: "${MAKE:=make}" "${PYTHON:=python3}"
 export SIM DATA NVCC PYTHON
 out=build/gpu limit=480 # seconds of a part
 if [ -n "$SIM" ]; then
@@ -46,7 +47,7 @@ build() {
 }
 
 part_build() {
-    try build build $out/mnist $out/bench/device_speed || return 1
+    try build build $out/mnist $out/bench/device_speed $out/bench/device_models || return 1
     { [ -n "$SIM" ] || ! $out/bench/device_speed 1 cuda | grep -m 1 '^device: '; } | tee $out/card
     [ -n "$SIM" ] && echo 'device: simulator' >$out/card
     {
@@ -128,10 +129,12 @@ part_mnist() {
     done
     json=$PWD/$out/mnist_again.json
     # shellcheck disable=SC2086  # lists of words
-    (cd $out && ./mnist --device cuda --precision fp16 --seed 0 --quiet $small \
-        ${data:+--data "$(cd ../.. && cd "${data#--data }" && pwd)"} --json "$json" &&
-        cksum <mnist.safetensors | cmp - mnist_fp16_0.json.sum) >$out/mnist_again.log 2>&1 &&
-        good 'mnist twice: the same bits' || bad 'mnist twice: other bits'
+    for run in second third; do
+        (cd $out && ./mnist --device cuda --precision fp16 --seed 0 --quiet $small \
+            ${data:+--data "$(cd ../.. && cd "${data#--data }" && pwd)"} --json "$json" &&
+            cksum <mnist.safetensors | cmp - mnist_fp16_0.json.sum) >$out/mnist_again.log 2>&1 &&
+            good "mnist, $run run: the same bits" || bad "mnist, $run run: other bits"
+    done
 }
 
 part_speed() {
@@ -140,6 +143,28 @@ part_speed() {
     try speed $out/bench/device_speed $size cuda
     { echo '## Speed' && echo '```' && cut -f1 $out/speed.log && echo '```'; } >$out/speed.md
 }
+
+# Whole steps of the MLP, GPT-2 124M, ViT-B/16 and ResNet-18: report PART TITLE WHICH
+report() {
+    size=full
+    [ -z "$SIM" ] || size=tiny
+    try "$1" $out/bench/device_models cuda $size "$3"
+    { echo "## $2" && echo '```' && cut -f1 "$out/$1.log" && echo '```'; } >"$out/$1.md"
+}
+
+# Nothing may wait in a captured step: neither here nor in the dry run, which counts calls, too.
+part_models() {
+    report models 'Whole steps, captured and one by one' steps
+    waits=$(awk -F '\t' '$2 ~ /^waits / { split($2, w, " "); n++; sum += w[3] }
+        END { if (n) print sum; else print "not counted" }' $out/models.log)
+    if [ "$waits" = 0 ]; then good 'captured steps: no waits'; else
+        bad "captured steps: waits $waits"
+    fi
+}
+
+part_limit() { report limit 'ViT-B/16 under a cap' limit; }
+
+part_worst() { report worst 'Launches by lost time' worst; }
 
 part_peers() {
     echo '## Against PyTorch, same card, same run' >$out/peers.md
@@ -178,7 +203,7 @@ fi
     echo "# mptrain on $(sed 's/^device: //' $out/card)"
     echo
     echo 'Written by `make gpu-check`.'
-    for part in build ops sanitizer mnist speed peers; do
+    for part in build ops sanitizer mnist speed models limit worst peers; do
         if [ -e "$out/$part.md" ]; then echo && cat "$out/$part.md"; fi
     done
 } >"$report"

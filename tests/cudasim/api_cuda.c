@@ -19,14 +19,16 @@ typedef struct recipe {
     bool scaled, adamw;
     double loss_off, weight_off,
         mean_off; /* of each loss, relative; of weights at most, in the mean */
+    bool tf32;    /* on the GPU */
 } recipe;
 
 static const recipe recipes[] = {
-    {"fp32, SGD", MPT_F32, MPT_F32, false, false, 2e-6, 2e-6, 5e-8},
-    {"fp32", MPT_F32, MPT_F32, false, true, 2e-5, 2e-3, 1e-6},
-    {"fp16 and scaler", MPT_F16, MPT_F32, true, true, 5e-3, 6e-3, 5e-5},
-    {"bf16", MPT_BF16, MPT_F32, false, true, 1e-2, 6e-3, 2e-4},
-    {"half and scaler", MPT_F32, MPT_F16, true, true, 5e-3, 6e-3, 1e-4},
+    {"fp32, SGD", MPT_F32, MPT_F32, false, false, 2e-6, 2e-6, 5e-8, false},
+    {"fp32", MPT_F32, MPT_F32, false, true, 2e-5, 2e-3, 1e-6, false},
+    {"fp16 and scaler", MPT_F16, MPT_F32, true, true, 5e-3, 6e-3, 5e-5, false},
+    {"bf16", MPT_BF16, MPT_F32, false, true, 1e-2, 6e-3, 2e-4, false},
+    {"half and scaler", MPT_F32, MPT_F16, true, true, 5e-3, 6e-3, 1e-4, false},
+    {"tf32", MPT_F32, MPT_F32, false, true, 5e-3, 6e-3, 1.5e-4, true}, /* fp16 has as many bits */
 };
 enum { RECIPES = sizeof recipes / sizeof recipes[0] };
 
@@ -88,6 +90,7 @@ static bool begin(training *t, mpt_device device, const recipe *how, int64_t mem
     t->context = make_context(device, memory_limit);
     if (!t->context) return false;
     t->how = how;
+    if (device == MPT_DEVICE_CUDA) mpt_benchmark(t->context, false, how->tf32);
     t->loader = make_loader(t->context, how->parameters);
     t->net = make_net(t->context);
     if (how->parameters != MPT_F32) mpt_half(t->net, how->parameters);
@@ -258,6 +261,68 @@ TEST(weights_move_between_devices) {
     end(&gpu);
 }
 
+/* ==== TF32 ==== */
+
+enum { TF32_ROWS = 48, TF32_INNER = 96, TF32_COLUMNS = 40 };
+
+/* x [2, rows, inner] times w [columns, inner] transposed, and the gradients of both by `upstream`;
+   with `sizes` of the sizes of all values. */
+static void products_of(mpt_context *c, bool sizes, float *out[3]) {
+    static const int64_t numel[3] = {2 * TF32_ROWS * TF32_INNER, TF32_COLUMNS * TF32_INNER,
+                                     2 * TF32_ROWS * TF32_COLUMNS};
+    const mpt_shape shapes[3] = {MPT_SHAPE(2, TF32_ROWS, TF32_INNER),
+                                 MPT_SHAPE(TF32_COLUMNS, TF32_INNER),
+                                 MPT_SHAPE(2, TF32_ROWS, TF32_COLUMNS)};
+    static float values[2 * TF32_ROWS * TF32_INNER];
+    mpt_tensor t[3];
+    uint32_t drawn = 11;
+    mpt_scope_begin(c);
+    for (int i = 0; i < 3; i++) {
+        for (int64_t j = 0; j < numel[i]; j++) {
+            drawn = drawn * 1664525u + 1013904223u;
+            values[j] = (float)(drawn >> 8) * (2.0f / (1 << 24)) - 1.0f;
+            if (sizes) values[j] = fabsf(values[j]);
+        }
+        t[i] = mpt_from(c, MPT_F32, shapes[i], values);
+        if (i < 2) mpt_requires_grad(t[i], true);
+    }
+    mpt_tensor y = mpt_matmul(t[0], mpt_transpose(t[1], 0, 1));
+    mpt_backward_from(y, t[2], false);
+    const mpt_tensor results[3] = {mpt_grad(t[0]), mpt_grad(t[1]), y};
+    for (int i = 0; i < 3; i++) CHECK_EQ_INT(mpt_read_f32(results[i], out[i], numel[i]), MPT_OK);
+    mpt_scope_end(c);
+}
+
+/* Both operands lose what is behind ten bits, so that each product of two is off by less than 2^-9
+   of its size, rounded or cut off. It is off by more than roundings of fp32 can explain where the
+   card has TF32, and by less without being asked for it. */
+TEST(tf32_products) {
+    static float memory[4][3][2 * TF32_ROWS * TF32_INNER];
+    float *at[4][3];
+    training cpu, gpu;
+    double worst[2] = {0, 0};
+    if (!begin_both(&cpu, &gpu, &recipes[0])) return;
+    for (int i = 0; i < 12; i++) at[i / 3][i % 3] = memory[i / 3][i % 3];
+    products_of(cpu.context, false, at[0]);
+    products_of(cpu.context, true, at[1]);
+    products_of(gpu.context, false, at[2]);
+    CHECK_EQ_INT(mpt_benchmark(gpu.context, false, true), MPT_OK);
+    products_of(gpu.context, false, at[3]);
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < 3; i++)
+            for (int j = 0; j < 2 * TF32_ROWS * TF32_INNER; j++) {
+                const double size = (double)memory[1][i][j];
+                const double off = fabs((double)memory[2 + k][i][j] - (double)memory[0][i][j]);
+                if (size > 0 && !(off <= worst[k] * size)) worst[k] = off / size;
+            }
+    printf("\n  off by %.1e of the sum of sizes in fp32, %.1e in TF32", worst[0], worst[1]);
+    CHECK(worst[0] < 1e-6);
+    CHECK(worst[1] < 1.0 / 512);
+    CHECK(worst[1] > 1e-5 || mpt_get_device_info(gpu.context).major < 8);
+    end(&cpu);
+    end(&gpu);
+}
+
 /* ==== Benchmark mode ==== */
 
 /* What one program has timed another one takes over, and times nothing. */
@@ -358,6 +423,31 @@ TEST(out_of_memory_is_survived) {
     end(&alone);
 }
 
+/* A batch far beyond the memory of the card, without a limit of ours. */
+TEST(huge_batch_is_survived) {
+    training t, alone;
+    if (!begin_both(&alone, &t, &recipes[2])) return;
+    end(&alone);
+    REQUIRE(begin(&alone, MPT_DEVICE_CUDA, &recipes[2], 0));
+    REQUIRE(train_step(&t) && train_step(&alone));
+    const uint64_t before = state_of(&t);
+    const int64_t batch = mpt_get_device_info(t.context).memory / 64;
+    mpt_tensor x = mpt_ones(t.context, MPT_F32, MPT_SHAPE(1, 1, SIDE, SIDE));
+    mpt_tensor y = mpt_zeros(t.context, MPT_I64, MPT_SHAPE(1));
+    CHECK_EQ_INT(train_on(&t, mpt_expand(x, MPT_SHAPE(batch, 1, SIDE, SIDE)),
+                          mpt_expand(y, MPT_SHAPE(batch))),
+                 MPT_ERROR_MEMORY);
+    printf("\n  %s", mpt_error(t.context));
+    CHECK_CONTAINS(mpt_error(t.context), "out of memory: the device, which has ");
+    CHECK_CONTAINS(mpt_error(t.context), "; try a smaller batch");
+    mpt_clear_error(t.context);
+    CHECK(state_of(&t) == before);
+    REQUIRE(train_step(&t) && train_step(&alone));
+    CHECK(state_of(&t) == state_of(&alone));
+    end(&t);
+    end(&alone);
+}
+
 /* ==== Captured steps ==== */
 
 static mpt_status step_of(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
@@ -392,8 +482,9 @@ TEST(captured_steps_are_the_same_bits) {
     end(&captured);
 }
 
-TEST_TABLE = {T(draws_are_the_same_bits),      T(trainings_agree),
-              T(weights_move_between_devices), T(choices_of_benchmark_mode_move),
-              T(overflow_is_skipped),          T(bad_targets_are_named),
-              T(out_of_memory_is_survived),    T(captured_steps_are_the_same_bits)};
+TEST_TABLE = {T(draws_are_the_same_bits),        T(trainings_agree),
+              T(weights_move_between_devices),   T(tf32_products),
+              T(choices_of_benchmark_mode_move), T(overflow_is_skipped),
+              T(bad_targets_are_named),          T(out_of_memory_is_survived),
+              T(huge_batch_is_survived),         T(captured_steps_are_the_same_bits)};
 TEST_MAIN

@@ -119,17 +119,23 @@ static void run_update(void *self) { mpt_step(((training *)self)->optimizer); }
 static void bench_updates(double copy) {
     static const struct {
         const char *name;
-        bool adamw;
-        double arrays;
-    } kinds[] = {{"sgd", false, 3}, {"adamw", true, 7}};
-    const int64_t side = (int64_t)(1000 * sqrt(megabytes / 4));
-    for (int k = 0; k < 2; k++) {
+        bool adamw, half;
+        double arrays; /* of fp32 that it moves */
+        int64_t side;  /* of a square of weights; 0: of the megabytes */
+    } kinds[] = {{"sgd", false, false, 3, 0},
+                 {"adamw", true, false, 7, 0},
+                 {"adamw 124M, bf16 and fp32 masters", true, true, 7.5, 11154}};
+    for (int k = 0; k < 3; k++) {
+        const bool own = kinds[k].side > 0 && megabytes >= 64;
+        const int64_t side = own ? kinds[k].side : (int64_t)(1000 * sqrt(megabytes / 4));
         training t;
         memset(&t, 0, sizeof t);
         mpt_module layer = mpt_nn_linear(context, side, side);
+        if (kinds[k].half) mpt_half(layer, MPT_BF16);
         t.optimizer = make_optimizer(layer, kinds[k].adamw);
         mpt_step_begin(context);
-        mpt_backward(mpt_mean(mpt_forward(layer, mpt_ones(context, MPT_F32, MPT_SHAPE(1, side))),
+        const mpt_dtype dtype = kinds[k].half ? MPT_BF16 : MPT_F32;
+        mpt_backward(mpt_mean(mpt_forward(layer, mpt_ones(context, dtype, MPT_SHAPE(1, side))),
                               MPT_ALL_DIMS, false));
         mpt_step_end(context);
         report(kinds[k].name, seconds_of(run_update, &t, 10),
@@ -148,22 +154,31 @@ static void run_product(void *self) {
     mpt_step_end(context);
 }
 
+/* By the fastest way of each. */
 static void bench_products(int64_t side) {
-    static const mpt_dtype dtypes[] = {MPT_BF16, MPT_F16, MPT_F32};
+    static const struct {
+        const char *name;
+        mpt_dtype dtype;
+        bool tf32;
+    } kinds[] = {{"bfloat16", MPT_BF16, false},
+                 {"float16", MPT_F16, false},
+                 {"tf32", MPT_F32, true},
+                 {"float32", MPT_F32, false}};
     double fastest = 0;
-    for (int d = 0; d < 3; d++) {
+    for (int d = 0; d < 4; d++) {
         char name[64];
+        mpt_benchmark(context, true, kinds[d].tf32);
         for (int i = 0; i < 2; i++) {
             mpt_tensor x = mpt_randn(context, MPT_F32, MPT_SHAPE(side, side));
-            matrix[i] = mpt_cast(x, dtypes[d]);
+            matrix[i] = mpt_cast(x, kinds[d].dtype);
         }
-        snprintf(name, sizeof name, "product %s, %lld cubed", mpt_dtype_name(dtypes[d]),
-                 (long long)side);
+        snprintf(name, sizeof name, "product %s, %lld cubed", kinds[d].name, (long long)side);
         double rate = report(name, seconds_of(run_product, NULL, 10),
                              2.0 * (double)side * (double)side * (double)side, "Gflop/s", fastest);
         if (rate > fastest) fastest = rate;
         for (int i = 0; i < 2; i++) mpt_release(matrix[i]);
     }
+    mpt_benchmark(context, false, false);
 }
 
 /* ==== Steps ==== */

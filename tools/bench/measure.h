@@ -87,6 +87,7 @@ static inline sample measure(subject *s, double seconds) {
         double piece = now;
         long repeat = s->repeat;
         for (long i = 0; i < repeat; i++) s->run(s->self);
+        if (s->context) mpt_synchronize(s->context);
         now = measure_wall();
         result.runs += repeat;
         if (now - piece < MEASURE_PIECE)
@@ -397,6 +398,7 @@ static inline bool serve_make(subject *s, const subject_maker *makers, int argc,
 /* Reads lines until the input ends, answers each with one:
        make NAME WORDS..   ->  made NUMBER WORK LEVEL, or error TEXT
        run NUMBER SECONDS  ->  took CPU WALL BEST RUNS: seconds of one run
+       memory NUMBER       ->  memory PEAK HELD: bytes, the highest since the last such line
        end NUMBER          ->  ended
        mode                ->  mode none|fast|slow */
 static inline int measure_serve(const subject_maker *makers) {
@@ -418,6 +420,11 @@ static inline int measure_serve(const subject_maker *makers) {
         } else if (n > 2 && known && strcmp(words[0], "run") == 0) {
             sample taken = measure(&subjects[number], atof(words[2]));
             printf("took %.9g %.9g %.9g %ld\n", taken.cpu, taken.wall, taken.best, taken.runs);
+        } else if (known && strcmp(words[0], "memory") == 0) {
+            mpt_context *context = subjects[number].context;
+            mpt_memory_stats stats = mpt_memory(context);
+            printf("memory %.0f %.0f\n", (double)stats.total_peak, (double)stats.held);
+            mpt_memory_reset_peak(context);
         } else if (known && strcmp(words[0], "end") == 0) {
             if (subjects[number].end) subjects[number].end(subjects[number].self);
             memset(&subjects[number], 0, sizeof subjects[number]);
