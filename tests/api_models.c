@@ -1,11 +1,13 @@
 /* api_models.c: whole models against PyTorch: the nets of the examples with weights from files
- * under the names that torchvision and Hugging Face give them. Logits, losses, every gradient and
- * three steps of training in fp32, fp16 and bf16; and how many parameters the models of the papers
- * have. With MPTRAIN_TEST_SHOW in the environment all distances are printed. */
+ * under the names that torchvision and Hugging Face give them, and two of the layers that those do
+ * not have (layered.h). Logits, losses, every gradient and three steps of training in fp32, fp16
+ * and bf16; and how many parameters the models of the papers have. With MPTRAIN_TEST_SHOW in the
+ * environment all distances are printed. */
 #include "../examples/bert.h"
 #include "../examples/gpt.h"
 #include "../examples/resnet.h"
 #include "../examples/vit.h"
+#include "layered.h"
 #include "models.h"
 
 enum { HEAD = 8, SAMPLES = 512, STEPS = 3, SCALE = 256, NAMES = 128, TAKEN = NAMES * (HEAD + 1) };
@@ -52,6 +54,11 @@ static mpt_tensor bert_loss(mpt_module net, const batch *b, mpt_tensor *logits) 
     return mpt_cross_entropy(mpt_flatten(*logits, 0, 1), mpt_flatten(b->y, 0, 1), NULL);
 }
 
+static mpt_tensor sequence_loss(mpt_module net, const batch *b, mpt_tensor *logits) {
+    *logits = mpt_forward(net, b->x);
+    return mpt_cross_entropy(*logits, mpt_flatten(b->y, 0, 1), NULL);
+}
+
 static mpt_status plain_load(mpt_module net, const char *path, int *loaded) {
     return mpt_load(net, path, NULL, loaded);
 }
@@ -63,12 +70,16 @@ typedef struct model {
     mpt_tensor (*loss)(mpt_module net, const batch *b, mpt_tensor *logits);
     int pictures_n, pictures_size; /* which of the ints; 0, 0: tokens */
     int tensors;                   /* of the file that are taken */
+    bool sgd;                      /* else AdamW, whose steps enlarge errors of gradients near 0 */
 } model;
 
-static const model models[] = {{"gpt2", make_gpt2, gpt_load, gpt2_loss, 0, 0, 52},
-                               {"resnet18", make_resnet18, plain_load, picture_loss, 3, 1, 122},
-                               {"vit", make_small_vit, plain_load, picture_loss, 7, 5, 44},
-                               {"bert", make_small_bert, bert_load, bert_loss, 0, 0, 42}};
+static const model models[] = {
+    {"gpt2", make_gpt2, gpt_load, gpt2_loss, 0, 0, 52, false},
+    {"resnet18", make_resnet18, plain_load, picture_loss, 3, 1, 122, true},
+    {"vit", make_small_vit, plain_load, picture_loss, 7, 5, 44, false},
+    {"bert", make_small_bert, bert_load, bert_loss, 0, 0, 42, false},
+    {"layers2d", make_layers2d, plain_load, picture_loss, 3, 1, 16, true},
+    {"layers1d", make_layers1d, plain_load, sequence_loss, 0, 0, 24, true}};
 
 static mpt_tensor golden_tokens(mpt_context *ctx, const golden_case *c, const char *name) {
     const golden_tensor *t = golden_find(c, name);
@@ -154,7 +165,7 @@ static mpt_optimizer make_optimizer(mpt_module net, const model *m, double lr) {
     sgd.lr = adamw.lr = lr;
     sgd.momentum = 0.9, sgd.weight_decay = 1e-3;
     adamw.eps = 1e-4, adamw.weight_decay = 0.1;
-    return m->make == make_resnet18 ? mpt_sgd(net, &sgd) : mpt_adamw(net, &adamw);
+    return m->sgd ? mpt_sgd(net, &sgd) : mpt_adamw(net, &adamw);
 }
 
 static void train(const model *m, mpt_module net, const golden_case *c, const names *n,
@@ -295,17 +306,18 @@ TEST(gpt2) { run_named("gpt2"); }
 TEST(resnet) { run_named("resnet18"); }
 TEST(vit) { run_named("vit"); }
 TEST(bert) { run_named("bert"); }
+TEST(layers2d) { run_named("layers2d"); }
+TEST(layers1d) { run_named("layers1d"); }
 
 /* ---- loading ---- */
 
 /* What an example saves it loads again, by the same rules. */
 TEST(saved_and_loaded) {
-    static const int64_t ints[4][8] = {{1, 2, 8, 8, 16, 2, 0, 0},
-                                       {2, 16, 10, 2, 0, 0, 0, 0},
-                                       {8, 1, 2, 8, 4, 8, 10, 2},
-                                       {8, 1, 2, 8, 8, 16, 2, 8}};
+    static const int64_t ints[6][8] = {{1, 2, 8, 8, 16, 2, 0, 0}, {2, 16, 10, 2, 0, 0, 0, 0},
+                                       {8, 1, 2, 8, 4, 8, 10, 2}, {8, 1, 2, 8, 8, 16, 2, 8},
+                                       {4, 8, 10, 2, 0, 0, 0, 0}, {8, 2, 6, 9, 1, 5, 0, 0}};
     const char *path = test_tmp_path("model.safetensors");
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 6; i++) {
         mpt_context *ctx = mpt_create(NULL);
         mpt_module a = models[i].make(ctx, ints[i]), b = models[i].make(ctx, ints[i]);
         mpt_set_label(b, "other");
@@ -440,6 +452,8 @@ TEST_TABLE = {T(gpt2),
               T(resnet),
               T(vit),
               T(bert),
+              T(layers2d),
+              T(layers1d),
               T(saved_and_loaded),
               T(other_shapes_are_refused),
               T(parameter_counts),

@@ -146,7 +146,43 @@ def classifier_cases(dtype=F32, region=None):
         yield case
 
 
-def multi_head_cases():
+def multi_head_runs(layer, inputs, upstream, heads, causal, region):
+    """What a layer gives with linear layers and attention in half, under torch.autocast and by our
+    policy: output and gradients."""
+    def low(native, function, *tensors):
+        if native:
+            return function(*tensors)
+        rounded = [None if t is None else golden.round_through(t.float(), region) for t in tensors]
+        return function(*rounded).to(region)
+
+    p = dict(layer.named_parameters())
+    bias = p.get("in_proj_bias")
+    for native in (True, False):
+        with torch.autocast("cpu", dtype=region, enabled=native):
+            parts = [low(native, F.linear, x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2)
+                     for x, w, b in zip(inputs if len(inputs) > 1 else inputs * 3,
+                                        p["in_proj_weight"].chunk(3),
+                                        [None] * 3 if bias is None else bias.chunk(3))]
+            out = low(native, lambda *x: F.scaled_dot_product_attention(*x, is_causal=bool(causal)),
+                      *parts).transpose(1, 2).flatten(2)
+            out = low(native, F.linear, out, p["out_proj.weight"], p.get("out_proj.bias"))
+        yield [out, *torch.autograd.grad(out, inputs + list(p.values()), upstream.to(out.dtype))]
+
+
+def in_half(case, runs, region):
+    """The case in a region of autocast: at most twice as far from fp32 as PyTorch's half is."""
+    runs = list(runs)
+    tensors = [t for t in case.tensors if t.role == LEAF]
+    for n, t in enumerate(t for t in case.tensors if t.role in (OUTPUT, GRADIENT)):
+        far = max((r[n].detach().float() - t.value).abs().max().item() for r in runs)
+        value = t.value.detach().to(region) if t.role == OUTPUT else t.value
+        tensors.append(Tensor(t.name, value, t.role, t.index, atol=2 * far, rtol=0.0))
+    named = {t.name: t for t in case.tensors}
+    tensors.append(Tensor("upstream", named["upstream"].value.to(region), UPSTREAM))
+    return Case(case.op, f"{case.label} {golden.DTYPE_NAME[region]}", case.ints, [], tensors, region)
+
+
+def multi_head_cases(region=None):
     for label, heads, causal, shape, keys, bias in (
             ("self", 2, 0, (2, 5, 6), 0, 1), ("causal", 3, 1, (1, 4, 6), 0, 1),
             ("cross", 2, 0, (2, 4, 8), 7, 1), ("cross without bias", 4, 0, (1, 3, 8), 5, 0)):
@@ -171,8 +207,10 @@ def multi_head_cases():
             zip(["x", "key", "value"][:len(x)] + names, leaves))]
         tensors += [Tensor("out", out, OUTPUT), Tensor("upstream", upstream, UPSTREAM)]
         tensors += [Tensor(f"g{i}", g, GRADIENT, i, atol=2e-5) for i, g in enumerate(found)]
-        yield Case("multi_head_attention", f"multi-head {label}", [heads, causal, bias, len(x)], [],
-                   tensors)
+        made = Case("multi_head_attention", f"multi-head {label}", [heads, causal, bias, len(x)], [],
+                    tensors)
+        yield from [made] if region is None else [
+            in_half(made, multi_head_runs(layer, x, upstream, heads, causal, region), region)]
 
 
 def cases():
@@ -184,7 +222,8 @@ def cases():
         yield from classifier_cases(region=region)
     for dtype in DTYPES:
         yield from classifier_cases(dtype)
-    yield from multi_head_cases()
+    for region in (None, F16, BF16):
+        yield from multi_head_cases(region)
 
 
 def main():

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes tests/golden/models.bin and models_*.safetensors with PyTorch: narrow models of four
-families, what they compute, their gradients and three training steps.
+families and two of the layers that those do not have, what they compute, their gradients and three
+training steps.
 
     python3 tools/golden_models.py              write them
     python3 tools/golden_models.py --verify     compute them again and compare with the files
@@ -393,6 +394,131 @@ class Bert(Model):
         return found
 
 
+class Layers2d(Model):
+    """Convolutions, norms, pools and images of another size that the families do not have."""
+    name, optimizer, rate, float_input = "layers2d", "sgd", 1e-2, True
+    width, size, classes, batch = 8, 12, 10, 6
+
+    def ints(self):
+        return [self.width, self.size, self.classes, self.batch]
+
+    def shapes(self):
+        w = self.width
+        return {"stem.weight": (w, 3, 3, 3), "stem.bias": (w,),
+                "depth.weight": (w, 1, 4, 3), "norm1.weight": (w,), "norm1.bias": (w,),
+                "mixed.weight": (w + 4, w // 2, 3, 3),
+                "instance_norm.weight": (w + 4,), "instance_norm.bias": (w + 4,),
+                "wider.weight": (w + 4, w // 2, 3, 3), "wider.bias": (w,),
+                "narrow.weight": (w, 2 * w + 4, 1, 1), "narrow.bias": (w,),
+                "norm2.weight": (w,), "norm2.bias": (w,),
+                "fc.weight": (self.classes, 20 * w), "fc.bias": (self.classes,)}
+
+    def data(self):
+        y = (noise("layers2d/y", (self.batch,)) + 1) / 2 * self.classes
+        return noise("layers2d/x", (self.batch, 3, self.size, self.size)), y.long()
+
+    def forward(self, o, p, x, y):
+        def norm(x, name, groups):
+            return o.wide(lambda x: F.group_norm(x, groups, p[name + ".weight"],
+                                                 p[name + ".bias"]), x)
+
+        def spread(x, w, b):
+            return F.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1, groups=2)
+
+        x = o.conv(x.to(p["fc.bias"].dtype), p["stem.weight"], p["stem.bias"], padding=1)
+        x = o.conv(x, p["depth.weight"], padding="same", dilation=(1, 2), groups=self.width)
+        x = o.wide(F.silu, norm(x, "norm1", 2))
+        x = o.wide(lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False), x)
+        x = o.conv(x, p["mixed.weight"], stride=2, padding=1, groups=2)
+        x = o.gelu(norm(x, "instance_norm", self.width + 4), "tanh")
+        z = o.low(spread, x, p["wider.weight"], p["wider.bias"])
+        z = o.wide(lambda z: F.interpolate(z, scale_factor=1.5, mode="bilinear"), z)
+        x = o.wide(lambda x: F.interpolate(x, self.size, mode="nearest"), x)
+        x = o.conv(torch.cat([z, x], 1), p["narrow.weight"], p["narrow.bias"])
+        x = norm(x, "norm2", 1)
+        x = F.adaptive_max_pool2d(x, (5, 4)) + o.wide(lambda x: F.adaptive_avg_pool2d(x, (5, 4)), x)
+        logits = o.linear(x.flatten(1), p["fc.weight"], p["fc.bias"])
+        return o.cross_entropy(logits, y), logits
+
+    def ours(self, p):
+        return dict(p)
+
+
+class Layers1d(Model):
+    """Layers of sequences that the families do not have: a padding index, convolutions and pools of
+    one dimension, batch norm of [N, C, L] and of [N, C], RMS norm, attention to another text with a
+    mask, and heads of queries that share keys and values."""
+    name, optimizer, rate, file_dtype = "layers1d", "sgd", 0.1, BF16
+    width, heads, length, source, vocabulary, padding, classes, batch = 16, 4, 14, 11, 29, 3, 13, 4
+
+    def ints(self):
+        return [self.width, self.heads, self.length, self.vocabulary, self.padding, self.classes]
+
+    def shapes(self):
+        w = self.width
+        found = {"embed.weight": (self.vocabulary, w), "conv1.weight": (w, w // 4, 4),
+                 "conv2.weight": (w, w, 3), "conv2.bias": (w,), "rms_norm.weight": (w,),
+                 "cross.in_proj_weight": (3 * w, w), "cross.in_proj_bias": (3 * w,),
+                 "cross.out_proj.weight": (w, w), "cross.out_proj.bias": (w,),
+                 "query.weight": (w, w), "key.weight": (w // 2, w), "value.weight": (w // 2, w),
+                 "fc.weight": (self.classes, w), "fc.bias": (self.classes,)}
+        for name in ("bn1", "bn2"):
+            for part in ("weight", "bias", "running_mean", "running_var"):
+                found[f"{name}.{part}"] = (w,)
+        return found
+
+    def buffers(self):
+        return [n for n in self.shapes() if "running" in n]
+
+    def extras(self):
+        return {f"{name}.num_batches_tracked": torch.tensor(7) for name in ("bn1", "bn2")}
+
+    def data(self):
+        """Texts, and after each the other one, whose end is padding."""
+        ids = (noise("layers1d/x", (self.batch, self.length + self.source)) + 1) / 2
+        ids = (ids * self.vocabulary).long()
+        for i in range(self.batch):
+            ids[i, ids.shape[1] - 2 * i:] = self.padding
+        y = (noise("layers1d/y", (self.batch, self.length // 2)) + 1) / 2 * self.classes
+        return ids, y.long()
+
+    def forward(self, o, p, x, y):
+        def norm(x, name):
+            mean, var = p[name + ".running_mean"], p[name + ".running_var"]
+            return o.wide(lambda x: F.batch_norm(x, mean, var, p[name + ".weight"],
+                                                 p[name + ".bias"], training=True), x)
+
+        def conv(x, w, b=None, **more):
+            return o.low(lambda x, w, b: F.conv1d(x, w, b, **more), x, w, b)
+
+        seen = (x[:, self.length:] != self.padding)[:, None, None]
+        t = F.embedding(x, p["embed.weight"], self.padding)
+        t, other = t[:, :self.length], t[:, self.length:]
+        t = conv(t.transpose(1, 2), p["conv1.weight"], padding="same", dilation=2, groups=4)
+        t = o.gelu(norm(t, "bn1"))
+        t = conv(t, p["conv2.weight"], p["conv2.bias"], stride=2, padding=1)
+        t = o.wide(lambda t: F.avg_pool1d(t, 3, 1, 1), t) + F.max_pool1d(t, 3, 1, 1)
+        t = t.transpose(1, 2)
+        a = o.wide(lambda t: F.rms_norm(t, (self.width,), p["rms_norm.weight"], 1e-5), t)
+        q, k, v = (o.linear(z, w, b) for z, w, b in zip(
+            (a, other, other), p["cross.in_proj_weight"].chunk(3),
+            p["cross.in_proj_bias"].chunk(3)))
+        a = o.low(lambda *z: F.scaled_dot_product_attention(*z, attn_mask=seen),
+                  *(heads_apart(z, self.heads) for z in (q, k, v)))
+        t = t + o.linear(a.transpose(1, 2).flatten(2), p["cross.out_proj.weight"],
+                         p["cross.out_proj.bias"])
+        q, k, v = (heads_apart(o.linear(t, p[name + ".weight"], None), heads) for name, heads in
+                   (("query", self.heads), ("key", self.heads // 2), ("value", self.heads // 2)))
+        a = o.low(lambda *z: F.scaled_dot_product_attention(*z, is_causal=True, scale=0.8,
+                                                            enable_gqa=True), q, k, v)
+        t = norm((t + a.transpose(1, 2).flatten(2)).flatten(0, 1), "bn2")
+        logits = o.linear(t, p["fc.weight"], p["fc.bias"])
+        return o.cross_entropy(logits, y), logits
+
+    def ours(self, p):
+        return dict(p)
+
+
 class LargeResnet(Resnet18):
     width, size, classes, batch = 64, 224, 1000, 2
 
@@ -517,8 +643,9 @@ def weights_file(model):
 
 def main():
     torch.set_num_threads(1)
-    models = [Gpt2(), Resnet18(), Vit(), Bert()]
-    made = [case(m) for m in models] + [large_case(m) for m in (LargeResnet(), LargeVit())]
+    models = [Gpt2(), Resnet18(), Vit(), Bert(), Layers2d(), Layers1d()]
+    made = [case(m) for m in models[:4]] + [large_case(m) for m in (LargeResnet(), LargeVit())]
+    made += [case(m) for m in models[4:]]
     if "--verify" in sys.argv[1:]:
         good = golden.verify("models.bin", made)
         for m in models:
@@ -533,7 +660,7 @@ def main():
         with open(os.path.join(golden.FOLDER, name), "wb") as f:
             f.write(data)
         print(f"{name}: {len(data)} bytes")
-    for c in made[:len(models)]:
+    for c in (c for c in made if c.op == "model"):
         named = {t.name: t.value.double() for t in c.tensors}
         for what in ("logits", "loss", "grads", "after"):
             print(f"  {c.label} {what}: " + ", ".join(
