@@ -1,6 +1,7 @@
 """models_peer.py: the trainings of examples/resnet.c and gpt.c in PyTorch: the same models (and that
-of vit.c, which peers.py measures), first values by the same rules, recipes, augmentation and figures, from options of the same names. What is
-drawn at random (weights, order, crops, windows) has the same distribution, not the same bits.
+of vit.c, which peers.py measures), first values by the same rules, recipes, augmentation and
+figures, from options of the same names. What is drawn at random (weights, order, crops, windows) has
+the same distribution, not the same bits.
 
     models_peer.py resnet --data FOLDER [--width 16] [--epochs 3] [--subset 4096] [--lr 0.1]
     models_peer.py gpt --text FILE [--layers 4] [--width 128] [--context 128] [--steps 300] [--lr 2e-3]
