@@ -6,8 +6,8 @@
 # Runs are kept in BUILD/tables, so one that was broken off goes on; a new program or new options
 # run again. Rows whose program or data is not there are left out, and it says so. Environment:
 #   ROWS="gpt vit"  some rows only        SEEDS="0 1 2"   TINY=1  seconds instead of an hour
-#   PEERS="fp32 bf16"  PyTorch's scripts of the same recipes, too, in these precisions, by
-#   PYTHON=python3; its fp16 takes minutes per step where the CPU has no products of halves
+#   PEERS="fp32 gpt:bf16"  PyTorch's scripts of the same recipes, too, in these precisions (some of
+#   one model), by PYTHON=python3; on CPUs that lack kernels for halves they can take hours
 #   WRITE=1  the result goes to tools/bench/results/tables-KIND.md, too
 set -u
 build=$(cd "$1" && pwd) data=$(cd "$2" 2>/dev/null && pwd)
@@ -87,6 +87,8 @@ quality() { # by PyTorch too where it has the recipe
         precisions='fp32 fp16 bf16'
         [ "$maker" = mptrain ] || precisions=$PEERS
         for precision in $precisions; do
+            case $precision in *:*) [ "${precision%:*}" = "$model" ] || continue ;; esac
+            precision=${precision#*:}
             for seed in $seeds; do
                 program=$build/$model
                 [ "$maker" = mptrain ] || program="$python $here/bench/models_peer.py $model"
