@@ -125,6 +125,9 @@ freely; using one whose object is gone is an error, not a crash.
     mpt_backward                   what forward saved, unless mpt_backward_from retains it
 
 mpt_keep gives a handle that outlives its step. mpt_wrap borrows memory, everything else copies.
+A module's forward that is a scope, and ends with mpt_scope_return, leaves nothing but its outputs
+and what backward needs. Of that mpt_recompute_begin spares results of norms and of activations
+such as GELU: backward computes them again.
 Memory returns to a pool; once each shape has been seen, a training step makes no call to the
 allocator. mpt_memory counts live bytes and peaks by kind (parameter, master, form, gradient,
 moment, activation, data, batch, workspace, host). mpt_config.memory_limit makes a limit an error
@@ -697,6 +700,12 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_step_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context);
+/* mpt_scope_end but for `count` tensors, which belong to the scope outside from now on: what a
+   module's forward gives back while everything else that it made ends.
+       mpt_scope_begin(context);
+       ..
+       return mpt_scope_return(context, out, 1); */
+MPTRAIN_API mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *results, int count);
 /* The number of the current or last step, from 1; 0 before the first. */
 MPTRAIN_API int64_t mpt_step_number(mpt_context *context);
 /* A detached handle on the same values, no copy, that outlives steps and scopes until
@@ -1042,6 +1051,13 @@ MPTRAIN_API mpt_status mpt_no_grad_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_no_grad_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_inference_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_inference_end(mpt_context *context);
+/* Less memory for a little time: what layer, RMS and group norm, GELU, SiLU and other activations
+   give inside is not kept for backward, but computed there again, to the same bits, from their
+   inputs, which are kept anyway. It takes effect where their handles end before backward: in layers
+   of mpt_sequential, else by mpt_scope_return or mpt_release. Nestable. Without effect in builds
+   with MPTRAIN_NO_ATTENTION. */
+MPTRAIN_API mpt_status mpt_recompute_begin(mpt_context *context);
+MPTRAIN_API mpt_status mpt_recompute_end(mpt_context *context);
 
 /* ==== Autocast =============================================================================== */
 
@@ -17529,6 +17545,21 @@ typedef enum mpt__layout {
     MPT__LAYOUT_CHANNELS_LAST
 } mpt__layout;
 
+/* Transformers have what mpt_recompute_begin spares; without them it is accepted and does nothing.
+   Tests of this constant leave the code out. */
+#ifdef MPTRAIN_NO_ATTENTION
+enum { MPT__RECOMPUTES = 0 };
+#else
+enum { MPT__RECOMPUTES = 1 };
+#endif
+
+/* Whether output 0 can be had again once nothing holds it. */
+typedef enum mpt__repeats {
+    MPT__REPEATS_NOT,
+    MPT__REPEATS,     /* from what is saved */
+    MPT__REPEATS_VIEW /* as a view of in[0], which repeats */
+} mpt__repeats;
+
 /* One op call. References: outputs hold the record, the record holds its inputs. */
 typedef struct mpt__record {
     uint16_t op; /* mpt__op_id */
@@ -17536,6 +17567,8 @@ typedef struct mpt__record {
     uint8_t live, done;       /* done: backward has used it up */
     uint8_t layout;           /* mpt__layout; as decided in forward */
     uint8_t compute_dtype;    /* what the policy decided in forward */
+    uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
+    uint8_t repeats;          /* mpt__repeats */
     uint32_t number;          /* index in context->records */
     uint32_t references;      /* outputs alive */
     struct mpt__record *next; /* in a list of free or dying ones, or of a walk */
@@ -17673,7 +17706,7 @@ struct mpt_context {
     int scope_depth;
     int step_depth; /* value of scope_depth inside the open step, 0 = none */
 
-    int no_grad_depth, inference_depth;
+    int no_grad_depth, inference_depth, recompute_depth;
     bool in_backward;
     uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
     int autocast_depth;
@@ -17838,9 +17871,10 @@ static void mpt__host_text_free(mpt_context *context, char *text) {
  * multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding wastes at most
  * an eighth. Idle memory serves its own class and requests down to a quarter of its size: batches
  * of varying size then hold at most 1.17 times what lives at the peak of a step (1.38 where it is
- * down to half). */
+ * down to half). Where memory counts most, in regions of mpt_recompute_begin, it serves only what
+ * fills most of it, for what is made there may stay until backward. */
 
-enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 16 };
+enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 16, MPT__POOL_NEAR = 2 };
 
 static MPT__FORCE_INLINE int mpt__size_class(int64_t bytes) {
     uint64_t last = bytes > 0 ? ((uint64_t)bytes - 1) / MPT__POOL_GRAIN : 0;
@@ -17986,7 +18020,9 @@ static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class
 
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *context, int wanted,
                                               mpt_memory_kind kind) {
-    for (int i = wanted + 1; i <= wanted + context->pool_reach; i++)
+    int reach = context->pool_reach;
+    if (context->recompute_depth && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
+    for (int i = wanted + 1; i <= wanted + reach; i++)
         if (context->idle[i]) return mpt__idle_pop(context, i);
     return mpt__idle_new(context, wanted, kind);
 }
@@ -18893,57 +18929,6 @@ static MPT__FORCE_INLINE mpt_status mpt__scope_open(mpt_context *context) {
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
-    return mpt__scope_open(context);
-}
-
-MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_end")) return mpt__status_of(context);
-    if (context->scope_depth == 0)
-        return mpt__error(context, MPT_ERROR_STATE, "no scope is open; mpt_scope_begin opens one");
-    if (context->step_depth == context->scope_depth)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "the innermost scope is the step; mpt_step_end ends it");
-    mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
-    return MPT_OK;
-}
-
-MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
-    if (!mpt__enter_checked(context, "mpt_step_begin") || !mpt__no_slice(context))
-        return mpt__status_of(context);
-    if (context->step_depth)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "step %lld is still open; end it with mpt_step_end", context->now.step);
-    mpt_status status = mpt__scope_open(context);
-    if (status != MPT_OK) return status;
-    context->step_depth = context->scope_depth;
-    context->now.step++;
-    context->base.step = context->now.step;
-    context->now.module_calls = 0;
-    if (context->anomaly) mpt__anomaly_start(context);
-    return context->base.status;
-}
-
-MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_step_end")) return mpt__status_of(context);
-    if (!context->step_depth)
-        return mpt__error(context, MPT_ERROR_STATE, "no step is open; mpt_step_begin opens one");
-    if (context->scope_depth > context->step_depth)
-        return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
-                          context->scope_depth - context->step_depth);
-    if (context->anomaly) mpt__anomaly_look(context);
-    if (context->pending > 0) mpt__running_settle(context, true);
-    mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
-    context->step_depth = 0;
-    if (context->anomaly) mpt__anomaly_stop(context);
-    if (!context->backend.synchronous && context->base.status == MPT_OK) {
-        mpt__check_device(context); /* what an earlier step left */
-        mpt__scalars_fetch(context, context->backend.snapshot);
-    }
-    return context->base.status;
-}
-
 MPTRAIN_API int64_t mpt_step_number(mpt_context *context) {
     return context ? context->now.step : 0;
 }
@@ -19005,6 +18990,9 @@ typedef struct mpt__op_row {
 } mpt__op_row;
 
 static const mpt__op_row *mpt__op_row_of(int op); /* 55_ops_api.c */
+/* 53_ops_norm.c: whether the output can be computed again from what forward saved; does so. */
+static bool mpt__can_repeat(const mpt__frame *frame);
+static mpt_status mpt__repeat(mpt__frame *frame);
 
 /* A tensor that lives until the end of the call; if forward saves it, until backward. */
 static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt_shape *shape) {
@@ -19013,16 +19001,45 @@ static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt
     return tensor;
 }
 
-/* Forward keeps a tensor, or NULL, for backward, which finds it in saved[] at the same position. */
+/* Of a result, or what it is a view of: the call that can give it again, or NULL. The version that
+   it had stands behind those of what that call saved. */
+static mpt__record *mpt__repeater(const mpt__tensor *tensor) {
+    while (tensor->record && tensor->record->repeats == MPT__REPEATS_VIEW)
+        tensor = tensor->record->in[0];
+    bool repeats = tensor->record && tensor->record->repeats && tensor->output == 0;
+    return repeats ? tensor->record : NULL;
+}
+
+/* Whether backward can have a tensor again as it is now: results changed in place are not. */
+static bool mpt__comes_again(const mpt_context *context, const mpt__tensor *tensor) {
+    const mpt__record *record = mpt__repeater(tensor);
+    return record &&
+           record->saved_version[record->n_saved] == context->storages[tensor->storage].version;
+}
+
+/* Leaves position `at` of what is saved to backward, where that can have the tensor again. */
+static MPT__NOINLINE bool mpt__save_later(const mpt__frame *frame, const mpt__tensor *tensor,
+                                          int at) {
+    mpt__record *record = frame->record;
+    if (tensor != frame->in[0] || record->again || !mpt__comes_again(frame->context, tensor))
+        return false;
+    record->saved[at] = NULL;
+    record->again = (uint8_t)(at + 1);
+    return true;
+}
+
+/* Forward keeps a tensor, or NULL, for backward, which finds it in saved[] at the same position. An
+   input that can be computed again is not held: the record finds it in in[0], whose slot stays. */
 static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
+    mpt_context *context = frame->context;
     mpt__record *record = frame->record;
     if (!frame->records) return;
-    record->saved[record->n_saved] = tensor;
-    if (tensor) {
-        tensor->saves++;
-        record->saved_version[record->n_saved] = frame->context->storages[tensor->storage].version;
-    }
-    record->n_saved++;
+    int at = record->n_saved++;
+    record->saved[at] = tensor;
+    if (!tensor) return;
+    record->saved_version[at] = context->storages[tensor->storage].version;
+    if (MPT__RECOMPUTES && context->recompute_depth && mpt__save_later(frame, tensor, at)) return;
+    tensor->saves++;
 }
 
 static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
@@ -19084,6 +19101,15 @@ static MPT__NOINLINE void mpt__record_release(mpt_context *context, mpt__record 
     context->releasing_records = false;
 }
 
+static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
+    mpt__record *record = frame->record;
+    if (frame->is_view && mpt__repeater(frame->in[0])) record->repeats = MPT__REPEATS_VIEW;
+    if (frame->is_view || !mpt__can_repeat(frame)) return;
+    record->repeats = MPT__REPEATS;
+    record->saved_version[record->n_saved] =
+        frame->context->storages[frame->out[0]->storage].version;
+}
+
 /* Leaves the record of a forward call that has ended, or, where there is none to leave, gives it
    back. */
 static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt_status status) {
@@ -19098,6 +19124,8 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt
     record->done = 0;
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
+    record->repeats = MPT__REPEATS_NOT;
+    if (MPT__RECOMPUTES && context->recompute_depth) mpt__note_repeats(frame);
     record->layout = frame->layout;
     record->path = context->path;
     record->step = context->now.step;
@@ -19158,7 +19186,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *co
     record->n_in = (uint8_t)n_in;
     record->n_out = (uint8_t)n_out;
     record->references = (uint32_t)n_out;
-    record->n_saved = 0;
+    record->n_saved = record->again = 0;
     frame->context = context; /* the frame is large: what is not set here, readers do not reach */
     frame->row = mpt__op_row_of(op);
     frame->op = op;
@@ -19466,27 +19494,76 @@ static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *reco
     return MPT_OK;
 }
 
+/* The call that left a record, once more. */
+static void mpt__frame_of(mpt__frame *frame, mpt_context *context, mpt__record *record) {
+    frame->n_temporary = 0;
+    frame->context = context;
+    frame->op = record->op;
+    frame->n_in = record->n_in;
+    frame->n_out = record->n_out;
+    frame->compute = (mpt_dtype)record->compute_dtype;
+    frame->layout = record->layout;
+    frame->attributes = &record->attributes;
+    frame->record = record;
+    frame->row = mpt__op_row_of(record->op);
+    frame->in = record->in;
+    frame->saved = record->saved;
+    frame->dy = record->grad;
+    frame->records = false;
+    mpt__launch_origin(context, MPT__BACKWARD, record->op);
+    context->launch.op_record = record->number;
+}
+
+/* Computes a tensor again that no record held. The record it comes from holds it then, as a result
+   that it saved: until its own backward, so that all who need it share it. */
+static mpt_status mpt__compute_again(mpt_context *context, mpt__tensor *tensor) {
+    mpt__frame frame;
+    mpt__record *record = tensor->record;
+    if (mpt__check_saved(context, record) != MPT_OK) return context->base.status;
+    int64_t bytes =
+        mpt__tensor_numel(tensor) * (int64_t)mpt_dtype_size((mpt_dtype)tensor->dtype);
+    tensor->storage =
+        mpt__storage_new(context, bytes, MPT_MEMORY_ACTIVATION, MPT__FROM_POOL, false);
+    if (!tensor->storage) return context->base.status;
+    mpt__frame_of(&frame, context, record);
+    frame.out[0] = tensor;
+    mpt_status status = mpt__repeat(&frame);
+    mpt__drop_temporaries(&frame);
+    if (status != MPT_OK) return status;
+    context->storages[tensor->storage].version = record->saved_version[record->n_saved];
+    record->saved[record->n_saved++] = tensor;
+    tensor->saves++;
+    return MPT_OK;
+}
+
+/* Before backward: in[0] becomes saved, where it was not held. */
+static mpt_status mpt__save_again(mpt_context *context, mpt__record *record) {
+    mpt__tensor *tensor = record->in[0];
+    int at = record->again - 1;
+    if (!tensor->storage) {
+        mpt__tensor *whole = tensor;
+        while (whole->record->repeats == MPT__REPEATS_VIEW) whole = whole->record->in[0];
+        if (!whole->storage && mpt__compute_again(context, whole) != MPT_OK)
+            return context->base.status;
+        if (tensor != whole) mpt__storage_retain(context, whole->storage);
+        tensor->storage = whole->storage;
+    }
+    record->saved[at] = tensor;
+    tensor->saves++;
+    record->again = 0;
+    return MPT_OK;
+}
+
 static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record, bool retain) {
     mpt__frame frame;
     bool any = false;
     for (int i = 0; i < record->n_out; i++) any |= record->grad[i] != NULL;
-    mpt_status status = any ? mpt__check_saved(context, record) : MPT_OK;
+    mpt_status status = MPT_OK;
+    if (MPT__RECOMPUTES && any && record->again && !record->done)
+        status = mpt__save_again(context, record);
+    if (any && status == MPT_OK) status = mpt__check_saved(context, record);
     if (any && status == MPT_OK) {
-        frame.n_temporary = 0;
-        frame.context = context;
-        frame.op = record->op;
-        frame.n_in = record->n_in;
-        frame.n_out = record->n_out;
-        frame.compute = (mpt_dtype)record->compute_dtype;
-        frame.layout = record->layout;
-        frame.attributes = &record->attributes;
-        frame.record = record;
-        frame.row = mpt__op_row_of(record->op);
-        frame.in = record->in;
-        frame.saved = record->saved;
-        frame.dy = record->grad;
-        mpt__launch_origin(context, MPT__BACKWARD, record->op);
-        context->launch.op_record = record->number;
+        mpt__frame_of(&frame, context, record);
         status = frame.row->backward(&frame);
         mpt__drop_temporaries(&frame);
         for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
@@ -19667,12 +19744,15 @@ MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad_depth, 1)
 MPT__DEFINE_NEST(mpt_no_grad_end, no_grad_depth, -1)
 MPT__DEFINE_NEST(mpt_inference_begin, inference_depth, 1)
 MPT__DEFINE_NEST(mpt_inference_end, inference_depth, -1)
+MPT__DEFINE_NEST(mpt_recompute_begin, recompute_depth, 1)
+MPT__DEFINE_NEST(mpt_recompute_end, recompute_depth, -1)
 
 static void mpt__discard_history(mpt_context *context) {
     mpt__drop_record_gradients(context);
     mpt__scope_drop(context, 0);
     context->scope_depth = context->step_depth = 0;
     context->no_grad_depth = context->inference_depth = context->autocast_depth = 0;
+    context->recompute_depth = 0;
     mpt__launch_origin(context, MPT__OTHER, 0);
     context->launch.op_record = 0;
     for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].has_grad = false;
@@ -20313,6 +20393,88 @@ MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name) 
 /* ---------------------------------------------------------------------------------------------
  * 44_values.c: tensors made from values, values out of tensors, tensors as text.
  * ------------------------------------------------------------------------------------------- */
+
+/* ==== Scopes and steps ==== */
+
+MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
+    return mpt__scope_open(context);
+}
+
+/* Ends the innermost scope but for its first `kept` tensors: they go to the one outside, or to no
+   scope at all. */
+static mpt_status mpt__scope_close(mpt_context *context, int64_t kept) {
+    if (context->scope_depth == 0)
+        return mpt__error(context, MPT_ERROR_STATE, "no scope is open; mpt_scope_begin opens one");
+    if (context->step_depth == context->scope_depth)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "the innermost scope is the step; mpt_step_end ends it");
+    mpt__scope_drop(context, context->scope_start[--context->scope_depth] + kept);
+    if (context->scope_depth == 0) context->scoped_count = 0;
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_scope_end")) return mpt__status_of(context);
+    return mpt__scope_close(context, 0);
+}
+
+MPTRAIN_API mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *results,
+                                        int count) {
+    if (!mpt__enter(context, "mpt_scope_return")) return mpt__status_of(context);
+    if (count < 0 || (count > 0 && !results))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%d results: expected 0 or more, and the handles of them", count);
+    int64_t kept = context->scope_depth ? context->scope_start[context->scope_depth - 1] : 0;
+    const int64_t start = kept;
+    for (int i = 0; i < count; i++) {
+        const mpt__tensor *result = mpt__at(context, results[i], "result");
+        if (!result) return context->base.status;
+        for (int64_t at = kept; at < context->scoped_count; at++) {
+            mpt__scoped entry = context->scoped[at];
+            if (entry.tensor != result || entry.generation != result->generation) continue;
+            context->scoped[at] = context->scoped[kept];
+            context->scoped[kept++] = entry;
+            break;
+        }
+    }
+    return mpt__scope_close(context, kept - start);
+}
+
+MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
+    if (!mpt__enter_checked(context, "mpt_step_begin") || !mpt__no_slice(context))
+        return mpt__status_of(context);
+    if (context->step_depth)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "step %lld is still open; end it with mpt_step_end", context->now.step);
+    mpt_status status = mpt__scope_open(context);
+    if (status != MPT_OK) return status;
+    context->step_depth = context->scope_depth;
+    context->now.step++;
+    context->base.step = context->now.step;
+    context->now.module_calls = 0;
+    if (context->anomaly) mpt__anomaly_start(context);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_step_end")) return mpt__status_of(context);
+    if (!context->step_depth)
+        return mpt__error(context, MPT_ERROR_STATE, "no step is open; mpt_step_begin opens one");
+    if (context->scope_depth > context->step_depth)
+        return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
+                          context->scope_depth - context->step_depth);
+    if (context->anomaly) mpt__anomaly_look(context);
+    if (context->pending > 0) mpt__running_settle(context, true);
+    mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
+    context->step_depth = 0;
+    if (context->anomaly) mpt__anomaly_stop(context);
+    if (!context->backend.synchronous && context->base.status == MPT_OK) {
+        mpt__check_device(context); /* what an earlier step left */
+        mpt__scalars_fetch(context, context->backend.snapshot);
+    }
+    return context->base.status;
+}
 
 /* ==== Making ==== */
 
@@ -23555,6 +23717,7 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     mpt__save(frame, given ? more[0] : mean);
     mpt__save(frame, rstd);
     if (batch && frame->attributes->index[2]) mpt__save(frame, frame->out[0]);
+    if (!batch && context->recompute_depth) mpt__save(frame, in[MPT__NORM_BIAS]);
     if (!rows) mpt__lie_as(frame->out[0], x);
     if (mpt__tensor_numel(x) == 0) return MPT_OK;
     mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM, given);
@@ -23635,6 +23798,38 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, dx) : status;
 }
 #endif
+
+/* ==== Results that backward computes again ==== */
+
+static bool mpt__is_norm(int op) {
+    return op == MPT__OP_layer_norm || op == MPT__OP_rms_norm || op == MPT__OP_group_norm;
+}
+
+/* Not from what is itself to be computed again: one step is enough, and none waits for another. */
+static bool mpt__can_repeat(const mpt__frame *frame) {
+    if (frame->op == MPT__OP_linear)
+        return mpt__activation_keeps_input((mpt_activation)frame->attributes->activation);
+    return !frame->record->again && (frame->row->forward == mpt__unary_keep_in_forward ||
+                                     (mpt__is_norm(frame->op) && frame->row->forward));
+}
+
+static mpt_status mpt__repeat(mpt__frame *frame) {
+    if (frame->op == MPT__OP_linear) {
+        mpt_activation activation = (mpt_activation)frame->attributes->activation;
+        return mpt__launch_unary(frame, mpt__activation_function(activation, false),
+                                 frame->saved[2], frame->out[0], MPT__WRITE);
+    }
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+    if (mpt__is_norm(frame->op)) { /* of the sum, where something was added */
+        mpt__tensor *in[3] = {frame->saved[MPT__NORM_SUM], frame->in[MPT__NORM_WEIGHT],
+                              frame->in[MPT__NORM_BIAS]};
+        frame->in = in;
+        frame->n_in = 3;
+        return mpt__normalise_forward(frame);
+    }
+#endif
+    return mpt__unary_forward(frame);
+}
 
 /* ==== Pooling ==== */
 
@@ -30955,6 +31150,7 @@ MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor
     return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
 }
 
+#ifndef MPTRAIN_NO_ATTENTION
 /* Heads side by side in [B, T, E]; k and v null: q holds all three. */
 static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attributes *attributes) {
     mpt__frame frame;
@@ -30966,13 +31162,6 @@ static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attri
         return mpt__handle(context, mpt__call_run(&frame));
     mpt__record_spare(context, frame.record);
     return mpt__null(context);
-}
-
-MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void) {
-    mpt_multi_head_config config;
-    memset(&config, 0, sizeof config);
-    config.bias = true;
-    return config;
 }
 
 /* Part i of 3 of the fused projection of x. */
@@ -31025,6 +31214,15 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     return context->base.status;
 }
 
+#endif
+
+MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void) {
+    mpt_multi_head_config config;
+    memset(&config, 0, sizeof config);
+    config.bias = true;
+    return config;
+}
+
 MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
                                                    const mpt_multi_head_config *config) {
     static const char name[] = "mpt_nn_multi_head_attention";
@@ -31043,6 +31241,7 @@ MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t
                    "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
                    "probability",
                    width, heads, config->dropout);
+#ifndef MPTRAIN_NO_ATTENTION
     if (module && context->base.status == MPT_OK) {
         mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
         module->cls.forward = mpt__multi_head_forward;
@@ -31059,6 +31258,7 @@ MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t
         }
         mpt__add_child(context, module, "out_proj", child);
     }
+#endif
     mpt_module made = mpt__layer_made(context, module);
     if (context && !made.slot) mpt__number_back(context, &project, 1);
     return made;

@@ -30,10 +30,11 @@ static inline mpt_status transformer_block_forward(mpt_module self, void *user,
                                                    const mpt_tensor *in, int n_in, mpt_tensor *out,
                                                    int n_out) {
     const transformer_kind *kind = (const transformer_kind *)user;
-    (void)n_in, (void)n_out;
+    (void)n_in;
+    mpt_scope_begin(self.context);
     mpt_tensor x = mpt_add(in[0], run_child(self, kind->attention, run_child(self, "ln_1", in[0])));
     out[0] = mpt_add(x, run_child(self, "mlp", run_child(self, "ln_2", x)));
-    return MPT_OK;
+    return mpt_scope_return(self.context, out, n_out);
 }
 
 /* [B, T, width] -> [B, T, width] */

@@ -19,7 +19,8 @@ typedef struct vit_shape {
  * blocks. */
 static inline mpt_status vit_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
                                      mpt_tensor *out, int n_out) {
-    (void)n_in, (void)n_out;
+    (void)n_in;
+    mpt_scope_begin(self.context);
     mpt_tensor x = run_child(self, "conv_proj", mpt_to_channels_last(in[0]));
     mpt_tensor class_token = mpt_parameter(self, "class_token");
     const mpt_shape patches = mpt_get_shape(x), token = mpt_get_shape(class_token);
@@ -33,7 +34,7 @@ static inline mpt_status vit_forward(mpt_module self, void *user, const mpt_tens
     }
     x = run_child(self, "encoder.ln", x);
     out[0] = run_child(self, "heads.head", mpt_flatten(mpt_slice(x, 1, 0, 1, 1), 1, 2));
-    return MPT_OK;
+    return mpt_scope_return(self.context, out, n_out);
 }
 
 /* Pictures [N, channels, size, size] -> logits [N, classes]. */

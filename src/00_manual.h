@@ -123,6 +123,9 @@ freely; using one whose object is gone is an error, not a crash.
     mpt_backward                   what forward saved, unless mpt_backward_from retains it
 
 mpt_keep gives a handle that outlives its step. mpt_wrap borrows memory, everything else copies.
+A module's forward that is a scope, and ends with mpt_scope_return, leaves nothing but its outputs
+and what backward needs. Of that mpt_recompute_begin spares results of norms and of activations
+such as GELU: backward computes them again.
 Memory returns to a pool; once each shape has been seen, a training step makes no call to the
 allocator. mpt_memory counts live bytes and peaks by kind (parameter, master, form, gradient,
 moment, activation, data, batch, workspace, host). mpt_config.memory_limit makes a limit an error

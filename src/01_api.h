@@ -310,6 +310,12 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_step_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context);
+/* mpt_scope_end but for `count` tensors, which belong to the scope outside from now on: what a
+   module's forward gives back while everything else that it made ends.
+       mpt_scope_begin(context);
+       ..
+       return mpt_scope_return(context, out, 1); */
+MPTRAIN_API mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *results, int count);
 /* The number of the current or last step, from 1; 0 before the first. */
 MPTRAIN_API int64_t mpt_step_number(mpt_context *context);
 /* A detached handle on the same values, no copy, that outlives steps and scopes until
@@ -655,6 +661,13 @@ MPTRAIN_API mpt_status mpt_no_grad_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_no_grad_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_inference_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_inference_end(mpt_context *context);
+/* Less memory for a little time: what layer, RMS and group norm, GELU, SiLU and other activations
+   give inside is not kept for backward, but computed there again, to the same bits, from their
+   inputs, which are kept anyway. It takes effect where their handles end before backward: in layers
+   of mpt_sequential, else by mpt_scope_return or mpt_release. Nestable. Without effect in builds
+   with MPTRAIN_NO_ATTENTION. */
+MPTRAIN_API mpt_status mpt_recompute_begin(mpt_context *context);
+MPTRAIN_API mpt_status mpt_recompute_end(mpt_context *context);
 
 /* ==== Autocast =============================================================================== */
 

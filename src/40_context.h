@@ -112,6 +112,21 @@ typedef enum mpt__layout {
     MPT__LAYOUT_CHANNELS_LAST
 } mpt__layout;
 
+/* Transformers have what mpt_recompute_begin spares; without them it is accepted and does nothing.
+   Tests of this constant leave the code out. */
+#ifdef MPTRAIN_NO_ATTENTION
+enum { MPT__RECOMPUTES = 0 };
+#else
+enum { MPT__RECOMPUTES = 1 };
+#endif
+
+/* Whether output 0 can be had again once nothing holds it. */
+typedef enum mpt__repeats {
+    MPT__REPEATS_NOT,
+    MPT__REPEATS,     /* from what is saved */
+    MPT__REPEATS_VIEW /* as a view of in[0], which repeats */
+} mpt__repeats;
+
 /* One op call. References: outputs hold the record, the record holds its inputs. */
 typedef struct mpt__record {
     uint16_t op; /* mpt__op_id */
@@ -119,6 +134,8 @@ typedef struct mpt__record {
     uint8_t live, done;       /* done: backward has used it up */
     uint8_t layout;           /* mpt__layout; as decided in forward */
     uint8_t compute_dtype;    /* what the policy decided in forward */
+    uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
+    uint8_t repeats;          /* mpt__repeats */
     uint32_t number;          /* index in context->records */
     uint32_t references;      /* outputs alive */
     struct mpt__record *next; /* in a list of free or dying ones, or of a walk */
@@ -256,7 +273,7 @@ struct mpt_context {
     int scope_depth;
     int step_depth; /* value of scope_depth inside the open step, 0 = none */
 
-    int no_grad_depth, inference_depth;
+    int no_grad_depth, inference_depth, recompute_depth;
     bool in_backward;
     uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
     int autocast_depth;

@@ -87,9 +87,10 @@ static void mpt__host_text_free(mpt_context *context, char *text) {
  * multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding wastes at most
  * an eighth. Idle memory serves its own class and requests down to a quarter of its size: batches
  * of varying size then hold at most 1.17 times what lives at the peak of a step (1.38 where it is
- * down to half). */
+ * down to half). Where memory counts most, in regions of mpt_recompute_begin, it serves only what
+ * fills most of it, for what is made there may stay until backward. */
 
-enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 16 };
+enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 16, MPT__POOL_NEAR = 2 };
 
 static MPT__FORCE_INLINE int mpt__size_class(int64_t bytes) {
     uint64_t last = bytes > 0 ? ((uint64_t)bytes - 1) / MPT__POOL_GRAIN : 0;
@@ -235,7 +236,9 @@ static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class
 
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *context, int wanted,
                                               mpt_memory_kind kind) {
-    for (int i = wanted + 1; i <= wanted + context->pool_reach; i++)
+    int reach = context->pool_reach;
+    if (context->recompute_depth && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
+    for (int i = wanted + 1; i <= wanted + reach; i++)
         if (context->idle[i]) return mpt__idle_pop(context, i);
     return mpt__idle_new(context, wanted, kind);
 }
@@ -1140,57 +1143,6 @@ static MPT__FORCE_INLINE mpt_status mpt__scope_open(mpt_context *context) {
                           (int)MPT__MAX_REGIONS);
     context->scope_start[context->scope_depth++] = context->scoped_count;
     return MPT_OK;
-}
-
-MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
-    return mpt__scope_open(context);
-}
-
-MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_end")) return mpt__status_of(context);
-    if (context->scope_depth == 0)
-        return mpt__error(context, MPT_ERROR_STATE, "no scope is open; mpt_scope_begin opens one");
-    if (context->step_depth == context->scope_depth)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "the innermost scope is the step; mpt_step_end ends it");
-    mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
-    return MPT_OK;
-}
-
-MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
-    if (!mpt__enter_checked(context, "mpt_step_begin") || !mpt__no_slice(context))
-        return mpt__status_of(context);
-    if (context->step_depth)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "step %lld is still open; end it with mpt_step_end", context->now.step);
-    mpt_status status = mpt__scope_open(context);
-    if (status != MPT_OK) return status;
-    context->step_depth = context->scope_depth;
-    context->now.step++;
-    context->base.step = context->now.step;
-    context->now.module_calls = 0;
-    if (context->anomaly) mpt__anomaly_start(context);
-    return context->base.status;
-}
-
-MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_step_end")) return mpt__status_of(context);
-    if (!context->step_depth)
-        return mpt__error(context, MPT_ERROR_STATE, "no step is open; mpt_step_begin opens one");
-    if (context->scope_depth > context->step_depth)
-        return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
-                          context->scope_depth - context->step_depth);
-    if (context->anomaly) mpt__anomaly_look(context);
-    if (context->pending > 0) mpt__running_settle(context, true);
-    mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
-    context->step_depth = 0;
-    if (context->anomaly) mpt__anomaly_stop(context);
-    if (!context->backend.synchronous && context->base.status == MPT_OK) {
-        mpt__check_device(context); /* what an earlier step left */
-        mpt__scalars_fetch(context, context->backend.snapshot);
-    }
-    return context->base.status;
 }
 
 MPTRAIN_API int64_t mpt_step_number(mpt_context *context) {

@@ -59,6 +59,9 @@ typedef struct mpt__op_row {
 } mpt__op_row;
 
 static const mpt__op_row *mpt__op_row_of(int op); /* 55_ops_api.c */
+/* 53_ops_norm.c: whether the output can be computed again from what forward saved; does so. */
+static bool mpt__can_repeat(const mpt__frame *frame);
+static mpt_status mpt__repeat(mpt__frame *frame);
 
 /* A tensor that lives until the end of the call; if forward saves it, until backward. */
 static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt_shape *shape) {
@@ -67,16 +70,45 @@ static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt
     return tensor;
 }
 
-/* Forward keeps a tensor, or NULL, for backward, which finds it in saved[] at the same position. */
+/* Of a result, or what it is a view of: the call that can give it again, or NULL. The version that
+   it had stands behind those of what that call saved. */
+static mpt__record *mpt__repeater(const mpt__tensor *tensor) {
+    while (tensor->record && tensor->record->repeats == MPT__REPEATS_VIEW)
+        tensor = tensor->record->in[0];
+    bool repeats = tensor->record && tensor->record->repeats && tensor->output == 0;
+    return repeats ? tensor->record : NULL;
+}
+
+/* Whether backward can have a tensor again as it is now: results changed in place are not. */
+static bool mpt__comes_again(const mpt_context *context, const mpt__tensor *tensor) {
+    const mpt__record *record = mpt__repeater(tensor);
+    return record &&
+           record->saved_version[record->n_saved] == context->storages[tensor->storage].version;
+}
+
+/* Leaves position `at` of what is saved to backward, where that can have the tensor again. */
+static MPT__NOINLINE bool mpt__save_later(const mpt__frame *frame, const mpt__tensor *tensor,
+                                          int at) {
+    mpt__record *record = frame->record;
+    if (tensor != frame->in[0] || record->again || !mpt__comes_again(frame->context, tensor))
+        return false;
+    record->saved[at] = NULL;
+    record->again = (uint8_t)(at + 1);
+    return true;
+}
+
+/* Forward keeps a tensor, or NULL, for backward, which finds it in saved[] at the same position. An
+   input that can be computed again is not held: the record finds it in in[0], whose slot stays. */
 static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
+    mpt_context *context = frame->context;
     mpt__record *record = frame->record;
     if (!frame->records) return;
-    record->saved[record->n_saved] = tensor;
-    if (tensor) {
-        tensor->saves++;
-        record->saved_version[record->n_saved] = frame->context->storages[tensor->storage].version;
-    }
-    record->n_saved++;
+    int at = record->n_saved++;
+    record->saved[at] = tensor;
+    if (!tensor) return;
+    record->saved_version[at] = context->storages[tensor->storage].version;
+    if (MPT__RECOMPUTES && context->recompute_depth && mpt__save_later(frame, tensor, at)) return;
+    tensor->saves++;
 }
 
 static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
@@ -138,6 +170,15 @@ static MPT__NOINLINE void mpt__record_release(mpt_context *context, mpt__record 
     context->releasing_records = false;
 }
 
+static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
+    mpt__record *record = frame->record;
+    if (frame->is_view && mpt__repeater(frame->in[0])) record->repeats = MPT__REPEATS_VIEW;
+    if (frame->is_view || !mpt__can_repeat(frame)) return;
+    record->repeats = MPT__REPEATS;
+    record->saved_version[record->n_saved] =
+        frame->context->storages[frame->out[0]->storage].version;
+}
+
 /* Leaves the record of a forward call that has ended, or, where there is none to leave, gives it
    back. */
 static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt_status status) {
@@ -152,6 +193,8 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt
     record->done = 0;
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
+    record->repeats = MPT__REPEATS_NOT;
+    if (MPT__RECOMPUTES && context->recompute_depth) mpt__note_repeats(frame);
     record->layout = frame->layout;
     record->path = context->path;
     record->step = context->now.step;
@@ -212,7 +255,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *co
     record->n_in = (uint8_t)n_in;
     record->n_out = (uint8_t)n_out;
     record->references = (uint32_t)n_out;
-    record->n_saved = 0;
+    record->n_saved = record->again = 0;
     frame->context = context; /* the frame is large: what is not set here, readers do not reach */
     frame->row = mpt__op_row_of(op);
     frame->op = op;
@@ -520,27 +563,76 @@ static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *reco
     return MPT_OK;
 }
 
+/* The call that left a record, once more. */
+static void mpt__frame_of(mpt__frame *frame, mpt_context *context, mpt__record *record) {
+    frame->n_temporary = 0;
+    frame->context = context;
+    frame->op = record->op;
+    frame->n_in = record->n_in;
+    frame->n_out = record->n_out;
+    frame->compute = (mpt_dtype)record->compute_dtype;
+    frame->layout = record->layout;
+    frame->attributes = &record->attributes;
+    frame->record = record;
+    frame->row = mpt__op_row_of(record->op);
+    frame->in = record->in;
+    frame->saved = record->saved;
+    frame->dy = record->grad;
+    frame->records = false;
+    mpt__launch_origin(context, MPT__BACKWARD, record->op);
+    context->launch.op_record = record->number;
+}
+
+/* Computes a tensor again that no record held. The record it comes from holds it then, as a result
+   that it saved: until its own backward, so that all who need it share it. */
+static mpt_status mpt__compute_again(mpt_context *context, mpt__tensor *tensor) {
+    mpt__frame frame;
+    mpt__record *record = tensor->record;
+    if (mpt__check_saved(context, record) != MPT_OK) return context->base.status;
+    int64_t bytes =
+        mpt__tensor_numel(tensor) * (int64_t)mpt_dtype_size((mpt_dtype)tensor->dtype);
+    tensor->storage =
+        mpt__storage_new(context, bytes, MPT_MEMORY_ACTIVATION, MPT__FROM_POOL, false);
+    if (!tensor->storage) return context->base.status;
+    mpt__frame_of(&frame, context, record);
+    frame.out[0] = tensor;
+    mpt_status status = mpt__repeat(&frame);
+    mpt__drop_temporaries(&frame);
+    if (status != MPT_OK) return status;
+    context->storages[tensor->storage].version = record->saved_version[record->n_saved];
+    record->saved[record->n_saved++] = tensor;
+    tensor->saves++;
+    return MPT_OK;
+}
+
+/* Before backward: in[0] becomes saved, where it was not held. */
+static mpt_status mpt__save_again(mpt_context *context, mpt__record *record) {
+    mpt__tensor *tensor = record->in[0];
+    int at = record->again - 1;
+    if (!tensor->storage) {
+        mpt__tensor *whole = tensor;
+        while (whole->record->repeats == MPT__REPEATS_VIEW) whole = whole->record->in[0];
+        if (!whole->storage && mpt__compute_again(context, whole) != MPT_OK)
+            return context->base.status;
+        if (tensor != whole) mpt__storage_retain(context, whole->storage);
+        tensor->storage = whole->storage;
+    }
+    record->saved[at] = tensor;
+    tensor->saves++;
+    record->again = 0;
+    return MPT_OK;
+}
+
 static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record, bool retain) {
     mpt__frame frame;
     bool any = false;
     for (int i = 0; i < record->n_out; i++) any |= record->grad[i] != NULL;
-    mpt_status status = any ? mpt__check_saved(context, record) : MPT_OK;
+    mpt_status status = MPT_OK;
+    if (MPT__RECOMPUTES && any && record->again && !record->done)
+        status = mpt__save_again(context, record);
+    if (any && status == MPT_OK) status = mpt__check_saved(context, record);
     if (any && status == MPT_OK) {
-        frame.n_temporary = 0;
-        frame.context = context;
-        frame.op = record->op;
-        frame.n_in = record->n_in;
-        frame.n_out = record->n_out;
-        frame.compute = (mpt_dtype)record->compute_dtype;
-        frame.layout = record->layout;
-        frame.attributes = &record->attributes;
-        frame.record = record;
-        frame.row = mpt__op_row_of(record->op);
-        frame.in = record->in;
-        frame.saved = record->saved;
-        frame.dy = record->grad;
-        mpt__launch_origin(context, MPT__BACKWARD, record->op);
-        context->launch.op_record = record->number;
+        mpt__frame_of(&frame, context, record);
         status = frame.row->backward(&frame);
         mpt__drop_temporaries(&frame);
         for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
@@ -721,12 +813,15 @@ MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad_depth, 1)
 MPT__DEFINE_NEST(mpt_no_grad_end, no_grad_depth, -1)
 MPT__DEFINE_NEST(mpt_inference_begin, inference_depth, 1)
 MPT__DEFINE_NEST(mpt_inference_end, inference_depth, -1)
+MPT__DEFINE_NEST(mpt_recompute_begin, recompute_depth, 1)
+MPT__DEFINE_NEST(mpt_recompute_end, recompute_depth, -1)
 
 static void mpt__discard_history(mpt_context *context) {
     mpt__drop_record_gradients(context);
     mpt__scope_drop(context, 0);
     context->scope_depth = context->step_depth = 0;
     context->no_grad_depth = context->inference_depth = context->autocast_depth = 0;
+    context->recompute_depth = 0;
     mpt__launch_origin(context, MPT__OTHER, 0);
     context->launch.op_record = 0;
     for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].has_grad = false;

@@ -6,6 +6,88 @@
 
 #include "43_inspect.c"
 
+/* ==== Scopes and steps ==== */
+
+MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
+    return mpt__scope_open(context);
+}
+
+/* Ends the innermost scope but for its first `kept` tensors: they go to the one outside, or to no
+   scope at all. */
+static mpt_status mpt__scope_close(mpt_context *context, int64_t kept) {
+    if (context->scope_depth == 0)
+        return mpt__error(context, MPT_ERROR_STATE, "no scope is open; mpt_scope_begin opens one");
+    if (context->step_depth == context->scope_depth)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "the innermost scope is the step; mpt_step_end ends it");
+    mpt__scope_drop(context, context->scope_start[--context->scope_depth] + kept);
+    if (context->scope_depth == 0) context->scoped_count = 0;
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_scope_end")) return mpt__status_of(context);
+    return mpt__scope_close(context, 0);
+}
+
+MPTRAIN_API mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *results,
+                                        int count) {
+    if (!mpt__enter(context, "mpt_scope_return")) return mpt__status_of(context);
+    if (count < 0 || (count > 0 && !results))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%d results: expected 0 or more, and the handles of them", count);
+    int64_t kept = context->scope_depth ? context->scope_start[context->scope_depth - 1] : 0;
+    const int64_t start = kept;
+    for (int i = 0; i < count; i++) {
+        const mpt__tensor *result = mpt__at(context, results[i], "result");
+        if (!result) return context->base.status;
+        for (int64_t at = kept; at < context->scoped_count; at++) {
+            mpt__scoped entry = context->scoped[at];
+            if (entry.tensor != result || entry.generation != result->generation) continue;
+            context->scoped[at] = context->scoped[kept];
+            context->scoped[kept++] = entry;
+            break;
+        }
+    }
+    return mpt__scope_close(context, kept - start);
+}
+
+MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
+    if (!mpt__enter_checked(context, "mpt_step_begin") || !mpt__no_slice(context))
+        return mpt__status_of(context);
+    if (context->step_depth)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "step %lld is still open; end it with mpt_step_end", context->now.step);
+    mpt_status status = mpt__scope_open(context);
+    if (status != MPT_OK) return status;
+    context->step_depth = context->scope_depth;
+    context->now.step++;
+    context->base.step = context->now.step;
+    context->now.module_calls = 0;
+    if (context->anomaly) mpt__anomaly_start(context);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_step_end")) return mpt__status_of(context);
+    if (!context->step_depth)
+        return mpt__error(context, MPT_ERROR_STATE, "no step is open; mpt_step_begin opens one");
+    if (context->scope_depth > context->step_depth)
+        return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
+                          context->scope_depth - context->step_depth);
+    if (context->anomaly) mpt__anomaly_look(context);
+    if (context->pending > 0) mpt__running_settle(context, true);
+    mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
+    context->step_depth = 0;
+    if (context->anomaly) mpt__anomaly_stop(context);
+    if (!context->backend.synchronous && context->base.status == MPT_OK) {
+        mpt__check_device(context); /* what an earlier step left */
+        mpt__scalars_fetch(context, context->backend.snapshot);
+    }
+    return context->base.status;
+}
+
 /* ==== Making ==== */
 
 static mpt_tensor mpt__filled(mpt_context *context, const char *call, mpt_dtype dtype,

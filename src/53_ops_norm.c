@@ -234,6 +234,7 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     mpt__save(frame, given ? more[0] : mean);
     mpt__save(frame, rstd);
     if (batch && frame->attributes->index[2]) mpt__save(frame, frame->out[0]);
+    if (!batch && context->recompute_depth) mpt__save(frame, in[MPT__NORM_BIAS]);
     if (!rows) mpt__lie_as(frame->out[0], x);
     if (mpt__tensor_numel(x) == 0) return MPT_OK;
     mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM, given);
@@ -314,6 +315,38 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, dx) : status;
 }
 #endif
+
+/* ==== Results that backward computes again ==== */
+
+static bool mpt__is_norm(int op) {
+    return op == MPT__OP_layer_norm || op == MPT__OP_rms_norm || op == MPT__OP_group_norm;
+}
+
+/* Not from what is itself to be computed again: one step is enough, and none waits for another. */
+static bool mpt__can_repeat(const mpt__frame *frame) {
+    if (frame->op == MPT__OP_linear)
+        return mpt__activation_keeps_input((mpt_activation)frame->attributes->activation);
+    return !frame->record->again && (frame->row->forward == mpt__unary_keep_in_forward ||
+                                     (mpt__is_norm(frame->op) && frame->row->forward));
+}
+
+static mpt_status mpt__repeat(mpt__frame *frame) {
+    if (frame->op == MPT__OP_linear) {
+        mpt_activation activation = (mpt_activation)frame->attributes->activation;
+        return mpt__launch_unary(frame, mpt__activation_function(activation, false),
+                                 frame->saved[2], frame->out[0], MPT__WRITE);
+    }
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+    if (mpt__is_norm(frame->op)) { /* of the sum, where something was added */
+        mpt__tensor *in[3] = {frame->saved[MPT__NORM_SUM], frame->in[MPT__NORM_WEIGHT],
+                              frame->in[MPT__NORM_BIAS]};
+        frame->in = in;
+        frame->n_in = 3;
+        return mpt__normalise_forward(frame);
+    }
+#endif
+    return mpt__unary_forward(frame);
+}
 
 /* ==== Pooling ==== */
 

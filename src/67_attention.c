@@ -88,6 +88,7 @@ MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor
     return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
 }
 
+#ifndef MPTRAIN_NO_ATTENTION
 /* Heads side by side in [B, T, E]; k and v null: q holds all three. */
 static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attributes *attributes) {
     mpt__frame frame;
@@ -99,13 +100,6 @@ static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attri
         return mpt__handle(context, mpt__call_run(&frame));
     mpt__record_spare(context, frame.record);
     return mpt__null(context);
-}
-
-MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void) {
-    mpt_multi_head_config config;
-    memset(&config, 0, sizeof config);
-    config.bias = true;
-    return config;
 }
 
 /* Part i of 3 of the fused projection of x. */
@@ -158,6 +152,15 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     return context->base.status;
 }
 
+#endif
+
+MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void) {
+    mpt_multi_head_config config;
+    memset(&config, 0, sizeof config);
+    config.bias = true;
+    return config;
+}
+
 MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
                                                    const mpt_multi_head_config *config) {
     static const char name[] = "mpt_nn_multi_head_attention";
@@ -176,6 +179,7 @@ MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t
                    "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
                    "probability",
                    width, heads, config->dropout);
+#ifndef MPTRAIN_NO_ATTENTION
     if (module && context->base.status == MPT_OK) {
         mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
         module->cls.forward = mpt__multi_head_forward;
@@ -192,6 +196,7 @@ MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t
         }
         mpt__add_child(context, module, "out_proj", child);
     }
+#endif
     mpt_module made = mpt__layer_made(context, module);
     if (context && !made.slot) mpt__number_back(context, &project, 1);
     return made;

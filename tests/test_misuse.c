@@ -321,6 +321,17 @@ TEST(steps_and_scopes) {
     CASE(mpt_scope_end, STATE, "mpt_scope_begin opens one", mpt_scope_end(f.context));
     CASE(mpt_scope_end, STATE, "mpt_step_end", mpt_step_begin(f.context); mpt_scope_end(f.context));
     QUIET(mpt_scope_end, mpt_scope_end(NULL) == MPT_ERROR_HANDLE);
+    CASE(mpt_scope_return, STATE, "mpt_scope_begin opens one",
+         mpt_scope_return(f.context, NULL, 0));
+    CASE(mpt_scope_return, STATE, "mpt_step_end", mpt_step_begin(f.context);
+         mpt_scope_return(f.context, &f.x, 1));
+    CASE(mpt_scope_return, ARGUMENT, "-1 results", mpt_scope_return(f.context, &f.x, -1));
+    CASE(mpt_scope_return, ARGUMENT, "2 results", mpt_scope_return(f.context, NULL, 2));
+    CASE(mpt_scope_return, MPT_ERROR_HANDLE, "result is a null handle",
+         (mpt_scope_begin(f.context), mpt_scope_return(f.context, &f.none, 1)));
+    CASE(mpt_scope_return, MPT_ERROR_HANDLE, "tensor made in step 1 used in",
+         (mpt_scope_begin(f.context), mpt_scope_return(f.context, &f.stale, 1)));
+    QUIET(mpt_scope_return, mpt_scope_return(NULL, NULL, 0) == MPT_ERROR_HANDLE);
     QUIET(mpt_step_number, mpt_step_number(NULL) == 0);
     TENSOR(mpt_keep, mpt_keep(t_));
     CASE(mpt_release, STATE, "mpt_module_destroy", mpt_release(mpt_parameter(f.net, "0.weight")));
@@ -1019,6 +1030,9 @@ TEST(autograd) {
     QUIET(mpt_inference_begin, mpt_inference_begin(NULL) == MPT_ERROR_HANDLE);
     QUIET(mpt_no_grad_end, mpt_no_grad_end(NULL) == MPT_ERROR_HANDLE);
     CASE(mpt_no_grad_end, STATE, "no open region", mpt_no_grad_end(f.context));
+    QUIET(mpt_recompute_begin, mpt_recompute_begin(NULL) == MPT_ERROR_HANDLE);
+    QUIET(mpt_recompute_end, mpt_recompute_end(NULL) == MPT_ERROR_HANDLE);
+    CASE(mpt_recompute_end, STATE, "no open region", mpt_recompute_end(f.context));
     CASE(mpt_inference_end, STATE, "no open region", mpt_inference_end(f.context));
     QUIET(mpt_inference_end, mpt_inference_end(NULL) == MPT_ERROR_HANDLE);
     CASE(mpt_autocast_begin, DTYPE, "expected MPT_F16, MPT_BF16",
