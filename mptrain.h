@@ -1870,8 +1870,9 @@ extern "C" {
 /* ==== Convolution ========================================================================== */
 
 /* Images are [N, C, H, W], as in PyTorch, in memory contiguous or channels last, that is as a dense
-   [N, H, W, C], which convolutions compute in. What comes from a channels-last tensor, by a
-   convolution or elementwise, is channels last too; other layouts are copied where they meet a
+   [N, H, W, C], which convolutions compute in. What comes from a channels-last tensor, or a part of
+   one, is channels last too, and gradients lie as what they belong to; matmul, linear, layer and
+   RMS norms and attention give contiguous results. Other layouts are copied where they meet a
    convolution, in launches of their own. So convert a batch once, at the start of the net. */
 MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x); /* x itself if it is */
 MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x);       /* false for other ranks than 4 */
@@ -2349,8 +2350,8 @@ typedef struct mpt__operand {
  *           >= 2, any strides, batch dimensions broadcast by stride 0; o2, the bias, has the shape
  *           of o3 with strides 0 where it broadcasts. compute_dtype F16 or BF16 rounds o0, o1, o2
  *           to it on load; accumulation is fp32; act only with w. K may be 0.
- * SOFTMAX   [outer, n, inner] o0 r -> o1 w along n; fn SOFTMAX or LOG_SOFTMAX.
- * SOFTMAX_BACKWARD  o0 r = y, o1 r = dy -> o2 wa = dx, all [outer, n, inner]; fn as above.
+ * SOFTMAX   o0 r -> o1 w of equal shape along dimension index[0]; fn SOFTMAX or LOG_SOFTMAX.
+ * SOFTMAX_BACKWARD  o0 r = y, o1 r = dy -> o2 wa = dx; fn, index as above.
  * DROPOUT   o1 wa = kept ? o0 r * float(1 / (1 - p)) : 0 with p = imm[0]; element i is kept when
  *           its 32 random bits >= p 2^32 (p = 1: none is). rng, with slot[0] (step, i64) mixed in.
  * RANDOM    o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0]) u, or NORMAL with mean imm[0] and
@@ -8634,18 +8635,19 @@ static void mpt__ref_softmax_rows(const mpt__ref_axis_work *w, const int64_t *of
 
 static void mpt__ref_softmax_run(const mpt__cpu_call *call, int operands, double ns) {
     const mpt__operand *o = call->launch->operand;
+    const int axis = (int)call->launch->index[0];
     mpt__ref_axis_work w;
     w.side_by_side = true;
     w.log = call->launch->function == MPT__FN_LOG_SOFTMAX;
     w.line = operands == 2 ? mpt__ref_softmax_lines : mpt__ref_softmax_backward_lines;
-    w.dense = call->words->softmax != NULL && o[0].shape[1] > MPT__SHORT_LINE &&
-              o[0].shape[1] <= MPT__SUM_CHUNK;
+    w.dense = call->words->softmax != NULL && o[0].shape[axis] > MPT__SHORT_LINE &&
+              o[0].shape[axis] <= MPT__SUM_CHUNK;
     for (int k = 0; k < operands; k++) {
-        w.dense = w.dense && mpt__ref_is_real(o[k].dtype) && o[k].stride[1] == 1 &&
+        w.dense = w.dense && mpt__ref_is_real(o[k].dtype) && o[k].stride[axis] == 1 &&
                   o[k].access != MPT__ACCUMULATE;
     }
     if (w.dense) w.line = mpt__ref_softmax_rows;
-    mpt__ref_axis_run(&w, call, operands, 0, 1, ns);
+    mpt__ref_axis_run(&w, call, operands, 0, axis, ns);
 }
 static void mpt__ref_softmax(const mpt__cpu_call *call) { mpt__ref_softmax_run(call, 2, 25.0); }
 static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
@@ -17045,26 +17047,28 @@ static void mpt__cpu_add_attention(mpt__cpu *cpu) {
 
 #ifndef MPTRAIN_NO_CONV
 
-/* [N, C, H, W]. */
+/* [N, C, H, W], by rows of pixels: of one channel, or, where both images are dense and channels
+   last, of all of them, `run`. */
 typedef struct mpt__ref_image {
     mpt__ref_view view;
     const mpt__operand *operand;
     int64_t rows, columns;
 } mpt__ref_image;
 
-typedef struct mpt__ref_resize_work {
-    mpt__ref_image from, image; /* before, after */
-    int way;
-    mpt__real step[2];  /* rows and columns before per one after */
-    mpt__real *scratch; /* `room` for each thread */
-    int64_t room;
-} mpt__ref_resize_work;
-
 /* Which of `size` elements, at most two, element `at` of the result is made of. */
 typedef struct mpt__ref_source {
     int64_t first, second;
     mpt__real weight; /* of the second */
 } mpt__ref_source;
+
+typedef struct mpt__ref_resize_work {
+    mpt__ref_image from, image; /* before, after */
+    int way;
+    mpt__real step[2];         /* rows and columns before per one after */
+    mpt__real *scratch;        /* `room` for each thread */
+    int64_t room, run, chunks; /* of rows, for each plane */
+    const mpt__ref_source *column;
+} mpt__ref_resize_work;
 
 static mpt__ref_source mpt__ref_source_of(const mpt__ref_resize_work *w, int axis, int64_t at,
                                           int64_t size) {
@@ -17078,81 +17082,169 @@ static mpt__ref_source mpt__ref_source_of(const mpt__ref_resize_work *w, int axi
     return s;
 }
 
-/* Where row `row` of a plane begins. */
-static int64_t mpt__ref_image_row(const mpt__ref_image *image, int64_t plane, int64_t row) {
+/* Rows that go together, since neighbours share those on the other side. */
+#define MPT__RESIZE_ROWS 8
+#define MPT__RESIZE_MANY 16 /* channels, from which on words are worth their calls: measured */
+
+/* Where row `row` of a plane begins, and the distance of its elements. */
+static int64_t mpt__ref_image_row(const mpt__ref_resize_work *w, const mpt__ref_image *image,
+                                  int64_t plane, int64_t row, int64_t *step) {
     const mpt__operand *o = image->operand;
-    return plane / o->shape[1] * o->stride[0] + plane % o->shape[1] * o->stride[1] +
-           row * o->stride[2];
+    const int64_t planes = w->run > 1 ? 1 : o->shape[1];
+    *step = w->run > 1 ? 1 : o->stride[3];
+    return plane / planes * o->stride[0] + plane % planes * o->stride[1] + row * o->stride[2];
 }
 
-static void mpt__ref_image_load(const mpt__ref_image *image, int64_t plane, int64_t row,
-                                mpt__real *to) {
-    mpt__ref_get(&image->view, mpt__ref_image_row(image, plane, row), image->operand->stride[3], to,
-                 image->columns);
+static void mpt__ref_image_load(const mpt__ref_resize_work *w, const mpt__ref_image *image,
+                                int64_t plane, int64_t row, mpt__real *to) {
+    int64_t step, begin = mpt__ref_image_row(w, image, plane, row, &step);
+    mpt__ref_get(&image->view, begin, step, to, image->columns * w->run);
 }
 
-static void mpt__ref_image_put(const mpt__ref_image *image, int64_t plane, int64_t row,
-                               const mpt__real *from) {
-    int64_t begin = mpt__ref_image_row(image, plane, row), stride = image->operand->stride[3];
-    for (int64_t at = 0; at < image->columns; at += MPT__BLOCK)
-        mpt__ref_put(&image->view, begin + at * stride, stride, from + at,
-                     mpt__ref_min(MPT__BLOCK, image->columns - at));
-}
-
-static void mpt__ref_resize_plane(void *work, int64_t plane, int thread) {
-    const mpt__ref_resize_work *w = (const mpt__ref_resize_work *)work;
-    mpt__real *upper = w->scratch + thread * w->room, *lower = upper + w->from.columns;
-    mpt__real *out = lower + w->from.columns;
-    for (int64_t y = 0; y < w->image.rows; y++) {
-        mpt__ref_source row = mpt__ref_source_of(w, 0, y, w->from.rows);
-        mpt__ref_image_load(&w->from, plane, row.first, upper);
-        mpt__ref_image_load(&w->from, plane, row.second, lower);
-        for (int64_t x = 0; x < w->image.columns; x++) {
-            mpt__ref_source s = mpt__ref_source_of(w, 1, x, w->from.columns);
-            mpt__real above = upper[s.first], below = lower[s.first];
-            if (s.weight != 0) above = (1 - s.weight) * above + s.weight * upper[s.second];
-            if (s.weight != 0) below = (1 - s.weight) * below + s.weight * lower[s.second];
-            out[x] = row.weight != 0 ? (1 - row.weight) * above + row.weight * below : above;
-        }
-        mpt__ref_image_put(&w->image, plane, y, out);
+/* out = (1 - share) x + share y */
+static void mpt__ref_blend(const mpt__words *words, mpt__real *out, const mpt__real *x,
+                           const mpt__real *y, mpt__real share, int64_t n) {
+    mpt__real block[MPT__BLOCK];
+    for (int64_t at = 0, some; at < n; at += some) {
+        some = mpt__ref_min(n - at, MPT__BLOCK);
+        words->unary[MPT__UNARY_MUL_SCALAR](block, y + at, some, share, 0);
+        words->unary[MPT__UNARY_MUL_SCALAR](out + at, x + at, some, 1 - share, 0);
+        words->binary[MPT__BINARY_ADD](out + at, out + at, block, some, 0, 0);
     }
 }
 
-/* A plane's elements get their shares in the order of the results. */
-static void mpt__ref_resize_plane_backward(void *work, int64_t plane, int thread) {
+/* Row `row` before, at the columns after. */
+static void mpt__ref_resize_line(const mpt__ref_resize_work *w, int64_t plane, int64_t row,
+                                 mpt__real *source, mpt__real *line) {
+    const int64_t run = w->run;
+    mpt__ref_image_load(w, &w->from, plane, row, source);
+    for (int64_t x = 0; x < w->image.columns; x++) {
+        const mpt__ref_source s = w->column[x];
+        const mpt__real *first = source + s.first * run, *second = source + s.second * run;
+        mpt__real *to = line + x * run;
+        if (run < MPT__RESIZE_MANY)
+            for (int64_t c = 0; c < run; c++)
+                to[c] = s.weight != 0 ? (1 - s.weight) * first[c] + s.weight * second[c] : first[c];
+        else if (s.weight != 0)
+            mpt__ref_blend(w->from.view.words, to, first, second, s.weight, run);
+        else
+            memcpy(to, first, (size_t)run * sizeof *to);
+    }
+}
+
+static void mpt__ref_resize_rows(void *work, int64_t chunk, int thread) {
     const mpt__ref_resize_work *w = (const mpt__ref_resize_work *)work;
-    mpt__real *sum = w->scratch + thread * w->room, *dy = sum + w->from.rows * w->from.columns;
-    memset(sum, 0, (size_t)(w->from.rows * w->from.columns) * sizeof *sum);
-    for (int64_t y = 0; y < w->image.rows; y++) {
-        mpt__ref_source row = mpt__ref_source_of(w, 0, y, w->from.rows);
-        mpt__real *upper = sum + row.first * w->from.columns;
-        mpt__real *lower = sum + row.second * w->from.columns;
-        mpt__ref_image_load(&w->image, plane, y, dy);
-        for (int64_t x = 0; x < w->image.columns; x++) {
-            mpt__ref_source s = mpt__ref_source_of(w, 1, x, w->from.columns);
-            mpt__real above = (1 - row.weight) * dy[x], below = row.weight * dy[x];
-            upper[s.first] += (1 - s.weight) * above;
-            if (s.weight != 0) upper[s.second] += s.weight * above;
-            if (row.weight == 0) continue;
-            lower[s.first] += (1 - s.weight) * below;
-            if (s.weight != 0) lower[s.second] += s.weight * below;
+    const int64_t n = w->image.columns * w->run, plane = chunk / w->chunks;
+    mpt__real *source = w->scratch + thread * w->room, *line[2], block[MPT__BLOCK];
+    int64_t held[2] = {-1, -1}, y = chunk % w->chunks * MPT__RESIZE_ROWS, step;
+    const int64_t end = mpt__ref_min(y + MPT__RESIZE_ROWS, w->image.rows);
+    for (int i = 0; i < 2; i++) line[i] = source + w->from.columns * w->run + i * n;
+    for (; y < end; y++) {
+        const mpt__ref_source row = mpt__ref_source_of(w, 0, y, w->from.rows);
+        for (int64_t r = row.first; r <= row.second; r++) { /* two neighbours, or one */
+            if (held[r & 1] != r) mpt__ref_resize_line(w, plane, r, source, line[r & 1]);
+            held[r & 1] = r;
+        }
+        const mpt__real *above = line[row.first & 1], *below = line[row.second & 1];
+        const int64_t begin = mpt__ref_image_row(w, &w->image, plane, y, &step);
+        for (int64_t at = 0; at < n; at += MPT__BLOCK) {
+            const int64_t some = mpt__ref_min(MPT__BLOCK, n - at), to = begin + at * step;
+            mpt__real *out = mpt__ref_out(&w->image.view, to, step, block);
+            if (row.weight != 0)
+                mpt__ref_blend(w->image.view.words, out, above + at, below + at, row.weight, some);
+            else
+                memcpy(out, above + at, (size_t)some * sizeof *out);
+            mpt__ref_put(&w->image.view, to, step, out, some);
         }
     }
-    for (int64_t y = 0; y < w->from.rows; y++)
-        mpt__ref_image_put(&w->from, plane, y, sum + y * w->from.columns);
+}
+
+/* Adds the shares of a row's pixels. */
+static void mpt__ref_resize_add(const mpt__ref_resize_work *w, const mpt__real *dy, mpt__real *sum,
+                                mpt__real *scaled) {
+    const mpt__words *words = w->from.view.words;
+    const int64_t run = w->run;
+    for (int64_t x = 0; x < w->image.columns; x++) {
+        const mpt__ref_source s = w->column[x];
+        if (run == 1) {
+            sum[s.first] += (1 - s.weight) * dy[x];
+            if (s.weight != 0) sum[s.second] += s.weight * dy[x];
+            continue;
+        }
+        for (int i = 0; i < (s.weight != 0 ? 2 : 1); i++) {
+            const mpt__real part = i ? s.weight : 1 - s.weight, *from = dy + x * run;
+            mpt__real *to = sum + (i ? s.second : s.first) * run;
+            if (run >= MPT__RESIZE_MANY) {
+                words->unary[MPT__UNARY_MUL_SCALAR](scaled, from, run, part, 0);
+                words->binary[MPT__BINARY_ADD](to, to, scaled, run, 0, 0);
+            } else {
+                for (int64_t c = 0; c < run; c++) to[c] += part * from[c];
+            }
+        }
+    }
+}
+
+/* Elements get their shares in the order of the results. */
+static void mpt__ref_resize_rows_backward(void *work, int64_t chunk, int thread) {
+    const mpt__ref_resize_work *w = (const mpt__ref_resize_work *)work;
+    const int64_t n = w->from.columns * w->run, n_after = w->image.columns * w->run;
+    const int64_t plane = chunk / w->chunks, begin = chunk % w->chunks * MPT__RESIZE_ROWS;
+    const int64_t rows = mpt__ref_min(MPT__RESIZE_ROWS, w->from.rows - begin);
+    mpt__real *sum = w->scratch + thread * w->room, *dy = sum + MPT__RESIZE_ROWS * n;
+    mpt__real *share = dy + n_after, *scaled = share + n_after;
+    int64_t y = 0, after = w->image.rows, step;
+    memset(sum, 0, (size_t)(rows * n) * sizeof *sum);
+    while (y < after) { /* to the first that has a share */
+        const int64_t half = y + (after - y) / 2;
+        if (mpt__ref_source_of(w, 0, half, w->from.rows).second < begin)
+            y = half + 1;
+        else
+            after = half;
+    }
+    for (; y < w->image.rows; y++) {
+        const mpt__ref_source row = mpt__ref_source_of(w, 0, y, w->from.rows);
+        if (row.first >= begin + rows) break;
+        mpt__ref_image_load(w, &w->image, plane, y, dy);
+        for (int i = 0; i < (row.weight != 0 ? 2 : 1); i++) {
+            const int64_t r = (i ? row.second : row.first) - begin;
+            if (r < 0 || r >= rows) continue;
+            w->from.view.words->unary[MPT__UNARY_MUL_SCALAR](share, dy, n_after,
+                                                             i ? row.weight : 1 - row.weight, 0);
+            mpt__ref_resize_add(w, share, sum + r * n, scaled);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t to = mpt__ref_image_row(w, &w->from, plane, begin + r, &step);
+        for (int64_t at = 0; at < n; at += MPT__BLOCK)
+            mpt__ref_put(&w->from.view, to + at * step, step, sum + r * n + at,
+                         mpt__ref_min(MPT__BLOCK, n - at));
+    }
+}
+
+static int64_t mpt__ref_resize_run(const mpt__launch *launch) {
+    int64_t run = launch->operand[0].shape[1];
+    for (int k = 0; k < 2; k++) {
+        const mpt__operand *o = &launch->operand[k];
+        if (o->stride[1] != 1 || o->stride[3] != run) return 1;
+    }
+    return run > 1 ? run : 1;
 }
 
 static int64_t mpt__ref_resize_room(const mpt__launch *launch) {
     bool backward = launch->kernel == MPT__K_INTERPOLATE_BACKWARD;
-    const int64_t *from = launch->operand[backward].shape;
-    const int64_t *image = launch->operand[!backward].shape;
-    return (backward ? from[2] : 2) * from[3] + image[3];
+    int64_t from = launch->operand[backward].shape[3], image = launch->operand[!backward].shape[3];
+    return (backward ? MPT__RESIZE_ROWS * from + 2 * image + 1 : from + 2 * image) *
+           mpt__ref_resize_run(launch);
+}
+
+static int64_t mpt__ref_resize_columns(const mpt__launch *launch) {
+    bool backward = launch->kernel == MPT__K_INTERPOLATE_BACKWARD;
+    return launch->operand[!backward].shape[3] * (int64_t)sizeof(mpt__ref_source);
 }
 
 static int64_t mpt__ref_resize_workspace(const mpt__launch *launch, int threads) {
-    const int64_t *shape = launch->operand[0].shape;
-    return (shape[0] * shape[1] > 1 ? threads : 1) * mpt__ref_resize_room(launch) *
-           (int64_t)sizeof(mpt__real);
+    return mpt__ref_resize_columns(launch) +
+           threads * mpt__ref_resize_room(launch) * (int64_t)sizeof(mpt__real);
 }
 
 static mpt__ref_image mpt__ref_image_of(const mpt__cpu_call *call, int operand) {
@@ -17172,12 +17264,18 @@ static void mpt__ref_resize(const mpt__cpu_call *call) {
     w.image = mpt__ref_image_of(call, !backward);
     w.way = (int)launch->index[0];
     for (int i = 0; i < 2; i++) w.step[i] = (mpt__real)launch->imm[i];
-    w.scratch = (mpt__real *)call->workspace;
+    mpt__ref_source *column = (mpt__ref_source *)call->workspace;
+    for (int64_t x = 0; x < w.image.columns; x++)
+        column[x] = mpt__ref_source_of(&w, 1, x, w.from.columns);
+    w.column = column;
+    w.scratch = (mpt__real *)(void *)((char *)call->workspace + mpt__ref_resize_columns(launch));
     w.room = mpt__ref_resize_room(launch);
+    w.run = mpt__ref_resize_run(launch);
+    w.chunks = mpt__ref_chunks(backward ? w.from.rows : w.image.rows, MPT__RESIZE_ROWS);
     int64_t planes = launch->operand[0].shape[0] * launch->operand[0].shape[1];
-    mpt__parallel(call->pool, planes,
+    mpt__parallel(call->pool, planes / w.run * w.chunks,
                   mpt__ref_cost(call, planes * w.image.rows * w.image.columns, 12.0),
-                  backward ? mpt__ref_resize_plane_backward : mpt__ref_resize_plane, &w);
+                  backward ? mpt__ref_resize_rows_backward : mpt__ref_resize_rows, &w);
 }
 
 static void mpt__cpu_add_resize(mpt__cpu *cpu) {
@@ -18713,13 +18811,12 @@ static bool mpt__tensor_contiguous(const mpt__tensor *tensor) {
     return true;
 }
 
-/* Whether [N, C, H, W] or [N, C, L] has the strides of a dense [N, H, W, C]. One element for each N
-   lies either way and counts as contiguous. */
+/* Whether [N, C, H, W] has the strides of a dense [N, H, W, C], or of a part of one: what comes of
+   it shall lie so. One element for each N lies either way and counts as contiguous. */
 static MPT__NOINLINE bool mpt__channels_last(const mpt__tensor *tensor) {
-    int64_t step = tensor->shape.dim[1];
-    for (int i = tensor->shape.rank - 1; i > 1; step *= tensor->shape.dim[i--])
-        if (tensor->stride[i] != step) return false;
-    return tensor->stride[1] == 1 && tensor->stride[0] == step && step > 1;
+    const int64_t *step = tensor->stride, *size = tensor->shape.dim;
+    return step[1] == 1 && step[3] >= size[1] && step[2] >= step[3] * size[3] &&
+           step[0] >= step[2] * size[2] && step[0] > 1;
 }
 
 static void mpt__channels_last_strides(mpt__tensor *tensor) {
@@ -21374,19 +21471,6 @@ static MPT__INLINE void mpt__operand_dim(mpt__operand *operand, int i, int64_t s
     operand->stride[i] = stride;
 }
 
-/* A contiguous tensor as [outer, n, inner] around dimension `dim`. */
-static void mpt__operand_around(mpt__launch *launch, int position, const mpt__tensor *tensor,
-                                int dim, mpt__access access) {
-    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 3, access);
-    const int64_t *size = tensor->shape.dim;
-    int64_t outer = 1, inner = 1, n = tensor->shape.rank > 0 ? size[dim] : 1;
-    for (int i = 0; i < dim; i++) outer *= size[i];
-    for (int i = dim + 1; i < tensor->shape.rank; i++) inner *= size[i];
-    mpt__operand_dim(operand, 0, outer, n * inner);
-    mpt__operand_dim(operand, 1, n, inner);
-    mpt__operand_dim(operand, 2, inner, 1);
-}
-
 static MPT__NOINLINE void mpt__operand_pad(mpt__operand *operand, const mpt__tensor *tensor,
                                            int rank) {
     int lead = rank - tensor->shape.rank;
@@ -21402,6 +21486,23 @@ static MPT__FORCE_INLINE void mpt__operand_padded(mpt__launch *launch, int posit
                                                   mpt__access access) {
     mpt__operand *operand = mpt__operand_of(launch, position, tensor, access);
     if (tensor->shape.rank != rank) mpt__operand_pad(operand, tensor, rank);
+}
+
+/* For a kernel that goes along dimension index[0], of rank 1 or more. Where the input is channels
+   last, [N, H, W, C]: so do loops go. */
+static void mpt__operand_along(mpt__frame *frame, mpt__launch *launch, int position,
+                               const mpt__tensor *tensor, mpt__access access) {
+    static const uint8_t order[] = {0, 2, 3, 1}, place[] = {0, 3, 1, 2};
+    int64_t dim = frame->attributes->index[0];
+    int rank = tensor->shape.rank;
+    mpt__operand_padded(launch, position, tensor, rank > 0 ? rank : 1, access);
+    if (rank == 4 && mpt__channels_last(frame->in[0])) {
+        for (int i = 1; i < 4; i++)
+            mpt__operand_dim(&launch->operand[position], i, tensor->shape.dim[order[i]],
+                             tensor->stride[order[i]]);
+        dim = place[dim];
+    }
+    launch->index[0] = dim;
 }
 
 /* Read with the shape of `to`, by strides of 0. */
@@ -22022,8 +22123,7 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];
-    if (frame->row->function == MPT__FN_SUM || frame->row->function == MPT__FN_MEAN)
-        frame->layout = MPT__LAYOUT_KEPT;
+    const mpt__function function = frame->row->function;
     out->rank = 0;
     if (x->shape.rank == 0 && (a->index[0] == 0 || a->index[0] == -1)) a->index[2] = 1;
     if (!a->index[2]) {
@@ -22031,6 +22131,8 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
         if (dim < 0) return frame->context->base.status;
         a->index[0] = dim;
     }
+    if (!a->index[2] || (function != MPT__FN_MAX && function != MPT__FN_MIN))
+        frame->layout = MPT__LAYOUT_KEPT; /* those have flat operands */
     int64_t reduced = 1;
     for (int i = 0; i < x->shape.rank; i++) {
         bool gone = a->index[2] || i == a->index[0];
@@ -22302,39 +22404,28 @@ static mpt_status mpt__prod_backward(mpt__frame *frame) {
 /* ==== Softmax ==== */
 
 static mpt_status mpt__softmax_shape(mpt__frame *frame) {
-    mpt__shape_copy(&frame->out_shape[0], &frame->in[0]->shape);
-    if (frame->in[0]->shape.rank == 0) { /* one element, whatever the dimension is called */
-        frame->attributes->index[0] = 0;
-        return MPT_OK;
-    }
-    int dim =
-        mpt__dimension(frame->context, (int)frame->attributes->index[0], frame->in[0]->shape.rank);
-    frame->attributes->index[0] = dim;
-    return dim < 0 ? frame->context->base.status : MPT_OK;
+    int64_t *dim = &frame->attributes->index[0];
+    int rank = frame->in[0]->shape.rank; /* 0: one element, whatever the dimension is called */
+    *dim = rank > 0 ? mpt__dimension(frame->context, (int)*dim, rank) : 0;
+    return *dim < 0 ? frame->context->base.status : mpt__unary_shape(frame);
 }
 
 static mpt_status mpt__softmax_forward(mpt__frame *frame) {
-    const mpt__tensor *x = mpt__contiguous_of(frame, frame->in[0]);
-    if (!x) return frame->context->base.status;
     mpt__save(frame, frame->out[0]);
-    int dim = (int)frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX);
     launch->function = (uint8_t)frame->row->function;
-    mpt__operand_around(launch, 0, x, dim, MPT__READ);
-    mpt__operand_around(launch, 1, frame->out[0], dim, MPT__WRITE);
+    mpt__operand_along(frame, launch, 0, frame->in[0], MPT__READ);
+    mpt__operand_along(frame, launch, 1, frame->out[0], MPT__WRITE);
     return mpt__submit(frame->context, launch);
 }
 
 static mpt_status mpt__softmax_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return frame->context->base.status;
-    const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
-    if (!dy) return frame->context->base.status;
-    int dim = (int)frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX_BACKWARD);
     launch->function = (uint8_t)frame->row->function;
-    mpt__operand_around(launch, 0, frame->saved[0], dim, MPT__READ);
-    mpt__operand_around(launch, 1, dy, dim, MPT__READ);
-    mpt__operand_around(launch, 2, frame->dx, dim, frame->access);
+    mpt__operand_along(frame, launch, 0, frame->saved[0], MPT__READ);
+    mpt__operand_along(frame, launch, 1, frame->dy[0], MPT__READ);
+    mpt__operand_along(frame, launch, 2, frame->dx, frame->access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -22342,12 +22433,10 @@ static mpt_status mpt__softmax_backward(mpt__frame *frame) {
 
 static mpt_status mpt__launch_cumsum(mpt__frame *frame, const mpt__tensor *in,
                                      const mpt__tensor *out, bool reverse, mpt__access access) {
-    if (in->shape.rank == 0) return mpt__launch_copy(frame->context, in, out, access);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_CUMSUM);
-    launch->index[0] = frame->attributes->index[0];
     launch->index[1] = reverse;
-    mpt__operand_of(launch, 0, in, MPT__READ);
-    mpt__operand_of(launch, 1, out, access);
+    mpt__operand_along(frame, launch, 0, in, MPT__READ);
+    mpt__operand_along(frame, launch, 1, out, access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -22434,10 +22523,8 @@ static mpt_status mpt__cast_shape(mpt__frame *frame) {
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "dtype %d is none of mpt_dtype",
                           (int)dtype);
     if (!mpt__dtype_info[dtype].is_float) frame->records = false;
-    frame->layout = MPT__LAYOUT_KEPT;
     frame->out_dtype[0] = dtype;
-    frame->out_shape[0] = frame->in[0]->shape;
-    return MPT_OK;
+    return mpt__unary_shape(frame);
 }
 
 /* ==== Reshape ==== */
@@ -22516,6 +22603,7 @@ static mpt_status mpt__reshape_backward(mpt__frame *frame) {
     const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
     if (!dy) return frame->context->base.status;
     mpt__tensor view = mpt__viewed(dy, &frame->in[0]->shape);
+    frame->layout = MPT__LAYOUT_KEPT;
     return mpt__gradient_pass(frame, 0, &view);
 }
 
@@ -22538,6 +22626,7 @@ static mpt_status mpt__permute_shape(mpt__frame *frame) {
                           (int)x->shape.rank);
     }
     frame->is_view = true;
+    frame->layout = MPT__LAYOUT_KEPT;
     frame->view_offset = x->offset;
     frame->out_shape[0].rank = x->shape.rank;
     for (int i = 0; i < x->shape.rank; i++) {
@@ -22580,7 +22669,7 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
     index[1] = count > 0 ? bound[0] : 0;
     if (count <= 1) index[3] = 1; /* any step would do, but strides must not overflow */
     frame->is_view = true;
-    frame->out_shape[0] = x->shape;
+    mpt__unary_shape(frame);
     frame->out_shape[0].dim[dim] = count;
     mpt__copy_dims(frame->view_stride, x->stride, x->shape.rank);
     frame->view_stride[dim] *= index[3];
@@ -22619,6 +22708,7 @@ static mpt_status mpt__expand_shape(mpt__frame *frame) {
                           "ones grow, to at most 2^59 elements",
                           &x->shape, &asked);
     frame->is_view = true;
+    frame->layout = MPT__LAYOUT_KEPT;
     frame->out_shape[0] = shape;
     frame->view_offset = x->offset;
     mpt__broadcast_strides(x, &shape, frame->view_stride);
@@ -22633,9 +22723,9 @@ static mpt_status mpt__expand_backward(mpt__frame *frame) {
 
 static mpt_status mpt__cat_shape(mpt__frame *frame) {
     const mpt__tensor *first = frame->in[0];
-    mpt_shape shape = first->shape;
     int dim = mpt__dimension(frame->context, (int)frame->attributes->index[0], first->shape.rank);
     if (dim < 0) return frame->context->base.status;
+    mpt__unary_shape(frame);
     for (int n = 1; n < frame->n_in; n++) {
         const mpt__tensor *x = frame->in[n];
         bool good = x->shape.rank == first->shape.rank;
@@ -22645,10 +22735,9 @@ static mpt_status mpt__cat_shape(mpt__frame *frame) {
             return mpt__error(frame->context, MPT_ERROR_SHAPE,
                               "%S and %S (tensor %d) differ outside dimension %d", &first->shape,
                               &x->shape, n, dim);
-        shape.dim[dim] += x->shape.dim[dim];
+        frame->out_shape[0].dim[dim] += x->shape.dim[dim];
     }
     frame->attributes->index[0] = dim;
-    frame->out_shape[0] = shape;
     return MPT_OK;
 }
 
@@ -22700,7 +22789,7 @@ static mpt_status mpt__index_check(mpt__frame *frame, int index, int *dim) {
     *dim = mpt__dimension(context, (int)frame->attributes->index[0], x->shape.rank);
     if (*dim < 0) return context->base.status;
     frame->attributes->index[0] = *dim;
-    return MPT_OK;
+    return mpt__unary_shape(frame);
 }
 
 /* Whether two shapes agree outside a dimension. */
@@ -22728,7 +22817,6 @@ static mpt_status mpt__index_select_shape(mpt__frame *frame) {
     if (frame->in[1]->shape.rank != 1)
         return mpt__error(frame->context, MPT_ERROR_SHAPE, "indices %S: expected one dimension",
                           &frame->in[1]->shape);
-    frame->out_shape[0] = frame->in[0]->shape;
     frame->out_shape[0].dim[dim] = frame->in[1]->shape.dim[0];
     return MPT_OK;
 }
@@ -22744,7 +22832,6 @@ static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
             "%S, indices %S, source %S: expected the same sizes, but for dimension %d "
             "of the first",
             &x->shape, &index->shape, &source->shape, dim);
-    frame->out_shape[0] = x->shape;
     return MPT_OK;
 }
 
@@ -22835,7 +22922,7 @@ static mpt_status mpt__argsort_shape(mpt__frame *frame) {
                           "k = %lld: dimension %d of %S has but %lld elements", count, dim,
                           &x->shape, size);
     index[0] = dim;
-    frame->out_shape[0] = x->shape;
+    mpt__unary_shape(frame);
     frame->out_shape[0].dim[dim] = count;
     frame->out_dtype[0] = MPT_I64;
     return MPT_OK;
@@ -22843,10 +22930,9 @@ static mpt_status mpt__argsort_shape(mpt__frame *frame) {
 
 static mpt_status mpt__argsort_forward(mpt__frame *frame) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGSORT);
-    launch->index[0] = frame->attributes->index[0];
     launch->function = frame->attributes->index[2] ? MPT__FN_MAX : MPT__FN_MIN;
-    mpt__operand_of(launch, 0, frame->in[0], MPT__READ);
-    mpt__operand_of(launch, 1, frame->out[0], MPT__WRITE);
+    mpt__operand_along(frame, launch, 0, frame->in[0], MPT__READ);
+    mpt__operand_along(frame, launch, 1, frame->out[0], MPT__WRITE);
     return mpt__submit(frame->context, launch);
 }
 
@@ -22893,13 +22979,11 @@ static mpt_status mpt__one_hot_forward(mpt__frame *frame) {
 static mpt_status mpt__launch_flip(mpt__frame *frame, const mpt__tensor *in, const mpt__tensor *out,
                                    mpt__access access) {
     int64_t dim = frame->attributes->index[0];
-    if (in->shape.rank == 0) return mpt__launch_copy(frame->context, in, out, access);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GATHER);
-    launch->index[0] = dim;
-    launch->index[1] = in->shape.dim[dim] - 1;
+    launch->index[1] = in->shape.rank > 0 ? in->shape.dim[dim] - 1 : 0;
     launch->index[2] = -1;
-    mpt__operand_of(launch, 0, in, MPT__READ);
-    mpt__operand_of(launch, 2, out, access);
+    mpt__operand_along(frame, launch, 0, in, MPT__READ);
+    mpt__operand_along(frame, launch, 2, out, access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -22943,7 +23027,7 @@ static mpt_status mpt__pad_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     mpt_shape asked = mpt__asked_shape(frame), *out = &frame->out_shape[0];
     bool good = asked.rank % 2 == 0 && asked.rank / 2 <= x->shape.rank;
-    *out = x->shape;
+    mpt__unary_shape(frame);
     for (int i = 0; good && i < asked.rank; i++) {
         int64_t *size = &out->dim[x->shape.rank - 1 - i / 2];
         good = asked.dim[i] >= 0 && asked.dim[i] <= INT64_MAX / 4 - *size;
@@ -23118,6 +23202,7 @@ static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
 
 static mpt_status mpt__pair_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
+    frame->layout = MPT__LAYOUT_KEPT;
     for (int i = 0; i < frame->n_in; i++) {
         const mpt__tensor *other = frame->in[i];
         if (!other) continue;
@@ -24418,7 +24503,7 @@ static mpt_status mpt__interpolate_shape(mpt__frame *frame) {
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];
     double scale = a->imm[0];
-    *out = x->shape;
+    mpt__unary_shape(frame);
     if (x->shape.rank != 4 || x->shape.dim[2] < 1 || x->shape.dim[3] < 1)
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
                           "%S: expected [N, C, H, W] with pixels to choose from", &x->shape);
@@ -25090,19 +25175,24 @@ MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
     return mpt__copy_call("mpt_contiguous", x, MPT__LAYOUT_CONTIGUOUS);
 }
 
+static bool mpt__dense_last(const mpt__tensor *tensor) {
+    const int64_t *size = tensor->shape.dim;
+    return mpt__channels_last(tensor) && tensor->stride[0] == size[1] * size[2] * size[3];
+}
+
 MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x) {
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_to_channels_last", "argument 1");
     if (!tensor) return mpt__null(x.context);
     if (tensor->shape.rank != 4)
         return mpt__refuse(x.context, MPT_ERROR_SHAPE, "shape %S: expected [N, C, H, W]",
                            &tensor->shape);
-    if (mpt__channels_last(tensor)) return x;
+    if (mpt__dense_last(tensor)) return x;
     return mpt__copy_call("mpt_to_channels_last", x, MPT__LAYOUT_CHANNELS_LAST);
 }
 
 MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x) {
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_is_channels_last", "argument 1");
-    return tensor && tensor->shape.rank == 4 && mpt__channels_last(tensor);
+    return tensor && tensor->shape.rank == 4 && mpt__dense_last(tensor);
 }
 
 MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {

@@ -2159,18 +2159,20 @@ enum mpt__way { MPT__BY_THREADS, MPT__BY_WARPS, MPT__BY_BLOCKS, MPT__BY_BLOCKS_8
 
 mpt__way mpt__lines_of(const mpt__cuda_call *call, int operands, mpt__lines *lines) {
     const mpt__operand &o = call->launch->operand[0];
-    const int64_t shape[3] = {o.shape[0], 1, o.shape[2]};
+    const int axis = (int)call->launch->index[0];
+    int64_t shape[MPT_MAX_RANK] = {0};
     mpt__array *arrays[3] = {&lines->array[0], &lines->array[1], &lines->array[2]};
     /* A thread adds up its line one by one, which is not for long ones. */
-    bool eights = true, side_by_side = o.shape[1] <= MPT__LINE;
+    bool eights = true, side_by_side = o.shape[axis] <= MPT__LINE;
     memset(lines, 0, sizeof *lines);
-    lines->n = o.shape[1];
+    lines->n = o.shape[axis];
     lines->log = call->launch->function == MPT__FN_LOG_SOFTMAX;
     for (int k = 0; k < operands; k++) {
         lines->array[k] = mpt__array_of(call, k);
-        lines->along[k] = lines->array[k].stride[1];
+        lines->along[k] = lines->array[k].stride[axis];
     }
-    lines->space = mpt__merge(3, shape, arrays, operands);
+    for (int d = 0; d < o.rank; d++) shape[d] = d == axis ? 1 : o.shape[d];
+    lines->space = mpt__merge(o.rank, shape, arrays, operands);
     const int inner = lines->space.rank - 1;
     for (int k = 0; k < operands; k++) {
         eights &= mpt__strides_in_eights(lines->array[k], &lines->along[k], 1, lines->n,
@@ -2632,7 +2634,7 @@ struct mpt__resize {
     mpt__array from, to;
     long long count, channels, from_size[2], to_size[2]; /* count: of elements written */
     float step[2];
-    int way;
+    int way, last; /* threads go along channels */
 };
 
 struct mpt__pixels {
@@ -2653,7 +2655,8 @@ __device__ __forceinline__ mpt__pixels mpt__pixels_of(const mpt__resize &w, int 
     return p;
 }
 
-/* Where element i of [N, C, rows, columns] is: its row and column, and its plane in an array. */
+/* Where element i of [N, C, rows, columns], or of [N, rows, columns, C], is: its row and column, and
+   its plane in an array. */
 struct mpt__pixel {
     long long row, column, sample, channel;
 };
@@ -2661,10 +2664,11 @@ struct mpt__pixel {
 __device__ __forceinline__ mpt__pixel mpt__pixel_of(const mpt__resize &w, const long long *size,
                                                     long long i) {
     mpt__pixel p;
+    if (w.last) p.channel = i % w.channels, i /= w.channels;
     p.column = i % size[1], i /= size[1];
     p.row = i % size[0], i /= size[0];
-    p.channel = i % w.channels;
-    p.sample = i / w.channels;
+    if (!w.last) p.channel = i % w.channels, i /= w.channels;
+    p.sample = i;
     return p;
 }
 
@@ -2749,6 +2753,7 @@ mpt_status mpt__cuda_interpolate(const mpt__cuda_call *call) {
         w.step[i] = (float)call->launch->imm[i];
     }
     w.way = (int)call->launch->index[0];
+    w.last = w.to.stride[1] == 1;
     if (w.count == 0) return MPT_OK;
     if (call->launch->kernel == MPT__K_INTERPOLATE) {
         mpt__interpolate_kernel<<<mpt__blocks(call, w.count), MPT__THREADS, 0, call->stream>>>(w);

@@ -13,8 +13,9 @@ extern "C" {
 /* ==== Convolution ========================================================================== */
 
 /* Images are [N, C, H, W], as in PyTorch, in memory contiguous or channels last, that is as a dense
-   [N, H, W, C], which convolutions compute in. What comes from a channels-last tensor, by a
-   convolution or elementwise, is channels last too; other layouts are copied where they meet a
+   [N, H, W, C], which convolutions compute in. What comes from a channels-last tensor, or a part of
+   one, is channels last too, and gradients lie as what they belong to; matmul, linear, layer and
+   RMS norms and attention give contiguous results. Other layouts are copied where they meet a
    convolution, in launches of their own. So convert a batch once, at the start of the net. */
 MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x); /* x itself if it is */
 MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x);       /* false for other ranks than 4 */

@@ -63,8 +63,8 @@ typedef struct mpt__operand {
  *           >= 2, any strides, batch dimensions broadcast by stride 0; o2, the bias, has the shape
  *           of o3 with strides 0 where it broadcasts. compute_dtype F16 or BF16 rounds o0, o1, o2
  *           to it on load; accumulation is fp32; act only with w. K may be 0.
- * SOFTMAX   [outer, n, inner] o0 r -> o1 w along n; fn SOFTMAX or LOG_SOFTMAX.
- * SOFTMAX_BACKWARD  o0 r = y, o1 r = dy -> o2 wa = dx, all [outer, n, inner]; fn as above.
+ * SOFTMAX   o0 r -> o1 w of equal shape along dimension index[0]; fn SOFTMAX or LOG_SOFTMAX.
+ * SOFTMAX_BACKWARD  o0 r = y, o1 r = dy -> o2 wa = dx; fn, index as above.
  * DROPOUT   o1 wa = kept ? o0 r * float(1 / (1 - p)) : 0 with p = imm[0]; element i is kept when
  *           its 32 random bits >= p 2^32 (p = 1: none is). rng, with slot[0] (step, i64) mixed in.
  * RANDOM    o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0]) u, or NORMAL with mean imm[0] and

@@ -794,18 +794,19 @@ static void mpt__ref_softmax_rows(const mpt__ref_axis_work *w, const int64_t *of
 
 static void mpt__ref_softmax_run(const mpt__cpu_call *call, int operands, double ns) {
     const mpt__operand *o = call->launch->operand;
+    const int axis = (int)call->launch->index[0];
     mpt__ref_axis_work w;
     w.side_by_side = true;
     w.log = call->launch->function == MPT__FN_LOG_SOFTMAX;
     w.line = operands == 2 ? mpt__ref_softmax_lines : mpt__ref_softmax_backward_lines;
-    w.dense = call->words->softmax != NULL && o[0].shape[1] > MPT__SHORT_LINE &&
-              o[0].shape[1] <= MPT__SUM_CHUNK;
+    w.dense = call->words->softmax != NULL && o[0].shape[axis] > MPT__SHORT_LINE &&
+              o[0].shape[axis] <= MPT__SUM_CHUNK;
     for (int k = 0; k < operands; k++) {
-        w.dense = w.dense && mpt__ref_is_real(o[k].dtype) && o[k].stride[1] == 1 &&
+        w.dense = w.dense && mpt__ref_is_real(o[k].dtype) && o[k].stride[axis] == 1 &&
                   o[k].access != MPT__ACCUMULATE;
     }
     if (w.dense) w.line = mpt__ref_softmax_rows;
-    mpt__ref_axis_run(&w, call, operands, 0, 1, ns);
+    mpt__ref_axis_run(&w, call, operands, 0, axis, ns);
 }
 static void mpt__ref_softmax(const mpt__cpu_call *call) { mpt__ref_softmax_run(call, 2, 25.0); }
 static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {

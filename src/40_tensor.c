@@ -929,13 +929,12 @@ static bool mpt__tensor_contiguous(const mpt__tensor *tensor) {
     return true;
 }
 
-/* Whether [N, C, H, W] or [N, C, L] has the strides of a dense [N, H, W, C]. One element for each N
-   lies either way and counts as contiguous. */
+/* Whether [N, C, H, W] has the strides of a dense [N, H, W, C], or of a part of one: what comes of
+   it shall lie so. One element for each N lies either way and counts as contiguous. */
 static MPT__NOINLINE bool mpt__channels_last(const mpt__tensor *tensor) {
-    int64_t step = tensor->shape.dim[1];
-    for (int i = tensor->shape.rank - 1; i > 1; step *= tensor->shape.dim[i--])
-        if (tensor->stride[i] != step) return false;
-    return tensor->stride[1] == 1 && tensor->stride[0] == step && step > 1;
+    const int64_t *step = tensor->stride, *size = tensor->shape.dim;
+    return step[1] == 1 && step[3] >= size[1] && step[2] >= step[3] * size[3] &&
+           step[0] >= step[2] * size[2] && step[0] > 1;
 }
 
 static void mpt__channels_last_strides(mpt__tensor *tensor) {

@@ -34,19 +34,6 @@ static MPT__INLINE void mpt__operand_dim(mpt__operand *operand, int i, int64_t s
     operand->stride[i] = stride;
 }
 
-/* A contiguous tensor as [outer, n, inner] around dimension `dim`. */
-static void mpt__operand_around(mpt__launch *launch, int position, const mpt__tensor *tensor,
-                                int dim, mpt__access access) {
-    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 3, access);
-    const int64_t *size = tensor->shape.dim;
-    int64_t outer = 1, inner = 1, n = tensor->shape.rank > 0 ? size[dim] : 1;
-    for (int i = 0; i < dim; i++) outer *= size[i];
-    for (int i = dim + 1; i < tensor->shape.rank; i++) inner *= size[i];
-    mpt__operand_dim(operand, 0, outer, n * inner);
-    mpt__operand_dim(operand, 1, n, inner);
-    mpt__operand_dim(operand, 2, inner, 1);
-}
-
 static MPT__NOINLINE void mpt__operand_pad(mpt__operand *operand, const mpt__tensor *tensor,
                                            int rank) {
     int lead = rank - tensor->shape.rank;
@@ -62,6 +49,23 @@ static MPT__FORCE_INLINE void mpt__operand_padded(mpt__launch *launch, int posit
                                                   mpt__access access) {
     mpt__operand *operand = mpt__operand_of(launch, position, tensor, access);
     if (tensor->shape.rank != rank) mpt__operand_pad(operand, tensor, rank);
+}
+
+/* For a kernel that goes along dimension index[0], of rank 1 or more. Where the input is channels
+   last, [N, H, W, C]: so do loops go. */
+static void mpt__operand_along(mpt__frame *frame, mpt__launch *launch, int position,
+                               const mpt__tensor *tensor, mpt__access access) {
+    static const uint8_t order[] = {0, 2, 3, 1}, place[] = {0, 3, 1, 2};
+    int64_t dim = frame->attributes->index[0];
+    int rank = tensor->shape.rank;
+    mpt__operand_padded(launch, position, tensor, rank > 0 ? rank : 1, access);
+    if (rank == 4 && mpt__channels_last(frame->in[0])) {
+        for (int i = 1; i < 4; i++)
+            mpt__operand_dim(&launch->operand[position], i, tensor->shape.dim[order[i]],
+                             tensor->stride[order[i]]);
+        dim = place[dim];
+    }
+    launch->index[0] = dim;
 }
 
 /* Read with the shape of `to`, by strides of 0. */
@@ -682,8 +686,7 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];
-    if (frame->row->function == MPT__FN_SUM || frame->row->function == MPT__FN_MEAN)
-        frame->layout = MPT__LAYOUT_KEPT;
+    const mpt__function function = frame->row->function;
     out->rank = 0;
     if (x->shape.rank == 0 && (a->index[0] == 0 || a->index[0] == -1)) a->index[2] = 1;
     if (!a->index[2]) {
@@ -691,6 +694,8 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
         if (dim < 0) return frame->context->base.status;
         a->index[0] = dim;
     }
+    if (!a->index[2] || (function != MPT__FN_MAX && function != MPT__FN_MIN))
+        frame->layout = MPT__LAYOUT_KEPT; /* those have flat operands */
     int64_t reduced = 1;
     for (int i = 0; i < x->shape.rank; i++) {
         bool gone = a->index[2] || i == a->index[0];
@@ -962,39 +967,28 @@ static mpt_status mpt__prod_backward(mpt__frame *frame) {
 /* ==== Softmax ==== */
 
 static mpt_status mpt__softmax_shape(mpt__frame *frame) {
-    mpt__shape_copy(&frame->out_shape[0], &frame->in[0]->shape);
-    if (frame->in[0]->shape.rank == 0) { /* one element, whatever the dimension is called */
-        frame->attributes->index[0] = 0;
-        return MPT_OK;
-    }
-    int dim =
-        mpt__dimension(frame->context, (int)frame->attributes->index[0], frame->in[0]->shape.rank);
-    frame->attributes->index[0] = dim;
-    return dim < 0 ? frame->context->base.status : MPT_OK;
+    int64_t *dim = &frame->attributes->index[0];
+    int rank = frame->in[0]->shape.rank; /* 0: one element, whatever the dimension is called */
+    *dim = rank > 0 ? mpt__dimension(frame->context, (int)*dim, rank) : 0;
+    return *dim < 0 ? frame->context->base.status : mpt__unary_shape(frame);
 }
 
 static mpt_status mpt__softmax_forward(mpt__frame *frame) {
-    const mpt__tensor *x = mpt__contiguous_of(frame, frame->in[0]);
-    if (!x) return frame->context->base.status;
     mpt__save(frame, frame->out[0]);
-    int dim = (int)frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX);
     launch->function = (uint8_t)frame->row->function;
-    mpt__operand_around(launch, 0, x, dim, MPT__READ);
-    mpt__operand_around(launch, 1, frame->out[0], dim, MPT__WRITE);
+    mpt__operand_along(frame, launch, 0, frame->in[0], MPT__READ);
+    mpt__operand_along(frame, launch, 1, frame->out[0], MPT__WRITE);
     return mpt__submit(frame->context, launch);
 }
 
 static mpt_status mpt__softmax_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return frame->context->base.status;
-    const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
-    if (!dy) return frame->context->base.status;
-    int dim = (int)frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX_BACKWARD);
     launch->function = (uint8_t)frame->row->function;
-    mpt__operand_around(launch, 0, frame->saved[0], dim, MPT__READ);
-    mpt__operand_around(launch, 1, dy, dim, MPT__READ);
-    mpt__operand_around(launch, 2, frame->dx, dim, frame->access);
+    mpt__operand_along(frame, launch, 0, frame->saved[0], MPT__READ);
+    mpt__operand_along(frame, launch, 1, frame->dy[0], MPT__READ);
+    mpt__operand_along(frame, launch, 2, frame->dx, frame->access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -1002,12 +996,10 @@ static mpt_status mpt__softmax_backward(mpt__frame *frame) {
 
 static mpt_status mpt__launch_cumsum(mpt__frame *frame, const mpt__tensor *in,
                                      const mpt__tensor *out, bool reverse, mpt__access access) {
-    if (in->shape.rank == 0) return mpt__launch_copy(frame->context, in, out, access);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_CUMSUM);
-    launch->index[0] = frame->attributes->index[0];
     launch->index[1] = reverse;
-    mpt__operand_of(launch, 0, in, MPT__READ);
-    mpt__operand_of(launch, 1, out, access);
+    mpt__operand_along(frame, launch, 0, in, MPT__READ);
+    mpt__operand_along(frame, launch, 1, out, access);
     return mpt__submit(frame->context, launch);
 }
 

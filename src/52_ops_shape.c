@@ -33,10 +33,8 @@ static mpt_status mpt__cast_shape(mpt__frame *frame) {
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "dtype %d is none of mpt_dtype",
                           (int)dtype);
     if (!mpt__dtype_info[dtype].is_float) frame->records = false;
-    frame->layout = MPT__LAYOUT_KEPT;
     frame->out_dtype[0] = dtype;
-    frame->out_shape[0] = frame->in[0]->shape;
-    return MPT_OK;
+    return mpt__unary_shape(frame);
 }
 
 /* ==== Reshape ==== */
@@ -115,6 +113,7 @@ static mpt_status mpt__reshape_backward(mpt__frame *frame) {
     const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
     if (!dy) return frame->context->base.status;
     mpt__tensor view = mpt__viewed(dy, &frame->in[0]->shape);
+    frame->layout = MPT__LAYOUT_KEPT;
     return mpt__gradient_pass(frame, 0, &view);
 }
 
@@ -137,6 +136,7 @@ static mpt_status mpt__permute_shape(mpt__frame *frame) {
                           (int)x->shape.rank);
     }
     frame->is_view = true;
+    frame->layout = MPT__LAYOUT_KEPT;
     frame->view_offset = x->offset;
     frame->out_shape[0].rank = x->shape.rank;
     for (int i = 0; i < x->shape.rank; i++) {
@@ -179,7 +179,7 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
     index[1] = count > 0 ? bound[0] : 0;
     if (count <= 1) index[3] = 1; /* any step would do, but strides must not overflow */
     frame->is_view = true;
-    frame->out_shape[0] = x->shape;
+    mpt__unary_shape(frame);
     frame->out_shape[0].dim[dim] = count;
     mpt__copy_dims(frame->view_stride, x->stride, x->shape.rank);
     frame->view_stride[dim] *= index[3];
@@ -218,6 +218,7 @@ static mpt_status mpt__expand_shape(mpt__frame *frame) {
                           "ones grow, to at most 2^59 elements",
                           &x->shape, &asked);
     frame->is_view = true;
+    frame->layout = MPT__LAYOUT_KEPT;
     frame->out_shape[0] = shape;
     frame->view_offset = x->offset;
     mpt__broadcast_strides(x, &shape, frame->view_stride);
@@ -232,9 +233,9 @@ static mpt_status mpt__expand_backward(mpt__frame *frame) {
 
 static mpt_status mpt__cat_shape(mpt__frame *frame) {
     const mpt__tensor *first = frame->in[0];
-    mpt_shape shape = first->shape;
     int dim = mpt__dimension(frame->context, (int)frame->attributes->index[0], first->shape.rank);
     if (dim < 0) return frame->context->base.status;
+    mpt__unary_shape(frame);
     for (int n = 1; n < frame->n_in; n++) {
         const mpt__tensor *x = frame->in[n];
         bool good = x->shape.rank == first->shape.rank;
@@ -244,10 +245,9 @@ static mpt_status mpt__cat_shape(mpt__frame *frame) {
             return mpt__error(frame->context, MPT_ERROR_SHAPE,
                               "%S and %S (tensor %d) differ outside dimension %d", &first->shape,
                               &x->shape, n, dim);
-        shape.dim[dim] += x->shape.dim[dim];
+        frame->out_shape[0].dim[dim] += x->shape.dim[dim];
     }
     frame->attributes->index[0] = dim;
-    frame->out_shape[0] = shape;
     return MPT_OK;
 }
 
@@ -299,7 +299,7 @@ static mpt_status mpt__index_check(mpt__frame *frame, int index, int *dim) {
     *dim = mpt__dimension(context, (int)frame->attributes->index[0], x->shape.rank);
     if (*dim < 0) return context->base.status;
     frame->attributes->index[0] = *dim;
-    return MPT_OK;
+    return mpt__unary_shape(frame);
 }
 
 /* Whether two shapes agree outside a dimension. */
@@ -327,7 +327,6 @@ static mpt_status mpt__index_select_shape(mpt__frame *frame) {
     if (frame->in[1]->shape.rank != 1)
         return mpt__error(frame->context, MPT_ERROR_SHAPE, "indices %S: expected one dimension",
                           &frame->in[1]->shape);
-    frame->out_shape[0] = frame->in[0]->shape;
     frame->out_shape[0].dim[dim] = frame->in[1]->shape.dim[0];
     return MPT_OK;
 }
@@ -343,7 +342,6 @@ static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
             "%S, indices %S, source %S: expected the same sizes, but for dimension %d "
             "of the first",
             &x->shape, &index->shape, &source->shape, dim);
-    frame->out_shape[0] = x->shape;
     return MPT_OK;
 }
 
@@ -434,7 +432,7 @@ static mpt_status mpt__argsort_shape(mpt__frame *frame) {
                           "k = %lld: dimension %d of %S has but %lld elements", count, dim,
                           &x->shape, size);
     index[0] = dim;
-    frame->out_shape[0] = x->shape;
+    mpt__unary_shape(frame);
     frame->out_shape[0].dim[dim] = count;
     frame->out_dtype[0] = MPT_I64;
     return MPT_OK;
@@ -442,10 +440,9 @@ static mpt_status mpt__argsort_shape(mpt__frame *frame) {
 
 static mpt_status mpt__argsort_forward(mpt__frame *frame) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGSORT);
-    launch->index[0] = frame->attributes->index[0];
     launch->function = frame->attributes->index[2] ? MPT__FN_MAX : MPT__FN_MIN;
-    mpt__operand_of(launch, 0, frame->in[0], MPT__READ);
-    mpt__operand_of(launch, 1, frame->out[0], MPT__WRITE);
+    mpt__operand_along(frame, launch, 0, frame->in[0], MPT__READ);
+    mpt__operand_along(frame, launch, 1, frame->out[0], MPT__WRITE);
     return mpt__submit(frame->context, launch);
 }
 
@@ -492,13 +489,11 @@ static mpt_status mpt__one_hot_forward(mpt__frame *frame) {
 static mpt_status mpt__launch_flip(mpt__frame *frame, const mpt__tensor *in, const mpt__tensor *out,
                                    mpt__access access) {
     int64_t dim = frame->attributes->index[0];
-    if (in->shape.rank == 0) return mpt__launch_copy(frame->context, in, out, access);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GATHER);
-    launch->index[0] = dim;
-    launch->index[1] = in->shape.dim[dim] - 1;
+    launch->index[1] = in->shape.rank > 0 ? in->shape.dim[dim] - 1 : 0;
     launch->index[2] = -1;
-    mpt__operand_of(launch, 0, in, MPT__READ);
-    mpt__operand_of(launch, 2, out, access);
+    mpt__operand_along(frame, launch, 0, in, MPT__READ);
+    mpt__operand_along(frame, launch, 2, out, access);
     return mpt__submit(frame->context, launch);
 }
 
@@ -542,7 +537,7 @@ static mpt_status mpt__pad_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     mpt_shape asked = mpt__asked_shape(frame), *out = &frame->out_shape[0];
     bool good = asked.rank % 2 == 0 && asked.rank / 2 <= x->shape.rank;
-    *out = x->shape;
+    mpt__unary_shape(frame);
     for (int i = 0; good && i < asked.rank; i++) {
         int64_t *size = &out->dim[x->shape.rank - 1 - i / 2];
         good = asked.dim[i] >= 0 && asked.dim[i] <= INT64_MAX / 4 - *size;

@@ -143,6 +143,7 @@ static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
 
 static mpt_status mpt__pair_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
+    frame->layout = MPT__LAYOUT_KEPT;
     for (int i = 0; i < frame->n_in; i++) {
         const mpt__tensor *other = frame->in[i];
         if (!other) continue;

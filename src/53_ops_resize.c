@@ -15,7 +15,7 @@ static mpt_status mpt__interpolate_shape(mpt__frame *frame) {
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];
     double scale = a->imm[0];
-    *out = x->shape;
+    mpt__unary_shape(frame);
     if (x->shape.rank != 4 || x->shape.dim[2] < 1 || x->shape.dim[3] < 1)
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
                           "%S: expected [N, C, H, W] with pixels to choose from", &x->shape);

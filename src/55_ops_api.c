@@ -371,19 +371,24 @@ MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
     return mpt__copy_call("mpt_contiguous", x, MPT__LAYOUT_CONTIGUOUS);
 }
 
+static bool mpt__dense_last(const mpt__tensor *tensor) {
+    const int64_t *size = tensor->shape.dim;
+    return mpt__channels_last(tensor) && tensor->stride[0] == size[1] * size[2] * size[3];
+}
+
 MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x) {
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_to_channels_last", "argument 1");
     if (!tensor) return mpt__null(x.context);
     if (tensor->shape.rank != 4)
         return mpt__refuse(x.context, MPT_ERROR_SHAPE, "shape %S: expected [N, C, H, W]",
                            &tensor->shape);
-    if (mpt__channels_last(tensor)) return x;
+    if (mpt__dense_last(tensor)) return x;
     return mpt__copy_call("mpt_to_channels_last", x, MPT__LAYOUT_CHANNELS_LAST);
 }
 
 MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x) {
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_is_channels_last", "argument 1");
-    return tensor && tensor->shape.rank == 4 && mpt__channels_last(tensor);
+    return tensor && tensor->shape.rank == 4 && mpt__dense_last(tensor);
 }
 
 MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {

@@ -1,8 +1,8 @@
 /* api_models.c: whole models against PyTorch: the nets of the examples with weights from files
- * under the names that torchvision and Hugging Face give them, and two of the layers that those do
- * not have (layered.h). Logits, losses, every gradient and three steps of training in fp32, fp16
- * and bf16; and how many parameters the models of the papers have. With MPTRAIN_TEST_SHOW in the
- * environment all distances are printed. */
+ * under the names that torchvision and Hugging Face give them, ResNet with either stem, BERT also
+ * with a padding mask, and two of the layers that those do not have (layered.h). Logits, losses,
+ * every gradient and three steps of training in fp32, fp16 and bf16; and how many parameters the
+ * models of the papers have. With MPTRAIN_TEST_SHOW in the environment distances are printed. */
 #include "../examples/bert.h"
 #include "../examples/gpt.h"
 #include "../examples/resnet.h"
@@ -34,6 +34,10 @@ static mpt_module make_resnet18(mpt_context *ctx, const int64_t *i) {
     return resnet18(ctx, 3, i[2], i[0], true);
 }
 
+static mpt_module make_resnet_cifar(mpt_context *ctx, const int64_t *i) {
+    return resnet18(ctx, 3, i[2], i[0], false);
+}
+
 static mpt_tensor picture_loss(mpt_module net, const batch *b, mpt_tensor *logits) {
     *logits = mpt_forward(net, b->x);
     return mpt_cross_entropy(*logits, b->y, NULL);
@@ -54,6 +58,30 @@ static mpt_tensor bert_loss(mpt_module net, const batch *b, mpt_tensor *logits) 
     return mpt_cross_entropy(mpt_flatten(*logits, 0, 1), mpt_flatten(b->y, 0, 1), NULL);
 }
 
+/* The same net, of two layers, run by hand: no token looks at the padding, which is token 0. */
+static mpt_tensor bert_mask_loss(mpt_module net, const batch *b, mpt_tensor *logits) {
+    const mpt_shape shape = mpt_get_shape(b->x);
+    const mpt_tensor seen = mpt_reshape(mpt_ne_scalar(mpt_cast(b->x, MPT_F32), 0),
+                                        MPT_SHAPE(shape.dim[0], 1, 1, shape.dim[1]));
+    mpt_tensor x = run_child(net, "bert.embeddings.word_embeddings", b->x), y;
+    x = mpt_add(x, run_child(net, "bert.embeddings.position_embeddings", b->positions));
+    x = mpt_add(x, run_child(net, "bert.embeddings.token_type_embeddings", b->types));
+    x = run_child(net, "bert.embeddings.LayerNorm", x);
+    for (int i = 0; i < 2; i++) {
+        const mpt_module block = mpt_child(mpt_child(net, "bert.encoder.layer"), i ? "1" : "0");
+        const mpt_tensor in[4] = {x, x, x, seen};
+        mpt_forward_n(mpt_child(block, "attention.self"), in, 4, &y, 1);
+        x = run_child(block, "attention.output.LayerNorm", mpt_add(y, x));
+        y = run_child(block, "output.dense", mpt_gelu(run_child(block, "intermediate.dense", x)));
+        x = run_child(block, "output.LayerNorm", mpt_add(y, x));
+    }
+    x = mpt_gelu(run_child(net, "cls.predictions.transform.dense", x));
+    x = run_child(net, "cls.predictions.transform.LayerNorm", x);
+    *logits = mpt_linear(x, mpt_parameter(net, "bert.embeddings.word_embeddings.weight"),
+                         mpt_parameter(net, "cls.predictions.bias"), MPT_ACTIVATION_NONE);
+    return mpt_cross_entropy(mpt_flatten(*logits, 0, 1), mpt_flatten(b->y, 0, 1), NULL);
+}
+
 static mpt_tensor sequence_loss(mpt_module net, const batch *b, mpt_tensor *logits) {
     *logits = mpt_forward(net, b->x);
     return mpt_cross_entropy(*logits, mpt_flatten(b->y, 0, 1), NULL);
@@ -64,7 +92,7 @@ static mpt_status plain_load(mpt_module net, const char *path, int *loaded) {
 }
 
 typedef struct model {
-    const char *name;
+    const char *name, *weights; /* the file's */
     mpt_module (*make)(mpt_context *ctx, const int64_t *ints);
     mpt_status (*load)(mpt_module net, const char *path, int *loaded);
     mpt_tensor (*loss)(mpt_module net, const batch *b, mpt_tensor *logits);
@@ -74,12 +102,15 @@ typedef struct model {
 } model;
 
 static const model models[] = {
-    {"gpt2", make_gpt2, gpt_load, gpt2_loss, 0, 0, 52, false},
-    {"resnet18", make_resnet18, plain_load, picture_loss, 3, 1, 122, true},
-    {"vit", make_small_vit, plain_load, picture_loss, 7, 5, 44, false},
-    {"bert", make_small_bert, bert_load, bert_loss, 0, 0, 42, false},
-    {"layers2d", make_layers2d, plain_load, picture_loss, 3, 1, 16, true},
-    {"layers1d", make_layers1d, plain_load, sequence_loss, 0, 0, 24, true}};
+    {"gpt2", "gpt2", make_gpt2, gpt_load, gpt2_loss, 0, 0, 52, false},
+    {"resnet18", "resnet18", make_resnet18, plain_load, picture_loss, 3, 1, 122, true},
+    {"vit", "vit", make_small_vit, plain_load, picture_loss, 7, 5, 44, false},
+    {"bert", "bert", make_small_bert, bert_load, bert_loss, 0, 0, 42, false},
+    {"layers2d", "layers2d", make_layers2d, plain_load, picture_loss, 3, 1, 16, true},
+    {"layers1d", "layers1d", make_layers1d, plain_load, sequence_loss, 0, 0, 24, true},
+    {"resnet_cifar", "resnet_cifar", make_resnet_cifar, plain_load, picture_loss, 3, 1, 122, true},
+    {"bert_mask", "bert", make_small_bert, bert_load, bert_mask_loss, 0, 0, 42, false}};
+enum { MODELS = sizeof models / sizeof *models };
 
 static mpt_tensor golden_tokens(mpt_context *ctx, const golden_case *c, const char *name) {
     const golden_tensor *t = golden_find(c, name);
@@ -255,7 +286,7 @@ static const char *weights_path(const char *name) {
 static bool load_model(const model *m, mpt_module net) {
     mpt_context *ctx = net.context;
     int loaded = -1;
-    m->load(net, weights_path(m->name), &loaded);
+    m->load(net, weights_path(m->weights), &loaded);
     if (strstr(mpt_error(ctx), "built without")) {
         test_lacks = "convolutions, attention and files";
         return false;
@@ -308,16 +339,19 @@ TEST(vit) { run_named("vit"); }
 TEST(bert) { run_named("bert"); }
 TEST(layers2d) { run_named("layers2d"); }
 TEST(layers1d) { run_named("layers1d"); }
+TEST(resnet_cifar) { run_named("resnet_cifar"); }
+TEST(bert_mask) { run_named("bert_mask"); }
 
 /* ---- loading ---- */
 
 /* What an example saves it loads again, by the same rules. */
 TEST(saved_and_loaded) {
-    static const int64_t ints[6][8] = {{1, 2, 8, 8, 16, 2, 0, 0}, {2, 16, 10, 2, 0, 0, 0, 0},
-                                       {8, 1, 2, 8, 4, 8, 10, 2}, {8, 1, 2, 8, 8, 16, 2, 8},
-                                       {4, 8, 10, 2, 0, 0, 0, 0}, {8, 2, 6, 9, 1, 5, 0, 0}};
+    static const int64_t ints[MODELS][8] = {{1, 2, 8, 8, 16, 2, 0, 0},  {2, 16, 10, 2, 0, 0, 0, 0},
+                                            {8, 1, 2, 8, 4, 8, 10, 2},  {8, 1, 2, 8, 8, 16, 2, 8},
+                                            {4, 8, 10, 2, 0, 0, 0, 0},  {8, 2, 6, 9, 1, 5, 0, 0},
+                                            {2, 16, 10, 2, 0, 0, 0, 0}, {8, 1, 2, 8, 8, 16, 2, 8}};
     const char *path = test_tmp_path("model.safetensors");
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < MODELS; i++) {
         mpt_context *ctx = mpt_create(NULL);
         mpt_module a = models[i].make(ctx, ints[i]), b = models[i].make(ctx, ints[i]);
         mpt_set_label(b, "other");
@@ -346,7 +380,7 @@ TEST(other_shapes_are_refused) {
         mpt_context *ctx = mpt_create(NULL);
         mpt_module net = models[rows[i].model].make(ctx, ints);
         int loaded = -1;
-        models[rows[i].model].load(net, weights_path(models[rows[i].file].name), &loaded);
+        models[rows[i].model].load(net, weights_path(models[rows[i].file].weights), &loaded);
         if (strstr(mpt_error(ctx), "built without")) test_lacks = "attention and files";
         if (!test_lacks) CHECK_CONTAINS(mpt_error(ctx), rows[i].text);
         CHECK_EQ_INT(loaded, 0);
@@ -387,11 +421,9 @@ TEST(tokens_of_top_p) {
     static const struct {
         double top_p;
         int64_t wanted[8];
-    } rows[] = {{1.0, {30, 30, 30, 30, 10, 10, 20, 40}},
-                {9.0, {30, 30, 30, 30, 10, 10, 20, 40}},
+    } rows[] = {{1.0, {30, 30, 30, 30, 10, 10, 20, 40}},    {9.0, {30, 30, 30, 30, 10, 10, 20, 40}},
                 {0.75, {30, 30, 30, 30, 30, 30, 10, 10}}, /* the bound itself: no more are needed */
-                {0.5001, {30, 30, 30, 30, 30, 30, 10, 10}},
-                {0.5, {30, 30, 30, 30, 30, 30, 30, 30}},
+                {0.5001, {30, 30, 30, 30, 30, 30, 10, 10}}, {0.5, {30, 30, 30, 30, 30, 30, 30, 30}},
                 {1e-9, {30, 30, 30, 30, 30, 30, 30, 30}}};
     for (int r = 0; r < 6; r++)
         for (int i = 0; i < 8; i++)
@@ -454,6 +486,8 @@ TEST_TABLE = {T(gpt2),
               T(bert),
               T(layers2d),
               T(layers1d),
+              T(resnet_cifar),
+              T(bert_mask),
               T(saved_and_loaded),
               T(other_shapes_are_refused),
               T(parameter_counts),

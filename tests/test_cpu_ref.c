@@ -1295,6 +1295,7 @@ TEST(softmax) {
         shape[1] = widths[round % 8];
         shape[2] = in_eights ? 1 : round % 16 == 3 ? 40 : 1 + below(3);
         begin(round < 32 ? MPT__K_SOFTMAX : MPT__K_SOFTMAX_BACKWARD);
+        launch.index[0] = 1;
         launch.function = (uint8_t)(MPT__FN_SOFTMAX + below(2));
         add(random_float(), MPT__READ, 3, shape, in_eights ? PACKED : in_layout());
         if (round < 32) {
@@ -1316,6 +1317,7 @@ TEST(softmax_edges) {
     static const double rows[4][3] = {{1000, 1001, 1002}, {-1e30, 0, 1}, {0, 0, 0}, {-5, -6, -7}};
     for (int r = 0; r < 4; r++) {
         begin(MPT__K_SOFTMAX);
+        launch.index[0] = 1;
         launch.function = MPT__FN_LOG_SOFTMAX;
         add(MPT_F32, MPT__READ, 3, shape, PACKED);
         add(MPT_F32, MPT__WRITE, 3, shape, PACKED);
@@ -1326,6 +1328,7 @@ TEST(softmax_edges) {
     }
     for (int r = 0; r < 3; r++) {
         begin(MPT__K_SOFTMAX);
+        launch.index[0] = 1;
         launch.function = MPT__FN_SOFTMAX;
         add(MPT_F32, MPT__READ, 3, shape, PACKED);
         add(MPT_F32, MPT__WRITE, 3, shape, PACKED);

@@ -375,6 +375,7 @@ TEST(softmax_and_backward) {
         float size = below(3) ? 5.0f : 100.0f;
         problem_init(&p, backward ? MPT__K_SOFTMAX_BACKWARD : MPT__K_SOFTMAX);
         p.launch.function = (uint8_t)(below(2) ? MPT__FN_SOFTMAX : MPT__FN_LOG_SOFTMAX);
+        p.launch.index[0] = 1;
         shape[0] = 1 + below(20);
         shape[1] = below(5) == 0 ? 1 + below(2500) : 1 + below(40);
         shape[2] = below(3) ? 1 : 1 + below(5);
@@ -617,6 +618,7 @@ TEST(empty_tensors_of_any_length_take_no_time) {
             problem_init(&p, kernels[k].kernel);
             p.launch.function = (uint8_t)kernels[k].function;
             p.launch.imm[1] = 1;
+            p.launch.index[0] = 1; /* the dimension of softmax */
             p.launch.slot[0] = kernels[k].kernel == MPT__K_FIND_NONFINITE ? 10 : 0;
             for (int i = 0; i < kernels[k].operands; i++) {
                 bool last = i == kernels[k].operands - 1 && p.launch.slot[0] == 0;
@@ -691,6 +693,7 @@ TEST(threads_do_not_change_bits) {
     problem_free(&p);
     problem_init(&p, MPT__K_SOFTMAX);
     p.launch.function = MPT__FN_LOG_SOFTMAX;
+    p.launch.index[0] = 1;
     add_operand(&p, 0, MPT_F32, 3, shape, MPT__READ, 0, 2, 0);
     add_operand(&p, 1, MPT_F32, 3, shape, MPT__WRITE, 0, 2, 0);
     same_for_all_threads(&p, "softmax");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes tests/golden/models.bin and models_*.safetensors with PyTorch: narrow models of four
-families and two of the layers that those do not have, what they compute, their gradients and three
-training steps.
+families, two of the layers that those do not have, a ResNet for small pictures and a BERT with a
+padding mask, what they compute, their gradients and three training steps.
 
     python3 tools/golden_models.py              write them
     python3 tools/golden_models.py --verify     compute them again and compare with the files
@@ -61,8 +61,9 @@ class Ops:
     def conv(self, x, w, b=None, **more):
         return self.low(lambda x, w, b: F.conv2d(x, w, b, **more), x, w, b)
 
-    def attention(self, q, k, v, causal):
-        return self.low(lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), q, k, v)
+    def attention(self, q, k, v, causal, seen):
+        return self.low(lambda *x: F.scaled_dot_product_attention(*x, attn_mask=seen,
+                                                                  is_causal=causal), q, k, v)
 
     def layer_norm(self, x, w, b, eps):
         return self.wide(lambda x: F.layer_norm(x, w.shape, w, b, eps), x)
@@ -87,8 +88,8 @@ def heads_apart(x, heads):
     return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
 
 
-def attend(o, q, k, v, heads, causal):
-    out = o.attention(*(heads_apart(t, heads) for t in (q, k, v)), causal)
+def attend(o, q, k, v, heads, causal, seen=None):
+    out = o.attention(*(heads_apart(t, heads) for t in (q, k, v)), causal, seen)
     return out.transpose(-3, -2).flatten(-2)
 
 
@@ -97,10 +98,14 @@ class Model:
     how it stores each."""
     optimizer, rate, file_dtype, float_input = "adamw", 1e-2, F16, False
 
+    def weights_of(self):
+        """Whose file of weights it takes."""
+        return self.name
+
     def start(self):
         weights = {}
         for name, shape in self.shapes().items():
-            u = noise(f"{self.name}/{name}", shape)
+            u = noise(f"{self.weights_of()}/{name}", shape)
             if name.endswith("running_var"):
                 u = 1 + u / 2
             elif "norm" in name.lower() or ".ln" in name or "bn" in name or name.startswith("ln"):
@@ -191,7 +196,7 @@ class Gpt2(Model):
 class Resnet18(Model):
     name, optimizer, rate, float_input = "resnet18", "sgd", 2e-3, True
     width, size, classes, batch = 4, 48, 10, 6
-    training = True
+    training, large = True, True
 
     def ints(self):
         return [self.width, self.size, self.classes, self.batch]
@@ -210,7 +215,7 @@ class Resnet18(Model):
             for part in ("weight", "bias", "running_mean", "running_var"):
                 found[f"{name}.{part}"] = (width,)
 
-        found["conv1.weight"] = (self.width, 3, 7, 7)
+        found["conv1.weight"] = (self.width, 3, 7, 7) if self.large else (self.width, 3, 3, 3)
         norm("bn1", self.width)
         for name, before, out, stride in self.blocks():
             found[name + "conv1.weight"] = (out, before, 3, 3)
@@ -231,8 +236,8 @@ class Resnet18(Model):
                 for n in self.shapes() if n.endswith("running_mean")}
 
     def data(self):
-        y = (noise("resnet18/y", (self.batch,)) + 1) / 2 * self.classes
-        return noise("resnet18/x", (self.batch, 3, self.size, self.size)), y.long()
+        y = (noise(f"{self.name}/y", (self.batch,)) + 1) / 2 * self.classes
+        return noise(f"{self.name}/x", (self.batch, 3, self.size, self.size)), y.long()
 
     def forward(self, o, p, x, y):
         def norm(x, name):
@@ -241,8 +246,9 @@ class Resnet18(Model):
                                                  p[name + ".bias"], training=self.training), x)
 
         x = x.to(p["fc.bias"].dtype)
-        x = F.relu(norm(o.conv(x, p["conv1.weight"], stride=2, padding=3), "bn1"))
-        x = F.max_pool2d(x, 3, 2, 1)
+        stride, padding = (2, 3) if self.large else (1, 1)
+        x = F.relu(norm(o.conv(x, p["conv1.weight"], stride=stride, padding=padding), "bn1"))
+        x = F.max_pool2d(x, 3, 2, 1) if self.large else x
         for name, before, out, stride in self.blocks():
             z = o.conv(x, p[name + "conv1.weight"], stride=stride, padding=1)
             z = o.conv(F.relu(norm(z, name + "bn1")), p[name + "conv2.weight"], padding=1)
@@ -257,6 +263,12 @@ class Resnet18(Model):
 
     def ours(self, p):
         return dict(p)
+
+
+class ResnetCifar(Resnet18):
+    """The stem of small pictures: 3 x 3, without a pooling."""
+    name, large = "resnet_cifar", False
+    width, size, classes, batch = 3, 24, 10, 6
 
 
 class Vit(Model):
@@ -359,6 +371,9 @@ class Bert(Model):
         y = ((noise("bert/y", shape) + 1) / 2 * self.vocabulary).long()
         return x, torch.where(noise("bert/chosen", shape) < -0.4, y, -100)
 
+    def seen(self, x):
+        return None
+
     def forward(self, o, p, x, y):
         def norm(x, name):
             return o.layer_norm(x, p[name + ".LayerNorm.weight"], p[name + ".LayerNorm.bias"], 1e-12)
@@ -366,7 +381,7 @@ class Bert(Model):
         def dense(x, name):
             return o.linear(x, p[name + ".weight"], p[name + ".bias"])
 
-        e = "bert.embeddings."
+        e, seen = "bert.embeddings.", self.seen(x)
         t = F.embedding(x, p[e + "word_embeddings.weight"])
         t = t + F.embedding(torch.arange(x.shape[1]), p[e + "position_embeddings.weight"])
         t = norm(t + F.embedding(torch.zeros(x.shape[1], dtype=I64),
@@ -374,7 +389,7 @@ class Bert(Model):
         for i in range(self.layers):
             h = f"bert.encoder.layer.{i}."
             q, k, v = (dense(t, f"{h}attention.self.{part}") for part in ("query", "key", "value"))
-            a = dense(attend(o, q, k, v, self.heads, False), h + "attention.output.dense")
+            a = dense(attend(o, q, k, v, self.heads, False, seen), h + "attention.output.dense")
             t = norm(a + t, h + "attention.output")
             a = dense(o.gelu(dense(t, h + "intermediate.dense")), h + "output.dense")
             t = norm(a + t, h + "output")
@@ -392,6 +407,24 @@ class Bert(Model):
             elif ".key." not in name and ".value." not in name:
                 found[name.replace("attention.output.dense", "attention.self.out_proj")] = value
         return found
+
+
+class BertMask(Bert):
+    """Texts of several lengths, whose padding no token looks at."""
+    name, padding = "bert_mask", 0
+
+    def weights_of(self):
+        return "bert"
+
+    def data(self):
+        x, y = super().data()
+        x = torch.where(x == self.padding, 1, x)
+        for i in range(self.batch):
+            x[i, self.length - 3 * i:], y[i, self.length - 3 * i:] = self.padding, -100
+        return x, y
+
+    def seen(self, x):
+        return (x != self.padding)[:, None, None]
 
 
 class Layers2d(Model):
@@ -643,19 +676,20 @@ def weights_file(model):
 
 def main():
     torch.set_num_threads(1)
-    models = [Gpt2(), Resnet18(), Vit(), Bert(), Layers2d(), Layers1d()]
+    models = [Gpt2(), Resnet18(), Vit(), Bert(), Layers2d(), Layers1d(), ResnetCifar(), BertMask()]
     made = [case(m) for m in models[:4]] + [large_case(m) for m in (LargeResnet(), LargeVit())]
     made += [case(m) for m in models[4:]]
     if "--verify" in sys.argv[1:]:
         good = golden.verify("models.bin", made)
-        for m in models:
+        for m in (m for m in models if m.weights_of() == m.name):
             with open(os.path.join(golden.FOLDER, f"models_{m.name}.safetensors"), "rb") as f:
                 if f.read() != weights_file(m):
                     print(f"models_{m.name}.safetensors differs")
                     good = False
         return 0 if good else 1
     files = {"models.bin": golden.pack_file(made)}
-    files.update({f"models_{m.name}.safetensors": weights_file(m) for m in models})
+    files.update({f"models_{m.name}.safetensors": weights_file(m) for m in models
+                  if m.weights_of() == m.name})
     for name, data in files.items():
         with open(os.path.join(golden.FOLDER, name), "wb") as f:
             f.write(data)

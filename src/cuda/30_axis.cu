@@ -973,18 +973,20 @@ enum mpt__way { MPT__BY_THREADS, MPT__BY_WARPS, MPT__BY_BLOCKS, MPT__BY_BLOCKS_8
 
 mpt__way mpt__lines_of(const mpt__cuda_call *call, int operands, mpt__lines *lines) {
     const mpt__operand &o = call->launch->operand[0];
-    const int64_t shape[3] = {o.shape[0], 1, o.shape[2]};
+    const int axis = (int)call->launch->index[0];
+    int64_t shape[MPT_MAX_RANK] = {0};
     mpt__array *arrays[3] = {&lines->array[0], &lines->array[1], &lines->array[2]};
     /* A thread adds up its line one by one, which is not for long ones. */
-    bool eights = true, side_by_side = o.shape[1] <= MPT__LINE;
+    bool eights = true, side_by_side = o.shape[axis] <= MPT__LINE;
     memset(lines, 0, sizeof *lines);
-    lines->n = o.shape[1];
+    lines->n = o.shape[axis];
     lines->log = call->launch->function == MPT__FN_LOG_SOFTMAX;
     for (int k = 0; k < operands; k++) {
         lines->array[k] = mpt__array_of(call, k);
-        lines->along[k] = lines->array[k].stride[1];
+        lines->along[k] = lines->array[k].stride[axis];
     }
-    lines->space = mpt__merge(3, shape, arrays, operands);
+    for (int d = 0; d < o.rank; d++) shape[d] = d == axis ? 1 : o.shape[d];
+    lines->space = mpt__merge(o.rank, shape, arrays, operands);
     const int inner = lines->space.rank - 1;
     for (int k = 0; k < operands; k++) {
         eights &= mpt__strides_in_eights(lines->array[k], &lines->along[k], 1, lines->n,

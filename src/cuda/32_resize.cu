@@ -4,7 +4,7 @@ struct mpt__resize {
     mpt__array from, to;
     long long count, channels, from_size[2], to_size[2]; /* count: of elements written */
     float step[2];
-    int way;
+    int way, last; /* threads go along channels */
 };
 
 struct mpt__pixels {
@@ -25,7 +25,8 @@ __device__ __forceinline__ mpt__pixels mpt__pixels_of(const mpt__resize &w, int 
     return p;
 }
 
-/* Where element i of [N, C, rows, columns] is: its row and column, and its plane in an array. */
+/* Where element i of [N, C, rows, columns], or of [N, rows, columns, C], is: its row and column, and
+   its plane in an array. */
 struct mpt__pixel {
     long long row, column, sample, channel;
 };
@@ -33,10 +34,11 @@ struct mpt__pixel {
 __device__ __forceinline__ mpt__pixel mpt__pixel_of(const mpt__resize &w, const long long *size,
                                                     long long i) {
     mpt__pixel p;
+    if (w.last) p.channel = i % w.channels, i /= w.channels;
     p.column = i % size[1], i /= size[1];
     p.row = i % size[0], i /= size[0];
-    p.channel = i % w.channels;
-    p.sample = i / w.channels;
+    if (!w.last) p.channel = i % w.channels, i /= w.channels;
+    p.sample = i;
     return p;
 }
 
@@ -121,6 +123,7 @@ mpt_status mpt__cuda_interpolate(const mpt__cuda_call *call) {
         w.step[i] = (float)call->launch->imm[i];
     }
     w.way = (int)call->launch->index[0];
+    w.last = w.to.stride[1] == 1;
     if (w.count == 0) return MPT_OK;
     if (call->launch->kernel == MPT__K_INTERPOLATE) {
         mpt__interpolate_kernel<<<mpt__blocks(call, w.count), MPT__THREADS, 0, call->stream>>>(w);
