@@ -301,10 +301,12 @@ Photos lie in folder/class/name.jpg (or .jpeg, .png, .bmp); MPTRAIN_STB_IMAGE ha
     images.steps = steps, images.step_count = 3;
     mpt_dataset photos = mpt_image_folder(ctx, "data/photos", &images);
 
-Workers decode and augment while the step runs; what is random depends on the loader's seed, the
-epoch and the sample alone. They take no memory from the context: stb_image takes its own from libc.
-mpt_transformed does the same to CIFAR-10, MNIST and pictures in memory. A torn file is an error
-that names it, or with skip_bad is left out; a manifest of SHA-256 finds every change.
+Workers decode and augment while the step runs, for a GPU into page-locked memory (ordinary memory
+where no more can be locked), from which it fetches batches beside its launches. What is random
+depends on the loader's seed, the epoch and the sample alone. mpt_loader_statistics and mpt_fit tell
+how long a training waited. Workers take no memory from the context: stb_image takes its own from
+libc. mpt_transformed does the same to CIFAR-10, MNIST and pictures in memory. A torn file is an
+error that names it, or with skip_bad is left out; a manifest of SHA-256 finds every change.
 mpt_loader_seek goes on where mpt_loader_statistics said that a training was.
 
 Text becomes tokens by its characters or by GPT-2's pairs, and windows of them with the same window
@@ -1799,7 +1801,7 @@ MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mp
    steps, backward passes and recordings are errors, and changing one of its tensors makes the next
    slice one; a forward pass is allowed, and sees what the step has done so far. What a captured
    step does by hand, and all of it on a GPU, is one slice. mpt_clear_error gives the step up, or
-   ends it where weights have changed. */
+   ends it where weights, states or metrics have changed. */
 MPTRAIN_API mpt_status mpt_step_slice(mpt_captured captured, mpt_tensor x, mpt_tensor y,
                                       double seconds, bool *done);
 /* How many steps so far ran without `fn`; -1 on error. */
@@ -1816,6 +1818,7 @@ typedef struct mpt_progress {
     double scale;                                /* loss scale, 1 without a scaler */
     int64_t skipped_steps;
     double steps_per_second, seconds, eta_seconds;
+    double seconds_waited; /* of them for batches to train on */
     bool epoch_end;
     const char *text; /* the line the library would show: bar, figures, ETA */
 } mpt_progress;
@@ -1839,6 +1842,7 @@ typedef struct mpt_fit_result {
     mpt_status status;
     int epochs;
     double train_loss, validation_loss, validation_accuracy, seconds, steps_per_second;
+    double seconds_waited; /* for batches to train on; more workers make it less */
     int64_t steps, skipped_steps;
     bool stopped_early;
 } mpt_fit_result;
@@ -2193,7 +2197,9 @@ typedef struct mpt_window_config {
     int64_t vocabulary; /* 0; else a token that is not below it fails its sample */
 } mpt_window_config;
 MPTRAIN_API mpt_window_config mpt_window_config_default(void);
-/* From a file of little-endian numbers of 1, 2 or 4 bytes, which is read window by window. */
+/* From a file of little-endian numbers of 1, 2 or 4 bytes, of any size, which is read window by
+   window. It is not mapped into memory: one that has become shorter, or whose disk fails, is an
+   error of its sample, where a mapping would end the program. */
 MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, int bytes_per_token,
                                        const mpt_window_config *config);
 /* From memory, which is copied. */
@@ -2862,6 +2868,12 @@ typedef struct mpt__backend {
        it that is done some time later, at the latest by the next `synchronize`. */
     void *(*allocate_host)(void *self, size_t bytes);
     void (*release_host)(void *self, void *pointer);
+    /* NULL: none. Page-locked host memory for uploads, NULL where no more is to be had. An upload
+       from it returns before it is read. stage_settle waits until it has been; the next upload from
+       it writes when what was launched until then is done. */
+    void *(*stage_new)(void *self, size_t bytes);
+    mpt_status (*stage_settle)(void *self, void *stage);
+    void (*stage_free)(void *self, void *stage);
     mpt_status (*snapshot)(void *self, void *destination, const void *source, size_t bytes);
     /* Launches between begin and end are not executed but put into a graph, which runs them as
        often as wanted on the memory that they had then. NULL: no graphs; end with NULL drops it. */
@@ -30861,12 +30873,13 @@ static MPT__UNUSED mpt_status mpt__running_update(mpt_context *context, uint32_t
 
 static void mpt__running_settle(mpt_context *context, bool commit) {
     const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count && context->pending > 0; i++) {
+    for (int64_t i = 1; i < table->count && (context->pending > 0 || !commit); i++) {
         const mpt__module *module = (const mpt__module *)table->rows[i].object;
         mpt__running *running = module ? module->running : NULL;
-        if (!running || !running->pending) continue;
+        /* What captured steps leave is not pending: without commit all is forgotten. */
+        if (!running || (commit && !running->pending)) continue;
+        context->pending -= running->pending;
         running->pending = false;
-        context->pending--;
         if (running->buffer[MPT__BUFFER_FP8]) mpt__fp8_settle(context, running, commit);
         if (!commit || !running->counts) continue;
         const uint32_t storage[4] = {running->next_values, running->next_counts, running->values,
@@ -32538,9 +32551,12 @@ static bool mpt__target_dtype(mpt_dtype dtype) {
     return dtype == MPT_I64 || dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
 }
 
-/* A checked dataset of such samples with one reference, or NULL with an error recorded. */
-static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_dataset_config *config) {
+/* A checked dataset of such samples with one reference, or NULL with an error recorded; `held`: all
+   at once. */
+static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_dataset_config *config,
+                                      bool held) {
     const mpt_dtype dtype = config->dtype, target = config->target_dtype;
+    const int64_t count = held ? config->count : 1;
     mpt__dataset made;
     memset(&made, 0, sizeof made);
     if (config->count < 1)
@@ -32556,10 +32572,10 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
                    "target dtype %s: targets are i64 class numbers, or f32, f16, bf16",
                    mpt_dtype_name(target));
     if (context->base.status != MPT_OK ||
-        !mpt__sample_size(context, "input", dtype, &config->shape, config->count, &made.numel,
+        !mpt__sample_size(context, "input", dtype, &config->shape, count, &made.numel,
                           &made.input_bytes) ||
         (target != MPT_DTYPE_NONE &&
-         !mpt__sample_size(context, "target", target, &config->target_shape, config->count,
+         !mpt__sample_size(context, "target", target, &config->target_shape, count,
                            &made.target_numel, &made.target_bytes)))
         return NULL;
     made.base = &context->base;
@@ -32596,20 +32612,21 @@ static size_t mpt__scratch_bytes(const mpt__dataset *dataset) {
 static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, uint64_t seed,
                                     uint8_t *scratch, void *input, void *target,
                                     char error[MPT__SAMPLE_ERROR]) {
-    const size_t at = (size_t)(dataset->indices ? dataset->indices[index] : dataset->first + index);
+    const int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
+    const size_t at = (size_t)own; /* of what is held: makers may count beyond 32 bits */
     error[0] = 0;
     if (dataset->target_dtype == MPT_DTYPE_NONE)
         target = NULL;
     else if (!target && scratch)
         target = scratch + mpt__scratch_target(dataset);
     if (dataset->make)
-        return dataset->make(dataset, (int64_t)at, seed, scratch + mpt__scratch_work(dataset),
+        return dataset->make(dataset, own, seed, scratch + mpt__scratch_work(dataset),
                              input, target, error)
                    ? input
                    : NULL;
     if (!dataset->inputs) {
-        bool good = dataset->sample(dataset->user, (int64_t)at, seed, input, target, error,
-                                    MPT__SAMPLE_ERROR);
+        bool good =
+            dataset->sample(dataset->user, own, seed, input, target, error, MPT__SAMPLE_ERROR);
         error[MPT__SAMPLE_ERROR - 1] = 0;
         return good ? input : NULL;
     }
@@ -32729,7 +32746,7 @@ static mpt__dataset *mpt__memory_new(mpt_context *context,
     samples.shape = config->shape;
     samples.target_dtype = config->targets ? config->target_dtype : MPT_DTYPE_NONE;
     samples.target_shape = config->target_shape;
-    mpt__dataset *dataset = mpt__dataset_new(context, &samples);
+    mpt__dataset *dataset = mpt__dataset_new(context, &samples, true);
     if (!dataset) return NULL;
     dataset->inputs =
         mpt__data_take(context, dataset, 0, config->inputs, dataset->input_bytes, config->copy);
@@ -32759,7 +32776,7 @@ MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
                                          const mpt_user_dataset_config *config) {
     if (!mpt__enter(context, "mpt_user_dataset")) return mpt__dataset_handle(context, NULL);
     if (config && config->sample)
-        return mpt__dataset_publish(context, mpt__dataset_new(context, config));
+        return mpt__dataset_publish(context, mpt__dataset_new(context, config, false));
     mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
     return mpt__dataset_handle(context, NULL);
 }
@@ -33028,7 +33045,9 @@ static void mpt__reader_close(mpt__reader *file) {
     if (io->close) io->close(io->user, file->handle);
 }
 
-static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char *path) {
+/* A file of `most` bytes or less. */
+static bool mpt__reader_open_up_to(mpt__reader *file, mpt_context *context, const char *path,
+                                   int64_t most) {
     const mpt_io *io = &context->base.io;
     file->context = context;
     file->path = path;
@@ -33038,11 +33057,16 @@ static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char
         return mpt__reject(context, MPT_ERROR_IO, "cannot open %s: %s", path,
                            mpt__io_reason(&context->base));
     file->size = io->size ? io->size(io->user, file->handle) : -1;
-    if ((uint64_t)file->size <= PTRDIFF_MAX) return true;
+    if ((uint64_t)file->size <= (uint64_t)most) return true;
     mpt__reader_close(file);
     return mpt__reject(context, MPT_ERROR_IO,
                        "%s: its size is %s, so nothing can be allocated for it", path,
                        file->size < 0 ? "not known" : "more than memory holds");
+}
+
+/* One that may be read as a whole. */
+static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char *path) {
+    return mpt__reader_open_up_to(file, context, path, PTRDIFF_MAX);
 }
 
 /* All of the bytes, or an error. */
@@ -33217,7 +33241,7 @@ static mpt_dataset mpt__idx_dataset(mpt_context *context, const char *const path
         samples.shape = mpt__idx_shape(&files[0].idx, image > 0 ? 1 : 0);
         samples.target_dtype = paths[1] ? MPT_I64 : MPT_DTYPE_NONE;
         samples.target_shape = mpt__idx_shape(&files[1].idx, 0);
-        dataset = mpt__dataset_new(context, &samples);
+        dataset = mpt__dataset_new(context, &samples, true);
     }
     for (int i = 0; i < 2; i++) {
         if (!dataset)
@@ -33819,7 +33843,7 @@ static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint6
    then zeros. NULL with an error recorded. */
 static mpt__dataset *mpt__planned_new(mpt_context *context, const mpt_user_dataset_config *config,
                                       const mpt__pipeline *plan, mpt__make_fn make, size_t bytes) {
-    mpt__dataset *dataset = mpt__dataset_new(context, config);
+    mpt__dataset *dataset = mpt__dataset_new(context, config, false);
     if (!dataset) return NULL;
     dataset->make = make;
     dataset->owned[0] = mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
@@ -34474,7 +34498,7 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
     mpt_user_dataset_config samples;
     memset(&samples, 0, sizeof samples);
     mpt__dataset *dataset =
-        mpt__table_shape(r, &samples) ? mpt__dataset_new(context, &samples) : NULL;
+        mpt__table_shape(r, &samples) ? mpt__dataset_new(context, &samples, true) : NULL;
     if (!dataset) return NULL;
     if (!mpt__table_number(r, dataset)) {
         mpt__dataset_release(context, dataset);
@@ -35041,7 +35065,7 @@ static mpt_dataset mpt__npy_dataset(mpt_context *context, const char *const path
             good && mpt__npy_part(&file, names[1], 1, samples.count, &samples, &data[1], &bytes[1]);
     }
     mpt__npz_close(&file);
-    if (good) dataset = mpt__dataset_new(context, &samples);
+    if (good) dataset = mpt__dataset_new(context, &samples, true);
     for (int i = 0; i < 2; i++) {
         if (!dataset)
             mpt__release(&context->base, data[i], bytes[i], MPT_MEMORY_DATA);
@@ -35108,7 +35132,7 @@ static bool mpt__raw_make(const mpt__dataset *dataset, int64_t at, uint64_t seed
 static int64_t mpt__raw_count(mpt_context *context, const char *path, int64_t offset,
                               int64_t *stride, size_t bytes) {
     mpt__reader file;
-    if (!mpt__reader_open(&file, context, path)) return -1;
+    if (!mpt__reader_open_up_to(&file, context, path, INT64_MAX)) return -1;
     mpt__reader_close(&file);
     if (*stride == 0) *stride = (int64_t)bytes;
     if (offset >= 0 && *stride > 0 && offset <= file.size &&
@@ -35129,7 +35153,7 @@ static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *co
     samples.dtype = config->dtype, samples.shape = config->shape;
     samples.target_dtype = paths[1] ? config->target_dtype : MPT_DTYPE_NONE;
     samples.target_shape = config->target_shape;
-    mpt__dataset *dataset = mpt__dataset_new(context, &samples);
+    mpt__dataset *dataset = mpt__dataset_new(context, &samples, false);
     if (!dataset) return NULL;
     dataset->owned_bytes[0] = sizeof(mpt__raw) + first + second;
     mpt__raw *raw =
@@ -35914,7 +35938,7 @@ static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory,
         samples.count += file.size / MPT__CIFAR_RECORD;
         mpt__reader_close(&file);
     }
-    mpt__dataset *dataset = mpt__dataset_new(context, &samples);
+    mpt__dataset *dataset = mpt__dataset_new(context, &samples, true);
     if (!dataset) return NULL;
     for (int i = 0; i < 2; i++) {
         dataset->owned_bytes[i] = (size_t)samples.count * (i ? 1 : MPT__CIFAR_RECORD);
@@ -36738,7 +36762,7 @@ static mpt__dataset *mpt__window_new(mpt_context *context, mpt__tokens *tokens, 
     samples.count = mpt__window_count(context, &tokens->config, tokens->count);
     samples.dtype = samples.target_dtype = MPT_I64;
     samples.shape = samples.target_shape = MPT_SHAPE(tokens->config.block);
-    if (samples.count > 0) dataset = mpt__dataset_new(context, &samples);
+    if (samples.count > 0) dataset = mpt__dataset_new(context, &samples, false);
     if (dataset) {
         dataset->owned_bytes[0] = sizeof *tokens;
         dataset->owned[0] = mpt__allocate(&context->base, sizeof *tokens, MPT_MEMORY_DATA);
@@ -36797,7 +36821,7 @@ MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, i
     } else if (bytes_per_token != 1 && bytes_per_token != 2 && bytes_per_token != 4) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "bytes_per_token is %d; 1, 2 or 4",
                    bytes_per_token);
-    } else if (mpt__reader_open(&file, context, path)) {
+    } else if (mpt__reader_open_up_to(&file, context, path, INT64_MAX)) {
         mpt__reader_close(&file);
         memcpy(tokens.path, path, strlen(path));
         tokens.count = file.size / bytes_per_token;
@@ -36851,6 +36875,11 @@ MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
 
 #define MPT__MAX_WORKERS 64
 #define MPT__MAX_PREFETCH 1024
+#ifdef MPTRAIN_NO_THREADS
+#define MPT__HAS_WORKERS 0
+#else
+#define MPT__HAS_WORKERS 1
+#endif
 
 #define MPT__LOADER_STREAM UINT64_C(0x6f72646572)   /* "order" */
 #define MPT__SAMPLE_STREAM UINT64_C(0x73616d706c65) /* "sample" */
@@ -36863,7 +36892,8 @@ enum { MPT__BATCH_X, MPT__BATCH_Y, MPT__BATCH_PARTS };
 /* Room for one batch. Between claim and ready it belongs to a worker, else to the owner. */
 typedef struct mpt__loader_slot {
     uint32_t storage[MPT__BATCH_PARTS]; /* 0: a part that there is not */
-    void *memory[MPT__BATCH_PARTS];     /* where workers write: the storage's own, or staging */
+    void *memory[MPT__BATCH_PARTS];     /* where workers write: the storage's own, or a stage */
+    bool locked[MPT__BATCH_PARTS];      /* a stage of the backend: in use until it is settled */
     bool ready;
     int64_t size;    /* samples made */
     int64_t failed;  /* the first that could not be made, -1 = none */
@@ -36895,7 +36925,6 @@ struct mpt__loader {
     int64_t *order;                        /* of the epoch; NULL without shuffling */
     double *weight_sums;                   /* of the samples up to each; NULL without weights */
     size_t sample_bytes[MPT__BATCH_PARTS]; /* 0: a part that there is not */
-    bool staged;                           /* the device cannot be written to: upload */
 
     mpt__loader_slot *slots;
     int64_t slot_count;
@@ -37011,21 +37040,25 @@ static void mpt__worker_run(void *argument) {
     thread->mutex_unlock(thread->user, loader->mutex);
 }
 
+static bool mpt__loader_works(const mpt__loader *loader) {
+    return MPT__HAS_WORKERS && loader->thread_count > 0;
+}
+
 static void mpt__loader_lock(const mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
-    if (loader->thread_count > 0) thread->mutex_lock(thread->user, loader->mutex);
+    if (mpt__loader_works(loader)) thread->mutex_lock(thread->user, loader->mutex);
 }
 
 static void mpt__loader_unlock(const mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
-    if (loader->thread_count > 0) thread->mutex_unlock(thread->user, loader->mutex);
+    if (mpt__loader_works(loader)) thread->mutex_unlock(thread->user, loader->mutex);
 }
 
 /* Lets workers make the batches before `limit`. Under the mutex. */
 static void mpt__loader_allow(mpt__loader *loader, int64_t limit) {
     const mpt_threads *thread = &loader->base->thread;
     loader->limit = limit < loader->batches ? limit : loader->batches;
-    if (loader->thread_count > 0) thread->condition_broadcast(thread->user, loader->work);
+    if (mpt__loader_works(loader)) thread->condition_broadcast(thread->user, loader->work);
 }
 
 /* Ends the epoch under way; returns when no worker writes any more. */
@@ -37033,7 +37066,8 @@ static void mpt__loader_close_epoch(mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
     mpt__loader_lock(loader);
     loader->limit = 0;
-    while (loader->busy > 0) thread->condition_wait(thread->user, loader->ready, loader->mutex);
+    while (MPT__HAS_WORKERS && loader->busy > 0)
+        thread->condition_wait(thread->user, loader->ready, loader->mutex);
     mpt__loader_unlock(loader);
     loader->open = false;
     loader->epoch++;
@@ -37085,7 +37119,7 @@ static mpt__loader_slot *mpt__loader_wait(mpt__loader *loader) {
     const mpt_clock *clock = &loader->base->clock;
     mpt__loader_slot *slot = &loader->slots[loader->next % loader->slot_count];
     double start = clock->now(clock->user);
-    if (loader->thread_count == 0) {
+    if (!mpt__loader_works(loader)) {
         mpt__batch_make(loader, slot, loader->next, loader->workers[0].scratch);
         loader->workers[0].samples += mpt__batch_size(loader, loader->next);
     } else {
@@ -37097,10 +37131,64 @@ static mpt__loader_slot *mpt__loader_wait(mpt__loader *loader) {
     return slot;
 }
 
+/* ==== Memory of slots ==== */
+
+/* Bytes of a part of a slot. */
+static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
+    return (size_t)loader->config.batch * loader->sample_bytes[part];
+}
+
+#if defined(MPTRAIN_CUDA)
+/* Whether the device cannot be written to: workers fill a stage, which is uploaded. */
+static bool mpt__slots_staged(const mpt_context *context) {
+    return context->backend.allocate != NULL || !context->backend.synchronous;
+}
+
+/* Page-locked where it can be: the device fetches it by itself; else an upload copies it first. */
+static void mpt__stage_make(mpt_context *context, mpt__loader_slot *slot, int part, size_t bytes) {
+    mpt__base *base = &context->base;
+    const mpt__backend *backend = &context->backend;
+    const int64_t held = base->memory.held + (int64_t)bytes;
+    void *stage = NULL;
+    if (backend->stage_new && (base->memory_limit == 0 || held <= base->memory_limit))
+        stage = backend->stage_new(backend->self, bytes);
+    slot->locked[part] = stage != NULL;
+    slot->memory[part] = stage ? stage : mpt__allocate(base, bytes, MPT_MEMORY_BATCH);
+    if (!stage) return;
+    memset(stage, 0, bytes);
+    base->memory.held = held;
+    mpt__account(base, MPT_MEMORY_BATCH, (int64_t)bytes);
+}
+
+static void mpt__stage_end(mpt_context *context, mpt__loader_slot *slot, int part, size_t bytes) {
+    mpt__base *base = &context->base;
+    if (slot->locked[part]) {
+        context->backend.stage_free(context->backend.self, slot->memory[part]);
+        base->memory.held -= (int64_t)bytes;
+        mpt__account_less(base, MPT_MEMORY_BATCH, (int64_t)bytes);
+    } else {
+        mpt__release(base, slot->memory[part], bytes, MPT_MEMORY_BATCH);
+    }
+}
+
+/* Before a slot is filled again: its upload has been read. The host is a ring ahead at most. */
+static void mpt__slot_settle(mpt_context *context, const mpt__loader_slot *slot) {
+    mpt__backend *backend = &context->backend;
+    for (int part = 0; part < MPT__BATCH_PARTS; part++)
+        if (slot->locked[part] &&
+            backend->stage_settle(backend->self, slot->memory[part]) != MPT_OK)
+            mpt__error(context, MPT_ERROR_DEVICE, "%s", backend->error);
+}
+#endif
+
 /* ==== Delivery ==== */
 
-/* Ends the handles of a batch, those that the user has not ended already. */
+/* Ends the handles of the batch in use, those that the user has not ended already. */
 static void mpt__batch_end(mpt_context *context, mpt__loader *loader) {
+#if defined(MPTRAIN_CUDA)
+    if (loader->held)
+        mpt__slot_settle(context, &loader->slots[(loader->next - 1) % loader->slot_count]);
+#endif
     for (int part = 0; part < MPT__BATCH_PARTS; part++) {
         mpt__tensor *tensor = mpt__live(context, loader->batch[part]);
         if (tensor) mpt__tensor_drop(context, tensor);
@@ -37133,9 +37221,12 @@ static mpt_tensor mpt__batch_tensor(mpt_context *context, const mpt__loader *loa
     shape.rank = sample->rank + 1;
     shape.dim[0] = size;
     for (int i = 0; i < sample->rank; i++) shape.dim[i + 1] = sample->dim[i];
-    if (loader->staged && mpt__upload(context, slot->storage[part], 0, slot->memory[part],
-                                      size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
+#if defined(MPTRAIN_CUDA)
+    if (mpt__slots_staged(context) &&
+        mpt__upload(context, slot->storage[part], 0, slot->memory[part],
+                    size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
         return mpt__null(context);
+#endif
     mpt__tensor view = mpt__view_on(slot->storage[part], dtype, &shape, 0);
     return mpt__handle(context, mpt__tensor_outside(context, &view, MPT__KEPT));
 }
@@ -37154,26 +37245,22 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     loader->held = true;
     batch->index = number;
     const char *why = slot->error[0] ? slot->error : "the dataset gave no message";
-    if (slot->collate_failed) {
+    const bool skips = slot->failed >= 0 && size > 0 && loader->config.skip_bad;
+    if (slot->collate_failed || (slot->failed >= 0 && !skips)) {
+        char what[40] = "collate of ";
+        if (!slot->collate_failed)
+            mpt__format_text(what, sizeof what, "sample %lld (", slot->failed);
         mpt__error(context, MPT_ERROR_IO,
-                   "collate of batch %lld of epoch %lld: %s; after mpt_clear_error the loader goes "
-                   "on with the next batch",
-                   number, loader->epoch, why);
+                   "%sbatch %lld of epoch %lld%s: %s; after mpt_clear_error the loader goes on "
+                   "with the next batch",
+                   what, number, loader->epoch, slot->collate_failed ? "" : ")", why);
         mpt__loader_take_back(context, loader);
         return false;
     }
-    if (slot->failed >= 0 && size > 0 && loader->config.skip_bad) {
+    if (skips)
         mpt__log(&context->base, MPT_LOG_WARNING,
                  "batch %lld of epoch %lld goes without %lld samples; the first is %lld: %s",
                  number, loader->epoch, slot->skipped, slot->failed, why);
-    } else if (slot->failed >= 0) {
-        mpt__error(context, MPT_ERROR_IO,
-                   "sample %lld (batch %lld of epoch %lld): %s; after mpt_clear_error the loader "
-                   "goes on with the next batch",
-                   slot->failed, number, loader->epoch, why);
-        mpt__loader_take_back(context, loader);
-        return false;
-    }
     for (int part = 0; part < MPT__BATCH_PARTS; part++)
         if (slot->storage[part])
             loader->batch[part] = mpt__batch_tensor(context, loader, slot, part, size);
@@ -37202,7 +37289,7 @@ MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_next");
     if (!loader) return false;
     if (!batch) return mpt__reject(context, MPT_ERROR_ARGUMENT, "batch is NULL");
-    if (loader->thread_count > 0 && context->base.process != mpt__process_id())
+    if (mpt__loader_works(loader) && context->base.process != mpt__process_id())
         return mpt__reject(context, MPT_ERROR_THREAD,
                            "this loader's workers stayed behind in the parent process; make a new "
                            "context after fork");
@@ -37224,10 +37311,10 @@ MPTRAIN_API mpt_loader_config mpt_loader_config_default(void) {
 /* Ends and joins the workers (after a fork there are none); safe at any stage of creation. */
 static void mpt__loader_stop(mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
-    if (loader->base->process != mpt__process_id()) return;
+    if (!MPT__HAS_WORKERS || loader->base->process != mpt__process_id()) return;
     mpt__loader_lock(loader);
     loader->stop = true;
-    if (loader->thread_count > 0) thread->condition_broadcast(thread->user, loader->work);
+    if (mpt__loader_works(loader)) thread->condition_broadcast(thread->user, loader->work);
     mpt__loader_unlock(loader);
     for (int i = 0; i < loader->thread_count; i++)
         thread->join(thread->user, loader->workers[i].thread);
@@ -37239,11 +37326,6 @@ static void mpt__loader_stop(mpt__loader *loader) {
 /* Workers, or the caller in their place. */
 static int mpt__loader_makers(const mpt__loader *loader) {
     return loader->config.workers > 0 ? loader->config.workers : 1;
-}
-
-/* Bytes of a part of a slot. */
-static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
-    return (size_t)loader->config.batch * loader->sample_bytes[part];
 }
 
 /* One loader more or less reads a dataset. */
@@ -37260,13 +37342,17 @@ static void mpt__loader_free(mpt_context *context, void *object) {
     size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
     mpt__loader_stop(loader);
+    loader->held = false; /* nobody fills its slot again */
     mpt__batch_end(context, loader);
     for (int64_t i = 0; loader->slots && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
         mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
-        int part = (int)(i % MPT__BATCH_PARTS);
-        size_t bytes = loader->staged ? mpt__part_bytes(loader, part) : 0;
-        if (slot->storage[part]) mpt__storage_release(context, slot->storage[part]);
-        if (bytes) mpt__release(base, slot->memory[part], bytes, MPT_MEMORY_BATCH);
+        const int part = (int)(i % MPT__BATCH_PARTS);
+        if (!slot->storage[part]) continue;
+#if defined(MPTRAIN_CUDA)
+        if (mpt__slots_staged(context))
+            mpt__stage_end(context, slot, part, mpt__part_bytes(loader, part));
+#endif
+        mpt__storage_release(context, slot->storage[part]);
     }
     mpt__room_free(context, loader->slots, loader->slot_count);
     mpt__release(base, loader->scratch, scratch_bytes, MPT_MEMORY_BATCH);
@@ -37294,7 +37380,8 @@ static bool mpt__loader_measure(mpt_context *context, mpt__loader *loader) {
     if (loader->remakes) scratch += (uint64_t)batch * dataset->target_bytes;
     loader->scratch_bytes = (size_t)((scratch + 63) / 64 * 64);
     if (scratch <= (uint64_t)(most / mpt__loader_makers(loader) - 64) &&
-        loader->total <= most / (int64_t)sizeof(int64_t) &&
+        ((!config->shuffle && !config->weights) ||
+         loader->total <= most / (int64_t)sizeof(int64_t)) &&
         (!config->weights || dataset->count <= most / (int64_t)sizeof(double)) &&
         loader->slot_count <= most / (int64_t)sizeof *loader->slots)
         return true;
@@ -37320,14 +37407,16 @@ static bool mpt__loader_allocate(mpt_context *context, mpt__loader *loader) {
         loader->order = (int64_t *)mpt__allocate(base, order_bytes, MPT_MEMORY_BATCH);
     for (int64_t i = 0; base->status == MPT_OK && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
         mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
-        int part = (int)(i % MPT__BATCH_PARTS);
-        size_t bytes = mpt__part_bytes(loader, part);
+        const int part = (int)(i % MPT__BATCH_PARTS);
+        const size_t bytes = mpt__part_bytes(loader, part);
         if (bytes == 0) continue;
         slot->storage[part] =
             mpt__storage_new(context, (int64_t)bytes, MPT_MEMORY_BATCH, MPT__FROM_DEVICE, false);
-        if (slot->storage[part])
-            slot->memory[part] = loader->staged ? mpt__allocate(base, bytes, MPT_MEMORY_BATCH)
-                                                : context->data[slot->storage[part]];
+        slot->memory[part] = context->data[slot->storage[part]];
+#if defined(MPTRAIN_CUDA)
+        if (slot->storage[part] && mpt__slots_staged(context))
+            mpt__stage_make(context, slot, part, bytes);
+#endif
     }
     return base->status == MPT_OK;
 }
@@ -37337,7 +37426,7 @@ static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
     int wanted = loader->config.workers;
     for (int i = 0; loader->scratch && i < mpt__loader_makers(loader); i++)
         loader->workers[i].scratch = loader->scratch + (size_t)i * loader->scratch_bytes;
-    if (wanted == 0) return true;
+    if (!MPT__HAS_WORKERS || wanted == 0) return true;
     if (thread->mutex_create(thread->user, &loader->mutex) != 0) loader->mutex = NULL;
     if (thread->condition_create(thread->user, &loader->work) != 0) loader->work = NULL;
     if (thread->condition_create(thread->user, &loader->ready) != 0) loader->ready = NULL;
@@ -37406,14 +37495,12 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
         return mpt__reject(context, MPT_ERROR_DTYPE,
                            "target_dtype %s%s; collate makes i64, f32, f16 or bf16",
                            mpt_dtype_name(target), config->collate ? "" : " without collate");
-#ifdef MPTRAIN_NO_THREADS
-    if (config->workers > 0)
+    if (!MPT__HAS_WORKERS && config->workers > 0)
         return mpt__reject(
             context, MPT_ERROR_UNSUPPORTED,
             "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); 0 loads on the "
             "calling thread",
             config->workers);
-#endif
     return true;
 }
 
@@ -37439,7 +37526,6 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     loader->remakes = config->target_dtype != MPT_DTYPE_NONE;
     loader->target_dtype = loader->remakes ? config->target_dtype : dataset->target_dtype;
     loader->target_shape = loader->remakes ? config->target_shape : dataset->target_shape;
-    loader->staged = context->backend.allocate != NULL || !context->backend.synchronous;
 }
 
 MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset dataset,
@@ -37483,7 +37569,7 @@ MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t
                           "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs count "
                           "from 0",
                           batch, epoch, loader->batches - 1);
-    if (loader->thread_count > 0 && context->base.process != mpt__process_id())
+    if (mpt__loader_works(loader) && context->base.process != mpt__process_id())
         return mpt__error(context, MPT_ERROR_THREAD,
                           "this loader's workers stayed behind in the parent process");
     mpt__loader_take_back(context, loader);
@@ -38856,6 +38942,9 @@ static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
         mpt__fit_epoch_line(&line, &fit->progress);
     else
         mpt__fit_step_line(&line, &fit->progress, fit->scaler.slot != 0);
+    if (fit->progress.seconds_waited > 0.005 * fit->trained) /* rounds to a percent */
+        mpt__write_text(&line, ", %d %% waiting for data",
+                        (int)(100.0 * fit->progress.seconds_waited / fit->trained + 0.5));
     if (fit->config->progress(fit->config->user, &fit->progress)) return;
     fit->stop = true;
     fit->result.stopped_early = true;
@@ -38887,9 +38976,12 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
 static void mpt__fit_batches(mpt__fit *fit) {
     mpt_batch batch;
     double before = mpt__fit_now(fit);
+    const mpt__loader *loader = mpt__loader_at(fit->context, fit->train);
+    const double others = loader ? loader->seconds_waited - fit->progress.seconds_waited : 0.0;
     mpt_metric_reset(fit->context, MPT__FIT_METRIC);
     fit->progress.batch = 0;
     while (!fit->stop && mpt_loader_next(fit->train, &batch)) {
+        fit->progress.seconds_waited = loader->seconds_waited - others;
         mpt__fit_step(fit, &batch);
         if (mpt_failed(fit->context)) return;
         fit->result.steps++;
@@ -38976,6 +39068,7 @@ static void mpt__fit_run(mpt__fit *fit) {
         mpt__fit_measure(fit);
     }
     fit->result.skipped_steps = fit->progress.skipped_steps;
+    fit->result.seconds_waited = fit->progress.seconds_waited;
     fit->result.seconds = mpt__fit_now(fit) - fit->started;
     fit->result.steps_per_second =
         fit->trained > 0.0 ? (double)fit->result.steps / fit->trained : 0.0;
@@ -39294,13 +39387,11 @@ static mpt_status mpt__slice_run(mpt_context *context, mpt__captured *captured, 
 }
 
 static mpt_status mpt__slice_go_on(mpt_context *context, mpt__captured *captured, double seconds) {
-    if (mpt__held_state(context, captured->recording) != captured->seen_state) {
-        context->sliced = NULL;
+    if (mpt__held_state(context, captured->recording) != captured->seen_state)
         return mpt__error(
             context, MPT_ERROR_STATE,
             "a tensor of the step under way was changed between its slices (mpt_write, "
-            "an op in place, an optimizer or a load); the step is given up");
-    }
+            "an op in place, an optimizer or a load); it ends here");
     if (captured->draws && context->device_step != captured->step) {
         mpt__scalar_set_i(context, MPT__SLOT_STEP, captured->step);
         context->device_step = captured->step;
@@ -39308,17 +39399,35 @@ static mpt_status mpt__slice_go_on(mpt_context *context, mpt__captured *captured
     return mpt__slice_run(context, captured, seconds);
 }
 
-/* Gives up a step between two launches; once it has changed weights it is done to its end. */
+/* Whether a launch changes what outlives its step. Gradients do not: an error drops them; nor what
+   the end of a step takes over or forgets: running statistics to come, magnitudes for fp8. */
+static bool mpt__launch_lasts(const mpt_context *context, const mpt__launch *launch) {
+    bool lasts = launch->kernel == MPT__K_METRIC_ADD || launch->kernel == MPT__K_SCALER_UPDATE;
+    if (launch->kernel == MPT__K_FP8_SCALE ||
+        (launch->kernel == MPT__K_RUNNING_STATS && launch->operand[0].storage))
+        return false;
+    for (int i = 0; i < launch->n_operands; i++) {
+        const mpt__operand *o = &launch->operand[i];
+        const mpt__storage *storage = &context->storages[o->storage];
+        if (o->access != MPT__READ && storage->kind != MPT_MEMORY_GRADIENT &&
+            storage->kind != MPT_MEMORY_FORM && storage->references > storage->recordings)
+            lasts = true; /* somebody else has it, too */
+    }
+    return lasts;
+}
+
+/* Gives up a step between two launches; once it has changed what lasts it is done to its end. */
 static void mpt__slice_end(mpt_context *context) {
     mpt__captured *captured = context->sliced;
     bool changed = false;
     if (!captured) return;
-    for (int64_t i = 0; i < captured->next; i++) {
-        int kernel = captured->recording->launches[i].kernel;
-        changed |= kernel == MPT__K_SGD || kernel == MPT__K_ADAM || kernel == MPT__K_MOMENTS;
-    }
+    for (int64_t i = 0; i < captured->next && !changed; i++)
+        changed = mpt__launch_lasts(context, &captured->recording->launches[i]);
     context->sliced = NULL;
-    if (changed) mpt__slice_run(context, captured, (double)INFINITY);
+    if (changed)
+        mpt__slice_run(context, captured, (double)INFINITY);
+    else
+        mpt__running_settle(context, false);
 }
 
 /* ==== Comparing ==== */

@@ -6212,11 +6212,21 @@ mpt_status mpt__cuda_check(mpt__cuda *cuda, cudaError_t error, const char *what)
 #define MPT__STAGES 4 /* uploads under way at once */
 #define MPT__STAGE_BYTES ((size_t)1 << 20)
 
+/* Page-locked memory that its owner fills. `read` ends an upload from it; before the next one,
+   launches until `unused` are done, which may still use what the last one wrote. */
+struct mpt__cuda_stage {
+    mpt__cuda_stage *next;
+    char *host;
+    size_t bytes;
+    cudaEvent_t read, unused;
+};
+
 /* An upload goes through page-locked memory to the card on a stream of its own while launches run,
    and in order with them from there to its place. `from_host` ends the first part of a stage's
    upload, `done` the second. */
 struct mpt__cuda_transfers {
     cudaStream_t side;
+    struct mpt__cuda_stage *stages;
     char *host, *device; /* MPT__STAGES stages */
     cudaEvent_t from_host[MPT__STAGES], done[MPT__STAGES];
     int next;
@@ -6282,10 +6292,34 @@ mpt__cuda *mpt__cuda_enter(void *self) {
     return cuda;
 }
 
+/* Where the stage that holds this place hangs; NULL hangs there if none does. */
+mpt__cuda_stage **mpt__cuda_stage_of(mpt__cuda *cuda, const void *place) {
+    mpt__cuda_stage **at = &cuda->transfers->stages;
+    while (*at && (uintptr_t)place - (uintptr_t)(*at)->host >= (*at)->bytes) at = &(*at)->next;
+    return at;
+}
+
+/* Straight to its place while launches run; those queued from here on find it there. */
+cudaError_t mpt__cuda_upload_stage(mpt__cuda *cuda, const mpt__cuda_stage *stage,
+                                   void *destination, const void *source, size_t bytes) {
+    const cudaStream_t side = cuda->transfers->side;
+    cudaError_t error = cudaStreamWaitEvent(side, stage->unused, 0);
+    if (error == cudaSuccess)
+        error = cudaMemcpyAsync(destination, source, bytes, cudaMemcpyHostToDevice, side);
+    if (error == cudaSuccess) error = cudaEventRecord(stage->read, side);
+    if (error == cudaSuccess) error = cudaStreamWaitEvent(cuda->stream, stage->read, 0);
+    return error;
+}
+
 mpt_status mpt__cuda_upload(void *self, void *destination, const void *source, size_t bytes) {
     mpt__cuda *cuda = mpt__cuda_enter(self);
     cudaError_t error = cudaSuccess;
     if (!cuda) return MPT_ERROR_DEVICE;
+    const mpt__cuda_stage *stage = *mpt__cuda_stage_of(cuda, source);
+    if (stage) {
+        error = mpt__cuda_upload_stage(cuda, stage, destination, source, bytes);
+        bytes = 0;
+    }
     for (size_t at = 0; at < bytes && error == cudaSuccess; at += MPT__STAGE_BYTES) {
         const size_t left = bytes - at;
         error = mpt__cuda_upload_piece(cuda, (char *)destination + at, (const char *)source + at,
@@ -6340,6 +6374,49 @@ void *mpt__cuda_allocate_host(void *self, size_t bytes) {
 void mpt__cuda_release_host(void *self, void *pointer) {
     (void)self;
     cudaFreeHost(pointer);
+}
+
+/* Waits until an upload from it, if there is one under way, has been read. */
+void mpt__cuda_stage_free(void *self, void *pointer) {
+    mpt__cuda_stage **at = mpt__cuda_stage_of((mpt__cuda *)self, pointer), *stage = *at;
+    if (!stage) return;
+    *at = stage->next;
+    if (stage->read) cudaEventSynchronize(stage->read), cudaEventDestroy(stage->read);
+    if (stage->unused) cudaEventDestroy(stage->unused);
+    cudaFreeHost(stage->host);
+    cudaGetLastError();
+    free(stage);
+}
+
+void *mpt__cuda_stage_new(void *self, size_t bytes) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    mpt__cuda_stage *stage = cuda ? (mpt__cuda_stage *)calloc(1, sizeof *stage) : NULL;
+    if (!stage) return NULL;
+    stage->host = (char *)mpt__cuda_allocate_host(self, bytes);
+    if (!stage->host) {
+        free(stage);
+        return NULL;
+    }
+    stage->bytes = bytes;
+    stage->next = cuda->transfers->stages;
+    cuda->transfers->stages = stage;
+    /* Whoever waits leaves its core to the threads that make batches. */
+    const unsigned int flags = cudaEventDisableTiming | cudaEventBlockingSync;
+    cudaError_t error = cudaEventCreateWithFlags(&stage->read, flags);
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&stage->unused, flags);
+    if (error == cudaSuccess) error = cudaEventRecord(stage->unused, cuda->stream);
+    if (error == cudaSuccess) return stage->host;
+    mpt__cuda_stage_free(self, stage->host);
+    return NULL;
+}
+
+mpt_status mpt__cuda_stage_settle(void *self, void *pointer) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return MPT_ERROR_DEVICE;
+    const mpt__cuda_stage *stage = *mpt__cuda_stage_of(cuda, pointer);
+    cudaError_t error = cudaEventSynchronize(stage->read);
+    if (error == cudaSuccess) error = cudaEventRecord(stage->unused, cuda->stream);
+    return mpt__cuda_check(cuda, error, "upload of a batch to the GPU");
 }
 
 /* ==== Launching ==== */
@@ -6585,6 +6662,9 @@ extern "C" mpt_status mpt__cuda_backend_create(mpt__backend *backend, int versio
     backend->synchronize = mpt__cuda_synchronize;
     backend->allocate_host = mpt__cuda_allocate_host;
     backend->release_host = mpt__cuda_release_host;
+    backend->stage_new = mpt__cuda_stage_new;
+    backend->stage_settle = mpt__cuda_stage_settle;
+    backend->stage_free = mpt__cuda_stage_free;
     backend->snapshot = mpt__cuda_snapshot;
     backend->graph_begin = mpt__cuda_graph_begin;
     backend->graph_end = mpt__cuda_graph_end;

@@ -1,7 +1,8 @@
-/* resnet.c - ResNet-18 on small pictures: CIFAR-10 from its binary files, or drawn digits.
+/* resnet.c - ResNet-18 on CIFAR-10 from its binary files, a folder of photos, or drawn digits.
  *
  * Convolutions in channels-last memory, batch norm, shortcuts; SGD with momentum, a one-cycle rate,
- * crops and flips that loader threads make. Parameters have torchvision's names.
+ * crops and flips that loader threads make. Parameters have torchvision's names. Photos need
+ * stb_image: CPPFLAGS='-DMPTRAIN_STB_IMAGE -DMPTRAIN_STB_IMAGE_IMPLEMENTATION'.
  * test arguments: --width 4 --subset 128 --epochs 1 --batch 32 */
 #include "common.h"
 #include "pictures.h"
@@ -11,17 +12,19 @@
 typedef struct settings {
     int64_t width, epochs, batch, subset, precision, workers, seed, size;
     double lr;
-    const char *data, *weights;
+    const char *data, *images, *weights;
     bool help;
 } settings;
 
 static const option_row rows[] = {
     {"--data", OPTION_TEXT, offsetof(settings, data), NULL, 0, 0,
      "a folder with data_batch_1.bin .."},
+    {"--images", OPTION_TEXT, offsetof(settings, images), NULL, 0, 0,
+     "photos: train/CLASS/.jpg, val/CLASS/.jpg"},
     {"--weights", OPTION_TEXT, offsetof(settings, weights), NULL, 0, 0,
      "a safetensors file to start from, without fc"},
     {"--size", OPTION_INT, offsetof(settings, size), NULL, 0, 512,
-     "of pictures, 0: their own; from 64 on ImageNet's stem"},
+     "of pictures, 0: their own, of photos 224; from 64 on ImageNet's stem"},
     {"--width", OPTION_INT, offsetof(settings, width), NULL, 1, 1024, "64: ResNet-18; default 16"},
     {"--epochs", OPTION_INT, offsetof(settings, epochs), NULL, 1, 10000, "default 3"},
     {"--batch", OPTION_INT, offsetof(settings, batch), NULL, 2, 8192, "default 64"},
@@ -36,14 +39,20 @@ enum { ROWS = sizeof rows / sizeof *rows };
 
 static int train(mpt_context *ctx, const settings *s) {
     const precision *p = &precisions[s->precision];
+    const bool photos = s->images != NULL;
+    const int64_t size = photos && !s->size ? 224 : s->size, channels = photos || s->data ? 3 : 1;
+    int64_t classes = 10;
     data_sets sets;
-    pictures_open(ctx, s->data, s->subset, s->size, &sets);
+    if (photos)
+        classes = pictures_photos(ctx, s->images, size, &sets);
+    else
+        pictures_open(ctx, s->data, s->subset, size, &sets);
     mpt_loader_config lc = mpt_loader_config_default();
     lc.batch = s->batch, lc.workers = (int)s->workers, lc.dtype = p->batch;
     mpt_loader tests = mpt_loader_create(ctx, sets.test, &lc);
     lc.shuffle = lc.drop_last = true;
     mpt_loader loader = mpt_loader_create(ctx, sets.train, &lc);
-    mpt_module net = resnet18(ctx, s->data ? 3 : 1, 10, s->width, s->size >= 64);
+    mpt_module net = resnet18(ctx, channels, classes, s->width, size >= 64);
     int loaded = 0;
     if (s->weights) pictures_load(net, s->weights, "fc.*", &loaded);
     if (s->weights) printf("%d tensors from %s\n", loaded, s->weights);
@@ -82,7 +91,7 @@ static int train(mpt_context *ctx, const settings *s) {
     const double seconds = seconds_now() - bar.started;
     const mpt_loader_stats stats = mpt_loader_statistics(loader);
     /* Evaluation with each convolution, its norm, relu and shortcut as one launch. */
-    mpt_fuse(net, mpt_zeros(ctx, MPT_F32, MPT_SHAPE(1, s->data ? 3 : 1, 32, 32)), NULL, 0);
+    mpt_fuse(net, mpt_zeros(ctx, MPT_F32, MPT_SHAPE(1, channels, 32, 32)), NULL, 0);
     const mpt_evaluation test = mpt_evaluate(net, tests, p->autocast);
     mpt_save(net, "resnet.safetensors");
     if (mpt_failed(ctx)) return fail_with_error("resnet", ctx);
@@ -94,7 +103,7 @@ static int train(mpt_context *ctx, const settings *s) {
 }
 
 int main(int argc, char **argv) {
-    settings s = {16, 3, 64, 4096, 2, 1, 0, 0, 0.1, NULL, NULL, false};
+    settings s = {16, 3, 64, 4096, 2, 1, 0, 0, 0.1, NULL, NULL, NULL, false};
     char error[256];
     if (!options_parse(rows, ROWS, argc, argv, &s, error, sizeof error))
         return fail("resnet", EXIT_BAD_INPUT, "%s", error);

@@ -299,10 +299,12 @@ Photos lie in folder/class/name.jpg (or .jpeg, .png, .bmp); MPTRAIN_STB_IMAGE ha
     images.steps = steps, images.step_count = 3;
     mpt_dataset photos = mpt_image_folder(ctx, "data/photos", &images);
 
-Workers decode and augment while the step runs; what is random depends on the loader's seed, the
-epoch and the sample alone. They take no memory from the context: stb_image takes its own from libc.
-mpt_transformed does the same to CIFAR-10, MNIST and pictures in memory. A torn file is an error
-that names it, or with skip_bad is left out; a manifest of SHA-256 finds every change.
+Workers decode and augment while the step runs, for a GPU into page-locked memory (ordinary memory
+where no more can be locked), from which it fetches batches beside its launches. What is random
+depends on the loader's seed, the epoch and the sample alone. mpt_loader_statistics and mpt_fit tell
+how long a training waited. Workers take no memory from the context: stb_image takes its own from
+libc. mpt_transformed does the same to CIFAR-10, MNIST and pictures in memory. A torn file is an
+error that names it, or with skip_bad is left out; a manifest of SHA-256 finds every change.
 mpt_loader_seek goes on where mpt_loader_statistics said that a training was.
 
 Text becomes tokens by its characters or by GPT-2's pairs, and windows of them with the same window

@@ -726,7 +726,7 @@ MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mp
    steps, backward passes and recordings are errors, and changing one of its tensors makes the next
    slice one; a forward pass is allowed, and sees what the step has done so far. What a captured
    step does by hand, and all of it on a GPU, is one slice. mpt_clear_error gives the step up, or
-   ends it where weights have changed. */
+   ends it where weights, states or metrics have changed. */
 MPTRAIN_API mpt_status mpt_step_slice(mpt_captured captured, mpt_tensor x, mpt_tensor y,
                                       double seconds, bool *done);
 /* How many steps so far ran without `fn`; -1 on error. */
@@ -743,6 +743,7 @@ typedef struct mpt_progress {
     double scale;                                /* loss scale, 1 without a scaler */
     int64_t skipped_steps;
     double steps_per_second, seconds, eta_seconds;
+    double seconds_waited; /* of them for batches to train on */
     bool epoch_end;
     const char *text; /* the line the library would show: bar, figures, ETA */
 } mpt_progress;
@@ -766,6 +767,7 @@ typedef struct mpt_fit_result {
     mpt_status status;
     int epochs;
     double train_loss, validation_loss, validation_accuracy, seconds, steps_per_second;
+    double seconds_waited; /* for batches to train on; more workers make it less */
     int64_t steps, skipped_steps;
     bool stopped_early;
 } mpt_fit_result;

@@ -100,7 +100,9 @@ typedef struct mpt_window_config {
     int64_t vocabulary; /* 0; else a token that is not below it fails its sample */
 } mpt_window_config;
 MPTRAIN_API mpt_window_config mpt_window_config_default(void);
-/* From a file of little-endian numbers of 1, 2 or 4 bytes, which is read window by window. */
+/* From a file of little-endian numbers of 1, 2 or 4 bytes, of any size, which is read window by
+   window. It is not mapped into memory: one that has become shorter, or whose disk fails, is an
+   error of its sample, where a mapping would end the program. */
 MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, int bytes_per_token,
                                        const mpt_window_config *config);
 /* From memory, which is copied. */

@@ -575,6 +575,12 @@ typedef struct mpt__backend {
        it that is done some time later, at the latest by the next `synchronize`. */
     void *(*allocate_host)(void *self, size_t bytes);
     void (*release_host)(void *self, void *pointer);
+    /* NULL: none. Page-locked host memory for uploads, NULL where no more is to be had. An upload
+       from it returns before it is read. stage_settle waits until it has been; the next upload from
+       it writes when what was launched until then is done. */
+    void *(*stage_new)(void *self, size_t bytes);
+    mpt_status (*stage_settle)(void *self, void *stage);
+    void (*stage_free)(void *self, void *stage);
     mpt_status (*snapshot)(void *self, void *destination, const void *source, size_t bytes);
     /* Launches between begin and end are not executed but put into a graph, which runs them as
        often as wanted on the memory that they had then. NULL: no graphs; end with NULL drops it. */

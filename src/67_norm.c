@@ -169,12 +169,13 @@ static MPT__UNUSED mpt_status mpt__running_update(mpt_context *context, uint32_t
 
 static void mpt__running_settle(mpt_context *context, bool commit) {
     const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count && context->pending > 0; i++) {
+    for (int64_t i = 1; i < table->count && (context->pending > 0 || !commit); i++) {
         const mpt__module *module = (const mpt__module *)table->rows[i].object;
         mpt__running *running = module ? module->running : NULL;
-        if (!running || !running->pending) continue;
+        /* What captured steps leave is not pending: without commit all is forgotten. */
+        if (!running || (commit && !running->pending)) continue;
+        context->pending -= running->pending;
         running->pending = false;
-        context->pending--;
         if (running->buffer[MPT__BUFFER_FP8]) mpt__fp8_settle(context, running, commit);
         if (!commit || !running->counts) continue;
         const uint32_t storage[4] = {running->next_values, running->next_counts, running->values,

@@ -192,9 +192,12 @@ static bool mpt__target_dtype(mpt_dtype dtype) {
     return dtype == MPT_I64 || dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
 }
 
-/* A checked dataset of such samples with one reference, or NULL with an error recorded. */
-static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_dataset_config *config) {
+/* A checked dataset of such samples with one reference, or NULL with an error recorded; `held`: all
+   at once. */
+static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_dataset_config *config,
+                                      bool held) {
     const mpt_dtype dtype = config->dtype, target = config->target_dtype;
+    const int64_t count = held ? config->count : 1;
     mpt__dataset made;
     memset(&made, 0, sizeof made);
     if (config->count < 1)
@@ -210,10 +213,10 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
                    "target dtype %s: targets are i64 class numbers, or f32, f16, bf16",
                    mpt_dtype_name(target));
     if (context->base.status != MPT_OK ||
-        !mpt__sample_size(context, "input", dtype, &config->shape, config->count, &made.numel,
+        !mpt__sample_size(context, "input", dtype, &config->shape, count, &made.numel,
                           &made.input_bytes) ||
         (target != MPT_DTYPE_NONE &&
-         !mpt__sample_size(context, "target", target, &config->target_shape, config->count,
+         !mpt__sample_size(context, "target", target, &config->target_shape, count,
                            &made.target_numel, &made.target_bytes)))
         return NULL;
     made.base = &context->base;
@@ -250,20 +253,21 @@ static size_t mpt__scratch_bytes(const mpt__dataset *dataset) {
 static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, uint64_t seed,
                                     uint8_t *scratch, void *input, void *target,
                                     char error[MPT__SAMPLE_ERROR]) {
-    const size_t at = (size_t)(dataset->indices ? dataset->indices[index] : dataset->first + index);
+    const int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
+    const size_t at = (size_t)own; /* of what is held: makers may count beyond 32 bits */
     error[0] = 0;
     if (dataset->target_dtype == MPT_DTYPE_NONE)
         target = NULL;
     else if (!target && scratch)
         target = scratch + mpt__scratch_target(dataset);
     if (dataset->make)
-        return dataset->make(dataset, (int64_t)at, seed, scratch + mpt__scratch_work(dataset),
+        return dataset->make(dataset, own, seed, scratch + mpt__scratch_work(dataset),
                              input, target, error)
                    ? input
                    : NULL;
     if (!dataset->inputs) {
-        bool good = dataset->sample(dataset->user, (int64_t)at, seed, input, target, error,
-                                    MPT__SAMPLE_ERROR);
+        bool good =
+            dataset->sample(dataset->user, own, seed, input, target, error, MPT__SAMPLE_ERROR);
         error[MPT__SAMPLE_ERROR - 1] = 0;
         return good ? input : NULL;
     }
@@ -383,7 +387,7 @@ static mpt__dataset *mpt__memory_new(mpt_context *context,
     samples.shape = config->shape;
     samples.target_dtype = config->targets ? config->target_dtype : MPT_DTYPE_NONE;
     samples.target_shape = config->target_shape;
-    mpt__dataset *dataset = mpt__dataset_new(context, &samples);
+    mpt__dataset *dataset = mpt__dataset_new(context, &samples, true);
     if (!dataset) return NULL;
     dataset->inputs =
         mpt__data_take(context, dataset, 0, config->inputs, dataset->input_bytes, config->copy);
@@ -413,7 +417,7 @@ MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
                                          const mpt_user_dataset_config *config) {
     if (!mpt__enter(context, "mpt_user_dataset")) return mpt__dataset_handle(context, NULL);
     if (config && config->sample)
-        return mpt__dataset_publish(context, mpt__dataset_new(context, config));
+        return mpt__dataset_publish(context, mpt__dataset_new(context, config, false));
     mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
     return mpt__dataset_handle(context, NULL);
 }
@@ -682,7 +686,9 @@ static void mpt__reader_close(mpt__reader *file) {
     if (io->close) io->close(io->user, file->handle);
 }
 
-static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char *path) {
+/* A file of `most` bytes or less. */
+static bool mpt__reader_open_up_to(mpt__reader *file, mpt_context *context, const char *path,
+                                   int64_t most) {
     const mpt_io *io = &context->base.io;
     file->context = context;
     file->path = path;
@@ -692,11 +698,16 @@ static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char
         return mpt__reject(context, MPT_ERROR_IO, "cannot open %s: %s", path,
                            mpt__io_reason(&context->base));
     file->size = io->size ? io->size(io->user, file->handle) : -1;
-    if ((uint64_t)file->size <= PTRDIFF_MAX) return true;
+    if ((uint64_t)file->size <= (uint64_t)most) return true;
     mpt__reader_close(file);
     return mpt__reject(context, MPT_ERROR_IO,
                        "%s: its size is %s, so nothing can be allocated for it", path,
                        file->size < 0 ? "not known" : "more than memory holds");
+}
+
+/* One that may be read as a whole. */
+static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char *path) {
+    return mpt__reader_open_up_to(file, context, path, PTRDIFF_MAX);
 }
 
 /* All of the bytes, or an error. */
@@ -871,7 +882,7 @@ static mpt_dataset mpt__idx_dataset(mpt_context *context, const char *const path
         samples.shape = mpt__idx_shape(&files[0].idx, image > 0 ? 1 : 0);
         samples.target_dtype = paths[1] ? MPT_I64 : MPT_DTYPE_NONE;
         samples.target_shape = mpt__idx_shape(&files[1].idx, 0);
-        dataset = mpt__dataset_new(context, &samples);
+        dataset = mpt__dataset_new(context, &samples, true);
     }
     for (int i = 0; i < 2; i++) {
         if (!dataset)

@@ -343,7 +343,7 @@ static mpt_dataset mpt__npy_dataset(mpt_context *context, const char *const path
             good && mpt__npy_part(&file, names[1], 1, samples.count, &samples, &data[1], &bytes[1]);
     }
     mpt__npz_close(&file);
-    if (good) dataset = mpt__dataset_new(context, &samples);
+    if (good) dataset = mpt__dataset_new(context, &samples, true);
     for (int i = 0; i < 2; i++) {
         if (!dataset)
             mpt__release(&context->base, data[i], bytes[i], MPT_MEMORY_DATA);
@@ -410,7 +410,7 @@ static bool mpt__raw_make(const mpt__dataset *dataset, int64_t at, uint64_t seed
 static int64_t mpt__raw_count(mpt_context *context, const char *path, int64_t offset,
                               int64_t *stride, size_t bytes) {
     mpt__reader file;
-    if (!mpt__reader_open(&file, context, path)) return -1;
+    if (!mpt__reader_open_up_to(&file, context, path, INT64_MAX)) return -1;
     mpt__reader_close(&file);
     if (*stride == 0) *stride = (int64_t)bytes;
     if (offset >= 0 && *stride > 0 && offset <= file.size &&
@@ -431,7 +431,7 @@ static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *co
     samples.dtype = config->dtype, samples.shape = config->shape;
     samples.target_dtype = paths[1] ? config->target_dtype : MPT_DTYPE_NONE;
     samples.target_shape = config->target_shape;
-    mpt__dataset *dataset = mpt__dataset_new(context, &samples);
+    mpt__dataset *dataset = mpt__dataset_new(context, &samples, false);
     if (!dataset) return NULL;
     dataset->owned_bytes[0] = sizeof(mpt__raw) + first + second;
     mpt__raw *raw =

@@ -749,7 +749,7 @@ static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory,
         samples.count += file.size / MPT__CIFAR_RECORD;
         mpt__reader_close(&file);
     }
-    mpt__dataset *dataset = mpt__dataset_new(context, &samples);
+    mpt__dataset *dataset = mpt__dataset_new(context, &samples, true);
     if (!dataset) return NULL;
     for (int i = 0; i < 2; i++) {
         dataset->owned_bytes[i] = (size_t)samples.count * (i ? 1 : MPT__CIFAR_RECORD);

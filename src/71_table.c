@@ -599,7 +599,7 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
     mpt_user_dataset_config samples;
     memset(&samples, 0, sizeof samples);
     mpt__dataset *dataset =
-        mpt__table_shape(r, &samples) ? mpt__dataset_new(context, &samples) : NULL;
+        mpt__table_shape(r, &samples) ? mpt__dataset_new(context, &samples, true) : NULL;
     if (!dataset) return NULL;
     if (!mpt__table_number(r, dataset)) {
         mpt__dataset_release(context, dataset);

@@ -796,7 +796,7 @@ static mpt__dataset *mpt__window_new(mpt_context *context, mpt__tokens *tokens, 
     samples.count = mpt__window_count(context, &tokens->config, tokens->count);
     samples.dtype = samples.target_dtype = MPT_I64;
     samples.shape = samples.target_shape = MPT_SHAPE(tokens->config.block);
-    if (samples.count > 0) dataset = mpt__dataset_new(context, &samples);
+    if (samples.count > 0) dataset = mpt__dataset_new(context, &samples, false);
     if (dataset) {
         dataset->owned_bytes[0] = sizeof *tokens;
         dataset->owned[0] = mpt__allocate(&context->base, sizeof *tokens, MPT_MEMORY_DATA);
@@ -855,7 +855,7 @@ MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, i
     } else if (bytes_per_token != 1 && bytes_per_token != 2 && bytes_per_token != 4) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "bytes_per_token is %d; 1, 2 or 4",
                    bytes_per_token);
-    } else if (mpt__reader_open(&file, context, path)) {
+    } else if (mpt__reader_open_up_to(&file, context, path, INT64_MAX)) {
         mpt__reader_close(&file);
         memcpy(tokens.path, path, strlen(path));
         tokens.count = file.size / bytes_per_token;

@@ -535,7 +535,7 @@ static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint6
    then zeros. NULL with an error recorded. */
 static mpt__dataset *mpt__planned_new(mpt_context *context, const mpt_user_dataset_config *config,
                                       const mpt__pipeline *plan, mpt__make_fn make, size_t bytes) {
-    mpt__dataset *dataset = mpt__dataset_new(context, config);
+    mpt__dataset *dataset = mpt__dataset_new(context, config, false);
     if (!dataset) return NULL;
     dataset->make = make;
     dataset->owned[0] = mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);

@@ -14,6 +14,11 @@
 
 #define MPT__MAX_WORKERS 64
 #define MPT__MAX_PREFETCH 1024
+#ifdef MPTRAIN_NO_THREADS
+#define MPT__HAS_WORKERS 0
+#else
+#define MPT__HAS_WORKERS 1
+#endif
 
 #define MPT__LOADER_STREAM UINT64_C(0x6f72646572)   /* "order" */
 #define MPT__SAMPLE_STREAM UINT64_C(0x73616d706c65) /* "sample" */
@@ -26,7 +31,8 @@ enum { MPT__BATCH_X, MPT__BATCH_Y, MPT__BATCH_PARTS };
 /* Room for one batch. Between claim and ready it belongs to a worker, else to the owner. */
 typedef struct mpt__loader_slot {
     uint32_t storage[MPT__BATCH_PARTS]; /* 0: a part that there is not */
-    void *memory[MPT__BATCH_PARTS];     /* where workers write: the storage's own, or staging */
+    void *memory[MPT__BATCH_PARTS];     /* where workers write: the storage's own, or a stage */
+    bool locked[MPT__BATCH_PARTS];      /* a stage of the backend: in use until it is settled */
     bool ready;
     int64_t size;    /* samples made */
     int64_t failed;  /* the first that could not be made, -1 = none */
@@ -58,7 +64,6 @@ struct mpt__loader {
     int64_t *order;                        /* of the epoch; NULL without shuffling */
     double *weight_sums;                   /* of the samples up to each; NULL without weights */
     size_t sample_bytes[MPT__BATCH_PARTS]; /* 0: a part that there is not */
-    bool staged;                           /* the device cannot be written to: upload */
 
     mpt__loader_slot *slots;
     int64_t slot_count;
@@ -174,21 +179,25 @@ static void mpt__worker_run(void *argument) {
     thread->mutex_unlock(thread->user, loader->mutex);
 }
 
+static bool mpt__loader_works(const mpt__loader *loader) {
+    return MPT__HAS_WORKERS && loader->thread_count > 0;
+}
+
 static void mpt__loader_lock(const mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
-    if (loader->thread_count > 0) thread->mutex_lock(thread->user, loader->mutex);
+    if (mpt__loader_works(loader)) thread->mutex_lock(thread->user, loader->mutex);
 }
 
 static void mpt__loader_unlock(const mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
-    if (loader->thread_count > 0) thread->mutex_unlock(thread->user, loader->mutex);
+    if (mpt__loader_works(loader)) thread->mutex_unlock(thread->user, loader->mutex);
 }
 
 /* Lets workers make the batches before `limit`. Under the mutex. */
 static void mpt__loader_allow(mpt__loader *loader, int64_t limit) {
     const mpt_threads *thread = &loader->base->thread;
     loader->limit = limit < loader->batches ? limit : loader->batches;
-    if (loader->thread_count > 0) thread->condition_broadcast(thread->user, loader->work);
+    if (mpt__loader_works(loader)) thread->condition_broadcast(thread->user, loader->work);
 }
 
 /* Ends the epoch under way; returns when no worker writes any more. */
@@ -196,7 +205,8 @@ static void mpt__loader_close_epoch(mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
     mpt__loader_lock(loader);
     loader->limit = 0;
-    while (loader->busy > 0) thread->condition_wait(thread->user, loader->ready, loader->mutex);
+    while (MPT__HAS_WORKERS && loader->busy > 0)
+        thread->condition_wait(thread->user, loader->ready, loader->mutex);
     mpt__loader_unlock(loader);
     loader->open = false;
     loader->epoch++;
@@ -248,7 +258,7 @@ static mpt__loader_slot *mpt__loader_wait(mpt__loader *loader) {
     const mpt_clock *clock = &loader->base->clock;
     mpt__loader_slot *slot = &loader->slots[loader->next % loader->slot_count];
     double start = clock->now(clock->user);
-    if (loader->thread_count == 0) {
+    if (!mpt__loader_works(loader)) {
         mpt__batch_make(loader, slot, loader->next, loader->workers[0].scratch);
         loader->workers[0].samples += mpt__batch_size(loader, loader->next);
     } else {
@@ -260,10 +270,64 @@ static mpt__loader_slot *mpt__loader_wait(mpt__loader *loader) {
     return slot;
 }
 
+/* ==== Memory of slots ==== */
+
+/* Bytes of a part of a slot. */
+static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
+    return (size_t)loader->config.batch * loader->sample_bytes[part];
+}
+
+#if defined(MPTRAIN_CUDA)
+/* Whether the device cannot be written to: workers fill a stage, which is uploaded. */
+static bool mpt__slots_staged(const mpt_context *context) {
+    return context->backend.allocate != NULL || !context->backend.synchronous;
+}
+
+/* Page-locked where it can be: the device fetches it by itself; else an upload copies it first. */
+static void mpt__stage_make(mpt_context *context, mpt__loader_slot *slot, int part, size_t bytes) {
+    mpt__base *base = &context->base;
+    const mpt__backend *backend = &context->backend;
+    const int64_t held = base->memory.held + (int64_t)bytes;
+    void *stage = NULL;
+    if (backend->stage_new && (base->memory_limit == 0 || held <= base->memory_limit))
+        stage = backend->stage_new(backend->self, bytes);
+    slot->locked[part] = stage != NULL;
+    slot->memory[part] = stage ? stage : mpt__allocate(base, bytes, MPT_MEMORY_BATCH);
+    if (!stage) return;
+    memset(stage, 0, bytes);
+    base->memory.held = held;
+    mpt__account(base, MPT_MEMORY_BATCH, (int64_t)bytes);
+}
+
+static void mpt__stage_end(mpt_context *context, mpt__loader_slot *slot, int part, size_t bytes) {
+    mpt__base *base = &context->base;
+    if (slot->locked[part]) {
+        context->backend.stage_free(context->backend.self, slot->memory[part]);
+        base->memory.held -= (int64_t)bytes;
+        mpt__account_less(base, MPT_MEMORY_BATCH, (int64_t)bytes);
+    } else {
+        mpt__release(base, slot->memory[part], bytes, MPT_MEMORY_BATCH);
+    }
+}
+
+/* Before a slot is filled again: its upload has been read. The host is a ring ahead at most. */
+static void mpt__slot_settle(mpt_context *context, const mpt__loader_slot *slot) {
+    mpt__backend *backend = &context->backend;
+    for (int part = 0; part < MPT__BATCH_PARTS; part++)
+        if (slot->locked[part] &&
+            backend->stage_settle(backend->self, slot->memory[part]) != MPT_OK)
+            mpt__error(context, MPT_ERROR_DEVICE, "%s", backend->error);
+}
+#endif
+
 /* ==== Delivery ==== */
 
-/* Ends the handles of a batch, those that the user has not ended already. */
+/* Ends the handles of the batch in use, those that the user has not ended already. */
 static void mpt__batch_end(mpt_context *context, mpt__loader *loader) {
+#if defined(MPTRAIN_CUDA)
+    if (loader->held)
+        mpt__slot_settle(context, &loader->slots[(loader->next - 1) % loader->slot_count]);
+#endif
     for (int part = 0; part < MPT__BATCH_PARTS; part++) {
         mpt__tensor *tensor = mpt__live(context, loader->batch[part]);
         if (tensor) mpt__tensor_drop(context, tensor);
@@ -296,9 +360,12 @@ static mpt_tensor mpt__batch_tensor(mpt_context *context, const mpt__loader *loa
     shape.rank = sample->rank + 1;
     shape.dim[0] = size;
     for (int i = 0; i < sample->rank; i++) shape.dim[i + 1] = sample->dim[i];
-    if (loader->staged && mpt__upload(context, slot->storage[part], 0, slot->memory[part],
-                                      size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
+#if defined(MPTRAIN_CUDA)
+    if (mpt__slots_staged(context) &&
+        mpt__upload(context, slot->storage[part], 0, slot->memory[part],
+                    size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
         return mpt__null(context);
+#endif
     mpt__tensor view = mpt__view_on(slot->storage[part], dtype, &shape, 0);
     return mpt__handle(context, mpt__tensor_outside(context, &view, MPT__KEPT));
 }
@@ -317,26 +384,22 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     loader->held = true;
     batch->index = number;
     const char *why = slot->error[0] ? slot->error : "the dataset gave no message";
-    if (slot->collate_failed) {
+    const bool skips = slot->failed >= 0 && size > 0 && loader->config.skip_bad;
+    if (slot->collate_failed || (slot->failed >= 0 && !skips)) {
+        char what[40] = "collate of ";
+        if (!slot->collate_failed)
+            mpt__format_text(what, sizeof what, "sample %lld (", slot->failed);
         mpt__error(context, MPT_ERROR_IO,
-                   "collate of batch %lld of epoch %lld: %s; after mpt_clear_error the loader goes "
-                   "on with the next batch",
-                   number, loader->epoch, why);
+                   "%sbatch %lld of epoch %lld%s: %s; after mpt_clear_error the loader goes on "
+                   "with the next batch",
+                   what, number, loader->epoch, slot->collate_failed ? "" : ")", why);
         mpt__loader_take_back(context, loader);
         return false;
     }
-    if (slot->failed >= 0 && size > 0 && loader->config.skip_bad) {
+    if (skips)
         mpt__log(&context->base, MPT_LOG_WARNING,
                  "batch %lld of epoch %lld goes without %lld samples; the first is %lld: %s",
                  number, loader->epoch, slot->skipped, slot->failed, why);
-    } else if (slot->failed >= 0) {
-        mpt__error(context, MPT_ERROR_IO,
-                   "sample %lld (batch %lld of epoch %lld): %s; after mpt_clear_error the loader "
-                   "goes on with the next batch",
-                   slot->failed, number, loader->epoch, why);
-        mpt__loader_take_back(context, loader);
-        return false;
-    }
     for (int part = 0; part < MPT__BATCH_PARTS; part++)
         if (slot->storage[part])
             loader->batch[part] = mpt__batch_tensor(context, loader, slot, part, size);
@@ -365,7 +428,7 @@ MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_next");
     if (!loader) return false;
     if (!batch) return mpt__reject(context, MPT_ERROR_ARGUMENT, "batch is NULL");
-    if (loader->thread_count > 0 && context->base.process != mpt__process_id())
+    if (mpt__loader_works(loader) && context->base.process != mpt__process_id())
         return mpt__reject(context, MPT_ERROR_THREAD,
                            "this loader's workers stayed behind in the parent process; make a new "
                            "context after fork");
@@ -387,10 +450,10 @@ MPTRAIN_API mpt_loader_config mpt_loader_config_default(void) {
 /* Ends and joins the workers (after a fork there are none); safe at any stage of creation. */
 static void mpt__loader_stop(mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
-    if (loader->base->process != mpt__process_id()) return;
+    if (!MPT__HAS_WORKERS || loader->base->process != mpt__process_id()) return;
     mpt__loader_lock(loader);
     loader->stop = true;
-    if (loader->thread_count > 0) thread->condition_broadcast(thread->user, loader->work);
+    if (mpt__loader_works(loader)) thread->condition_broadcast(thread->user, loader->work);
     mpt__loader_unlock(loader);
     for (int i = 0; i < loader->thread_count; i++)
         thread->join(thread->user, loader->workers[i].thread);
@@ -402,11 +465,6 @@ static void mpt__loader_stop(mpt__loader *loader) {
 /* Workers, or the caller in their place. */
 static int mpt__loader_makers(const mpt__loader *loader) {
     return loader->config.workers > 0 ? loader->config.workers : 1;
-}
-
-/* Bytes of a part of a slot. */
-static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
-    return (size_t)loader->config.batch * loader->sample_bytes[part];
 }
 
 /* One loader more or less reads a dataset. */
@@ -423,13 +481,17 @@ static void mpt__loader_free(mpt_context *context, void *object) {
     size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
     mpt__loader_stop(loader);
+    loader->held = false; /* nobody fills its slot again */
     mpt__batch_end(context, loader);
     for (int64_t i = 0; loader->slots && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
         mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
-        int part = (int)(i % MPT__BATCH_PARTS);
-        size_t bytes = loader->staged ? mpt__part_bytes(loader, part) : 0;
-        if (slot->storage[part]) mpt__storage_release(context, slot->storage[part]);
-        if (bytes) mpt__release(base, slot->memory[part], bytes, MPT_MEMORY_BATCH);
+        const int part = (int)(i % MPT__BATCH_PARTS);
+        if (!slot->storage[part]) continue;
+#if defined(MPTRAIN_CUDA)
+        if (mpt__slots_staged(context))
+            mpt__stage_end(context, slot, part, mpt__part_bytes(loader, part));
+#endif
+        mpt__storage_release(context, slot->storage[part]);
     }
     mpt__room_free(context, loader->slots, loader->slot_count);
     mpt__release(base, loader->scratch, scratch_bytes, MPT_MEMORY_BATCH);
@@ -457,7 +519,8 @@ static bool mpt__loader_measure(mpt_context *context, mpt__loader *loader) {
     if (loader->remakes) scratch += (uint64_t)batch * dataset->target_bytes;
     loader->scratch_bytes = (size_t)((scratch + 63) / 64 * 64);
     if (scratch <= (uint64_t)(most / mpt__loader_makers(loader) - 64) &&
-        loader->total <= most / (int64_t)sizeof(int64_t) &&
+        ((!config->shuffle && !config->weights) ||
+         loader->total <= most / (int64_t)sizeof(int64_t)) &&
         (!config->weights || dataset->count <= most / (int64_t)sizeof(double)) &&
         loader->slot_count <= most / (int64_t)sizeof *loader->slots)
         return true;
@@ -483,14 +546,16 @@ static bool mpt__loader_allocate(mpt_context *context, mpt__loader *loader) {
         loader->order = (int64_t *)mpt__allocate(base, order_bytes, MPT_MEMORY_BATCH);
     for (int64_t i = 0; base->status == MPT_OK && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
         mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
-        int part = (int)(i % MPT__BATCH_PARTS);
-        size_t bytes = mpt__part_bytes(loader, part);
+        const int part = (int)(i % MPT__BATCH_PARTS);
+        const size_t bytes = mpt__part_bytes(loader, part);
         if (bytes == 0) continue;
         slot->storage[part] =
             mpt__storage_new(context, (int64_t)bytes, MPT_MEMORY_BATCH, MPT__FROM_DEVICE, false);
-        if (slot->storage[part])
-            slot->memory[part] = loader->staged ? mpt__allocate(base, bytes, MPT_MEMORY_BATCH)
-                                                : context->data[slot->storage[part]];
+        slot->memory[part] = context->data[slot->storage[part]];
+#if defined(MPTRAIN_CUDA)
+        if (slot->storage[part] && mpt__slots_staged(context))
+            mpt__stage_make(context, slot, part, bytes);
+#endif
     }
     return base->status == MPT_OK;
 }
@@ -500,7 +565,7 @@ static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
     int wanted = loader->config.workers;
     for (int i = 0; loader->scratch && i < mpt__loader_makers(loader); i++)
         loader->workers[i].scratch = loader->scratch + (size_t)i * loader->scratch_bytes;
-    if (wanted == 0) return true;
+    if (!MPT__HAS_WORKERS || wanted == 0) return true;
     if (thread->mutex_create(thread->user, &loader->mutex) != 0) loader->mutex = NULL;
     if (thread->condition_create(thread->user, &loader->work) != 0) loader->work = NULL;
     if (thread->condition_create(thread->user, &loader->ready) != 0) loader->ready = NULL;
@@ -569,14 +634,12 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
         return mpt__reject(context, MPT_ERROR_DTYPE,
                            "target_dtype %s%s; collate makes i64, f32, f16 or bf16",
                            mpt_dtype_name(target), config->collate ? "" : " without collate");
-#ifdef MPTRAIN_NO_THREADS
-    if (config->workers > 0)
+    if (!MPT__HAS_WORKERS && config->workers > 0)
         return mpt__reject(
             context, MPT_ERROR_UNSUPPORTED,
             "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); 0 loads on the "
             "calling thread",
             config->workers);
-#endif
     return true;
 }
 
@@ -602,7 +665,6 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     loader->remakes = config->target_dtype != MPT_DTYPE_NONE;
     loader->target_dtype = loader->remakes ? config->target_dtype : dataset->target_dtype;
     loader->target_shape = loader->remakes ? config->target_shape : dataset->target_shape;
-    loader->staged = context->backend.allocate != NULL || !context->backend.synchronous;
 }
 
 MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset dataset,
@@ -646,7 +708,7 @@ MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t
                           "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs count "
                           "from 0",
                           batch, epoch, loader->batches - 1);
-    if (loader->thread_count > 0 && context->base.process != mpt__process_id())
+    if (mpt__loader_works(loader) && context->base.process != mpt__process_id())
         return mpt__error(context, MPT_ERROR_THREAD,
                           "this loader's workers stayed behind in the parent process");
     mpt__loader_take_back(context, loader);

@@ -271,6 +271,9 @@ static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
         mpt__fit_epoch_line(&line, &fit->progress);
     else
         mpt__fit_step_line(&line, &fit->progress, fit->scaler.slot != 0);
+    if (fit->progress.seconds_waited > 0.005 * fit->trained) /* rounds to a percent */
+        mpt__write_text(&line, ", %d %% waiting for data",
+                        (int)(100.0 * fit->progress.seconds_waited / fit->trained + 0.5));
     if (fit->config->progress(fit->config->user, &fit->progress)) return;
     fit->stop = true;
     fit->result.stopped_early = true;
@@ -302,9 +305,12 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
 static void mpt__fit_batches(mpt__fit *fit) {
     mpt_batch batch;
     double before = mpt__fit_now(fit);
+    const mpt__loader *loader = mpt__loader_at(fit->context, fit->train);
+    const double others = loader ? loader->seconds_waited - fit->progress.seconds_waited : 0.0;
     mpt_metric_reset(fit->context, MPT__FIT_METRIC);
     fit->progress.batch = 0;
     while (!fit->stop && mpt_loader_next(fit->train, &batch)) {
+        fit->progress.seconds_waited = loader->seconds_waited - others;
         mpt__fit_step(fit, &batch);
         if (mpt_failed(fit->context)) return;
         fit->result.steps++;
@@ -391,6 +397,7 @@ static void mpt__fit_run(mpt__fit *fit) {
         mpt__fit_measure(fit);
     }
     fit->result.skipped_steps = fit->progress.skipped_steps;
+    fit->result.seconds_waited = fit->progress.seconds_waited;
     fit->result.seconds = mpt__fit_now(fit) - fit->started;
     fit->result.steps_per_second =
         fit->trained > 0.0 ? (double)fit->result.steps / fit->trained : 0.0;

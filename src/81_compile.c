@@ -295,13 +295,11 @@ static mpt_status mpt__slice_run(mpt_context *context, mpt__captured *captured, 
 }
 
 static mpt_status mpt__slice_go_on(mpt_context *context, mpt__captured *captured, double seconds) {
-    if (mpt__held_state(context, captured->recording) != captured->seen_state) {
-        context->sliced = NULL;
+    if (mpt__held_state(context, captured->recording) != captured->seen_state)
         return mpt__error(
             context, MPT_ERROR_STATE,
             "a tensor of the step under way was changed between its slices (mpt_write, "
-            "an op in place, an optimizer or a load); the step is given up");
-    }
+            "an op in place, an optimizer or a load); it ends here");
     if (captured->draws && context->device_step != captured->step) {
         mpt__scalar_set_i(context, MPT__SLOT_STEP, captured->step);
         context->device_step = captured->step;
@@ -309,17 +307,35 @@ static mpt_status mpt__slice_go_on(mpt_context *context, mpt__captured *captured
     return mpt__slice_run(context, captured, seconds);
 }
 
-/* Gives up a step between two launches; once it has changed weights it is done to its end. */
+/* Whether a launch changes what outlives its step. Gradients do not: an error drops them; nor what
+   the end of a step takes over or forgets: running statistics to come, magnitudes for fp8. */
+static bool mpt__launch_lasts(const mpt_context *context, const mpt__launch *launch) {
+    bool lasts = launch->kernel == MPT__K_METRIC_ADD || launch->kernel == MPT__K_SCALER_UPDATE;
+    if (launch->kernel == MPT__K_FP8_SCALE ||
+        (launch->kernel == MPT__K_RUNNING_STATS && launch->operand[0].storage))
+        return false;
+    for (int i = 0; i < launch->n_operands; i++) {
+        const mpt__operand *o = &launch->operand[i];
+        const mpt__storage *storage = &context->storages[o->storage];
+        if (o->access != MPT__READ && storage->kind != MPT_MEMORY_GRADIENT &&
+            storage->kind != MPT_MEMORY_FORM && storage->references > storage->recordings)
+            lasts = true; /* somebody else has it, too */
+    }
+    return lasts;
+}
+
+/* Gives up a step between two launches; once it has changed what lasts it is done to its end. */
 static void mpt__slice_end(mpt_context *context) {
     mpt__captured *captured = context->sliced;
     bool changed = false;
     if (!captured) return;
-    for (int64_t i = 0; i < captured->next; i++) {
-        int kernel = captured->recording->launches[i].kernel;
-        changed |= kernel == MPT__K_SGD || kernel == MPT__K_ADAM || kernel == MPT__K_MOMENTS;
-    }
+    for (int64_t i = 0; i < captured->next && !changed; i++)
+        changed = mpt__launch_lasts(context, &captured->recording->launches[i]);
     context->sliced = NULL;
-    if (changed) mpt__slice_run(context, captured, (double)INFINITY);
+    if (changed)
+        mpt__slice_run(context, captured, (double)INFINITY);
+    else
+        mpt__running_settle(context, false);
 }
 
 /* ==== Comparing ==== */

@@ -65,7 +65,7 @@ typedef struct seen {
     int64_t steps, epochs, stop_after; /* steps; 0: never */
     int64_t calls_at_half;             /* of the allocator */
     mpt_context *ctx;
-    double last_loss, last_eta, scale;
+    double last_loss, last_eta, scale, waited;
     int64_t last_batch;
     char step_text[256], epoch_text[256];
 } seen;
@@ -82,6 +82,7 @@ static bool watch(void *user, const mpt_progress *progress) {
     s->last_eta = progress->eta_seconds;
     s->last_batch = progress->batch;
     s->scale = progress->scale;
+    s->waited = progress->seconds_waited;
     snprintf(s->step_text, sizeof s->step_text, "%s", progress->text);
     if (s->ctx && s->steps == 2 * STEPS) s->calls_at_half = mpt_memory(s->ctx).allocations;
     return s->stop_after == 0 || s->steps < s->stop_after;
@@ -244,6 +245,67 @@ TEST(no_allocations_in_the_steady_state) {
     CHECK_EQ_STR(mpt_error(w.ctx), "");
     CHECK(s.calls_at_half > 0);
     CHECK_EQ_INT(mpt_memory(w.ctx).allocations, s.calls_at_half);
+    mpt_destroy(w.ctx);
+}
+
+static bool watch_slow(void *user, const mpt_progress *progress) {
+    return watch(((void **)user)[1], progress);
+}
+
+/* A clock that a sample takes 3 seconds of and a look at it a thousandth. */
+static double slow_now;
+
+static double slow_clock(void *user) {
+    (void)user;
+    return slow_now += 1e-3;
+}
+
+static bool slow_sample(void *user, int64_t index, uint64_t seed, void *input, void *target,
+                        char *error, size_t error_size) {
+    (void)user, (void)seed, (void)error, (void)error_size;
+    memcpy(input, &sample_inputs[index * INPUTS], INPUTS * sizeof(float));
+    memcpy(target, &sample_classes[index], sizeof(int64_t));
+    slow_now += 3;
+    return true;
+}
+
+/* Of the loss: 12 seconds of computing. */
+static mpt_tensor slow_loss(mpt_tensor output, mpt_tensor target, void *user) {
+    (void)user;
+    if (mpt_is_training(*(mpt_module *)((void **)user)[0])) slow_now += 12;
+    return mpt_nll_loss(output, target, NULL);
+}
+
+TEST(waiting_for_data_is_told) {
+    mpt_config own = mpt_config_default();
+    own.clock.now = slow_clock;
+    world w = make_world_with(&own, 0.01);
+    mpt_user_dataset_config dc;
+    memset(&dc, 0, sizeof dc);
+    dc.count = 2 * BATCH, dc.dtype = MPT_F32, dc.shape = MPT_SHAPE(INPUTS);
+    dc.target_dtype = MPT_I64, dc.sample = slow_sample;
+    mpt_loader_config lc = mpt_loader_config_default();
+    lc.batch = BATCH;
+    mpt_loader slow = mpt_loader_create(w.ctx, mpt_user_dataset(w.ctx, &dc), &lc);
+    mpt_fit_config config = mpt_fit_config_default();
+    seen s;
+    void *user[2] = {&w.net, &s};
+    for (int run = 0; run < 2; run++) { /* what was waited for before does not count */
+        memset(&s, 0, sizeof s);
+        config.epochs = 3, config.validation = slow, config.loss = slow_loss;
+        config.progress = watch_slow, config.user = user;
+        mpt_fit_result result = mpt_fit(w.net, w.optimizer, slow, &config);
+        CHECK_EQ_STR(mpt_error(w.ctx), "");
+        CHECK_NEAR(result.seconds_waited, 3 * 2 * BATCH * 3.0, 0.1);
+        CHECK_NEAR(s.waited, result.seconds_waited, 0.0);
+        CHECK_CONTAINS(s.step_text, " ETA 0 s, 80 % waiting for data");
+        CHECK_CONTAINS(s.epoch_text, " %, 80 % waiting for data");
+    }
+    config.validation = w.validation;
+    memset(&s, 0, sizeof s);
+    mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
+    CHECK(result.seconds_waited > 0 && result.seconds_waited < 0.1);
+    CHECK(!strstr(s.step_text, "waiting") && !strstr(s.epoch_text, "waiting"));
     mpt_destroy(w.ctx);
 }
 
@@ -543,6 +605,7 @@ TEST_TABLE = {T(defaults),
               T(automatic_precision),
               T(learns_and_reports),
               T(no_allocations_in_the_steady_state),
+              T(waiting_for_data_is_told),
               T(evaluate_against_the_definition),
               T(stops_when_the_callback_says_so),
               T(patience_and_the_best_checkpoint),

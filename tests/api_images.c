@@ -10,6 +10,8 @@
 #include MPTRAIN_HEADER_FILE
 #include <math.h>
 
+#include "../examples/pictures.h"
+#include "../examples/resnet.h"
 #include "golden.h"
 #include "harness.h"
 #include "memory.h"
@@ -791,6 +793,58 @@ TEST(photos_with_augmentation) {
     mpt_destroy(context);
 }
 
+static mpt_status read_first(mpt_tensor x, float *to) {
+    return mpt_read_f32(mpt_slice(x, 0, 0, 1, 1), to, 3 * 64 * 64);
+}
+
+/* What the ResNet of the examples does with --images: photos that it learns, others each epoch, and
+   those it is tested with, always the same. */
+TEST(photos_of_the_example) {
+    mpt_context *context = make_context();
+    data_sets sets;
+    mpt_loader_config lc = mpt_loader_config_default();
+    float seen[2][2][3 * 64 * 64];
+    const int64_t classes =
+        pictures_photos(context, test_data_path("hymenoptera"), 64, &sets);
+    if (mpt_failed(context)) {
+        CHECK_CONTAINS(mpt_error(context), "hymenoptera/train: no such file or directory");
+        mpt_destroy(context);
+        SKIP("hymenoptera in MPTRAIN_DATA");
+    }
+    CHECK_EQ_INT(classes, 2);
+    CHECK_CONTAINS(sets.name, "80 photos of 2 classes from ");
+    lc.batch = 8, lc.workers = 2;
+    const mpt_loader loader[2] = {mpt_loader_create(context, sets.train, &lc),
+                                  mpt_loader_create(context, sets.test, &lc)};
+    mpt_module net = resnet18(context, 3, classes, 4, true);
+    mpt_optimizer optimizer = mpt_adamw(net, NULL);
+    mpt_batch b;
+    double loss[2];
+    for (int i = 0; i < 4; i++) {
+        CHECK(mpt_loader_next(loader[i % 2], &b));
+        CHECK(read_first(b.x, seen[i % 2][i / 2]) == MPT_OK);
+        CHECK_EQ_INT(mpt_loader_reset(loader[i % 2]), MPT_OK);
+    }
+    CHECK(memcmp(seen[0][0], seen[0][1], sizeof seen[0][0]) != 0);
+    CHECK_EQ_BITS(seen[1][1], seen[1][0], sizeof seen[1][0]);
+    CHECK(mpt_loader_next(loader[1], &b));
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < 4 * i; k++) {
+            mpt_step_begin(context);
+            mpt_zero_grad(optimizer);
+            mpt_backward(mpt_cross_entropy(mpt_forward(net, b.x), b.y, NULL));
+            mpt_step(optimizer);
+            mpt_step_end(context);
+        }
+        loss[i] = mpt_item(mpt_cross_entropy(mpt_forward(net, b.x), b.y, NULL));
+    }
+    CHECK(loss[1] < loss[0]);
+    mpt_loader_reset(loader[1]);
+    CHECK_EQ_INT(mpt_evaluate(net, loader[1], MPT_F32).samples, 40);
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
 /* ==== Odd files ==== */
 
 /* The files of one real folder as class "x" of the folder ROOT. */
@@ -1031,6 +1085,7 @@ TEST_TABLE = {T(resize_as_pytorch),
               T(out_of_memory),
               T(torn_and_flipped_photos),
               T(photos_with_augmentation),
+              T(photos_of_the_example),
               T(odd_files_are_refused_or_decoded),
               T(pngsuite_against_its_reference),
               T(jpegs_against_their_references)

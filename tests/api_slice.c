@@ -323,6 +323,142 @@ TEST(given_up_or_ended) {
     CHECK(ended_some && gave_up_some);
 }
 
+/* ==== What a step leaves behind ==== */
+
+/* Steps that change more than an optimizer does, or in another order. */
+enum { LION, AVERAGES_FIRST, STATISTICS, BY_HAND, MAGNITUDES, METRICS, DOINGS };
+
+typedef struct doing {
+    mpt_context *context;
+    mpt_module net;
+    mpt_optimizer optimizer;
+    mpt_ema ema;
+    mpt_captured captured;
+    mpt_tensor x, y;
+    int what;
+} doing;
+
+static mpt_status do_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    const doing *d = (const doing *)user;
+    mpt_step_begin(context);
+    if (d->what == AVERAGES_FIRST) mpt_ema_update(d->ema);
+    mpt_tensor out = mpt_forward(d->net, x);
+    if (d->what == STATISTICS) return mpt_step_end(context);
+    mpt_tensor loss = mpt_cross_entropy(out, y, NULL);
+    if (d->what == METRICS) mpt_metric_push(context, "loss", loss);
+    mpt_zero_grad(d->optimizer);
+    mpt_backward(loss);
+    mpt_no_grad_begin(context);
+    for (int i = 0; d->what == BY_HAND && i < mpt_parameter_count(d->net); i++) {
+        mpt_tensor weight = mpt_parameter_at(d->net, i, NULL, 0);
+        mpt_add_(weight, mpt_mul_scalar(mpt_grad(weight), -0.05));
+    }
+    mpt_no_grad_end(context);
+    if (d->what != BY_HAND) mpt_step(d->optimizer);
+    return mpt_step_end(context);
+}
+
+static void make_doing(doing *d, int what) {
+    mpt_module layers[4];
+    mpt_context *c = make_context(false);
+    memset(d, 0, sizeof *d);
+    d->context = c, d->what = what;
+    layers[0] = mpt_nn_linear(c, FEATURES, 16);
+    layers[1] = what == STATISTICS ? mpt_nn_batch_norm1d(c, 16, NULL) : mpt_nn_relu(c);
+    layers[2] = mpt_nn_linear(c, 16, CLASSES);
+    layers[3] = what == STATISTICS ? mpt_nn_batch_norm1d(c, CLASSES, NULL) : mpt_nn_relu(c);
+    d->net = mpt_sequential_array(c, layers, 4);
+    if (what == MAGNITUDES) mpt_fp8(d->net, NULL);
+    d->optimizer = what == LION ? mpt_lion(d->net, NULL) : mpt_adamw(d->net, NULL);
+    d->ema = mpt_ema_create(d->net, d->optimizer, NULL);
+    d->captured = mpt_capture(c, do_step, d);
+    d->x = mpt_keep(mpt_zeros(c, MPT_F32, MPT_SHAPE(8, FEATURES)));
+    d->y = mpt_keep(mpt_zeros(c, MPT_I64, MPT_SHAPE(8)));
+}
+
+/* Input number i: the later, the smaller. */
+static void new_input(doing *d, int i) {
+    float x[8 * FEATURES];
+    int64_t y[8];
+    for (int k = 0; k < 8 * FEATURES; k++)
+        x[k] = sample_value(k + 8 * FEATURES * i) / (float)(1 + i);
+    for (int k = 0; k < 8; k++) y[k] = (k + i) % CLASSES;
+    mpt_write(d->x, x, sizeof x);
+    mpt_write(d->y, y, sizeof y);
+}
+
+static bool do_slice(doing *d, double seconds) {
+    bool done = false;
+    mpt_step_slice(d->captured, d->x, d->y, seconds, &done);
+    return done;
+}
+
+static uint64_t doing_hash(doing *d) {
+    uint64_t hash = mix_hash(1, mpt_module_hash(d->net)), bits;
+    double mean = d->what == METRICS ? mpt_metric_mean(d->context, "loss", true) : 0;
+    memcpy(&bits, &mean, sizeof bits);
+    hash = mix_hash(mix_hash(hash, bits), mpt_optimizer_hash(d->optimizer));
+    return mix_hash(hash, mpt_ema_hash(d->ema));
+}
+
+/* Wherever a step stands when it ends early, all of it has happened or nothing: by an error from
+   elsewhere, by a change of one of its tensors and by the end of what captured it. */
+static void end_early(int what, int how, int64_t n, const uint64_t hash[3]) {
+    doing d;
+    make_doing(&d, what);
+    mpt_context *context = d.context;
+    for (int i = 0; i < 4; i++) new_input(&d, i), do_slice(&d, (double)INFINITY);
+    new_input(&d, 4);
+    for (int64_t i = 0; i < n; i++) CHECK(!do_slice(&d, 0));
+    if (how == 0) {
+        mpt_add(d.x, mpt_zeros(context, MPT_F32, MPT_SHAPE(99)));
+        EXPECT(MPT_ERROR_SHAPE, "do not broadcast");
+    } else if (how == 1) {
+        mpt_no_grad_begin(context);
+        mpt_mul_scalar_(mpt_parameter_at(d.net, 0, NULL, 0), 1);
+        mpt_no_grad_end(context);
+        CHECK(!do_slice(&d, 0));
+        EXPECT(MPT_ERROR_STATE, "was changed between its slices");
+    } else {
+        mpt_captured_destroy(d.captured);
+        d.captured = mpt_capture(context, do_step, &d);
+    }
+    const uint64_t now_hash = doing_hash(&d);
+    const bool ended = now_hash != hash[0];
+    if (ended && now_hash != hash[1])
+        TEST_FAIL_("doing %d, end %d: half a step after launch %lld", what, how, (long long)n);
+    if (!ended) do_slice(&d, (double)INFINITY);
+    new_input(&d, 5);
+    do_slice(&d, (double)INFINITY);
+    OK(context);
+    if (doing_hash(&d) != hash[2])
+        TEST_FAIL_("doing %d, end %d: launch %lld leaves a trace", what, how, (long long)n);
+    mpt_destroy(context);
+}
+
+TEST(no_half_steps) {
+    NEEDS_PROMPT_DEVICE;
+    for (int what = 0; what < DOINGS; what++) {
+        doing d;
+        uint64_t hash[3];
+        int64_t launches = 0;
+        make_doing(&d, what);
+        for (int i = 0; i < 6; i++) {
+            new_input(&d, i);
+            if (i == 5)
+                while (!do_slice(&d, 0)) launches++;
+            else
+                do_slice(&d, (double)INFINITY);
+            if (i > 2) hash[i - 3] = doing_hash(&d);
+        }
+        OK(d.context);
+        CHECK(hash[0] != hash[1] && hash[1] != hash[2]);
+        mpt_destroy(d.context);
+        for (int64_t n = 1; n <= launches; n++)
+            for (int how = 0; how < 3; how++) end_early(what, how, n, hash);
+    }
+}
+
 TEST_TABLE = {T(slices_leave_the_same_bits),
               T(budgets_count_launches),
               T(done_may_be_left_out),
@@ -330,5 +466,6 @@ TEST_TABLE = {T(slices_leave_the_same_bits),
               T(steady_slices_allocate_nothing),
               T(what_does_not_go_together),
               T(changes_are_found),
-              T(given_up_or_ended)};
+              T(given_up_or_ended),
+              T(no_half_steps)};
 TEST_MAIN

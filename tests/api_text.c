@@ -1,5 +1,9 @@
 /* api_text.c: tokenizers and windows of tokens: round trips, GPT-2's own files, odd files, workers.
  */
+#if !defined(_WIN32) /* for fseeko */
+#define _FILE_OFFSET_BITS 64
+#define _POSIX_C_SOURCE 200809L
+#endif
 #include MPTRAIN_HEADER_FILE
 #include "harness.h"
 #include "memory.h"
@@ -307,6 +311,72 @@ TEST(windows_in_order) {
     mpt_destroy(context);
 }
 
+/* Writes some bytes far behind the end of a file; false where that cannot be done at no cost. */
+static bool put_far(FILE *file, int64_t at, const uint8_t *bytes, size_t n) {
+#if defined(_WIN32)
+    return (void)file, (void)at, (void)bytes, (void)n, false;
+#else
+    return fseeko(file, (off_t)at, SEEK_SET) == 0 && fwrite(bytes, 1, n, file) == n &&
+           fflush(file) == 0;
+#endif
+}
+
+/* More tokens than 32 bits count, most of them in a hole of the file; a loader goes to its end. */
+TEST(files_beyond_4_gib) {
+    const int64_t tokens = ((int64_t)5 << 30) + 8, places[] = {(int64_t)1 << 31, (int64_t)1 << 32};
+    static const uint8_t row[16] = {9, 8, 7, 6, 5, 4, 3, 2, 1, 2, 3, 4, 5, 6, 7, 8};
+    char path[512];
+    int64_t seen[2][16];
+    mpt_batch b;
+    mpt_context *context = make_context();
+    NEEDS_FILES
+    snprintf(path, sizeof path, "%s", test_tmp_path("far"));
+    FILE *file = fopen(path, "wb");
+    REQUIRE(file);
+    bool sparse = put_far(file, tokens - 16, row, 16);
+    for (int i = 0; i < 2; i++) sparse = sparse && put_far(file, places[i] - 8, row, 16);
+    fclose(file);
+    if (!sparse) {
+        remove(path);
+        mpt_destroy(context);
+        SKIP("a file system with sparse files");
+    }
+    mpt_window_config window = windows(15);
+    window.stride = 1;
+    mpt_dataset data = mpt_token_file(context, path, 1, &window);
+    CHECK_EQ_INT(mpt_dataset_size(data), tokens - 15);
+    mpt_loader_config lc = mpt_loader_config_default();
+    lc.batch = 1;
+    mpt_loader loader = mpt_loader_create(context, data, &lc);
+    const int64_t at[3] = {places[0] - 8, places[1] - 8, tokens - 16};
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ_INT(mpt_loader_seek(loader, 0, at[i]), MPT_OK);
+        CHECK(mpt_loader_next(loader, &b));
+        CHECK_EQ_INT(mpt_read(b.x, seen[0], 15 * sizeof(int64_t)), MPT_OK);
+        CHECK_EQ_INT(mpt_read(b.y, seen[1], 15 * sizeof(int64_t)), MPT_OK);
+        for (int k = 0; k < 15; k++) CHECK(seen[0][k] == row[k] && seen[1][k] == row[k + 1]);
+    }
+    CHECK(!mpt_loader_next(loader, &b)); /* that was the last one */
+    mpt_raw_config raw = mpt_raw_config_default();
+    uint8_t piece[8];
+    raw.inputs = path, raw.dtype = MPT_U8, raw.shape = MPT_SHAPE(8);
+    data = mpt_raw_files(context, &raw);
+    CHECK_EQ_INT(mpt_dataset_size(data), tokens / 8);
+    raw.count = tokens / 8;
+    data = mpt_raw_files(context, &raw);
+    CHECK_EQ_INT(mpt_dataset_size(data), tokens / 8);
+    loader = mpt_loader_create(context, data, &lc);
+    CHECK_EQ_INT(mpt_loader_seek(loader, 0, tokens / 8 - 1), MPT_OK);
+    CHECK(mpt_loader_next(loader, &b));
+    float values[8];
+    CHECK_EQ_INT(mpt_read_f32(b.x, values, 8), MPT_OK);
+    for (int k = 0; k < 8; k++) piece[k] = (uint8_t)(values[k] * 255 + 0.5f);
+    CHECK_EQ_BITS(piece, row + 8, 8);
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+    remove(path);
+}
+
 /* Bits of an epoch of windows. */
 static uint64_t epoch_hash(mpt_loader loader) {
     static int64_t values[64 * 16];
@@ -444,5 +514,5 @@ TEST(out_of_memory) {
 
 TEST_TABLE = {T(characters),   T(bpe_of_a_few_merges), T(bpe_of_a_long_word), T(bpe_files_damaged),
               T(gpt2),         T(windows_in_order),    T(token_files),        T(text_files),
-              T(out_of_memory)};
+              T(files_beyond_4_gib), T(out_of_memory)};
 TEST_MAIN

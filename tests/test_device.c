@@ -26,11 +26,13 @@ enum {
     TOY_GRAPH_BEGIN,
     TOY_GRAPH_END,
     TOY_GRAPH_RUN,
+    TOY_STAGE,
+    TOY_SETTLE,
     TOY_CALLS
 };
 static const char *const toy_names[TOY_CALLS] = {
-    "launch", "allocate", "upload",      "download",  "synchronize",
-    "host",   "snapshot", "graph begin", "graph end", "graph run"};
+    "launch",   "allocate",    "upload",    "download",  "synchronize", "host",
+    "snapshot", "graph begin", "graph end", "graph run", "stage",       "settle"};
 
 /* Added to every address: what the host touches by mistake ends the program. */
 #if UINTPTR_MAX > 0xffffffffu
@@ -38,7 +40,7 @@ static const char *const toy_names[TOY_CALLS] = {
 #else
 #define TOY_BIAS ((uintptr_t)0)
 #endif
-enum { TOY_LATE = 40, TOY_MOST = 4096 };
+enum { TOY_LATE = 40, TOY_MOST = 4096, TOY_STAGES = 16 };
 
 typedef struct toy_work {
     mpt__launch launch; /* or, with `to`: `bytes` bytes from `source` */
@@ -58,7 +60,11 @@ static struct {
     mpt__base base;
     mpt__backend cpu, *backend;
     toy_list queue, *graph; /* graph: launches go there */
-    int64_t live, graphs, runs;
+    struct {
+        char *memory;
+        size_t bytes;
+    } stages[TOY_STAGES]; /* memory of which uploads are read late, too */
+    int64_t live, graphs, runs, staged;
     int64_t calls[TOY_CALLS], fail_at[TOY_CALLS], failures; /* one more than those */
     int devices;                                            /* how many there are */
     bool refuse;                                            /* to be made */
@@ -129,6 +135,12 @@ static void toy_copy(void *to, const void *source, char *owned, size_t bytes) {
 static mpt_status toy_upload(void *self, void *to, const void *source, size_t bytes) {
     (void)self;
     if (toy_call(TOY_UPLOAD) != MPT_OK) return MPT_ERROR_DEVICE;
+    for (int i = 0; i < TOY_STAGES; i++) {
+        if ((uintptr_t)source - (uintptr_t)toy.stages[i].memory >= toy.stages[i].bytes) continue;
+        toy_copy(toy_real(to), source, NULL, bytes);
+        toy.staged++;
+        return MPT_OK;
+    }
     char *owned = (char *)malloc(bytes);
     memcpy(owned, source, bytes);
     toy_copy(toy_real(to), owned, owned, bytes);
@@ -182,6 +194,31 @@ static void toy_release_host(void *self, void *pointer) {
     (void)self;
     toy_flush();
     free(pointer);
+}
+
+static void *toy_stage_new(void *self, size_t bytes) {
+    (void)self;
+    for (int i = 0; i < TOY_STAGES; i++) {
+        if (toy.stages[i].memory) continue;
+        if (toy_call(TOY_STAGE) != MPT_OK) return NULL;
+        toy.stages[i].bytes = bytes;
+        return toy.stages[i].memory = (char *)malloc(bytes);
+    }
+    return NULL;
+}
+
+static mpt_status toy_stage_settle(void *self, void *stage) {
+    (void)self, (void)stage;
+    if (toy_call(TOY_SETTLE) != MPT_OK) return MPT_ERROR_DEVICE;
+    toy_flush();
+    return MPT_OK;
+}
+
+static void toy_stage_free(void *self, void *stage) {
+    toy_flush();
+    for (int i = 0; i < TOY_STAGES; i++)
+        if (toy.stages[i].memory == stage) memset(&toy.stages[i], 0, sizeof toy.stages[i]);
+    toy_release_host(self, stage);
 }
 
 static mpt_status toy_graph_begin(void *self) {
@@ -287,6 +324,8 @@ mpt_status toy_create(mpt__backend *backend, int version, int device, bool debug
     backend->upload = toy_upload, backend->download = toy_download;
     backend->synchronize = toy_synchronize, backend->snapshot = toy_snapshot;
     backend->allocate_host = toy_allocate_host, backend->release_host = toy_release_host;
+    backend->stage_new = toy_stage_new, backend->stage_settle = toy_stage_settle;
+    backend->stage_free = toy_stage_free;
     backend->graph_begin = toy_graph_begin, backend->graph_end = toy_graph_end;
     backend->graph_run = toy_graph_run, backend->graph_destroy = toy_graph_destroy;
     backend->benchmark = toy_benchmark, backend->benchmark_text = toy_benchmark_text;
@@ -327,7 +366,7 @@ enum { TOY_STEPS = 14 };
 /* Steps by hand or captured, on a schedule; a hash of all that training changes. */
 static uint64_t train_toy(mpt_context *context, mpt_dtype precision, bool capture) {
     training t;
-    make_training(&t, context, precision, 0);
+    make_training(&t, context, precision, capture ? 2 : 0);
     mpt_warmup(t.optimizer, 0.1, 5, 40, 0, MPT_PER_STEP);
     mpt_captured captured = mpt_capture(context, step_of, &t);
     for (int i = 0; i < TOY_STEPS && !mpt_failed(context); i++) {
@@ -351,6 +390,7 @@ TEST(training_has_the_bits_of_the_cpu) {
             hash[run] = train_toy(context, precisions[i], run >= 2);
             check_ok(context);
             CHECK_EQ_INT(toy.runs, run == 3 ? TOY_STEPS - 2 : 0);
+            CHECK_EQ_INT(toy.staged, run & 1 ? 2 * TOY_STEPS : 0);
             CHECK_EQ_INT(toy.live > 0, run & 1);
             mpt_destroy(context);
             CHECK_EQ_INT(toy.live, 0);
@@ -517,10 +557,27 @@ TEST(each_allocation_fails) {
     each_call_fails(TOY_ALLOCATE, true);
     each_call_fails(TOY_HOST, true);
 }
+/* Without memory to stage batches in, uploads copy them: no error, the same bits. */
+TEST(without_stages_uploads_copy) {
+    uint64_t hash[3];
+    for (int run = 0; run < 3; run++) {
+        toy_reset();
+        toy.fail_at[TOY_STAGE] = run > 0, toy.failures = run == 2 ? 99 : 0;
+        mpt_context *context = toy_context(MPT_DEVICE_CUDA);
+        hash[run] = train_toy(context, MPT_F32, false);
+        check_ok(context);
+        CHECK_EQ_INT(toy.staged, (2 - run) * TOY_STEPS);
+        CHECK(mpt_memory(context).current[MPT_MEMORY_BATCH] > 0);
+        mpt_destroy(context);
+        CHECK_EQ_INT(toy.live, 0);
+        CHECK(hash[run] == hash[0]);
+    }
+}
 TEST(each_copy_fails) {
     each_call_fails(TOY_UPLOAD, false);
     each_call_fails(TOY_DOWNLOAD, false);
     each_call_fails(TOY_SNAPSHOT, false);
+    each_call_fails(TOY_SETTLE, false);
 }
 
 /* ==== What is late, and what is asked of the device ==== */
@@ -643,6 +700,7 @@ TEST_TABLE = {T(training_has_the_bits_of_the_cpu),
               T(without_a_graph_launches_go_one_by_one),
               T(each_launch_fails),
               T(each_allocation_fails),
+              T(without_stages_uploads_copy),
               T(each_copy_fails),
               T(a_bad_target_is_seen_late),
               T(devices_are_chosen),

@@ -43,11 +43,10 @@ typedef struct training {
 } training;
 
 /* Squares of light, whose place depends on the class, on a grey noise. */
-static mpt_loader make_loader(mpt_context *context, mpt_dtype dtype) {
+static mpt_dataset make_data(mpt_context *context) {
     static unsigned char images[SAMPLES][SIDE][SIDE];
     static int64_t digits[SAMPLES];
     mpt_memory_dataset_config config = mpt_memory_dataset_config_default();
-    mpt_loader_config loader = mpt_loader_config_default();
     for (int i = 0; i < SAMPLES; i++) {
         digits[i] = i % CLASSES;
         for (int y = 0; y < SIDE; y++) {
@@ -64,10 +63,15 @@ static mpt_loader make_loader(mpt_context *context, mpt_dtype dtype) {
     config.targets = digits;
     mpt_dataset data = mpt_memory_dataset(context, &config);
     mpt_normalize(data, 0.1307, 0.3081);
+    return data;
+}
+
+static mpt_loader make_loader(mpt_context *context, mpt_dtype dtype) {
+    mpt_loader_config loader = mpt_loader_config_default();
     loader.batch = BATCH;
     loader.shuffle = true;
     loader.dtype = dtype;
-    return mpt_loader_create(context, data, &loader);
+    return mpt_loader_create(context, make_data(context), &loader);
 }
 
 static mpt_module make_net(mpt_context *c) {
@@ -190,6 +194,35 @@ TEST(draws_are_the_same_bits) {
     }
     end(&cpu);
     end(&gpu);
+}
+
+/* Workers fill memory again that the device has read, and copies into a batch wait for those who
+   still read the last one that lay there: nobody here waits for the device while batches go by. */
+TEST(batches_are_whole_when_they_are_read) {
+    enum { BATCHES = 2 * SAMPLES / BATCH };
+    training cpu, gpu;
+    mpt_tensor x[BATCHES], y[BATCHES];
+    mpt_loader_config config = mpt_loader_config_default();
+    config.batch = BATCH;
+    config.prefetch = 1;
+    for (config.workers = 0; config.workers <= 2; config.workers++) {
+        if (!begin_both(&cpu, &gpu, &recipes[0])) return;
+        mpt_loader ahead = mpt_loader_create(gpu.context, make_data(gpu.context), &config);
+        mpt_loader plain = mpt_loader_create(cpu.context, make_data(cpu.context), &config);
+        for (int i = 0; i < BATCHES; i++) {
+            mpt_batch b;
+            REQUIRE(mpt_loader_next(ahead, &b) || mpt_loader_next(ahead, &b));
+            x[i] = mpt_clone(b.x), y[i] = mpt_clone(b.y);
+        }
+        for (int i = 0; i < BATCHES; i++) {
+            mpt_batch b;
+            REQUIRE(mpt_loader_next(plain, &b) || mpt_loader_next(plain, &b));
+            check_same(b.x, x[i]);
+            check_same(b.y, y[i]);
+        }
+        end(&cpu);
+        end(&gpu);
+    }
 }
 
 /* ==== The same training ==== */
@@ -482,7 +515,8 @@ TEST(captured_steps_are_the_same_bits) {
     end(&captured);
 }
 
-TEST_TABLE = {T(draws_are_the_same_bits),        T(trainings_agree),
+TEST_TABLE = {T(draws_are_the_same_bits),        T(batches_are_whole_when_they_are_read),
+              T(trainings_agree),
               T(weights_move_between_devices),   T(tf32_products),
               T(choices_of_benchmark_mode_move), T(overflow_is_skipped),
               T(bad_targets_are_named),          T(out_of_memory_is_survived),

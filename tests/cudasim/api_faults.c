@@ -151,7 +151,7 @@ TEST(steps_do_not_wait) {
                                         "cudaMemcpy",
                                         "cudaMalloc",
                                         "cudaFree",
-                                        "cudaMallocHost",
+                                        "cudaHostAlloc",
                                         "cudaStreamQuery"};
     training t;
     mpt_batch b;
@@ -164,10 +164,44 @@ TEST(steps_do_not_wait) {
         cudasim_fail(calls[i], 0, BAD_ADDRESS, 1);
         CHECK_EQ_INT(train_on(&t, b), MPT_OK);
         CHECK_EQ_INT(train_on(&t, b), MPT_OK);
+        /* A batch is uploaded behind the host's back. Only for the one before it to have left its
+           memory, which is filled again, a loader waits. */
+        if (strcmp(calls[i], "cudaEventSynchronize") != 0) CHECK(next_batch(t.loader, &b));
         cudasim_fail("", 0, 0, 0);
         CHECK_EQ_STR(mpt_error(context), "");
     }
     end(context);
+}
+
+/* Batches lie in page-locked memory, all of it given back, or where there is none in memory that
+   uploads copy first: the same bits. */
+TEST(batches_lie_in_locked_memory) {
+    uint64_t hash[3];
+    for (int run = 0; run < 3; run++) {
+        training t;
+        mpt_context *context = make_context(false);
+        const size_t before = cudasim_locked();
+        const int64_t counted = mpt_memory(context).current[MPT_MEMORY_BATCH];
+        mpt_dataset data = make_data(context, SAMPLES);
+        if (run > 0) cudasim_fail("cudaHostAlloc", run - 1, NO_MEMORY, 0);
+        mpt_loader loader = make_loader_of(context, data, 8, 2, MPT_F32);
+        const size_t batch = 8 * FEATURES * sizeof(float), digits = 8 * sizeof(int64_t);
+        const size_t ring = 5 * (batch + digits) - (run == 1 ? batch : run == 2 ? digits : 0);
+        CHECK_EQ_INT(cudasim_locked() - before, ring);
+        CHECK(mpt_memory(context).current[MPT_MEMORY_BATCH] - counted >=
+              (int64_t)(2 * 5 * (batch + digits)));
+        mpt_loader_destroy(loader);
+        CHECK_EQ_INT(cudasim_locked(), before);
+        if (run > 0) cudasim_fail("cudaHostAlloc", run - 1, NO_MEMORY, 0);
+        make_training(&t, context, MPT_F32, 2);
+        for (int i = 0; i < 9; i++) CHECK_EQ_INT(train_step(&t), MPT_OK);
+        CHECK_EQ_STR(mpt_error(context), "");
+        hash[run] = training_hash(&t);
+        CHECK(hash[run] == hash[0]);
+        mpt_dataset_destroy(data);
+        end(context);
+        CHECK(cudasim_locked() < before);
+    }
 }
 
 /* ==== Graphs ==== */
@@ -265,6 +299,7 @@ TEST_TABLE = {T(every_kernel_is_there),
               T(out_of_memory_is_survived),
               T(idle_memory_makes_room),
               T(steps_do_not_wait),
+              T(batches_lie_in_locked_memory),
               T(without_a_graph_launches_go_one_by_one),
               T(a_dead_device),
               T(debug_names_the_launch)};

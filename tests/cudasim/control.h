@@ -16,6 +16,9 @@ void cudasim_fail(const char *function, int after, int error, int sticky);
 /* The size of the device's memory. */
 void cudasim_set_memory(size_t bytes);
 
+/* How much of the host's memory is page-locked. */
+size_t cudasim_locked(void);
+
 #ifdef __cplusplus
 }
 #endif

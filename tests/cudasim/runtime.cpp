@@ -260,11 +260,20 @@ bool step(CUstream_st *s) {
     return true;
 }
 
+// One piece of work of any stream; which one the order decides as that of threads.
+bool step_any() {
+    static std::minstd_rand generator((unsigned)order);
+    const size_t count = streams.size(), first = order > 1 ? generator() % count : 0;
+    for (size_t i = 0; i < count; i++)
+        if (step(streams[order == 1 ? count - 1 - i : (first + i) % count])) return true;
+    return false;
+}
+
 // Other streams go on only where this one waits for them.
 void drain(CUstream_st *s) {
     while (!s->queue.empty()) {
         if (step(s)) continue;
-        if (std::none_of(streams.begin(), streams.end(), step)) die("streams wait for each other");
+        if (!step_any()) die("streams wait for each other");
     }
 }
 
@@ -442,6 +451,12 @@ void cudasim_fail(const char *function, int after, int error, int sticky) {
 }
 
 void cudasim_set_memory(size_t bytes) { memory_limit = bytes; }
+
+size_t cudasim_locked(void) {
+    size_t sum = 0;
+    for (const auto &block : pinned_blocks) sum += block.second;
+    return sum;
+}
 
 // ---- The API ------------------------------------------------------------------------------------
 
@@ -667,7 +682,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     BEGIN;
     if (const cudaError_t error = reject_capture(stream_of(stream))) return error;
-    if (!step(stream_of(stream))) std::any_of(streams.begin(), streams.end(), step);
+    if (!step(stream_of(stream))) step_any();
     return stream_of(stream)->queue.empty() ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -735,7 +750,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     BEGIN_UNCAPTURED;
     if (event->last && event->last->graph) return result(cudaErrorCapturedEvent);
     while (event->last && !event->last->done)
-        if (std::none_of(streams.begin(), streams.end(), step)) die("streams wait for each other");
+        if (!step_any()) die("streams wait for each other");
     return cudaSuccess;
 }
 
@@ -743,7 +758,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     BEGIN_UNCAPTURED;
     if (event->last && event->last->graph) return result(cudaErrorCapturedEvent);
     if (!event->last || event->last->done) return cudaSuccess;
-    std::any_of(streams.begin(), streams.end(), step); // so that a loop of queries comes to an end
+    step_any(); // so that a loop of queries comes to an end
     return cudaErrorNotReady;
 }
 
