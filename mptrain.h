@@ -11845,7 +11845,10 @@ struct mpt__gemm_level {
     int depth;         /* the most K of one pass over a tile; measured */
     int chunk_rows;    /* of C, that a thread computes in one go; a multiple of rows */
     int rate;          /* products per ns of one core, about: where threads pay */
-    /* From panels of A and B; b.inner is the elements from k to k. */
+    /* From panels of A and B; outer and inner are the words from row to row and from k to k. With
+       in_place A may lie where it is, if it has as many rows as the tile: words are floats or pairs
+       of bf16. At every step the line at a[1].data is fetched, which moves on by a[1].inner bytes.
+     */
     mpt__gemm_tile *tile;
     /* From matrices where they lie: A of fp32, B of any dtype with b.outer = 1, no rounding; rows
        <= direct_rows. NULL: this level only does packed products. */
@@ -11874,6 +11877,7 @@ struct mpt__gemm_level {
     /* The level for a product: this or a variant, NULL: none, the lower kernels. NULL: this. */
     const mpt__gemm_level *(*choose)(const mpt__gemm *g);
     bool refuses; /* pack may return false */
+    bool in_place;
 };
 
 #define MPT__GEMM_SLACK 64       /* bytes */
@@ -11897,17 +11901,49 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__ROWS_12(X, V, W) MPT__ROWS_8(X, V, W) X(8, V, W) X(9, V, W) X(10, V, W) X(11, V, W)
 #define MPT__ROWS_14(X, V, W) MPT__ROWS_12(X, V, W) X(12, V, W) X(13, V, W)
 
-/* a: the elements of a row; x: its first vector, y: the second one. */
-#define MPT__ROW_OF_PANEL(i, V, W) const float *a##i = mpt__gemm_floats_of(a) + i;
-#define MPT__TILE_ZERO1(i, V, W) V##_f x##i = V##_zero();
-#define MPT__TILE_ZERO2(i, V, W) MPT__TILE_ZERO1(i, V, W) V##_f y##i = V##_zero();
-#define MPT__TILE_STEP1(i, V, W) x##i = V##_fma(V##_set(a##i[at]), b0, x##i);
-#define MPT__TILE_STEP2(i, V, W)                                                                   \
+#if defined(__GNUC__)
+#define MPT__FETCH(line) __builtin_prefetch(line)
+#else
+#define MPT__FETCH(line) ((void)(line))
+#endif
+
+/* Rows of A, o floats apart: pointers to every third one, scaled steps to those between, so few
+   registers that none has to wait elsewhere. */
+#define MPT__LINES_A0 a0[0]
+#define MPT__LINES_A1 a0[o]
+#define MPT__LINES_A2 a0[2 * o]
+#define MPT__LINES_A3 a3[0]
+#define MPT__LINES_A4 a3[o]
+#define MPT__LINES_A5 a3[2 * o]
+#define MPT__LINES_A6 a6[0]
+#define MPT__LINES_A7 a6[o]
+#define MPT__LINES_A8 a6[2 * o]
+#define MPT__LINES_A9 a9[0]
+#define MPT__LINES_A10 a9[o]
+#define MPT__LINES_A11 a9[2 * o]
+#define MPT__LINES_A12 a12[0]
+#define MPT__LINES_A13 a12[o]
+#define MPT__LINES_STEP1(i, V, W) x##i = V##_fma(V##_set(MPT__LINES_A##i), b0, x##i);
+#define MPT__LINES_STEP2(i, V, W)                                                                  \
     {                                                                                              \
-        V##_f s = V##_set(a##i[at]);                                                               \
+        V##_f s = V##_set(MPT__LINES_A##i);                                                        \
         x##i = V##_fma(s, b0, x##i);                                                               \
         y##i = V##_fma(s, b1, y##i);                                                               \
     }
+/* PLACE: A may lie where it is, and lines are fetched; else it is in panels of MR rows. */
+#define MPT__TILE_LINES(of, PLACE, MR)                                                             \
+    const int64_t o = (PLACE) ? (of)->outer : 1, a_step = (PLACE) ? (of)->inner : MR;              \
+    const float *a0 = mpt__gemm_floats_of(of), *a3 = a0 + 3 * o, *a6 = a3 + 3 * o;                 \
+    const float *a9 = a6 + 3 * o, *a12 = a9 + 3 * o;                                               \
+    const char *ahead = (of)[1].data;                                                              \
+    const int64_t ahead_step = (of)[1].inner;
+#define MPT__TILE_NEXT(PLACE)                                                                      \
+    if (PLACE) MPT__FETCH(ahead);                                                                  \
+    a0 += a_step, a3 += a_step, a6 += a_step, a9 += a_step, a12 += a_step, ahead += ahead_step
+
+/* x: the first vector of a row, y: the second one. */
+#define MPT__TILE_ZERO1(i, V, W) V##_f x##i = V##_zero();
+#define MPT__TILE_ZERO2(i, V, W) MPT__TILE_ZERO1(i, V, W) V##_f y##i = V##_zero();
 #define MPT__TILE_ADD1(i, V, W) x##i = V##_add(V##_load(to + i * ld), x##i);
 #define MPT__TILE_ADD2(i, V, W)                                                                    \
     MPT__TILE_ADD1(i, V, W) y##i = V##_add(V##_load(to + i * ld + W), y##i);
@@ -11916,8 +11952,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__PANEL_LOAD1(V, W) V##_f b0 = V##_load(from);
 #define MPT__PANEL_LOAD2(V, W) V##_f b0 = V##_load(from), b1 = V##_load(from + W);
 
-/* One tile of ROWS x (NV W) from panels. */
-#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, MR)                                               \
+/* One tile of ROWS x (NV W) from panels, or rows of A where they lie. */
+#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, PLACE, MR)                                        \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
                  int64_t ldc, int rows, int columns, int how) {                                    \
         const bool whole = (how & MPT__GEMM_ROOM) || (rows == ROWS && columns == NV * W);          \
@@ -11925,11 +11961,12 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         MPT__ALIGN(64) float beside[ROWS * NV * W];                                                \
         const int64_t b_step = b->inner;                                                           \
         const float *from = mpt__gemm_floats_of(b);                                                \
-        MPT__ROWS_##ROWS(MPT__ROW_OF_PANEL, V, W);                                                 \
+        MPT__TILE_LINES(a, PLACE, MR)                                                              \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (int64_t p = 0, at = 0; p < depth; p++, at += MR, from += b_step) {                    \
+        for (; depth > 0; depth--, from += b_step) {                                               \
             MPT__PANEL_LOAD##NV(V, W);                                                             \
-            MPT__ROWS_##ROWS(MPT__TILE_STEP##NV, V, W);                                            \
+            MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W);                                           \
+            MPT__TILE_NEXT(PLACE);                                                                 \
         }                                                                                          \
         float *to = whole ? c : beside;                                                            \
         const int64_t ld = whole ? ldc : NV * W;                                                   \
@@ -11940,24 +11977,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         if (!whole) V##_put_tile(beside, ld, c, ldc, rows, columns, add);                          \
     }
 
-/* A tile of lines of pixels. Pointers to every third row, scaled steps to the ones between: so few
-   registers that none has to wait elsewhere. */
-#define MPT__LINES_A0 a0[0]
-#define MPT__LINES_A1 a0[o]
-#define MPT__LINES_A2 a0[2 * o]
-#define MPT__LINES_A3 a3[0]
-#define MPT__LINES_A4 a3[o]
-#define MPT__LINES_A5 a3[2 * o]
-#define MPT__LINES_A6 a6[0]
-#define MPT__LINES_A7 a6[o]
-#define MPT__LINES_STEP1(i, V, W) x##i = V##_fma(V##_set(MPT__LINES_A##i), b0, x##i);
-#define MPT__LINES_STEP2(i, V, W)                                                                  \
-    {                                                                                              \
-        V##_f s = V##_set(MPT__LINES_A##i);                                                        \
-        x##i = V##_fma(s, b0, x##i);                                                               \
-        y##i = V##_fma(s, b1, y##i);                                                               \
-    }
-/* The same from matrices where they lie. The last rows and columns are done twice where they fill
+/* The same with B where it lies. The last rows and columns are done twice where they fill
    no tile, but for columns that fill no vector. */
 #define MPT__LINES_C0 c
 #define MPT__LINES_C1 (c + ldc)
@@ -12056,9 +12076,9 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #endif
 
 /* The tiles of R rows, one and two vectors wide, and the choice between two such functions. */
-#define MPT__GEMM_TILES(FN, N, V, W, R, MR)                                                        \
-    MPT__GEMM_TILE(FN, N##R##x1, V, W, R, 1, MR)                                                   \
-    MPT__GEMM_TILE(FN, N##R##x2, V, W, R, 2, MR)
+#define MPT__GEMM_TILES(FN, N, V, W, R, PLACE, MR)                                                 \
+    MPT__GEMM_TILE(FN, N##R##x1, V, W, R, 1, PLACE, MR)                                            \
+    MPT__GEMM_TILE(FN, N##R##x2, V, W, R, 2, PLACE, MR)
 #define MPT__GEMM_DIRECTS(FN, N, V, W, R, HALF)                                                    \
     MPT__GEMM_DIRECT(FN, N##R##x1, V, W, R, 1, HALF)                                               \
     MPT__GEMM_DIRECT(FN, N##R##x2, V, W, R, 2, HALF)
@@ -12341,72 +12361,72 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         return true;                                                                               \
     }
 
-#define MPT__FINISH_VECTOR(V, STORE, n)                                                            \
-    {                                                                                              \
-        V##_f v = V##_load_as(sum + x, n, MPT_F32);                                                \
-        if (scaled) v = V##_mul(v, alpha);                                                         \
-        if (biased) {                                                                              \
-            v = V##_add(v, V##_round(V##_load_as(bias + x * bias_bytes, n, bias_dtype), round));   \
-        }                                                                                          \
-        if (accumulate) v = V##_add(V##_load_as(c + g->onto + x * bytes, n, dtype), v);            \
-        if (activation == MPT_ACTIVATION_RELU) {                                                   \
-            v = V##_relu(v);                                                                       \
-        } else if (activation != MPT_ACTIVATION_NONE) {                                            \
-            v = V##_activate(v, activation);                                                       \
-        }                                                                                          \
-        STORE(c + x * bytes, v, n, dtype);                                                         \
-    }
-
-/* Plain sums of DTYPE, as far as whole vectors go. */
-#define MPT__FINISH_PLAIN(V, W, STORE, DTYPE)                                                      \
-    if (plain && dtype == DTYPE) {                                                                 \
-        for (; x + W <= columns; x += W) STORE(c + 2 * x, V##_load(sum + x), W, DTYPE);            \
-    }
-
-/* Rows that lie one behind the other are one. */
+/* Rows that lie one behind the other are one. A bias that rows share is loaded once. */
 #define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, DTYPE)                                             \
     FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,           \
                  int64_t rows, int64_t columns) {                                                  \
         const int dtype = DTYPE, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;     \
-        const int bias_dtype = g->bias.dtype, bias_bytes = bias_dtype == MPT_F32 ? 4 : 2;          \
-        const int round = g->bias.round;                                                           \
         const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                       \
-        const bool accumulate = g->accumulate;                                                     \
-        const bool plain = !scaled && !biased && !accumulate && activation == MPT_ACTIVATION_NONE; \
+        const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU;           \
+        const bool other = activation != MPT_ACTIVATION_NONE && !relu;                             \
         const V##_f alpha = V##_set(g->alpha);                                                     \
+        float shared[64];                                                                          \
         char *c = g->c + (i * g->c_row + j) * bytes;                                               \
-        const char *bias = biased ? mpt__gemm_at(&g->bias, i, j) : NULL;                           \
+        mpt__gemm_side bias = g->bias;                                                             \
+        if (biased) bias.data = mpt__gemm_at(&bias, i, j);                                         \
         if (!biased && ld == columns && g->c_row == columns) {                                     \
             columns *= rows;                                                                       \
             rows = 1;                                                                              \
         }                                                                                          \
+        if (!biased || (bias.outer == 0 && columns <= 64)) {                                       \
+            if (biased) g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round);     \
+            if (biased) bias.data = (const char *)shared;                                          \
+            bias.dtype = MPT_F32, bias.round = 0;                                                  \
+        }                                                                                          \
+        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32;             \
         for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {                     \
             int64_t x = 0;                                                                         \
-            MPT__FINISH_PLAIN(V, W, STORE, MPT_BF16)                                               \
-            MPT__FINISH_PLAIN(V, W, STORE, MPT_F16)                                                \
-            for (; x + W <= columns; x += W) MPT__FINISH_VECTOR(V, STORE, W)                       \
-            if (x < columns) MPT__FINISH_VECTOR(V, STORE, columns - x)                             \
-            if (biased) bias += g->bias.outer * bias_bytes;                                        \
+            for (; simple && bias.round == 0 && x + W <= columns; x += W) {                        \
+                V##_f v = V##_load(sum + x);                                                       \
+                if (biased) v = V##_add(v, V##_load(mpt__gemm_floats_of(&bias) + x));              \
+                if (relu) v = V##_relu(v);                                                         \
+                STORE(c + x * bytes, v, W, dtype);                                                 \
+            }                                                                                      \
+            for (; x < columns; x += W) {                                                          \
+                const int64_t n = columns - x;                                                     \
+                V##_f v = V##_load_as(sum + x, n, MPT_F32);                                        \
+                if (scaled) v = V##_mul(v, alpha);                                                 \
+                if (biased) {                                                                      \
+                    V##_f more = V##_load_as(mpt__gemm_at(&bias, 0, x), n, bias.dtype);            \
+                    v = V##_add(v, V##_round(more, bias.round));                                   \
+                }                                                                                  \
+                if (accumulate) v = V##_add(V##_load_as(c + g->onto + x * bytes, n, dtype), v);    \
+                if (relu) v = V##_relu(v);                                                         \
+                if (other) v = V##_activate(v, activation);                                        \
+                STORE(c + x * bytes, v, n, dtype);                                                 \
+            }                                                                                      \
+            if (biased) bias.data = mpt__gemm_at(&bias, 1, 0);                                     \
         }                                                                                          \
     }
 
 /* ==== Levels ==== */
 
-#define MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, FINISH)                                      \
+#define MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, FINISH, PLACE)                               \
     {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct,                        \
      MPT__GEMM_CONV_OF(N##_gemm_direct),                                                           \
-     DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false}
+     DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false,    \
+     PLACE}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
-#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE)                           \
+#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE, PLACE)                    \
     MPT__GEMM_ACTIVATE(FN, V, F)                                                                   \
     MPT__GEMM_PUT(FN, V, W)                                                                        \
     MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
     MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, g->c_dtype)                          \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, MR)                                                    \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, MR)                                                    \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, MR)                                                    \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, PLACE, MR)                                             \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, PLACE, MR)                                             \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, PLACE, MR)                                             \
     MPT__GEMM_DIRECTS(FN, N##_direct, V, W, 2, false)                                              \
     MPT__GEMM_DIRECTS(FN, N##_direct, V, W, DR, false)                                             \
     MPT__GEMM_DIRECTS(FN, N##_halves, V, W, 2, true)                                               \
@@ -12428,7 +12448,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static const mpt__gemm_level N##_gemm_level =                                                  \
-        MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, N##_gemm_finish);
+        MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, N##_gemm_finish, PLACE);
 
 /* V_gemm_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
    apart; zeros past them. V_store_sums: sums of 8 vectors over their lanes. */
@@ -12455,7 +12475,7 @@ MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt_
     _mm256_storeu_ps(to, mpt__v8_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
 MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 2, 4, 6, 6, 168,
-                32)
+                32, false)
 #endif
 
 #ifdef MPT__HAS_AVX512
@@ -12480,7 +12500,7 @@ MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1,
     _mm256_storeu_ps(to, mpt__v16_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
 MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, 4, 8, 14,
-                8, 336, 32)
+                8, 336, 32, true)
 #endif
 
 #ifdef MPT__HAS_NEON
@@ -12489,7 +12509,7 @@ MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t li
     return lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
 }
 MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 168,
-                16)
+                16, false)
 #endif
 
 #endif
@@ -12532,6 +12552,7 @@ MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 
 
 enum { MPT__PAIRS_WIDTH = 16, MPT__PAIRS_DIRECT = 6, MPT__PAIRS_RATE = 4 };
 #define mpt__pairs_finish mpt__avx2_gemm_finish
+#define mpt__pairs_put_tile mpt__v8_put_tile
 
 static bool mpt__pairs_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                             int64_t count, int64_t k, int64_t depth) {
@@ -12560,6 +12581,7 @@ MPT__AVX2_OP mpt__v8_f mpt__v8_pairs(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
 #else
 
 enum { MPT__PAIRS_WIDTH = 32, MPT__PAIRS_DIRECT = 8, MPT__PAIRS_RATE = 64 };
+#define mpt__pairs_put_tile mpt__v16_put_tile
 
 /* A store of bf16 by its instruction, which flushes denormals as the sums do. */
 MPT__PAIRS_OP void mpt__pairs_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
@@ -12677,9 +12699,10 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 
 /* ==== Tiles ==== */
 
-#define MPT__PAIRS_STEP(i, V, W)                                                           \
+#define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_word(&MPT__LINES_A##i), b0);
+#define MPT__PAIRS_LINES2(i, V, W)                                                         \
     {                                                                                      \
-        V##_f s = V##_set(a[i]);                                                           \
+        V##_f s = V##_set(MPT__LINES_A##i);                                                \
         x##i = V##_pairs(x##i, s, b0);                                                     \
         y##i = V##_pairs(y##i, s, b1);                                                     \
     }
@@ -12689,11 +12712,14 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 
 /* A whole tile of ROWS x 2 W. */
 #define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS)                                              \
-    FN void NAME(int64_t depth, const float *a, const float *b, float *c, int64_t ldc) {   \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const float *b, float *c,         \
+                 int64_t ldc) {                                                            \
+        MPT__TILE_LINES(a, true, 0)                                                        \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W);                                           \
-        for (; depth > 0; depth -= 2, a += MPT__PAIRS_ROWS, b += 2 * W) {                  \
+        for (; depth > 0; depth -= 2, b += 2 * W) {                                        \
             V##_f b0 = V##_load(b), b1 = V##_load(b + W);                                  \
-            MPT__ROWS_##ROWS(MPT__PAIRS_STEP, V, W);                                       \
+            MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W);                                     \
+            MPT__TILE_NEXT(true);                                                          \
         }                                                                                  \
         MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W);                                          \
     }
@@ -12702,13 +12728,6 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 #else
 #define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v16, 16, ROWS)
 #endif
-#define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_word(&MPT__LINES_A##i), b0);
-#define MPT__PAIRS_LINES2(i, V, W)                                                         \
-    {                                                                                      \
-        V##_f s = V##_set(MPT__LINES_A##i);                                                \
-        x##i = V##_pairs(x##i, s, b0);                                                     \
-        y##i = V##_pairs(y##i, s, b1);                                                     \
-    }
 #if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION) /* no lines */
 #elif defined(MPTRAIN_EMULATE_AMX)
 MPT__AVX2_OP mpt__v8_f mpt__v8_word(const float *p) { return mpt__v8_set(*p); }
@@ -12741,24 +12760,6 @@ MPT__PAIRS_TILES(4)
 MPT__PAIRS_TILES(8)
 MPT__PAIRS_TILES(14)
 
-/* c[rows, columns] = or (add) += a tile that was summed beside C, for want of room in it. */
-static MPT__NOINLINE void mpt__gemm_put_tile(const float *beside, int64_t ld, float *c,
-                                             int64_t ldc, int rows, int columns, bool add) {
-    mpt__gemm plain;
-    plain.bias.data = NULL;
-    plain.bias.dtype = MPT_F32;
-    plain.bias.round = 0;
-    plain.c = (char *)c;
-    plain.c_dtype = MPT_F32;
-    plain.c_row = ldc;
-    plain.c_column = 1;
-    plain.alpha = 1.0f;
-    plain.activation = MPT_ACTIVATION_NONE;
-    plain.accumulate = add;
-    plain.onto = 0;
-    mpt__pairs_finish(&plain, beside, ld, 0, 0, rows, columns);
-}
-
 static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
                             float *c, int64_t ldc, int rows, int columns, int how) {
     MPT__ALIGN(64) float beside[MPT__PAIRS_ROWS * MPT__PAIRS_WIDTH];
@@ -12768,9 +12769,9 @@ static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__g
                       (rows == whole && columns == MPT__PAIRS_WIDTH && !add);
     (whole == 14  ? mpt__pairs14
      : whole == 8 ? mpt__pairs8
-                  : mpt__pairs4)(depth, mpt__gemm_floats_of(a), mpt__gemm_floats_of(b),
-                                 room ? c : beside, room ? ldc : (int64_t)MPT__PAIRS_WIDTH);
-    if (!room) mpt__gemm_put_tile(beside, MPT__PAIRS_WIDTH, c, ldc, rows, columns, add);
+                  : mpt__pairs4)(depth, a, mpt__gemm_floats_of(b), room ? c : beside,
+                                 room ? ldc : (int64_t)MPT__PAIRS_WIDTH);
+    if (!room) mpt__pairs_put_tile(beside, MPT__PAIRS_WIDTH, c, ldc, rows, columns, add);
 }
 
 /* ==== The level ==== */
@@ -12780,7 +12781,7 @@ static const mpt__gemm_level mpt__pairs_gemm_level = {
     MPT__PAIRS_ROWS, MPT__PAIRS_WIDTH, MPT__PAIRS_DIRECT, 2, 2, 2048, 336, MPT__PAIRS_RATE,
     mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_gemm_lines),
     MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(sweep), MPT__PAIRS_BASE(dot), mpt__pairs_pack,
-    MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false};
+    MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false, true};
 
 /* The dtype that the values of a side have when they get here. */
 static int mpt__gemm_dtype(const mpt__gemm_side *side) {
@@ -13160,7 +13161,7 @@ static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__
     if (down) MPT__TILE_SAVE(2, to + 16 * ld, step);
     if (across && down) MPT__TILE_SAVE(3, to + 16 * ld + 16, step);
     if (room) return;
-    mpt__gemm_put_tile(beside, MPT__AMX_WIDTH, c, ldc, rows, columns, add);
+    mpt__pairs_put_tile(beside, MPT__AMX_WIDTH, c, ldc, rows, columns, add);
 }
 
 /* ==== The level ==== */
@@ -13184,7 +13185,7 @@ enum { MPT__AMX_RATE = 400 };
     static const mpt__gemm_level N##_gemm_level = {                                       \
         32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL,  \
         NULL, 0, NULL, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish,          \
-        mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1};
+        mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1, false};
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
@@ -13207,7 +13208,7 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
 /* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
 #ifndef MPTRAIN_EMULATE_AMX
 static const mpt__gemm_level mpt__amx_other_gemm_level =
-    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 14, 8, 336, 32, mpt__pairs_finish);
+    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 14, 8, 336, 32, mpt__pairs_finish, true);
 #endif
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
@@ -13291,6 +13292,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 #define MPT__GEMM_BLOCK_N 2048
 #define MPT__GEMM_PACKED (4 << 20) /* bytes of both packed operands, about: they stay in cache */
 #define MPT__GEMM_FAR (1 << 17)   /* elements of C from which on it lies too far to be waited for */
+#define MPT__GEMM_AHEAD (1 << 20) /* bytes of an operand that no L2 holds, about */
 #define MPT__GEMM_CHUNK_COST 8192 /* ns of one core, about */
 #define MPT__GEMM_GATHERED 16384  /* bytes of an image that are packed at a time */
 
@@ -13313,6 +13315,7 @@ typedef struct mpt__gemm_layout {
        need them. */
     bool own_a, own_b;
     bool b_in_place; /* of own_b: rows of B that are as wide as a panel are read where they lie */
+    bool a_in_place; /* so are whole tiles of rows of A */
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
@@ -13335,6 +13338,16 @@ static bool mpt__gemm_is_plain(const mpt__gemm *g) {
            g->onto == 0;
 }
 
+/* Whether tiles read A where it lies: lines of words. Those that are 2 KiB apart would drive each
+   other out of L1. (No bytes of workspace depend on it.) */
+static bool mpt__gemm_reads_a(const mpt__gemm *g) {
+    const int64_t unit = g->level->unit;
+    return g->level->in_place && g->a.dtype == (unit == 1 ? MPT_F32 : MPT_BF16) &&
+           g->a.round == 0 && g->a.inner == 1 && g->a_image == NULL &&
+           (g->a.outer | g->k) % unit == 0 && g->a.outer / unit % 512 != 0 &&
+           (uintptr_t)g->a.data % sizeof(float) == 0;
+}
+
 static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     const mpt__gemm_level *level = g->level;
     mpt__gemm_layout lay;
@@ -13354,6 +13367,7 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     lay.own_b = few_rows && !lay.own_a;
     lay.b_in_place = lay.own_b && level->unit == 1 && g->b.outer == 1 && g->b_image == NULL &&
                      g->b.dtype == MPT_F32 && g->b.round == 0;
+    lay.a_in_place = mpt__gemm_reads_a(g);
     lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
     lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
     lay.a = lay.a_panel * (lay.own_a ? threads : a_panels);
@@ -13378,6 +13392,7 @@ typedef struct mpt__gemm_pass {
     mpt__gemm_layout lay;
     int64_t i, j, k, m, n, depth; /* the block, and the K of this pass */
     int64_t a_panels, b_panels, a_shared, b_shared, k_blocks;
+    int64_t a_rows; /* as many are read where they lie */
     int64_t chunk_m, chunk_n;
     char *a, *b;
     float *partial;
@@ -13433,7 +13448,7 @@ static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
     int64_t panels = p->a_shared + p->b_shared, block = chunk / panels, panel = chunk % panels;
     bool b = panel >= p->a_shared;
     (void)thread;
-    if (b) panel -= p->a_shared;
+    panel += b ? -p->a_shared : p->a_panels - p->a_shared;
     mpt__gemm_pack(p, b, block, panel, mpt__gemm_panel(p, b, block, panel));
 }
 
@@ -13453,6 +13468,10 @@ typedef struct mpt__gemm_sums {
     int turn;         /* the tile to be used next */
     const float *sum; /* NULL: none wait */
     int64_t ld, i, j, rows, columns;
+    /* The lines of memory of the panel to be packed next, `step` bytes from k to k, which tiles
+       fetch: each one line in `unit` k. */
+    const char *next;
+    int64_t step, fetched, lines;
 } mpt__gemm_sums;
 
 static void mpt__gemm_finish_sums(const mpt__gemm *g, const mpt__gemm_sums *s) {
@@ -13467,8 +13486,18 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     int rows = (int)mpt__smaller_of(level->rows, p->m - i);
     int columns = (int)mpt__smaller_of(level->columns, p->n - j);
-    mpt__gemm_side a = {a_panel, MPT_F32, 0, 0, 0};
+    mpt__gemm_side a[2] = {{a_panel, MPT_F32, 0, 1, level->rows}, {a_panel, MPT_F32, 0, 0, 0}};
     mpt__gemm_side b = {b_panel, MPT_F32, 0, 1, b_step};
+    if (i < p->a_rows) {
+        a[0].data = mpt__gemm_at(&g->a, p->i + i, p->k + k);
+        a[0].outer = g->a.outer / level->unit, a[0].inner = 1;
+    }
+    if (sums->fetched < sums->lines) {
+        a[1].data = sums->next + sums->fetched / level->unit * 64 +
+                    sums->fetched % level->unit * sums->step;
+        a[1].inner = sums->step * level->unit;
+        sums->fetched++;
+    }
     bool last = p->k + k + depth == g->k;
     int how = p->k + k > 0 ? MPT__GEMM_ADD : 0;
     float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
@@ -13491,12 +13520,34 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i
         mpt__gemm_fetch(g->c + ((p->i + i) * g->c_row + p->j + j) * bytes, g->c_row * bytes, rows,
                         columns * bytes);
     }
-    level->tile(depth, &a, &b, sum, ld, rows, columns, how);
+    level->tile(depth, a, &b, sum, ld, rows, columns, how);
     mpt__gemm_finish_sums(g, sums);
     sums->sum = last ? sum : NULL;
     sums->ld = ld;
     sums->i = p->i + i, sums->j = p->j + j;
     sums->rows = rows, sums->columns = columns;
+}
+
+/* Has tiles fetch what a thread packs after this panel, in lines that are far apart. */
+static void mpt__gemm_look_ahead(const mpt__gemm_pass *p, bool b, int64_t block, int64_t at,
+                                 mpt__gemm_sums *sums) {
+    const mpt__gemm_side *side = b ? &p->g->b : &p->g->a;
+    const int64_t width = b ? p->g->level->columns : p->g->level->rows;
+    const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
+    int64_t k = p->k, outer = (b ? p->j : p->i) + at;
+    if (block + 1 < p->k_blocks) {
+        k += (block + 1) * p->lay.depth;
+    } else {
+        outer += width;
+    }
+    sums->fetched = sums->lines = 0;
+    sums->step = side->inner * bytes;
+    if (!p->g->level->in_place || side->outer != 1 || p->g->k * sums->step < MPT__GEMM_AHEAD ||
+        (b ? p->g->b_image : p->g->a_image) != NULL)
+        return;
+    sums->lines = (width * bytes + 63) / 64;
+    sums->next = mpt__gemm_at(side, outer + width, k) - 1 - (sums->lines - 1) * 64;
+    sums->lines *= p->g->level->unit;
 }
 
 /* The bracket of thread 0, the one that called, stands around the whole product. */
@@ -13514,6 +13565,7 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     mpt__gemm_sums sums;
     sums.turn = 0;
     sums.sum = NULL;
+    sums.fetched = sums.lines = 0;
     if (thread > 0 && level->bracket != NULL) level->bracket(true);
     for (int64_t at = begin; at < end; at += step) {
         for (int64_t block = 0; block < p->k_blocks; block++) {
@@ -13523,10 +13575,11 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
             if (p->lay.b_in_place && at + step <= p->n) {
                 panel = mpt__gemm_at(&p->g->b, p->j + at, p->k + block * p->lay.depth);
                 b_step = p->g->b.inner;
-            } else if (own) {
+            } else if (own && (by_b || at >= p->a_rows)) {
                 mpt__gemm_pack(p, by_b, block, at / step, packed);
             }
             if (p->watch->dry) continue;
+            if (own) mpt__gemm_look_ahead(p, by_b, block, at, &sums);
             if (by_b) {
                 for (int64_t i = i0; i < i1; i += level->rows) {
                     const char *a = mpt__gemm_panel(p, false, block, i / level->rows);
@@ -13559,7 +13612,8 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
     const mpt__gemm_level *level = p->g->level;
     p->depth = mpt__smaller_of(p->lay.pass, p->g->k - p->k);
     p->k_blocks = mpt__gemm_panels(p->depth, p->lay.depth);
-    p->a_shared = p->lay.own_a ? 0 : p->a_panels;
+    p->a_rows = p->lay.a_in_place ? p->m - p->m % level->rows : 0;
+    p->a_shared = p->lay.own_a ? 0 : mpt__gemm_panels(p->m - p->a_rows, level->rows);
     p->b_shared = p->lay.own_b ? 0 : p->b_panels;
     int64_t chunk = level->rate * (int64_t)MPT__GEMM_CHUNK_COST / p->depth;
     if (p->lay.own_a) {
@@ -13569,7 +13623,7 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
         p->chunk_m = mpt__smaller_of(level->chunk_rows, p->m);
         p->chunk_n = mpt__round_up(chunk / p->chunk_m + 1, level->columns);
     }
-    int64_t elements = ((p->lay.own_a ? 0 : p->m) + (p->lay.own_b ? 0 : p->n)) * p->depth;
+    int64_t elements = (p->a_shared * level->rows + (p->lay.own_b ? 0 : p->n)) * p->depth;
     mpt__gemm_for(pool, (p->a_shared + p->b_shared) * p->k_blocks, elements / 4,
                   mpt__gemm_pack_chunk, p);
     if (mpt__atomic_load32(&p->watch->refused)) return false;
@@ -23534,9 +23588,11 @@ static MPT__COLD void mpt__run_waiting(mpt_context *context) {
 
 static mpt_status mpt__conv_forward(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    mpt__conv_end end = {frame->in[2], NULL, false, false};
+    const bool relu = frame->attributes->activation == MPT_ACTIVATION_RELU;
+    mpt__conv_end end = {frame->in[2], NULL, false, relu};
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, frame->in[1]);
+    if (relu) mpt__save(frame, frame->out[0]);
     if (!context->waiting.module) return mpt__conv_compute(frame, frame->in[1], end);
     mpt__wait_no_more(context);
     mpt__waiting *waiting = &context->waiting;
@@ -23557,6 +23613,13 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
     mpt__tensor dy, image[3];
     mpt__access access;
     if (!mpt__image_in(frame, frame->dy[0], &dy)) return context->base.status;
+    if (frame->attributes->activation == MPT_ACTIVATION_RELU) { /* in place if nobody else reads */
+        const mpt__tensor y = mpt__image_view(frame->saved[2]), from = dy;
+        if (context->storages[dy.storage].references > 1 &&
+            !mpt__image_new(frame, &dy, (mpt_dtype)dy.dtype))
+            return context->base.status;
+        mpt__launch_binary(context, MPT__FN_RELU_BACKWARD, &y, &from, &dy, MPT__WRITE);
+    }
     const mpt__tensor *to = mpt__gradient_into(frame, 0, &access);
     if (to) {
         if (!mpt__conv_weight(frame, frame->saved[1], &image[1])) return context->base.status;
@@ -27057,9 +27120,9 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt_
     return out;
 }
 
-/* Children in order. A linear layer takes an activation that follows it into its own call, and a
-   batch norm a relu. What passes between children is given up as soon as the next one has it,
-   unless a user's forward in the tree may have put a handle of it by. */
+/* Children in order. A linear layer takes an activation that follows it into its own call, a batch
+   norm and a convolution a relu. What passes between children is given up as soon as the next one
+   has it, unless a user's forward in the tree may have put a handle of it by. */
 static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
                                                           mpt__tensor *x) {
     mpt__tensor *now = x;
@@ -27067,11 +27130,13 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, 
     for (int64_t i = 0; i < module->child_count && now; i++) {
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
-        const bool norm = mpt__is_batch_norm(child);
-        if (((child->layer == MPT__LAYER_linear && !child->running) || norm) &&
+        const bool linear = child->layer == MPT__LAYER_linear;
+        const bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
+                                      child->layer <= MPT__LAYER_conv_transpose2d);
+        if (((takes && !child->running) || mpt__is_batch_norm(child)) &&
             i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
-            if (next->policy == child->policy && (!norm || next->layer == MPT__LAYER_relu))
+            if (next->policy == child->policy && (linear || next->layer == MPT__LAYER_relu))
                 activation = mpt__layer_rows[next->layer].activation;
         }
         mpt__tensor *out = mpt__module_run(context, child, now, activation);
@@ -31030,6 +31095,7 @@ static void mpt__notice_bias(mpt_context *context, mpt__module *module, const mp
     module->noticed = true;
     bool conv = record->op == MPT__OP_conv2d || record->op == MPT__OP_conv1d ||
                 record->op == MPT__OP_conv_transpose2d;
+    conv = conv && record->attributes.activation == MPT_ACTIVATION_NONE;
     if (conv && record->n_in > 2 && record->in[2])
         mpt__log(&context->base, MPT_LOG_INFO,
                  "convolution \"%s\" has a bias, which batch norm \"%s\" takes away again: make it "
@@ -32282,7 +32348,8 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
     const int uses = mpt__trace_uses(trace, *call, next);
     if (uses != 1) return uses ? "its result is used more than once" : "its result is not used";
     if (!*next) return "its result is the net's";
-    if ((*next)->op != MPT__OP_batch_norm || (*next)->in[0]->record != *call)
+    if ((*next)->op != MPT__OP_batch_norm || (*next)->in[0]->record != *call ||
+        (*call)->attributes.activation != MPT_ACTIVATION_NONE)
         return "no batch norm takes its result";
     *norm = mpt__trace_norm(context, *next);
     if (!*norm) return "the batch norm after it is no layer";

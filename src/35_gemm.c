@@ -136,7 +136,10 @@ struct mpt__gemm_level {
     int depth;         /* the most K of one pass over a tile; measured */
     int chunk_rows;    /* of C, that a thread computes in one go; a multiple of rows */
     int rate;          /* products per ns of one core, about: where threads pay */
-    /* From panels of A and B; b.inner is the elements from k to k. */
+    /* From panels of A and B; outer and inner are the words from row to row and from k to k. With
+       in_place A may lie where it is, if it has as many rows as the tile: words are floats or pairs
+       of bf16. At every step the line at a[1].data is fetched, which moves on by a[1].inner bytes.
+     */
     mpt__gemm_tile *tile;
     /* From matrices where they lie: A of fp32, B of any dtype with b.outer = 1, no rounding; rows
        <= direct_rows. NULL: this level only does packed products. */
@@ -165,6 +168,7 @@ struct mpt__gemm_level {
     /* The level for a product: this or a variant, NULL: none, the lower kernels. NULL: this. */
     const mpt__gemm_level *(*choose)(const mpt__gemm *g);
     bool refuses; /* pack may return false */
+    bool in_place;
 };
 
 #define MPT__GEMM_SLACK 64       /* bytes */
@@ -188,17 +192,49 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__ROWS_12(X, V, W) MPT__ROWS_8(X, V, W) X(8, V, W) X(9, V, W) X(10, V, W) X(11, V, W)
 #define MPT__ROWS_14(X, V, W) MPT__ROWS_12(X, V, W) X(12, V, W) X(13, V, W)
 
-/* a: the elements of a row; x: its first vector, y: the second one. */
-#define MPT__ROW_OF_PANEL(i, V, W) const float *a##i = mpt__gemm_floats_of(a) + i;
-#define MPT__TILE_ZERO1(i, V, W) V##_f x##i = V##_zero();
-#define MPT__TILE_ZERO2(i, V, W) MPT__TILE_ZERO1(i, V, W) V##_f y##i = V##_zero();
-#define MPT__TILE_STEP1(i, V, W) x##i = V##_fma(V##_set(a##i[at]), b0, x##i);
-#define MPT__TILE_STEP2(i, V, W)                                                                   \
+#if defined(__GNUC__)
+#define MPT__FETCH(line) __builtin_prefetch(line)
+#else
+#define MPT__FETCH(line) ((void)(line))
+#endif
+
+/* Rows of A, o floats apart: pointers to every third one, scaled steps to those between, so few
+   registers that none has to wait elsewhere. */
+#define MPT__LINES_A0 a0[0]
+#define MPT__LINES_A1 a0[o]
+#define MPT__LINES_A2 a0[2 * o]
+#define MPT__LINES_A3 a3[0]
+#define MPT__LINES_A4 a3[o]
+#define MPT__LINES_A5 a3[2 * o]
+#define MPT__LINES_A6 a6[0]
+#define MPT__LINES_A7 a6[o]
+#define MPT__LINES_A8 a6[2 * o]
+#define MPT__LINES_A9 a9[0]
+#define MPT__LINES_A10 a9[o]
+#define MPT__LINES_A11 a9[2 * o]
+#define MPT__LINES_A12 a12[0]
+#define MPT__LINES_A13 a12[o]
+#define MPT__LINES_STEP1(i, V, W) x##i = V##_fma(V##_set(MPT__LINES_A##i), b0, x##i);
+#define MPT__LINES_STEP2(i, V, W)                                                                  \
     {                                                                                              \
-        V##_f s = V##_set(a##i[at]);                                                               \
+        V##_f s = V##_set(MPT__LINES_A##i);                                                        \
         x##i = V##_fma(s, b0, x##i);                                                               \
         y##i = V##_fma(s, b1, y##i);                                                               \
     }
+/* PLACE: A may lie where it is, and lines are fetched; else it is in panels of MR rows. */
+#define MPT__TILE_LINES(of, PLACE, MR)                                                             \
+    const int64_t o = (PLACE) ? (of)->outer : 1, a_step = (PLACE) ? (of)->inner : MR;              \
+    const float *a0 = mpt__gemm_floats_of(of), *a3 = a0 + 3 * o, *a6 = a3 + 3 * o;                 \
+    const float *a9 = a6 + 3 * o, *a12 = a9 + 3 * o;                                               \
+    const char *ahead = (of)[1].data;                                                              \
+    const int64_t ahead_step = (of)[1].inner;
+#define MPT__TILE_NEXT(PLACE)                                                                      \
+    if (PLACE) MPT__FETCH(ahead);                                                                  \
+    a0 += a_step, a3 += a_step, a6 += a_step, a9 += a_step, a12 += a_step, ahead += ahead_step
+
+/* x: the first vector of a row, y: the second one. */
+#define MPT__TILE_ZERO1(i, V, W) V##_f x##i = V##_zero();
+#define MPT__TILE_ZERO2(i, V, W) MPT__TILE_ZERO1(i, V, W) V##_f y##i = V##_zero();
 #define MPT__TILE_ADD1(i, V, W) x##i = V##_add(V##_load(to + i * ld), x##i);
 #define MPT__TILE_ADD2(i, V, W)                                                                    \
     MPT__TILE_ADD1(i, V, W) y##i = V##_add(V##_load(to + i * ld + W), y##i);
@@ -207,8 +243,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__PANEL_LOAD1(V, W) V##_f b0 = V##_load(from);
 #define MPT__PANEL_LOAD2(V, W) V##_f b0 = V##_load(from), b1 = V##_load(from + W);
 
-/* One tile of ROWS x (NV W) from panels. */
-#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, MR)                                               \
+/* One tile of ROWS x (NV W) from panels, or rows of A where they lie. */
+#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, PLACE, MR)                                        \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
                  int64_t ldc, int rows, int columns, int how) {                                    \
         const bool whole = (how & MPT__GEMM_ROOM) || (rows == ROWS && columns == NV * W);          \
@@ -216,11 +252,12 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         MPT__ALIGN(64) float beside[ROWS * NV * W];                                                \
         const int64_t b_step = b->inner;                                                           \
         const float *from = mpt__gemm_floats_of(b);                                                \
-        MPT__ROWS_##ROWS(MPT__ROW_OF_PANEL, V, W);                                                 \
+        MPT__TILE_LINES(a, PLACE, MR)                                                              \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (int64_t p = 0, at = 0; p < depth; p++, at += MR, from += b_step) {                    \
+        for (; depth > 0; depth--, from += b_step) {                                               \
             MPT__PANEL_LOAD##NV(V, W);                                                             \
-            MPT__ROWS_##ROWS(MPT__TILE_STEP##NV, V, W);                                            \
+            MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W);                                           \
+            MPT__TILE_NEXT(PLACE);                                                                 \
         }                                                                                          \
         float *to = whole ? c : beside;                                                            \
         const int64_t ld = whole ? ldc : NV * W;                                                   \
@@ -231,24 +268,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         if (!whole) V##_put_tile(beside, ld, c, ldc, rows, columns, add);                          \
     }
 
-/* A tile of lines of pixels. Pointers to every third row, scaled steps to the ones between: so few
-   registers that none has to wait elsewhere. */
-#define MPT__LINES_A0 a0[0]
-#define MPT__LINES_A1 a0[o]
-#define MPT__LINES_A2 a0[2 * o]
-#define MPT__LINES_A3 a3[0]
-#define MPT__LINES_A4 a3[o]
-#define MPT__LINES_A5 a3[2 * o]
-#define MPT__LINES_A6 a6[0]
-#define MPT__LINES_A7 a6[o]
-#define MPT__LINES_STEP1(i, V, W) x##i = V##_fma(V##_set(MPT__LINES_A##i), b0, x##i);
-#define MPT__LINES_STEP2(i, V, W)                                                                  \
-    {                                                                                              \
-        V##_f s = V##_set(MPT__LINES_A##i);                                                        \
-        x##i = V##_fma(s, b0, x##i);                                                               \
-        y##i = V##_fma(s, b1, y##i);                                                               \
-    }
-/* The same from matrices where they lie. The last rows and columns are done twice where they fill
+/* The same with B where it lies. The last rows and columns are done twice where they fill
    no tile, but for columns that fill no vector. */
 #define MPT__LINES_C0 c
 #define MPT__LINES_C1 (c + ldc)
@@ -347,9 +367,9 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #endif
 
 /* The tiles of R rows, one and two vectors wide, and the choice between two such functions. */
-#define MPT__GEMM_TILES(FN, N, V, W, R, MR)                                                        \
-    MPT__GEMM_TILE(FN, N##R##x1, V, W, R, 1, MR)                                                   \
-    MPT__GEMM_TILE(FN, N##R##x2, V, W, R, 2, MR)
+#define MPT__GEMM_TILES(FN, N, V, W, R, PLACE, MR)                                                 \
+    MPT__GEMM_TILE(FN, N##R##x1, V, W, R, 1, PLACE, MR)                                            \
+    MPT__GEMM_TILE(FN, N##R##x2, V, W, R, 2, PLACE, MR)
 #define MPT__GEMM_DIRECTS(FN, N, V, W, R, HALF)                                                    \
     MPT__GEMM_DIRECT(FN, N##R##x1, V, W, R, 1, HALF)                                               \
     MPT__GEMM_DIRECT(FN, N##R##x2, V, W, R, 2, HALF)
@@ -632,72 +652,72 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         return true;                                                                               \
     }
 
-#define MPT__FINISH_VECTOR(V, STORE, n)                                                            \
-    {                                                                                              \
-        V##_f v = V##_load_as(sum + x, n, MPT_F32);                                                \
-        if (scaled) v = V##_mul(v, alpha);                                                         \
-        if (biased) {                                                                              \
-            v = V##_add(v, V##_round(V##_load_as(bias + x * bias_bytes, n, bias_dtype), round));   \
-        }                                                                                          \
-        if (accumulate) v = V##_add(V##_load_as(c + g->onto + x * bytes, n, dtype), v);            \
-        if (activation == MPT_ACTIVATION_RELU) {                                                   \
-            v = V##_relu(v);                                                                       \
-        } else if (activation != MPT_ACTIVATION_NONE) {                                            \
-            v = V##_activate(v, activation);                                                       \
-        }                                                                                          \
-        STORE(c + x * bytes, v, n, dtype);                                                         \
-    }
-
-/* Plain sums of DTYPE, as far as whole vectors go. */
-#define MPT__FINISH_PLAIN(V, W, STORE, DTYPE)                                                      \
-    if (plain && dtype == DTYPE) {                                                                 \
-        for (; x + W <= columns; x += W) STORE(c + 2 * x, V##_load(sum + x), W, DTYPE);            \
-    }
-
-/* Rows that lie one behind the other are one. */
+/* Rows that lie one behind the other are one. A bias that rows share is loaded once. */
 #define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, DTYPE)                                             \
     FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,           \
                  int64_t rows, int64_t columns) {                                                  \
         const int dtype = DTYPE, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;     \
-        const int bias_dtype = g->bias.dtype, bias_bytes = bias_dtype == MPT_F32 ? 4 : 2;          \
-        const int round = g->bias.round;                                                           \
         const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                       \
-        const bool accumulate = g->accumulate;                                                     \
-        const bool plain = !scaled && !biased && !accumulate && activation == MPT_ACTIVATION_NONE; \
+        const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU;           \
+        const bool other = activation != MPT_ACTIVATION_NONE && !relu;                             \
         const V##_f alpha = V##_set(g->alpha);                                                     \
+        float shared[64];                                                                          \
         char *c = g->c + (i * g->c_row + j) * bytes;                                               \
-        const char *bias = biased ? mpt__gemm_at(&g->bias, i, j) : NULL;                           \
+        mpt__gemm_side bias = g->bias;                                                             \
+        if (biased) bias.data = mpt__gemm_at(&bias, i, j);                                         \
         if (!biased && ld == columns && g->c_row == columns) {                                     \
             columns *= rows;                                                                       \
             rows = 1;                                                                              \
         }                                                                                          \
+        if (!biased || (bias.outer == 0 && columns <= 64)) {                                       \
+            if (biased) g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round);     \
+            if (biased) bias.data = (const char *)shared;                                          \
+            bias.dtype = MPT_F32, bias.round = 0;                                                  \
+        }                                                                                          \
+        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32;             \
         for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {                     \
             int64_t x = 0;                                                                         \
-            MPT__FINISH_PLAIN(V, W, STORE, MPT_BF16)                                               \
-            MPT__FINISH_PLAIN(V, W, STORE, MPT_F16)                                                \
-            for (; x + W <= columns; x += W) MPT__FINISH_VECTOR(V, STORE, W)                       \
-            if (x < columns) MPT__FINISH_VECTOR(V, STORE, columns - x)                             \
-            if (biased) bias += g->bias.outer * bias_bytes;                                        \
+            for (; simple && bias.round == 0 && x + W <= columns; x += W) {                        \
+                V##_f v = V##_load(sum + x);                                                       \
+                if (biased) v = V##_add(v, V##_load(mpt__gemm_floats_of(&bias) + x));              \
+                if (relu) v = V##_relu(v);                                                         \
+                STORE(c + x * bytes, v, W, dtype);                                                 \
+            }                                                                                      \
+            for (; x < columns; x += W) {                                                          \
+                const int64_t n = columns - x;                                                     \
+                V##_f v = V##_load_as(sum + x, n, MPT_F32);                                        \
+                if (scaled) v = V##_mul(v, alpha);                                                 \
+                if (biased) {                                                                      \
+                    V##_f more = V##_load_as(mpt__gemm_at(&bias, 0, x), n, bias.dtype);            \
+                    v = V##_add(v, V##_round(more, bias.round));                                   \
+                }                                                                                  \
+                if (accumulate) v = V##_add(V##_load_as(c + g->onto + x * bytes, n, dtype), v);    \
+                if (relu) v = V##_relu(v);                                                         \
+                if (other) v = V##_activate(v, activation);                                        \
+                STORE(c + x * bytes, v, n, dtype);                                                 \
+            }                                                                                      \
+            if (biased) bias.data = mpt__gemm_at(&bias, 1, 0);                                     \
         }                                                                                          \
     }
 
 /* ==== Levels ==== */
 
-#define MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, FINISH)                                      \
+#define MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, FINISH, PLACE)                               \
     {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct,                        \
      MPT__GEMM_CONV_OF(N##_gemm_direct),                                                           \
-     DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false}
+     DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false,    \
+     PLACE}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
-#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE)                           \
+#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE, PLACE)                    \
     MPT__GEMM_ACTIVATE(FN, V, F)                                                                   \
     MPT__GEMM_PUT(FN, V, W)                                                                        \
     MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
     MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, g->c_dtype)                          \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, MR)                                                    \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, MR)                                                    \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, MR)                                                    \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, PLACE, MR)                                             \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, PLACE, MR)                                             \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, PLACE, MR)                                             \
     MPT__GEMM_DIRECTS(FN, N##_direct, V, W, 2, false)                                              \
     MPT__GEMM_DIRECTS(FN, N##_direct, V, W, DR, false)                                             \
     MPT__GEMM_DIRECTS(FN, N##_halves, V, W, 2, true)                                               \
@@ -719,7 +739,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static const mpt__gemm_level N##_gemm_level =                                                  \
-        MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, N##_gemm_finish);
+        MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, N##_gemm_finish, PLACE);
 
 /* V_gemm_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
    apart; zeros past them. V_store_sums: sums of 8 vectors over their lanes. */
@@ -746,7 +766,7 @@ MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt_
     _mm256_storeu_ps(to, mpt__v8_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
 MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 2, 4, 6, 6, 168,
-                32)
+                32, false)
 #endif
 
 #ifdef MPT__HAS_AVX512
@@ -771,7 +791,7 @@ MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1,
     _mm256_storeu_ps(to, mpt__v16_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
 MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, 4, 8, 14,
-                8, 336, 32)
+                8, 336, 32, true)
 #endif
 
 #ifdef MPT__HAS_NEON
@@ -780,7 +800,7 @@ MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t li
     return lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
 }
 MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 168,
-                16)
+                16, false)
 #endif
 
 #endif

@@ -41,6 +41,7 @@
 
 enum { MPT__PAIRS_WIDTH = 16, MPT__PAIRS_DIRECT = 6, MPT__PAIRS_RATE = 4 };
 #define mpt__pairs_finish mpt__avx2_gemm_finish
+#define mpt__pairs_put_tile mpt__v8_put_tile
 
 static bool mpt__pairs_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                             int64_t count, int64_t k, int64_t depth) {
@@ -69,6 +70,7 @@ MPT__AVX2_OP mpt__v8_f mpt__v8_pairs(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
 #else
 
 enum { MPT__PAIRS_WIDTH = 32, MPT__PAIRS_DIRECT = 8, MPT__PAIRS_RATE = 64 };
+#define mpt__pairs_put_tile mpt__v16_put_tile
 
 /* A store of bf16 by its instruction, which flushes denormals as the sums do. */
 MPT__PAIRS_OP void mpt__pairs_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
@@ -186,9 +188,10 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 
 /* ==== Tiles ==== */
 
-#define MPT__PAIRS_STEP(i, V, W)                                                           \
+#define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_word(&MPT__LINES_A##i), b0);
+#define MPT__PAIRS_LINES2(i, V, W)                                                         \
     {                                                                                      \
-        V##_f s = V##_set(a[i]);                                                           \
+        V##_f s = V##_set(MPT__LINES_A##i);                                                \
         x##i = V##_pairs(x##i, s, b0);                                                     \
         y##i = V##_pairs(y##i, s, b1);                                                     \
     }
@@ -198,11 +201,14 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 
 /* A whole tile of ROWS x 2 W. */
 #define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS)                                              \
-    FN void NAME(int64_t depth, const float *a, const float *b, float *c, int64_t ldc) {   \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const float *b, float *c,         \
+                 int64_t ldc) {                                                            \
+        MPT__TILE_LINES(a, true, 0)                                                        \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W);                                           \
-        for (; depth > 0; depth -= 2, a += MPT__PAIRS_ROWS, b += 2 * W) {                  \
+        for (; depth > 0; depth -= 2, b += 2 * W) {                                        \
             V##_f b0 = V##_load(b), b1 = V##_load(b + W);                                  \
-            MPT__ROWS_##ROWS(MPT__PAIRS_STEP, V, W);                                       \
+            MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W);                                     \
+            MPT__TILE_NEXT(true);                                                          \
         }                                                                                  \
         MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W);                                          \
     }
@@ -211,13 +217,6 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 #else
 #define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v16, 16, ROWS)
 #endif
-#define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_word(&MPT__LINES_A##i), b0);
-#define MPT__PAIRS_LINES2(i, V, W)                                                         \
-    {                                                                                      \
-        V##_f s = V##_set(MPT__LINES_A##i);                                                \
-        x##i = V##_pairs(x##i, s, b0);                                                     \
-        y##i = V##_pairs(y##i, s, b1);                                                     \
-    }
 #if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION) /* no lines */
 #elif defined(MPTRAIN_EMULATE_AMX)
 MPT__AVX2_OP mpt__v8_f mpt__v8_word(const float *p) { return mpt__v8_set(*p); }
@@ -250,24 +249,6 @@ MPT__PAIRS_TILES(4)
 MPT__PAIRS_TILES(8)
 MPT__PAIRS_TILES(14)
 
-/* c[rows, columns] = or (add) += a tile that was summed beside C, for want of room in it. */
-static MPT__NOINLINE void mpt__gemm_put_tile(const float *beside, int64_t ld, float *c,
-                                             int64_t ldc, int rows, int columns, bool add) {
-    mpt__gemm plain;
-    plain.bias.data = NULL;
-    plain.bias.dtype = MPT_F32;
-    plain.bias.round = 0;
-    plain.c = (char *)c;
-    plain.c_dtype = MPT_F32;
-    plain.c_row = ldc;
-    plain.c_column = 1;
-    plain.alpha = 1.0f;
-    plain.activation = MPT_ACTIVATION_NONE;
-    plain.accumulate = add;
-    plain.onto = 0;
-    mpt__pairs_finish(&plain, beside, ld, 0, 0, rows, columns);
-}
-
 static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
                             float *c, int64_t ldc, int rows, int columns, int how) {
     MPT__ALIGN(64) float beside[MPT__PAIRS_ROWS * MPT__PAIRS_WIDTH];
@@ -277,9 +258,9 @@ static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__g
                       (rows == whole && columns == MPT__PAIRS_WIDTH && !add);
     (whole == 14  ? mpt__pairs14
      : whole == 8 ? mpt__pairs8
-                  : mpt__pairs4)(depth, mpt__gemm_floats_of(a), mpt__gemm_floats_of(b),
-                                 room ? c : beside, room ? ldc : (int64_t)MPT__PAIRS_WIDTH);
-    if (!room) mpt__gemm_put_tile(beside, MPT__PAIRS_WIDTH, c, ldc, rows, columns, add);
+                  : mpt__pairs4)(depth, a, mpt__gemm_floats_of(b), room ? c : beside,
+                                 room ? ldc : (int64_t)MPT__PAIRS_WIDTH);
+    if (!room) mpt__pairs_put_tile(beside, MPT__PAIRS_WIDTH, c, ldc, rows, columns, add);
 }
 
 /* ==== The level ==== */
@@ -289,7 +270,7 @@ static const mpt__gemm_level mpt__pairs_gemm_level = {
     MPT__PAIRS_ROWS, MPT__PAIRS_WIDTH, MPT__PAIRS_DIRECT, 2, 2, 2048, 336, MPT__PAIRS_RATE,
     mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_gemm_lines),
     MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(sweep), MPT__PAIRS_BASE(dot), mpt__pairs_pack,
-    MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false};
+    MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false, true};
 
 /* The dtype that the values of a side have when they get here. */
 static int mpt__gemm_dtype(const mpt__gemm_side *side) {

@@ -67,6 +67,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 #define MPT__GEMM_BLOCK_N 2048
 #define MPT__GEMM_PACKED (4 << 20) /* bytes of both packed operands, about: they stay in cache */
 #define MPT__GEMM_FAR (1 << 17)   /* elements of C from which on it lies too far to be waited for */
+#define MPT__GEMM_AHEAD (1 << 20) /* bytes of an operand that no L2 holds, about */
 #define MPT__GEMM_CHUNK_COST 8192 /* ns of one core, about */
 #define MPT__GEMM_GATHERED 16384  /* bytes of an image that are packed at a time */
 
@@ -89,6 +90,7 @@ typedef struct mpt__gemm_layout {
        need them. */
     bool own_a, own_b;
     bool b_in_place; /* of own_b: rows of B that are as wide as a panel are read where they lie */
+    bool a_in_place; /* so are whole tiles of rows of A */
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
@@ -111,6 +113,16 @@ static bool mpt__gemm_is_plain(const mpt__gemm *g) {
            g->onto == 0;
 }
 
+/* Whether tiles read A where it lies: lines of words. Those that are 2 KiB apart would drive each
+   other out of L1. (No bytes of workspace depend on it.) */
+static bool mpt__gemm_reads_a(const mpt__gemm *g) {
+    const int64_t unit = g->level->unit;
+    return g->level->in_place && g->a.dtype == (unit == 1 ? MPT_F32 : MPT_BF16) &&
+           g->a.round == 0 && g->a.inner == 1 && g->a_image == NULL &&
+           (g->a.outer | g->k) % unit == 0 && g->a.outer / unit % 512 != 0 &&
+           (uintptr_t)g->a.data % sizeof(float) == 0;
+}
+
 static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     const mpt__gemm_level *level = g->level;
     mpt__gemm_layout lay;
@@ -130,6 +142,7 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     lay.own_b = few_rows && !lay.own_a;
     lay.b_in_place = lay.own_b && level->unit == 1 && g->b.outer == 1 && g->b_image == NULL &&
                      g->b.dtype == MPT_F32 && g->b.round == 0;
+    lay.a_in_place = mpt__gemm_reads_a(g);
     lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
     lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
     lay.a = lay.a_panel * (lay.own_a ? threads : a_panels);
@@ -154,6 +167,7 @@ typedef struct mpt__gemm_pass {
     mpt__gemm_layout lay;
     int64_t i, j, k, m, n, depth; /* the block, and the K of this pass */
     int64_t a_panels, b_panels, a_shared, b_shared, k_blocks;
+    int64_t a_rows; /* as many are read where they lie */
     int64_t chunk_m, chunk_n;
     char *a, *b;
     float *partial;
@@ -209,7 +223,7 @@ static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
     int64_t panels = p->a_shared + p->b_shared, block = chunk / panels, panel = chunk % panels;
     bool b = panel >= p->a_shared;
     (void)thread;
-    if (b) panel -= p->a_shared;
+    panel += b ? -p->a_shared : p->a_panels - p->a_shared;
     mpt__gemm_pack(p, b, block, panel, mpt__gemm_panel(p, b, block, panel));
 }
 
@@ -229,6 +243,10 @@ typedef struct mpt__gemm_sums {
     int turn;         /* the tile to be used next */
     const float *sum; /* NULL: none wait */
     int64_t ld, i, j, rows, columns;
+    /* The lines of memory of the panel to be packed next, `step` bytes from k to k, which tiles
+       fetch: each one line in `unit` k. */
+    const char *next;
+    int64_t step, fetched, lines;
 } mpt__gemm_sums;
 
 static void mpt__gemm_finish_sums(const mpt__gemm *g, const mpt__gemm_sums *s) {
@@ -243,8 +261,18 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     int rows = (int)mpt__smaller_of(level->rows, p->m - i);
     int columns = (int)mpt__smaller_of(level->columns, p->n - j);
-    mpt__gemm_side a = {a_panel, MPT_F32, 0, 0, 0};
+    mpt__gemm_side a[2] = {{a_panel, MPT_F32, 0, 1, level->rows}, {a_panel, MPT_F32, 0, 0, 0}};
     mpt__gemm_side b = {b_panel, MPT_F32, 0, 1, b_step};
+    if (i < p->a_rows) {
+        a[0].data = mpt__gemm_at(&g->a, p->i + i, p->k + k);
+        a[0].outer = g->a.outer / level->unit, a[0].inner = 1;
+    }
+    if (sums->fetched < sums->lines) {
+        a[1].data = sums->next + sums->fetched / level->unit * 64 +
+                    sums->fetched % level->unit * sums->step;
+        a[1].inner = sums->step * level->unit;
+        sums->fetched++;
+    }
     bool last = p->k + k + depth == g->k;
     int how = p->k + k > 0 ? MPT__GEMM_ADD : 0;
     float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
@@ -267,12 +295,34 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i
         mpt__gemm_fetch(g->c + ((p->i + i) * g->c_row + p->j + j) * bytes, g->c_row * bytes, rows,
                         columns * bytes);
     }
-    level->tile(depth, &a, &b, sum, ld, rows, columns, how);
+    level->tile(depth, a, &b, sum, ld, rows, columns, how);
     mpt__gemm_finish_sums(g, sums);
     sums->sum = last ? sum : NULL;
     sums->ld = ld;
     sums->i = p->i + i, sums->j = p->j + j;
     sums->rows = rows, sums->columns = columns;
+}
+
+/* Has tiles fetch what a thread packs after this panel, in lines that are far apart. */
+static void mpt__gemm_look_ahead(const mpt__gemm_pass *p, bool b, int64_t block, int64_t at,
+                                 mpt__gemm_sums *sums) {
+    const mpt__gemm_side *side = b ? &p->g->b : &p->g->a;
+    const int64_t width = b ? p->g->level->columns : p->g->level->rows;
+    const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
+    int64_t k = p->k, outer = (b ? p->j : p->i) + at;
+    if (block + 1 < p->k_blocks) {
+        k += (block + 1) * p->lay.depth;
+    } else {
+        outer += width;
+    }
+    sums->fetched = sums->lines = 0;
+    sums->step = side->inner * bytes;
+    if (!p->g->level->in_place || side->outer != 1 || p->g->k * sums->step < MPT__GEMM_AHEAD ||
+        (b ? p->g->b_image : p->g->a_image) != NULL)
+        return;
+    sums->lines = (width * bytes + 63) / 64;
+    sums->next = mpt__gemm_at(side, outer + width, k) - 1 - (sums->lines - 1) * 64;
+    sums->lines *= p->g->level->unit;
 }
 
 /* The bracket of thread 0, the one that called, stands around the whole product. */
@@ -290,6 +340,7 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     mpt__gemm_sums sums;
     sums.turn = 0;
     sums.sum = NULL;
+    sums.fetched = sums.lines = 0;
     if (thread > 0 && level->bracket != NULL) level->bracket(true);
     for (int64_t at = begin; at < end; at += step) {
         for (int64_t block = 0; block < p->k_blocks; block++) {
@@ -299,10 +350,11 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
             if (p->lay.b_in_place && at + step <= p->n) {
                 panel = mpt__gemm_at(&p->g->b, p->j + at, p->k + block * p->lay.depth);
                 b_step = p->g->b.inner;
-            } else if (own) {
+            } else if (own && (by_b || at >= p->a_rows)) {
                 mpt__gemm_pack(p, by_b, block, at / step, packed);
             }
             if (p->watch->dry) continue;
+            if (own) mpt__gemm_look_ahead(p, by_b, block, at, &sums);
             if (by_b) {
                 for (int64_t i = i0; i < i1; i += level->rows) {
                     const char *a = mpt__gemm_panel(p, false, block, i / level->rows);
@@ -335,7 +387,8 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
     const mpt__gemm_level *level = p->g->level;
     p->depth = mpt__smaller_of(p->lay.pass, p->g->k - p->k);
     p->k_blocks = mpt__gemm_panels(p->depth, p->lay.depth);
-    p->a_shared = p->lay.own_a ? 0 : p->a_panels;
+    p->a_rows = p->lay.a_in_place ? p->m - p->m % level->rows : 0;
+    p->a_shared = p->lay.own_a ? 0 : mpt__gemm_panels(p->m - p->a_rows, level->rows);
     p->b_shared = p->lay.own_b ? 0 : p->b_panels;
     int64_t chunk = level->rate * (int64_t)MPT__GEMM_CHUNK_COST / p->depth;
     if (p->lay.own_a) {
@@ -345,7 +398,7 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
         p->chunk_m = mpt__smaller_of(level->chunk_rows, p->m);
         p->chunk_n = mpt__round_up(chunk / p->chunk_m + 1, level->columns);
     }
-    int64_t elements = ((p->lay.own_a ? 0 : p->m) + (p->lay.own_b ? 0 : p->n)) * p->depth;
+    int64_t elements = (p->a_shared * level->rows + (p->lay.own_b ? 0 : p->n)) * p->depth;
     mpt__gemm_for(pool, (p->a_shared + p->b_shared) * p->k_blocks, elements / 4,
                   mpt__gemm_pack_chunk, p);
     if (mpt__atomic_load32(&p->watch->refused)) return false;

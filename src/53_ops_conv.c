@@ -244,9 +244,11 @@ static MPT__COLD void mpt__run_waiting(mpt_context *context) {
 
 static mpt_status mpt__conv_forward(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    mpt__conv_end end = {frame->in[2], NULL, false, false};
+    const bool relu = frame->attributes->activation == MPT_ACTIVATION_RELU;
+    mpt__conv_end end = {frame->in[2], NULL, false, relu};
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, frame->in[1]);
+    if (relu) mpt__save(frame, frame->out[0]);
     if (!context->waiting.module) return mpt__conv_compute(frame, frame->in[1], end);
     mpt__wait_no_more(context);
     mpt__waiting *waiting = &context->waiting;
@@ -267,6 +269,13 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
     mpt__tensor dy, image[3];
     mpt__access access;
     if (!mpt__image_in(frame, frame->dy[0], &dy)) return context->base.status;
+    if (frame->attributes->activation == MPT_ACTIVATION_RELU) { /* in place if nobody else reads */
+        const mpt__tensor y = mpt__image_view(frame->saved[2]), from = dy;
+        if (context->storages[dy.storage].references > 1 &&
+            !mpt__image_new(frame, &dy, (mpt_dtype)dy.dtype))
+            return context->base.status;
+        mpt__launch_binary(context, MPT__FN_RELU_BACKWARD, &y, &from, &dy, MPT__WRITE);
+    }
     const mpt__tensor *to = mpt__gradient_into(frame, 0, &access);
     if (to) {
         if (!mpt__conv_weight(frame, frame->saved[1], &image[1])) return context->base.status;

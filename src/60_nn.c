@@ -965,9 +965,9 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt_
     return out;
 }
 
-/* Children in order. A linear layer takes an activation that follows it into its own call, and a
-   batch norm a relu. What passes between children is given up as soon as the next one has it,
-   unless a user's forward in the tree may have put a handle of it by. */
+/* Children in order. A linear layer takes an activation that follows it into its own call, a batch
+   norm and a convolution a relu. What passes between children is given up as soon as the next one
+   has it, unless a user's forward in the tree may have put a handle of it by. */
 static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
                                                           mpt__tensor *x) {
     mpt__tensor *now = x;
@@ -975,11 +975,13 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, 
     for (int64_t i = 0; i < module->child_count && now; i++) {
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
-        const bool norm = mpt__is_batch_norm(child);
-        if (((child->layer == MPT__LAYER_linear && !child->running) || norm) &&
+        const bool linear = child->layer == MPT__LAYER_linear;
+        const bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
+                                      child->layer <= MPT__LAYER_conv_transpose2d);
+        if (((takes && !child->running) || mpt__is_batch_norm(child)) &&
             i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
-            if (next->policy == child->policy && (!norm || next->layer == MPT__LAYER_relu))
+            if (next->policy == child->policy && (linear || next->layer == MPT__LAYER_relu))
                 activation = mpt__layer_rows[next->layer].activation;
         }
         mpt__tensor *out = mpt__module_run(context, child, now, activation);

@@ -326,6 +326,7 @@ static void mpt__notice_bias(mpt_context *context, mpt__module *module, const mp
     module->noticed = true;
     bool conv = record->op == MPT__OP_conv2d || record->op == MPT__OP_conv1d ||
                 record->op == MPT__OP_conv_transpose2d;
+    conv = conv && record->attributes.activation == MPT_ACTIVATION_NONE;
     if (conv && record->n_in > 2 && record->in[2])
         mpt__log(&context->base, MPT_LOG_INFO,
                  "convolution \"%s\" has a bias, which batch norm \"%s\" takes away again: make it "

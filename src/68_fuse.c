@@ -164,7 +164,8 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
     const int uses = mpt__trace_uses(trace, *call, next);
     if (uses != 1) return uses ? "its result is used more than once" : "its result is not used";
     if (!*next) return "its result is the net's";
-    if ((*next)->op != MPT__OP_batch_norm || (*next)->in[0]->record != *call)
+    if ((*next)->op != MPT__OP_batch_norm || (*next)->in[0]->record != *call ||
+        (*call)->attributes.activation != MPT_ACTIVATION_NONE)
         return "no batch norm takes its result";
     *norm = mpt__trace_norm(context, *next);
     if (!*norm) return "the batch norm after it is no layer";

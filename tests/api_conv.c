@@ -389,6 +389,54 @@ TEST(layers) {
     mpt_destroy(context);
 }
 
+static void count_launch(void *user, const char *line) {
+    if (strstr(line, " relu ") || strstr(line, ".relu ")) ++*(int *)user;
+}
+
+/* Convolutions and the relus behind them, by the net or one by one; *relus: launches of their own
+   in forward. The gradient of the last relu is a tensor that others hold, too. */
+static uint64_t relu_bits(bool together, mpt_dtype dtype, bool last, int *relus) {
+    context = mpt_create(NULL);
+    if (!context) return 0;
+    mpt_conv_config config = mpt_conv_config_default();
+    config.stride[0] = config.stride[1] = 2;
+    mpt_module net = mpt_sequential(context, mpt_nn_conv2d(context, 4, 6, 3, 3, NULL),
+                                    mpt_nn_relu(context),
+                                    mpt_nn_conv_transpose2d(context, 6, 8, 3, 3, &config),
+                                    mpt_nn_relu(context), MPT_END);
+    mpt_tensor x = drawn(MPT_SHAPE(2, 4, 9, 9));
+    if (last) x = mpt_to_channels_last(x);
+    mpt_requires_grad(x, true);
+    *relus = 0;
+    mpt_print_launches(context, count_launch, relus);
+    mpt_autocast_begin(context, dtype);
+    mpt_tensor y = together ? mpt_forward(net, x) : x;
+    for (int i = 0; i < 4 && !together; i += 2)
+        y = mpt_relu(mpt_forward(mpt_child(net, i ? "2" : "0"), y));
+    mpt_autocast_end(context);
+    mpt_print_launches(context, NULL, NULL);
+    mpt_backward_from(y, y, false);
+    uint64_t hash = mix_tensor(mix_tensor(1, y), mpt_grad(x));
+    static const char *const names[] = {"0.weight", "0.bias", "2.weight", "2.bias"};
+    for (int i = 0; i < 4; i++)
+        hash = mix_tensor(hash, mpt_grad(mpt_parameter(net, names[i])));
+    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
+    mpt_destroy(context);
+    return hash;
+}
+
+TEST(a_relu_in_the_call_of_the_layer_before_it) {
+    static const mpt_dtype dtypes[] = {MPT_F32, MPT_BF16, MPT_F16};
+    for (int i = 0; i < 6; i++) {
+        int relus[2];
+        const mpt_dtype dtype = dtypes[i / 2];
+        const uint64_t one = relu_bits(true, dtype, i % 2, &relus[0]);
+        CHECK(one == relu_bits(false, dtype, i % 2, &relus[1]));
+        CHECK_EQ_INT(relus[0], 0);
+        CHECK_EQ_INT(relus[1], 2);
+    }
+}
+
 /* ==== Bits ==== */
 
 /* A convolution by groups and strides, a plain one, a depthwise one, and one by strides, forward
@@ -486,5 +534,5 @@ TEST(odd_offsets) {
 }
 
 TEST_TABLE = {T(goldens), T(sums), T(channels_last), T(layers), T(threads), T(infinity),
-              T(odd_offsets)};
+              T(odd_offsets), T(a_relu_in_the_call_of_the_layer_before_it)};
 TEST_MAIN
