@@ -1,16 +1,21 @@
 #!/bin/sh
 # gpu_check.sh: what only a machine with an NVIDIA GPU can show (make gpu-check). Unattended,
 # without network, in parts that end after 8 minutes at the latest:
-#     PART="build mnist"    those to run: build ops sanitizer mnist speed models limit worst peers
+#     PART="build mnist"    those to run: build ops sanitizer mnist speed models limit worst, and
+#                      beside PyTorch peers peers_mlp peers_gpt2 peers_vit peers_resnet
 #     DATA=folder      MNIST as idx files (data/mnist, else the built-in digits)
 #     SIM=1            a dry run on the CPU through tests/cudasim: every step, small sizes
 # Each part leaves its lines in build/gpu/PART.md; the report of all parts that ran so far goes to
-# tools/bench/results/gpu-CARD.md (SIM: build/gpu/report.md). Ends with "N passed, N failed".
+# tools/bench/results/gpu-CARD.md (SIM: build/cudasim/plain/report.md), a table of the targets at
+# its end. Ends with "N passed, N failed".
 set -u
 cd "$(dirname "$0")/.." || exit 1
-: "${PART:=build ops sanitizer mnist speed models limit worst peers}" "${SIM:=}"
+all='build ops sanitizer mnist speed models limit worst peers peers_mlp peers_gpt2 peers_vit
+    peers_resnet'
+: "${PART:=$all}" "${SIM:=}"
 : "${MAKE:=make}" "${PYTHON:=python3}"
 export SIM DATA NVCC PYTHON
+PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin" # nvcc, where the path lacks it
 out=build/gpu limit=480 # seconds of a part
 if [ -n "$SIM" ]; then
     out=build/cudasim/plain limit=1200
@@ -48,12 +53,16 @@ build() {
 
 part_build() {
     try build build $out/mnist $out/bench/device_speed $out/bench/device_models || return 1
-    { [ -n "$SIM" ] || ! $out/bench/device_speed 1 cuda | grep -m 1 '^device: '; } | tee $out/card
-    [ -n "$SIM" ] && echo 'device: simulator' >$out/card
+    echo 'device: simulator' >$out/card
+    if [ -z "$SIM" ]; then
+        $out/bench/device_speed 1 cuda >$out/card.log 2>&1
+        grep -m 1 '^device: ' $out/card.log | tee $out/card
+        [ -s $out/card ] || bad "a GPU: $(head -n 1 $out/card.log)"
+    fi
     {
         echo '## Machine'
         sed 's/^device: /- card: /' $out/card
-        [ -n "$SIM" ] || nvidia-smi --query-gpu=driver_version,memory.total,clocks.max.sm \
+        [ -n "$SIM" ] || nvidia-smi 2>&1 --query-gpu=driver_version,memory.total,clocks.max.sm \
             --format=csv,noheader | sed 's/^/- driver, memory, clock: /'
         ${NVCC:-nvcc} --version | sed -n 's/.*release \([0-9.]*\).*/- CUDA toolkit: \1/p'
         echo "- date: $(date +%Y-%m-%d)"
@@ -148,7 +157,7 @@ part_speed() {
 report() {
     size=full
     [ -z "$SIM" ] || size=tiny
-    try "$1" $out/bench/device_models cuda $size "$3"
+    try "$1" timeout -k 5 $((limit - 15)) $out/bench/device_models cuda $size "$3"
     { echo "## $2" && echo '```' && cut -f1 "$out/$1.log" && echo '```'; } >"$out/$1.md"
 }
 
@@ -166,15 +175,26 @@ part_limit() { report limit 'ViT-B/16 under a cap' limit; }
 
 part_worst() { report worst 'Launches by lost time' worst; }
 
-part_peers() {
-    echo '## Against PyTorch, same card, same run' >$out/peers.md
-    if [ -n "$SIM" ] || ! $PYTHON -c 'import torch; assert torch.cuda.is_available()' 2>$out/x; then
-        echo '- no PyTorch with CUDA here' | tee -a $out/peers.md
+# Ours and PyTorch in turn: peers PART TITLE ROW. The dry run tries the script, on the CPU.
+peers() {
+    echo "## Against PyTorch, same card, same run: $2" >"$out/$1.md"
+    rm -f "$out/$1.log" # of another run
+    device=cuda seconds=430
+    [ -z "$SIM" ] || device=cpu seconds=10
+    if ! $PYTHON -c "import torch; assert '$SIM' or torch.cuda.is_available()" 2>$out/x; then
+        echo "- no PyTorch $([ -n "$SIM" ] || echo "with CUDA ")here" | tee -a "$out/$1.md"
         return 0
     fi
-    try peers $PYTHON tools/bench/gpu_peers.py $out/bench/device_speed &&
-        { echo '```' && cat $out/peers.log && echo '```'; } >>$out/peers.md
+    try "$1" timeout -k 5 $((limit - 15)) "$PYTHON" tools/bench/gpu_peers.py $out/bench "$3" \
+        --device $device --seconds $seconds ${SIM:+--tiny}
+    { echo '```' && cut -f1 "$out/$1.log" && echo '```'; } >>"$out/$1.md"
 }
+
+part_peers() { peers peers 'kernels' kernels; }
+part_peers_mlp() { peers peers_mlp 'MLP' mlp; }
+part_peers_gpt2() { peers peers_gpt2 'GPT-2 124M' gpt2; }
+part_peers_vit() { peers peers_vit 'ViT-B/16' vit-b16; }
+part_peers_resnet() { peers peers_resnet 'ResNet-18' resnet18; }
 
 if [ -n "${ONE:-}" ]; then # the script for one of the parts
     command -v "part_$ONE" >/dev/null || exit 2
@@ -203,10 +223,14 @@ fi
     echo "# mptrain on $(sed 's/^device: //' $out/card)"
     echo
     echo 'Written by `make gpu-check`.'
-    for part in build ops sanitizer mnist speed models limit worst peers; do
+    for part in $all; do
         if [ -e "$out/$part.md" ]; then echo && cat "$out/$part.md"; fi
     done
+    echo
+    echo '## Targets'
+    sh tools/gpu_targets.sh $out
 } >"$report"
+sh tools/gpu_targets.sh $out
 echo "report: $report"
 echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" -eq 0 ]

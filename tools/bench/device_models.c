@@ -4,7 +4,8 @@
            steps     captured and one by one in each precision, memory, what a step waits for
            limit     ViT-B/16 in the memory that a batch of 64 takes in fp32: the largest batches
            worst     launches by the time lost to their floors of bytes and of arithmetic
-       device_models --serve    subjects for a driver: model MODEL PRECISION LAYOUT THREADS captured
+       device_models --serve    subjects for a driver: model MODEL PRECISION LAYOUT
+           THREADS [cuda] [captured] [recompute] [batch=N]
    A line per row; behind a tab what a program reads: words and numbers. tiny: for dry runs. */
 #include "models.h"
 
@@ -171,34 +172,40 @@ static bool part_steps(void) {
 /* ==== The largest batch ==== */
 
 /* What two steps with this batch held, in bytes; 0: there was not so much memory, or an error. */
-static double memory_at(int64_t batch, const char *precision_name, int64_t limit, bool *good) {
+static double memory_at(int64_t batch, const char *precision_name, bool recompute, int64_t limit,
+                        bool *good) {
     model_kind kind = *device_kind(2);
     mpt_config capped = config;
     capped.memory_limit = limit;
     kind.batch = batch;
     const double before = memory_free();
     model *m = model_new(&kind, precision_name, true, &capped);
+    if (m) m->recompute = recompute;
     const bool fits = train_some(m, model_step, 2);
     const double held = fits ? (double)mpt_memory(m->context).held : 0;
     if (!m || (!fits && mpt_error_code(m->context) != MPT_ERROR_MEMORY)) *good = false;
     if (fits && limit == 0) {
         const memory_use use = memory_of(m, before);
-        printf("%-13s %s, batch %lld: %.0f MB at most, %.0f MB held, %.0f MB by the driver"
-               "\tmemory %s %s %lld %.9g %.9g %.9g\n",
+        printf("%-13s %s, batch %lld%s: %.0f MB at most, %.0f MB held, %.0f MB by the driver"
+               "\tmemory %s %s %lld %.9g %.9g %.9g%s\n",
+               kind.name, precision_name, (long long)batch,
+               recompute ? ", norms and GELUs computed again" : "", use.peak, use.held, use.driver,
                kind.name, precision_name, (long long)batch, use.peak, use.held, use.driver,
-               kind.name, precision_name, (long long)batch, use.peak, use.held, use.driver);
+               recompute ? " recompute" : "");
     }
     if (m) model_end(m);
     return held;
 }
 
 /* To within a sixteenth. */
-static int64_t largest_batch(int64_t first, const char *precision_name, int64_t limit, bool *good) {
+static int64_t largest_batch(int64_t first, const char *precision_name, bool recompute,
+                             int64_t limit, bool *good) {
     int64_t fits = 0, fails = first;
-    while (*good && memory_at(fails, precision_name, limit, good) > 0) fits = fails, fails *= 2;
+    while (*good && memory_at(fails, precision_name, recompute, limit, good) > 0)
+        fits = fails, fails *= 2;
     while (*good && fails - fits > 1 + fits / 16) {
         const int64_t middle = fits + (fails - fits) / 2;
-        if (memory_at(middle, precision_name, limit, good) > 0)
+        if (memory_at(middle, precision_name, recompute, limit, good) > 0)
             fits = middle;
         else
             fails = middle;
@@ -209,16 +216,19 @@ static int64_t largest_batch(int64_t first, const char *precision_name, int64_t 
 static bool part_limit(void) {
     bool good = true;
     const int64_t first = tiny ? 8 : 64;
-    const double limit = memory_at(first, "fp32", 0, &good);
-    memory_at(first, "bf16", 0, &good);
+    const double limit = memory_at(first, "fp32", false, 0, &good);
+    for (int again = 0; again < 2; again++) memory_at(first, "bf16", again > 0, 0, &good);
     if (limit <= 0 || !good)
         return printf("error: no memory for a batch of %d\n", (int)first), false;
-    const int64_t all = largest_batch(first, "fp32", (int64_t)limit, &good);
-    const int64_t half = largest_batch(first, "bf16", (int64_t)limit, &good);
+    const int64_t all = largest_batch(first, "fp32", false, (int64_t)limit, &good);
+    const int64_t half = largest_batch(first, "bf16", false, (int64_t)limit, &good);
+    const int64_t again = largest_batch(first, "bf16", true, (int64_t)limit, &good);
     if (!good || all < 1) return false;
-    printf("%-13s in %.0f MB: batch %lld in fp32, %lld in bf16, %.2f times\tlimit %s %.4g\n",
+    printf("%-13s in %.0f MB: batch %lld in fp32, %lld in bf16, %.2f times, and %lld, %.2f times, "
+           "where norms and GELUs are computed again\tlimit %s %.4g %.4g\n",
            device_kind(2)->name, limit * 1e-6, (long long)all, (long long)half,
-           (double)half / (double)all, device_kind(2)->name, (double)half / (double)all);
+           (double)half / (double)all, (long long)again, (double)again / (double)all,
+           device_kind(2)->name, (double)half / (double)all, (double)again / (double)all);
     return good;
 }
 
@@ -410,8 +420,10 @@ static bool part_worst(void) {
     for (int k = 0; k < DEVICE_KINDS; k++) {
         model_kind kind = *device_kind(k);
         const ceilings most = measure_ceilings(find_precision(names[k]));
-        printf("ceilings: copy %.0f GB/s, product %s %.1f Tflop/s; the smallest launch %.1f us\n",
-               most.bytes * 1e-9, names[k], most.flops * 1e-12, most.launch * 1e6);
+        printf("ceilings: copy %.0f GB/s, product %s %.1f Tflop/s; the smallest launch %.1f us"
+               "\tceilings %s %.9g %.9g %.9g\n",
+               most.bytes * 1e-9, names[k], most.flops * 1e-12, most.launch * 1e6, names[k],
+               most.bytes, most.flops, most.launch);
         model *m = most.bytes > 0 ? fitting_model(&kind, names[k]) : NULL;
         if (m) report_worst(m, &most);
         good = good && m && !mpt_failed(m->context);

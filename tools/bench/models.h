@@ -15,17 +15,7 @@
 
 enum { BATCHES = 2 };
 
-typedef struct model {
-    mpt_context *context;
-    mpt_module net;
-    mpt_optimizer optimizer;
-    mpt_scaler scaler;
-    mpt_captured captured;
-    const struct model_kind *kind;
-    const precision *precision;
-    mpt_tensor x[BATCHES], y[BATCHES], positions;
-    long steps;
-} model;
+struct model;
 
 /* Sizes of pictures, or of texts, are [batch, size]. */
 typedef struct model_kind {
@@ -34,9 +24,23 @@ typedef struct model_kind {
     int64_t patch;   /* of a ResNet: whether it is for large pictures */
     int64_t classes; /* or tokens */
     mpt_module (*make)(mpt_context *context, const struct model_kind *kind);
-    mpt_tensor (*loss)(const model *m, mpt_tensor x, mpt_tensor y);
+    mpt_tensor (*loss)(const struct model *m, mpt_tensor x, mpt_tensor y);
     bool text, adamw, clipped;
 } model_kind;
+
+typedef struct model {
+    mpt_context *context;
+    mpt_module net;
+    mpt_optimizer optimizer;
+    mpt_scaler scaler;
+    mpt_captured captured;
+    model_kind own;
+    const model_kind *kind; /* own */
+    const precision *precision;
+    mpt_tensor x[BATCHES], y[BATCHES], positions;
+    long steps;
+    bool recompute; /* norms and GELUs in backward, instead of keeping them */
+} model;
 
 static inline mpt_module new_mlp(mpt_context *context, const model_kind *k) {
     const int64_t width = k->width;
@@ -114,7 +118,9 @@ static inline double items_of(const model_kind *k) {
 static inline mpt_status train_on(model *m, mpt_tensor x, mpt_tensor y) {
     mpt_step_begin(m->context);
     mpt_autocast_begin(m->context, m->precision->autocast);
+    if (m->recompute) mpt_recompute_begin(m->context);
     mpt_tensor loss = m->kind->loss(m, x, y);
+    if (m->recompute) mpt_recompute_end(m->context);
     mpt_autocast_end(m->context);
     mpt_zero_grad(m->optimizer);
     mpt_backward(mpt_scale_loss(m->scaler, loss));
@@ -196,8 +202,8 @@ static inline const precision *find_precision(const char *name) {
     return NULL;
 }
 
-/* A model of `kind`, which has to live as long, on config's device, where products take the fastest
-   way. NULL, with mpt_error(NULL), if there is no context; what else is wrong the context says. */
+/* A model of `kind` on config's device, where products take the fastest way. NULL, with
+   mpt_error(NULL), if there is no context; what else is wrong the context says. */
 static inline model *model_new(const model_kind *kind, const char *precision_name, bool last,
                                const mpt_config *config) {
     model *m = (model *)calloc(1, sizeof *m);
@@ -208,7 +214,8 @@ static inline model *model_new(const model_kind *kind, const char *precision_nam
     }
     if (mpt_get_device(m->context) != MPT_DEVICE_CPU)
         mpt_benchmark(m->context, true, strcmp(precision_name, "tf32") == 0);
-    m->kind = kind, m->precision = find_precision(precision_name);
+    m->own = *kind, m->kind = &m->own;
+    m->precision = find_precision(precision_name);
     m->net = kind->make(m->context, kind);
     m->optimizer = make_optimizer(m->net, kind->adamw);
     mpt_scaler_config scaler = mpt_scaler_config_default();
@@ -220,20 +227,33 @@ static inline model *model_new(const model_kind *kind, const char *precision_nam
     return m;
 }
 
-/* MODEL PRECISION LAYOUT THREADS [cuda|captured] */
+/* MODEL PRECISION LAYOUT THREADS [cuda] [captured] [recompute] [batch=N]. The work is the number of
+   parameters, so that a driver can see that its peer has as many. */
 static inline bool make_model(subject *s, int argc, char **argv, char *error, size_t size) {
-    const model_kind *kind = argc >= 4 ? find_kind(argv[0]) : NULL;
-    const char *where = argc > 4 ? argv[4] : "cpu";
+    const model_kind *found = argc >= 4 ? find_kind(argv[0]) : NULL;
     mpt_config config = mpt_config_default();
-    snprintf(error, size, "expected MODEL fp32|tf32|bf16|fp16 last|contiguous THREADS [cuda]");
-    if (!kind || !find_precision(argv[1])) return false;
+    bool captured = false, recompute = false;
+    snprintf(error, size,
+             "expected MODEL fp32|tf32|bf16|fp16 last|contiguous THREADS [cuda] [captured] "
+             "[recompute] [batch=N]");
+    if (!found || !find_precision(argv[1])) return false;
+    model_kind kind = *found;
     config.threads = atoi(argv[3]);
-    config.device = argc > 4 ? MPT_DEVICE_CUDA : MPT_DEVICE_CPU;
-    model *m = model_new(kind, argv[1], strcmp(argv[2], "last") == 0, &config);
+    config.device = MPT_DEVICE_CPU;
+    for (int i = 4; i < argc; i++) {
+        if (strcmp(argv[i], "cuda") == 0) config.device = MPT_DEVICE_CUDA;
+        if (strcmp(argv[i], "captured") == 0) captured = true;
+        if (strcmp(argv[i], "recompute") == 0) recompute = true;
+        if (strncmp(argv[i], "batch=", 6) == 0) kind.batch = atoi(argv[i] + 6);
+    }
+    if (kind.batch < 1) return false;
+    model *m = model_new(&kind, argv[1], strcmp(argv[2], "last") == 0, &config);
     snprintf(error, size, "%s", mpt_error(m ? m->context : NULL));
     if (!m) return false;
-    s->run = strcmp(where, "captured") == 0 ? model_captured_step : model_step;
+    m->recompute = recompute;
+    s->run = captured ? model_captured_step : model_step;
     s->end = model_end, s->self = m, s->context = m->context;
+    s->work = (double)mpt_parameter_numel(m->net);
     return !mpt_failed(m->context);
 }
 

@@ -85,9 +85,13 @@ class Block(nn.Module):
         return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + shortcut)
 
 
-def resnet18(channels, classes, width):
-    layers, last = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width),
-                    nn.ReLU()], width
+def resnet18(channels, classes, width, large=False):
+    """`large`: with the stem of large pictures."""
+    kernel, stride = (7, 2) if large else (3, 1)
+    layers, last = [nn.Conv2d(channels, width, kernel, stride, kernel // 2, bias=False),
+                    nn.BatchNorm2d(width), nn.ReLU()], width
+    if large:
+        layers.append(nn.MaxPool2d(3, 2, 1))
     for i in range(4):
         out = width << i
         layers += [Block(last, out, 2 if i else 1), Block(out, out, 1)]
@@ -193,7 +197,8 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, 0, 0.02)
 
     def forward(self, x, y):
-        h = self.ln_f(self.blocks(self.wte(x) + self.wpe(torch.arange(x.shape[1]))))
+        positions = torch.arange(x.shape[1], device=x.device)
+        h = self.ln_f(self.blocks(self.wte(x) + self.wpe(positions)))
         return F.cross_entropy((h @ self.wte.weight.t()).flatten(0, 1).float(), y.flatten())
 
 
