@@ -180,9 +180,9 @@ static void digits__bend(digits__random *r, digits__point *p, int count) {
     }
 }
 
-/* Lowers near[] to the squared distance of each pixel's centre from the line a-b, as far as
+/* Lowers away[] to the squared distance of each pixel's centre from the line a-b, as far as
  * `reach` around it. */
-static void digits__line(int *near, const digits__point *a, const digits__point *b, int reach) {
+static void digits__line(int *away, const digits__point *a, const digits__point *b, int reach) {
     int dx = b->x - a->x, dy = b->y - a->y, length2 = dx * dx + dy * dy;
     int left = ((dx < 0 ? b->x : a->x) - reach) / DIGITS__ONE;
     int right = ((dx < 0 ? a->x : b->x) + reach) / DIGITS__ONE;
@@ -201,7 +201,7 @@ static void digits__line(int *near, const digits__point *a, const digits__point 
                 int t = along / (length2 / 256 + 1); /* 0..256 of the way from a to b */
                 x -= dx * t / 256, y -= dy * t / 256;
             }
-            int distance2 = x * x + y * y, *pixel = &near[row * DIGITS_SIZE + column];
+            int distance2 = x * x + y * y, *pixel = &away[row * DIGITS_SIZE + column];
             *pixel = distance2 < *pixel ? distance2 : *pixel;
         }
     }
@@ -220,15 +220,15 @@ static void digits_render(uint64_t seed, int64_t index, uint8_t image[DIGITS_PIX
     digits__place(&random, points, count);
     digits__bend(&random, points, count);
 
-    int near[DIGITS_PIXELS];
+    int away[DIGITS_PIXELS];
     int pen = digits__between(&random, DIGITS__PEN_LOW, DIGITS__PEN_HIGH);
     int outer = pen + DIGITS__ONE / 2, inner = pen - DIGITS__ONE / 2;
     int ink = digits__between(&random, DIGITS__INK_LOW, DIGITS__INK_HIGH);
-    for (int i = 0; i < DIGITS_PIXELS; i++) near[i] = outer * outer;
+    for (int i = 0; i < DIGITS_PIXELS; i++) away[i] = outer * outer;
     for (int i = 1; i < count; i++)
-        if (points[i].pen_down) digits__line(near, &points[i - 1], &points[i], outer);
+        if (points[i].pen_down) digits__line(away, &points[i - 1], &points[i], outer);
     for (int i = 0; i < DIGITS_PIXELS; i++) {
-        int range = outer * outer - inner * inner, inside = outer * outer - near[i];
+        int range = outer * outer - inner * inner, inside = outer * outer - away[i];
         int value = inside >= range ? ink : ink * (inside / 16) / (range / 16);
         if (value > 0) value -= value * digits__between(&random, 0, DIGITS__GRAIN) / 256;
         image[i] = (uint8_t)value;
