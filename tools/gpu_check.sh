@@ -3,6 +3,7 @@
 # without network, in parts that end after 8 minutes at the latest:
 #     PART="build mnist"    those to run: build ops sanitizer mnist speed models limit worst, and
 #                      beside PyTorch peers peers_mlp peers_gpt2 peers_vit peers_resnet
+#     OPS="tests/x.c"  the tests of part ops, all that a GPU can run unless given
 #     DATA=folder      MNIST as idx files (data/mnist, else the built-in digits)
 #     SIM=1            a dry run on the CPU through tests/cudasim: every step, small sizes
 # Each part leaves its lines in build/gpu/PART.md; the report of all parts that ran so far goes to
@@ -70,7 +71,7 @@ part_build() {
 }
 
 part_ops() {
-    try ops build EXAMPLES= TESTS="$(sh tests/cudasim/tests.sh | tr '\n' ' ')" test
+    try ops build EXAMPLES= TESTS="${OPS:-$(sh tests/cudasim/tests.sh | tr '\n' ' ')}" test
     {
         echo '## Op suite on the device'
         grep -E '^[a-z_/]+: [0-9]+ passed' $out/ops.log | sed 's/^/- /'
