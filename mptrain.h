@@ -17709,13 +17709,14 @@ typedef enum mpt__layout {
     MPT__LAYOUT_CHANNELS_LAST
 } mpt__layout;
 
-/* Transformers have what mpt_recompute_begin spares; without them it is accepted and does nothing.
-   Tests of this constant leave the code out. */
+/* Transformers have what mpt_recompute_begin spares; in builds without them it is accepted and does
+   nothing, and what asks whether calls are in such a region is left out. */
 #ifdef MPTRAIN_NO_ATTENTION
 enum { MPT__RECOMPUTES = 0 };
 #else
 enum { MPT__RECOMPUTES = 1 };
 #endif
+#define mpt__recomputes(context) (MPT__RECOMPUTES && (context)->recompute_depth > 0)
 
 /* Whether output 0 can be had again once nothing holds it. */
 typedef enum mpt__repeats {
@@ -18185,7 +18186,7 @@ static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *context, int wanted,
                                               mpt_memory_kind kind) {
     int reach = context->pool_reach;
-    if (context->recompute_depth && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
+    if (mpt__recomputes(context) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
     for (int i = wanted + 1; i <= wanted + reach; i++)
         if (context->idle[i]) return mpt__idle_pop(context, i);
     return mpt__idle_new(context, wanted, kind);
@@ -19201,7 +19202,7 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
     record->saved[at] = tensor;
     if (!tensor) return;
     record->saved_version[at] = context->storages[tensor->storage].version;
-    if (MPT__RECOMPUTES && context->recompute_depth && mpt__save_later(frame, tensor, at)) return;
+    if (mpt__recomputes(context) && mpt__save_later(frame, tensor, at)) return;
     tensor->saves++;
 }
 
@@ -19288,7 +19289,7 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
     record->repeats = MPT__REPEATS_NOT;
-    if (MPT__RECOMPUTES && context->recompute_depth) mpt__note_repeats(frame);
+    if (mpt__recomputes(context)) mpt__note_repeats(frame);
     record->layout = frame->layout;
     record->path = context->path;
     record->step = context->now.step;
@@ -23877,7 +23878,7 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     mpt__save(frame, given ? more[0] : mean);
     mpt__save(frame, rstd);
     if (batch && frame->attributes->index[2]) mpt__save(frame, frame->out[0]);
-    if (!batch && context->recompute_depth) mpt__save(frame, in[MPT__NORM_BIAS]);
+    if (!batch && mpt__recomputes(context)) mpt__save(frame, in[MPT__NORM_BIAS]);
     if (!rows) mpt__lie_as(frame->out[0], x);
     if (mpt__tensor_numel(x) == 0) return MPT_OK;
     mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM, given);

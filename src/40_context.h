@@ -112,13 +112,14 @@ typedef enum mpt__layout {
     MPT__LAYOUT_CHANNELS_LAST
 } mpt__layout;
 
-/* Transformers have what mpt_recompute_begin spares; without them it is accepted and does nothing.
-   Tests of this constant leave the code out. */
+/* Transformers have what mpt_recompute_begin spares; in builds without them it is accepted and does
+   nothing, and what asks whether calls are in such a region is left out. */
 #ifdef MPTRAIN_NO_ATTENTION
 enum { MPT__RECOMPUTES = 0 };
 #else
 enum { MPT__RECOMPUTES = 1 };
 #endif
+#define mpt__recomputes(context) (MPT__RECOMPUTES && (context)->recompute_depth > 0)
 
 /* Whether output 0 can be had again once nothing holds it. */
 typedef enum mpt__repeats {

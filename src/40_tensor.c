@@ -237,7 +237,7 @@ static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *context, int wanted,
                                               mpt_memory_kind kind) {
     int reach = context->pool_reach;
-    if (context->recompute_depth && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
+    if (mpt__recomputes(context) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
     for (int i = wanted + 1; i <= wanted + reach; i++)
         if (context->idle[i]) return mpt__idle_pop(context, i);
     return mpt__idle_new(context, wanted, kind);

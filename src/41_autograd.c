@@ -107,7 +107,7 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
     record->saved[at] = tensor;
     if (!tensor) return;
     record->saved_version[at] = context->storages[tensor->storage].version;
-    if (MPT__RECOMPUTES && context->recompute_depth && mpt__save_later(frame, tensor, at)) return;
+    if (mpt__recomputes(context) && mpt__save_later(frame, tensor, at)) return;
     tensor->saves++;
 }
 
@@ -194,7 +194,7 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
     record->repeats = MPT__REPEATS_NOT;
-    if (MPT__RECOMPUTES && context->recompute_depth) mpt__note_repeats(frame);
+    if (mpt__recomputes(context)) mpt__note_repeats(frame);
     record->layout = frame->layout;
     record->path = context->path;
     record->step = context->now.step;

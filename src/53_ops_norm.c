@@ -234,7 +234,7 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     mpt__save(frame, given ? more[0] : mean);
     mpt__save(frame, rstd);
     if (batch && frame->attributes->index[2]) mpt__save(frame, frame->out[0]);
-    if (!batch && context->recompute_depth) mpt__save(frame, in[MPT__NORM_BIAS]);
+    if (!batch && mpt__recomputes(context)) mpt__save(frame, in[MPT__NORM_BIAS]);
     if (!rows) mpt__lie_as(frame->out[0], x);
     if (mpt__tensor_numel(x) == 0) return MPT_OK;
     mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM, given);
