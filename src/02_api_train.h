@@ -713,11 +713,14 @@ typedef mpt_status (*mpt_step_fn)(mpt_context *context, void *user, mpt_tensor x
    fixed copies of x and y, on a GPU as one CUDA graph. Step number, dropout, loss scale, schedules
    and counters go on as they would. `fn` has to do the same each time: what it decides by itself or
    writes from the host (mpt_write, mpt_from inside the step) cannot be repeated, and what waits for
-   the device (mpt_item) is an error in it; use mpt_metric_push. */
+   the device (mpt_item) is an error in it; use mpt_metric_push. It may be a part of a step: leave
+   gradients that add up until an optimizer outside takes and clears them. */
 MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user);
 /* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
-   short, go through `fn`. Where the step cannot be captured, every call does, and the log says why.
-   With config.debug every 16th call runs `fn` and names the first launch that differs. */
+   short, go through `fn`, and so do steps that find other gradients than there were then, if they
+   add to them, such as the first one after they were cleared. Where the step cannot be captured,
+   every call does, and the log says why. With config.debug every 16th call runs `fn` and names the
+   first launch that differs. */
 MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
 /* A part of such a step, between two frames of a game: begins a step on x and y where none is under
    way, else goes on with it, and returns after the launch in which `seconds` of the config's clock

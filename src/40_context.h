@@ -87,6 +87,7 @@ typedef struct mpt__parameter {
     uint32_t optimizer;    /* slot of the optimizer that owns it, 0 = none */
     int64_t offset, numel; /* in the block */
     bool has_grad;         /* None or not */
+    bool cleared;          /* has_grad is not of before context->found_gradients was reset */
     bool live;
 } mpt__parameter;
 
@@ -295,6 +296,7 @@ struct mpt_context {
     mpt__hook hooks[MPT__MAX_HOOKS];
     int hook_count;
     struct mpt__recording *recorder; /* 43_inspect.c */
+    bool found_gradients; /* has_grad of before has mattered; 81_compile.c resets it */
     struct mpt__anomaly *anomaly;    /* 45_anomaly.c; NULL: off */
     bool timed_products, tf32;       /* mpt_benchmark */
     bool capturing;                  /* what is recorded is to run without the host .. */

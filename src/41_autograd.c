@@ -383,10 +383,22 @@ static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, in
 
 /* ==== Gradients of parameters ==== */
 
+/* Whether there is a gradient, where what the caller does depends on it. */
+static MPT__INLINE bool mpt__has_grad(mpt_context *context, const mpt__parameter *parameter) {
+    context->found_gradients |= !parameter->cleared;
+    return parameter->has_grad;
+}
+
+static MPT__INLINE void mpt__clear_grad(mpt__parameter *parameter) {
+    parameter->has_grad = false;
+    parameter->cleared = true;
+}
+
 static void mpt__materialise_gradients(mpt_context *context, mpt__block *block) {
     if (!block->multiplier_slot) return;
     uint16_t slot = (uint16_t)block->multiplier_slot;
     block->multiplier_slot = 0;
+    context->found_gradients = true;
     if (!block->gradients) return;
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_UNARY);
     launch->function = MPT__FN_MUL_SLOT;
@@ -476,7 +488,7 @@ static mpt__tensor *mpt__gradient_into(const mpt__frame *frame, int i, mpt__acce
     mpt__tensor *input = frame->in[i];
     if (!input->parameter) return mpt__activation_into(frame, input, access);
     mpt__parameter *parameter = &frame->context->parameters[input->parameter - 1];
-    *access = parameter->has_grad ? MPT__ACCUMULATE : MPT__WRITE;
+    *access = mpt__has_grad(frame->context, parameter) ? MPT__ACCUMULATE : MPT__WRITE;
     parameter->has_grad = true; /* after an error nobody asks */
     return mpt__parameter_gradient(frame->context, input);
 }
@@ -760,8 +772,8 @@ MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
     return MPT_OK;
 }
 
-static bool mpt__leaf_has_grad(const mpt_context *context, const mpt__tensor *leaf) {
-    return leaf->parameter ? context->parameters[leaf->parameter - 1].has_grad
+static bool mpt__leaf_has_grad(mpt_context *context, const mpt__tensor *leaf) {
+    return leaf->parameter ? mpt__has_grad(context, &context->parameters[leaf->parameter - 1])
                            : leaf->gradient != NULL;
 }
 
@@ -789,7 +801,7 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
 MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_clear_grad", "tensor");
     if (!leaf) return mpt__status_of(tensor.context);
-    if (leaf->parameter) tensor.context->parameters[leaf->parameter - 1].has_grad = false;
+    if (leaf->parameter) mpt__clear_grad(&tensor.context->parameters[leaf->parameter - 1]);
     mpt__gradient_drop(tensor.context, &leaf->gradient);
     return MPT_OK;
 }

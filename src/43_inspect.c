@@ -178,6 +178,11 @@ static bool mpt__ids_add(mpt_context *context, mpt__ids *ids, uint32_t id) {
     return true;
 }
 
+static void mpt__ids_free(mpt_context *context, mpt__ids *ids) {
+    mpt__room_free(context, ids->id, ids->capacity);
+    memset(ids, 0, sizeof *ids);
+}
+
 typedef struct mpt__recording {
     mpt__id id;
     mpt__launch *launches;
@@ -246,9 +251,9 @@ static void mpt__recorder_free(mpt_context *context, void *object) {
     for (int64_t i = 0; i < recorder->retired.count; i++)
         mpt__storage_spare(context, recorder->retired.id[i]);
     mpt__room_free(context, recorder->launches, recorder->capacity);
-    mpt__room_free(context, recorder->retired.id, recorder->retired.capacity);
-    mpt__room_free(context, recorder->held.id, recorder->held.capacity);
-    mpt__room_free(context, recorder->work.id, recorder->work.capacity);
+    mpt__ids_free(context, &recorder->retired);
+    mpt__ids_free(context, &recorder->held);
+    mpt__ids_free(context, &recorder->work);
 }
 
 /* Anomaly mode leaves a step in which the user has recordings alone. */

@@ -64,9 +64,10 @@ static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) 
                 context, MPT_ERROR_STATE,
                 "the module whose parameters the optimizer holds was destroyed; destroy the "
                 "optimizer too and make one for the new module");
-        changed |= item->had_grad != parameter->has_grad;
-        item->had_grad = parameter->has_grad;
-        with_grad += parameter->has_grad;
+        const bool has_grad = mpt__has_grad(context, parameter);
+        changed |= item->had_grad != has_grad;
+        item->had_grad = has_grad;
+        with_grad += has_grad;
     }
     optimizer->with_grad = with_grad;
     if (!changed) return MPT_OK;
@@ -281,7 +282,7 @@ MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_zero_grad");
     if (!optimizer) return mpt__status_of(context);
     for (int64_t i = 0; i < optimizer->item_count; i++)
-        context->parameters[optimizer->items[i].parameter].has_grad = false;
+        mpt__clear_grad(&context->parameters[optimizer->items[i].parameter]);
     for (int64_t i = 0; i < optimizer->state_count; i++) {
         mpt__block *block = mpt__block_of(context, &optimizer->states[i]);
         if (block->multiplier_slot == optimizer->slot[MPT__OPTIM_MULTIPLIER])

@@ -12,6 +12,7 @@
 #include "80_fit.c"
 
 enum { MPT__CAPTURE_X, MPT__CAPTURE_Y, MPT__CAPTURE_INPUTS };
+#define MPT__CAPTURE_TRIES 3
 #define MPT__CAPTURE_CHECK 16 /* with config.debug, every so many steps are compared */
 
 typedef struct mpt__captured {
@@ -23,6 +24,13 @@ typedef struct mpt__captured {
     void *graph;                           /* of the backend; NULL: launches one by one */
     uint32_t workspace;                    /* storage of the graph's scratch memory; 0: none */
     int64_t calls, count;
+    uint64_t gradients;  /* mpt__gradients_now of when recording began: all steps begin so .. */
+    bool finds;          /* .. if gradients of parameters that were there matter .. */
+    bool otherwise;      /* .. but the last one, by hand */
+    int tries;           /* recordings that cannot be repeated */
+    mpt__ids ends;       /* what parameters have at its end */
+    mpt__ids leaves;     /* other tensors and gradients there */
+    uint64_t patterns;   /* what mpt__patterns_now was at its end */
     int64_t updates;     /* of optimizers, before the step under way */
     int64_t next;        /* in slices: the launch to go on with .. */
     int64_t step;        /* .. of the step of this number .. */
@@ -51,6 +59,9 @@ static void mpt__captured_forget(mpt_context *context, mpt__captured *captured) 
         mpt__object_free(context, MPT__RECORDING, captured->recording->id.slot);
     }
     captured->recording = NULL;
+    mpt__ids_free(context, &captured->ends);
+    mpt__ids_free(context, &captured->leaves);
+    captured->otherwise = false;
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) mpt_release(captured->input[i]);
     memset(captured->input, 0, sizeof captured->input);
 }
@@ -123,6 +134,109 @@ static mpt_status mpt__inputs_make(mpt_context *context, mpt__captured *captured
     return context->base.status;
 }
 
+/* ==== Gradients ====
+ *
+ * Whether a launch adds to a gradient or is the first to write it, and which rows an update has, is
+ * recorded with it. So a step repeats only where it begins with the gradients that it was recorded
+ * with; where somebody cleared some in between, it runs by hand. */
+
+/* A number for which parameters have a gradient, and what those are still to be multiplied by. */
+static uint64_t mpt__gradients_now(const mpt_context *context) {
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < context->block_count; i++)
+        hash = mpt__hash_u64(hash, context->blocks[i].multiplier_slot);
+    for (int64_t i = 0; i < context->parameter_count; i++)
+        if (context->parameters[i].live && context->parameters[i].has_grad)
+            hash = mpt__hash_u64(hash, (uint64_t)i);
+    return hash;
+}
+
+/* The next tensor from slot *i on that has a gradient and is no parameter; 0: none. */
+static uint32_t mpt__next_leaf(mpt_context *context, int64_t *i) {
+    while (*i < context->tensor_count) {
+        const mpt__tensor *tensor = mpt__slot(context, (uint32_t)(*i)++);
+        if (tensor->gradient && !tensor->parameter) return (uint32_t)(*i - 1);
+    }
+    return 0;
+}
+
+static uint32_t mpt__gradient_storage(mpt_context *context, uint32_t leaf) {
+    return mpt__slot(context, leaf)->gradient->storage;
+}
+
+/* Slot and storage of every such gradient. */
+static bool mpt__leaves_note(mpt_context *context, mpt__ids *leaves) {
+    int64_t i = 1;
+    for (uint32_t leaf; (leaf = mpt__next_leaf(context, &i)) != 0;)
+        if (!mpt__ids_add(context, leaves, leaf) ||
+            !mpt__ids_add(context, leaves, mpt__gradient_storage(context, leaf)))
+            return false;
+    return true;
+}
+
+static bool mpt__leaves_are(mpt_context *context, const mpt__ids *leaves) {
+    int64_t i = 1, n = 0;
+    for (uint32_t leaf; (leaf = mpt__next_leaf(context, &i)) != 0; n += 2)
+        if (n == leaves->count || leaves->id[n] != leaf ||
+            leaves->id[n + 1] != mpt__gradient_storage(context, leaf))
+            return false;
+    return n == leaves->count;
+}
+
+/* Whether a step that found some gradients and left others can be repeated: of the same tensors,
+   and none that it has read is elsewhere now. */
+static bool mpt__leaves_repeat(const mpt_context *context, const mpt__ids *before,
+                               const mpt__ids *after) {
+    bool repeat = before->count == after->count;
+    for (int64_t i = 0; i < before->count && repeat; i += 2)
+        repeat =
+            before->id[i] == after->id[i] && (before->id[i + 1] == after->id[i + 1] ||
+                                              context->storages[before->id[i + 1]].recordings == 0);
+    return repeat;
+}
+
+/* What parameters have at the end of a recorded step, as far as it is the step's doing: a number
+   whose last bit is has_grad, and the multiplier. */
+static bool mpt__gradients_note(mpt_context *context, mpt__captured *captured) {
+    for (int64_t i = 0; i < context->parameter_count; i++) {
+        const mpt__parameter *p = &context->parameters[i];
+        if (p->live && (p->cleared || captured->finds) &&
+            (!mpt__ids_add(context, &captured->ends, (uint32_t)i << 1 | p->has_grad) ||
+             !mpt__ids_add(context, &captured->ends, context->blocks[p->block].multiplier_slot)))
+            return false;
+    }
+    return mpt__leaves_note(context, &captured->leaves);
+}
+
+static void mpt__gradients_set(mpt_context *context, const mpt__ids *ends) {
+    for (int64_t i = 0; i < ends->count; i += 2) {
+        mpt__parameter *parameter = &context->parameters[ends->id[i] >> 1];
+        if (!parameter->live) continue;
+        parameter->has_grad = ends->id[i] & 1;
+        context->blocks[parameter->block].multiplier_slot = ends->id[i + 1];
+    }
+}
+
+static void *mpt__work_object(mpt_context *context, const uint32_t *work) {
+    const mpt__object *row = &context->objects[work[0]].rows[work[1]];
+    if (row->generation == work[2]) return row->object;
+    mpt__error(context, MPT_ERROR_STATE, "the %s of the captured step was destroyed",
+               mpt__object_names[work[0]]);
+    return NULL;
+}
+
+/* A number that changes with the rows of the optimizers that a step updates. */
+static uint64_t mpt__patterns_now(mpt_context *context, const mpt__recording *recording) {
+    uint64_t sum = 0; /* of counts that only grow */
+    for (int64_t i = 0; i < recording->work.count; i += 3) {
+        const uint32_t *work = &recording->work.id[i];
+        if (work[0] != MPT__OPTIMIZER) continue;
+        const mpt__optimizer *optimizer = (mpt__optimizer *)mpt__work_object(context, work);
+        if (optimizer) sum += optimizer->patterns;
+    }
+    return sum;
+}
+
 /* ==== Recording ==== */
 
 /* Stops trying, and says why. */
@@ -188,19 +302,45 @@ static bool mpt__graph_make(mpt_context *context, mpt__captured *captured) {
     return false;
 }
 
-/* The second call. */
-static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captured,
-                                      const mpt_tensor *given) {
+/* Records a step that finds these gradients of tensors; false if it cannot be repeated. */
+static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, const mpt_tensor *given,
+                             const mpt__ids *before) {
+    captured->gradients = mpt__gradients_now(context);
+    for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].cleared = false;
+    context->found_gradients = false;
     if (mpt__inputs_make(context, captured, given) == MPT_OK &&
         mpt__inputs_set(context, captured, given) == MPT_OK)
         captured->recording = mpt__record_step(context, captured);
+    captured->finds = context->found_gradients;
     mpt__recording *recording = captured->recording;
-    if (!recording || !mpt__replay_memory(context, recording, true)) {
+    if (!recording) {
         if (context->base.status == MPT_OK)
             mpt__capture_give_up(context, captured, "it writes to tensors from the host");
+        return false;
+    }
+    captured->patterns = mpt__patterns_now(context, recording);
+    if (!mpt__gradients_note(context, captured) || !mpt__replay_memory(context, recording, true))
+        return false;
+    bool repeats = mpt__leaves_repeat(context, before, &captured->leaves);
+    if (!repeats && ++captured->tries == MPT__CAPTURE_TRIES)
+        mpt__capture_give_up(context, captured,
+                             "it does not leave the gradients of tensors as it found them");
+    return repeats;
+}
+
+/* The second call. */
+static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captured,
+                                      const mpt_tensor *given) {
+    mpt__ids before;
+    memset(&before, 0, sizeof before);
+    bool done =
+        mpt__leaves_note(context, &before) && mpt__capture_try(context, captured, given, &before);
+    mpt__ids_free(context, &before);
+    if (!done) {
         mpt__captured_forget(context, captured);
         return context->base.status;
     }
+    const mpt__recording *recording = captured->recording;
     for (int64_t i = 0; i < recording->count; i++)
         captured->draws = captured->draws || recording->launches[i].kernel == MPT__K_DROPOUT;
     if (context->backend.graph_begin && !mpt__graph_make(context, captured))
@@ -209,14 +349,6 @@ static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captu
 }
 
 /* ==== Repeating ==== */
-
-static void *mpt__work_object(mpt_context *context, const uint32_t *work) {
-    const mpt__object *row = &context->objects[work[0]].rows[work[1]];
-    if (row->generation == work[2]) return row->object;
-    mpt__error(context, MPT_ERROR_STATE, "the %s of the captured step was destroyed",
-               mpt__object_names[work[0]]);
-    return NULL;
-}
 
 static mpt_status mpt__host_work(mpt_context *context, const mpt__recording *recording,
                                  mpt__object_kind kind) {
@@ -250,6 +382,7 @@ static mpt_status mpt__repeat_end(mpt_context *context, mpt__captured *captured)
     mpt__replay_versions(context, captured->recording);
     if (context->base.status != MPT_OK) return context->base.status;
     if (context->now.updates > captured->updates) context->committed = context->now;
+    mpt__gradients_set(context, &captured->ends);
     captured->count++;
     if (!context->backend.synchronous) mpt__scalars_fetch(context, context->backend.snapshot);
     return mpt__host_work(context, captured->recording, MPT__SCALER);
@@ -380,6 +513,18 @@ static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured
 
 /* ==== A step ==== */
 
+/* Whether a step has to run by hand: an optimizer has other rows than in the recording, which is
+   forgotten, or it begins with other gradients. For the second time in turn that is recorded. */
+static bool mpt__begins_otherwise(mpt_context *context, mpt__captured *captured) {
+    bool again = captured->otherwise, rows;
+    rows = mpt__patterns_now(context, captured->recording) != captured->patterns;
+    captured->otherwise = (captured->finds && mpt__gradients_now(context) != captured->gradients) ||
+                          !mpt__leaves_are(context, &captured->leaves);
+    if (!rows && (!captured->otherwise || !again)) return captured->otherwise;
+    mpt__captured_forget(context, captured);
+    return rows;
+}
+
 /* `seconds`: of the first slice, after which the step may stand between two launches. */
 static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *context,
                                       const mpt_tensor *given, double seconds) {
@@ -391,6 +536,9 @@ static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *cont
             return context->base.status;
     captured->calls++;
     if (captured->calls == 1 || captured->eager) return mpt__step_by_hand(context, captured, given);
+    bool otherwise = captured->recording && mpt__begins_otherwise(context, captured);
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (otherwise) return mpt__step_by_hand(context, captured, given);
     if (!captured->recording) return mpt__capture_record(context, captured, given);
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++)
         if (!mpt__input_fits(context, captured->input[i], given[i]))

@@ -288,6 +288,190 @@ TEST(destroyed_members_are_named) {
     mpt_destroy(context);
 }
 
+/* ==== Gradients that somebody clears between two steps ==== */
+
+/* Forward and backward alone: gradients add up until somebody updates. */
+static mpt_status adding_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    const training *t = (const training *)user;
+    by_hand++;
+    mpt_step_begin(context);
+    mpt_backward(mpt_nll_loss(mpt_forward(t->net, x), y, NULL));
+    return mpt_step_end(context);
+}
+
+/* An update after every third batch; an error in between drops what has come so far. */
+static uint64_t accumulate(bool capture, int64_t *count) {
+    training t;
+    mpt_context *context = make_context(false);
+    make_training(&t, context, MPT_F32, 0);
+    mpt_captured captured = mpt_capture(context, adding_step, &t);
+    by_hand = 0;
+    for (int i = 0; i < 60; i++) {
+        mpt_batch b;
+        if (!next_batch(t.loader, &b)) break;
+        if (capture)
+            mpt_captured_step(captured, b.x, b.y);
+        else
+            adding_step(context, &t, b.x, b.y);
+        if (i % 20 == 10) {
+            CHECK_EQ_INT(mpt_read(b.x, NULL, 1), MPT_ERROR_ARGUMENT);
+            mpt_clear_error(context);
+        }
+        if (i % 3 == 2) {
+            CHECK_EQ_INT(mpt_step(t.optimizer), MPT_OK);
+            mpt_zero_grad(t.optimizer);
+        }
+    }
+    check_ok(context);
+    *count = mpt_captured_count(captured);
+    uint64_t hash = training_hash(&t);
+    mpt_destroy(context);
+    return hash;
+}
+
+TEST(gradients_add_up_over_captured_steps) {
+    int64_t captured, none;
+    uint64_t hash = accumulate(true, &captured);
+    CHECK_EQ_INT(by_hand + captured, 60);
+    CHECK(captured >= 30); /* all but the first after an update or an error */
+    CHECK(hash == accumulate(false, &none));
+}
+
+/* The optimizer's update is outside, and so is the clearing, each time. */
+TEST(captured_steps_leave_gradients_for_others) {
+    uint64_t hash[2];
+    for (int capture = 0; capture < 2; capture++) {
+        training t;
+        mpt_batch b;
+        mpt_context *context = make_context(false);
+        make_training(&t, context, MPT_F32, 0);
+        mpt_captured captured = mpt_capture(context, adding_step, &t);
+        by_hand = 0;
+        for (int i = 0; i < 20 && next_batch(t.loader, &b); i++) {
+            mpt_zero_grad(t.optimizer);
+            if (capture)
+                mpt_captured_step(captured, b.x, b.y);
+            else
+                adding_step(context, &t, b.x, b.y);
+            CHECK(mpt_has_grad(mpt_parameter_at(t.net, 0, NULL, 0)));
+            CHECK_EQ_INT(mpt_step(t.optimizer), MPT_OK);
+        }
+        CHECK_EQ_INT(by_hand, capture ? 2 : 20);
+        check_ok(context);
+        hash[capture] = training_hash(&t);
+        mpt_destroy(context);
+    }
+    CHECK(hash[0] == hash[1]);
+}
+
+/* Another net's gradients are nobody's business. */
+TEST(gradients_of_others_stay) {
+    training t;
+    mpt_batch b;
+    mpt_context *context = make_context(false);
+    make_training(&t, context, MPT_F16, 0);
+    mpt_module other = mpt_nn_linear(context, FEATURES, CLASSES);
+    mpt_tensor weight = mpt_parameter_at(other, 0, NULL, 0);
+    mpt_captured captured = mpt_capture(context, counted_step, &t);
+    by_hand = 0;
+    for (int i = 0; i < 20 && next_batch(t.loader, &b); i++) {
+        CHECK_EQ_INT(mpt_captured_step(captured, b.x, b.y), MPT_OK);
+        CHECK(mpt_has_grad(weight) == (i > 5 && i <= 12));
+        if (i == 5) mpt_backward(mpt_sum(mpt_forward(other, b.x), MPT_ALL_DIMS, false));
+        if (i == 12) mpt_clear_grad(weight);
+    }
+    CHECK_EQ_INT(by_hand, 2);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+/* Short batches, which run by hand, only reach the last layer: the rows of the optimizer change,
+   and the captured step with them. */
+static mpt_status parts_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    const training *t = (const training *)user;
+    bool all = mpt_get_shape(x).dim[0] == 8;
+    mpt_tensor twice[2];
+    twice[0] = twice[1] = x;
+    by_hand++;
+    mpt_step_begin(context);
+    mpt_zero_grad(t->optimizer);
+    mpt_tensor hidden =
+        all ? mpt_forward(mpt_child(t->net, "0"), x) : mpt_cat(twice, 2, 1);
+    hidden = mpt_forward(mpt_child(t->net, "3"), hidden);
+    mpt_backward(mpt_nll_loss(mpt_log_softmax(hidden, -1), y, NULL));
+    mpt_step(t->optimizer);
+    return mpt_step_end(context);
+}
+
+TEST(other_rows_of_an_optimizer_are_recorded_anew) {
+    uint64_t hash[2];
+    for (int capture = 0; capture < 2; capture++) {
+        training t;
+        mpt_batch b;
+        mpt_context *context = make_context(false);
+        make_short(&t, context, MPT_F32);
+        mpt_captured captured = mpt_capture(context, parts_step, &t);
+        by_hand = 0;
+        for (int i = 0; i < 48 && next_batch(t.loader, &b); i++) {
+            if (capture)
+                mpt_captured_step(captured, b.x, b.y);
+            else
+                parts_step(context, &t, b.x, b.y);
+        }
+        check_ok(context);
+        if (capture) CHECK_EQ_INT(by_hand + mpt_captured_count(captured), 48);
+        if (capture) CHECK(mpt_captured_count(captured) >= 20);
+        hash[capture] = training_hash(&t);
+        mpt_destroy(context);
+    }
+    CHECK(hash[0] == hash[1]);
+}
+
+typedef struct leaf_user {
+    mpt_tensor leaf;
+    bool clears;
+    int calls;
+} leaf_user;
+
+/* The gradient of sum(leaf * x) is x. */
+static mpt_status leaf_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    leaf_user *u = (leaf_user *)user;
+    (void)y;
+    u->calls++;
+    mpt_step_begin(context);
+    if (u->clears) mpt_clear_grad(u->leaf);
+    mpt_backward(mpt_sum(mpt_mul(u->leaf, x), MPT_ALL_DIMS, false));
+    return mpt_step_end(context);
+}
+
+TEST(gradients_of_tensors_are_as_by_hand) {
+    for (int way = 0; way < 3; way++) { /* cleared inside, sometimes outside, always outside */
+        static const float ones[3] = {1, 1, 1};
+        leaf_user u;
+        mpt_tensor none;
+        mpt_context *context = make_context(false);
+        memset(&none, 0, sizeof none);
+        mpt_tensor x = mpt_from(context, MPT_F32, MPT_SHAPE(3), ones);
+        u.leaf = mpt_zeros(context, MPT_F32, MPT_SHAPE(3));
+        u.clears = way == 0, u.calls = 0;
+        mpt_requires_grad(u.leaf, true);
+        mpt_captured captured = mpt_capture(context, leaf_step, &u);
+        for (int i = 0, since = 0; i < 12; i++) {
+            bool clear = way == 2 || (way == 1 && i % 4 == 3);
+            float grad[3] = {0, 0, 0};
+            CHECK_EQ_INT(mpt_captured_step(captured, x, none), MPT_OK);
+            since = way == 0 ? 1 : since + 1;
+            CHECK_EQ_INT(mpt_read(mpt_grad(u.leaf), grad, sizeof grad), MPT_OK);
+            CHECK(grad[0] == (float)since);
+            if (clear) mpt_clear_grad(u.leaf), since = 0;
+        }
+        CHECK_EQ_INT(u.calls, way == 0 ? 2 : way == 1 ? 6 : 12);
+        if (way == 2) CHECK_CONTAINS(log_text, "does not leave the gradients of tensors");
+        check_ok(context);
+        mpt_destroy(context);
+    }
+}
+
 /* Whatever allocation fails while a step is recorded: an error, and it is captured later on. */
 TEST(without_memory_it_is_recorded_later) {
     for (int64_t n = 1, refused = 1; refused; n++) {
@@ -326,7 +510,10 @@ TEST_TABLE = {
     T(writing_from_the_host_stays_by_hand), T(debug_names_what_changed),
     T(debug_finds_every_difference),
     T(destroyed_members_are_named),         T(a_step_cannot_destroy_itself),
-    T(without_memory_it_is_recorded_later),
+    T(without_memory_it_is_recorded_later), T(gradients_add_up_over_captured_steps),
+    T(captured_steps_leave_gradients_for_others),
+    T(other_rows_of_an_optimizer_are_recorded_anew),
+    T(gradients_of_others_stay),            T(gradients_of_tensors_are_as_by_hand),
 };
 
 TEST_MAIN
