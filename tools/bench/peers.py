@@ -79,6 +79,8 @@ class Server:
 class Ours:
     """A subject of one of our programs; `wall` measures in wall clock whatever the threads."""
 
+    slow = False  # a run takes more than a second: three repetitions are enough
+
     def __init__(self, server, words, threads, wall=False):
         self.server, self.threads, self.wall = server, threads, wall
         self.number, work, self.level = server.ask(f'make {words}')
@@ -100,7 +102,9 @@ class Peer:
         self.wall = wall or threads > 1
         torch.set_num_threads(threads)
         function()
+        start = time.perf_counter()
         function()
+        self.slow = time.perf_counter() - start > 1
 
     def sample(self, seconds):
         torch.set_num_threads(self.threads)
@@ -171,6 +175,8 @@ def two_threads_scale():
 def alternate(subjects, seconds=0.03, repetitions=7):
     kept, modes, mixed, busy = collections.defaultdict(list), [], 0, 0
     wide = any(subject.threads > 1 for subject in subjects.values())
+    if any(subject.slow for subject in subjects.values()):
+        repetitions = min(repetitions, 3)
     while len(modes) < repetitions and mixed + busy < 3 * repetitions:
         if wide and two_threads_scale() < 1.7:
             busy += 1
@@ -270,7 +276,12 @@ def products(name, threads, list_, peers=None, more=None):
             subjects['torch 1T'] = torch_product(shape, DTYPES[name], 1, True)
         subjects.update(peers(shape, threads) if peers else {})
         others = [key for key in subjects if key not in ('ours', 'own f32')]
-        times = alternate(subjects)
+        try:
+            times = alternate(subjects)
+        except RuntimeError as error:
+            detail(f'{name} {threads}T {shape:<22} not measured: {error}')
+            ratios[shape] = None
+            continue
         ratios[shape] = times.faster('ours', *others)
         detail(f'{name} {threads}T {shape:<22} {ratios[shape]:5.2f}  GFLOP/s ' + ', '.join(
             f'{key} {rate(shape, times.median(key)):.1f}' for key in subjects) +
@@ -281,8 +292,11 @@ def products(name, threads, list_, peers=None, more=None):
 
 
 def judge_products(name, ratios, threads, mean, worst):
+    missing = sum(v is None for v in ratios.values())
+    ratios = {shape: v for shape, v in ratios.items() if v is not None}
     values = list(ratios.values())
-    verdict(f'{name}, {threads}T, geometric mean', geometric_mean(values), mean)
+    verdict(f'{name}, {threads}T, geometric mean', geometric_mean(values), mean,
+            f'{missing} shapes not measured' if missing else '')
     bound = worst or 1.0
     verdict(f'{name}, {threads}T, worst shape', min(values), worst,
             f'{min(ratios, key=ratios.get)}; {sum(v >= bound for v in values)} of {len(values)} '
@@ -670,6 +684,8 @@ int main(void) {
 def prototype():
     if not options.prototype:
         raise RuntimeError('--prototype names no folder with mlp.c')
+    if 'amx_bf16' not in cpu_flags():
+        raise RuntimeError('the prototype needs AMX')
     program = os.path.join(options.build, 'bench', 'prototype')
     subprocess.run([options.cc, '-O2', '-w', '-I', options.prototype, '-x', 'c', '-', '-o',
                     program, '-lm', '-lpthread'], input=PROTOTYPE, text=True, check=True)
