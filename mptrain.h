@@ -2364,7 +2364,8 @@ typedef struct mpt__operand {
  * DROPOUT   o1 wa = kept ? o0 r * float(1 / (1 - p)) : 0 with p = imm[0]; element i is kept when
  *           its 32 random bits >= p 2^32 (p = 1: none is). rng, with slot[0] (step, i64) mixed in.
  * RANDOM    o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0]) u, or NORMAL with mean imm[0] and
- *           deviation imm[1]; the same bits on every backend and ISA.
+ *           deviation imm[1]; the same bits on every backend and ISA. slot[1], if it is
+ *           set, holds a number (i64) to be added to the key's call.
  * NLL       o0 r log-probabilities [N, C], o1 r targets i64 [N], o2? r weights [C] f32 -> o3 w loss
  *           f32 [1] (MEAN, SUM) or [N] (NONE), o4 w f32 [1]: the divisor, i.e. the sum of the kept
  *           weights (1 unless MEAN). index[0] = ignore_index. A bad target sets the error word
@@ -2794,6 +2795,7 @@ enum {
     MPT__SLOT_ERROR_INDEX,    /* i: the sample or element */
     MPT__SLOT_ERROR_POSITION, /* i: the position in the sample; -1: it has but one */
     MPT__SLOT_STEP,           /* i: step number, part of the dropout key */
+    MPT__SLOT_DRAWS,          /* i: calls of RANDOM before a captured step */
     MPT__SLOT_ONE,            /* f: 1, a multiplier that does nothing */
     MPT__SLOT_ONE_F32,        /* 1 as an fp32 in the first bytes: what backward starts from */
     MPT__SLOT_NONFINITE,      /* i: result of FIND_NONFINITE */
@@ -7825,6 +7827,8 @@ static void mpt__ref_random(const mpt__cpu_call *call) {
     mpt__ref_map map;
     map.body = mpt__ref_random_body;
     map.key = mpt__cpu_rng_key(call);
+    if (call->launch->slot[1] != 0)
+        map.key.call += (uint64_t)call->scalars[call->launch->slot[1]].i;
     mpt__ref_map_run(&map, call, 1, 30.0);
 }
 
@@ -17881,6 +17885,7 @@ struct mpt_context {
     int autocast_depth;
 
     mpt__counters_state now, committed;
+    uint64_t draws_before; /* now.draws when the step that is being captured began */
     int64_t device_step; /* what the scalar of the step number holds, set where dropout needs it */
 
     uint32_t path;        /* of the module whose forward runs; 0 = none */
@@ -18129,6 +18134,11 @@ static void *mpt__workspace(mpt_context *context, int64_t bytes) {
     context->workspace = mpt__device_new(context, held, MPT_MEMORY_WORKSPACE);
     if (context->workspace) context->workspace_bytes = held;
     return context->workspace;
+}
+
+/* Whether one tensor has it; what recordings hold of it does not count. */
+static MPT__INLINE bool mpt__storage_alone(const mpt_context *context, uint32_t id) {
+    return context->storages[id].references - context->storages[id].recordings == 1;
 }
 
 static void mpt__storage_spare(mpt_context *context, uint32_t id) {
@@ -19550,7 +19560,7 @@ static mpt__tensor **mpt__gradient_place(mpt__tensor *input) {
 
 /* Whether nothing else reads a gradient, so that it may be changed in place. */
 static bool mpt__owned(const mpt_context *context, const mpt__tensor *gradient) {
-    return context->storages[gradient->storage].references == 1 && mpt__tensor_contiguous(gradient);
+    return mpt__storage_alone(context, gradient->storage) && mpt__tensor_contiguous(gradient);
 }
 
 /* Whether a gradient is to be channels last, as what it belongs to. */
@@ -19565,7 +19575,7 @@ static MPT__NOINLINE mpt__tensor *mpt__activation_into(const mpt__frame *frame, 
     mpt__tensor **place = mpt__gradient_place(input), *old = *place;
     *access = old ? MPT__ACCUMULATE : MPT__WRITE;
     if (old && mpt__owned(context, old)) return old;
-    if (old && context->storages[old->storage].references == 1 && mpt__keeps_layout(frame, old))
+    if (old && mpt__storage_alone(context, old->storage) && mpt__keeps_layout(frame, old))
         return old;
     mpt__tensor *own =
         mpt__tensor_unscoped(context, (mpt_dtype)input->dtype, &input->shape, MPT_MEMORY_GRADIENT);
@@ -20697,6 +20707,10 @@ static mpt_tensor mpt__random(mpt_context *context, const char *call, mpt_dtype 
     launch->rng.seed = context->config.seed;
     launch->rng.stream = 1; /* module paths hash elsewhere with all but certainty */
     launch->rng.call = context->now.draws++;
+    if (context->capturing) { /* each repetition draws on from where it begins */
+        launch->rng.call -= context->draws_before;
+        launch->slot[1] = MPT__SLOT_DRAWS;
+    }
     mpt__operand_of(launch, 0, tensor, MPT__WRITE);
     return mpt__tensor_done(context, tensor, mpt__submit(context, launch));
 }
@@ -23638,7 +23652,7 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
     if (!mpt__image_in(frame, frame->dy[0], &dy)) return context->base.status;
     if (frame->attributes->activation == MPT_ACTIVATION_RELU) { /* in place if nobody else reads */
         const mpt__tensor y = mpt__image_view(frame->saved[2]), from = dy;
-        if (context->storages[dy.storage].references > 1 &&
+        if (!mpt__storage_alone(context, dy.storage) &&
             !mpt__image_new(frame, &dy, (mpt_dtype)dy.dtype))
             return context->base.status;
         mpt__launch_binary(context, MPT__FN_RELU_BACKWARD, &y, &from, &dy, MPT__WRITE);
@@ -26017,7 +26031,7 @@ static mpt_status mpt__check_inplace(mpt_context *context, const mpt__tensor *x,
         if (in[i] && mpt__overlaps(x, in[i]))
             return mpt__error(context, MPT_ERROR_STATE,
                               "argument 2 shows part of the memory that is written; mpt_clone it");
-    if (!records || context->storages[x->storage].references == 1) return MPT_OK;
+    if (!records || mpt__storage_alone(context, x->storage)) return MPT_OK;
     return mpt__error(
         context, MPT_ERROR_STATE,
         "the tensor shares its memory with others (it is a view, or has views), whose "
@@ -30767,9 +30781,8 @@ static mpt__tensor *mpt__fused_norm(mpt_context *context, const mpt__module *nor
     mpt__tensor *x = context->waiting.out, *found[6], *out = NULL, view[2];
     if (!x || mpt__live(context, in[0]) != x || !in[3].slot) return NULL;
     for (int i = 1; i < 6; i++) found[i] = mpt__live(context, in[i]);
-    const mpt__storage *storage = &context->storages[x->storage];
     const mpt__tensor *residual = found[5];
-    if (storage->references - storage->recordings != 1 || x->saves != 1 || x->nodes ||
+    if (!mpt__storage_alone(context, x->storage) || x->saves != 1 || x->nodes ||
         (in[5].slot && !residual) ||
         (residual &&
          (residual == x || residual->dtype != x->dtype || !mpt__same_shape(residual, x))))
@@ -39218,7 +39231,8 @@ typedef struct mpt__captured {
     int64_t next;        /* in slices: the launch to go on with .. */
     int64_t step;        /* .. of the step of this number .. */
     uint32_t seen_state; /* .. and what mpt__held_state was when it paused */
-    bool draws;          /* dropout: the device needs the step number */
+    bool drops;          /* dropout: the device needs the step number */
+    uint64_t draws;      /* random numbers: .. and how many calls there were before */
     bool eager;          /* cannot be captured, for a reason that the log has */
 } mpt__captured;
 
@@ -39443,7 +39457,10 @@ static mpt_status mpt__host_work(mpt_context *context, const mpt__recording *rec
    the step writes from the host. */
 static mpt__recording *mpt__record_step(mpt_context *context, const mpt__captured *captured) {
     if (mpt_record_begin(context) != MPT_OK) return NULL;
-    context->capturing = true;
+    context->capturing = context->unrecorded = true;
+    context->draws_before = context->now.draws;
+    mpt__scalar_set_i(context, MPT__SLOT_DRAWS, (int64_t)context->now.draws);
+    context->unrecorded = false;
     int64_t writes = context->host_writes;
     mpt__step_by_hand(context, captured, captured->input);
     context->capturing = false;
@@ -39495,6 +39512,7 @@ static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, cons
         mpt__inputs_set(context, captured, given) == MPT_OK)
         captured->recording = mpt__record_step(context, captured);
     captured->finds = context->found_gradients;
+    captured->draws = context->now.draws - context->draws_before;
     mpt__recording *recording = captured->recording;
     if (!recording) {
         if (context->base.status == MPT_OK)
@@ -39525,7 +39543,7 @@ static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captu
     }
     const mpt__recording *recording = captured->recording;
     for (int64_t i = 0; i < recording->count; i++)
-        captured->draws = captured->draws || recording->launches[i].kernel == MPT__K_DROPOUT;
+        captured->drops |= recording->launches[i].slot[0] == MPT__SLOT_STEP;
     if (context->backend.graph_begin && !mpt__graph_make(context, captured))
         mpt__graph_free(context, captured);
     return context->base.status;
@@ -39556,8 +39574,11 @@ static mpt_status mpt__repeat_begin(mpt_context *context, mpt__captured *capture
     context->now.module_calls = 0;
     if (mpt__host_work(context, captured->recording, MPT__OPTIMIZER) != MPT_OK)
         return context->base.status;
-    if (captured->draws) mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
-    context->device_step = captured->draws ? context->now.step : -1;
+    if (captured->drops) mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
+    context->device_step = captured->drops ? context->now.step : -1;
+    if (captured->draws)
+        mpt__scalar_set_i(context, MPT__SLOT_DRAWS, (int64_t)context->now.draws);
+    context->now.draws += captured->draws;
     return context->base.status;
 }
 
@@ -39616,7 +39637,7 @@ static mpt_status mpt__slice_go_on(mpt_context *context, mpt__captured *captured
             context, MPT_ERROR_STATE,
             "a tensor of the step under way was changed between its slices (mpt_write, "
             "an op in place, an optimizer or a load); it ends here");
-    if (captured->draws && context->device_step != captured->step) {
+    if (captured->drops && context->device_step != captured->step) {
         mpt__scalar_set_i(context, MPT__SLOT_STEP, captured->step);
         context->device_step = captured->step;
     }

@@ -1109,6 +1109,7 @@ __device__ void mpt__sincos_quadrant(unsigned int quadrant, double r, double *si
 
 struct mpt__distribution {
     mpt__key key;
+    const mpt__scalar *draws; /* NULL, or to be added to the call */
     int normal;
     float a, b; /* lowest and beyond the highest; or mean and deviation */
 };
@@ -1147,7 +1148,9 @@ __device__ __forceinline__ void mpt__draw(const mpt__distribution &d, unsigned l
 }
 
 __global__ void mpt__random_kernel(const mpt__walk walk, const mpt__distribution d) {
-    const unsigned long long sequence = mpt__sequence_of(d.key);
+    mpt__key key = d.key;
+    if (d.draws != NULL) key.call += (unsigned long long)d.draws->i;
+    const unsigned long long sequence = mpt__sequence_of(key);
     const long long done = 8 * walk.eights, count = walk.space.count;
     MPT__EACH(i, walk.eights) {
         long long at[1];
@@ -1177,6 +1180,7 @@ mpt_status mpt__cuda_random(const mpt__cuda_call *call) {
     if (walk.space.count == 0) return MPT_OK;
     memset(&d, 0, sizeof d);
     d.key = mpt__key_of(call);
+    if (call->launch->slot[1] != 0) d.draws = &call->scalars[call->launch->slot[1]];
     d.normal = call->launch->function == MPT__FN_NORMAL;
     d.a = (float)call->launch->imm[0];
     d.b = (float)call->launch->imm[1];

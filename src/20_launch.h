@@ -68,7 +68,8 @@ typedef struct mpt__operand {
  * DROPOUT   o1 wa = kept ? o0 r * float(1 / (1 - p)) : 0 with p = imm[0]; element i is kept when
  *           its 32 random bits >= p 2^32 (p = 1: none is). rng, with slot[0] (step, i64) mixed in.
  * RANDOM    o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0]) u, or NORMAL with mean imm[0] and
- *           deviation imm[1]; the same bits on every backend and ISA.
+ *           deviation imm[1]; the same bits on every backend and ISA. slot[1], if it is
+ *           set, holds a number (i64) to be added to the key's call.
  * NLL       o0 r log-probabilities [N, C], o1 r targets i64 [N], o2? r weights [C] f32 -> o3 w loss
  *           f32 [1] (MEAN, SUM) or [N] (NONE), o4 w f32 [1]: the divisor, i.e. the sum of the kept
  *           weights (1 unless MEAN). index[0] = ignore_index. A bad target sets the error word
@@ -498,6 +499,7 @@ enum {
     MPT__SLOT_ERROR_INDEX,    /* i: the sample or element */
     MPT__SLOT_ERROR_POSITION, /* i: the position in the sample; -1: it has but one */
     MPT__SLOT_STEP,           /* i: step number, part of the dropout key */
+    MPT__SLOT_DRAWS,          /* i: calls of RANDOM before a captured step */
     MPT__SLOT_ONE,            /* f: 1, a multiplier that does nothing */
     MPT__SLOT_ONE_F32,        /* 1 as an fp32 in the first bytes: what backward starts from */
     MPT__SLOT_NONFINITE,      /* i: result of FIND_NONFINITE */

@@ -1135,6 +1135,8 @@ static void mpt__ref_random(const mpt__cpu_call *call) {
     mpt__ref_map map;
     map.body = mpt__ref_random_body;
     map.key = mpt__cpu_rng_key(call);
+    if (call->launch->slot[1] != 0)
+        map.key.call += (uint64_t)call->scalars[call->launch->slot[1]].i;
     mpt__ref_map_run(&map, call, 1, 30.0);
 }
 

@@ -281,6 +281,7 @@ struct mpt_context {
     int autocast_depth;
 
     mpt__counters_state now, committed;
+    uint64_t draws_before; /* now.draws when the step that is being captured began */
     int64_t device_step; /* what the scalar of the step number holds, set where dropout needs it */
 
     uint32_t path;        /* of the module whose forward runs; 0 = none */

@@ -177,6 +177,11 @@ static void *mpt__workspace(mpt_context *context, int64_t bytes) {
     return context->workspace;
 }
 
+/* Whether one tensor has it; what recordings hold of it does not count. */
+static MPT__INLINE bool mpt__storage_alone(const mpt_context *context, uint32_t id) {
+    return context->storages[id].references - context->storages[id].recordings == 1;
+}
+
 static void mpt__storage_spare(mpt_context *context, uint32_t id) {
     context->storages[id].next_free = context->free_storage;
     context->free_storage = id;

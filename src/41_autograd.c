@@ -450,7 +450,7 @@ static mpt__tensor **mpt__gradient_place(mpt__tensor *input) {
 
 /* Whether nothing else reads a gradient, so that it may be changed in place. */
 static bool mpt__owned(const mpt_context *context, const mpt__tensor *gradient) {
-    return context->storages[gradient->storage].references == 1 && mpt__tensor_contiguous(gradient);
+    return mpt__storage_alone(context, gradient->storage) && mpt__tensor_contiguous(gradient);
 }
 
 /* Whether a gradient is to be channels last, as what it belongs to. */
@@ -465,7 +465,7 @@ static MPT__NOINLINE mpt__tensor *mpt__activation_into(const mpt__frame *frame, 
     mpt__tensor **place = mpt__gradient_place(input), *old = *place;
     *access = old ? MPT__ACCUMULATE : MPT__WRITE;
     if (old && mpt__owned(context, old)) return old;
-    if (old && context->storages[old->storage].references == 1 && mpt__keeps_layout(frame, old))
+    if (old && mpt__storage_alone(context, old->storage) && mpt__keeps_layout(frame, old))
         return old;
     mpt__tensor *own =
         mpt__tensor_unscoped(context, (mpt_dtype)input->dtype, &input->shape, MPT_MEMORY_GRADIENT);

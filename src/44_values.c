@@ -123,6 +123,10 @@ static mpt_tensor mpt__random(mpt_context *context, const char *call, mpt_dtype 
     launch->rng.seed = context->config.seed;
     launch->rng.stream = 1; /* module paths hash elsewhere with all but certainty */
     launch->rng.call = context->now.draws++;
+    if (context->capturing) { /* each repetition draws on from where it begins */
+        launch->rng.call -= context->draws_before;
+        launch->slot[1] = MPT__SLOT_DRAWS;
+    }
     mpt__operand_of(launch, 0, tensor, MPT__WRITE);
     return mpt__tensor_done(context, tensor, mpt__submit(context, launch));
 }

@@ -271,7 +271,7 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
     if (!mpt__image_in(frame, frame->dy[0], &dy)) return context->base.status;
     if (frame->attributes->activation == MPT_ACTIVATION_RELU) { /* in place if nobody else reads */
         const mpt__tensor y = mpt__image_view(frame->saved[2]), from = dy;
-        if (context->storages[dy.storage].references > 1 &&
+        if (!mpt__storage_alone(context, dy.storage) &&
             !mpt__image_new(frame, &dy, (mpt_dtype)dy.dtype))
             return context->base.status;
         mpt__launch_binary(context, MPT__FN_RELU_BACKWARD, &y, &from, &dy, MPT__WRITE);

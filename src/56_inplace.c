@@ -56,7 +56,7 @@ static mpt_status mpt__check_inplace(mpt_context *context, const mpt__tensor *x,
         if (in[i] && mpt__overlaps(x, in[i]))
             return mpt__error(context, MPT_ERROR_STATE,
                               "argument 2 shows part of the memory that is written; mpt_clone it");
-    if (!records || context->storages[x->storage].references == 1) return MPT_OK;
+    if (!records || mpt__storage_alone(context, x->storage)) return MPT_OK;
     return mpt__error(
         context, MPT_ERROR_STATE,
         "the tensor shares its memory with others (it is a view, or has views), whose "

@@ -235,9 +235,8 @@ static mpt__tensor *mpt__fused_norm(mpt_context *context, const mpt__module *nor
     mpt__tensor *x = context->waiting.out, *found[6], *out = NULL, view[2];
     if (!x || mpt__live(context, in[0]) != x || !in[3].slot) return NULL;
     for (int i = 1; i < 6; i++) found[i] = mpt__live(context, in[i]);
-    const mpt__storage *storage = &context->storages[x->storage];
     const mpt__tensor *residual = found[5];
-    if (storage->references - storage->recordings != 1 || x->saves != 1 || x->nodes ||
+    if (!mpt__storage_alone(context, x->storage) || x->saves != 1 || x->nodes ||
         (in[5].slot && !residual) ||
         (residual &&
          (residual == x || residual->dtype != x->dtype || !mpt__same_shape(residual, x))))

@@ -35,7 +35,8 @@ typedef struct mpt__captured {
     int64_t next;        /* in slices: the launch to go on with .. */
     int64_t step;        /* .. of the step of this number .. */
     uint32_t seen_state; /* .. and what mpt__held_state was when it paused */
-    bool draws;          /* dropout: the device needs the step number */
+    bool drops;          /* dropout: the device needs the step number */
+    uint64_t draws;      /* random numbers: .. and how many calls there were before */
     bool eager;          /* cannot be captured, for a reason that the log has */
 } mpt__captured;
 
@@ -260,7 +261,10 @@ static mpt_status mpt__host_work(mpt_context *context, const mpt__recording *rec
    the step writes from the host. */
 static mpt__recording *mpt__record_step(mpt_context *context, const mpt__captured *captured) {
     if (mpt_record_begin(context) != MPT_OK) return NULL;
-    context->capturing = true;
+    context->capturing = context->unrecorded = true;
+    context->draws_before = context->now.draws;
+    mpt__scalar_set_i(context, MPT__SLOT_DRAWS, (int64_t)context->now.draws);
+    context->unrecorded = false;
     int64_t writes = context->host_writes;
     mpt__step_by_hand(context, captured, captured->input);
     context->capturing = false;
@@ -312,6 +316,7 @@ static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, cons
         mpt__inputs_set(context, captured, given) == MPT_OK)
         captured->recording = mpt__record_step(context, captured);
     captured->finds = context->found_gradients;
+    captured->draws = context->now.draws - context->draws_before;
     mpt__recording *recording = captured->recording;
     if (!recording) {
         if (context->base.status == MPT_OK)
@@ -342,7 +347,7 @@ static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captu
     }
     const mpt__recording *recording = captured->recording;
     for (int64_t i = 0; i < recording->count; i++)
-        captured->draws = captured->draws || recording->launches[i].kernel == MPT__K_DROPOUT;
+        captured->drops |= recording->launches[i].slot[0] == MPT__SLOT_STEP;
     if (context->backend.graph_begin && !mpt__graph_make(context, captured))
         mpt__graph_free(context, captured);
     return context->base.status;
@@ -373,8 +378,11 @@ static mpt_status mpt__repeat_begin(mpt_context *context, mpt__captured *capture
     context->now.module_calls = 0;
     if (mpt__host_work(context, captured->recording, MPT__OPTIMIZER) != MPT_OK)
         return context->base.status;
-    if (captured->draws) mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
-    context->device_step = captured->draws ? context->now.step : -1;
+    if (captured->drops) mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
+    context->device_step = captured->drops ? context->now.step : -1;
+    if (captured->draws)
+        mpt__scalar_set_i(context, MPT__SLOT_DRAWS, (int64_t)context->now.draws);
+    context->now.draws += captured->draws;
     return context->base.status;
 }
 
@@ -433,7 +441,7 @@ static mpt_status mpt__slice_go_on(mpt_context *context, mpt__captured *captured
             context, MPT_ERROR_STATE,
             "a tensor of the step under way was changed between its slices (mpt_write, "
             "an op in place, an optimizer or a load); it ends here");
-    if (captured->draws && context->device_step != captured->step) {
+    if (captured->drops && context->device_step != captured->step) {
         mpt__scalar_set_i(context, MPT__SLOT_STEP, captured->step);
         context->device_step = captured->step;
     }

@@ -427,6 +427,75 @@ TEST(other_rows_of_an_optimizer_are_recorded_anew) {
     CHECK(hash[0] == hash[1]);
 }
 
+/* ==== What is drawn ==== */
+
+typedef struct drawing {
+    mpt_tensor weight; /* [4, 4] */
+    mpt_optimizer optimizer;
+    int way;
+} drawing;
+
+/* Noise of one kind or another on its way. */
+static mpt_status drawing_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    const drawing *d = (const drawing *)user;
+    mpt_attention_config attention = mpt_attention_config_default();
+    (void)y;
+    attention.dropout = 0.5;
+    mpt_step_begin(context);
+    mpt_zero_grad(d->optimizer);
+    mpt_tensor z = mpt_matmul(x, d->weight), q;
+    switch (d->way) {
+    case 0: z = mpt_dropout(z, 0.5); break;
+    case 1:
+        q = mpt_reshape(z, MPT_SHAPE(1, 1, 8, 4));
+        z = mpt_scaled_dot_product_attention(q, q, q, &attention);
+        break;
+    case 2: z = mpt_mul(z, mpt_randn(context, MPT_F32, MPT_SHAPE(8, 4))); break;
+    case 3:
+        z = mpt_mul(z, mpt_rand(context, MPT_F32, MPT_SHAPE(8, 4)));
+        z = mpt_dropout(mpt_add(z, mpt_rand(context, MPT_F32, MPT_SHAPE(4))), 0.25);
+        break;
+    case 4: mpt_relu_(z); break; /* in place: the step's own memory is its own */
+    default: z = mpt_mul(z, z); break;
+    }
+    mpt_backward(mpt_sum(mpt_mul(z, z), MPT_ALL_DIMS, false));
+    mpt_step(d->optimizer);
+    return mpt_step_end(context);
+}
+
+TEST(captured_steps_draw_anew) {
+    for (int way = 0; way < 6; way++) {
+        uint64_t hash[3];
+        for (int run = 0; run < 3; run++) { /* by hand, captured, compared in between */
+            mpt_context *context = make_context(run == 2);
+            mpt_module net = mpt_nn_linear_no_bias(context, 4, 4);
+            mpt_sgd_config config = mpt_sgd_config_default();
+            config.lr = 1e-3;
+            drawing d;
+            mpt_tensor none;
+            memset(&none, 0, sizeof none);
+            d.way = way, d.optimizer = mpt_sgd(net, &config);
+            d.weight = mpt_parameter_at(net, 0, NULL, 0);
+            mpt_captured captured = mpt_capture(context, drawing_step, &d);
+            for (int i = 0; i < 40; i++) {
+                mpt_tensor x = mpt_randn(context, MPT_F32, MPT_SHAPE(8, 4));
+                if (run)
+                    mpt_captured_step(captured, x, none);
+                else
+                    drawing_step(context, &d, x, none);
+                mpt_release(x);
+            }
+            check_ok(context);
+            if (run) CHECK(mpt_captured_count(captured) >= 36);
+            hash[run] = mpt_module_hash(net);
+            mpt_destroy(context);
+        }
+        CHECK(hash[0] == hash[1]);
+        CHECK(hash[0] == hash[2]);
+        if (test_failures) printf("\n  way %d", way);
+    }
+}
+
 typedef struct leaf_user {
     mpt_tensor leaf;
     bool clears;
@@ -513,6 +582,7 @@ TEST_TABLE = {
     T(without_memory_it_is_recorded_later), T(gradients_add_up_over_captured_steps),
     T(captured_steps_leave_gradients_for_others),
     T(other_rows_of_an_optimizer_are_recorded_anew),
+    T(captured_steps_draw_anew),
     T(gradients_of_others_stay),            T(gradients_of_tensors_are_as_by_hand),
 };
 
