@@ -1341,8 +1341,8 @@ MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer optimizer, int group,
 MPTRAIN_API double mpt_get_lr(mpt_optimizer optimizer, int group);
 
 /* What else a group has of its own, by the name that it has in the config: "weight_decay",
-   "momentum", "beta1", "eps" and so on. Recorded and captured steps keep what they were recorded
-   with. NaN on error. */
+   "momentum", "beta1", "eps" and so on. Captured steps are then recorded anew; recordings keep what
+   they were made with. NaN on error. */
 MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer optimizer, int group, const char *name,
                                       double value);
 MPTRAIN_API double mpt_get_option(mpt_optimizer optimizer, int group, const char *name);
@@ -1771,7 +1771,9 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
 
 /* Records the launches from here to mpt_record_end; mpt_replay executes them again on the current
    values of parameters, states and inputs. What the host puts in between (mpt_from, mpt_write,
-   mpt_wrap, a loader's batch) is no launch: make inputs before. Recordings do not nest. */
+   mpt_wrap, a loader's batch) is no launch: make inputs before. Random numbers, step numbers and
+   which gradients there are stay as recorded; mpt_capture is for whole steps. Recordings do not
+   nest. */
 MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context);
 MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording);
@@ -27824,7 +27826,7 @@ typedef struct mpt__optimizer {
     int64_t *rows;             /* host copy of the segments, behind it the group of each */
     uint32_t segments, counts; /* storages */
     int64_t with_grad;         /* parameters with a gradient in the pattern */
-    uint64_t patterns;         /* so far */
+    uint64_t patterns;         /* so far; other groups and options count, too */
     uint16_t slot[MPT__OPTIM_SLOTS];
     uint32_t scaler; /* slot of the scaler in whose current update it takes part; 0 = none */
     mpt__stage stage;
@@ -28106,6 +28108,7 @@ static mpt_status mpt__take(mpt_context *context, mpt__optimizer *optimizer, con
     if (status == MPT_OK) status = mpt__states_prepare(context, optimizer, list, count);
     if (status != MPT_OK) return status;
     optimizer->pattern_valid = false;
+    optimizer->patterns++;
     for (int64_t i = 0; i < count; i++) {
         uint32_t owner = context->parameters[list[i]].optimizer;
         bool held = owner == optimizer->id.slot || optimizer->shared;
@@ -28482,7 +28485,7 @@ MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const cha
     double low, below, *option = mpt__option(handle, "mpt_set_option", group, name, &low, &below);
     if (!option || !mpt__check_number(context, name, value, low, below))
         return mpt__status_of(context);
-    const mpt__optimizer *optimizer = mpt__optimizer_at(context, handle);
+    mpt__optimizer *optimizer = mpt__optimizer_at(context, handle);
     if (option == optimizer->groups[group].setting && optimizer->setting[0] == 0 && value != 0)
         for (int k = 0; k < MPT__MOMENTS; k++)
             if (optimizer->rule->moment[k].need == MPT__IF_FIRST)
@@ -28492,6 +28495,7 @@ MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const cha
                     "the config",
                     name, optimizer->rule->moment[k].name);
     *option = value;
+    optimizer->patterns++;
     return MPT_OK;
 }
 

@@ -266,8 +266,8 @@ MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer optimizer, int group,
 MPTRAIN_API double mpt_get_lr(mpt_optimizer optimizer, int group);
 
 /* What else a group has of its own, by the name that it has in the config: "weight_decay",
-   "momentum", "beta1", "eps" and so on. Recorded and captured steps keep what they were recorded
-   with. NaN on error. */
+   "momentum", "beta1", "eps" and so on. Captured steps are then recorded anew; recordings keep what
+   they were made with. NaN on error. */
 MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer optimizer, int group, const char *name,
                                       double value);
 MPTRAIN_API double mpt_get_option(mpt_optimizer optimizer, int group, const char *name);
@@ -696,7 +696,9 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
 
 /* Records the launches from here to mpt_record_end; mpt_replay executes them again on the current
    values of parameters, states and inputs. What the host puts in between (mpt_from, mpt_write,
-   mpt_wrap, a loader's batch) is no launch: make inputs before. Recordings do not nest. */
+   mpt_wrap, a loader's batch) is no launch: make inputs before. Random numbers, step numbers and
+   which gradients there are stay as recorded; mpt_capture is for whole steps. Recordings do not
+   nest. */
 MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context);
 MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording);

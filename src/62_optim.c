@@ -90,7 +90,7 @@ typedef struct mpt__optimizer {
     int64_t *rows;             /* host copy of the segments, behind it the group of each */
     uint32_t segments, counts; /* storages */
     int64_t with_grad;         /* parameters with a gradient in the pattern */
-    uint64_t patterns;         /* so far */
+    uint64_t patterns;         /* so far; other groups and options count, too */
     uint16_t slot[MPT__OPTIM_SLOTS];
     uint32_t scaler; /* slot of the scaler in whose current update it takes part; 0 = none */
     mpt__stage stage;
@@ -372,6 +372,7 @@ static mpt_status mpt__take(mpt_context *context, mpt__optimizer *optimizer, con
     if (status == MPT_OK) status = mpt__states_prepare(context, optimizer, list, count);
     if (status != MPT_OK) return status;
     optimizer->pattern_valid = false;
+    optimizer->patterns++;
     for (int64_t i = 0; i < count; i++) {
         uint32_t owner = context->parameters[list[i]].optimizer;
         bool held = owner == optimizer->id.slot || optimizer->shared;
@@ -748,7 +749,7 @@ MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const cha
     double low, below, *option = mpt__option(handle, "mpt_set_option", group, name, &low, &below);
     if (!option || !mpt__check_number(context, name, value, low, below))
         return mpt__status_of(context);
-    const mpt__optimizer *optimizer = mpt__optimizer_at(context, handle);
+    mpt__optimizer *optimizer = mpt__optimizer_at(context, handle);
     if (option == optimizer->groups[group].setting && optimizer->setting[0] == 0 && value != 0)
         for (int k = 0; k < MPT__MOMENTS; k++)
             if (optimizer->rule->moment[k].need == MPT__IF_FIRST)
@@ -758,6 +759,7 @@ MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const cha
                     "the config",
                     name, optimizer->rule->moment[k].name);
     *option = value;
+    optimizer->patterns++;
     return MPT_OK;
 }
 

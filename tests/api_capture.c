@@ -496,6 +496,31 @@ TEST(captured_steps_draw_anew) {
     }
 }
 
+/* A setting changed in between has the same effect as on steps by hand. */
+TEST(other_options_are_recorded_anew) {
+    uint64_t hash[2];
+    for (int capture = 0; capture < 2; capture++) {
+        training t;
+        mpt_batch b;
+        mpt_context *context = make_context(false);
+        make_training(&t, context, MPT_F32, 0);
+        mpt_captured captured = mpt_capture(context, counted_step, &t);
+        for (int i = 0; i < 40 && next_batch(t.loader, &b); i++) {
+            if (i % 10 == 5) mpt_set_option(t.optimizer, 0, "weight_decay", 0.1 * i);
+            if (i % 10 == 8) mpt_set_lr(t.optimizer, -1, 1e-3 * i);
+            if (capture)
+                mpt_captured_step(captured, b.x, b.y);
+            else
+                counted_step(context, &t, b.x, b.y);
+        }
+        if (capture) CHECK_EQ_INT(mpt_captured_count(captured), 30); /* two of ten by hand */
+        check_ok(context);
+        hash[capture] = training_hash(&t);
+        mpt_destroy(context);
+    }
+    CHECK(hash[0] == hash[1]);
+}
+
 typedef struct leaf_user {
     mpt_tensor leaf;
     bool clears;
@@ -582,7 +607,7 @@ TEST_TABLE = {
     T(without_memory_it_is_recorded_later), T(gradients_add_up_over_captured_steps),
     T(captured_steps_leave_gradients_for_others),
     T(other_rows_of_an_optimizer_are_recorded_anew),
-    T(captured_steps_draw_anew),
+    T(captured_steps_draw_anew),            T(other_options_are_recorded_anew),
     T(gradients_of_others_stay),            T(gradients_of_tensors_are_as_by_hand),
 };
 
