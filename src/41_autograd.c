@@ -385,7 +385,7 @@ static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, in
 
 /* Whether there is a gradient, where what the caller does depends on it. */
 static MPT__INLINE bool mpt__has_grad(mpt_context *context, const mpt__parameter *parameter) {
-    context->found_gradients |= !parameter->cleared;
+    if (context->capturing && !parameter->cleared) context->found_gradients = true;
     return parameter->has_grad;
 }
 

@@ -64,12 +64,13 @@ static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) 
                 context, MPT_ERROR_STATE,
                 "the module whose parameters the optimizer holds was destroyed; destroy the "
                 "optimizer too and make one for the new module");
-        const bool has_grad = mpt__has_grad(context, parameter);
-        changed |= item->had_grad != has_grad;
-        item->had_grad = has_grad;
-        with_grad += has_grad;
+        changed |= item->had_grad != parameter->has_grad;
+        item->had_grad = parameter->has_grad;
+        with_grad += parameter->has_grad;
     }
     optimizer->with_grad = with_grad;
+    for (int64_t i = 0; i < optimizer->item_count && context->capturing; i++)
+        mpt__has_grad(context, &context->parameters[optimizer->items[i].parameter]);
     if (!changed) return MPT_OK;
     optimizer->pattern_valid = optimizer->norm_valid = false;
     optimizer->patterns++;
