@@ -1795,8 +1795,9 @@ typedef mpt_status (*mpt_step_fn)(mpt_context *context, void *user, mpt_tensor x
 MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user);
 /* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
    short, go through `fn`, and so do steps that find other gradients than there were then, if they
-   add to them, such as the first one after they were cleared. Where the step cannot be captured,
-   every call does, and the log says why. With config.debug every 16th call runs `fn` and names the
+   add to them, such as the first one after they were cleared. After a change of mpt_requires_grad,
+   mpt_train, mpt_eval, groups or options the step is recorded anew. Where it cannot be captured,
+   every call runs `fn`, and the log says why. With config.debug every 16th call does and names the
    first launch that differs. */
 MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
 /* A part of such a step, between two frames of a game: begins a step on x and y where none is under
@@ -39231,7 +39232,8 @@ typedef struct mpt__captured {
     int tries;           /* recordings that cannot be repeated */
     mpt__ids ends;       /* what parameters have at its end */
     mpt__ids leaves;     /* other tensors and gradients there */
-    uint64_t patterns;   /* what mpt__patterns_now was at its end */
+    uint64_t patterns;   /* what mpt__patterns_now was there */
+    uint64_t modes[2];   /* mpt__modes_now when recording began and there: what it sets itself */
     int64_t updates;     /* of optimizers, before the step under way */
     int64_t next;        /* in slices: the launch to go on with .. */
     int64_t step;        /* .. of the step of this number .. */
@@ -39427,7 +39429,23 @@ static void *mpt__work_object(mpt_context *context, const uint32_t *work) {
     return NULL;
 }
 
-/* A number that changes with the rows of the optimizers that a step updates. */
+/* A number for what is in training and what is frozen. */
+static uint64_t mpt__modes_now(const mpt_context *context) {
+    const mpt__object_table *modules = &context->objects[MPT__MODULE];
+    uint64_t hash = 0;
+    for (int64_t i = 1; i < modules->count; i++) {
+        const mpt__module *module = (const mpt__module *)modules->rows[i].object;
+        if (module && !module->training) hash = mpt__hash_u64(hash, (uint64_t)i);
+    }
+    for (int64_t i = 0; i < context->parameter_count; i++) {
+        const mpt__parameter *p = &context->parameters[i];
+        if (p->live && !(p->tensor->flags & MPT__REQUIRES_GRAD))
+            hash = mpt__hash_u64(hash + 1, (uint64_t)i);
+    }
+    return hash;
+}
+
+/* A number that changes with rows and options of the optimizers that a step updates. */
 static uint64_t mpt__patterns_now(mpt_context *context, const mpt__recording *recording) {
     uint64_t sum = 0; /* of counts that only grow */
     for (int64_t i = 0; i < recording->work.count; i += 3) {
@@ -39511,6 +39529,7 @@ static bool mpt__graph_make(mpt_context *context, mpt__captured *captured) {
 static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, const mpt_tensor *given,
                              const mpt__ids *before) {
     captured->gradients = mpt__gradients_now(context);
+    captured->modes[0] = mpt__modes_now(context);
     for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].cleared = false;
     context->found_gradients = false;
     if (mpt__inputs_make(context, captured, given) == MPT_OK &&
@@ -39525,6 +39544,7 @@ static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, cons
         return false;
     }
     captured->patterns = mpt__patterns_now(context, recording);
+    captured->modes[1] = mpt__modes_now(context);
     if (!mpt__gradients_note(context, captured) || !mpt__replay_memory(context, recording, true))
         return false;
     bool repeats = mpt__leaves_repeat(context, before, &captured->leaves);
@@ -39581,8 +39601,7 @@ static mpt_status mpt__repeat_begin(mpt_context *context, mpt__captured *capture
         return context->base.status;
     if (captured->drops) mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
     context->device_step = captured->drops ? context->now.step : -1;
-    if (captured->draws)
-        mpt__scalar_set_i(context, MPT__SLOT_DRAWS, (int64_t)context->now.draws);
+    if (captured->draws) mpt__scalar_set_i(context, MPT__SLOT_DRAWS, (int64_t)context->now.draws);
     context->now.draws += captured->draws;
     return context->base.status;
 }
@@ -39722,16 +39741,18 @@ static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured
 
 /* ==== A step ==== */
 
-/* Whether a step has to run by hand: an optimizer has other rows than in the recording, which is
+/* Whether a step has to run by hand: what it depends on is not as it was at the recording, which is
    forgotten, or it begins with other gradients. For the second time in turn that is recorded. */
 static bool mpt__begins_otherwise(mpt_context *context, mpt__captured *captured) {
-    bool again = captured->otherwise, rows;
-    rows = mpt__patterns_now(context, captured->recording) != captured->patterns;
+    const uint64_t modes = mpt__modes_now(context);
+    const bool again = captured->otherwise;
+    const bool changed = mpt__patterns_now(context, captured->recording) != captured->patterns ||
+                         (modes != captured->modes[0] && modes != captured->modes[1]);
     captured->otherwise = (captured->finds && mpt__gradients_now(context) != captured->gradients) ||
                           !mpt__leaves_are(context, &captured->leaves);
-    if (!rows && (!captured->otherwise || !again)) return captured->otherwise;
+    if (!changed && (!captured->otherwise || !again)) return captured->otherwise;
     mpt__captured_forget(context, captured);
-    return rows;
+    return changed;
 }
 
 /* `seconds`: of the first slice, after which the step may stand between two launches. */

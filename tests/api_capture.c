@@ -521,6 +521,34 @@ TEST(other_options_are_recorded_anew) {
     CHECK(hash[0] == hash[1]);
 }
 
+/* Layers that are frozen, or out of training, for a while. */
+TEST(other_modes_are_recorded_anew) {
+    uint64_t hash[2];
+    for (int capture = 0; capture < 2; capture++) {
+        training t;
+        mpt_batch b;
+        mpt_context *context = make_context(false);
+        make_training(&t, context, MPT_F32, 0);
+        mpt_captured captured = mpt_capture(context, counted_step, &t);
+        for (int i = 0; i < 40 && next_batch(t.loader, &b); i++) {
+            if (i % 10 == 4)
+                mpt_requires_grad(mpt_parameter(t.net, "0.weight"), i != 4 && i != 24);
+            if (i == 19) mpt_eval(mpt_child(t.net, "2"));
+            if (i == 29) mpt_train(t.net);
+            if (capture)
+                mpt_captured_step(captured, b.x, b.y);
+            else
+                counted_step(context, &t, b.x, b.y);
+            if (i % 10 == 7) evaluate(&t, 0);
+        }
+        if (capture) CHECK(mpt_captured_count(captured) >= 20);
+        check_ok(context);
+        hash[capture] = training_hash(&t);
+        mpt_destroy(context);
+    }
+    CHECK(hash[0] == hash[1]);
+}
+
 typedef struct leaf_user {
     mpt_tensor leaf;
     bool clears;
@@ -608,6 +636,7 @@ TEST_TABLE = {
     T(captured_steps_leave_gradients_for_others),
     T(other_rows_of_an_optimizer_are_recorded_anew),
     T(captured_steps_draw_anew),            T(other_options_are_recorded_anew),
+    T(other_modes_are_recorded_anew),
     T(gradients_of_others_stay),            T(gradients_of_tensors_are_as_by_hand),
 };
 
