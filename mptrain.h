@@ -102,7 +102,7 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too
 
     environment
-    MPTRAIN_ISA          ref, avx2, avx512, avx512bf16, amx, neon: the default of
+    MPTRAIN_ISA          ref, avx2, avx512, avx512bf16, amx, neon, neonbf16: the default of
                          mpt_config.isa
     MPTRAIN_DEBUG        any value: mpt_config.debug is true
 
@@ -383,8 +383,8 @@ goes. Without convolutions and attention all of the library is less than 250 KB 
 frame is larger than 8 KB. The first example of this manual with AdamW at batch 16 takes 2.8 MB.
 mpt_load_memory takes weights from a C array: a safetensors file, as mpt_save writes it.
 
-This version: x86-64 with AVX2, AVX-512, AVX512_BF16 or AMX, AArch64 with NEON, portable C
-elsewhere, and CUDA kernels that no real GPU has run yet.
+This version: x86-64 with AVX2, AVX-512, AVX512_BF16 or AMX, AArch64 with NEON or its
+BFMMLA, portable C elsewhere, and CUDA kernels that no real GPU has run yet.
 No recurrent layers, no gradients of gradients, no resuming of
 optimizer state from files. fp64 is a dtype of storage, fp8 that
 and what mpt_fp8 multiplies. Tensors have at most 8 dimensions.
@@ -521,6 +521,7 @@ typedef enum mpt_isa {
     MPT_ISA_AVX512_BF16,
     MPT_ISA_AMX,
     MPT_ISA_NEON,
+    MPT_ISA_NEON_BF16,
     MPT_ISA_UNKNOWN /* of a name in MPTRAIN_ISA that is none: mpt_create refuses it */
 } mpt_isa;
 
@@ -625,8 +626,8 @@ typedef struct mpt_device_info {
     int64_t memory;      /* bytes it has; 0 for the CPU: not known */
     int64_t memory_free; /* of them that no program uses now */
     int major, minor;    /* compute capability of a GPU */
-    bool fast_half;      /* bf16 or fp16 is faster than fp32: Tensor Cores, AMX, AVX512_BF16 (bf16);
-                            else they save memory */
+    bool fast_half;      /* bf16 or fp16 is faster than fp32: Tensor Cores, AMX, AVX512_BF16 or
+                            AArch64's BFMMLA (bf16); else they save memory */
 } mpt_device_info;
 MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context);
 /* The precision to train in on this device, for mpt_autocast_begin: MPT_BF16 where bf16 is faster
@@ -4922,8 +4923,10 @@ static void mpt__random_permutation(mpt__rng_key key, int64_t n, int64_t *out) {
 #endif
 #if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
 #include <arm_neon.h>
-#ifdef __linux__
+#if defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 #endif
 
@@ -4966,10 +4969,8 @@ enum {
     MPT__CPU_AMX_TILE = 1 << 4, /* the CPU has tiles, whatever the system saves */
     MPT__CPU_AMX_BF16 = 1 << 5, /* present; the process must still ask Linux for permission */
     MPT__CPU_AMX_INT8 = 1 << 6,
-    MPT__CPU_NEON = 1 << 7,      /* always on AArch64 */
-    MPT__CPU_NEON_FP16 = 1 << 8, /* fp16 arithmetic */
-    MPT__CPU_NEON_BF16 = 1 << 9, /* bfdot, bfmmla */
-    MPT__CPU_NEON_DOT = 1 << 10  /* sdot, udot */
+    MPT__CPU_NEON = 1 << 7,     /* always on AArch64 */
+    MPT__CPU_NEON_BF16 = 1 << 8 /* bfmmla, bfcvtn */
 };
 
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
@@ -5037,14 +5038,16 @@ static uint32_t mpt__cpu_features(void) {
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
     features = mpt__cpu_features_x86();
 #elif defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-    features = MPT__CPU_NEON;
-#ifdef __linux__
-    /* Bit numbers of the kernel's <asm/hwcap.h>; older copies of it lack some of the names. */
-    unsigned long hwcap = getauxval(AT_HWCAP), hwcap2 = getauxval(AT_HWCAP2);
-    if (hwcap >> 10 & 1) features |= MPT__CPU_NEON_FP16;
-    if (hwcap >> 20 & 1) features |= MPT__CPU_NEON_DOT;
-    if (hwcap2 >> 14 & 1) features |= MPT__CPU_NEON_BF16;
+    int bf16 = 0; /* FEAT_BF16 */
+#if defined(__linux__)
+    bf16 = (int)(getauxval(AT_HWCAP2) >> 14 & 1); /* HWCAP2_BF16; older headers lack the name */
+#elif defined(__APPLE__)
+    size_t size = sizeof bf16;
+    if (sysctlbyname("hw.optional.arm.FEAT_BF16", &bf16, &size, NULL, 0) != 0) bf16 = 0;
+#elif defined(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE)
+    bf16 = IsProcessorFeaturePresent(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE);
 #endif
+    features = MPT__CPU_NEON | (bf16 ? (uint32_t)MPT__CPU_NEON_BF16 : 0u);
 #endif
     return features;
 }
@@ -5057,7 +5060,8 @@ static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
     if (isa == MPT_ISA_AVX512_BF16) needed = MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16;
     if (isa == MPT_ISA_AMX) needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
     if (isa == MPT_ISA_NEON) needed = MPT__CPU_NEON;
-    return (unsigned)isa <= MPT_ISA_NEON && (features & needed) == needed;
+    if (isa == MPT_ISA_NEON_BF16) needed = MPT__CPU_NEON | MPT__CPU_NEON_BF16;
+    return (unsigned)isa <= MPT_ISA_NEON_BF16 && (features & needed) == needed;
 }
 
 /* ==== Bits ==== */
@@ -5584,7 +5588,7 @@ static const mpt__convert_table *mpt__convert_table_for(mpt_isa isa) {
     if (isa >= MPT_ISA_AVX512 && isa <= MPT_ISA_AMX) return &mpt__convert_avx512;
 #endif
 #if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-    if (isa == MPT_ISA_NEON) return &mpt__convert_neon;
+    if (isa >= MPT_ISA_NEON) return &mpt__convert_neon;
 #endif
     (void)isa;
     return &mpt__convert_portable;
@@ -11573,8 +11577,10 @@ MPT__SIMD_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAM
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 34_cpu_neon.c: the vector layer of NEON (AArch64), and the words made of it. The instructions of
- * later CPUs for products of bf16 and fp16 are left alone: they round in ways of their own.
+ * 34_cpu_neon.c: the vector layer of NEON (AArch64), and the words made of it. Products of bf16 by
+ * later CPUs' instructions are in 36_gemm_neon.c. Those of fp16 (FMLAL) are left alone: each makes
+ * as many products as FMLA, with the same bits, and turning fp16 into fp32 while it is packed is
+ * 1.4 % of the instructions of a product of 256^3.
  * ------------------------------------------------------------------------------------------- */
 
 #ifdef MPT__SIMD_NEON
@@ -11893,6 +11899,10 @@ struct mpt__gemm_level {
 #define MPT__GEMM_SLACK 64       /* bytes */
 #define MPT__GEMM_MAX_TILE 1024 /* floats of the largest tile, 32 x 32 */
 
+/* The dtype that the values of a side have when they get here. */
+static MPT__UNUSED int mpt__gemm_dtype(const mpt__gemm_side *side) {
+    return side->round != 0 ? side->round : side->dtype;
+}
 static const float *mpt__gemm_floats_of(const mpt__gemm_side *s) {
     return (const float *)(const void *)s->data;
 }
@@ -11962,6 +11972,10 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__PANEL_LOAD1(V, W) V##_f b0 = V##_load(from);
 #define MPT__PANEL_LOAD2(V, W) V##_f b0 = V##_load(from), b1 = V##_load(from + W);
 
+/* The products of one k; those of NEON are in its section. */
+#define MPT__TILE_STEP_8(ROWS, NV, V) MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, 8)
+#define MPT__TILE_STEP_16(ROWS, NV, V) MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, 16)
+
 /* One tile of ROWS x (NV W) from panels, or rows of A where they lie. */
 #define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, PLACE, MR)                                        \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
@@ -11975,7 +11989,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
         for (; depth > 0; depth--, from += b_step) {                                               \
             MPT__PANEL_LOAD##NV(V, W);                                                             \
-            MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W);                                           \
+            MPT__TILE_STEP_##W(ROWS, NV, V);                                                       \
             MPT__TILE_NEXT(PLACE);                                                                 \
         }                                                                                          \
         float *to = whole ? c : beside;                                                            \
@@ -12518,6 +12532,15 @@ MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t li
     (void)row;
     return lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
 }
+/* A vector of a panel of A holds four rows, each a lane for the instruction. */
+#define MPT__TILE_STEP_4(ROWS, NV, V)                                                              \
+    const V##_f q0 = V##_load(a0), q1 = V##_load(a0 + 4), q2 = V##_load(a0 + 8);                   \
+    MPT__ROWS_##ROWS(MPT__LANES_STEP##NV, V, 4)
+#define MPT__LANES_STEP1(i, V, W)                                                                  \
+    x##i = vfmaq_laneq_f32(x##i, b0, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
+#define MPT__LANES_STEP2(i, V, W)                                                                  \
+    MPT__LANES_STEP1(i, V, W)                                                                      \
+    y##i = vfmaq_laneq_f32(y##i, b1, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
 MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 168,
                 16, false)
 #endif
@@ -12792,11 +12815,6 @@ static const mpt__gemm_level mpt__pairs_gemm_level = {
     mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_gemm_lines),
     MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(sweep), MPT__PAIRS_BASE(dot), mpt__pairs_pack,
     MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false, true};
-
-/* The dtype that the values of a side have when they get here. */
-static int mpt__gemm_dtype(const mpt__gemm_side *side) {
-    return side->round != 0 ? side->round : side->dtype;
-}
 
 /* Convolutions of few channels, in their gradients of weights of one, are faster in fp32. */
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
@@ -13238,6 +13256,213 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
 
 #endif
 /* ---------------------------------------------------------------------------------------------
+ * 36_gemm_neon.c: matrix products of bf16 by BFMMLA (AArch64 with FEAT_BF16), four times what FMLA
+ * multiplies per instruction. Operands of any dtype take part where the launch rounds them to bf16.
+ *
+ * An element of a panel is a quad of bf16, of four k from a multiple of 4 on. The instruction takes
+ * 2 rows and 2 columns of quads, and adds to each of 4 sums first the two products of the lower k,
+ * then those of the upper ones. Each product is exact, a sum of two and what it is added to are
+ * rounded to odd; what is below the smallest normal number counts as zero. Infinity and NaN come
+ * out as IEEE says. Compilers agree on the instruction's name, but not on its intrinsic.
+ * ------------------------------------------------------------------------------------------- */
+
+#if defined(MPT__HAS_NEON)
+#if defined(__clang__) && __clang_major__ >= 13 /* Apple counts its own */
+#define MPT__HAS_QUADS 1
+#define MPT__QUADS MPT__TARGET("bf16")
+#elif !defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 10
+#define MPT__HAS_QUADS 1
+#define MPT__QUADS MPT__TARGET("+bf16")
+#endif
+#endif
+
+#ifdef MPT__HAS_QUADS
+
+#define MPT__QUADS_FN MPT__QUADS static
+#define MPT__QUADS_OP MPT__QUADS static MPT__FORCE_INLINE
+
+enum { MPT__QUADS_ROWS = 12, MPT__QUADS_COLUMNS = 8, MPT__QUADS_K = 64 };
+
+/* ==== Panels ==== */
+
+/* As sums do, it takes denormals for zero. */
+MPT__QUADS_OP uint16x4_t mpt__quads_round(mpt__v4_f v) {
+    uint16x4_t half;
+    __asm__("bfcvtn %0.4h, %1.4s" : "=w"(half) : "w"(v));
+    return half;
+}
+/* n elements of fp32 or bf16, and zeros. */
+MPT__QUADS_OP uint16x4_t mpt__quads_load(const char *p, int64_t n, int dtype) {
+    uint16x4_t half = vdup_n_u16(0);
+    if (dtype == MPT_F32) return mpt__quads_round(mpt__v4_load_as(p, n, MPT_F32));
+    if (n > 0) memcpy(&half, p, n < 4 ? (size_t)n * 2 : sizeof half);
+    return half;
+}
+
+MPT__QUADS_OP void mpt__quads_line(uint16_t *to, int64_t width, const char *from, int64_t depth,
+                                   int dtype) {
+    const int64_t step = dtype == MPT_F32 ? 16 : 8;
+    for (; depth >= 4; depth -= 4, to += 4 * width, from += step)
+        vst1_u16(to, mpt__quads_load(from, 4, dtype));
+    if (depth > 0) vst1_u16(to, mpt__quads_load(from, depth, dtype));
+}
+
+/* A panel of lines of K; other strides and fp16 by way of a part of a line in fp32. */
+MPT__QUADS_FN void mpt__quads_pack_lines(uint16_t *to, int64_t width, const mpt__gemm_side *side,
+                                         const char *from, int64_t count, int64_t depth) {
+    float gathered[MPT__QUADS_K];
+    const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
+    for (; count > 0; count--, to += 4, from += side->outer * bytes) {
+        if (side->inner == 1 && side->dtype == MPT_BF16) {
+            mpt__quads_line(to, width, from, depth, MPT_BF16);
+        } else if (side->inner == 1 && side->dtype == MPT_F32) {
+            mpt__quads_line(to, width, from, depth, MPT_F32);
+        } else {
+            for (int64_t k = 0; k < depth; k += MPT__QUADS_K) {
+                const int64_t n = mpt__smaller_of(depth - k, MPT__QUADS_K);
+                mpt__neon_gemm_load(gathered, from + k * side->inner * bytes, side->inner, n,
+                                    side->dtype, 0);
+                mpt__quads_line(to + k * width, width, (const char *)gathered, n, MPT_F32);
+            }
+        }
+    }
+}
+
+/* A panel whose outer elements are contiguous, k `step` bytes apart. */
+MPT__QUADS_OP void mpt__quads_pack_outer(uint16_t *to, int64_t width, const char *from,
+                                         int64_t step, int64_t count, int64_t depth, int dtype) {
+    const int64_t apart = dtype == MPT_F32 ? 16 : 8;
+    for (; depth > 0; depth -= 4, from += 4 * step) {
+        for (int64_t r = 0; r < width; r += 4, to += 16) {
+            const char *p = from + r / 4 * apart;
+            const int64_t n = count - r;
+            uint16x4x4_t quads;
+            if (depth >= 4 && n >= 4) {
+                quads.val[0] = mpt__quads_load(p, 4, dtype);
+                quads.val[1] = mpt__quads_load(p + step, 4, dtype);
+                quads.val[2] = mpt__quads_load(p + 2 * step, 4, dtype);
+                quads.val[3] = mpt__quads_load(p + 3 * step, 4, dtype);
+            } else {
+                quads.val[0] = mpt__quads_load(p, n, dtype);
+                quads.val[1] = mpt__quads_load(p + step, depth > 1 ? n : 0, dtype);
+                quads.val[2] = mpt__quads_load(p + 2 * step, depth > 2 ? n : 0, dtype);
+                quads.val[3] = mpt__quads_load(p + 3 * step, depth > 3 ? n : 0, dtype);
+            }
+            vst4_u16(to, quads);
+        }
+    }
+}
+
+MPT__QUADS_FN bool mpt__quads_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                                   int64_t count, int64_t k, int64_t depth) {
+    const int64_t width = b ? MPT__QUADS_COLUMNS : MPT__QUADS_ROWS;
+    const char *from = mpt__gemm_at(side, outer, k);
+    const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;
+    uint16_t *to = (uint16_t *)panel;
+    if (side->outer == 1 && side->inner != 1 && side->dtype == MPT_BF16) {
+        mpt__quads_pack_outer(to, width, from, step, count, depth, MPT_BF16);
+    } else if (side->outer == 1 && side->inner != 1 && side->dtype == MPT_F32) {
+        mpt__quads_pack_outer(to, width, from, step, count, depth, MPT_F32);
+    } else {
+        if (count < width) memset(to, 0, (size_t)(mpt__round_up(depth, 4) * width * 2));
+        mpt__quads_pack_lines(to, width, side, from, count, depth);
+    }
+    return true;
+}
+
+/* ==== Tiles ==== */
+
+/* Rows 2 i and 2 i + 1: sums of columns 0 and 1 (w), 2 and 3 (x), and so on. */
+#define MPT__QUADS_ZERO(i, V, W) V##_f w##i = V##_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
+#define MPT__QUADS_STEP(i, V, W)                                     \
+    {                                                                \
+        const uint16x8_t pair = vld1q_u16(of + 8 * i);               \
+        w##i = mpt__quads_sum(w##i, pair, b0);                       \
+        x##i = mpt__quads_sum(x##i, pair, b1);                       \
+        y##i = mpt__quads_sum(y##i, pair, b2);                       \
+        z##i = mpt__quads_sum(z##i, pair, b3);                       \
+    }
+#define MPT__QUADS_STORE(i, V, W)                                    \
+    mpt__quads_store(to + 2 * i * ld, ld, add, w##i, x##i);          \
+    mpt__quads_store(to + 2 * i * ld + 4, ld, add, y##i, z##i);
+
+MPT__QUADS_OP mpt__v4_f mpt__quads_sum(mpt__v4_f sum, uint16x8_t a, uint16x8_t b) {
+    __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum) : "w"(a), "w"(b));
+    return sum;
+}
+MPT__QUADS_OP void mpt__quads_store(float *to, int64_t ld, bool add, mpt__v4_f left,
+                                    mpt__v4_f right) {
+    const float64x2_t l = vreinterpretq_f64_f32(left), r = vreinterpretq_f64_f32(right);
+    mpt__v4_f upper = vreinterpretq_f32_f64(vzip1q_f64(l, r));
+    mpt__v4_f lower = vreinterpretq_f32_f64(vzip2q_f64(l, r));
+    if (add) upper = vaddq_f32(vld1q_f32(to), upper), lower = vaddq_f32(vld1q_f32(to + ld), lower);
+    vst1q_f32(to, upper);
+    vst1q_f32(to + ld, lower);
+}
+
+/* A whole tile of 2 PAIRS rows. */
+#define MPT__QUADS_TILE(PAIRS)                                                                   \
+    MPT__QUADS_FN void mpt__quads##PAIRS(int64_t depth, const char *a, const char *b, float *to, \
+                                         int64_t ld, bool add) {                                 \
+        const uint16_t *of = (const uint16_t *)(const void *)a;                                  \
+        const uint16_t *from = (const uint16_t *)(const void *)b;                                \
+        MPT__ROWS_##PAIRS(MPT__QUADS_ZERO, mpt__v4, 4);                                          \
+        for (; depth > 0; depth -= 4) {                                                          \
+            const uint16x8_t b0 = vld1q_u16(from), b1 = vld1q_u16(from + 8);                     \
+            const uint16x8_t b2 = vld1q_u16(from + 16), b3 = vld1q_u16(from + 24);               \
+            MPT__ROWS_##PAIRS(MPT__QUADS_STEP, mpt__v4, 4);                                      \
+            of += 4 * MPT__QUADS_ROWS, from += 4 * MPT__QUADS_COLUMNS;                           \
+        }                                                                                        \
+        MPT__ROWS_##PAIRS(MPT__QUADS_STORE, mpt__v4, 4)                                          \
+    }
+MPT__QUADS_TILE(2)
+MPT__QUADS_TILE(4)
+MPT__QUADS_TILE(6)
+
+static void mpt__quads_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
+                            float *c, int64_t ldc, int rows, int columns, int how) {
+    MPT__ALIGN(64) float beside[MPT__QUADS_ROWS * MPT__QUADS_COLUMNS];
+    const int whole = rows > 8 ? 12 : rows > 4 ? 8 : 4;
+    const bool add = (how & MPT__GEMM_ADD) != 0;
+    const bool room =
+        (how & MPT__GEMM_ROOM) || (rows == whole && columns == MPT__QUADS_COLUMNS);
+    (whole == 12  ? mpt__quads6
+     : whole == 8 ? mpt__quads4
+                  : mpt__quads2)(depth, a->data, b->data, room ? c : beside,
+                                 room ? ldc : (int64_t)MPT__QUADS_COLUMNS, room && add);
+    if (!room) mpt__v4_put_tile(beside, MPT__QUADS_COLUMNS, c, ldc, rows, columns, add);
+}
+
+/* ==== The level ==== */
+
+MPT__QUADS_OP void mpt__quads_store_as(void *p, mpt__v4_f v, int64_t n, int dtype) {
+    const uint16x4_t half = mpt__quads_round(v);
+    (void)dtype;
+    if (n > 0) memcpy(p, &half, n < 4 ? (size_t)n * 2 : sizeof half);
+}
+MPT__GEMM_FINISH(MPT__QUADS_FN, mpt__quads_finish_half, mpt__v4, 4, mpt__quads_store_as, MPT_BF16)
+static void mpt__quads_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
+                              int64_t j, int64_t rows, int64_t columns) {
+    (g->c_dtype == MPT_BF16 ? mpt__quads_finish_half : mpt__neon_gemm_finish)(g, sum, ld, i, j,
+                                                                              rows, columns);
+}
+
+static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g);
+static const mpt__gemm_level mpt__quads_gemm_level = {
+    MPT__QUADS_ROWS, MPT__QUADS_COLUMNS, 8, 2, 4, 768, 168, 32, mpt__quads_tile,
+    mpt__neon_gemm_direct, NULL, 0, mpt__neon_gemm_sweep, mpt__neon_gemm_dot, mpt__quads_pack,
+    mpt__neon_gemm_load, mpt__quads_finish, NULL, mpt__quads_choose, false, false};
+
+/* Images that are packed for few products take more instructions than fp32 does; counted. */
+static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g) {
+    const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
+    const bool few = g->a_image != NULL ? g->a_image->channels * g->n < 96
+                                        : g->b_image != NULL && g->m < 32;
+    return halves && !few ? &mpt__quads_gemm_level : &mpt__neon_gemm_level;
+}
+
+#endif
+/* ---------------------------------------------------------------------------------------------
  * 37_gemm_run.c: matrix products from launches: blocks, threads, batches.
  *
  * Two roads. Packed: A and B are copied into panels (converted, rounded and transposed on the way)
@@ -13671,6 +13896,11 @@ static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspac
 
 #define MPT__GEMM_DIRECT_DEPTH 4096   /* the most K of one pass */
 #define MPT__GEMM_DIRECT_PAIRS 8192   /* the most products where a level has pairs of bf16 */
+#ifdef MPT__HAS_QUADS
+#define MPT__GEMM_DIRECT_WIDTH 2 /* the most columns then */
+#else
+#define MPT__GEMM_DIRECT_WIDTH 10
+#endif
 #define MPT__GEMM_DIRECT_FLOATS 32768 /* of a converted chunk, which stays in L2 */
 
 typedef struct mpt__gemm_direct {
@@ -13693,7 +13923,7 @@ static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
     if (g->level->direct == NULL || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
     if (g->a_image || g->b_image || g->c_image) return false;
     /* Pairs of halves are worth packing for all but the least. */
-    if (g->level->element == 2 && g->m > 2 && g->n > 10 && g->k > 4 &&
+    if (g->level->element == 2 && g->m > 2 && g->n > MPT__GEMM_DIRECT_WIDTH && g->k > 4 &&
         g->m * g->n * g->k > MPT__GEMM_DIRECT_PAIRS && (g->k > 10 || g->m * g->n >= 1 << 16))
         return false;
     if (*dots) return g->m <= 16 || (g->n <= 16 && g->m <= 256);
@@ -14102,6 +14332,11 @@ MPT__CPU_LEVEL(amx, )
 MPT__CPU_LEVEL(neon, cpu->words = &mpt__neon_words)
 #else
 #define mpt__cpu_add_neon NULL
+#endif
+#ifdef MPT__HAS_QUADS
+MPT__CPU_LEVEL(quads, )
+#else
+#define mpt__cpu_add_quads NULL
 #endif
 
 /* ---------------------------------------------------------------------------------------------
@@ -15194,6 +15429,9 @@ MPT__CONV_LEVEL(amx)
 #ifdef MPT__HAS_NEON
 MPT__CONV_LEVEL(neon)
 #endif
+#ifdef MPT__HAS_QUADS
+MPT__CONV_LEVEL(quads)
+#endif
 
 static void mpt__cpu_add_conv(mpt__cpu *cpu) {
     const uint32_t features = mpt__cpu_features();
@@ -15214,6 +15452,9 @@ static void mpt__cpu_add_conv(mpt__cpu *cpu) {
 #endif
 #ifdef MPT__HAS_NEON
         MPT__CONV_ADD(neon, NEON)
+#endif
+#ifdef MPT__HAS_QUADS
+        MPT__CONV_ADD(quads, NEON_BF16)
 #endif
     }
 }
@@ -17496,6 +17737,7 @@ static const mpt__cpu_level mpt__cpu_levels[] = {
     {MPT_ISA_AVX512_BF16, "avx512bf16", mpt__cpu_add_pairs},
     {MPT_ISA_AMX, "amx", mpt__cpu_add_amx},
     {MPT_ISA_NEON, "neon", mpt__cpu_add_neon},
+    {MPT_ISA_NEON_BF16, "neonbf16", mpt__cpu_add_quads},
 };
 #define MPT__CPU_LEVEL_COUNT ((int)(sizeof mpt__cpu_levels / sizeof *mpt__cpu_levels))
 
@@ -17553,7 +17795,7 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     const char *best = mpt__cpu_find_level(mpt__cpu_best(features, amx))->name;
     if (level == NULL) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "isa (MPTRAIN_ISA) %d: expected %s", (int)isa,
-                  "auto, ref, avx2, avx512, avx512bf16, amx or neon");
+                  "auto, ref, avx2, avx512, avx512bf16, amx, neon or neonbf16");
         return false;
     }
     if (level->add == NULL && isa != MPT_ISA_NULL) {
@@ -40077,8 +40319,9 @@ MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context) {
     if (!context) return info;
     info.device = context->config.device;
     info.index = context->config.device == MPT_DEVICE_CPU ? 0 : context->config.device_index;
+    const mpt_isa isa = context->config.isa;
     info.fast_half =
-        context->config.isa == MPT_ISA_AMX || context->config.isa == MPT_ISA_AVX512_BF16;
+        isa == MPT_ISA_AMX || isa == MPT_ISA_AVX512_BF16 || isa == MPT_ISA_NEON_BF16;
     mpt__format_text(info.name, sizeof info.name, "%s", mpt_device_name(context));
     if (context->backend.describe) context->backend.describe(context->backend.self, &info);
     return info;

@@ -23,7 +23,7 @@ typedef struct run_report {
 static inline void report_start(const run_report *report, mpt_context *ctx, mpt_dtype dtype) {
     const mpt_device_info device = mpt_get_device_info(ctx);
     const bool slow = !device.fast_half ||
-                      (dtype == MPT_F16 && mpt_get_isa(ctx) == MPT_ISA_AVX512_BF16 &&
+                      (dtype == MPT_F16 && mpt_get_isa(ctx) != MPT_ISA_AMX &&
                        device.device == MPT_DEVICE_CPU);
     printf("Data: %s; %s on %s%s\n", report->data, report->precision, device.name,
            dtype != MPT_F32 && slow ? ", where 16 bits save memory, not time" : "");

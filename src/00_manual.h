@@ -100,7 +100,7 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too
 
     environment
-    MPTRAIN_ISA          ref, avx2, avx512, avx512bf16, amx, neon: the default of
+    MPTRAIN_ISA          ref, avx2, avx512, avx512bf16, amx, neon, neonbf16: the default of
                          mpt_config.isa
     MPTRAIN_DEBUG        any value: mpt_config.debug is true
 
@@ -381,8 +381,8 @@ goes. Without convolutions and attention all of the library is less than 250 KB 
 frame is larger than 8 KB. The first example of this manual with AdamW at batch 16 takes 2.8 MB.
 mpt_load_memory takes weights from a C array: a safetensors file, as mpt_save writes it.
 
-This version: x86-64 with AVX2, AVX-512, AVX512_BF16 or AMX, AArch64 with NEON, portable C
-elsewhere, and CUDA kernels that no real GPU has run yet.
+This version: x86-64 with AVX2, AVX-512, AVX512_BF16 or AMX, AArch64 with NEON or its
+BFMMLA, portable C elsewhere, and CUDA kernels that no real GPU has run yet.
 No recurrent layers, no gradients of gradients, no resuming of
 optimizer state from files. fp64 is a dtype of storage, fp8 that
 and what mpt_fp8 multiplies. Tensors have at most 8 dimensions.

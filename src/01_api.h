@@ -129,6 +129,7 @@ typedef enum mpt_isa {
     MPT_ISA_AVX512_BF16,
     MPT_ISA_AMX,
     MPT_ISA_NEON,
+    MPT_ISA_NEON_BF16,
     MPT_ISA_UNKNOWN /* of a name in MPTRAIN_ISA that is none: mpt_create refuses it */
 } mpt_isa;
 
@@ -233,8 +234,8 @@ typedef struct mpt_device_info {
     int64_t memory;      /* bytes it has; 0 for the CPU: not known */
     int64_t memory_free; /* of them that no program uses now */
     int major, minor;    /* compute capability of a GPU */
-    bool fast_half;      /* bf16 or fp16 is faster than fp32: Tensor Cores, AMX, AVX512_BF16 (bf16);
-                            else they save memory */
+    bool fast_half;      /* bf16 or fp16 is faster than fp32: Tensor Cores, AMX, AVX512_BF16 or
+                            AArch64's BFMMLA (bf16); else they save memory */
 } mpt_device_info;
 MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context);
 /* The precision to train in on this device, for mpt_autocast_begin: MPT_BF16 where bf16 is faster

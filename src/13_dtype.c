@@ -21,8 +21,10 @@
 #endif
 #if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
 #include <arm_neon.h>
-#ifdef __linux__
+#if defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 #endif
 
@@ -65,10 +67,8 @@ enum {
     MPT__CPU_AMX_TILE = 1 << 4, /* the CPU has tiles, whatever the system saves */
     MPT__CPU_AMX_BF16 = 1 << 5, /* present; the process must still ask Linux for permission */
     MPT__CPU_AMX_INT8 = 1 << 6,
-    MPT__CPU_NEON = 1 << 7,      /* always on AArch64 */
-    MPT__CPU_NEON_FP16 = 1 << 8, /* fp16 arithmetic */
-    MPT__CPU_NEON_BF16 = 1 << 9, /* bfdot, bfmmla */
-    MPT__CPU_NEON_DOT = 1 << 10  /* sdot, udot */
+    MPT__CPU_NEON = 1 << 7,     /* always on AArch64 */
+    MPT__CPU_NEON_BF16 = 1 << 8 /* bfmmla, bfcvtn */
 };
 
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
@@ -136,14 +136,16 @@ static uint32_t mpt__cpu_features(void) {
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
     features = mpt__cpu_features_x86();
 #elif defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-    features = MPT__CPU_NEON;
-#ifdef __linux__
-    /* Bit numbers of the kernel's <asm/hwcap.h>; older copies of it lack some of the names. */
-    unsigned long hwcap = getauxval(AT_HWCAP), hwcap2 = getauxval(AT_HWCAP2);
-    if (hwcap >> 10 & 1) features |= MPT__CPU_NEON_FP16;
-    if (hwcap >> 20 & 1) features |= MPT__CPU_NEON_DOT;
-    if (hwcap2 >> 14 & 1) features |= MPT__CPU_NEON_BF16;
+    int bf16 = 0; /* FEAT_BF16 */
+#if defined(__linux__)
+    bf16 = (int)(getauxval(AT_HWCAP2) >> 14 & 1); /* HWCAP2_BF16; older headers lack the name */
+#elif defined(__APPLE__)
+    size_t size = sizeof bf16;
+    if (sysctlbyname("hw.optional.arm.FEAT_BF16", &bf16, &size, NULL, 0) != 0) bf16 = 0;
+#elif defined(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE)
+    bf16 = IsProcessorFeaturePresent(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE);
 #endif
+    features = MPT__CPU_NEON | (bf16 ? (uint32_t)MPT__CPU_NEON_BF16 : 0u);
 #endif
     return features;
 }
@@ -156,7 +158,8 @@ static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
     if (isa == MPT_ISA_AVX512_BF16) needed = MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16;
     if (isa == MPT_ISA_AMX) needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
     if (isa == MPT_ISA_NEON) needed = MPT__CPU_NEON;
-    return (unsigned)isa <= MPT_ISA_NEON && (features & needed) == needed;
+    if (isa == MPT_ISA_NEON_BF16) needed = MPT__CPU_NEON | MPT__CPU_NEON_BF16;
+    return (unsigned)isa <= MPT_ISA_NEON_BF16 && (features & needed) == needed;
 }
 
 /* ==== Bits ==== */

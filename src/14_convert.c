@@ -386,7 +386,7 @@ static const mpt__convert_table *mpt__convert_table_for(mpt_isa isa) {
     if (isa >= MPT_ISA_AVX512 && isa <= MPT_ISA_AMX) return &mpt__convert_avx512;
 #endif
 #if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-    if (isa == MPT_ISA_NEON) return &mpt__convert_neon;
+    if (isa >= MPT_ISA_NEON) return &mpt__convert_neon;
 #endif
     (void)isa;
     return &mpt__convert_portable;

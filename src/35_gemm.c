@@ -174,6 +174,10 @@ struct mpt__gemm_level {
 #define MPT__GEMM_SLACK 64       /* bytes */
 #define MPT__GEMM_MAX_TILE 1024 /* floats of the largest tile, 32 x 32 */
 
+/* The dtype that the values of a side have when they get here. */
+static MPT__UNUSED int mpt__gemm_dtype(const mpt__gemm_side *side) {
+    return side->round != 0 ? side->round : side->dtype;
+}
 static const float *mpt__gemm_floats_of(const mpt__gemm_side *s) {
     return (const float *)(const void *)s->data;
 }
@@ -243,6 +247,10 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__PANEL_LOAD1(V, W) V##_f b0 = V##_load(from);
 #define MPT__PANEL_LOAD2(V, W) V##_f b0 = V##_load(from), b1 = V##_load(from + W);
 
+/* The products of one k; those of NEON are in its section. */
+#define MPT__TILE_STEP_8(ROWS, NV, V) MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, 8)
+#define MPT__TILE_STEP_16(ROWS, NV, V) MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, 16)
+
 /* One tile of ROWS x (NV W) from panels, or rows of A where they lie. */
 #define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, PLACE, MR)                                        \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
@@ -256,7 +264,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
         for (; depth > 0; depth--, from += b_step) {                                               \
             MPT__PANEL_LOAD##NV(V, W);                                                             \
-            MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W);                                           \
+            MPT__TILE_STEP_##W(ROWS, NV, V);                                                       \
             MPT__TILE_NEXT(PLACE);                                                                 \
         }                                                                                          \
         float *to = whole ? c : beside;                                                            \
@@ -799,6 +807,15 @@ MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t li
     (void)row;
     return lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
 }
+/* A vector of a panel of A holds four rows, each a lane for the instruction. */
+#define MPT__TILE_STEP_4(ROWS, NV, V)                                                              \
+    const V##_f q0 = V##_load(a0), q1 = V##_load(a0 + 4), q2 = V##_load(a0 + 8);                   \
+    MPT__ROWS_##ROWS(MPT__LANES_STEP##NV, V, 4)
+#define MPT__LANES_STEP1(i, V, W)                                                                  \
+    x##i = vfmaq_laneq_f32(x##i, b0, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
+#define MPT__LANES_STEP2(i, V, W)                                                                  \
+    MPT__LANES_STEP1(i, V, W)                                                                      \
+    y##i = vfmaq_laneq_f32(y##i, b1, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
 MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 168,
                 16, false)
 #endif

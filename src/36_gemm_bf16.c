@@ -272,11 +272,6 @@ static const mpt__gemm_level mpt__pairs_gemm_level = {
     MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(sweep), MPT__PAIRS_BASE(dot), mpt__pairs_pack,
     MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false, true};
 
-/* The dtype that the values of a side have when they get here. */
-static int mpt__gemm_dtype(const mpt__gemm_side *side) {
-    return side->round != 0 ? side->round : side->dtype;
-}
-
 /* Convolutions of few channels, in their gradients of weights of one, are faster in fp32. */
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
     const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;

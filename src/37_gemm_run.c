@@ -10,6 +10,7 @@
 #define MPT__37_GEMM_RUN_INCLUDED
 
 #include "36_gemm_amx.c"
+#include "36_gemm_neon.c"
 
 #ifdef MPT__HAS_GEMM
 
@@ -436,6 +437,11 @@ static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspac
 
 #define MPT__GEMM_DIRECT_DEPTH 4096   /* the most K of one pass */
 #define MPT__GEMM_DIRECT_PAIRS 8192   /* the most products where a level has pairs of bf16 */
+#ifdef MPT__HAS_QUADS
+#define MPT__GEMM_DIRECT_WIDTH 2 /* the most columns then */
+#else
+#define MPT__GEMM_DIRECT_WIDTH 10
+#endif
 #define MPT__GEMM_DIRECT_FLOATS 32768 /* of a converted chunk, which stays in L2 */
 
 typedef struct mpt__gemm_direct {
@@ -458,7 +464,7 @@ static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
     if (g->level->direct == NULL || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
     if (g->a_image || g->b_image || g->c_image) return false;
     /* Pairs of halves are worth packing for all but the least. */
-    if (g->level->element == 2 && g->m > 2 && g->n > 10 && g->k > 4 &&
+    if (g->level->element == 2 && g->m > 2 && g->n > MPT__GEMM_DIRECT_WIDTH && g->k > 4 &&
         g->m * g->n * g->k > MPT__GEMM_DIRECT_PAIRS && (g->k > 10 || g->m * g->n >= 1 << 16))
         return false;
     if (*dots) return g->m <= 16 || (g->n <= 16 && g->m <= 256);
@@ -867,6 +873,11 @@ MPT__CPU_LEVEL(amx, )
 MPT__CPU_LEVEL(neon, cpu->words = &mpt__neon_words)
 #else
 #define mpt__cpu_add_neon NULL
+#endif
+#ifdef MPT__HAS_QUADS
+MPT__CPU_LEVEL(quads, )
+#else
+#define mpt__cpu_add_quads NULL
 #endif
 
 #endif

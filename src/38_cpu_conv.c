@@ -1092,6 +1092,9 @@ MPT__CONV_LEVEL(amx)
 #ifdef MPT__HAS_NEON
 MPT__CONV_LEVEL(neon)
 #endif
+#ifdef MPT__HAS_QUADS
+MPT__CONV_LEVEL(quads)
+#endif
 
 static void mpt__cpu_add_conv(mpt__cpu *cpu) {
     const uint32_t features = mpt__cpu_features();
@@ -1112,6 +1115,9 @@ static void mpt__cpu_add_conv(mpt__cpu *cpu) {
 #endif
 #ifdef MPT__HAS_NEON
         MPT__CONV_ADD(neon, NEON)
+#endif
+#ifdef MPT__HAS_QUADS
+        MPT__CONV_ADD(quads, NEON_BF16)
 #endif
     }
 }

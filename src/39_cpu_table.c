@@ -25,6 +25,7 @@ static const mpt__cpu_level mpt__cpu_levels[] = {
     {MPT_ISA_AVX512_BF16, "avx512bf16", mpt__cpu_add_pairs},
     {MPT_ISA_AMX, "amx", mpt__cpu_add_amx},
     {MPT_ISA_NEON, "neon", mpt__cpu_add_neon},
+    {MPT_ISA_NEON_BF16, "neonbf16", mpt__cpu_add_quads},
 };
 #define MPT__CPU_LEVEL_COUNT ((int)(sizeof mpt__cpu_levels / sizeof *mpt__cpu_levels))
 
@@ -82,7 +83,7 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     const char *best = mpt__cpu_find_level(mpt__cpu_best(features, amx))->name;
     if (level == NULL) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "isa (MPTRAIN_ISA) %d: expected %s", (int)isa,
-                  "auto, ref, avx2, avx512, avx512bf16, amx or neon");
+                  "auto, ref, avx2, avx512, avx512bf16, amx, neon or neonbf16");
         return false;
     }
     if (level->add == NULL && isa != MPT_ISA_NULL) {

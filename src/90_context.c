@@ -268,8 +268,9 @@ MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context) {
     if (!context) return info;
     info.device = context->config.device;
     info.index = context->config.device == MPT_DEVICE_CPU ? 0 : context->config.device_index;
+    const mpt_isa isa = context->config.isa;
     info.fast_half =
-        context->config.isa == MPT_ISA_AMX || context->config.isa == MPT_ISA_AVX512_BF16;
+        isa == MPT_ISA_AMX || isa == MPT_ISA_AVX512_BF16 || isa == MPT_ISA_NEON_BF16;
     mpt__format_text(info.name, sizeof info.name, "%s", mpt_device_name(context));
     if (context->backend.describe) context->backend.describe(context->backend.self, &info);
     return info;

@@ -33,6 +33,7 @@ MPT__BEGIN_KERNELS
 #include "35_gemm.c"
 #include "36_gemm_bf16.c"
 #include "36_gemm_amx.c"
+#include "36_gemm_neon.c"
 #include "37_gemm_run.c"
 #include "38_cpu_conv.c"
 #include "38_cpu_norm.c"

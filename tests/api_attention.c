@@ -27,7 +27,7 @@ static bool begin(int threads) {
 /* Whether sizes must stay small: the simulator, an emulator, the portable level. */
 static bool is_slow(void) {
     mpt_isa isa = mpt_get_isa(context);
-    return mpt_device_count(MPT_DEVICE_CUDA) > 0 || isa == MPT_ISA_REF || isa == MPT_ISA_NEON;
+    return mpt_device_count(MPT_DEVICE_CUDA) > 0 || isa == MPT_ISA_REF || isa >= MPT_ISA_NEON;
 }
 
 /* ==== Goldens ==== */

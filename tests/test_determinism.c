@@ -17,7 +17,7 @@ static mpt_context *make_context(int threads, uint64_t seed) {
 /* The portable level is slow, more so under an emulator, where NEON is slow, too. */
 static int64_t scaled(mpt_context *c, int64_t size) {
     mpt_isa isa = mpt_get_isa(c);
-    return isa == MPT_ISA_REF ? size / 4 : isa == MPT_ISA_NEON ? size / 2 : size;
+    return isa == MPT_ISA_REF ? size / 4 : isa >= MPT_ISA_NEON ? size / 2 : size;
 }
 
 /* A net that is worth several threads. */

@@ -433,7 +433,7 @@ TEST(cpu_features_are_consistent) {
     if (features & MPT__CPU_AVX512) CHECK(features & MPT__CPU_AVX2);
     if (features & MPT__CPU_AMX_BF16) CHECK(features & MPT__CPU_AMX_TILE);
     CHECK(mpt__isa_supported(MPT_ISA_REF, 0) && !mpt__isa_supported(MPT_ISA_AVX2, 0));
-    CHECK(!mpt__isa_supported((mpt_isa)(MPT_ISA_NEON + 1), UINT32_MAX));
+    CHECK(!mpt__isa_supported((mpt_isa)(MPT_ISA_NEON_BF16 + 1), UINT32_MAX));
     CHECK_EQ_INT(mpt__cpu_isa_of_name(""), MPT_ISA_AUTO);
     CHECK_EQ_INT(mpt__cpu_isa_of_name("ref"), MPT_ISA_REF);
     CHECK_EQ_INT(mpt__cpu_isa_of_name("sse"), MPT_ISA_UNKNOWN);
@@ -443,6 +443,14 @@ TEST(cpu_features_are_consistent) {
     CHECK_EQ_INT(mpt__cpu_best(MPT__CPU_AVX2, true), MPT_ISA_AVX2);
     CHECK_EQ_INT(mpt__cpu_best(most | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16, false),
                  MPT_ISA_AVX512);
+#endif
+#ifdef MPT__HAS_NEON
+    CHECK(features & MPT__CPU_NEON);
+    CHECK_EQ_INT(mpt__cpu_best(MPT__CPU_NEON, true), MPT_ISA_NEON);
+#endif
+#ifdef MPT__HAS_QUADS
+    CHECK_EQ_INT(mpt__cpu_best(MPT__CPU_NEON | MPT__CPU_NEON_BF16, true), MPT_ISA_NEON_BF16);
+    CHECK(!mpt__isa_supported(MPT_ISA_NEON_BF16, MPT__CPU_NEON));
 #endif
 #if (defined(__GNUC__) || defined(__clang__)) && defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
     CHECK_EQ_INT((features & MPT__CPU_AVX2) != 0, __builtin_cpu_supports("avx2") != 0);

@@ -27,14 +27,14 @@ enum { SLOW_CPU = 0 };
 
 static mpt__base base;
 static const mpt_isa all_levels[] = {MPT_ISA_AVX2, MPT_ISA_AVX512, MPT_ISA_AVX512_BF16, MPT_ISA_AMX,
-                                     MPT_ISA_NEON};
-enum { LEVELS = 5 };
+                                     MPT_ISA_NEON, MPT_ISA_NEON_BF16};
+enum { LEVELS = 6 };
 static mpt_isa levels[LEVELS];
 static int level_count;
 
 /* One backend per level and number of threads, kept; NULL where it cannot be had. */
 static mpt__backend *backend_of(mpt_isa isa, int threads) {
-    static mpt__backend kept[8][8];
+    static mpt__backend kept[MPT_ISA_UNKNOWN][8];
     mpt__backend *backend = &kept[isa][threads];
     mpt_isa chosen;
     mpt__flush_denormals(false); /* programs linked with -ffast-math start with it on */
@@ -619,6 +619,11 @@ TEST(pairs_have_the_bits_of_the_emulation) {
     if (!have_levels() || !backend_of(MPT_ISA_AVX512_BF16, 1)) SKIP("a CPU with AVX512_BF16");
     CHECK_EQ_INT(bits_of_products(MPT_ISA_AVX512_BF16), INT64_C(-6204593714513043581));
 }
+/* This number was made by an emulator of the instruction. */
+TEST(quads_have_the_bits_of_the_emulator) {
+    if (!have_levels() || !backend_of(MPT_ISA_NEON_BF16, 1)) SKIP("a CPU with BFMMLA");
+    CHECK_EQ_INT(bits_of_products(MPT_ISA_NEON_BF16), INT64_C(-7004448292377115590));
+}
 
 TEST_TABLE = {
     T(any_shape),
@@ -633,6 +638,7 @@ TEST_TABLE = {
     PANELS
     T(tiles_have_the_bits_of_the_emulation),
     T(pairs_have_the_bits_of_the_emulation),
+    T(quads_have_the_bits_of_the_emulator),
 };
 
 #else

@@ -8,7 +8,7 @@
 #include "training.h"
 
 static mpt_isa find_isa(const char *name) {
-    for (int isa = MPT_ISA_AUTO; isa <= MPT_ISA_NEON; isa++)
+    for (int isa = MPT_ISA_AUTO; isa < MPT_ISA_UNKNOWN; isa++)
         if (strcmp(mpt_isa_name((mpt_isa)isa), name) == 0) return (mpt_isa)isa;
     return MPT_ISA_AUTO;
 }
