@@ -10780,6 +10780,70 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     }                                                                                     \
     MPT__NORM_WORD(FN, N, norm_next)                                                      \
     MPT__NORM_WORD(FN, N, norm_slope_next)
+/* Columns of bf16 in pairs, down the rows, with their numbers in registers; false where a word has
+   to do without. */
+#define MPT__IN_PAIRS(b) \
+    ((b)->mode == MPT__NORM_COLUMNS && (b)->dtype == MPT_BF16 && (b)->n % 32 == 0 && \
+     !(b)->beyond_cache)
+#define MPT__PAIR_PLACE(part) mpt__norm_place(b, part, r) + 2 * i
+#define MPT__PAIR_LOAD(V, part, a)                   \
+    MPT__PREFETCH_FAR(MPT__PAIR_PLACE(part) + 2048); \
+    V##_load_two(MPT__PAIR_PLACE(part), &a##0, &a##1, MPT_BF16);
+#define MPT__PAIR_STORE(V, part, a) \
+    V##_store_two(MPT__PAIR_PLACE(part), a##0, a##1, MPT_BF16, false);
+#define MPT__PAIR_NUMBER(V, a) V##_f a##0, a##1; V##_load_apart(b->a + i, &a##0, &a##1);
+#define MPT__COLUMN_NORM(V, k) \
+    v##k = V##_add(V##_mul(V##_sub(v##k, mean##k), rstd##k), bias##k);
+#define MPT__COLUMN_SLOPE(V, k)                       \
+    v##k = V##_mul(V##_sub(v##k, mean##k), slope##k); \
+    d##k = V##_sub(V##_sub(V##_mul(d##k, weight##k), shift##k), v##k);
+#define MPT__NORM_IN_PAIRS_8(FN, OP, N, V, W)
+#define MPT__NORM_IN_PAIRS_4(FN, OP, N, V, W)
+#define MPT__NORM_IN_PAIRS_16(FN, OP, N, V, W)                                                    \
+    FN bool N##_norm_pairs(const mpt__norm_block *b) {                                            \
+        V##_f v0, v1, y0, y1;                                                                     \
+        if (!MPT__IN_PAIRS(b) || !b->bias) return false;                                          \
+        for (int64_t i = 0; i < b->n; i += 32) {                                                  \
+            MPT__PAIR_NUMBER(V, mean)                                                             \
+            MPT__PAIR_NUMBER(V, rstd)                                                             \
+            MPT__PAIR_NUMBER(V, bias)                                                             \
+            for (int64_t r = 0; r < b->rows; r++) {                                               \
+                MPT__PAIR_LOAD(V, MPT__PART_X, v)                                                 \
+                MPT__COLUMN_NORM(V, 0)                                                            \
+                MPT__COLUMN_NORM(V, 1)                                                            \
+                if (b->data[MPT__PART_MORE]) {                                                    \
+                    MPT__PAIR_LOAD(V, MPT__PART_MORE, y)                                          \
+                    v0 = V##_add(v0, y0), v1 = V##_add(v1, y1);                                   \
+                }                                                                                 \
+                if (b->relu) v0 = V##_relu(v0), v1 = V##_relu(v1);                                \
+                MPT__PAIR_STORE(V, MPT__PART_OUT, v)                                              \
+            }                                                                                     \
+        }                                                                                         \
+        return true;                                                                              \
+    }                                                                                             \
+    FN bool N##_norm_slope_pairs(const mpt__norm_block *b) {                                      \
+        V##_f v0, v1, d0, d1, y0 = V##_zero(), y1 = y0;                                           \
+        const bool more = b->data[MPT__PART_MORE];                                                \
+        if (!MPT__IN_PAIRS(b) || !b->data[MPT__PART_OUT]) return false;                           \
+        for (int64_t i = 0; i < b->n; i += 32) {                                                  \
+            MPT__PAIR_NUMBER(V, mean)                                                             \
+            MPT__PAIR_NUMBER(V, weight)                                                           \
+            MPT__PAIR_NUMBER(V, shift)                                                            \
+            MPT__PAIR_NUMBER(V, slope)                                                            \
+            for (int64_t r = 0; r < b->rows; r++) {                                               \
+                MPT__PAIR_LOAD(V, MPT__PART_X, v)                                                 \
+                MPT__PAIR_LOAD(V, MPT__PART_DY, d)                                                \
+                if (more) { MPT__PAIR_LOAD(V, MPT__PART_MORE, y) }                                \
+                if (b->relu) d0 = V##_gate(y0, d0), d1 = V##_gate(y1, d1);                        \
+                if (b->data[MPT__PART_REST]) { MPT__PAIR_STORE(V, MPT__PART_REST, d) }            \
+                MPT__COLUMN_SLOPE(V, 0)                                                           \
+                MPT__COLUMN_SLOPE(V, 1)                                                           \
+                if (!b->relu && more) d0 = V##_add(d0, y0), d1 = V##_add(d1, y1);                 \
+                MPT__PAIR_STORE(V, MPT__PART_OUT, d)                                              \
+            }                                                                                     \
+        }                                                                                         \
+        return true;                                                                              \
+    }
 /* Vector k of some columns, down the rows. */
 #define MPT__COLUMN_BEGIN(k, V, W)               \
     const V##_f mean##k = V##_load(mean + k * W); \
@@ -10791,6 +10855,8 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d);     \
     }                                                                          \
     s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
+#define MPT__COLUMN_AHEAD(p) \
+    MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD), MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + 64);
 #define MPT__COLUMN_END(k, V, W) V##_store(sum + k * W, s##k), V##_store(more + k * W, t##k);
 #define MPT__SIMD_NORM(FN, OP, N, V, W)                                                           \
     OP V##_f V##_gate(V##_f y, V##_f d) {                                                         \
@@ -10959,6 +11025,9 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             } else {                                                                              \
                 MPT__SIMD_FOUR(MPT__COLUMN_BEGIN, V, W)                                           \
                 for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) {           \
+                    MPT__COLUMN_AHEAD(x)                                                          \
+                    if (slopes) { MPT__COLUMN_AHEAD(dy) }                                         \
+                    if (relu) { MPT__COLUMN_AHEAD(y) }                                            \
                     MPT__SIMD_FOUR(MPT__COLUMN_SUM, V, W)                                         \
                 }                                                                                 \
                 MPT__SIMD_FOUR(MPT__COLUMN_END, V, W)                                             \
@@ -10968,8 +11037,9 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     }                                                                                             \
     MPT__NORM_PASSES_##W(FN, OP, N, V, W)                                                         \
     MPT__NORM_WORD(FN, N, norm_sums)                                                              \
-    MPT__NORM_WORD_PLAIN(FN, N, norm)                                                             \
-    MPT__NORM_WORD_PLAIN(FN, N, norm_slope)                                                       \
+    MPT__NORM_IN_PAIRS_##W(FN, OP, N, V, W)                                                       \
+    MPT__NORM_WORD_PLAIN(FN, N, norm, W)                                                          \
+    MPT__NORM_WORD_PLAIN(FN, N, norm_slope, W)                                                    \
     MPT__NORM_WORD(FN, N, norm_columns)
 #define MPT__NORM_WORD(FN, N, name)                      \
     FN void N##_##name(mpt__norm_block *b) {             \
@@ -10980,8 +11050,9 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         else                                             \
             N##_##name##_of(b, MPT_BF16);                \
     }
-#define MPT__NORM_WORD_PLAIN(FN, N, name)                                           \
+#define MPT__NORM_WORD_PLAIN(FN, N, name, W)                                        \
     FN void N##_##name(mpt__norm_block *b) {                                        \
+        MPT__NORM_PAIRS_##W(if (N##_##name##_pairs(b)) return;)                     \
         const bool plain = mpt__norm_plain(b);                                      \
         if (b->dtype == MPT_F32 && plain)                                           \
             N##_##name##_of(b, MPT_F32, true);                                      \
@@ -11491,6 +11562,14 @@ MPT__AVX512_OP void mpt__v16_load_two(const void *p, mpt__v16_f *a, mpt__v16_f *
     const __m512i pairs = _mm512_loadu_si512(p);
     *a = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
     *b = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
+}
+/* Of 32 floats those of even places, then those of odd ones. */
+MPT__AVX512_OP void mpt__v16_load_apart(const float *p, mpt__v16_f *a, mpt__v16_f *b) {
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const mpt__v16_f low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + 16);
+    *a = _mm512_permutex2var_ps(low, even, high);
+    *b = _mm512_permutex2var_ps(low, _mm512_add_epi32(even, _mm512_set1_epi32(1)), high);
 }
 /* Both rounded to bf16, a to the even places. That there is a NaN is seldom. */
 MPT__AVX512_OP __m512i mpt__v16_round_pairs(mpt__v16_f a, mpt__v16_f b) {
@@ -12784,10 +12863,55 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_word(const float *p) {
     return _mm512_castsi512_ps(_mm512_set1_epi32(word));
 }
 #endif
-#ifdef MPTRAIN_EMULATE_AMX
-MPT__GEMM_CONV(MPT__PAIRS_FN, mpt__pairs, mpt__v8, 8, 6, MPT__PAIRS_LINES)
+#ifdef MPTRAIN_NO_CONV
+#define MPT__PAIRS_CONV(FN, V, W, R) MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES)
+#define mpt__pairs_lines mpt__pairs_gemm_lines
 #else
-MPT__GEMM_CONV(MPT__PAIRS_FN, mpt__pairs, mpt__v16, 16, 8, MPT__PAIRS_LINES)
+/* Three neighbouring taps of rows that lie `o` words apart, all of A's line and b->outer floats
+   apart in B: what is broadcast is multiplied three times. `none` is what nobody asks for. */
+#define MPT__PAIRS_TAP(V, A, P, Q, R)                  \
+    {                                                  \
+        const V##_f s = V##_word(&MPT__LINES_A##A);    \
+        P = V##_pairs(P, s, b0), Q = V##_pairs(Q, s, b1), R = V##_pairs(R, s, b2); \
+    }
+#define MPT__PAIRS_TAPS(X, V)                                                                \
+    X(V, 0, x0, none, none) X(V, 1, x1, x0, none) X(V, 2, x2, x1, x0) X(V, 3, x3, x2, x1)    \
+    X(V, 4, x4, x3, x2) X(V, 5, x5, x4, x3)
+#define MPT__PAIRS_TAPS_6(X, V) MPT__PAIRS_TAPS(X, V) X(V, 6, none, x5, x4) X(V, 7, none, none, x5)
+#define MPT__PAIRS_TAPS_8(X, V)                                                              \
+    MPT__PAIRS_TAPS(X, V) X(V, 6, x6, x5, x4) X(V, 7, x7, x6, x5)                            \
+    X(V, 8, none, x7, x6) X(V, 9, none, none, x7)
+#define MPT__PAIRS_CONV(FN, V, W, R)                                                               \
+    MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES)                                      \
+    FN void mpt__pairs_taps(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,       \
+                            float *c, int64_t ldc, int rows, int columns, int how) {               \
+        const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
+        const int64_t o = a->outer, next = b->outer, b_step = b->inner;                            \
+        V##_f none = V##_zero();                                                                   \
+        MPT__ROWS_##R(MPT__TILE_ZERO1, V, W);                                                      \
+        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {                                        \
+            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);              \
+            const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o;                      \
+            for (int64_t p = 0; p < depth; p++, from += b_step) {                                  \
+                const V##_f b0 = V##_load(from), b1 = V##_load(from + next);                       \
+                const V##_f b2 = V##_load(from + 2 * next);                                        \
+                MPT__PAIRS_TAPS_##R(MPT__PAIRS_TAP, V)                                             \
+                a0++, a3++, a6++, a9++;                                                            \
+            }                                                                                      \
+            (void)a9;                                                                              \
+        }                                                                                          \
+        MPT__ROWS_##R(MPT__LINES_STORE1, V, W);                                                    \
+    }                                                                                              \
+    static void mpt__pairs_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,  \
+                                 float *c, int64_t ldc, int rows, int columns, int how) {          \
+        (b->outer > 1 ? mpt__pairs_taps                                                            \
+                      : mpt__pairs_gemm_lines)(depth, a, b, c, ldc, rows, columns, how);           \
+    }
+#endif
+#ifdef MPTRAIN_EMULATE_AMX
+MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v8, 8, 6)
+#else
+MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v16, 16, 8)
 #endif
 MPT__PAIRS_TILES(4)
 MPT__PAIRS_TILES(8)
@@ -12812,7 +12936,7 @@ static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__g
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g);
 static const mpt__gemm_level mpt__pairs_gemm_level = {
     MPT__PAIRS_ROWS, MPT__PAIRS_WIDTH, MPT__PAIRS_DIRECT, 2, 2, 2048, 336, MPT__PAIRS_RATE,
-    mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_gemm_lines),
+    mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_lines),
     MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(sweep), MPT__PAIRS_BASE(dot), mpt__pairs_pack,
     MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false, true};
 
@@ -14598,7 +14722,7 @@ typedef struct mpt__conv_lines {
 } mpt__conv_lines;
 
 #define MPT__CONV_SLICES 16 /* chunks of a gradient of weights, each with sums of its own */
-#define MPT__CONV_SLICES_FLOATS (1 << 20)
+#define MPT__CONV_SLICES_FLOATS (1 << 19) /* of all, or 4 slices: another core's are far away */
 #define MPT__CONV_COST 8192 /* ns of another chunk, about */
 #define MPT__CONV_PIXELS 64 /* of lines that go together, about; of pairs of pixels so many */
 #define MPT__CONV_MORE 8    /* the most lines at a time, and sides of a product */
@@ -14634,8 +14758,9 @@ static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
     l->chunk = MPT__CONV_COST / (cost + 1) + 4;
     if (weights) {
         const int64_t sums = c->out * c->in * c->kernel[0] * c->kernel[1];
-        const int64_t most = MPT__CONV_SLICES_FLOATS / (sums + 1) + 1;
-        l->chunk = mpt__ref_chunks(l->lines, mpt__ref_min(MPT__CONV_SLICES, most));
+        int64_t slices = MPT__CONV_SLICES;
+        while (slices > 4 && slices * sums > MPT__CONV_SLICES_FLOATS) slices /= 2;
+        l->chunk = mpt__ref_chunks(l->lines, slices);
     }
     if (l->chunk == 0) l->chunk = 1;
     l->chunk = mpt__ref_chunks(l->chunk, l->block) * l->block;
@@ -15010,13 +15135,14 @@ static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt
 
 #define MPT__CONV_DEPTH 640          /* words at a time: their weights come from L2; measured */
 #define MPT__CONV_SLICE_FLOATS 163840 /* the most sums of a slice; measured */
+#define MPT__CONV_NEAR 4096           /* floats that stay in the nearest cache */
 
 /* Words are what products are made of: floats, or pairs of bf16. */
 typedef struct mpt__conv_rows {
     const mpt__gemm *g;
     mpt__conv_lines lines;
     bool in_c, weights;
-    int64_t run;                /* words of a line's taps */
+    int64_t run, taps;          /* words of a line's taps; of them, so many are taken at once */
     int64_t depth;              /* weights: words of a line of dy */
     int64_t panel, shared, own; /* floats: of a panel of weights, of all of them, of a thread */
     int64_t apart;              /* of those, behind all else: lines of sums, or of dy */
@@ -15044,6 +15170,10 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
     if (r->weights || pixels < whole) l->in_place = false; /* tiles are read whole */
     r->run = x->taps[1] * x->channels / (r->weights ? 1 : unit);
     r->depth = pixels / unit;
+    r->taps = !r->weights && unit > 1 && x->taps[1] == 3 && x->stride[1] == 1 &&
+                      g->n <= level->columns / 2 && r->run <= MPT__CONV_DEPTH
+                  ? 3
+                  : 1;
     r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate || g->onto != 0);
     int64_t room = r->weights ? level->columns : (whole - pixels) * x->stride[1] * x->channels;
     r->panel = mpt__gemm_panel_bytes(level, g->k, level->columns) / (int64_t)sizeof(float);
@@ -15063,12 +15193,15 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
     return true;
 }
 
-/* c[rows, columns] = or += A B. */
+/* c[rows, columns] = or += A B; fetch: what is added to is not in the nearest cache. */
 static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__gemm_side *a,
                             const mpt__gemm_side *b, int sides, float *c, int64_t ldc,
-                            int64_t rows, int64_t columns, int how) {
+                            int64_t rows, int64_t columns, int how, bool fetch) {
     how += (sides - 1) * MPT__GEMM_MORE;
     for (int64_t i = 0; i < rows; i += level->line_rows, c += level->line_rows * ldc) {
+        const float *row = c;
+        for (int r = 0; fetch && r < level->line_rows; r++, row += ldc)
+            MPT__FETCH(row), MPT__FETCH(row + 16);
         level->lines(depth, a, b, c, ldc, (int)mpt__smaller_of(level->line_rows, rows - i),
                      (int)columns, how);
         for (int s = 0; s < sides; s++)
@@ -15094,6 +15227,7 @@ static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_
     int64_t y0, together = mpt__smaller_of(MPT__CONV_DEPTH / r->run, MPT__CONV_MORE);
     const int64_t n = mpt__conv_begin_line(&r->lines, line, &y0, loaded);
     if (together < 1) together = 1;
+    const int64_t next = r->taps > 1 ? r->run / r->taps * columns : 1;
     for (int64_t ty0 = 0; ty0 < x->taps[0]; ty0 += together) {
         for (int64_t k = 0; k < r->run; k += MPT__CONV_DEPTH) {
             for (int64_t i = 0; i < count; i++) {
@@ -15105,13 +15239,13 @@ static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_
                     const char *taps = mpt__conv_line(&r->lines, ring, n, y, loaded);
                     const mpt__gemm_side of_x = {taps + 4 * k, MPT_F32, 0, pixel, 1};
                     const mpt__gemm_side of_w = {(const char *)(panel + (t * r->run + k) * columns),
-                                                 MPT_F32, 0, 1, columns};
+                                                 MPT_F32, 0, next, columns};
                     a[sides] = of_x, b[sides++] = of_w;
                 }
                 if (sides == 0) continue;
-                mpt__conv_tiles(level, mpt__smaller_of(MPT__CONV_DEPTH, r->run - k), a, b, sides,
-                                row[i].sums + j, ldc, x->grid[1],
-                                mpt__smaller_of(columns, r->g->n - j), row[i].how);
+                mpt__conv_tiles(level, mpt__smaller_of(MPT__CONV_DEPTH, r->run - k) / r->taps, a, b,
+                                sides, row[i].sums + j, ldc, x->grid[1],
+                                mpt__smaller_of(columns, r->g->n - j), row[i].how, false);
                 row[i].how = MPT__GEMM_ADD;
             }
         }
@@ -15148,9 +15282,6 @@ static void mpt__conv_row_block(const mpt__conv_rows *r, int64_t line, int64_t c
         row[i].c = g.c + pixel * mpt__dtype_info[g.c_dtype].bytes;
         row[i].sums = r->in_c ? (float *)(void *)row[i].c : sums + i * x->grid[1] * g.n;
         row[i].how = how;
-        const mpt__gemm_side out = {row[i].c, g.c_dtype, 0, 0, 0};
-        if (!r->in_c)
-            mpt__conv_fetch(&out, 0, (x->grid[1] - 1) * g.c_row + g.n);
         if (r->biases > 0)
             memcpy(row[i].sums, r->memory + r->biases, (size_t)(x->grid[1] * g.n) * sizeof *sums);
     }
@@ -15215,7 +15346,8 @@ static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t
                 }
                 mpt__conv_tiles(level, r->depth, a, b, sides, sums + m * g->n + ty * r->run + j,
                                 g->n, mpt__smaller_of(wide, g->m - m),
-                                mpt__smaller_of(level->columns, r->run - j), MPT__GEMM_ADD);
+                                mpt__smaller_of(level->columns, r->run - j), MPT__GEMM_ADD,
+                                g->m * g->n > MPT__CONV_NEAR);
             }
             for (int i = 0; i < sides; i++) b[i].data += level->columns * (int64_t)sizeof(float);
         }
@@ -15302,6 +15434,8 @@ static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
     const int64_t phases = w->conv.phases[0] * w->conv.phases[1];
     w->level = level;
     w->products = phases * w->conv.groups;
+    /* Few products, and phases differ, keep threads waiting for the last one. */
+    const int64_t whole = MPT__GEMM_CHUNK_COST * (w->products < 16 ? 1 : 16);
     w->bytes = 0;
     w->refuses = w->blank = false;
     if (mpt__conv_is_depthwise(&w->conv)) return false;
@@ -15309,8 +15443,7 @@ static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
         mpt__conv_product_of(&w->conv, NULL, i, &p);
         if (!mpt__conv_gemm(&g, level, &w->conv, &p)) return false;
         if (i == 0)
-            w->whole = w->products > 1 &&
-                       g.m * g.n * g.k <= g.level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
+            w->whole = w->products > 1 && g.m * g.n * g.k <= g.level->rate * whole;
         w->refuses |= g.level->refuses;
         w->blank |= mpt__conv_has_no_taps(&g) && !g.accumulate;
         mpt__conv_rows r;
@@ -15480,7 +15613,7 @@ typedef struct mpt__norm_work {
     mpt__ref_view view[MPT__MAX_OPERANDS];
     int64_t size[4];        /* of x */
     int part[MPT__PARTS];   /* operands; -1: none */
-    char *data[MPT__PARTS]; /* of what is direct, and bytes from one to the next */
+    char *data[MPT__PARTS]; /* of parts, and bytes from one to the next; elements if not direct */
     int64_t bytes[MPT__PARTS][4];
     uint8_t dtype;
     bool of_channels, given, relu, back; /* relu follows */
@@ -15575,11 +15708,12 @@ static bool mpt__norm_in_passes(const mpt__norm_work *w) {
 }
 
 /* The parts: of rows with a residual x is the sum, of batches the residual comes after. */
+static const int8_t mpt__norm_parts[2][MPT__PARTS] = {{0, -1, 1, 4, -1}, {0, 1, 5, 6, 9}};
+
 static void mpt__norm_find_parts(mpt__norm_work *w) {
-    static const int8_t parts[2][MPT__PARTS] = {{0, -1, 1, 4, -1}, {0, 1, 5, 6, 9}};
     int dtype = MPT_DTYPE_NONE;
     for (int k = 0; k < MPT__PARTS; k++) {
-        const int at = parts[w->back][k];
+        const int at = mpt__norm_parts[w->back][k];
         w->part[k] = at >= 0 && w->view[at].data != NULL ? at : -1;
     }
     if (!w->back && !w->of_channels) w->part[MPT__PART_MORE] = -1;
@@ -15600,14 +15734,14 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
     w->direct = w->direct && (!w->adds || (w->passes && dtype == MPT_F32));
     w->passes = w->passes && w->direct;
     w->dtype = (uint8_t)(w->direct ? dtype : MPT_F32);
-    if (!w->direct) return;
-    const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)dtype);
+    const int64_t size = w->direct ? (int64_t)mpt_dtype_size((mpt_dtype)dtype) : 1;
     for (int k = 0; k < MPT__PARTS; k++) {
         if (w->part[k] < 0) continue;
         w->data[k] = (char *)w->view[w->part[k]].data;
         for (int d = 0; d < 4; d++)
             w->bytes[k][d] = w->launch->operand[w->part[k]].stride[d] * size;
     }
+    if (!w->direct) return;
     const int64_t *out = w->bytes[MPT__PART_OUT];
     w->beyond_cache = mpt__ref_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE &&
                       w->data[MPT__PART_OUT] != NULL && !w->adds && w->length % 32 == 0 &&
@@ -15665,17 +15799,10 @@ static void mpt__norm_do(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_b
     for (int k = 0; k < MPT__PARTS; k++) {
         b->data[k] = NULL;
         if (!(parts >> k & 1) || w->part[k] < 0) continue;
-        if (w->direct) {
-            const int64_t *bytes = w->bytes[k];
-            b->data[k] = w->data[k] + from[0] * bytes[0] + from[1] * bytes[1] + from[2] * bytes[2] +
-                         from[3] * bytes[3];
-            b->step[k] = bytes[dim];
-            continue;
-        }
-        const int64_t *stride = w->launch->operand[w->part[k]].stride;
-        b->data[k] = (char *)w->view[w->part[k]].data;
-        by[k] = stride[dim], at[k] = 0;
-        for (int d = 0; d < 4; d++) at[k] += from[d] * stride[d];
+        const int64_t *bytes = w->bytes[k];
+        b->step[k] = by[k] = bytes[dim];
+        at[k] = from[0] * bytes[0] + from[1] * bytes[1] + from[2] * bytes[2] + from[3] * bytes[3];
+        b->data[k] = w->data[k] + (w->direct ? at[k] : 0);
     }
     if (w->direct)
         word(b);
@@ -16101,16 +16228,34 @@ enum { MPT__BATCH_STATISTICS, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLO
 typedef struct mpt__batches_work {
     mpt__norm_work w;
     int pass;
-    int64_t rows, chunk, chunks, tile, tiles, channels;
-    mpt__real *partial, *of[MPT__OF_COUNT]; /* [chunks, 2, C]; [C] */
+    int64_t rows, chunk, chunks, tile, tiles, channels, fold; /* fold C are the channels of a row */
+    mpt__real *partial, *of[MPT__OF_COUNT]; /* [chunks, 2, fold C]; [fold C] */
 } mpt__batches_work;
+
+/* Rows of few channels that lie one behind the other go by twos, fours ... as if they were one. */
+static int64_t mpt__batches_fold(const mpt__norm_work *w) {
+    const int64_t channels = w->size[MPT__NORM_C], s = w->size[MPT__NORM_S];
+    int64_t fold = 1, rows = w->size[MPT__NORM_N] * s;
+    for (int k = 0; k < MPT__PARTS; k++) {
+        const int at = mpt__norm_parts[w->back][k];
+        const mpt__operand *o = &w->launch->operand[at < 0 ? 0 : at];
+        if (at >= w->launch->n_operands || o->storage == 0) continue;
+        if (o->stride[MPT__NORM_C] != 1 || (s != 1 && o->stride[MPT__NORM_S] != channels) ||
+            (w->size[MPT__NORM_N] != 1 && o->stride[MPT__NORM_N] != s * channels))
+            return 1;
+    }
+    for (; rows % 2 == 0 && 2 * fold * channels <= MPT__BATCH_COLUMNS; rows /= 2) fold *= 2;
+    return fold;
+}
 
 static void mpt__batches_setup(mpt__batches_work *b, const mpt__launch *launch) {
     mpt__norm_setup(&b->w, launch);
     const bool along_c = b->w.along_c;
     const int64_t *size = b->w.size;
-    b->channels = size[MPT__NORM_C];
-    b->rows = along_c ? mpt__ref_times(size[MPT__NORM_N], size[MPT__NORM_S]) : size[MPT__NORM_N];
+    b->fold = along_c ? mpt__batches_fold(&b->w) : 1;
+    b->channels = b->fold * size[MPT__NORM_C];
+    b->rows = along_c ? mpt__ref_times(size[MPT__NORM_N], size[MPT__NORM_S]) / b->fold
+                      : size[MPT__NORM_N];
     b->chunk =
         along_c ? MPT__BATCH_ROWS : mpt__ref_chunks(MPT__BATCH_PLANES, size[MPT__NORM_S] + 1);
     b->chunks = mpt__ref_chunks(b->rows, b->chunk);
@@ -16138,7 +16283,7 @@ static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, in
     const mpt__norm_fn word = b->pass == MPT__BATCH_NORM    ? words->norm
                               : b->pass == MPT__BATCH_SLOPE ? words->norm_slope
                                                             : sums;
-    const int64_t s = b->w.size[MPT__NORM_S];
+    const int64_t s = b->fold > 1 ? 1 : b->w.size[MPT__NORM_S];
     int64_t from[4] = {0, 0, 0, 0};
     if (!b->w.along_c) {
         for (int64_t row = begin; row < end; row++)
@@ -16205,18 +16350,21 @@ static void mpt__batches_chunk(const mpt__batches_work *b, int64_t chunk, int64_
 static void mpt__batches_end(void *work, int64_t tile, int thread) {
     const mpt__batches_work *b = (const mpt__batches_work *)work;
     const mpt__norm_work *w = &b->w;
-    const int64_t first = tile * b->tile, n = mpt__ref_min(b->tile, b->channels - first);
+    const int64_t channels = b->channels / b->fold, first = tile * b->tile;
+    const int64_t n = mpt__ref_min(b->tile, channels - first);
     const bool statistics = b->pass == MPT__BATCH_STATISTICS;
-    const double count = (double)b->rows * (double)(w->along_c ? 1 : w->length);
-    double total[2][MPT__BATCH_COLUMNS];
+    const double count = (double)(b->rows * b->fold) * (double)(w->along_c ? 1 : w->length);
+    double total[2][MPT__BATCH_COLUMNS], mean[MPT__BATCH_COLUMNS];
     (void)thread;
     memset(total, 0, sizeof total);
     for (int again = 0; again <= statistics; again++) {
-        for (int64_t j = 0; j < b->chunks; j++) {
-            const mpt__real *part = b->partial + 2 * j * b->channels + first;
-            const double each = statistics ? mpt__batches_count(b, j) : 1;
+        for (int64_t c = 0; c < n; c++) mean[c] = total[0][c] / count;
+        for (int64_t j = 0; j < b->chunks * b->fold; j++) {
+            const mpt__real *part = b->partial + 2 * (j / b->fold) * b->channels;
+            const double each = statistics ? mpt__batches_count(b, j / b->fold) : 1;
+            part += j % b->fold * channels + first;
             for (int64_t c = 0; c < n; c++) {
-                const double d = (double)part[c] - total[0][c] / count;
+                const double d = (double)part[c] - mean[c];
                 total[0][c] += again ? 0 : each * (double)part[c];
                 total[1][c] += again ? each * d * d : (double)part[b->channels + c];
             }
@@ -16254,6 +16402,9 @@ static void mpt__batches_task(void *work, int64_t task, int thread) {
 static void mpt__batches_pass(const mpt__cpu_call *call, mpt__batches_work *b, int pass, double ns,
                               bool ends) {
     b->pass = pass;
+    for (int k = 0; k < MPT__OF_COUNT; k++)
+        for (int64_t c = b->w.size[MPT__NORM_C]; c < b->channels; c++)
+            b->of[k][c] = b->of[k][c - b->w.size[MPT__NORM_C]];
     mpt__parallel(call->pool, b->chunks * b->tiles,
                   mpt__ref_cost(call, mpt__ref_numel(&call->launch->operand[0]), ns),
                   mpt__batches_task, b);
@@ -16265,9 +16416,11 @@ static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) 
     mpt__batches_work b;
     mpt__batches_setup(&b, call->launch);
     b.w = *w;
+    for (int k = 0; k < MPT__PARTS && b.fold > 1; k++)
+        b.w.bytes[k][MPT__NORM_N] = b.w.bytes[k][MPT__NORM_C] * b.channels;
     b.partial = (mpt__real *)call->workspace;
     for (int k = 0; k < MPT__OF_COUNT; k++) b.of[k] = b.partial + (2 * b.chunks + k) * b.channels;
-    const int64_t n = b.channels;
+    const int64_t n = b.channels / b.fold;
     mpt__norm_get(&w->view[2], b.of[MPT__OF_WEIGHT], 1, n);
     mpt__norm_get(w->back ? &none : &w->view[3], b.of[MPT__OF_BIAS], 0, n);
     const bool statistics = w->back || !w->given;

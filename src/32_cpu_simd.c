@@ -571,6 +571,70 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     }                                                                                     \
     MPT__NORM_WORD(FN, N, norm_next)                                                      \
     MPT__NORM_WORD(FN, N, norm_slope_next)
+/* Columns of bf16 in pairs, down the rows, with their numbers in registers; false where a word has
+   to do without. */
+#define MPT__IN_PAIRS(b) \
+    ((b)->mode == MPT__NORM_COLUMNS && (b)->dtype == MPT_BF16 && (b)->n % 32 == 0 && \
+     !(b)->beyond_cache)
+#define MPT__PAIR_PLACE(part) mpt__norm_place(b, part, r) + 2 * i
+#define MPT__PAIR_LOAD(V, part, a)                   \
+    MPT__PREFETCH_FAR(MPT__PAIR_PLACE(part) + 2048); \
+    V##_load_two(MPT__PAIR_PLACE(part), &a##0, &a##1, MPT_BF16);
+#define MPT__PAIR_STORE(V, part, a) \
+    V##_store_two(MPT__PAIR_PLACE(part), a##0, a##1, MPT_BF16, false);
+#define MPT__PAIR_NUMBER(V, a) V##_f a##0, a##1; V##_load_apart(b->a + i, &a##0, &a##1);
+#define MPT__COLUMN_NORM(V, k) \
+    v##k = V##_add(V##_mul(V##_sub(v##k, mean##k), rstd##k), bias##k);
+#define MPT__COLUMN_SLOPE(V, k)                       \
+    v##k = V##_mul(V##_sub(v##k, mean##k), slope##k); \
+    d##k = V##_sub(V##_sub(V##_mul(d##k, weight##k), shift##k), v##k);
+#define MPT__NORM_IN_PAIRS_8(FN, OP, N, V, W)
+#define MPT__NORM_IN_PAIRS_4(FN, OP, N, V, W)
+#define MPT__NORM_IN_PAIRS_16(FN, OP, N, V, W)                                                    \
+    FN bool N##_norm_pairs(const mpt__norm_block *b) {                                            \
+        V##_f v0, v1, y0, y1;                                                                     \
+        if (!MPT__IN_PAIRS(b) || !b->bias) return false;                                          \
+        for (int64_t i = 0; i < b->n; i += 32) {                                                  \
+            MPT__PAIR_NUMBER(V, mean)                                                             \
+            MPT__PAIR_NUMBER(V, rstd)                                                             \
+            MPT__PAIR_NUMBER(V, bias)                                                             \
+            for (int64_t r = 0; r < b->rows; r++) {                                               \
+                MPT__PAIR_LOAD(V, MPT__PART_X, v)                                                 \
+                MPT__COLUMN_NORM(V, 0)                                                            \
+                MPT__COLUMN_NORM(V, 1)                                                            \
+                if (b->data[MPT__PART_MORE]) {                                                    \
+                    MPT__PAIR_LOAD(V, MPT__PART_MORE, y)                                          \
+                    v0 = V##_add(v0, y0), v1 = V##_add(v1, y1);                                   \
+                }                                                                                 \
+                if (b->relu) v0 = V##_relu(v0), v1 = V##_relu(v1);                                \
+                MPT__PAIR_STORE(V, MPT__PART_OUT, v)                                              \
+            }                                                                                     \
+        }                                                                                         \
+        return true;                                                                              \
+    }                                                                                             \
+    FN bool N##_norm_slope_pairs(const mpt__norm_block *b) {                                      \
+        V##_f v0, v1, d0, d1, y0 = V##_zero(), y1 = y0;                                           \
+        const bool more = b->data[MPT__PART_MORE];                                                \
+        if (!MPT__IN_PAIRS(b) || !b->data[MPT__PART_OUT]) return false;                           \
+        for (int64_t i = 0; i < b->n; i += 32) {                                                  \
+            MPT__PAIR_NUMBER(V, mean)                                                             \
+            MPT__PAIR_NUMBER(V, weight)                                                           \
+            MPT__PAIR_NUMBER(V, shift)                                                            \
+            MPT__PAIR_NUMBER(V, slope)                                                            \
+            for (int64_t r = 0; r < b->rows; r++) {                                               \
+                MPT__PAIR_LOAD(V, MPT__PART_X, v)                                                 \
+                MPT__PAIR_LOAD(V, MPT__PART_DY, d)                                                \
+                if (more) { MPT__PAIR_LOAD(V, MPT__PART_MORE, y) }                                \
+                if (b->relu) d0 = V##_gate(y0, d0), d1 = V##_gate(y1, d1);                        \
+                if (b->data[MPT__PART_REST]) { MPT__PAIR_STORE(V, MPT__PART_REST, d) }            \
+                MPT__COLUMN_SLOPE(V, 0)                                                           \
+                MPT__COLUMN_SLOPE(V, 1)                                                           \
+                if (!b->relu && more) d0 = V##_add(d0, y0), d1 = V##_add(d1, y1);                 \
+                MPT__PAIR_STORE(V, MPT__PART_OUT, d)                                              \
+            }                                                                                     \
+        }                                                                                         \
+        return true;                                                                              \
+    }
 /* Vector k of some columns, down the rows. */
 #define MPT__COLUMN_BEGIN(k, V, W)               \
     const V##_f mean##k = V##_load(mean + k * W); \
@@ -582,6 +646,8 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d);     \
     }                                                                          \
     s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
+#define MPT__COLUMN_AHEAD(p) \
+    MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD), MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + 64);
 #define MPT__COLUMN_END(k, V, W) V##_store(sum + k * W, s##k), V##_store(more + k * W, t##k);
 #define MPT__SIMD_NORM(FN, OP, N, V, W)                                                           \
     OP V##_f V##_gate(V##_f y, V##_f d) {                                                         \
@@ -750,6 +816,9 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             } else {                                                                              \
                 MPT__SIMD_FOUR(MPT__COLUMN_BEGIN, V, W)                                           \
                 for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) {           \
+                    MPT__COLUMN_AHEAD(x)                                                          \
+                    if (slopes) { MPT__COLUMN_AHEAD(dy) }                                         \
+                    if (relu) { MPT__COLUMN_AHEAD(y) }                                            \
                     MPT__SIMD_FOUR(MPT__COLUMN_SUM, V, W)                                         \
                 }                                                                                 \
                 MPT__SIMD_FOUR(MPT__COLUMN_END, V, W)                                             \
@@ -759,8 +828,9 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     }                                                                                             \
     MPT__NORM_PASSES_##W(FN, OP, N, V, W)                                                         \
     MPT__NORM_WORD(FN, N, norm_sums)                                                              \
-    MPT__NORM_WORD_PLAIN(FN, N, norm)                                                             \
-    MPT__NORM_WORD_PLAIN(FN, N, norm_slope)                                                       \
+    MPT__NORM_IN_PAIRS_##W(FN, OP, N, V, W)                                                       \
+    MPT__NORM_WORD_PLAIN(FN, N, norm, W)                                                          \
+    MPT__NORM_WORD_PLAIN(FN, N, norm_slope, W)                                                    \
     MPT__NORM_WORD(FN, N, norm_columns)
 #define MPT__NORM_WORD(FN, N, name)                      \
     FN void N##_##name(mpt__norm_block *b) {             \
@@ -771,8 +841,9 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         else                                             \
             N##_##name##_of(b, MPT_BF16);                \
     }
-#define MPT__NORM_WORD_PLAIN(FN, N, name)                                           \
+#define MPT__NORM_WORD_PLAIN(FN, N, name, W)                                        \
     FN void N##_##name(mpt__norm_block *b) {                                        \
+        MPT__NORM_PAIRS_##W(if (N##_##name##_pairs(b)) return;)                     \
         const bool plain = mpt__norm_plain(b);                                      \
         if (b->dtype == MPT_F32 && plain)                                           \
             N##_##name##_of(b, MPT_F32, true);                                      \

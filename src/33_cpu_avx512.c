@@ -118,6 +118,14 @@ MPT__AVX512_OP void mpt__v16_load_two(const void *p, mpt__v16_f *a, mpt__v16_f *
     *a = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
     *b = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
 }
+/* Of 32 floats those of even places, then those of odd ones. */
+MPT__AVX512_OP void mpt__v16_load_apart(const float *p, mpt__v16_f *a, mpt__v16_f *b) {
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const mpt__v16_f low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + 16);
+    *a = _mm512_permutex2var_ps(low, even, high);
+    *b = _mm512_permutex2var_ps(low, _mm512_add_epi32(even, _mm512_set1_epi32(1)), high);
+}
 /* Both rounded to bf16, a to the even places. That there is a NaN is seldom. */
 MPT__AVX512_OP __m512i mpt__v16_round_pairs(mpt__v16_f a, mpt__v16_f b) {
     __m512i low = _mm512_castps_si512(a), high = _mm512_castps_si512(b);

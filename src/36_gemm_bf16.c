@@ -240,10 +240,55 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_word(const float *p) {
     return _mm512_castsi512_ps(_mm512_set1_epi32(word));
 }
 #endif
-#ifdef MPTRAIN_EMULATE_AMX
-MPT__GEMM_CONV(MPT__PAIRS_FN, mpt__pairs, mpt__v8, 8, 6, MPT__PAIRS_LINES)
+#ifdef MPTRAIN_NO_CONV
+#define MPT__PAIRS_CONV(FN, V, W, R) MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES)
+#define mpt__pairs_lines mpt__pairs_gemm_lines
 #else
-MPT__GEMM_CONV(MPT__PAIRS_FN, mpt__pairs, mpt__v16, 16, 8, MPT__PAIRS_LINES)
+/* Three neighbouring taps of rows that lie `o` words apart, all of A's line and b->outer floats
+   apart in B: what is broadcast is multiplied three times. `none` is what nobody asks for. */
+#define MPT__PAIRS_TAP(V, A, P, Q, R)                  \
+    {                                                  \
+        const V##_f s = V##_word(&MPT__LINES_A##A);    \
+        P = V##_pairs(P, s, b0), Q = V##_pairs(Q, s, b1), R = V##_pairs(R, s, b2); \
+    }
+#define MPT__PAIRS_TAPS(X, V)                                                                \
+    X(V, 0, x0, none, none) X(V, 1, x1, x0, none) X(V, 2, x2, x1, x0) X(V, 3, x3, x2, x1)    \
+    X(V, 4, x4, x3, x2) X(V, 5, x5, x4, x3)
+#define MPT__PAIRS_TAPS_6(X, V) MPT__PAIRS_TAPS(X, V) X(V, 6, none, x5, x4) X(V, 7, none, none, x5)
+#define MPT__PAIRS_TAPS_8(X, V)                                                              \
+    MPT__PAIRS_TAPS(X, V) X(V, 6, x6, x5, x4) X(V, 7, x7, x6, x5)                            \
+    X(V, 8, none, x7, x6) X(V, 9, none, none, x7)
+#define MPT__PAIRS_CONV(FN, V, W, R)                                                               \
+    MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES)                                      \
+    FN void mpt__pairs_taps(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,       \
+                            float *c, int64_t ldc, int rows, int columns, int how) {               \
+        const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
+        const int64_t o = a->outer, next = b->outer, b_step = b->inner;                            \
+        V##_f none = V##_zero();                                                                   \
+        MPT__ROWS_##R(MPT__TILE_ZERO1, V, W);                                                      \
+        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {                                        \
+            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);              \
+            const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o;                      \
+            for (int64_t p = 0; p < depth; p++, from += b_step) {                                  \
+                const V##_f b0 = V##_load(from), b1 = V##_load(from + next);                       \
+                const V##_f b2 = V##_load(from + 2 * next);                                        \
+                MPT__PAIRS_TAPS_##R(MPT__PAIRS_TAP, V)                                             \
+                a0++, a3++, a6++, a9++;                                                            \
+            }                                                                                      \
+            (void)a9;                                                                              \
+        }                                                                                          \
+        MPT__ROWS_##R(MPT__LINES_STORE1, V, W);                                                    \
+    }                                                                                              \
+    static void mpt__pairs_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,  \
+                                 float *c, int64_t ldc, int rows, int columns, int how) {          \
+        (b->outer > 1 ? mpt__pairs_taps                                                            \
+                      : mpt__pairs_gemm_lines)(depth, a, b, c, ldc, rows, columns, how);           \
+    }
+#endif
+#ifdef MPTRAIN_EMULATE_AMX
+MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v8, 8, 6)
+#else
+MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v16, 16, 8)
 #endif
 MPT__PAIRS_TILES(4)
 MPT__PAIRS_TILES(8)
@@ -268,7 +313,7 @@ static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__g
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g);
 static const mpt__gemm_level mpt__pairs_gemm_level = {
     MPT__PAIRS_ROWS, MPT__PAIRS_WIDTH, MPT__PAIRS_DIRECT, 2, 2, 2048, 336, MPT__PAIRS_RATE,
-    mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_gemm_lines),
+    mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_lines),
     MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(sweep), MPT__PAIRS_BASE(dot), mpt__pairs_pack,
     MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false, true};
 

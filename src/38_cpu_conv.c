@@ -261,7 +261,7 @@ typedef struct mpt__conv_lines {
 } mpt__conv_lines;
 
 #define MPT__CONV_SLICES 16 /* chunks of a gradient of weights, each with sums of its own */
-#define MPT__CONV_SLICES_FLOATS (1 << 20)
+#define MPT__CONV_SLICES_FLOATS (1 << 19) /* of all, or 4 slices: another core's are far away */
 #define MPT__CONV_COST 8192 /* ns of another chunk, about */
 #define MPT__CONV_PIXELS 64 /* of lines that go together, about; of pairs of pixels so many */
 #define MPT__CONV_MORE 8    /* the most lines at a time, and sides of a product */
@@ -297,8 +297,9 @@ static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
     l->chunk = MPT__CONV_COST / (cost + 1) + 4;
     if (weights) {
         const int64_t sums = c->out * c->in * c->kernel[0] * c->kernel[1];
-        const int64_t most = MPT__CONV_SLICES_FLOATS / (sums + 1) + 1;
-        l->chunk = mpt__ref_chunks(l->lines, mpt__ref_min(MPT__CONV_SLICES, most));
+        int64_t slices = MPT__CONV_SLICES;
+        while (slices > 4 && slices * sums > MPT__CONV_SLICES_FLOATS) slices /= 2;
+        l->chunk = mpt__ref_chunks(l->lines, slices);
     }
     if (l->chunk == 0) l->chunk = 1;
     l->chunk = mpt__ref_chunks(l->chunk, l->block) * l->block;
@@ -673,13 +674,14 @@ static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt
 
 #define MPT__CONV_DEPTH 640          /* words at a time: their weights come from L2; measured */
 #define MPT__CONV_SLICE_FLOATS 163840 /* the most sums of a slice; measured */
+#define MPT__CONV_NEAR 4096           /* floats that stay in the nearest cache */
 
 /* Words are what products are made of: floats, or pairs of bf16. */
 typedef struct mpt__conv_rows {
     const mpt__gemm *g;
     mpt__conv_lines lines;
     bool in_c, weights;
-    int64_t run;                /* words of a line's taps */
+    int64_t run, taps;          /* words of a line's taps; of them, so many are taken at once */
     int64_t depth;              /* weights: words of a line of dy */
     int64_t panel, shared, own; /* floats: of a panel of weights, of all of them, of a thread */
     int64_t apart;              /* of those, behind all else: lines of sums, or of dy */
@@ -707,6 +709,10 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
     if (r->weights || pixels < whole) l->in_place = false; /* tiles are read whole */
     r->run = x->taps[1] * x->channels / (r->weights ? 1 : unit);
     r->depth = pixels / unit;
+    r->taps = !r->weights && unit > 1 && x->taps[1] == 3 && x->stride[1] == 1 &&
+                      g->n <= level->columns / 2 && r->run <= MPT__CONV_DEPTH
+                  ? 3
+                  : 1;
     r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate || g->onto != 0);
     int64_t room = r->weights ? level->columns : (whole - pixels) * x->stride[1] * x->channels;
     r->panel = mpt__gemm_panel_bytes(level, g->k, level->columns) / (int64_t)sizeof(float);
@@ -726,12 +732,15 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
     return true;
 }
 
-/* c[rows, columns] = or += A B. */
+/* c[rows, columns] = or += A B; fetch: what is added to is not in the nearest cache. */
 static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__gemm_side *a,
                             const mpt__gemm_side *b, int sides, float *c, int64_t ldc,
-                            int64_t rows, int64_t columns, int how) {
+                            int64_t rows, int64_t columns, int how, bool fetch) {
     how += (sides - 1) * MPT__GEMM_MORE;
     for (int64_t i = 0; i < rows; i += level->line_rows, c += level->line_rows * ldc) {
+        const float *row = c;
+        for (int r = 0; fetch && r < level->line_rows; r++, row += ldc)
+            MPT__FETCH(row), MPT__FETCH(row + 16);
         level->lines(depth, a, b, c, ldc, (int)mpt__smaller_of(level->line_rows, rows - i),
                      (int)columns, how);
         for (int s = 0; s < sides; s++)
@@ -757,6 +766,7 @@ static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_
     int64_t y0, together = mpt__smaller_of(MPT__CONV_DEPTH / r->run, MPT__CONV_MORE);
     const int64_t n = mpt__conv_begin_line(&r->lines, line, &y0, loaded);
     if (together < 1) together = 1;
+    const int64_t next = r->taps > 1 ? r->run / r->taps * columns : 1;
     for (int64_t ty0 = 0; ty0 < x->taps[0]; ty0 += together) {
         for (int64_t k = 0; k < r->run; k += MPT__CONV_DEPTH) {
             for (int64_t i = 0; i < count; i++) {
@@ -768,13 +778,13 @@ static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_
                     const char *taps = mpt__conv_line(&r->lines, ring, n, y, loaded);
                     const mpt__gemm_side of_x = {taps + 4 * k, MPT_F32, 0, pixel, 1};
                     const mpt__gemm_side of_w = {(const char *)(panel + (t * r->run + k) * columns),
-                                                 MPT_F32, 0, 1, columns};
+                                                 MPT_F32, 0, next, columns};
                     a[sides] = of_x, b[sides++] = of_w;
                 }
                 if (sides == 0) continue;
-                mpt__conv_tiles(level, mpt__smaller_of(MPT__CONV_DEPTH, r->run - k), a, b, sides,
-                                row[i].sums + j, ldc, x->grid[1],
-                                mpt__smaller_of(columns, r->g->n - j), row[i].how);
+                mpt__conv_tiles(level, mpt__smaller_of(MPT__CONV_DEPTH, r->run - k) / r->taps, a, b,
+                                sides, row[i].sums + j, ldc, x->grid[1],
+                                mpt__smaller_of(columns, r->g->n - j), row[i].how, false);
                 row[i].how = MPT__GEMM_ADD;
             }
         }
@@ -811,9 +821,6 @@ static void mpt__conv_row_block(const mpt__conv_rows *r, int64_t line, int64_t c
         row[i].c = g.c + pixel * mpt__dtype_info[g.c_dtype].bytes;
         row[i].sums = r->in_c ? (float *)(void *)row[i].c : sums + i * x->grid[1] * g.n;
         row[i].how = how;
-        const mpt__gemm_side out = {row[i].c, g.c_dtype, 0, 0, 0};
-        if (!r->in_c)
-            mpt__conv_fetch(&out, 0, (x->grid[1] - 1) * g.c_row + g.n);
         if (r->biases > 0)
             memcpy(row[i].sums, r->memory + r->biases, (size_t)(x->grid[1] * g.n) * sizeof *sums);
     }
@@ -878,7 +885,8 @@ static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t
                 }
                 mpt__conv_tiles(level, r->depth, a, b, sides, sums + m * g->n + ty * r->run + j,
                                 g->n, mpt__smaller_of(wide, g->m - m),
-                                mpt__smaller_of(level->columns, r->run - j), MPT__GEMM_ADD);
+                                mpt__smaller_of(level->columns, r->run - j), MPT__GEMM_ADD,
+                                g->m * g->n > MPT__CONV_NEAR);
             }
             for (int i = 0; i < sides; i++) b[i].data += level->columns * (int64_t)sizeof(float);
         }
@@ -965,6 +973,8 @@ static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
     const int64_t phases = w->conv.phases[0] * w->conv.phases[1];
     w->level = level;
     w->products = phases * w->conv.groups;
+    /* Few products, and phases differ, keep threads waiting for the last one. */
+    const int64_t whole = MPT__GEMM_CHUNK_COST * (w->products < 16 ? 1 : 16);
     w->bytes = 0;
     w->refuses = w->blank = false;
     if (mpt__conv_is_depthwise(&w->conv)) return false;
@@ -972,8 +982,7 @@ static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
         mpt__conv_product_of(&w->conv, NULL, i, &p);
         if (!mpt__conv_gemm(&g, level, &w->conv, &p)) return false;
         if (i == 0)
-            w->whole = w->products > 1 &&
-                       g.m * g.n * g.k <= g.level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
+            w->whole = w->products > 1 && g.m * g.n * g.k <= g.level->rate * whole;
         w->refuses |= g.level->refuses;
         w->blank |= mpt__conv_has_no_taps(&g) && !g.accumulate;
         mpt__conv_rows r;

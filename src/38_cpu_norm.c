@@ -22,7 +22,7 @@ typedef struct mpt__norm_work {
     mpt__ref_view view[MPT__MAX_OPERANDS];
     int64_t size[4];        /* of x */
     int part[MPT__PARTS];   /* operands; -1: none */
-    char *data[MPT__PARTS]; /* of what is direct, and bytes from one to the next */
+    char *data[MPT__PARTS]; /* of parts, and bytes from one to the next; elements if not direct */
     int64_t bytes[MPT__PARTS][4];
     uint8_t dtype;
     bool of_channels, given, relu, back; /* relu follows */
@@ -117,11 +117,12 @@ static bool mpt__norm_in_passes(const mpt__norm_work *w) {
 }
 
 /* The parts: of rows with a residual x is the sum, of batches the residual comes after. */
+static const int8_t mpt__norm_parts[2][MPT__PARTS] = {{0, -1, 1, 4, -1}, {0, 1, 5, 6, 9}};
+
 static void mpt__norm_find_parts(mpt__norm_work *w) {
-    static const int8_t parts[2][MPT__PARTS] = {{0, -1, 1, 4, -1}, {0, 1, 5, 6, 9}};
     int dtype = MPT_DTYPE_NONE;
     for (int k = 0; k < MPT__PARTS; k++) {
-        const int at = parts[w->back][k];
+        const int at = mpt__norm_parts[w->back][k];
         w->part[k] = at >= 0 && w->view[at].data != NULL ? at : -1;
     }
     if (!w->back && !w->of_channels) w->part[MPT__PART_MORE] = -1;
@@ -142,14 +143,14 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
     w->direct = w->direct && (!w->adds || (w->passes && dtype == MPT_F32));
     w->passes = w->passes && w->direct;
     w->dtype = (uint8_t)(w->direct ? dtype : MPT_F32);
-    if (!w->direct) return;
-    const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)dtype);
+    const int64_t size = w->direct ? (int64_t)mpt_dtype_size((mpt_dtype)dtype) : 1;
     for (int k = 0; k < MPT__PARTS; k++) {
         if (w->part[k] < 0) continue;
         w->data[k] = (char *)w->view[w->part[k]].data;
         for (int d = 0; d < 4; d++)
             w->bytes[k][d] = w->launch->operand[w->part[k]].stride[d] * size;
     }
+    if (!w->direct) return;
     const int64_t *out = w->bytes[MPT__PART_OUT];
     w->beyond_cache = mpt__ref_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE &&
                       w->data[MPT__PART_OUT] != NULL && !w->adds && w->length % 32 == 0 &&
@@ -207,17 +208,10 @@ static void mpt__norm_do(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_b
     for (int k = 0; k < MPT__PARTS; k++) {
         b->data[k] = NULL;
         if (!(parts >> k & 1) || w->part[k] < 0) continue;
-        if (w->direct) {
-            const int64_t *bytes = w->bytes[k];
-            b->data[k] = w->data[k] + from[0] * bytes[0] + from[1] * bytes[1] + from[2] * bytes[2] +
-                         from[3] * bytes[3];
-            b->step[k] = bytes[dim];
-            continue;
-        }
-        const int64_t *stride = w->launch->operand[w->part[k]].stride;
-        b->data[k] = (char *)w->view[w->part[k]].data;
-        by[k] = stride[dim], at[k] = 0;
-        for (int d = 0; d < 4; d++) at[k] += from[d] * stride[d];
+        const int64_t *bytes = w->bytes[k];
+        b->step[k] = by[k] = bytes[dim];
+        at[k] = from[0] * bytes[0] + from[1] * bytes[1] + from[2] * bytes[2] + from[3] * bytes[3];
+        b->data[k] = w->data[k] + (w->direct ? at[k] : 0);
     }
     if (w->direct)
         word(b);
@@ -643,16 +637,34 @@ enum { MPT__BATCH_STATISTICS, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLO
 typedef struct mpt__batches_work {
     mpt__norm_work w;
     int pass;
-    int64_t rows, chunk, chunks, tile, tiles, channels;
-    mpt__real *partial, *of[MPT__OF_COUNT]; /* [chunks, 2, C]; [C] */
+    int64_t rows, chunk, chunks, tile, tiles, channels, fold; /* fold C are the channels of a row */
+    mpt__real *partial, *of[MPT__OF_COUNT]; /* [chunks, 2, fold C]; [fold C] */
 } mpt__batches_work;
+
+/* Rows of few channels that lie one behind the other go by twos, fours ... as if they were one. */
+static int64_t mpt__batches_fold(const mpt__norm_work *w) {
+    const int64_t channels = w->size[MPT__NORM_C], s = w->size[MPT__NORM_S];
+    int64_t fold = 1, rows = w->size[MPT__NORM_N] * s;
+    for (int k = 0; k < MPT__PARTS; k++) {
+        const int at = mpt__norm_parts[w->back][k];
+        const mpt__operand *o = &w->launch->operand[at < 0 ? 0 : at];
+        if (at >= w->launch->n_operands || o->storage == 0) continue;
+        if (o->stride[MPT__NORM_C] != 1 || (s != 1 && o->stride[MPT__NORM_S] != channels) ||
+            (w->size[MPT__NORM_N] != 1 && o->stride[MPT__NORM_N] != s * channels))
+            return 1;
+    }
+    for (; rows % 2 == 0 && 2 * fold * channels <= MPT__BATCH_COLUMNS; rows /= 2) fold *= 2;
+    return fold;
+}
 
 static void mpt__batches_setup(mpt__batches_work *b, const mpt__launch *launch) {
     mpt__norm_setup(&b->w, launch);
     const bool along_c = b->w.along_c;
     const int64_t *size = b->w.size;
-    b->channels = size[MPT__NORM_C];
-    b->rows = along_c ? mpt__ref_times(size[MPT__NORM_N], size[MPT__NORM_S]) : size[MPT__NORM_N];
+    b->fold = along_c ? mpt__batches_fold(&b->w) : 1;
+    b->channels = b->fold * size[MPT__NORM_C];
+    b->rows = along_c ? mpt__ref_times(size[MPT__NORM_N], size[MPT__NORM_S]) / b->fold
+                      : size[MPT__NORM_N];
     b->chunk =
         along_c ? MPT__BATCH_ROWS : mpt__ref_chunks(MPT__BATCH_PLANES, size[MPT__NORM_S] + 1);
     b->chunks = mpt__ref_chunks(b->rows, b->chunk);
@@ -680,7 +692,7 @@ static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, in
     const mpt__norm_fn word = b->pass == MPT__BATCH_NORM    ? words->norm
                               : b->pass == MPT__BATCH_SLOPE ? words->norm_slope
                                                             : sums;
-    const int64_t s = b->w.size[MPT__NORM_S];
+    const int64_t s = b->fold > 1 ? 1 : b->w.size[MPT__NORM_S];
     int64_t from[4] = {0, 0, 0, 0};
     if (!b->w.along_c) {
         for (int64_t row = begin; row < end; row++)
@@ -747,18 +759,21 @@ static void mpt__batches_chunk(const mpt__batches_work *b, int64_t chunk, int64_
 static void mpt__batches_end(void *work, int64_t tile, int thread) {
     const mpt__batches_work *b = (const mpt__batches_work *)work;
     const mpt__norm_work *w = &b->w;
-    const int64_t first = tile * b->tile, n = mpt__ref_min(b->tile, b->channels - first);
+    const int64_t channels = b->channels / b->fold, first = tile * b->tile;
+    const int64_t n = mpt__ref_min(b->tile, channels - first);
     const bool statistics = b->pass == MPT__BATCH_STATISTICS;
-    const double count = (double)b->rows * (double)(w->along_c ? 1 : w->length);
-    double total[2][MPT__BATCH_COLUMNS];
+    const double count = (double)(b->rows * b->fold) * (double)(w->along_c ? 1 : w->length);
+    double total[2][MPT__BATCH_COLUMNS], mean[MPT__BATCH_COLUMNS];
     (void)thread;
     memset(total, 0, sizeof total);
     for (int again = 0; again <= statistics; again++) {
-        for (int64_t j = 0; j < b->chunks; j++) {
-            const mpt__real *part = b->partial + 2 * j * b->channels + first;
-            const double each = statistics ? mpt__batches_count(b, j) : 1;
+        for (int64_t c = 0; c < n; c++) mean[c] = total[0][c] / count;
+        for (int64_t j = 0; j < b->chunks * b->fold; j++) {
+            const mpt__real *part = b->partial + 2 * (j / b->fold) * b->channels;
+            const double each = statistics ? mpt__batches_count(b, j / b->fold) : 1;
+            part += j % b->fold * channels + first;
             for (int64_t c = 0; c < n; c++) {
-                const double d = (double)part[c] - total[0][c] / count;
+                const double d = (double)part[c] - mean[c];
                 total[0][c] += again ? 0 : each * (double)part[c];
                 total[1][c] += again ? each * d * d : (double)part[b->channels + c];
             }
@@ -796,6 +811,9 @@ static void mpt__batches_task(void *work, int64_t task, int thread) {
 static void mpt__batches_pass(const mpt__cpu_call *call, mpt__batches_work *b, int pass, double ns,
                               bool ends) {
     b->pass = pass;
+    for (int k = 0; k < MPT__OF_COUNT; k++)
+        for (int64_t c = b->w.size[MPT__NORM_C]; c < b->channels; c++)
+            b->of[k][c] = b->of[k][c - b->w.size[MPT__NORM_C]];
     mpt__parallel(call->pool, b->chunks * b->tiles,
                   mpt__ref_cost(call, mpt__ref_numel(&call->launch->operand[0]), ns),
                   mpt__batches_task, b);
@@ -807,9 +825,11 @@ static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) 
     mpt__batches_work b;
     mpt__batches_setup(&b, call->launch);
     b.w = *w;
+    for (int k = 0; k < MPT__PARTS && b.fold > 1; k++)
+        b.w.bytes[k][MPT__NORM_N] = b.w.bytes[k][MPT__NORM_C] * b.channels;
     b.partial = (mpt__real *)call->workspace;
     for (int k = 0; k < MPT__OF_COUNT; k++) b.of[k] = b.partial + (2 * b.chunks + k) * b.channels;
-    const int64_t n = b.channels;
+    const int64_t n = b.channels / b.fold;
     mpt__norm_get(&w->view[2], b.of[MPT__OF_WEIGHT], 1, n);
     mpt__norm_get(w->back ? &none : &w->view[3], b.of[MPT__OF_BIAS], 0, n);
     const bool statistics = w->back || !w->given;
