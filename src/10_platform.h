@@ -38,6 +38,14 @@
 #include <pthread.h>
 #include <sched.h>
 #endif
+#if defined(__linux__) && !defined(MPTRAIN_NO_SIMD) /* small machines have no huge pages */
+#include <sys/mman.h>
+#ifndef MADV_HUGEPAGE
+extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11 */
+#endif
+#define MPT__HUGE_PAGE ((uintptr_t)1 << 21)
+#define MPT__HUGE_ADVICE 14 /* MADV_HUGEPAGE */
+#endif
 #endif
 #include <float.h>
 #include <stdlib.h>

@@ -864,19 +864,22 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
 /* The square of a float is exact in double, so that fusing it with the sum changes nothing. */
 #define MPT__SQUARES_START(k, V, W) V##_d s##k = V##_no_doubles();
 #define MPT__SQUARES_ADD(k, V, W) \
-    s##k = V##_add_squares(s##k, V##_mul(V##_load(at + k * W / 16 * run + k * W % 16), by));
-#define MPT__SQUARES_END(k, V, W) V##_add_doubles(lane + k * W % 16, s##k);
+    s##k = V##_add_squares(s##k, V##_mul(V##_load(x + i + k * W), by));
+#define MPT__SQUARES_END(k, V, W) V##_add_doubles(lane + k * W, s##k);
 #define MPT__SIMD_SQUARES(FN, N, V, W)                                                   \
     FN void N##_add_squares(double *lane, const float *x, int64_t n, float multiplier) { \
         const int64_t run = MPT__SQUARE_RUN(n), runs = MPT__SQUARE_RUNS * run;           \
-        mpt__ref_add_run(lane, x + runs, n - runs, multiplier);                          \
+        const float *const rest = x + runs;                                              \
+        mpt__ref_add_run(lane, rest, n - runs, multiplier);                              \
         const V##_f by = V##_set(multiplier);                                            \
-        for (int64_t r = 0; r < MPT__SQUARE_RUNS; r += W / 4, x += W / 4 * run) {        \
-            MPT__SIMD_FOUR(MPT__SQUARES_START, V, W)                                     \
-            for (const float *at = x; at < x + run; at += MPT__SUM_LANES) {              \
-                MPT__SIMD_FOUR(MPT__SQUARES_ADD, V, W)                                   \
+        while (x < rest) {                                                               \
+            x += run;                                                                    \
+            MPT__SIMD_VECTORS_##W(MPT__SQUARES_START, V)                                 \
+            for (int64_t i = -run; i != 0; i += MPT__SUM_LANES) {                        \
+                if (W == 16) MPT__PREFETCH(x + run + i);                                 \
+                MPT__SIMD_VECTORS_##W(MPT__SQUARES_ADD, V)                               \
             }                                                                            \
-            MPT__SIMD_FOUR(MPT__SQUARES_END, V, W)                                       \
+            MPT__SIMD_VECTORS_##W(MPT__SQUARES_END, V)                                   \
         }                                                                                \
     }
 

@@ -32,8 +32,8 @@ static MPT__INLINE int64_t mpt__ref_embedding_at(const mpt__ref_embedding *w, in
 }
 
 /* Rows of the table lie anywhere, which no cache foresees: while one is worked on, piece by piece,
-   that of `ahead` elements later is fetched. Short rows are so only where they are added to, in a
-   table that is no cache's: to read them alone, or from a cache, takes no longer than to ask. */
+   that of `ahead` elements later is fetched, from a table that is no cache's: to read from a cache
+   takes no longer than to ask. */
 #define MPT__EMBEDDING_AHEAD 12288   /* bytes */
 #define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
 #define MPT__EMBEDDING_PIECE 128     /* elements */
@@ -62,7 +62,7 @@ static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
         const int64_t from = id * w->table_step[0];
         const char *next = dense ? mpt__ref_embedding_next(w, j, 0) : NULL;
         for (int64_t c = 0, m; dense && id >= 0 && c < w->columns; c += m) {
-            m = mpt__ref_min(2 * MPT__EMBEDDING_PIECE, w->columns - c);
+            m = mpt__ref_min(MPT__EMBEDDING_PIECE / 2, w->columns - c);
             mpt__ref_embedding_fetch(next, c * bytes, m * bytes);
             memcpy((char *)w->rows.data + (to + c) * bytes,
                    (const char *)w->table.data + (from + c) * bytes, (size_t)(m * bytes));
@@ -118,8 +118,7 @@ static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids
     w.size = o[table].shape[0];
     w.columns = o[table].shape[1];
     w.id_step = o[ids].stride[0];
-    const bool fetched = w.columns >= MPT__EMBEDDING_PIECE ||
-                         (!by_rows && mpt__ref_times(w.size, w.columns) >= MPT__EMBEDDING_LARGE);
+    const bool fetched = mpt__ref_times(w.size, w.columns) >= MPT__EMBEDDING_LARGE;
     w.ahead = fetched ? mpt__ref_min(MPT__EMBEDDING_AHEAD / (4 * w.columns) + 1,
                                      MPT__EMBEDDING_AHEAD_MOST)
                       : w.n;
