@@ -1610,7 +1610,7 @@ typedef struct mpt_loader_config {
     int64_t batch;   /* 64 */
     bool shuffle;    /* false */
     bool drop_last;  /* false */
-    int workers;     /* 0: the calling thread loads */
+    int workers;     /* 0: the calling thread loads, the context's help with data in memory */
     int prefetch;    /* 2 batches per worker */
     mpt_dtype dtype; /* MPT_F32; inputs arrive so: MPT_F16, MPT_BF16 */
     uint64_t seed;   /* 0: derived from the context's */
@@ -11960,10 +11960,10 @@ typedef struct mpt__gemm {
 } mpt__gemm;
 
 /* c[rows, columns] = or (ADD) += A B, `depth` deep. ROOM: c may be written as far as a whole tile
-   goes. */
+   goes. HALF: c is of bf16, and the tile whole. */
 typedef void mpt__gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
                             float *c, int64_t ldc, int rows, int columns, int how);
-enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2, MPT__GEMM_MORE = 4 };
+enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2, MPT__GEMM_HALF = 4, MPT__GEMM_MORE = 8 };
 
 struct mpt__gemm_level {
     int rows, columns; /* of the micro-kernel's tile */
@@ -12032,12 +12032,6 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__ROWS_12(X, V, W) MPT__ROWS_8(X, V, W) X(8, V, W) X(9, V, W) X(10, V, W) X(11, V, W)
 #define MPT__ROWS_14(X, V, W) MPT__ROWS_12(X, V, W) X(12, V, W) X(13, V, W)
 
-#if defined(__GNUC__)
-#define MPT__FETCH(line) __builtin_prefetch(line)
-#else
-#define MPT__FETCH(line) ((void)(line))
-#endif
-
 /* Rows of A, o floats apart: pointers to every third one, scaled steps to those between, so few
    registers that none has to wait elsewhere. */
 #define MPT__LINES_A0 a0[0]
@@ -12069,7 +12063,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     const char *ahead = (of)[1].data;                                                              \
     const int64_t ahead_step = (of)[1].inner;
 #define MPT__TILE_NEXT(PLACE)                                                                      \
-    if (PLACE) MPT__FETCH(ahead);                                                                  \
+    if (PLACE) MPT__PREFETCH(ahead);                                                               \
     a0 += a_step, a3 += a_step, a6 += a_step, a9 += a_step, a12 += a_step, ahead += ahead_step
 
 /* x: the first vector of a row, y: the second one. */
@@ -12404,14 +12398,17 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
         const char *from = mpt__gemm_at(side, outer, k);                                           \
         const int64_t step = side->inner * bytes;                                                  \
+        const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;                                    \
+        const bool quick = dtype != MPT_F32 && round == 0;                                         \
+        /* Elements that can be read of a line: up to the next one's, if the panel is full. */     \
+        int64_t there = count < width ? count : count + side->inner;                               \
         for (; depth > 0; depth--, to += width, from += step) {                                    \
-            for (int64_t r = 0; r < width; r += W) {                                               \
-                V##_f v = V##_zero();                                                              \
-                if (r + W <= count) {                                                              \
-                    v = V##_load_full(from + r * bytes, dtype);                                    \
-                } else if (r < count) {                                                            \
-                    v = V##_load_as(from + r * bytes, count - r, dtype);                           \
-                }                                                                                  \
+            if (depth == 1) there = count;                                                         \
+            int64_t r = 0;                                                                         \
+            for (; quick && r < width && r + W <= there; r += W)                                   \
+                V##_store(to + r, V##_load_full(from + 2 * r, half));                              \
+            for (; r < width; r += W) {                                                            \
+                V##_f v = r < count ? V##_load_as(from + r * bytes, count - r, dtype) : V##_zero();\
                 V##_store(to + r, V##_round(v, round));                                            \
             }                                                                                      \
         }                                                                                          \
@@ -12452,6 +12449,10 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         if (left > 2) V##_store(to + 2 * width, v2);                                               \
         if (left > 3) V##_store(to + 3 * width, v3);                                               \
     }                                                                                              \
+    FN MPT__NOINLINE void N##_pack_some(float *to, int width, const char *p, int64_t row,          \
+                                        int64_t lines, int dtype, int round, int64_t left) {       \
+        N##_pack_quads(to, width, p, row, lines, dtype, round, left);                              \
+    }                                                                                              \
     /* A panel whose k are contiguous, at most W or a multiple of W wide; the last k, where they   \
        are no 4, go by way of the stack. */                                                        \
     FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
@@ -12468,13 +12469,18 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             MPT__PACK_QUADS(lines >= W && dtype == MPT_F32 && round == 0, N, W, MPT_F32, 0)        \
             MPT__PACK_QUADS(lines == MR && dtype == MPT_F32 && round == 0, N, MR, MPT_F32, 0)      \
             MPT__PACK_QUADS(lines >= W && dtype != MPT_F32 && round == 0, N, W, half, 0)           \
-            MPT__PACK_QUADS(true, N, lines, dtype, round)                                          \
-            if (left == 0) continue;                                                               \
-            memset(staged, 0, sizeof staged);                                                      \
-            for (int64_t i = 0; i < W && i < lines; i++) {                                         \
-                N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                     \
+            MPT__PACK_QUADS(lines == MR && dtype != MPT_F32 && round == 0, N, MR, half, 0)         \
+            for (; left > 0; left -= 4, p += 4 * bytes, at += 4 * width) {                         \
+                if (left >= 4) {                                                                   \
+                    N##_pack_some(at, width, p, row, lines, dtype, round, 4);                      \
+                    continue;                                                                      \
+                }                                                                                  \
+                memset(staged, 0, sizeof staged);                                                  \
+                for (int64_t i = 0; i < W && i < lines; i++) {                                     \
+                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                 \
+                }                                                                                  \
+                N##_pack_some(at, width, (const char *)staged, 16, W, MPT_F32, round, left);       \
             }                                                                                      \
-            N##_pack_quads(at, width, (const char *)staged, 16, W, MPT_F32, round, left);          \
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
@@ -12854,16 +12860,23 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
     V##_store(c + i * ldc, x##i);                                                          \
     V##_store(c + i * ldc + W, y##i);
 
-/* A whole tile of ROWS x 2 W. */
+#define MPT__PAIRS_STORE_HALF(i, V, W) V##_store_pair(half + i * ldc, x##i, y##i);
+
+/* A whole tile of ROWS x 2 W, of floats or (HALF) of bf16. */
 #define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS)                                              \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const float *b, float *c,         \
-                 int64_t ldc) {                                                            \
+                 int64_t ldc, int how) {                                                   \
         MPT__TILE_LINES(a, true, 0)                                                        \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W);                                           \
         for (; depth > 0; depth -= 2, b += 2 * W) {                                        \
             V##_f b0 = V##_load(b), b1 = V##_load(b + W);                                  \
             MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W);                                     \
             MPT__TILE_NEXT(true);                                                          \
+        }                                                                                  \
+        if (ROWS == MPT__PAIRS_ROWS && (how & MPT__GEMM_HALF)) {                           \
+            uint16_t *half = (uint16_t *)(void *)c;                                        \
+            MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W);                                 \
+            return;                                                                        \
         }                                                                                  \
         MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W);                                          \
     }
@@ -12945,6 +12958,16 @@ MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v8, 8, 6)
 #else
 MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v16, 16, 8)
 #endif
+#ifdef MPTRAIN_EMULATE_AMX
+MPT__AVX2_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
+    mpt__v8_store_as(to, x, 8, MPT_BF16);
+    mpt__v8_store_as(to + 8, y, 8, MPT_BF16);
+}
+#else
+MPT__PAIRS_OP void mpt__v16_store_pair(uint16_t *to, mpt__v16_f x, mpt__v16_f y) {
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+}
+#endif
 MPT__PAIRS_TILES(4)
 MPT__PAIRS_TILES(8)
 MPT__PAIRS_TILES(14)
@@ -12954,12 +12977,12 @@ static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__g
     MPT__ALIGN(64) float beside[MPT__PAIRS_ROWS * MPT__PAIRS_WIDTH];
     const bool add = (how & MPT__GEMM_ADD) != 0;
     const int whole = rows > 8 ? 14 : rows > 4 ? 8 : 4;
-    const bool room = (how & MPT__GEMM_ROOM) ||
+    const bool room = (how & (MPT__GEMM_ROOM | MPT__GEMM_HALF)) ||
                       (rows == whole && columns == MPT__PAIRS_WIDTH && !add);
     (whole == 14  ? mpt__pairs14
      : whole == 8 ? mpt__pairs8
                   : mpt__pairs4)(depth, a, mpt__gemm_floats_of(b), room ? c : beside,
-                                 room ? ldc : (int64_t)MPT__PAIRS_WIDTH);
+                                 room ? ldc : (int64_t)MPT__PAIRS_WIDTH, how);
     if (!room) mpt__pairs_put_tile(beside, MPT__PAIRS_WIDTH, c, ldc, rows, columns, add);
 }
 
@@ -13684,6 +13707,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 #define MPT__GEMM_PACKED (4 << 20) /* bytes of both packed operands, about: they stay in cache */
 #define MPT__GEMM_FAR (1 << 17)   /* elements of C from which on it lies too far to be waited for */
 #define MPT__GEMM_AHEAD (1 << 20) /* bytes of an operand that no L2 holds, about */
+#define MPT__GEMM_SHALLOW 32      /* K up to which C costs more than both operands; measured */
 #define MPT__GEMM_CHUNK_COST 8192 /* ns of one core, about */
 #define MPT__GEMM_GATHERED 16384  /* bytes of an image that are packed at a time */
 
@@ -13707,6 +13731,7 @@ typedef struct mpt__gemm_layout {
     bool own_a, own_b;
     bool b_in_place; /* of own_b: rows of B that are as wide as a panel are read where they lie */
     bool a_in_place; /* so are whole tiles of rows of A */
+    bool halves;     /* of ON_STACK: whole tiles are stored as bf16 at once */
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
@@ -13772,6 +13797,9 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     } else {
         lay.home = blocks == 1 ? MPT__GEMM_ON_STACK : MPT__GEMM_IN_PARTIAL;
     }
+    lay.halves = lay.home == MPT__GEMM_ON_STACK && level->unit == 2 && level->in_place &&
+                 g->c_dtype == MPT_BF16 && g->c_column == 1 && g->c_image == NULL &&
+                 !g->accumulate && mpt__gemm_is_plain(g);
     lay.partial = lay.home == MPT__GEMM_IN_PARTIAL ? lay.m * lay.n * (int64_t)sizeof(float) : 0;
     return lay;
 }
@@ -13785,6 +13813,7 @@ typedef struct mpt__gemm_pass {
     int64_t a_panels, b_panels, a_shared, b_shared, k_blocks;
     int64_t a_rows; /* as many are read where they lie */
     int64_t chunk_m, chunk_n;
+    bool by_rows; /* chunks have all columns, and run along the rows of C */
     char *a, *b;
     float *partial;
 } mpt__gemm_pass;
@@ -13893,7 +13922,11 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i
     int how = p->k + k > 0 ? MPT__GEMM_ADD : 0;
     float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
     int64_t ld = g->c_row;
-    if (p->lay.home == MPT__GEMM_ON_STACK) {
+    if (p->lay.halves && rows == level->rows && columns == level->columns) {
+        sum = (float *)(void *)(g->c + ((p->i + i) * g->c_row + p->j + j) * 2);
+        how = MPT__GEMM_HALF;
+        last = false;
+    } else if (p->lay.home == MPT__GEMM_ON_STACK) {
         sum = sums->tile[sums->turn];
         sums->turn = 1 - sums->turn;
         how |= MPT__GEMM_ROOM;
@@ -13945,12 +13978,12 @@ static void mpt__gemm_look_ahead(const mpt__gemm_pass *p, bool b, int64_t block,
 static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
     const mpt__gemm_level *level = p->g->level;
-    const bool own = p->lay.own_a || p->lay.own_b, by_b = !p->lay.own_a;
+    const bool own = p->lay.own_a || p->lay.own_b, by_b = !p->by_rows;
     const int64_t across = mpt__gemm_panels(p->n, p->chunk_n);
     const int64_t i0 = chunk / across * p->chunk_m, j0 = chunk % across * p->chunk_n;
     const int64_t i1 = mpt__smaller_of(i0 + p->chunk_m, p->m);
     const int64_t j1 = mpt__smaller_of(j0 + p->chunk_n, p->n);
-    /* The outer loop runs over panels of B, or of A where threads pack those themselves. */
+    /* The outer loop runs over panels of B, or of A: the side that threads pack themselves. */
     const int64_t begin = by_b ? j0 : i0, end = by_b ? j1 : i1;
     const int64_t step = by_b ? level->columns : level->rows;
     mpt__gemm_sums sums;
@@ -14007,7 +14040,8 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
     p->a_shared = p->lay.own_a ? 0 : mpt__gemm_panels(p->m - p->a_rows, level->rows);
     p->b_shared = p->lay.own_b ? 0 : p->b_panels;
     int64_t chunk = level->rate * (int64_t)MPT__GEMM_CHUNK_COST / p->depth;
-    if (p->lay.own_a) {
+    p->by_rows = p->lay.own_a || (!p->lay.own_b && p->depth <= MPT__GEMM_SHALLOW);
+    if (p->by_rows) {
         p->chunk_n = p->n;
         p->chunk_m = mpt__round_up(chunk / p->n + 1, level->rows);
     } else {
@@ -15233,7 +15267,7 @@ static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__ge
     for (int64_t i = 0; i < rows; i += level->line_rows, c += level->line_rows * ldc) {
         const float *row = c;
         for (int r = 0; fetch && r < level->line_rows; r++, row += ldc)
-            MPT__FETCH(row), MPT__FETCH(row + 16);
+            MPT__PREFETCH(row), MPT__PREFETCH(row + 16);
         level->lines(depth, a, b, c, ldc, (int)mpt__smaller_of(level->line_rows, rows - i),
                      (int)columns, how);
         for (int s = 0; s < sides; s++)
@@ -33176,6 +33210,17 @@ static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, 
     return dataset->inputs + at * dataset->input_bytes;
 }
 
+/* Has the beginning of a sample in memory fetched, for soon it will be read. Inlined: gcc leaves
+   out calls of what only fetches. */
+static MPT__FORCE_INLINE void mpt__sample_expect(const mpt__dataset *dataset, int64_t index) {
+    const size_t most = 4096; /* bytes; from there on the CPU does so by itself */
+    const int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
+    if (!dataset->inputs) return;
+    const uint8_t *from = dataset->inputs + (size_t)own * dataset->input_bytes;
+    const uint8_t *end = from + (dataset->input_bytes < most ? dataset->input_bytes : most);
+    for (; from < end; from += 64) MPT__PREFETCH(from);
+}
+
 /* How the inputs of a dataset become the elements of a batch. */
 typedef struct mpt__delivery {
     mpt_dtype from, to;
@@ -37411,6 +37456,9 @@ MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
 
 #define MPT__MAX_WORKERS 64
 #define MPT__MAX_PREFETCH 1024
+#define MPT__SAMPLES_AHEAD 3 /* that are fetched while one is converted */
+#define MPT__SAMPLES_CHUNK 4
+#define MPT__SAMPLE_COST 60 /* ns of one core, about */
 #ifdef MPTRAIN_NO_THREADS
 #define MPT__HAS_WORKERS 0
 #else
@@ -37452,6 +37500,7 @@ struct mpt__loader {
     mpt__base *base;
     mpt__dataset *dataset; /* referenced */
     mpt_loader_config config;
+    mpt__pool *pool; /* that makes batches without workers; NULL: the calling thread alone */
     mpt__delivery delivery;
     int64_t batches, samples; /* per epoch */
     int64_t total;            /* samples of all ranks */
@@ -37505,11 +37554,48 @@ static void *mpt__sample_place(void *memory, int64_t i, size_t bytes) {
     return memory ? (uint8_t *)memory + (size_t)i * bytes : NULL;
 }
 
+/* Sample i of this rank's epoch into x and y, which may be NULL; *index becomes its own number. */
+static MPT__NOINLINE bool mpt__batch_sample(const mpt__loader *loader, int64_t i, uint8_t *scratch,
+                                            void *x, void *y, int64_t *index,
+                                            char error[MPT__SAMPLE_ERROR]) {
+    const mpt_loader_config *config = &loader->config;
+    const int64_t place = (i * config->world + config->rank) % loader->total;
+    const int64_t soon = place + MPT__SAMPLES_AHEAD * config->world;
+    *index = loader->order ? loader->order[place] : place;
+    if (loader->order && soon < loader->total)
+        mpt__sample_expect(loader->dataset, loader->order[soon]);
+    /* A sample that weights draw twice is made in two ways. */
+    const uint64_t key = (uint64_t)(loader->weight_sums ? place : *index);
+    return mpt__dataset_fetch(loader->dataset, &loader->delivery, *index,
+                              mpt__hash_u64(loader->epoch_seed, key), scratch, x, y, error);
+}
+
+/* A part of a batch whose samples lie in memory, so that none fails. */
+typedef struct mpt__batch_work {
+    const mpt__loader *loader;
+    int64_t first, size;
+    void *x, *y;
+} mpt__batch_work;
+
+static void mpt__batch_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__batch_work *w = (const mpt__batch_work *)work;
+    const mpt__loader *loader = w->loader;
+    char error[MPT__SAMPLE_ERROR];
+    int64_t i = chunk * MPT__SAMPLES_CHUNK, index;
+    const int64_t end = i + MPT__SAMPLES_CHUNK < w->size ? i + MPT__SAMPLES_CHUNK : w->size;
+    (void)thread;
+    for (; i < end; i++)
+        mpt__batch_sample(loader, w->first + i, NULL,
+                          mpt__sample_place(w->x, i, loader->sample_bytes[MPT__BATCH_X]),
+                          mpt__sample_place(w->y, i, loader->dataset->target_bytes), &index, error);
+}
+
 /* Fills a slot, up to the first sample that fails, or without those that do. Any thread. */
 static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, int64_t number,
                             uint8_t *scratch) {
     const mpt_loader_config *config = &loader->config;
     const int64_t first = number * config->batch, size = mpt__batch_size(loader, number);
+    mpt__pool *pool = MPT__HAS_WORKERS ? loader->pool : NULL;
     uint32_t state = mpt__flush_denormals(false);
     char error[MPT__SAMPLE_ERROR];
     void *x = slot->memory[MPT__BATCH_X], *y = slot->memory[MPT__BATCH_Y];
@@ -37518,15 +37604,18 @@ static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, i
     slot->failed = -1;
     slot->size = slot->skipped = 0;
     slot->collate_failed = false;
-    for (int64_t i = first; i < first + size; i++) {
-        const int64_t place = (i * config->world + config->rank) % loader->total;
-        const int64_t index = loader->order ? loader->order[place] : place;
-        /* A sample that weights draw twice is made in two ways. */
-        const uint64_t key = (uint64_t)(loader->weight_sums ? place : index);
-        if (mpt__dataset_fetch(
-                loader->dataset, &loader->delivery, index, mpt__hash_u64(loader->epoch_seed, key),
-                scratch, mpt__sample_place(x, slot->size, loader->sample_bytes[MPT__BATCH_X]),
-                mpt__sample_place(y, slot->size, loader->dataset->target_bytes), error)) {
+    if (pool) {
+        mpt__batch_work work = {loader, first, size, x, y};
+        mpt__parallel(pool, (size + MPT__SAMPLES_CHUNK - 1) / MPT__SAMPLES_CHUNK,
+                      size * (MPT__SAMPLE_COST + loader->dataset->numel / 2), mpt__batch_chunk,
+                      &work);
+        slot->size = size;
+    }
+    for (int64_t i = first, index; !pool && i < first + size; i++) {
+        if (mpt__batch_sample(
+                loader, i, scratch,
+                mpt__sample_place(x, slot->size, loader->sample_bytes[MPT__BATCH_X]),
+                mpt__sample_place(y, slot->size, loader->dataset->target_bytes), &index, error)) {
             slot->size++;
             continue;
         }
@@ -38050,6 +38139,9 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     dataset->references++;
     mpt__dataset_loaders(dataset, 1);
     loader->config = *config;
+    if (MPT__HAS_WORKERS && config->workers == 0 && dataset->inputs &&
+        context->config.device == MPT_DEVICE_CPU)
+        loader->pool = ((mpt__cpu *)context->backend.self)->pool;
     loader->total = config->samples > 0 ? config->samples : dataset->count;
     loader->samples = mpt__loader_share(config, loader->total);
     if (config->batch > loader->samples) loader->config.batch = loader->samples;
@@ -40469,6 +40561,8 @@ MPTRAIN_API void mpt_destroy(mpt_context *context) {
     if (!context) return;
     mpt__anomaly_free(context);
     mpt__recorder_stop(context);
+    for (int64_t i = 0; i < context->block_count; i++) /* nobody reads gradients any more */
+        context->blocks[i].multiplier_slot = 0;
     mpt__destroy_objects(context);
     mpt__destroy_tensors(context);
     mpt__destroy_tables(context);

@@ -534,7 +534,7 @@ typedef struct mpt_loader_config {
     int64_t batch;   /* 64 */
     bool shuffle;    /* false */
     bool drop_last;  /* false */
-    int workers;     /* 0: the calling thread loads */
+    int workers;     /* 0: the calling thread loads, the context's help with data in memory */
     int prefetch;    /* 2 batches per worker */
     mpt_dtype dtype; /* MPT_F32; inputs arrive so: MPT_F16, MPT_BF16 */
     uint64_t seed;   /* 0: derived from the context's */

@@ -124,10 +124,10 @@ typedef struct mpt__gemm {
 } mpt__gemm;
 
 /* c[rows, columns] = or (ADD) += A B, `depth` deep. ROOM: c may be written as far as a whole tile
-   goes. */
+   goes. HALF: c is of bf16, and the tile whole. */
 typedef void mpt__gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
                             float *c, int64_t ldc, int rows, int columns, int how);
-enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2, MPT__GEMM_MORE = 4 };
+enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2, MPT__GEMM_HALF = 4, MPT__GEMM_MORE = 8 };
 
 struct mpt__gemm_level {
     int rows, columns; /* of the micro-kernel's tile */
@@ -196,12 +196,6 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__ROWS_12(X, V, W) MPT__ROWS_8(X, V, W) X(8, V, W) X(9, V, W) X(10, V, W) X(11, V, W)
 #define MPT__ROWS_14(X, V, W) MPT__ROWS_12(X, V, W) X(12, V, W) X(13, V, W)
 
-#if defined(__GNUC__)
-#define MPT__FETCH(line) __builtin_prefetch(line)
-#else
-#define MPT__FETCH(line) ((void)(line))
-#endif
-
 /* Rows of A, o floats apart: pointers to every third one, scaled steps to those between, so few
    registers that none has to wait elsewhere. */
 #define MPT__LINES_A0 a0[0]
@@ -233,7 +227,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     const char *ahead = (of)[1].data;                                                              \
     const int64_t ahead_step = (of)[1].inner;
 #define MPT__TILE_NEXT(PLACE)                                                                      \
-    if (PLACE) MPT__FETCH(ahead);                                                                  \
+    if (PLACE) MPT__PREFETCH(ahead);                                                               \
     a0 += a_step, a3 += a_step, a6 += a_step, a9 += a_step, a12 += a_step, ahead += ahead_step
 
 /* x: the first vector of a row, y: the second one. */
@@ -568,14 +562,17 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
         const char *from = mpt__gemm_at(side, outer, k);                                           \
         const int64_t step = side->inner * bytes;                                                  \
+        const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;                                    \
+        const bool quick = dtype != MPT_F32 && round == 0;                                         \
+        /* Elements that can be read of a line: up to the next one's, if the panel is full. */     \
+        int64_t there = count < width ? count : count + side->inner;                               \
         for (; depth > 0; depth--, to += width, from += step) {                                    \
-            for (int64_t r = 0; r < width; r += W) {                                               \
-                V##_f v = V##_zero();                                                              \
-                if (r + W <= count) {                                                              \
-                    v = V##_load_full(from + r * bytes, dtype);                                    \
-                } else if (r < count) {                                                            \
-                    v = V##_load_as(from + r * bytes, count - r, dtype);                           \
-                }                                                                                  \
+            if (depth == 1) there = count;                                                         \
+            int64_t r = 0;                                                                         \
+            for (; quick && r < width && r + W <= there; r += W)                                   \
+                V##_store(to + r, V##_load_full(from + 2 * r, half));                              \
+            for (; r < width; r += W) {                                                            \
+                V##_f v = r < count ? V##_load_as(from + r * bytes, count - r, dtype) : V##_zero();\
                 V##_store(to + r, V##_round(v, round));                                            \
             }                                                                                      \
         }                                                                                          \
@@ -616,6 +613,10 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         if (left > 2) V##_store(to + 2 * width, v2);                                               \
         if (left > 3) V##_store(to + 3 * width, v3);                                               \
     }                                                                                              \
+    FN MPT__NOINLINE void N##_pack_some(float *to, int width, const char *p, int64_t row,          \
+                                        int64_t lines, int dtype, int round, int64_t left) {       \
+        N##_pack_quads(to, width, p, row, lines, dtype, round, left);                              \
+    }                                                                                              \
     /* A panel whose k are contiguous, at most W or a multiple of W wide; the last k, where they   \
        are no 4, go by way of the stack. */                                                        \
     FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
@@ -632,13 +633,18 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             MPT__PACK_QUADS(lines >= W && dtype == MPT_F32 && round == 0, N, W, MPT_F32, 0)        \
             MPT__PACK_QUADS(lines == MR && dtype == MPT_F32 && round == 0, N, MR, MPT_F32, 0)      \
             MPT__PACK_QUADS(lines >= W && dtype != MPT_F32 && round == 0, N, W, half, 0)           \
-            MPT__PACK_QUADS(true, N, lines, dtype, round)                                          \
-            if (left == 0) continue;                                                               \
-            memset(staged, 0, sizeof staged);                                                      \
-            for (int64_t i = 0; i < W && i < lines; i++) {                                         \
-                N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                     \
+            MPT__PACK_QUADS(lines == MR && dtype != MPT_F32 && round == 0, N, MR, half, 0)         \
+            for (; left > 0; left -= 4, p += 4 * bytes, at += 4 * width) {                         \
+                if (left >= 4) {                                                                   \
+                    N##_pack_some(at, width, p, row, lines, dtype, round, 4);                      \
+                    continue;                                                                      \
+                }                                                                                  \
+                memset(staged, 0, sizeof staged);                                                  \
+                for (int64_t i = 0; i < W && i < lines; i++) {                                     \
+                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                 \
+                }                                                                                  \
+                N##_pack_some(at, width, (const char *)staged, 16, W, MPT_F32, round, left);       \
             }                                                                                      \
-            N##_pack_quads(at, width, (const char *)staged, 16, W, MPT_F32, round, left);          \
         }                                                                                          \
     }                                                                                              \
                                                                                                    \

@@ -199,16 +199,23 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
     V##_store(c + i * ldc, x##i);                                                          \
     V##_store(c + i * ldc + W, y##i);
 
-/* A whole tile of ROWS x 2 W. */
+#define MPT__PAIRS_STORE_HALF(i, V, W) V##_store_pair(half + i * ldc, x##i, y##i);
+
+/* A whole tile of ROWS x 2 W, of floats or (HALF) of bf16. */
 #define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS)                                              \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const float *b, float *c,         \
-                 int64_t ldc) {                                                            \
+                 int64_t ldc, int how) {                                                   \
         MPT__TILE_LINES(a, true, 0)                                                        \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W);                                           \
         for (; depth > 0; depth -= 2, b += 2 * W) {                                        \
             V##_f b0 = V##_load(b), b1 = V##_load(b + W);                                  \
             MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W);                                     \
             MPT__TILE_NEXT(true);                                                          \
+        }                                                                                  \
+        if (ROWS == MPT__PAIRS_ROWS && (how & MPT__GEMM_HALF)) {                           \
+            uint16_t *half = (uint16_t *)(void *)c;                                        \
+            MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W);                                 \
+            return;                                                                        \
         }                                                                                  \
         MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W);                                          \
     }
@@ -290,6 +297,16 @@ MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v8, 8, 6)
 #else
 MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v16, 16, 8)
 #endif
+#ifdef MPTRAIN_EMULATE_AMX
+MPT__AVX2_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
+    mpt__v8_store_as(to, x, 8, MPT_BF16);
+    mpt__v8_store_as(to + 8, y, 8, MPT_BF16);
+}
+#else
+MPT__PAIRS_OP void mpt__v16_store_pair(uint16_t *to, mpt__v16_f x, mpt__v16_f y) {
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+}
+#endif
 MPT__PAIRS_TILES(4)
 MPT__PAIRS_TILES(8)
 MPT__PAIRS_TILES(14)
@@ -299,12 +316,12 @@ static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__g
     MPT__ALIGN(64) float beside[MPT__PAIRS_ROWS * MPT__PAIRS_WIDTH];
     const bool add = (how & MPT__GEMM_ADD) != 0;
     const int whole = rows > 8 ? 14 : rows > 4 ? 8 : 4;
-    const bool room = (how & MPT__GEMM_ROOM) ||
+    const bool room = (how & (MPT__GEMM_ROOM | MPT__GEMM_HALF)) ||
                       (rows == whole && columns == MPT__PAIRS_WIDTH && !add);
     (whole == 14  ? mpt__pairs14
      : whole == 8 ? mpt__pairs8
                   : mpt__pairs4)(depth, a, mpt__gemm_floats_of(b), room ? c : beside,
-                                 room ? ldc : (int64_t)MPT__PAIRS_WIDTH);
+                                 room ? ldc : (int64_t)MPT__PAIRS_WIDTH, how);
     if (!room) mpt__pairs_put_tile(beside, MPT__PAIRS_WIDTH, c, ldc, rows, columns, add);
 }
 

@@ -69,6 +69,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 #define MPT__GEMM_PACKED (4 << 20) /* bytes of both packed operands, about: they stay in cache */
 #define MPT__GEMM_FAR (1 << 17)   /* elements of C from which on it lies too far to be waited for */
 #define MPT__GEMM_AHEAD (1 << 20) /* bytes of an operand that no L2 holds, about */
+#define MPT__GEMM_SHALLOW 32      /* K up to which C costs more than both operands; measured */
 #define MPT__GEMM_CHUNK_COST 8192 /* ns of one core, about */
 #define MPT__GEMM_GATHERED 16384  /* bytes of an image that are packed at a time */
 
@@ -92,6 +93,7 @@ typedef struct mpt__gemm_layout {
     bool own_a, own_b;
     bool b_in_place; /* of own_b: rows of B that are as wide as a panel are read where they lie */
     bool a_in_place; /* so are whole tiles of rows of A */
+    bool halves;     /* of ON_STACK: whole tiles are stored as bf16 at once */
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
@@ -157,6 +159,9 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     } else {
         lay.home = blocks == 1 ? MPT__GEMM_ON_STACK : MPT__GEMM_IN_PARTIAL;
     }
+    lay.halves = lay.home == MPT__GEMM_ON_STACK && level->unit == 2 && level->in_place &&
+                 g->c_dtype == MPT_BF16 && g->c_column == 1 && g->c_image == NULL &&
+                 !g->accumulate && mpt__gemm_is_plain(g);
     lay.partial = lay.home == MPT__GEMM_IN_PARTIAL ? lay.m * lay.n * (int64_t)sizeof(float) : 0;
     return lay;
 }
@@ -170,6 +175,7 @@ typedef struct mpt__gemm_pass {
     int64_t a_panels, b_panels, a_shared, b_shared, k_blocks;
     int64_t a_rows; /* as many are read where they lie */
     int64_t chunk_m, chunk_n;
+    bool by_rows; /* chunks have all columns, and run along the rows of C */
     char *a, *b;
     float *partial;
 } mpt__gemm_pass;
@@ -278,7 +284,11 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i
     int how = p->k + k > 0 ? MPT__GEMM_ADD : 0;
     float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
     int64_t ld = g->c_row;
-    if (p->lay.home == MPT__GEMM_ON_STACK) {
+    if (p->lay.halves && rows == level->rows && columns == level->columns) {
+        sum = (float *)(void *)(g->c + ((p->i + i) * g->c_row + p->j + j) * 2);
+        how = MPT__GEMM_HALF;
+        last = false;
+    } else if (p->lay.home == MPT__GEMM_ON_STACK) {
         sum = sums->tile[sums->turn];
         sums->turn = 1 - sums->turn;
         how |= MPT__GEMM_ROOM;
@@ -330,12 +340,12 @@ static void mpt__gemm_look_ahead(const mpt__gemm_pass *p, bool b, int64_t block,
 static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
     const mpt__gemm_level *level = p->g->level;
-    const bool own = p->lay.own_a || p->lay.own_b, by_b = !p->lay.own_a;
+    const bool own = p->lay.own_a || p->lay.own_b, by_b = !p->by_rows;
     const int64_t across = mpt__gemm_panels(p->n, p->chunk_n);
     const int64_t i0 = chunk / across * p->chunk_m, j0 = chunk % across * p->chunk_n;
     const int64_t i1 = mpt__smaller_of(i0 + p->chunk_m, p->m);
     const int64_t j1 = mpt__smaller_of(j0 + p->chunk_n, p->n);
-    /* The outer loop runs over panels of B, or of A where threads pack those themselves. */
+    /* The outer loop runs over panels of B, or of A: the side that threads pack themselves. */
     const int64_t begin = by_b ? j0 : i0, end = by_b ? j1 : i1;
     const int64_t step = by_b ? level->columns : level->rows;
     mpt__gemm_sums sums;
@@ -392,7 +402,8 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
     p->a_shared = p->lay.own_a ? 0 : mpt__gemm_panels(p->m - p->a_rows, level->rows);
     p->b_shared = p->lay.own_b ? 0 : p->b_panels;
     int64_t chunk = level->rate * (int64_t)MPT__GEMM_CHUNK_COST / p->depth;
-    if (p->lay.own_a) {
+    p->by_rows = p->lay.own_a || (!p->lay.own_b && p->depth <= MPT__GEMM_SHALLOW);
+    if (p->by_rows) {
         p->chunk_n = p->n;
         p->chunk_m = mpt__round_up(chunk / p->n + 1, level->rows);
     } else {

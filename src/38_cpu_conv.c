@@ -740,7 +740,7 @@ static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__ge
     for (int64_t i = 0; i < rows; i += level->line_rows, c += level->line_rows * ldc) {
         const float *row = c;
         for (int r = 0; fetch && r < level->line_rows; r++, row += ldc)
-            MPT__FETCH(row), MPT__FETCH(row + 16);
+            MPT__PREFETCH(row), MPT__PREFETCH(row + 16);
         level->lines(depth, a, b, c, ldc, (int)mpt__smaller_of(level->line_rows, rows - i),
                      (int)columns, how);
         for (int s = 0; s < sides; s++)

@@ -14,6 +14,9 @@
 
 #define MPT__MAX_WORKERS 64
 #define MPT__MAX_PREFETCH 1024
+#define MPT__SAMPLES_AHEAD 3 /* that are fetched while one is converted */
+#define MPT__SAMPLES_CHUNK 4
+#define MPT__SAMPLE_COST 60 /* ns of one core, about */
 #ifdef MPTRAIN_NO_THREADS
 #define MPT__HAS_WORKERS 0
 #else
@@ -55,6 +58,7 @@ struct mpt__loader {
     mpt__base *base;
     mpt__dataset *dataset; /* referenced */
     mpt_loader_config config;
+    mpt__pool *pool; /* that makes batches without workers; NULL: the calling thread alone */
     mpt__delivery delivery;
     int64_t batches, samples; /* per epoch */
     int64_t total;            /* samples of all ranks */
@@ -108,11 +112,48 @@ static void *mpt__sample_place(void *memory, int64_t i, size_t bytes) {
     return memory ? (uint8_t *)memory + (size_t)i * bytes : NULL;
 }
 
+/* Sample i of this rank's epoch into x and y, which may be NULL; *index becomes its own number. */
+static MPT__NOINLINE bool mpt__batch_sample(const mpt__loader *loader, int64_t i, uint8_t *scratch,
+                                            void *x, void *y, int64_t *index,
+                                            char error[MPT__SAMPLE_ERROR]) {
+    const mpt_loader_config *config = &loader->config;
+    const int64_t place = (i * config->world + config->rank) % loader->total;
+    const int64_t soon = place + MPT__SAMPLES_AHEAD * config->world;
+    *index = loader->order ? loader->order[place] : place;
+    if (loader->order && soon < loader->total)
+        mpt__sample_expect(loader->dataset, loader->order[soon]);
+    /* A sample that weights draw twice is made in two ways. */
+    const uint64_t key = (uint64_t)(loader->weight_sums ? place : *index);
+    return mpt__dataset_fetch(loader->dataset, &loader->delivery, *index,
+                              mpt__hash_u64(loader->epoch_seed, key), scratch, x, y, error);
+}
+
+/* A part of a batch whose samples lie in memory, so that none fails. */
+typedef struct mpt__batch_work {
+    const mpt__loader *loader;
+    int64_t first, size;
+    void *x, *y;
+} mpt__batch_work;
+
+static void mpt__batch_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__batch_work *w = (const mpt__batch_work *)work;
+    const mpt__loader *loader = w->loader;
+    char error[MPT__SAMPLE_ERROR];
+    int64_t i = chunk * MPT__SAMPLES_CHUNK, index;
+    const int64_t end = i + MPT__SAMPLES_CHUNK < w->size ? i + MPT__SAMPLES_CHUNK : w->size;
+    (void)thread;
+    for (; i < end; i++)
+        mpt__batch_sample(loader, w->first + i, NULL,
+                          mpt__sample_place(w->x, i, loader->sample_bytes[MPT__BATCH_X]),
+                          mpt__sample_place(w->y, i, loader->dataset->target_bytes), &index, error);
+}
+
 /* Fills a slot, up to the first sample that fails, or without those that do. Any thread. */
 static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, int64_t number,
                             uint8_t *scratch) {
     const mpt_loader_config *config = &loader->config;
     const int64_t first = number * config->batch, size = mpt__batch_size(loader, number);
+    mpt__pool *pool = MPT__HAS_WORKERS ? loader->pool : NULL;
     uint32_t state = mpt__flush_denormals(false);
     char error[MPT__SAMPLE_ERROR];
     void *x = slot->memory[MPT__BATCH_X], *y = slot->memory[MPT__BATCH_Y];
@@ -121,15 +162,18 @@ static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, i
     slot->failed = -1;
     slot->size = slot->skipped = 0;
     slot->collate_failed = false;
-    for (int64_t i = first; i < first + size; i++) {
-        const int64_t place = (i * config->world + config->rank) % loader->total;
-        const int64_t index = loader->order ? loader->order[place] : place;
-        /* A sample that weights draw twice is made in two ways. */
-        const uint64_t key = (uint64_t)(loader->weight_sums ? place : index);
-        if (mpt__dataset_fetch(
-                loader->dataset, &loader->delivery, index, mpt__hash_u64(loader->epoch_seed, key),
-                scratch, mpt__sample_place(x, slot->size, loader->sample_bytes[MPT__BATCH_X]),
-                mpt__sample_place(y, slot->size, loader->dataset->target_bytes), error)) {
+    if (pool) {
+        mpt__batch_work work = {loader, first, size, x, y};
+        mpt__parallel(pool, (size + MPT__SAMPLES_CHUNK - 1) / MPT__SAMPLES_CHUNK,
+                      size * (MPT__SAMPLE_COST + loader->dataset->numel / 2), mpt__batch_chunk,
+                      &work);
+        slot->size = size;
+    }
+    for (int64_t i = first, index; !pool && i < first + size; i++) {
+        if (mpt__batch_sample(
+                loader, i, scratch,
+                mpt__sample_place(x, slot->size, loader->sample_bytes[MPT__BATCH_X]),
+                mpt__sample_place(y, slot->size, loader->dataset->target_bytes), &index, error)) {
             slot->size++;
             continue;
         }
@@ -653,6 +697,9 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     dataset->references++;
     mpt__dataset_loaders(dataset, 1);
     loader->config = *config;
+    if (MPT__HAS_WORKERS && config->workers == 0 && dataset->inputs &&
+        context->config.device == MPT_DEVICE_CPU)
+        loader->pool = ((mpt__cpu *)context->backend.self)->pool;
     loader->total = config->samples > 0 ? config->samples : dataset->count;
     loader->samples = mpt__loader_share(config, loader->total);
     if (config->batch > loader->samples) loader->config.batch = loader->samples;

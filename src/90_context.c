@@ -234,6 +234,8 @@ MPTRAIN_API void mpt_destroy(mpt_context *context) {
     if (!context) return;
     mpt__anomaly_free(context);
     mpt__recorder_stop(context);
+    for (int64_t i = 0; i < context->block_count; i++) /* nobody reads gradients any more */
+        context->blocks[i].multiplier_slot = 0;
     mpt__destroy_objects(context);
     mpt__destroy_tensors(context);
     mpt__destroy_tables(context);

@@ -897,13 +897,17 @@ def mnist():
     same = min(s for n, s in trial.items() if n.startswith('fp16'))
     verdict('fp16, one epoch, against fp16', same / one, None, f'{one:.2f} s, torch {same:.2f} s')
     best = min((n for n in trial if not n.startswith('fp32')), key=trial.get)
-    pairs = []
+    times = {'fp16': [], 'bf16': []}
     for _ in range(3):
-        (own, own_text), (other, other_text) = run_once(ours), run_once(peer + settings[best])
-        pairs.append((own, other))
-        detail(f'ours {own:.2f} s, {own_text}; torch {best}: {other_text}')
-    verdict(f'fp16, 5 epochs, against the fastest low precision, {best}',
-            statistics.median(b / a for a, b in pairs), 8)
+        other, other_text = run_once(peer + settings[best])
+        detail(f'torch {best}: {other_text}')
+        for precision, ratios in times.items():
+            own, own_text = run_once(ours + ['--precision', precision])
+            ratios.append(other / own)
+            detail(f'ours {precision} {own:.2f} s, {own_text}')
+    for precision, ratios in times.items():
+        verdict(f'{precision}, 5 epochs, against the fastest low precision, {best}',
+                statistics.median(ratios), 8)
 
 
 # ==== The machine, the table ====
