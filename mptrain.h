@@ -39746,8 +39746,8 @@ typedef struct mpt__captured {
     int64_t calls, count;
     uint64_t gradients;  /* mpt__gradients_now of when recording began: all steps begin so .. */
     bool finds;          /* .. if gradients of parameters that were there matter .. */
-    bool otherwise;      /* .. but the last one, by hand */
-    int tries;           /* recordings that cannot be repeated */
+    bool otherwise;      /* .. but the last one did not and ran by hand */
+    int tries;           /* recordings that could not be repeated */
     mpt__ids ends;       /* what parameters have at its end */
     mpt__ids leaves;     /* other tensors and gradients there */
     uint64_t patterns;   /* what mpt__patterns_now was there */
@@ -39757,7 +39757,7 @@ typedef struct mpt__captured {
     int64_t step;        /* .. of the step of this number .. */
     uint32_t seen_state; /* .. and what mpt__held_state was when it paused */
     bool drops;          /* dropout: the device needs the step number */
-    uint64_t draws;      /* random numbers: .. and how many calls there were before */
+    uint64_t draws;      /* calls of RANDOM in a step: the device needs how many came before */
     bool eager;          /* cannot be captured, for a reason that the log has */
 } mpt__captured;
 
