@@ -69,6 +69,7 @@ static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) 
         with_grad += parameter->has_grad;
     }
     optimizer->with_grad = with_grad;
+    /* The rows depend on all of them, which the step being captured has to know. */
     for (int64_t i = 0; i < optimizer->item_count && context->capturing; i++)
         mpt__has_grad(context, &context->parameters[optimizer->items[i].parameter]);
     if (!changed) return MPT_OK;
