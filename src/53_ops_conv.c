@@ -197,7 +197,9 @@ static mpt_status mpt__conv_compute(mpt__frame *frame, const mpt__tensor *weight
                                     mpt__conv_end end) {
     bool transposed = frame->op == MPT__OP_conv_transpose2d;
     mpt__tensor image[3], residual;
-    if (!mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
+    const mpt__tensor *bias = end.bias; /* which kernels read as elements in a row */
+    if ((bias && !(end.bias = mpt__contiguous_of(frame, bias))) ||
+        !mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
         !mpt__conv_weight(frame, weight, &image[1]) ||
         (end.residual && !mpt__image_in(frame, end.residual, &residual)))
         return frame->context->base.status;

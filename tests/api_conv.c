@@ -533,6 +533,33 @@ TEST(odd_offsets) {
     mpt_destroy(context);
 }
 
+/* A bias that is a view, with a step or of one number, is what its copy is. */
+TEST(strided_bias) {
+    static float got[2][2 * 24 * 8 * 8];
+    mpt_conv_config config = mpt_conv_config_default();
+    context = mpt_create(NULL);
+    REQUIRE(context != NULL);
+    config.groups = 2;
+    mpt_tensor x = drawn(MPT_SHAPE(2, 4, 6, 6)), one = drawn(MPT_SHAPE(1));
+    mpt_tensor w[2], biases[2];
+    w[0] = drawn(MPT_SHAPE(24, 2, 3, 3)), w[1] = drawn(MPT_SHAPE(4, 12, 3, 3));
+    biases[0] = mpt_slice(drawn(MPT_SHAPE(72)), 0, 1, 72, 3);
+    biases[1] = mpt_expand(one, MPT_SHAPE(24));
+    for (int i = 0; i < 4 && !mpt_failed(context); i++) {
+        int64_t count = 0;
+        for (int k = 0; k < 2; k++) {
+            mpt_tensor bias = k ? mpt_clone(biases[i / 2]) : biases[i / 2];
+            mpt_tensor y = i % 2 ? mpt_conv_transpose2d(x, w[1], bias, &config)
+                                 : mpt_conv2d(x, w[0], bias, &config);
+            count = mpt_numel(y);
+            CHECK(mpt_read_f32(y, got[k], count) == MPT_OK);
+        }
+        CHECK(memcmp(got[0], got[1], (size_t)count * sizeof got[0][0]) == 0);
+    }
+    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
+    mpt_destroy(context);
+}
+
 TEST_TABLE = {T(goldens), T(sums), T(channels_last), T(layers), T(threads), T(infinity),
-              T(odd_offsets), T(a_relu_in_the_call_of_the_layer_before_it)};
+              T(odd_offsets), T(strided_bias), T(a_relu_in_the_call_of_the_layer_before_it)};
 TEST_MAIN
