@@ -26712,7 +26712,7 @@ typedef struct mpt__module_parameter {
     L(conv_transpose2d, conv_transpose2d, 3, NONE)
 #define MPT__NORM_LAYERS(L)            \
     L(layer_norm, layer_norm, 3, NONE) \
-    L(rms_norm, rms_norm, 2, NONE)     \
+    L(rms_norm, rms_norm, 3, NONE)     \
     L(batch_norm1d, none, 0, NONE)     \
     L(batch_norm2d, none, 0, NONE)     \
     L(group_norm, group_norm, 3, NONE) \

@@ -902,8 +902,36 @@ TEST(lists_and_notices) {
     mpt_destroy(context);
 }
 
+/* A layer of RMS norm has no bias, whatever the call that had its record before left there. */
+TEST(rms_norm_after_a_layer_with_a_bias) {
+    enum { N = 3, D = 32 };
+    static float got[2][N * D];
+    context = mpt_create(NULL);
+    REQUIRE(context != NULL);
+    mpt_module net = mpt_sequential(context, mpt_nn_linear(context, D, D),
+                                    mpt_nn_rms_norm(context, MPT_SHAPE(D), NULL), MPT_END);
+    mpt_norm_config config = mpt_norm_config_default();
+    mpt_tensor x = mpt_randn(context, MPT_F32, MPT_SHAPE(N, D));
+    for (int k = 0; k < 4; k++) {
+        const bool inference = k % 2;
+        if (inference) mpt_inference_begin(context);
+        mpt_tensor y = mpt_forward(net, x);
+        mpt_tensor h = mpt_linear(x, mpt_parameter(net, "0.weight"), mpt_parameter(net, "0.bias"),
+                                  MPT_ACTIVATION_NONE);
+        mpt_tensor want = mpt_rms_norm(h, 1, mpt_parameter(net, "1.weight"), config.eps);
+        if (inference) mpt_inference_end(context);
+        CHECK_EQ_INT(mpt_read_f32(y, got[0], N * D), MPT_OK);
+        CHECK_EQ_INT(mpt_read_f32(want, got[1], N * D), MPT_OK);
+        CHECK(memcmp(got[0], got[1], sizeof got[0]) == 0);
+        if (!inference) CHECK_EQ_INT(mpt_backward(mpt_sum(y, MPT_ALL_DIMS, false)), MPT_OK);
+    }
+    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
+    mpt_destroy(context);
+}
+
 TEST_TABLE = {
     T(goldens), T(large), T(far_from_zero), T(long_rows), T(running_statistics), T(several_batches),
     T(evaluation), T(state), T(captured), T(training), T(fused), T(lists_and_notices), T(rows),
-    T(nan_of_all_bits), T(beyond_caches), T(added_to_the_gradient_that_is_there)};
+    T(nan_of_all_bits), T(beyond_caches), T(added_to_the_gradient_that_is_there),
+    T(rms_norm_after_a_layer_with_a_bias)};
 TEST_MAIN
