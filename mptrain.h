@@ -24521,11 +24521,10 @@ static mpt_status mpt__pooling_shape(mpt__frame *frame) {
             return mpt__error(context, MPT_ERROR_ARGUMENT,
                               "padding %lld: expected 0 to half the window of %lld", padding,
                               window);
-        int64_t room = in + 2 * padding - window, out = adaptive ? window : room / step + 1;
-        if (!adaptive && (a[6] & MPT__POOL_CEILING) && room > 0) {
-            out = (room + step - 1) / step + 1;
-            if ((out - 1) * step >= in + padding) out--; /* it would begin in the padding */
-        }
+        bool ceiling = !adaptive && (a[6] & MPT__POOL_CEILING);
+        int64_t room = in + 2 * padding - window + (ceiling ? step - 1 : 0);
+        int64_t out = adaptive ? window : room / step + 1;
+        if (ceiling && (out - 1) * step >= in + padding) out--; /* it would begin in the padding */
         if ((!adaptive && room < 0) || in < 1 || in > MPT__POOL_MOST ||
             in * x->shape.dim[2] > INT32_MAX)
             return mpt__error(context, MPT_ERROR_SHAPE,

@@ -929,9 +929,31 @@ TEST(rms_norm_after_a_layer_with_a_bias) {
     mpt_destroy(context);
 }
 
+/* With ceil_mode a window may be larger than all of its input, which PyTorch allows, as long as it
+   ends no more than a step beyond. */
+TEST(windows_larger_than_the_input) {
+    static const float values[] = {2, 4};
+    context = mpt_create(NULL);
+    REQUIRE(context != NULL);
+    mpt_tensor x = mpt_from(context, MPT_F32, MPT_SHAPE(1, 1, 2), values);
+    mpt_pool_config pool = mpt_pool_config_make(4, 3, 0);
+    pool.ceil_mode = true;
+    for (int k = 0; k < 2; k++) {
+        pool.count_padding = k; /* what lies beyond is no padding */
+        mpt_tensor mean = mpt_avg_pool1d(x, &pool), most = mpt_max_pool1d(x, &pool);
+        CHECK_EQ_INT(mpt_numel(mean), 1);
+        CHECK(mpt_item(mean) == 3.0 && mpt_item(most) == 4.0);
+    }
+    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
+    pool.step[0] = 2; /* 2 beyond */
+    CHECK(mpt_get_shape(mpt_avg_pool1d(x, &pool)).rank == -1);
+    CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_SHAPE);
+    mpt_destroy(context);
+}
+
 TEST_TABLE = {
     T(goldens), T(large), T(far_from_zero), T(long_rows), T(running_statistics), T(several_batches),
     T(evaluation), T(state), T(captured), T(training), T(fused), T(lists_and_notices), T(rows),
     T(nan_of_all_bits), T(beyond_caches), T(added_to_the_gradient_that_is_there),
-    T(rms_norm_after_a_layer_with_a_bias)};
+    T(rms_norm_after_a_layer_with_a_bias), T(windows_larger_than_the_input)};
 TEST_MAIN
