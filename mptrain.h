@@ -7626,14 +7626,14 @@ static void mpt__ref_transpose_chunk(void *work, int64_t chunk, int thread) {
     }
 }
 
-/* False where the copy is not of this kind. */
-static bool mpt__ref_copy_transposed(const mpt__cpu_call *call) {
+/* False where the copy is not of this kind; `run` takes its chunks. */
+static bool mpt__ref_copy_transposed(const mpt__cpu_call *call, mpt__chunk_fn run) {
     const mpt__operand *o = call->launch->operand;
     int dense[2] = {-1, -1};
     mpt__ref_transposition w;
     for (int d = 0; d < o[0].rank; d++) {
         for (int k = 0; k < 2; k++) {
-            if (o[k].stride[d] == 1 && o[k].shape[d] >= 4) dense[k] = d;
+            if (o[k].stride[d] == 1 && o[k].shape[d] >= 4 - 2 * k) dense[k] = d;
         }
     }
     if (dense[0] < 0 || dense[1] < 0 || dense[0] == dense[1]) return false;
@@ -7656,7 +7656,7 @@ static bool mpt__ref_copy_transposed(const mpt__cpu_call *call) {
         mpt__ref_is_real(w.walk[0].view.dtype) && mpt__ref_is_real(to->dtype) && !to->accumulate;
     w.beyond_cache = w.step[1] % 16 == 0 && count >= MPT__COPY_BEYOND_CACHE / 4;
     mpt__parallel(call->pool, w.walk[0].loop.count * w.along * w.across,
-                  mpt__ref_cost(call, count, 4.0), mpt__ref_transpose_chunk, &w);
+                  mpt__ref_cost(call, count, 4.0), run, &w);
     return true;
 }
 
@@ -7686,7 +7686,7 @@ static void mpt__ref_copy(const mpt__cpu_call *call) {
         map.body = mpt__ref_copy_i64_body;
     }
     if (map.body == mpt__ref_copy_body && mpt__ref_numel(&o[0]) > 0 &&
-        mpt__ref_copy_transposed(call)) {
+        mpt__ref_copy_transposed(call, mpt__ref_transpose_chunk)) {
         return;
     }
     if (as_bytes) {
@@ -14530,19 +14530,18 @@ MPT__CPU_LEVEL(quads, )
 #endif
 
 /* ---------------------------------------------------------------------------------------------
- * 38_cpu_conv.c: convolutions on the CPU.
+ * 38_cpu_conv.c: convolutions on the CPU: what they are, depthwise ones, and the reference level.
  *
  * All three kernels are matrix products, one for each group and, of a strided convolution's input
  * gradient, for each phase of the stride: the pixels whose taps meet the same elements of the
  * kernel. Images are never written down as matrices. Products go line by line where that pays, the
- * image read where it lies but for its padding; otherwise packing gathers what a panel needs
- * (mpt__gemm_image), and rows of C go to their pixels. Depthwise convolutions have loops of their
- * own. The order of every sum depends on the problem and the level alone.
+ * image read where it lies but for its padding, or pixel by pixel of all images where those are
+ * small; otherwise packing gathers what a panel needs (mpt__gemm_image), and rows of C go to their
+ * pixels. Depthwise convolutions have loops of their own. The order of every sum depends on the
+ * problem and the level alone.
  * ------------------------------------------------------------------------------------------- */
 
-#ifdef MPTRAIN_NO_CONV
-static void mpt__cpu_add_conv(mpt__cpu *cpu) { (void)cpu; }
-#else
+#ifndef MPTRAIN_NO_CONV
 
 /* ==== What a launch asks for ==== */
 
@@ -15167,6 +15166,145 @@ static void mpt__ref_conv(const mpt__cpu_call *call) {
     }
 }
 
+/* ==== From one layout to another ====
+ *
+ * Copies that transpose, of 16 bits as they are or of fp32 to 16 bits, which would otherwise go
+ * through floats in blocks. */
+
+#ifdef MPT__HAS_AVX2
+#define MPT__HALVES_ISA MPT_ISA_AVX2
+#define MPT__HALVES_FN MPT__AVX2
+#define MPT__HALVES_OP MPT__AVX2_OP
+#define MPT__HALVES_LOW _mm256_unpacklo_epi16
+#define MPT__HALVES_HIGH _mm256_unpackhi_epi16
+typedef __m256i mpt__halves;
+enum { MPT__HALVES_ROWS = 16 };
+
+/* 8 elements, of fp32 where they are to be rounded. */
+MPT__AVX2_OP __m128i mpt__halves_row(const char *from, int round) {
+    if (round == 0) return _mm_loadu_si128((const __m128i *)(const void *)from);
+    const __m256 x = _mm256_loadu_ps((const float *)(const void *)from);
+    if (round == MPT_F16) return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+    const __m256i words = mpt__avx2_round_bf16(_mm256_castps_si256(x));
+    return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+MPT__AVX2_OP mpt__halves mpt__halves_load(const char *from, int64_t step, int round) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(mpt__halves_row(from, round)),
+                                   mpt__halves_row(from + 8 * step, round), 1);
+}
+MPT__AVX2_OP void mpt__halves_store(uint16_t *to, mpt__halves x) {
+    _mm256_storeu_si256((__m256i *)(void *)to, x);
+}
+#elif defined(MPT__HAS_NEON)
+#define MPT__HALVES_ISA MPT_ISA_NEON
+#define MPT__HALVES_FN MPT__NEON
+#define MPT__HALVES_OP MPT__NEON_OP
+#define MPT__HALVES_LOW vzip1q_u16
+#define MPT__HALVES_HIGH vzip2q_u16
+typedef uint16x8_t mpt__halves;
+enum { MPT__HALVES_ROWS = 8 };
+
+MPT__NEON_OP mpt__halves mpt__halves_load(const char *from, int64_t step, int round) {
+    const float *x = (const float *)(const void *)from;
+    (void)step;
+    if (round == 0) return vld1q_u16((const uint16_t *)(const void *)from);
+    return vcombine_u16(mpt__v4_to_half(vld1q_f32(x), round),
+                        mpt__v4_to_half(vld1q_f32(x + 4), round));
+}
+MPT__NEON_OP void mpt__halves_store(uint16_t *to, mpt__halves x) { vst1q_u16(to, x); }
+#endif
+
+#ifdef MPT__HALVES_ISA
+
+/* MPT__HALVES_ROWS rows of 8 elements become 8 rows; rows k and k + 8 lie in one vector. To
+   interleave all vectors k and k + 4 turns the bits of an element's vector and lane by one: after
+   three times those of its row and of its column have changed places. */
+#define MPT__HALVES_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define MPT__HALVES_LOAD(k) x##k = mpt__halves_load(from + k * step, step, round);
+#define MPT__HALVES_STORE(k) mpt__halves_store(to + k * to_step, y##k);
+#define MPT__HALVES_PAIR(x, y, k, next, low, high)                                            \
+    y##low = MPT__HALVES_LOW(x##k, x##next), y##high = MPT__HALVES_HIGH(x##k, x##next);
+#define MPT__HALVES_TURN(x, y)                                                                \
+    MPT__HALVES_PAIR(x, y, 0, 4, 0, 1) MPT__HALVES_PAIR(x, y, 1, 5, 2, 3)                     \
+    MPT__HALVES_PAIR(x, y, 2, 6, 4, 5) MPT__HALVES_PAIR(x, y, 3, 7, 6, 7)
+
+/* n rows of m elements, `step` bytes apart; the last tiles of a side reach back over what is done.
+   The two tiles that share a line of memory of `to` follow each other. */
+MPT__HALVES_OP void mpt__halves_turn(uint16_t *out, int64_t to_step, const char *in, int64_t step,
+                                     int64_t n, int64_t m, int round) {
+    enum { ROWS = MPT__HALVES_ROWS, LINE = 32 };
+    mpt__halves x0, x1, x2, x3, x4, x5, x6, x7, y0, y1, y2, y3, y4, y5, y6, y7;
+    for (int64_t line = 0; line < n; line += LINE) {
+        for (int64_t c = 0; c < m; c += 8) {
+            for (int64_t r = line; r < n && r < line + LINE; r += ROWS) {
+                const int64_t i = mpt__ref_min(r, n - ROWS), j = mpt__ref_min(c, m - 8);
+                const char *from = in + i * step + j * (round ? 4 : 2);
+                uint16_t *to = out + j * to_step + i;
+                MPT__HALVES_EACH(MPT__HALVES_LOAD)
+                MPT__HALVES_TURN(x, y)
+                MPT__HALVES_TURN(y, x)
+                MPT__HALVES_TURN(x, y)
+                MPT__HALVES_EACH(MPT__HALVES_STORE)
+            }
+        }
+    }
+}
+
+static uint16_t mpt__halves_one(const char *from, int round) {
+    const float *x = (const float *)(const void *)from;
+    if (round == 0) return *(const uint16_t *)(const void *)from;
+    return round == MPT_F16 ? mpt__f32_to_f16(*x) : mpt__f32_to_bf16(*x);
+}
+
+MPT__HALVES_FN void mpt__halves_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_transposition *w = (const mpt__ref_transposition *)work;
+    const int64_t i = chunk % w->along * MPT__COPY_RUN;
+    const int64_t j = chunk / w->along % w->across * MPT__COPY_TILE;
+    const int64_t m = mpt__ref_min(MPT__COPY_RUN, w->size[0] - i);
+    const int64_t n = mpt__ref_min(MPT__COPY_TILE, w->size[1] - j), to_step = w->step[1];
+    const mpt__ref_view *view[] = {&w->walk[0].view, &w->walk[1].view};
+    const int round = view[0]->dtype == MPT_F32 ? view[1]->dtype : 0;
+    const int64_t bytes = round ? 4 : 2, step = w->step[0] * bytes;
+    mpt__ref_cursor at[2];
+    (void)thread;
+    for (int k = 0; k < 2; k++) {
+        mpt__ref_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
+    }
+    const char *from = (const char *)view[0]->data + (at[0].offset + i) * bytes + j * step;
+    uint16_t *to = (uint16_t *)view[1]->data + at[1].offset + i * to_step + j;
+    if (n < MPT__HALVES_ROWS || m < 8) {
+        for (int64_t r = 0; r < n; r++) {
+            for (int64_t c = 0; c < m; c++)
+                to[c * to_step + r] = mpt__halves_one(from + r * step + c * bytes, round);
+        }
+    } else if (round == 0) {
+        mpt__halves_turn(to, to_step, from, step, n, m, 0);
+    } else if (round == MPT_F16) {
+        mpt__halves_turn(to, to_step, from, step, n, m, MPT_F16);
+    } else {
+        mpt__halves_turn(to, to_step, from, step, n, m, MPT_BF16);
+    }
+}
+
+static void mpt__halves_copy(const mpt__cpu_call *call) {
+    const mpt__operand *o = call->launch->operand;
+    if (!mpt__ref_is_half(o[1].dtype) || o[1].access == MPT__ACCUMULATE ||
+        (o[0].dtype != o[1].dtype && o[0].dtype != MPT_F32) || mpt__ref_numel(&o[0]) == 0 ||
+        !mpt__ref_copy_transposed(call, mpt__halves_chunk))
+        mpt__cpu_fall_back(call);
+}
+
+#endif
+
+#endif
+/* ---------------------------------------------------------------------------------------------
+ * 38_cpu_conv_rows.c: convolutions as products of matrices, and the kernels of all levels.
+ * ------------------------------------------------------------------------------------------- */
+
+#ifdef MPTRAIN_NO_CONV
+static void mpt__cpu_add_conv(mpt__cpu *cpu) { (void)cpu; }
+#else
+
 /* ==== Levels with matrix products ==== */
 
 #ifdef MPT__HAS_GEMM
@@ -15202,6 +15340,10 @@ static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt
 #define MPT__CONV_DEPTH 640          /* words at a time: their weights come from L2; measured */
 #define MPT__CONV_SLICE_FLOATS 163840 /* the most sums of a slice; measured */
 #define MPT__CONV_NEAR 4096           /* floats that stay in the nearest cache */
+#define MPT__CONV_IMAGES 32           /* of which a pixel is computed at a time */
+#define MPT__CONV_SMALL 64            /* pixels of an image that is; measured */
+#define MPT__CONV_COPIED (1 << 22)    /* the most elements of small images */
+#define MPT__CONV_TAPS 16             /* that go together then */
 
 /* Words are what products are made of: floats, or pairs of bf16. */
 typedef struct mpt__conv_rows {
@@ -15213,8 +15355,42 @@ typedef struct mpt__conv_rows {
     int64_t panel, shared, own; /* floats: of a panel of weights, of all of them, of a thread */
     int64_t apart;              /* of those, behind all else: lines of sums, or of dy */
     int64_t biases; /* where, behind those, a line of sums that begins with them lies; 0: none */
+    int64_t images; /* not line by line, but pixel by pixel of so many images, in whole tiles */
+    int64_t pixels; /* where x lies then, [size[0], size[1], images, run]; weights: in panels of run
+                       floats each, `panel` for a pixel, and behind them, at `depth`, those of dy */
     float *memory;
 } mpt__conv_rows;
+
+/* Where images are small, products are of a pixel of all images and one tap: none is of padding.
+   False where that does not pay; measured. */
+static bool mpt__conv_across(mpt__conv_rows *r) {
+    const mpt__gemm *g = r->g;
+    const mpt__gemm_level *level = g->level;
+    const mpt__gemm_image *x = r->lines.x;
+    const int64_t size = x->size[0] * x->size[1], grid = x->grid[0] * x->grid[1];
+    const int64_t images = grid > 0 ? (r->weights ? g->k : g->m) / grid : 0;
+    r->images = r->weights ? images : mpt__round_up(images, level->line_rows);
+    if (size * (x->channels + (r->weights ? g->m : 0)) > MPT__CONV_COPIED / (images + 1))
+        return false;
+    if (images * 4 < r->images * 3 || images < level->line_rows / 2 ||
+        x->taps[0] * x->taps[1] < 2 || size > MPT__CONV_SMALL)
+        return false;
+    if (r->weights) {
+        r->run = mpt__gemm_panel_bytes(level, images, level->columns) / (int64_t)sizeof(float);
+        r->panel = r->run * mpt__gemm_panels(x->channels, level->columns);
+        r->pixels = 0;
+        r->depth = size * r->panel;
+        r->shared = r->depth + grid * r->run * mpt__gemm_panels(g->m, level->columns);
+        r->own = level->columns * level->columns;
+        return true;
+    }
+    if (x->channels % level->unit != 0) return false;
+    r->run = x->channels / level->unit;
+    r->pixels = r->shared;
+    r->shared += size * r->images * r->run;
+    r->own = MPT__CONV_IMAGES * level->columns;
+    return true;
+}
 
 /* False where the other road is the faster one; measured. */
 static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__conv *c) {
@@ -15223,16 +15399,21 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
     const mpt__gemm_image *x = g->a_image != NULL ? g->a_image : g->b_image;
     r->g = g;
     r->weights = g->a_image == NULL;
+    r->images = r->biases = 0;
     if (x == NULL || level->lines == NULL || c->groups != 1 || g->k == 0) return false;
-    if (x->taps[1] > 1 && x->apart[1] != 1) return false;
     const int64_t pixels = x->grid[1], whole = mpt__round_up(pixels, tile);
+    mpt__conv_lines *l = &r->lines;
+    mpt__conv_lines_of(l, x, r->weights ? &g->b : &g->a, c, pixels * g->n / level->rate * g->k,
+                       unit);
+    r->panel = mpt__gemm_panel_bytes(level, g->k, level->columns) / (int64_t)sizeof(float);
+    r->shared = r->panel * mpt__gemm_panels(g->n, level->columns);
+    if (mpt__conv_across(r)) return true;
+    r->images = 0;
+    if (x->taps[1] > 1 && x->apart[1] != 1) return false;
     if ((r->weights ? pixels : x->channels) % unit != 0) return false;
     if (r->weights ? g->m * g->n > MPT__CONV_SLICE_FLOATS || pixels < 4 * unit
                    : pixels * 4 < whole * 3)
         return false;
-    mpt__conv_lines *l = &r->lines;
-    mpt__conv_lines_of(l, x, r->weights ? &g->b : &g->a, c, pixels * g->n / level->rate * g->k,
-                       unit);
     if (r->weights || pixels < whole) l->in_place = false; /* tiles are read whole */
     r->run = x->taps[1] * x->channels / (r->weights ? 1 : unit);
     r->depth = pixels / unit;
@@ -15242,10 +15423,7 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
                   : 1;
     r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate || g->onto != 0);
     int64_t room = r->weights ? level->columns : (whole - pixels) * x->stride[1] * x->channels;
-    r->panel = mpt__gemm_panel_bytes(level, g->k, level->columns) / (int64_t)sizeof(float);
-    r->shared = r->panel * mpt__gemm_panels(g->n, level->columns);
     if (r->weights) r->shared = g->m * g->n * l->chunks;
-    r->biases = 0;
     if (g->bias.data != NULL && g->c_image == NULL && g->c_row == g->n) {
         r->biases = r->shared;
         r->shared += pixels * g->n;
@@ -15461,6 +15639,129 @@ static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
     }
 }
 
+/* A pixel of all images, whose words go side by side. */
+static void mpt__conv_pixel_chunk(void *work, int64_t pixel, int thread) {
+    const mpt__conv_rows *r = (const mpt__conv_rows *)work;
+    const mpt__gemm_image *x = r->lines.x;
+    const int64_t n = r->g->m / (x->grid[0] * x->grid[1]);
+    const int64_t from = pixel / x->size[1] * x->step[0] + pixel % x->size[1] * x->step[1];
+    float *to = r->memory + r->pixels + pixel * r->images * r->run;
+    (void)thread;
+    for (int64_t i = 0; i < n; i++) {
+        mpt__conv_elements(&r->lines, i * x->image + from, (char *)(to + i * r->run), x->channels);
+    }
+    memset(to + n * r->run, 0, (size_t)((r->images - n) * r->run) * sizeof *to);
+}
+
+/* Sums of pixel p of some images for the columns of a panel. */
+static void mpt__conv_pixel_products(const mpt__conv_rows *r, const float *panel, int64_t p,
+                                     int64_t image, int64_t images, int64_t count, float *sums) {
+    const mpt__gemm_image *x = r->lines.x;
+    const int64_t columns = r->g->level->columns, taps = x->taps[0] * x->taps[1];
+    mpt__gemm_side a[MPT__CONV_TAPS], b[MPT__CONV_TAPS];
+    int64_t at[2];
+    int sides = 0, how = 0;
+    mpt__gemm_pixel(x, p, at);
+    for (int64_t t = 0; t < taps; t++) {
+        const int64_t ty = at[0] + t / x->taps[1] * x->apart[0];
+        const int64_t tx = at[1] + t % x->taps[1] * x->apart[1];
+        if (ty >= 0 && ty < x->size[0] && tx >= 0 && tx < x->size[1]) {
+            const float *from = r->memory + r->pixels +
+                                ((ty * x->size[1] + tx) * r->images + image) * r->run;
+            const mpt__gemm_side of_x = {(const char *)from, MPT_F32, 0, r->run, 1};
+            const mpt__gemm_side of_w = {(const char *)(panel + t * r->run * columns), MPT_F32, 0,
+                                         1, columns};
+            a[sides] = of_x, b[sides++] = of_w;
+        }
+        if (sides == MPT__CONV_TAPS || (sides > 0 && t + 1 == taps)) {
+            mpt__conv_tiles(r->g->level, r->run, a, b, sides, sums, columns, images, count, how,
+                            false);
+            how = MPT__GEMM_ADD, sides = 0;
+        }
+    }
+    if (how == 0) memset(sums, 0, (size_t)(images * columns) * sizeof *sums);
+}
+
+/* Some columns of all pixels of some images. */
+static void mpt__conv_across_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__conv_rows *r = (const mpt__conv_rows *)work;
+    const mpt__gemm_image *x = r->lines.x;
+    mpt__gemm g = *r->g;
+    const int64_t pixels = x->grid[0] * x->grid[1], images = g.m / pixels;
+    const int64_t blocks = mpt__gemm_panels(images, MPT__CONV_IMAGES);
+    const int64_t image = chunk % blocks * MPT__CONV_IMAGES, columns = g.level->columns;
+    const int64_t n = mpt__smaller_of(MPT__CONV_IMAGES, images - image);
+    const int64_t j = chunk / blocks * columns, count = mpt__smaller_of(columns, g.n - j);
+    float *sums = r->memory + r->shared + thread * r->own;
+    g.c_row = g.c_image != NULL ? g.c_image->image : pixels * r->g->c_row;
+    for (int64_t p = 0; p < pixels; p++) {
+        int64_t at[2], to = p * r->g->c_row;
+        if (g.c_image != NULL) to = mpt__gemm_pixel(g.c_image, p, at);
+        mpt__conv_pixel_products(r, r->memory + j / columns * r->panel, p, image, n, count, sums);
+        g.c = r->g->c + (to + image * g.c_row) * mpt__dtype_info[g.c_dtype].bytes;
+        g.level->finish(&g, sums, columns, 0, j, n, count);
+    }
+}
+
+/* Panels of a pixel of x, or (those behind) of dy. */
+static void mpt__conv_pixel_panels(void *work, int64_t pixel, int thread) {
+    const mpt__conv_rows *r = (const mpt__conv_rows *)work;
+    const mpt__gemm *g = r->g;
+    const mpt__gemm_image *x = r->lines.x;
+    const int64_t size = x->size[0] * x->size[1], grid = x->grid[0] * x->grid[1];
+    const int64_t width = g->level->columns, p = pixel - size;
+    mpt__gemm_side side = p < 0 ? g->b : g->a;
+    const int64_t channels = p < 0 ? x->channels : g->m;
+    float *to = r->memory + (p < 0 ? pixel * r->panel
+                                   : r->depth + p * r->run * mpt__gemm_panels(g->m, width));
+    (void)thread;
+    side.data += (p < 0 ? pixel / x->size[1] * x->step[0] + pixel % x->size[1] * x->step[1]
+                        : p * side.inner) *
+                 mpt__dtype_info[side.dtype].bytes;
+    side.inner = p < 0 ? x->image : grid * side.inner;
+    for (int64_t j = 0; j < channels; j += width, to += r->run) {
+        g->level->pack(to, true, &side, j, mpt__smaller_of(width, channels - j), 0, r->images);
+    }
+}
+
+/* The gradient of a tap for some channels of x. */
+static void mpt__conv_tap_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__conv_rows *r = (const mpt__conv_rows *)work;
+    const mpt__gemm_image *x = r->lines.x;
+    const mpt__gemm *g = r->g;
+    const int64_t width = g->level->columns, panels = mpt__gemm_panels(x->channels, width);
+    const int64_t j = chunk % panels * width, t = chunk / panels, grid = x->grid[0] * x->grid[1];
+    const int64_t count = mpt__smaller_of(width, x->channels - j);
+    const int64_t depth = (r->images + g->level->unit - 1) / g->level->unit;
+    float *sums = r->memory + r->shared + thread * r->own;
+    for (int64_t i = 0; i < g->m; i += width) {
+        const int64_t rows = mpt__smaller_of(width, g->m - i);
+        mpt__gemm_side a[MPT__CONV_TAPS], b[MPT__CONV_TAPS];
+        int sides = 0, how = 0;
+        for (int64_t p = 0; p < grid; p++) {
+            int64_t at[2];
+            mpt__gemm_pixel(x, p, at);
+            const int64_t ty = at[0] + t / x->taps[1] * x->apart[0];
+            const int64_t tx = at[1] + t % x->taps[1] * x->apart[1];
+            if (ty >= 0 && ty < x->size[0] && tx >= 0 && tx < x->size[1]) {
+                const float *dy = r->memory + r->depth +
+                                  (p * mpt__gemm_panels(g->m, width) + i / width) * r->run;
+                const float *of = r->memory + (ty * x->size[1] + tx) * r->panel +
+                                  j / width * r->run;
+                const mpt__gemm_side of_dy = {(const char *)dy, MPT_F32, 0, 1, width};
+                const mpt__gemm_side of_x = {(const char *)of, MPT_F32, 0, 1, width};
+                a[sides] = of_dy, b[sides++] = of_x;
+            }
+            if (sides == MPT__CONV_TAPS || (sides > 0 && p + 1 == grid)) {
+                mpt__conv_tiles(g->level, depth, a, b, sides, sums, width, rows, count, how, false);
+                how = MPT__GEMM_ADD, sides = 0;
+            }
+        }
+        if (how == 0) memset(sums, 0, (size_t)(rows * width) * sizeof *sums);
+        g->level->finish(g, sums, width, i, t * x->channels + j, rows, count);
+    }
+}
+
 static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
     const mpt__gemm *g = r->g;
     const int64_t panels = mpt__gemm_panels(r->weights ? g->m : g->n, g->level->columns);
@@ -15469,9 +15770,24 @@ static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
     for (int64_t i = 1; r->biases > 0 && i < r->lines.x->grid[1]; i++) {
         memcpy(biases + i * g->n, biases, (size_t)g->n * sizeof *biases);
     }
+    const int64_t cost = g->m * g->n / g->level->rate * g->k;
     if (!r->weights) mpt__gemm_for(pool, panels, g->k * g->n / 4, mpt__conv_panel_chunk, r);
-    mpt__gemm_for(pool, r->lines.chunks, g->m * g->n / g->level->rate * g->k, mpt__conv_row_chunk,
-                  r);
+    if (r->images > 0) {
+        const mpt__gemm_image *x = r->lines.x;
+        const int64_t size = x->size[0] * x->size[1], grid = x->grid[0] * x->grid[1];
+        const int64_t channels = x->channels, taps = x->taps[0] * x->taps[1];
+        if (r->weights) {
+            mpt__gemm_for(pool, size + grid, (g->m + channels) * g->k, mpt__conv_pixel_panels, r);
+            mpt__gemm_for(pool, taps * mpt__gemm_panels(channels, g->level->columns), cost,
+                          mpt__conv_tap_chunk, r);
+            return;
+        }
+        mpt__gemm_for(pool, size, g->m * channels, mpt__conv_pixel_chunk, r);
+        mpt__gemm_for(pool, panels * mpt__gemm_panels(g->m / grid, MPT__CONV_IMAGES), cost,
+                      mpt__conv_across_chunk, r);
+        return;
+    }
+    mpt__gemm_for(pool, r->lines.chunks, cost, mpt__conv_row_chunk, r);
     if (r->weights) mpt__gemm_for(pool, panels, g->m * g->n, mpt__conv_panel_chunk, r);
 }
 
@@ -15656,6 +15972,10 @@ static void mpt__cpu_add_conv(mpt__cpu *cpu) {
         MPT__CONV_ADD(quads, NEON_BF16)
 #endif
     }
+#ifdef MPT__HALVES_ISA
+    if (cpu->isa >= MPT__HALVES_ISA && mpt__isa_supported(MPT__HALVES_ISA, features))
+        mpt__cpu_add(cpu, MPT__K_COPY, mpt__halves_copy, NULL);
+#endif
 }
 
 #endif
@@ -23978,8 +24298,8 @@ static bool mpt__image_in(mpt__frame *frame, const mpt__tensor *tensor, mpt__ten
     return mpt__image_as(frame, *tensor, dtype, view);
 }
 
-/* Weights in their form, or, where that would have to be copied and a CPU does it, as they are:
-   copies that convert nothing are several times faster there, and packing rounds anyway. */
+/* Weights in their form, or, where that would have to be copied and a CPU does it, from what they
+   are: to round them on the way costs nothing. */
 static bool mpt__conv_weight(mpt__frame *frame, const mpt__tensor *weight, mpt__tensor *view) {
     mpt__source source = {weight->storage, weight->dtype};
     mpt__tensor from = mpt__image_view(weight);
@@ -23987,8 +24307,7 @@ static bool mpt__conv_weight(mpt__frame *frame, const mpt__tensor *weight, mpt__
     if (!copied && !mpt__gemm_source(frame->context, weight, frame->compute, &source)) return false;
     from.storage = source.storage;
     from.dtype = source.dtype;
-    return copied ? mpt__image_as(frame, from, (mpt_dtype)from.dtype, view)
-                  : mpt__image_in(frame, &from, view);
+    return mpt__image_in(frame, &from, view);
 }
 
 static void mpt__operand_image(mpt__launch *launch, int position, const mpt__tensor *image,

@@ -899,14 +899,14 @@ static void mpt__ref_transpose_chunk(void *work, int64_t chunk, int thread) {
     }
 }
 
-/* False where the copy is not of this kind. */
-static bool mpt__ref_copy_transposed(const mpt__cpu_call *call) {
+/* False where the copy is not of this kind; `run` takes its chunks. */
+static bool mpt__ref_copy_transposed(const mpt__cpu_call *call, mpt__chunk_fn run) {
     const mpt__operand *o = call->launch->operand;
     int dense[2] = {-1, -1};
     mpt__ref_transposition w;
     for (int d = 0; d < o[0].rank; d++) {
         for (int k = 0; k < 2; k++) {
-            if (o[k].stride[d] == 1 && o[k].shape[d] >= 4) dense[k] = d;
+            if (o[k].stride[d] == 1 && o[k].shape[d] >= 4 - 2 * k) dense[k] = d;
         }
     }
     if (dense[0] < 0 || dense[1] < 0 || dense[0] == dense[1]) return false;
@@ -929,7 +929,7 @@ static bool mpt__ref_copy_transposed(const mpt__cpu_call *call) {
         mpt__ref_is_real(w.walk[0].view.dtype) && mpt__ref_is_real(to->dtype) && !to->accumulate;
     w.beyond_cache = w.step[1] % 16 == 0 && count >= MPT__COPY_BEYOND_CACHE / 4;
     mpt__parallel(call->pool, w.walk[0].loop.count * w.along * w.across,
-                  mpt__ref_cost(call, count, 4.0), mpt__ref_transpose_chunk, &w);
+                  mpt__ref_cost(call, count, 4.0), run, &w);
     return true;
 }
 
@@ -959,7 +959,7 @@ static void mpt__ref_copy(const mpt__cpu_call *call) {
         map.body = mpt__ref_copy_i64_body;
     }
     if (map.body == mpt__ref_copy_body && mpt__ref_numel(&o[0]) > 0 &&
-        mpt__ref_copy_transposed(call)) {
+        mpt__ref_copy_transposed(call, mpt__ref_transpose_chunk)) {
         return;
     }
     if (as_bytes) {

@@ -1,21 +1,20 @@
 /* ---------------------------------------------------------------------------------------------
- * 38_cpu_conv.c: convolutions on the CPU.
+ * 38_cpu_conv.c: convolutions on the CPU: what they are, depthwise ones, and the reference level.
  *
  * All three kernels are matrix products, one for each group and, of a strided convolution's input
  * gradient, for each phase of the stride: the pixels whose taps meet the same elements of the
  * kernel. Images are never written down as matrices. Products go line by line where that pays, the
- * image read where it lies but for its padding; otherwise packing gathers what a panel needs
- * (mpt__gemm_image), and rows of C go to their pixels. Depthwise convolutions have loops of their
- * own. The order of every sum depends on the problem and the level alone.
+ * image read where it lies but for its padding, or pixel by pixel of all images where those are
+ * small; otherwise packing gathers what a panel needs (mpt__gemm_image), and rows of C go to their
+ * pixels. Depthwise convolutions have loops of their own. The order of every sum depends on the
+ * problem and the level alone.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__38_CPU_CONV_INCLUDED
 #define MPT__38_CPU_CONV_INCLUDED
 
 #include "37_gemm_run.c"
 
-#ifdef MPTRAIN_NO_CONV
-static void mpt__cpu_add_conv(mpt__cpu *cpu) { (void)cpu; }
-#else
+#ifndef MPTRAIN_NO_CONV
 
 /* ==== What a launch asks for ==== */
 
@@ -640,496 +639,135 @@ static void mpt__ref_conv(const mpt__cpu_call *call) {
     }
 }
 
-/* ==== Levels with matrix products ==== */
-
-#ifdef MPT__HAS_GEMM
-
-/* False where the level cannot take it. */
-static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt__conv *conv,
-                           const mpt__conv_product *p) {
-    const mpt__operand *out = mpt__conv_output(conv->launch);
-    const unsigned good = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
-    unsigned dtypes = 1u << p->a.dtype | 1u << p->b.dtype | 1u << out->dtype;
-    if (p->bias.data != NULL) dtypes |= 1u << p->bias.dtype;
-    if ((dtypes & ~good) != 0) return false;
-    memset(g, 0, sizeof *g);
-    g->m = p->m, g->n = p->n, g->k = p->k;
-    g->a = p->a, g->b = p->b, g->bias = p->bias;
-    g->a_image = p->a_image, g->b_image = p->b_image, g->c_image = p->c_image;
-    g->c = p->c, g->c_row = p->c_row, g->c_column = 1;
-    g->c_dtype = out->dtype;
-    g->accumulate = out->access == MPT__ACCUMULATE || p->more != NULL;
-    g->activation = conv->launch->activation;
-    if (p->more != NULL) g->onto = (int64_t)((intptr_t)p->more - (intptr_t)p->c);
-    g->alpha = 1.0f;
-    g->batch_count = 1;
-    g->level = level->choose != NULL && g->k > 0 ? level->choose(g) : level;
-    return g->level != NULL;
-}
-
-/* ==== Products line by line ====
+/* ==== From one layout to another ====
  *
- * Where a tile of pixels and the taps of one line of the image are a matrix with overlapping rows,
- * nothing is packed but weights. */
+ * Copies that transpose, of 16 bits as they are or of fp32 to 16 bits, which would otherwise go
+ * through floats in blocks. */
 
-#define MPT__CONV_DEPTH 640          /* words at a time: their weights come from L2; measured */
-#define MPT__CONV_SLICE_FLOATS 163840 /* the most sums of a slice; measured */
-#define MPT__CONV_NEAR 4096           /* floats that stay in the nearest cache */
+#ifdef MPT__HAS_AVX2
+#define MPT__HALVES_ISA MPT_ISA_AVX2
+#define MPT__HALVES_FN MPT__AVX2
+#define MPT__HALVES_OP MPT__AVX2_OP
+#define MPT__HALVES_LOW _mm256_unpacklo_epi16
+#define MPT__HALVES_HIGH _mm256_unpackhi_epi16
+typedef __m256i mpt__halves;
+enum { MPT__HALVES_ROWS = 16 };
 
-/* Words are what products are made of: floats, or pairs of bf16. */
-typedef struct mpt__conv_rows {
-    const mpt__gemm *g;
-    mpt__conv_lines lines;
-    bool in_c, weights;
-    int64_t run, taps;          /* words of a line's taps; of them, so many are taken at once */
-    int64_t depth;              /* weights: words of a line of dy */
-    int64_t panel, shared, own; /* floats: of a panel of weights, of all of them, of a thread */
-    int64_t apart;              /* of those, behind all else: lines of sums, or of dy */
-    int64_t biases; /* where, behind those, a line of sums that begins with them lies; 0: none */
-    float *memory;
-} mpt__conv_rows;
-
-/* False where the other road is the faster one; measured. */
-static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__conv *c) {
-    const mpt__gemm_level *level = g->level;
-    const int64_t tile = level->line_rows, unit = level->unit;
-    const mpt__gemm_image *x = g->a_image != NULL ? g->a_image : g->b_image;
-    r->g = g;
-    r->weights = g->a_image == NULL;
-    if (x == NULL || level->lines == NULL || c->groups != 1 || g->k == 0) return false;
-    if (x->taps[1] > 1 && x->apart[1] != 1) return false;
-    const int64_t pixels = x->grid[1], whole = mpt__round_up(pixels, tile);
-    if ((r->weights ? pixels : x->channels) % unit != 0) return false;
-    if (r->weights ? g->m * g->n > MPT__CONV_SLICE_FLOATS || pixels < 4 * unit
-                   : pixels * 4 < whole * 3)
-        return false;
-    mpt__conv_lines *l = &r->lines;
-    mpt__conv_lines_of(l, x, r->weights ? &g->b : &g->a, c, pixels * g->n / level->rate * g->k,
-                       unit);
-    if (r->weights || pixels < whole) l->in_place = false; /* tiles are read whole */
-    r->run = x->taps[1] * x->channels / (r->weights ? 1 : unit);
-    r->depth = pixels / unit;
-    r->taps = !r->weights && unit > 1 && x->taps[1] == 3 && x->stride[1] == 1 &&
-                      g->n <= level->columns / 2 && r->run <= MPT__CONV_DEPTH
-                  ? 3
-                  : 1;
-    r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate || g->onto != 0);
-    int64_t room = r->weights ? level->columns : (whole - pixels) * x->stride[1] * x->channels;
-    r->panel = mpt__gemm_panel_bytes(level, g->k, level->columns) / (int64_t)sizeof(float);
-    r->shared = r->panel * mpt__gemm_panels(g->n, level->columns);
-    if (r->weights) r->shared = g->m * g->n * l->chunks;
-    r->biases = 0;
-    if (g->bias.data != NULL && g->c_image == NULL && g->c_row == g->n) {
-        r->biases = r->shared;
-        r->shared += pixels * g->n;
-    }
-    r->apart = r->in_c ? 0 : pixels * g->n;
-    if (r->weights) r->apart = r->depth * mpt__round_up(g->m, level->columns) + MPT__CONV_PAST;
-    r->apart *= l->block;
-    r->own = l->in_place ? 0 : (l->ring * l->line + l->wide * 2) / (int64_t)sizeof(float) + room;
-    r->own = mpt__round_up(r->own + r->apart, 16);
-    r->shared = mpt__round_up(r->shared, 16);
-    return true;
+/* 8 elements, of fp32 where they are to be rounded. */
+MPT__AVX2_OP __m128i mpt__halves_row(const char *from, int round) {
+    if (round == 0) return _mm_loadu_si128((const __m128i *)(const void *)from);
+    const __m256 x = _mm256_loadu_ps((const float *)(const void *)from);
+    if (round == MPT_F16) return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+    const __m256i words = mpt__avx2_round_bf16(_mm256_castps_si256(x));
+    return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
-
-/* c[rows, columns] = or += A B; fetch: what is added to is not in the nearest cache. */
-static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__gemm_side *a,
-                            const mpt__gemm_side *b, int sides, float *c, int64_t ldc,
-                            int64_t rows, int64_t columns, int how, bool fetch) {
-    how += (sides - 1) * MPT__GEMM_MORE;
-    for (int64_t i = 0; i < rows; i += level->line_rows, c += level->line_rows * ldc) {
-        const float *row = c;
-        for (int r = 0; fetch && r < level->line_rows; r++, row += ldc)
-            MPT__PREFETCH(row), MPT__PREFETCH(row + 16);
-        level->lines(depth, a, b, c, ldc, (int)mpt__smaller_of(level->line_rows, rows - i),
-                     (int)columns, how);
-        for (int s = 0; s < sides; s++)
-            a[s].data += level->line_rows * a->outer * (int64_t)sizeof(float);
-    }
+MPT__AVX2_OP mpt__halves mpt__halves_load(const char *from, int64_t step, int round) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(mpt__halves_row(from, round)),
+                                   mpt__halves_row(from + 8 * step, round), 1);
 }
+MPT__AVX2_OP void mpt__halves_store(uint16_t *to, mpt__halves x) {
+    _mm256_storeu_si256((__m256i *)(void *)to, x);
+}
+#elif defined(MPT__HAS_NEON)
+#define MPT__HALVES_ISA MPT_ISA_NEON
+#define MPT__HALVES_FN MPT__NEON
+#define MPT__HALVES_OP MPT__NEON_OP
+#define MPT__HALVES_LOW vzip1q_u16
+#define MPT__HALVES_HIGH vzip2q_u16
+typedef uint16x8_t mpt__halves;
+enum { MPT__HALVES_ROWS = 8 };
 
-/* Where the sums of a line of a block are, and whether they are added to. */
-typedef struct mpt__conv_row {
-    float *sums;
-    char *c;
-    int how;
-} mpt__conv_row;
+MPT__NEON_OP mpt__halves mpt__halves_load(const char *from, int64_t step, int round) {
+    const float *x = (const float *)(const void *)from;
+    (void)step;
+    if (round == 0) return vld1q_u16((const uint16_t *)(const void *)from);
+    return vcombine_u16(mpt__v4_to_half(vld1q_f32(x), round),
+                        mpt__v4_to_half(vld1q_f32(x + 4), round));
+}
+MPT__NEON_OP void mpt__halves_store(uint16_t *to, mpt__halves x) { vst1q_u16(to, x); }
+#endif
 
-/* Sums of a block of lines for some columns. Sides are the taps of as many lines as go
-   together, or a part of one. */
-static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_t count, int64_t j,
-                                   char *ring, int64_t *loaded, mpt__conv_row *row, int64_t ldc) {
-    const mpt__gemm_level *level = r->g->level;
-    const mpt__gemm_image *x = r->lines.x;
-    const int64_t columns = level->columns, pixel = x->stride[1] * x->channels / level->unit;
-    const float *panel = r->memory + j / columns * r->panel;
-    int64_t y0, together = mpt__smaller_of(MPT__CONV_DEPTH / r->run, MPT__CONV_MORE);
-    const int64_t n = mpt__conv_begin_line(&r->lines, line, &y0, loaded);
-    if (together < 1) together = 1;
-    const int64_t next = r->taps > 1 ? r->run / r->taps * columns : 1;
-    for (int64_t ty0 = 0; ty0 < x->taps[0]; ty0 += together) {
-        for (int64_t k = 0; k < r->run; k += MPT__CONV_DEPTH) {
-            for (int64_t i = 0; i < count; i++) {
-                mpt__gemm_side a[MPT__CONV_MORE], b[MPT__CONV_MORE];
-                int sides = 0;
-                for (int64_t t = ty0; t < x->taps[0] && t < ty0 + together; t++) {
-                    const int64_t y = y0 + i * x->stride[0] + t * x->apart[0];
-                    if (y < 0 || y >= x->size[0]) continue;
-                    const char *taps = mpt__conv_line(&r->lines, ring, n, y, loaded);
-                    const mpt__gemm_side of_x = {taps + 4 * k, MPT_F32, 0, pixel, 1};
-                    const mpt__gemm_side of_w = {(const char *)(panel + (t * r->run + k) * columns),
-                                                 MPT_F32, 0, next, columns};
-                    a[sides] = of_x, b[sides++] = of_w;
-                }
-                if (sides == 0) continue;
-                mpt__conv_tiles(level, mpt__smaller_of(MPT__CONV_DEPTH, r->run - k) / r->taps, a, b,
-                                sides, row[i].sums + j, ldc, x->grid[1],
-                                mpt__smaller_of(columns, r->g->n - j), row[i].how, false);
-                row[i].how = MPT__GEMM_ADD;
+#ifdef MPT__HALVES_ISA
+
+/* MPT__HALVES_ROWS rows of 8 elements become 8 rows; rows k and k + 8 lie in one vector. To
+   interleave all vectors k and k + 4 turns the bits of an element's vector and lane by one: after
+   three times those of its row and of its column have changed places. */
+#define MPT__HALVES_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define MPT__HALVES_LOAD(k) x##k = mpt__halves_load(from + k * step, step, round);
+#define MPT__HALVES_STORE(k) mpt__halves_store(to + k * to_step, y##k);
+#define MPT__HALVES_PAIR(x, y, k, next, low, high)                                            \
+    y##low = MPT__HALVES_LOW(x##k, x##next), y##high = MPT__HALVES_HIGH(x##k, x##next);
+#define MPT__HALVES_TURN(x, y)                                                                \
+    MPT__HALVES_PAIR(x, y, 0, 4, 0, 1) MPT__HALVES_PAIR(x, y, 1, 5, 2, 3)                     \
+    MPT__HALVES_PAIR(x, y, 2, 6, 4, 5) MPT__HALVES_PAIR(x, y, 3, 7, 6, 7)
+
+/* n rows of m elements, `step` bytes apart; the last tiles of a side reach back over what is done.
+   The two tiles that share a line of memory of `to` follow each other. */
+MPT__HALVES_OP void mpt__halves_turn(uint16_t *out, int64_t to_step, const char *in, int64_t step,
+                                     int64_t n, int64_t m, int round) {
+    enum { ROWS = MPT__HALVES_ROWS, LINE = 32 };
+    mpt__halves x0, x1, x2, x3, x4, x5, x6, x7, y0, y1, y2, y3, y4, y5, y6, y7;
+    for (int64_t line = 0; line < n; line += LINE) {
+        for (int64_t c = 0; c < m; c += 8) {
+            for (int64_t r = line; r < n && r < line + LINE; r += ROWS) {
+                const int64_t i = mpt__ref_min(r, n - ROWS), j = mpt__ref_min(c, m - 8);
+                const char *from = in + i * step + j * (round ? 4 : 2);
+                uint16_t *to = out + j * to_step + i;
+                MPT__HALVES_EACH(MPT__HALVES_LOAD)
+                MPT__HALVES_TURN(x, y)
+                MPT__HALVES_TURN(y, x)
+                MPT__HALVES_TURN(x, y)
+                MPT__HALVES_EACH(MPT__HALVES_STORE)
             }
         }
     }
 }
 
-/* What follows the sums of a line; how == 0: it had no taps. */
-static void mpt__conv_row_end(const mpt__conv_rows *r, mpt__gemm *g, const mpt__conv_row *row,
-                              int64_t ldc) {
-    const int64_t pixels = r->lines.x->grid[1];
-    for (int64_t i = 0; row->how == 0 && i < pixels; i++) {
-        memset(row->sums + i * ldc, 0, (size_t)g->n * sizeof *row->sums);
-    }
-    g->c = row->c;
-    if (!r->in_c || !mpt__gemm_is_plain(g)) {
-        g->level->finish(g, row->sums, ldc, 0, 0, pixels, g->n);
-    }
+static uint16_t mpt__halves_one(const char *from, int round) {
+    const float *x = (const float *)(const void *)from;
+    if (round == 0) return *(const uint16_t *)(const void *)from;
+    return round == MPT_F16 ? mpt__f32_to_f16(*x) : mpt__f32_to_bf16(*x);
 }
 
-static void mpt__conv_row_block(const mpt__conv_rows *r, int64_t line, int64_t count, char *ring,
-                                int64_t *loaded) {
-    const mpt__gemm_image *x = r->lines.x;
-    mpt__gemm g = *r->g;
-    mpt__conv_row row[MPT__CONV_MORE];
-    float *sums = (float *)(void *)ring + r->own - r->apart;
-    const bool onto_c = r->in_c && g.accumulate && g.onto == 0;
-    const int how = onto_c || r->biases > 0 ? MPT__GEMM_ADD : 0;
-    if (r->biases > 0) g.bias.data = NULL;
-    if (g.c_image != NULL) g.c_row = g.c_image->stride[1] * g.c_image->step[1];
-    const int64_t ldc = r->in_c ? g.c_row : g.n;
-    for (int64_t i = 0; i < count; i++) {
-        int64_t at[2], pixel = (line + i) * x->grid[1] * g.c_row;
-        if (g.c_image != NULL) pixel = mpt__gemm_pixel(g.c_image, (line + i) * x->grid[1], at);
-        row[i].c = g.c + pixel * mpt__dtype_info[g.c_dtype].bytes;
-        row[i].sums = r->in_c ? (float *)(void *)row[i].c : sums + i * x->grid[1] * g.n;
-        row[i].how = how;
-        if (r->biases > 0)
-            memcpy(row[i].sums, r->memory + r->biases, (size_t)(x->grid[1] * g.n) * sizeof *sums);
-    }
-    for (int64_t j = 0; j < g.n; j += g.level->columns) {
-        for (int64_t i = 0; i < count; i++) row[i].how = how;
-        mpt__conv_row_products(r, line, count, j, ring, loaded, row, ldc);
-    }
-    for (int64_t i = 0; i < count; i++) mpt__conv_row_end(r, &g, &row[i], ldc);
-}
-
-/* A line of dy as words, pairs in panels; `apart` has room for it. */
-static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float *apart) {
-    const mpt__gemm *g = r->g;
-    const int64_t m = g->m, pixels = r->lines.x->grid[1], width = g->level->columns;
-    mpt__gemm_side dy = g->a;
-    dy.data += line * pixels * m * mpt__dtype_info[dy.dtype].bytes;
-    if (g->level->unit > 1) {
-        for (int64_t i = 0; i < m; i += width) {
-            g->level->pack(apart + i * r->depth, true, &dy, i, mpt__smaller_of(width, m - i), 0,
-                           pixels);
-        }
-    } else if (dy.dtype != MPT_F32 || dy.round != 0 || m % g->level->line_rows != 0) {
-        mpt__conv_floats(r->lines.words, &dy, 0, apart, pixels * m);
-    } else {
-        return dy.data;
-    }
-    return (const char *)apart;
-}
-
-/* Adds what a block of lines of dy gives the gradients of all taps. */
-static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t count, char *ring,
-                                  int64_t *loaded, float *sums) {
-    const mpt__conv_lines *l = &r->lines;
-    const mpt__gemm_image *x = l->x;
-    const mpt__gemm *g = r->g;
-    const mpt__gemm_level *level = g->level;
-    const int64_t pixel = x->stride[1] * x->channels * level->unit;
-    const int64_t wide = level->unit > 1 ? level->columns : g->m; /* of the panels of dy */
-    float *apart = (float *)(void *)ring + r->own - r->apart;
-    const char *dy[MPT__CONV_MORE];
-    int64_t y0;
-    const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
-    for (int64_t i = 0; i < count; i++) {
-        dy[i] = mpt__conv_row_dy(r, line + i, apart + i * (r->apart / l->block));
-    }
-    for (int64_t ty = 0; ty < x->taps[0]; ty++) {
-        mpt__gemm_side a[MPT__CONV_MORE], b[MPT__CONV_MORE], from[MPT__CONV_MORE];
-        int sides = 0;
-        for (int64_t i = 0; i < count; i++) {
-            const int64_t y = y0 + i * x->stride[0] + ty * x->apart[0];
-            if (y < 0 || y >= x->size[0]) continue;
-            const mpt__gemm_side of_dy = {dy[i], MPT_F32, 0, 1, wide};
-            const mpt__gemm_side of_x = {mpt__conv_line(l, ring, n, y, loaded), MPT_F32, 0, 1,
-                                         pixel};
-            from[sides] = of_dy, b[sides++] = of_x;
-        }
-        for (int64_t j = 0; sides > 0 && j < r->run; j += level->columns) {
-            for (int64_t m = 0; m < g->m; m += wide) {
-                for (int i = 0; i < sides; i++) {
-                    a[i] = from[i];
-                    a[i].data += m * r->depth * (int64_t)sizeof(float);
-                }
-                mpt__conv_tiles(level, r->depth, a, b, sides, sums + m * g->n + ty * r->run + j,
-                                g->n, mpt__smaller_of(wide, g->m - m),
-                                mpt__smaller_of(level->columns, r->run - j), MPT__GEMM_ADD,
-                                g->m * g->n > MPT__CONV_NEAR);
-            }
-            for (int i = 0; i < sides; i++) b[i].data += level->columns * (int64_t)sizeof(float);
-        }
-    }
-}
-
-static void mpt__conv_row_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__conv_rows *r = (const mpt__conv_rows *)work;
-    const mpt__conv_lines *l = &r->lines;
-    const int64_t end = mpt__smaller_of((chunk + 1) * l->chunk, l->lines);
-    const int64_t numel = r->g->m * r->g->n, high = l->x->grid[0];
-    float *sums = r->memory + chunk * numel;
-    char *ring = (char *)(r->memory + r->shared + thread * r->own);
-    int64_t loaded = 0, count;
-    if (r->weights) memset(sums, 0, (size_t)numel * sizeof *sums);
-    for (int64_t line = chunk * l->chunk; line < end; line += count) {
-        count = mpt__smaller_of(mpt__smaller_of(l->block, end - line), high - line % high);
-        if (r->weights) {
-            mpt__conv_row_weights(r, line, count, ring, &loaded, sums);
-        } else {
-            mpt__conv_row_block(r, line, count, ring, &loaded);
-        }
-    }
-}
-
-/* A panel of weights, or some rows of the sum of all slices. */
-static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
-    const mpt__conv_rows *r = (const mpt__conv_rows *)work;
-    const mpt__gemm *g = r->g;
-    const int64_t width = g->level->columns, j = panel * width;
-    const int64_t count = mpt__smaller_of(width, (r->weights ? g->m : g->n) - j);
+MPT__HALVES_FN void mpt__halves_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_transposition *w = (const mpt__ref_transposition *)work;
+    const int64_t i = chunk % w->along * MPT__COPY_RUN;
+    const int64_t j = chunk / w->along % w->across * MPT__COPY_TILE;
+    const int64_t m = mpt__ref_min(MPT__COPY_RUN, w->size[0] - i);
+    const int64_t n = mpt__ref_min(MPT__COPY_TILE, w->size[1] - j), to_step = w->step[1];
+    const mpt__ref_view *view[] = {&w->walk[0].view, &w->walk[1].view};
+    const int round = view[0]->dtype == MPT_F32 ? view[1]->dtype : 0;
+    const int64_t bytes = round ? 4 : 2, step = w->step[0] * bytes;
+    mpt__ref_cursor at[2];
     (void)thread;
-    if (r->weights) {
-        float *sum = r->memory + j * g->n;
-        for (int64_t s = 1; s < r->lines.chunks; s++) {
-            r->lines.words->binary[MPT__BINARY_ADD](sum, sum, sum + s * g->m * g->n, count * g->n,
-                                                    0, 0);
+    for (int k = 0; k < 2; k++) {
+        mpt__ref_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
+    }
+    const char *from = (const char *)view[0]->data + (at[0].offset + i) * bytes + j * step;
+    uint16_t *to = (uint16_t *)view[1]->data + at[1].offset + i * to_step + j;
+    if (n < MPT__HALVES_ROWS || m < 8) {
+        for (int64_t r = 0; r < n; r++) {
+            for (int64_t c = 0; c < m; c++)
+                to[c * to_step + r] = mpt__halves_one(from + r * step + c * bytes, round);
         }
-        g->level->finish(g, sum, g->n, j, 0, count, g->n);
-    } else if (g->b_image != NULL) {
-        mpt__gemm_pack_image(g->level, (char *)(r->memory + panel * r->panel), true, &g->b,
-                             g->b_image, j, count, 0, g->k);
+    } else if (round == 0) {
+        mpt__halves_turn(to, to_step, from, step, n, m, 0);
+    } else if (round == MPT_F16) {
+        mpt__halves_turn(to, to_step, from, step, n, m, MPT_F16);
     } else {
-        g->level->pack(r->memory + panel * r->panel, true, &g->b, j, count, 0, g->k);
+        mpt__halves_turn(to, to_step, from, step, n, m, MPT_BF16);
     }
 }
 
-static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
-    const mpt__gemm *g = r->g;
-    const int64_t panels = mpt__gemm_panels(r->weights ? g->m : g->n, g->level->columns);
-    float *biases = r->memory + r->biases;
-    if (r->biases > 0) mpt__conv_floats(r->lines.words, &g->bias, 0, biases, g->n);
-    for (int64_t i = 1; r->biases > 0 && i < r->lines.x->grid[1]; i++) {
-        memcpy(biases + i * g->n, biases, (size_t)g->n * sizeof *biases);
-    }
-    if (!r->weights) mpt__gemm_for(pool, panels, g->k * g->n / 4, mpt__conv_panel_chunk, r);
-    mpt__gemm_for(pool, r->lines.chunks, g->m * g->n / g->level->rate * g->k, mpt__conv_row_chunk,
-                  r);
-    if (r->weights) mpt__gemm_for(pool, panels, g->m * g->n, mpt__conv_panel_chunk, r);
-}
-
-typedef struct mpt__conv_work {
-    const mpt__gemm_level *level;
-    mpt__conv conv;
-    void *const *data;
-    mpt__pool *pool;
-    char *workspace;
-    const mpt__words *words;
-    int64_t products, bytes; /* of workspace, for each thread where they take products whole */
-    bool whole, refuses, blank; /* blank: some pixels of C get zeros, and nothing else */
-    mpt__gemm_watch watch;
-} mpt__conv_work;
-
-static bool mpt__conv_has_no_taps(const mpt__gemm *g) {
-    return g->k == 0 && g->c_image != NULL && mpt__gemm_is_plain(g);
-}
-
-/* False where the launch is not for this level. */
-static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
-                           const mpt__launch *launch, int threads) {
-    mpt__conv_product p;
-    mpt__gemm g;
-    mpt__conv_read(&w->conv, launch);
-    const int64_t phases = w->conv.phases[0] * w->conv.phases[1];
-    w->level = level;
-    w->products = phases * w->conv.groups;
-    /* Few products, and phases differ, keep threads waiting for the last one. */
-    const int64_t whole = MPT__GEMM_CHUNK_COST * (w->products < 16 ? 1 : 16);
-    w->bytes = 0;
-    w->refuses = w->blank = false;
-    if (mpt__conv_is_depthwise(&w->conv)) return false;
-    for (int64_t i = 0; i < phases; i++) {
-        mpt__conv_product_of(&w->conv, NULL, i, &p);
-        if (!mpt__conv_gemm(&g, level, &w->conv, &p)) return false;
-        if (i == 0)
-            w->whole = w->products > 1 && g.m * g.n * g.k <= g.level->rate * whole;
-        w->refuses |= g.level->refuses;
-        w->blank |= mpt__conv_has_no_taps(&g) && !g.accumulate;
-        mpt__conv_rows r;
-        int64_t bytes = 0;
-        if (g.m * g.n > 0) {
-            bytes = mpt__conv_rows_of(&r, &g, &w->conv)
-                        ? (r.shared + (w->whole ? 1 : threads) * r.own) * (int64_t)sizeof(float)
-                        : mpt__gemm_bytes(&g, w->whole ? 1 : threads);
-        }
-        if (bytes > w->bytes) w->bytes = bytes;
-    }
-    return true;
-}
-
-/* Zeros for an image, of which taps of a strided convolution meet some pixels. */
-static void mpt__conv_blank_chunk(void *work, int64_t image, int thread) {
-    const mpt__conv_work *w = (const mpt__conv_work *)work;
-    const mpt__operand *o = mpt__conv_output(w->conv.launch);
-    const size_t bytes = (size_t)(w->conv.x[0] * w->conv.x[1] * w->conv.x[2] *
-                                  mpt__dtype_info[o->dtype].bytes);
-    (void)thread;
-    memset((char *)w->data[0] + (size_t)image * bytes, 0, bytes);
-}
-
-static void mpt__conv_chunk(void *work, int64_t chunk, int thread) {
-    mpt__conv_work *w = (mpt__conv_work *)work;
-    mpt__conv_product p;
-    mpt__gemm g;
-    mpt__conv_product_of(&w->conv, w->data, chunk, &p);
-    mpt__conv_rows r;
-    char *workspace = w->workspace + thread * w->bytes;
-    if (p.m == 0 || p.n == 0 || !mpt__conv_gemm(&g, w->level, &w->conv, &p)) return;
-    if (w->watch.dry && !g.level->refuses) return;
-    if (mpt__conv_has_no_taps(&g)) return;
-    if (mpt__conv_rows_of(&r, &g, &w->conv)) {
-        r.lines.words = w->words;
-        r.memory = (float *)(void *)workspace;
-        mpt__conv_run_rows(&r, w->whole ? NULL : w->pool);
-    } else {
-        mpt__gemm_run_one(&g, w->whole ? NULL : w->pool, workspace, &w->watch);
-    }
-}
-
-static void mpt__conv_products(mpt__conv_work *w) {
-    const mpt__conv *c = &w->conv;
-    int64_t macs = c->n * c->y[0] * c->y[1] * c->y[2] * c->in * c->kernel[0] * c->kernel[1];
-    if (w->blank)
-        mpt__parallel(w->pool, c->n, c->n * c->x[0] * c->x[1] * c->x[2] / 8, mpt__conv_blank_chunk,
-                      w);
-    if (w->whole) {
-        mpt__parallel(w->pool, w->products, macs / w->level->rate + w->products, mpt__conv_chunk,
-                      w);
-    } else {
-        for (int64_t i = 0; i < w->products; i++) mpt__conv_chunk(w, i, 0);
-    }
-}
-
-static void mpt__conv_run(const mpt__gemm_level *level, const mpt__cpu_call *call) {
-    char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
-    mpt__conv_work w;
-    memset(&w.watch, 0, sizeof w.watch);
-    if (!mpt__conv_plan(&w, level, call->launch, mpt__pool_threads(call->pool))) {
+static void mpt__halves_copy(const mpt__cpu_call *call) {
+    const mpt__operand *o = call->launch->operand;
+    if (!mpt__ref_is_half(o[1].dtype) || o[1].access == MPT__ACCUMULATE ||
+        (o[0].dtype != o[1].dtype && o[0].dtype != MPT_F32) || mpt__ref_numel(&o[0]) == 0 ||
+        !mpt__ref_copy_transposed(call, mpt__halves_chunk))
         mpt__cpu_fall_back(call);
-        return;
-    }
-    uint32_t state = mpt__flush_denormals(true);
-    w.data = call->data;
-    w.pool = call->pool;
-    w.words = call->words;
-    w.workspace = call->workspace ? (char *)call->workspace : nothing;
-    /* A launch that adds to C cannot be begun again by another level. */
-    w.watch.dry = w.refuses && mpt__conv_output(call->launch)->access == MPT__ACCUMULATE;
-    mpt__conv_products(&w);
-    if (w.watch.dry && !w.watch.refused) {
-        w.watch.dry = false;
-        mpt__conv_products(&w);
-    }
-    mpt__restore_denormals(state);
-    if (w.watch.refused) mpt__cpu_fall_back(call);
-}
-
-static int64_t mpt__conv_workspace(const mpt__gemm_level *level, const mpt__launch *launch,
-                                   int threads) {
-    mpt__conv_work w;
-    if (!mpt__conv_plan(&w, level, launch, threads)) return ~0;
-    int64_t bytes = w.whole ? w.bytes * threads : w.bytes;
-    return w.refuses ? ~bytes : bytes;
 }
 
 #endif
-
-/* One function per level, for the three kernels. */
-#define MPT__CONV_LEVEL(ISA)                                                             \
-    static void mpt__##ISA##_conv(const mpt__cpu_call *call) {                           \
-        mpt__conv_run(&mpt__##ISA##_gemm_level, call);                                   \
-    }                                                                                    \
-    static int64_t mpt__##ISA##_conv_workspace(const mpt__launch *launch, int threads) { \
-        return mpt__conv_workspace(&mpt__##ISA##_gemm_level, launch, threads);           \
-    }
-#define MPT__CONV_ADD(ISA, LEVEL)                                                      \
-    if (cpu->isa == MPT_ISA_##LEVEL ||                                                 \
-        (cpu->isa > MPT_ISA_##LEVEL && mpt__isa_supported(MPT_ISA_##LEVEL, features))) \
-        mpt__cpu_add(cpu, (mpt__kernel)k, mpt__##ISA##_conv, mpt__##ISA##_conv_workspace);
-#ifdef MPT__HAS_AVX2
-MPT__CONV_LEVEL(avx2)
-#endif
-#ifdef MPT__HAS_AVX512
-MPT__CONV_LEVEL(avx512)
-#endif
-#ifdef MPT__HAS_PAIRS
-MPT__CONV_LEVEL(pairs)
-#endif
-#ifdef MPT__HAS_AMX
-MPT__CONV_LEVEL(amx)
-#endif
-#ifdef MPT__HAS_NEON
-MPT__CONV_LEVEL(neon)
-#endif
-#ifdef MPT__HAS_QUADS
-MPT__CONV_LEVEL(quads)
-#endif
-
-static void mpt__cpu_add_conv(mpt__cpu *cpu) {
-    const uint32_t features = mpt__cpu_features();
-    (void)features;
-    for (int k = MPT__K_CONV; k <= MPT__K_CONV_BACKWARD_WEIGHT; k++) {
-        mpt__cpu_add(cpu, (mpt__kernel)k, mpt__ref_conv, mpt__ref_conv_workspace);
-#ifdef MPT__HAS_AVX2
-        MPT__CONV_ADD(avx2, AVX2)
-#endif
-#ifdef MPT__HAS_AVX512
-        MPT__CONV_ADD(avx512, AVX512)
-#endif
-#ifdef MPT__HAS_PAIRS
-        MPT__CONV_ADD(pairs, AVX512_BF16)
-#endif
-#ifdef MPT__HAS_AMX
-        MPT__CONV_ADD(amx, AMX)
-#endif
-#ifdef MPT__HAS_NEON
-        MPT__CONV_ADD(neon, NEON)
-#endif
-#ifdef MPT__HAS_QUADS
-        MPT__CONV_ADD(quads, NEON_BF16)
-#endif
-    }
-}
 
 #endif
 #endif

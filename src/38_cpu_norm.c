@@ -8,7 +8,7 @@
 #ifndef MPT__38_CPU_NORM_INCLUDED
 #define MPT__38_CPU_NORM_INCLUDED
 
-#include "38_cpu_conv.c"
+#include "38_cpu_conv_rows.c"
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
 

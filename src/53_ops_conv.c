@@ -134,8 +134,8 @@ static bool mpt__image_in(mpt__frame *frame, const mpt__tensor *tensor, mpt__ten
     return mpt__image_as(frame, *tensor, dtype, view);
 }
 
-/* Weights in their form, or, where that would have to be copied and a CPU does it, as they are:
-   copies that convert nothing are several times faster there, and packing rounds anyway. */
+/* Weights in their form, or, where that would have to be copied and a CPU does it, from what they
+   are: to round them on the way costs nothing. */
 static bool mpt__conv_weight(mpt__frame *frame, const mpt__tensor *weight, mpt__tensor *view) {
     mpt__source source = {weight->storage, weight->dtype};
     mpt__tensor from = mpt__image_view(weight);
@@ -143,8 +143,7 @@ static bool mpt__conv_weight(mpt__frame *frame, const mpt__tensor *weight, mpt__
     if (!copied && !mpt__gemm_source(frame->context, weight, frame->compute, &source)) return false;
     from.storage = source.storage;
     from.dtype = source.dtype;
-    return copied ? mpt__image_as(frame, from, (mpt_dtype)from.dtype, view)
-                  : mpt__image_in(frame, &from, view);
+    return mpt__image_in(frame, &from, view);
 }
 
 static void mpt__operand_image(mpt__launch *launch, int position, const mpt__tensor *image,

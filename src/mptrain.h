@@ -36,6 +36,7 @@ MPT__BEGIN_KERNELS
 #include "36_gemm_neon.c"
 #include "37_gemm_run.c"
 #include "38_cpu_conv.c"
+#include "38_cpu_conv_rows.c"
 #include "38_cpu_norm.c"
 #include "38_cpu_attention.c"
 #include "38_cpu_resize.c"

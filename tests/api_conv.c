@@ -277,6 +277,10 @@ TEST(sums) {
         {2, 12, 24, 9, 10, 1, 1, {2, 3, 0, 0, 1, 1, 0, 0, 3, 0}},
         {3, 22, 70, 8, 8, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 1, 0}}, /* dy in panels of pairs */
         {2, 24, 33, 5, 4, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 1, 0}}, /* lines of 4 pixels */
+        {33, 22, 37, 4, 5, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 1, 0}}, /* small images, in two blocks */
+        {7, 10, 35, 6, 6, 5, 5, {1, 1, 2, 2, 1, 1, 0, 0, 1, 0}},  /* more taps than go together */
+        {9, 12, 20, 8, 7, 3, 2, {2, 3, 4, 1, 2, 1, 0, 0, 1, 0}},  /* pixels without a tap */
+        {6, 9, 64, 2, 2, 3, 3, {1, 1, 1, 1, 1, 1, 0, 0, 1, 0}},   /* channels without a pair */
     };
     context = mpt_create(NULL);
     REQUIRE(context != NULL);
@@ -437,22 +441,58 @@ TEST(a_relu_in_the_call_of_the_layer_before_it) {
     }
 }
 
+/* ==== Layouts ==== */
+
+/* Images of half dtypes keep their bits from layout to layout, and fp32 is rounded on the way as a
+ * cast rounds: what multiplies by the identity shows it. */
+TEST(layouts_of_halves) {
+    static const int64_t sizes[][3] = {{3, 7, 9},   {15, 8, 8}, {16, 1, 8},   {17, 3, 7},
+                                       {33, 5, 13}, {70, 2, 4}, {40, 17, 31}, {65, 1, 3}};
+    static float want[2 * 40 * 17 * 31], got[2 * 40 * 17 * 31], one[70 * 70];
+    context = mpt_create(NULL);
+    REQUIRE(context != NULL);
+    for (size_t i = 0; i < 2 * sizeof sizes / sizeof *sizes; i++) {
+        const int64_t *size = sizes[i / 2], c = size[0], count = 2 * c * size[1] * size[2];
+        const mpt_dtype dtype = i % 2 ? MPT_BF16 : MPT_F16;
+        for (int64_t j = 0; j < c * c; j++) one[j] = j % (c + 1) == 0;
+        mpt_tensor x = drawn(MPT_SHAPE(2, c, size[1], size[2])), half = mpt_cast(x, dtype);
+        mpt_tensor last = mpt_to_channels_last(half);
+        mpt_autocast_begin(context, dtype);
+        mpt_tensor y =
+            mpt_conv2d(x, mpt_from(context, MPT_F32, MPT_SHAPE(c, c, 1, 1), one), none(), NULL);
+        mpt_autocast_end(context);
+        const mpt_tensor all[] = {last, y, mpt_contiguous(last),
+                                  mpt_conv2d(last, mpt_cast(mpt_from(context, MPT_F32,
+                                                                     MPT_SHAPE(c, c, 1, 1), one),
+                                                            dtype),
+                                             none(), NULL)};
+        CHECK(mpt_read_f32(half, want, count) == MPT_OK);
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
+            memset(got, 0, sizeof got);
+            CHECK(mpt_read_f32(all[k], got, count) == MPT_OK);
+            CHECK(memcmp(got, want, (size_t)count * sizeof *got) == 0);
+        }
+    }
+    mpt_destroy(context);
+}
+
 /* ==== Bits ==== */
 
-/* A convolution by groups and strides, a plain one, a depthwise one, and one by strides, forward
- * and backward. */
+/* A convolution by groups and strides, a plain one, a depthwise one, one by strides, and one of
+ * small images, forward and backward. */
 static uint64_t bits(int threads, mpt_dtype dtype) {
     mpt_config config = mpt_config_default();
     config.threads = threads;
     context = mpt_create(&config);
     if (!context) return 0;
     uint64_t hash = 1;
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 5; k++) {
         mpt_conv_config conv = mpt_conv_config_default();
+        const int64_t size = k == 4 ? 4 : 18;
         conv.groups = k == 0 ? 2 : k == 2 ? 24 : 1;
         conv.stride[0] = conv.stride[1] = k == 0 || k == 3 ? 2 : 1;
         conv.padding[0] = conv.padding[1] = 1;
-        mpt_tensor x = drawn(MPT_SHAPE(2, 24, 18, k == 3 ? 48 : 18));
+        mpt_tensor x = drawn(MPT_SHAPE(k == 4 ? 70 : 2, 24, size, k == 3 ? 48 : size));
         mpt_tensor w = drawn(MPT_SHAPE(24, 24 / conv.groups, 3, 3)), b = drawn(MPT_SHAPE(24));
         if (k == 1) x = mpt_to_channels_last(x);
         mpt_requires_grad(x, true);
@@ -561,5 +601,6 @@ TEST(strided_bias) {
 }
 
 TEST_TABLE = {T(goldens), T(sums), T(channels_last), T(layers), T(threads), T(infinity),
-              T(odd_offsets), T(strided_bias), T(a_relu_in_the_call_of_the_layer_before_it)};
+              T(odd_offsets), T(strided_bias), T(a_relu_in_the_call_of_the_layer_before_it),
+              T(layouts_of_halves)};
 TEST_MAIN
