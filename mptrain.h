@@ -3092,7 +3092,7 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 
 /* The levels that rooms are compiled at under -O2 and more: half of the time that gcc needs for -O2
    buys nothing measurable there. COLD: what no step runs for long, and so for size (a twentieth of
-   the object). DATA: loops over samples. KERNELS: loops over elements, which need no more
+   the object). DATA: loops over pixels and characters. KERNELS: loops over elements, which need no more
    instructions than with -O2. Between levels gcc inlines only what it is forced to, so rooms that
    share small functions share a level. clang has no such pragma; gcc for Windows keeps vectors on a
    stack that is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
@@ -33256,7 +33256,7 @@ MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t
 
 #endif
 MPT__END_LEVEL
-MPT__BEGIN_DATA
+MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
  * 70_data.c: datasets: memory, idx files, user callbacks, subsets and splits.
  *
@@ -34214,6 +34214,8 @@ MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, m
     return mpt__dataset_handle(context, NULL);
 }
 
+MPT__END_LEVEL
+MPT__BEGIN_DATA
 /* ---------------------------------------------------------------------------------------------
  * 71_transform.c: from a picture to a sample: crops, flips, bilinear resizing, erasing.
  *
@@ -34719,6 +34721,7 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
     return true;
 }
 
+MPT__BEGIN_COLD
 /* ==== Datasets with steps ==== */
 
 static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint64_t seed,
@@ -34803,6 +34806,7 @@ MPTRAIN_API mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform
     if (!source) return mpt__dataset_handle(context, NULL);
     return mpt__dataset_publish(context, mpt__transformed_new(context, source, steps, count));
 }
+MPT__END_LEVEL
 
 /* ---------------------------------------------------------------------------------------------
  * 71_table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
@@ -35391,6 +35395,7 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
     return true;
 }
 
+MPT__BEGIN_COLD
 /* ==== Reading ==== */
 
 /* A dataset of what was read; what the reader still owns is released by the caller. */
@@ -35626,7 +35631,10 @@ MPTRAIN_API const char *mpt_category_name(mpt_dataset table, int64_t input, int6
         return NULL;
     return found->categories[column->first + code];
 }
+MPT__END_LEVEL
 
+MPT__END_LEVEL
+MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
  * 71_array.c: arrays in files: NumPy's .npy and .npz, raw numbers that are read when needed.
  *
@@ -36871,6 +36879,8 @@ MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory,
     return mpt__dataset_publish(context, dataset);
 }
 
+MPT__END_LEVEL
+MPT__BEGIN_DATA
 /* ---------------------------------------------------------------------------------------------
  * 71_text.c: tokenizers (characters, byte-level BPE) and windows of tokens as samples.
  *
@@ -37094,6 +37104,7 @@ static bool mpt__char_load(mpt_context *context, mpt__tokenizer *tokenizer, cons
     return good;
 }
 
+MPT__BEGIN_COLD
 /* ==== The files of byte-level BPE ==== */
 
 /* In these files each byte is written as one visible character: itself where it is one, else one
@@ -37366,6 +37377,7 @@ MPTRAIN_API mpt_tokenizer mpt_bpe_tokenizer(mpt_context *context, const char *vo
         return mpt__tokenizer_handle(context, NULL);
     return mpt__tokenizer_make(context, vocabulary_path, merges_path, mpt__bpe_load);
 }
+MPT__END_LEVEL
 
 /* ==== Encoding ==== */
 
@@ -37592,6 +37604,7 @@ MPTRAIN_API mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
     return MPT_OK;
 }
 
+MPT__BEGIN_COLD
 /* ==== Windows ==== */
 
 MPTRAIN_API mpt_window_config mpt_window_config_default(void) {
@@ -37764,7 +37777,10 @@ MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__host_free(context, text, n);
     return mpt__dataset_publish(context, dataset);
 }
+MPT__END_LEVEL
 
+MPT__END_LEVEL
+MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
  * 72_loader.c: batches from a dataset, shuffled, converted, made ahead by worker threads.
  *
@@ -38554,8 +38570,6 @@ MPTRAIN_API mpt_status mpt_loader_destroy(mpt_loader handle) {
     return MPT_OK;
 }
 
-MPT__END_LEVEL
-MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
  * 73_checkpoint.c: weights as safetensors, to and from files and memory.
  *

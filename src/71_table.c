@@ -590,6 +590,7 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
     return true;
 }
 
+MPT__BEGIN_COLD
 /* ==== Reading ==== */
 
 /* A dataset of what was read; what the reader still owns is released by the caller. */
@@ -825,5 +826,6 @@ MPTRAIN_API const char *mpt_category_name(mpt_dataset table, int64_t input, int6
         return NULL;
     return found->categories[column->first + code];
 }
+MPT__END_LEVEL
 
 #endif

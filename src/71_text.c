@@ -226,6 +226,7 @@ static bool mpt__char_load(mpt_context *context, mpt__tokenizer *tokenizer, cons
     return good;
 }
 
+MPT__BEGIN_COLD
 /* ==== The files of byte-level BPE ==== */
 
 /* In these files each byte is written as one visible character: itself where it is one, else one
@@ -498,6 +499,7 @@ MPTRAIN_API mpt_tokenizer mpt_bpe_tokenizer(mpt_context *context, const char *vo
         return mpt__tokenizer_handle(context, NULL);
     return mpt__tokenizer_make(context, vocabulary_path, merges_path, mpt__bpe_load);
 }
+MPT__END_LEVEL
 
 /* ==== Encoding ==== */
 
@@ -724,6 +726,7 @@ MPTRAIN_API mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
     return MPT_OK;
 }
 
+MPT__BEGIN_COLD
 /* ==== Windows ==== */
 
 MPTRAIN_API mpt_window_config mpt_window_config_default(void) {
@@ -896,5 +899,6 @@ MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__host_free(context, text, n);
     return mpt__dataset_publish(context, dataset);
 }
+MPT__END_LEVEL
 
 #endif

@@ -509,6 +509,7 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
     return true;
 }
 
+MPT__BEGIN_COLD
 /* ==== Datasets with steps ==== */
 
 static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint64_t seed,
@@ -593,5 +594,6 @@ MPTRAIN_API mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform
     if (!source) return mpt__dataset_handle(context, NULL);
     return mpt__dataset_publish(context, mpt__transformed_new(context, source, steps, count));
 }
+MPT__END_LEVEL
 
 #endif

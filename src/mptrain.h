@@ -84,16 +84,22 @@ MPT__BEGIN_COLD
 #include "68_check.c"
 #include "68_fuse.c"
 MPT__END_LEVEL
-MPT__BEGIN_DATA
+MPT__BEGIN_COLD
 #include "70_data.c"
+MPT__END_LEVEL
+MPT__BEGIN_DATA
 #include "71_transform.c"
 #include "71_table.c"
-#include "71_array.c"
-#include "71_image.c"
-#include "71_text.c"
-#include "72_loader.c"
 MPT__END_LEVEL
 MPT__BEGIN_COLD
+#include "71_array.c"
+#include "71_image.c"
+MPT__END_LEVEL
+MPT__BEGIN_DATA
+#include "71_text.c"
+MPT__END_LEVEL
+MPT__BEGIN_COLD
+#include "72_loader.c"
 #include "73_checkpoint.c"
 #include "80_fit.c"
 #include "81_compile.c"
