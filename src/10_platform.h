@@ -167,10 +167,10 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 
 /* The levels that rooms are compiled at under -O2 and more: half of the time that gcc needs for -O2
    buys nothing measurable there. COLD: what no step runs for long, and so for size (a twentieth of
-   the object). DATA: loops over pixels and characters. KERNELS: loops over elements, which need no more
-   instructions than with -O2. Between levels gcc inlines only what it is forced to, so rooms that
-   share small functions share a level. clang has no such pragma; gcc for Windows keeps vectors on a
-   stack that is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
+   the object). DATA: loops over pixels and characters. KERNELS: loops over elements, which need no
+   more instructions than with -O2. Between levels gcc inlines only what it is forced to, so rooms
+   that share small functions share a level. clang has no such pragma; gcc for Windows keeps vectors
+   on a stack that is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(_WIN32) && defined(__OPTIMIZE__) && \
     !defined(__OPTIMIZE_SIZE__)
 #define MPT__BEGIN_COLD _Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\")")

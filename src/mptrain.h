@@ -41,6 +41,8 @@ MPT__BEGIN_KERNELS
 #include "38_cpu_attention.c"
 #include "38_cpu_resize.c"
 #include "38_cpu_fp8.c"
+MPT__END_LEVEL
+MPT__BEGIN_COLD
 #include "39_cpu_table.c"
 MPT__END_LEVEL
 #include "40_context.h"
