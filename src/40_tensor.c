@@ -303,18 +303,20 @@ static MPT__FORCE_INLINE mpt__launch *mpt__launch_begin(mpt_context *context, mp
     return launch;
 }
 
-static MPT__FORCE_INLINE mpt__operand *mpt__operand_begin(mpt__launch *launch, int position,
-                                                          uint32_t storage, mpt_dtype dtype,
-                                                          mpt__access access) {
-    mpt__operand *operand = &launch->operand[position];
+/* The operand at a position, still to be set; what is left out before it is none. */
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_at(mpt__launch *launch, int position) {
     int n = launch->n_operands;
     for (; n < position; n++) launch->operand[n].storage = 0;
     if (n == position) launch->n_operands = (uint8_t)(n + 1);
+    return &launch->operand[position];
+}
+
+static MPT__FORCE_INLINE void mpt__operand_set(mpt__operand *operand, uint32_t storage, int dtype,
+                                               mpt__access access) {
     operand->storage = storage;
     operand->dtype = (uint8_t)dtype;
     operand->access = (uint8_t)access;
     operand->scale_slot = operand->amax_slot = -1;
-    return operand;
 }
 
 /* Copies at least `rank` of the MPT_MAX_RANK dimensions that both have room for. The first two one
@@ -334,21 +336,28 @@ static MPT__FORCE_INLINE void mpt__shape_copy(mpt_shape *to, const mpt_shape *fr
 static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, int position,
                                                            const mpt__tensor *tensor, int rank,
                                                            mpt__access access) {
-    mpt__operand *operand =
-        mpt__operand_begin(launch, position, tensor->storage, (mpt_dtype)tensor->dtype, access);
+    mpt__operand *operand = mpt__operand_at(launch, position);
+    mpt__operand_set(operand, tensor->storage, tensor->dtype, access);
     operand->rank = (uint8_t)rank;
     operand->offset = tensor->offset;
+    return operand;
+}
+
+static MPT__NOINLINE mpt__operand *mpt__operand_show(mpt__operand *operand,
+                                                     const mpt__tensor *tensor,
+                                                     mpt__access access) {
+    mpt__operand_set(operand, tensor->storage, tensor->dtype, access);
+    operand->rank = (uint8_t)tensor->shape.rank;
+    operand->offset = tensor->offset;
+    mpt__copy_dims(operand->shape, tensor->shape.dim, tensor->shape.rank);
+    mpt__copy_dims(operand->stride, tensor->stride, tensor->shape.rank);
     return operand;
 }
 
 /* Describes a tensor; shape and strides may be changed afterwards. */
 static MPT__FORCE_INLINE mpt__operand *
 mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
-    mpt__operand *operand =
-        mpt__operand_ranked(launch, position, tensor, tensor->shape.rank, access);
-    mpt__copy_dims(operand->shape, tensor->shape.dim, tensor->shape.rank);
-    mpt__copy_dims(operand->stride, tensor->stride, tensor->shape.rank);
-    return operand;
+    return mpt__operand_show(mpt__operand_at(launch, position), tensor, access);
 }
 
 /* `count` elements of a storage in a row. */
@@ -356,7 +365,8 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int 
                                                        uint32_t storage, mpt_dtype dtype,
                                                        int64_t offset, int64_t count,
                                                        mpt__access access) {
-    mpt__operand *operand = mpt__operand_begin(launch, position, storage, dtype, access);
+    mpt__operand *operand = mpt__operand_at(launch, position);
+    mpt__operand_set(operand, storage, (int)dtype, access);
     operand->rank = 1;
     operand->offset = offset;
     operand->shape[0] = count;
