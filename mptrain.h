@@ -3215,6 +3215,17 @@ static uint32_t mpt__float_state_flush(uint32_t state, bool on);
 MPT__ATOMICS(32, int32_t, long, )
 MPT__ATOMICS(64, int64_t, __int64, 64)
 
+/* The number of the highest bit of a value above 0. */
+static MPT__INLINE int mpt__top_bit(uint64_t value) {
+#if defined(__GNUC__) || defined(__clang__)
+    return 63 - __builtin_clzll(value);
+#else
+    int bit = 0;
+    while ((value >>= 1) != 0) bit++;
+    return bit;
+#endif
+}
+
 static MPT__INLINE void mpt__spin_pause(void) {
 #if defined(_MSC_VER) && !defined(__clang__)
     YieldProcessor();
@@ -18839,8 +18850,7 @@ enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 16, MPT__POOL_NEAR = 2 };
 static MPT__FORCE_INLINE int mpt__size_class(int64_t bytes) {
     uint64_t last = bytes > 0 ? ((uint64_t)bytes - 1) / MPT__POOL_GRAIN : 0;
     if (last < 8) return (int)last;
-    int log = 3;
-    while ((last >> (log + 1)) != 0) log++;
+    int log = mpt__top_bit(last);
     return 8 * (log - 2) + (int)(last >> (log - 3)) - 8;
 }
 
@@ -18959,9 +18969,10 @@ static MPT__FORCE_INLINE uint32_t mpt__storage_row(mpt_context *context) {
     return ok ? (uint32_t)context->storage_count++ : 0;
 }
 
-static MPT__FORCE_INLINE void mpt__idle_give(mpt_context *context, uint32_t id) {
-    uint32_t *list = &context->idle[context->storages[id].size_class];
-    context->storages[id].next_free = *list;
+static MPT__FORCE_INLINE void mpt__idle_give(mpt_context *context, mpt__storage *storage,
+                                             uint32_t id) {
+    uint32_t *list = &context->idle[storage->size_class];
+    storage->next_free = *list;
     *list = id;
 }
 
@@ -19019,11 +19030,12 @@ static void mpt__pool_give(mpt_context *context, void *pointer, int size_class) 
         mpt__device_free(context, pointer, mpt__class_bytes(size_class));
         return;
     }
-    context->free_storage = context->storages[id].next_free;
+    mpt__storage *storage = &context->storages[id];
+    context->free_storage = storage->next_free;
     context->data[id] = pointer;
-    context->storages[id].size_class = (uint16_t)size_class;
-    context->storages[id].held = mpt__class_bytes(size_class);
-    mpt__idle_give(context, id);
+    storage->size_class = (uint16_t)size_class;
+    storage->held = mpt__class_bytes(size_class);
+    mpt__idle_give(context, storage, id);
 }
 
 /* ==== Launches ==== */
@@ -19215,7 +19227,7 @@ static MPT__NOINLINE void mpt__launch_order(mpt__launch *launch) {
 }
 
 /* Runs a launch, its operands set. */
-static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
+static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
     mpt__wait_no_more(context);
     if (context->base.status != MPT_OK) return context->base.status;
@@ -19286,7 +19298,7 @@ static MPT__INLINE void mpt__storage_release(mpt_context *context, uint32_t id) 
         return;
     }
     mpt__account_less(&context->base, (mpt_memory_kind)storage->kind, storage->held);
-    mpt__idle_give(context, id);
+    mpt__idle_give(context, storage, id);
 }
 
 /* Counts a row's memory and makes it a storage with one reference. */
@@ -20438,12 +20450,14 @@ static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
         }
         mpt__record *below = NULL;
         int cursor = record->cursor;
-        while (cursor < record->n_in && !below) {
-            const mpt__tensor *input = record->in[cursor++];
+        for (const int n = record->n_in; cursor < n; cursor++) {
+            const mpt__tensor *input = record->in[cursor];
             if (!input || !input->record || !(input->flags & MPT__REQUIRES_GRAD)) continue;
-            if (input->record->mark != mark) below = input->record;
+            below = input->record;
+            if (below->mark != mark) break;
+            below = NULL;
         }
-        record->cursor = (uint8_t)cursor;
+        record->cursor = (uint8_t)cursor; /* is looked at again: then it is marked */
         if (below) {
             under = record;
             record = below;
@@ -22412,20 +22426,29 @@ static void mpt__operand_spread(mpt__launch *launch, int position, const mpt__te
     mpt__broadcast_strides(tensor, &to->shape, operand->stride);
 }
 
+/* A tensor of one dimension or more as `rows` times its last one; transposed: the other way. */
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_matrix(mpt__launch *launch, int position,
+                                                           const mpt__tensor *tensor, int64_t rows,
+                                                           int64_t stride, bool transposed,
+                                                           mpt__access access) {
+    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 2, access);
+    int last = tensor->shape.rank - 1, row = transposed ? 1 : 0;
+    mpt__operand_dim(operand, row, rows, stride);
+    mpt__operand_dim(operand, 1 - row, tensor->shape.dim[last], tensor->stride[last]);
+    return operand;
+}
+
 /* [.., n] as [rows, n], of a contiguous tensor (or any 1-d or 2-d one); transposed: [n, rows]. */
 static MPT__FORCE_INLINE mpt__operand *mpt__operand_rows(mpt__launch *launch, int position,
                                                          const mpt__tensor *tensor, bool transposed,
                                                          mpt__access access) {
-    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 2, access);
-    int last = tensor->shape.rank - 1, row = transposed ? 1 : 0;
+    int last = tensor->shape.rank - 1;
     int64_t rows = tensor->shape.dim[0], stride = tensor->stride[0];
     if (last != 1) {
         rows = 1, stride = last > 1 ? tensor->shape.dim[last] : 0;
         for (int i = 0; i < last; i++) rows *= tensor->shape.dim[i];
     }
-    mpt__operand_dim(operand, row, rows, stride);
-    mpt__operand_dim(operand, 1 - row, tensor->shape.dim[last], tensor->stride[last]);
-    return operand;
+    return mpt__operand_matrix(launch, position, tensor, rows, stride, transposed, access);
 }
 
 /* The tensor itself, or a contiguous copy that lives until the end of the call. */
@@ -22801,12 +22824,18 @@ static mpt__tensor mpt__transposed_view(const mpt__tensor *tensor) {
     return view;
 }
 
-/* A launch of a product; its operands are to be set. */
-static MPT__NOINLINE mpt__launch *mpt__gemm_begin(mpt__frame *frame) {
+static MPT__NOINLINE mpt__launch *mpt__gemm_launch(mpt__frame *frame) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
     launch->imm[0] = 1.0;
     launch->index[0] = frame->context->tf32;
     launch->compute_dtype = (uint8_t)frame->compute;
+    return launch;
+}
+
+/* A launch of a product; its operands are to be set, and the compiler sees that it has none yet. */
+static MPT__FORCE_INLINE mpt__launch *mpt__gemm_begin(mpt__frame *frame) {
+    mpt__launch *launch = mpt__gemm_launch(frame);
+    launch->n_operands = 0;
     return launch;
 }
 
@@ -22905,7 +22934,8 @@ static mpt_status mpt__linear_shape(mpt__frame *frame) {
 /* The weight as operand 1, in the form that mpt__gemm_source chose. */
 static MPT__FORCE_INLINE void mpt__linear_weight(mpt__launch *launch, const mpt__tensor *weight,
                                                  const mpt__source *source, bool transposed) {
-    mpt__operand *operand = mpt__operand_rows(launch, 1, weight, transposed, MPT__READ);
+    mpt__operand *operand = mpt__operand_matrix(launch, 1, weight, weight->shape.dim[0],
+                                                weight->stride[0], transposed, MPT__READ);
     operand->storage = source->storage;
     operand->dtype = source->dtype;
 }
@@ -22950,7 +22980,7 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
     launch->activation = (uint8_t)(split ? MPT_ACTIVATION_NONE : activation);
     mpt__operand *rows = mpt__operand_rows(launch, 0, x, false, MPT__READ);
     mpt__linear_weight(launch, frame->in[1], &w, true);
-    if (bias) mpt__operand_rows(launch, 2, bias, false, MPT__READ)->shape[0] = rows->shape[0];
+    if (bias) mpt__operand_matrix(launch, 2, bias, rows->shape[0], 0, false, MPT__READ);
     mpt__operand_rows(launch, 3, before, false, MPT__WRITE);
     mpt_status status = mpt__submit(context, launch);
     if (status != MPT_OK || !split) return status;
@@ -23007,7 +23037,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
         launch = mpt__launch_begin(context, MPT__K_REDUCE);
         launch->function = MPT__FN_SUM;
         const mpt__operand *rows = mpt__operand_rows(launch, 0, dy, false, MPT__READ);
-        mpt__operand_rows(launch, 1, db, false, access);
+        mpt__operand_matrix(launch, 1, db, 1, 0, false, access);
         if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
         mpt__submit(context, launch);
     }

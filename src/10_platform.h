@@ -290,6 +290,17 @@ static uint32_t mpt__float_state_flush(uint32_t state, bool on);
 MPT__ATOMICS(32, int32_t, long, )
 MPT__ATOMICS(64, int64_t, __int64, 64)
 
+/* The number of the highest bit of a value above 0. */
+static MPT__INLINE int mpt__top_bit(uint64_t value) {
+#if defined(__GNUC__) || defined(__clang__)
+    return 63 - __builtin_clzll(value);
+#else
+    int bit = 0;
+    while ((value >>= 1) != 0) bit++;
+    return bit;
+#endif
+}
+
 static MPT__INLINE void mpt__spin_pause(void) {
 #if defined(_MSC_VER) && !defined(__clang__)
     YieldProcessor();

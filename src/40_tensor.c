@@ -95,8 +95,7 @@ enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 16, MPT__POOL_NEAR = 2 };
 static MPT__FORCE_INLINE int mpt__size_class(int64_t bytes) {
     uint64_t last = bytes > 0 ? ((uint64_t)bytes - 1) / MPT__POOL_GRAIN : 0;
     if (last < 8) return (int)last;
-    int log = 3;
-    while ((last >> (log + 1)) != 0) log++;
+    int log = mpt__top_bit(last);
     return 8 * (log - 2) + (int)(last >> (log - 3)) - 8;
 }
 
@@ -215,9 +214,10 @@ static MPT__FORCE_INLINE uint32_t mpt__storage_row(mpt_context *context) {
     return ok ? (uint32_t)context->storage_count++ : 0;
 }
 
-static MPT__FORCE_INLINE void mpt__idle_give(mpt_context *context, uint32_t id) {
-    uint32_t *list = &context->idle[context->storages[id].size_class];
-    context->storages[id].next_free = *list;
+static MPT__FORCE_INLINE void mpt__idle_give(mpt_context *context, mpt__storage *storage,
+                                             uint32_t id) {
+    uint32_t *list = &context->idle[storage->size_class];
+    storage->next_free = *list;
     *list = id;
 }
 
@@ -275,11 +275,12 @@ static void mpt__pool_give(mpt_context *context, void *pointer, int size_class) 
         mpt__device_free(context, pointer, mpt__class_bytes(size_class));
         return;
     }
-    context->free_storage = context->storages[id].next_free;
+    mpt__storage *storage = &context->storages[id];
+    context->free_storage = storage->next_free;
     context->data[id] = pointer;
-    context->storages[id].size_class = (uint16_t)size_class;
-    context->storages[id].held = mpt__class_bytes(size_class);
-    mpt__idle_give(context, id);
+    storage->size_class = (uint16_t)size_class;
+    storage->held = mpt__class_bytes(size_class);
+    mpt__idle_give(context, storage, id);
 }
 
 /* ==== Launches ==== */
@@ -471,7 +472,7 @@ static MPT__NOINLINE void mpt__launch_order(mpt__launch *launch) {
 }
 
 /* Runs a launch, its operands set. */
-static mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
+static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
     mpt__wait_no_more(context);
     if (context->base.status != MPT_OK) return context->base.status;
@@ -542,7 +543,7 @@ static MPT__INLINE void mpt__storage_release(mpt_context *context, uint32_t id) 
         return;
     }
     mpt__account_less(&context->base, (mpt_memory_kind)storage->kind, storage->held);
-    mpt__idle_give(context, id);
+    mpt__idle_give(context, storage, id);
 }
 
 /* Counts a row's memory and makes it a storage with one reference. */

@@ -77,20 +77,29 @@ static void mpt__operand_spread(mpt__launch *launch, int position, const mpt__te
     mpt__broadcast_strides(tensor, &to->shape, operand->stride);
 }
 
+/* A tensor of one dimension or more as `rows` times its last one; transposed: the other way. */
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_matrix(mpt__launch *launch, int position,
+                                                           const mpt__tensor *tensor, int64_t rows,
+                                                           int64_t stride, bool transposed,
+                                                           mpt__access access) {
+    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 2, access);
+    int last = tensor->shape.rank - 1, row = transposed ? 1 : 0;
+    mpt__operand_dim(operand, row, rows, stride);
+    mpt__operand_dim(operand, 1 - row, tensor->shape.dim[last], tensor->stride[last]);
+    return operand;
+}
+
 /* [.., n] as [rows, n], of a contiguous tensor (or any 1-d or 2-d one); transposed: [n, rows]. */
 static MPT__FORCE_INLINE mpt__operand *mpt__operand_rows(mpt__launch *launch, int position,
                                                          const mpt__tensor *tensor, bool transposed,
                                                          mpt__access access) {
-    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 2, access);
-    int last = tensor->shape.rank - 1, row = transposed ? 1 : 0;
+    int last = tensor->shape.rank - 1;
     int64_t rows = tensor->shape.dim[0], stride = tensor->stride[0];
     if (last != 1) {
         rows = 1, stride = last > 1 ? tensor->shape.dim[last] : 0;
         for (int i = 0; i < last; i++) rows *= tensor->shape.dim[i];
     }
-    mpt__operand_dim(operand, row, rows, stride);
-    mpt__operand_dim(operand, 1 - row, tensor->shape.dim[last], tensor->stride[last]);
-    return operand;
+    return mpt__operand_matrix(launch, position, tensor, rows, stride, transposed, access);
 }
 
 /* The tensor itself, or a contiguous copy that lives until the end of the call. */
@@ -466,12 +475,18 @@ static mpt__tensor mpt__transposed_view(const mpt__tensor *tensor) {
     return view;
 }
 
-/* A launch of a product; its operands are to be set. */
-static MPT__NOINLINE mpt__launch *mpt__gemm_begin(mpt__frame *frame) {
+static MPT__NOINLINE mpt__launch *mpt__gemm_launch(mpt__frame *frame) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
     launch->imm[0] = 1.0;
     launch->index[0] = frame->context->tf32;
     launch->compute_dtype = (uint8_t)frame->compute;
+    return launch;
+}
+
+/* A launch of a product; its operands are to be set, and the compiler sees that it has none yet. */
+static MPT__FORCE_INLINE mpt__launch *mpt__gemm_begin(mpt__frame *frame) {
+    mpt__launch *launch = mpt__gemm_launch(frame);
+    launch->n_operands = 0;
     return launch;
 }
 
@@ -570,7 +585,8 @@ static mpt_status mpt__linear_shape(mpt__frame *frame) {
 /* The weight as operand 1, in the form that mpt__gemm_source chose. */
 static MPT__FORCE_INLINE void mpt__linear_weight(mpt__launch *launch, const mpt__tensor *weight,
                                                  const mpt__source *source, bool transposed) {
-    mpt__operand *operand = mpt__operand_rows(launch, 1, weight, transposed, MPT__READ);
+    mpt__operand *operand = mpt__operand_matrix(launch, 1, weight, weight->shape.dim[0],
+                                                weight->stride[0], transposed, MPT__READ);
     operand->storage = source->storage;
     operand->dtype = source->dtype;
 }
@@ -615,7 +631,7 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
     launch->activation = (uint8_t)(split ? MPT_ACTIVATION_NONE : activation);
     mpt__operand *rows = mpt__operand_rows(launch, 0, x, false, MPT__READ);
     mpt__linear_weight(launch, frame->in[1], &w, true);
-    if (bias) mpt__operand_rows(launch, 2, bias, false, MPT__READ)->shape[0] = rows->shape[0];
+    if (bias) mpt__operand_matrix(launch, 2, bias, rows->shape[0], 0, false, MPT__READ);
     mpt__operand_rows(launch, 3, before, false, MPT__WRITE);
     mpt_status status = mpt__submit(context, launch);
     if (status != MPT_OK || !split) return status;
@@ -672,7 +688,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
         launch = mpt__launch_begin(context, MPT__K_REDUCE);
         launch->function = MPT__FN_SUM;
         const mpt__operand *rows = mpt__operand_rows(launch, 0, dy, false, MPT__READ);
-        mpt__operand_rows(launch, 1, db, false, access);
+        mpt__operand_matrix(launch, 1, db, 1, 0, false, access);
         if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
         mpt__submit(context, launch);
     }
