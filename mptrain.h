@@ -20450,14 +20450,14 @@ static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
         }
         mpt__record *below = NULL;
         int cursor = record->cursor;
-        for (const int n = record->n_in; cursor < n; cursor++) {
-            const mpt__tensor *input = record->in[cursor];
+        for (const int n = record->n_in; cursor < n;) {
+            const mpt__tensor *input = record->in[cursor++];
             if (!input || !input->record || !(input->flags & MPT__REQUIRES_GRAD)) continue;
             below = input->record;
             if (below->mark != mark) break;
             below = NULL;
         }
-        record->cursor = (uint8_t)cursor; /* is looked at again: then it is marked */
+        record->cursor = (uint8_t)cursor;
         if (below) {
             under = record;
             record = below;
@@ -28613,6 +28613,7 @@ typedef struct mpt__optim_state {
 typedef struct mpt__optim_item {
     uint32_t parameter; /* index in context->parameters */
     uint32_t group, state;
+    uint32_t block;   /* the state's: where the parameter was when it came */
     bool had_grad;    /* in the pattern that the segments were built of */
     uint64_t history; /* hash of the patterns in which it had one: equal where step counts are */
 } mpt__optim_item;
@@ -28906,6 +28907,7 @@ static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint3
     item->parameter = index;
     item->group = group;
     item->state = mpt__state_of(context, optimizer, parameter->block);
+    item->block = parameter->block;
     item->history = optimizer->patterns; /* as its peers, and nobody from before */
     mpt__optim_state *state = &optimizer->states[item->state];
     state->held++;
@@ -29385,13 +29387,15 @@ static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) 
     mpt__optim_item *const end = optimizer->items + optimizer->item_count;
     for (mpt__optim_item *item = optimizer->items; item < end; item++) {
         const mpt__parameter *parameter = &context->parameters[item->parameter];
-        if (!parameter->live || parameter->block != optimizer->states[item->state].block)
+        if (!parameter->live || parameter->block != item->block)
             return mpt__error(
                 context, MPT_ERROR_STATE,
                 "the module whose parameters the optimizer holds was destroyed; destroy the "
                 "optimizer too and make one for the new module");
-        changed |= item->had_grad != parameter->has_grad;
-        item->had_grad = parameter->has_grad;
+        if (item->had_grad != parameter->has_grad) {
+            item->had_grad = parameter->has_grad;
+            changed = true;
+        }
         with_grad += parameter->has_grad;
     }
     optimizer->with_grad = with_grad;

@@ -533,14 +533,14 @@ static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
         }
         mpt__record *below = NULL;
         int cursor = record->cursor;
-        for (const int n = record->n_in; cursor < n; cursor++) {
-            const mpt__tensor *input = record->in[cursor];
+        for (const int n = record->n_in; cursor < n;) {
+            const mpt__tensor *input = record->in[cursor++];
             if (!input || !input->record || !(input->flags & MPT__REQUIRES_GRAD)) continue;
             below = input->record;
             if (below->mark != mark) break;
             below = NULL;
         }
-        record->cursor = (uint8_t)cursor; /* is looked at again: then it is marked */
+        record->cursor = (uint8_t)cursor;
         if (below) {
             under = record;
             record = below;

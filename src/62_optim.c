@@ -54,6 +54,7 @@ typedef struct mpt__optim_state {
 typedef struct mpt__optim_item {
     uint32_t parameter; /* index in context->parameters */
     uint32_t group, state;
+    uint32_t block;   /* the state's: where the parameter was when it came */
     bool had_grad;    /* in the pattern that the segments were built of */
     uint64_t history; /* hash of the patterns in which it had one: equal where step counts are */
 } mpt__optim_item;
@@ -347,6 +348,7 @@ static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint3
     item->parameter = index;
     item->group = group;
     item->state = mpt__state_of(context, optimizer, parameter->block);
+    item->block = parameter->block;
     item->history = optimizer->patterns; /* as its peers, and nobody from before */
     mpt__optim_state *state = &optimizer->states[item->state];
     state->held++;

@@ -59,13 +59,15 @@ static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) 
     mpt__optim_item *const end = optimizer->items + optimizer->item_count;
     for (mpt__optim_item *item = optimizer->items; item < end; item++) {
         const mpt__parameter *parameter = &context->parameters[item->parameter];
-        if (!parameter->live || parameter->block != optimizer->states[item->state].block)
+        if (!parameter->live || parameter->block != item->block)
             return mpt__error(
                 context, MPT_ERROR_STATE,
                 "the module whose parameters the optimizer holds was destroyed; destroy the "
                 "optimizer too and make one for the new module");
-        changed |= item->had_grad != parameter->has_grad;
-        item->had_grad = parameter->has_grad;
+        if (item->had_grad != parameter->has_grad) {
+            item->had_grad = parameter->has_grad;
+            changed = true;
+        }
         with_grad += parameter->has_grad;
     }
     optimizer->with_grad = with_grad;
