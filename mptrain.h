@@ -19099,6 +19099,17 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, 
     return operand;
 }
 
+/* Describes a tensor, in line for what small nets do in each step. */
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_inline(mpt__launch *launch, int position,
+                                                           const mpt__tensor *tensor,
+                                                           mpt__access access) {
+    mpt__operand *operand =
+        mpt__operand_ranked(launch, position, tensor, tensor->shape.rank, access);
+    mpt__copy_dims(operand->shape, tensor->shape.dim, tensor->shape.rank);
+    mpt__copy_dims(operand->stride, tensor->stride, tensor->shape.rank);
+    return operand;
+}
+
 static MPT__NOINLINE mpt__operand *mpt__operand_show(mpt__operand *operand,
                                                      const mpt__tensor *tensor,
                                                      mpt__access access) {
@@ -20029,8 +20040,8 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
 }
 
 static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
-    while (frame->n_temporary > 0)
-        mpt__tensor_drop(frame->context, frame->temporary[--frame->n_temporary]);
+    for (int i = frame->n_temporary; i > 0; i--)
+        mpt__tensor_drop(frame->context, frame->temporary[i - 1]);
 }
 
 /* ==== Records ==== */
@@ -22999,9 +23010,9 @@ static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor
     }
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_BINARY);
     launch->function = (uint8_t)mpt__activation_function(activation, true);
-    mpt__operand_of(launch, 0, frame->saved[2], MPT__READ);
-    mpt__operand_of(launch, 1, dy, MPT__READ);
-    mpt__operand_of(launch, 2, inner, MPT__WRITE);
+    mpt__operand_inline(launch, 0, frame->saved[2], MPT__READ);
+    mpt__operand_inline(launch, 1, dy, MPT__READ);
+    mpt__operand_inline(launch, 2, inner, MPT__WRITE);
     return mpt__submit(frame->context, launch) == MPT_OK ? inner : NULL;
 }
 
@@ -23029,7 +23040,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
         launch = mpt__gemm_begin(frame);
         mpt__operand_rows(launch, 0, dy, true, MPT__READ);
         mpt__operand_rows(launch, 1, x, false, MPT__READ);
-        mpt__operand_of(launch, 3, dw, access);
+        mpt__operand_matrix(launch, 3, dw, dw->shape.dim[0], dw->stride[0], false, access);
         mpt__submit(context, launch);
     }
     const mpt__tensor *db = mpt__gradient_into(frame, 2, &access);
@@ -27888,8 +27899,10 @@ static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
     mpt__tensor **in = frame.record->in;
     in[0] = x;
     const mpt__module_parameter *row = module->parameters;
-    for (int i = 1; i < n_in; i++, row++)
-        in[i] = i > module->parameter_count ? NULL : context->parameters[row->parameter - 1].tensor;
+    int i = 1;
+    for (; i < n_in && i <= module->parameter_count; i++, row++)
+        in[i] = context->parameters[row->parameter - 1].tensor;
+    for (; i < n_in; i++) in[i] = NULL;
     return mpt__call_run(&frame);
 }
 

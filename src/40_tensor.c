@@ -344,6 +344,17 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, 
     return operand;
 }
 
+/* Describes a tensor, in line for what small nets do in each step. */
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_inline(mpt__launch *launch, int position,
+                                                           const mpt__tensor *tensor,
+                                                           mpt__access access) {
+    mpt__operand *operand =
+        mpt__operand_ranked(launch, position, tensor, tensor->shape.rank, access);
+    mpt__copy_dims(operand->shape, tensor->shape.dim, tensor->shape.rank);
+    mpt__copy_dims(operand->stride, tensor->stride, tensor->shape.rank);
+    return operand;
+}
+
 static MPT__NOINLINE mpt__operand *mpt__operand_show(mpt__operand *operand,
                                                      const mpt__tensor *tensor,
                                                      mpt__access access) {

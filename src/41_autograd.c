@@ -112,8 +112,8 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
 }
 
 static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
-    while (frame->n_temporary > 0)
-        mpt__tensor_drop(frame->context, frame->temporary[--frame->n_temporary]);
+    for (int i = frame->n_temporary; i > 0; i--)
+        mpt__tensor_drop(frame->context, frame->temporary[i - 1]);
 }
 
 /* ==== Records ==== */

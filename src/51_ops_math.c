@@ -650,9 +650,9 @@ static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor
     }
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_BINARY);
     launch->function = (uint8_t)mpt__activation_function(activation, true);
-    mpt__operand_of(launch, 0, frame->saved[2], MPT__READ);
-    mpt__operand_of(launch, 1, dy, MPT__READ);
-    mpt__operand_of(launch, 2, inner, MPT__WRITE);
+    mpt__operand_inline(launch, 0, frame->saved[2], MPT__READ);
+    mpt__operand_inline(launch, 1, dy, MPT__READ);
+    mpt__operand_inline(launch, 2, inner, MPT__WRITE);
     return mpt__submit(frame->context, launch) == MPT_OK ? inner : NULL;
 }
 
@@ -680,7 +680,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
         launch = mpt__gemm_begin(frame);
         mpt__operand_rows(launch, 0, dy, true, MPT__READ);
         mpt__operand_rows(launch, 1, x, false, MPT__READ);
-        mpt__operand_of(launch, 3, dw, access);
+        mpt__operand_matrix(launch, 3, dw, dw->shape.dim[0], dw->stride[0], false, access);
         mpt__submit(context, launch);
     }
     const mpt__tensor *db = mpt__gradient_into(frame, 2, &access);

@@ -871,8 +871,10 @@ static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
     mpt__tensor **in = frame.record->in;
     in[0] = x;
     const mpt__module_parameter *row = module->parameters;
-    for (int i = 1; i < n_in; i++, row++)
-        in[i] = i > module->parameter_count ? NULL : context->parameters[row->parameter - 1].tensor;
+    int i = 1;
+    for (; i < n_in && i <= module->parameter_count; i++, row++)
+        in[i] = context->parameters[row->parameter - 1].tensor;
+    for (; i < n_in; i++) in[i] = NULL;
     return mpt__call_run(&frame);
 }
 
