@@ -508,8 +508,11 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     t##k = V##_add(t##k, V##_mul(d##k, v##k));
 /* Passes: of the level with the widest vectors, whose gain pays for their size. Pairs of bf16 come
    as two vectors, those of even places and those of odd ones: so do weights, sums and bias. What is
-   read lies in pages that no cache foresees. */
-#define MPT__NORM_AHEAD (dtype == MPT_F32 ? 2048 : 4096) /* bytes */
+   read lies in pages that no cache foresees: all lines of a step are asked for. */
+#define MPT__NORM_AHEAD 4096 /* bytes */
+#define MPT__NORM_FETCH(p)                \
+    MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD); \
+    if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + 64);
 #define MPT__NORM_PASSES_8(FN, OP, N, V, W)
 #define MPT__NORM_PASSES_4(FN, OP, N, V, W)
 #define MPT__NORM_PASSES_WORDS_16(N) N##_norm_next, N##_norm_slope_next
@@ -527,7 +530,7 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         V##_f v0, v1;                                                                     \
         MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                         \
         for (; x < end; x += by, next += by, out += by) {                                 \
-            MPT__PREFETCH_FAR(next + MPT__NORM_AHEAD);                                    \
+            MPT__NORM_FETCH(next)                                                         \
             V##_load_two(x, &v0, &v1, dtype);                                             \
             MPT__NORM_VECTORS_##W(MPT__NORM_NEXT, V);                                     \
             V##_store_two(out, v0, v1, dtype, streams);                                   \
@@ -555,8 +558,8 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         V##_f d0, d1, v0, v1;                                                             \
         MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                         \
         for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) {        \
-            MPT__PREFETCH_FAR(next + MPT__NORM_AHEAD);                                    \
-            MPT__PREFETCH_FAR(next_dy + MPT__NORM_AHEAD);                                 \
+            MPT__NORM_FETCH(next)                                                         \
+            MPT__NORM_FETCH(next_dy)                                                      \
             V##_load_two(x, &v0, &v1, dtype), V##_load_two(dy, &d0, &d1, dtype);          \
             MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V);                               \
             V##_store_two(out, d0, d1, dtype, streams);                                   \
