@@ -791,7 +791,8 @@ MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim);
 /* The same along a new dimension, of tensors of one shape. */
 MPTRAIN_API mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim);
 /* torch.split and torch.chunk: views of parts of `size`, the last one maybe shorter, or of at most
-   `chunks` of one size. Returns how many they are; -1 on error, as if `capacity` is too small. */
+   `chunks` of one size; of nothing, `chunks` of nothing. Returns how many they are; -1 on error, as
+   if `capacity` is too small. */
 MPTRAIN_API int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts,
                                  int capacity);
 MPTRAIN_API int mpt_chunk(mpt_tensor x, int chunks, int dim, mpt_tensor *parts, int capacity);
@@ -811,7 +812,8 @@ MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal);
    gather: out[i][j] = x[i][index[i][j]] for dim = 1; index has the sizes of x in the others.
    index_select: the rows, for dim = 0, that index [n] names.
    scatter_add: x with source[i][j] added at [i][index[i][j]]; index and source have one shape. What
-   meets in one element adds up in fp32, in order. */
+   meets in one element adds up in fp32, in order. Under autocast, x and source of two float dtypes
+   give fp32. */
 MPTRAIN_API mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index);
 MPTRAIN_API mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index);
 MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source);
@@ -846,8 +848,9 @@ MPTRAIN_API mpt_tensor mpt_tanh(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_sigmoid(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_isnan(mpt_tensor x);               /* bool */
 MPTRAIN_API mpt_tensor mpt_isinf(mpt_tensor x);               /* bool */
-MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b); /* bool; any dtype, the same one */
-/* As mpt_equal: a < b, a <= b, a > b, a >= b, a != b. With NaN only the last one is true. */
+MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b); /* bool; any dtype */
+/* As mpt_equal: a < b, a <= b, a > b, a >= b, a != b. With NaN only the last one is true. Both are
+   of one dtype or, under autocast, floats. */
 MPTRAIN_API mpt_tensor mpt_lt(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_le(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_gt(mpt_tensor a, mpt_tensor b);
@@ -20825,11 +20828,23 @@ static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor,
 
 static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
     char first[160], second[160];
-    mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
-    mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
-    return mpt__error(frame->context, MPT_ERROR_DTYPE,
-                      "%s, %s; open mpt_autocast_begin around the call or mpt_cast one of them",
-                      first, second);
+    const mpt__tensor *const *in = (const mpt__tensor *const *)frame->in;
+    const bool region = mpt__autocast_dtype(frame->context) == MPT_F32 &&
+                        mpt__dtype_computes((mpt_dtype)in[a]->dtype) &&
+                        mpt__dtype_computes((mpt_dtype)in[b]->dtype);
+    mpt__describe_input(frame->context, in[a], a + 1, first, sizeof first);
+    mpt__describe_input(frame->context, in[b], b + 1, second, sizeof second);
+    return mpt__error(frame->context, MPT_ERROR_DTYPE, "%s, %s; %smpt_cast one of them", first,
+                      second, region ? "open mpt_autocast_begin around the call or " : "");
+}
+
+/* For inputs that meet as they are: of one dtype or, in a region, floats. */
+static mpt_status mpt__dtypes_meet(mpt__frame *frame, int a, int b) {
+    const mpt_dtype first = (mpt_dtype)frame->in[a]->dtype, second = (mpt_dtype)frame->in[b]->dtype;
+    if (first == second || (mpt__autocast_dtype(frame->context) != MPT_F32 &&
+                            mpt__dtype_computes(first) && mpt__dtype_computes(second)))
+        return MPT_OK;
+    return mpt__dtype_mismatch(frame, a, b);
 }
 
 /* The dtype that all inputs share, or fp32 where they differ inside a region. What a call with more
@@ -22603,7 +22618,7 @@ static mpt_status mpt__binary_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__equal_shape(mpt__frame *frame) {
-    if (frame->in[0]->dtype != frame->in[1]->dtype) return mpt__dtype_mismatch(frame, 0, 1);
+    if (mpt__dtypes_meet(frame, 0, 1) != MPT_OK) return frame->context->base.status;
     frame->out_dtype[0] = MPT_BOOL;
     return mpt__binary_shape(frame);
 }
@@ -22754,8 +22769,7 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
                 i + 1, mpt_dtype_name((mpt_dtype)frame->in[i]->dtype));
     frame->layout = MPT__LAYOUT_KEPT;
     frame->out_dtype[0] = a->dtype == b->dtype ? (mpt_dtype)a->dtype : MPT_F32;
-    if (a->dtype != b->dtype && mpt__autocast_dtype(context) == MPT_F32)
-        return mpt__dtype_mismatch(frame, 1, 2);
+    if (mpt__dtypes_meet(frame, 1, 2) != MPT_OK) return context->base.status;
     mpt__tensor choice = *a;
     int misfit = mpt__broadcast_dims(a, a->shape.rank, b, b->shape.rank, &choice.shape);
     if (misfit < 0)
@@ -23767,7 +23781,8 @@ static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
     int dim;
     const mpt__tensor *x = frame->in[0], *index = frame->in[1], *source = frame->in[2];
     if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
-    if (x->dtype != source->dtype) return mpt__dtype_mismatch(frame, 0, 2);
+    if (mpt__dtypes_meet(frame, 0, 2) != MPT_OK) return frame->context->base.status;
+    if (x->dtype != source->dtype) frame->out_dtype[0] = MPT_F32;
     if (!mpt__agree_outside(x, index, dim) || !mpt__same_shape(index, source))
         return mpt__error(
             frame->context, MPT_ERROR_SHAPE,
@@ -26218,7 +26233,7 @@ static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chun
                    "expected parts of 1 or more, and where to put them");
         return -1;
     }
-    int64_t count = n > 0 ? (n - 1) / size + 1 : 1;
+    int64_t count = n > 0 ? (n - 1) / size + 1 : chunks > 0 ? chunks : 1; /* also of nothing */
     if (count > capacity) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld parts, but room for %d", count, capacity);
         return -1;

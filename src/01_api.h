@@ -399,7 +399,8 @@ MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim);
 /* The same along a new dimension, of tensors of one shape. */
 MPTRAIN_API mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim);
 /* torch.split and torch.chunk: views of parts of `size`, the last one maybe shorter, or of at most
-   `chunks` of one size. Returns how many they are; -1 on error, as if `capacity` is too small. */
+   `chunks` of one size; of nothing, `chunks` of nothing. Returns how many they are; -1 on error, as
+   if `capacity` is too small. */
 MPTRAIN_API int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts,
                                  int capacity);
 MPTRAIN_API int mpt_chunk(mpt_tensor x, int chunks, int dim, mpt_tensor *parts, int capacity);
@@ -419,7 +420,8 @@ MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal);
    gather: out[i][j] = x[i][index[i][j]] for dim = 1; index has the sizes of x in the others.
    index_select: the rows, for dim = 0, that index [n] names.
    scatter_add: x with source[i][j] added at [i][index[i][j]]; index and source have one shape. What
-   meets in one element adds up in fp32, in order. */
+   meets in one element adds up in fp32, in order. Under autocast, x and source of two float dtypes
+   give fp32. */
 MPTRAIN_API mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index);
 MPTRAIN_API mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index);
 MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source);
@@ -454,8 +456,9 @@ MPTRAIN_API mpt_tensor mpt_tanh(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_sigmoid(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_isnan(mpt_tensor x);               /* bool */
 MPTRAIN_API mpt_tensor mpt_isinf(mpt_tensor x);               /* bool */
-MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b); /* bool; any dtype, the same one */
-/* As mpt_equal: a < b, a <= b, a > b, a >= b, a != b. With NaN only the last one is true. */
+MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b); /* bool; any dtype */
+/* As mpt_equal: a < b, a <= b, a > b, a >= b, a != b. With NaN only the last one is true. Both are
+   of one dtype or, under autocast, floats. */
 MPTRAIN_API mpt_tensor mpt_lt(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_le(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_gt(mpt_tensor a, mpt_tensor b);

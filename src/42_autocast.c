@@ -52,11 +52,23 @@ static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor,
 
 static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
     char first[160], second[160];
-    mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
-    mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
-    return mpt__error(frame->context, MPT_ERROR_DTYPE,
-                      "%s, %s; open mpt_autocast_begin around the call or mpt_cast one of them",
-                      first, second);
+    const mpt__tensor *const *in = (const mpt__tensor *const *)frame->in;
+    const bool region = mpt__autocast_dtype(frame->context) == MPT_F32 &&
+                        mpt__dtype_computes((mpt_dtype)in[a]->dtype) &&
+                        mpt__dtype_computes((mpt_dtype)in[b]->dtype);
+    mpt__describe_input(frame->context, in[a], a + 1, first, sizeof first);
+    mpt__describe_input(frame->context, in[b], b + 1, second, sizeof second);
+    return mpt__error(frame->context, MPT_ERROR_DTYPE, "%s, %s; %smpt_cast one of them", first,
+                      second, region ? "open mpt_autocast_begin around the call or " : "");
+}
+
+/* For inputs that meet as they are: of one dtype or, in a region, floats. */
+static mpt_status mpt__dtypes_meet(mpt__frame *frame, int a, int b) {
+    const mpt_dtype first = (mpt_dtype)frame->in[a]->dtype, second = (mpt_dtype)frame->in[b]->dtype;
+    if (first == second || (mpt__autocast_dtype(frame->context) != MPT_F32 &&
+                            mpt__dtype_computes(first) && mpt__dtype_computes(second)))
+        return MPT_OK;
+    return mpt__dtype_mismatch(frame, a, b);
 }
 
 /* The dtype that all inputs share, or fp32 where they differ inside a region. What a call with more

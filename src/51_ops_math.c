@@ -240,7 +240,7 @@ static mpt_status mpt__binary_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__equal_shape(mpt__frame *frame) {
-    if (frame->in[0]->dtype != frame->in[1]->dtype) return mpt__dtype_mismatch(frame, 0, 1);
+    if (mpt__dtypes_meet(frame, 0, 1) != MPT_OK) return frame->context->base.status;
     frame->out_dtype[0] = MPT_BOOL;
     return mpt__binary_shape(frame);
 }
@@ -391,8 +391,7 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
                 i + 1, mpt_dtype_name((mpt_dtype)frame->in[i]->dtype));
     frame->layout = MPT__LAYOUT_KEPT;
     frame->out_dtype[0] = a->dtype == b->dtype ? (mpt_dtype)a->dtype : MPT_F32;
-    if (a->dtype != b->dtype && mpt__autocast_dtype(context) == MPT_F32)
-        return mpt__dtype_mismatch(frame, 1, 2);
+    if (mpt__dtypes_meet(frame, 1, 2) != MPT_OK) return context->base.status;
     mpt__tensor choice = *a;
     int misfit = mpt__broadcast_dims(a, a->shape.rank, b, b->shape.rank, &choice.shape);
     if (misfit < 0)

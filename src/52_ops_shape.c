@@ -335,7 +335,8 @@ static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
     int dim;
     const mpt__tensor *x = frame->in[0], *index = frame->in[1], *source = frame->in[2];
     if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
-    if (x->dtype != source->dtype) return mpt__dtype_mismatch(frame, 0, 2);
+    if (mpt__dtypes_meet(frame, 0, 2) != MPT_OK) return frame->context->base.status;
+    if (x->dtype != source->dtype) frame->out_dtype[0] = MPT_F32;
     if (!mpt__agree_outside(x, index, dim) || !mpt__same_shape(index, source))
         return mpt__error(
             frame->context, MPT_ERROR_SHAPE,

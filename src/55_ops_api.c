@@ -463,7 +463,7 @@ static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chun
                    "expected parts of 1 or more, and where to put them");
         return -1;
     }
-    int64_t count = n > 0 ? (n - 1) / size + 1 : 1;
+    int64_t count = n > 0 ? (n - 1) / size + 1 : chunks > 0 ? chunks : 1; /* also of nothing */
     if (count > capacity) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld parts, but room for %d", count, capacity);
         return -1;

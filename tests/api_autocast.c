@@ -370,6 +370,48 @@ TEST(mixed_dtypes_outside_name_both) {
     end();
 }
 
+/* torch.lt and its kin and torch.scatter_add take the wider dtype. */
+TEST(mixed_dtypes_meet_in_a_region) {
+    begin();
+    const double step = 1.0 / 4096; /* lost in bf16 beside 1 */
+    mpt_tensor wide = mpt_full(c, MPT_F32, MPT_SHAPE(2, 3), 1 + step);
+    mpt_tensor low = mpt_ones(c, MPT_BF16, MPT_SHAPE(3));
+    mpt_tensor whole = mpt_ones(c, MPT_I64, MPT_SHAPE(3));
+    mpt_tensor index = mpt_zeros(c, MPT_I64, MPT_SHAPE(2, 3));
+    mpt_tensor base = mpt_ones(c, MPT_BF16, MPT_SHAPE(2, 3));
+    mpt_requires_grad(wide, true);
+    mpt_requires_grad(base, true);
+    mpt_lt(low, wide);
+    CHECK_CONTAINS(mpt_error(c), "argument 1 is bfloat16, argument 2 is float32; open "
+                                 "mpt_autocast_begin around the call or mpt_cast one of them");
+    mpt_clear_error(c);
+    mpt_autocast_begin(c, MPT_BF16);
+    mpt_tensor less[] = {mpt_lt(low, wide), mpt_ge(wide, low), mpt_ne(low, wide),
+                         mpt_equal(low, wide)};
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ_INT(dtype_of(less[i]), MPT_BOOL);
+        CHECK_NEAR(mpt_item(mpt_sum(mpt_cast(less[i], MPT_F32), MPT_ALL_DIMS, false)),
+                   i < 3 ? 6 : 0, 0);
+    }
+    mpt_tensor sum = mpt_scatter_add(base, 0, index, wide);
+    CHECK_EQ_INT(dtype_of(sum), MPT_F32);
+    CHECK_NEAR(mpt_item(mpt_slice(mpt_slice(sum, 0, 0, 1, 1), 1, 0, 1, 1)), 3 + 2 * step, 0);
+    CHECK_NEAR(mpt_item(mpt_slice(mpt_slice(sum, 0, 1, 2, 1), 1, 2, 3, 1)), 1, 0);
+    mpt_backward(mpt_sum(mpt_mul_scalar(sum, 1 + step), MPT_ALL_DIMS, false));
+    mpt_autocast_end(c);
+    CHECK_EQ_INT(dtype_of(mpt_grad(base)), MPT_BF16);
+    CHECK_EQ_INT(dtype_of(mpt_grad(wide)), MPT_F32);
+    CHECK_NEAR(mpt_item(mpt_mean(mpt_grad(wide), MPT_ALL_DIMS, false)), 1 + step, 0);
+    CHECK_NEAR(mpt_item(mpt_mean(mpt_cast(mpt_grad(base), MPT_F32), MPT_ALL_DIMS, false)), 1, 0);
+    CHECK_EQ_INT(mpt_error_code(c), MPT_OK);
+    mpt_autocast_begin(c, MPT_BF16);
+    mpt_lt(low, whole);
+    CHECK_CONTAINS(mpt_error(c),
+                   "argument 1 is bfloat16, argument 2 is int64; mpt_cast one of them");
+    mpt_clear_error(c);
+    end();
+}
+
 /* ==== Backward ==== */
 
 TEST(gradients_keep_their_dtypes) {
@@ -632,6 +674,7 @@ TEST_TABLE = {T(every_op_in_every_region),
               T(regions_nest),
               T(values_are_rounded_where_the_table_says),
               T(mixed_dtypes_outside_name_both),
+              T(mixed_dtypes_meet_in_a_region),
               T(gradients_keep_their_dtypes),
               T(overrides_by_module),
               T(forms_are_made_once_per_step),

@@ -619,6 +619,9 @@ TEST(ops_refuse) {
     CHECK_EQ_INT(mpt_chunk(x, 3, 0, parts, 4), 2); /* 2 and 2: as PyTorch */
     CHECK_EQ_INT(mpt_chunk(x, 9, 0, parts, 4), 4);
     CHECK_EQ_INT(mpt_split_tensor(mpt_zeros(c, MPT_F32, MPT_SHAPE(0, 2)), 3, 0, parts, 4), 1);
+    CHECK_EQ_INT(mpt_chunk(mpt_zeros(c, MPT_F32, MPT_SHAPE(0, 2)), 3, 0, parts, 4), 3);
+    REFUSED(ARGUMENT, "5 parts, but room for 4",
+            mpt_chunk(mpt_zeros(c, MPT_F32, MPT_SHAPE(0, 2)), 5, 0, parts, 4));
     CHECK_EQ_INT(mpt_numel(mpt_roll(mpt_zeros(c, MPT_F32, MPT_SHAPE(0, 2)), 3, 0)), 0);
     CHECK(mpt_allclose(mpt_roll(x, -1, 0), mpt_roll(x, 3, 0), 0, 0));
     check_ok(c);
