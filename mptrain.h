@@ -17197,7 +17197,7 @@ static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
 
 /* ==== Embedding ==== */
 
-#define MPT__EMBEDDING_ROWS 16    /* of a chunk, forward */
+#define MPT__EMBEDDING_ROWS 64    /* of a chunk, forward */
 #define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward, or a multiple: no result depends on it */
 
 typedef struct mpt__ref_embedding {
@@ -17217,69 +17217,82 @@ static MPT__INLINE int64_t mpt__ref_embedding_at(const mpt__ref_embedding *w, in
    takes no longer than to ask. */
 #define MPT__EMBEDDING_AHEAD 12288   /* bytes */
 #define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
-#define MPT__EMBEDDING_PIECE 128     /* elements */
+#define MPT__EMBEDDING_PIECE 128     /* elements, backward */
 #define MPT__EMBEDDING_LARGE (1 << 18)
 
-/* Byte `at` of the row that is fetched with element j; NULL: none. */
+/* Byte `at` of the row that is fetched with element j, or of `row` again. */
 static MPT__INLINE const char *mpt__ref_embedding_next(const mpt__ref_embedding *w, int64_t j,
-                                                       int64_t at) {
-    const int64_t bytes = mpt__dtype_info[w->table.dtype].bytes;
+                                                       const char *row, int64_t at, int64_t size) {
     const int64_t id = j + w->ahead < w->n ? mpt__ref_embedding_at(w, j + w->ahead) : -1;
-    return id >= 0 ? (const char *)w->table.data + id * w->table_step[0] * bytes + at : NULL;
+    return id >= 0 ? (const char *)w->table.data + id * w->table_step[0] * size + at : row;
 }
-static MPT__INLINE void mpt__ref_embedding_fetch(const char *next, int64_t at, int64_t bytes) {
-    if (next == NULL) return;
-    for (next += at; bytes > 0; bytes -= 64, next += 64) MPT__PREFETCH_FAR(next);
+
+/* Rows that lie dense in the table and where they go. `w` is a copy, which no store can change. */
+static void mpt__ref_embedding_dense(const mpt__ref_embedding w, int64_t j, int64_t end) {
+    const int64_t size = mpt__dtype_info[w.rows.dtype].bytes, bytes = w.columns * size;
+    for (; j < end; j++) {
+        const int64_t id = mpt__ref_embedding_at(&w, j), whole = id < 0 ? 0 : bytes / 64 * 64;
+        const char *from = (const char *)w.table.data + (id < 0 ? 0 : id) * w.table_step[0] * size;
+        const char *next = mpt__ref_embedding_next(&w, j, from, 0, size);
+        char *to = (char *)w.rows.data + j * w.row_step[0] * size;
+        for (int64_t c = 0; c < whole; c += 64) {
+            MPT__PREFETCH_FAR(next + c);
+            memcpy(to + c, from + c, 64);
+        }
+        if (id < 0)
+            memset(to, 0, (size_t)bytes);
+        else if (whole < bytes)
+            memcpy(to + whole, from + whole, (size_t)(bytes - whole));
+    }
 }
 
 static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
-    const int64_t bytes = mpt__dtype_info[w->rows.dtype].bytes, begin = chunk * MPT__EMBEDDING_ROWS;
-    const bool dense = w->table_step[1] == 1 && w->row_step[1] == 1;
+    const int64_t begin = chunk * w->per_chunk, end = mpt__ref_min(begin + w->per_chunk, w->n);
     mpt__real block[MPT__BLOCK];
     (void)thread;
-    for (int64_t j = begin; j < w->n && j < begin + MPT__EMBEDDING_ROWS; j++) {
-        const int64_t id = mpt__ref_embedding_at(w, j), to = j * w->row_step[0];
-        const int64_t from = id * w->table_step[0];
-        const char *next = dense ? mpt__ref_embedding_next(w, j, 0) : NULL;
-        for (int64_t c = 0, m; dense && id >= 0 && c < w->columns; c += m) {
-            m = mpt__ref_min(MPT__EMBEDDING_PIECE / 2, w->columns - c);
-            mpt__ref_embedding_fetch(next, c * bytes, m * bytes);
-            memcpy((char *)w->rows.data + (to + c) * bytes,
-                   (const char *)w->table.data + (from + c) * bytes, (size_t)(m * bytes));
-        }
-        for (int64_t c = 0, m; !(dense && id >= 0) && c < w->columns; c += m) {
+    if (w->table_step[1] == 1 && w->row_step[1] == 1) {
+        mpt__ref_embedding_dense(*w, begin, end);
+        return;
+    }
+    for (int64_t j = begin; j < end; j++) {
+        const int64_t id = mpt__ref_embedding_at(w, j);
+        for (int64_t c = 0, m; c < w->columns; c += m) {
             m = mpt__ref_min(MPT__BLOCK, w->columns - c);
             memset(block, 0, sizeof block);
             if (id >= 0)
-                mpt__ref_get(&w->table, from + c * w->table_step[1], w->table_step[1], block, m);
-            mpt__ref_put(&w->rows, to + c * w->row_step[1], w->row_step[1], block, m);
+                mpt__ref_get(&w->table, id * w->table_step[0] + c * w->table_step[1],
+                             w->table_step[1], block, m);
+            mpt__ref_put(&w->rows, j * w->row_step[0] + c * w->row_step[1], w->row_step[1], block,
+                         m);
         }
     }
 }
 
 /* Some columns of the whole table: what meets in one element adds up in the order of the ids. */
 static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
-    const mpt__binary_fn add = w->call->words->binary[MPT__BINARY_ADD];
-    const int64_t c = chunk * w->per_chunk, padding = w->call->launch->index[0];
-    const int64_t m = mpt__ref_min(w->per_chunk, w->columns - c);
-    mpt__real *table = (mpt__real *)w->table.data + c, block[MPT__BLOCK];
+    const mpt__ref_embedding w = *(const mpt__ref_embedding *)work;
+    const mpt__binary_fn add = w.call->words->binary[MPT__BINARY_ADD];
+    const int64_t c = chunk * w.per_chunk, padding = w.call->launch->index[0];
+    const int64_t m = mpt__ref_min(w.per_chunk, w.columns - c), size = sizeof(mpt__real);
+    mpt__real *table = (mpt__real *)w.table.data + c, block[MPT__BLOCK];
+    const bool direct = w.row_step[1] == 1 && mpt__ref_is_real(w.rows.dtype);
     (void)thread;
-    if (w->call->launch->operand[2].access == MPT__WRITE) {
-        for (int64_t id = 0; id < w->size; id++)
-            memset(table + id * w->table_step[0], 0, (size_t)m * sizeof *table);
+    if (w.call->launch->operand[2].access == MPT__WRITE) {
+        for (int64_t id = 0; id < w.size; id++)
+            memset(table + id * w.table_step[0], 0, (size_t)(m * size));
     }
-    for (int64_t j = 0; j < w->n; j++) {
-        const int64_t id = mpt__ref_embedding_at(w, j);
+    for (int64_t j = 0; j < w.n; j++) {
+        const int64_t id = mpt__ref_embedding_at(&w, j), at = j * w.row_step[0];
         if (id < 0 || id == padding) continue;
-        mpt__real *to = table + id * w->table_step[0];
-        const mpt__real *from = mpt__ref_in(&w->rows, j * w->row_step[0] + c * w->row_step[1],
-                                            w->row_step[1], block, m);
-        const char *next = mpt__ref_embedding_next(w, j, c * (int64_t)sizeof *to);
+        mpt__real *to = table + id * w.table_step[0];
+        const char *next = mpt__ref_embedding_next(&w, j, (const char *)to, c * size, size);
+        const mpt__real *from = (const mpt__real *)w.rows.data + at + c;
+        if (!direct) mpt__ref_get(&w.rows, at + c * w.row_step[1], w.row_step[1], block, m);
+        if (!direct) from = block;
         for (int64_t i = 0, k; i < m; i += k) {
             k = mpt__ref_min(MPT__EMBEDDING_PIECE, m - i);
-            mpt__ref_embedding_fetch(next, i * (int64_t)sizeof *to, k * (int64_t)sizeof *to);
+            for (int64_t l = 0; l < k * size; l += 64) MPT__PREFETCH_FAR(next + i * size + l);
             add(to + i, to + i, from + i, k, 0, 0);
         }
     }
