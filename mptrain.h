@@ -20841,14 +20841,20 @@ static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor,
 
 static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
     char first[160], second[160];
-    const mpt__tensor *const *in = (const mpt__tensor *const *)frame->in;
-    const bool region = mpt__autocast_dtype(frame->context) == MPT_F32 &&
-                        mpt__dtype_computes((mpt_dtype)in[a]->dtype) &&
-                        mpt__dtype_computes((mpt_dtype)in[b]->dtype);
-    mpt__describe_input(frame->context, in[a], a + 1, first, sizeof first);
-    mpt__describe_input(frame->context, in[b], b + 1, second, sizeof second);
+    const bool region = mpt__autocast_dtype(frame->context) != MPT_F32;
+    mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
+    mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
     return mpt__error(frame->context, MPT_ERROR_DTYPE, "%s, %s; %smpt_cast one of them", first,
-                      second, region ? "open mpt_autocast_begin around the call or " : "");
+                      second, region ? "" : "open mpt_autocast_begin around the call or ");
+}
+
+/* An error where no arithmetic runs in the dtype of an input. */
+static MPT__NOINLINE mpt_status mpt__input_computes(mpt__frame *frame, int i) {
+    char text[160];
+    if (mpt__dtype_computes((mpt_dtype)frame->in[i]->dtype)) return MPT_OK;
+    mpt__describe_input(frame->context, frame->in[i], i + 1, text, sizeof text);
+    return mpt__error(frame->context, MPT_ERROR_DTYPE,
+                      "%s, which this op does not compute in; mpt_cast it to f32", text);
 }
 
 /* For inputs that meet as they are: of one dtype or, in a region, floats. */
@@ -20870,12 +20876,7 @@ static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, bool region
         if (!frame->in[i] || (frame->attributes->required > 2 && i >= frame->attributes->required))
             continue;
         mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
-        if (!mpt__dtype_computes(dtype)) {
-            char text[160];
-            mpt__describe_input(frame->context, frame->in[i], i + 1, text, sizeof text);
-            return mpt__error(frame->context, MPT_ERROR_DTYPE,
-                              "%s, which this op does not compute in; mpt_cast it to f32", text);
-        }
+        if (mpt__input_computes(frame, i) != MPT_OK) return frame->context->base.status;
         if (first < 0) first = i, *common = dtype;
         if (other < 0 && dtype != *common) other = i;
     }
@@ -22774,12 +22775,7 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
                           "argument 1 is %s: expected bool, as comparisons give it",
                           mpt_dtype_name((mpt_dtype)condition->dtype));
     for (int i = 1; i < 3; i++)
-        if (!mpt__dtype_computes((mpt_dtype)frame->in[i]->dtype))
-            return mpt__error(
-                context, MPT_ERROR_DTYPE,
-                "argument %d is %s, which this op does not compute in; mpt_cast it to "
-                "f32",
-                i + 1, mpt_dtype_name((mpt_dtype)frame->in[i]->dtype));
+        if (mpt__input_computes(frame, i) != MPT_OK) return context->base.status;
     frame->layout = MPT__LAYOUT_KEPT;
     frame->out_dtype[0] = a->dtype == b->dtype ? (mpt_dtype)a->dtype : MPT_F32;
     if (mpt__dtypes_meet(frame, 1, 2) != MPT_OK) return context->base.status;
@@ -23748,10 +23744,7 @@ static mpt_status mpt__cat_backward(mpt__frame *frame) {
 static mpt_status mpt__index_check(mpt__frame *frame, int index, int *dim) {
     mpt_context *context = frame->context;
     const mpt__tensor *x = frame->in[0], *i = frame->in[index];
-    if (!mpt__dtype_computes((mpt_dtype)x->dtype))
-        return mpt__error(context, MPT_ERROR_DTYPE,
-                          "argument 1 is %s, which this op does not compute in; mpt_cast it to f32",
-                          mpt_dtype_name((mpt_dtype)x->dtype));
+    if (mpt__input_computes(frame, 0) != MPT_OK) return context->base.status;
     if (i->dtype != MPT_I64)
         return mpt__error(context, MPT_ERROR_DTYPE, "indices are %s: expected i64",
                           mpt_dtype_name((mpt_dtype)i->dtype));
@@ -24083,6 +24076,22 @@ static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
     return launch;
 }
 
+/* In line, as all of a step of small nets: a tensor of one dimension, or a number as one element;
+   one of two, or of one as a row of it. */
+static MPT__FORCE_INLINE void mpt__operand_vector(mpt__launch *launch, int position,
+                                                  const mpt__tensor *tensor, mpt__access access) {
+    bool number = tensor->shape.rank == 0;
+    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 1, access);
+    mpt__operand_dim(operand, 0, number ? 1 : tensor->shape.dim[0], number ? 1 : tensor->stride[0]);
+}
+
+static MPT__FORCE_INLINE void mpt__operand_table(mpt__launch *launch, int position,
+                                                 const mpt__tensor *tensor, mpt__access access) {
+    bool row = tensor->shape.rank == 1;
+    mpt__operand_matrix(launch, position, tensor, row ? 1 : tensor->shape.dim[0],
+                        row ? 1 : tensor->stride[0], false, access);
+}
+
 /* Saved: input (cross-entropy only), targets, weights, divisor, log-sum-exp of the rows. */
 enum { MPT__NLL_INPUT, MPT__NLL_TARGETS, MPT__NLL_WEIGHTS, MPT__NLL_DIVISOR, MPT__NLL_ROWS };
 
@@ -24102,12 +24111,12 @@ static mpt_status mpt__nll_forward(mpt__frame *frame) {
     mpt__save(frame, divisor);
     mpt__save(frame, sums);
     mpt__launch *launch = mpt__loss_launch(frame, fused ? MPT__K_CROSS_ENTROPY : MPT__K_NLL);
-    mpt__operand_padded(launch, 0, x, 2, MPT__READ);
-    mpt__operand_padded(launch, 1, frame->in[1], 1, MPT__READ);
-    if (frame->in[2]) mpt__operand_of(launch, 2, frame->in[2], MPT__READ);
-    mpt__operand_padded(launch, 3, frame->out[0], 1, MPT__WRITE);
-    mpt__operand_of(launch, 4, divisor, MPT__WRITE);
-    if (fused) mpt__operand_of(launch, 5, sums, MPT__WRITE);
+    mpt__operand_table(launch, 0, x, MPT__READ);
+    mpt__operand_vector(launch, 1, frame->in[1], MPT__READ);
+    if (frame->in[2]) mpt__operand_vector(launch, 2, frame->in[2], MPT__READ);
+    mpt__operand_vector(launch, 3, frame->out[0], MPT__WRITE);
+    mpt__operand_vector(launch, 4, divisor, MPT__WRITE);
+    if (fused) mpt__operand_table(launch, 5, sums, MPT__WRITE);
     return mpt__submit(frame->context, launch);
 }
 
@@ -24119,13 +24128,13 @@ static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const
     int at = 0;
     const mpt__tensor *weights = frame->saved[MPT__NLL_WEIGHTS];
     mpt__launch *launch = mpt__loss_launch(frame, kernel);
-    if (x) mpt__operand_padded(launch, at++, x, 2, MPT__READ);
-    mpt__operand_padded(launch, at++, frame->saved[MPT__NLL_TARGETS], 1, MPT__READ);
-    if (weights) mpt__operand_of(launch, at, weights, MPT__READ);
-    mpt__operand_of(launch, at + 1, frame->saved[MPT__NLL_DIVISOR], MPT__READ);
-    mpt__operand_padded(launch, at + 2, frame->dy[0], 1, MPT__READ);
-    if (rows) mpt__operand_of(launch, at + 3, rows, MPT__READ);
-    mpt__operand_padded(launch, x ? at + 4 : at + 3, dx, 2, access);
+    if (x) mpt__operand_table(launch, at++, x, MPT__READ);
+    mpt__operand_vector(launch, at++, frame->saved[MPT__NLL_TARGETS], MPT__READ);
+    if (weights) mpt__operand_vector(launch, at, weights, MPT__READ);
+    mpt__operand_vector(launch, at + 1, frame->saved[MPT__NLL_DIVISOR], MPT__READ);
+    mpt__operand_vector(launch, at + 2, frame->dy[0], MPT__READ);
+    if (rows) mpt__operand_table(launch, at + 3, rows, MPT__READ);
+    mpt__operand_table(launch, x ? at + 4 : at + 3, dx, access);
     return mpt__submit(frame->context, launch);
 }
 

@@ -52,14 +52,20 @@ static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor,
 
 static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
     char first[160], second[160];
-    const mpt__tensor *const *in = (const mpt__tensor *const *)frame->in;
-    const bool region = mpt__autocast_dtype(frame->context) == MPT_F32 &&
-                        mpt__dtype_computes((mpt_dtype)in[a]->dtype) &&
-                        mpt__dtype_computes((mpt_dtype)in[b]->dtype);
-    mpt__describe_input(frame->context, in[a], a + 1, first, sizeof first);
-    mpt__describe_input(frame->context, in[b], b + 1, second, sizeof second);
+    const bool region = mpt__autocast_dtype(frame->context) != MPT_F32;
+    mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
+    mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
     return mpt__error(frame->context, MPT_ERROR_DTYPE, "%s, %s; %smpt_cast one of them", first,
-                      second, region ? "open mpt_autocast_begin around the call or " : "");
+                      second, region ? "" : "open mpt_autocast_begin around the call or ");
+}
+
+/* An error where no arithmetic runs in the dtype of an input. */
+static MPT__NOINLINE mpt_status mpt__input_computes(mpt__frame *frame, int i) {
+    char text[160];
+    if (mpt__dtype_computes((mpt_dtype)frame->in[i]->dtype)) return MPT_OK;
+    mpt__describe_input(frame->context, frame->in[i], i + 1, text, sizeof text);
+    return mpt__error(frame->context, MPT_ERROR_DTYPE,
+                      "%s, which this op does not compute in; mpt_cast it to f32", text);
 }
 
 /* For inputs that meet as they are: of one dtype or, in a region, floats. */
@@ -81,12 +87,7 @@ static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, bool region
         if (!frame->in[i] || (frame->attributes->required > 2 && i >= frame->attributes->required))
             continue;
         mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
-        if (!mpt__dtype_computes(dtype)) {
-            char text[160];
-            mpt__describe_input(frame->context, frame->in[i], i + 1, text, sizeof text);
-            return mpt__error(frame->context, MPT_ERROR_DTYPE,
-                              "%s, which this op does not compute in; mpt_cast it to f32", text);
-        }
+        if (mpt__input_computes(frame, i) != MPT_OK) return frame->context->base.status;
         if (first < 0) first = i, *common = dtype;
         if (other < 0 && dtype != *common) other = i;
     }

@@ -383,12 +383,7 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
                           "argument 1 is %s: expected bool, as comparisons give it",
                           mpt_dtype_name((mpt_dtype)condition->dtype));
     for (int i = 1; i < 3; i++)
-        if (!mpt__dtype_computes((mpt_dtype)frame->in[i]->dtype))
-            return mpt__error(
-                context, MPT_ERROR_DTYPE,
-                "argument %d is %s, which this op does not compute in; mpt_cast it to "
-                "f32",
-                i + 1, mpt_dtype_name((mpt_dtype)frame->in[i]->dtype));
+        if (mpt__input_computes(frame, i) != MPT_OK) return context->base.status;
     frame->layout = MPT__LAYOUT_KEPT;
     frame->out_dtype[0] = a->dtype == b->dtype ? (mpt_dtype)a->dtype : MPT_F32;
     if (mpt__dtypes_meet(frame, 1, 2) != MPT_OK) return context->base.status;

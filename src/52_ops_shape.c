@@ -289,10 +289,7 @@ static mpt_status mpt__cat_backward(mpt__frame *frame) {
 static mpt_status mpt__index_check(mpt__frame *frame, int index, int *dim) {
     mpt_context *context = frame->context;
     const mpt__tensor *x = frame->in[0], *i = frame->in[index];
-    if (!mpt__dtype_computes((mpt_dtype)x->dtype))
-        return mpt__error(context, MPT_ERROR_DTYPE,
-                          "argument 1 is %s, which this op does not compute in; mpt_cast it to f32",
-                          mpt_dtype_name((mpt_dtype)x->dtype));
+    if (mpt__input_computes(frame, 0) != MPT_OK) return context->base.status;
     if (i->dtype != MPT_I64)
         return mpt__error(context, MPT_ERROR_DTYPE, "indices are %s: expected i64",
                           mpt_dtype_name((mpt_dtype)i->dtype));

@@ -54,6 +54,22 @@ static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
     return launch;
 }
 
+/* In line, as all of a step of small nets: a tensor of one dimension, or a number as one element;
+   one of two, or of one as a row of it. */
+static MPT__FORCE_INLINE void mpt__operand_vector(mpt__launch *launch, int position,
+                                                  const mpt__tensor *tensor, mpt__access access) {
+    bool number = tensor->shape.rank == 0;
+    mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 1, access);
+    mpt__operand_dim(operand, 0, number ? 1 : tensor->shape.dim[0], number ? 1 : tensor->stride[0]);
+}
+
+static MPT__FORCE_INLINE void mpt__operand_table(mpt__launch *launch, int position,
+                                                 const mpt__tensor *tensor, mpt__access access) {
+    bool row = tensor->shape.rank == 1;
+    mpt__operand_matrix(launch, position, tensor, row ? 1 : tensor->shape.dim[0],
+                        row ? 1 : tensor->stride[0], false, access);
+}
+
 /* Saved: input (cross-entropy only), targets, weights, divisor, log-sum-exp of the rows. */
 enum { MPT__NLL_INPUT, MPT__NLL_TARGETS, MPT__NLL_WEIGHTS, MPT__NLL_DIVISOR, MPT__NLL_ROWS };
 
@@ -73,12 +89,12 @@ static mpt_status mpt__nll_forward(mpt__frame *frame) {
     mpt__save(frame, divisor);
     mpt__save(frame, sums);
     mpt__launch *launch = mpt__loss_launch(frame, fused ? MPT__K_CROSS_ENTROPY : MPT__K_NLL);
-    mpt__operand_padded(launch, 0, x, 2, MPT__READ);
-    mpt__operand_padded(launch, 1, frame->in[1], 1, MPT__READ);
-    if (frame->in[2]) mpt__operand_of(launch, 2, frame->in[2], MPT__READ);
-    mpt__operand_padded(launch, 3, frame->out[0], 1, MPT__WRITE);
-    mpt__operand_of(launch, 4, divisor, MPT__WRITE);
-    if (fused) mpt__operand_of(launch, 5, sums, MPT__WRITE);
+    mpt__operand_table(launch, 0, x, MPT__READ);
+    mpt__operand_vector(launch, 1, frame->in[1], MPT__READ);
+    if (frame->in[2]) mpt__operand_vector(launch, 2, frame->in[2], MPT__READ);
+    mpt__operand_vector(launch, 3, frame->out[0], MPT__WRITE);
+    mpt__operand_vector(launch, 4, divisor, MPT__WRITE);
+    if (fused) mpt__operand_table(launch, 5, sums, MPT__WRITE);
     return mpt__submit(frame->context, launch);
 }
 
@@ -90,13 +106,13 @@ static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const
     int at = 0;
     const mpt__tensor *weights = frame->saved[MPT__NLL_WEIGHTS];
     mpt__launch *launch = mpt__loss_launch(frame, kernel);
-    if (x) mpt__operand_padded(launch, at++, x, 2, MPT__READ);
-    mpt__operand_padded(launch, at++, frame->saved[MPT__NLL_TARGETS], 1, MPT__READ);
-    if (weights) mpt__operand_of(launch, at, weights, MPT__READ);
-    mpt__operand_of(launch, at + 1, frame->saved[MPT__NLL_DIVISOR], MPT__READ);
-    mpt__operand_padded(launch, at + 2, frame->dy[0], 1, MPT__READ);
-    if (rows) mpt__operand_of(launch, at + 3, rows, MPT__READ);
-    mpt__operand_padded(launch, x ? at + 4 : at + 3, dx, 2, access);
+    if (x) mpt__operand_table(launch, at++, x, MPT__READ);
+    mpt__operand_vector(launch, at++, frame->saved[MPT__NLL_TARGETS], MPT__READ);
+    if (weights) mpt__operand_vector(launch, at, weights, MPT__READ);
+    mpt__operand_vector(launch, at + 1, frame->saved[MPT__NLL_DIVISOR], MPT__READ);
+    mpt__operand_vector(launch, at + 2, frame->dy[0], MPT__READ);
+    if (rows) mpt__operand_table(launch, at + 3, rows, MPT__READ);
+    mpt__operand_table(launch, x ? at + 4 : at + 3, dx, access);
     return mpt__submit(frame->context, launch);
 }
 
