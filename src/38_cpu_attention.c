@@ -106,9 +106,11 @@ static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread)
         if (id < 0 || id == padding) continue;
         mpt__real *to = table + id * w.table_step[0];
         const char *next = mpt__ref_embedding_next(&w, j, (const char *)to, c * size, size);
-        const mpt__real *from = (const mpt__real *)w.rows.data + at + c;
-        if (!direct) mpt__ref_get(&w.rows, at + c * w.row_step[1], w.row_step[1], block, m);
-        if (!direct) from = block;
+        const mpt__real *from = block;
+        if (direct)
+            from = (const mpt__real *)w.rows.data + at + c;
+        else
+            mpt__ref_get(&w.rows, at + c * w.row_step[1], w.row_step[1], block, m);
         for (int64_t i = 0, k; i < m; i += k) {
             k = mpt__ref_min(MPT__EMBEDDING_PIECE, m - i);
             for (int64_t l = 0; l < k * size; l += 64) MPT__PREFETCH_FAR(next + i * size + l);

@@ -185,12 +185,14 @@ done
 all_options=
 for option in $options; do all_options="$all_options -D$option"; done
 add_option_job() { # add_option_job NAME FLAGS
-    job "option-$1" "$cc -std=c11 -O1 $strict $include $2 -c -o option-$1.o implementation.c &&
+    job "option-$1" "$cc -std=c11 -O0 $strict $include $2 -c -o option-$1.o implementation.c &&
         $cc $include $2 $here/use.c option-$1.o $link -o option-$1 && ./option-$1"
 }
 add_option_job none ''
 for option in $options; do add_option_job "$option" "-D$option"; done
 add_option_job all "$all_options"
+job option-all-optimised "$cc -std=c11 -O2 $strict $include $all_options -c -o all-O2.o \
+    implementation.c"
 core_options=
 for option in MPTRAIN_NO_CONV MPTRAIN_NO_ATTENTION MPTRAIN_NO_FP8 MPTRAIN_NO_FIT; do
     core_options="$core_options -D$option"
@@ -238,7 +240,7 @@ full=$(text_of option-none.o)
 for option in $options all; do
     small=$(text_of "option-$option.o")
     if [ -n "$small" ] && [ "$small" -lt "$full" ]; then
-        echo "$option: $((full - small)) of $full bytes less at -O1"
+        echo "$option: $((full - small)) of $full bytes less at -O0"
         pass
     else
         fail "$option: the object does not shrink ($full -> ${small:-nothing})"
@@ -309,8 +311,8 @@ user_ms() { # user_ms COMMAND...: processor time of the command in milliseconds
 least_ms() { for _ in 1 2 3 4 5 6 7; do user_ms "$@"; done | sort -n | head -n 1; }
 # What users feel is bounded below: time to compile, size of objects. Lines and bytes stand here so
 # that growth is decided: they rise with what the library can do, and only in a commit that says so.
-at_most 'lines of mptrain.h' "$(wc -l <"$header")" 41000 lines
-at_most 'size of mptrain.h' "$(wc -c <"$header")" 2055000 bytes
+at_most 'lines of mptrain.h' "$(wc -l <"$header")" 41600 lines
+at_most 'size of mptrain.h' "$(wc -c <"$header")" 2075000 bytes
 core_lines=$($cc -E -C -fdirectives-only $include $core_options implementation.c 2>/dev/null |
     awk '/^# [0-9]+ "/ { ours = $3 ~ /mptrain\.h"$/; next } ours && NF { n++ } END { print n + 0 }')
 at_most 'lines of the core profile that are not blank' "$core_lines" 27900 lines
