@@ -7050,10 +7050,16 @@ static int64_t mpt__ref_truncate(double x, double low, double beyond) {
 
 /* ==== Loads and stores ==== */
 
+/* Elements that lie together have a loop of their own, for speed: any stride is right for both. */
+#ifdef __OPTIMIZE_SIZE__
+#define MPT__OWN_LOOP(stride) false
+#else
+#define MPT__OWN_LOOP(stride) ((stride) == 1)
+#endif
 #define MPT__LOAD_CASE(id, storage, expression)               \
     case id: {                                                \
         const storage *from = (const storage *)data + offset; \
-        if (stride == 1) {                                    \
+        if (MPT__OWN_LOOP(stride)) {                          \
             for (int64_t i = 0; i < n; i++) {                 \
                 const storage v = from[i];                    \
                 to[i] = expression;                           \
@@ -7069,7 +7075,7 @@ static int64_t mpt__ref_truncate(double x, double low, double beyond) {
 #define MPT__STORE_CASE(id, storage, expression)                         \
     case id: {                                                           \
         storage *to = (storage *)data + offset;                          \
-        if (stride == 1) {                                               \
+        if (MPT__OWN_LOOP(stride)) {                                     \
             for (int64_t i = 0; i < n; i++) to[i] = expression;          \
         } else {                                                         \
             for (int64_t i = 0; i < n; i++) to[i * stride] = expression; \
