@@ -15676,33 +15676,70 @@ static void mpt__conv_pixel_chunk(void *work, int64_t pixel, int thread) {
     memset(to + n * r->run, 0, (size_t)((r->images - n) * r->run) * sizeof *to);
 }
 
+/* Whether tap t of the output pixel that begins at `at` lies on a pixel of x, and on which. */
+static bool mpt__conv_meets(const mpt__gemm_image *x, const int64_t at[2], int64_t t,
+                            int64_t *pixel) {
+    const int64_t ty = at[0] + t / x->taps[1] * x->apart[0];
+    const int64_t tx = at[1] + t % x->taps[1] * x->apart[1];
+    *pixel = ty * x->size[1] + tx;
+    return ty >= 0 && ty < x->size[0] && tx >= 0 && tx < x->size[1];
+}
+
+/* The sum of many products of one size, which go some at a time: sums are rows of a panel. */
+typedef struct mpt__conv_pairs {
+    const mpt__gemm_level *level;
+    float *sums;
+    int64_t depth, rows, count;
+    int sides, how;
+    mpt__gemm_side a[MPT__CONV_TAPS], b[MPT__CONV_TAPS];
+} mpt__conv_pairs;
+
+static mpt__conv_pairs mpt__conv_pairs_of(const mpt__gemm_level *level, int64_t depth, float *sums,
+                                          int64_t rows, int64_t count) {
+    mpt__conv_pairs pairs;
+    pairs.level = level, pairs.depth = depth;
+    pairs.sums = sums, pairs.rows = rows, pairs.count = count;
+    pairs.sides = pairs.how = 0;
+    return pairs;
+}
+
+static void mpt__conv_pairs_run(mpt__conv_pairs *p) {
+    if (p->sides == 0) return;
+    mpt__conv_tiles(p->level, p->depth, p->a, p->b, p->sides, p->sums, p->level->columns, p->rows,
+                    p->count, p->how, false);
+    p->how = MPT__GEMM_ADD, p->sides = 0;
+}
+
+/* One more: rows of a, `outer` and `inner` apart, and a panel. */
+static void mpt__conv_pair(mpt__conv_pairs *p, const float *a, int64_t outer, int64_t inner,
+                           const float *panel) {
+    const mpt__gemm_side of_a = {(const char *)a, MPT_F32, 0, outer, inner};
+    const mpt__gemm_side of_b = {(const char *)panel, MPT_F32, 0, 1, p->level->columns};
+    p->a[p->sides] = of_a, p->b[p->sides] = of_b;
+    if (++p->sides == MPT__CONV_TAPS) mpt__conv_pairs_run(p);
+}
+
+/* What is left; zeros where there was no product. */
+static void mpt__conv_pairs_end(mpt__conv_pairs *p) {
+    mpt__conv_pairs_run(p);
+    if (p->how == 0)
+        memset(p->sums, 0, (size_t)(p->rows * p->level->columns) * sizeof *p->sums);
+}
+
 /* Sums of pixel p of some images for the columns of a panel. */
 static void mpt__conv_pixel_products(const mpt__conv_rows *r, const float *panel, int64_t p,
                                      int64_t image, int64_t images, int64_t count, float *sums) {
     const mpt__gemm_image *x = r->lines.x;
-    const int64_t columns = r->g->level->columns, taps = x->taps[0] * x->taps[1];
-    mpt__gemm_side a[MPT__CONV_TAPS], b[MPT__CONV_TAPS];
-    int64_t at[2];
-    int sides = 0, how = 0;
+    const mpt__gemm_level *level = r->g->level;
+    mpt__conv_pairs pairs = mpt__conv_pairs_of(level, r->run, sums, images, count);
+    int64_t at[2], pixel;
     mpt__gemm_pixel(x, p, at);
-    for (int64_t t = 0; t < taps; t++) {
-        const int64_t ty = at[0] + t / x->taps[1] * x->apart[0];
-        const int64_t tx = at[1] + t % x->taps[1] * x->apart[1];
-        if (ty >= 0 && ty < x->size[0] && tx >= 0 && tx < x->size[1]) {
-            const float *from = r->memory + r->pixels +
-                                ((ty * x->size[1] + tx) * r->images + image) * r->run;
-            const mpt__gemm_side of_x = {(const char *)from, MPT_F32, 0, r->run, 1};
-            const mpt__gemm_side of_w = {(const char *)(panel + t * r->run * columns), MPT_F32, 0,
-                                         1, columns};
-            a[sides] = of_x, b[sides++] = of_w;
-        }
-        if (sides == MPT__CONV_TAPS || (sides > 0 && t + 1 == taps)) {
-            mpt__conv_tiles(r->g->level, r->run, a, b, sides, sums, columns, images, count, how,
-                            false);
-            how = MPT__GEMM_ADD, sides = 0;
-        }
+    for (int64_t t = 0; t < x->taps[0] * x->taps[1]; t++) {
+        if (!mpt__conv_meets(x, at, t, &pixel)) continue;
+        const float *from = r->memory + r->pixels + (pixel * r->images + image) * r->run;
+        mpt__conv_pair(&pairs, from, r->run, 1, panel + t * r->run * level->columns);
     }
-    if (how == 0) memset(sums, 0, (size_t)(images * columns) * sizeof *sums);
+    mpt__conv_pairs_end(&pairs);
 }
 
 /* Some columns of all pixels of some images. */
@@ -15759,28 +15796,16 @@ static void mpt__conv_tap_chunk(void *work, int64_t chunk, int thread) {
     float *sums = r->memory + r->shared + thread * r->own;
     for (int64_t i = 0; i < g->m; i += width) {
         const int64_t rows = mpt__smaller_of(width, g->m - i);
-        mpt__gemm_side a[MPT__CONV_TAPS], b[MPT__CONV_TAPS];
-        int sides = 0, how = 0;
+        const float *dy = r->memory + r->depth + i / width * r->run;
+        mpt__conv_pairs pairs = mpt__conv_pairs_of(g->level, depth, sums, rows, count);
+        int64_t at[2], pixel;
         for (int64_t p = 0; p < grid; p++) {
-            int64_t at[2];
             mpt__gemm_pixel(x, p, at);
-            const int64_t ty = at[0] + t / x->taps[1] * x->apart[0];
-            const int64_t tx = at[1] + t % x->taps[1] * x->apart[1];
-            if (ty >= 0 && ty < x->size[0] && tx >= 0 && tx < x->size[1]) {
-                const float *dy = r->memory + r->depth +
-                                  (p * mpt__gemm_panels(g->m, width) + i / width) * r->run;
-                const float *of = r->memory + (ty * x->size[1] + tx) * r->panel +
-                                  j / width * r->run;
-                const mpt__gemm_side of_dy = {(const char *)dy, MPT_F32, 0, 1, width};
-                const mpt__gemm_side of_x = {(const char *)of, MPT_F32, 0, 1, width};
-                a[sides] = of_dy, b[sides++] = of_x;
-            }
-            if (sides == MPT__CONV_TAPS || (sides > 0 && p + 1 == grid)) {
-                mpt__conv_tiles(g->level, depth, a, b, sides, sums, width, rows, count, how, false);
-                how = MPT__GEMM_ADD, sides = 0;
-            }
+            if (!mpt__conv_meets(x, at, t, &pixel)) continue;
+            mpt__conv_pair(&pairs, dy + p * mpt__gemm_panels(g->m, width) * r->run, 1, width,
+                           r->memory + pixel * r->panel + j / width * r->run);
         }
-        if (how == 0) memset(sums, 0, (size_t)(rows * width) * sizeof *sums);
+        mpt__conv_pairs_end(&pairs);
         g->level->finish(g, sums, width, i, t * x->channels + j, rows, count);
     }
 }
