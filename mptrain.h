@@ -335,6 +335,12 @@ from memory; mpt_config.io replaces file access. Weights of others come by rules
     config.ignore = masks, config.ignore_count = 1;
     mpt_load(net, "model.safetensors", &config, NULL);
 
+A training goes on in another process with the weights, mpt_scaler_set_state, mpt_schedule_set_state
+and the lr of the groups, mpt_loader_seek, and for dropout as many empty steps (mpt_step_begin,
+mpt_step_end) as mpt_step_number had counted. There are no files of moments, masters and averages:
+with SGD without momentum in fp32 the bits are those of a training that never stopped, else moments
+begin anew.
+
 ==== MANUAL 11: finding out what happens =======================================================
 
 mpt_print_launches shows every kernel with its operands. mpt_trace_nan finds the first op, module
@@ -1167,8 +1173,9 @@ typedef struct mpt_module_class {
 } mpt_module_class;
 MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
                                          void *user);
-/* Before the tree's first use; names of 1 to 199 bytes without a dot, copied. A child may be added
-   in several places of one tree: it is shared. */
+/* Before the first use of tree and child: build all of a net, then load weights of a part of it
+   with mpt_load(mpt_child(net, "0"), ..). Names have 1 to 199 bytes without a dot and are copied. A
+   child may be added in several places of one tree: it is shared. */
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child);
 MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
                                          mpt_init init);
@@ -1567,7 +1574,8 @@ MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, m
 MPTRAIN_API mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path,
                                 const char *targets_path);
 /* Samples from a callback, which loader workers run side by side: it fills `input` and `target`
-   (sizes as declared) for sample `index`, or returns false with a message in `error`. */
+   (sizes as declared; NULL without a target_dtype) for sample `index`, or returns false with a
+   message in `error`. `seed` differs by sample and epoch, and not by worker. */
 typedef struct mpt_user_dataset_config {
     int64_t count;
     mpt_dtype dtype;
@@ -1696,7 +1704,7 @@ MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size
 /* ==== Metrics, inspection ==================================================================== */
 
 /* Adds a 0-d tensor to a running mean without waiting for the device. Names are compared by text;
-   at most 16 of them. */
+   at most 16 of them, of which mpt_fit takes one. */
 MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, mpt_tensor value);
 /* Mean since the last reset, of what has arrived; waits if `wait`. NaN if nothing. */
 MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool wait);
@@ -1717,7 +1725,8 @@ MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
 /* Checks every output for non-finite values and remembers the first: op, tensor, module, step. Also
    switched on by the scaler for one step after an overflow. Waits at every launch. */
 MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on);
-/* Text about the first non-finite value found; empty if none. */
+/* Text about the first non-finite value found, and whether its op had read one, as from the data or
+   weights; empty if none. */
 MPTRAIN_API const char *mpt_nan_report(mpt_context *context);
 
 /* Anomaly mode, switched between steps: where loss or gradients of a step are not finite, before an
@@ -1846,7 +1855,8 @@ typedef struct mpt_fit_config {
     bool (*progress)(void *user, const mpt_progress *progress);
     void *user;
     int patience;           /* 0; epochs without a better validation loss before stopping */
-    const char *checkpoint; /* NULL; weights of the best (or last) epoch go to this path */
+    const char *checkpoint; /* NULL; weights of the best epoch go to this path: by validation loss,
+                               else the last one whose mean loss is finite */
 } mpt_fit_config;
 typedef struct mpt_fit_result {
     mpt_status status;
@@ -2961,6 +2971,7 @@ int mpt__cuda_device_count(char *why, size_t size);
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #endif
 #ifndef MPTRAIN_NO_THREADS
 #include <pthread.h>
@@ -3874,6 +3885,7 @@ static const struct {
     {EACCES, "permission denied"},
     {EPERM, "operation not permitted"},
     {EISDIR, "is a directory"},
+    {ENXIO, "is no ordinary file"},
     {ENOTDIR, "a part of the path is not a directory"},
     {ENOSPC, "no space left on the device"},
     {EDQUOT, "the disk quota is used up"},
@@ -4147,13 +4159,18 @@ static bool mpt__sync_directory(const char *path) {
 }
 
 /* File first, then its name, then the directory: of 200,000 simulated power losses, only this
-   order never lost or tore a file. */
+   order never lost or tore a file. A device or pipe of that name stays: root could put a file in
+   the place of /dev/null. */
 static bool mpt__file_commit(void *user, const char *temporary, const char *path) {
-    const int descriptor = mpt__open_descriptor(temporary, O_RDWR);
-    bool synced;
+    struct stat there;
     (void)user;
+    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode) && !S_ISDIR(there.st_mode)) {
+        mpt__io_error = ENXIO;
+        return false;
+    }
+    const int descriptor = mpt__open_descriptor(temporary, O_RDWR);
     if (descriptor < 0) return false;
-    synced = mpt__sync_descriptor(descriptor);
+    const bool synced = mpt__sync_descriptor(descriptor);
     if (!mpt__file_result(close(descriptor) == 0 || errno == EINTR) || !synced) return false;
     return mpt__file_result(rename(temporary, path) == 0) && mpt__sync_directory(path);
 }
@@ -8374,8 +8391,9 @@ static void mpt__ref_triangle_body(const mpt__ref_map *map, mpt__ref_cursor *at,
     mpt__real in[MPT__BLOCK], out[MPT__BLOCK];
     const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in, n);
     for (int64_t i = 0; i < n; i++) {
-        int64_t above = (first + i) % columns - (first + i) / columns % rows - launch->index[0];
-        out[i] = above == 0 || (above > 0) == (launch->index[1] != 0) ? x[i] : 0;
+        const int64_t diagonal = (first + i) % columns - (first + i) / columns % rows;
+        const bool above = diagonal > launch->index[0];
+        out[i] = diagonal == launch->index[0] || above == (launch->index[1] != 0) ? x[i] : 0;
     }
     mpt__ref_give(&map->walk[1], &at[1], out, n);
 }
@@ -21113,10 +21131,25 @@ static int64_t mpt__find_nonfinite(mpt_context *context, void *const *data,
     return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
 }
 
+/* Whether a launch read what is not finite: then the fault is in the data, the weights or an op
+   before. What the result has been written over cannot be told. */
+static bool mpt__trace_read(mpt_context *context, const mpt__launch *traced,
+                            const mpt__operand *result) {
+    for (int i = 0; i < traced->n_operands; i++) {
+        const mpt__operand *operand = &traced->operand[i];
+        if (operand->storage && operand->storage != result->storage &&
+            operand->access == MPT__READ && mpt__dtype_info[operand->dtype].is_float &&
+            mpt__find_nonfinite(context, context->data, operand) >= 0)
+            return true;
+    }
+    return false;
+}
+
 static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
                                const mpt__operand *operand) {
     int64_t index = mpt__find_nonfinite(context, context->data, operand);
     if (index < 0) return;
+    const bool read = mpt__trace_read(context, traced, operand);
     mpt_shape shape = mpt__operand_shape(operand);
     uint32_t record = traced->op_record;
     const char *path =
@@ -21125,11 +21158,11 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     mpt__format_text(
         tracer->report, sizeof tracer->report,
         "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
-        "a %s tensor %S",
+        "a %s tensor %S%s",
         context->now.step, mpt__phase_names[traced->phase],
         traced->op ? mpt__op_row_of(traced->op)->name : "no op", *path ? ", module " : "", path,
-        mpt__kernel_names[traced->kernel], index, mpt_dtype_name((mpt_dtype)operand->dtype),
-        &shape);
+        mpt__kernel_names[traced->kernel], index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape,
+        read ? "; what it read was not finite already" : "");
     mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 
@@ -24960,7 +24993,7 @@ static mpt_status mpt__pooling_shape(mpt__frame *frame) {
         if (window < 1 || window > MPT__POOL_MOST ||
             (!adaptive && (step < 1 || step > MPT__POOL_MOST)))
             return mpt__error(context, MPT_ERROR_ARGUMENT,
-                              "window or output size %lld, step %lld: expected 1 or more", window,
+                              "window or output size %lld, step %lld: expected 1 to 2^30", window,
                               step);
         if (!adaptive && (padding < 0 || padding > window / 2))
             return mpt__error(context, MPT_ERROR_ARGUMENT,
@@ -27510,7 +27543,8 @@ static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, cons
     if (context->base.status != MPT_OK) return context->base.status;
     if (child->frozen)
         return mpt__error(context, MPT_ERROR_STATE,
-                          "child %s is already in use in a tree of its own", name);
+                          "child %s is in use; build the whole tree, then load and use it",
+                          name);
     for (int64_t i = 0; i < module->child_count; i++) {
         if (strcmp(module->children[i].name, name) == 0)
             return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a child %s",
@@ -29093,7 +29127,7 @@ static void mpt__optimizer_free(mpt_context *context, void *object) {
     mpt__room_free(context, optimizer->groups, optimizer->group_capacity);
 }
 
-#define MPT__NO_LIMIT 1e300 /* what no setting reaches: infinities and NaN are refused */
+#define MPT__NO_LIMIT 3.4e38 /* what no setting reaches: NaN and infinities of fp32 are refused */
 
 /* False with an error recorded unless low <= value < below. */
 static bool mpt__check_number(mpt_context *context, const char *name, double value, double low,
@@ -30608,7 +30642,7 @@ MPTRAIN_API mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double et
 }
 MPTRAIN_API mpt_rate mpt_multi_step_lr(const int64_t *milestones, int count, double gamma) {
     mpt_rate rate = mpt__rate_make(MPT__MULTI_STEP_LR, milestones ? count : 0, 0, gamma, 0);
-    for (int i = 0; i < rate.count[0] && i < MPT_MAX_MILESTONES; i++)
+    for (int i = 0; i < rate.count[0] && count <= MPT_MAX_MILESTONES; i++)
         rate.milestone[i] = milestones[i];
     return rate;
 }
@@ -31483,12 +31517,13 @@ MPTRAIN_API mpt_conv_config mpt_conv_config_default(void) {
 /* Why the numbers of a config are none that a convolution has; NULL: they are fine. */
 static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
     bool transposed = op == MPT__OP_conv_transpose2d;
-    if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 or more";
+    if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 to 2^31 - 1";
     for (int d = op == MPT__OP_conv1d; d < 2; d++) {
         int64_t most = c->stride[d] > c->dilation[d] ? c->stride[d] : c->dilation[d];
         if (c->stride[d] < 1 || c->dilation[d] < 1 || most > INT32_MAX)
-            return "stride and dilation: expected 1 or more";
-        if (c->padding[d] < 0 || c->padding[d] > INT32_MAX) return "padding: expected 0 or more";
+            return "stride and dilation: expected 1 to 2^31 - 1";
+        if (c->padding[d] < 0 || c->padding[d] > INT32_MAX)
+            return "padding: expected 0 to 2^31 - 1";
         if (c->output_padding[d] < 0 || c->output_padding[d] >= (transposed ? most : 1))
             return transposed ? "output_padding: expected 0 to less than stride or dilation"
                               : "output_padding: only a transposed convolution has one";
@@ -33076,6 +33111,7 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
         const double size = expected < 0 ? -expected : expected;
         if (context->base.status != MPT_OK) break;
         if (off <= check->config.atol + check->config.rtol * size) continue;
+        mpt__enter(context, "mpt_gradcheck");
         mpt__error(context, MPT_ERROR_NUMERIC,
                    "input %d, element %lld: backward gives %g, small changes of the input give %g",
                    i, k, got, expected);
@@ -33126,6 +33162,7 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
                     "seed %llu; every op gives the same bits in every run, with any number of "
                     "threads and workers\n",
                     (unsigned long long)context->config.seed);
+#if defined(MPTRAIN_CUDA) || !defined(MPTRAIN_NO_SIMD) /* portable kernels give one result */
     if (!context->backend.synchronous)
         mpt__write_text(&out, "on %s: sums in other trees than the CPU's\n", context->backend.name);
     else if (mpt_get_isa(context) != MPT_ISA_REF)
@@ -33139,6 +33176,7 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
                         "mpt_benchmark_text\n");
     if (context->tf32)
         mpt__write_text(&out, "matmul, linear: fp32 is rounded to TF32, or to parts of bf16\n");
+#endif
     return out.length;
 }
 
@@ -38353,7 +38391,7 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     }
     if (skips)
         mpt__log(&context->base, MPT_LOG_WARNING,
-                 "batch %lld of epoch %lld goes without %lld samples; the first is %lld: %s",
+                 "batch %lld of epoch %lld: %lld samples left out, the first is %lld: %s",
                  number, loader->epoch, slot->skipped, slot->failed, why);
     for (int part = 0; part < MPT__BATCH_PARTS; part++)
         if (slot->storage[part])
@@ -38657,14 +38695,16 @@ MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
     return MPT_OK;
 }
 
+#define MPT__LAST_EPOCH (INT64_C(1) << 59) /* so that counting on cannot overflow */
+
 MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
     mpt_context *context = handle.context;
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
     if (!loader) return mpt__status_of(context);
-    if (epoch < 0 || batch < 0 || batch > loader->batches)
+    if (epoch < 0 || epoch > MPT__LAST_EPOCH || batch < 0 || batch > loader->batches)
         return mpt__error(context, MPT_ERROR_INDEX,
-                          "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs count "
-                          "from 0",
+                          "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs are "
+                          "0 to 2^59",
                           batch, epoch, loader->batches - 1);
     if (mpt__loader_works(loader) && context->base.process != mpt__process_id())
         return mpt__error(context, MPT_ERROR_THREAD,
@@ -40091,7 +40131,8 @@ static void mpt__fit_batches(mpt__fit *fit) {
 /* Validates, keeps the best weights on file and counts epochs without progress. */
 static void mpt__fit_validate(mpt__fit *fit) {
     const mpt_fit_config *config = fit->config;
-    bool better = true; /* without validation every epoch is the best so far */
+    /* without validation every epoch is the best so far, but one that ends in NaN */
+    bool better = mpt__f64_is_finite(fit->result.train_loss);
     if (config->validation.context) {
         mpt_evaluation evaluation = mpt__evaluate(fit->net, config->validation, config);
         fit->progress.validation_loss = fit->result.validation_loss = evaluation.loss;
@@ -40110,8 +40151,13 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
     mpt__fit_batches(fit);
     if (mpt_failed(fit->context)) return;
     fit->result.train_loss = mpt_metric_mean(fit->context, MPT__FIT_METRIC, true);
+    const bool finite = mpt__f64_is_finite(fit->result.train_loss);
+    if (!finite)
+        mpt__log(&fit->context->base, MPT_LOG_WARNING,
+                 "mpt_fit: the mean loss of epoch %d is %g; mpt_anomaly_mode finds out why", epoch,
+                 fit->result.train_loss);
     if (fit->stop) { /* in the middle: the weights of now are the last ones */
-        if (fit->config->checkpoint && !fit->config->validation.context)
+        if (fit->config->checkpoint && !fit->config->validation.context && finite)
             mpt_save(fit->net, fit->config->checkpoint);
         return;
     }

@@ -1486,11 +1486,12 @@ struct mpt__triangle {
 
 __global__ void mpt__triangle_kernel(const mpt__triangle w) {
     MPT__EACH(i, w.walk.space.count) {
-        const long long above = i % w.columns - i / w.columns % w.rows - w.diagonal;
+        const long long diagonal = i % w.columns - i / w.columns % w.rows;
         long long at[2];
         float x = 0;
         mpt__locate_in<2>(w.walk, i, at);
-        if (above == 0 || (above > 0) == (w.upper != 0)) mpt__fetch(w.walk.array[0], at[0], x);
+        if (diagonal == w.diagonal || (diagonal > w.diagonal) == (w.upper != 0))
+            mpt__fetch(w.walk.array[0], at[0], x);
         mpt__put(w.walk.array[1], at[1], x);
     }
 }

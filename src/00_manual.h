@@ -333,6 +333,12 @@ from memory; mpt_config.io replaces file access. Weights of others come by rules
     config.ignore = masks, config.ignore_count = 1;
     mpt_load(net, "model.safetensors", &config, NULL);
 
+A training goes on in another process with the weights, mpt_scaler_set_state, mpt_schedule_set_state
+and the lr of the groups, mpt_loader_seek, and for dropout as many empty steps (mpt_step_begin,
+mpt_step_end) as mpt_step_number had counted. There are no files of moments, masters and averages:
+with SGD without momentum in fp32 the bits are those of a training that never stopped, else moments
+begin anew.
+
 ==== MANUAL 11: finding out what happens =======================================================
 
 mpt_print_launches shows every kernel with its operands. mpt_trace_nan finds the first op, module

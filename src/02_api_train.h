@@ -88,8 +88,9 @@ typedef struct mpt_module_class {
 } mpt_module_class;
 MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
                                          void *user);
-/* Before the tree's first use; names of 1 to 199 bytes without a dot, copied. A child may be added
-   in several places of one tree: it is shared. */
+/* Before the first use of tree and child: build all of a net, then load weights of a part of it
+   with mpt_load(mpt_child(net, "0"), ..). Names have 1 to 199 bytes without a dot and are copied. A
+   child may be added in several places of one tree: it is shared. */
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child);
 MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
                                          mpt_init init);
@@ -488,7 +489,8 @@ MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, m
 MPTRAIN_API mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path,
                                 const char *targets_path);
 /* Samples from a callback, which loader workers run side by side: it fills `input` and `target`
-   (sizes as declared) for sample `index`, or returns false with a message in `error`. */
+   (sizes as declared; NULL without a target_dtype) for sample `index`, or returns false with a
+   message in `error`. `seed` differs by sample and epoch, and not by worker. */
 typedef struct mpt_user_dataset_config {
     int64_t count;
     mpt_dtype dtype;
@@ -617,7 +619,7 @@ MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size
 /* ==== Metrics, inspection ==================================================================== */
 
 /* Adds a 0-d tensor to a running mean without waiting for the device. Names are compared by text;
-   at most 16 of them. */
+   at most 16 of them, of which mpt_fit takes one. */
 MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, mpt_tensor value);
 /* Mean since the last reset, of what has arrived; waits if `wait`. NaN if nothing. */
 MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool wait);
@@ -638,7 +640,8 @@ MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
 /* Checks every output for non-finite values and remembers the first: op, tensor, module, step. Also
    switched on by the scaler for one step after an overflow. Waits at every launch. */
 MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on);
-/* Text about the first non-finite value found; empty if none. */
+/* Text about the first non-finite value found, and whether its op had read one, as from the data or
+   weights; empty if none. */
 MPTRAIN_API const char *mpt_nan_report(mpt_context *context);
 
 /* Anomaly mode, switched between steps: where loss or gradients of a step are not finite, before an
@@ -767,7 +770,8 @@ typedef struct mpt_fit_config {
     bool (*progress)(void *user, const mpt_progress *progress);
     void *user;
     int patience;           /* 0; epochs without a better validation loss before stopping */
-    const char *checkpoint; /* NULL; weights of the best (or last) epoch go to this path */
+    const char *checkpoint; /* NULL; weights of the best epoch go to this path: by validation loss,
+                               else the last one whose mean loss is finite */
 } mpt_fit_config;
 typedef struct mpt_fit_result {
     mpt_status status;

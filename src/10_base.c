@@ -381,6 +381,7 @@ static const struct {
     {EACCES, "permission denied"},
     {EPERM, "operation not permitted"},
     {EISDIR, "is a directory"},
+    {ENXIO, "is no ordinary file"},
     {ENOTDIR, "a part of the path is not a directory"},
     {ENOSPC, "no space left on the device"},
     {EDQUOT, "the disk quota is used up"},
@@ -654,13 +655,18 @@ static bool mpt__sync_directory(const char *path) {
 }
 
 /* File first, then its name, then the directory: of 200,000 simulated power losses, only this
-   order never lost or tore a file. */
+   order never lost or tore a file. A device or pipe of that name stays: root could put a file in
+   the place of /dev/null. */
 static bool mpt__file_commit(void *user, const char *temporary, const char *path) {
-    const int descriptor = mpt__open_descriptor(temporary, O_RDWR);
-    bool synced;
+    struct stat there;
     (void)user;
+    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode) && !S_ISDIR(there.st_mode)) {
+        mpt__io_error = ENXIO;
+        return false;
+    }
+    const int descriptor = mpt__open_descriptor(temporary, O_RDWR);
     if (descriptor < 0) return false;
-    synced = mpt__sync_descriptor(descriptor);
+    const bool synced = mpt__sync_descriptor(descriptor);
     if (!mpt__file_result(close(descriptor) == 0 || errno == EINTR) || !synced) return false;
     return mpt__file_result(rename(temporary, path) == 0) && mpt__sync_directory(path);
 }

@@ -33,6 +33,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #endif
 #ifndef MPTRAIN_NO_THREADS
 #include <pthread.h>

@@ -458,8 +458,9 @@ static void mpt__ref_triangle_body(const mpt__ref_map *map, mpt__ref_cursor *at,
     mpt__real in[MPT__BLOCK], out[MPT__BLOCK];
     const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in, n);
     for (int64_t i = 0; i < n; i++) {
-        int64_t above = (first + i) % columns - (first + i) / columns % rows - launch->index[0];
-        out[i] = above == 0 || (above > 0) == (launch->index[1] != 0) ? x[i] : 0;
+        const int64_t diagonal = (first + i) % columns - (first + i) / columns % rows;
+        const bool above = diagonal > launch->index[0];
+        out[i] = diagonal == launch->index[0] || above == (launch->index[1] != 0) ? x[i] : 0;
     }
     mpt__ref_give(&map->walk[1], &at[1], out, n);
 }

@@ -111,10 +111,25 @@ static int64_t mpt__find_nonfinite(mpt_context *context, void *const *data,
     return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
 }
 
+/* Whether a launch read what is not finite: then the fault is in the data, the weights or an op
+   before. What the result has been written over cannot be told. */
+static bool mpt__trace_read(mpt_context *context, const mpt__launch *traced,
+                            const mpt__operand *result) {
+    for (int i = 0; i < traced->n_operands; i++) {
+        const mpt__operand *operand = &traced->operand[i];
+        if (operand->storage && operand->storage != result->storage &&
+            operand->access == MPT__READ && mpt__dtype_info[operand->dtype].is_float &&
+            mpt__find_nonfinite(context, context->data, operand) >= 0)
+            return true;
+    }
+    return false;
+}
+
 static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
                                const mpt__operand *operand) {
     int64_t index = mpt__find_nonfinite(context, context->data, operand);
     if (index < 0) return;
+    const bool read = mpt__trace_read(context, traced, operand);
     mpt_shape shape = mpt__operand_shape(operand);
     uint32_t record = traced->op_record;
     const char *path =
@@ -123,11 +138,11 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     mpt__format_text(
         tracer->report, sizeof tracer->report,
         "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
-        "a %s tensor %S",
+        "a %s tensor %S%s",
         context->now.step, mpt__phase_names[traced->phase],
         traced->op ? mpt__op_row_of(traced->op)->name : "no op", *path ? ", module " : "", path,
-        mpt__kernel_names[traced->kernel], index, mpt_dtype_name((mpt_dtype)operand->dtype),
-        &shape);
+        mpt__kernel_names[traced->kernel], index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape,
+        read ? "; what it read was not finite already" : "");
     mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 

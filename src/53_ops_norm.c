@@ -370,7 +370,7 @@ static mpt_status mpt__pooling_shape(mpt__frame *frame) {
         if (window < 1 || window > MPT__POOL_MOST ||
             (!adaptive && (step < 1 || step > MPT__POOL_MOST)))
             return mpt__error(context, MPT_ERROR_ARGUMENT,
-                              "window or output size %lld, step %lld: expected 1 or more", window,
+                              "window or output size %lld, step %lld: expected 1 to 2^30", window,
                               step);
         if (!adaptive && (padding < 0 || padding > window / 2))
             return mpt__error(context, MPT_ERROR_ARGUMENT,

@@ -409,7 +409,8 @@ static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, cons
     if (context->base.status != MPT_OK) return context->base.status;
     if (child->frozen)
         return mpt__error(context, MPT_ERROR_STATE,
-                          "child %s is already in use in a tree of its own", name);
+                          "child %s is in use; build the whole tree, then load and use it",
+                          name);
     for (int64_t i = 0; i < module->child_count; i++) {
         if (strcmp(module->children[i].name, name) == 0)
             return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a child %s",

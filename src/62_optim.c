@@ -448,7 +448,7 @@ static void mpt__optimizer_free(mpt_context *context, void *object) {
     mpt__room_free(context, optimizer->groups, optimizer->group_capacity);
 }
 
-#define MPT__NO_LIMIT 1e300 /* what no setting reaches: infinities and NaN are refused */
+#define MPT__NO_LIMIT 3.4e38 /* what no setting reaches: NaN and infinities of fp32 are refused */
 
 /* False with an error recorded unless low <= value < below. */
 static bool mpt__check_number(mpt_context *context, const char *name, double value, double low,

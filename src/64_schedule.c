@@ -154,7 +154,7 @@ MPTRAIN_API mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double et
 }
 MPTRAIN_API mpt_rate mpt_multi_step_lr(const int64_t *milestones, int count, double gamma) {
     mpt_rate rate = mpt__rate_make(MPT__MULTI_STEP_LR, milestones ? count : 0, 0, gamma, 0);
-    for (int i = 0; i < rate.count[0] && i < MPT_MAX_MILESTONES; i++)
+    for (int i = 0; i < rate.count[0] && count <= MPT_MAX_MILESTONES; i++)
         rate.milestone[i] = milestones[i];
     return rate;
 }

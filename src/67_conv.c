@@ -18,12 +18,13 @@ MPTRAIN_API mpt_conv_config mpt_conv_config_default(void) {
 /* Why the numbers of a config are none that a convolution has; NULL: they are fine. */
 static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
     bool transposed = op == MPT__OP_conv_transpose2d;
-    if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 or more";
+    if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 to 2^31 - 1";
     for (int d = op == MPT__OP_conv1d; d < 2; d++) {
         int64_t most = c->stride[d] > c->dilation[d] ? c->stride[d] : c->dilation[d];
         if (c->stride[d] < 1 || c->dilation[d] < 1 || most > INT32_MAX)
-            return "stride and dilation: expected 1 or more";
-        if (c->padding[d] < 0 || c->padding[d] > INT32_MAX) return "padding: expected 0 or more";
+            return "stride and dilation: expected 1 to 2^31 - 1";
+        if (c->padding[d] < 0 || c->padding[d] > INT32_MAX)
+            return "padding: expected 0 to 2^31 - 1";
         if (c->output_padding[d] < 0 || c->output_padding[d] >= (transposed ? most : 1))
             return transposed ? "output_padding: expected 0 to less than stride or dilation"
                               : "output_padding: only a transposed convolution has one";

@@ -442,7 +442,7 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     }
     if (skips)
         mpt__log(&context->base, MPT_LOG_WARNING,
-                 "batch %lld of epoch %lld goes without %lld samples; the first is %lld: %s",
+                 "batch %lld of epoch %lld: %lld samples left out, the first is %lld: %s",
                  number, loader->epoch, slot->skipped, slot->failed, why);
     for (int part = 0; part < MPT__BATCH_PARTS; part++)
         if (slot->storage[part])
@@ -746,14 +746,16 @@ MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
     return MPT_OK;
 }
 
+#define MPT__LAST_EPOCH (INT64_C(1) << 59) /* so that counting on cannot overflow */
+
 MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
     mpt_context *context = handle.context;
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
     if (!loader) return mpt__status_of(context);
-    if (epoch < 0 || batch < 0 || batch > loader->batches)
+    if (epoch < 0 || epoch > MPT__LAST_EPOCH || batch < 0 || batch > loader->batches)
         return mpt__error(context, MPT_ERROR_INDEX,
-                          "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs count "
-                          "from 0",
+                          "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs are "
+                          "0 to 2^59",
                           batch, epoch, loader->batches - 1);
     if (mpt__loader_works(loader) && context->base.process != mpt__process_id())
         return mpt__error(context, MPT_ERROR_THREAD,

@@ -325,7 +325,8 @@ static void mpt__fit_batches(mpt__fit *fit) {
 /* Validates, keeps the best weights on file and counts epochs without progress. */
 static void mpt__fit_validate(mpt__fit *fit) {
     const mpt_fit_config *config = fit->config;
-    bool better = true; /* without validation every epoch is the best so far */
+    /* without validation every epoch is the best so far, but one that ends in NaN */
+    bool better = mpt__f64_is_finite(fit->result.train_loss);
     if (config->validation.context) {
         mpt_evaluation evaluation = mpt__evaluate(fit->net, config->validation, config);
         fit->progress.validation_loss = fit->result.validation_loss = evaluation.loss;
@@ -344,8 +345,13 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
     mpt__fit_batches(fit);
     if (mpt_failed(fit->context)) return;
     fit->result.train_loss = mpt_metric_mean(fit->context, MPT__FIT_METRIC, true);
+    const bool finite = mpt__f64_is_finite(fit->result.train_loss);
+    if (!finite)
+        mpt__log(&fit->context->base, MPT_LOG_WARNING,
+                 "mpt_fit: the mean loss of epoch %d is %g; mpt_anomaly_mode finds out why", epoch,
+                 fit->result.train_loss);
     if (fit->stop) { /* in the middle: the weights of now are the last ones */
-        if (fit->config->checkpoint && !fit->config->validation.context)
+        if (fit->config->checkpoint && !fit->config->validation.context && finite)
             mpt_save(fit->net, fit->config->checkpoint);
         return;
     }

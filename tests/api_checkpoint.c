@@ -1,7 +1,13 @@
 /* api_checkpoint.c: weights as safetensors: round trips, conversions, names, refused files, files
- * that fail half-way. */
+ * that fail half-way, trainings that go on from a file. */
+#if !defined(_WIN32) /* for mkfifo */
+#define _POSIX_C_SOURCE 200809L
+#endif
 #include MPTRAIN_HEADER_FILE
 #include "harness.h"
+#if !defined(_WIN32)
+#include <sys/stat.h>
+#endif
 
 /* ---- small helpers ---- */
 
@@ -799,6 +805,127 @@ TEST(io_functions_left_out) {
     }
 }
 
+/* A pipe or device is not replaced by a file; the temporary one is gone. */
+TEST(only_files_are_replaced) {
+#if defined(_WIN32)
+    SKIP("mkfifo");
+#else
+    const char *path = test_tmp_path("pipe");
+    struct stat there;
+    mpt_context *context = make_context();
+    NEED_FILES(context);
+    remove(path);
+    if (mkfifo(path, 0600) != 0) {
+        mpt_destroy(context);
+        SKIP("mkfifo");
+    }
+    mpt_module net = make_net(context, "a");
+    CHECK_EQ_INT(mpt_save(net, path), MPT_ERROR_IO);
+    CHECK_CONTAINS(mpt_error(context), "pipe: is no ordinary file");
+    mpt_clear_error(context);
+    CHECK(stat(path, &there) == 0 && S_ISFIFO(there.st_mode));
+    remove(path);
+    CHECK_EQ_INT(mpt_save(net, path), MPT_OK);
+    mpt_destroy(context);
+    remove(path);
+#endif
+}
+
+/* ---- a training that goes on ---- */
+
+enum { RUN_SAMPLES = 50, RUN_STEPS = 19, RUN_STOP = 8 };
+
+typedef struct run {
+    mpt_context *context;
+    mpt_module net;
+    mpt_optimizer optimizer;
+    mpt_scaler scaler;
+    mpt_schedule schedule;
+    mpt_loader loader;
+} run;
+
+static run run_make(void) {
+    float inputs[RUN_SAMPLES * 3];
+    int64_t targets[RUN_SAMPLES];
+    run r;
+    r.context = make_context();
+    for (int i = 0; i < RUN_SAMPLES * 3; i++) inputs[i] = (float)(i * 37 % 101) / 50.0f - 1.0f;
+    for (int i = 0; i < RUN_SAMPLES; i++) targets[i] = inputs[3 * i] > inputs[3 * i + 1];
+    mpt_memory_dataset_config data = mpt_memory_dataset_config_default();
+    data.count = RUN_SAMPLES, data.dtype = MPT_F32, data.shape = MPT_SHAPE(3);
+    data.inputs = inputs, data.targets = targets;
+    mpt_loader_config config = mpt_loader_config_default();
+    config.batch = 8, config.shuffle = true;
+    r.loader = mpt_loader_create(r.context, mpt_memory_dataset(r.context, &data), &config);
+    r.net = mpt_sequential(r.context, mpt_nn_linear(r.context, 3, 16), mpt_nn_relu(r.context),
+                           mpt_nn_dropout(r.context, 0.2), mpt_nn_linear(r.context, 16, 2),
+                           MPT_END);
+    mpt_sgd_config sgd = mpt_sgd_config_default();
+    sgd.lr = 0.1;
+    r.optimizer = mpt_sgd(r.net, &sgd);
+    r.schedule = mpt_cosine_annealing(r.optimizer, RUN_STEPS, 1e-3, MPT_PER_STEP);
+    mpt_scaler_config scaler = mpt_scaler_config_default();
+    scaler.growth_interval = 5;
+    r.scaler = mpt_grad_scaler(r.context, &scaler);
+    return r;
+}
+
+static void run_steps(run *r, int steps) {
+    mpt_batch b;
+    while (steps > 0 && !mpt_failed(r->context)) {
+        if (!mpt_loader_next(r->loader, &b)) continue; /* the next epoch */
+        mpt_step_begin(r->context);
+        mpt_autocast_begin(r->context, MPT_F16);
+        mpt_tensor loss = mpt_cross_entropy(mpt_forward(r->net, b.x), b.y, NULL);
+        mpt_autocast_end(r->context);
+        mpt_zero_grad(r->optimizer);
+        mpt_backward(mpt_scale_loss(r->scaler, loss));
+        mpt_scaler_step(r->scaler, r->optimizer);
+        mpt_scaler_update(r->scaler);
+        mpt_step_end(r->context);
+        steps--;
+    }
+}
+
+/* What the manual says about going on (MANUAL 10), in the middle of an epoch. */
+TEST(a_training_goes_on) {
+    const char *path = test_tmp_path("run.safetensors");
+    run whole = run_make();
+    if (!have_files(whole.context)) {
+        mpt_destroy(whole.context);
+        SKIP("files");
+    }
+    run_steps(&whole, RUN_STEPS);
+
+    run first = run_make();
+    run_steps(&first, RUN_STOP);
+    CHECK_EQ_INT(mpt_save(first.net, path), MPT_OK);
+    const mpt_scaler_state scaler = mpt_scaler_get_state(first.scaler);
+    const mpt_schedule_state schedule = mpt_schedule_get_state(first.schedule);
+    const mpt_loader_stats at = mpt_loader_statistics(first.loader);
+    const int64_t step = mpt_step_number(first.context);
+    CHECK(at.epoch == 1 && at.next == 1);
+    mpt_destroy(first.context);
+
+    run second = run_make();
+    CHECK_EQ_INT(mpt_load(second.net, path, NULL, NULL), MPT_OK);
+    mpt_scaler_set_state(second.scaler, &scaler);
+    mpt_schedule_set_state(second.schedule, &schedule);
+    mpt_loader_seek(second.loader, at.epoch, at.next);
+    while (mpt_step_number(second.context) < step && !mpt_failed(second.context)) {
+        mpt_step_begin(second.context);
+        mpt_step_end(second.context);
+    }
+    run_steps(&second, RUN_STEPS - RUN_STOP);
+    CHECK_EQ_STR(mpt_error(second.context), "");
+    CHECK(mpt_module_hash(second.net) == mpt_module_hash(whole.net));
+    CHECK_NEAR(mpt_get_scale(second.scaler), mpt_get_scale(whole.scaler), 0);
+    CHECK_NEAR(mpt_get_lr(second.optimizer, 0), mpt_get_lr(whole.optimizer, 0), 0);
+    mpt_destroy(second.context);
+    mpt_destroy(whole.context);
+    remove(path);
+}
+
 TEST(misuse) {
     mpt_context *context = make_context();
     mpt_module none;
@@ -837,5 +964,7 @@ TEST_TABLE = {T(file_round_trip),
               T(save_fails_anywhere),
               T(load_fails_anywhere),
               T(io_functions_left_out),
+              T(only_files_are_replaced),
+              T(a_training_goes_on),
               T(misuse)};
 TEST_MAIN

@@ -624,6 +624,10 @@ TEST(ops_refuse) {
             mpt_chunk(mpt_zeros(c, MPT_F32, MPT_SHAPE(0, 2)), 5, 0, parts, 4));
     CHECK_EQ_INT(mpt_numel(mpt_roll(mpt_zeros(c, MPT_F32, MPT_SHAPE(0, 2)), 3, 0)), 0);
     CHECK(mpt_allclose(mpt_roll(x, -1, 0), mpt_roll(x, 3, 0), 0, 0));
+    CHECK(mpt_allclose(mpt_tril(x, INT64_MAX), x, 0, 0)); /* diagonals beyond any matrix */
+    CHECK(mpt_allclose(mpt_triu(x, INT64_MIN), x, 0, 0));
+    CHECK_NEAR(sum_of(mpt_abs(mpt_tril(x, INT64_MIN))), 0, 0);
+    CHECK_NEAR(sum_of(mpt_abs(mpt_triu(x, INT64_MAX))), 0, 0);
     check_ok(c);
     REFUSED(ARGUMENT, "expected a number for each dimension", mpt_repeat(x, MPT_SHAPE(2)));
     REFUSED(ARGUMENT, "expected a number for each dimension", mpt_repeat(x, MPT_SHAPE(-1, 1)));
@@ -735,13 +739,13 @@ TEST(layers_of_images_refuse) {
     } rows[] = {{0, 0, 0, 1, 1, false, false, "stride and dilation"},
                 {1, 0, 0, 0, 1, false, false, "stride and dilation"},
                 {INT64_MAX, 0, 0, 1, 1, false, false, "stride and dilation"},
-                {1, -1, 0, 1, 1, false, false, "padding: expected 0 or more"},
-                {1, INT64_MAX, 0, 1, 1, false, false, "padding: expected 0 or more"},
+                {1, -1, 0, 1, 1, false, false, "padding: expected 0 to 2^31"},
+                {1, INT64_MAX, 0, 1, 1, false, false, "padding: expected 0 to 2^31"},
                 {1, 0, 1, 1, 1, false, false, "only a transposed convolution has one"},
                 {1, 0, -1, 1, 1, false, true, "0 to less than stride or dilation"},
                 {2, 0, 2, 1, 1, false, true, "0 to less than stride or dilation"},
-                {1, 0, 0, 1, 0, false, false, "groups: expected 1 or more"},
-                {1, 0, 0, 1, INT64_MAX, false, false, "groups: expected 1 or more"},
+                {1, 0, 0, 1, 0, false, false, "groups: expected 1 to 2^31"},
+                {1, 0, 0, 1, INT64_MAX, false, false, "groups: expected 1 to 2^31"},
                 {2, 0, 0, 1, 1, true, false, "same: only with stride 1"},
                 {1, 0, 0, 1, 1, true, true, "same: only with stride 1"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -783,10 +787,10 @@ TEST(layers_of_images_refuse) {
     static const struct {
         int64_t window, step, padding;
         const char *text;
-    } pools[] = {{0, 1, 0, "expected 1 or more"},
-                 {INT64_MAX, 1, 0, "expected 1 or more"},
-                 {2, -1, 0, "expected 1 or more"},
-                 {2, INT64_MAX, 0, "expected 1 or more"},
+    } pools[] = {{0, 1, 0, "expected 1 to 2^30"},
+                 {INT64_MAX, 1, 0, "expected 1 to 2^30"},
+                 {2, -1, 0, "expected 1 to 2^30"},
+                 {2, INT64_MAX, 0, "expected 1 to 2^30"},
                  {2, 1, -1, "0 to half the window of 2"},
                  {2, 1, 2, "0 to half the window of 2"},
                  {6, 1, 0, "no output"}};
@@ -804,7 +808,7 @@ TEST(layers_of_images_refuse) {
     two.padding[0] = two.padding[1] = 0;
     CHECK_EQ_INT(mpt_get_shape(mpt_avg_pool2d(x, &two)).dim[3], 3);
     REFUSED(SHAPE, "expected [N, C, H, W]", mpt_max_pool2d(flat, &two));
-    REFUSED(ARGUMENT, "expected 1 or more", mpt_adaptive_avg_pool2d(x, 0, 1));
+    REFUSED(ARGUMENT, "expected 1 to 2^30", mpt_adaptive_avg_pool2d(x, 0, 1));
     REFUSED(SHAPE, "no output",
             mpt_adaptive_max_pool2d(mpt_zeros(c, MPT_F32, MPT_SHAPE(1, 1, 0, 2)), 1, 1));
     REFUSED(
@@ -982,6 +986,7 @@ TEST(data_refuses) {
     REFUSED(INDEX, "batch 3 of epoch 0", mpt_loader_seek(loader, 0, 3));
     REFUSED(INDEX, "batch -1", mpt_loader_seek(loader, 0, -1));
     REFUSED(INDEX, "epoch -1", mpt_loader_seek(loader, -1, 0));
+    REFUSED(INDEX, "0 to 2^59", mpt_loader_seek(loader, INT64_MAX, 0));
     mpt_batch b;
     CHECK_EQ_INT(mpt_loader_seek(loader, 1, 2), MPT_OK); /* the end of the epoch */
     CHECK(!mpt_loader_next(loader, &b));

@@ -396,6 +396,42 @@ TEST(last_checkpoint_without_validation) {
     remove(path);
 }
 
+static mpt_tensor fatal_after_an_epoch(mpt_tensor output, mpt_tensor target, void *user) {
+    mpt_tensor loss = mpt_nll_loss(output, target, NULL);
+    return (*(int *)user)++ < STEPS ? loss : mpt_mul_scalar(loss, (double)NAN);
+}
+
+static void keep_warning(void *user, mpt_log_level level, const char *message) {
+    if (level == MPT_LOG_WARNING) snprintf((char *)user, 256, "%s", message);
+}
+
+/* An epoch that ends in NaN is told, and leaves the file of the one before as it is. */
+TEST(no_checkpoint_of_nan) {
+    char warning[256] = "";
+    int calls = 0;
+    mpt_config heard = mpt_config_default();
+    heard.log.write = keep_warning, heard.log.user = warning;
+    world w = make_world_with(&heard, 0.01), twin = make_world(0.01), loaded = make_world(0.01);
+    mpt_fit_config config = mpt_fit_config_default();
+    const char *path = test_tmp_path("finite.safetensors");
+    config.epochs = 1;
+    mpt_fit(twin.net, twin.optimizer, twin.train, &config);
+    config.epochs = 2;
+    config.checkpoint = path;
+    config.loss = fatal_after_an_epoch, config.user = &calls;
+    mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
+    CHECK_EQ_INT(result.status, MPT_OK);
+    CHECK(result.train_loss != result.train_loss);
+    CHECK_CONTAINS(warning, "mpt_fit: the mean loss of epoch 2 is ");
+    mpt_load(loaded.net, path, NULL, NULL);
+    CHECK_EQ_STR(mpt_error(loaded.ctx), "");
+    CHECK(mpt_module_hash(loaded.net) == mpt_module_hash(twin.net));
+    mpt_destroy(w.ctx);
+    mpt_destroy(twin.ctx);
+    mpt_destroy(loaded.ctx);
+    remove(path);
+}
+
 static int squared_calls;
 static mpt_tensor squared(mpt_tensor output, mpt_tensor target, void *user) {
     (void)user, (void)target;
@@ -610,6 +646,7 @@ TEST_TABLE = {T(defaults),
               T(stops_when_the_callback_says_so),
               T(patience_and_the_best_checkpoint),
               T(last_checkpoint_without_validation),
+              T(no_checkpoint_of_nan),
               T(own_loss_and_schedule_per_epoch),
               T(plateau_is_told_the_loss),
               T(loss_is_the_mean_of_the_epoch),

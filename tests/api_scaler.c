@@ -553,6 +553,23 @@ TEST(tracer_after_an_overflow) {
     mpt_destroy(net.context);
 }
 
+/* Where an op makes the value itself, and where it came from outside. */
+TEST(tracer_tells_what_was_read) {
+    NEEDS_PROMPT_DEVICE;
+    const float data[2][2] = {{1, 300}, {1, (float)NAN}};
+    static const char read[] = "; what it read was not finite already";
+    for (int i = 0; i < 2; i++) {
+        mpt_context *c = mpt_create(NULL);
+        mpt_trace_nan(c, true);
+        mpt_tensor x = mpt_from(c, MPT_F32, MPT_SHAPE(2), data[i]);
+        mpt_exp(mpt_mul_scalar(x, 0.5));
+        CHECK_CONTAINS(mpt_nan_report(c), i ? "forward of mul" : "forward of exp");
+        CHECK((strstr(mpt_nan_report(c), read) != NULL) == (i == 1));
+        mpt_add_(x, x); /* written over: not to be told */
+        mpt_destroy(c);
+    }
+}
+
 /* ---- notes ---- */
 
 static mpt_tensor region_loss(const scaled_net *net, mpt_dtype dtype) {
@@ -687,6 +704,7 @@ TEST_TABLE = {
     T(diagnosis_names_the_layer),
     T(rising_skip_rate_warns),
     T(tracer_after_an_overflow),
+    T(tracer_tells_what_was_read),
     T(notes_on_precision),
     T(steady_state),
 };

@@ -17,7 +17,7 @@
         c_.groups = 5;                                                                             \
         CASE(function, SHAPE, "in 5 groups", function(x_, w_, f.nil, &c_));                        \
         c_.groups = 0;                                                                             \
-        CASE(function, ARGUMENT, "groups: expected 1 or more", function(x_, w_, f.nil, &c_));      \
+        CASE(function, ARGUMENT, "groups: expected 1 to 2^31", function(x_, w_, f.nil, &c_));      \
         c_ = mpt_conv_config_default();                                                            \
         c_.stride[1] = 0;                                                                          \
         CASE(function, ARGUMENT, "stride and dilation: expected 1", function(x_, w_, f.nil, &c_)); \
@@ -28,7 +28,7 @@
         CASE(function, ARGUMENT, "stride and dilation: expected 1", function(x_, w_, f.nil, &c_)); \
         c_ = mpt_conv_config_default();                                                            \
         c_.padding[1] = -1;                                                                        \
-        CASE(function, ARGUMENT, "padding: expected 0 or more", function(x_, w_, f.nil, &c_));     \
+        CASE(function, ARGUMENT, "padding: expected 0 to 2^31", function(x_, w_, f.nil, &c_));     \
         c_ = mpt_conv_config_default();                                                            \
         c_.output_padding[1] = 1;                                                                  \
         CASE(function, ARGUMENT, "output_padding: ", function(x_, w_, f.nil, &c_));                \
@@ -46,7 +46,7 @@
         l_ = &bad_;                                                                 \
         CASE(function, ARGUMENT, "in 2 groups: expected sizes of 1 or more", made); \
         bad_.groups = -1;                                                           \
-        CASE(function, ARGUMENT, "groups: expected 1 or more", made);               \
+        CASE(function, ARGUMENT, "groups: expected 1 to 2^31", made);               \
     } while (0)
 
 TEST(convolutions) {

@@ -146,7 +146,7 @@ TEST(module_trees) {
     CASE(mpt_add_child, ARGUMENT, "already has a child 0", mpt_add_child(list, "0", shared));
     CASE(mpt_add_child, ARGUMENT, "contains the module itself", mpt_add_child(list, "me", list));
     CASE(mpt_add_child, STATE, "takes no more children", mpt_add_child(f.t.net, "more", shared));
-    CASE(mpt_add_child, STATE, "already in use", mpt_add_child(list, "net", f.t.net));
+    CASE(mpt_add_child, STATE, "build the whole tree, then load", mpt_add_child(list, "net", f.t.net));
     mpt_module left = mpt_nn_list(c, MPT_END), right = mpt_nn_list(c, MPT_END),
                both = mpt_nn_list(c, MPT_END);
     mpt_add_child(left, "both", both);
@@ -408,6 +408,8 @@ TEST(optimizers) {
     SETTING(mpt_sgd, mpt_sgd_config, lr, -1, "lr = -1");
     SETTING(mpt_sgd, mpt_sgd_config, lr, infinite, "finite");
     SETTING(mpt_sgd, mpt_sgd_config, momentum, -0.5, "momentum = -0.5");
+    SETTING(mpt_sgd, mpt_sgd_config, momentum, 1e39, "momentum = 1e+39"); /* infinite in fp32 */
+    SETTING(mpt_sgd, mpt_sgd_config, dampening, (double)NAN, "finite number >= -3.4e+38");
     SETTING(mpt_sgd, mpt_sgd_config, weight_decay, -1, "weight_decay = -1");
     SETTING(mpt_sgd, mpt_sgd_config, nesterov, true, "nesterov needs momentum > 0");
     SETTING(mpt_adam, mpt_adam_config, beta1, 1, "beta1 = 1 is not in [0, 1)");

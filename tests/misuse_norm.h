@@ -94,8 +94,8 @@ TEST(pooling) {
     TENSOR(mpt_adaptive_##kind##_pool2d, mpt_adaptive_##kind##_pool2d(t_, 1, 1));                \
     CASE(mpt_##kind##_pool2d, SHAPE, "expected [N, C, H, W]", mpt_##kind##_pool2d(f.x, &two));   \
     CASE(mpt_##kind##_pool1d, SHAPE, "expected [N, C, L]", mpt_##kind##_pool1d(f.x, &two));      \
-    CASE(mpt_##kind##_pool2d, ARGUMENT, "expected 1 or more", mpt_##kind##_pool2d(image, &bad)); \
-    CASE(mpt_adaptive_##kind##_pool2d, ARGUMENT, "expected 1 or more",                           \
+    CASE(mpt_##kind##_pool2d, ARGUMENT, "expected 1 to 2^30", mpt_##kind##_pool2d(image, &bad)); \
+    CASE(mpt_adaptive_##kind##_pool2d, ARGUMENT, "expected 1 to 2^30",                           \
          mpt_adaptive_##kind##_pool2d(image, 0, 1));                                             \
     CASE(mpt_##kind##_pool2d, ARGUMENT, "padding 2: expected 0 to half",                         \
          mpt_pool_config wide = mpt_pool_config_make(3, 1, 2);                                   \
@@ -106,12 +106,12 @@ TEST(pooling) {
     CASE(mpt_##kind##_pool2d, DTYPE, "argument 1 is",                                            \
          mpt_##kind##_pool2d(mpt_cast(image, MPT_I64), &two));                                   \
     LAYER(mpt_nn_##kind##_pool2d, mpt_nn_##kind##_pool2d(NULL, &two));                           \
-    CASE(mpt_##kind##_pool2d, ARGUMENT, "expected 1 or more",                                    \
+    CASE(mpt_##kind##_pool2d, ARGUMENT, "expected 1 to 2^30",                                    \
          mpt_forward(mpt_nn_##kind##_pool2d(c, &bad), image))
     POOLS(max);
     POOLS(avg);
 #undef POOLS
     LAYER(mpt_nn_adaptive_avg_pool2d, mpt_nn_adaptive_avg_pool2d(NULL, 1, 1));
-    CASE(mpt_avg_pool2d, ARGUMENT, "expected 1 or more",
+    CASE(mpt_avg_pool2d, ARGUMENT, "expected 1 to 2^30",
          mpt_forward(mpt_nn_adaptive_avg_pool2d(c, -1, 1), image));
 }
