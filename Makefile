@@ -14,6 +14,8 @@
 #   make tables        what precision costs and saves whole models, in build/tables/tables.md: about
 #                      an hour;  DATA=  ROWS="resnet gpt bert vit"  SEEDS="0 1 2"  TINY=1  WRITE=1
 #                      PEERS="fp32 bf16"
+#   make compare       random cases against PyTorch, which PYTHON= has;  ARGS="--seconds 60 --seed 2
+#                      --only conv2d,steps"
 #   make gpu-check     all that needs an NVIDIA GPU;  PART="build mnist models"  DATA=  SIM=1
 #   make check-instructions  instruction counts against committed figures;  UPDATE=1 writes them
 #   make coverage      the branches of src/ that the suite takes, by room;  ROOM=18_idx.c lists the rest
@@ -138,6 +140,13 @@ bench-peers: $(PEER_BENCHES) $(BUILD)/mnist$(EXE)
 	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \
 	    --prototype '$(PROTOTYPE)' $(if $(WRITE),--write)
 
+$(BUILD)/mptrain.so: $(BUILD)/mptrain.c $(BUILD)/flags
+	@echo "  CC    $@"
+	$(Q)$(COMPILE) $(CFLAGS) $(DEPS) -shared -fPIC -o $@ $< $(LDFLAGS) $(LDLIBS)
+
+compare: $(BUILD)/mptrain.so
+	@$(PYTHON) tools/compare.py --library $< --header $(HEADER) --cc '$(CC)' $(ARGS)
+
 # Without stb_image.h there is no CIFAR-10, which comes as PNG files.
 TABLE_PROGRAMS := $(filter $(addprefix $(BUILD)/,resnet gpt bert vit),$(EXAMPLE_PROGRAMS))
 tables: $(TABLE_PROGRAMS)
@@ -236,7 +245,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/tests/cudasim/*.d $(BUILD)/bench/*.d)
 
 FORCE:
-.PHONY: all mnist examples cuda tests test amalgamate check-header lint reference header-test bench bench-peers tables gpu-check \
+.PHONY: all mnist examples cuda tests test amalgamate check-header lint reference header-test bench bench-peers compare tables gpu-check \
     check-instructions coverage install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -1,0 +1,359 @@
+"""compare_models.py: random nets against PyTorch's, and ways that lead to the same bits against one
+another."""
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+CHECKS = {}
+
+
+def check(name):
+    """Enters a generator of what is wrong with a case."""
+    def enter(function):
+        CHECKS[name] = function
+        return function
+    return enter
+
+
+# ==== Nets =====================================================================================
+
+class SelfAttention(nn.MultiheadAttention):
+    causal = False
+
+    def forward(self, x):
+        length = x.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool).triu(1) if self.causal else None
+        return super().forward(x, x, x, need_weights=False, attn_mask=mask)[0]
+
+
+ACTIVATIONS = [('relu', (), nn.ReLU), ('gelu', (), nn.GELU), ('tanh', (), nn.Tanh),
+               ('sigmoid', (), nn.Sigmoid), ('silu', (), nn.SiLU),
+               ('softplus', (1, 20), nn.Softplus), ('gelu_tanh', (), lambda: nn.GELU('tanh')),
+               ('elu', (1,), nn.ELU), ('leaky_relu', (0.01,), nn.LeakyReLU),
+               ('hardtanh', (-1, 1), nn.Hardtanh)]
+
+
+def activation(draw, shape):
+    name, given, theirs = draw.choice(*ACTIVATIONS)
+    return lambda m: getattr(m, 'nn_' + name)(*given), theirs(), shape
+
+
+def linear(draw, shape):
+    out, bias = draw.random.randint(2, 20), draw.chance(0.7)
+    name = 'nn_linear' if bias else 'nn_linear_no_bias'
+    return lambda m: getattr(m, name)(shape[-1], out), nn.Linear(shape[-1], out, bias), (
+        *shape[:-1], out)
+
+
+def layer_norm(draw, shape):
+    sizes = shape[-draw.random.randint(1, len(shape) - 1):]
+    if math.prod(sizes) < 4:
+        return activation(draw, shape)
+    weight, bias = draw.chance(0.8), draw.chance(0.8)
+    if draw.chance(0.4):
+        return (lambda m: m.nn_rms_norm(sizes, m.norm_config(weight=weight)),
+                nn.RMSNorm(sizes, 1e-5, weight), shape)
+    bias &= weight
+    return (lambda m: m.nn_layer_norm(sizes, m.norm_config(weight=weight, bias=bias)),
+            nn.LayerNorm(sizes, 1e-5, weight, bias), shape)
+
+
+def batch_norm(draw, shape):
+    name = 'nn_batch_norm2d' if len(shape) == 4 else 'nn_batch_norm1d'
+    momentum, track = draw.choice(0.1, 0.5, None), draw.chance(0.8)
+    kind = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
+    return (lambda m: getattr(m, name)(shape[1], m.norm_config(
+                momentum=-1 if momentum is None else momentum, track=track)),
+            kind(shape[1], 1e-5, momentum, track_running_stats=track), shape)
+
+
+def group_norm(draw, shape):
+    groups = draw.choice(*[g for g in (1, 2, 3, 4) if shape[1] % g == 0])
+    return (lambda m: m.nn_group_norm(groups, shape[1], None),
+            nn.GroupNorm(groups, shape[1], 1e-5), shape)
+
+
+def convolution(draw, shape):
+    groups = draw.choice(*[g for g in (1, 1, 2, shape[1]) if shape[1] % g == 0])
+    out = groups * draw.random.randint(1, max(1, 12 // groups))
+    kernel = tuple(draw.random.randint(1, min(3, size)) for size in shape[2:])
+    stride, padding = draw.choice((1, 1), (1, 1), (2, 1), (2, 2)), tuple(k // 2 for k in kernel)
+    bias = draw.chance(0.6)
+    theirs = nn.Conv2d(shape[1], out, kernel, stride, padding, groups=groups, bias=bias)
+    return (lambda m: m.nn_conv2d(shape[1], out, *kernel, m.conv_config(
+        stride=stride, padding=padding, groups=groups, bias=bias)), theirs, sized(theirs, shape))
+
+
+def transposed_convolution(draw, shape):
+    if shape[2] * shape[3] > 100:
+        return convolution(draw, shape)
+    out, kernel = draw.random.randint(1, 8), (draw.random.randint(1, 3), draw.random.randint(1, 3))
+    theirs = nn.ConvTranspose2d(shape[1], out, kernel, 2)
+    return (lambda m: m.nn_conv_transpose2d(shape[1], out, *kernel, m.conv_config(stride=(2, 2))),
+            theirs, sized(theirs, shape))
+
+
+def pooling(draw, shape):
+    if min(shape[2:]) < 3:
+        return convolution(draw, shape)
+    window, step = draw.random.randint(2, 3), draw.random.randint(1, 2)
+    name = draw.choice('max', 'avg')
+    theirs = {'max': nn.MaxPool2d, 'avg': nn.AvgPool2d}[name](window, step, 1)
+    return (lambda m: getattr(m, f'nn_{name}_pool2d')(
+        m.pool_config_make(window, step, 1)), theirs, sized(theirs, shape))
+
+
+def upsample(draw, shape):
+    if shape[2] * shape[3] > 100:
+        return pooling(draw, shape)
+    nearest = draw.chance(0.5)
+    theirs = nn.Upsample(scale_factor=2, mode='nearest' if nearest else 'bilinear')
+    return (lambda m: m.nn_upsample((), 2, 0 if nearest else 1, False), theirs,
+            sized(theirs, shape))
+
+
+def attention(draw, shape):
+    heads = draw.choice(*[h for h in (1, 2, 4) if shape[-1] % h == 0])
+    causal, bias = draw.chance(0.5), draw.chance(0.8)
+    theirs = SelfAttention(shape[-1], heads, bias=bias, batch_first=True)
+    theirs.causal = causal
+    return (lambda m: m.nn_multi_head_attention(shape[-1], heads, m.multi_head_config(
+        causal=causal, bias=bias)), theirs, shape)
+
+
+def sized(module, shape):
+    with torch.no_grad():
+        return tuple(module(torch.zeros(shape)).shape)
+
+
+LAYERS = {2: [linear, linear, activation, layer_norm, batch_norm],
+          3: [linear, activation, layer_norm, attention, attention],
+          4: [convolution, convolution, activation, batch_norm, group_norm, transposed_convolution,
+              pooling, upsample]}
+
+
+class Net:
+    """The same layers on both sides with the same values of parameters."""
+
+    def __init__(self, draw, rank=None, tied=True):
+        rank = rank or draw.choice(2, 3, 4)
+        self.shape = shape = {
+            2: (draw.random.randint(4, 12), draw.random.randint(2, 16)),
+            3: (draw.random.randint(2, 4), draw.random.randint(2, 9), draw.choice(4, 8, 12)),
+            4: (draw.random.randint(3, 5), draw.random.randint(1, 6), draw.random.randint(4, 10),
+                draw.random.randint(4, 10))}[rank]
+        ours, theirs = [], []
+        for _ in range(draw.random.randint(1, 6)):
+            if rank == 3 and shape[-1] % 2:
+                layer = linear(draw, shape)
+            else:
+                layer = draw.choice(*LAYERS[rank])(draw, shape)
+            times = 2 if tied and layer[2] == shape and draw.chance(0.1) else 1
+            ours += [(layer[0], len(ours))] + [(None, len(ours))] * (times - 1)
+            theirs += [layer[1]] * times
+            shape = layer[2]
+        if rank > 2:
+            ours.append((lambda m: m.nn_flatten(), len(ours)))
+            theirs.append(nn.Flatten())
+            shape = (shape[0], math.prod(shape[1:]))
+        ours.append((lambda m: m.nn_linear(shape[1], 3), len(ours)))
+        theirs.append(nn.Linear(shape[1], 3))
+        self.builders, self.theirs = ours, nn.Sequential(*theirs).double()
+        generator = draw.torch
+        for parameter in self.theirs.parameters():
+            parameter.data = (parameter.data.float() + 0.1 * torch.randn(
+                parameter.shape, generator=generator)).double()
+        self.x = torch.randn(self.shape, generator=generator)
+        self.y = torch.randint(3, (self.shape[0],), generator=generator)
+        self.rank = rank
+
+    def build(self, m):
+        made = []
+        for builder, index in self.builders:
+            made.append(builder(m) if builder else made[index])
+        net = m.sequential_array(m.array(made, 'module'), len(made))
+        for name, parameter in self.theirs.named_parameters():
+            m.write_tensor(m.parameter(net, name), parameter.float())
+        return net
+
+    def __str__(self):
+        return f'{list(self.shape)} {self.theirs}'.replace('\n', '')
+
+
+def gradients(m, net, theirs):
+    """Of each of their parameters ours, or None."""
+    handles = {name: m.parameter(net, name) for name, _ in theirs.named_parameters()}
+    return {name: m.torch(m.grad(handle)).double() if m.has_grad(handle) else None
+            for name, handle in handles.items()}
+
+
+def far(got, want, bound, least=1e-4):
+    """Whether two tensors are further apart than so much of their size."""
+    if got.shape != want.shape:
+        return True
+    return not float((got.double() - want).norm()) <= bound * float(want.norm()) + least * bound * (
+        want.numel() ** 0.5)
+
+
+def first(values):
+    return values.flatten()[:4].tolist()
+
+
+def forward_backward(m, net, given, autocast=None, channels_last=False, times=1, recompute=False,
+                     nested=None):
+    """Output and gradients of the parameters and of the input, in a step of its own."""
+    m.step_begin()
+    x = m.tensor(given.x)
+    m.requires_grad(x, True)
+    for _ in range(times):
+        value = m.to_channels_last(x) if channels_last else x
+        if autocast:
+            m.autocast_begin(autocast)
+        if nested:
+            m.autocast_begin(nested)
+        if recompute:
+            m.recompute_begin()
+        out = m.forward(net, value)
+        if recompute:
+            m.recompute_end()
+        if nested:
+            m.autocast_end()
+        loss = m.cross_entropy(out, m.tensor(given.y), None)
+        if autocast:
+            m.autocast_end()
+        m.backward(loss)
+    result = m.torch(out), m.torch(m.grad(x)), gradients(m, net, given.theirs)
+    for name in result[2]:
+        m.clear_grad(m.parameter(net, name))
+    m.step_end()
+    return result
+
+
+def their_gradients(given, times=1):
+    given.theirs.zero_grad()
+    x = given.x.double().requires_grad_()
+    for _ in range(times):
+        out = given.theirs(x)
+        F.cross_entropy(out, given.y).backward()
+    return out.detach(), x.grad, {name: p.grad for name, p in given.theirs.named_parameters()}
+
+
+def scale_of(grads):
+    return max((float(g.abs().max()) for g in grads.values() if g is not None and g.numel()),
+               default=0.0)
+
+
+def against(given, ours, theirs, bound):
+    out, x_grad, grads = ours
+    if far(out, theirs[0], bound):
+        yield f'{given}: output {first(out)}, not {first(theirs[0])}'
+    size = max(scale_of(theirs[2]), 1e-3)
+    if far(x_grad, theirs[1], bound, size):
+        yield f'{given}: gradient of the input'
+    for name, want in theirs[2].items():
+        if grads[name] is None or far(grads[name], want, bound, size):
+            yield f'{given}: gradient of {name}'
+
+
+def same_bits(given, what, a, b):
+    """Both outputs and all gradients."""
+    rows = [('output', a[0], b[0]), ('gradient of the input', a[1], b[1])]
+    rows += [(f'gradient of {name}', a[2][name], b[2][name]) for name in a[2]]
+    for name, one, other in rows:
+        if (one is None) != (other is None) or (one is not None and not torch.equal(
+                one.nan_to_num(), other.nan_to_num())):
+            yield f'{given}: {what}: {name}'
+            return
+
+
+@check('net')
+def _(m, draw):
+    given = Net(draw)
+    net = given.build(m)
+    times = draw.choice(1, 1, 2, 3)
+    ours = forward_backward(m, net, given, channels_last=given.rank == 4 and draw.chance(0.5),
+                            times=times)
+    yield from against(given, ours, their_gradients(given, times), 2e-3)
+    for name, buffer in given.theirs.named_buffers():
+        got = m.torch(m.buffer(net, name))
+        if far(got, buffer.double(), 2e-3):
+            yield f'{given}: buffer {name}: {got.tolist()}, not {buffer.tolist()}'
+    m.eval(net), given.theirs.eval()
+    with torch.no_grad():
+        want = given.theirs(given.x.double())
+    m.inference_begin()
+    got = m.torch(m.forward(net, m.tensor(given.x)))
+    m.inference_end()
+    if far(got, want, 2e-3):
+        yield f'{given}: in evaluation {first(got)}, not {first(want)}'
+    m.module_destroy(net)
+
+
+@check('net in autocast')
+def _(m, draw):
+    """Loose: roundings of a deep net add up. Nested regions that switch casting off are exact."""
+    given, low = Net(draw), draw.choice('f16', 'bf16')
+    net = given.build(m)
+    ours = forward_backward(m, net, given, low, given.rank == 4 and draw.chance(0.5))
+    want = their_gradients(given)
+    if far(ours[0], want[0], 0.3):
+        yield f'{low} {given}: output {ours[0].flatten()[:3].tolist()}'
+    for name, value in want[2].items():
+        if ours[2][name] is None or far(ours[2][name], value, 1, scale_of(want[2])):
+            yield f'{low} {given}: gradient of {name}'
+    ours = forward_backward(m, net, given, low, nested='f32')
+    given.theirs.train()
+    yield from against(given, ours, their_gradients(given), 2e-3)
+    m.module_destroy(net)
+
+
+@check('bits')
+def _(m, draw):
+    """Ways that lead to the same bits: computing activations again, capturing, inference."""
+    given, low = Net(draw), draw.choice(None, 'f16', 'bf16')
+    net, last = given.build(m), given.rank == 4 and draw.chance(0.5)
+    plain = forward_backward(m, net, given, low, last)
+    yield from same_bits(given, f'{low} again', plain, forward_backward(m, net, given, low, last))
+    yield from same_bits(given, f'{low} recomputed', plain,
+                         forward_backward(m, net, given, low, last, recompute=True))
+    m.eval(net)
+    m.step_begin()
+    values = []
+    for begin, end in (('no_grad_begin', 'no_grad_end'), ('inference_begin', 'inference_end'),
+                       (None, None)):
+        if begin:
+            getattr(m, begin)()
+        if low:
+            m.autocast_begin(low)
+        x = m.tensor(given.x)
+        values.append(m.torch(m.forward(net, m.to_channels_last(x) if last else x)))
+        if low:
+            m.autocast_end()
+        if end:
+            getattr(m, end)()
+    m.step_end()
+    # Where backward will need it, GELU's input is stored, and so rounded, before GELU.
+    rounded = low and 'GELU' in str(given)
+    if not torch.equal(values[0].nan_to_num(), values[1].nan_to_num()) or not rounded and (
+            not torch.equal(values[0].nan_to_num(), values[2].nan_to_num())):
+        yield f'{given}: {low}: evaluation differs between modes'
+    if given.rank == 4:
+        m.fuse(net, m.tensor(given.x), None, 0)
+        m.inference_begin()
+        fused = m.torch(m.forward(net, m.tensor(given.x)))
+        m.inference_end()
+        m.eval(net), given.theirs.eval()
+        copy_buffers(m, net, given.theirs)
+        with torch.no_grad():
+            want = given.theirs(given.x.double())
+        if far(fused, want, 2e-3):
+            yield f'{given}: fused: {first(fused)}, not {first(want)}'
+        m.unfuse(net)
+    m.module_destroy(net)
+
+
+def copy_buffers(m, net, theirs):
+    for name, buffer in theirs.named_buffers():
+        buffer.copy_(m.torch(m.buffer(net, name)))
