@@ -9,6 +9,10 @@ from compare_ops import autocast, op
 
 # ==== Norms, pooling, images ===================================================================
 
+def channels(draw):
+    return draw.choice(15, 16, 32, 33) if draw.large else draw.size(1, 5)
+
+
 def affine(draw, shape, weight, bias):
     return [draw.input(shape, grad=True, domain='ones') for _ in range(weight + bias)]
 
@@ -84,7 +88,7 @@ def _(draw):
 @op('group_norm')
 def _(draw):
     groups = draw.choice(1, 2, 3)
-    shape = (draw.size(1, 3), groups * draw.random.randint(1, 4), *draw.shape(0, 2))
+    shape = (draw.size(1, 3), groups * (channels(draw) or 1), *draw.shape(0, 2))
     return norm_case(draw, shape, (shape[1],), lambda m, x, w, b: m.group_norm(
         x, groups, w, b, 1e-5), lambda x, w, b: F.group_norm(x, groups, w, b, 1e-5),
         note=f'groups {groups}')
@@ -92,7 +96,7 @@ def _(draw):
 
 @op('batch_norm')
 def _(draw):
-    shape = (draw.random.randint(2, 4), draw.size(1, 9), *draw.shape(0, 2))
+    shape = (draw.random.randint(2, 4), channels(draw), *draw.shape(0, 2))
     return norm_case(draw, shape, (shape[1],), lambda m, x, w, b: m.batch_norm(
         x, None, None, w, b, 1e-5), lambda x, w, b: F.batch_norm(x, None, None, w, b, True, 0.1,
                                                                 1e-5))
@@ -100,7 +104,7 @@ def _(draw):
 
 @op('batch_norm of statistics')
 def _(draw):
-    shape = (draw.size(1, 4), draw.size(1, 9), *draw.shape(0, 2))
+    shape = (draw.size(1, 4), channels(draw), *draw.shape(0, 2))
     mean, variance = draw.values((shape[1],)), draw.values((shape[1],), 'f32', 'positive')
     return norm_case(draw, shape, (shape[1],), lambda m, x, w, b: m.batch_norm(
         x, m.tensor(mean), m.tensor(variance), w, b, 1e-5),
@@ -110,7 +114,7 @@ def _(draw):
 
 @op('batch_norm_relu')
 def _(draw):
-    shape = (draw.random.randint(2, 4), draw.size(1, 9), *draw.shape(0, 2))
+    shape = (draw.random.randint(2, 4), channels(draw), *draw.shape(0, 2))
     residual = draw.chance(0.5)
     return norm_case(draw, shape, (shape[1],), lambda m, x, *a: m.batch_norm_relu(
         x, None, None, a[-2], a[-1], 1e-5, a[0] if residual else None),
@@ -125,7 +129,7 @@ def pooling(name, theirs, dims):
         step = tuple(draw.random.randint(1, 4) for _ in range(dims))
         padding = tuple(draw.random.randint(0, size // 2) for size in window)
         ceil, count = draw.chance(0.4), draw.chance(0.5)
-        shape = (draw.size(1, 3), draw.size(1, 5), *(draw.size(1, 9) + 3 for _ in range(dims)))
+        shape = (draw.size(1, 3), channels(draw), *(draw.size(1, 9) + 3 for _ in range(dims)))
         more = {'count_include_pad': count} if name.startswith('avg') else {}
         return Case(lambda m, x: getattr(m, name)(x, m.make(
                         'pool_config', window=window, step=step, padding=padding, ceil_mode=ceil,
@@ -146,7 +150,7 @@ def adaptive(name, theirs):
     @op(name)
     def _(draw):
         size = draw.random.randint(1, 6), draw.random.randint(1, 6)
-        shape = draw.size(1, 3), draw.size(1, 5), draw.size(1, 9), draw.size(1, 9)
+        shape = draw.size(1, 3), channels(draw), draw.size(1, 9), draw.size(1, 9)
         return Case(lambda m, x: getattr(m, name)(x, *size), lambda x: theirs(x, size),
                     [draw.input(shape)],
                     autocast=autocast(draw), note=str(size))
@@ -168,7 +172,7 @@ def _(draw):
                 lambda x: F.interpolate(x, None if scale else size, scale or None,
                                         'nearest' if nearest else 'bilinear',
                                         None if nearest else corners),
-                [draw.input((draw.size(1, 3), draw.size(1, 5), draw.random.randint(2, 9),
+                [draw.input((draw.size(1, 3), channels(draw), draw.random.randint(2, 9),
                              draw.random.randint(2, 9)))], autocast=autocast(draw), k=8,
                 note=f'size {size} scale {scale} nearest {nearest} corners {corners}')
 

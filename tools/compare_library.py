@@ -101,9 +101,10 @@ class Header:
 class Library:
     """A context and every function of the library as a method."""
 
-    def __init__(self, path, command, threads=2, seed=1):
-        self.header, self.library = Header(command), ctypes.CDLL(path)
+    def __init__(self, path, command, threads=2, seed=1, header=None):
         self.made_of = path, command
+        self.header = header or Header(command)
+        self.library = ctypes.CDLL(path)
         for name, (result, given, _) in self.header.functions.items():
             function = getattr(self.library, name)
             function.restype, function.argtypes = result, given
@@ -114,6 +115,14 @@ class Library:
         self.context = self.create(config)
         if not self.context:
             raise Refused(self.library.mpt_error(None).decode())
+
+    def sibling(self, **options):
+        """Another context."""
+        return Library(*self.made_of, header=self.header, **options)
+
+    def close(self):
+        self.library.mpt_destroy(self.context)
+        self.context = None
 
     def constant(self, name):
         return self.header.constants['MPT_' + name]
@@ -208,6 +217,7 @@ class Draw:
         self.torch = torch.Generator().manual_seed(self.random.getrandbits(60))
         self.special = self.chance(0.12)
         self.empty = self.chance(0.04)
+        self.large = not self.empty and self.chance(0.15)
 
     def chance(self, p):
         return self.random.random() < p
@@ -223,7 +233,14 @@ class Draw:
         return self.random.randint(low, high)
 
     def shape(self, low=0, high=4, size=6):
-        return tuple(self.size(1, size) for _ in range(self.random.randint(low, high)))
+        shape = [self.size(1, size) for _ in range(self.random.randint(low, high))]
+        if shape and self.large:
+            shape[self.random.randrange(len(shape))] = self.edge()
+        return tuple(shape)
+
+    def edge(self):
+        """A size near those at which kernels change their ways."""
+        return self.choice(8, 16, 32, 64, 128, 256, 512, 1024) + self.choice(-1, 0, 0, 1, 3)
 
     def dim(self, rank):
         """A dimension, counted from either end."""

@@ -1,10 +1,13 @@
 """compare_models.py: random nets against PyTorch's, and ways that lead to the same bits against one
 another."""
 import math
+import re
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from compare_library import Refused
 
 CHECKS = {}
 
@@ -41,7 +44,8 @@ def activation(draw, shape):
 
 
 def linear(draw, shape):
-    out, bias = draw.random.randint(2, 20), draw.chance(0.7)
+    out = min(draw.edge(), 260) if draw.large else draw.random.randint(2, 20)
+    bias = draw.chance(0.7)
     name = 'nn_linear' if bias else 'nn_linear_no_bias'
     return lambda m: getattr(m, name)(shape[-1], out), nn.Linear(shape[-1], out, bias), (
         *shape[:-1], out)
@@ -77,7 +81,7 @@ def group_norm(draw, shape):
 
 def convolution(draw, shape):
     groups = draw.choice(*[g for g in (1, 1, 2, shape[1]) if shape[1] % g == 0])
-    out = groups * draw.random.randint(1, max(1, 12 // groups))
+    out = groups * draw.random.randint(1, max(1, (60 if draw.large else 12) // groups))
     kernel = tuple(draw.random.randint(1, min(3, size)) for size in shape[2:])
     stride, padding = draw.choice((1, 1), (1, 1), (2, 1), (2, 2)), tuple(k // 2 for k in kernel)
     bias = draw.chance(0.6)
@@ -87,7 +91,7 @@ def convolution(draw, shape):
 
 
 def transposed_convolution(draw, shape):
-    if shape[2] * shape[3] > 100:
+    if shape[2] * shape[3] > (600 if draw.large else 100):
         return convolution(draw, shape)
     out, kernel = draw.random.randint(1, 8), (draw.random.randint(1, 3), draw.random.randint(1, 3))
     theirs = nn.ConvTranspose2d(shape[1], out, kernel, 2)
@@ -106,7 +110,7 @@ def pooling(draw, shape):
 
 
 def upsample(draw, shape):
-    if shape[2] * shape[3] > 100:
+    if shape[2] * shape[3] > (600 if draw.large else 100):
         return pooling(draw, shape)
     nearest = draw.chance(0.5)
     theirs = nn.Upsample(scale_factor=2, mode='nearest' if nearest else 'bilinear')
@@ -134,16 +138,21 @@ LAYERS = {2: [linear, linear, activation, layer_norm, batch_norm],
               pooling, upsample]}
 
 
+# The least and the largest input of a net by its rank; the large ones are worth several threads.
+SMALL = {2: ((4, 2), (12, 16)), 3: ((2, 2, 4), (4, 9, 15)), 4: ((3, 1, 4, 4), (5, 6, 10, 10))}
+LARGE = {2: ((30, 60), (200, 300)), 3: ((3, 30, 32), (8, 90, 100)),
+         4: ((8, 8, 16, 16), (16, 40, 33, 33))}
+
+
 class Net:
     """The same layers on both sides with the same values of parameters."""
 
-    def __init__(self, draw, rank=None, tied=True):
+    def __init__(self, draw, rank=None, tied=True, dropout=0):
         rank = rank or draw.choice(2, 3, 4)
-        self.shape = shape = {
-            2: (draw.random.randint(4, 12), draw.random.randint(2, 16)),
-            3: (draw.random.randint(2, 4), draw.random.randint(2, 9), draw.choice(4, 8, 12)),
-            4: (draw.random.randint(3, 5), draw.random.randint(1, 6), draw.random.randint(4, 10),
-                draw.random.randint(4, 10))}[rank]
+        low, high = LARGE[rank] if draw.large else SMALL[rank]
+        self.shape = shape = tuple(map(draw.random.randint, low, high))
+        if rank == 3:
+            shape = self.shape = (*shape[:2], shape[2] // 4 * 4)
         ours, theirs = [], []
         for _ in range(draw.random.randint(1, 6)):
             if rank == 3 and shape[-1] % 2:
@@ -154,6 +163,9 @@ class Net:
             ours += [(layer[0], len(ours))] + [(None, len(ours))] * (times - 1)
             theirs += [layer[1]] * times
             shape = layer[2]
+            if dropout and draw.chance(0.5):
+                ours.append((lambda m: m.nn_dropout(dropout), len(ours)))
+                theirs.append(nn.Dropout(dropout))
         if rank > 2:
             ours.append((lambda m: m.nn_flatten(), len(ours)))
             theirs.append(nn.Flatten())
@@ -169,11 +181,13 @@ class Net:
         self.y = torch.randint(3, (self.shape[0],), generator=generator)
         self.rank = rank
 
-    def build(self, m):
+    def build(self, m, fp8=False):
         made = []
         for builder, index in self.builders:
             made.append(builder(m) if builder else made[index])
         net = m.sequential_array(m.array(made, 'module'), len(made))
+        if fp8:
+            m.fp8(net, None)
         for name, parameter in self.theirs.named_parameters():
             m.write_tensor(m.parameter(net, name), parameter.float())
         return net
@@ -357,3 +371,117 @@ def _(m, draw):
 def copy_buffers(m, net, theirs):
     for name, buffer in theirs.named_buffers():
         buffer.copy_(m.torch(m.buffer(net, name)))
+
+
+# ==== Programs =================================================================================
+
+# What makes a new value of two others, here and there.
+MAKES = {
+    'add': (lambda m, a, b: m.add(a, b), lambda a, b: a + b),
+    'sub': (lambda m, a, b: m.sub(a, b), lambda a, b: a - b),
+    'mul': (lambda m, a, b: m.mul(a, b), lambda a, b: a * b),
+    'matmul': (lambda m, a, b: m.matmul(a, b), lambda a, b: a @ b),
+    'tanh': (lambda m, a, b: m.tanh(a), lambda a, b: a.tanh()),
+    'relu': (lambda m, a, b: m.relu(a), lambda a, b: a.relu()),
+    'sigmoid': (lambda m, a, b: m.sigmoid(a), lambda a, b: a.sigmoid()),
+    'gelu': (lambda m, a, b: m.gelu(a), lambda a, b: F.gelu(a)),
+    'softmax': (lambda m, a, b: m.softmax(a, -1), lambda a, b: a.softmax(-1)),
+    'maximum': (lambda m, a, b: m.maximum(a, b), torch.maximum),
+    'half': (lambda m, a, b: m.mul_scalar(a, 0.5), lambda a, b: a * 0.5),
+    'rows': (lambda m, a, b: m.expand(m.mean(a, 0, True), (3, 3)),
+             lambda a, b: a.mean(0, True).expand(3, 3)),
+    'cat': (lambda m, a, b: m.slice(m.cat(m.array([a, b]), 2, 0), 0, 0, 6, 2),
+            lambda a, b: torch.cat([a, b])[::2]),
+    'norm': (lambda m, a, b: m.layer_norm(a, 1, None, None, 1e-5),
+             lambda a, b: F.layer_norm(a, (3,))),
+    'clone': (lambda m, a, b: m.clone(a), lambda a, b: a.clone()),
+    'detach': (lambda m, a, b: m.detach(a), lambda a, b: a.detach()),
+    'transpose': (lambda m, a, b: m.transpose(a, 0, 1), lambda a, b: a.transpose(0, 1)),
+}
+CHANGES = {
+    'relu_': (lambda m, a, b: m.relu_(a), lambda a, b: a.relu_()),
+    'add_': (lambda m, a, b: m.add_(a, b), lambda a, b: a.add_(b)),
+    'mul_': (lambda m, a, b: m.mul_(a, b), lambda a, b: a.mul_(b)),
+    'add_scalar_': (lambda m, a, b: m.add_scalar_(a, 0.3), lambda a, b: a.add_(0.3)),
+    'mul_scalar_': (lambda m, a, b: m.mul_scalar_(a, -0.7), lambda a, b: a.mul_(-0.7)),
+    'copy_': (lambda m, a, b: m.copy_(a, b), lambda a, b: a.copy_(b)),
+}
+
+
+def random_program(draw):
+    lines, count = [], 2
+    for _ in range(draw.random.randint(3, 14)):
+        a, b = draw.random.randrange(count), draw.random.randrange(count)
+        if draw.chance(0.3) and a > 1:
+            lines.append((draw.choice(*CHANGES), a, b))
+        else:
+            lines.append((draw.choice(*MAKES), a, b))
+            count += 1
+    return lines
+
+
+def their_program(lines, starts, grad, refusal, new=False):
+    """new: what changes in place becomes a new value. None: no reference for the program."""
+    values = [value.double().requires_grad_(grad) for value in starts]
+    try:
+        for name, a, b in lines:
+            if name not in CHANGES:
+                values.append(MAKES[name][1](values[a], values[b]))
+            elif not new:
+                CHANGES[name][1](values[a], values[b])
+            elif name == 'copy_':
+                values[a] = values[b] * 1
+            else:
+                values[a] = CHANGES[name][1](values[a].clone(), values[b])
+        leaves = values[:2]
+        if grad:
+            sum(value.sum() for value in values).backward()
+        return leaves + values[2:]
+    except RuntimeError:
+        # PyTorch refuses x *= x, for example, and histories that copy_ has ended.
+        views = any(name in ('transpose', 'detach') for name, _, _ in lines)
+        return None if refusal or new or views else their_program(lines, starts, grad, None, True)
+
+
+@check('program')
+def _(m, draw):
+    """Values that are used often, changed in place, seen through views, with or without history.
+    Here more is refused than by PyTorch; but what is not refused is right."""
+    lines, grad = random_program(draw), draw.chance(0.7)
+    starts = [torch.randn(3, 3, generator=draw.torch) for _ in range(2)]
+    text = f'{lines} grad {grad}'
+    mine = [m.tensor(value) for value in starts]
+    if grad:
+        [m.requires_grad(value, True) for value in mine]
+    refusal = None
+    m.step_begin()
+    try:
+        for name, a, b in lines:
+            if name in CHANGES:
+                CHANGES[name][0](m, mine[a], mine[b])
+            else:
+                mine.append(MAKES[name][0](m, mine[a], mine[b]))
+        values, total = [m.torch(value) for value in mine], m.sum(mine[-1], -2 ** 31, False)
+        for value in mine[:-1]:
+            total = m.add(total, m.sum(value, -2 ** 31, False))
+        if grad:
+            m.backward(total)
+            grads = [m.torch(m.grad(mine[i])) if m.has_grad(mine[i]) else torch.zeros(3, 3)
+                     for i in range(2)]
+        m.step_end()
+    except Refused as error:
+        refusal = str(error)
+    his = their_program(lines, starts, grad, refusal)
+    if his is None:
+        return
+    if refusal:
+        if not re.search('in place|expanded|memory|history', refusal):
+            yield f'{text}: refused: {refusal}'
+        return
+    for i, (got, want) in enumerate(zip(values, his)):
+        if far(got, want.detach(), 1e-4, 1):
+            yield f'{text}: value {i}: {first(got)}, not {first(want)}'
+            return
+    for i in range(2 if grad else 0):
+        if far(grads[i], his[i].grad, 1e-3, 1):
+            yield f'{text}: gradient {i}: {first(grads[i])}, not {first(his[i].grad)}'

@@ -169,7 +169,8 @@ def reduction(name, theirs, result, domain, before, after):
                         x, *before, m.header_all_dims if dim is None else dim, keep, *after),
                     lambda x: over_all(theirs)(x, dim, keep),
                     [draw.input(shape, domain=domain, grad=result != 'i64')], result,
-                    autocast=autocast(draw), note=f'dim {dim} keep {keep}')
+                    autocast=autocast(draw), flow=64 if name[:3] in ('var', 'std') else 4,
+                    note=f'dim {dim} keep {keep}')
     OPS[name] = draw_case
 
 
@@ -290,8 +291,8 @@ def parting(name, theirs):
         dim = draw.dim(len(shape))
 
         def ours(m, x):
-            parts = m.array([m.null()] * 64)
-            return list(parts[:getattr(m, name)(x, number, dim, parts, 64)])
+            parts = m.array([m.null()] * 2000)
+            return list(parts[:getattr(m, name)(x, number, dim, parts, 2000)])
         return Case(ours, lambda x: list(theirs(x, number, dim)), [draw.input(shape)], whole=False,
                     note=f'{number} dim {dim}')
 
@@ -435,6 +436,10 @@ in_place('fill_', lambda m, x: m.fill_(x, 0.25), lambda x: x.fill_(0.25))
 def _(draw):
     rows, inner, columns = (draw.size(1, 9) for _ in range(3))
     a, b = broadcast_shapes(draw, 2)
+    if draw.large:
+        a, b = a[-1:], b[-1:]
+        a, b = (tuple(min(size, 3) for size in x) for x in (a, b))
+        rows, inner, columns = (min(draw.edge(), 300) for _ in range(3))
     a, b = (*a[-3:], rows, inner), (*b[-3:], inner, columns)
     if draw.chance(0.1):
         a = (inner,)
@@ -443,7 +448,7 @@ def _(draw):
     dtype, cast = draw.dtype(), autocast(draw)
     return Case(lambda m, a, b: m.matmul(a, b), torch.matmul,
                 [draw.input(a, dtype), draw.input(b, draw.dtype() if cast else dtype)], 'low',
-                autocast=cast)
+                autocast=cast, k=4 + inner / 16)
 
 
 ACTIVATIONS = [lambda x: x, F.relu, F.gelu, lambda x: F.gelu(x, approximate='tanh'), torch.tanh,
@@ -453,13 +458,16 @@ ACTIVATIONS = [lambda x: x, F.relu, F.gelu, lambda x: F.gelu(x, approximate='tan
 @op('linear')
 def _(draw):
     inner, out = draw.size(1, 20), draw.size(1, 20)
+    if draw.large:
+        inner, out = min(draw.edge(), 300), min(draw.edge(), 300)
     dtype, cast, kind = draw.dtype(), autocast(draw), draw.random.randrange(len(ACTIVATIONS))
-    inputs = [draw.input((*draw.shape(0, 3), inner), dtype), draw.input((out, inner), dtype)]
+    lead = tuple(min(size, 40) for size in draw.shape(0, 3))
+    inputs = [draw.input((*lead, inner), dtype), draw.input((out, inner), dtype)]
     if draw.chance(0.6):
         inputs.append(draw.input((out,), dtype))
     return Case(lambda m, x, w, b=None: m.linear(x, w, b, kind),
                 lambda x, w, b=None: ACTIVATIONS[kind](F.linear(x, w, b)), inputs, 'low',
-                autocast=cast, note=f'activation {kind}')
+                autocast=cast, k=4 + inner / 16, note=f'activation {kind}')
 
 
 def convolution(name, theirs, dims, transposed=False):
@@ -470,6 +478,8 @@ def convolution(name, theirs, dims, transposed=False):
         if draw.chance(0.15):
             channels = groups = draw.choice(4, 8, 16)
             out = groups * draw.choice(1, 2)
+        if draw.large:
+            channels, out = (groups * draw.choice(1, 7, 16, 17, 32, 48) for _ in range(2))
         kernel = tuple(draw.random.randint(1, 4) for _ in range(dims))
         stride, padding, dilation = (tuple(draw.random.randint(low, high) for _ in range(dims))
                                      for low, high in ((1, 3), (0, 3), (1, 2)))
@@ -510,6 +520,8 @@ def _(draw):
     draw.special = False
     heads, batch = groups * draw.choice(1, 1, 2), draw.size(1, 3)
     queries, keys, width, values = (max(draw.size(1, 9), i // 2) for i in range(4))
+    if draw.large:
+        queries, keys, width, values = (min(draw.edge(), 260) for _ in range(4))
     causal, scale = draw.chance(0.3), draw.choice(0, 0, 0.3)
     lead = draw.choice((batch, heads), (batch, heads), (heads,), ())
     served = (*lead[:-1], groups) if lead else ()
@@ -536,5 +548,5 @@ def _(draw):
         return torch.nan_to_num(scores.softmax(-1), 0.0) @ v
     return Case(lambda m, q, k, v, given=None: m.scaled_dot_product_attention(
                     q, k, v, m.attention_config(mask=given, causal=causal, scale=scale)),
-                theirs, inputs, 'low', autocast=cast,
+                theirs, inputs, 'low', autocast=cast, k=16,
                 note=f'causal {causal} mask {mask} scale {scale}')

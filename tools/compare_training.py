@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from compare_library import Library
+from compare_library import DTYPES, Refused
 from compare_models import Net, check, far
 
 S = torch.optim.lr_scheduler
@@ -121,7 +121,7 @@ class Schedule:
         names = [name for name in RATES if self.form != 'chained' or 'cosine' not in name]
         self.parts = [(name, RATES[name][0](draw)) for name in draw.random.choices(names, k=count)]
         self.at = sorted(draw.random.sample(range(1, 20), count - 1))
-        self.cycle = {'max_lr': draw.choice(0.1, 0.02), 'total': draw.random.randint(25, 40),
+        self.cycle = {'max_lr': draw.choice(0.02, 0.005), 'total': draw.random.randint(25, 40),
                       'pct_start': draw.choice(0.3, 0.5), 'div_factor': draw.choice(25, 10),
                       'linear': draw.chance(0.5), 'three_phase': draw.chance(0.5),
                       'cycle_momentum': False}
@@ -274,7 +274,9 @@ class Training:
     def __init__(self, m, draw_values, given, schedule=None):
         self.m, self.given, self.low = m, given, draw_values['low']
         self.values = draw_values
-        self.net = given.build(m)
+        self.net = given.build(m, fp8=draw_values['fp8'])
+        if draw_values['half']:
+            m.half(self.net, draw_values['half'])
         name = draw_values['optimizer']
         self.optimizer = getattr(m, name)(self.net, getattr(m, name + '_config')(
             **draw_values['options']))
@@ -291,26 +293,38 @@ class Training:
             return 1
         return 0
 
-    def step(self, x, y):
-        m = self.m
+    def step(self, x, y, fails=0):
+        """fails: after how many of its parts it is refused something."""
+        m, parts = self.m, iter(range(99))
+
+        def part():
+            if fails and next(parts) == fails:
+                m.reshape(x, (7919,))
         m.step_begin()
         m.zero_grad(self.optimizer)
+        part()
         for _ in range(self.values['times']):
             if self.low:
                 m.autocast_begin(self.low)
             if self.values['recompute']:
                 m.recompute_begin()
-            out = m.forward(self.net, m.to_channels_last(x) if self.values['last'] else x)
+            given = m.cast(x, self.values['half']) if self.values['half'] else x
+            out = m.forward(self.net, m.to_channels_last(given) if self.values['last'] else given)
             if self.values['recompute']:
                 m.recompute_end()
+            part()
             loss = m.cross_entropy(out, y, None)
             if self.low:
                 m.autocast_end()
+            part()
             m.backward(m.scale_loss(self.scaler, loss) if self.scaler else loss)
+            part()
         if self.scaler:
             m.unscale(self.scaler, self.optimizer)
+            part()
         if self.values['clip']:
             m.clip_grad_norm(self.optimizer, 0.5)
+        part()
         if self.scaler:
             m.scaler_step(self.scaler, self.optimizer)
             m.scaler_update(self.scaler)
@@ -323,87 +337,104 @@ class Training:
                 self.m.get_scale(self.scaler) if self.scaler else 1,
                 self.m.get_lr(self.optimizer, 0))
 
-    def destroy(self):
-        m = self.m
-        if self.schedule:
-            m.schedule_destroy(self.schedule)
-        if self.scaler:
-            m.scaler_destroy(self.scaler)
-        m.optimizer_destroy(self.optimizer)
-        m.module_destroy(self.net)
-
 
 def training_values(draw, given):
     name = draw.choice(*OPTIMIZERS)
-    return {'low': draw.choice(None, 'f16', 'bf16'), 'optimizer': name,
-            'options': OPTIMIZERS[name][0](draw), 'scaled': draw.chance(0.5),
+    half = draw.choice(None, None, 'f16', 'bf16')
+    options = OPTIMIZERS[name][0](draw)
+    if half == 'bf16' and draw.chance(0.5):
+        options['stochastic_rounding'] = True
+    return {'low': draw.choice(None, 'f16', 'bf16'), 'optimizer': name, 'half': half,
+            'fp8': not half and draw.chance(0.2), 'options': options, 'scaled': draw.chance(0.5),
             'scale': draw.choice(1024.0, 2.0 ** 24), 'times': draw.choice(1, 1, 2),
             'recompute': draw.chance(0.3), 'clip': draw.chance(0.4),
             'last': given.rank == 4 and draw.chance(0.5)}
 
 
-OTHER = []  # a context of one thread
-
-
 @check('steps')
 def _(m, draw):
     """By hand, captured, cut into slices, and by one thread."""
-    given = Net(draw)
+    given, seed = Net(draw, dropout=draw.choice(0, 0.3)), draw.random.getrandbits(30)
     values = training_values(draw, given)
     schedule = Schedule(draw) if draw.chance(0.5) else None
-    if not OTHER:
-        OTHER.append(Library(*m.made_of, threads=1))
-    one = OTHER[0]
-    runs = {'by hand': Training(m, values, given, schedule),
-            'captured': Training(m, values, given, schedule),
-            'in slices': Training(m, values, given, schedule),
-            'by one thread': Training(one, values, given, schedule)}
-    captures = {key: m.capture(runs[key].function, None) for key in ('captured', 'in slices')}
-    text = f'{given} {values} {schedule}'
+    runs = {key: Training(m.sibling(threads=threads, seed=seed), values, given, schedule)
+            for key, threads in (('by hand', 2), ('captured', 2), ('in slices', 2),
+                                 ('by one thread', 1))}
+    captures = {key: runs[key].m.capture(runs[key].function, None)
+                for key in ('captured', 'in slices')}
     for step in range(6):
         batch = torch.randn(given.shape, generator=draw.torch)
         if values['scaled'] and draw.chance(0.15):
             batch = batch * math.inf
-        x, y = m.tensor(batch), m.tensor(given.y)
-        runs['by hand'].step(x, y)
-        m.captured_step(captures['captured'], x, y)
-        done = ctypes.c_bool(False)
-        while not done.value:
-            m.step_slice(captures['in slices'], x, y, draw.choice(0, 1e-5), ctypes.byref(done))
-        runs['by one thread'].step(one.tensor(batch), one.tensor(given.y))
-        m.release(x), m.release(y)
-        wanted = runs['by hand'].hashes()
         for key, run in runs.items():
-            if run.hashes() != wanted:
-                yield f'{text}: step {step} {key}: {run.hashes()}, not {wanted}'
-                step = None
-        if step is None:
+            x, y = run.m.tensor(batch), run.m.tensor(given.y)
+            if key == 'captured':
+                run.m.captured_step(captures[key], x, y)
+            elif key == 'in slices':
+                done = ctypes.c_bool(False)
+                while not done.value:
+                    run.m.step_slice(captures[key], x, y, draw.choice(0, 1e-5), ctypes.byref(done))
+            else:
+                run.step(x, y)
+        wanted = runs['by hand'].hashes()
+        wrong = [key for key, run in runs.items() if run.hashes() != wanted]
+        if wrong:
+            yield f'{given} {values} {schedule}: step {step} {wrong}'
             break
-    for key in captures.values():
-        m.captured_destroy(key)
     for run in runs.values():
-        run.destroy()
+        run.m.close()
+
+
+@check('errors')
+def _(m, draw):
+    """A step that fails and is done again leaves the bits that it would have left at once."""
+    given = Net(draw, dropout=draw.choice(0, 0.3))
+    values = training_values(draw, given)
+    schedule, seed = Schedule(draw) if draw.chance(0.5) else None, draw.random.getrandbits(30)
+    contexts = [m.sibling(threads=1, seed=seed) for _ in range(2)]
+    runs = [Training(context, values, given, schedule) for context in contexts]
+    failures = []
+    for step in range(6):
+        batch = torch.randn(given.shape, generator=draw.torch)
+        runs[0].step(contexts[0].tensor(batch), contexts[0].tensor(given.y))
+        if draw.chance(0.5):
+            failures.append((step, draw.random.randint(1, 6)))
+            try:
+                runs[1].step(contexts[1].tensor(batch), contexts[1].tensor(given.y),
+                             failures[-1][1])
+            except Refused:
+                runs[1].step(contexts[1].tensor(batch), contexts[1].tensor(given.y))
+        else:
+            runs[1].step(contexts[1].tensor(batch), contexts[1].tensor(given.y))
+        if runs[0].hashes() != runs[1].hashes():
+            yield (f'{given} {values} {schedule}: step {step} with failures {failures}: '
+                   f'{runs[1].hashes()}, not {runs[0].hashes()}')
+            break
+    for context in contexts:
+        context.close()
 
 
 @check('files')
 def _(m, draw):
     """What a file gives back has the bits of what was saved; so has what goes on from there."""
     given = Net(draw)
-    net, other = given.build(m), Net.build(given, m)
-    low = draw.choice(None, 'f16', 'bf16') if draw.chance(0.5) else None
+    net, other = given.build(m), given.build(m)
+    low = draw.choice(None, None, 'f16', 'bf16')
+    if low:
+        m.half(net, low), m.half(other, low)
     if draw.chance(0.5):
         m.set_init(other, None, m.init_make(m.constant('INIT_NORMAL'), 0, 1))
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'net.safetensors')
         m.step_begin()
-        m.forward(net, m.tensor(given.x))  # running statistics
+        m.forward(net, m.tensor(given.x.to(DTYPES[low or 'f32'])))  # running statistics
         m.step_end()
         m.save(net, path)
         m.load(other, path, None, None)
         if m.module_hash(net) != m.module_hash(other):
             yield f'{given}: {low}: other bits after mpt_load'
-        m.write_tensor(m.parameter_at(other, 0, None, 0), torch.zeros(tuple(m.torch(
-            m.parameter_at(other, 0, None, 0)).shape)))
+        first = m.parameter_at(other, 0, None, 0)
+        m.write_tensor(first, torch.zeros_like(m.torch(first)))
         with open(path, 'rb') as file:
             data = file.read()
         m.load_memory(other, data, len(data), None, None)
