@@ -159,8 +159,6 @@ static bool mpt__pipeline_plan(mpt_context *context, const mpt_transform *steps,
         if (plan->most < channels * height * width) plan->most = channels * height * width;
         if (plan->columns < width) plan->columns = width;
     }
-    if (plan->most < channels * height * width) plan->most = channels * height * width;
-    if (plan->columns < width) plan->columns = width;
     plan->height = height, plan->width = width;
     if (plan->most > PTRDIFF_MAX / 16)
         return mpt__reject(context, MPT_ERROR_SHAPE,
@@ -340,6 +338,12 @@ static bool mpt__picture_resizable(const mpt__picture *picture) {
            picture->left + picture->columns <= picture->width;
 }
 
+/* What a crop has cut off is gone: around a larger one after it there are zeros. */
+static bool mpt__picture_whole(const mpt__picture *picture) {
+    return picture->top == 0 && picture->left == 0 && picture->rows == picture->to_height &&
+           picture->columns == picture->to_width;
+}
+
 /* The words of one step of one sample. */
 static void mpt__step_draw(uint64_t seed, int step, uint64_t first, double *out, int n) {
     const mpt__rng_key key = {seed, MPT__TRANSFORM_STREAM, (uint64_t)step};
@@ -479,7 +483,11 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
     for (int i = 0; i < plan->count; i++) {
         const mpt_transform *step = &plan->steps[i];
         const bool resizes = step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP;
-        if (mpt__step_moves(step) ? resizes && !mpt__picture_resizable(picture) : !values) {
+        const bool as_it_is = !mpt__step_moves(step)           ? values != NULL
+                              : step->kind == MPT_RANDOM_FLIP ? true
+                              : resizes                        ? mpt__picture_resizable(picture)
+                                                               : mpt__picture_whole(picture);
+        if (!as_it_is) {
             values =
                 i > plan->last_move ? out : (float *)(void *)(spare + (size_t)made * spare_bytes);
             made = !made;

@@ -192,6 +192,31 @@ TEST(crops_and_flips) {
     mpt_destroy(context);
 }
 
+/* What a crop has cut off is gone: a larger one after it, or its padding, shows zeros there. */
+TEST(crops_of_crops) {
+    mpt_context *context = make_context();
+    mpt_dataset data = bytes_pictures(context, twelve, 1, MPT_SHAPE(3, 4));
+    mpt_transform steps[3] = {mpt_transform_default(MPT_CENTER_CROP, 1, 2),
+                              mpt_transform_default(MPT_CENTER_CROP, 3, 4),
+                              mpt_transform_default(MPT_RANDOM_FLIP, 0, 0)};
+    steps[2].p = 1.0;
+    for (int count = 2; count <= 3; count++)
+        for (int padding = 0; padding < 2; padding++) {
+            float got[12];
+            if (padding) steps[1] = mpt_transform_default(MPT_RANDOM_CROP, 3, 4);
+            steps[1].padding = padding;
+            CHECK_EQ_INT(mpt_sample(mpt_transformed(data, steps, count), 0, got, NULL), MPT_OK);
+            for (int i = 0; i < 12; i++) {
+                const int x = count == 2 ? i % 4 : 3 - i % 4;
+                const bool left = i / 4 == 1 && (x == 1 || x == 2);
+                CHECK(got[i] == (left ? byte_at(1, x) : 0.0f));
+            }
+            steps[1] = mpt_transform_default(MPT_CENTER_CROP, 3, 4);
+        }
+    CHECK(!mpt_failed(context));
+    mpt_destroy(context);
+}
+
 /* Where a random crop of the padded picture came from: every place turns up, no other. */
 TEST(random_crops_reach_every_place) {
     mpt_context *context = make_context();
@@ -1073,6 +1098,7 @@ TEST(folders_without_a_decoder) {
 
 TEST_TABLE = {T(resize_as_pytorch),
               T(crops_and_flips),
+              T(crops_of_crops),
               T(random_crops_reach_every_place),
               T(normalise_erase_apply),
               T(steps_that_make_no_sense),
