@@ -15,8 +15,8 @@ import warnings
 try:
     import torch
 
-    import compare_layers  # noqa: F401: these two enter their tables in the others'
-    import compare_training  # noqa: F401
+    import compare_layers  # noqa: F401: these enter their tables in the others'
+    import compare_data  # noqa: F401
     from compare_library import Draw, Library, Refused, compare
     from compare_models import CHECKS
     from compare_ops import OPS

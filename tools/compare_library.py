@@ -136,7 +136,7 @@ class Library:
         for field, given in fields.items():
             kind = dict(value._fields_)[field]
             if isinstance(given, (tuple, list)):
-                given = kind(*given)
+                given = kind(*given) if hasattr(kind, '_length_') else self.argument(kind, given)
             if given is not None:
                 setattr(value, field, given)
         return value
