@@ -33,6 +33,7 @@ KNOWN = [
     ('transpose|sort|argsort|topk', r'refused: .*tensor of rank 0',
      'a tensor of rank 0 has no dimension that could be named'),
     ('std|var.*', r'expand.*gradient', 'the mean of equal numbers may be off by a rounding'),
+    ('numpy', r'it holds nothing', 'an array without elements is taken for a mistake'),
     ('elu', r'special.*gradient.*nan, not', 'the slope at NaN is NaN'),
     ('hardtanh', r'special.*gradient.*not 0\.0', 'NaN passes, as in clamp'),
     ('group_norm', r'by PyTorch refused', 'groups of one element or none are taken'),

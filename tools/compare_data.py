@@ -2,13 +2,16 @@
 and trainings that ask the allocator for nothing."""
 import ctypes
 import math
+import os
+import tempfile
 
+import numpy
 import torch
 import torch.nn.functional as F
 
 from compare_library import DTYPES
 from compare_models import Net, check, far
-from compare_training import Training, training_values
+from compare_training import OPTIMIZERS, Schedule, Training, training_values
 
 # ==== fp8 ========================================================================================
 
@@ -212,6 +215,160 @@ def _(m, draw):
             yield f'{text}: off by {float((got - x).abs().max())}'
     m.dataset_destroy(made)
     m.dataset_destroy(data)
+
+
+# ==== Arrays =====================================================================================
+
+NUMPY = {'f2': 'f16', 'f4': 'f32', 'f8': 'f64', 'u1': 'u8', 'b1': 'bool', 'i1': 'i32', 'i2': 'i32',
+         'u2': 'i32', 'i4': 'i32', 'u4': 'i64', 'i8': 'i64', 'u8': 'i64'}
+
+
+@check('numpy')
+def _(m, draw):
+    """What numpy.save and savez write."""
+    kind, order, fortran = draw.choice(*NUMPY), draw.choice('<', '>'), draw.chance(0.4)
+    array = draw.values(draw.shape(0, 4), 'f64', 'ties').clamp(0, 100).numpy().astype(order + kind)
+    array = numpy.asfortranarray(array) if fortran else array
+    packed = draw.choice(None, numpy.savez, numpy.savez_compressed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'a.npz' if packed else 'a.npy')
+        if packed:
+            packed(path, x=array, y=numpy.zeros(3))
+        else:
+            numpy.save(path, array)
+        got = m.torch(m.numpy_tensor(path, 'x' if packed else None))
+    want = torch.from_numpy(array.astype(array.dtype.newbyteorder('=')).astype(
+        {'i32': 'i4', 'i64': 'i8'}.get(NUMPY[kind], kind)))
+    if got.dtype != DTYPES[NUMPY[kind]] or not torch.equal(got, want):
+        yield f'{order}{kind} {array.shape} fortran {fortran} {packed}: {got}, not {want}'
+
+
+# ==== Tables =====================================================================================
+
+def written(draw, value):
+    """A number as text that means it."""
+    text = draw.choice(repr(value), f'{value:.17e}', f'{value:+.3f}', f'{value:.0f}', f'{value:g}')
+    blank = draw.choice('', '', ' ', '\t')
+    return f'"{text}"' if draw.chance(0.2) else blank + text + blank, float(text)
+
+
+def quoted(draw, text):
+    if draw.chance(0.3) or any(c in text for c in ',"\n'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+@check('table')
+def _(m, draw):
+    """Columns of numbers and of texts; the last is a number."""
+    rows, columns = draw.random.randint(1, 12), draw.random.randint(1, 4)
+    words = draw.random.sample(['a', 'B', 'b c', 'x,y', 'say "no"', 'two\nlines', 'é', '10', '9',
+                                '2.5'], 4)
+    kinds = [draw.choice('number', 'number', 'text') for _ in range(columns)]
+    end, lines, wanted, targets = draw.choice('\n', '\r\n'), [], [], []
+    texts = {i: [draw.choice('a', *words) if j else 'a' for j in range(rows)]
+             for i, kind in enumerate(kinds) if kind == 'text'}
+
+    def order(word):
+        try:
+            return 0, float(word), b''
+        except ValueError:
+            return 1, 0.0, word.encode()
+    for j in range(rows):
+        fields, values = [], []
+        for i, kind in enumerate(kinds):
+            if kind == 'number':
+                text, value = written(draw, draw.random.uniform(-1, 1) * 10 ** draw.random.randint(
+                    -20, 20))
+                values.append(value)
+            else:
+                text = quoted(draw, texts[i][j])
+                values += [float(word == texts[i][j]) for word in sorted(set(texts[i]), key=order)]
+            fields.append(text)
+        text, value = written(draw, draw.random.uniform(-9, 9))
+        lines.append(','.join([*fields, text]))
+        wanted.append(values), targets.append(value)
+    header = ','.join([f'c{i}' for i in range(columns)] + ['target'])
+    text = end.join([header, *lines]) + draw.choice('', end)
+    data = text.encode()
+    table = m.csv_memory(data, len(data), None)
+    names = [m.column_name(table, i) for i in range(len(wanted[0]))]
+    loader = m.loader_create(table, m.loader_config(batch=rows))
+    batch = m.make('batch')
+    m.loader_next(loader, batch)
+    got, target = m.torch(batch.x).double(), m.torch(batch.y).double().flatten()
+    want, aim = torch.tensor(wanted).float().double(), torch.tensor(targets).float().double()
+    if got.shape != want.shape or not torch.equal(got, want):
+        yield f'{text!r}: {got.tolist()}, not {want.tolist()}'
+    elif not torch.equal(target, aim):
+        yield f'{text!r}: targets {target.tolist()}, not {aim.tolist()}'
+    elif names != [f'c{i}'.encode() for i, kind in enumerate(kinds) for _ in range(
+            1 if kind == 'number' else len(set(texts[i])))]:
+        yield f'{text!r}: names {names}'
+    m.loader_destroy(loader)
+    m.dataset_destroy(table)
+
+
+# ==== Fit ========================================================================================
+
+@check('fit')
+def _(m, draw):
+    """mpt_fit against the loop that the manual says it is."""
+    given, seed, epochs = Net(draw, dropout=draw.choice(0, 0.3)), draw.random.getrandbits(30), 3
+    name, low = draw.choice(*OPTIMIZERS), draw.choice('f32', 'f16', 'bf16')
+    options, clip = OPTIMIZERS[name][0](draw), draw.choice(0, 0.5)
+    schedule, unit = Schedule(draw) if draw.chance(0.5) else None, draw.choice(0, 1)
+    count, batch = draw.random.randint(3, 20), given.shape[0]
+    x = torch.randn(count, *given.shape[1:], generator=draw.torch)
+    y = torch.randint(3, (count,), generator=draw.torch)
+    draws = {'batch': batch, 'shuffle': draw.chance(0.5), 'drop_last': True,
+             'workers': draw.choice(0, 2), 'seed': draw.random.getrandbits(30)}
+    if count < batch:
+        return
+    hashes = []
+    for by_hand in (False, True):
+        own = m.sibling(threads=2, seed=seed)
+        net = given.build(own, log_softmax=True)
+        optimizer = getattr(own, name)(net, getattr(own, name + '_config')(**options))
+        data = own.memory_dataset(own.memory_dataset_config(
+            count=count, dtype=own.kinds['f32'], shape=tuple(x.shape[1:]), inputs=x.data_ptr(),
+            targets=y.data_ptr()))
+        loader = own.loader_create(data, own.loader_config(**draws))
+        moving = schedule.ours(own, optimizer, unit) if schedule else None
+        if by_hand:
+            loop(own, net, optimizer, loader, moving, unit, low, clip, epochs)
+        else:
+            own.fit(net, optimizer, loader, own.fit_config(
+                epochs=epochs, precision=own.kinds[low], clip_norm=clip, schedule=moving))
+        hashes.append((own.module_hash(net), own.optimizer_hash(optimizer)))
+        own.close()
+    if hashes[0] != hashes[1]:
+        yield f'{given} {name} {options} {low} clip {clip} {schedule} unit {unit} {draws} {count}'
+
+
+def loop(m, net, optimizer, loader, schedule, unit, low, clip, epochs):
+    scaler = m.grad_scaler(None) if low == 'f16' else None
+    for _ in range(epochs):
+        batch = m.make('batch')
+        while m.loader_next(loader, batch):
+            m.step_begin()
+            m.autocast_begin(low)
+            loss = m.nll_loss(m.forward(net, batch.x), batch.y, None)
+            m.autocast_end()
+            m.zero_grad(optimizer)
+            m.backward(m.scale_loss(scaler, loss) if scaler else loss)
+            if scaler:
+                m.unscale(scaler, optimizer)
+            if clip:
+                m.clip_grad_norm(optimizer, clip)
+            if scaler:
+                m.scaler_step(scaler, optimizer)
+                m.scaler_update(scaler)
+            else:
+                m.step(optimizer)
+            m.step_end()
+        if schedule and unit == 1:
+            m.schedule_step(schedule)
 
 
 # ==== Memory =====================================================================================

@@ -101,7 +101,7 @@ class Header:
 class Library:
     """A context and every function of the library as a method."""
 
-    def __init__(self, path, command, threads=2, seed=1, header=None):
+    def __init__(self, path, command, threads=2, seed=1, debug=False, header=None):
         self.made_of = path, command
         self.header = header or Header(command)
         self.library = ctypes.CDLL(path)
@@ -111,7 +111,7 @@ class Library:
         self.kinds = {name: self.header.constants['MPT_' + name.upper()] for name in DTYPES}
         self.names = {number: name for name, number in self.kinds.items()}
         self.context = None
-        config = self.config(threads=threads, seed=seed)
+        config = self.config(threads=threads, seed=seed, debug=debug)
         self.context = self.create(config)
         if not self.context:
             raise Refused(self.library.mpt_error(None).decode())

@@ -181,10 +181,12 @@ class Net:
         self.y = torch.randint(3, (self.shape[0],), generator=generator)
         self.rank = rank
 
-    def build(self, m, fp8=False):
+    def build(self, m, fp8=False, log_softmax=False):
         made = []
         for builder, index in self.builders:
             made.append(builder(m) if builder else made[index])
+        if log_softmax:
+            made.append(m.nn_log_softmax(-1))
         net = m.sequential_array(m.array(made, 'module'), len(made))
         if fp8:
             m.fp8(net, None)

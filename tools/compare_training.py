@@ -353,13 +353,21 @@ def training_values(draw, given):
 
 @check('steps')
 def _(m, draw):
-    """By hand, captured, cut into slices, and by one thread."""
+    """By hand, captured, cut into slices, by one thread, and looked at on the way."""
     given, seed = Net(draw, dropout=draw.choice(0, 0.3)), draw.random.getrandbits(30)
     values = training_values(draw, given)
     schedule = Schedule(draw) if draw.chance(0.5) else None
-    runs = {key: Training(m.sibling(threads=threads, seed=seed), values, given, schedule)
-            for key, threads in (('by hand', 2), ('captured', 2), ('in slices', 2),
-                                 ('by one thread', 1))}
+    ways = {'by hand': {}, 'captured': {'debug': draw.chance(0.2)}, 'in slices': {},
+            'by one thread': {'threads': 1},
+            draw.choice('in anomaly mode', 'in debug', 'traced'): {}}
+    runs = {}
+    for key, way in ways.items():
+        own = m.sibling(**{'seed': seed, 'threads': 2, 'debug': key == 'in debug', **way})
+        if key == 'in anomaly mode':
+            own.anomaly_mode(True)
+        if key == 'traced':
+            own.trace_nan(True)
+        runs[key] = Training(own, values, given, schedule)
     captures = {key: runs[key].m.capture(runs[key].function, None)
                 for key in ('captured', 'in slices')}
     for step in range(6):
