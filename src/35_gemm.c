@@ -124,7 +124,8 @@ typedef struct mpt__gemm {
 } mpt__gemm;
 
 /* c[rows, columns] = or (ADD) += A B, `depth` deep. ROOM: c may be written as far as a whole tile
-   goes. HALF: c is of bf16, and the tile whole. */
+   goes. HALF: c is of bf16, and the tile whole, or of the level's `middle` rows and as wide; floats
+   at b[1].data are added to each row unless it is NULL, and ReLU follows if b[1].inner. */
 typedef void mpt__gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
                             float *c, int64_t ldc, int rows, int columns, int how);
 enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2, MPT__GEMM_HALF = 4, MPT__GEMM_MORE = 8 };
@@ -169,6 +170,7 @@ struct mpt__gemm_level {
     const mpt__gemm_level *(*choose)(const mpt__gemm *g);
     bool refuses; /* pack may return false */
     bool in_place;
+    int middle; /* rows of the next smaller tile; 0: the last rows are not shared out */
 };
 
 #define MPT__GEMM_SLACK 64       /* bytes */
@@ -566,6 +568,11 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         const bool quick = dtype != MPT_F32 && round == 0;                                         \
         /* Elements that can be read of a line: up to the next one's, if the panel is full. */     \
         int64_t there = count < width ? count : count + side->inner;                               \
+        if (dtype == MPT_F32 && round == 0 && width <= W) {                                        \
+            const V##_m lanes = V##_first(count);                                                  \
+            for (; depth > 0; depth--, to += width, from += step)                                  \
+                V##_store(to, V##_load_first(from, lanes));                                        \
+        }                                                                                          \
         for (; depth > 0; depth--, to += width, from += step) {                                    \
             if (depth == 1) there = count;                                                         \
             int64_t r = 0;                                                                         \
@@ -684,14 +691,29 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             rows = 1;                                                                              \
         }                                                                                          \
         if (!biased || (bias.outer == 0 && columns <= 64)) {                                       \
-            if (biased) g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round);     \
-            if (biased) bias.data = (const char *)shared;                                          \
+            if (biased && (bias.dtype != MPT_F32 || bias.round != 0)) {                            \
+                g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round);             \
+                bias.data = (const char *)shared;                                                  \
+            }                                                                                      \
             bias.dtype = MPT_F32, bias.round = 0;                                                  \
         }                                                                                          \
-        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32;             \
+        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32 &&           \
+                            bias.round == 0;                                                       \
+        if (simple && columns == 2 * W && (!biased || bias.outer == 0)) { /* a tile's width */     \
+            const float *more = biased ? mpt__gemm_floats_of(&bias) : sum;                         \
+            const V##_f b0 = V##_load(more), b1 = V##_load(more + W);                              \
+            for (; rows > 0; rows--, sum += ld, c += g->c_row * bytes) {                           \
+                V##_f v0 = V##_load(sum), v1 = V##_load(sum + W);                                  \
+                if (biased) v0 = V##_add(v0, b0), v1 = V##_add(v1, b1);                            \
+                if (relu) v0 = V##_relu(v0), v1 = V##_relu(v1);                                    \
+                STORE(c, v0, W, dtype);                                                            \
+                STORE(c + W * bytes, v1, W, dtype);                                                \
+            }                                                                                      \
+            return;                                                                                \
+        }                                                                                          \
         for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {                     \
             int64_t x = 0;                                                                         \
-            for (; simple && bias.round == 0 && x + W <= columns; x += W) {                        \
+            for (; simple && x + W <= columns; x += W) {                                           \
                 V##_f v = V##_load(sum + x);                                                       \
                 if (biased) v = V##_add(v, V##_load(mpt__gemm_floats_of(&bias) + x));              \
                 if (relu) v = V##_relu(v);                                                         \
@@ -716,11 +738,11 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ==== Levels ==== */
 
-#define MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, FINISH, PLACE)                               \
+#define MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, FINISH, PLACE)                           \
     {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct,                        \
      MPT__GEMM_CONV_OF(N##_gemm_direct),                                                           \
      DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false,    \
-     PLACE}
+     PLACE, R2}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
@@ -753,7 +775,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static const mpt__gemm_level N##_gemm_level =                                                  \
-        MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, N##_gemm_finish, PLACE);
+        MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, N##_gemm_finish, PLACE);
 
 /* V_gemm_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
    apart; zeros past them. V_store_sums: sums of 8 vectors over their lanes. */

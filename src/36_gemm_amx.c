@@ -390,7 +390,7 @@ enum { MPT__AMX_RATE = 400 };
     static const mpt__gemm_level N##_gemm_level = {                                       \
         32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL,  \
         NULL, 0, NULL, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish,          \
-        mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1, false};
+        mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1, false, 0};
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
@@ -413,7 +413,7 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
 /* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
 #ifndef MPTRAIN_EMULATE_AMX
 static const mpt__gemm_level mpt__amx_other_gemm_level =
-    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 14, 8, 336, 32, mpt__pairs_finish, true);
+    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 8, 14, 8, 336, 32, mpt__pairs_finish, true);
 #endif
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {

@@ -33,6 +33,7 @@
 #endif
 
 #define MPT__PAIRS_ROWS 14
+#define MPT__PAIRS_MIDDLE 8
 #define MPT__PAIRS_K 64 /* that are converted at a time where K is contiguous */
 
 /* ==== Panels ==== */
@@ -199,12 +200,15 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
     V##_store(c + i * ldc, x##i);                                                          \
     V##_store(c + i * ldc + W, y##i);
 
+#define MPT__PAIRS_BIAS(i, V, W) x##i = V##_add(x##i, b0), y##i = V##_add(y##i, b1);
+#define MPT__PAIRS_RELU(i, V, W) x##i = V##_relu(x##i), y##i = V##_relu(y##i);
 #define MPT__PAIRS_STORE_HALF(i, V, W) V##_store_pair(half + i * ldc, x##i, y##i);
 
-/* A whole tile of ROWS x 2 W, of floats or (HALF) of bf16. */
+/* A whole tile of ROWS x 2 W, of floats or (HALF) of bf16; sides[1] is read of the latter. */
 #define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS)                                              \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const float *b, float *c,         \
-                 int64_t ldc, int how) {                                                   \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *sides,      \
+                 float *c, int64_t ldc, int how) {                                         \
+        const float *b = mpt__gemm_floats_of(sides), *bias = mpt__gemm_floats_of(sides + 1); \
         MPT__TILE_LINES(a, true, 0)                                                        \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W);                                           \
         for (; depth > 0; depth -= 2, b += 2 * W) {                                        \
@@ -212,8 +216,15 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
             MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W);                                     \
             MPT__TILE_NEXT(true);                                                          \
         }                                                                                  \
-        if (ROWS == MPT__PAIRS_ROWS && (how & MPT__GEMM_HALF)) {                           \
+        if (ROWS >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) {                         \
             uint16_t *half = (uint16_t *)(void *)c;                                        \
+            if (bias != NULL) {                                                            \
+                const V##_f b0 = V##_load(bias), b1 = V##_load(bias + W);                  \
+                MPT__ROWS_##ROWS(MPT__PAIRS_BIAS, V, W);                                   \
+            }                                                                              \
+            if (sides[1].inner != 0) {                                                     \
+                MPT__ROWS_##ROWS(MPT__PAIRS_RELU, V, W);                                   \
+            }                                                                              \
             MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W);                                 \
             return;                                                                        \
         }                                                                                  \
@@ -320,7 +331,7 @@ static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__g
                       (rows == whole && columns == MPT__PAIRS_WIDTH && !add);
     (whole == 14  ? mpt__pairs14
      : whole == 8 ? mpt__pairs8
-                  : mpt__pairs4)(depth, a, mpt__gemm_floats_of(b), room ? c : beside,
+                  : mpt__pairs4)(depth, a, b, room ? c : beside,
                                  room ? ldc : (int64_t)MPT__PAIRS_WIDTH, how);
     if (!room) mpt__pairs_put_tile(beside, MPT__PAIRS_WIDTH, c, ldc, rows, columns, add);
 }
@@ -332,7 +343,8 @@ static const mpt__gemm_level mpt__pairs_gemm_level = {
     MPT__PAIRS_ROWS, MPT__PAIRS_WIDTH, MPT__PAIRS_DIRECT, 2, 2, 2048, 336, MPT__PAIRS_RATE,
     mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_lines),
     MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(sweep), MPT__PAIRS_BASE(dot), mpt__pairs_pack,
-    MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false, true};
+    MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false, true,
+    MPT__PAIRS_MIDDLE};
 
 /* Convolutions of few channels, in their gradients of weights of one, are faster in fp32. */
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {

@@ -198,7 +198,7 @@ static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g);
 static const mpt__gemm_level mpt__quads_gemm_level = {
     MPT__QUADS_ROWS, MPT__QUADS_COLUMNS, 8, 2, 4, 768, 168, 32, mpt__quads_tile,
     mpt__neon_gemm_direct, NULL, 0, mpt__neon_gemm_sweep, mpt__neon_gemm_dot, mpt__quads_pack,
-    mpt__neon_gemm_load, mpt__quads_finish, NULL, mpt__quads_choose, false, false};
+    mpt__neon_gemm_load, mpt__quads_finish, NULL, mpt__quads_choose, false, false, 0};
 
 /* Images that are packed for few products take more instructions than fp32 does; counted. */
 static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g) {

@@ -93,7 +93,7 @@ typedef struct mpt__gemm_layout {
     bool own_a, own_b;
     bool b_in_place; /* of own_b: rows of B that are as wide as a panel are read where they lie */
     bool a_in_place; /* so are whole tiles of rows of A */
-    bool halves;     /* of ON_STACK: whole tiles are stored as bf16 at once */
+    bool halves;     /* of ON_STACK: whole tiles, or such of `middle` rows, are stored as bf16 */
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
@@ -161,7 +161,8 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     }
     lay.halves = lay.home == MPT__GEMM_ON_STACK && level->unit == 2 && level->in_place &&
                  g->c_dtype == MPT_BF16 && g->c_column == 1 && g->c_image == NULL &&
-                 !g->accumulate && mpt__gemm_is_plain(g);
+                 !g->accumulate && g->alpha == 1.0f && g->activation <= MPT_ACTIVATION_RELU &&
+                 (g->bias.data == NULL || (g->bias.outer == 0 && g->bias.inner == 1));
     lay.partial = lay.home == MPT__GEMM_IN_PARTIAL ? lay.m * lay.n * (int64_t)sizeof(float) : 0;
     return lay;
 }
@@ -173,7 +174,8 @@ typedef struct mpt__gemm_pass {
     mpt__gemm_layout lay;
     int64_t i, j, k, m, n, depth; /* the block, and the K of this pass */
     int64_t a_panels, b_panels, a_shared, b_shared, k_blocks;
-    int64_t a_rows; /* as many are read where they lie */
+    int64_t a_rows; /* panels of A from a lower row on are read where they lie */
+    int64_t even;   /* where the last panel of A would begin if it did not share; or -1 */
     int64_t chunk_m, chunk_n;
     bool by_rows; /* chunks have all columns, and run along the rows of C */
     char *a, *b;
@@ -184,6 +186,15 @@ typedef struct mpt__gemm_pass {
 static char *mpt__gemm_panel(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel) {
     return b ? p->b + (block * p->b_panels + panel) * p->lay.b_panel
              : p->a + (block * p->a_panels + panel) * p->lay.a_panel;
+}
+
+/* The first row, and how many, of the panel of A from row i on. Two panels share the last rows
+   evenly where both are then of the next smaller tile: the last alone would be nearly empty. */
+static int64_t mpt__gemm_rows(const mpt__gemm_pass *p, int64_t i, int *rows) {
+    const int whole = p->g->level->rows, middle = p->g->level->middle;
+    if (i == p->even) i -= whole - middle;
+    *rows = (int)mpt__smaller_of(i == p->even - whole ? middle : whole, p->m - i);
+    return i;
 }
 
 /* level->pack of a matrix that is gathered first, so much at a time that it stays close; panels are
@@ -215,7 +226,8 @@ static void mpt__gemm_pack(const mpt__gemm_pass *p, bool b, int64_t block, int64
     const mpt__gemm_level *level = p->g->level;
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     int64_t width = b ? level->columns : level->rows, begin = panel * width;
-    int64_t count = mpt__smaller_of(width, (b ? p->n : p->m) - begin);
+    int count = (int)mpt__smaller_of(width, p->n - begin);
+    if (!b) begin = mpt__gemm_rows(p, begin, &count);
     const mpt__gemm_image *image = b ? p->g->b_image : p->g->a_image;
     const mpt__gemm_side *side = b ? &p->g->b : &p->g->a;
     const int64_t outer = (b ? p->j : p->i) + begin;
@@ -244,12 +256,19 @@ static void mpt__gemm_fetch(const char *c, int64_t row, int rows, int64_t bytes)
 #endif
 }
 
-/* Sums that wait to be finished, which happens behind the next tile: the two overlap. */
+/* What the tiles of a thread share. Sums that wait to be finished are so behind the next tile: the
+   two overlap. */
 typedef struct mpt__gemm_sums {
     MPT__ALIGN(64) float tile[2][MPT__GEMM_MAX_TILE];
+    float bias[64]; /* of halves: of the columns from bias_at on, converted */
+    int64_t bias_at;
     int turn;         /* the tile to be used next */
     const float *sum; /* NULL: none wait */
     int64_t ld, i, j, rows, columns;
+    mpt__gemm_side a[2], b[2]; /* for the level's tile */
+    int64_t k, depth;          /* the K block */
+    int how;
+    bool last, far_away; /* of K; of C */
     /* The lines of memory of the panel to be packed next, `step` bytes from k to k, which tiles
        fetch: each one line in `unit` k. */
     const char *next;
@@ -260,58 +279,99 @@ static void mpt__gemm_finish_sums(const mpt__gemm *g, const mpt__gemm_sums *s) {
     if (s->sum != NULL) mpt__gemm_finish(g, s->sum, s->ld, s->i, s->j, s->rows, s->columns);
 }
 
-static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i, int64_t j,
-                               const char *a_panel, const char *b_panel, int64_t b_step,
-                               mpt__gemm_sums *sums) {
+/* Before the first tile of a thread. */
+static void mpt__gemm_begin_sums(const mpt__gemm_pass *p, mpt__gemm_sums *s) {
+    const mpt__gemm_side none = {NULL, MPT_F32, 0, 0, 0};
+    s->a[0] = s->a[1] = s->b[0] = s->b[1] = none;
+    s->b[0].outer = 1;
+    s->b[1].inner = p->g->activation == MPT_ACTIVATION_RELU;
+    s->bias_at = -1;
+    s->turn = 0;
+    s->sum = NULL;
+    s->fetched = s->lines = 0;
+    s->far_away = p->g->m * p->g->n >= MPT__GEMM_FAR && p->g->c_column == 1 &&
+                  p->g->c_image == NULL;
+}
+
+/* Before the first tile of a K block. */
+static void mpt__gemm_begin_block(const mpt__gemm_pass *p, int64_t block, int64_t b_step,
+                                  mpt__gemm_sums *s) {
+    const int64_t k = block * p->lay.depth;
+    s->depth = mpt__smaller_of(p->lay.depth, p->depth - k);
+    s->k = p->k + k;
+    s->how = s->k > 0 ? MPT__GEMM_ADD : 0;
+    s->last = s->k + s->depth == p->g->k;
+    if (p->lay.home == MPT__GEMM_ON_STACK) s->how |= MPT__GEMM_ROOM;
+    if (p->lay.home == MPT__GEMM_IN_C) {
+        if (p->g->accumulate) s->how = MPT__GEMM_ADD;
+        s->last = false;
+    }
+    s->b[0].inner = b_step;
+}
+
+/* A whole tile of halves, which are stored as they are to be. */
+static void mpt__gemm_run_halves(const mpt__gemm_pass *p, int64_t i, int64_t j, int rows,
+                                 mpt__gemm_sums *s) {
+    const mpt__gemm *g = p->g;
+    const int columns = g->level->columns;
+    if (g->bias.data != NULL && s->bias_at != j) {
+        g->level->load(s->bias, mpt__gemm_at(&g->bias, 0, j), 1, columns, g->bias.dtype,
+                       g->bias.round);
+        s->bias_at = j;
+        s->b[1].data = (const char *)s->bias;
+    }
+    g->level->tile(s->depth, s->a, s->b, (float *)(void *)(g->c + (i * g->c_row + j) * 2), g->c_row,
+                   rows, columns, MPT__GEMM_HALF);
+    mpt__gemm_finish_sums(g, s);
+    s->sum = NULL;
+}
+
+static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t i, int64_t j, const char *a_panel,
+                               const char *b_panel, mpt__gemm_sums *s) {
     const mpt__gemm *g = p->g;
     const mpt__gemm_level *level = g->level;
-    int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
-    int rows = (int)mpt__smaller_of(level->rows, p->m - i);
-    int columns = (int)mpt__smaller_of(level->columns, p->n - j);
-    mpt__gemm_side a[2] = {{a_panel, MPT_F32, 0, 1, level->rows}, {a_panel, MPT_F32, 0, 0, 0}};
-    mpt__gemm_side b = {b_panel, MPT_F32, 0, 1, b_step};
-    if (i < p->a_rows) {
-        a[0].data = mpt__gemm_at(&g->a, p->i + i, p->k + k);
-        a[0].outer = g->a.outer / level->unit, a[0].inner = 1;
+    const bool in_place = i < p->a_rows;
+    int rows;
+    i = mpt__gemm_rows(p, i, &rows) + p->i;
+    const int columns = (int)mpt__smaller_of(level->columns, p->n - j);
+    s->a[0].data = in_place ? mpt__gemm_at(&g->a, i, s->k) : a_panel;
+    s->a[0].outer = in_place ? g->a.outer / level->unit : 1;
+    s->a[0].inner = in_place ? 1 : level->rows;
+    s->b[0].data = b_panel;
+    s->a[1].data = s->a[0].data;
+    s->a[1].inner = 0;
+    if (s->fetched < s->lines) {
+        s->a[1].data =
+            s->next + s->fetched / level->unit * 64 + s->fetched % level->unit * s->step;
+        s->a[1].inner = s->step * level->unit;
+        s->fetched++;
     }
-    if (sums->fetched < sums->lines) {
-        a[1].data = sums->next + sums->fetched / level->unit * 64 +
-                    sums->fetched % level->unit * sums->step;
-        a[1].inner = sums->step * level->unit;
-        sums->fetched++;
+    j += p->j;
+    if (s->far_away) {
+        const int64_t bytes = mpt__dtype_info[g->c_dtype].bytes;
+        mpt__gemm_fetch(g->c + (i * g->c_row + j) * bytes, g->c_row * bytes, rows, columns * bytes);
     }
-    bool last = p->k + k + depth == g->k;
-    int how = p->k + k > 0 ? MPT__GEMM_ADD : 0;
-    float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
+    if (p->lay.halves && columns == level->columns &&
+        (rows == level->rows || rows == level->middle)) {
+        mpt__gemm_run_halves(p, i, j, rows, s);
+        return;
+    }
+    float *sum = (float *)(void *)g->c + i * g->c_row + j;
     int64_t ld = g->c_row;
-    if (p->lay.halves && rows == level->rows && columns == level->columns) {
-        sum = (float *)(void *)(g->c + ((p->i + i) * g->c_row + p->j + j) * 2);
-        how = MPT__GEMM_HALF;
-        last = false;
-    } else if (p->lay.home == MPT__GEMM_ON_STACK) {
-        sum = sums->tile[sums->turn];
-        sums->turn = 1 - sums->turn;
-        how |= MPT__GEMM_ROOM;
+    if (p->lay.home == MPT__GEMM_ON_STACK) {
+        sum = s->tile[s->turn];
+        s->turn = 1 - s->turn;
         ld = level->columns;
     } else if (p->lay.home == MPT__GEMM_IN_PARTIAL) {
-        sum = p->partial + i * p->n + j;
+        sum = p->partial + (i - p->i) * p->n + j - p->j;
         ld = p->n;
     }
-    if (p->lay.home == MPT__GEMM_IN_C) {
-        if (g->accumulate) how = MPT__GEMM_ADD;
-        last = false;
-    }
-    if (g->m * g->n >= MPT__GEMM_FAR && g->c_column == 1 && g->c_image == NULL) {
-        const int64_t bytes = mpt__dtype_info[g->c_dtype].bytes;
-        mpt__gemm_fetch(g->c + ((p->i + i) * g->c_row + p->j + j) * bytes, g->c_row * bytes, rows,
-                        columns * bytes);
-    }
-    level->tile(depth, a, &b, sum, ld, rows, columns, how);
-    mpt__gemm_finish_sums(g, sums);
-    sums->sum = last ? sum : NULL;
-    sums->ld = ld;
-    sums->i = p->i + i, sums->j = p->j + j;
-    sums->rows = rows, sums->columns = columns;
+    level->tile(s->depth, s->a, s->b, sum, ld, rows, columns, s->how);
+    mpt__gemm_finish_sums(g, s);
+    s->sum = s->last ? sum : NULL;
+    s->ld = ld;
+    s->i = i, s->j = j;
+    s->rows = rows, s->columns = columns;
 }
 
 /* Has tiles fetch what a thread packs after this panel, in lines that are far apart. */
@@ -349,9 +409,7 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     const int64_t begin = by_b ? j0 : i0, end = by_b ? j1 : i1;
     const int64_t step = by_b ? level->columns : level->rows;
     mpt__gemm_sums sums;
-    sums.turn = 0;
-    sums.sum = NULL;
-    sums.fetched = sums.lines = 0;
+    mpt__gemm_begin_sums(p, &sums);
     if (thread > 0 && level->bracket != NULL) level->bracket(true);
     for (int64_t at = begin; at < end; at += step) {
         for (int64_t block = 0; block < p->k_blocks; block++) {
@@ -365,16 +423,17 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
                 mpt__gemm_pack(p, by_b, block, at / step, packed);
             }
             if (p->watch->dry) continue;
+            mpt__gemm_begin_block(p, block, b_step, &sums);
             if (own) mpt__gemm_look_ahead(p, by_b, block, at, &sums);
             if (by_b) {
                 for (int64_t i = i0; i < i1; i += level->rows) {
                     const char *a = mpt__gemm_panel(p, false, block, i / level->rows);
-                    mpt__gemm_run_tile(p, block, i, at, a, panel, b_step, &sums);
+                    mpt__gemm_run_tile(p, i, at, a, panel, &sums);
                 }
             } else {
                 for (int64_t j = j0; j < j1; j += level->columns) {
                     const char *b = mpt__gemm_panel(p, true, block, j / level->columns);
-                    mpt__gemm_run_tile(p, block, at, j, panel, b, b_step, &sums);
+                    mpt__gemm_run_tile(p, at, j, panel, b, &sums);
                 }
             }
         }
@@ -398,7 +457,11 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
     const mpt__gemm_level *level = p->g->level;
     p->depth = mpt__smaller_of(p->lay.pass, p->g->k - p->k);
     p->k_blocks = mpt__gemm_panels(p->depth, p->lay.depth);
-    p->a_rows = p->lay.a_in_place ? p->m - p->m % level->rows : 0;
+    const int64_t rest = p->m % level->rows, spare = 2 * level->middle - level->rows;
+    const bool shared = rest > 0 && rest <= spare && p->m > level->rows;
+    p->even = shared ? p->m - rest : -1;
+    p->a_rows = !p->lay.a_in_place ? 0
+                : rest == (shared ? spare : level->middle) ? p->m : p->m - rest;
     p->a_shared = p->lay.own_a ? 0 : mpt__gemm_panels(p->m - p->a_rows, level->rows);
     p->b_shared = p->lay.own_b ? 0 : p->b_panels;
     int64_t chunk = level->rate * (int64_t)MPT__GEMM_CHUNK_COST / p->depth;
