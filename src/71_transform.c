@@ -80,7 +80,7 @@ static const char *mpt__step_fault(const mpt_transform *step, int64_t channels) 
         (step->height < 1 || step->height > MPT__MAX_SIDE || step->width > MPT__MAX_SIDE ||
          step->width < (step->kind == MPT_RESIZE ? 0 : 1)))
         return "needs a height and a width from 1 to 2^24";
-    if (step->padding < 0 || step->padding > MPT__MAX_SIDE) return "has a negative padding";
+    if (step->padding < 0 || step->padding > MPT__MAX_SIDE) return "needs a padding of 0 to 2^24";
     if (!(step->p >= 0.0 && step->p <= 1.0)) return "has a p outside [0, 1]";
     if (part && !(mpt__range_good(step->scale, 1.0) && mpt__range_good(step->ratio, 1e6)))
         return "needs 0 < scale[0] <= scale[1] <= 1 and 0 < ratio[0] <= ratio[1]";

@@ -529,7 +529,7 @@ TEST(transforms_that_make_no_sense) {
     BAD_STEP(MPT_RESIZE, height, side, "from 1 to 2^24");
     BAD_STEP(MPT_RESIZE, width, side, "from 1 to 2^24");
     BAD_STEP(MPT_RESIZE, width, -1, "from 1 to 2^24");
-    BAD_STEP(MPT_RANDOM_CROP, padding, side, "negative padding");
+    BAD_STEP(MPT_RANDOM_CROP, padding, side, "padding of 0 to 2^24");
     BAD_STEP(MPT_RANDOM_CROP, width, 5, "a crop of 2 x 5 from 4 x 4");
     BAD_STEP(MPT_RANDOM_FLIP, p, -0.5, "a p outside [0, 1]");
     BAD_STEP(MPT_RANDOM_FLIP, p, nan, "a p outside [0, 1]");

@@ -349,7 +349,7 @@ TEST(steps_that_make_no_sense) {
         CHECK_CONTAINS(mpt_error(context), text);               \
         mpt_clear_error(context);                               \
     } while (0)
-    REFUSED(MPT_RANDOM_CROP, padding, -1, "negative padding");
+    REFUSED(MPT_RANDOM_CROP, padding, -1, "padding of 0 to 2^24");
     REFUSED(MPT_RANDOM_FLIP, p, 1.5, "a p outside [0, 1]");
     REFUSED(MPT_RESIZED_CROP, scale[0], 0.0, "needs 0 < scale");
     REFUSED(MPT_RANDOM_ERASING, ratio[1], (double)NAN, "needs 0 < scale");

@@ -146,7 +146,7 @@ TEST(module_trees) {
     CASE(mpt_add_child, ARGUMENT, "already has a child 0", mpt_add_child(list, "0", shared));
     CASE(mpt_add_child, ARGUMENT, "contains the module itself", mpt_add_child(list, "me", list));
     CASE(mpt_add_child, STATE, "takes no more children", mpt_add_child(f.t.net, "more", shared));
-    CASE(mpt_add_child, STATE, "build the whole tree, then load", mpt_add_child(list, "net", f.t.net));
+    CASE(mpt_add_child, STATE, "build the whole tree", mpt_add_child(list, "net", f.t.net));
     mpt_module left = mpt_nn_list(c, MPT_END), right = mpt_nn_list(c, MPT_END),
                both = mpt_nn_list(c, MPT_END);
     mpt_add_child(left, "both", both);
