@@ -63,12 +63,12 @@ static MPT__INLINE uint32_t mpt__load_u32(const uint8_t *p) {
 }
 
 /* What four bytes, followed by as many others as `rows` is rows from the first, leave behind. */
-static MPT__INLINE uint32_t mpt__crc32_word(const uint32_t rows[][256], uint32_t word) {
+static MPT__INLINE uint32_t mpt__crc32_word(uint32_t rows[][256], uint32_t word) {
     return rows[3][word & 255u] ^ rows[2][word >> 8 & 255u] ^ rows[1][word >> 16 & 255u] ^
            rows[0][word >> 24];
 }
 
-static uint32_t mpt__crc32(const uint32_t table[][256], const uint8_t *p, size_t n) {
+static uint32_t mpt__crc32(uint32_t table[][256], const uint8_t *p, size_t n) {
     uint32_t c = 0xFFFFFFFFu;
     for (; n >= MPT__CRC32_STRIDE; n -= MPT__CRC32_STRIDE, p += MPT__CRC32_STRIDE)
         c = mpt__crc32_word(table + 12, c ^ mpt__load_u32(p)) ^

@@ -325,6 +325,7 @@ static void mpt__schedule_free(mpt_context *context, void *object) {
         for (int64_t i = 0; i < optimizer->group_count; i++)
             mpt__storage_forget(context, &optimizer->groups[i].table);
         optimizer->schedule = NULL;
+        optimizer->patterns++; /* captured steps read its table */
     }
     mpt__scalar_free(context, schedule->first_slot);
     mpt__host_free(context, schedule->window, (size_t)mpt__schedule_numbers(schedule) * 8);
@@ -420,6 +421,7 @@ static mpt_schedule mpt__schedule_new(const char *name, mpt_optimizer handle,
     schedule->first_slot = mpt__scalar_new_i(context, 0);
     schedule->optimizer = optimizer;
     optimizer->schedule = schedule;
+    optimizer->patterns++;
     if (mpt__schedule_rebase(context, optimizer) == MPT_OK) {
         for (int64_t i = 0; i < optimizer->group_count && plan->max_lr > 0; i++)
             optimizer->groups[i].lr = plan->max_lr;
@@ -560,12 +562,9 @@ MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
         schedule->state.time++;
         return mpt__schedule_rebase(context, schedule->optimizer);
     }
-    if (!schedule->told) {
-        mpt__log(
-            &context->base, MPT_LOG_INFO,
-            "mpt_schedule_step: a schedule per step moves by itself with every applied step; the "
-            "call does nothing");
-    }
+    if (!schedule->told)
+        mpt__log(&context->base, MPT_LOG_INFO,
+                 "mpt_schedule_step: a schedule per step moves by itself; the call does nothing");
     schedule->told = true;
     return MPT_OK;
 }

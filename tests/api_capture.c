@@ -531,6 +531,23 @@ TEST(other_options_are_recorded_anew) {
     CHECK(hash == change_between(change_options, false, &none));
 }
 
+/* A schedule that ends, another one that begins; one per epoch reads no table. */
+static void change_schedules(const training *t, int step) {
+    static mpt_schedule schedule;
+    if (step == 6) schedule = mpt_warmup(t->optimizer, 0.1, 5, 30, 0, MPT_PER_STEP);
+    if (step == 20) mpt_schedule_destroy(schedule);
+    if (step == 22) mpt_set_lr(t->optimizer, -1, 3e-3);
+    if (step == 27) schedule = mpt_cosine_annealing(t->optimizer, 40, 0, MPT_PER_EPOCH);
+    if (step > 27) mpt_schedule_step(schedule);
+}
+
+TEST(other_schedules_are_recorded_anew) {
+    int64_t captured, none;
+    uint64_t hash = change_between(change_schedules, true, &captured);
+    CHECK(captured >= 30);
+    CHECK(hash == change_between(change_schedules, false, &none));
+}
+
 /* Layers that are frozen, or out of training, for a while. */
 static void change_modes(const training *t, int step) {
     if (step % 10 == 4)
@@ -633,6 +650,7 @@ TEST_TABLE = {
     T(captured_steps_leave_gradients_for_others),
     T(other_rows_of_an_optimizer_are_recorded_anew),
     T(captured_steps_draw_anew),            T(other_options_are_recorded_anew),
+    T(other_schedules_are_recorded_anew),
     T(other_modes_are_recorded_anew),
     T(gradients_of_others_stay),            T(gradients_of_tensors_are_as_by_hand),
 };
